@@ -1,0 +1,43 @@
+# Two commands matter on a fresh machine: `make verdicts` and `make test`. Both create .venv first (see .ci/install.py).
+#
+# Variables, on the command line or in the environment:
+#   PYTHON            the Python >= 3.11 that makes .venv                    (python3)
+#   TORCH_INDEX       index that torch is taken from, e.g. the PyTorch project's CPU wheel index
+#   ALLOW_CUDA_TORCH  1 accepts a CUDA build of torch on a machine without an NVIDIA GPU
+#   ARGS              further arguments: pytest's for `test`, lab's for `verdicts`, JupyterLab's for `lab`
+# pip's own variables (PIP_INDEX_URL, PIP_FIND_LINKS, ...) and configuration work as usual.
+
+PYTHON ?= python3
+ARGS ?=
+export TORCH_INDEX ALLOW_CUDA_TORCH
+
+BIN := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help install verdicts test lint lab clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk '/^#   [A-Z]/ { print substr($$0, 3) }' $(firstword $(MAKEFILE_LIST))
+
+install:  ## create or update .venv; does nothing when it is up to date
+	@command -v $(PYTHON) >/dev/null 2>&1 || { echo "killgate: no $(PYTHON) here; apt install python3 python3-venv, or name one: make PYTHON=python3.12 ..." >&2; exit 2; }
+	@$(PYTHON) .ci/install.py
+
+verdicts: install  ## judge every card, check every family, write build/site, print the board; needs no GPU
+	$(BIN)/python -m lab verdicts $(ARGS)
+
+test: install lint  ## lint, types and every test but those marked gpu or browser
+	$(BIN)/python -m pytest -m "not gpu and not browser" $(ARGS)
+
+lint: install  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+lab: install  ## open the notebooks in JupyterLab
+	$(BIN)/jupyter lab notebooks $(ARGS)
+
+clean:  ## remove .venv, build/ and every cache; data/, profiles/ and notebooks/ stay
+	rm -rf .venv build killgate.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
