@@ -1,0 +1,205 @@
+"""What a kernel family says about itself, as plain data that `lab` can read.
+
+A family is a folder `kernels/<family>/` with fixed file names:
+
+    __init__.py   TITLE; light (importing it must need no GPU and no Triton)
+    reference.py  reference(inputs) -> outputs        float64 or float32, the simplest right thing, CPU-capable
+    cost.py       cost(workload, precision) -> Cost   flops and compulsory bytes
+    cases.py      WORKLOADS, a tuple of Workload
+                  inputs(workload, seed, device) -> Tensors
+                  outputs(workload, inputs) -> Tensors                  poisoned, or a clone of what is updated in place
+                  tolerance(workload, precision) -> dict[str, Tolerance]  by output name
+                  IN_PLACE, the names of outputs that are updated in place
+                  reference_inputs(workload, inputs, precision) -> Tensors, only where a format loses bits by design:
+                  what the reference sees for that precision
+    triton_*.py   candidates in Triton                each exposes CANDIDATES, a tuple of Candidate
+    cuda_*.py     candidates in CUDA C++, the source in a .cu file beside them (CUDA_SOURCES)
+    torch_*.py    candidates that are a framework's own operator
+    peer_*.py     adapters for libraries a user may have installed
+    route.py      where the shape chooses the candidate
+    NOTES.md      floor, ladder, dead ends
+
+The folder listing is the registry: there is no decorator, no base class and no list of families anywhere.
+Inputs and outputs are dictionaries of named tensors, so the reference, every candidate, the checker and the
+timer share one calling convention, `run(args, out)`: it only launches, allocates as little as it can and is safe
+to capture in a CUDA graph. `out` arrives poisoned with NaN (see `poisoned`), so a partial write fails its check.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+Tensors = dict[str, "torch.Tensor"]
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a candidate cannot do without; `lab` turns an unmet need into a skip with its reason.
+
+    capability: lowest CUDA compute capability, e.g. (9, 0); (0, 0) also runs on CPU (Triton's interpreter or torch).
+    triton:     lowest Triton version, e.g. "3.6"; "" when Triton is not used.
+    packages:   import names that must be present, e.g. ("cupy",).
+    """
+
+    capability: tuple[int, int] = (0, 0)
+    triton: str = ""
+    packages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Concrete axes of one problem.
+
+    id:     unique within the family and readable, e.g. "m128_n17408_k5120"; it is the repro in a test id or a row.
+    axes:   names as in the family's docstring (M, N, K; T, batch, Hk, Hv, D; ctx, Hq, Hkv, page, ...).
+    role:   "check" is small enough for Triton's interpreter on two CPU cores (a few seconds at most);
+            "measure" is a real model's shape.
+    inputs: the distribution of the inputs, in words.
+    source: where a real shape comes from, a key of data/models.toml such as "q36-27b.ffn_up".
+    """
+
+    id: str
+    axes: Mapping[str, int | str]
+    role: str = "check"
+    inputs: str = "standard normal"
+    source: str = ""
+
+    def __getitem__(self, axis: str) -> Any:
+        return self.axes[axis]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Arithmetic and compulsory traffic of a workload: every input read once, every output written once.
+
+    flops: floating-point operations, a multiply-add counted as two.
+    bytes: compulsory DRAM traffic.
+    pipe:  which peak of data/devices.toml the flops run on: "bf16", "fp8", "int8", "fp4", "f32".
+    """
+
+    flops: float
+    bytes: float
+    pipe: str = "bf16"
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far an output may lie from the reference, and why that far.
+
+    relative_error: limit on ||out - ref|| / ||ref|| (Frobenius); its square is the NMSE.
+    max_error:      limit on max|out - ref| / rms(ref), so that one wrong element fails too.
+    reason:         where the two numbers come from (the format's unit roundoff, the length of the sum).
+    """
+
+    relative_error: float
+    max_error: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class Build:
+    """One Triton kernel as a real launch would specialise it, for ahead-of-time compilation without a GPU.
+
+    label:        what the reader sees, e.g. "gemm 128x128x64".
+    kernel:       the @triton.jit function (valid only where TRITON_INTERPRET is not set).
+    signature:    argument name -> Triton type ("*bf16", "*u8", "i32", "fp32", "constexpr"), in order.
+    constexprs:   argument name -> value for every "constexpr" argument.
+    aligned:      argument names known to be multiples of 16 (pointers and sizes).
+    needs_triton: lowest Triton version that compiles it; older ones show a reason and no row.
+    """
+
+    label: str
+    kernel: Any
+    signature: Mapping[str, str]
+    constexprs: Mapping[str, Any] = field(default_factory=dict)
+    num_warps: int = 4
+    num_stages: int = 3
+    aligned: tuple[str, ...] = ()
+    needs_triton: str = "3.6"
+
+
+@dataclass(frozen=True)
+class CudaSource:
+    """A CUDA C++ translation unit that candidates compile at first use, and tests compile where nvcc or NVRTC is.
+
+    path:       the .cu file beside the candidate.
+    kernels:    extern "C" names in it.
+    options:    compiler options beyond the architecture, e.g. ("--std=c++17",).
+    capability: lowest compute capability it compiles for.
+    """
+
+    path: Path
+    kernels: tuple[str, ...]
+    options: tuple[str, ...] = ("--std=c++17",)
+    capability: tuple[int, int] = (8, 0)
+
+
+def _same(inputs: Tensors) -> Tensors:
+    return inputs
+
+
+def _accepts(workload: Workload) -> str:
+    return ""
+
+
+def _no_builds(capability: int) -> tuple[Build, ...]:
+    return ()
+
+
+def _no_config(workload: Workload) -> str:
+    return ""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An implementation under test.
+
+    name:      unique within the family; the word that cards, rows and tests use.
+    precision: what is computed in, e.g. "nvfp4-w4a16", "bf16", "fp8-kv", "q8_0-kv".
+    run:       run(args, out) -> None. `args` is what `prepare` returned; every tensor of `out` is written in full,
+               except the names in the family's IN_PLACE, which are updated where they stand.
+    prepare:   inputs -> args: repacking done once at load, outside the timing. Must not copy activations.
+    refuses:   workload -> "" or the reason why this candidate does not take it.
+    builds:    compute capability (90, 121, ...) -> the Triton kernels to compile ahead of time for it.
+    config:    workload -> the launch choice in one line, stored in the row.
+    """
+
+    name: str
+    precision: str
+    run: Callable[[Tensors, Tensors], None]
+    needs: Needs = Needs()
+    prepare: Callable[[Tensors], Tensors] = _same
+    refuses: Callable[[Workload], str] = _accepts
+    builds: Callable[[int], tuple[Build, ...]] = _no_builds
+    config: Callable[[Workload], str] = _no_config
+
+
+def interpreted() -> bool:
+    """True when Triton kernels run in Triton's interpreter (TRITON_INTERPRET=1), that is on the CPU.
+
+    Kernels take it as a constexpr where the two differ: `tl.dot` on bfloat16 returns garbage in the interpreter
+    (seen in Triton 3.6.0, 3.7.1 and 3.9.0), so operands are widened to float32 there, which is exact.
+    """
+    return os.environ.get("TRITON_INTERPRET", "0") in ("1", "true", "True", "on")
+
+
+def has_triton() -> bool:
+    """True when a module named triton can be imported (it is absent on macOS and Windows)."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def poisoned(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
+    """An output tensor in which every element is NaN (the largest value for integer dtypes), to show partial writes."""
+    import torch
+
+    if dtype.is_floating_point:
+        return torch.full(shape, float("nan"), dtype=torch.float32, device=device).to(dtype)
+    return torch.full(shape, torch.iinfo(dtype).max, dtype=dtype, device=device)

@@ -1,0 +1,7 @@
+"""`python -m lab`: the same as the command `lab`."""
+
+import sys
+
+from lab.cli import main
+
+sys.exit(main())

@@ -1,0 +1,287 @@
+"""The command line: `lab COMMAND`, also `python -m lab COMMAND`.
+
+Exit codes: 0 fine; 1 a check or a gate failed (gates only with --fail-on); 2 bad input, with one line that names the
+file, the key, the value and the remedy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from lab import __version__
+from lab.errors import BadInput, nearest
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; bad input is one line on standard error and 2."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    try:
+        code = int(arguments.run(arguments))
+        sys.stdout.flush()  # here, where a reader that went away is caught, and not at exit
+        return code
+    except BadInput as error:
+        print(f"lab: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        # The reader (head, less) went away: not an error of ours. Keep Python from complaining at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="lab", description="Killgate: kernel candidates, gates and verdicts.")
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, run: Any, text: str, own_json: bool = False) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.set_defaults(run=run)
+        if not own_json:
+            sub.add_argument("--json", action="store_true", help="print JSON for programs")
+        return sub
+
+    command("doctor", _doctor, "what is installed, what is missing and how to get it")
+    command("phases", _phases, "the phase cards, by system and row")
+
+    judge = command("judge", _judge, "hold gates against evidence")
+    judge.add_argument("phase", nargs="*", help="card ids; none with --all")
+    judge.add_argument("--all", action="store_true", help="every card")
+    judge.add_argument("--evidence", default="recorded", choices=("recorded", "measured"))
+    judge.add_argument("--device", help="measured evidence of this device only")
+    judge.add_argument(
+        "--fail-on", default="", metavar="WORDS", help="exit 1 on any of these verdicts (comma-separated)"
+    )
+
+    check = command("check", _check, "hold every candidate of a family against its reference")
+    check.add_argument("family", nargs="*", help="families; none means all")
+    check.add_argument("--candidate", help="only this candidate")
+    check.add_argument("--workload", help="only this workload (a measure workload too)")
+    check.add_argument("--seed", type=int, default=0)
+    check.add_argument("--device", default="", choices=("", "cpu", "cuda"), help="default: cuda where there is one")
+
+    from lab import compile as ahead_of_time
+
+    compile_text = "ahead-of-time table: resources and instructions, no GPU"
+    ahead_of_time.add_arguments(command("compile", _compile, compile_text, own_json=True))
+
+    measure = command("measure", _measure, "check and time a phase's control and candidate on this GPU")
+    measure.add_argument("phase", nargs="+")
+    measure.add_argument("--workload", help="only this workload")
+    measure.add_argument("--seconds", type=float, default=2.0, help="most sampling time a comparison (default 2)")
+    measure.add_argument("--l2", default="cold", choices=("cold", "warm"))
+    measure.add_argument("--out", type=Path, help="folder for the rows; default profiles/<device>/<phase>/<run>")
+
+    roofline = command(
+        "roofline", _roofline, "floor times of a family's workloads on a device, or the recorded analysis"
+    )
+    roofline.add_argument("family", nargs="?")
+    roofline.add_argument("--device", default="h200")
+    roofline.add_argument("--recorded", action="store_true", help="reproduce the recorded roofline figures")
+
+    write = command("write", _write, "one phase's writeup in Markdown")
+    write.add_argument("phase")
+    write.add_argument("--out", type=Path, help="a file; default standard output")
+
+    verdicts = command("verdicts", _verdicts, "judge, check, execute the notebooks, write build/site, print the board")
+    verdicts.add_argument("--out", type=Path, help="folder for the site; default build/site")
+    return parser
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(_strict(value), indent=1, default=str, allow_nan=False))
+
+
+def _strict(value: Any) -> Any:
+    """The value with null for NaN and infinity, which are no JSON; the error of an output with NaN is one."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _strict(v) for key, v in value.items()}
+    return [_strict(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from lab import doctor
+
+    findings = doctor.examine()
+    if arguments.json:
+        _print_json([asdict(f) for f in findings])
+    else:
+        print(doctor.render(findings))
+    return 1 if any(f.status == "broken" for f in findings) else 0
+
+
+def _phases(arguments: argparse.Namespace) -> int:
+    from lab import evidence, phases, vocabulary
+
+    cards = phases.cards().values()
+    if arguments.json:
+        keys = ("id", "row", "system", "device", "title", "question", "family", "control", "candidate", "card_hash")
+        _print_json(
+            [
+                {k: getattr(c, k) for k in (*keys, "gate_hash", "workloads")}
+                | {"recorded": [r.verdict.id for r in c.recorded], "measured": evidence.measured_devices(c.id)}
+                for c in cards
+            ]
+        )
+        return 0
+    for system, what in vocabulary.systems().items():
+        own = [c for c in cards if c.system == system]
+        if own:
+            print(f"{system}: {what}")
+        for c in own:
+            places = [
+                "replay" if c.recorded else "",
+                *evidence.measured_devices(c.id),
+                f"kernels/{c.family}" if c.family else "",
+            ]
+            print(f"  {c.row:5} {c.id:19} {c.title} [{', '.join(filter(None, places)) or 'not measured yet'}]")
+    return 0
+
+
+def _judge(arguments: argparse.Namespace) -> int:
+    from lab import evidence, gates, phases, writeup
+
+    if bool(arguments.phase) == arguments.all:
+        raise BadInput("lab judge", "needs card ids or --all", "see `lab phases`")
+    fail_on = [word for word in arguments.fail_on.split(",") if word]
+    for word in fail_on:
+        if word not in gates.WORDS:
+            raise BadInput("--fail-on", f'"{word}" is no verdict word', nearest(word, gates.WORDS))
+    chosen = list(phases.cards().values()) if arguments.all else [phases.card(p) for p in arguments.phase]
+    if arguments.evidence == "recorded":
+        judgements = phases.judge_recorded(chosen)
+    else:
+        judgements = []
+        for c in chosen:
+            if arguments.device and not arguments.all:
+                evidence.refuse_unmeasured(c.id, arguments.device)
+            places = evidence.measured_devices(c.id)
+            judgements += [evidence.judge_measured(c, d) for d in places if arguments.device in (None, d)]
+    if arguments.json:
+        _print_json([j.to_json() for j in judgements])
+    elif judgements:
+        print(writeup.board(judgements))
+        for j in judgements:
+            if not arguments.all or j.note:
+                where = f"{j.phase} on {j.evidence} evidence, {j.device}"
+                print(f"\n{where}: {j.verdict.word}. {j.verdict.reason}. {j.note}".rstrip())
+    else:
+        print(f"no {arguments.evidence} evidence for these cards")
+    return 1 if any(j.verdict.word in fail_on for j in judgements) else 0
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from lab import accuracy, families
+
+    families.interpret_on_cpu()
+    device = arguments.device or ("cuda" if families.gpu_capability() else "cpu")
+    if device == "cuda" and families.gpu_capability() is None:
+        raise BadInput("--device", "cuda, but no CUDA GPU is usable here", "leave it out to check on the CPU")
+    checks = []
+    for name in arguments.family or families.names():
+        for c in accuracy.check_family(name, arguments.candidate, arguments.workload, arguments.seed, device):
+            checks.append(c)
+            if not arguments.json:
+                error = "" if c.relative_error is None else f"relative error {c.relative_error:.1e}"
+                what = f"{c.family}/{c.candidate} {c.workload}"
+                print(f"{c.status:9} {what} {error} {c.message}".rstrip(), flush=True)
+    if arguments.json:
+        _print_json([c.to_json() for c in checks])
+    elif not any(c.status == "ok" for c in checks):
+        print("nothing was checked")
+    return 1 if any(c.status in ("incorrect", "error") for c in checks) else 0
+
+
+def _compile(arguments: argparse.Namespace) -> int:
+    from lab import compile as ahead_of_time
+
+    return ahead_of_time.run(arguments)
+
+
+def _measure(arguments: argparse.Namespace) -> int:
+    from lab import measure, phases
+
+    measure.require_gpu()
+    failed = False
+    rows = []
+    for phase in arguments.phase:
+        for row in measure.measure(
+            phases.card(phase), arguments.workload, arguments.seconds, arguments.l2, arguments.out
+        ):
+            failed |= row["status"] != "ok"
+            rows.append({k: v for k, v in row.items() if k not in ("samples_us", "blocks_us")})
+            if not arguments.json:
+                result = f"{row['median_us']:.2f} us" if row["status"] == "ok" else f"{row['status']}: {row['message']}"
+                print(f"{phase} {row['workload_id']} {row['arm']} {row['name']}: {result}", flush=True)
+    if arguments.json:
+        _print_json(rows)
+    return 1 if failed else 0
+
+
+def _roofline(arguments: argparse.Namespace) -> int:
+    from lab import devices, families, reproduction, roofline, writeup
+
+    if arguments.recorded:
+        table = reproduction.reproduce()
+        if arguments.json:
+            _print_json([asdict(r) for r in table])
+        else:
+            print(reproduction.render(table, reproduction.checks()))
+        return 0
+    if not arguments.family:
+        raise BadInput("lab roofline", "needs a family or --recorded", nearest("", families.names()))
+    device, family = devices.get(arguments.device, "--device"), families.load(arguments.family)
+    floors = []
+    for w in family.cases.WORKLOADS:
+        for precision in sorted({c.precision for c in family.candidates.values() if not c.refuses(w)}):
+            cost = family.cost(w, precision)
+            if w.role == "measure" and cost.pipe in device.peaks:
+                floor = roofline.place(device, cost.flops, cost.bytes, cost.pipe)
+                floors.append({"workload": w.id, "precision": precision, **asdict(cost), **asdict(floor)})
+    if arguments.json:
+        _print_json(floors)
+        return 0
+    cells = [
+        [
+            f["workload"],
+            f["precision"],
+            f"{f['bytes'] / 1e6:.2f}",
+            f"{f['flops'] / 1e9:.2f}",
+            f"{f['floor_us']:.2f}",
+            f["bound"],
+        ]
+        for f in floors
+    ]
+    print(f"{device.name}: floors from the datasheet's bandwidth and peaks (data/devices.toml)")
+    print(writeup.table(("workload", "precision", "MB", "GFLOP", "floor us", "bound"), cells, (36, 12, 10, 10, 10, 8)))
+    return 0
+
+
+def _write(arguments: argparse.Namespace) -> int:
+    from lab import phases, writeup
+
+    text = writeup.write(phases.card(arguments.phase))
+    if arguments.out is None:
+        print(text, end="")
+        return 0
+    try:
+        arguments.out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BadInput(arguments.out, f"cannot be written ({error.strerror})", "choose another --out") from None
+    return 0
+
+
+def _verdicts(arguments: argparse.Namespace) -> int:
+    from lab import site
+
+    return site.verdicts(arguments.out, as_json=arguments.json)

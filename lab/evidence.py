@@ -1,0 +1,159 @@
+"""Measured rows as evidence for a gate, and the check that the gate stood before the samples were taken.
+
+A reading is formed within one run: the newest run that holds both arms of a workload, never one arm from each. A row
+that is not ok gives its status instead of a number. Nothing may be faster than the device's datasheet allows: a cold
+row whose compulsory bytes or flops per microsecond exceed the datasheet peak makes the phase INVALID.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tomllib
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from lab import devices, phases, records, roofline
+from lab.errors import REPOSITORY, BadInput
+from lab.gates import Reading
+
+
+def pairs(rows: Iterable[Mapping[str, Any]]) -> dict[str, tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]]:
+    """workload id -> (control row, candidate row) of the newest run that has both, else of the newest run."""
+    runs: dict[str, dict[str, dict[str, Mapping[str, Any]]]] = {}
+    for row in rows:
+        if row["arm"] in ("control", "candidate"):
+            runs.setdefault(row["workload_id"], {}).setdefault(row["run"], {})[row["arm"]] = row
+    chosen = {}
+    for workload, by_run in runs.items():
+        newest = sorted(by_run)
+        both = [run for run in newest if len(by_run[run]) == 2]
+        run = by_run[(both or newest)[-1]]
+        chosen[workload] = (run.get("control"), run.get("candidate"))
+    return chosen
+
+
+def readings(rows: Iterable[Mapping[str, Any]], device: devices.Device) -> dict[tuple[str, str], Reading]:
+    """Evidence from rows: kernel_us, relative_error, engagements and roofline_fraction for each workload."""
+    found: dict[tuple[str, str], Reading] = {}
+    for workload, (control, candidate) in pairs(rows).items():
+        ids = tuple(_row_id(row) for row in (control, candidate) if row)
+        impossible = next((text for row in (control, candidate) if row and (text := beyond(row, device))), "")
+        found["kernel_us", workload] = Reading(
+            unit="us",
+            control=_time(control),
+            candidate=_time(candidate),
+            control_sd_pct=control.get("sd_pct") if control else None,
+            noise_pct=candidate.get("aa_pct") if candidate else None,
+            ids=ids,
+            impossible=impossible,
+        )
+        if candidate is None:
+            continue
+        launched = float(candidate.get("n", 0) * candidate.get("calls", 1))
+        found["engagements", workload] = Reading("launches", candidate=launched, ids=ids)
+        if candidate["status"] == "incorrect":  # before its error, which is NaN, and so absent, for an output with NaN
+            text = f"{candidate['name']} is incorrect: {candidate.get('message', '')}"
+            found["relative_error", workload] = Reading("ratio", ids=ids, impossible=text)
+        elif candidate.get("relative_error") is not None:
+            found["relative_error", workload] = Reading("ratio", candidate=candidate["relative_error"], ids=ids)
+        if control is not None and _time(candidate) is not None:
+            fraction: dict[str, Any] = {
+                name: _fraction(row, device) for name, row in (("control", control), ("candidate", candidate))
+            }
+            found["roofline_fraction", workload] = Reading("ratio", ids=ids, **fraction)
+    return found
+
+
+def _row_id(row: Mapping[str, Any]) -> str:
+    return f"profiles/{row['device']}/{row['phase']}/{row['run']}#{row['arm']}@{row['workload_id']}"
+
+
+def _time(row: Mapping[str, Any] | None) -> float | None:
+    return row.get("median_us") if row and row["status"] == "ok" else None
+
+
+def _fraction(row: Mapping[str, Any], device: devices.Device) -> float | None:
+    median_us = _time(row)
+    if median_us is None or "bytes" not in row:
+        return None
+    floor = roofline.place(device, row["flops"], row["bytes"], row["pipe"])
+    return roofline.roofline_fraction(floor.floor_us, median_us)
+
+
+def beyond(row: Mapping[str, Any], device: devices.Device) -> str:
+    """ "" or one sentence: the row is faster than the datasheet's bandwidth (cold rows) or peak allows."""
+    median_us = _time(row)
+    if median_us is None or "bytes" not in row:
+        return ""
+    floor = roofline.place(device, row["flops"], row["bytes"], row["pipe"])
+    limit_us = floor.floor_us if row.get("l2") == "cold" else floor.compute_us
+    if median_us >= limit_us:
+        return ""
+    return f"{row['name']} took {median_us:.2f} us, under the {limit_us:.2f} us that {device.name}'s datasheet allows"
+
+
+def judge_measured(card: phases.Card, device_id: str) -> phases.Judgement:
+    """The card's gate held against the committed rows of one device."""
+    device = devices.get(device_id)
+    rows = records.rows(device=device.id, phase=card.id)
+    return phases.judgement(card, readings(rows, device), "measured", device.id, None, note=staleness(card, rows))
+
+
+def staleness(card: phases.Card, rows: Iterable[Mapping[str, Any]]) -> str:
+    """ "" or "gate changed after measuring" with what shows it: the rows' gate hash, or the commit's date."""
+    rows = list(rows)
+    if any(row.get("gate_hash") not in (None, card.gate_hash) for row in rows):
+        return "gate changed after measuring: the rows carry another gate hash"
+    starts = [datetime.fromisoformat(row["started"]) for row in rows if row.get("started")]
+    when = gate_commit(card)
+    if starts and when and when[1] > min(starts):
+        return f"gate changed after measuring: commit {when[0]} is younger than the samples"
+    return ""
+
+
+def gate_commit(card: phases.Card) -> tuple[str, datetime] | None:
+    """The commit that last changed the card's gate and its date; None outside git or while the card is uncommitted."""
+    return _gate_commit(card.path, card.gate_hash)
+
+
+@cache
+def _gate_commit(path: Path, gate_hash: str) -> tuple[str, datetime] | None:
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(REPOSITORY), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    try:
+        name = path.resolve().relative_to(REPOSITORY).as_posix()
+        history = git("log", "--format=%h %cI", "--", name).split("\n")
+        last: tuple[str, datetime] | None = None
+        for line in filter(None, history):
+            commit, date = line.split(" ", 1)
+            version = _parsed(git("show", f"{commit}:{name}"))
+            if version is None or phases.gate_hash(version) != gate_hash:
+                break
+            last = commit, datetime.fromisoformat(date).astimezone(UTC)
+        return last
+    except (OSError, ValueError, subprocess.CalledProcessError):
+        return None
+
+
+def _parsed(text: str) -> dict[str, Any] | None:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return None
+
+
+def measured_devices(card_id: str) -> list[str]:
+    """The devices for which profiles/ holds rows of a phase."""
+    return sorted({path.parts[-4] for path in records.FOLDER.glob(f"*/{card_id}/*/rows.jsonl")})
+
+
+def refuse_unmeasured(card_id: str, device: str) -> None:
+    """Raise BadInput when a device has no rows of this phase."""
+    if device not in measured_devices(card_id):
+        remedy = f"run `lab measure {card_id}` on it, or judge on recorded evidence"
+        raise BadInput(f"profiles/{device}/{card_id}", "no measured rows", remedy)

@@ -1,0 +1,307 @@
+"""The judge: a gate declared beforehand and what the evidence reads, to one verdict word and the sentence behind it.
+
+A gate is five lists of conditions in one grammar (metric, comparison, threshold, unit, workload); a list is named for
+what happens when one of its conditions does not hold:
+
+    correctness -> INVALID    complete -> BLOCKED    engaged -> VACUOUS    kill (when it holds) -> NO-GO
+    require     -> NO-GO, NEUTRAL inside the noise, PARTIAL where workloads disagree
+
+in that order of precedence, after INVALID for a withdrawn figure or a unit that disagrees, and BLOCKED for a figure
+that is not there. The judge is pure: no files, no clock, no GPU, so every rule is property-tested on the CPU.
+
+Noise. The floor of a change is max(2 %, 3 sigma of the control) unless the card says otherwise. A threshold outside
+the floor is a plain line: met or missed. A threshold inside it (zero, or "not worse than 1 %") asks for an effect
+beyond the floor, and what lies within is NEUTRAL. A kill condition must be exceeded by the declared floor to count at
+all; when the measured noise reaches over it, nobody can tell whether it fired, and the verdict is at most NEUTRAL.
+So more noise can turn GO or NO-GO into NEUTRAL and never NO-GO into GO.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from lab import vocabulary
+
+WORDS = ("INVALID", "BLOCKED", "VACUOUS", "GO", "CONDITIONAL-GO", "NO-GO", "NEUTRAL", "PARTIAL")
+ROLES = ("correctness", "complete", "engaged", "kill", "require")
+COMPARISONS = ("value", "change", "difference")
+OPERATORS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq}
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One line of a gate.
+
+    compare:   "value" (the candidate's figure), "change" (candidate over control minus 1, in %) or
+               "difference" (candidate minus control, in the metric's unit).
+    op:        one of OPERATORS, between what is observed and the threshold.
+    threshold: a number in `unit`; or, when `than` names a metric, that metric's value on the same workload.
+    unit:      "%" for a change, else the metric's unit.
+    workload:  the workload it is asked of, "" when the whole phase has one figure for it.
+    stated_by: id of the recorded figure that states the threshold, "" when the card declares it.
+    """
+
+    metric: str
+    op: str
+    unit: str
+    threshold: float = math.nan
+    compare: str = "value"
+    workload: str = ""
+    than: str = ""
+    stated_by: str = ""
+
+    def __str__(self) -> str:
+        line = self.than or f"{_short(self.threshold)} {self.unit}"
+        where = f" at {self.workload}" if self.workload else ""
+        kind = "" if self.compare == "value" else f" {self.compare}"
+        return f"{self.metric}{kind} {self.op} {line}{where}"
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The noise rule of a gate: floor = max(floor_pct, sigmas * standard deviation of the control in %)."""
+
+    floor_pct: float = 2.0
+    sigmas: float = 3.0
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Conditions by consequence, and the noise rule. `modelled` marks an end-to-end gate judged from kernel rows."""
+
+    correctness: tuple[Condition, ...] = ()
+    complete: tuple[Condition, ...] = ()
+    engaged: tuple[Condition, ...] = ()
+    kill: tuple[Condition, ...] = ()
+    require: tuple[Condition, ...] = ()
+    noise: Noise = field(default_factory=Noise)
+    modelled: bool = False
+
+    def conditions(self) -> tuple[tuple[str, Condition], ...]:
+        """Every condition with its role, in order of precedence."""
+        return tuple((role, c) for role in ROLES for c in getattr(self, role))
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the evidence says about one metric on one workload.
+
+    control, candidate: in `unit`; None when that arm is absent.
+    change_pct:         candidate over control minus 1 in %, where the source printed only that.
+    control_sd_pct:     standard deviation of the control's repetitions in % of its mean, None when unknown.
+    noise_pct:          a noise floor that the source measured for this very figure, in %.
+    kind:               measured, predicted, ceiling, floor, threshold or modelled; weakest of the figures used.
+    ids:                the figures or rows it came from.
+    withdrawn:          why the source took a figure back, "" when all stand.
+    impossible:         why the figure cannot be true (faster than the device's peak), "" when it can.
+    """
+
+    unit: str
+    control: float | None = None
+    candidate: float | None = None
+    change_pct: float | None = None
+    control_sd_pct: float | None = None
+    noise_pct: float | None = None
+    kind: str = "measured"
+    ids: tuple[str, ...] = ()
+    withdrawn: str = ""
+    impossible: str = ""
+
+
+Evidence = Mapping[tuple[str, str], Reading]
+"""(metric, workload) -> Reading."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One condition held against the evidence.
+
+    state: holds, fails, noise (cannot be told from no effect), missing, withdrawn, unit, broken (NaN, zero control).
+    """
+
+    role: str
+    condition: Condition
+    state: str
+    observed: str
+    ids: tuple[str, ...] = ()
+    kind: str = "measured"
+
+    def __str__(self) -> str:
+        verb = {"holds": "holds", "fails": "missed", "noise": "within noise", "missing": "no figure"}
+        if self.role == "kill":
+            verb = {**verb, "holds": "fired", "fails": "did not fire"}
+        return f"{self.observed}, gate {self.condition}: {verb.get(self.state, self.state)}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A verdict word, the sentence that decided it, every finding, and those that decided."""
+
+    word: str
+    reason: str
+    findings: tuple[Finding, ...] = ()
+    decisive: tuple[Finding, ...] = ()
+
+    @property
+    def observed(self) -> str:
+        """The decisive figures in one short phrase."""
+        return "; ".join(dict.fromkeys(f.observed for f in self.decisive[:2]))
+
+
+def judge(gate: Gate, evidence: Evidence) -> Verdict:
+    """Hold every condition of `gate` against `evidence`; see the module docstring for the rules."""
+    findings = tuple(hold(role, condition, gate.noise, evidence) for role, condition in gate.conditions())
+
+    def those(*states: str, roles: tuple[str, ...] = ROLES) -> list[Finding]:
+        return [f for f in findings if f.state in states and f.role in roles]
+
+    def verdict(word: str, because: list[Finding], lead: str = "") -> Verdict:
+        return Verdict(word, lead + "; ".join(str(f) for f in because[:4]), findings, tuple(because))
+
+    if bad := those("withdrawn", "unit", "broken"):
+        return verdict("INVALID", bad)
+    if bad := those("fails", roles=("correctness",)):
+        return verdict("INVALID", bad, "not correct: ")
+    if bad := [*those("fails", roles=("complete",)), *those("missing")]:
+        return verdict("BLOCKED", bad, "evidence incomplete: ")
+    if bad := those("fails", roles=("engaged",)):
+        return verdict("VACUOUS", bad, "the candidate did not engage: ")
+    if bad := those("holds", roles=("kill",)):
+        also = those("fails", roles=("require",))
+        return verdict("NO-GO", [*also, *bad])
+    return _weigh(gate, findings, verdict)
+
+
+def _weigh(gate: Gate, findings: tuple[Finding, ...], verdict: Callable[..., Verdict]) -> Verdict:
+    """The required conditions: global ones first, then workload by workload."""
+    required = [f for f in findings if f.role == "require"]
+    unsure = [f for f in findings if f.role == "kill" and f.state == "noise"]
+    overall = [f for f in required if not f.condition.workload]
+    failed = [f for f in required if f.state == "fails"]
+    noisy = [f for f in required if f.state == "noise"]
+    if any(f.state == "fails" for f in overall):
+        return verdict("NO-GO", failed)
+    by_workload: dict[str, set[str]] = {}
+    for f in required:
+        if f.condition.workload:
+            by_workload.setdefault(f.condition.workload, set()).add(f.state)
+    states = ["fails" if "fails" in s else "noise" if "noise" in s else "holds" for s in by_workload.values()]
+    if "fails" in states and "holds" not in states:
+        return verdict("NO-GO", failed)
+    if any(f.state == "noise" for f in overall):
+        return verdict("NEUTRAL", [f for f in overall if f.state == "noise"])
+    if "holds" in states and len(set(states)) > 1:
+        return verdict(
+            "PARTIAL", [*failed, *noisy, *(f for f in required if f.state == "holds")], "workloads disagree: "
+        )
+    if "noise" in states:
+        return verdict("NEUTRAL", noisy)
+    if unsure:
+        return verdict("NEUTRAL", unsure, "a kill condition cannot be told from noise: ")
+    weak = sorted({f.kind for f in required if f.kind != "measured"} | ({"modelled"} if gate.modelled else set()))
+    if weak:
+        return verdict("CONDITIONAL-GO", required, f"on {' and '.join(weak)} evidence: ")
+    return verdict("GO", required or [f for f in findings if f.role == "engaged"])
+
+
+def hold(role: str, condition: Condition, noise: Noise, evidence: Evidence) -> Finding:
+    """One condition against the evidence."""
+    reading = evidence.get((condition.metric, condition.workload))
+    other = evidence.get((condition.than, condition.workload)) if condition.than else None
+    used = [r for r in (reading, other) if r is not None]
+
+    def finding(state: str, observed: str) -> Finding:
+        ids = tuple(i for r in used for i in r.ids)
+        kind = next((r.kind for r in used if r.kind != "measured"), "measured")
+        return Finding(role, condition, state, observed, ids, kind)
+
+    if reading is None:
+        return finding("missing", f"{condition.metric} is not in the evidence")
+    for metric, r in zip((condition.metric, condition.than), used, strict=False):
+        if r.withdrawn:
+            return finding("withdrawn", f"{metric} was withdrawn by its source ({r.withdrawn})")
+        if r.impossible:
+            return finding("broken", r.impossible)
+    if not reading.unit:
+        return finding("missing", f"{condition.metric} has no unit")
+    metric_unit = vocabulary.metrics()[condition.metric].unit
+    accepted = {metric_unit, "%"} if reading.change_pct is not None and reading.candidate is None else {metric_unit}
+    if vocabulary.unit(reading.unit) not in accepted:
+        return finding("unit", f"{condition.metric} is in {reading.unit}, not {metric_unit}")
+    numbers = (reading.control, reading.candidate, reading.change_pct, reading.control_sd_pct, reading.noise_pct)
+    if any(n is not None and not math.isfinite(n) for n in (*numbers, other.candidate if other else None)):
+        return finding("broken", f"{condition.metric} is not a number")
+    if condition.compare == "change":
+        return _hold_change(role, condition, noise, reading, finding)
+    return _hold_value(condition, reading, other, finding)
+
+
+def _hold_value(
+    condition: Condition, reading: Reading, other: Reading | None, finding: Callable[[str, str], Finding]
+) -> Finding:
+    if reading.candidate is None:
+        return finding("missing", f"{condition.metric} has no candidate arm")
+    value, threshold = reading.candidate, condition.threshold
+    text = f"{condition.metric} {_short(value)} {reading.unit}"
+    if condition.compare == "difference":
+        if reading.control is None:
+            return finding("missing", f"{condition.metric} has no control arm")
+        value = reading.candidate - reading.control
+        text = f"{condition.metric} {_short(reading.control)} -> {_short(reading.candidate)} {reading.unit}"
+    if condition.than:
+        if other is None or other.candidate is None or not other.unit:
+            return finding("missing", f"{condition.than} is not in the evidence with its unit")
+        if vocabulary.unit(other.unit) != vocabulary.unit(reading.unit):
+            return finding("unit", f"{condition.than} is in {other.unit}, {condition.metric} in {reading.unit}")
+        threshold = other.candidate
+        text += f" against {condition.than} {_short(threshold)}"
+    met = OPERATORS[condition.op](value, threshold)
+    by_control = met or condition.compare != "value" or reading.control is None
+    if not by_control and not OPERATORS[condition.op](reading.control or 0.0, threshold):
+        text += f" (the control, {_short(reading.control or 0.0)}, misses it too)"
+    return finding("holds" if met else "fails", text)
+
+
+def _hold_change(
+    role: str, condition: Condition, noise: Noise, reading: Reading, finding: Callable[[str, str], Finding]
+) -> Finding:
+    arms = ""
+    change = reading.change_pct
+    if reading.control is not None and reading.candidate is not None:
+        if reading.control <= 0:
+            text = f"{condition.metric} of the control is {_short(reading.control)}, no change can be formed"
+            return finding("broken", text)
+        # Not candidate / control - 1, which makes 1000 -> 900 a change of -9.999999999999998 %.
+        change = 100.0 * (reading.candidate - reading.control) / reading.control
+        arms = f" ({_short(reading.control)} -> {_short(reading.candidate)} {reading.unit})"
+    if change is None:
+        absent = "control" if reading.control is None else "candidate"
+        return finding("missing", f"{condition.metric} has no {absent} arm")
+    sigma_pct = noise.sigmas * (reading.control_sd_pct or 0.0)
+    floor = max(noise.floor_pct, sigma_pct, reading.noise_pct or 0.0)
+    text = f"{condition.metric} {change:+.2f} %{arms}"
+    # `effect` and `line` grow in the direction the condition asks for.
+    sign = 1.0 if condition.op in (">", ">=") else -1.0
+    effect, line = sign * change, sign * condition.threshold
+    met = OPERATORS[condition.op](change, condition.threshold)
+    if role not in ("kill", "require"):  # more noise must never make a result correct, complete or engaged
+        return finding("holds" if met else "fails", text)
+    if role == "kill":
+        if not met or effect <= noise.floor_pct:
+            return finding("fails", text)
+        return finding("holds" if effect > floor else "noise", f"{text}, noise floor {_short(floor)} %")
+    if abs(line) > floor:
+        return finding("holds" if met else "fails", text)
+    text += f", noise floor {_short(floor)} %"
+    if line < 0:  # "not worse than": met is enough, missed within the floor cannot be told
+        return finding("holds" if met else "noise" if effect >= -floor else "fails", text)
+    if effect > floor and met:
+        return finding("holds", text)
+    return finding("fails" if effect < -floor else "noise", text)
+
+
+def _short(number: float) -> str:
+    return f"{number:.6g}"

@@ -1,0 +1,207 @@
+"""Measured rows: profiles/<device>/<phase>/<run>/rows.jsonl, one JSON object per (arm, workload), append-only.
+
+A row is written by copying the file, adding the line, flushing it to the disk and renaming it over the old one under a
+lock, so a process killed at any moment leaves either the old file or the new one, and two processes do not interleave.
+A row is never changed or removed. A failure is a row with a status and a message; only a row whose check passed has a
+performance field. Nothing is written that says who or where: the environment is an allow-list.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import platform
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from lab.errors import REPOSITORY, BadInput, shown
+
+SCHEMA = 1
+FOLDER = REPOSITORY / "profiles"
+STATUSES = ("ok", "incorrect", "suspect", "error", "oom", "timeout", "skipped")
+ARMS = ("control", "candidate", "peer")
+NEEDED = ("schema", "device", "phase", "family", "arm", "name", "precision", "workload_id", "workload", "status", "run")
+PERFORMANCE = ("median_us", "iqr_us", "min_us", "samples_us", "blocks_us", "n")
+ENVIRONMENT = ("CUDA_VISIBLE_DEVICES", "CUDA_MODULE_LOADING", "TRITON_INTERPRET", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+def append(folder: Path, row: Mapping[str, Any]) -> Path:
+    """Add one row to `folder`/rows.jsonl atomically and return the file.
+
+    Raises BadInput when the row is not as a row must be (missing key, unknown status, a performance field on a row
+    that is not ok or suspect, NaN) or when it cannot be written; what was there before stays as it was.
+    """
+    target = folder / "rows.jsonl"
+    try:
+        line = json.dumps(validated(row, folder), allow_nan=False, separators=(",", ":")) + "\n"
+    except ValueError:
+        raise BadInput(target, "row holds NaN or infinity", "give the row a status and a message instead") from None
+    temporary: str | None = None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(folder):
+            before = target.read_bytes() if target.exists() else b""
+            if before and not before.endswith(b"\n"):
+                raise BadInput(target, "the last line is cut off", "restore the file, then append")
+            handle, temporary = tempfile.mkstemp(prefix=".rows-", suffix=".tmp", dir=folder)
+            with os.fdopen(handle, "wb") as file:
+                file.write(before)
+                file.write(line.encode())
+                file.flush()
+                os.fsync(file.fileno())
+            # mkstemp makes the file private to its owner; rows are for every reader of the repository.
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, target)
+            temporary = None
+            _sync_folder(folder)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise BadInput(
+            target, f"row not written ({reason})", "free space or fix permissions; earlier rows are intact"
+        ) from None
+    finally:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+    return target
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock; it is released by the kernel when the process dies."""
+    with open(folder / ".lock", "a") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the rename itself durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def validated(row: Mapping[str, Any], where: str | Path) -> dict[str, Any]:
+    """The row with its schema version, checked; raises BadInput naming the key."""
+    full = {"schema": SCHEMA, **row}
+    for key in NEEDED:
+        if key not in full:
+            raise BadInput(where, f'row lacks "{key}"', "a row without it cannot be judged")
+    if full["schema"] != SCHEMA:
+        raise BadInput(
+            where, f"row has schema {full['schema']}, this reads {SCHEMA}", "update the code or the row's writer"
+        )
+    if full["status"] not in STATUSES:
+        raise BadInput(where, f'status = "{full["status"]}"', "valid: " + ", ".join(STATUSES))
+    if full["arm"] not in ARMS:
+        raise BadInput(where, f'arm = "{full["arm"]}"', "valid: " + ", ".join(ARMS))
+    has = [key for key in PERFORMANCE if full.get(key) is not None]
+    if has and full["status"] not in ("ok", "suspect"):
+        raise BadInput(
+            where, f'a row with status {full["status"]} carries "{has[0]}"', "no number before the check is green"
+        )
+    for key in ("median_us", "iqr_us", "min_us", "relative_error"):
+        value = full.get(key)
+        if value is not None and (not isinstance(value, int | float) or not math.isfinite(value) or value < 0):
+            raise BadInput(where, f"{key} = {value!r}", "times and errors are finite and not negative")
+        if value == 0 and key in ("median_us", "min_us"):
+            raise BadInput(where, f"{key} = {value!r}", "nothing takes no time: give the row a status and a message")
+    return full
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The rows of one file; raises BadInput naming the file and the line when one is truncated or malformed."""
+    rows = []
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(path, f"cannot be read ({error})", "restore it from version control") from None
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            row = json.loads(line, parse_constant=_no_constant)
+        except ValueError as error:
+            what = f"line {number} is not JSON ({getattr(error, 'msg', error)})"
+            raise BadInput(path, what, "remove that line or restore the file") from None
+        if not isinstance(row, dict):
+            raise BadInput(path, f"line {number} is not an object", "remove that line or restore the file")
+        rows.append(validated(row, f"{shown(path)} line {number}"))
+    return rows
+
+
+def _no_constant(word: str) -> Any:
+    """Python's JSON reader takes NaN and Infinity unless told not to."""
+    raise ValueError(f"{word} is no number")
+
+
+def rows(device: str | None = None, phase: str | None = None, family: str | None = None) -> list[dict[str, Any]]:
+    """Every committed row, oldest run first, filtered."""
+    found = []
+    for path in sorted(FOLDER.glob("*/*/*/rows.jsonl")):
+        if (device and path.parts[-4] != device) or (phase and path.parts[-3] != phase):
+            continue
+        found += [row for row in read(path) if family is None or row["family"] == family]
+    return sorted(found, key=lambda row: row.get("started", ""))
+
+
+def new_run(device: str, phase: str, now: datetime | None = None) -> tuple[str, Path]:
+    """A fresh run name (UTC time) and its folder profiles/<device>/<phase>/<run>; the folder is made by `append`."""
+    run = (now or datetime.now(UTC)).strftime("%Y-%m-%dT%H%M%SZ")
+    return run, FOLDER / device / phase / run
+
+
+def commit() -> tuple[str, bool | None]:
+    """The checked-out commit's short hash and whether tracked files differ from it; ("unknown", None) without git."""
+    try:
+        head = _git("rev-parse", "--short=12", "HEAD")
+        return head, bool(_git("status", "--porcelain", "--untracked-files=no"))
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("KILLGATE_COMMIT", "unknown"), None
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(REPOSITORY), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def provenance() -> dict[str, Any]:
+    """How a row was made: GPU, driver, versions, commit, and an allow-list of the environment."""
+    import torch
+
+    head, dirty = commit()
+    facts: dict[str, Any] = {
+        "commit": head,
+        "dirty": dirty,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "environment": {key: os.environ[key] for key in ENVIRONMENT if key in os.environ},
+    }
+    try:
+        import triton
+
+        facts["triton"] = triton.__version__
+    except ImportError:
+        facts["triton"] = None
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        facts |= {"gpu": properties.name, "sms": properties.multi_processor_count, "l2_bytes": properties.L2_cache_size}
+        facts["driver"] = smi("driver_version")
+    return facts
+
+
+def smi(*fields: str) -> str | None:
+    """Fields of nvidia-smi's query for GPU 0 as one comma-separated line, None where it is absent."""
+    command = ["nvidia-smi", "-i", "0", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
