@@ -1,0 +1,116 @@
+"""Workloads of the NVFP4 family, their inputs, their outputs and how far an output may lie from the reference.
+
+Weights are normal with standard deviation K^-1/2, so y is about unit normal at every K, quantised once per call. There
+is one reference for every precision: float64 on the NVFP4 weights and the activations as given. So the tolerance of
+W4A4 contains what quantising the activations costs by design (that is the accuracy the user gets), and the exactness
+of its kernels is checked apart, against its own quantised operands, in tests/test_nvfp4.py.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.common import Tensors, Tolerance, Workload, poisoned
+from kernels.nvfp4 import format as fmt
+
+IN_PLACE: tuple[str, ...] = ()
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+NORMAL = "standard normal"
+# rms error of NVFP4 on standard normal values with a tensor or row scale, seen on 4 M values (NMSE 0.009).
+W4A4_NORMAL = 0.095
+OUTLIER = "normal, heavy-tailed: 2 % of the channels of x are 30 times as large, and so are 2 % of the weights' columns"
+
+
+def _check(m: int, n: int, k: int, dtype: str, inputs: str = NORMAL, n_seqs: int = 0) -> Workload:
+    axes: dict[str, int | str] = {"M": m, "N": n, "K": k, "dtype": dtype}
+    if n_seqs:
+        axes["n_seqs"] = n_seqs
+    suffix = ("_outlier" if inputs == OUTLIER else "") + (f"_seqs{n_seqs}" if n_seqs else "")
+    return Workload(f"m{m}_n{n}_k{k}_{dtype}{suffix}", axes, inputs=inputs)
+
+
+def _measure(m: int, n: int, k: int, source: str, n_seqs: int = 0) -> Workload:
+    axes: dict[str, int | str] = {"M": m, "N": n, "K": k, "dtype": "bf16"}
+    if n_seqs:
+        axes["n_seqs"] = n_seqs
+    return Workload(f"m{m}_n{n}_k{k}", axes, role="measure", source=source)
+
+
+WORKLOADS = (
+    _check(1, 75, 64, "bf16"),
+    _check(1, 500, 1040, "fp16"),
+    _check(3, 75, 256, "fp16"),
+    _check(3, 1, 16, "bf16"),
+    _check(8, 128, 1040, "bf16"),
+    _check(8, 75, 256, "fp16", OUTLIER),
+    _check(16, 75, 256, "bf16", n_seqs=16),
+    _check(16, 131, 64, "fp16"),
+    _check(63, 75, 1040, "bf16"),
+    _check(63, 500, 256, "fp16", OUTLIER),
+    _check(130, 64, 256, "bf16", OUTLIER),
+    _measure(1, 17408, 5120, "q36-27b.ffn_up"),
+    _measure(8, 17408, 5120, "q36-27b.ffn_up"),
+    _measure(128, 17408, 5120, "q36-27b.ffn_up"),
+    _measure(128, 5120, 6144, "q36-27b.ssm_out", n_seqs=128),
+)
+
+
+def inputs(workload: Workload, seed: int = 0, device: torch.device | str = "cpu") -> Tensors:
+    """x [M, K] in the workload's dtype, w_packed u8 [N, K / 2], w_scale u8 [N, K / 16], w_tensor_scale f32 [1]."""
+    m, n, k = workload["M"], workload["N"], workload["K"]
+    generator = torch.Generator(device=device).manual_seed(seed)
+    x = torch.randn(m, k, generator=generator, device=device)
+    w = torch.randn(n, k, generator=generator, device=device) * k**-0.5
+    if workload.inputs == OUTLIER:
+        x *= 1 + 29 * (torch.rand(k, generator=generator, device=device) < 0.02)
+        w *= 1 + 29 * (torch.rand(k, generator=generator, device=device) < 0.02)
+    q = fmt.quantise(w)
+    return {
+        "x": x.to(DTYPES[workload["dtype"]]),
+        "w_packed": q.packed,
+        "w_scale": q.scale,
+        "w_tensor_scale": q.tensor_scale,
+    }
+
+
+def outputs(workload: Workload, inputs: Tensors) -> Tensors:
+    """{"y": [M, N]} in x's dtype, every element NaN."""
+    return {"y": poisoned((workload["M"], workload["N"]), DTYPES[workload["dtype"]], inputs["x"].device)}
+
+
+def tolerance(workload: Workload, precision: str) -> dict[str, Tolerance]:
+    """Limits for "y" at `precision`; raises ValueError naming the known precisions otherwise.
+
+    With p significand bits (8 for bf16, 11 for fp16) rounding to nearest is off by at most half an ulp, 2^-p of the
+    value, which bounds the relative error of any output. The rms is ulp / sqrt(12): between 0.29 and 0.58 of 2^-p by
+    where the mantissas lie (0.43 for normal values). The limit is the 0.58 plus five deviations of an rms over M * N
+    uniform errors (0.45 / sqrt(M * N) each), 2.3e-3 for bf16 and 2.8e-4 for fp16 when there are many outputs; the
+    float32 sum adds about sqrt(K) * 2^-24, under 5e-6. The largest of 2 M outputs is under 8 rms for normal inputs and
+    was seen up to 6.4 for the outlier ones, hence 8 * 2^-p for a single element.
+    """
+    unit = 2.0**-8 if workload["dtype"] == "bf16" else 2.0**-11
+    rms = min(1.0, 0.58 * (1 + 2.25 / (workload["M"] * workload["N"]) ** 0.5))
+    if precision == "nvfp4-w4a16":
+        return {"y": Tolerance(rms * unit, 8 * unit, "exact operands: the rounding of y, ulp / sqrt(12) rms")}
+    if precision == "bf16":
+        # Weights rounded to 8 bits put an independent relative error on each product, so the same on the sum; six
+        # deviations of it for the worst element.
+        weight = 2.0**-8
+        return {
+            "y": Tolerance(
+                rms * (unit**2 + weight**2) ** 0.5,
+                8 * unit + 6 * 0.58 * weight,
+                "weights rounded to bf16 (independent errors), then the rounding of y",
+            )
+        }
+    if precision == "nvfp4-w4a4":
+        # Errors of different k are independent, so y has the relative error of x: the quantiser's own, W4A4_NORMAL. In
+        # the outlier inputs an outlier channel flushes the 15 beside it: 1 - 0.98^15 = 26 % of x is lost, and meets
+        # weights of mean square 1 + 0.02 * 900 = 19 in a y of mean square 1 + 2 * 18: sqrt(0.26 * 19 / 37) = 0.37.
+        # A handful of outputs scatters about the mean: three deviations of an rms over M * N values. Six for the worst.
+        mean = 0.37 if workload.inputs == OUTLIER else W4A4_NORMAL
+        limit = 1.15 * mean * (1 + 3 / (2 * workload["M"] * workload["N"]) ** 0.5)
+        return {"y": Tolerance(limit, 6 * limit, "activations rounded to e2m1 in blocks of 16: their own rms error")}
+    known = ["bf16", "nvfp4-w4a16", "nvfp4-w4a4"]
+    raise ValueError(f"precision={precision!r} is not one of {known}; use one of them")

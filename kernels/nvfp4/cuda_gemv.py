@@ -1,0 +1,115 @@
+"""The GEMV in CUDA C++ (gemv.cu), compiled by NVRTC through CuPy at first use.
+
+A second implementation earns its place twice: it is the check on the Triton one (other language, other weight layout,
+other decoding), and it is where the ladder continues, because the loads, the registers and the order of the unpacking
+are written down here and not chosen by a compiler pass.
+
+CuPy is imported lazily, so a machine without it can still list, read and compile the source. Tensors go in as raw
+pointers on torch's current stream, which makes the launch safe inside a CUDA graph once the module is loaded; load it
+with a warm-up call, since loading a module while capturing is not allowed.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernels.common import Candidate, CudaSource, Needs, Tensors, Workload
+
+WARPS = 4
+M_MAX = 8
+# Weight rows per warp by rows of x held, as GEMV_ALL in gemv.cu instantiates them.
+ROWS_PER_WARP = {1: 4, 2: 4, 4: 2, 8: 2}
+
+SOURCE = Path(__file__).with_name("gemv.cu")
+CUDA_SOURCES = (
+    CudaSource(
+        path=SOURCE,
+        kernels=tuple(f"nvfp4_gemv_{d}_m{m}_g{g}" for d in ("bf16", "fp16") for m in ROWS_PER_WARP for g in (1, 2)),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class GemvConfig:
+    """A launch: the kernel's name, its grid and its block size in threads."""
+
+    kernel: str
+    grid: int
+    threads: int
+
+    def __str__(self) -> str:
+        return f"{self.kernel} grid={self.grid} threads={self.threads}"
+
+
+def choose_config(m: int, n: int, k: int, dtype: str) -> GemvConfig:
+    """The instantiation for m <= 8 rows, n weight rows, k values, dtype "bf16" or "fp16".
+
+    16-byte loads of a row need k / 2 to be a multiple of 16 bytes; an odd multiple of 16 values takes the 8-byte path.
+    """
+    if not 1 <= m <= M_MAX or k % 16:
+        raise ValueError(f"m={m}, k={k}: this GEMV takes 1 to {M_MAX} rows and k a multiple of 16; use a GEMM or pad k")
+    held = next(size for size in ROWS_PER_WARP if size >= m)
+    grid = -(-n // (WARPS * ROWS_PER_WARP[held]))
+    return GemvConfig(f"nvfp4_gemv_{dtype}_m{held}_g{1 if k % 32 else 2}", grid, 32 * WARPS)
+
+
+@functools.cache
+def _module() -> Any:
+    import cupy
+
+    return cupy.RawModule(code=SOURCE.read_text(), backend="nvrtc", options=CUDA_SOURCES[0].options)
+
+
+@functools.cache
+def _kernel(name: str, device: int) -> Any:
+    import cupy
+
+    with cupy.cuda.Device(device):
+        return _module().get_function(name)
+
+
+def run(args: Tensors, out: Tensors) -> None:
+    """y[M, N] = x[M, K] @ w^T in one launch on torch's current stream."""
+    import cupy
+
+    x, w, y = args["x"], args["w_packed"], out["y"]
+    (m, k), n = x.shape, w.shape[0]
+    if x.dtype not in (torch.bfloat16, torch.float16) or not (x.is_contiguous() and w.is_contiguous()):
+        raise ValueError(
+            f"x is {x.dtype} with strides {x.stride()}, w has {w.stride()}; pass contiguous bf16 or fp16 x"
+        )
+    if w.shape[1] * 2 != k:
+        raise ValueError(f"x has K={k} but the weights hold K={2 * w.shape[1]}; pass a matching pair")
+    if x.data_ptr() % 16 or w.data_ptr() % 16:
+        raise ValueError("x and w_packed must start on 16 bytes for the wide loads; clone() the view")
+    config = choose_config(m, n, k, "bf16" if x.dtype == torch.bfloat16 else "fp16")
+    pointers = (x, w, args["w_scale"], args["w_tensor_scale"], y)
+    arguments = tuple(cupy.uintp(t.data_ptr()) for t in pointers) + tuple(cupy.int32(v) for v in (m, n, k))
+    with cupy.cuda.ExternalStream(torch.cuda.current_stream(x.device).cuda_stream, x.device.index):
+        _kernel(config.kernel, x.device.index)((config.grid,), (config.threads,), arguments)
+
+
+def _refuses(workload: Workload) -> str:
+    m = workload["M"]
+    return "" if m <= M_MAX else f"M={m} > {M_MAX}: the accumulators of more rows do not fit in registers"
+
+
+def _config(workload: Workload) -> str:
+    return str(choose_config(workload["M"], workload["N"], workload["K"], workload["dtype"]))
+
+
+CANDIDATES = (
+    Candidate(
+        name="cuda_gemv",
+        precision="nvfp4-w4a16",
+        run=run,
+        needs=Needs(capability=(8, 0), packages=("cupy",)),
+        refuses=_refuses,
+        config=_config,
+    ),
+)

@@ -1,0 +1,225 @@
+"""W4A16 product on tensor cores: packed weights are unpacked in registers and multiplied in x's dtype.
+
+The product is formed transposed, y^T[n, m] = w[n, k] x^T[k, m]: the dequantised weight is then the left operand, which
+wgmma may take straight from registers, while the tile of x goes from global to shared memory untouched. The token
+dimension becomes the narrow one (16 to 128), so a tile of 16 tokens costs no padding to 64.
+
+Weights arrive in the paired layout of `layout.py`: each trip loads 64 bytes per row, i.e. 128 values, and runs two dots
+of 64 values, low nibbles and then high ones, against two contiguous tiles of x. Accumulation is float32. The operands
+are exact (see `decode.py`), so the result differs from the float64 reference by the sum's rounding and the output's.
+
+Given up here, for a kernel that Triton can express: stream-K (136 row tiles on 132 SMs are 1.03 waves), the ten-
+operation unpacking of offline-permuted words, and weights pre-tiled for bulk copies. `NOTES.md` has the ladder.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.common import Build, Candidate, Needs, Tensors, Workload, interpreted
+from kernels.nvfp4.decode import BF16_SHIFT, FP16_SHIFT, dequantise_tile, round_output
+from kernels.nvfp4.layout import HALF, SPAN, prepare
+
+
+@triton.jit
+def gemm_kernel(
+    x_ptr,  # [M, K] bf16 or fp16, row stride K
+    w_ptr,  # uint8 [N, K_PAD / 2], paired nibbles
+    s_ptr,  # uint8 [N, K_PAD / 16], low and high halves of a run interleaved
+    ts_ptr,  # float32 [1]
+    y_ptr,  # [M, N], dtype of x
+    M,
+    N,
+    K,
+    SPANS,  # K_PAD / SPAN: row strides made from it are seen to be multiples of 64 and 8 bytes, so loads are wide
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    SPAN: tl.constexpr,
+    BF16: tl.constexpr,  # operands in bf16, else fp16
+    SHIFT: tl.constexpr,  # 2^SHIFT undoes what the operands lack
+    WIDEN: tl.constexpr,  # interpreter: operands to float32 before the dot
+):
+    HALF: tl.constexpr = SPAN // 2
+    # GROUP_M token tiles run next to each other over one stretch of weight rows, so the weights are read from L2 again.
+    pid = tl.program_id(0)
+    tiles_m = tl.cdiv(M, BLOCK_M)
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    group = pid // (GROUP_M * tiles_n)
+    first_m = group * GROUP_M
+    group_rows = min(tiles_m - first_m, GROUP_M)
+    within = pid % (GROUP_M * tiles_n)
+    pid_m = first_m + within % group_rows
+    pid_n = within // group_rows
+
+    rows = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    tokens = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    # Rows past the end are read again from the start instead of masked: their results are never stored.
+    safe_rows = (rows % N).to(tl.int64)
+    safe_tokens = (tokens % M).to(tl.int64)
+
+    bytes_k = tl.arange(0, HALF)
+    w_tile = w_ptr + safe_rows[:, None] * (SPANS * HALF) + bytes_k[None, :]
+    # Both halves' scales in one load, 8 bytes a row: under 4 bytes a thread the pipeliner leaves it synchronous.
+    s_tile = s_ptr + safe_rows[:, None] * (SPANS * (SPAN // 16)) + tl.arange(0, SPAN // 16)[None, :]
+    x_tile = x_ptr + safe_tokens[None, :] * K + bytes_k[:, None]
+
+    acc = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
+    for span in range(0, SPANS):
+        k_left = K - span * SPAN
+        w = tl.load(w_tile)
+        s_low, s_high = tl.split(tl.reshape(tl.load(s_tile), (BLOCK_N, HALF // 16, 2)))
+        x_low = tl.load(x_tile, mask=bytes_k[:, None] < k_left, other=0.0)
+        x_high = tl.load(x_tile + HALF, mask=bytes_k[:, None] < k_left - HALF, other=0.0)
+        w_low = dequantise_tile(w & 15, s_low, BF16, BLOCK_N, HALF)
+        w_high = dequantise_tile(w >> 4, s_high, BF16, BLOCK_N, HALF)
+        if WIDEN:
+            acc += tl.dot(w_low.to(tl.float32), x_low.to(tl.float32), input_precision="ieee")
+            acc += tl.dot(w_high.to(tl.float32), x_high.to(tl.float32), input_precision="ieee")
+        else:
+            acc = tl.dot(w_low, x_low, acc)
+            acc = tl.dot(w_high, x_high, acc)
+        w_tile += HALF
+        s_tile += SPAN // 16
+        x_tile += SPAN
+
+    acc = acc * (tl.load(ts_ptr) * (1 << SHIFT))
+    y = round_output(tl.trans(acc), y_ptr.dtype.element_ty, WIDEN)
+    y_tile = y_ptr + tokens.to(tl.int64)[:, None] * N + rows[None, :]
+    tl.store(y_tile, y, mask=(tokens[:, None] < M) & (rows[None, :] < N))
+
+
+@dataclass(frozen=True)
+class GemmConfig:
+    """A launch: tile of `block_m` tokens by `block_n` weight rows, `group_m` token tiles per weight stretch."""
+
+    block_m: int
+    block_n: int
+    group_m: int
+    num_warps: int
+    num_stages: int
+
+    def __str__(self) -> str:
+        return (
+            f"block_m={self.block_m} block_n={self.block_n} group_m={self.group_m} "
+            f"warps={self.num_warps} stages={self.num_stages}"
+        )
+
+
+def choose_config(m: int, n: int, capability: int) -> GemmConfig:
+    """The tile for `m` tokens and `n` weight rows on compute `capability` (90, 121, ...).
+
+    Tokens decide the narrow side. Where 128-wide tiles would leave most SMs of a large part idle, both sides are halved
+    (64 x 128 with four warps spills where the product is mma.sync). Stages are what fits beside the one being consumed:
+    one holds block_n * 72 + block_m * 256 bytes, and parts of capability 12.x have 99 KB of shared memory.
+    """
+    block_m = min(128, max(16, triton.next_power_of_2(m)))
+    block_n = 128
+    if triton.cdiv(m, block_m) * triton.cdiv(n, block_n) < 96:
+        block_m, block_n = min(block_m, 64), 64
+    shared_bytes = 96 * 1024 if capability >= 120 else 128 * 1024
+    num_stages = 1 + max(1, min(4, shared_bytes // (block_n * 72 + block_m * 256)))
+    num_warps = 8 if block_n == 128 and block_m >= 64 else 4
+    return GemmConfig(block_m, block_n, 8, num_warps, num_stages)
+
+
+def capability_of(tensor: torch.Tensor) -> int:
+    """Compute capability as 10 * major + minor; 90 for a CPU tensor (the interpreter takes any tile)."""
+    if tensor.device.type != "cuda":
+        return 90
+    major, minor = torch.cuda.get_device_capability(tensor.device)
+    return 10 * major + minor
+
+
+def launch(args: Tensors, y: torch.Tensor) -> None:
+    """y[M, N] = x[M, K] @ w^T for `args` from `layout.prepare`. x must be contiguous, bf16 or fp16."""
+    x, w = args["x"], args["w"]
+    (m, k), n = x.shape, w.shape[0]
+    if not x.is_contiguous() or x.dtype not in (torch.bfloat16, torch.float16):
+        raise ValueError(f"x is {x.dtype} with strides {x.stride()}; pass a contiguous bf16 or fp16 [M, K]")
+    if not 0 <= 2 * w.shape[1] - k < SPAN:
+        raise ValueError(
+            f"x has K={k} but the weights hold K={2 * w.shape[1]} (padded to {SPAN}); pass a matching pair"
+        )
+    config = choose_config(m, n, capability_of(x))
+    # The interpreter has no bf16 arithmetic, so there the fp16 decoding runs for both dtypes and is widened.
+    bf16 = x.dtype == torch.bfloat16 and not interpreted()
+    grid = (triton.cdiv(m, config.block_m) * triton.cdiv(n, config.block_n),)
+    gemm_kernel[grid](
+        x,
+        w,
+        args["w_scale"],
+        args["w_tensor_scale"],
+        y,
+        m,
+        n,
+        k,
+        w.shape[1] // HALF,
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        GROUP_M=config.group_m,
+        SPAN=SPAN,
+        BF16=bf16,
+        SHIFT=BF16_SHIFT if bf16 else FP16_SHIFT,
+        WIDEN=interpreted(),
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+
+
+def run(args: Tensors, out: Tensors) -> None:
+    launch(args, out["y"])
+
+
+def _config(workload: Workload) -> str:
+    capability = 90
+    if torch.cuda.is_available():
+        major, minor = torch.cuda.get_device_capability()
+        capability = 10 * major + minor
+    return str(choose_config(workload["M"], workload["N"], capability))
+
+
+def _builds(capability: int) -> tuple[Build, ...]:
+    builds = []
+    for m, n, dtype in ((16, 17408, "bf16"), (128, 17408, "bf16"), (128, 17408, "fp16"), (128, 5120, "bf16")):
+        config = choose_config(m, n, capability)
+        signature = {"x_ptr": f"*{dtype}", "w_ptr": "*u8", "s_ptr": "*u8", "ts_ptr": "*fp32", "y_ptr": f"*{dtype}"}
+        signature |= dict.fromkeys(("M", "N", "K", "SPANS"), "i32")
+        constexprs = {
+            "BLOCK_M": config.block_m,
+            "BLOCK_N": config.block_n,
+            "GROUP_M": config.group_m,
+            "SPAN": SPAN,
+            "BF16": dtype == "bf16",
+            "SHIFT": BF16_SHIFT if dtype == "bf16" else FP16_SHIFT,
+            "WIDEN": False,
+        }
+        builds.append(
+            Build(
+                label=f"gemm {dtype} {config.block_n}x{config.block_m}x{SPAN} s{config.num_stages} (m{m} n{n})",
+                kernel=gemm_kernel,
+                signature=signature | dict.fromkeys(constexprs, "constexpr"),
+                constexprs=constexprs,
+                num_warps=config.num_warps,
+                num_stages=config.num_stages,
+                aligned=("x_ptr", "w_ptr", "s_ptr", "ts_ptr", "y_ptr", "M", "N", "K"),
+            )
+        )
+    return tuple(builds)
+
+
+CANDIDATES = (
+    Candidate(
+        name="triton_gemm",
+        precision="nvfp4-w4a16",
+        run=run,
+        needs=Needs(triton="3.6"),
+        prepare=prepare,
+        builds=_builds,
+        config=_config,
+    ),
+)

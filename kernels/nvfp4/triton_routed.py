@@ -1,0 +1,96 @@
+"""The routing defect end to end: one GEMV per sequence against one product over all of them.
+
+At decode the operand of the projection is [K, 1, n_seqs] (fastest first): x[s] is one token of sequence s. Both
+candidates start from that view and ask `route.py`; they launch the same kernels as `triton_gemv` and `triton_gemm` do.
+
+    gemv_per_sequence   `choose_uncollapsed` sees one column, so the GEMV is launched n_seqs times and the weights are
+                        read n_seqs times (from L2 where they fit, as far as L2 reaches)
+    gemv_sequence_grid  the same reads in one launch, the sequences along the grid: what upstream does, whose recorded
+                        profile shows 48 instances for 48 layers. The fair control, because it pays for one launch
+    gemm_collapsed      the 2-D view [K, n_seqs]: one product
+"""
+
+from __future__ import annotations
+
+from kernels.common import Candidate, Needs, Tensors, Workload
+from kernels.nvfp4 import triton_gemm, triton_gemv
+from kernels.nvfp4.layout import prepare
+from kernels.nvfp4.route import Route, choose, choose_uncollapsed
+
+
+def _operand(n_seqs: int, k: int) -> tuple[int, int, int]:
+    return (k, 1, n_seqs)
+
+
+def _launch(route: Route, args: Tensors, out: Tensors) -> None:
+    """`route.calls` launches, each over the next `route.columns_per_call` rows of x and y."""
+    x, y, step = args["x"], out["y"], route.columns_per_call
+    for call in range(route.calls):
+        rows = slice(call * step, (call + 1) * step)
+        if route.candidate == "triton_gemv":
+            triton_gemv.launch(args, x[rows], y[rows])
+        else:
+            triton_gemm.launch(args | {"x": x[rows]}, y[rows])
+
+
+def run_uncollapsed(args: Tensors, out: Tensors) -> None:
+    _launch(choose_uncollapsed(_operand(*args["x"].shape)), args, out)
+
+
+def run_sequence_grid(args: Tensors, out: Tensors) -> None:
+    triton_gemv.launch(args, args["x"], out["y"], rows_per_pass=1)
+
+
+def run_collapsed(args: Tensors, out: Tensors) -> None:
+    _launch(choose(_operand(*args["x"].shape)), args, out)
+
+
+def _refuses(workload: Workload) -> str:
+    if "n_seqs" not in workload.axes:
+        return "no n_seqs axis: x is not [K, 1, n_seqs], so there is nothing to collapse"
+    if workload["n_seqs"] != workload["M"]:
+        return f"n_seqs={workload['n_seqs']} != M={workload['M']}: only one token per sequence is routed here"
+    return ""
+
+
+def _config_uncollapsed(workload: Workload) -> str:
+    return (
+        f"{choose_uncollapsed(_operand(workload['M'], workload['K']))}; {triton_gemv.choose_config(1, workload['N'])}"
+    )
+
+
+def _config_collapsed(workload: Workload) -> str:
+    route = choose(_operand(workload["M"], workload["K"]))
+    module = triton_gemv if route.candidate == "triton_gemv" else triton_gemm
+    return f"{route}; {module.CANDIDATES[0].config(workload)}"
+
+
+CANDIDATES = (
+    Candidate(
+        name="gemv_per_sequence",
+        precision="nvfp4-w4a16",
+        run=run_uncollapsed,
+        needs=Needs(triton="3.6"),
+        prepare=prepare,
+        refuses=_refuses,
+        config=_config_uncollapsed,
+    ),
+    Candidate(
+        name="gemv_sequence_grid",
+        precision="nvfp4-w4a16",
+        run=run_sequence_grid,
+        needs=Needs(triton="3.6"),
+        prepare=prepare,
+        refuses=_refuses,
+        config=lambda workload: f"{workload['M']} sequences in the grid; {triton_gemv.choose_config(1, workload['N'])}",
+    ),
+    Candidate(
+        name="gemm_collapsed",
+        precision="nvfp4-w4a16",
+        run=run_collapsed,
+        needs=Needs(triton="3.6"),
+        prepare=prepare,
+        refuses=_refuses,
+        config=_config_collapsed,
+    ),
+)
