@@ -1,0 +1,208 @@
+"""Workloads of paged decode attention, their inputs, and how exact an answer must be.
+
+One problem, several forms of cache. `inputs` makes the 16-bit master cache; each candidate's `prepare` converts it to
+its own form outside the timing. What a quantised candidate must then reproduce is attention over the cache *as it was
+quantised*, so the checker asks `reference_inputs(workload, inputs, precision)` for what that precision sees and gives
+that to `reference`. For "bf16" it is the master itself. For "fp8-kv" and "q8_0-kv" it is the quantised planes, which
+the reference decodes by its own code in float64; nothing is rounded on the way, as a dequantised copy in float32 would
+be, and it takes 2 GB at the largest workload where that copy would take 8.6. What quantisation itself costs, against
+the unquantised cache, is another question: `format_error`.
+
+Memory at the largest workload (8192 x 128, Hkv * D = 1024): master 4.3 GB (K and V at 2 bytes x 1.07e9 values), fp8
+planes 2.1, Q8_0 planes 2.3, SDPA's contiguous copy 4.3, the reference's planes 2.3, float64 temporaries about 1: 16 GB
+if everything is alive at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.common import Tensors, Tolerance, Workload, poisoned
+from kernels.kv import format as kv_format
+from kernels.kv.reference import decode, reference
+
+IN_PLACE: tuple[str, ...] = ()
+NORMAL = "standard normal"
+OUTLIERS = "outlier channels and a sink"
+SPARE_PAGES = 5  # pages of the pool that no sequence owns, so that page ids are not simply 0 .. n-1
+OUTLIER_GAIN = 12.0
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def _workload(
+    ctx: int, batch: int, q_heads: int, kv_heads: int, dim: int, page: int = 16, role: str = "check",
+    dtype: str = "bf16", inputs: str = NORMAL,
+) -> Workload:  # fmt: skip
+    name = f"ctx{ctx}_b{batch}_hq{q_heads}_hkv{kv_heads}_d{dim}"
+    if role == "check":
+        name += f"_p{page}_{dtype}" + ("_outliers" if inputs == OUTLIERS else "")
+    axes = {
+        "batch": batch, "ctx": ctx, "Hq": q_heads, "Hkv": kv_heads, "D": dim, "page": page,
+        "lengths": "ragged" if role == "check" else "full", "dtype": dtype,
+    }  # fmt: skip
+    source = "q36-27b.attention" if role == "measure" and dim == 256 else ""
+    return Workload(id=name, axes=axes, role=role, inputs=inputs, source=source)
+
+
+# (ctx, batch) of the measured shapes, for Qwen3.6-27B's heads (24 / 4 / 256) and the common 32 / 8 / 128, which move
+# the same bytes. 256 and 1024 are there for the fixed cost of a launch and a merge, 32768 x 1 for the split.
+MEASURED = ((256, 1), (256, 128), (1024, 128), (8192, 1), (8192, 8), (8192, 32), (8192, 128), (32768, 1))
+
+CHECKED = (
+    # length 1; less than a page; less than a tile; several tiles; many
+    _workload(1, 1, 4, 1, 64),
+    _workload(1, 3, 6, 1, 128, page=64),
+    _workload(17, 2, 6, 1, 64),
+    _workload(17, 1, 4, 4, 128, dtype="fp16"),
+    _workload(63, 2, 8, 2, 64, page=64),
+    _workload(75, 3, 6, 1, 128, inputs=OUTLIERS),
+    _workload(75, 1, 1, 1, 64, page=64, dtype="fp16"),
+    _workload(130, 2, 4, 4, 64),
+    _workload(130, 1, 24, 4, 256),
+    _workload(130, 2, 12, 2, 128, page=64, dtype="fp16"),
+    _workload(500, 2, 6, 1, 128),
+    _workload(500, 1, 8, 2, 128, page=64, inputs=OUTLIERS),
+    _workload(500, 2, 6, 1, 256, page=64),
+)
+
+WORKLOADS = CHECKED + tuple(
+    _workload(ctx, batch, *heads, role="measure") for heads in ((24, 4, 256), (32, 8, 128)) for ctx, batch in MEASURED
+)
+
+
+def _add_outliers(q: torch.Tensor, caches: dict[str, torch.Tensor], table: torch.Tensor, gen: torch.Generator) -> None:
+    """In place: three channels of K and one of V grow by OUTLIER_GAIN, and each sequence's first token becomes a sink.
+
+    Trained caches look like this: a few key channels carry large, constant-sign values, and the first token draws much
+    of the attention with a small value vector. The gain is applied to K against a q shrunk in the same channels, so
+    the logits keep their spread while the quantisation steps see the outliers.
+    """
+    heads, dim = caches["k"].shape[1], caches["k"].shape[3]
+    group = q.shape[1] // heads
+    for h in range(heads):
+        big = torch.randperm(dim, generator=gen, device=q.device)[:4]
+        caches["k"][:, h, :, big[:3]] = caches["k"][:, h, :, big[:3]].abs() * OUTLIER_GAIN
+        q[:, h * group : (h + 1) * group, big[:3]] /= OUTLIER_GAIN
+        caches["v"][:, h, :, big[3]] *= OUTLIER_GAIN
+        first = table[:, 0].long()
+        mean = q[:, h * group : (h + 1) * group].float().mean(dim=1)
+        # q . sink / sqrt(D) is about 4 on average over the group: exp(4) times a plain token's weight.
+        sink = mean * (4.0 * dim**0.5 / mean.square().sum(dim=-1, keepdim=True))
+        caches["k"][first, h, 0] = sink.to(q.dtype)
+        caches["v"][first, h, 0] *= 0.1
+
+
+def inputs(workload: Workload, seed: int, device: torch.device | str) -> Tensors:
+    """The problem with its master cache, made on `device`.
+
+    Returns q [batch, Hq, D]; k_cache, v_cache [pages, Hkv, page, D] in the workload's dtype, in a pool with spare
+    pages; page_table [batch, max_pages] int32, permuted, -1 past a sequence's last page; seq_lens [batch] int32.
+    """
+    batch, ctx, q_heads, kv_heads, dim, page = (workload[a] for a in ("batch", "ctx", "Hq", "Hkv", "D", "page"))
+    dtype = _DTYPES[workload["dtype"]]
+    gen = torch.Generator(device).manual_seed(seed)
+    max_pages = -(-ctx // page)
+    pool = batch * max_pages + SPARE_PAGES
+    q = torch.randn(batch, q_heads, dim, dtype=dtype, device=device, generator=gen)
+    shape = (pool, kv_heads, page, dim)
+    caches = {name: torch.randn(shape, dtype=dtype, device=device, generator=gen) for name in ("k", "v")}
+
+    seq_lens = torch.full((batch,), ctx, dtype=torch.int32, device=device)
+    if workload["lengths"] == "ragged" and batch > 1:
+        seq_lens[1:] = torch.randint(1, ctx + 1, (batch - 1,), dtype=torch.int32, device=device, generator=gen)
+    ids = torch.randperm(pool, generator=gen, device=device)[: batch * max_pages].to(torch.int32)
+    table = ids.reshape(batch, max_pages)
+    if workload.inputs == OUTLIERS:
+        _add_outliers(q, caches, table, gen)
+    owned = torch.arange(max_pages, device=device)[None, :] * page < seq_lens[:, None]
+    table = torch.where(owned, table, -1).to(torch.int32).contiguous()
+    return {"q": q, "k_cache": caches["k"], "v_cache": caches["v"], "page_table": table, "seq_lens": seq_lens}
+
+
+def outputs(workload: Workload, inputs: Tensors) -> Tensors:
+    """{"o": [batch, Hq, D]} in the workload's dtype, every element NaN."""
+    shape = (workload["batch"], workload["Hq"], workload["D"])
+    return {"o": poisoned(shape, _DTYPES[workload["dtype"]], inputs["q"].device)}
+
+
+def reference_inputs(workload: Workload, inputs: Tensors, precision: str) -> Tensors:
+    """What a precision sees of the problem: pass it to `reference.reference` to judge candidates of that precision.
+
+    "bf16": `inputs` itself. "fp8-kv": k_cache, v_cache as e4m3 bytes (uint8) with k_scale, v_scale [Hkv] float32.
+    "q8_0-kv": int8 planes with k_scale, v_scale [pages, Hkv, page, D / 32] half. ValueError on another precision.
+    """
+    if precision == "bf16":
+        return inputs
+    quantise = {"fp8-kv": kv_format.quantise_fp8, "q8_0-kv": kv_format.quantise_q8_0}.get(precision)
+    if quantise is None:
+        raise ValueError(f"{workload.id}: {precision=} is not known to kv; expected bf16, fp8-kv or q8_0-kv")
+    seen = dict(inputs)
+    for name in ("k", "v"):
+        seen[f"{name}_cache"], seen[f"{name}_scale"] = quantise(inputs[f"{name}_cache"])
+    return seen
+
+
+def tolerance(workload: Workload, precision: str) -> dict[str, Tolerance]:
+    """Limits of "o" for one candidate against the reference on `reference_inputs`; ValueError on another precision.
+
+    Rounding to n significant bits leaves a relative rms error of about 0.43 * 2^(1-n): 1.65e-3 for bf16 (n = 8) and
+    2.1e-4 for fp16 (n = 11), averaged over mantissas. It happens to o once, and to the probabilities once, where the
+    errors of the tokens are independent and so pass to o undiminished. A 16-bit cache multiplies in its own dtype, a
+    quantised one in fp16, and Q8_0 also rounds each dequantised K (a logit error, hence relative in p) and V to fp16.
+    Limits are 1.5 times the root sum of squares; fp8 with bf16 q thus stays under the product's bar of 4e-3. Outlier
+    workloads get a factor of 2: there one V channel and one token carry most of the norm, so a handful of roundings,
+    each up to 2^-8 and not the average over many, make the error.
+    """
+    unit = {"bf16": 1.65e-3, "fp16": 2.1e-4}
+    out = unit[workload["dtype"]]
+    inside = {"bf16": [out], "fp8-kv": [unit["fp16"]], "q8_0-kv": [unit["fp16"]] * 3}.get(precision)
+    if inside is None:
+        raise ValueError(f"{workload.id}: {precision=} is not known to kv; expected bf16, fp8-kv or q8_0-kv")
+    rss = (out**2 + sum(e**2 for e in inside)) ** 0.5
+    # The largest element: half an ulp of the largest output, |o| 2^-n <= peak * 2^-n in units of rms(o), plus six
+    # sigma of the rest. Normal outputs peak at 5.5 rms over 1e6 elements; a V channel grown by OUTLIER_GAIN at that.
+    bits = {"bf16": 8, "fp16": 11}[workload["dtype"]]
+    factor, peak = (1.5, 5.5) if workload.inputs == NORMAL else (2.0, 16.0)
+    rest = sum(e**2 for e in inside) ** 0.5
+    limit = Tolerance(
+        relative_error=factor * rss,
+        max_error=factor * (peak * 2.0**-bits + peak / 5.5 * 6 * rest),
+        reason=(
+            f"rms rounding of o to {workload['dtype']} ({out:.2g}) and inside ({rest:.2g}: probabilities"
+            f"{', dequantised K and V' if precision == 'q8_0-kv' else ''}), root sum of squares x {factor:g}; "
+            f"largest element: half an ulp at {peak:g} rms plus six sigma inside, x {factor:g}"
+        ),
+    )
+    return {"o": limit}
+
+
+@dataclass(frozen=True)
+class FormatError:
+    """What storing the cache in a precision costs, each ||quantised - master|| / ||master||: of K, of V, and of o."""
+
+    k: float
+    v: float
+    o: float
+
+
+def format_error(workload: Workload, inputs: Tensors, precision: str) -> FormatError:
+    """Quantisation error alone, all in float64: no kernel is involved. 0 for "bf16".
+
+    K and V are compared where the reference decodes them (every slot of the pool), o over all sequences and heads.
+    """
+    seen = reference_inputs(workload, inputs, precision)
+
+    def relative(a: torch.Tensor, b: torch.Tensor) -> float:
+        return float((a - b).norm() / b.norm())
+
+    caches = {}
+    for name in ("k", "v"):
+        # One "sequence" that is the whole pool: [Hkv, pages * page, D], as `decode` takes it.
+        flat, planes = (t[f"{name}_cache"].transpose(0, 1).flatten(1, 2) for t in (inputs, seen))
+        scale = seen.get(f"{name}_scale")
+        if scale is not None and scale.dim() == 4:
+            scale = scale.transpose(0, 1).flatten(1, 2)
+        caches[name] = relative(decode(planes, scale), flat.double())
+    return FormatError(caches["k"], caches["v"], relative(reference(seen)["o"], reference(inputs)["o"]))
