@@ -1,0 +1,207 @@
+"""Workloads of Gated DeltaNet, their inputs and outputs, and how far a candidate may lie from the reference.
+
+Inputs, prefill: q, k [B, T, Hk, D], v [B, T, Hv, D] in `dtype`; g (log decay, <= 0) and beta in (0, 1), both
+[B, T, Hv] float32; initial_state [N, Hv, D, D] in `state_dtype` (k dimension before v dimension), N = B; with ragged
+lengths B = 1, the sequences are packed along T, cu_seqlens [N + 1] int32 holds their bounds and N is their count.
+Inputs, decode: q, k [B, Hk, D], v [B, Hv, D], g and beta [B, Hv], state [rows, Hv, D, D] (the pool), state_rows [B]
+int32: each sequence's row, distinct, permuted; -1 marks an empty slot, for which o is zero.
+`raw_qk` (a one-element tensor; its presence is the message, nobody reads it) says that q and k are not normalised.
+
+Outputs: prefill writes o and final_state; decode writes o and updates `state`, which `outputs` clones from the pool.
+IN_PLACE names `state` only, so it is empty talk for prefill, whose outputs have no such name.
+
+Regimes ("mixed" unless said): "mixed" draws g = -exp(A) softplus(x) with A spread over heads so that g spans about
+-5 to -1e-4, as trained layers do; "forget": g in [-20, -5], the decay is near 0; "keep": g near -1e-4, decay near 1;
+"beta0" and "beta1": the learning rate within 1e-3 of 0 or 1; "similar": keys within a chunk share a direction (cosine
+about 0.9), gates near 1, which makes the triangular system's inverse alternate and defeats power-series inverses.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+from kernels.common import Tensors, Tolerance, Workload, poisoned
+
+DTYPES = {"f32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+IN_PLACE = ("state",)
+SPARE_ROWS = 3  # pool rows of a check workload that belong to nobody, to show stray writes
+
+
+def _prefill(
+    T: int, heads: tuple[int, int], *, D: int = 64, batch: int = 1, dtype: str = "f32", lengths: str = "",
+    qk_l2norm: int = 0, regime: str = "mixed", role: str = "check", source: str = "",
+) -> Workload:  # fmt: skip
+    tag = f"n{lengths.count('-') + 1}_t{T}" if lengths else (f"b{batch}_" if batch > 1 else "") + f"t{T}"
+    suffix = "".join(
+        f"_{word}"
+        for word, shown in ((dtype, dtype != "bf16"), (regime, regime != "mixed"), ("l2norm", qk_l2norm))
+        if shown
+    )
+    axes: dict[str, int | str] = {
+        "op": "prefill", "batch": batch, "T": T, "lengths": lengths, "Hk": heads[0], "Hv": heads[1], "D": D,
+        "dtype": dtype, "state_dtype": "f32", "qk_l2norm": qk_l2norm, "regime": regime, "pad": 0,
+    }  # fmt: skip
+    return Workload(f"{tag}_hk{heads[0]}_hv{heads[1]}_d{D}{suffix}", axes, role, f"{regime} gates", source)
+
+
+def _decode(
+    batch: int, heads: tuple[int, int], *, D: int = 64, dtype: str = "f32", state_dtype: str = "f32",
+    qk_l2norm: int = 0, regime: str = "mixed", pad: int = 0, role: str = "check", source: str = "",
+) -> Workload:  # fmt: skip
+    suffix = "".join(
+        f"_{word}"
+        for word, shown in (
+            (dtype, dtype != "bf16"),
+            (f"state-{state_dtype}", state_dtype != "f32"),
+            (regime, regime != "mixed"),
+            ("l2norm", qk_l2norm),
+            (f"pad{pad}", pad),
+        )
+        if shown
+    )
+    axes: dict[str, int | str] = {
+        "op": "decode", "batch": batch, "T": 1, "lengths": "", "Hk": heads[0], "Hv": heads[1], "D": D,
+        "dtype": dtype, "state_dtype": state_dtype, "qk_l2norm": qk_l2norm, "regime": regime, "pad": pad,
+    }  # fmt: skip
+    return Workload(f"decode_b{batch}_hk{heads[0]}_hv{heads[1]}_d{D}{suffix}", axes, role, f"{regime} gates", source)
+
+
+_27B, _35B = "q36-27b.gdn", "q36-35b-a3b.gdn"
+
+WORKLOADS: tuple[Workload, ...] = (
+    # check: around the chunk edges (63, 64, 65), one token, several chunks, and every regime once
+    _prefill(1, (1, 1)),
+    _prefill(5, (1, 2)),
+    _prefill(63, (1, 3)),
+    _prefill(64, (2, 2)),
+    _prefill(65, (1, 1), batch=2),
+    _prefill(130, (1, 1), qk_l2norm=1),
+    _prefill(200, (1, 1), regime="keep"),
+    _prefill(75, (1, 1), regime="forget"),
+    _prefill(75, (1, 1), regime="beta0"),
+    _prefill(75, (1, 1), regime="beta1"),
+    _prefill(130, (1, 1), regime="similar"),
+    _prefill(75, (1, 2), D=128, dtype="bf16"),
+    _prefill(75, (1, 2), dtype="bf16", qk_l2norm=1),
+    _prefill(137, (1, 1), lengths="7-64-1-65"),
+    _prefill(66, (2, 4), lengths="1-65", dtype="bf16"),
+    _decode(1, (1, 1)),
+    _decode(3, (1, 3), D=128),
+    _decode(5, (2, 4), qk_l2norm=1),
+    _decode(5, (1, 2), pad=2),
+    _decode(2, (1, 2), regime="forget"),
+    _decode(2, (1, 2), regime="keep"),
+    _decode(3, (2, 2), dtype="bf16"),
+    _decode(3, (1, 2), dtype="bf16", state_dtype="bf16"),
+    # measure: one layer of the models
+    *(_prefill(T, (16, 48), D=128, dtype="bf16", role="measure", source=_27B) for T in (512, 2048, 8192)),
+    *(_prefill(T, (16, 32), D=128, batch=32, dtype="bf16", role="measure", source=_35B) for T in (512, 2048)),
+    *(_decode(b, (16, 48), D=128, dtype="bf16", role="measure", source=_27B) for b in (1, 8, 32, 128, 256)),
+)
+
+
+def _gates(workload: Workload, shape: tuple[int, ...], rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """g (log decay) and beta of `shape` [..., Hv], float32, by regime."""
+    device = rng.device
+    noise = torch.randn(shape, generator=rng, device=device)
+    uniform = torch.rand(shape, generator=rng, device=device)
+    log_rate = torch.linspace(math.log(1e-3), math.log(2.0), shape[-1], device=device)  # exp(A_log), spread over heads
+    g = (-F.softplus(noise) * log_rate.exp()).clamp(-5.0, -1e-4)
+    beta = torch.sigmoid(torch.randn(shape, generator=rng, device=device))
+    regime = workload["regime"]
+    if regime == "forget":
+        g = -5.0 - 15.0 * uniform
+    elif regime in ("keep", "similar"):
+        g = -1e-4 * (0.5 + uniform)
+    elif regime == "beta0":
+        beta = 1e-3 * uniform.clamp_min(1e-3)
+    elif regime == "beta1":
+        beta = 1.0 - 1e-3 * uniform.clamp_min(1e-3)
+    elif regime != "mixed":
+        raise ValueError(f"regime {regime!r} is unknown: use mixed, forget, keep, beta0, beta1 or similar")
+    return g, beta
+
+
+def inputs(workload: Workload, seed: int, device: torch.device | str) -> Tensors:
+    """The tensors of a workload (see the file's docstring), drawn on `device` from `seed`; v and states are normal."""
+    rng = torch.Generator(device).manual_seed(seed)
+    dtype, state_dtype = DTYPES[workload["dtype"]], DTYPES[workload["state_dtype"]]
+    batch, tokens, heads_k, heads_v, dim = (workload[a] for a in ("batch", "T", "Hk", "Hv", "D"))
+    decode = workload["op"] == "decode"
+    lead = (batch,) if decode else (batch, tokens)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=rng, device=device)
+
+    q, k = normal(*lead, heads_k, dim), normal(*lead, heads_k, dim)
+    if workload["regime"] == "similar":
+        k = normal(heads_k, dim) + 0.33 * k
+    if not workload["qk_l2norm"]:
+        q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
+    g, beta = _gates(workload, (*lead, heads_v), rng)
+    tensors = {"q": q.to(dtype), "k": k.to(dtype), "v": normal(*lead, heads_v, dim).to(dtype), "g": g, "beta": beta}
+    if workload["qk_l2norm"]:
+        tensors["raw_qk"] = torch.ones(1, device=device)
+    if decode:
+        rows = batch + (SPARE_ROWS if workload.role == "check" else 0)
+        order = torch.randperm(rows, generator=rng, device=device)[:batch].to(torch.int32)
+        order[batch - workload["pad"] :] = -1
+        # Drawn row by row: the pool of the largest workload is 0.8 GB in float32 and bf16 would need both at once.
+        state = torch.empty(rows, heads_v, dim, dim, dtype=state_dtype, device=device)
+        for row in state:
+            row.copy_(normal(heads_v, dim, dim))
+        return tensors | {"state": state, "state_rows": order}
+    lengths = [int(n) for n in str(workload["lengths"]).split("-")] if workload["lengths"] else []
+    if lengths:
+        if batch != 1 or sum(lengths) != tokens:
+            raise ValueError(f"lengths {lengths} need batch = 1 and T = {sum(lengths)}, got {batch=} and T = {tokens}")
+        bounds = [0, *torch.tensor(lengths).cumsum(0).tolist()]
+        tensors["cu_seqlens"] = torch.tensor(bounds, dtype=torch.int32, device=device)
+    states = len(lengths) or batch
+    return tensors | {"initial_state": normal(states, heads_v, dim, dim).to(state_dtype)}
+
+
+def outputs(workload: Workload, inputs: Tensors) -> Tensors:
+    """Fresh outputs: o in `dtype`, poisoned; and final_state, poisoned (prefill), or state, a clone of the pool."""
+    v = inputs["v"]
+    o = poisoned(tuple(v.shape), v.dtype, v.device)
+    if workload["op"] == "decode":
+        return {"o": o, "state": inputs["state"].clone()}
+    initial = inputs["initial_state"]
+    return {"o": o, "final_state": poisoned(tuple(initial.shape), initial.dtype, initial.device)}
+
+
+# Relative rms error of rounding a normal number once to nearest, about 0.86 * 2^-(m+2) for m stored mantissa bits:
+# bf16 1.68e-3 and fp16 2.1e-4 when tried with torch (the squares are NMSE 2.8e-6 and 4.3e-8).
+ROUNDING = {"bf16": 1.68e-3, "fp16": 2.1e-4, "tf32": 2.1e-4, "f32": 2.6e-8}
+
+
+def tolerance(workload: Workload, precision: str) -> dict[str, Tolerance]:
+    """Limits by output name for operands rounded to `precision` ("bf16", "fp16", "tf32", "f32").
+
+    Matrix-unit precisions round about six operands on the way to an output (q or k, S, the corrected values, the
+    inverse, V', P), independently, and a rounding of S or V' is fed back through the next chunks, where the delta
+    rule and the decay shrink it: sqrt(6) roundings, times two for the feedback, is 4.9; 4.8 makes 1e-3, NMSE 1e-6,
+    the limit of fp16 and tf32. "f32" means float32 throughout: sums of D terms, sqrt(D) 2^-24, with ten such sums in
+    a chain. Writing an output in a 16-bit format adds that format's rounding. One element may be off by sixteen times
+    the relative limit, in units of the rms: errors follow an element's own size, and the largest are 5 to 8 rms.
+    Raises ValueError on an unknown precision.
+    """
+    if precision == "f32":
+        computed = 10 * math.sqrt(workload["D"]) * 2.0**-24
+        reason = f"ten chained float32 sums of D = {workload['D']} terms"
+    elif precision in ("bf16", "fp16", "tf32"):
+        computed = 4.8 * ROUNDING[precision]
+        reason = f"six {precision} roundings of operands, doubled for feedback through the state"
+    else:
+        raise ValueError(f"precision {precision!r} is unknown: use bf16, fp16, tf32 or f32")
+
+    def limit(stored: str) -> Tolerance:
+        relative = math.hypot(computed, ROUNDING[stored] * 1.1)  # 1.1: the mean over few elements scatters
+        return Tolerance(relative, 16 * relative, f"{reason}; stored as {stored}")
+
+    state = "state" if workload["op"] == "decode" else "final_state"
+    return {"o": limit(workload["dtype"]), state: limit(workload["state_dtype"])}

@@ -1,0 +1,68 @@
+"""Flops and compulsory bytes of the gated delta rule.
+
+Decode is traffic: each sequence's state, Hv * D * D elements, is read once and written once, and everything else is
+three orders smaller. Prefill has two floors. Traffic: q, k, v, g, beta read once, o written once, the state read and
+written once per sequence. Arithmetic: it depends on the algorithm. The recurrence itself needs 6 D^2 flops per token
+and head but runs on the vector units; chunks of C tokens turn it into matrix products that tensor cores can run and
+add work that grows with C. The convention here is C = 64 and the least work known at that size; `chunk_flops` states
+each product, so that another C or algorithm can be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kernels.common import Cost, Workload
+
+ELEMENT_BYTES = {"f32": 4, "fp16": 2, "bf16": 2}
+CHUNK = 64
+
+
+def sequences(workload: Workload) -> int:
+    """Number of states carried: the ragged lengths' count, or the batch."""
+    lengths = str(workload.axes.get("lengths", ""))
+    return len(lengths.split("-")) if lengths else int(workload["batch"])
+
+
+def state_bytes(workload: Workload) -> int:
+    """Bytes of the states that the workload touches, counted once: sequences * Hv * D * D * element size."""
+    live = sequences(workload) - int(workload.axes.get("pad", 0))
+    return live * workload["Hv"] * workload["D"] ** 2 * ELEMENT_BYTES[workload["state_dtype"]]
+
+
+def chunk_flops(chunk: int, dim: int, ratio: int = 1) -> Mapping[str, float]:
+    """Matrix flops per token and v head of the chunked form, product by product (a multiply-add is two).
+
+    K K^T and Q K^T do not depend on the v head when decay and beta are applied afterwards, so the `ratio` v heads of a
+    k head can share them; `solve` applies the C x C inverse to the D columns of the corrected values. Triangles are
+    counted as full squares, because matrix units do not skip half a tile. Forming W = inverse * (beta exp(g) K)
+    instead of correcting the values by S^T K first costs another 2 C D ("w").
+    """
+    return {
+        "kkt": 2 * chunk * dim / ratio,
+        "qkt": 2 * chunk * dim / ratio,
+        "state_k": 2 * dim * dim,
+        "state_q": 2 * dim * dim,
+        "solve": 2 * chunk * dim,
+        "attend": 2 * chunk * dim,
+        "update": 2 * dim * dim,
+    }
+
+
+def w_flops(chunk: int, dim: int) -> float:
+    """Extra flops per token and v head of the pipeline that materialises W (kernels/gdn/triton_split.py)."""
+    return 2 * chunk * dim
+
+
+def cost(workload: Workload, precision: str) -> Cost:
+    """Cost of a workload. Prefill runs on the matrix units ("bf16" pipe), decode on the vector units ("f32")."""
+    dim, heads_k, heads_v = workload["D"], workload["Hk"], workload["Hv"]
+    tokens = workload["batch"] * workload["T"]
+    element = ELEMENT_BYTES[workload["dtype"]]
+    activation_bytes = tokens * (2 * heads_k * dim + 2 * heads_v * dim) * element + tokens * heads_v * 2 * 4
+    traffic_bytes = activation_bytes + 2 * state_bytes(workload)
+    if workload["op"] == "decode":
+        live = tokens - int(workload.axes.get("pad", 0))
+        return Cost(flops=live * heads_v * 7 * dim * dim, bytes=traffic_bytes, pipe="f32")  # 6 D^2 and the decay
+    per_token = sum(chunk_flops(CHUNK, dim, heads_v // heads_k).values())
+    return Cost(flops=tokens * heads_v * per_token, bytes=traffic_bytes, pipe="bf16")

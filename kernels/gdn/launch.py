@@ -1,0 +1,54 @@
+"""Host-side pieces that every GDN candidate needs: the packed view of a batch, the device's capability, type names.
+
+A dense batch [B, T, ...] and a ragged one are the same thing once packed: tokens [B * T, ...] and cumulative sequence
+bounds. The chunked kernels know only the packed form, so there is one code path for both. Building the bounds costs a
+small host copy, done in `prepare`, outside the timing; activations are viewed, never copied.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import pairwise
+
+import torch
+
+from kernels.common import Tensors
+
+INTERPRETER = (0, 0)  # stands for "no GPU": Triton's interpreter
+TRITON_TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+@lru_cache
+def capability(device: torch.device) -> tuple[int, int]:
+    """Compute capability of a device, (0, 0) for the CPU."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else INTERPRETER
+
+
+def sequence_bounds(inputs: Tensors) -> torch.Tensor:
+    """[N + 1] int32 on the inputs' device: the given cu_seqlens, or 0, T, 2T, ... for a dense batch.
+
+    Raises ValueError when the bounds do not start at 0, do not increase, or do not end at the token count.
+    """
+    batch, tokens = inputs["v"].shape[:2]
+    device = inputs["v"].device
+    if "cu_seqlens" not in inputs:
+        return torch.arange(0, batch * tokens + 1, tokens, dtype=torch.int32, device=device)
+    bounds = inputs["cu_seqlens"].tolist()
+    if batch != 1:
+        raise ValueError(f"cu_seqlens given with batch = {batch}: pack the sequences along T and pass batch = 1")
+    if bounds[0] != 0 or bounds[-1] != tokens or any(b <= a for a, b in pairwise(bounds)):
+        raise ValueError(f"cu_seqlens {bounds} must rise strictly from 0 to T = {tokens}: drop empty sequences")
+    return inputs["cu_seqlens"].to(device=device, dtype=torch.int32)
+
+
+def checked(inputs: Tensors, names: tuple[str, ...]) -> None:
+    """Raise ValueError when a named tensor is not contiguous or Hv is not a multiple of Hk."""
+    for name in names:
+        if not inputs[name].is_contiguous():
+            raise ValueError(
+                f"{name} has strides {inputs[name].stride()} for shape {tuple(inputs[name].shape)}: "
+                f"pass {name}.contiguous()"
+            )
+    heads_k, heads_v = inputs["k"].shape[-2], inputs["v"].shape[-2]
+    if heads_v % heads_k:
+        raise ValueError(f"Hv = {heads_v} is not a multiple of Hk = {heads_k}: pass v with Hv = r * Hk heads")

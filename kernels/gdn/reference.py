@@ -1,0 +1,81 @@
+"""The gated delta rule, one token after the other, in float64.
+
+What: the four lines of the recurrence (see the package docstring), with nothing chunked, fused or reordered, so that
+the text can be compared with the formula by eye. Why float64: every candidate rounds somewhere between 2^-9 and 2^-24;
+the reference must be silent beside all of them. Given up: speed. A 27B layer at T = 8192 takes minutes on a CPU, so
+checks use small shapes and the measured shapes are checked on the GPU, where the same code runs.
+
+Heads are looped over as a tensor dimension only; sequences and tokens are Python loops.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+
+from kernels.common import Tensors
+
+L2_EPS = 1e-6  # x * rsqrt(sum(x^2) + eps), as transformers' l2norm; candidates hold their own copy of the constant
+
+
+def _l2_normalised(x: torch.Tensor) -> torch.Tensor:
+    return x / torch.sqrt((x * x).sum(-1, keepdim=True) + L2_EPS)
+
+
+def step(
+    state: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One token of one sequence: q, k, v [Hv, D] (heads already repeated), g, beta [Hv], state [Hv, D, D], all float64.
+
+    Returns (o [Hv, D], the new state). arXiv 2412.06464 equation 10, with the read scaled by D^-0.5.
+    """
+    state = state * torch.exp(g)[:, None, None]
+    guess = torch.einsum("hkv,hk->hv", state, k)
+    update = beta[:, None] * (v - guess)
+    state = state + torch.einsum("hk,hv->hkv", k, update)
+    return torch.einsum("hkv,hk->hv", state, q) * q.shape[-1] ** -0.5, state
+
+
+def reference(inputs: Tensors) -> Tensors:
+    """Outputs of a workload in float64; `inputs` as cases.inputs describes them.
+
+    Prefill returns o [B, T, Hv, D] and final_state [N, Hv, D, D]; decode returns o [B, Hv, D] and the whole state
+    pool [rows, Hv, D, D] after the step. Raises ValueError when Hv is not a multiple of Hk.
+    """
+    heads_k, heads_v = inputs["k"].shape[-2], inputs["v"].shape[-2]
+    if heads_v % heads_k:
+        raise ValueError(f"Hv = {heads_v} is not a multiple of Hk = {heads_k}: pass v with Hv = r * Hk heads")
+    q, k, v, g, beta = (inputs[name].double() for name in ("q", "k", "v", "g", "beta"))
+    if "raw_qk" in inputs:
+        q, k = _l2_normalised(q), _l2_normalised(k)
+    q, k = (x.repeat_interleave(heads_v // heads_k, dim=-2) for x in (q, k))
+    if "state_rows" in inputs:
+        return _decode(q, k, v, g, beta, inputs)
+    return _prefill(q, k, v, g, beta, inputs)
+
+
+def _prefill(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, inputs: Tensors
+) -> Tensors:
+    o, final_state = torch.zeros_like(v), inputs["initial_state"].double()
+    if "cu_seqlens" in inputs:
+        bounds = inputs["cu_seqlens"].tolist()
+        spans = [(0, first, last) for first, last in pairwise(bounds)]
+    else:
+        spans = [(row, 0, v.shape[1]) for row in range(v.shape[0])]
+    final_state = final_state.clone()
+    for n, (row, first, last) in enumerate(spans):
+        for t in range(first, last):
+            o[row, t], final_state[n] = step(final_state[n], q[row, t], k[row, t], v[row, t], g[row, t], beta[row, t])
+    return {"o": o, "final_state": final_state}
+
+
+def _decode(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, inputs: Tensors
+) -> Tensors:
+    o, pool = torch.zeros_like(v), inputs["state"].double().clone()
+    for b, row in enumerate(inputs["state_rows"].tolist()):
+        if row >= 0:  # -1 marks an empty slot: o stays zero and no state is touched
+            o[b], pool[row] = step(pool[row], q[b], k[b], v[b], g[b], beta[b])
+    return {"o": o, "state": pool}
