@@ -1,4 +1,4 @@
-"""Host-side pieces that every GDN candidate needs: the packed view of a batch, the device's capability, type names.
+"""Host-side pieces that every GDN candidate needs: the packed view of a batch, the device's capability.
 
 A dense batch [B, T, ...] and a ragged one are the same thing once packed: tokens [B * T, ...] and cumulative sequence
 bounds. The chunked kernels know only the packed form, so there is one code path for both. Building the bounds costs a
@@ -15,13 +15,17 @@ import torch
 from kernels.common import Tensors
 
 INTERPRETER = (0, 0)  # stands for "no GPU": Triton's interpreter
-TRITON_TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
 @lru_cache
 def capability(device: torch.device) -> tuple[int, int]:
     """Compute capability of a device, (0, 0) for the CPU."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else INTERPRETER
+
+
+def current_capability() -> tuple[int, int]:
+    """Compute capability of the current CUDA device, (0, 0) without one: what a row's `config` is written for."""
+    return capability(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def sequence_bounds(inputs: Tensors) -> torch.Tensor:

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 from kernels.common import Build, Candidate, Needs, Tensors, Workload, interpreted
-from kernels.gdn.launch import capability, checked
+from kernels.gdn.launch import capability, checked, current_capability
 from kernels.gdn.tiles import L2_EPS, as_format
 
 
@@ -133,7 +133,8 @@ def _builds(cc: int) -> tuple[Build, ...]:
 
 def describe(workload: Workload) -> str:
     """The launch choice in one line."""
-    return f"float32 arithmetic, {workload['state_dtype']} state; chosen by config_for(batch = {workload['batch']})"
+    config = config_for(current_capability(), workload["batch"], workload["Hv"], workload["D"])
+    return f"float32 arithmetic, {workload['state_dtype']} state, {config}"
 
 
 CANDIDATES = (

@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 
 from kernels.common import Build, Candidate, Needs, Tensors, Workload, interpreted
-from kernels.gdn.launch import capability, checked, sequence_bounds
+from kernels.gdn.launch import capability, checked, current_capability, sequence_bounds
 from kernels.gdn.tiles import as_format, as_operand, inverse_norm, matmul, matmul_add, pair_decay, unit_lower_inverse
 
 
@@ -114,8 +114,8 @@ class FusedConfig:
 def config_for(cc: tuple[int, int], dim: int, precision: str) -> FusedConfig:
     """Choose by compute capability, head dimension and operand precision; not yet tuned on any device.
 
-    Shared memory decides: K and Q tiles of C x D per stage and the C x C operands must fit 99 KB where the opt-in
-    limit is that (8.6, 8.9, 12.x), so float32 operands use chunks of 32 there.
+    Registers decide more than shared memory (NOTES.md): chunks of 64 spill, and halve the number of dependent steps;
+    32 where the opt-in shared memory is 99 KB (8.6, 8.9, 12.x) and for float32 operands, which are twice as wide.
     """
     if cc == (0, 0):
         return FusedConfig(64, dim, 4, 1, "tf32" if precision == "tf32" else "fp16")
@@ -175,7 +175,7 @@ def _candidate(name: str, precision: str, operand: str) -> Candidate:
         prepare=_prepare,
         refuses=_refuses,
         builds=lambda cc: _builds(cc, operand, "bf16"),
-        config=lambda workload: f"{operand} operands; chosen by config_for(capability, D = {workload['D']})",
+        config=lambda workload: f"{operand} operands, {config_for(current_capability(), workload['D'], operand)}",
     )
 
 

@@ -19,7 +19,7 @@ import triton
 
 from kernels.common import Build, Candidate, Needs, Tensors, Workload, interpreted
 from kernels.gdn import split_kernels as stages
-from kernels.gdn.launch import capability, checked, sequence_bounds
+from kernels.gdn.launch import capability, checked, current_capability, sequence_bounds
 
 OPERANDS = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32}
 HEAD_TILE = 16
@@ -171,7 +171,7 @@ def _candidate(name: str, precision: str, operand: str) -> Candidate:
         prepare=lambda inputs: _prepare(inputs, operand),
         refuses=_refuses,
         builds=lambda cc: _builds(cc, operand),
-        config=lambda workload: f"{operand} operands; chosen by config_for(capability, D = {workload['D']})",
+        config=lambda workload: f"{operand} operands, {config_for(current_capability(), workload['D'], operand)}",
     )
 
 
