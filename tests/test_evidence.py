@@ -1,0 +1,290 @@
+"""Measured rows as evidence: which rows pair up, which are believed, and whether the gate stood before the samples."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab import devices, evidence, phases, records
+from lab.errors import BadInput
+from lab.gates import Condition, Gate, judge
+
+H200 = devices.get("h200")
+
+
+def row(arm: str, median_us: float | None, **more: Any) -> dict[str, Any]:
+    base = {
+        "schema": 1,
+        "device": "h200",
+        "phase": "toy",
+        "family": "gdn",
+        "arm": arm,
+        "name": f"{arm}_kernel",
+        "precision": "bf16",
+        "workload_id": "a",
+        "workload": {"T": 63},
+        "status": "ok",
+        "message": "",
+        "run": "r1",
+        "started": "2026-11-20T10:00:00+00:00",
+        "relative_error": 1e-3,
+        "flops": 1e6,
+        "bytes": 2**30,
+        "pipe": "bf16",
+        "l2": "cold",
+        "n": 20,
+        "calls": 3,
+        "sd_pct": 0.1,
+        "aa_pct": 0.2,
+    }
+    timed = {} if median_us is None else {"median_us": median_us}
+    return base | timed | more
+
+
+GATE = Gate(
+    correctness=(Condition("relative_error", "<=", "ratio", 1e-2, workload="a"),),
+    engaged=(Condition("engagements", ">", "launches", 0, workload="a"),),
+    require=(Condition("kernel_us", "<", "%", 0, "change", "a"),),
+)
+
+
+def word(*rows: dict[str, Any], gate: Gate = GATE) -> str:
+    return judge(gate, evidence.readings(rows, H200)).word
+
+
+def test_reading_of_two_good_rows() -> None:
+    found = evidence.readings([row("control", 1000.0), row("candidate", 800.0)], H200)
+    time = found["kernel_us", "a"]
+    assert (time.control, time.candidate, time.unit, time.control_sd_pct, time.noise_pct) == (1000, 800, "us", 0.1, 0.2)
+    assert time.ids == ("profiles/h200/toy/r1#control@a", "profiles/h200/toy/r1#candidate@a")
+    assert found["engagements", "a"].candidate == 60
+    assert found["relative_error", "a"].candidate == 1e-3
+    share = found["roofline_fraction", "a"]
+    assert share.control is not None
+    assert share.candidate == pytest.approx(share.control * 1000 / 800)
+    assert share.candidate == pytest.approx(2**30 / 4.8e12 / 800e-6, rel=0.02)  # the datasheet's 4.8 TB/s
+    assert judge(GATE, found).word == "GO"
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        # the newest run that has both arms, whatever came before or after it
+        ([("r1", 1000, 500), ("r2", 1000, 900)], (1000, 900)),
+        ([("r1", 1000, 500), ("r2", None, 900)], (1000, 500)),
+        ([("r2", None, 900), ("r1", 1000, 500)], (1000, 500)),
+        # never one arm from each
+        ([("r1", 1000, None), ("r2", None, 900)], (None, 900)),
+        ([("r2", 1000, None), ("r1", None, 900)], (1000, None)),
+    ],
+)
+def test_arms_of_one_run(rows: list[tuple[str, Any, Any]], expected: tuple[Any, Any]) -> None:
+    flat = [
+        row(arm, float(us), run=run)
+        for run, control, candidate in rows
+        for arm, us in (("control", control), ("candidate", candidate))
+        if us is not None
+    ]
+    reading = evidence.readings(flat, H200)["kernel_us", "a"]
+    assert (reading.control, reading.candidate) == expected
+    assert len({i.split("#")[0] for i in reading.ids}) == 1
+    if None in expected:
+        assert word(*flat) == "BLOCKED"
+
+
+def test_workloads_pair_by_themselves_and_peers_are_no_arm() -> None:
+    flat = [
+        row("control", 1000.0),
+        row("candidate", 900.0),
+        row("control", 100.0, workload_id="b", run="r2", bytes=1e6),
+        row("candidate", 90.0, workload_id="b", run="r2", bytes=1e6),
+        row("peer", 1.0, run="r3"),
+    ]
+    found = evidence.readings(flat, H200)
+    assert {k[1] for k in found} == {"a", "b"}
+    assert found["kernel_us", "a"].candidate == 900
+    assert found["kernel_us", "b"].candidate == 90
+
+
+@pytest.mark.parametrize("status", ["error", "oom", "timeout", "skipped", "suspect"])
+@pytest.mark.parametrize("arm", ["control", "candidate"])
+def test_row_that_is_not_ok_blocks(arm: str, status: str) -> None:
+    other = "candidate" if arm == "control" else "control"
+    broken = row(arm, 500.0 if status == "suspect" else None, status=status, n=0)
+    assert word(broken, row(other, 1000.0)) == "BLOCKED"
+
+
+def test_incorrect_row_is_invalid_where_correctness_is_asked() -> None:
+    wrong = row("candidate", None, status="incorrect", relative_error=0.7, message="y: relative error 7.0e-01", n=0)
+    rows = [row("control", 1000.0), wrong]
+    assert evidence.readings(rows, H200)["kernel_us", "a"].candidate is None
+    verdict = judge(GATE, evidence.readings(rows, H200))
+    assert verdict.word == "INVALID"
+    assert "candidate_kernel is incorrect: y: relative error 7.0e-01" in verdict.reason
+    # NaN in the output leaves no error that a row could hold; an output near enough to pass this gate is still wrong.
+    for error in (None, 1e-4):
+        assert word(row("control", 1000.0), wrong | {"relative_error": error}) == "INVALID"
+    assert word(*rows, gate=Gate(require=GATE.require)) == "BLOCKED"
+
+
+def test_correct_row_beyond_the_gate_is_invalid() -> None:
+    assert word(row("control", 1000.0), row("candidate", 800.0, relative_error=2e-2)) == "INVALID"
+
+
+# Faster than the device -----------------------------------------------------------------------------------------------
+
+MEMORY_US = 2**30 / 4.8e12 * 1e6  # 223.7 us for 1 GiB
+COMPUTE = {"flops": 1e12, "bytes": 1e3}  # about 1,000 us of bf16, no traffic
+
+
+@pytest.mark.parametrize(
+    ("median_us", "more", "caught"),
+    [
+        (MEMORY_US * 0.98, {}, True),
+        (MEMORY_US * 1.02, {}, False),
+        (MEMORY_US * 0.5, {"l2": "warm"}, False),  # the bytes may have come out of the cache
+        (500.0, COMPUTE, True),
+        (500.0, {**COMPUTE, "l2": "warm"}, True),  # arithmetic is not cached
+        (2000.0, COMPUTE, False),
+        (None, {"status": "error"}, False),
+    ],
+)
+def test_beyond_the_datasheet(median_us: float | None, more: dict[str, Any], caught: bool) -> None:
+    fast = row("candidate", median_us, **more)
+    said = evidence.beyond(fast, H200)
+    assert bool(said) == caught, said
+    if caught:
+        assert all(part in said for part in ("candidate_kernel took", "us, under the", H200.name, "datasheet"))
+        assert word(row("control", 5000.0), fast) == "INVALID"
+        assert word(row("control", median_us, **more), row("candidate", 5000.0)) == "INVALID"
+
+
+def test_rows_without_cost_are_not_called_impossible() -> None:
+    bare = {k: v for k, v in row("candidate", 1.0).items() if k != "bytes"}
+    assert evidence.beyond(bare, H200) == ""
+
+
+# Did the gate stand before the samples? -------------------------------------------------------------------------------
+
+CARD = """id = "toy"
+row = "LP17"
+system = "killgate"
+device = "h200"
+title = "t"
+question = "q"
+hypothesis = "h"
+null = "n"
+control = "control_kernel"
+candidate = "candidate_kernel"
+workloads = ["a"]
+limits = "l"
+[gate]
+source = "declared in this card"
+[[gate.require]]
+metric = "kernel_us"
+compare = "change"
+op = "<"
+threshold = -5
+unit = "%"
+workload = "a"
+[expected]
+recovery = "r"
+arithmetic = "a"
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A git repository with the card committed at 09:00, and records and evidence looking there."""
+    monkeypatch.setattr(evidence, "REPOSITORY", tmp_path)
+    monkeypatch.setattr(records, "FOLDER", tmp_path / "profiles")
+    git(tmp_path, "init", "--quiet")
+    (tmp_path / "toy.toml").write_text(CARD)
+    commit(tmp_path, "09:00")
+    evidence._gate_commit.cache_clear()
+    yield tmp_path
+    evidence._gate_commit.cache_clear()
+
+
+def git(folder: Path, *arguments: str, time: str = "09:00") -> None:
+    date = f"2026-11-20T{time}:00+00:00"
+    names = {f"GIT_{who}_{what}": "x@y" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    dates = {"GIT_AUTHOR_DATE": date, "GIT_COMMITTER_DATE": date, "GIT_CONFIG_GLOBAL": os.devnull}
+    command = ["git", "-C", str(folder), *arguments]
+    subprocess.run(command, check=True, capture_output=True, env={**os.environ, **names, **dates})
+
+
+def commit(folder: Path, time: str) -> None:
+    git(folder, "add", "-A", time=time)
+    git(folder, "commit", "--quiet", "--message", "x", time=time)
+
+
+def measured_at(folder: Path, time: str, gate_hash: str | None = None) -> str:
+    """Append both arms as measured at that time and return what the judge notes about the gate."""
+    card = phases.load(folder / "toy.toml")
+    for arm, us in (("control", 1000.0), ("candidate", 800.0)):
+        started = f"2026-11-20T{time}:00+00:00"
+        made = row(arm, us, run=f"r{time}", started=started, gate_hash=gate_hash or card.gate_hash)
+        records.append(folder / "profiles" / "h200" / "toy" / f"r{time}", made)
+    judged = evidence.judge_measured(card, "h200")
+    assert judged.verdict.word == "GO"
+    assert (judged.evidence, judged.device, judged.agrees) == ("measured", "h200", None)
+    return judged.note
+
+
+def test_gate_committed_before_measuring(checkout: Path) -> None:
+    assert measured_at(checkout, "10:00") == ""
+
+
+def test_gate_committed_after_measuring(checkout: Path) -> None:
+    text = CARD.replace("threshold = -5", "threshold = -4")
+    (checkout / "toy.toml").write_text(text)
+    commit(checkout, "11:00")
+    note = measured_at(checkout, "10:00")
+    assert note.startswith("gate changed after measuring: commit ")
+    assert note.endswith("is younger than the samples")
+    # One late run among sound ones is enough, and prose committed later is not.
+    (checkout / "toy.toml").write_text(text.replace('limits = "l"', 'limits = "more"'))
+    commit(checkout, "13:00")
+    evidence._gate_commit.cache_clear()
+    assert measured_at(checkout, "12:00") == note
+
+
+def test_prose_committed_after_measuring(checkout: Path) -> None:
+    (checkout / "toy.toml").write_text("# said better\n" + CARD.replace('question = "q"', 'question = "what?"'))
+    commit(checkout, "11:00")
+    assert measured_at(checkout, "10:00") == ""
+
+
+def test_gate_edited_and_taken_back(checkout: Path) -> None:
+    """The gate that the samples saw is the one before the edit; what stands now was committed after them."""
+    (checkout / "toy.toml").write_text(CARD.replace("threshold = -5", "threshold = -50"))
+    commit(checkout, "09:30")
+    (checkout / "toy.toml").write_text(CARD)
+    commit(checkout, "11:00")
+    assert "is younger than the samples" in measured_at(checkout, "10:00")
+
+
+def test_rows_with_another_gate_hash(checkout: Path) -> None:
+    assert measured_at(checkout, "10:00", "0" * 12) == "gate changed after measuring: the rows carry another gate hash"
+
+
+def test_outside_git_nothing_is_claimed(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evidence, "REPOSITORY", tmp_path_factory.mktemp("elsewhere"))
+    path = tmp_path / "toy.toml"
+    path.write_text(CARD)
+    assert evidence.gate_commit(phases.load(path)) is None
+
+
+def test_devices_with_rows(checkout: Path) -> None:
+    measured_at(checkout, "10:00")
+    assert evidence.measured_devices("toy") == ["h200"]
+    assert evidence.measured_devices("p5") == []
+    evidence.refuse_unmeasured("toy", "h200")
+    with pytest.raises(BadInput, match=r"profiles/gb10/toy: no measured rows; run `lab measure toy`"):
+        evidence.refuse_unmeasured("toy", "gb10")

@@ -1,0 +1,253 @@
+"""The committed cards: what they must decide on the recorded figures, and what no change of those figures may leave.
+
+The expected words are written down here by recorded id, independently of the cards and of data/recorded, so that a gate
+or a figure cannot drift without a test saying so. Cards that are not as they must be are in test_phases_refused.py.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab import phases, recorded, vocabulary
+from lab.gates import WORDS, Condition, Finding, Gate, Reading, Verdict, judge
+
+CASES = [(card, case) for card in phases.cards().values() for case in card.recorded]
+IDS = [f"{card.id}-{case.verdict.id}" for card, case in CASES]
+JUDGED = {j.recorded_id: j for j in phases.judge_recorded(phases.cards().values())}
+
+# recorded id -> our word, the source's word, our word on each claim.
+EXPECTED: dict[str, tuple[str, str, dict[str, str]]] = {
+    "lp.v.lever1-ssm-out-2d": ("GO", "LANDED", {}),
+    "lp.v.p1": ("NO-GO", "LANDED", {"prefill gain": "NEUTRAL"}),
+    "lp.v.p1-dense": ("VACUOUS", "NEUTRAL", {}),
+    "lp.v.p2": ("NO-GO", "NO-GO", {"KL unchanged on the model": "VACUOUS"}),
+    "lp.v.p2-structural": ("VACUOUS", "BLOCKED", {}),
+    "lp.v.p3": ("NO-GO", "NO-GO", {"faster at M = 512": "NO-GO"}),
+    "lp.v.p3-in-kernel-gather": ("NO-GO", "NO-GO", {}),
+    "lp.v.p4": ("BLOCKED", "NO-GO", {}),
+    "lp.v.p4-measured": ("NO-GO", "NO-GO", {}),
+    "lp.v.p5": ("NO-GO", "NO-GO", {}),
+    "lp.v.phase74": ("NO-GO", "NO-GO", {}),
+    "lp.v.bf16-c64": ("NO-GO", "NO-GO", {}),
+    "lp.v.p6-analytical": ("BLOCKED", "BLOCKED", {}),
+    "lp.v.p6": ("NO-GO", "NO-GO", {}),
+    "lp.v.p6-q8-null": ("NO-GO", "NO-GO", {}),
+}
+
+
+@pytest.mark.parametrize("recorded_id", EXPECTED)
+def test_expected_verdict(recorded_id: str) -> None:
+    word, source, claims = EXPECTED[recorded_id]
+    judged = JUDGED[recorded_id]
+    assert (judged.verdict.word, judged.recorded_verdict) == (word, source)
+    assert {name: verdict.word for name, verdict in judged.claims} == claims
+    assert judged.agrees == (word == source or (word, source) == ("GO", "LANDED"))
+
+
+def test_every_recorded_case_is_expected() -> None:
+    """A new card brings its expectation along; until then its verdict is nobody's claim."""
+    phases_of_the_table = {case.verdict.id for _, case in CASES if case.verdict.system == "localai-paged"}
+    assert set(EXPECTED) <= phases_of_the_table
+    assert len({case.verdict.id for _, case in CASES}) == len(CASES)
+
+
+@pytest.mark.parametrize(("card", "case"), CASES, ids=IDS)
+def test_sentence_exactly_where_we_differ(card: phases.Card, case: phases.RecordedCase) -> None:
+    judged = JUDGED[case.verdict.id]
+    assert bool(judged.differs) == (not judged.agrees)
+    if judged.differs:
+        assert judged.differs.endswith(".")
+        assert len(judged.differs.split()) > 8
+
+
+# Figures --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("card", "case"), CASES, ids=IDS)
+def test_figures_exist_and_stand(card: phases.Card, case: phases.RecordedCase) -> None:
+    for figure_id in case.figures:
+        figure = recorded.target(figure_id)
+        assert figure.device == card.device
+        assert figure.system == card.system
+    stated = [c.stated_by for _, c in card.gate.conditions() if c.stated_by]
+    assert all(recorded.target(figure_id).kind == "threshold" for figure_id in stated if ".threshold." in figure_id)
+
+
+def numbers(text: str) -> set[str]:
+    return set(re.findall(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:e[-+]\d+)?(?!\w)", text))
+
+
+def derived(finding: Finding, gate: Gate, reading: Reading) -> set[str]:
+    """Every number that a sentence on these figures may hold: as printed, the change between them, the floor."""
+    figures = {i: recorded.figure(i) for i in finding.ids}
+    allowed = {f"{f.value:.6g}" for f in figures.values()}
+    of = {f.arm: float(f.value) for f in figures.values() if f.metric not in ("noise_floor", "sd")}
+    if {"control", "candidate"} <= of.keys():
+        allowed.add(f"{100 * (of['candidate'] - of['control']) / of['control']:+.2f}")
+    allowed |= {f"{float(f.value):+.2f}" for f in figures.values() if f.unit == "%"}
+    noise = [float(f.value) * (gate.noise.sigmas if f.metric == "sd" else 1) for f in figures.values()]
+    return allowed | {f"{n:.6g}" for n in (gate.noise.floor_pct, *noise)}
+
+
+def untraced(verdict: Verdict, gate: Gate, evidence: Mapping[tuple[str, str], Reading]) -> list[str]:
+    """Numbers in the findings of a verdict that no figure of theirs gives."""
+    found = []
+    for finding in verdict.findings:
+        if finding.state == "missing":
+            continue
+        key = (finding.condition.metric, finding.condition.workload)
+        found += sorted(numbers(finding.observed) - derived(finding, gate, evidence[key]))
+        found += [] if finding.ids else [f"{finding.observed} has no id"]
+    return found
+
+
+@pytest.mark.parametrize(("card", "case"), CASES, ids=IDS)
+def test_every_number_traces_to_figures(card: phases.Card, case: phases.RecordedCase) -> None:
+    judged = JUDGED[case.verdict.id]
+    gates = [(judged.verdict, card.gate)]
+    gates += [(v, c.gate) for (_, v), c in zip(judged.claims, card.claims, strict=True)]
+    for verdict, gate in gates:
+        assert untraced(verdict, gate, case.evidence) == []
+        assert {i for f in verdict.findings for i in f.ids} <= set(case.figures)
+
+
+def test_untraced_number_is_found() -> None:
+    card, case = next((card, case) for card, case in CASES if case.verdict.id == "lp.v.p5")
+    key = ("gdn_us_per_token", "npp2048")
+    other = {**case.evidence, key: replace(case.evidence[key], candidate=57.0)}
+    assert untraced(judge(card.gate, other), card.gate, other) == ["+1.23", "57"]
+
+
+@pytest.mark.parametrize("card", phases.cards().values(), ids=list(phases.cards()))
+def test_verdict_words_are_not_in_the_card(card: phases.Card) -> None:
+    words = {*WORDS, "LANDED"}
+
+    def texts(value: Any) -> list[str]:
+        if isinstance(value, dict):
+            return [t for v in value.values() for t in texts(v)]
+        return [t for v in value for t in texts(v)] if isinstance(value, list) else [str(value)]
+
+    raw = vocabulary.read_toml(card.path)
+    assert not words & set(texts(raw))
+
+
+# What no change of the evidence may leave -----------------------------------------------------------------------------
+
+
+def directional(card: phases.Card) -> list[Condition]:
+    return [c for _, c in card.gate.conditions() if c.compare == "change"]
+
+
+def swapped(card: phases.Card, case: phases.RecordedCase) -> dict[tuple[str, str], Reading]:
+    """The evidence with the arms of every change swapped; a change printed alone gets the other sign."""
+    evidence = dict(case.evidence)
+    for c in directional(card):
+        reading = evidence[c.metric, c.workload]
+        if reading.control is None:
+            assert reading.change_pct is not None
+            evidence[c.metric, c.workload] = replace(reading, change_pct=-reading.change_pct)
+        else:
+            evidence[c.metric, c.workload] = replace(reading, control=reading.candidate, candidate=reading.control)
+    return evidence
+
+
+# NO-GO either way, because something that is no change, or too small a one, decides.
+EITHER_WAY = {
+    "lp.v.p1": "-8.9 % becomes +9.8 %, and both miss -50 %; the same-top-p, of the candidate alone, is missed as well",
+    "lp.v.p2": "+0.05 % becomes -0.05 %, and both miss -5 %: the arms are equal",
+    "lp.v.p6": "+0.37 % and -2.68 % miss 3 % either way, and one workload's ceiling, no change at all, is under it",
+}
+SWAPPABLE = [
+    (card, case)
+    for card, case in CASES
+    if directional(card) and JUDGED[case.verdict.id].verdict.word in ("GO", "NO-GO")
+]
+
+
+@pytest.mark.parametrize(("card", "case"), SWAPPABLE, ids=[case.verdict.id for _, case in SWAPPABLE])
+def test_swapped_arms_change_the_verdict(card: phases.Card, case: phases.RecordedCase) -> None:
+    before, after = JUDGED[case.verdict.id].verdict.word, judge(card.gate, swapped(card, case)).word
+    assert (after == before) == (case.verdict.id in EITHER_WAY), (before, after)
+    assert after not in ("INVALID", "BLOCKED")
+
+
+def test_swappable_cards() -> None:
+    """The test above would be empty without them; cards without a change condition are left out by name."""
+    left = {case.verdict.id for card, case in CASES if not directional(card)}
+    assert left == {"lp.v.p2-structural", "lp.v.p3-in-kernel-gather", "lp.v.phase74"}
+    assert set(EITHER_WAY) < {case.verdict.id for _, case in SWAPPABLE}
+
+
+@pytest.mark.parametrize(("card", "case"), CASES, ids=IDS)
+def test_without_units_every_card_is_blocked(card: phases.Card, case: phases.RecordedCase) -> None:
+    bare = {key: replace(reading, unit="") for key, reading in case.evidence.items()}
+    assert {judge(g, bare).word for g in (card.gate, *(c.gate for c in card.claims))} == {"BLOCKED"}
+    assert judge(card.gate, {}).word == "BLOCKED"
+
+
+@pytest.mark.parametrize(("card", "case"), CASES, ids=IDS)
+def test_another_unit_or_a_withdrawn_figure_is_invalid(card: phases.Card, case: phases.RecordedCase) -> None:
+    asked = {(c.metric, c.workload) for _, c in card.gate.conditions()}
+    for key in asked & case.evidence.keys():
+        reading = case.evidence[key]
+        assert judge(card.gate, {**case.evidence, key: replace(reading, unit="GiB")}).word == "INVALID"
+        assert judge(card.gate, {**case.evidence, key: replace(reading, withdrawn="stale")}).word == "INVALID"
+
+
+@pytest.mark.parametrize(("card", "case"), CASES, ids=IDS)
+def test_zero_engagements_never_pass(card: phases.Card, case: phases.RecordedCase) -> None:
+    asked = {(c.metric, c.workload) for c in card.gate.engaged}
+    zero = {**case.evidence, **{key: Reading("launches", candidate=0) for key in asked}}
+    if asked:
+        assert judge(card.gate, zero).word == "VACUOUS"
+    else:
+        assert (
+            judge(replace(card.gate, engaged=(Condition("engagements", ">", "launches", 0),)), zero).word == "BLOCKED"
+        )
+
+
+# The hash of a gate ---------------------------------------------------------------------------------------------------
+
+
+def test_gate_hash_ignores_prose_and_layout(tmp_path: Path) -> None:
+    text = phases.card("p4").path.read_text()
+    path = tmp_path / "p4.toml"
+    path.write_text("# another comment\n" + text.replace("fair-share", "fair share").replace("\n\n", "\n\n\n"))
+    other = phases.load(path)
+    assert other.gate_hash == phases.card("p4").gate_hash
+    assert other.card_hash != phases.card("p4").card_hash
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("threshold = 0\n", "threshold = 1\n"),
+        ('op = "<"\nthreshold = 0\n', 'op = "<="\nthreshold = 0\n'),
+        ('unit = "runs"', 'unit = "runs"\nworkload = "n32"'),
+        ('workloads = ["n32", "n128"]', 'workloads = ["n32", "n128", "n256"]'),
+        ("[[gate.kill]]", "[[gate.require]]"),
+        ("[gate]", "[gate]\nnoise = { floor_pct = 3 }"),
+        ("[gate]", "[gate]\nmodelled = true"),
+        ('compare = "change"\nop = "<"\nthreshold = 0\nunit = "%"', 'op = "<"\nthreshold = 0\nunit = "tok/s"'),
+    ],
+)
+def test_gate_hash_changes_with_what_is_judged(old: str, new: str, tmp_path: Path) -> None:
+    text = phases.card("p4").path.read_text()
+    assert old in text
+    path = tmp_path / "p4.toml"
+    path.write_text(text.replace(old, new, 1))
+    assert phases.load(path).gate_hash != phases.card("p4").gate_hash
+
+
+def test_claims_are_part_of_the_gate_hash(tmp_path: Path) -> None:
+    path = tmp_path / "p1.toml"
+    path.write_text(
+        phases.card("p1")
+        .path.read_text()
+        .replace('op = ">"\nthreshold = 0\nunit = "%"', 'op = ">"\nthreshold = 9\nunit = "%"')
+    )
+    assert phases.load(path).gate_hash != phases.card("p1").gate_hash

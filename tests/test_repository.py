@@ -1,0 +1,366 @@
+"""The repository's own rules: who imports whom, what lies where, and what no committed file may hold.
+
+A rule that nobody checks is a wish, so each rule of the layout is a test here. A rule is a plain function from a folder
+to the list of its violations: the same function runs on this checkout, where it must find none, and on a small tree
+with the mistake in it, where it must find that one. Imports are read from the syntax tree and never executed, so a
+module that needs a GPU or an absent library is judged as well. What this gives up: an import by a computed name, which
+is how `lab` finds the families, is invisible here.
+"""
+
+import ast
+import csv
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = {"notebooks", "lab", "kernels", "profiles", "data", "tests", ".ci"}
+
+# Bottom up; a module may import its own layer and those below. `traces` is a folder, the rest are files of lab/.
+LAYERS = (
+    {"errors", "units", "vocabulary"},
+    {"facts", "devices", "models", "recorded"},
+    {
+        "records",
+        "families",
+        "accuracy",
+        "timing",
+        "roofline",
+        "reproduction",
+        "traces",
+        "compile",
+        "aot",
+        "aot_probe",
+        "aot_worker",
+    },
+    {"gates", "phases"},
+    {"evidence", "measure"},
+    {"plots", "writeup", "notebook", "pairing", "board"},
+    {"cli", "doctor", "site", "__main__"},
+)
+# What a family may build on; peer_*.py may also import the library that it adapts.
+FAMILY_MAY_IMPORT = {"torch", "triton", "cupy", "numpy", "kernels"}
+CANDIDATES = ("triton_", "cuda_", "torch_", "peer_")
+
+
+# Reading -------------------------------------------------------------------------------------------------------------
+
+
+def python_files(root: Path, folder: str) -> list[Path]:
+    return sorted(p for p in (root / folder).rglob("*.py") if "__pycache__" not in p.parts)
+
+
+def imports(path: Path, root: Path) -> set[str]:
+    """Every module that a file may import, dotted: `from a import b` gives both a and a.b, as b may be a module."""
+    package = path.relative_to(root).parent.parts
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            base = ".".join((*above, *([node.module] if node.module else [])))
+            found |= {base} | {f"{base}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("importlib.import_module", "import_module"):
+            found |= {a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)}
+    return found
+
+
+def at_or_under(modules: set[str], name: str) -> bool:
+    """True when `name`, or something inside it, is among the modules."""
+    return any(m == name or m.startswith(name + ".") for m in modules)
+
+
+def families(root: Path) -> set[str]:
+    return {p.parent.name for p in (root / "kernels").glob("*/__init__.py")}
+
+
+def own_files(root: Path) -> list[Path]:
+    """The files that are, or would be, committed."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=root, capture_output=True, check=False)
+    if listed.returncode:
+        pytest.skip(f"not a git checkout, so there is no list of its files: {listed.stderr.decode().strip()}")
+    return sorted(p for name in listed.stdout.decode().split("\0") if name and (p := root / name).is_file())
+
+
+# Rules: folder -> violations -----------------------------------------------------------------------------------------
+
+
+def lab_arrows(root: Path) -> list[str]:
+    """`lab` imports no notebook, test or family, and no module of a layer above its own."""
+    layer = {name: i for i, names in enumerate(LAYERS) for name in names}
+    wrong = []
+    for path in python_files(root, "lab"):
+        shown, modules = path.relative_to(root), imports(path, root)
+        wrong += [f"{shown} imports {up}" for up in ("notebooks", "tests") if at_or_under(modules, up)]
+        wrong += [
+            f"{shown} imports kernels.{f}" for f in sorted(families(root)) if at_or_under(modules, f"kernels.{f}")
+        ]
+        name = shown.parts[1].removesuffix(".py")
+        if name == "__init__":
+            wrong += [f"{shown} imports lab.{m}" for m in sorted(layer) if at_or_under(modules, f"lab.{m}")]
+        elif name not in layer:
+            wrong.append(f"{shown} is in no layer; add it to LAYERS")
+        else:
+            above = sorted(m for m in layer if layer[m] > layer[name] and at_or_under(modules, f"lab.{m}"))
+            wrong += [f"{shown} (layer {layer[name]}) imports lab.{m} (layer {layer[m]})" for m in above]
+    return wrong
+
+
+def family_arrows(root: Path) -> list[str]:
+    """A family imports its own modules, kernels.common and what FAMILY_MAY_IMPORT lists; its __init__.py is light."""
+    wrong = []
+    for path in python_files(root, "kernels"):
+        shown, modules = path.relative_to(root), imports(path, root)
+        own = {"common", shown.parts[1]} if len(shown.parts) > 2 else {"common"}
+        tops = {m.split(".")[0] for m in modules}
+        others = tops - FAMILY_MAY_IMPORT - set(sys.stdlib_module_names)
+        if path.name.startswith("peer_"):
+            others &= FOLDERS
+        wrong += [f"{shown} imports {m}" for m in sorted(others)]
+        wrong += [f"{shown} imports kernels.{f}" for f in families(root) - own if at_or_under(modules, f"kernels.{f}")]
+        if path.name == "__init__.py":
+            wrong += [f"{shown} imports {m}" for m in sorted(tops & {"torch", "triton", "cupy"})]
+    return wrong
+
+
+def candidates_see_reference(root: Path) -> list[str]:
+    """A candidate that reaches its reference, directly or through other modules of its family, checks itself."""
+    wrong = []
+    for family in sorted(families(root)):
+        folder = root / "kernels" / family
+        within = {p.stem: imports(p, root) for p in folder.glob("*.py")}
+        reach = {
+            name: {other for other in within if at_or_under(modules, f"kernels.{family}.{other}")}
+            for name, modules in within.items()
+        }
+        for name in sorted(n for n in within if n.startswith(CANDIDATES)):
+            seen, todo = set(), {name}
+            while todo:
+                seen |= todo
+                todo = set().union(*(reach[n] for n in todo)) - seen
+            if "reference" in seen:
+                wrong.append(f"kernels/{family}/{name}.py reaches {family}/reference.py through {sorted(seen)}")
+    return wrong
+
+
+def notebook_arrows(root: Path) -> list[str]:
+    """Nothing imports a notebook, and a notebook imports no test."""
+    return [
+        f"{p.relative_to(root)} imports tests"
+        for p in python_files(root, "notebooks")
+        if at_or_under(imports(p, root), "tests")
+    ]
+
+
+def lab_names_family(root: Path) -> list[str]:
+    """A name or a string in lab/ that is a family's word; docstrings may give one as an example, code may not."""
+    word = re.compile(rf"\b(?:{'|'.join(sorted(families(root))) or '(?!)'})\b")
+    wrong = []
+    for path in python_files(root, "lab"):
+        tree = ast.parse(path.read_text(), str(path))
+        prose = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)}
+        for node in ast.walk(tree):
+            if id(node) in prose:
+                continue
+            texts = [getattr(node, field, None) for field in ("id", "attr", "arg", "name", "asname", "value")]
+            wrong += [
+                f"{path.relative_to(root)}:{getattr(node, 'lineno', '?')} names {text!r}"
+                for text in texts
+                if isinstance(text, str) and word.search(text)
+            ]
+    return wrong
+
+
+def undocumented(root: Path) -> list[str]:
+    """Modules, public classes and public functions of lab/ without a docstring."""
+
+    def public(body: list[ast.stmt], prefix: str) -> Iterator[str]:
+        for node in body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not node.name.startswith(
+                "_"
+            ):
+                if not ast.get_docstring(node):
+                    yield f"{prefix}{node.name}"
+                if isinstance(node, ast.ClassDef):
+                    yield from public(node.body, f"{prefix}{node.name}.")
+
+    wrong = []
+    for path in python_files(root, "lab"):
+        tree, shown = ast.parse(path.read_text(), str(path)), path.relative_to(root)
+        wrong += [str(shown)] if not ast.get_docstring(tree) else []
+        wrong += [f"{shown}: {name}" for name in public(tree.body, "")]
+    return wrong
+
+
+def quoted_columns(root: Path) -> list[str]:
+    """The recorded figures carry their source's name, not its sentences."""
+    wrong = []
+    for path in sorted((root / "data").rglob("*.csv")):
+        with path.open(newline="") as file:
+            if "quote" in next(csv.reader(file), []):
+                wrong.append(str(path.relative_to(root)))
+    return wrong
+
+
+def kernels_packages(root: Path) -> list[str]:
+    """kernels/ must stay a namespace folder: a package of that name breaks transformers, which imports another one."""
+    return [str(p.relative_to(root)) for p in [root / "kernels" / "__init__.py"] if p.exists()]
+
+
+def long_files(root: Path) -> list[str]:
+    """Python files of 450 lines and more hold two ideas."""
+    counted = [(p, len(p.read_text().splitlines())) for f in sorted(FOLDERS) for p in python_files(root, f)]
+    return [f"{p.relative_to(root)}: {lines} lines" for p, lines in counted if lines >= 450]
+
+
+RULES: tuple[Callable[[Path], list[str]], ...] = (
+    lab_arrows,
+    family_arrows,
+    candidates_see_reference,
+    notebook_arrows,
+    lab_names_family,
+    undocumented,
+    quoted_columns,
+    kernels_packages,
+    long_files,
+)
+
+# One mistake each: rule, file, its text, and a word of the violation that must be found.
+FAMILY = {"kernels/toy/__init__.py": '"""Toy."""\n', "kernels/other/__init__.py": '"""Other."""\n'}
+MISTAKES = (
+    (lab_arrows, {"lab/gates.py": "from tests import helpers\n"}, "tests"),
+    (lab_arrows, {"lab/gates.py": "import notebooks.story\n"}, "notebooks"),
+    (lab_arrows, {"lab/devices.py": "from lab.gates import judge\n"}, "lab.gates"),
+    (lab_arrows, {"lab/devices.py": "def f():\n    from . import gates\n"}, "lab.gates"),
+    (lab_arrows, {"lab/traces/nsys.py": "from ..gates import judge\n"}, "lab.gates"),
+    (lab_arrows, {"lab/accuracy.py": "from kernels.toy import reference\n"}, "kernels.toy"),
+    (
+        lab_arrows,
+        {"lab/accuracy.py": "from importlib import import_module\nimport_module('kernels.toy')\n"},
+        "kernels.toy",
+    ),
+    (lab_arrows, {"lab/misc.py": ""}, "no layer"),
+    (lab_arrows, {"lab/__init__.py": "from lab.cli import main\n"}, "lab.cli"),
+    (family_arrows, {"kernels/toy/reference.py": "import lab.accuracy\n"}, "lab"),
+    (family_arrows, {"kernels/toy/peer_x.py": "import lab.accuracy\n"}, "lab"),
+    (family_arrows, {"kernels/toy/cases.py": "from kernels.other import cases\n"}, "kernels.other"),
+    (family_arrows, {"kernels/toy/cases.py": "import pandas\n"}, "pandas"),
+    (family_arrows, {"kernels/toy/__init__.py": "import torch\n"}, "torch"),
+    (family_arrows, {"kernels/common.py": "from kernels.toy import cases\n"}, "kernels.toy"),
+    (
+        candidates_see_reference,
+        {"kernels/toy/triton_a.py": "from .reference import f\n", "kernels/toy/reference.py": ""},
+        "triton_a",
+    ),
+    (
+        candidates_see_reference,
+        {
+            "kernels/toy/torch_a.py": "from kernels.toy import pack\n",
+            "kernels/toy/pack.py": "from kernels.toy.reference import f\n",
+            "kernels/toy/reference.py": "",
+        },
+        "torch_a",
+    ),
+    (notebook_arrows, {"notebooks/story.py": "from tests import helpers\n"}, "story"),
+    (lab_names_family, {"lab/gates.py": "f = 'toy'\n"}, "toy"),
+    (lab_names_family, {"lab/gates.py": "print(f'kernels/toy/{1}')\n"}, "toy"),
+    (lab_names_family, {"lab/gates.py": "toy = 1\n"}, "toy"),
+    (lab_names_family, {"lab/gates.py": "def toy(): ...\n"}, "toy"),
+    (undocumented, {"lab/gates.py": '"""Gates."""\ndef judge(): ...\n'}, "judge"),
+    (undocumented, {"lab/gates.py": '"""Gates."""\nclass A:\n    """A."""\n    def b(self): ...\n'}, "A.b"),
+    (undocumented, {"lab/gates.py": "x = 1\n"}, "gates"),
+    (quoted_columns, {"data/recorded/figures.csv": "id,quote\n"}, "figures"),
+    (kernels_packages, {"kernels/__init__.py": ""}, "__init__"),
+    (long_files, {"tests/test_x.py": "\n" * 450}, "450"),
+)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_rule_holds(rule: Callable[[Path], list[str]]) -> None:
+    assert "\n".join(rule(ROOT)) == ""
+
+
+@pytest.mark.parametrize(
+    ("rule", "files", "word"), MISTAKES, ids=[f"{m[0].__name__}-{i}" for i, m in enumerate(MISTAKES)]
+)
+def test_rule_finds_mistake(
+    rule: Callable[[Path], list[str]], files: dict[str, str], word: str, tmp_path: Path
+) -> None:
+    for name, text in {**FAMILY, **files}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = rule(tmp_path)
+    assert len(found) == 1
+    assert word in found[0]
+
+
+def test_rules_see_this_checkout() -> None:
+    """A rule over an empty list of files would hold for ever."""
+    assert {"kernels/common.py", "lab/errors.py"} <= {
+        str(p.relative_to(ROOT)) for folder in ("kernels", "lab") for p in python_files(ROOT, folder)
+    }
+    assert families(ROOT)
+
+
+# What is, or would be, committed -------------------------------------------------------------------------------------
+
+# Absolute paths of somebody's machine, and the addresses of package registries. Each pattern is written so that it
+# does not match its own text here.
+MACHINE_PATH = re.compile(r"(?:^|[^A-Za-z0-9_./-])/(?:root|work|farm|mnt|home/[A-Za-z]+|Users/[A-Za-z]+)/")
+REGISTRY = re.compile(
+    r"\b(?:pypi\.org|pythonhosted\.org|download\.pytorch\.org|conda\.anaconda\.org|registry\.npmjs\.org|ghcr\.io"
+    r"|docker\.io|nvcr\.io|quay\.io)\b|https?://[^\s\"']+/(?:simple|whl)\b"
+)
+
+
+def lines_with(pattern: re.Pattern[str], files: list[Path], root: Path) -> list[str]:
+    """file:line of every match in the text files among `files`; a file that is not UTF-8 is taken for binary."""
+    wrong = []
+    for path in files:
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError:
+            continue
+        wrong += [
+            f"{path.relative_to(root)}:{n}: {line[:100]}" for n, line in enumerate(lines, 1) if pattern.search(line)
+        ]
+    return wrong
+
+
+def test_folders() -> None:
+    """The top level holds exactly the folders of the design; an empty one counts while it is being filled."""
+    files = [p.relative_to(ROOT).parts for p in own_files(ROOT)]
+    assert {parts[0] for parts in files if len(parts) > 1} - FOLDERS == set()
+    assert {name for name in FOLDERS if not (ROOT / name).is_dir()} == set()
+
+
+@pytest.mark.parametrize("pattern", [MACHINE_PATH, REGISTRY], ids=["machine_path", "registry"])
+def test_no_committed_file_holds(pattern: re.Pattern[str]) -> None:
+    files = own_files(ROOT)
+    assert ROOT / "pyproject.toml" in files
+    assert "\n".join(lines_with(pattern, files, ROOT)) == ""
+
+
+@pytest.mark.parametrize(
+    ("pattern", "parts"),
+    [
+        (MACHINE_PATH, ("see ", "/ho", "me/ada/model")),
+        (MACHINE_PATH, ("/ro", "ot/x")),
+        (MACHINE_PATH, ('"/wo', 'rk/x"')),
+        (REGISTRY, ("index-url = https://", "py", "pi.org/")),
+        (REGISTRY, ("--index-url https://example.com/", "simple")),
+        (REGISTRY, ("https://download.", "pytorch.org/x")),
+    ],
+)
+def test_pattern_finds(pattern: re.Pattern[str], parts: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("fine\n" + "".join(parts) + "\n")
+    (tmp_path / "b.md").write_text("/usr/lib/x, a/work/b, kernels/home/x, https://example.com/paper.pdf\n")
+    found = lines_with(pattern, [tmp_path / "a.md", tmp_path / "b.md"], tmp_path)
+    assert len(found) == 1
+    assert found[0].startswith("a.md:2:")
