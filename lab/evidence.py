@@ -98,7 +98,7 @@ def beyond(row: Mapping[str, Any], device: devices.Device) -> str:
 def judge_measured(card: phases.Card, device_id: str) -> phases.Judgement:
     """The card's gate held against the committed rows of one device."""
     device = devices.get(device_id)
-    rows = records.rows(device=device.id, phase=card.id)
+    rows = [r for r in records.rows(device=device.id, phase=card.id) if r["name"] in (card.control, card.candidate)]
     return phases.judgement(card, readings(rows, device), "measured", device.id, None, note=staleness(card, rows))
 
 

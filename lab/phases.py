@@ -99,8 +99,10 @@ class Card:
 
 
 def gate_hash(card: Mapping[str, Any]) -> str:
-    """Hash of what is judged in a parsed card (gate, claims, workloads), independent of prose and layout."""
-    judged = {"gate": card.get("gate"), "claim": card.get("claim"), "workloads": card.get("workloads")}
+    """Hash of what is judged in a parsed card (gate, claims, workloads, arms), independent of prose and layout."""
+    judged = {key: card.get(key) for key in ("gate", "claim", "workloads")}
+    if card.get("family"):  # then the arms are names of code, elsewhere they are prose
+        judged |= {key: card.get(key) for key in ("family", "control", "candidate")}
     return hashlib.sha256(json.dumps(judged, sort_keys=True).encode()).hexdigest()[:12]
 
 

@@ -222,6 +222,13 @@ def test_gate_hash_ignores_prose_and_layout(tmp_path: Path) -> None:
     assert other.card_hash != phases.card("p4").card_hash
 
 
+def test_gate_hash_changes_with_the_arms_of_a_family(tmp_path: Path) -> None:
+    card = phases.card("p5-kernel")
+    path = tmp_path / "p5-kernel.toml"
+    path.write_text(card.path.read_text().replace(f'"{card.candidate}"', '"another_candidate"'))
+    assert phases.load(path).gate_hash != card.gate_hash
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
