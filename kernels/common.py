@@ -27,6 +27,7 @@ to capture in a CUDA graph. `out` arrives poisoned with NaN (see `poisoned`), so
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Callable, Mapping
@@ -165,7 +166,9 @@ class Candidate:
     name:      unique within the family; the word that cards, rows and tests use.
     precision: what is computed in, e.g. "nvfp4-w4a16", "bf16", "fp8-kv", "q8_0-kv".
     run:       run(args, out) -> None. `args` is what `prepare` returned; every tensor of `out` is written in full,
-               except the names in the family's IN_PLACE, which are updated where they stand.
+               except the names in the family's IN_PLACE, which are updated where they stand. A library that allocates
+               its own output may put that tensor in the place of out[name] instead of copying it: what is checked,
+               before and after the timing, is what `out` holds after the run.
     prepare:   inputs -> args: repacking done once at load, outside the timing. Must not copy activations.
     refuses:   workload -> "" or the reason why this candidate does not take it.
     builds:    compute capability (90, 121, ...) -> the Triton kernels to compile ahead of time for it.
@@ -203,3 +206,36 @@ def poisoned(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | 
     if dtype.is_floating_point:
         return torch.full(shape, float("nan"), dtype=torch.float32, device=device).to(dtype)
     return torch.full(shape, torch.iinfo(dtype).max, dtype=dtype, device=device)
+
+
+def library_version(distribution: str) -> str:
+    """The version of an installed distribution (its name on the package index), or "(version unknown)"."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "(version unknown)"
+
+
+def operator_library(package: str, stem: str) -> Path | None:
+    """Where a package keeps the compiled operators `stem`*.so, None when it has none; nothing is imported.
+
+    Looks in the package's own folder (a wheel) and in a folder libs/ two levels up (root/shim/package beside
+    root/libs: a package cut down to the operators that one comparison needs, whose Python does not start).
+    """
+    spec = importlib.util.find_spec(package)
+    for place in (spec.submodule_search_locations or []) if spec is not None else []:
+        root = Path(place)
+        found = sorted(root.glob(f"**/{stem}*.so")) or sorted((root.parent.parent / "libs").glob(f"{stem}*.so"))
+        if found:
+            return found[0]
+    return None
+
+
+def load_operators(package: str, stem: str) -> None:
+    """Register a package's compiled operators under torch.ops; a second call does nothing. ImportError without them."""
+    import torch
+
+    path = operator_library(package, stem)
+    if path is None:
+        raise ImportError(f"{package} has no compiled library {stem}*.so; install a CUDA build of {package}")
+    torch.ops.load_library(str(path))

@@ -15,8 +15,9 @@ Axes of a workload:
     dtype    "bf16" or "fp16": q, o and the master cache
 
 The format of the cache is not an axis but the candidate's precision: "bf16" (the master as it is, whichever 16-bit
-dtype that is), "fp8-kv", "q8_0-kv". So one workload carries a 16-bit control and a quantised candidate, which is the
-comparison a user asks for; each candidate converts the same master cache in its `prepare`, outside the timing.
+dtype that is), "fp8-kv", "q8_0-kv"; peers add "fp8-kv-unit" and "fp8-qkv" (see `cases.tolerance`). So one workload
+carries a 16-bit control and a quantised candidate, which is the comparison a user asks for; each candidate converts
+the same master cache in its `prepare`, outside the timing.
 
 Tensors of a problem (see `cases.inputs`):
 

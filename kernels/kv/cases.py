@@ -15,7 +15,9 @@ if everything is alive at once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -28,6 +30,9 @@ NORMAL = "standard normal"
 OUTLIERS = "outlier channels and a sink"
 SPARE_PAGES = 5  # pages of the pool that no sequence owns, so that page ids are not simply 0 .. n-1
 OUTLIER_GAIN = 12.0
+# The last two are what peers compute in: one e4m3 scale of 1 for everything; q and probabilities in e4m3 as well.
+PRECISIONS = ("bf16", "fp8-kv", "q8_0-kv", "fp8-kv-unit", "fp8-qkv")
+E4M3_ROUNDING = 0.43 * 2.0**-4  # relative rms of rounding to four significant bits, see `tolerance`
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -131,13 +136,21 @@ def reference_inputs(workload: Workload, inputs: Tensors, precision: str) -> Ten
     """What a precision sees of the problem: pass it to `reference.reference` to judge candidates of that precision.
 
     "bf16": `inputs` itself. "fp8-kv": k_cache, v_cache as e4m3 bytes (uint8) with k_scale, v_scale [Hkv] float32.
+    "fp8-qkv": the same, q as it is (rounding it is the kernel's doing). "fp8-kv-unit": e4m3 bytes with every scale 1.
     "q8_0-kv": int8 planes with k_scale, v_scale [pages, Hkv, page, D / 32] half. ValueError on another precision.
     """
     if precision == "bf16":
         return inputs
-    quantise = {"fp8-kv": kv_format.quantise_fp8, "q8_0-kv": kv_format.quantise_q8_0}.get(precision)
+    ones = torch.ones(workload["Hkv"], dtype=torch.float32, device=inputs["q"].device)
+    quantisers: dict[str, Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]] = {
+        "fp8-kv": kv_format.quantise_fp8,
+        "fp8-qkv": kv_format.quantise_fp8,
+        "fp8-kv-unit": partial(kv_format.quantise_fp8, scale=ones),
+        "q8_0-kv": kv_format.quantise_q8_0,
+    }
+    quantise = quantisers.get(precision)
     if quantise is None:
-        raise ValueError(f"{workload.id}: {precision=} is not known to kv; expected bf16, fp8-kv or q8_0-kv")
+        raise ValueError(f"{workload.id}: {precision=} is not known to kv; expected one of {', '.join(PRECISIONS)}")
     seen = dict(inputs)
     for name in ("k", "v"):
         seen[f"{name}_cache"], seen[f"{name}_scale"] = quantise(inputs[f"{name}_cache"])
@@ -147,19 +160,28 @@ def reference_inputs(workload: Workload, inputs: Tensors, precision: str) -> Ten
 def tolerance(workload: Workload, precision: str) -> dict[str, Tolerance]:
     """Limits of "o" for one candidate against the reference on `reference_inputs`; ValueError on another precision.
 
-    Rounding to n significant bits leaves a relative rms error of about 0.43 * 2^(1-n): 1.65e-3 for bf16 (n = 8) and
+    Rounding to n significant bits leaves a relative rms error of about 0.43 * 2^-n: 1.65e-3 for bf16 (n = 8) and
     2.1e-4 for fp16 (n = 11), averaged over mantissas. It happens to o once, and to the probabilities once, where the
     errors of the tokens are independent and so pass to o undiminished. A 16-bit cache multiplies in its own dtype, a
     quantised one in fp16, and Q8_0 also rounds each dequantised K (a logit error, hence relative in p) and V to fp16.
+    "fp8-kv-unit" (a peer) dequantises exactly and multiplies in the dtype of q. "fp8-qkv" (a peer) rounds q to e4m3, a
+    logit error of that relative size where logits are about unit normal, and the probabilities: 2.7e-2 each (n = 4).
     Limits are 1.5 times the root sum of squares; fp8 with bf16 q thus stays under the product's bar of 4e-3. Outlier
     workloads get a factor of 2: there one V channel and one token carry most of the norm, so a handful of roundings,
     each up to 2^-8 and not the average over many, make the error.
     """
     unit = {"bf16": 1.65e-3, "fp16": 2.1e-4}
     out = unit[workload["dtype"]]
-    inside = {"bf16": [out], "fp8-kv": [unit["fp16"]], "q8_0-kv": [unit["fp16"]] * 3}.get(precision)
+    inside = {
+        "bf16": [out],
+        "fp8-kv": [unit["fp16"]],
+        "fp8-kv-unit": [out],
+        "fp8-qkv": [E4M3_ROUNDING] * 2,
+        "q8_0-kv": [unit["fp16"]] * 3,
+    }.get(precision)
     if inside is None:
-        raise ValueError(f"{workload.id}: {precision=} is not known to kv; expected bf16, fp8-kv or q8_0-kv")
+        raise ValueError(f"{workload.id}: {precision=} is not known to kv; expected one of {', '.join(PRECISIONS)}")
+    also = {"q8_0-kv": ", dequantised K and V", "fp8-qkv": ", q"}.get(precision, "")
     rss = (out**2 + sum(e**2 for e in inside)) ** 0.5
     # The largest element: half an ulp of the largest output, |o| 2^-n <= peak * 2^-n in units of rms(o), plus six
     # sigma of the rest. Normal outputs peak at 5.5 rms over 1e6 elements; a V channel grown by OUTLIER_GAIN at that.
@@ -170,8 +192,8 @@ def tolerance(workload: Workload, precision: str) -> dict[str, Tolerance]:
         relative_error=factor * rss,
         max_error=factor * (peak * 2.0**-bits + peak / 5.5 * 6 * rest),
         reason=(
-            f"rms rounding of o to {workload['dtype']} ({out:.2g}) and inside ({rest:.2g}: probabilities"
-            f"{', dequantised K and V' if precision == 'q8_0-kv' else ''}), root sum of squares x {factor:g}; "
+            f"rms rounding of o to {workload['dtype']} ({out:.2g}) and inside ({rest:.2g}: probabilities{also}), "
+            f"root sum of squares x {factor:g}; "
             f"largest element: half an ulp at {peak:g} rms plus six sigma inside, x {factor:g}"
         ),
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from kernels.common import Cost, Workload
 
 # Bytes per cached value, scales per value included: Q8_0 adds one half per 32 values. fp8's [Hkv] scales come below.
-KV_BYTES_PER_VALUE = {"bf16": 2.0, "fp8-kv": 1.0, "q8_0-kv": 1.0 + 2.0 / 32.0}
+KV_BYTES_PER_VALUE = {"bf16": 2.0, "fp8-kv": 1.0, "fp8-qkv": 1.0, "fp8-kv-unit": 1.0, "q8_0-kv": 1.0 + 2.0 / 32.0}
 
 
 def kv_bytes(workload: Workload, precision: str) -> float:
@@ -18,17 +18,22 @@ def kv_bytes(workload: Workload, precision: str) -> float:
     if precision not in KV_BYTES_PER_VALUE:
         raise ValueError(f"{precision=} is not known to kv; expected one of {sorted(KV_BYTES_PER_VALUE)}")
     values = 2 * workload["batch"] * workload["ctx"] * workload["Hkv"] * workload["D"]
-    scales = 2 * 4 * workload["Hkv"] if precision == "fp8-kv" else 0
+    scales = 2 * 4 * workload["Hkv"] if precision in ("fp8-kv", "fp8-qkv") else 0
     return values * KV_BYTES_PER_VALUE[precision] + scales
 
 
 def cost(workload: Workload, precision: str) -> Cost:
     """flops: 2 D for q.k and 2 D for p.v per (query head, token); the softmax itself is not counted.
 
-    bytes: K and V with scales, q and o (2 bytes a value), page ids (int32 per page) and seq_lens (int32).
+    bytes: K and V with scales, q and o (2 bytes a value), page ids (int32 per page) and seq_lens (int32). Only
+    "fp8-qkv" multiplies fp8 by fp8; the other quantised forms are dequantised first and run on the 16-bit pipe.
     """
     batch, ctx, q_heads, dim = (workload[a] for a in ("batch", "ctx", "Hq", "D"))
     flops = 4.0 * batch * ctx * q_heads * dim
     activations = 2 * 2 * batch * q_heads * dim
     indices = 4 * batch * (-(-ctx // workload["page"]) + 1)
-    return Cost(flops=flops, bytes=kv_bytes(workload, precision) + activations + indices, pipe="bf16")
+    return Cost(
+        flops=flops,
+        bytes=kv_bytes(workload, precision) + activations + indices,
+        pipe="fp8" if precision == "fp8-qkv" else "bf16",
+    )

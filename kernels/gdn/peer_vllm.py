@@ -1,0 +1,115 @@
+"""vLLM's packed decode: one token per sequence of the gated delta rule, gates computed inside, states in a pool.
+
+    pip install vllm
+
+A Triton kernel that takes the convolution's output [B, 2 Hk D + Hv D] and the raw gates, and updates the pool in place.
+Only its Python file is needed, so a bundle cut down to it works with root/shim on PYTHONPATH.
+
+Its conventions, and how `prepare` and `run` meet them:
+
+    mixed_qkv   q, k and v of a token side by side. Ours are three tensors, so they are joined once in `prepare`: in the
+                model the convolution writes them there, and no kernel of ours is charged for that layout either.
+    gates       it computes g = -exp(A_log) softplus(a + dt_bias) and beta = sigmoid(b). A_log = dt_bias = 0 and
+                a = log(exp(-g) - 1), b = log(beta / (1 - beta)), found in float64 and rounded to float32, give our g
+                and beta back within about 2^-24 of the decay and of the rate.
+    row 0       is the null state: rows shift by one, and our -1 (an empty slot, o zero, no state touched) becomes 0.
+    state       [rows, Hv, v dimension, k dimension], the transpose of ours. A transposed copy in every call would
+                triple the traffic of a kernel that is nothing but traffic. So the first call on an `out` copies
+                out["state"] into a pool of vLLM's layout and puts a transposed view of that pool in its place. From
+                then on the states live there, in vLLM's layout and under our indices: whoever reads or overwrites
+                out["state"] reads and overwrites what the kernel uses.
+
+It writes into the given o and is safe in a CUDA graph after that first call.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+from kernels.common import Candidate, Needs, Tensors, Workload, library_version
+
+# Where vLLM keeps its copy of fla's operators: 0.33, and before.
+HOMES = (
+    "vllm.third_party.flash_linear_attention.ops.fused_recurrent",
+    "vllm.model_executor.layers.fla.ops.fused_recurrent",
+)
+OPERATOR = "fused_recurrent_gated_delta_rule_packed_decode"
+
+
+@cache
+def _operator() -> Callable[..., Any]:
+    """The operator from the first home that has it; ImportError naming the homes otherwise."""
+    for home in HOMES:
+        try:
+            return getattr(importlib.import_module(home), OPERATOR)
+        except (ImportError, AttributeError):
+            continue
+    raise ImportError(f"this vllm has {OPERATOR} neither in {' nor in '.join(HOMES)}; install vllm 0.33")
+
+
+def raw_gates(g: torch.Tensor, beta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """float32 (a, b) with -softplus(a) = g and sigmoid(b) = beta; g < 0 and 0 < beta < 1, any shape."""
+    g, beta = g.double(), beta.double()
+    # log(exp(-g) - 1) = -g + log(1 - exp(g)), which does not overflow for a strong decay.
+    return (-g + torch.log(-torch.expm1(g))).float(), (torch.log(beta) - torch.log1p(-beta)).float()
+
+
+def prepare(inputs: Tensors) -> Tensors:
+    """The operator's arguments, with room for the pool in its layout: [rows + 1, Hv, D (v), D (k)]."""
+    q, k, v, pool = (inputs[name] for name in ("q", "k", "v", "state"))
+    rows, heads_v, dim, _ = pool.shape
+    a, b = raw_gates(inputs["g"], inputs["beta"])
+    zeros = torch.zeros(heads_v, dtype=torch.float32, device=v.device)
+    args = {
+        "mixed_qkv": torch.cat([x.flatten(1) for x in (q, k, v)], dim=1),
+        "a": a,
+        "b": b,
+        "A_log": zeros,
+        "dt_bias": zeros,
+        "pool": torch.zeros(rows + 1, heads_v, dim, dim, dtype=pool.dtype, device=v.device),
+        "state_rows": (inputs["state_rows"] + 1).to(torch.int32),
+    }
+    return args | ({"raw_qk": inputs["raw_qk"]} if "raw_qk" in inputs else {})
+
+
+def adopt_state(pool: torch.Tensor, out: Tensors) -> None:
+    """Make out["state"] the transposed view of pool[1:], its values carried over; nothing to do when it is already."""
+    if out["state"].data_ptr() == pool[1:].data_ptr():
+        return
+    pool[1:].copy_(out["state"].transpose(-1, -2))
+    out["state"] = pool[1:].transpose(-1, -2)
+
+
+def run(args: Tensors, out: Tensors) -> None:
+    adopt_state(args["pool"], out)
+    _operator()(
+        args["mixed_qkv"], args["a"], args["b"], args["A_log"], args["dt_bias"], out["o"].shape[-1] ** -0.5,
+        args["pool"], out["o"].unsqueeze(1), args["state_rows"], use_qk_l2norm_in_kernel="raw_qk" in args,
+    )  # fmt: skip
+
+
+def _refuses(workload: Workload) -> str:
+    if workload["op"] != "decode":
+        return f"op = {workload['op']}: vLLM's packed decode takes one token per sequence"
+    return ""
+
+
+CANDIDATES = (
+    Candidate(
+        name="vllm_packed_decode",
+        precision="f32",
+        run=run,
+        needs=Needs((8, 0), triton="3.6", packages=("vllm",)),
+        prepare=prepare,
+        refuses=_refuses,
+        config=lambda workload: (
+            f"vllm {library_version('vllm')} packed decode, {workload['state_dtype']} states in its own layout "
+            f"(v before k), gates from raw inputs"
+        ),
+    ),
+)
