@@ -4,7 +4,7 @@
 #   PYTHON            the Python >= 3.11 that makes .venv                    (python3)
 #   TORCH_INDEX       index that torch is taken from, e.g. the PyTorch project's CPU wheel index
 #   ALLOW_CUDA_TORCH  1 accepts a CUDA build of torch on a machine without an NVIDIA GPU
-#   ARGS              further arguments: pytest's for `test`, lab's for `verdicts`, JupyterLab's for `lab`
+#   ARGS              further arguments: pytest's for `test`, lab's for `verdicts`, JupyterLab's for `lab`, sizes for `bench`
 # pip's own variables (PIP_INDEX_URL, PIP_FIND_LINKS, ...) and configuration work as usual.
 
 PYTHON ?= python3
@@ -14,7 +14,7 @@ export TORCH_INDEX ALLOW_CUDA_TORCH
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install verdicts test lint lab clean
+.PHONY: help install verdicts test lint lab notebooks bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -37,6 +37,14 @@ lint: install  ## ruff and mypy
 
 lab: install  ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab notebooks $(ARGS)
+
+notebooks: install  ## execute the notebooks' sources again and write the .ipynb that are committed
+	$(BIN)/python -m lab.pairing notebooks/*.py
+
+bench: install  ## time `lab trace` and the harness, kill a measure 200 times: minutes, 1 GB of disk
+	$(BIN)/python tests/bench_traces.py $(ARGS)
+	$(BIN)/python -m tests.bench_harness
+	KILLS=200 $(BIN)/python -m pytest tests/test_kill.py
 
 clean:  ## remove .venv, build/ and every cache; data/, profiles/ and notebooks/ stay
 	rm -rf .venv build killgate.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -115,7 +115,7 @@ def check(family: families.Family, candidate: Any, workload: Any, seed: int = 0,
     except Exception as error:  # whatever a candidate throws is its own row's status, not ours
         return result("error", f"{type(error).__name__}: {error}".splitlines()[0][:300])
     for name, tensor in kept.items():
-        if name not in inputs or not _same_bits(tensor, inputs[name]):
+        if name not in inputs or not same_bits(tensor, inputs[name]):
             return result("incorrect", f'the candidate changed its input "{name}"')
     wanted = expected(family, workload, kept, candidate.precision)
     tolerances = family.cases.tolerance(workload, candidate.precision)
@@ -134,7 +134,7 @@ def check(family: families.Family, candidate: Any, workload: Any, seed: int = 0,
     return result("ok", "", errors)
 
 
-def _same_bits(left: Any, right: Any) -> bool:
+def same_bits(left: Any, right: Any) -> bool:
     """Bitwise equality, so that NaN equals itself."""
     import torch
 

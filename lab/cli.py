@@ -56,7 +56,16 @@ def _parser() -> argparse.ArgumentParser:
     judge.add_argument("phase", nargs="*", help="card ids; none with --all")
     judge.add_argument("--all", action="store_true", help="every card")
     judge.add_argument("--evidence", default="recorded", choices=("recorded", "measured"))
-    judge.add_argument("--device", help="measured evidence of this device only")
+    judge.add_argument("--device", help="measured evidence of this device only; with --rows the GPU the files are from")
+    judge.add_argument(
+        "--rows", action="append", metavar="[ARM=]FILE", help="somebody's own A/B: control=FILE and candidate=FILE"
+    )
+    judge.add_argument(
+        "--arm", action="append", default=[], metavar="ARM:FIELD=VALUE", help="with --rows FILE: tells the arms apart"
+    )
+    judge.add_argument(
+        "--map", action="append", default=[], metavar="WORKLOAD:FIELD=VALUE", help="which figures a workload takes"
+    )
     judge.add_argument(
         "--fail-on", default="", metavar="WORDS", help="exit 1 on any of these verdicts (comma-separated)"
     )
@@ -73,12 +82,22 @@ def _parser() -> argparse.ArgumentParser:
     compile_text = "ahead-of-time table: resources and instructions, no GPU"
     ahead_of_time.add_arguments(command("compile", _compile, compile_text, own_json=True))
 
-    measure = command("measure", _measure, "check and time a phase's control and candidate on this GPU")
-    measure.add_argument("phase", nargs="+")
+    measure = command("measure", _measure, "check and time a phase's arms together on this GPU, and append rows")
+    measure.add_argument("phase", nargs="*")
     measure.add_argument("--workload", help="only this workload")
     measure.add_argument("--seconds", type=float, default=2.0, help="most sampling time a comparison (default 2)")
-    measure.add_argument("--l2", default="cold", choices=("cold", "warm"))
+    measure.add_argument("--timer", default="graph", choices=("graph", "events", "cupti"), help="default graph")
+    measure.add_argument("--l2", default="cold", choices=("cold", "warm"), help="default cold")
+    measure.add_argument("--peers", action="store_true", help="time the installed rival libraries in the same run")
+    measure.add_argument("--budget", metavar="TIME", help="stop before this is spent, e.g. 8m: most decisive first")
+    measure.add_argument("--resume", nargs="?", const="", metavar="RUN", help="continue the newest run, or this one")
+    measure.add_argument("--ceilings", action="store_true", help="measure what this device can do, before the phases")
+    measure.add_argument("--cross-check", action="store_true", help="compare our clock with Kineto's and ncu's instead")
     measure.add_argument("--out", type=Path, help="folder for the rows; default profiles/<device>/<phase>/<run>")
+
+    rows = command("rows", _rows, "the measured rows that profiles/ holds")
+    for name in ("family", "phase", "device"):
+        rows.add_argument(f"--{name}", help=f"only rows of this {name}")
 
     roofline = command(
         "roofline", _roofline, "floor times of a family's workloads on a device, or the recorded analysis"
@@ -86,6 +105,13 @@ def _parser() -> argparse.ArgumentParser:
     roofline.add_argument("family", nargs="?")
     roofline.add_argument("--device", default="h200")
     roofline.add_argument("--recorded", action="store_true", help="reproduce the recorded roofline figures")
+
+    from lab.traces import report
+
+    report.add_arguments(command("trace", _trace, "where a profile's time went, every microsecond, or a refusal"))
+    from lab import trace_commands
+
+    trace_commands.add(command)
 
     write = command("write", _write, "one phase's writeup in Markdown")
     write.add_argument("phase")
@@ -151,12 +177,23 @@ def _phases(arguments: argparse.Namespace) -> int:
 def _judge(arguments: argparse.Namespace) -> int:
     from lab import evidence, gates, phases, writeup
 
-    if bool(arguments.phase) == arguments.all:
+    if not arguments.rows and (arguments.arm or arguments.map):
+        raise BadInput("lab judge", "--arm and --map need --rows", "give --rows control=FILE --rows candidate=FILE")
+    if not arguments.rows and bool(arguments.phase) == arguments.all:
         raise BadInput("lab judge", "needs card ids or --all", "see `lab phases`")
     fail_on = [word for word in arguments.fail_on.split(",") if word]
     for word in fail_on:
         if word not in gates.WORDS:
             raise BadInput("--fail-on", f'"{word}" is no verdict word', nearest(word, gates.WORDS))
+    if arguments.rows:
+        from lab.interop import verdict
+
+        outcome = verdict.run(arguments)
+        if arguments.json:
+            _print_json([outcome.to_json()])
+        else:
+            print(verdict.render(outcome))
+        return 1 if outcome.judgement.verdict.word in fail_on else 0
     chosen = list(phases.cards().values()) if arguments.all else [phases.card(p) for p in arguments.phase]
     if arguments.evidence == "recorded":
         judgements = phases.judge_recorded(chosen)
@@ -209,23 +246,81 @@ def _compile(arguments: argparse.Namespace) -> int:
 
 
 def _measure(arguments: argparse.Namespace) -> int:
-    from lab import measure, phases
+    from lab import measure, phases, progress
 
-    measure.require_gpu()
+    settings = measure.Settings(
+        seconds=arguments.seconds,
+        timer=arguments.timer,
+        l2=arguments.l2,
+        peers=arguments.peers,
+        budget_s=measure.parse_budget(arguments.budget) if arguments.budget else math.inf,
+    )
+    if not arguments.phase and not arguments.ceilings:
+        raise BadInput("lab measure", "needs card ids or --ceilings", "see `lab phases`")
+    device = measure.require_gpu()
+    if arguments.ceilings:
+        _ceilings(device, arguments.json)
+    named = [p for p in arguments.phase if "/" in p]
+    if named and not arguments.cross_check:
+        raise BadInput("lab measure", f'"{named[0]}" is no card', "only --cross-check takes FAMILY/CANDIDATE@WORKLOAD")
+    cards = [phases.card(p) for p in arguments.phase if p not in named]
+    items = [i for c in cards for i in measure.plan(c, arguments.workload, arguments.peers)]
+    if arguments.cross_check:
+        return _cross_check(device, items, named, arguments.json)
+    folder = arguments.out
+    if arguments.resume is not None:
+        if arguments.out is not None:
+            raise BadInput("--resume", "stands beside --out", "give one; an --out that holds rows is continued anyway")
+        if len(arguments.phase) > 1:
+            raise BadInput("--resume", "continues one phase's run", "name one phase")
+        folder = measure.run_to_resume(device.id, arguments.phase[0], arguments.resume)
     failed = False
-    rows = []
-    for phase in arguments.phase:
-        for row in measure.measure(
-            phases.card(phase), arguments.workload, arguments.seconds, arguments.l2, arguments.out
-        ):
-            failed |= row["status"] != "ok"
-            rows.append({k: v for k, v in row.items() if k not in ("samples_us", "blocks_us")})
-            if not arguments.json:
+    printed = []
+    with progress.shown(len(items), quiet=arguments.json) as shown:
+        for rows in measure.measure(items, settings, folder, device, shown.tell):
+            shown.advance()
+            for row in rows:
+                failed |= row["status"] not in ("ok", "skipped")
+                printed.append({k: v for k, v in row.items() if not k.endswith(("samples_us", "blocks_us", "order"))})
                 result = f"{row['median_us']:.2f} us" if row["status"] == "ok" else f"{row['status']}: {row['message']}"
-                print(f"{phase} {row['workload_id']} {row['arm']} {row['name']}: {result}", flush=True)
+                shown.result(f"{row['phase']} {row['workload_id']} {row['arm']} {row['name']}: {result}")
     if arguments.json:
-        _print_json(rows)
+        _print_json(printed)
     return 1 if failed else 0
+
+
+def _rows(arguments: argparse.Namespace) -> int:
+    from lab import rows
+
+    listed = rows.listing(arguments.family, arguments.phase, arguments.device)
+    if arguments.json:
+        _print_json(listed)
+    else:
+        print(rows.render(listed))
+    return 0
+
+
+def _ceilings(device: Any, as_json: bool) -> None:
+    from lab import ceilings
+
+    rows = []
+    for row in ceilings.measure(device):
+        rows.append(row)
+        if not as_json:
+            print(f"{row['name']:12} {row['value']:10.2f} {row['unit']:8} {row['method']}", flush=True)
+    if as_json:
+        _print_json(rows)
+
+
+def _cross_check(device: Any, items: Any, named: Sequence[str], as_json: bool) -> int:
+    from lab import crosscheck
+
+    rows = list(crosscheck.measure(device, [*crosscheck.targets(items), *map(crosscheck.parse, named)]))
+    if as_json:
+        _print_json(rows)
+    else:
+        print(crosscheck.render(rows))
+    return 0 if all(row["status"] in ("ok", "skipped") and row.get("within", True) for row in rows) else 1
 
 
 def _roofline(arguments: argparse.Namespace) -> int:
@@ -265,6 +360,17 @@ def _roofline(arguments: argparse.Namespace) -> int:
     print(f"{device.name}: floors from the datasheet's bandwidth and peaks (data/devices.toml)")
     print(writeup.table(("workload", "precision", "MB", "GFLOP", "floor us", "bound"), cells, (36, 12, 10, 10, 10, 8)))
     return 0
+
+
+def _trace(arguments: argparse.Namespace) -> int:
+    from lab.traces import report
+
+    summary = report.summary_of(arguments)
+    if arguments.json:
+        _print_json(summary)
+    else:
+        print(report.render(summary))
+    return 0 if all(i["holds"] for i in summary["identities"]) else 1
 
 
 def _write(arguments: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ row whose compulsory bytes or flops per microsecond exceed the datasheet peak ma
 
 from __future__ import annotations
 
+import statistics
 import subprocess
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -15,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lab import devices, phases, records, roofline
+from lab import devices, phases, records, roofline, timing
 from lab.errors import REPOSITORY, BadInput
 from lab.gates import Reading
 
@@ -41,6 +42,7 @@ def readings(rows: Iterable[Mapping[str, Any]], device: devices.Device) -> dict[
     for workload, (control, candidate) in pairs(rows).items():
         ids = tuple(_row_id(row) for row in (control, candidate) if row)
         impossible = next((text for row in (control, candidate) if row and (text := beyond(row, device))), "")
+        by_block = change_pct(control, candidate)
         found["kernel_us", workload] = Reading(
             unit="us",
             control=_time(control),
@@ -49,6 +51,9 @@ def readings(rows: Iterable[Mapping[str, Any]], device: devices.Device) -> dict[
             noise_pct=candidate.get("aa_pct") if candidate else None,
             ids=ids,
             impossible=impossible,
+            change_pct=None if by_block is None else by_block[0],
+            interval_pct=None if by_block is None else by_block[1:],
+            profiled=any(row.get("profiled", False) for row in (control, candidate) if row),
         )
         if candidate is None:
             continue
@@ -65,6 +70,37 @@ def readings(rows: Iterable[Mapping[str, Any]], device: devices.Device) -> dict[
             }
             found["roofline_fraction", workload] = Reading("ratio", ids=ids, **fraction)
     return found
+
+
+def change_pct(
+    control: Mapping[str, Any] | None, candidate: Mapping[str, Any] | None
+) -> tuple[float, float, float] | None:
+    """(change, low, high) in %: median of the block ratios and its bootstrap interval; None without paired blocks."""
+    if control is None or candidate is None or _time(control) is None or _time(candidate) is None:
+        return None
+    blocks = control.get("blocks_us", ()), candidate.get("blocks_us", ())
+    if len(blocks[0]) != len(blocks[1]) or not blocks[0]:
+        return None
+    middle, low, high = timing.ratio_interval(*blocks)
+    return 100.0 * (middle - 1.0), 100.0 * (low - 1.0), 100.0 * (high - 1.0)
+
+
+def between_runs(rows: Iterable[Mapping[str, Any]]) -> dict[str, tuple[int, float]]:
+    """workload id -> (runs, standard deviation in % of candidate / control over runs), where two runs or more exist.
+
+    Ratios are formed within each run; only their spread is looked at across runs.
+    """
+    runs: dict[str, dict[str, dict[str, Mapping[str, Any]]]] = {}
+    for row in rows:
+        if row["arm"] in ("control", "candidate") and _time(row) is not None:
+            runs.setdefault(row["workload_id"], {}).setdefault(row["run"], {})[row["arm"]] = row
+    spread = {}
+    for workload, by_run in runs.items():
+        both = [arms for arms in by_run.values() if len(arms) == 2]
+        ratios = [arms["candidate"]["median_us"] / arms["control"]["median_us"] for arms in both]
+        if len(ratios) > 1:
+            spread[workload] = len(ratios), 100.0 * statistics.stdev(ratios) / statistics.fmean(ratios)
+    return spread
 
 
 def _row_id(row: Mapping[str, Any]) -> str:
@@ -99,7 +135,14 @@ def judge_measured(card: phases.Card, device_id: str) -> phases.Judgement:
     """The card's gate held against the committed rows of one device."""
     device = devices.get(device_id)
     rows = [r for r in records.rows(device=device.id, phase=card.id) if r["name"] in (card.control, card.candidate)]
-    return phases.judgement(card, readings(rows, device), "measured", device.id, None, note=staleness(card, rows))
+    used = [row for pair in pairs(rows).values() for row in pair if row]  # older runs answer to an older gate
+    notes = [staleness(card, used)]
+    notes += [
+        f"{workload}: the ratio varies by {sd_pct:.2f} % over {count} runs"
+        for workload, (count, sd_pct) in between_runs(rows).items()
+    ]
+    note = "; ".join(filter(None, notes))
+    return phases.judgement(card, readings(rows, device), "measured", device.id, None, note=note)
 
 
 def staleness(card: phases.Card, rows: Iterable[Mapping[str, Any]]) -> str:

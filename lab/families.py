@@ -21,13 +21,17 @@ from typing import Any
 from lab.errors import REPOSITORY, BadInput, nearest
 
 FOLDER = REPOSITORY / "kernels"
-CANDIDATE_PREFIXES = ("triton_", "cuda_", "torch_", "peer_")
+PEER_PREFIXES = ("torch_", "peer_")
+CANDIDATE_PREFIXES = ("triton_", "cuda_", *PEER_PREFIXES)
 NEEDED_FILES = ("reference.py", "cost.py", "cases.py")
 
 
 @dataclass(frozen=True)
 class Family:
-    """A family's parts. `candidates` by name; `unavailable` maps a module that failed to import to the reason."""
+    """A family's parts. `candidates` by name; `unavailable` maps a module that failed to import to the reason.
+
+    peers: the candidates that stand for a library a user may have, from modules named torch_ or peer_.
+    """
 
     name: str
     title: str
@@ -37,6 +41,7 @@ class Family:
     candidates: Mapping[str, Any]
     cuda_sources: tuple[Any, ...]
     unavailable: Mapping[str, str]
+    peers: tuple[str, ...] = ()
 
     def workload(self, workload_id: str) -> Any:
         """The workload with this id; raises BadInput naming the nearest."""
@@ -85,6 +90,7 @@ def load(name: str) -> Family:
     candidates: dict[str, Any] = {}
     sources: list[Any] = []
     unavailable: dict[str, str] = {}
+    peers: list[str] = []
     for path in sorted(folder.glob("*.py")):
         if not path.stem.startswith(CANDIDATE_PREFIXES):
             continue
@@ -98,6 +104,8 @@ def load(name: str) -> Family:
             if candidate.name in candidates:
                 raise BadInput(path, f'a second candidate is named "{candidate.name}"', "rename one of them")
             candidates[candidate.name] = candidate
+            if path.stem.startswith(PEER_PREFIXES):
+                peers.append(candidate.name)
     return Family(
         name=name,
         title=package.TITLE,
@@ -107,6 +115,7 @@ def load(name: str) -> Family:
         candidates=candidates,
         cuda_sources=tuple(sources),
         unavailable=unavailable,
+        peers=tuple(peers),
     )
 
 

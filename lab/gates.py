@@ -27,6 +27,7 @@ from lab import vocabulary
 
 WORDS = ("INVALID", "BLOCKED", "VACUOUS", "GO", "CONDITIONAL-GO", "NO-GO", "NEUTRAL", "PARTIAL")
 ROLES = ("correctness", "complete", "engaged", "kill", "require")
+THROUGHPUT = ("tok/s", "k tok/s")
 COMPARISONS = ("value", "change", "difference")
 OPERATORS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq}
 
@@ -90,11 +91,16 @@ class Reading:
     """What the evidence says about one metric on one workload.
 
     control, candidate: in `unit`; None when that arm is absent.
-    change_pct:         candidate over control minus 1 in %, where the source printed only that.
+    change_pct:         candidate over control minus 1 in %, where the source printed only that, or, beside an
+                        interval, formed block by block.
     control_sd_pct:     standard deviation of the control's repetitions in % of its mean, None when unknown.
     noise_pct:          a noise floor that the source measured for this very figure, in %.
     kind:               measured, predicted, ceiling, floor, threshold or modelled; weakest of the figures used.
     ids:                the figures or rows it came from.
+    control_launches, candidate_launches: kernel launches behind each arm's figure, None when unknown; where they
+                        differ, a change is formed per launch, and says so.
+    interval_pct:       bootstrap confidence interval of the change, low and high in %, None when there are no blocks.
+    profiled:           taken under a profiler; such a throughput decides nothing.
     withdrawn:          why the source took a figure back, "" when all stand.
     impossible:         why the figure cannot be true (faster than the device's peak), "" when it can.
     """
@@ -109,6 +115,10 @@ class Reading:
     ids: tuple[str, ...] = ()
     withdrawn: str = ""
     impossible: str = ""
+    control_launches: float | None = None
+    candidate_launches: float | None = None
+    interval_pct: tuple[float, float] | None = None
+    profiled: bool = False
 
 
 Evidence = Mapping[tuple[str, str], Reading]
@@ -225,6 +235,8 @@ def hold(role: str, condition: Condition, noise: Noise, evidence: Evidence) -> F
             return finding("withdrawn", f"{metric} was withdrawn by its source ({r.withdrawn})")
         if r.impossible:
             return finding("broken", r.impossible)
+        if r.profiled and vocabulary.unit(r.unit) in THROUGHPUT:
+            return finding("broken", f"{condition.metric} was taken under a profiler, which slows what it counts")
     if not reading.unit:
         return finding("missing", f"{condition.metric} has no unit")
     metric_unit = vocabulary.metrics()[condition.metric].unit
@@ -232,6 +244,7 @@ def hold(role: str, condition: Condition, noise: Noise, evidence: Evidence) -> F
     if vocabulary.unit(reading.unit) not in accepted:
         return finding("unit", f"{condition.metric} is in {reading.unit}, not {metric_unit}")
     numbers = (reading.control, reading.candidate, reading.change_pct, reading.control_sd_pct, reading.noise_pct)
+    numbers += (reading.control_launches, reading.candidate_launches, *(reading.interval_pct or ()))
     if any(n is not None and not math.isfinite(n) for n in (*numbers, other.candidate if other else None)):
         return finding("broken", f"{condition.metric} is not a number")
     if condition.compare == "change":
@@ -275,11 +288,19 @@ def _hold_change(
             text = f"{condition.metric} of the control is {_short(reading.control)}, no change can be formed"
             return finding("broken", text)
         # Not candidate / control - 1, which makes 1000 -> 900 a change of -9.999999999999998 %.
-        change = 100.0 * (reading.candidate - reading.control) / reading.control
+        by_block = reading.change_pct if reading.interval_pct else None
+        change = 100.0 * (reading.candidate - reading.control) / reading.control if by_block is None else by_block
         arms = f" ({_short(reading.control)} -> {_short(reading.candidate)} {reading.unit})"
     if change is None:
         absent = "control" if reading.control is None else "candidate"
         return finding("missing", f"{condition.metric} has no {absent} arm")
+    launches = (reading.control_launches, reading.candidate_launches)
+    if launches[0] and launches[1] and launches[0] != launches[1]:
+        per_launch = (1.0 + change / 100.0) * launches[0] / launches[1]
+        arms += f", {change:+.2f} % before dividing by {_short(launches[0])} and {_short(launches[1])} launches"
+        change = 100.0 * (per_launch - 1.0)
+    if reading.interval_pct:
+        arms += f", 95 % interval {reading.interval_pct[0]:+.2f} to {reading.interval_pct[1]:+.2f} %"
     sigma_pct = noise.sigmas * (reading.control_sd_pct or 0.0)
     floor = max(noise.floor_pct, sigma_pct, reading.noise_pct or 0.0)
     text = f"{condition.metric} {change:+.2f} %{arms}"

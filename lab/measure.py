@@ -1,21 +1,53 @@
-"""`lab measure`: a phase's control and candidate on one GPU, checked, then timed together, then appended as rows.
+"""`lab measure`: a phase's arms on one GPU, checked, timed together, checked again, then appended as rows.
 
-A measured row exists for each arm and workload. The check comes first, at the very shape that is timed and on fresh
-inputs; an arm that fails it gets a row with its status and no number, and the other arm is then not timed against it.
+This is the parent: it plans, watches the worker (lab/worker.py) and writes. The rows of one comparison are appended in
+one piece, so a run that is killed never holds half a comparison, and `resume` skips what is complete. When the worker
+dies, the arm it was working on gets a row saying so and the comparison is done again without it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from lab import accuracy, devices, families, phases, records, timing
-from lab.errors import BadInput
+from lab import ceilings, devices, families, phases, records
+from lab.comparison import GPU_BACKEND, Job
+from lab.errors import BadInput, nearest
+from lab.worker import Death, Worker
 
 SEED = 20261120
+FIRST_GUESS_S = 20.0  # what a comparison costs beside its sampling, until one has been seen
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to measure. seconds: most sampling a comparison; budget_s: most for everything; peers: time them too."""
+
+    seconds: float = 2.0
+    timer: str = "graph"
+    l2: str = "cold"
+    peers: bool = False
+    budget_s: float = math.inf
+    seed: int = SEED
+    backend: str = GPU_BACKEND
+    limits_s: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Item:
+    """One comparison to do. decisive: a required condition of the gate asks for this workload."""
+
+    card: phases.Card
+    workload: Any
+    arms: tuple[tuple[str, str], ...]
+    decisive: bool
+    bytes: float
 
 
 def require_gpu() -> devices.Device:
@@ -23,144 +55,205 @@ def require_gpu() -> devices.Device:
     import torch
 
     if not torch.cuda.is_available():
-        raise BadInput(
-            "lab measure",
-            "no CUDA GPU is usable here",
-            "run it where there is one; `lab judge` replays the stored rows",
-        )
+        remedy = "run it where there is one; `lab judge` replays the stored rows"
+        raise BadInput("lab measure", "no CUDA GPU is usable here", remedy)
     return devices.get(torch.cuda.get_device_name(0), "GPU")
 
 
-def plan(card: phases.Card, only: str | None = None) -> tuple[families.Family, list[Any]]:
-    """The family and the workloads that a card measures; raises BadInput for a card that can only be replayed."""
+def parse_budget(text: str) -> float:
+    """Seconds of "90s", "8m" or "1h"; raises BadInput for anything else."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
+    if not found:
+        raise BadInput("--budget", f'"{text}" is no duration', "write 90s, 8m or 1h")
+    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
+
+
+def plan(card: phases.Card, only: str | None = None, peers: bool = False) -> list[Item]:
+    """The comparisons of a card; raises BadInput for a card that can only be replayed."""
     if not card.family:
         raise BadInput(card.path, "has no family, so there is nothing to run", "replay it with `lab judge`")
     family = families.load(card.family)
-    known = {w.id for w in family.cases.WORKLOADS}
-    wanted = [w for w in card.workloads if w in known]
-    if only is not None:
-        wanted = [w for w in wanted if w == only]
+    for name in (card.control, card.candidate):
+        family.candidate(name)  # raises with the reason
+    known = {w.id: w for w in family.cases.WORKLOADS}
+    wanted = [known[w] for w in card.workloads if w in known and only in (None, w)]
     if not wanted:
         named = only or ", ".join(card.workloads) or "none"
-        raise BadInput(
-            card.path, f"none of its workloads ({named}) is a workload of {family.name}", "replay it instead"
-        )
-    return family, [family.workload(w) for w in wanted]
+        what = f"none of its workloads ({named}) is a workload of {family.name}"
+        raise BadInput(card.path, what, "replay it instead")
+    asked = {c.workload for c in card.gate.require}
+    items = []
+    for workload in wanted:
+        arms = [("control", card.control), ("candidate", card.candidate)]
+        if peers:
+            arms += [("peer", name) for name in family.peers if name not in (card.control, card.candidate)]
+            arms += [("peer", module) for module in family.unavailable if module.startswith(families.PEER_PREFIXES)]
+        cost = family.cost(workload, family.candidate(card.control).precision)
+        items.append(Item(card, workload, tuple(arms), workload.id in asked, cost.bytes))
+    return items
 
 
 def measure(
-    card: phases.Card, only: str | None = None, seconds: float = 2.0, l2: str = "cold", folder: Path | None = None
-) -> Iterator[dict[str, Any]]:
-    """Measure a card and yield each row once it is on the disk.
+    items: Sequence[Item],
+    settings: Settings = Settings(),
+    folder: Path | None = None,
+    device: devices.Device | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Iterator[list[dict[str, Any]]]:
+    """Do the comparisons and yield the rows of each once they are on the disk.
 
-    only:    one workload id, None for all of the card's.
-    seconds: the most that sampling one comparison takes.
-    folder:  where the rows go; default profiles/<device>/<phase>/<run>.
+    The most decisive and cheapest go first, so that a budget that runs out has bought what matters most; what is left
+    out is told, not written. folder: an earlier run's folder resumes it; default profiles/<device>/<phase>/<new run>.
+    device: default the GPU that is here. tell: hears one line a step.
     """
-    device = require_gpu()
-    family, workloads = plan(card, only)
-    run, default = records.new_run(device.id, card.id)
-    folder = folder or default
+    device = device or require_gpu()
     made = records.provenance()
-    for workload in workloads:
+    run, _ = records.new_run(device.id, "")
+    worker = Worker(dict(settings.limits_s))
+    start = time.monotonic()
+    spent: list[float] = []
+    left_out = []
+    try:
+        for item in sorted(items, key=lambda i: (not i.decisive, i.bytes)):
+            into = folder or records.FOLDER / device.id / item.card.id / run
+            if key(item, settings) in completed(into):
+                tell(f"{item.card.id} {item.workload.id}: already measured in this run")
+                continue
+            guess = sum(spent) / len(spent) if spent else FIRST_GUESS_S + settings.seconds
+            if time.monotonic() - start + guess > settings.budget_s:
+                left_out.append(f"{item.card.id} {item.workload.id}")
+                continue
+            records.refuse_unwritable(into)  # before GPU time is spent on rows that could not be kept
+            began = time.monotonic()
+            outcomes, comparison, started = compare(item, settings, worker, tell)
+            spent.append(time.monotonic() - began)
+            rows = [row(item, outcome, comparison, device, settings, into.name, started) | made for outcome in outcomes]
+            records.append_all(into, rows)
+            yield rows
+    finally:
+        worker.stop()
+        for name in left_out:
+            tell(f"{name}: left out, the budget of {settings.budget_s:.0f} s is spent")
+
+
+def compare(
+    item: Item, settings: Settings, worker: Worker, tell: Callable[[str], None]
+) -> tuple[list[dict[str, Any]], dict[str, Any] | None, str]:
+    """One comparison: (how each arm did, facts about the comparison or None, when it started).
+
+    Done again without an arm whose process died. At most once per arm, so it ends.
+    """
+    gone: dict[str, dict[str, Any]] = {}
+    roles = {name: role for role, name in item.arms}
+    where = f"{item.card.id} {item.workload.id}"
+    while True:
         started = datetime.now(UTC).isoformat(timespec="seconds")
-        arms = {"control": family.candidate(card.control), "candidate": family.candidate(card.candidate)}
-        checks = {arm: accuracy.check(family, c, workload, SEED, "cuda") for arm, c in arms.items()}
-        outcome: Any = None
-        failed = ""
-        if all(check.status == "ok" for check in checks.values()):
-            try:
-                outcome = _time(family, arms, workload, seconds, l2)
-            except Exception as error:  # an arm that cannot be captured or runs out of memory is its own row's status
-                failed = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-        _release()
-        for arm, candidate in arms.items():
-            check = checks[arm]
-            cost = family.cost(workload, candidate.precision)
-            row: dict[str, Any] = {
-                "device": device.id,
-                "phase": card.id,
-                "family": family.name,
-                "arm": arm,
-                "name": candidate.name,
-                "precision": candidate.precision,
-                "workload_id": workload.id,
-                "workload": dict(workload.axes),
-                "inputs": workload.inputs,
-                "config": candidate.config(workload),
-                "status": check.status,
-                "message": check.message,
-                "relative_error": _finite(check.relative_error),
-                "flops": cost.flops,
-                "bytes": cost.bytes,
-                "pipe": cost.pipe,
-                "seed": SEED,
-                "run": run,
-                "started": started,
-                "card_hash": card.card_hash,
-                "gate_hash": card.gate_hash,
-                **made,
-            }
-            if check.status == "ok" and failed:
-                row |= {"status": "oom" if "OutOfMemory" in failed else "error", "message": failed}
-            elif check.status == "ok" and outcome is None:
-                row |= {"status": "skipped", "message": "not timed: the other arm failed its check"}
-            elif outcome is not None:
-                row |= _performance(outcome, arm)
-            records.append(folder, row)
-            yield row
+        arms = tuple((role, name) for role, name in item.arms if name not in gone)
+        if not arms:
+            return list(gone.values()), None, started
+        job = Job(
+            item.card.family, item.workload.id, arms, settings.seconds, settings.timer, settings.l2, settings.seed,
+            settings.backend,
+        )  # fmt: skip
+        answer = worker.run(job, lambda stage, arm: tell(f"{where}: {stage} {arm}".rstrip()))
+        if isinstance(answer, Death):
+            blamed = [answer.arm] if answer.arm else [name for _, name in arms]
+            for name in blamed:
+                gone[name] = {"role": roles[name], "name": name, "status": answer.status, "message": answer.message}
+            tell(f"{where}: {', '.join(blamed)}: {answer.message}")
+            continue
+        if answer["fatal"]:
+            gone[answer["fatal"]] = next(a for a in answer["arms"] if a["name"] == answer["fatal"])
+            continue
+        by_name = {a["name"]: a for a in answer["arms"]} | gone
+        return [by_name[name] for _, name in item.arms], answer["comparison"], started
 
 
-def _time(family: families.Family, arms: dict[str, Any], workload: Any, seconds: float, l2: str) -> timing.Comparison:
-    import torch
+def run_to_resume(device_id: str, phase: str, run: str = "") -> Path:
+    """The folder of a named run of a phase, or of its newest; raises BadInput when there is none."""
+    folder = records.FOLDER / device_id / phase
+    runs = sorted(path.name for path in folder.glob("*") if (path / "rows.jsonl").exists())
+    if not runs or (run and run not in runs):
+        raise BadInput(
+            "--resume", f"no run {run or 'at all'} of {phase} on {device_id}", nearest(run, runs or ["none"])
+        )
+    return folder / (run or runs[-1])
 
-    l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
-    timed = {}
-    for arm, candidate in arms.items():
-        count = timing.sets_for(family.cost(workload, candidate.precision).bytes, l2_bytes, l2)
-        sets = []
-        for number in range(count):
-            inputs = family.cases.inputs(workload, SEED + 1 + number, "cuda")
-            sets.append((candidate.prepare(inputs), family.cases.outputs(workload, inputs)))
-            del inputs
-        timed[arm] = timing.Arm(arm, candidate.run, sets)
-        timing.capture(timed[arm])
-    return timing.compare(timed["control"], timed["candidate"], l2, seconds)
+
+def key(item: Item, settings: Settings) -> tuple[str, ...]:
+    """What makes a comparison the same one when a run is resumed."""
+    return (item.card.id, item.workload.id, settings.timer, settings.l2, item.card.gate_hash)
+
+
+def completed(folder: Path) -> set[tuple[str, ...]]:
+    """The comparisons that a run's folder holds."""
+    path = folder / "rows.jsonl"
+    rows = records.read(path) if path.exists() else []
+    keys = ("phase", "workload_id", "wanted_timer", "wanted_l2", "gate_hash")
+    return {tuple(r.get(k, "") for k in keys) for r in rows}  # early rows lack some, and are measured again
+
+
+def row(
+    item: Item,
+    outcome: dict[str, Any],
+    comparison: dict[str, Any] | None,
+    device: devices.Device,
+    settings: Settings,
+    run: str,
+    started: str,
+) -> dict[str, Any]:
+    """The row of one arm. Only an arm that passed both checks has a performance field."""
+    family = families.load(item.card.family)
+    candidate = family.candidates.get(outcome["name"])
+    precision = candidate.precision if candidate else ""
+    cost = family.cost(item.workload, precision) if candidate else None
+    full: dict[str, Any] = {
+        "device": device.id,
+        "phase": item.card.id,
+        "family": family.name,
+        "arm": outcome["role"],
+        "name": outcome["name"],
+        "precision": precision,
+        "workload_id": item.workload.id,
+        "workload": dict(item.workload.axes),
+        "inputs": item.workload.inputs,
+        "config": candidate.config(item.workload) if candidate and not candidate.refuses(item.workload) else "",
+        "status": outcome["status"],
+        "message": outcome.get("message", ""),
+        "relative_error": _finite(outcome.get("relative_error")),
+        "relative_error_after": _finite(outcome.get("relative_error_after")),
+        "flops": cost.flops if cost else None,
+        "bytes": cost.bytes if cost else None,
+        "pipe": cost.pipe if cost else None,
+        "seed": settings.seed,
+        "run": run,
+        "started": started,
+        "wanted_timer": settings.timer,
+        "wanted_l2": settings.l2,
+        "card_hash": item.card.card_hash,
+        "gate_hash": item.card.gate_hash,
+        "profiled": False,
+    }
+    if comparison is not None and outcome["status"] == "ok":
+        clocks = [c for c in comparison["clocks"] if c]
+        full |= outcome["timing"] | {
+            "timer": comparison["timer"],
+            "l2": comparison["l2"],
+            "order": comparison["order"],
+            "aa_pct": _finite(comparison["aa_pct"]),
+            "timed_against": comparison["control"],
+            "clocks": clocks,
+            "throttled": ", ".join(sorted({c["throttled"] for c in clocks if c["throttled"]})),
+        }
+        if doubt := ceilings.suspect(full):
+            full |= {"status": "suspect", "message": doubt}
+        if outcome["name"] == comparison["control"] and comparison["again"]:
+            full |= {f"again_{key}": comparison["again"][key] for key in ("samples_us", "blocks_us")}
+        for name in [name for name in full if name.endswith(("samples_us", "blocks_us"))]:
+            full[name] = [round(s, 5) for s in full[name]]
+    return full
 
 
 def _finite(number: float | None) -> float | None:
     """A row holds no NaN: where the output had one, the status and the message say so."""
     return number if number is not None and math.isfinite(number) else None
-
-
-def _performance(outcome: timing.Comparison, arm: str) -> dict[str, Any]:
-    own: timing.Timing = getattr(outcome, arm)
-    return {
-        "timer": outcome.timer,
-        "l2": outcome.l2,
-        "order": outcome.order,
-        "aa_pct": outcome.aa_pct,
-        "clocks_before": outcome.clocks_before,
-        "clocks_after": outcome.clocks_after,
-        "median_us": own.median_us,
-        "iqr_us": own.iqr_us,
-        "min_us": own.min_us,
-        "n": own.n,
-        "calls": own.calls,
-        "sets": own.sets,
-        "converged": own.converged,
-        "sd_pct": own.sd_pct,
-        "drift_pct": own.drift_pct,
-        "samples_us": list(own.samples_us),
-        "blocks_us": list(own.blocks_us),
-    }
-
-
-def _release() -> None:
-    """Give the memory of one comparison back before the next is built."""
-    import gc
-
-    import torch
-
-    gc.collect()
-    torch.cuda.empty_cache()

@@ -16,7 +16,7 @@ import os
 import platform
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -33,27 +33,41 @@ ENVIRONMENT = ("CUDA_VISIBLE_DEVICES", "CUDA_MODULE_LOADING", "TRITON_INTERPRET"
 
 
 def append(folder: Path, row: Mapping[str, Any]) -> Path:
-    """Add one row to `folder`/rows.jsonl atomically and return the file.
+    """Add one row; see `append_all`."""
+    return append_all(folder, [row])
 
-    Raises BadInput when the row is not as a row must be (missing key, unknown status, a performance field on a row
-    that is not ok or suspect, NaN) or when it cannot be written; what was there before stays as it was.
+
+def append_all(
+    folder: Path,
+    rows: Iterable[Mapping[str, Any]],
+    name: str = "rows.jsonl",
+    check: Callable[[Mapping[str, Any], str | Path], dict[str, Any]] | None = None,
+) -> Path:
+    """Add rows to `folder`/`name` in one atomic step and return the file: either all of them are there, or none is.
+
+    check: what a row must be, default `validated`.
+    Raises BadInput when a row is not as it must be (missing key, unknown status, a performance field on a row that is
+    not ok or suspect, NaN) or when it cannot be written; what was there before stays as it was.
     """
-    target = folder / "rows.jsonl"
+    target = folder / name
     try:
-        line = json.dumps(validated(row, folder), allow_nan=False, separators=(",", ":")) + "\n"
+        whole = [(check or validated)(row, folder) for row in rows]
+        lines = [json.dumps(row, allow_nan=False, separators=(",", ":")) + "\n" for row in whole]
     except ValueError:
         raise BadInput(target, "row holds NaN or infinity", "give the row a status and a message instead") from None
     temporary: str | None = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder):
+            for left in folder.glob(".rows-*.tmp"):  # of a process that was killed while it held the lock
+                left.unlink()
             before = target.read_bytes() if target.exists() else b""
             if before and not before.endswith(b"\n"):
                 raise BadInput(target, "the last line is cut off", "restore the file, then append")
             handle, temporary = tempfile.mkstemp(prefix=".rows-", suffix=".tmp", dir=folder)
             with os.fdopen(handle, "wb") as file:
                 file.write(before)
-                file.write(line.encode())
+                file.write("".join(lines).encode())
                 file.flush()
                 os.fsync(file.fileno())
             # mkstemp makes the file private to its owner; rows are for every reader of the repository.
@@ -71,6 +85,21 @@ def append(folder: Path, row: Mapping[str, Any]) -> Path:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
     return target
+
+
+def refuse_unwritable(folder: Path) -> None:
+    """Raise BadInput when rows could not be written to `folder` (made when absent): read-only, full, or no folder."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(folder), tempfile.NamedTemporaryFile(prefix=".rows-", suffix=".tmp", dir=folder) as file:
+            file.write(bytes(4096))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise BadInput(
+            folder, f"cannot be written ({reason})", "free space or fix permissions; rows are intact"
+        ) from None
 
 
 @contextlib.contextmanager
@@ -118,8 +147,13 @@ def validated(row: Mapping[str, Any], where: str | Path) -> dict[str, Any]:
     return full
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """The rows of one file; raises BadInput naming the file and the line when one is truncated or malformed."""
+def read(
+    path: Path, check: Callable[[Mapping[str, Any], str | Path], dict[str, Any]] | None = None
+) -> list[dict[str, Any]]:
+    """The rows of one file; raises BadInput naming the file and the line when one is truncated or malformed.
+
+    check: what a row must be, default `validated`.
+    """
     rows = []
     try:
         text = path.read_text(encoding="utf-8")
@@ -133,7 +167,7 @@ def read(path: Path) -> list[dict[str, Any]]:
             raise BadInput(path, what, "remove that line or restore the file") from None
         if not isinstance(row, dict):
             raise BadInput(path, f"line {number} is not an object", "remove that line or restore the file")
-        rows.append(validated(row, f"{shown(path)} line {number}"))
+        rows.append((check or validated)(row, f"{shown(path)} line {number}"))
     return rows
 
 

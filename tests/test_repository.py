@@ -29,6 +29,13 @@ LAYERS = (
         "families",
         "accuracy",
         "timing",
+        "clocks",
+        "timers",
+        "comparison",
+        "worker",
+        "ceilings",
+        "ceilings_kernels",
+        "progress",
         "roofline",
         "reproduction",
         "traces",
@@ -38,9 +45,9 @@ LAYERS = (
         "aot_worker",
     },
     {"gates", "phases"},
-    {"evidence", "measure"},
-    {"plots", "writeup", "notebook", "pairing", "board"},
-    {"cli", "doctor", "site", "__main__"},
+    {"evidence", "measure", "crosscheck", "profile", "projection"},
+    {"plots", "pictures", "timeline", "writeup", "rows", "interop", "notebook", "pairing", "board"},
+    {"cli", "trace_commands", "doctor", "site", "__main__"},
 )
 # What a family may build on; peer_*.py may also import the library that it adapts.
 FAMILY_MAY_IMPORT = {"torch", "triton", "cupy", "numpy", "kernels"}
