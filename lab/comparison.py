@@ -172,7 +172,7 @@ def execute(job: Job, tell: Callable[[dict[str, Any]], None] = lambda message: N
         except Exception as error:  # whatever a candidate throws is its own row's status, not ours
             status, line, fatal = status_of(error)
             state.fail(status, line)
-            if fatal:
+            if fatal or getattr(timer, "broken", False):
                 yield result(fatal=state.name)
                 return
     if not arms:

@@ -42,6 +42,9 @@ class GraphTimer:
 
     name = "graph"
 
+    def __init__(self) -> None:
+        self.broken = False  # a capture that fails leaves torch's random generators unusable in this process
+
     def prepare(self, arm: Arm) -> None:
         """Run every set once, choose how many calls a graph holds, capture it. Raises what the candidate raises."""
         import torch
@@ -60,17 +63,18 @@ class GraphTimer:
         each_us = 1000.0 * start.elapsed_time(stop) / len(arm.sets)
         rounds = max(1, math.ceil(GRAPH_TARGET_US / max(each_us, 0.1) / len(arm.sets)))
         torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
+        graph, once = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        self.broken = True
         with torch.cuda.graph(graph, stream=stream):
             for _ in range(rounds):
                 for args, out in arm.sets:
                     arm.run(args, out)
         torch.cuda.synchronize()
         # The check after the timing replays one call on the first set: what is not captured is not done.
-        once = torch.cuda.CUDAGraph()
         with torch.cuda.graph(once, stream=stream):
             arm.run(*arm.sets[0])
         torch.cuda.synchronize()
+        self.broken = False
         arm.calls = rounds * len(arm.sets)
         arm.state = graph, once
 

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 L2_FACTOR = 2.0
+MIN_SETS = 5
 WARM_UP_SAMPLES = 10
 WARM_UP_S = 0.025
 STANDARD_ERROR = 0.001
@@ -105,10 +106,14 @@ class Comparison:
 
 
 def sets_for(bytes_per_call: float, l2_bytes: int, l2: str = "cold", most: int = 64) -> int:
-    """How many distinct sets a cold measurement rotates over: their bytes exceed L2_FACTOR times the cache."""
+    """How many distinct sets a cold measurement rotates over: their bytes exceed L2_FACTOR times the cache.
+
+    At least MIN_SETS: with two sets of 178 MB a cuBLAS product moved by 2 % from run to run on an H200, by where its
+    buffers happened to lie.
+    """
     if l2 == "warm":
         return 1
-    return max(2, min(most, math.ceil(L2_FACTOR * l2_bytes / max(bytes_per_call, 1.0)) + 1))
+    return max(MIN_SETS, min(most, math.ceil(L2_FACTOR * l2_bytes / max(bytes_per_call, 1.0)) + 1))
 
 
 def standard_error(samples: Sequence[float]) -> float:

@@ -156,6 +156,29 @@ def test_sum_above_span_is_explained(tmp_path: Path) -> None:
     assert warned(s, "0.3 us exceeds the span of 0.1 us because work overlaps: 0.1 us within devices, 0.1 us between 2")
 
 
+def test_three_streams_share_in_parts(tmp_path: Path) -> None:
+    """Two of three overlap: the third shares nothing."""
+    export = Export()
+    for stream, start, end in ((7, 0, 100), (8, 50, 150), (9, 200, 300)):
+        export.kernel("a", start, end, streamId=stream)
+    s = summary(export, tmp_path)
+    assert [(t["stream"], t["concurrent_us"]) for t in s["per_stream"]] == [(7, 0.05), (8, 0.05), (9, 0)]
+
+
+def test_a_stream_is_one_of_its_process_and_context(tmp_path: Path) -> None:
+    """Number 7 in two processes, and in two contexts of one: three streams side by side, none overlapping itself."""
+    export = Export()
+    export.kernel("a", 0, 100)
+    export.kernel("a", 0, 100, globalPid=global_pid(4243))
+    export.kernel("a", 0, 100, contextId=2)
+    s = summary(export, tmp_path)
+    assert [(t["process"], t["context"], t["overlap_us"], t["concurrent_us"]) for t in s["per_stream"]] == [
+        (4242, 1, 0, 0.1),
+        (4242, 2, 0, 0.1),
+        (4243, 1, 0, 0.1),
+    ]
+
+
 def test_no_overlap_no_explanation(tmp_path: Path) -> None:
     export = Export()
     export.kernel("a", 0, 100)

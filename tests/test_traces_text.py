@@ -120,7 +120,8 @@ def test_truncated_sqlite(keep: float, tmp_path: Path) -> None:
     whole = decode(tmp_path / "whole.sqlite", 2000, per_step=500).read_bytes()
     path = tmp_path / "cut.sqlite"
     path.write_bytes(whole[: int(keep if keep > 1 else keep * len(whole))])
-    assert "truncated" in refusal(path) or "cannot be read as SQLite" in refusal(path)
+    # With less than the header nothing says how long the file should be.
+    assert (": truncated: " if keep != 50 else "cannot be read as SQLite") in refusal(path)
 
 
 def test_corrupt_sqlite(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from lab import cli
 from lab.errors import BadInput
+from lab.traces import steady
 from lab.traces.files import read
 from lab.traces.intervals import merged
 from lab.traces.model import Kernels, Trace
@@ -286,13 +287,24 @@ def test_a_pause_is_no_step(tmp_path: Path) -> None:
     assert summarise(t)["span_us"] == 7.0
 
 
-def test_long_names_sequences_without_a_unique_kernel(tmp_path: Path) -> None:
-    """No name occurs once per step: 100 kernels of 60 names, so only longer sequences tell one step from the next."""
-    t = read(decode(tmp_path / "a.sqlite", 63 * 100, per_step=100))
+def test_steps_without_a_unique_kernel(tmp_path: Path) -> None:
+    """No name comes again after exactly one step; only pairs of launches do."""
+    export = Export()
+    for step in range(10):
+        for i, name in enumerate("abcacb"):
+            export.kernel(name, step * 1000 + i * 100, step * 1000 + i * 100 + 50)
+    t = traced(export, tmp_path)
     steps = find_steps(t)
+    assert (steps.end - steps.start).tolist() == [1000] * 9
+    assert len(step_spans(t)) == 9
+
+
+def test_steps_of_a_long_capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Candidates from pieces of the capture, the steps from all of it."""
+    monkeypatch.setattr(steady, "PIECE", 500)
+    steps = find_steps(read(decode(tmp_path / "a.sqlite", 63 * 100, per_step=100)))
     assert len(steps.start) == 62
     assert len(set((steps.end - steps.start).tolist())) == 1
-    assert len(step_spans(t)) == 62
 
 
 def test_opaque_graphs_have_steps(tmp_path: Path) -> None:

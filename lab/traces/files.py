@@ -36,6 +36,10 @@ def read(path: Path | str) -> Trace:
         from lab.traces import nsys_sqlite
 
         return nsys_sqlite.read(path)
+    if head.startswith(b"PAR1"):
+        from lab.traces import stored
+
+        return stored.load(path)
     if path.suffix in REPORTS:
         raise BadInput(path, f"is a {path.suffix} report, which only its tool reads", f"run: {REPORTS[path.suffix]}")
     return read_text(path, _text(path, head))

@@ -286,10 +286,10 @@ def _gpus(base: Database, rows: list[Activity], warnings: list[str]) -> tuple[li
     if {"gpuId", "cudaId", "pid"} <= base.columns("TARGET_INFO_CUDA_DEVICE"):
         found = base.rows("SELECT pid, cudaId, gpuId FROM TARGET_INFO_CUDA_DEVICE WHERE gpuId IS NOT NULL")
         real = {(process_id(pid), device): gpu for pid, device, gpu in found}
-    used = {key for r in rows for key in group(r.process, r.device)[0]}
-    seen: dict[int, set[int]] = {}
-    for pid, device in used:
-        seen.setdefault(device, set()).add(real.get((pid, device), device))
+    seen: dict[int, set[int]] = {int(d): set() for r in rows for d in compact(r.device)[0]}
+    for pid, device in {key for r in rows for key in group(r.process, r.device)[0]} if real else ():
+        # A process that the table does not list keeps its numbers.
+        seen[device] |= {real[pid, device]} if (pid, device) in real else set()
     if any(len(gpus) > 1 for gpus in seen.values()):
         warnings.append("processes number their GPUs differently; devices here are the host's GPU numbers")
         moved = []
@@ -298,8 +298,8 @@ def _gpus(base: Database, rows: list[Activity], warnings: list[str]) -> tuple[li
             for (pid, number), gpu in real.items():
                 device[(r.process == pid) & (r.device == number)] = gpu
             moved.append(replace(r, device=device))
-        return moved, {gpu: name_of.get(gpu, "") for gpus in seen.values() for gpu in sorted(gpus)}
-    return rows, {d: name_of.get(next(iter(g)), "") if real else by_cuda.get(d, "") for d, g in sorted(seen.items())}
+        return moved, {int(d): name_of.get(int(d), "") for r in moved for d in compact(r.device)[0]}
+    return rows, {d: name_of.get(min(g), "") if g else by_cuda.get(d, "") for d, g in sorted(seen.items())}
 
 
 def process_id(number: int) -> int:
