@@ -13,6 +13,7 @@ no number. Given up: an answer that `prepare` computed for a peer that copies it
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 from lab import accuracy, families, timing
 
 # What a CUDA context does not survive, as torch, Triton, CuPy and the driver say it; one too many costs a restart.
+MEMORY_SHARE = 0.45
 FATAL = (
     *("CUDA error", "AcceleratorError", "CUDA_ERROR", "cudaError", "illegal memory access", "misaligned address"),
     *("unspecified launch failure", "illegal instruction", "device-side assert"),
@@ -51,6 +53,7 @@ class Backend:
     timer: Callable[[str, str, int], timing.Timer]
     clocks: Callable[[], Any]
     load: Callable[[str], Any] = families.load
+    memory_bytes: float = math.inf
 
 
 @dataclass
@@ -80,8 +83,8 @@ def gpu() -> Backend:
         found = clocks.sample()
         return found.to_json() if found else None
 
-    l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
-    return Backend("cuda", l2_bytes, timers.named, sample)
+    card = torch.cuda.get_device_properties(0)
+    return Backend("cuda", card.L2_cache_size, timers.named, sample, memory_bytes=card.total_memory)
 
 
 def status_of(error: BaseException) -> tuple[str, str, bool]:
@@ -158,6 +161,8 @@ def execute(job: Job, tell: Callable[[dict[str, Any]], None] = lambda message: N
             yield result(fatal=state.name)
             return
     timer = backend.timer(job.timer, job.l2, backend.l2_bytes)
+    # What all arms hold together leaves room for the reference, which works in float64.
+    room = MEMORY_SHARE * backend.memory_bytes / (1 + sum(s.status == "ok" for s in states))
     arms: list[timing.Arm] = []
     kept: dict[str, Any] = {}
     for state in [s for s in states if s.status == "ok"]:
@@ -165,7 +170,7 @@ def execute(job: Job, tell: Callable[[dict[str, Any]], None] = lambda message: N
         candidate = family.candidate(state.name)
         wanted = [state.name] if arms else [state.name, timing.AGAIN]
         try:
-            built = [_arm(name, family, candidate, workload, job, backend, kept) for name in wanted]
+            built = [_arm(name, family, candidate, workload, job, backend, kept, room) for name in wanted]
             for arm in built:
                 timer.prepare(arm)
             arms += built
@@ -210,10 +215,19 @@ def execute(job: Job, tell: Callable[[dict[str, Any]], None] = lambda message: N
 
 
 def _arm(
-    name: str, family: Any, candidate: Any, workload: Any, job: Job, backend: Backend, kept: dict[str, Any]
+    name: str,
+    family: Any,
+    candidate: Any,
+    workload: Any,
+    job: Job,
+    backend: Backend,
+    kept: dict[str, Any],
+    room_bytes: float,
 ) -> timing.Arm:
     """An arm with its sets; the inputs of the first set stay in `kept`, for the check after the timing."""
-    count = timing.sets_for(family.cost(workload, candidate.precision).bytes, backend.l2_bytes, job.l2)
+    moved = family.cost(workload, candidate.precision).bytes
+    count = timing.sets_for(moved, backend.l2_bytes, job.l2)
+    count = min(count, max(2 if job.l2 == "cold" else 1, int(min(room_bytes / max(moved, 1.0), count))))
     sets = []
     first_seed = job.seed + (1000 if name == timing.AGAIN else 1)
     for number in range(count):

@@ -20,9 +20,14 @@ from lab import devices, phases, records, roofline, timing
 from lab.errors import REPOSITORY, BadInput
 from lab.gates import Reading
 
+JUDGED = ("ok", "incorrect", "suspect")
+
 
 def pairs(rows: Iterable[Mapping[str, Any]]) -> dict[str, tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]]:
-    """workload id -> (control row, candidate row) of the newest run that has both, else of the newest run."""
+    """workload id -> (control row, candidate row) of the newest run that judged both, else that has both, else any.
+
+    A run in which an arm was found incorrect judged it; one in which it ran out of memory, or was not timed, did not.
+    """
     runs: dict[str, dict[str, dict[str, Mapping[str, Any]]]] = {}
     for row in rows:
         if row["arm"] in ("control", "candidate"):
@@ -31,7 +36,8 @@ def pairs(rows: Iterable[Mapping[str, Any]]) -> dict[str, tuple[Mapping[str, Any
     for workload, by_run in runs.items():
         newest = sorted(by_run)
         both = [run for run in newest if len(by_run[run]) == 2]
-        run = by_run[(both or newest)[-1]]
+        judged = [run for run in both if all(row["status"] in JUDGED for row in by_run[run].values())]
+        run = by_run[(judged or both or newest)[-1]]
         chosen[workload] = (run.get("control"), run.get("candidate"))
     return chosen
 
