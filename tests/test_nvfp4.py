@@ -61,7 +61,7 @@ def test_candidate_against_reference(candidate, problem: Workload):
     assert accepted(out["y"], reference(inputs)["y"], tolerance)
 
 
-@pytest.mark.parametrize("precision", ["nvfp4-w4a16", "nvfp4-w4a4", "bf16"])
+@pytest.mark.parametrize("precision", ["nvfp4-w4a16", "nvfp4-w4a16-rounded", "nvfp4-w4a4", "bf16"])
 @pytest.mark.parametrize("problem", CHECKS, ids=lambda w: w.id)
 def test_tolerance_rejects_zeros_a_sign_flip_and_nan(problem: Workload, precision: str):
     wanted = reference(cases.inputs(problem))["y"]

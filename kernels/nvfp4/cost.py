@@ -10,9 +10,14 @@ from __future__ import annotations
 
 from kernels.common import Cost, Workload
 
-WEIGHT_BYTES = {"nvfp4-w4a16": 0.5 + 1 / 16, "nvfp4-w4a4": 0.5 + 1 / 16, "bf16": 2.0}
+WEIGHT_BYTES = {
+    "nvfp4-w4a16": 0.5 + 1 / 16,
+    "nvfp4-w4a16-rounded": 0.5 + 1 / 16,
+    "nvfp4-w4a4": 0.5 + 1 / 16,
+    "bf16": 2.0,
+}
 ACTIVATION_BYTES = 2  # bf16 and fp16 alike
-TENSOR_SCALE_BYTES = {"nvfp4-w4a16": 4, "nvfp4-w4a4": 4, "bf16": 0}
+TENSOR_SCALE_BYTES = {"nvfp4-w4a16": 4, "nvfp4-w4a16-rounded": 4, "nvfp4-w4a4": 4, "bf16": 0}
 
 
 def cost(workload: Workload, precision: str) -> Cost:

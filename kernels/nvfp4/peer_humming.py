@@ -62,7 +62,7 @@ def _refuses(workload: Workload) -> str:
 CANDIDATES = (
     Candidate(
         name="humming_w4a16",
-        precision="nvfp4-w4a16",
+        precision="nvfp4-w4a16-rounded",
         run=run,
         needs=Needs(capability=(8, 0), packages=("humming",)),
         prepare=prepare,
