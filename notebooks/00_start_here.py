@@ -1,0 +1,322 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Start here: from a question to a verdict
+#
+# Killgate decides whether a GPU kernel idea is kept or killed. The idea is written down as a card with its gate before
+# anyone measures, and then goes through one chain. This page shows the chain, the board of verdicts, the H200's
+# verdicts beside GB10's, and the recorded roofline analysis computed again.
+#
+# Every number on this page comes from a row: `data/recorded/` holds what the sources published, `profiles/` what was
+# measured here. The cells assert what the text says, so executing the notebook is a test. No GPU is needed.
+
+# %%
+import importlib.util
+
+import pandas as pd
+
+from lab import devices, evidence, gates, notebook, phases, plots, records, reproduction, roofline, vocabulary, writeup
+
+DEVICE = "h200"
+cards = phases.cards()
+
+# %% [markdown]
+# ## The chain
+
+# %%
+LINKS = [
+    ("card", "question, gate", "phases"),
+    ("check", "vs reference", "accuracy"),
+    ("measure", "A B B A blocks", "timing"),
+    ("place", "on the roofline", "roofline"),
+    ("trace", "time by part", "traces"),
+    ("judge", "gate to verdict", "gates"),
+    ("write", "note, notebook", "writeup"),
+]
+missing = [module for _, _, module in LINKS if importlib.util.find_spec(f"lab.{module}") is None]
+
+figure, axes = notebook.canvas(2.55, height=36)
+WIDE, STEP = 12.2, 14.35
+for place, (name, does, module) in enumerate(LINKS):
+    x = 0.8 + place * STEP
+    colour = plots.BLUE if module not in missing else plots.SOFT
+    notebook.box(axes, x, 22, WIDE, 9, colour=colour, fill=module not in missing, ls="--" if module in missing else "-")
+    axes.text(x + WIDE / 2, 28.2, name, ha="center", va="center", fontsize=10, weight="bold", color=plots.INK)
+    axes.text(x + WIDE / 2, 24.4, does, ha="center", va="center", fontsize=7.4, color=plots.INK)
+    axes.text(x + WIDE / 2, 32.6, f"lab.{module}", ha="center", fontsize=7.6, color=plots.SOFT, family="monospace")
+    if place:
+        notebook.arrow(axes, (x - STEP + WIDE + 0.2, 26.5), (x - 0.2, 26.5))
+ENDS = [
+    (1, "INVALID", "wrong, or faster\nthan the device can"),
+    (2, "BLOCKED", "evidence missing\nor unfinished"),
+    (4, "VACUOUS", "candidate never\nengaged"),
+    (5.5, "GO   NO-GO   NEUTRAL\nCONDITIONAL-GO   PARTIAL", "\nby the gate's conditions"),
+]
+for place, word, why in ENDS:
+    x = 0.8 + place * STEP + WIDE / 2
+    start = x if place < 5 else 0.8 + 5 * STEP + WIDE / 2
+    notebook.arrow(axes, (start, 21.6), (start, 14.6), colour=plots.VERMILLION if place < 5 else plots.INK)
+    axes.text(x, 13.6, word, ha="center", va="top", fontsize=8.2, weight="bold", color=plots.INK, linespacing=1.3)
+    axes.text(x, 10.2, why, ha="center", va="top", fontsize=7.4, color=plots.INK, linespacing=1.3)
+axes.text(0.8, 1, "A link shows dashed while its module is not in lab/." if missing else
+          "Each link is a module of lab/; what flows through it is rows.", fontsize=7.6, color=plots.SOFT)  # fmt: skip
+notebook.picture(figure, "Seven links: card, check, measure, place, trace, judge, write; where a chain may end early.")
+
+# %% [markdown]
+# ## The board
+#
+# Each line replays one recorded verdict: the gate is the card's, the observed figures are the source's, the word is the
+# judge's. `recorded` is the word the source wrote; LANDED, a fact about its branch, counts as GO.
+
+# %%
+recorded = phases.judge_recorded(cards.values())
+notebook.show(notebook.board(recorded), code=["gate"])
+
+# %% [markdown]
+# Where the judge and the source differ, the card must say why in a sentence; where they agree it must not.
+
+# %%
+assert not writeup.unexplained(recorded)
+differing = [j for j in recorded if j.agrees is False]
+assert {(j.phase, j.verdict.word) for j in differing} == {
+    ("p4", "BLOCKED"), ("p1", "NO-GO"), ("p1-dense", "VACUOUS"), ("p2-structural", "VACUOUS"),
+}  # fmt: skip
+notebook.show(
+    pd.DataFrame(
+        [
+            {"phase": j.phase, "here": j.verdict.word, "source": j.recorded_verdict, "why they differ": j.differs}
+            for j in differing
+        ]
+    )
+)
+
+# %% [markdown]
+# ## The H200 beside GB10
+#
+# The sources ran on a GB10: LPDDR5x, tensor cores with FP4. The cards below ask the same of an H200: HBM, no FP4. They
+# are questions about the kernel alone, with gates of their own, while the recorded ones are mostly about a whole decode
+# or prefill; a different word on the two devices therefore says where an idea stops holding, and does not correct the
+# source.
+
+# %%
+own = [c for c in cards.values() if c.system == "killgate"]
+measured = {c.id: notebook.measured(c.id, DEVICE) for c in own}
+judged = [j for j in measured.values() if j]
+notebook.show(notebook.board(judged).drop(columns=["recorded", "agrees"]), code=["gate"]) if judged else notebook.text(
+    "No measured rows are committed yet."
+)
+
+
+# %%
+def arms(card: phases.Card) -> tuple[str, str, str]:
+    return card.family, card.control, card.candidate
+
+
+def beside(card: phases.Card) -> dict[str, str]:
+    """One measured card beside the recorded judgements that compare the same two arms."""
+    same = [j for j in recorded if cards[j.phase].family and arms(cards[j.phase]) == arms(card)]
+    decided = [j for j in same if j.verdict.word not in ("BLOCKED", "INVALID")]
+    now = measured[card.id]
+    flip = ""
+    if now and decided:
+        flip = "yes" if any(j.verdict.word != now.verdict.word for j in decided) else "no"
+    return {
+        "row": f"{card.row}: {vocabulary.rows()[card.row]}",
+        "recorded phase": ", ".join(dict.fromkeys(j.phase for j in same)) or "none with these arms",
+        "GB10": ", ".join(dict.fromkeys(j.verdict.word for j in decided)),
+        "card": card.id,
+        "H200": now.verdict.word if now else "not measured yet",
+        "flips": flip,
+        "decided by": now.verdict.observed if now else "",
+    }
+
+
+flips = pd.DataFrame([beside(c) for c in own])
+# A flip is claimed only where both devices have a word.
+assert all(row.GB10 and measured[row.card] for row in flips.itertuples() if row.flips)
+notebook.show(flips, code=["card"])
+
+# %%
+both = flips[flips.flips != ""]
+turned = [f"`{row.card}` ({row.GB10} on GB10, {row.H200} here)" for row in both.itertuples() if row.flips == "yes"]
+sentences = [
+    f"{len(both)} of {len(own)} cards have a word on both devices. It differs for: {', '.join(turned) or 'none'}. "
+    "The kernel may win where the whole step did not, or the other way round: read both gates before calling it a flip."
+]
+sentences += [f"`{c.id}` has no rows yet: nothing is said about it." for c in own if not measured[c.id]]
+sentences += [f"`{j.phase}`: {j.note}." for j in judged if j.note]
+notebook.text("\n\n".join(sentences))
+
+# %%
+device = devices.get(DEVICE)
+placed = []
+for c in own:
+    for workload, pair in evidence.pairs(records.rows(device=DEVICE, phase=c.id)).items():
+        for row in filter(None, pair):
+            if row["status"] == "ok":
+                floor = roofline.place(device, row["flops"], row["bytes"], row["pipe"])
+                share = roofline.roofline_fraction(floor.floor_us, row["median_us"])
+                placed.append(
+                    {"card": c.id, "workload": workload, "arm": row["name"], "median us": row["median_us"],
+                     "floor us": floor.floor_us, "bound": floor.bound, "of roofline": f"{share:.1%}"}
+                )  # fmt: skip
+notebook.show(pd.DataFrame(placed), code=["card", "workload"]) if placed else notebook.text("No rows to place yet.")
+
+# %% [markdown]
+# ## How to read a verdict
+#
+# One invented gate, seven invented bodies of evidence: the judge is a pure function, so it can be shown without a GPU.
+# The gate asks for more than 5 % more decode, with a KL that stays in band and at least one engagement.
+
+# %%
+ask = gates.Condition("decode_tps", ">", "%", 5.0, "change", "a")
+toy = gates.Gate(
+    correctness=(gates.Condition("relative_error", "<=", "ratio", 0.004, workload="a"),),
+    engaged=(gates.Condition("engagements", ">", "launches", 0.0, workload="a"),),
+    require=(ask,),
+)
+
+
+def invented(tps: float | None, error: float = 0.001, launched: float = 48, kind: str = "measured") -> dict:
+    found = {
+        ("relative_error", "a"): gates.Reading("ratio", candidate=error),
+        ("engagements", "a"): gates.Reading("launches", candidate=launched),
+    }
+    if tps is not None:
+        found["decode_tps", "a"] = gates.Reading("tok/s", control=100.0, candidate=tps, kind=kind)
+    return found
+
+
+EXAMPLES = [
+    ("correct, engaged, 12 % faster", "GO", invented(112.0)),
+    ("the same, but predicted", "CONDITIONAL-GO", invented(112.0, kind="predicted")),
+    ("3 % faster: the line at 5 % is missed", "NO-GO", invented(103.0)),
+    ("twice as fast and wrong", "INVALID", invented(200.0, error=0.3)),
+    ("the run never finished", "BLOCKED", invented(None)),
+    ("no change, and never engaged", "VACUOUS", invented(100.0, launched=0)),
+]
+rows = []
+for what, word, found in EXAMPLES:
+    verdict = gates.judge(toy, found)
+    assert verdict.word == word, verdict
+    rows.append({"evidence (invented)": what, "verdict": verdict.word, "the judge's sentence": verdict.reason})
+any_gain = gates.Gate(require=(gates.Condition("decode_tps", ">", "%", 0.0, "change", "a"),))
+verdict = gates.judge(any_gain, invented(101.0))
+assert verdict.word == "NEUTRAL", verdict
+what = "1 % faster where any gain would do"
+rows.append({"evidence (invented)": what, "verdict": verdict.word, "the judge's sentence": verdict.reason})
+notebook.show(pd.DataFrame(rows))
+
+# %%
+noise = gates.Noise()
+notebook.text(
+    "INVALID, BLOCKED and VACUOUS come first, then kill conditions, then requirements. PARTIAL means that the required "
+    f"workloads disagree. The noise floor is max({noise.floor_pct:g} %, {noise.sigmas:g} sigma of the control) unless "
+    "the card says otherwise. A verdict belongs to a device and to a kind of evidence, and names its figures."
+)
+
+# %% [markdown]
+# ## The recorded roofline analysis, computed again
+#
+# Before measuring, the sources computed floors, crossovers and ceilings. `lab.reproduction` computes them again from
+# the inputs they name. `follows` means equal at the digits the source prints; beside it stands the assumption that
+# makes it so, or why it does not follow. Where sources contradict each other on a fact, the last column has the figure
+# that the other value gives.
+
+# %%
+again = reproduction.reproduce()
+assert all(r.agrees == (r.expected == "agrees") for r in again)
+notebook.show(
+    pd.DataFrame(
+        [
+            {
+                "figure": r.name,
+                "recorded": f"{r.recorded:g}" + (f" to {r.recorded_high:g}" if r.recorded_high != r.recorded else ""),
+                "ours": f"{r.ours:.5g}",
+                "unit": r.unit,
+                "difference": f"{r.difference_pct:+.2f} %",
+                "follows": "yes" if r.agrees else "NO",
+                "assumption, or why not": r.assumption,
+                "with the other value": "; ".join(f"{a.label}: {a.value:.4g}" for a in r.alternatives),
+            }
+            for r in again
+        ]
+    )
+)
+
+# %%
+unfollowed = [r for r in again if not r.agrees]
+notebook.text(
+    f"{len(again) - len(unfollowed)} of {len(again)} figures follow from their source's own inputs. These do not:\n\n"
+    + "\n".join(
+        f"- {r.name}: {r.recorded:g} {r.unit} recorded, {r.ours:.4g} computed. {r.assumption}" for r in unfollowed
+    )
+)
+
+# %% [markdown]
+# A recorded time can also be asked whether it is possible: moving its bytes may not need more bandwidth than there is.
+
+# %%
+possible = reproduction.checks()
+assert all(c.above == (c.expected == "above") for c in possible)
+notebook.show(
+    pd.DataFrame(
+        [
+            {
+                "time": c.name,
+                "of the bandwidth": f"{c.share_pct:.1f} %",
+                "possible": "NO" if c.above else "yes",
+                "because": c.assumption,
+                "with the other value": "; ".join(f"{a.label}: {a.value:.1f} %" for a in c.alternatives),
+            }
+            for c in possible
+        ]
+    )
+)
+
+# %% [markdown]
+# ## How to run it
+#
+# ```sh
+# make verdicts                          # judge every card, check every family, execute the notebooks, write build/site
+# make test                              # lint, types and every test that needs neither a GPU nor a browser
+# .venv/bin/lab judge lp11               # one card: its gate, each condition with its number
+# .venv/bin/lab check nvfp4              # candidates against the reference; Triton's interpreter where no GPU is
+# .venv/bin/lab compile nvfp4            # registers, shared memory, spills, matrix instruction, by target
+# .venv/bin/lab measure lp11-kernel      # on a GPU: check, time, append rows to profiles/
+# .venv/bin/python -m lab.pairing        # execute every notebook's .py and write its .ipynb
+# ```
+#
+# `make lab` opens the notebooks. Each is a pair: edit the `.py` or the `.ipynb`, jupytext keeps the other.
+
+# %% [markdown]
+# ## What comes next
+
+# %%
+known = vocabulary.rows()
+without = [row for row in known if row not in {c.row for c in cards.values()}]
+groups = {}
+for row in without:
+    groups.setdefault(row.rstrip("0123456789"), []).append(f"{known[row]} ({row})")
+waiting = [c.id for c in own if not measured[c.id]]
+replayed = [c.id for c in cards.values() if not c.family]
+notebook.text(
+    f"- {len(known) - len(without)} of {len(known)} rows of the workbench have a card.\n"
+    f"- Cards without a kernel family, which can only be replayed: {', '.join(replayed)}.\n"
+    f"- Own cards waiting for rows on the {device.name}: {', '.join(waiting) or 'none'}.\n"
+    "- The family notebooks, `nvfp4`, `gdn` and `kv`, take one question each through the chain."
+)
+
+# %%
+notebook.show(pd.DataFrame([{"rows without a card": "; ".join(rows)} for rows in groups.values()]))

@@ -1,0 +1,135 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Can the clock be trusted?
+#
+# Every measured verdict stands on `lab measure`. This page shows what it was held against on the H200: the ceilings of
+# the card as measured, our times beside Kineto's and ncu's for the same kernels, and how far a ratio moves when the
+# same comparison is taken again. The method itself is the docstring of `lab/timing.py`.
+
+# %%
+from __future__ import annotations
+
+import pandas as pd
+
+from lab import ceilings, crosscheck, devices, evidence, notebook, phases, records, roofline
+
+DEVICE = devices.get("h200")
+
+# %% [markdown]
+# ## Ceilings
+#
+# What one program that does one thing well reached on this card; the best over all runs. Beside them the datasheet,
+# which nothing may exceed: a row that beats it is INVALID, a row that beats the measured ceiling by more than 3 % is
+# suspect. A copy captured in a graph is a memcpy node and much slower than the copy kernel, so both are named.
+
+# %%
+known = ceilings.latest(DEVICE.id)
+sheet = {"copy_kernel": "memory_bandwidth", "read": "memory_bandwidth", "write": "memory_bandwidth"}
+sheet |= {pipe: f"peak.{pipe}" for pipe in ("bf16", "fp8", "int8")}
+UNIT = {"GB/s": 1e9, "TFLOP/s": 1e12, "TOP/s": 1e12}
+rows = []
+for name, found in known.items():
+    share = found.value * UNIT[found.unit] / DEVICE.fact(sheet[name]).base if name in sheet else None
+    rows.append([name, round(found.value, 2), found.unit, share and round(100 * share, 1), found.method, found.run])
+notebook.show(
+    pd.DataFrame(rows, columns=["ceiling", "value", "unit", "% of datasheet", "method", "run"]),
+    code=["ceiling", "run"],
+) if rows else notebook.text("No ceilings are measured yet: `lab measure --ceilings`.")
+
+# %%
+for name, found in known.items():
+    if name in sheet:
+        assert found.value * UNIT[found.unit] <= DEVICE.fact(sheet[name]).base, f"{name} beats the datasheet"
+if {"copy_kernel", "copy_graph", "read", "write"} <= known.keys():
+    assert known["copy_graph"].value < known["copy_kernel"].value < known["read"].value
+
+# %% [markdown]
+# ## The clock against two others
+#
+# For each kernel: a replay of its graph over rotating buffers, per call; the same less the measured gap between graph
+# nodes, which is what the kernels themselves took; Kineto's kernel durations in one replay; ncu's `gpu__time_duration`
+# of one call with flushed caches. ncu serialises and flushes, so it is shown and not judged by. The limits: within 3 %
+# of Kineto for 20 us and more, within 8 % below.
+
+# %%
+checked = crosscheck.latest(DEVICE.id)
+timed = [row for row in checked if row["status"] == "ok"]
+columns = ["name", "workload_id", "kernels_per_call", "graph_us", "kernel_us", "kineto_us", "difference_pct", "ncu_us"]
+table = pd.DataFrame(timed, columns=columns).sort_values("kineto_us").round(2)
+notebook.show(table, code=["name", "workload_id"]) if timed else notebook.text("No cross-check is measured yet.")
+
+# %%
+for row in timed:
+    again = crosscheck.verdict(row["graph_us"], row["gap_us"], row["kernels_per_call"], row["kineto_us"])
+    assert again["within"] == row["within"]
+outside = [row for row in timed if not row["within"]]
+lengths = sorted(row["kineto_us"] for row in timed)
+notebook.text(
+    f"{len(timed)} kernels from {lengths[0]:.1f} us to {lengths[-1]:.0f} us; {len(outside)} outside the limits"
+    + "".join(f"; {r['name']} at {r['workload_id']}: {r['difference_pct']:+.1f} %" for r in outside)
+    + "."
+    if timed
+    else "Nothing to compare."
+)
+
+# %% [markdown]
+# ## The same comparison again
+#
+# A verdict is a ratio, so what must repeat is the ratio. For every comparison that was measured in more than one run
+# of the same code, alone and not among rival libraries: the ratio of each run, formed within it, and the largest
+# difference between two runs.
+
+# %%
+repeats = []
+for card in phases.cards().values():
+    by_workload: dict[str, dict[str, dict[str, float]]] = {}
+    every = records.rows(device=DEVICE.id, phase=card.id)
+    crowded = {row["run"] for row in every if row["arm"] == "peer"}
+    alone = [row for row in every if row["run"] not in crowded]
+    for row in alone:
+        same_code = row["commit"] == alone[-1]["commit"]
+        if same_code and row["status"] == "ok" and row["name"] in (card.control, card.candidate):
+            runs = by_workload.setdefault(row["workload_id"], {})
+            runs.setdefault(row["run"], {})[row["arm"]] = row["median_us"]
+    for workload, runs in by_workload.items():
+        ratios = [arms["candidate"] / arms["control"] for arms in runs.values() if len(arms) == 2]
+        shortest = min(min(arms.values()) for arms in runs.values())
+        if len(ratios) > 1:
+            spread = 100 * (max(ratios) / min(ratios) - 1)
+            repeats.append([card.id, workload, len(ratios), round(shortest, 1), min(ratios), max(ratios), spread])
+frame = pd.DataFrame(
+    repeats, columns=["phase", "workload", "runs", "shortest us", "lowest ratio", "highest ratio", "difference %"]
+)
+notebook.show(frame.round(4), code=["phase", "workload"]) if repeats else notebook.text("Nothing was measured twice.")
+
+# %% [markdown]
+# ## Noise floors
+#
+# In each comparison the control is there twice, with buffers of its own. What it differs from itself is the noise that
+# an effect must exceed; beside it the interval of the ratio and how far the candidate is from its floor.
+
+# %%
+floors = []
+for card in phases.cards().values():
+    for workload, (control, candidate) in evidence.pairs(records.rows(device=DEVICE.id, phase=card.id)).items():
+        change = evidence.change_pct(control, candidate)
+        if control and candidate and change:
+            place = roofline.place(DEVICE, candidate["flops"], candidate["bytes"], candidate["pipe"])
+            share = roofline.roofline_fraction(place.floor_us, candidate["median_us"])
+            interval = f"{change[1]:+.2f} to {change[2]:+.2f}"
+            floors.append([card.id, workload, candidate["aa_pct"], change[0], interval, 100 * share])
+            assert change[1] <= change[0] <= change[2]
+frame = pd.DataFrame(floors, columns=["phase", "workload", "A/A floor %", "change %", "95 % interval", "% of roofline"])
+notebook.show(frame.round(2), code=["phase", "workload"]) if floors else notebook.text("No rows yet.")

@@ -1,0 +1,242 @@
+"""The notebooks: pairs in sync, outputs small and clean, every one executed, and their asserts able to fail.
+
+A notebook is a claim about committed rows. So it is executed here from its source, and once more with one recorded
+figure altered, where an assert in a cell must stop it: a notebook that passes with a wrong figure checks nothing.
+"""
+
+import ast
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+from lab import evidence, notebook, pairing, phases, writeup
+from lab.errors import REPOSITORY, BadInput
+
+FOLDER = REPOSITORY / "notebooks"
+NAMES = sorted({p.stem for p in FOLDER.glob("*.ipynb")} | {p.stem for p in FOLDER.glob("*.py")})
+LARGEST_BYTES = 250_000
+IMAGES = {"image/svg+xml"}
+# What only the machine that executed a notebook could have put into its outputs.
+MACHINE = re.compile(r"(?<![\w.])/(?:home|root|Users|tmp|work|var|usr|opt|mnt)/|[A-Z]:\\|site-packages|0x[0-9a-f]{9}")
+# A recorded figure that a notebook stands on, and another value for it.
+ALTERED = {
+    "00_start_here": ("lp.track-b-roofline.gb10.roofline-crossover-m.candidate", 700.0),
+    "nvfp4": ("lp.lever1-ssm-out-2d.gb10.decode-agg.candidate.npl128.npp128", 300.0),
+    "gdn": ("lp.p5.gb10.gdn-us-per-tok.candidate.npp2048.itemfla", 40.0),
+    "traces": ("lp.decode-parity-explore.gb10.fp4-matmul-share-of-gap.control.npl128", 40.0),
+    "kv": ("lp.gate.p6.ceiling-dense-ctx512-npl128", 9.0),
+}
+# Notebooks that stand on measured rows alone: there is no recorded figure to alter.
+MEASURED_ONLY = {"measuring"}
+RUNNER = """
+import dataclasses, runpy, sys
+from lab import recorded
+name, figure, value = sys.argv[1], sys.argv[2], float(sys.argv[3])
+real = dict(recorded.figures())
+real[figure] = dataclasses.replace(real[figure], value=value)
+recorded.figures = lambda: real
+runpy.run_path(name)
+"""
+
+
+def read(name: str) -> nbformat.NotebookNode:
+    return nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
+
+
+def outputs(book: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
+    return [output for cell in book.cells if cell.cell_type == "code" for output in cell.outputs]
+
+
+def texts(book: nbformat.NotebookNode) -> list[str]:
+    """Every text of every output, whatever its MIME type."""
+    found = []
+    for output in outputs(book):
+        found += [output.text] if output.output_type == "stream" else list(output.get("data", {}).values())
+    return ["".join(t) for t in found]
+
+
+# Committed pairs -----------------------------------------------------------------------------------------------------
+
+
+def test_there_are_notebooks():
+    assert {"00_start_here", "nvfp4"} <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pair_is_in_sync(name):
+    book, source = read(name), pairing.from_source(FOLDER / f"{name}.py")
+    assert [(c.cell_type, c.source) for c in book.cells] == [(c.cell_type, c.source) for c in source.cells]
+    assert book.metadata == source.metadata
+    assert [c.id for c in book.cells] == [c.id for c in source.cells]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_executed_outputs_are_small_and_clean(name):
+    book = read(name)
+    code = [c for c in book.cells if c.cell_type == "code"]
+    assert [c.execution_count for c in code] == list(range(1, len(code) + 1)), "execute it with lab.pairing"
+    # A cell that ends in an expression shows something, unless the expression is a bare None.
+    for cell in code:
+        last = ast.parse(cell.source).body[-1]
+        assert cell.outputs or not isinstance(last, ast.Expr) or "else None" in cell.source, cell.source
+    assert not any(o.output_type == "error" or o.get("name") == "stderr" for o in outputs(book))
+    assert all("execution" not in c.metadata for c in book.cells), "timings change with every execution"
+    kinds = {kind for o in outputs(book) for kind in o.get("data", {}) if kind.startswith("image/")}
+    assert kinds <= IMAGES
+    found = [m.group() for t in texts(book) for m in [MACHINE.search(t)] if m]
+    assert not found, f"an output names a machine: {found}"
+    assert "Traceback" not in "".join(texts(book))
+    assert (FOLDER / f"{name}.ipynb").stat().st_size < LARGEST_BYTES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pictures_have_a_description(name):
+    for output in outputs(read(name)):
+        if picture := output.get("data", {}).get("image/svg+xml"):
+            assert re.search(r'aria-label="[^"]{20,}"', "".join(picture)), "show a figure with notebook.picture"
+
+
+def test_committed_board_is_current():
+    """The page that readers see first shows the verdicts that the committed figures and rows give now."""
+    cards = phases.cards().values()
+    judged = [evidence.judge_measured(c, "h200") for c in cards if "h200" in evidence.measured_devices(c.id)]
+    seen = "\n".join(texts(read("00_start_here")))
+    for j in [*phases.judge_recorded(cards), *judged]:
+        phase, _, observed, word, *_ = writeup.board_rows([j])[0]
+        line = (
+            notebook.show(pd.DataFrame([{"observed": observed, "word": word}])).bundle["text/markdown"].splitlines()[2]
+        )
+        assert line.strip("| ") in seen, f"{phase}: execute notebooks/00_start_here.py again"
+
+
+# Executing -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_executes(name):
+    book = pairing.execute(pairing.from_source(FOLDER / f"{name}.py"))
+    assert not any(o.output_type == "error" for o in outputs(book))
+
+
+def test_every_notebook_says_what_it_stands_on():
+    assert set(NAMES) == set(ALTERED) | MEASURED_ONLY
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(ALTERED))
+def test_an_altered_figure_stops_it(name):
+    figure, value = ALTERED[name]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, "-c", RUNNER, f"{name}.py", figure, str(value)]
+    done = subprocess.run(command, cwd=FOLDER, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1, done.stdout[-500:]
+    lines = done.stderr.strip().splitlines()
+    assert any(line.startswith("AssertionError") for line in lines), lines[-3:]
+    assert any(f"{name}.py" in line for line in lines), "the assert must be the notebook's own"
+
+
+# The pair writer -----------------------------------------------------------------------------------------------------
+
+HEADER = "# ---\n# jupyter:\n#   jupytext:\n#     formats: ipynb,py:percent\n# ---\n\n"
+
+
+def test_pairing_writes_the_same_bytes_twice(tmp_path):
+    source = tmp_path / "story.py"
+    source.write_text(HEADER + "# %% [markdown]\n# # Story\n\n# %%\n1 + 1\n")
+    assert pairing.main([str(source)]) == 0
+    first = (tmp_path / "story.ipynb").read_bytes()
+    assert pairing.main([str(source)]) == 0
+    assert (tmp_path / "story.ipynb").read_bytes() == first
+    cells = json.loads(first)["cells"]
+    assert cells[1]["outputs"][0]["data"]["text/plain"] == ["2"]
+
+
+def test_pairing_leaves_the_old_notebook_when_a_cell_fails(tmp_path, capsys):
+    source = tmp_path / "story.py"
+    source.write_text(HEADER + '# %%\nassert False, "the claim does not hold"\n')
+    source.with_suffix(".ipynb").write_text("what was there")
+    assert pairing.main([str(source)]) == 1
+    assert "the claim does not hold" in capsys.readouterr().err
+    assert source.with_suffix(".ipynb").read_text() == "what was there"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["story.ipynb", "story.py"]
+
+
+def test_pairing_refuses_what_is_no_source(tmp_path, capsys):
+    assert pairing.main([str(tmp_path / "absent.py")]) == 1
+    assert "no py:percent file" in capsys.readouterr().err
+
+
+# What cells show -----------------------------------------------------------------------------------------------------
+
+
+def markdown(shown: notebook.Shown) -> list[str]:
+    return shown.bundle["text/markdown"].splitlines()
+
+
+def test_show_aligns_numbers_and_keeps_text_from_being_markup():
+    frame = pd.DataFrame({"what": ["a|b *c* <= 5 $", None], "us": [1234.5678, float("nan")], "n": [1234567, 2]})
+    lines = markdown(notebook.show(frame))
+    assert lines[1] == "|:--|--:|--:|"
+    assert lines[2] == "| a\\|b \\*c\\* &lt;= 5 \\$ | 1,235 | 1234567 |"
+    assert lines[3] == "|  |  | 2 |"
+
+
+def test_show_code_columns():
+    frame = pd.DataFrame({"gate": ["x < 5", "a `b` c", ""]})
+    assert markdown(notebook.show(frame, code=["gate"]))[2:] == ["| `x < 5` |", "| ``a `b` c`` |", "|  |"]
+    with pytest.raises(BadInput, match='no column "gates"'):
+        notebook.show(frame, code=["gates"])
+
+
+def test_picture_needs_a_description():
+    figure, axes = notebook.canvas(1.0)
+    notebook.box(axes, 10, 10, 20, 20, "box")
+    notebook.arrow(axes, (30, 20), (60, 20))
+    svg = notebook.picture(figure, 'a box & an "arrow"').bundle["image/svg+xml"]
+    assert 'aria-label="a box &amp; an &quot;arrow&quot;"' in svg
+    assert svg.startswith("<svg")
+    assert ">box<" in svg
+    with pytest.raises(BadInput, match="alt is empty"):
+        notebook.picture(Figure(), " ")
+
+
+def test_gate_and_question_come_from_the_card():
+    card = phases.card("p1")
+    frame = notebook.gate(card)
+    assert len(frame) == sum(len(g.conditions()) for g in [card.gate, *(c.gate for c in card.claims)])
+    assert set(frame.part) == {"gate", *(f"claim: {c.name}" for c in card.claims)}
+    shown = notebook.question(card).bundle["text/markdown"]
+    assert all(words in shown for words in (card.question, card.hypothesis, card.null, card.control, card.candidate))
+
+
+def test_verdicts_list_claims_beside_their_phase():
+    (judged,) = phases.judge_recorded([phases.card("p1")])
+    frame = notebook.verdicts([judged])
+    assert list(frame.verdict) == [judged.verdict.word, *(v.word for _, v in judged.claims)]
+    assert "note" not in frame.columns, "an empty column is left out"
+    noted = notebook.verdicts([dataclasses.replace(judged, note="gate changed after measuring")])
+    assert noted.note[0] == "gate changed after measuring"
+
+
+def test_measured_says_nothing_without_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr(evidence.records, "FOLDER", tmp_path)
+    assert notebook.measured("lp11-kernel", "h200") is None
+    assert "nothing is said" in repr(notebook.unmeasured("lp11-kernel", "h200"))
+
+
+def test_notebooks_set_no_font_or_backend():
+    """Figures go through lab.plots and lab.notebook, so that they look alike and are SVG."""
+    for name in NAMES:
+        source = Path(FOLDER / f"{name}.py").read_text()
+        assert "pyplot" not in source, name
+        assert "%matplotlib" not in source, name
