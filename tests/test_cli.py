@@ -255,6 +255,20 @@ def test_module_starts_quickly_and_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True).returncode == 0
 
 
+def test_import_is_light() -> None:
+    """The bound is generous (bench_harness.py has the figure); what must not be imported is exact."""
+    code = "import time; t = time.perf_counter(); import lab, lab.cli; print(time.perf_counter() - t); "
+    code += "import sys; print(*{name.split('.')[0] for name in sys.modules})"
+    runs = [
+        subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+        for _ in range(3)
+    ]
+    assert min(float(done.stdout.splitlines()[0]) for done in runs) < 0.4
+    loaded = set(runs[0].stdout.splitlines()[1].split())
+    assert loaded & {"torch", "triton", "pandas", "matplotlib", "numpy", "cupy", "rich"} == set()
+    assert "lab" in loaded
+
+
 def test_version_and_exit_code_of_a_process() -> None:
     assert process("--version").stdout == f"{__version__}\n"
     done = process("judge", "p55")

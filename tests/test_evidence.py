@@ -134,6 +134,67 @@ def test_correct_row_beyond_the_gate_is_invalid() -> None:
     assert word(row("control", 1000.0), row("candidate", 800.0, relative_error=2e-2)) == "INVALID"
 
 
+# Blocks and runs ------------------------------------------------------------------------------------------------------
+
+LUCK = [1.0, 1.3, 0.8, 1.1, 2.0, 1.0, 0.9]
+
+
+def blocks(arm: str, us: float, luck: list[float] | None = None, **more: Any) -> dict[str, Any]:
+    return row(arm, us, blocks_us=[us * one for one in luck or LUCK], **more)
+
+
+def test_ratio_is_formed_within_a_block() -> None:
+    """Blocks from a clock that wanders: the ratio of each is 0.9, the ratio of the medians is anything."""
+    found = evidence.readings([blocks("control", 1000.0), blocks("candidate", 900.0) | {"median_us": 1200.0}], H200)
+    time = found["kernel_us", "a"]
+    assert (time.control, time.candidate) == (1000, 1200)
+    assert time.change_pct == pytest.approx(-10)
+    assert time.interval_pct == pytest.approx((-10, -10))
+    verdict = judge(GATE, found)
+    assert verdict.word == "GO"
+    assert "kernel_us -10.00 %" in verdict.reason
+    assert "95 % interval -10.00 to -10.00 %" in verdict.reason
+
+
+@pytest.mark.parametrize("missing", ["control", "candidate", "both", "length"])
+def test_no_interval_without_pairs_of_blocks(missing: str) -> None:
+    """Blocks of two comparisons are no pairs, and the medians stand."""
+    rows = [blocks("control", 1000.0), blocks("candidate", 800.0, LUCK[1:] if missing == "length" else None)]
+    for one in rows:
+        if missing in (one["arm"], "both"):
+            del one["blocks_us"]
+    time = evidence.readings(rows, H200)["kernel_us", "a"]
+    assert (time.change_pct, time.interval_pct) == (None, None)
+    assert word(*rows) == "GO"
+
+
+def test_no_interval_for_an_arm_that_is_not_ok() -> None:
+    rows = [blocks("control", 1000.0), blocks("candidate", 800.0, status="suspect")]
+    assert evidence.readings(rows, H200)["kernel_us", "a"].interval_pct is None
+    assert word(*rows) == "BLOCKED"
+
+
+@pytest.mark.parametrize("arm", ["control", "candidate"])
+def test_row_taken_under_a_profiler_says_so(arm: str) -> None:
+    rows = [row("control", 1000.0), row("candidate", 800.0)]
+    assert not evidence.readings(rows, H200)["kernel_us", "a"].profiled
+    rows = [one | {"profiled": one["arm"] == arm} for one in rows]
+    assert evidence.readings(rows, H200)["kernel_us", "a"].profiled
+
+
+def test_spread_over_runs_is_of_ratios_formed_within_each() -> None:
+    """Three days: the machine was twice as slow on one of them, the ratio hardly moved; a run with one arm is none."""
+    days = [("r1", 1000.0, 800.0), ("r2", 2000.0, 1620.0), ("r3", 1000.0, 790.0)]
+    rows = [row(arm, us, run=run) for run, a, b in days for arm, us in (("control", a), ("candidate", b))]
+    rows += [row("candidate", 1.0, run="r4"), row("control", 1000.0, run="r5", status="error")]
+    rows += [row("control", 1000.0, workload_id="b"), row("candidate", 900.0, workload_id="b")]
+    found = evidence.between_runs(rows)
+    assert set(found) == {"a"}  # one run has no spread
+    runs, sd_pct = found["a"]
+    assert runs == 3
+    assert sd_pct == pytest.approx(100 * 0.01 / 0.8, rel=0.01)
+
+
 # Faster than the device -----------------------------------------------------------------------------------------------
 
 MEMORY_US = 2**30 / 4.8e12 * 1e6  # 223.7 us for 1 GiB
@@ -246,11 +307,11 @@ def test_gate_committed_after_measuring(checkout: Path) -> None:
     note = measured_at(checkout, "10:00")
     assert note.startswith("gate changed after measuring: commit ")
     assert note.endswith("is younger than the samples")
-    # One late run among sound ones is enough, and prose committed later is not.
+    # A run after the commit is sound, and prose committed later changes nothing.
     (checkout / "toy.toml").write_text(text.replace('limits = "l"', 'limits = "more"'))
     commit(checkout, "13:00")
     evidence._gate_commit.cache_clear()
-    assert measured_at(checkout, "12:00") == note
+    assert measured_at(checkout, "12:00") == "a: the ratio varies by 0.00 % over 2 runs"
 
 
 def test_prose_committed_after_measuring(checkout: Path) -> None:

@@ -63,8 +63,17 @@ def test_a_folder_is_a_family(kernels: Path) -> None:
     family = families.load("toy")
     assert (family.title, list(family.candidates)) == ("Toy", ["plain", "fast"])
     assert family.unavailable == {"peer_absent": "No module named 'no_such_library'"}
+    assert family.peers == ("plain",)  # from torch_plain.py
     assert family.reference({"x": 1}) == {"x": 1}
     assert family.workload("m75")["M"] == 75
+
+
+def test_peers_are_the_libraries_that_can_be_imported(kernels: Path) -> None:
+    write(kernels / "toy" / "peer_rival.py", CANDIDATE.format(name="rival"))
+    family = families.load("toy")
+    assert family.peers == ("rival", "plain")
+    assert set(family.candidates) == {"rival", "plain", "fast"}
+    assert list(family.unavailable) == ["peer_absent"]
 
 
 @pytest.mark.parametrize("file", families.NEEDED_FILES)

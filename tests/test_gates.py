@@ -240,3 +240,58 @@ def test_modelled_gate_is_conditional(better: float, worse: float) -> None:
     gate = Gate(require=(change("decode_tps", ">", 0),))
     words = [judge(replace(gate, modelled=m), {("decode_tps", ""): tps(worse, better)}).word for m in (False, True)]
     assert words[1] == ("CONDITIONAL-GO" if words[0] == "GO" else words[0])
+
+
+# Launches, intervals, profilers ---------------------------------------------------------------------------------------
+
+FASTER = Gate(require=(change("kernel_us", "<", -5),))
+
+
+def us(control: float, candidate: float, **more: object) -> Evidence:
+    return {("kernel_us", ""): Reading("us", control=control, candidate=candidate, **more)}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("control", "candidate", "launches", "word", "said"),
+    [
+        # A capture with half as many launches is half as long and no faster.
+        (1000, 500, (100, 50), "NO-GO", "kernel_us +0.00 % (1000 -> 500 us), -50.00 % before dividing by 100 and 50"),
+        (1000, 1000, (100, 200), "GO", "kernel_us -50.00 % (1000 -> 1000 us), +0.00 % before dividing by 100 and 200"),
+        (1000, 500, (50, 50), "GO", "kernel_us -50.00 % (1000 -> 500 us), gate"),
+        (1000, 500, (50, None), "GO", "kernel_us -50.00 % (1000 -> 500 us), gate"),  # unknown: nothing can be divided
+        (1000, 500, (None, 50), "GO", "kernel_us -50.00 % (1000 -> 500 us), gate"),
+        (1000, 500, (100, math.nan), "INVALID", "kernel_us is not a number"),
+    ],
+)
+def test_change_is_per_launch_where_the_captures_differ(
+    control: float, candidate: float, launches: tuple[float | None, float | None], word: str, said: str
+) -> None:
+    verdict = judge(FASTER, us(control, candidate, control_launches=launches[0], candidate_launches=launches[1]))
+    assert verdict.word == word
+    assert said in verdict.reason
+    assert verdict.reason.count("before dividing") == (launches in ((100, 50), (100, 200)))
+
+
+def test_change_by_block_decides_and_its_interval_is_shown() -> None:
+    """The medians of the whole run say -4 %, the blocks -6 %: the blocks are right, for a drift is not in them."""
+    evidence = us(1000, 960, change_pct=-6.0, interval_pct=(-6.4, -5.7))
+    verdict = judge(FASTER, evidence)
+    assert verdict.word == "GO"
+    assert "kernel_us -6.00 % (1000 -> 960 us), 95 % interval -6.40 to -5.70 %" in verdict.reason
+    assert judge(FASTER, us(1000, 960)).word == "NO-GO"
+    # Without an interval a printed change is somebody's rounding, and the two figures are better.
+    assert judge(FASTER, us(1000, 960, change_pct=-6.0)).word == "NO-GO"
+    assert judge(FASTER, us(1000, 960, change_pct=-6.0, interval_pct=(math.nan, 0.0))).word == "INVALID"
+
+
+@pytest.mark.parametrize(
+    ("metric", "unit", "word"),
+    [("decode_tps", "tok/s", "INVALID"), ("prefill_tps", "tok/s", "INVALID"), ("kernel_us", "us", "GO")],
+)
+def test_throughput_under_a_profiler_decides_nothing(metric: str, unit: str, word: str) -> None:
+    gate = Gate(require=(change(metric, "<", -5),))
+    reading = Reading(unit, control=1000, candidate=500, profiled=True)
+    verdict = judge(gate, {(metric, ""): reading})
+    assert verdict.word == word
+    assert ("was taken under a profiler" in verdict.reason) == (word == "INVALID")
+    assert judge(gate, {(metric, ""): replace(reading, profiled=False)}).word == "GO"

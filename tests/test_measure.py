@@ -1,119 +1,357 @@
-"""`lab measure` without a GPU: which rows come of which checks. The check and the clock are canned, the disk is real.
+"""`lab measure` without a GPU: plans, budgets, resuming, and which rows a sweep writes.
 
-That a check runs on the GPU and that the clock is right is for the tests marked gpu in test_timing.py.
+The worker processes are real (tests/fake_bench.py is their backend, by name), the disk is real, the clock is made up.
 """
 
-import math
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from kernels.common import Candidate, Cost, Workload
-from lab import accuracy, devices, evidence, families, gates, measure, phases, records, timing
+from lab import devices, evidence, families, gates, measure, phases, records
 from lab.errors import BadInput
+from lab.measure import Settings
+from tests import fake_bench
 
-TIMED = timing.Timing(80.0, 1.0, 79.0, 20, 3, 3, True, 0.1, 0.0, (79.0, 80.0), (80.0,))
-OUTCOME = timing.Comparison(TIMED, TIMED, "ABBA BAAB", 0.2, "graph", "cold", "1980, 2619", "1980, 2619")
+H200 = devices.get("h200")
+QUICK = Settings(seconds=0.0, backend="tests.fake_bench:quick")
+SMALL = ("w00", "w01", "w02", "w03")
+
+
+@pytest.fixture(autouse=True)
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The toy family, rows under a temporary folder, and a row's provenance that costs no import of torch."""
+    monkeypatch.setattr(families, "load", fake_bench.load)
+    monkeypatch.setattr(records, "FOLDER", tmp_path / "profiles")
+    monkeypatch.setattr(records, "provenance", lambda: {"commit": "0"})
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A toy family on a machine that says it is an H200; the dict holds each arm's check and what timing does."""
-    card = phases.card("p5")
-    arms = {name: Candidate(name, "bf16", lambda args, out: None) for name in (card.control, card.candidate)}
-    workloads = [Workload("a", {"T": 63}), Workload("b", {"T": 500})]
-    told: dict[str, Any] = {"control": ("ok", 1e-3), "candidate": ("ok", 1e-3), "time": OUTCOME, "timed": []}
-
-    def check(family: Any, candidate: Any, workload: Any, seed: int, device: str) -> accuracy.Check:
-        assert device == "cuda"
-        status, error = told["control" if candidate.name == card.control else "candidate"]
-        errors = () if error is None else (accuracy.Error("y", error, 1e-2, 0.0, 1.0),)
-        return accuracy.Check("toy", candidate.name, workload.id, "bf16", status, f"m {status}", errors)
-
-    def time(family: Any, given: Any, workload: Any, seconds: float, l2: str) -> timing.Comparison:
-        told["timed"].append(workload.id)
-        if isinstance(told["time"], Exception):
-            raise told["time"]
-        return told["time"]
-
-    toy = SimpleNamespace(name="toy", candidate=arms.__getitem__, cost=lambda workload, precision: Cost(1e6, 1e6))
-    monkeypatch.setattr(measure, "require_gpu", lambda: devices.get("h200"))
-    monkeypatch.setattr(measure, "plan", lambda card, only=None: (toy, workloads))
-    monkeypatch.setattr(measure, "_time", time)
-    monkeypatch.setattr(accuracy, "check", check)
-    monkeypatch.setattr(records, "provenance", lambda: {"commit": "0"})
-    return told
+def told() -> list[str]:
+    return []
 
 
-def measured(folder: Path) -> list[dict[str, Any]]:
-    """The rows that are yielded, which must be those on the disk at that moment."""
-    rows = []
-    for row in measure.measure(phases.card("p5"), folder=folder):
-        rows.append(row)
-        assert len(records.read(folder / "rows.jsonl")) == len(rows)
-    assert [(r["workload_id"], r["arm"]) for r in rows] == [
-        (workload, arm) for workload in "ab" for arm in ("control", "candidate")
-    ]
+def rows_in(folder: Path) -> list[dict[str, Any]]:
     return records.read(folder / "rows.jsonl")
 
 
-def test_rows_of_a_sound_comparison(bench: dict[str, Any], tmp_path: Path) -> None:
-    rows = measured(tmp_path)
-    assert {r["status"] for r in rows} == {"ok"}
-    first = rows[0]
-    assert (first["median_us"], first["samples_us"], first["aa_pct"], first["l2"]) == (80.0, [79.0, 80.0], 0.2, "cold")
-    assert first["name"] == phases.card("p5").control
-    assert (first["gate_hash"], first["seed"]) == (phases.card("p5").gate_hash, measure.SEED)
-    assert first["workload"] == {"T": 63}
+def sweep(
+    card: phases.Card, folder: Path, settings: Settings = QUICK, told: list[str] | None = None, peers: bool = False
+) -> list[dict[str, Any]]:
+    """Measure a card into a folder; what is yielded is what is on the disk at that moment."""
+    found: list[dict[str, Any]] = []
+    before = len(rows_in(folder)) if (folder / "rows.jsonl").exists() else 0
+    tell = told.append if told is not None else lambda line: None
+    for rows in measure.measure(measure.plan(card, peers=peers), settings, folder, H200, tell):
+        found += rows
+        assert len(rows_in(folder)) == before + len(found)
+    return json.loads(json.dumps(found))
 
 
-@pytest.mark.parametrize("wrong", ["control", "candidate"])
-@pytest.mark.parametrize("error", [0.7, math.nan, math.inf, None], ids=str)
-def test_no_number_before_the_check_is_green(
-    wrong: str, error: float | None, bench: dict[str, Any], tmp_path: Path
-) -> None:
-    bench[wrong] = ("incorrect", error)
-    rows = measured(tmp_path)
-    assert bench["timed"] == []
-    assert not any(key in row for row in rows for key in records.PERFORMANCE)
+# Plans ---------------------------------------------------------------------------------------------------------------
+
+
+def test_plan(tmp_path: Path) -> None:
+    card = fake_bench.card(tmp_path, ("n500", "n63", "not in cases"), decisive="n63")
+    items = measure.plan(card)
+    # what the card names and the family does not have is for another kind of evidence
+    assert [(i.workload.id, i.decisive, i.bytes) for i in items] == [("n500", False, 6000.0), ("n63", True, 756.0)]
+    assert {i.arms for i in items} == {(("control", "plain"), ("candidate", "faster"))}
+    assert [i.workload.id for i in measure.plan(card, "n500")] == ["n500"]
+    with pytest.raises(BadInput, match=r"none of its workloads \(nosuch\) is a workload of toy; replay it instead"):
+        measure.plan(card, "nosuch")
+    with pytest.raises(BadInput, match=r'kernels/toy: no candidate is named "fster"; did you mean "faster"'):
+        measure.plan(fake_bench.card(tmp_path, ("n63",), candidate="fster"))
+    with pytest.raises(BadInput, match=r"p4\.toml: has no family, so there is nothing to run; replay it"):
+        measure.plan(phases.card("p4"))
+
+
+def test_peers_are_arms(tmp_path: Path) -> None:
+    card = fake_bench.card(tmp_path, ("n63",), candidate="peer_that_packs")
+    assert [name for _, name in measure.plan(card, peers=True)[0].arms] == [
+        *["plain", "peer_that_packs"],
+        *["absent", "peer_odd"],  # not twice the one that is the candidate
+    ]
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("8m", 480), ("1h", 3600), ("1.5m", 90), (" 0s ", 0)])
+def test_budget(text: str, seconds: float) -> None:
+    assert measure.parse_budget(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "8", "8 m", "m", "-8m", "8min", "8m30s", "1e3s", "inf", "8M", "8d"])
+def test_budget_refused(text: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        measure.parse_budget(text)
+    assert str(caught.value) == " ".join(f'--budget: "{text}" is no duration; write 90s, 8m or 1h'.split())
+
+
+def test_no_gpu() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    with pytest.raises(BadInput, match=r"no CUDA GPU is usable here; run it where there is one"):
+        measure.require_gpu()
+
+
+# A sound sweep -------------------------------------------------------------------------------------------------------
+
+
+def test_rows_of_a_sound_comparison(tmp_path: Path) -> None:
+    card = fake_bench.card(tmp_path, ("n63",))
+    rows = sweep(card, tmp_path / "run1")
+    assert [(r["arm"], r["name"], r["status"]) for r in rows] == [
+        ("control", "plain", "ok"),
+        ("candidate", "faster", "ok"),
+    ]
+    control, candidate = rows
+    assert control["median_us"] == pytest.approx(100, rel=0.01)
+    assert candidate["median_us"] == pytest.approx(80, rel=0.01)
+    assert (control["n"], len(control["samples_us"])) == (len(control["again_samples_us"]), control["n"])
+    assert "again_samples_us" not in candidate
+    assert candidate["order"] == control["order"]
+    assert len(candidate["order"]) == len(candidate["blocks_us"]) == len(control["again_blocks_us"])
     for row in rows:
-        right = row["arm"] != wrong
-        assert row["status"] == ("skipped" if right else "incorrect")
-        assert row["message"] == ("not timed: the other arm failed its check" if right else "m incorrect")
-        assert row["relative_error"] == (1e-3 if right else 0.7 if error == 0.7 else None)
-    gate = gates.Gate(
-        correctness=(gates.Condition("relative_error", "<=", "ratio", 1e-2, workload="a"),),
-        require=(gates.Condition("kernel_us", "<", "%", 0, "change", "a"),),
-    )
-    word = gates.judge(gate, evidence.readings(rows, devices.get("h200"))).word
-    assert word == ("INVALID" if wrong == "candidate" else "BLOCKED")
+        assert (row["timer"], row["l2"], row["seed"], row["timed_against"]) == ("graph", "cold", measure.SEED, "plain")
+        assert (row["gate_hash"], row["card_hash"], row["run"]) == (card.gate_hash, card.card_hash, "run1")
+        assert (row["workload"], row["profiled"], row["throttled"]) == ({"N": 63}, False, "")
+        assert row["aa_pct"] > 0
+        assert len(row["clocks"]) >= 2
+    verdict = gates.judge(card.gate, evidence.readings(rows, H200))
+    assert verdict.word == "GO"
+    assert "95 % interval -20" in verdict.reason
+
+
+def test_throttled_window_is_flagged_and_kept(tmp_path: Path) -> None:
+    item = measure.plan(fake_bench.card(tmp_path, ("n63",)))[0]
+    clocks = [None, {"throttled": ""}, {"throttled": "software power cap"}, {"throttled": "software power cap"}]
+    facts = {"timer": "graph", "l2": "cold", "order": [], "aa_pct": float("inf"), "control": "plain", "again": None}
+    timed = {"samples_us": [1.000001], "blocks_us": [1.0], "median_us": 1.0}
+    outcome = {"role": "control", "name": "plain", "status": "ok", "timing": timed}
+    row = measure.row(item, outcome, {**facts, "clocks": clocks}, H200, QUICK, "r", "2026-11-20")
+    assert (row["throttled"], len(row["clocks"])) == ("software power cap", 3)
+    assert row["samples_us"] == [1.0]
+    assert row["aa_pct"] is None  # infinity is no JSON
+
+
+def test_rows_of_a_comparison_are_appended_in_one_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces: list[list[str]] = []
+    append = records.append_all
+
+    def spy(folder: Path, rows: Any, *more: Any) -> Path:
+        rows = list(rows)
+        pieces.append([r["workload_id"] + " " + r["name"] for r in rows])
+        return append(folder, rows, *more)
+
+    monkeypatch.setattr(records, "append_all", spy)
+    sweep(fake_bench.card(tmp_path, SMALL), tmp_path / "run", peers=True)
+    names = ["plain", "faster", "absent", "peer_that_packs", "peer_odd"]
+    assert pieces == [[f"{workload} {name}" for name in names] for workload in SMALL]
+
+
+def test_absent_peers_are_skipped_with_their_reason(tmp_path: Path) -> None:
+    card = fake_bench.card(tmp_path, ("n63",))
+    real = Settings(seconds=0.0, backend=fake_bench.BACKEND)
+    by_name = {r["name"]: r for r in sweep(card, tmp_path / "run", real, peers=True)}
+    assert {n: (r["arm"], r["status"]) for n, r in by_name.items() if n not in ("plain", "faster")} == {
+        "absent": ("peer", "skipped"),
+        "peer_odd": ("peer", "skipped"),
+        "peer_that_packs": ("peer", "ok"),
+    }
+    assert by_name["absent"]["message"] == "needs the package no_such_library, which is not installed"
+    assert by_name["peer_odd"]["message"] == "cannot be imported: No module named 'odd'"
+    assert by_name["peer_that_packs"]["timed_against"] == "plain"
+    # a peer changes nothing about the verdict
+    assert gates.judge(card.gate, evidence.readings(by_name.values(), H200)).word == "GO"
+
+
+# Arms that fail ------------------------------------------------------------------------------------------------------
+
+
+def test_sweep_goes_on_whatever_its_arms_do(tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real checks; as peers, one of each: a cheat, a kill, a hang, no memory, an odd shape."""
+    bad = {
+        "memoises": ("incorrect", "after the timing: y is wrong on inputs changed in place"),
+        "killed": ("error", "the measuring process died of SIGKILL in check"),
+        "hangs_late": ("timeout", "no answer for 1 s in time"),
+        "no_gpu_memory": ("oom", "OutOfMemoryError: CUDA out of memory"),
+        "choosy": ("skipped", "takes no odd N"),
+    }
+    family = fake_bench.load("toy")
+    monkeypatch.setattr(families, "load", lambda name: type(family)(**{**vars(family), "peers": tuple(bad)}))
+    card = fake_bench.card(tmp_path, ("n63", "w00"))
+    limits = (("check", 20.0), ("time", 1.0))
+    settings = Settings(seconds=0.0, backend=fake_bench.BACKEND, limits_s=limits)
+    rows = sweep(card, tmp_path / "run", settings, told, peers=True)
+    assert [r["workload_id"] for r in rows] == ["n63"] * 8 + ["w00"] * 8
+    for workload in ("n63", "w00"):
+        by_name = {r["name"]: r for r in rows if r["workload_id"] == workload}
+        assert [by_name[n]["status"] for n in ("plain", "faster")] == ["ok", "ok"]
+        for name, (status, said) in bad.items():
+            if (workload, name) == ("w00", "choosy"):  # N = 64
+                assert by_name[name]["status"] == "ok"
+                continue
+            assert by_name[name]["status"] == status, name
+            assert said in by_name[name]["message"]
+            assert not any(key in by_name[name] for key in records.PERFORMANCE)
+    assert sum("killed: the measuring process died" in line for line in told) == 2
+    verdict = gates.judge(card.gate, evidence.readings(rows, H200))
+    assert verdict.word == "GO"
 
 
 @pytest.mark.parametrize(
-    ("error", "status"),
+    ("name", "said"),
     [
-        (RuntimeError("cannot be captured\nmore"), "error"),
-        (type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory"), "oom"),
+        ("cuda_error", "RuntimeError: CUDA error: an illegal memory access"),
+        ("cuda_error_late", "in the timing: RuntimeError: CUDA error"),
+        ("raises_late", "in the timing: ValueError: M = 63 must be divisible by 16"),
     ],
-    ids=["error", "oom"],
 )
-def test_failed_timing_is_a_status(error: Exception, status: str, bench: dict[str, Any], tmp_path: Path) -> None:
-    bench["time"] = error
-    rows = measured(tmp_path)
-    assert {r["status"] for r in rows} == {status}
-    assert {r["message"] for r in rows} == {f"{type(error).__name__}: {str(error).splitlines()[0]}"}
-    assert bench["timed"] == ["a", "b"]  # the next workload is tried all the same
+def test_comparison_is_done_again_without_an_arm_that_spoilt_it(name: str, said: str, tmp_path: Path) -> None:
+    rows = sweep(fake_bench.card(tmp_path, ("n63", "n75"), candidate=name), tmp_path / "run")
+    assert [(r["workload_id"], r["status"]) for r in rows] == [
+        *[("n63", "ok"), ("n63", "error"), ("n75", "ok"), ("n75", "error")],
+    ]
+    assert said in rows[1]["message"]
+    assert rows[0]["median_us"] == pytest.approx(100, rel=0.01)
 
 
-def test_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(BadInput, match=r"p4\.toml: has no family, so there is nothing to run; replay it"):
-        measure.plan(phases.card("p4"))
-    card = next(c for c in phases.cards().values() if c.family and c.system == "killgate")
-    family, workloads = measure.plan(card)
-    assert family is families.load(card.family)
-    assert {w.id for w in workloads} <= set(card.workloads)
-    assert [w.id for w in measure.plan(card, workloads[-1].id)[1]] == [workloads[-1].id]
-    with pytest.raises(BadInput, match=r"none of its workloads \(nosuch\) is a workload of"):
-        measure.plan(card, "nosuch")
+@pytest.mark.parametrize(
+    ("control", "status"),
+    [("killed", "error"), ("plain_killed_late", "error"), ("hangs", "timeout"), ("raises", "error")],
+)
+def test_control_that_dies_leaves_the_candidate_timed_and_the_judge_blocked(
+    control: str, status: str, tmp_path: Path
+) -> None:
+    card = fake_bench.card(tmp_path, ("n63",), control=control)
+    settings = Settings(seconds=0.0, backend=QUICK.backend, limits_s=(("check", 0.5), ("time", 0.5)))
+    first, second = sweep(card, tmp_path / "run", settings)
+    assert (first["arm"], first["status"]) == ("control", status)
+    assert (second["arm"], second["status"], second["timed_against"]) == ("candidate", "ok", "faster")
+    assert second["median_us"] == pytest.approx(80, rel=0.01)
+    assert gates.judge(card.gate, evidence.readings([first, second], H200)).word == "BLOCKED"
+
+
+def test_nobody_left_is_rows_all_the_same(tmp_path: Path) -> None:
+    card = fake_bench.card(tmp_path, ("n63",), control="killed", candidate="exits")
+    rows = sweep(card, tmp_path / "run")
+    assert [(r["name"], r["status"]) for r in rows] == [("killed", "error"), ("exits", "error")]
+    assert not any(key in row for row in rows for key in records.PERFORMANCE)
+
+
+def test_unknown_backend_blames_every_arm_and_ends(tmp_path: Path) -> None:
+    rows = sweep(fake_bench.card(tmp_path, SMALL[:2]), tmp_path / "run", Settings(backend="tests.fake_bench:nosuch"))
+    assert {(r["status"], r["message"]) for r in rows} == {
+        ("error", "the measuring process died of exit code 1 in start")
+    }
+    assert len(rows) == 4
+
+
+# Resuming ------------------------------------------------------------------------------------------------------------
+
+
+def test_resume_skips_what_is_complete(tmp_path: Path, told: list[str]) -> None:
+    card = fake_bench.card(tmp_path, SMALL)
+    folder = tmp_path / "run"
+    half = measure.measure(measure.plan(card), QUICK, folder, H200)
+    done = [next(half)[0]["workload_id"] for _ in range(2)]
+    half.close()  # type: ignore[attr-defined]
+    before = (folder / "rows.jsonl").read_bytes()
+    rest = sweep(card, folder, told=told)
+    assert [r["workload_id"] for r in rest[::2]] == [w for w in SMALL if w not in done]
+    assert (folder / "rows.jsonl").read_bytes().startswith(before)
+    assert [line for line in told if "already" in line] == [f"toy {w}: already measured in this run" for w in done]
+    assert sweep(card, folder) == []
+    keys = [(r["workload_id"], r["arm"]) for r in rows_in(folder)]
+    assert len(keys) == len(set(keys)) == 8
+
+
+@pytest.mark.parametrize("what", ["timer", "l2", "gate"])
+def test_another_question_is_not_complete(what: str, tmp_path: Path) -> None:
+    card = fake_bench.card(tmp_path, SMALL[:1])
+    folder = tmp_path / "run"
+    sweep(card, folder)
+    settings = QUICK
+    if what == "gate":
+        card.path.write_text(card.path.read_text().replace("threshold = 0", "threshold = -1"))
+        card = phases.load(card.path)
+    else:
+        changed = {"timer": "events"} if what == "timer" else {"l2": "warm"}
+        settings = Settings(**{**vars(QUICK), **changed})
+    assert len(sweep(card, folder, settings)) == 2
+
+
+def test_rows_of_an_early_release_do_not_stop_a_resume(tmp_path: Path) -> None:
+    card = fake_bench.card(tmp_path, SMALL[:1])
+    old: dict[str, Any] = {
+        "device": "h200",
+        "phase": "toy",
+        "family": "toy",
+        "arm": "control",
+        "name": "plain",
+        "precision": "f32",
+    }
+    old |= {"workload_id": "w00", "workload": {"N": 64}, "status": "ok", "run": "run"}
+    records.append(tmp_path / "run", old)
+    assert len(sweep(card, tmp_path / "run")) == 2
+
+
+def test_run_to_resume(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"--resume: no run at all of toy on h200"):
+        measure.run_to_resume("h200", "toy")
+    card = fake_bench.card(tmp_path, SMALL[:1])
+    for run in ("2026-11-20T000000Z", "2026-11-21T000000Z"):
+        sweep(card, records.FOLDER / "h200" / "toy" / run)
+    (records.FOLDER / "h200" / "toy" / "2026-11-22T000000Z").mkdir()  # one that was killed before its first row
+    assert measure.run_to_resume("h200", "toy").name == "2026-11-21T000000Z"
+    assert measure.run_to_resume("h200", "toy", "2026-11-20T000000Z").name == "2026-11-20T000000Z"
+    with pytest.raises(BadInput, match=r'no run 2026-11-20T000001Z of toy .*; did you mean "2026-11-20T000000Z"\?'):
+        measure.run_to_resume("h200", "toy", "2026-11-20T000001Z")
+
+
+# Budgets -------------------------------------------------------------------------------------------------------------
+
+
+def fake_compare(monkeypatch: pytest.MonkeyPatch, costs_s: float) -> list[str]:
+    """Comparisons that take this long of a made-up clock and fail; returns the workloads, in order."""
+    done: list[str] = []
+    now = [0.0]
+
+    def compare(item: measure.Item, *_: Any) -> tuple[list[dict[str, Any]], None, str]:
+        done.append(item.workload.id)
+        now[0] += costs_s
+        outcomes = [{"role": r, "name": n, "status": "error", "message": "m"} for r, n in item.arms]
+        return outcomes, None, "2026-11-20"
+
+    monkeypatch.setattr(measure, "compare", compare)
+    monkeypatch.setattr(measure, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return done
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "count"),
+    # a comparison costs 10 s, but nobody knows before the first one, which is guessed at 20 s
+    [(0, 0), (19, 0), (20, 2), (29, 2), (30, 3), (39, 3), (45, 4), (1e9, 6)],
+)
+def test_budget_takes_decisive_and_cheap_first(
+    budget_s: float, count: int, tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = fake_compare(monkeypatch, 10.0)
+    card = fake_bench.card(tmp_path, ("n500", "n75", "n1", "w39", "n63", "w00"), decisive="n500")
+    settings = Settings(**{**vars(QUICK), "budget_s": budget_s})
+    sweep(card, tmp_path / "run", settings, told)
+    wanted = ["n500", "n1", "n63", "w00", "n75", "w39"]  # the gate's own, then by bytes
+    assert order == wanted[:count]
+    assert told == [f"toy {w}: left out, the budget of {budget_s:.0f} s is spent" for w in wanted[count:]]
+
+
+def test_what_is_complete_costs_no_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order = fake_compare(monkeypatch, 10.0)
+    card = fake_bench.card(tmp_path, SMALL)
+    sweep(card, tmp_path / "run", Settings(**{**vars(QUICK), "budget_s": 25.0}))
+    assert order == ["w00", "w01"]
+    sweep(card, tmp_path / "run", Settings(**{**vars(QUICK), "budget_s": 1e9}))
+    assert order == list(SMALL)

@@ -51,6 +51,51 @@ def test_append_keeps_what_was_there(tmp_path: Path) -> None:
     assert sorted(p.name for p in folder.iterdir()) == [".lock", "rows.jsonl"]
 
 
+def test_rows_of_one_call_are_one_step(tmp_path: Path) -> None:
+    """All or none: a bad row among good ones, wherever it stands, leaves the file as it was."""
+    records.append_all(tmp_path, [ROW, FAILED])
+    before = (tmp_path / "rows.jsonl").read_bytes()
+    bad = {**ROW, "status": "fine"}
+    for rows in ([bad, ROW], [ROW, bad], [ROW, {**ROW, "samples_us": [float("nan")]}, ROW]):
+        with pytest.raises(BadInput):
+            records.append_all(tmp_path, rows)
+        assert (tmp_path / "rows.jsonl").read_bytes() == before
+    assert len(rows_of(tmp_path)) == 2
+    assert records.append_all(tmp_path, iter([ROW] * 3)).read_bytes().count(b"\n") == 5
+
+
+def test_another_file_has_another_check(tmp_path: Path) -> None:
+    def check(row: Any, where: Any) -> dict[str, Any]:
+        if "value" not in row:
+            raise BadInput(where, "no value")
+        return {"schema": 1, **row}
+
+    path = records.append_all(tmp_path, [{"value": 1}], "other.jsonl", check)
+    assert records.read(path, check) == [{"schema": 1, "value": 1}]
+    with pytest.raises(BadInput, match="no value"):
+        records.append_all(tmp_path, [ROW], "other.jsonl", check)
+    with pytest.raises(BadInput, match='row lacks "device"'):
+        records.read(path)
+
+
+def test_what_a_killed_writer_left_is_swept_away(tmp_path: Path) -> None:
+    (tmp_path / ".rows-dead.tmp").write_text('{"schema": 1, "dev')
+    records.append(tmp_path, ROW)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "rows.jsonl"]
+
+
+def test_folder_is_tried_before_it_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records.refuse_unwritable(tmp_path / "new" / "run")
+    assert [p.name for p in (tmp_path / "new" / "run").iterdir()] == [".lock"]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match=r"file: cannot be written \(File exists\); free space or fix permissions"):
+        records.refuse_unwritable(tmp_path / "file")
+    monkeypatch.setattr(records.os, "fsync", fail_with(errno.ENOSPC))
+    with pytest.raises(BadInput, match=r"cannot be written \(No space left on device\)"):
+        records.refuse_unwritable(tmp_path / "new" / "run")
+    assert [p.name for p in (tmp_path / "new" / "run").iterdir()] == [".lock"]
+
+
 # A row that is refused ------------------------------------------------------------------------------------------------
 
 
