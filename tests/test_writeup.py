@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from lab import evidence, gates, phases, records, writeup
+from lab.errors import REPOSITORY
 
 JUDGEMENTS = phases.judge_recorded(phases.cards().values())
 REPLAYED = [card for card in phases.cards().values() if card.recorded]
@@ -103,14 +104,16 @@ def measured_row(arm: str, median_us: float | None, **more: Any) -> dict[str, An
 
 def test_measured_rows_are_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "FOLDER", tmp_path)
-    records.append(tmp_path / "h200" / "p5" / "r1", measured_row("control", 447.4, gate_hash="0" * 12))
-    failed = measured_row("candidate", None, status="oom", message="out of memory")
+    records.append(
+        tmp_path / "h200" / "p5" / "r1", measured_row("control", 447.4, gate_hash="0" * 12, name="fused_chunk")
+    )
+    failed = measured_row("candidate", None, status="oom", message="out of memory", name="split_pipeline")
     records.append(tmp_path / "h200" / "p5" / "r1", failed)
     text = writeup.write(phases.card("p5"))
     assert "## Measured on " in text
     # 1 GiB at the datasheet's 4.8 TB/s is 223.7 us.
-    assert "| npp2048 | control_kernel | 447.4 | 0.50 | 223.7 | 50% | 1.0e-03 | graph, cold | r1 |" in text
-    assert "| npp2048 | candidate_kernel | oom: out of memory |" in text
+    assert "| npp2048 | fused_chunk | 447.4 | 0.50 | 223.7 | 50% | 1.0e-03 | graph, cold | r1 |" in text
+    assert "| npp2048 | split_pipeline | oom: out of memory |" in text
     assert "Note: gate changed after measuring: the rows carry another gate hash." in text
     assert evidence.judge_measured(phases.card("p5"), "h200").verdict.word == "BLOCKED"
 
@@ -118,3 +121,14 @@ def test_measured_rows_are_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_table_wraps_and_aligns() -> None:
     text = writeup.table(("a", "b"), [("one two three", "x"), ("", "y")], (7, 3))
     assert text.splitlines() == ["a        b", "-------  ---", "one two  x", "three", "         y"]
+
+
+def test_readme_says_what_the_judge_says() -> None:
+    """The table of first verdicts: each word is the judge's, on recorded and on measured evidence."""
+    lines = (REPOSITORY / "README.md").read_text().splitlines()
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.endswith("-kernel` |")]
+    assert len(table) == 3
+    for _, recorded_word, measured_word, cards in table:
+        replayed, measured = (phases.card(name.strip(" `")) for name in cards.split(","))
+        assert phases.judge_recorded([replayed])[-1].verdict.word == recorded_word
+        assert evidence.judge_measured(measured, "h200").verdict.word == measured_word
