@@ -35,6 +35,7 @@ CLAIM_KEYS = {"name", "noise", *ROLES}
 CONDITION_KEYS = {"metric", "op", "threshold", "unit", "compare", "workload", "than", "from"}
 RECORDED_KEYS = {"verdict", "figure", "differs"}
 FIGURE_KEYS = {"metric", "workload", "control", "candidate", "change", "value", "control_sd", "noise"}
+FIGURE_KEYS |= {"control_launches", "candidate_launches"}
 EXPECTED_KEYS = {"recovery", "arithmetic"}
 # What a key's value must be, where it is not text.
 NUMBER = int | float
@@ -321,6 +322,10 @@ def _reading(path: Path, metric: vocabulary.Metric, table: Mapping[str, Any]) ->
         )
     found = {key: recorded.figure(figure_id, path) for key, figure_id in ids.items()}
     for key, figure in found.items():
+        if key.endswith("_launches"):
+            if vocabulary.unit(figure.unit) != "launches":
+                raise BadInput(path, f"{figure.id} is in {figure.unit}", f"{key} needs a count of launches")
+            continue
         if key in ("control_sd", "noise"):
             if vocabulary.unit(figure.unit) != "%":
                 raise BadInput(path, f"{figure.id} is in {figure.unit}", f"{key} needs a figure in %")
@@ -350,6 +355,8 @@ def _reading(path: Path, metric: vocabulary.Metric, table: Mapping[str, Any]) ->
         change_pct=value("change"),
         control_sd_pct=value("control_sd"),
         noise_pct=value("noise"),
+        control_launches=value("control_launches"),
+        candidate_launches=value("candidate_launches"),
         kind=min((f.kind for f in main), key=lambda k: KINDS.index(k) if k in KINDS else 0),
         ids=tuple(f.id for f in found.values()),
         withdrawn=next((f.withdrawn for f in main if f.withdrawn), ""),

@@ -7,9 +7,10 @@ ids, the verdict and its sentence from the judge. A negative result gets the sam
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from lab import devices, evidence, phases, recorded, records, roofline
+from lab import ceilings, devices, evidence, phases, recorded, records, roofline
 from lab.gates import Gate, Verdict
 from lab.phases import Card, Judgement
 
@@ -132,21 +133,32 @@ def _verdicts(judgement: Judgement) -> list[Verdict]:
     return [judgement.verdict, *(v for _, v in judgement.claims)]
 
 
+def _of_ceiling(row: Mapping[str, Any]) -> str:
+    floor_us = ceilings.floor_us(row["device"], row["flops"], row["bytes"], row["pipe"], row.get("l2", "cold"))
+    return "" if floor_us is None else f"{floor_us / row['median_us']:.0%}"
+
+
 def measured_table(card: Card, device_id: str) -> list[str]:
-    """The rows behind a measured verdict as a Markdown table: time, floor, roofline fraction, error, run."""
+    """The rows behind a measured verdict as a Markdown table: time, floor, shares, error, run.
+
+    of roofline: the datasheet's floor over the time; of ceiling: the same with the device's measured ceilings.
+    """
     device = devices.get(device_id)
-    lines = ["", "| workload | arm | median us | IQR us | floor us | of roofline | rel. error | timer, L2 | run |"]
-    lines.append("|---|---|---|---|---|---|---|---|---|")
+    header = (
+        "| workload | arm | median us | IQR us | floor us | of roofline | of ceiling | rel. error | timer, L2 | run |"
+    )
+    lines = ["", header]
+    lines.append("|---|---|---|---|---|---|---|---|---|---|")
     for pair in evidence.pairs(records.rows(device=device_id, phase=card.id)).values():
         for row in filter(None, pair):
             if row["status"] != "ok":
-                lines.append(f"| {row['workload_id']} | {row['name']} | {row['status']}: {row['message']} |||||||")
+                lines.append(f"| {row['workload_id']} | {row['name']} | {row['status']}: {row['message']} ||||||||")
                 continue
             floor = roofline.place(device, row["flops"], row["bytes"], row["pipe"])
             share = roofline.roofline_fraction(floor.floor_us, row["median_us"])
             lines.append(
                 f"| {row['workload_id']} | {row['name']} | {row['median_us']:.1f} | {row['iqr_us']:.2f} "
-                f"| {floor.floor_us:.1f} "
-                f"| {share:.0%} | {row['relative_error']:.1e} | {row['timer']}, {row['l2']} | {row['run']} |"
+                f"| {floor.floor_us:.1f} | {share:.0%} | {_of_ceiling(row)} "
+                f"| {row['relative_error']:.1e} | {row['timer']}, {row['l2']} | {row['run']} |"
             )
     return lines

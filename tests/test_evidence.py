@@ -349,3 +349,12 @@ def test_devices_with_rows(checkout: Path) -> None:
     evidence.refuse_unmeasured("toy", "h200")
     with pytest.raises(BadInput, match=r"profiles/gb10/toy: no measured rows; run `lab measure toy`"):
         evidence.refuse_unmeasured("toy", "gb10")
+
+
+def test_control_of_a_block_is_the_mean_of_its_two_selves() -> None:
+    """The control's buffers lie well, its second self's lie badly; the ratio is to neither alone."""
+    control = row("control", 95.0, blocks_us=[95.0] * 5, again_blocks_us=[105.0] * 5)
+    candidate = row("candidate", 80.0, blocks_us=[80.0] * 5)
+    found = evidence.change_pct(control, candidate)
+    assert found == pytest.approx((-20, -20, -20))
+    assert evidence.change_pct(control | {"again_blocks_us": [105.0] * 4}, candidate) is None

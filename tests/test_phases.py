@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from lab import phases, recorded, vocabulary
+from lab.errors import BadInput
 from lab.gates import WORDS, Condition, Finding, Gate, Reading, Verdict, judge
 
 CASES = [(card, case) for card in phases.cards().values() for case in card.recorded]
@@ -258,3 +259,17 @@ def test_claims_are_part_of_the_gate_hash(tmp_path: Path) -> None:
         .replace('op = ">"\nthreshold = 0\nunit = "%"', 'op = ">"\nthreshold = 9\nunit = "%"')
     )
     assert phases.load(path).gate_hash != phases.card("p1").gate_hash
+
+
+def test_launch_counts_are_bound_by_id(tmp_path: Path) -> None:
+    text = phases.card("p1").path.read_text()
+    bound = 'candidate = "lp.gate.p1.convert-share.candidate"\n'
+    counts = 'control_launches = "lp.gate.p1.convert-instances.control"\n'
+    counts += 'candidate_launches = "lp.gate.p1.convert-instances.candidate"\n'
+    path = tmp_path / "p1.toml"
+    path.write_text(text.replace(bound, bound + counts))
+    reading = phases.load(path).recorded[0].evidence["convert_share", ""]
+    assert (reading.control_launches, reading.candidate_launches) == (6840, 5880)
+    path.write_text(text.replace(bound, bound + 'control_launches = "lp.gate.p1.convert-time.control"\n'))
+    with pytest.raises(BadInput, match=r"convert-time\.control is in ms; control_launches needs a count of launches"):
+        phases.load(path)
