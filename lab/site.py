@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import html
+import importlib.util
 import json
 import os
 import subprocess
@@ -25,6 +26,7 @@ from lab.phases import Judgement
 NOTEBOOKS = REPOSITORY / "notebooks"
 DEFAULT = REPOSITORY / "build" / "site"
 NOTEBOOK_LIMIT_S = 300
+NEEDED = ("nbformat", "nbclient", "nbconvert", "mistune")
 FREE_SPACE = "free space or choose another folder with --out"
 
 STYLE = """
@@ -40,6 +42,10 @@ code, pre { font-family: ui-monospace, monospace; font-size: .9em; } .word { fon
 def verdicts(out: Path | None = None, as_json: bool = False) -> int:
     """Run the whole job and return its exit code: 1 when a check, a notebook or an unexplained verdict fails."""
     out = out or DEFAULT
+    absent = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if absent:
+        remedy = "make verdicts creates an environment with it, or install the notebooks extra"
+        raise BadInput("lab verdicts", f"the package {absent[0]} is not installed", remedy)
     say = _quiet if as_json else _say
     start = time.perf_counter()
     say("[1/4] judging the recorded verdicts")

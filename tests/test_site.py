@@ -218,3 +218,10 @@ def test_the_whole_job(tmp_path: Path) -> None:
     assert all((tmp_path / link).exists() for link in index.links)
     notebooks = sorted(p.stem for p in (REPOSITORY / "notebooks").glob("*.ipynb"))
     assert sorted(p.stem for p in (tmp_path / "notebooks").glob("*.html")) == notebooks
+
+
+def test_missing_package_is_one_line_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site, "NEEDED", ("json", "no_such_package"))
+    monkeypatch.setattr(site, "_check_families", lambda say: pytest.fail("work was begun"))
+    with pytest.raises(BadInput, match="the package no_such_package is not installed; make verdicts"):
+        site.verdicts()
