@@ -31,6 +31,7 @@ NAMES: Mapping[str, tuple[str, str]] = {
     "launch": ("us", "an empty kernel launched eagerly, back to back"),
     "graph_gap": ("us", "an empty kernel as one of hundreds of nodes of a graph, less its own duration by Kineto"),
 }
+FOR_L2: Mapping[str, tuple[str, ...]] = {"cold": ("read", "write", "copy_kernel"), "warm": ("l2_read",)}
 TOLERANCE = 1.03
 FILE = "ceilings.jsonl"
 NEEDED = ("schema", "device", "name", "value", "unit", "method", "run", "started", "samples")
@@ -106,9 +107,7 @@ def floor_us(device_id: str, flops: float, bytes_moved: float, pipe: str, l2: st
     The memory term of a cold row stands on the best of read, write and copy; of a warm one on the L2 read.
     """
     known = latest(device_id)
-    memory = [
-        known[n].value for n in (("read", "write", "copy_kernel") if l2 == "cold" else ("l2_read",)) if n in known
-    ]
+    memory = [known[n].value for n in FOR_L2[l2] if n in known]
     if not memory or pipe not in known:
         return None
     return max(bytes_moved / max(memory) * 1e-3, flops / known[pipe].value * 1e-6)

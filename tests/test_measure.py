@@ -125,6 +125,30 @@ def test_rows_of_a_sound_comparison(tmp_path: Path) -> None:
     assert "95 % interval -20" in verdict.reason
 
 
+def test_suspect_rows_have_their_ceilings_and_themselves_measured_again(
+    tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ceiling that was taken too low: the first rows stay as suspect, the ones taken after the new ceiling are ok."""
+    card = fake_bench.card(tmp_path, ("n63",))
+    doubts = ["beats the measured ceilings"]
+    taken: list[tuple[str, ...]] = []
+
+    def ceilings_again(device: Any, names: tuple[str, ...]) -> list[Any]:
+        taken.append(names)
+        doubts[0] = ""
+        return []
+
+    monkeypatch.setattr(measure.ceilings, "suspect", lambda row: doubts[0])
+    monkeypatch.setattr(measure.ceilings, "measure", ceilings_again)
+    rows = sweep(card, tmp_path / "run1", told=told)
+    assert [r["status"] for r in rows] == ["suspect", "suspect", "ok", "ok"]
+    assert len(taken) == 1
+    assert {"read", "write", "copy_kernel"} <= set(taken[0]) <= set(measure.ceilings.NAMES)
+    assert any("measured again" in line for line in told)
+    assert gates.judge(card.gate, evidence.readings(rows, H200)).word == "GO"
+    assert gates.judge(card.gate, evidence.readings(rows[:2], H200)).word == "BLOCKED"
+
+
 def test_throttled_window_is_flagged_and_kept(tmp_path: Path) -> None:
     item = measure.plan(fake_bench.card(tmp_path, ("n63",)))[0]
     clocks = [None, {"throttled": ""}, {"throttled": "software power cap"}, {"throttled": "software power cap"}]

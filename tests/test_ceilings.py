@@ -1,0 +1,99 @@
+"""Ceilings and the cross-check without a GPU: which rows they make suspect, and when two clocks disagree."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab import ceilings, crosscheck, records
+from lab.errors import BadInput
+
+CEILING: dict[str, Any] = {"device": "h200", "method": "m", "run": "r1", "started": "2026-11-20", "samples": [1.0]}
+NCU = """==PROF== Connected
+"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"
+"0","a","gpu__time_duration.sum","nsecond","1,500"
+"1","b","gpu__time_duration.sum","usecond","2.5"
+"1","b","dram__bytes.sum","byte","7"
+"""
+
+
+@pytest.fixture
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """read 4,000 then 4,400 GB/s, write 3,000, bf16 700 TFLOP/s, a launch of 12 then 10 us."""
+    monkeypatch.setattr(records, "FOLDER", tmp_path)
+    for run, values in (
+        ("r1", {"read": 4000, "write": 3000, "bf16": 700, "launch": 12}),
+        ("r2", {"read": 4400, "launch": 10}),
+    ):
+        rows = [CEILING | {"name": n, "value": v, "unit": ceilings.NAMES[n][0], "run": run} for n, v in values.items()]
+        records.append_all(tmp_path / "h200" / "ceilings" / run, rows, ceilings.FILE, ceilings.validated)
+    return tmp_path
+
+
+def row(median_us: float, **more: Any) -> dict[str, Any]:
+    """A row that reads 440 MB: 100 us at the highest measured read."""
+    fixed: dict[str, Any] = {"device": "h200", "median_us": median_us, "bytes": 440e6, "flops": 1e6, "pipe": "bf16"}
+    return fixed | {"l2": "cold"} | more
+
+
+def test_the_best_of_all_runs_counts(measured: Path) -> None:
+    best = ceilings.latest("h200")
+    assert (best["read"].value, best["read"].run) == (4400, "r2")
+    assert (best["launch"].value, best["bf16"].run) == (10, "r1")
+    assert ceilings.floor_us("h200", 1e6, 440e6, "bf16") == pytest.approx(100)
+    assert ceilings.floor_us("h200", 140e9, 1, "bf16") == pytest.approx(200)
+
+
+@pytest.mark.parametrize(("median_us", "suspect"), [(96.0, True), (97.2, False), (150.0, False)])
+def test_more_than_three_per_cent_over_the_ceiling_is_suspect(measured: Path, median_us: float, suspect: bool) -> None:
+    assert bool(ceilings.suspect(row(median_us))) == suspect
+
+
+def test_without_the_ceiling_nothing_is_suspect(measured: Path) -> None:
+    assert ceilings.suspect(row(1.0, l2="warm")) == ""  # no L2 read was measured
+    assert ceilings.suspect(row(1.0, pipe="fp8")) == ""
+    assert ceilings.latest("gb10") == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"name": "reed"}, 'ceiling "reed" in GB/s'),
+        ({"unit": "TB/s"}, 'ceiling "read" in TB/s'),
+        ({"value": 0}, "read = 0"),
+        ({"value": float("nan")}, "read = nan"),
+    ],
+)
+def test_a_ceiling_that_is_none_is_refused(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        ceilings.validated(CEILING | {"name": "read", "unit": "GB/s", "value": 1.0} | change, "here")
+
+
+@pytest.mark.parametrize(
+    ("graph_us", "kineto_us", "within"),
+    [(103.0, 100.0, True), (104.0, 100.0, False), (96.0, 100.0, False), (11.25, 10.0, True), (11.6, 10.0, False)],
+)
+def test_clocks_agree_within_the_limits(graph_us: float, kineto_us: float, within: bool) -> None:
+    """One kernel a call and a gap of 0.5 us: 3 % from 20 us on, 8 % below."""
+    found = crosscheck.verdict(graph_us, 0.5, 1, kineto_us)
+    assert found["kernel_us"] == graph_us - 0.5
+    assert found["within"] == within
+
+
+def test_gap_is_taken_off_once_per_kernel() -> None:
+    assert crosscheck.verdict(103.0, 0.5, 6, 100.0)["difference_pct"] == pytest.approx(0)
+
+
+def test_ncu_output_is_added_up_in_its_units() -> None:
+    assert crosscheck.parse_ncu(NCU) == pytest.approx(4.0)
+    assert crosscheck.parse_ncu("==ERROR== nothing profiled") is None
+    assert crosscheck.parse_ncu(NCU.replace("gpu__time_duration.sum", "sm__cycles.sum")) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("p5-kernel", "is no target"), ("nosuch/a@b", "no family is named"), ("gdn/nosuch@b", "no candidate is named")],
+)
+def test_a_target_that_is_none_is_refused(text: str, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        crosscheck.parse(text)
