@@ -1,7 +1,7 @@
 """Clocks and throttle reasons of GPU 0, sampled around a measurement: NVML where nvidia-ml-py is, else nvidia-smi.
 
 Clocks are read, never set: a bench that locks clocks measures another machine than its users have. A sample names its
-source, because the two differ in how long they take (NVML under a millisecond, nvidia-smi about fifty).
+source, because the two differ in how long they take: nvidia-smi is a process to start.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 graph   The default. Every arm becomes a CUDA graph of many calls that walk over its sets; a sample is one replay
         between two events, divided by the calls. Python is out of the measurement; the gaps between a candidate's
-        kernels and between its calls are in it (about a microsecond a kernel), as they are in a captured decode step.
+        kernels and between its calls are in it (`lab.ceilings` measures them), as they are in a captured decode step.
         Work that a candidate does outside the captured stream is not replayed, and the check after the timing sees it.
 events  One call between two events, the L2 flushed before it when cold. For what cannot be captured. The host must
         stay ahead of the GPU: a candidate of many small launches is charged for its launches.
@@ -21,7 +21,7 @@ from lab.errors import BadInput, nearest
 from lab.timing import Arm
 
 NAMES = ("graph", "events", "cupti")
-GRAPH_TARGET_US = 3000.0  # a replay costs some 8 us of its own, which is then under 0.3 %
+GRAPH_TARGET_US = 3000.0  # long, so that what a replay costs by itself is a small part of a sample
 HEAD_START_CYCLES = 400_000  # about 200 us in which the host queues what is to be timed
 FLUSH_FACTOR = 2
 
