@@ -13,7 +13,7 @@ A family is a folder `kernels/<family>/` with fixed file names:
                   reference_inputs(workload, inputs, precision) -> Tensors, only where a format loses bits by design:
                   what the reference sees for that precision
     triton_*.py   candidates in Triton                each exposes CANDIDATES, a tuple of Candidate
-    cuda_*.py     candidates in CUDA C++, the source in a .cu file beside them (CUDA_SOURCES)
+    cuda_*.py     candidates in CUDA C++, the source in a .cu file beside them (CUDA_SOURCES); see kernels/cuda.py
     torch_*.py    candidates that are a framework's own operator
     peer_*.py     adapters for libraries a user may have installed
     route.py      where the shape chooses the candidate
@@ -135,12 +135,16 @@ class CudaSource:
     kernels:    extern "C" names in it.
     options:    compiler options beyond the architecture, e.g. ("--std=c++17",).
     capability: lowest compute capability it compiles for.
+    architecture: the only one it is for, e.g. "sm_90a" for wgmma; "" compiles for the device it runs on.
+    shared_bytes: dynamic shared memory of a launch, the largest of its kernels; the compiler does not see it.
     """
 
     path: Path
     kernels: tuple[str, ...]
     options: tuple[str, ...] = ("--std=c++17",)
     capability: tuple[int, int] = (8, 0)
+    architecture: str = ""
+    shared_bytes: int = 0
 
 
 def _same(inputs: Tensors) -> Tensors:

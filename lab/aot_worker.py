@@ -9,7 +9,8 @@ before the next begins, and `lab.compile` starts a new child behind a job that k
   PTX. Triton's own n_regs and n_spills need a driver. A Triton kernel has no local arrays, so the stack frame that
   cuobjdump reports is spilled registers, the figure the driver would give as local memory.
 - CUDA C++ is compiled by nvcc, or by NVRTC through CuPy where there is no nvcc; both print the assembler's own
-  registers, spills and static shared memory under `-v`. Dynamic shared memory is chosen at launch and is not seen.
+  registers, spills and static shared memory under `-v`. Dynamic shared memory is a
+  choice of the launch; the source says how much.
 - A job's own words of failure stand in this process's error stream (MLIR writes there from C++), so the stream is a
   file that is emptied before each job.
 """
@@ -29,6 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kernels import cuda
 from lab.aot import NO_TRITON, WARP, matrix_instruction, occupancy, one_line
 from lab.errors import BadInput
 from lab.families import version_tuple
@@ -116,11 +118,12 @@ def compile_cuda(source: Any, target: int) -> list[dict[str, Any]]:
         else:
             spills = re.search(r"(\d+) bytes spill stores", used.group(0))
             static = re.search(r"(\d+) bytes smem", used.group(2))
+            shared = int(static.group(1)) if static else 0
             row = _figures(
                 target,
                 int(used.group(1)),
                 int(spills.group(1)) if spills else None,
-                int(static.group(1)) if static else 0,
+                shared + source.shared_bytes,
                 _threads(entry.group(1)),
                 matrix_instruction(entry.group(1)),
             )
@@ -130,7 +133,9 @@ def compile_cuda(source: Any, target: int) -> list[dict[str, Any]]:
 
 def _nvcc(source: Any, target: int) -> tuple[str, str, str]:
     with tempfile.TemporaryDirectory() as folder:
-        command = ["nvcc", "-cubin", f"-arch=sm_{target}", "-Xptxas", "-v", "--keep", "--keep-dir", folder]
+        arch = cuda.nvcc_architecture(cuda.architecture(source, divmod(target, 10)))
+        includes = [f"-I{path}" for path in cuda.include_folders(source)]
+        command = ["nvcc", "-cubin", *arch, "-Xptxas", "-v", "--keep", "--keep-dir", folder, *includes]
         command += [*source.options, str(source.path), "-o", str(Path(folder) / "kernel.cubin")]
         done = subprocess.run(command, capture_output=True, text=True, timeout=600)
         if done.returncode:
@@ -149,7 +154,9 @@ def _nvrtc(source: Any, target: int) -> tuple[str, str, str]:
         version = ".".join(str(n) for n in nvrtc.getVersion())
     except Exception as problem:  # CuPy raises its own kinds when a CUDA library is missing; each means "not here"
         raise Skipped(f"no nvcc on the PATH and no NVRTC through CuPy ({type(problem).__name__})") from problem
-    options = [f"--gpu-architecture=sm_{target}", "--ptxas-options=-v", *source.options]
+    arch = cuda.architecture(source, divmod(target, 10))
+    options = [f"--gpu-architecture={arch}", "--ptxas-options=-v", *source.options]
+    options += [f"-I{path}" for path in cuda.include_folders(source)]
     if home := cupy.cuda.get_cuda_path():
         options.append(f"-I{home}/include")
     program = nvrtc.createProgram(source.path.read_text(encoding="utf-8"), source.path.name, [], [])
@@ -206,6 +213,14 @@ def _triton_job(needs: Any, build: Any, target: int) -> list[dict[str, Any]]:
 def _cuda_job(source: Any, target: int) -> list[dict[str, Any]]:
     if missing := _below(source.capability, target):
         return [{"compiler": "", "status": "needs", "message": missing}]
+    if source.architecture and source.architecture.removesuffix("a") != f"sm_{target}":
+        return [
+            {
+                "compiler": "",
+                "status": "needs",
+                "message": f"{source.architecture}, whose instructions it is written in",
+            }
+        ]
     try:
         return compile_cuda(source, target)
     except Skipped as reason:

@@ -120,11 +120,12 @@ def lab_arrows(root: Path) -> list[str]:
 
 
 def family_arrows(root: Path) -> list[str]:
-    """A family imports its own modules, kernels.common and what FAMILY_MAY_IMPORT lists; its __init__.py is light."""
+    """A family imports its own modules, kernels.common, kernels.cuda and FAMILY_MAY_IMPORT; __init__.py is light."""
     wrong = []
     for path in python_files(root, "kernels"):
         shown, modules = path.relative_to(root), imports(path, root)
-        own = {"common", shown.parts[1]} if len(shown.parts) > 2 else {"common"}
+        shared = {"common", "cuda"}
+        own = shared | {shown.parts[1]} if len(shown.parts) > 2 else shared
         tops = {m.split(".")[0] for m in modules}
         others = tops - FAMILY_MAY_IMPORT - set(sys.stdlib_module_names)
         if path.name.startswith("peer_"):
