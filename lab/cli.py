@@ -109,9 +109,10 @@ def _parser() -> argparse.ArgumentParser:
     from lab.traces import report
 
     report.add_arguments(command("trace", _trace, "where a profile's time went, every microsecond, or a refusal"))
-    from lab import trace_commands
+    from lab import proof_commands, trace_commands
 
     trace_commands.add(command)
+    proof_commands.add(command)
 
     write = command("write", _write, "one phase's writeup in Markdown")
     write.add_argument("phase")

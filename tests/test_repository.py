@@ -36,6 +36,8 @@ LAYERS = (
         "ceilings",
         "ceilings_kernels",
         "progress",
+        "identity",
+        "crossbleed",
         "roofline",
         "reproduction",
         "traces",
@@ -47,7 +49,7 @@ LAYERS = (
     {"gates", "phases"},
     {"evidence", "measure", "crosscheck", "profile", "projection"},
     {"plots", "pictures", "timeline", "writeup", "rows", "interop", "notebook", "pairing", "board"},
-    {"cli", "trace_commands", "doctor", "site", "__main__"},
+    {"cli", "trace_commands", "proof_commands", "doctor", "site", "__main__"},
 )
 # What a family may build on; peer_*.py may also import the library that it adapts.
 FAMILY_MAY_IMPORT = {"torch", "triton", "cupy", "numpy", "kernels"}
