@@ -1,0 +1,75 @@
+"""Workloads of the Q8_0 family, their inputs, their outputs and how far an output may lie from the reference.
+
+Weights are normal with standard deviation K^-1/2, so y is about unit normal at every K. The reference is float64 on the
+Q8_0 weights and the activations as given, for every precision; so the tolerance of w8a8 contains what quantising the
+activations costs by design.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.common import Tensors, Tolerance, Workload, poisoned
+from kernels.q8 import format as fmt
+
+IN_PLACE: tuple[str, ...] = ()
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+# Relative rms error of one rounding of a normal value to int8 by blocks of 32: the mean amax of 32 normal values is
+# 2.24, the step amax / 127, the error step / sqrt(12): 5.1e-3; 5.2e-3 seen on 4 M values (larger steps weigh more).
+INT8_NORMAL = 5.2e-3
+
+
+def _workload(m: int, n: int, k: int, dtype: str = "bf16", role: str = "check", source: str = "") -> Workload:
+    axes: dict[str, int | str] = {"M": m, "N": n, "K": k, "dtype": dtype}
+    return Workload(f"m{m}_n{n}_k{k}" + (f"_{dtype}" if role == "check" else ""), axes, role, source=source)
+
+
+WORKLOADS = (
+    _workload(1, 75, 64),
+    _workload(1, 131, 1056, "fp16"),
+    _workload(3, 75, 256, "fp16"),
+    _workload(8, 128, 1056),
+    _workload(16, 75, 32),
+    _workload(17, 64, 256),
+    _workload(63, 75, 1056),
+    _workload(130, 64, 256, "fp16"),
+    *(_workload(m, 17408, 5120, role="measure", source="q36-27b.ffn_up") for m in (1, 8, 32, 128, 512, 2048)),
+)
+
+
+def inputs(workload: Workload, seed: int = 0, device: torch.device | str = "cpu") -> Tensors:
+    """x [M, K] in the workload's dtype, w_q int8 [N, K], w_d fp16 [N, K / 32]."""
+    m, n, k = workload["M"], workload["N"], workload["K"]
+    generator = torch.Generator(device=device).manual_seed(seed)
+    x = torch.randn(m, k, generator=generator, device=device)
+    w_q, w_d = fmt.quantise(torch.randn(n, k, generator=generator, device=device) * k**-0.5)
+    return {"x": x.to(DTYPES[workload["dtype"]]), "w_q": w_q, "w_d": w_d}
+
+
+def outputs(workload: Workload, inputs: Tensors) -> Tensors:
+    """{"y": [M, N]} in x's dtype, every element NaN."""
+    return {"y": poisoned((workload["M"], workload["N"]), DTYPES[workload["dtype"]], inputs["x"].device)}
+
+
+def tolerance(workload: Workload, precision: str) -> dict[str, Tolerance]:
+    """Limits for "y" at `precision`; raises ValueError naming the known precisions otherwise.
+
+    Rounding y to p significand bits is off by ulp / sqrt(12) rms, between 0.29 and 0.58 of 2^-p: the limit is 0.58 and
+    what an rms over M * N errors scatters. Weights rounded to the dtype of x, and activations rounded to int8, add
+    independent relative errors of their own (errors of different k average like the products do). The largest of a few
+    million errors lies under six rms, of y itself under eight.
+    """
+    unit = 2.0**-8 if workload["dtype"] == "bf16" else 2.0**-11
+    scatter = 1 + 2.25 / (workload["M"] * workload["N"]) ** 0.5
+    added = {"q8_0-w8a16": 0.0, "q8_0-w8a8": INT8_NORMAL, "q8_0-expanded": 0.58 * unit, "bf16": 0.58 * unit}
+    if precision not in added:
+        raise ValueError(f"precision={precision!r} is not one of {sorted(added)}; use one of them")
+    own = added[precision]
+    reasons = {
+        "q8_0-w8a16": "exact operands, float32 sums: the rounding of y",
+        "q8_0-w8a8": "activations rounded to int8 in blocks of 32, then the rounding of y",
+        "q8_0-expanded": "weights rounded to the dtype of x, then the rounding of y",
+        "bf16": "weights rounded to bf16, then the rounding of y",
+    }
+    limit = scatter * 1.05 * ((0.58 * unit) ** 2 + own**2) ** 0.5
+    return {"y": Tolerance(limit, 8 * unit + 6 * own, reasons[precision])}

@@ -1,0 +1,93 @@
+"""`lab routes`: tables from rows, and the refusal to make a policy of an artefact."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernels import routing
+from lab import cli, families, records, routes
+from lab.errors import BadInput
+
+CANDIDATES = ("triton_gemv", "triton_gemm", "torch_bf16")
+
+
+def row(name: str, m: int, us: float, run: str = "r1", **more: Any) -> dict[str, Any]:
+    base = {
+        "device": "h200",
+        "family": "nvfp4",
+        "name": name,
+        "workload_id": f"m{m}_n17408_k5120",
+        "workload": {"M": m, "N": 17408, "K": 5120, "dtype": "bf16"},
+        "config": "c",
+        "status": "ok",
+        "l2": "cold",
+        "profiled": False,
+        "median_us": us,
+        "run": run,
+        "commit": "abc",
+    }
+    return base | more
+
+
+def made(*rows: Mapping[str, Any]) -> dict[tuple[str, int], float]:
+    return {(p.candidate, p.at): p.median_us for p in routes.table("nvfp4", "h200", rows).points}
+
+
+PAIR = (row("triton_gemv", 8, 20.0), row("triton_gemm", 8, 40.0))
+
+
+def test_times_of_one_run() -> None:
+    assert made(*PAIR) == {("triton_gemv", 8): 20.0, ("triton_gemm", 8): 40.0}
+
+
+def test_the_newest_run_that_compared_decides_and_runs_are_not_mixed() -> None:
+    later = (row("triton_gemv", 8, 30.0, "r2", commit="b"), row("triton_gemm", 8, 25.0, "r2", commit="b"))
+    alone = row("triton_gemv", 8, 1.0, "r3", commit="c")
+    assert made(*PAIR, *later, alone) == {("triton_gemv", 8): 30.0, ("triton_gemm", 8): 25.0}
+
+
+@pytest.mark.parametrize(
+    "change", [{"status": "incorrect"}, {"l2": "warm"}, {"profiled": True}, {"name": "vllm_marlin"}]
+)
+def test_rows_that_are_no_basis(change: dict[str, Any]) -> None:
+    assert "vllm_marlin" in families.load("nvfp4").peers
+    with pytest.raises(BadInput, match="no run timed two candidates"):
+        made(PAIR[0], PAIR[1] | change)
+
+
+def test_the_accident_of_114_against_458_is_refused() -> None:
+    """The same path, launch and commit, four times faster once a library had been initialised."""
+    slow = row("triton_gemm", 8, 4.018 * 40.0, "r2")
+    with pytest.raises(BadInput, match=r"triton_gemm on m8.* took 40\.0 us in r1 and 160\.7 us in r2.*4\.02x"):
+        made(*PAIR, slow, row("triton_gemv", 8, 20.0, "r2"))
+
+
+@pytest.mark.parametrize("change", [{"commit": "other"}, {"config": "other"}, {"median_us": 40.0 * 1.1}])
+def test_what_is_no_contradiction(change: dict[str, Any]) -> None:
+    made(*PAIR, row("triton_gemm", 8, 160.0, "r2") | change, row("triton_gemv", 8, 20.0, "r2"))
+
+
+def test_what_is_written_is_what_the_router_reads(tmp_path: Path) -> None:
+    known = routes.table("nvfp4", "h200", PAIR)
+    path = routes.write(known, tmp_path)
+    assert routing.read(path) == known
+    assert not list(path.parent.glob("*.part"))
+
+
+def test_a_wrong_choice_has_its_price() -> None:
+    (line,) = routes.crossovers(routes.table("nvfp4", "h200", PAIR))
+    assert (line["best"], line["worst"], line["cost_of_worst"]) == ("triton_gemv", "triton_gemm", 2.0)
+    assert "triton_gemm 40.0 (2.00x)" in routes.render(routes.table("nvfp4", "h200", PAIR))
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(records, "rows", lambda device, phase=None, family=None: list(PAIR))
+    monkeypatch.setattr(records, "FOLDER", tmp_path)
+    assert cli.main(["routes", "nvfp4", "--write"]) == 0
+    assert "M=8: triton_gemv 20.0 us" in capsys.readouterr().out
+    assert json.loads((tmp_path / "h200/routes/nvfp4.json").read_text())["axis"] == "M"
+    assert cli.main(["routes", "nvpf4"]) == 2
+    assert 'no family is named "nvpf4"' in capsys.readouterr().err
