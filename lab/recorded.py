@@ -21,7 +21,17 @@ from lab import vocabulary
 from lab.errors import REPOSITORY, BadInput, nearest
 
 FOLDER = REPOSITORY / "data" / "recorded"
-FIGURE_FILES = ("measurements.csv", "gates.csv")
+FIGURE_FILES = (
+    "measurements.csv",
+    "gates.csv",
+    "program.csv",
+    "patches.csv",
+    "phases.csv",
+    "stated_ds4.csv",
+    "stated_ik_llama.csv",
+    "stated_imp.csv",
+    "stated_lucebox.csv",
+)
 FIGURE_COLUMNS = (
     "id",
     "system",
@@ -63,6 +73,11 @@ class Figure:
     delta_pct: float | None
     kind: str
     source: str
+
+    @property
+    def arrival(self) -> str:
+        """How the requests of the load arrived ("burst", "staggered"), "" when the source does not say."""
+        return str(self.params.get("arrival", self.params.get("traffic", "")))
 
     @property
     def withdrawn(self) -> str:
@@ -120,11 +135,18 @@ def _number(path: Path, row: dict[str, str], column: str) -> float | str:
     return value
 
 
+def _known_arrival(path: Path, figure_id: str, params: Mapping[str, Any]) -> None:
+    for key in ("arrival", "traffic"):
+        word = params.get(key, "")
+        if word and word not in vocabulary.arrivals():
+            raise BadInput(path, f'{figure_id}: {key} = "{word}"', nearest(str(word), vocabulary.arrivals()))
+
+
 def read_figures(path: Path) -> dict[str, Figure]:
     """Figures of one CSV by id.
 
     Raises BadInput for a missing column, a duplicate id, a value that is NaN or infinite, a negative time, or params
-    that are not a JSON object; each names the file and the id.
+    that are not a JSON object or name unknown arrivals; each names the file and the id.
     """
     figures: dict[str, Figure] = {}
     for row in read_table(path, FIGURE_COLUMNS):
@@ -136,6 +158,7 @@ def read_figures(path: Path) -> dict[str, Figure]:
             raise BadInput(path, f"{row['id']}: params = {params!r:.60} is not a JSON object", "mend that field")
         if row["id"] in figures:
             raise BadInput(path, f'id "{row["id"]}" appears twice', "give the second one its own id")
+        _known_arrival(path, row["id"], params)
         value, delta = _number(path, row, "value"), _number(path, row, "delta_pct")
         if isinstance(value, float) and value < 0 and vocabulary.is_time(row["unit"]):
             raise BadInput(

@@ -90,6 +90,12 @@ def is_withdrawn(status: str) -> bool:
 
 
 @cache
+def arrivals() -> Mapping[str, str]:
+    """The arrival patterns of a served load: word -> what it means."""
+    return dict(_file()["arrival"])
+
+
+@cache
 def rows() -> Mapping[str, str]:
     """The workbench's rows: id -> what it compares."""
     return dict(_file()["row"])

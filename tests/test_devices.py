@@ -112,9 +112,12 @@ def test_shapes_are_the_models_shapes() -> None:
 def test_model_facts_hold_together(model_id: str) -> None:
     """Facts that follow from each other, so that a slip of the pen in one shows."""
     facts = {name: f.value for name, f in models.get(model_id).facts.items()}
-    assert facts["gdn_layers"] + facts["attention_layers"] == facts["layers"]
-    assert facts["gdn_v_heads"] * facts["gdn_head_dim"] == facts["gdn_value_dim"]
-    assert facts["attention_heads"] % facts["kv_heads"] == 0
+    if "layers" in facts:
+        others = facts["gdn_layers"] if "gdn_layers" in facts else facts["sliding_layers"]
+        assert others + facts["attention_layers"] == facts["layers"]
+        assert facts["attention_heads"] % facts["kv_heads"] == 0
+    if "gdn_layers" in facts:
+        assert facts["gdn_v_heads"] * facts["gdn_head_dim"] == facts["gdn_value_dim"]
     if "kv_bytes_per_token" in facts:
         assert facts["kv_bytes_per_token"] == 2 * facts["attention_layers"] * facts["kv_heads"] * facts["head_dim"] * 2
     if "gdn_state_bytes" in facts:

@@ -1,7 +1,7 @@
-"""Somebody's own A/B as evidence: files of llama-bench, llama-batched-bench and test-backend-ops, held against a card.
+"""Somebody's own A/B as evidence: files of llama.cpp's tools and of ds4-bench, held against a card.
 
     sample.py        what a figure is, whichever tool printed it     json_lines.py  objects among log lines
-    llama_bench.py, batched_bench.py, backend_ops.py   one reader a tool: field names, units, what contradicts itself
+    llama_bench.py, batched_bench.py, backend_ops.py, ds4_bench.py   one reader a tool: names, units, contradictions
     arms.py          which figures are the control, which the candidate, and which of the card's workloads they are
     verdict.py       the readings, what must be said beside them, and the verdict
 
@@ -15,11 +15,12 @@ import re
 from pathlib import Path
 
 from lab.errors import BadInput, shown
-from lab.interop import backend_ops, batched_bench, json_lines, llama_bench
+from lab.interop import backend_ops, batched_bench, ds4_bench, json_lines, llama_bench
 from lab.interop.sample import ANSI, Imported
 
 SUMMARY = re.compile(r"\|\s*t/s\s*\||^INSERT INTO llama_bench|^build_commit,")
 KNOWN = "llama-bench -o jsonl or json, llama-batched-bench (table or jsonl), test-backend-ops (text, sql or csv)"
+KNOWN += ", ds4-bench (csv)"
 
 
 def read(path: Path) -> Imported:
@@ -39,6 +40,8 @@ def read(path: Path) -> Imported:
 
 def _read(path: Path, text: str) -> Imported:
     lines = text.splitlines()
+    if any(ds4_bench.is_header(line) for line in lines):
+        return ds4_bench.read(path, text)
     if any(line.startswith(f"INSERT INTO {backend_ops.TABLE}") for line in lines):
         return backend_ops.read_sql(path, text)
     if any("op_name" in line and "op_params" in line and "," in line and "(" not in line for line in lines):

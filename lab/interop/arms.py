@@ -2,8 +2,8 @@
 
 Two files are two arms (`--rows control=A --rows candidate=B`); one file holds both when a field tells them apart
 (`--rows FILE --arm control:flash_attn=0 --arm candidate:flash_attn=1`). A card's workload says its axes in its name
-(npl32, npp512, ntg128, or a llama-bench test such as tg128 or pp512@d4096); `--map WORKLOAD:FIELD=VALUE,...` adds what
-the name does not say. Values may hold * and ?.
+(npl32, npp512, ntg128, depth4096, ctx2048, or a llama-bench test such as tg128 or pp512@d4096);
+`--map WORKLOAD:FIELD=VALUE,...` adds what the name does not say. Values may hold * and ?.
 
 A workload takes figures of one shape and one configuration per arm, and the same shape in both. Where several remain,
 nothing is averaged and none is picked: the workload stays without evidence, and the reason names the fields that
@@ -24,8 +24,8 @@ from lab.interop.sample import Sample
 ARMS = ("control", "candidate")
 Where = Mapping[str, str]
 FIELD = re.compile(r",(?=[A-Za-z_]\w*=)")
-DECLARED = re.compile(r"(?<![A-Za-z0-9])(npl|npp|ntg|depth)(\d+)(?![A-Za-z0-9])")
-AXES = {"npl", "npp", "ntg", "depth", "test"}
+DECLARED = re.compile(r"(?<![A-Za-z0-9])(npl|npp|ntg|depth|ctx)(\d+)(?![A-Za-z0-9])")
+AXES = {"npl", "npp", "ntg", "depth", "ctx", "test"}
 TEST = re.compile(r"(?:pp|tg)\d+(?:@d\d+)?")
 WITHIN_ONE_ARM = ("file",)  # repetitions of one configuration may come from several files
 
@@ -216,7 +216,7 @@ def _match(
 
     shape = ", ".join(f"{k}={v}" for k, v in where.items()) or "anything"
     if workload and not where:
-        return without(f"{name} declares no axis (npl, npp, ntg, depth or a test name): {remedy}")
+        return without(f"{name} declares no axis (npl, npp, ntg, depth, ctx or a test name): {remedy}")
     twins = [w for (m, w), (other, _) in asked.items() if m == metric and w != workload and dict(other) == dict(where)]
     if twins:
         names = sorted([name, *twins])

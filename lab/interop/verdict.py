@@ -20,9 +20,9 @@ from typing import Any
 
 from lab import devices, evidence, phases, vocabulary, writeup
 from lab.errors import BadInput, nearest
-from lab.gates import Reading
+from lab.gates import Reading, arrival_of
 from lab.interop import arms as which
-from lab.interop import backend_ops, read
+from lab.interop import backend_ops, batched_bench, read
 from lab.interop.arms import ARMS, Match
 from lab.interop.sample import Imported, Sample
 
@@ -30,6 +30,8 @@ METRICS = ("decode_tps", "prefill_tps", "kernel_us")
 BUILD = ("build_commit", "build_number")
 MODEL = ("model_filename", "model_type", "model_size", "model_n_params")
 HARDWARE = ("gpu_info", "cpu_info")
+# llama-batched-bench fills all its sequences before the first step: there is nothing to arrive later.
+ARRIVAL = {batched_bench.TOOL: "burst"}
 FEW = 3  # repetitions from which a standard deviation is worth its name
 
 
@@ -186,7 +188,13 @@ def _reading(m: Match, arms: Mapping[str, Sequence[Sample]], peak_flop_s: float)
         control_sd_pct=100 * statistics.stdev(control) / statistics.fmean(control) if len(control) > 1 else None,
         ids=tuple(s.id for s in samples),
         impossible=wrong,
+        arrival=arrival_of(_arrival(s) for s in samples),
     )
+
+
+def _arrival(sample: Sample) -> str:
+    """The arrivals that its tool cannot but produce, else those that the figure states, "" where neither says."""
+    return ARRIVAL.get(sample.tool) or sample.fields.get("arrival", "")
 
 
 def _tests(timed: Sample, arm: Iterable[Sample]) -> list[Sample]:
