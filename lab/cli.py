@@ -70,6 +70,12 @@ def _parser() -> argparse.ArgumentParser:
         "--fail-on", default="", metavar="WORDS", help="exit 1 on any of these verdicts (comma-separated)"
     )
 
+    audit = command(
+        "audit", _audit, "check what verdicts rest on: engagement, noise, launches, labels, possible speeds"
+    )
+    audit.add_argument("check", nargs="*", help="checks by name; none means all")
+    audit.add_argument("--evidence", choices=("recorded", "measured"), help="default: both")
+
     check = command("check", _check, "hold every candidate of a family against its reference")
     check.add_argument("family", nargs="*", help="families; none means all")
     check.add_argument("--candidate", help="only this candidate")
@@ -109,10 +115,13 @@ def _parser() -> argparse.ArgumentParser:
     from lab.traces import report
 
     report.add_arguments(command("trace", _trace, "where a profile's time went, every microsecond, or a refusal"))
-    from lab import proof_commands, trace_commands
+    from lab import ledger, proof_commands, routes, trace_commands, verify
 
     trace_commands.add(command)
     proof_commands.add(command)
+    routes.add(command)
+    ledger.add(command)
+    verify.add(command)
 
     write = command("write", _write, "one phase's writeup in Markdown")
     write.add_argument("phase")
@@ -216,6 +225,17 @@ def _judge(arguments: argparse.Namespace) -> int:
     else:
         print(f"no {arguments.evidence} evidence for these cards")
     return 1 if any(j.verdict.word in fail_on for j in judgements) else 0
+
+
+def _audit(arguments: argparse.Namespace) -> int:
+    from lab.audit import run
+
+    result = run.audit(arguments.evidence, arguments.check)
+    if arguments.json:
+        _print_json(run.to_json(result))
+    else:
+        print(run.render(result))
+    return 0
 
 
 def _check(arguments: argparse.Namespace) -> int:

@@ -18,7 +18,7 @@ from typing import Any
 
 from lab import devices, phases, records, roofline, timing
 from lab.errors import REPOSITORY, BadInput
-from lab.gates import Reading
+from lab.gates import Reading, arrival_of
 
 JUDGED = ("ok", "incorrect", "suspect")
 
@@ -30,7 +30,7 @@ def pairs(rows: Iterable[Mapping[str, Any]]) -> dict[str, tuple[Mapping[str, Any
     """
     runs: dict[str, dict[str, dict[str, Mapping[str, Any]]]] = {}
     for row in rows:
-        if row["arm"] in ("control", "candidate"):
+        if row["arm"] in ("control", "candidate") and not row.get("beside"):
             runs.setdefault(row["workload_id"], {}).setdefault(row["run"], {})[row["arm"]] = row
     chosen = {}
     for workload, by_run in runs.items():
@@ -46,9 +46,10 @@ def readings(rows: Iterable[Mapping[str, Any]], device: devices.Device) -> dict[
     """Evidence from rows: kernel_us, relative_error, engagements and roofline_fraction for each workload."""
     found: dict[tuple[str, str], Reading] = {}
     for workload, (control, candidate) in pairs(rows).items():
-        ids = tuple(_row_id(row) for row in (control, candidate) if row)
+        ids = tuple(row_id(row) for row in (control, candidate) if row)
         impossible = next((text for row in (control, candidate) if row and (text := beyond(row, device))), "")
         by_block = change_pct(control, candidate)
+        arrival = arrival_of(str(row["workload"].get("arrival", "")) for row in (control, candidate) if row)
         found["kernel_us", workload] = Reading(
             unit="us",
             control=_time(control),
@@ -60,6 +61,7 @@ def readings(rows: Iterable[Mapping[str, Any]], device: devices.Device) -> dict[
             change_pct=None if by_block is None else by_block[0],
             interval_pct=None if by_block is None else by_block[1:],
             profiled=any(row.get("profiled", False) for row in (control, candidate) if row),
+            arrival=arrival,
         )
         if candidate is None:
             continue
@@ -74,7 +76,7 @@ def readings(rows: Iterable[Mapping[str, Any]], device: devices.Device) -> dict[
             fraction: dict[str, Any] = {
                 name: _fraction(row, device) for name, row in (("control", control), ("candidate", candidate))
             }
-            found["roofline_fraction", workload] = Reading("ratio", ids=ids, **fraction)
+            found["roofline_fraction", workload] = Reading("ratio", ids=ids, arrival=arrival, **fraction)
     return found
 
 
@@ -114,7 +116,8 @@ def between_runs(rows: Iterable[Mapping[str, Any]]) -> dict[str, tuple[int, floa
     return spread
 
 
-def _row_id(row: Mapping[str, Any]) -> str:
+def row_id(row: Mapping[str, Any]) -> str:
+    """The id of a measured row: where it stands, its arm and its workload."""
     return f"profiles/{row['device']}/{row['phase']}/{row['run']}#{row['arm']}@{row['workload_id']}"
 
 

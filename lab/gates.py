@@ -14,13 +14,21 @@ the floor is a plain line: met or missed. A threshold inside it (zero, or "not w
 beyond the floor, and what lies within is NEUTRAL. A kill condition must be exceeded by the declared floor to count at
 all; when the measured noise reaches over it, nobody can tell whether it fired, and the verdict is at most NEUTRAL.
 So more noise can turn GO or NO-GO into NEUTRAL and never NO-GO into GO.
+
+Arrivals. A scheduler that protects running requests from new ones shows nothing when all requests come at once. A
+condition may name the arrivals it asks about; a figure taken under others, or one that does not say, is no evidence for
+it (BLOCKED), and arms taken under different arrivals are no comparison for any gate.
+
+Share. A benchmark that times much more than the candidate changes cannot see it. A condition may say which share of the
+timed region the candidate changes; its threshold is then asked of that share, and BLOCKED is returned where meeting it
+would move the region by less than the noise floor.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from lab import vocabulary
@@ -43,6 +51,8 @@ class Condition:
     unit:      "%" for a change, else the metric's unit.
     workload:  the workload it is asked of, "" when the whole phase has one figure for it.
     stated_by: id of the recorded figure that states the threshold, "" when the card declares it.
+    arrival:   the arrival pattern of the load that it asks about ("staggered"), "" when any will do.
+    share:     share of the timed region that the candidate changes, 0 to 1; the threshold of a change is asked of it.
     """
 
     metric: str
@@ -53,10 +63,14 @@ class Condition:
     workload: str = ""
     than: str = ""
     stated_by: str = ""
+    arrival: str = ""
+    share: float = 1.0
 
     def __str__(self) -> str:
         line = self.than or f"{_short(self.threshold)} {self.unit}"
         where = f" at {self.workload}" if self.workload else ""
+        where += f" under {self.arrival} arrivals" if self.arrival else ""
+        where += f" of the {_short(100 * self.share)} % of the region that it changes" if self.share < 1 else ""
         kind = "" if self.compare == "value" else f" {self.compare}"
         return f"{self.metric}{kind} {self.op} {line}{where}"
 
@@ -103,6 +117,8 @@ class Reading:
     profiled:           taken under a profiler; such a throughput decides nothing.
     withdrawn:          why the source took a figure back, "" when all stand.
     impossible:         why the figure cannot be true (faster than the device's peak), "" when it can.
+    arrival:            arrival pattern of the load it was taken under, "" when not every arm says; "burst and
+                        staggered" when they differ.
     """
 
     unit: str
@@ -119,6 +135,7 @@ class Reading:
     candidate_launches: float | None = None
     interval_pct: tuple[float, float] | None = None
     profiled: bool = False
+    arrival: str = ""
 
 
 Evidence = Mapping[tuple[str, str], Reading]
@@ -129,7 +146,8 @@ Evidence = Mapping[tuple[str, str], Reading]
 class Finding:
     """One condition held against the evidence.
 
-    state: holds, fails, noise (cannot be told from no effect), missing, withdrawn, unit, broken (NaN, zero control).
+    state: holds, fails, noise (cannot be told from no effect), missing, arrival (another load than the one asked
+           about), blind (the region cannot show it), withdrawn, unit, broken (NaN, zero control).
     """
 
     role: str
@@ -141,6 +159,7 @@ class Finding:
 
     def __str__(self) -> str:
         verb = {"holds": "holds", "fails": "missed", "noise": "within noise", "missing": "no figure"}
+        verb |= {"arrival": "another load", "blind": "cannot see it"}
         if self.role == "kill":
             verb = {**verb, "holds": "fired", "fails": "did not fire"}
         return f"{self.observed}, gate {self.condition}: {verb.get(self.state, self.state)}"
@@ -175,7 +194,7 @@ def judge(gate: Gate, evidence: Evidence) -> Verdict:
         return verdict("INVALID", bad)
     if bad := those("fails", roles=("correctness",)):
         return verdict("INVALID", bad, "not correct: ")
-    if bad := [*those("fails", roles=("complete",)), *those("missing")]:
+    if bad := [*those("fails", roles=("complete",)), *those("missing", "arrival", "blind")]:
         return verdict("BLOCKED", bad, "evidence incomplete: ")
     if bad := those("fails", roles=("engaged",)):
         return verdict("VACUOUS", bad, "the candidate did not engage: ")
@@ -247,9 +266,30 @@ def hold(role: str, condition: Condition, noise: Noise, evidence: Evidence) -> F
     numbers += (reading.control_launches, reading.candidate_launches, *(reading.interval_pct or ()))
     if any(n is not None and not math.isfinite(n) for n in (*numbers, other.candidate if other else None)):
         return finding("broken", f"{condition.metric} is not a number")
+    for metric, r in zip((condition.metric, condition.than), used, strict=False):
+        if text := _other_arrival(metric, r.arrival, condition.arrival):
+            return finding("arrival", text)
     if condition.compare == "change":
         return _hold_change(role, condition, noise, reading, finding)
     return _hold_value(condition, reading, other, finding)
+
+
+def arrival_of(words: Iterable[str]) -> str:
+    """The arrivals of a reading from those of its figures: "" where one does not say, joined where they differ."""
+    stated = set(words)
+    different = sorted(stated - {""})
+    return " and ".join(different) if len(different) > 1 or "" not in stated else ""
+
+
+def _other_arrival(metric: str, taken: str, asked: str) -> str:
+    """ "" or why a figure taken under these arrivals says nothing about the load that is asked about."""
+    if " and " in taken:
+        return f"the arms of {metric} were taken under {taken} arrivals, which is no comparison"
+    if not asked or taken == asked:
+        return ""
+    if not taken:
+        return f"{metric} does not say under which arrivals it was taken; the gate asks {asked}"
+    return f"{metric} was taken under {taken} arrivals; the gate asks {asked}"
 
 
 def _hold_value(
@@ -306,8 +346,13 @@ def _hold_change(
     text = f"{condition.metric} {change:+.2f} %{arms}"
     # `effect` and `line` grow in the direction the condition asks for.
     sign = 1.0 if condition.op in (">", ">=") else -1.0
-    effect, line = sign * change, sign * condition.threshold
-    met = OPERATORS[condition.op](change, condition.threshold)
+    threshold = condition.share * condition.threshold  # asked of the part, seen in the whole
+    effect, line = sign * change, sign * threshold
+    met = OPERATORS[condition.op](change, threshold)
+    if condition.share < 1:
+        seen = condition.share * (abs(condition.threshold) or 100.0)  # more than nothing: at most the part itself
+        if seen <= floor:
+            return finding("blind", f"{text}; at most {_short(seen)} % would show, noise floor {_short(floor)} %")
     if role not in ("kill", "require"):  # more noise must never make a result correct, complete or engaged
         return finding("holds" if met else "fails", text)
     if role == "kill":

@@ -73,7 +73,7 @@ def plan(card: phases.Card, only: str | None = None, peers: bool = False) -> lis
     if not card.family:
         raise BadInput(card.path, "has no family, so there is nothing to run", "replay it with `lab judge`")
     family = families.load(card.family)
-    for name in (card.control, card.candidate):
+    for name in (card.control, card.candidate, *card.beside):
         family.candidate(name)  # raises with the reason
     known = {w.id: w for w in family.cases.WORKLOADS}
     wanted = [known[w] for w in card.workloads if w in known and only in (None, w)]
@@ -85,6 +85,7 @@ def plan(card: phases.Card, only: str | None = None, peers: bool = False) -> lis
     items = []
     for workload in wanted:
         arms = [("control", card.control), ("candidate", card.candidate)]
+        arms += [("candidate", name) for name in card.beside if not family.candidates[name].refuses(workload)]
         if peers:
             arms += [("peer", name) for name in family.peers if name not in (card.control, card.candidate)]
             arms += [("peer", module) for module in family.unavailable if module.startswith(families.PEER_PREFIXES)]
@@ -225,6 +226,7 @@ def row(
         "family": family.name,
         "arm": outcome["role"],
         "name": outcome["name"],
+        "beside": outcome["name"] in item.card.beside,
         "precision": precision,
         "workload_id": item.workload.id,
         "workload": dict(item.workload.axes),

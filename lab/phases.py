@@ -21,18 +21,31 @@ from typing import Any
 
 from lab import recorded, vocabulary
 from lab.errors import REPOSITORY, BadInput, nearest
-from lab.gates import COMPARISONS, OPERATORS, ROLES, Condition, Evidence, Gate, Noise, Reading, Verdict, judge
+from lab.gates import (
+    COMPARISONS,
+    OPERATORS,
+    ROLES,
+    Condition,
+    Evidence,
+    Gate,
+    Noise,
+    Reading,
+    Verdict,
+    arrival_of,
+    judge,
+)
 
 FOLDER = REPOSITORY / "data" / "phases"
 NOT_STATED = "criterion not stated in the source"
 DECLARED_HERE = "declared in this card"
 
 CARD_KEYS = {"id", "row", "system", "device", "title", "question", "hypothesis", "null", "family", "control"}
-CARD_KEYS |= {"candidate", "workloads", "gate", "claim", "expected", "recorded", "limits"}
-REQUIRED_KEYS = CARD_KEYS - {"family", "claim", "recorded"}
-GATE_KEYS = {"source", "noise", "modelled", *ROLES}
-CLAIM_KEYS = {"name", "noise", *ROLES}
-CONDITION_KEYS = {"metric", "op", "threshold", "unit", "compare", "workload", "than", "from"}
+CARD_KEYS |= {"candidate", "workloads", "gate", "claim", "expected", "recorded", "limits", "beside"}
+REQUIRED_KEYS = CARD_KEYS - {"family", "claim", "recorded", "beside"}
+GATE_KEYS = {"source", "noise", "modelled", "arrival", *ROLES}
+CLAIM_KEYS = {"name", "noise", "arrival", *ROLES}
+CONDITION_KEYS = {"metric", "op", "threshold", "unit", "compare", "workload", "than", "from", "arrival", "share"}
+WEIGHED = ("kill", "require")  # the roles that the arrivals of a gate apply to; the others ask what ran, not how fast
 RECORDED_KEYS = {"verdict", "figure", "differs"}
 FIGURE_KEYS = {"metric", "workload", "control", "candidate", "change", "value", "control_sd", "noise"}
 FIGURE_KEYS |= {"control_launches", "candidate_launches"}
@@ -40,7 +53,8 @@ EXPECTED_KEYS = {"recovery", "arithmetic"}
 # What a key's value must be, where it is not text.
 NUMBER = int | float
 TYPES: dict[str, Any] = {"gate": dict, "expected": dict, "modelled": bool, "workloads": list, "claim": list}
-TYPES |= {"recorded": list, "figure": list, "threshold": NUMBER, "floor_pct": NUMBER, "sigmas": NUMBER}
+TYPES["beside"] = list
+TYPES |= {"recorded": list, "figure": list, "threshold": NUMBER, "share": NUMBER, "floor_pct": NUMBER, "sigmas": NUMBER}
 TYPES |= dict.fromkeys(ROLES, list)
 TYPE_NAMES = {str: "text", dict: "a table", list: "a list", bool: "true or false", NUMBER: "a finite number"}
 KINDS = ("threshold", "floor", "ceiling", "predicted", "modelled", "measured")  # weakest first
@@ -66,7 +80,10 @@ class RecordedCase:
 
 @dataclass(frozen=True)
 class Card:
-    """A phase card. `family` is "" for a question that can only be replayed so far."""
+    """A phase card. `family` is "" for a question that can only be replayed so far.
+
+    beside: further candidates of the family, timed in the same comparison and judged by nobody (for a router's table).
+    """
 
     id: str
     row: str
@@ -87,6 +104,7 @@ class Card:
     recorded: tuple[RecordedCase, ...]
     limits: str
     path: Path
+    beside: tuple[str, ...] = ()
 
     @property
     def card_hash(self) -> str:
@@ -181,12 +199,7 @@ def load(path: Path) -> Card:
     for key, known in (("row", vocabulary.rows()), ("system", vocabulary.systems())):
         if raw[key] not in known:
             raise BadInput(path, f'{key} = "{raw[key]}" is unknown', nearest(raw[key], known))
-    workloads = tuple(raw["workloads"])
-    for word in workloads:
-        if not isinstance(word, str) or not word:
-            raise BadInput(path, f"workloads has {word!r}, which is no name", "put it in quotes")
-    if len(set(workloads)) != len(workloads):
-        raise BadInput(path, "workloads has the same word twice", "name each workload once")
+    workloads = _names(path, raw, "workloads")
     _keys(path, "gate", raw["gate"], GATE_KEYS, {"source", "require"})
     _keys(path, "expected", raw["expected"], EXPECTED_KEYS, EXPECTED_KEYS)
     source = raw["gate"]["source"]
@@ -206,7 +219,18 @@ def load(path: Path) -> Card:
         expected=raw["expected"],
         recorded=tuple(_recorded(path, entry, workloads) for entry in raw.get("recorded", ())),
         path=path,
+        beside=_names(path, raw, "beside"),
     )
+
+
+def _names(path: Path, raw: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    words = tuple(raw.get(key, ()))
+    for word in words:
+        if not isinstance(word, str) or not word:
+            raise BadInput(path, f"{key} has {word!r}, which is no name", "put it in quotes")
+    if len(set(words)) != len(words):
+        raise BadInput(path, f"{key} has the same word twice", "name each once")
+    return words
 
 
 def _keys(path: Path, where: str, table: Any, allowed: set[str], required: Iterable[str]) -> None:
@@ -240,8 +264,10 @@ def _workload(path: Path, where: str, table: Mapping[str, Any], workloads: tuple
 
 def _gate(path: Path, where: str, table: Mapping[str, Any], workloads: tuple[str, ...]) -> Gate:
     lists = {}
+    arrival = _arrival(path, where, table)
     for role in ROLES:
-        conditions = [_condition(path, f"{where}.{role}", entry, workloads) for entry in table.get(role, ())]
+        asked = arrival if role in WEIGHED else ""
+        conditions = [_condition(path, f"{where}.{role}", entry, workloads, asked) for entry in table.get(role, ())]
         lists[role] = tuple(conditions)
     if not lists["require"]:
         raise BadInput(path, f"[{where}] require is empty", "declare at least one required condition")
@@ -253,7 +279,14 @@ def _gate(path: Path, where: str, table: Mapping[str, Any], workloads: tuple[str
     return Gate(**lists, noise=Noise(**noise), modelled=bool(table.get("modelled", False)))
 
 
-def _condition(path: Path, where: str, entry: Any, workloads: tuple[str, ...]) -> Condition:
+def _arrival(path: Path, where: str, table: Mapping[str, Any]) -> str:
+    word = table.get("arrival", "")
+    if word and word not in vocabulary.arrivals():
+        raise BadInput(path, f'[{where}] arrival = "{word}" is unknown', nearest(word, vocabulary.arrivals()))
+    return str(word)
+
+
+def _condition(path: Path, where: str, entry: Any, workloads: tuple[str, ...], arrival: str = "") -> Condition:
     _keys(path, where, entry, CONDITION_KEYS, {"metric", "op", "unit"})
     metric = _metric(path, where, entry["metric"])
     compare = entry.get("compare", "value")
@@ -276,6 +309,10 @@ def _condition(path: Path, where: str, entry: Any, workloads: tuple[str, ...]) -
     threshold = entry.get("threshold", math.nan)
     if "threshold" in entry and not math.isfinite(threshold):
         raise BadInput(path, f"[{where}] threshold = {threshold!r} is not a finite number", "write a number")
+    share = entry.get("share", 1.0)
+    if not 0 < share <= 1 or ("share" in entry and compare != "change"):
+        what = f"[{where}] share = {share} for the {compare} of {metric.name}"
+        raise BadInput(path, what, "give a share of the timed region above 0 and up to 1, with a change")
     if "from" in entry:
         stated = recorded.figure(entry["from"], path)
         if stated.withdrawn:
@@ -294,6 +331,8 @@ def _condition(path: Path, where: str, entry: Any, workloads: tuple[str, ...]) -
         workload=_workload(path, where, entry, workloads),
         than=entry.get("than", ""),
         stated_by=entry.get("from", ""),
+        arrival=_arrival(path, where, entry) or arrival,
+        share=float(share),
     )
 
 
@@ -327,7 +366,8 @@ def _reading(path: Path, metric: vocabulary.Metric, table: Mapping[str, Any]) ->
                 raise BadInput(path, f"{figure.id} is in {figure.unit}", f"{key} needs a count of launches")
             continue
         if key in ("control_sd", "noise"):
-            if vocabulary.unit(figure.unit) != "%":
+            own = vocabulary.unit(found["control"].unit) if "control" in found and key == "noise" else "%"
+            if vocabulary.unit(figure.unit) not in ("%", own):
                 raise BadInput(path, f"{figure.id} is in {figure.unit}", f"{key} needs a figure in %")
             continue
         if figure.metric != metric.name and figure.metric not in metric.recorded:
@@ -347,19 +387,23 @@ def _reading(path: Path, metric: vocabulary.Metric, table: Mapping[str, Any]) ->
     def value(key: str) -> float | None:
         return float(found[key].value) if key in found else None
 
-    candidate = value("candidate")
+    candidate, noise = value("candidate"), value("noise")
+    if noise is not None and vocabulary.unit(found["noise"].unit) != "%":
+        noise = 100 * noise / float(found["control"].value)  # stated in the figure's own unit, e.g. three requests
     return Reading(
         unit=units[0] if len(units) == 1 else " and ".join(units),
         control=value("control"),
         candidate=value("value") if candidate is None else candidate,
         change_pct=value("change"),
         control_sd_pct=value("control_sd"),
-        noise_pct=value("noise"),
+        noise_pct=noise,
         control_launches=value("control_launches"),
         candidate_launches=value("candidate_launches"),
         kind=min((f.kind for f in main), key=lambda k: KINDS.index(k) if k in KINDS else 0),
         ids=tuple(f.id for f in found.values()),
         withdrawn=next((f.withdrawn for f in main if f.withdrawn), ""),
+        arrival=arrival_of(f.arrival for f in main),
+        profiled=any(f.params.get("profiled") is True for f in main),
     )
 
 

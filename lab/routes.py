@@ -15,12 +15,13 @@ import tempfile
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kernels import routing
-from kernels.routing import Point, Table
 from lab import devices, families, records
 from lab.errors import BadInput, shown
+
+if TYPE_CHECKING:  # kernels/ is imported late, so that a package that shadows it is told in one line
+    from kernels.routing import Table
 
 AGREE = 1.15  # runs of one commit of the same thing stayed within 1.02 on an H200; a power cap moves up to 1.1
 AXES = {"M": ("N", "K"), "T": ("batch", "Hk", "Hv", "D")}  # routed axis -> the axes that make the shape
@@ -31,6 +32,8 @@ def table(family: str, device: str, rows: Iterable[Mapping[str, Any]] | None = N
 
     Raises BadInput when nothing was measured that could be compared, and when two runs contradict each other.
     """
+    from kernels.routing import Point, Table
+
     place = devices.get(device, "--device").id
     names = set(families.load(family).candidates) - set(families.load(family).peers)
     usable = [
@@ -104,6 +107,8 @@ def crossovers(known: Table) -> list[dict[str, Any]]:
 
 def write(known: Table, folder: Path | None = None) -> Path:
     """Write the table where `kernels.routing` reads it; whole or not at all."""
+    from kernels import routing
+
     path = (folder or records.FOLDER) / known.device / "routes" / f"{known.family}.json"
     data = {
         "schema": routing.SCHEMA,

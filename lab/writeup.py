@@ -52,7 +52,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence
 def board(judgements: Iterable[Judgement]) -> str:
     """The board for a terminal of 150 columns, and below it one sentence for each disagreement."""
     judgements = list(judgements)
-    text = table(COLUMNS, board_rows(judgements), (18, 36, 40, 22, 14, 13))
+    text = table(COLUMNS, board_rows(judgements), (20, 36, 38, 22, 14, 13))
     why = [f"{j.phase} ({j.recorded_id}): {j.differs}" for j in judgements if j.agrees is False]
     if why:
         text += "\n\nWhere the judge and the source differ:\n" + "\n".join(

@@ -4,6 +4,7 @@ The worker processes are real (tests/fake_bench.py is their backend, by name), t
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -190,6 +191,18 @@ def test_absent_peers_are_skipped_with_their_reason(tmp_path: Path) -> None:
     assert by_name["peer_that_packs"]["timed_against"] == "plain"
     # a peer changes nothing about the verdict
     assert gates.judge(card.gate, evidence.readings(by_name.values(), H200)).word == "GO"
+
+
+def test_candidates_beside_are_timed_and_judged_by_nobody(tmp_path: Path) -> None:
+    card = replace(fake_bench.card(tmp_path, ("n63",)), beside=("peer_that_packs",))
+    rows = sweep(card, tmp_path / "run", Settings(seconds=0.0, backend=fake_bench.BACKEND))
+    arms = {r["name"]: (r["arm"], r["beside"], r["status"]) for r in rows}
+    assert arms["faster"] == ("candidate", False, "ok")
+    assert arms["peer_that_packs"][:2] == ("candidate", True)
+    reading = evidence.readings(rows[::-1], H200)["kernel_us", "n63"]
+    assert reading.candidate == next(r["median_us"] for r in rows if r["name"] == "faster")
+    with pytest.raises(BadInput, match="fastre"):
+        measure.plan(replace(card, beside=("fastre",)))
 
 
 # Arms that fail ------------------------------------------------------------------------------------------------------

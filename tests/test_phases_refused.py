@@ -46,6 +46,12 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "op": ('op = ">="', 'op = "=>"', ("op", "=>", ">=")),
     "op of a change": (TTFT, TTFT.replace('"<"', '"=="'), ("==", "ttft_p50", "direction")),
     "compare": ('"change"', '"chnage"', ("compare", "chnage", '"change"')),
+    "arrival": ('arrival = "staggered"', 'arrival = "stagered"', ("[gate]", "arrival", "stagered", '"staggered"')),
+    "arrival of a condition": (
+        TTFT,
+        f'{TTFT}\narrival = "bursts"',
+        ("[gate.require]", "arrival", "bursts", '"burst"'),
+    ),
     "figure id": ("ttft-p50-n32.candidate", "ttft-p50-n23.candidate", ("ttft-p50-n23", "did you mean", "ttft-p50-n")),
     "verdict id": ('"lp.v.p4-measured"', '"lp.v.p4-measurd"', ("lp.v.p4-measurd", '"lp.v.p4-measured"')),
     "gate source": ("[gate]\nsource = ", "[gate]\nsource = 'x' # ", ("recorded verdict", '"x"')),

@@ -23,7 +23,7 @@ FOLDERS = {"notebooks", "lab", "kernels", "profiles", "data", "tests", ".ci"}
 # Bottom up; a module may import its own layer and those below. `traces` is a folder, the rest are files of lab/.
 LAYERS = (
     {"errors", "units", "vocabulary"},
-    {"facts", "devices", "models", "recorded"},
+    {"facts", "devices", "models", "recorded", "sweeps"},
     {
         "records",
         "families",
@@ -48,7 +48,24 @@ LAYERS = (
     },
     {"gates", "phases"},
     {"evidence", "measure", "crosscheck", "profile", "projection"},
-    {"plots", "pictures", "timeline", "writeup", "rows", "interop", "notebook", "pairing", "board"},
+    {
+        "plots",
+        "pictures",
+        "sweep_plots",
+        "staircase",
+        "timeline",
+        "writeup",
+        "rows",
+        "audit",
+        "interop",
+        "routes",
+        "notebook",
+        "pairing",
+        "board",
+        "ledger",
+        "baselines",
+        "verify",
+    },
     {"cli", "trace_commands", "proof_commands", "doctor", "site", "__main__"},
 )
 # What a family may build on; peer_*.py may also import the library that it adapts.
@@ -122,11 +139,11 @@ def lab_arrows(root: Path) -> list[str]:
 
 
 def family_arrows(root: Path) -> list[str]:
-    """A family imports its own modules, kernels.common, kernels.cuda and FAMILY_MAY_IMPORT; __init__.py is light."""
+    """A family imports its own modules, what kernels/ itself holds and FAMILY_MAY_IMPORT; __init__.py is light."""
     wrong = []
     for path in python_files(root, "kernels"):
         shown, modules = path.relative_to(root), imports(path, root)
-        shared = {"common", "cuda"}
+        shared = {"common", "cuda", "routing"}
         own = shared | {shown.parts[1]} if len(shown.parts) > 2 else shared
         tops = {m.split(".")[0] for m in modules}
         others = tops - FAMILY_MAY_IMPORT - set(sys.stdlib_module_names)

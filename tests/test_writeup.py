@@ -34,7 +34,7 @@ def test_board_row_shows_claims_and_agreement() -> None:
     assert rows["p1", "NO-GO"][3:] == ("NO-GO (prefill gain: NEUTRAL)", "LANDED", "no, explained")
     assert rows["lp11", "GO"][3:] == ("GO", "LANDED", "yes")
     assert rows["p4", "BLOCKED"][5] == "no, explained"
-    assert "not (aggregate_tps change < 0 % at n32)" in rows["p4", "NO-GO"][1]
+    assert "not (aggregate_tps change < 0 % at n32 under staggered arrivals)" in rows["p4", "NO-GO"][1]
     [bare] = writeup.board_rows([replace(j, differs="") for j in JUDGEMENTS if j.recorded_id == "lp.v.p4"])
     assert bare[5] == "NO"
     [own] = writeup.board_rows([replace(JUDGEMENTS[0], recorded_id=None, recorded_verdict=None)])
