@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from lab import evidence, families, phases, writeup
+from lab.audit import page as audit_page
+from lab.audit.run import audit
 from lab.errors import REPOSITORY, BadInput
 from lab.phases import Judgement
 
@@ -224,10 +226,13 @@ def _write_site(
             for name in families.names()
             if (own := [c for c in checks if c["family"] == name])
         ]
+        back = '<p><a href="index.html">Killgate</a></p>'
+        (out / "audit.html").write_text(_page("Audit", back + audit_page.body(audit())), encoding="utf-8")
         replayed = ", ".join(sorted({c.id for c in phases.cards().values() if not c.family}))
         body = (
             "<h1>Killgate: the board of verdicts</h1><p>Every verdict is replayed from recorded figures or measured "
-            "rows by one judge; each phase's page lists the figures by id.</p>"
+            "rows by one judge; each phase's page lists the figures by id. What the figures can carry is another "
+            'question: <a href="audit.html">the audit of all verdicts</a>.</p>'
             f"<h2>Recorded</h2>{_board(judgements)}"
             + (f"<h2>Measured here</h2>{_board(measured)}" if measured else "")
             + f"<h2>Notebooks</h2><ul>{listed}</ul><h2>Checks of this run</h2><table><tr><th>family</th><th>ok</th>"

@@ -76,7 +76,7 @@ def test_judge_all_json(capsys: Capture) -> None:
         assert isinstance(j["agrees"], bool)
         assert all(isinstance(j[key], str) and j[key] for key in KEYS - {"agrees"})
         assert j["evidence"] == "recorded"
-        assert j["figures"]
+        assert j["figures"] or j["verdict"] == "BLOCKED"  # a source may state nothing to judge by
 
 
 def test_judge_one_phase_as_text(capsys: Capture) -> None:
