@@ -33,7 +33,14 @@ ALTERED = {
     "nvfp4": ("lp.lever1-ssm-out-2d.gb10.decode-agg.candidate.npl128.npp128", 300.0),
     "gdn": ("lp.p5.gb10.gdn-us-per-tok.candidate.npp2048.itemfla", 40.0),
     "traces": ("lp.decode-parity-explore.gb10.fp4-matmul-share-of-gap.control.npl128", 40.0),
+    "audit": ("lp.gate.phase-93.gdn-core-time.launches.candidate", 598.0),
     "kv": ("lp.gate.p6.ceiling-dense-ctx512-npl128", 9.0),
+    "imp": ("imp.graphs-gate.rtx-5090.graphs-on-off-ratio.candidate--4", 1.6),
+    "lucebox": ("lb.draft-max.rtx-3090.decode.candidate.tokens4k.kvtq3-0.dm8--2", 22.5),
+    "ds4": ("ds4.vmm-arena.rtx-pro-6000.prefill.candidate.ctx2048", 1300.0),
+    "ik_llama": ("ik.sweep-main-vs-pr.2x-rtx-3090.decode.candidate.n-kv14336", 47.0),
+    "staircase": ("lp.patch-0018.gb10.decode-agg.candidate.npl128.npp128", 170.0),
+    "localai_p1_p6": ("lp.gate.p5.gdn-npp2048.candidate", 40.0),
 }
 # Notebooks that stand on measured rows alone: there is no recorded figure to alter.
 MEASURED_ONLY = {"measuring"}
