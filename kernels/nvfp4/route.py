@@ -7,15 +7,26 @@ where a view as [K, n_seqs] makes one tensor-core product. `choose` collapses fi
 kept so that it can be tested and measured (`triton_routed.py`).
 
 The limit of 8 columns is the figure lp.lever1-ssm-out-2d.gb10.mmvq-dispatch-max-ne1.control: the largest ne[1] for
-which upstream picks its vector kernel. It is a recorded threshold, not a crossover measured here.
+which upstream picks its vector kernel. It is a recorded threshold, not a crossover measured here; `choose` keeps it,
+because the arms of the routing question are built on it. What a user should call is `measured`: it collapses, then
+asks the device's table of measured times (profiles/<device>/routes/nvfp4.json; kernels/routing.py), says why, and falls
+back to the roofline with those words where nothing was measured. KILLGATE_ROUTE_NVFP4=<candidate> overrides.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import ceil, prod
 
+from kernels import routing
+from kernels.common import Candidate, Workload
+from kernels.nvfp4.cost import cost
+
+FAMILY = "nvfp4"
 GEMV_MAX_COLUMNS = 8
+# Columns that share one pass over the weights where products are on CUDA cores; None where all do, on tensor cores.
+PASS_COLUMNS = {"triton_gemv": 8, "cuda_gemv": 8}
 
 
 @dataclass(frozen=True)
@@ -64,3 +75,35 @@ def choose_uncollapsed(
     columns, calls = ne[1], prod(ne[2:])
     name, sign = (gemv, "<=") if columns <= gemv_max_columns else (gemm, ">")
     return Route(name, calls, columns, f"ne[1]={columns} {sign} {gemv_max_columns}, ne[2:]={ne[2:]} not looked at")
+
+
+def measured(
+    ne: tuple[int, ...],
+    n: int,
+    device: str,
+    candidates: Sequence[Candidate],
+    read_gb_s: float,
+    peak_tflop_s: Mapping[str, float],
+    dtype: str = "bf16",
+    known: routing.Table | None = None,
+) -> routing.Choice:
+    """The candidate for an operand of shape `ne` (fastest first) against n weight rows, collapsed first.
+
+    device:      its id in data/devices.toml; its committed table is used unless `known` is given.
+    candidates:  those that can run here; the ones that refuse the collapsed shape are left out.
+    read_gb_s, peak_tflop_s: the device's read bandwidth and its peaks by pipe ("bf16", "f32", ...), for the prediction;
+                 a candidate whose pipe has no peak is predicted to take for ever.
+    Raises ValueError when no candidate takes the shape, or the override names none that does.
+    """
+    _check(ne)
+    k, columns = ne[0], prod(ne[1:])
+    workload = Workload("routed", {"M": columns, "N": n, "K": k, "dtype": dtype})
+    takes = {c.name: c for c in candidates if not c.refuses(workload)}
+
+    def predict(name: str) -> float:
+        need, shared = cost(workload, takes[name].precision), PASS_COLUMNS.get(name)
+        passes = ceil(columns / shared) if shared else 1
+        peak = peak_tflop_s.get("f32" if shared else need.pipe)
+        return max(passes * need.bytes / (read_gb_s * 1e3), need.flops / (peak * 1e6) if peak else float("inf"))
+
+    return routing.choose(FAMILY, device, {"N": n, "K": k}, columns, tuple(takes), predict, known)

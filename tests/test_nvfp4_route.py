@@ -1,0 +1,78 @@
+"""The measured route of kernels/nvfp4: collapsed first, from a table, else predicted and said so."""
+
+import pytest
+
+from kernels import routing
+from kernels.common import Candidate
+from kernels.nvfp4 import route
+
+PEAKS = {"bf16": 759.0, "f32": 60.0}
+
+
+def nothing(args: object, out: object) -> None:
+    raise AssertionError("a route launches nothing")
+
+
+def candidate(name: str, most: int = 1 << 30, precision: str = "nvfp4-w4a16") -> Candidate:
+    return Candidate(name, precision, nothing, refuses=lambda w: "" if w["M"] <= most else f"M > {most}")
+
+
+CANDIDATES = (candidate("triton_gemv", 16), candidate("triton_gemm"), candidate("torch_bf16", precision="bf16"))
+SHAPE = (("K", 6144), ("N", 5120))
+TABLE = routing.Table(
+    "h200",
+    "nvfp4",
+    "M",
+    tuple(
+        routing.Point(name, SHAPE, at, us)
+        for name, times in {
+            "triton_gemv": {1: 9.0, 8: 40.0},
+            "triton_gemm": {1: 30.0, 8: 31.0, 128: 66.0},
+            "torch_bf16": {1: 20.0, 8: 20.0, 128: 20.0},
+        }.items()
+        for at, us in times.items()
+    ),
+    "r",
+)
+
+
+def chosen(ne: tuple[int, ...], known: routing.Table | None = TABLE, n: int = 5120) -> routing.Choice:
+    return route.measured(ne, n, "no-table-here", CANDIDATES, 4440.0, PEAKS, known=known)
+
+
+@pytest.mark.parametrize("ne", [(6144, 128), (6144, 1, 128), (6144, 1, 64, 2), (6144, 2, 64)])
+def test_leading_dimensions_are_collapsed_before_choosing(ne: tuple[int, ...]) -> None:
+    choice = chosen(ne)
+    assert (choice.candidate, choice.how) == ("torch_bf16", "measured")
+    assert "M=128" in choice.reason
+    assert "triton_gemv" not in choice.times_us  # it refuses 128 columns, whatever ne[1] says
+
+
+def test_the_table_decides_by_columns() -> None:
+    assert chosen((6144, 1)).candidate == "triton_gemv"
+    assert chosen((6144, 8)).candidate == "torch_bf16"
+
+
+def test_without_a_table_the_roofline_says_so() -> None:
+    few, many = chosen((6144, 1), None), chosen((6144, 1, 512), None)
+    assert (few.how, many.how) == ("predicted", "predicted")
+    assert few.candidate == "triton_gemv"
+    assert "nothing measured on no-table-here" in few.reason
+    # 17.7 MB at 4.44 TB/s
+    assert few.times_us["triton_gemv"] == pytest.approx(4.0, rel=0.02)
+
+
+def test_a_prediction_counts_every_pass_over_the_weights() -> None:
+    sixteen = chosen((6144, 16), None)
+    # two reads of 17.7 MB are 8.0 us; 1 GFLOP on 60 TFLOP/s of CUDA cores is more
+    assert sixteen.times_us["triton_gemv"] == pytest.approx(16.8, rel=0.01)
+    assert sixteen.times_us["triton_gemm"] == pytest.approx(4.07, rel=0.02)
+    assert sixteen.candidate == "triton_gemm"
+
+
+def test_the_environment_overrides_within_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KILLGATE_ROUTE_NVFP4", "triton_gemm")
+    assert (chosen((6144, 1)).candidate, chosen((6144, 1)).how) == ("triton_gemm", "override")
+    monkeypatch.setenv("KILLGATE_ROUTE_NVFP4", "triton_gemv")
+    with pytest.raises(ValueError, match="not one of triton_gemm, torch_bf16"):
+        chosen((6144, 512))
