@@ -22,6 +22,9 @@ it (BLOCKED), and arms taken under different arrivals are no comparison for any 
 Share. A benchmark that times much more than the candidate changes cannot see it. A condition may say which share of the
 timed region the candidate changes; its threshold is then asked of that share, and BLOCKED is returned where meeting it
 would move the region by less than the noise floor.
+
+Against. A change usually runs from the control to the candidate on one workload. With `against` it runs from another
+workload to this one in the candidate's own figures: how something grows with the context, the batch or the chunk.
 """
 
 from __future__ import annotations
@@ -53,6 +56,7 @@ class Condition:
     stated_by: id of the recorded figure that states the threshold, "" when the card declares it.
     arrival:   the arrival pattern of the load that it asks about ("staggered"), "" when any will do.
     share:     share of the timed region that the candidate changes, 0 to 1; the threshold of a change is asked of it.
+    against:   another workload, from whose candidate figure a change is then formed; "" for the control's.
     """
 
     metric: str
@@ -65,10 +69,12 @@ class Condition:
     stated_by: str = ""
     arrival: str = ""
     share: float = 1.0
+    against: str = ""
 
     def __str__(self) -> str:
         line = self.than or f"{_short(self.threshold)} {self.unit}"
         where = f" at {self.workload}" if self.workload else ""
+        where += f" against {self.against}" if self.against else ""
         where += f" under {self.arrival} arrivals" if self.arrival else ""
         where += f" of the {_short(100 * self.share)} % of the region that it changes" if self.share < 1 else ""
         kind = "" if self.compare == "value" else f" {self.compare}"
@@ -239,6 +245,8 @@ def _weigh(gate: Gate, findings: tuple[Finding, ...], verdict: Callable[..., Ver
 def hold(role: str, condition: Condition, noise: Noise, evidence: Evidence) -> Finding:
     """One condition against the evidence."""
     reading = evidence.get((condition.metric, condition.workload))
+    if condition.against:
+        reading = _between(evidence.get((condition.metric, condition.against)), reading)
     other = evidence.get((condition.than, condition.workload)) if condition.than else None
     used = [r for r in (reading, other) if r is not None]
 
@@ -272,6 +280,30 @@ def hold(role: str, condition: Condition, noise: Noise, evidence: Evidence) -> F
     if condition.compare == "change":
         return _hold_change(role, condition, noise, reading, finding)
     return _hold_value(condition, reading, other, finding)
+
+
+def _between(there: Reading | None, here: Reading | None) -> Reading | None:
+    """The candidate's figures of two workloads as one reading, the first as its control; None without both."""
+    if there is None or here is None:
+        return None
+    both = (there, here)
+    units = list(dict.fromkeys(r.unit for r in both))  # two of them disagree, which is no unit that a metric has
+    spread = [r.noise_pct for r in both if r.noise_pct is not None]
+    return Reading(
+        unit=" and ".join(units) if all(units) else "",
+        control=there.candidate,
+        candidate=here.candidate,
+        control_sd_pct=there.control_sd_pct,
+        noise_pct=max(spread, default=None),
+        kind=next((r.kind for r in both if r.kind != "measured"), "measured"),
+        ids=(*there.ids, *here.ids),
+        withdrawn=there.withdrawn or here.withdrawn,
+        impossible=there.impossible or here.impossible,
+        control_launches=there.candidate_launches,
+        candidate_launches=here.candidate_launches,
+        profiled=there.profiled or here.profiled,
+        arrival=arrival_of(r.arrival for r in both),
+    )
 
 
 def arrival_of(words: Iterable[str]) -> str:

@@ -45,6 +45,7 @@ REQUIRED_KEYS = CARD_KEYS - {"family", "claim", "recorded", "beside"}
 GATE_KEYS = {"source", "noise", "modelled", "arrival", *ROLES}
 CLAIM_KEYS = {"name", "noise", "arrival", *ROLES}
 CONDITION_KEYS = {"metric", "op", "threshold", "unit", "compare", "workload", "than", "from", "arrival", "share"}
+CONDITION_KEYS |= {"against"}
 WEIGHED = ("kill", "require")  # the roles that the arrivals of a gate apply to; the others ask what ran, not how fast
 RECORDED_KEYS = {"verdict", "figure", "differs"}
 FIGURE_KEYS = {"metric", "workload", "control", "candidate", "change", "value", "control_sd", "noise"}
@@ -255,10 +256,12 @@ def _metric(path: Path, where: str, name: Any) -> vocabulary.Metric:
     return vocabulary.metrics()[name]
 
 
-def _workload(path: Path, where: str, table: Mapping[str, Any], workloads: tuple[str, ...]) -> str:
-    name = table.get("workload", "")
+def _workload(
+    path: Path, where: str, table: Mapping[str, Any], workloads: tuple[str, ...], key: str = "workload"
+) -> str:
+    name = table.get(key, "")
     if name and name not in workloads:
-        raise BadInput(path, f'[{where}] workload = "{name}" is not in workloads', nearest(name, workloads))
+        raise BadInput(path, f'[{where}] {key} = "{name}" is not in workloads', nearest(name, workloads))
     return str(name)
 
 
@@ -313,6 +316,10 @@ def _condition(path: Path, where: str, entry: Any, workloads: tuple[str, ...], a
     if not 0 < share <= 1 or ("share" in entry and compare != "change"):
         what = f"[{where}] share = {share} for the {compare} of {metric.name}"
         raise BadInput(path, what, "give a share of the timed region above 0 and up to 1, with a change")
+    against = _workload(path, where, entry, workloads, "against")
+    if against and (compare != "change" or against == entry.get("workload", "")):
+        what = f'[{where}] against = "{against}" for the {compare} of {metric.name} at "{entry.get("workload", "")}"'
+        raise BadInput(path, what, "name another workload, with a change")
     if "from" in entry:
         stated = recorded.figure(entry["from"], path)
         if stated.withdrawn:
@@ -333,6 +340,7 @@ def _condition(path: Path, where: str, entry: Any, workloads: tuple[str, ...], a
         stated_by=entry.get("from", ""),
         arrival=_arrival(path, where, entry) or arrival,
         share=float(share),
+        against=against,
     )
 
 

@@ -87,8 +87,9 @@ assert len({j.recorded_id for j in recorded}) == len(recorded_facts.verdicts()) 
 counts = pd.DataFrame(
     [{"source": j.system, "judge": j.verdict.word, "agrees": "yes" if j.agrees else "explained"} for j in recorded]
 )
-notebook.show(counts.groupby(["source", "agrees"]).size().unstack(fill_value=0).reset_index(), code=["source"])
-notebook.show(counts.groupby(["source", "judge"]).size().unstack(fill_value=0).reset_index(), code=["source"])
+table = counts.groupby(["source", "judge"]).size().unstack(fill_value=0)
+table.insert(0, "agrees", (counts.agrees == "yes").groupby(counts.source).sum())
+notebook.show(table.reset_index(), code=["source"])
 
 # %% [markdown]
 # Where the judge and the source differ, the card must say why in a sentence; where they agree it must not. The most

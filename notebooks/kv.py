@@ -439,5 +439,5 @@ notebook.text(
     + ", because only "
     + " and ".join(f"{f['attention_layers'].value:.0f} of {f['layers'].value:.0f}" for f in token.values())
     + " layers keep a cache. Half of that is longer contexts or more sequences at the same speed, which is a gate on "
-    "bytes per sequence, and no card asks it yet."
+    "room: the card `p6-room` asks it, in the notebook `kv_ceiling`."
 )

@@ -56,7 +56,7 @@ FIRES: list[tuple[str, str, str, list[str]]] = [
     ("launch-drift", "GDN decode phase 96: conv-state identity", "overturned", ["+5.48 %", "570 and 600", "+0.21 %"]),
     (
         "between-session-noise",
-        "phase 104: decode of the combined layout clean-up against phase 93",
+        "phase 104: decode of the combined layout clean-up against the run of phase 97",
         "inconclusive",
         ["+0.90 %", "14 sessions", "mean 668.7", "645.3 to 714", "CV 3.57 %", "10.7 %"],
     ),

@@ -295,3 +295,46 @@ def test_throughput_under_a_profiler_decides_nothing(metric: str, unit: str, wor
     assert verdict.word == word
     assert ("was taken under a profiler" in verdict.reason) == (word == "INVALID")
     assert judge(gate, {(metric, ""): replace(reading, profiled=False)}).word == "GO"
+
+
+# Against another workload ---------------------------------------------------------------------------------------------
+
+GROWS = Gate(require=(replace(change("kernel_us", ">=", 100, "long"), against="short"),))
+
+
+def contexts(short: Reading, long: Reading) -> Evidence:
+    return {("kernel_us", "short"): short, ("kernel_us", "long"): long}
+
+
+def test_a_change_against_another_workload_is_the_candidates_own() -> None:
+    """The control of either workload has no part in it."""
+    verdict = judge(GROWS, contexts(Reading("us", 1, 27, ids=("a",)), Reading("us", 1000, 85, ids=("b",))))
+    assert verdict.word == "GO"
+    said = "kernel_us +214.81 % (27 -> 85 us), gate kernel_us change >= 100 % at long against short: holds"
+    assert verdict.reason == said
+    assert verdict.decisive[0].ids == ("a", "b")
+    assert judge(GROWS, contexts(Reading("us", 1, 10.3), Reading("us", 1000, 8.0))).word == "NO-GO"
+
+
+@pytest.mark.parametrize(
+    ("short", "long", "word"),
+    [
+        (Reading("us", 27), Reading("us", candidate=85), "BLOCKED"),  # no candidate there
+        (Reading("us", candidate=27), Reading("us", 85), "BLOCKED"),
+        (Reading("us", candidate=27), Reading("", candidate=85), "BLOCKED"),
+        (Reading("ms", candidate=27), Reading("us", candidate=85), "INVALID"),
+        (Reading("ms", candidate=27), Reading("ms", candidate=85), "INVALID"),
+        (Reading("us", candidate=27, withdrawn="stale"), Reading("us", candidate=85), "INVALID"),
+        (Reading("us", candidate=27), Reading("us", candidate=85, impossible="faster than light"), "INVALID"),
+        (Reading("us", candidate=0), Reading("us", candidate=85), "INVALID"),
+        (Reading("us", candidate=27, kind="modelled"), Reading("us", candidate=85), "CONDITIONAL-GO"),
+        (Reading("us", candidate=27, arrival="burst"), Reading("us", candidate=85, arrival="staggered"), "BLOCKED"),
+    ],
+)
+def test_both_workloads_must_carry_it(short: Reading, long: Reading, word: str) -> None:
+    assert judge(GROWS, contexts(short, long)).word == word
+
+
+def test_against_a_workload_that_was_not_measured() -> None:
+    assert judge(GROWS, {("kernel_us", "long"): Reading("us", candidate=85)}).word == "BLOCKED"
+    assert judge(GROWS, {("kernel_us", "short"): Reading("us", candidate=27)}).word == "BLOCKED"

@@ -39,6 +39,7 @@ LAYERS = (
         "identity",
         "crossbleed",
         "roofline",
+        "decode_step",
         "reproduction",
         "traces",
         "compile",

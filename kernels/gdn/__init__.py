@@ -22,6 +22,7 @@ Axes of a workload
     qk_l2norm    1 when q and k arrive raw and the kernel normalises them, 0 when they arrive normalised
     regime       how gates and keys are drawn (see cases.py)
     pad          decode only: slots of the batch whose state_rows entry is -1 (a graph captured for a larger batch)
+    ids          decode only: "identity" when sequence i has row i of the pool; absent when the rows are permuted
 
 Model shapes: Qwen3.6-27B has Hk = 16, Hv = 48, D = 128; Qwen3.6-35B-A3B has Hk = 16, Hv = 32, D = 128.
 """

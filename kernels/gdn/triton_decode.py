@@ -27,6 +27,19 @@ from kernels.gdn.tiles import L2_EPS, as_format
 
 
 @triton.jit
+def decode_token(s, key, query, value, decay, rate, scale, L2_NORM: tl.constexpr):
+    """One token on a state slice s [D, V_TILE], all float32: (new slice, o [V_TILE])."""
+    if L2_NORM:
+        key = key / tl.sqrt(tl.sum(key * key, axis=0) + L2_EPS)
+        query = query / tl.sqrt(tl.sum(query * query, axis=0) + L2_EPS)
+    guess = decay * tl.sum(s * key[:, None], axis=0)
+    read = decay * tl.sum(s * query[:, None], axis=0)
+    update = rate * (value - guess)
+    read = scale * (read + tl.sum(key * query, axis=0) * update)
+    return decay * s + key[:, None] * update[None, :], read
+
+
+@triton.jit
 def recurrent_decode_kernel(
     q, k, v, g, beta, state, state_rows, o, scale,
     HK: tl.constexpr, HV: tl.constexpr, D: tl.constexpr, V_TILE: tl.constexpr,
@@ -54,14 +67,7 @@ def recurrent_decode_kernel(
     decay = tl.exp(tl.load(g + b * HV + head))
     rate = tl.load(beta + b * HV + head)
 
-    if L2_NORM:
-        key = key / tl.sqrt(tl.sum(key * key, axis=0) + L2_EPS)
-        query = query / tl.sqrt(tl.sum(query * query, axis=0) + L2_EPS)
-    guess = decay * tl.sum(s * key[:, None], axis=0)
-    read = decay * tl.sum(s * query[:, None], axis=0)
-    update = rate * (value - guess)
-    read = scale * (read + tl.sum(key * query, axis=0) * update)
-    s = decay * s + key[:, None] * update[None, :]
+    s, read = decode_token(s, key, query, value, decay, rate, scale, L2_NORM)
     tl.store(state + at_state, as_format(s, state.dtype.element_ty, INTERPRETED))
     tl.store(o + at_v, as_format(read, o.dtype.element_ty, INTERPRETED))
 

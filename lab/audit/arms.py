@@ -91,7 +91,7 @@ def between_session_noise(subject: Subject) -> Answer | None:
         values = [q.value for q in sessions]
         sd_pct = 100.0 * statistics.stdev(values) / statistics.fmean(values)
         told = (
-            f"the same arm over {len(values)} sessions: mean {statistics.fmean(values):.1f} {sessions[0].unit}, "
+            f"one setting over {len(values)} sessions: mean {statistics.fmean(values):.1f} {sessions[0].unit}, "
             f"{short(min(values))} to {short(max(values))}, CV {sd_pct:.2f} %"
         )
     elif stated is not None:

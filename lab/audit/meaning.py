@@ -144,7 +144,7 @@ def withdrawn_reused(subject: Subject) -> Answer | None:
     if not taken:
         return None
     listed = ", ".join(f"{q} ({q.withdrawn})" for q in taken)
-    return Answer(f"the evidence contains what its source took back: {listed}")
+    return Answer(f"its source took back {listed}")
 
 
 SAME = ("device", "model", "metric", "path")
