@@ -7,7 +7,7 @@ import torch
 
 from kernels import routing
 from kernels.common import Workload, has_triton, interpreted
-from kernels.q8 import cases, cost, route, torch_expand
+from kernels.q8 import cases, cost, route, torch_cached
 from kernels.q8 import format as fmt
 from kernels.q8.reference import reference
 from tests.test_nvfp4 import accepted
@@ -15,11 +15,11 @@ from tests.test_nvfp4 import accepted
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 runs_triton = has_triton() and (DEVICE == "cuda" or interpreted())
 needs_triton = pytest.mark.skipif(not runs_triton, reason="needs Triton, on a GPU or in its interpreter")
-CANDIDATES = list(torch_expand.CANDIDATES)
+CANDIDATES = list(torch_cached.CANDIDATES)
 if has_triton():
-    from kernels.q8 import triton_mmq, triton_warp_row
+    from kernels.q8 import triton_expand, triton_mmq, triton_warp_row
 
-    CANDIDATES += [*triton_warp_row.CANDIDATES, *triton_mmq.CANDIDATES]
+    CANDIDATES += [*triton_expand.CANDIDATES, *triton_warp_row.CANDIDATES, *triton_mmq.CANDIDATES]
 CHECKS = [w for w in cases.WORKLOADS if w.role == "check"]
 PRECISIONS = ("q8_0-w8a16", "q8_0-w8a8", "q8_0-expanded", "bf16")
 RUNS = [

@@ -5,7 +5,7 @@ planes (34-byte blocks break 16-byte alignment). 8.5 bits a weight. The paths, w
 whose choice between them is the question (rows DS1 and DS2):
 
     triton_warp_row    reads int8 and multiplies in float32, a few warps per weight row, no tensor core
-    torch_expand       turns the weights into bf16 and calls the library's product; torch_cached keeps them expanded
+    triton_expand      turns the weights into bf16 and calls the library's product; torch_cached keeps them expanded
     triton_mmq         quantises the activations to int8 as well and multiplies on the integer tensor cores
 
 Axes: M rows of x, N output features, K input features (a multiple of 32), dtype "bf16" or "fp16" of x and y.
