@@ -1,0 +1,57 @@
+"""The prefill route of kernels/gdn: by scan length, from a table, else predicted and said so."""
+
+import pytest
+
+from kernels import routing
+from kernels.common import Candidate, Workload
+from kernels.gdn import cases, route
+
+PEAKS = {"bf16": 759.0, "tf32": 380.0, "f32": 60.0}
+LONG = next(w for w in cases.WORKLOADS if w.id == "t2048_hk16_hv48_d128")
+SHORT = next(w for w in cases.WORKLOADS if w.id == "t512_hk16_hv48_d128")
+SHAPE = (("D", 128), ("Hk", 16), ("Hv", 48), ("batch", 1))
+
+
+def nothing(args: object, out: object) -> None:
+    raise AssertionError("a route launches nothing")
+
+
+CANDIDATES = tuple(
+    Candidate(name, "bf16", nothing, refuses=lambda w: "" if w["op"] == "prefill" else "prefill only")
+    for name in ("split", "scan")
+)
+TABLE = routing.Table(
+    "h200",
+    "gdn",
+    "T",
+    (
+        routing.Point("split", SHAPE, 256, 20.0),
+        routing.Point("scan", SHAPE, 256, 40.0),
+        routing.Point("split", SHAPE, 4096, 400.0),
+        routing.Point("scan", SHAPE, 4096, 100.0),
+    ),
+    "r",
+)
+
+
+def chosen(workload: Workload, known: routing.Table | None = TABLE) -> routing.Choice:
+    return route.choose(workload, "no-table-here", CANDIDATES, 4440.0, PEAKS, known)
+
+
+def test_the_scan_length_decides() -> None:
+    # split 20 -> 400 and scan 40 -> 100 over a factor of 16 cross at T = 645
+    assert chosen(SHORT).candidate == "split"
+    assert chosen(LONG).candidate == "scan"
+    assert "T=2048" in chosen(LONG).reason
+
+
+def test_without_a_table_the_first_is_taken_and_said_so() -> None:
+    choice = chosen(LONG, None)
+    assert (choice.candidate, choice.how) == ("split", "predicted")
+    assert "nothing measured on no-table-here" in choice.reason
+
+
+def test_decode_is_not_routed() -> None:
+    decode = next(w for w in cases.WORKLOADS if w["op"] == "decode")
+    with pytest.raises(ValueError, match="op = decode"):
+        chosen(decode)
