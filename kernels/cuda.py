@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from kernels import cuda_driver
 from kernels.common import CudaSource
 
 HEADERS = Path(__file__).resolve().parent
@@ -170,13 +171,29 @@ def load(source: CudaSource, name: str, device: int, shared_bytes: int = 0) -> K
     return Kernel(name, device, function)
 
 
-def launch(kernel: Kernel, grid: Sequence[int], threads: int, arguments: Sequence[Any], shared_bytes: int = 0) -> None:
-    """Launch on torch's current stream; tensors go in as their address, numbers as i32, i64 or f32 made them."""
+def launch(
+    kernel: Kernel,
+    grid: Sequence[int],
+    threads: int,
+    arguments: Sequence[Any],
+    shared_bytes: int = 0,
+    programmatic: bool = False,
+) -> None:
+    """Launch on torch's current stream; tensors go in as their address, numbers as i32, i64 or f32 made them.
+
+    programmatic: the kernel may start before the one ahead of it has ended (kernels/cuda_driver.py). An argument of
+    type bytes goes in by value, as a tensor map does.
+    """
     import cupy
     import numpy
 
     passed = [numpy.uintp(a.data_ptr()) if isinstance(a, torch.Tensor) else a for a in arguments]
     stream = torch.cuda.current_stream(kernel.device).cuda_stream
+    if programmatic or any(isinstance(a, bytes) for a in passed):
+        values = [a if isinstance(a, bytes) else a.tobytes() for a in passed]
+        with cupy.cuda.Device(kernel.device):
+            cuda_driver.launch(kernel.function.ptr, grid, threads, values, stream, shared_bytes, programmatic)
+        return
     blocks = (*grid, 1, 1)[:3]
     with cupy.cuda.ExternalStream(stream, kernel.device):
         kernel.function(blocks, (threads, 1, 1), tuple(passed), shared_mem=shared_bytes)

@@ -4,7 +4,8 @@ Inputs, prefill: q, k [B, T, Hk, D], v [B, T, Hv, D] in `dtype`; g (log decay, <
 [B, T, Hv] float32; initial_state [N, Hv, D, D] in `state_dtype` (k dimension before v dimension), N = B; with ragged
 lengths B = 1, the sequences are packed along T, cu_seqlens [N + 1] int32 holds their bounds and N is their count.
 Inputs, decode: q, k [B, Hk, D], v [B, Hv, D], g and beta [B, Hv], state [rows, Hv, D, D] (the pool), state_rows [B]
-int32: each sequence's row, distinct, permuted; -1 marks an empty slot, for which o is zero.
+int32: each sequence's row, distinct, permuted (0, 1, 2, ... with ids "identity"); -1 marks an empty slot, for which o
+is zero.
 `raw_qk` (a one-element tensor; its presence is the message, nobody reads it) says that q and k are not normalised.
 
 Outputs: prefill writes o and final_state; decode writes o and updates `state`, which `outputs` clones from the pool.
@@ -19,6 +20,7 @@ about 0.9), gates near 1, which makes the triangular system's inverse alternate 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -69,6 +71,11 @@ def _decode(
     return Workload(f"decode_b{batch}_hk{heads[0]}_hv{heads[1]}_d{D}{suffix}", axes, role, f"{regime} gates", source)
 
 
+def _identity(workload: Workload) -> Workload:
+    """The same decode with row i of the pool for sequence i, where others are permuted."""
+    return replace(workload, id=f"{workload.id}_identity", axes={**workload.axes, "ids": "identity"})
+
+
 _27B, _35B = "q36-27b.gdn", "q36-35b-a3b.gdn"
 
 WORKLOADS: tuple[Workload, ...] = (
@@ -98,8 +105,16 @@ WORKLOADS: tuple[Workload, ...] = (
     _decode(3, (1, 2), dtype="bf16", state_dtype="bf16"),
     # measure: one layer of the models
     *(_prefill(T, (16, 48), D=128, dtype="bf16", role="measure", source=_27B) for T in (512, 2048, 8192)),
+    _prefill(2048, (16, 48), D=128, batch=8, dtype="bf16", role="measure", source=_27B),
     *(_prefill(T, (16, 32), D=128, batch=32, dtype="bf16", role="measure", source=_35B) for T in (512, 2048)),
-    *(_decode(b, (16, 48), D=128, dtype="bf16", role="measure", source=_27B) for b in (1, 8, 32, 128, 256)),
+    *(
+        _decode(b, (16, 48), D=128, dtype="bf16", state_dtype=state, role="measure", source=_27B)
+        for state in ("f32", "bf16")
+        for b in (1, 8, 32, 128, 256)
+    ),
+    # the same states in the pool's own order, which a gather reads as one stretch
+    _identity(_decode(3, (1, 2))),
+    *(_identity(_decode(b, (16, 48), D=128, dtype="bf16", role="measure", source=_27B)) for b in (1, 8, 32, 128, 256)),
 )
 
 
@@ -148,6 +163,8 @@ def inputs(workload: Workload, seed: int, device: torch.device | str) -> Tensors
     if decode:
         rows = batch + (SPARE_ROWS if workload.role == "check" else 0)
         order = torch.randperm(rows, generator=rng, device=device)[:batch].to(torch.int32)
+        if workload.axes.get("ids") == "identity":
+            order = torch.arange(batch, dtype=torch.int32, device=device)
         order[batch - workload["pad"] :] = -1
         # Drawn row by row: the pool of the largest workload is 0.8 GB in float32 and bf16 would need both at once.
         state = torch.empty(rows, heads_v, dim, dim, dtype=state_dtype, device=device)

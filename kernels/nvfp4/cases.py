@@ -46,13 +46,22 @@ WORKLOADS = (
     _check(8, 75, 256, "fp16", OUTLIER),
     _check(16, 75, 256, "bf16", n_seqs=16),
     _check(16, 131, 64, "fp16"),
+    _check(32, 131, 1040, "bf16"),
     _check(63, 75, 1040, "bf16"),
     _check(63, 500, 256, "fp16", OUTLIER),
     _check(130, 64, 256, "bf16", OUTLIER),
     _measure(1, 17408, 5120, "q36-27b.ffn_up"),
     _measure(8, 17408, 5120, "q36-27b.ffn_up"),
+    _measure(32, 17408, 5120, "q36-27b.ffn_up"),
     _measure(128, 17408, 5120, "q36-27b.ffn_up"),
+    _measure(512, 17408, 5120, "q36-27b.ffn_up"),
+    _measure(2048, 17408, 5120, "q36-27b.ffn_up"),
+    *(_measure(m, 5120, 17408, "q36-27b.ffn_down") for m in (1, 8, 32, 128, 512, 2048)),
+    *(_measure(m, 5120, 6144, "q36-27b.ssm_out") for m in (1, 8, 32)),
     _measure(128, 5120, 6144, "q36-27b.ssm_out", n_seqs=128),
+    *(_measure(m, 5120, 6144, "q36-27b.ssm_out") for m in (512, 2048)),
+    # No layer of data/models.toml: the size of a small projection, 4.7 MB, where launch and reduction weigh most.
+    *(_measure(m, 4096, 2048, "") for m in (1, 8, 32, 128, 512, 2048)),
 )
 
 

@@ -1,0 +1,98 @@
+"""Two calls of the CUDA driver that CuPy does not offer, through ctypes: extended launches and tensor maps.
+
+An extended launch may be programmatic: the kernel's blocks may start while the kernel before it on the stream still
+runs, once all blocks of that one have said griddepcontrol.launch_dependents (or ended); griddepcontrol.wait then holds
+them until it has ended and its writes are visible. CUDA graphs record it as such an edge. A kernel that says neither is
+simply ordered as usual. Arguments by value may be of any size here, so a tensor map goes in as its 128 bytes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_...
+TENSOR_MAP_BYTES = 128
+ELEMENT_CODES = {"fp16": 6, "bf16": 9}  # CU_TENSOR_MAP_DATA_TYPE_...
+SWIZZLE_128, PROMOTE_256 = 3, 3  # CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B
+ROW_BYTES = 128  # of a box: as wide as the swizzle
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int * 16))
+
+
+class _Config(ctypes.Structure):
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    )
+
+
+@functools.cache
+def _library() -> Any:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _checked(name: str, code: int) -> None:
+    if code:
+        raise RuntimeError(f"{name} failed with CUresult {code} (see cuda.h)")
+
+
+def launch(
+    function: int,
+    grid: Sequence[int],
+    threads: int,
+    arguments: Sequence[bytes],
+    stream: int,
+    shared_bytes: int,
+    programmatic: bool,
+) -> None:
+    """Launch a CUfunction; each argument is the bytes of its value. Raises RuntimeError with the driver's code."""
+    values = [ctypes.create_string_buffer(a, len(a)) for a in arguments]
+    pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
+    attribute = _Attribute(id=PROGRAMMATIC_STREAM_SERIALIZATION)
+    attribute.value[0] = 1
+    config = _Config(
+        grid=(ctypes.c_uint * 3)(*(*grid, 1, 1)[:3]),
+        block=(ctypes.c_uint * 3)(threads, 1, 1),
+        shared_bytes=shared_bytes,
+        stream=stream,
+        attributes=ctypes.pointer(attribute),
+        count=int(programmatic),
+    )
+    code = _library().cuLaunchKernelEx(ctypes.byref(config), ctypes.c_void_p(function), pointers, None)
+    _checked("cuLaunchKernelEx", code)
+
+
+@functools.lru_cache(maxsize=4096)
+def tensor_map(address: int, element: str, rows: int, columns: int, box_rows: int) -> bytes:
+    """A CUtensorMap of a contiguous matrix [rows, columns] of 16-bit elements, in boxes of 128 bytes by `box_rows`.
+
+    element: "bf16" or "fp16". A box lands in shared memory with the 128-byte swizzle; what lies outside reads as zero.
+    Raises RuntimeError where the driver refuses (an address not on 16 bytes, a row not a multiple of 16 bytes).
+    """
+    room = ctypes.create_string_buffer(TENSOR_MAP_BYTES + 64)
+    start = (ctypes.addressof(room) + 63) // 64 * 64  # the driver wants 64-byte alignment
+    code = _library().cuTensorMapEncodeTiled(
+        ctypes.c_void_p(start),
+        ctypes.c_int(ELEMENT_CODES[element]),
+        ctypes.c_uint32(2),
+        ctypes.c_void_p(address),
+        (ctypes.c_uint64 * 2)(columns, rows),
+        (ctypes.c_uint64 * 1)(columns * 2),
+        (ctypes.c_uint32 * 2)(ROW_BYTES // 2, box_rows),
+        (ctypes.c_uint32 * 2)(1, 1),
+        ctypes.c_int(0),  # not interleaved
+        ctypes.c_int(SWIZZLE_128),
+        ctypes.c_int(PROMOTE_256),
+        ctypes.c_int(0),  # outside reads as zero
+    )
+    _checked("cuTensorMapEncodeTiled", code)
+    return ctypes.string_at(start, TENSOR_MAP_BYTES)

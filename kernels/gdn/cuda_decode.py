@@ -1,0 +1,116 @@
+"""Recurrent decode in CUDA C++ (decode.cu): the same single pass as triton_decode, with the loads written down.
+
+A block keeps a [D, V_TILE] slice of a state in registers, every load issued before the first multiply. NOTES.md has the
+sweep that left these tiles, and the form by bulk copies that lost.
+The state is float32 or bf16 in memory and float32 in the arithmetic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernels import cuda
+from kernels.common import Candidate, CudaSource, Needs, Tensors, Workload
+from kernels.gdn.launch import checked
+
+FORMATS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}  # codes in decode.cu
+STATES = {torch.float32: "f32", torch.bfloat16: "bf16"}
+SMS = 132
+FEW_STATES = 1024
+
+
+@dataclass(frozen=True)
+class DecodeVariant:
+    """An instantiation in decode.cu: v_tile columns and warps per block.
+
+    hint: 0 plain, 1 L2 evict-first. form: "r" a thread's rows are consecutive, "t" the threads' rows take turns.
+    """
+
+    form: str
+    state: str
+    dim: int
+    v_tile: int
+    warps: int
+    hint: int
+
+    @property
+    def kernel(self) -> str:
+        """The extern "C" name."""
+        return f"gdn_decode_{self.form}_d{self.dim}_v{self.v_tile}_w{self.warps}_{self.state}_h{self.hint}"
+
+
+FEW = {"f32": DecodeVariant("r", "f32", 128, 16, 2, 1), "bf16": DecodeVariant("r", "bf16", 128, 32, 2, 1)}
+SOME = {"f32": DecodeVariant("t", "f32", 128, 64, 4, 1), "bf16": DecodeVariant("t", "bf16", 128, 128, 4, 1)}
+MANY = {"f32": DecodeVariant("t", "f32", 128, 64, 8, 0), "bf16": DecodeVariant("t", "bf16", 128, 128, 4, 0)}
+SMALL = {"f32": DecodeVariant("r", "f32", 64, 64, 4, 0), "bf16": DecodeVariant("r", "bf16", 64, 64, 2, 0)}
+VARIANTS = tuple(v for choice in (FEW, SOME, MANY, SMALL) for v in choice.values())
+SOURCE = CudaSource(
+    path=Path(__file__).with_name("decode.cu"),
+    kernels=tuple(v.kernel for v in VARIANTS),
+    capability=(9, 0),
+    architecture="sm_90a",
+)
+CUDA_SOURCES = (SOURCE,)
+
+
+def choose_config(batch: int, heads_v: int, dim: int, state: str) -> DecodeVariant:
+    """By the number of states, from the sweep in NOTES.md: narrow tiles for few, whole rows and no hint for many.
+
+    Evict-first helps while the states of a call fit the L2, and hurts beyond.
+    """
+    states = batch * heads_v
+    choice = SMALL if dim == 64 else FEW if states < SMS else SOME if states < FEW_STATES else MANY
+    return choice[state]
+
+
+def _prepare(inputs: Tensors) -> Tensors:
+    checked(inputs, ("q", "k", "v", "g", "beta", "state", "state_rows"))
+    return inputs
+
+
+def launch(args: Tensors, state: torch.Tensor, o: torch.Tensor, variant: DecodeVariant | None = None) -> None:
+    """One token for each sequence of `args`; `state` [rows, Hv, D, D] is updated at args["state_rows"], `o` written."""
+    q, v = args["q"], args["v"]
+    (batch, heads_v, dim), heads_k = v.shape, q.shape[-2]
+    chosen = variant or choose_config(batch, heads_v, dim, STATES[state.dtype])
+    kernel = cuda.load(SOURCE, chosen.kernel, v.device.index or 0)
+    tensors = (q, args["k"], v, args["g"], args["beta"], state, args["state_rows"], o)
+    numbers = (batch, heads_k, heads_v, int("raw_qk" in args), FORMATS[v.dtype])
+    arguments: list[Any] = [*tensors, cuda.f32(dim**-0.5), *map(cuda.i32, numbers)]
+    cuda.launch(kernel, (dim // chosen.v_tile, heads_v, batch), 32 * chosen.warps, arguments)
+
+
+def _run(args: Tensors, out: Tensors) -> None:
+    launch(args, out["state"], out["o"])
+
+
+def refuses(workload: Workload) -> str:
+    """Decode only, with the two head sizes and the two state formats that decode.cu instantiates."""
+    if workload["op"] != "decode":
+        return f"op = {workload['op']}: cuda_decode does decode; prefill is cuda_scan's or split_pipeline's"
+    if workload["D"] not in (64, 128):
+        return f"D = {workload['D']}: decode.cu is instantiated for D = 64 and 128"
+    return ""
+
+
+def describe(workload: Workload) -> str:
+    """The launch choice in one line."""
+    chosen = choose_config(workload["batch"], workload["Hv"], workload["D"], str(workload["state_dtype"]))
+    return f"float32 arithmetic, {chosen.kernel}"
+
+
+CANDIDATES = (
+    Candidate(
+        name="cuda_decode",
+        precision="f32",
+        run=_run,
+        needs=Needs((9, 0), packages=("cupy",)),
+        prepare=_prepare,
+        refuses=refuses,
+        config=describe,
+    ),
+)

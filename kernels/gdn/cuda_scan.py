@@ -1,0 +1,179 @@
+"""Chunked prefill in CUDA C++ for Hopper (scan.cu): a parallel preparation, then a scan whose state stays in registers.
+
+`prepare_chunks` does, for every chunk of 64 tokens and k head, what needs no state: K K^T, Q K^T, decays, the inverse.
+The v heads of a k head share the two products. `scan_chunks` carries the transposed state in float32 accumulators, one
+warpgroup to 64 columns of v; other warps load ahead of it and store behind it. What passes between the two is 11 KB per
+chunk and v head. The scan is a programmatic launch: its blocks start behind the last blocks of the preparation.
+
+Operands: q, k, the state and the faded values in the activations' type; the inverse, the scores and the corrected
+values in fp16, three bits finer than bf16; so the range of v must be fp16's. Sums are float32.
+Given up: float32 activations, more than 8 v heads per k head, devices other than sm_90.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernels import cuda, cuda_driver
+from kernels.common import Candidate, CudaSource, Needs, Tensors, Workload
+from kernels.gdn.launch import checked, sequence_bounds
+
+CHUNK = 64
+TILE_BYTES = 64 * 128
+BLOCK_BYTES = 2 * 10 * 512 + 1024  # the triangles X and P of ten 16 x 16 blocks, and the vectors
+STAGES = 3  # chunks in the scan's shared memory
+SLOTS = 3  # results in the preparation's
+HEADS = 8  # most v heads per k head
+SMS = 132
+TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+@dataclass(frozen=True)
+class ScanVariant:
+    """An instantiation of the scan: warpgroups of 64 v columns per block."""
+
+    dim: int
+    dtype: str
+    groups: int
+
+    @property
+    def kernel(self) -> str:
+        """The extern "C" name."""
+        return f"gdn_scan_d{self.dim}_{self.dtype}_g{self.groups}"
+
+    @property
+    def shared_bytes(self) -> int:
+        """Stages of k, q, v, X, P and vectors, a tile of outputs per warpgroup, the barriers."""
+        stage = (2 * (self.dim // 64) + self.groups + 2) * TILE_BYTES + 1024
+        return STAGES * stage + self.groups * TILE_BYTES + 128
+
+
+VARIANTS = (
+    *(ScanVariant(128, dtype, groups) for dtype in ("bf16", "fp16") for groups in (1, 2)),
+    *(ScanVariant(64, dtype, 1) for dtype in ("bf16", "fp16")),
+)
+
+
+def prepare_shared_bytes(dim: int) -> int:
+    """Dynamic shared memory of the preparation: `Preparation::BYTES` in prepare.cuh."""
+    results = max(SLOTS * BLOCK_BYTES, 2 * (dim // 64) * TILE_BYTES)
+    return results + CHUNK * 144 + 4 * 16 * 20 * 4 + (2 + 2 * HEADS) * CHUNK * 4
+
+
+SOURCE = CudaSource(
+    path=Path(__file__).with_name("scan.cu"),
+    kernels=(
+        *(f"gdn_prepare_d{dim}_{dtype}" for dim in (128, 64) for dtype in ("bf16", "fp16")),
+        *(v.kernel for v in VARIANTS),
+    ),
+    capability=(9, 0),
+    architecture="sm_90a",
+    shared_bytes=max(v.shared_bytes for v in VARIANTS),
+)
+CUDA_SOURCES = (SOURCE,)
+
+
+def choose_config(sequences: int, heads_v: int, dim: int, dtype: str) -> ScanVariant:
+    """Halves of heads, a block each, while all fit the device at once; beyond that whole heads.
+
+    Two warpgroups share k, q, X and P: a whole head takes 1.4 times as long as one half, two halves in turn twice.
+    """
+    return ScanVariant(dim, dtype, 2 if dim == 128 and 2 * sequences * heads_v > SMS else 1)
+
+
+def chunk_tables(bounds: list[int]) -> tuple[list[tuple[int, int]], list[int]]:
+    """Each chunk's first token and its sequence's end, and each sequence's first chunk."""
+    spans: list[tuple[int, int]] = []
+    offsets = []
+    for first, last in pairwise(bounds):
+        offsets.append(len(spans))
+        spans += [(start, last) for start in range(first, last, CHUNK)]
+    return spans, offsets
+
+
+def _prepare(inputs: Tensors) -> Tensors:
+    checked(inputs, ("q", "k", "v", "g", "beta", "initial_state"))
+    device, heads_v = inputs["v"].device, inputs["v"].shape[-2]
+    bounds = sequence_bounds(inputs)
+    spans, offsets = chunk_tables(bounds.tolist())
+    return inputs | {
+        "cu_seqlens": bounds,
+        "chunks": torch.tensor(spans, dtype=torch.int32, device=device),
+        "chunk_offsets": torch.tensor(offsets, dtype=torch.int32, device=device),
+        "workspace": torch.empty(len(spans) * heads_v * BLOCK_BYTES, dtype=torch.uint8, device=device),
+    }
+
+
+def prepare_chunks(args: Tensors) -> None:
+    """X, P and the vectors of every chunk and v head into args["workspace"]."""
+    q, k, v = args["q"], args["k"], args["v"]
+    heads_k, dim = k.shape[-2:]
+    shared = prepare_shared_bytes(dim)
+    kernel = cuda.load(SOURCE, f"gdn_prepare_d{dim}_{TYPES[v.dtype]}", v.device.index or 0, shared)
+    tensors = (q, k, args["g"], args["beta"], args["chunks"], args["workspace"])
+    numbers = (heads_k, v.shape[-2], int("raw_qk" in args))
+    arguments: list[Any] = [*tensors, cuda.f32(dim**-0.5), *map(cuda.i32, numbers)]
+    cuda.launch(kernel, (args["chunks"].shape[0], heads_k), 128, arguments, shared)
+
+
+def _map(x: torch.Tensor) -> bytes:
+    heads, dim = x.shape[-2:]
+    rows = x.numel() // (heads * dim)
+    return cuda_driver.tensor_map(x.data_ptr(), TYPES[x.dtype], rows, heads * dim, CHUNK)
+
+
+def scan_chunks(args: Tensors, out: Tensors, variant: ScanVariant | None = None, programmatic: bool = True) -> None:
+    """Outputs and final states from a prepared workspace."""
+    q, k, v, initial, o = args["q"], args["k"], args["v"], args["initial_state"], out["o"]
+    heads_k, (heads_v, dim), sequences = k.shape[-2], v.shape[-2:], args["chunk_offsets"].numel()
+    chosen = variant or choose_config(sequences, heads_v, dim, TYPES[v.dtype])
+    kernel = cuda.load(SOURCE, chosen.kernel, v.device.index or 0, chosen.shared_bytes)
+    tensors = (q, k, v, args["workspace"], initial, out["final_state"], o, args["cu_seqlens"], args["chunk_offsets"])
+    numbers = (heads_k, heads_v, 0 if initial.dtype == torch.bfloat16 else 2)
+    arguments: list[Any] = [*map(_map, (k, q, v, o)), *tensors, *map(cuda.i32, numbers)]
+    grid = (dim // (64 * chosen.groups), heads_v, sequences)
+    cuda.launch(kernel, grid, 128 * (chosen.groups + 1), arguments, chosen.shared_bytes, programmatic)
+
+
+def _run(args: Tensors, out: Tensors) -> None:
+    prepare_chunks(args)
+    scan_chunks(args, out)
+
+
+def refuses(workload: Workload) -> str:
+    """Prefill of 16-bit activations with D = 64 or 128."""
+    if workload["op"] != "prefill":
+        return f"op = {workload['op']}: cuda_scan does prefill; decode is cuda_decode's or recurrent_decode's"
+    if workload["D"] not in (64, 128):
+        return f"D = {workload['D']}: scan.cu is instantiated for D = 64 and 128"
+    if workload["dtype"] == "f32":
+        return "dtype = f32: the scan is for 16-bit q, k and v"
+    if workload["Hv"] > HEADS * workload["Hk"]:
+        return f"Hv = {workload['Hv']} is more than {HEADS} times Hk = {workload['Hk']}"
+    return ""
+
+
+def describe(workload: Workload) -> str:
+    """The launch choice in one line."""
+    lengths = str(workload["lengths"])
+    sequences = len(lengths.split("-")) if lengths else workload["batch"]
+    chosen = choose_config(sequences, workload["Hv"], workload["D"], str(workload["dtype"]))
+    return f"chunks of {CHUNK}, {chosen.kernel}"
+
+
+CANDIDATES = (
+    Candidate(
+        name="cuda_scan",
+        precision="bf16",
+        run=_run,
+        needs=Needs((9, 0), packages=("cupy",)),
+        prepare=_prepare,
+        refuses=refuses,
+        config=describe,
+    ),
+)

@@ -1,0 +1,267 @@
+// The preparation of scan.cu, whose head has the mathematics: what a chunk needs that does not depend on the state.
+//
+// The v heads of a k head share K K^T and Q K^T, which stay in registers. Per v head, each of the four warps owns 16
+// rows: it inverts its diagonal block by substitution in float32, then works leftwards, X_rs = -(sum of X_rm A_ms) X_ss, with
+// products of 16 x 16 blocks in fp16: X_rm is the left operand and never leaves the registers.
+// X and P are lower triangular: only ten of sixteen 16 x 16 blocks are computed, stored and read.
+#pragma once
+
+#include "hopper.cuh"
+
+constexpr int C = 64;
+constexpr float L2_EPS = 1e-6f, LOG2_E = 1.4426950408889634f;
+constexpr int TILE = C * 128;         // bytes of 64 rows of 64 16-bit columns
+constexpr int TRIANGLE = 10 * 512;    // ten blocks of 16 rows of 32 bytes
+constexpr int BLOCK = 2 * TRIANGLE + 1024;  // X, P, then a, r, e [64] and c_C, float32
+constexpr int HEADS = 8;              // most v heads per k head
+
+INLINE int swizzled(int row, int piece) { return row * 128 + ((piece ^ (row & 7)) << 4); }
+INLINE int swizzled_wide(int row, int piece) { return (piece >> 3) * TILE + swizzled(row, piece & 7); }
+// Where the blocks (s, s), (s + 1, s), ... of a triangle begin: one K-major step of 16 columns.
+INLINE constexpr int triangle_step(int s) { return 2048 * s - 256 * s * (s - 1); }
+
+constexpr int A_STRIDE = 72;         // halves per row of A: 144 bytes, so that ldmatrix meets no bank conflict
+constexpr int DIAGONAL_STRIDE = 20;  // floats per column of a diagonal block
+constexpr int SLOTS = 3;             // results of as many v heads on their way out
+template <int D>
+struct Preparation {
+    static constexpr int TILES = D / 64, RESULTS = SLOTS * BLOCK, KQ = 2 * TILES * TILE;
+    static constexpr int A = RESULTS > KQ ? RESULTS : KQ;  // k and q give way to the results
+    static constexpr int DIAGONAL = A + C * A_STRIDE * 2;
+    static constexpr int VECTORS = DIAGONAL + 4 * 16 * DIAGONAL_STRIDE * 4;
+    static constexpr int BYTES = VECTORS + (2 + 2 * HEADS) * C * 4;
+};
+
+// Grid (chunks, hk), 128 threads. k, q [tokens, hk, D] TYPE; g, beta [tokens, hv]; chunks [NT, 2]: first token and the
+// end of its sequence. workspace [NT, hv, BLOCK].
+template <int D, int TYPE>
+INLINE void prepare(const u16* q, const u16* k, const float* g, const float* beta, const int* chunks, char* workspace,
+                    float scale, int hk, int hv, int normalise) {
+    using At = Preparation<D>;
+    extern __shared__ __align__(1024) char shared[];
+    char *k_tile = shared, *q_tile = shared + At::TILES * TILE;
+    u16* a_tile = reinterpret_cast<u16*>(shared + At::A);
+    float* norms = reinterpret_cast<float*>(shared + At::VECTORS);  // nk [64], nq [64]
+    float *sums = norms + 2 * C, *rates = sums + HEADS * C;         // G log2(e), beta: [HEADS][64]
+    const int thread = threadIdx.x, warp = thread / 32, lane = thread & 31, quad = lane >> 2, pair = lane & 3;
+    const int first = chunks[2 * blockIdx.x], live = min(C, chunks[2 * blockIdx.x + 1] - first);
+    const int head_k = blockIdx.y, ratio = hv / hk;
+    const int block = (warp + blockIdx.x) & 3;  // the 16 rows of this warp: later blocks have more to do
+
+#pragma unroll
+    for (int i = 0; i < D / 16; i++) {
+        const int at = i * 128 + thread, row = at / (D / 8), piece = at % (D / 8);
+        const long from = ((long)(first + min(row, live - 1)) * hk + head_k) * D + piece * 8;
+        copy_16(k_tile + swizzled_wide(row, piece), k + from, row < live);
+        copy_16(q_tile + swizzled_wide(row, piece), q + from, row < live);
+    }
+    copy_commit();
+    for (int h = warp; h < ratio; h += 4) {
+        const long at = (long)first * hv + head_k * ratio + h;
+        float x[2], rate[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int row = 2 * lane + i;
+            x[i] = row < live ? g[at + (long)row * hv] * LOG2_E : 0.0f;
+            rate[i] = row < live ? beta[at + (long)row * hv] : 0.0f;
+        }
+        float sum = x[0] + x[1];
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            const float below = __shfl_up_sync(~0u, sum, step);
+            if (lane >= step) sum += below;
+        }
+        sums[h * C + 2 * lane] = sum - x[1], sums[h * C + 2 * lane + 1] = sum;
+        rates[h * C + 2 * lane] = rate[0], rates[h * C + 2 * lane + 1] = rate[1];
+    }
+    copy_wait<0>();
+    __syncthreads();
+
+    if (normalise) {
+        const char* tile = thread < C ? k_tile : q_tile;
+        const int row = thread & (C - 1);
+        float total = 0;
+#pragma unroll
+        for (int p = 0; p < D / 8; p++) {
+            const uint4 x = *reinterpret_cast<const uint4*>(tile + swizzled_wide(row, p));
+            const u32 word[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float low = widen<TYPE>((u16)word[i]), high = widen<TYPE>((u16)(word[i] >> 16));
+                total += low * low + high * high;
+            }
+        }
+        norms[thread] = 1.0f / sqrtf(total + L2_EPS);
+    } else {
+        norms[thread] = 1.0f;
+    }
+    float kk[8][4] = {}, qk[8][4] = {};  // rows quad and quad + 8 of the block, columns 8 j + 2 pair, + 1
+    {
+        const int group = lane >> 3, in_group = lane & 7;
+#pragma unroll
+        for (int step = 0; step < D / 16; step++) {
+            u32 ka[4], qa[4], b[4];
+            const int at_a = swizzled_wide(block * 16 + (group & 1) * 8 + in_group, 2 * step + (group >> 1));
+            ldmatrix(ka, k_tile + at_a);
+            ldmatrix(qa, q_tile + at_a);
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                if (j > block) break;
+                ldmatrix(b, k_tile + swizzled_wide(j * 16 + (group >> 1) * 8 + in_group, 2 * step + (group & 1)));
+                mma<TYPE>(kk[2 * j], ka, b[0], b[1]);
+                mma<TYPE>(kk[2 * j + 1], ka, b[2], b[3]);
+                mma<TYPE>(qk[2 * j], qa, b[0], b[1]);
+                mma<TYPE>(qk[2 * j + 1], qa, b[2], b[3]);
+            }
+        }
+    }
+    __syncthreads();  // k and q are dead, norms are there
+    u32 scores[8][2];  // q.k with its norms and the scale, in the format of P
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        const float2 column = *reinterpret_cast<const float2*>(norms + 8 * j + 2 * pair);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int row = block * 16 + quad + 8 * i;
+            const float of_k = norms[row], of_q = scale * norms[C + row];
+            kk[j][2 * i] *= of_k * column.x, kk[j][2 * i + 1] *= of_k * column.y;
+            scores[j][i] = pack_half<FP16>(of_q * column.x * qk[j][2 * i], of_q * column.y * qk[j][2 * i + 1]);
+        }
+    }
+
+    float* diagonal = reinterpret_cast<float*>(shared + At::DIAGONAL) + warp * 16 * DIAGONAL_STRIDE;
+    int slot = 0;
+    for (int h = 0; h < ratio; h++) {
+        int lane = thread & 31;
+        asm volatile("" : "+r"(lane));  // so that addresses are computed again for each head: kept, they would spill
+        const int pair = lane & 3, row0 = block * 16 + (lane >> 2);
+        char* result = shared + slot * BLOCK;
+        if (++slot == SLOTS) slot = 0;
+        const float *sum = sums + h * C, *rate = rates + h * C;
+        if (thread < C) {
+            float* vector = reinterpret_cast<float*>(result + 2 * TRIANGLE);
+            const float decay = exp2_fast(sum[thread]), norm = norms[thread];
+            vector[thread] = decay * norm;
+            vector[C + thread] = scale * decay * norms[C + thread];
+            vector[2 * C + thread] = exp2_fast(sum[C - 1] - sum[thread]) * norm;
+            if (thread == 0) vector[3 * C] = exp2_fast(sum[C - 1]);
+        }
+        const float row_sum[2] = {sum[row0], sum[row0 + 8]}, row_rate[2] = {rate[row0], rate[row0 + 8]};
+        // Within a 16 x 16 block of a triangle: row quad of the column half at `piece`, + 256 for row quad + 8.
+        const int in_block = (lane >> 2) * 32 + 4 * pair, flip = lane & 16;
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            if (j >> 1 > block) break;
+            const int column = 8 * j + 2 * pair;
+            const bool on_diagonal = j >> 1 == block;
+            const float2 column_sum = *reinterpret_cast<const float2*>(sum + column);
+            float a[4], p[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int row = row0 + (i >> 1) * 8, col = column + (i & 1);
+                float decay = exp2_fast(row_sum[i >> 1] - (i & 1 ? column_sum.y : column_sum.x));
+                if (on_diagonal && row < col) decay = 0.0f;  // above it the exponent may be large: never multiplied
+                a[i] = row_rate[i >> 1] * decay * kk[j][i];
+                p[i] = decay * widen<FP16>((u16)(scores[j][i >> 1] >> (16 * (i & 1))));
+            }
+            char* to_p = result + TRIANGLE + triangle_step(j >> 1) + (block - (j >> 1)) * 512 + in_block +
+                         (((j & 1) << 4) ^ flip);
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                *reinterpret_cast<u32*>(to_p + 256 * i) = pack_half<FP16>(p[2 * i], p[2 * i + 1]);
+            if (on_diagonal) {  // transposed, for the substitution, which reads below the diagonal only
+                float* to = diagonal + ((j & 1) * 8 + 2 * pair) * DIAGONAL_STRIDE + (lane >> 2);
+#pragma unroll
+                for (int i = 0; i < 2; i++) to[8 * i] = a[2 * i], to[DIAGONAL_STRIDE + 8 * i] = a[2 * i + 1];
+            } else {
+#pragma unroll
+                for (int i = 0; i < 2; i++)
+                    *reinterpret_cast<u32*>(a_tile + (row0 + i * 8) * A_STRIDE + column) =
+                        pack_half<FP16>(a[2 * i], a[2 * i + 1]);
+            }
+        }
+        __syncwarp();
+        // Column lane & 15 of the inverse of the diagonal block: as soon as x_j is final it leaves the rows below.
+        float x[16];
+        const int mine = lane & 15;
+#pragma unroll
+        for (int i = 0; i < 16; i++) x[i] = i == mine ? 1.0f : 0.0f;
+#pragma unroll
+        for (int j = 0; j < 15; j++)
+#pragma unroll
+            for (int i4 = (j + 1) / 4 * 4; i4 < 16; i4 += 4) {
+                const float4 a = *reinterpret_cast<const float4*>(diagonal + j * DIAGONAL_STRIDE + i4);
+                if (i4 > j) x[i4] = fmaf(-a.x, x[j], x[i4]);
+                if (i4 + 1 > j) x[i4 + 1] = fmaf(-a.y, x[j], x[i4 + 1]);
+                if (i4 + 2 > j) x[i4 + 2] = fmaf(-a.z, x[j], x[i4 + 2]);
+                if (i4 + 3 > j) x[i4 + 3] = fmaf(-a.w, x[j], x[i4 + 3]);
+            }
+        if (lane < 16) {  // a column is a row of the transposed block, which is what is kept
+            uint4* to = reinterpret_cast<uint4*>(a_tile + (block * 16 + mine) * A_STRIDE + block * 16);
+            to[0] = make_uint4(pack_half<FP16>(x[0], x[1]), pack_half<FP16>(x[2], x[3]),
+                               pack_half<FP16>(x[4], x[5]), pack_half<FP16>(x[6], x[7]));
+            to[1] = make_uint4(pack_half<FP16>(x[8], x[9]), pack_half<FP16>(x[10], x[11]),
+                               pack_half<FP16>(x[12], x[13]), pack_half<FP16>(x[14], x[15]));
+        }
+        __syncthreads();
+        // Row block r of the inverse, leftwards: X_rs = -(sum over s < m <= r of X_rm A_ms) X_ss.
+        const int from_row = ((lane >> 3) & 1) * 8 + (lane & 7), from_column = (lane >> 4) * 8;
+        const int inverse_row = from_column + (lane & 7), inverse_column = ((lane >> 3) & 1) * 8;  // of its transpose
+        u32 inverse[4][4];
+        ldmatrix_t(inverse[3], a_tile + (block * 16 + inverse_row) * A_STRIDE + block * 16 + inverse_column);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const float2 factor = *reinterpret_cast<const float2*>(rate + block * 16 + half * 8 + 2 * pair);
+            char* to = result + triangle_step(0) + in_block + ((half << 4) ^ flip) + 2048 * block -
+                       256 * block * (block - 1);
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const u32 word = inverse[3][2 * half + i];
+                *reinterpret_cast<u32*>(to + 256 * i) =
+                    pack_half<FP16>(widen<FP16>((u16)word) * factor.x, widen<FP16>((u16)(word >> 16)) * factor.y);
+            }
+        }
+#pragma unroll
+        for (int m = 0; m < 3; m++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) inverse[m][i] = 0;
+        // The warp's own block is kept in inverse[3], block - 1 in inverse[2] and so on: indices known at compile time.
+#pragma unroll
+        for (int left = 1; left < 4; left++) {
+            const int s = block - left;
+            if (s < 0) break;
+            float product[2][4] = {}, merged[2][4] = {};
+            u32 b[4], packed[4];
+#pragma unroll
+            for (int m = 0; m < left; m++) {
+                ldmatrix_t(b, a_tile + ((block - m) * 16 + from_row) * A_STRIDE + s * 16 + from_column);
+                mma<FP16>(product[0], inverse[3 - m], b[0], b[1]);
+                mma<FP16>(product[1], inverse[3 - m], b[2], b[3]);
+            }
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                packed[i] = pack_half<FP16>(-product[i >> 1][2 * (i & 1)], -product[i >> 1][2 * (i & 1) + 1]);
+            ldmatrix(b, a_tile + (s * 16 + inverse_row) * A_STRIDE + s * 16 + inverse_column);
+            mma<FP16>(merged[0], packed, b[0], b[1]);
+            mma<FP16>(merged[1], packed, b[2], b[3]);
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const float2 factor = *reinterpret_cast<const float2*>(rate + s * 16 + half * 8 + 2 * pair);
+                char* to = result + 2048 * s - 256 * s * (s - 1) + left * 512 + in_block + ((half << 4) ^ flip);
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    const float low = merged[half][2 * i], high = merged[half][2 * i + 1];
+                    inverse[3 - left][2 * half + i] = pack_half<FP16>(low, high);
+                    *reinterpret_cast<u32*>(to + 256 * i) = pack_half<FP16>(low * factor.x, high * factor.y);
+                }
+            }
+        }
+        fence_async_shared();
+        if (thread == 0) bulk_wait_read<SLOTS - 2>();  // the copy that reads the slot of the next head
+        __syncthreads();
+        if (thread == 0)
+            bulk_store(workspace + ((long)blockIdx.x * hv + head_k * ratio + h) * BLOCK, result, BLOCK);
+    }
+    launch_dependents();  // late: the scan's blocks only hide their own start behind the last of these
+    if (thread == 0) bulk_wait_all();
+}

@@ -1,0 +1,208 @@
+// The PTX that the Hopper kernels of this family are made of, one instruction (or one idiom) per function.
+// Addresses of shared memory are 32-bit (`shared_address`). Nothing here depends on a CUDA header.
+#ifndef NVFP4_HOPPER_CUH
+#define NVFP4_HOPPER_CUH
+
+#define DEVICE __device__ __forceinline__
+
+DEVICE unsigned shared_address(const void* p) { return static_cast<unsigned>(__cvta_generic_to_shared(p)); }
+
+// --- mbarriers --------------------------------------------------------------------------------------------------
+DEVICE void barrier_init(unsigned barrier, unsigned count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+
+// After the last barrier_init: makes them visible to the cluster and to the copy engine.
+DEVICE void barrier_init_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+DEVICE void barrier_arrive(unsigned barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+DEVICE void barrier_arrive_expect(unsigned barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// Waits until the phase of this parity is complete; acquires what its arrivals released.
+DEVICE void barrier_wait(unsigned barrier, unsigned parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nagain:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// The same for a barrier that a CTA of the cluster other than this one completes.
+DEVICE void barrier_wait_cluster(unsigned barrier, unsigned parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nagain:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// --- copies -----------------------------------------------------------------------------------------------------
+// One contiguous piece of global memory into shared memory: 16-byte aligned, a multiple of 16 bytes.
+DEVICE void bulk_copy(unsigned to, const void* from, unsigned bytes, unsigned barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+               "l"(from), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+
+// The same for bytes that nobody will read again: they leave L2 first.
+DEVICE void bulk_copy_once(unsigned to, const void* from, unsigned bytes, unsigned barrier) {
+  asm volatile(
+      "{\n.reg .b64 policy;\ncreatepolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], "
+      "policy;\n}" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
+// A policy for copies: such lines leave L2 first.
+DEVICE unsigned long long leave_first() {
+  unsigned long long policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+DEVICE void bulk_copy_by(unsigned to, const void* from, unsigned bytes, unsigned barrier, unsigned long long policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
+}
+
+// Counts up by one from 0 to `last`, then starts again; returns the count before. Releases and acquires in the CTA.
+DEVICE unsigned count_arrival(unsigned counter, unsigned last) {
+  unsigned before;
+  asm volatile("atom.acq_rel.cta.shared::cta.inc.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "r"(counter), "r"(last)
+               : "memory");
+  return before;
+}
+
+// --- clusters ---------------------------------------------------------------------------------------------------
+DEVICE unsigned cluster_rank() {
+  unsigned rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// Every thread of the cluster is here. Relaxed: what must be seen is released by barrier_init_fence, not by a fence of
+// every thread.
+DEVICE void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// The address of our `local` shared memory in CTA `rank` of the cluster.
+DEVICE unsigned peer_address(unsigned local, unsigned rank) {
+  unsigned remote;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(local), "r"(rank));
+  return remote;
+}
+
+// 16 bytes into another CTA's shared memory, counted by a barrier of that CTA.
+DEVICE void peer_store(unsigned remote, const float4& v, unsigned remote_barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(remote),
+      "r"(__float_as_uint(v.x)), "r"(__float_as_uint(v.y)), "r"(__float_as_uint(v.z)), "r"(__float_as_uint(v.w)),
+      "r"(remote_barrier)
+      : "memory");
+}
+
+// In a programmatic launch: the next kernel's blocks may take the room that is free now, and what this kernel reads
+// after the wait is what the kernels ahead have written. Both do nothing in an ordinary launch.
+DEVICE void next_kernel_may_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+DEVICE void wait_for_kernels_ahead() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// Registers per thread of the warpgroups that give some up, and of those that take them.
+template <int REGISTERS>
+DEVICE void registers_down() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+template <int REGISTERS>
+DEVICE void registers_up() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+// --- arithmetic -------------------------------------------------------------------------------------------------
+// Two 16-bit products, nearest even, subnormals kept.
+template <bool BF16>
+DEVICE unsigned mul2(unsigned a, unsigned b) {
+  unsigned out;
+  if constexpr (BF16) {
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
+  } else {
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
+  }
+  return out;
+}
+
+template <bool BF16>
+DEVICE unsigned short round16(float v) {
+  unsigned short out;
+  if constexpr (BF16) {
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out) : "f"(v));
+  } else {
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(out) : "f"(v));
+  }
+  return out;
+}
+
+DEVICE unsigned rotate_right(unsigned w, unsigned by) { return __funnelshift_r(w, w, by); }
+
+// Bits of a where the mask is set, else of b, in one LOP3 (the compiler makes two of the C++ expression).
+DEVICE unsigned select_bits(unsigned a, unsigned b, unsigned mask) {
+  unsigned out;
+  asm("lop3.b32 %0, %1, %2, %3, 0xE4;" : "=r"(out) : "r"(a), "r"(b), "r"(mask));
+  return out;
+}
+
+DEVICE unsigned permute_bytes(unsigned a, unsigned b, unsigned selector) { return __byte_perm(a, b, selector); }
+
+// acc[16 rows, 8 columns] += a[16 rows, 16] b[16, 8 columns], m16n8k16 of one warp.
+template <bool BF16>
+DEVICE void mma16816(float (&acc)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  if constexpr (BF16) {
+    asm(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, "
+        "%2, %3};"
+        : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else {
+    asm(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, "
+        "%2, %3};"
+        : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+}
+
+// Not .nc: ptxas moves those below a barrier that they should travel across.
+DEVICE uint4 load_early(const void* p) {
+  uint4 v;
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p)
+               : "memory");
+  return v;
+}
+
+DEVICE uint4 load_once(const void* p) {
+  uint4 v;
+  asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  return v;
+}
+
+#endif

@@ -1,0 +1,177 @@
+"""kernels/gdn in CUDA C++: launch choices and sources without a GPU, each instantiation against the reference with one.
+
+The numerics need a Hopper GPU; what runs anywhere is the host's side of the bargain (tables, sizes, names) and, where
+nvcc is, that the sources compile for sm_90a within the registers and the shared memory of an SM.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+
+import pytest
+import torch
+
+from kernels import cuda_driver
+from kernels.common import CudaSource, Tensors, Workload
+from kernels.gdn import cases, cuda_decode, cuda_scan
+from kernels.gdn.launch import sequence_bounds
+from kernels.gdn.reference import reference
+
+SHARED_LIMIT = 227 * 1024
+RESERVED = 1024  # of shared memory, per block
+SM_SHARED = 228 * 1024
+CHECKS = [w for w in cases.WORKLOADS if w.role == "check"]
+# Shapes of the models' head size that would be slow in Triton's interpreter; here only the GPU runs them.
+WIDE = (
+    *(cases._prefill(T, (1, 2), D=128, dtype="bf16") for T in (1, 63, 64, 65, 129, 500)),
+    *(cases._prefill(300, (2, 6), D=128, dtype="bf16", regime=r) for r in ("keep", "forget", "beta0", "beta1")),
+    cases._prefill(300, (2, 6), D=128, dtype="bf16", regime="similar"),
+    cases._prefill(200, (2, 6), D=128, dtype="bf16", batch=3, qk_l2norm=1),
+    cases._prefill(137, (1, 4), D=128, dtype="bf16", lengths="7-64-1-65", qk_l2norm=1),
+    cases._prefill(300, (1, 3), D=128, dtype="fp16", qk_l2norm=1),
+)  # fmt: skip
+
+
+def needs_hopper() -> None:
+    pytest.importorskip("cupy", reason="the CUDA C++ candidates are loaded through CuPy")
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("sm_90a code runs on compute capability 9.0 only")
+
+
+def assert_within(out: Tensors, inputs: Tensors, problem: Workload, precision: str) -> None:
+    wanted = reference(inputs)
+    for name, limit in cases.tolerance(problem, precision).items():
+        error, norm = out[name].double() - wanted[name], wanted[name].norm()
+        assert (error.norm() / norm).item() <= limit.relative_error, name
+        assert (error.abs().max() / (norm / wanted[name].numel() ** 0.5)).item() <= limit.max_error, name
+
+
+# --- without a GPU ---------------------------------------------------------------------------------------------------
+
+
+def test_chunks_never_cross_a_sequence() -> None:
+    spans, offsets = cuda_scan.chunk_tables([0, 7, 71, 72, 201])
+    assert spans == [(0, 7), (7, 71), (71, 72), (72, 201), (136, 201), (200, 201)]
+    assert offsets == [0, 1, 2, 3]
+
+
+def test_workspace_and_tables_of_a_ragged_batch() -> None:
+    problem = next(w for w in CHECKS if w["lengths"] == "1-65")
+    args = cuda_scan._prepare(cases.inputs(problem, 0, "cpu"))
+    assert args["chunks"].tolist() == [[0, 1], [1, 66], [65, 66]]
+    assert args["workspace"].numel() == 3 * problem["Hv"] * cuda_scan.BLOCK_BYTES
+    assert args["cu_seqlens"].tolist() == sequence_bounds(args).tolist() == [0, 1, 66]
+
+
+@pytest.mark.parametrize(("sequences", "heads_v", "groups"), [(1, 48, 1), (1, 66, 1), (2, 48, 2), (8, 48, 2)])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_scan_choice_is_instantiated(sequences: int, heads_v: int, groups: int, dtype: str) -> None:
+    assert cuda_scan.choose_config(sequences, heads_v, 64, dtype) in cuda_scan.VARIANTS
+    chosen = cuda_scan.choose_config(sequences, heads_v, 128, dtype)
+    assert chosen in cuda_scan.VARIANTS
+    assert chosen.groups == groups
+
+
+def test_triangles_fill_their_block() -> None:
+    """Steps of a triangle, 64 - 16 s rows of 32 bytes, follow one another; the formula is the one in CUDA."""
+    ends = [2048 * s - 256 * s * (s - 1) + (64 - 16 * s) * 32 for s in range(4)]
+    assert ends == [2048, 3584, 4608, 5120]
+    assert 2 * ends[-1] + 1024 == cuda_scan.BLOCK_BYTES
+    assert cuda_scan.BLOCK_BYTES % 1024 == 0
+
+
+def test_driver_structures_are_as_in_cuda_h() -> None:
+    config, attribute = cuda_driver._Config, cuda_driver._Attribute
+    assert (config.stream.offset, config.attributes.offset, config.count.offset) == (32, 40, 48)
+    assert (attribute.value.offset, ctypes.sizeof(attribute)) == (8, 72)
+
+
+@pytest.mark.parametrize("state", ["f32", "bf16"])
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("batch", [1, 2, 8, 256])
+def test_decode_choice_is_instantiated(batch: int, dim: int, state: str) -> None:
+    chosen = cuda_decode.choose_config(batch, 48, dim, state)
+    assert chosen in cuda_decode.VARIANTS
+    assert (chosen.state, chosen.dim) == (state, dim)
+
+
+def test_refusals_say_why() -> None:
+    prefill, decode = (next(w for w in CHECKS if w["op"] == op) for op in ("prefill", "decode"))
+    assert "op = decode" in cuda_scan.refuses(decode)
+    assert "f32" in cuda_scan.refuses(prefill)
+    assert "D = 256" in cuda_scan.refuses(cases._prefill(5, (1, 1), D=256, dtype="bf16"))
+    assert "more than 8" in cuda_scan.refuses(cases._prefill(5, (1, 9), dtype="bf16"))
+    assert "op = prefill" in cuda_decode.refuses(prefill)
+    assert not cuda_decode.refuses(decode)
+
+
+def test_shared_memory_fits() -> None:
+    sizes = {v.kernel: v.shared_bytes for v in cuda_scan.VARIANTS}
+    assert {name: size for name, size in sizes.items() if size > SHARED_LIMIT} == {}
+    assert 4 * (cuda_scan.prepare_shared_bytes(128) + RESERVED) <= SM_SHARED  # four blocks an SM, as its bounds ask
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("nvcc"), reason="nvcc is not installed")
+@pytest.mark.parametrize("source", [cuda_scan.SOURCE, cuda_decode.SOURCE], ids=lambda s: s.path.stem)
+def test_compiles_for_hopper_without_spills(source: CudaSource) -> None:
+    from lab.aot_worker import compile_cuda
+
+    rows = compile_cuda(source, 90)
+    assert [r["build"] for r in rows] == list(source.kernels)
+    for row in rows:
+        assert row["status"] == "ok", row.get("message")
+        assert not row["spill_bytes"], f"{row['build']}: {row['spill_bytes']} bytes spilled"
+        if "gdn_scan" in row["build"]:
+            assert "wgmma" in row["instruction"]
+
+
+# --- on a Hopper GPU -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("problem", [w for w in (*CHECKS, *WIDE) if not cuda_scan.refuses(w)], ids=lambda w: w.id)
+def test_scan_against_reference(problem: Workload) -> None:
+    needs_hopper()
+    inputs = cases.inputs(problem, 1, "cuda")
+    for variant in cuda_scan.VARIANTS:
+        if (variant.dim, variant.dtype) != (problem["D"], problem["dtype"]):
+            continue
+        for programmatic in (False, True):
+            out, args = cases.outputs(problem, inputs), cuda_scan._prepare(inputs)
+            cuda_scan.prepare_chunks(args)
+            cuda_scan.scan_chunks(args, out, variant, programmatic)
+            assert_within(out, inputs, problem, str(problem["dtype"]))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", cuda_decode.VARIANTS, ids=lambda v: v.kernel)
+def test_decode_against_reference(variant: cuda_decode.DecodeVariant) -> None:
+    needs_hopper()
+    shape = {"D": variant.dim, "state_dtype": variant.state}
+    for problem in (
+        cases._decode(5, (2, 4), dtype="bf16", pad=2, **shape),  # type: ignore[arg-type]
+        cases._decode(7, (2, 4), dtype="fp16", qk_l2norm=1, pad=1, **shape),  # type: ignore[arg-type]
+        cases._decode(37, (4, 12), dtype="f32", **shape),  # type: ignore[arg-type]
+    ):
+        inputs = cases.inputs(problem, 1, "cuda")
+        out = cases.outputs(problem, inputs)
+        cuda_decode.launch(inputs, out["state"], out["o"], variant)
+        assert_within(out, inputs, problem, "f32")
+
+
+@pytest.mark.gpu
+def test_a_sequence_does_not_depend_on_its_batch() -> None:
+    """The same bits for a sequence alone, and packed with others."""
+    needs_hopper()
+    problem = cases._prefill(300, (2, 6), D=128, dtype="bf16", lengths="70-129-101")
+    inputs = cases.inputs(problem, 1, "cuda")
+    out = cases.outputs(problem, inputs)
+    cuda_scan.CANDIDATES[0].run(cuda_scan._prepare(inputs), out)
+    alone = {n: inputs[n][:, 70:199].contiguous() for n in ("q", "k", "v", "g", "beta")}
+    alone["initial_state"] = inputs["initial_state"][1:2].contiguous()
+    other = {"o": torch.empty_like(alone["v"]), "final_state": torch.empty_like(alone["initial_state"])}
+    cuda_scan.CANDIDATES[0].run(cuda_scan._prepare(alone), other)
+    assert torch.equal(other["o"][0], out["o"][0, 70:199])
+    assert torch.equal(other["final_state"][0], out["final_state"][1])

@@ -1,0 +1,234 @@
+"""kernels/nvfp4/cuda_gemm.py: the weight tiles, the configuration and the whole kernel on a CPU; the kernel on a GPU.
+
+On a CPU wgmma_gemm.cu runs as it is, its PTX replaced by tests/wgmma_on_cpu.cuh: rings, clusters, stream-K, swizzles
+and fragments are the kernel's own, timing is not.
+"""
+
+import ctypes
+import functools
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.nvfp4 import cases, cuda_gemm, gemm_tiles, tiles
+from kernels.nvfp4.reference import reference, weights
+from lab.aot_worker import compile_cuda
+
+CHECKS = [w for w in cases.WORKLOADS if w.role == "check" and not cuda_gemm._refuses(w)]
+MEASURED = [w for w in cases.WORKLOADS if w.role == "measure" and not cuda_gemm._refuses(w)]
+VARIANTS: tuple[dict[str, Any], ...] = (
+    {},
+    {"cluster": 1},
+    {"rows_first": True},
+    {"waves": 0},
+    {"waves": 1, "tokens": 128},
+)
+ENTRY = """
+struct Arguments {
+  TensorMap map; const unsigned char* w; const float* scale; unsigned short* y; float* parts; unsigned* flags;
+  int m, n, depth, row_tiles, token_tiles, rows_first, waves;
+} given;
+static void entry() {
+  KERNEL(given.map, given.w, given.scale, given.y, given.parts, given.flags, given.m, given.n, given.depth,
+         given.row_tiles, given.token_tiles, given.rows_first, given.waves);
+  finished();
+}
+extern "C" int shared_bytes() { return SHARED_BYTES + 1024; }
+extern "C" int part_floats() { return 2 * PART_FLOATS; }
+extern "C" int simulated(const void* x, const void* w, const void* scale, void* y, void* parts, void* flags, int m,
+                         int n, int k, int depth, int row_tiles, int token_tiles, int rows_first, int waves,
+                         int blocks, int seed) {
+  given = {{(const unsigned char*)x, m, k, TOKENS / CLUSTER}, (const unsigned char*)w, (const float*)scale,
+           (unsigned short*)y, (float*)parts, (unsigned*)flags, m, n, depth, row_tiles, token_tiles, rows_first,
+           waves};
+  return simulate(entry, THREADS, CLUSTER, blocks, SHARED_BYTES, seed);
+}
+"""
+needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++ to run the kernel on a CPU")
+
+
+@functools.cache
+def on_cpu(config: cuda_gemm.GemmConfig, change: tuple[str, str] = ("", "")) -> ctypes.CDLL:
+    """The kernel of `config` as a CPU library, with one text of its source replaced."""
+    text = cuda_gemm.SOURCE.read_text()
+    for old, new in (("extern __shared__ __align__(1024) unsigned char shared_start[];", ""), change):
+        assert old in text
+        text = text.replace(old, new or "unsigned char* shared_start = simulated_shared();") if old else text
+    folder = Path(tempfile.mkdtemp())
+    (folder / "kernel.cpp").write_text('#include "wgmma_on_cpu.cuh"\n' + text + ENTRY)
+    includes = (f"-I{Path(__file__).parent}", f"-I{cuda_gemm.SOURCE.parent}")
+    options = [option for option in cuda_gemm.source(config).options if option.startswith("-D")]
+    command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", *includes, *options, str(folder / "kernel.cpp")]
+    subprocess.run([*command, "-o", str(folder / "kernel.so")], check=True, timeout=120, capture_output=True)
+    return ctypes.CDLL(str(folder / "kernel.so"))
+
+
+def simulate(library: ctypes.CDLL, config: cuda_gemm.GemmConfig, inputs: dict[str, torch.Tensor], seed: int) -> Any:
+    """(y, what the simulator returned, flags left up)."""
+    x, n = inputs["x"], inputs["w_packed"].shape[0]
+    args = cuda_gemm.prepare(inputs)
+    parts = torch.full((config.grid, library.part_floats()), float("nan"))
+    flags = torch.zeros(config.grid, 2, dtype=torch.int32)
+    y = torch.full((x.shape[0], n), float("nan"), dtype=x.dtype)
+    depth = gemm_tiles.chunks_of(x.shape[1]) // config.unit
+    tile_counts = -(-n // config.rows), -(-x.shape[0] // config.tokens)
+    pointers = (x, args["w"], args["w_tensor_scale"], y, parts, flags)
+    numbers = (*x.shape, depth, *tile_counts, int(config.rows_first), config.waves, config.grid, seed)
+    numbers = (numbers[0], n, *numbers[1:])
+    code = library.simulated(*(ctypes.c_void_p(t.data_ptr()) for t in pointers), *map(ctypes.c_int, numbers))
+    return y, code, int(flags.sum())
+
+
+def within_tolerance(y: torch.Tensor, problem: Any, inputs: dict[str, torch.Tensor]) -> bool:
+    wanted, limit = reference(inputs)["y"], cases.tolerance(problem, "nvfp4-w4a16")["y"]
+    error = y.double() - wanted
+    close = error.norm() <= limit.relative_error * wanted.norm()
+    return bool(close and error.abs().max() <= limit.max_error * wanted.square().mean().sqrt())
+
+
+@pytest.mark.parametrize("problem", CHECKS, ids=lambda w: w.id)
+def test_tiles_hold_the_weights_where_the_fragments_want_them(problem):
+    inputs = cases.inputs(problem, seed=3)
+    inputs["w_scale"].view(-1)[::5] = 0
+    inputs["w_scale"].view(-1)[1::7] = 3  # subnormal
+    dtype = cases.DTYPES[problem["dtype"]]
+    tiled = gemm_tiles.tile_weights(inputs["w_packed"], inputs["w_scale"], dtype)
+    codes, scales = tiled.split((tiles.CODE_BYTES, 64), dim=-1)
+    words = (codes.contiguous().view(torch.int32).to(torch.int64) & tiles.WORD).unflatten(-1, (8, 4, 2, 2))
+    decode = tiles.decode16_bf16 if problem["dtype"] == "bf16" else tiles.decode16_fp16
+    pairs = torch.stack(decode(words[..., 0], words[..., 1]), dim=-1)
+    halves = torch.stack((pairs & 0xFFFF, pairs >> 16), dim=-1).flatten(-2).to(torch.uint16).view(dtype).double()
+    byte = scales.unflatten(-1, (8, 2, 4)).to(torch.int32)
+    scale = torch.ldexp(1 + (byte & 7) / 8.0, (byte >> 3) - tiles.SCALE_BIAS).double()
+    n, k = problem["N"], problem["K"]
+    wanted = torch.zeros(tiled.shape[0] * 128, tiled.shape[1] * 64, dtype=torch.float64)
+    wanted[:n, :k] = weights(inputs) / inputs["w_tensor_scale"].double()
+    exponent = 126 if problem["dtype"] == "bf16" else 14
+    for strip, g, t, half, j, part, pair in ((0, 0, 0, 0, 0, 0, 0), (7, 7, 3, 1, 3, 1, 1), (2, 5, 1, 0, 2, 1, 0)):
+        value = (
+            halves[:, :, strip, g, t, half, 4 * j + 2 * part + pair] * 2.0**exponent * scale[:, :, strip, g, half, j]
+        )
+        row, column = 16 * strip + 8 * half + g, 16 * j + 8 * part + 2 * t + pair
+        assert torch.equal(value, wanted[row::128, column::64])
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize("problem", CHECKS + MEASURED, ids=lambda w: w.id)
+def test_configurations_fit_and_share_the_work(problem, variant):
+    config = cuda_gemm.choose_config(problem["M"], problem["N"], problem["K"], problem["dtype"], **variant)
+    assert config.shared_bytes <= cuda_gemm.SHARED_BYTES
+    assert config.grid <= cuda_gemm.SMS
+    assert config.grid % config.cluster == 0
+    assert gemm_tiles.chunks_of(problem["K"]) % config.unit == 0
+    assert config.part_floats * config.grid <= 128 * 256 * cuda_gemm.SMS
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "tokens", "waves", "grid"),
+    [
+        (512, 4096, 2048, 128, 1, 128),  # 64 tiles of 256 x 128 for 66 workers: nothing is shared
+        (2048, 4096, 2048, 256, 2, 132),
+        (2048, 17408, 5120, 256, 7, 132),  # 8.24 tiles a worker: shares of 0.24 would mean five workers a tile
+        (128, 17408, 5120, 128, 0, 132),  # 1.03
+        (32, 4096, 2048, 32, 0, 132),
+    ],
+)
+def test_the_tile_and_the_whole_tiles_follow_from_the_shape(m, n, k, tokens, waves, grid):
+    config = cuda_gemm.choose_config(m, n, k, "bf16")
+    assert (config.tokens, config.waves, config.grid) == (tokens, waves, grid)
+
+
+def test_refuses_what_it_cannot_do():
+    assert "cuda_decode" in cuda_gemm._refuses(next(w for w in cases.WORKLOADS if w["M"] == 8))
+    with pytest.raises(ValueError, match="multiple of 16"):
+        cuda_gemm.choose_config(128, 128, 72, "bf16")
+    with pytest.raises(ValueError, match="smaller tile"):
+        cuda_gemm.choose_config(512, 128, 128, "bf16", tokens=256, chunks=4)
+    problem = CHECKS[0]
+    inputs = cases.inputs(problem)
+    args, y = cuda_gemm.prepare(inputs), cases.outputs(problem, inputs)["y"]
+    config = cuda_gemm.choose_config(problem["M"], problem["N"], problem["K"], problem["dtype"])
+    with pytest.raises(ValueError, match="contiguous"):
+        cuda_gemm.launch(args | {"x": args["x"].T}, y, config)
+    with pytest.raises(ValueError, match="prepare this pair"):
+        cuda_gemm.launch(args, y[1:], config)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("m", "n", "k", "dtype", "sms", "variant"),
+    [
+        (130, 300, 1040, "bf16", 4, {"tokens": 128, "cluster": 1, "stages": 3, "waves": 1}),
+        (130, 600, 528, "fp16", 10, {"tokens": 128, "waves": 0}),
+        (250, 700, 272, "bf16", 4, {"tokens": 256, "cluster": 1, "waves": 1, "rows_first": True}),
+        (63, 300, 1040, "bf16", 8, {"tokens": 64, "waves": 0}),
+        (63, 600, 272, "bf16", 4, {"tokens": 32, "waves": 1}),
+        (31, 500, 528, "bf16", 8, {"waves": 0}),
+    ],
+)
+def test_the_kernel_runs_on_a_cpu(m, n, k, dtype, sms, variant):
+    problem = cases._check(m, n, k, dtype)
+    inputs = cases.inputs(problem, seed=1)
+    inputs["w_scale"].view(-1)[::5] = 0
+    config = cuda_gemm.choose_config(m, n, k, dtype, sms, **variant)
+    library = on_cpu(config)
+    assert library.shared_bytes() == config.shared_bytes
+    assert library.part_floats() == config.part_floats
+    first = None
+    for seed in range(2 if m < 128 else 1):
+        y, code, flags = simulate(library, config, inputs, seed)
+        assert (code, flags) == (0, 0)
+        assert within_tolerance(y, problem, inputs)
+        first = y if first is None else first
+        assert torch.equal(first, y)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("wgmma_wait<1>();", "wgmma_wait<2>();"),
+        ("if (c == 0 && before >= 0) release(before);", "if (c == 0) release(stage);"),
+        ("begin(worker + 1 + others) < tile_end", "begin(worker + 1 + others) < 0"),
+        ("x + 2 * j", "x + 4 * j"),
+        ("scales.y, 0u, 0x4040u + 0x0101u * j", "scales.y, 0u, 0x4040u + 0x0101u * (j ^ 1)"),
+    ],
+)
+def test_the_simulation_sees_mistakes(change):
+    problem = cases._check(130, 300, 512, "bf16")
+    inputs = cases.inputs(problem, seed=1)
+    config = cuda_gemm.choose_config(130, 300, 512, "bf16", 4, tokens=128, cluster=1, stages=3, waves=0)
+    y, code, _ = simulate(on_cpu(config, change), config, inputs, 0)
+    assert code or not within_tolerance(y, problem, inputs)
+
+
+@pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
+@pytest.mark.parametrize("source", cuda_gemm.CUDA_SOURCES, ids=lambda s: s.kernels[0])
+def test_sources_compile_without_spills_to_wgmma(source):
+    (row,) = compile_cuda(source, 90)
+    assert (row["status"], row["spill_bytes"], row["fits"]) == ("ok", 0, True), row
+    assert "wgmma" in row["instruction"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize("problem", CHECKS + MEASURED, ids=lambda w: w.id)
+def test_on_a_gpu_within_tolerance_and_the_same_twice(problem, variant):
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs compute capability 9.0")
+    inputs = cases.inputs(problem, seed=1, device="cuda")
+    args = cuda_gemm.prepare(inputs)
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    config = cuda_gemm.choose_config(problem["M"], problem["N"], problem["K"], problem["dtype"], sms, **variant)
+    first = None
+    for _ in range(3):
+        y = cases.outputs(problem, inputs)["y"]
+        cuda_gemm.launch(args, y, config)
+        assert within_tolerance(y, problem, inputs)
+        first = y if first is None else first
+        assert torch.equal(first, y)

@@ -1,0 +1,309 @@
+// The words of kernels/nvfp4/hopper.cuh and wgmma.cuh on a CPU, so that wgmma_gemm.cu runs without a GPU: every thread
+// of a cluster is a fiber, clusters run one after the other from block 0. What a device may do late is done as late as
+// the barriers allow: copies land in random order, products read fragments and shared memory only when they are waited
+// for, so a fragment overwritten or a stage released too early gives wrong numbers. Layouts are the PTX manual's.
+#pragma once
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <vector>
+#define NVFP4_HOPPER_CUH
+#define NVFP4_WGMMA_CUH
+#define DEVICE inline
+#define __global__
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __cluster_dims__(...)
+using std::max;
+using std::min;
+struct uint4 { unsigned x, y, z, w; };
+struct uint2 { unsigned x, y; };
+struct float4 { float x, y, z, w; };
+struct Axis { int x; };
+struct alignas(64) TensorMap { const unsigned char* from; long long rows, columns, box_rows; };  // boxes: 64 columns
+
+struct Fiber { ucontext_t context; std::vector<char> stack; int cta, thread; bool done; };
+struct Barrier { unsigned count; int pending; long bytes; unsigned phase; };
+struct Meeting { int here = 0; unsigned generation = 0; };
+struct Copy { unsigned to, barrier, bytes; const unsigned char* from; const TensorMap* map; int k, row; };
+struct Product { float* sums[128]; const unsigned* a[128]; uint64_t b; int columns; bool bf16; int group; };
+struct Group { Meeting meeting; Product next; std::vector<Product> under_way; int committed = 0; };
+struct Warp { Meeting meeting; unsigned row[32], matrix[32][4]; };
+static struct {
+  std::vector<Fiber*> fibers;
+  Fiber* now;
+  ucontext_t scheduler;
+  std::vector<unsigned char> shared[2];
+  std::map<unsigned, Barrier> barriers;
+  std::vector<Copy> copies;
+  Meeting cluster, block[2], named[2][16];
+  Group groups[2][8];
+  Warp warps[2][32];
+  int threads, ctas;
+  unsigned long moves;  // whatever gets the program on
+} cpu;
+static Axis threadIdx, blockIdx, gridDim;
+
+static void stop(const char* why, unsigned where = 0) {
+  fprintf(stderr, "%s (%x): block %d thread %d\n", why, where, blockIdx.x, threadIdx.x);
+  abort();
+}
+static void others() { swapcontext(&cpu.now->context, &cpu.scheduler); }
+static void meet(Meeting& m, int count) {
+  const unsigned before = m.generation;
+  cpu.moves++;
+  if (++m.here == count) m.here = 0, m.generation++;
+  else while (m.generation == before) others();
+}
+static unsigned char* simulated_shared() { return cpu.shared[cpu.now->cta].data(); }
+static unsigned shared_address(const void* p) {
+  return static_cast<unsigned>((const unsigned char*)p - simulated_shared()) | cpu.now->cta << 24;
+}
+static unsigned char* place(unsigned address, unsigned bytes) {
+  const unsigned cta = address >> 24, at = address & 0xFFFFFF;
+  if (cta > 1 || at + bytes > cpu.shared[cta].size()) stop("outside shared memory", address);
+  return cpu.shared[cta].data() + at;
+}
+static unsigned keep(unsigned v) { return v; }
+static uint4 shared_load16(unsigned at) { return *(const uint4*)place(at, 16); }
+static uint2 shared_load8(unsigned at) { return *(const uint2*)place(at, 8); }
+static unsigned in_cta(unsigned address, unsigned cta) { return (address & 0xFFFFFF) | cta << 24; }
+static Barrier& barrier(unsigned address) {
+  if (!cpu.barriers.count(address)) stop("not a barrier", address);
+  return cpu.barriers[address];
+}
+static void settle(Barrier& b) {
+  cpu.moves++;
+  if (b.pending == 0 && b.bytes == 0) b.phase ^= 1, b.pending = b.count;
+}
+static void barrier_init(unsigned address, unsigned count) {
+  place(address, 8);
+  cpu.barriers[address] = {count, static_cast<int>(count), 0, 0};
+}
+static void barrier_init_fence() {}
+static void barrier_arrive(unsigned address) {
+  Barrier& b = barrier(address);
+  if (--b.pending < 0) stop("too many arrivals", address);
+  settle(b);
+}
+static void barrier_arrive_cluster(unsigned address) { barrier_arrive(address); }
+static void barrier_arrive_expect(unsigned address, unsigned bytes) {
+  barrier(address).bytes += bytes;
+  barrier_arrive(address);
+}
+static void barrier_wait(unsigned address, unsigned parity) {
+  while (barrier(address).phase == parity) others();
+}
+static void bulk_copy(unsigned to, const void* from, unsigned bytes, unsigned done) {
+  if (to % 16 || bytes % 16 || (uintptr_t)from % 16 || !bytes) stop("copy not aligned", to);
+  place(to, bytes), cpu.copies.push_back({to, done, bytes, (const unsigned char*)from, nullptr, 0, 0}), cpu.moves++;
+}
+static void bulk_copy_once(unsigned to, const void* from, unsigned bytes, unsigned done) {
+  bulk_copy(to, from, bytes, done);
+}
+template <bool MULTICAST>
+static void tensor_copy(unsigned to, const TensorMap* map, int k, int row, unsigned done) {
+  if (to % 1024) stop("box not on 1024 bytes", to);
+  for (int cta = 0; cta < cpu.ctas; cta++) {
+    if (!MULTICAST && cta != cpu.now->cta) continue;
+    const unsigned bytes = map->box_rows * 128;
+    place(in_cta(to, cta), bytes);
+    cpu.copies.push_back({in_cta(to, cta), in_cta(done, cta), bytes, nullptr, map, k, row});
+  }
+  cpu.moves++;
+}
+static unsigned swizzled(unsigned address) { return address ^ (address >> 7 & 7) << 4; }
+static void land(const Copy& c) {
+  if (!c.map) memcpy(place(c.to, c.bytes), c.from, c.bytes);
+  else
+    for (int r = 0; r < c.map->box_rows; r++)
+      for (int i = 0; i < 64; i++) {
+        unsigned short v = 0;
+        if (c.row + r < c.map->rows && c.k + i < c.map->columns)
+          memcpy(&v, c.map->from + 2 * ((c.row + r) * c.map->columns + c.k + i), 2);
+        memcpy(place(swizzled(c.to + 128 * r + 2 * i), 2), &v, 2);
+      }
+  Barrier& b = barrier(c.barrier);
+  b.bytes -= c.bytes, settle(b);
+}
+static int same_in_warp(int v) { return v; }
+static void prefetch_map(const TensorMap*) {}
+static unsigned cluster_rank() { return cpu.now->cta; }
+static unsigned peer_address(unsigned local, unsigned rank) { return in_cta(local, rank); }
+static void cluster_sync() { meet(cpu.cluster, cpu.threads * cpu.ctas); }
+static void __syncthreads() { meet(cpu.block[cpu.now->cta], cpu.threads); }
+static Warp& my_warp() { return cpu.warps[cpu.now->cta][cpu.now->thread / 32]; }
+static Group& my_group() { return cpu.groups[cpu.now->cta][cpu.now->thread / 128]; }
+static void __syncwarp() { meet(my_warp().meeting, 32); }
+static void named_sync(int id, int threads) { meet(cpu.named[cpu.now->cta][id], threads); }
+static void named_arrive(int id, int threads) {
+  Meeting& m = cpu.named[cpu.now->cta][id];
+  cpu.moves++;
+  if (++m.here == threads) m.here = 0, m.generation++;
+}
+static void flag_raise(unsigned* flag) {
+  if (*flag) stop("flag already up");
+  *flag = 1, cpu.moves++;
+}
+static void flag_take(unsigned* flag) {
+  while (!*flag) others();
+  *flag = 0;
+}
+static float4 load_shared_by_gpu(const float4* p) { return *p; }
+static float value16(unsigned short bits, bool bf16) {
+  if (!bf16) { _Float16 h; memcpy(&h, &bits, 2); return h; }
+  const unsigned u = bits << 16;
+  float f;
+  memcpy(&f, &u, 4);
+  return f;
+}
+static unsigned short bits16(float f, bool bf16) {
+  if (!bf16) { _Float16 h = f; unsigned short bits; memcpy(&bits, &h, 2); return bits; }
+  unsigned u;
+  memcpy(&u, &f, 4);
+  return (u + 0x7FFF + (u >> 16 & 1)) >> 16;
+}
+template <bool BF16> static unsigned round_pair(float low, float high) {
+  return bits16(low, BF16) | static_cast<unsigned>(bits16(high, BF16)) << 16;
+}
+template <bool BF16> static unsigned mul2(unsigned a, unsigned b) {
+  return round_pair<BF16>(value16(a, BF16) * value16(b, BF16), value16(a >> 16, BF16) * value16(b >> 16, BF16));
+}
+static unsigned select_bits(unsigned a, unsigned b, unsigned mask) { return (a & mask) | (b & ~mask); }
+static unsigned rotate_right(unsigned w, unsigned by) { return w >> by | w << (32 - by); }
+static unsigned permute_bytes(unsigned a, unsigned b, unsigned selector) {
+  const uint64_t both = a | static_cast<uint64_t>(b) << 32;
+  unsigned out = 0;
+  for (int i = 0; i < 4; i++) out |= static_cast<unsigned>(both >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i;
+  return out;
+}
+template <int> static void registers_up() {}
+template <int> static void registers_down() {}
+template <class T> static void pin(T&) {}
+static void store_transposed(unsigned row, unsigned m0, unsigned m1, unsigned m2, unsigned m3) {
+  Warp& w = my_warp();
+  const int lane = cpu.now->thread % 32;
+  w.row[lane] = row, w.matrix[lane][0] = m0, w.matrix[lane][1] = m1, w.matrix[lane][2] = m2, w.matrix[lane][3] = m3;
+  __syncwarp();
+  if (row % 16) stop("row not on 16 bytes", row);
+  for (int c = 0; c < 8; c++) {  // element c of the lane's memory row is row c of the fragment, at column lane % 8
+    const unsigned short v = w.matrix[4 * c + lane % 8 / 2][lane / 8] >> 16 * (lane % 2);
+    memcpy(place(row + 2 * c, 2), &v, 2);
+  }
+  __syncwarp();
+}
+static uint64_t tile_descriptor(unsigned address) {
+  return (address & 0x3FFFF) >> 4 | 1ull << 16 | 64ull << 32 | 1ull << 62;
+}
+static void wgmma_fence() {}
+static void wgmma_commit() {
+  meet(my_group().meeting, 128);
+  if (cpu.now->thread % 128 == 0) my_group().committed++;
+  meet(my_group().meeting, 128);
+}
+static void execute(const Product& p) {
+  static float a[64][16], b[16][256];
+  for (int thread = 0; thread < 128; thread++)
+    for (int i = 0; i < 8; i++) {
+      const int row = thread / 32 * 16 + thread % 32 / 4 + (i / 2 % 2) * 8, k = thread % 4 * 2 + i % 2 + i / 4 * 8;
+      a[row][k] = value16(p.a[thread][i / 2] >> 16 * (i % 2), p.bf16);
+    }
+  const unsigned start = (p.b & 0x3FFF) << 4, lines = (p.b >> 32 & 0x3FFF) << 4;
+  if (p.b >> 62 != 1) stop("not the 128-byte swizzle");
+  for (int k = 0; k < 16; k++)
+    for (int n = 0; n < p.columns; n++) {
+      unsigned short v;
+      memcpy(&v, place(in_cta(swizzled(start + n / 8 * lines + n % 8 * 128 + 2 * k), cpu.now->cta), 2), 2);
+      b[k][n] = value16(v, p.bf16);
+    }
+  for (int thread = 0; thread < 128; thread++)
+    for (int i = 0; i < p.columns / 2; i++) {
+      const int row = thread / 32 * 16 + thread % 32 / 4 + (i / 2 % 2) * 8, n = i / 4 * 8 + thread % 4 * 2 + i % 2;
+      float sum = p.sums[thread][i];
+      for (int k = 0; k < 16; k++) sum += a[row][k] * b[k][n];
+      p.sums[thread][i] = sum;
+    }
+}
+template <int PENDING> static void wgmma_wait() {
+  Group& g = my_group();
+  meet(g.meeting, 128);
+  if (cpu.now->thread % 128 == 0) {
+    while (!g.under_way.empty() && g.under_way.front().group < g.committed - PENDING) {
+      execute(g.under_way.front());
+      g.under_way.erase(g.under_way.begin());
+    }
+  }
+  meet(g.meeting, 128);
+}
+template <int COLUMNS, bool BF16> struct Wgmma {
+  static void go(float (&d)[COLUMNS / 2], const unsigned (&a)[4], uint64_t b) {
+    Group& g = my_group();
+    const int thread = cpu.now->thread % 128;
+    g.next.sums[thread] = d, g.next.a[thread] = a;
+    meet(g.meeting, 128);
+    if (thread == 0) {
+      g.next.b = b, g.next.columns = COLUMNS, g.next.bf16 = BF16, g.next.group = g.committed;
+      g.under_way.push_back(g.next);
+    }
+    meet(g.meeting, 128);
+  }
+};
+
+// Runs `entry` in every thread of `blocks` blocks. 0, or 1 when nothing moves any more.
+static int simulate(void (*entry)(), int threads, int ctas, int blocks, unsigned shared_bytes, int seed) {
+  srand(seed);
+  gridDim.x = blocks, cpu.threads = threads, cpu.ctas = ctas;
+  for (int block = 0; block < blocks; block += ctas) {
+    cpu.barriers.clear(), cpu.copies.clear(), cpu.cluster = {};
+    for (int c = 0; c < ctas; c++) {
+      cpu.shared[c].assign(shared_bytes, 0xFF), cpu.block[c] = {};
+      for (auto& m : cpu.named[c]) m = {};
+      for (auto& g : cpu.groups[c]) g = {};
+      for (auto& w : cpu.warps[c]) w = {};
+    }
+    std::vector<Fiber> fibers(threads * ctas);
+    cpu.fibers.clear();
+    for (int i = 0; i < threads * ctas; i++) {
+      Fiber& f = fibers[i];
+      f.cta = i / threads, f.thread = i % threads, f.done = false, f.stack.resize(65536);
+      getcontext(&f.context);
+      f.context.uc_stack.ss_sp = f.stack.data(), f.context.uc_stack.ss_size = f.stack.size();
+      f.context.uc_link = &cpu.scheduler;
+      makecontext(&f.context, entry, 0);
+    }
+    std::vector<int> warps(fibers.size() / 32);
+    for (size_t i = 0; i < warps.size(); i++) warps[i] = i;
+    for (int idle = 0, alive = 1; alive;) {
+      const unsigned long before = cpu.moves;
+      alive = 0;
+      for (size_t i = warps.size(); i-- > 1;) std::swap(warps[i], warps[rand() % (i + 1)]);
+      for (int w : warps) {
+        const bool asleep = rand() % 4 == 0 && idle < 100;
+        for (int lane = 0; lane < 32; lane++) {
+          Fiber& f = fibers[32 * w + lane];
+          if (f.done) continue;
+          alive++;
+          if (asleep) continue;
+          cpu.now = &f, threadIdx.x = f.thread, blockIdx.x = block + f.cta;
+          swapcontext(&cpu.scheduler, &f.context);
+        }
+      }
+      for (size_t i = 0; i < cpu.copies.size();) {
+        if (rand() % 3) { i++; continue; }
+        const Copy c = cpu.copies[i];
+        cpu.copies.erase(cpu.copies.begin() + i), cpu.now = &fibers[0], land(c);
+      }
+      idle = cpu.moves == before && cpu.copies.empty() ? idle + 1 : 0;
+      if (idle > 1000) return fprintf(stderr, "deadlock in block %d\n", block), 1;
+    }
+    if (!cpu.copies.empty()) stop("copies left");
+    for (auto& c : cpu.groups) for (auto& g : c) if (!g.under_way.empty()) stop("products left");
+  }
+  return 0;
+}
+static void finished() { cpu.now->done = true, cpu.moves++, others(); }
