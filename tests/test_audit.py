@@ -297,7 +297,7 @@ def test_evidence_keeps_apart() -> None:
 
 def test_ids_of_every_finding_exist(whole: run.Audit) -> None:
     for f in whole.findings:
-        assert f.verdicts or f.figures
+        assert f.verdicts or f.figures or f.cards
         for verdict in f.verdicts:
             recorded.verdict(verdict)
         for figure in f.figures:
@@ -305,7 +305,7 @@ def test_ids_of_every_finding_exist(whole: run.Audit) -> None:
 
 
 def test_a_finding_is_told_once(whole: run.Audit) -> None:
-    keys = [(f.check, f.verdicts, f.figures) for f in whole.findings]
+    keys = [(f.check, f.verdicts, f.figures, "" if f.verdicts or f.figures else f.subject) for f in whole.findings]
     assert len(set(keys)) == len(keys)
     assert "lp13: gdn_core_time" not in {f.subject for f in whole.findings}, "phase 81 is bound, and said there"
 
