@@ -35,7 +35,8 @@ def table(family: str, device: str, rows: Iterable[Mapping[str, Any]] | None = N
     from kernels.routing import Point, Table
 
     place = devices.get(device, "--device").id
-    names = set(families.load(family).candidates) - set(families.load(family).peers)
+    own = {"cupy", "triton"}  # a rival library's arm is timed beside ours and never routed to; torch is always there
+    names = {name for name, c in families.load(family).candidates.items() if set(c.needs.packages) <= own}
     usable = [
         row
         for row in (records.rows(place, family=family) if rows is None else rows)

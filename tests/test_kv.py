@@ -29,6 +29,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KV = families.load("kv")
 # What needs no further library; adapters for other libraries are tried in tests/test_peers_run.py.
 CANDIDATES = tuple(c for c in KV.candidates.values() if not c.needs.packages)
+# What copies the cache into another layout in `prepare`.
+COPIES = ("torch_sdpa", "contiguous_bf16", "in_order_bf16")
 BY_ID = {w.id: w for w in cases.WORKLOADS}
 PRECISIONS = ("bf16", "fp8-kv", "q8_0-kv")
 
@@ -66,7 +68,7 @@ def test_candidate(candidate, workload: Workload) -> None:
 
 def test_candidates_are_all_here() -> None:
     if has_triton():
-        assert {c.name for c in CANDIDATES} == {"splitkv_bf16", "splitkv_fp8", "splitkv_q8_0", "torch_sdpa"}
+        assert {c.name for c in CANDIDATES} == {"splitkv_bf16", "splitkv_fp8", "splitkv_q8_0", *COPIES}
     assert {w.role for w in cases.WORKLOADS} == {"check", "measure"}
     assert len(BY_ID) == len(cases.WORKLOADS)
     assert BY_ID["ctx8192_b32_hq24_hkv4_d256"].source == "q36-27b.attention"
@@ -95,6 +97,42 @@ def test_tolerance_rejects(workload_id: str, precision: str) -> None:
     }  # fmt: skip
     for mistake, out in wrong.items():
         assert not accuracy.compare("o", out, right, limit).ok, mistake
+
+
+def test_tolerance_with_one_short_sequence() -> None:
+    """Two tokens beside long sequences: their outputs are large against the batch's rms and round by as much."""
+    workload = cases._workload(600, 40, 4, 1, 64)
+    given_ = cases.inputs(workload, 0, DEVICE)
+    given_["page_table"] = torch.randperm(given_["k_cache"].shape[0], device=DEVICE).int()[: 40 * 38].reshape(40, 38)
+    given_["seq_lens"].fill_(600)
+    given_["seq_lens"][5] = 2
+    right = reference(given_)["o"]
+    limit = cases.tolerance(workload, "bf16")["o"]
+    rounded = accuracy.compare("o", right.to(torch.bfloat16), right, limit)
+    assert rounded.ok
+    assert rounded.max_error > 5.5 * 2.0**-8  # half an ulp at the peak that equal lengths would have
+    assert cases._short_sequence(cases._workload(600, 40, 4, 1, 64, role="measure")) == 1
+    rms = float(right.square().mean().sqrt())
+    for b in (0, 5):
+        one = right.clone()
+        one[b, 1, 9] += rms
+        assert not accuracy.compare("o", one, right, limit).ok
+
+
+@pytest.mark.parametrize(("ctx", "batch"), [(256, 8), (1024, 4)])
+def test_the_heaviest_token_of_many_is_within_the_largest_element(ctx: int, batch: int) -> None:
+    """One logit as large as the largest of all is expected to be, on a value of 3.5."""
+    workload = cases._workload(ctx, batch, 32, 8, 128, role="measure")
+    given_ = cases.inputs(workload, 3, DEVICE)
+    page = int(given_["page_table"][0, 0])
+    q = given_["q"][0, 0].float()
+    largest = math.sqrt(2 * math.log(ctx * batch * 32))
+    given_["k_cache"][page, 0, 0] = (q * largest * 128**0.5 / q.square().sum()).to(given_["k_cache"].dtype)
+    given_["v_cache"][page, 0, 0] = 3.5
+    o = reference(given_)["o"]
+    peak = float(o[0, 0].abs().max() / o.square().mean().sqrt())
+    bound = 2 + cases._heaviest_token(workload)
+    assert 0.6 * bound < peak < 1.15 * bound
 
 
 def test_tolerance_and_reference_inputs_refuse_unknown_precision() -> None:
@@ -135,7 +173,7 @@ def test_what_no_sequence_owns_does_not_leak(candidate, workload_id: str) -> Non
     """Slots past a sequence's end, and pages of nobody, hold NaN: not one bit of the output may change.
 
     The master must stay finite while it is quantised, so the quantised planes are poisoned afterwards: every scale of
-    Q8_0 with NaN, its values with 127, e4m3 with its NaN (0x7F). SDPA reads a gathered copy, so its master is poisoned.
+    Q8_0 with NaN, its values with 127, e4m3 with its NaN (0x7F). Where `prepare` copies, the master itself is poisoned.
     """
     workload, given_ = problem(workload_id)
     page = workload["page"]
@@ -146,7 +184,7 @@ def test_what_no_sequence_owns_does_not_leak(candidate, workload_id: str) -> Non
     assert bool(unowned.any())
 
     clean = accuracy.run_once(KV, candidate, workload, given_)["o"]
-    if candidate.name == "torch_sdpa":
+    if candidate.name in COPIES:
         names, args = ["k_cache", "v_cache"], dict(given_)
     else:
         names, args = ["k", "v", "k_scale", "v_scale"], candidate.prepare(given_)
@@ -156,7 +194,7 @@ def test_what_no_sequence_owns_does_not_leak(candidate, workload_id: str) -> Non
             poison = {torch.uint8: 0x7F, torch.int8: 127}.get(plane.dtype, math.nan)
             plane.transpose(1, 2)[unowned] = poison
     out = cases.outputs(workload, given_)
-    candidate.run(candidate.prepare(args) if candidate.name == "torch_sdpa" else args, out)
+    candidate.run(candidate.prepare(args) if candidate.name in COPIES else args, out)
     assert torch.equal(out["o"], clean)
 
 

@@ -1,0 +1,193 @@
+"""Paged decode attention in CUDA C++ (decode.cu): tokens in the rows of the product, bulk copies, one launch.
+
+Why beside the Triton kernel: there the query rows are padded to 16 and the converted values pass through shared memory;
+here a cached byte goes from shared memory to a register, is converted, and is multiplied. The source says how.
+
+One launch on as many blocks as there are SMs, whatever the lengths: the blocks find their shares from seq_lens on the
+device, so a captured graph may replay with other lengths. The workspace holds partial results and counters per
+(sequence, kv head); the kernel leaves the counters at zero. Two launches must not share a workspace at the same time.
+
+Forms: "fp8" and "q8_0" multiply in half as the Triton kernel does; "16bit" multiplies in the cache's own dtype.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernels import cuda
+from kernels.common import Candidate, CudaSource, Needs, Tensors, Workload
+from kernels.kv import format as kv_format
+
+LOG2_E = 1.4426950408889634
+MAX_GROUP = 8  # query heads per kv head: the columns of the product
+MAX_BATCH = 512  # MAX_BATCH in decode.cu
+SHARED_BYTES = 232_448  # all that an sm_90 block can have; one block per SM
+
+KV_OF_PRECISION = {"bf16": "16bit", "fp8-kv": "fp8", "q8_0-kv": "q8_0"}
+
+# Which instantiation of decode.cu serves (form, D); d<D>, w<warps>, t<16-token tiles per unit>, p<buffers per warp>.
+KERNELS = {
+    ("fp8", 256): "kv_fp8_d256_w8_t2_p3",
+    ("fp8", 128): "kv_fp8_d128_w8_t4_p3",
+    ("q8_0", 256): "kv_q8_0_d256_w8_t2_p3",
+    ("q8_0", 128): "kv_q8_0_d128_w8_t2_p5",
+    ("bf16", 256): "kv_bf16_d256_w8_t1_p3",
+    ("bf16", 128): "kv_bf16_d128_w8_t2_p3",
+    ("fp16", 256): "kv_fp16_d256_w8_t1_p3",
+    ("fp16", 128): "kv_fp16_d128_w8_t2_p3",
+}
+
+CUDA_SOURCES = (
+    CudaSource(
+        path=Path(__file__).with_name("decode.cu"),
+        kernels=tuple(KERNELS.values()),
+        capability=(9, 0),
+        architecture="sm_90a",
+        shared_bytes=SHARED_BYTES,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class DecodeConfig:
+    """A launch: the kernel's name, its blocks (one per SM) and threads per block."""
+
+    kernel: str
+    blocks: int
+    threads: int
+
+    def __str__(self) -> str:
+        return f"{self.kernel} blocks={self.blocks} threads={self.threads}"
+
+
+def choose_config(form: str, dim: int, sms: int = 132) -> DecodeConfig:
+    """The launch for a form of KERNELS ("fp8", "q8_0", "bf16", "fp16") and a head dimension; 132 SMs are an H200's."""
+    name = KERNELS.get((form, dim))
+    if name is None:
+        raise ValueError(f"{form=}, D={dim}: compiled for {sorted(KERNELS)}; use the Triton kernel for other shapes")
+    return config_of(name, sms)
+
+
+def config_of(kernel: str, sms: int) -> DecodeConfig:
+    """The launch of an instantiation, its warps read off its name."""
+    warps = next(int(part[1:]) for part in kernel.split("_") if part[0] == "w" and part[1:].isdigit())
+    return DecodeConfig(kernel, sms, 32 * warps)
+
+
+def refusal(batch: int, q_heads: int, kv_heads: int, dim: int, page: int) -> str:
+    """ "" or why the kernel does not take these shapes."""
+    if kv_heads < 1 or q_heads % kv_heads:
+        return f"Hq={q_heads} must be a multiple of Hkv={kv_heads}; repeat kv heads or regroup the queries"
+    if q_heads // kv_heads > MAX_GROUP:
+        return f"Hq/Hkv={q_heads // kv_heads} exceeds the product's {MAX_GROUP} columns; use the Triton kernel"
+    if dim not in (128, 256):
+        return f"D={dim} must be 128 or 256; use the Triton kernel"
+    if page < 16 or page & (page - 1):
+        return f"page={page} must be a power of two of at least 16: a bulk copy brings 16 tokens"
+    if not 1 <= batch <= MAX_BATCH:
+        return f"batch={batch} must be 1 to {MAX_BATCH}: the lengths' prefix sums stay in shared memory"
+    return ""
+
+
+def workspace(batch: int, q_heads: int, kv_heads: int, dim: int, blocks: int, device: torch.device) -> Tensors:
+    """Room for two partial results per block, and zeroed counters: arrivals and slices per (sequence, kv head)."""
+    return {
+        "part": torch.empty(2 * blocks, q_heads // kv_heads, dim, dtype=torch.float32, device=device),
+        "part_ml": torch.empty(2 * blocks, MAX_GROUP, 2, dtype=torch.float32, device=device),
+        "arrived": torch.zeros(2 * batch * kv_heads, dtype=torch.int32, device=device),
+    }
+
+
+@functools.cache
+def _sms(device: int) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def prepare(inputs: Tensors, kv: str) -> Tensors:
+    """Convert the 16-bit master cache to the form `kv` and allocate the workspace; q is not copied.
+
+    inputs: as in `cases.inputs`. ValueError for shapes that `refusal` names, or tensors that are not contiguous.
+    """
+    q, master = inputs["q"], inputs["k_cache"]
+    batch, q_heads, dim = q.shape
+    _, kv_heads, page, _ = master.shape
+    if reason := refusal(batch, q_heads, kv_heads, dim, page):
+        raise ValueError(reason)
+    args = {name: inputs[name] for name in ("q", "page_table", "seq_lens")}
+    if not all(t.is_contiguous() for t in (*args.values(), master, inputs["v_cache"])):
+        raise ValueError("q, caches, page_table and seq_lens must be contiguous; call .contiguous() once at load")
+    for name in ("k", "v"):
+        cache = inputs[f"{name}_cache"]
+        if kv == "fp8":
+            args[name], args[f"{name}_scale"] = kv_format.quantise_fp8(cache)
+        elif kv == "q8_0":
+            args[name], args[f"{name}_scale"] = kv_format.quantise_q8_0(cache)
+        else:
+            args[name], args[f"{name}_scale"] = cache, inputs["seq_lens"]  # the scale is not read
+    blocks = _sms(q.device.index or 0) if q.is_cuda else 132
+    return args | workspace(batch, q_heads, kv_heads, dim, blocks, q.device)
+
+
+def run(args: Tensors, out: Tensors, kv: str, config: DecodeConfig | None = None) -> None:
+    """out["o"] [batch, Hq, D] from prepared args, in one launch; `config`: another than `choose_config`'s."""
+    q, k, o = args["q"], args["k"], out["o"]
+    batch, q_heads, dim = q.shape
+    _, kv_heads, page, _ = k.shape
+    device = q.device.index or 0
+    form = kv if kv != "16bit" else "bf16" if k.dtype == torch.bfloat16 else "fp16"
+    config = config or choose_config(form, dim, _sms(device))
+    if args["part"].shape[0] < 2 * config.blocks or args["arrived"].numel() < 2 * batch * kv_heads:
+        raise ValueError(
+            f"the workspace is for {args['part'].shape[0] // 2} blocks, not {config.blocks}; prepare again"
+        )
+    pointers = [q, k, args["v"], args["k_scale"], args["v_scale"], args["page_table"], args["seq_lens"], o]
+    pointers += [args["part"], args["part_ml"], args["arrived"]]
+    scales = [args["k_scale"], args["v_scale"]] if kv == "q8_0" else []
+    if any(t.data_ptr() % 16 for t in (q, k, args["v"], o, *scales)):
+        raise ValueError("q, k, v, their scales and o must start on 16 bytes for the bulk copies; clone() the view")
+    numbers: list[Any] = [
+        batch,
+        kv_heads,
+        q_heads // kv_heads,
+        (page // 16).bit_length() - 1,
+        args["page_table"].shape[1],
+    ]
+    arguments = [*pointers, *map(cuda.i32, numbers), cuda.f32(dim**-0.5 * LOG2_E), cuda.i32(q.dtype == torch.bfloat16)]
+    loaded = cuda.load(CUDA_SOURCES[0], config.kernel, device, SHARED_BYTES)
+    cuda.launch(loaded, (config.blocks,), config.threads, arguments, SHARED_BYTES)
+
+
+def _refuses(workload: Workload) -> str:
+    return refusal(*(workload[axis] for axis in ("batch", "Hq", "Hkv", "D", "page")))
+
+
+def _config(workload: Workload, kv: str) -> str:
+    if _refuses(workload):
+        return ""
+    return str(choose_config(workload["dtype"] if kv == "16bit" else kv, workload["D"]))
+
+
+def _candidate(name: str, precision: str) -> Candidate:
+    kv = KV_OF_PRECISION[precision]
+    return Candidate(
+        name=name,
+        precision=precision,
+        run=partial(run, kv=kv),
+        needs=Needs(capability=(9, 0), packages=("cupy",)),
+        prepare=partial(prepare, kv=kv),
+        refuses=_refuses,
+        config=partial(_config, kv=kv),
+    )
+
+
+CANDIDATES = (
+    _candidate("cuda_bf16", "bf16"),
+    _candidate("cuda_fp8", "fp8-kv"),
+    _candidate("cuda_q8_0", "q8_0-kv"),
+)

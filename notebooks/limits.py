@@ -1,0 +1,151 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # How far from the limit?
+#
+# Three families have kernels written for Hopper: NVFP4 products, Gated DeltaNet, decode attention over a paged cache.
+# Their cards set a limit before anything was measured: a bare read of the same bytes, the rate of the matrix unit, or a
+# library's time. This page puts each kernel between the floor, its target and the fastest rival of the same run. Every
+# number is from rows of `profiles/h200`, cold L2, CUDA-graph timing, arms interleaved.
+
+# %%
+from __future__ import annotations
+
+import pandas as pd
+
+from lab import devices, families, notebook, phases, records, roofline, routes
+
+DEVICE = devices.get("h200")
+LIMITS = [card for card in phases.cards().values() if card.id.endswith("-limit") or card.id == "w4a16-decode"]
+assert len(LIMITS) >= 5
+
+
+# %%
+def newest(card: phases.Card) -> dict[str, list[dict]]:
+    """workload -> rows of the newest run in which the candidate is ok."""
+    found: dict[str, dict[str, list[dict]]] = {}
+    for row in records.rows(DEVICE.id, card.id):
+        found.setdefault(row["workload_id"], {}).setdefault(row["run"], []).append(row)
+    kept = {}
+    for workload, runs in found.items():
+        good = [r for r, rows in runs.items() if any(x["name"] == card.candidate and x["status"] == "ok" for x in rows)]
+        if good:
+            kept[workload] = runs[max(good)]
+    return kept
+
+
+def line(card: phases.Card, workload: str, rows: list[dict]) -> dict:
+    """One workload: ours, the fastest other arm, the target of the gate, the floor."""
+    ok = {r["name"]: r for r in rows if r["status"] == "ok"}
+    ours = ok[card.candidate]
+    own = set(families.load(card.family).candidates) - set(families.load(card.family).peers) - {"torch_bf16"}
+    # Only what a user could run instead and that computes the same: the library's own 16-bit arms included.
+    rivals = {n: r["median_us"] for n, r in ok.items() if n not in own}
+    best = min(rivals, key=lambda n: rivals[n]) if rivals else ""
+    floor = roofline.place(DEVICE, ours["flops"], ours["bytes"], ours["pipe"])
+    asked = [c for c in card.gate.require if c.workload == workload]
+    target = ""
+    for c in asked:
+        target = f"{c.threshold:g} us" if c.unit == "us" else f"{c.threshold:+g} % of {card.control}"
+    return {
+        "workload": workload,
+        "ours us": round(ours["median_us"], 2),
+        "best rival": best,
+        "rival us": round(rivals[best], 2) if best else None,
+        "rival / ours": round(rivals[best] / ours["median_us"], 2) if best else None,
+        "target": target,
+        "floor us": round(floor.floor_us, 2),
+        "of floor": f"{roofline.roofline_fraction(floor.floor_us, ours['median_us']):.0%}",
+        "throttled": ours.get("throttled", ""),
+    }
+
+
+tables = {card.id: pd.DataFrame([line(card, w, r) for w, r in newest(card).items()]) for card in LIMITS}
+judged = {card.id: notebook.measured(card.id, DEVICE.id) for card in LIMITS}
+assert all((ours > 0).all() for table in tables.values() if len(table) for ours in [table["ours us"]])
+
+# %% [markdown]
+# `floor` is the larger of compulsory bytes over the datasheet's bandwidth and flops over its peak: nothing runs faster.
+# `best rival` is the fastest correct library arm of the same comparison, torch's bf16 product among them. `throttled`
+# names what the driver reported during the window: at large products the card runs into its power cap, and the A/A
+# spread grows with it (see the audit of our own rows below).
+
+
+# %%
+def shown(card_id: str) -> object:
+    card, verdict = phases.card(card_id), judged[card_id]
+    if verdict is None or not len(tables[card_id]):
+        return notebook.text(f"**{card.title}** (`{card_id}`): no rows yet.")
+    return notebook.text(
+        f"### {card.title} (`{card_id}`): {verdict.verdict.word}\n\n{card.question}\n\n"
+        + notebook.show(tables[card_id], code=["workload", "best rival"]).bundle["text/markdown"]
+    )
+
+
+shown("w4a16-decode")
+
+# %%
+shown("w4a16-prefill-limit")
+
+# %%
+shown("gdn-prefill-limit")
+
+# %%
+shown("gdn-decode-limit")
+
+# %%
+shown("kv-fp8-limit")
+
+# %%
+shown("kv-bf16-limit")
+
+# %% [markdown]
+# ## Which kernel where
+#
+# The router's tables, from the same rows: the fastest of our candidates for each shape, and what the worst choice would
+# cost. `lab routes FAMILY` prints them; `--write` stores what each family's `route.py` reads.
+
+# %%
+rows = []
+for family in ("nvfp4", "gdn", "q8"):
+    known = routes.table(family, DEVICE.id)
+    for entry in routes.crossovers(known):
+        shape = " ".join(f"{a}={v}" for a, v in entry["shape"].items())
+        rows.append(
+            {
+                "family": family,
+                "shape": shape,
+                "at": f"{known.axis}={entry[known.axis]}",
+                "fastest": entry["best"],
+                "us": round(entry["times_us"][entry["best"]], 2),
+                "worst": entry["worst"],
+                "costs": f"{entry['cost_of_worst']:.1f}x",
+            }
+        )
+choices = pd.DataFrame(rows)
+assert (choices.groupby("family")["fastest"].nunique() >= 1).all()
+notebook.show(choices, code=["fastest", "worst"])
+
+# %% [markdown]
+# ## What these rows cannot decide
+#
+# A gate whose line lies inside the spread of the control against itself decides nothing, however many digits it has.
+# `lab audit --evidence measured` finds such lines in our own cards as it does in the sources':
+
+# %%
+from lab.audit import run as audit
+
+found = [f for f in audit.audit("measured").findings if any(c.id in f.subject for c in LIMITS)]
+told = pd.DataFrame([{"check": f.check, "subject": f.subject, "finding": f.sentence} for f in found])
+notebook.show(told, code=["check"]) if found else notebook.text("Nothing was found.")

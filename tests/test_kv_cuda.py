@@ -1,0 +1,191 @@
+"""kernels/kv/decode.cu: launch choices, refusals, registers as compiled, and the numbers, on a CPU and on a GPU.
+
+Without a GPU the source itself runs: tests/cuda_on_cpu.cuh stands in for the PTX words, a host compiler does the rest.
+That holds every index, fragment layout, barrier and the merge of partial results to the reference; what it cannot show
+is the timing of real asynchronous copies, rounding inside the tensor core, and speed.
+"""
+
+import ctypes
+import math
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.common import Tensors, Workload
+from kernels.kv import cases, cuda_decode
+from kernels.kv.reference import reference
+from lab import accuracy, aot_worker
+
+HERE = Path(__file__).resolve().parent
+SOURCE = cuda_decode.CUDA_SOURCES[0].path
+PRECISION = {"fp8": "fp8-kv", "q8_0": "q8_0-kv", "bf16": "bf16", "fp16": "bf16"}
+FORMS = {name: form for (form, _), name in cuda_decode.KERNELS.items()}
+DIMS = {name: dim for (_, dim), name in cuda_decode.KERNELS.items()}
+
+ENTRY = """
+static struct { ARGUMENTS; } given;
+extern "C" void on_cpu(int mode, int grid, int threads, int order, PARAMETERS) {
+    ASSIGN
+    launch_on_cpu([]() { NAME(PASS); }, grid, threads, mode, order);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def on_cpu(tmp_path_factory):
+    """name -> a library with the kernel as a function of the host, compiled once each."""
+    compiler = shutil.which("g++")
+    if not compiler:
+        pytest.skip("needs g++ to run the kernel on the CPU")
+    folder = tmp_path_factory.mktemp("decode")
+    source = SOURCE.read_text().replace('#include "decode_ptx.cuh"', f'#include "{HERE}/cuda_on_cpu.cuh"')
+    source = re.sub(r"(int HELP_POLLS =) \d+", r"\1 1000000", source)
+    source = re.sub(r"extern __shared__ .*memory\[\];", "unsigned char memory[16];", source)
+    declared = re.search(r'extern "C" __global__ .*? name\((.*?)\) \{', source, re.S)
+    assert declared
+    parameters = declared.group(1)
+    parameters = " ".join(parameters.replace("\\", " ").split())
+    names = [re.findall(r"\w+", p)[-1] for p in parameters.split(",")]
+    made = {}
+
+    def build(name: str):
+        if name not in made:
+            keep = [line for line in source.splitlines() if not line.startswith("KV_DECODE(") or f"({name}," in line]
+            given = [f"given.{n}" for n in names]
+            entry = ENTRY.replace("ARGUMENTS", parameters.replace(",", ";")).replace("PARAMETERS", parameters)
+            entry = entry.replace("ASSIGN", " ".join(f"given.{n} = {n};" for n in names))
+            entry = entry.replace("NAME", name).replace("PASS", ", ".join(given))
+            path = folder / f"{name}.cpp"
+            path.write_text("\n".join(keep) + entry)
+            command = [compiler, "-O1", "-std=c++17", "-w", "-shared", "-fPIC", f"-I{SOURCE.parent}", str(path)]
+            command += ["-o", f"{path}.so"]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+            assert done.returncode == 0, done.stderr[-3000:]
+            made[name] = ctypes.CDLL(f"{path}.so")
+        return made[name]
+
+    return build
+
+
+def problem(workload: Workload, kernel: str, lengths: list[int], gain: float = 1.0) -> tuple[Tensors, torch.Tensor]:
+    """Arguments of the kernel with junk (NaN where the form has one) wherever no sequence owns a slot; the answer."""
+    given = cases.inputs(workload, 0, "cpu")
+    given["q"] *= gain
+    table = given["page_table"]
+    generator = torch.Generator().manual_seed(7)
+    table.copy_(torch.randperm(given["k_cache"].shape[0], generator=generator)[: table.numel()].reshape(table.shape))
+    given["seq_lens"].copy_(torch.tensor(lengths))
+    form = FORMS[kernel]
+    seen = cases.reference_inputs(workload, given, PRECISION[form])
+    wanted = reference(seen)["o"]
+    args = cuda_decode.prepare(given, form if form in ("fp8", "q8_0") else "16bit")
+    page = workload["page"]
+    rows, columns = table.shape
+    poisoned = torch.full((rows + 1, columns), 2**31 - 1, dtype=torch.int32)  # no such page; a row behind the last, too
+    for b, length in enumerate(lengths):
+        poisoned[b, : -(-length // page)] = table[b, : -(-length // page)]
+    args["page_table"] = poisoned[:rows]
+    unowned = torch.ones(given["k_cache"].shape[0], page, dtype=torch.bool)
+    for b, length in enumerate(lengths):
+        for t in range(length):
+            unowned[int(table[b, t // page]), t % page] = False
+    for name in ("k", "v", "k_scale", "v_scale"):
+        if args[name].dim() == 4:
+            plane = args[name] = args[name].clone()
+            plane.transpose(1, 2)[unowned] = {torch.uint8: 0x7F, torch.int8: 127}.get(plane.dtype, math.nan)
+    return args, wanted
+
+
+CASES = {  # ctx, heads, page, lengths, blocks, mode, order of the blocks, gain
+    "shared": (130, (24, 4), 16, [130], 3, 0, 0, 1.0),
+    "many_blocks": (4000, (6, 1), 64, [4000, 0], 16, 1, 2, 1.0),  # idle blocks merge slices
+    "ragged_and_empty": (700, (8, 2), 64, [0, 700, 1, 640], 3, 1, 1, 1.0),
+    "long_part": (1000, (8, 1), 16, [1000, 0, 37], 2, 0, 0, 1.0),
+    "sharp": (900, (12, 2), 16, [900, 411], 2, 1, 0, 24.0),  # the running maximum grows, sums are rescaled
+}
+
+
+# Every instantiation takes ragged lengths, shared between blocks; what all have in common is tried on one.
+COMMON = cuda_decode.KERNELS["fp8", 256]
+RUNS = [(COMMON, case) for case in CASES]
+RUNS += [(name, case) for name in FORMS if name != COMMON for case in ("long_part", "ragged_and_empty")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kernel", "case"), RUNS)
+def test_on_cpu(on_cpu, kernel: str, case: str) -> None:
+    ctx, heads, page, lengths, blocks, mode, order_of_blocks, gain = CASES[case]
+    dtype = "fp16" if FORMS[kernel] == "fp16" else "bf16"
+    workload = cases._workload(ctx, len(lengths), *heads, DIMS[kernel], page=page, dtype=dtype)
+    args, wanted = problem(workload, kernel, lengths, gain)
+    library = on_cpu(kernel)
+    library.allow_copies(None, ctypes.c_uint64(0))
+    for name in ("k", "v", "k_scale", "v_scale"):
+        library.allow_copies(ctypes.c_void_p(args[name].data_ptr()), ctypes.c_uint64(args[name].nbytes))
+    out = torch.full_like(args["q"], math.nan)
+    order = ("q", "k", "v", "k_scale", "v_scale", "page_table", "seq_lens")
+    pointers = [ctypes.c_void_p(args[n].data_ptr()) for n in order] + [ctypes.c_void_p(out.data_ptr())]
+    pointers += [ctypes.c_void_p(args[n].data_ptr()) for n in ("part", "part_ml", "arrived")]
+    shapes = [len(lengths), heads[1], heads[0] // heads[1], (page // 16).bit_length() - 1, args["page_table"].shape[1]]
+    scale = ctypes.c_float(workload["D"] ** -0.5 * cuda_decode.LOG2_E)
+    config = cuda_decode.config_of(kernel, blocks)
+    limit = cases.tolerance(workload, PRECISION[FORMS[kernel]])["o"]
+    for _ in range(2):  # the second launch finds the counters as the first left them
+        out.fill_(math.nan)
+        library.on_cpu(mode, blocks, config.threads, order_of_blocks, *pointers, *shapes, scale, int(dtype == "bf16"))
+        assert not args["arrived"].any()
+        error = accuracy.compare("o", out, wanted, limit)
+        assert error.ok, error
+
+
+def test_choice_and_refusals() -> None:
+    config = cuda_decode.choose_config("fp8", 256, 78)
+    assert str(config) == f"{COMMON} blocks=78 threads=256"
+    assert {DIMS[n] for n in FORMS} == {128, 256}
+    with pytest.raises(ValueError, match="D=64"):
+        cuda_decode.choose_config("fp8", 64)
+    assert not cuda_decode.refusal(128, 24, 4, 256, 16)
+    for shape, reason in {
+        (1, 9, 1, 256, 16): "Hq/Hkv=9", (1, 7, 2, 256, 16): "Hq=7", (1, 8, 1, 64, 16): "D=64",
+        (1, 8, 1, 128, 48): "page=48", (1, 8, 1, 128, 8): "page=8", (513, 8, 1, 128, 16): "batch=513",
+    }.items():  # fmt: skip
+        assert reason in cuda_decode.refusal(*shape)
+    names = re.findall(r"^KV_DECODE\((\w+),", SOURCE.read_text(), re.M)
+    assert set(FORMS) <= set(names)
+    limits = dict(re.findall(r"constexpr int (\w+) = (\d+);", SOURCE.read_text()))
+    assert int(limits["MAX_BATCH"]) == cuda_decode.MAX_BATCH
+    assert int(limits["QUERIES"]) == cuda_decode.MAX_GROUP
+
+
+def test_prepare_refuses_and_makes_room() -> None:
+    given = cases.inputs(cases._workload(40, 2, 6, 1, 128), 0, "cpu")
+    args = cuda_decode.prepare(given, "q8_0")
+    assert args["part"].shape == (264, 6, 128)
+    assert args["arrived"].tolist() == [0] * 4
+    with pytest.raises(ValueError, match="contiguous"):
+        cuda_decode.prepare(given | {"q": given["q"].transpose(0, 1).contiguous().transpose(0, 1)}, "fp8")
+    with pytest.raises(ValueError, match="D=64"):
+        cuda_decode.prepare(cases.inputs(cases._workload(17, 2, 6, 1, 64), 0, "cpu"), "fp8")
+
+
+@pytest.mark.slow
+def test_compiles_without_spills() -> None:
+    if not shutil.which("nvcc"):
+        pytest.skip("needs nvcc to compile for sm_90a")
+    for row in aot_worker.compile_cuda(cuda_decode.CUDA_SOURCES[0], 90):
+        assert row["status"] == "ok", row
+        assert row["spill_bytes"] == 0, row
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("workload", cases.CHECKED, ids=lambda w: w.id)
+@pytest.mark.parametrize("candidate", cuda_decode.CANDIDATES, ids=lambda c: c.name)
+def test_candidate_on_gpu(candidate, workload: Workload) -> None:
+    from lab import families
+
+    result = accuracy.check(families.load("kv"), candidate, workload, seed=0, device="cuda")
+    assert result.status == ("skipped" if candidate.refuses(workload) else "ok"), result.message
