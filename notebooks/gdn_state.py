@@ -333,7 +333,7 @@ for patch, before, after in (("0018", FORMS[0], FORMS[1]), ("0019", FORMS[1], FO
     share = Interval(of[0], sum(of) / 2, of[1])
     by = layer_us[before] / layer_us[after]
     got = amdahl.project(share, Interval(by, by, by)).gain_pct
-    assert got.low > recorded_gain[patch]
+    assert got.mid > recorded_gain[patch]
     lines.append(
         {"patch": patch, "GB10 share": step_share[patch], "GB10 ceiling %": gb10_gain[patch].mid,
          "GB10 recorded %": recorded_gain[patch], "H200: GDN share of the step": f"{of[0]:.0%} to {of[1]:.0%}",

@@ -50,8 +50,9 @@ def line(card: phases.Card, workload: str, rows: list[dict]) -> dict:
     ok = {r["name"]: r for r in rows if r["status"] == "ok"}
     ours = ok[card.candidate]
     own = set(families.load(card.family).candidates) - set(families.load(card.family).peers) - {"torch_bf16"}
-    # Only what a user could run instead and that computes the same: the library's own 16-bit arms included.
-    rivals = {n: r["median_us"] for n, r in ok.items() if n not in own}
+    # What a user could run instead: libraries' arms, beside a 16-bit cache those of 16 bits alone.
+    same = {"bf16"} if ours["precision"] == "bf16" else {r["precision"] for r in rows}
+    rivals = {n: r["median_us"] for n, r in ok.items() if n not in own and r["precision"] in same}
     best = min(rivals, key=lambda n: rivals[n]) if rivals else ""
     floor = roofline.place(DEVICE, ours["flops"], ours["bytes"], ours["pipe"])
     asked = [c for c in card.gate.require if c.workload == workload]

@@ -100,20 +100,25 @@ for card in phases.cards().values():
     same_code = [row for row in alone if row["commit"] == alone[-1]["commit"]]
     ratios: dict[str, list[float]] = {}
     shortest: dict[str, float] = {}
+    capped: dict[str, str] = {}
     for run in sorted({row["run"] for row in same_code}):
         for workload, pair in evidence.pairs(row for row in same_code if row["run"] == run).items():
             change = evidence.change_pct(*pair)
             if change and pair[0] and pair[1]:
                 ratios.setdefault(workload, []).append(1 + change[0] / 100)
                 shortest[workload] = min(pair[0]["median_us"], pair[1]["median_us"])
+                capped[workload] = capped.get(workload, "") or pair[0]["throttled"] or pair[1]["throttled"]
     for workload, found in ratios.items():
         if len(found) > 1:
             spread = 100 * (max(found) / min(found) - 1)
-            repeats.append([card.id, workload, len(found), shortest[workload], min(found), max(found), spread])
+            line = [card.id, workload, len(found), shortest[workload], min(found), max(found), spread]
+            repeats.append([*line, capped[workload]])
 frame = pd.DataFrame(
-    repeats, columns=["phase", "workload", "runs", "shortest us", "lowest ratio", "highest ratio", "difference %"]
+    repeats,
+    columns=["phase", "workload", "runs", "shortest us", "lowest ratio", "highest ratio", "difference %", "throttled"],
 )
-assert (frame["difference %"][frame["shortest us"] > 20] < 1).all()
+# Under the power cap two arms of different appetite are slowed differently from run to run: shown, not asserted.
+assert (frame["difference %"][(frame["shortest us"] > 20) & (frame["throttled"] == "")] < 1).all()
 notebook.show(frame.round(4), code=["phase", "workload"]) if repeats else notebook.text("Nothing was measured twice.")
 
 # %% [markdown]
