@@ -12,6 +12,7 @@ A family is a folder `kernels/<family>/` with fixed file names:
                   IN_PLACE, the names of outputs that are updated in place
                   reference_inputs(workload, inputs, precision) -> Tensors, only where a format loses bits by design:
                   what the reference sees for that precision
+                  refuses(workload, precision) -> str, only where a workload is for some precisions: "" or the reason
     triton_*.py   candidates in Triton                each exposes CANDIDATES, a tuple of Candidate
     cuda_*.py     candidates in CUDA C++, the source in a .cu file beside them (CUDA_SOURCES); see kernels/cuda.py
     torch_*.py    candidates that are a framework's own operator
@@ -115,6 +116,7 @@ class Build:
     constexprs:   argument name -> value for every "constexpr" argument.
     aligned:      argument names known to be multiples of 16 (pointers and sizes).
     needs_triton: lowest Triton version that compiles it; older ones show a reason and no row.
+    max_registers: most registers a thread may use, 0 for what the compiler takes.
     """
 
     label: str
@@ -125,6 +127,7 @@ class Build:
     num_stages: int = 3
     aligned: tuple[str, ...] = ()
     needs_triton: str = "3.6"
+    max_registers: int = 0
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Two calls of the CUDA driver that CuPy does not offer, through ctypes: extended launches and tensor maps.
+"""Calls of the CUDA driver that CuPy does not offer, through ctypes: extended launches, tensor maps, clusters at once.
 
 An extended launch may be programmatic: the kernel's blocks may start while the kernel before it on the stream still
 runs, once all blocks of that one have said griddepcontrol.launch_dependents (or ended); griddepcontrol.wait then holds
@@ -13,7 +13,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_...
+CLUSTER_DIMENSION, PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6  # CU_LAUNCH_ATTRIBUTE_...
 TENSOR_MAP_BYTES = 128
 ELEMENT_CODES = {"fp16": 6, "bf16": 9}  # CU_TENSOR_MAP_DATA_TYPE_...
 SWIZZLE_128, PROMOTE_256 = 3, 3  # CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B
@@ -69,6 +69,25 @@ def launch(
     )
     code = _library().cuLaunchKernelEx(ctypes.byref(config), ctypes.c_void_p(function), pointers, None)
     _checked("cuLaunchKernelEx", code)
+
+
+def most_clusters(function: int, size: int, threads: int, shared_bytes: int) -> int:
+    """How many clusters of `size` blocks of a CUfunction the device runs at once. Raises RuntimeError when none."""
+    attribute = _Attribute(id=CLUSTER_DIMENSION)
+    attribute.value[:3] = size, 1, 1
+    config = _Config(
+        grid=(ctypes.c_uint * 3)(size, 1, 1),
+        block=(ctypes.c_uint * 3)(threads, 1, 1),
+        shared_bytes=shared_bytes,
+        attributes=ctypes.pointer(attribute),
+        count=1,
+    )
+    found = ctypes.c_int()
+    code = _library().cuOccupancyMaxActiveClusters(ctypes.byref(found), ctypes.c_void_p(function), ctypes.byref(config))
+    _checked("cuOccupancyMaxActiveClusters", code)
+    if found.value < 1:
+        raise RuntimeError(f"no cluster of {size} blocks of {threads} threads, {shared_bytes} bytes fits the device")
+    return found.value
 
 
 @functools.lru_cache(maxsize=4096)

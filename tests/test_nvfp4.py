@@ -31,12 +31,13 @@ if has_triton():
     CANDIDATES += [*triton_gemm.CANDIDATES, *triton_gemv.CANDIDATES, *triton_routed.CANDIDATES]
     if DEVICE == "cpu" or torch.cuda.get_device_capability() >= (10, 0):
         CANDIDATES += triton_w4a4.CANDIDATES
-CHECKS = [w for w in cases.WORKLOADS if w.role == "check"]
+EVERY_CHECK = [w for w in cases.WORKLOADS if w.role == "check"]
+CHECKS = [w for w in EVERY_CHECK if not cases.refuses(w, "nvfp4-w4a16")]  # NVFP4 weights and 16-bit x
 RUNS = [
     pytest.param(c, w, id=f"{c.name}-{w.id}", marks=[needs_triton] if c.needs.triton else [])
     for c in CANDIDATES
     for w in CHECKS
-    if not c.refuses(w)
+    if not c.refuses(w)  # what the family refuses for all of a precision, lab.families adds; CHECKS holds none of it
 ]
 
 
@@ -61,7 +62,7 @@ def test_candidate_against_reference(candidate, problem: Workload):
     assert accepted(out["y"], reference(inputs)["y"], tolerance)
 
 
-@pytest.mark.parametrize("precision", ["nvfp4-w4a16", "nvfp4-w4a16-rounded", "nvfp4-w4a4", "bf16"])
+@pytest.mark.parametrize("precision", [*(f"nvfp4-w4a{x}" for x in ("16", "16-rounded", "8", "8-fast", "4")), "bf16"])
 @pytest.mark.parametrize("problem", CHECKS, ids=lambda w: w.id)
 def test_tolerance_rejects_zeros_a_sign_flip_and_nan(problem: Workload, precision: str):
     wanted = reference(cases.inputs(problem))["y"]
@@ -226,6 +227,8 @@ def test_128_sequences_give_the_same_numbers_by_128_gemvs_and_by_one_gemm(monkey
         monkeypatch.setattr(module, "launch", counted(module))
     results = []
     for candidate in triton_routed.CANDIDATES:
+        if candidate.refuses(problem):  # the same arms for MXFP4 weights
+            continue
         out = cases.outputs(problem, inputs)
         candidate.run(candidate.prepare(inputs), out)
         results.append(out["y"])
@@ -257,7 +260,8 @@ def test_triton_and_cuda_compile_and_fit(target: int):
     for row in rows:
         assert row.status == "ok", f"{row.build}: {row.message}"
         assert row.fits, f"{row.build}: {row.shared_bytes} bytes of shared memory"
-        assert (row.spill_bytes or 0) <= 16, f"{row.build}: {row.spill_bytes} bytes spilled"
+        most = 256 if "registers<=" in row.build else 16  # the cap is a lever asked about, spilling its price
+        assert (row.spill_bytes or 0) <= most, f"{row.build}: {row.spill_bytes} bytes spilled"
         if row.candidate == "triton_gemm":
             assert INSTRUCTION[target] in row.instruction
         if row.build.startswith("w4a4"):

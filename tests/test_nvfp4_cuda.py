@@ -13,35 +13,26 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.nvfp4 import cases, cuda_decode, ring_config, tiles
+from kernels.nvfp4 import cases, cuda_decode, hopper, ring_config, tiles
 from kernels.nvfp4 import format as fmt
 from kernels.nvfp4.reference import reference, weights
 from lab.aot_worker import compile_cuda
 
-CHECKS = [w for w in cases.WORKLOADS if w.role == "check" and not cuda_decode._refuses(w)]
-MEASURED = [w for w in cases.WORKLOADS if w.role == "measure" and not cuda_decode._refuses(w)]
+TAKEN = [w for w in cases.WORKLOADS if not (cases.refuses(w, "nvfp4-w4a16") or cuda_decode._refuses(w))]
+CHECKS = [w for w in TAKEN if w.role == "check"]
+MEASURED = [w for w in TAKEN if w.role == "measure"]
 OPERAND_TO_VALUE = 2.0**7
 SCALE_EXPONENT = {"bf16": 119, "fp16": 7}
-STREAMS: tuple[dict[str, Any], ...] = (
-    {},
-    {"split": 2},
-    {"split": 1},
-    {"warps": 8},
-    {"warps": 16},
-    {"warps": 8, "teams": 2},
-    {"depth": 1},
-    {"flight_bytes": cuda_decode.SHARED_BYTES},
-    {"once": False},
-)
 RINGS: tuple[dict[str, Any], ...] = (
     {},
     {"split": 1},
+    {"split": 2, "warps": 8},
     {"warps": 16},
-    {"teams": 2},
-    {"teams": 2, "piece": 2, "stages": 7},
+    {"piece": 2, "stages": 7},
     {"piece": 3, "slots": 4},
     {"stages": 1, "slots": 1},
-    {"once": True, "early": True},
+    {"once": False, "chained": True},
+    {"warps": 14, "piece": 2},
 )
 
 
@@ -134,7 +125,7 @@ def test_the_header_decodes_as_tiles_py_does(tmp_path):
         "  bf16 ? all<true>(a, b, s, out) : all<false>(a, b, s, out);\n}\n"
     )
     library = tmp_path / "probe.so"
-    include = f"-I{cuda_decode.SOURCE.parent}"
+    include = f"-I{ring_config.SOURCE.parent}"
     command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", include, str(tmp_path / "probe.cpp")]
     subprocess.run([*command, "-o", str(library)], check=True, timeout=120)
     probe = ctypes.CDLL(str(library)).probe
@@ -158,35 +149,10 @@ def test_scale_bytes_keep_every_finite_scale():
     assert coded[0] == 0
 
 
-@pytest.mark.parametrize("variant", STREAMS, ids=str)
-@pytest.mark.parametrize("problem", CHECKS + MEASURED, ids=lambda w: w.id)
-def test_streams_fit_the_device_and_cover_k(problem, variant):
-    m, n, k = problem["M"], problem["N"], problem["K"]
-    c = cuda_decode.choose_streams(m, n, k, problem["dtype"], **variant)
-    total = math.ceil(k / 64)
-    half = math.ceil(total / c.split)
-    assert c.tokens >= m
-    for mine in {half, total - (c.split - 1) * half}:  # what the CTAs of a cluster have of K
-        phases = math.ceil(mine / c.phase_chunks)
-        assert 1 <= phases <= c.phases
-        for phase in range(phases):
-            tiled = min(c.phase_chunks, mine - phase * c.phase_chunks)
-            assert c.chunks - c.missing <= tiled // c.warps
-            assert math.ceil(tiled / c.warps) <= c.chunks
-    virtual = c.grid // c.split * c.teams
-    strips = math.ceil(math.ceil(n / 16) / virtual)  # of the busiest team
-    assert c.depth >= 1
-    assert c.slots >= 1
-    assert c.split == 1 or 2 * c.places >= strips
-    assert c.shared_bytes <= cuda_decode.SHARED_BYTES
-    assert c.threads <= 1024
-    assert c.grid % c.split == 0
-    assert c.grid <= cuda_decode.SMS
-
-
 def fits(problem, variant: dict[str, Any]) -> bool:
-    sizes = {"split": 2} | {name: variant[name] for name in ("split", "warps", "teams") if name in variant}
-    return ring_config.fits(problem["M"], problem["K"], **sizes)
+    m, k = problem["M"], problem["K"]
+    split = min(variant.get("split") or ring_config.choose_split(m, k), math.ceil(k / 64))
+    return ring_config.fits(m, k, split, variant.get("warps") or ring_config.choose_warps(m, k, split) or 8)
 
 
 @pytest.mark.parametrize("variant", RINGS, ids=str)
@@ -195,58 +161,55 @@ def test_rings_fit_the_device_and_cover_k(problem, variant):
     m, n, k = problem["M"], problem["N"], problem["K"]
     if not fits(problem, variant):
         with pytest.raises(ValueError, match="cannot keep x"):
-            ring_config.choose_ring(m, n, k, problem["dtype"], cuda_decode.SMS, **variant)
+            ring_config.choose_ring(m, n, k, problem["dtype"], hopper.SMS, **variant)
         return
-    c = ring_config.choose_ring(m, n, k, problem["dtype"], cuda_decode.SMS, **variant)
+    c = ring_config.choose_ring(m, n, k, problem["dtype"], hopper.SMS, **variant)
     total = math.ceil(k / 64)
     half = math.ceil(total / c.split)
     assert c.tokens >= m
-    for mine in (half, total - (c.split - 1) * half):
-        assert mine > 0
+    for mine in (half, max(0, total - (c.split - 1) * half)):
         assert c.chunks - c.missing <= mine // c.warps
         assert math.ceil(mine / c.warps) <= c.chunks
     assert 1 <= c.piece <= c.chunks
     assert 1 <= c.stages <= ring_config.MAX_STAGES
-    pieces = math.ceil(c.chunks / c.piece)
-    assert c.teams == 1 or c.stages % (c.teams * pieces) == 0  # a stage belongs to one team
-    assert c.slots % c.teams == 0
-    assert 16 * c.stages + 16 * c.slots + 16 <= ring_config.BARRIER_BYTES
-    assert c.shared_bytes <= cuda_decode.SHARED_BYTES
+    assert c.slots >= 1
+    assert 16 * c.stages + 16 * c.slots + 8 * ring_config.PLACES <= ring_config.BARRIER_BYTES
+    assert c.shared_bytes <= hopper.SHARED_BYTES
     assert c.grid % c.split == 0
-    assert c.grid <= cuda_decode.SMS
+    assert c.grid <= hopper.SMS
 
 
-def test_the_shape_chooses_the_kernel():
-    def chosen(m: int, n: int, k: int) -> str:
-        return cuda_decode.choose_config(m, n, k, "bf16").kernel.split("_")[1]
+def test_the_shape_chooses_warps_and_pieces():
+    def chosen(m: int, n: int, k: int) -> tuple[int, int, int]:
+        c = ring_config.choose_ring(m, n, k, "bf16")
+        return c.split, c.warps, c.piece
 
-    assert [chosen(m, 17408, 5120) for m in (1, 16, 32)] == ["ring", "ring", "decode"]
-    assert [chosen(m, 5120, 6144) for m in (8, 16)] == ["ring", "ring"]
-    assert [chosen(m, 4096, 2048) for m in (1, 16)] == ["decode", "ring"]
-    assert [chosen(m, 5120, 17408) for m in (1, 16)] == ["decode", "decode"]
-
-
-def test_more_rows_than_a_team_may_have_are_more_ctas():
-    c = cuda_decode.choose_streams(8, 400_000, 5120, "bf16")
-    assert c.grid > cuda_decode.SMS
-    assert c.grid // 2 * c.teams * cuda_decode.STRIPS_PER_TEAM >= 25_000
-    assert c.shared_bytes <= cuda_decode.SHARED_BYTES
+    assert [chosen(m, 17408, 5120) for m in (1, 16, 24)] == [(2, 8, 5), (2, 14, 3), (2, 8, 5)]
+    assert [chosen(m, 5120, 6144) for m in (8, 16)] == [(2, 8, 6), (2, 12, 4)]
+    assert [chosen(m, 4096, 2048) for m in (1, 16, 32)] == [(1, 8, 4), (1, 8, 4), (2, 8, 2)]
+    assert [chosen(m, 5120, 17408) for m in (1, 8)] == [(2, 12, 4)] * 2
+    assert ring_config.choose_ring(8, 5120, 17408, "bf16").stages == 4
+    assert chosen(8, 5120, 20480) == (2, 14, 4)  # 12 and 13 warps would have too many tiles each
+    assert chosen(8, 5120, 21760) == (2, 10, 4)  # and 14 have too few registers for these
+    assert ring_config.choose_ring(8, 5120, 17408, "bf16", chained=True).kernel.endswith("_chained")
 
 
 def test_refusals_name_the_values():
-    with pytest.raises(ValueError, match="m=33"):
-        cuda_decode.choose_config(33, 64, 64, "bf16")
+    for m, k, other in ((33, 64, "gemm"), (32, 5120, "gemm"), (16, 17408, "gemm"), (8, 28672, "gemv")):
+        with pytest.raises(ValueError, match=f"M={m}, K={k}: .* use cuda_{other}"):
+            ring_config.choose_ring(m, 64, k, "bf16")
     with pytest.raises(ValueError, match="k=40"):
-        cuda_decode.choose_config(1, 64, 40, "bf16")
+        ring_config.choose_ring(1, 64, 40, "bf16")
     args = cuda_decode.prepare(cases.inputs(CHECKS[0]))
-    config = cuda_decode.choose_config(1, 75, 64, "bf16")
+    config = ring_config.choose_ring(1, 75, 64, "bf16")
     with pytest.raises(ValueError, match=r"do not fit tiles \(5, 1, 576\)"):
         cuda_decode.launch(args | {"x": torch.zeros(1, 128, dtype=torch.bfloat16)}, torch.zeros(1, 75), config)
     with pytest.raises(ValueError, match="strides"):
         cuda_decode.launch(args | {"x": torch.zeros(64, 2, dtype=torch.bfloat16).T}, torch.zeros(2, 75), config)
-    with pytest.raises(ValueError, match="k=17408"):
-        ring_config.choose_ring(16, 5120, 17408, "bf16", cuda_decode.SMS)
-    assert "M=63" in cuda_decode._refuses(next(w for w in cases.WORKLOADS if w["M"] == 63))
+    refused = {w.id: cuda_decode._refuses(w) for w in cases.WORKLOADS if w["dtype"] != "f32"}
+    assert "M=63" in refused["m63_n75_k1040_bf16"]
+    assert "M=32, K=17408" in refused["m32_n5120_k17408"]
+    assert not refused["m8_n5120_k17408"]
 
 
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
@@ -258,24 +221,17 @@ def test_sources_compile_without_spills_to_tensor_core_products(source):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    "variant", [("chosen", {}), *(("streams", v) for v in STREAMS), *(("ring", v) for v in RINGS)], ids=str
-)
+@pytest.mark.parametrize("variant", RINGS, ids=str)
 @pytest.mark.parametrize("problem", CHECKS + MEASURED, ids=lambda w: w.id)
 def test_on_a_gpu_within_tolerance_and_the_same_twice(problem, variant):
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs compute capability 9.0")
-    kind, options = variant
-    if kind == "ring" and not fits(problem, options):
+    if not fits(problem, variant):
         pytest.skip("x does not fit in registers")
     inputs = cases.inputs(problem, seed=1, device="cuda")
     args = cuda_decode.prepare(inputs)
-    torch.cuda.synchronize()  # an early kernel reads weights before the kernel ahead has ended
     sms = torch.cuda.get_device_properties(0).multi_processor_count
-    choose: Any = {"chosen": cuda_decode.choose_config, "streams": cuda_decode.choose_streams}.get(
-        kind, ring_config.choose_ring
-    )
-    config = choose(problem["M"], problem["N"], problem["K"], problem["dtype"], sms, **options)
+    config = ring_config.choose_ring(problem["M"], problem["N"], problem["K"], problem["dtype"], sms, **variant)
     wanted, limit = reference(inputs)["y"], cases.tolerance(problem, "nvfp4-w4a16")["y"]
     first = None
     for _ in range(3):

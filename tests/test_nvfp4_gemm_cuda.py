@@ -1,7 +1,8 @@
 """kernels/nvfp4/cuda_gemm.py: the weight tiles, the configuration and the whole kernel on a CPU; the kernel on a GPU.
 
 On a CPU wgmma_gemm.cu runs as it is, its PTX replaced by tests/wgmma_on_cpu.cuh: rings, clusters, stream-K, swizzles
-and fragments are the kernel's own, timing is not.
+and fragments are the kernel's own, timing is not. tests/test_nvfp4_resident_cuda.py does the same for the kernel with
+x resident.
 """
 
 import ctypes
@@ -9,43 +10,45 @@ import functools
 import shutil
 import subprocess
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from kernels.nvfp4 import cases, cuda_gemm, gemm_tiles, tiles
+from kernels.common import Workload
+from kernels.nvfp4 import cases, cuda_gemm, gemm_tiles, resident, tiles
 from kernels.nvfp4.reference import reference, weights
 from lab.aot_worker import compile_cuda
 
-CHECKS = [w for w in cases.WORKLOADS if w.role == "check" and not cuda_gemm._refuses(w)]
-MEASURED = [w for w in cases.WORKLOADS if w.role == "measure" and not cuda_gemm._refuses(w)]
-VARIANTS: tuple[dict[str, Any], ...] = (
-    {},
-    {"cluster": 1},
-    {"rows_first": True},
-    {"waves": 0},
-    {"waves": 1, "tokens": 128},
-)
+TAKEN = [w for w in cases.WORKLOADS if not (cuda_gemm._refuses(w) or cases.refuses(w, "nvfp4-w4a16"))]
+CHECKS = [w for w in TAKEN if w.role == "check"]
+MEASURED = [w for w in TAKEN if w.role == "measure"]
+VARIANTS: tuple[dict[str, Any], ...] = ({}, {"cluster": 1}, {"waves": 0}, {"waves": 1, "tokens": 128})
+PROGRAMMATIC = """
+#include "wgmma_on_cpu.cuh"
+static void next_kernel_may_start() {}
+static void wait_for_kernels_ahead() { others(); }
+"""
 ENTRY = """
 struct Arguments {
-  TensorMap map; const unsigned char* w; const float* scale; unsigned short* y; float* parts; unsigned* flags;
-  int m, n, depth, row_tiles, token_tiles, rows_first, waves;
+  TensorMap map, y_map; const unsigned char* w; const float* scale; unsigned short* y; float* parts; unsigned* flags;
+  int m, n, depth, row_tiles, token_tiles, waves;
 } given;
 static void entry() {
-  KERNEL(given.map, given.w, given.scale, given.y, given.parts, given.flags, given.m, given.n, given.depth,
-         given.row_tiles, given.token_tiles, given.rows_first, given.waves);
+  KERNEL(given.map, given.y_map, given.w, given.scale, given.y, given.parts, given.flags, given.m, given.n, given.depth,
+         given.row_tiles, given.token_tiles, given.waves);
   finished();
 }
-extern "C" int shared_bytes() { return SHARED_BYTES + 1024; }
+extern "C" int shared_bytes() { return SHARED_BYTES; }
 extern "C" int part_floats() { return 2 * PART_FLOATS; }
 extern "C" int simulated(const void* x, const void* w, const void* scale, void* y, void* parts, void* flags, int m,
-                         int n, int k, int depth, int row_tiles, int token_tiles, int rows_first, int waves,
+                         int n, int k, int depth, int row_tiles, int token_tiles, int waves,
                          int blocks, int seed) {
-  given = {{(const unsigned char*)x, m, k, TOKENS / CLUSTER}, (const unsigned char*)w, (const float*)scale,
-           (unsigned short*)y, (float*)parts, (unsigned*)flags, m, n, depth, row_tiles, token_tiles, rows_first,
-           waves};
+  given = {{(const unsigned char*)x, m, k, TOKENS / CLUSTER}, {(const unsigned char*)y, m, n, TOKENS},
+           (const unsigned char*)w, (const float*)scale, (unsigned short*)y, (float*)parts, (unsigned*)flags, m, n,
+           depth, row_tiles, token_tiles, waves};
   return simulate(entry, THREADS, CLUSTER, blocks, SHARED_BYTES, seed);
 }
 """
@@ -60,7 +63,7 @@ def on_cpu(config: cuda_gemm.GemmConfig, change: tuple[str, str] = ("", "")) -> 
         assert old in text
         text = text.replace(old, new or "unsigned char* shared_start = simulated_shared();") if old else text
     folder = Path(tempfile.mkdtemp())
-    (folder / "kernel.cpp").write_text('#include "wgmma_on_cpu.cuh"\n' + text + ENTRY)
+    (folder / "kernel.cpp").write_text(PROGRAMMATIC + text + ENTRY)
     includes = (f"-I{Path(__file__).parent}", f"-I{cuda_gemm.SOURCE.parent}")
     options = [option for option in cuda_gemm.source(config).options if option.startswith("-D")]
     command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", *includes, *options, str(folder / "kernel.cpp")]
@@ -68,17 +71,23 @@ def on_cpu(config: cuda_gemm.GemmConfig, change: tuple[str, str] = ("", "")) -> 
     return ctypes.CDLL(str(folder / "kernel.so"))
 
 
+def tiled(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What prepare() makes where wgmma_gemm.cu is chosen, for any shape, but for the workspace."""
+    tiles = gemm_tiles.tile_weights(inputs["w_packed"], inputs["w_scale"], inputs["x"].dtype)
+    return {"x": inputs["x"], "w": tiles, "w_tensor_scale": inputs["w_tensor_scale"]}
+
+
 def simulate(library: ctypes.CDLL, config: cuda_gemm.GemmConfig, inputs: dict[str, torch.Tensor], seed: int) -> Any:
     """(y, what the simulator returned, flags left up)."""
     x, n = inputs["x"], inputs["w_packed"].shape[0]
-    args = cuda_gemm.prepare(inputs)
+    args = tiled(inputs)
     parts = torch.full((config.grid, library.part_floats()), float("nan"))
     flags = torch.zeros(config.grid, 2, dtype=torch.int32)
     y = torch.full((x.shape[0], n), float("nan"), dtype=x.dtype)
-    depth = gemm_tiles.chunks_of(x.shape[1]) // config.unit
+    depth = gemm_tiles.chunks_of(x.shape[1]) // cuda_gemm.UNIT
     tile_counts = -(-n // config.rows), -(-x.shape[0] // config.tokens)
     pointers = (x, args["w"], args["w_tensor_scale"], y, parts, flags)
-    numbers = (*x.shape, depth, *tile_counts, int(config.rows_first), config.waves, config.grid, seed)
+    numbers = (*x.shape, depth, *tile_counts, config.waves, config.grid, seed)
     numbers = (numbers[0], n, *numbers[1:])
     code = library.simulated(*(ctypes.c_void_p(t.data_ptr()) for t in pointers), *map(ctypes.c_int, numbers))
     return y, code, int(flags.sum())
@@ -103,7 +112,10 @@ def test_tiles_hold_the_weights_where_the_fragments_want_them(problem):
     decode = tiles.decode16_bf16 if problem["dtype"] == "bf16" else tiles.decode16_fp16
     pairs = torch.stack(decode(words[..., 0], words[..., 1]), dim=-1)
     halves = torch.stack((pairs & 0xFFFF, pairs >> 16), dim=-1).flatten(-2).to(torch.uint16).view(dtype).double()
-    byte = scales.unflatten(-1, (8, 2, 4)).to(torch.int32)
+    turn = 4 if problem["dtype"] == "bf16" else 7
+    word = scales.contiguous().view(torch.int32).to(torch.int64).unflatten(-1, (8, 2)) & tiles.WORD
+    word = word >> turn | word << (32 - turn)
+    byte = torch.stack([word >> 8 * place & 255 for place in (0, 2, 1, 3)], dim=-1).to(torch.int32)
     scale = torch.ldexp(1 + (byte & 7) / 8.0, (byte >> 3) - tiles.SCALE_BIAS).double()
     n, k = problem["N"], problem["K"]
     wanted = torch.zeros(tiled.shape[0] * 128, tiled.shape[1] * 64, dtype=torch.float64)
@@ -124,39 +136,61 @@ def test_configurations_fit_and_share_the_work(problem, variant):
     assert config.shared_bytes <= cuda_gemm.SHARED_BYTES
     assert config.grid <= cuda_gemm.SMS
     assert config.grid % config.cluster == 0
-    assert gemm_tiles.chunks_of(problem["K"]) % config.unit == 0
-    assert config.part_floats * config.grid <= 128 * 256 * cuda_gemm.SMS
+    assert config.stages >= 3
+    assert gemm_tiles.chunks_of(problem["K"]) % cuda_gemm.UNIT == 0
 
 
 @pytest.mark.parametrize(
-    ("m", "n", "k", "tokens", "waves", "grid"),
+    ("m", "n", "k", "tokens", "cluster", "waves", "grid"),
     [
-        (512, 4096, 2048, 128, 1, 128),  # 64 tiles of 256 x 128 for 66 workers: nothing is shared
-        (2048, 4096, 2048, 256, 2, 132),
-        (2048, 17408, 5120, 256, 7, 132),  # 8.24 tiles a worker: shares of 0.24 would mean five workers a tile
-        (128, 17408, 5120, 128, 0, 132),  # 1.03
-        (32, 4096, 2048, 32, 0, 132),
+        (512, 4096, 2048, 128, 1, 1, 128),  # 128 tiles: nothing is shared
+        (512, 5120, 6144, 176, 1, 1, 120),
+        (512, 5120, 17408, 256, 2, 0, 132),
+        (2048, 4096, 2048, 256, 1, 2, 132),
+        (2048, 5120, 6144, 256, 2, 2, 132),  # 2.42 tiles a worker
+        (2048, 17408, 5120, 256, 2, 7, 132),  # 8.24 tiles a worker: shares of 0.24 would mean five workers a tile
+        (128, 17408, 5120, 128, 2, 0, 132),  # 1.03
+        (128, 5120, 6144, 128, 1, 0, 132),  # 40 tiles, each cut in k: no clusters
+        (64, 4096, 2048, 64, 1, 0, 132),
+        (128, 4096, 2048, 64, 1, 0, 132),
     ],
 )
-def test_the_tile_and_the_whole_tiles_follow_from_the_shape(m, n, k, tokens, waves, grid):
+def test_tile_cluster_and_whole_tiles_follow_from_the_shape(m, n, k, tokens, cluster, waves, grid):
     config = cuda_gemm.choose_config(m, n, k, "bf16")
-    assert (config.tokens, config.waves, config.grid) == (tokens, waves, grid)
+    assert (config.tokens, config.cluster, config.waves, config.grid) == (tokens, cluster, waves, grid)
+
+
+@pytest.mark.parametrize(
+    ("m", "k", "config"),
+    [
+        (9, 17408, resident.ResidentConfig),
+        (16, 17408, resident.ResidentConfig),
+        (32, 5120, resident.ResidentConfig),
+        (33, 5120, cuda_gemm.GemmConfig),
+        (16, 4096, cuda_gemm.GemmConfig),
+        (16, 65536, cuda_gemm.GemmConfig),  # x does not fit in shared memory
+    ],
+)
+def test_x_stays_resident_where_it_pays_and_fits(m, k, config):
+    assert isinstance(cuda_gemm.choose(m, 5120, k, "bf16"), config)
+    assert not cuda_gemm._refuses(Workload("any", {"M": m, "N": 5120, "K": k, "dtype": "bf16"}))
 
 
 def test_refuses_what_it_cannot_do():
     assert "cuda_decode" in cuda_gemm._refuses(next(w for w in cases.WORKLOADS if w["M"] == 8))
     with pytest.raises(ValueError, match="multiple of 16"):
         cuda_gemm.choose_config(128, 128, 72, "bf16")
-    with pytest.raises(ValueError, match="smaller tile"):
-        cuda_gemm.choose_config(512, 128, 128, "bf16", tokens=256, chunks=4)
     problem = CHECKS[0]
     inputs = cases.inputs(problem)
-    args, y = cuda_gemm.prepare(inputs), cases.outputs(problem, inputs)["y"]
+    args, y = tiled(inputs), cases.outputs(problem, inputs)["y"]
     config = cuda_gemm.choose_config(problem["M"], problem["N"], problem["K"], problem["dtype"])
     with pytest.raises(ValueError, match="contiguous"):
         cuda_gemm.launch(args | {"x": args["x"].T}, y, config)
     with pytest.raises(ValueError, match="prepare this pair"):
         cuda_gemm.launch(args, y[1:], config)
+    few = replace(config, grid=config.grid - 1)
+    with pytest.raises(ValueError, match="workspace"):
+        cuda_gemm.launch(args | cuda_gemm.workspace(few, y.device), y, config)
 
 
 @needs_compiler
@@ -165,10 +199,13 @@ def test_refuses_what_it_cannot_do():
     [
         (130, 300, 1040, "bf16", 4, {"tokens": 128, "cluster": 1, "stages": 3, "waves": 1}),
         (130, 600, 528, "fp16", 10, {"tokens": 128, "waves": 0}),
-        (250, 700, 272, "bf16", 4, {"tokens": 256, "cluster": 1, "waves": 1, "rows_first": True}),
+        (250, 704, 272, "bf16", 4, {"tokens": 256, "cluster": 1, "waves": 1}),
         (63, 300, 1040, "bf16", 8, {"tokens": 64, "waves": 0}),
-        (63, 600, 272, "bf16", 4, {"tokens": 32, "waves": 1}),
-        (31, 500, 528, "bf16", 8, {"waves": 0}),
+        (63, 600, 272, "bf16", 4, {"tokens": 64, "cluster": 2, "waves": 1}),
+        (31, 500, 528, "fp16", 8, {"waves": 0}),
+        (9, 300, 272, "bf16", 4, {}),
+        (300, 304, 272, "bf16", 4, {"tokens": 176, "waves": 0}),
+        (200, 200, 272, "fp16", 4, {"tokens": 176, "cluster": 1, "waves": 1}),
     ],
 )
 def test_the_kernel_runs_on_a_cpu(m, n, k, dtype, sms, variant):
@@ -193,16 +230,19 @@ def test_the_kernel_runs_on_a_cpu(m, n, k, dtype, sms, variant):
     "change",
     [
         ("wgmma_wait<1>();", "wgmma_wait<2>();"),
-        ("if (c == 0 && before >= 0) release(before);", "if (c == 0) release(stage);"),
+        ("if (before >= 0) release(before);", "release(stage);"),
+        ("named_arrive(SUMS_LEFT + half, 128 + 32);", ""),
         ("begin(worker + 1 + others) < tile_end", "begin(worker + 1 + others) < 0"),
         ("x + 2 * j", "x + 4 * j"),
-        ("scales.y, 0u, 0x4040u + 0x0101u * j", "scales.y, 0u, 0x4040u + 0x0101u * (j ^ 1)"),
+        ("rotate_right(scales.y, 8)", "rotate_right(scales.y, 16)"),
+        ("if (thread == 0) stores_read();  // the tile before", ""),
+        ("16 * ((2 * warp + lane / 8 % 2) ^ lane % 8)", "16 * (2 * warp + lane / 8 % 2)"),
     ],
 )
 def test_the_simulation_sees_mistakes(change):
-    problem = cases._check(130, 300, 512, "bf16")
+    problem = cases._check(130, 304, 512, "bf16")
     inputs = cases.inputs(problem, seed=1)
-    config = cuda_gemm.choose_config(130, 300, 512, "bf16", 4, tokens=128, cluster=1, stages=3, waves=0)
+    config = cuda_gemm.choose_config(130, 304, 512, "bf16", 4, tokens=128, cluster=1, stages=3, waves=0)
     y, code, _ = simulate(on_cpu(config, change), config, inputs, 0)
     assert code or not within_tolerance(y, problem, inputs)
 
@@ -222,9 +262,9 @@ def test_on_a_gpu_within_tolerance_and_the_same_twice(problem, variant):
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs compute capability 9.0")
     inputs = cases.inputs(problem, seed=1, device="cuda")
-    args = cuda_gemm.prepare(inputs)
     sms = torch.cuda.get_device_properties(0).multi_processor_count
     config = cuda_gemm.choose_config(problem["M"], problem["N"], problem["K"], problem["dtype"], sms, **variant)
+    args = tiled(inputs) | cuda_gemm.workspace(config, inputs["x"].device)
     first = None
     for _ in range(3):
         y = cases.outputs(problem, inputs)["y"]

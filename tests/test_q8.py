@@ -17,9 +17,10 @@ runs_triton = has_triton() and (DEVICE == "cuda" or interpreted())
 needs_triton = pytest.mark.skipif(not runs_triton, reason="needs Triton, on a GPU or in its interpreter")
 CANDIDATES = list(torch_cached.CANDIDATES)
 if has_triton():
-    from kernels.q8 import triton_expand, triton_mmq, triton_warp_row
+    from kernels.q8 import triton_expand, triton_mmq, triton_routed, triton_warp_row
 
     CANDIDATES += [*triton_expand.CANDIDATES, *triton_warp_row.CANDIDATES, *triton_mmq.CANDIDATES]
+    CANDIDATES += triton_routed.CANDIDATES
 CHECKS = [w for w in cases.WORKLOADS if w.role == "check"]
 PRECISIONS = ("q8_0-w8a16", "q8_0-w8a8", "q8_0-expanded", "bf16")
 RUNS = [
@@ -51,7 +52,7 @@ def test_tolerance_rejects_zeros_a_sign_flip_one_wrong_element_and_nan(problem: 
 
 
 @needs_triton
-@pytest.mark.parametrize("m", [3, 17])
+@pytest.mark.parametrize("m", [1, 3, 17])
 def test_mmq_is_exact_on_its_own_quantised_activations(m: int):
     """The tolerance of w8a8 contains the loss of the format; the kernel itself must lose no more than float32 does."""
     inputs = cases.inputs(Workload("own", {"M": m, "N": 75, "K": 1056, "dtype": "fp16"}), seed=3, device=DEVICE)
@@ -63,10 +64,21 @@ def test_mmq_is_exact_on_its_own_quantised_activations(m: int):
     apart = (args["q"].int() - codes.int()).abs()  # a quotient that is nearly a half may round either way
     assert apart.max() <= 1
     assert apart.sum() < 1e-3 * apart.numel()
-    torch.testing.assert_close(args["q_d"], scales.float(), rtol=2**-11, atol=0)
-    x = (args["q"].double().unflatten(1, (-1, 32)) * args["q_d"].double()[:, :, None]).flatten(1)
+    torch.testing.assert_close(args["q_d"].T, scales.float(), rtol=2**-11, atol=0)
+    x = (args["q"].double().unflatten(1, (-1, 32)) * args["q_d"].T.double()[:, :, None]).flatten(1)
     wanted = x @ fmt.dequantise(inputs["w_q"], inputs["w_d"]).double().T
     assert ((out["y"].double() - wanted).norm() / wanted.norm()).item() < 2.0**-11
+
+
+@needs_triton
+def test_three_blocks_of_the_wide_tile_share_a_multiprocessor():
+    config = triton_mmq.choose_config(512, 5120)
+    assert (config.block_m, config.block_n, config.steps) == (128, 64, 2)
+    assert 3 * 32 * config.num_warps * config.max_registers <= 65536
+    codes = config.num_stages * config.steps * 32 * (config.block_m + config.block_n)
+    scales = config.num_stages * config.steps * 4 * (config.block_m + config.block_n)
+    assert 3 * (codes + scales + 1024) <= 227 * 1024
+    assert triton_mmq.choose_config(512, 1056).steps == 1  # 33 scale blocks: no pairs
 
 
 # Format ---------------------------------------------------------------------------------------------------------------

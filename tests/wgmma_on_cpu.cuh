@@ -31,19 +31,22 @@ struct Fiber { ucontext_t context; std::vector<char> stack; int cta, thread; boo
 struct Barrier { unsigned count; int pending; long bytes; unsigned phase; };
 struct Meeting { int here = 0; unsigned generation = 0; };
 struct Copy { unsigned to, barrier, bytes; const unsigned char* from; const TensorMap* map; int k, row; };
+struct Store { unsigned from; const TensorMap* map; int column, row, cta, thread; };
 struct Product { float* sums[128]; const unsigned* a[128]; uint64_t b; int columns; bool bf16; int group; };
 struct Group { Meeting meeting; Product next; std::vector<Product> under_way; int committed = 0; };
 struct Warp { Meeting meeting; unsigned row[32], matrix[32][4]; };
+constexpr int MOST_CTAS = 8;  // of a cluster
 static struct {
   std::vector<Fiber*> fibers;
   Fiber* now;
   ucontext_t scheduler;
-  std::vector<unsigned char> shared[2];
+  std::vector<unsigned char> shared[MOST_CTAS];
   std::map<unsigned, Barrier> barriers;
   std::vector<Copy> copies;
-  Meeting cluster, block[2], named[2][16];
-  Group groups[2][8];
-  Warp warps[2][32];
+  std::vector<Store> stores;  // each reads its shared memory when its thread waits for it
+  Meeting cluster, block[MOST_CTAS], named[MOST_CTAS][16];
+  Group groups[MOST_CTAS][8];
+  Warp warps[MOST_CTAS][32];
   int threads, ctas;
   unsigned long moves;  // whatever gets the program on
 } cpu;
@@ -66,7 +69,7 @@ static unsigned shared_address(const void* p) {
 }
 static unsigned char* place(unsigned address, unsigned bytes) {
   const unsigned cta = address >> 24, at = address & 0xFFFFFF;
-  if (cta > 1 || at + bytes > cpu.shared[cta].size()) stop("outside shared memory", address);
+  if (cta >= MOST_CTAS || at + bytes > cpu.shared[cta].size()) stop("outside shared memory", address);
   return cpu.shared[cta].data() + at;
 }
 static unsigned keep(unsigned v) { return v; }
@@ -131,11 +134,36 @@ static void land(const Copy& c) {
   Barrier& b = barrier(c.barrier);
   b.bytes -= c.bytes, settle(b);
 }
+static void tensor_store(const TensorMap* map, int column, int row, unsigned from) {
+  if (from % 1024) stop("box not on 1024 bytes", from);
+  place(from, map->box_rows * 128), cpu.stores.push_back({from, map, column, row, cpu.now->cta, cpu.now->thread});
+}
+static void stores_read() {
+  for (size_t i = 0; i < cpu.stores.size();) {
+    const Store s = cpu.stores[i];
+    if (s.cta != cpu.now->cta || s.thread != cpu.now->thread) { i++; continue; }
+    cpu.stores.erase(cpu.stores.begin() + i);
+    for (int r = 0; r < s.map->box_rows && s.row + r < s.map->rows; r++)
+      for (int i = 0; i < 64 && s.column + i < s.map->columns; i++)
+        memcpy((unsigned char*)s.map->from + 2 * ((s.row + r) * s.map->columns + s.column + i),
+               place(swizzled(s.from + 128 * r + 2 * i), 2), 2);
+  }
+}
 static int same_in_warp(int v) { return v; }
 static void prefetch_map(const TensorMap*) {}
 static unsigned cluster_rank() { return cpu.now->cta; }
 static unsigned peer_address(unsigned local, unsigned rank) { return in_cta(local, rank); }
 static void cluster_sync() { meet(cpu.cluster, cpu.threads * cpu.ctas); }
+static unsigned arrived_at[MOST_CTAS][1024];
+static void cluster_arrive() {
+  Meeting& m = cpu.cluster;
+  arrived_at[cpu.now->cta][cpu.now->thread] = m.generation, cpu.moves++;
+  if (++m.here == cpu.threads * cpu.ctas) m.here = 0, m.generation++;
+}
+static void cluster_wait() {
+  while (cpu.cluster.generation == arrived_at[cpu.now->cta][cpu.now->thread]) others();
+}
+static void copies_may_see() {}
 static void __syncthreads() { meet(cpu.block[cpu.now->cta], cpu.threads); }
 static Warp& my_warp() { return cpu.warps[cpu.now->cta][cpu.now->thread / 32]; }
 static Group& my_group() { return cpu.groups[cpu.now->cta][cpu.now->thread / 128]; }
@@ -174,6 +202,10 @@ template <bool BF16> static unsigned round_pair(float low, float high) {
 template <bool BF16> static unsigned mul2(unsigned a, unsigned b) {
   return round_pair<BF16>(value16(a, BF16) * value16(b, BF16), value16(a >> 16, BF16) * value16(b >> 16, BF16));
 }
+template <bool BF16, int HALF> static unsigned mul2_by_half(unsigned a, unsigned b) {
+  return mul2<BF16>(a, (b >> 16 * HALF & 0xFFFF) * 0x10001u);
+}
+static unsigned mask_and_set(unsigned v, unsigned mask, unsigned ones) { return (v & mask) | ones; }
 static unsigned select_bits(unsigned a, unsigned b, unsigned mask) { return (a & mask) | (b & ~mask); }
 static unsigned rotate_right(unsigned w, unsigned by) { return w >> by | w << (32 - by); }
 static unsigned permute_bytes(unsigned a, unsigned b, unsigned selector) {
@@ -301,7 +333,7 @@ static int simulate(void (*entry)(), int threads, int ctas, int blocks, unsigned
       idle = cpu.moves == before && cpu.copies.empty() ? idle + 1 : 0;
       if (idle > 1000) return fprintf(stderr, "deadlock in block %d\n", block), 1;
     }
-    if (!cpu.copies.empty()) stop("copies left");
+    if (!cpu.copies.empty() || !cpu.stores.empty()) stop("copies left");
     for (auto& c : cpu.groups) for (auto& g : c) if (!g.under_way.empty()) stop("products left");
   }
   return 0;

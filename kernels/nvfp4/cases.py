@@ -8,33 +8,57 @@ of its kernels is checked apart, against its own quantised operands, in tests/te
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from kernels.common import Tensors, Tolerance, Workload, poisoned
 from kernels.nvfp4 import format as fmt
+from kernels.nvfp4 import mxfp4
 
 IN_PLACE: tuple[str, ...] = ()
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "f32": torch.float32}
 NORMAL = "standard normal"
 # rms error of NVFP4 on standard normal values with a tensor or row scale, seen on 4 M values (NMSE 0.009).
 W4A4_NORMAL = 0.095
+# The same of e4m3: NVFP4 weights rounded to it once more, and values with a row scale.
+W4A8_NORMAL_WEIGHT, W4A8_NORMAL_X = 0.0212, 0.0265
 OUTLIER = "normal, heavy-tailed: 2 % of the channels of x are 30 times as large, and so are 2 % of the weights' columns"
+POSITIVE = "absolute values of standard normals: x and weights of one sign, so that sums only grow"
 
 
-def _check(m: int, n: int, k: int, dtype: str, inputs: str = NORMAL, n_seqs: int = 0) -> Workload:
+def _check(
+    m: int, n: int, k: int, dtype: str, inputs: str = NORMAL, n_seqs: int = 0, weights: str = "nvfp4"
+) -> Workload:
     axes: dict[str, int | str] = {"M": m, "N": n, "K": k, "dtype": dtype}
     if n_seqs:
         axes["n_seqs"] = n_seqs
+    if weights != "nvfp4":
+        axes["weights"] = weights
     suffix = ("_outlier" if inputs == OUTLIER else "") + (f"_seqs{n_seqs}" if n_seqs else "")
+    suffix += f"_{weights}" if weights != "nvfp4" else ""
     return Workload(f"m{m}_n{n}_k{k}_{dtype}{suffix}", axes, inputs=inputs)
 
 
-def _measure(m: int, n: int, k: int, source: str, n_seqs: int = 0) -> Workload:
-    axes: dict[str, int | str] = {"M": m, "N": n, "K": k, "dtype": "bf16"}
+def _measure(
+    m: int,
+    n: int,
+    k: int,
+    source: str,
+    n_seqs: int = 0,
+    dtype: str = "bf16",
+    weights: str = "nvfp4",
+    inputs: str = NORMAL,
+) -> Workload:
+    axes: dict[str, int | str] = {"M": m, "N": n, "K": k, "dtype": dtype}
     if n_seqs:
         axes["n_seqs"] = n_seqs
-    return Workload(f"m{m}_n{n}_k{k}", axes, role="measure", source=source)
+    if weights != "nvfp4":
+        axes["weights"] = weights
+    unusual = [word for word, usual in ((dtype, "bf16"), (weights, "nvfp4")) if word != usual]
+    unusual += ["positive"] if inputs == POSITIVE else []
+    return Workload("_".join([f"m{m}_n{n}_k{k}", *unusual]), axes, inputs=inputs, role="measure", source=source)
 
 
 WORKLOADS = (
@@ -50,6 +74,8 @@ WORKLOADS = (
     _check(63, 75, 1040, "bf16"),
     _check(63, 500, 256, "fp16", OUTLIER),
     _check(130, 64, 256, "bf16", OUTLIER),
+    _check(20, 75, 256, "f32"),
+    _check(16, 75, 256, "bf16", n_seqs=16, weights="mxfp4"),
     _measure(1, 17408, 5120, "q36-27b.ffn_up"),
     _measure(8, 17408, 5120, "q36-27b.ffn_up"),
     _measure(32, 17408, 5120, "q36-27b.ffn_up"),
@@ -62,11 +88,31 @@ WORKLOADS = (
     *(_measure(m, 5120, 6144, "q36-27b.ssm_out") for m in (512, 2048)),
     # No layer of data/models.toml: the size of a small projection, 4.7 MB, where launch and reduction weigh most.
     *(_measure(m, 4096, 2048, "") for m in (1, 8, 32, 128, 512, 2048)),
+    _measure(1024, 17408, 5120, "q36-27b.ffn_up"),
+    # Activations in float32, for the question where they are cast (triton_levers.py).
+    *(_measure(m, 17408, 5120, "q36-27b.ffn_up", dtype="f32") for m in (128, 512, 2048)),
+    _measure(128, 5120, 6144, "q36-27b.ssm_out", n_seqs=128, weights="mxfp4"),
+    # The worst inputs for sums of few bits (cuda_w4a8.py), which sums of either sign do not show.
+    *(_measure(m, 17408, 5120, "q36-27b.ffn_up", inputs=POSITIVE) for m in (128, 512)),
+    _measure(512, 5120, 17408, "q36-27b.ffn_down", inputs=POSITIVE),
 )
 
 
+def refuses(workload: Workload, precision: str) -> str:
+    """ "" or why no candidate of this precision takes the workload: its weights' format, or the type of x."""
+    weights = str(workload.axes.get("weights", "nvfp4"))
+    if precision.startswith("mxfp4") != (weights == "mxfp4"):
+        return f"weights={weights}: this candidate is {precision}"
+    if precision.endswith("-cast") != (workload["dtype"] == "f32"):
+        return f"dtype={workload['dtype']}: only {'f32 is' if precision.endswith('-cast') else '16-bit x is'} taken"
+    return ""
+
+
 def inputs(workload: Workload, seed: int = 0, device: torch.device | str = "cpu") -> Tensors:
-    """x [M, K] in the workload's dtype, w_packed u8 [N, K / 2], w_scale u8 [N, K / 16], w_tensor_scale f32 [1]."""
+    """x [M, K] in the workload's dtype, w_packed u8 [N, K / 2], w_scale u8 [N, K / 16], w_tensor_scale f32 [1].
+
+    With the axis weights = "mxfp4": w_scale is e8m0, u8 [N, K / 32], and there is no tensor scale.
+    """
     m, n, k = workload["M"], workload["N"], workload["K"]
     generator = torch.Generator(device=device).manual_seed(seed)
     x = torch.randn(m, k, generator=generator, device=device)
@@ -74,6 +120,11 @@ def inputs(workload: Workload, seed: int = 0, device: torch.device | str = "cpu"
     if workload.inputs == OUTLIER:
         x *= 1 + 29 * (torch.rand(k, generator=generator, device=device) < 0.02)
         w *= 1 + 29 * (torch.rand(k, generator=generator, device=device) < 0.02)
+    if workload.inputs == POSITIVE:
+        x, w = x.abs(), w.abs()
+    if workload.axes.get("weights") == "mxfp4":
+        packed, scale = mxfp4.quantise(w)
+        return {"x": x.to(DTYPES[workload["dtype"]]), "w_packed": packed, "w_scale": scale}
     q = fmt.quantise(w)
     return {
         "x": x.to(DTYPES[workload["dtype"]]),
@@ -100,7 +151,11 @@ def tolerance(workload: Workload, precision: str) -> dict[str, Tolerance]:
     """
     unit = 2.0**-8 if workload["dtype"] == "bf16" else 2.0**-11
     rms = min(1.0, 0.58 * (1 + 2.25 / (workload["M"] * workload["N"]) ** 0.5))
-    if precision == "nvfp4-w4a16":
+    if precision == "nvfp4-w4a16-cast":
+        # x in float32 rounded to bf16 (independent errors of an element), y in float32: an element's errors average
+        # over K as the products do, so y has the relative error of x; six deviations for the worst of many.
+        return {"y": Tolerance(rms * 2.0**-8, 6 * 0.58 * 2.0**-8, "activations rounded to bf16, exact weights")}
+    if precision in ("nvfp4-w4a16", "mxfp4-w4a16"):
         return {"y": Tolerance(rms * unit, 8 * unit, "exact operands: the rounding of y, ulp / sqrt(12) rms")}
     if precision == "nvfp4-w4a16-rounded":
         # A library that rounds the dequantised weight, or partial sums, to 16 bits on the way; how often is its affair,
@@ -127,5 +182,29 @@ def tolerance(workload: Workload, precision: str) -> dict[str, Tolerance]:
         mean = 0.37 if workload.inputs == OUTLIER else W4A4_NORMAL
         limit = 1.15 * mean * (1 + 3 / (2 * workload["M"] * workload["N"]) ** 0.5)
         return {"y": Tolerance(limit, 6 * limit, "activations rounded to e2m1 in blocks of 16: their own rms error")}
-    known = ["bf16", "nvfp4-w4a16", "nvfp4-w4a16-rounded", "nvfp4-w4a4"]
+    if precision in ("nvfp4-w4a8", "nvfp4-w4a8-fast") and workload.inputs == POSITIVE:
+        # Errors of products average over K: of half normals, sqrt(E[p^2]) / E[p] = pi / 2. The sums' errors do not: a
+        # step of the fp8 tensor cores adds 32 products, each cut off 13 bits below the largest number among them and
+        # the sum so far. That is half a unit each, 32 * 2^-14 of the sum in the mean, and over s steps in which the sum
+        # grows evenly s / 2 times that: s * 2^-10. s is 16 between additions to float32 sums; of the fast arm 32 in
+        # tiles of 128 tokens, which M <= 128 gets at most, else all of K. A quarter more for the worst element: all
+        # lose alike.
+        longest = 32 if workload["M"] <= 128 else workload["K"] / 32
+        steps = 16 if precision == "nvfp4-w4a8" else longest
+        products = 1.05 * math.hypot(W4A8_NORMAL_WEIGHT, W4A8_NORMAL_X) * math.pi / 2 / workload["K"] ** 0.5
+        random = math.hypot(products, rms * unit)
+        why = "sums of one sign: what the tensor cores' additions cut off, then rounding"
+        return {"y": Tolerance(random + steps * 2.0**-10, 8 * random + 1.25 * steps * 2.0**-10, why)}
+    if precision in ("nvfp4-w4a8", "nvfp4-w4a8-fast"):
+        # Independent errors of each product, so the same on y: code times block scale rounded to e4m3 (only 1.5, 3 and
+        # 6 times a scale are inexact, by 2.67 % rms over its eight mantissas: 2.1 % of normal weights, while outliers
+        # put nearly all energy into 6s), x rounded to e4m3 (2.45 % of log-uniform values, 2.65 % of normal ones), and
+        # the rounding of y. 5 % for the mean mantissa of these weights, and three deviations of an rms over M * N
+        # values. Seven for the worst: errors are largest where x and y are.
+        weight = 0.028 if workload.inputs == OUTLIER else W4A8_NORMAL_WEIGHT
+        mean = (weight**2 + W4A8_NORMAL_X**2 + (rms * unit) ** 2) ** 0.5
+        limit = 1.05 * mean * (1 + 3 / (2 * workload["M"] * workload["N"]) ** 0.5)
+        return {"y": Tolerance(limit, 7 * limit, "weights and activations rounded to e4m3: their own rms errors")}
+    nvfp4 = ("w4a16", "w4a16-cast", "w4a16-rounded", "w4a4", "w4a8", "w4a8-fast")
+    known = ["bf16", "mxfp4-w4a16", *(f"nvfp4-{x}" for x in nvfp4)]
     raise ValueError(f"precision={precision!r} is not one of {known}; use one of them")

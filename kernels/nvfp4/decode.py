@@ -11,6 +11,11 @@ raised as far as its format allows (448 * 2^7 < 65504 in fp16, 448 * 2^118 < 2^1
 OPERAND_SHIFT below, goes into the epilogue with the tensor scale. e2m1 times e4m3 has at most six significant bits, so
 every product is exact in both formats (the smallest, 0.5 * 2^-9 * 2^-7 = 2^-17, is an fp16 subnormal but still exact).
 
+MXFP4 has an e8m0 byte per 32 instead, a power of two. `layout.prepare` takes the tensor's largest out of the bytes into
+the tensor scale, so that a byte is at most 127 and stands for 2^(byte - 127). Its operand carries the code's bias, and
+nothing is left for the epilogue. Products below the format's smallest number become zero: 2^-125 (bf16) or 2^-23 (fp16)
+of the largest scale, which a sum next to that scale does not see.
+
 All work is integer or IEEE multiplication that keeps subnormals: a flush-to-zero multiply would silently turn every
 0.5 into 0, which the check workloads would show.
 """
@@ -76,10 +81,20 @@ def scale_operand(byte, BF16: tl.constexpr):
 
 
 @triton.jit
-def dequantise_tile(code, byte, BF16: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """[ROWS, COLS] operand tile from codes [ROWS, COLS] and scale bytes [ROWS, COLS / 16]."""
-    value = tl.reshape(e2m1_operand(code, BF16), (ROWS, COLS // 16, 16))
-    scale = scale_operand(byte, BF16)
+def e8m0_operand(byte, BF16: tl.constexpr):
+    """Bytes 0..127 of e8m0 -> bf16 of 2^(byte - 1) or fp16 of 2^(byte - 113), so that codes times this are values."""
+    if BF16:
+        return ((byte.to(tl.uint16) + 126) << 7).to(tl.bfloat16, bitcast=True)
+    else:
+        wide = byte.to(tl.uint16)
+        return tl.where(wide > 98, (wide - 98) << 10, 0).to(tl.uint16).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def dequantise_tile(code, byte, BF16: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, GROUP: tl.constexpr):
+    """[ROWS, COLS] operand tile from codes and scale bytes [ROWS, COLS / GROUP]: e4m3 in 16s, e8m0 in 32s."""
+    value = tl.reshape(e2m1_operand(code, BF16), (ROWS, COLS // GROUP, GROUP))
+    scale = scale_operand(byte, BF16) if GROUP == 16 else e8m0_operand(byte, BF16)
     return tl.reshape(value * scale[:, :, None], (ROWS, COLS))
 
 

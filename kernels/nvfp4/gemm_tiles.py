@@ -4,7 +4,9 @@
 
 with chunks = K / 64 rounded up to a multiple of 4 (zeros), so 128 rows x any run of chunks is one bulk copy. Lane
 4 g + t holds of rows g and g + 8 what the four k16 products take from it: k = 16 j + 2 t + {0, 1, 8, 9}, j = 0 .. 3, in
-the bit order of tiles.py, whose scale bytes these are too: row g's four, then row g + 8's four, at 8 g.
+the bit order of tiles.py, whose scale bytes these are too: row g's four in a word, then row g + 8's four, at 8 g. In a
+word they stand in the order of SCALE_ORDER from the low byte on, rotated left by SCALE_TURN: so a mask, or a turn by a
+byte and a mask, leaves two scales in its halves where the format has exponent and mantissa.
 
 Why not tiles.py's own order, in which a lane owns whole scale groups and unpacks two scales instead of eight (0.4
 operations a weight fewer)? It permutes k inside 64 by pieces of 4 bytes, x would have to follow, and neither the tensor
@@ -20,6 +22,7 @@ from kernels.nvfp4 import tiles
 
 ROWS, COLS, STRIPS = 128, 64, 8
 CHUNK_MULTIPLE = 4
+SCALE_ORDER, SCALE_TURN = (0, 2, 1, 3), {torch.bfloat16: 4, torch.float16: 7}
 CHUNK_BYTES = STRIPS * tiles.TILE_BYTES
 
 
@@ -48,5 +51,8 @@ def tile_weights(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) 
     out = torch.empty(row_tiles, chunks, STRIPS, tiles.TILE_BYTES, dtype=torch.uint8, device=packed.device)
     out[..., : tiles.CODE_BYTES] = words.flatten(3).contiguous().view(torch.uint8)
     # [row tile, strip, half, g, chunk, j] -> [row tile, chunk, strip, g, half, j]
-    out[..., tiles.CODE_BYTES :] = scales.view(row_tiles, STRIPS, 2, 8, chunks, 4).permute(0, 4, 1, 3, 2, 5).flatten(3)
+    ordered = scales.view(row_tiles, STRIPS, 2, 8, chunks, 4)[..., SCALE_ORDER].permute(0, 4, 1, 3, 2, 5).contiguous()
+    words64, turn = ordered.view(torch.int32).to(torch.int64) & tiles.WORD, SCALE_TURN[dtype]
+    turned = ((words64 << turn | words64 >> (32 - turn)) & tiles.WORD).to(torch.int32)
+    out[..., tiles.CODE_BYTES :] = turned.view(torch.uint8).flatten(3)
     return out

@@ -79,16 +79,6 @@ DEVICE void bulk_copy_by(unsigned to, const void* from, unsigned bytes, unsigned
       : "memory");
 }
 
-// Counts up by one from 0 to `last`, then starts again; returns the count before. Releases and acquires in the CTA.
-DEVICE unsigned count_arrival(unsigned counter, unsigned last) {
-  unsigned before;
-  asm volatile("atom.acq_rel.cta.shared::cta.inc.u32 %0, [%1], %2;"
-               : "=r"(before)
-               : "r"(counter), "r"(last)
-               : "memory");
-  return before;
-}
-
 // --- clusters ---------------------------------------------------------------------------------------------------
 DEVICE unsigned cluster_rank() {
   unsigned rank;
@@ -196,6 +186,12 @@ DEVICE uint4 load_early(const void* p) {
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                : "l"(p)
                : "memory");
+  return v;
+}
+
+DEVICE float load_early_float(const float* p) {
+  float v;
+  asm volatile("ld.global.f32 %0, [%1];" : "=f"(v) : "l"(p) : "memory");
   return v;
 }
 

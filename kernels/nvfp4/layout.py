@@ -14,6 +14,7 @@ from __future__ import annotations
 import torch
 
 from kernels.nvfp4 import format as fmt
+from kernels.nvfp4 import mxfp4
 
 SPAN = 128  # k values per run
 HALF = SPAN // 2
@@ -27,14 +28,26 @@ def pair_nibbles(packed: torch.Tensor) -> torch.Tensor:
     return (runs[:, :, 0] | (runs[:, :, 1] << 4)).flatten(1).contiguous()
 
 
-def interleave_scales(scale: torch.Tensor) -> torch.Tensor:
-    """uint8 [N, ceil(K / 128) * 8] from uint8 [N, K / 16]: per run low 0, high 0, ... high 3; zeros as padding."""
-    padded = torch.nn.functional.pad(scale, (0, -scale.shape[1] % (SPAN // fmt.BLOCK)))
-    return padded.unflatten(1, (-1, 2, HALF // fmt.BLOCK)).transpose(2, 3).flatten(1).contiguous()
+def interleave_scales(scale: torch.Tensor, group: int = fmt.BLOCK) -> torch.Tensor:
+    """uint8 [N, ceil(K / 128) * 128 / group] from uint8 [N, K / group]: a run: low 0, high 0, low 1, ...; zeros pad."""
+    padded = torch.nn.functional.pad(scale, (0, -scale.shape[1] % (SPAN // group)))
+    return padded.unflatten(1, (-1, 2, HALF // group)).transpose(2, 3).flatten(1).contiguous()
+
+
+def group_of(args: dict[str, torch.Tensor]) -> int:
+    """Weights that share a scale in what `prepare` returned: 16 (NVFP4) or 32 (MXFP4)."""
+    return 2 * args["w"].shape[1] // args["w_scale"].shape[1]
 
 
 def prepare(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Arguments of the Triton W4A16 kernels: x as it is, weights and scales in this layout, the tensor scale."""
+    """Arguments of the Triton W4A16 kernels: x as it is, weights and scales in this layout, the tensor scale.
+
+    MXFP4 weights (w_scale e8m0 [N, K / 32]) get scales relative to their largest, which becomes the tensor scale.
+    """
+    if 2 * inputs["w_packed"].shape[1] == mxfp4.BLOCK * inputs["w_scale"].shape[1]:
+        scale, largest = mxfp4.relative(inputs["w_scale"])
+        paired = {"w": pair_nibbles(inputs["w_packed"]), "w_scale": interleave_scales(scale, mxfp4.BLOCK)}
+        return {"x": inputs["x"], **paired, "w_tensor_scale": largest}
     return {
         "x": inputs["x"],
         "w": pair_nibbles(inputs["w_packed"]),

@@ -22,6 +22,8 @@ def weights(inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     codes = torch.empty(n, 2 * half_k, dtype=torch.int64, device=byte.device)
     codes[:, 0::2] = byte % 16
     codes[:, 1::2] = byte // 16
+    if 2 * half_k == 32 * inputs["w_scale"].shape[1]:  # MXFP4: an e8m0 byte per 32, 2^(byte - 127), no tensor scale
+        return table[codes] * torch.exp2(inputs["w_scale"].to(torch.float64) - 127).repeat_interleave(32, dim=1)
     scale = inputs["w_scale"].view(torch.float8_e4m3fn).to(torch.float64)
     return table[codes] * scale.repeat_interleave(16, dim=1) * inputs["w_tensor_scale"].to(torch.float64)
 

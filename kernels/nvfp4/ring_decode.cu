@@ -1,59 +1,59 @@
-// NVFP4 linear for few tokens (M <= 16) and long strips: y[M, N] = x[M, K] w^T at the speed of reading w.
+// NVFP4 linear for few tokens (M <= 32): y[M, N] = x[M, K] w^T at the speed of reading w.
 //
-// The same arithmetic as mma_decode.cu (weights are the A operand of mma.sync.m16n8k16, x stands still in registers),
-// fed differently: one producer warp copies large pieces into one ring of stages that all warps share, and one warp
-// does nothing but finish strips. Fewer and larger copies, no address arithmetic in the warps that multiply.
+// Weights are the A operand of mma.sync.m16n8k16, 16 rows by 16 k; x is the B operand, 8 tokens wide, and stands still
+// in registers. One producer warp copies large pieces of weights into one ring of stages that all warps share, and one
+// warp does nothing but finish strips: large copies, no address arithmetic in the warps that multiply.
 //
-//   TEAMS * WARPS warps   a team takes a strip of 16 rows: tile c of a warp is tile c * WARPS + warp of the strip; it
-//                         leaves 16 x TOKENS partial sums per warp in a slot. Teams take turns with the strips
+//   WARPS warps           take strips of 16 rows together: tile c of a warp is tile c * WARPS + warp of the strip; each
+//                         leaves 16 x TOKENS partial sums in a slot
 //   producer warp         one copy per PIECE * WARPS tiles (contiguous in tiles.py's layout), STAGES of them under way
-//   last warp             adds the partial sums in a fixed order; with SPLIT = 2 sends them to the other CTA of the
-//                         cluster or receives that one's; scales, rounds, writes y
+//   last warp             adds the partial sums in a fixed order; scales, rounds, writes y
 //
-// SPLIT = 2: a cluster of two halves K. All of a CTA's share of x must fit (CHUNKS tiles of K per warp): no phases
-// here. No atomics and no workspace in global memory: the same bits on every run, safe in a CUDA graph.
+// SPLIT = 2: the CTAs of a cluster halve K, so each holds only half of x and takes small pieces of many strips. They
+// take turns in collecting the sums of a strip, and collect one when their next turn comes, so that none waits for
+// another. All of a CTA's share of x must fit (CHUNKS tiles of K per warp). No atomics and no workspace in global
+// memory: the same bits on every run, safe in a CUDA graph.
 //
-// Macros: KERNEL (name), X_BF16 0/1 (dtype of x and y), TOKENS 8/16, CHUNKS, WARPS (of a team), TEAMS, SPLIT 1/2, PIECE
-// (tiles per warp and stage), STAGES (of several teams: a multiple of what a strip of each takes), SLOTS (strips that
-// wait for their sum, a multiple of TEAMS), MISSING (tiles that some warp's share lacks of CHUNKS), ONCE 0/1 (weights
-// leave L2 first), EARLY 0/1 (weights may be read, and the next kernel may start, before the kernel ahead has ended:
-// launch it programmatically, and only where nobody writes weights).
+// Macros: KERNEL (name), X_BF16 0/1 (dtype of x and y), TOKENS 8/16/24/32, CHUNKS, WARPS, SPLIT 1/2, PIECE (tiles per
+// warp and stage), STAGES, SLOTS (strips that wait for their sum), MISSING (tiles that some warp's share lacks of
+// CHUNKS), ONCE 0/1 (weights leave L2 first), CHAINED 0/1 (launched programmatically: this kernel starts while the one
+// ahead ends, and reads nothing before that one has ended).
 #include "operand.cuh"
 
 constexpr int N_TILES = TOKENS / 8;
 constexpr int CHAINS = N_TILES == 1 ? 2 : 1;  // independent sums, so that a product need not wait for the one before
-constexpr int PRODUCER = TEAMS * WARPS, FINISHER = PRODUCER + 1;
+constexpr int PRODUCER = WARPS, FINISHER = PRODUCER + 1;
 constexpr int THREADS = 32 * (FINISHER + 1);
 constexpr int PIECES = (CHUNKS + PIECE - 1) / PIECE;  // stages of a strip
 constexpr int PIECE_TILES = PIECE * WARPS;
 constexpr unsigned STAGE_BYTES = PIECE_TILES * TILE_BYTES;
 constexpr unsigned STRIP_BYTES = N_TILES * 32 * 16;  // the partial sums of one warp
 constexpr unsigned SLOT_BYTES = WARPS * STRIP_BYTES;
-static_assert(SLOTS % TEAMS == 0, "a slot belongs to one team");
-// A team that waits for a stage must have seen its use before, or it takes the parity of that one for its own.
-static_assert(TEAMS == 1 || STAGES % (TEAMS * PIECES) == 0, "a stage belongs to one team");
 
-// Shared memory: barriers, then the other CTA's sums, then slots of partial sums, then the stages.
+// Shared memory: barriers, then places, then slots of partial sums, then the stages.
+// A place holds the sums of a strip that this CTA collects, one per CTA of the cluster. Three places suffice: CTA r
+// sends for strip s + 3 SPLIT, into the place of s, only after it has collected one of the strips s + SPLIT + 1 ..
+// s + 2 SPLIT - 1; the collector of s had sent its own sums of that one after collecting s.
+constexpr int PLACES = 3;
+constexpr unsigned PLACE_BYTES = SPLIT > 1 ? SPLIT * STRIP_BYTES : 0;
 constexpr unsigned FULL = 0, EMPTY = FULL + 8 * STAGES, SUMMED = EMPTY + 8 * STAGES, FREE = SUMMED + 8 * SLOTS;
-constexpr unsigned ARRIVED = FREE + 8 * SLOTS;
-constexpr unsigned PEER = 1024, PARTS = PEER + (SPLIT == 2 ? 2 * STRIP_BYTES : 0), RING = PARTS + SLOTS * SLOT_BYTES;
-static_assert(ARRIVED + 16 <= PEER, "too many barriers");
+constexpr unsigned ARRIVED = FREE + 8 * SLOTS, PLACE = 1024;
+constexpr unsigned PARTS = PLACE + PLACES * PLACE_BYTES, RING = PARTS + SLOTS * SLOT_BYTES;
+static_assert(ARRIVED + 8 * PLACES <= PLACE, "too many barriers");
 
-struct Place {
+struct Turn {
   int stage = 0;
   unsigned parity = 0;
-  DEVICE void skip(int count) {  // a constant after inlining
-    stage += count % STAGES;
-    parity ^= (count / STAGES) & 1;
-    if (stage >= STAGES) stage -= STAGES, parity ^= 1;
+  DEVICE void next() {
+    if (++stage == STAGES) stage = 0, parity ^= 1;
   }
 };
 
 DEVICE float4 add(const float4& a, const float4& b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
 
 // x: [m, k] 16-bit. w: [strips of 16 rows, chunks of 64 k] tiles. y: [m, n] 16-bit.
-#if SPLIT == 2
-extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1)
+#if SPLIT > 1
+extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(THREADS, 1)
 #else
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #endif
@@ -62,14 +62,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   extern __shared__ __align__(128) unsigned char shared[];
   const unsigned base = shared_address(shared);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const int rank = SPLIT == 2 ? static_cast<int>(cluster_rank()) : 0;
+  const int rank = SPLIT > 1 ? static_cast<int>(cluster_rank()) : 0;
   const int worker = blockIdx.x / SPLIT, workers = gridDim.x / SPLIT;
   const int strips = ((n + 15) / 16 - worker + workers - 1) / workers;
-  const int share = (chunks + SPLIT - 1) / SPLIT, first = rank * share, mine = min(share, chunks - first);
+  const int share = (chunks + SPLIT - 1) / SPLIT, first = rank * share, mine = max(0, min(share, chunks - first));
 
   // The producer's place in the order of copies.
   int strip = 0, piece = 0;
-  Place to;
+  Turn to;
   const auto fetch = [&](unsigned long long policy) {
     const int tiles = max(0, min(PIECE_TILES, mine - piece * PIECE_TILES));
     const unsigned char* from =
@@ -83,28 +83,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         bulk_copy(base + RING + to.stage * STAGE_BYTES, from, bytes, barrier);
       }
     }
-    to.skip(1);
+    to.next();
     if (++piece == PIECES) piece = 0, strip++;
   };
 
+  if constexpr (CHAINED) next_kernel_may_start();
   unsigned long long policy = 0;
+  float scale = 0.0f;
+  // Asked for before the weights: what comes later waits in the memory's queues behind everything that is under way.
+  if (warp == FINISHER) {
+    if constexpr (CHAINED) wait_for_kernels_ahead();
+    scale = load_early_float(tensor_scale);
+  }
   // The first copies are on their way before anything else happens; x follows while they travel.
   if (warp == PRODUCER && lane == 0) {
     if constexpr (ONCE) policy = leave_first();
     for (int i = 0; i < STAGES; i++) barrier_init(base + FULL + 8 * i, 1), barrier_init(base + EMPTY + 8 * i, WARPS);
     for (int i = 0; i < SLOTS; i++) barrier_init(base + SUMMED + 8 * i, WARPS), barrier_init(base + FREE + 8 * i, 1);
-    for (int i = 0; i < 2; i++) barrier_init(base + ARRIVED + 8 * i, 1);
+    for (int i = 0; i < PLACES; i++) barrier_init(base + ARRIVED + 8 * i, 1);
     barrier_init_fence();
+    if constexpr (CHAINED) wait_for_kernels_ahead();
     for (int i = 0; i < STAGES && strip < strips; i++) fetch(policy);
-    if constexpr (EARLY) next_kernel_may_start();
   }
-  const int team = TEAMS == 1 ? 0 : warp / WARPS, member = TEAMS == 1 ? warp : warp % WARPS;
   unsigned operand[N_TILES][CHUNKS][8];
   if (warp < PRODUCER) {
-    if constexpr (EARLY) wait_for_kernels_ahead();
+    if constexpr (CHAINED) wait_for_kernels_ahead();
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
-      const int tile = c * WARPS + member, at = (first + tile) * 64 + 16 * t;
+      const int tile = c * WARPS + warp, at = (first + tile) * 64 + 16 * t;
 #pragma unroll
       for (int i = 0; i < N_TILES; i++) {
         // Columns past M repeat the last token; their sums are not written. k past K is zero.
@@ -119,26 +125,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
   }
   __syncwarp();
-  if constexpr (SPLIT == 2) {
+  if constexpr (SPLIT > 1) {
     cluster_sync();
   } else {
     __syncthreads();
   }
 
   if (warp < PRODUCER) {
-    Place at;
-    for (int i = 0; i < team; i++) at.skip(PIECES);
-    int slot = team, use = 0;  // of the slot
-    for (int now = team; now < strips; now += TEAMS) {
+    Turn at;
+    int slot = 0, use = 0;  // of the slot
+    for (int now = 0; now < strips; now++) {
       float acc[CHAINS][N_TILES][4] = {};
 #pragma unroll
       for (int p = 0; p < PIECES; p++) {
-        const unsigned char* stage = shared + RING + at.stage * STAGE_BYTES + member * TILE_BYTES;
+        const unsigned char* stage = shared + RING + at.stage * STAGE_BYTES + warp * TILE_BYTES;
         barrier_wait(base + FULL + 8 * at.stage, at.parity);
 #pragma unroll
         for (int i = 0; i < PIECE; i++) {
           const int c = p * PIECE + i;
-          if (c >= CHUNKS || (c >= CHUNKS - MISSING && c * WARPS + member >= mine)) break;
+          if (c >= CHUNKS || (c >= CHUNKS - MISSING && c * WARPS + warp >= mine)) break;
           const unsigned char* tile = stage + i * WARPS * TILE_BYTES;
           const uint4 codes = *reinterpret_cast<const uint4*>(tile + 16 * lane);
           const unsigned scales = *reinterpret_cast<const unsigned short*>(tile + TILE_CODE_BYTES + 2 * lane);
@@ -154,9 +159,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         }
         __syncwarp();
         if (lane == 0) barrier_arrive(base + EMPTY + 8 * at.stage);
-        at.skip(1);
+        at.next();
       }
-      at.skip((TEAMS - 1) * PIECES);
       if (use > 0) barrier_wait(base + FREE + 8 * slot, (use - 1) & 1);
 #pragma unroll
       for (int i = 0; i < N_TILES; i++) {
@@ -165,18 +169,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
           const float(&other)[4] = acc[CHAINS - 1][i];
           v = add(v, float4{other[0], other[1], other[2], other[3]});
         }
-        *reinterpret_cast<float4*>(shared + PARTS + slot * SLOT_BYTES + member * STRIP_BYTES + 512 * i + 16 * lane) = v;
+        *reinterpret_cast<float4*>(shared + PARTS + slot * SLOT_BYTES + warp * STRIP_BYTES + 512 * i + 16 * lane) = v;
       }
       __syncwarp();
       if (lane == 0) barrier_arrive(base + SUMMED + 8 * slot);
-      slot += TEAMS;
-      if (slot >= SLOTS) slot -= SLOTS, use++;
+      if (++slot == SLOTS) slot = 0, use++;
     }
     return;
   }
   if (warp == PRODUCER) {
     if (lane == 0) {
-      for (Place emptied; strip < strips; emptied.skip(1)) {
+      for (Turn emptied; strip < strips; emptied.next()) {
         barrier_wait(base + EMPTY + 8 * emptied.stage, emptied.parity);
         fetch(policy);
       }
@@ -184,7 +187,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     return;
   }
 
-  const float scale = *tensor_scale * OPERAND_TO_VALUE;
+  scale *= OPERAND_TO_VALUE;
+  const auto write = [&](int strip, const float4(&sum)[N_TILES]) {
+    const int row = 16 * (worker + strip * workers) + g;
+#pragma unroll
+    for (int i = 0; i < N_TILES; i++) {
+      const float values[4] = {sum[i].x, sum[i].y, sum[i].z, sum[i].w};
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        const int token = 8 * i + 2 * t + (e & 1), at = row + 8 * (e >> 1);
+        if (token < m && at < n) y[static_cast<size_t>(token) * n + at] = round16<X_BF16>(values[e] * scale);
+      }
+    }
+  };
+  const auto collect = [&](int strip) {
+    const int turn = strip / SPLIT;
+    barrier_wait_cluster(base + ARRIVED + 8 * (turn % PLACES), turn / PLACES & 1);
+    float4 sum[N_TILES];
+#pragma unroll
+    for (int i = 0; i < N_TILES; i++) {
+      const unsigned char* at = shared + PLACE + turn % PLACES * PLACE_BYTES + 512 * i + 16 * lane;
+      sum[i] = *reinterpret_cast<const float4*>(at);
+#pragma unroll
+      for (int from = 1; from < SPLIT; from++) {
+        sum[i] = add(sum[i], *reinterpret_cast<const float4*>(at + from * STRIP_BYTES));
+      }
+    }
+    write(strip, sum);
+  };
   for (int now = 0; now < strips; now++) {
     const int slot = now % SLOTS;
     barrier_wait(base + SUMMED + 8 * slot, (now / SLOTS) & 1);
@@ -200,34 +230,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     __syncwarp();
     if (lane == 0) barrier_arrive(base + FREE + 8 * slot);
-    if constexpr (SPLIT == 2) {
-      // The CTAs take turns in writing a strip. Two places suffice: a CTA sends strip s + 4 only after it has received
-      // s + 3, which the other sends only after it is done with s.
-      const int place = (now >> 1) & 1;
-      const unsigned barrier = base + ARRIVED + 8 * place, peer = PEER + place * STRIP_BYTES + 16 * lane;
-      if ((now & 1) != rank) {
-#pragma unroll
-        for (int i = 0; i < N_TILES; i++) {
-          peer_store(peer_address(base + peer + 512 * i, rank ^ 1), sum[i], peer_address(barrier, rank ^ 1));
-        }
-        continue;
-      }
-      if (lane == 0) barrier_arrive_expect(barrier, STRIP_BYTES);
-      barrier_wait_cluster(barrier, (now >> 2) & 1);
+    if constexpr (SPLIT == 1) {
+      write(now, sum);
+    } else {
+      const int place = now / SPLIT % PLACES, collector = now % SPLIT;
+      const unsigned arrived = base + ARRIVED + 8 * place;
+      const unsigned to = PLACE + place * PLACE_BYTES + rank * STRIP_BYTES + 16 * lane;
 #pragma unroll
       for (int i = 0; i < N_TILES; i++) {
-        sum[i] = add(sum[i], *reinterpret_cast<const float4*>(shared + peer + 512 * i));
+        if (collector == rank) {
+          *reinterpret_cast<float4*>(shared + to + 512 * i) = sum[i];
+        } else {
+          peer_store(peer_address(base + to + 512 * i, collector), sum[i], peer_address(arrived, collector));
+        }
+      }
+      if (collector == rank) {
+        if (lane == 0) barrier_arrive_expect(arrived, (SPLIT - 1) * STRIP_BYTES);
+        if (now >= SPLIT) collect(now - SPLIT);
       }
     }
-    const int row = 16 * (worker + now * workers) + g;
-#pragma unroll
-    for (int i = 0; i < N_TILES; i++) {
-      const float values[4] = {sum[i].x, sum[i].y, sum[i].z, sum[i].w};
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
-        const int token = 8 * i + 2 * t + (e & 1), at = row + 8 * (e >> 1);
-        if (token < m && at < n) y[static_cast<size_t>(token) * n + at] = round16<X_BF16>(values[e] * scale);
-      }
-    }
+  }
+  if constexpr (SPLIT > 1) {
+    if (rank < strips) collect((strips - 1 - rank) / SPLIT * SPLIT + rank);
   }
 }

@@ -1,4 +1,4 @@
-"""The weight layout of the CUDA decode kernel (mma_decode.cu): tiles of 16 rows x 64 k, 576 bytes each.
+"""The weight layout of the CUDA decode kernel (ring_decode.cu): tiles of 16 rows x 64 k, 576 bytes each.
 
     tiles: uint8 [ceil(N / 16), ceil(K / 64), 576] = 32 lanes x 16 bytes of codes, then 32 lanes x 2 bytes of scales
 

@@ -22,14 +22,14 @@ import triton.language as tl
 
 from kernels.common import Build, Candidate, Needs, Tensors, Workload, interpreted
 from kernels.nvfp4.decode import BF16_SHIFT, FP16_SHIFT, dequantise_tile, round_output
-from kernels.nvfp4.layout import HALF, SPAN, prepare
+from kernels.nvfp4.layout import HALF, SPAN, group_of, prepare
 
 
 @triton.jit
 def gemm_kernel(
     x_ptr,  # [M, K] bf16 or fp16, row stride K
     w_ptr,  # uint8 [N, K_PAD / 2], paired nibbles
-    s_ptr,  # uint8 [N, K_PAD / 16], low and high halves of a run interleaved
+    s_ptr,  # uint8 [N, K_PAD / GROUP], low and high halves of a run interleaved
     ts_ptr,  # float32 [1]
     y_ptr,  # [M, N], dtype of x
     M,
@@ -43,6 +43,8 @@ def gemm_kernel(
     BF16: tl.constexpr,  # operands in bf16, else fp16
     SHIFT: tl.constexpr,  # 2^SHIFT undoes what the operands lack
     WIDEN: tl.constexpr,  # interpreter: operands to float32 before the dot
+    GROUP: tl.constexpr = 16,  # weights that share a scale: 16 e4m3 (NVFP4) or 32 e8m0 (MXFP4)
+    CAST: tl.constexpr = False,  # x is float32 and is rounded to bf16 on its way to the product
 ):
     HALF: tl.constexpr = SPAN // 2
     # GROUP_M token tiles run next to each other over one stretch of weight rows, so the weights are read from L2 again.
@@ -65,18 +67,20 @@ def gemm_kernel(
     bytes_k = tl.arange(0, HALF)
     w_tile = w_ptr + safe_rows[:, None] * (SPANS * HALF) + bytes_k[None, :]
     # Both halves' scales in one load, 8 bytes a row: under 4 bytes a thread the pipeliner leaves it synchronous.
-    s_tile = s_ptr + safe_rows[:, None] * (SPANS * (SPAN // 16)) + tl.arange(0, SPAN // 16)[None, :]
+    s_tile = s_ptr + safe_rows[:, None] * (SPANS * (SPAN // GROUP)) + tl.arange(0, SPAN // GROUP)[None, :]
     x_tile = x_ptr + safe_tokens[None, :] * K + bytes_k[:, None]
 
     acc = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
     for span in range(0, SPANS):
         k_left = K - span * SPAN
         w = tl.load(w_tile)
-        s_low, s_high = tl.split(tl.reshape(tl.load(s_tile), (BLOCK_N, HALF // 16, 2)))
+        s_low, s_high = tl.split(tl.reshape(tl.load(s_tile), (BLOCK_N, HALF // GROUP, 2)))
         x_low = tl.load(x_tile, mask=bytes_k[:, None] < k_left, other=0.0)
         x_high = tl.load(x_tile + HALF, mask=bytes_k[:, None] < k_left - HALF, other=0.0)
-        w_low = dequantise_tile(w & 15, s_low, BF16, BLOCK_N, HALF)
-        w_high = dequantise_tile(w >> 4, s_high, BF16, BLOCK_N, HALF)
+        if CAST:
+            x_low, x_high = round_output(x_low, tl.bfloat16, WIDEN), round_output(x_high, tl.bfloat16, WIDEN)
+        w_low = dequantise_tile(w & 15, s_low, BF16, BLOCK_N, HALF, GROUP)
+        w_high = dequantise_tile(w >> 4, s_high, BF16, BLOCK_N, HALF, GROUP)
         if WIDEN:
             acc += tl.dot(w_low.to(tl.float32), x_low.to(tl.float32), input_precision="ieee")
             acc += tl.dot(w_high.to(tl.float32), x_high.to(tl.float32), input_precision="ieee")
@@ -84,7 +88,7 @@ def gemm_kernel(
             acc = tl.dot(w_low, x_low, acc)
             acc = tl.dot(w_high, x_high, acc)
         w_tile += HALF
-        s_tile += SPAN // 16
+        s_tile += SPAN // GROUP
         x_tile += SPAN
 
     acc = acc * (tl.load(ts_ptr) * (1 << SHIFT))
@@ -95,18 +99,23 @@ def gemm_kernel(
 
 @dataclass(frozen=True)
 class GemmConfig:
-    """A launch: tile of `block_m` tokens by `block_n` weight rows, `group_m` token tiles per weight stretch."""
+    """A launch: tile of `block_m` tokens by `block_n` weight rows, `group_m` token tiles per weight stretch.
+
+    max_registers: most registers a thread may use, 0 for what the compiler takes.
+    """
 
     block_m: int
     block_n: int
     group_m: int
     num_warps: int
     num_stages: int
+    max_registers: int = 0
 
     def __str__(self) -> str:
+        capped = f" registers<={self.max_registers}" if self.max_registers else ""
         return (
             f"block_m={self.block_m} block_n={self.block_n} group_m={self.group_m} "
-            f"warps={self.num_warps} stages={self.num_stages}"
+            f"warps={self.num_warps} stages={self.num_stages}{capped}"
         )
 
 
@@ -135,19 +144,26 @@ def capability_of(tensor: torch.Tensor) -> int:
     return 10 * major + minor
 
 
-def launch(args: Tensors, y: torch.Tensor) -> None:
-    """y[M, N] = x[M, K] @ w^T for `args` from `layout.prepare`. x must be contiguous, bf16 or fp16."""
+def launch(args: Tensors, y: torch.Tensor, config: GemmConfig | None = None, cast: bool = False) -> None:
+    """y[M, N] = x[M, K] @ w^T for `args` from `layout.prepare`. x must be contiguous, bf16 or fp16.
+
+    config: another tile than `choose_config`'s. cast: x is float32 and is rounded to bf16 inside the kernel.
+    """
     x, w = args["x"], args["w"]
     (m, k), n = x.shape, w.shape[0]
-    if not x.is_contiguous() or x.dtype not in (torch.bfloat16, torch.float16):
-        raise ValueError(f"x is {x.dtype} with strides {x.stride()}; pass a contiguous bf16 or fp16 [M, K]")
+    takes = (torch.float32,) if cast else (torch.bfloat16, torch.float16)
+    if not x.is_contiguous() or x.dtype not in takes:
+        raise ValueError(f"x is {x.dtype} with strides {x.stride()}; pass a contiguous [M, K] in one of {takes}")
     if not 0 <= 2 * w.shape[1] - k < SPAN:
         raise ValueError(
             f"x has K={k} but the weights hold K={2 * w.shape[1]} (padded to {SPAN}); pass a matching pair"
         )
-    config = choose_config(m, n, capability_of(x))
+    config = config or choose_config(m, n, capability_of(x))
+    group = group_of(args)
     # The interpreter has no bf16 arithmetic, so there the fp16 decoding runs for both dtypes and is widened.
-    bf16 = x.dtype == torch.bfloat16 and not interpreted()
+    bf16 = x.dtype != torch.float16 and not interpreted()
+    nvfp4_shift = BF16_SHIFT if bf16 else FP16_SHIFT
+    options = {"maxnreg": config.max_registers} if config.max_registers else {}
     grid = (triton.cdiv(m, config.block_m) * triton.cdiv(n, config.block_n),)
     gemm_kernel[grid](
         x,
@@ -164,10 +180,13 @@ def launch(args: Tensors, y: torch.Tensor) -> None:
         GROUP_M=config.group_m,
         SPAN=SPAN,
         BF16=bf16,
-        SHIFT=BF16_SHIFT if bf16 else FP16_SHIFT,
+        SHIFT=nvfp4_shift if group == 16 else 0,
         WIDEN=interpreted(),
+        GROUP=group,
+        CAST=cast,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
+        **options,
     )
 
 
@@ -197,6 +216,8 @@ def _builds(capability: int) -> tuple[Build, ...]:
             "BF16": dtype == "bf16",
             "SHIFT": BF16_SHIFT if dtype == "bf16" else FP16_SHIFT,
             "WIDEN": False,
+            "GROUP": 16,
+            "CAST": False,
         }
         builds.append(
             Build(

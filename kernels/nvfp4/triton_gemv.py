@@ -23,7 +23,7 @@ import triton.language as tl
 
 from kernels.common import Build, Candidate, Needs, Tensors, Workload, interpreted
 from kernels.nvfp4.decode import e2m1_to_fp16, round_output, ue4m3_to_fp16
-from kernels.nvfp4.layout import HALF, SPAN, prepare
+from kernels.nvfp4.layout import HALF, SPAN, group_of, prepare
 
 ROWS_MAX = 8
 
@@ -32,7 +32,7 @@ ROWS_MAX = 8
 def gemv_kernel(
     x_ptr,  # [M, K] bf16 or fp16, row stride K
     w_ptr,  # uint8 [N, SPANS * 64], paired nibbles
-    s_ptr,  # uint8 [N, SPANS * 8], low and high halves of a run interleaved
+    s_ptr,  # uint8 [N, SPANS * 128 / GROUP], low and high halves of a run interleaved
     ts_ptr,  # float32 [1]
     y_ptr,  # [M, N], dtype of x
     M,
@@ -43,6 +43,7 @@ def gemv_kernel(
     BLOCK_N: tl.constexpr,
     CHUNKS: tl.constexpr,  # 16-byte chunks of a weight row per trip
     INTERPRETED: tl.constexpr,
+    GROUP: tl.constexpr = 16,  # weights that share a scale: 16 e4m3 (NVFP4) or 32 e8m0 (MXFP4)
 ):
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     first_m = tl.program_id(1) * ROWS
@@ -53,14 +54,19 @@ def gemv_kernel(
     chunk = tl.arange(0, CHUNKS)
     k_low = byte // 64 * 128 + byte % 64  # k of the low nibbles; the high ones are 64 further
     w_tile = w_ptr + row[:, None] * (SPANS * 64) + byte[None, :]
-    s_tile = s_ptr + row[:, None] * (SPANS * 8) + 2 * chunk[None, :]  # a chunk's low scale, its high one beside it
+    # A chunk's low scale, its high one beside it; with groups of 32 two chunks share them.
+    s_tile = s_ptr + row[:, None] * (SPANS * (128 // GROUP)) + 2 * (chunk // (GROUP // 16))[None, :]
 
     accs = (tl.zeros((BLOCK_N, CHUNKS), dtype=tl.float32),) * ROWS
     for first in range(0, SPANS * 4, CHUNKS):
         held = chunk < SPANS * 4 - first
         w = tl.load(w_tile, mask=(byte < SPANS * 64 - first * 16)[None, :], other=0)
-        s_low = ue4m3_to_fp16(tl.load(s_tile, mask=held[None, :], other=0)).to(tl.float32)
-        s_high = ue4m3_to_fp16(tl.load(s_tile + 1, mask=held[None, :], other=0)).to(tl.float32)
+        s_low, s_high = tl.load(s_tile, mask=held[None, :], other=0), tl.load(s_tile + 1, mask=held[None, :], other=0)
+        if GROUP == 16:
+            s_low, s_high = ue4m3_to_fp16(s_low).to(tl.float32), ue4m3_to_fp16(s_high).to(tl.float32)
+        else:  # e8m0 is the exponent byte of float32
+            s_low = (s_low.to(tl.uint32) << 23).to(tl.float32, bitcast=True)
+            s_high = (s_high.to(tl.uint32) << 23).to(tl.float32, bitcast=True)
         w_low = e2m1_to_fp16(w).to(tl.float32)
         w_high = e2m1_to_fp16(w >> 4).to(tl.float32)
         k = first * 32 + k_low
@@ -76,10 +82,10 @@ def gemv_kernel(
             summed = summed + (total,)  # type: ignore[assignment]  # noqa: RUF005
         accs = summed
         w_tile += 16 * CHUNKS
-        s_tile += 2 * CHUNKS
+        s_tile += 32 * CHUNKS // GROUP
 
-    # Codes were decoded as value * 2^-14 and scales as scale * 2^-8.
-    scale = tl.load(ts_ptr) * 4194304.0  # 2^22
+    # Codes were decoded as value * 2^-14, e4m3 scales as scale * 2^-8, e8m0 ones as they are.
+    scale = tl.load(ts_ptr) * (4194304.0 if GROUP == 16 else 16384.0)  # 2^22 or 2^14
     for r in tl.static_range(ROWS):
         m = first_m + r
         y = round_output(tl.sum(accs[r], axis=1) * scale, y_ptr.dtype.element_ty, INTERPRETED)
@@ -143,6 +149,7 @@ def launch(args: Tensors, x: torch.Tensor, y: torch.Tensor, rows_per_pass: int =
         BLOCK_N=config.block_n,
         CHUNKS=config.chunks,
         INTERPRETED=interpreted(),
+        GROUP=group_of(args),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
@@ -168,6 +175,7 @@ def _builds(capability: int) -> tuple[Build, ...]:
         signature = {"x_ptr": f"*{dtype}", "w_ptr": "*u8", "s_ptr": "*u8", "ts_ptr": "*fp32", "y_ptr": f"*{dtype}"}
         signature |= dict.fromkeys(("M", "N", "K", "SPANS"), "i32")
         constexprs = {"ROWS": config.rows, "BLOCK_N": config.block_n, "CHUNKS": config.chunks, "INTERPRETED": False}
+        constexprs["GROUP"] = 16
         builds.append(
             Build(
                 label=f"gemv {dtype} rows {config.rows} block_n {config.block_n}",

@@ -8,9 +8,13 @@ candidates start from that view and ask `route.py`; they launch the same kernels
     gemv_sequence_grid  the same reads in one launch, the sequences along the grid: what upstream does, whose recorded
                         profile shows 48 instances for 48 layers. The fair control, because it pays for one launch
     gemm_collapsed      the 2-D view [K, n_seqs]: one product
+
+The same question for MXFP4 weights, by the same kernels with groups of 32: mxfp4_sequence_grid and mxfp4_collapsed.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from kernels.common import Candidate, Needs, Tensors, Workload
 from kernels.nvfp4 import triton_gemm, triton_gemv
@@ -65,7 +69,17 @@ def _config_collapsed(workload: Workload) -> str:
     return f"{route}; {module.CANDIDATES[0].config(workload)}"
 
 
-CANDIDATES = (
+def _twin(name: str, original: Candidate) -> Candidate:
+    """The same launches on MXFP4 weights; layout.py and the kernels tell the formats apart by the scales' shape."""
+
+    def refuses(workload: Workload) -> str:
+        mxfp4 = workload.axes.get("weights") == "mxfp4"
+        return original.refuses(workload) if mxfp4 else "weights=nvfp4: this arm is the same question for MXFP4"
+
+    return replace(original, name=name, precision="mxfp4-w4a16", refuses=refuses)
+
+
+CANDIDATES: tuple[Candidate, ...] = (
     Candidate(
         name="gemv_per_sequence",
         precision="nvfp4-w4a16",
@@ -94,3 +108,4 @@ CANDIDATES = (
         config=_config_collapsed,
     ),
 )
+CANDIDATES += (_twin("mxfp4_sequence_grid", CANDIDATES[1]), _twin("mxfp4_collapsed", CANDIDATES[2]))

@@ -31,6 +31,17 @@ DEVICE void tensor_copy(unsigned to, const TensorMap* map, int k, int row, unsig
   }
 }
 
+// Shared memory, laid out as tensor_copy leaves it, into the box at (column, row); what lies outside is not written.
+// stores_read waits until this thread's stores have read what they write.
+DEVICE void tensor_store(const TensorMap* map, int column, int row, unsigned from) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];\ncp.async.bulk.commit_group;" ::"l"(
+          map),
+      "r"(column), "r"(row), "r"(from)
+      : "memory");
+}
+DEVICE void stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
 DEVICE void prefetch_map(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 
 // An arrival at a barrier of any CTA of the cluster (peer_address). It says that reads are done and publishes nothing:
@@ -62,6 +73,34 @@ DEVICE uint2 shared_load8(unsigned at) {
   asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at) : "memory");
   return v;
 }
+
+DEVICE unsigned shared_load2(unsigned at) {
+  unsigned short v;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(at) : "memory");
+  return v;
+}
+
+DEVICE float4 shared_load_float4(unsigned at) {
+  float4 v;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(at)
+               : "memory");
+  return v;
+}
+
+DEVICE void shared_store4(unsigned at, unsigned v) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory");
+}
+
+// What this thread has stored in shared memory, for products and copies behind the next barrier.
+DEVICE void copies_may_see() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// cluster_sync in two halves: between them a thread may do what needs no other CTA.
+DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+DEVICE float shuffle_xor(float v, int mask) { return __shfl_xor_sync(0xFFFFFFFFu, v, mask); }
 
 DEVICE void named_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 DEVICE void named_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
@@ -104,6 +143,26 @@ DEVICE void store_transposed(unsigned row, unsigned m0, unsigned m1, unsigned m2
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(m0), "r"(m1),
                "r"(m2), "r"(m3)
                : "memory");
+}
+
+// --- operands ---------------------------------------------------------------------------------------------------
+// mul2 by the low (HALF 0) or the high (1) half of b: the multiplication takes either one as it is.
+template <bool BF16, int HALF>
+DEVICE unsigned mul2_by_half(unsigned a, unsigned b) {
+  unsigned both;
+  if constexpr (HALF == 0) {
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {low, low};}" : "=r"(both) : "r"(b));
+  } else {
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {high, high};}" : "=r"(both) : "r"(b));
+  }
+  return mul2<BF16>(a, both);
+}
+
+// (v & mask) | ones in one LOP3 (the compiler makes two of the C++ expression).
+DEVICE unsigned mask_and_set(unsigned v, unsigned mask, unsigned ones) {
+  unsigned out;
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(out) : "r"(v), "r"(mask), "r"(ones));
+  return out;
 }
 
 // --- wgmma -------------------------------------------------------------------------------------------------------
@@ -204,6 +263,39 @@ struct Wgmma<128, BF16> {
       asm volatile(WGMMA_128("bf16") WGMMA_128_OPERANDS);
     } else {
       asm volatile(WGMMA_128("f16") WGMMA_128_OPERANDS);
+    }
+  }
+};
+
+#define WGMMA_176(TYPE)                                                                                               \
+  "{.reg .pred add; setp.eq.u32 add, 0, 0; wgmma.mma_async.sync.aligned.m64n176k16.f32." TYPE "." TYPE " {"           \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "                   \
+  "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, "                   \
+  "%40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, "                   \
+  "%59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, "                   \
+  "%78, %79, %80, %81, %82, %83, %84, %85, %86, %87"                                                                  \
+  "}, {%88, %89, %90, %91}, %92, add, 1, 1, 0;}"
+#define WGMMA_176_OPERANDS                                                                                            \
+  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),       \
+    "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),            \
+    "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),           \
+    "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]),           \
+    "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]),           \
+    "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),           \
+    "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),           \
+    "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]), "+f"(d[64]),           \
+    "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]), "+f"(d[72]),           \
+    "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]),           \
+    "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87])                         \
+  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)
+
+template <bool BF16>
+struct Wgmma<176, BF16> {
+  DEVICE static void go(float (&d)[88], const unsigned (&a)[4], unsigned long long b) {
+    if constexpr (BF16) {
+      asm volatile(WGMMA_176("bf16") WGMMA_176_OPERANDS);
+    } else {
+      asm volatile(WGMMA_176("f16") WGMMA_176_OPERANDS);
     }
   }
 };

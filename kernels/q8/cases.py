@@ -19,8 +19,13 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 INT8_NORMAL = 5.2e-3
 
 
-def _workload(m: int, n: int, k: int, dtype: str = "bf16", role: str = "check", source: str = "") -> Workload:
+def _workload(
+    m: int, n: int, k: int, dtype: str = "bf16", role: str = "check", source: str = "", n_seqs: int = 0
+) -> Workload:
+    """n_seqs: x is one token of each of so many sequences, which is what the routing question needs."""
     axes: dict[str, int | str] = {"M": m, "N": n, "K": k, "dtype": dtype}
+    if n_seqs:
+        axes["n_seqs"] = n_seqs
     return Workload(f"m{m}_n{n}_k{k}" + (f"_{dtype}" if role == "check" else ""), axes, role, source=source)
 
 
@@ -29,11 +34,12 @@ WORKLOADS = (
     _workload(1, 131, 1056, "fp16"),
     _workload(3, 75, 256, "fp16"),
     _workload(8, 128, 1056),
-    _workload(16, 75, 32),
+    _workload(16, 75, 32, n_seqs=16),
     _workload(17, 64, 256),
     _workload(63, 75, 1056),
     _workload(130, 64, 256, "fp16"),
     *(_workload(m, 17408, 5120, role="measure", source="q36-27b.ffn_up") for m in (1, 8, 32, 128, 512, 2048)),
+    _workload(128, 5120, 6144, role="measure", source="q36-27b.ssm_out", n_seqs=128),
 )
 
 

@@ -1,0 +1,132 @@
+"""cuda_gemm's kernel for a few dozen tokens: wgmma_resident.cu, its weight layout, configuration and launch.
+
+    w: uint8 [ceil(N / 64), chunks, 4, 576]: tiles of tiles.py (16 rows x 64 k), four strips of rows side by side
+
+with chunks = K / 64 rounded up to a multiple of 2 (zeros), so that 64 rows x any run of chunks is one bulk copy. x
+stays in shared memory for the whole launch, a slice of K in each CTA of a cluster.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernels import cuda, cuda_driver
+from kernels.common import CudaSource, Tensors
+from kernels.nvfp4 import hopper, tiles
+from kernels.nvfp4.hopper import SHARED_BYTES, SMS
+
+SOURCE = Path(__file__).with_name("wgmma_resident.cu")
+TOKENS = 32
+K_MIN = 5120  # below it, cuda_decode was faster in a trial
+ROWS, STRIPS = 64, 4
+CHUNK_BYTES = STRIPS * tiles.TILE_BYTES
+STAGE_BYTES = 2 * CHUNK_BYTES
+SLOT_BYTES = ROWS * TOKENS * 4
+SPLIT, GROUPS = 8, 3  # 17408 rows are 18 tiles a cluster: three warpgroups make six each
+MOST_STAGES = 5  # of a ring: 69 KB in flight; more make the first come later
+
+
+@dataclass(frozen=True)
+class ResidentConfig:
+    """A compiled kernel (dtype .. stages) and its launch (depth, clusters).
+
+    split: CTAs of a cluster, which share K. groups: warpgroups; stages: of the ring (128 k) of each. depth: the most
+    stages in a slice of K. clusters: of the grid.
+    """
+
+    dtype: str
+    split: int
+    groups: int
+    stages: int
+    depth: int = 1
+    clusters: int = 1
+
+    @property
+    def kernel(self) -> str:
+        """The kernel's name, which tells its macros."""
+        return f"nvfp4_resident_{self.dtype}_x{self.split}_g{self.groups}_s{self.stages}"
+
+    @property
+    def threads(self) -> int:
+        return 128 * (self.groups + 1)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Rings, slots, barriers and x, as wgmma_resident.cu lays them out."""
+        before_x = self.groups * (self.stages * (STAGE_BYTES + 16) + SLOT_BYTES + 16)
+        return -(-before_x // 1024) * 1024 + self.depth * 2 * 128 * TOKENS
+
+    def __str__(self) -> str:
+        return f"{self.kernel} clusters={self.clusters}"
+
+
+def depth_of(k: int) -> int:
+    """Stages (of 128 k) along K, the padding included."""
+    return -(-k // (2 * tiles.COLS))
+
+
+def choose_config(m: int, n: int, k: int, dtype: str, clusters: int = SMS // SPLIT, **fixed: Any) -> ResidentConfig:
+    """The configuration for m tokens, n weight rows, k values, dtype "bf16" or "fp16"; `fixed` overrides fields.
+
+    clusters: as many as the device runs at once. Raises ValueError when k is no multiple of 16, or x does not fit.
+    """
+    if k % 16 or not 1 <= m <= TOKENS:
+        raise ValueError(f"m={m}, k={k}: takes 1 to {TOKENS} tokens and k a multiple of 16; pad k with zeros")
+    config = ResidentConfig(dtype, SPLIT, GROUPS, 2)
+    config = replace(config, **{name: value for name, value in fixed.items() if name != "stages"})
+    depth = -(-depth_of(k) // config.split)
+    config = replace(config, depth=depth, clusters=min(clusters, -(-n // ROWS)))
+    most = max(
+        (s for s in range(2, MOST_STAGES + 1) if replace(config, stages=s).shared_bytes <= SHARED_BYTES), default=0
+    )
+    if not most:
+        raise ValueError(f"{config}: x of {128 * depth} k leaves no room for weights")
+    return replace(config, stages=min(most, fixed.get("stages", most)))
+
+
+def source(config: ResidentConfig) -> CudaSource:
+    """What `config` compiles to; the launch's part of it counts only in shared memory."""
+    macros = {
+        "X_BF16": int(config.dtype == "bf16"),
+        "SPLIT": config.split,
+        "GROUPS": config.groups,
+        "STAGES": config.stages,
+    }
+    return hopper.source(SOURCE, config.kernel, config.shared_bytes, macros)
+
+
+def tile_weights(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """uint8 [tiles of 64 rows, chunks, 4, 576] from uint8 [N, K / 2] and [N, K / 16], for x of `dtype`."""
+    strips = tiles.tile_weights(packed, scale, dtype)
+    strips = torch.nn.functional.pad(strips, (0, 0, 0, strips.shape[1] % 2, 0, -strips.shape[0] % STRIPS))
+    return strips.unflatten(0, (-1, STRIPS)).transpose(1, 2).contiguous()
+
+
+def launch(args: Tensors, y: torch.Tensor, config: ResidentConfig, programmatic: bool = False) -> None:
+    """y[M, N] = x[M, K] @ w^T with `config`, one launch on torch's current stream. ValueError on a mismatch.
+
+    programmatic: it may start, and fetch weights, while the kernel ahead of it ends.
+    """
+    x, w = args["x"], args["w"]
+    (m, k), n = x.shape, y.shape[1]
+    depth = depth_of(k)
+    if hopper.check(x, w, y, ROWS, 2 * depth) != config.dtype or m > TOKENS:
+        raise ValueError(f"x is {x.dtype} {tuple(x.shape)}; {config} takes {config.dtype} of at most {TOKENS} tokens")
+    device = x.device.index or 0
+    kernel = cuda.load(source(config), config.kernel, device, config.shared_bytes)
+    numbers = (cuda.i32(m), cuda.i32(n), cuda.i32(k), cuda.i32(depth))
+    arguments = (x, w, args["w_tensor_scale"], y, *numbers)
+    blocks = config.clusters * config.split
+    cuda.launch(kernel, (blocks,), config.threads, arguments, config.shared_bytes, programmatic)
+
+
+@functools.lru_cache(maxsize=1024)
+def most_clusters(config: ResidentConfig, device: int) -> int:
+    """How many clusters of `config` the device runs at once."""
+    kernel = cuda.load(source(config), config.kernel, device, config.shared_bytes)
+    return cuda_driver.most_clusters(kernel.function.ptr, config.split, config.threads, config.shared_bytes)

@@ -1,0 +1,131 @@
+"""kernels/nvfp4/ring_decode.cu as it is, run on a CPU.
+
+Ring, clusters and fragments are the kernel's own; its PTX is replaced by tests/ring_on_cpu.cuh. Threads are fibers
+in random order, copies and stores into another CTA land late and in any order, shared memory starts as junk: a barrier
+that is missing shows as a wrong number or a deadlock. Timing does not show.
+"""
+
+import ctypes
+import functools
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.nvfp4 import cases, ring_config, tiles
+from kernels.nvfp4.reference import reference
+
+ENTRY = """
+struct Arguments {
+  const unsigned char *x, *w; const float* scale; unsigned short* y; int m, n, k, chunks;
+} given;
+static void entry() {
+  KERNEL(given.x, given.w, given.scale, given.y, given.m, given.n, given.k, given.chunks);
+  finished();
+}
+extern "C" int simulated(const void* x, const void* w, const void* scale, void* y, int m, int n, int k, int chunks,
+                         int blocks, int bytes, int seed) {
+  given = {(const unsigned char*)x, (const unsigned char*)w, (const float*)scale, (unsigned short*)y, m, n, k, chunks};
+  if (bytes < (int)(RING + STAGES * STAGE_BYTES)) stop("shared memory", bytes);
+  return simulate(entry, THREADS, SPLIT, blocks, bytes, seed);
+}
+"""
+pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++ to run the kernel on a CPU")
+
+
+@functools.cache
+def on_cpu(config: ring_config.RingConfig, change: tuple[str, str] = ("", "")) -> ctypes.CDLL:
+    """The kernel of `config` as a CPU library, with one text of its source replaced."""
+    source = ring_config.source(config)
+    text = source.path.read_text()
+    shared = ("extern __shared__ __align__(128) unsigned char shared[];", "unsigned char* shared = simulated_shared();")
+    for old, new in (shared, ("return;", "finished();"), *([change] if change[0] else [])):
+        assert old in text, old
+        text = text.replace(old, new)
+    folder = Path(tempfile.mkdtemp())
+    (folder / "kernel.cpp").write_text('#include "ring_on_cpu.cuh"\n' + text + ENTRY)
+    includes = (f"-I{Path(__file__).parent}", f"-I{source.path.parent}")
+    options = [option for option in source.options if option.startswith("-D")]
+    command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", *includes, *options, str(folder / "kernel.cpp")]
+    done = subprocess.run([*command, "-o", str(folder / "kernel.so")], timeout=120, capture_output=True, text=True)
+    assert not done.returncode, done.stderr[:2000]
+    return ctypes.CDLL(str(folder / "kernel.so"))
+
+
+def given(problem: Any) -> tuple[Any, ...]:
+    """(x, tiles, tensor scale, what y should be, its tolerance) of a problem some of whose scales are zero."""
+    inputs = cases.inputs(problem, seed=1)
+    inputs["w_scale"].view(-1)[::5] = 0
+    w = tiles.tile_weights(inputs["w_packed"], inputs["w_scale"], inputs["x"].dtype)
+    limit = cases.tolerance(problem, "nvfp4-w4a16")["y"]
+    return inputs["x"], w, inputs["w_tensor_scale"], reference(inputs)["y"], limit
+
+
+def right(library: ctypes.CDLL, config: ring_config.RingConfig, data: tuple[Any, ...], seeds: int) -> bool:
+    """Whether the simulated kernel ends, is within tolerance and gives the same bits for every seed."""
+    x, w, scale, wanted, limit = data
+    first = None
+    for seed in range(seeds):
+        y = torch.full(wanted.shape, float("nan"), dtype=x.dtype)
+        pointers = (ctypes.c_void_p(t.data_ptr()) for t in (x, w, scale, y))
+        numbers = (x.shape[0], wanted.shape[1], x.shape[1], w.shape[1], config.grid, config.shared_bytes, seed)
+        if library.simulated(*pointers, *map(ctypes.c_int, numbers)):
+            return False
+        error = y.double() - wanted
+        first = y if first is None else first
+        if not (
+            error.norm() <= limit.relative_error * wanted.norm()
+            and error.abs().max() <= limit.max_error * wanted.square().mean().sqrt()
+            and torch.equal(first, y)
+        ):
+            return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "dtype", "sms", "variant"),
+    [
+        (1, 300, 1040, "bf16", 1, {"split": 1}),
+        (3, 300, 528, "fp16", 4, {"split": 2, "warps": 2, "piece": 2, "stages": 3}),
+        (8, 500, 1040, "bf16", 4, {"split": 2, "warps": 6, "piece": 2}),
+        (8, 1200, 2064, "bf16", 8, {"split": 2, "warps": 3, "stages": 2, "slots": 1}),
+        (16, 300, 144, "bf16", 16, {"split": 2, "warps": 2}),  # three tiles: some warps have none
+        (13, 600, 1040, "fp16", 4, {"split": 2, "warps": 2, "piece": 3}),
+        (24, 250, 528, "bf16", 8, {"split": 2, "warps": 3}),
+        (29, 250, 528, "bf16", 8, {"split": 2, "warps": 3, "chained": True}),
+        (8, 100, 17408, "bf16", 2, {}),  # as chosen for long K: pieces that wrap around the stages
+    ],
+)
+def test_the_ring_runs_on_a_cpu(m, n, k, dtype, sms, variant):
+    config = ring_config.choose_ring(m, n, k, dtype, sms, **variant)
+    assert right(on_cpu(config), config, given(cases._check(m, n, k, dtype)), 3)
+
+
+def fails(config: ring_config.RingConfig, change: tuple[str, str], data: tuple[Any, ...]) -> bool:
+    """Whether the kernel with a text replaced gives another answer, or stops the process."""
+    library = on_cpu(config, change)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if right(library, config, data, 8) else 1)
+    return os.waitpid(child, 0)[1] != 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("if (use > 0) barrier_wait(base + FREE", "if (0) barrier_wait(base + FREE"),
+        ("barrier_init(base + EMPTY + 8 * i, WARPS)", "barrier_init(base + EMPTY + 8 * i, 1)"),
+        ("PLACES = 3", "PLACES = 2"),
+        ("turn / PLACES & 1", "turn & 1"),
+        ("from < SPLIT", "from < SPLIT - 1"),
+    ],
+)
+def test_the_simulation_sees_mistakes_in_the_ring(change):
+    data = given(cases._check(8, 1200, 1040, "bf16"))
+    config = ring_config.choose_ring(8, 1200, 1040, "bf16", 4, split=2, warps=2, stages=2, slots=2)
+    assert fails(config, change, data)
