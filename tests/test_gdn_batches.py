@@ -155,6 +155,44 @@ def test_a_single_sequence_is_not_copied(count: int) -> None:
     assert got["out o"] == o.data_ptr()
     states = {"state", "out state"} if count == 1 else {"initial_state", "out final_state"}
     assert {got[n] for n in states} == {row}
+    assert ("in_order" in got) == (count == 1), "its own row is row 0: no id has to be read"
+
+
+@pytest.mark.parametrize("name", ["cuda_decode_alone", "cuda_decode_served"])
+def test_one_sequence_launches_the_same_kernel_either_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is launched for one sequence of a pool: same kernel, same addresses, no ids, and nothing else (IK4)."""
+    from kernels.gdn import cases, cuda_decode, cuda_decode_single
+
+    problem = cases._in_pool(cases._decode(1, (1, 2), D=128, dtype="bf16"), 4)
+    inputs = cases.inputs(problem, 1, DEVICE)
+    out = cases.outputs(problem, inputs)
+    launched: list[list[object]] = []
+    monkeypatch.setattr(cuda_decode.cuda, "load", lambda source, kernel, device: kernel)
+    monkeypatch.setattr(
+        cuda_decode.cuda, "launch", lambda kernel, grid, threads, given: launched.append([kernel, *given])
+    )
+    chosen = next(c for c in cuda_decode_single.CANDIDATES if c.name == name)
+    args = chosen.prepare(inputs)
+    with monkeypatch.context() as running:
+        for maker in ("zeros", "tensor", "empty"):  # a tensor made here would be a second launch, or a copy
+            running.setattr(torch, maker, None)
+        chosen.run(args, out)
+    ((kernel, *given),) = launched
+    assert kernel == cuda_decode.FEW["f32"].kernel
+    row = int(inputs["state_rows"][0])
+    want = [inputs[n] for n in ("q", "k", "v", "g", "beta")] + [out["state"][row], None, out["o"]]
+    for got, wanted in zip(given, want, strict=False):
+        address = got.data_ptr() if isinstance(got, torch.Tensor) else int(got)  # type: ignore[call-overload]
+        assert address == (wanted.data_ptr() if wanted is not None else 0)
+
+
+def test_only_one_live_sequence_is_single() -> None:
+    from kernels.gdn import cases, cuda_decode_single
+
+    two, empty = cases._decode(2, (1, 2), D=128), cases._decode(1, (1, 2), D=128, pad=1)
+    assert "batch = 2" in cuda_decode_single.refuses(two)
+    assert "pad = 1" in cuda_decode_single.refuses(empty)
+    assert "op = conv_decode" in cuda_decode_single.refuses(cases._from_conv(two))
 
 
 # Graphs (IK6) --------------------------------------------------------------------------------------------------------

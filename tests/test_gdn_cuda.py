@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from kernels import cuda_driver
-from kernels.common import CudaSource, Tensors, Workload
-from kernels.gdn import cases, cuda_decode, cuda_scan
+from kernels.common import Candidate, CudaSource, Tensors, Workload
+from kernels.gdn import cases, cuda_decode, cuda_decode_conv, cuda_decode_single, cuda_scan
 from kernels.gdn.launch import sequence_bounds
 from kernels.gdn.reference import reference
 
@@ -30,6 +30,11 @@ WIDE = (
     cases._prefill(200, (2, 6), D=128, dtype="bf16", batch=3, qk_l2norm=1),
     cases._prefill(137, (1, 4), D=128, dtype="bf16", lengths="7-64-1-65", qk_l2norm=1),
     cases._prefill(300, (1, 3), D=128, dtype="fp16", qk_l2norm=1),
+    *(
+        cases._prefill(300, (2, 6), D=128, dtype="bf16", out_dtype="f32", regime=r)
+        for r in ("keep", "forget", "beta0", "beta1", "similar")
+    ),
+    cases._prefill(137, (1, 4), D=128, dtype="bf16", out_dtype="f32", lengths="7-64-1-65", qk_l2norm=1),
 )  # fmt: skip
 
 
@@ -102,6 +107,8 @@ def test_refusals_say_why() -> None:
     assert "f32" in cuda_scan.refuses(prefill)
     assert "D = 256" in cuda_scan.refuses(cases._prefill(5, (1, 1), D=256, dtype="bf16"))
     assert "more than 8" in cuda_scan.refuses(cases._prefill(5, (1, 9), dtype="bf16"))
+    assert "cuda_scan_fp16's" in cuda_scan.refuses(cases._prefill(5, (1, 1), dtype="bf16", out_dtype="f32"))
+    assert "D = 64" in cuda_scan.refuses_wide(cases._prefill(5, (1, 1), dtype="bf16", out_dtype="f32"))
     assert "op = prefill" in cuda_decode.refuses(prefill)
     assert not cuda_decode.refuses(decode)
 
@@ -114,7 +121,9 @@ def test_shared_memory_fits() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="nvcc is not installed")
-@pytest.mark.parametrize("source", [cuda_scan.SOURCE, cuda_decode.SOURCE], ids=lambda s: s.path.stem)
+@pytest.mark.parametrize(
+    "source", [cuda_scan.SOURCE, cuda_decode.SOURCE, cuda_decode_conv.SOURCE], ids=lambda s: s.path.stem
+)
 def test_compiles_for_hopper_without_spills(source: CudaSource) -> None:
     from lab.aot_worker import compile_cuda
 
@@ -131,18 +140,23 @@ def test_compiles_for_hopper_without_spills(source: CudaSource) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("problem", [w for w in (*CHECKS, *WIDE) if not cuda_scan.refuses(w)], ids=lambda w: w.id)
-def test_scan_against_reference(problem: Workload) -> None:
+@pytest.mark.parametrize(
+    ("candidate", "problem"),
+    [(c, w) for c in cuda_scan.CANDIDATES for w in (*CHECKS, *WIDE) if not c.refuses(w)],
+    ids=lambda x: getattr(x, "name", None) or x.id,
+)
+def test_scan_against_reference(candidate: Candidate, problem: Workload) -> None:
     needs_hopper()
     inputs = cases.inputs(problem, 1, "cuda")
+    dtype = cuda_scan.WIDE if candidate.precision == "fp16" else problem["dtype"]
     for variant in cuda_scan.VARIANTS:
-        if (variant.dim, variant.dtype) != (problem["D"], problem["dtype"]):
+        if (variant.dim, variant.dtype) != (problem["D"], dtype):
             continue
         for programmatic in (False, True):
-            out, args = cases.outputs(problem, inputs), cuda_scan._prepare(inputs)
+            out, args = cases.outputs(problem, inputs), candidate.prepare(inputs)
             cuda_scan.prepare_chunks(args)
             cuda_scan.scan_chunks(args, out, variant, programmatic)
-            assert_within(out, inputs, problem, str(problem["dtype"]))
+            assert_within(out, inputs, problem, "fp16" if dtype == cuda_scan.WIDE else str(dtype))
 
 
 @pytest.mark.gpu
@@ -159,6 +173,39 @@ def test_decode_against_reference(variant: cuda_decode.DecodeVariant) -> None:
         out = cases.outputs(problem, inputs)
         cuda_decode.launch(inputs, out["state"], out["o"], variant)
         assert_within(out, inputs, problem, "f32")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", cuda_decode.VARIANTS, ids=lambda v: v.kernel)
+def test_decode_from_the_convolution_against_reference(variant: cuda_decode.DecodeVariant) -> None:
+    """Two launches, the second on what the first left of both states and of the tickets."""
+    needs_hopper()
+    shape = {"D": variant.dim, "state_dtype": variant.state}
+    for problem in (
+        cases._decode(5, (2, 4), dtype="bf16", pad=2, **shape),  # type: ignore[arg-type]
+        cases._decode(37, (4, 12), dtype="fp16", **shape),  # type: ignore[arg-type]
+        cases._decode(37, (16, 48), dtype="bf16", **shape),  # type: ignore[arg-type]
+    ):
+        problem = cases._from_conv(problem)
+        inputs = cases.inputs(problem, 1, "cuda")
+        args, out = cuda_decode_conv._prepare(inputs), cases.outputs(problem, inputs)
+        for _ in range(2):
+            before = inputs | {name: out[name].clone() for name in cases.IN_PLACE}
+            cuda_decode_conv.launch(args, out, variant)
+            assert_within(out, before, problem, "f32")
+
+
+@pytest.mark.gpu
+def test_one_sequence_is_the_same_bits_alone_served_and_by_id() -> None:
+    needs_hopper()
+    problem = cases._in_pool(cases._decode(1, (2, 6), D=128, dtype="bf16"), 5)
+    inputs = cases.inputs(problem, 1, "cuda")
+    outs = []
+    for candidate in (*cuda_decode.CANDIDATES, *cuda_decode_single.CANDIDATES):
+        outs.append(cases.outputs(problem, inputs))
+        candidate.run(candidate.prepare(inputs), outs[-1])
+    assert_within(outs[0], inputs, problem, "f32")
+    assert all(torch.equal(other[n], outs[0][n]) for other in outs[1:] for n in other)
 
 
 @pytest.mark.gpu

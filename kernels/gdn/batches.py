@@ -127,6 +127,15 @@ def _tokens_of(launch: Launch, tokens: Tensors) -> Tensors:
     return {name: tokens[name].index_select(0, index) for name in TOKEN_TENSORS}
 
 
+def slot_ids(launch: Launch, device: torch.device | str) -> torch.Tensor:
+    """[sequences] int32: the ids that a launch reads. What a captured graph reads is filled with these before a replay.
+
+    A single sequence is handed over as its own row, so its id is 0 whatever its slot.
+    """
+    slots = (0,) if launch.kind == "single" else launch.slots
+    return torch.tensor(slots, dtype=torch.int32, device=device)
+
+
 def clear_fresh(launch: Launch, pool: torch.Tensor) -> None:
     """Zero the states of the sequences that start with this launch."""
     if starting := [slot for slot, new in zip(launch.slots, launch.fresh, strict=True) if new]:
@@ -134,11 +143,13 @@ def clear_fresh(launch: Launch, pool: torch.Tensor) -> None:
 
 
 def run_launch(
-    launch: Launch, tokens: Tensors, pool: torch.Tensor, o: torch.Tensor, decode: Candidate, prefill: Candidate
-) -> None:
+    launch: Launch, tokens: Tensors, pool: torch.Tensor, o: torch.Tensor, decode: Candidate, prefill: Candidate,
+    ids: torch.Tensor | None = None,
+) -> None:  # fmt: skip
     """Run one launch: o [tokens, Hv, D] is written at its positions, pool [rows, Hv, D, D] updated at its slots.
 
     tokens: q, k [tokens, Hk, D], v [tokens, Hv, D], g, beta [tokens, Hv], and raw_qk where keys are not normalised.
+    ids: what slot_ids gave, where it lies already; without it a decode launch is preceded by a copy of it.
     prefill must have read a state before it writes it ("single" hands it the same row as initial and final state), and
     both must write the tensors that they are given. Fresh states are cleared before, by clear_fresh.
     """
@@ -149,11 +160,11 @@ def run_launch(
     out = o[flat[0] : flat[-1] + 1] if launch.contiguous else torch.empty_like(own["v"])
 
     if max(launch.lengths) == 1:
+        rows = slot_ids(launch, device) if ids is None else ids
+        states = {"state": pool, "state_rows": rows}
         if launch.kind == "single":
-            state, rows = pool[launch.slots[0] : launch.slots[0] + 1], torch.zeros(1, dtype=torch.int32, device=device)
-        else:
-            state, rows = pool, torch.tensor(launch.slots, dtype=torch.int32, device=device)
-        decode.run(decode.prepare(own | extra | {"state": state, "state_rows": rows}), {"o": out, "state": state})
+            states |= {"state": pool[launch.slots[0] : launch.slots[0] + 1], "in_order": rows}
+        decode.run(decode.prepare(own | extra | states), {"o": out, "state": states["state"]})
     else:
         if launch.kind == "single":
             initial = final = pool[launch.slots[0] : launch.slots[0] + 1]

@@ -16,6 +16,7 @@ from kernels.common import Cost, Workload
 
 ELEMENT_BYTES = {"f32": 4, "fp16": 2, "bf16": 2}
 CHUNK = 64
+CONV_WIDTH = 4
 
 
 def sequences(workload: Workload) -> int:
@@ -59,10 +60,46 @@ def cost(workload: Workload, precision: str) -> Cost:
     dim, heads_k, heads_v = workload["D"], workload["Hk"], workload["Hv"]
     tokens = workload["batch"] * workload["T"]
     element = ELEMENT_BYTES[workload["dtype"]]
-    activation_bytes = tokens * (2 * heads_k * dim + 2 * heads_v * dim) * element + tokens * heads_v * 2 * 4
+    out = ELEMENT_BYTES[str(workload.axes.get("out_dtype", workload["dtype"]))]
+    activation_bytes = tokens * dim * ((2 * heads_k + heads_v) * element + heads_v * out) + tokens * heads_v * 2 * 4
     traffic_bytes = activation_bytes + 2 * state_bytes(workload)
+    live = tokens - int(workload.axes.get("pad", 0))
+    step_flops = live * heads_v * 7 * dim * dim  # 6 D^2 and the decay
     if workload["op"] == "decode":
-        live = tokens - int(workload.axes.get("pad", 0))
-        return Cost(flops=live * heads_v * 7 * dim * dim, bytes=traffic_bytes, pipe="f32")  # 6 D^2 and the decay
+        return Cost(flops=step_flops, bytes=traffic_bytes, pipe="f32")
+    if workload["op"] == "conv_decode":
+        channels = (2 * heads_k + heads_v) * dim
+        # The mixed row in and o out, both gates' inputs; CONV_WIDTH weights a channel once for the batch, A_log and
+        # dt_bias; the convolution's state in and out. A multiply-add a weight; SiLU is not counted.
+        activation_bytes = tokens * (channels + heads_v * dim + 2 * heads_v) * element + 2 * heads_v * 4
+        conv_bytes = channels * (CONV_WIDTH + live * 2 * (CONV_WIDTH - 1)) * element
+        conv_flops = live * channels * 2 * CONV_WIDTH
+        return Cost(step_flops + conv_flops, activation_bytes + conv_bytes + 2 * state_bytes(workload), "f32")
     per_token = sum(chunk_flops(CHUNK, dim, heads_v // heads_k).values())
     return Cost(flops=tokens * heads_v * per_token, bytes=traffic_bytes, pipe="bf16")
+
+
+def intermediate_bytes(chunk: int, dim: int, element_bytes: int) -> float:
+    """Bytes per token and v head that six kernels hand to each other, each tensor written once and read once.
+
+    Running decays and the system A in float32; its inverse X, W, U, V' and a state per chunk in `element_bytes` each.
+    """
+    return 2 * (4 + 4 * chunk + element_bytes * (chunk + 3 * dim + dim * dim / chunk))
+
+
+def algorithm_cost(
+    workload: Workload, chunk: int, element_bytes: int, through_memory: bool = False, pipe: str = "bf16"
+) -> Cost:
+    """Cost of a prefill by a given algorithm, where `cost` takes the least of all.
+
+    chunk: tokens a chunk; element_bytes: of q, k, v, o and of what passes between kernels; through_memory: six kernels
+    with tensors between them instead of one kernel that keeps them; pipe: the peak that its products run on.
+    """
+    dim, heads_k, heads_v = workload["D"], workload["Hk"], workload["Hv"]
+    tokens = workload["batch"] * workload["T"]
+    moved = tokens * ((2 * heads_k + 2 * heads_v) * dim * element_bytes + 2 * heads_v * 4) + 2 * state_bytes(workload)
+    flops = sum(chunk_flops(chunk, dim, heads_v // heads_k).values())
+    if through_memory:
+        moved += tokens * heads_v * intermediate_bytes(chunk, dim, element_bytes)
+        flops += w_flops(chunk, dim)
+    return Cost(flops=tokens * heads_v * flops, bytes=moved, pipe=pipe)

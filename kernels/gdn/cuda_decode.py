@@ -28,6 +28,7 @@ class DecodeVariant:
     """An instantiation in decode.cu: v_tile columns and warps per block.
 
     hint: 0 plain, 1 L2 evict-first. form: "r" a thread's rows are consecutive, "t" the threads' rows take turns.
+    prefetch: 1 where a block first starts the fetch of its share of the head into L2.
     """
 
     form: str
@@ -36,16 +37,18 @@ class DecodeVariant:
     v_tile: int
     warps: int
     hint: int
+    prefetch: int = 0
 
     @property
     def kernel(self) -> str:
         """The extern "C" name."""
-        return f"gdn_decode_{self.form}_d{self.dim}_v{self.v_tile}_w{self.warps}_{self.state}_h{self.hint}"
+        tile = f"d{self.dim}_v{self.v_tile}_w{self.warps}"
+        return f"gdn_decode_{self.form}_{tile}_{self.state}_h{self.hint}_p{self.prefetch}"
 
 
 FEW = {"f32": DecodeVariant("r", "f32", 128, 16, 2, 1), "bf16": DecodeVariant("r", "bf16", 128, 32, 2, 1)}
 SOME = {"f32": DecodeVariant("t", "f32", 128, 64, 4, 1), "bf16": DecodeVariant("t", "bf16", 128, 128, 4, 1)}
-MANY = {"f32": DecodeVariant("t", "f32", 128, 64, 8, 0), "bf16": DecodeVariant("t", "bf16", 128, 128, 4, 0)}
+MANY = {"f32": DecodeVariant("t", "f32", 128, 64, 8, 0, 1), "bf16": DecodeVariant("t", "bf16", 128, 128, 4, 0)}
 SMALL = {"f32": DecodeVariant("r", "f32", 64, 64, 4, 0), "bf16": DecodeVariant("r", "bf16", 64, 64, 2, 0)}
 VARIANTS = tuple(v for choice in (FEW, SOME, MANY, SMALL) for v in choice.values())
 SOURCE = CudaSource(
@@ -73,12 +76,17 @@ def _prepare(inputs: Tensors) -> Tensors:
 
 
 def launch(args: Tensors, state: torch.Tensor, o: torch.Tensor, variant: DecodeVariant | None = None) -> None:
-    """One token for each sequence of `args`; `state` [rows, Hv, D, D] is updated at args["state_rows"], `o` written."""
+    """One token for each sequence of `args`; `state` [rows, Hv, D, D] is updated at args["state_rows"], `o` written.
+
+    `in_order` (its presence is the message) says that state_rows is 0, 1, 2, ...: the forms for few states then leave
+    the ids unread, and no state waits for one.
+    """
     q, v = args["q"], args["v"]
     (batch, heads_v, dim), heads_k = v.shape, q.shape[-2]
     chosen = variant or choose_config(batch, heads_v, dim, STATES[state.dtype])
     kernel = cuda.load(SOURCE, chosen.kernel, v.device.index or 0)
-    tensors = (q, args["k"], v, args["g"], args["beta"], state, args["state_rows"], o)
+    ids = cuda.i64(0) if "in_order" in args and chosen.form == "r" else args["state_rows"]
+    tensors = (q, args["k"], v, args["g"], args["beta"], state, ids, o)
     numbers = (batch, heads_k, heads_v, int("raw_qk" in args), FORMATS[v.dtype])
     arguments: list[Any] = [*tensors, cuda.f32(dim**-0.5), *map(cuda.i32, numbers)]
     cuda.launch(kernel, (dim // chosen.v_tile, heads_v, batch), 32 * chosen.warps, arguments)

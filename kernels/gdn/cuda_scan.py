@@ -7,6 +7,11 @@ chunk and v head. The scan is a programmatic launch: its blocks start behind the
 
 Operands: q, k, the state and the faded values in the activations' type; the inverse, the scores and the corrected
 values in fp16, three bits finer than bf16; so the range of v must be fp16's. Sums are float32.
+
+`cuda_scan_fp16` is for bf16 activations and float32 outputs (out_dtype = f32): every operand in fp16, which has tf32's
+ten mantissa bits at twice its rate. bf16 is exact in fp16 within its range, so the preparation also writes q and k in
+fp16, each row times a power of two, and its norms take the inverse powers. The state's range must be fp16's too. Each
+thread stores its own outputs: their tiles would not fit beside three stages.
 Given up: float32 activations, more than 8 v heads per k head, devices other than sm_90.
 """
 
@@ -31,11 +36,12 @@ SLOTS = 3  # results in the preparation's
 HEADS = 8  # most v heads per k head
 SMS = 132
 TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+WIDE = "bf16_f32"  # bf16 in, operands in fp16, float32 out
 
 
 @dataclass(frozen=True)
 class ScanVariant:
-    """An instantiation of the scan: warpgroups of 64 v columns per block."""
+    """An instantiation of the scan: warpgroups of 64 v columns per block. dtype: "bf16", "fp16" or WIDE."""
 
     dim: int
     dtype: str
@@ -54,7 +60,7 @@ class ScanVariant:
 
 
 VARIANTS = (
-    *(ScanVariant(128, dtype, groups) for dtype in ("bf16", "fp16") for groups in (1, 2)),
+    *(ScanVariant(128, dtype, groups) for dtype in ("bf16", "fp16", WIDE) for groups in (1, 2)),
     *(ScanVariant(64, dtype, 1) for dtype in ("bf16", "fp16")),
 )
 
@@ -69,6 +75,7 @@ SOURCE = CudaSource(
     path=Path(__file__).with_name("scan.cu"),
     kernels=(
         *(f"gdn_prepare_d{dim}_{dtype}" for dim in (128, 64) for dtype in ("bf16", "fp16")),
+        f"gdn_prepare_d128_{WIDE}",
         *(v.kernel for v in VARIANTS),
     ),
     capability=(9, 0),
@@ -109,15 +116,22 @@ def _prepare(inputs: Tensors) -> Tensors:
     }
 
 
+def _prepare_wide(inputs: Tensors) -> Tensors:
+    args = _prepare(inputs)
+    return args | {f"{x}_fp16": torch.empty_like(args[x], dtype=torch.float16) for x in ("q", "k")}
+
+
 def prepare_chunks(args: Tensors) -> None:
-    """X, P and the vectors of every chunk and v head into args["workspace"]."""
+    """X, P and the vectors of every chunk and v head into args["workspace"]; q and k also in fp16 where asked for."""
     q, k, v = args["q"], args["k"], args["v"]
     heads_k, dim = k.shape[-2:]
     shared = prepare_shared_bytes(dim)
-    kernel = cuda.load(SOURCE, f"gdn_prepare_d{dim}_{TYPES[v.dtype]}", v.device.index or 0, shared)
+    name = WIDE if "q_fp16" in args else TYPES[v.dtype]
+    kernel = cuda.load(SOURCE, f"gdn_prepare_d{dim}_{name}", v.device.index or 0, shared)
     tensors = (q, k, args["g"], args["beta"], args["chunks"], args["workspace"])
     numbers = (heads_k, v.shape[-2], int("raw_qk" in args))
-    arguments: list[Any] = [*tensors, cuda.f32(dim**-0.5), *map(cuda.i32, numbers)]
+    converted = [args.get(f"{x}_fp16", cuda.i64(0)) for x in ("q", "k")]
+    arguments: list[Any] = [*tensors, cuda.f32(dim**-0.5), *map(cuda.i32, numbers), *converted]
     cuda.launch(kernel, (args["chunks"].shape[0], heads_k), 128, arguments, shared)
 
 
@@ -129,13 +143,14 @@ def _map(x: torch.Tensor) -> bytes:
 
 def scan_chunks(args: Tensors, out: Tensors, variant: ScanVariant | None = None, programmatic: bool = True) -> None:
     """Outputs and final states from a prepared workspace."""
-    q, k, v, initial, o = args["q"], args["k"], args["v"], args["initial_state"], out["o"]
+    q, k, v = args.get("q_fp16", args["q"]), args.get("k_fp16", args["k"]), args["v"]
+    initial, o, name = args["initial_state"], out["o"], WIDE if "q_fp16" in args else TYPES[v.dtype]
     heads_k, (heads_v, dim), sequences = k.shape[-2], v.shape[-2:], args["chunk_offsets"].numel()
-    chosen = variant or choose_config(sequences, heads_v, dim, TYPES[v.dtype])
+    chosen = variant or choose_config(sequences, heads_v, dim, name)
     kernel = cuda.load(SOURCE, chosen.kernel, v.device.index or 0, chosen.shared_bytes)
     tensors = (q, k, v, args["workspace"], initial, out["final_state"], o, args["cu_seqlens"], args["chunk_offsets"])
     numbers = (heads_k, heads_v, 0 if initial.dtype == torch.bfloat16 else 2)
-    arguments: list[Any] = [*map(_map, (k, q, v, o)), *tensors, *map(cuda.i32, numbers)]
+    arguments: list[Any] = [*map(_map, (k, q, v, v if name == WIDE else o)), *tensors, *map(cuda.i32, numbers)]
     grid = (dim // (64 * chosen.groups), heads_v, sequences)
     cuda.launch(kernel, grid, 128 * (chosen.groups + 1), arguments, chosen.shared_bytes, programmatic)
 
@@ -145,8 +160,7 @@ def _run(args: Tensors, out: Tensors) -> None:
     scan_chunks(args, out)
 
 
-def refuses(workload: Workload) -> str:
-    """Prefill of 16-bit activations with D = 64 or 128."""
+def _refuses(workload: Workload) -> str:
     if workload["op"] != "prefill":
         return f"op = {workload['op']}: cuda_scan does prefill; decode is cuda_decode's or recurrent_decode's"
     if workload["D"] not in (64, 128):
@@ -158,11 +172,27 @@ def refuses(workload: Workload) -> str:
     return ""
 
 
+def refuses(workload: Workload) -> str:
+    """Prefill of 16-bit activations with D = 64 or 128, outputs in their type."""
+    if workload.axes.get("out_dtype", workload["dtype"]) != workload["dtype"]:
+        return f"out_dtype = {workload['out_dtype']}: cuda_scan_fp16's"
+    return _refuses(workload)
+
+
+def refuses_wide(workload: Workload) -> str:
+    """Prefill of bf16 activations with D = 128, outputs in float32."""
+    kind = (workload["dtype"], workload.axes.get("out_dtype", workload["dtype"]), workload["D"])
+    if workload["op"] == "prefill" and kind != ("bf16", "f32", 128):
+        return "dtype = {}, out_dtype = {}, D = {}: cuda_scan_fp16 is for bf16, f32 and 128".format(*kind)
+    return _refuses(workload)
+
+
 def describe(workload: Workload) -> str:
     """The launch choice in one line."""
+    name = WIDE if "out_dtype" in workload.axes else str(workload["dtype"])
     lengths = str(workload["lengths"])
     sequences = len(lengths.split("-")) if lengths else workload["batch"]
-    chosen = choose_config(sequences, workload["Hv"], workload["D"], str(workload["dtype"]))
+    chosen = choose_config(sequences, workload["Hv"], workload["D"], name)
     return f"chunks of {CHUNK}, {chosen.kernel}"
 
 
@@ -174,6 +204,15 @@ CANDIDATES = (
         needs=Needs((9, 0), packages=("cupy",)),
         prepare=_prepare,
         refuses=refuses,
+        config=describe,
+    ),
+    Candidate(
+        name="cuda_scan_fp16",
+        precision="fp16",
+        run=_run,
+        needs=Needs((9, 0), packages=("cupy",)),
+        prepare=_prepare_wide,
+        refuses=refuses_wide,
         config=describe,
     ),
 )

@@ -8,208 +8,7 @@
 // Columns never interact, rows meet in one block-wide sum. Each warp keeps a private copy of k and q, so the only block
 // barrier is that of the sum.
 
-#include "hopper.cuh"
-
-constexpr float L2_EPS = 1e-6f;  // under the root of the key and query norms, as transformers' l2norm
-// Formats of q, k, v and o: BF16, FP16, anything else is float32.
-
-INLINE float widen(u16 bits, int format) { return format == BF16 ? widen<BF16>(bits) : widen<FP16>(bits); }
-
-// N consecutive elements as they lie in memory, and decoded later: a conversion would wait for its load.
-template <int N>
-INLINE void load_raw(u32 (&raw)[N], const void* base, long at, bool half) {
-    const u32* from = half ? reinterpret_cast<const u32*>(static_cast<const u16*>(base) + at)
-                           : static_cast<const u32*>(base) + at;
-#pragma unroll
-    for (int i = 0; i < N; i++)
-        if (i < N / 2 || !half) raw[i] = __ldg(from + i);
-}
-template <int N>
-INLINE void decode_raw(float (&x)[N], const u32 (&raw)[N], int format) {
-    const bool half = format == BF16 || format == FP16;
-#pragma unroll
-    for (int i = 0; i < N; i++)
-        x[i] = half ? widen((u16)(raw[i / 2] >> (16 * (i & 1))), format) : __uint_as_float(raw[i]);
-}
-
-INLINE u32 pack_bf16(float low, float high) { return pack_half<BF16>(low, high); }
-
-template <int N>
-INLINE void store_activations(void* base, long at, const float (&x)[N], int format) {
-    if (format == BF16) {
-        u32* to = reinterpret_cast<u32*>(static_cast<u16*>(base) + at);
-#pragma unroll
-        for (int i = 0; i < N / 2; i++) to[i] = pack_bf16(x[2 * i], x[2 * i + 1]);
-    } else if (format == FP16) {
-        u16* to = static_cast<u16*>(base) + at;
-#pragma unroll
-        for (int i = 0; i < N; i++)
-            asm("{.reg .b16 h; cvt.rn.f16.f32 h, %1; st.global.b16 [%0], h;}" ::"l"(to + i), "f"(x[i]) : "memory");
-    } else {
-#pragma unroll
-        for (int i = 0; i < N; i++) static_cast<float*>(base)[at + i] = x[i];
-    }
-}
-
-// HINT: 0 plain, 1 L2 evict-first
-template <int HINT>
-INLINE uint4 load_state(const char* from, u64 policy) {
-    uint4 x;
-    if (HINT)
-        asm volatile("ld.global.L1::no_allocate.L2::cache_hint.v4.b32 {%0,%1,%2,%3}, [%4], %5;"
-                     : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(from), "l"(policy) : "memory");
-    else
-        asm volatile("ld.global.v4.b32 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(from) : "memory");
-    return x;
-}
-
-template <int HINT>
-INLINE void store_state(char* to, uint4 x, u64 policy) {
-    if (HINT)
-        asm volatile("st.global.L2::cache_hint.v4.b32 [%0], {%1,%2,%3,%4}, %5;"
-                     ::"l"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "l"(policy) : "memory");
-    else
-        asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};"
-                     ::"l"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
-}
-
-// The 16 bytes of a state as 4 float32 or 8 bf16 values, and back.
-INLINE void unpack(float (&s)[4], uint4 x) {
-    s[0] = __uint_as_float(x.x), s[1] = __uint_as_float(x.y), s[2] = __uint_as_float(x.z), s[3] = __uint_as_float(x.w);
-}
-INLINE void unpack(float (&s)[8], uint4 x) {
-    const u32 word[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        s[2 * i] = __uint_as_float(word[i] << 16);
-        s[2 * i + 1] = __uint_as_float(word[i] & 0xffff0000u);
-    }
-}
-INLINE uint4 pack(const float (&s)[4]) {
-    return make_uint4(__float_as_uint(s[0]), __float_as_uint(s[1]), __float_as_uint(s[2]), __float_as_uint(s[3]));
-}
-INLINE uint4 pack(const float (&s)[8]) {
-    return make_uint4(pack_bf16(s[0], s[1]), pack_bf16(s[2], s[3]), pack_bf16(s[4], s[5]), pack_bf16(s[6], s[7]));
-}
-
-// What a warp needs of one (sequence, head) beside the state, as loaded. A lane holds D / 32 elements of k and q.
-template <int D, int VEC>
-struct RawToken {
-    u32 k[D / 32], q[D / 32], v[VEC];
-    float g, rate;
-};
-template <int VEC>
-struct Token {
-    float v[VEC], decay, rate, dot;  // dot: k . q
-};
-
-template <int D, int VEC>
-INLINE void load_token(RawToken<D, VEC>& t, const void* q, const void* k, const void* v, const float* g,
-                       const float* beta, int b, int head, int hk, int hv, int column, int format) {
-    const long at_k = (long)(b * hk + head / (hv / hk)) * D + (threadIdx.x & 31) * (D / 32);
-    const bool half = format == BF16 || format == FP16;
-    load_raw(t.k, k, at_k, half);
-    load_raw(t.q, q, at_k, half);
-    load_raw(t.v, v, (long)(b * hv + head) * D + column, half);
-    t.g = __ldg(g + b * hv + head);
-    t.rate = __ldg(beta + b * hv + head);
-}
-
-// Decodes a token; k and q, normalised, go to the warp's own rows of shared memory, kq [2 * D].
-template <int D, int VEC>
-INLINE void share_token(Token<VEC>& t, const RawToken<D, VEC>& raw, float* kq, bool normalise, int format) {
-    float key[D / 32], query[D / 32], kk = 0, qq = 0, dot = 0;
-    decode_raw(key, raw.k, format);
-    decode_raw(query, raw.q, format);
-    decode_raw(t.v, raw.v, format);
-#pragma unroll
-    for (int i = 0; i < D / 32; i++) kk += key[i] * key[i], qq += query[i] * query[i], dot += key[i] * query[i];
-#pragma unroll
-    for (int step = 16; step; step /= 2) {
-        kk += __shfl_xor_sync(~0u, kk, step);
-        qq += __shfl_xor_sync(~0u, qq, step);
-        dot += __shfl_xor_sync(~0u, dot, step);
-    }
-    const float k_norm = normalise ? 1.0f / sqrtf(kk + L2_EPS) : 1.0f;
-    const float q_norm = normalise ? 1.0f / sqrtf(qq + L2_EPS) : 1.0f;
-    const int lane = threadIdx.x & 31;
-#pragma unroll
-    for (int i = 0; i < D / 32; i++) {
-        kq[lane * (D / 32) + i] = key[i] * k_norm;
-        kq[D + lane * (D / 32) + i] = query[i] * q_norm;
-    }
-    __syncwarp();
-    t.decay = expf(raw.g), t.rate = raw.rate, t.dot = dot * k_norm * q_norm;
-}
-
-// Partial sums of guess and read over this thread's R rows, STEP apart.
-template <int D, int R, int VEC, int STEP = 1>
-INLINE void partial_sums(float (&guess)[VEC], float (&read)[VEC], const uint4 (&raw)[R],
-                                             const float* kq, int row) {
-#pragma unroll
-    for (int j = 0; j < VEC; j++) guess[j] = read[j] = 0;
-#pragma unroll
-    for (int i = 0; i < R; i++) {
-        float s[VEC];
-        unpack(s, raw[i]);
-        const float key = kq[row + i * STEP], query = kq[D + row + i * STEP];
-#pragma unroll
-        for (int j = 0; j < VEC; j++) {
-            guess[j] = fmaf(s[j], key, guess[j]);
-            read[j] = fmaf(s[j], query, read[j]);
-        }
-    }
-}
-
-// Sum over the RL row groups of the warp (lanes LV apart), then over the warps through sums [WARPS][2][V_TILE].
-template <int V_TILE, int WARPS, int LV, int VEC>
-INLINE void total_sums(float (&guess)[VEC], float (&read)[VEC], float* sums, int warp, int at,
-                                           int threads) {
-#pragma unroll
-    for (int step = LV; step < 32; step *= 2)
-#pragma unroll
-        for (int j = 0; j < VEC; j++) {
-            guess[j] += __shfl_xor_sync(~0u, guess[j], step);
-            read[j] += __shfl_xor_sync(~0u, read[j], step);
-        }
-    if (WARPS == 1) return;
-    if ((threadIdx.x & 31) < LV)
-#pragma unroll
-        for (int j = 0; j < VEC; j += 4) {
-            float* to = sums + warp * 2 * V_TILE + at + j;
-            *reinterpret_cast<float4*>(to) = make_float4(guess[j], guess[j + 1], guess[j + 2], guess[j + 3]);
-            *reinterpret_cast<float4*>(to + V_TILE) = make_float4(read[j], read[j + 1], read[j + 2], read[j + 3]);
-        }
-    named_barrier(1, threads);
-#pragma unroll
-    for (int j = 0; j < VEC; j++) guess[j] = read[j] = 0;
-#pragma unroll
-    for (int w = 0; w < WARPS; w++)
-#pragma unroll
-        for (int j = 0; j < VEC; j += 4) {
-            const float4 a = *reinterpret_cast<const float4*>(sums + w * 2 * V_TILE + at + j);
-            const float4 b = *reinterpret_cast<const float4*>(sums + (w * 2 + 1) * V_TILE + at + j);
-            guess[j] += a.x, guess[j + 1] += a.y, guess[j + 2] += a.z, guess[j + 3] += a.w;
-            read[j] += b.x, read[j + 1] += b.y, read[j + 2] += b.z, read[j + 3] += b.w;
-        }
-}
-
-// Without this the compiler keeps a bf16 state unpacked, in twice the registers, across the barrier.
-template <int R>
-INLINE void forget_unpacked(uint4 (&raw)[R]) {
-#pragma unroll
-    for (int i = 0; i < R; i++) asm volatile("" : "+r"(raw[i].x), "+r"(raw[i].y), "+r"(raw[i].z), "+r"(raw[i].w));
-}
-
-template <int VEC>
-INLINE uint4 updated(uint4 raw, const float (&u)[VEC], float decay, float key) {
-    float s[VEC];
-    unpack(s, raw);
-#pragma unroll
-    for (int j = 0; j < VEC; j++) s[j] = fmaf(key, u[j], decay * s[j]);
-    return pack(s);
-}
+#include "decode_token.cuh"
 
 #define ARGUMENTS                                                                                                \
     const void *q, const void *k, const void *v, const float *g, const float *beta, char *state,                \
@@ -217,8 +16,9 @@ INLINE uint4 updated(uint4 raw, const float (&u)[VEC], float decay, float key) {
 #define PASSED q, k, v, g, beta, state, state_rows, o, scale, batch, hk, hv, normalise, format
 
 // Grid (D / V_TILE, hv, batch). BYTES: 4 for a float32 state, 2 for bf16. TURNS: a thread's rows are consecutive
-// (false) or all threads' rows take turns, so that the block's loads advance through memory.
-template <int D, int V_TILE, int WARPS, int BYTES, int HINT, bool TURNS>
+// (false) or all threads' rows take turns, so that the block's loads advance through memory. PREFETCH: the blocks of a
+// head first start its fetch into L2, a share each: one request for what the loads then ask for line by line.
+template <int D, int V_TILE, int WARPS, int BYTES, int HINT, bool TURNS, bool PREFETCH>
 INLINE void decode(ARGUMENTS) {
     constexpr int VEC = 16 / BYTES, LV = V_TILE / VEC, RL = 32 / LV, R = D / (WARPS * RL);
     static_assert(LV <= 32 && R >= 1 && R * WARPS * RL == D, "tile");
@@ -228,7 +28,8 @@ INLINE void decode(ARGUMENTS) {
     constexpr int STEP = TURNS ? WARPS * RL : 1;
     const int at = (lane % LV) * VEC, column = blockIdx.x * V_TILE + at;
     const int row = (warp * RL + lane / LV) * (TURNS ? 1 : R);
-    const int slot = __ldg(state_rows + b);
+    // Consecutive rows are the form for few states, where waiting for an id shows: there none need be given.
+    const int slot = TURNS || state_rows ? __ldg(state_rows + b) : b;
     RawToken<D, VEC> raw_token;
     Token<VEC> t;
     load_token(raw_token, q, k, v, g, beta, b, head, hk, hv, column, format);
@@ -241,7 +42,11 @@ INLINE void decode(ARGUMENTS) {
         if (writer) store_activations(o, at_o, read, format);
         return;
     }
-    state += (((long)slot * hv + head) * D * D + (long)row * D + column) * BYTES;
+    state += ((long)slot * hv + head) * D * D * BYTES;
+    constexpr u32 SHARE = D * V_TILE * BYTES;  // contiguous, so not the columns of one block
+    if (PREFETCH && threadIdx.x == WARPS * 32 - 1) prefetch_bulk(state + blockIdx.x * SHARE, SHARE);
+    if (PREFETCH) __syncwarp();  // ptxas would move the fetch behind the loads
+    state += ((long)row * D + column) * BYTES;
     const u64 policy = HINT ? evict_first() : 0;
     uint4 raw[R];
 #pragma unroll
@@ -265,17 +70,17 @@ INLINE void decode(ARGUMENTS) {
 // FORM: r consecutive rows, t rows in turns. BLOCKS: per SM, which the register count must allow.
 #define TURNS_r false
 #define TURNS_t true
-#define DECODE(FORM, D, V, W, NAME, BYTES, HINT, BLOCKS)                                                      \
+#define DECODE(FORM, D, V, W, NAME, BYTES, HINT, BLOCKS, PREFETCH)                                            \
     extern "C" __global__ void __launch_bounds__(W * 32, BLOCKS)                                            \
-        gdn_decode_##FORM##_d##D##_v##V##_w##W##_##NAME##_h##HINT(ARGUMENTS) {                              \
-        decode<D, V, W, BYTES, HINT, TURNS_##FORM>(PASSED);                                                 \
+        gdn_decode_##FORM##_d##D##_v##V##_w##W##_##NAME##_h##HINT##_p##PREFETCH(ARGUMENTS) {                \
+        decode<D, V, W, BYTES, HINT, TURNS_##FORM, PREFETCH>(PASSED);                                       \
     }
 
-DECODE(r, 128, 16, 2, f32, 4, 1, 12)
-DECODE(t, 128, 64, 4, f32, 4, 1, 4)
-DECODE(t, 128, 64, 8, f32, 4, 0, 4)
-DECODE(r, 128, 32, 2, bf16, 2, 1, 8)
-DECODE(t, 128, 128, 4, bf16, 2, 1, 4)
-DECODE(t, 128, 128, 4, bf16, 2, 0, 4)
-DECODE(r, 64, 64, 4, f32, 4, 0, 4)
-DECODE(r, 64, 64, 2, bf16, 2, 0, 4)
+DECODE(r, 128, 16, 2, f32, 4, 1, 12, 0)
+DECODE(t, 128, 64, 4, f32, 4, 1, 4, 0)
+DECODE(t, 128, 64, 8, f32, 4, 0, 4, 1)
+DECODE(r, 128, 32, 2, bf16, 2, 1, 8, 0)
+DECODE(t, 128, 128, 4, bf16, 2, 1, 4, 0)
+DECODE(t, 128, 128, 4, bf16, 2, 0, 4, 0)
+DECODE(r, 64, 64, 4, f32, 4, 0, 4, 0)
+DECODE(r, 64, 64, 2, bf16, 2, 0, 4, 0)

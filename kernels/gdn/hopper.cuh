@@ -242,3 +242,8 @@ INLINE void tensor_store(const TensorMap* map, const void* tile, int column, int
 }
 INLINE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 INLINE void wait_for_earlier_grid() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// Of each thread of a warpgroup, all of whose warps say it.
+template <int N>
+INLINE void set_registers_up() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
+template <int N>
+INLINE void set_registers_down() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }

@@ -66,6 +66,8 @@ def _run_recurrent(args: Tensors, out: Tensors) -> None:
 def _refuses_chunk(workload: Workload) -> str:
     if workload["op"] != "prefill":
         return f"op = {workload['op']}: fla_chunk does prefill; decode is fla_fused_recurrent's"
+    if "out_dtype" in workload.axes:
+        return f"out_dtype = {workload['out_dtype']}: fla returns the activations' type"
     if workload["dtype"] == "f32":
         return "dtype = f32: fla's chunked form is for 16-bit q, k and v"
     return ""

@@ -1,8 +1,9 @@
 // The preparation of scan.cu, whose head has the mathematics: what a chunk needs that does not depend on the state.
 //
 // The v heads of a k head share K K^T and Q K^T, which stay in registers. Per v head, each of the four warps owns 16
-// rows: it inverts its diagonal block by substitution in float32, then works leftwards, X_rs = -(sum of X_rm A_ms) X_ss, with
-// products of 16 x 16 blocks in fp16: X_rm is the left operand and never leaves the registers.
+// rows: it inverts its diagonal block by substitution in float32, then works leftwards,
+// X_rs = -(sum of X_rm A_ms) X_ss, with products of 16 x 16 blocks in fp16: X_rm is the left operand and never leaves
+// the registers.
 // X and P are lower triangular: only ten of sixteen 16 x 16 blocks are computed, stored and read.
 #pragma once
 
@@ -32,11 +33,31 @@ struct Preparation {
     static constexpr int BYTES = VECTORS + (2 + 2 * HEADS) * C * 4;
 };
 
+// Eight bf16 values of a row whose other pieces are with the 16 lanes beside this one, as fp16, times the power of two
+// that brings the row's largest into [1, 2). Returns the inverse of that power.
+INLINE float bf16_to_fp16(uint4& x) {
+    u32 word[4] = {x.x, x.y, x.z, x.w}, largest = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) largest = max(largest, max(word[i] & 0x7FFF, word[i] >> 16 & 0x7FFF));
+#pragma unroll
+    for (int mask = 1; mask < 16; mask *= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, mask));
+    const u32 exponent = min(max(largest >> 7, 1u), 253u);
+    const float factor = __uint_as_float((254 - exponent) << 23);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        word[i] = pack_half<FP16>(widen<BF16>((u16)word[i]) * factor, widen<BF16>((u16)(word[i] >> 16)) * factor);
+    x = make_uint4(word[0], word[1], word[2], word[3]);
+    return __uint_as_float(exponent << 23);
+}
+
 // Grid (chunks, hk), 128 threads. k, q [tokens, hk, D] TYPE; g, beta [tokens, hv]; chunks [NT, 2]: first token and the
-// end of its sequence. workspace [NT, hv, BLOCK].
-template <int D, int TYPE>
+// end of its sequence. workspace [NT, hv, BLOCK]. CONVERT, for bf16 and D = 128: q_fp16, k_fp16 [tokens, hk, D] become
+// q and k in fp16, rows scaled by powers of two; the norms take the inverse powers, so that nothing else need know.
+template <int D, int IN_TYPE, bool CONVERT>
 INLINE void prepare(const u16* q, const u16* k, const float* g, const float* beta, const int* chunks, char* workspace,
-                    float scale, int hk, int hv, int normalise) {
+                    float scale, int hk, int hv, int normalise, u16* q_fp16, u16* k_fp16) {
+    static_assert(!CONVERT || (D == 128 && IN_TYPE == BF16));
+    constexpr int TYPE = CONVERT ? FP16 : IN_TYPE;
     using At = Preparation<D>;
     extern __shared__ __align__(1024) char shared[];
     char *k_tile = shared, *q_tile = shared + At::TILES * TILE;
@@ -75,8 +96,22 @@ INLINE void prepare(const u16* q, const u16* k, const float* g, const float* bet
         rates[h * C + 2 * lane] = rate[0], rates[h * C + 2 * lane + 1] = rate[1];
     }
     copy_wait<0>();
+    if constexpr (CONVERT) {  // each thread what it copied itself
+#pragma unroll 1
+        for (int i = 0; i < 2 * (D / 16); i++) {
+            const int at = (i >> 1) * 128 + thread, row = at / (D / 8), piece = at % (D / 8);
+            uint4* tile = reinterpret_cast<uint4*>((i & 1 ? q_tile : k_tile) + swizzled_wide(row, piece));
+            uint4 x = *tile;
+            const float power = bf16_to_fp16(x);
+            *tile = x;
+            u16* to = (i & 1 ? q_fp16 : k_fp16) + ((long)(first + row) * hk + head_k) * D + piece * 8;
+            if (row < live) *reinterpret_cast<uint4*>(to) = x;
+            if (piece == 0) norms[(i & 1) * C + row] = power;
+        }
+    }
     __syncthreads();
 
+    const float power = CONVERT ? norms[thread] : 1.0f;
     if (normalise) {
         const char* tile = thread < C ? k_tile : q_tile;
         const int row = thread & (C - 1);
@@ -91,9 +126,9 @@ INLINE void prepare(const u16* q, const u16* k, const float* g, const float* bet
                 total += low * low + high * high;
             }
         }
-        norms[thread] = 1.0f / sqrtf(total + L2_EPS);
+        norms[thread] = 1.0f / sqrtf(total + L2_EPS / (power * power));
     } else {
-        norms[thread] = 1.0f;
+        norms[thread] = power;
     }
     float kk[8][4] = {}, qk[8][4] = {};  // rows quad and quad + 8 of the block, columns 8 j + 2 pair, + 1
     {

@@ -13,6 +13,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import torch
+import torch.nn.functional as F
 
 from kernels.common import Tensors
 
@@ -37,12 +38,38 @@ def step(
     return torch.einsum("hkv,hk->hv", state, q) * q.shape[-1] ** -0.5, state
 
 
+def before_the_step(inputs: Tensors) -> tuple[Tensors, torch.Tensor]:
+    """What a layer does between its input projections and the step, for conv_decode, in float64.
+
+    Returns (q, k [B, Hk, D], v [B, Hv, D], g and beta [B, Hv]; the convolution's whole state after it). The
+    convolution is causal and per channel, its last weight is the newest token's; g = -exp(A_log) softplus(a + dt_bias)
+    and beta = sigmoid(b), as transformers' Qwen3Next forms them. Empty slots give zeros.
+    """
+    mixed, weight, conv_state = (inputs[name].double() for name in ("mixed_qkv", "conv_weight", "conv_state"))
+    conv_state, rows = conv_state.clone(), inputs["state_rows"].long()
+    window = torch.zeros(*mixed.shape, weight.shape[1], dtype=torch.float64, device=mixed.device)
+    live = rows >= 0
+    window[live] = torch.cat((conv_state[rows[live]].transpose(1, 2), mixed[live][..., None]), dim=2)
+    conv_state[rows[live]] = window[live][..., 1:].transpose(1, 2)
+    dim, heads_v = inputs["state"].shape[-1], inputs["state"].shape[1]
+    heads = F.silu((window * weight).sum(-1)).unflatten(1, (-1, dim))  # q heads, k heads, v heads
+    heads_k = (heads.shape[1] - heads_v) // 2
+    q, k, v = heads.split((heads_k, heads_k, heads_v), dim=1)
+    g = -inputs["A_log"].double().exp() * F.softplus(inputs["a"].double() + inputs["dt_bias"].double())
+    return {"q": q, "k": k, "v": v, "g": g, "beta": torch.sigmoid(inputs["b"].double())}, conv_state
+
+
 def reference(inputs: Tensors) -> Tensors:
     """Outputs of a workload in float64; `inputs` as cases.inputs describes them.
 
     Prefill returns o [B, T, Hv, D] and final_state [N, Hv, D, D]; decode returns o [B, Hv, D] and the whole state
-    pool [rows, Hv, D, D] after the step. Raises ValueError when Hv is not a multiple of Hk.
+    pool [rows, Hv, D, D] after the step; conv_decode besides them conv_state [rows, 3, channels], moved by one column.
+    Raises ValueError when Hv is not a multiple of Hk.
     """
+    if "mixed_qkv" in inputs:
+        step_inputs, conv_state = before_the_step(inputs)
+        kept = {name: inputs[name] for name in ("state", "state_rows", "raw_qk") if name in inputs}
+        return reference(kept | step_inputs) | {"conv_state": conv_state}
     heads_k, heads_v = inputs["k"].shape[-2], inputs["v"].shape[-2]
     if heads_v % heads_k:
         raise ValueError(f"Hv = {heads_v} is not a multiple of Hk = {heads_k}: pass v with Hv = r * Hk heads")

@@ -32,19 +32,20 @@ struct Scan {
     const char* workspace;
     const void* initial_state;
     void* final_state;
-    u16* o;
+    u16* o;  // or float, where the scan is WIDE
     const int *bounds, *chunk_offsets;  // [sequences + 1] tokens; [sequences] first chunk
     int hk, hv, state_type;             // state_type: BF16, else float32
 };
 
 // One warp brings chunk after chunk.
-template <int D, int GROUPS, int STAGES>
+template <int D, int GROUPS, int STAGES, bool WIDE>
 INLINE void produce(const Scan& s, char* stages, u64* full, u64* empty, int first, int tokens, int chunk0,
                     int head, int column0) {
     using At = Stage<D, GROUPS>;
     const int lane = threadIdx.x & 31, count = (tokens + C - 1) / C, head_k = head / (s.hv / s.hk);
     const char* block = s.workspace + ((long)chunk0 * s.hv + head) * BLOCK;
     int at_stage = 0, parity = 1;
+    if (WIDE) wait_for_earlier_grid();  // q and k in fp16 are the preparation's too
     for (int n = 0; n < count; n++) {
         char* stage = stages + at_stage * At::BYTES;
         u64* bar = full + at_stage;
@@ -82,7 +83,7 @@ INLINE void produce(const Scan& s, char* stages, u64* full, u64* empty, int firs
             if (lane == 0) barrier_expect(bar, BLOCK);
         }
         if (lane == 0) {
-            if (n == 0) wait_for_earlier_grid();  // the preparation
+            if (!WIDE && n == 0) wait_for_earlier_grid();  // the preparation
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 const int m = i & 3;  // a step of X, then of P: its first 16 m rows are zero and stay so
@@ -132,9 +133,9 @@ INLINE void store_outputs(const Scan& s, const char* tile, u64* filled, u64* dra
 // One warpgroup's 64 columns of v. Accumulators: rows warp * 16 + quad (+ 8), columns 8 j + 2 pair (+ 1) at
 // [4 j + ...].
 // The tensor cores' queue: Y; half of R while Z is formed; U and the other half; T; O.
-template <int D, int TYPE, int GROUPS, int STAGES>
+template <int D, int TYPE, int GROUPS, int STAGES, int VALUES, bool WIDE>
 INLINE void consume(const Scan& s, char* stages, char* out, u64* full, u64* empty, u64* filled, u64* drained,
-                    int tokens, int sequence, int head, int column0) {
+                    int first, int tokens, int sequence, int head, int column0) {
     using At = Stage<D, GROUPS>;
     constexpr int EARLY = D / 32;  // of the D / 16 steps of R
     const int warp = threadIdx.x / 32 & 3, lane = threadIdx.x & 31, quad = lane >> 2, pair = lane & 3;
@@ -168,6 +169,16 @@ INLINE void consume(const Scan& s, char* stages, char* out, u64* full, u64* empt
 #pragma unroll
         for (int i = 0; i < 16; i++) packed_o[i] = pack_half<TYPE>(r[2 * i], r[2 * i + 1]);
     };
+    const auto store_wide = [&](int n) {  // eight lanes fill a sector of 32 bytes
+        float* to = reinterpret_cast<float*>(s.o) + ((long)(first + n * C + 2 * pair) * s.hv + head) * D + column0 +
+                    warp * 16 + quad;
+        const int live = tokens - n * C - 2 * pair;
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (8 * j + (i & 1) < live) to[(8 * j + (i & 1)) * s.hv * D + (i >> 1) * 8] = r[4 * j + i];
+    };
     const auto load_factors = [&](float2 (&x)[8], const float* from) {  // ahead of the wait for what they multiply
 #pragma unroll
         for (int j = 0; j < 8; j++) x[j] = *reinterpret_cast<const float2*>(from + 8 * j);
@@ -194,7 +205,7 @@ INLINE void consume(const Scan& s, char* stages, char* out, u64* full, u64* empt
 #pragma unroll
         for (int j = 0; j < 8; j += 2) ldmatrix_t(v + 2 * j, stage + v_tile + transposed + j * 1024);
         load_factors(factors, vectors);
-        if (n) hand_over(n - 1);
+        if (!WIDE && n) hand_over(n - 1);
 
         wgmma_wait<1>(y);
 #pragma unroll
@@ -202,8 +213,9 @@ INLINE void consume(const Scan& s, char* stages, char* out, u64* full, u64* empt
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 const u32 word = v[2 * j + i];
-                left[2 * j + i] = pack_half<FP16>(widen<TYPE>((u16)word) - factors[j].x * y[4 * j + 2 * i],
-                                                  widen<TYPE>((u16)(word >> 16)) - factors[j].y * y[4 * j + 2 * i + 1]);
+                const float low = widen<VALUES>((u16)word), high = widen<VALUES>((u16)(word >> 16));
+                left[2 * j + i] = pack_half<FP16>(low - factors[j].x * y[4 * j + 2 * i],
+                                                  high - factors[j].y * y[4 * j + 2 * i + 1]);
             }
         wgmma_fence();
         times_triangle(u, left, base + At::X, 0);
@@ -245,12 +257,13 @@ INLINE void consume(const Scan& s, char* stages, char* out, u64* full, u64* empt
 #pragma unroll
         for (int i = 0; i < D / 4; i++) state[i] = pack_half<TYPE>(t[2 * i], t[2 * i + 1]);
         wgmma_wait<0>(r);
-        pack_outputs();
+        if constexpr (WIDE) store_wide(n);
+        else pack_outputs();
         __syncwarp();
         if (lane == 0) barrier_arrive(empty + at_stage);
         if (++at_stage == STAGES) at_stage = 0, parity ^= 1;
     }
-    if (count) hand_over(count - 1);
+    if (!WIDE && count) hand_over(count - 1);
 #pragma unroll
     for (int i = 0; i < D / 2; i++) {
         const long at = at_state + (long)(i / 4 * 8 + 2 * pair + (i & 1)) * D + (i >> 1 & 1) * 8;
@@ -261,7 +274,7 @@ INLINE void consume(const Scan& s, char* stages, char* out, u64* full, u64* empt
 
 // Grid (D / (64 GROUPS), hv, sequences), 128 (GROUPS + 1) threads: GROUPS warpgroups of 64 columns of v, a warp that
 // loads, GROUPS warps that store.
-template <int D, int TYPE, int GROUPS, int STAGES>
+template <int D, int TYPE, int GROUPS, int STAGES, int VALUES = TYPE, bool WIDE = false>
 INLINE void scan(const Scan& s) {
     using At = Stage<D, GROUPS>;
     extern __shared__ __align__(1024) char shared[];
@@ -279,47 +292,53 @@ INLINE void scan(const Scan& s) {
     __syncthreads();
     const int group = threadIdx.x / 128;
     if (group == GROUPS) {
-        if (GROUPS > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+        if (GROUPS > 1) set_registers_down<56>();
         const int head = blockIdx.y, sequence = blockIdx.z, column0 = blockIdx.x * 64 * GROUPS;
         const int first = s.bounds[sequence], tokens = s.bounds[sequence + 1] - first;
         const int warp = (int)(threadIdx.x / 32) - 4 * GROUPS;
         if (warp == 0)
-            produce<D, GROUPS, STAGES>(s, shared, full, empty, first, tokens, s.chunk_offsets[sequence], head, column0);
-        else if (warp <= GROUPS)
+            produce<D, GROUPS, STAGES, WIDE>(s, shared, full, empty, first, tokens, s.chunk_offsets[sequence], head,
+                                             column0);
+        else if (!WIDE && warp <= GROUPS)
             store_outputs<D>(s, staging + (warp - 1) * TILE, filled + warp - 1, drained + warp - 1, first, tokens,
                              head * D + column0 + (warp - 1) * 64);
     } else {
-        if (GROUPS > 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+        if (GROUPS > 1) set_registers_up<224>();
         const int head = blockIdx.y, sequence = blockIdx.z, column0 = blockIdx.x * 64 * GROUPS;
-        const int tokens = s.bounds[sequence + 1] - s.bounds[sequence];
-        consume<D, TYPE, GROUPS, STAGES>(s, shared, staging + group * TILE, full, empty, filled + group,
-                                         drained + group, tokens, sequence, head, column0 + 64 * group);
+        const int first = s.bounds[sequence], tokens = s.bounds[sequence + 1] - first;
+        consume<D, TYPE, GROUPS, STAGES, VALUES, WIDE>(s, shared, staging + group * TILE, full, empty, filled + group,
+                                                       drained + group, first, tokens, sequence, head,
+                                                       column0 + 64 * group);
     }
 }
 
-#define PREPARE(D, NAME, TYPE)                                                                                      \
+#define PREPARE(D, NAME, TYPE, CONVERT)                                                                             \
     extern "C" __global__ void __launch_bounds__(128, 4) gdn_prepare_d##D##_##NAME(                                 \
         const u16* q, const u16* k, const float* g, const float* beta, const int* chunks, char* workspace,          \
-        float scale, int hk, int hv, int normalise) {                                                               \
-        prepare<D, TYPE>(q, k, g, beta, chunks, workspace, scale, hk, hv, normalise);                               \
+        float scale, int hk, int hv, int normalise, u16* q_fp16, u16* k_fp16) {                                     \
+        prepare<D, TYPE, CONVERT>(q, k, g, beta, chunks, workspace, scale, hk, hv, normalise, q_fp16, k_fp16);      \
     }
-#define SCAN(D, NAME, TYPE, GROUPS)                                                                                 \
+#define SCAN(D, NAME, GROUPS, ...)                                                                                  \
     extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1) gdn_scan_d##D##_##NAME##_g##GROUPS(         \
         const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap q_map,                           \
         const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap o_map, const u16* q,             \
         const u16* k, const u16* v, const char* workspace, const void* initial_state, void* final_state, u16* o,    \
         const int* bounds, const int* chunk_offsets, int hk, int hv, int state_type) {                              \
-        scan<D, TYPE, GROUPS, 3>(Scan{&k_map, &q_map, &v_map, &o_map, q, k, v, workspace, initial_state,            \
-                                      final_state, o, bounds, chunk_offsets, hk, hv, state_type});                  \
+        scan<D, __VA_ARGS__>(Scan{&k_map, &q_map, &v_map, &o_map, q, k, v, workspace, initial_state, final_state,   \
+                                  o, bounds, chunk_offsets, hk, hv, state_type});                                   \
     }
 
-PREPARE(128, bf16, BF16)
-PREPARE(128, fp16, FP16)
-PREPARE(64, bf16, BF16)
-PREPARE(64, fp16, FP16)
-SCAN(128, bf16, BF16, 1)
-SCAN(128, bf16, BF16, 2)
-SCAN(128, fp16, FP16, 1)
-SCAN(128, fp16, FP16, 2)
-SCAN(64, bf16, BF16, 1)
-SCAN(64, fp16, FP16, 1)
+PREPARE(128, bf16, BF16, false)
+PREPARE(128, fp16, FP16, false)
+PREPARE(64, bf16, BF16, false)
+PREPARE(64, fp16, FP16, false)
+SCAN(128, bf16, 1, BF16, 1, 3)
+SCAN(128, bf16, 2, BF16, 2, 3)
+SCAN(128, fp16, 1, FP16, 1, 3)
+SCAN(128, fp16, 2, FP16, 2, 3)
+SCAN(64, bf16, 1, BF16, 1, 3)
+SCAN(64, fp16, 1, FP16, 1, 3)
+// bf16 in, operands in fp16, float32 out
+PREPARE(128, bf16_f32, BF16, true)
+SCAN(128, bf16_f32, 1, FP16, 1, 3, BF16, true)
+SCAN(128, bf16_f32, 2, FP16, 2, 3, BF16, true)

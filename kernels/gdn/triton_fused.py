@@ -111,18 +111,19 @@ class FusedConfig:
     solve: str
 
 
-def config_for(cc: tuple[int, int], dim: int, precision: str) -> FusedConfig:
+def config_for(cc: tuple[int, int], dim: int, precision: str, chunk: int = 0) -> FusedConfig:
     """Choose by compute capability, head dimension and operand precision; not yet tuned on any device.
 
     Registers decide more than shared memory (NOTES.md): chunks of 64 spill, and halve the number of dependent steps;
     32 where the opt-in shared memory is 99 KB (8.6, 8.9, 12.x) and for float32 operands, which are twice as wide.
+    chunk: 16, 32 or 64 tokens instead of that choice, 0 for it.
     """
     if cc == (0, 0):
-        return FusedConfig(64, dim, 4, 1, "tf32" if precision == "tf32" else "fp16")
+        return FusedConfig(chunk or 64, dim, 4, 1, "tf32" if precision == "tf32" else "fp16")
     small = cc[0] == 12 or cc in ((8, 6), (8, 9))
     if precision.startswith("tf32"):
-        return FusedConfig(32, 32, 4, 1, precision)
-    return FusedConfig(32 if small else 64, 64, 4, 1, "fp16")
+        return FusedConfig(chunk or 32, 32, 4, 1, precision)
+    return FusedConfig(chunk or (32 if small else 64), 64, 4, 1, "fp16")
 
 
 def _prepare(inputs: Tensors) -> Tensors:
@@ -130,10 +131,10 @@ def _prepare(inputs: Tensors) -> Tensors:
     return inputs | {"cu_seqlens": sequence_bounds(inputs)}
 
 
-def _launch(args: Tensors, out: Tensors, precision: str) -> None:
+def _launch(args: Tensors, out: Tensors, precision: str, chunk: int) -> None:
     q, v = args["q"], args["v"]
     heads_k, (heads_v, dim) = q.shape[-2], v.shape[-2:]
-    config = config_for(capability(v.device), dim, precision)
+    config = config_for(capability(v.device), dim, precision, chunk)
     fused_chunk_kernel[(dim // config.v_tile, heads_v, args["cu_seqlens"].numel() - 1)](
         q, args["k"], v, args["g"], args["beta"], args["initial_state"], out["o"], out["final_state"],
         args["cu_seqlens"], dim**-0.5,
@@ -151,8 +152,8 @@ def _refuses(workload: Workload) -> str:
     return ""
 
 
-def _builds(cc: int, precision: str, io: str) -> tuple[Build, ...]:
-    config = config_for(divmod(cc, 10), 128, precision)
+def _builds(cc: int, precision: str, io: str, chunk: int) -> tuple[Build, ...]:
+    config = config_for(divmod(cc, 10), 128, precision, chunk)
     pointers = {"q": io, "k": io, "v": io, "g": "fp32", "beta": "fp32", "initial_state": "fp32", "o": io}
     signature: dict[str, str] = {name: f"*{kind}" for name, kind in pointers.items()}
     signature |= {"final_state": "*fp32", "cu_seqlens": "*i32", "scale": "fp32"}
@@ -166,21 +167,25 @@ def _builds(cc: int, precision: str, io: str) -> tuple[Build, ...]:
     return (Build(label, fused_chunk_kernel, signature, constexprs, config.num_warps, config.num_stages, aligned),)
 
 
-def _candidate(name: str, precision: str, operand: str) -> Candidate:
+def _candidate(name: str, precision: str, operand: str, chunk: int = 0) -> Candidate:
     return Candidate(
         name=name,
         precision=precision,
-        run=lambda args, out: _launch(args, out, operand),
+        run=lambda args, out: _launch(args, out, operand, chunk),
         needs=Needs(triton="3.6"),
         prepare=_prepare,
         refuses=_refuses,
-        builds=lambda cc: _builds(cc, operand, "bf16"),
-        config=lambda workload: f"{operand} operands, {config_for(current_capability(), workload['D'], operand)}",
+        builds=lambda cc: _builds(cc, operand, "bf16", chunk),
+        config=lambda workload: (
+            f"{operand} operands, {config_for(current_capability(), workload['D'], operand, chunk)}"
+        ),
     )
 
 
 CANDIDATES = (
     _candidate("fused_chunk", "bf16", "bf16"),
+    _candidate("fused_chunk_c16", "bf16", "bf16", chunk=16),
+    _candidate("fused_chunk_c32", "bf16", "bf16", chunk=32),
     _candidate("fused_chunk_fp16", "fp16", "fp16"),
     _candidate("fused_chunk_tf32", "tf32", "tf32"),
 )

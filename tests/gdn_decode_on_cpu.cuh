@@ -1,0 +1,88 @@
+// The words of kernels/gdn/hopper.cuh and decode_ptx.cuh that the decode kernels use, on a CPU (see cuda_on_cpu.cuh).
+// Shared memory is static, so blocks run one after the other, from the first or from the last. Memory that a launch
+// writes and reads through the read-only path (__ldg) stops the run.
+#pragma once
+#include <functional>
+#include <map>
+
+#include "cuda_on_cpu.cuh"
+
+#undef __shared__
+#define __shared__ static
+#define INLINE static inline
+
+typedef unsigned int u32;
+typedef unsigned short u16;
+constexpr int BF16 = 0, FP16 = 1;
+
+struct Grid { int x, y, z; };
+static Grid own_grid;
+static Grid own_block() {
+    const int n = blockIdx.x;
+    return {n % own_grid.x, n / own_grid.x % own_grid.y, n / own_grid.x / own_grid.y};
+}
+static float4 own_float4(float a, float b, float c, float d) { return {a, b, c, d}; }
+#define make_float4 own_float4
+static float __uint_as_float(u32 x) { return float_of(x); }
+static u32 __float_as_uint(float x) { return bits_of(x); }
+static float __shfl_xor_sync(unsigned, float x, int step) { return shuffle_xor(x, step); }
+static void __syncwarp() { sync_warp(); }
+static void named_barrier(int, int threads) {
+    if (threads != cpu.threads) stop("a barrier of some threads");
+    sync_block();
+}
+static void wait_for_earlier_grid() {}
+static void launch_dependents() {}
+static u64 evict_first() { return 0; }
+
+static std::vector<std::pair<const char*, const char*>> written;
+template <class T> static T __ldg(const T* from) {
+    for (const auto& range : written)
+        if ((const char*)from >= range.first && (const char*)from < range.second) stop("__ldg of written memory");
+    return global_read<T>(from);
+}
+template <int TYPE> static u32 pack_half(float low, float high) {
+    return TYPE == BF16 ? pack_bf162(low, high) : pack_half2(low, high);
+}
+template <int TYPE> static float widen(u16 bits) { return TYPE == BF16 ? bf16_to_float(bits) : half_to_float(bits); }
+template <int HINT> static uint4 load_state(const char* from, u64) { return global_read<uint4>(from); }
+template <int HINT> static void store_state(char* to, uint4 x, u64) {
+    if ((uintptr_t)to % 16) stop("global address");
+    memcpy(to, &x, 16);
+}
+static void store_fp16(u16* to, float x) { *to = (u16)float_to_half(x); }
+static std::map<const char*, u32> prefetched;  // bytes by address, since the last launch
+static void prefetch_bulk(const void* from, u32 bytes) {
+    if ((uintptr_t)from % 16 || bytes % 16) stop("bulk prefetch");
+    bool inside = false;
+    for (const auto& range : written) inside |= from >= range.first && (const char*)from + bytes <= range.second;
+    if (!inside) stop("bulk prefetch of what the launch does not own");
+    for (const auto& [begin, n] : prefetched)
+        if (begin < (const char*)from + bytes && (const char*)from < begin + n) stop("bulk prefetch of the same twice");
+    prefetched[(const char*)from] = bytes;
+}
+extern "C" u64 prefetched_bytes() {
+    u64 sum = 0;
+    for (const auto& range : prefetched) sum += range.second;
+    return sum;
+}
+static u32 take_ticket(u32* counter) { return (*counter)++; }
+static u32 load_u16(const u16* from) { return global_read<u16>(from); }
+static u32 load_u32(const u32* from) { return global_read<u32>(from); }
+
+static std::function<void()> own_call;
+static void enter() { own_call(); }
+template <class Kernel, class... Arguments>
+static void start(Kernel kernel, int x, int y, int z, int threads, int order, Arguments... arguments) {
+    own_grid = {x, y, z};
+    prefetched.clear();
+    own_call = [=] { kernel(arguments...); };
+    launch_on_cpu(enter, x * y * z, threads, 0, order);
+}
+extern "C" void writes(const char* begin, u64 bytes) {
+    if (!bytes) written.clear();
+    else written.push_back({begin, begin + bytes});
+}
+
+#define blockIdx own_block()
+#define gridDim own_grid

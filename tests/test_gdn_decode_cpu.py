@@ -1,0 +1,220 @@
+"""kernels/gdn/decode.cu and decode_conv.cu on a CPU: the sources run, thread by thread, through their launchers.
+
+tests/gdn_decode_on_cpu.cuh stands in for the PTX words; a host compiler does the rest. It shows wrong indices, sums,
+barriers and tickets, and leaves timing and the order of memory between blocks that run at once to the GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kernels import cuda
+from kernels.common import CudaSource, Tensors, Workload
+from kernels.gdn import cases, cuda_decode, cuda_decode_conv
+from kernels.gdn.cuda_decode import DecodeVariant
+from kernels.gdn.reference import reference
+
+HERE = Path(__file__).resolve().parent
+pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++ to run the kernels on a CPU")
+Change = tuple[str, str]
+UNCHANGED: Change = ("", "")
+
+
+@cache
+def library(source: CudaSource, change: Change = UNCHANGED) -> ctypes.CDLL:
+    """The source as a shared object, one cpu_<kernel> per kernel; `change` replaces a piece of it."""
+    text = source.path.read_text()
+    shared = source.path.with_name("decode_token.cuh").read_text()
+    shared = shared.replace('#include "decode_ptx.cuh"', f'#include "{HERE}/gdn_decode_on_cpu.cuh"')
+    text = text.replace('#include "decode_token.cuh"', shared)
+    assert change[0] in text, "what the test would change is no longer in the source"
+    text = text.replace(*change) if change[0] else text
+    for name in source.kernels:
+        text += f'\nextern "C" void cpu_{name}(ARGUMENTS, int x, int y, int z, int threads, int order) {{'
+        text += f"start({name}, x, y, z, threads, order, PASSED); }}"
+    folder = Path(mkdtemp())
+    (folder / "kernel.cpp").write_text(text)
+    command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", str(folder / "kernel.cpp")]
+    subprocess.run([*command, "-o", str(folder / "kernel.so")], check=True, timeout=300)
+    return ctypes.CDLL(str(folder / "kernel.so"))
+
+
+def c_value(x: Any) -> Any:
+    if isinstance(x, torch.Tensor):
+        return ctypes.c_void_p(x.data_ptr())
+    kinds = {np.int32: ctypes.c_int, np.float32: ctypes.c_float, np.int64: ctypes.c_void_p}
+    return kinds[type(x)](x.item())
+
+
+class Cpu:
+    """Stands in for kernels/cuda.py: what would be loaded and launched runs here. order: of the blocks, 0 or 1."""
+
+    i32, i64, f32 = map(staticmethod, (cuda.i32, cuda.i64, cuda.f32))
+
+    def __init__(self, order: int = 0, change: Change = UNCHANGED) -> None:
+        self.order, self.change = order, change
+        self.launched: list[tuple[str, list[Any]]] = []
+
+    def load(self, source: CudaSource, name: str, device: int) -> Any:
+        made = library(source, self.change)
+        return name, getattr(made, f"cpu_{name}"), made
+
+    def launch(self, kernel: Any, grid: tuple[int, ...], threads: int, arguments: list[Any]) -> None:
+        name, function, made = kernel
+        self.launched.append((name, list(arguments)))
+        made.writes(None, ctypes.c_uint64(0))
+        for at in ((5, 7), (6, 7, 9, 10))["conv" in name]:  # states, tickets, o
+            x = arguments[at]
+            made.writes(ctypes.c_void_p(x.data_ptr()), ctypes.c_uint64(x.nbytes))
+        numbers = (*grid, *(1,) * (3 - len(grid)), threads, self.order)
+        function(*map(c_value, arguments), *map(ctypes.c_int, numbers))
+
+
+def problems(variant: DecodeVariant) -> tuple[Workload, ...]:
+    shape: dict[str, Any] = {"D": variant.dim, "state_dtype": variant.state}
+    return (
+        cases._decode(3, (2, 6), dtype="bf16", qk_l2norm=1, pad=1, **shape),
+        cases._decode(2, (1, 2), dtype="fp16", **shape),
+        cases._decode(2, (1, 1), dtype="f32", qk_l2norm=1, **shape),
+    )
+
+
+def found(
+    variant: DecodeVariant, problem: Workload, cpu: Cpu, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Tensors, Tensors]:
+    """(args, outputs) of one launch of this variant on a CPU."""
+    inputs = cases.inputs(problem, 1, "cpu")
+    out = cases.outputs(problem, inputs)
+    monkeypatch.setattr(cuda_decode, "cuda", cpu)
+    monkeypatch.setattr(cuda_decode_conv, "cuda", cpu)
+    if problem["op"] == "conv_decode":
+        inputs = cuda_decode_conv._prepare(inputs)
+        cuda_decode_conv.launch(inputs, out, variant)
+    else:
+        cuda_decode.launch(inputs, out["state"], out["o"], variant)
+    return inputs, out
+
+
+def wrong(problem: Workload, inputs: Tensors, out: Tensors) -> list[str]:
+    """The outputs that are not within their limits."""
+    want, names = reference(inputs), []
+    for name, limit in cases.tolerance(problem, "f32").items():
+        error, norm = out[name].double() - want[name], want[name].norm()
+        near = float(error.norm() / norm) <= limit.relative_error
+        if not (near and float(error.abs().max() / (norm / want[name].numel() ** 0.5)) <= limit.max_error):
+            names.append(name)
+    return names
+
+
+@pytest.mark.parametrize("variant", cuda_decode.VARIANTS, ids=lambda v: v.kernel)
+@pytest.mark.parametrize("form", ["step", "conv"])
+def test_every_kernel_agrees_with_the_reference(
+    variant: DecodeVariant, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, problem in enumerate(problems(variant)):
+        wanted = cases._from_conv(problem) if form == "conv" else problem
+        args, out = found(variant, wanted, Cpu(number % 2), monkeypatch)
+        assert wrong(wanted, args, out) == [], wanted.id
+        assert form == "step" or not args["arrived"].any(), "the tickets are not cleared for the next launch"
+
+
+SMALL = cuda_decode.SMALL["f32"]
+CHANGES = {
+    # what is changed: (workload, the outputs that must show it)
+    ("exp(g)", "t.decay = expf(raw.g)", "t.decay = 1.0f + raw.g"): ("step", {"o", "state"}),
+    ("a warp's sums", "w < WARPS; w++", "w < WARPS - 1; w++"): ("step", {"o", "state"}),
+    ("an early move", "last = ticket == gridDim.x * (hv / hk) - 1", "last = ticket == 0"): ("conv", {"o", "state"}),
+    ("no move", "if (!last) return;", "return;"): ("conv", {"conv_state"}),
+    ("v's columns", "        move_window(v_window", "        if (0) move_window(v_window"): ("conv", {"conv_state"}),
+    ("SiLU", "return sum * sigmoid(sum);", "return sum;"): ("conv", {"o", "state"}),
+    ("the oldest weight", "for (int j = 0; j < WIDTH; j++) sum", "for (int j = 1; j < WIDTH; j++) sum"): (
+        "conv",
+        {"o", "state"},
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda c: c[0])
+def test_a_mistake_is_seen(change: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    form, shown = CHANGES[change]
+    problem = cases._decode(2, (1, 3), qk_l2norm=1)
+    problem = cases._from_conv(problem) if form == "conv" else problem
+    inputs, out = found(SMALL, problem, Cpu(0, change[1:]), monkeypatch)
+    assert shown <= set(wrong(problem, inputs, out))
+
+
+def test_spare_rows_of_both_pools_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = cases._from_conv(cases._decode(4, (1, 2), pad=1))
+    inputs, out = found(SMALL, problem, Cpu(), monkeypatch)
+    used = {row for row in inputs["state_rows"].tolist() if row >= 0}
+    for name in cases.IN_PLACE:
+        for row in range(inputs[name].shape[0]):
+            assert torch.equal(out[name][row], inputs[name][row]) == (row not in used), (name, row)
+
+
+def test_two_steps_in_a_row_shift_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second launch finds what the first left: columns moved once, tickets at zero."""
+    problem = cases._from_conv(cases._decode(3, (1, 2)))
+    inputs, out = found(SMALL, problem, Cpu(), monkeypatch)
+    again = inputs | {"mixed_qkv": -inputs["mixed_qkv"], "state": out["state"], "conv_state": out["conv_state"]}
+    second = cases.outputs(problem, again)
+    cuda_decode_conv.launch(cuda_decode_conv._prepare(again), second, SMALL)
+    assert wrong(problem, again, second) == []
+    rows = inputs["state_rows"].long()
+    assert torch.equal(second["conv_state"][rows, 1:], torch.stack((inputs["mixed_qkv"], again["mixed_qkv"]), dim=1))
+
+
+@pytest.mark.parametrize("state", ["f32", "bf16"])
+def test_in_order_states_need_no_ids(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `in_order` the kernels for few states get no address of ids, and the answer is the same to the bit."""
+    variant = cuda_decode.FEW[state]
+    problem = cases._identity(cases._decode(2, (1, 2), D=128, state_dtype=state))
+    inputs = cases.inputs(problem, 1, "cpu")
+    outs = []
+    for extra in ({}, {"in_order": inputs["state_rows"]}):
+        cpu = Cpu()
+        monkeypatch.setattr(cuda_decode, "cuda", cpu)
+        outs.append(cases.outputs(problem, inputs))
+        cuda_decode.launch(inputs | extra, outs[-1]["state"], outs[-1]["o"], variant)
+        assert isinstance(cpu.launched[0][1][6], torch.Tensor) == (not extra)
+    assert all(torch.equal(outs[0][n], outs[1][n]) for n in outs[0])
+    assert wrong(problem, inputs, outs[0]) == []
+
+
+@pytest.mark.parametrize("variant", cuda_decode.VARIANTS, ids=lambda v: v.kernel)
+def test_what_is_fetched_into_l2(variant: DecodeVariant, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every head of a live sequence once, of an empty slot nothing; nothing at all where the variant says so."""
+    problem = cases._decode(4, (1, 3), pad=1, D=variant.dim, state_dtype=variant.state)
+    inputs, _ = found(variant, problem, Cpu(), monkeypatch)
+    live = inputs["state"][[row for row in inputs["state_rows"].tolist() if row >= 0]]
+    read = library(cuda_decode.SOURCE, UNCHANGED).prefetched_bytes
+    read.restype = ctypes.c_uint64
+    assert read() == (live.nbytes if variant.prefetch else 0)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("nvcc"), reason="nvcc is not installed")
+def test_the_fetch_stands_before_the_loads_of_the_state(tmp_path: Path) -> None:
+    """In the machine code: behind them it would be useless, and nothing but the time would tell."""
+    triton = pytest.importorskip("triton")
+    made = tmp_path / "decode.cubin"
+    command = ["nvcc", "-cubin", "-gencode", "arch=compute_90a,code=sm_90a", str(cuda_decode.SOURCE.path)]
+    subprocess.run([*command, "-o", str(made)], check=True, timeout=300)
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    for variant in cuda_decode.VARIANTS:
+        asked = [str(tool), "-sass", "-fun", variant.kernel, str(made)]
+        code = subprocess.run(asked, check=True, capture_output=True, text=True, timeout=60).stdout
+        order = re.findall(r"UBLKPF|LDG\.E\.(?:NA\.)?128(?= )", code)
+        assert [word == "UBLKPF" for word in order[:2]] == [bool(variant.prefetch), False], (variant.kernel, order)
+        assert order.count("UBLKPF") == variant.prefetch
