@@ -46,6 +46,7 @@ def compile_triton(build: Any, target: int) -> dict[str, Any]:
     attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in build.aligned}
     source = ASTSource(build.kernel, dict(build.signature), dict(build.constexprs), attributes)
     options = {"num_warps": build.num_warps, "num_stages": build.num_stages}
+    options |= {"maxnreg": build.max_registers} if build.max_registers else {}
     compiled = triton.compile(source, target=GPUTarget("cuda", target, WARP), options=options)
     ptx = compiled.asm["ptx"]
     # Threads from the PTX: a warp-specialised kernel launches more warps than num_warps says.

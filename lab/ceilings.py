@@ -8,6 +8,8 @@ measured on its device by more than 3 % is suspect, whatever made it so.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,12 +20,17 @@ from typing import Any
 from lab import clocks, devices, records
 from lab.errors import BadInput
 
+# Bytes of what a kernel reads, changes and writes where it lies; its rate depends on how much of it there is.
+UPDATE_MIB = (3, 12, 24, 48, 96, 192, 384, 768)
+_UPDATE = "{} MiB of float32 negated where they lie, read plus write, in a CUDA graph over distinct stretches of 2 GiB"
+
 NAMES: Mapping[str, tuple[str, str]] = {
     # name -> (unit, method)
     "copy_kernel": ("GB/s", "device copy of 4 GiB by the framework's copy kernel, read plus write"),
     "copy_graph": ("GB/s", "the same copy captured in a CUDA graph, a memcpy node, read plus write"),
     "read": ("GB/s", "4 GiB of float32 read and summed, best of four launch shapes"),
     "write": ("GB/s", "4 GiB filled"),
+    **{f"update_{mib}_mib": ("GB/s", _UPDATE.format(mib) + ", best of four launch shapes") for mib in UPDATE_MIB},
     "l2_read": ("GB/s", "a 16 MiB buffer read over and over past the L1"),
     "bf16": ("TFLOP/s", "bf16 products on random data, best of four shapes"),
     "fp8": ("TFLOP/s", "e4m3 products with float32 scales and fast accumulation on random data, best of three shapes"),
@@ -195,6 +202,28 @@ def _write() -> list[float]:
     return [x.nbytes / t * 1e-9 for t in _eager(lambda: x.fill_(1.5))]
 
 
+def _update(mib: int) -> list[float]:
+    import torch
+
+    from lab.ceilings_kernels import update_kernel
+
+    x = torch.randn(2**29, device="cuda")  # 2 GiB
+    count = mib * 2**18
+    stretches = [x[i * count : (i + 1) * count] for i in range(min(64, x.numel() // count))]
+    best: list[float] = []
+    for block, warps in ((1024, 2), (2048, 4), (4096, 8), (8192, 8)):
+        turn = itertools.cycle(stretches)
+
+        def call(block: int = block, warps: int = warps, turn: Iterator[Any] = turn) -> None:
+            update_kernel[(count // block,)](next(turn), BLOCK=block, num_warps=warps)
+
+        # Short work: as many calls a graph as a sample of a row holds.
+        nodes = max(len(stretches), 768 // mib)
+        taken = [2 * 4 * count / t * 1e-9 for t in _graphed(call, nodes)]
+        best = max(best, taken, key=lambda s: statistics.median(s) if s else 0.0)
+    return best
+
+
 def _l2_read() -> list[float]:
     import torch
 
@@ -297,6 +326,7 @@ MEASURES: Mapping[str, Callable[[], list[float]]] = {
     "copy_graph": _copy_graph,
     "read": _read,
     "write": _write,
+    **{f"update_{mib}_mib": functools.partial(_update, mib) for mib in UPDATE_MIB},
     "l2_read": _l2_read,
     "bf16": _bf16,
     "fp8": _fp8,

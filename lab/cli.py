@@ -92,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     measure.add_argument("phase", nargs="*")
     measure.add_argument("--workload", help="only this workload")
     measure.add_argument("--seconds", type=float, default=2.0, help="most sampling time a comparison (default 2)")
+    measure.add_argument("--rest", type=float, default=0.0, help="idle after each visit, times its length (default 0)")
     measure.add_argument("--timer", default="graph", choices=("graph", "events", "cupti"), help="default graph")
     measure.add_argument("--l2", default="cold", choices=("cold", "warm"), help="default cold")
     measure.add_argument("--peers", action="store_true", help="time the installed rival libraries in the same run")
@@ -123,8 +124,9 @@ def _parser() -> argparse.ArgumentParser:
     ledger.add(command)
     verify.add(command)
 
-    write = command("write", _write, "one phase's writeup in Markdown")
-    write.add_argument("phase")
+    write = command("write", _write, "one phase's writeup in Markdown, or the README's table of verdicts")
+    write.add_argument("phase", nargs="?")
+    write.add_argument("--readme", action="store_true", help="make the README's table again from cards and rows")
     write.add_argument("--out", type=Path, help="a file; default standard output")
 
     verdicts = command("verdicts", _verdicts, "judge, check, execute the notebooks, write build/site, print the board")
@@ -275,6 +277,7 @@ def _measure(arguments: argparse.Namespace) -> int:
         l2=arguments.l2,
         peers=arguments.peers,
         budget_s=measure.parse_budget(arguments.budget) if arguments.budget else math.inf,
+        rest=measure.parse_rest(arguments.rest),
     )
     if not arguments.phase and not arguments.ceilings:
         raise BadInput("lab measure", "needs card ids or --ceilings", "see `lab phases`")
@@ -395,9 +398,16 @@ def _trace(arguments: argparse.Namespace) -> int:
 
 
 def _write(arguments: argparse.Namespace) -> int:
-    from lab import phases, writeup
+    from lab import families, flipmap, phases, writeup
 
-    text = writeup.write(phases.card(arguments.phase))
+    if bool(arguments.phase) == arguments.readme:
+        raise BadInput("lab write", "needs one card id, or --readme alone", "see `lab phases`")
+    if arguments.readme:
+        families.interpret_on_cpu()
+        arguments.out = arguments.out or flipmap.README
+        text = flipmap.readme(flipmap.README.read_text(encoding="utf-8"), flipmap.flips())
+    else:
+        text = writeup.write(phases.card(arguments.phase))
     if arguments.out is None:
         print(text, end="")
         return 0

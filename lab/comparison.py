@@ -42,6 +42,7 @@ class Job:
     l2: str = "cold"
     seed: int = 0
     backend: str = GPU_BACKEND
+    rest: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,17 @@ class Backend:
 
 @dataclass
 class State:
-    """How one arm is doing. status as in a row; `timing` only when it is ok."""
+    """How one arm is doing. status as in a row; `timing` only when it is ok.
+
+    errors: relative error of each output in the check before the timing; relative_error is the largest of them.
+    """
 
     role: str
     name: str
     status: str = "ok"
     message: str = ""
     relative_error: float | None = None
+    errors: dict[str, float] = field(default_factory=dict)
     relative_error_after: float | None = None
     timing: dict[str, Any] = field(default_factory=dict)
 
@@ -153,6 +158,7 @@ def execute(job: Job, tell: Callable[[dict[str, Any]], None] = lambda message: N
             state.fail(status, line)
         else:
             state.relative_error = found.relative_error
+            state.errors = {e.output: e.relative_error for e in found.errors}
             fatal = found.status == "error" and any(word in found.message for word in FATAL)
             if found.status != "ok":
                 ran_out = found.status == "error" and out_of_memory(found.message)
@@ -186,7 +192,7 @@ def execute(job: Job, tell: Callable[[dict[str, Any]], None] = lambda message: N
     yield {"stage": "time", "arm": arms[0].name}
     watched = _Watched(timer, arms[0].name, tell)
     try:
-        compared = timing.compare(arms, watched, job.seconds, job.seed, backend.clocks)
+        compared = timing.compare(arms, watched, job.seconds, job.seed, backend.clocks, job.rest)
     except Exception as error:  # as above; the samples of the others are no whole blocks any more
         blamed = next(s for s in states if s.name == watched.visited)
         status, line, _ = status_of(error)

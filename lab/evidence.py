@@ -11,6 +11,7 @@ import statistics
 import subprocess
 import tomllib
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 
 from lab import devices, phases, records, roofline, timing
 from lab.errors import REPOSITORY, BadInput
-from lab.gates import Reading, arrival_of
+from lab.gates import Reading, arrival_of, of_output
 
 JUDGED = ("ok", "incorrect", "suspect")
 
@@ -43,7 +44,7 @@ def pairs(rows: Iterable[Mapping[str, Any]]) -> dict[str, tuple[Mapping[str, Any
 
 
 def readings(rows: Iterable[Mapping[str, Any]], device: devices.Device) -> dict[tuple[str, str], Reading]:
-    """Evidence from rows: kernel_us, relative_error, engagements and roofline_fraction for each workload."""
+    """Evidence from rows, for each workload: kernel_us, sequence_us, errors, engagements and roofline_fraction."""
     found: dict[tuple[str, str], Reading] = {}
     for workload, (control, candidate) in pairs(rows).items():
         ids = tuple(row_id(row) for row in (control, candidate) if row)
@@ -63,6 +64,10 @@ def readings(rows: Iterable[Mapping[str, Any]], device: devices.Device) -> dict[
             profiled=any(row.get("profiled", False) for row in (control, candidate) if row),
             arrival=arrival,
         )
+        if batch := next((row["workload"].get("batch") for row in (control, candidate) if row), 0):
+            us = found["kernel_us", workload]
+            shares = [None if arm is None else arm / batch for arm in (us.control, us.candidate)]
+            found["sequence_us", workload] = replace(us, control=shares[0], candidate=shares[1])
         if candidate is None:
             continue
         launched = float(candidate.get("n", 0) * candidate.get("calls", 1))
@@ -70,14 +75,25 @@ def readings(rows: Iterable[Mapping[str, Any]], device: devices.Device) -> dict[
         if candidate["status"] == "incorrect":  # before its error, which is NaN, and so absent, for an output with NaN
             text = f"{candidate['name']} is incorrect: {candidate.get('message', '')}"
             found["relative_error", workload] = Reading("ratio", ids=ids, impossible=text)
-        elif candidate.get("relative_error") is not None:
-            found["relative_error", workload] = Reading("ratio", candidate=candidate["relative_error"], ids=ids)
+        else:
+            theirs = errors(control) if control else {}
+            for output, error in errors(candidate).items():
+                base = theirs.get(output)
+                found[of_output("relative_error", output), workload] = Reading("ratio", base, error, ids=ids)
+                square = None if base is None else base**2
+                found[of_output("nmse", output), workload] = Reading("nmse", square, error**2, ids=ids)
         if control is not None and _time(candidate) is not None:
             fraction: dict[str, Any] = {
                 name: _fraction(row, device) for name, row in (("control", control), ("candidate", candidate))
             }
             found["roofline_fraction", workload] = Reading("ratio", ids=ids, arrival=arrival, **fraction)
     return found
+
+
+def errors(row: Mapping[str, Any]) -> dict[str, float]:
+    """Relative error by output, the largest under ""; nothing for an arm that was found incorrect or gave none."""
+    stated = {"": row.get("relative_error"), **row.get("errors", {})}
+    return {output: e for output, e in stated.items() if e is not None and row["status"] != "incorrect"}
 
 
 def change_pct(

@@ -12,7 +12,7 @@ import importlib.util
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -87,6 +87,7 @@ def load(name: str) -> Family:
     if own:
         raise BadInput("kernels", own, "run from the repository, or uninstall that package in this environment")
     package = importlib.import_module(f"kernels.{name}")
+    cases = importlib.import_module(f"kernels.{name}.cases")
     candidates: dict[str, Any] = {}
     sources: list[Any] = []
     unavailable: dict[str, str] = {}
@@ -103,7 +104,7 @@ def load(name: str) -> Family:
         for candidate in getattr(module, "CANDIDATES", ()):
             if candidate.name in candidates:
                 raise BadInput(path, f'a second candidate is named "{candidate.name}"', "rename one of them")
-            candidates[candidate.name] = candidate
+            candidates[candidate.name] = _refusing(candidate, getattr(cases, "refuses", None))
             if path.stem.startswith(PEER_PREFIXES):
                 peers.append(candidate.name)
     return Family(
@@ -111,12 +112,20 @@ def load(name: str) -> Family:
         title=package.TITLE,
         reference=importlib.import_module(f"kernels.{name}.reference").reference,
         cost=importlib.import_module(f"kernels.{name}.cost").cost,
-        cases=importlib.import_module(f"kernels.{name}.cases"),
+        cases=cases,
         candidates=candidates,
         cuda_sources=tuple(sources),
         unavailable=unavailable,
         peers=tuple(peers),
     )
+
+
+def _refusing(candidate: Any, shared: Callable[[Any, str], str] | None) -> Any:
+    """The candidate, refusing also what its family says that no candidate of its precision takes."""
+    if shared is None:
+        return candidate
+    own = candidate.refuses
+    return replace(candidate, refuses=lambda workload: shared(workload, candidate.precision) or own(workload))
 
 
 def importable() -> str:

@@ -40,6 +40,7 @@ WORDS = ("INVALID", "BLOCKED", "VACUOUS", "GO", "CONDITIONAL-GO", "NO-GO", "NEUT
 ROLES = ("correctness", "complete", "engaged", "kill", "require")
 THROUGHPUT = ("tok/s", "k tok/s")
 COMPARISONS = ("value", "change", "difference")
+ERRORS = ("relative_error", "nmse")  # metrics that exist of each output, and of the worst
 OPERATORS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq}
 
 
@@ -57,6 +58,7 @@ class Condition:
     arrival:   the arrival pattern of the load that it asks about ("staggered"), "" when any will do.
     share:     share of the timed region that the candidate changes, 0 to 1; the threshold of a change is asked of it.
     against:   another workload, from whose candidate figure a change is then formed; "" for the control's.
+    output:    the output that an error is asked of ("final_state"), "" for the largest over all outputs.
     """
 
     metric: str
@@ -70,6 +72,12 @@ class Condition:
     arrival: str = ""
     share: float = 1.0
     against: str = ""
+    output: str = ""
+
+    @property
+    def of(self) -> str:
+        """The metric as evidence names it."""
+        return of_output(self.metric, self.output)
 
     def __str__(self) -> str:
         line = self.than or f"{_short(self.threshold)} {self.unit}"
@@ -78,7 +86,7 @@ class Condition:
         where += f" under {self.arrival} arrivals" if self.arrival else ""
         where += f" of the {_short(100 * self.share)} % of the region that it changes" if self.share < 1 else ""
         kind = "" if self.compare == "value" else f" {self.compare}"
-        return f"{self.metric}{kind} {self.op} {line}{where}"
+        return f"{self.of}{kind} {self.op} {line}{where}"
 
 
 @dataclass(frozen=True)
@@ -145,7 +153,12 @@ class Reading:
 
 
 Evidence = Mapping[tuple[str, str], Reading]
-"""(metric, workload) -> Reading."""
+"""(metric, workload) -> Reading; the metric of one output is named by `of_output`."""
+
+
+def of_output(metric: str, output: str) -> str:
+    """The key of a metric in evidence: the metric, or "metric of output"."""
+    return f"{metric} of {output}" if output else metric
 
 
 @dataclass(frozen=True)
@@ -244,9 +257,9 @@ def _weigh(gate: Gate, findings: tuple[Finding, ...], verdict: Callable[..., Ver
 
 def hold(role: str, condition: Condition, noise: Noise, evidence: Evidence) -> Finding:
     """One condition against the evidence."""
-    reading = evidence.get((condition.metric, condition.workload))
+    reading = evidence.get((condition.of, condition.workload))
     if condition.against:
-        reading = _between(evidence.get((condition.metric, condition.against)), reading)
+        reading = _between(evidence.get((condition.of, condition.against)), reading)
     other = evidence.get((condition.than, condition.workload)) if condition.than else None
     used = [r for r in (reading, other) if r is not None]
 
@@ -256,24 +269,24 @@ def hold(role: str, condition: Condition, noise: Noise, evidence: Evidence) -> F
         return Finding(role, condition, state, observed, ids, kind)
 
     if reading is None:
-        return finding("missing", f"{condition.metric} is not in the evidence")
+        return finding("missing", f"{condition.of} is not in the evidence")
     for metric, r in zip((condition.metric, condition.than), used, strict=False):
         if r.withdrawn:
             return finding("withdrawn", f"{metric} was withdrawn by its source ({r.withdrawn})")
         if r.impossible:
             return finding("broken", r.impossible)
         if r.profiled and vocabulary.unit(r.unit) in THROUGHPUT:
-            return finding("broken", f"{condition.metric} was taken under a profiler, which slows what it counts")
+            return finding("broken", f"{condition.of} was taken under a profiler, which slows what it counts")
     if not reading.unit:
-        return finding("missing", f"{condition.metric} has no unit")
+        return finding("missing", f"{condition.of} has no unit")
     metric_unit = vocabulary.metrics()[condition.metric].unit
     accepted = {metric_unit, "%"} if reading.change_pct is not None and reading.candidate is None else {metric_unit}
     if vocabulary.unit(reading.unit) not in accepted:
-        return finding("unit", f"{condition.metric} is in {reading.unit}, not {metric_unit}")
+        return finding("unit", f"{condition.of} is in {reading.unit}, not {metric_unit}")
     numbers = (reading.control, reading.candidate, reading.change_pct, reading.control_sd_pct, reading.noise_pct)
     numbers += (reading.control_launches, reading.candidate_launches, *(reading.interval_pct or ()))
     if any(n is not None and not math.isfinite(n) for n in (*numbers, other.candidate if other else None)):
-        return finding("broken", f"{condition.metric} is not a number")
+        return finding("broken", f"{condition.of} is not a number")
     for metric, r in zip((condition.metric, condition.than), used, strict=False):
         if text := _other_arrival(metric, r.arrival, condition.arrival):
             return finding("arrival", text)
@@ -328,19 +341,19 @@ def _hold_value(
     condition: Condition, reading: Reading, other: Reading | None, finding: Callable[[str, str], Finding]
 ) -> Finding:
     if reading.candidate is None:
-        return finding("missing", f"{condition.metric} has no candidate arm")
+        return finding("missing", f"{condition.of} has no candidate arm")
     value, threshold = reading.candidate, condition.threshold
-    text = f"{condition.metric} {_short(value)} {reading.unit}"
+    text = f"{condition.of} {_short(value)} {reading.unit}"
     if condition.compare == "difference":
         if reading.control is None:
-            return finding("missing", f"{condition.metric} has no control arm")
+            return finding("missing", f"{condition.of} has no control arm")
         value = reading.candidate - reading.control
-        text = f"{condition.metric} {_short(reading.control)} -> {_short(reading.candidate)} {reading.unit}"
+        text = f"{condition.of} {_short(reading.control)} -> {_short(reading.candidate)} {reading.unit}"
     if condition.than:
         if other is None or other.candidate is None or not other.unit:
             return finding("missing", f"{condition.than} is not in the evidence with its unit")
         if vocabulary.unit(other.unit) != vocabulary.unit(reading.unit):
-            return finding("unit", f"{condition.than} is in {other.unit}, {condition.metric} in {reading.unit}")
+            return finding("unit", f"{condition.than} is in {other.unit}, {condition.of} in {reading.unit}")
         threshold = other.candidate
         text += f" against {condition.than} {_short(threshold)}"
     met = OPERATORS[condition.op](value, threshold)
@@ -357,7 +370,7 @@ def _hold_change(
     change = reading.change_pct
     if reading.control is not None and reading.candidate is not None:
         if reading.control <= 0:
-            text = f"{condition.metric} of the control is {_short(reading.control)}, no change can be formed"
+            text = f"{condition.of} of the control is {_short(reading.control)}, no change can be formed"
             return finding("broken", text)
         # Not candidate / control - 1, which makes 1000 -> 900 a change of -9.999999999999998 %.
         by_block = reading.change_pct if reading.interval_pct else None
@@ -365,7 +378,7 @@ def _hold_change(
         arms = f" ({_short(reading.control)} -> {_short(reading.candidate)} {reading.unit})"
     if change is None:
         absent = "control" if reading.control is None else "candidate"
-        return finding("missing", f"{condition.metric} has no {absent} arm")
+        return finding("missing", f"{condition.of} has no {absent} arm")
     launches = (reading.control_launches, reading.candidate_launches)
     if launches[0] and launches[1] and launches[0] != launches[1]:
         per_launch = (1.0 + change / 100.0) * launches[0] / launches[1]
@@ -375,7 +388,7 @@ def _hold_change(
         arms += f", 95 % interval {reading.interval_pct[0]:+.2f} to {reading.interval_pct[1]:+.2f} %"
     sigma_pct = noise.sigmas * (reading.control_sd_pct or 0.0)
     floor = max(noise.floor_pct, sigma_pct, reading.noise_pct or 0.0)
-    text = f"{condition.metric} {change:+.2f} %{arms}"
+    text = f"{condition.of} {change:+.2f} %{arms}"
     # `effect` and `line` grow in the direction the condition asks for.
     sign = 1.0 if condition.op in (">", ">=") else -1.0
     threshold = condition.share * condition.threshold  # asked of the part, seen in the whole

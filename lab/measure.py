@@ -27,7 +27,10 @@ FIRST_GUESS_S = 20.0  # what a comparison costs beside its sampling, until one h
 
 @dataclass(frozen=True)
 class Settings:
-    """How to measure. seconds: most sampling a comparison; budget_s: most for everything; peers: time them too."""
+    """How to measure. seconds: most sampling a comparison; budget_s: most for everything; peers: time them too.
+
+    rest: how long the GPU idles after each visit of an arm, as a multiple of the visit (see lab/timing.py).
+    """
 
     seconds: float = 2.0
     timer: str = "graph"
@@ -37,6 +40,7 @@ class Settings:
     seed: int = SEED
     backend: str = GPU_BACKEND
     limits_s: tuple[tuple[str, float], ...] = ()
+    rest: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,13 @@ def parse_budget(text: str) -> float:
     if not found:
         raise BadInput("--budget", f'"{text}" is no duration', "write 90s, 8m or 1h")
     return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
+
+
+def parse_rest(rest: float) -> float:
+    """The multiple itself; raises BadInput for one that is negative, no number, or so long that nothing gets done."""
+    if not 0 <= rest <= 20:
+        raise BadInput("--rest", f"{rest:g} is not between 0 and 20", "4 lets a GPU at its power cap cool down")
+    return rest
 
 
 def plan(card: phases.Card, only: str | None = None, peers: bool = False) -> list[Item]:
@@ -166,7 +177,7 @@ def compare(
             return list(gone.values()), None, started
         job = Job(
             item.card.family, item.workload.id, arms, settings.seconds, settings.timer, settings.l2, settings.seed,
-            settings.backend,
+            settings.backend, settings.rest,
         )  # fmt: skip
         answer = worker.run(job, lambda stage, arm: tell(f"{where}: {stage} {arm}".rstrip()))
         if isinstance(answer, Death):
@@ -193,16 +204,16 @@ def run_to_resume(device_id: str, phase: str, run: str = "") -> Path:
     return folder / (run or runs[-1])
 
 
-def key(item: Item, settings: Settings) -> tuple[str, ...]:
+def key(item: Item, settings: Settings) -> tuple[Any, ...]:
     """What makes a comparison the same one when a run is resumed."""
-    return (item.card.id, item.workload.id, settings.timer, settings.l2, item.card.gate_hash)
+    return (item.card.id, item.workload.id, settings.timer, settings.l2, item.card.gate_hash, settings.rest)
 
 
-def completed(folder: Path) -> set[tuple[str, ...]]:
+def completed(folder: Path) -> set[tuple[Any, ...]]:
     """The comparisons that a run's folder holds."""
     path = folder / "rows.jsonl"
     rows = records.read(path) if path.exists() else []
-    keys = ("phase", "workload_id", "wanted_timer", "wanted_l2", "gate_hash")
+    keys = ("phase", "workload_id", "wanted_timer", "wanted_l2", "gate_hash", "rest")
     return {tuple(r.get(k, "") for k in keys) for r in rows}  # early rows lack some, and are measured again
 
 
@@ -235,6 +246,7 @@ def row(
         "status": outcome["status"],
         "message": outcome.get("message", ""),
         "relative_error": _finite(outcome.get("relative_error")),
+        "errors": {name: _finite(error) for name, error in outcome.get("errors", {}).items()},
         "relative_error_after": _finite(outcome.get("relative_error_after")),
         "flops": cost.flops if cost else None,
         "bytes": cost.bytes if cost else None,
@@ -244,6 +256,7 @@ def row(
         "started": started,
         "wanted_timer": settings.timer,
         "wanted_l2": settings.l2,
+        "rest": settings.rest,
         "card_hash": item.card.card_hash,
         "gate_hash": item.card.gate_hash,
         "profiled": False,

@@ -179,6 +179,20 @@ def timings(phase: str, device: str) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
+def arms(card: phases.Card, device: str) -> dict[str, dict[str, dict[str, Any]]]:
+    """workload -> arm's name -> row that is ok, of the newest run in which the card's candidate is; {} without rows."""
+    runs: dict[str, dict[str, dict[str, dict[str, Any]]]] = {}
+    for row in records.rows(device=device, phase=card.id):
+        if row["status"] == "ok":
+            runs.setdefault(row["workload_id"], {}).setdefault(row["run"], {})[row["name"]] = row
+    found = {}
+    for workload in card.workloads:
+        by_run = runs.get(workload, {})
+        if judged := [run for run, rows in by_run.items() if card.candidate in rows]:
+            found[workload] = by_run[max(judged)]
+    return found
+
+
 def reproduced(rows: Iterable[reproduction.Reproduction]) -> pd.DataFrame:
     """Recorded figures beside the same computed again from their source's inputs, and the assumption behind ours."""
     return pd.DataFrame(

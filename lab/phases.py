@@ -23,6 +23,7 @@ from lab import recorded, vocabulary
 from lab.errors import REPOSITORY, BadInput, nearest
 from lab.gates import (
     COMPARISONS,
+    ERRORS,
     OPERATORS,
     ROLES,
     Condition,
@@ -45,7 +46,7 @@ REQUIRED_KEYS = CARD_KEYS - {"family", "claim", "recorded", "beside"}
 GATE_KEYS = {"source", "noise", "modelled", "arrival", *ROLES}
 CLAIM_KEYS = {"name", "noise", "arrival", *ROLES}
 CONDITION_KEYS = {"metric", "op", "threshold", "unit", "compare", "workload", "than", "from", "arrival", "share"}
-CONDITION_KEYS |= {"against"}
+CONDITION_KEYS |= {"against", "output"}
 WEIGHED = ("kill", "require")  # the roles that the arrivals of a gate apply to; the others ask what ran, not how fast
 RECORDED_KEYS = {"verdict", "figure", "differs"}
 FIGURE_KEYS = {"metric", "workload", "control", "candidate", "change", "value", "control_sd", "noise"}
@@ -320,6 +321,9 @@ def _condition(path: Path, where: str, entry: Any, workloads: tuple[str, ...], a
     if against and (compare != "change" or against == entry.get("workload", "")):
         what = f'[{where}] against = "{against}" for the {compare} of {metric.name} at "{entry.get("workload", "")}"'
         raise BadInput(path, what, "name another workload, with a change")
+    if entry.get("output") and metric.name not in ERRORS:
+        what = f'[{where}] output = "{entry["output"]}" for {metric.name}'
+        raise BadInput(path, what, f"only an error has outputs: {', '.join(ERRORS)}")
     if "from" in entry:
         stated = recorded.figure(entry["from"], path)
         if stated.withdrawn:
@@ -341,6 +345,7 @@ def _condition(path: Path, where: str, entry: Any, workloads: tuple[str, ...], a
         arrival=_arrival(path, where, entry) or arrival,
         share=float(share),
         against=against,
+        output=entry.get("output", ""),
     )
 
 

@@ -6,7 +6,7 @@ its own marker and dash, and its name stands at its end or in the legend).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib
@@ -21,6 +21,7 @@ from lab.sweeps import METRICS, Series
 
 COLOURS = (plots.BLUE, plots.VERMILLION, plots.GREEN, plots.PURPLE, plots.ORANGE, plots.INK)
 MARKERS, DASHES = ("o", "s", "^", "D", "v", "P"), ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)))
+STEPS_US = [step * 10**power for power in range(-1, 5) for step in (1, 1.5, 2, 3, 4, 5, 6, 8)]
 AXES = {
     "context": "tokens in the cache",
     "depth": "tokens in the cache before the prompt",
@@ -77,6 +78,41 @@ def curves(
         grid[-1].xaxis.set_major_formatter(FuncFormatter(plots._plain))
         grid[-1].set_xlabel(AXES.get(every[0][0].axis, every[0][0].axis))
         grid[0].set_title(title, loc="left", fontsize=10, color=plots.INK)
+    return figure
+
+
+def batch_curves(curves: Mapping[str, Sequence[tuple[int, float]]], title: str, marks: Sequence[int] = ()) -> Figure:
+    """Time per sequence in us against the sequences of a batch, a curve an arm, both axes logarithmic.
+
+    curves: arm -> (sequences, us per sequence) in any order. marks: batches after which a step would be a wave.
+    Raises BadInput for no curve, an empty one, more than six, and a value that is not positive.
+    """
+    if not curves or len(curves) > len(COLOURS) or not all(curves.values()):
+        raise BadInput("batch plot", f"{len(curves)} curves, or one without a point", "give one to six curves")
+    if any(n < 1 or not us > 0 for points in curves.values() for n, us in points):
+        raise BadInput("batch plot", "a batch below 1 or a time that is not positive", "pass rows that are ok")
+    with matplotlib.rc_context(plots._STYLE):
+        figure = Figure(figsize=(plots.WIDTH_IN, 3.6), facecolor=plots.CARD, layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot(facecolor=plots.CARD)
+        axes.spines[["top", "right"]].set_visible(False)
+        for i, (name, points) in enumerate(curves.items()):
+            xs, ys = zip(*sorted(points), strict=True)
+            axes.plot(
+                xs, ys, color=COLOURS[i], marker=MARKERS[i], ls=DASHES[i], ms=4, lw=1.3, mfc=plots.CARD, label=name
+            )
+        for mark in marks:
+            axes.axvline(mark, color=plots.SOFT, lw=0.8, ls=":")
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+        every = [us for points in curves.values() for _, us in points]
+        axes.set_yticks([t for t in STEPS_US if min(every) / 1.3 < t < 1.3 * max(every)])
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(FuncFormatter(plots._plain))
+        axes.minorticks_off()
+        axes.set(xlabel="sequences", ylabel="us a sequence")
+        axes.set_title(title, loc="left", fontsize=10, color=plots.INK)
+        axes.legend(frameon=False, fontsize=8.5, loc="best")
     return figure
 
 

@@ -9,6 +9,9 @@
 4. Sampling stops when every arm has settled (relative standard error below 0.1 %, or relative standard deviation below
    0.5 %), with at least 10 samples and 0.5 s of its own timed work; or when the time is up, and then `converged` is
    false. The medians of the first and the second half are compared for drift.
+   With `rest` the GPU idles after each visit, `rest` times as long as the visit took: a card that reaches its power
+   cap lowers its clock by what ran just before, so that arms of hundreds of us at the cap judge each other's heat.
+   Rested figures are those at the full clock; without rest they are those of a loaded card. The row says which.
 5. SM and memory clock and throttle reasons are sampled before, in the middle and after. A throttled window is flagged,
    never dropped. Every sample is kept.
 
@@ -198,13 +201,23 @@ def compare(
     seconds: float = 2.0,
     seed: int = 0,
     clocks: Callable[[], Any] = lambda: None,
+    rest: float = 0.0,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> Comparison:
     """Time prepared arms together; the first is the control, and one named AGAIN is its second self.
 
     seconds: the most that sampling takes, warm-up apart; at least MIN_BLOCKS blocks are taken whatever it says.
+    rest: idle time after each visit as a multiple of the visit's own, slept by `sleep`.
     """
+
+    def pause(since: float) -> None:
+        if rest > 0:
+            sleep(rest * (time.perf_counter() - since))
+
     for arm in arms:
+        began = time.perf_counter()
         warm_up(timer, arm)
+        pause(began)
     draw = random.Random(seed)
     order: list[str] = []
     windows = [clocks()]
@@ -215,7 +228,9 @@ def compare(
         order.append(" ".join(a.name for a in turn))
         visits: dict[str, list[float]] = {a.name: [] for a in arms}
         for arm in (*turn, *reversed(turn)):
+            began = time.perf_counter()
             taken = [timer.sample(arm) for _ in range(VISIT)]
+            pause(began)
             arm.samples_us += taken
             visits[arm.name].append(statistics.median(taken))
         for arm in arms:

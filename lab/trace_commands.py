@@ -1,4 +1,4 @@
-"""`lab diff`, `lab amdahl` and `lab profile`: their arguments, and what they print.
+"""`lab diff`, `lab amdahl`, `lab profile` and `lab counters`: their arguments, and what they print.
 
 A side of a difference is a file that `lab trace` reads or the id of a recorded breakdown. Window options hold for both
 sides; `--nvtx-b` lets one capture be compared with itself, arm against arm.
@@ -24,7 +24,7 @@ Command = Callable[..., ArgumentParser]
 
 
 def add(command: Command) -> None:
-    """Add the three commands; `command(name, run, text)` makes a parser."""
+    """Add the four commands; `command(name, run, text)` makes a parser."""
     diff = command("diff", run_diff, "whose microseconds the gap between two profiles is")
     diff.add_argument("side", nargs="*", help="A and B, or A alone: a profile, or the id of a recorded breakdown")
     _windows(diff)
@@ -61,6 +61,12 @@ def add(command: Command) -> None:
         "--store", type=Path, metavar="FILE", help="make the Parquet of a trace.json.gz from elsewhere"
     )
     profile.add_argument("--inside", action="store_true", help=SUPPRESS)
+
+    counters = command("counters", run_counters, "a card's arms under Nsight Compute: what binds each kernel")
+    counters.add_argument("phase", nargs="*", help="card ids")
+    counters.add_argument("--workload", help="only this workload")
+    counters.add_argument("--arm", help="only this candidate, or the arms of this role: control, candidate, peer")
+    counters.add_argument("--peers", action="store_true", help="the installed rival libraries too")
 
 
 def _windows(parser: ArgumentParser) -> None:
@@ -218,5 +224,14 @@ def run_profile(arguments: Namespace) -> int:
     from lab import profile
 
     for line in profile.run(arguments):
+        print(line, flush=True)
+    return 0
+
+
+def run_counters(arguments: Namespace) -> int:
+    """`lab counters`."""
+    from lab import counters
+
+    for line in counters.run(arguments):
         print(line, flush=True)
     return 0

@@ -61,7 +61,7 @@ class Worker:
             self.process.stdin.write(json.dumps(asdict(job)).encode() + b"\n")
             self.process.stdin.flush()
             while True:
-                extra = job.seconds * 2 if stage == "time" else 0.0
+                extra = job.seconds * 2 * (1 + job.rest) if stage == "time" else 0.0
                 line = self._line(self.limits_s[stage] + extra)
                 if line is None:
                     self.stop()

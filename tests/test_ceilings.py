@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lab import ceilings, crosscheck, records
 from lab.errors import BadInput
@@ -42,6 +43,36 @@ def test_the_best_of_all_runs_counts(measured: Path) -> None:
     assert (best["launch"].value, best["bf16"].run) == (10, "r1")
     assert ceilings.floor_us("h200", 1e6, 440e6, "bf16") == pytest.approx(100)
     assert ceilings.floor_us("h200", 140e9, 1, "bf16") == pytest.approx(200)
+
+
+def test_every_ceiling_has_its_measure() -> None:
+    assert list(ceilings.MEASURES) == list(ceilings.NAMES)
+    assert [n for n in ceilings.NAMES if n.startswith("update_")] == [f"update_{m}_mib" for m in ceilings.UPDATE_MIB]
+
+
+def test_an_update_is_counted_twice_over_distinct_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read plus write, the best of the launch shapes, and neighbouring calls on different stretches."""
+    pytest.importorskip("triton")
+    from lab import ceilings_kernels
+
+    seen: list[tuple[int, int]] = []
+
+    class Spy:
+        def __getitem__(self, grid: tuple[int]) -> Any:
+            return lambda x, BLOCK, num_warps: seen.append((x.data_ptr(), grid[0] * BLOCK))
+
+    def graphed(call: Any, nodes: int) -> list[float]:
+        for _ in range(nodes):
+            call()
+        return [1e-3 * (4 if len(seen) > nodes else 2)] * 3  # the first launch shape is the fastest
+
+    empty = torch.empty  # never touched, so 2 GiB of it cost nothing
+    monkeypatch.setattr(torch, "randn", lambda count, device: empty(count))
+    monkeypatch.setattr(ceilings_kernels, "update_kernel", Spy())
+    monkeypatch.setattr(ceilings, "_graphed", graphed)
+    assert ceilings._update(768) == pytest.approx([2 * 768 * 2**20 / 2e-3 * 1e-9] * 3)
+    assert {count for _, count in seen} == {768 * 2**18}
+    assert len({address for address, _ in seen[:2]}) == 2
 
 
 @pytest.mark.parametrize(("median_us", "suspect"), [(96.0, True), (97.2, False), (150.0, False)])

@@ -49,6 +49,7 @@ def test_honest_candidate_passes(workload: str, timer: str) -> None:
     assert control["converged"]
     for found in message["arms"]:
         assert found["relative_error"] < 1e-6
+        assert max(found["errors"].values()) == found["relative_error"]
         assert found["relative_error_after"] < 1e-6
     facts = message["comparison"]
     assert (facts["timer"], facts["l2"], facts["control"], facts["seed"]) == (timer, "cold", "plain", 0)
@@ -80,6 +81,7 @@ def caught(name: str, timer: str, folder: Path, monkeypatch: pytest.MonkeyPatch)
     assert arm(message, "plain")["status"] == "ok"  # and takes nobody with it
     row = records.validated(row_of(found, message, folder, monkeypatch), folder)
     assert row["status"] == "incorrect"
+    assert row["errors"] == found["errors"] != {}
     assert not any(key in row for key in (*records.PERFORMANCE, "aa_pct", "timer"))
 
 

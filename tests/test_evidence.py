@@ -69,6 +69,24 @@ def test_reading_of_two_good_rows() -> None:
     assert judge(GATE, found).word == "GO"
 
 
+def test_errors_are_read_by_output_and_squared() -> None:
+    """Rows from before outputs were told apart hold the largest error alone."""
+    ours = row("candidate", 800.0, relative_error=3e-3, errors={"o": 3e-3, "state": 1e-3})
+    theirs = row("control", 1000.0, relative_error=4e-3, errors={"o": 2e-3, "state": 4e-3})
+    found = evidence.readings([theirs, ours], H200)
+    assert (found["nmse of o", "a"].control, found["nmse of o", "a"].candidate) == pytest.approx((4e-6, 9e-6))
+    assert found["relative_error of state", "a"].candidate == 1e-3
+    assert found["nmse", "a"].candidate == pytest.approx(9e-6)
+    assert ("nmse of o", "a") not in evidence.readings([row("control", 1000.0), row("candidate", 800.0)], H200)
+
+
+def test_time_over_the_sequences_of_a_batch() -> None:
+    of_eight = {"workload": {"batch": 8}}
+    found = evidence.readings([row("control", 1000.0, **of_eight), row("candidate", 800.0, **of_eight)], H200)
+    assert (found["sequence_us", "a"].control, found["sequence_us", "a"].candidate) == (125, 100)
+    assert ("sequence_us", "a") not in evidence.readings([row("control", 1000.0), row("candidate", 800.0)], H200)
+
+
 @pytest.mark.parametrize(
     ("rows", "expected"),
     [

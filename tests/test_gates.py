@@ -297,6 +297,26 @@ def test_throughput_under_a_profiler_decides_nothing(metric: str, unit: str, wor
     assert judge(gate, {(metric, ""): replace(reading, profiled=False)}).word == "GO"
 
 
+# One output of several ------------------------------------------------------------------------------------------------
+
+
+def test_the_error_of_one_output_is_judged_by_itself() -> None:
+    """A worst output within its limit, and one of them worse than the control's."""
+    readings = {
+        ("relative_error", "a"): Reading("ratio", 4e-3, 3e-3),
+        ("nmse of o", "a"): Reading("nmse", 16e-6, 9e-6),
+        ("nmse of state", "a"): Reading("nmse", 1e-6, 4e-6),
+    }
+    worst = Condition("relative_error", "<=", "ratio", 4e-3, workload="a")
+    of_o, of_state = (Condition("nmse", "<=", "nmse", 0, "difference", "a", output=name) for name in ("o", "state"))
+    assert judge(Gate(require=(worst, of_o)), readings).word == "GO"
+    verdict = judge(Gate(require=(of_state,)), readings)
+    assert verdict.word == "NO-GO"
+    assert verdict.reason == "nmse of state 1e-06 -> 4e-06 nmse, gate nmse of state difference <= 0 nmse at a: missed"
+    absent = judge(Gate(require=(replace(of_o, output="sum"),)), readings)
+    assert (absent.word, "nmse of sum is not in the evidence" in absent.reason) == ("BLOCKED", True)
+
+
 # Against another workload ---------------------------------------------------------------------------------------------
 
 GROWS = Gate(require=(replace(change("kernel_us", ">=", 100, "long"), against="short"),))

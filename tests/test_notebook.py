@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lab import devices, evidence, notebook, records, reproduction, roofline
+from lab import devices, evidence, notebook, phases, records, reproduction, roofline
 
 RUN = "2026-11-20T120000Z"
 BASE: dict[str, Any] = {
@@ -54,6 +54,20 @@ def test_points_are_the_rows_that_are_ok(rows):
     assert list(frame["status"]) == ["error", "ok"]
     assert "change %" not in frame, "there is no change against a control that failed"
     assert frame["median us"].isna()[0]
+
+
+def test_arms_are_of_one_run(rows):
+    """Of the newest run in which the candidate is right: a later one without it is no comparison."""
+    card = dataclasses.replace(phases.card("p5-kernel"), id="p-test", candidate="new", workloads=(BASE["workload_id"],))
+    assert notebook.arms(card, "h200") == {}
+    rows(arm="control", name="old", median_us=40.0, **OK)
+    rows(arm="candidate", name="new", median_us=30.0, **OK)
+    rows(arm="candidate", name="broken", status="error", message="out of registers")
+    later = "2026-11-20T130000Z"
+    alone = BASE | OK | {"arm": "control", "name": "old", "median_us": 10.0, "run": later}
+    records.append(records.FOLDER / "h200" / "p-test" / later, alone)
+    (found,) = notebook.arms(card, "h200").values()
+    assert {name: row["median_us"] for name, row in found.items()} == {"old": 40.0, "new": 30.0}
 
 
 def test_timings_are_of_the_pairs_that_are_judged(rows):

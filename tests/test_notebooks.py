@@ -42,6 +42,7 @@ ALTERED = {
     "ds4": ("ds4.vmm-arena.rtx-pro-6000.prefill.candidate.ctx2048", 1300.0),
     "ik_llama": ("ik.sweep-main-vs-pr.2x-rtx-3090.decode.candidate.n-kv14336", 47.0),
     "staircase": ("lp.patch-0018.gb10.decode-agg.candidate.npl128.npp128", 170.0),
+    "p5_p6_h200": ("lp.p5.gb10.gdn-us-per-tok.candidate.npp2048.itemfla", 40.0),
     "localai_p1_p6": ("lp.gate.p5.gdn-npp2048.candidate", 40.0),
 }
 # Notebooks that stand on measured rows, or on what they compute, alone: there is no recorded figure to alter.

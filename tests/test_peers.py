@@ -23,7 +23,10 @@ from tests.peer_layouts import marlin_codes, marlin_scales
 # Import names of every library that an adapter may use, and what a user sees of them in a skip.
 LIBRARIES = ("vllm", "fla", "einops", "flashinfer", "humming", "quack", "cutlass", "triton_kernels")
 PEERS = {
-    "gdn": {"fla_chunk": "fla", "fla_fused_recurrent": "fla", "vllm_packed_decode": "vllm"},
+    "gdn": {
+        "fla_chunk": "fla", "fla_fused_recurrent": "fla", "flashinfer_chunk": "flashinfer",
+        "vllm_packed_decode": "vllm",
+    },
     "kv": {
         "vllm_fa3": "vllm", "vllm_fa3_fp8": "vllm", "flashinfer_bf16": "flashinfer", "flashinfer_fp8": "flashinfer",
     },

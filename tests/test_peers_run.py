@@ -170,6 +170,25 @@ def fla_rule(
     return found["o"].to(v.dtype), found["final_state"].float()
 
 
+def flashinfer_rule(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, g: torch.Tensor, beta: torch.Tensor, scale: float,
+    initial_state: torch.Tensor, output_final_state: bool, cu_seqlens: torch.Tensor, use_qk_l2norm_in_kernel: bool,
+    output: torch.Tensor, output_state: torch.Tensor, max_seqlen: int,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """FlashInfer's prefill: packed tokens, g the decay itself, states [sequences, Hv, v, k], outputs given."""
+    assert (output_final_state, use_qk_l2norm_in_kernel, scale) == (True, False, q.shape[-1] ** -0.5)
+    assert max_seqlen == int(cu_seqlens.diff().max())
+    assert all(t.is_contiguous() for t in (q, k, v, g, beta, initial_state, output, output_state))
+    assert all(t.dtype == torch.float32 for t in (g, beta, initial_state))
+    tokens = {"q": q, "k": k, "v": v, "g": g.double().log(), "beta": beta}
+    inputs = {name: x.unsqueeze(0) for name, x in tokens.items()}
+    inputs |= {"initial_state": initial_state.transpose(-1, -2), "cu_seqlens": cu_seqlens}
+    found = families.load("gdn").reference(inputs)
+    output.copy_(found["o"].squeeze(0))
+    output_state.copy_(found["final_state"].transpose(-1, -2))
+    return output, output_state
+
+
 # Runs ----------------------------------------------------------------------------------------------------------------
 
 
@@ -194,6 +213,7 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     rules = {"chunk_gated_delta_rule": fla_rule, "fused_recurrent_gated_delta_rule": fla_rule}
     modules = {
         "flashinfer": types.SimpleNamespace(BatchDecodeWithPagedKVCacheWrapper=FlashInferWrapper),
+        "flashinfer.gdn_prefill": types.SimpleNamespace(chunk_gated_delta_rule=flashinfer_rule),
         "fla": types.SimpleNamespace(),
         "fla.ops": types.SimpleNamespace(),
         "fla.ops.gated_delta_rule": types.SimpleNamespace(**rules),
@@ -213,6 +233,7 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 RUNS = [
     *checks("nvfp4", "vllm_marlin"),
     *(run for name in ("fla_chunk", "fla_fused_recurrent", "vllm_packed_decode") for run in checks("gdn", name)),
+    *checks("gdn", "flashinfer_chunk"),
     *(run for name in ("vllm_fa3", "vllm_fa3_fp8", "flashinfer_bf16", "flashinfer_fp8") for run in checks("kv", name)),
 ]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lab import phases, recorded, vocabulary
+from lab import families, phases, recorded, vocabulary
 from lab.errors import BadInput
 from lab.gates import WORDS, Condition, Finding, Gate, Reading, Verdict, judge
 
@@ -286,3 +286,22 @@ def test_launch_counts_are_bound_by_id(tmp_path: Path) -> None:
     path.write_text(text.replace(bound, bound + 'control_launches = "lp.gate.p1.convert-time.control"\n'))
     with pytest.raises(BadInput, match=r"convert-time\.control is in ms; control_launches needs a count of launches"):
         phases.load(path)
+
+
+# Cards that can be measured -------------------------------------------------------------------------------------------
+
+MEASURABLE = [card for card in phases.cards().values() if card.system == "killgate" and card.family]
+
+
+@pytest.mark.parametrize("card", MEASURABLE, ids=lambda card: card.id)
+def test_a_card_of_ours_can_be_measured(card: phases.Card) -> None:
+    """Its arms are candidates that take every workload, and an output that it asks about is one that is compared."""
+    families.interpret_on_cpu()
+    family = families.load(card.family)
+    workloads = [family.workload(name) for name in card.workloads]
+    for name in {card.control, card.candidate} & family.candidates.keys():
+        assert [w.id for w in workloads if family.candidate(name).refuses(w)] == []
+    assert {card.control, card.candidate} - family.candidates.keys() == set() or family.unavailable
+    precision = family.candidates[card.candidate].precision if card.candidate in family.candidates else "bf16"
+    compared = {name for w in workloads for name in family.cases.tolerance(w, precision)}
+    assert {c.output for _, c in card.gate.conditions()} <= {"", *compared}

@@ -46,6 +46,7 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "workload of against": (TTFT, f'{TTFT}\nagainst = "n23"', ("[gate.require]", "against", "n23", '"n32"')),
     "against itself": (TTFT, f'{TTFT}\nagainst = "n32"', ("against", '"n32"', "another workload")),
     "against without a change": ("threshold = 60", 'threshold = 60\nagainst = "n32"', ("against", "with a change")),
+    "output of no error": (TTFT, f'{TTFT}\noutput = "o"', ('output = "o"', "ttft_p50", "relative_error")),
     "op": ('op = ">="', 'op = "=>"', ("op", "=>", ">=")),
     "op of a change": (TTFT, TTFT.replace('"<"', '"=="'), ("==", "ttft_p50", "direction")),
     "compare": ('"change"', '"chnage"', ("compare", "chnage", '"change"')),

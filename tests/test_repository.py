@@ -48,7 +48,7 @@ LAYERS = (
         "aot_worker",
     },
     {"gates", "phases"},
-    {"evidence", "measure", "crosscheck", "profile", "projection"},
+    {"evidence", "measure", "crosscheck", "profile", "counters", "projection"},
     {
         "plots",
         "pictures",
@@ -65,6 +65,7 @@ LAYERS = (
         "board",
         "ledger",
         "baselines",
+        "flipmap",
         "verify",
     },
     {"cli", "trace_commands", "proof_commands", "doctor", "site", "__main__"},

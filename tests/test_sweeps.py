@@ -175,6 +175,19 @@ def test_curves_draw_their_labels_and_refuse_mixtures() -> None:
 # The committed table --------------------------------------------------------------------------------------------------
 
 
+def test_time_per_sequence_over_the_batch() -> None:
+    saw = {"ours": [(34, 4.5), (1, 22.0), (33, 4.6), (32, 4.5)], "theirs": [(32, 8.0), (33, 12.0)]}
+    text = plots.svg(sweep_plots.batch_curves(saw, "a title", marks=(32,)))
+    assert all(word in text for word in ("a title", "ours", "theirs", "us a sequence"))
+    assert text == plots.svg(sweep_plots.batch_curves(saw, "a title", marks=(32,)))
+    seven = {str(i): [(1, 1.0)] for i in range(7)}
+    refused: list[dict[str, list[tuple[int, float]]]]
+    refused = [{}, {"ours": []}, seven, {"ours": [(1, 0.0)]}, {"ours": [(0, 1.0)]}]
+    for wrong in refused:
+        with pytest.raises(BadInput, match="batch plot"):
+            sweep_plots.batch_curves(wrong, "x")
+
+
 def test_every_row_was_carried_over() -> None:
     by_system: dict[str, int] = {}
     for r in sweeps.rows():

@@ -373,3 +373,24 @@ def test_clocks_are_read_before_in_the_middle_and_after(monkeypatch: pytest.Monk
     start = windows[0]
     assert (windows[1] - start) / (windows[2] - start) == pytest.approx(0.5, abs=0.1)
     assert found.arms["control"].n == len(found.arms["control"].samples_us)
+
+
+def test_rest_idles_between_visits_and_is_no_part_of_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(steady, monkeypatch)
+    arms = [Arm(name, lambda args, out: None, [(None, None)], calls=CALLS) for name in ("control", AGAIN)]
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        bench.now += seconds
+
+    found = timing.compare(arms, bench, seconds=0.1, rest=4.0, sleep=sleep)
+    visit_s = timing.VISIT * CALLS * 100e-6
+    assert len(slept) == 2 + 2 * 2 * timing.MIN_BLOCKS  # after each warm-up, and after each of two visits a block
+    assert slept[2:] == pytest.approx([4.0 * visit_s] * (len(slept) - 2))
+    assert found.arms["control"].median_us == 100
+    assert found.arms["control"].n == 2 * timing.VISIT * timing.MIN_BLOCKS
+
+    slept.clear()
+    timing.compare(arms, bench, seconds=0.1, sleep=sleep)
+    assert slept == []

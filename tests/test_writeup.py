@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from lab import evidence, gates, phases, records, writeup
-from lab.errors import REPOSITORY
 
 JUDGEMENTS = phases.judge_recorded(phases.cards().values())
 REPLAYED = [card for card in phases.cards().values() if card.recorded]
@@ -121,14 +120,3 @@ def test_measured_rows_are_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_table_wraps_and_aligns() -> None:
     text = writeup.table(("a", "b"), [("one two three", "x"), ("", "y")], (7, 3))
     assert text.splitlines() == ["a        b", "-------  ---", "one two  x", "three", "         y"]
-
-
-def test_readme_says_what_the_judge_says() -> None:
-    """The table of first verdicts: each word is the judge's, on recorded and on measured evidence."""
-    lines = (REPOSITORY / "README.md").read_text().splitlines()
-    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.endswith("-kernel` |")]
-    assert len(table) == 3
-    for _, recorded_word, measured_word, cards in table:
-        replayed, measured = (phases.card(name.strip(" `")) for name in cards.split(","))
-        assert phases.judge_recorded([replayed])[-1].verdict.word == recorded_word
-        assert evidence.judge_measured(measured, "h200").verdict.word == measured_word

@@ -126,7 +126,7 @@ def _line(condition: Condition, share_of: float = 1.0) -> Quantity:
 def _conditions(body: Body, *roles: str) -> Iterator[tuple[str, Gate, Verdict, Condition, Reading]]:
     for part, gate, verdict in body.parts:
         for role, condition in gate.conditions():
-            reading = body.readings.get((condition.metric, condition.workload))
+            reading = body.readings.get((condition.of, condition.workload))
             if reading is not None and role in roles:
                 yield part, gate, verdict, condition, reading
 
@@ -137,7 +137,7 @@ def _floor(gate: Gate) -> Quantity:
 
 def _title(part: str, condition: Condition) -> str:
     where = f" at {condition.workload}" if condition.workload else ""
-    return f"{part}, {condition.metric}{where}" if part else f"{condition.metric}{where}"
+    return f"{part}, {condition.of}{where}" if part else f"{condition.of}{where}"
 
 
 # Finders: body -> subjects -------------------------------------------------------------------------------------------
