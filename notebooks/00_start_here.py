@@ -26,7 +26,21 @@ import importlib.util
 
 import pandas as pd
 
-from lab import devices, evidence, gates, notebook, phases, plots, records, reproduction, roofline, vocabulary, writeup
+from lab import (
+    devices,
+    evidence,
+    families,
+    flipmap,
+    gates,
+    notebook,
+    phases,
+    plots,
+    records,
+    reproduction,
+    roofline,
+    vocabulary,
+    writeup,
+)
 from lab import recorded as recorded_facts
 
 DEVICE = "h200"
@@ -126,45 +140,56 @@ notebook.show(notebook.board(judged).drop(columns=["recorded", "agrees"]), code=
 )
 
 
-# %%
-def arms(card: phases.Card) -> tuple[str, str, str]:
-    return card.family, card.control, card.candidate
-
-
-def beside(card: phases.Card) -> dict[str, str]:
-    """One measured card beside the recorded judgements that compare the same two arms."""
-    same = [j for j in recorded if cards[j.phase].family and arms(cards[j.phase]) == arms(card)]
-    decided = [j for j in same if j.verdict.word not in ("BLOCKED", "INVALID")]
-    now = measured[card.id]
-    flip = ""
-    if now and decided:
-        flip = "yes" if any(j.verdict.word != now.verdict.word for j in decided) else "no"
-    return {
-        "row": f"{card.row}: {vocabulary.rows()[card.row]}",
-        "recorded phase": ", ".join(dict.fromkeys(j.phase for j in same)) or "none with these arms",
-        "GB10": ", ".join(dict.fromkeys(j.verdict.word for j in decided)),
-        "card": card.id,
-        "H200": now.verdict.word if now else "not measured yet",
-        "flips": flip,
-        "decided by": now.verdict.observed if now else "",
-    }
-
-
-flips = pd.DataFrame([beside(c) for c in own])
-# A flip is claimed only where both devices have a word.
-assert all(row.GB10 and measured[row.card] for row in flips.itertuples() if row.flips)
-notebook.show(flips, code=["card"])
+# %% [markdown]
+# ### The flip map
+#
+# Beside each recorded word stands ours on the same question, and what bounds the two arms on the two devices: bytes
+# over bandwidth, operations over the peak of their pipe, or launches. `expected` is the ratio of those bounds, before
+# anything was measured. `data/flips.toml` pairs the cards and says what the cost model cannot know; the words, the
+# bounds and the changes are computed. Where the two gates ask different things their words are not compared.
 
 # %%
-both = flips[flips.flips != ""]
-turned = [f"`{row.card}` ({row.GB10} on GB10, {row.H200} here)" for row in both.itertuples() if row.flips == "yes"]
-sentences = [
-    f"{len(both)} of {len(own)} cards have a word on both devices. It differs for: {', '.join(turned) or 'none'}. "
-    "The kernel may win where the whole step did not, or the other way round: read both gates before calling it a flip."
+families.interpret_on_cpu()  # a family's candidates are imported for their precision
+flips = flipmap.flips(DEVICE)
+# A flip is claimed only where both devices have a word, and only on one question.
+assert all(f.word_there and f.word_here and not f.asks_otherwise for f in flips if f.flips)
+
+
+def change(pct: float | None) -> str:
+    return "" if pct is None else f"{pct:+.0f} %"
+
+
+notebook.show(
+    pd.DataFrame(
+        [
+            {
+                "row": f.row,
+                "question": f.question,
+                "recorded": f"{f.word_there} ({f.there})",
+                "H200": f.word_here or "not measured yet",
+                "flips": f.flips or ("not comparable" if f.asks_otherwise else ""),
+                "bound there": " to ".join(dict.fromkeys(str(f.bounds[f.there, arm]) for arm in flipmap.ARMS)),
+                "bound here": " to ".join(dict.fromkeys(str(f.bounds[f.here, arm]) for arm in flipmap.ARMS)),
+                "expected there, here": f"{change(f.expected_pct[f.there])}, {change(f.expected_pct[f.here])}",
+                "measured here": change(f.measured_pct),
+                "card": f.card,
+            }
+            for f in flips
+        ]
+    ),
+    code=["card"],
+)
+
+# %%
+turned = [f for f in flips if f.flips in ("yes", "partly")]
+sentences = [f"{sum(bool(f.flips) for f in flips)} of {len(flips)} pairs have two words that can be compared."]
+sentences += [
+    f"- {f.row}, {f.question}: {f.word_there} on {f.there}, {f.word_here} here. {f.explained_by}." for f in turned
 ]
-sentences += [f"`{c.id}` has no rows yet: nothing is said about it." for c in own if not measured[c.id]]
-sentences += [f"`{j.phase}`: {j.note}." for j in judged if j.note]
-notebook.text("\n\n".join(sentences))
+sentences += [f"- {f.row}, {f.question}: not compared; {f.asks_otherwise}." for f in flips if f.asks_otherwise]
+sentences += [f"- `{c.id}` has no rows yet: nothing is said about it." for c in own if not measured[c.id]]
+sentences += [f"- `{j.phase}`: {j.note}." for j in judged if j.note]
+notebook.text(sentences[0] + "\n\n" + "\n".join(sentences[1:]))
 
 # %%
 device = devices.get(DEVICE)

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from lab import devices, families, notebook, phases, records, roofline, routes
+from lab import counters, devices, families, notebook, phases, records, roofline, routes
 
 DEVICE = devices.get("h200")
 LIMITS = [card for card in phases.cards().values() if card.id.endswith("-limit") or card.id == "w4a16-decode"]
@@ -100,6 +100,9 @@ shown("w4a16-decode")
 shown("w4a16-prefill-limit")
 
 # %%
+shown("w4a8-prefill-limit")
+
+# %%
 shown("gdn-prefill-limit")
 
 # %%
@@ -109,7 +112,52 @@ shown("gdn-decode-limit")
 shown("kv-fp8-limit")
 
 # %%
+shown("kv-q8-limit")
+
+# %%
 shown("kv-bf16-limit")
+
+# %% [markdown]
+# ## What stands in the way
+#
+# For each target that was missed: what the hardware counters of the same kernel name as its bound (`lab counters`, by
+# Nsight Compute). The unit nearest to its peak is the bound when it is at 60 % of it or more; below that every unit
+# waits, and the most frequent reason is named. Times under that profiler are perturbed and are not compared with any
+# of the times above.
+
+
+# %%
+def missed(card: phases.Card) -> list[str]:
+    """The workloads whose gate condition does not hold on the rows shown above."""
+    findings = judged[card.id].verdict.findings if judged[card.id] else ()
+    return [f.condition.workload for f in findings if f.role == "require" and f.state in ("fails", "noise")]
+
+
+seen = counters.newest(DEVICE.id)
+lines = []
+for card in LIMITS:
+    for workload in missed(card):
+        for row in seen.get((card.candidate, workload), []):
+            lines.append(
+                {
+                    "card": card.id,
+                    "workload": workload,
+                    "kernel": row["kernel"].split("(")[0].removeprefix("void "),
+                    "bound by the counters": counters.bound(row),
+                    "DRAM MB": round((row["dram_read_bytes"] + row["dram_write_bytes"]) / 1e6, 1),
+                    "compulsory MB": round(row["bytes"] / 1e6, 1),
+                    "SM clock MHz": round(row["sm_clock_hz"] / 1e6),
+                }
+            )
+without = sorted({(c.id, w) for c in LIMITS for w in missed(c) if (c.candidate, w) not in seen})
+assert all(line["DRAM MB"] > 0 for line in lines)
+notebook.show(pd.DataFrame(lines), code=["card", "workload", "kernel"]) if lines else None
+
+# %%
+notebook.text(
+    f"Missed without counters yet: {', '.join(f'`{w}` of `{c}`' for c, w in without)}." if without else
+    "Every missed target has its counters."
+)  # fmt: skip
 
 # %% [markdown]
 # ## Which kernel where
