@@ -1,7 +1,8 @@
 // The words of kernels/kv/decode_ptx.cuh on a CPU, so that decode.cu runs without a GPU: every thread of a block is a
 // fiber; collectives of a warp and barriers of the block switch fibers; blocks run one after the other. Products follow
 // the fragment layouts of the PTX manual. Bulk copies run when they are issued (mode 0: an early overwrite shows) or
-// when their barrier is waited for, the buffer holding junk until then (mode 1: a read too early shows).
+// when their barrier is waited for, the buffer holding junk until then (mode 1: a read too early shows; some warps run
+// at a half, a third or a quarter of the others' speed, so that one that should have waited is early).
 #pragma once
 #include <ucontext.h>
 
@@ -26,7 +27,6 @@ typedef unsigned long long u64;
 struct uint4 { unsigned x, y, z, w; };
 struct uint2 { unsigned x, y; };
 struct float4 { float x, y, z, w; };
-struct float2 { float x, y; };
 static uint4 make_uint4(unsigned a, unsigned b, unsigned c, unsigned d) { return {a, b, c, d}; }
 static uint2 make_uint2(unsigned a, unsigned b) { return {a, b}; }
 static float4 make_float4(float a, float b, float c, float d) { return {a, b, c, d}; }
@@ -37,15 +37,17 @@ struct Fiber { ucontext_t context; std::vector<char> stack; bool done; };
 struct Warp { uint64_t buffer[2][32][8]; int arrived; unsigned generation; };
 struct Copy { unsigned to; const void* from; unsigned bytes, barrier; };
 struct Barrier { unsigned need, pending; long bytes; unsigned phase; bool ready; };
+struct Meeting { int arrived; unsigned generation; };
 struct Block {
-    int number;
+    int number, arrived_start;
+    Meeting consumers, producers;
     std::vector<Fiber> fibers;
     std::vector<Warp> warps;
     std::vector<Copy> later;
     ucontext_t main;
     int current, threads, arrived, mode;
     unsigned generation;
-    long idle;
+    long idle, turns;
     unsigned char shared[SHARED];
     Barrier barriers[SHARED / 8];
 };
@@ -91,6 +93,27 @@ static void sync_block() {
         while (cpu.generation == generation) other_fibers();
     }
 }
+static void meet(Meeting& m, int threads, bool invited) {
+    if (!invited) stop("a barrier of others");
+    const unsigned generation = m.generation;
+    if (++m.arrived == threads) {
+        m.arrived = 0, m.generation++, cpu.idle = 0;
+    } else {
+        while (m.generation == generation) other_fibers();
+    }
+}
+template <int THREADS> static void sync_consumers() { meet(cpu.consumers, THREADS, cpu.current < THREADS); }
+template <int THREADS> static void sync_producers() {
+    meet(cpu.producers, THREADS, cpu.current >= cpu.threads - THREADS);
+}
+
+template <int THREADS> static void arrive_at_start() {
+    if (++cpu.arrived_start > THREADS) stop("a barrier of others");
+}
+template <int THREADS> static void sync_at_start() {
+    for (arrive_at_start<THREADS>(); cpu.arrived_start < THREADS;) other_fibers();
+    cpu.idle = 0;
+}
 
 static unsigned shared_base(const void*) { return 0; }
 static unsigned char* shared_at(unsigned a, unsigned bytes) {
@@ -117,7 +140,6 @@ template <class T> static T global_read(const void* p) {
     return x;
 }
 static float4 load_shared_by_blocks4(const float* p) { return global_read<float4>(p); }
-static float2 load_shared_by_blocks2(const float* p) { return global_read<float2>(p); }
 static int load_i32(const int* p) { return *p; }
 static uint4 load_u128(const void* p) { return global_read<uint4>(p); }
 static void prefetch(const void*) {}
@@ -137,6 +159,7 @@ static void barrier_expect(unsigned a, unsigned bytes) {
     b.bytes += bytes, b.pending--;
     turn(b);
 }
+static void barrier_arrive(unsigned a) { barrier_expect(a, 0); }
 static void copy_now(const Copy& c) {
     memcpy(cpu.shared + c.to, c.from, c.bytes);
     Barrier& b = barrier_at(c.barrier);
@@ -171,7 +194,8 @@ static void barrier_wait(unsigned a, unsigned parity) {
         if ((b.phase & 1) == parity) other_fibers();
     }
 }
-static void async_proxy_fence() {}
+static void async_proxy_fence_shared() {}
+static void async_proxy_fence_global() {}
 
 static unsigned bits_of(float x) { return global_read<unsigned>(&x); }
 static float float_of(unsigned x) { return global_read<float>(&x); }
@@ -257,26 +281,23 @@ static float shuffle_from(float x, int lane) { return float_of(exchange({bits_of
 static int shuffle_up(int x, int by) {
     return (int)exchange({(unsigned)x}).from(own_lane() >= by ? own_lane() - by : own_lane());
 }
+static int shuffle_int(int x, int lane) { return (int)exchange({(unsigned)x}).from(lane); }
 static bool any_lane(bool x) {
     const Given all = exchange({x});
     bool any = false;
     for (int i = 0; i < 32; ++i) any |= all.from(i) != 0;
     return any;
 }
+static unsigned lanes_where(bool x) {
+    const Given all = exchange({x});
+    unsigned mask = 0;
+    for (int i = 0; i < 32; ++i) mask |= all.from(i) << i;
+    return mask;
+}
 static int bits_set(unsigned x) { return __builtin_popcount(x); }
-static void fence_device() {}
-static unsigned add(unsigned* p, unsigned x) {
-    const unsigned before = *p;
-    *p += x;
-    return before;
-}
-static unsigned add_bit(unsigned* p, unsigned x) {
-    const unsigned before = *p;
-    *p |= x;
-    return before;
-}
-static unsigned load_fresh(const unsigned* p) { return *p; }
-static void let_others_run() { other_fibers(); }
+static unsigned count_one(unsigned* p) { return (*p)++; }
+template <int COUNT> static void more_registers() {}
+template <int COUNT> static void fewer_registers() {}
 
 static void (*kernel_of_fiber)();
 static void fiber() {
@@ -288,7 +309,9 @@ static void fiber() {
 // other, 1 from the last, 2 all in turns.
 static void start_block(Block& b, int number, int grid, int threads, int mode) {
     running = &b;
-    cpu.number = number, cpu.threads = threads, cpu.mode = mode, cpu.arrived = 0, cpu.generation = 0, cpu.idle = 0;
+    cpu.number = number, cpu.threads = threads, cpu.mode = mode, cpu.arrived = 0, cpu.generation = 0;
+    cpu.idle = 0, cpu.turns = 0;
+    cpu.consumers = {}, cpu.producers = {}, cpu.arrived_start = 0;
     cpu.later.clear(), cpu.fibers.resize(threads), cpu.warps.assign(threads / 32, Warp());
     memset(cpu.shared, 0x7F, SHARED);
     memset((void*)cpu.barriers, 0, sizeof cpu.barriers);
@@ -302,10 +325,14 @@ static void start_block(Block& b, int number, int grid, int threads, int mode) {
 }
 static int one_turn() {  // of the running block's threads; how many are left
     int left = 0;
-    blockIdx.x = cpu.number, ++cpu.idle;
+    blockIdx.x = cpu.number, ++cpu.idle, ++cpu.turns;
     for (int j = 0; j < cpu.threads; ++j) {
         const int me = cpu.number & 1 ? cpu.threads - 1 - j : j;
         if (cpu.fibers[me].done) continue;
+        if (cpu.mode && cpu.turns % (1 + (me / 32 + cpu.number) % 4)) {  // warps of different speeds
+            ++left;
+            continue;
+        }
         cpu.current = threadIdx.x = me;
         swapcontext(&cpu.main, &cpu.fibers[me].context);
         left += !cpu.fibers[me].done;

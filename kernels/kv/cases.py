@@ -44,6 +44,8 @@ def _workload(
     name = f"ctx{ctx}_b{batch}_hq{q_heads}_hkv{kv_heads}_d{dim}"
     if role == "check":
         name += f"_p{page}_{dtype}" + ("_outliers" if inputs == OUTLIERS else "")
+    elif page != 16:
+        name += f"_p{page}"
     axes = {
         "batch": batch, "ctx": ctx, "Hq": q_heads, "Hkv": kv_heads, "D": dim, "page": page,
         "lengths": "ragged" if role == "check" else "full", "dtype": dtype,
@@ -55,6 +57,9 @@ def _workload(
 # (ctx, batch) of the measured shapes, for Qwen3.6-27B's heads (24 / 4 / 256) and the common 32 / 8 / 128, which move
 # the same bytes. 256 and 1024 are there for the fixed cost of a launch and a merge, 32768 x 1 for the split.
 MEASURED = ((256, 1), (256, 128), (1024, 128), (8192, 1), (8192, 8), (8192, 32), (8192, 128), (32768, 1))
+# Batches at 8192 tokens around the sizes at which a kernel that gives each SM whole pieces needs one more wave.
+BATCHES = (2, 4, 16, 24, 31, 33, 34, 40, 48, 64, 65, 66, 67, 96)
+LARGE_PAGES = ((8192, 8), (8192, 32), (8192, 128), (32768, 1))  # once more, in pages of 64 tokens
 
 CHECKED = (
     # length 1; less than a page; less than a tile; several tiles; many
@@ -73,8 +78,11 @@ CHECKED = (
     _workload(500, 2, 6, 1, 256, page=64),
 )
 
-WORKLOADS = CHECKED + tuple(
-    _workload(ctx, batch, *heads, role="measure") for heads in ((24, 4, 256), (32, 8, 128)) for ctx, batch in MEASURED
+WORKLOADS = (
+    *CHECKED,
+    *(_workload(*at, *heads, role="measure") for heads in ((24, 4, 256), (32, 8, 128)) for at in MEASURED),
+    *(_workload(8192, batch, 24, 4, 256, role="measure") for batch in BATCHES),
+    *(_workload(*at, 24, 4, 256, page=64, role="measure") for at in LARGE_PAGES),
 )
 
 

@@ -5,7 +5,7 @@ here a cached byte goes from shared memory to a register, is converted, and is m
 
 One launch on as many blocks as there are SMs, whatever the lengths: the blocks find their shares from seq_lens on the
 device, so a captured graph may replay with other lengths. The workspace holds partial results and counters per
-(sequence, kv head); the kernel leaves the counters at zero. Two launches must not share a workspace at the same time.
+(sequence, kv head), which the kernel leaves at zero. Two launches must not share a workspace at the same time.
 
 Forms: "fp8" and "q8_0" multiply in half as the Triton kernel does; "16bit" multiplies in the cache's own dtype.
 """
@@ -27,19 +27,23 @@ from kernels.kv import format as kv_format
 LOG2_E = 1.4426950408889634
 MAX_GROUP = 8  # query heads per kv head: the columns of the product
 MAX_BATCH = 512  # MAX_BATCH in decode.cu
+MAX_HEADS = 128  # MAX_HEADS in decode.cu
+MAX_BLOCKS = 160  # MAX_PARTS in decode.cu: an item's parts, one a team at most
+SECOND_ITEM = 12  # what a second item costs a block, in units; arithmetic from trials, to be tuned
+LEAST_BUSY = 0.95  # of the blocks: a team may be as wide as this allows
 SHARED_BYTES = 232_448  # all that an sm_90 block can have; one block per SM
 
 KV_OF_PRECISION = {"bf16": "16bit", "fp8-kv": "fp8", "q8_0-kv": "q8_0"}
 
-# Which instantiation of decode.cu serves (form, D); d<D>, w<warps>, t<16-token tiles per unit>, p<buffers per warp>.
+# Which instantiation of decode.cu serves (form, D); d<D>, w<warps>, t<tiles per unit>, p<buffers per warp>.
 KERNELS = {
     ("fp8", 256): "kv_fp8_d256_w8_t2_p3",
     ("fp8", 128): "kv_fp8_d128_w8_t4_p3",
-    ("q8_0", 256): "kv_q8_0_d256_w8_t2_p3",
+    ("q8_0", 256): "kv_q8_0_d256_w8_t2_p2",
     ("q8_0", 128): "kv_q8_0_d128_w8_t2_p5",
-    ("bf16", 256): "kv_bf16_d256_w8_t1_p3",
+    ("bf16", 256): "kv_bf16_d256_w8_t2_p3",
     ("bf16", 128): "kv_bf16_d128_w8_t2_p3",
-    ("fp16", 256): "kv_fp16_d256_w8_t1_p3",
+    ("fp16", 256): "kv_fp16_d256_w8_t2_p3",
     ("fp16", 128): "kv_fp16_d128_w8_t2_p3",
 }
 
@@ -56,28 +60,36 @@ CUDA_SOURCES = (
 
 @dataclass(frozen=True)
 class DecodeConfig:
-    """A launch: the kernel's name, its blocks (one per SM) and threads per block."""
+    """A launch: the kernel's name, its blocks (one per SM) and threads per block, and how the work is cut.
+
+    width: kv heads that neighbouring blocks walk side by side, a divisor of Hkv; second: units that a second item in a
+    block's range is taken to cost when the device chooses between an even cut and one at the items' ends.
+    """
 
     kernel: str
     blocks: int
     threads: int
+    width: int
+    second: int = SECOND_ITEM
 
     def __str__(self) -> str:
-        return f"{self.kernel} blocks={self.blocks} threads={self.threads}"
+        return f"{self.kernel} blocks={self.blocks} threads={self.threads} width={self.width} second_item={self.second}"
 
 
-def choose_config(form: str, dim: int, sms: int = 132) -> DecodeConfig:
-    """The launch for a form of KERNELS ("fp8", "q8_0", "bf16", "fp16") and a head dimension; 132 SMs are an H200's."""
+def choose_config(form: str, dim: int, kv_heads: int, sms: int = 132) -> DecodeConfig:
+    """The launch for a form of KERNELS ("fp8", "q8_0", "bf16", "fp16") and head dimension; 132 SMs are an H200's."""
     name = KERNELS.get((form, dim))
     if name is None:
         raise ValueError(f"{form=}, D={dim}: compiled for {sorted(KERNELS)}; use the Triton kernel for other shapes")
-    return config_of(name, sms)
+    return config_of(name, kv_heads, sms)
 
 
-def config_of(kernel: str, sms: int) -> DecodeConfig:
-    """The launch of an instantiation, its warps read off its name."""
+def config_of(kernel: str, kv_heads: int, sms: int) -> DecodeConfig:
+    """The launch of an instantiation, its warps read off its name; the widest team that leaves few blocks idle."""
     warps = next(int(part[1:]) for part in kernel.split("_") if part[0] == "w" and part[1:].isdigit())
-    return DecodeConfig(kernel, sms, 32 * warps)
+    divisors = [w for w in range(1, min(kv_heads, sms) + 1) if kv_heads % w == 0]
+    width = max(w for w in divisors if w == 1 or sms // w * w >= LEAST_BUSY * sms)
+    return DecodeConfig(kernel, sms, 32 * (warps + 4), width)  # four more bring the tiles
 
 
 def refusal(batch: int, q_heads: int, kv_heads: int, dim: int, page: int) -> str:
@@ -88,6 +100,8 @@ def refusal(batch: int, q_heads: int, kv_heads: int, dim: int, page: int) -> str
         return f"Hq/Hkv={q_heads // kv_heads} exceeds the product's {MAX_GROUP} columns; use the Triton kernel"
     if dim not in (128, 256):
         return f"D={dim} must be 128 or 256; use the Triton kernel"
+    if kv_heads > MAX_HEADS:
+        return f"Hkv={kv_heads} exceeds {MAX_HEADS}, whose scales stay in shared memory; use the Triton kernel"
     if page < 16 or page & (page - 1):
         return f"page={page} must be a power of two of at least 16: a bulk copy brings 16 tokens"
     if not 1 <= batch <= MAX_BATCH:
@@ -96,11 +110,11 @@ def refusal(batch: int, q_heads: int, kv_heads: int, dim: int, page: int) -> str
 
 
 def workspace(batch: int, q_heads: int, kv_heads: int, dim: int, blocks: int, device: torch.device) -> Tensors:
-    """Room for two partial results per block, and zeroed counters: arrivals and slices per (sequence, kv head)."""
+    """Room for two partial results per block, and zeroed counters per (sequence, kv head)."""
     return {
-        "part": torch.empty(2 * blocks, q_heads // kv_heads, dim, dtype=torch.float32, device=device),
-        "part_ml": torch.empty(2 * blocks, MAX_GROUP, 2, dtype=torch.float32, device=device),
-        "arrived": torch.zeros(2 * batch * kv_heads, dtype=torch.int32, device=device),
+        "part": torch.empty(2 * blocks, q_heads // kv_heads, dim, dtype=torch.float16, device=device),
+        "part_ml": torch.empty(2 * blocks, MAX_GROUP, 4, dtype=torch.float32, device=device),
+        "arrived": torch.zeros(batch * kv_heads, dtype=torch.int32, device=device),
     }
 
 
@@ -141,17 +155,17 @@ def run(args: Tensors, out: Tensors, kv: str, config: DecodeConfig | None = None
     _, kv_heads, page, _ = k.shape
     device = q.device.index or 0
     form = kv if kv != "16bit" else "bf16" if k.dtype == torch.bfloat16 else "fp16"
-    config = config or choose_config(form, dim, _sms(device))
-    if args["part"].shape[0] < 2 * config.blocks or args["arrived"].numel() < 2 * batch * kv_heads:
-        raise ValueError(
-            f"the workspace is for {args['part'].shape[0] // 2} blocks, not {config.blocks}; prepare again"
-        )
+    config = config or choose_config(form, dim, kv_heads, _sms(device))
+    blocks = args["part"].shape[0] // 2
+    if blocks < config.blocks or args["arrived"].numel() < batch * kv_heads:
+        raise ValueError(f"the workspace is for {blocks} blocks, not for {config.blocks}; prepare again")
     pointers = [q, k, args["v"], args["k_scale"], args["v_scale"], args["page_table"], args["seq_lens"], o]
     pointers += [args["part"], args["part_ml"], args["arrived"]]
     scales = [args["k_scale"], args["v_scale"]] if kv == "q8_0" else []
     if any(t.data_ptr() % 16 for t in (q, k, args["v"], o, *scales)):
         raise ValueError("q, k, v, their scales and o must start on 16 bytes for the bulk copies; clone() the view")
     numbers: list[Any] = [
+        *cut_numbers(config, batch, kv_heads),
         batch,
         kv_heads,
         q_heads // kv_heads,
@@ -163,6 +177,19 @@ def run(args: Tensors, out: Tensors, kv: str, config: DecodeConfig | None = None
     cuda.launch(loaded, (config.blocks,), config.threads, arguments, SHARED_BYTES)
 
 
+def cut_numbers(config: DecodeConfig, batch: int, kv_heads: int) -> tuple[int, int, int, int, int]:
+    """width, rows, teams, per_item and second of decode.cu's Problem.
+
+    ValueError when width does not divide Hkv, or there are more blocks than a merge takes parts.
+    """
+    if kv_heads % config.width or config.blocks < config.width:
+        raise ValueError(f"width={config.width} must divide Hkv={kv_heads} and fit into {config.blocks} blocks")
+    if config.blocks > MAX_BLOCKS:
+        raise ValueError(f"blocks={config.blocks} exceeds {MAX_BLOCKS}, the parts that a merge takes; launch fewer")
+    rows, teams = kv_heads // config.width, config.blocks // config.width
+    return config.width, rows, teams, teams // (batch * rows), config.second
+
+
 def _refuses(workload: Workload) -> str:
     return refusal(*(workload[axis] for axis in ("batch", "Hq", "Hkv", "D", "page")))
 
@@ -170,7 +197,7 @@ def _refuses(workload: Workload) -> str:
 def _config(workload: Workload, kv: str) -> str:
     if _refuses(workload):
         return ""
-    return str(choose_config(workload["dtype"] if kv == "16bit" else kv, workload["D"]))
+    return str(choose_config(workload["dtype"] if kv == "16bit" else kv, workload["D"], workload["Hkv"]))
 
 
 def _candidate(name: str, precision: str) -> Candidate:

@@ -8,13 +8,14 @@
 // chosen for wide loads (lane (g, t) = (lane / 4, lane % 4) reads 16 bytes of one token) and no converted value is ever
 // written to shared memory again.
 //
-// Work: all sequences x kv heads x units of 16 TILES tokens in one line, cut into one range per block, all of one
-// length up to a unit; a block's warps take its units in turn.
-// A warp owns a ring of PAIRS buffers that hold the K or the V of one unit; it fills them itself by one bulk copy per
-// 16-token tile, so no warp waits for another until a (sequence, head) ends. There the warps' (m, l, O) are merged in
-// shared memory; a range that ends inside a sequence leaves its part in a workspace, and the last block to arrive
-// merges the parts; where there are many, blocks that have nothing left to do wait a moment and merge a slice each.
-// All counters are left at zero.
+// Work: a team of `width` blocks, one kv head each, walks a line of sequences and units of TOKENS TILES tokens side by
+// side (heads beyond the width are further items). The line is cut evenly into one range per team, or, where all items
+// are alike and it ends no later, each item gets teams of its own. A block's warps take its units in turn.
+// Four more warps bring K and V of the units to a ring of PAIRS buffers for each warp, by one bulk copy per tile: the
+// first copies leave after two dependent loads (lengths, page ids), and nothing that the products wait for queues
+// behind the tiles. Where a (sequence, head) ends, the warps' (m, l, O) are merged in shared memory; a range that ends
+// inside one leaves its part in a workspace, and the last block to arrive merges the parts. All counters are left at
+// zero.
 //
 // Tile buffers are skewed by 32 or 64 bytes and a fragment's rows taken from different tiles, which keeps the loads
 // free of bank conflicts (V with TILES = 2: two-way). token_tile and token_row say which.
@@ -23,17 +24,20 @@
 enum { FP8 = 0, Q8_0 = 1, BF16 = 2, F16 = 3 };
 constexpr int QUERIES = 8;        // columns of the product
 constexpr int MAX_BATCH = 512;    // prefix sums in shared memory
-constexpr unsigned NO_UNIT = 0xFFFFFFFFu, NO_TILE = 0xFFFFFFFEu;
-constexpr int HELP_PARTS = 6, HELP_MOST = 64;  // fewer parts, or more, are merged by one block
-constexpr int HELP_POLLS = 64;                 // of about 0.7 us
+constexpr int MAX_HEADS = 128;    // kv heads: their scales in shared memory
+constexpr int MAX_PARTS = 160;    // of an item: a lane's registers hold five parts' weights
+constexpr unsigned NO_TILE = 0xFFFFFFFEu;
 constexpr float RESCALE = 8.0f;   // the running maximum may lag by this many powers of two before O is rescaled
 
 struct Problem {
     const unsigned char *q, *k, *v, *k_scale, *v_scale;  // q [batch, Hkv G, D] 16-bit; caches [pages, Hkv, page, D]
     const int *table, *lengths;                          // [batch, max_pages], [batch]
     unsigned char* o;                                    // like q
-    float *part, *part_ml;                               // [2 blocks, G, D]; [2 blocks, 8, 2] maximum and sum
-    unsigned* arrived;                                   // zeros: [batch Hkv] arrivals, the same of slices
+    unsigned char* part;  // [2 blocks, G, D] half, each row scaled by a power of two
+    float* part_ml;       // [2 blocks, 8, 4]: a row's maximum, its sum, what undoes the scale
+    unsigned* arrived;                                   // zeros: [batch Hkv] arrivals
+    int width, rows, teams;                              // blocks of a team; Hkv / width; blocks / width
+    int per_item, second;                                // teams / (batch rows); what a second item costs, in units
     int batch, kv_heads, group, page_shift, max_pages;   // page_shift: log2(page / 16)
     float logit_scale;                                   // D^-1/2 log2(e)
     int q_is_bf16;
@@ -50,43 +54,22 @@ template <int TILES> static __device__ __forceinline__ constexpr int step_row(in
     return TILES == 1 ? 8 * f : TILES == 2 ? 8 * m + 4 * f : 4 * m + 2 * f;
 }
 
+// How the line is cut: into `spans` of `span` units, each into one range for each of its `teams`, of `share` units (the
+// first `longer` have one more).
+struct Cut {
+    int span, spans, teams, share, longer;
+};
+
+// All sequences: units of one head of them, of the first, and of those before this lane's `each`.
+struct Lengths {
+    int units, first, before, each;
+    bool alike;  // as many units each
+};
+
 // A position in the line of units: unit `unit` lies in the item (sequence b, head h) that spans [begin, begin + count).
 struct Cursor {
     int unit, begin, count, b, h, length;
 };
-
-static __device__ __forceinline__ int prefix_at(unsigned prefix, int b) { return (int)lds32(prefix + 4 * b); }
-
-static __device__ __forceinline__ Cursor locate(const Problem& p, unsigned prefix, int unit) {
-    int low = 0, high = p.batch - 1;  // the last b whose units begin at or before `unit`; empty sequences are skipped
-    while (low < high) {
-        int middle = (low + high + 1) >> 1;
-        if (p.kv_heads * prefix_at(prefix, middle) <= unit) low = middle;
-        else high = middle - 1;
-    }
-    Cursor c;
-    c.unit = unit;
-    c.b = low;
-    int first = prefix_at(prefix, low);
-    c.count = prefix_at(prefix, low + 1) - first;
-    c.h = c.count ? (unit - p.kv_heads * first) / c.count : 0;
-    c.begin = p.kv_heads * first + c.h * c.count;
-    c.length = load_i32(p.lengths + low);
-    return c;
-}
-
-// The item behind this one; there must be one.
-static __device__ __forceinline__ void next_item(const Problem& p, unsigned prefix, Cursor& c) {
-    c.begin += c.count;
-    if (++c.h == p.kv_heads) {
-        c.h = 0;
-        do {
-            ++c.b;
-            c.count = prefix_at(prefix, c.b + 1) - prefix_at(prefix, c.b);
-        } while (c.count == 0);
-        c.length = load_i32(p.lengths + c.b);
-    }
-}
 
 // Four int8 as two pairs of halves: byte + 128 into the mantissa of 1024, then 1152 off; exact.
 static __device__ __forceinline__ void int8_to_half2(unsigned word, unsigned& low, unsigned& high) {
@@ -120,15 +103,17 @@ static __device__ __forceinline__ float widen(unsigned bits, int is_bf16) {
 }
 
 template <int KIND, int D, int WARPS, int TILES, int PAIRS> struct Decode {
-    static constexpr int THREADS = 32 * WARPS;
+    static constexpr int PRODUCERS = 4;  // warps: number i brings the tiles of warps i, i + 4
+    static constexpr int CONSUMERS = 32 * WARPS, THREADS = CONSUMERS + 32 * PRODUCERS;
     static constexpr bool WIDE = KIND == BF16 || KIND == F16;
     static constexpr int ROW = WIDE ? 2 * D : D;                 // bytes of one token
     static constexpr int SCALE_ROW = KIND == Q8_0 ? D / 16 : 0;  // bytes of its scales
-    static constexpr int TILE = 16 * ROW, SCALES = 16 * SCALE_ROW;
+    static constexpr int TOKENS = ROW > 256 ? 8 : 16;            // of a tile: what one bulk copy brings
+    static constexpr int TILE = TOKENS * ROW, SCALES = TOKENS * SCALE_ROW;
     static constexpr int SKEW = TILES == 4 ? 32 : TILES == 2 ? 64 : 0;
     static constexpr int SLOT = TILE + SCALES + SKEW, PAIR = TILES * SLOT;
-    static constexpr int UNIT = 16 * TILES;                   // tokens
-    static constexpr int AHEAD = (PAIRS + 1) / 2;             // units whose page ids must be known
+    static constexpr int UNIT = TOKENS * TILES, PRODUCTS = UNIT / 16;  // tokens; of 16 rows
+    static constexpr int BATCH = 32 / TILES;                  // units whose page ids a producer loads at once
     static constexpr int K_LANE = KIND == FP8 ? 16 : 8;       // values of d per lane and load of K
     static constexpr int K_STEPS = K_LANE / 4;                // products per load
     static constexpr int K_LOADS = D / (4 * K_LANE);
@@ -136,102 +121,163 @@ template <int KIND, int D, int WARPS, int TILES, int PAIRS> struct Decode {
     static constexpr int V_LOADS = D / (8 * V_LANE);
     static constexpr int M_TILES = D / 16;
     static constexpr int QUADS = 2;                           // float4 per lane and query in one round of the merge
+    static constexpr int QUERY_ROW = 2 * D + 64, QUERY_BYTES = QUERIES * QUERY_ROW;  // 64: free of bank conflicts
     // Shared memory, in bytes.
     static constexpr int RING = 0, MERGE = WARPS * PAIRS * PAIR, MERGE_BYTES = WARPS * QUERIES * 8 * QUADS * 16;
-    static constexpr int BARRIERS = MERGE + MERGE_BYTES, STATS = BARRIERS + WARPS * PAIRS * 8;
-    static constexpr int TOTALS = STATS + WARPS * QUERIES * 8, FLAG = TOTALS + QUERIES * 8;
-    static constexpr int PREFIX = FLAG + 16, BYTES = PREFIX + 4 * (MAX_BATCH + 4);
+    static constexpr int QUERY = MERGE + MERGE_BYTES, BARRIERS = QUERY + 2 * QUERY_BYTES;
+    static constexpr int STATS = (BARRIERS + (2 * WARPS * PAIRS + 5) * 8 + 15) / 16 * 16;
+    static constexpr int TOTALS = STATS + WARPS * QUERIES * 16, FLAG = TOTALS + QUERIES * 8, CUT = FLAG + 32;
+    static constexpr int PREFIX = CUT + 32, LENGTHS = PREFIX + 4 * (MAX_BATCH + 4);
+    static constexpr int HEAD_SCALES = LENGTHS + 4 * MAX_BATCH, BYTES = HEAD_SCALES + 8 * MAX_HEADS;
 
     const Problem& p;
-    const unsigned shared;
-    const int tid, lane, warp, g, t, block, grid;
-    unsigned ring, bars, prefix;
-    // The ring: the next buffer to read and its parity; tile numbers of the units ahead, one lane per tile.
-    unsigned stage = 0, parity = 0;
-    unsigned ahead[AHEAD + 1];
-    int pending_page = 0, pending_head = 0, pending_sub = 0, pending_state = 0;  // state 0 no unit, 1 no tile, 2 a tile
-    Cursor producer;
-    int blocks, share, longer;  // with work; units of each; the first `longer` blocks have one more
-    int first, last;            // this block's units [first, last)
+    const unsigned shared, prefix, lengths;
+    const unsigned full, empty, query_full, query_empty, parts_full;  // barriers
+    const int tid, lane, warp, g, t, block, grid, page_tiles;
+    unsigned buffer = 0, parity = 0;  // a consumer's next, of all buffers; of its barriers
     // One item's state.
     unsigned query[K_LOADS * K_STEPS * 2];
     float row_scale[2], top[2], sum[2], v_scale;
     float acc[M_TILES][4];
 
     __device__ __forceinline__ Decode(const Problem& problem, unsigned base, int thread, int block_, int grid_)
-        : p(problem), shared(base), tid(thread), lane(thread & 31), warp(thread >> 5), g(lane >> 2), t(lane & 3),
-          block(block_), grid(grid_) {
-        ring = shared + RING + warp * PAIRS * PAIR;
-        bars = shared + BARRIERS + warp * PAIRS * 8;
-        prefix = shared + PREFIX;
+        : p(problem), shared(base), prefix(base + PREFIX), lengths(base + LENGTHS), full(base + BARRIERS),
+          empty(full + 8 * WARPS * PAIRS), query_full(empty + 8 * WARPS * PAIRS), query_empty(query_full + 16),
+          parts_full(query_empty + 16), tid(thread), lane(thread & 31),
+          warp(shuffle_int(thread >> 5, 0)),  // seen to be the same in all lanes
+          g(lane >> 2), t(lane & 3), block(block_), grid(grid_), page_tiles(problem.page_shift + (TOKENS == 8)) {}
+
+    __device__ __forceinline__ int prefix_at(int b) const { return (int)lds32(prefix + 4 * b); }
+
+    // The item of a unit, in the line of the team's block number `own`; its sequence is one of low .. high.
+    __device__ __forceinline__ Cursor locate(int own, int unit, int low, int high) const {
+        while (low < high) {  // the last b whose units begin at or before `unit`; empty sequences are skipped
+            const int middle = (low + high + 1) >> 1;
+            if (p.rows * prefix_at(middle) <= unit) low = middle;
+            else high = middle - 1;
+        }
+        Cursor c;
+        c.unit = unit, c.b = low;
+        const int first = prefix_at(low);
+        c.count = prefix_at(low + 1) - first;
+        const int row = p.rows > 1 && c.count ? (unit - p.rows * first) / c.count : 0;
+        c.h = row * p.width + own;
+        c.begin = p.rows * first + row * c.count;
+        c.length = (int)lds32(lengths + 4 * low);
+        return c;
+    }
+
+    // The item behind this one; there must be one.
+    __device__ __forceinline__ void next_item(Cursor& c) const {
+        c.begin += c.count, c.h += p.width;
+        if (c.h >= p.kv_heads) {
+            c.h -= p.kv_heads;
+            do {
+                ++c.b;
+                c.count = prefix_at(c.b + 1) - prefix_at(c.b);
+            } while (c.count == 0);
+            c.length = (int)lds32(lengths + 4 * c.b);
+        }
     }
 
 #include "decode_work.cuh"
 #include "decode_products.cuh"
 #include "decode_merge.cuh"
 
-    __device__ __forceinline__ void run() {
-        // The table on its way to L2 while the lengths are: together the blocks ask for every 128-byte line of it.
-        for (int i = block * THREADS + tid; i < (p.batch * p.max_pages + 31) / 32; i += grid * THREADS)
+    // A producer's own: those of the warps that it serves; the last one's, of the queries and parts, too.
+    __device__ __forceinline__ void init_barriers() {
+        if (lane == 0) {  // a loop over lanes would run them one by one
+#pragma unroll
+            for (int w = 0; w < WARPS; w += PRODUCERS)
+#pragma unroll
+                for (int i = 0; i < PAIRS; ++i) {
+                    const int at = 8 * ((warp - WARPS + w) * PAIRS + i);
+                    barrier_init(full + at, TILES);
+                    barrier_init(empty + at, 1);
+                }
+            if (warp == WARPS + PRODUCERS - 1) {
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    barrier_init(query_full + 8 * i, p.group);
+                    barrier_init(query_empty + 8 * i, WARPS);
+                }
+                barrier_init(parts_full, 1);
+            }
+            barrier_init_fence();
+        }
+    }
+
+    __device__ __forceinline__ void consume() {
+        // The table on its way to L2: the blocks ask for every 128-byte line.
+        for (int i = block * CONSUMERS + tid; i < (p.batch * p.max_pages + 31) / 32; i += grid * CONSUMERS)
             prefetch(p.table + min(32 * i, p.batch * p.max_pages - 1));
-        scan();
+        if constexpr (KIND == FP8)
+            for (int i = tid; i < 2 * p.kv_heads; i += CONSUMERS) {
+                const bool v = i >= p.kv_heads;
+                const float x = ((const float*)(v ? p.v_scale : p.k_scale))[v ? i - p.kv_heads : i];
+                sts32(shared + HEAD_SCALES + 4 * i, bits_of(x));
+            }
+        sync_at_start<THREADS>();
         for (int b = block; b < p.batch; b += grid)  // an empty sequence is nobody's: zeros
-            if (prefix_at(prefix, b) == prefix_at(prefix, b + 1))
-                for (int i = tid; i < p.kv_heads * p.group * D / 2; i += THREADS)
+            if (prefix_at(b) == prefix_at(b + 1))
+                for (int i = tid; i < p.kv_heads * p.group * D / 2; i += CONSUMERS)
                     ((unsigned*)p.o)[(u64)b * p.kv_heads * p.group * (D / 2) + i] = 0;
-        if (block >= blocks) return;
-        first = block * share + min(block, longer);
-        last = first + share + (block < longer);
-
-        Cursor c = locate(p, prefix, first);
-        producer = c;
-        producer.unit = first + warp;
-        int page[AHEAD + 1], head[AHEAD + 1], sub[AHEAD + 1], state[AHEAD + 1];
-#pragma unroll
-        for (int i = 0; i <= AHEAD; ++i) {  // all loads first
-            fetch();
-            page[i] = pending_page, head[i] = pending_head, sub[i] = pending_sub, state[i] = pending_state;
-        }
-#pragma unroll
-        for (int i = 0; i <= AHEAD; ++i) {
-            pending_page = page[i], pending_head = head[i], pending_sub = sub[i], pending_state = state[i];
-            ahead[i] = fetched();
-        }
-        sync_warp();  // this warp's barriers are set up
-#pragma unroll
-        for (int i = 0; i < PAIRS; ++i) issue(ahead[i / 2], i & 1, i);
-        fetch();
-
+        const uint4 range = lds128(shared + CUT + 16);
+        const int first = range.y, last = range.z, own = range.w;
+        if (first == last) return;
+        buffer = warp * PAIRS;
+        Cursor c = locate(own, first, 0, p.batch - 1);
+        Ticket early = {0, 0, 0, 0, 0};
+        bool begun = false, whole;
+        int item = 0;
         for (int mine = first + warp;;) {
             const int end = min(c.begin + c.count, last);
-            begin_item(c);
+            begin_item(c, item++);
             for (; mine < end; mine += WARPS) unit(c.length - (mine - c.begin) * UNIT);
-            end_item(c, end == last);
+            whole = end_item(c, first, last);
             if (end == last) break;
-            next_item(p, prefix, c);
+            if (!whole) {  // the range's first item; nobody waits for the answer
+                begun = true;
+                sync_consumers<CONSUMERS>();
+                if (tid == 0) early = arrive(c);
+            }
+            next_item(c);
+        }
+        finish(c, whole, begun, early, own);
+    }
+
+    __device__ __forceinline__ void run() {
+        if (warp >= WARPS) {  // a warpgroup, as registers go from one to another
+            fewer_registers<56>();
+            produce();
+        } else {
+            more_registers<224>();
+            consume();
         }
     }
 };
 
 #define KV_DECODE(name, KIND, D, WARPS, TILES, PAIRS)                                                                  \
-    extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) name(                                                  \
+    extern "C" __global__ void __launch_bounds__(32 * WARPS + 128, 1) name(                                            \
         const unsigned char* q, const unsigned char* k, const unsigned char* v, const unsigned char* k_scale,          \
-        const unsigned char* v_scale, const int* table, const int* lengths, unsigned char* o, float* part,             \
-        float* part_ml, unsigned* arrived, int batch, int kv_heads, int group, int page_shift, int max_pages,          \
-        float logit_scale, int q_is_bf16) {                                                                            \
+        const unsigned char* v_scale, const int* table, const int* lengths, unsigned char* o, unsigned char* part,     \
+        float* part_ml, unsigned* arrived, int width, int rows, int teams, int per_item, int second, int batch,        \
+        int kv_heads, int group, int page_shift, int max_pages, float logit_scale, int q_is_bf16) {                    \
         extern __shared__ __align__(128) unsigned char memory[];                                                       \
         typedef Decode<KIND, D, WARPS, TILES, PAIRS> Kernel;                                                           \
         static_assert(Kernel::BYTES <= 232448, "shared memory");                                                       \
-        const Problem problem = {q, k, v, k_scale, v_scale, table, lengths, o, part, part_ml, arrived, batch, kv_heads,\
-                                 group, page_shift, max_pages, logit_scale, q_is_bf16};                                \
+        const Problem problem = {q,         k,        v,     k_scale,    v_scale,   table,       lengths,              \
+                                 o,         part,     part_ml, arrived,  width,     rows,        teams,                \
+                                 per_item,  second,   batch, kv_heads,   group,     page_shift,  max_pages,            \
+                                 logit_scale, q_is_bf16};                                                              \
         Kernel(problem, shared_base(memory), threadIdx.x, blockIdx.x, gridDim.x).run();                                \
     }
 
 KV_DECODE(kv_fp8_d256_w8_t2_p3, FP8, 256, 8, 2, 3)
 KV_DECODE(kv_fp8_d128_w8_t4_p3, FP8, 128, 8, 4, 3)
-KV_DECODE(kv_q8_0_d256_w8_t2_p3, Q8_0, 256, 8, 2, 3)
+KV_DECODE(kv_q8_0_d256_w8_t2_p2, Q8_0, 256, 8, 2, 2)
 KV_DECODE(kv_q8_0_d128_w8_t2_p5, Q8_0, 128, 8, 2, 5)
-KV_DECODE(kv_bf16_d256_w8_t1_p3, BF16, 256, 8, 1, 3)
+KV_DECODE(kv_bf16_d256_w8_t2_p3, BF16, 256, 8, 2, 3)
 KV_DECODE(kv_bf16_d128_w8_t2_p3, BF16, 128, 8, 2, 3)
-KV_DECODE(kv_fp16_d256_w8_t1_p3, F16, 256, 8, 1, 3)
+KV_DECODE(kv_fp16_d256_w8_t2_p3, F16, 256, 8, 2, 3)
 KV_DECODE(kv_fp16_d128_w8_t2_p3, F16, 128, 8, 2, 3)

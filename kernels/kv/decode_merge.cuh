@@ -1,43 +1,58 @@
 // Members of Decode (decode.cu includes this in its body): merging the states of a block's warps, and the parts of an
 // item that several blocks hold.
 
-    __device__ __forceinline__ void store(const Cursor& c, int q, int d, float4 x) {
+    __device__ __forceinline__ void store(int item, int q, int d, float4 x) {
         uint2 y = p.q_is_bf16 ? make_uint2(pack_bf162(x.x, x.y), pack_bf162(x.z, x.w))
                               : make_uint2(pack_half2(x.x, x.y), pack_half2(x.z, x.w));
-        *(uint2*)(p.o + ((u64)((c.b * p.kv_heads + c.h) * p.group + q) * D + d) * 2) = y;
+        *(uint2*)(p.o + ((u64)(item * p.group + q) * D + d) * 2) = y;
     }
 
-    // Merges the warps' states; writes the item's output, or this block's part of it. `idle`: the block's last item,
-    // whose merge may use the ring.
-    __device__ __forceinline__ void end_item(const Cursor& c, bool idle) {
+    // Merges the warps' states; writes the item's output, or the part of it in the range [first, last). Whether it was
+    // the whole item.
+    __device__ __forceinline__ bool end_item(const Cursor& c, int first, int last) {
         const bool whole = c.begin >= first && c.begin + c.count <= last;
-        const int slot = 2 * block + (c.begin >= first ? 1 : 0);  // a part that begins its item is the block's last
+        const bool idle = c.begin + c.count >= last;  // nothing is behind this item: the merge may use the ring
+        const int slot = 2 * block + (c.begin >= first ? 1 : 0);  // a part that begins its item is its range's last
         float weight[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             sum[i] += shuffle_xor(sum[i], 4);
             sum[i] += shuffle_xor(sum[i], 8);
             sum[i] += shuffle_xor(sum[i], 16);
-            const uint2 both = make_uint2(bits_of(top[i]), bits_of(sum[i]));
-            if (g == 0) sts64(shared + STATS + (warp * QUERIES + 2 * t + i) * 8, both);
+            float most = 0.0f;
+            if (!whole) {
+#pragma unroll
+                for (int j = 0; j < M_TILES; ++j) most = fmaxf(most, fmaxf(fabsf(acc[j][i]), fabsf(acc[j][i + 2])));
+                most = fmaxf(most, shuffle_xor(most, 4));
+                most = fmaxf(most, shuffle_xor(most, 8));
+                most = fmaxf(most, shuffle_xor(most, 16));
+            }
+            const uint4 stats = make_uint4(bits_of(top[i]), bits_of(sum[i]), bits_of(most), 0);
+            if (g == 0) sts128(shared + STATS + (warp * QUERIES + 2 * t + i) * 16, stats);
         }
-        sync_block();
+        sync_consumers<CONSUMERS>();
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            float highest = float_of(0xFF800000u), all = 0.0f;
-            uint2 stats[WARPS];
+            float highest = float_of(0xFF800000u), all = 0.0f, bound = 0.0f;
+            uint4 stats[WARPS];
 #pragma unroll
             for (int w = 0; w < WARPS; ++w) {
-                stats[w] = lds64(shared + STATS + (w * QUERIES + 2 * t + i) * 8);
+                stats[w] = lds128(shared + STATS + (w * QUERIES + 2 * t + i) * 16);
                 highest = fmaxf(highest, float_of(stats[w].x));
             }
 #pragma unroll
-            for (int w = 0; w < WARPS; ++w) all += float_of(stats[w].y) * exp2_fast(float_of(stats[w].x) - highest);
+            for (int w = 0; w < WARPS; ++w) {
+                const float x = exp2_fast(float_of(stats[w].x) - highest);
+                all += float_of(stats[w].y) * x, bound += float_of(stats[w].z) * x;
+            }
             weight[i] = exp2_fast(top[i] - highest);
             if (whole) weight[i] *= v_scale / all;
-            else if (warp == 0 && g == 0 && 2 * t + i < p.group) {
-                p.part_ml[(slot * QUERIES + 2 * t + i) * 2] = highest;
-                p.part_ml[(slot * QUERIES + 2 * t + i) * 2 + 1] = all;
+            else {  // in half, a power of two brings the row's bound into [2^13, 2^14)
+                const unsigned exponent = max((int)(bits_of(bound) >> 23), 14);
+                weight[i] *= float_of((267 - exponent) << 23);
+                if (warp == 0 && g == 0 && 2 * t + i < p.group)
+                    *(float4*)(p.part_ml + (slot * QUERIES + 2 * t + i) * 4) =
+                        make_float4(highest, all, float_of((exponent - 13) << 23), 0.0f);
             }
         }
         constexpr int CHUNKS = 8 * QUADS, PER_LANE = V_LANE / (4 * QUADS);  // float4 per row; rounds per V load
@@ -48,6 +63,7 @@
             for (int i = 0; i < 2; ++i)
 #pragma unroll
                 for (int j = 0; j < QUADS; ++j) {
+                    if (2 * t + i >= p.group) continue;
                     const int tile = 2 * (round * QUADS + j);
                     const float w = weight[i];
                     uint4 x = make_uint4(bits_of(acc[tile][i] * w), bits_of(acc[tile][i + 2] * w),
@@ -66,199 +82,152 @@
             }
             const int d = round / PER_LANE * 8 * V_LANE + chunk / QUADS * V_LANE + round % PER_LANE * 4 * QUADS +
                           chunk % QUADS * 4;
-            if (whole) store(c, q, d, x);
-            else *(float4*)(p.part + ((u64)slot * p.group + q) * D + d) = x;
+            if (whole) store(c.b * p.kv_heads + c.h, q, d, x);
+            else *(uint2*)(p.part + (((u64)slot * p.group + q) * D + d) * 2) =
+                make_uint2(pack_half2(x.x, x.y), pack_half2(x.z, x.w));
         };
         if (idle) {  // all rounds at once
 #pragma unroll
             for (int round = 0; round < ROUNDS; ++round) give(round, shared + RING + round * MERGE_BYTES);
-            sync_block();
-            for (int i = tid; i < ROUNDS * p.group * CHUNKS; i += THREADS) {
+            sync_consumers<CONSUMERS>();
+            for (int i = tid; i < ROUNDS * p.group * CHUNKS; i += CONSUMERS) {
                 const int round = i / (p.group * CHUNKS);
                 take(round, shared + RING + round * MERGE_BYTES, i - round * p.group * CHUNKS);
             }
         } else {
 #pragma unroll
             for (int round = 0; round < ROUNDS; ++round) {
-                if (round) sync_block();
+                if (round) sync_consumers<CONSUMERS>();
                 give(round, shared + MERGE);
-                sync_block();
-                for (int i = tid; i < p.group * CHUNKS; i += THREADS) take(round, shared + MERGE, i);
+                sync_consumers<CONSUMERS>();
+                for (int i = tid; i < p.group * CHUNKS; i += CONSUMERS) take(round, shared + MERGE, i);
             }
         }
-        if (!whole) end_part(c, idle);
+        return whole;
     }
 
-    __device__ __forceinline__ const float* maximum_and_sum(int from, int i, int q) const {
-        return p.part_ml + ((2 * (from + i) + (i == 0)) * QUERIES + q) * 2;
+    // What came back from the counter of an item's parts, how many there are, and the team that holds the first.
+    struct Ticket {
+        unsigned before;
+        int parts, from, b, h;
+    };
+
+    // One thread, behind a barrier: this block's part of the item is written.
+    __device__ __forceinline__ Ticket arrive(const Cursor& c) const {
+        const uint4 a = lds128(shared + CUT);
+        const Cut cut = {(int)a.x, (int)a.y, (int)a.z, (int)a.w, (int)lds32(shared + CUT + 16)};
+        Ticket x;
+        x.before = count_one(p.arrived + c.b * p.kv_heads + c.h);
+        x.from = team_of(cut, c.begin), x.parts = team_of(cut, c.begin + c.count - 1) - x.from + 1;
+        x.b = c.b, x.h = c.h;
+        return x;
     }
 
-    // One warp: the weight of each part of query q to shared memory at `weights`; returns the factor of the whole sum.
-    __device__ __forceinline__ float weigh(int from, int parts, int q, unsigned weights) {
-        const float none = float_of(0xFF800000u);
-        float2 near[2];  // up to 64 parts are read once
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-            near[j] = float2{none, 0.0f};
-            if (lane + 32 * j < parts) near[j] = load_shared_by_blocks2(maximum_and_sum(from, lane + 32 * j, q));
-        }
-        float highest = fmaxf(near[0].x, near[1].x), all = 0.0f;
-        for (int i = lane + 64; i < parts; i += 32)
-            highest = fmaxf(highest, load_shared_by_blocks2(maximum_and_sum(from, i, q)).x);
-        for (int by = 1; by < 32; by *= 2) highest = fmaxf(highest, shuffle_xor(highest, by));
-        for (int i = lane; i < parts; i += 32) {
-            float2 ml = i < 32 ? near[0] : i < 64 ? near[1] : load_shared_by_blocks2(maximum_and_sum(from, i, q));
-            float w = exp2_fast(ml.x - highest);
-            all += ml.y * w;
-            sts32(weights + i * 4, bits_of(w));
-        }
-        for (int by = 1; by < 32; by *= 2) all += shuffle_xor(all, by);
-        return v_scale / all;
+    // One thread: tells the block whether it merges the item, and leaves the counter at zero.
+    __device__ __forceinline__ void tell(const Ticket& x, unsigned to) const {
+        const bool merges = x.parts && x.before == (unsigned)x.parts - 1;
+        if (merges) p.arrived[x.b * p.kv_heads + x.h] = 0;
+        sts128(to, make_uint4(merges ? x.parts : 0, x.from, x.b, x.h));
     }
 
-    __device__ __forceinline__ const float* part_of(int from, int i) const {
-        return p.part + (u64)(2 * (from + i) + (i == 0)) * p.group * D;
+    // The range is done. Of its first item and its last, where other blocks hold parts too, the last to arrive merges.
+    __device__ __forceinline__ void finish(const Cursor& c, bool whole, bool begun, const Ticket& early, int own) {
+        if (whole && !begun) return;
+        async_proxy_fence_shared();  // the parts go where the warps' states were
+        sync_consumers<CONSUMERS>();
+        if (tid == 0) {
+            Ticket late = {0, 0, 0, 0, 0};
+            if (!whole) late = arrive(c);
+            tell(early, shared + FLAG);
+            tell(late, shared + FLAG + 16);
+        }
+        sync_consumers<CONSUMERS>();
+        int rounds = 0;
+#pragma unroll 1
+        for (int i = 0; i < 2; ++i) {
+            const uint4 x = lds128(shared + FLAG + 16 * i);
+            if (x.x) merge_all(x.x, x.y, own, x.z * p.kv_heads + x.w, x.w, rounds);
+        }
     }
 
-    // 16 float4 of one query's output from `parts` <= HELP_MOST parts, by an idle block (the ring is room). The sums
-    // are those of merge_all, in its order.
-    __device__ __forceinline__ void merge_slice(const Cursor& c, int from, int parts, int slice) {
-        constexpr int LOADS = (HELP_MOST * 16 + THREADS - 1) / THREADS;
-        const int q = slice / (D / 64), column = slice * 16 + (tid & 15);
-        const unsigned weights = shared + MERGE, staged = shared + RING;
-        float4 y[LOADS];
-#pragma unroll
-        for (int k = 0; k < LOADS; ++k) {
-            const int i = (tid >> 4) + k * (THREADS / 16);
-            if (i < parts) y[k] = load_shared_by_blocks4(part_of(from, i) + 4 * column);
-        }
-        float norm = 0.0f;
-        if (warp == 0) norm = weigh(from, parts, q, weights);
-#pragma unroll
-        for (int k = 0; k < LOADS; ++k) {
-            const int i = (tid >> 4) + k * (THREADS / 16);
-            if (i < parts)
-                sts128(staged + (i * 16 + (tid & 15)) * 16,
-                       make_uint4(bits_of(y[k].x), bits_of(y[k].y), bits_of(y[k].z), bits_of(y[k].w)));
-        }
-        sync_block();
-        if (tid < 16) {
-            float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 8
-            for (int i = 0; i < parts; ++i) {
-                const uint4 a = lds128(staged + (i * 16 + tid) * 16);
-                const float w = float_of(lds32(weights + 4 * i));
-                x.x = fmaf(w, float_of(a.x), x.x), x.y = fmaf(w, float_of(a.y), x.y);
-                x.z = fmaf(w, float_of(a.z), x.z), x.w = fmaf(w, float_of(a.w), x.w);
-            }
-            store(c, q, 4 * column % D, make_float4(x.x * norm, x.y * norm, x.z * norm, x.w * norm));
-        }
-        sync_block();
+    __device__ __forceinline__ int slot_of(int from, int i, int own) const {
+        return 2 * ((from + i) * p.width + own) + (i == 0);
     }
 
-    __device__ __forceinline__ void merge_slices(const Cursor& c, int from, int parts, unsigned which) {
-        for (int i = 0; i < 32; ++i)
-            if (which >> i & 1) merge_slice(c, from, parts, i);
-    }
-
-    __device__ __forceinline__ void merge_all(const Cursor& c, int from, int parts) {
-        const unsigned weights = shared + MERGE;  // [group][parts]
-        for (int q = warp; q < p.group; q += WARPS) {
-            const float norm = weigh(from, parts, q, weights + 4 * q * parts);
-            if (lane == 0) sts32(shared + TOTALS + 4 * q, bits_of(norm));
-        }
-        // Each thread has up to COLUMNS float4 of the output; many loads are under way before the first is used.
-        constexpr int COLUMNS = QUERIES * (D / 4) / THREADS, DEPTH = COLUMNS > 2 ? 4 : 24 / COLUMNS;
+    // The parts come to the idle ring, all at once where they fit (48 of 8 rows of D = 256). The loops are short on
+    // purpose: this code runs once, and its instructions are fetched as it goes. `rounds`: of the ring so far.
+    __device__ __forceinline__ void merge_all(int parts, int from, int own, int item, int h, int& rounds) {
+        constexpr int COLUMNS = QUERIES * (D / 4) / CONSUMERS;  // of four values, of a thread
+        const unsigned weights = shared + MERGE;                // [group][parts]
+        const int bytes = p.group * D * 2, room = MERGE / bytes;
         float4 x[COLUMNS];
+        unsigned column[COLUMNS], row[COLUMNS];
 #pragma unroll
-        for (int i = 0; i < COLUMNS; ++i) x[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        for (int j = 0; j < parts; j += DEPTH) {
-            float4 y[DEPTH][COLUMNS];
-#pragma unroll
-            for (int k = 0; k < DEPTH; ++k)
+        for (int i = 0; i < COLUMNS; ++i) {  // queries that are not there read the last one: no branch in the loop
+            const int at = min(tid + i * CONSUMERS, p.group * (D / 4) - 1);
+            column[i] = shared + RING + 8 * at, row[i] = weights + at / (D / 4) * parts * 4;
+            x[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        }
+#pragma unroll 1
+        for (int done = 0; done < parts; done += room, ++rounds) {
+            const int n = min(room, parts - done);
+            if (done) sync_consumers<CONSUMERS>();
+            if (tid == 0) barrier_expect(parts_full, n * bytes);
+            if (lane * WARPS + warp < n) {   // a warp's copies leave one by one
+                async_proxy_fence_global();  // other blocks wrote them by plain stores
+#pragma unroll 1
+                for (int i = lane * WARPS + warp; i < n; i += CONSUMERS)
+                    bulk_copy(shared + RING + i * bytes, p.part + (u64)slot_of(from, done + i, own) * bytes, bytes,
+                              parts_full);
+            }
+            if (done == 0) {
+                if (warp < p.group) weigh(from, parts, own, weights + 4 * warp * parts);
+                sync_consumers<CONSUMERS>();
+            }
+            barrier_wait(parts_full, rounds & 1);
+#pragma unroll 4
+            for (int k = 0; k < n; ++k)
 #pragma unroll
                 for (int i = 0; i < COLUMNS; ++i) {
-                    const int at = tid + i * THREADS;
-                    y[k][i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-                    if (j + k < parts && at < p.group * (D / 4))
-                        y[k][i] = load_shared_by_blocks4(part_of(from, j + k) + 4 * at);
-                }
-            if (j == 0) sync_block();  // the weights
-#pragma unroll
-            for (int k = 0; k < DEPTH; ++k)
-#pragma unroll
-                for (int i = 0; i < COLUMNS; ++i) {
-                    const int q = min((tid + i * THREADS) / (D / 4), p.group - 1);
-                    if (j + k < parts) {
-                        const float w = float_of(lds32(weights + (q * parts + j + k) * 4));
-                        x[i].x = fmaf(w, y[k][i].x, x[i].x), x[i].y = fmaf(w, y[k][i].y, x[i].y);
-                        x[i].z = fmaf(w, y[k][i].z, x[i].z), x[i].w = fmaf(w, y[k][i].w, x[i].w);
-                    }
+                    const uint2 y = lds64(column[i] + k * bytes);
+                    const float w = float_of(lds32(row[i] + 4 * (done + k)));
+                    x[i].x = fmaf(w, half_to_float(y.x), x[i].x), x[i].y = fmaf(w, half_to_float(y.x >> 16), x[i].y);
+                    x[i].z = fmaf(w, half_to_float(y.y), x[i].z), x[i].w = fmaf(w, half_to_float(y.y >> 16), x[i].w);
                 }
         }
+        float scale = 1.0f;
+        if constexpr (KIND == FP8) scale = float_of(lds32(shared + HEAD_SCALES + 4 * (p.kv_heads + h)));
 #pragma unroll
         for (int i = 0; i < COLUMNS; ++i) {
-            const int at = tid + i * THREADS, q = at / (D / 4);
-            if (at < p.group * (D / 4)) {
-                const float norm = float_of(lds32(shared + TOTALS + 4 * q));
-                store(c, q, 4 * at % D, make_float4(x[i].x * norm, x[i].y * norm, x[i].z * norm, x[i].w * norm));
-            }
+            const int at = tid + i * CONSUMERS, q = at / (D / 4);
+            if (q >= p.group) continue;
+            const float norm = scale / float_of(lds32(shared + TOTALS + 4 * q));
+            store(item, q, 4 * at % D, make_float4(x[i].x * norm, x[i].y * norm, x[i].z * norm, x[i].w * norm));
         }
-        sync_block();
+        sync_consumers<CONSUMERS>();
     }
 
-    // One thread: this block, or for a second time the last to arrive, is through with the item. The last to leave puts
-    // the counters back to zero.
-    __device__ __forceinline__ void leave(unsigned* counter, unsigned* slices, unsigned before, int parts) {
-        if (before >> 16 == (unsigned)parts) *counter = 0, *slices = 0;
-    }
-
-    // A part is written. Low half of the counter: parts that arrived; high half: those through with it, plus one for
-    // the merge. The last to arrive merges. Where parts are many, idle blocks wait for a bounded time until all have
-    // arrived and then take every `parts`-th slice from their number on, if still free; the last to arrive does its own
-    // and what is left.
-    __device__ __forceinline__ void end_part(const Cursor& c, bool idle) {
-        const int from = block_of(c.begin), parts = block_of(c.begin + c.count - 1) - from + 1;
-        unsigned* counter = p.arrived + c.b * p.kv_heads + c.h;
-        unsigned* taken = counter + p.batch * p.kv_heads;
-        const int slices = p.group * D / 64, mine = block - from;
-        const bool shared_out = idle && parts >= HELP_PARTS && parts <= HELP_MOST;
-        const bool helper = shared_out && mine < slices;
-        unsigned own = 0;
-        if (helper)
-            for (int i = mine; i < slices; i += parts) own |= 1u << i;
-        sync_block();
-        if (tid == 0) {
-            fence_device();
-            const unsigned arrivals = add(counter, helper ? 1 : 0x10001) & 0xFFFF;
-            unsigned work = arrivals == (unsigned)parts - 1 ? 2 : 0;  // 0 nothing, 1 a slice, 2 all that is left
-            if (work == 0 && helper) {
-                for (int i = 0; i < HELP_POLLS && work == 0; ++i) {
-                    work = (load_fresh(counter) & 0xFFFF) == (unsigned)parts;
-                    if (!work) let_others_run();
-                }
-            }
-            fence_device();
-            if (work && helper) own &= ~add_bit(taken, own);
-            sts32(shared + FLAG, work);
-            sts32(shared + FLAG + 8, own);
+    // One warp: the weight of each part of its query to shared memory at `weights`, the weighted sum to TOTALS.
+    __device__ __forceinline__ void weigh(int from, int parts, int own, unsigned weights) {
+        constexpr int FAR = MAX_PARTS / 32;
+        const float none = float_of(0xFF800000u);
+        float4 x[FAR];
+        float highest = none, all = 0.0f;
+#pragma unroll
+        for (int i = 0; i < FAR; ++i) {
+            x[i] = make_float4(none, 0.0f, 0.0f, 0.0f);
+            const int at = lane + 32 * i;
+            if (at < parts) x[i] = load_shared_by_blocks4(p.part_ml + (slot_of(from, at, own) * QUERIES + warp) * 4);
         }
-        sync_block();
-        const unsigned work = lds32(shared + FLAG);
-        if (work && helper) merge_slices(c, from, parts, lds32(shared + FLAG + 8));
-        if (work >= 2) {
-            unsigned left = ~0u;
-            if (shared_out) {
-                if (tid == 0) sts32(shared + FLAG + 4, ~add_bit(taken, ~0u) & (~0u >> (32 - slices)));
-                sync_block();
-                left = lds32(shared + FLAG + 4);
-            }
-            if (shared_out && bits_set(left) <= 2) {
-                merge_slices(c, from, parts, left);
-            } else {
-                merge_all(c, from, parts);
-            }
-            if (tid == 0) leave(counter, taken, add(counter, 0x10000) + 0x10000, parts + 1);
+#pragma unroll
+        for (int i = 0; i < FAR; ++i) highest = fmaxf(highest, x[i].x);
+        for (int by = 1; by < 32; by *= 2) highest = fmaxf(highest, shuffle_xor(highest, by));
+#pragma unroll
+        for (int i = 0; i < FAR; ++i) {
+            const float w = exp2_fast(x[i].x - highest);
+            all += x[i].y * w;
+            if (lane + 32 * i < parts) sts32(weights + (lane + 32 * i) * 4, bits_of(w * x[i].z));
         }
-        if (helper && tid == 0) leave(counter, taken, add(counter, 0x10000) + 0x10000, parts + 1);
+        for (int by = 1; by < 32; by *= 2) all += shuffle_xor(all, by);
+        if (lane == 0) sts32(shared + TOTALS + 4 * warp, bits_of(all));
     }

@@ -1,13 +1,16 @@
 // Members of Decode (decode.cu includes this in its body): the two products and the softmax of one warp.
 
-    __device__ __forceinline__ void begin_item(const Cursor& c) {
-        const unsigned char* row = p.q + (u64)((c.b * p.kv_heads + c.h) * p.group + g) * D * 2;
+    __device__ __forceinline__ void begin_item(const Cursor& c, int item) {
+        const unsigned row = shared + QUERY + (item & 1) * QUERY_BYTES + g * QUERY_ROW;
+        barrier_wait(query_full + 8 * (item & 1), (item >> 1) & 1);
         uint4 raw[K_LOADS * K_LANE / 8];
 #pragma unroll
         for (int i = 0; i < K_LOADS * K_LANE / 8; ++i) {
             int d = i / (K_LANE / 8) * 4 * K_LANE + K_LANE * t + i % (K_LANE / 8) * 8;
-            raw[i] = g < p.group ? load_u128(row + 2 * d) : make_uint4(0, 0, 0, 0);
+            raw[i] = g < p.group ? lds128(row + 2 * d) : make_uint4(0, 0, 0, 0);
         }
+        sync_warp();
+        if (lane == 0) barrier_arrive(query_empty + 8 * (item & 1));
         float scale = 1.0f, back = 1.0f;
         if constexpr (!WIDE) {  // a power of two per row brings the largest element into [1, 2)
             float most = 0.0f;
@@ -35,10 +38,10 @@
                 query[4 * i + w] = x;
             }
         float head_scale = p.logit_scale;
-        v_scale = 1.0f;  // both scales now: at the item's end a first touch would cost a trip to memory
+        v_scale = 1.0f;
         if constexpr (KIND == FP8) {
-            head_scale *= ((const float*)p.k_scale)[c.h];
-            v_scale = ((const float*)p.v_scale)[c.h];
+            head_scale *= float_of(lds32(shared + HEAD_SCALES + 4 * c.h));
+            v_scale = float_of(lds32(shared + HEAD_SCALES + 4 * (p.kv_heads + c.h)));
         }
         if (tid == 0) prefetch(p.arrived + c.b * p.kv_heads + c.h);
         back *= head_scale;
@@ -55,15 +58,15 @@
     }
 
     // S^T of one unit; the buffer is free afterwards.
-    __device__ __forceinline__ void keys(float (&s)[TILES][4]) {
+    __device__ __forceinline__ void keys(float (&s)[PRODUCTS][4]) {
         const int q = g >> 1, e = g & 1;
-        const unsigned buffer = ring + stage * PAIR + token_tile<TILES>(q, e) * SLOT;
-        const unsigned at = buffer + lane_row<TILES>(q, e) * ROW + (KIND == Q8_0 ? 8 : 16) * t;
+        const unsigned slot = shared + RING + buffer * PAIR + token_tile<TILES>(q, e) * SLOT;
+        const unsigned at = slot + lane_row<TILES>(q, e) * ROW + (KIND == Q8_0 ? 8 : 16) * t;
 #pragma unroll
-        for (int m = 0; m < TILES; ++m) {
+        for (int m = 0; m < PRODUCTS; ++m) {
             const unsigned row0 = at + step_row<TILES>(m, 0) * ROW, row1 = at + step_row<TILES>(m, 1) * ROW;
             if constexpr (KIND == Q8_0) {
-                const unsigned scales = buffer + TILE + lane_row<TILES>(q, e) * SCALE_ROW;
+                const unsigned scales = slot + TILE + lane_row<TILES>(q, e) * SCALE_ROW;
                 unsigned k_scale[2][D / 64];
 #pragma unroll
                 for (int f = 0; f < 2; ++f) {
@@ -118,11 +121,11 @@
     }
 
     // Online softmax; P^T as operand B. `valid`: tokens of this unit that the sequence holds.
-    __device__ __forceinline__ void softmax(float (&s)[TILES][4], unsigned (&probability)[TILES][2], int valid) {
+    __device__ __forceinline__ void softmax(float (&s)[PRODUCTS][4], unsigned (&probability)[PRODUCTS][2], int valid) {
         if (valid < UNIT) {
-            const int q = g >> 1, e = g & 1, base = 16 * token_tile<TILES>(q, e) + lane_row<TILES>(q, e);
+            const int q = g >> 1, e = g & 1, base = TOKENS * token_tile<TILES>(q, e) + lane_row<TILES>(q, e);
 #pragma unroll
-            for (int m = 0; m < TILES; ++m)
+            for (int m = 0; m < PRODUCTS; ++m)
 #pragma unroll
                 for (int i = 0; i < 4; ++i)
                     if (base + step_row<TILES>(m, i >> 1) >= valid) s[m][i] = float_of(0xFF800000u);
@@ -132,7 +135,7 @@
         for (int i = 0; i < 2; ++i) {
             most[i] = fmaxf(s[0][i], s[0][i + 2]);
 #pragma unroll
-            for (int m = 1; m < TILES; ++m) most[i] = fmaxf(most[i], fmaxf(s[m][i], s[m][i + 2]));
+            for (int m = 1; m < PRODUCTS; ++m) most[i] = fmaxf(most[i], fmaxf(s[m][i], s[m][i + 2]));
             most[i] = fmaxf(most[i], shuffle_xor(most[i], 4));
             most[i] = fmaxf(most[i], shuffle_xor(most[i], 8));
             most[i] = fmaxf(most[i], shuffle_xor(most[i], 16)) * row_scale[i];
@@ -152,7 +155,7 @@
                 for (int j = 0; j < 4; ++j) acc[i][j] *= decay[j & 1];
         }
 #pragma unroll
-        for (int m = 0; m < TILES; ++m) {
+        for (int m = 0; m < PRODUCTS; ++m) {
             float x[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
@@ -170,25 +173,25 @@
     // Tokens past the sequence's end: whatever lies there, zero times it must be zero.
     __device__ __forceinline__ void clear_tail(int valid) {
         for (int token = valid; token < UNIT; ++token) {
-            unsigned slot = ring + stage * PAIR + (token >> 4) * SLOT, row = token & 15;
+            const unsigned slot = shared + RING + buffer * PAIR + token / TOKENS * SLOT, row = token % TOKENS;
             for (int i = lane; i < ROW / 16; i += 32) sts128(slot + row * ROW + 16 * i, make_uint4(0, 0, 0, 0));
             if (KIND == Q8_0 && lane < SCALE_ROW / 8) sts64(slot + TILE + row * SCALE_ROW + 8 * lane, make_uint2(0, 0));
         }
-        async_proxy_fence();
+        async_proxy_fence_shared();
         sync_warp();
     }
 
     // O^T += V^T P^T; the buffer is free afterwards.
-    __device__ __forceinline__ void values(const unsigned (&probability)[TILES][2]) {
+    __device__ __forceinline__ void values(const unsigned (&probability)[PRODUCTS][2]) {
         unsigned at[2], scales[2];
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-            unsigned slot = ring + stage * PAIR + token_tile<TILES>(t, e) * SLOT;
+            unsigned slot = shared + RING + buffer * PAIR + token_tile<TILES>(t, e) * SLOT;
             at[e] = slot + lane_row<TILES>(t, e) * ROW + 16 * g;
             scales[e] = slot + TILE + lane_row<TILES>(t, e) * SCALE_ROW + 2 * (g >> 1);
         }
 #pragma unroll
-        for (int m = 0; m < TILES; ++m)
+        for (int m = 0; m < PRODUCTS; ++m)
 #pragma unroll
             for (int h = 0; h < V_LOADS; ++h) {
                 uint4 x[2][2];  // [f][e]
@@ -233,22 +236,21 @@
     }
 
     __device__ __forceinline__ void unit(int valid) {
-        float s[TILES][4];
-        unsigned probability[TILES][2];
-        barrier_wait(bars + 8 * stage, parity);
+        float s[PRODUCTS][4];
+        unsigned probability[PRODUCTS][2];
+        barrier_wait(full + 8 * buffer, parity);
         keys(s);
-        sync_warp();
-        issue(ahead[PAIRS / 2], PAIRS & 1, stage);
-        step();
+        release();
         softmax(s, probability, valid);
-        barrier_wait(bars + 8 * stage, parity);
+        barrier_wait(full + 8 * buffer, parity);
         if (valid < UNIT) clear_tail(valid);
         values(probability);
+        release();
+    }
+
+    // The warp has read its buffer.
+    __device__ __forceinline__ void release() {
         sync_warp();
-        issue(ahead[(PAIRS + 1) / 2], !(PAIRS & 1), stage);
-        step();
-#pragma unroll
-        for (int i = 1; i < AHEAD; ++i) ahead[i] = ahead[i + 1];
-        ahead[AHEAD] = fetched();
-        fetch();
+        if (lane == 0) barrier_arrive(empty + 8 * buffer);
+        if (++buffer == (warp + 1) * PAIRS) buffer -= PAIRS, parity ^= 1;
     }

@@ -4,7 +4,11 @@
 
 typedef unsigned long long u64;
 
-static __device__ __forceinline__ unsigned shared_base(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
+static __device__ __forceinline__ unsigned shared_base(const void* p) {
+    unsigned x;  // opaque: the compiler would work it out anew, from a special register, wherever it is used
+    asm volatile("mov.u32 %0, %1;" : "=r"(x) : "r"((unsigned)__cvta_generic_to_shared(p)));
+    return x;
+}
 
 static __device__ __forceinline__ uint4 lds128(unsigned a) {
     uint4 x;
@@ -46,14 +50,12 @@ static __device__ __forceinline__ float4 load_shared_by_blocks4(const float* p) 
                  : "l"(p) : "memory");
     return x;
 }
-static __device__ __forceinline__ float2 load_shared_by_blocks2(const float* p) {
-    float2 x;
-    asm volatile("ld.global.cg.v2.f32 {%0,%1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(p) : "memory");
+static __device__ __forceinline__ void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+static __device__ __forceinline__ int load_i32(const int* p) {  // where it stands, not where it is used
+    int x;
+    asm volatile("ld.global.nc.s32 %0, [%1];" : "=r"(x) : "l"(p));
     return x;
 }
-static __device__ __forceinline__ void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
-static __device__ __forceinline__ int load_i32(const int* p) { return __ldg(p); }
-static __device__ __forceinline__ uint4 load_u128(const void* p) { return __ldg((const uint4*)p); }
 
 // A bulk copy counts its bytes on a barrier in shared memory; a wait returns when the phase with this parity is over.
 static __device__ __forceinline__ void barrier_init(unsigned a, unsigned arrivals) {
@@ -64,6 +66,9 @@ static __device__ __forceinline__ void barrier_init_fence() {
 }
 static __device__ __forceinline__ void barrier_expect(unsigned a, unsigned bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(a), "r"(bytes) : "memory");
+}
+static __device__ __forceinline__ void barrier_arrive(unsigned a) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(a) : "memory");
 }
 static __device__ __forceinline__ void bulk_copy(unsigned to, const void* from, unsigned bytes, unsigned barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
@@ -78,8 +83,13 @@ static __device__ __forceinline__ void barrier_wait(unsigned a, unsigned parity)
         "r"(parity)
         : "memory");
 }
-static __device__ __forceinline__ void async_proxy_fence() {
+// Between plain accesses and those of bulk copies, to shared or to global memory; a fence of both also waits for all
+// that this thread has stored (MEMBAR.GPU).
+static __device__ __forceinline__ void async_proxy_fence_shared() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+static __device__ __forceinline__ void async_proxy_fence_global() {
+    asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
 // Conversions. A pair's first value is in the low half.
@@ -147,18 +157,33 @@ static __device__ __forceinline__ unsigned transpose8x8(unsigned x) {
 static __device__ __forceinline__ float shuffle_xor(float x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
 static __device__ __forceinline__ float shuffle_from(float x, int lane) { return __shfl_sync(~0u, x, lane); }
 static __device__ __forceinline__ int shuffle_up(int x, int by) { return __shfl_up_sync(~0u, x, by); }
+static __device__ __forceinline__ int shuffle_int(int x, int lane) { return __shfl_sync(~0u, x, lane); }
 static __device__ __forceinline__ bool any_lane(bool x) { return __any_sync(~0u, x); }
 static __device__ __forceinline__ void sync_warp() { __syncwarp(); }
-static __device__ __forceinline__ void sync_block() { __syncthreads(); }
-static __device__ __forceinline__ void fence_device() { __threadfence(); }
+static __device__ __forceinline__ unsigned lanes_where(bool x) { return __ballot_sync(~0u, x); }
 static __device__ __forceinline__ int bits_set(unsigned x) { return __popc(x); }
-
-// Counters: the value before.
-static __device__ __forceinline__ unsigned add(unsigned* p, unsigned x) { return atomicAdd(p, x); }
-static __device__ __forceinline__ unsigned add_bit(unsigned* p, unsigned x) { return atomicOr(p, x); }
-static __device__ __forceinline__ unsigned load_fresh(const unsigned* p) {
+template <int THREADS> static __device__ __forceinline__ void sync_consumers() {
+    asm volatile("barrier.sync 1, %0;" ::"n"(THREADS) : "memory");
+}
+template <int THREADS> static __device__ __forceinline__ void sync_producers() {
+    asm volatile("barrier.sync 3, %0;" ::"n"(THREADS) : "memory");
+}
+// The consumers wait until the producers have come by; those do not wait.
+template <int THREADS> static __device__ __forceinline__ void sync_at_start() {
+    asm volatile("barrier.sync 2, %0;" ::"n"(THREADS) : "memory");
+}
+template <int THREADS> static __device__ __forceinline__ void arrive_at_start() {
+    asm volatile("barrier.arrive 2, %0;" ::"n"(THREADS) : "memory");
+}
+template <int COUNT> static __device__ __forceinline__ void more_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT> static __device__ __forceinline__ void fewer_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+// A counter: the value before. What this block wrote before it (and a barrier) is seen by who counts after it.
+static __device__ __forceinline__ unsigned count_one(unsigned* p) {
     unsigned x;
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(x) : "l"(p) : "memory");
     return x;
 }
-static __device__ __forceinline__ void let_others_run() {}  // a loop's turn; the CPU's stand-in changes threads here

@@ -1,83 +1,185 @@
-// Members of Decode (decode.cu includes this in its body): how the work is cut and brought to the ring.
+// Members of Decode (decode.cu includes this in its body): how the line of units is cut, and the warps that bring it.
 
-    // prefix[b] = units of one head in the sequences before b; then every block's equal share of them all.
-    __device__ __forceinline__ void scan() {
-        if (lane < PAIRS) barrier_init(bars + 8 * lane, TILES);
-        if (tid == 0) sts32(prefix, 0);
-        int carry = 0;
-        for (int from = 0; from < p.batch; from += THREADS) {
-            int b = from + tid;
-            int n = b < p.batch ? (load_i32(p.lengths + b) + UNIT - 1) / UNIT : 0;
-            for (int by = 1; by < 32; by *= 2) {
-                int below = shuffle_up(n, by);
-                if (lane >= by) n += below;
+    // A producer, first thing: prefix[b] = units of one head in the sequences before b; beside it the lengths. Its
+    // barriers are made while the first loads are under way. All producers add up, one writes.
+    __device__ __forceinline__ Lengths scan() {
+        const bool writes = warp == WARPS;
+        constexpr int DEEP = 4;  // loads of one lane under way
+        const int each = (p.batch + 31) / 32, from = lane * each, to = min(from + each, p.batch);
+        int low = 0x7FFFFFFF, high = 0, mine = 0;
+        for (int j = 0; j < each; j += DEEP) {
+            int length[DEEP];
+#pragma unroll
+            for (int i = 0; i < DEEP; ++i) length[i] = from + j + i < to ? load_i32(p.lengths + from + j + i) : 0;
+            if (j == 0) init_barriers();
+#pragma unroll
+            for (int i = 0; i < DEEP; ++i)
+                if (from + j + i < to) {
+                    const int n = (length[i] + UNIT - 1) / UNIT;
+                    low = min(low, n), high = max(high, n), mine += n;
+                    if (writes) sts32(lengths + 4 * (from + j + i), length[i]);
+                }
+        }
+        Lengths all;
+        all.before = mine;
+        for (int by = 1; by < 32; by *= 2) {
+            const int below = shuffle_up(all.before, by);
+            if (lane >= by) all.before += below;
+        }
+        all.units = shuffle_int(all.before, 31);
+        all.before -= mine, all.each = each;
+        all.first = shuffle_int(low, 0);
+        all.alike = !any_lane(from < to && (low != all.first || high != all.first));
+        if (writes) {
+            for (int b = from, at = all.before; b < to; ++b) {
+                sts32(prefix + 4 * b, at);
+                at += ((int)lds32(lengths + 4 * b) + UNIT - 1) / UNIT;
             }
-            if (lane == 31) sts32(shared + STATS + 4 * warp, n);
-            sync_block();
-            int all = carry;
-            for (int w = 0; w < WARPS; ++w) {
-                int x = (int)lds32(shared + STATS + 4 * w);
-                if (w < warp) n += x;
-                all += x;
+            if (lane == 0) sts32(prefix + 4 * p.batch, all.units);
+        }
+        sync_producers<32 * PRODUCERS>();
+        return all;
+    }
+
+    // One span of the whole line, or, where that ends no later, a span for each item with teams of its own: a second
+    // item in a range costs about as much as `second` units.
+    __device__ __forceinline__ Cut cut(const Lengths& all) const {
+        const int total = p.rows * all.units, even = total / p.teams;
+        Cut c;
+        c.span = total, c.spans = 1, c.teams = p.teams, c.share = even;
+        if (even < WARPS) {
+            c.teams = min(p.teams, (total + WARPS - 1) / WARPS);
+            c.share = total / max(c.teams, 1);
+        }
+        if (all.alike && p.per_item) {
+            const int own = all.first / p.per_item;
+            const bool sooner = own + (own * p.per_item < all.first) <= even + (even * p.teams < total) + p.second;
+            if (own >= WARPS && sooner)
+                c.span = all.first, c.spans = p.batch * p.rows, c.teams = p.per_item, c.share = own;
+        }
+        c.longer = c.span - c.share * c.teams;
+        return c;
+    }
+
+    // A team's range.
+    static __device__ __forceinline__ void range(const Cut& c, int team, int& first, int& last) {
+        const int s = c.spans == 1 ? team >= c.teams : team / c.teams, i = team - s * c.teams;
+        first = s * c.span + i * c.share + min(i, c.longer);
+        last = s < c.spans ? first + c.share + (i < c.longer) : first;
+    }
+
+    // The team in whose range a unit lies.
+    static __device__ __forceinline__ int team_of(const Cut& c, int unit) {
+        const int s = unit / c.span, in = unit - s * c.span, at = in - c.longer * (c.share + 1);  // past longer ranges
+        return s * c.teams + (at < 0 ? in / (c.share + 1) : c.longer + at / c.share);
+    }
+
+    // What a producer keeps: per lane the position of the unit and tile it brings, and that tile's page.
+    struct Producer {
+        Cursor c;
+        int page, state;  // of the load under way; 0 no unit, 1 no tile, 2 a tile
+        int at, until;    // its next unit that is not fetched yet; the end of the range
+    };
+
+    // Starts the loads of the page ids of this producer's next BATCH units of the range; how many there are.
+    __device__ __forceinline__ int fetch(Producer& f) {
+        const int mine = f.at + lane / TILES * PRODUCERS;
+        const int n = min(BATCH, max(f.until - f.at + PRODUCERS - 1, 0) / PRODUCERS);
+        f.state = 0;
+        if (mine < f.until) {
+            while (mine >= f.c.begin + f.c.count) next_item(f.c);
+            f.c.unit = mine;
+            const int tile = (mine - f.c.begin) * TILES + lane % TILES;
+            f.state = 1;
+            if (tile * TOKENS < f.c.length) {
+                f.state = 2;
+                f.page = load_i32(p.table + (long long)f.c.b * p.max_pages + (tile >> page_tiles));
             }
-            if (b < p.batch) sts32(prefix + 4 * (b + 1), carry + n);
-            carry = all;
-            sync_block();
         }
-        barrier_init_fence();
-        const int total = p.kv_heads * carry;
-        blocks = min(grid, (total + WARPS - 1) / WARPS);
-        share = total / max(blocks, 1);
-        longer = total - share * blocks;
-        sync_block();
+        f.at += n * PRODUCERS;
+        return n;
     }
 
-    // The block whose range holds a unit.
-    __device__ __forceinline__ int block_of(int unit) const {
-        const int at = unit - longer * (share + 1);  // past the longer ranges
-        return at < 0 ? unit / (share + 1) : longer + at / share;
+    // This lane's tile number from the load that fetch() started.
+    __device__ __forceinline__ unsigned fetched(const Producer& f) const {
+        if (f.state < 2) return NO_TILE;
+        const int tile = (f.c.unit - f.c.begin) * TILES + lane % TILES;
+        return ((unsigned)(f.page * p.kv_heads + f.c.h) << page_tiles) + (tile & ((1 << page_tiles) - 1));
     }
 
-    // Starts the load of this lane's page id for the unit at the producer's cursor, and moves the cursor on.
-    __device__ __forceinline__ void fetch() {
-        pending_state = 0;
-        if (producer.unit >= last) return;
-        if (producer.unit >= producer.begin + producer.count) {
-            do next_item(p, prefix, producer);
-            while (producer.unit >= producer.begin + producer.count);
-            if (lane * 64 < p.group * D)  // the item's queries on their way to L2, 128 bytes a lane
-                prefetch(p.q + (u64)(producer.b * p.kv_heads + producer.h) * p.group * D * 2 + lane * 128);
-        }
-        int tile = (producer.unit - producer.begin) * TILES + lane;
-        pending_state = 1;
-        if (lane < TILES && tile * 16 < producer.length) {
-            pending_state = 2;
-            pending_page = load_i32(p.table + (long long)producer.b * p.max_pages + (tile >> p.page_shift));
-            pending_head = producer.h;
-            pending_sub = tile & ((1 << p.page_shift) - 1);
-        }
-        producer.unit += WARPS;
-    }
-    __device__ __forceinline__ unsigned fetched() const {
-        if (pending_state < 2) return pending_state ? NO_TILE : NO_UNIT;
-        return ((unsigned)(pending_page * p.kv_heads + pending_head) << p.page_shift) + pending_sub;
+    __device__ __forceinline__ void bring(unsigned tile, bool is_v, unsigned to, unsigned barrier) {
+        barrier_expect(barrier, tile == NO_TILE ? 0 : TILE + SCALES);
+        if (tile == NO_TILE) return;
+        bulk_copy(to, (is_v ? p.v : p.k) + (u64)tile * TILE, TILE, barrier);
+        if constexpr (KIND == Q8_0)
+            bulk_copy(to + TILE, (is_v ? p.v_scale : p.k_scale) + (u64)tile * SCALES, SCALES, barrier);
     }
 
-    // Lanes 0 .. TILES - 1 each bring their tile of K or V into buffer `into`.
-    __device__ __forceinline__ void issue(unsigned tile, bool is_v, unsigned into) {
-        if (lane < TILES && tile != NO_UNIT) {
-            unsigned barrier = bars + 8 * into, to = ring + into * PAIR + lane * SLOT;
-            barrier_expect(barrier, tile == NO_TILE ? 0 : TILE + SCALES);
-            if (tile != NO_TILE) {
-                bulk_copy(to, (is_v ? p.v : p.k) + (u64)tile * TILE, TILE, barrier);
-                if constexpr (KIND == Q8_0)
-                    bulk_copy(to + TILE, (is_v ? p.v_scale : p.k_scale) + (u64)tile * SCALES, SCALES, barrier);
+    // No lane acts before all have seen the phase: what follows may end the next one, and a late lane would miss both.
+    static __device__ __forceinline__ void wait_together(unsigned barrier, unsigned parity) {
+        barrier_wait(barrier, parity);
+        sync_warp();
+    }
+
+    // The queries of the range's item number `item`, a row a lane.
+    __device__ __forceinline__ void bring_queries(const Cursor& c, int item) {
+        const int which = item & 1;
+        wait_together(query_empty + 8 * which, ((item >> 1) & 1) ^ 1);
+        if (lane < p.group) {
+            barrier_expect(query_full + 8 * which, 2 * D);
+            bulk_copy(shared + QUERY + which * QUERY_BYTES + lane * QUERY_ROW,
+                      p.q + (u64)((c.b * p.kv_heads + c.h) * p.group + lane) * D * 2, 2 * D, query_full + 8 * which);
+        }
+    }
+
+    // A producer brings every PRODUCERS-th unit. The first copies leave behind two dependent loads, lengths and page
+    // ids; nobody else is waited for. The last producer brings the queries too.
+    __device__ __forceinline__ void produce() {
+        static_assert(WARPS % PRODUCERS == 0, "a producer serves whole warps");
+        const int own_warp = warp - WARPS;
+        const bool brings_queries = own_warp == PRODUCERS - 1;
+        const Lengths all = scan();
+        const Cut c = cut(all);
+        const int team = block / p.width, own = block - team * p.width;
+        int first, last;
+        range(c, team, first, last);
+        if (team >= p.teams) last = first;  // a block left over
+        Producer f;
+        Cursor asked;  // the item whose queries were asked for last; how many before it
+        int items = 0, n = 0;
+        f.page = 0, f.at = first + own_warp, f.until = last;
+        if (first < last) {
+            const int low = (bits_set(lanes_where(p.rows * all.before <= first)) - 1) * all.each;
+            f.c = asked = locate(own, first, low, min(low + all.each, p.batch) - 1);
+            n = fetch(f);
+        }
+        if (own_warp == 0 && lane == 0) {
+            sts128(shared + CUT, make_uint4(c.span, c.spans, c.teams, c.share));
+            sts128(shared + CUT + 16, make_uint4(c.longer, first, last, own));
+        }
+        arrive_at_start<THREADS>();
+        if (first == last) return;
+        if (brings_queries) bring_queries(asked, 0);
+        int to = own_warp, buffer = 0, parity = 0;  // whose unit is next; its buffer for K
+        for (int unit = first + own_warp; n;) {
+            const unsigned tile = fetched(f);
+            const int count = n;
+            for (int j = 0; j < count; ++j, unit += PRODUCERS) {
+                if (brings_queries)
+                    while (unit >= asked.begin + asked.count) next_item(asked), bring_queries(asked, ++items);
+                int at = to * PAIRS + buffer, turn = parity;
+#pragma unroll
+                for (int is_v = 0; is_v < 2; ++is_v) {
+                    wait_together(empty + 8 * at, turn ^ 1);
+                    const unsigned slot = shared + RING + at * PAIR + lane % TILES * SLOT;
+                    if (lane / TILES == j) bring(tile, is_v, slot, full + 8 * at);
+                    if (++at == (to + 1) * PAIRS) at -= PAIRS, turn ^= 1;
+                }
+                if (to + PRODUCERS < WARPS) to += PRODUCERS;
+                else buffer = at - to * PAIRS, parity = turn, to = own_warp;
+                if (j == 0) n = fetch(f);  // the next ids, behind the first copies
             }
         }
-    }
-    __device__ __forceinline__ void step() {
-        if (++stage == PAIRS) {
-            stage = 0;
-            parity ^= 1;
-        }
+        if (brings_queries)  // items too short for a unit of this producer's
+            while (asked.begin + asked.count < last) next_item(asked), bring_queries(asked, ++items);
     }
