@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,6 +25,13 @@ from lab.errors import BadInput
 UPDATE_MIB = (3, 12, 24, 48, 96, 192, 384, 768)
 _UPDATE = "{} MiB of float32 negated where they lie, read plus write, in a CUDA graph over distinct stretches of 2 GiB"
 
+PRODUCTS: Mapping[str, tuple[str, str]] = {
+    "bf16": ("TFLOP/s", "bf16 products on random data, best of four shapes"),
+    "fp8": ("TFLOP/s", "e4m3 products with float32 scales and fast accumulation on random data, best of three shapes"),
+    "int8": ("TOP/s", "int8 products on random data, best of three shapes"),
+}
+REST = 4.0  # a rested product idles so many times its own duration before the next one
+_RESTED = f"each followed by {REST:g} times its duration of idleness, as rows with rest are taken"
 NAMES: Mapping[str, tuple[str, str]] = {
     # name -> (unit, method)
     "copy_kernel": ("GB/s", "device copy of 4 GiB by the framework's copy kernel, read plus write"),
@@ -32,9 +40,8 @@ NAMES: Mapping[str, tuple[str, str]] = {
     "write": ("GB/s", "4 GiB filled"),
     **{f"update_{mib}_mib": ("GB/s", _UPDATE.format(mib) + ", best of four launch shapes") for mib in UPDATE_MIB},
     "l2_read": ("GB/s", "a 16 MiB buffer read over and over past the L1"),
-    "bf16": ("TFLOP/s", "bf16 products on random data, best of four shapes"),
-    "fp8": ("TFLOP/s", "e4m3 products with float32 scales and fast accumulation on random data, best of three shapes"),
-    "int8": ("TOP/s", "int8 products on random data, best of three shapes"),
+    **PRODUCTS,
+    **{f"{pipe}_rested": (unit, f"{method}, {_RESTED}") for pipe, (unit, method) in PRODUCTS.items()},
     "launch": ("us", "an empty kernel launched eagerly, back to back"),
     "graph_gap": ("us", "an empty kernel as one of hundreds of nodes of a graph, less its own duration by Kineto"),
 }
@@ -108,30 +115,40 @@ def latest(device_id: str) -> dict[str, Ceiling]:
     return best
 
 
-def floor_us(device_id: str, flops: float, bytes_moved: float, pipe: str, l2: str = "cold") -> float | None:
+def floor_us(
+    device_id: str, flops: float, bytes_moved: float, pipe: str, l2: str = "cold", rested: bool = False
+) -> float | None:
     """Time that the work takes at the measured ceilings, us; None when a ceiling it needs was not measured.
 
-    The memory term of a cold row stands on the best of read, write and copy; of a warm one on the L2 read.
+    The memory term of a cold row stands on the best of read, write and copy; of a warm one on the L2 read. Products
+    taken back to back reach the power cap; a row whose arms rested is held against rested products too.
     """
     known = latest(device_id)
     memory = [known[n].value for n in FOR_L2[l2] if n in known]
-    if not memory or pipe not in known:
+    rates = [known[n].value for n in (pipe, f"{pipe}_rested" if rested else pipe) if n in known]
+    if not memory or not rates:
         return None
-    return max(bytes_moved / max(memory) * 1e-3, flops / known[pipe].value * 1e-6)
+    return max(bytes_moved / max(memory) * 1e-3, flops / max(rates) * 1e-6)
+
+
+def floor_of(row: Mapping[str, Any]) -> float | None:
+    """`floor_us` of a measured row."""
+    rested = bool(row.get("rest"))
+    return floor_us(row["device"], row["flops"], row["bytes"], row["pipe"], row.get("l2", "cold"), rested)
 
 
 def suspect(row: Mapping[str, Any]) -> str:
     """ "" or one sentence: the row beats the measured ceilings of its device by more than 3 %."""
     if row.get("median_us") is None or row.get("bytes") is None:
         return ""
-    floor = floor_us(row["device"], row["flops"], row["bytes"], row["pipe"], row.get("l2", "cold"))
+    floor = floor_of(row)
     if floor is None or row["median_us"] * TOLERANCE >= floor:
         return ""
     return f"{row['median_us']:.2f} us beats the measured ceilings, which allow {floor:.2f} us"
 
 
-def _eager(call: Callable[[], Any], repeats: int = 20, warm: int = 5) -> list[float]:
-    """Seconds of each of `repeats` eager calls between two events."""
+def _eager(call: Callable[[], Any], repeats: int = 20, warm: int = 5, rest: float = 0.0) -> list[float]:
+    """Seconds of each of `repeats` eager calls between two events; idles `rest` times its duration after each."""
     import torch
 
     taken = []
@@ -141,8 +158,11 @@ def _eager(call: Callable[[], Any], repeats: int = 20, warm: int = 5) -> list[fl
         call()
         stop.record()
         stop.synchronize()
+        seconds = 1e-3 * start.elapsed_time(stop)
         if number >= warm:
-            taken.append(1e-3 * start.elapsed_time(stop))
+            taken.append(seconds)
+        if rest:
+            time.sleep(rest * seconds)
     return taken
 
 
@@ -242,26 +262,26 @@ def _l2_read() -> list[float]:
 
 
 def _products(
-    make: Callable[[int, int, int], Callable[[], Any]], shapes: tuple[tuple[int, int, int], ...]
+    make: Callable[[int, int, int], Callable[[], Any]], shapes: tuple[tuple[int, int, int], ...], rest: float
 ) -> list[float]:
     best: list[float] = []
     for m, n, k in shapes:
-        taken = [2.0 * m * n * k / t * 1e-12 for t in _eager(make(m, n, k))]
+        taken = [2.0 * m * n * k / t * 1e-12 for t in _eager(make(m, n, k), rest=rest)]
         best = max(best, taken, key=lambda s: statistics.median(s) if s else 0.0)
     return best
 
 
-def _bf16() -> list[float]:
+def _bf16(rest: float = 0.0) -> list[float]:
     import torch
 
     def make(m: int, n: int, k: int) -> Callable[[], Any]:
         a, b = (torch.randn(r, k, device="cuda").to(torch.bfloat16) for r in (m, n))
         return lambda: a @ b.t()
 
-    return _products(make, ((4096, 4096, 4096), (8192, 8192, 8192), (4096, 8192, 8192), (8192, 4096, 16384)))
+    return _products(make, ((4096, 4096, 4096), (8192, 8192, 8192), (4096, 8192, 8192), (8192, 4096, 16384)), rest)
 
 
-def _fp8() -> list[float]:
+def _fp8(rest: float = 0.0) -> list[float]:
     import torch
 
     def make(m: int, n: int, k: int) -> Callable[[], Any]:
@@ -270,17 +290,17 @@ def _fp8() -> list[float]:
         options: dict[str, Any] = {"out_dtype": torch.bfloat16, "use_fast_accum": True}
         return lambda: torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, **options)
 
-    return _products(make, ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 4096, 16384)))
+    return _products(make, ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 4096, 16384)), rest)
 
 
-def _int8() -> list[float]:
+def _int8(rest: float = 0.0) -> list[float]:
     import torch
 
     def make(m: int, n: int, k: int) -> Callable[[], Any]:
         a, b = (torch.randint(-127, 128, (r, k), device="cuda", dtype=torch.int8) for r in (m, n))
         return lambda: torch._int_mm(a, b.t())
 
-    return _products(make, ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 4096, 16384)))
+    return _products(make, ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 4096, 16384)), rest)
 
 
 def _launch() -> list[float]:
@@ -331,6 +351,9 @@ MEASURES: Mapping[str, Callable[[], list[float]]] = {
     "bf16": _bf16,
     "fp8": _fp8,
     "int8": _int8,
+    "bf16_rested": functools.partial(_bf16, REST),
+    "fp8_rested": functools.partial(_fp8, REST),
+    "int8_rested": functools.partial(_int8, REST),
     "launch": _launch,
     "graph_gap": _graph_gap,
 }

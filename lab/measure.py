@@ -147,7 +147,8 @@ def measure(
             if any(r["status"] == "suspect" for r in rows):
                 tell(f"{item.card.id} {item.workload.id}: suspect, so its ceilings and itself are measured again")
                 worker.stop()
-                again = ceilings.FOR_L2[settings.l2] + tuple(sorted({r["pipe"] for r in rows if r["pipe"]}))
+                pipes = sorted({r["pipe"] for r in rows if r["pipe"]})
+                again = (*ceilings.FOR_L2[settings.l2], *pipes, *(f"{p}_rested" for p in pipes if settings.rest))
                 for _ in ceilings.measure(device, tuple(name for name in again if name in ceilings.NAMES)):
                     pass
                 outcomes, comparison, started = compare(item, settings, worker, tell)

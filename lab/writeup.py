@@ -134,7 +134,7 @@ def _verdicts(judgement: Judgement) -> list[Verdict]:
 
 
 def _of_ceiling(row: Mapping[str, Any]) -> str:
-    floor_us = ceilings.floor_us(row["device"], row["flops"], row["bytes"], row["pipe"], row.get("l2", "cold"))
+    floor_us = ceilings.floor_of(row)
     return "" if floor_us is None else f"{floor_us / row['median_us']:.0%}"
 
 

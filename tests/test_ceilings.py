@@ -80,6 +80,18 @@ def test_more_than_three_per_cent_over_the_ceiling_is_suspect(measured: Path, me
     assert bool(ceilings.suspect(row(median_us))) == suspect
 
 
+def test_a_rested_row_is_held_against_rested_products(measured: Path) -> None:
+    """140 GFLOP: 200 us at the 700 TFLOP/s of products back to back, 175 us at 800 of products that rest."""
+    rested = {"flops": 140e9, "bytes": 1.0, "rest": 4.0}
+    assert "200.00 us" in ceilings.suspect(row(180.0, **rested))  # no rested ceiling yet: the other one stands
+    unit = ceilings.NAMES["bf16_rested"][0]
+    added = CEILING | {"name": "bf16_rested", "value": 800, "unit": unit, "run": "r3"}
+    records.append_all(measured / "h200" / "ceilings" / "r3", [added], ceilings.FILE, ceilings.validated)
+    assert ceilings.suspect(row(180.0, **rested)) == ""
+    assert "175.00 us" in ceilings.suspect(row(165.0, **rested))
+    assert "200.00 us" in ceilings.suspect(row(180.0, **(rested | {"rest": 0.0})))
+
+
 def test_without_the_ceiling_nothing_is_suspect(measured: Path) -> None:
     assert ceilings.suspect(row(1.0, l2="warm")) == ""  # no L2 read was measured
     assert ceilings.suspect(row(1.0, pipe="fp8")) == ""
