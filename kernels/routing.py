@@ -129,12 +129,15 @@ def choose(
     candidates: Sequence[str],
     predict: Callable[[str], float],
     known: Table | None = None,
+    refused: Mapping[str, str] | None = None,
 ) -> Choice:
     """The candidate for one shape and one value of the routed axis.
 
     candidates: those that take the shape and can run here, in the order of preference at equal times.
     predict:    candidate -> time in us from the roofline, for a device without a table.
     known:      the table to use; by default the committed one of `device`.
+    refused:    candidate -> why it does not take this workload. A table may name it all the same: its rows can be of a
+                former kernel. It is passed over, and the reason says so where it would have won.
     Raises ValueError when there is no candidate, or the override names none of them.
     """
     if not candidates:
@@ -146,6 +149,7 @@ def choose(
         return Choice(wanted, "override", f"{variable} is set", {})
     known = known if known is not None else table(device, family)
     usable = [p for p in known.points if p.candidate in candidates] if known is not None else []
+    absent = "not among the candidates here"
     if usable and known is not None:
         nearest = _nearest_shape(usable, shape)
         expected = times([p for p in usable if p.shape == nearest], at)
@@ -155,8 +159,16 @@ def choose(
             exact = "" if dict(nearest) == dict(shape) else "nearest measured shape "
             others = ", ".join(f"{n} {t:.1f}" for n, t in sorted(expected.items(), key=lambda i: i[1]) if n != best)
             reason = f"{exact}{shown} {known.axis}={at} on {known.device}: {expected[best]:.1f} us"
-            return Choice(best, "measured", reason + (f" against {others}" if others else ""), expected)
+            reason += f" against {others}" if others else ""
+            named = times([p for p in known.points if p.shape == nearest], at)
+            for name in sorted(named, key=lambda name: (named[name], name)):
+                if name not in candidates and named[name] < expected[best]:
+                    why = (refused or {}).get(name, absent)
+                    reason += f"; passed over {name}, {named[name]:.1f} in the table: {why}"
+            return Choice(best, "measured", reason, expected)
     expected = {name: predict(name) for name in candidates}
     best = min(expected, key=lambda name: (expected[name], candidates.index(name)))
     reason = f"nothing measured on {device or 'this device'}; roofline predicts {expected[best]:.1f} us"
+    for name in sorted({p.candidate for p in known.points} - set(candidates)) if known is not None else ():
+        reason += f"; passed over {name}, which is in the table: {(refused or {}).get(name, absent)}"
     return Choice(best, "predicted", reason, expected)

@@ -7,6 +7,7 @@ library is absent stays in the list with the reason why it cannot run.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import os
@@ -126,6 +127,18 @@ def _refusing(candidate: Any, shared: Callable[[Any, str], str] | None) -> Any:
         return candidate
     own = candidate.refuses
     return replace(candidate, refuses=lambda workload: shared(workload, candidate.precision) or own(workload))
+
+
+def sources_hash(name: str) -> str:
+    """First 12 hex digits of SHA-256 over a family's code and what it shares: which sources a row is of.
+
+    Of kernels/*.py and kernels/<family>/*.{py,cu,cuh}, by name and content, sorted; the same on every machine.
+    """
+    own = [path for kind in ("*.py", "*.cu", "*.cuh") for path in (FOLDER / name).glob(kind)]
+    found = hashlib.sha256()
+    for path in sorted([*FOLDER.glob("*.py"), *own]):
+        found.update(path.relative_to(FOLDER).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return found.hexdigest()[:12]
 
 
 def importable() -> str:

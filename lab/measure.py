@@ -236,6 +236,7 @@ def row(
         "device": device.id,
         "phase": item.card.id,
         "family": family.name,
+        "sources": families.sources_hash(family.name),
         "arm": outcome["role"],
         "name": outcome["name"],
         "beside": outcome["name"] in item.card.beside,

@@ -21,7 +21,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
-from lab import accuracy, devices, evidence, phases, plots, recorded, records, reproduction, roofline, writeup
+from lab import accuracy, devices, evidence, families, phases, plots, recorded, records, reproduction, roofline, writeup
 from lab.errors import BadInput
 from lab.gates import ROLES, Verdict
 
@@ -191,6 +191,46 @@ def arms(card: phases.Card, device: str) -> dict[str, dict[str, dict[str, Any]]]
         if judged := [run for run, rows in by_run.items() if card.candidate in rows]:
             found[workload] = by_run[max(judged)]
     return found
+
+
+def former(row: Mapping[str, Any]) -> str:
+    """Empty where the present code would launch what a row of ours timed, else "former kernel", refused now or gone.
+
+    Compares the row's `config` with the candidate's own: a commit says nothing about whose kernel changed, and may be
+    absent. A difference proves a change; the same words do not prove the same kernel. Libraries' rows are never former.
+    Not for configs that ask for the GPU at hand (the Triton ones of kernels/gdn): they differ without one.
+    """
+    family = families.load(row["family"])
+    if row["name"] in family.peers:
+        return ""
+    if row["name"] not in family.candidates:
+        return "cannot be compared" if family.unavailable else "former kernel, gone"
+    try:
+        candidate, workload = family.candidate(row["name"]), family.workload(row["workload_id"])
+    except BadInput:
+        return "former workload, gone"
+    if candidate.refuses(workload):
+        return "former kernel, refused now"
+    return "" if candidate.config(workload) == row["config"] else "former kernel"
+
+
+def origin(rows: Iterable[Mapping[str, Any]]) -> str:
+    """A sentence for below a table: the runs and commits of its rows, and which candidates have changed since."""
+    rows = [r for r in rows if r["status"] == "ok"]
+    if not rows:
+        return ""
+    runs = {r["run"]: f"commit {r['commit'][:7]}{' and changes on top of it' if r.get('dirty') else ''}" for r in rows}
+    said = "Rows of " + ", ".join(f"run {run} ({commit})" for run, commit in sorted(runs.items())) + "."
+    places: dict[str, dict[str, str]] = {}
+    for r in sorted(rows, key=lambda r: str(r["run"])):
+        places.setdefault(r["name"], {})[r["workload_id"]] = former(r)
+    changed = [f"`{n}` on {sum(map(bool, at.values()))} of {len(at)}" for n, at in places.items() if any(at.values())]
+    if not changed:
+        return said
+    return (
+        f"{said} **Former kernel:** {', '.join(changed)} workloads; the present code launches another configuration "
+        "there, or refuses, and has no row yet. Those times and the verdict on them are of the kernel before."
+    )
 
 
 def reproduced(rows: Iterable[reproduction.Reproduction]) -> pd.DataFrame:

@@ -214,6 +214,7 @@ def provenance() -> dict[str, Any]:
     facts: dict[str, Any] = {
         "commit": head,
         "dirty": dirty,
+        "stated_commit": os.environ.get("KILLGATE_COMMIT", ""),  # of a copy whose own git is behind or absent
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,

@@ -423,6 +423,14 @@ if judgement and changes:
 notebook.text(said)
 
 # %% [markdown]
+# `p6-kernel` holds two Triton kernels. `p6-cuda` asks the same of the CUDA kernels, which turn the bytes into halves in
+# registers; the notebook `p5_p6_h200` has its times.
+
+# %%
+cuda = notebook.measured("p6-cuda", "h200")
+notebook.show(notebook.verdicts([cuda]), code=["phase"]) if cuda else notebook.unmeasured("p6-cuda", "h200")
+
+# %% [markdown]
 # ## 9. What would change the verdicts
 
 # %%

@@ -69,6 +69,8 @@ def line(card: phases.Card, workload: str, rows: list[dict]) -> dict:
         "floor us": round(floor.floor_us, 2),
         "of floor": f"{roofline.roofline_fraction(floor.floor_us, ours['median_us']):.0%}",
         "throttled": ours.get("throttled", ""),
+        "kernel": notebook.former(ours) or "same launch",
+        "commit": ours["commit"][:7],
     }
 
 
@@ -80,7 +82,9 @@ assert all((ours > 0).all() for table in tables.values() if len(table) for ours 
 # `floor` is the larger of compulsory bytes over the datasheet's bandwidth and flops over its peak: nothing runs faster.
 # `best rival` is the fastest correct library arm of the same comparison, torch's bf16 product among them. `throttled`
 # names what the driver reported during the window: at large products the card runs into its power cap, and the A/A
-# spread grows with it (see the audit of our own rows below).
+# spread grows with it (see the audit of our own rows below). `kernel` compares the launch that a row recorded with the
+# one that the present code would choose: `former kernel` means that the kernel has changed since and has no row there.
+# `same launch` is weaker: a source can change under it, so `commit` says what the row was measured on top of.
 
 
 # %%
@@ -91,6 +95,8 @@ def shown(card_id: str) -> object:
     return notebook.text(
         f"### {card.title} (`{card_id}`): {verdict.verdict.word}\n\n{card.question}\n\n"
         + notebook.show(tables[card_id], code=["workload", "best rival"]).bundle["text/markdown"]
+        + "\n\n"
+        + notebook.origin(r for rows in newest(card).values() for r in rows if r["name"] == card.candidate)
     )
 
 

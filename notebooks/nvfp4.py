@@ -346,6 +346,15 @@ for c in kernel_cards:
 notebook.show(pd.DataFrame(rows), code=["card", "workload"]) if rows else None
 
 # %% [markdown]
+# Whose kernels these are, computed from the launch that each row recorded and the one that the present code would
+# choose. A kernel whose source changed under the same launch is not seen so: `kernels/nvfp4/NOTES.md` says which did.
+
+# %%
+limits = [phases.card(i) for i in ("w4a16-decode", "w4a16-prefill-limit")]
+of = {c.id: notebook.origin(records.rows(device=DEVICE, phase=c.id)) for c in (*kernel_cards, *limits)}
+notebook.text("\n".join(f"- `{name}`: {said or 'no rows yet.'}" for name, said in of.items()))
+
+# %% [markdown]
 # Whether the control's passes over the weights could have come from DRAM:
 
 # %%

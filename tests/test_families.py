@@ -216,3 +216,20 @@ def test_interpreter_is_asked_for_only_without_a_gpu(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(families, "gpu_capability", lambda capability=capability: capability)
         families.interpret_on_cpu()
         assert os.environ.get("TRITON_INTERPRET") == after
+
+
+def test_a_change_of_a_source_changes_the_hash_of_its_family_alone(kernels: Path) -> None:
+    toy = next(path for path in kernels.iterdir() if path.is_dir())
+    other = kernels / "other"
+    for name, text in FILES.items():
+        write(other / name, text)
+    write(kernels / "shared.py", "")
+    before = families.sources_hash(toy.name), families.sources_hash("other")
+    assert len(before[0]) == 12
+    write(toy / "NOTES.md", "notes are no source")
+    assert (families.sources_hash(toy.name), families.sources_hash("other")) == before
+    write(toy / "fast.cu", "__global__ void fast() {}\n")
+    after = families.sources_hash(toy.name), families.sources_hash("other")
+    assert (after[0] != before[0], after[1] == before[1]) == (True, True)
+    write(kernels / "shared.py", "CHANGED = 1\n")
+    assert families.sources_hash("other") != before[1]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lab import devices, evidence, notebook, phases, records, reproduction, roofline
+from lab import devices, evidence, families, notebook, phases, records, reproduction, roofline
 
 RUN = "2026-11-20T120000Z"
 BASE: dict[str, Any] = {
@@ -89,3 +89,57 @@ def test_reproduced_says_what_agrees():
     assert set(frame["agrees"]) == {"yes", "no"}
     assert frame["figure"][0] == first.recorded_id
     assert (frame["recorded"][0], frame["ours"][0]) == (first.recorded, first.ours)
+
+
+def kernel_row(name: str, workload: str, config: str, **more: Any) -> dict[str, Any]:
+    own = {"family": "nvfp4", "name": name, "workload_id": workload, "config": config, "status": "ok"}
+    return own | {"run": RUN, "commit": "abcdef0123", "dirty": True} | more
+
+
+def present(name: str, workload: str) -> str:
+    family = families.load("nvfp4")
+    return family.candidate(name).config(family.workload(workload))
+
+
+FEW, MANY = "m8_n5120_k6144", "m32_n17408_k5120"
+
+
+@pytest.mark.parametrize(
+    ("name", "workload", "config", "said"),
+    [
+        ("cuda_decode", FEW, None, ""),
+        ("cuda_decode", FEW, "nvfp4_ring_of_before grid=132", "former kernel"),
+        ("cuda_decode", MANY, "nvfp4_ring_of_before grid=132", "former kernel, refused now"),
+        ("cuda_gemm", MANY, None, ""),
+        ("no_such_kernel", FEW, "", "former kernel, gone"),
+        ("cuda_decode", "m8_n1_k1_gone", "", "former workload, gone"),
+        ("torch_bf16", FEW, "another version of the library", ""),
+    ],
+)
+def test_a_row_of_a_kernel_that_changed_is_marked(name: str, workload: str, config: str | None, said: str) -> None:
+    assert not families.load("nvfp4").unavailable
+    row = kernel_row(name, workload, present(name, workload) if config is None else config)
+    assert notebook.former(row) == said
+
+
+def test_what_could_not_be_imported_is_not_called_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = families.load("nvfp4")
+    lacking = dataclasses.replace(whole, candidates={}, unavailable={"cuda_decode": "No module named x"})
+    monkeypatch.setattr(families, "load", lambda name: lacking)
+    assert notebook.former(kernel_row("cuda_decode", FEW, "")) == "cannot be compared"
+
+
+def test_the_line_below_a_table_names_runs_commits_and_former_kernels() -> None:
+    same = kernel_row("cuda_decode", FEW, present("cuda_decode", FEW))
+    old = kernel_row("cuda_decode", MANY, "before", run="2026-11-21T120000Z", commit="1234567890", dirty=None)
+    assert notebook.origin([]) == ""
+    assert notebook.origin([same]) == f"Rows of run {RUN} (commit abcdef0 and changes on top of it)."
+    both = notebook.origin([same, old, old | {"status": "incorrect", "workload_id": "x"}])
+    assert "run 2026-11-21T120000Z (commit 1234567)." in both
+    assert "**Former kernel:** `cuda_decode` on 1 of 2 workloads" in both
+
+
+def test_a_newer_row_of_the_present_kernel_clears_the_mark() -> None:
+    old = kernel_row("cuda_decode", FEW, "before")
+    new = kernel_row("cuda_decode", FEW, present("cuda_decode", FEW), run="2026-11-22T120000Z")
+    assert "Former" not in notebook.origin([new, old])

@@ -3,8 +3,9 @@
 import pytest
 
 from kernels import routing
-from kernels.common import Candidate
+from kernels.common import Candidate, Workload
 from kernels.nvfp4 import route
+from lab import families
 
 PEAKS = {"bf16": 759.0, "f32": 60.0}
 
@@ -76,3 +77,26 @@ def test_the_environment_overrides_within_what_runs(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("KILLGATE_ROUTE_NVFP4", "triton_gemv")
     with pytest.raises(ValueError, match="not one of triton_gemm, torch_bf16"):
         chosen((6144, 512))
+
+
+def test_a_stale_table_never_routes_to_a_kernel_that_refuses() -> None:
+    """The committed table of the H200 may hold rows of a kernel that took more than the present one does."""
+    every = families.load("nvfp4").candidates
+    known = routing.table("h200", "nvfp4")
+    assert known is not None
+    ours = tuple(every[name] for name in dict.fromkeys(p.candidate for p in known.points))
+    for m in (1, 8, 12, 16, 24, 32, 128):
+        for n, k in ((4096, 2048), (17408, 5120), (5120, 6144), (5120, 17408)):
+            choice = route.measured((k, m), n, "h200", ours, 4440.0, PEAKS)
+            takes = Workload("w", {"M": m, "N": n, "K": k, "dtype": "bf16"})
+            assert not every[choice.candidate].refuses(takes), (m, n, k, str(choice))
+
+
+def test_why_the_table_was_not_followed_is_said() -> None:
+    name, shape = "cuda_decode", (("K", 17408), ("N", 5120))
+    decode = families.load("nvfp4").candidates[name]
+    points = tuple(routing.Point(c, shape, 32, us) for c, us in ((name, 20.0), ("torch_bf16", 50.0)))
+    stale = routing.Table("h200", "nvfp4", "M", points, "r")
+    choice = route.measured((17408, 32), 5120, "h200", (decode, CANDIDATES[2]), 4440.0, PEAKS, known=stale)
+    assert choice.candidate == "torch_bf16"
+    assert "passed over cuda_decode, 20.0 in the table: M=32" in str(choice)

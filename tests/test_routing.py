@@ -50,6 +50,20 @@ def test_a_candidate_that_cannot_run_here_is_not_chosen() -> None:
         choose(8, names=())
 
 
+def test_a_candidate_that_the_table_prefers_but_that_refuses_is_passed_over_and_named() -> None:
+    reason = "M=8: not any more; use gemm"
+    args = ("toy", "h200", SHAPE, 8, ("gemm",), lambda name: 1.0)
+    choice = routing.choose(*args, CROSSING, {"gemv": reason})
+    assert (choice.candidate, choice.how) == ("gemm", "measured")
+    assert f"64.0 us; passed over gemv, 16.0 in the table: {reason}" in str(choice)
+    assert "passed over gemv, 16.0 in the table: not among the candidates here" in str(routing.choose(*args, CROSSING))
+    only = routing.choose(*args, table(gemv={8: 16.0}), {"gemv": reason})
+    assert (only.candidate, only.how) == ("gemm", "predicted")
+    assert f"passed over gemv, which is in the table: {reason}" in str(only)
+    slower = routing.choose("toy", "h200", SHAPE, 32, ("gemm",), lambda name: 1.0, CROSSING, {"gemv": reason})
+    assert "passed over" not in str(slower)
+
+
 def test_the_nearest_shape_is_used_and_named() -> None:
     far = Point("gemm", (("K", 64), ("N", 64)), 8, 0.1)
     known = Table("h200", "toy", "M", (*CROSSING.points, far), "run")

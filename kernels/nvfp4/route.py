@@ -98,7 +98,8 @@ def measured(
     _check(ne)
     k, columns = ne[0], prod(ne[1:])
     workload = Workload("routed", {"M": columns, "N": n, "K": k, "dtype": dtype})
-    takes = {c.name: c for c in candidates if not c.refuses(workload)}
+    refused = {c.name: why for c in candidates if (why := c.refuses(workload))}
+    takes = {c.name: c for c in candidates if c.name not in refused}
 
     def predict(name: str) -> float:
         need, shared = cost(workload, takes[name].precision), PASS_COLUMNS.get(name)
@@ -106,4 +107,4 @@ def measured(
         peak = peak_tflop_s.get("f32" if shared else need.pipe)
         return max(passes * need.bytes / (read_gb_s * 1e3), need.flops / (peak * 1e6) if peak else float("inf"))
 
-    return routing.choose(FAMILY, device, {"N": n, "K": k}, columns, tuple(takes), predict, known)
+    return routing.choose(FAMILY, device, {"N": n, "K": k}, columns, tuple(takes), predict, known, refused)

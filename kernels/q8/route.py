@@ -27,7 +27,8 @@ def choose(
     read_gb_s, peak_tflop_s (by pipe): the device's, for the prediction where nothing was measured; a pipe that is not
     in it takes no part. Raises ValueError when no candidate takes the workload.
     """
-    takes = {c.name: c for c in candidates if not c.refuses(workload)}
+    refused = {c.name: why for c in candidates if (why := c.refuses(workload))}
+    takes = {c.name: c for c in candidates if c.name not in refused}
 
     def predict(name: str) -> float:
         need = cost(workload, takes[name].precision)
@@ -36,4 +37,4 @@ def choose(
         return max(need.bytes / (read_gb_s * 1e3), compute_us)
 
     shape = {"N": workload["N"], "K": workload["K"]}
-    return routing.choose(FAMILY, device, shape, workload["M"], tuple(takes), predict, known)
+    return routing.choose(FAMILY, device, shape, workload["M"], tuple(takes), predict, known, refused)
