@@ -304,7 +304,7 @@ def collect(jobs: Sequence[Mapping[str, str]], find: Any = shutil.which) -> list
 
 def measured(cards: Sequence[phases.Card], only: str | None, arm: str | None, peers: bool) -> Iterator[dict[str, Any]]:
     """Take the counters of the cards' arms on this GPU, append the rows and yield them, one a kernel launch."""
-    device = measure.require_gpu()
+    device = measure.require_gpu("lab counters")
     run, folder = records.new_run(device.id, "counters")
     made = records.provenance()
     for card in cards:

@@ -54,13 +54,16 @@ class Item:
     bytes: float
 
 
-def require_gpu() -> devices.Device:
-    """The device record of the GPU here; raises BadInput without one, or when data/devices.toml does not know it."""
+def require_gpu(command: str = "lab measure") -> devices.Device:
+    """The device record of the GPU here; raises BadInput without one, or when data/devices.toml does not know it.
+
+    command: who needs it, for the message.
+    """
     import torch
 
     if not torch.cuda.is_available():
         remedy = "run it where there is one; `lab judge` replays the stored rows"
-        raise BadInput("lab measure", "no CUDA GPU is usable here", remedy)
+        raise BadInput(command, "no CUDA GPU is usable here", remedy)
     return devices.get(torch.cuda.get_device_name(0), "GPU")
 
 

@@ -417,14 +417,12 @@ if judgement and changes:
     said = (
         f"Measured on {h200.name}, the kernel alone: {', '.join(f'{change:+.1f} %' for change in changes)} against a "
         f"gate of {limit:g} %. Of its own floor each arm reaches: {spread}. Both floors are the same bandwidth, so "
-        "where the 8-bit arm reaches less of its own, the missing time is not bytes: it is conversion, occupancy or "
-        "latency, and these rows do not say which."
+        "where the 8-bit arm reaches less of its own, the missing time is not bytes; these rows do not say what it is."
     )
 notebook.text(said)
 
 # %% [markdown]
-# `p6-kernel` holds two Triton kernels. `p6-cuda` asks the same of the CUDA kernels, which turn the bytes into halves in
-# registers; the notebook `p5_p6_h200` has its times.
+# `p6-kernel` holds two Triton kernels; `p6-cuda` asks the same of the CUDA ones. `p5_p6_h200` has its times.
 
 # %%
 cuda = notebook.measured("p6-cuda", "h200")

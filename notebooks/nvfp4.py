@@ -394,8 +394,7 @@ sides = ["control:n=1,nr=[128,1]", "candidate:n=128,nr=[1,1]"]
 which = [f"{name}:type_a={name},m={N},k={K}" for name in ("nvfp4", "mxfp4", "q8_0")]
 ggml = imported.run(Namespace(phase=["lp11-ggml"], all=False, device=None, rows=[file], arm=sides, map=which))
 times = {m.workload: [arm[0].values[0] for arm in (m.control, m.candidate)] for m in ggml.matches}
-assert len(times) == 3
-assert all(once < 0.5 * passes for passes, once in times.values())
+assert [once < 0.5 * passes for passes, once in times.values()] == [True] * 3
 assert (ggml.judgement.verdict.word, ggml.judgement.evidence) == ("GO", "imported")
 frame = pd.DataFrame(times, index=["128 sequences us", "2-D us"]).T.rename_axis("weights").reset_index()
 notebook.show(frame.assign(change=[f"{100 * (once / passes - 1):+.1f} %" for passes, once in times.values()]))
@@ -433,7 +432,7 @@ found = pd.DataFrame(
     ]
 )
 table = found.pivot(index=["operands", "target"], columns="compiler", values="emits").reset_index()
-notebook.show(table.assign(target=[f"sm_{t}" for t in table.target]))
+notebook.show(table.assign(target="sm_" + table.target.astype(str)))
 
 # %%
 native = {(r.target, r.candidate, r.compiler.split()[-1]) for r in compiled if "mxf4" in r.instruction}
@@ -444,7 +443,7 @@ assert {v for t, c, v in native if t == 121} == {"3.8.0", "3.9.0"}  # MXFP4 too:
 assert not any(t == 90 for t, _, _ in native)
 first = min(v for t, _, v in native if t == 121)
 notebook.text(
-    f"On GB10 (sm_121) Triton emits a native FP4 product from {first} on. Before, NVFP4 made the compiler fail, MXFP4 "
-    "became a bf16 product, while sm_120 had the instruction all along. On the H200 (sm_90), without FP4, a release "
-    "widens to bf16 or fails. This is modelled evidence: it says that the instruction is there, not that it is fast."
+    f"On GB10 (sm_121) Triton emits a native FP4 product from {first} on; before, NVFP4 made the compiler fail and "
+    "MXFP4 became a bf16 product. On the H200 (sm_90) a release widens to bf16 or fails. Modelled evidence: it says "
+    "that the instruction is there (on sm_120 all along), not that it is fast."
 )

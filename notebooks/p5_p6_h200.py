@@ -237,7 +237,7 @@ times(P6[2])
 # ## 5. One sequence more
 #
 # A kernel that gives whole heads to whole SMs is level until they are all taken and jumps at the next sequence. Four kv
-# heads of 32 sequences are 128 pieces for 132 SMs.
+# heads of 33 sequences are 132 pieces for 132 SMs: there the jump would come at 34 and, a wave later, at 67.
 
 # %%
 judged(P6[3])

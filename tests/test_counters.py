@@ -277,7 +277,7 @@ def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert cli.main(["counters", "lp11-kernel"]) == 2
-    assert "no CUDA GPU is usable here" in capsys.readouterr().err
+    assert "lab counters: no CUDA GPU is usable here" in capsys.readouterr().err
 
 
 def test_rows_survive_json(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lab import families
 from lab.errors import REPOSITORY, BadInput
 from lab.traces import breakdowns, categories
 from lab.traces.categories import OTHER
@@ -106,6 +107,9 @@ def test_own_kernels_have_a_category() -> None:
     cuda = re.findall(r'"(nvfp4_gemv_[a-z0-9_{}]+)"', (REPOSITORY / "kernels/nvfp4/cuda_gemv.py").read_text())
     assert cuda
     assert {RULES.category(n) for n in cuda} == {"quantised_gemv"}
+    compiled = [k for name in families.names() for s in families.load(name).cuda_sources for k in s.kernels]
+    assert len(compiled) >= 40
+    assert [k for k in compiled if RULES.category(k) == OTHER] == []
 
 
 def test_waits_are_not_busy() -> None:

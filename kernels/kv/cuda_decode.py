@@ -29,7 +29,7 @@ MAX_GROUP = 8  # query heads per kv head: the columns of the product
 MAX_BATCH = 512  # MAX_BATCH in decode.cu
 MAX_HEADS = 128  # MAX_HEADS in decode.cu
 MAX_BLOCKS = 160  # MAX_PARTS in decode.cu: an item's parts, one a team at most
-SECOND_ITEM = 12  # what a second item costs a block, in units; arithmetic from trials, to be tuned
+SECOND_ITEM = 12  # what a second item costs a block, in units; a guess, to be tuned
 LEAST_BUSY = 0.95  # of the blocks: a team may be as wide as this allows
 SHARED_BYTES = 232_448  # all that an sm_90 block can have; one block per SM
 

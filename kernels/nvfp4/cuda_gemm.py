@@ -1,8 +1,9 @@
 """NVFP4 linear for many tokens in CUDA C++: wgmma_gemm.cu, or wgmma_resident.cu (resident.py) for few.
 
-Compiled for the chosen tile at first use; one launch on as many CTAs as the device has multiprocessors. The tile and
-its pipeline are macros; the shape is not, so one compiled kernel serves every N and K. wgmma_gemm.cu reads x and
-writes y through tensor maps (CUtensorMap), made on the host from address and shape and passed by value in the launch.
+Compiled for the chosen tile at first use; one launch on no more CTAs than the device has multiprocessors. The tile and
+its pipeline are macros; the shape is not, so one compiled kernel serves every N and K. wgmma_gemm.cu reads x and, where
+rows of y start on 16 bytes, writes y through tensor maps (CUtensorMap), made on the host from address and shape and
+passed by value in the launch.
 
 Partial sums of tiles that workers share, and the flags that say they are there, belong to the prepared operands (up to
 17 MB on 132 multiprocessors): one pair of prepared operands must not run twice at once, two pairs may.

@@ -106,7 +106,7 @@ def choose_split(m: int, k: int) -> int:
 
 
 def choose_warps(m: int, k: int, split: int) -> int:
-    """Warps that share K in a CTA: 8, or 12 to 14 where each would have many products; 0 if none can keep x.
+    """Warps that share K in a CTA: 8, or 12 to 14 where each would have many products, or 10; 0 if none keep x.
 
     For long K the fewest of them, since more warps make larger stages; for 16 tokens the fewest tiles a warp.
     """
