@@ -49,6 +49,10 @@ class Worker:
         self.messages = -1
         self.buffer = b""
 
+    def patience_s(self, job: Job, stage: str) -> float:
+        """How long a stage may say nothing: its limit, and twice the sampling and its rest while arms are timed."""
+        return self.limits_s[stage] + (job.seconds * 2 * (1 + job.rest) if stage == "time" else 0.0)
+
     def run(self, job: Job, tell: Callable[[str, str], None] = lambda stage, arm: None) -> dict[str, Any] | Death:
         """Do a job and return its last message, or how the worker died over it. `tell` hears each stage."""
         if self.process is None or self.process.poll() is not None:
@@ -61,13 +65,11 @@ class Worker:
             self.process.stdin.write(json.dumps(asdict(job)).encode() + b"\n")
             self.process.stdin.flush()
             while True:
-                extra = job.seconds * 2 * (1 + job.rest) if stage == "time" else 0.0
-                line = self._line(self.limits_s[stage] + extra)
+                patience_s = self.patience_s(job, stage)
+                line = self._line(patience_s)
                 if line is None:
                     self.stop()
-                    return Death(
-                        stage, arm, "timeout", f"no answer for {self.limits_s[stage] + extra:.0f} s in {stage}"
-                    )
+                    return Death(stage, arm, "timeout", f"no answer for {patience_s:.0f} s in {stage}")
                 message = json.loads(line)
                 if "stage" in message:
                     if message["stage"] != stage or stage != "time":  # turns within the timing are for a death only

@@ -126,6 +126,43 @@ def test_rows_of_a_sound_comparison(tmp_path: Path) -> None:
     assert "95 % interval -20" in verdict.reason
 
 
+def test_rest_reaches_the_worker_the_rows_and_the_key_of_a_resumed_run(tmp_path: Path, told: list[str]) -> None:
+    card = fake_bench.card(tmp_path, ("n63",))
+    jobs = []
+
+    class Spy:
+        def run(self, job: Any, tell: Any) -> dict[str, Any]:
+            jobs.append(job)
+            arms = [{"name": name, "role": role, "status": "skipped", "message": ""} for role, name in job.arms]
+            return {"arms": arms, "comparison": None, "fatal": ""}
+
+    rested = replace(QUICK, rest=0.5)
+    measure.compare(measure.plan(card)[0], rested, Spy(), told.append)  # type: ignore[arg-type]
+    assert [job.rest for job in jobs] == [0.5]
+    rows = sweep(card, tmp_path / "run1", rested)
+    assert {r["rest"] for r in rows} == {0.5}
+    assert {r["sources"] for r in rows} == {families.sources_hash("toy")}
+    assert sweep(card, tmp_path / "run1", rested, told) == []
+    assert "already measured" in told[-1]
+    assert {r["rest"] for r in sweep(card, tmp_path / "run1")} == {0.0}
+
+
+def test_suspect_rows_of_a_rested_run_have_rested_products_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[tuple[str, ...]] = []
+    names = dict.fromkeys([*measure.ceilings.NAMES, "f32", "f32_rested"], ("", ""))  # the toy's pipe has no ceiling
+    monkeypatch.setattr(measure.ceilings, "NAMES", names)
+    monkeypatch.setattr(measure.ceilings, "suspect", lambda row: "" if taken else "beats the measured ceilings")
+    monkeypatch.setattr(measure.ceilings, "measure", lambda device, names: [taken.append(names)])  # type: ignore[func-returns-value]
+    card = fake_bench.card(tmp_path, ("n63",))
+    assert sweep(card, tmp_path / "run1", replace(QUICK, rest=0.5))[0]["pipe"] == "f32"
+    assert {"f32", "f32_rested"} <= set(taken[0])
+    taken.clear()
+    sweep(card, tmp_path / "run2")
+    assert "f32_rested" not in taken[0]
+
+
 def test_suspect_rows_have_their_ceilings_and_themselves_measured_again(
     tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

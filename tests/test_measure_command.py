@@ -71,6 +71,16 @@ def test_command_out_and_json(command: Path, tmp_path: Path, capsys: pytest.Capt
     assert captured.err == "toy w02: already measured in this run\n"
 
 
+def test_command_passes_rest_on_and_refuses_a_wrong_one(command: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["measure", "toy", "--seconds", "0", "--workload", "w00", "--rest", "0.5"]) == 0
+    (folder,) = command.iterdir()
+    assert {r["rest"] for r in records.read(folder / "rows.jsonl")} == {0.5}
+    capsys.readouterr()
+    for wrong in ("-1", "40", "nan"):
+        assert cli.main(["measure", "toy", "--rest", wrong]) == 2
+        assert "--rest: " in capsys.readouterr().err
+
+
 def test_command_says_what_the_budget_left_out(command: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["measure", "toy", "--budget", "1s"]) == 0
     captured = capsys.readouterr()

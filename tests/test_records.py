@@ -333,3 +333,13 @@ def test_run_names_sort_by_time() -> None:
     times = [datetime(2026, 9, 30, 23, 59, 59, tzinfo=UTC), datetime(2026, 11, 2, 0, 0, 1, tzinfo=UTC)]
     names = [records.new_run("h200", "p5", t)[0] for t in times]
     assert names == sorted(names) == ["2026-09-30T235959Z", "2026-11-02T000001Z"]
+
+
+def test_a_copy_may_state_the_commit_it_was_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy's own git may be behind what was copied; what is stated stands beside it and replaces nothing."""
+    monkeypatch.setenv("KILLGATE_COMMIT", "abc1234")
+    monkeypatch.setattr(records, "commit", lambda: ("0123456789ab", True))
+    found = records.provenance()
+    assert (found["commit"], found["dirty"], found["stated_commit"]) == ("0123456789ab", True, "abc1234")
+    monkeypatch.delenv("KILLGATE_COMMIT")
+    assert records.provenance()["stated_commit"] == ""

@@ -192,3 +192,11 @@ def test_the_fake_candidates_are_the_ones_tested_here() -> None:
     """A death added to the bench without a test would be a promise that nobody keeps."""
     tested = {"killed", "exits", "hangs", "closes_all", "killed_late", "hangs_late", "cuda_error", "cuda_error_late"}
     assert set(fake_candidates.DEATHS) == tested | {"raises", "raises_late", "no_gpu_memory", "no_host_memory"}
+
+
+def test_a_rested_timing_is_given_the_time_it_rests(worker: Worker) -> None:
+    arms = (("control", "plain"),)
+    plain, rested = (Job("toy", "n63", arms, seconds=3.0, rest=rest) for rest in (0.0, 4.0))
+    limit_s = worker.limits_s["time"]
+    assert (worker.patience_s(plain, "time"), worker.patience_s(rested, "time")) == (limit_s + 6, limit_s + 30)
+    assert worker.patience_s(rested, "check") == worker.limits_s["check"]

@@ -18,6 +18,8 @@
 // Macros: KERNEL (name), OUT_BF16 0/1, TOKENS 32/64/128/256, STAGES, PROMOTE (a power of two).
 #include "e4m3.cuh"
 
+#include "shares.cuh"  // after it: it needs DEVICE
+
 constexpr int ROWS = 128, CONSUMERS = 2, THREADS = 128 * (CONSUMERS + 1), UNIT = 2;  // UNIT: stages in a unit of work
 constexpr int SUMS = TOKENS / 2;                                                      // float32 per thread
 constexpr int SLICE = TOKENS < 64 ? TOKENS : 64;
@@ -33,47 +35,6 @@ static_assert(SHARED_BYTES + 1024 <= 227 * 1024, "too much shared memory");
 
 constexpr int GROUP_MEETS = 1;           // named barriers, one for each warpgroup
 constexpr int PART_FLOATS = 128 * SUMS;  // of one warpgroup
-
-struct Ring {
-  int stage = 0;
-  unsigned parity = 0;
-  DEVICE void next() {
-    if (++stage == STAGES) stage = 0, parity ^= 1;
-  }
-};
-
-// The line of units in parts: each worker has `each`, the first `more` of them one more.
-struct Shares {
-  int each, more;
-  DEVICE Shares(int units, int workers) : each(units / workers), more(units % workers) {}
-  DEVICE int begin(int worker) const { return worker * each + min(worker, more); }
-};
-
-// A worker's piece of one tile: units first .. last - 1 of `tile`. Of `tiles`, the first waves * workers go out whole.
-struct Piece {
-  int worker, workers, tiles, depth, waves, wave = 0, at, end, tile, first, last;
-  DEVICE Piece(const Shares& shares, int worker_, int workers_, int tiles_, int depth_, int waves_)
-      : worker(worker_), workers(workers_), tiles(tiles_), depth(depth_), waves(waves_), at(shares.begin(worker_)),
-        end(shares.begin(worker_ + 1)) {
-    locate();
-  }
-  DEVICE void locate() {
-    if (wave < waves) {
-      tile = wave * workers + worker, first = 0, last = depth;
-    } else {
-      tile = at / depth, first = at - tile * depth, last = min(depth, first + end - at), tile += waves * workers;
-    }
-  }
-  DEVICE bool valid() const { return wave < waves ? tile < tiles : at < end; }
-  DEVICE void next() {
-    if (wave < waves) {
-      wave++;
-    } else {
-      at += last - first;
-    }
-    locate();
-  }
-};
 
 // One lane's codes and scales of 16 rows x 128 k: rows g (words 0, 1 of each uint4) and g + 8, 64 k in each uint4.
 struct Packed8 {

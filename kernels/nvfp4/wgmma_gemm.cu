@@ -24,6 +24,8 @@
 #include "operand.cuh"
 #include "wgmma.cuh"
 
+#include "shares.cuh"  // after the two: it needs DEVICE
+
 constexpr int ROWS = 128;
 constexpr int CONSUMERS = 2, THREADS = 128 * (CONSUMERS + 1);
 constexpr int UNIT = 2;           // chunks of 64 k in a unit of work: one for each set of fragments
@@ -41,47 +43,6 @@ static_assert(X_BYTES / CLUSTER % 1024 == 0, "a half of x must keep the swizzle'
 constexpr int SUMS_LEFT = 1, GROUP_MEETS = 3;  // named barriers, one for each warpgroup
 
 constexpr int PART_FLOATS = 128 * SUMS;  // of one warpgroup
-
-struct Ring {
-  int stage = 0;
-  unsigned parity = 0;
-  DEVICE void next() {
-    if (++stage == STAGES) stage = 0, parity ^= 1;
-  }
-};
-
-// The line of units in parts: each worker has `each`, the first `more` of them one more.
-struct Shares {
-  int each, more;
-  DEVICE Shares(int units, int workers) : each(units / workers), more(units % workers) {}
-  DEVICE int begin(int worker) const { return worker * each + min(worker, more); }
-};
-
-// A worker's piece of one tile: units first .. last - 1 of `tile`. Of `tiles`, the first waves * workers go out whole.
-struct Piece {
-  int worker, workers, tiles, depth, waves, wave = 0, at, end, tile, first, last;
-  DEVICE Piece(const Shares& shares, int worker_, int workers_, int tiles_, int depth_, int waves_)
-      : worker(worker_), workers(workers_), tiles(tiles_), depth(depth_), waves(waves_), at(shares.begin(worker_)),
-        end(shares.begin(worker_ + 1)) {
-    locate();
-  }
-  DEVICE void locate() {
-    if (wave < waves) {
-      tile = wave * workers + worker, first = 0, last = depth;
-    } else {
-      tile = at / depth, first = at - tile * depth, last = min(depth, first + end - at), tile += waves * workers;
-    }
-  }
-  DEVICE bool valid() const { return wave < waves ? tile < tiles : at < end; }
-  DEVICE void next() {
-    if (wave < waves) {
-      wave++;
-    } else {
-      at += last - first;
-    }
-    locate();
-  }
-};
 
 // One lane's codes and scales of a tile of 16 rows x 64 k.
 struct Packed {
