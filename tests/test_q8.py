@@ -39,6 +39,19 @@ def test_candidate_against_reference(candidate, problem: Workload):
     assert accepted(out["y"], reference(inputs)["y"], cases.tolerance(problem, candidate.precision)["y"])
 
 
+@pytest.mark.parametrize(("candidate", "problem"), RUNS)
+def test_what_prepare_hands_on_by_reference_is_what_the_launch_reads(candidate, problem: Workload):
+    """As the check after a timing: operands are overwritten where they lie, so a copy beside its source is wrong."""
+    inputs, fresh = (cases.inputs(problem, seed=seed, device=DEVICE) for seed in (1, 2))
+    args, out = candidate.prepare(inputs), cases.outputs(problem, inputs)
+    read = {tensor.untyped_storage().data_ptr() for tensor in args.values()}
+    for name, tensor in inputs.items():
+        if tensor.is_floating_point() and tensor.untyped_storage().data_ptr() in read:
+            tensor.copy_(fresh[name])
+    candidate.run(args, out)
+    assert accepted(out["y"], reference(inputs)["y"], cases.tolerance(problem, candidate.precision)["y"])
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("problem", CHECKS, ids=lambda w: w.id)
 def test_tolerance_rejects_zeros_a_sign_flip_one_wrong_element_and_nan(problem: Workload, precision: str):

@@ -161,15 +161,25 @@ def choose_config(m: int, k: int) -> MmqConfig:
 
 
 def prepare(inputs: Tensors) -> Tensors:
-    """The planes, the scales of w as float32 [K / 32, N], and room for the quantised activations."""
+    """What the launch for x's shape reads: see `operands`."""
+    return operands(inputs, choose_config(*inputs["x"].shape))
+
+
+def operands(inputs: Tensors, config: MmqConfig) -> Tensors:
+    """x and the codes as they lie, room for the quantised x, and the scales of w in the order that `config` reads.
+
+    w_d is fp16 [N, K / 32] where it lies for the vector form, float32 [K / 32, N] of its own for a tile. Only one of
+    them is handed on: a check that changes operands in place must find nothing there that the kernel does not read.
+    """
     x = inputs["x"]
     m, k = x.shape
-    room = {
-        "w_dt": inputs["w_d"].T.float().contiguous(),
+    return {
+        "x": x,
+        "w_q": inputs["w_q"],
+        "w_d": inputs["w_d"].T.float().contiguous() if config.block_m else inputs["w_d"],
         "q": torch.empty(m, k, dtype=torch.int8, device=x.device),
         "q_d": torch.empty(k // 32, m, dtype=torch.float32, device=x.device),
     }
-    return inputs | room
 
 
 def run(args: Tensors, out: Tensors) -> None:
@@ -186,7 +196,7 @@ def launch(args: Tensors, out: Tensors, config: MmqConfig) -> None:
         options = {"maxnreg": config.max_registers} if config.max_registers else {}
         grid = (triton.cdiv(m, config.block_m) * triton.cdiv(n, config.block_n),)
         mmq_kernel[grid](
-            q, q_d, w, args["w_dt"], y, m, n, k, BLOCK_M=config.block_m, BLOCK_N=config.block_n, STEPS=config.steps,
+            q, q_d, w, args["w_d"], y, m, n, k, BLOCK_M=config.block_m, BLOCK_N=config.block_n, STEPS=config.steps,
             STAGES=config.num_stages, INTERPRETED=interpreted(), num_warps=config.num_warps, **options,
         )  # fmt: skip
     else:

@@ -12,12 +12,16 @@ from __future__ import annotations
 
 from kernels.common import Candidate, Needs, Tensors, Workload
 from kernels.q8 import triton_mmq
-from kernels.q8.triton_mmq import prepare
 
 
 def run_sequence_grid(args: Tensors, out: Tensors) -> None:
     """The defect: the vector kernel over one row, with the M sequences along its grid."""
     triton_mmq.launch(args, out, triton_mmq.choose_config(1, args["x"].shape[1]))
+
+
+def prepare_sequence_grid(inputs: Tensors) -> Tensors:
+    """As the vector kernel reads them."""
+    return triton_mmq.operands(inputs, triton_mmq.choose_config(1, inputs["x"].shape[1]))
 
 
 def _refuses(workload: Workload) -> str:
@@ -34,7 +38,7 @@ CANDIDATES = (
         precision="q8_0-w8a8",
         run=run_sequence_grid,
         needs=Needs(triton="3.6"),
-        prepare=prepare,
+        prepare=prepare_sequence_grid,
         refuses=_refuses,
         config=lambda workload: f"{workload['M']} sequences in the grid; {triton_mmq.choose_config(1, workload['K'])}",
     ),
@@ -43,7 +47,7 @@ CANDIDATES = (
         precision="q8_0-w8a8",
         run=triton_mmq.run,
         needs=Needs(triton="3.6"),
-        prepare=prepare,
+        prepare=triton_mmq.prepare,
         refuses=_refuses,
         config=triton_mmq.CANDIDATES[0].config,
     ),
