@@ -36,6 +36,7 @@ lint: install  ## ruff and mypy
 	$(BIN)/mypy
 
 lab: install  ## open the notebooks in JupyterLab
+	@$(BIN)/jupyter trust notebooks/*.ipynb >/dev/null  # else JupyterLab hides their SVG figures until they are run
 	$(BIN)/jupyter lab notebooks $(ARGS)
 
 notebooks: install  ## execute the notebooks' sources again and write the .ipynb that are committed

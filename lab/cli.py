@@ -7,7 +7,6 @@ file, the key, the value and the remedy.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 
 from lab import __version__
 from lab.errors import BadInput, nearest
+from lab.printing import print_json
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -134,25 +134,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _print_json(value: Any) -> None:
-    print(json.dumps(_strict(value), indent=1, default=str, allow_nan=False))
-
-
-def _strict(value: Any) -> Any:
-    """The value with null for NaN and infinity, which are no JSON; the error of an output with NaN is one."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: _strict(v) for key, v in value.items()}
-    return [_strict(v) for v in value] if isinstance(value, list | tuple) else value
-
-
 def _doctor(arguments: argparse.Namespace) -> int:
     from lab import doctor
 
     findings = doctor.examine()
     if arguments.json:
-        _print_json([asdict(f) for f in findings])
+        print_json([asdict(f) for f in findings])
     else:
         print(doctor.render(findings))
     return 1 if any(f.status == "broken" for f in findings) else 0
@@ -164,7 +151,7 @@ def _phases(arguments: argparse.Namespace) -> int:
     cards = phases.cards().values()
     if arguments.json:
         keys = ("id", "row", "system", "device", "title", "question", "family", "control", "candidate", "card_hash")
-        _print_json(
+        print_json(
             [
                 {k: getattr(c, k) for k in (*keys, "gate_hash", "workloads")}
                 | {"recorded": [r.verdict.id for r in c.recorded], "measured": evidence.measured_devices(c.id)}
@@ -202,7 +189,7 @@ def _judge(arguments: argparse.Namespace) -> int:
 
         outcome = verdict.run(arguments)
         if arguments.json:
-            _print_json([outcome.to_json()])
+            print_json([outcome.to_json()])
         else:
             print(verdict.render(outcome))
         return 1 if outcome.judgement.verdict.word in fail_on else 0
@@ -217,7 +204,7 @@ def _judge(arguments: argparse.Namespace) -> int:
             places = evidence.measured_devices(c.id)
             judgements += [evidence.judge_measured(c, d) for d in places if arguments.device in (None, d)]
     if arguments.json:
-        _print_json([j.to_json() for j in judgements])
+        print_json([j.to_json() for j in judgements])
     elif judgements:
         print(writeup.board(judgements))
         for j in judgements:
@@ -234,7 +221,7 @@ def _audit(arguments: argparse.Namespace) -> int:
 
     result = run.audit(arguments.evidence, arguments.check)
     if arguments.json:
-        _print_json(run.to_json(result))
+        print_json(run.to_json(result))
     else:
         print(run.render(result))
     return 0
@@ -256,7 +243,7 @@ def _check(arguments: argparse.Namespace) -> int:
                 what = f"{c.family}/{c.candidate} {c.workload}"
                 print(f"{c.status:9} {what} {error} {c.message}".rstrip(), flush=True)
     if arguments.json:
-        _print_json([c.to_json() for c in checks])
+        print_json([c.to_json() for c in checks])
     elif not any(c.status == "ok" for c in checks):
         print("nothing was checked")
     return 1 if any(c.status in ("incorrect", "error") for c in checks) else 0
@@ -309,7 +296,7 @@ def _measure(arguments: argparse.Namespace) -> int:
                 result = f"{row['median_us']:.2f} us" if row["status"] == "ok" else f"{row['status']}: {row['message']}"
                 shown.result(f"{row['phase']} {row['workload_id']} {row['arm']} {row['name']}: {result}")
     if arguments.json:
-        _print_json(printed)
+        print_json(printed)
     return 1 if failed else 0
 
 
@@ -318,7 +305,7 @@ def _rows(arguments: argparse.Namespace) -> int:
 
     listed = rows.listing(arguments.family, arguments.phase, arguments.device)
     if arguments.json:
-        _print_json(listed)
+        print_json(listed)
     else:
         print(rows.render(listed))
     return 0
@@ -333,7 +320,7 @@ def _ceilings(device: Any, as_json: bool) -> None:
         if not as_json:
             print(f"{row['name']:12} {row['value']:10.2f} {row['unit']:8} {row['method']}", flush=True)
     if as_json:
-        _print_json(rows)
+        print_json(rows)
 
 
 def _cross_check(device: Any, items: Any, named: Sequence[str], as_json: bool) -> int:
@@ -341,7 +328,7 @@ def _cross_check(device: Any, items: Any, named: Sequence[str], as_json: bool) -
 
     rows = list(crosscheck.measure(device, [*crosscheck.targets(items), *map(crosscheck.parse, named)]))
     if as_json:
-        _print_json(rows)
+        print_json(rows)
     else:
         print(crosscheck.render(rows))
     return 0 if all(row["status"] in ("ok", "skipped") and row.get("within", True) for row in rows) else 1
@@ -353,7 +340,7 @@ def _roofline(arguments: argparse.Namespace) -> int:
     if arguments.recorded:
         table = reproduction.reproduce()
         if arguments.json:
-            _print_json([asdict(r) for r in table])
+            print_json([asdict(r) for r in table])
         else:
             print(reproduction.render(table, reproduction.checks()))
         return 0
@@ -368,7 +355,7 @@ def _roofline(arguments: argparse.Namespace) -> int:
                 floor = roofline.place(device, cost.flops, cost.bytes, cost.pipe)
                 floors.append({"workload": w.id, "precision": precision, **asdict(cost), **asdict(floor)})
     if arguments.json:
-        _print_json(floors)
+        print_json(floors)
         return 0
     cells = [
         [
@@ -391,7 +378,7 @@ def _trace(arguments: argparse.Namespace) -> int:
 
     summary = report.summary_of(arguments)
     if arguments.json:
-        _print_json(summary)
+        print_json(summary)
     else:
         print(report.render(summary))
     return 0 if all(i["holds"] for i in summary["identities"]) else 1

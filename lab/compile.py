@@ -29,6 +29,7 @@ from typing import Any
 
 from lab.aot import NO_TRITON, AotRow, limits, one_line
 from lab.errors import REPOSITORY, BadInput
+from lab.printing import print_json
 
 TARGETS = (80, 90, 100, 120, 121)
 FAMILIES = "lab.families:load"
@@ -195,7 +196,10 @@ def run(args: argparse.Namespace) -> int:
         from lab import aot_probe  # imports Triton, which a table of a family leaves to the child
 
         aot_probe.write(rows, datetime.date.today().isoformat())
-    print(json.dumps([row.to_json() for row in rows], indent=1) if args.json else render(rows))
+    if args.json:
+        print_json([row.to_json() for row in rows])
+    else:
+        print(render(rows))
     return int(any(row.status == "error" for row in rows))
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from lab import phases, recorded, vocabulary
 from lab.errors import REPOSITORY, BadInput, nearest
+from lab.printing import print_json
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -261,7 +262,7 @@ def figure(rows: Sequence[Entry]) -> Figure:
         ("% of vLLM", share),
         ("measured, % of what was predicted", said),
     ]
-    with matplotlib.rc_context(plots._STYLE):
+    with matplotlib.rc_context(plots.STYLE):
         tall = sum(len(p) for _, p in panels)
         picture = Figure(figsize=(plots.WIDTH_IN, 1.9 + 0.3 * tall), facecolor=plots.CARD, layout="constrained")
         FigureCanvasAgg(picture)
@@ -313,7 +314,6 @@ def add(command: Callable[..., ArgumentParser]) -> None:
 
 def run(arguments: Namespace) -> int:
     """Print the ledger; 0 always, because a forecast that failed is a result."""
-    import json
 
     rows = entries()
     if arguments.figure:
@@ -321,7 +321,7 @@ def run(arguments: Namespace) -> int:
 
         plots.save(figure(rows), arguments.figure)
     if arguments.json:
-        print(json.dumps({"entries": [e.to_json() for e in rows], "summary": summary(rows)}, indent=1))
+        print_json({"entries": [e.to_json() for e in rows], "summary": summary(rows)})
     else:
         print(render(rows))
     return 0

@@ -104,11 +104,6 @@ def _models() -> Mapping[str, Model]:
     return load()
 
 
-def ids() -> list[str]:
-    """The ids of the known models, in the order of the file."""
-    return list(_models())
-
-
 def get(model_id: str, where: str | Path = "model") -> Model:
     """The model with this id or alias; raises BadInput naming `where` and the nearest id."""
     models = _models()

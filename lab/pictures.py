@@ -92,7 +92,7 @@ def gap(d: Difference, names: tuple[str, str] = ("A", "B"), title: str = "") -> 
     if min(d.a.whole, d.b.whole) <= 0:
         raise BadInput("gap picture", f"totals {d.a.whole:g} and {d.b.whole:g} {d.unit}", "both must be above zero")
     rows = _rows(d)
-    with matplotlib.rc_context(plots._STYLE):
+    with matplotlib.rc_context(plots.STYLE):
         figure = Figure(figsize=(plots.WIDTH_IN, 2.35 + 0.26 * len(rows)), facecolor=CARD, layout="constrained")
         FigureCanvasAgg(figure)
         bars, falls = figure.subplots(2, 1, height_ratios=[1.25, 0.26 * len(rows) + 0.75])
@@ -104,7 +104,7 @@ def gap(d: Difference, names: tuple[str, str] = ("A", "B"), title: str = "") -> 
         bars.set_xlim(0, reach * 1.24)
         bars.set_ylim(1.5, -0.5)
         bars.set_yticks([0, 1], list(names))
-        bars.xaxis.set_major_formatter(FuncFormatter(plots._plain))
+        bars.xaxis.set_major_formatter(FuncFormatter(plots.plain))
         bars.set_xlabel(f"{d.unit}; whole = {d.a.denominator}")
         bars.set_title(title or f"{names[0]} against {names[1]}, {d.unit}", loc="left", fontsize=10, color=INK)
         _waterfall(falls, d, rows, names)
@@ -173,7 +173,7 @@ def _waterfall(axes: Axes, d: Difference, rows: Sequence[_Row], names: tuple[str
     axes.set_ylim(last + 0.6, -0.6)
     shares = ", with each share of it" if telling else "; the parts largely cancel"
     cut = f"; axis starts at {number(start)}" if start else ""
-    axes.xaxis.set_major_formatter(FuncFormatter(plots._plain))
+    axes.xaxis.set_major_formatter(FuncFormatter(plots.plain))
     axes.set_xlabel(f"{d.unit}: {names[0]} less {names[1]} = {number(d.gap, '+')}{shares}{cut}", loc="right")
 
 

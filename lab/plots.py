@@ -44,7 +44,7 @@ KINDS = {
     "modelled": ("^", SOFT, False),
 }
 # Any: the key type that matplotlib asks for differs between its releases.
-_STYLE: Any = {
+STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "killgate",
     "font.family": "sans-serif",
@@ -80,7 +80,8 @@ def point(label: str, flops: float, bytes_moved: float, us: float, kind: str = "
     return Point(label, flops / bytes_moved, flops / us * 1e6 / 1e12, kind)
 
 
-def _figure(height_in: float) -> tuple[Figure, Axes]:
+def blank(height_in: float) -> tuple[Figure, Axes]:
+    """An empty figure, WIDTH_IN wide, and its axes; call it inside `matplotlib.rc_context(STYLE)`."""
     figure = Figure(figsize=(WIDTH_IN, height_in), facecolor=CARD, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot(facecolor=CARD)
@@ -88,7 +89,8 @@ def _figure(height_in: float) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _plain(value: float, _position: int = 0) -> str:
+def plain(value: float, _position: int = 0) -> str:
+    """A tick's label, for FuncFormatter: 1,024 and 0.25, no powers of ten."""
     return f"{value:,.0f}" if value >= 1 else f"{value:g}"
 
 
@@ -214,16 +216,16 @@ def roofline(
     left = min([0.3, *(p.intensity / 3 for p in points)])
     right = max([6 * highest / slowest, *(p.intensity * 3 for p in points)])
     lowest = min([slowest * left / 1e12, *(p.rate_tflop_s / 2.5 for p in points)])
-    with matplotlib.rc_context(_STYLE):
-        figure, axes = _figure(HEIGHT_IN)
+    with matplotlib.rc_context(STYLE):
+        figure, axes = blank(HEIGHT_IN)
         axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(lowest, highest / 1e12 * 3))
         axes.set_xlabel("arithmetic intensity: operations per byte of compulsory traffic")
         axes.set_ylabel("TFLOP/s (TOP/s for int8)" if "int8" in pipes else "TFLOP/s")
         axes.set_title(title or f"{device.name}: roofline", loc="left", fontsize=10, color=INK)
         axes.grid(True, which="major", color="#e8e8e8", linewidth=0.6)
         axes.minorticks_off()
-        axes.xaxis.set_major_formatter(FuncFormatter(_plain))
-        axes.yaxis.set_major_formatter(FuncFormatter(_plain))
+        axes.xaxis.set_major_formatter(FuncFormatter(plain))
+        axes.yaxis.set_major_formatter(FuncFormatter(plain))
         kinds = [k for k in KINDS if any(p.kind == k for p in points)]
         for kind in kinds:
             marker, colour, filled = KINDS[kind]
@@ -324,8 +326,8 @@ def bars(
     rest = whole - sum(parts.values())
     if rest > 0.005 * whole:
         rows.append(("not attributed", rest))
-    with matplotlib.rc_context(_STYLE):
-        figure, axes = _figure(0.9 + 0.34 * len(rows))
+    with matplotlib.rc_context(STYLE):
+        figure, axes = blank(0.9 + 0.34 * len(rows))
         for i, (name, value) in enumerate(rows):
             attributed = name != "not attributed"
             axes.barh(i, value, height=0.66, color=BLUE if attributed else CARD, edgecolor=BLUE if attributed else SOFT,
@@ -344,7 +346,7 @@ def bars(
 def svg(figure: Figure) -> str:
     """The figure as SVG text, the same bytes each time (no date, fixed ids), coordinates to two decimals."""
     buffer = io.StringIO()
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure.savefig(buffer, format="svg", facecolor=CARD, metadata={"Date": None, "Creator": None})
     # Numbers inside tags are coordinates; a number between tags is a label's and stays as it is.
     return re.sub(r"<[^>]+>", lambda tag: re.sub(r"(\d+\.\d{2})\d+", r"\1", tag.group()), buffer.getvalue())

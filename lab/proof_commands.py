@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
 
 from lab.errors import BadInput
+from lab.printing import print_json
 
 PROMPT = "The code word is {word}. Repeat the code word and nothing else."
 
@@ -30,7 +30,10 @@ def run_identity(arguments: Namespace) -> int:
     from lab import identity
 
     cells = identity.from_plan(arguments.plan)
-    print(json.dumps(identity.to_json(cells), indent=1) if arguments.json else identity.render(cells))
+    if arguments.json:
+        print_json(identity.to_json(cells))
+    else:
+        print(identity.render(cells))
     return int(not identity.passed(cells))
 
 
@@ -44,5 +47,8 @@ def run_crossbleed(arguments: Namespace) -> int:
         raise BadInput("--np", f'"{arguments.np}" is not a list of numbers', "write 1,2,3,4") from None
     recall = crossbleed.by_command(arguments.command, arguments.prompt, arguments.timeout)
     batches = crossbleed.run(recall, sizes, arguments.seed)
-    print(json.dumps(crossbleed.to_json(batches), indent=1) if arguments.json else crossbleed.render(batches))
+    if arguments.json:
+        print_json(crossbleed.to_json(batches))
+    else:
+        print(crossbleed.render(batches))
     return int(any(batch.status != "clean" for batch in batches))

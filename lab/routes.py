@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from lab import devices, families, records
 from lab.errors import BadInput, shown
+from lab.printing import print_json
 
 if TYPE_CHECKING:  # kernels/ is imported late, so that a package that shadows it is told in one line
     from kernels.routing import Table
@@ -159,7 +160,10 @@ def run(arguments: Namespace) -> int:
         known: Sequence[str] = families.names()
         raise BadInput("lab routes", f'no family is named "{arguments.family}"', f"one of {', '.join(known)}")
     made = table(arguments.family, arguments.device)
-    print(json.dumps(crossovers(made), indent=1) if arguments.json else render(made))
+    if arguments.json:
+        print_json(crossovers(made))
+    else:
+        print(render(made))
     if arguments.write:
         print(f"written: {shown(write(made))}")
     return 0

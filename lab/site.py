@@ -24,12 +24,12 @@ from lab.audit import page as audit_page
 from lab.audit.run import audit
 from lab.errors import REPOSITORY, BadInput
 from lab.phases import Judgement
+from lab.printing import print_json
 
 NOTEBOOKS = REPOSITORY / "notebooks"
 DEFAULT = REPOSITORY / "build" / "site"
 NOTEBOOK_LIMIT_S = 300
 NEEDED = ("nbformat", "nbclient", "nbconvert", "mistune")
-FREE_SPACE = "free space or choose another folder with --out"
 
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --soft: #8881; }
@@ -64,7 +64,7 @@ def verdicts(out: Path | None = None, as_json: bool = False) -> int:
     failed = [c for c in checks if c["status"] in ("incorrect", "error")]
     odd = writeup.unexplained(judgements)
     if as_json:
-        print(json.dumps({"judgements": [j.to_json() for j in judgements + measured], "checks": checks}, indent=1))
+        print_json({"judgements": [j.to_json() for j in judgements + measured], "checks": checks})
     else:
         if measured:
             print("\n" + writeup.board(measured))

@@ -189,7 +189,7 @@ def picture(chosen: Sequence[Staircase]) -> Picture:
     """
     if not chosen:
         raise BadInput("staircase", "nothing to draw", "name at least one of data/staircase.toml")
-    with matplotlib.rc_context(plots._STYLE):
+    with matplotlib.rc_context(plots.STYLE):
         figure = Picture(figsize=(plots.WIDTH_IN, 0.2 + 3.5 * len(chosen)), facecolor=plots.CARD, layout="constrained")
         FigureCanvasAgg(figure)
         panels: Any = figure.subplots(len(chosen), 1, squeeze=False)[:, 0]

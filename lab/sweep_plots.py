@@ -63,7 +63,7 @@ def curves(
     for panel in panels:
         if len({METRICS[s.metric][0] for s in panel}) > 1:
             raise BadInput("sweep plot", f"units differ: {', '.join(s.metric for s in panel)}", "draw them apart")
-    with matplotlib.rc_context(plots._STYLE):
+    with matplotlib.rc_context(plots.STYLE):
         figure = Figure(figsize=(plots.WIDTH_IN, 0.7 + 2.3 * len(every)), facecolor=plots.CARD, layout="constrained")
         FigureCanvasAgg(figure)
         grid: Any = figure.subplots(len(every), 1, sharex=True, squeeze=False)[:, 0]
@@ -75,7 +75,7 @@ def curves(
             axes.legend(frameon=False, fontsize=8.5, loc="best")
         if log:
             grid[-1].set_xscale("log", base=2)
-        grid[-1].xaxis.set_major_formatter(FuncFormatter(plots._plain))
+        grid[-1].xaxis.set_major_formatter(FuncFormatter(plots.plain))
         grid[-1].set_xlabel(AXES.get(every[0][0].axis, every[0][0].axis))
         grid[0].set_title(title, loc="left", fontsize=10, color=plots.INK)
     return figure
@@ -91,11 +91,8 @@ def batch_curves(curves: Mapping[str, Sequence[tuple[int, float]]], title: str, 
         raise BadInput("batch plot", f"{len(curves)} curves, or one without a point", "give one to six curves")
     if any(n < 1 or not us > 0 for points in curves.values() for n, us in points):
         raise BadInput("batch plot", "a batch below 1 or a time that is not positive", "pass rows that are ok")
-    with matplotlib.rc_context(plots._STYLE):
-        figure = Figure(figsize=(plots.WIDTH_IN, 3.6), facecolor=plots.CARD, layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.add_subplot(facecolor=plots.CARD)
-        axes.spines[["top", "right"]].set_visible(False)
+    with matplotlib.rc_context(plots.STYLE):
+        figure, axes = plots.blank(3.6)
         for i, (name, points) in enumerate(curves.items()):
             xs, ys = zip(*sorted(points), strict=True)
             axes.plot(
@@ -108,7 +105,7 @@ def batch_curves(curves: Mapping[str, Sequence[tuple[int, float]]], title: str, 
         every = [us for points in curves.values() for _, us in points]
         axes.set_yticks([t for t in STEPS_US if min(every) / 1.3 < t < 1.3 * max(every)])
         for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(FuncFormatter(plots._plain))
+            axis.set_major_formatter(FuncFormatter(plots.plain))
         axes.minorticks_off()
         axes.set(xlabel="sequences", ylabel="us a sequence")
         axes.set_title(title, loc="left", fontsize=10, color=plots.INK)

@@ -64,8 +64,8 @@ def timeline(trace: Trace, rules: Rules | None = None, title: str = "", most: in
         )
     )
     looks["idle"] = ("#9a9a9a", "")
-    with matplotlib.rc_context(plots._STYLE):
-        figure, axes = plots._figure(1.25 + 0.36 * len(lanes) + 0.2 * math.ceil(len(looks) / 3))
+    with matplotlib.rc_context(plots.STYLE):
+        figure, axes = plots.blank(1.25 + 0.36 * len(lanes) + 0.2 * math.ceil(len(looks) / 3))
         for y, (_, blocks) in enumerate(lanes):
             for category, spans in blocks:
                 colour, hatch = looks.get(category, (SOFT, ""))
@@ -81,7 +81,7 @@ def timeline(trace: Trace, rules: Rules | None = None, title: str = "", most: in
         axes.tick_params(axis="y", length=0)
         span = (end - begin) / 1e3
         axes.set_xlabel(f"us; busy {number(busy.ns / 1e3)} of {number(span)} us ({busy.ns / 1e3 / span:.1%})")
-        axes.xaxis.set_major_formatter(FuncFormatter(plots._plain))
+        axes.xaxis.set_major_formatter(FuncFormatter(plots.plain))
         axes.set_title(title or f"{trace.source} {trace.window_label}".strip(), loc="left", fontsize=10, color=INK)
         handles = [
             Rectangle((0, 0), 1, 1, facecolor=c, hatch=h, edgecolor=INK, linewidth=0.4) for c, h in looks.values()
@@ -166,8 +166,8 @@ def occupancy(trace: Trace, rules: Rules | None = None, title: str = "") -> Figu
         "waiting": (YELLOW, ""),
         "idle": IDLE_LOOK,
     }
-    with matplotlib.rc_context(plots._STYLE):
-        figure, axes = plots._figure(1.45 + 0.42 * len(rows))
+    with matplotlib.rc_context(plots.STYLE):
+        figure, axes = plots.blank(1.45 + 0.42 * len(rows))
         used: list[str] = []
         reach = max(sum(parts.values()) for _, parts in rows)
         span = max(sum(both["time"].values()) for both in found.values())
@@ -190,7 +190,7 @@ def occupancy(trace: Trace, rules: Rules | None = None, title: str = "") -> Figu
         axes.set_yticks(range(len(rows)), [name for name, _ in rows])
         axes.set_ylim(len(rows) - 0.45, -0.55)
         axes.tick_params(axis="y", length=0)
-        axes.xaxis.set_major_formatter(FuncFormatter(plots._plain))
+        axes.xaxis.set_major_formatter(FuncFormatter(plots.plain))
         axes.set_xlabel(f"us; 100 % = span, {number(span)} us (dashed); sums beyond it ran at the same time")
         axes.set_title(title or f"{trace.source} {trace.window_label}".strip(), loc="left", fontsize=10, color=INK)
         handles = [

@@ -6,7 +6,6 @@ sides; `--nvtx-b` lets one capture be compared with itself, arm against arm.
 
 from __future__ import annotations
 
-import json
 import math
 from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab.errors import BadInput, nearest
+from lab.printing import print_json
 
 if TYPE_CHECKING:
     from lab.traces.breakdowns import Breakdown
@@ -105,16 +105,10 @@ def run_diff(arguments: Namespace) -> int:
 
 
 def _show(arguments: Namespace, value: dict[str, Any], text: str) -> None:
-    print(json.dumps(_strict(value), indent=1, default=str, allow_nan=False) if arguments.json else text)
-
-
-def _strict(value: Any) -> Any:
-    """null for NaN and infinity, which are no JSON."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: _strict(v) for key, v in value.items()}
-    return [_strict(v) for v in value] if isinstance(value, list | tuple) else value
+    if arguments.json:
+        print_json(value)
+    else:
+        print(text)
 
 
 def _picture(found: Difference, path: Path) -> None:

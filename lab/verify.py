@@ -16,7 +16,6 @@ pass. Given up: statistics. The line is a fixed share and the figure a median, s
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import statistics
 from argparse import ArgumentParser, Namespace
@@ -30,6 +29,7 @@ from lab import interop, records, vocabulary
 from lab.baselines import Baseline, Pin, checked, load, span, store
 from lab.errors import BadInput, nearest
 from lab.interop.sample import Imported, Sample
+from lab.printing import print_json
 
 LIMITS_PCT = {"decode_tps": 3.0, "prefill_tps": 5.0}
 RATIO = "graphs_ratio"
@@ -271,7 +271,10 @@ def _said(r: Result) -> str:
 
 
 def _print(as_json: bool, value: Mapping[str, Any], lines: Iterable[str]) -> None:
-    print(json.dumps(value, indent=1, allow_nan=False) if as_json else "\n".join(lines))
+    if as_json:
+        print_json(value)
+    else:
+        print("\n".join(lines))
 
 
 def _pair(flag: str, word: str, read: Callable[[str], Any]) -> tuple[str, Any]:

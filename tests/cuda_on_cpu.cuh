@@ -4,18 +4,8 @@
 // when their barrier is waited for, the buffer holding junk until then (mode 1: a read too early shows; some warps run
 // at a half, a third or a quarter of the others' speed, so that one that should have waited is early).
 #pragma once
-#include <ucontext.h>
+#include "fibers_on_cpu.cuh"
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <initializer_list>
-#include <vector>
-using std::max;
-using std::min;
 #define __device__
 #define __global__
 #define __forceinline__ inline
@@ -33,20 +23,15 @@ static float4 make_float4(float a, float b, float c, float d) { return {a, b, c,
 
 constexpr unsigned SHARED = 232448;
 struct Axis { int x; };
-struct Fiber { ucontext_t context; std::vector<char> stack; bool done; };
-struct Warp { uint64_t buffer[2][32][8]; int arrived; unsigned generation; };
-struct Copy { unsigned to; const void* from; unsigned bytes, barrier; };
-struct Barrier { unsigned need, pending; long bytes; unsigned phase; bool ready; };
-struct Meeting { int arrived; unsigned generation; };
 struct Block {
     int number, arrived_start;
-    Meeting consumers, producers;
+    Meeting all, consumers, producers;
     std::vector<Fiber> fibers;
-    std::vector<Warp> warps;
+    std::vector<Exchange> warps;
     std::vector<Copy> later;
+    std::vector<std::vector<std::function<void()>>> words;  // of each thread
     ucontext_t main;
-    int current, threads, arrived, mode;
-    unsigned generation;
+    int current, threads, mode;
     long idle, turns;
     unsigned char shared[SHARED];
     Barrier barriers[SHARED / 8];
@@ -55,63 +40,37 @@ static Block* running;
 #define cpu (*running)
 static Axis threadIdx, blockIdx, gridDim;
 
-static void stop(const char* why) {
-    fprintf(stderr, "%s: block %d thread %d\n", why, blockIdx.x, cpu.current);
+static void stop(const char* why, unsigned where) {
+    fprintf(stderr, "%s (%x): block %d thread %d\n", why, where, blockIdx.x, cpu.current);
     abort();
 }
-static void other_fibers() {
+static void others() {
     const int me = cpu.current;
     swapcontext(&cpu.fibers[me].context, &cpu.main);
     threadIdx.x = me;
 }
 
-// What the 32 lanes gave; double-buffered, as a lane is at most one exchange ahead.
-struct Given {
-    Warp* warp;
-    unsigned side;
-    unsigned from(int lane, int i = 0) const { return (unsigned)warp->buffer[side][lane][i]; }
-};
+static void moved() { cpu.idle = 0; }
 static int own_lane() { return cpu.current & 31; }
-static Given exchange(std::initializer_list<unsigned> values) {
-    Warp& warp = cpu.warps[cpu.current >> 5];
-    const unsigned generation = warp.generation;
-    int i = 0;
-    for (unsigned x : values) warp.buffer[generation & 1][own_lane()][i++] = x;
-    if (++warp.arrived == 32) {
-        warp.arrived = 0, warp.generation++, cpu.idle = 0;
-    } else {
-        while (warp.generation == generation) other_fibers();
-    }
-    return {&warp, generation & 1};
-}
+static Exchange& own_exchange() { return cpu.warps[cpu.current >> 5]; }
 static void sync_warp() { exchange({0}); }
-static void sync_block() {
-    const unsigned generation = cpu.generation;
-    if (++cpu.arrived == cpu.threads) {
-        cpu.arrived = 0, cpu.generation++, cpu.idle = 0;
-    } else {
-        while (cpu.generation == generation) other_fibers();
-    }
-}
-static void meet(Meeting& m, int threads, bool invited) {
+static void sync_block() { meet(cpu.all, cpu.threads); }
+static void meet_invited(Meeting& m, int threads, bool invited) {
     if (!invited) stop("a barrier of others");
-    const unsigned generation = m.generation;
-    if (++m.arrived == threads) {
-        m.arrived = 0, m.generation++, cpu.idle = 0;
-    } else {
-        while (m.generation == generation) other_fibers();
-    }
+    meet(m, threads);
 }
-template <int THREADS> static void sync_consumers() { meet(cpu.consumers, THREADS, cpu.current < THREADS); }
+template <int THREADS> static void sync_consumers() {
+    meet_invited(cpu.consumers, THREADS, cpu.current < THREADS);
+}
 template <int THREADS> static void sync_producers() {
-    meet(cpu.producers, THREADS, cpu.current >= cpu.threads - THREADS);
+    meet_invited(cpu.producers, THREADS, cpu.current >= cpu.threads - THREADS);
 }
 
 template <int THREADS> static void arrive_at_start() {
     if (++cpu.arrived_start > THREADS) stop("a barrier of others");
 }
 template <int THREADS> static void sync_at_start() {
-    for (arrive_at_start<THREADS>(); cpu.arrived_start < THREADS;) other_fibers();
+    for (arrive_at_start<THREADS>(); cpu.arrived_start < THREADS;) others();
     cpu.idle = 0;
 }
 
@@ -148,24 +107,10 @@ static Barrier& barrier_at(unsigned a) {
     if (a % 8 || a >= SHARED) stop("barrier address");
     return cpu.barriers[a / 8];
 }
-static void turn(Barrier& b) {
-    if (b.pending == 0 && b.bytes == 0) b.phase++, b.pending = b.need, cpu.idle = 0;
-}
-static void barrier_init(unsigned a, unsigned arrivals) { barrier_at(a) = {arrivals, arrivals, 0, 0, true}; }
+static void barrier_init(unsigned a, unsigned arrivals) { barrier_at(a) = new_barrier(arrivals); }
 static void barrier_init_fence() {}
-static void barrier_expect(unsigned a, unsigned bytes) {
-    Barrier& b = barrier_at(a);
-    if (!b.ready || !b.pending) stop("arrival nobody expects");
-    b.bytes += bytes, b.pending--;
-    turn(b);
-}
+static void barrier_expect(unsigned a, unsigned bytes) { expect(barrier_at(a), bytes); }
 static void barrier_arrive(unsigned a) { barrier_expect(a, 0); }
-static void copy_now(const Copy& c) {
-    memcpy(cpu.shared + c.to, c.from, c.bytes);
-    Barrier& b = barrier_at(c.barrier);
-    b.bytes -= c.bytes;
-    turn(b);
-}
 // What bulk copies may read, where a test has said so.
 struct Extent { const char* begin; u64 bytes; };
 static std::vector<Extent> readable;
@@ -173,62 +118,44 @@ extern "C" void allow_copies(const char* begin, u64 bytes) {
     if (!bytes) readable.clear();
     else readable.push_back({begin, bytes});
 }
+static long most_copies;  // of one block, under way at once (mode 1)
+extern "C" long most_under_way() {
+    const long most = most_copies;
+    most_copies = 0;
+    return most;
+}
 static void bulk_copy(unsigned to, const void* from, unsigned bytes, unsigned barrier) {
     if (to % 16 || bytes % 16 || (uintptr_t)from % 16 || to + bytes > SHARED) stop("bulk copy");
     bool inside = readable.empty();
     const char* at = (const char*)from;
     for (const Extent& x : readable) inside |= at >= x.begin && at + bytes <= x.begin + x.bytes;
     if (!inside) stop("bulk copy from outside the cache");
-    const Copy c{to, from, bytes, barrier};
-    if (cpu.mode == 0) return copy_now(c);
+    const Copy c{&barrier_at(barrier), bytes, [=] { memcpy(cpu.shared + to, from, bytes); }};
+    if (cpu.mode == 0) return land(c);
     memset(cpu.shared + to, 0x7F, bytes);
     cpu.later.push_back(c);
+    most_copies = max(most_copies, (long)cpu.later.size());
 }
 static void barrier_wait(unsigned a, unsigned parity) {
     const Barrier& b = barrier_at(a);
-    while ((b.phase & 1) == parity) {
-        std::vector<Copy> keep, go;
-        for (const Copy& c : cpu.later) (c.barrier == a ? go : keep).push_back(c);
-        cpu.later = keep;
-        for (const Copy& c : go) copy_now(c);
-        if ((b.phase & 1) == parity) other_fibers();
+    while (waits(b, parity)) {
+        land_those_of(b, cpu.later);
+        if (waits(b, parity)) others();
     }
+}
+static void word_copy(unsigned to, const int* from) {
+    const auto write = [=] { sts32(to, (unsigned)*from); };
+    if (cpu.mode == 0) return write();
+    sts32(to, 0x7F7F7F7F);
+    cpu.words[cpu.current].push_back(write);
+}
+static void word_copies_wait() {
+    for (const auto& write : cpu.words[cpu.current]) write();
+    cpu.words[cpu.current].clear();
 }
 static void async_proxy_fence_shared() {}
 static void async_proxy_fence_global() {}
 
-static unsigned bits_of(float x) { return global_read<unsigned>(&x); }
-static float float_of(unsigned x) { return global_read<float>(&x); }
-static float scaled(unsigned sign, int mantissa, int exponent) {
-    return (sign ? -1.0f : 1.0f) * ldexpf(mantissa, exponent);
-}
-static float half_to_float(unsigned bits) {
-    const unsigned e = bits >> 10 & 31, m = bits & 1023, sign = bits >> 15 & 1;
-    if (e == 31) return m ? NAN : sign ? -INFINITY : INFINITY;
-    return e ? scaled(sign, 1024 + m, (int)e - 25) : scaled(sign, m, -24);
-}
-static unsigned float_to_half(float x) {  // to nearest even
-    const unsigned sign = bits_of(x) >> 16 & 0x8000;
-    const double a = fabs((double)x);
-    if (std::isnan(x)) return sign | 0x7E00;
-    if (a >= 65520) return sign | 0x7C00;
-    if (a == 0) return sign;
-    int e;
-    frexp(a, &e);
-    e = std::max(e - 1, -14);
-    const unsigned steps = (unsigned)nearbyint(ldexp(a, 10 - e));  // 1024 .. 2048 where normal; a carry moves e along
-    return sign | (((unsigned)(e + 14) << 10) + steps);
-}
-static unsigned float_to_bf16(float x) {
-    const unsigned bits = bits_of(x);
-    return std::isnan(x) ? 0x7FFF : (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
-}
-static float bf16_to_float(unsigned bits) { return float_of(bits << 16); }
-static float e4m3_to_float(unsigned byte) {
-    const unsigned e = byte >> 3 & 15, m = byte & 7, sign = byte >> 7 & 1;
-    if (e == 15 && m == 7) return NAN;
-    return e ? scaled(sign, 8 + m, (int)e - 10) : scaled(sign, m, -9);
-}
 static unsigned pack_half2(float low, float high) { return float_to_half(low) | float_to_half(high) << 16; }
 static unsigned pack_bf162(float low, float high) { return float_to_bf16(low) | float_to_bf16(high) << 16; }
 static unsigned e4m3_to_half2(unsigned x) { return pack_half2(e4m3_to_float(x & 255), e4m3_to_float(x >> 8 & 255)); }
@@ -239,43 +166,14 @@ static unsigned mul_half2(unsigned a, unsigned b) {
     return pack_half2(half_to_float(a) * half_to_float(b), half_to_float(a >> 16) * half_to_float(b >> 16));
 }
 static float exp2_fast(float x) { return exp2f(x); }
-static unsigned permute(unsigned a, unsigned b, unsigned selector) {
-    const uint64_t bytes = (uint64_t)b << 32 | a;
-    unsigned x = 0;
-    for (int i = 0; i < 4; ++i) x |= (unsigned)(bytes >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i;
-    return x;
-}
-
-// a0: rows g, columns 2t and next; a1: rows g + 8; a2: columns 2t + 8 and next; a3: both; b0, b1: rows 2t.., column g.
-template <class Widen>
-static void product(Widen widen, float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0,
-                    unsigned b1) {
-    const Given x = exchange({a0, a1, a2, a3, b0, b1});
-    const int g = own_lane() >> 2, t = own_lane() & 3;
-    for (int i = 0; i < 4; ++i) {
-        const int row = g + 8 * (i >> 1), column = 2 * t + (i & 1);
-        double sum = c[i];
-        for (int k = 0; k < 16; ++k) {
-            const unsigned pair = x.from((row & 7) * 4 + (k & 7) / 2, (row >> 3) + 2 * (k >> 3));
-            const float a = widen(pair >> 16 * (k & 1) & 0xFFFF);
-            const float b = widen(x.from(column * 4 + (k & 7) / 2, 4 + (k >> 3)) >> 16 * (k & 1) & 0xFFFF);
-            sum += (double)a * b;
-        }
-        c[i] = (float)sum;
-    }
-}
+static unsigned permute(unsigned a, unsigned b, unsigned selector) { return pick_bytes(a, b, selector); }
 static void mma_f16(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
     product(half_to_float, c, a0, a1, a2, a3, b0, b1);
 }
 static void mma_bf16(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
     product(bf16_to_float, c, a0, a1, a2, a3, b0, b1);
 }
-static unsigned transpose8x8(unsigned own) {
-    const Given x = exchange({own});
-    const int g = own_lane() >> 2, t = own_lane() & 3;
-    const auto at = [&](int row, int column) { return x.from(row * 4 + column / 2) >> 16 * (column & 1) & 0xFFFF; };
-    return at(2 * t, g) | at(2 * t + 1, g) << 16;
-}
+static unsigned transpose8x8(unsigned own) { return transposed_8x8(own); }
 static float shuffle_xor(float x, int mask) { return float_of(exchange({bits_of(x)}).from(own_lane() ^ mask)); }
 static float shuffle_from(float x, int lane) { return float_of(exchange({bits_of(x)}).from(lane)); }
 static int shuffle_up(int x, int by) {
@@ -309,19 +207,13 @@ static void fiber() {
 // other, 1 from the last, 2 all in turns.
 static void start_block(Block& b, int number, int grid, int threads, int mode) {
     running = &b;
-    cpu.number = number, cpu.threads = threads, cpu.mode = mode, cpu.arrived = 0, cpu.generation = 0;
-    cpu.idle = 0, cpu.turns = 0;
-    cpu.consumers = {}, cpu.producers = {}, cpu.arrived_start = 0;
-    cpu.later.clear(), cpu.fibers.resize(threads), cpu.warps.assign(threads / 32, Warp());
+    cpu.number = number, cpu.threads = threads, cpu.mode = mode, cpu.idle = 0, cpu.turns = 0;
+    cpu.all = {}, cpu.consumers = {}, cpu.producers = {}, cpu.arrived_start = 0;
+    cpu.later.clear(), cpu.words.assign(threads, {}), cpu.fibers.resize(threads);
+    cpu.warps.assign(threads / 32, Exchange());
     memset(cpu.shared, 0x7F, SHARED);
     memset((void*)cpu.barriers, 0, sizeof cpu.barriers);
-    for (Fiber& f : cpu.fibers) {
-        f.stack.resize(1 << 16), f.done = false;
-        getcontext(&f.context);
-        f.context.uc_stack.ss_sp = f.stack.data(), f.context.uc_stack.ss_size = f.stack.size();
-        f.context.uc_link = nullptr;
-        makecontext(&f.context, fiber, 0);
-    }
+    for (Fiber& f : cpu.fibers) make_fiber(f, fiber);
 }
 static int one_turn() {  // of the running block's threads; how many are left
     int left = 0;

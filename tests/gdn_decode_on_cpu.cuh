@@ -27,6 +27,11 @@ static float __uint_as_float(u32 x) { return float_of(x); }
 static u32 __float_as_uint(float x) { return bits_of(x); }
 static float __shfl_xor_sync(unsigned, float x, int step) { return shuffle_xor(x, step); }
 static void __syncwarp() { sync_warp(); }
+static int __shfl_sync(unsigned, int x, int lane) { return shuffle_int(x, lane); }
+static unsigned __ballot_sync(unsigned, bool x) { return lanes_where(x); }
+static int __popc(unsigned x) { return bits_set(x); }
+static int __ffs(unsigned x) { return __builtin_ffs(x); }
+static float inverse_root(float x) { return 1 / sqrtf(x); }
 static void named_barrier(int, int threads) {
     if (threads != cpu.threads) stop("a barrier of some threads");
     sync_block();

@@ -4,25 +4,14 @@
 // their group is; so a fragment overwritten or a stage released too early gives wrong numbers. Layouts are the PTX
 // manual's. Not shown: timing, proxies.
 #pragma once
-#include <ucontext.h>
+#include "fibers_on_cpu.cuh"
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <functional>
-#include <map>
-#include <vector>
 #define INLINE inline
 #define __global__
 #define __shared__
 #define __align__(x)
 #define __grid_constant__
 #define __launch_bounds__(...)
-using std::max;
-using std::min;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef unsigned short u16;
@@ -38,28 +27,23 @@ constexpr int BF16 = 0, FP16 = 1, SHARED_BYTES = 232448;
 alignas(1024) char shared[SHARED_BYTES];
 static Axes threadIdx, blockIdx, blockDim, gridDim;
 
-struct Fiber { ucontext_t context; std::vector<char> stack; bool done; };
-struct Meeting { int here = 0; unsigned generation = 0; };
-struct Barrier { int count, pending; long bytes; unsigned phase; };
-struct Later { u64* bar; u32 bytes; std::function<void()> copy; };
-struct Product { float* d[128]; const u32* a[128]; u64 b; int columns, rows_major, add, type; };
+struct Product { float* d[128]; const u32* a[128]; u64 b; int columns, rows_major, add, type; u64 a_shared; };
 struct Group { Meeting meeting; std::vector<Product> queue; std::vector<int> ends; int done = 0, finished = 0; };
 struct Lane { int issued = 0, committed = 0; bool waited = false; std::vector<std::vector<std::function<void()>>> stores; };
-struct Exchange { Meeting meeting; uint64_t given[2][32][8]; };
 static struct {
     std::vector<Fiber> fibers;
     ucontext_t main;
     int now, threads;
     long moves;
     std::map<u64*, Barrier> barriers;
-    std::vector<Later> later;
+    std::vector<Copy> later;
     Meeting block, named[16];
     Group groups[8];
     Exchange warps[32];
     std::vector<Lane> lanes;
 } cpu;
 
-static void stop(const char* why) {
+static void stop(const char* why, unsigned) {
     fprintf(stderr, "%s: block %d %d %d thread %d\n", why, blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x);
     abort();
 }
@@ -68,30 +52,13 @@ static void others() {
     swapcontext(&cpu.fibers[me].context, &cpu.main);
     cpu.now = threadIdx.x = me;
 }
-static void meet(Meeting& m, int count) {
-    const unsigned before = m.generation;
-    cpu.moves++;
-    if (++m.here == count) m.here = 0, m.generation++;
-    else while (m.generation == before) others();
-}
+static void moved() { cpu.moves++; }
+static int own_lane() { return cpu.now & 31; }
+static Exchange& own_exchange() { return cpu.warps[cpu.now >> 5]; }
 static void __syncthreads() { meet(cpu.block, cpu.threads); }
 static void named_barrier(int id, int threads) { meet(cpu.named[id], threads); }
-struct Given {
-    uint64_t (*x)[8];
-    u32 from(int lane, int i = 0) const { return (u32)x[lane][i]; }
-    template <class T> T* at(int lane) const { return reinterpret_cast<T*>(x[lane][0]); }
-};
-static Given exchange(std::initializer_list<uint64_t> values) {
-    Exchange& warp = cpu.warps[cpu.now >> 5];
-    const unsigned side = warp.meeting.generation & 1;
-    int i = 0;
-    for (uint64_t x : values) warp.given[side][cpu.now & 31][i++] = x;
-    meet(warp.meeting, 32);
-    return {warp.given[side]};
-}
 static void __syncwarp() { exchange({0}); }
-inline u32 bits_of(float x) { u32 y; memcpy(&y, &x, 4); return y; }
-inline float __uint_as_float(u32 x) { float y; memcpy(&y, &x, 4); return y; }
+inline float __uint_as_float(u32 x) { return float_of(x); }
 inline u32 __float_as_uint(float x) { return bits_of(x); }
 inline float __shfl_up_sync(u32, float x, int by) {
     const int lane = cpu.now & 31;
@@ -119,29 +86,20 @@ static Barrier& barrier_of(u64* bar) {
     if (!cpu.barriers.count(bar)) stop("a barrier nobody set up");
     return cpu.barriers[bar];
 }
-static void turn(Barrier& b) {
-    if (b.pending == 0 && b.bytes == 0) b.phase++, b.pending = b.count, cpu.moves++;
-}
-inline void barrier_init(u64* bar, int count) { inside(bar, 8, 8), cpu.barriers[bar] = {count, count, 0, 0}; }
+inline void barrier_init(u64* bar, int count) { inside(bar, 8, 8), cpu.barriers[bar] = new_barrier(count); }
 inline void barrier_init_done() {}
-inline void barrier_expect(u64* bar, u32 bytes) {
-    Barrier& b = barrier_of(bar);
-    if (!b.pending) stop("an arrival too many");
-    b.bytes += bytes, b.pending--, cpu.moves++;
-    turn(b);
-}
+inline void barrier_expect(u64* bar, u32 bytes) { expect(barrier_of(bar), bytes); }
 inline void barrier_arrive(u64* bar) { barrier_expect(bar, 0); }
 inline void barrier_wait(u64* bar, u32 parity) {
-    while ((barrier_of(bar).phase & 1) == parity) {
-        std::vector<Later> keep, go;
-        for (Later& x : cpu.later) (x.bar == bar ? go : keep).push_back(x);
-        cpu.later = keep;
-        for (Later& x : go) x.copy(), barrier_of(bar).bytes -= x.bytes, turn(barrier_of(bar));
-        if ((barrier_of(bar).phase & 1) == parity) others();
+    const Barrier& b = barrier_of(bar);
+    while (waits(b, parity)) {
+        land_those_of(b, cpu.later);
+        if (waits(b, parity)) others();
     }
 }
 inline void fence_async_shared() {}
 inline void launch_dependents() {}
+inline u32 warp_slot() { return 5 * blockIdx.x + 4 * blockIdx.y; }
 // What an earlier grid writes: no thread reads it before it has waited for that grid.
 static std::vector<std::pair<const void*, long>> of_earlier_grid;
 inline void wait_for_earlier_grid() { cpu.lanes[cpu.now].waited = true; }
@@ -161,7 +119,7 @@ inline void bulk_load(void* to, const void* from, u32 bytes, u64* bar) {
     if ((uintptr_t)from % 16 || bytes % 16) stop("bulk load");
     reads(from);
     memset(to, 0x7F, bytes);
-    cpu.later.push_back({bar, bytes, [=] { memcpy(to, from, bytes); }});
+    cpu.later.push_back({&barrier_of(bar), bytes, [=] { memcpy(to, from, bytes); }});
 }
 inline void commit_store(std::function<void()> store) { cpu.lanes[cpu.now].stores.push_back({store}); }
 inline void bulk_store(void* to, const void* from, u32 bytes) {
@@ -184,7 +142,7 @@ inline void tensor_load(void* to, const TensorMap* map, int column, int row, u64
     memset(to, 0x7F, 8192);
     const TensorMap m = *map;
     reads(m.from);
-    cpu.later.push_back({bar, 8192, [=] {
+    cpu.later.push_back({&barrier_of(bar), 8192, [=] {
         for (int r = 0; r < 64; r++)
             for (int c = 0; c < 64; c++)
                 *(u16*)((char*)to + swizzled_128(r * 128 + 2 * c)) =
@@ -210,26 +168,6 @@ inline void copy_16(void* to, const void* from, bool live) {
 inline void copy_commit() {}
 template <int N> inline void copy_wait() {}
 
-inline float half_to_float(u32 bits) {
-    const int e = bits >> 10 & 31, m = bits & 1023;
-    const float x = e == 31 ? (m ? NAN : INFINITY) : e ? ldexpf(1024 + m, e - 25) : ldexpf(m, -24);
-    return bits & 0x8000 ? -x : x;
-}
-inline u32 float_to_half(float x) {  // to nearest even
-    const u32 sign = bits_of(x) >> 16 & 0x8000;
-    const double a = fabs((double)x);
-    if (std::isnan(x)) return sign | 0x7E00;
-    if (a >= 65520) return sign | 0x7C00;
-    if (a == 0) return sign;
-    int e;
-    frexp(a, &e);
-    e = max(e - 1, -14);
-    return sign | (((u32)(e + 14) << 10) + (u32)nearbyint(ldexp(a, 10 - e)));
-}
-inline u32 float_to_bf16(float x) {
-    const u32 bits = bits_of(x);
-    return std::isnan(x) ? 0x7FFF : (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
-}
 template <int TYPE> inline float widen(u16 bits) {
     return TYPE == BF16 ? __uint_as_float((u32)bits << 16) : half_to_float(bits);
 }
@@ -267,26 +205,10 @@ inline void stmatrix_t(void* row, const u32* x) {
         for (int j = 0; j < 2; j++) rows.at<u16>(8 * i + 2 * pair + j)[quad] = (u16)(x[i] >> 16 * j);
     __syncwarp();
 }
-inline u32 transpose_8x8(u32 x) {
-    const Given all = exchange({x});
-    const int quad = (cpu.now & 31) >> 2, pair = cpu.now & 3;
-    const auto at = [&](int r, int c) { return all.from(4 * r + c / 2) >> 16 * (c & 1) & 0xFFFF; };
-    return at(2 * pair, quad) | at(2 * pair + 1, quad) << 16;
-}
+inline u32 transpose_8x8(u32 x) { return transposed_8x8(x); }
 static float widen_as(int type, u32 bits) { return type == BF16 ? widen<BF16>((u16)bits) : half_to_float(bits); }
 template <int TYPE> inline void mma(float* d, const u32* a, u32 b0, u32 b1) {
-    const Given x = exchange({a[0], a[1], a[2], a[3], b0, b1});
-    const int quad = (cpu.now & 31) >> 2, pair = cpu.now & 3;
-    for (int i = 0; i < 4; i++) {
-        const int row = quad + 8 * (i >> 1), column = 2 * pair + (i & 1);
-        double sum = d[i];
-        for (int k = 0; k < 16; k++) {
-            const int lane_k = (k & 7) / 2, shift = 16 * (k & 1);
-            sum += (double)widen<TYPE>((u16)(x.from((row & 7) * 4 + lane_k, (row >> 3) + 2 * (k >> 3)) >> shift)) *
-                   widen<TYPE>((u16)(x.from(column * 4 + lane_k, 4 + (k >> 3)) >> shift));
-        }
-        d[i] = (float)sum;
-    }
+    product(widen<TYPE>, d, a[0], a[1], a[2], a[3], b0, b1);
     __syncwarp();
 }
 
@@ -294,8 +216,9 @@ inline u64 narrow_descriptor(u32 tile) { return (u64)(256 >> 4 | 3u << 30) << 32
 inline u64 wide_descriptor(u32 tile, u32 lead_bytes) {
     return (u64)(1024 >> 4 | 1u << 30) << 32 | (tile >> 4 | (lead_bytes >> 4) << 16);
 }
-static float operand(const Product& p, int k, int n) {
-    const u32 low = (u32)p.b, high = (u32)(p.b >> 32), start = (low & 0x3FFF) << 4, lead = (low >> 16 & 0x3FFF) << 4;
+static float operand(const Product& p, u64 matrix, int k, int n) {
+    const u32 low = (u32)matrix, high = (u32)(matrix >> 32);
+    const u32 start = (low & 0x3FFF) << 4, lead = (low >> 16 & 0x3FFF) << 4;
     const u32 stride = (high & 0x3FFF) << 4, mode = high >> 30;
     u32 at = start;
     if (p.rows_major) at += n / 64 * lead + k / 8 * stride + k % 8 * 128 + n % 64 * 2;
@@ -309,8 +232,11 @@ static float operand(const Product& p, int k, int n) {
 static void carry_out(const Product& p) {
     std::vector<float> b(16 * p.columns), a(64 * 16);
     for (int k = 0; k < 16; k++)
-        for (int n = 0; n < p.columns; n++) b[k * p.columns + n] = operand(p, k, n);
-    for (int t = 0; t < 128; t++)
+        for (int n = 0; n < p.columns; n++) b[k * p.columns + n] = operand(p, p.b, k, n);
+    if (p.a_shared)  // both operands by descriptors, a [64, 16] K-major
+        for (int m = 0; m < 64; m++)
+            for (int k = 0; k < 16; k++) a[m * 16 + k] = operand(p, p.a_shared, k, m);
+    for (int t = 0; !p.a_shared && t < 128; t++)
         for (int i = 0; i < 4; i++)
             for (int j = 0; j < 2; j++)
                 a[(t / 32 * 16 + (t & 31) / 4 + 8 * (i & 1)) * 16 + 2 * (t & 3) + j + 8 * (i >> 1)] =
@@ -323,17 +249,22 @@ static void carry_out(const Product& p) {
             p.d[t][i] = (float)sum;
         }
 }
-static void issue(float* d, const u32* a, u64 b, int columns, int rows_major, int add, int type) {
+static void issue(float* d, const u32* a, u64 b, int columns, int rows_major, int add, int type,
+                  u64 a_shared = 0) {
     Group& group = cpu.groups[cpu.now >> 7];
     Lane& lane = cpu.lanes[cpu.now];
     const int at = lane.issued++, thread = cpu.now & 127;
-    if (at == (int)group.queue.size()) group.queue.push_back({{}, {}, b, columns, rows_major, add, type});
+    if (at == (int)group.queue.size()) group.queue.push_back({{}, {}, b, columns, rows_major, add, type, a_shared});
     Product& p = group.queue[at];
-    if (p.b != b || p.columns != columns || p.add != add) stop("threads of a warpgroup issue different products");
+    if (p.b != b || p.a_shared != a_shared || p.columns != columns || p.add != add)
+        stop("threads of a warpgroup issue different products");
     p.d[thread] = d, p.a[thread] = a;
 }
 template <int TYPE> inline void wgmma_n64(float (&d)[32], const u32* a, u64 b, int add) {
     issue(d, a, b, 64, 0, add, TYPE);
+}
+template <int TYPE> inline void wgmma_n64_shared(float (&d)[32], u64 a, u64 b, int add) {
+    issue(d, nullptr, b, 64, 0, add, TYPE, a);
 }
 template <int TYPE> inline void wgmma_n64_rows(float (&d)[32], const u32* a, u64 b, int add) {
     issue(d, a, b, 64, 1, add, TYPE);
@@ -369,13 +300,7 @@ static void run_block(int threads) {
     for (Exchange& w : cpu.warps) w = Exchange();
     memset(shared, 0x7F, SHARED_BYTES);
     cpu.fibers.resize(threads);
-    for (Fiber& f : cpu.fibers) {
-        f.stack.resize(1 << 16), f.done = false;
-        getcontext(&f.context);
-        f.context.uc_stack.ss_sp = f.stack.data(), f.context.uc_stack.ss_size = f.stack.size();
-        f.context.uc_link = nullptr;
-        makecontext(&f.context, fiber, 0);
-    }
+    for (Fiber& f : cpu.fibers) make_fiber(f, fiber);
     for (int left = threads, idle = 0; left;) {
         const long before = cpu.moves;
         left = 0;

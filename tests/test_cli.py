@@ -47,6 +47,12 @@ def process(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, **more)
 
 
+def test_the_readme_lists_every_command() -> None:
+    (commands,) = [a.choices for a in cli._parser()._actions if isinstance(a.choices, dict)]
+    listed = re.findall(r"^\| `([a-z]+)` \|", (REPOSITORY / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted(commands)
+
+
 # judge ----------------------------------------------------------------------------------------------------------------
 
 KEYS = {

@@ -28,7 +28,7 @@ def _all_facts() -> list[Fact]:
     for name in devices.ids():
         device = devices.get(name)
         facts += [*device.facts.values(), *device.peaks.values(), *device.ceilings.values()]
-    for name in models.ids():
+    for name in models.load():
         facts += models.get(name).facts.values()
     return facts
 
@@ -108,7 +108,7 @@ def test_shapes_are_the_models_shapes() -> None:
         models.shape("ffn_up")
 
 
-@pytest.mark.parametrize("model_id", models.ids())
+@pytest.mark.parametrize("model_id", models.load())
 def test_model_facts_hold_together(model_id: str) -> None:
     """Facts that follow from each other, so that a slip of the pen in one shows."""
     facts = {name: f.value for name, f in models.get(model_id).facts.items()}

@@ -43,6 +43,15 @@ def library(source: CudaSource, change: Change = UNCHANGED) -> ctypes.CDLL:
     for name in source.kernels:
         text += f'\nextern "C" void cpu_{name}(ARGUMENTS, int x, int y, int z, int threads, int order) {{'
         text += f"start({name}, x, y, z, threads, order, PASSED); }}"
+    if source is cuda_decode.SOURCE:
+        text += """
+            static void look(const int* rows, int batch, int* found) {
+                int* mine = found + 2 * blockIdx.z;
+                in_order(rows, batch, blockIdx.z, mine[0], mine[1]);
+            }
+            extern "C" void cpu_in_order(const int* rows, int batch, int* found) {
+                start(look, 1, 1, batch, 32, 0, rows, batch, found);
+            }"""
     folder = Path(mkdtemp())
     (folder / "kernel.cpp").write_text(text)
     command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", str(folder / "kernel.cpp")]
@@ -201,6 +210,128 @@ def test_what_is_fetched_into_l2(variant: DecodeVariant, monkeypatch: pytest.Mon
     read = library(cuda_decode.SOURCE, UNCHANGED).prefetched_bytes
     read.restype = ctypes.c_uint64
     assert read() == (live.nbytes if variant.prefetch else 0)
+
+
+def ids_of(batch: int, rows: int, empty: int) -> torch.Tensor:
+    """[batch] ids of a pool of `rows`, permuted, its first and its last among them; `empty` of them, spread, are -1."""
+    rng = torch.Generator().manual_seed(batch)
+    others = torch.randperm(rows, generator=rng)
+    ids = torch.cat((torch.tensor([rows - 1, 0]), others[(others > 0) & (others < rows - 1)]))[:batch]
+    ids = ids[torch.randperm(batch, generator=rng)]
+    ids[torch.randperm(batch, generator=rng)[:empty]] = -1
+    return ids.to(torch.int32)
+
+
+def order_found(ids: torch.Tensor, change: Change = UNCHANGED) -> list[list[int]]:
+    """(sequence, slot) as block 0, 1, 2, ... of each head finds them."""
+    found = torch.full((len(ids), 2), -7, dtype=torch.int32)
+    arguments = (c_value(ids), ctypes.c_int(len(ids)), c_value(found))
+    library(cuda_decode.SOURCE, change).cpu_in_order(*arguments)
+    return found.tolist()
+
+
+def order_wanted(ids: torch.Tensor) -> list[list[int]]:
+    numbered = list(enumerate(ids.tolist()))
+    return [[n, slot] for n, slot in sorted(numbered, key=lambda x: (x[1] < 0, x[1])) if slot >= 0] + [
+        [n, -1] for n, slot in numbered if slot < 0
+    ]
+
+
+@pytest.mark.parametrize(
+    ("batch", "rows", "empty"),
+    [
+        (1, 1024, 0),
+        (2, 1024, 0),
+        (33, 40, 33),
+        (64, 64, 0),
+        (100, 1024, 7),
+        (256, 256, 0),
+        (255, 300, 1),
+        (256, 1024, 70),
+    ],
+)
+def test_blocks_take_the_sequences_in_the_order_of_their_slots(batch: int, rows: int, empty: int) -> None:
+    ids = ids_of(batch, rows, empty)
+    assert order_found(ids) == order_wanted(ids)
+
+
+ORDER_CHANGES = {
+    "rows of 32 all taken": ("bit < 6", "bit < 5"),
+    "a lane counts itself": ("(1u << lane) - 1", "(2u << lane) - 1"),
+    "what the last block left": ("taken_16[lane + 32 * i] = make", "if (i) taken_16[lane + 32 * i] = make"),
+    "empty slots": ("left -= __popc(all);", "left -= 1;"),
+}
+
+
+@pytest.mark.parametrize("name", ORDER_CHANGES)
+def test_a_wrong_order_is_seen(name: str) -> None:
+    ids = [ids_of(256, 256, 0), ids_of(256, 1024, 70)]
+    assert [order_found(x, ORDER_CHANGES[name]) for x in ids] != [order_wanted(x) for x in ids]
+
+
+@pytest.mark.parametrize("state", ["f32", "bf16"])
+def test_order_and_company_change_no_bit(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences as they come, in the order of slots, shuffled, and some of them alone: the same bits each."""
+    problem = cases._decode(37, (1, 2), D=128, dtype="bf16", state_dtype=state, qk_l2norm=1)
+    inputs = cases.inputs(problem, 1, "cpu")
+    inputs["state_rows"][[3, 30]] = -1
+    per_sequence = ("q", "k", "v", "g", "beta", "state_rows")
+
+    def results(variant: DecodeVariant, which: torch.Tensor, change: Change = UNCHANGED) -> Tensors:
+        monkeypatch.setattr(cuda_decode, "cuda", Cpu(1, change))
+        own = inputs | {name: inputs[name][which].contiguous() for name in per_sequence}
+        out = {"o": torch.full_like(own["v"], float("nan")), "state": inputs["state"].clone()}
+        cuda_decode.launch(own, out["state"], out["o"], variant)
+        own_rows = own["state_rows"][own["state_rows"] >= 0].long()
+        return {"o": out["o"], "state": out["state"][own_rows]}
+
+    def same(a: Tensors, b: Tensors) -> bool:
+        return all(torch.equal(a[name], b[name]) for name in a)
+
+    everyone, shuffled = torch.arange(37), torch.randperm(37, generator=torch.Generator().manual_seed(3))
+    ordered, live = cuda_decode.ORDERED[state], inputs["state_rows"] >= 0
+    want = results(cuda_decode.MANY[state], everyone)
+    assert same(results(ordered, everyone), want)
+    place = torch.cumsum(live, 0) - 1
+    for which in (shuffled, shuffled[:5]):
+        rows = place[which[live[which]]]
+        assert same(results(ordered, which), {"o": want["o"][which], "state": want["state"][rows]})
+    assert not same(results(ordered, everyone, ("found[0] = b", "found[0] = blockIdx.z")), want)
+
+
+class Recorder(Cpu):
+    """Loads and runs nothing."""
+
+    def load(self, source: CudaSource, name: str, device: int) -> Any:
+        return name
+
+    def launch(self, kernel: Any, grid: tuple[int, ...], threads: int, arguments: list[Any]) -> None:
+        self.launched.append((kernel, arguments))
+
+
+@pytest.mark.parametrize("state", ["f32", "bf16"])
+def test_the_order_is_looked_for_where_its_tables_hold_the_ids(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = Recorder()
+    monkeypatch.setattr(cuda_decode, "cuda", cpu)
+    kind = next(dtype for dtype, name in cuda_decode.STATES.items() if name == state)
+
+    def launched(batch: int, rows: int, **more: Any) -> str:
+        shapes = {"q": (16, 128), "k": (16, 128), "v": (48, 128), "g": (48,), "beta": (48,)}
+        args = {name: torch.empty(batch, *shape, device="meta") for name, shape in shapes.items()}
+        args["state_rows"] = torch.empty(batch, dtype=torch.int32, device="meta")
+        pool = torch.empty(rows, 48, 128, 128, dtype=kind, device="meta")
+        cuda_decode.launch(args | more, pool, args["v"], more.pop("variant", None))
+        return cpu.launched[-1][0]
+
+    many, ordered = cuda_decode.MANY[state].kernel, cuda_decode.ORDERED[state].kernel
+    for batch, rows in ((64, 64), (256, 256), (100, 1024)):
+        assert launched(batch, rows) == ordered, (batch, rows)
+    for batch, rows in ((63, 63), (257, 1024), (256, 1025), (128, 4096)):
+        assert launched(batch, rows) == many, (batch, rows)
+    assert launched(64, 64, in_order=torch.empty(64, device="meta")) == many
+    for batch, rows in ((64, 1025), (257, 300)):
+        with pytest.raises(ValueError, match="pass no variant"):
+            launched(batch, rows, variant=cuda_decode.ORDERED[state])
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ extern "C" void on_cpu(int mode, int grid, int threads, int order, PARAMETERS) {
 
 @pytest.fixture(scope="module")
 def on_cpu(tmp_path_factory):
-    """name -> a library with the kernel as a function of the host, compiled once each."""
+    """name, producers, staged ids -> a library with the kernel as a function of the host, compiled once each."""
     compiler = shutil.which("g++")
     if not compiler:
         pytest.skip("needs g++ to run the kernel on the CPU")
@@ -52,21 +52,22 @@ def on_cpu(tmp_path_factory):
     names = [re.findall(r"\w+", p)[-1] for p in parameters.split(",")]
     made = {}
 
-    def build(name: str):
-        if name not in made:
+    def build(name: str, producers: int = 4, staged: bool = False):
+        key = f"{name}_{producers}_{staged:d}"
+        if key not in made:
             keep = [line for line in source.splitlines() if not line.startswith("KV_DECODE(") or f"({name}," in line]
             given = [f"given.{n}" for n in names]
             entry = ENTRY.replace("ARGUMENTS", parameters.replace(",", ";")).replace("PARAMETERS", parameters)
             entry = entry.replace("ASSIGN", " ".join(f"given.{n} = {n};" for n in names))
             entry = entry.replace("NAME", name).replace("PASS", ", ".join(given))
-            path = folder / f"{name}.cpp"
+            path = folder / f"{key}.cpp"
             path.write_text("\n".join(keep) + entry)
             command = [compiler, "-O1", "-std=c++17", "-w", "-shared", "-fPIC", f"-I{SOURCE.parent}", str(path)]
-            command += ["-o", f"{path}.so"]
+            command += ["-o", f"{path}.so", f"-DKV_PRODUCERS={producers}", f"-DKV_STAGED_IDS={staged:d}"]
             done = subprocess.run(command, capture_output=True, text=True, timeout=300)
             assert done.returncode == 0, done.stderr[-3000:]
-            made[name] = ctypes.CDLL(f"{path}.so")
-        return made[name]
+            made[key] = ctypes.CDLL(f"{path}.so")
+        return made[key]
 
     return build
 
@@ -110,30 +111,36 @@ CASES = {  # ctx, heads, page, lengths, blocks, width, mode, order of the blocks
     "long_part": (1040, (8, 1), 16, [1040, 0, 20], 2, 1, 0, 0, 1.0),  # the last item has no unit of the last producer's
     "many_sequences": (70, (4, 2), 16, [70 - i % 7 for i in range(70)], 5, 1, 1, 2, 1.0),  # several a lane
     "more_parts_than_room": (13312, (8, 1), 64, [13312], 52, 1, 1, 0, 1.0),  # 48 fit into the ring at once
+    "batches": (4700, (2, 1), 64, [4700], 1, 1, 1, 0, 1.0),  # of page ids: a producer loads more than one
     "sharp": (900, (12, 2), 16, [900, 411], 2, 1, 1, 0, 24.0),  # the running maximum grows, sums are rescaled
 }
 
 
 # Every instantiation takes ragged lengths, shared between blocks; what all have in common is tried on one.
 COMMON = cuda_decode.KERNELS["fp8", 256]
-RUNS = [(COMMON, case) for case in CASES]
-RUNS += [(name, case) for name in FORMS if name != COMMON for case in ("long_part", "ragged_and_empty")]
+RUNS = [(COMMON, case, 4, False, 40) for case in CASES]  # producers; staged ids; units below which copies are capped
+RUNS += [(name, case, 4, False, 40) for name in FORMS if name != COMMON for case in ("long_part", "ragged_and_empty")]
+STAGED = ("shared", "many_blocks", "half_teams", "many_sequences", "batches")
+RUNS += [(COMMON, case, 4, True, 40) for case in STAGED] + [(COMMON, case, 8, True, 40) for case in STAGED]
+RUNS += [(name, "ragged_and_empty", 8, True, 1 << 20) for name in FORMS]
+RUNS += [(name, "many_blocks", 4, True, capped) for name in FORMS for capped in (0, 1 << 20)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kernel", "case"), RUNS)
-def test_on_cpu(on_cpu, kernel: str, case: str) -> None:
+@pytest.mark.parametrize(("kernel", "case", "producers", "staged", "capped_below"), RUNS)
+def test_on_cpu(on_cpu, kernel: str, case: str, producers: int, staged: bool, capped_below: int) -> None:
     ctx, heads, page, lengths, blocks, width, mode, order_of_blocks, gain = CASES[case]
     dtype = "fp16" if FORMS[kernel] == "fp16" else "bf16"
     workload = cases._workload(ctx, len(lengths), *heads, DIMS[kernel], page=page, dtype=dtype)
     args, wanted = problem(workload, kernel, lengths, gain)
-    library = on_cpu(kernel)
+    library = on_cpu(kernel, producers, staged)
     library.allow_copies(None, ctypes.c_uint64(0))
     for name in ("q", "k", "v", "k_scale", "v_scale", "part"):
         library.allow_copies(ctypes.c_void_p(args[name].data_ptr()), ctypes.c_uint64(args[name].nbytes))
     out = torch.full_like(args["q"], math.nan)
     order = ("q", "k", "v", "k_scale", "v_scale", "page_table", "seq_lens")
-    config = replace(cuda_decode.config_of(kernel, heads[1], blocks), width=width)
+    config = replace(cuda_decode.config_of(kernel, heads[1], blocks), width=width, capped_below=capped_below)
+    threads = 32 * (8 + producers)
     pointers = [ctypes.c_void_p(args[n].data_ptr()) for n in order] + [ctypes.c_void_p(out.data_ptr())]
     pointers += [ctypes.c_void_p(args[n].data_ptr()) for n in ("part", "part_ml", "arrived")]
     page_shift = (page // 16).bit_length() - 1
@@ -143,19 +150,31 @@ def test_on_cpu(on_cpu, kernel: str, case: str) -> None:
     limit = cases.tolerance(workload, PRECISION[FORMS[kernel]])["o"]
     for _ in range(2):  # the second launch finds the counters as the first left them
         out.fill_(math.nan)
-        library.on_cpu(mode, blocks, config.threads, order_of_blocks, *pointers, *shapes, scale, int(dtype == "bf16"))
+        library.on_cpu(mode, blocks, threads, order_of_blocks, *pointers, *shapes, scale, int(dtype == "bf16"))
         assert not args["arrived"].any()
         error = accuracy.compare("o", out, wanted, limit)
         assert error.ok, error
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("producers", "cap"), [(4, 3), (8, 2)])
+def test_short_ranges_cap_the_copies_under_way(on_cpu, producers: int, cap: int) -> None:
+    """A producer has at most CAP pairs of tiles under way, beside the two rows of queries of each head."""
+    most = {}
+    for capped_below in (0, 1 << 20):
+        on_cpu(COMMON, producers, True).most_under_way()  # of tests before
+        test_on_cpu(on_cpu, COMMON, "sharp", producers, True, capped_below)
+        most[capped_below] = on_cpu(COMMON, producers, True).most_under_way()
+    assert most[1 << 20] <= 2 * producers * cap + 2 * 6 < most[0]
+
+
 def test_choice_and_refusals() -> None:
     config = cuda_decode.choose_config("fp8", 256, 4, 78)
-    assert str(config).startswith(f"{COMMON} blocks=78 threads=384 width=4")
+    assert str(config).startswith(f"{COMMON} blocks=78 threads={32 * (8 + cuda_decode.PRODUCERS)} width=4")
     widths = {heads: cuda_decode.choose_config("fp8", 256, heads).width for heads in (1, 4, 5, 8, 40, 128)}
     assert widths == {1: 1, 4: 4, 5: 5, 8: 8, 40: 10, 128: 128}
-    assert cuda_decode.cut_numbers(cuda_decode.choose_config("fp8", 256, 4), 8, 4) == (4, 1, 33, 4, config.second)
-    assert cuda_decode.cut_numbers(replace(config, width=2), 128, 4) == (2, 2, 39, 0, config.second)
+    assert cuda_decode.cut_numbers(cuda_decode.choose_config("fp8", 256, 4), 8, 4) == (4, 1, 33, 4, config.second, 40)
+    assert cuda_decode.cut_numbers(replace(config, width=2), 128, 4) == (2, 2, 39, 0, config.second, 40)
     with pytest.raises(ValueError, match="blocks=161 exceeds 160"):
         cuda_decode.cut_numbers(replace(config, blocks=161), 1, 4)
     with pytest.raises(ValueError, match="width=4 must divide Hkv=6"):
@@ -190,10 +209,12 @@ def test_prepare_refuses_and_makes_room() -> None:
 
 
 @pytest.mark.slow
-def test_compiles_without_spills() -> None:
+@pytest.mark.parametrize(("producers", "staged"), [(4, 0), (4, 1), (8, 1)])
+def test_compiles_without_spills(producers: int, staged: int) -> None:
     if not shutil.which("nvcc"):
         pytest.skip("needs nvcc to compile for sm_90a")
-    for row in aot_worker.compile_cuda(cuda_decode.CUDA_SOURCES[0], 90):
+    options = ("--std=c++17", f"-DKV_PRODUCERS={producers}", f"-DKV_STAGED_IDS={staged}")
+    for row in aot_worker.compile_cuda(replace(cuda_decode.CUDA_SOURCES[0], options=options), 90):
         assert row["status"] == "ok", row
         assert row["spill_bytes"] == 0, row
 

@@ -13,9 +13,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jupytext
 import nbformat
 import pandas as pd
 import pytest
+from jupytext.config import load_jupytext_config
 from matplotlib.figure import Figure
 
 from lab import evidence, notebook, pairing, phases, writeup
@@ -87,6 +89,13 @@ def test_pair_is_in_sync(name):
     assert [(c.cell_type, c.source) for c in book.cells] == [(c.cell_type, c.source) for c in source.cells]
     assert book.metadata == source.metadata
     assert [c.id for c in book.cells] == [c.id for c in source.cells]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_saving_in_jupyterlab_leaves_the_source_as_it_was(name):
+    source = FOLDER / f"{name}.py"
+    saved = jupytext.writes(read(name), fmt="py:percent", config=load_jupytext_config(str(source)))
+    assert saved == source.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", NAMES)

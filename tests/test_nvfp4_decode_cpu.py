@@ -6,12 +6,7 @@ that is missing shows as a wrong number or a deadlock. Timing does not show.
 """
 
 import ctypes
-import functools
 import os
-import shutil
-import subprocess
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +14,7 @@ import torch
 
 from kernels.nvfp4 import cases, ring_config, tiles
 from kernels.nvfp4.reference import reference
+from tests.nvfp4_on_cpu import UNCHANGED, Change, accurate, library, needs_compiler, simulated
 
 ENTRY = """
 struct Arguments {
@@ -35,26 +31,11 @@ extern "C" int simulated(const void* x, const void* w, const void* scale, void* 
   return simulate(entry, THREADS, SPLIT, blocks, bytes, seed);
 }
 """
-pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++ to run the kernel on a CPU")
+pytestmark = needs_compiler
 
 
-@functools.cache
-def on_cpu(config: ring_config.RingConfig, change: tuple[str, str] = ("", "")) -> ctypes.CDLL:
-    """The kernel of `config` as a CPU library, with one text of its source replaced."""
-    source = ring_config.source(config)
-    text = source.path.read_text()
-    shared = ("extern __shared__ __align__(128) unsigned char shared[];", "unsigned char* shared = simulated_shared();")
-    for old, new in (shared, ("return;", "finished();"), *([change] if change[0] else [])):
-        assert old in text, old
-        text = text.replace(old, new)
-    folder = Path(tempfile.mkdtemp())
-    (folder / "kernel.cpp").write_text('#include "ring_on_cpu.cuh"\n' + text + ENTRY)
-    includes = (f"-I{Path(__file__).parent}", f"-I{source.path.parent}")
-    options = [option for option in source.options if option.startswith("-D")]
-    command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", *includes, *options, str(folder / "kernel.cpp")]
-    done = subprocess.run([*command, "-o", str(folder / "kernel.so")], timeout=120, capture_output=True, text=True)
-    assert not done.returncode, done.stderr[:2000]
-    return ctypes.CDLL(str(folder / "kernel.so"))
+def on_cpu(config: ring_config.RingConfig, change: Change = UNCHANGED) -> ctypes.CDLL:
+    return library(ring_config.source(config), "ring_on_cpu.cuh", ENTRY, ("return;", "finished();"), change)
 
 
 def given(problem: Any) -> tuple[Any, ...]:
@@ -66,23 +47,17 @@ def given(problem: Any) -> tuple[Any, ...]:
     return inputs["x"], w, inputs["w_tensor_scale"], reference(inputs)["y"], limit
 
 
-def right(library: ctypes.CDLL, config: ring_config.RingConfig, data: tuple[Any, ...], seeds: int) -> bool:
+def right(kernel: ctypes.CDLL, config: ring_config.RingConfig, data: tuple[Any, ...], seeds: int) -> bool:
     """Whether the simulated kernel ends, is within tolerance and gives the same bits for every seed."""
     x, w, scale, wanted, limit = data
     first = None
     for seed in range(seeds):
         y = torch.full(wanted.shape, float("nan"), dtype=x.dtype)
-        pointers = (ctypes.c_void_p(t.data_ptr()) for t in (x, w, scale, y))
         numbers = (x.shape[0], wanted.shape[1], x.shape[1], w.shape[1], config.grid, config.shared_bytes, seed)
-        if library.simulated(*pointers, *map(ctypes.c_int, numbers)):
+        if simulated(kernel, (x, w, scale, y), numbers):
             return False
-        error = y.double() - wanted
         first = y if first is None else first
-        if not (
-            error.norm() <= limit.relative_error * wanted.norm()
-            and error.abs().max() <= limit.max_error * wanted.square().mean().sqrt()
-            and torch.equal(first, y)
-        ):
+        if not (accurate(y, wanted, limit) and torch.equal(first, y)):
             return False
     return True
 
@@ -106,12 +81,12 @@ def test_the_ring_runs_on_a_cpu(m, n, k, dtype, sms, variant):
     assert right(on_cpu(config), config, given(cases._check(m, n, k, dtype)), 3)
 
 
-def fails(config: ring_config.RingConfig, change: tuple[str, str], data: tuple[Any, ...]) -> bool:
+def fails(config: ring_config.RingConfig, change: Change, data: tuple[Any, ...]) -> bool:
     """Whether the kernel with a text replaced gives another answer, or stops the process."""
-    library = on_cpu(config, change)
+    kernel = on_cpu(config, change)
     child = os.fork()
     if child == 0:
-        os._exit(0 if right(library, config, data, 8) else 1)
+        os._exit(0 if right(kernel, config, data, 8) else 1)
     return os.waitpid(child, 0)[1] != 0
 
 

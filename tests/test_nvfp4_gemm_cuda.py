@@ -6,12 +6,9 @@ x resident.
 """
 
 import ctypes
-import functools
+import os
 import shutil
-import subprocess
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,18 +16,19 @@ import torch
 
 from kernels.common import Workload
 from kernels.nvfp4 import cases, cuda_gemm, gemm_tiles, resident, tiles
-from kernels.nvfp4.reference import reference, weights
+from kernels.nvfp4.reference import weights
 from lab.aot_worker import compile_cuda
+from tests.nvfp4_on_cpu import Change, library, needs_compiler, simulated, within_tolerance
 
 TAKEN = [w for w in cases.WORKLOADS if not (cuda_gemm._refuses(w) or cases.refuses(w, "nvfp4-w4a16"))]
 CHECKS = [w for w in TAKEN if w.role == "check"]
 MEASURED = [w for w in TAKEN if w.role == "measure"]
 VARIANTS: tuple[dict[str, Any], ...] = ({}, {"cluster": 1}, {"waves": 0}, {"waves": 1, "tokens": 128})
-PROGRAMMATIC = """
-#include "wgmma_on_cpu.cuh"
-static void next_kernel_may_start() {}
-static void wait_for_kernels_ahead() { others(); }
-"""
+START = "  if (threadIdx.x == 128 * CONSUMERS) {\n"
+LATE = (
+    START,
+    "  for (int i = 0; i < 600 * int(cluster_rank()); i++) others();\n" + START,
+)  # the second CTA of a cluster
 ENTRY = """
 struct Arguments {
   TensorMap map, y_map; const unsigned char* w; const float* scale; unsigned short* y; float* parts; unsigned* flags;
@@ -42,33 +40,20 @@ static void entry() {
   finished();
 }
 extern "C" int shared_bytes() { return SHARED_BYTES; }
-extern "C" int part_floats() { return 2 * PART_FLOATS; }
+extern "C" int part_floats() { return SPLIT ? 0 : 2 * PART_FLOATS; }
 extern "C" int simulated(const void* x, const void* w, const void* scale, void* y, void* parts, void* flags, int m,
                          int n, int k, int depth, int row_tiles, int token_tiles, int waves,
                          int blocks, int seed) {
   given = {{(const unsigned char*)x, m, k, TOKENS / CLUSTER}, {(const unsigned char*)y, m, n, TOKENS},
            (const unsigned char*)w, (const float*)scale, (unsigned short*)y, (float*)parts, (unsigned*)flags, m, n,
            depth, row_tiles, token_tiles, waves};
-  return simulate(entry, THREADS, CLUSTER, blocks, SHARED_BYTES, seed);
+  return simulate(entry, THREADS, CLUSTER << SPLIT, blocks, SHARED_BYTES, seed);
 }
 """
-needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++ to run the kernel on a CPU")
 
 
-@functools.cache
-def on_cpu(config: cuda_gemm.GemmConfig, change: tuple[str, str] = ("", "")) -> ctypes.CDLL:
-    """The kernel of `config` as a CPU library, with one text of its source replaced."""
-    text = cuda_gemm.SOURCE.read_text()
-    for old, new in (("extern __shared__ __align__(1024) unsigned char shared_start[];", ""), change):
-        assert old in text
-        text = text.replace(old, new or "unsigned char* shared_start = simulated_shared();") if old else text
-    folder = Path(tempfile.mkdtemp())
-    (folder / "kernel.cpp").write_text(PROGRAMMATIC + text + ENTRY)
-    includes = (f"-I{Path(__file__).parent}", f"-I{cuda_gemm.SOURCE.parent}")
-    options = [option for option in cuda_gemm.source(config).options if option.startswith("-D")]
-    command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", *includes, *options, str(folder / "kernel.cpp")]
-    subprocess.run([*command, "-o", str(folder / "kernel.so")], check=True, timeout=120, capture_output=True)
-    return ctypes.CDLL(str(folder / "kernel.so"))
+def on_cpu(config: cuda_gemm.GemmConfig, *changes: Change) -> ctypes.CDLL:
+    return library(cuda_gemm.source(config), "wgmma_on_cpu.cuh", ENTRY, *changes)
 
 
 def tiled(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -77,27 +62,29 @@ def tiled(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {"x": inputs["x"], "w": tiles, "w_tensor_scale": inputs["w_tensor_scale"]}
 
 
-def simulate(library: ctypes.CDLL, config: cuda_gemm.GemmConfig, inputs: dict[str, torch.Tensor], seed: int) -> Any:
+def apart(kernel: ctypes.CDLL, tensors: tuple[torch.Tensor, ...], numbers: tuple[int, ...]) -> int:
+    """simulated() in a process of its own, as a mistake may stop it; not 0 then. Tensors in shared memory return."""
+    child = os.fork()
+    if child == 0:
+        os._exit(simulated(kernel, tensors, numbers))
+    return os.waitpid(child, 0)[1]
+
+
+def simulate(
+    kernel: ctypes.CDLL, config: cuda_gemm.GemmConfig, inputs: dict[str, torch.Tensor], seed: int, run: Any = simulated
+) -> Any:
     """(y, what the simulator returned, flags left up)."""
     x, n = inputs["x"], inputs["w_packed"].shape[0]
     args = tiled(inputs)
-    parts = torch.full((config.grid, library.part_floats()), float("nan"))
+    parts = torch.full((config.grid, kernel.part_floats()), float("nan"))
     flags = torch.zeros(config.grid, 2, dtype=torch.int32)
-    y = torch.full((x.shape[0], n), float("nan"), dtype=x.dtype)
+    y = torch.full((x.shape[0], n), float("nan"), dtype=x.dtype).share_memory_()
     depth = gemm_tiles.chunks_of(x.shape[1]) // cuda_gemm.UNIT
     tile_counts = -(-n // config.rows), -(-x.shape[0] // config.tokens)
-    pointers = (x, args["w"], args["w_tensor_scale"], y, parts, flags)
-    numbers = (*x.shape, depth, *tile_counts, config.waves, config.grid, seed)
-    numbers = (numbers[0], n, *numbers[1:])
-    code = library.simulated(*(ctypes.c_void_p(t.data_ptr()) for t in pointers), *map(ctypes.c_int, numbers))
+    tensors = (x, args["w"], args["w_tensor_scale"], y, parts, flags)
+    numbers = (x.shape[0], n, x.shape[1], depth, *tile_counts, config.waves, config.grid, seed)
+    code = run(kernel, tensors, numbers)
     return y, code, int(flags.sum())
-
-
-def within_tolerance(y: torch.Tensor, problem: Any, inputs: dict[str, torch.Tensor]) -> bool:
-    wanted, limit = reference(inputs)["y"], cases.tolerance(problem, "nvfp4-w4a16")["y"]
-    error = y.double() - wanted
-    close = error.norm() <= limit.relative_error * wanted.norm()
-    return bool(close and error.abs().max() <= limit.max_error * wanted.square().mean().sqrt())
 
 
 @pytest.mark.parametrize("problem", CHECKS, ids=lambda w: w.id)
@@ -137,7 +124,7 @@ def test_configurations_fit_and_share_the_work(problem, variant):
     assert config.grid <= cuda_gemm.SMS
     assert config.grid % config.cluster == 0
     assert config.stages >= 3
-    assert gemm_tiles.chunks_of(problem["K"]) % cuda_gemm.UNIT == 0
+    assert gemm_tiles.chunks_of(problem["K"]) % (2 * cuda_gemm.UNIT) == 0  # units halve
 
 
 @pytest.mark.parametrize(
@@ -146,18 +133,19 @@ def test_configurations_fit_and_share_the_work(problem, variant):
         (512, 4096, 2048, 128, 1, 1, 128),  # 128 tiles: nothing is shared
         (512, 5120, 6144, 176, 1, 1, 120),
         (512, 5120, 17408, 256, 2, 0, 132),
-        (2048, 4096, 2048, 256, 1, 2, 132),
+        (2048, 4096, 2048, 256, 2, 2, 132),
         (2048, 5120, 6144, 256, 2, 2, 132),  # 2.42 tiles a worker
         (2048, 17408, 5120, 256, 2, 7, 132),  # 8.24 tiles a worker: shares of 0.24 would mean five workers a tile
         (128, 17408, 5120, 128, 2, 0, 132),  # 1.03
         (128, 5120, 6144, 128, 1, 0, 132),  # 40 tiles, each cut in k: no clusters
-        (64, 4096, 2048, 64, 1, 0, 132),
-        (128, 4096, 2048, 64, 1, 0, 132),
+        (64, 4096, 2048, 64, 1, 0, 64),  # split
+        (128, 4096, 2048, 64, 1, 0, 128),  # split
     ],
 )
 def test_tile_cluster_and_whole_tiles_follow_from_the_shape(m, n, k, tokens, cluster, waves, grid):
     config = cuda_gemm.choose_config(m, n, k, "bf16")
     assert (config.tokens, config.cluster, config.waves, config.grid) == (tokens, cluster, waves, grid)
+    assert config.split == (m <= 128 and k == 2048)
 
 
 @pytest.mark.parametrize(
@@ -180,6 +168,8 @@ def test_refuses_what_it_cannot_do():
     assert "cuda_decode" in cuda_gemm._refuses(next(w for w in cases.WORKLOADS if w["M"] == 8))
     with pytest.raises(ValueError, match="multiple of 16"):
         cuda_gemm.choose_config(128, 128, 72, "bf16")
+    with pytest.raises(ValueError, match="cannot be split"):
+        cuda_gemm.choose_config(256, 4096, 2048, "bf16", tokens=64, split=True)
     problem = CHECKS[0]
     inputs = cases.inputs(problem)
     args, y = tiled(inputs), cases.outputs(problem, inputs)["y"]
@@ -206,6 +196,9 @@ def test_refuses_what_it_cannot_do():
         (9, 300, 272, "bf16", 4, {}),
         (300, 304, 272, "bf16", 4, {"tokens": 176, "waves": 0}),
         (200, 200, 272, "fp16", 4, {"tokens": 176, "cluster": 1, "waves": 1}),
+        (90, 304, 1024, "bf16", 12, {"tokens": 64, "stages": 4, "split": True}),
+        (63, 300, 240, "fp16", 6, {"split": True}),
+        (130, 136, 512, "bf16", 8, {"tokens": 128, "split": True}),
     ],
 )
 def test_the_kernel_runs_on_a_cpu(m, n, k, dtype, sms, variant):
@@ -213,14 +206,14 @@ def test_the_kernel_runs_on_a_cpu(m, n, k, dtype, sms, variant):
     inputs = cases.inputs(problem, seed=1)
     inputs["w_scale"].view(-1)[::5] = 0
     config = cuda_gemm.choose_config(m, n, k, dtype, sms, **variant)
-    library = on_cpu(config)
-    assert library.shared_bytes() == config.shared_bytes
-    assert library.part_floats() == config.part_floats
+    kernel = on_cpu(config)
+    assert kernel.shared_bytes() == config.shared_bytes
+    assert kernel.part_floats() == config.part_floats
     first = None
     for seed in range(2 if m < 128 else 1):
-        y, code, flags = simulate(library, config, inputs, seed)
+        y, code, flags = simulate(kernel, config, inputs, seed)
         assert (code, flags) == (0, 0)
-        assert within_tolerance(y, problem, inputs)
+        assert within_tolerance(y, problem, inputs, "nvfp4-w4a16")
         first = y if first is None else first
         assert torch.equal(first, y)
 
@@ -244,7 +237,26 @@ def test_the_simulation_sees_mistakes(change):
     inputs = cases.inputs(problem, seed=1)
     config = cuda_gemm.choose_config(130, 304, 512, "bf16", 4, tokens=128, cluster=1, stages=3, waves=0)
     y, code, _ = simulate(on_cpu(config, change), config, inputs, 0)
-    assert code or not within_tolerance(y, problem, inputs)
+    assert code or not within_tolerance(y, problem, inputs, "nvfp4-w4a16")
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        (("", ""), False),
+        (("cluster_wait();  // the other CTA's barrier is made", ""), True),
+        (("barrier_wait_cluster(base + SENT, 0);", ""), True),
+        (("there + 512 * i", "there + 256 * i"), True),
+        (("(at - base) + 512 * i", "(at - base)"), True),
+    ],
+)
+def test_the_simulation_sees_mistakes_in_a_split_tile(change, wrong):
+    problem = cases._check(60, 136, 256, "bf16")
+    config = cuda_gemm.choose_config(60, 136, 256, "bf16", 4, split=True)
+    inputs = cases.inputs(problem, seed=1)
+    y, code, _ = simulate(on_cpu(config, LATE, change), config, inputs, 0, apart)
+    assert (code != 0 or not within_tolerance(y, problem, inputs, "nvfp4-w4a16")) == wrong
 
 
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
@@ -269,6 +281,26 @@ def test_on_a_gpu_within_tolerance_and_the_same_twice(problem, variant):
     for _ in range(3):
         y = cases.outputs(problem, inputs)["y"]
         cuda_gemm.launch(args, y, config)
-        assert within_tolerance(y, problem, inputs)
+        assert within_tolerance(y, problem, inputs, "nvfp4-w4a16")
         first = y if first is None else first
         assert torch.equal(first, y)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("m", [33, 128])
+@pytest.mark.parametrize("programmatic", [False, True])
+def test_split_tiles_are_right_on_a_gpu_every_time(m, programmatic):
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs compute capability 9.0")
+    problem = cases._check(m, 4096, 2048, "bf16")
+    inputs = cases.inputs(problem, seed=1, device="cuda")
+    config = cuda_gemm.choose_config(m, 4096, 2048, "bf16")
+    assert config.split
+    args, y = tiled(inputs) | cuda_gemm.workspace(config, inputs["x"].device), cases.outputs(problem, inputs)["y"]
+    first = None
+    for _ in range(100):
+        y.fill_(float("nan"))
+        cuda_gemm.launch(args, y, config, programmatic)
+        first = y.clone() if first is None else first
+        assert torch.equal(first, y)
+    assert within_tolerance(y, problem, inputs, "nvfp4-w4a16")

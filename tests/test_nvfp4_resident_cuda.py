@@ -5,19 +5,15 @@ items, sends and the reducer are the kernel's own, timing is not.
 """
 
 import ctypes
-import functools
 import shutil
-import subprocess
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from kernels.nvfp4 import cases, resident, tiles
-from kernels.nvfp4.reference import reference
 from lab.aot_worker import compile_cuda
+from tests.nvfp4_on_cpu import UNCHANGED, Change, library, needs_compiler, simulated, within_tolerance
 
 TAKEN = [w for w in cases.WORKLOADS if w["M"] <= resident.TOKENS and not cases.refuses(w, "nvfp4-w4a16")]
 CHECKS = [w for w in TAKEN if w.role == "check"]
@@ -37,42 +33,19 @@ extern "C" int simulated(const void* x, const void* w, const void* scale, void* 
   return simulate(entry, THREADS, SPLIT, blocks, shared, seed);
 }
 """
-needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++ to run the kernel on a CPU")
 
 
-@functools.cache
-def on_cpu(config: resident.ResidentConfig, change: tuple[str, str] = ("", "")) -> ctypes.CDLL:
-    """The kernel of `config` as a CPU library, with one text of its source replaced."""
-    text = resident.SOURCE.read_text()
-    declaration = "extern __shared__ __align__(1024) unsigned char shared_start[];"
-    for old, new in ((declaration, "unsigned char* shared_start = simulated_shared();"), change):
-        assert old in text
-        text = text.replace(old, new) if old else text
-    folder = Path(tempfile.mkdtemp())
-    (folder / "kernel.cpp").write_text('#include "resident_on_cpu.cuh"\n' + text + ENTRY)
-    includes = (f"-I{Path(__file__).parent}", f"-I{resident.SOURCE.parent}")
-    options = [option for option in resident.source(config).options if option.startswith("-D")]
-    command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", *includes, *options, str(folder / "kernel.cpp")]
-    subprocess.run([*command, "-o", str(folder / "kernel.so")], check=True, timeout=120, capture_output=True)
-    return ctypes.CDLL(str(folder / "kernel.so"))
+def on_cpu(config: resident.ResidentConfig, change: Change = UNCHANGED) -> ctypes.CDLL:
+    return library(resident.source(config), "resident_on_cpu.cuh", ENTRY, change)
 
 
-def simulate(library: ctypes.CDLL, config: resident.ResidentConfig, inputs: dict[str, torch.Tensor], seed: int) -> Any:
+def simulate(kernel: ctypes.CDLL, config: resident.ResidentConfig, inputs: dict[str, torch.Tensor], seed: int) -> Any:
     """(y, what the simulator returned)."""
     x, n = inputs["x"], inputs["w_packed"].shape[0]
     w = resident.tile_weights(inputs["w_packed"], inputs["w_scale"], x.dtype)
     y = torch.full((x.shape[0], n), float("nan"), dtype=x.dtype)
     numbers = (x.shape[0], n, x.shape[1], w.shape[1] // 2, config.shared_bytes, config.clusters * config.split, seed)
-    pointers = (x, w, inputs["w_tensor_scale"], y)
-    code = library.simulated(*(ctypes.c_void_p(t.data_ptr()) for t in pointers), *map(ctypes.c_int, numbers))
-    return y, code
-
-
-def within_tolerance(y: torch.Tensor, problem: Any, inputs: dict[str, torch.Tensor]) -> bool:
-    wanted, limit = reference(inputs)["y"], cases.tolerance(problem, "nvfp4-w4a16")["y"]
-    error = y.double() - wanted
-    close = error.norm() <= limit.relative_error * wanted.norm()
-    return bool(close and error.abs().max() <= limit.max_error * wanted.square().mean().sqrt())
+    return y, simulated(kernel, (x, w, inputs["w_tensor_scale"], y), numbers)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
@@ -131,13 +104,13 @@ def test_the_kernel_runs_on_a_cpu(m, n, k, dtype, clusters, variant):
     inputs = cases.inputs(problem, seed=1)
     inputs["w_scale"].view(-1)[::5] = 0
     config = resident.choose_config(m, n, k, dtype, clusters, **variant)
-    library = on_cpu(config)
-    assert library.x_begin() + config.depth * 256 * resident.TOKENS == config.shared_bytes
+    kernel = on_cpu(config)
+    assert kernel.x_begin() + config.depth * 256 * resident.TOKENS == config.shared_bytes
     first = None
     for seed in range(2 if config.split < 8 else 1):
-        y, code = simulate(library, config, inputs, seed)
+        y, code = simulate(kernel, config, inputs, seed)
         assert code == 0
-        assert within_tolerance(y, problem, inputs)
+        assert within_tolerance(y, problem, inputs, "nvfp4-w4a16")
         first = y if first is None else first
         assert torch.equal(first, y)
 
@@ -159,7 +132,7 @@ def test_the_simulation_sees_mistakes(change):
     inputs = cases.inputs(problem, seed=1)
     config = resident.choose_config(32, 400, 800, "bf16", 1, split=2, groups=2, stages=2)
     y, code = simulate(on_cpu(config, change), config, inputs, 0)
-    assert code or not within_tolerance(y, problem, inputs)
+    assert code or not within_tolerance(y, problem, inputs, "nvfp4-w4a16")
 
 
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
@@ -187,6 +160,6 @@ def test_on_a_gpu_within_tolerance_and_the_same_twice(problem):
     for _ in range(3):
         y = cases.outputs(problem, inputs)["y"]
         resident.launch(inputs | {"w": w}, y, config)
-        assert within_tolerance(y, problem, inputs)
+        assert within_tolerance(y, problem, inputs, "nvfp4-w4a16")
         first = y if first is None else first
         assert torch.equal(first, y)

@@ -5,7 +5,7 @@ import pytest
 from kernels import routing
 from kernels.common import Candidate, Workload
 from kernels.nvfp4 import route
-from lab import families
+from lab import families, phases
 
 PEAKS = {"bf16": 759.0, "f32": 60.0}
 
@@ -100,3 +100,23 @@ def test_why_the_table_was_not_followed_is_said() -> None:
     choice = route.measured((17408, 32), 5120, "h200", (decode, CANDIDATES[2]), 4440.0, PEAKS, known=stale)
     assert choice.candidate == "torch_bf16"
     assert "passed over cuda_decode, 20.0 in the table: M=32" in str(choice)
+
+
+def test_the_cards_give_the_router_a_point_on_either_side() -> None:
+    """No number of tokens between the decode kernels and the GEMM falls to the library for want of a measurement."""
+    family = families.load("nvfp4")
+    workloads = {w.id: w for w in family.cases.WORKLOADS}
+    points: list[routing.Point] = []
+    ours: dict[str, Candidate] = {}
+    for card in map(phases.card, ("w4a16-decode", "w4a16-prefill-limit")):
+        arms = [family.candidates[name] for name in (card.control, card.candidate, *card.beside)]
+        for w in (workloads[name] for name in card.workloads):
+            shape = (("K", w["K"]), ("N", w["N"]))
+            takes = [c for c in arms if not c.refuses(w)]
+            points += [routing.Point(c.name, shape, w["M"], 50.0 if c.precision == "bf16" else 20.0) for c in takes]
+            ours |= {c.name: c for c in takes}
+    known = routing.Table("h200", "nvfp4", "M", tuple(points), "made up")
+    for n, k in ((4096, 2048), (17408, 5120), (5120, 6144), (5120, 17408)):
+        for m in range(1, 129):
+            choice = route.measured((k, m), n, "h200", tuple(ours.values()), 4440.0, PEAKS, known=known)
+            assert choice.candidate != "torch_bf16", (m, n, k, str(choice))

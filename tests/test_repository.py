@@ -22,7 +22,7 @@ FOLDERS = {"notebooks", "lab", "kernels", "profiles", "data", "tests", ".ci"}
 
 # Bottom up; a module may import its own layer and those below. `traces` is a folder, the rest are files of lab/.
 LAYERS = (
-    {"errors", "units", "vocabulary"},
+    {"errors", "vocabulary", "printing"},
     {"facts", "devices", "models", "recorded", "sweeps"},
     {
         "records",

@@ -6,15 +6,11 @@
 // The products there are 16-bit ones with waits of their own.
 #define wgmma_commit commit_16_bit
 #define wgmma_wait wait_16_bit
-#define wait_for_kernels_ahead wait_ahead_there
-#define next_kernel_may_start next_may_start_there
 #define shared_load4 load4_there
 #define flag_raise raise_there
 #include "wgmma_on_cpu.cuh"
 #undef wgmma_commit
 #undef wgmma_wait
-#undef wait_for_kernels_ahead
-#undef next_kernel_may_start
 #undef shared_load4
 #undef flag_raise
 #define NVFP4_E4M3_CUH
@@ -22,8 +18,6 @@
 struct float2 { float x, y; };
 static Axis blockDim;
 
-static void wait_for_kernels_ahead() { others(); }
-static void next_kernel_may_start() {}
 // Blocks run one after another, so that a flag raised too early would harm nobody. Where sums are not there yet (NaN) it
 // stays down, and its reader waits in vain.
 static struct { const float* parts; const unsigned* flags; size_t floats; } left;
@@ -33,22 +27,6 @@ static void flag_raise(unsigned* flag) {
   raise_there(flag);
 }
 static unsigned shared_load4(unsigned at) { return *(const unsigned*)place(at, 4); }
-static unsigned pick_bytes(unsigned a, unsigned b, unsigned selector) {
-  const uint64_t both = a | static_cast<uint64_t>(b) << 32;
-  unsigned out = 0;
-  for (int i = 0; i < 4; i++) {
-    const unsigned nibble = selector >> 4 * i & 15, byte = both >> 8 * (nibble & 7) & 255;
-    out |= (nibble & 8 ? (byte & 128 ? 255u : 0u) : byte) << 8 * i;
-  }
-  return out;
-}
-
-static float from_e4m3(unsigned char byte) {
-  const int e = byte >> 3 & 15, m = byte & 7;
-  if (e == 15 && m == 7) return NAN;
-  const float v = e ? ldexpf(8 + m, e - 10) : ldexpf(m, -9);
-  return byte & 128 ? -v : v;
-}
 struct Product8 { float* sums[128]; const unsigned* a[128]; int add[128]; uint64_t b; int columns, group; };
 struct Queue8 { Meeting meeting; Product8 next; std::vector<Product8> under_way; int committed = 0; };
 static Queue8 queues[MOST_CTAS][8];
@@ -64,13 +42,13 @@ static void execute8(const Product8& p) {
   for (int thread = 0; thread < 128; thread++)
     for (int i = 0; i < 16; i++) {  // register i / 4: rows g, g + 8, g, g + 8; the upper two hold k + 16
       const int row = thread / 32 * 16 + thread % 32 / 4 + i / 4 % 2 * 8, k = thread % 4 * 4 + i % 4 + i / 8 * 16;
-      a[row][k] = from_e4m3(p.a[thread][i / 4] >> 8 * (i % 4));
+      a[row][k] = e4m3_to_float(p.a[thread][i / 4] >> 8 * (i % 4));
     }
   const unsigned start = (p.b & 0x3FFF) << 4, lines = (p.b >> 32 & 0x3FFF) << 4;
   if (p.b >> 62 != 1) stop("not the 128-byte swizzle");
   for (int k = 0; k < 32; k++)
     for (int n = 0; n < p.columns; n++)
-      b[k][n] = from_e4m3(*place(in_cta(swizzled(start + n / 8 * lines + n % 8 * 128 + k), cpu.now->cta), 1));
+      b[k][n] = e4m3_to_float(*place(in_cta(swizzled(start + n / 8 * lines + n % 8 * 128 + k), cpu.now->cta), 1));
   for (int thread = 0; thread < 128; thread++)
     for (int i = 0; i < p.columns / 2; i++) {
       const int row = thread / 32 * 16 + thread % 32 / 4 + (i / 2 % 2) * 8, n = i / 4 * 8 + thread % 4 * 2 + i % 2;
@@ -121,11 +99,8 @@ static unsigned max_halves(unsigned a, unsigned b) { return max(a & 0xFFFF, b & 
 template <bool BF16> static float from_half(unsigned bits) { return value16(bits, BF16); }
 static float __fdiv_rn(float a, float b) { return a / b; }
 static unsigned largest_in_warp(unsigned v) {
-  Warp& w = my_warp();
-  w.row[cpu.now->thread % 32] = v;
-  __syncwarp();
-  for (unsigned other : w.row) v = max(v, other);
-  __syncwarp();
+  const Given all = exchange({v});
+  for (int lane = 0; lane < 32; lane++) v = max(v, all.from(lane));
   return v;
 }
 

@@ -3,15 +3,8 @@
 // the barriers allow: copies land in random order, products read fragments and shared memory only when they are waited
 // for, so a fragment overwritten or a stage released too early gives wrong numbers. Layouts are the PTX manual's.
 #pragma once
-#include <ucontext.h>
+#include "fibers_on_cpu.cuh"
 
-#include <algorithm>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <map>
-#include <vector>
 #define NVFP4_HOPPER_CUH
 #define NVFP4_WGMMA_CUH
 #define DEVICE inline
@@ -19,22 +12,15 @@
 #define __grid_constant__
 #define __launch_bounds__(...)
 #define __cluster_dims__(...)
-using std::max;
-using std::min;
 struct uint4 { unsigned x, y, z, w; };
 struct uint2 { unsigned x, y; };
 struct float4 { float x, y, z, w; };
 struct Axis { int x; };
 struct alignas(64) TensorMap { const unsigned char* from; long long rows, columns, box_rows; };  // boxes: 64 columns
 
-struct Fiber { ucontext_t context; std::vector<char> stack; int cta, thread; bool done; };
-struct Barrier { unsigned count; int pending; long bytes; unsigned phase; };
-struct Meeting { int here = 0; unsigned generation = 0; };
-struct Copy { unsigned to, barrier, bytes; const unsigned char* from; const TensorMap* map; int k, row; };
 struct Store { unsigned from; const TensorMap* map; int column, row, cta, thread; };
 struct Product { float* sums[128]; const unsigned* a[128]; uint64_t b; int columns; bool bf16; int group; };
 struct Group { Meeting meeting; Product next; std::vector<Product> under_way; int committed = 0; };
-struct Warp { Meeting meeting; unsigned row[32], matrix[32][4]; };
 constexpr int MOST_CTAS = 8;  // of a cluster
 static struct {
   std::vector<Fiber*> fibers;
@@ -46,30 +32,27 @@ static struct {
   std::vector<Store> stores;  // each reads its shared memory when its thread waits for it
   Meeting cluster, block[MOST_CTAS], named[MOST_CTAS][16];
   Group groups[MOST_CTAS][8];
-  Warp warps[MOST_CTAS][32];
+  Exchange warps[MOST_CTAS][32];
   int threads, ctas;
   unsigned long moves;  // whatever gets the program on
 } cpu;
 static Axis threadIdx, blockIdx, gridDim;
 
-static void stop(const char* why, unsigned where = 0) {
+static void stop(const char* why, unsigned where) {
   fprintf(stderr, "%s (%x): block %d thread %d\n", why, where, blockIdx.x, threadIdx.x);
   abort();
 }
 static void others() { swapcontext(&cpu.now->context, &cpu.scheduler); }
-static void meet(Meeting& m, int count) {
-  const unsigned before = m.generation;
-  cpu.moves++;
-  if (++m.here == count) m.here = 0, m.generation++;
-  else while (m.generation == before) others();
-}
+static void moved() { cpu.moves++; }
+static int own_lane() { return cpu.now->thread % 32; }
+static Exchange& own_exchange() { return cpu.warps[cpu.now->cta][cpu.now->thread / 32]; }
 static unsigned char* simulated_shared() { return cpu.shared[cpu.now->cta].data(); }
 static unsigned shared_address(const void* p) {
   return static_cast<unsigned>((const unsigned char*)p - simulated_shared()) | cpu.now->cta << 24;
 }
 static unsigned char* place(unsigned address, unsigned bytes) {
   const unsigned cta = address >> 24, at = address & 0xFFFFFF;
-  if (cta >= MOST_CTAS || at + bytes > cpu.shared[cta].size()) stop("outside shared memory", address);
+  if (cta >= unsigned(cpu.ctas) || at + bytes > cpu.shared[cta].size()) stop("outside shared memory", address);
   return cpu.shared[cta].data() + at;
 }
 static unsigned keep(unsigned v) { return v; }
@@ -80,59 +63,56 @@ static Barrier& barrier(unsigned address) {
   if (!cpu.barriers.count(address)) stop("not a barrier", address);
   return cpu.barriers[address];
 }
-static void settle(Barrier& b) {
-  cpu.moves++;
-  if (b.pending == 0 && b.bytes == 0) b.phase ^= 1, b.pending = b.count;
-}
 static void barrier_init(unsigned address, unsigned count) {
   place(address, 8);
-  cpu.barriers[address] = {count, static_cast<int>(count), 0, 0};
+  cpu.barriers[address] = new_barrier(count);
 }
 static void barrier_init_fence() {}
-static void barrier_arrive(unsigned address) {
-  Barrier& b = barrier(address);
-  if (--b.pending < 0) stop("too many arrivals", address);
-  settle(b);
-}
+static void barrier_arrive_expect(unsigned address, unsigned bytes) { expect(barrier(address), bytes); }
+static void barrier_arrive(unsigned address) { barrier_arrive_expect(address, 0); }
 static void barrier_arrive_cluster(unsigned address) { barrier_arrive(address); }
-static void barrier_arrive_expect(unsigned address, unsigned bytes) {
-  barrier(address).bytes += bytes;
-  barrier_arrive(address);
-}
+static void next_kernel_may_start() {}
+static void wait_for_kernels_ahead() { others(); }
 static void barrier_wait(unsigned address, unsigned parity) {
-  while (barrier(address).phase == parity) others();
+  while (waits(barrier(address), parity)) others();
 }
 static void bulk_copy(unsigned to, const void* from, unsigned bytes, unsigned done) {
   if (to % 16 || bytes % 16 || (uintptr_t)from % 16 || !bytes) stop("copy not aligned", to);
-  place(to, bytes), cpu.copies.push_back({to, done, bytes, (const unsigned char*)from, nullptr, 0, 0}), cpu.moves++;
+  place(to, bytes), moved();
+  cpu.copies.push_back({&barrier(done), bytes, [=] { memcpy(place(to, bytes), from, bytes); }});
+}
+static unsigned long long leave_first() { return 0; }
+static void bulk_copy_by(unsigned to, const void* from, unsigned bytes, unsigned done, unsigned long long) {
+  bulk_copy(to, from, bytes, done);
 }
 static void bulk_copy_once(unsigned to, const void* from, unsigned bytes, unsigned done) {
   bulk_copy(to, from, bytes, done);
+}
+// A store into another CTA, which lands late and in any order.
+static void peer_store(unsigned remote, const float4& v, unsigned remote_barrier) {
+  if (remote % 16) stop("store not on 16 bytes", remote);
+  place(remote, 16), moved();
+  cpu.copies.push_back({&barrier(remote_barrier), 16, [=] { memcpy(place(remote, 16), &v, 16); }});
+}
+static unsigned swizzled(unsigned address) { return address ^ (address >> 7 & 7) << 4; }
+static void write_box(unsigned to, const TensorMap& map, int k, int row) {
+  for (int r = 0; r < map.box_rows; r++)
+    for (int i = 0; i < 64; i++) {
+      unsigned short v = 0;
+      if (row + r < map.rows && k + i < map.columns) memcpy(&v, map.from + 2 * ((row + r) * map.columns + k + i), 2);
+      memcpy(place(swizzled(to + 128 * r + 2 * i), 2), &v, 2);
+    }
 }
 template <bool MULTICAST>
 static void tensor_copy(unsigned to, const TensorMap* map, int k, int row, unsigned done) {
   if (to % 1024) stop("box not on 1024 bytes", to);
   for (int cta = 0; cta < cpu.ctas; cta++) {
     if (!MULTICAST && cta != cpu.now->cta) continue;
-    const unsigned bytes = map->box_rows * 128;
-    place(in_cta(to, cta), bytes);
-    cpu.copies.push_back({in_cta(to, cta), in_cta(done, cta), bytes, nullptr, map, k, row});
+    const unsigned bytes = map->box_rows * 128, there = in_cta(to, cta);
+    place(there, bytes);
+    cpu.copies.push_back({&barrier(in_cta(done, cta)), bytes, [=] { write_box(there, *map, k, row); }});
   }
-  cpu.moves++;
-}
-static unsigned swizzled(unsigned address) { return address ^ (address >> 7 & 7) << 4; }
-static void land(const Copy& c) {
-  if (!c.map) memcpy(place(c.to, c.bytes), c.from, c.bytes);
-  else
-    for (int r = 0; r < c.map->box_rows; r++)
-      for (int i = 0; i < 64; i++) {
-        unsigned short v = 0;
-        if (c.row + r < c.map->rows && c.k + i < c.map->columns)
-          memcpy(&v, c.map->from + 2 * ((c.row + r) * c.map->columns + c.k + i), 2);
-        memcpy(place(swizzled(c.to + 128 * r + 2 * i), 2), &v, 2);
-      }
-  Barrier& b = barrier(c.barrier);
-  b.bytes -= c.bytes, settle(b);
+  moved();
 }
 static void tensor_store(const TensorMap* map, int column, int row, unsigned from) {
   if (from % 1024) stop("box not on 1024 bytes", from);
@@ -149,6 +129,7 @@ static void stores_read() {
                place(swizzled(s.from + 128 * r + 2 * i), 2), 2);
   }
 }
+static void barrier_wait_cluster(unsigned address, unsigned parity) { barrier_wait(address, parity); }
 static int same_in_warp(int v) { return v; }
 static void prefetch_map(const TensorMap*) {}
 static unsigned cluster_rank() { return cpu.now->cta; }
@@ -156,27 +137,21 @@ static unsigned peer_address(unsigned local, unsigned rank) { return in_cta(loca
 static void cluster_sync() { meet(cpu.cluster, cpu.threads * cpu.ctas); }
 static unsigned arrived_at[MOST_CTAS][1024];
 static void cluster_arrive() {
-  Meeting& m = cpu.cluster;
-  arrived_at[cpu.now->cta][cpu.now->thread] = m.generation, cpu.moves++;
-  if (++m.here == cpu.threads * cpu.ctas) m.here = 0, m.generation++;
+  arrived_at[cpu.now->cta][cpu.now->thread] = cpu.cluster.generation;
+  come(cpu.cluster, cpu.threads * cpu.ctas);
 }
 static void cluster_wait() {
   while (cpu.cluster.generation == arrived_at[cpu.now->cta][cpu.now->thread]) others();
 }
 static void copies_may_see() {}
 static void __syncthreads() { meet(cpu.block[cpu.now->cta], cpu.threads); }
-static Warp& my_warp() { return cpu.warps[cpu.now->cta][cpu.now->thread / 32]; }
 static Group& my_group() { return cpu.groups[cpu.now->cta][cpu.now->thread / 128]; }
-static void __syncwarp() { meet(my_warp().meeting, 32); }
+static void __syncwarp() { exchange({0}); }
 static void named_sync(int id, int threads) { meet(cpu.named[cpu.now->cta][id], threads); }
-static void named_arrive(int id, int threads) {
-  Meeting& m = cpu.named[cpu.now->cta][id];
-  cpu.moves++;
-  if (++m.here == threads) m.here = 0, m.generation++;
-}
+static void named_arrive(int id, int threads) { come(cpu.named[cpu.now->cta][id], threads); }
 static void flag_raise(unsigned* flag) {
   if (*flag) stop("flag already up");
-  *flag = 1, cpu.moves++;
+  *flag = 1, moved();
 }
 static void flag_take(unsigned* flag) {
   while (!*flag) others();
@@ -208,23 +183,17 @@ template <bool BF16, int HALF> static unsigned mul2_by_half(unsigned a, unsigned
 static unsigned mask_and_set(unsigned v, unsigned mask, unsigned ones) { return (v & mask) | ones; }
 static unsigned select_bits(unsigned a, unsigned b, unsigned mask) { return (a & mask) | (b & ~mask); }
 static unsigned rotate_right(unsigned w, unsigned by) { return w >> by | w << (32 - by); }
-static unsigned permute_bytes(unsigned a, unsigned b, unsigned selector) {
-  const uint64_t both = a | static_cast<uint64_t>(b) << 32;
-  unsigned out = 0;
-  for (int i = 0; i < 4; i++) out |= static_cast<unsigned>(both >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i;
-  return out;
-}
+static unsigned permute_bytes(unsigned a, unsigned b, unsigned selector) { return pick_bytes(a, b, selector); }
+static float shuffle_xor(float v, int mask) { return float_of(exchange({bits_of(v)}).from(own_lane() ^ mask)); }
 template <int> static void registers_up() {}
 template <int> static void registers_down() {}
 template <class T> static void pin(T&) {}
 static void store_transposed(unsigned row, unsigned m0, unsigned m1, unsigned m2, unsigned m3) {
-  Warp& w = my_warp();
-  const int lane = cpu.now->thread % 32;
-  w.row[lane] = row, w.matrix[lane][0] = m0, w.matrix[lane][1] = m1, w.matrix[lane][2] = m2, w.matrix[lane][3] = m3;
-  __syncwarp();
+  const Given w = exchange({m0, m1, m2, m3});
+  const int lane = own_lane();
   if (row % 16) stop("row not on 16 bytes", row);
   for (int c = 0; c < 8; c++) {  // element c of the lane's memory row is row c of the fragment, at column lane % 8
-    const unsigned short v = w.matrix[4 * c + lane % 8 / 2][lane / 8] >> 16 * (lane % 2);
+    const unsigned short v = w.from(4 * c + lane % 8 / 2, lane / 8) >> 16 * (lane % 2);
     memcpy(place(row + 2 * c, 2), &v, 2);
   }
   __syncwarp();
@@ -302,11 +271,8 @@ static int simulate(void (*entry)(), int threads, int ctas, int blocks, unsigned
     cpu.fibers.clear();
     for (int i = 0; i < threads * ctas; i++) {
       Fiber& f = fibers[i];
-      f.cta = i / threads, f.thread = i % threads, f.done = false, f.stack.resize(65536);
-      getcontext(&f.context);
-      f.context.uc_stack.ss_sp = f.stack.data(), f.context.uc_stack.ss_size = f.stack.size();
-      f.context.uc_link = &cpu.scheduler;
-      makecontext(&f.context, entry, 0);
+      f.cta = i / threads, f.thread = i % threads;
+      make_fiber(f, entry);
     }
     std::vector<int> warps(fibers.size() / 32);
     for (size_t i = 0; i < warps.size(); i++) warps[i] = i;
@@ -338,4 +304,4 @@ static int simulate(void (*entry)(), int threads, int ctas, int blocks, unsigned
   }
   return 0;
 }
-static void finished() { cpu.now->done = true, cpu.moves++, others(); }
+static void finished() { cpu.now->done = true, moved(), others(); }

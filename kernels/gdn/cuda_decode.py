@@ -7,7 +7,7 @@ The state is float32 or bf16 in memory and float32 in the arithmetic.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,17 @@ FORMATS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}  # codes in de
 STATES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 SMS = 132
 FEW_STATES = 1024
+# Blocks take sequences in the order of their slots from ORDER_FROM sequences on, where decode.cu's tables hold the ids.
+ORDER_FROM, ORDERED_IDS, ORDERED_ROWS = 64, 256, 1024
 
 
 @dataclass(frozen=True)
 class DecodeVariant:
     """An instantiation in decode.cu: v_tile columns and warps per block.
 
-    hint: 0 plain, 1 L2 evict-first. form: "r" a thread's rows are consecutive, "t" the threads' rows take turns.
-    prefetch: 1 where a block first starts the fetch of its share of the head into L2.
+    hint: 0 plain, 1 L2 evict-first. form: "r" a thread's rows are consecutive, "t" the threads' rows take turns, "s" so
+    they do, with k, q, v and the gates in shared memory. prefetch: 1 where a block first starts the fetch of its share
+    of the head into L2. ordered: 1 where blocks take the sequences in the order of their slots.
     """
 
     form: str
@@ -38,19 +41,21 @@ class DecodeVariant:
     warps: int
     hint: int
     prefetch: int = 0
+    ordered: int = 0
 
     @property
     def kernel(self) -> str:
         """The extern "C" name."""
         tile = f"d{self.dim}_v{self.v_tile}_w{self.warps}"
-        return f"gdn_decode_{self.form}_{tile}_{self.state}_h{self.hint}_p{self.prefetch}"
+        return f"gdn_decode_{self.form}_{tile}_{self.state}_h{self.hint}_p{self.prefetch}_o{self.ordered}"
 
 
 FEW = {"f32": DecodeVariant("r", "f32", 128, 16, 2, 1), "bf16": DecodeVariant("r", "bf16", 128, 32, 2, 1)}
-SOME = {"f32": DecodeVariant("t", "f32", 128, 64, 4, 1), "bf16": DecodeVariant("t", "bf16", 128, 128, 4, 1)}
-MANY = {"f32": DecodeVariant("t", "f32", 128, 64, 8, 0, 1), "bf16": DecodeVariant("t", "bf16", 128, 128, 4, 0)}
+SOME = {"f32": DecodeVariant("s", "f32", 128, 64, 4, 1), "bf16": DecodeVariant("t", "bf16", 128, 128, 4, 1)}
+MANY = {"f32": DecodeVariant("s", "f32", 128, 64, 4, 0, 1), "bf16": DecodeVariant("t", "bf16", 128, 128, 4, 0, 1)}
+ORDERED = {state: replace(variant, ordered=1) for state, variant in MANY.items()}
 SMALL = {"f32": DecodeVariant("r", "f32", 64, 64, 4, 0), "bf16": DecodeVariant("r", "bf16", 64, 64, 2, 0)}
-VARIANTS = tuple(v for choice in (FEW, SOME, MANY, SMALL) for v in choice.values())
+VARIANTS = tuple(v for choice in (FEW, SOME, MANY, ORDERED, SMALL) for v in choice.values())
 SOURCE = CudaSource(
     path=Path(__file__).with_name("decode.cu"),
     kernels=tuple(v.kernel for v in VARIANTS),
@@ -60,13 +65,16 @@ SOURCE = CudaSource(
 CUDA_SOURCES = (SOURCE,)
 
 
-def choose_config(batch: int, heads_v: int, dim: int, state: str) -> DecodeVariant:
+def choose_config(batch: int, heads_v: int, dim: int, state: str, rows: int | None = None) -> DecodeVariant:
     """By the number of states, from the sweep in NOTES.md: narrow tiles for few, whole rows and no hint for many.
 
-    Evict-first helps while the states of a call fit the L2, and hurts beyond.
+    Evict-first helps while the states of a call fit the L2, and hurts beyond. rows: of the pool; without it, or where
+    the ids do not fit the kernel's tables, sequences are taken as they come, with the same results to the bit.
     """
     states = batch * heads_v
     choice = SMALL if dim == 64 else FEW if states < SMS else SOME if states < FEW_STATES else MANY
+    if choice is MANY and rows is not None and ORDER_FROM <= batch <= ORDERED_IDS and rows <= ORDERED_ROWS:
+        choice = ORDERED
     return choice[state]
 
 
@@ -79,11 +87,16 @@ def launch(args: Tensors, state: torch.Tensor, o: torch.Tensor, variant: DecodeV
     """One token for each sequence of `args`; `state` [rows, Hv, D, D] is updated at args["state_rows"], `o` written.
 
     `in_order` (its presence is the message) says that state_rows is 0, 1, 2, ...: the forms for few states then leave
-    the ids unread, and no state waits for one.
+    the ids unread, and no state waits for one; the others need not look for the order.
+    Raises ValueError for an ordered `variant` with more ids or rows than its tables hold; the own choice never has.
     """
     q, v = args["q"], args["v"]
     (batch, heads_v, dim), heads_k = v.shape, q.shape[-2]
-    chosen = variant or choose_config(batch, heads_v, dim, STATES[state.dtype])
+    rows = None if "in_order" in args else state.shape[0]
+    chosen = variant or choose_config(batch, heads_v, dim, STATES[state.dtype], rows)
+    if chosen.ordered and (batch > ORDERED_IDS or state.shape[0] > ORDERED_ROWS):
+        limits = f"{ORDERED_IDS} ids in a pool of {ORDERED_ROWS} rows"
+        raise ValueError(f"{chosen.kernel} orders up to {limits}, not {batch} in {state.shape[0]}: pass no variant")
     kernel = cuda.load(SOURCE, chosen.kernel, v.device.index or 0)
     ids = cuda.i64(0) if "in_order" in args and chosen.form == "r" else args["state_rows"]
     tensors = (q, args["k"], v, args["g"], args["beta"], state, ids, o)
@@ -107,7 +120,8 @@ def refuses(workload: Workload) -> str:
 
 def describe(workload: Workload) -> str:
     """The launch choice in one line."""
-    chosen = choose_config(workload["batch"], workload["Hv"], workload["D"], str(workload["state_dtype"]))
+    rows = workload["batch"] + int(workload.axes.get("spare", 0))
+    chosen = choose_config(workload["batch"], workload["Hv"], workload["D"], str(workload["state_dtype"]), rows)
     return f"float32 arithmetic, {chosen.kernel}"
 
 

@@ -26,14 +26,19 @@ WIDTH = 4
 NAMES = ("mixed_qkv", "conv_weight", "conv_state", "a", "b", "A_log", "dt_bias", "state", "state_rows")
 
 
+def warps(variant: DecodeVariant) -> int:
+    """Of a block of decode_conv.cu where cuda_decode takes `variant`: eight for many float32 states, else as many."""
+    return 8 if variant in (cuda_decode.MANY["f32"], cuda_decode.ORDERED["f32"]) else variant.warps
+
+
 def kernel_name(variant: DecodeVariant) -> str:
-    """The extern "C" name in decode_conv.cu; all its kernels take rows in turns, so the form is left out."""
-    return f"gdn_decode_conv_d{variant.dim}_v{variant.v_tile}_w{variant.warps}_{variant.state}_h{variant.hint}"
+    """The extern "C" name in decode_conv.cu: all its kernels take rows in turns and sequences as they come."""
+    return f"gdn_decode_conv_d{variant.dim}_v{variant.v_tile}_w{warps(variant)}_{variant.state}_h{variant.hint}"
 
 
 SOURCE = CudaSource(
     path=Path(__file__).with_name("decode_conv.cu"),
-    kernels=tuple(kernel_name(v) for v in cuda_decode.VARIANTS),
+    kernels=tuple(dict.fromkeys(kernel_name(v) for v in cuda_decode.VARIANTS)),
     capability=(9, 0),
     architecture="sm_90a",
 )
@@ -72,7 +77,7 @@ def launch(args: Tensors, out: Tensors, variant: DecodeVariant | None = None) ->
     tensors += [out["conv_state"], out["state"], args["state_rows"], args["arrived"], out["o"]]
     numbers = (batch, heads_k, heads_v, int("raw_qk" in args), FORMATS[args["mixed_qkv"].dtype])
     arguments: list[Any] = [*tensors, cuda.f32(dim**-0.5), *map(cuda.i32, numbers)]
-    cuda.launch(kernel, (dim // chosen.v_tile, heads_v, batch), 32 * chosen.warps, arguments)
+    cuda.launch(kernel, (dim // chosen.v_tile, heads_v, batch), 32 * warps(chosen), arguments)
 
 
 def refuses(workload: Workload) -> str:

@@ -12,20 +12,13 @@
 
 constexpr int WIDTH = 4;  // of the convolution; its state holds WIDTH - 1 columns
 
-// One element, as its bits, in a register; decoded later. `half`: 2 bytes, else 4.
-INLINE u32 load_element(const char* from, bool half) {
-    return half ? __ldg(reinterpret_cast<const u16*>(from)) : __ldg(reinterpret_cast<const u32*>(from));
-}
-// The same for memory that this launch also writes: no read-only path.
+// As load_element, for memory that this launch also writes: no read-only path.
 INLINE u32 reload_element(const char* from, bool half) {
     return half ? load_u16(reinterpret_cast<const u16*>(from)) : load_u32(reinterpret_cast<const u32*>(from));
 }
 INLINE void store_element(char* to, u32 raw, bool half) {
     if (half) *reinterpret_cast<u16*>(to) = (u16)raw;
     else *reinterpret_cast<u32*>(to) = raw;
-}
-INLINE float decoded(u32 raw, int format) {
-    return format == BF16 || format == FP16 ? widen((u16)raw, format) : __uint_as_float(raw);
 }
 INLINE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 INLINE float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }  // the bound is torch's

@@ -30,6 +30,12 @@ INLINE void store_fp16(u16* to, float x) {
     asm("{.reg .b16 h; cvt.rn.f16.f32 h, %1; st.global.b16 [%0], h;}" ::"l"(to), "f"(x) : "memory");
 }
 
+INLINE float inverse_root(float x) {
+    float y;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // Adds 1 and returns what was there; no fence. Loads whose values went through a barrier ahead of it are over.
 INLINE u32 take_ticket(u32* counter) {
     u32 before;

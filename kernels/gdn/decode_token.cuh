@@ -27,6 +27,14 @@ INLINE void decode_raw(float (&x)[N], const u32 (&raw)[N], int format) {
         x[i] = half ? widen((u16)(raw[i / 2] >> (16 * (i & 1))), format) : __uint_as_float(raw[i]);
 }
 
+// One element, as its bits, in a register; decoded later. `half`: 2 bytes, else 4.
+INLINE u32 load_element(const char* from, bool half) {
+    return half ? __ldg(reinterpret_cast<const u16*>(from)) : __ldg(reinterpret_cast<const u32*>(from));
+}
+INLINE float decoded(u32 raw, int format) {
+    return format == BF16 || format == FP16 ? widen((u16)raw, format) : __uint_as_float(raw);
+}
+
 INLINE u32 pack_bf16(float low, float high) { return pack_half<BF16>(low, high); }
 
 template <int N>

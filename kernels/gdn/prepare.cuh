@@ -9,6 +9,17 @@
 
 #include "hopper.cuh"
 
+// Forms of the preparation, the same results in each (NOTES.md, "The preparation by wgmma").
+#ifndef PREPARE_FORM
+#define PREPARE_FORM 0
+#endif
+constexpr bool ROTATED = PREPARE_FORM & 1;      // the last rows, which have most to do, fall to every scheduler in turn
+constexpr bool FETCH_AHEAD = PREPARE_FORM & 2;  // k and q of a block of the next wave into L2
+constexpr bool FIVE = PREPARE_FORM & 4;         // five blocks an SM, not four
+constexpr bool NORMS_LATE = PREPARE_FORM & 8;   // norms while the products run
+static_assert(!FIVE || (NORMS_LATE && !ROTATED), "registers spill");
+constexpr int PREPARE_BLOCKS = FIVE ? 5 : 4, WAVE = 132 * PREPARE_BLOCKS;
+
 constexpr int C = 64;
 constexpr float L2_EPS = 1e-6f, LOG2_E = 1.4426950408889634f;
 constexpr int TILE = C * 128;         // bytes of 64 rows of 64 16-bit columns
@@ -23,14 +34,15 @@ INLINE constexpr int triangle_step(int s) { return 2048 * s - 256 * s * (s - 1);
 
 constexpr int A_STRIDE = 72;         // halves per row of A: 144 bytes, so that ldmatrix meets no bank conflict
 constexpr int DIAGONAL_STRIDE = 20;  // floats per column of a diagonal block
-constexpr int SLOTS = 3;             // results of as many v heads on their way out
+constexpr int SLOTS = FIVE ? 2 : 3;  // results of as many v heads on their way out
 template <int D>
 struct Preparation {
     static constexpr int TILES = D / 64, RESULTS = SLOTS * BLOCK, KQ = 2 * TILES * TILE;
-    static constexpr int A = RESULTS > KQ ? RESULTS : KQ;  // k and q give way to the results
+    static constexpr int A = FIVE || RESULTS > KQ ? RESULTS : KQ;  // k and q give way to results, with FIVE to A too
     static constexpr int DIAGONAL = A + C * A_STRIDE * 2;
     static constexpr int VECTORS = DIAGONAL + 4 * 16 * DIAGONAL_STRIDE * 4;
-    static constexpr int BYTES = VECTORS + (2 + 2 * HEADS) * C * 4;
+    static constexpr int SLOT = VECTORS + (2 + 2 * HEADS) * C * 4, BYTES = SLOT + 16;
+    static_assert(VECTORS >= KQ);
 };
 
 // Eight bf16 values of a row whose other pieces are with the 16 lanes beside this one, as fp16, times the power of two
@@ -67,7 +79,8 @@ INLINE void prepare(const u16* q, const u16* k, const float* g, const float* bet
     const int thread = threadIdx.x, warp = thread / 32, lane = thread & 31, quad = lane >> 2, pair = lane & 3;
     const int first = chunks[2 * blockIdx.x], live = min(C, chunks[2 * blockIdx.x + 1] - first);
     const int head_k = blockIdx.y, ratio = hv / hk;
-    const int block = (warp + blockIdx.x) & 3;  // the 16 rows of this warp: later blocks have more to do
+    u32* slot0 = reinterpret_cast<u32*>(shared + At::SLOT);
+    if (ROTATED && thread == 0) *slot0 = warp_slot();
 
 #pragma unroll
     for (int i = 0; i < D / 16; i++) {
@@ -95,6 +108,14 @@ INLINE void prepare(const u16* q, const u16* k, const float* g, const float* bet
         sums[h * C + 2 * lane] = sum - x[1], sums[h * C + 2 * lane + 1] = sum;
         rates[h * C + 2 * lane] = rate[0], rates[h * C + 2 * lane + 1] = rate[1];
     }
+    if constexpr (FETCH_AHEAD) {
+        const int next = blockIdx.y * gridDim.x + blockIdx.x + WAVE, row = thread & (C - 1);
+        if (next < (int)(gridDim.x * gridDim.y)) {
+            const int chunk = next % gridDim.x, at = chunks[2 * chunk] + row;
+            if (at < chunks[2 * chunk + 1])
+                bulk_prefetch_l2((thread < C ? k : q) + ((long)at * hk + next / gridDim.x) * D, 2 * D);
+        }
+    }
     copy_wait<0>();
     if constexpr (CONVERT) {  // each thread what it copied itself
 #pragma unroll 1
@@ -109,10 +130,16 @@ INLINE void prepare(const u16* q, const u16* k, const float* g, const float* bet
             if (piece == 0) norms[(i & 1) * C + row] = power;
         }
     }
+    fence_async_shared();
     __syncthreads();
 
-    const float power = CONVERT ? norms[thread] : 1.0f;
-    if (normalise) {
+    const int block = uniform(ROTATED ? (warp + *slot0 + (*slot0 >> 2)) & 3 : warp);  // the 16 rows of this warp
+    const auto write_norms = [&] {
+        const float power = CONVERT ? norms[thread] : 1.0f;
+        if (!normalise) {
+            norms[thread] = power;
+            return;
+        }
         const char* tile = thread < C ? k_tile : q_tile;
         const int row = thread & (C - 1);
         float total = 0;
@@ -127,28 +154,54 @@ INLINE void prepare(const u16* q, const u16* k, const float* g, const float* bet
             }
         }
         norms[thread] = 1.0f / sqrtf(total + L2_EPS / (power * power));
-    } else {
-        norms[thread] = power;
-    }
-    float kk[8][4] = {}, qk[8][4] = {};  // rows quad and quad + 8 of the block, columns 8 j + 2 pair, + 1
+    };
+    if (!NORMS_LATE) write_norms();
+    float kk[8][4], qk[8][4];  // rows quad and quad + 8 of the block, columns 8 j + 2 pair, + 1
     {
-        const int group = lane >> 3, in_group = lane & 7;
+        u32 of_k[D / 32][4], of_q[D / 32][4];  // rows on their way into the products, which end below
+        auto& kk_all = reinterpret_cast<float(&)[32]>(kk);
+        auto& qk_all = reinterpret_cast<float(&)[32]>(qk);
+        const u32 base = uniform(shared_address(k_tile));
+        const u64 k_columns = wide_descriptor(base, 16), q_columns = wide_descriptor(base + At::TILES * TILE, 16);
+        const auto step = [](int i) { return (u64)(((i >> 2) * TILE + (i & 3) * 32) >> 4); };  // 16 columns on
+        if constexpr (ROTATED) {
+            // Rows from registers, so that a warp may have any; half of the columns at a time, k and q in turn.
+            constexpr int HALF = D / 32;
+            const int from_row = block * 16 + (lane & 15), from_piece = lane >> 4;
 #pragma unroll
-        for (int step = 0; step < D / 16; step++) {
-            u32 ka[4], qa[4], b[4];
-            const int at_a = swizzled_wide(block * 16 + (group & 1) * 8 + in_group, 2 * step + (group >> 1));
-            ldmatrix(ka, k_tile + at_a);
-            ldmatrix(qa, q_tile + at_a);
+            for (int half = 0; half < 2; half++) {
+                if (half) wgmma_wait<1>(kk_all);  // and the registers of its rows are free
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
-                if (j > block) break;
-                ldmatrix(b, k_tile + swizzled_wide(j * 16 + (group >> 1) * 8 + in_group, 2 * step + (group & 1)));
-                mma<TYPE>(kk[2 * j], ka, b[0], b[1]);
-                mma<TYPE>(kk[2 * j + 1], ka, b[2], b[3]);
-                mma<TYPE>(qk[2 * j], qa, b[0], b[1]);
-                mma<TYPE>(qk[2 * j + 1], qa, b[2], b[3]);
+                for (int i = 0; i < HALF; i++)
+                    ldmatrix(of_k[i], k_tile + swizzled_wide(from_row, 2 * (half * HALF + i) + from_piece));
+                wgmma_fence();
+#pragma unroll
+                for (int i = 0; i < HALF; i++)
+                    wgmma_n64<TYPE>(kk_all, of_k[i], k_columns + step(half * HALF + i), half || i);
+                wgmma_commit();
+                if (half) wgmma_wait<1>(qk_all);
+#pragma unroll
+                for (int i = 0; i < HALF; i++)
+                    ldmatrix(of_q[i], q_tile + swizzled_wide(from_row, 2 * (half * HALF + i) + from_piece));
+                wgmma_fence();
+#pragma unroll
+                for (int i = 0; i < HALF; i++)
+                    wgmma_n64<TYPE>(qk_all, of_q[i], k_columns + step(half * HALF + i), half || i);
+                wgmma_commit();
             }
+            wgmma_wait<1>(kk_all);
+        } else {
+            wgmma_fence();
+#pragma unroll
+            for (int i = 0; i < D / 16; i++) {
+                wgmma_n64_shared<TYPE>(kk_all, k_columns + step(i), k_columns + step(i), i > 0);
+                wgmma_n64_shared<TYPE>(qk_all, q_columns + step(i), k_columns + step(i), i > 0);
+            }
+            wgmma_commit();
         }
+        if (NORMS_LATE) write_norms();
+        if (!ROTATED) wgmma_wait<0>(kk_all);
+        wgmma_wait<0>(qk_all);
     }
     __syncthreads();  // k and q are dead, norms are there
     u32 scores[8][2];  // q.k with its norms and the scale, in the format of P
@@ -165,13 +218,11 @@ INLINE void prepare(const u16* q, const u16* k, const float* g, const float* bet
     }
 
     float* diagonal = reinterpret_cast<float*>(shared + At::DIAGONAL) + warp * 16 * DIAGONAL_STRIDE;
-    int slot = 0;
     for (int h = 0; h < ratio; h++) {
         int lane = thread & 31;
         asm volatile("" : "+r"(lane));  // so that addresses are computed again for each head: kept, they would spill
         const int pair = lane & 3, row0 = block * 16 + (lane >> 2);
-        char* result = shared + slot * BLOCK;
-        if (++slot == SLOTS) slot = 0;
+        char* result = shared + h % SLOTS * BLOCK;
         const float *sum = sums + h * C, *rate = rates + h * C;
         if (thread < C) {
             float* vector = reinterpret_cast<float*>(result + 2 * TRIANGLE);

@@ -313,7 +313,7 @@ INLINE void scan(const Scan& s) {
 }
 
 #define PREPARE(D, NAME, TYPE, CONVERT)                                                                             \
-    extern "C" __global__ void __launch_bounds__(128, 4) gdn_prepare_d##D##_##NAME(                                 \
+    extern "C" __global__ void __launch_bounds__(128, PREPARE_BLOCKS) gdn_prepare_d##D##_##NAME(                    \
         const u16* q, const u16* k, const float* g, const float* beta, const int* chunks, char* workspace,          \
         float scale, int hk, int hv, int normalise, u16* q_fp16, u16* k_fp16) {                                     \
         prepare<D, TYPE, CONVERT>(q, k, g, beta, chunks, workspace, scale, hk, hv, normalise, q_fp16, k_fp16);      \

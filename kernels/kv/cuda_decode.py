@@ -30,6 +30,10 @@ MAX_BATCH = 512  # MAX_BATCH in decode.cu
 MAX_HEADS = 128  # MAX_HEADS in decode.cu
 MAX_BLOCKS = 160  # MAX_PARTS in decode.cu: an item's parts, one a team at most
 SECOND_ITEM = 12  # what a second item costs a block, in units; a guess, to be tuned
+CAPPED_BELOW = 40  # units: where a block's range is shorter, 96 KB of copies are under way and not all of the ring
+# Warps that bring tiles (4 or 8); whether page ids under way go to shared memory and not to a register, for which the
+# assembler makes the copies' loop wait.
+PRODUCERS, STAGED_IDS = 4, False
 LEAST_BUSY = 0.95  # of the blocks: a team may be as wide as this allows
 SHARED_BYTES = 232_448  # all that an sm_90 block can have; one block per SM
 
@@ -54,6 +58,7 @@ CUDA_SOURCES = (
         capability=(9, 0),
         architecture="sm_90a",
         shared_bytes=SHARED_BYTES,
+        options=("--std=c++17", f"-DKV_PRODUCERS={PRODUCERS}", f"-DKV_STAGED_IDS={STAGED_IDS:d}"),
     ),
 )
 
@@ -63,7 +68,8 @@ class DecodeConfig:
     """A launch: the kernel's name, its blocks (one per SM) and threads per block, and how the work is cut.
 
     width: kv heads that neighbouring blocks walk side by side, a divisor of Hkv; second: units that a second item in a
-    block's range is taken to cost when the device chooses between an even cut and one at the items' ends.
+    block's range is taken to cost when the device chooses between an even cut and one at the items' ends; capped_below:
+    units of a block's range below which the copies under way are capped.
     """
 
     kernel: str
@@ -71,9 +77,11 @@ class DecodeConfig:
     threads: int
     width: int
     second: int = SECOND_ITEM
+    capped_below: int = CAPPED_BELOW
 
     def __str__(self) -> str:
-        return f"{self.kernel} blocks={self.blocks} threads={self.threads} width={self.width} second_item={self.second}"
+        cut = f"width={self.width} second_item={self.second} capped_below={self.capped_below}"
+        return f"{self.kernel} blocks={self.blocks} threads={self.threads} {cut} staged_ids={STAGED_IDS:d}"
 
 
 def choose_config(form: str, dim: int, kv_heads: int, sms: int = 132) -> DecodeConfig:
@@ -89,7 +97,7 @@ def config_of(kernel: str, kv_heads: int, sms: int) -> DecodeConfig:
     warps = next(int(part[1:]) for part in kernel.split("_") if part[0] == "w" and part[1:].isdigit())
     divisors = [w for w in range(1, min(kv_heads, sms) + 1) if kv_heads % w == 0]
     width = max(w for w in divisors if w == 1 or sms // w * w >= LEAST_BUSY * sms)
-    return DecodeConfig(kernel, sms, 32 * (warps + 4), width)  # four more bring the tiles
+    return DecodeConfig(kernel, sms, 32 * (warps + PRODUCERS), width)
 
 
 def refusal(batch: int, q_heads: int, kv_heads: int, dim: int, page: int) -> str:
@@ -177,8 +185,8 @@ def run(args: Tensors, out: Tensors, kv: str, config: DecodeConfig | None = None
     cuda.launch(loaded, (config.blocks,), config.threads, arguments, SHARED_BYTES)
 
 
-def cut_numbers(config: DecodeConfig, batch: int, kv_heads: int) -> tuple[int, int, int, int, int]:
-    """width, rows, teams, per_item and second of decode.cu's Problem.
+def cut_numbers(config: DecodeConfig, batch: int, kv_heads: int) -> tuple[int, int, int, int, int, int]:
+    """width, rows, teams, per_item, second and capped_below of decode.cu's Problem.
 
     ValueError when width does not divide Hkv, or there are more blocks than a merge takes parts.
     """
@@ -187,7 +195,7 @@ def cut_numbers(config: DecodeConfig, batch: int, kv_heads: int) -> tuple[int, i
     if config.blocks > MAX_BLOCKS:
         raise ValueError(f"blocks={config.blocks} exceeds {MAX_BLOCKS}, the parts that a merge takes; launch fewer")
     rows, teams = kv_heads // config.width, config.blocks // config.width
-    return config.width, rows, teams, teams // (batch * rows), config.second
+    return config.width, rows, teams, teams // (batch * rows), config.second, config.capped_below
 
 
 def _refuses(workload: Workload) -> str:

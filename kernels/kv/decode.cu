@@ -11,7 +11,7 @@
 // Work: a team of `width` blocks, one kv head each, walks a line of sequences and units of TOKENS TILES tokens side by
 // side (heads beyond the width are further items). The line is cut evenly into one range per team, or, where all items
 // are alike and it ends no later, each item gets teams of its own. A block's warps take its units in turn.
-// Four more warps bring K and V of the units to a ring of PAIRS buffers for each warp, by one bulk copy per tile: the
+// PRODUCERS more warps bring K and V of the units to a ring of PAIRS buffers for each, by one bulk copy per tile: the
 // first copies leave after two dependent loads (lengths, page ids), and nothing that the products wait for queues
 // behind the tiles. Where a (sequence, head) ends, the warps' (m, l, O) are merged in shared memory; a range that ends
 // inside one leaves its part in a workspace, and the last block to arrive merges the parts. All counters are left at
@@ -20,6 +20,13 @@
 // Tile buffers are skewed by 32 or 64 bytes and a fragment's rows taken from different tiles, which keeps the loads
 // free of bank conflicts (V with TILES = 2: two-way). token_tile and token_row say which.
 #include "decode_ptx.cuh"
+
+#ifndef KV_PRODUCERS
+#define KV_PRODUCERS 4  // warps that bring tiles
+#endif
+#ifndef KV_STAGED_IDS
+#define KV_STAGED_IDS 0  // whether page ids under way go to shared memory instead of a register
+#endif
 
 enum { FP8 = 0, Q8_0 = 1, BF16 = 2, F16 = 3 };
 constexpr int QUERIES = 8;        // columns of the product
@@ -38,6 +45,7 @@ struct Problem {
     unsigned* arrived;                                   // zeros: [batch Hkv] arrivals
     int width, rows, teams;                              // blocks of a team; Hkv / width; blocks / width
     int per_item, second;                                // teams / (batch rows); what a second item costs, in units
+    int capped_below;                                    // units: in shorter ranges copies under way are capped
     int batch, kv_heads, group, page_shift, max_pages;   // page_shift: log2(page / 16)
     float logit_scale;                                   // D^-1/2 log2(e)
     int q_is_bf16;
@@ -103,7 +111,12 @@ static __device__ __forceinline__ float widen(unsigned bits, int is_bf16) {
 }
 
 template <int KIND, int D, int WARPS, int TILES, int PAIRS> struct Decode {
-    static constexpr int PRODUCERS = 4;  // warps: number i brings the tiles of warps i, i + 4
+    static constexpr int PRODUCERS = KV_PRODUCERS;  // warps: number i brings the tiles of warps i, i + PRODUCERS ..
+    static constexpr bool STAGED_IDS = KV_STAGED_IDS;
+    static constexpr int SERVED = WARPS / PRODUCERS;         // warps, by one producer
+    static constexpr int CAP = (8 + PRODUCERS) / PRODUCERS;  // copies of one producer under way where they are capped
+    static_assert(WARPS % PRODUCERS == 0, "a producer serves whole warps");
+    static_assert(CAP <= SERVED * (PAIRS - 1) + 1, "no phase of the copy waited for may be followed by another");
     static constexpr int CONSUMERS = 32 * WARPS, THREADS = CONSUMERS + 32 * PRODUCERS;
     static constexpr bool WIDE = KIND == BF16 || KIND == F16;
     static constexpr int ROW = WIDE ? 2 * D : D;                 // bytes of one token
@@ -247,29 +260,29 @@ template <int KIND, int D, int WARPS, int TILES, int PAIRS> struct Decode {
     }
 
     __device__ __forceinline__ void run() {
-        if (warp >= WARPS) {  // a warpgroup, as registers go from one to another
-            fewer_registers<56>();
+        if (warp >= WARPS) {  // warpgroups, as registers go from one to another
+            fewer_registers<PRODUCERS == 4 ? 56 : 40>();
             produce();
         } else {
-            more_registers<224>();
+            more_registers<PRODUCERS == 4 ? 224 : 216>();
             consume();
         }
     }
 };
 
 #define KV_DECODE(name, KIND, D, WARPS, TILES, PAIRS)                                                                  \
-    extern "C" __global__ void __launch_bounds__(32 * WARPS + 128, 1) name(                                            \
+    extern "C" __global__ void __launch_bounds__(32 * (WARPS + KV_PRODUCERS), 1) name(                                 \
         const unsigned char* q, const unsigned char* k, const unsigned char* v, const unsigned char* k_scale,          \
         const unsigned char* v_scale, const int* table, const int* lengths, unsigned char* o, unsigned char* part,     \
-        float* part_ml, unsigned* arrived, int width, int rows, int teams, int per_item, int second, int batch,        \
-        int kv_heads, int group, int page_shift, int max_pages, float logit_scale, int q_is_bf16) {                    \
+        float* part_ml, unsigned* arrived, int width, int rows, int teams, int per_item, int second, int capped_below, \
+        int batch, int kv_heads, int group, int page_shift, int max_pages, float logit_scale, int q_is_bf16) {         \
         extern __shared__ __align__(128) unsigned char memory[];                                                       \
         typedef Decode<KIND, D, WARPS, TILES, PAIRS> Kernel;                                                           \
         static_assert(Kernel::BYTES <= 232448, "shared memory");                                                       \
-        const Problem problem = {q,         k,        v,     k_scale,    v_scale,   table,       lengths,              \
-                                 o,         part,     part_ml, arrived,  width,     rows,        teams,                \
-                                 per_item,  second,   batch, kv_heads,   group,     page_shift,  max_pages,            \
-                                 logit_scale, q_is_bf16};                                                              \
+        const Problem problem = {q,         k,        v,       k_scale,      v_scale,     table,      lengths,         \
+                                 o,         part,     part_ml, arrived,      width,       rows,       teams,           \
+                                 per_item,  second,   capped_below, batch,   kv_heads,    group,      page_shift,      \
+                                 max_pages, logit_scale, q_is_bf16};                                                   \
         Kernel(problem, shared_base(memory), threadIdx.x, blockIdx.x, gridDim.x).run();                                \
     }
 

@@ -56,6 +56,11 @@ static __device__ __forceinline__ int load_i32(const int* p) {  // where it stan
     asm volatile("ld.global.nc.s32 %0, [%1];" : "=r"(x) : "l"(p));
     return x;
 }
+// A word to shared memory without a register in between; the wait is for all of this thread's.
+static __device__ __forceinline__ void word_copy(unsigned to, const int* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+static __device__ __forceinline__ void word_copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // A bulk copy counts its bytes on a barrier in shared memory; a wait returns when the phase with this parity is over.
 static __device__ __forceinline__ void barrier_init(unsigned a, unsigned arrivals) {

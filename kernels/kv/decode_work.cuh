@@ -77,9 +77,14 @@
     // What a producer keeps: per lane the position of the unit and tile it brings, and that tile's page.
     struct Producer {
         Cursor c;
-        int page, state;  // of the load under way; 0 no unit, 1 no tile, 2 a tile
+        int page, state;  // of the load under way (page: unless staged); 0 no unit, 1 no tile, 2 a tile
         int at, until;    // its next unit that is not fetched yet; the end of the range
     };
+
+    // Where this lane's page id is staged: in what separates the rows of the queries.
+    __device__ __forceinline__ unsigned staged_id() const {
+        return shared + QUERY + (2 * (warp - WARPS) + lane / 16) * QUERY_ROW + 2 * D + 4 * (lane % 16);
+    }
 
     // Starts the loads of the page ids of this producer's next BATCH units of the range; how many there are.
     __device__ __forceinline__ int fetch(Producer& f) {
@@ -93,7 +98,9 @@
             f.state = 1;
             if (tile * TOKENS < f.c.length) {
                 f.state = 2;
-                f.page = load_i32(p.table + (long long)f.c.b * p.max_pages + (tile >> page_tiles));
+                const int* id = p.table + (long long)f.c.b * p.max_pages + (tile >> page_tiles);
+                if constexpr (STAGED_IDS) word_copy(staged_id(), id);
+                else f.page = load_i32(id);
             }
         }
         f.at += n * PRODUCERS;
@@ -103,8 +110,10 @@
     // This lane's tile number from the load that fetch() started.
     __device__ __forceinline__ unsigned fetched(const Producer& f) const {
         if (f.state < 2) return NO_TILE;
+        int page = f.page;
+        if constexpr (STAGED_IDS) word_copies_wait(), page = (int)lds32(staged_id());
         const int tile = (f.c.unit - f.c.begin) * TILES + lane % TILES;
-        return ((unsigned)(f.page * p.kv_heads + f.c.h) << page_tiles) + (tile & ((1 << page_tiles) - 1));
+        return ((unsigned)(page * p.kv_heads + f.c.h) << page_tiles) + (tile & ((1 << page_tiles) - 1));
     }
 
     __device__ __forceinline__ void bring(unsigned tile, bool is_v, unsigned to, unsigned barrier) {
@@ -121,6 +130,13 @@
         sync_warp();
     }
 
+    // Until this producer's copy number `i` has landed; the one after it in its buffer must not have been issued.
+    __device__ __forceinline__ void wait_for_copy(int i) const {
+        const int at = i / 2 / SERVED * 2 + i % 2;  // of those of its warp
+        const int whose = warp - WARPS + i / 2 % SERVED * PRODUCERS;
+        wait_together(full + 8 * (whose * PAIRS + at % PAIRS), at / PAIRS & 1);
+    }
+
     // The queries of the range's item number `item`, a row a lane.
     __device__ __forceinline__ void bring_queries(const Cursor& c, int item) {
         const int which = item & 1;
@@ -135,7 +151,6 @@
     // A producer brings every PRODUCERS-th unit. The first copies leave behind two dependent loads, lengths and page
     // ids; nobody else is waited for. The last producer brings the queries too.
     __device__ __forceinline__ void produce() {
-        static_assert(WARPS % PRODUCERS == 0, "a producer serves whole warps");
         const int own_warp = warp - WARPS;
         const bool brings_queries = own_warp == PRODUCERS - 1;
         const Lengths all = scan();
@@ -161,6 +176,7 @@
         if (first == last) return;
         if (brings_queries) bring_queries(asked, 0);
         int to = own_warp, buffer = 0, parity = 0;  // whose unit is next; its buffer for K
+        int late = last - first < p.capped_below ? -CAP : -0x7FFFFFFF;  // the copy that must land before the next
         for (int unit = first + own_warp; n;) {
             const unsigned tile = fetched(f);
             const int count = n;
@@ -170,6 +186,7 @@
                 int at = to * PAIRS + buffer, turn = parity;
 #pragma unroll
                 for (int is_v = 0; is_v < 2; ++is_v) {
+                    if (++late > 0) wait_for_copy(late - 1);
                     wait_together(empty + 8 * at, turn ^ 1);
                     const unsigned slot = shared + RING + at * PAIR + lane % TILES * SLOT;
                     if (lane / TILES == j) bring(tile, is_v, slot, full + 8 * at);

@@ -33,29 +33,33 @@ UNIT = 2  # chunks of 64 k in a unit of work
 CHUNK_CLOCKS = {64: 400, 128: 640, 176: 830, 256: 1200}
 MEETING_CLOCKS, OTHERS_CLOCKS, OTHERS_TOKEN_CLOCKS = 2500, 300, 12
 SHARED_FACTOR = 1.07
+SPLIT_CLOCKS = 1500  # of a tile in two halves of k: until the other CTA's sums are here
 IN_FLIGHT_BYTES = 152 * 1024  # of a CTA; more may make the first copies come later (NOTES.md: not settled)
 LONG_K = 4096
+SHARED_X_K = 2048  # from here on tiles of 256 tokens share x
 
 
 @dataclass(frozen=True)
 class GemmConfig:
-    """A compiled kernel (dtype .. stages) and its launch (grid, waves).
+    """A compiled kernel (dtype .. split) and its launch (grid, waves).
 
-    tokens: of a tile, by 128 weight rows. cluster: CTAs that share x. stages: of 64 k. grid: CTAs. waves: whole tiles
-    that every worker makes before the tiles left are shared out.
+    tokens: of a tile, by 128 weight rows. cluster: CTAs that share x. stages: of 64 k. split: two CTAs halve the k of a
+    tile. grid: CTAs. waves: whole tiles that every worker makes before the tiles left are shared out.
     """
 
     dtype: str
     tokens: int
     cluster: int
     stages: int
+    split: bool = False
     grid: int = SMS
     waves: int = 0
 
     @property
     def kernel(self) -> str:
         """The kernel's name, which tells its macros."""
-        return f"nvfp4_gemm_{self.dtype}_t{self.tokens}_x{self.cluster}_s{self.stages}"
+        halves = "_split" if self.split else ""
+        return f"nvfp4_gemm_{self.dtype}_t{self.tokens}_x{self.cluster}_s{self.stages}{halves}"
 
     @property
     def threads(self) -> int:
@@ -77,13 +81,13 @@ class GemmConfig:
 
     @property
     def part_floats(self) -> int:
-        """Partial sums of one CTA."""
-        return gemm_tiles.ROWS * self.tokens
+        """Partial sums of one CTA in global memory."""
+        return 0 if self.split else gemm_tiles.ROWS * self.tokens
 
     @property
     def shared_bytes(self) -> int:
         """Stages, results and barriers, as wgmma_gemm.cu lays them out."""
-        return self.result_bytes + self.stages * (self.stage_bytes + 16)
+        return self.result_bytes + self.stages * (self.stage_bytes + 16) + 8 * self.split
 
     def __str__(self) -> str:
         return f"{self.kernel} grid={self.grid} waves={self.waves}"
@@ -100,16 +104,18 @@ def _clocks(tokens: int, chunks: int, tiles: int, workers: int, waves: int) -> f
 def _cluster(tokens: int, tiles: int, k: int, sms: int) -> int:
     """CTAs that share x. A cluster costs at its start and end: it pays for long K and a tile or more for every CTA.
 
-    tiles: of 128 weight rows. Few tiles of 256 tokens keep the cluster too: they were not tried without one.
+    tiles: of 128 weight rows. Tiles of 256 tokens keep the cluster where they are few too (not tried without one), and
+    at shorter K.
     """
-    return 2 if k >= LONG_K and (tokens == 256 or tiles >= sms) else 1
+    return 2 if (tokens == 256 and k >= SHARED_X_K) or (tiles >= sms and k >= LONG_K) else 1
 
 
 def choose_config(m: int, n: int, k: int, dtype: str, sms: int = SMS, **fixed: Any) -> GemmConfig:
     """The configuration for m tokens, n weight rows, k values, dtype "bf16" or "fp16"; `fixed` overrides fields.
 
-    Tokens and waves are those of the least estimated time. `stages` hold IN_FLIGHT_BYTES unless fixed, and no more than
-    fits. Raises ValueError when k is no multiple of 16.
+    Tokens, waves and split are those of the least estimated time. A tile is split, unless fixed, only where it is of 64
+    tokens, K is short and every tile has two CTAs of its own. `stages` hold IN_FLIGHT_BYTES unless fixed, and no more
+    than fits. Raises ValueError when k is no multiple of 16, or where `split` is fixed and not possible.
     """
     if k % 16 or m < 1:
         raise ValueError(f"m={m}, k={k}: takes at least one token and k a multiple of 16; pad k with zeros")
@@ -125,13 +131,21 @@ def choose_config(m: int, n: int, k: int, dtype: str, sms: int = SMS, **fixed: A
         workers = sms // config.cluster
         whole = tiles // workers
         some = {0, max(0, whole - 1), whole, -(-tiles // workers)}
+        small = tokens == min(TOKEN_TILES) and k < LONG_K and "waves" not in fixed
+        if config.cluster == 1 and 2 * tiles <= sms and fixed.get("split", small):
+            clocks = chunks / 2 * CHUNK_CLOCKS[tokens] + SPLIT_CLOCKS
+            choices.append((clocks, -tokens, 0, replace(config, split=True, grid=2 * tiles, waves=0)))
+        if fixed.get("split"):
+            continue
         for waves in {fixed["waves"]} if "waves" in fixed else some:
             units = tiles if waves * workers >= tiles else tiles * (chunks // UNIT)
             grid = min(workers, units) * config.cluster
             clocks = _clocks(tokens, chunks, tiles, workers, waves)
             choices.append((clocks, -tokens, waves, replace(config, grid=grid, waves=waves)))
+    if not choices:
+        raise ValueError(f"m={m}, n={n}, k={k}: a tile cannot be split between two CTAs; leave split out")
     config = min(choices, key=lambda choice: choice[:3])[-1]
-    room = (SHARED_BYTES - config.result_bytes) // (config.stage_bytes + 16)
+    room = (SHARED_BYTES - config.result_bytes - 8 * config.split) // (config.stage_bytes + 16)
     return replace(config, stages=min(room, fixed.get("stages", max(3, IN_FLIGHT_BYTES // config.stage_bytes))))
 
 
@@ -151,6 +165,7 @@ def source(config: GemmConfig) -> CudaSource:
         "X_BF16": int(config.dtype == "bf16"),
         "TOKENS": config.tokens,
         "CLUSTER": config.cluster,
+        "SPLIT": int(config.split),
         "STAGES": config.stages,
     }
     return hopper.source(SOURCE, config.kernel, config.shared_bytes, macros)

@@ -20,7 +20,12 @@
 // So the same bits on every run, one launch, flags back down at the end. Worker w runs on the grid's CTAs from the end:
 // an owner waits only for CTAs of lower index.
 //
-// Macros: KERNEL (name), X_BF16 0/1, TOKENS 64/128/176/256, CLUSTER 1/2, STAGES (of 64 k).
+// SPLIT: few tiles, one for each cluster of two CTAs, which have half of its k each (stream-K with two workers a tile).
+// A CTA owns the rows of one of its warpgroups; the other warpgroup's sums go into the other CTA's shared memory, where
+// results go later. x is not shared then.
+//
+// Macros: KERNEL (name), X_BF16 0/1, TOKENS 64/128/176/256, CLUSTER 1/2 (CTAs that share x; 1 where SPLIT), SPLIT 0/1,
+// STAGES (of 64 k).
 #include "operand.cuh"
 #include "wgmma.cuh"
 
@@ -35,7 +40,10 @@ constexpr unsigned OUT_BYTES = TOKENS * 128;  // results of a warpgroup, swizzle
 
 // Shared memory, which starts on 1024 bytes: x of all stages, results, weights of all stages, barriers.
 constexpr unsigned X = 0, OUT = STAGES * X_BYTES, W = OUT + CONSUMERS * OUT_BYTES;
-constexpr unsigned FULL = W + STAGES * W_BYTES, EMPTY = FULL + 8 * STAGES, SHARED_BYTES = EMPTY + 8 * STAGES;
+constexpr unsigned FULL = W + STAGES * W_BYTES, EMPTY = FULL + 8 * STAGES, SENT = EMPTY + 8 * STAGES;
+constexpr unsigned SHARED_BYTES = SENT + 8 * SPLIT, SENT_BYTES = 512 * SUMS;  // a warpgroup's sums from the other CTA
+static_assert(!SPLIT || CLUSTER == 1, "the CTAs of a split tile have different k of x");
+static_assert(SENT_BYTES <= CONSUMERS * OUT_BYTES, "sums come to where results go later");
 static_assert(SHARED_BYTES <= 227 * 1024, "too much shared memory");
 static_assert(STAGES >= 3, "a stage is asked for while the two before it are in use");
 static_assert(X_BYTES / CLUSTER % 1024 == 0, "a half of x must keep the swizzle's phase");
@@ -81,8 +89,8 @@ DEVICE void decode_fragments(const Packed& packed, unsigned (&a)[4][4]) {
 // where y has no such map (N no multiple of 8, or not on 16 bytes). w: [tiles of 128 rows, chunks of 64 k, 8, 576].
 // y: [m, n] 16-bit. parts: float32 [workers * CLUSTER, 2, PART_FLOATS]. flags: zeros, [workers * CLUSTER, 2].
 // depth: units of a tile (chunks / UNIT). token_tiles: of the row tiles of CLUSTER * ROWS rows, of TOKENS tokens each.
-// waves: whole tiles per worker.
-#if CLUSTER == 2
+// waves: whole tiles per worker. SPLIT: waves 0, depth even, two workers for each tile.
+#if CLUSTER == 2 || SPLIT
 extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1)
 #else
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -105,14 +113,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       barrier_init(base + FULL + 8 * i, 1);
       barrier_init(base + EMPTY + 8 * i, 8 * CLUSTER);  // the warps of two warpgroups of each CTA
     }
+    if constexpr (SPLIT) barrier_init(base + SENT, 1);
     barrier_init_fence();
+    if constexpr (SPLIT) barrier_arrive_expect(base + SENT, SENT_BYTES);
   }
   __syncwarp();
-  if constexpr (CLUSTER == 2) {
-    cluster_arrive();
-  } else {
-    __syncthreads();
-  }
+  if constexpr (CLUSTER == 2 || SPLIT) cluster_arrive();
+  if constexpr (CLUSTER == 1) __syncthreads();
 
   if (group == CONSUMERS) {
     registers_down<56>();
@@ -151,10 +158,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                                     token, base + FULL + 8 * ring.stage);
         }
       }
-    } else if ((half == 0 || half == 1) && shares.begin(worker) % depth != 0 &&
+    } else if (!SPLIT && (half == 0 || half == 1) && shares.begin(worker) % depth != 0 &&
                shares.begin(worker) < shares.begin(worker + 1)) {
       named_sync(SUMS_LEFT + half, 128 + 32);
       if (first_lane) flag_raise(flags + (worker * CLUSTER + rank) * 2 + half);
+    }
+    if constexpr (SPLIT) {
+      __syncwarp();
+      cluster_wait();
     }
   } else {
     if constexpr (CLUSTER == 2) cluster_wait();
@@ -215,7 +226,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       pin(acc);
       release(before);
 
-      if (piece.first > 0) {
+      if constexpr (SPLIT) {
+        const int own = cluster_rank();
+        const unsigned at = base + OUT + 16 * thread;
+        cluster_wait();  // the other CTA's barrier is made
+        if (half != own) {
+          const unsigned there = peer_address(at, 1 - own), sent = peer_address(base + SENT, 1 - own);
+#pragma unroll
+          for (int i = 0; i < SUMS; i += 4) {
+            peer_store(there + 512 * i, float4{acc[i], acc[i + 1], acc[i + 2], acc[i + 3]}, sent);
+          }
+          break;
+        }
+        barrier_wait_cluster(base + SENT, 0);
+#pragma unroll
+        for (int i = 0; i < SUMS; i += 4) {
+          const float4 v = *reinterpret_cast<const float4*>(shared_start + (at - base) + 512 * i);
+          acc[i] += v.x, acc[i + 1] += v.y, acc[i + 2] += v.z, acc[i + 3] += v.w;
+        }
+      }
+
+      if (!SPLIT && piece.first > 0) {
         const size_t place = (worker * CLUSTER + rank) * 2 + half;
         float4* const to = reinterpret_cast<float4*>(parts + place * PART_FLOATS) + thread;
 #pragma unroll
@@ -225,7 +256,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         // The other workers of the tile: a thread for each one's flag, then their sums without a stop.
         const int tile_end = (piece.tile - waves * workers + 1) * depth;
         int others = 0;
-        while (piece.last < depth && shares.begin(worker + 1 + others) < tile_end) others++;
+        while (!SPLIT && piece.last < depth && shares.begin(worker + 1 + others) < tile_end) others++;
         for (int i = thread; i < others; i += 128) flag_take(flags + ((worker + 1 + i) * CLUSTER + rank) * 2 + half);
         if (others > 0) named_sync(GROUP_MEETS + half, 128);
 #pragma unroll 1

@@ -15,7 +15,6 @@ nothing, so the projection is an upper bound there.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lab.errors import BadInput
@@ -57,12 +56,6 @@ class Projection:
     rate: Interval | None = None
     ceiling_rate: Interval | None = None
     assumed: str = ASSUMED
-
-
-def total_share(shares: Iterable[Interval]) -> Interval:
-    """The share of several categories together."""
-    chosen = list(shares)
-    return Interval(*(sum(getattr(s, end) for s in chosen) for end in ("low", "mid", "high")))
 
 
 def project(share: Interval, speedup: Interval, base: Interval | None = None, of_wall: float = 1.0) -> Projection:

@@ -81,10 +81,6 @@ class Rules:
         """The category of each name, in order."""
         return [self.category(name) for name in names]
 
-    def deciding(self, name: str) -> Rule | None:
-        """The rule that gives a name its category, None for "other"."""
-        return next((r for r in self.rules if r.pattern.search(name)), None)
-
     def busy(self, category: str) -> bool:
         """False for categories whose time is no work (spin-waits)."""
         known = self.categories.get(category)

@@ -36,7 +36,6 @@ COPY_KINDS = (
     *("unknown", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP"),
     *("UVM HtoD", "UVM DtoH", "UVM DtoD"),
 )
-GRAPH_MODES = ("node", "graph", "none", "unknown")
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lab.errors import BadInput
-from lab.traces.intervals import Int64, Spans, compact, group, merged
+from lab.traces.intervals import Int64, compact, group, merged
 from lab.traces.model import Trace
 from lab.traces.windows import clip, extent
 
@@ -197,9 +197,3 @@ def _without_intruders(trace: Trace, begin: Int64, end: Int64, period: int) -> S
     keep = (busy <= BUSIER * usual) & (end - begin <= LONGER * long)
     launches = int(np.median(np.bincount(at[inside], minlength=len(begin))))
     return Steps(begin[keep], end[keep], launches, int((~keep).sum()))
-
-
-def step_spans(trace: Trace) -> list[Spans]:
-    """Each steady step as its own span, for a timeline of one step."""
-    found = find_steps(trace)
-    return [merged(found.start[i : i + 1], found.end[i : i + 1]) for i in range(len(found.start))]
