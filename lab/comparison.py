@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lab import accuracy, families, timing
+from lab.errors import BadInput
 
 # What a CUDA context does not survive, as torch, Triton, CuPy and the driver say it; one too many costs a restart.
 MEMORY_SHARE = 0.45
@@ -32,7 +33,11 @@ HOLD_CYCLES = 20_000_000  # of the GPU's clock, about 10 ms
 
 @dataclass(frozen=True)
 class Job:
-    """What to compare. arms: (role, candidate name), the control first; backend: "module:function" giving a Backend."""
+    """What to compare. arms: (role, candidate name), the control first; backend: "module:function" giving a Backend.
+
+    Raises BadInput for a name that is an arm twice: samples, inputs and answers are kept by name, so the second check
+    of the one would find its inputs changed by that of the other, and neither would keep its number.
+    """
 
     family: str
     workload: str
@@ -43,6 +48,12 @@ class Job:
     seed: int = 0
     backend: str = GPU_BACKEND
     rest: float = 0.0
+
+    def __post_init__(self) -> None:
+        names = [name for _, name in self.arms]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            what = f'"{twice[0]}" is an arm twice'
+            raise BadInput(f"comparison of {self.family} {self.workload}", what, "name each arm once in the card")
 
 
 @dataclass(frozen=True)

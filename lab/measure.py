@@ -83,7 +83,10 @@ def parse_rest(rest: float) -> float:
 
 
 def plan(card: phases.Card, only: str | None = None, peers: bool = False) -> list[Item]:
-    """The comparisons of a card; raises BadInput for a card that can only be replayed."""
+    """The comparisons of a card; raises BadInput for a card that can only be replayed.
+
+    peers: the rivals of the family too, each of them once: one that the card names is an arm already.
+    """
     if not card.family:
         raise BadInput(card.path, "has no family, so there is nothing to run", "replay it with `lab judge`")
     family = families.load(card.family)
@@ -101,7 +104,8 @@ def plan(card: phases.Card, only: str | None = None, peers: bool = False) -> lis
         arms = [("control", card.control), ("candidate", card.candidate)]
         arms += [("candidate", name) for name in card.beside if not family.candidates[name].refuses(workload)]
         if peers:
-            arms += [("peer", name) for name in family.peers if name not in (card.control, card.candidate)]
+            own = {name for _, name in arms}
+            arms += [("peer", name) for name in family.peers if name not in own]
             arms += [("peer", module) for module in family.unavailable if module.startswith(families.PEER_PREFIXES)]
         cost = family.cost(workload, family.candidate(card.control).precision)
         items.append(Item(card, workload, tuple(arms), workload.id in asked, cost.bytes))
@@ -130,6 +134,8 @@ def measure(
     start = time.monotonic()
     spent: list[float] = []
     left_out = []
+    for card, both in _named_peers(items).items() if settings.peers else ():
+        tell(f"{card}: {', '.join(both)}: named in the card, so timed once and not again as a peer")
     try:
         for item in sorted(items, key=lambda i: (not i.decisive, i.bytes)):
             into = folder or records.FOLDER / device.id / item.card.id / run
@@ -151,7 +157,7 @@ def measure(
                 tell(f"{item.card.id} {item.workload.id}: suspect, so its ceilings and itself are measured again")
                 worker.stop()
                 pipes = sorted({r["pipe"] for r in rows if r["pipe"]})
-                again = (*ceilings.FOR_L2[settings.l2], *pipes, *(f"{p}_rested" for p in pipes if settings.rest))
+                again = (*ceilings.FOR_L2[settings.l2], *(p + way for p in pipes for way in ceilings.POSSIBLE))
                 for _ in ceilings.measure(device, tuple(name for name in again if name in ceilings.NAMES)):
                     pass
                 outcomes, comparison, started = compare(item, settings, worker, tell)
@@ -162,6 +168,16 @@ def measure(
         worker.stop()
         for name in left_out:
             tell(f"{name}: left out, the budget of {settings.budget_s:.0f} s is spent")
+
+
+def _named_peers(items: Sequence[Item]) -> dict[str, list[str]]:
+    """card id -> the peers of its family that it names itself, where it names any."""
+    found: dict[str, list[str]] = {}
+    for item in items:
+        peers = families.load(item.card.family).peers
+        if both := [name for role, name in item.arms if role != "peer" and name in peers]:
+            found[item.card.id] = both
+    return found
 
 
 def compare(

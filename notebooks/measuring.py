@@ -33,6 +33,10 @@ DEVICE = devices.get("h200")
 # What one program that does one thing well reached on this card; the best over all runs. Beside them the datasheet,
 # which nothing may exceed: a row that beats it is INVALID, a row that beats the measured ceiling by more than 3 % is
 # suspect. A copy captured in a graph is a memcpy node and much slower than the copy kernel, so both are named.
+#
+# Products run into the power cap, and what they draw depends on their operands. So they are taken on random data back
+# to back, on random data with rests, and with rests on zeros, which toggle no bit ("quiet"). Shares are of random data;
+# whether a speed is possible is asked of the fastest of the three.
 
 # %%
 known = ceilings.latest(DEVICE.id)

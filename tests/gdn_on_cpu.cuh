@@ -99,7 +99,6 @@ inline void barrier_wait(u64* bar, u32 parity) {
 }
 inline void fence_async_shared() {}
 inline void launch_dependents() {}
-inline u32 warp_slot() { return 5 * blockIdx.x + 4 * blockIdx.y; }
 // What an earlier grid writes: no thread reads it before it has waited for that grid.
 static std::vector<std::pair<const void*, long>> of_earlier_grid;
 inline void wait_for_earlier_grid() { cpu.lanes[cpu.now].waited = true; }
@@ -110,9 +109,6 @@ static void reads(const void* from) {
 template <int N> inline void set_registers_up() {}
 template <int N> inline void set_registers_down() {}
 inline void prefetch_l2(const void*) {}
-inline void bulk_prefetch_l2(const void* from, u32 bytes) {
-    if ((uintptr_t)from % 16 || bytes % 16) stop("bulk prefetch");
-}
 
 inline void bulk_load(void* to, const void* from, u32 bytes, u64* bar) {
     inside(to, bytes, 16);

@@ -80,16 +80,74 @@ def test_more_than_three_per_cent_over_the_ceiling_is_suspect(measured: Path, me
     assert bool(ceilings.suspect(row(median_us))) == suspect
 
 
-def test_a_rested_row_is_held_against_rested_products(measured: Path) -> None:
-    """140 GFLOP: 200 us at the 700 TFLOP/s of products back to back, 175 us at 800 of products that rest."""
-    rested = {"flops": 140e9, "bytes": 1.0, "rest": 4.0}
-    assert "200.00 us" in ceilings.suspect(row(180.0, **rested))  # no rested ceiling yet: the other one stands
-    unit = ceilings.NAMES["bf16_rested"][0]
-    added = CEILING | {"name": "bf16_rested", "value": 800, "unit": unit, "run": "r3"}
-    records.append_all(measured / "h200" / "ceilings" / "r3", [added], ceilings.FILE, ceilings.validated)
-    assert ceilings.suspect(row(180.0, **rested)) == ""
-    assert "175.00 us" in ceilings.suspect(row(165.0, **rested))
-    assert "200.00 us" in ceilings.suspect(row(180.0, **(rested | {"rest": 0.0})))
+def add(folder: Path, name: str, value: float) -> None:
+    """One more run with one more ceiling."""
+    run = f"r_{name}"
+    added = CEILING | {"name": name, "value": value, "unit": ceilings.NAMES[name][0], "run": run}
+    records.append_all(folder / "h200" / "ceilings" / run, [added], ceilings.FILE, ceilings.validated)
+
+
+@pytest.mark.parametrize("rest", [0.0, 4.0])
+def test_what_is_possible_is_what_the_fastest_products_reach(measured: Path, rest: float) -> None:
+    """140 GFLOP: 200 us at the 700 TFLOP/s of products back to back, 175 at 800 of rested ones, 160 at 875 of quiet."""
+    products = {"flops": 140e9, "bytes": 1.0, "rest": rest}
+    assert "200.00 us" in ceilings.suspect(row(180.0, **products))  # no other ceiling yet: this one stands
+    add(measured, "bf16_rested", 800)
+    assert ceilings.suspect(row(180.0, **products)) == ""
+    assert "175.00 us" in ceilings.suspect(row(165.0, **products))
+    add(measured, "bf16_quiet", 875)
+    assert ceilings.suspect(row(165.0, **products)) == ""
+    assert "160.00 us" in ceilings.suspect(row(150.0, **products))  # above the quiet one too: nothing excuses it
+    add(measured, "fp8_quiet", 2000)  # another pipe's
+    assert "160.00 us" in ceilings.suspect(row(150.0, **products))
+
+
+def test_a_share_is_of_products_on_random_data(measured: Path) -> None:
+    """What a row's share is shown of does not move with a ceiling that no program with real operands reaches."""
+    products = {"flops": 140e9, "bytes": 1.0}
+    add(measured, "bf16_quiet", 875)
+    assert ceilings.floor_of(row(300.0, **products)) == pytest.approx(200)
+    add(measured, "bf16_rested", 800)
+    assert ceilings.floor_of(row(300.0, **products)) == pytest.approx(200)
+    assert ceilings.floor_of(row(300.0, rest=4.0, **products)) == pytest.approx(175)
+
+
+@pytest.mark.parametrize("pipe", ["bf16", "fp8", "int8"])
+def test_quiet_products_are_the_rested_ones_on_zeros(pipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same shapes and the same rest; operands without a set bit, the sign's included."""
+    taken: dict[str, tuple[Any, float]] = {}
+    way = ""
+
+    def products(make: Any, shapes: Any, rest: float) -> list[float]:
+        taken[way] = (shapes, rest)
+        operands.clear()
+        make(4, 4, 64)()
+        bits = [t.view(torch.uint8).count_nonzero().item() for t in operands]
+        assert len(bits) == 2
+        assert (max(bits) == 0) == (way == "_quiet")
+        return [1.0]
+
+    operands: list[torch.Tensor] = []
+
+    class Spy(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            named = dict(kwargs or {})
+            if function in (torch.Tensor.matmul, torch.Tensor.__matmul__, torch._scaled_mm, torch._int_mm):
+                operands.extend(a.contiguous() for a in args)
+                return None
+            return function(*args, **(named | {"device": "cpu"} if "device" in named else named))
+
+    monkeypatch.setattr(ceilings, "_products", products)
+    with Spy():
+        for way in ("", "_rested", "_quiet"):
+            ceilings.MEASURES[pipe + way]()
+    assert taken["_quiet"] == taken["_rested"] == (taken[""][0], ceilings.REST)
+    assert taken[""][1] == 0
+    unit, method = ceilings.NAMES[f"{pipe}_quiet"]
+    assert unit == ceilings.NAMES[pipe][0]
+    assert "zeros" in method
+    assert "idleness" in method
+    assert "random data" in ceilings.NAMES[f"{pipe}_rested"][1]
 
 
 def test_without_the_ceiling_nothing_is_suspect(measured: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from lab import accuracy, comparison, devices, families, measure, records, timing
 from lab.comparison import Job, execute, status_of
+from lab.errors import BadInput
 from tests import fake_bench, fake_candidates
 
 
@@ -123,6 +124,12 @@ def test_peer_that_packs_its_activations_is_prepared_again() -> None:
     assert "`prepare` must not copy them" in found["message"]
     # and a peer that remembers its answers is caught all the same
     assert arm(done("plain", "faster", "memoises_a_clone"), "memoises_a_clone")["status"] == "incorrect"
+
+
+def test_one_name_is_one_arm() -> None:
+    """Of two arms of one name the second check could change the inputs only once, and both were called incorrect."""
+    with pytest.raises(BadInput, match=r'comparison of toy n63: "faster" is an arm twice; name each arm once'):
+        done("plain", "faster", "faster")
 
 
 @pytest.mark.parametrize(

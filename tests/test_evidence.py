@@ -223,7 +223,9 @@ COMPUTE = {"flops": 1e12, "bytes": 1e3}  # about 1,000 us of bf16, no traffic
     ("median_us", "more", "caught"),
     [
         (MEMORY_US * 0.98, {}, True),
+        (MEMORY_US * 0.98, {"status": "suspect"}, True),
         (MEMORY_US * 1.02, {}, False),
+        (MEMORY_US * 1.02, {"status": "suspect"}, False),
         (MEMORY_US * 0.5, {"l2": "warm"}, False),  # the bytes may have come out of the cache
         (500.0, COMPUTE, True),
         (500.0, {**COMPUTE, "l2": "warm"}, True),  # arithmetic is not cached

@@ -77,6 +77,22 @@ def test_peers_are_arms(tmp_path: Path) -> None:
     ]
 
 
+def test_a_peer_that_the_card_names_is_timed_once(tmp_path: Path, told: list[str]) -> None:
+    """As the card's arm and not again as a peer, which is said once; without it in the card nothing is said."""
+    plain = fake_bench.card(tmp_path, ("n63", "n75"))
+    card = replace(plain, beside=("peer_that_packs",))
+    settings = replace(QUICK, peers=True)
+    rows = sweep(card, tmp_path / "run1", settings, told, peers=True)
+    mine = [r for r in rows if r["name"] == "peer_that_packs"]
+    assert [(r["arm"], r["beside"], r["workload_id"]) for r in mine] == [("candidate", True, w) for w in ("n63", "n75")]
+    line = "toy: peer_that_packs: named in the card, so timed once and not again as a peer"
+    assert told.count(line) == 1
+    told.clear()
+    rows = sweep(plain, tmp_path / "run2", settings, told, peers=True)
+    assert {r["arm"] for r in rows if r["name"] == "peer_that_packs"} == {"peer"}
+    assert not any("not again" in text for text in told)
+
+
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("8m", 480), ("1h", 3600), ("1.5m", 90), (" 0s ", 0)])
 def test_budget(text: str, seconds: float) -> None:
     assert measure.parse_budget(text) == seconds
@@ -147,20 +163,19 @@ def test_rest_reaches_the_worker_the_rows_and_the_key_of_a_resumed_run(tmp_path:
     assert {r["rest"] for r in sweep(card, tmp_path / "run1")} == {0.0}
 
 
-def test_suspect_rows_of_a_rested_run_have_rested_products_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("rest", [0.0, 0.5])
+def test_suspect_rows_have_every_way_to_take_their_products_measured(
+    rest: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[tuple[str, ...]] = []
-    names = dict.fromkeys([*measure.ceilings.NAMES, "f32", "f32_rested"], ("", ""))  # the toy's pipe has no ceiling
+    ways = ["f32", "f32_rested", "f32_quiet"]
+    names = dict.fromkeys([*measure.ceilings.NAMES, *ways], ("", ""))  # the toy's pipe has no ceiling
     monkeypatch.setattr(measure.ceilings, "NAMES", names)
     monkeypatch.setattr(measure.ceilings, "suspect", lambda row: "" if taken else "beats the measured ceilings")
     monkeypatch.setattr(measure.ceilings, "measure", lambda device, names: [taken.append(names)])  # type: ignore[func-returns-value]
     card = fake_bench.card(tmp_path, ("n63",))
-    assert sweep(card, tmp_path / "run1", replace(QUICK, rest=0.5))[0]["pipe"] == "f32"
-    assert {"f32", "f32_rested"} <= set(taken[0])
-    taken.clear()
-    sweep(card, tmp_path / "run2")
-    assert "f32_rested" not in taken[0]
+    assert sweep(card, tmp_path / "run1", replace(QUICK, rest=rest))[0]["pipe"] == "f32"
+    assert taken == [("read", "write", "copy_kernel", *ways)]
 
 
 def test_suspect_rows_have_their_ceilings_and_themselves_measured_again(

@@ -32,9 +32,6 @@ CHUNK = 64
 TILE_BYTES = 64 * 128
 BLOCK_BYTES = 2 * 10 * 512 + 1024  # the triangles X and P of ten 16 x 16 blocks, and the vectors
 STAGES = 3  # chunks in the scan's shared memory
-# The preparation's form, the same results in each. Bits: 1 last rows to every scheduler in turn, 2 next wave's k and
-# q into L2, 4 five blocks an SM (with 8, without 1), 8 norms while the products run.
-PREPARE_FORM = 0
 HEADS = 8  # most v heads per k head
 SMS = 132
 TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -67,10 +64,10 @@ VARIANTS = (
 )
 
 
-def prepare_shared_bytes(dim: int, form: int = PREPARE_FORM) -> int:
+def prepare_shared_bytes(dim: int) -> int:
     """Dynamic shared memory of the preparation: `Preparation::BYTES` in prepare.cuh."""
-    results = 2 * BLOCK_BYTES if form & 4 else max(3 * BLOCK_BYTES, 2 * (dim // 64) * TILE_BYTES)
-    return results + CHUNK * 144 + 4 * 16 * 20 * 4 + (2 + 2 * HEADS) * CHUNK * 4 + 16
+    results = max(3 * BLOCK_BYTES, 2 * (dim // 64) * TILE_BYTES)
+    return results + CHUNK * 144 + 4 * 16 * 20 * 4 + (2 + 2 * HEADS) * CHUNK * 4
 
 
 SOURCE = CudaSource(
@@ -80,7 +77,7 @@ SOURCE = CudaSource(
         f"gdn_prepare_d128_{WIDE}",
         *(v.kernel for v in VARIANTS),
     ),
-    options=("--std=c++17", f"-DPREPARE_FORM={PREPARE_FORM}"),
+    options=("--std=c++17",),
     capability=(9, 0),
     architecture="sm_90a",
     shared_bytes=max(v.shared_bytes for v in VARIANTS),

@@ -60,10 +60,6 @@ INLINE void copy_16(void* to, const void* from, bool live) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                  ::"r"(shared_address(to)), "l"(from), "r"(live ? 16 : 0) : "memory");
 }
-// Starts a fetch of contiguous memory into L2; address and bytes are multiples of 16.
-INLINE void bulk_prefetch_l2(const void* from, u32 bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
 INLINE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N>
 INLINE void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
@@ -269,12 +265,6 @@ INLINE void tensor_store(const TensorMap* map, const void* tile, int column, int
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];"
                  ::"l"(map), "r"(shared_address(tile)), "r"(column), "r"(row) : "memory");
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-// Where on the SM this warp runs; its two low bits are the scheduler's.
-INLINE u32 warp_slot() {
-    u32 slot;
-    asm volatile("mov.u32 %0, %%warpid;" : "=r"(slot));
-    return slot;
 }
 INLINE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 INLINE void wait_for_earlier_grid() { asm volatile("griddepcontrol.wait;" ::: "memory"); }

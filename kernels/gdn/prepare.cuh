@@ -1,24 +1,13 @@
 // The preparation of scan.cu, whose head has the mathematics: what a chunk needs that does not depend on the state.
 //
-// The v heads of a k head share K K^T and Q K^T, which stay in registers. Per v head, each of the four warps owns 16
-// rows: it inverts its diagonal block by substitution in float32, then works leftwards,
-// X_rs = -(sum of X_rm A_ms) X_ss, with products of 16 x 16 blocks in fp16: X_rm is the left operand and never leaves
-// the registers.
+// The v heads of a k head share K K^T and Q K^T, products of wgmma over the whole square, which stay in registers. Per
+// v head, each of the four warps owns 16 rows: it inverts its diagonal block by substitution in float32, then works
+// leftwards, X_rs = -(sum of X_rm A_ms) X_ss, with products of 16 x 16 blocks in fp16: X_rm is the left operand and
+// never leaves the registers.
 // X and P are lower triangular: only ten of sixteen 16 x 16 blocks are computed, stored and read.
 #pragma once
 
 #include "hopper.cuh"
-
-// Forms of the preparation, the same results in each (NOTES.md, "The preparation by wgmma").
-#ifndef PREPARE_FORM
-#define PREPARE_FORM 0
-#endif
-constexpr bool ROTATED = PREPARE_FORM & 1;      // the last rows, which have most to do, fall to every scheduler in turn
-constexpr bool FETCH_AHEAD = PREPARE_FORM & 2;  // k and q of a block of the next wave into L2
-constexpr bool FIVE = PREPARE_FORM & 4;         // five blocks an SM, not four
-constexpr bool NORMS_LATE = PREPARE_FORM & 8;   // norms while the products run
-static_assert(!FIVE || (NORMS_LATE && !ROTATED), "registers spill");
-constexpr int PREPARE_BLOCKS = FIVE ? 5 : 4, WAVE = 132 * PREPARE_BLOCKS;
 
 constexpr int C = 64;
 constexpr float L2_EPS = 1e-6f, LOG2_E = 1.4426950408889634f;
@@ -26,6 +15,7 @@ constexpr int TILE = C * 128;         // bytes of 64 rows of 64 16-bit columns
 constexpr int TRIANGLE = 10 * 512;    // ten blocks of 16 rows of 32 bytes
 constexpr int BLOCK = 2 * TRIANGLE + 1024;  // X, P, then a, r, e [64] and c_C, float32
 constexpr int HEADS = 8;              // most v heads per k head
+constexpr int PREPARE_BLOCKS = 4;     // blocks of the preparation an SM
 
 INLINE int swizzled(int row, int piece) { return row * 128 + ((piece ^ (row & 7)) << 4); }
 INLINE int swizzled_wide(int row, int piece) { return (piece >> 3) * TILE + swizzled(row, piece & 7); }
@@ -34,15 +24,14 @@ INLINE constexpr int triangle_step(int s) { return 2048 * s - 256 * s * (s - 1);
 
 constexpr int A_STRIDE = 72;         // halves per row of A: 144 bytes, so that ldmatrix meets no bank conflict
 constexpr int DIAGONAL_STRIDE = 20;  // floats per column of a diagonal block
-constexpr int SLOTS = FIVE ? 2 : 3;  // results of as many v heads on their way out
+constexpr int SLOTS = 3;             // results of as many v heads on their way out
 template <int D>
 struct Preparation {
     static constexpr int TILES = D / 64, RESULTS = SLOTS * BLOCK, KQ = 2 * TILES * TILE;
-    static constexpr int A = FIVE || RESULTS > KQ ? RESULTS : KQ;  // k and q give way to results, with FIVE to A too
+    static constexpr int A = RESULTS > KQ ? RESULTS : KQ;  // k and q give way to the results
     static constexpr int DIAGONAL = A + C * A_STRIDE * 2;
     static constexpr int VECTORS = DIAGONAL + 4 * 16 * DIAGONAL_STRIDE * 4;
-    static constexpr int SLOT = VECTORS + (2 + 2 * HEADS) * C * 4, BYTES = SLOT + 16;
-    static_assert(VECTORS >= KQ);
+    static constexpr int BYTES = VECTORS + (2 + 2 * HEADS) * C * 4;
 };
 
 // Eight bf16 values of a row whose other pieces are with the 16 lanes beside this one, as fp16, times the power of two
@@ -79,8 +68,6 @@ INLINE void prepare(const u16* q, const u16* k, const float* g, const float* bet
     const int thread = threadIdx.x, warp = thread / 32, lane = thread & 31, quad = lane >> 2, pair = lane & 3;
     const int first = chunks[2 * blockIdx.x], live = min(C, chunks[2 * blockIdx.x + 1] - first);
     const int head_k = blockIdx.y, ratio = hv / hk;
-    u32* slot0 = reinterpret_cast<u32*>(shared + At::SLOT);
-    if (ROTATED && thread == 0) *slot0 = warp_slot();
 
 #pragma unroll
     for (int i = 0; i < D / 16; i++) {
@@ -108,14 +95,6 @@ INLINE void prepare(const u16* q, const u16* k, const float* g, const float* bet
         sums[h * C + 2 * lane] = sum - x[1], sums[h * C + 2 * lane + 1] = sum;
         rates[h * C + 2 * lane] = rate[0], rates[h * C + 2 * lane + 1] = rate[1];
     }
-    if constexpr (FETCH_AHEAD) {
-        const int next = blockIdx.y * gridDim.x + blockIdx.x + WAVE, row = thread & (C - 1);
-        if (next < (int)(gridDim.x * gridDim.y)) {
-            const int chunk = next % gridDim.x, at = chunks[2 * chunk] + row;
-            if (at < chunks[2 * chunk + 1])
-                bulk_prefetch_l2((thread < C ? k : q) + ((long)at * hk + next / gridDim.x) * D, 2 * D);
-        }
-    }
     copy_wait<0>();
     if constexpr (CONVERT) {  // each thread what it copied itself
 #pragma unroll 1
@@ -133,13 +112,9 @@ INLINE void prepare(const u16* q, const u16* k, const float* g, const float* bet
     fence_async_shared();
     __syncthreads();
 
-    const int block = uniform(ROTATED ? (warp + *slot0 + (*slot0 >> 2)) & 3 : warp);  // the 16 rows of this warp
-    const auto write_norms = [&] {
-        const float power = CONVERT ? norms[thread] : 1.0f;
-        if (!normalise) {
-            norms[thread] = power;
-            return;
-        }
+    const int block = uniform(warp);  // the 16 rows of this warp
+    const float power = CONVERT ? norms[thread] : 1.0f;
+    if (normalise) {
         const char* tile = thread < C ? k_tile : q_tile;
         const int row = thread & (C - 1);
         float total = 0;
@@ -154,53 +129,24 @@ INLINE void prepare(const u16* q, const u16* k, const float* g, const float* bet
             }
         }
         norms[thread] = 1.0f / sqrtf(total + L2_EPS / (power * power));
-    };
-    if (!NORMS_LATE) write_norms();
+    } else {
+        norms[thread] = power;
+    }
     float kk[8][4], qk[8][4];  // rows quad and quad + 8 of the block, columns 8 j + 2 pair, + 1
     {
-        u32 of_k[D / 32][4], of_q[D / 32][4];  // rows on their way into the products, which end below
         auto& kk_all = reinterpret_cast<float(&)[32]>(kk);
         auto& qk_all = reinterpret_cast<float(&)[32]>(qk);
         const u32 base = uniform(shared_address(k_tile));
         const u64 k_columns = wide_descriptor(base, 16), q_columns = wide_descriptor(base + At::TILES * TILE, 16);
         const auto step = [](int i) { return (u64)(((i >> 2) * TILE + (i & 3) * 32) >> 4); };  // 16 columns on
-        if constexpr (ROTATED) {
-            // Rows from registers, so that a warp may have any; half of the columns at a time, k and q in turn.
-            constexpr int HALF = D / 32;
-            const int from_row = block * 16 + (lane & 15), from_piece = lane >> 4;
+        wgmma_fence();
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                if (half) wgmma_wait<1>(kk_all);  // and the registers of its rows are free
-#pragma unroll
-                for (int i = 0; i < HALF; i++)
-                    ldmatrix(of_k[i], k_tile + swizzled_wide(from_row, 2 * (half * HALF + i) + from_piece));
-                wgmma_fence();
-#pragma unroll
-                for (int i = 0; i < HALF; i++)
-                    wgmma_n64<TYPE>(kk_all, of_k[i], k_columns + step(half * HALF + i), half || i);
-                wgmma_commit();
-                if (half) wgmma_wait<1>(qk_all);
-#pragma unroll
-                for (int i = 0; i < HALF; i++)
-                    ldmatrix(of_q[i], q_tile + swizzled_wide(from_row, 2 * (half * HALF + i) + from_piece));
-                wgmma_fence();
-#pragma unroll
-                for (int i = 0; i < HALF; i++)
-                    wgmma_n64<TYPE>(qk_all, of_q[i], k_columns + step(half * HALF + i), half || i);
-                wgmma_commit();
-            }
-            wgmma_wait<1>(kk_all);
-        } else {
-            wgmma_fence();
-#pragma unroll
-            for (int i = 0; i < D / 16; i++) {
-                wgmma_n64_shared<TYPE>(kk_all, k_columns + step(i), k_columns + step(i), i > 0);
-                wgmma_n64_shared<TYPE>(qk_all, q_columns + step(i), k_columns + step(i), i > 0);
-            }
-            wgmma_commit();
+        for (int i = 0; i < D / 16; i++) {
+            wgmma_n64_shared<TYPE>(kk_all, k_columns + step(i), k_columns + step(i), i > 0);
+            wgmma_n64_shared<TYPE>(qk_all, q_columns + step(i), k_columns + step(i), i > 0);
         }
-        if (NORMS_LATE) write_norms();
-        if (!ROTATED) wgmma_wait<0>(kk_all);
+        wgmma_commit();
+        wgmma_wait<0>(kk_all);
         wgmma_wait<0>(qk_all);
     }
     __syncthreads();  // k and q are dead, norms are there
