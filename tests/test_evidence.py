@@ -349,6 +349,14 @@ def test_gate_edited_and_taken_back(checkout: Path) -> None:
     assert "is younger than the samples" in measured_at(checkout, "10:00")
 
 
+def test_rows_of_a_workload_that_the_card_no_longer_asks_about_answer_to_an_older_gate(checkout: Path) -> None:
+    older = {"started": "2026-11-20T10:00:00+00:00", "gate_hash": "0" * 12}
+    for arm in ("control", "candidate"):
+        made = row(arm, 1000.0, workload_id="moved_away", **older)
+        records.append(checkout / "profiles" / "h200" / "toy" / "r09:00", made)
+    assert measured_at(checkout, "10:00") == ""
+
+
 def test_rows_with_another_gate_hash(checkout: Path) -> None:
     assert measured_at(checkout, "10:00", "0" * 12) == "gate changed after measuring: the rows carry another gate hash"
 

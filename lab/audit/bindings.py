@@ -16,6 +16,7 @@ from lab.audit.subject import Check, Quantity, Subject, from_figure
 from lab.errors import REPOSITORY, BadInput, nearest
 
 FILE = REPOSITORY / "data" / "audit.toml"
+TIMED = ("ok", "suspect")  # statuses of a row with a time
 OWN_KEYS = {"check", "title", "verdicts", "cards"}
 
 
@@ -87,15 +88,16 @@ def _row(name: str, where: str) -> Quantity:
     parts = name.split("#")[0].split("/")
     rows = records.rows(device=parts[1], phase=parts[2]) if len(parts) == 4 else ()
     for row in rows:
-        if evidence.row_id(row) == name and row["status"] == "ok":
+        if evidence.row_id(row) == name and row["status"] in TIMED:
             return from_row(row)
     raise BadInput(
-        where, f'no measured row that is ok has the id "{name}"', "see `lab judge ID --evidence measured --json`"
+        where, f'no measured row with a time has the id "{name}"', "see `lab judge ID --evidence measured --json`"
     )
 
 
 def from_row(row: Mapping[str, Any]) -> Quantity:
-    """A measured row's median time as a quantity; its timer is its clock."""
+    """A measured row's median time as a quantity; its timer is its clock. One that is suspect counts as withdrawn."""
     facts = {"device": row["device"], "model": row["workload_id"], "metric": "kernel_us", "arm": row["name"]}
     facts |= {"clock": row.get("timer", ""), "profiled": row.get("profiled", False)}
-    return Quantity(row["median_us"], "us", evidence.row_id(row), "", facts)
+    withdrawn = "" if row["status"] == "ok" else f"status {row['status']}"
+    return Quantity(row["median_us"], "us", evidence.row_id(row), withdrawn, facts)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lab import devices, evidence, phases, recorded, records
-from lab.audit.bindings import from_row
+from lab.audit.bindings import TIMED, from_row
 from lab.audit.subject import Quantity, Subject, from_figure
 from lab.gates import Condition, Evidence, Gate, Reading, Verdict, judge
 
@@ -308,15 +308,11 @@ def _withdrawn(body: Body) -> Iterator[Subject]:
         for i in r.ids
         if i in figures and isinstance(figures[i].value, float)
     )
-    doubted = tuple(
-        Quantity(row["median_us"], "us", evidence.row_id(row), f"status {row['status']}")
-        for pair in body.pairs.values()
-        for row in pair
-        if row is not None and row["status"] == "suspect" and row.get("median_us")
+    measured = tuple(
+        from_row(r) for pair in body.pairs.values() for r in pair if r is not None and r["status"] in TIMED
     )
-    clean = tuple(from_row(r) for pair in body.pairs.values() for r in pair if r is not None and r["status"] == "ok")
-    if used or doubted or clean:
-        yield body.subject("its evidence", {"figure": (*used, *doubted, *clean)})
+    if used or measured:
+        yield body.subject("its evidence", {"figure": (*used, *measured)})
 
 
 FINDERS: Mapping[str, Callable[[Body], Iterable[Subject]]] = {
