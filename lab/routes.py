@@ -44,13 +44,14 @@ def table(family: str, device: str, rows: Iterable[Mapping[str, Any]] | None = N
         if row["status"] == "ok" and row["name"] in names and row.get("l2") == "cold" and not row.get("profiled")
     ]
     contradiction(usable)
+    routed = [(axis, row) for row in usable if (axis := _axis(row))]
+    kinds = [_kind(row, axis) for axis, row in routed]
+    usual = max(dict.fromkeys(kinds), key=kinds.count, default=None)
     groups: dict[tuple[str, tuple[tuple[str, int], ...], int], dict[str, dict[str, Mapping[str, Any]]]] = {}
-    for row in usable:
-        axis = next((a for a in AXES if isinstance(row["workload"].get(a), int) and _shape(row, a)), None)
-        if axis is None or row["workload"].get("op") == "decode":
-            continue
-        key = (axis, _shape(row, axis), int(row["workload"][axis]))
-        groups.setdefault(key, {}).setdefault(row["run"], {})[row["name"]] = row
+    for kind, (axis, row) in zip(kinds, routed, strict=True):
+        if kind == usual:
+            key = (axis, _shape(row, axis), int(row["workload"][axis]))
+            groups.setdefault(key, {}).setdefault(row["run"], {})[row["name"]] = row
     points, runs = [], set()
     for (_, shape, at), by_run in sorted(groups.items()):
         compared = [run for run, arms in by_run.items() if len(arms) > 1]
@@ -63,6 +64,21 @@ def table(family: str, device: str, rows: Iterable[Mapping[str, Any]] | None = N
     return Table(place, family, next(iter(groups))[0], tuple(points), "runs " + ", ".join(sorted(runs)))
 
 
+def _axis(row: Mapping[str, Any]) -> str:
+    """The axis that a row is a point of, "" for a row that no route is made of."""
+    axes = row["workload"]
+    return next((a for a in AXES if isinstance(axes.get(a), int) and _shape(row, a) and axes.get("op") != "decode"), "")
+
+
+def _kind(row: Mapping[str, Any], axis: str) -> tuple[Any, ...]:
+    """Inputs and every axis but shape and routed one. The kind that most rows have is the router's question.
+
+    Others ask about errors (sums of one sign) or about another product (activations in float32): their times differ.
+    """
+    others = {a: v for a, v in row["workload"].items() if a != axis and a not in AXES[axis]}
+    return (row.get("inputs", ""), *sorted(others.items()))
+
+
 def _shape(row: Mapping[str, Any], axis: str) -> tuple[tuple[str, int], ...]:
     axes = row["workload"]
     return tuple(sorted((a, int(axes[a])) for a in AXES[axis] if a in axes))
@@ -72,8 +88,9 @@ def contradiction(rows: Iterable[Mapping[str, Any]]) -> None:
     """Raise BadInput for the first candidate whose runs of one commit and launch differ by more than AGREE."""
     seen: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
-        if row.get("commit") not in (None, "", "unknown"):
-            seen.setdefault((row["name"], row["workload_id"], row.get("config"), row["commit"]), []).append(row)
+        commit = row.get("stated_commit") or row.get("commit")
+        if commit not in (None, "", "unknown"):
+            seen.setdefault((row["name"], row["workload_id"], row.get("config"), commit), []).append(row)
     for (name, workload, _, commit), same in seen.items():
         low, high = (pick(same, key=lambda r: float(r["median_us"])) for pick in (min, max))
         ratio = high["median_us"] / low["median_us"]

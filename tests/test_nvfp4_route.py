@@ -54,6 +54,23 @@ def test_the_table_decides_by_columns() -> None:
     assert chosen((6144, 8)).candidate == "torch_bf16"
 
 
+def test_a_kernel_that_rounds_activations_competes_only_where_asked() -> None:
+    """And one that was timed in chains of its own kind never does."""
+    more = (candidate("cuda_w4a8", precision="nvfp4-w4a8-fast"), candidate("cuda_decode_chained"))
+    faster = (routing.Point("cuda_w4a8", SHAPE, 128, 10.0), routing.Point("cuda_decode_chained", SHAPE, 128, 5.0))
+    known = routing.Table("h200", "nvfp4", "M", TABLE.points + faster, "r")
+
+    def asked(rounded: bool) -> str:
+        able = CANDIDATES + more
+        return route.measured(
+            (6144, 128), 5120, "no-table-here", able, 4440.0, PEAKS, known=known, rounded_activations=rounded
+        ).candidate
+
+    assert (asked(False), asked(True)) == ("torch_bf16", "cuda_w4a8")
+    assert {c.precision for c in families.load("nvfp4").candidates.values()} >= set(route.ROUNDED)
+    assert set(route.CHAINED) <= set(families.load("nvfp4").candidates)
+
+
 def test_without_a_table_the_roofline_says_so() -> None:
     few, many = chosen((6144, 1), None), chosen((6144, 1, 512), None)
     assert (few.how, many.how) == ("predicted", "predicted")

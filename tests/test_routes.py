@@ -50,6 +50,22 @@ def test_the_newest_run_that_compared_decides_and_runs_are_not_mixed() -> None:
 
 
 @pytest.mark.parametrize(
+    "other",
+    [
+        {"inputs": "one sign", "workload_id": "m8_n17408_k5120_positive"},
+        {"workload": {"M": 8, "N": 17408, "K": 5120, "dtype": "f32"}, "workload_id": "m8_n17408_k5120_f32"},
+    ],
+)
+def test_rows_that_ask_something_else_are_passed_over(other: dict[str, Any]) -> None:
+    """In the same run and in a later one. Sums of one sign take less power; a cast takes longer."""
+    same_run = [r | other | {"median_us": 1.0} for r in PAIR]
+    later = [r | other | {"median_us": 1.0, "run": "r2"} for r in PAIR]
+    usual = (*PAIR, row("torch_bf16", 8, 50.0))
+    former = [row(name, 8, 60.0, "r0", commit="older") for name in CANDIDATES]
+    assert made(*same_run, *usual, *later, *former) == made(*usual)
+
+
+@pytest.mark.parametrize(
     "change", [{"status": "incorrect"}, {"l2": "warm"}, {"profiled": True}, {"name": "vllm_marlin"}]
 )
 def test_rows_that_are_no_basis(change: dict[str, Any]) -> None:

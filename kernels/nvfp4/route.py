@@ -27,6 +27,8 @@ FAMILY = "nvfp4"
 GEMV_MAX_COLUMNS = 8
 # Columns that share one pass over the weights where products are on CUDA cores; None where all do, on tensor cores.
 PASS_COLUMNS = {"triton_gemv": 8, "cuda_gemv": 8}
+CHAINED = ("cuda_decode_chained",)  # their rows are of a chain of their own kind, so they are never routed to
+ROUNDED = ("nvfp4-w4a8", "nvfp4-w4a8-fast", "nvfp4-w4a4")
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ def measured(
     peak_tflop_s: Mapping[str, float],
     dtype: str = "bf16",
     known: routing.Table | None = None,
+    rounded_activations: bool = False,
 ) -> routing.Choice:
     """The candidate for an operand of shape `ne` (fastest first) against n weight rows, collapsed first.
 
@@ -93,12 +96,17 @@ def measured(
     candidates:  those that can run here; the ones that refuse the collapsed shape are left out.
     read_gb_s, peak_tflop_s: the device's read bandwidth and its peaks by pipe ("bf16", "f32", ...), for the prediction;
                  a candidate whose pipe has no peak is predicted to take for ever.
+    rounded_activations: let kernels compete that round x to 8 or 4 bits (errors of 3 % and more instead of 0.2 %). They
+                 are faster wherever products bind, so only the caller can say that this is what is wanted.
     Raises ValueError when no candidate takes the shape, or the override names none that does.
     """
     _check(ne)
     k, columns = ne[0], prod(ne[1:])
     workload = Workload("routed", {"M": columns, "N": n, "K": k, "dtype": dtype})
     refused = {c.name: why for c in candidates if (why := c.refuses(workload))}
+    refused |= {c.name: "timed in a chain of its own kind only" for c in candidates if c.name in CHAINED}
+    if not rounded_activations:
+        refused |= {c.name: f"{c.precision} rounds the activations" for c in candidates if c.precision in ROUNDED}
     takes = {c.name: c for c in candidates if c.name not in refused}
 
     def predict(name: str) -> float:
