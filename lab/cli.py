@@ -90,7 +90,8 @@ def _parser() -> argparse.ArgumentParser:
 
     measure = command("measure", _measure, "check and time a phase's arms together on this GPU, and append rows")
     measure.add_argument("phase", nargs="*")
-    measure.add_argument("--workload", help="only this workload")
+    measure.add_argument("--workload", action="append", default=[], help="only this workload; may be repeated")
+    measure.add_argument("--missing", action="store_true", help="only workloads without rows of the present kernels")
     measure.add_argument("--seconds", type=float, default=2.0, help="most sampling time a comparison (default 2)")
     measure.add_argument("--rest", type=float, default=0.0, help="idle after each visit, times its length (default 0)")
     measure.add_argument("--timer", default="graph", choices=("graph", "events", "cupti"), help="default graph")
@@ -275,7 +276,13 @@ def _measure(arguments: argparse.Namespace) -> int:
     if named and not arguments.cross_check:
         raise BadInput("lab measure", f'"{named[0]}" is no card', "only --cross-check takes FAMILY/CANDIDATE@WORKLOAD")
     cards = [phases.card(p) for p in arguments.phase if p not in named]
+    known = {w for card in cards for w in card.workloads}
+    for name in arguments.workload if cards else ():
+        if name not in known:
+            raise BadInput("--workload", f'no card named here has "{name}"', nearest(name, known))
     items = [i for c in cards for i in measure.plan(c, arguments.workload, arguments.peers)]
+    if arguments.missing:
+        items = measure.missing(items, device.id)
     if arguments.cross_check:
         return _cross_check(device, items, named, arguments.json)
     folder = arguments.out

@@ -189,14 +189,14 @@ def plan(cards: Sequence[phases.Card], only: str | None, arm: str | None, peers:
 
     only: this workload. arm: this candidate, or every arm of this role. Raises BadInput when none is left.
     """
-    jobs = []
+    jobs, chosen = [], [only] if only else []
     for card in cards:
-        for item in measure.plan(card, only, peers):
+        for item in measure.plan(card, chosen, peers):
             common = {"phase": card.id, "family": card.family, "workload_id": item.workload.id}
             jobs += [common | {"arm": role, "name": name} for role, name in item.arms if arm in (None, role, name)]
     if not jobs:
         every = {
-            n for c in cards for i in measure.plan(c, only, peers) for n in (*dict(i.arms), *dict(i.arms).values())
+            n for c in cards for i in measure.plan(c, chosen, peers) for n in (*dict(i.arms), *dict(i.arms).values())
         }
         raise BadInput("--arm", f'"{arm}" is no arm of these cards', nearest(arm or "", every))
     return jobs

@@ -117,7 +117,8 @@ def change_pct(
 def between_runs(rows: Iterable[Mapping[str, Any]]) -> dict[str, tuple[int, float]]:
     """workload id -> (runs, standard deviation in % of candidate / control over runs), where two runs or more exist.
 
-    Ratios are formed within each run; only their spread is looked at across runs.
+    Ratios are formed within each run; only their spread is looked at across runs, and only across runs of what the
+    newest one launched: that a former kernel had another time is no noise.
     """
     runs: dict[str, dict[str, dict[str, Mapping[str, Any]]]] = {}
     for row in rows:
@@ -125,7 +126,9 @@ def between_runs(rows: Iterable[Mapping[str, Any]]) -> dict[str, tuple[int, floa
             runs.setdefault(row["workload_id"], {}).setdefault(row["run"], {})[row["arm"]] = row
     spread = {}
     for workload, by_run in runs.items():
-        both = [arms for arms in by_run.values() if len(arms) == 2]
+        both = [by_run[run] for run in sorted(by_run) if len(by_run[run]) == 2]
+        launched = [[arms[name].get("config") for name in ("control", "candidate")] for arms in both]
+        both = [arms for arms, what in zip(both, launched, strict=True) if what == launched[-1]]
         ratios = [arms["candidate"]["median_us"] / arms["control"]["median_us"] for arms in both]
         if len(ratios) > 1:
             spread[workload] = len(ratios), 100.0 * statistics.stdev(ratios) / statistics.fmean(ratios)

@@ -197,3 +197,24 @@ def interpret_on_cpu() -> None:
     """Set TRITON_INTERPRET=1 when there is no GPU. Must run before a family's Triton modules are imported."""
     if "TRITON_INTERPRET" not in os.environ and gpu_capability() is None:
         os.environ["TRITON_INTERPRET"] = "1"
+
+
+def former(row: Mapping[str, Any]) -> str:
+    """Empty where the present code would launch what a row of ours timed, else "former kernel", refused now or gone.
+
+    Compares the row's `config` with the candidate's own: a commit says nothing about whose kernel changed, and may be
+    absent. A difference proves a change; the same words do not prove the same kernel. Libraries' rows are never former.
+    Not for configs that ask for the GPU at hand (the Triton ones of kernels/gdn): they differ without one.
+    """
+    family = load(row["family"])
+    if row["name"] in family.peers:
+        return ""
+    if row["name"] not in family.candidates:
+        return "cannot be compared" if family.unavailable else "former kernel, gone"
+    try:
+        candidate, workload = family.candidate(row["name"]), family.workload(row["workload_id"])
+    except BadInput:
+        return "former workload, gone"
+    if candidate.refuses(workload):
+        return "former kernel, refused now"
+    return "" if candidate.config(workload) == row["config"] else "former kernel"

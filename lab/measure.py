@@ -82,9 +82,10 @@ def parse_rest(rest: float) -> float:
     return rest
 
 
-def plan(card: phases.Card, only: str | None = None, peers: bool = False) -> list[Item]:
+def plan(card: phases.Card, only: Sequence[str] = (), peers: bool = False) -> list[Item]:
     """The comparisons of a card; raises BadInput for a card that can only be replayed.
 
+    only: ids of workloads; default all of the card's.
     peers: the rivals of the family too, each of them once: one that the card names is an arm already.
     """
     if not card.family:
@@ -93,9 +94,9 @@ def plan(card: phases.Card, only: str | None = None, peers: bool = False) -> lis
     for name in (card.control, card.candidate, *card.beside):
         family.candidate(name)  # raises with the reason
     known = {w.id: w for w in family.cases.WORKLOADS}
-    wanted = [known[w] for w in card.workloads if w in known and only in (None, w)]
+    wanted = [known[w] for w in card.workloads if w in known and (not only or w in only)]
     if not wanted:
-        named = only or ", ".join(card.workloads) or "none"
+        named = ", ".join(only or card.workloads) or "none"
         what = f"none of its workloads ({named}) is a workload of {family.name}"
         raise BadInput(card.path, what, "replay it instead")
     asked = {c.workload for c in card.gate.require}
@@ -168,6 +169,25 @@ def measure(
         worker.stop()
         for name in left_out:
             tell(f"{name}: left out, the budget of {settings.budget_s:.0f} s is spent")
+
+
+def missing(items: Sequence[Item], device: str) -> list[Item]:
+    """Those that no run on the device answers: both arms judged, by launches of today, for this gate."""
+    found = []
+    for item in items:
+        rows = [
+            row
+            for row in records.rows(device=device, phase=item.card.id)
+            if row["workload_id"] == item.workload.id
+            and (row["name"], row["arm"]) in ((item.card.control, "control"), (item.card.candidate, "candidate"))
+            and row["status"] in ("ok", "incorrect")
+            and row["gate_hash"] == item.card.gate_hash
+            and not families.former(row)
+        ]
+        arms = {(row["run"], row["arm"]) for row in rows}
+        if not any({(run, "control"), (run, "candidate")} <= arms for run, _ in arms):
+            found.append(item)
+    return found
 
 
 def _named_peers(items: Sequence[Item]) -> dict[str, list[str]]:

@@ -21,8 +21,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
-from lab import accuracy, devices, evidence, families, phases, plots, recorded, records, reproduction, roofline, writeup
+from lab import accuracy, devices, evidence, phases, plots, recorded, records, reproduction, roofline, writeup
 from lab.errors import BadInput
+from lab.families import former
 from lab.gates import ROLES, Verdict
 
 CONSEQUENCE = dict(
@@ -191,27 +192,6 @@ def arms(card: phases.Card, device: str) -> dict[str, dict[str, dict[str, Any]]]
         if judged := [run for run, rows in by_run.items() if card.candidate in rows]:
             found[workload] = by_run[max(judged)]
     return found
-
-
-def former(row: Mapping[str, Any]) -> str:
-    """Empty where the present code would launch what a row of ours timed, else "former kernel", refused now or gone.
-
-    Compares the row's `config` with the candidate's own: a commit says nothing about whose kernel changed, and may be
-    absent. A difference proves a change; the same words do not prove the same kernel. Libraries' rows are never former.
-    Not for configs that ask for the GPU at hand (the Triton ones of kernels/gdn): they differ without one.
-    """
-    family = families.load(row["family"])
-    if row["name"] in family.peers:
-        return ""
-    if row["name"] not in family.candidates:
-        return "cannot be compared" if family.unavailable else "former kernel, gone"
-    try:
-        candidate, workload = family.candidate(row["name"]), family.workload(row["workload_id"])
-    except BadInput:
-        return "former workload, gone"
-    if candidate.refuses(workload):
-        return "former kernel, refused now"
-    return "" if candidate.config(workload) == row["config"] else "former kernel"
 
 
 def origin(rows: Iterable[Mapping[str, Any]]) -> str:

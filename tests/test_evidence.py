@@ -211,6 +211,8 @@ def test_spread_over_runs_is_of_ratios_formed_within_each() -> None:
     runs, sd_pct = found["a"]
     assert runs == 3
     assert sd_pct == pytest.approx(100 * 0.01 / 0.8, rel=0.01)
+    former = [row("control", 1000.0, run="r0"), row("candidate", 400.0, run="r0", config="another launch")]
+    assert evidence.between_runs(former + rows) == found
 
 
 # Faster than the device -----------------------------------------------------------------------------------------------

@@ -60,9 +60,9 @@ def test_plan(tmp_path: Path) -> None:
     # what the card names and the family does not have is for another kind of evidence
     assert [(i.workload.id, i.decisive, i.bytes) for i in items] == [("n500", False, 6000.0), ("n63", True, 756.0)]
     assert {i.arms for i in items} == {(("control", "plain"), ("candidate", "faster"))}
-    assert [i.workload.id for i in measure.plan(card, "n500")] == ["n500"]
+    assert [i.workload.id for i in measure.plan(card, ["n500"])] == ["n500"]
     with pytest.raises(BadInput, match=r"none of its workloads \(nosuch\) is a workload of toy; replay it instead"):
-        measure.plan(card, "nosuch")
+        measure.plan(card, ["nosuch"])
     with pytest.raises(BadInput, match=r'kernels/toy: no candidate is named "fster"; did you mean "faster"'):
         measure.plan(fake_bench.card(tmp_path, ("n63",), candidate="fster"))
     with pytest.raises(BadInput, match=r"p4\.toml: has no family, so there is nothing to run; replay it"):

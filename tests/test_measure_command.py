@@ -71,6 +71,28 @@ def test_command_out_and_json(command: Path, tmp_path: Path, capsys: pytest.Capt
     assert captured.err == "toy w02: already measured in this run\n"
 
 
+def test_command_measures_only_what_is_named_or_missing(
+    command: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["measure", "toy", "--seconds", "0", "--workload", "w00", "--workload", "w02"]) == 0
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["w00", "w00", "w02", "w02"]
+    assert cli.main(["measure", "toy", "--seconds", "0", "--workload", "w00", "--workload", "w20"]) == 2
+    assert 'no card named here has "w20"; did you mean "w0' in capsys.readouterr().err
+    assert cli.main(["measure", "toy", "--seconds", "0", "--missing"]) == 0
+    assert {line.split()[1] for line in capsys.readouterr().out.splitlines()} == {"w01", "w03"}
+    # Another gate, or another launch, is another question: everything is missing again.
+    present = phases.card("toy")
+    path = tmp_path / "tighter" / "toy.toml"
+    path.parent.mkdir()
+    path.write_text((tmp_path / "toy.toml").read_text().replace("threshold = 0", "threshold = -7"))
+    tighter = phases.load(path)
+    assert tighter.gate_hash != present.gate_hash
+    for card, launch in ((tighter, ""), (present, "former kernel")):
+        monkeypatch.setattr(phases, "card", lambda name, card=card: card)
+        monkeypatch.setattr(families, "former", lambda row, launch=launch: launch)
+        assert {i.workload.id for i in measure.missing(measure.plan(card), "h200")} == set(SMALL)
+
+
 def test_command_passes_rest_on_and_refuses_a_wrong_one(command: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["measure", "toy", "--seconds", "0", "--workload", "w00", "--rest", "0.5"]) == 0
     (folder,) = command.iterdir()
@@ -107,7 +129,7 @@ def test_command_exits_1_when_an_arm_failed(
         (["--resume", "nosuch"], "--resume: no run nosuch of toy on h200"),
         (["--resume", "--out", "x"], "--resume: stands beside --out"),
         (["other", "--resume"], "--resume: continues one phase's run; name one phase"),
-        (["--workload", "nosuch"], "none of its workloads (nosuch) is a workload of toy"),
+        (["--workload", "nosuch"], 'no card named here has "nosuch"; valid: w00'),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
