@@ -25,6 +25,8 @@ if TYPE_CHECKING:  # kernels/ is imported late, so that a package that shadows i
     from kernels.routing import Table
 
 AGREE = 1.15  # runs of one commit of the same thing stayed within 1.02 on an H200; a power cap moves up to 1.1
+JOIN = 1.05  # how far an arm of two runs may differ for the older one to add what the newer one did not time
+SAME = {"n_seqs"}  # axes that say where the columns came from: a router collapses them
 AXES = {"M": ("N", "K"), "T": ("batch", "Hk", "Hv", "D")}  # routed axis -> the axes that make the shape
 
 
@@ -41,7 +43,12 @@ def table(family: str, device: str, rows: Iterable[Mapping[str, Any]] | None = N
     usable = [
         row
         for row in (records.rows(place, family=family) if rows is None else rows)
-        if row["status"] == "ok" and row["name"] in names and row.get("l2") == "cold" and not row.get("profiled")
+        if row["status"] == "ok"
+        and row["name"] in names
+        and row.get("l2") == "cold"
+        and not row.get("profiled")
+        # A launch that the kernel refuses by now is no route. Other former ones stay: the newest there is.
+        and families.former(row) != "former kernel, refused now"
     ]
     contradiction(usable)
     routed = [(axis, row) for row in usable if (axis := _axis(row))]
@@ -54,14 +61,29 @@ def table(family: str, device: str, rows: Iterable[Mapping[str, Any]] | None = N
             groups.setdefault(key, {}).setdefault(row["run"], {})[row["name"]] = row
     points, runs = [], set()
     for (_, shape, at), by_run in sorted(groups.items()):
-        compared = [run for run, arms in by_run.items() if len(arms) > 1]
-        if compared:
-            newest = max(compared)
-            runs.add(newest)
-            points += [Point(name, shape, at, row["median_us"]) for name, row in sorted(by_run[newest].items())]
+        joined, sources = _joined(by_run)
+        runs |= sources
+        points += [Point(name, shape, at, row["median_us"]) for name, row in sorted(joined.items())]
     if not points:
         raise BadInput(f"profiles/{place}", f"no run timed two candidates of {family} together", "measure a card first")
     return Table(place, family, next(iter(groups))[0], tuple(points), "runs " + ", ".join(sorted(runs)))
+
+
+def _joined(by_run: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> tuple[dict[str, Mapping[str, Any]], set[str]]:
+    """(candidate -> row, runs): the newest run that compared, and what older ones timed besides.
+
+    An older run adds a candidate only where an arm of both took as long as before (JOIN), so that the times compare.
+    """
+    joined: dict[str, Mapping[str, Any]] = {}
+    sources = set()
+    for run in sorted(by_run, reverse=True):
+        arms = by_run[run]
+        ratios = [arms[name]["median_us"] / joined[name]["median_us"] for name in arms if name in joined]
+        if len(arms) > 1 and (not joined or any(1 / JOIN <= r <= JOIN for r in ratios)):
+            more = {name: row for name, row in arms.items() if name not in joined}
+            joined |= more
+            sources |= {run} if more else set()
+    return joined, sources
 
 
 def _axis(row: Mapping[str, Any]) -> str:
@@ -75,7 +97,7 @@ def _kind(row: Mapping[str, Any], axis: str) -> tuple[Any, ...]:
 
     Others ask about errors (sums of one sign) or about another product (activations in float32): their times differ.
     """
-    others = {a: v for a, v in row["workload"].items() if a != axis and a not in AXES[axis]}
+    others = {a: v for a, v in row["workload"].items() if a != axis and a not in (*AXES[axis], *SAME)}
     return (row.get("inputs", ""), *sorted(others.items()))
 
 

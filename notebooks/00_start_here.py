@@ -180,11 +180,27 @@ notebook.show(
     code=["card"],
 )
 
+
 # %%
+def outdated(card_id: str) -> str:
+    """A sentence where newest rows of the candidate are of a kernel that the present code does not launch there."""
+    if cards[card_id].family == "gdn":
+        return ""  # its Triton launches ask for the GPU at hand
+    every = records.rows(device=DEVICE, phase=card_id)
+    rows = {r["workload_id"]: r for r in every if r["name"] == cards[card_id].candidate and r["status"] == "ok"}
+    old = [w for w, r in rows.items() if notebook.former(r)]
+    return (
+        f" Rows of a former kernel at {len(old)} of {len(rows)} workloads: the present one is unmeasured."
+        if old
+        else ""
+    )
+
+
 turned = [f for f in flips if f.flips in ("yes", "partly")]
 sentences = [f"{sum(bool(f.flips) for f in flips)} of {len(flips)} pairs have two words that can be compared."]
 sentences += [
-    f"- {f.row}, {f.question}: {f.word_there} on {f.there}, {f.word_here} here. {f.explained_by}." for f in turned
+    f"- {f.row}, {f.question}: {f.word_there} on {f.there}, {f.word_here} here. {f.explained_by}.{outdated(f.card)}"
+    for f in turned
 ]
 sentences += [f"- {f.row}, {f.question}: not compared; {f.asks_otherwise}." for f in flips if f.asks_otherwise]
 sentences += [f"- `{c.id}` has no rows yet: nothing is said about it." for c in own if not measured[c.id]]
@@ -196,14 +212,13 @@ device = devices.get(DEVICE)
 placed = []
 for c in own:
     for workload, pair in evidence.pairs(records.rows(device=DEVICE, phase=c.id)).items():
-        for row in filter(None, pair):
-            if row["status"] == "ok":
+        line = {"card": c.id, "workload": workload}
+        for arm, row in zip(("control", "candidate"), pair, strict=True):
+            if row and row["status"] == "ok":
                 floor = roofline.place(device, row["flops"], row["bytes"], row["pipe"])
                 share = roofline.roofline_fraction(floor.floor_us, row["median_us"])
-                placed.append(
-                    {"card": c.id, "workload": workload, "arm": row["name"], "median us": row["median_us"],
-                     "floor us": floor.floor_us, "bound": floor.bound, "of roofline": f"{share:.1%}"}
-                )  # fmt: skip
+                line |= {f"{arm} us": row["median_us"], f"its floor, {arm}": f"{floor.bound}, {share:.0%}"}
+        placed += [line] if len(line) > 2 else []
 notebook.show(pd.DataFrame(placed), code=["card", "workload"]) if placed else notebook.text("No rows to place yet.")
 
 # %% [markdown]

@@ -27,7 +27,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from lab import devices, families, models, notebook, phases, plots, projection, recorded, sweeps
+from lab import ceilings, devices, families, models, notebook, phases, plots, projection, recorded, sweeps
 from lab.traces import amdahl
 from lab.traces.amdahl import Interval
 
@@ -151,6 +151,38 @@ notebook.text(
 # %%
 found = MEASURED["lp13-kernel"]
 notebook.show(notebook.verdicts([found])) if found else notebook.unmeasured("lp13-kernel", "h200")
+
+# %% [markdown]
+# ### Beside a bare pass over the states
+#
+# `cuda_decode` has targets of its own, and later rows than those of that verdict (`gdn-decode-limit`). Beside it is
+# a bare pass: as many bytes read, negated and written where they lie. Its time is the best sample of all runs of the
+# ceilings, the step's time a median.
+
+# %%
+LIMIT = phases.card("gdn-decode-limit")
+passes_seen, lines = ceilings.latest("h200"), []
+for name, arms in notebook.arms(LIMIT, "h200").items():
+    row = arms["cuda_decode"]
+    axes, width = row["workload"], 2 if name.endswith("bf16") else 4
+    mib = axes["batch"] * axes["Hv"] * axes["D"] ** 2 * width / 2**20
+    bare = passes_seen.get(f"update_{mib:g}_mib")  # none of 1.5 MiB
+    bare_us = 2 * mib * 2**20 / bare.value / 1e3 if bare else math.nan
+    target = next(g.threshold for g in LIMIT.gate.require if g.workload == name)
+    lines.append(("bf16" if width == 2 else "f32", axes["batch"], row["median_us"], target, bare_us))
+step = pd.DataFrame(lines, columns=["state", "sequences", "us", "target us", "bare us"])
+step["over target %"], step["over bare %"] = (100 * (step["us"] / step[c] - 1) for c in ("target us", "bare us"))
+notebook.show(step) if lines else notebook.unmeasured(LIMIT.id, "h200")
+
+# %%
+missed = ", ".join(f"{r.sequences} ({r.state})" for r in step[step["over target %"] > 0].itertuples())
+over = {s: list(rows["over bare %"].dropna()) for s, rows in step.groupby("state")}
+assert all(found == sorted(found, reverse=True) for found in over.values())  # the card's workloads rise in sequences
+notebook.text(
+    f"Over its target: {missed or 'none'}. What the step takes beyond the bare pass shrinks with the batch: "
+    + ", ".join(f"{found[0]:.1f} to {found[-1]:.1f} % ({s})" for s, found in over.items())
+    + ". A step also reads its ids, q, k and v and writes o; the bare pass goes through memory in order."
+) if lines else None
 
 # %% [markdown]
 # ### Error growth over 4,096 tokens

@@ -232,6 +232,11 @@ if passed:
         + f". The measured fp8 kernels realise {min(taken.values()):.0%} to {max(taken.values()):.0%} of the ceiling, "
         "where Q8_0 on GB10 realised next to nothing."
     )
+borrowed = [w for w in STEP.workloads if not eaten.loc[w, "fp8 from"].startswith(("cuda_", "splitkv_"))]
+assert set(gains[gains < 0].index) <= set(borrowed)  # no kernel of ours makes a step longer
+if borrowed:
+    names = ", ".join(f"`{w}`" for w in borrowed)
+    sentence += f" At {names} a library's fp8 kernel was taken, so what is gained or lost there is not our kernel's."
 notebook.text(sentence)
 
 

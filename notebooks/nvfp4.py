@@ -350,7 +350,7 @@ notebook.show(pd.DataFrame(rows), code=["card", "workload"]) if rows else None
 # choose. A kernel whose source changed under the same launch is not seen so: `kernels/nvfp4/NOTES.md` says which did.
 
 # %%
-limits = [phases.card(i) for i in ("w4a16-decode", "w4a16-prefill-limit")]
+limits = [phases.card(i) for i in ("w4a16-decode", "w4a16-prefill-limit", "w4a8-prefill-limit")]
 of = {c.id: notebook.origin(records.rows(device=DEVICE, phase=c.id)) for c in (*kernel_cards, *limits)}
 notebook.text("\n".join(f"- `{name}`: {said or 'no rows yet.'}" for name, said in of.items()))
 

@@ -59,6 +59,13 @@ def times(card: phases.Card) -> object:
     return notebook.show(pd.DataFrame(lines), code=["workload"]) if found else unmeasured(card)
 
 
+def uncovered(card: phases.Card) -> str:
+    """The workloads of a card without rows of both its arms."""
+    found = notebook.arms(card, h200.id)
+    missing = [w for w in card.workloads if not {card.control, card.candidate} <= found.get(w, {}).keys()]
+    return f" Without rows: {', '.join(f'`{w}`' for w in missing)}." if missing else ""
+
+
 # %% [markdown]
 # ## 1. The questions
 
@@ -154,6 +161,14 @@ judged(P5[0])
 times(P5[0])
 
 # %%
+found = {w: rows for w, rows in notebook.arms(P5[0], h200.id).items() if {"cuda_scan", "split_pipeline"} <= rows.keys()}
+gains = [
+    f"{100 * (1 - r['cuda_scan']['median_us'] / r['split_pipeline']['median_us']):.0f} % (`{w}`)"
+    for w, r in found.items()
+]
+notebook.text(f"The third form takes {', '.join(gains)} off the pipeline's time.{uncovered(P5[0])}") if found else None
+
+# %%
 judged(P5[1])
 
 # %% [markdown]
@@ -165,6 +180,16 @@ judged(P5[2])
 
 # %%
 times(P5[2])
+
+# %%
+found = {w: r for w, r in notebook.arms(P5[2], h200.id).items() if {"fused_chunk_c16", "fused_chunk"} <= r.keys()}
+slower = [r["fused_chunk_c16"]["median_us"] / r["fused_chunk"]["median_us"] for r in found.values()]
+assert min(slower, default=2) > 1  # the words below
+said = f"Chunks of 16 take {min(slower):.2f} to {max(slower):.2f} times as long as chunks of 64" if slower else ""
+notebook.text(
+    f"{said} in {len(found)} of {len(P5[2].workloads)} cells. GB10's source found no "
+    f"gain; here fewer dependent steps outweigh what the larger chunk spills.{uncovered(P5[2])}"
+) if slower else None
 
 # %% [markdown]
 # **The error beside fla-core's**, each output by itself: NMSE on the same inputs against the recurrence in float64. The
@@ -180,16 +205,48 @@ lines = [
     for w, rows in found.items()
     for name, row in rows.items()
 ]
+smaller = [
+    w
+    for w, rows in found.items()
+    if {"cuda_scan", "fla_chunk"} <= rows.keys()
+    and all(e <= evidence.errors(rows["fla_chunk"])[o] for o, e in evidence.errors(rows["cuda_scan"]).items())
+]
 notebook.show(pd.DataFrame(lines), code=["workload", "arm"]) if found else unmeasured(P5[3])
+
+# %%
+notebook.text(
+    f"`cuda_scan` has the smaller NMSE, of o and of the final state, in {len(smaller)} of {len(found)} cells with "
+    f"rows.{uncovered(P5[3])}"
+) if found else None
 
 # %%
 stated = {o: value(f"lp.p5.gb10.nmse.candidate.item{o}") for o in ("o", "final-state")}
 notebook.text(
     "The recorded pipeline, with TF32 products and float32 outputs, had an NMSE of "
     + " and ".join(f"{e:.1e} ({o})" for o, e in stated.items())
-    + f". A bf16 output alone is {gdn.cases.ROUNDING['bf16'] ** 2:.1e}: the two are not comparable until an output is "
-    "kept in float32."
+    + f". A bf16 output alone is {gdn.cases.ROUNDING['bf16'] ** 2:.1e}: only outputs kept in float32 compare."
 )
+
+# %% [markdown]
+# `gdn-f32-output` keeps them: fp16 operands, float32 out. The inputs are this project's, not the record's.
+
+# %%
+KEPT = phases.card("gdn-f32-output")
+kept = notebook.arms(KEPT, h200.id)
+lines = [
+    {
+        "workload": w,
+        "arm": name,
+        "median us": row["median_us"],
+        **{f"NMSE of {o}": e**2 for o, e in evidence.errors(row).items() if o},
+    }
+    for w, rows in kept.items()
+    for name, row in rows.items()
+]
+notebook.show(pd.DataFrame(lines), code=["workload", "arm"]) if kept else unmeasured(KEPT)
+
+# %%
+judged(KEPT)
 
 # %% [markdown]
 # ## 4. P6 on the H200

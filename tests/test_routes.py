@@ -43,10 +43,28 @@ def test_times_of_one_run() -> None:
     assert made(*PAIR) == {("triton_gemv", 8): 20.0, ("triton_gemm", 8): 40.0}
 
 
-def test_the_newest_run_that_compared_decides_and_runs_are_not_mixed() -> None:
+def test_the_newest_run_that_compared_decides() -> None:
     later = (row("triton_gemv", 8, 30.0, "r2", commit="b"), row("triton_gemm", 8, 25.0, "r2", commit="b"))
     alone = row("triton_gemv", 8, 1.0, "r3", commit="c")
     assert made(*PAIR, *later, alone) == {("triton_gemv", 8): 30.0, ("triton_gemm", 8): 25.0}
+
+
+@pytest.mark.parametrize(("gemm_us", "joins"), [(40.0, True), (41.9, True), (42.1, False), (38.0, False)])
+def test_an_older_run_adds_what_the_newest_did_not_time_where_they_compare(gemm_us: float, joins: bool) -> None:
+    newest = (row("triton_gemm", 8, gemm_us, "r2", commit="b"), row("torch_bf16", 8, 50.0, "r2", commit="b"))
+    found = made(*PAIR, *newest)
+    assert found.get(("triton_gemv", 8)) == (20.0 if joins else None)
+    assert found["triton_gemm", 8] == gemm_us
+    sources = routes.table("nvfp4", "h200", (*PAIR, *newest)).source
+    assert sources == ("runs r1, r2" if joins else "runs r2")
+
+
+def test_a_launch_that_its_kernel_refuses_by_now_is_no_route() -> None:
+    workload = {"workload_id": "m32_n17408_k5120", "workload": {"M": 32, "N": 17408, "K": 5120, "dtype": "bf16"}}
+    refused = row("cuda_decode", 32, 10.0) | workload
+    assert families.load("nvfp4").candidate("cuda_decode").refuses(families.load("nvfp4").workload("m32_n17408_k5120"))
+    taken = [row(name, 32, 20.0) | workload for name in CANDIDATES[1:]]
+    assert set(made(refused, *taken)) == {("triton_gemm", 32), ("torch_bf16", 32)}
 
 
 @pytest.mark.parametrize(
