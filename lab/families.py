@@ -132,11 +132,11 @@ def _refusing(candidate: Any, shared: Callable[[Any, str], str] | None) -> Any:
 def sources_hash(name: str) -> str:
     """First 12 hex digits of SHA-256 over a family's code and what it shares: which sources a row is of.
 
-    Of kernels/*.py and kernels/<family>/*.{py,cu,cuh}, by name and content, sorted; the same on every machine.
+    Of kernels/*.{py,cuh} and kernels/<family>/*.{py,cu,cuh}, by name and content, sorted; the same on every machine.
     """
     own = [path for kind in ("*.py", "*.cu", "*.cuh") for path in (FOLDER / name).glob(kind)]
     found = hashlib.sha256()
-    for path in sorted([*FOLDER.glob("*.py"), *own]):
+    for path in sorted([*FOLDER.glob("*.py"), *FOLDER.glob("*.cuh"), *own]):
         found.update(path.relative_to(FOLDER).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return found.hexdigest()[:12]
 

@@ -199,7 +199,7 @@ def origin(rows: Iterable[Mapping[str, Any]]) -> str:
     rows = [r for r in rows if r["status"] == "ok"]
     if not rows:
         return ""
-    runs = {r["run"]: f"commit {r['commit'][:7]}{' and changes on top of it' if r.get('dirty') else ''}" for r in rows}
+    runs = {r["run"]: _code(r) for r in rows}
     said = "Rows of " + ", ".join(f"run {run} ({commit})" for run, commit in sorted(runs.items())) + "."
     places: dict[str, dict[str, str]] = {}
     for r in sorted(rows, key=lambda r: str(r["run"])):
@@ -211,6 +211,13 @@ def origin(rows: Iterable[Mapping[str, Any]]) -> str:
         f"{said} **Former kernel:** {', '.join(changed)} workloads; the present code launches another configuration "
         "there, or refuses, and has no row yet. Those times and the verdict on them are of the kernel before."
     )
+
+
+def _code(row: Mapping[str, Any]) -> str:
+    """The commit whose code a row timed: the stated one of a copy whose own git is behind, else its checkout's."""
+    if row.get("stated_commit"):
+        return f"commit {row['stated_commit'][:7]}, as stated"
+    return f"commit {row['commit'][:7]}{' and changes on top of it' if row.get('dirty') else ''}"
 
 
 def reproduced(rows: Iterable[reproduction.Reproduction]) -> pd.DataFrame:

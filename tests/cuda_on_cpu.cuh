@@ -98,7 +98,7 @@ template <class T> static T global_read(const void* p) {
     memcpy(&x, p, sizeof x);
     return x;
 }
-static float4 load_shared_by_blocks4(const float* p) { return global_read<float4>(p); }
+static float4 load_shared_by_gpu(const float* p) { return global_read<float4>(p); }
 static int load_i32(const int* p) { return *p; }
 static uint4 load_u128(const void* p) { return global_read<uint4>(p); }
 static void prefetch(const void*) {}
@@ -108,7 +108,7 @@ static Barrier& barrier_at(unsigned a) {
     return cpu.barriers[a / 8];
 }
 static void barrier_init(unsigned a, unsigned arrivals) { barrier_at(a) = new_barrier(arrivals); }
-static void barrier_init_fence() {}
+static void barrier_init_done() {}
 static void barrier_expect(unsigned a, unsigned bytes) { expect(barrier_at(a), bytes); }
 static void barrier_arrive(unsigned a) { barrier_expect(a, 0); }
 // What bulk copies may read, where a test has said so.
@@ -153,8 +153,8 @@ static void word_copies_wait() {
     for (const auto& write : cpu.words[cpu.current]) write();
     cpu.words[cpu.current].clear();
 }
-static void async_proxy_fence_shared() {}
-static void async_proxy_fence_global() {}
+static void fence_async_shared() {}
+static void fence_async_global() {}
 
 static unsigned pack_half2(float low, float high) { return float_to_half(low) | float_to_half(high) << 16; }
 static unsigned pack_bf162(float low, float high) { return float_to_bf16(low) | float_to_bf16(high) << 16; }
@@ -194,8 +194,8 @@ static unsigned lanes_where(bool x) {
 }
 static int bits_set(unsigned x) { return __builtin_popcount(x); }
 static unsigned count_one(unsigned* p) { return (*p)++; }
-template <int COUNT> static void more_registers() {}
-template <int COUNT> static void fewer_registers() {}
+template <int COUNT> static void registers_up() {}
+template <int COUNT> static void registers_down() {}
 
 static void (*kernel_of_fiber)();
 static void fiber() {

@@ -32,7 +32,7 @@ static unsigned __ballot_sync(unsigned, bool x) { return lanes_where(x); }
 static int __popc(unsigned x) { return bits_set(x); }
 static int __ffs(unsigned x) { return __builtin_ffs(x); }
 static float inverse_root(float x) { return 1 / sqrtf(x); }
-static void named_barrier(int, int threads) {
+static void named_sync(int, int threads) {
     if (threads != cpu.threads) stop("a barrier of some threads");
     sync_block();
 }

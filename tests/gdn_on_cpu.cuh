@@ -56,7 +56,7 @@ static void moved() { cpu.moves++; }
 static int own_lane() { return cpu.now & 31; }
 static Exchange& own_exchange() { return cpu.warps[cpu.now >> 5]; }
 static void __syncthreads() { meet(cpu.block, cpu.threads); }
-static void named_barrier(int id, int threads) { meet(cpu.named[id], threads); }
+static void named_sync(int id, int threads) { meet(cpu.named[id], threads); }
 static void __syncwarp() { exchange({0}); }
 inline float __uint_as_float(u32 x) { return float_of(x); }
 inline u32 __float_as_uint(float x) { return bits_of(x); }
@@ -106,8 +106,8 @@ static void reads(const void* from) {
     for (const auto& [at, bytes] : of_earlier_grid)
         if (!cpu.lanes[cpu.now].waited && from >= at && from < (const char*)at + bytes) stop("read too early");
 }
-template <int N> inline void set_registers_up() {}
-template <int N> inline void set_registers_down() {}
+template <int N> inline void registers_up() {}
+template <int N> inline void registers_down() {}
 inline void prefetch_l2(const void*) {}
 
 inline void bulk_load(void* to, const void* from, u32 bytes, u64* bar) {

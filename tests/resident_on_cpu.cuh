@@ -3,6 +3,6 @@
 #include "wgmma_on_cpu.cuh"
 
 static uint4 load_once(const void* p) { return *(const uint4*)p; }
-static unsigned shared_load2(unsigned at) { return *(const unsigned short*)place(at, 2); }
+static unsigned lds16(unsigned at) { return *(const unsigned short*)place(at, 2); }
 static float4 shared_load_float4(unsigned at) { return *(const float4*)place(at, 16); }
-static void shared_store4(unsigned at, unsigned v) { memcpy(place(at, 4), &v, 4); }
+static void sts32(unsigned at, unsigned v) { memcpy(place(at, 4), &v, 4); }

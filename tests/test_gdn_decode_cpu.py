@@ -340,7 +340,8 @@ def test_the_fetch_stands_before_the_loads_of_the_state(tmp_path: Path) -> None:
     """In the machine code: behind them it would be useless, and nothing but the time would tell."""
     triton = pytest.importorskip("triton")
     made = tmp_path / "decode.cubin"
-    command = ["nvcc", "-cubin", "-gencode", "arch=compute_90a,code=sm_90a", str(cuda_decode.SOURCE.path)]
+    includes = [f"-I{folder}" for folder in cuda.include_folders(cuda_decode.SOURCE)]
+    command = ["nvcc", "-cubin", *cuda.nvcc_architecture("sm_90a"), *includes, str(cuda_decode.SOURCE.path)]
     subprocess.run([*command, "-o", str(made)], check=True, timeout=300)
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     for variant in cuda_decode.VARIANTS:

@@ -134,6 +134,8 @@ def test_the_line_below_a_table_names_runs_commits_and_former_kernels() -> None:
     old = kernel_row("cuda_decode", MANY, "before", run="2026-11-21T120000Z", commit="1234567890", dirty=None)
     assert notebook.origin([]) == ""
     assert notebook.origin([same]) == f"Rows of run {RUN} (commit abcdef0 and changes on top of it)."
+    stated = same | {"stated_commit": "fedcba9876"}
+    assert notebook.origin([stated]) == f"Rows of run {RUN} (commit fedcba9, as stated)."
     both = notebook.origin([same, old, old | {"status": "incorrect", "workload_id": "x"}])
     assert "run 2026-11-21T120000Z (commit 1234567)." in both
     assert "**Former kernel:** `cuda_decode` on 1 of 2 workloads" in both

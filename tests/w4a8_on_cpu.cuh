@@ -6,12 +6,10 @@
 // The products there are 16-bit ones with waits of their own.
 #define wgmma_commit commit_16_bit
 #define wgmma_wait wait_16_bit
-#define shared_load4 load4_there
 #define flag_raise raise_there
 #include "wgmma_on_cpu.cuh"
 #undef wgmma_commit
 #undef wgmma_wait
-#undef shared_load4
 #undef flag_raise
 #define NVFP4_E4M3_CUH
 #define __shared__ static
@@ -26,7 +24,7 @@ static void flag_raise(unsigned* flag) {
   for (size_t i = 0; i < left.floats; i++) if (std::isnan(sums[i])) return;
   raise_there(flag);
 }
-static unsigned shared_load4(unsigned at) { return *(const unsigned*)place(at, 4); }
+static unsigned lds32(unsigned at) { return *(const unsigned*)place(at, 4); }
 struct Product8 { float* sums[128]; const unsigned* a[128]; int add[128]; uint64_t b; int columns, group; };
 struct Queue8 { Meeting meeting; Product8 next; std::vector<Product8> under_way; int committed = 0; };
 static Queue8 queues[MOST_CTAS][8];

@@ -56,8 +56,8 @@ static unsigned char* place(unsigned address, unsigned bytes) {
   return cpu.shared[cta].data() + at;
 }
 static unsigned keep(unsigned v) { return v; }
-static uint4 shared_load16(unsigned at) { return *(const uint4*)place(at, 16); }
-static uint2 shared_load8(unsigned at) { return *(const uint2*)place(at, 8); }
+static uint4 lds128(unsigned at) { return *(const uint4*)place(at, 16); }
+static uint2 lds64(unsigned at) { return *(const uint2*)place(at, 8); }
 static unsigned in_cta(unsigned address, unsigned cta) { return (address & 0xFFFFFF) | cta << 24; }
 static Barrier& barrier(unsigned address) {
   if (!cpu.barriers.count(address)) stop("not a barrier", address);
@@ -68,11 +68,11 @@ static void barrier_init(unsigned address, unsigned count) {
   cpu.barriers[address] = new_barrier(count);
 }
 static void barrier_init_fence() {}
-static void barrier_arrive_expect(unsigned address, unsigned bytes) { expect(barrier(address), bytes); }
-static void barrier_arrive(unsigned address) { barrier_arrive_expect(address, 0); }
+static void barrier_expect(unsigned address, unsigned bytes) { expect(barrier(address), bytes); }
+static void barrier_arrive(unsigned address) { barrier_expect(address, 0); }
 static void barrier_arrive_cluster(unsigned address) { barrier_arrive(address); }
-static void next_kernel_may_start() {}
-static void wait_for_kernels_ahead() { others(); }
+static void launch_dependents() {}
+static void wait_for_earlier_grid() { others(); }
 static void barrier_wait(unsigned address, unsigned parity) {
   while (waits(barrier(address), parity)) others();
 }
@@ -143,7 +143,7 @@ static void cluster_arrive() {
 static void cluster_wait() {
   while (cpu.cluster.generation == arrived_at[cpu.now->cta][cpu.now->thread]) others();
 }
-static void copies_may_see() {}
+static void fence_async_shared() {}
 static void __syncthreads() { meet(cpu.block[cpu.now->cta], cpu.threads); }
 static Group& my_group() { return cpu.groups[cpu.now->cta][cpu.now->thread / 128]; }
 static void __syncwarp() { exchange({0}); }

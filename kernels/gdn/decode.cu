@@ -70,7 +70,7 @@ INLINE void next_in_order(const int* rows, int batch, const char* state, int hea
             found[0] = b, found[1] = slot;
         }
     }
-    named_barrier(1, THREADS);
+    named_sync(1, THREADS);
     b = found[0], slot = found[1];
 }
 

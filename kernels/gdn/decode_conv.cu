@@ -144,7 +144,7 @@ INLINE void decode_conv(ARGUMENTS) {
         values[me] = convolved(v_window, format);
         move_window(v_window.column + 1, v_channel, half);
     }
-    named_barrier(2, THREADS);
+    named_sync(2, THREADS);
     u32 ticket = 0;
     if (me == 0) ticket = take_ticket(arrived + b * hk + k_head);
     if (LATE)

@@ -161,7 +161,7 @@ INLINE void total_sums(float (&guess)[VEC], float (&read)[VEC], float* sums, int
             *reinterpret_cast<float4*>(to) = make_float4(guess[j], guess[j + 1], guess[j + 2], guess[j + 3]);
             *reinterpret_cast<float4*>(to + V_TILE) = make_float4(read[j], read[j + 1], read[j + 2], read[j + 3]);
         }
-    named_barrier(1, threads);
+    named_sync(1, threads);
 #pragma unroll
     for (int j = 0; j < VEC; j++) guess[j] = read[j] = 0;
 #pragma unroll

@@ -1,4 +1,5 @@
-// Hopper instructions as functions: mbarriers, bulk and 16-byte asynchronous copies, ldmatrix, mma, wgmma (sm_90a).
+// Hopper instructions as functions, beyond those of ../ptx.cuh: mbarriers and bulk copies by pointer, 16-byte
+// asynchronous copies, ldmatrix, mma, wgmma (sm_90a).
 //
 // Shared-memory operands of wgmma are tiles of rows of 128 bytes with the 128-byte swizzle: the 16-byte piece p of row
 // r lies at r * 128 + ((p ^ (r & 7)) << 4), and tiles start on 1024 bytes. The same bytes serve two ways:
@@ -6,35 +7,20 @@
 //   rows are the sum's dimension (MN-major):   N = columns, 64-column tiles `lead` bytes apart, 8-row groups 1024 apart
 #pragma once
 
+#include "ptx.cuh"
+
 typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef unsigned short u16;
 
-#define INLINE __device__ __forceinline__
+#define INLINE DEVICE
 
 constexpr int BF16 = 0, FP16 = 1;  // codes of 16-bit types, in memory and as operands
 
-INLINE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-
-INLINE void barrier_init(u64* bar, int count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(bar)), "r"(count) : "memory");
-}
-INLINE void barrier_init_done() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-INLINE void barrier_arrive(u64* bar) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(bar)) : "memory");
-}
-INLINE void barrier_expect(u64* bar, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
-                 ::"r"(shared_address(bar)), "r"(bytes) : "memory");
-}
-INLINE void barrier_wait(u64* bar, u32 parity) {
-    asm volatile(
-        "{\n .reg .pred done;\n WAIT:\n"
-        " mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n @done bra DONE;\n bra WAIT;\n DONE:\n}"
-        ::"r"(shared_address(bar)), "r"(parity) : "memory");
-}
-INLINE void named_barrier(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
-INLINE void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+INLINE void barrier_init(u64* bar, int count) { barrier_init(shared_address(bar), count); }
+INLINE void barrier_arrive(u64* bar) { barrier_arrive(shared_address(bar)); }
+INLINE void barrier_expect(u64* bar, u32 bytes) { barrier_expect(shared_address(bar), bytes); }
+INLINE void barrier_wait(u64* bar, u32 parity) { barrier_wait(shared_address(bar), parity); }
 
 INLINE u64 evict_first() {
     u64 policy;
@@ -42,8 +28,7 @@ INLINE u64 evict_first() {
     return policy;
 }
 INLINE void bulk_load(void* to, const void* from, u32 bytes, u64* bar) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                 ::"r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(bar)) : "memory");
+    bulk_copy(shared_address(to), from, bytes, shared_address(bar));
 }
 // One bulk group a call.
 INLINE void bulk_store(void* to, const void* from, u32 bytes) {
@@ -51,8 +36,6 @@ INLINE void bulk_store(void* to, const void* from, u32 bytes) {
                  ::"l"(to), "r"(shared_address(from)), "r"(bytes) : "memory");
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-template <int N>
-INLINE void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"); }
 INLINE void bulk_wait_all() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 // 16 bytes, or 16 bytes of zero.
@@ -72,30 +55,12 @@ INLINE void ldmatrix_t(u32* x, const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(shared_address(row)) : "memory");
 }
-INLINE void stmatrix_t(void* row, const u32* x) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};"
-                 ::"r"(shared_address(row)), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]) : "memory");
-}
+INLINE void stmatrix_t(void* row, const u32* x) { store_transposed(shared_address(row), x[0], x[1], x[2], x[3]); }
 
 template <int TYPE>
-INLINE u32 pack_half(float low, float high) {
-    u32 pair;
-    if (TYPE == BF16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    return pair;
-}
+INLINE u32 pack_half(float low, float high) { return TYPE == BF16 ? pack_bf162(low, high) : pack_half2(low, high); }
 template <int TYPE>
-INLINE float widen(u16 bits) {
-    if (TYPE == BF16) return __uint_as_float((u32)bits << 16);
-    float value;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
-    return value;
-}
-INLINE float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
+INLINE float widen(u16 bits) { return TYPE == BF16 ? __uint_as_float((u32)bits << 16) : half_to_float(bits); }
 
 // d [16 x 8] += a [16 x 16] b [16 x 8]
 template <int TYPE>
@@ -112,14 +77,11 @@ INLINE void mma(float* d, const u32* a, u32 b0, u32 b1) {
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-INLINE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-INLINE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Wait until at most N groups are in flight; x, results that are then complete, may not be read earlier.
+// x, results that are complete after the wait, may not be read earlier.
 template <int N, int R>
 INLINE void wgmma_wait(float (&x)[R]) {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
-#pragma unroll
-    for (int i = 0; i < R; i++) asm volatile("" : "+f"(x[i])::"memory");
+    wgmma_wait<N>();
+    pin(x);
 }
 
 // d [64 x 64] (+)= a [64 x 16] b [16 x 64], b K-major
@@ -266,10 +228,3 @@ INLINE void tensor_store(const TensorMap* map, const void* tile, int column, int
                  ::"l"(map), "r"(shared_address(tile)), "r"(column), "r"(row) : "memory");
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-INLINE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-INLINE void wait_for_earlier_grid() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-// Of each thread of a warpgroup, all of whose warps say it.
-template <int N>
-INLINE void set_registers_up() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
-template <int N>
-INLINE void set_registers_down() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }

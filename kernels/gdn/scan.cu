@@ -292,7 +292,7 @@ INLINE void scan(const Scan& s) {
     __syncthreads();
     const int group = threadIdx.x / 128;
     if (group == GROUPS) {
-        if (GROUPS > 1) set_registers_down<56>();
+        if (GROUPS > 1) registers_down<56>();
         const int head = blockIdx.y, sequence = blockIdx.z, column0 = blockIdx.x * 64 * GROUPS;
         const int first = s.bounds[sequence], tokens = s.bounds[sequence + 1] - first;
         const int warp = (int)(threadIdx.x / 32) - 4 * GROUPS;
@@ -303,7 +303,7 @@ INLINE void scan(const Scan& s) {
             store_outputs<D>(s, staging + (warp - 1) * TILE, filled + warp - 1, drained + warp - 1, first, tokens,
                              head * D + column0 + (warp - 1) * 64);
     } else {
-        if (GROUPS > 1) set_registers_up<224>();
+        if (GROUPS > 1) registers_up<224>();
         const int head = blockIdx.y, sequence = blockIdx.z, column0 = blockIdx.x * 64 * GROUPS;
         const int first = s.bounds[sequence], tokens = s.bounds[sequence + 1] - first;
         consume<D, TYPE, GROUPS, STAGES, VALUES, WIDE>(s, shared, staging + group * TILE, full, empty, filled + group,

@@ -216,7 +216,7 @@ template <int KIND, int D, int WARPS, int TILES, int PAIRS> struct Decode {
                 }
                 barrier_init(parts_full, 1);
             }
-            barrier_init_fence();
+            barrier_init_done();
         }
     }
 
@@ -261,10 +261,10 @@ template <int KIND, int D, int WARPS, int TILES, int PAIRS> struct Decode {
 
     __device__ __forceinline__ void run() {
         if (warp >= WARPS) {  // warpgroups, as registers go from one to another
-            fewer_registers<PRODUCERS == 4 ? 56 : 40>();
+            registers_down<PRODUCERS == 4 ? 56 : 40>();
             produce();
         } else {
-            more_registers<PRODUCERS == 4 ? 224 : 216>();
+            registers_up<PRODUCERS == 4 ? 224 : 216>();
             consume();
         }
     }

@@ -133,7 +133,7 @@
     // The range is done. Of its first item and its last, where other blocks hold parts too, the last to arrive merges.
     __device__ __forceinline__ void finish(const Cursor& c, bool whole, bool begun, const Ticket& early, int own) {
         if (whole && !begun) return;
-        async_proxy_fence_shared();  // the parts go where the warps' states were
+        fence_async_shared();  // the parts go where the warps' states were
         sync_consumers<CONSUMERS>();
         if (tid == 0) {
             Ticket late = {0, 0, 0, 0, 0};
@@ -174,7 +174,7 @@
             if (done) sync_consumers<CONSUMERS>();
             if (tid == 0) barrier_expect(parts_full, n * bytes);
             if (lane * WARPS + warp < n) {   // a warp's copies leave one by one
-                async_proxy_fence_global();  // other blocks wrote them by plain stores
+                fence_async_global();  // other blocks wrote them by plain stores
 #pragma unroll 1
                 for (int i = lane * WARPS + warp; i < n; i += CONSUMERS)
                     bulk_copy(shared + RING + i * bytes, p.part + (u64)slot_of(from, done + i, own) * bytes, bytes,
@@ -217,7 +217,7 @@
         for (int i = 0; i < FAR; ++i) {
             x[i] = make_float4(none, 0.0f, 0.0f, 0.0f);
             const int at = lane + 32 * i;
-            if (at < parts) x[i] = load_shared_by_blocks4(p.part_ml + (slot_of(from, at, own) * QUERIES + warp) * 4);
+            if (at < parts) x[i] = load_shared_by_gpu(p.part_ml + (slot_of(from, at, own) * QUERIES + warp) * 4);
         }
 #pragma unroll
         for (int i = 0; i < FAR; ++i) highest = fmaxf(highest, x[i].x);

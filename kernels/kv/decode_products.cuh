@@ -177,7 +177,7 @@
             for (int i = lane; i < ROW / 16; i += 32) sts128(slot + row * ROW + 16 * i, make_uint4(0, 0, 0, 0));
             if (KIND == Q8_0 && lane < SCALE_ROW / 8) sts64(slot + TILE + row * SCALE_ROW + 8 * lane, make_uint2(0, 0));
         }
-        async_proxy_fence_shared();
+        fence_async_shared();
         sync_warp();
     }
 

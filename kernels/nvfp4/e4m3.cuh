@@ -12,12 +12,6 @@ DEVICE unsigned pick_bytes(unsigned a, unsigned b, unsigned selector) {
   return out;
 }
 
-DEVICE unsigned shared_load4(unsigned at) {
-  unsigned v;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at) : "memory");
-  return v;
-}
-
 // d[64 rows, COLUMNS] (+)= a[64, 32] b[32, COLUMNS] of e4m3, by a warpgroup; b K-major in shared memory. add = 0: the old
 // sums do not count. Sums keep about 14 bits between products (NOTES.md).
 template <int COLUMNS>
@@ -93,9 +87,7 @@ DEVICE float from_half(unsigned bits) {
   if constexpr (BF16) {
     return __uint_as_float(bits << 16);
   } else {
-    float v;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(static_cast<unsigned short>(bits)));
-    return v;
+    return half_to_float(bits);
   }
 }
 

@@ -1,42 +1,18 @@
-// The PTX that the Hopper kernels of this family are made of, one instruction (or one idiom) per function.
-// Addresses of shared memory are 32-bit (`shared_address`). Nothing here depends on a CUDA header.
+// The PTX that the Hopper kernels of this family are made of, one instruction (or one idiom) per function, beyond that
+// of ../ptx.cuh. Addresses of shared memory are 32-bit (`shared_address`). Nothing here depends on a CUDA header.
 #ifndef NVFP4_HOPPER_CUH
 #define NVFP4_HOPPER_CUH
 
-#define DEVICE __device__ __forceinline__
-
-DEVICE unsigned shared_address(const void* p) { return static_cast<unsigned>(__cvta_generic_to_shared(p)); }
+#include "ptx.cuh"
 
 // --- mbarriers --------------------------------------------------------------------------------------------------
-DEVICE void barrier_init(unsigned barrier, unsigned count) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
-}
-
-// After the last barrier_init: makes them visible to the cluster and to the copy engine.
+// barrier_init_done, and visible to the copy engine.
 DEVICE void barrier_init_fence() {
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  barrier_init_done();
+  fence_async_shared();
 }
 
-DEVICE void barrier_arrive(unsigned barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-DEVICE void barrier_arrive_expect(unsigned barrier, unsigned bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-
-// Waits until the phase of this parity is complete; acquires what its arrivals released.
-DEVICE void barrier_wait(unsigned barrier, unsigned parity) {
-  asm volatile(
-      "{\n.reg .pred done;\nagain:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra again;\n}" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
-}
-
-// The same for a barrier that a CTA of the cluster other than this one completes.
+// barrier_wait for a barrier that a CTA of the cluster other than this one completes.
 DEVICE void barrier_wait_cluster(unsigned barrier, unsigned parity) {
   asm volatile(
       "{\n.reg .pred done;\nagain:\n"
@@ -47,14 +23,7 @@ DEVICE void barrier_wait_cluster(unsigned barrier, unsigned parity) {
 }
 
 // --- copies -----------------------------------------------------------------------------------------------------
-// One contiguous piece of global memory into shared memory: 16-byte aligned, a multiple of 16 bytes.
-DEVICE void bulk_copy(unsigned to, const void* from, unsigned bytes, unsigned barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-               "l"(from), "r"(bytes), "r"(barrier)
-               : "memory");
-}
-
-// The same for bytes that nobody will read again: they leave L2 first.
+// bulk_copy of bytes that nobody will read again: they leave L2 first.
 DEVICE void bulk_copy_once(unsigned to, const void* from, unsigned bytes, unsigned barrier) {
   asm volatile(
       "{\n.reg .b64 policy;\ncreatepolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
@@ -109,23 +78,6 @@ DEVICE void peer_store(unsigned remote, const float4& v, unsigned remote_barrier
       : "memory");
 }
 
-// In a programmatic launch: the next kernel's blocks may take the room that is free now, and what this kernel reads
-// after the wait is what the kernels ahead have written. Both do nothing in an ordinary launch.
-DEVICE void next_kernel_may_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-
-DEVICE void wait_for_kernels_ahead() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-
-// Registers per thread of the warpgroups that give some up, and of those that take them.
-template <int REGISTERS>
-DEVICE void registers_down() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
-}
-
-template <int REGISTERS>
-DEVICE void registers_up() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
-}
-
 // --- arithmetic -------------------------------------------------------------------------------------------------
 // Two 16-bit products, nearest even, subnormals kept.
 template <bool BF16>
@@ -165,17 +117,9 @@ DEVICE unsigned permute_bytes(unsigned a, unsigned b, unsigned selector) { retur
 template <bool BF16>
 DEVICE void mma16816(float (&acc)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   if constexpr (BF16) {
-    asm(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, "
-        "%2, %3};"
-        : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    mma_bf16(acc, a[0], a[1], a[2], a[3], b0, b1);
   } else {
-    asm(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, "
-        "%2, %3};"
-        : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    mma_f16(acc, a[0], a[1], a[2], a[3], b0, b1);
   }
 }
 

@@ -15,7 +15,7 @@ constexpr float E4M3_MAX = 448.0f, SMALLEST = 0x1p-100f;  // below it a row is z
 // x: [tokens, k] 16-bit. out: [tokens, padded] bytes, zeros from k on. scales: float32 [tokens]. k: a multiple of 16.
 extern "C" __global__ void KERNEL(const unsigned short* x, unsigned char* out, float* scales, int k, int padded) {
   __shared__ unsigned of_warps[32];
-  next_kernel_may_start();
+  launch_dependents();
   const size_t token = blockIdx.x;
   const unsigned short* const row = x + token * k;
   uint2 v[ITEMS][4];

@@ -75,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const unsigned char* from =
         w + ((worker + static_cast<size_t>(strip) * workers) * chunks + first + piece * PIECE_TILES) * TILE_BYTES;
     const unsigned bytes = tiles * TILE_BYTES, barrier = base + FULL + 8 * to.stage;
-    barrier_arrive_expect(barrier, bytes);
+    barrier_expect(barrier, bytes);
     if (tiles > 0) {
       if constexpr (ONCE) {
         bulk_copy_by(base + RING + to.stage * STAGE_BYTES, from, bytes, barrier, policy);
@@ -87,12 +87,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (++piece == PIECES) piece = 0, strip++;
   };
 
-  if constexpr (CHAINED) next_kernel_may_start();
+  if constexpr (CHAINED) launch_dependents();
   unsigned long long policy = 0;
   float scale = 0.0f;
   // Asked for before the weights: what comes later waits in the memory's queues behind everything that is under way.
   if (warp == FINISHER) {
-    if constexpr (CHAINED) wait_for_kernels_ahead();
+    if constexpr (CHAINED) wait_for_earlier_grid();
     scale = load_early_float(tensor_scale);
   }
   // The first copies are on their way before anything else happens; x follows while they travel.
@@ -102,12 +102,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     for (int i = 0; i < SLOTS; i++) barrier_init(base + SUMMED + 8 * i, WARPS), barrier_init(base + FREE + 8 * i, 1);
     for (int i = 0; i < PLACES; i++) barrier_init(base + ARRIVED + 8 * i, 1);
     barrier_init_fence();
-    if constexpr (CHAINED) wait_for_kernels_ahead();
+    if constexpr (CHAINED) wait_for_earlier_grid();
     for (int i = 0; i < STAGES && strip < strips; i++) fetch(policy);
   }
   unsigned operand[N_TILES][CHUNKS][8];
   if (warp < PRODUCER) {
-    if constexpr (CHAINED) wait_for_kernels_ahead();
+    if constexpr (CHAINED) wait_for_earlier_grid();
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
       const int tile = c * WARPS + warp, at = (first + tile) * 64 + 16 * t;
@@ -245,7 +245,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         }
       }
       if (collector == rank) {
-        if (lane == 0) barrier_arrive_expect(arrived, (SPLIT - 1) * STRIP_BYTES);
+        if (lane == 0) barrier_expect(arrived, (SPLIT - 1) * STRIP_BYTES);
         if (now >= SPLIT) collect(now - SPLIT);
       }
     }

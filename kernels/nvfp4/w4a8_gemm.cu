@@ -41,9 +41,9 @@ struct Packed8 {
   uint4 codes[2];
   unsigned scales;  // bytes: 2 * (which 64 k) + (which row)
   DEVICE void load(unsigned codes_at, unsigned scales_at) {
-    codes[0] = shared_load16(codes_at);
-    codes[1] = shared_load16(codes_at + 512);
-    scales = shared_load4(scales_at);
+    codes[0] = lds128(codes_at);
+    codes[1] = lds128(codes_at + 512);
+    scales = lds32(scales_at);
   }
 };
 
@@ -113,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       const Shares shares(shared_units, workers);
       const auto fetch_weights = [&](int tile, int chunk, int stage) {
         const unsigned full = base + FULL + 8 * stage, to = base + W + stage * W_BYTES;
-        barrier_arrive_expect(full, STAGE_BYTES);
+        barrier_expect(full, STAGE_BYTES);
         const unsigned char* from = w + (static_cast<size_t>(tile / token_tiles) * chunks + chunk) * W_BYTES;
         if (token_tiles == 1) {
           bulk_copy_once(to, from, W_BYTES, full);
@@ -127,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
           fetch_weights(piece.tile, chunk, early++);
         }
       }
-      wait_for_kernels_ahead();
+      wait_for_earlier_grid();
       Ring ring;
       for (Piece piece(shares, worker, workers, tiles, depth, waves); piece.valid(); piece.next()) {
         for (int chunk = piece.first * UNIT; chunk < piece.last * UNIT; chunk++, ring.next()) {
@@ -172,7 +172,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       for (int i = 0; i < SUMS; i++) acc[i] += temp[i];
     };
 
-    wait_for_kernels_ahead();  // x_scale is the quantiser's, and y may be read by a kernel ahead of it
+    wait_for_earlier_grid();  // x_scale is the quantiser's, and y may be read by a kernel ahead of it
     for (Piece piece(shares, worker, workers, tiles, depth, waves); piece.valid(); piece.next()) {
 #pragma unroll
       for (int i = 0; i < SUMS; i++) acc[i] = 0;

@@ -40,7 +40,7 @@ DEVICE void tensor_store(const TensorMap* map, int column, int row, unsigned fro
       "r"(column), "r"(row), "r"(from)
       : "memory");
 }
-DEVICE void stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+DEVICE void stores_read() { bulk_wait_read<0>(); }
 
 DEVICE void prefetch_map(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 
@@ -59,27 +59,6 @@ DEVICE unsigned keep(unsigned v) {
   return v;
 }
 
-DEVICE uint4 shared_load16(unsigned at) {
-  uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "r"(at)
-               : "memory");
-  return v;
-}
-
-DEVICE uint2 shared_load8(unsigned at) {
-  uint2 v;
-  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at) : "memory");
-  return v;
-}
-
-DEVICE unsigned shared_load2(unsigned at) {
-  unsigned short v;
-  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(at) : "memory");
-  return v;
-}
-
 DEVICE float4 shared_load_float4(unsigned at) {
   float4 v;
   asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -89,20 +68,10 @@ DEVICE float4 shared_load_float4(unsigned at) {
   return v;
 }
 
-DEVICE void shared_store4(unsigned at, unsigned v) {
-  asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory");
-}
-
-// What this thread has stored in shared memory, for products and copies behind the next barrier.
-DEVICE void copies_may_see() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
 // cluster_sync in two halves: between them a thread may do what needs no other CTA.
 DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
-DEVICE float shuffle_xor(float v, int mask) { return __shfl_xor_sync(0xFFFFFFFFu, v, mask); }
-
-DEVICE void named_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 DEVICE void named_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 
 // --- partial sums in global memory -------------------------------------------------------------------------------
@@ -117,32 +86,10 @@ DEVICE void flag_take(unsigned* flag) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], 0;" ::"l"(flag) : "memory");
 }
 
-DEVICE float4 load_shared_by_gpu(const float4* p) {
-  float4 v;
-  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "l"(p)
-               : "memory");
-  return v;
-}
-
 // --- the way out -------------------------------------------------------------------------------------------------
 template <bool BF16>
 DEVICE unsigned round_pair(float low, float high) {
-  unsigned pair;
-  if constexpr (BF16) {
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  } else {
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  }
-  return pair;
-}
-
-// Four 8 x 8 matrices, transposed: lane l names row l % 8 of matrix l / 8 (16 bytes), a column of its fragment.
-DEVICE void store_transposed(unsigned row, unsigned m0, unsigned m1, unsigned m2, unsigned m3) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(m0), "r"(m1),
-               "r"(m2), "r"(m3)
-               : "memory");
+  return BF16 ? pack_bf162(low, high) : pack_half2(low, high);
 }
 
 // --- operands ---------------------------------------------------------------------------------------------------
@@ -170,22 +117,7 @@ DEVICE unsigned long long tile_descriptor(unsigned address) {
   return static_cast<unsigned long long>((address & 0x3FFFF) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }
 
-DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-
-// Until at most PENDING committed groups are under way.
-template <int PENDING>
-DEVICE void wgmma_wait() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-}
-
-// The compiler may neither sink nor hoist what makes or uses these registers past this point.
-template <int COUNT>
-DEVICE void pin(float (&v)[COUNT]) {
-#pragma unroll
-  for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(v[i])::"memory");
-}
-
+// pin for fragments.
 DEVICE void pin(unsigned (&v)[4][4]) {
 #pragma unroll
   for (int i = 0; i < 16; i++) asm volatile("" : "+r"(v[i / 4][i % 4])::"memory");

@@ -57,8 +57,8 @@ struct Packed {
   uint4 codes;
   uint2 scales;
   DEVICE void load(unsigned codes_at, unsigned scales_at) {
-    codes = shared_load16(codes_at);
-    scales = shared_load8(scales_at);
+    codes = lds128(codes_at);
+    scales = lds64(scales_at);
   }
 };
 
@@ -115,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     if constexpr (SPLIT) barrier_init(base + SENT, 1);
     barrier_init_fence();
-    if constexpr (SPLIT) barrier_arrive_expect(base + SENT, SENT_BYTES);
+    if constexpr (SPLIT) barrier_expect(base + SENT, SENT_BYTES);
   }
   __syncwarp();
   if constexpr (CLUSTER == 2 || SPLIT) cluster_arrive();
@@ -126,7 +126,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int warp = same_in_warp(threadIdx.x % 128 / 32), half = warp - 1;
     const bool first_lane = threadIdx.x % 32 == 0;
     if (warp == 0 && first_lane) {  // weights wait for nobody: no other kernel has written them
-      next_kernel_may_start();
+      launch_dependents();
       const bool once = token_tiles == 1;
       Ring ring;
       for (Piece piece(shares, worker, workers, tiles, depth, waves); piece.valid(); piece.next()) {
@@ -136,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         for (int left = (piece.last - piece.first) * UNIT; left > 0; left--, ring.next(), from += W_BYTES) {
           const unsigned full = base + FULL + 8 * ring.stage, to = base + W + ring.stage * W_BYTES;
           barrier_wait(base + EMPTY + 8 * ring.stage, ring.parity ^ 1);
-          barrier_arrive_expect(full, STAGE_BYTES);
+          barrier_expect(full, STAGE_BYTES);
           if (once) {
             bulk_copy_once(to, from, W_BYTES, full);
           } else {
@@ -148,7 +148,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __syncwarp();
     if constexpr (CLUSTER == 2) cluster_wait();  // x goes into the other CTA
     if (warp == 3 && first_lane) {
-      wait_for_kernels_ahead();
+      wait_for_earlier_grid();
       Ring ring;
       for (Piece piece(shares, worker, workers, tiles, depth, waves); piece.valid(); piece.next()) {
         const int token = token_of(piece.tile) + rank * (TOKENS / CLUSTER);
@@ -175,7 +175,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     float acc[SUMS];
     Ring ring;
     const float scale = *tensor_scale * OPERAND_TO_VALUE;  // early: at the end its latency would show
-    wait_for_kernels_ahead();                              // they may still read y's and the sums' old values
+    wait_for_earlier_grid();                               // they may still read y's and the sums' old values
     // This lane's codes and scales in stage 0.
     const unsigned strip = base + W + (4 * half + warp) * TILE_BYTES;
     const unsigned my_codes = keep(strip + 16 * lane), my_scales = keep(strip + TILE_CODE_BYTES + 8 * (lane / 4));
@@ -281,7 +281,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
           for (int p = 0; p < 4; p++) pairs[p] = round_pair<X_BF16>(v[2 * p] * scale, v[2 * p + 1] * scale);
           store_transposed(corner + i * 128, pairs[0], pairs[1], pairs[2], pairs[3]);
         }
-        copies_may_see();
+        fence_async_shared();
         named_sync(GROUP_MEETS + half, 128);
         if (y_has_map) {
           if (thread == 0) tensor_store(&y_map, row, token, base + OUT + half * OUT_BYTES);

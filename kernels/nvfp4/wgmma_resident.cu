@@ -74,7 +74,7 @@ DEVICE void bring_x(const unsigned char* x, unsigned to, int first_chunk, int ch
       const unsigned words[8] = {v[b][0].x, v[b][0].y, v[b][0].z, v[b][0].w,
                                  v[b][1].x, v[b][1].y, v[b][1].z, v[b][1].w};
 #pragma unroll
-      for (int p = 0; p < 8; p++) shared_store4(row + 16 * (p ^ r), words[p]);
+      for (int p = 0; p < 8; p++) sts32(row + 16 * (p ^ r), words[p]);
     }
   }
 }
@@ -118,13 +118,13 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(THREA
       }
       barrier_init_fence();
       for (int i = 0; i < GROUPS; i++) {
-        if (i < items.all) barrier_arrive_expect(base + SENT + 8 * i, SLOT_BYTES);
+        if (i < items.all) barrier_expect(base + SENT + 8 * i, SLOT_BYTES);
       }
     }
     __syncwarp();
     cluster_arrive();
     if (lane == 0) {  // the weights wait for nobody: no other kernel has written them
-      next_kernel_may_start();
+      launch_dependents();
       const unsigned long long policy = leave_first();
       int stage = 0;
       unsigned parity = 1;
@@ -146,7 +146,7 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(THREA
             const int at_ring = g * STAGES + stage;
             const unsigned full = base + FULL + 8 * at_ring;
             barrier_wait(base + EMPTY + 8 * at_ring, parity);
-            barrier_arrive_expect(full, STAGE_BYTES);
+            barrier_expect(full, STAGE_BYTES);
             bulk_copy_by(base + at_ring * STAGE_BYTES, from[g], STAGE_BYTES, full, policy);
             from[g] += STAGE_BYTES;
           }
@@ -163,7 +163,7 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(THREA
       const int thread = threadIdx.x % 128 - 32, strip = thread / 16, g = thread / 2 % 8, t = thread % 2;
       const float scale = *tensor_scale * OPERAND_TO_VALUE;
       float4 sums[UNITS];
-      wait_for_kernels_ahead();  // they may still read what y was
+      wait_for_earlier_grid();  // they may still read what y was
 #pragma unroll 1
       for (int i = 0; i < items.all; i++) {
         const Item item(items, i);
@@ -181,7 +181,7 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(THREA
         }
         named_sync(SLOT_READ, 64);
         if (warp == 1 && i + GROUPS < items.all) {
-          if (lane == 0) barrier_arrive_expect(base + SENT + 8 * slot, SLOT_BYTES);
+          if (lane == 0) barrier_expect(base + SENT + 8 * slot, SLOT_BYTES);
           if (lane < SPLIT) barrier_arrive_cluster(peer_address(base + FREE + 8 * slot, lane));
         }
         if (!item.last) continue;
@@ -211,9 +211,9 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(THREA
     }
   } else {
     cluster_arrive();
-    wait_for_kernels_ahead();
+    wait_for_earlier_grid();
     bring_x(x, base + X, 2 * slice, 2 * mine, m, k);
-    copies_may_see();
+    fence_async_shared();
     named_sync(X_READY, 128 * GROUPS);
     cluster_wait();
     const unsigned my_codes = base + group * STAGES * STAGE_BYTES + warp * TILE_BYTES + 16 * lane;
@@ -240,8 +240,8 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(THREA
         barrier_wait(full + 8 * stage, parity);
 #pragma unroll
         for (int c = 0; c < 2; c++) {
-          codes[c] = shared_load16(my_codes + stage_at + c * W_CHUNK_BYTES);
-          scales[c] = shared_load2(my_scales + stage_at + c * W_CHUNK_BYTES);
+          codes[c] = lds128(my_codes + stage_at + c * W_CHUNK_BYTES);
+          scales[c] = lds16(my_scales + stage_at + c * W_CHUNK_BYTES);
         }
 #pragma unroll
         for (int c = 0; c < 2; c++) {
