@@ -99,7 +99,9 @@ def test_the_accident_of_114_against_458_is_refused() -> None:
         made(*PAIR, slow, row("triton_gemv", 8, 20.0, "r2"))
 
 
-@pytest.mark.parametrize("change", [{"commit": "other"}, {"config": "other"}, {"median_us": 40.0 * 1.1}])
+@pytest.mark.parametrize(
+    "change", [{"commit": "other"}, {"stated_commit": "other"}, {"config": "other"}, {"median_us": 40.0 * 1.1}]
+)
 def test_what_is_no_contradiction(change: dict[str, Any]) -> None:
     made(*PAIR, row("triton_gemm", 8, 160.0, "r2") | change, row("triton_gemv", 8, 20.0, "r2"))
 
