@@ -31,7 +31,9 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +42,19 @@ if TYPE_CHECKING:
     import torch
 
 Tensors = dict[str, "torch.Tensor"]
+
+# The compute capability that a `config` is asked for, where it is not that of the GPU at hand.
+asked_capability: ContextVar[tuple[int, int] | None] = ContextVar("asked_capability", default=None)
+
+
+@contextmanager
+def described_for(capability: tuple[int, int]) -> Iterator[None]:
+    """Inside, a candidate's `config` says what it would launch on a device of this compute capability."""
+    token = asked_capability.set(capability)
+    try:
+        yield
+    finally:
+        asked_capability.reset(token)
 
 
 @dataclass(frozen=True)

@@ -169,6 +169,7 @@ def _phases(arguments: argparse.Namespace) -> int:
                 "replay" if c.recorded else "",
                 *evidence.measured_devices(c.id),
                 f"kernels/{c.family}" if c.family else "",
+                *(f"notebooks/{name}" for name in evidence.elsewhere(c)),
             ]
             print(f"  {c.row:5} {c.id:19} {c.title} [{', '.join(filter(None, places)) or 'not measured yet'}]")
     return 0
@@ -212,8 +213,13 @@ def _judge(arguments: argparse.Namespace) -> int:
             if not arguments.all or j.note:
                 where = f"{j.phase} on {j.evidence} evidence, {j.device}"
                 print(f"\n{where}: {j.verdict.word}. {j.verdict.reason}. {j.note}".rstrip())
-    else:
+    elif arguments.all or not any(evidence.elsewhere(c) for c in chosen):
         print(f"no {arguments.evidence} evidence for these cards")
+    if not arguments.json and not arguments.all:
+        for c in chosen:
+            if names := evidence.elsewhere(c):
+                where = " and ".join(f"notebooks/{name}.ipynb" for name in names)
+                print(f"{c.id}: its figures are formed and judged in {where}")
     return 1 if any(j.verdict.word in fail_on for j in judgements) else 0
 
 

@@ -1,12 +1,14 @@
 """Measured rows as evidence for a gate, and the check that the gate stood before the samples were taken.
 
-A reading is formed within one run: the newest run that holds both arms of a workload, never one arm from each. A row
-that is not ok gives its status instead of a number. Nothing may be faster than the device's datasheet allows: a cold
+A reading is formed within one run: the newest run that holds both arms of a workload, never one arm from each. What a
+gate compares across workloads is read from one run too, where one holds it all. A row that is not ok gives its status
+instead of a number. Nothing may be faster than the device's datasheet allows: a cold
 row whose compulsory bytes or flops per microsecond exceed the datasheet peak makes the phase INVALID.
 """
 
 from __future__ import annotations
 
+import re
 import statistics
 import subprocess
 import tomllib
@@ -17,17 +19,22 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lab import devices, phases, records, roofline, timing
+from lab import devices, families, phases, records, roofline, timing
 from lab.errors import REPOSITORY, BadInput
 from lab.gates import Reading, arrival_of, of_output
 
 JUDGED = ("ok", "incorrect", "suspect")
+NOTEBOOKS = REPOSITORY / "notebooks"
 
 
-def pairs(rows: Iterable[Mapping[str, Any]]) -> dict[str, tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]]:
+def pairs(
+    rows: Iterable[Mapping[str, Any]], together: Iterable[Iterable[str]] = ()
+) -> dict[str, tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]]:
     """workload id -> (control row, candidate row) of the newest run that judged both, else that has both, else any.
 
     A run in which an arm was found incorrect judged it; one in which it ran out of memory, or was not timed, did not.
+    together: groups of workloads that a gate compares with each other. Each group is read from the newest run that
+        judged all of it, by the launches that the newest rows of its workloads state, where there is such a run.
     """
     runs: dict[str, dict[str, dict[str, Mapping[str, Any]]]] = {}
     for row in rows:
@@ -40,13 +47,44 @@ def pairs(rows: Iterable[Mapping[str, Any]]) -> dict[str, tuple[Mapping[str, Any
         judged = [run for run in both if all(row["status"] in JUDGED for row in by_run[run].values())]
         run = by_run[(judged or both or newest)[-1]]
         chosen[workload] = (run.get("control"), run.get("candidate"))
+    for group in together:
+        members = [runs[workload] for workload in group if workload in runs]
+        newest_launches = [_launches(chosen[workload]) for workload in group if workload in runs]
+        shared = set.intersection(*(set(by_run) for by_run in members)) if members else set()
+        for name in sorted(shared, reverse=True):
+            found = [(by_run[name].get("control"), by_run[name].get("candidate")) for by_run in members]
+            judged_both = all(row and row["status"] in JUDGED for pair in found for row in pair)
+            if judged_both and [_launches(pair) for pair in found] == newest_launches:
+                chosen.update(zip((workload for workload in group if workload in runs), found, strict=True))
+                break
     return chosen
 
 
-def readings(rows: Iterable[Mapping[str, Any]], device: devices.Device) -> dict[tuple[str, str], Reading]:
-    """Evidence from rows, for each workload: kernel_us, sequence_us, errors, engagements and roofline_fraction."""
+def compared(card: phases.Card) -> list[list[str]]:
+    """Groups of workloads that the card's gate, or a claim of it, compares with each other."""
+    groups: list[set[str]] = []
+    for gate in (card.gate, *(claim.gate for claim in card.claims)):
+        for _, condition in gate.conditions():
+            if condition.against:
+                both = {condition.workload, condition.against}
+                touching = [group for group in groups if group & both]
+                groups = [group for group in groups if not group & both] + [both.union(*touching)]
+    return [sorted(group) for group in groups]
+
+
+def _launches(pair: Iterable[Mapping[str, Any] | None]) -> list[Any]:
+    return [row.get("config") if row else None for row in pair]
+
+
+def readings(
+    rows: Iterable[Mapping[str, Any]], device: devices.Device, together: Iterable[Iterable[str]] = ()
+) -> dict[tuple[str, str], Reading]:
+    """Evidence from rows, for each workload: kernel_us, sequence_us, errors, engagements and roofline_fraction.
+
+    together: as in `pairs`.
+    """
     found: dict[tuple[str, str], Reading] = {}
-    for workload, (control, candidate) in pairs(rows).items():
+    for workload, (control, candidate) in pairs(rows, together).items():
         ids = tuple(row_id(row) for row in (control, candidate) if row)
         impossible = next((text for row in (control, candidate) if row and (text := beyond(row, device))), "")
         by_block = change_pct(control, candidate)
@@ -168,14 +206,25 @@ def judge_measured(card: phases.Card, device_id: str) -> phases.Judgement:
     """The card's gate held against the committed rows of one device."""
     device = devices.get(device_id)
     rows = [r for r in records.rows(device=device.id, phase=card.id) if r["name"] in (card.control, card.candidate)]
-    used = [row for pair in pairs(rows).values() for row in pair if row]  # older runs answer to an older gate
-    notes = [staleness(card, used)]
+    together = compared(card)
+    chosen = pairs(rows, together)  # older runs answer to an older gate, workloads that left the card to none
+    used = [row for workload in card.workloads for row in chosen.get(workload, ()) if row]
+    notes = [staleness(card, used), *_former(used)]
     notes += [
         f"{workload}: the ratio varies by {sd_pct:.2f} % over {count} runs"
         for workload, (count, sd_pct) in between_runs(rows).items()
     ]
     note = "; ".join(filter(None, notes))
-    return phases.judgement(card, readings(rows, device), "measured", device.id, None, note=note)
+    return phases.judgement(card, readings(rows, device, together), "measured", device.id, None, note=note)
+
+
+def _former(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """One phrase for each kernel of each run that the present code would not launch again, with the workloads."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for row in rows:
+        if (why := families.former(row)).startswith("former"):  # without the family's library nothing can be said
+            found.setdefault((row["name"], row["run"], why), []).append(row["workload_id"])
+    return [f"{name} of run {run} is a {why} at {', '.join(where)}" for (name, run, why), where in found.items()]
 
 
 def staleness(card: phases.Card, rows: Iterable[Mapping[str, Any]]) -> str:
@@ -226,6 +275,14 @@ def _parsed(text: str) -> dict[str, Any] | None:
 def measured_devices(card_id: str) -> list[str]:
     """The devices for which profiles/ holds rows of a phase."""
     return sorted({path.parts[-4] for path in records.FOLDER.glob(f"*/{card_id}/*/rows.jsonl")})
+
+
+def elsewhere(card: phases.Card) -> list[str]:
+    """The notebooks that name a card without recorded or measured figures: they form them and hold its gate to them."""
+    if card.recorded or measured_devices(card.id):
+        return []
+    name = re.compile(rf'"{re.escape(card.id)}"')
+    return [path.stem for path in sorted(NOTEBOOKS.glob("*.py")) if name.search(path.read_text(encoding="utf-8"))]
 
 
 def refuse_unmeasured(card_id: str, device: str) -> None:

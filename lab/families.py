@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from lab import devices
 from lab.errors import REPOSITORY, BadInput, nearest
 
 FOLDER = REPOSITORY / "kernels"
@@ -204,7 +205,7 @@ def former(row: Mapping[str, Any]) -> str:
 
     Compares the row's `config` with the candidate's own: a commit says nothing about whose kernel changed, and may be
     absent. A difference proves a change; the same words do not prove the same kernel. Libraries' rows are never former.
-    Not for configs that ask for the GPU at hand (the Triton ones of kernels/gdn): they differ without one.
+    The candidate is asked for the row's device, whichever is here.
     """
     family = load(row["family"])
     if row["name"] in family.peers:
@@ -217,4 +218,7 @@ def former(row: Mapping[str, Any]) -> str:
         return "former workload, gone"
     if candidate.refuses(workload):
         return "former kernel, refused now"
-    return "" if candidate.config(workload) == row["config"] else "former kernel"
+    from kernels.common import described_for  # here, so that `doctor` can name a package that shadows ours
+
+    with described_for(devices.get(row["device"]).capability):
+        return "" if candidate.config(workload) == row["config"] else "former kernel"

@@ -11,7 +11,8 @@ that is not there. The judge is pure: no files, no clock, no GPU, so every rule 
 
 Noise. The floor of a change is max(2 %, 3 sigma of the control) unless the card says otherwise. A threshold outside
 the floor is a plain line: met or missed. A threshold inside it (zero, or "not worse than 1 %") asks for an effect
-beyond the floor, and what lies within is NEUTRAL. A kill condition must be exceeded by the declared floor to count at
+beyond the floor, and what lies within is NEUTRAL; "not worse" is met by its figure, and the finding says that its line
+lies inside the floor. A kill condition must be exceeded by the declared floor to count at
 all; when the measured noise reaches over it, nobody can tell whether it fired, and the verdict is at most NEUTRAL.
 So more noise can turn GO or NO-GO into NEUTRAL and never NO-GO into GO.
 
@@ -207,7 +208,9 @@ def judge(gate: Gate, evidence: Evidence) -> Verdict:
         return [f for f in findings if f.state in states and f.role in roles]
 
     def verdict(word: str, because: list[Finding], lead: str = "") -> Verdict:
-        return Verdict(word, lead + "; ".join(str(f) for f in because[:4]), findings, tuple(because))
+        shown = max(4, sum(f.state == "fails" for f in because))  # no miss goes unsaid
+        more = f"; and {len(because) - shown} more" if len(because) > shown else ""
+        return Verdict(word, lead + "; ".join(str(f) for f in because[:shown]) + more, findings, tuple(because))
 
     if bad := those("withdrawn", "unit", "broken"):
         return verdict("INVALID", bad)
@@ -375,7 +378,8 @@ def _hold_change(
         # Not candidate / control - 1, which makes 1000 -> 900 a change of -9.999999999999998 %.
         by_block = reading.change_pct if reading.interval_pct else None
         change = 100.0 * (reading.candidate - reading.control) / reading.control if by_block is None else by_block
-        arms = f" ({_short(reading.control)} -> {_short(reading.candidate)} {reading.unit})"
+        paired = "" if by_block is None else ", by pairs"
+        arms = f" ({_short(reading.control)} -> {_short(reading.candidate)} {reading.unit}{paired})"
     if change is None:
         absent = "control" if reading.control is None else "candidate"
         return finding("missing", f"{condition.of} has no {absent} arm")
@@ -389,6 +393,8 @@ def _hold_change(
     sigma_pct = noise.sigmas * (reading.control_sd_pct or 0.0)
     floor = max(noise.floor_pct, sigma_pct, reading.noise_pct or 0.0)
     text = f"{condition.of} {change:+.2f} %{arms}"
+    if reading.interval_pct and reading.interval_pct[0] <= condition.threshold <= reading.interval_pct[1]:
+        text += ", across the line"
     # `effect` and `line` grow in the direction the condition asks for.
     sign = 1.0 if condition.op in (">", ">=") else -1.0
     threshold = condition.share * condition.threshold  # asked of the part, seen in the whole
@@ -406,7 +412,7 @@ def _hold_change(
         return finding("holds" if effect > floor else "noise", f"{text}, noise floor {_short(floor)} %")
     if abs(line) > floor:
         return finding("holds" if met else "fails", text)
-    text += f", noise floor {_short(floor)} %"
+    text += f", {'the line lies inside the ' if line else ''}noise floor {'of ' if line else ''}{_short(floor)} %"
     if line < 0:  # "not worse than": met is enough, missed within the floor cannot be told
         return finding("holds" if met else "noise" if effect >= -floor else "fails", text)
     if effect > floor and met:

@@ -240,6 +240,27 @@ def test_judge_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     assert strict(capsys.readouterr().out) == []
 
 
+def test_a_row_that_the_present_code_would_not_launch_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    run = sorted((records.FOLDER / "h200" / "kv-bf16-limit").iterdir())[-1]
+    folder = tmp_path / "h200" / "kv-bf16-limit" / run.name
+    folder.mkdir(parents=True)
+    text = (run / "rows.jsonl").read_text()
+    monkeypatch.setattr(records, "FOLDER", tmp_path)
+    for old, expected in (("", False), ("blocks=132", True)):
+        (folder / "rows.jsonl").write_text(text.replace(old, "blocks=1") if old else text)
+        assert cli.main(["judge", "kv-bf16-limit", "--evidence", "measured"]) == 0
+        assert (f"cuda_bf16 of run {run.name} is a former kernel at " in capsys.readouterr().out) == expected
+
+
+def test_a_card_that_a_notebook_judges_names_it(capsys: Capture) -> None:
+    assert cli.main(["judge", "p6-step"]) == 0
+    assert capsys.readouterr().out == "p6-step: its figures are formed and judged in notebooks/kv_ceiling.ipynb\n"
+    assert cli.main(["phases"]) == 0
+    assert "not measured yet" not in next(x for x in capsys.readouterr().out.splitlines() if " p6-step " in x)
+
+
 def test_truncated_rows_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.setattr(records, "FOLDER", tmp_path)
     (tmp_path / "h200" / "p5" / "r1").mkdir(parents=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lab import devices, evidence, phases, records
+from lab import devices, evidence, families, phases, records
 from lab.errors import BadInput
 from lab.gates import Condition, Gate, judge
 
@@ -125,6 +125,52 @@ def test_workloads_pair_by_themselves_and_peers_are_no_arm() -> None:
     assert {k[1] for k in found} == {"a", "b"}
     assert found["kernel_us", "a"].candidate == 900
     assert found["kernel_us", "b"].candidate == 90
+
+
+ACROSS = Gate(require=(Condition("kernel_us", "<=", "%", 3, "change", "b", against="a"),))
+
+
+def over_runs(*found: tuple[str, str, float, str]) -> list[dict[str, Any]]:
+    """Both arms for each (run, workload, candidate's us, config)."""
+    return [
+        row(arm, us, run=run, workload_id=workload, config=config)
+        for run, workload, us, config in found
+        for arm in ("control", "candidate")
+    ]
+
+
+def test_what_a_gate_compares_across_workloads_is_read_from_one_run() -> None:
+    """The newest rows of "a" and "b" are of two runs, in one of which the device was slow; r1 held both."""
+    rows = over_runs(("r1", "a", 1000.0, "x"), ("r1", "b", 1010.0, "x"), ("r2", "b", 1200.0, "x"))
+    assert judge(ACROSS, evidence.readings(rows, H200)).word == "NO-GO"
+    found = evidence.readings(rows, H200, [["a", "b"]])
+    assert (found["kernel_us", "a"].candidate, found["kernel_us", "b"].candidate) == (1000.0, 1010.0)
+    assert judge(ACROSS, found).word == "GO"
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        over_runs(("r1", "a", 1000.0, "x"), ("r1", "b", 1010.0, "old"), ("r2", "b", 1200.0, "x")),  # a former b
+        over_runs(("r1", "a", 1000.0, "x"), ("r2", "b", 1200.0, "x")),  # no run holds both
+        [
+            *over_runs(("r1", "a", 1000.0, "x"), ("r1", "b", 1010.0, "x"), ("r2", "b", 1200.0, "x")),
+            row("candidate", None, run="r1", workload_id="b", status="out of memory", config="x"),  # not judged there
+        ],
+    ],
+)
+def test_a_run_that_does_not_answer_all_of_today_is_not_preferred(rows: list[dict[str, Any]]) -> None:
+    found = evidence.readings(rows, H200, [["a", "b"]])
+    assert (found["kernel_us", "a"].candidate, found["kernel_us", "b"].candidate) == (1000.0, 1200.0)
+
+
+def test_groups_are_of_workloads_that_a_condition_ties_together() -> None:
+    assert evidence.compared(phases.card("kv-fp8-limit")) == []
+    pages = evidence.compared(phases.card("kv-page64"))
+    assert ["ctx8192_b8_hq24_hkv4_d256", "ctx8192_b8_hq24_hkv4_d256_p64"] in pages
+    assert len(pages) == 4
+    sawtooth = evidence.compared(phases.card("kv-batch-sawtooth"))
+    assert sorted(w for group in sawtooth for w in group) == sorted(set(w for group in sawtooth for w in group))
 
 
 @pytest.mark.parametrize("status", ["error", "oom", "timeout", "skipped", "suspect"])
@@ -281,7 +327,8 @@ arithmetic = "a"
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A git repository with the card committed at 09:00, and records and evidence looking there."""
+    """A git repository with the card committed at 09:00, and records and evidence looking there; its kernels count."""
+    monkeypatch.setattr(families, "former", lambda row: "")
     monkeypatch.setattr(evidence, "REPOSITORY", tmp_path)
     monkeypatch.setattr(records, "FOLDER", tmp_path / "profiles")
     git(tmp_path, "init", "--quiet")

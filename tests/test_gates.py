@@ -277,11 +277,36 @@ def test_change_by_block_decides_and_its_interval_is_shown() -> None:
     evidence = us(1000, 960, change_pct=-6.0, interval_pct=(-6.4, -5.7))
     verdict = judge(FASTER, evidence)
     assert verdict.word == "GO"
-    assert "kernel_us -6.00 % (1000 -> 960 us), 95 % interval -6.40 to -5.70 %" in verdict.reason
+    assert "kernel_us -6.00 % (1000 -> 960 us, by pairs), 95 % interval -6.40 to -5.70 %" in verdict.reason
     assert judge(FASTER, us(1000, 960)).word == "NO-GO"
     # Without an interval a printed change is somebody's rounding, and the two figures are better.
     assert judge(FASTER, us(1000, 960, change_pct=-6.0)).word == "NO-GO"
     assert judge(FASTER, us(1000, 960, change_pct=-6.0, interval_pct=(math.nan, 0.0))).word == "INVALID"
+
+
+def test_the_sentence_tells_a_result_on_the_line() -> None:
+    """A change that meets "not worse than 3 %" and whose interval reaches over it, or whose noise does, says so."""
+    gate = Gate(require=(change("kernel_us", "<=", 3),))
+    close = judge(gate, us(1000, 1029, change_pct=2.9, interval_pct=(2.5, 3.1), noise_pct=5.0))
+    assert close.word == "GO"
+    assert (
+        "95 % interval +2.50 to +3.10 %, across the line, the line lies inside the noise floor of 5 %" in close.reason
+    )
+    plain = judge(gate, us(1000, 1010, change_pct=1.0, interval_pct=(0.9, 1.1)))
+    assert "line" not in plain.reason
+    assert (
+        ", noise floor 5 %, gate"
+        in judge(Gate(require=(change("kernel_us", "<", 0),)), us(1000, 900, noise_pct=5.0)).reason
+    )
+
+
+def test_every_miss_is_named_and_the_rest_counted() -> None:
+    workloads = [f"w{i}" for i in range(8)]
+    gate = Gate(require=tuple(change("kernel_us", "<", -5, workload=w) for w in workloads))
+    evidence = {("kernel_us", w): Reading("us", 1000, 1000 if i < 6 else 900) for i, w in enumerate(workloads)}
+    reason = judge(gate, evidence).reason
+    assert reason.count("missed") == 6
+    assert reason.endswith("; and 2 more")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import torch
 
-from kernels.common import Tensors
+from kernels.common import Tensors, asked_capability
 
 INTERPRETER = (0, 0)  # stands for "no GPU": Triton's interpreter
 
@@ -24,8 +24,8 @@ def capability(device: torch.device) -> tuple[int, int]:
 
 
 def current_capability() -> tuple[int, int]:
-    """Compute capability of the current CUDA device, (0, 0) without one: what a row's `config` is written for."""
-    return capability(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    """The compute capability that a row's `config` is written for: as asked, else the current device's or (0, 0)."""
+    return asked_capability.get() or capability(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def sequence_bounds(inputs: Tensors) -> torch.Tensor:
