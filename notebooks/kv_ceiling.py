@@ -36,7 +36,8 @@ H200 = DEVICES["h200"][0]
 CONTEXTS, SEQUENCES = (256, 512, 1024, 4096, 8192, 32768), (1, 8, 32, 128)
 BYTES = {"bf16": 2.0, "fp8": 1.0, "Q8_0": 34 / 32}
 SAVED = {name: 1 - b / BYTES["bf16"] for name, b in BYTES.items()}
-STEP, ROOM, PAGED = (phases.card(i) for i in ("p6-step", "p6-room", "lp1-kernel"))
+STEP, ROOM = (phases.card(i) for i in ("p6-step", "p6-room"))
+PAGED = [phases.card(i) for i in ("lp1-kernel", "lp1-cuda-kernel", "kv-page64")]
 GATE = recorded.figure("lp.gate.p6.threshold.decode").value
 
 
@@ -158,8 +159,9 @@ notebook.text(
 # ## 3. A step summed from measured kernels, H200
 #
 # Attention, state and weights each from the measured row nearest in batch and context, ours or a library's, whichever
-# is closest to its roofline there; where the cell itself was not measured, scaled by the ratio of the two floors. NVFP4
-# products of the dense model stand for the mixture's expert products.
+# is closest to its roofline there; where the cell itself was not measured, scaled by the ratio of the two floors. Both
+# forms of the cache lie in pages of 16 tokens. NVFP4 products of the dense model stand for the mixture's expert
+# products.
 
 # %%
 rows = records.rows(device="h200")
@@ -178,7 +180,7 @@ def kernels(*precisions: str) -> list[dict]:
 
 FORMS = {"bf16": ("bf16",), "fp8": ("fp8-kv", "fp8-kv-unit")}
 UNPAGED = {"torch_sdpa", "contiguous_bf16", "in_order_bf16", "cuda_contiguous_bf16"}
-cached = {form: [r for r in kernels(*precisions) if "ctx" in r["workload"] and r["name"] not in UNPAGED]
+cached = {form: [r for r in kernels(*precisions) if r["workload"].get("page") == 16 and r["name"] not in UNPAGED]
           for form, precisions in FORMS.items()}  # fmt: skip
 recurrent = [r for r in kernels("f32") if "batch" in r["workload"] and "ctx" not in r["workload"]]
 products = [r for r in kernels("nvfp4-w4a16", "nvfp4-w4a16-rounded") if "M" in r["workload"]]
@@ -320,24 +322,57 @@ notebook.text(
 # ## 5. Paged against contiguous
 #
 # LP1 found paging free on GB10 within the noise, after a batch-8 anomaly that was a mixed load. Our question is the
-# kernel's: the same kernel with one page per sequence (a table of one entry, one run of memory) against pages anywhere.
+# kernel's: the same kernel with one page per sequence (a table of one entry, one run of memory) against pages anywhere,
+# once for the Triton kernel and once for the CUDA one. A third card asks for a page of 64 tokens instead of 16.
 
 # %%
-notebook.question(PAGED)
+notebook.question(PAGED[1])
 
 # %%
 notebook.show(notebook.verdicts(phases.judge_recorded([phases.card("lp1")])), code=["phase"])
 
 # %%
-paged = notebook.measured("lp1-kernel", "h200")
-notebook.show(notebook.verdicts([paged]), code=["phase"]) if paged else notebook.unmeasured("lp1-kernel", "h200")
+judged = [j for j in (notebook.measured(c.id, "h200") for c in PAGED) if j]
+notebook.show(notebook.verdicts(judged), code=["phase"])
 
 # %%
-notebook.show(notebook.timings("lp1-kernel", "h200"), code=["phase", "workload", "arm"]) if paged else None
+*LAYOUTS, PAGE64 = PAGED
+found = {card.id: notebook.arms(card, "h200") for card in PAGED}
+names = ["kernel", "workload", "contiguous us", "paged us", "paging costs %", "run"]
+lines = []
+for card in LAYOUTS:
+    for workload, arms in found[card.id].items():
+        apart, whole = arms[card.candidate], arms[card.control]["median_us"]
+        lines.append((card.candidate, workload, whole, apart["median_us"], 100 * (apart["median_us"] / whole - 1),
+                      apart["run"]))  # fmt: skip
+costs = pd.DataFrame(lines, columns=names)
+notebook.show(costs, code=["kernel", "workload", "run"])
+
+# %%
+names = ["arm", "workload", "page 16 us", "page 64 us", "change %", "run of page 16", "run of page 64"]
+lines = []
+for workload, small in found[PAGE64.id].items():
+    large = found[PAGE64.id].get(f"{workload}_p64", {})
+    for arm in sorted(small.keys() & large.keys()):
+        us = [rows[arm]["median_us"] for rows in (small, large)]
+        lines.append((arm, workload, *us, 100 * (us[1] / us[0] - 1), small[arm]["run"], large[arm]["run"]))
+sizes = pd.DataFrame(lines, columns=names)
+notebook.show(sizes, code=["arm", "workload", *names[-2:]])
+
+# %%
+lost = costs.groupby("kernel")["paging costs %"].agg(["min", "max"])
+changed = sizes[sizes["arm"] == PAGE64.candidate]["change %"]
+notebook.text(
+    "Pages anywhere against one run of memory, the same bytes, by the medians: "
+    + ", ".join(f"`{kernel}` {low:+.1f} to {high:+.1f} %" for kernel, low, high in lost.itertuples())
+    + f". Pages of 64 tokens change `{PAGE64.candidate}` by {changed.min():+.1f} to {changed.max():+.1f} %. A larger "
+    "page means fewer ids and longer runs of memory at once, so these rows do not say which of the two pays. "
+    + notebook.origin(arms[name] for c in LAYOUTS for arms in found[c.id].values() for name in (c.control, c.candidate))
+)
 
 # %% [markdown]
 # ## 6. What would change the verdicts
 
 # %%
-asked = [STEP, ROOM, PAGED]
+asked = [STEP, ROOM, *PAGED]
 notebook.show(pd.DataFrame([{"phase": c.id, "what would change it": c.limits} for c in asked]), code=["phase"])

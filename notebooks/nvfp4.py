@@ -19,8 +19,7 @@
 # Further questions are about the kernels themselves on a GPU without FP4 tensor cores: whether they beat the bf16
 # product, what the occupancy levers of row LP6 do here, and whether the inversions of row LP16 hold on Hopper.
 #
-# Numbers come from rows: recorded figures by id, measured rows from `profiles/`. Kernels below run in Triton's
-# interpreter where there is no GPU.
+# Numbers come from recorded figures and measured rows. Kernels run in Triton's interpreter where there is no GPU.
 
 # %%
 import dataclasses
@@ -346,13 +345,14 @@ for c in kernel_cards:
 notebook.show(pd.DataFrame(rows), code=["card", "workload"]) if rows else None
 
 # %% [markdown]
-# Whose kernels these are, computed from the launch that each row recorded and the one that the present code would
-# choose. A kernel whose source changed under the same launch is not seen so: `kernels/nvfp4/NOTES.md` says which did.
+# Whose kernels these are, by the launch that each row (of a workload that its card still asks) recorded and the one
+# that the code would choose. A source changed under the same launch is not seen so: `kernels/nvfp4/NOTES.md` has them.
 
 # %%
 limits = [phases.card(i) for i in ("w4a16-decode", "w4a16-prefill-limit", "w4a8-prefill-limit")]
-of = {c.id: notebook.origin(records.rows(device=DEVICE, phase=c.id)) for c in (*kernel_cards, *limits)}
-notebook.text("\n".join(f"- `{name}`: {said or 'no rows yet.'}" for name, said in of.items()))
+asked = {c.id: c.workloads for c in (*kernel_cards, *limits)}
+of = {i: [r for r in records.rows(device=DEVICE, phase=i) if r["workload_id"] in w] for i, w in asked.items()}
+notebook.text("\n".join(f"- `{name}`: {notebook.origin(rows) or 'no rows yet.'}" for name, rows in of.items()))
 
 # %% [markdown]
 # Whether the control's passes over the weights could have come from DRAM:
