@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import math
 import os
@@ -207,7 +208,7 @@ def _git(*arguments: str) -> str:
 
 
 def provenance() -> dict[str, Any]:
-    """How a row was made: GPU, driver, versions, commit, and an allow-list of the environment."""
+    """How a row was made: GPU (name, and an id of the card), driver, versions, commit, and some of the environment."""
     import torch
 
     head, dirty = commit()
@@ -230,7 +231,13 @@ def provenance() -> dict[str, Any]:
         properties = torch.cuda.get_device_properties(0)
         facts |= {"gpu": properties.name, "sms": properties.multi_processor_count, "l2_bytes": properties.L2_cache_size}
         facts["driver"] = smi("driver_version")
+        facts["gpu_id"] = same_card(smi("uuid"))
     return facts
+
+
+def same_card(uuid: str | None) -> str | None:
+    """Eight digits that are equal for rows of one physical GPU and say nothing else about it; None without a uuid."""
+    return hashlib.sha256(uuid.encode()).hexdigest()[:8] if uuid else None
 
 
 def smi(*fields: str) -> str | None:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -325,6 +326,20 @@ def test_provenance_says_nothing_of_person_or_place(monkeypatch: pytest.MonkeyPa
     assert "hunter2" not in facts
     assert str(REPOSITORY) not in facts
     assert '"CUDA_VISIBLE_DEVICES": "0"' in facts
+
+
+def test_rows_of_one_card_can_be_told_without_its_serial(monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = SimpleNamespace(name="NVIDIA H200", multi_processor_count=132, L2_cache_size=1 << 26)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda index: properties)
+    found = []
+    for uuid in ("GPU-5e01-a", "GPU-5e01-a", "GPU-5e01-b", None):
+        monkeypatch.setattr(records, "smi", lambda field, uuid=uuid: uuid if field == "uuid" else "580.95")
+        found.append(records.provenance())
+    assert found[0]["gpu_id"] == found[1]["gpu_id"] != found[2]["gpu_id"]
+    assert len(found[0]["gpu_id"]) == 8
+    assert "5e01" not in json.dumps(found)
+    assert found[3]["gpu_id"] is None
 
 
 def test_run_names_sort_by_time() -> None:
