@@ -154,7 +154,8 @@ class CudaSource:
     options:    compiler options beyond the architecture, e.g. ("--std=c++17",).
     capability: lowest compute capability it compiles for.
     architecture: the only one it is for, e.g. "sm_90a" for wgmma; "" compiles for the device it runs on.
-    shared_bytes: dynamic shared memory of a launch, the largest of its kernels; the compiler does not see it.
+    shared_bytes: dynamic shared memory of a launch, the largest of its kernels, or one figure for each of them in
+                  their order; the compiler does not see it.
     """
 
     path: Path
@@ -162,7 +163,13 @@ class CudaSource:
     options: tuple[str, ...] = ("--std=c++17",)
     capability: tuple[int, int] = (8, 0)
     architecture: str = ""
-    shared_bytes: int = 0
+    shared_bytes: int | tuple[int, ...] = 0
+
+    def shared_of(self, kernel: str) -> int:
+        """Dynamic shared memory of a launch of one kernel, in bytes."""
+        if isinstance(self.shared_bytes, int):
+            return self.shared_bytes
+        return dict(zip(self.kernels, self.shared_bytes, strict=True))[kernel]
 
 
 def _same(inputs: Tensors) -> Tensors:
@@ -195,6 +202,8 @@ class Candidate:
     refuses:   workload -> "" or the reason why this candidate does not take it.
     builds:    compute capability (90, 121, ...) -> the Triton kernels to compile ahead of time for it.
     config:    workload -> the launch choice in one line, stored in the row.
+    no_route:  "" or why no router takes it: an arm that shows a defect or one change to another arm, or whose times do
+               not compare with others'.
     """
 
     name: str
@@ -205,6 +214,7 @@ class Candidate:
     refuses: Callable[[Workload], str] = _accepts
     builds: Callable[[int], tuple[Build, ...]] = _no_builds
     config: Callable[[Workload], str] = _no_config
+    no_route: str = ""
 
 
 def interpreted() -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from lab import families
@@ -105,6 +105,8 @@ def check(family: families.Family, candidate: Any, workload: Any, seed: int = 0,
         return Check(family.name, candidate.name, workload.id, candidate.precision, status, message, errors, seconds)
 
     capability = families.gpu_capability() if device != "cpu" else None
+    if device == "cpu" and candidate.needs.triton:  # in Triton's interpreter, to which no capability matters
+        candidate = replace(candidate, needs=replace(candidate.needs, capability=(0, 0)))
     reason = families.unmet(candidate, capability) or candidate.refuses(workload)
     if reason:
         return result("skipped", reason)

@@ -124,7 +124,7 @@ def compile_cuda(source: Any, target: int) -> list[dict[str, Any]]:
                 target,
                 int(used.group(1)),
                 int(spills.group(1)) if spills else None,
-                shared + source.shared_bytes,
+                shared + source.shared_of(name),
                 _threads(entry.group(1)),
                 matrix_instruction(entry.group(1)),
             )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -73,6 +74,7 @@ class State:
     """How one arm is doing. status as in a row; `timing` only when it is ok.
 
     errors: relative error of each output in the check before the timing; relative_error is the largest of them.
+    prepare_us, prepared_bytes: see `_arm` and `added_bytes`; None before `prepare` ran.
     """
 
     role: str
@@ -82,6 +84,8 @@ class State:
     relative_error: float | None = None
     errors: dict[str, float] = field(default_factory=dict)
     relative_error_after: float | None = None
+    prepare_us: float | None = None
+    prepared_bytes: int | None = None
     timing: dict[str, Any] = field(default_factory=dict)
 
     def fail(self, status: str, message: str) -> None:
@@ -188,9 +192,10 @@ def execute(job: Job, tell: Callable[[dict[str, Any]], None] = lambda message: N
         wanted = [state.name] if arms else [state.name, timing.AGAIN]
         try:
             built = [_arm(name, family, candidate, workload, job, backend, kept, room) for name in wanted]
-            for arm in built:
+            _, state.prepare_us, state.prepared_bytes = built[0]
+            for arm, *_ in built:
                 timer.prepare(arm)
-            arms += built
+            arms += [arm for arm, *_ in built]
         except Exception as error:  # whatever a candidate throws is its own row's status, not ours
             status, line, fatal = status_of(error)
             state.fail(status, line)
@@ -240,18 +245,50 @@ def _arm(
     backend: Backend,
     kept: dict[str, Any],
     room_bytes: float,
-) -> timing.Arm:
-    """An arm with its sets; the inputs of the first set stay in `kept`, for the check after the timing."""
+) -> tuple[timing.Arm, float, int | None]:
+    """(arm with its sets, us that `prepare` took, bytes that it added); inputs of set one stay in `kept` for `recheck`.
+
+    The time is the wall clock's, the device idle before and done after, the fastest over the sets: what packing at load
+    costs once memory is at hand. Compiling is over by then, since the check has prepared before.
+    """
     moved = family.cost(workload, candidate.precision).bytes
     count = timing.sets_for(moved, backend.l2_bytes, job.l2)
     count = min(count, max(2 if job.l2 == "cold" else 1, int(min(room_bytes / max(moved, 1.0), count))))
-    sets = []
+    sets: list[tuple[Any, Any]] = []
+    fastest_s = math.inf
     first_seed = job.seed + (1000 if name == timing.AGAIN else 1)
     for number in range(count):
         inputs = family.cases.inputs(workload, first_seed + number, backend.device)
-        sets.append((candidate.prepare(inputs), family.cases.outputs(workload, inputs)))
+        _wait(backend)
+        began = time.perf_counter()
+        args = candidate.prepare(inputs)
+        _wait(backend)
+        fastest_s = min(fastest_s, time.perf_counter() - began)
+        sets.append((args, family.cases.outputs(workload, inputs)))
         kept.setdefault(name, inputs)
-    return timing.Arm(name, candidate.run, sets)
+    return timing.Arm(name, candidate.run, sets), 1e6 * fastest_s, added_bytes(args, inputs)
+
+
+def _wait(backend: Backend) -> None:
+    """Until the device has done what it was given."""
+    if backend.device == "cuda":
+        import torch
+
+        torch.cuda.synchronize()
+
+
+def added_bytes(args: dict[str, Any], inputs: dict[str, Any]) -> int | None:
+    """Memory that `prepare` added to the inputs' own: packed copies and workspace, each storage once.
+
+    What it handed on as it came is none of it. None where `args` holds a library's object, whose memory is not seen.
+    """
+    tensors = [value for value in args.values() if hasattr(value, "untyped_storage")]
+    others = [value for value in args.values() if not hasattr(value, "untyped_storage")]
+    if not all(isinstance(value, (int, float, str)) for value in others):
+        return None
+    theirs = {tensor.untyped_storage().data_ptr() for tensor in inputs.values()}
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(size for place, size in storages.items() if place not in theirs)
 
 
 def recheck(

@@ -132,12 +132,13 @@ def render(rows: Iterable[AotRow]) -> str:
             out.append(_line(COLUMNS, widths))
         for build in dict.fromkeys(row.build for row in members):
             out += [_clip(f"  {build}")] if build else []
+            said: set[str] = set()
             for row in (row for row in members if row.build == build):
                 if row.status == "ok":
                     out.append(_line(_cells(row), widths))
                     out += [f"            does not fit: {_misfit(row)}"] if row.fits is False else []
-                else:
-                    text = f"    sm_{row.target:<4} {row.status}: {row.message}"
+                elif (text := f"    sm_{row.target:<4} {row.status}: {row.message}") not in said:
+                    said.add(text)  # one source compiled for several shapes says why it cannot be only once a target
                     out += textwrap.wrap(text, WIDTH, subsequent_indent=" " * 12, drop_whitespace=True)
         out.append("")
     return "\n".join(out)

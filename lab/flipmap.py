@@ -70,6 +70,7 @@ class Flip:
     bounds:          (device id, arm) -> Bound.
     expected_pct:    device id -> change from the control's bound to the candidate's in %.
     measured_pct:    the measured change at the workload on `here`, None without rows.
+    errors:          relative errors of the control and the candidate there, () without both.
     asks_otherwise:  in what the two gates ask differently, "" where one word answers for both.
     """
 
@@ -87,6 +88,7 @@ class Flip:
     measured_pct: float | None
     why: str
     asks_otherwise: str
+    errors: tuple[float, ...] = ()
     front: bool = False
 
     @property
@@ -197,6 +199,7 @@ def _flip(entry: Mapping[str, Any], replayed: Mapping[str, phases.Judgement], he
         measured_pct=_change(rows, measured_at["control"].id, workload.id),
         why=entry.get("why", ""),
         asks_otherwise=entry.get("asks_otherwise", ""),
+        errors=_errors(rows, workload.id),
         front="front" in entry,
     )
 
@@ -212,6 +215,12 @@ def _change(rows: Sequence[Mapping[str, Any]], control_workload: str, workload: 
     return None if base is None or now is None else 100 * (now / base - 1)
 
 
+def _errors(rows: Sequence[Mapping[str, Any]], workload: str) -> tuple[float, ...]:
+    pair = evidence.pairs(rows).get(workload, (None, None))
+    stated = [evidence.errors(row).get("") for row in pair if row]
+    return tuple(e for e in stated if e is not None) if len(stated) == 2 and None not in stated else ()
+
+
 def readme(text: str, found: Sequence[Flip]) -> str:
     """The README's text with its table made again from the pairs marked `front`; BadInput where its marks are gone."""
     start, end = (text.find(mark) for mark in MARKS)
@@ -225,6 +234,8 @@ def readme(text: str, found: Sequence[Flip]) -> str:
         word = "" if flip.asks_otherwise else f"{flip.word_there} ({flip.there})"
         shown = flip.measured_pct is not None and flip.word_here not in ("", *UNDECIDED)
         change = f"{flip.measured_pct:+.0f} % at `{flip.workload}`" if shown else ""
+        if shown and flip.errors and max(flip.errors) > 2 * min(flip.errors):  # a price beside the time
+            change += ", error {:.2g} % instead of {:.2g} %".format(*(100 * e for e in reversed(flip.errors)))
         here_word = f"{flip.word_here} ({flip.here})" if flip.word_here else "not measured yet"
         lines.append(f"| {flip.row} | {question} | {word} | {here_word} | {change} | `{flip.card}` |")
     return text[: start + len(MARKS[0])] + "\n" + "\n".join(lines) + "\n" + text[end:]

@@ -266,7 +266,11 @@ def row(
     run: str,
     started: str,
 ) -> dict[str, Any]:
-    """The row of one arm. Only an arm that passed both checks has a performance field."""
+    """The row of one arm. Only an arm that passed both checks has a performance field.
+
+    Beside the timing such a row says what the one-off repacking cost: `prepare_us`, the wall time of `prepare`, and
+    `prepared_bytes`, the memory that it added (None where it cannot be seen). Rows of before 2026-11-22T04 lack both.
+    """
     family = families.load(item.card.family)
     candidate = family.candidates.get(outcome["name"])
     precision = candidate.precision if candidate else ""
@@ -305,6 +309,8 @@ def row(
     if comparison is not None and outcome["status"] == "ok":
         clocks = [c for c in comparison["clocks"] if c]
         full |= outcome["timing"] | {
+            "prepare_us": outcome.get("prepare_us"),
+            "prepared_bytes": outcome.get("prepared_bytes"),
             "timer": comparison["timer"],
             "l2": comparison["l2"],
             "order": comparison["order"],

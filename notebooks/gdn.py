@@ -444,5 +444,6 @@ notebook.text(
     f"materialised state. The shapes support that for {low['h, us']:.0f} to {high['h, us']:.0f} of {extra:.0f} us per "
     "token, depending on the chunk size, which is not recorded. To flip it, `fwd_h` and `fwd_o` have to become faster: "
     "more bandwidth does that only as far as they wait for memory, and no recorded figure shows how far that is. A "
-    "trace of those two kernels with the bytes they moved would settle it."
+    "trace of those two kernels with the bytes they moved would settle it. `p5_p6_h200` asks an H200, and shows how "
+    "far its rows predict the recorded times with the chain of chunk steps as a term."
 )

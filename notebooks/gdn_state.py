@@ -16,8 +16,8 @@
 #
 # A recurrent layer carries one matrix per head instead of a cache that grows. Four questions follow, each with a card:
 # does its decode time grow with the context (LP12), may the matrix be stored in bf16 (LP13), how often does it travel
-# (LP9, LP10), and can a batch of several sequences mix their states up (IK1, IK2, IK6)? Numbers come from cards,
-# recorded figures, measured rows, or are computed here; claims are asserted.
+# (LP10), and can a batch of several sequences mix their states up, or cost one of them time (IK1, IK2, IK4, IK6)?
+# Numbers come from cards, recorded figures, measured rows, or are computed here; claims are asserted.
 
 # %%
 from __future__ import annotations
@@ -27,9 +27,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from lab import ceilings, devices, families, models, notebook, phases, plots, projection, recorded, sweeps
-from lab.traces import amdahl
-from lab.traces.amdahl import Interval
+from lab import ceilings, decode_step, devices, families, models, notebook, phases, plots, recorded, records, sweeps
 
 families.interpret_on_cpu()
 
@@ -37,9 +35,8 @@ from kernels.gdn import batches, error_growth
 
 gdn, kv = families.load("gdn"), families.load("kv")
 gb10, h200 = devices.get("gb10"), devices.get("h200")
-MEASURED = {
-    name: notebook.measured(name, "h200") for name in ("lp9-kernel", "lp10-kernel", "lp12-kernel", "lp13-kernel")
-}
+JUDGED = ("ik4-kernel", "lp10-kernel", "lp12-kernel", "lp13-kernel")
+MEASURED = {name: notebook.measured(name, "h200") for name in JUDGED}
 
 
 def value(figure_id: str) -> float:
@@ -48,7 +45,10 @@ def value(figure_id: str) -> float:
 
 
 # %%
-ASKED = [phases.card(i) for i in ("lp12", "lp12-kernel", "lp13", "lp13-kernel", "lp10", "lp10-kernel", "ik6-signature")]
+ASKED = [
+    phases.card(i)
+    for i in ("lp12", "lp12-kernel", "lp13", "lp13-kernel", "lp10", "lp10-kernel", "ik4-kernel", "ik6-signature")
+]
 rows = [{"phase": c.id, "on": c.device, "question": c.question, "if it fails": c.null} for c in ASKED]
 notebook.show(pd.DataFrame(rows), code=["phase"])
 
@@ -97,10 +97,9 @@ assert (grown["attention MB"]["max"] > 50 * grown["attention MB"]["min"]).all()
 notebook.show(floors)
 
 # %%
-state_bytes = models.get("q36-27b").facts["gdn_state_bytes"].value
-kv_token_bytes = (
-    models.get("q36-27b").facts["kv_bytes_per_token"].value / models.get("q36-27b").facts["attention_layers"].value
-)
+FACTS = models.get("q36-27b").facts
+state_bytes = FACTS["gdn_state_bytes"].value
+kv_token_bytes = FACTS["kv_bytes_per_token"].value / FACTS["attention_layers"].value
 break_even = 2 * state_bytes / kv_token_bytes
 notebook.text(
     f"A GDN layer moves its {state_bytes / 1e6:.2f} MB twice; an attention layer moves {kv_token_bytes:,.0f} bytes per "
@@ -108,25 +107,42 @@ notebook.text(
 )
 
 # %% [markdown]
-# The card for measured rows holds two contexts at the same batch against each other (`against` in its gate):
-
-# %%
-notebook.show(notebook.gate(phases.card("lp12-kernel")), code=["condition"])
+# The card for measured rows holds two contexts at the same batch against each other:
 
 # %%
 found = MEASURED["lp12-kernel"]
 notebook.show(notebook.verdicts([found])) if found else notebook.unmeasured("lp12-kernel", "h200")
 
 # %%
-held = notebook.timings("p6-kernel", "h200")
-notebook.show(
-    held[held["arm"] == "splitkv_bf16"][["workload", "median us", "floor us", "of roofline"]], code=["workload"]
+found = {
+    (name, workload): arms[name]["median_us"]
+    for card, name in (("lp12-kernel", "splitkv_bf16"), ("p6-cuda", "cuda_bf16"))
+    for workload, arms in notebook.arms(phases.card(card), "h200").items()
+    if card == "lp12-kernel" or "_b1_" in workload
+}
+lines = []
+for (name, workload), us in found.items():
+    moved = kv.cost(kv.workload(workload), "bf16").bytes
+    lines.append((name, workload, moved / h200.bandwidth.base * 1e6, us))
+notebook.show(pd.DataFrame(lines, columns=["kernel", "workload", "floor us", "median us"]), code=["kernel", "workload"])
+
+# %%
+grown, fixed = {}, {}
+for name in ("splitkv_bf16", "cuda_bf16"):
+    short, long = (found[name, f"ctx{ctx}_b1_hq24_hkv4_d256"] for ctx in (8192, 32768))
+    grown[name], fixed[name] = 100 * (long / short - 1), short - (long - short) / 3  # 32768 is four times 8192
+many = [found["splitkv_bf16", f"ctx{ctx}_b128_hq24_hkv4_d256"] for ctx in (1024, 8192)]
+assert grown["splitkv_bf16"] < 100 < grown["cuda_bf16"]
+notebook.text(
+    f"At 128 sequences eight times the context takes {many[1] / many[0]:.1f} times as long: the bytes count. At one "
+    f"sequence four times the context adds {grown['splitkv_bf16']:.2f} % where the gate asks for 100: hence PARTIAL. A "
+    f"line through the two contexts starts at {fixed['splitkv_bf16']:.1f} us; for the faster kernel, `cuda_bf16` (from "
+    f"`p6-cuda`), at {fixed['cuda_bf16']:.1f} us: start, pipeline fill and merge, which do not grow "
+    f"(`kernels/kv/NOTES.md`, a fixed cost). With that smaller part the time grows by {grown['cuda_bf16']:.0f} %: the "
+    "PARTIAL is a kernel's fixed part at one sequence."
 )
 
 # %% [markdown]
-# These are rows at one context and three batches. They show the bytes deciding, which is the same mechanism, but a
-# claim about the context needs rows at several: the six workloads of the card.
-#
 # ## 2. LP13: the state in bf16
 #
 # Half the bytes, so about half the time: recorded per launch on GB10, and in decode throughput with the 27B model.
@@ -300,91 +316,79 @@ notebook.text(
 )
 
 # %% [markdown]
-# ## 3. LP9, LP10: how often the state travels
+# ## 3. LP10: how often the state travels
 #
 # Three candidates do the same arithmetic, to the bit (tests): gathered, updated and copied back (six passes over a
-# state); gathered and written in place, as after patch 0018 (four); read and written by id, as after 0019 (two).
+# state); gathered and written in place, as after patch 0018 (four); read and written by id, as after 0019 (two). Every
+# cell from one run of `lp10-kernel`, in us a layer; ids permuted, or in the pool's order ("identity").
 
 # %%
-FORMS = ("recurrent_decode_copied", "recurrent_decode_gathered", "recurrent_decode")
-PASSES = dict(zip(FORMS, (6, 4, 2), strict=True))
-workload = "decode_b128_hk16_hv48_d128"
-lp9 = notebook.timings("lp9-kernel", "h200")
-layer_us = dict(lp9[lp9.workload == workload][["arm", "median us"]].itertuples(index=False))
-pass_us = (layer_us[FORMS[0]] - layer_us[FORMS[2]]) / (PASSES[FORMS[0]] - PASSES[FORMS[2]])
-lp10 = notebook.timings("lp10-kernel", "h200") if MEASURED["lp10-kernel"] else None
-gathered_rows = (
-    {} if lp10 is None else dict(lp10[lp10.workload == workload][["arm", "median us"]].itertuples(index=False))
-)
-known = FORMS[1] in gathered_rows
-layer_us[FORMS[1]] = gathered_rows.get(FORMS[1]) or layer_us[FORMS[2]] + 2 * pass_us
-notebook.show(
-    pd.DataFrame(
-        [(f, PASSES[f], layer_us[f], "measured" if known or f != FORMS[1] else "modelled") for f in FORMS],
-        columns=["form", "passes", f"us at {workload}", "evidence"],
-    ),
-    code=["form"],
-)
+FORMS = {"recurrent_decode_copied": 6, "recurrent_decode_gathered": 4, "recurrent_decode": 2}
+lp10 = notebook.arms(phases.card("lp10-kernel"), "h200")
+BATCHES = sorted({arms["recurrent_decode"]["workload"]["batch"] for arms in lp10.values()})
+layer = {
+    (axes.get("ids", "permuted"), axes["batch"]): {form: arms[form]["median_us"] for form in FORMS}
+    for arms in lp10.values()
+    for axes in [arms["recurrent_decode"]["workload"]]
+}
+assert len({row["run"] for arms in lp10.values() for row in arms.values()}) == 1
+cells = [(ids, f) for ids in ("permuted", "identity") for f in FORMS]
+pivot = [{"ids": i, "form": f, "passes": FORMS[f], **{f"B = {b}": layer[i, b][f] for b in BATCHES}} for i, f in cells]
+notebook.show(pd.DataFrame(pivot), code=["form"])
 
 # %%
 found = MEASURED["lp10-kernel"]
 notebook.show(notebook.verdicts([found])) if found else notebook.unmeasured("lp10-kernel", "h200")
 
 # %% [markdown]
-# What is a layer's time worth to a decode step? On GB10 the shares were recorded, and by Amdahl's law they give the
-# two gains. On the H200 no step was traced, so the rest of the step is bounded from both sides: at the least, the
-# weights read once at the peak bandwidth; at the most, as large against the recurrence as it was on GB10.
+# **As shares of a decode step** of Qwen3.6-27B on the H200: the recurrence in all GDN layers in one of the three forms,
+# and the rest from `lab/decode_step.py`, attention at 256 tokens (the record: 128 and 128) and the NVFP4 weights, each
+# from the measured row nearest in batch, scaled by the floors. Norms, convolution, sampling and gaps are left out, so
+# shares and gains are upper bounds, but at 8 sequences, whose attention is scaled from one's and too long.
 
 # %%
-SHARE = "lp.a2-phase2-decompose.gb10.share.control.bucket"
-shares = {b: value(f"{SHARE}{b}.npl128") / 100 for b in ("d2d-state-copy", "get-rows", "gated-delta-net")}
-without = Interval(math.inf, math.inf, math.inf)
-recorded_gain = {}
-for patch in ("0018", "0019"):
-    before, after = (value(f"lp.patch-{patch}.gb10.decode-agg.{a}.npl128.npp128") for a in ("control", "candidate"))
-    recorded_gain[patch] = 100 * (after / before - 1)
-    assert (
-        abs(
-            recorded_gain[patch]
-            - recorded.figure(f"lp.patch-{patch}.gb10.decode-agg.candidate.npl128.npp128").delta_pct
-        )
-        < 0.1
-    )
-step_share = {"0018": shares["d2d-state-copy"], "0019": shares["get-rows"] / (1 - shares["d2d-state-copy"])}
-gb10_gain = {p: amdahl.project(Interval.of(s, 0.001), without).gain_pct for p, s in step_share.items()}
-assert all(abs(gb10_gain[p].mid - recorded_gain[p]) < 1 for p in step_share)
-
-layers = models.get("q36-27b").facts["gdn_layers"].value
-weights_us = models.get("q36-27b").facts["weight_bytes"].base / h200.bandwidth.base * 1e6
-gdn_us = layers * layer_us[FORMS[2]]
-rest_us = (weights_us, gdn_us * (1 - sum(shares.values())) / shares["gated-delta-net"])
-assert rest_us[0] < rest_us[1]
-lines = []
-for patch, before, after in (("0018", FORMS[0], FORMS[1]), ("0019", FORMS[1], FORMS[2])):
-    of = sorted(layers * layer_us[before] / (layers * layer_us[before] + r) for r in rest_us)
-    share = Interval(of[0], sum(of) / 2, of[1])
-    by = layer_us[before] / layer_us[after]
-    got = amdahl.project(share, Interval(by, by, by)).gain_pct
-    assert got.mid > recorded_gain[patch]
+rows = sorted((r for r in records.rows(device="h200") if r["status"] == "ok"), key=lambda r: r["run"])
+timed = list({(r["name"], r["workload_id"]): r for r in rows}.values())  # the newest
+REST = {
+    "attention": [r for r in timed if r["precision"] == "bf16" and r["workload"].get("page") == 16],
+    "weights": [r for r in timed if r["precision"].startswith("nvfp4-w4a16") and "M" in r["workload"]],
+}
+COPIED, GATHERED, BY_ID = FORMS
+lines, gain = [], {}
+for (ids, batch), by in sorted(layer.items(), key=lambda cell: (cell[0][0] != "permuted", cell[0][1])):
+    needed = [p for p in decode_step.parts(models.get("q36-27b"), batch, 256) if p.name in REST]
+    others = decode_step.from_rows(h200, needed, REST)
+    state = {form: FACTS["gdn_layers"].value * us for form, us in by.items()}
+    total = {form: us + decode_step.total_us(others) for form, us in state.items()}
+    gain[ids, batch] = [100 * (total[a] / total[b] - 1) for a, b in ((COPIED, GATHERED), (GATHERED, BY_ID))]
+    shares = [100 * (1 - total[b] / total[a]) for a, b in ((COPIED, GATHERED), (GATHERED, BY_ID))]
     lines.append(
-        {"patch": patch, "GB10 share": step_share[patch], "GB10 ceiling %": gb10_gain[patch].mid,
-         "GB10 recorded %": recorded_gain[patch], "H200: GDN share of the step": f"{of[0]:.0%} to {of[1]:.0%}",
-         "H200 modelled gain %": f"{got.low:.0f} to {got.high:.0f}"}
+        {"ids": ids, "B": batch, **{f"{t.part} ms": t.us / 1e3 for t in others}, "GDN ms, copied": state[COPIED] / 1e3,
+         "by id": state[BY_ID] / 1e3, "copy back, % of its step": shares[0], "gather, % of its step": shares[1],
+         "0018 gains %": gain[ids, batch][0], "0019 gains %": gain[ids, batch][1]}
     )  # fmt: skip
 notebook.show(pd.DataFrame(lines))
 
 # %%
-name, sped = projection.measured("lp9-kernel", "h200", workload)
-assert name == workload
+SHARE = "lp.a2-phase2-decompose.gb10.share.control.bucket"
+shares = {b: value(f"{SHARE}{b}.npl128") for b in ("d2d-state-copy", "get-rows", "gated-delta-net")}
+patches = (f"lp.patch-{n}.gb10.decode-agg.candidate.npl128.npp128" for n in ("0018", "0019"))
+recorded_gain = [recorded.figure(i).delta_pct for i in patches]
+here = gain["permuted", 128]
+ordered = [abs(a - b) for n in BATCHES for a, b in zip(gain["permuted", n], gain["identity", n], strict=True)]
+assert all(a > b for a, b in zip(here, recorded_gain, strict=True))
+whole = layer["permuted", 128][COPIED] / layer["permuted", 128][BY_ID]
+on_gb10 = sum(shares.values()) / shares["gated-delta-net"]
 notebook.text(
-    f"Both patches together made the layer {sped.mid:.2f} times as fast on the H200 ({sped.low:.2f} to "
-    f"{sped.high:.2f}, measured); on GB10 the shares make that {sum(shares.values()) / shares['gated-delta-net']:.2f}. "
-    "That, and a step taken as short as its weights allow at one end, is why the modelled gains are the larger ones. "
-    "A traced step would replace the bounds."
+    f"Recorded on GB10 at 128 sequences: {recorded_gain[0]:+.1f} % (0018) and {recorded_gain[1]:+.1f} % (0019). On the "
+    f"H200 at most {here[0]:+.1f} and {here[1]:+.1f} %; at one sequence {gain['permuted', 1][0]:+.1f} and "
+    f"{gain['permuted', 1][1]:+.1f} %, where the weights are the step. Both patches together make the layer "
+    f"{whole:.2f} times as fast at 128 sequences, on GB10 by its shares {on_gb10:.2f} times; that, and the parts left "
+    f"out, make the H200's gains larger. The order of the ids moves a gain by {max(ordered):.1f} points at most."
 )
 
 # %% [markdown]
-# ## 4. IK1, IK2, IK6: whose state it is
+# ## 4. IK1, IK2, IK4, IK6: whose state it is
 #
 # A flat batch of tokens becomes launches in which each sequence appears once, with a row of its own. One sequence is
 # used where it stands; equal lengths side by side are one launch; anything else takes a safe path. Two sequences on one
@@ -428,3 +432,18 @@ notebook.text(
     f"between slots, a key with the slot reuses a stale graph {stale['with the slot']} times, a key without it "
     f"{stale['without it']} times. The source gives no figure for this (card `ik6-signature`)."
 )
+
+# %% [markdown]
+# **IK4: what one sequence pays** for the call that serves any number, against the kernel on its state alone, in a pool
+# of eight; `cuda_decode` reads the sequence's id first. `GO` by the median and no more: the interval lies across the
+# line of 1 %.
+
+# %%
+(arms,) = notebook.arms(phases.card("ik4-kernel"), "h200").values()
+us = {name: arms[name]["median_us"] for name in ("cuda_decode_alone", "cuda_decode_served", "cuda_decode")}
+lines = [{"arm": n, "median us": t, "over alone %": 100 * (t / us["cuda_decode_alone"] - 1)} for n, t in us.items()]
+notebook.show(pd.DataFrame(lines), code=["arm"])
+
+# %%
+assert "across the line" in MEASURED["ik4-kernel"].verdict.reason
+notebook.show(notebook.verdicts([MEASURED["ik4-kernel"]]))

@@ -22,12 +22,14 @@
 # %%
 from __future__ import annotations
 
-import dataclasses
-
+import matplotlib
 import pandas as pd
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullLocator
 
 from kernels.nvfp4 import route
-from lab import counters, devices, families, notebook, phases, records, roofline, routes
+from lab import counters, devices, families, notebook, phases, plots, records, roofline, routes, sweep_plots
 
 DEVICE = devices.get("h200")
 LIMITS = [card for card in phases.cards().values() if card.id.endswith("-limit") or card.id == "w4a16-decode"]
@@ -79,7 +81,9 @@ def line(card: phases.Card, workload: str, rows: list[dict]) -> dict:
 
 tables = {card.id: pd.DataFrame([line(card, w, r) for w, r in newest(card).items()]) for card in LIMITS}
 judged = {card.id: notebook.measured(card.id, DEVICE.id) for card in LIMITS}
-assert all((ours > 0).all() for table in tables.values() if len(table) for ours in [table["ours us"]])
+assert all((table["ours us"] > table["floor us"]).all() for table in tables.values() if len(table))
+decode = tables["w4a16-decode"].set_index("workload")["ours us"]
+assert max(decode[f"m{m}_{shape}"] for m in (1, 8) for shape in ("n17408_k5120", "n5120_k17408")) <= 16
 
 # %% [markdown]
 # `floor` is the larger of compulsory bytes over the datasheet's bandwidth and flops over its peak: nothing runs faster.
@@ -124,6 +128,32 @@ shown("w4a16-prefill-limit")
 
 # %%
 shown("w4a8-prefill-limit")
+
+# %% [markdown]
+# W4A8 buys time with accuracy, so each time stands beside its error against the float64 product of the weights and
+# activations as given. `promoted` adds the tensor cores' short sums to float32 every 512 values of K, `fast` only at
+# the end of a tile of 256 tokens (from 512 tokens on). On normals the two err alike, by what rounding to e4m3 costs;
+# the `positive` workloads have sums of one sign, where `fast` loses what its sums cut off.
+
+# %%
+ARMS = {"W4A16": "cuda_gemm", "fast": "cuda_w4a8", "promoted": "cuda_w4a8_promoted"}
+priced = []
+for workload, arms in notebook.arms(phases.card("w4a8-prefill-limit"), DEVICE.id).items():
+    figures = {
+        title: value
+        for label, name in ARMS.items()
+        for title, value in (
+            (f"{label} us", round(arms[name]["median_us"], 1)),
+            (f"{label} error %", round(100 * arms[name]["relative_error"], 2)),
+        )
+    }
+    priced.append({"workload": workload, **figures, "run": arms["cuda_w4a8"]["run"]})
+pairs = pd.DataFrame(priced)
+positive = pairs["workload"].str.endswith("positive")
+assert (pairs["promoted error %"][positive] < 1).all()
+assert (pairs["fast error %"][positive & pairs["workload"].str.startswith("m512")] > 5).all()
+assert (abs(pairs["fast error %"] / pairs["promoted error %"] - 1)[~positive] < 0.02).all()
+notebook.show(pairs, code=["workload"])
 
 # %%
 shown("gdn-prefill-limit")
@@ -185,32 +215,23 @@ notebook.text(
 # %% [markdown]
 # ## Which kernel where
 #
-# The router's tables, from the same rows: the fastest of what may compete for each shape, where that changes, and what
-# the worst choice would cost. `lab routes FAMILY` prints them; `--write` stores what each family's `route.py` reads.
-# In NVFP4 a chained launch never competes, as its time is of a chain of its own kind, and W4A8 competes only where the
-# caller allows rounded activations; the rows marked so are those where that changes the choice. A table takes one run
-# a point, so a kernel that was timed in another run is not in it: `kernels/nvfp4/NOTES.md` names those losses.
+# The router's tables, from the same rows: the fastest of what competes for each shape, where that changes, and what
+# the worst choice would cost. `lab routes FAMILY` prints them and answers for one shape; `--write` stores what each
+# family's `route.py` reads. Arms that show a defect or run in a chain of their own never compete, W4A8 only where the
+# caller names its precision: the rows marked so are those where that changes the choice. `~` marks a time between a
+# candidate's own points, where its run had none.
 
 # %%
-precise = {c.name: c.precision for c in families.load("nvfp4").candidates.values()}
-
-
-def competing(family: str, rounded: bool) -> routes.Table:
-    """The family's table without the candidates that its router bars."""
-    known = routes.table(family, DEVICE.id)
-    barred = {name for name, p in precise.items() if name in route.CHAINED or (p in route.ROUNDED and not rounded)}
-    kept = tuple(p for p in known.points if family != "nvfp4" or p.candidate not in barred)
-    return dataclasses.replace(known, points=kept)
-
-
 rows = []
+known: dict[tuple[str, bool], routes.Table] = {}
 chosen: dict[tuple[str, str, int], str] = {}  # family, shape and place on the axis -> what the router takes unasked
 for family, rounded in (("nvfp4", False), ("nvfp4", True), ("gdn", False), ("q8", False)):
-    known = competing(family, rounded)
+    table = routes.competing(routes.table(family, DEVICE.id), tuple(route.ROUNDED) if rounded else ())
+    known[family, rounded] = table
     last = ("", "")
-    for entry in routes.crossovers(known):
+    for entry in routes.crossovers(table):
         shape = " ".join(f"{a}={v}" for a, v in entry["shape"].items())
-        place, best = (family, shape, entry[known.axis]), entry["best"]
+        place, best = (family, shape, entry[table.axis]), entry["best"]
         turned = last[0] == shape and last[1] != best
         last = (shape, best)
         if rounded and chosen[place] == best:
@@ -221,10 +242,10 @@ for family, rounded in (("nvfp4", False), ("nvfp4", True), ("gdn", False), ("q8"
             {
                 "family": f"{family}, rounded" if rounded else family,
                 "shape": shape,
-                "at": f"{known.axis}={entry[known.axis]}",
+                "at": f"{table.axis}={entry[table.axis]}",
                 "fastest": best,
                 "crossover": "here" if turned else "",
-                "us": round(entry["times_us"][best], 2),
+                "us": ("~" if best in entry["interpolated"] else "") + f"{entry['times_us'][best]:.1f}",
                 "worst": entry["worst"],
                 "costs": f"{entry['cost_of_worst']:.2f}x",
             }
@@ -234,6 +255,55 @@ choices = pd.DataFrame(rows)
 assert {chosen["nvfp4", "K=17408 N=5120", m] for m in (9, 16, 32)} == {"cuda_gemm"}
 assert chosen["nvfp4", "K=5120 N=17408", 16] == "cuda_decode"
 notebook.show(choices, code=["fastest", "worst"])
+
+# %% [markdown]
+# The curves behind the NVFP4 rows: each candidate's own points, a panel a shape, and a ring around what the router
+# takes unasked. Where two curves cross between two rings is not measured, only that they do.
+
+# %%
+CURVES = ("cuda_decode", "cuda_gemm", "torch_bf16", "triton_gemv", "triton_gemm", "cuda_w4a8_promoted")
+TICKS_US = (5, 10, 20, 50, 100, 200, 500, 1000)
+
+
+def crossing(title: str) -> Figure:
+    """A panel a shape: the median time of each of CURVES over M, both axes logarithmic, the router's choices ringed."""
+    points = known["nvfp4", True].points
+    shapes = sorted({p.shape for p in points}, key=lambda shape: (-dict(shape)["N"] * dict(shape)["K"], shape))
+    with matplotlib.rc_context(plots.STYLE):
+        figure = Figure(figsize=(plots.WIDTH_IN, 6.4), facecolor=plots.CARD, layout="constrained")
+        FigureCanvasAgg(figure)
+        for axes, shape in zip(figure.subplots(2, 2).flat, shapes, strict=True):
+            words, own = " ".join(f"{a}={v}" for a, v in shape), [p for p in points if p.shape == shape]
+            for i, name in enumerate(CURVES):
+                line = sorted((p.at, p.median_us) for p in own if p.candidate == name)
+                style = {"color": sweep_plots.COLOURS[i], "marker": sweep_plots.MARKERS[i], "ls": sweep_plots.DASHES[i]}
+                axes.plot(*zip(*line, strict=True), **style, ms=3.5, lw=1.2, mfc=plots.CARD, label=name)
+            taken = [(p.at, p.median_us) for p in own if chosen.get(("nvfp4", words, p.at)) == p.candidate]
+            ring = {"marker": "o", "ms": 10, "mfc": "none", "mec": plots.INK, "mew": 0.9}
+            axes.plot(*zip(*sorted(taken), strict=True), ls="", **ring, label="the router's choice")
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log")
+            axes.set_xticks(sorted({p.at for p in own} - {9, 16, 1024}))
+            axes.set_yticks([t for t in TICKS_US if t < 1.2 * max(p.median_us for p in own)])
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.set_major_formatter(FuncFormatter(plots.plain))
+                axis.set_minor_locator(NullLocator())
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.grid(True, which="major", color="#e8e8e8", linewidth=0.6)
+            axes.set_title(words, loc="left", fontsize=9, color=plots.INK)
+            axes.set(xlabel="M, tokens", ylabel="us")
+        handles, names = axes.get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False, fontsize=8.5)
+        figure.suptitle(title, x=0.01, ha="left", fontsize=10, color=plots.INK)
+    return figure
+
+
+assert len({chosen["nvfp4", "K=2048 N=4096", m] for m in (8, 2048)}) == 2  # there is something to see
+notebook.picture(
+    crossing("NVFP4 on an H200: time over tokens, from rows; W4A8 competes only where asked for"),
+    "Four panels, one a weight shape: the median time of six kernels over 1 to 2048 tokens on logarithmic axes. The "
+    "decode kernel is lowest for few tokens, the tile kernel or torch above, and rings mark the router's choices.",
+)
 
 # %% [markdown]
 # ## What these rows cannot decide

@@ -1,9 +1,10 @@
 // The words of kernels/gdn/hopper.cuh and decode_ptx.cuh that the decode kernels use, on a CPU (see cuda_on_cpu.cuh).
 // Shared memory is static, so blocks run one after the other, from the first or from the last. Memory that a launch
-// writes and reads through the read-only path (__ldg) stops the run.
+// writes and reads through the read-only path (__ldg) stops the run. Which block touches a piece of a state is noted.
 #pragma once
 #include <functional>
 #include <map>
+#include <unordered_map>
 
 #include "cuda_on_cpu.cuh"
 
@@ -50,9 +51,21 @@ template <int TYPE> static u32 pack_half(float low, float high) {
     return TYPE == BF16 ? pack_bf162(low, high) : pack_half2(low, high);
 }
 template <int TYPE> static float widen(u16 bits) { return TYPE == BF16 ? bf16_to_float(bits) : half_to_float(bits); }
-template <int HINT> static uint4 load_state(const char* from, u64) { return global_read<uint4>(from); }
+static std::unordered_map<const char*, int> owners;  // block by 16 bytes of a state, since the last launch
+static u64 contested;                                // accesses to what another block has touched
+static void note_owner(const char* piece) {
+    const auto [entry, first] = owners.insert({piece, (int)blockIdx.x});
+    contested += !first && entry->second != (int)blockIdx.x;
+}
+extern "C" u64 owned_bytes() { return 16 * owners.size(); }
+extern "C" u64 contested_accesses() { return contested; }
+template <int HINT> static uint4 load_state(const char* from, u64) {
+    note_owner(from);
+    return global_read<uint4>(from);
+}
 template <int HINT> static void store_state(char* to, uint4 x, u64) {
     if ((uintptr_t)to % 16) stop("global address");
+    note_owner(to);
     memcpy(to, &x, 16);
 }
 static void store_fp16(u16* to, float x) { *to = (u16)float_to_half(x); }
@@ -80,7 +93,7 @@ static void enter() { own_call(); }
 template <class Kernel, class... Arguments>
 static void start(Kernel kernel, int x, int y, int z, int threads, int order, Arguments... arguments) {
     own_grid = {x, y, z};
-    prefetched.clear();
+    prefetched.clear(), owners.clear(), contested = 0;
     own_call = [=] { kernel(arguments...); };
     launch_on_cpu(enter, x * y * z, threads, 0, order);
 }

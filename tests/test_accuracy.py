@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from kernels.common import Candidate, Cost, Needs, Tensors, Tolerance, Workload, poisoned
+from kernels.common import Candidate, Cost, Needs, Tensors, Tolerance, Workload, has_triton, poisoned
 from lab import accuracy, families
 from lab.accuracy import check, compare
 from lab.errors import BadInput
@@ -179,6 +179,11 @@ def test_prepare_may_repack_but_not_change() -> None:
 def test_unmet_need_is_a_skip_with_its_reason(more: dict[str, Any], reason: str) -> None:
     result = checked(right, **more)
     assert (result.status, result.message, result.errors) == ("skipped", reason, ())
+
+
+@pytest.mark.skipif(not has_triton(), reason="Triton is not installed")
+def test_triton_candidate_for_a_newer_gpu_is_checked_in_the_interpreter() -> None:
+    assert checked(right, needs=Needs(capability=(10, 0), triton="3.6")).status == "ok"
 
 
 def test_seed_makes_fresh_inputs() -> None:

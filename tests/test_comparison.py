@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lab import accuracy, comparison, devices, families, measure, records, timing
 from lab.comparison import Job, execute, status_of
@@ -83,7 +84,7 @@ def caught(name: str, timer: str, folder: Path, monkeypatch: pytest.MonkeyPatch)
     row = records.validated(row_of(found, message, folder, monkeypatch), folder)
     assert row["status"] == "incorrect"
     assert row["errors"] == found["errors"] != {}
-    assert not any(key in row for key in (*records.PERFORMANCE, "aa_pct", "timer"))
+    assert not any(key in row for key in (*records.PERFORMANCE, "aa_pct", "timer", "prepare_us"))
 
 
 @pytest.mark.parametrize("timer", ["graph", "events"])
@@ -124,6 +125,22 @@ def test_peer_that_packs_its_activations_is_prepared_again() -> None:
     assert "`prepare` must not copy them" in found["message"]
     # and a peer that remembers its answers is caught all the same
     assert arm(done("plain", "faster", "memoises_a_clone"), "memoises_a_clone")["status"] == "incorrect"
+
+
+def test_row_says_what_repacking_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copies are the arm's own; an arm that takes its inputs as they are added nothing."""
+    message = done("plain", "faster", "peer_that_packs")
+    family = fake_bench.load("toy")
+    packed = sum(t.nbytes for t in family.cases.inputs(family.workload("n63"), 0, "cpu").values())
+    assert [arm(message, name)["prepared_bytes"] for name in ("plain", "faster", "peer_that_packs")] == [0, 0, packed]
+    assert all(0 < one["prepare_us"] < 1e6 for one in message["arms"])
+    row = row_of(arm(message, "faster"), message, tmp_path, monkeypatch)
+    assert (row["prepare_us"], row["prepared_bytes"]) == (arm(message, "faster")["prepare_us"], 0)
+    skipped = arm(done("plain", "absent"), "absent")
+    assert (skipped["prepare_us"], skipped["prepared_bytes"]) == (None, None)
+    x = torch.ones(8)
+    assert comparison.added_bytes({"x": x[2:], "w": (w := torch.ones(4)), "again": w[1:], "scale": 2.0}, {"x": x}) == 16
+    assert comparison.added_bytes({"layer": object()}, {"x": x}) is None
 
 
 def test_one_name_is_one_arm() -> None:

@@ -127,6 +127,12 @@ class TestToyFamily:
         assert [AotRow.from_json(json.loads(json.dumps(row.to_json()))) for row in toy] == toy
 
 
+def test_table_says_a_need_once_a_target() -> None:
+    """A source compiled for several shapes has a row each, which say the same where none of them can be compiled."""
+    rows = [AotRow("f", "a.cu", "", t, "", "needs", "sm_90a") for t in (80, 80, 120, 120)]
+    assert compile.render(rows).splitlines() == ["f a.cu", "    sm_80   needs: sm_90a", "    sm_120  needs: sm_90a"]
+
+
 @needs_triton
 def test_without_nvcc_and_cupy_a_cuda_source_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if util.find_spec("cupy") is not None:

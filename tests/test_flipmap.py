@@ -123,6 +123,18 @@ def test_the_other_way_round_is_no_flip(committed: list[Flip]) -> None:
     assert by_card(committed, "p5-cuda").asks_otherwise
 
 
+@pytest.mark.parametrize(
+    ("errors", "said"),
+    [((0.034, 0.0017), ", error 0.17 % instead of 3.4 % |"), ((0.0019, 0.0017), ""), ((), "")],
+)
+def test_a_price_in_accuracy_stands_beside_the_time(errors: tuple[float, ...], said: str) -> None:
+    flip = next(f for f in flipmap.flips() if f.front and f.card == "p3-kernel")
+    assert flip.errors[0] > 2 * flip.errors[1]
+    table = flipmap.readme("\n".join(flipmap.MARKS), [replace(flip, errors=errors)])
+    assert ("error" in table) == bool(said)
+    assert said in table
+
+
 def test_without_rows_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "FOLDER", tmp_path)
     bare = flipmap.flips()

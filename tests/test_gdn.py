@@ -357,6 +357,21 @@ def test_cost_of_an_algorithm() -> None:
     assert split.bytes - short.bytes == pytest.approx(2 * held)
 
 
+@pytest.mark.parametrize(
+    ("name", "chunk", "tile", "places", "steps"),
+    [
+        ("t2048_hk16_hv48_d128", 64, 64, 264, 32),  # 96 programs: one wave
+        ("t2048_hk16_hv48_d128", 16, 64, 264, 128),
+        ("b8_t2048_hk16_hv48_d128", 64, 64, 264, 96),  # 768 programs: 2.9 waves
+        ("b8_t2048_hk16_hv48_d128", 64, 128, 132, 96),  # 384 whole heads: 2.9
+        ("b32_t512_hk16_hv32_d128", 64, 64, 264, 64),  # 2,048 programs: 7.8
+        ("t75_hk1_hv2_d128", 64, 64, 1, 8),  # four programs in turn, each a full and a partial chunk
+    ],
+)
+def test_steps_of_a_chain_by_hand(name: str, chunk: int, tile: int, places: int, steps: int) -> None:
+    assert cost.chain_steps(workload(name), chunk, tile, places) == steps
+
+
 # --- ahead of time ---------------------------------------------------------------------------------------------------
 
 AHEAD_OF_TIME = """

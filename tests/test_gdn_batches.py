@@ -158,7 +158,7 @@ def test_a_single_sequence_is_not_copied(count: int) -> None:
     assert ("in_order" in got) == (count == 1), "its own row is row 0: no id has to be read"
 
 
-@pytest.mark.parametrize("name", ["cuda_decode_alone", "cuda_decode_served"])
+@pytest.mark.parametrize("name", ["cuda_decode_alone", "cuda_decode_alone_again", "cuda_decode_served"])
 def test_one_sequence_launches_the_same_kernel_either_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is launched for one sequence of a pool: same kernel, same addresses, no ids, and nothing else (IK4)."""
     from kernels.gdn import cases, cuda_decode, cuda_decode_single
@@ -246,10 +246,16 @@ def test_a_key_tells_lengths_and_kinds_apart_and_lets_slots_of_a_batch_move() ->
 # The code words ------------------------------------------------------------------------------------------------------
 
 
-def recall_with(slots: Sequence[int], together: bool) -> crossbleed.Recall:
+def recall_with(
+    slots: Sequence[int],
+    together: bool,
+    kernels: tuple[str, str] = ("recurrent_decode", "torch_chunk"),
+    dtype: torch.dtype = torch.float32,
+) -> crossbleed.Recall:
     """A system: every sequence's word is stored letter by letter (key e_t, learning rate 1, no decay), then read.
 
     together: one batch for all sequences; else a loop over them, each a single launch, as the known mistake had it.
+    kernels: for decode and for prefill; dtype: of q, k and v.
     """
 
     def recall(words: Sequence[str]) -> list[str]:
@@ -262,12 +268,13 @@ def recall_with(slots: Sequence[int], together: bool) -> crossbleed.Recall:
             found = torch.empty(len(order), 1, DIM, device=DEVICE)
             for group in groups:
                 at = [i for i, s in enumerate(order) if s in group]
-                tokens = {"q": eye[[q[i] for i in at]][:, None], "k": eye[[k[i] for i in at]][:, None]}
-                tokens |= {"v": values[at][:, None], "g": torch.zeros(len(at), 1, device=DEVICE)}
+                tokens = {"q": eye[[q[i] for i in at]], "k": eye[[k[i] for i in at]], "v": values[at]}
+                tokens = {name: x[:, None].to(dtype) for name, x in tokens.items()}
+                tokens["g"] = torch.zeros(len(at), 1, device=DEVICE)
                 tokens["beta"] = torch.full((len(at), 1), beta, device=DEVICE)
                 plan = batches.decompose(group, {s: slots[s] for s in group}, [s for s in fresh if s in group])
-                run = candidate("recurrent_decode"), candidate("torch_chunk")
-                found[at] = batches.run(plan, {n: t.contiguous() for n, t in tokens.items()}, pool, *run)
+                run = (candidate(name) for name in kernels)
+                found[at] = batches.run(plan, {n: t.contiguous() for n, t in tokens.items()}, pool, *run).to(found)
             return found[:, 0]
 
         everyone = list(range(len(words)))
@@ -302,3 +309,19 @@ def test_code_words_bleed_over_the_aliased_pool_from_three_on() -> None:
     assert [(b.np, b.status) for b in found] == [(n, "clean" if n <= 2 else "dirty") for n in (1, 2, 3, 4, 6, 7)]
     with pytest.raises(ValueError, match="share slot 0"):
         crossbleed.run(recall_with(aliased, True), (3,))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("together", [True, False], ids=["batched", "looped"])
+def test_code_words_through_the_cuda_kernels(together: bool) -> None:
+    """cuda_decode and cuda_scan, clean with a row each and dirty over two shared rows; bf16 activations."""
+    pytest.importorskip("cupy", reason="the CUDA C++ candidates are loaded through CuPy")
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("sm_90a code runs on compute capability 9.0 only")
+    kernels, sizes = ("cuda_decode", "cuda_scan"), (1, 3, 4, 6, 7)
+    own = [(5 * i + 3) % 8 for i in range(8)]
+    found = crossbleed.run(recall_with(own, together, kernels, torch.bfloat16), sizes)
+    assert [(b.np, b.status) for b in found] == [(n, "clean") for n in sizes]
+    if not together:
+        aliased = recall_with([i % 2 for i in range(8)], False, kernels, torch.bfloat16)
+        assert [b.status for b in crossbleed.run(aliased, sizes)] == ["clean", *["dirty"] * 4]

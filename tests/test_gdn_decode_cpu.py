@@ -138,6 +138,12 @@ def test_every_kernel_agrees_with_the_reference(
         assert form == "step" or not args["arrived"].any(), "the tickets are not cleared for the next launch"
 
 
+def touched(made: ctypes.CDLL) -> tuple[int, int]:
+    """(bytes of states that the last launch read or wrote, accesses to what another block had touched)."""
+    made.owned_bytes.restype = made.contested_accesses.restype = ctypes.c_uint64
+    return made.owned_bytes(), made.contested_accesses()
+
+
 SMALL = cuda_decode.SMALL["f32"]
 CHANGES = {
     # what is changed: (workload, the outputs that must show it)
@@ -210,6 +216,31 @@ def test_what_is_fetched_into_l2(variant: DecodeVariant, monkeypatch: pytest.Mon
     read = library(cuda_decode.SOURCE, UNCHANGED).prefetched_bytes
     read.restype = ctypes.c_uint64
     assert read() == (live.nbytes if variant.prefetch else 0)
+
+
+@pytest.mark.parametrize("variant", cuda_decode.VARIANTS, ids=lambda v: v.kernel)
+@pytest.mark.parametrize("form", ["step", "conv"])
+def test_a_piece_of_a_state_belongs_to_one_block(
+    variant: DecodeVariant, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With permuted ids: every 16 bytes of a live state are read and written by one block, all others by none.
+
+    Blocks that share nothing cannot race over the pool, whatever runs at once. The second half is the same with all
+    sequences sent to one row.
+    """
+    problem = cases._decode(4, (1, 3), pad=1, D=variant.dim, state_dtype=variant.state)
+    problem = cases._from_conv(problem) if form == "conv" else problem
+    source = cuda_decode_conv.SOURCE if form == "conv" else cuda_decode.SOURCE
+    inputs, _ = found(variant, problem, Cpu(), monkeypatch)
+    rows = [row for row in inputs["state_rows"].tolist() if row >= 0]
+    assert rows != sorted(rows), "the ids are not permuted"
+    assert touched(library(source, UNCHANGED)) == (inputs["state"][rows].nbytes, 0)
+    if variant == SMALL:
+        change = ("(long)slot * hv + head) * D", "(long)0 * hv + head) * D")
+        found(variant, problem, Cpu(0, change), monkeypatch)
+        owned, contested = touched(library(source, change))
+        assert owned == inputs["state"][:1].nbytes
+        assert contested > 0
 
 
 def ids_of(batch: int, rows: int, empty: int) -> torch.Tensor:

@@ -5,6 +5,7 @@ import pytest
 from kernels import routing
 from kernels.common import Candidate, Workload
 from kernels.gdn import cases, route
+from lab import families
 
 PEAKS = {"bf16": 759.0, "tf32": 380.0, "f32": 60.0}
 LONG = next(w for w in cases.WORKLOADS if w.id == "t2048_hk16_hv48_d128")
@@ -55,3 +56,19 @@ def test_decode_is_not_routed() -> None:
     decode = next(w for w in cases.WORKLOADS if w["op"] == "decode")
     with pytest.raises(ValueError, match="op = decode"):
         chosen(decode)
+
+
+def test_the_roofline_knows_what_each_algorithm_passes_through_memory() -> None:
+    """Twenty launches of plain torch are no rival of one fused kernel, whatever the floor of the problem is."""
+    ours = families.load("gdn").candidates
+    every = tuple(ours[name] for name in ("torch_chunk", "fused_chunk", "split_pipeline"))
+    choice = route.choose(LONG, "no-table-here", every, 273.0, {"bf16": 213.0, "f32": 31.0})
+    assert list(choice.times_us) == ["fused_chunk", "split_pipeline", "torch_chunk"]
+    assert set(route.ALGORITHMS) <= set(ours)
+
+
+def test_tokens_sequences_and_heads_make_the_question() -> None:
+    workload, _ = route.ROUTER.asked({"T": "2048", "batch": "8", "Hk": "16", "Hv": "48"})
+    assert (workload["op"], workload["T"], workload["batch"], workload["D"]) == ("prefill", 2048, 8, 128)
+    with pytest.raises(ValueError, match="Hv=40: not a multiple of Hk=16"):
+        route.ROUTER.asked({"T": "2048", "Hk": "16", "Hv": "40"})

@@ -43,6 +43,11 @@ extern "C" void scan_on_cpu(int x, int hv, int sequences, int threads, const Ten
                   hv, state_type);
     });
 }
+extern "C" void sizes_on_cpu(int* to) {
+    const int found[] = {Preparation<DIM>::BYTES, STAGES * Stage<DIM, GROUPS>::BYTES + GROUPS * TILE, BLOCK, TRIANGLE,
+                         triangle_step(0), triangle_step(1), triangle_step(2), triangle_step(3)};
+    for (int n : found) *to++ = n;
+}
 """
 
 
@@ -64,6 +69,8 @@ def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Any:
             kept = (f"PREPARE({dim}, {dtype},", f"SCAN({dim}, {dtype}, {groups},")
             keep = [x for x in source.splitlines() if x.startswith(kept) or not x.startswith(("PREPARE(", "SCAN("))]
             entry = ENTRY.replace("PREPARE_NAME", f"gdn_prepare_d{dim}_{dtype}").replace("SCAN_NAME", variant.kernel)
+            for name, value in (("DIM", dim), ("GROUPS", groups), ("STAGES", cuda_scan.STAGES)):
+                entry = entry.replace(name, str(value))
             path = folder / f"{variant.kernel}.cpp"
             path.write_text("\n".join(keep) + entry)
             command = [compiler, "-O2", "-std=c++20", "-w", "-shared", "-fPIC", str(path), "-o", f"{path}.so"]
@@ -112,12 +119,19 @@ def run(library: Any, variant: cuda_scan.ScanVariant, inputs: Tensors, out: Tens
 
 
 def problems(variant: cuda_scan.ScanVariant) -> tuple[Workload, ...]:
-    """A ragged batch of raw keys, and for the halves of heads also similar keys over six chunks."""
+    """A ragged batch of raw keys, for the halves of heads similar keys over six chunks; D = 64 in every regime and with
+    four v heads to each of two k heads; one token, one whole chunk, and 8,193 tokens."""
     wide = variant.dtype == cuda_scan.WIDE
     shape: dict[str, Any] = {"D": variant.dim, "dtype": "bf16" if wide else variant.dtype}
     shape["out_dtype"] = "f32" if wide else ""
     ragged = cases._prefill(140, (1, 3), lengths="64-1-75", qk_l2norm=1, **shape)
-    return (ragged, cases._prefill(330, (1, 1), regime="similar", **shape)) if variant.groups == 1 else (ragged,)
+    found = [ragged, cases._prefill(330, (1, 1), regime="similar", **shape)][: 3 - variant.groups]
+    if variant.dim == 64 and variant.dtype == "bf16":
+        found += [cases._prefill(70, (1, 1), regime=r, **shape) for r in ("keep", "forget", "beta0", "beta1")]
+        found += [cases._prefill(65, (2, 8), **shape)]
+    if variant.dim == 128 and variant.groups == 1 and variant.dtype != "fp16":
+        found += [cases._prefill(T, (1, 1), **shape) for T in (1, 64, 8193)]
+    return tuple(found)
 
 
 PROBLEMS = tuple((variant, problem) for variant in cuda_scan.VARIANTS for problem in problems(variant))
@@ -144,6 +158,22 @@ def test_on_cpu(on_cpu: Any, variant: cuda_scan.ScanVariant, problem: Workload) 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("variant", cuda_scan.VARIANTS, ids=lambda v: v.kernel)
+def test_the_sizes_of_host_and_kernels_agree(on_cpu: Any, variant: cuda_scan.ScanVariant) -> None:
+    """As the source computes them: shared memory, the block of a chunk, and where the steps of a triangle lie."""
+    found = (ctypes.c_int * 8)()
+    on_cpu(variant).sizes_on_cpu(found)
+    prepare_bytes, scan_bytes, block_bytes, triangle_bytes, *steps = found
+    assert prepare_bytes == cuda_scan.prepare_shared_bytes(variant.dim)
+    barriers = 8 * (2 * cuda_scan.STAGES + 2 * variant.groups)
+    assert scan_bytes + barriers <= variant.shared_bytes < scan_bytes + barriers + 128
+    assert block_bytes == cuda_scan.BLOCK_BYTES == 2 * triangle_bytes + 1024
+    assert block_bytes % 1024 == 0
+    ends = [step + (64 - 16 * s) * 32 for s, step in enumerate(steps)]  # rows 16 s and on, of 32 bytes
+    assert ends == [*steps[1:], triangle_bytes]
+
+
+@pytest.mark.slow
 def test_raw_rows_of_any_size_become_fp16(on_cpu: Any) -> None:
     """Rows from 2^-40 to 2^40, and one of zeros: far outside fp16, exact once scaled by a power of two."""
     variant = next(v for v in cuda_scan.VARIANTS if v.dtype == cuda_scan.WIDE)
@@ -156,3 +186,58 @@ def test_raw_rows_of_any_size_become_fp16(on_cpu: Any) -> None:
     out = cases.outputs(problem, inputs)
     run(on_cpu(variant), variant, inputs, out)
     assert_within(problem, inputs, out, "fp16")
+
+
+def _of(inputs: Tensors, spans: list[slice], sequences: list[int], dense: bool) -> Tensors:
+    """Some sequences of a ragged batch, as a ragged or (of equal lengths) a dense one."""
+    own = ("q", "k", "v", "g", "beta")
+    found = {n: torch.cat([inputs[n][:, span] for span in spans], dim=0 if dense else 1).contiguous() for n in own}
+    found["initial_state"] = inputs["initial_state"][sequences].contiguous()
+    if not dense:
+        bounds = [0, *torch.tensor([span.stop - span.start for span in spans]).cumsum(0).tolist()]
+        found["cu_seqlens"] = torch.tensor(bounds, dtype=torch.int32)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bf16", cuda_scan.WIDE])
+def test_halves_whole_heads_and_company_give_the_same_bits(on_cpu: Any, dtype: str) -> None:
+    """One sequence in halves of heads and in whole heads, alone, in a dense batch and in ragged ones."""
+    wide = dtype == cuda_scan.WIDE
+    axes: dict[str, Any] = {"D": 128, "dtype": "bf16", "out_dtype": "f32" if wide else ""}
+    problem = cases._prefill(217, (1, 1), lengths="71-75-71", **axes)
+    inputs = cases.inputs(problem, 1, "cpu")
+    first, middle, last = slice(0, 71), slice(71, 146), slice(146, 217)
+    batches = {  # where the sequence of `last` stands: row of o, first token, number of its state
+        "alone": (_of(inputs, [last], [2], True), (0, 0, 0)),
+        "dense": (_of(inputs, [first, last], [0, 2], True), (1, 0, 1)),
+        "ragged": (_of(inputs, [first, middle, last], [0, 1, 2], False), (0, 146, 2)),
+        "first of a ragged batch": (_of(inputs, [last, middle], [2, 1], False), (0, 0, 0)),
+    }
+    found: dict[tuple[str, int], tuple[torch.Tensor, torch.Tensor]] = {}
+    for groups in (1, 2):
+        variant = cuda_scan.ScanVariant(128, dtype, groups)
+        for name, (own, (row, at, state)) in batches.items():
+            out = cases.outputs(problem, own)
+            run(on_cpu(variant), variant, own, out)
+            found[name, groups] = out["o"][row, at : at + 71], out["final_state"][state]
+    wanted = found["alone", 1]
+    assert all(x.isfinite().all() for x in wanted)
+    for key, got in found.items():
+        assert all(torch.equal(x, y) for x, y in zip(got, wanted, strict=True)), key
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("largest", "fits"), [(6e4, True), (7e4, False)])
+def test_the_range_of_v_is_fp16s(on_cpu: Any, largest: float, fits: bool) -> None:
+    """bf16 activations too: the corrected values are packed in fp16, and beyond 65,504 they overflow, not saturate."""
+    variant = cuda_scan.ScanVariant(64, "bf16", 1)
+    problem = cases._prefill(70, (1, 1), dtype="bf16")
+    inputs = cases.inputs(problem, 1, "cpu")
+    inputs["v"] = (inputs["v"].float() * (largest / inputs["v"].float().abs().max())).to(torch.bfloat16)
+    out = cases.outputs(problem, inputs)
+    run(on_cpu(variant), variant, inputs, out)
+    if fits:
+        assert_within(problem, inputs, out, "bf16")
+    else:
+        assert not out["final_state"].isfinite().all()

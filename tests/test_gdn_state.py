@@ -5,6 +5,8 @@ whether a sequence's result depends on what else is in the batch.
 import dataclasses
 import importlib
 import math
+import re
+from collections.abc import Mapping
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.common import Candidate, Tensors, Workload, has_triton
-from kernels.gdn import cases, error_growth
+from kernels.gdn import cases, cuda_decode, cuda_decode_conv, error_growth
 from kernels.gdn.reference import step
 from lab import accuracy, families
 
@@ -188,19 +190,41 @@ def test_identity_ids_are_the_pool_in_order() -> None:
 # The context (LP12) ---------------------------------------------------------------------------------------------------
 
 
+class Noting(dict[str, int | str]):
+    """Axes that remember which of them were asked for."""
+
+    def __init__(self, axes: Mapping[str, int | str]) -> None:
+        super().__init__(axes)
+        self.read: set[str] = set()
+
+    def __getitem__(self, axis: str) -> int | str:
+        self.read.add(axis)
+        return super().__getitem__(axis)
+
+    def get(self, axis: str, default: object = None) -> object:  # type: ignore[override]
+        self.read.add(axis)
+        return super().get(axis, default)
+
+
 @needs_triton
 def test_a_decode_step_has_no_context_to_grow_with() -> None:
-    """No argument of the kernels and no byte of the cost depends on how many tokens came before; attention's do."""
-    words = {"ctx", "context", "seq_lens", "cu_seqlens", "block_table", "tokens", "T"}
+    """No argument of the kernels, in Triton or CUDA, and no axis of the cost says how many tokens came before."""
+    words = {"ctx", "context", "seq_lens", "cu_seqlens", "bounds", "block_table", "tokens", "T"}
     for module in ("triton_decode", "triton_decode_gather"):
         found = vars(importlib.import_module(f"kernels.gdn.{module}"))
         kernels = [value for name, value in found.items() if name.endswith("_decode_kernel")]
         assert kernels
         assert not any(words & set(kernel.arg_names) for kernel in kernels)
-    workload = decode("decode_b128_hk16_hv48_d128")
-    assert GDN.cost(workload, "f32") == GDN.cost(
-        dataclasses.replace(workload, axes={**workload.axes, "ctx": 32768}), "f32"
-    )
+    for source in (cuda_decode.SOURCE, cuda_decode_conv.SOURCE):
+        (given,) = re.findall(r"#define ARGUMENTS((?:.*\\\n)+.*)", source.path.read_text())
+        names = set(re.findall(r"(\w+)\s*(?=[,\\\n]|$)", given))
+        assert {"state", "state_rows", "o", "scale", "batch"} <= names
+        assert not words & names
+    axes = Noting(decode("decode_b128_hk16_hv48_d128").axes)
+    GDN.cost(Workload("noted", axes), "f32")
+    assert "batch" in axes.read
+    assert (words | {"lengths"}) & axes.read <= {"T", "lengths"}
+    assert all(w["T"] == 1 and not w["lengths"] for w in cases.WORKLOADS if w["op"] != "prefill"), "tokens of the step"
     kv = families.load("kv")
     short, long = (next(w for w in kv.cases.WORKLOADS if w.id.startswith(f"ctx{n}_b128_hq24")) for n in (1024, 8192))
     assert kv.cost(long, "bf16").bytes > 7.9 * kv.cost(short, "bf16").bytes

@@ -202,7 +202,10 @@ def test_what_no_sequence_owns_does_not_leak(candidate, workload_id: str) -> Non
 @needs_triton
 @pytest.mark.parametrize("candidate", [c for c in CANDIDATES if c.name != "torch_sdpa"], ids=lambda c: c.name)
 def test_lengths_may_change_after_prepare(candidate) -> None:
-    """A captured graph replays with other seq_lens in the same tensor: nothing may depend on their values at load."""
+    """A captured graph replays with other seq_lens in the same tensor: nothing may depend on their values at load.
+
+    The CUDA kernel, on a CPU and in a captured graph: test_kv_cuda.py.
+    """
     workload, given_ = problem("ctx500_b2_hq6_hkv1_d128_p16_bf16")
     table = torch.arange(given_["page_table"].numel(), dtype=torch.int32, device=DEVICE).reshape(2, -1)
     given_ = given_ | {"page_table": table, "seq_lens": torch.full((2,), 500, dtype=torch.int32, device=DEVICE)}

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from kernels.common import Tensors
-from kernels.kv import cases, layouts
+from kernels.kv import cases, cuda_decode, cuda_layouts, layouts
 from kernels.kv.reference import gather, reference
-from lab import families, phases
+from lab import families, phases, records
 
 BY_ID = {w.id: w for w in cases.WORKLOADS}
 RAGGED = (
@@ -65,7 +65,7 @@ def test_a_swapped_page_would_show() -> None:
     assert not torch.equal(tokens(moved, 0), tokens(given, 0))
 
 
-@pytest.mark.parametrize("card_id", ["lp1-kernel", "lp1-cuda-kernel"])
+@pytest.mark.parametrize("card_id", ["lp1-kernel", "lp1-cuda-kernel", "lp1-cuda-in-order"])
 def test_cards_compare_one_kernel_with_itself(card_id: str) -> None:
     card, kv = phases.card(card_id), families.load("kv")
     arms = [kv.candidate(name) for name in (card.control, card.candidate, *card.beside)]
@@ -76,3 +76,32 @@ def test_cards_compare_one_kernel_with_itself(card_id: str) -> None:
     control, candidate = arms[:2]
     assert control.run.func is candidate.run.func
     assert control.run.keywords == candidate.run.keywords
+
+
+def test_the_cards_about_pages_separate_their_order_from_the_rest() -> None:
+    whole, order = phases.card("lp1-cuda-kernel"), phases.card("lp1-cuda-in-order")
+    assert (order.workloads, order.candidate) == (whole.workloads, whole.candidate)
+    assert whole.control in order.beside
+
+
+def test_cuda_candidates_move_pages_as_their_names_say() -> None:
+    given = cases.inputs(cases._workload(75, 2, 8, 2, 128, role="measure"), 0, "cpu")
+    in_order, whole = (cuda_layouts.CANDIDATES[i].prepare(given) for i in (1, 0))
+    assert in_order["page_table"].tolist() == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    assert (whole["page_table"].tolist(), whole["k"].shape[2]) == ([[0], [1]], 128)
+    page = given["page_table"][1, 2]
+    assert torch.equal(in_order["k"][7], given["k_cache"][page])
+    assert torch.equal(whole["v"][1, :, 32:48], given["v_cache"][page])
+
+
+def test_rows_of_the_contiguous_kernel_stand_until_its_launch_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They state no launch; a launch that is not theirs is stated, and so makes them former."""
+    found = records.rows(device="h200", phase="lp1-cuda-kernel")
+    rows = [r for r in found if r["name"] == "cuda_contiguous_bf16" and r["run"] == "2026-11-22T025436Z"]
+    assert len({r["workload_id"] for r in rows}) == 6
+    assert {families.former(r) for r in rows} == {""}
+    kv, workload = families.load("kv"), BY_ID[rows[0]["workload_id"]]
+    paged, ordered = (kv.candidate(n).config(workload) for n in ("cuda_bf16", "cuda_in_order_bf16"))
+    assert paged == ordered != ""
+    monkeypatch.setattr(cuda_decode, "STAGED_IDS", True)
+    assert {families.former(r) for r in rows} == {"former kernel"}

@@ -92,7 +92,7 @@ def test_reproduced_says_what_agrees():
 
 
 def kernel_row(name: str, workload: str, config: str, **more: Any) -> dict[str, Any]:
-    own = {"family": "nvfp4", "name": name, "workload_id": workload, "config": config, "status": "ok"}
+    own = {"device": "h200", "family": "nvfp4", "name": name, "workload_id": workload, "config": config, "status": "ok"}
     return own | {"run": RUN, "commit": "abcdef0123", "dirty": True} | more
 
 

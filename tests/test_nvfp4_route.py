@@ -1,5 +1,7 @@
 """The measured route of kernels/nvfp4: collapsed first, from a table, else predicted and said so."""
 
+from dataclasses import replace
+
 import pytest
 
 from kernels import routing
@@ -54,21 +56,31 @@ def test_the_table_decides_by_columns() -> None:
     assert chosen((6144, 8)).candidate == "torch_bf16"
 
 
-def test_a_kernel_that_rounds_activations_competes_only_where_asked() -> None:
-    """And one that was timed in chains of its own kind never does."""
-    more = (candidate("cuda_w4a8", precision="nvfp4-w4a8-fast"), candidate("cuda_decode_chained"))
-    faster = (routing.Point("cuda_w4a8", SHAPE, 128, 10.0), routing.Point("cuda_decode_chained", SHAPE, 128, 5.0))
+def test_a_kernel_that_rounds_activations_competes_only_by_the_name_of_its_precision() -> None:
+    """The fast arm, which errs most, is not let in by asking for the careful one. A chained arm never is."""
+    more = (
+        candidate("cuda_w4a8_promoted", precision="nvfp4-w4a8"),
+        candidate("cuda_w4a8", precision="nvfp4-w4a8-fast"),
+        replace(candidate("cuda_decode_chained"), no_route="timed in a chain"),
+    )
+    faster = tuple(routing.Point(c.name, SHAPE, 128, us) for c, us in zip(more, (12.0, 10.0, 5.0), strict=True))
     known = routing.Table("h200", "nvfp4", "M", TABLE.points + faster, "r")
 
-    def asked(rounded: bool) -> str:
-        able = CANDIDATES + more
+    def asked(*precisions: str) -> routing.Choice:
         return route.measured(
-            (6144, 128), 5120, "no-table-here", able, 4440.0, PEAKS, known=known, rounded_activations=rounded
-        ).candidate
+            (6144, 128), 5120, "no-table-here", CANDIDATES + more, 4440.0, PEAKS, known=known, precisions=precisions
+        )
 
-    assert (asked(False), asked(True)) == ("torch_bf16", "cuda_w4a8")
+    assert asked().candidate == "torch_bf16"
+    assert asked("nvfp4-w4a8").candidate == "cuda_w4a8_promoted"
+    assert asked("nvfp4-w4a8-fast").candidate == "cuda_w4a8"
+    assert asked("nvfp4-w4a8", "nvfp4-w4a8-fast").candidate == "cuda_w4a8"
+    assert "passed over cuda_w4a8, 10.0 in the table: rounds the activations" in asked("nvfp4-w4a8").reason
+    assert asked().left_out["cuda_decode_chained"] == "timed in a chain"
+    with pytest.raises(ValueError, match="precision nvfp4-w4a16: not one of nvfp4-w4a8, "):
+        asked("nvfp4-w4a16")
     assert {c.precision for c in families.load("nvfp4").candidates.values()} >= set(route.ROUNDED)
-    assert set(route.CHAINED) <= set(families.load("nvfp4").candidates)
+    assert families.load("nvfp4").candidates["cuda_decode_chained"].no_route
 
 
 def test_without_a_table_the_roofline_says_so() -> None:

@@ -21,7 +21,7 @@ from lab.errors import REPOSITORY
 from tests.peer_layouts import marlin_codes, marlin_scales
 
 # Import names of every library that an adapter may use, and what a user sees of them in a skip.
-LIBRARIES = ("vllm", "fla", "einops", "flashinfer", "humming", "quack", "cutlass", "triton_kernels")
+LIBRARIES = ("vllm", "fla", "einops", "flashinfer", "humming", "quack", "cutlass")
 PEERS = {
     "gdn": {
         "fla_chunk": "fla", "fla_fused_recurrent": "fla", "flashinfer_chunk": "flashinfer",
@@ -32,7 +32,6 @@ PEERS = {
     },
     "nvfp4": {
         "vllm_marlin": "vllm", "humming_w4a16": "humming", "quack_w4a16": "quack",
-        "triton_kernels_w4a16": "triton_kernels",
     },
 }  # fmt: skip
 NAMES = [(family, name) for family, names in PEERS.items() for name in names]
@@ -93,10 +92,6 @@ def test_contract(family: str, name: str) -> None:
     loaded = families.load(family)
     peer = loaded.candidate(name)
     taken = [w for w in loaded.cases.WORKLOADS if not peer.refuses(w)]
-    if name == "triton_kernels_w4a16":
-        assert taken == []
-        assert "MXFP4" in peer.refuses(loaded.cases.WORKLOADS[0])
-        return
     assert {w.role for w in taken} >= {"measure"}
     for workload in loaded.cases.WORKLOADS:
         if workload not in taken:

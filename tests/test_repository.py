@@ -60,6 +60,7 @@ LAYERS = (
         "audit",
         "interop",
         "routes",
+        "route_choices",
         "notebook",
         "pairing",
         "board",

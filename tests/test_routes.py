@@ -116,11 +116,40 @@ def test_what_is_written_is_what_the_router_reads(tmp_path: Path) -> None:
 def test_a_wrong_choice_has_its_price() -> None:
     (line,) = routes.crossovers(routes.table("nvfp4", "h200", PAIR))
     assert (line["best"], line["worst"], line["cost_of_worst"]) == ("triton_gemv", "triton_gemm", 2.0)
-    assert "triton_gemm 40.0 (2.00x)" in routes.render(routes.table("nvfp4", "h200", PAIR))
+    assert "triton_gemm 40.0 (2.00x)" in routes.render([line], "M", "title")
+
+
+def test_arms_of_a_question_make_no_route_and_are_marked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A lever, a chained launch and a kernel that rounds x: the two that it never takes are in no stored table."""
+    workload = {"workload_id": "m128_n17408_k5120", "workload": {"M": 128, "N": 17408, "K": 5120, "dtype": "bf16"}}
+    names = {"triton_gemm": 140.0, "torch_bf16": 50.0, "gemm_two_blocks": 1.0, "cuda_decode_chained": 2.0}
+    rows = [row(name, 128, us) | workload for name, us in (names | {"cuda_w4a8_promoted": 30.0}).items()]
+    rows = [r for r in rows if r["name"] != "cuda_decode_chained"] + [row("cuda_decode_chained", 8, 2.0), *PAIR]
+    assert {name for name, _ in made(*rows)} == {*CANDIDATES, "cuda_w4a8_promoted"}
+    monkeypatch.setattr(records, "rows", lambda device=None, phase=None, family=None: rows)
+    assert cli.main(["routes", "nvfp4"]) == 0
+    out = capsys.readouterr().out
+    assert "M=128: torch_bf16 50.0 us; triton_gemm 140.0 (2.80x) [gemm_two_blocks 1.0, cuda_w4a8_promoted 30.0]" in out
+    assert "M=8: triton_gemv 20.0 us; triton_gemm 40.0 (2.00x) [cuda_decode_chained 2.0]" in out
+    assert "[gemm_two_blocks]: shows what one change does to triton_gemm" in out
+    assert "the stored table, which the router reads, is not this one" in out
+    assert cli.main(["routes", "nvfp4", "--precision", "nvfp4-w4a8"]) == 0
+    assert "M=128: cuda_w4a8_promoted 30.0 us; torch_bf16 50.0" in capsys.readouterr().out
+
+
+def test_a_candidate_without_a_point_is_interpolated_in_the_table() -> None:
+    other = [row("torch_bf16", m, us) for m, us in ((4, 30.0), (16, 120.0))]
+    known = routes.table("nvfp4", "h200", [*PAIR, *other, row("triton_gemm", 4, 9.0), row("triton_gemm", 16, 90.0)])
+    (place,) = (p for p in routes.crossovers(known) if p["M"] == 8)
+    assert place["interpolated"] == ["torch_bf16"]
+    assert place["times_us"]["torch_bf16"] == pytest.approx(60.0)
+    assert "torch_bf16 ~60.0 (3.00x)" in routes.render([place], "M", "title")
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(records, "rows", lambda device, phase=None, family=None: list(PAIR))
+    monkeypatch.setattr(records, "rows", lambda device=None, phase=None, family=None: list(PAIR))
     monkeypatch.setattr(records, "FOLDER", tmp_path)
     assert cli.main(["routes", "nvfp4", "--write"]) == 0
     assert "M=8: triton_gemv 20.0 us" in capsys.readouterr().out

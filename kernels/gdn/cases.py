@@ -131,6 +131,8 @@ WORKLOADS: tuple[Workload, ...] = (
     # measure: one layer of the models
     *(_prefill(T, (16, 48), D=128, dtype="bf16", role="measure", source=_27B) for T in (512, 2048, 8192)),
     _prefill(2048, (16, 48), D=128, batch=8, dtype="bf16", role="measure", source=_27B),
+    # scans of a chunk or a few, for the router by length
+    *(_prefill(T, (16, 48), D=128, dtype="bf16", role="measure", source=_27B) for T in (16, 32, 64, 128, 256)),
     # the same without rounding what comes out, which alone is NMSE 2.8e-6
     *(
         _prefill(2048, (16, 48), D=128, batch=b, dtype="bf16", out_dtype="f32", role="measure", source=_27B)

@@ -10,6 +10,7 @@ each product, so that another C or algorithm can be compared.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from kernels.common import Cost, Workload
@@ -103,3 +104,14 @@ def algorithm_cost(
         moved += tokens * heads_v * intermediate_bytes(chunk, dim, element_bytes)
         flops += w_flops(chunk, dim)
     return Cost(flops=tokens * heads_v * flops, bytes=moved, pipe=pipe)
+
+
+def chain_steps(workload: Workload, chunk: int, tile: int, places: int) -> int:
+    """Chunk steps that follow one another in a prefill's scan: those of one program, times the waves of programs.
+
+    A program carries `tile` columns of one v head's state through one sequence, chunk by chunk; places: programs that
+    run at once, the multiprocessors times what one holds. The time is this number times the time of a step, however
+    wide the device is. Arithmetic; sequences of equal length.
+    """
+    programs = sequences(workload) * workload["Hv"] * math.ceil(workload["D"] / tile)
+    return math.ceil(workload["T"] / chunk) * math.ceil(programs / places)

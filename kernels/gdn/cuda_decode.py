@@ -1,7 +1,7 @@
 """Recurrent decode in CUDA C++ (decode.cu): the same single pass as triton_decode, with the loads written down.
 
-A block keeps a [D, V_TILE] slice of a state in registers, every load issued before the first multiply. NOTES.md has the
-sweep that left these tiles, and the form by bulk copies that lost.
+A block keeps a [D, V_TILE] slice of a state in registers, every load issued before the first multiply. NOTES.md says
+why each form is what it is, and which others lost.
 The state is float32 or bf16 in memory and float32 in the arithmetic.
 """
 
@@ -66,7 +66,7 @@ CUDA_SOURCES = (SOURCE,)
 
 
 def choose_config(batch: int, heads_v: int, dim: int, state: str, rows: int | None = None) -> DecodeVariant:
-    """By the number of states, from the sweep in NOTES.md: narrow tiles for few, whole rows and no hint for many.
+    """By the number of states, as trials on an H200 left them: narrow tiles for few, whole rows and no hint for many.
 
     Evict-first helps while the states of a call fit the L2, and hurts beyond. rows: of the pool; without it, or where
     the ids do not fit the kernel's tables, sequences are taken as they come, with the same results to the bit.

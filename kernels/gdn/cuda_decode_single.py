@@ -1,10 +1,12 @@
 """One sequence, twice: the kernel on its state alone, and the same through the API for batches of sequences.
 
-    cuda_decode_alone    the kernel is handed the one state; there are no ids. What a program for one sequence does
-    cuda_decode_served   batches.decompose and batches.run_launch, as for any number of sequences
+    cuda_decode_alone        the kernel is handed the one state; there are no ids. What a program for one sequence does
+    cuda_decode_alone_again  the same under another name, so that it can stand where the served form does in a card
+    cuda_decode_served       batches.decompose and batches.run_launch, as for any number of sequences
 
 A server for several sequences must cost nothing when there is one. Both launch the same kernel on the same addresses
-(a test compares them), so a difference in their rows is the API's. `cuda_decode` beside them reads the id first.
+(a test compares them), so a difference in their rows is the API's, or that of where an arm's copies of the inputs lie,
+which the second name shows. `cuda_decode` beside them reads the id first.
 """
 
 from __future__ import annotations
@@ -60,6 +62,7 @@ CANDIDATES = tuple(
     )
     for name, prepare, run in (
         ("cuda_decode_alone", _prepare_alone, _run_alone),
+        ("cuda_decode_alone_again", _prepare_alone, _run_alone),
         ("cuda_decode_served", _prepare_served, _run_served),
     )
 )

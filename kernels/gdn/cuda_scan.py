@@ -6,12 +6,15 @@ warpgroup to 64 columns of v; other warps load ahead of it and store behind it. 
 chunk and v head. The scan is a programmatic launch: its blocks start behind the last blocks of the preparation.
 
 Operands: q, k, the state and the faded values in the activations' type; the inverse, the scores and the corrected
-values in fp16, three bits finer than bf16; so the range of v must be fp16's. Sums are float32.
+values in fp16, three bits finer than bf16. So the range of v must be fp16's for bf16 activations too: beyond 65,504 it
+overflows and the sequence ends in infinities or NaN. Sums are float32.
 
 `cuda_scan_fp16` is for bf16 activations and float32 outputs (out_dtype = f32): every operand in fp16, which has tf32's
 ten mantissa bits at twice its rate. bf16 is exact in fp16 within its range, so the preparation also writes q and k in
 fp16, each row times a power of two, and its norms take the inverse powers. The state's range must be fp16's too. Each
 thread stores its own outputs: their tiles would not fit beside three stages.
+Sequences of unequal lengths come packed, with cu_seqlens; there is no padded form. A sequence gets the same bits in
+halves of heads and in whole heads, alone and in any batch.
 Given up: float32 activations, more than 8 v heads per k head, devices other than sm_90.
 """
 
@@ -70,17 +73,13 @@ def prepare_shared_bytes(dim: int) -> int:
     return results + CHUNK * 144 + 4 * 16 * 20 * 4 + (2 + 2 * HEADS) * CHUNK * 4
 
 
+PREPARATIONS = ((128, "bf16"), (128, "fp16"), (64, "bf16"), (64, "fp16"), (128, WIDE))
 SOURCE = CudaSource(
     path=Path(__file__).with_name("scan.cu"),
-    kernels=(
-        *(f"gdn_prepare_d{dim}_{dtype}" for dim in (128, 64) for dtype in ("bf16", "fp16")),
-        f"gdn_prepare_d128_{WIDE}",
-        *(v.kernel for v in VARIANTS),
-    ),
-    options=("--std=c++17",),
+    kernels=(*(f"gdn_prepare_d{dim}_{dtype}" for dim, dtype in PREPARATIONS), *(v.kernel for v in VARIANTS)),
     capability=(9, 0),
     architecture="sm_90a",
-    shared_bytes=max(v.shared_bytes for v in VARIANTS),
+    shared_bytes=(*(prepare_shared_bytes(dim) for dim, _ in PREPARATIONS), *(v.shared_bytes for v in VARIANTS)),
 )
 CUDA_SOURCES = (SOURCE,)
 

@@ -1,8 +1,8 @@
 """Which prefill kernel a scan gets, by its length: from the device's table of measured times (kernels/routing.py).
 
-The routed axis is T, the tokens of a sequence; the shape is (batch, Hk, Hv, D). Without a table the roofline decides,
-which cannot tell the candidates of one precision apart: the first of `candidates` that takes the workload is taken
-then, and the reason says that nothing was measured. KILLGATE_ROUTE_GDN=<candidate> overrides.
+The routed axis is T, the tokens of a sequence; the shape is (batch, Hk, Hv, D). Without a table the roofline of each
+algorithm decides: what its chunks cost and what it passes through memory. It knows nothing of launches and waits, so
+candidates with equal floors are taken in order, and the reason says so. KILLGATE_ROUTE_GDN=<candidate> overrides.
 """
 
 from __future__ import annotations
@@ -10,10 +10,49 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kernels import routing
-from kernels.common import Candidate, Workload
-from kernels.gdn.cost import cost
+from kernels.common import Candidate, Cost, Workload
+from kernels.gdn.cost import CHUNK, algorithm_cost
 
 FAMILY = "gdn"
+
+
+# Candidates that do not keep everything on chip, or whose chunks are not CHUNK tokens: (chunk, through memory).
+ALGORITHMS = {
+    "torch_chunk": (64, True),
+    "split_pipeline": (64, True),
+    "split_pipeline_fp16": (64, True),
+    "split_pipeline_tf32": (64, True),
+    "fused_chunk_c16": (16, False),
+    "fused_chunk_c32": (32, False),
+}
+ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "tf32": 4, "f32": 4}
+
+
+def _cost(workload: Workload, candidate: Candidate) -> Cost:
+    chunk, through_memory = ALGORITHMS.get(candidate.name, (CHUNK, False))
+    pipe = "bf16" if candidate.precision == "fp16" else candidate.precision
+    return algorithm_cost(workload, chunk, ELEMENT_BYTES[candidate.precision], through_memory, pipe)
+
+
+def _asked(words: Mapping[str, str]) -> tuple[Workload, str]:
+    axes = routing.axes(words, T=None, batch=1, Hk=None, Hv=None, D=128, dtype=("bf16", "fp16", "f32"))
+    if int(axes["Hv"]) % int(axes["Hk"]):
+        raise ValueError(f"Hv={axes['Hv']}: not a multiple of Hk={axes['Hk']}")
+    fixed: dict[str, int | str] = {
+        "op": "prefill", "lengths": "", "state_dtype": "f32", "qk_l2norm": 0, "regime": "mixed", "pad": 0,
+    }  # fmt: skip
+    return Workload("asked", {**fixed, **axes}), ""
+
+
+ROUTER = routing.Router(
+    family=FAMILY,
+    axis="T",
+    shape=("batch", "Hk", "Hv", "D"),
+    fixed={"op": "prefill", "dtype": "bf16"},
+    cost=_cost,
+    asked=_asked,
+    usage="T=TOKENS [batch=SEQUENCES] Hk=HEADS Hv=HEADS [D=128] [dtype=bf16]",
+)
 
 
 def choose(
@@ -24,19 +63,10 @@ def choose(
     peak_tflop_s: Mapping[str, float],
     known: routing.Table | None = None,
 ) -> routing.Choice:
-    """The prefill candidate for a workload on a device (its id in data/devices.toml).
+    """The prefill candidate for a workload on a device; arguments as of `routing.route`.
 
-    read_gb_s, peak_tflop_s (by pipe): the device's, for the prediction. Raises ValueError for a decode workload and
-    when no candidate takes it.
+    Raises ValueError for a decode workload and when no candidate takes it.
     """
     if workload["op"] != "prefill":
         raise ValueError(f"op = {workload['op']}: only prefill has kernels to choose between by length")
-    takes = {c.name: c for c in candidates if not c.refuses(workload)}
-
-    def predict(name: str) -> float:
-        need = cost(workload, takes[name].precision)
-        peak = peak_tflop_s.get(need.pipe)
-        return max(need.bytes / (read_gb_s * 1e3), need.flops / (peak * 1e6) if peak else float("inf"))
-
-    shape = {axis: int(workload[axis]) for axis in ("batch", "Hk", "Hv", "D")}
-    return routing.choose(FAMILY, device, shape, int(workload["T"]), tuple(takes), predict, known)
+    return routing.route(ROUTER, workload, device, candidates, read_gb_s, peak_tflop_s, known)

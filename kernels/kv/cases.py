@@ -10,19 +10,19 @@ the unquantised cache, is another question: `format_error`.
 
 Memory at the largest workload (8192 x 128, Hkv * D = 1024): master 4.3 GB (K and V at 2 bytes x 1.07e9 values), fp8
 planes 2.1, Q8_0 planes 2.3, SDPA's contiguous copy 4.3, the reference's planes 2.3, float64 temporaries about 1: 16 GB
-if everything is alive at once.
+if everything is alive at once. 32768 x 32 is as large; 32768 x 128 is left out: its master has 17 GB, and two arms, the
+control's twin and two sets of inputs each, copies in a library's own order among them, do not fit beside each other.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
 from kernels.common import Tensors, Tolerance, Workload, poisoned
+from kernels.kv import cost
 from kernels.kv import format as kv_format
 from kernels.kv.reference import decode, reference
 
@@ -39,17 +39,20 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 def _workload(
     ctx: int, batch: int, q_heads: int, kv_heads: int, dim: int, page: int = 16, role: str = "check",
-    dtype: str = "bf16", inputs: str = NORMAL,
+    dtype: str = "bf16", inputs: str = NORMAL, lengths: str = "", scales: str = "head",
 ) -> Workload:  # fmt: skip
+    """lengths: "" is "ragged" for a check and "full" for a measurement. An axis at its default is not in the id."""
     name = f"ctx{ctx}_b{batch}_hq{q_heads}_hkv{kv_heads}_d{dim}"
     if role == "check":
         name += f"_p{page}_{dtype}" + ("_outliers" if inputs == OUTLIERS else "")
     elif page != 16:
         name += f"_p{page}"
-    axes = {
+    name += "_spread" * (lengths == "spread") + "_tensor" * (scales == "tensor")
+    axes: dict[str, int | str] = {
         "batch": batch, "ctx": ctx, "Hq": q_heads, "Hkv": kv_heads, "D": dim, "page": page,
-        "lengths": "ragged" if role == "check" else "full", "dtype": dtype,
+        "lengths": lengths or ("ragged" if role == "check" else "full"), "dtype": dtype,
     }  # fmt: skip
+    axes |= {"scales": scales} if scales != "head" else {}
     source = "q36-27b.attention" if role == "measure" and dim == 256 else ""
     return Workload(id=name, axes=axes, role=role, inputs=inputs, source=source)
 
@@ -57,9 +60,13 @@ def _workload(
 # (ctx, batch) of the measured shapes, for Qwen3.6-27B's heads (24 / 4 / 256) and the common 32 / 8 / 128, which move
 # the same bytes. 256 and 1024 are there for the fixed cost of a launch and a merge, 32768 x 1 for the split.
 MEASURED = ((256, 1), (256, 128), (1024, 128), (8192, 1), (8192, 8), (8192, 32), (8192, 128), (32768, 1))
-# Batches at 8192 tokens around the sizes at which a kernel that gives each SM whole pieces needs one more wave.
+BETWEEN = ((256, 8), (256, 32), (1024, 1), (1024, 8), (1024, 32), (32768, 8), (32768, 32))  # the cells left out there
+# Batches at 8192 tokens around the sizes at which a kernel that gives each SM whole pieces needs one more wave, by the
+# kv heads that share a sequence: 33 sequences of 4 fill 132 SMs, 16 of 8 nearly.
 BATCHES = (2, 4, 16, 24, 31, 33, 34, 40, 48, 64, 65, 66, 67, 96)
+BATCHES_8 = (16, 17, 33, 34)
 LARGE_PAGES = ((8192, 8), (8192, 32), (8192, 128), (32768, 1))  # once more, in pages of 64 tokens
+MODELS = ((24, 4, 256), (32, 8, 128))
 
 CHECKED = (
     # length 1; less than a page; less than a tile; several tiles; many
@@ -76,13 +83,19 @@ CHECKED = (
     _workload(500, 2, 6, 1, 128),
     _workload(500, 1, 8, 2, 128, page=64, inputs=OUTLIERS),
     _workload(500, 2, 6, 1, 256, page=64),
+    _workload(150, 3, 8, 4, 128, lengths="spread"),
+    _workload(130, 2, 12, 3, 128, scales="tensor"),  # several heads: one alone would have the tensor's scale anyway
 )
 
 WORKLOADS = (
     *CHECKED,
-    *(_workload(*at, *heads, role="measure") for heads in ((24, 4, 256), (32, 8, 128)) for at in MEASURED),
+    *(_workload(*at, *heads, role="measure") for heads in MODELS for at in (*MEASURED, *BETWEEN)),
     *(_workload(8192, batch, 24, 4, 256, role="measure") for batch in BATCHES),
+    *(_workload(8192, batch, 32, 8, 128, role="measure") for batch in BATCHES_8),
     *(_workload(*at, 24, 4, 256, page=64, role="measure") for at in LARGE_PAGES),
+    *(_workload(8192, 32, *heads, role="measure", lengths="spread") for heads in MODELS),
+    *(_workload(8192, 32, *heads, role="measure", scales="tensor") for heads in MODELS),
+    _workload(32768, 1, 24, 4, 256, role="measure", scales="tensor"),
 )
 
 
@@ -112,7 +125,8 @@ def inputs(workload: Workload, seed: int, device: torch.device | str) -> Tensors
     """The problem with its master cache, made on `device`.
 
     Returns q [batch, Hq, D]; k_cache, v_cache [pages, Hkv, page, D] in the workload's dtype, in a pool with spare
-    pages; page_table [batch, max_pages] int32, permuted, -1 past a sequence's last page; seq_lens [batch] int32.
+    pages; page_table [batch, max_pages] int32, permuted, -1 past a sequence's last page; seq_lens [batch] int32. Where
+    scales = "tensor" also k_scale, v_scale [Hkv] float32, one number for all heads, which fp8 caches are to be made by.
     """
     batch, ctx, q_heads, kv_heads, dim, page = (workload[a] for a in ("batch", "ctx", "Hq", "Hkv", "D", "page"))
     dtype = _DTYPES[workload["dtype"]]
@@ -126,13 +140,19 @@ def inputs(workload: Workload, seed: int, device: torch.device | str) -> Tensors
     seq_lens = torch.full((batch,), ctx, dtype=torch.int32, device=device)
     if workload["lengths"] == "ragged" and batch > 1:
         seq_lens[1:] = torch.randint(1, ctx + 1, (batch - 1,), dtype=torch.int32, device=device, generator=gen)
+    if workload["lengths"] == "spread":
+        order = torch.randperm(batch, generator=gen, device=device)
+        seq_lens = torch.tensor(cost.lengths(workload), dtype=torch.int32, device=device)[order].contiguous()
     ids = torch.randperm(pool, generator=gen, device=device)[: batch * max_pages].to(torch.int32)
     table = ids.reshape(batch, max_pages)
     if workload.inputs == OUTLIERS:
         _add_outliers(q, caches, table, gen)
     owned = torch.arange(max_pages, device=device)[None, :] * page < seq_lens[:, None]
     table = torch.where(owned, table, -1).to(torch.int32).contiguous()
-    return {"q": q, "k_cache": caches["k"], "v_cache": caches["v"], "page_table": table, "seq_lens": seq_lens}
+    given = {"q": q, "k_cache": caches["k"], "v_cache": caches["v"], "page_table": table, "seq_lens": seq_lens}
+    if workload.axes.get("scales") == "tensor":
+        given |= {f"{name}_scale": kv_format.scale_fp8(cache, per="tensor") for name, cache in caches.items()}
+    return given
 
 
 def outputs(workload: Workload, inputs: Tensors) -> Tensors:
@@ -144,26 +164,30 @@ def outputs(workload: Workload, inputs: Tensors) -> Tensors:
 def reference_inputs(workload: Workload, inputs: Tensors, precision: str) -> Tensors:
     """What a precision sees of the problem: pass it to `reference.reference` to judge candidates of that precision.
 
-    "bf16": `inputs` itself. "fp8-kv": k_cache, v_cache as e4m3 bytes (uint8) with k_scale, v_scale [Hkv] float32.
+    "bf16": `inputs` itself. "fp8-kv": k_cache, v_cache as e4m3 bytes (uint8) with k_scale, v_scale [Hkv] float32, the
+    workload's where it brings them.
     "fp8-qkv": the same, q as it is (rounding it is the kernel's doing). "fp8-kv-unit": e4m3 bytes with every scale 1.
     "q8_0-kv": int8 planes with k_scale, v_scale [pages, Hkv, page, D / 32] half. ValueError on another precision.
     """
     if precision == "bf16":
         return inputs
     ones = torch.ones(workload["Hkv"], dtype=torch.float32, device=inputs["q"].device)
-    quantisers: dict[str, Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]] = {
-        "fp8-kv": kv_format.quantise_fp8,
-        "fp8-qkv": kv_format.quantise_fp8,
-        "fp8-kv-unit": partial(kv_format.quantise_fp8, scale=ones),
-        "q8_0-kv": kv_format.quantise_q8_0,
-    }
-    quantise = quantisers.get(precision)
-    if quantise is None:
+    if precision not in PRECISIONS:
         raise ValueError(f"{workload.id}: {precision=} is not known to kv; expected one of {', '.join(PRECISIONS)}")
     seen = dict(inputs)
     for name in ("k", "v"):
-        seen[f"{name}_cache"], seen[f"{name}_scale"] = quantise(inputs[f"{name}_cache"])
+        if precision == "q8_0-kv":
+            found = kv_format.quantise_q8_0(inputs[f"{name}_cache"])
+        else:
+            scale = ones if precision == "fp8-kv-unit" else inputs.get(f"{name}_scale")
+            found = kv_format.quantise_fp8(inputs[f"{name}_cache"], scale=scale)
+        seen[f"{name}_cache"], seen[f"{name}_scale"] = found
     return seen
+
+
+def _variances(workload: Workload) -> list[float]:
+    """Of each sequence's outputs, in units of V's variance: e / n over many tokens of unit normal logits, at most 1."""
+    return [min(1.0, math.e / n) for n in cost.lengths(workload)]
 
 
 def _short_sequence(workload: Workload) -> float:
@@ -171,7 +195,11 @@ def _short_sequence(workload: Workload) -> float:
 
     Over n tokens o has variance sum(p^2) of V's: 1 at n = 1, and exp(1) / n at many, where logits are unit normal. A
     ragged batch draws lengths from 1 to ctx; the ratio is largest with one sequence of length 1 and the rest of ctx.
+    The lengths of a spread one are known.
     """
+    if workload["lengths"] == "spread":
+        variances = _variances(workload)
+        return (max(variances) * len(variances) / sum(variances)) ** 0.5
     if workload["lengths"] != "ragged":
         return 1.0
     share, longest = 1 / workload["batch"], min(1.0, math.e / workload["ctx"])
@@ -183,12 +211,16 @@ def _heaviest_token(workload: Workload) -> float:
 
     Of ctx * batch * Hq logits the largest is about L = sqrt(2 ln n) (extreme values of the normal distribution). Its
     probability is e^L / (ctx e^0.5), as e^0.5 is the mean of e^logit; the largest of D values is taken as 3.5; and
-    rms(o) is sqrt(sum p^2) = sqrt(e / ctx).
+    rms(o) is sqrt(sum p^2) = sqrt(e / ctx). Of a spread batch each sequence is asked by itself.
     """
-    ctx = int(workload["ctx"])
-    largest = math.sqrt(2 * math.log(max(2, ctx * int(workload["batch"]) * int(workload["Hq"]))))
-    probability = min(1.0, math.exp(largest - 0.5) / ctx)
-    return probability * 3.5 / min(1.0, math.sqrt(math.e / ctx))
+    heads, alike, variances = int(workload["Hq"]), int(workload["batch"]), _variances(workload)
+    tokens = {int(workload["ctx"]): alike}
+    if workload["lengths"] == "spread":
+        tokens = dict.fromkeys(cost.lengths(workload), 1)
+    probabilities = [
+        min(1.0, math.exp(math.sqrt(2 * math.log(max(2, n * count * heads))) - 0.5) / n) for n, count in tokens.items()
+    ]
+    return max(probabilities) * 3.5 / math.sqrt(sum(variances) / len(variances))
 
 
 def tolerance(workload: Workload, precision: str) -> dict[str, Tolerance]:

@@ -23,21 +23,25 @@ import torch
 from kernels import cuda
 from kernels.common import Candidate, CudaSource, Needs, Tensors, Workload
 from kernels.kv import format as kv_format
+from kernels.kv.format import KV_OF_PRECISION
+from kernels.kv.plan import LOG2_E
 
-LOG2_E = 1.4426950408889634
 MAX_GROUP = 8  # query heads per kv head: the columns of the product
 MAX_BATCH = 512  # MAX_BATCH in decode.cu
 MAX_HEADS = 128  # MAX_HEADS in decode.cu
 MAX_BLOCKS = 160  # MAX_PARTS in decode.cu: an item's parts, one a team at most
-SECOND_ITEM = 12  # what a second item costs a block, in units; a guess, to be tuned
+# What a second item costs a block, in units of 16 KB: a guess from before there were rows, and about twice what they
+# show. kv-batch-sawtooth, run 2026-11-22T012858Z: a sequence is 7.8 units a block and takes 3.95 us (fp8, batch 8 to
+# 128), but 7.35 where it is the 34th and 6.88 where it is the 67th, each block's second or third item: 6.7 and 5.8
+# units more. In bf16, 15.5 units and 7.74 us, it is 11.4 and 11.1: 7.3 and 6.6 units. Which cuts another number
+# would change, and whether they gain, has not been tried.
+SECOND_ITEM = 12
 CAPPED_BELOW = 40  # units: where a block's range is shorter, 96 KB of copies are under way and not all of the ring
 # Warps that bring tiles (4 or 8); whether page ids under way go to shared memory and not to a register, for which the
 # assembler makes the copies' loop wait.
 PRODUCERS, STAGED_IDS = 4, False
 LEAST_BUSY = 0.95  # of the blocks: a team may be as wide as this allows
 SHARED_BYTES = 232_448  # all that an sm_90 block can have; one block per SM
-
-KV_OF_PRECISION = {"bf16": "16bit", "fp8-kv": "fp8", "q8_0-kv": "q8_0"}
 
 # Which instantiation of decode.cu serves (form, D); d<D>, w<warps>, t<tiles per unit>, p<buffers per warp>.
 KERNELS = {
@@ -134,7 +138,8 @@ def _sms(device: int) -> int:
 def prepare(inputs: Tensors, kv: str) -> Tensors:
     """Convert the 16-bit master cache to the form `kv` and allocate the workspace; q is not copied.
 
-    inputs: as in `cases.inputs`. ValueError for shapes that `refusal` names, or tensors that are not contiguous.
+    inputs: as in `cases.inputs`, with k_scale and v_scale where the workload brings fp8 scales along. ValueError for
+    shapes that `refusal` names, or tensors that are not contiguous.
     """
     q, master = inputs["q"], inputs["k_cache"]
     batch, q_heads, dim = q.shape
@@ -147,7 +152,7 @@ def prepare(inputs: Tensors, kv: str) -> Tensors:
     for name in ("k", "v"):
         cache = inputs[f"{name}_cache"]
         if kv == "fp8":
-            args[name], args[f"{name}_scale"] = kv_format.quantise_fp8(cache)
+            args[name], args[f"{name}_scale"] = kv_format.quantise_fp8(cache, scale=inputs.get(f"{name}_scale"))
         elif kv == "q8_0":
             args[name], args[f"{name}_scale"] = kv_format.quantise_q8_0(cache)
         else:
@@ -198,12 +203,14 @@ def cut_numbers(config: DecodeConfig, batch: int, kv_heads: int) -> tuple[int, i
     return config.width, rows, teams, teams // (batch * rows), config.second, config.capped_below
 
 
-def _refuses(workload: Workload) -> str:
+def refuses(workload: Workload) -> str:
+    """ "" or why the kernel does not take the workload."""
     return refusal(*(workload[axis] for axis in ("batch", "Hq", "Hkv", "D", "page")))
 
 
-def _config(workload: Workload, kv: str) -> str:
-    if _refuses(workload):
+def config_text(workload: Workload, kv: str) -> str:
+    """The launch of a workload on an H200, as rows store it; "" where the kernel refuses it."""
+    if refuses(workload):
         return ""
     return str(choose_config(workload["dtype"] if kv == "16bit" else kv, workload["D"], workload["Hkv"]))
 
@@ -216,8 +223,8 @@ def _candidate(name: str, precision: str) -> Candidate:
         run=partial(run, kv=kv),
         needs=Needs(capability=(9, 0), packages=("cupy",)),
         prepare=partial(prepare, kv=kv),
-        refuses=_refuses,
-        config=partial(_config, kv=kv),
+        refuses=refuses,
+        config=partial(config_text, kv=kv),
     )
 
 

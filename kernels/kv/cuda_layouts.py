@@ -1,17 +1,27 @@
-"""The CUDA kernel on a contiguous cache: LP1's control for `cuda_bf16`, as triton_layouts.py is for the Triton kernel.
+"""The CUDA kernel on a contiguous cache and with pages in order: LP1's controls, as in triton_layouts.py for Triton.
 
 The kernel takes pages of a power of two, so a sequence's capacity is rounded up to one; the model shapes are powers of
-two already.
+two already. In order, a sequence's pages follow each other and are still looked up: what `cuda_bf16` takes more than
+that is for where pages lie, what it takes more than contiguous is for that, the table and the size of a piece together.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from kernels.common import Candidate, Needs, Tensors, Workload
 from kernels.kv import cuda_decode, layouts
+from kernels.kv.format import KV_OF_PRECISION
 
-FORM = cuda_decode.KV_OF_PRECISION["bf16"]
+FORM = KV_OF_PRECISION["bf16"]
+
+# Launches that rows of cuda_contiguous_bf16 were taken with before it stated any: theirs is "", which stays right for
+# as long as these are what it launches.
+UNSTATED = tuple(
+    f"{kernel} blocks=132 threads=384 width={width} second_item=12 capped_below=40 staged_ids=0"
+    for kernel, width in (("kv_bf16_d256_w8_t2_p3", 4), ("kv_bf16_d128_w8_t2_p3", 8))
+)
 
 
 def prepare_contiguous(inputs: Tensors) -> Tensors:
@@ -19,17 +29,30 @@ def prepare_contiguous(inputs: Tensors) -> Tensors:
     return cuda_decode.prepare(layouts.contiguous(inputs, power_of_two=True), FORM)
 
 
-def _refuses(workload: Workload) -> str:
-    return cuda_decode.refusal(*(workload[axis] for axis in ("batch", "Hq", "Hkv", "D", "page")))
+def prepare_in_order(inputs: Tensors) -> Tensors:
+    """`cuda_decode.prepare` of a pool in which each sequence's pages follow each other."""
+    return cuda_decode.prepare(layouts.in_order(inputs), FORM)
 
 
-CANDIDATES = (
-    Candidate(
-        name="cuda_contiguous_bf16",
+def _contiguous_config(workload: Workload) -> str:
+    text = cuda_decode.config_text(workload, FORM)
+    return "" if text in UNSTATED else text
+
+
+def _candidate(name: str, prepare: Callable[[Tensors], Tensors], config: Callable[[Workload], str]) -> Candidate:
+    return Candidate(
+        name=name,
         precision="bf16",
         run=partial(cuda_decode.run, kv=FORM),
         needs=Needs(capability=(9, 0), packages=("cupy",)),
-        prepare=prepare_contiguous,
-        refuses=_refuses,
-    ),
+        prepare=prepare,
+        refuses=cuda_decode.refuses,
+        config=config,
+        no_route="reads a copy of the cache in another layout, made outside the timing",
+    )
+
+
+CANDIDATES = (
+    _candidate("cuda_contiguous_bf16", prepare_contiguous, _contiguous_config),
+    _candidate("cuda_in_order_bf16", prepare_in_order, partial(cuda_decode.config_text, kv=FORM)),
 )

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 
 import torch
 
+KV_OF_PRECISION = {"bf16": "16bit", "fp8-kv": "fp8", "q8_0-kv": "q8_0"}  # what our kernels call the forms
 E4M3_MAX = 448.0
 Q8_0_BLOCK = 32
 HALF_MAX = 65504.0
@@ -52,6 +53,23 @@ def _amax_per_head(cache: torch.Tensor, what: str) -> torch.Tensor:
     return amax
 
 
+def scale_fp8(cache: torch.Tensor, per: str = "head") -> torch.Tensor:
+    """amax / 448 of a cache [pages, Hkv, page, D], [Hkv] float32: per "head", or per "tensor" and repeated.
+
+    ValueError: NaN or infinity in the cache, an unknown `per`.
+    """
+    _check(cache, "fp8-e4m3")
+    if per not in ("head", "tensor"):
+        raise ValueError(f"fp8-e4m3: {per=} must be 'head' or 'tensor'")
+    amax = _amax_per_head(cache, "fp8-e4m3")
+    if per == "tensor":
+        amax = amax.max().repeat(cache.shape[1])
+    # An empty (all-zero) head gets scale 1: its bytes are zero whatever the scale.
+    scale = torch.where(amax > 0, amax / E4M3_MAX, torch.ones_like(amax))
+    # amax / 448 may underflow float32; the smallest normal keeps the division finite, the values saturate nowhere.
+    return scale.clamp_min(torch.finfo(torch.float32).tiny)
+
+
 def quantise_fp8(
     cache: torch.Tensor, per: str = "head", scale: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,24 +78,14 @@ def quantise_fp8(
     cache: [pages, Hkv, page, D], any float dtype.
     per:   "head" (one scale per kv head) or "tensor" (one for all, returned once per head all the same).
     scale: [Hkv] float32 to use in place of amax / 448; values beyond 448 * scale saturate.
-    Returns (uint8 bytes of the cache's shape, scale [Hkv] float32); value = scale[h] * e4m3(byte).
+    Returns (uint8 bytes of the cache's shape, scale [Hkv] float32, a copy); value = scale[h] * e4m3(byte).
     ValueError: NaN or infinity in the cache, an unknown `per`, a scale that is not [Hkv] or not positive and finite.
     """
-    _check(cache, "fp8-e4m3")
-    if per not in ("head", "tensor"):
-        raise ValueError(f"fp8-e4m3: {per=} must be 'head' or 'tensor'")
-    amax = _amax_per_head(cache, "fp8-e4m3")
-    heads = cache.shape[1]
-    if scale is None:
-        if per == "tensor":
-            amax = amax.max().expand(heads)
-        # An empty (all-zero) head gets scale 1: its bytes are zero whatever the scale.
-        scale = torch.where(amax > 0, amax / E4M3_MAX, torch.ones_like(amax))
-        # amax / 448 may underflow float32; the smallest normal keeps the division finite, the values saturate nowhere.
-        scale = scale.clamp_min(torch.finfo(torch.float32).tiny)
+    own = scale_fp8(cache, per)  # refuses NaN and infinity under a given scale too
+    scale, heads = own if scale is None else scale, cache.shape[1]
     if tuple(scale.shape) != (heads,):
         raise ValueError(f"fp8-e4m3: scale has shape {tuple(scale.shape)}, needs ({heads},): one value per kv head")
-    scale = scale.to(device=cache.device, dtype=torch.float32).contiguous()
+    scale = scale.to(device=cache.device, dtype=torch.float32, copy=True).contiguous()
     if not bool((torch.isfinite(scale) & (scale > 0)).all()):
         raise ValueError(f"fp8-e4m3: scales must be positive and finite, got {scale.tolist()}")
     out = torch.empty(cache.shape, dtype=torch.uint8, device=cache.device)

@@ -10,7 +10,7 @@ CUDA graph. The plan belongs to one problem, so each set of inputs has its wrapp
 fp8: FlashInfer takes one scale for K and one for V, applies K's to the logits and multiplies o by V's in a kernel of
 its own after the attention. So the adapter stores e4m3 with scale 1, an engine's default when nothing was calibrated,
 and no such kernel runs. That is another quantisation than this family's scale per head, hence the precision
-"fp8-kv-unit", with its own reference inputs.
+"fp8-kv-unit", with its own reference inputs. A workload's scale for the whole tensor is not used for the same reason.
 
 With an unpacked copy instead of an installed package: its folder on PYTHONPATH, FLASHINFER_DISABLE_VERSION_CHECK=1,
 and FLASHINFER_WORKSPACE_BASE where it may write. Kernels not built ahead are compiled at first use, for which it needs

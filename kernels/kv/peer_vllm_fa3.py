@@ -12,7 +12,7 @@ The cache is copied to its own order, [pages, page, Hkv, D], in `prepare`. Page 
 
 The fp8 mode is a precision of its own, "fp8-qkv": the kernel multiplies e4m3 by e4m3, so q is converted too and so are
 the probabilities, inside. Converting q is work on an activation, so it is part of `run`, one small kernel before the
-attention; K and V keep this family's scale per head.
+attention; K and V keep this family's scale per head, or the workload's one for the tensor.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def prepare(inputs: Tensors, fp8: bool) -> dict[str, Any]:
     if fp8:
         batch, kv_heads = inputs["q"].shape[0], inputs["k_cache"].shape[1]
         for name in ("k", "v"):
-            data, scale = kv_format.quantise_fp8(inputs[f"{name}_cache"])
+            data, scale = kv_format.quantise_fp8(inputs[f"{name}_cache"], scale=inputs.get(f"{name}_scale"))
             args[name] = _by_token(data).view(torch.float8_e4m3fn)
             given[f"{name}_descale"] = scale.expand(batch, kv_heads).contiguous()
         given["q_descale"] = torch.ones(batch, kv_heads, dtype=torch.float32, device=inputs["q"].device)

@@ -9,8 +9,11 @@ their last parts empty.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
+
+LOG2_E = math.log2(math.e)  # every kernel's softmax is in base 2: logits are scaled by this and exp2 follows
 
 # Parts beyond this only lengthen the merge: 128 parts x 4 kv heads already fill 132 SMs nearly four times.
 MAX_SPLITS = 128

@@ -37,6 +37,7 @@ CANDIDATES = tuple(
         needs=Needs(triton="3.6"),
         prepare=prepare,
         refuses=_refuses,
+        no_route="reads a copy of the cache in another layout, made outside the timing",
     )
     for name, prepare in (("contiguous_bf16", prepare_contiguous), ("in_order_bf16", prepare_in_order))
 )

@@ -33,9 +33,9 @@ import triton.language as tl
 
 from kernels.common import Build, Candidate, Needs, Tensors, Workload, interpreted
 from kernels.kv import format as kv_format
-from kernels.kv.plan import SplitPlan, split_plan
+from kernels.kv.format import KV_OF_PRECISION
+from kernels.kv.plan import LOG2_E, SplitPlan, split_plan
 
-KV_OF_PRECISION = {"bf16": "16bit", "fp8-kv": "fp8", "q8_0-kv": "q8_0"}
 MERGE_CHUNK = 8  # parts per step of the merge: 8 x 256 float32 stay in registers
 
 
@@ -239,7 +239,8 @@ def with_workspace(args: Tensors, plan: SplitPlan) -> Tensors:
 def prepare(inputs: Tensors, kv: str) -> Tensors:
     """Convert the 16-bit master cache to the candidate's form and allocate the workspace. q is not copied.
 
-    inputs: q, k_cache, v_cache, page_table, seq_lens as in `cases.inputs`. ValueError from `check_axes` or `format`.
+    inputs: as in `cases.inputs`, with k_scale and v_scale where the workload brings fp8 scales along. ValueError from
+    `check_axes` or `format`.
     """
     _, kv_heads, page, dim = inputs["k_cache"].shape
     check_axes(inputs["q"].shape[1], kv_heads, dim, page)
@@ -249,7 +250,7 @@ def prepare(inputs: Tensors, kv: str) -> Tensors:
     for name in ("k", "v"):
         master = inputs[f"{name}_cache"]
         if kv == "fp8":
-            args[name], args[f"{name}_scale"] = kv_format.quantise_fp8(master)
+            args[name], args[f"{name}_scale"] = kv_format.quantise_fp8(master, scale=inputs.get(f"{name}_scale"))
         elif kv == "q8_0":
             args[name], args[f"{name}_scale"] = kv_format.quantise_q8_0(master)
         else:
@@ -290,7 +291,7 @@ def launch(args: Tensors, out: Tensors, kv: str, plan: SplitPlan) -> None:
     splitkv_kernel[(batch, kv_heads, plan.splits)](
         q, k, args["v"], args["k_scale"], args["v_scale"], args["page_table"], args["seq_lens"],
         args["part_acc"], args["part_m"], args["part_l"], out["o"],
-        args["page_table"].shape[1], dim**-0.5 * 1.4426950408889634,
+        args["page_table"].shape[1], dim**-0.5 * LOG2_E,
         HKV=kv_heads, G=group, ROWS=max(16, triton.next_power_of_2(group)), D=dim, PAGE=page,
         BLOCK_T=plan.block_t, SPLITS=plan.splits, KV=kv, NATIVE_FP8=plan.native_fp8, INTERPRETED=interpreted(),
         num_warps=plan.num_warps, num_stages=plan.num_stages,

@@ -97,6 +97,9 @@ WORKLOADS = (
     *(_measure(m, 5120, 17408, "q36-27b.ffn_down") for m in (9, 16)),
     _measure(16, 5120, 6144, "q36-27b.ssm_out"),
     _measure(16, 4096, 2048, ""),
+    # Between those at 16, which cuda_decode wins at these two shapes, and those at 32, which it refuses there.
+    _measure(24, 17408, 5120, "q36-27b.ffn_up"),
+    _measure(24, 5120, 6144, "q36-27b.ssm_out"),
     # Activations in float32, for the question where they are cast (triton_levers.py).
     *(_measure(m, 17408, 5120, "q36-27b.ffn_up", dtype="f32") for m in (128, 512, 2048)),
     _measure(128, 5120, 6144, "q36-27b.ssm_out", n_seqs=128, weights="mxfp4"),

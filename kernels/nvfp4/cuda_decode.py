@@ -88,6 +88,7 @@ CUDA_SOURCES = tuple(
         (16, 5120, 6144, "bf16"),
         (16, 4096, 2048, "bf16"),
         (24, 17408, 5120, "bf16"),
+        (24, 5120, 6144, "bf16"),
         (32, 4096, 2048, "bf16"),
         (8, 17408, 5120, "fp16"),
     )
@@ -102,6 +103,7 @@ CANDIDATES = tuple(
         prepare=prepare,
         refuses=_refuses,
         config=functools.partial(_config, chained=chained),
+        no_route="timed in a chain of its own kind only" if chained else "",
     )
     for name, function, chained in (("cuda_decode", run, False), ("cuda_decode_chained", run_chained, True))
 )

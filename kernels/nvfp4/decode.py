@@ -96,17 +96,3 @@ def dequantise_tile(code, byte, BF16: tl.constexpr, ROWS: tl.constexpr, COLS: tl
     value = tl.reshape(e2m1_operand(code, BF16), (ROWS, COLS // GROUP, GROUP))
     scale = scale_operand(byte, BF16) if GROUP == 16 else e8m0_operand(byte, BF16)
     return tl.reshape(value * scale[:, :, None], (ROWS, COLS))
-
-
-@triton.jit
-def round_output(value, DTYPE: tl.constexpr, INTERPRETED: tl.constexpr):
-    """float32 -> DTYPE, nearest even.
-
-    Triton's interpreter truncates float32 to bf16 (seen in 3.9.0), so there the bits are rounded first. Truncation
-    doubles the rms error, which a derived tolerance notices.
-    """
-    if INTERPRETED and DTYPE == tl.bfloat16:
-        bits = value.to(tl.uint32, bitcast=True)
-        bits = bits + 0x7FFF + ((bits >> 16) & 1)
-        value = (bits & 0xFFFF0000).to(tl.float32, bitcast=True)
-    return value.to(DTYPE)

@@ -1,34 +1,40 @@
-"""Which kernel a shape gets: GEMV for few columns, GEMM for many, after collapsing the leading dimensions.
+"""Which kernel a shape gets, after collapsing the leading dimensions, and the dispatch defect that makes this matter.
 
-Shapes here are written fastest dimension first, ne = (K, columns, sequences, ...), because the defect this module is
-about lives in that notation. In llama.cpp the gated-DeltaNet output reached its projection as [K, 1, n_seqs]. The
-dispatcher asked only whether ne[1] <= 8, saw 1, and ran the FP4 GEMV once per sequence: 128 reads of one weight matrix
-where a view as [K, n_seqs] makes one tensor-core product. `choose` collapses first; `choose_uncollapsed` is the trap,
-kept so that it can be tested and measured (`triton_routed.py`).
+Shapes here are written fastest dimension first, ne = (K, columns, sequences, ...), because the defect lives in that
+notation. In llama.cpp the gated-DeltaNet output reached its projection as [K, 1, n_seqs]. The dispatcher asked only
+whether ne[1] <= 8, saw 1, and ran the FP4 GEMV once per sequence: 128 reads of one weight matrix where a view as
+[K, n_seqs] makes one tensor-core product. `choose` collapses first; `choose_uncollapsed` is the trap, kept so that it
+can be tested and measured (`triton_routed.py`).
 
 The limit of 8 columns is the figure lp.lever1-ssm-out-2d.gb10.mmvq-dispatch-max-ne1.control: the largest ne[1] for
 which upstream picks its vector kernel. It is a recorded threshold, not a crossover measured here; `choose` keeps it,
 because the arms of the routing question are built on it. What a user should call is `measured`: it collapses, then
 asks the device's table of measured times (profiles/<device>/routes/nvfp4.json; kernels/routing.py), says why, and falls
 back to the roofline with those words where nothing was measured. KILLGATE_ROUTE_NVFP4=<candidate> overrides.
+`lab routes nvfp4 --shape ne=K,COLUMNS,... N=ROWS` asks it from the command line.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from kernels import routing
-from kernels.common import Candidate, Workload
+from kernels.common import Candidate, Cost, Workload
 from kernels.nvfp4.cost import cost
 
 FAMILY = "nvfp4"
-GEMV_MAX_COLUMNS = 8
+GEMV, GEMM, GEMV_MAX_COLUMNS = "triton_gemv", "triton_gemm", 8
 # Columns that share one pass over the weights where products are on CUDA cores; None where all do, on tensor cores.
 PASS_COLUMNS = {"triton_gemv": 8, "cuda_gemv": 8}
-CHAINED = ("cuda_decode_chained",)  # their rows are of a chain of their own kind, so they are never routed to
-ROUNDED = ("nvfp4-w4a8", "nvfp4-w4a8-fast", "nvfp4-w4a4")
+# Kernels that round x compete only where the caller names their precision: they are faster wherever products bind.
+ROUNDED = {
+    "nvfp4-w4a8": "rounds the activations to e4m3 and adds up in float32 every 512 values of K",
+    "nvfp4-w4a8-fast": "rounds the activations to e4m3 and adds up in the tensor cores' own sums, which lose much "
+    "where all products have one sign",
+    "nvfp4-w4a4": "rounds the activations to e2m1",
+}
 
 
 @dataclass(frozen=True)
@@ -44,39 +50,43 @@ class Route:
         return f"{self.candidate} x {self.calls} ({self.columns_per_call} columns each): {self.reason}"
 
 
-def _check(ne: tuple[int, ...]) -> None:
-    if len(ne) < 2 or min(ne) < 1:
-        raise ValueError(f"ne={ne} must be (K, columns, ...) with every entry >= 1; write a vector as (K, 1)")
+def choose(ne: tuple[int, ...]) -> Route:
+    """The route for an operand of shape `ne` (fastest first) after collapsing every dimension above K into columns."""
+    _, columns = routing.collapse(ne)
+    if columns <= GEMV_MAX_COLUMNS:
+        return Route(GEMV, 1, columns, f"{columns} columns <= {GEMV_MAX_COLUMNS}")
+    return Route(GEMM, 1, columns, f"{columns} columns > {GEMV_MAX_COLUMNS}")
 
 
-def choose(
-    ne: tuple[int, ...],
-    gemv: str = "triton_gemv",
-    gemm: str = "triton_gemm",
-    gemv_max_columns: int = GEMV_MAX_COLUMNS,
-) -> Route:
-    """The route for an operand of shape `ne` (fastest first) after collapsing every dimension above K into columns.
-
-    Valid because the weight is the same for every column: the projection does not know tokens from sequences.
-    """
-    _check(ne)
-    columns = prod(ne[1:])
-    if columns <= gemv_max_columns:
-        return Route(gemv, 1, columns, f"{columns} columns <= {gemv_max_columns}")
-    return Route(gemm, 1, columns, f"{columns} columns > {gemv_max_columns}")
-
-
-def choose_uncollapsed(
-    ne: tuple[int, ...],
-    gemv: str = "triton_gemv",
-    gemm: str = "triton_gemm",
-    gemv_max_columns: int = GEMV_MAX_COLUMNS,
-) -> Route:
+def choose_uncollapsed(ne: tuple[int, ...]) -> Route:
     """The trap: looks at ne[1] alone and repeats the kernel over the dimensions above it."""
-    _check(ne)
+    routing.collapse(ne)
     columns, calls = ne[1], prod(ne[2:])
-    name, sign = (gemv, "<=") if columns <= gemv_max_columns else (gemm, ">")
-    return Route(name, calls, columns, f"ne[1]={columns} {sign} {gemv_max_columns}, ne[2:]={ne[2:]} not looked at")
+    name, sign = (GEMV, "<=") if columns <= GEMV_MAX_COLUMNS else (GEMM, ">")
+    return Route(name, calls, columns, f"ne[1]={columns} {sign} {GEMV_MAX_COLUMNS}, ne[2:]={ne[2:]} not looked at")
+
+
+def _cost(workload: Workload, candidate: Candidate) -> Cost:
+    need, shared = cost(workload, candidate.precision), PASS_COLUMNS.get(candidate.name)
+    if shared is None:
+        return need
+    return replace(need, bytes=need.bytes * ceil(workload["M"] / shared), pipe="f32")
+
+
+def _asked(words: Mapping[str, str]) -> tuple[Workload, str]:
+    return routing.linear(words, block=16)
+
+
+ROUTER = routing.Router(
+    family=FAMILY,
+    axis="M",
+    shape=("N", "K"),
+    fixed={"dtype": "bf16"},
+    cost=_cost,
+    asked=_asked,
+    usage="ne=K,COLUMNS,... (or K=VALUES M=COLUMNS) N=WEIGHT_ROWS [dtype=bf16]",
+    opt_in=ROUNDED,
+)
 
 
 def measured(
@@ -88,31 +98,17 @@ def measured(
     peak_tflop_s: Mapping[str, float],
     dtype: str = "bf16",
     known: routing.Table | None = None,
-    rounded_activations: bool = False,
+    precisions: Sequence[str] = (),
 ) -> routing.Choice:
     """The candidate for an operand of shape `ne` (fastest first) against n weight rows, collapsed first.
 
-    device:      its id in data/devices.toml; its committed table is used unless `known` is given.
-    candidates:  those that can run here; the ones that refuse the collapsed shape are left out.
-    read_gb_s, peak_tflop_s: the device's read bandwidth and its peaks by pipe ("bf16", "f32", ...), for the prediction;
-                 a candidate whose pipe has no peak is predicted to take for ever.
-    rounded_activations: let kernels compete that round x to 8 or 4 bits (errors of 3 % and more instead of 0.2 %). They
-                 are faster wherever products bind, so only the caller can say that this is what is wanted.
-    Raises ValueError when no candidate takes the shape, or the override names none that does.
+    Arguments and errors as of `routing.route`. precisions: those of ROUNDED that may compete, each by its own name;
+    "nvfp4-w4a8" is the one whose error does not grow with the length of the sum, "nvfp4-w4a8-fast" the faster one.
+    Raises ValueError also for a precision that is not in ROUNDED.
     """
-    _check(ne)
-    k, columns = ne[0], prod(ne[1:])
+    for name in precisions:
+        if name not in ROUNDED:
+            raise ValueError(f"precision {name}: not one of {', '.join(ROUNDED)}; others compete anyway")
+    k, columns = routing.collapse(ne)
     workload = Workload("routed", {"M": columns, "N": n, "K": k, "dtype": dtype})
-    refused = {c.name: why for c in candidates if (why := c.refuses(workload))}
-    refused |= {c.name: "timed in a chain of its own kind only" for c in candidates if c.name in CHAINED}
-    if not rounded_activations:
-        refused |= {c.name: f"{c.precision} rounds the activations" for c in candidates if c.precision in ROUNDED}
-    takes = {c.name: c for c in candidates if c.name not in refused}
-
-    def predict(name: str) -> float:
-        need, shared = cost(workload, takes[name].precision), PASS_COLUMNS.get(name)
-        passes = ceil(columns / shared) if shared else 1
-        peak = peak_tflop_s.get("f32" if shared else need.pipe)
-        return max(passes * need.bytes / (read_gb_s * 1e3), need.flops / (peak * 1e6) if peak else float("inf"))
-
-    return routing.choose(FAMILY, device, {"N": n, "K": k}, columns, tuple(takes), predict, known, refused)
+    return routing.route(ROUTER, workload, device, candidates, read_gb_s, peak_tflop_s, known, precisions)

@@ -21,8 +21,9 @@ import triton
 import triton.language as tl
 
 from kernels.common import Build, Candidate, Needs, Tensors, Workload, interpreted
-from kernels.nvfp4.decode import BF16_SHIFT, FP16_SHIFT, dequantise_tile, round_output
+from kernels.nvfp4.decode import BF16_SHIFT, FP16_SHIFT, dequantise_tile
 from kernels.nvfp4.layout import HALF, SPAN, group_of, prepare
+from kernels.rounding import round_output
 
 
 @triton.jit

@@ -22,8 +22,9 @@ import triton
 import triton.language as tl
 
 from kernels.common import Build, Candidate, Needs, Tensors, Workload, interpreted
-from kernels.nvfp4.decode import e2m1_to_fp16, round_output, ue4m3_to_fp16
+from kernels.nvfp4.decode import e2m1_to_fp16, ue4m3_to_fp16
 from kernels.nvfp4.layout import HALF, SPAN, group_of, prepare
+from kernels.rounding import round_output
 
 ROWS_MAX = 8
 

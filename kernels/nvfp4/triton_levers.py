@@ -24,13 +24,14 @@ import triton.language as tl
 
 from kernels.common import Build, Candidate, Needs, Tensors, Workload, interpreted
 from kernels.nvfp4 import triton_gemm
-from kernels.nvfp4.decode import round_output
 from kernels.nvfp4.layout import prepare
 from kernels.nvfp4.triton_gemm import GemmConfig
+from kernels.rounding import round_output
 
 # 65,536 registers a multiprocessor over two blocks of eight warps; from 128 tokens on, where the tile is 128 x 128.
 TWO_BLOCKS_REGISTERS = 128
 CAST_BLOCK = 4096
+CAST = "one of the two places where activations may be cast, for a question about casting"
 
 
 def two_blocks(config: GemmConfig) -> GemmConfig:
@@ -144,6 +145,7 @@ CANDIDATES = (
             refuses=_lever_refuses,
             builds=_lever_builds(name),
             config=lambda workload, name=name: str(lever_config(name, workload["M"], workload["N"], 90)),  # type: ignore[misc]
+            no_route="shows what one change does to triton_gemm",
         )
         for name in LEVERS
     ),
@@ -155,6 +157,7 @@ CANDIDATES = (
         prepare=prepare_precast,
         refuses=_cast_refuses,
         config=lambda workload: f"cast, then {triton_gemm.choose_config(workload['M'], workload['N'], 90)}",
+        no_route=CAST,
     ),
     Candidate(
         name="gemm_cast_inside",
@@ -164,5 +167,6 @@ CANDIDATES = (
         prepare=prepare,
         refuses=_cast_refuses,
         config=lambda workload: str(inside_config(workload["M"], workload["N"], 90)),
+        no_route=CAST,
     ),
 )

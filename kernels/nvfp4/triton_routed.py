@@ -21,6 +21,8 @@ from kernels.nvfp4 import triton_gemm, triton_gemv
 from kernels.nvfp4.layout import prepare
 from kernels.nvfp4.route import Route, choose, choose_uncollapsed
 
+DEFECT = "shows the routing defect: a vector kernel a sequence"
+
 
 def _operand(n_seqs: int, k: int) -> tuple[int, int, int]:
     return (k, 1, n_seqs)
@@ -88,6 +90,7 @@ CANDIDATES: tuple[Candidate, ...] = (
         prepare=prepare,
         refuses=_refuses,
         config=_config_uncollapsed,
+        no_route=DEFECT,
     ),
     Candidate(
         name="gemv_sequence_grid",
@@ -97,6 +100,7 @@ CANDIDATES: tuple[Candidate, ...] = (
         prepare=prepare,
         refuses=_refuses,
         config=lambda workload: f"{workload['M']} sequences in the grid; {triton_gemv.choose_config(1, workload['N'])}",
+        no_route=DEFECT,
     ),
     Candidate(
         name="gemm_collapsed",
@@ -106,6 +110,7 @@ CANDIDATES: tuple[Candidate, ...] = (
         prepare=prepare,
         refuses=_refuses,
         config=_config_collapsed,
+        no_route="triton_gemm under another name, the other arm of the routing defect",
     ),
 )
 CANDIDATES += (_twin("mxfp4_sequence_grid", CANDIDATES[1]), _twin("mxfp4_collapsed", CANDIDATES[2]))

@@ -3,38 +3,51 @@
 What this must not become is in the record: tiers by memory bandwidth, 800 GB/s and up mmq, 200 to 800 cuBLAS, below
 that a warp per row. On GB10, whose 273 or 546 GB/s (both are in the record) fall into the middle tier, mmq was the
 fastest path (458 against 401 tok/s). Without a table the roofline decides, and says that it did.
+KILLGATE_ROUTE_Q8=<candidate> overrides.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
 from kernels import routing
-from kernels.common import Candidate, Workload
+from kernels.common import Candidate, Cost, Workload
 from kernels.q8.cost import cost
 
 FAMILY = "q8"
+EXPANDED_BYTES = 2 * 2  # of a weight that a call writes in 16 bits and reads again
+
+
+def _cost(workload: Workload, candidate: Candidate) -> Cost:
+    need = cost(workload, candidate.precision)
+    if candidate.precision != "q8_0-expanded":
+        return need
+    return replace(need, bytes=need.bytes + EXPANDED_BYTES * workload["N"] * workload["K"])
+
+
+def _asked(words: Mapping[str, str]) -> tuple[Workload, str]:
+    return routing.linear(words, block=32)
+
+
+ROUTER = routing.Router(
+    family=FAMILY,
+    axis="M",
+    shape=("N", "K"),
+    fixed={"dtype": "bf16"},
+    cost=_cost,
+    asked=_asked,
+    usage="ne=K,COLUMNS,... (or K=VALUES M=COLUMNS) N=WEIGHT_ROWS [dtype=bf16]",
+)
 
 
 def choose(
     workload: Workload,
     device: str,
-    candidates: tuple[Candidate, ...],
+    candidates: Sequence[Candidate],
     read_gb_s: float,
-    peak_tflop_s: dict[str, float],
+    peak_tflop_s: Mapping[str, float],
     known: routing.Table | None = None,
 ) -> routing.Choice:
-    """The path for a workload on a device (its id in data/devices.toml).
-
-    read_gb_s, peak_tflop_s (by pipe): the device's, for the prediction where nothing was measured; a pipe that is not
-    in it takes no part. Raises ValueError when no candidate takes the workload.
-    """
-    refused = {c.name: why for c in candidates if (why := c.refuses(workload))}
-    takes = {c.name: c for c in candidates if c.name not in refused}
-
-    def predict(name: str) -> float:
-        need = cost(workload, takes[name].precision)
-        peak = peak_tflop_s.get(need.pipe)
-        compute_us = need.flops / (peak * 1e6) if peak else float("inf")
-        return max(need.bytes / (read_gb_s * 1e3), compute_us)
-
-    shape = {"N": workload["N"], "K": workload["K"]}
-    return routing.choose(FAMILY, device, shape, workload["M"], tuple(takes), predict, known, refused)
+    """The path for a workload on a device; arguments and errors as of `routing.route`."""
+    return routing.route(ROUTER, workload, device, candidates, read_gb_s, peak_tflop_s, known)

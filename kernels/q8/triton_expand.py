@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from kernels.common import Build, Candidate, Needs, Tensors, Workload, interpreted
-from kernels.q8.triton_warp_row import rounded
+from kernels.rounding import round_output
 
 BLOCKS = 64  # scale groups a program: 2,048 values
 
@@ -31,7 +31,7 @@ def expand_kernel(
     held = group < groups
     codes = tl.load(q_ptr + at, mask=held[:, None], other=0).to(tl.float32)
     scales = tl.load(d_ptr + group, mask=held, other=0.0).to(tl.float32)
-    w = rounded(codes * scales[:, None], w_ptr.dtype.element_ty, INTERPRETED)
+    w = round_output(codes * scales[:, None], w_ptr.dtype.element_ty, INTERPRETED)
     tl.store(w_ptr + at, w, mask=held[:, None])
 
 

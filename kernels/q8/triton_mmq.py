@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from kernels.common import Build, Candidate, Needs, Tensors, interpreted
-from kernels.q8.triton_warp_row import rounded
+from kernels.rounding import round_output
 
 VECTOR_MAX = 1
 
@@ -80,7 +80,7 @@ def mmq_kernel(
         w_tile += 32 * STEPS
         qd_tile += M * STEPS
         wd_tile += N * STEPS
-    y = rounded(tl.trans(acc), y_ptr.dtype.element_ty, INTERPRETED)
+    y = round_output(tl.trans(acc), y_ptr.dtype.element_ty, INTERPRETED)
     tl.store(y_ptr + m.to(tl.int64)[:, None] * N + n[None, :], y, mask=(m < M)[:, None] & (n < N)[None, :])
 
 
@@ -119,7 +119,7 @@ def mmvq_kernel(
             summed = summed + (accs[r] + sums * d * qd[None, :],)  # type: ignore[assignment]  # noqa: RUF005
         accs = summed
     for r in tl.static_range(ROWS):
-        y = rounded(tl.sum(accs[r], axis=1), y_ptr.dtype.element_ty, INTERPRETED)
+        y = round_output(tl.sum(accs[r], axis=1), y_ptr.dtype.element_ty, INTERPRETED)
         m = first_m + r
         tl.store(y_ptr + m.to(tl.int64) * N + n, y, mask=n < tl.where(m < M, N, 0))
 

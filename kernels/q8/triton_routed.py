@@ -41,6 +41,7 @@ CANDIDATES = (
         prepare=prepare_sequence_grid,
         refuses=_refuses,
         config=lambda workload: f"{workload['M']} sequences in the grid; {triton_mmq.choose_config(1, workload['K'])}",
+        no_route="shows the routing defect: a vector kernel a sequence",
     ),
     Candidate(
         name="q8_collapsed",
@@ -50,5 +51,6 @@ CANDIDATES = (
         prepare=triton_mmq.prepare,
         refuses=_refuses,
         config=triton_mmq.CANDIDATES[0].config,
+        no_route="triton_mmq under another name, the other arm of the routing defect",
     ),
 )

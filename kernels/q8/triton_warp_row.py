@@ -12,18 +12,9 @@ import triton
 import triton.language as tl
 
 from kernels.common import Build, Candidate, Needs, Tensors, Workload, interpreted
+from kernels.rounding import round_output
 
 ROWS_MAX = 8
-
-
-@triton.jit
-def rounded(x, FORMAT: tl.constexpr, INTERPRETED: tl.constexpr):
-    """float32 -> FORMAT, to nearest even: the interpreter's store truncates to bf16, the GPU's rounds."""
-    if INTERPRETED and FORMAT == tl.bfloat16:
-        bits = x.to(tl.int32, bitcast=True)
-        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
-        x = bits.to(tl.float32, bitcast=True)
-    return x.to(FORMAT)
 
 
 @triton.jit
@@ -61,7 +52,7 @@ def warp_row_kernel(
         accs = summed
     for r in tl.static_range(ROWS):
         m = first_m + r
-        y = rounded(tl.sum(accs[r], axis=1), y_ptr.dtype.element_ty, INTERPRETED)
+        y = round_output(tl.sum(accs[r], axis=1), y_ptr.dtype.element_ty, INTERPRETED)
         tl.store(y_ptr + m.to(tl.int64) * N + n, y, mask=n < tl.where(m < M, N, 0))
 
 

@@ -1,0 +1,162 @@
+"""compute-sanitizer over small launches of every CUDA C++ form in kernels/gdn: shared-memory hazards, wild addresses.
+
+racecheck watches shared memory and nothing else. That the in-place writes to the pool cannot race is another argument
+(a 16-byte piece of a state belongs to one block) and another test (test_gdn_decode_cpu.py, with permuted ids).
+Run as a program, this file does the launches, checks their answers and prints what it launched; the tests run it under
+the tool. A kernel that races on purpose shows that the tool sees what it is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels import cuda
+from kernels.common import CudaSource, Tensors, Workload
+from kernels.gdn import cases, cuda_decode, cuda_decode_conv, cuda_decode_single, cuda_scan
+from kernels.gdn.reference import reference
+
+LIMIT_S = 60
+RACING = """extern "C" __global__ void racing(int* to) {
+    __shared__ int words[64];
+    words[threadIdx.x] = threadIdx.x;
+    to[threadIdx.x] = words[63 - threadIdx.x];
+}
+"""
+KERNELS = {
+    "decode": {*cuda_decode.SOURCE.kernels, *cuda_decode_conv.SOURCE.kernels},
+    "scan": set(cuda_scan.SOURCE.kernels),
+    "racing": {"racing"},
+}
+
+
+# --- the program -----------------------------------------------------------------------------------------------------
+
+
+def check(problem: Workload, precision: str, run: Callable[[Tensors, Tensors], None]) -> None:
+    """Run on the GPU with inputs drawn on the CPU (torch's own kernels would be watched too); compare on the CPU."""
+    inputs = cases.inputs(problem, 3, "cpu")
+    out = {name: tensor.cuda() for name, tensor in cases.outputs(problem, inputs).items()}
+    run({name: tensor.cuda() for name, tensor in inputs.items()}, out)
+    torch.cuda.synchronize()
+    wanted = reference(inputs)
+    for name, limit in cases.tolerance(problem, precision).items():
+        error = ((out[name].cpu().double() - wanted[name]).norm() / wanted[name].norm()).item()
+        assert error <= limit.relative_error, f"{problem.id} {name}: {error}"
+
+
+def decode() -> None:
+    """Every instantiation with permuted ids and an empty slot, alone and from the convolution on; one sequence."""
+    for variant in cuda_decode.VARIANTS:
+        problem = cases._decode(3, (1, 3), D=variant.dim, dtype="bf16", state_dtype=variant.state, qk_l2norm=1, pad=1)
+
+        def step(inputs: Tensors, out: Tensors, variant: cuda_decode.DecodeVariant = variant) -> None:
+            cuda_decode.launch(inputs, out["state"], out["o"], variant)
+
+        def conv(inputs: Tensors, out: Tensors, variant: cuda_decode.DecodeVariant = variant) -> None:
+            cuda_decode_conv.launch(cuda_decode_conv._prepare(inputs), out, variant)
+
+        check(problem, "f32", step)
+        check(cases._from_conv(problem), "f32", conv)
+    for candidate in cuda_decode_single.CANDIDATES:
+        problem = cases._in_pool(cases._decode(1, (1, 3), D=128, dtype="bf16"), 4)
+        check(problem, "f32", lambda inputs, out, own=candidate: own.run(own.prepare(inputs), out))  # type: ignore[misc]
+
+
+def scan() -> None:
+    """Preparation and scan of a ragged batch, every instantiation; a programmatic launch, as in use."""
+    for variant in cuda_scan.VARIANTS:
+        wide = variant.dtype == cuda_scan.WIDE
+        own = {"dtype": "bf16", "out_dtype": "f32"} if wide else {"dtype": variant.dtype}
+        problem = cases._prefill(140, (1, 3), D=variant.dim, lengths="64-1-75", qk_l2norm=1, **own)  # type: ignore[arg-type]
+
+        def both(inputs: Tensors, out: Tensors, variant: cuda_scan.ScanVariant = variant, wide: bool = wide) -> None:
+            args = (cuda_scan._prepare_wide if wide else cuda_scan._prepare)(inputs)
+            cuda_scan.prepare_chunks(args)
+            cuda_scan.scan_chunks(args, out, variant, programmatic=True)
+
+        check(problem, "fp16" if wide else variant.dtype, both)
+
+
+def racing() -> None:
+    """Two warps exchange words without a barrier."""
+    source = CudaSource(Path(sys.argv[2]), ("racing",))
+    to = torch.zeros(64, dtype=torch.int32).cuda()
+    cuda.launch(cuda.load(source, "racing", 0), (1,), 64, [to])
+    torch.cuda.synchronize()
+
+
+def main() -> None:
+    """Launch the group named on the command line; print the kernels that ran."""
+    ran: list[str] = []
+    launch = cuda.launch
+
+    def noted(kernel: cuda.Kernel, *arguments: object, **more: object) -> None:
+        launch(kernel, *arguments, **more)  # type: ignore[arg-type]
+        ran.append(kernel.name)
+
+    cuda.launch = noted
+    {"decode": decode, "scan": scan, "racing": racing}[sys.argv[1]]()
+    print("ran:", *sorted(set(ran)))
+
+
+# --- the tests -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def program() -> Callable[..., str]:
+    """(tool or "", what, more words) -> what the program printed under that tool."""
+    pytest.importorskip("cupy", reason="the CUDA C++ candidates are loaded through CuPy")
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("sm_90a code runs on compute capability 9.0 only")
+    sanitizer = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
+    if not sanitizer:
+        pytest.skip("compute-sanitizer is not installed (it comes with the CUDA toolkit)")
+
+    def run(tool: str, what: str, *more: str) -> str:
+        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+        root = str(Path(__file__).resolve().parents[1])
+        # An allocation of its own for every tensor: memcheck sees no stray access inside a pool.
+        environment |= {"PYTHONPATH": root, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+        under = [sanitizer, "--tool", tool] if tool else []
+        command = [*under, sys.executable, str(Path(__file__).resolve()), what, *more]
+        limit = LIMIT_S if tool else 300  # without a tool it also compiles
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root, timeout=limit)
+        said = done.stdout + done.stderr
+        assert done.returncode == 0, said[-3000:]
+        words = re.search(r"^ran: (.*)$", said, re.M)
+        assert words, said[-3000:]
+        assert set(words.group(1).split()) == KERNELS[what]
+        return said
+
+    return run
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("what", ["decode", "scan"])
+def test_no_hazards_in_shared_memory_and_no_wild_address(what: str, program: Callable[..., str]) -> None:
+    program("", what)
+    said = program("racecheck", what)
+    assert "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)" in said, said[-3000:]
+    assert "ERROR SUMMARY: 0 errors" in program("memcheck", what)
+
+
+@pytest.mark.gpu
+def test_the_tool_sees_a_race(tmp_path: Path, program: Callable[..., str]) -> None:
+    source = tmp_path / "racing.cu"
+    source.write_text(RACING)
+    program("", "racing", str(source))
+    said = program("racecheck", "racing", str(source))
+    assert re.search(r"RACECHECK SUMMARY: [1-9]\d* hazard", said), said[-3000:]
+
+
+if __name__ == "__main__":
+    main()
