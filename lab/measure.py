@@ -137,6 +137,8 @@ def measure(
     left_out = []
     for card, both in _named_peers(items).items() if settings.peers else ():
         tell(f"{card}: {', '.join(both)}: named in the card, so timed once and not again as a peer")
+    for line in absent(items, device):
+        tell(line)
     try:
         for item in sorted(items, key=lambda i: (not i.decisive, i.bytes)):
             into = folder or records.FOLDER / device.id / item.card.id / run
@@ -187,6 +189,21 @@ def missing(items: Sequence[Item], device: str) -> list[Item]:
         arms = {(row["run"], row["arm"]) for row in rows}
         if not any({(run, "control"), (run, "candidate")} <= arms for run, _ in arms):
             found.append(item)
+    return found
+
+
+def absent(items: Sequence[Item], device: devices.Device) -> list[str]:
+    """A line for each arm that cannot run on the device, so that nobody waits an hour to read it in the rows."""
+    found = []
+    for family, name in {(item.card.family, name): None for item in items for _, name in item.arms}:
+        known = families.load(family)
+        candidate = known.candidates.get(name)
+        if candidate is not None:
+            why = families.unmet(candidate, device.capability)
+        else:
+            why = f"cannot be imported: {known.unavailable[name]}" if name in known.unavailable else ""
+        if why:
+            found.append(f"{family}: {name} cannot run here: {why}")
     return found
 
 

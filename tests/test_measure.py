@@ -229,10 +229,10 @@ def test_rows_of_a_comparison_are_appended_in_one_piece(tmp_path: Path, monkeypa
     assert pieces == [[f"{workload} {name}" for name in names] for workload in SMALL]
 
 
-def test_absent_peers_are_skipped_with_their_reason(tmp_path: Path) -> None:
+def test_absent_peers_are_skipped_with_their_reason(tmp_path: Path, told: list[str]) -> None:
     card = fake_bench.card(tmp_path, ("n63",))
     real = Settings(seconds=0.0, backend=fake_bench.BACKEND)
-    by_name = {r["name"]: r for r in sweep(card, tmp_path / "run", real, peers=True)}
+    by_name = {r["name"]: r for r in sweep(card, tmp_path / "run", real, told, peers=True)}
     assert {n: (r["arm"], r["status"]) for n, r in by_name.items() if n not in ("plain", "faster")} == {
         "absent": ("peer", "skipped"),
         "peer_odd": ("peer", "skipped"),
@@ -240,6 +240,7 @@ def test_absent_peers_are_skipped_with_their_reason(tmp_path: Path) -> None:
     }
     assert by_name["absent"]["message"] == "needs the package no_such_library, which is not installed"
     assert by_name["peer_odd"]["message"] == "cannot be imported: No module named 'odd'"
+    assert told[:2] == [f"toy: {name} cannot run here: {by_name[name]['message']}" for name in ("absent", "peer_odd")]
     assert by_name["peer_that_packs"]["timed_against"] == "plain"
     # a peer changes nothing about the verdict
     assert gates.judge(card.gate, evidence.readings(by_name.values(), H200)).word == "GO"
