@@ -176,6 +176,9 @@ def collapse(ne: Sequence[int]) -> tuple[int, int]:
     return ne[0], math.prod(ne[1:])
 
 
+LINEAR_USAGE = "ne=K,COLUMNS,... (or K=VALUES M=COLUMNS) N=WEIGHT_ROWS [dtype=bf16]"
+
+
 def linear(words: Mapping[str, str], block: int) -> tuple[Workload, str]:
     """`Router.asked` of a product y[M, N] = x[M, K] w^T whose weights have a scale per `block` values of K.
 
@@ -366,8 +369,13 @@ def route(
     read_gb_s, peak_tflop_s: the device's read bandwidth, and its peaks by pipe ("bf16", "f32", ...), for predictions.
     known:       the table to use; by default the committed one of the device.
     precisions:  those asked for by name, see `Router`.
-    Raises ValueError when no candidate takes the workload, or the override names none that does.
+    Raises ValueError when no candidate takes the workload, the override names none that does, or a precision is none
+    that the router takes by name.
     """
+    by_name = [*router.opt_in, *(dict.fromkeys(c.precision for c in candidates) if router.stored else ())]
+    for name in precisions:
+        if name not in by_name:
+            raise ValueError(f"precision {name}: not one of {', '.join(by_name)}; others compete anyway")
     barred = {c.name: why for c in candidates if (why := router.bars(c, precisions))}
     refused = {c.name: why for c in candidates if c.name not in barred and (why := c.refuses(workload))} | barred
     takes = {c.name: c for c in candidates if c.name not in refused}

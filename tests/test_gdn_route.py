@@ -36,7 +36,7 @@ TABLE = routing.Table(
 
 
 def chosen(workload: Workload, known: routing.Table | None = TABLE) -> routing.Choice:
-    return route.choose(workload, "no-table-here", CANDIDATES, 4440.0, PEAKS, known)
+    return routing.route(route.ROUTER, workload, "no-table-here", CANDIDATES, 4440.0, PEAKS, known)
 
 
 def test_the_scan_length_decides() -> None:
@@ -54,15 +54,19 @@ def test_without_a_table_the_first_is_taken_and_said_so() -> None:
 
 def test_decode_is_not_routed() -> None:
     decode = next(w for w in cases.WORKLOADS if w["op"] == "decode")
-    with pytest.raises(ValueError, match="op = decode"):
+    with pytest.raises(ValueError, match=r"no candidate takes .*prefill only"):
         chosen(decode)
+    takes_it = Candidate("step", "bf16", nothing)
+    for known in (TABLE, None):
+        with pytest.raises(ValueError, match="op = decode: only prefill has kernels"):
+            routing.route(route.ROUTER, decode, "no-table-here", (takes_it,), 4440.0, PEAKS, known)
 
 
 def test_the_roofline_knows_what_each_algorithm_passes_through_memory() -> None:
     """Twenty launches of plain torch are no rival of one fused kernel, whatever the floor of the problem is."""
     ours = families.load("gdn").candidates
     every = tuple(ours[name] for name in ("torch_chunk", "fused_chunk", "split_pipeline"))
-    choice = route.choose(LONG, "no-table-here", every, 273.0, {"bf16": 213.0, "f32": 31.0})
+    choice = routing.route(route.ROUTER, LONG, "no-table-here", every, 273.0, {"bf16": 213.0, "f32": 31.0})
     assert list(choice.times_us) == ["fused_chunk", "split_pipeline", "torch_chunk"]
     assert set(route.ALGORITHMS) <= set(ours)
 

@@ -27,7 +27,7 @@ CANDIDATES = tuple(OURS.values())
 def chosen(ctx: int, *precisions: str, device: str = "h200", known: routing.Table | None = TABLE) -> routing.Choice:
     words = {"ctx": str(ctx), "batch": "1", "Hq": "24", "Hkv": "4", "D": "256"}
     workload, _ = route.ROUTER.asked(words)
-    return route.choose(workload, device, CANDIDATES, 4440.0, {"bf16": 759.0}, known, precisions)
+    return routing.route(route.ROUTER, workload, device, CANDIDATES, 4440.0, {"bf16": 759.0}, known, precisions)
 
 
 def test_the_length_decides_among_kernels_of_one_format() -> None:

@@ -129,6 +129,14 @@ def test_what_could_not_be_imported_is_not_called_gone(monkeypatch: pytest.Monke
     assert notebook.former(kernel_row("cuda_decode", FEW, "")) == "cannot be compared"
 
 
+@pytest.mark.parametrize("device", ["h200", "gb10"])
+def test_a_kernel_chosen_by_capability_is_described_for_the_device_of_the_row(device: str) -> None:
+    """Here there is no GPU, and the chunks of this kernel are 64 tokens on the one device and 32 on the other."""
+    rows = records.rows(device="h200", phase="gdn-prefill-limit")
+    row = next(r for r in rows[::-1] if r["name"] == "fused_chunk")
+    assert families.former(row | {"device": device}) == ("" if device == "h200" else "former kernel")
+
+
 def test_the_line_below_a_table_names_runs_commits_and_former_kernels() -> None:
     same = kernel_row("cuda_decode", FEW, present("cuda_decode", FEW))
     old = kernel_row("cuda_decode", MANY, "before", run="2026-11-21T120000Z", commit="1234567890", dirty=None)

@@ -1,5 +1,6 @@
 """The measured route of kernels/nvfp4: collapsed first, from a table, else predicted and said so."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -39,8 +40,20 @@ TABLE = routing.Table(
 )
 
 
+def measured(
+    ne: tuple[int, ...],
+    n: int,
+    device: str,
+    candidates: Sequence[Candidate],
+    known: routing.Table | None = None,
+    precisions: Sequence[str] = (),
+) -> routing.Choice:
+    workload, _ = route.ROUTER.asked({"ne": ",".join(map(str, ne)), "N": str(n)})
+    return routing.route(route.ROUTER, workload, device, candidates, 4440.0, PEAKS, known, precisions)
+
+
 def chosen(ne: tuple[int, ...], known: routing.Table | None = TABLE, n: int = 5120) -> routing.Choice:
-    return route.measured(ne, n, "no-table-here", CANDIDATES, 4440.0, PEAKS, known=known)
+    return measured(ne, n, "no-table-here", CANDIDATES, known)
 
 
 @pytest.mark.parametrize("ne", [(6144, 128), (6144, 1, 128), (6144, 1, 64, 2), (6144, 2, 64)])
@@ -67,9 +80,7 @@ def test_a_kernel_that_rounds_activations_competes_only_by_the_name_of_its_preci
     known = routing.Table("h200", "nvfp4", "M", TABLE.points + faster, "r")
 
     def asked(*precisions: str) -> routing.Choice:
-        return route.measured(
-            (6144, 128), 5120, "no-table-here", CANDIDATES + more, 4440.0, PEAKS, known=known, precisions=precisions
-        )
+        return measured((6144, 128), 5120, "no-table-here", CANDIDATES + more, known, precisions)
 
     assert asked().candidate == "torch_bf16"
     assert asked("nvfp4-w4a8").candidate == "cuda_w4a8_promoted"
@@ -116,7 +127,7 @@ def test_a_stale_table_never_routes_to_a_kernel_that_refuses() -> None:
     ours = tuple(every[name] for name in dict.fromkeys(p.candidate for p in known.points))
     for m in (1, 8, 12, 16, 24, 32, 128):
         for n, k in ((4096, 2048), (17408, 5120), (5120, 6144), (5120, 17408)):
-            choice = route.measured((k, m), n, "h200", ours, 4440.0, PEAKS)
+            choice = measured((k, m), n, "h200", ours)
             takes = Workload("w", {"M": m, "N": n, "K": k, "dtype": "bf16"})
             assert not every[choice.candidate].refuses(takes), (m, n, k, str(choice))
 
@@ -126,7 +137,7 @@ def test_why_the_table_was_not_followed_is_said() -> None:
     decode = families.load("nvfp4").candidates[name]
     points = tuple(routing.Point(c, shape, 32, us) for c, us in ((name, 20.0), ("torch_bf16", 50.0)))
     stale = routing.Table("h200", "nvfp4", "M", points, "r")
-    choice = route.measured((17408, 32), 5120, "h200", (decode, CANDIDATES[2]), 4440.0, PEAKS, known=stale)
+    choice = measured((17408, 32), 5120, "h200", (decode, CANDIDATES[2]), stale)
     assert choice.candidate == "torch_bf16"
     assert "passed over cuda_decode, 20.0 in the table: M=32" in str(choice)
 
@@ -147,5 +158,5 @@ def test_the_cards_give_the_router_a_point_on_either_side() -> None:
     known = routing.Table("h200", "nvfp4", "M", tuple(points), "made up")
     for n, k in ((4096, 2048), (17408, 5120), (5120, 6144), (5120, 17408)):
         for m in range(1, 129):
-            choice = route.measured((k, m), n, "h200", tuple(ours.values()), 4440.0, PEAKS, known=known)
+            choice = measured((k, m), n, "h200", tuple(ours.values()), known)
             assert choice.candidate != "torch_bf16", (m, n, k, str(choice))

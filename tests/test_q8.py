@@ -136,7 +136,7 @@ PEAKS = {"bf16": 800.0, "int8": 1500.0, "f32": 60.0}
 
 
 def routed(known: routing.Table | None = None) -> routing.Choice:
-    return route.choose(BIG, "nowhere", tuple(CANDIDATES), 4500.0, PEAKS, known)
+    return routing.route(route.ROUTER, BIG, "nowhere", tuple(CANDIDATES), 4500.0, PEAKS, known)
 
 
 @needs_triton

@@ -7,7 +7,7 @@ candidates with equal floors are taken in order, and the reason says so. KILLGAT
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from kernels import routing
 from kernels.common import Candidate, Cost, Workload
@@ -29,6 +29,8 @@ ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "tf32": 4, "f32": 4}
 
 
 def _cost(workload: Workload, candidate: Candidate) -> Cost:
+    if workload["op"] != "prefill":
+        raise ValueError(f"op = {workload['op']}: only prefill has kernels to choose between by length")
     chunk, through_memory = ALGORITHMS.get(candidate.name, (CHUNK, False))
     pipe = "bf16" if candidate.precision == "fp16" else candidate.precision
     return algorithm_cost(workload, chunk, ELEMENT_BYTES[candidate.precision], through_memory, pipe)
@@ -53,20 +55,3 @@ ROUTER = routing.Router(
     asked=_asked,
     usage="T=TOKENS [batch=SEQUENCES] Hk=HEADS Hv=HEADS [D=128] [dtype=bf16]",
 )
-
-
-def choose(
-    workload: Workload,
-    device: str,
-    candidates: Sequence[Candidate],
-    read_gb_s: float,
-    peak_tflop_s: Mapping[str, float],
-    known: routing.Table | None = None,
-) -> routing.Choice:
-    """The prefill candidate for a workload on a device; arguments as of `routing.route`.
-
-    Raises ValueError for a decode workload and when no candidate takes it.
-    """
-    if workload["op"] != "prefill":
-        raise ValueError(f"op = {workload['op']}: only prefill has kernels to choose between by length")
-    return routing.route(ROUTER, workload, device, candidates, read_gb_s, peak_tflop_s, known)

@@ -8,7 +8,7 @@ takes the workload is taken then, and the reason says so. KILLGATE_ROUTE_KV=<can
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from kernels import routing
 from kernels.common import Candidate, Cost, Workload
@@ -38,16 +38,3 @@ ROUTER = routing.Router(
     usage="ctx=TOKENS batch=SEQUENCES Hq=HEADS Hkv=HEADS D=DIMENSION [page=16] [dtype=bf16]",
     stored="bf16",
 )
-
-
-def choose(
-    workload: Workload,
-    device: str,
-    candidates: Sequence[Candidate],
-    read_gb_s: float,
-    peak_tflop_s: Mapping[str, float],
-    known: routing.Table | None = None,
-    precisions: Sequence[str] = (),
-) -> routing.Choice:
-    """The kernel for a workload on a device; arguments and errors as of `routing.route`."""
-    return routing.route(ROUTER, workload, device, candidates, read_gb_s, peak_tflop_s, known, precisions)

@@ -8,16 +8,17 @@ can be tested and measured (`triton_routed.py`).
 
 The limit of 8 columns is the figure lp.lever1-ssm-out-2d.gb10.mmvq-dispatch-max-ne1.control: the largest ne[1] for
 which upstream picks its vector kernel. It is a recorded threshold, not a crossover measured here; `choose` keeps it,
-because the arms of the routing question are built on it. What a user should call is `measured`: it collapses, then
-asks the device's table of measured times (profiles/<device>/routes/nvfp4.json; kernels/routing.py), says why, and falls
-back to the roofline with those words where nothing was measured. KILLGATE_ROUTE_NVFP4=<candidate> overrides.
-`lab routes nvfp4 --shape ne=K,COLUMNS,... N=ROWS` asks it from the command line.
+because the arms of the routing question are built on it. What a user should ask is ROUTER, by `routing.route` or from
+the command line by `lab routes nvfp4 --shape ne=K,COLUMNS,... N=ROWS`: it collapses, then asks the device's table of
+measured times (profiles/<device>/routes/nvfp4.json), says why, and falls back to the roofline with those words where
+nothing was measured. KILLGATE_ROUTE_NVFP4=<candidate> overrides. Of the precisions in ROUNDED "nvfp4-w4a8" is the one
+whose error does not grow with the length of the sum, "nvfp4-w4a8-fast" the faster one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil, prod
 
 from kernels import routing
@@ -73,42 +74,13 @@ def _cost(workload: Workload, candidate: Candidate) -> Cost:
     return replace(need, bytes=need.bytes * ceil(workload["M"] / shared), pipe="f32")
 
 
-def _asked(words: Mapping[str, str]) -> tuple[Workload, str]:
-    return routing.linear(words, block=16)
-
-
 ROUTER = routing.Router(
     family=FAMILY,
     axis="M",
     shape=("N", "K"),
     fixed={"dtype": "bf16"},
     cost=_cost,
-    asked=_asked,
-    usage="ne=K,COLUMNS,... (or K=VALUES M=COLUMNS) N=WEIGHT_ROWS [dtype=bf16]",
+    asked=partial(routing.linear, block=16),
+    usage=routing.LINEAR_USAGE,
     opt_in=ROUNDED,
 )
-
-
-def measured(
-    ne: tuple[int, ...],
-    n: int,
-    device: str,
-    candidates: Sequence[Candidate],
-    read_gb_s: float,
-    peak_tflop_s: Mapping[str, float],
-    dtype: str = "bf16",
-    known: routing.Table | None = None,
-    precisions: Sequence[str] = (),
-) -> routing.Choice:
-    """The candidate for an operand of shape `ne` (fastest first) against n weight rows, collapsed first.
-
-    Arguments and errors as of `routing.route`. precisions: those of ROUNDED that may compete, each by its own name;
-    "nvfp4-w4a8" is the one whose error does not grow with the length of the sum, "nvfp4-w4a8-fast" the faster one.
-    Raises ValueError also for a precision that is not in ROUNDED.
-    """
-    for name in precisions:
-        if name not in ROUNDED:
-            raise ValueError(f"precision {name}: not one of {', '.join(ROUNDED)}; others compete anyway")
-    k, columns = routing.collapse(ne)
-    workload = Workload("routed", {"M": columns, "N": n, "K": k, "dtype": dtype})
-    return routing.route(ROUTER, workload, device, candidates, read_gb_s, peak_tflop_s, known, precisions)

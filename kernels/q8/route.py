@@ -8,8 +8,8 @@ KILLGATE_ROUTE_Q8=<candidate> overrides.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from kernels import routing
 from kernels.common import Candidate, Cost, Workload
@@ -26,28 +26,12 @@ def _cost(workload: Workload, candidate: Candidate) -> Cost:
     return replace(need, bytes=need.bytes + EXPANDED_BYTES * workload["N"] * workload["K"])
 
 
-def _asked(words: Mapping[str, str]) -> tuple[Workload, str]:
-    return routing.linear(words, block=32)
-
-
 ROUTER = routing.Router(
     family=FAMILY,
     axis="M",
     shape=("N", "K"),
     fixed={"dtype": "bf16"},
     cost=_cost,
-    asked=_asked,
-    usage="ne=K,COLUMNS,... (or K=VALUES M=COLUMNS) N=WEIGHT_ROWS [dtype=bf16]",
+    asked=partial(routing.linear, block=32),
+    usage=routing.LINEAR_USAGE,
 )
-
-
-def choose(
-    workload: Workload,
-    device: str,
-    candidates: Sequence[Candidate],
-    read_gb_s: float,
-    peak_tflop_s: Mapping[str, float],
-    known: routing.Table | None = None,
-) -> routing.Choice:
-    """The path for a workload on a device; arguments and errors as of `routing.route`."""
-    return routing.route(ROUTER, workload, device, candidates, read_gb_s, peak_tflop_s, known)
