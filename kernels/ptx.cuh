@@ -35,6 +35,12 @@ DEVICE void bulk_copy(unsigned to, const void* from, unsigned bytes, unsigned ba
                  "l"(from), "r"(bytes), "r"(barrier)
                  : "memory");
 }
+// A policy for loads, stores and copies: such lines leave L2 first.
+DEVICE unsigned long long leave_first() {
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
 // Until at most N groups of this thread's bulk stores have yet to read what they write.
 template <int N>
 DEVICE void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"); }

@@ -203,8 +203,8 @@ inline void stmatrix_t(void* row, const u32* x) {
 }
 inline u32 transpose_8x8(u32 x) { return transposed_8x8(x); }
 static float widen_as(int type, u32 bits) { return type == BF16 ? widen<BF16>((u16)bits) : half_to_float(bits); }
-template <int TYPE> inline void mma(float* d, const u32* a, u32 b0, u32 b1) {
-    product(widen<TYPE>, d, a[0], a[1], a[2], a[3], b0, b1);
+inline void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    product(widen<FP16>, d, a[0], a[1], a[2], a[3], b0, b1);
     __syncwarp();
 }
 

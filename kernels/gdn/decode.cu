@@ -110,7 +110,7 @@ INLINE void decode(ARGUMENTS) {
     if (PREFETCH && !ORDERED && threadIdx.x == WARPS * 32 - 1) prefetch_bulk(state + blockIdx.x * SHARE, SHARE);
     if (PREFETCH) __syncwarp();  // ptxas would move the fetch behind the loads
     state += ((long)row * D + column) * BYTES;
-    const u64 policy = HINT ? evict_first() : 0;
+    const u64 policy = HINT ? leave_first() : 0;
     uint4 raw[R];
 #pragma unroll
     for (int i = 0; i < R; i++) raw[i] = load_state<HINT>(state + (long)i * STEP * D * BYTES, policy);
@@ -166,7 +166,7 @@ INLINE void decode_slim(ARGUMENTS) {
     const u32 raw_v = load_element(static_cast<const char*>(v) + at_v, half);
     const float raw_g = __ldg(g + b * hv + head), raw_rate = __ldg(beta + b * hv + head);
     state += ((long)(warp * RL + row) * D + column) * BYTES;
-    const u64 policy = HINT ? evict_first() : 0;
+    const u64 policy = HINT ? leave_first() : 0;
     uint4 raw[R];
 #pragma unroll
     for (int i = 0; i < R; i++) raw[i] = load_state<HINT>(state + (long)i * STEP * D * BYTES, policy);

@@ -123,7 +123,7 @@ INLINE void decode_conv(ARGUMENTS) {
         log_rate = __ldg(a_log + head), bias = __ldg(dt_bias + head);
     }
     state += ((long)row * D + column) * BYTES;
-    const u64 policy = HINT ? evict_first() : 0;
+    const u64 policy = HINT ? leave_first() : 0;
     uint4 raw[R];
     if (!LATE)
 #pragma unroll

@@ -22,11 +22,6 @@ INLINE void barrier_arrive(u64* bar) { barrier_arrive(shared_address(bar)); }
 INLINE void barrier_expect(u64* bar, u32 bytes) { barrier_expect(shared_address(bar), bytes); }
 INLINE void barrier_wait(u64* bar, u32 parity) { barrier_wait(shared_address(bar), parity); }
 
-INLINE u64 evict_first() {
-    u64 policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
 INLINE void bulk_load(void* to, const void* from, u32 bytes, u64* bar) {
     bulk_copy(shared_address(to), from, bytes, shared_address(bar));
 }
@@ -62,20 +57,8 @@ INLINE u32 pack_half(float low, float high) { return TYPE == BF16 ? pack_bf162(l
 template <int TYPE>
 INLINE float widen(u16 bits) { return TYPE == BF16 ? __uint_as_float((u32)bits << 16) : half_to_float(bits); }
 
-// d [16 x 8] += a [16 x 16] b [16 x 8]
-template <int TYPE>
-INLINE void mma(float* d, const u32* a, u32 b0, u32 b1) {
-    if (TYPE == BF16)
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-                     "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-    else
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-                     "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
+// d [16 x 8] += a [16 x 16] b [16 x 8], in fp16.
+INLINE void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_f16(d, a[0], a[1], a[2], a[3], b0, b1); }
 
 // x, results that are complete after the wait, may not be read earlier.
 template <int N, int R>

@@ -267,15 +267,15 @@ INLINE void prepare(const u16* q, const u16* k, const float* g, const float* bet
 #pragma unroll
             for (int m = 0; m < left; m++) {
                 ldmatrix_t(b, a_tile + ((block - m) * 16 + from_row) * A_STRIDE + s * 16 + from_column);
-                mma<FP16>(product[0], inverse[3 - m], b[0], b[1]);
-                mma<FP16>(product[1], inverse[3 - m], b[2], b[3]);
+                mma(product[0], inverse[3 - m], b[0], b[1]);
+                mma(product[1], inverse[3 - m], b[2], b[3]);
             }
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 packed[i] = pack_half<FP16>(-product[i >> 1][2 * (i & 1)], -product[i >> 1][2 * (i & 1) + 1]);
             ldmatrix(b, a_tile + (s * 16 + inverse_row) * A_STRIDE + s * 16 + inverse_column);
-            mma<FP16>(merged[0], packed, b[0], b[1]);
-            mma<FP16>(merged[1], packed, b[2], b[3]);
+            mma(merged[0], packed, b[0], b[1]);
+            mma(merged[1], packed, b[2], b[3]);
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 const float2 factor = *reinterpret_cast<const float2*>(rate + s * 16 + half * 8 + 2 * pair);

@@ -33,13 +33,6 @@ DEVICE void bulk_copy_once(unsigned to, const void* from, unsigned bytes, unsign
       : "memory");
 }
 
-// A policy for copies: such lines leave L2 first.
-DEVICE unsigned long long leave_first() {
-  unsigned long long policy;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-
 DEVICE void bulk_copy_by(unsigned to, const void* from, unsigned bytes, unsigned barrier, unsigned long long policy) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
