@@ -7,8 +7,8 @@ Products. `matmul` rounds its operands to a named format and accumulates in floa
     "tf32x3"  three tf32 products, about float32
 In Triton's interpreter operands are rounded to the same format and then widened to float32, because `tl.dot` on
 bfloat16 returns garbage there; and `as_format` rounds, because the interpreter truncates float32 to bfloat16 where the
-GPU rounds to nearest even (errors twice as large). tf32 operands are rounded here, on both. So the errors seen on a CPU
-are those to expect of the GPU.
+GPU rounds to nearest even. tf32 operands are rounded here, on both. So the errors seen on a CPU are those to expect of
+the GPU.
 
 The inverse of I + A, A strictly lower triangular [C, C]. Diagonal blocks of 16 x 16 are inverted by forward
 substitution in float32, all blocks at once; pairs of blocks are then merged, 16 -> 32 -> 64, by
@@ -41,7 +41,7 @@ def as_format(x, TYPE: tl.constexpr, INTERPRETED: tl.constexpr):
 def as_tf32(x):
     """x as float32 rounded to tf32's 10 stored mantissa bits, to nearest. 16-bit floats are exact already.
 
-    Matrix units drop the low 13 bits of an operand: a bias that made errors three times larger in this recurrence.
+    Matrix units drop the low 13 bits of an operand: a bias that made errors clearly larger in this recurrence.
     """
     if x.dtype == tl.float32:
         bits = x.to(tl.uint32, bitcast=True)

@@ -32,8 +32,8 @@ MAX_HEADS = 128  # MAX_HEADS in decode.cu
 MAX_BLOCKS = 160  # MAX_PARTS in decode.cu: an item's parts, one a team at most
 # What a second item costs a block, in units of 16 KB: a guess from before there were rows, and about twice what they
 # show. kv-batch-sawtooth, run 2026-11-22T012858Z: a sequence is 7.8 units a block and takes 3.95 us (fp8, batch 8 to
-# 128), but 7.35 where it is the 34th and 6.88 where it is the 67th, each block's second or third item: 6.7 and 5.8
-# units more. In bf16, 15.5 units and 7.74 us, it is 11.4 and 11.1: 7.3 and 6.6 units. Which cuts another number
+# 128), but 7.34 where it is the 34th and 6.88 where it is the 67th, each block's second or third item: 6.7 and 5.8
+# units more. In bf16, 15.5 units and 7.74 us, it is 11.4 and 11.1: 7.3 and 6.7 units. Which cuts another number
 # would change, and whether they gain, has not been tried.
 SECOND_ITEM = 12
 CAPPED_BELOW = 40  # units: where a block's range is shorter, 96 KB of copies are under way and not all of the ring
