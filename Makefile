@@ -12,6 +12,8 @@ ARGS ?=
 export TORCH_INDEX ALLOW_CUDA_TORCH
 
 BIN := .venv/bin
+# The test that runs, by tests/conftest.py: what is left in it after a crash is the one that crashed.
+export KILLGATE_RUNNING_TEST := build/running_test
 
 .DEFAULT_GOAL := help
 .PHONY: help install verdicts test lint lab notebooks bench clean
@@ -28,7 +30,9 @@ verdicts: install  ## judge every card, check every family, write build/site, pr
 	$(BIN)/python -m lab verdicts $(ARGS)
 
 test: install lint  ## lint, types and every test but those marked gpu or browser
-	$(BIN)/python -m pytest -m "not gpu and not browser" $(ARGS)
+	@rm -f $(KILLGATE_RUNNING_TEST)
+	@$(BIN)/python -m pytest -m "not gpu and not browser" $(ARGS) || { status=$$?; \
+	  if [ -s $(KILLGATE_RUNNING_TEST) ]; then echo "killgate: pytest itself died, in $$(cat $(KILLGATE_RUNNING_TEST))" >&2; fi; exit $$status; }
 
 lint: install  ## ruff and mypy
 	$(BIN)/ruff check .

@@ -34,3 +34,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(skip)
+
+
+# A file (see the Makefile): the report of a crash does not end with the test's name.
+RUNNING = os.environ.get("KILLGATE_RUNNING_TEST")
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    if RUNNING:
+        os.makedirs(os.path.dirname(RUNNING), exist_ok=True)
+        with open(RUNNING, "w") as file:
+            file.write(nodeid)
+
+
+def pytest_sessionfinish() -> None:
+    if RUNNING and os.path.exists(RUNNING):
+        os.remove(RUNNING)

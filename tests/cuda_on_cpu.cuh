@@ -40,9 +40,8 @@ static Block* running;
 #define cpu (*running)
 static Axis threadIdx, blockIdx, gridDim;
 
-static void stop(const char* why, unsigned where) {
-    fprintf(stderr, "%s (%x): block %d thread %d\n", why, where, blockIdx.x, cpu.current);
-    abort();
+static std::string position() {
+    return "block " + std::to_string(blockIdx.x) + " thread " + std::to_string(cpu.current);
 }
 static void others() {
     const int me = cpu.current;
@@ -199,7 +198,7 @@ template <int COUNT> static void registers_down() {}
 
 static void (*kernel_of_fiber)();
 static void fiber() {
-    kernel_of_fiber();
+    until_stopped(kernel_of_fiber);
     cpu.fibers[cpu.current].done = true;
     swapcontext(&cpu.fibers[cpu.current].context, &cpu.main);
 }
@@ -226,13 +225,13 @@ static int one_turn() {  // of the running block's threads; how many are left
             continue;
         }
         cpu.current = threadIdx.x = me;
-        swapcontext(&cpu.main, &cpu.fibers[me].context);
+        resume(cpu.fibers[me], cpu.main);
         left += !cpu.fibers[me].done;
     }
     if (!left && !cpu.later.empty()) stop("a copy that nobody waited for");
     return left;
 }
-static void launch_on_cpu(void (*kernel)(), int grid, int threads, int mode, int order) {
+static void run_blocks(void (*kernel)(), int grid, int threads, int mode, int order) {
     kernel_of_fiber = kernel, gridDim.x = grid;
     std::vector<Block> blocks(order == 2 ? grid : 1);
     if (order == 2) {
@@ -254,4 +253,7 @@ static void launch_on_cpu(void (*kernel)(), int grid, int threads, int mode, int
                 if (cpu.idle > 200) stop("no thread can go on");
         }
     }
+}
+static void launch_on_cpu(void (*kernel)(), int grid, int threads, int mode, int order) {
+    until_stopped([=] { run_blocks(kernel, grid, threads, mode, order); });
 }

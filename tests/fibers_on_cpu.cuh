@@ -1,5 +1,5 @@
 // What the stand-ins tests/*_on_cpu.cuh have in common: threads as fibers, what they meet and wait at, what a warp
-// exchanges, and the products of one warp. A stand-in says where it stands (stop), lets other fibers run (others),
+// exchanges, and the products of one warp. A stand-in says where it stands (position), lets other fibers run (others),
 // notes that the program gets on (moved), and knows its warps (own_lane, own_exchange).
 #pragma once
 #include <ucontext.h>
@@ -13,13 +13,37 @@
 #include <functional>
 #include <initializer_list>
 #include <map>
+#include <string>
+#include <utility>
 #include <vector>
 using std::max;
 using std::min;
 
-static void stop(const char* why, unsigned where = 0);
 static void others();
 static void moved();
+
+// A launch that must not go on ends with a reason, which the host asks for (tests/stand_in.py): an abort would take the
+// whole test run along. The fibers of a launch that was stopped are never resumed.
+struct Stop { std::string why; };
+static std::string why_stopped;
+static std::string position();
+[[noreturn]] static void stop(const char* why, unsigned where = 0) {
+  char at[32] = "";
+  if (where) snprintf(at, sizeof at, " (%x)", where);
+  throw Stop{why + std::string(at) + ": " + position()};
+}
+template <class Run> static void until_stopped(Run run) {  // a fiber's whole run, and a launch's
+  try {
+    run();
+  } catch (const Stop& s) {
+    why_stopped = s.why;
+  }
+}
+extern "C" const char* why_it_stopped() {  // since it was last asked; empty if it was not
+  static std::string told;
+  told = std::exchange(why_stopped, "");
+  return told.c_str();
+}
 
 struct Fiber { ucontext_t context; std::vector<char> stack; bool done; int cta, thread; };
 static void make_fiber(Fiber& f, void (*entry)()) {
@@ -27,6 +51,10 @@ static void make_fiber(Fiber& f, void (*entry)()) {
   getcontext(&f.context);
   f.context.uc_stack.ss_sp = f.stack.data(), f.context.uc_stack.ss_size = f.stack.size(), f.context.uc_link = nullptr;
   makecontext(&f.context, entry, 0);
+}
+static void resume(Fiber& f, ucontext_t& from) {
+  swapcontext(&from, &f.context);
+  if (!why_stopped.empty()) throw Stop{why_stopped};
 }
 
 // Where `count` threads meet: __syncthreads, bar.sync, a warp's or a cluster's. Who only comes does not wait.

@@ -43,9 +43,10 @@ static struct {
     std::vector<Lane> lanes;
 } cpu;
 
-static void stop(const char* why, unsigned) {
-    fprintf(stderr, "%s: block %d %d %d thread %d\n", why, blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x);
-    abort();
+static std::string position() {
+    std::string at = "block";
+    for (int i : {blockIdx.x, blockIdx.y, blockIdx.z}) at += " " + std::to_string(i);
+    return at + " thread " + std::to_string(threadIdx.x);
 }
 static void others() {
     const int me = cpu.now;
@@ -284,14 +285,15 @@ template <int N, int R> inline void wgmma_wait(float (&)[R]) {
 
 static std::function<void()> kernel_now;
 static void fiber() {
-    kernel_now();
-    finish_stores(0);
+    until_stopped([] { kernel_now(), finish_stores(0); });
     cpu.fibers[cpu.now].done = true;
     swapcontext(&cpu.fibers[cpu.now].context, &cpu.main);
 }
 static void run_block(int threads) {
     cpu.threads = threads, cpu.barriers.clear(), cpu.later.clear();
     cpu.lanes.assign(threads, Lane());
+    cpu.block = {};
+    for (Meeting& m : cpu.named) m = {};
     for (Group& g : cpu.groups) g = Group();
     for (Exchange& w : cpu.warps) w = Exchange();
     memset(shared, 0x7F, SHARED_BYTES);
@@ -303,7 +305,7 @@ static void run_block(int threads) {
         for (int t = 0; t < threads; t++) {
             if (cpu.fibers[t].done) continue;
             cpu.now = threadIdx.x = t;
-            swapcontext(&cpu.main, &cpu.fibers[t].context);
+            resume(cpu.fibers[t], cpu.main);
             left += !cpu.fibers[t].done;
         }
         idle = cpu.moves == before ? idle + 1 : 0;
@@ -311,9 +313,12 @@ static void run_block(int threads) {
     }
     if (!cpu.later.empty()) stop("a copy that nobody waited for");
 }
-static void launch_on_cpu(Axes grid, int threads, std::function<void()> kernel) {
+static void run_blocks(Axes grid, int threads, std::function<void()> kernel) {
     kernel_now = kernel, gridDim = grid, blockDim = {threads, 1, 1};
     for (int z = 0; z < grid.z; z++)
         for (int y = 0; y < grid.y; y++)
             for (int x = 0; x < grid.x; x++) blockIdx = {x, y, z}, run_block(threads);
+}
+static void launch_on_cpu(Axes grid, int threads, std::function<void()> kernel) {
+    until_stopped([=] { run_blocks(grid, threads, kernel); });
 }

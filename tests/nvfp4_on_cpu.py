@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 
 from kernels.nvfp4 import cases
 from kernels.nvfp4.reference import reference
+from tests.stand_in import StandIn, Stopped
 
 Change = tuple[str, str]
 UNCHANGED: Change = ("", "")
@@ -24,7 +26,7 @@ needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++ t
 
 
 @functools.cache
-def library(source: Any, stand_in: str, entry: str, *changes: Change) -> ctypes.CDLL:
+def library(source: Any, stand_in: str, entry: str, *changes: Change) -> StandIn:
     """A CudaSource as a CPU library: `stand_in` is what it includes first, (old, new) texts are replaced in it.
 
     Its dynamic shared memory becomes the simulation's. AssertionError where a text to replace is not there, or the
@@ -42,13 +44,21 @@ def library(source: Any, stand_in: str, entry: str, *changes: Change) -> ctypes.
     command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", *includes, *options, str(folder / "kernel.cpp")]
     done = subprocess.run([*command, "-o", str(folder / "kernel.so")], timeout=120, capture_output=True, text=True)
     assert not done.returncode, done.stderr[:2000]
-    return ctypes.CDLL(str(folder / "kernel.so"))
+    return StandIn(str(folder / "kernel.so"))
 
 
-def simulated(library: ctypes.CDLL, tensors: tuple[torch.Tensor, ...], numbers: tuple[int, ...]) -> int:
-    """What the entry returns: 0, or 1 after a deadlock."""
+def simulated(library: StandIn, tensors: tuple[torch.Tensor, ...], numbers: tuple[int, ...]) -> None:
+    """One launch; raises Stopped, after a deadlock too."""
     pointers = (ctypes.c_void_p(t.data_ptr()) for t in tensors)
-    return int(library.simulated(*pointers, *map(ctypes.c_int, numbers)))
+    library.simulated(*pointers, *map(ctypes.c_int, numbers))
+
+
+def unless_stopped(sound: Callable[[], bool]) -> bool:
+    """Whether a changed kernel's answer is `sound`; where the stand-in stops it, it is not."""
+    try:
+        return sound()
+    except Stopped:
+        return False
 
 
 def accurate(y: torch.Tensor, wanted: torch.Tensor, limit: Any) -> bool:

@@ -24,6 +24,7 @@ from kernels.common import CudaSource, Tensors, Workload
 from kernels.gdn import cases, cuda_decode, cuda_decode_conv
 from kernels.gdn.cuda_decode import DecodeVariant
 from kernels.gdn.reference import reference
+from tests.stand_in import StandIn
 
 HERE = Path(__file__).resolve().parent
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++ to run the kernels on a CPU")
@@ -32,7 +33,7 @@ UNCHANGED: Change = ("", "")
 
 
 @cache
-def library(source: CudaSource, change: Change = UNCHANGED) -> ctypes.CDLL:
+def library(source: CudaSource, change: Change = UNCHANGED) -> StandIn:
     """The source as a shared object, one cpu_<kernel> per kernel; `change` replaces a piece of it."""
     text = source.path.read_text()
     shared = source.path.with_name("decode_token.cuh").read_text()
@@ -56,7 +57,7 @@ def library(source: CudaSource, change: Change = UNCHANGED) -> ctypes.CDLL:
     (folder / "kernel.cpp").write_text(text)
     command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", str(folder / "kernel.cpp")]
     subprocess.run([*command, "-o", str(folder / "kernel.so")], check=True, timeout=300)
-    return ctypes.CDLL(str(folder / "kernel.so"))
+    return StandIn(str(folder / "kernel.so"))
 
 
 def c_value(x: Any) -> Any:
@@ -138,7 +139,7 @@ def test_every_kernel_agrees_with_the_reference(
         assert form == "step" or not args["arrived"].any(), "the tickets are not cleared for the next launch"
 
 
-def touched(made: ctypes.CDLL) -> tuple[int, int]:
+def touched(made: StandIn) -> tuple[int, int]:
     """(bytes of states that the last launch read or wrote, accesses to what another block had touched)."""
     made.owned_bytes.restype = made.contested_accesses.restype = ctypes.c_uint64
     return made.owned_bytes(), made.contested_accesses()

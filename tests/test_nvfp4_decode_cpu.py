@@ -5,8 +5,6 @@ in random order, copies and stores into another CTA land late and in any order, 
 that is missing shows as a wrong number or a deadlock. Timing does not show.
 """
 
-import ctypes
-import os
 from typing import Any
 
 import pytest
@@ -14,7 +12,8 @@ import torch
 
 from kernels.nvfp4 import cases, ring_config, tiles
 from kernels.nvfp4.reference import reference
-from tests.nvfp4_on_cpu import UNCHANGED, Change, accurate, library, needs_compiler, simulated
+from tests.nvfp4_on_cpu import UNCHANGED, Change, accurate, library, needs_compiler, simulated, unless_stopped
+from tests.stand_in import StandIn
 
 ENTRY = """
 struct Arguments {
@@ -22,20 +21,19 @@ struct Arguments {
 } given;
 static void entry() {
   KERNEL(given.x, given.w, given.scale, given.y, given.m, given.n, given.k, given.chunks);
-  finished();
 }
-extern "C" int simulated(const void* x, const void* w, const void* scale, void* y, int m, int n, int k, int chunks,
-                         int blocks, int bytes, int seed) {
+extern "C" void simulated(const void* x, const void* w, const void* scale, void* y, int m, int n, int k, int chunks,
+                          int blocks, int bytes, int seed) {
   given = {(const unsigned char*)x, (const unsigned char*)w, (const float*)scale, (unsigned short*)y, m, n, k, chunks};
-  if (bytes < (int)(RING + STAGES * STAGE_BYTES)) stop("shared memory", bytes);
-  return simulate(entry, THREADS, SPLIT, blocks, bytes, seed);
+  if (bytes < (int)(RING + STAGES * STAGE_BYTES)) why_stopped = "less shared memory than the ring takes";
+  else simulate(entry, THREADS, SPLIT, blocks, bytes, seed);
 }
 """
 pytestmark = needs_compiler
 
 
-def on_cpu(config: ring_config.RingConfig, change: Change = UNCHANGED) -> ctypes.CDLL:
-    return library(ring_config.source(config), "ring_on_cpu.cuh", ENTRY, ("return;", "finished();"), change)
+def on_cpu(config: ring_config.RingConfig, change: Change = UNCHANGED) -> StandIn:
+    return library(ring_config.source(config), "ring_on_cpu.cuh", ENTRY, change)
 
 
 def given(problem: Any) -> tuple[Any, ...]:
@@ -47,15 +45,14 @@ def given(problem: Any) -> tuple[Any, ...]:
     return inputs["x"], w, inputs["w_tensor_scale"], reference(inputs)["y"], limit
 
 
-def right(kernel: ctypes.CDLL, config: ring_config.RingConfig, data: tuple[Any, ...], seeds: int) -> bool:
-    """Whether the simulated kernel ends, is within tolerance and gives the same bits for every seed."""
+def right(kernel: StandIn, config: ring_config.RingConfig, data: tuple[Any, ...], seeds: int) -> bool:
+    """Whether the simulated kernel is within tolerance and gives the same bits for every seed; raises Stopped."""
     x, w, scale, wanted, limit = data
     first = None
     for seed in range(seeds):
         y = torch.full(wanted.shape, float("nan"), dtype=x.dtype)
         numbers = (x.shape[0], wanted.shape[1], x.shape[1], w.shape[1], config.grid, config.shared_bytes, seed)
-        if simulated(kernel, (x, w, scale, y), numbers):
-            return False
+        simulated(kernel, (x, w, scale, y), numbers)
         first = y if first is None else first
         if not (accurate(y, wanted, limit) and torch.equal(first, y)):
             return False
@@ -81,15 +78,6 @@ def test_the_ring_runs_on_a_cpu(m, n, k, dtype, sms, variant):
     assert right(on_cpu(config), config, given(cases._check(m, n, k, dtype)), 3)
 
 
-def fails(config: ring_config.RingConfig, change: Change, data: tuple[Any, ...]) -> bool:
-    """Whether the kernel with a text replaced gives another answer, or stops the process."""
-    kernel = on_cpu(config, change)
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if right(kernel, config, data, 8) else 1)
-    return os.waitpid(child, 0)[1] != 0
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -103,4 +91,4 @@ def fails(config: ring_config.RingConfig, change: Change, data: tuple[Any, ...])
 def test_the_simulation_sees_mistakes_in_the_ring(change):
     data = given(cases._check(8, 1200, 1040, "bf16"))
     config = ring_config.choose_ring(8, 1200, 1040, "bf16", 4, split=2, warps=2, stages=2, slots=2)
-    assert fails(config, change, data)
+    assert not unless_stopped(lambda: right(on_cpu(config, change), config, data, 8))

@@ -5,8 +5,6 @@ and fragments are the kernel's own, timing is not. tests/test_nvfp4_resident_cud
 x resident.
 """
 
-import ctypes
-import os
 import shutil
 from dataclasses import replace
 from typing import Any
@@ -14,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.common import Workload
+from kernels.common import Tensors, Workload
 from kernels.nvfp4 import cases, cuda_gemm, gemm_tiles, resident, tiles
 from kernels.nvfp4.reference import weights
 from lab.aot_worker import compile_cuda
-from tests.nvfp4_on_cpu import Change, library, needs_compiler, simulated, within_tolerance
+from tests.nvfp4_on_cpu import Change, library, needs_compiler, simulated, unless_stopped, within_tolerance
+from tests.stand_in import StandIn
 
 TAKEN = [w for w in cases.WORKLOADS if not (cuda_gemm._refuses(w) or cases.refuses(w, "nvfp4-w4a16"))]
 CHECKS = [w for w in TAKEN if w.role == "check"]
@@ -37,22 +36,21 @@ struct Arguments {
 static void entry() {
   KERNEL(given.map, given.y_map, given.w, given.scale, given.y, given.parts, given.flags, given.m, given.n, given.depth,
          given.row_tiles, given.token_tiles, given.waves);
-  finished();
 }
 extern "C" int shared_bytes() { return SHARED_BYTES; }
 extern "C" int part_floats() { return SPLIT ? 0 : 2 * PART_FLOATS; }
-extern "C" int simulated(const void* x, const void* w, const void* scale, void* y, void* parts, void* flags, int m,
-                         int n, int k, int depth, int row_tiles, int token_tiles, int waves,
-                         int blocks, int seed) {
+extern "C" void simulated(const void* x, const void* w, const void* scale, void* y, void* parts, void* flags, int m,
+                          int n, int k, int depth, int row_tiles, int token_tiles, int waves,
+                          int blocks, int seed) {
   given = {{(const unsigned char*)x, m, k, TOKENS / CLUSTER}, {(const unsigned char*)y, m, n, TOKENS},
            (const unsigned char*)w, (const float*)scale, (unsigned short*)y, (float*)parts, (unsigned*)flags, m, n,
            depth, row_tiles, token_tiles, waves};
-  return simulate(entry, THREADS, CLUSTER << SPLIT, blocks, SHARED_BYTES, seed);
+  simulate(entry, THREADS, CLUSTER << SPLIT, blocks, SHARED_BYTES, seed);
 }
 """
 
 
-def on_cpu(config: cuda_gemm.GemmConfig, *changes: Change) -> ctypes.CDLL:
+def on_cpu(config: cuda_gemm.GemmConfig, *changes: Change) -> StandIn:
     return library(cuda_gemm.source(config), "wgmma_on_cpu.cuh", ENTRY, *changes)
 
 
@@ -62,29 +60,19 @@ def tiled(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {"x": inputs["x"], "w": tiles, "w_tensor_scale": inputs["w_tensor_scale"]}
 
 
-def apart(kernel: ctypes.CDLL, tensors: tuple[torch.Tensor, ...], numbers: tuple[int, ...]) -> int:
-    """simulated() in a process of its own, as a mistake may stop it; not 0 then. Tensors in shared memory return."""
-    child = os.fork()
-    if child == 0:
-        os._exit(simulated(kernel, tensors, numbers))
-    return os.waitpid(child, 0)[1]
-
-
-def simulate(
-    kernel: ctypes.CDLL, config: cuda_gemm.GemmConfig, inputs: dict[str, torch.Tensor], seed: int, run: Any = simulated
-) -> Any:
-    """(y, what the simulator returned, flags left up)."""
+def simulate(kernel: StandIn, config: cuda_gemm.GemmConfig, inputs: Tensors, seed: int) -> tuple[torch.Tensor, int]:
+    """(y, flags left up); raises Stopped."""
     x, n = inputs["x"], inputs["w_packed"].shape[0]
     args = tiled(inputs)
     parts = torch.full((config.grid, kernel.part_floats()), float("nan"))
     flags = torch.zeros(config.grid, 2, dtype=torch.int32)
-    y = torch.full((x.shape[0], n), float("nan"), dtype=x.dtype).share_memory_()
+    y = torch.full((x.shape[0], n), float("nan"), dtype=x.dtype)
     depth = gemm_tiles.chunks_of(x.shape[1]) // cuda_gemm.UNIT
     tile_counts = -(-n // config.rows), -(-x.shape[0] // config.tokens)
     tensors = (x, args["w"], args["w_tensor_scale"], y, parts, flags)
     numbers = (x.shape[0], n, x.shape[1], depth, *tile_counts, config.waves, config.grid, seed)
-    code = run(kernel, tensors, numbers)
-    return y, code, int(flags.sum())
+    simulated(kernel, tensors, numbers)
+    return y, int(flags.sum())
 
 
 @pytest.mark.parametrize("problem", CHECKS, ids=lambda w: w.id)
@@ -211,8 +199,8 @@ def test_the_kernel_runs_on_a_cpu(m, n, k, dtype, sms, variant):
     assert kernel.part_floats() == config.part_floats
     first = None
     for seed in range(2 if m < 128 else 1):
-        y, code, flags = simulate(kernel, config, inputs, seed)
-        assert (code, flags) == (0, 0)
+        y, flags = simulate(kernel, config, inputs, seed)
+        assert flags == 0
         assert within_tolerance(y, problem, inputs, "nvfp4-w4a16")
         first = y if first is None else first
         assert torch.equal(first, y)
@@ -236,8 +224,12 @@ def test_the_simulation_sees_mistakes(change):
     problem = cases._check(130, 304, 512, "bf16")
     inputs = cases.inputs(problem, seed=1)
     config = cuda_gemm.choose_config(130, 304, 512, "bf16", 4, tokens=128, cluster=1, stages=3, waves=0)
-    y, code, _ = simulate(on_cpu(config, change), config, inputs, 0)
-    assert code or not within_tolerance(y, problem, inputs, "nvfp4-w4a16")
+
+    def sound() -> bool:
+        y, _ = simulate(on_cpu(config, change), config, inputs, 0)
+        return within_tolerance(y, problem, inputs, "nvfp4-w4a16")
+
+    assert not unless_stopped(sound)
 
 
 @needs_compiler
@@ -255,8 +247,12 @@ def test_the_simulation_sees_mistakes_in_a_split_tile(change, wrong):
     problem = cases._check(60, 136, 256, "bf16")
     config = cuda_gemm.choose_config(60, 136, 256, "bf16", 4, split=True)
     inputs = cases.inputs(problem, seed=1)
-    y, code, _ = simulate(on_cpu(config, LATE, change), config, inputs, 0, apart)
-    assert (code != 0 or not within_tolerance(y, problem, inputs, "nvfp4-w4a16")) == wrong
+
+    def sound() -> bool:
+        y, _ = simulate(on_cpu(config, LATE, change), config, inputs, 0)
+        return within_tolerance(y, problem, inputs, "nvfp4-w4a16")
+
+    assert unless_stopped(sound) != wrong
 
 
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")

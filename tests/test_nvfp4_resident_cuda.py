@@ -4,16 +4,24 @@ On a CPU the kernel runs as it is, its PTX replaced by tests/resident_on_cpu.cuh
 items, sends and the reducer are the kernel's own, timing is not.
 """
 
-import ctypes
 import shutil
-from typing import Any
 
 import pytest
 import torch
 
+from kernels.common import Tensors
 from kernels.nvfp4 import cases, resident, tiles
 from lab.aot_worker import compile_cuda
-from tests.nvfp4_on_cpu import UNCHANGED, Change, library, needs_compiler, simulated, within_tolerance
+from tests.nvfp4_on_cpu import (
+    UNCHANGED,
+    Change,
+    library,
+    needs_compiler,
+    simulated,
+    unless_stopped,
+    within_tolerance,
+)
+from tests.stand_in import StandIn
 
 TAKEN = [w for w in cases.WORKLOADS if w["M"] <= resident.TOKENS and not cases.refuses(w, "nvfp4-w4a16")]
 CHECKS = [w for w in TAKEN if w.role == "check"]
@@ -24,28 +32,28 @@ struct Arguments {
 } given;
 static void entry() {
   KERNEL(given.x, given.w, given.scale, given.y, given.m, given.n, given.k, given.depth);
-  finished();
 }
 extern "C" int x_begin() { return X; }
-extern "C" int simulated(const void* x, const void* w, const void* scale, void* y, int m, int n, int k, int depth,
-                         int shared, int blocks, int seed) {
+extern "C" void simulated(const void* x, const void* w, const void* scale, void* y, int m, int n, int k, int depth,
+                          int shared, int blocks, int seed) {
   given = {(const unsigned char*)x, (const unsigned char*)w, (const float*)scale, (unsigned short*)y, m, n, k, depth};
-  return simulate(entry, THREADS, SPLIT, blocks, shared, seed);
+  simulate(entry, THREADS, SPLIT, blocks, shared, seed);
 }
 """
 
 
-def on_cpu(config: resident.ResidentConfig, change: Change = UNCHANGED) -> ctypes.CDLL:
+def on_cpu(config: resident.ResidentConfig, change: Change = UNCHANGED) -> StandIn:
     return library(resident.source(config), "resident_on_cpu.cuh", ENTRY, change)
 
 
-def simulate(kernel: ctypes.CDLL, config: resident.ResidentConfig, inputs: dict[str, torch.Tensor], seed: int) -> Any:
-    """(y, what the simulator returned)."""
+def simulate(kernel: StandIn, config: resident.ResidentConfig, inputs: Tensors, seed: int) -> torch.Tensor:
+    """y; raises Stopped."""
     x, n = inputs["x"], inputs["w_packed"].shape[0]
     w = resident.tile_weights(inputs["w_packed"], inputs["w_scale"], x.dtype)
     y = torch.full((x.shape[0], n), float("nan"), dtype=x.dtype)
     numbers = (x.shape[0], n, x.shape[1], w.shape[1] // 2, config.shared_bytes, config.clusters * config.split, seed)
-    return y, simulated(kernel, (x, w, inputs["w_tensor_scale"], y), numbers)
+    simulated(kernel, (x, w, inputs["w_tensor_scale"], y), numbers)
+    return y
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
@@ -108,8 +116,7 @@ def test_the_kernel_runs_on_a_cpu(m, n, k, dtype, clusters, variant):
     assert kernel.x_begin() + config.depth * 256 * resident.TOKENS == config.shared_bytes
     first = None
     for seed in range(2 if config.split < 8 else 1):
-        y, code = simulate(kernel, config, inputs, seed)
-        assert code == 0
+        y = simulate(kernel, config, inputs, seed)
         assert within_tolerance(y, problem, inputs, "nvfp4-w4a16")
         first = y if first is None else first
         assert torch.equal(first, y)
@@ -131,8 +138,12 @@ def test_the_simulation_sees_mistakes(change):
     problem = cases._check(32, 400, 800, "bf16")
     inputs = cases.inputs(problem, seed=1)
     config = resident.choose_config(32, 400, 800, "bf16", 1, split=2, groups=2, stages=2)
-    y, code = simulate(on_cpu(config, change), config, inputs, 0)
-    assert code or not within_tolerance(y, problem, inputs, "nvfp4-w4a16")
+
+    def sound() -> bool:
+        y = simulate(on_cpu(config, change), config, inputs, 0)
+        return within_tolerance(y, problem, inputs, "nvfp4-w4a16")
+
+    assert not unless_stopped(sound)
 
 
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")

@@ -38,9 +38,8 @@ static struct {
 } cpu;
 static Axis threadIdx, blockIdx, gridDim;
 
-static void stop(const char* why, unsigned where) {
-  fprintf(stderr, "%s (%x): block %d thread %d\n", why, where, blockIdx.x, threadIdx.x);
-  abort();
+static std::string position() {
+  return "block " + std::to_string(blockIdx.x) + " thread " + std::to_string(threadIdx.x);
 }
 static void others() { swapcontext(&cpu.now->context, &cpu.scheduler); }
 static void moved() { cpu.moves++; }
@@ -255,12 +254,17 @@ template <int COLUMNS, bool BF16> struct Wgmma {
   }
 };
 
-// Runs `entry` in every thread of `blocks` blocks. 0, or 1 when nothing moves any more.
-static int simulate(void (*entry)(), int threads, int ctas, int blocks, unsigned shared_bytes, int seed) {
+static void (*kernel_of_fiber)();
+static void finished() { cpu.now->done = true, moved(), others(); }
+static void fiber() {
+  until_stopped(kernel_of_fiber);
+  finished();
+}
+static void run_blocks(int threads, int ctas, int blocks, unsigned shared_bytes, int seed) {
   srand(seed);
   gridDim.x = blocks, cpu.threads = threads, cpu.ctas = ctas;
   for (int block = 0; block < blocks; block += ctas) {
-    cpu.barriers.clear(), cpu.copies.clear(), cpu.cluster = {};
+    cpu.barriers.clear(), cpu.copies.clear(), cpu.stores.clear(), cpu.cluster = {};
     for (int c = 0; c < ctas; c++) {
       cpu.shared[c].assign(shared_bytes, 0xFF), cpu.block[c] = {};
       for (auto& m : cpu.named[c]) m = {};
@@ -272,7 +276,7 @@ static int simulate(void (*entry)(), int threads, int ctas, int blocks, unsigned
     for (int i = 0; i < threads * ctas; i++) {
       Fiber& f = fibers[i];
       f.cta = i / threads, f.thread = i % threads;
-      make_fiber(f, entry);
+      make_fiber(f, fiber);
     }
     std::vector<int> warps(fibers.size() / 32);
     for (size_t i = 0; i < warps.size(); i++) warps[i] = i;
@@ -288,7 +292,7 @@ static int simulate(void (*entry)(), int threads, int ctas, int blocks, unsigned
           alive++;
           if (asleep) continue;
           cpu.now = &f, threadIdx.x = f.thread, blockIdx.x = block + f.cta;
-          swapcontext(&cpu.scheduler, &f.context);
+          resume(f, cpu.scheduler);
         }
       }
       for (size_t i = 0; i < cpu.copies.size();) {
@@ -297,11 +301,14 @@ static int simulate(void (*entry)(), int threads, int ctas, int blocks, unsigned
         cpu.copies.erase(cpu.copies.begin() + i), cpu.now = &fibers[0], land(c);
       }
       idle = cpu.moves == before && cpu.copies.empty() ? idle + 1 : 0;
-      if (idle > 1000) return fprintf(stderr, "deadlock in block %d\n", block), 1;
+      if (idle > 1000) stop("no thread can go on");
     }
     if (!cpu.copies.empty() || !cpu.stores.empty()) stop("copies left");
     for (auto& c : cpu.groups) for (auto& g : c) if (!g.under_way.empty()) stop("products left");
   }
-  return 0;
 }
-static void finished() { cpu.now->done = true, moved(), others(); }
+// Runs `kernel` in every thread of `blocks` blocks.
+static void simulate(void (*kernel)(), int threads, int ctas, int blocks, unsigned shared_bytes, int seed) {
+  kernel_of_fiber = kernel;
+  until_stopped([=] { run_blocks(threads, ctas, blocks, shared_bytes, seed); });
+}
