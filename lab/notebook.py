@@ -181,16 +181,19 @@ def timings(phase: str, device: str) -> pd.DataFrame:
 
 
 def arms(card: phases.Card, device: str) -> dict[str, dict[str, dict[str, Any]]]:
-    """workload -> arm's name -> row that is ok, of the newest run in which the card's candidate is; {} without rows."""
-    runs: dict[str, dict[str, dict[str, dict[str, Any]]]] = {}
-    for row in records.rows(device=device, phase=card.id):
-        if row["status"] == "ok":
-            runs.setdefault(row["workload_id"], {}).setdefault(row["run"], {})[row["name"]] = row
+    """workload -> arm's name -> row that is ok, of the run that the card is judged by; {} without rows.
+
+    So figures beside each other, which a gate compares across workloads, are of one run wherever one holds them all.
+    """
+    rows = list(records.rows(device=device, phase=card.id))
+    read = [r for r in rows if r["name"] in (card.control, card.candidate)]
+    judged = evidence.pairs(read, evidence.compared(card))
     found = {}
     for workload in card.workloads:
-        by_run = runs.get(workload, {})
-        if judged := [run for run, rows in by_run.items() if card.candidate in rows]:
-            found[workload] = by_run[max(judged)]
+        _, candidate = judged.get(workload, (None, None))
+        if candidate and candidate["status"] == "ok":
+            of_run = (r for r in rows if (r["workload_id"], r["run"]) == (workload, candidate["run"]))
+            found[workload] = {r["name"]: r for r in of_run if r["status"] == "ok"}
     return found
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lab import devices, evidence, families, notebook, phases, records, reproduction, roofline
+from lab import devices, evidence, families, gates, notebook, phases, records, reproduction, roofline
 
 RUN = "2026-11-20T120000Z"
 BASE: dict[str, Any] = {
@@ -68,6 +68,22 @@ def test_arms_are_of_one_run(rows):
     records.append(records.FOLDER / "h200" / "p-test" / later, alone)
     (found,) = notebook.arms(card, "h200").values()
     assert {name: row["median_us"] for name, row in found.items()} == {"old": 40.0, "new": 30.0}
+
+
+def test_arms_of_workloads_that_a_gate_compares_are_of_one_run(rows):
+    """A later run of one of the two is not put beside the other's, as the judge does not."""
+    card = dataclasses.replace(phases.card("kv-page64"), id="p-test")
+    small, large = evidence.compared(card)[0]
+    later = "2026-11-20T130000Z"
+    for run, us, ids in ((RUN, 30.0, (small, large)), (later, 10.0, (small,))):
+        for workload_id in ids:
+            for arm, name in (("control", card.control), ("candidate", card.candidate)):
+                row = BASE | OK | {"arm": arm, "name": name, "median_us": us, "run": run, "workload_id": workload_id}
+                records.append(records.FOLDER / "h200" / "p-test" / run, row)
+    found = notebook.arms(card, "h200")
+    assert {w: found[w][card.candidate]["run"] for w in (small, large)} == {small: RUN, large: RUN}
+    apart = dataclasses.replace(card, gate=gates.Gate(), claims=())
+    assert notebook.arms(apart, "h200")[small][card.candidate]["run"] == later
 
 
 def test_timings_are_of_the_pairs_that_are_judged(rows):
