@@ -176,9 +176,6 @@ def collapse(ne: Sequence[int]) -> tuple[int, int]:
     return ne[0], math.prod(ne[1:])
 
 
-LINEAR_USAGE = "ne=K,COLUMNS,... (or K=VALUES M=COLUMNS) N=WEIGHT_ROWS [dtype=bf16]"
-
-
 def linear(words: Mapping[str, str], block: int) -> tuple[Workload, str]:
     """`Router.asked` of a product y[M, N] = x[M, K] w^T whose weights have a scale per `block` values of K.
 
@@ -199,6 +196,22 @@ def linear(words: Mapping[str, str], block: int) -> tuple[Workload, str]:
     if int(found["K"]) % block:
         raise ValueError(f"K={found['K']}: not a multiple of {block}, the values that share a scale")
     return Workload("asked", found), note
+
+
+def linear_router(
+    family: str, cost: Callable[[Workload, Candidate], Cost], block: int, opt_in: Mapping[str, str] | None = None
+) -> Router:
+    """The Router of such a product, by M; `family`, `cost` and `opt_in` are Router's, `block` is that of `linear`."""
+    return Router(
+        family=family,
+        axis="M",
+        shape=("N", "K"),
+        fixed={"dtype": "bf16"},
+        cost=cost,
+        asked=functools.partial(linear, block=block),
+        usage="ne=K,COLUMNS,... (or K=VALUES M=COLUMNS) N=WEIGHT_ROWS [dtype=bf16]",
+        opt_in=opt_in or {},
+    )
 
 
 def roofline_us(cost: Cost, read_gb_s: float, peak_tflop_s: Mapping[str, float]) -> float:

@@ -99,7 +99,6 @@ template <class T> static T global_read(const void* p) {
 }
 static float4 load_shared_by_gpu(const float* p) { return global_read<float4>(p); }
 static int load_i32(const int* p) { return *p; }
-static uint4 load_u128(const void* p) { return global_read<uint4>(p); }
 static void prefetch(const void*) {}
 
 static Barrier& barrier_at(unsigned a) {

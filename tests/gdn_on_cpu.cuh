@@ -20,7 +20,6 @@ struct uint2 { u32 x, y; };
 struct float2 { float x, y; };
 struct float4 { float x, y, z, w; };
 inline uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
-inline float2 make_float2(float x, float y) { return {x, y}; }
 struct Axes { int x, y, z; };
 struct alignas(64) TensorMap { u16* from; long rows, columns, unused[13]; };  // of 16-bit elements; boxes of 64 by 64
 constexpr int BF16 = 0, FP16 = 1, SHARED_BYTES = 232448;
@@ -65,10 +64,6 @@ inline float __shfl_up_sync(u32, float x, int by) {
     const int lane = cpu.now & 31;
     return __uint_as_float(exchange({bits_of(x)}).from(lane >= by ? lane - by : lane));
 }
-inline float __shfl_down_sync(u32, float x, int by) {
-    const int lane = cpu.now & 31;
-    return __uint_as_float(exchange({bits_of(x)}).from(lane + by < 32 ? lane + by : lane));
-}
 inline u32 __shfl_sync(u32, u32 x, int lane) { return exchange({x}).from(lane); }
 inline float __shfl_sync(u32, float x, int lane) { return __uint_as_float(exchange({bits_of(x)}).from(lane)); }
 inline u32 __shfl_xor_sync(u32, u32 x, int mask) { return exchange({x}).from((cpu.now & 31) ^ mask); }
@@ -109,7 +104,6 @@ static void reads(const void* from) {
 }
 template <int N> inline void registers_up() {}
 template <int N> inline void registers_down() {}
-inline void prefetch_l2(const void*) {}
 
 inline void bulk_load(void* to, const void* from, u32 bytes, u64* bar) {
     inside(to, bytes, 16);
@@ -176,7 +170,6 @@ inline u32 times(u32 a, u32 b) {
     return pack_half<FP16>(half_to_float(a & 0xFFFF) * half_to_float(b & 0xFFFF),
                            half_to_float(a >> 16) * half_to_float(b >> 16));
 }
-inline u32 negated(u32 pair) { return pair ^ 0x80008000u; }
 inline float exp2_fast(float x) { return exp2f(x); }
 inline float inverse_root(float x) { return 1 / sqrtf(x); }
 

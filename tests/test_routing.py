@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from kernels import routing
+from kernels.nvfp4.route import ROUTER as NVFP4
+from kernels.q8.route import ROUTER as Q8_0
 from kernels.routing import Point, Table
 from lab import recorded
 
@@ -205,6 +207,14 @@ def test_a_product_is_asked_for_by_its_operand_or_by_columns() -> None:
 def test_words_that_are_no_product(words: dict[str, str], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         routing.linear(words, block=16)
+
+
+@pytest.mark.parametrize(("router", "block"), [(NVFP4, 16), (Q8_0, 32)])
+def test_each_format_has_blocks_of_its_own(router: routing.Router, block: int) -> None:
+    own = {"K": str(33 * block), "M": "1", "N": "1"}
+    assert router.asked(own)[0]["K"] == 33 * block
+    with pytest.raises(ValueError, match=f"not a multiple of {block}, the values"):
+        router.asked(own | {"K": str(33 * block // 2)})
 
 
 # ds4's tiers by bandwidth (above 800 GB/s mmq, 200 to 800 cuBLAS, below warp8) and what each path took there ----------

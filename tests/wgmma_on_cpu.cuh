@@ -255,10 +255,9 @@ template <int COLUMNS, bool BF16> struct Wgmma {
 };
 
 static void (*kernel_of_fiber)();
-static void finished() { cpu.now->done = true, moved(), others(); }
 static void fiber() {
   until_stopped(kernel_of_fiber);
-  finished();
+  cpu.now->done = true, moved(), others();
 }
 static void run_blocks(int threads, int ctas, int blocks, unsigned shared_bytes, int seed) {
   srand(seed);

@@ -18,7 +18,6 @@ whose error does not grow with the length of the sum, "nvfp4-w4a8-fast" the fast
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from math import ceil, prod
 
 from kernels import routing
@@ -74,13 +73,4 @@ def _cost(workload: Workload, candidate: Candidate) -> Cost:
     return replace(need, bytes=need.bytes * ceil(workload["M"] / shared), pipe="f32")
 
 
-ROUTER = routing.Router(
-    family=FAMILY,
-    axis="M",
-    shape=("N", "K"),
-    fixed={"dtype": "bf16"},
-    cost=_cost,
-    asked=partial(routing.linear, block=16),
-    usage=routing.LINEAR_USAGE,
-    opt_in=ROUNDED,
-)
+ROUTER = routing.linear_router(FAMILY, _cost, block=16, opt_in=ROUNDED)

@@ -9,7 +9,6 @@ KILLGATE_ROUTE_Q8=<candidate> overrides.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 from kernels import routing
 from kernels.common import Candidate, Cost, Workload
@@ -26,12 +25,4 @@ def _cost(workload: Workload, candidate: Candidate) -> Cost:
     return replace(need, bytes=need.bytes + EXPANDED_BYTES * workload["N"] * workload["K"])
 
 
-ROUTER = routing.Router(
-    family=FAMILY,
-    axis="M",
-    shape=("N", "K"),
-    fixed={"dtype": "bf16"},
-    cost=_cost,
-    asked=partial(routing.linear, block=32),
-    usage=routing.LINEAR_USAGE,
-)
+ROUTER = routing.linear_router(FAMILY, _cost, block=32)
