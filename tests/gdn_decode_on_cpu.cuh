@@ -30,6 +30,7 @@ static float __shfl_xor_sync(unsigned, float x, int step) { return shuffle_xor(x
 static void __syncwarp() { sync_warp(); }
 static int __shfl_sync(unsigned, int x, int lane) { return shuffle_int(x, lane); }
 static unsigned __ballot_sync(unsigned, bool x) { return lanes_where(x); }
+static u32 __byte_perm(u32 a, u32 b, u32 selector) { return pick_bytes(a, b, selector); }
 static int __popc(unsigned x) { return bits_set(x); }
 static int __ffs(unsigned x) { return __builtin_ffs(x); }
 static float inverse_root(float x) { return 1 / sqrtf(x); }
@@ -79,9 +80,12 @@ static void prefetch_bulk(const void* from, u32 bytes) {
         if (begin < (const char*)from + bytes && (const char*)from < begin + n) stop("bulk prefetch of the same twice");
     prefetched[(const char*)from] = bytes;
 }
-extern "C" u64 prefetched_bytes() {
+extern "C" u64 prefetched_bytes() {  // 0 where any of them are of a state that no block touched
     u64 sum = 0;
-    for (const auto& range : prefetched) sum += range.second;
+    for (const auto& [begin, bytes] : prefetched) {
+        if (!owners.count(begin)) return 0;
+        sum += bytes;
+    }
     return sum;
 }
 static u32 take_ticket(u32* counter) { return (*counter)++; }

@@ -92,7 +92,7 @@ def test_driver_structures_are_as_in_cuda_h() -> None:
 
 @pytest.mark.parametrize("state", ["f32", "bf16"])
 @pytest.mark.parametrize("dim", [64, 128])
-@pytest.mark.parametrize("batch", [1, 2, 8, 256])
+@pytest.mark.parametrize("batch", [1, 2, 8, 32, 256])
 def test_decode_choice_is_instantiated(batch: int, dim: int, state: str) -> None:
     chosen = cuda_decode.choose_config(batch, 48, dim, state)
     assert chosen in cuda_decode.VARIANTS

@@ -145,6 +145,13 @@ def touched(made: StandIn) -> tuple[int, int]:
     return made.owned_bytes(), made.contested_accesses()
 
 
+def fetched() -> int:
+    """Bytes of states whose fetch the last launch of decode.cu started; 0 where a block touched not all of them."""
+    read = library(cuda_decode.SOURCE, UNCHANGED).prefetched_bytes
+    read.restype = ctypes.c_uint64
+    return int(read())
+
+
 SMALL = cuda_decode.SMALL["f32"]
 CHANGES = {
     # what is changed: (workload, the outputs that must show it)
@@ -214,9 +221,7 @@ def test_what_is_fetched_into_l2(variant: DecodeVariant, monkeypatch: pytest.Mon
     problem = cases._decode(4, (1, 3), pad=1, D=variant.dim, state_dtype=variant.state)
     inputs, _ = found(variant, problem, Cpu(), monkeypatch)
     live = inputs["state"][[row for row in inputs["state_rows"].tolist() if row >= 0]]
-    read = library(cuda_decode.SOURCE, UNCHANGED).prefetched_bytes
-    read.restype = ctypes.c_uint64
-    assert read() == (live.nbytes if variant.prefetch else 0)
+    assert fetched() == (live.nbytes if variant.prefetch else 0)
 
 
 @pytest.mark.parametrize("variant", cuda_decode.VARIANTS, ids=lambda v: v.kernel)
@@ -331,6 +336,34 @@ def test_order_and_company_change_no_bit(state: str, monkeypatch: pytest.MonkeyP
     assert not same(results(ordered, everyone, ("found[0] = b", "found[0] = blockIdx.z")), want)
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_fetching_ahead_changes_no_bit(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More heads than it fetches ahead, permuted ids, empty slots in both parts: MANY's bits, every live head once."""
+    problem = cases._decode(43, (1, 7), D=128, dtype=dtype, state_dtype="bf16", qk_l2norm=1, pad=1)
+    inputs = cases.inputs(problem, 1, "cpu")
+    inputs["state_rows"][[1, 20, 39]] = -1
+    rows = inputs["state_rows"][inputs["state_rows"] >= 0].long()
+    assert rows.tolist() != rows.sort().values.tolist()
+    ahead = cuda_decode.AHEAD["bf16"]
+    assert ahead.prefetch < 43 * 7
+    outs = []
+    for order, variant in ((0, cuda_decode.MANY["bf16"]), (0, ahead), (1, ahead)):
+        monkeypatch.setattr(cuda_decode, "cuda", Cpu(order))
+        outs.append(cases.outputs(problem, inputs))
+        cuda_decode.launch(inputs, outs[-1]["state"], outs[-1]["o"], variant)
+        assert fetched() == inputs["state"][rows].nbytes
+        assert touched(library(cuda_decode.SOURCE, UNCHANGED)) == (inputs["state"][rows].nbytes, 0)
+        assert all(torch.equal(outs[-1][name], outs[0][name]) for name in outs[0])
+    assert wrong(problem, inputs, outs[0]) == []
+
+
+def test_heads_are_fetched_ahead_from_two_and_a_half_waves_to_six() -> None:
+    for batch, heads, ahead in ((27, 48, False), (55, 24, True), (32, 48, True), (66, 48, True), (67, 48, False)):
+        assert (cuda_decode.choose_config(batch, heads, 128, "bf16", batch) in cuda_decode.AHEAD.values()) == ahead
+        for dim, state in ((128, "f32"), (64, "bf16"), (64, "f32")):
+            assert cuda_decode.choose_config(batch, heads, dim, state, batch).prefetch <= 1
+
+
 class Recorder(Cpu):
     """Loads and runs nothing."""
 
@@ -356,11 +389,12 @@ def test_the_order_is_looked_for_where_its_tables_hold_the_ids(state: str, monke
         return cpu.launched[-1][0]
 
     many, ordered = cuda_decode.MANY[state].kernel, cuda_decode.ORDERED[state].kernel
-    for batch, rows in ((64, 64), (256, 256), (100, 1024)):
-        assert launched(batch, rows) == ordered, (batch, rows)
-    for batch, rows in ((63, 63), (257, 1024), (256, 1025), (128, 4096)):
+    few = cuda_decode.AHEAD.get(state, cuda_decode.ORDERED[state]).kernel
+    for batch, rows, kernel in ((64, 64, few), (67, 67, ordered), (256, 256, ordered), (100, 1024, ordered)):
+        assert launched(batch, rows) == kernel, (batch, rows)
+    for batch, rows in ((24, 24), (257, 1024), (256, 1025), (128, 4096)):
         assert launched(batch, rows) == many, (batch, rows)
-    assert launched(64, 64, in_order=torch.empty(64, device="meta")) == many
+    assert launched(67, 67, in_order=torch.empty(67, device="meta")) == many
     for batch, rows in ((64, 1025), (257, 300)):
         with pytest.raises(ValueError, match="pass no variant"):
             launched(batch, rows, variant=cuda_decode.ORDERED[state])
@@ -380,5 +414,6 @@ def test_the_fetch_stands_before_the_loads_of_the_state(tmp_path: Path) -> None:
         asked = [str(tool), "-sass", "-fun", variant.kernel, str(made)]
         code = subprocess.run(asked, check=True, capture_output=True, text=True, timeout=60).stdout
         order = re.findall(r"UBLKPF|LDG\.E\.(?:NA\.)?128(?= )", code)
-        assert [word == "UBLKPF" for word in order[:2]] == [bool(variant.prefetch), False], (variant.kernel, order)
-        assert order.count("UBLKPF") == variant.prefetch
+        # Ahead, for each of two paths: its own head, that further on, and that where its slot is empty.
+        wanted = {0: "L+", 1: "UL+"}.get(variant.prefetch, "(UL+UU){2}")
+        assert re.fullmatch(wanted, "".join(word[0] for word in order)), (variant.kernel, order)

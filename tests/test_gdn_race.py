@@ -56,7 +56,9 @@ def check(problem: Workload, precision: str, run: Callable[[Tensors, Tensors], N
 def decode() -> None:
     """Every instantiation with permuted ids and an empty slot, alone and from the convolution on; one sequence."""
     for variant in cuda_decode.VARIANTS:
-        problem = cases._decode(3, (1, 3), D=variant.dim, dtype="bf16", state_dtype=variant.state, qk_l2norm=1, pad=1)
+        batch = 3 + variant.prefetch // 3  # more heads than are fetched ahead
+        shape = {"D": variant.dim, "state_dtype": variant.state}
+        problem = cases._decode(batch, (1, 3), dtype="bf16", qk_l2norm=1, pad=1, **shape)  # type: ignore[arg-type]
 
         def step(inputs: Tensors, out: Tensors, variant: cuda_decode.DecodeVariant = variant) -> None:
             cuda_decode.launch(inputs, out["state"], out["o"], variant)

@@ -13,7 +13,8 @@
 #define ARGUMENTS                                                                                                \
     const void *q, const void *k, const void *v, const float *g, const float *beta, char *state,                \
         const int *state_rows, void *o, float scale, int batch, int hk, int hv, int normalise, int format
-#define PASSED q, k, v, g, beta, state, state_rows, o, scale, batch, hk, hv, normalise, format
+#define PASSED_AS(FORMAT) q, k, v, g, beta, state, state_rows, o, scale, batch, hk, hv, normalise, FORMAT
+#define PASSED PASSED_AS(format)
 
 // One warp: the sequence whose slot is the nth smallest; those without a slot come last. At most 256 ids, below 1,024.
 // Blocks that run together then work on neighbouring memory. No result depends on which block has which sequence.
@@ -74,11 +75,18 @@ INLINE void next_in_order(const int* rows, int batch, const char* state, int hea
     b = found[0], slot = found[1];
 }
 
+// The nth head's place among those of the pool: negative where its sequence has none, and past the last head.
+INLINE int place_of(int n, int batch, int hv, const int* rows) {
+    return (n < batch * hv ? __ldg(rows + n / hv) : -1) * hv + n % hv;
+}
+
 // Grid (D / V_TILE, hv, batch). BYTES: 4 for a float32 state, 2 for bf16. TURNS: a thread's rows are consecutive
-// (false) or all threads' rows take turns, so that the block's loads advance through memory. PREFETCH: the blocks of a
-// head first start its fetch into L2, a share each: one request for what the loads then ask for line by line. ORDERED:
-// sequences in the order of their slots.
-template <int D, int V_TILE, int WARPS, int BYTES, int HINT, bool TURNS, bool PREFETCH, bool ORDERED>
+// (false) or all threads' rows take turns, so that the block's loads advance through memory. PREFETCH 1: the blocks of
+// a head first start its fetch into L2, a share each: one request for what the loads then ask for line by line. More:
+// those of the first PREFETCH heads do so, and all start, once their token is decoded, the fetch of the head that many
+// on; bf16 activations then take a path of their own, on which the format is a constant. ORDERED: sequences in the
+// order of their slots.
+template <int D, int V_TILE, int WARPS, int BYTES, int HINT, bool TURNS, int PREFETCH, bool ORDERED>
 INLINE void decode(ARGUMENTS) {
     constexpr int VEC = 16 / BYTES, LV = V_TILE / VEC, RL = 32 / LV, R = D / (WARPS * RL);
     static_assert(LV <= 32 && R >= 1 && R * WARPS * RL == D, "tile");
@@ -91,9 +99,17 @@ INLINE void decode(ARGUMENTS) {
     constexpr u32 SHARE = D * V_TILE * BYTES;  // contiguous, so not the columns of one block
     int b = blockIdx.z, slot;
     if (ORDERED)
-        next_in_order<WARPS * 32, SHARE, D * D * BYTES, PREFETCH>(state_rows, batch, state, head, hv, b, slot);
+        next_in_order<WARPS * 32, SHARE, D * D * BYTES, PREFETCH == 1>(state_rows, batch, state, head, hv, b, slot);
     else  // consecutive rows are the form for few states, where waiting for an id shows: there none need be given
         slot = TURNS || state_rows ? __ldg(state_rows + b) : b;
+    constexpr bool AHEAD = PREFETCH > 1;
+    static_assert(!AHEAD || (TURNS && !ORDERED), "a head further on is found by its number, its row by an id");
+    const bool fetcher = threadIdx.x == WARPS * 32 - 1;
+    const int nth = b * hv + head, later = AHEAD && fetcher ? place_of(nth + PREFETCH, batch, hv, state_rows) : -1;
+    const char* const pool = state;
+    const auto fetch_later = [&] {
+        if (later >= 0) prefetch_bulk(pool + (long)later * (D * D * BYTES) + blockIdx.x * SHARE, SHARE);
+    };
     RawToken<D, VEC> raw_token;
     Token<VEC> t;
     load_token(raw_token, q, k, v, g, beta, b, head, hk, hv, column, format);
@@ -104,10 +120,11 @@ INLINE void decode(ARGUMENTS) {
 #pragma unroll
         for (int j = 0; j < VEC; j++) read[j] = 0;
         if (writer) store_activations(o, at_o, read, format);
+        fetch_later();
         return;
     }
     state += ((long)slot * hv + head) * D * D * BYTES;
-    if (PREFETCH && !ORDERED && threadIdx.x == WARPS * 32 - 1) prefetch_bulk(state + blockIdx.x * SHARE, SHARE);
+    if (PREFETCH && !ORDERED && fetcher && (!AHEAD || nth < PREFETCH)) prefetch_bulk(state + blockIdx.x * SHARE, SHARE);
     if (PREFETCH) __syncwarp();  // ptxas would move the fetch behind the loads
     state += ((long)row * D + column) * BYTES;
     const u64 policy = HINT ? leave_first() : 0;
@@ -115,6 +132,7 @@ INLINE void decode(ARGUMENTS) {
 #pragma unroll
     for (int i = 0; i < R; i++) raw[i] = load_state<HINT>(state + (long)i * STEP * D * BYTES, policy);
     share_token(t, raw_token, kq[warp], normalise, format);
+    fetch_later();
     partial_sums<D, R, VEC, STEP>(guess, read, raw, kq[warp], row);
     total_sums<V_TILE, WARPS, LV, VEC>(guess, read, sums, warp, at, WARPS * 32);
     forget_unpacked(raw);
@@ -126,7 +144,7 @@ INLINE void decode(ARGUMENTS) {
 #pragma unroll
     for (int i = 0; i < R; i++)
         store_state<HINT>(state + (long)i * STEP * D * BYTES,
-                          updated(raw[i], guess, t.decay, kq[warp][row + i * STEP]), policy);
+                          updated<AHEAD>(raw[i], guess, t.decay, kq[warp][row + i * STEP]), policy);
     if (writer) store_activations(o, at_o, read, format);
 }
 
@@ -207,7 +225,9 @@ INLINE void decode_slim(ARGUMENTS) {
 
 // FORM: r consecutive rows, t rows in turns, s the slim form. BLOCKS: per SM, which the register count must allow.
 #define RUN_r(D, V, W, BYTES, HINT, PREFETCH, ORDERED) decode<D, V, W, BYTES, HINT, false, PREFETCH, ORDERED>(PASSED)
-#define RUN_t(D, V, W, BYTES, HINT, PREFETCH, ORDERED) decode<D, V, W, BYTES, HINT, true, PREFETCH, ORDERED>(PASSED)
+#define RUN_t(D, V, W, BYTES, HINT, PREFETCH, ORDERED)                                                          \
+    if (PREFETCH > 1 && format == BF16) decode<D, V, W, BYTES, HINT, true, PREFETCH, ORDERED>(PASSED_AS(BF16)); \
+    else decode<D, V, W, BYTES, HINT, true, PREFETCH, ORDERED>(PASSED)
 #define RUN_s(D, V, W, BYTES, HINT, PREFETCH, ORDERED) decode_slim<D, V, W, HINT, PREFETCH, ORDERED>(PASSED)
 #define DECODE(FORM, D, V, W, NAME, BYTES, HINT, BLOCKS, PREFETCH, ORDERED)                                  \
     extern "C" __global__ void __launch_bounds__(W * 32, BLOCKS)                                            \
@@ -223,5 +243,6 @@ DECODE(r, 128, 32, 2, bf16, 2, 1, 8, 0, 0)
 DECODE(t, 128, 128, 4, bf16, 2, 1, 4, 0, 0)
 DECODE(t, 128, 128, 4, bf16, 2, 0, 4, 1, 0)
 DECODE(t, 128, 128, 4, bf16, 2, 0, 4, 1, 1)
+DECODE(t, 128, 128, 4, bf16, 2, 0, 4, 264, 0)
 DECODE(r, 64, 64, 4, f32, 4, 0, 4, 0, 0)
 DECODE(r, 64, 64, 2, bf16, 2, 0, 4, 0, 0)

@@ -54,16 +54,19 @@ INLINE void store_activations(void* base, long at, const float (&x)[N], int form
     }
 }
 
-// The 16 bytes of a state as 4 float32 or 8 bf16 values, and back.
+// The 16 bytes of a state as 4 float32 or 8 bf16 values, and back. AGAIN: by instructions that ptxas
+// does not take for the first ones: else it may keep the values of those, in twice the registers, and spill.
+template <bool AGAIN = false>
 INLINE void unpack(float (&s)[4], uint4 x) {
     s[0] = __uint_as_float(x.x), s[1] = __uint_as_float(x.y), s[2] = __uint_as_float(x.z), s[3] = __uint_as_float(x.w);
 }
+template <bool AGAIN = false>
 INLINE void unpack(float (&s)[8], uint4 x) {
     const u32 word[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        s[2 * i] = __uint_as_float(word[i] << 16);
-        s[2 * i + 1] = __uint_as_float(word[i] & 0xffff0000u);
+        s[2 * i] = __uint_as_float(AGAIN ? __byte_perm(word[i], 0, 0x1044) : word[i] << 16);
+        s[2 * i + 1] = __uint_as_float(AGAIN ? __byte_perm(word[i], 0, 0x3244) : word[i] & 0xffff0000u);
     }
 }
 INLINE uint4 pack(const float (&s)[4]) {
@@ -182,10 +185,10 @@ INLINE void forget_unpacked(uint4 (&raw)[R]) {
     for (int i = 0; i < R; i++) asm volatile("" : "+r"(raw[i].x), "+r"(raw[i].y), "+r"(raw[i].z), "+r"(raw[i].w));
 }
 
-template <int VEC>
+template <bool AGAIN = false, int VEC>
 INLINE uint4 updated(uint4 raw, const float (&u)[VEC], float decay, float key) {
     float s[VEC];
-    unpack(s, raw);
+    unpack<AGAIN>(s, raw);
 #pragma unroll
     for (int j = 0; j < VEC; j++) s[j] = fmaf(key, u[j], decay * s[j]);
     return pack(s);
