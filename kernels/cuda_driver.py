@@ -15,8 +15,9 @@ from typing import Any
 
 CLUSTER_DIMENSION, PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6  # CU_LAUNCH_ATTRIBUTE_...
 TENSOR_MAP_BYTES = 128
-ELEMENT_CODES = {"fp16": 6, "bf16": 9}  # CU_TENSOR_MAP_DATA_TYPE_...
-SWIZZLE_128, PROMOTE_256 = 3, 3  # CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B
+ELEMENT_CODES, BYTES = {"fp16": 6, "bf16": 9}, 0  # CU_TENSOR_MAP_DATA_TYPE_..., of bytes
+SWIZZLE_128 = 3  # CU_TENSOR_MAP_SWIZZLE_128B
+PROMOTE_NONE, PROMOTE_256 = 0, 3  # CU_TENSOR_MAP_L2_PROMOTION_...: a request of L2 brings so many bytes from memory
 ROW_BYTES = 128  # of a box: as wide as the swizzle
 
 
@@ -97,20 +98,41 @@ def tensor_map(address: int, element: str, rows: int, columns: int, box_rows: in
     element: "bf16" or "fp16". A box lands in shared memory with the 128-byte swizzle; what lies outside reads as zero.
     Raises RuntimeError where the driver refuses (an address not on 16 bytes, a row not a multiple of 16 bytes).
     """
+    dims, strides, box = (columns, rows), (columns * 2,), (ROW_BYTES // 2, box_rows)
+    return _encoded(address, ELEMENT_CODES[element], dims, strides, box, PROMOTE_256)
+
+
+@functools.lru_cache(maxsize=4096)
+def line_map(address: int, rows: int, row_bytes: int, box_rows: int) -> bytes:
+    """A CUtensorMap of contiguous rows of bytes, in boxes of `box_rows` whole rows.
+
+    Coordinates are (0, row, 0): a box lands as the first 128 bytes of each row, then their next 128 bytes, with the
+    128-byte swizzle. Promotion is off: the box takes all that memory has there. Raises RuntimeError as `tensor_map`
+    does; rows must be a multiple of 128 bytes.
+    """
+    lines = row_bytes // ROW_BYTES
+    dims, strides, box = (ROW_BYTES, rows, lines), (row_bytes, ROW_BYTES), (ROW_BYTES, box_rows, lines)
+    return _encoded(address, BYTES, dims, strides, box, PROMOTE_NONE)
+
+
+def _encoded(
+    address: int, element: int, dims: Sequence[int], strides: Sequence[int], box: Sequence[int], promotion: int
+) -> bytes:
     room = ctypes.create_string_buffer(TENSOR_MAP_BYTES + 64)
     start = (ctypes.addressof(room) + 63) // 64 * 64  # the driver wants 64-byte alignment
+    n = len(dims)
     code = _library().cuTensorMapEncodeTiled(
         ctypes.c_void_p(start),
-        ctypes.c_int(ELEMENT_CODES[element]),
-        ctypes.c_uint32(2),
+        ctypes.c_int(element),
+        ctypes.c_uint32(n),
         ctypes.c_void_p(address),
-        (ctypes.c_uint64 * 2)(columns, rows),
-        (ctypes.c_uint64 * 1)(columns * 2),
-        (ctypes.c_uint32 * 2)(ROW_BYTES // 2, box_rows),
-        (ctypes.c_uint32 * 2)(1, 1),
+        (ctypes.c_uint64 * n)(*dims),
+        (ctypes.c_uint64 * (n - 1))(*strides),
+        (ctypes.c_uint32 * n)(*box),
+        (ctypes.c_uint32 * n)(*(1,) * n),
         ctypes.c_int(0),  # not interleaved
         ctypes.c_int(SWIZZLE_128),
-        ctypes.c_int(PROMOTE_256),
+        ctypes.c_int(promotion),
         ctypes.c_int(0),  # outside reads as zero
     )
     _checked("cuTensorMapEncodeTiled", code)

@@ -8,6 +8,7 @@
 
 #define __device__
 #define __global__
+#define __grid_constant__
 #define __forceinline__ inline
 #define __shared__
 #define __align__(n)
@@ -29,7 +30,6 @@ struct Block {
     std::vector<Fiber> fibers;
     std::vector<Exchange> warps;
     std::vector<Copy> later;
-    std::vector<std::vector<std::function<void()>>> words;  // of each thread
     ucontext_t main;
     int current, threads, mode;
     long idle, turns;
@@ -122,17 +122,36 @@ extern "C" long most_under_way() {
     most_copies = 0;
     return most;
 }
-static void bulk_copy(unsigned to, const void* from, unsigned bytes, unsigned barrier) {
-    if (to % 16 || bytes % 16 || (uintptr_t)from % 16 || to + bytes > SHARED) stop("bulk copy");
+static void copy_later(unsigned to, const void* from, unsigned bytes, unsigned barrier, std::function<void()> write) {
     bool inside = readable.empty();
     const char* at = (const char*)from;
     for (const Extent& x : readable) inside |= at >= x.begin && at + bytes <= x.begin + x.bytes;
     if (!inside) stop("bulk copy from outside the cache");
-    const Copy c{&barrier_at(barrier), bytes, [=] { memcpy(cpu.shared + to, from, bytes); }};
+    const Copy c{&barrier_at(barrier), bytes, write};
     if (cpu.mode == 0) return land(c);
     memset(cpu.shared + to, 0x7F, bytes);
     cpu.later.push_back(c);
     most_copies = max(most_copies, (long)cpu.later.size());
+}
+static void bulk_copy(unsigned to, const void* from, unsigned bytes, unsigned barrier) {
+    if (to % 16 || bytes % 16 || (uintptr_t)from % 16 || to + bytes > SHARED) stop("bulk copy");
+    copy_later(to, from, bytes, barrier, [=] { memcpy(cpu.shared + to, from, bytes); });
+}
+struct TensorMap { const char* from; int rows, row_bytes, box_rows, room[27]; };
+static_assert(sizeof(TensorMap) == 128, "as the driver's");
+static void prefetch_map(const TensorMap*) {}
+static void tensor_copy(unsigned to, const TensorMap* map, int row, unsigned barrier) {
+    const TensorMap m = *map;
+    const unsigned bytes = m.box_rows * m.row_bytes;
+    if (to % 1024 || to + bytes > SHARED || row % m.box_rows || row >= m.rows) stop("tensor copy");
+    const char* from = m.from + (long)row * m.row_bytes;
+    copy_later(to, from, bytes, barrier, [=] {
+        for (unsigned i = 0; i < bytes; ++i) {
+            const unsigned token = i / m.row_bytes, in = i % m.row_bytes;
+            const unsigned at = to + in / 128 * m.box_rows * 128 + token * 128 + in % 128;
+            cpu.shared[at ^ (at >> 7 & 7) << 4] = from[i];
+        }
+    });
 }
 static void barrier_wait(unsigned a, unsigned parity) {
     const Barrier& b = barrier_at(a);
@@ -140,16 +159,6 @@ static void barrier_wait(unsigned a, unsigned parity) {
         land_those_of(b, cpu.later);
         if (waits(b, parity)) others();
     }
-}
-static void word_copy(unsigned to, const int* from) {
-    const auto write = [=] { sts32(to, (unsigned)*from); };
-    if (cpu.mode == 0) return write();
-    sts32(to, 0x7F7F7F7F);
-    cpu.words[cpu.current].push_back(write);
-}
-static void word_copies_wait() {
-    for (const auto& write : cpu.words[cpu.current]) write();
-    cpu.words[cpu.current].clear();
 }
 static void fence_async_shared() {}
 static void fence_async_global() {}
@@ -207,7 +216,7 @@ static void start_block(Block& b, int number, int grid, int threads, int mode) {
     running = &b;
     cpu.number = number, cpu.threads = threads, cpu.mode = mode, cpu.idle = 0, cpu.turns = 0;
     cpu.all = {}, cpu.consumers = {}, cpu.producers = {}, cpu.arrived_start = 0;
-    cpu.later.clear(), cpu.words.assign(threads, {}), cpu.fibers.resize(threads);
+    cpu.later.clear(), cpu.fibers.resize(threads);
     cpu.warps.assign(threads / 32, Exchange());
     memset(cpu.shared, 0x7F, SHARED);
     memset((void*)cpu.barriers, 0, sizeof cpu.barriers);

@@ -24,6 +24,7 @@ from kernels.common import CudaSource, Tensors, Workload
 from kernels.gdn import cases, cuda_decode, cuda_decode_conv
 from kernels.gdn.cuda_decode import DecodeVariant
 from kernels.gdn.reference import reference
+from tests import sass
 from tests.stand_in import StandIn
 
 HERE = Path(__file__).resolve().parent
@@ -401,18 +402,11 @@ def test_the_order_is_looked_for_where_its_tables_hold_the_ids(state: str, monke
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("nvcc"), reason="nvcc is not installed")
 def test_the_fetch_stands_before_the_loads_of_the_state(tmp_path: Path) -> None:
     """In the machine code: behind them it would be useless, and nothing but the time would tell."""
-    triton = pytest.importorskip("triton")
-    made = tmp_path / "decode.cubin"
-    includes = [f"-I{folder}" for folder in cuda.include_folders(cuda_decode.SOURCE)]
-    command = ["nvcc", "-cubin", *cuda.nvcc_architecture("sm_90a"), *includes, str(cuda_decode.SOURCE.path)]
-    subprocess.run([*command, "-o", str(made)], check=True, timeout=300)
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    made = sass.compiled(cuda_decode.SOURCE, tmp_path)
     for variant in cuda_decode.VARIANTS:
-        asked = [str(tool), "-sass", "-fun", variant.kernel, str(made)]
-        code = subprocess.run(asked, check=True, capture_output=True, text=True, timeout=60).stdout
+        code = sass.listing(made, variant.kernel)
         order = re.findall(r"UBLKPF|LDG\.E\.(?:NA\.)?128(?= )", code)
         # Ahead, for each of two paths: its own head, that further on, and that where its slot is empty.
         wanted = {0: "L+", 1: "UL+"}.get(variant.prefetch, "(UL+UU){2}")

@@ -20,6 +20,7 @@ from kernels.common import Tensors, Tolerance, Workload
 from kernels.kv import cases, cuda_decode, cuda_layouts
 from kernels.kv.reference import reference
 from lab import accuracy, aot_worker
+from tests import sass
 from tests.stand_in import StandIn
 
 HERE = Path(__file__).resolve().parent
@@ -40,7 +41,7 @@ extern "C" void on_cpu(int mode, int grid, int threads, int order, PARAMETERS) {
 
 @pytest.fixture(scope="module")
 def on_cpu(tmp_path_factory):
-    """name, producers, staged ids -> a library with the kernel as a function of the host, compiled once each."""
+    """name -> a library with the kernel as a function of the host, compiled once each."""
     compiler = shutil.which("g++")
     if not compiler:
         pytest.skip("needs g++ to run the kernel on the CPU")
@@ -50,26 +51,24 @@ def on_cpu(tmp_path_factory):
     declared = re.search(r'extern "C" __global__ .*? name\((.*?)\) \{', source, re.S)
     assert declared
     parameters = declared.group(1)
-    parameters = " ".join(parameters.replace("\\", " ").split())
+    parameters = " ".join(parameters.replace("\\", " ").replace("const __grid_constant__ ", "").split())
     names = [re.findall(r"\w+", p)[-1] for p in parameters.split(",")]
     made = {}
 
-    def build(name: str, producers: int = 4, staged: bool = False):
-        key = f"{name}_{producers}_{staged:d}"
-        if key not in made:
+    def build(name: str):
+        if name not in made:
             keep = [line for line in source.splitlines() if not line.startswith("KV_DECODE(") or f"({name}," in line]
             given = [f"given.{n}" for n in names]
             entry = ENTRY.replace("ARGUMENTS", parameters.replace(",", ";")).replace("PARAMETERS", parameters)
             entry = entry.replace("ASSIGN", " ".join(f"given.{n} = {n};" for n in names))
             entry = entry.replace("NAME", name).replace("PASS", ", ".join(given))
-            path = folder / f"{key}.cpp"
+            path = folder / f"{name}.cpp"
             path.write_text("\n".join(keep) + entry)
             command = [compiler, "-O1", "-std=c++17", "-w", "-shared", "-fPIC", f"-I{SOURCE.parent}", str(path)]
-            command += ["-o", f"{path}.so", f"-DKV_PRODUCERS={producers}", f"-DKV_STAGED_IDS={staged:d}"]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+            done = subprocess.run([*command, "-o", f"{path}.so"], capture_output=True, text=True, timeout=300)
             assert done.returncode == 0, done.stderr[-3000:]
-            made[key] = StandIn(f"{path}.so")
-        return made[key]
+            made[name] = StandIn(f"{path}.so")
+        return made[name]
 
     return build
 
@@ -131,6 +130,19 @@ def each(out: torch.Tensor, wanted: torch.Tensor, limit: Tolerance) -> None:
         assert error.relative_error <= limit.relative_error, (b, error)
 
 
+class CacheMap(ctypes.Structure):
+    """`TensorMap` of tests/cuda_on_cpu.cuh."""
+
+    _fields_ = (("start", ctypes.c_void_p), ("numbers", ctypes.c_int * 30))
+
+
+def cache_map(cache: torch.Tensor) -> CacheMap:
+    """What kernels/cuda_driver.py's `line_map` says of a cache [pages, Hkv, page, D]."""
+    row_bytes = cache.shape[-1] * cache.element_size()
+    rows = cache.numel() // cache.shape[-1]
+    return CacheMap(cache.data_ptr(), (rows, row_bytes, cuda_decode.tile_tokens(row_bytes)))
+
+
 CASES = {  # ctx, heads, page, lengths, blocks, width, mode, order of the blocks, gain
     "shared": (130, (24, 4), 16, [130], 3, 1, 0, 0, 1.0),
     "many_blocks": (4000, (6, 1), 64, [4000, 0], 16, 1, 1, 2, 1.0),
@@ -148,35 +160,33 @@ CASES = {  # ctx, heads, page, lengths, blocks, width, mode, order of the blocks
 
 # Every instantiation takes ragged lengths, shared between blocks; what all have in common is tried on one.
 COMMON = cuda_decode.KERNELS["fp8", 256]
-RUNS = [(COMMON, case, 4, False, 40) for case in CASES]  # producers; staged ids; units below which copies are capped
-RUNS += [(name, case, 4, False, 40) for name in FORMS if name != COMMON for case in ("long_part", "ragged_and_empty")]
-STAGED = ("shared", "many_blocks", "half_teams", "many_sequences", "batches")
-RUNS += [(COMMON, case, 4, True, 40) for case in STAGED] + [(COMMON, case, 8, True, 40) for case in STAGED]
-RUNS += [(name, "ragged_and_empty", 8, True, 1 << 20) for name in FORMS]
-RUNS += [(name, "many_blocks", 4, True, capped) for name in FORMS for capped in (0, 1 << 20)]
+RUNS = [(COMMON, case, 40) for case in CASES]  # units of a range below which copies are capped
+RUNS += [(name, case, 40) for name in FORMS if name != COMMON for case in ("long_part", "ragged_and_empty")]
+RUNS += [(name, "many_blocks", capped) for name in FORMS for capped in (0, 1 << 20)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kernel", "case", "producers", "staged", "capped_below"), RUNS)
-def test_on_cpu(on_cpu, kernel: str, case: str, producers: int, staged: bool, capped_below: int) -> None:
+@pytest.mark.parametrize(("kernel", "case", "capped_below"), RUNS)
+def test_on_cpu(on_cpu, kernel: str, case: str, capped_below: int) -> None:
     ctx, heads, page, lengths, blocks, width, mode, order_of_blocks, gain = CASES[case]
     dtype = "fp16" if FORMS[kernel] == "fp16" else "bf16"
     workload = cases._workload(ctx, len(lengths), *heads, DIMS[kernel], page=page, dtype=dtype)
     given, args = problem(workload, kernel, gain)
     clean = {n: args[n].clone() for n in ("k", "v", "k_scale", "v_scale") if args[n].dim() == 4}
-    library = on_cpu(kernel, producers, staged)
+    library = on_cpu(kernel)
     library.allow_copies(None, ctypes.c_uint64(0))
     for name in ("q", "k", "v", "k_scale", "v_scale", "part"):
         library.allow_copies(ctypes.c_void_p(args[name].data_ptr()), ctypes.c_uint64(args[name].nbytes))
     out = torch.full_like(args["q"], math.nan)
-    order = ("q", "k", "v", "k_scale", "v_scale", "page_table", "seq_lens")
+    order = ("q", "k_scale", "v_scale", "page_table", "seq_lens")
     config = replace(cuda_decode.config_of(kernel, heads[1], blocks), width=width, capped_below=capped_below)
-    threads = 32 * (8 + producers)
+    maps = [cache_map(args[n]) for n in ("k", "v")]
     pointers = [ctypes.c_void_p(args[n].data_ptr()) for n in order] + [ctypes.c_void_p(out.data_ptr())]
     pointers += [ctypes.c_void_p(args[n].data_ptr()) for n in ("part", "part_ml", "arrived")]
     page_shift = (page // 16).bit_length() - 1
     shapes = [*cuda_decode.cut_numbers(config, len(lengths), heads[1]), len(lengths), heads[1], heads[0] // heads[1]]
     shapes += [page_shift, args["page_table"].shape[1]]
+    is_bf16 = int(dtype == "bf16")
     scale = ctypes.c_float(workload["D"] ** -0.5 * cuda_decode.LOG2_E)
     limit = cases.tolerance(workload, PRECISION[FORMS[kernel]])["o"]
     # As a captured graph replays: the second launch finds other lengths, other pages, and what the first has left.
@@ -184,21 +194,58 @@ def test_on_cpu(on_cpu, kernel: str, case: str, producers: int, staged: bool, ca
         given["page_table"] = given["page_table"].flip(0, 1)
         wanted = hold(workload, given, args, clean, now, PRECISION[FORMS[kernel]])
         out.fill_(math.nan)
-        library.on_cpu(mode, blocks, threads, order_of_blocks, *pointers, *shapes, scale, int(dtype == "bf16"))
+        library.on_cpu(mode, blocks, config.threads, order_of_blocks, *maps, *pointers, *shapes, scale, is_bf16, 0)
         assert not args["arrived"].any()
         each(out, wanted, limit)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("producers", "cap"), [(4, 3), (8, 2)])
-def test_short_ranges_cap_the_copies_under_way(on_cpu, producers: int, cap: int) -> None:
-    """A producer has at most CAP pairs of tiles under way, beside the two rows of queries of each head."""
+def test_short_ranges_cap_the_copies_under_way(on_cpu) -> None:
+    """A producer has at most three pairs of tiles under way (CAP), beside the two rows of queries of each head."""
     most = {}
     for capped_below in (0, 1 << 20):
-        on_cpu(COMMON, producers, True).most_under_way()  # of tests before
-        test_on_cpu(on_cpu, COMMON, "sharp", producers, True, capped_below)
-        most[capped_below] = on_cpu(COMMON, producers, True).most_under_way()
-    assert most[1 << 20] <= 2 * producers * cap + 2 * 6 < most[0]
+        on_cpu(COMMON).most_under_way()  # of tests before
+        test_on_cpu(on_cpu, COMMON, "sharp", capped_below)
+        most[capped_below] = on_cpu(COMMON).most_under_way()
+    assert most[1 << 20] <= 2 * cuda_decode.PRODUCERS * 3 + 2 * 6 < most[0]
+
+
+def phases_of(addresses: list[int], size: int) -> int:
+    """Turns in which shared memory serves a warp's load of `size` bytes a lane: lanes 128 / size at a time."""
+    turns = 0
+    for first in range(0, 32, 128 // size):
+        banks: dict[int, set[int]] = {}
+        for address in addresses[first : first + 128 // size]:
+            for word in range(address // 4, (address + size) // 4):
+                banks.setdefault(word % 32, set()).add(word)
+        turns += max(map(len, banks.values()))
+    return turns
+
+
+@pytest.mark.parametrize("row_bytes", [128, 256, 512])
+@pytest.mark.parametrize("piece", [8, 16])
+def test_loads_meet_no_bank_conflict(row_bytes: int, piece: int) -> None:
+    """The addresses of decode_products.cuh's loads, by its own formulas, with decode.cu's token_row and placed."""
+    source = SOURCE.read_text()
+    assert "return (p & 3) | ((p ^ p >> 2) & 1) << 2;" in source
+    assert "return token * LINE + (at ^ (token & 7) * 16);" in source
+    rows = [(p & 3) | ((p ^ p >> 2) & 1) << 2 for p in range(8)]
+    assert sorted(rows) == list(range(8))
+    aside = cuda_decode.tile_tokens(row_bytes) * 128
+
+    def placed(token: int, at: int) -> int:
+        return token * 128 + (at ^ (token & 7) * 16)
+
+    loads = row_bytes // (4 * piece)
+    per_line = 128 // (4 * piece)
+    for j in range(loads):  # keys: lane (g, t), token_row(g), pieces of t
+        keys = [placed(rows[x // 4], piece * (x % 4)) for x in range(32)]
+        keys = [(at ^ j % per_line * 4 * piece) + j // per_line * aside for at in keys]
+        assert phases_of(keys, piece) == piece // 4
+    for h in range(row_bytes // 128):
+        for e in range(2):
+            values = [placed(rows[2 * (x % 4) + e], 16 * (x // 4)) + h * aside for x in range(32)]
+            assert phases_of(values, 16) == 4
 
 
 def test_choice_and_refusals() -> None:
@@ -228,6 +275,7 @@ def test_choice_and_refusals() -> None:
     assert int(limits["MAX_HEADS"]) == cuda_decode.MAX_HEADS
     assert int(limits["MAX_PARTS"]) == cuda_decode.MAX_BLOCKS
     assert int(limits["QUERIES"]) == cuda_decode.MAX_GROUP
+    assert int(limits["PRODUCERS"]) == cuda_decode.PRODUCERS
 
 
 def test_prepare_refuses_and_makes_room() -> None:
@@ -242,14 +290,22 @@ def test_prepare_refuses_and_makes_room() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("producers", "staged"), [(4, 0), (4, 1), (8, 1)])
-def test_compiles_without_spills(producers: int, staged: int) -> None:
+def test_compiles_without_spills() -> None:
     if not shutil.which("nvcc"):
         pytest.skip("needs nvcc to compile for sm_90a")
-    options = ("--std=c++17", f"-DKV_PRODUCERS={producers}", f"-DKV_STAGED_IDS={staged}")
-    for row in aot_worker.compile_cuda(replace(cuda_decode.CUDA_SOURCES[0], options=options), 90):
+    for row in aot_worker.compile_cuda(cuda_decode.CUDA_SOURCES[0], 90):
         assert row["status"] == "ok", row
         assert row["spill_bytes"] == 0, row
+
+
+@pytest.mark.slow
+def test_a_buffer_is_given_back_behind_its_loads(tmp_path: Path) -> None:
+    """In the machine code: an arrival waits for loads only where its address is made of what they returned."""
+    made = sass.compiled(cuda_decode.CUDA_SOURCES[0], tmp_path)
+    for kernel in FORMS:
+        arrivals = re.findall(r"SYNCS\.ARRIVE\.TRANS64\.A1T0 RZ, \[(.*?)\]", sass.listing(made, kernel))
+        assert len(arrivals) >= 3, kernel  # of the queries, of a tile of K, of one of V
+        assert all(re.match(r"R\d+", address) for address in arrivals), (kernel, arrivals)
 
 
 @pytest.mark.gpu

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from kernels.common import Tensors
-from kernels.kv import cases, cuda_decode, cuda_layouts, layouts
+from kernels.kv import cases, cuda_layouts, layouts
 from kernels.kv.reference import gather, reference
-from lab import families, phases, records
+from lab import families, phases
 
 BY_ID = {w.id: w for w in cases.WORKLOADS}
 RAGGED = (
@@ -92,16 +92,3 @@ def test_cuda_candidates_move_pages_as_their_names_say() -> None:
     page = given["page_table"][1, 2]
     assert torch.equal(in_order["k"][7], given["k_cache"][page])
     assert torch.equal(whole["v"][1, :, 32:48], given["v_cache"][page])
-
-
-def test_rows_of_the_contiguous_kernel_stand_until_its_launch_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They state no launch; a launch that is not theirs is stated, and so makes them former."""
-    found = records.rows(device="h200", phase="lp1-cuda-kernel")
-    rows = [r for r in found if r["name"] == "cuda_contiguous_bf16" and r["run"] == "2026-11-22T025436Z"]
-    assert len({r["workload_id"] for r in rows}) == 6
-    assert {families.former(r) for r in rows} == {""}
-    kv, workload = families.load("kv"), BY_ID[rows[0]["workload_id"]]
-    paged, ordered = (kv.candidate(n).config(workload) for n in ("cuda_bf16", "cuda_in_order_bf16"))
-    assert paged == ordered != ""
-    monkeypatch.setattr(cuda_decode, "STAGED_IDS", True)
-    assert {families.former(r) for r in rows} == {"former kernel"}

@@ -1,4 +1,4 @@
-"""Paged decode attention in CUDA C++ (decode.cu): tokens in the rows of the product, bulk copies, one launch.
+"""Paged decode attention in CUDA C++ (decode.cu): tokens in the rows of the product, tensor copies, one launch.
 
 Why beside the Triton kernel: there the query rows are padded to 16 and the converted values pass through shared memory;
 here a cached byte goes from shared memory to a register, is converted, and is multiplied. The source says how.
@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from kernels import cuda
+from kernels import cuda, cuda_driver
 from kernels.common import Candidate, CudaSource, Needs, Tensors, Workload
 from kernels.kv import format as kv_format
 from kernels.kv.format import KV_OF_PRECISION
@@ -37,9 +37,7 @@ MAX_BLOCKS = 160  # MAX_PARTS in decode.cu: an item's parts, one a team at most
 # would change, and whether they gain, has not been tried.
 SECOND_ITEM = 12
 CAPPED_BELOW = 40  # units: where a block's range is shorter, 96 KB of copies are under way and not all of the ring
-# Warps that bring tiles (4 or 8); whether page ids under way go to shared memory and not to a register, for which the
-# assembler makes the copies' loop wait.
-PRODUCERS, STAGED_IDS = 4, False
+PRODUCERS = 4  # PRODUCERS in decode.cu: warps that bring tiles
 LEAST_BUSY = 0.95  # of the blocks: a team may be as wide as this allows
 SHARED_BYTES = 232_448  # all that an sm_90 block can have; one block per SM
 
@@ -62,7 +60,7 @@ CUDA_SOURCES = (
         capability=(9, 0),
         architecture="sm_90a",
         shared_bytes=SHARED_BYTES,
-        options=("--std=c++17", f"-DKV_PRODUCERS={PRODUCERS}", f"-DKV_STAGED_IDS={STAGED_IDS:d}"),
+        options=("--std=c++17",),
     ),
 )
 
@@ -85,7 +83,7 @@ class DecodeConfig:
 
     def __str__(self) -> str:
         cut = f"width={self.width} second_item={self.second} capped_below={self.capped_below}"
-        return f"{self.kernel} blocks={self.blocks} threads={self.threads} {cut} staged_ids={STAGED_IDS:d}"
+        return f"{self.kernel} blocks={self.blocks} threads={self.threads} {cut} tiles=swizzled"
 
 
 def choose_config(form: str, dim: int, kv_heads: int, sms: int = 132) -> DecodeConfig:
@@ -115,7 +113,7 @@ def refusal(batch: int, q_heads: int, kv_heads: int, dim: int, page: int) -> str
     if kv_heads > MAX_HEADS:
         return f"Hkv={kv_heads} exceeds {MAX_HEADS}, whose scales stay in shared memory; use the Triton kernel"
     if page < 16 or page & (page - 1):
-        return f"page={page} must be a power of two of at least 16: a bulk copy brings 16 tokens"
+        return f"page={page} must be a power of two of at least 16: a copy brings 16 tokens"
     if not 1 <= batch <= MAX_BATCH:
         return f"batch={batch} must be 1 to {MAX_BATCH}: the lengths' prefix sums stay in shared memory"
     return ""
@@ -172,11 +170,15 @@ def run(args: Tensors, out: Tensors, kv: str, config: DecodeConfig | None = None
     blocks = args["part"].shape[0] // 2
     if blocks < config.blocks or args["arrived"].numel() < batch * kv_heads:
         raise ValueError(f"the workspace is for {blocks} blocks, not for {config.blocks}; prepare again")
-    pointers = [q, k, args["v"], args["k_scale"], args["v_scale"], args["page_table"], args["seq_lens"], o]
+    pointers = [q, args["k_scale"], args["v_scale"], args["page_table"], args["seq_lens"], o]
     pointers += [args["part"], args["part_ml"], args["arrived"]]
     scales = [args["k_scale"], args["v_scale"]] if kv == "q8_0" else []
     if any(t.data_ptr() % 16 for t in (q, k, args["v"], o, *scales)):
-        raise ValueError("q, k, v, their scales and o must start on 16 bytes for the bulk copies; clone() the view")
+        raise ValueError("q, k, v, their scales and o must start on 16 bytes for the copies; clone() the view")
+    row_bytes = dim * k.element_size()
+    maps = [
+        cuda_driver.line_map(x.data_ptr(), x.numel() // dim, row_bytes, tile_tokens(row_bytes)) for x in (k, args["v"])
+    ]
     numbers: list[Any] = [
         *cut_numbers(config, batch, kv_heads),
         batch,
@@ -185,9 +187,16 @@ def run(args: Tensors, out: Tensors, kv: str, config: DecodeConfig | None = None
         (page // 16).bit_length() - 1,
         args["page_table"].shape[1],
     ]
-    arguments = [*pointers, *map(cuda.i32, numbers), cuda.f32(dim**-0.5 * LOG2_E), cuda.i32(q.dtype == torch.bfloat16)]
+    scale = cuda.f32(dim**-0.5 * LOG2_E)
+    zero = cuda.i32(0)
+    arguments = [*maps, *pointers, *map(cuda.i32, numbers), scale, cuda.i32(q.dtype == torch.bfloat16), zero]
     loaded = cuda.load(CUDA_SOURCES[0], config.kernel, device, SHARED_BYTES)
     cuda.launch(loaded, (config.blocks,), config.threads, arguments, SHARED_BYTES)
+
+
+def tile_tokens(row_bytes: int) -> int:
+    """Tokens that one copy brings: `TOKENS` in decode.cu."""
+    return 8 if row_bytes > 256 else 16
 
 
 def cut_numbers(config: DecodeConfig, batch: int, kv_heads: int) -> tuple[int, int, int, int, int, int]:

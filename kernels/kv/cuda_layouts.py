@@ -10,18 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from kernels.common import Candidate, Needs, Tensors, Workload
+from kernels.common import Candidate, Needs, Tensors
 from kernels.kv import cuda_decode, layouts
 from kernels.kv.format import KV_OF_PRECISION
 
 FORM = KV_OF_PRECISION["bf16"]
-
-# Launches that rows of cuda_contiguous_bf16 were taken with before it stated any: theirs is "", which stays right for
-# as long as these are what it launches.
-UNSTATED = tuple(
-    f"{kernel} blocks=132 threads=384 width={width} second_item=12 capped_below=40 staged_ids=0"
-    for kernel, width in (("kv_bf16_d256_w8_t2_p3", 4), ("kv_bf16_d128_w8_t2_p3", 8))
-)
 
 
 def prepare_contiguous(inputs: Tensors) -> Tensors:
@@ -34,12 +27,7 @@ def prepare_in_order(inputs: Tensors) -> Tensors:
     return cuda_decode.prepare(layouts.in_order(inputs), FORM)
 
 
-def _contiguous_config(workload: Workload) -> str:
-    text = cuda_decode.config_text(workload, FORM)
-    return "" if text in UNSTATED else text
-
-
-def _candidate(name: str, prepare: Callable[[Tensors], Tensors], config: Callable[[Workload], str]) -> Candidate:
+def _candidate(name: str, prepare: Callable[[Tensors], Tensors]) -> Candidate:
     return Candidate(
         name=name,
         precision="bf16",
@@ -47,12 +35,12 @@ def _candidate(name: str, prepare: Callable[[Tensors], Tensors], config: Callabl
         needs=Needs(capability=(9, 0), packages=("cupy",)),
         prepare=prepare,
         refuses=cuda_decode.refuses,
-        config=config,
+        config=partial(cuda_decode.config_text, kv=FORM),
         no_route="reads a copy of the cache in another layout, made outside the timing",
     )
 
 
 CANDIDATES = (
-    _candidate("cuda_contiguous_bf16", prepare_contiguous, _contiguous_config),
-    _candidate("cuda_in_order_bf16", prepare_in_order, partial(cuda_decode.config_text, kv=FORM)),
+    _candidate("cuda_contiguous_bf16", prepare_contiguous),
+    _candidate("cuda_in_order_bf16", prepare_in_order),
 )

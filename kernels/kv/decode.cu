@@ -17,18 +17,16 @@
 // inside one leaves its part in a workspace, and the last block to arrive merges the parts. All counters are left at
 // zero.
 //
-// Tile buffers are skewed by 32 or 64 bytes and a fragment's rows taken from different tiles, which keeps the loads
-// free of bank conflicts (V with TILES = 2: two-way). token_tile and token_row say which.
+// A tile comes by a tensor copy, which swizzles each line of 128 bytes by its token; which token is which row of the
+// product (token_row) is chosen so that the fragments' loads meet no bank conflict. Skewed buffers would do that too,
+// but a copy that moves its bytes within 128 bytes makes a third more requests of L2.
+//
+// A load from a buffer may still be on its way when the buffer is given back: the barrier's arrival does not wait for
+// it. So the arrival's address is made of what was loaded (release).
 #include "decode_ptx.cuh"
 
-#ifndef KV_PRODUCERS
-#define KV_PRODUCERS 4  // warps that bring tiles
-#endif
-#ifndef KV_STAGED_IDS
-#define KV_STAGED_IDS 0  // whether page ids under way go to shared memory instead of a register
-#endif
-
 enum { FP8 = 0, Q8_0 = 1, BF16 = 2, F16 = 3 };
+constexpr int PRODUCERS = 4;      // warps that bring tiles: number i those of warps i, i + PRODUCERS ..
 constexpr int QUERIES = 8;        // columns of the product
 constexpr int MAX_BATCH = 512;    // prefix sums in shared memory
 constexpr int MAX_HEADS = 128;    // kv heads: their scales in shared memory
@@ -37,7 +35,8 @@ constexpr unsigned NO_TILE = 0xFFFFFFFEu;
 constexpr float RESCALE = 8.0f;   // the running maximum may lag by this many powers of two before O is rescaled
 
 struct Problem {
-    const unsigned char *q, *k, *v, *k_scale, *v_scale;  // q [batch, Hkv G, D] 16-bit; caches [pages, Hkv, page, D]
+    const TensorMap *k_map, *v_map;            // the caches [pages Hkv page][D], in boxes of a tile
+    const unsigned char *q, *k_scale, *v_scale;  // q [batch, Hkv G, D] 16-bit; scales like the caches
     const int *table, *lengths;                          // [batch, max_pages], [batch]
     unsigned char* o;                                    // like q
     unsigned char* part;  // [2 blocks, G, D] half, each row scaled by a power of two
@@ -49,18 +48,13 @@ struct Problem {
     int batch, kv_heads, group, page_shift, max_pages;   // page_shift: log2(page / 16)
     float logit_scale;                                   // D^-1/2 log2(e)
     int q_is_bf16;
+    unsigned zero;                                       // 0, which no compiler knows: what depends on it has to wait
 };
 
-// Row r = 2 t + e + 8 f of the product number `m` of a unit is token `token_row` of tile `token_tile`.
-template <int TILES> static __device__ __forceinline__ int token_tile(int t, int e) {
-    return TILES == 1 ? 0 : TILES == 2 ? (t ^ e) & 1 : t ^ (2 * e);
-}
-template <int TILES> static __device__ __forceinline__ int lane_row(int t, int e) {
-    return TILES == 1 ? 2 * t + e : TILES == 2 ? 2 * (t >> 1) + e : e;
-}
-template <int TILES> static __device__ __forceinline__ constexpr int step_row(int m, int f) {
-    return TILES == 1 ? 8 * f : TILES == 2 ? 8 * m + 4 * f : 4 * m + 2 * f;
-}
+// The token, of 8, that is row p = 2 t + e of a product. With the swizzle, which moves 16-byte pieces by the token's
+// lowest three bits, loads of K (lanes that differ in e and by a quarter of 64 bytes) need e in the highest of them, and
+// loads of V (lanes that differ in t and by one piece) t in the upper two.
+static __device__ __forceinline__ int token_row(int p) { return (p & 3) | ((p ^ p >> 2) & 1) << 2; }
 
 // How the line is cut: into `spans` of `span` units, each into one range for each of its `teams`, of `share` units (the
 // first `longer` have one more).
@@ -111,8 +105,6 @@ static __device__ __forceinline__ float widen(unsigned bits, int is_bf16) {
 }
 
 template <int KIND, int D, int WARPS, int TILES, int PAIRS> struct Decode {
-    static constexpr int PRODUCERS = KV_PRODUCERS;  // warps: number i brings the tiles of warps i, i + PRODUCERS ..
-    static constexpr bool STAGED_IDS = KV_STAGED_IDS;
     static constexpr int SERVED = WARPS / PRODUCERS;         // warps, by one producer
     static constexpr int CAP = (8 + PRODUCERS) / PRODUCERS;  // copies of one producer under way where they are capped
     static_assert(WARPS % PRODUCERS == 0, "a producer serves whole warps");
@@ -121,11 +113,11 @@ template <int KIND, int D, int WARPS, int TILES, int PAIRS> struct Decode {
     static constexpr bool WIDE = KIND == BF16 || KIND == F16;
     static constexpr int ROW = WIDE ? 2 * D : D;                 // bytes of one token
     static constexpr int SCALE_ROW = KIND == Q8_0 ? D / 16 : 0;  // bytes of its scales
-    static constexpr int TOKENS = ROW > 256 ? 8 : 16;            // of a tile: what one bulk copy brings
-    static constexpr int TILE = TOKENS * ROW, SCALES = TOKENS * SCALE_ROW;
-    static constexpr int SKEW = TILES == 4 ? 32 : TILES == 2 ? 64 : 0;
-    static constexpr int SLOT = TILE + SCALES + SKEW, PAIR = TILES * SLOT;
+    static constexpr int TOKENS = ROW > 256 ? 8 : 16;            // of a tile: what one copy brings
+    static constexpr int TILE = TOKENS * ROW, SCALES = TOKENS * SCALE_ROW, PAIR = TILES * TILE;
     static constexpr int UNIT = TOKENS * TILES, PRODUCTS = UNIT / 16;  // tokens; of 16 rows
+    static_assert(TOKENS == 16 ? PRODUCTS == TILES : PRODUCTS == 1, "a tile's tokens are rows of one product");
+    static constexpr int LINE = 128, ASIDE = TOKENS * LINE;  // bytes swizzled together; from those of a token to its next
     static constexpr int BATCH = 32 / TILES;                  // units whose page ids a producer loads at once
     static constexpr int K_LANE = KIND == FP8 ? 16 : 8;       // values of d per lane and load of K
     static constexpr int K_STEPS = K_LANE / 4;                // products per load
@@ -136,7 +128,9 @@ template <int KIND, int D, int WARPS, int TILES, int PAIRS> struct Decode {
     static constexpr int QUADS = 2;                           // float4 per lane and query in one round of the merge
     static constexpr int QUERY_ROW = 2 * D + 64, QUERY_BYTES = QUERIES * QUERY_ROW;  // 64: free of bank conflicts
     // Shared memory, in bytes.
-    static constexpr int RING = 0, MERGE = WARPS * PAIRS * PAIR, MERGE_BYTES = WARPS * QUERIES * 8 * QUADS * 16;
+    static constexpr int RING = 0, SCALE_RING = WARPS * PAIRS * PAIR;
+    static constexpr int MERGE = SCALE_RING + WARPS * PAIRS * TILES * SCALES;
+    static constexpr int MERGE_BYTES = WARPS * QUERIES * 8 * QUADS * 16;
     static constexpr int QUERY = MERGE + MERGE_BYTES, BARRIERS = QUERY + 2 * QUERY_BYTES;
     static constexpr int STATS = (BARRIERS + (2 * WARPS * PAIRS + 5) * 8 + 15) / 16 * 16;
     static constexpr int TOTALS = STATS + WARPS * QUERIES * 16, FLAG = TOTALS + QUERIES * 8, CUT = FLAG + 32;
@@ -159,6 +153,16 @@ template <int KIND, int D, int WARPS, int TILES, int PAIRS> struct Decode {
           parts_full(query_empty + 16), tid(thread), lane(thread & 31),
           warp(shuffle_int(thread >> 5, 0)),  // seen to be the same in all lanes
           g(lane >> 2), t(lane & 3), block(block_), grid(grid_), page_tiles(problem.page_shift + (TOKENS == 8)) {}
+
+    // From a unit's first row to row 8 f of its product number m, of tokens and of their scales.
+    static __device__ __forceinline__ constexpr int step(int m, int f) {
+        return TOKENS == 16 ? m * TILE + f * 8 * LINE : f * TILE;
+    }
+    static __device__ __forceinline__ constexpr int scale_step(int m, int f) {
+        return TOKENS == 16 ? m * SCALES + f * 8 * SCALE_ROW : f * SCALES;
+    }
+    // Where the bytes from `at` on of a token's first 128 bytes lie, from its tile's first byte.
+    static __device__ __forceinline__ int placed(int token, int at) { return token * LINE + (at ^ (token & 7) * 16); }
 
     __device__ __forceinline__ int prefix_at(int b) const { return (int)lds32(prefix + 4 * b); }
 
@@ -261,28 +265,29 @@ template <int KIND, int D, int WARPS, int TILES, int PAIRS> struct Decode {
 
     __device__ __forceinline__ void run() {
         if (warp >= WARPS) {  // warpgroups, as registers go from one to another
-            registers_down<PRODUCERS == 4 ? 56 : 40>();
+            registers_down<56>();
             produce();
         } else {
-            registers_up<PRODUCERS == 4 ? 224 : 216>();
+            registers_up<224>();
             consume();
         }
     }
 };
 
 #define KV_DECODE(name, KIND, D, WARPS, TILES, PAIRS)                                                                  \
-    extern "C" __global__ void __launch_bounds__(32 * (WARPS + KV_PRODUCERS), 1) name(                                 \
-        const unsigned char* q, const unsigned char* k, const unsigned char* v, const unsigned char* k_scale,          \
-        const unsigned char* v_scale, const int* table, const int* lengths, unsigned char* o, unsigned char* part,     \
-        float* part_ml, unsigned* arrived, int width, int rows, int teams, int per_item, int second, int capped_below, \
-        int batch, int kv_heads, int group, int page_shift, int max_pages, float logit_scale, int q_is_bf16) {         \
-        extern __shared__ __align__(128) unsigned char memory[];                                                       \
+    extern "C" __global__ void __launch_bounds__(32 * (WARPS + PRODUCERS), 1) name(                                 \
+        const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map, const unsigned char* q,      \
+        const unsigned char* k_scale, const unsigned char* v_scale, const int* table, const int* lengths,              \
+        unsigned char* o, unsigned char* part, float* part_ml, unsigned* arrived, int width, int rows, int teams,      \
+        int per_item, int second, int capped_below, int batch, int kv_heads, int group, int page_shift, int max_pages, \
+        float logit_scale, int q_is_bf16, unsigned zero) {                                                             \
+        extern __shared__ __align__(1024) unsigned char memory[];                                                      \
         typedef Decode<KIND, D, WARPS, TILES, PAIRS> Kernel;                                                           \
         static_assert(Kernel::BYTES <= 232448, "shared memory");                                                       \
-        const Problem problem = {q,         k,        v,       k_scale,      v_scale,     table,      lengths,         \
-                                 o,         part,     part_ml, arrived,      width,       rows,       teams,           \
-                                 per_item,  second,   capped_below, batch,   kv_heads,    group,      page_shift,      \
-                                 max_pages, logit_scale, q_is_bf16};                                                   \
+        const Problem problem = {&k_map,   &v_map,    q,        k_scale, v_scale,      table,     lengths,             \
+                                 o,        part,      part_ml,  arrived, width,        rows,      teams,               \
+                                 per_item, second,    capped_below, batch, kv_heads,   group,     page_shift,          \
+                                 max_pages, logit_scale, q_is_bf16, zero};                                             \
         Kernel(problem, shared_base(memory), threadIdx.x, blockIdx.x, gridDim.x).run();                                \
     }
 

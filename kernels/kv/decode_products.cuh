@@ -9,8 +9,9 @@
             int d = i / (K_LANE / 8) * 4 * K_LANE + K_LANE * t + i % (K_LANE / 8) * 8;
             raw[i] = g < p.group ? lds128(row + 2 * d) : make_uint4(0, 0, 0, 0);
         }
+        const unsigned read = query_empty + 8 * (item & 1) + (raw[K_LOADS * K_LANE / 8 - 1].w & p.zero);  // see release
         sync_warp();
-        if (lane == 0) barrier_arrive(query_empty + 8 * (item & 1));
+        if (lane == 0) barrier_arrive(read);
         float scale = 1.0f, back = 1.0f;
         if constexpr (!WIDE) {  // a power of two per row brings the largest element into [1, 2)
             float most = 0.0f;
@@ -57,20 +58,19 @@
             for (int j = 0; j < 4; ++j) acc[i][j] = 0.0f;
     }
 
-    // S^T of one unit; the buffer is free afterwards.
-    __device__ __forceinline__ void keys(float (&s)[PRODUCTS][4]) {
-        const int q = g >> 1, e = g & 1;
-        const unsigned slot = shared + RING + buffer * PAIR + token_tile<TILES>(q, e) * SLOT;
-        const unsigned at = slot + lane_row<TILES>(q, e) * ROW + (KIND == Q8_0 ? 8 : 16) * t;
+    // S^T of one unit; the last word loaded.
+    __device__ __forceinline__ unsigned keys(float (&s)[PRODUCTS][4]) {
+        const int token = token_row(g);
+        const unsigned at = shared + RING + buffer * PAIR + placed(token, (KIND == Q8_0 ? 8 : 16) * t);
+        unsigned last = 0;
 #pragma unroll
         for (int m = 0; m < PRODUCTS; ++m) {
-            const unsigned row0 = at + step_row<TILES>(m, 0) * ROW, row1 = at + step_row<TILES>(m, 1) * ROW;
             if constexpr (KIND == Q8_0) {
-                const unsigned scales = slot + TILE + lane_row<TILES>(q, e) * SCALE_ROW;
+                const unsigned scales = shared + SCALE_RING + buffer * TILES * SCALES + token * SCALE_ROW;
                 unsigned k_scale[2][D / 64];
 #pragma unroll
                 for (int f = 0; f < 2; ++f) {
-                    unsigned from = scales + step_row<TILES>(m, f) * SCALE_ROW;
+                    unsigned from = scales + scale_step(m, f);
                     if constexpr (D == 256) {
                         uint4 x = lds128(from);
                         k_scale[f][0] = x.x, k_scale[f][1] = x.y, k_scale[f][2] = x.z, k_scale[f][3] = x.w;
@@ -82,7 +82,9 @@
                 s[m][0] = s[m][1] = s[m][2] = s[m][3] = 0.0f;
 #pragma unroll
                 for (int j = 0; j < K_LOADS; ++j) {  // one block of 32: its sum, then its scale
-                    uint2 x0 = lds64(row0 + 32 * j), x1 = lds64(row1 + 32 * j);
+                    const unsigned from = (at ^ j % 4 * 32) + j / 4 * ASIDE;  // no carry: the ring begins on a line
+                    uint2 x0 = lds64(from + step(m, 0)), x1 = lds64(from + step(m, 1));
+                    last = x1.y;
                     float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
                     unsigned a0, a1, a2, a3;
                     int8_to_half2(x0.x, a0, a2);
@@ -99,7 +101,9 @@
                 float c[2][4] = {{0.0f, 0.0f, 0.0f, 0.0f}, {0.0f, 0.0f, 0.0f, 0.0f}};  // two chains
 #pragma unroll
                 for (int j = 0; j < K_LOADS; ++j) {
-                    uint4 x0 = lds128(row0 + 64 * j), x1 = lds128(row1 + 64 * j);
+                    const unsigned from = (at ^ j % 2 * 64) + j / 2 * ASIDE;
+                    uint4 x0 = lds128(from + step(m, 0)), x1 = lds128(from + step(m, 1));
+                    last = x1.w;
 #pragma unroll
                     for (int w = 0; w < K_STEPS; ++w) {
                         unsigned a0, a1, a2, a3;
@@ -118,17 +122,17 @@
                 for (int i = 0; i < 4; ++i) s[m][i] = c[0][i] + c[1][i];
             }
         }
+        return last;
     }
 
     // Online softmax; P^T as operand B. `valid`: tokens of this unit that the sequence holds.
     __device__ __forceinline__ void softmax(float (&s)[PRODUCTS][4], unsigned (&probability)[PRODUCTS][2], int valid) {
         if (valid < UNIT) {
-            const int q = g >> 1, e = g & 1, base = TOKENS * token_tile<TILES>(q, e) + lane_row<TILES>(q, e);
 #pragma unroll
             for (int m = 0; m < PRODUCTS; ++m)
 #pragma unroll
                 for (int i = 0; i < 4; ++i)
-                    if (base + step_row<TILES>(m, i >> 1) >= valid) s[m][i] = float_of(0xFF800000u);
+                    if (token_row(g) + 16 * m + 8 * (i >> 1) >= valid) s[m][i] = float_of(0xFF800000u);
         }
         float most[2];
 #pragma unroll
@@ -173,22 +177,24 @@
     // Tokens past the sequence's end: whatever lies there, zero times it must be zero.
     __device__ __forceinline__ void clear_tail(int valid) {
         for (int token = valid; token < UNIT; ++token) {
-            const unsigned slot = shared + RING + buffer * PAIR + token / TOKENS * SLOT, row = token % TOKENS;
-            for (int i = lane; i < ROW / 16; i += 32) sts128(slot + row * ROW + 16 * i, make_uint4(0, 0, 0, 0));
-            if (KIND == Q8_0 && lane < SCALE_ROW / 8) sts64(slot + TILE + row * SCALE_ROW + 8 * lane, make_uint2(0, 0));
+            const int slot = buffer * TILES + token / TOKENS, row = token % TOKENS;
+            const unsigned at = shared + RING + slot * TILE + row * LINE;
+            for (int i = lane; i < ROW / 16; i += 32) sts128(at + i / 8 * ASIDE + i % 8 * 16, make_uint4(0, 0, 0, 0));
+            if (KIND == Q8_0 && lane < SCALE_ROW / 8)
+                sts64(shared + SCALE_RING + slot * SCALES + row * SCALE_ROW + 8 * lane, make_uint2(0, 0));
         }
         fence_async_shared();
         sync_warp();
     }
 
-    // O^T += V^T P^T; the buffer is free afterwards.
-    __device__ __forceinline__ void values(const unsigned (&probability)[PRODUCTS][2]) {
-        unsigned at[2], scales[2];
+    // O^T += V^T P^T; the last word loaded.
+    __device__ __forceinline__ unsigned values(const unsigned (&probability)[PRODUCTS][2]) {
+        unsigned at[2], scales[2], last = 0;
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-            unsigned slot = shared + RING + buffer * PAIR + token_tile<TILES>(t, e) * SLOT;
-            at[e] = slot + lane_row<TILES>(t, e) * ROW + 16 * g;
-            scales[e] = slot + TILE + lane_row<TILES>(t, e) * SCALE_ROW + 2 * (g >> 1);
+            const int token = token_row(2 * t + e);
+            at[e] = shared + RING + buffer * PAIR + placed(token, 16 * g);
+            scales[e] = shared + SCALE_RING + buffer * TILES * SCALES + token * SCALE_ROW + 2 * (g >> 1);
         }
 #pragma unroll
         for (int m = 0; m < PRODUCTS; ++m)
@@ -199,12 +205,13 @@
 #pragma unroll
                 for (int f = 0; f < 2; ++f) {
 #pragma unroll
-                    for (int e = 0; e < 2; ++e) x[f][e] = lds128(at[e] + step_row<TILES>(m, f) * ROW + 128 * h);
+                    for (int e = 0; e < 2; ++e) x[f][e] = lds128(at[e] + step(m, f) + h * ASIDE);
                     if constexpr (KIND == Q8_0) {
-                        const int offset = step_row<TILES>(m, f) * SCALE_ROW + 8 * h;
+                        const int offset = scale_step(m, f) + 8 * h;
                         scale[f] = permute(lds16(scales[0] + offset), lds16(scales[1] + offset), 0x5410);
                     }
                 }
+                last = KIND == Q8_0 ? scale[1] : x[1][1].w;
 #pragma unroll
                 for (int w = 0; w < 4; ++w)
                     if constexpr (WIDE) {
@@ -233,24 +240,25 @@
                         }
                     }
             }
+        return last;
     }
 
     __device__ __forceinline__ void unit(int valid) {
         float s[PRODUCTS][4];
         unsigned probability[PRODUCTS][2];
         barrier_wait(full + 8 * buffer, parity);
-        keys(s);
-        release();
+        release(keys(s));
         softmax(s, probability, valid);
         barrier_wait(full + 8 * buffer, parity);
         if (valid < UNIT) clear_tail(valid);
-        values(probability);
-        release();
+        release(values(probability));
     }
 
-    // The warp has read its buffer.
-    __device__ __forceinline__ void release() {
+    // The warp has read its buffer, `last` of all. Loads of a warp return in order; an arrival that does not need what
+    // they return is not held back by them, and a new tile could be there first.
+    __device__ __forceinline__ void release(unsigned last) {
+        const unsigned barrier = empty + 8 * buffer + (last & p.zero);
         sync_warp();
-        if (lane == 0) barrier_arrive(empty + 8 * buffer);
+        if (lane == 0) barrier_arrive(barrier);
         if (++buffer == (warp + 1) * PAIRS) buffer -= PAIRS, parity ^= 1;
     }

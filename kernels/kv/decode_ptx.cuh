@@ -19,18 +19,26 @@ static __device__ __forceinline__ void sts64(unsigned a, uint2 x) {
     asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(a), "r"(x.x), "r"(x.y) : "memory");
 }
 
+// A description of a cache in global memory, made by the driver (kernels/cuda_driver.py, line_map).
+struct __align__(64) TensorMap {
+    char bytes[128];
+};
+static __device__ __forceinline__ void prefetch_map(const TensorMap* map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+// The tile of tokens from `token` on: a line of 128 bytes a token and then the next, each swizzled by the line's number.
+static __device__ __forceinline__ void tensor_copy(unsigned to, const TensorMap* map, int token, unsigned barrier) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %2}], [%4];"
+                 ::"r"(to), "l"(map), "r"(0), "r"(token), "r"(barrier) : "memory");
+}
+
 static __device__ __forceinline__ void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 static __device__ __forceinline__ int load_i32(const int* p) {  // where it stands, not where it is used
     int x;
     asm volatile("ld.global.nc.s32 %0, [%1];" : "=r"(x) : "l"(p));
     return x;
 }
-// A word to shared memory without a register in between; the wait is for all of this thread's.
-static __device__ __forceinline__ void word_copy(unsigned to, const int* from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
-}
-static __device__ __forceinline__ void word_copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
 // Between plain accesses and those of bulk copies, to global memory. With fence_async_shared it also waits for all that
 // this thread has stored (MEMBAR.GPU).
 static __device__ __forceinline__ void fence_async_global() {

@@ -77,14 +77,9 @@
     // What a producer keeps: per lane the position of the unit and tile it brings, and that tile's page.
     struct Producer {
         Cursor c;
-        int page, state;  // of the load under way (page: unless staged); 0 no unit, 1 no tile, 2 a tile
+        int page, state;  // of the load under way; 0 no unit, 1 no tile, 2 a tile
         int at, until;    // its next unit that is not fetched yet; the end of the range
     };
-
-    // Where this lane's page id is staged: in what separates the rows of the queries.
-    __device__ __forceinline__ unsigned staged_id() const {
-        return shared + QUERY + (2 * (warp - WARPS) + lane / 16) * QUERY_ROW + 2 * D + 4 * (lane % 16);
-    }
 
     // Starts the loads of the page ids of this producer's next BATCH units of the range; how many there are.
     __device__ __forceinline__ int fetch(Producer& f) {
@@ -98,9 +93,7 @@
             f.state = 1;
             if (tile * TOKENS < f.c.length) {
                 f.state = 2;
-                const int* id = p.table + (long long)f.c.b * p.max_pages + (tile >> page_tiles);
-                if constexpr (STAGED_IDS) word_copy(staged_id(), id);
-                else f.page = load_i32(id);
+                f.page = load_i32(p.table + (long long)f.c.b * p.max_pages + (tile >> page_tiles));
             }
         }
         f.at += n * PRODUCERS;
@@ -110,18 +103,18 @@
     // This lane's tile number from the load that fetch() started.
     __device__ __forceinline__ unsigned fetched(const Producer& f) const {
         if (f.state < 2) return NO_TILE;
-        int page = f.page;
-        if constexpr (STAGED_IDS) word_copies_wait(), page = (int)lds32(staged_id());
         const int tile = (f.c.unit - f.c.begin) * TILES + lane % TILES;
-        return ((unsigned)(page * p.kv_heads + f.c.h) << page_tiles) + (tile & ((1 << page_tiles) - 1));
+        return ((unsigned)(f.page * p.kv_heads + f.c.h) << page_tiles) + (tile & ((1 << page_tiles) - 1));
     }
 
-    __device__ __forceinline__ void bring(unsigned tile, bool is_v, unsigned to, unsigned barrier) {
+    // A tile to place `slot` of the ring: of the tiles of all buffers.
+    __device__ __forceinline__ void bring(unsigned tile, bool is_v, int slot, unsigned barrier) {
         barrier_expect(barrier, tile == NO_TILE ? 0 : TILE + SCALES);
         if (tile == NO_TILE) return;
-        bulk_copy(to, (is_v ? p.v : p.k) + (u64)tile * TILE, TILE, barrier);
+        tensor_copy(shared + RING + slot * TILE, is_v ? p.v_map : p.k_map, tile * TOKENS, barrier);
         if constexpr (KIND == Q8_0)
-            bulk_copy(to + TILE, (is_v ? p.v_scale : p.k_scale) + (u64)tile * SCALES, SCALES, barrier);
+            bulk_copy(shared + SCALE_RING + slot * SCALES, (is_v ? p.v_scale : p.k_scale) + (u64)tile * SCALES, SCALES,
+                      barrier);
     }
 
     // No lane acts before all have seen the phase: what follows may end the next one, and a late lane would miss both.
@@ -153,6 +146,7 @@
     __device__ __forceinline__ void produce() {
         const int own_warp = warp - WARPS;
         const bool brings_queries = own_warp == PRODUCERS - 1;
+        if (lane == 0) prefetch_map(own_warp & 1 ? p.v_map : p.k_map);
         const Lengths all = scan();
         const Cut c = cut(all);
         const int team = block / p.width, own = block - team * p.width;
@@ -188,8 +182,7 @@
                 for (int is_v = 0; is_v < 2; ++is_v) {
                     if (++late > 0) wait_for_copy(late - 1);
                     wait_together(empty + 8 * at, turn ^ 1);
-                    const unsigned slot = shared + RING + at * PAIR + lane % TILES * SLOT;
-                    if (lane / TILES == j) bring(tile, is_v, slot, full + 8 * at);
+                    if (lane / TILES == j) bring(tile, is_v, at * TILES + lane % TILES, full + 8 * at);
                     if (++at == (to + 1) * PAIRS) at -= PAIRS, turn ^= 1;
                 }
                 if (to + PRODUCERS < WARPS) to += PRODUCERS;
