@@ -17,7 +17,7 @@ CLUSTER_DIMENSION, PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6  # CU_LAUNCH_ATTRIBU
 TENSOR_MAP_BYTES = 128
 ELEMENT_CODES, BYTES = {"fp16": 6, "bf16": 9}, 0  # CU_TENSOR_MAP_DATA_TYPE_..., of bytes
 SWIZZLE_128 = 3  # CU_TENSOR_MAP_SWIZZLE_128B
-PROMOTE_NONE, PROMOTE_256 = 0, 3  # CU_TENSOR_MAP_L2_PROMOTION_...: a request of L2 brings so many bytes from memory
+PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}  # bytes -> CU_TENSOR_MAP_L2_PROMOTION_...
 ROW_BYTES = 128  # of a box: as wide as the swizzle
 
 
@@ -92,14 +92,20 @@ def most_clusters(function: int, size: int, threads: int, shared_bytes: int) -> 
 
 
 @functools.lru_cache(maxsize=4096)
-def tensor_map(address: int, element: str, rows: int, columns: int, box_rows: int) -> bytes:
+def tensor_map(
+    address: int, element: str, rows: int, columns: int, box_rows: int, *, promotion_bytes: int = 256
+) -> bytes:
     """A CUtensorMap of a contiguous matrix [rows, columns] of 16-bit elements, in boxes of 128 bytes by `box_rows`.
 
     element: "bf16" or "fp16". A box lands in shared memory with the 128-byte swizzle; what lies outside reads as zero.
+    promotion_bytes: 0, 64, 128 or 256, what L2 asks memory for at once; 256 is wider than a row of a box.
+    Raises ValueError for another promotion.
     Raises RuntimeError where the driver refuses (an address not on 16 bytes, a row not a multiple of 16 bytes).
     """
+    if promotion_bytes not in PROMOTIONS:
+        raise ValueError(f"promotion_bytes={promotion_bytes}: pass one of {', '.join(map(str, PROMOTIONS))}")
     dims, strides, box = (columns, rows), (columns * 2,), (ROW_BYTES // 2, box_rows)
-    return _encoded(address, ELEMENT_CODES[element], dims, strides, box, PROMOTE_256)
+    return _encoded(address, ELEMENT_CODES[element], dims, strides, box, promotion_bytes)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -112,11 +118,11 @@ def line_map(address: int, rows: int, row_bytes: int, box_rows: int) -> bytes:
     """
     lines = row_bytes // ROW_BYTES
     dims, strides, box = (ROW_BYTES, rows, lines), (row_bytes, ROW_BYTES), (ROW_BYTES, box_rows, lines)
-    return _encoded(address, BYTES, dims, strides, box, PROMOTE_NONE)
+    return _encoded(address, BYTES, dims, strides, box, 0)
 
 
 def _encoded(
-    address: int, element: int, dims: Sequence[int], strides: Sequence[int], box: Sequence[int], promotion: int
+    address: int, element: int, dims: Sequence[int], strides: Sequence[int], box: Sequence[int], promotion_bytes: int
 ) -> bytes:
     room = ctypes.create_string_buffer(TENSOR_MAP_BYTES + 64)
     start = (ctypes.addressof(room) + 63) // 64 * 64  # the driver wants 64-byte alignment
@@ -132,7 +138,7 @@ def _encoded(
         (ctypes.c_uint32 * n)(*(1,) * n),
         ctypes.c_int(0),  # not interleaved
         ctypes.c_int(SWIZZLE_128),
-        ctypes.c_int(promotion),
+        ctypes.c_int(PROMOTIONS[promotion_bytes]),
         ctypes.c_int(0),  # outside reads as zero
     )
     _checked("cuTensorMapEncodeTiled", code)

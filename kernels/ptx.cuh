@@ -21,6 +21,10 @@ DEVICE void barrier_expect(unsigned barrier, unsigned bytes) {
 DEVICE void barrier_arrive(unsigned barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+// The barrier to arrive at when what was loaded from shared memory may be overwritten by a copy or from another block. An
+// arrival waits for its address, not for loads ahead of it: ptxas leaves them under way, and the hardware does not keep
+// the two in order. `word` is made of the loaded words; `zero` is 0, and the compiler must not know it.
+DEVICE unsigned once_loaded(unsigned barrier, unsigned word, unsigned zero) { return barrier + (word & zero); }
 DEVICE void barrier_wait(unsigned barrier, unsigned parity) {
     asm volatile(
         "{\n.reg .pred done;\nagain:\n"

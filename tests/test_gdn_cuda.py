@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import shutil
+from typing import Any
 
 import pytest
 import torch
@@ -88,6 +89,26 @@ def test_driver_structures_are_as_in_cuda_h() -> None:
     config, attribute = cuda_driver._Config, cuda_driver._Attribute
     assert (config.stream.offset, config.attributes.offset, config.count.offset) == (32, 40, 48)
     assert (attribute.value.offset, ctypes.sizeof(attribute)) == (8, 72)
+
+
+def test_a_tensor_map_says_what_its_caller_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    class Driver:
+        def cuTensorMapEncodeTiled(self, *arguments: Any) -> int:
+            calls.append(arguments)
+            return 0
+
+    monkeypatch.setattr(cuda_driver, "_library", Driver)
+    make = cuda_driver.tensor_map.__wrapped__
+    given = (4096, "bf16", 7, 320, 64)
+    for promotion in ({}, *({"promotion_bytes": size} for size in (0, 64, 128, 256))):
+        assert len(make(*given, **promotion)) == cuda_driver.TENSOR_MAP_BYTES
+    # element, rank, address, sizes, bytes of a row, box, steps, interleaving, swizzle, promotion, what lies outside
+    assert [call[10].value for call in calls] == [3, 0, 1, 2, 3]
+    assert (calls[0][1].value, list(calls[0][4]), list(calls[0][6]), calls[0][9].value) == (9, [320, 7], [64, 64], 3)
+    with pytest.raises(ValueError, match="promotion_bytes=32: pass one of 0, 64, 128, 256"):
+        make(*given, promotion_bytes=32)
 
 
 @pytest.mark.parametrize("state", ["f32", "bf16"])

@@ -402,11 +402,11 @@ def test_the_order_is_looked_for_where_its_tables_hold_the_ids(state: str, monke
 
 
 @pytest.mark.slow
-def test_the_fetch_stands_before_the_loads_of_the_state(tmp_path: Path) -> None:
+def test_the_fetch_stands_before_the_loads_of_the_state() -> None:
     """In the machine code: behind them it would be useless, and nothing but the time would tell."""
-    made = sass.compiled(cuda_decode.SOURCE, tmp_path)
+    compiled = sass.kernels(sass.compiled(cuda_decode.SOURCE))
     for variant in cuda_decode.VARIANTS:
-        code = sass.listing(made, variant.kernel)
+        code = " ".join(instruction.text for instruction in compiled[variant.kernel])
         order = re.findall(r"UBLKPF|LDG\.E\.(?:NA\.)?128(?= )", code)
         # Ahead, for each of two paths: its own head, that further on, and that where its slot is empty.
         wanted = {0: "L+", 1: "UL+"}.get(variant.prefetch, "(UL+UU){2}")

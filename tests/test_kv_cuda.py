@@ -20,7 +20,6 @@ from kernels.common import Tensors, Tolerance, Workload
 from kernels.kv import cases, cuda_decode, cuda_layouts
 from kernels.kv.reference import reference
 from lab import accuracy, aot_worker
-from tests import sass
 from tests.stand_in import StandIn
 
 HERE = Path(__file__).resolve().parent
@@ -296,16 +295,6 @@ def test_compiles_without_spills() -> None:
     for row in aot_worker.compile_cuda(cuda_decode.CUDA_SOURCES[0], 90):
         assert row["status"] == "ok", row
         assert row["spill_bytes"] == 0, row
-
-
-@pytest.mark.slow
-def test_a_buffer_is_given_back_behind_its_loads(tmp_path: Path) -> None:
-    """In the machine code: an arrival waits for loads only where its address is made of what they returned."""
-    made = sass.compiled(cuda_decode.CUDA_SOURCES[0], tmp_path)
-    for kernel in FORMS:
-        arrivals = re.findall(r"SYNCS\.ARRIVE\.TRANS64\.A1T0 RZ, \[(.*?)\]", sass.listing(made, kernel))
-        assert len(arrivals) >= 3, kernel  # of the queries, of a tile of K, of one of V
-        assert all(re.match(r"R\d+", address) for address in arrivals), (kernel, arrivals)
 
 
 @pytest.mark.gpu

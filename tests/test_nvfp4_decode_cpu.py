@@ -70,11 +70,13 @@ def right(kernel: StandIn, config: ring_config.RingConfig, data: tuple[Any, ...]
         (13, 600, 1040, "fp16", 4, {"split": 2, "warps": 2, "piece": 3}),
         (24, 250, 528, "bf16", 8, {"split": 2, "warps": 3}),
         (29, 250, 528, "bf16", 8, {"split": 2, "warps": 3, "chained": True}),
+        (8, 300, 1152, "bf16", 4, {"split": 2, "warps": 3}),  # stages of nine tiles, half of 128 bytes between them
         (8, 100, 17408, "bf16", 2, {}),  # as chosen for long K: pieces that wrap around the stages
     ],
 )
 def test_the_ring_runs_on_a_cpu(m, n, k, dtype, sms, variant):
     config = ring_config.choose_ring(m, n, k, dtype, sms, **variant)
+    assert config.stage_bytes % 128 == 0
     assert right(on_cpu(config), config, given(cases._check(m, n, k, dtype)), 3)
 
 
@@ -86,6 +88,7 @@ def test_the_ring_runs_on_a_cpu(m, n, k, dtype, sms, variant):
         ("PLACES = 3", "PLACES = 2"),
         ("turn / PLACES & 1", "turn & 1"),
         ("from < SPLIT", "from < SPLIT - 1"),
+        ("static_cast<unsigned>(m) >> 31", "1"),
     ],
 )
 def test_the_simulation_sees_mistakes_in_the_ring(change):

@@ -130,6 +130,7 @@ def test_the_kernel_runs_on_a_cpu(m, n, k, dtype, clusters, variant):
         ("if (use > 0) barrier_wait_cluster", "if (false) barrier_wait_cluster"),
         ("barrier_wait(base + EMPTY + 8 * at_ring, parity);", "barrier_wait(base + EMPTY + 8 * at_ring, parity ^ 1);"),
         ("row + 16 * (p ^ r)", "row + 16 * p"),
+        ("static_cast<unsigned>(m) >> 31", "1"),
         ("if (item.part == 0) sum", "sum"),
         ("permute_bytes(scales, 0u, 0x4140u)", "permute_bytes(scales, 0u, 0x4041u)"),
     ],

@@ -20,9 +20,6 @@
 // A tile comes by a tensor copy, which swizzles each line of 128 bytes by its token; which token is which row of the
 // product (token_row) is chosen so that the fragments' loads meet no bank conflict. Skewed buffers would do that too,
 // but a copy that moves its bytes within 128 bytes makes a third more requests of L2.
-//
-// A load from a buffer may still be on its way when the buffer is given back: the barrier's arrival does not wait for
-// it. So the arrival's address is made of what was loaded (release).
 #include "decode_ptx.cuh"
 
 enum { FP8 = 0, Q8_0 = 1, BF16 = 2, F16 = 3 };

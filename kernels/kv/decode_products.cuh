@@ -9,7 +9,10 @@
             int d = i / (K_LANE / 8) * 4 * K_LANE + K_LANE * t + i % (K_LANE / 8) * 8;
             raw[i] = g < p.group ? lds128(row + 2 * d) : make_uint4(0, 0, 0, 0);
         }
-        const unsigned read = query_empty + 8 * (item & 1) + (raw[K_LOADS * K_LANE / 8 - 1].w & p.zero);  // see release
+        unsigned any = 0;
+#pragma unroll
+        for (int i = 0; i < K_LOADS * K_LANE / 8; ++i) any |= raw[i].w;
+        const unsigned read = once_loaded(query_empty + 8 * (item & 1), any, p.zero);
         sync_warp();
         if (lane == 0) barrier_arrive(read);
         float scale = 1.0f, back = 1.0f;
@@ -254,10 +257,9 @@
         release(values(probability));
     }
 
-    // The warp has read its buffer, `last` of all. Loads of a warp return in order; an arrival that does not need what
-    // they return is not held back by them, and a new tile could be there first.
+    // The warp has read its buffer, `last` of all; loads of a warp return in order.
     __device__ __forceinline__ void release(unsigned last) {
-        const unsigned barrier = empty + 8 * buffer + (last & p.zero);
+        const unsigned barrier = once_loaded(empty + 8 * buffer, last, p.zero);
         sync_warp();
         if (lane == 0) barrier_arrive(barrier);
         if (++buffer == (warp + 1) * PAIRS) buffer -= PAIRS, parity ^= 1;

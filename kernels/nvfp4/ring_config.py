@@ -67,7 +67,7 @@ class RingConfig:
 
     @property
     def stage_bytes(self) -> int:
-        return self.piece * self.warps * tiles.TILE_BYTES
+        return -(-self.piece * self.warps * tiles.TILE_BYTES // 128) * 128
 
     @property
     def shared_bytes(self) -> int:

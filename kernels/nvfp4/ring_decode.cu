@@ -26,7 +26,8 @@ constexpr int PRODUCER = WARPS, FINISHER = PRODUCER + 1;
 constexpr int THREADS = 32 * (FINISHER + 1);
 constexpr int PIECES = (CHUNKS + PIECE - 1) / PIECE;  // stages of a strip
 constexpr int PIECE_TILES = PIECE * WARPS;
-constexpr unsigned STAGE_BYTES = PIECE_TILES * TILE_BYTES;
+// A stage starts on 128 bytes, as its source mostly does: a copy between places that differ modulo 128 asks L2 for more.
+constexpr unsigned STAGE_BYTES = (PIECE_TILES * TILE_BYTES + 127) / 128 * 128;
 constexpr unsigned STRIP_BYTES = N_TILES * 32 * 16;  // the partial sums of one warp
 constexpr unsigned SLOT_BYTES = WARPS * STRIP_BYTES;
 
@@ -65,6 +66,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const int rank = SPLIT > 1 ? static_cast<int>(cluster_rank()) : 0;
   const int worker = blockIdx.x / SPLIT, workers = gridDim.x / SPLIT;
   const int strips = ((n + 15) / 16 - worker + workers - 1) / workers;
+  const unsigned zero = static_cast<unsigned>(m) >> 31;  // for once_loaded
   const int share = (chunks + SPLIT - 1) / SPLIT, first = rank * share, mine = max(0, min(share, chunks - first));
 
   // The producer's place in the order of copies.
@@ -139,6 +141,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
       for (int p = 0; p < PIECES; p++) {
         const unsigned char* stage = shared + RING + at.stage * STAGE_BYTES + warp * TILE_BYTES;
+        unsigned loaded = 0;
         barrier_wait(base + FULL + 8 * at.stage, at.parity);
 #pragma unroll
         for (int i = 0; i < PIECE; i++) {
@@ -149,6 +152,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
           const unsigned scales = *reinterpret_cast<const unsigned short*>(tile + TILE_CODE_BYTES + 2 * lane);
           unsigned a[4][4];
           tile_fragments<X_BF16>(codes, scales, a);
+          loaded = a[3][3];  // of codes and scales of the last tile: a warp's loads come back in order
 #pragma unroll
           for (int j = 0; j < 4; j++) {
 #pragma unroll
@@ -158,7 +162,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
           }
         }
         __syncwarp();
-        if (lane == 0) barrier_arrive(base + EMPTY + 8 * at.stage);
+        if (lane == 0) barrier_arrive(once_loaded(base + EMPTY + 8 * at.stage, loaded, zero));
         at.next();
       }
       if (use > 0) barrier_wait(base + FREE + 8 * slot, (use - 1) & 1);
@@ -219,6 +223,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int slot = now % SLOTS;
     barrier_wait(base + SUMMED + 8 * slot, (now / SLOTS) & 1);
     float4 sum[N_TILES];
+    unsigned loaded = 0;
 #pragma unroll
     for (int i = 0; i < N_TILES; i++) {
       const unsigned char* part = shared + PARTS + slot * SLOT_BYTES + 512 * i + 16 * lane;
@@ -227,9 +232,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       for (int from = 1; from < WARPS; from++) {
         sum[i] = add(sum[i], *reinterpret_cast<const float4*>(part + from * STRIP_BYTES));
       }
+      loaded |= __float_as_uint(sum[i].x);
     }
     __syncwarp();
-    if (lane == 0) barrier_arrive(base + FREE + 8 * slot);
+    if (lane == 0) barrier_arrive(once_loaded(base + FREE + 8 * slot, loaded, zero));
     if constexpr (SPLIT == 1) {
       write(now, sum);
     } else {

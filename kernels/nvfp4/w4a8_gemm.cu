@@ -154,6 +154,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const unsigned strip = base + W + (4 * half + warp) * STRIP_BYTES;
     const unsigned my_codes = keep(strip + 16 * lane), my_scales = keep(strip + 1024 + 4 * lane);
 
+    // After the products of the stage, which have taken what was loaded from it: no need of once_loaded.
     const auto release = [&](int stage) {
       __syncwarp();
       if (lane == 0) barrier_arrive(base + EMPTY + 8 * stage);

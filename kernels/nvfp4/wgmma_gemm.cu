@@ -185,6 +185,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                             16 * ((2 * warp + lane / 8 % 2) ^ lane % 8);
     const bool y_has_map = n % 8 == 0 && reinterpret_cast<unsigned long long>(y) % 16 == 0;
 
+    // After the products of the stage, which have taken what was loaded from it: no need of once_loaded.
     const auto release = [&](int stage) {
       __syncwarp();
       if (lane < CLUSTER) {

@@ -162,6 +162,7 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(THREA
     if (warp <= 2) {
       const int thread = threadIdx.x % 128 - 32, strip = thread / 16, g = thread / 2 % 8, t = thread % 2;
       const float scale = *tensor_scale * OPERAND_TO_VALUE;
+      const unsigned zero = static_cast<unsigned>(m) >> 31;  // for once_loaded
       float4 sums[UNITS];
       wait_for_earlier_grid();  // they may still read what y was
 #pragma unroll 1
@@ -169,6 +170,7 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(THREA
         const Item item(items, i);
         const int row = 64 * (cluster + item.tile * clusters) + 16 * strip + (g & ~1), slot = i % GROUPS;
         const unsigned at = base + SLOT + slot * SLOT_BYTES + 16 * thread;
+        unsigned loaded = 0;
         barrier_wait_cluster(base + SENT + 8 * slot, i / GROUPS & 1);
 #pragma unroll
         for (int u = 0; u < UNITS; u++) {
@@ -178,8 +180,9 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(THREA
           if (item.part == 0) sum = float4{0, 0, 0, 0};
 #pragma unroll
           for (int s = 0; s < SPLIT; s++) sum.x += v[s].x, sum.y += v[s].y, sum.z += v[s].z, sum.w += v[s].w;
+          loaded |= __float_as_uint(sum.x);
         }
-        named_sync(SLOT_READ, 64);
+        named_sync(once_loaded(SLOT_READ, loaded, zero), 64);  // neither warp reads the slot any more
         if (warp == 1 && i + GROUPS < items.all) {
           if (lane == 0) barrier_expect(base + SENT + 8 * slot, SLOT_BYTES);
           if (lane < SPLIT) barrier_arrive_cluster(peer_address(base + FREE + 8 * slot, lane));
@@ -256,7 +259,7 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(THREA
           wgmma_wait<1>();
         }
         __syncwarp();
-        if (lane == 0) barrier_arrive(empty + 8 * stage);
+        if (lane == 0) barrier_arrive(empty + 8 * stage);  // the products have taken what was loaded from it
         if (++stage == STAGES) stage = 0, parity ^= 1;
       }
       wgmma_wait<0>();
