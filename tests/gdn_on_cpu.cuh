@@ -17,6 +17,7 @@ typedef unsigned long long u64;
 typedef unsigned short u16;
 struct uint4 { u32 x, y, z, w; };
 struct uint2 { u32 x, y; };
+struct alignas(16) int4 { int x, y, z, w; };
 struct float2 { float x, y; };
 struct float4 { float x, y, z, w; };
 inline uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
@@ -28,7 +29,12 @@ static Axes threadIdx, blockIdx, blockDim, gridDim;
 
 struct Product { float* d[128]; const u32* a[128]; u64 b; int columns, rows_major, add, type; u64 a_shared; };
 struct Group { Meeting meeting; std::vector<Product> queue; std::vector<int> ends; int done = 0, finished = 0; };
-struct Lane { int issued = 0, committed = 0; bool waited = false; std::vector<std::vector<std::function<void()>>> stores; };
+struct Lane {
+    int issued = 0, committed = 0;
+    bool waited = false, fenced = true;  // fenced: since what it stored has arrived
+    std::vector<std::vector<std::function<void()>>> stores;
+    std::vector<const u32*> seen;
+};
 static struct {
     std::vector<Fiber> fibers;
     ucontext_t main;
@@ -98,9 +104,45 @@ inline void launch_dependents() {}
 // What an earlier grid writes: no thread reads it before it has waited for that grid.
 static std::vector<std::pair<const void*, long>> of_earlier_grid;
 inline void wait_for_earlier_grid() { cpu.lanes[cpu.now].waited = true; }
+// What blocks of this launch write for others: no thread reads a part of it before its flag was seen and fenced.
+static struct {
+    const char* workspace;
+    long bytes, block_bytes;
+    int hv, ratio, chunks;
+    const u32* flags;
+    u32 raised;
+    std::vector<const u32*> loaded;  // and found raised, by any thread of the block
+} flagged;
+inline u32 load_acquire(const u32* p) {
+    if (*p == flagged.raised) flagged.loaded.push_back(p);
+    return *p;
+}
+inline void store_release(u32* p, u32 x) {
+    if (!cpu.lanes[cpu.now].stores.empty()) stop("a flag ahead of its copies");
+    if (!cpu.lanes[cpu.now].fenced) stop("a flag without a fence");
+    if (*p == x) stop("a flag raised twice");
+    *p = x;
+}
+inline u32 add_acq_rel(u32* p, u32 x) { return std::exchange(*p, *p + x); }
+inline void fence_async_global() { cpu.lanes[cpu.now].fenced = true, cpu.lanes[cpu.now].seen = flagged.loaded; }
+inline int leading_lanes(bool yes) {
+    const Given all = exchange({yes});
+    int n = 0;
+    while (n < 32 && all.from(n)) n++;
+    return n;
+}
+inline void pause(int&) { stop("waits for a block of higher index"); }  // blocks run in turn
+inline int4 table_entry(const int4* p) { return *p; }
+inline int again(int x) { return x; }
 static void reads(const void* from) {
     for (const auto& [at, bytes] : of_earlier_grid)
         if (!cpu.lanes[cpu.now].waited && from >= at && from < (const char*)at + bytes) stop("read too early");
+    const long at = (const char*)from - flagged.workspace;
+    if (at < 0 || at >= flagged.bytes) return;
+    const long block = at / flagged.block_bytes;
+    const u32* flag = flagged.flags + block % flagged.hv / flagged.ratio * flagged.chunks + block / flagged.hv;
+    const auto& seen = cpu.lanes[cpu.now].seen;
+    if (std::find(seen.begin(), seen.end(), flag) == seen.end()) stop("a chunk read before its flag");
 }
 template <int N> inline void registers_up() {}
 template <int N> inline void registers_down() {}
@@ -123,6 +165,7 @@ static void finish_stores(size_t left) {
     while (stores.size() > left) {
         for (auto& f : stores.front()) f();
         stores.erase(stores.begin());
+        cpu.lanes[cpu.now].fenced = false;
     }
 }
 template <int N> inline void bulk_wait_read() { finish_stores(N); }
@@ -285,7 +328,7 @@ static void fiber() {
 static void run_block(int threads) {
     cpu.threads = threads, cpu.barriers.clear(), cpu.later.clear();
     cpu.lanes.assign(threads, Lane());
-    cpu.block = {};
+    cpu.block = {}, flagged.loaded.clear();
     for (Meeting& m : cpu.named) m = {};
     for (Group& g : cpu.groups) g = Group();
     for (Exchange& w : cpu.warps) w = Exchange();

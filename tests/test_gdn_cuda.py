@@ -7,6 +7,7 @@ nvcc is, that the sources compile for sm_90a within the registers and the shared
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import shutil
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 
 from kernels import cuda_driver
 from kernels.common import Candidate, CudaSource, Tensors, Workload
-from kernels.gdn import cases, cuda_decode, cuda_decode_conv, cuda_decode_single, cuda_scan
+from kernels.gdn import cases, cuda_decode, cuda_decode_conv, cuda_decode_single, cuda_scan, order
 from kernels.gdn.launch import sequence_bounds
 from kernels.gdn.reference import reference
 
@@ -85,6 +86,57 @@ def test_scan_choice_is_instantiated(sequences: int, heads_v: int, groups: int, 
     assert chosen.groups == groups
 
 
+@pytest.mark.parametrize(
+    ("sequences", "heads_v", "dim", "dtype", "one"),
+    [
+        (1, 48, 128, "bf16", True),
+        (1, 54, 128, "fp16", True),
+        (3, 16, 128, "bf16", True),
+        (1, 55, 128, "bf16", False),
+        (2, 48, 128, "bf16", False),
+        (1, 48, 64, "bf16", False),
+        (1, 48, 128, cuda_scan.WIDE, False),
+    ],
+)
+def test_one_launch_where_halves_of_heads_leave_room(
+    sequences: int, heads_v: int, dim: int, dtype: str, one: bool
+) -> None:
+    assert cuda_scan.fuses(sequences, heads_v, dim, dtype) is one
+    wide = dtype == cuda_scan.WIDE
+    axes = {"dtype": "bf16", "out_dtype": "f32"} if wide else {"dtype": dtype}
+    problem = cases._prefill(70, (1, heads_v), D=dim, batch=sequences, **axes)  # type: ignore[arg-type]
+    assert ("gdn_fused_d128" in cuda_scan.describe(problem)) is one
+    small = cases._prefill(70, (1, heads_v // 8), D=dim, batch=8 * sequences, **axes)  # type: ignore[arg-type]
+    args = (cuda_scan._prepare_wide if wide else cuda_scan._prepare)(cases.inputs(small, 1, "cpu"))
+    assert ("sync" in args) is cuda_scan.fuses(8 * sequences, heads_v // 8, dim, dtype)
+
+
+@pytest.mark.parametrize(("tokens", "ahead"), [(8192, (36, 2, 3)), (2048, (36, 1, 2)), (512, (36, 1, 1))])
+def test_long_sequences_are_prepared_further_ahead(tokens: int, ahead: tuple[int, int, int]) -> None:
+    """16 k heads, 48 v heads: what 36 blocks cannot prepare while the scans run, the other 96 do before."""
+    made = order.make([0, tokens], 16, 48, cuda_scan.SMS)
+    assert (made.preparing, made.ahead, made.teams) == ahead
+    assert made.scans == 96
+    assert len(made.blocks) <= cuda_scan.SMS + 96
+    assert f"{ahead[0]} blocks prepare, {ahead[1]} x {ahead[2]} units" in str(made)
+
+
+def test_an_order_is_checked() -> None:
+    bounds = [0, 330, 331, 494]
+    made = order.make(bounds, 2, 4, cuda_scan.SMS)
+    assert made.checked(bounds, 2, 4) is made
+    twice = dataclasses.replace(made, blocks=(made.blocks[0], *made.blocks))
+    with pytest.raises(ValueError, match="prepared twice"):
+        twice.checked(bounds, 2, 4)
+    late = dataclasses.replace(made, blocks=made.blocks[::-1])
+    with pytest.raises(ValueError, match="before the preparation"):
+        late.checked(bounds, 2, 4)
+    with pytest.raises(ValueError, match="23 scans"):
+        dataclasses.replace(made, blocks=made.blocks[:-1]).checked(bounds, 2, 4)
+    with pytest.raises(ValueError, match="use the two launches"):
+        order.make(bounds, 2, 4, 24)
+
+
 def test_driver_structures_are_as_in_cuda_h() -> None:
     config, attribute = cuda_driver._Config, cuda_driver._Attribute
     assert (config.stream.offset, config.attributes.offset, config.count.offset) == (32, 40, 48)
@@ -135,13 +187,16 @@ def test_refusals_say_why() -> None:
 def test_shared_memory_fits() -> None:
     sizes = {v.kernel: v.shared_bytes for v in cuda_scan.VARIANTS}
     assert {name: size for name, size in sizes.items() if size > SHARED_LIMIT} == {}
+    assert cuda_scan.fused_shared_bytes() <= SHARED_LIMIT
     assert 4 * (cuda_scan.prepare_shared_bytes(128) + RESERVED) <= SM_SHARED  # blocks an SM, as its launch bounds ask
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="nvcc is not installed")
 @pytest.mark.parametrize(
-    "source", [cuda_scan.SOURCE, cuda_decode.SOURCE, cuda_decode_conv.SOURCE], ids=lambda s: s.path.stem
+    "source",
+    [*cuda_scan.CUDA_SOURCES, cuda_decode.SOURCE, cuda_decode_conv.SOURCE],
+    ids=lambda s: s.path.stem,
 )
 def test_compiles_for_hopper_without_spills(source: CudaSource) -> None:
     from lab.aot_worker import compile_cuda
@@ -154,7 +209,7 @@ def test_compiles_for_hopper_without_spills(source: CudaSource) -> None:
         assert row["shared_bytes"] >= source.shared_of(row["build"])
         if row["build"].startswith("gdn_prepare"):
             assert row["blocks_per_sm"] == 4, "prepare.cuh asks for PREPARE_BLOCKS of it"
-        if row["build"].startswith(("gdn_scan", "gdn_prepare")):
+        if row["build"].startswith(("gdn_scan", "gdn_prepare", "gdn_fused")):
             assert "wgmma" in row["instruction"]
 
 
@@ -180,6 +235,44 @@ def test_scan_against_reference(candidate: Candidate, problem: Workload) -> None
             cuda_scan.prepare_chunks(args)
             cuda_scan.scan_chunks(args, out, variant, programmatic)
             assert_within(out, inputs, problem, "fp16" if dtype == cuda_scan.WIDE else str(dtype), wanted)
+    out = cases.outputs(problem, inputs)
+    candidate.run(candidate.prepare(inputs), out)  # in one launch where it fits
+    assert_within(out, inputs, problem, "fp16" if dtype == cuda_scan.WIDE else str(dtype), wanted)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "problem",
+    [
+        *(cases._prefill(T, (16, 48), D=128, dtype="bf16") for T in (1, 64, 65, 330, 2048, 8192)),
+        cases._prefill(2113, (4, 16), D=128, dtype="fp16", lengths="700-713-700", qk_l2norm=1),
+        cases._prefill(494, (1, 8), D=128, dtype="bf16", lengths="330-1-163", qk_l2norm=1),
+    ],
+    ids=lambda p: p.id,
+)
+def test_one_launch_gives_the_bits_of_two_under_a_graph(problem: Workload) -> None:
+    """50 replays, each of other inputs on the flags of the one before, in workspaces and outputs full of NaN."""
+    needs_hopper()
+    inputs = cases.inputs(problem, 1, "cuda")
+    args, out = cuda_scan._prepare(inputs), cases.outputs(problem, inputs)
+    pair, wanted = cuda_scan._pack(inputs), cases.outputs(problem, inputs)
+    cuda_scan.prefill_at_once(args, out)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        cuda_scan.prefill_at_once(args, out)
+    for turn in range(50):
+        for name, x in (("q", args["k"].clone()), ("k", args["q"].clone()), ("v", args["v"].roll(1, 1))):
+            args[name].copy_(x)  # the pair reads the same tensors
+        for x in (args["workspace"], pair["workspace"]):
+            x.fill_(0xFF)
+        for x in (*out.values(), *wanted.values()):
+            x.fill_(float("nan"))
+        graph.replay()
+        cuda_scan._run(pair, wanted)
+        assert all(torch.equal(out[name], wanted[name]) for name in wanted), f"replay {turn}"
+        assert not any(x.isnan().any() for x in out.values())
+    assert args["sync"][:2].tolist() == [51, 0]
 
 
 @pytest.mark.gpu

@@ -33,7 +33,7 @@ RACING = """extern "C" __global__ void racing(int* to) {
 """
 KERNELS = {
     "decode": {*cuda_decode.SOURCE.kernels, *cuda_decode_conv.SOURCE.kernels},
-    "scan": set(cuda_scan.SOURCE.kernels),
+    "scan": {*cuda_scan.SOURCE.kernels, *cuda_scan.FUSED.kernels},
     "racing": {"racing"},
 }
 
@@ -74,7 +74,7 @@ def decode() -> None:
 
 
 def scan() -> None:
-    """Preparation and scan of a ragged batch, every instantiation; a programmatic launch, as in use."""
+    """Preparation and scan of a ragged batch, every instantiation; a programmatic launch, as in use. Then in one."""
     for variant in cuda_scan.VARIANTS:
         wide = variant.dtype == cuda_scan.WIDE
         own = {"dtype": "bf16", "out_dtype": "f32"} if wide else {"dtype": variant.dtype}
@@ -86,6 +86,14 @@ def scan() -> None:
             cuda_scan.scan_chunks(args, out, variant, programmatic=True)
 
         check(problem, "fp16" if wide else variant.dtype, both)
+    for dtype in ("bf16", "fp16"):
+        problem = cases._prefill(1100, (1, 1), D=128, dtype=dtype, qk_l2norm=1)
+
+        def one(inputs: Tensors, out: Tensors) -> None:
+            args = cuda_scan._pack(inputs)  # as on three multiprocessors: teams go on from unit to unit
+            cuda_scan.prefill_at_once(args | cuda_scan.in_order(args, 3), out)
+
+        check(problem, dtype, one)
 
 
 def racing() -> None:

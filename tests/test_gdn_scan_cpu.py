@@ -1,4 +1,4 @@
-"""kernels/gdn/scan.cu on a CPU: tests/gdn_on_cpu.cuh stands in for the PTX words, a host compiler does the rest.
+"""kernels/gdn/scan.cu, the two launches, on a CPU: tests/gdn_on_cpu.cuh stands in for the PTX, g++ does the rest.
 
 That holds every index, fragment layout, descriptor, ring and barrier to the reference; what it cannot show is rounding
 inside the tensor core, the asynchronous proxy and speed.
@@ -7,6 +7,7 @@ inside the tensor core, the asynchronous proxy and speed.
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import shutil
 import struct
@@ -52,35 +53,42 @@ extern "C" void sizes_on_cpu(int* to) {
 """
 
 
-@pytest.fixture(scope="module")
-def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A scan -> a library with it and its preparation as functions of the host."""
+def compiled(folder: Path, name: str, source: str, change: tuple[str, str] = ("", "")) -> StandIn:
+    """Text of a .cu with functions that launch its kernels, as a library; `change`: words of it or its headers, and
+    what stands there instead."""
     compiler = shutil.which("g++")
     if not compiler:
         pytest.skip("needs g++ to run the kernels on the CPU")
+    texts = {x: (FOLDER / x).read_text() for x in ("prepare.cuh", "scan.cuh")} | {f"{name}.cpp": source}
+    assert not change[0] or sum(text.count(change[0]) for text in texts.values()) == 1
+    for file, text in texts.items():
+        text = text.replace(*change) if change[0] else text
+        text = text.replace("extern __shared__", "extern").replace("hopper.cuh", f"{HERE}/gdn_on_cpu.cuh")
+        (folder / file).write_text(text)
+    path = folder / f"{name}.cpp"
+    command = [compiler, "-O2", "-std=c++20", "-w", "-shared", "-fPIC", str(path), "-o", f"{path}.so"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return StandIn(f"{path}.so")
+
+
+def two_launches(folder: Path, variant: cuda_scan.ScanVariant) -> StandIn:
+    """A library with a scan and its preparation as functions of the host."""
+    dim, dtype, groups = variant.dim, variant.dtype, variant.groups
+    kept = (f"PREPARE({dim}, {dtype},", f"SCAN({dim}, {dtype}, {groups},")
+    lines = cuda_scan.SOURCE.path.read_text().splitlines()
+    keep = [x for x in lines if x.startswith(kept) or not x.startswith(("PREPARE(", "SCAN("))]
+    entry = ENTRY.replace("PREPARE_NAME", f"gdn_prepare_d{dim}_{dtype}").replace("SCAN_NAME", variant.kernel)
+    for name, value in (("DIM", dim), ("GROUPS", groups), ("STAGES", cuda_scan.STAGES)):
+        entry = entry.replace(name, str(value))
+    return compiled(folder, variant.kernel, "\n".join(keep) + entry)
+
+
+@pytest.fixture(scope="module")
+def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A scan -> a library with it and its preparation as functions of the host."""
     folder = tmp_path_factory.mktemp("scan")
-    made: dict[Any, Any] = {}
-    prepare = (FOLDER / "prepare.cuh").read_text().replace("hopper.cuh", f"{HERE}/gdn_on_cpu.cuh")
-    (folder / "prepare.cuh").write_text(prepare.replace("extern __shared__", "extern"))
-    source = cuda_scan.SOURCE.path.read_text().replace("extern __shared__", "extern")
-
-    def build(variant: cuda_scan.ScanVariant) -> Any:
-        if variant not in made:
-            dim, dtype, groups = variant.dim, variant.dtype, variant.groups
-            kept = (f"PREPARE({dim}, {dtype},", f"SCAN({dim}, {dtype}, {groups},")
-            keep = [x for x in source.splitlines() if x.startswith(kept) or not x.startswith(("PREPARE(", "SCAN("))]
-            entry = ENTRY.replace("PREPARE_NAME", f"gdn_prepare_d{dim}_{dtype}").replace("SCAN_NAME", variant.kernel)
-            for name, value in (("DIM", dim), ("GROUPS", groups), ("STAGES", cuda_scan.STAGES)):
-                entry = entry.replace(name, str(value))
-            path = folder / f"{variant.kernel}.cpp"
-            path.write_text("\n".join(keep) + entry)
-            command = [compiler, "-O2", "-std=c++20", "-w", "-shared", "-fPIC", str(path), "-o", f"{path}.so"]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-            assert done.returncode == 0, done.stderr[-3000:]
-            made[variant] = StandIn(f"{path}.so")
-        return made[variant]
-
-    return build
+    return functools.cache(lambda variant: two_launches(folder, variant))
 
 
 def pointer(x: torch.Tensor | None) -> ctypes.c_void_p:
@@ -92,16 +100,21 @@ def tensor_map(x: torch.Tensor) -> bytes:
     return struct.pack("<qqq", x.data_ptr(), x.numel() // columns, columns).ljust(128, b"\0")
 
 
+def tensor_maps(*tensors: torch.Tensor) -> torch.Tensor:
+    """Their maps, on 64 bytes."""
+    room = torch.zeros(128 * len(tensors) + 64, dtype=torch.uint8)
+    aligned = room[-room.data_ptr() % 64 :][: 128 * len(tensors)]
+    aligned.copy_(torch.frombuffer(bytearray(b"".join(map(tensor_map, tensors))), dtype=torch.uint8))
+    return aligned
+
+
 def run(library: Any, variant: cuda_scan.ScanVariant, inputs: Tensors, out: Tensors) -> Tensors:
     wide = variant.dtype == cuda_scan.WIDE
     args = (cuda_scan._prepare_wide if wide else cuda_scan._prepare)(inputs)
     args["workspace"].fill_(0x7F)
     q, k, v = args.get("q_fp16", args["q"]), args.get("k_fp16", args["k"]), args["v"]
     heads_k, (heads_v, dim) = k.shape[-2], v.shape[-2:]
-    maps = ctypes.create_string_buffer(b"".join(map(tensor_map, (k, q, v, out["o"]))) + bytes(64), 4 * 128 + 64)
-    aligned = (ctypes.addressof(maps) + 63) // 64 * 64
-    ctypes.memmove(aligned, bytes(maps)[: 4 * 128], 4 * 128)
-    maps_at = ctypes.c_void_p(aligned)
+    maps = tensor_maps(k, q, v, out["o"])
     named = [args[n] for n in ("q", "k", "g", "beta", "chunks", "workspace")]
     converted = [pointer(args.get(n)) for n in ("q_fp16", "k_fp16")]
     library.prepare_on_cpu(
@@ -112,7 +125,7 @@ def run(library: Any, variant: cuda_scan.ScanVariant, inputs: Tensors, out: Tens
     named += [args["cu_seqlens"], args["chunk_offsets"]]
     library.scan_on_cpu(
         dim // (64 * variant.groups), heads_v, args["chunk_offsets"].numel(), 128 * (variant.groups + 1),
-        maps_at, *map(pointer, named), heads_k,
+        pointer(maps), *map(pointer, named), heads_k,
         0 if args["initial_state"].dtype == torch.bfloat16 else 2,
         ctypes.c_long(args["workspace"].numel()), ctypes.c_long(2 * k.numel() if wide else 0),
     )  # fmt: skip

@@ -1,9 +1,15 @@
-"""Chunked prefill in CUDA C++ for Hopper (scan.cu): a parallel preparation, then a scan whose state stays in registers.
+"""Chunked prefill in CUDA C++ for Hopper: a parallel preparation, and a scan whose state stays in registers.
 
 `prepare_chunks` does, for every chunk of 64 tokens and k head, what needs no state: K K^T, Q K^T, decays, the inverse.
 The v heads of a k head share the two products. `scan_chunks` carries the transposed state in float32 accumulators, one
 warpgroup to 64 columns of v; other warps load ahead of it and store behind it. What passes between the two is 11 KB per
-chunk and v head. The scan is a programmatic launch: its blocks start behind the last blocks of the preparation.
+chunk and v head. The scan is a programmatic launch: its blocks start behind the last blocks of the preparation
+(scan.cu).
+
+Where halves of heads leave multiprocessors free, one launch does both (fused.cu): blocks there go on preparing while
+the scans run, and raise a flag for each chunk and k head, which the scans look at. The same bits. order.py says which
+block does what; `_prepare` makes its tables and the flags. They belong to the args: no two streams may run one args at
+once (they share the workspace too).
 
 Operands: q, k, the state and the faded values in the activations' type; the inverse, the scores and the corrected
 values in fp16, three bits finer than bf16. So the range of v must be fp16's for bf16 activations too: beyond 65,504 it
@@ -21,7 +27,7 @@ Given up: float32 activations, more than 8 v heads per k head, devices other tha
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +35,7 @@ import torch
 
 from kernels import cuda, cuda_driver
 from kernels.common import Candidate, CudaSource, Needs, Tensors, Workload
+from kernels.gdn import order
 from kernels.gdn.launch import checked, sequence_bounds
 
 CHUNK = 64
@@ -37,6 +44,11 @@ BLOCK_BYTES = 2 * 10 * 512 + 1024  # the triangles X and P of ten 16 x 16 blocks
 STAGES = 3  # chunks in the scan's shared memory
 HEADS = 8  # most v heads per k head
 SMS = 132
+# Fewest multiprocessors beside the scans for one launch. Of the usual 16 units a chunk, the TEAMS = 3 on each of 24
+# prepare half while the scans run (3 * 24 units in order.CHUNKS_A_UNIT = 9 chunks). With fewer most of the preparation
+# lies ahead of the scans anyway, and a launch of its own has room for four of its blocks a multiprocessor.
+LEAST_PREPARING = 24
+FLAGS = 32  # words of the sync buffer ahead of its flags: FLAGS in scan.cuh
 TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 WIDE = "bf16_f32"  # bf16 in, operands in fp16, float32 out
 
@@ -81,7 +93,22 @@ SOURCE = CudaSource(
     architecture="sm_90a",
     shared_bytes=(*(prepare_shared_bytes(dim) for dim, _ in PREPARATIONS), *(v.shared_bytes for v in VARIANTS)),
 )
-CUDA_SOURCES = (SOURCE,)
+
+
+def fused_shared_bytes() -> int:
+    """Dynamic shared memory of the one launch: three teams' (`TEAM_BYTES` in prepare.cuh), or a scan's if larger."""
+    team = 2 * 2 * TILE_BYTES + 2 * BLOCK_BYTES + CHUNK * 144 + 4 * 16 * 20 * 4 + (2 + 2 * HEADS) * CHUNK * 4
+    return max(order.TEAMS * (-(-team // 1024) * 1024), ScanVariant(128, "bf16", 1).shared_bytes)
+
+
+FUSED = CudaSource(
+    path=Path(__file__).with_name("fused.cu"),
+    kernels=("gdn_fused_d128_bf16", "gdn_fused_d128_fp16"),
+    capability=(9, 0),
+    architecture="sm_90a",
+    shared_bytes=fused_shared_bytes(),
+)
+CUDA_SOURCES = (SOURCE, FUSED)
 
 
 def choose_config(sequences: int, heads_v: int, dim: int, dtype: str) -> ScanVariant:
@@ -90,6 +117,11 @@ def choose_config(sequences: int, heads_v: int, dim: int, dtype: str) -> ScanVar
     Two warpgroups share k, q, X and P: a whole head takes less time than two halves in turn.
     """
     return ScanVariant(dim, dtype, 2 if dim == 128 and 2 * sequences * heads_v > SMS else 1)
+
+
+def fuses(sequences: int, heads_v: int, dim: int, dtype: str) -> bool:
+    """Whether one launch does it all: 16-bit outputs, D = 128, enough multiprocessors beside the halves of heads."""
+    return dim == 128 and dtype in TYPES.values() and 2 * sequences * heads_v <= SMS - LEAST_PREPARING
 
 
 def chunk_tables(bounds: list[int]) -> tuple[list[tuple[int, int]], list[int]]:
@@ -102,7 +134,7 @@ def chunk_tables(bounds: list[int]) -> tuple[list[tuple[int, int]], list[int]]:
     return spans, offsets
 
 
-def _prepare(inputs: Tensors) -> Tensors:
+def _pack(inputs: Tensors) -> Tensors:
     checked(inputs, ("q", "k", "v", "g", "beta", "initial_state"))
     device, heads_v = inputs["v"].device, inputs["v"].shape[-2]
     bounds = sequence_bounds(inputs)
@@ -115,8 +147,25 @@ def _prepare(inputs: Tensors) -> Tensors:
     }
 
 
+def _prepare(inputs: Tensors) -> Tensors:
+    args, (heads_v, dim) = _pack(inputs), inputs["v"].shape[-2:]
+    fused = fuses(args["chunk_offsets"].numel(), heads_v, dim, TYPES.get(inputs["v"].dtype, ""))
+    return args | (in_order(args) if fused else {})
+
+
+def in_order(args: Tensors, multiprocessors: int = SMS) -> Tensors:
+    """What `prefill_at_once` needs beyond packed args: tables of the order, and flags, zero now and never reset."""
+    device, heads_k, heads_v = args["v"].device, args["k"].shape[-2], args["v"].shape[-2]
+    made = order.make(args["cu_seqlens"].tolist(), heads_k, heads_v, multiprocessors)
+    return {
+        "blocks": torch.tensor(made.blocks, dtype=torch.int32, device=device),
+        "units": torch.tensor(made.units, dtype=torch.int32, device=device),
+        "sync": torch.zeros(FLAGS + heads_k * args["chunks"].shape[0], dtype=torch.int32, device=device),
+    }
+
+
 def _prepare_wide(inputs: Tensors) -> Tensors:
-    args = _prepare(inputs)
+    args = _pack(inputs)
     return args | {f"{x}_fp16": torch.empty_like(args[x], dtype=torch.float16) for x in ("q", "k")}
 
 
@@ -137,7 +186,8 @@ def prepare_chunks(args: Tensors) -> None:
 def _map(x: torch.Tensor) -> bytes:
     heads, dim = x.shape[-2:]
     rows = x.numel() // (heads * dim)
-    return cuda_driver.tensor_map(x.data_ptr(), TYPES[x.dtype], rows, heads * dim, CHUNK)
+    # 256 would fetch what lies beside a box too: other halves of heads, whose own boxes come when they come.
+    return cuda_driver.tensor_map(x.data_ptr(), TYPES[x.dtype], rows, heads * dim, CHUNK, promotion_bytes=128)
 
 
 def scan_chunks(args: Tensors, out: Tensors, variant: ScanVariant | None = None, programmatic: bool = True) -> None:
@@ -154,7 +204,24 @@ def scan_chunks(args: Tensors, out: Tensors, variant: ScanVariant | None = None,
     cuda.launch(kernel, grid, 128 * (chosen.groups + 1), arguments, chosen.shared_bytes, programmatic)
 
 
+def prefill_at_once(args: Tensors, out: Tensors) -> None:
+    """Outputs and final states in one launch; args as `in_order` completes them. May be captured and replayed."""
+    q, k, v, initial, o = args["q"], args["k"], args["v"], args["initial_state"], out["o"]
+    heads_k, (heads_v, dim) = k.shape[-2], v.shape[-2:]
+    kernel = cuda.load(FUSED, f"gdn_fused_d{dim}_{TYPES[v.dtype]}", v.device.index or 0, FUSED.shared_of(""))
+    tensors = (q, k, v, args["g"], args["beta"], args["workspace"], initial, out["final_state"], o)
+    tables = [args[name] for name in ("blocks", "units", "sync")]
+    scans = 2 * args["chunk_offsets"].numel() * heads_v
+    state = 0 if initial.dtype == torch.bfloat16 else 2
+    numbers = (heads_k, heads_v, args["chunks"].shape[0], scans, state, int("raw_qk" in args))
+    arguments: list[Any] = [*map(_map, (k, q, v, o)), *tensors, *tables, cuda.f32(dim**-0.5), *map(cuda.i32, numbers)]
+    cuda.launch(kernel, (args["blocks"].shape[0],), 128 * order.TEAMS, arguments, FUSED.shared_of(""))
+
+
 def _run(args: Tensors, out: Tensors) -> None:
+    if "sync" in args:
+        prefill_at_once(args, out)
+        return
     prepare_chunks(args)
     scan_chunks(args, out)
 
@@ -189,9 +256,11 @@ def refuses_wide(workload: Workload) -> str:
 def describe(workload: Workload) -> str:
     """The launch choice in one line."""
     name = WIDE if "out_dtype" in workload.axes else str(workload["dtype"])
-    lengths = str(workload["lengths"])
-    sequences = len(lengths.split("-")) if lengths else workload["batch"]
-    chosen = choose_config(sequences, workload["Hv"], workload["D"], name)
+    lengths = [int(n) for n in str(workload["lengths"]).split("-") if n] or [workload["T"]] * workload["batch"]
+    if fuses(len(lengths), workload["Hv"], workload["D"], name):
+        made = order.make([0, *accumulate(lengths)], workload["Hk"], workload["Hv"], SMS)
+        return f"chunks of {CHUNK}, gdn_fused_d{workload['D']}_{name}, {made}"
+    chosen = choose_config(len(lengths), workload["Hv"], workload["D"], name)
     return f"chunks of {CHUNK}, {chosen.kernel}"
 
 

@@ -142,3 +142,38 @@ INLINE void tensor_store(const TensorMap* map, const void* tile, int column, int
                  ::"l"(map), "r"(shared_address(tile)), "r"(column), "r"(row) : "memory");
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
+
+// ---- flags between blocks of one launch -----------------------------------------------------------------------------
+INLINE u32 load_acquire(const u32* p) {
+    u32 x;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
+    return x;
+}
+INLINE void store_release(u32* p, u32 x) {
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
+}
+INLINE u32 add_acq_rel(u32* p, u32 x) {
+    u32 before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(p), "r"(x) : "memory");
+    return before;
+}
+// Between what bulk copies and what ordinary instructions do in global memory, either way.
+INLINE void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+// How many lanes from 0 on say yes, before the first that does not.
+INLINE int leading_lanes(bool yes) {
+    const u32 no = ~__ballot_sync(~0u, yes);
+    return no ? __ffs(no) - 1 : 32;
+}
+// Between two looks at a flag. One that is not raised within seconds was lost: an error beats a hang.
+INLINE void pause(int& tries) {
+    __nanosleep(50);
+    if (++tries > 1 << 21) __trap();
+}
+
+// ---- for the compiler -----------------------------------------------------------------------------------------------
+INLINE int4 table_entry(const int4* p) { return __ldg(p); }
+// The same number, from which the compiler computes again what hangs on it: kept, that would spill.
+INLINE int again(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}

@@ -1,4 +1,6 @@
-// The preparation of scan.cu, whose head has the mathematics: what a chunk needs that does not depend on the state.
+// The preparation of scan.cuh, whose head has the mathematics: what a chunk needs that does not depend on the state.
+// A unit, one chunk and k head, is a block's (scan.cu) or a team's, one of three warpgroups of a block that go through
+// a list (fused.cu): the same code, but that a team brings k, q and gates of the next unit while it works on this one.
 //
 // The v heads of a k head share K K^T and Q K^T, products of wgmma over the whole square, which stay in registers. Per
 // v head, each of the four warps owns 16 rows: it inverts its diagonal block by substitution in float32, then works
@@ -24,15 +26,19 @@ INLINE constexpr int triangle_step(int s) { return 2048 * s - 256 * s * (s - 1);
 
 constexpr int A_STRIDE = 72;         // halves per row of A: 144 bytes, so that ldmatrix meets no bank conflict
 constexpr int DIAGONAL_STRIDE = 20;  // floats per column of a diagonal block
-constexpr int SLOTS = 3;             // results of as many v heads on their way out
-template <int D>
+constexpr int TEAMS = 3;             // that fit a block
+template <int D, bool TEAM = false>
 struct Preparation {
-    static constexpr int TILES = D / 64, RESULTS = SLOTS * BLOCK, KQ = 2 * TILES * TILE;
-    static constexpr int A = RESULTS > KQ ? RESULTS : KQ;  // k and q give way to the results
+    static constexpr int SLOTS = TEAM ? 2 : 3;  // results of as many v heads on their way out
+    static constexpr int TILES = D / 64, OUT = SLOTS * BLOCK, KQ = 2 * TILES * TILE;
+    static constexpr int RESULTS = TEAM ? KQ : 0;  // else k and q give way to the results
+    static constexpr int A = TEAM ? KQ + OUT : OUT > KQ ? OUT : KQ;
     static constexpr int DIAGONAL = A + C * A_STRIDE * 2;
     static constexpr int VECTORS = DIAGONAL + 4 * 16 * DIAGONAL_STRIDE * 4;
     static constexpr int BYTES = VECTORS + (2 + 2 * HEADS) * C * 4;
 };
+template <int D>
+constexpr int TEAM_BYTES = (Preparation<D, true>::BYTES + 1023) / 1024 * 1024;
 
 // Eight bf16 values of a row whose other pieces are with the 16 lanes beside this one, as fp16, times the power of two
 // that brings the row's largest into [1, 2). Returns the inverse of that power.
@@ -51,49 +57,108 @@ INLINE float bf16_to_fp16(uint4& x) {
     return __uint_as_float(exponent << 23);
 }
 
-// Grid (chunks, hk), 128 threads. k, q [tokens, hk, D] TYPE; g, beta [tokens, hv]; chunks [NT, 2]: first token and the
-// end of its sequence. workspace [NT, hv, BLOCK]. CONVERT, for bf16 and D = 128: q_fp16, k_fp16 [tokens, hk, D] become
-// q and k in fp16, rows scaled by powers of two; the norms take the inverse powers, so that nothing else need know.
-template <int D, int IN_TYPE, bool CONVERT>
-INLINE void prepare(const u16* q, const u16* k, const float* g, const float* beta, const int* chunks, char* workspace,
-                    float scale, int hk, int hv, int normalise, u16* q_fp16, u16* k_fp16) {
+struct Work {
+    const u16 *q, *k;       // [tokens, hk, D]
+    const float *g, *beta;  // [tokens, hv]
+    char* workspace;        // [chunks, hv, BLOCK]
+    float scale;
+    int hk, hv, normalise;
+    u16 *q_fp16, *k_fp16;  // CONVERT: q and k in fp16, rows scaled by powers of two
+};
+struct Unit {
+    int first, live;  // token, tokens
+    u32 chunk;        // of all sequences
+    int head_k;
+};
+struct Gates {
+    float x[2], rate[2];  // g log2(e) and beta of rows 2 lane, 2 lane + 1
+};
+// What a team takes from one unit to the next.
+struct Ahead {
+    const int4* units;
+    int at, count, team;  // the next unit of `count`
+    Unit next;            // live = 0: none
+    Gates gates;          // of v head `warp` of the next unit
+    u32 *flags, *done;    // [hk, chunks]; the flag of the unit before
+    int chunks;
+    u32 epoch;
+};
+
+template <int D>
+INLINE void fetch_rows(const Work& w, const Unit& unit, char* k_tile, char* q_tile, int thread) {
+#pragma unroll
+    for (int i = 0; i < D / 16; i++) {
+        const int at = i * 128 + thread, row = at / (D / 8), piece = at % (D / 8);
+        const long from = ((long)(unit.first + min(row, unit.live - 1)) * w.hk + unit.head_k) * D + piece * 8;
+        copy_16(k_tile + swizzled_wide(row, piece), w.k + from, row < unit.live);
+        copy_16(q_tile + swizzled_wide(row, piece), w.q + from, row < unit.live);
+    }
+    copy_commit();
+}
+INLINE void fetch_gates(Gates& to, const Work& w, const Unit& unit, int h, int lane) {
+    const long at = (long)unit.first * w.hv + unit.head_k * (w.hv / w.hk) + h;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int row = 2 * lane + i;
+        to.x[i] = row < unit.live ? w.g[at + (long)row * w.hv] * LOG2_E : 0.0f;
+        to.rate[i] = row < unit.live ? w.beta[at + (long)row * w.hv] : 0.0f;
+    }
+}
+template <int D>
+INLINE void fetch_next(Ahead& ahead, const Work& w, char* shared, int thread) {
+    ahead.next = {};
+    if (ahead.at < ahead.count) {
+        const int4 x = table_entry(ahead.units + ahead.at);
+        ahead.next = {x.x, x.y, (u32)x.z, x.w}, ahead.at += TEAMS;
+    }
+    if (ahead.next.live == 0) return;
+    fetch_rows<D>(w, ahead.next, shared, shared + D / 64 * TILE, thread);
+    if (thread / 32 < w.hv / w.hk) fetch_gates(ahead.gates, w, ahead.next, thread / 32, thread & 31);
+}
+// By the thread that stored a unit's results: once they have arrived, for bulk copies of whoever sees the flag.
+INLINE void publish(u32* flag, u32 epoch) {
+    bulk_wait_all();
+    fence_async_global();
+    store_release(flag, epoch);
+}
+
+template <bool TEAM>
+INLINE void meet_all(int team) {
+    if constexpr (TEAM) named_sync(1 + team, 128);
+    else __syncthreads();
+}
+
+// One unit, by 128 threads; a team has asked for its rows of k and q before. CONVERT, for bf16 and D = 128: the norms
+// take the inverse powers of q_fp16 and k_fp16, so that nothing else need know.
+template <int D, int IN_TYPE, bool CONVERT, bool TEAM>
+INLINE void prepare_unit(const Work& w, char* shared, const Unit& unit, Ahead& ahead) {
     static_assert(!CONVERT || (D == 128 && IN_TYPE == BF16));
     constexpr int TYPE = CONVERT ? FP16 : IN_TYPE;
-    using At = Preparation<D>;
-    extern __shared__ __align__(1024) char shared[];
+    using At = Preparation<D, TEAM>;
     char *k_tile = shared, *q_tile = shared + At::TILES * TILE;
     u16* a_tile = reinterpret_cast<u16*>(shared + At::A);
     float* norms = reinterpret_cast<float*>(shared + At::VECTORS);  // nk [64], nq [64]
     float *sums = norms + 2 * C, *rates = sums + HEADS * C;         // G log2(e), beta: [HEADS][64]
-    const int thread = threadIdx.x, warp = thread / 32, lane = thread & 31, quad = lane >> 2, pair = lane & 3;
-    const int first = chunks[2 * blockIdx.x], live = min(C, chunks[2 * blockIdx.x + 1] - first);
-    const int head_k = blockIdx.y, ratio = hv / hk;
+    const int thread = TEAM ? again(threadIdx.x & 127) : threadIdx.x;
+    const int warp = thread / 32, lane = thread & 31, quad = lane >> 2, pair = lane & 3;
+    const int first = unit.first, live = unit.live, head_k = unit.head_k;
+    const int hk = w.hk, hv = w.hv, ratio = hv / hk;
+    const float scale = w.scale;
 
-#pragma unroll
-    for (int i = 0; i < D / 16; i++) {
-        const int at = i * 128 + thread, row = at / (D / 8), piece = at % (D / 8);
-        const long from = ((long)(first + min(row, live - 1)) * hk + head_k) * D + piece * 8;
-        copy_16(k_tile + swizzled_wide(row, piece), k + from, row < live);
-        copy_16(q_tile + swizzled_wide(row, piece), q + from, row < live);
-    }
-    copy_commit();
+    if (!TEAM) fetch_rows<D>(w, unit, k_tile, q_tile, thread);
+    if (TEAM && ahead.done && thread == 0) bulk_wait_read<0>();  // the results of the unit before
     for (int h = warp; h < ratio; h += 4) {
-        const long at = (long)first * hv + head_k * ratio + h;
-        float x[2], rate[2];
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int row = 2 * lane + i;
-            x[i] = row < live ? g[at + (long)row * hv] * LOG2_E : 0.0f;
-            rate[i] = row < live ? beta[at + (long)row * hv] : 0.0f;
-        }
-        float sum = x[0] + x[1];
+        Gates gates;
+        if (TEAM && h == warp) gates = ahead.gates;
+        else fetch_gates(gates, w, unit, h, lane);
+        float sum = gates.x[0] + gates.x[1];
 #pragma unroll
         for (int step = 1; step < 32; step *= 2) {
             const float below = __shfl_up_sync(~0u, sum, step);
             if (lane >= step) sum += below;
         }
-        sums[h * C + 2 * lane] = sum - x[1], sums[h * C + 2 * lane + 1] = sum;
-        rates[h * C + 2 * lane] = rate[0], rates[h * C + 2 * lane + 1] = rate[1];
+        sums[h * C + 2 * lane] = sum - gates.x[1], sums[h * C + 2 * lane + 1] = sum;
+        rates[h * C + 2 * lane] = gates.rate[0], rates[h * C + 2 * lane + 1] = gates.rate[1];
     }
     copy_wait<0>();
     if constexpr (CONVERT) {  // each thread what it copied itself
@@ -104,17 +169,17 @@ INLINE void prepare(const u16* q, const u16* k, const float* g, const float* bet
             uint4 x = *tile;
             const float power = bf16_to_fp16(x);
             *tile = x;
-            u16* to = (i & 1 ? q_fp16 : k_fp16) + ((long)(first + row) * hk + head_k) * D + piece * 8;
+            u16* to = (i & 1 ? w.q_fp16 : w.k_fp16) + ((long)(first + row) * hk + head_k) * D + piece * 8;
             if (row < live) *reinterpret_cast<uint4*>(to) = x;
             if (piece == 0) norms[(i & 1) * C + row] = power;
         }
     }
     fence_async_shared();
-    __syncthreads();
+    meet_all<TEAM>(ahead.team);
 
     const int block = uniform(warp);  // the 16 rows of this warp
     const float power = CONVERT ? norms[thread] : 1.0f;
-    if (normalise) {
+    if (w.normalise) {
         const char* tile = thread < C ? k_tile : q_tile;
         const int row = thread & (C - 1);
         float total = 0;
@@ -149,7 +214,8 @@ INLINE void prepare(const u16* q, const u16* k, const float* g, const float* bet
         wgmma_wait<0>(kk_all);
         wgmma_wait<0>(qk_all);
     }
-    __syncthreads();  // k and q are dead, norms are there
+    meet_all<TEAM>(ahead.team);  // k and q are dead, norms are there
+    if constexpr (TEAM) fetch_next<D>(ahead, w, shared, thread);
     u32 scores[8][2];  // q.k with its norms and the scale, in the format of P
 #pragma unroll
     for (int j = 0; j < 8; j++) {
@@ -165,10 +231,9 @@ INLINE void prepare(const u16* q, const u16* k, const float* g, const float* bet
 
     float* diagonal = reinterpret_cast<float*>(shared + At::DIAGONAL) + warp * 16 * DIAGONAL_STRIDE;
     for (int h = 0; h < ratio; h++) {
-        int lane = thread & 31;
-        asm volatile("" : "+r"(lane));  // so that addresses are computed again for each head: kept, they would spill
+        const int lane = again(thread & 31);  // addresses are computed again for each head: kept, they would spill
         const int pair = lane & 3, row0 = block * 16 + (lane >> 2);
-        char* result = shared + h % SLOTS * BLOCK;
+        char* result = shared + At::RESULTS + h % At::SLOTS * BLOCK;
         const float *sum = sums + h * C, *rate = rates + h * C;
         if (thread < C) {
             float* vector = reinterpret_cast<float*>(result + 2 * TRIANGLE);
@@ -235,7 +300,7 @@ INLINE void prepare(const u16* q, const u16* k, const float* g, const float* bet
             to[1] = make_uint4(pack_half<FP16>(x[8], x[9]), pack_half<FP16>(x[10], x[11]),
                                pack_half<FP16>(x[12], x[13]), pack_half<FP16>(x[14], x[15]));
         }
-        __syncthreads();
+        meet_all<TEAM>(ahead.team);
         // Row block r of the inverse, leftwards: X_rs = -(sum over s < m <= r of X_rm A_ms) X_ss.
         const int from_row = ((lane >> 3) & 1) * 8 + (lane & 7), from_column = (lane >> 4) * 8;
         const int inverse_row = from_column + (lane & 7), inverse_column = ((lane >> 3) & 1) * 8;  // of its transpose
@@ -288,12 +353,42 @@ INLINE void prepare(const u16* q, const u16* k, const float* g, const float* bet
                 }
             }
         }
+        if (TEAM && h == 0 && ahead.done && thread == 0) publish(ahead.done, ahead.epoch);  // warp 0 has least to do
         fence_async_shared();
-        if (thread == 0) bulk_wait_read<SLOTS - 2>();  // the copy that reads the slot of the next head
-        __syncthreads();
+        if (thread == 0) bulk_wait_read<At::SLOTS - 2>();  // the copy that reads the slot of the next head
+        meet_all<TEAM>(ahead.team);
         if (thread == 0)
-            bulk_store(workspace + ((long)blockIdx.x * hv + head_k * ratio + h) * BLOCK, result, BLOCK);
+            bulk_store(w.workspace + ((long)unit.chunk * hv + head_k * ratio + h) * BLOCK, result, BLOCK);
     }
+    if constexpr (TEAM) ahead.done = ahead.flags + (long)head_k * ahead.chunks + unit.chunk;
+}
+
+// Grid (chunks, hk), 128 threads. chunks [NT, 2]: first token and the end of its sequence.
+template <int D, int IN_TYPE, bool CONVERT>
+INLINE void prepare(const Work& w, const int* chunks) {
+    extern __shared__ __align__(1024) char shared[];
+    const int first = chunks[2 * blockIdx.x], live = min(C, chunks[2 * blockIdx.x + 1] - first);
+    const Unit unit{first, live, blockIdx.x, (int)blockIdx.y};
+    Ahead none;
+    prepare_unit<D, IN_TYPE, CONVERT, false>(w, shared, unit, none);
     launch_dependents();  // late: the scan's blocks only hide their own start behind the last of these
-    if (thread == 0) bulk_wait_all();
+    if (threadIdx.x == 0) bulk_wait_all();
+}
+
+// A block of TEAMS warpgroups: of `count` entries of `units`, first token, tokens, chunk and k head each, a team takes
+// every TEAMS-th, up to one without tokens, which only fills a row. The flag of a unit, told in the unit after it, is
+// `epoch` once its part of the workspace has arrived.
+template <int D, int TYPE>
+INLINE void prepare_units(const Work& w, const int4* units, int count, u32* flags, int chunks, u32 epoch) {
+    extern __shared__ __align__(1024) char shared[];
+    const int team = threadIdx.x / 128;
+    char* own = shared + team * TEAM_BYTES<D>;
+    Ahead ahead{units, team, count, team, {}, {}, flags, nullptr, chunks, epoch};
+    fetch_next<D>(ahead, w, own, threadIdx.x & 127);
+#pragma unroll 1
+    while (ahead.next.live) {
+        const Unit unit = ahead.next;
+        prepare_unit<D, TYPE, false, true>(w, own, unit, ahead);
+    }
+    if (ahead.done && (threadIdx.x & 127) == 0) publish(ahead.done, epoch);
 }

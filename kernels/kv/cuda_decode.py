@@ -30,13 +30,10 @@ MAX_GROUP = 8  # query heads per kv head: the columns of the product
 MAX_BATCH = 512  # MAX_BATCH in decode.cu
 MAX_HEADS = 128  # MAX_HEADS in decode.cu
 MAX_BLOCKS = 160  # MAX_PARTS in decode.cu: an item's parts, one a team at most
-# What a second item costs a block, in units of 16 KB: a guess from before there were rows, and about twice what they
-# show. kv-batch-sawtooth, run 2026-11-22T012858Z: a sequence is 7.8 units a block and takes 3.95 us (fp8, batch 8 to
-# 128), but 7.34 where it is the 34th and 6.88 where it is the 67th, each block's second or third item: 6.7 and 5.8
-# units more. In bf16, 15.5 units and 7.74 us, it is 11.4 and 11.1: 7.3 and 6.7 units. Which cuts another number
-# would change, and whether they gain, has not been tried.
+# What a second item costs a block, in units of 16 KB. kv-batch-sawtooth's rows of the form before show 6 to 7, which
+# loses where 8 to 40 are level (trials on an H200, 8192 tokens x 32): an even cut has costs of its own.
 SECOND_ITEM = 12
-CAPPED_BELOW = 40  # units: where a block's range is shorter, 96 KB of copies are under way and not all of the ring
+CAPPED_BELOW = 400  # units: where a block's range is shorter, 96 KB of copies are under way and not all of the ring
 PRODUCERS = 4  # PRODUCERS in decode.cu: warps that bring tiles
 LEAST_BUSY = 0.95  # of the blocks: a team may be as wide as this allows
 SHARED_BYTES = 232_448  # all that an sm_90 block can have; one block per SM

@@ -1,0 +1,347 @@
+// Gated delta rule over a sequence in chunks of 64 tokens: a parallel preparation, a sequential scan (sm_90a, wgmma).
+// In two launches (scan.cu), or in one (fused.cu) whose scans look at a flag for each chunk.
+//
+// Per chunk and v head, with G the running sum of log decays, c = exp(G), C the chunk's last token, nk and nq the
+// inverse norms of raw keys and queries (1 otherwise), T = S^T [v, k] the transposed state:
+//   prepare:  A_ij = beta_i nk_i nk_j exp(G_i - G_j) k_i.k_j   i > j      X = (I + A)^-1 diag(beta)
+//             P_ij = scale nq_i nk_j exp(G_i - G_j) q_i.k_j    i >= j
+//             vectors a = c nk, r = scale c nq, e = c_C / c nk
+//   scan:     Y = T K^T,  R = T Q^T                       [v, token]
+//             Z = V^T - a Y,  U = Z X^T                   corrected values, transposed
+//             O^T = r R + U P^T
+//             T <- c_C T + (e U) K
+// T stays in float32 accumulators of one warpgroup (64 rows of v); T, Z and U enter the tensor cores from registers,
+// where an accumulator packed in pairs is the next product's left operand. K, Q, X and P come from shared memory.
+// X and P are triangles: of step s of 16 columns only rows 16 s and on travel; the zeros above lie in shared memory.
+// A chunk's X, P and vectors are one block of 11,264 bytes in the workspace, already swizzled: one bulk copy out, nine
+// in.
+// K, Q and V of a whole chunk come by tensor copies; a short last chunk by 16-byte copies, so that what follows a
+// sequence never enters it. One warp loads; another stores a finished chunk of O by a tensor copy from shared memory,
+// so that the warps of the chain only put it there.
+
+#pragma once
+
+#include "prepare.cuh"
+
+template <int D, int GROUPS>
+struct Stage {
+    static constexpr int Q = D / 64 * TILE, V = 2 * Q, X = V + GROUPS * TILE, P = X + TILE, VECTORS = P + TILE;
+    static constexpr int BYTES = VECTORS + 1024, COPIED = V + GROUPS * TILE + BLOCK;
+};
+
+struct Scan {
+    const TensorMap *k_map, *q_map, *v_map, *o_map;  // [tokens, heads * D]
+    const u16 *q, *k, *v;
+    const char* workspace;
+    const void* initial_state;
+    void* final_state;
+    u16* o;  // or float, where the scan is WIDE
+    const int *bounds, *chunk_offsets;  // [sequences + 1] tokens; [sequences] first chunk
+    int hk, hv, state_type;             // state_type: BF16, else float32
+    // Of one launch, instead of bounds and chunk_offsets:
+    const int4* blocks;  // [2 a block], as fused.cu has them
+    u32* sync;           // epoch of the launch before, scans that are through; from [FLAGS] on flags [hk, chunks]
+    u32 epoch;
+    int chunks, scans;
+};
+constexpr int FLAGS = 32;  // a line of its own for what is counted
+
+INLINE int4 entry(const Scan& s, int i) { return table_entry(s.blocks + 2 * blockIdx.x + i); }
+
+// One warp brings chunk after chunk. In ONE launch it asks for k, q and v first and then looks at the flags of the next
+// 32 chunks at once, again only when it has used up those that it saw raised.
+template <int D, int GROUPS, int STAGES, bool WIDE, bool ONE>
+INLINE void produce(const Scan& s, char* stages, u64* full, u64* empty, int first, int tokens, int chunk0,
+                    int head, int column0) {
+    using At = Stage<D, GROUPS>;
+    const int lane = threadIdx.x & 31, count = (tokens + C - 1) / C, head_k = head / (s.hv / s.hk);
+    const char* block = s.workspace + ((long)chunk0 * s.hv + head) * BLOCK;
+    int at_stage = 0, parity = 1;
+    const u32* flags = ONE ? s.sync + FLAGS + (long)head_k * s.chunks + chunk0 : nullptr;
+    int ready = 0;                      // chunks whose flag was seen
+    if (WIDE) wait_for_earlier_grid();  // q and k in fp16 are the preparation's too
+    for (int n = 0; n < count; n++) {
+        char* stage = stages + at_stage * At::BYTES;
+        u64* bar = full + at_stage;
+        const int start = first + n * C, live = tokens - n * C;
+        barrier_wait(empty + at_stage, parity);
+        if (live >= C) {
+            if (lane == 0) {
+                barrier_expect(bar, At::COPIED);
+#pragma unroll
+                for (int i = 0; i < D / 64; i++)
+                    tensor_load(stage + i * TILE, s.k_map, head_k * D + i * 64, start, bar);
+#pragma unroll
+                for (int i = 0; i < D / 64; i++)
+                    tensor_load(stage + At::Q + i * TILE, s.q_map, head_k * D + i * 64, start, bar);
+#pragma unroll
+                for (int i = 0; i < GROUPS; i++)
+                    tensor_load(stage + At::V + i * TILE, s.v_map, head * D + column0 + i * 64, start, bar);
+            }
+        } else {
+            for (int at = lane; at < C * (D / 8); at += 32) {
+                const int row = at / (D / 8), piece = at % (D / 8);
+                const long from = ((long)(start + min(row, live - 1)) * s.hk + head_k) * D + piece * 8;
+                copy_16(stage + swizzled_wide(row, piece), s.k + from, row < live);
+                copy_16(stage + At::Q + swizzled_wide(row, piece), s.q + from, row < live);
+            }
+            for (int at = lane; at < C * 8 * GROUPS; at += 32) {
+                const int row = at / (8 * GROUPS), piece = at % (8 * GROUPS);
+                const long from = ((long)(start + min(row, live - 1)) * s.hv + head) * D + column0 + piece * 8;
+                copy_16(stage + At::V + swizzled_wide(row, piece), s.v + from, row < live);
+            }
+            copy_commit();
+            copy_wait<0>();
+            fence_async_shared();
+            __syncwarp();
+            if (lane == 0) barrier_expect(bar, BLOCK);
+        }
+        if (ONE && n >= ready) {
+            for (int tries = 0;; pause(tries)) {
+                const u32* flag = flags + min(n + lane, count - 1);
+                ready = n + leading_lanes(n + lane < count && load_acquire(flag) == s.epoch);
+                if (n < ready) break;
+            }
+            __syncwarp();
+            fence_async_global();
+        }
+        if (lane == 0) {
+            if (!ONE && !WIDE && n == 0) wait_for_earlier_grid();  // the preparation
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                const int m = i & 3;  // a step of X, then of P: its first 16 m rows are zero and stay so
+                bulk_load(stage + (i < 4 ? At::X : At::P) + 2560 * m, block + i / 4 * TRIANGLE + triangle_step(m),
+                          2048 - 512 * m, bar);
+            }
+            bulk_load(stage + At::VECTORS, block + 2 * TRIANGLE, 1024, bar);
+        }
+        __syncwarp();
+        block += (long)s.hv * BLOCK;
+        if (++at_stage == STAGES) at_stage = 0, parity ^= 1;
+    }
+    if (ONE && lane == 0 && add_acq_rel(s.sync + 1, 1) == s.scans - 1) {  // nobody looks at flags or epoch any more
+        s.sync[1] = 0;
+        s.sync[0] = s.epoch;
+    }
+}
+
+// u [64, 64] (+)= left [64, 64] triangle^T
+INLINE void times_triangle(float (&u)[32], const u32 (&left)[16], u32 triangle, int add) {
+    const u64 steps = narrow_descriptor(triangle);
+#pragma unroll
+    for (int i = 0; i < 4; i++) wgmma_n64<FP16>(u, left + 4 * i, steps + (u64)(i * 2048 >> 4), i ? 1 : add);
+}
+
+// One warp stores the finished chunks of a warpgroup: tile [64 tokens][64 columns], swizzled.
+template <int D>
+INLINE void store_outputs(const Scan& s, const char* tile, u64* filled, u64* drained, int first, int tokens,
+                          int column) {
+    const int lane = threadIdx.x & 31;
+    for (int n = 0; n * C < tokens; n++) {
+        const int start = first + n * C, live = tokens - n * C;
+        barrier_wait(filled, n & 1);
+        if (live >= C) {
+            if (lane == 0) {
+                tensor_store(s.o_map, tile, column, start);
+                bulk_wait_read<0>();
+                barrier_arrive(drained);
+            }
+            __syncwarp();
+        } else {  // the last chunk, short: what follows in memory is another sequence's
+#pragma unroll 1
+            for (int at = lane; at < live * 8; at += 32)
+                *reinterpret_cast<uint4*>(s.o + (long)(start + at / 8) * s.hv * D + column + at % 8 * 8) =
+                    *reinterpret_cast<const uint4*>(tile + swizzled(at / 8, at & 7));
+        }
+    }
+    if (lane == 0) bulk_wait_all();
+}
+
+// One warpgroup's 64 columns of v. Accumulators: rows warp * 16 + quad (+ 8), columns 8 j + 2 pair (+ 1) at
+// [4 j + ...].
+// The tensor cores' queue: Y; half of R while Z is formed; U and the other half; T; O.
+template <int D, int TYPE, int GROUPS, int STAGES, int VALUES, bool WIDE>
+INLINE void consume(const Scan& s, char* stages, char* out, u64* full, u64* empty, u64* filled, u64* drained,
+                    int first, int tokens, int sequence, int head, int column0) {
+    using At = Stage<D, GROUPS>;
+    constexpr int EARLY = D / 32;  // of the D / 16 steps of R
+    const int warp = threadIdx.x / 32 & 3, lane = threadIdx.x & 31, quad = lane >> 2, pair = lane & 3;
+    const int group = lane >> 3, in_group = lane & 7, count = (tokens + C - 1) / C;
+    const int v_tile = At::V + (int)(threadIdx.x / 128) * TILE;
+    const int transposed = swizzled(8 * (group >> 1) + in_group, 2 * warp + (group & 1));  // + 1024 for 8 tokens on
+    const long at_state = ((long)sequence * s.hv + head) * D * D + column0 + warp * 16 + quad;
+    float t[D / 2], y[32], r[32], u[32];
+    u32 state[D / 4], left[16], right[16], packed_o[16];
+
+#pragma unroll
+    for (int i = 0; i < D / 2; i++) {
+        const long at = at_state + (long)(i / 4 * 8 + 2 * pair + (i & 1)) * D + (i >> 1 & 1) * 8;
+        t[i] = s.state_type == BF16 ? widen<BF16>(static_cast<const u16*>(s.initial_state)[at])
+                                    : static_cast<const float*>(s.initial_state)[at];
+    }
+
+#pragma unroll
+    for (int i = 0; i < D / 4; i++) state[i] = pack_half<TYPE>(t[2 * i], t[2 * i + 1]);
+
+    // Hands chunk n, in packed_o, to the warp that stores.
+    const auto hand_over = [&](int n) {
+        barrier_wait(drained, (n & 1) ^ 1);
+#pragma unroll
+        for (int j = 0; j < 8; j += 2) stmatrix_t(out + transposed + j * 1024, packed_o + 2 * j);
+        fence_async_shared();
+        __syncwarp();
+        if (lane == 0) barrier_arrive(filled);
+    };
+    const auto pack_outputs = [&] {
+#pragma unroll
+        for (int i = 0; i < 16; i++) packed_o[i] = pack_half<TYPE>(r[2 * i], r[2 * i + 1]);
+    };
+    const auto store_wide = [&](int n) {  // eight lanes fill a sector of 32 bytes
+        float* to = reinterpret_cast<float*>(s.o) + ((long)(first + n * C + 2 * pair) * s.hv + head) * D + column0 +
+                    warp * 16 + quad;
+        const int live = tokens - n * C - 2 * pair;
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (8 * j + (i & 1) < live) to[(8 * j + (i & 1)) * s.hv * D + (i >> 1) * 8] = r[4 * j + i];
+    };
+    const auto load_factors = [&](float2 (&x)[8], const float* from) {  // ahead of the wait for what they multiply
+#pragma unroll
+        for (int j = 0; j < 8; j++) x[j] = *reinterpret_cast<const float2*>(from + 8 * j);
+    };
+
+    const auto step = [](int i) { return (u64)(((i >> 2) * TILE + (i & 3) * 32) >> 4); };  // 16 columns on
+    for (int n = 0, at_stage = 0, parity = 0; n < count; n++) {
+        char* stage = stages + at_stage * At::BYTES;
+        barrier_wait(full + at_stage, parity);
+        const u32 base = uniform(shared_address(stage));
+        const u64 k_columns = wide_descriptor(base, 16);
+        const u64 q_columns = wide_descriptor(base + At::Q, 16), k_rows = wide_descriptor(base, TILE);
+        const float* vectors = reinterpret_cast<const float*>(stage + At::VECTORS) + 2 * pair;
+        float2 factors[8];
+
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < D / 16; i++) wgmma_n64<TYPE>(y, state + 4 * i, k_columns + step(i), i > 0);
+        wgmma_commit();
+#pragma unroll
+        for (int i = 0; i < EARLY; i++) wgmma_n64<TYPE>(r, state + 4 * i, q_columns + step(i), i > 0);
+        wgmma_commit();
+        u32 v[16];
+#pragma unroll
+        for (int j = 0; j < 8; j += 2) ldmatrix_t(v + 2 * j, stage + v_tile + transposed + j * 1024);
+        load_factors(factors, vectors);
+        if (!WIDE && n) hand_over(n - 1);
+
+        wgmma_wait<1>(y);
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const u32 word = v[2 * j + i];
+                const float low = widen<VALUES>((u16)word), high = widen<VALUES>((u16)(word >> 16));
+                left[2 * j + i] = pack_half<FP16>(low - factors[j].x * y[4 * j + 2 * i],
+                                                  high - factors[j].y * y[4 * j + 2 * i + 1]);
+            }
+        wgmma_fence();
+        times_triangle(u, left, base + At::X, 0);
+        wgmma_commit();
+#pragma unroll
+        for (int i = EARLY; i < D / 16; i++) wgmma_n64<TYPE>(r, state + 4 * i, q_columns + step(i), 1);
+        wgmma_commit();
+        const float total = vectors[3 * C - 2 * pair];
+        load_factors(factors, vectors + 2 * C);
+#pragma unroll
+        for (int i = 0; i < D / 2; i++) t[i] *= total;
+
+        wgmma_wait<1>(u);
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                left[2 * j + i] = pack_half<TYPE>(factors[j].x * u[4 * j + 2 * i], factors[j].y * u[4 * j + 2 * i + 1]);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if constexpr (D == 128) wgmma_n128_rows<TYPE>(t, left + 4 * i, k_rows + (u64)(i * 2048 >> 4), 1);
+            else wgmma_n64_rows<TYPE>(t, left + 4 * i, k_rows + (u64)(i * 2048 >> 4), 1);
+        }
+        wgmma_commit();
+#pragma unroll
+        for (int i = 0; i < 16; i++) right[i] = pack_half<FP16>(u[2 * i], u[2 * i + 1]);
+        load_factors(factors, vectors + C);
+        wgmma_wait<1>(r);
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            r[4 * j] *= factors[j].x, r[4 * j + 2] *= factors[j].x;
+            r[4 * j + 1] *= factors[j].y, r[4 * j + 3] *= factors[j].y;
+        }
+        wgmma_fence();
+        times_triangle(r, right, base + At::P, 1);
+        wgmma_commit();
+        wgmma_wait<1>(t);
+#pragma unroll
+        for (int i = 0; i < D / 4; i++) state[i] = pack_half<TYPE>(t[2 * i], t[2 * i + 1]);
+        wgmma_wait<0>(r);
+        if constexpr (WIDE) store_wide(n);
+        else pack_outputs();
+        __syncwarp();
+        if (lane == 0) barrier_arrive(empty + at_stage);
+        if (++at_stage == STAGES) at_stage = 0, parity ^= 1;
+    }
+    if (!WIDE && count) hand_over(count - 1);
+#pragma unroll
+    for (int i = 0; i < D / 2; i++) {
+        const long at = at_state + (long)(i / 4 * 8 + 2 * pair + (i & 1)) * D + (i >> 1 & 1) * 8;
+        if (s.state_type == BF16) static_cast<u16*>(s.final_state)[at] = (u16)pack_half<BF16>(t[i], 0.0f);
+        else static_cast<float*>(s.final_state)[at] = t[i];
+    }
+}
+
+// GROUPS warpgroups of 64 columns of v; one of which a warp loads and GROUPS warps store; in ONE launch others idle. A
+// grid of two launches: (D / (64 GROUPS), hv, sequences), 128 (GROUPS + 1) threads.
+template <int D, int TYPE, int GROUPS, int STAGES, int VALUES = TYPE, bool WIDE = false, bool ONE = false>
+INLINE void scan(const Scan& s) {
+    using At = Stage<D, GROUPS>;
+    extern __shared__ __align__(1024) char shared[];
+    char* staging = shared + STAGES * At::BYTES;
+    u64* full = reinterpret_cast<u64*>(staging + GROUPS * TILE);
+    u64 *empty = full + STAGES, *filled = empty + STAGES, *drained = filled + GROUPS;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; i++) barrier_init(full + i, 1), barrier_init(empty + i, 4 * GROUPS);
+        for (int i = 0; i < GROUPS; i++) barrier_init(filled + i, 4), barrier_init(drained + i, 1);
+    }
+    for (int at = threadIdx.x; at < STAGES * 1024; at += blockDim.x)  // X and P of each stage, 16 bytes at a time
+        *reinterpret_cast<uint4*>(shared + at / 1024 * At::BYTES + At::X + at % 1024 * 16) = make_uint4(0, 0, 0, 0);
+    fence_async_shared();
+    barrier_init_done();
+    __syncthreads();
+    const int group = threadIdx.x / 128;
+    if (ONE && group > GROUPS) {
+        registers_down<24>();
+    } else if (group == GROUPS) {
+        if (ONE || GROUPS > 1) registers_down<56>();
+        const int head = ONE ? entry(s, 0).z : blockIdx.y, sequence = ONE ? entry(s, 0).y : blockIdx.z;
+        const int column0 = ONE ? entry(s, 0).w : blockIdx.x * 64 * GROUPS;
+        const int first = ONE ? entry(s, 1).x : s.bounds[sequence];
+        const int tokens = ONE ? entry(s, 1).y : s.bounds[sequence + 1] - first;
+        const int warp = (int)(threadIdx.x / 32) - 4 * GROUPS;
+        if (warp == 0)
+            produce<D, GROUPS, STAGES, WIDE, ONE>(s, shared, full, empty, first, tokens,
+                                                  ONE ? entry(s, 1).z : s.chunk_offsets[sequence], head, column0);
+        else if (!WIDE && warp <= GROUPS)
+            store_outputs<D>(s, staging + (warp - 1) * TILE, filled + warp - 1, drained + warp - 1, first, tokens,
+                             head * D + column0 + (warp - 1) * 64);
+    } else {
+        if (ONE) registers_up<240>();
+        else if (GROUPS > 1) registers_up<224>();
+        const int head = ONE ? entry(s, 0).z : blockIdx.y, sequence = ONE ? entry(s, 0).y : blockIdx.z;
+        const int column0 = ONE ? entry(s, 0).w : blockIdx.x * 64 * GROUPS;
+        const int first = ONE ? entry(s, 1).x : s.bounds[sequence];
+        const int tokens = ONE ? entry(s, 1).y : s.bounds[sequence + 1] - first;
+        consume<D, TYPE, GROUPS, STAGES, VALUES, WIDE>(s, shared, staging + group * TILE, full, empty, filled + group,
+                                                       drained + group, first, tokens, sequence, head,
+                                                       column0 + 64 * group);
+    }
+}
