@@ -252,8 +252,22 @@ def test_choice_and_refusals() -> None:
     assert str(config).startswith(f"{COMMON} blocks=78 threads={32 * (8 + cuda_decode.PRODUCERS)} width=4")
     widths = {heads: cuda_decode.choose_config("fp8", 256, heads).width for heads in (1, 4, 5, 8, 40, 128)}
     assert widths == {1: 1, 4: 4, 5: 5, 8: 8, 40: 10, 128: 128}
-    assert cuda_decode.cut_numbers(cuda_decode.choose_config("fp8", 256, 4), 8, 4) == (4, 1, 33, 4, config.second, config.capped_below)
-    assert cuda_decode.cut_numbers(replace(config, width=2), 128, 4) == (2, 2, 39, 0, config.second, config.capped_below)
+    assert cuda_decode.cut_numbers(cuda_decode.choose_config("fp8", 256, 4), 8, 4) == (
+        4,
+        1,
+        33,
+        4,
+        config.second,
+        config.capped_below,
+    )
+    assert cuda_decode.cut_numbers(replace(config, width=2), 128, 4) == (
+        2,
+        2,
+        39,
+        0,
+        config.second,
+        config.capped_below,
+    )
     with pytest.raises(ValueError, match="blocks=161 exceeds 160"):
         cuda_decode.cut_numbers(replace(config, blocks=161), 1, 4)
     with pytest.raises(ValueError, match="width=4 must divide Hkv=6"):
