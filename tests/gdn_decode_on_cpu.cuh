@@ -70,22 +70,30 @@ template <int HINT> static void store_state(char* to, uint4 x, u64) {
     memcpy(to, &x, 16);
 }
 static void store_fp16(u16* to, float x) { *to = (u16)float_to_half(x); }
-static std::map<const char*, u32> prefetched;  // bytes by address, since the last launch
+struct Fetch { u32 bytes; int block; };
+static std::map<const char*, Fetch> prefetched;  // by address, since the last launch
 static void prefetch_bulk(const void* from, u32 bytes) {
     if ((uintptr_t)from % 16 || bytes % 16) stop("bulk prefetch");
     bool inside = false;
     for (const auto& range : written) inside |= from >= range.first && (const char*)from + bytes <= range.second;
     if (!inside) stop("bulk prefetch of what the launch does not own");
-    for (const auto& [begin, n] : prefetched)
-        if (begin < (const char*)from + bytes && (const char*)from < begin + n) stop("bulk prefetch of the same twice");
-    prefetched[(const char*)from] = bytes;
+    for (const auto& [begin, other] : prefetched)
+        if (begin < (const char*)from + bytes && (const char*)from < begin + other.bytes)
+            stop("bulk prefetch of the same twice");
+    prefetched[(const char*)from] = {bytes, (int)blockIdx.x};
 }
 extern "C" u64 prefetched_bytes() {  // 0 where any of them are of a state that no block touched
     u64 sum = 0;
-    for (const auto& [begin, bytes] : prefetched) {
+    for (const auto& [begin, fetch] : prefetched) {
         if (!owners.count(begin)) return 0;
-        sum += bytes;
+        sum += fetch.bytes;
     }
+    return sum;
+}
+extern "C" u64 bytes_prefetched_ahead(int blocks) {  // so many blocks before the one that touches their beginning
+    u64 sum = 0;
+    for (const auto& [begin, fetch] : prefetched)
+        if (owners.count(begin) && owners[begin] - fetch.block == blocks) sum += fetch.bytes;
     return sum;
 }
 static u32 take_ticket(u32* counter) { return (*counter)++; }

@@ -167,9 +167,11 @@ def test_a_tensor_map_says_what_its_caller_asked_for(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("batch", [1, 2, 8, 32, 256])
 def test_decode_choice_is_instantiated(batch: int, dim: int, state: str) -> None:
-    chosen = cuda_decode.choose_config(batch, 48, dim, state)
-    assert chosen in cuda_decode.VARIANTS
-    assert (chosen.state, chosen.dim) == (state, dim)
+    for bf16 in (False, True):
+        chosen = cuda_decode.choose_config(batch, 48, dim, state, bf16=bf16)
+        assert chosen in cuda_decode.VARIANTS
+        assert (chosen.state, chosen.dim) == (state, dim)
+        assert bf16 or not chosen.only_bf16
 
 
 def test_refusals_say_why() -> None:
@@ -284,7 +286,10 @@ def test_decode_against_reference(variant: cuda_decode.DecodeVariant) -> None:
         cases._decode(5, (2, 4), dtype="bf16", pad=2, **shape),  # type: ignore[arg-type]
         cases._decode(7, (2, 4), dtype="fp16", qk_l2norm=1, pad=1, **shape),  # type: ignore[arg-type]
         cases._decode(37, (4, 12), dtype="f32", **shape),  # type: ignore[arg-type]
+        cases._decode(67, (4, 12), dtype="bf16", qk_l2norm=1, pad=3, **shape),  # type: ignore[arg-type]
     ):
+        if variant.only_bf16 and problem["dtype"] != "bf16":
+            continue
         inputs = cases.inputs(problem, 1, "cuda")
         out = cases.outputs(problem, inputs)
         cuda_decode.launch(inputs, out["state"], out["o"], variant)

@@ -94,10 +94,11 @@ class Cpu:
 
 def problems(variant: DecodeVariant) -> tuple[Workload, ...]:
     shape: dict[str, Any] = {"D": variant.dim, "state_dtype": variant.state}
+    bf16 = "bf16" if variant.only_bf16 else ""
     return (
         cases._decode(3, (2, 6), dtype="bf16", qk_l2norm=1, pad=1, **shape),
-        cases._decode(2, (1, 2), dtype="fp16", **shape),
-        cases._decode(2, (1, 1), dtype="f32", qk_l2norm=1, **shape),
+        cases._decode(2, (1, 2), dtype=bf16 or "fp16", **shape),
+        cases._decode(2, (1, 1), dtype=bf16 or "f32", qk_l2norm=1, **shape),
     )
 
 
@@ -219,7 +220,7 @@ def test_in_order_states_need_no_ids(state: str, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("variant", cuda_decode.VARIANTS, ids=lambda v: v.kernel)
 def test_what_is_fetched_into_l2(variant: DecodeVariant, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every head of a live sequence once, of an empty slot nothing; nothing at all where the variant says so."""
-    problem = cases._decode(4, (1, 3), pad=1, D=variant.dim, state_dtype=variant.state)
+    problem = cases._decode(4, (1, 3), dtype="bf16", pad=1, D=variant.dim, state_dtype=variant.state)
     inputs, _ = found(variant, problem, Cpu(), monkeypatch)
     live = inputs["state"][[row for row in inputs["state_rows"].tolist() if row >= 0]]
     assert fetched() == (live.nbytes if variant.prefetch else 0)
@@ -235,7 +236,7 @@ def test_a_piece_of_a_state_belongs_to_one_block(
     Blocks that share nothing cannot race over the pool, whatever runs at once. The second half is the same with all
     sequences sent to one row.
     """
-    problem = cases._decode(4, (1, 3), pad=1, D=variant.dim, state_dtype=variant.state)
+    problem = cases._decode(4, (1, 3), dtype="bf16", pad=1, D=variant.dim, state_dtype=variant.state)
     problem = cases._from_conv(problem) if form == "conv" else problem
     source = cuda_decode_conv.SOURCE if form == "conv" else cuda_decode.SOURCE
     inputs, _ = found(variant, problem, Cpu(), monkeypatch)
@@ -337,32 +338,42 @@ def test_order_and_company_change_no_bit(state: str, monkeypatch: pytest.MonkeyP
     assert not same(results(ordered, everyone, ("found[0] = b", "found[0] = blockIdx.z")), want)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_fetching_ahead_changes_no_bit(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More heads than it fetches ahead, permuted ids, empty slots in both parts: MANY's bits, every live head once."""
-    problem = cases._decode(43, (1, 7), D=128, dtype=dtype, state_dtype="bf16", qk_l2norm=1, pad=1)
+def test_fetching_ahead_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than a wave of heads, permuted ids: MANY's bits; every live head fetched once, by the block that should.
+
+    Of the three sequences without a slot one has the fetch of a later head to start, and one would have been fetched.
+    """
+    ahead, wave = cuda_decode.AHEAD["bf16"], cuda_decode.WAVE
+    problem = cases._decode(87, (1, 7), D=128, dtype="bf16", state_dtype="bf16", qk_l2norm=1, pad=1)
     inputs = cases.inputs(problem, 1, "cpu")
-    inputs["state_rows"][[1, 20, 39]] = -1
-    rows = inputs["state_rows"][inputs["state_rows"] >= 0].long()
+    inputs["state_rows"][[1, 50, 80]] = -1
+    assert 1 * 7 + ahead.prefetch < wave - 7 <= 50 * 7 + ahead.prefetch < 80 * 7 < 87 * 7
+    live = inputs["state_rows"] >= 0
+    rows = inputs["state_rows"][live].long()
     assert rows.tolist() != rows.sort().values.tolist()
-    ahead = cuda_decode.AHEAD["bf16"]
-    assert ahead.prefetch < 43 * 7
-    outs = []
+    own = int(live.repeat_interleave(7)[:wave].sum()) * inputs["state"][0, 0].nbytes
+    made, outs = library(cuda_decode.SOURCE, UNCHANGED), []
+    made.bytes_prefetched_ahead.restype = ctypes.c_uint64
     for order, variant in ((0, cuda_decode.MANY["bf16"]), (0, ahead), (1, ahead)):
         monkeypatch.setattr(cuda_decode, "cuda", Cpu(order))
         outs.append(cases.outputs(problem, inputs))
         cuda_decode.launch(inputs, outs[-1]["state"], outs[-1]["o"], variant)
-        assert fetched() == inputs["state"][rows].nbytes
-        assert touched(library(cuda_decode.SOURCE, UNCHANGED)) == (inputs["state"][rows].nbytes, 0)
+        total = inputs["state"][rows].nbytes
+        assert (fetched(), touched(made)) == (total, (total, 0))
+        later = total - own if variant is ahead else 0
+        assert made.bytes_prefetched_ahead(0) == total - later
+        assert made.bytes_prefetched_ahead(ahead.prefetch) == later
         assert all(torch.equal(outs[-1][name], outs[0][name]) for name in outs[0])
     assert wrong(problem, inputs, outs[0]) == []
 
 
-def test_heads_are_fetched_ahead_from_two_and_a_half_waves_to_six() -> None:
-    for batch, heads, ahead in ((27, 48, False), (55, 24, True), (32, 48, True), (66, 48, True), (67, 48, False)):
-        assert (cuda_decode.choose_config(batch, heads, 128, "bf16", batch) in cuda_decode.AHEAD.values()) == ahead
-        for dim, state in ((128, "f32"), (64, "bf16"), (64, "f32")):
-            assert cuda_decode.choose_config(batch, heads, dim, state, batch).prefetch <= 1
+def test_heads_are_fetched_ahead_from_1_45_waves_to_96_sequences() -> None:
+    for batch, heads, ahead in ((15, 48, False), (16, 48, True), (31, 24, False), (96, 48, True), (97, 48, False)):
+        assert (
+            cuda_decode.choose_config(batch, heads, 128, "bf16", batch, True) in cuda_decode.AHEAD.values()
+        ) == ahead
+        for dim, state, bf16 in ((128, "bf16", False), (128, "f32", True), (64, "bf16", True)):
+            assert cuda_decode.choose_config(batch, heads, dim, state, batch, bf16).prefetch <= 1
 
 
 class Recorder(Cpu):
@@ -381,24 +392,30 @@ def test_the_order_is_looked_for_where_its_tables_hold_the_ids(state: str, monke
     monkeypatch.setattr(cuda_decode, "cuda", cpu)
     kind = next(dtype for dtype, name in cuda_decode.STATES.items() if name == state)
 
-    def launched(batch: int, rows: int, **more: Any) -> str:
+    def launched(batch: int, rows: int, dtype: torch.dtype = torch.float16, **more: Any) -> str:
         shapes = {"q": (16, 128), "k": (16, 128), "v": (48, 128), "g": (48,), "beta": (48,)}
-        args = {name: torch.empty(batch, *shape, device="meta") for name, shape in shapes.items()}
+        args = {name: torch.empty(batch, *shape, dtype=dtype, device="meta") for name, shape in shapes.items()}
         args["state_rows"] = torch.empty(batch, dtype=torch.int32, device="meta")
         pool = torch.empty(rows, 48, 128, 128, dtype=kind, device="meta")
         cuda_decode.launch(args | more, pool, args["v"], more.pop("variant", None))
         return cpu.launched[-1][0]
 
     many, ordered = cuda_decode.MANY[state].kernel, cuda_decode.ORDERED[state].kernel
-    few = cuda_decode.AHEAD.get(state, cuda_decode.ORDERED[state]).kernel
-    for batch, rows, kernel in ((64, 64, few), (67, 67, ordered), (256, 256, ordered), (100, 1024, ordered)):
-        assert launched(batch, rows) == kernel, (batch, rows)
+    for batch, rows in ((64, 64), (67, 67), (256, 256), (100, 1024)):
+        assert launched(batch, rows) == ordered, (batch, rows)
     for batch, rows in ((24, 24), (257, 1024), (256, 1025), (128, 4096)):
         assert launched(batch, rows) == many, (batch, rows)
     assert launched(67, 67, in_order=torch.empty(67, device="meta")) == many
     for batch, rows in ((64, 1025), (257, 300)):
         with pytest.raises(ValueError, match="pass no variant"):
             launched(batch, rows, variant=cuda_decode.ORDERED[state])
+    ahead = cuda_decode.AHEAD.get(state)
+    if ahead:
+        for batch, rows in ((32, 32), (64, 64), (96, 4096)):
+            assert launched(batch, rows, torch.bfloat16) == ahead.kernel, (batch, rows)
+        assert launched(97, 97, torch.bfloat16) == ordered
+        with pytest.raises(ValueError, match="takes bf16 activations"):
+            launched(64, 64, variant=ahead)
 
 
 @pytest.mark.slow
@@ -408,6 +425,6 @@ def test_the_fetch_stands_before_the_loads_of_the_state() -> None:
     for variant in cuda_decode.VARIANTS:
         code = " ".join(instruction.text for instruction in compiled[variant.kernel])
         order = re.findall(r"UBLKPF|LDG\.E\.(?:NA\.)?128(?= )", code)
-        # Ahead, for each of two paths: its own head, that further on, and that where its slot is empty.
-        wanted = {0: "L+", 1: "UL+"}.get(variant.prefetch, "(UL+UU){2}")
+        # Ahead: its own head, that further on, and that where its slot is empty.
+        wanted = {0: "L+", 1: "UL+"}.get(variant.prefetch, "UL+UU")
         assert re.fullmatch(wanted, "".join(word[0] for word in order)), (variant.kernel, order)

@@ -56,7 +56,7 @@ def check(problem: Workload, precision: str, run: Callable[[Tensors, Tensors], N
 def decode() -> None:
     """Every instantiation with permuted ids and an empty slot, alone and from the convolution on; one sequence."""
     for variant in cuda_decode.VARIANTS:
-        batch = 3 + variant.prefetch // 3  # more heads than are fetched ahead
+        batch = 3 + (cuda_decode.WAVE // 3 if variant.prefetch > 1 else 0)  # some of the heads are fetched ahead
         shape = {"D": variant.dim, "state_dtype": variant.state}
         problem = cases._decode(batch, (1, 3), dtype="bf16", qk_l2norm=1, pad=1, **shape)  # type: ignore[arg-type]
 

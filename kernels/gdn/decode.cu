@@ -80,12 +80,13 @@ INLINE int place_of(int n, int batch, int hv, const int* rows) {
     return (n < batch * hv ? __ldg(rows + n / hv) : -1) * hv + n % hv;
 }
 
+constexpr int WAVE = 4 * 132;  // heads that an H100 or H200 works on at once, four blocks an SM
+
 // Grid (D / V_TILE, hv, batch). BYTES: 4 for a float32 state, 2 for bf16. TURNS: a thread's rows are consecutive
 // (false) or all threads' rows take turns, so that the block's loads advance through memory. PREFETCH 1: the blocks of
 // a head first start its fetch into L2, a share each: one request for what the loads then ask for line by line. More:
-// those of the first PREFETCH heads do so, and all start, once their token is decoded, the fetch of the head that many
-// on; bf16 activations then take a path of their own, on which the format is a constant. ORDERED: sequences in the
-// order of their slots.
+// the first WAVE heads do so, each a block, and the others are fetched by the block PREFETCH heads before them, once
+// its token is decoded. ORDERED: sequences in the order of their slots.
 template <int D, int V_TILE, int WARPS, int BYTES, int HINT, bool TURNS, int PREFETCH, bool ORDERED>
 INLINE void decode(ARGUMENTS) {
     constexpr int VEC = 16 / BYTES, LV = V_TILE / VEC, RL = 32 / LV, R = D / (WARPS * RL);
@@ -94,7 +95,9 @@ INLINE void decode(ARGUMENTS) {
     __shared__ __align__(16) float sums[WARPS * 2 * V_TILE];
     const int head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x & 31;
     constexpr int STEP = TURNS ? WARPS * RL : 1;
-    const int at = (lane % LV) * VEC, column = blockIdx.x * V_TILE + at;
+    constexpr bool AHEAD = PREFETCH > 1;
+    static_assert(!AHEAD || (V_TILE == D && PREFETCH <= WAVE && !ORDERED), "a block is a head, its row found by an id");
+    const int part = AHEAD ? 0 : blockIdx.x, at = (lane % LV) * VEC, column = part * V_TILE + at;
     const int row = (warp * RL + lane / LV) * (TURNS ? 1 : R);
     constexpr u32 SHARE = D * V_TILE * BYTES;  // contiguous, so not the columns of one block
     int b = blockIdx.z, slot;
@@ -102,13 +105,12 @@ INLINE void decode(ARGUMENTS) {
         next_in_order<WARPS * 32, SHARE, D * D * BYTES, PREFETCH == 1>(state_rows, batch, state, head, hv, b, slot);
     else  // consecutive rows are the form for few states, where waiting for an id shows: there none need be given
         slot = TURNS || state_rows ? __ldg(state_rows + b) : b;
-    constexpr bool AHEAD = PREFETCH > 1;
-    static_assert(!AHEAD || (TURNS && !ORDERED), "a head further on is found by its number, its row by an id");
     const bool fetcher = threadIdx.x == WARPS * 32 - 1;
-    const int nth = b * hv + head, later = AHEAD && fetcher ? place_of(nth + PREFETCH, batch, hv, state_rows) : -1;
+    const int nth = b * hv + head, ahead = nth + PREFETCH;
+    const int later = AHEAD && fetcher && ahead >= WAVE ? place_of(ahead, batch, hv, state_rows) : -1;
     const char* const pool = state;
     const auto fetch_later = [&] {
-        if (later >= 0) prefetch_bulk(pool + (long)later * (D * D * BYTES) + blockIdx.x * SHARE, SHARE);
+        if (later >= 0) prefetch_bulk(pool + (long)later * SHARE, SHARE);
     };
     RawToken<D, VEC> raw_token;
     Token<VEC> t;
@@ -124,7 +126,7 @@ INLINE void decode(ARGUMENTS) {
         return;
     }
     state += ((long)slot * hv + head) * D * D * BYTES;
-    if (PREFETCH && !ORDERED && fetcher && (!AHEAD || nth < PREFETCH)) prefetch_bulk(state + blockIdx.x * SHARE, SHARE);
+    if (PREFETCH && !ORDERED && fetcher && (!AHEAD || nth < WAVE)) prefetch_bulk(state + part * SHARE, SHARE);
     if (PREFETCH) __syncwarp();  // ptxas would move the fetch behind the loads
     state += ((long)row * D + column) * BYTES;
     const u64 policy = HINT ? leave_first() : 0;
@@ -223,11 +225,12 @@ INLINE void decode_slim(ARGUMENTS) {
                           policy);
 }
 
-// FORM: r consecutive rows, t rows in turns, s the slim form. BLOCKS: per SM, which the register count must allow.
+// FORM: r consecutive rows, t rows in turns, b so for bf16 activations alone, their format a constant, s the slim form.
+// BLOCKS: per SM, which the register count must allow.
 #define RUN_r(D, V, W, BYTES, HINT, PREFETCH, ORDERED) decode<D, V, W, BYTES, HINT, false, PREFETCH, ORDERED>(PASSED)
-#define RUN_t(D, V, W, BYTES, HINT, PREFETCH, ORDERED)                                                          \
-    if (PREFETCH > 1 && format == BF16) decode<D, V, W, BYTES, HINT, true, PREFETCH, ORDERED>(PASSED_AS(BF16)); \
-    else decode<D, V, W, BYTES, HINT, true, PREFETCH, ORDERED>(PASSED)
+#define RUN_t(D, V, W, BYTES, HINT, PREFETCH, ORDERED) decode<D, V, W, BYTES, HINT, true, PREFETCH, ORDERED>(PASSED)
+#define RUN_b(D, V, W, BYTES, HINT, PREFETCH, ORDERED) \
+    decode<D, V, W, BYTES, HINT, true, PREFETCH, ORDERED>(PASSED_AS(BF16))
 #define RUN_s(D, V, W, BYTES, HINT, PREFETCH, ORDERED) decode_slim<D, V, W, HINT, PREFETCH, ORDERED>(PASSED)
 #define DECODE(FORM, D, V, W, NAME, BYTES, HINT, BLOCKS, PREFETCH, ORDERED)                                  \
     extern "C" __global__ void __launch_bounds__(W * 32, BLOCKS)                                            \
@@ -243,6 +246,6 @@ DECODE(r, 128, 32, 2, bf16, 2, 1, 8, 0, 0)
 DECODE(t, 128, 128, 4, bf16, 2, 1, 4, 0, 0)
 DECODE(t, 128, 128, 4, bf16, 2, 0, 4, 1, 0)
 DECODE(t, 128, 128, 4, bf16, 2, 0, 4, 1, 1)
-DECODE(t, 128, 128, 4, bf16, 2, 0, 4, 264, 0)
+DECODE(b, 128, 128, 4, bf16, 2, 0, 4, 198, 0)
 DECODE(r, 64, 64, 4, f32, 4, 0, 4, 0, 0)
 DECODE(r, 64, 64, 2, bf16, 2, 0, 4, 0, 0)
