@@ -265,7 +265,9 @@ def order_found(ids: torch.Tensor, change: Change = UNCHANGED) -> list[list[int]
     """(sequence, slot) as block 0, 1, 2, ... of each head finds them."""
     found = torch.full((len(ids), 2), -7, dtype=torch.int32)
     arguments = (c_value(ids), ctypes.c_int(len(ids)), c_value(found))
-    library(cuda_decode.SOURCE, change).cpu_in_order(*arguments)
+    made = library(cuda_decode.SOURCE, change)
+    made.writes(None, ctypes.c_uint64(0))  # the last launch's outputs are freed: the ids may lie where they were
+    made.cpu_in_order(*arguments)
     return found.tolist()
 
 
