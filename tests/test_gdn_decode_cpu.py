@@ -369,8 +369,8 @@ def test_fetching_ahead_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert wrong(problem, inputs, outs[0]) == []
 
 
-def test_heads_are_fetched_ahead_from_1_45_waves_to_96_sequences() -> None:
-    for batch, heads, ahead in ((15, 48, False), (16, 48, True), (31, 24, False), (96, 48, True), (97, 48, False)):
+def test_heads_are_fetched_ahead_from_1_45_waves_to_128_sequences() -> None:
+    for batch, heads, ahead in ((15, 48, False), (16, 48, True), (31, 24, False), (128, 48, True), (129, 48, False)):
         assert (
             cuda_decode.choose_config(batch, heads, 128, "bf16", batch, True) in cuda_decode.AHEAD.values()
         ) == ahead
@@ -413,9 +413,9 @@ def test_the_order_is_looked_for_where_its_tables_hold_the_ids(state: str, monke
             launched(batch, rows, variant=cuda_decode.ORDERED[state])
     ahead = cuda_decode.AHEAD.get(state)
     if ahead:
-        for batch, rows in ((32, 32), (64, 64), (96, 4096)):
+        for batch, rows in ((32, 32), (64, 64), (128, 4096)):
             assert launched(batch, rows, torch.bfloat16) == ahead.kernel, (batch, rows)
-        assert launched(97, 97, torch.bfloat16) == ordered
+        assert launched(129, 129, torch.bfloat16) == ordered
         with pytest.raises(ValueError, match="takes bf16 activations"):
             launched(64, 64, variant=ahead)
 

@@ -26,7 +26,7 @@ ORDER_FROM, ORDERED_IDS, ORDERED_ROWS = 64, 256, 1024
 # An SM holds four blocks, a bf16 head each: WAVE heads are on their way at once, and fetch their own. Those behind them
 # are fetched AHEAD_BY heads before their turn, 1.5 blocks an SM, in calls of AHEAD_FROM heads (1.45 waves, the fewest
 # tried) to AHEAD_BATCH sequences.
-WAVE, AHEAD_BY, AHEAD_FROM, AHEAD_BATCH = 4 * SMS, 3 * SMS // 2, 768, 96
+WAVE, AHEAD_BY, AHEAD_FROM, AHEAD_BATCH = 4 * SMS, 3 * SMS // 2, 768, 128
 
 
 @dataclass(frozen=True)
