@@ -17,6 +17,7 @@ import functools
 import hashlib
 import os
 import shutil
+import struct
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -110,9 +111,15 @@ def _by_nvrtc(source: CudaSource, arch: str) -> bytes:
     program = nvrtc.createProgram(source.path.read_text(encoding="utf-8"), source.path.name, [], [])
     try:
         nvrtc.compileProgram(program, options)
-        return bytes(nvrtc.getCUBIN(program))
+        return _whole(bytes(nvrtc.getCUBIN(program)))
     except nvrtc.NVRTCError as problem:
         raise RuntimeError(f"{source.path.name} for {arch}: {nvrtc.getProgramLog(program)}") from problem
+
+
+def _whole(code: bytes) -> bytes:
+    """A cubin to the end of its program headers: CuPy cuts off the last byte, a zero, and cuobjdump refuses that."""
+    start, size, count = (*struct.unpack_from("<Q", code, 32), *struct.unpack_from("<HH", code, 54))  # of an ELF header
+    return code.ljust(start + size * count, b"\0")
 
 
 def _by_nvcc(source: CudaSource, arch: str) -> bytes:

@@ -77,7 +77,10 @@ def test_workspace_and_tables_of_a_ragged_batch() -> None:
     assert args["cu_seqlens"].tolist() == sequence_bounds(args).tolist() == [0, 1, 66]
 
 
-@pytest.mark.parametrize(("sequences", "heads_v", "groups"), [(1, 48, 1), (1, 66, 1), (2, 48, 2), (8, 48, 2)])
+@pytest.mark.parametrize(
+    ("sequences", "heads_v", "groups"),
+    [(1, 48, 1), (1, 66, 1), (2, 48, 2), (3, 48, 1), (4, 48, 1), (5, 48, 2), (8, 48, 2)],
+)
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_scan_choice_is_instantiated(sequences: int, heads_v: int, groups: int, dtype: str) -> None:
     assert cuda_scan.choose_config(sequences, heads_v, 64, dtype) in cuda_scan.VARIANTS

@@ -5,10 +5,12 @@ since it is the compiler that chooses what an arrival waits for.
 """
 
 import re
+import struct
 from typing import Any
 
 import pytest
 
+from kernels import cuda
 from kernels.common import CudaSource
 from kernels.gdn import cuda_scan
 from kernels.kv import cuda_decode as kv_decode
@@ -67,3 +69,11 @@ def test_every_release_waits_for_the_loads_ahead_of_it(source: CudaSource) -> No
         assert found == [], name
         if "prepare" not in name and "quantise" not in name:
             assert any(instruction.releases for instruction in code), name
+
+
+def test_a_cubin_without_its_last_byte_is_made_whole() -> None:
+    """As CuPy hands it over: program headers, the last in the file, end with a zero."""
+    header = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF", 2, 190, 1, 0, 64, 0, 0, 64, 56, 2, 64, 0, 0)
+    code = header + bytes(range(1, 112)) + b"\0"
+    assert len(code) == 64 + 2 * 56
+    assert cuda._whole(code[:-1]) == cuda._whole(code) == code

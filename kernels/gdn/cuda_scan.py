@@ -48,6 +48,7 @@ SMS = 132
 # prepare half while the scans run (3 * 24 units in order.CHUNKS_A_UNIT = 9 chunks). With fewer most of the preparation
 # lies ahead of the scans anyway, and a launch of its own has room for four of its blocks a multiprocessor.
 LEAST_PREPARING = 24
+HALF = 0.6  # the time of a wave of halves of heads, in waves of whole heads
 FLAGS = 32  # words of the sync buffer ahead of its flags: FLAGS in scan.cuh
 TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 WIDE = "bf16_f32"  # bf16 in, operands in fp16, float32 out
@@ -112,11 +113,14 @@ CUDA_SOURCES = (SOURCE, FUSED)
 
 
 def choose_config(sequences: int, heads_v: int, dim: int, dtype: str) -> ScanVariant:
-    """Halves of heads, a block each, while all fit the device at once; beyond that whole heads.
+    """Halves of heads or whole heads, a block each, by which take less time in waves of SMS blocks.
 
-    Two warpgroups share k, q, X and P: a whole head takes less time than two halves in turn.
+    Two warpgroups share k, q, X and P: a whole head takes less time than two halves in turn, but a wave of halves takes
+    less than one of whole heads (HALF, from trials on an H200), and may waste less of the last wave.
     """
-    return ScanVariant(dim, dtype, 2 if dim == 128 and 2 * sequences * heads_v > SMS else 1)
+    heads = sequences * heads_v
+    whole, halves = -(-heads // SMS), -(-2 * heads // SMS)
+    return ScanVariant(dim, dtype, 2 if dim == 128 and whole <= HALF * halves else 1)
 
 
 def fuses(sequences: int, heads_v: int, dim: int, dtype: str) -> bool:
