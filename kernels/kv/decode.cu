@@ -19,7 +19,7 @@
 //
 // A tile comes by a tensor copy, which swizzles each line of 128 bytes by its token; which token is which row of the
 // product (token_row) is chosen so that the fragments' loads meet no bank conflict. Skewed buffers would do that too,
-// but a copy that moves its bytes within 128 bytes makes a third more requests of L2.
+// but a copy that moves its bytes within 128 bytes makes more requests of L2.
 #include "decode_ptx.cuh"
 
 enum { FP8 = 0, Q8_0 = 1, BF16 = 2, F16 = 3 };
