@@ -171,9 +171,9 @@ notebook.show(notebook.verdicts([found])) if found else notebook.unmeasured("lp1
 # %% [markdown]
 # ### Beside a bare pass over the states
 #
-# `cuda_decode` has targets of its own, and later rows than those of that verdict (`gdn-decode-limit`). Beside it is
-# a bare pass: as many bytes read, negated and written where they lie. Its time is the best sample of all runs of the
-# ceilings, the step's time a median.
+# `cuda_decode` has targets of its own (`gdn-decode-limit`), with both formats of the present kernel in one run. Beside
+# it is a bare pass: as many bytes read, negated and written where they lie. Its time is the best sample of all runs of
+# the ceilings, the step's time a median.
 
 # %%
 LIMIT = phases.card("gdn-decode-limit")
@@ -436,7 +436,7 @@ notebook.text(
 # %% [markdown]
 # **IK4: what one sequence pays** for the call that serves any number, against the kernel on its state alone, in a pool
 # of eight; `cuda_decode` reads the sequence's id first. `GO` by the median and no more: the interval lies across the
-# line of 1 %.
+# line of 1 %. Where an arm's copies lie does not make that (`ik4-null`, the same kernel under two names).
 
 # %%
 (arms,) = notebook.arms(phases.card("ik4-kernel"), "h200").values()

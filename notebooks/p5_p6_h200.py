@@ -142,8 +142,8 @@ notebook.show(pd.DataFrame(lines), code=["kernel"])
 # bandwidth plus this chain plus a fixed part; flops at the H200's peak take less time than the bytes (asserted).
 #
 # An SM holds two programs of the Triton kernels by their registers (128 threads of 214 to 255, of 65,536), and one of
-# `cuda_scan` by its shared memory. Step and fixed part are least squares over the rows of **one sequence** (512, 2,048
-# and 8,192 tokens), where every program has an SM to itself. The rows of 8 and 32 sequences are **held out**.
+# `cuda_scan` by its shared memory; its rows here are of two launches, before one sequence took one. Step and fixed part
+# are least squares over **one sequence** (512, 2,048, 8,192 tokens; an SM to each program); 8 and 32 are **held out**.
 
 # %%
 # chunk, columns of v a program carries in many sequences, programs an SM holds

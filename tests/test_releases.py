@@ -28,7 +28,7 @@ SOURCES = [
     *(ring_config.source(ring_config.choose_ring(m, 17408, 5120, dtype, **more)) for m, dtype, more in MORE_RINGS),
     *cuda_gemm.CUDA_SOURCES,
     *cuda_w4a8.CUDA_SOURCES,
-    cuda_scan.SOURCE,
+    *cuda_scan.CUDA_SOURCES,
     *kv_decode.CUDA_SOURCES,
 ]
 FREE = "SYNCS.ARRIVE.TRANS64.A1T0 RZ, [R2+URZ], RZ"
