@@ -252,3 +252,14 @@ def test_a_card_may_declare_its_own_sigmas() -> None:
     gate = dataclasses.replace(body.parts[0][1], noise=Noise(sigmas=5.0))
     wider = dataclasses.replace(body, parts=(("", gate, body.parts[0][2]),))
     assert "claim-inside-noise" in fired(wider)
+
+
+def test_of_two_lines_on_one_change_the_nearer_is_told() -> None:
+    card = phases.card("ik4-null")  # a change within 0.5 % either way
+    rows = [r for r in records.rows(PLACE, card.id) if r["name"] in (card.control, card.candidate)]
+    body = find.measured(card, PLACE, rows)
+    (subject,) = find.FINDERS["threshold-inside-band"](body)
+    nearer = [(n, dataclasses.replace(g, require=(g.require[0], dataclasses.replace(g.require[1], threshold=-0.2))), v)
+              for n, g, v in body.parts]  # fmt: skip
+    (other,) = find.FINDERS["threshold-inside-band"](dataclasses.replace(body, parts=tuple(nearer)))
+    assert [s.roles["line"][0].value for s in (subject, other)] == [0.5, -0.2]

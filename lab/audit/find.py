@@ -264,13 +264,17 @@ def _own_error(body: Body, condition: Condition) -> Quantity | None:
 
 
 def _bands(body: Body) -> Iterator[Subject]:
-    """A line on a change that lies inside what the same arm was measured to vary by."""
+    """A line on a change inside what the same arm was measured to vary by; of two lines on one change, the nearer."""
+    nearest: dict[str, tuple[float, Subject]] = {}
     for part, _, _, condition, reading in _conditions(body, "require", "kill"):
         spread = max(3.0 * (reading.control_sd_pct or 0.0), reading.noise_pct or 0.0)
         if condition.compare == "change" and condition.threshold and spread:
             names = _id_of(reading, reading.control_sd_pct) or _id_of(reading, reading.noise_pct)
             band = (Quantity(-spread, "%", names), Quantity(spread, "%", names))
-            yield body.subject(_title(part, condition), {"line": _line(condition, condition.share), "band": band})
+            line, title = _line(condition, condition.share), _title(part, condition)
+            if title not in nearest or abs(line.value) < nearest[title][0]:
+                nearest[title] = abs(line.value), body.subject(title, {"line": line, "band": band})
+    yield from (subject for _, subject in nearest.values())
 
 
 def _clocks(body: Body) -> Iterator[Subject]:
