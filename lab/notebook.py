@@ -30,6 +30,8 @@ CONSEQUENCE = dict(
     zip(ROLES, ("else INVALID", "else BLOCKED", "else VACUOUS", "NO-GO when it holds", "required"), strict=True)
 )
 
+PLAIN_WIDTH = 300  # characters
+
 
 @dataclass(frozen=True)
 class Shown:
@@ -73,7 +75,9 @@ def _cell(value: Any, code: bool) -> str:
 def show(frame: pd.DataFrame, code: Sequence[str] = ()) -> Shown:
     """A frame as a Markdown table without its index: numbers to the right, None and NaN empty, `code` columns as code.
 
-    Floats keep four digits, integers all of them. Raises BadInput for a code column that the frame does not have.
+    Floats keep four digits, integers all of them. As plain text columns are aligned, but for a frame wider than
+    PLAIN_WIDTH characters, which would be padding for the most part: that stays the Markdown. Raises BadInput for a
+    code column that the frame does not have.
     """
     for name in code:
         if name not in frame.columns:
@@ -84,7 +88,9 @@ def show(frame: pd.DataFrame, code: Sequence[str] = ()) -> Shown:
     for row in frame.itertuples(index=False):
         cells = [_cell(value, name in code) for name, value in zip(frame.columns, row, strict=True)]
         lines.append("| " + " | ".join(cells) + " |")
-    return Shown({"text/markdown": "\n".join(lines), "text/plain": frame.to_string(index=False)})
+    markdown, plain = "\n".join(lines), frame.to_string(index=False)
+    wide = plain.find("\n") > PLAIN_WIDTH
+    return Shown({"text/markdown": markdown, "text/plain": markdown if wide else plain})
 
 
 def question(card: phases.Card) -> Shown:

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from lab import devices, evidence, families, gates, notebook, phases, records, reproduction, roofline
@@ -169,3 +170,9 @@ def test_a_newer_row_of_the_present_kernel_clears_the_mark() -> None:
     old = kernel_row("cuda_decode", FEW, "before")
     new = kernel_row("cuda_decode", FEW, present("cuda_decode", FEW), run="2026-11-22T120000Z")
     assert "Former" not in notebook.origin([new, old])
+
+
+def test_a_frame_wider_than_a_terminal_is_not_padded() -> None:
+    narrow, wide = (pd.DataFrame({"x": [1, 2], "said": ["a", "b" * n]}) for n in (1, notebook.PLAIN_WIDTH))
+    assert notebook.show(narrow).bundle["text/plain"] == narrow.to_string(index=False)
+    assert notebook.show(wide).bundle["text/plain"] == notebook.show(wide).bundle["text/markdown"]
