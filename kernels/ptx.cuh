@@ -51,6 +51,14 @@ DEVICE void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" 
 // What this thread has stored in shared memory, for bulk copies and products behind the next barrier.
 DEVICE void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// Between what bulk copies and what ordinary instructions do in global memory, either way. With fence_async_shared it also
+// waits for all that this thread has stored (MEMBAR.GPU).
+DEVICE void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+// A description of a matrix in global memory, made by the driver (kernels/cuda_driver.py).
+struct __align__(64) TensorMap {
+    unsigned char bytes[128];
+};
+
 // ---- loads and stores -----------------------------------------------------------------------------------------------
 DEVICE uint4 lds128(unsigned a) {
     uint4 x;

@@ -109,10 +109,6 @@ static void barrier_init(unsigned a, unsigned arrivals) { barrier_at(a) = new_ba
 static void barrier_init_done() {}
 static void barrier_expect(unsigned a, unsigned bytes) { expect(barrier_at(a), bytes); }
 static void barrier_arrive(unsigned a) { barrier_expect(a, 0); }
-static unsigned once_loaded(unsigned barrier, unsigned word, unsigned zero) {
-    if (zero) stop("the zero that no compiler knows");
-    return barrier + (word & zero);
-}
 // What bulk copies may read, where a test has said so.
 struct Extent { const char* begin; u64 bytes; };
 static std::vector<Extent> readable;

@@ -32,6 +32,11 @@ static std::string position();
   if (where) snprintf(at, sizeof at, " (%x)", where);
   throw Stop{why + std::string(at) + ": " + position()};
 }
+// A barrier whose address waits for loads: with another zero it would be another barrier.
+static unsigned once_loaded(unsigned barrier, unsigned word, unsigned zero) {
+  if (zero) stop("moves the barrier", barrier);
+  return barrier;
+}
 template <class Run> static void until_stopped(Run run) {  // a fiber's whole run, and a launch's
   try {
     run();

@@ -69,10 +69,6 @@ static void barrier_init(unsigned address, unsigned count) {
 static void barrier_init_fence() {}
 static void barrier_expect(unsigned address, unsigned bytes) { expect(barrier(address), bytes); }
 static void barrier_arrive(unsigned address) { barrier_expect(address, 0); }
-static unsigned once_loaded(unsigned barrier, unsigned word, unsigned zero) {
-  if (zero) stop("moves the barrier", barrier);
-  return barrier;
-}
 static unsigned __float_as_uint(float x) { return bits_of(x); }
 static void barrier_arrive_cluster(unsigned address) { barrier_arrive(address); }
 static void launch_dependents() {}

@@ -126,10 +126,6 @@ INLINE u64 wide_descriptor(u32 tile, u32 lead_bytes) {
 // The same value in every lane, and known to be by the compiler.
 INLINE u32 uniform(u32 x) { return __shfl_sync(~0u, x, 0); }
 
-// A description of a matrix of rows in global memory, made by the driver (cuTensorMapEncodeTiled).
-struct __align__(64) TensorMap {
-    char bytes[128];
-};
 // The box at (column, row): 64 rows of 128 bytes with the 128-byte swizzle, rows past the matrix are zero.
 INLINE void tensor_load(void* to, const TensorMap* map, int column, int row, u64* bar) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
@@ -157,8 +153,6 @@ INLINE u32 add_acq_rel(u32* p, u32 x) {
     asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(p), "r"(x) : "memory");
     return before;
 }
-// Between what bulk copies and what ordinary instructions do in global memory, either way.
-INLINE void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 // How many lanes from 0 on say yes, before the first that does not.
 INLINE int leading_lanes(bool yes) {
     const u32 no = ~__ballot_sync(~0u, yes);

@@ -214,7 +214,8 @@
                         scale[f] = permute(lds16(scales[0] + offset), lds16(scales[1] + offset), 0x5410);
                     }
                 }
-                last = KIND == Q8_0 ? scale[1] : x[1][1].w;
+                if constexpr (KIND == Q8_0) last = scale[1];
+                else last = x[1][1].w;
 #pragma unroll
                 for (int w = 0; w < 4; ++w)
                     if constexpr (WIDE) {

@@ -19,10 +19,7 @@ static __device__ __forceinline__ void sts64(unsigned a, uint2 x) {
     asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(a), "r"(x.x), "r"(x.y) : "memory");
 }
 
-// A description of a cache in global memory, made by the driver (kernels/cuda_driver.py, line_map).
-struct __align__(64) TensorMap {
-    char bytes[128];
-};
+// A cache's map is cuda_driver.line_map's.
 static __device__ __forceinline__ void prefetch_map(const TensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
@@ -39,12 +36,6 @@ static __device__ __forceinline__ int load_i32(const int* p) {  // where it stan
     asm volatile("ld.global.nc.s32 %0, [%1];" : "=r"(x) : "l"(p));
     return x;
 }
-// Between plain accesses and those of bulk copies, to global memory. With fence_async_shared it also waits for all that
-// this thread has stored (MEMBAR.GPU).
-static __device__ __forceinline__ void fence_async_global() {
-    asm volatile("fence.proxy.async.global;" ::: "memory");
-}
-
 // Conversions. A pair's first value is in the low half.
 static __device__ __forceinline__ unsigned e4m3_to_half2(unsigned two_bytes) {
     unsigned x;

@@ -8,10 +8,6 @@
 
 #include "hopper.cuh"
 
-struct alignas(64) TensorMap {
-  unsigned char bytes[128];
-};
-
 // The box at (k, row) of a two-dimensional map; zeros outside. MULTICAST: into the same place of both CTAs of a
 // cluster, each one's barrier counting the bytes.
 template <bool MULTICAST>
