@@ -319,6 +319,10 @@ template <int N, int R> inline void wgmma_wait(float (&)[R]) {
     meet(group.meeting, 128);
 }
 
+// Threads that run only when no other can go on.
+static int slow_from = 1 << 30;
+extern "C" void slow_on_cpu(int from) { slow_from = from; }
+
 static std::function<void()> kernel_now;
 static void fiber() {
     until_stopped([] { kernel_now(), finish_stores(0); });
@@ -335,16 +339,19 @@ static void run_block(int threads) {
     memset(shared, 0x7F, SHARED_BYTES);
     cpu.fibers.resize(threads);
     for (Fiber& f : cpu.fibers) make_fiber(f, fiber);
+    bool stuck = false;
     for (int left = threads, idle = 0; left;) {
         const long before = cpu.moves;
         left = 0;
         for (int t = 0; t < threads; t++) {
-            if (cpu.fibers[t].done) continue;
+            left += t >= slow_from && !stuck && !cpu.fibers[t].done;
+            if (cpu.fibers[t].done || (t >= slow_from && !stuck)) continue;
             cpu.now = threadIdx.x = t;
             resume(cpu.fibers[t], cpu.main);
             left += !cpu.fibers[t].done;
         }
-        idle = cpu.moves == before ? idle + 1 : 0;
+        stuck = cpu.moves == before;
+        idle = stuck ? idle + 1 : 0;
         if (left && idle > 50) stop("no thread can go on");
     }
     if (!cpu.later.empty()) stop("a copy that nobody waited for");

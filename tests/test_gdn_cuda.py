@@ -81,12 +81,22 @@ def test_workspace_and_tables_of_a_ragged_batch() -> None:
     ("sequences", "heads_v", "groups"),
     [(1, 48, 1), (1, 66, 1), (2, 48, 2), (3, 48, 1), (4, 48, 1), (5, 48, 2), (8, 48, 2)],
 )
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_scan_choice_is_instantiated(sequences: int, heads_v: int, groups: int, dtype: str) -> None:
-    assert cuda_scan.choose_config(sequences, heads_v, 64, dtype) in cuda_scan.VARIANTS
-    chosen = cuda_scan.choose_config(sequences, heads_v, 128, dtype)
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", cuda_scan.WIDE])
+def test_scan_choice_is_instantiated(sequences: int, heads_v: int, groups: int, dtype: str, raw: bool) -> None:
+    wide = dtype == cuda_scan.WIDE
+    assert wide or cuda_scan.choose_config(sequences, heads_v, 64, dtype, raw) in cuda_scan.VARIANTS
+    chosen = cuda_scan.choose_config(sequences, heads_v, 128, dtype, raw)
     assert chosen in cuda_scan.VARIANTS
     assert chosen.groups == groups
+    assert chosen.lean == (groups == 2 and not raw and not wide)
+
+
+def test_a_lean_scan_refuses_raw_rows() -> None:
+    problem = cases._prefill(70, (1, 1), D=128, dtype="bf16", qk_l2norm=1)
+    args, variant = cuda_scan._prepare(cases.inputs(problem, 0, "cpu")), cuda_scan.ScanVariant(128, "bf16", 2, True)
+    with pytest.raises(ValueError, match=r"_g2_lean takes normalised rows of q and k: use gdn_scan_d128_bf16_g2$"):
+        cuda_scan.prepare_chunks(args, variant)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +203,8 @@ def test_shared_memory_fits() -> None:
     sizes = {v.kernel: v.shared_bytes for v in cuda_scan.VARIANTS}
     assert {name: size for name, size in sizes.items() if size > SHARED_LIMIT} == {}
     assert cuda_scan.fused_shared_bytes() <= SHARED_LIMIT
-    assert 4 * (cuda_scan.prepare_shared_bytes(128) + RESERVED) <= SM_SHARED  # blocks an SM, as its launch bounds ask
+    for name, shared_bytes in cuda_scan.PREPARATIONS.items():  # blocks an SM, as the launch bounds ask
+        assert (5 if name.endswith("_lean") else 4) * (shared_bytes + RESERVED) <= SM_SHARED, name
 
 
 @pytest.mark.slow
@@ -213,7 +224,8 @@ def test_compiles_for_hopper_without_spills(source: CudaSource) -> None:
         assert not row["spill_bytes"], f"{row['build']}: {row['spill_bytes']} bytes spilled"
         assert row["shared_bytes"] >= source.shared_of(row["build"])
         if row["build"].startswith("gdn_prepare"):
-            assert row["blocks_per_sm"] == 4, "prepare.cuh asks for PREPARE_BLOCKS of it"
+            asked = 5 if row["build"].endswith("_lean") else 4  # PREPARE_BLOCKS, LEAN_PREPARE_BLOCKS in prepare.cuh
+            assert row["blocks_per_sm"] == asked, row["build"]
         if row["build"].startswith(("gdn_scan", "gdn_prepare", "gdn_fused")):
             assert "wgmma" in row["instruction"]
 
@@ -261,6 +273,7 @@ def test_one_launch_gives_the_bits_of_two_under_a_graph(problem: Workload) -> No
     inputs = cases.inputs(problem, 1, "cuda")
     args, out = cuda_scan._prepare(inputs), cases.outputs(problem, inputs)
     pair, wanted = cuda_scan._pack(inputs), cases.outputs(problem, inputs)
+    pair["workspace"] = cuda_scan.workspace(pair, cuda_scan.chosen(pair))
     cuda_scan.prefill_at_once(args, out)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -342,10 +355,11 @@ def test_a_sequence_does_not_depend_on_its_batch() -> None:
     cuda_scan.CANDIDATES[0].run(cuda_scan._prepare(inputs), out)
     alone = {n: inputs[n][:, 70:199].contiguous() for n in ("q", "k", "v", "g", "beta")}
     alone["initial_state"] = inputs["initial_state"][1:2].contiguous()
-    for groups in (1, 2):
+    for variant in [v for v in cuda_scan.VARIANTS if (v.dim, v.dtype) == (128, "bf16")]:
         other = {"o": torch.empty_like(alone["v"]), "final_state": torch.empty_like(alone["initial_state"])}
         args = cuda_scan._prepare(alone)
-        cuda_scan.prepare_chunks(args)
-        cuda_scan.scan_chunks(args, other, cuda_scan.ScanVariant(128, "bf16", groups))
+        args["workspace"] = cuda_scan.workspace(args, variant)
+        cuda_scan.prepare_chunks(args, variant)
+        cuda_scan.scan_chunks(args, other, variant)
         assert torch.equal(other["o"][0], out["o"][0, 70:199])
         assert torch.equal(other["final_state"][0], out["final_state"][1])

@@ -129,7 +129,7 @@ def test_the_sizes_of_host_and_kernels_agree(libraries: Any) -> None:
 BROKEN = {
     "a flag ahead of its copies": ("    bulk_wait_all();\n    fence_async_global();\n", "    fence_async_global();\n"),
     "a flag without a fence": ("    bulk_wait_all();\n    fence_async_global();\n", "    bulk_wait_all();\n"),
-    "a chunk read before its flag": ("leading_lanes(n + lane < count && ", "32 + 0 * leading_lanes(lane == 0 && "),
+    "a chunk read before its flag": ("leading_lanes(lane * C < live && ", "32 + 0 * leading_lanes(lane == 0 && "),
     "a flag raised twice": ("ahead.at += TEAMS;", "ahead.at += 1;"),
     "waits for a block of higher index": ("store_release(flag, epoch);", "store_release(flag, epoch + 1);"),
 }
@@ -146,7 +146,7 @@ def ragged() -> tuple[Tensors, Tensors]:
 def test_what_is_broken_on_purpose_is_noticed(noticed: str, tmp_path: Any) -> None:
     problem = cases._prefill(660, (1, 1), D=128, dtype="bf16")
     inputs = cases.inputs(problem, 1, "cpu")
-    args, out = cuda_scan._pack(inputs), cases.outputs(problem, inputs)
+    args, out = cuda_scan._prepare(inputs), cases.outputs(problem, inputs)
     args |= cuda_scan.in_order(args, 3)  # one block prepares to the end, two until the scans start
     with pytest.raises(Stopped, match=noticed):
         run(one_launch(tmp_path, "bf16", BROKEN[noticed]), args, out)

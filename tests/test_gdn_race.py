@@ -79,11 +79,13 @@ def scan() -> None:
     for variant in cuda_scan.VARIANTS:
         wide = variant.dtype == cuda_scan.WIDE
         own = {"dtype": "bf16", "out_dtype": "f32"} if wide else {"dtype": variant.dtype}
-        problem = cases._prefill(140, (1, 3), D=variant.dim, lengths="64-1-75", qk_l2norm=1, **own)  # type: ignore[arg-type]
+        shape = {"D": variant.dim, "qk_l2norm": int(not variant.lean)}
+        problem = cases._prefill(140, (1, 3), lengths="64-1-75", **shape, **own)  # type: ignore[arg-type]
 
         def both(inputs: Tensors, out: Tensors, variant: cuda_scan.ScanVariant = variant, wide: bool = wide) -> None:
             args = (cuda_scan._prepare_wide if wide else cuda_scan._prepare)(inputs)
-            cuda_scan.prepare_chunks(args)
+            args["workspace"] = cuda_scan.workspace(args, variant)
+            cuda_scan.prepare_chunks(args, variant)
             cuda_scan.scan_chunks(args, out, variant, programmatic=True)
 
         check(problem, "fp16" if wide else variant.dtype, both)
@@ -91,7 +93,7 @@ def scan() -> None:
         problem = cases._prefill(1100, (1, 1), D=128, dtype=dtype, qk_l2norm=1)
 
         def one(inputs: Tensors, out: Tensors) -> None:
-            args = cuda_scan._pack(inputs)  # as on three multiprocessors: teams go on from unit to unit
+            args = cuda_scan._prepare(inputs)  # as on three multiprocessors: teams go on from unit to unit
             cuda_scan.prefill_at_once(args | cuda_scan.in_order(args, 3), out)
 
         check(problem, dtype, one)

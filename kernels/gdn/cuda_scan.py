@@ -3,8 +3,9 @@
 `prepare_chunks` does, for every chunk of 64 tokens and k head, what needs no state: K K^T, Q K^T, decays, the inverse.
 The v heads of a k head share the two products. `scan_chunks` carries the transposed state in float32 accumulators, one
 warpgroup to 64 columns of v; other warps load ahead of it and store behind it. What passes between the two is 11 KB per
-chunk and v head. The scan is a programmatic launch: its blocks start behind the last blocks of the preparation
-(scan.cu).
+chunk and v head, or 5 KB where the scan is lean: whole heads, rows of q and k without norms, 16-bit outputs. The lean
+scan makes the scores itself, once per v head, because memory is what binds many sequences (scores.cuh). The scan is a
+programmatic launch: its blocks start behind the last blocks of the preparation (scan.cu).
 
 Where halves of heads leave multiprocessors free, one launch does both (fused.cu): blocks there go on preparing while
 the scans run, and raise a flag for each chunk and k head, which the scans look at. The same bits. order.py says which
@@ -20,13 +21,13 @@ ten mantissa bits at twice its rate. bf16 is exact in fp16 within its range, so 
 fp16, each row times a power of two, and its norms take the inverse powers. The state's range must be fp16's too. Each
 thread stores its own outputs: their tiles would not fit beside three stages.
 Sequences of unequal lengths come packed, with cu_seqlens; there is no padded form. A sequence gets the same bits in
-halves of heads and in whole heads, alone and in any batch.
+halves of heads and in whole heads, lean or not, alone and in any batch.
 Given up: float32 activations, more than 8 v heads per k head, devices other than sm_90.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,9 @@ from kernels.gdn.launch import checked, sequence_bounds
 
 CHUNK = 64
 TILE_BYTES = 64 * 128
-BLOCK_BYTES = 2 * 10 * 512 + 1024  # the triangles X and P of ten 16 x 16 blocks, and the vectors
+TRIANGLE_BYTES = 10 * 512  # of ten 16 x 16 blocks
+BLOCK_BYTES = 2 * TRIANGLE_BYTES + 1024  # X, P and the vectors
+LEAN_BLOCK_BYTES = TRIANGLE_BYTES + CHUNK * 4  # X and the running sums of the gates
 STAGES = 3  # chunks in the scan's shared memory
 HEADS = 8  # most v heads per k head
 SMS = 132
@@ -56,43 +59,63 @@ WIDE = "bf16_f32"  # bf16 in, operands in fp16, float32 out
 
 @dataclass(frozen=True)
 class ScanVariant:
-    """An instantiation of the scan: warpgroups of 64 v columns per block. dtype: "bf16", "fp16" or WIDE."""
+    """An instantiation of the scan: warpgroups of 64 v columns per block. dtype: "bf16", "fp16" or WIDE.
+
+    lean: one more warpgroup makes P and the vectors, for rows of q and k that need no norm.
+    """
 
     dim: int
     dtype: str
     groups: int
+    lean: bool = False
+
+    @property
+    def preparation(self) -> str:
+        """The extern "C" name of the kernel that goes before."""
+        return f"gdn_prepare_d{self.dim}_{self.dtype}" + "_lean" * self.lean
 
     @property
     def kernel(self) -> str:
         """The extern "C" name."""
-        return f"gdn_scan_d{self.dim}_{self.dtype}_g{self.groups}"
+        return f"gdn_scan_d{self.dim}_{self.dtype}_g{self.groups}" + "_lean" * self.lean
+
+    @property
+    def threads(self) -> int:
+        """Warpgroups of the chain, one that loads and stores, and one that makes P where the scan is lean."""
+        return 128 * (self.groups + 1 + self.lean)
+
+    @property
+    def block_bytes(self) -> int:
+        """What the preparation leaves for a chunk and v head."""
+        return LEAN_BLOCK_BYTES if self.lean else BLOCK_BYTES
 
     @property
     def shared_bytes(self) -> int:
-        """Stages of k, q, v, X, P and vectors, a tile of outputs per warpgroup, the barriers."""
-        stage = (2 * (self.dim // 64) + self.groups + 2) * TILE_BYTES + 1024
+        """Stages of k, q, v, X, P, vectors and (lean) running sums, a tile of outputs per warpgroup, the barriers."""
+        stage = (2 * (self.dim // 64) + self.groups + 2) * TILE_BYTES + 1024 * (1 + self.lean)
         return STAGES * stage + self.groups * TILE_BYTES + 128
 
 
 VARIANTS = (
     *(ScanVariant(128, dtype, groups) for dtype in ("bf16", "fp16", WIDE) for groups in (1, 2)),
     *(ScanVariant(64, dtype, 1) for dtype in ("bf16", "fp16")),
+    *(ScanVariant(128, dtype, 2, lean=True) for dtype in ("bf16", "fp16")),
 )
 
 
-def prepare_shared_bytes(dim: int) -> int:
-    """Dynamic shared memory of the preparation: `Preparation::BYTES` in prepare.cuh."""
-    results = max(3 * BLOCK_BYTES, 2 * (dim // 64) * TILE_BYTES)
-    return results + CHUNK * 144 + 4 * 16 * 20 * 4 + (2 + 2 * HEADS) * CHUNK * 4
+def prepare_shared_bytes(variant: ScanVariant) -> int:
+    """Dynamic shared memory of a scan's preparation: `Preparation::BYTES` in prepare.cuh."""
+    rows = (1 if variant.lean else 2) * (variant.dim // 64) * TILE_BYTES  # of k, and of q
+    return max(3 * variant.block_bytes, rows) + CHUNK * 144 + 4 * 16 * 20 * 4 + (2 + 2 * HEADS) * CHUNK * 4
 
 
-PREPARATIONS = ((128, "bf16"), (128, "fp16"), (64, "bf16"), (64, "fp16"), (128, WIDE))
+PREPARATIONS = {v.preparation: prepare_shared_bytes(v) for v in VARIANTS}
 SOURCE = CudaSource(
     path=Path(__file__).with_name("scan.cu"),
-    kernels=(*(f"gdn_prepare_d{dim}_{dtype}" for dim, dtype in PREPARATIONS), *(v.kernel for v in VARIANTS)),
+    kernels=(*PREPARATIONS, *(v.kernel for v in VARIANTS)),
     capability=(9, 0),
     architecture="sm_90a",
-    shared_bytes=(*(prepare_shared_bytes(dim) for dim, _ in PREPARATIONS), *(v.shared_bytes for v in VARIANTS)),
+    shared_bytes=(*PREPARATIONS.values(), *(v.shared_bytes for v in VARIANTS)),
 )
 
 
@@ -112,15 +135,18 @@ FUSED = CudaSource(
 CUDA_SOURCES = (SOURCE, FUSED)
 
 
-def choose_config(sequences: int, heads_v: int, dim: int, dtype: str) -> ScanVariant:
+def choose_config(sequences: int, heads_v: int, dim: int, dtype: str, raw_qk: bool) -> ScanVariant:
     """Halves of heads or whole heads, a block each, by which take less time in waves of SMS blocks.
 
     Two warpgroups share k, q, X and P: a whole head takes less time than two halves in turn, but a wave of halves takes
-    less than one of whole heads (HALF, from trials on an H200), and may waste less of the last wave.
+    less than one of whole heads (HALF, from trials on an H200), and may waste less of the last wave. Whole heads whose
+    rows need no norm take the lean form.
     """
     heads = sequences * heads_v
     whole, halves = -(-heads // SMS), -(-2 * heads // SMS)
-    return ScanVariant(dim, dtype, 2 if dim == 128 and whole <= HALF * halves else 1)
+    if dim != 128 or whole > HALF * halves:
+        return ScanVariant(dim, dtype, 1)
+    return ScanVariant(dim, dtype, 2, lean=dtype != WIDE and not raw_qk)
 
 
 def fuses(sequences: int, heads_v: int, dim: int, dtype: str) -> bool:
@@ -138,27 +164,39 @@ def chunk_tables(bounds: list[int]) -> tuple[list[tuple[int, int]], list[int]]:
     return spans, offsets
 
 
+def chosen(args: Tensors) -> ScanVariant:
+    """The scan of these args in two launches."""
+    name = WIDE if "q_fp16" in args else TYPES[args["v"].dtype]
+    heads_v, dim = args["v"].shape[-2:]
+    return choose_config(args["chunk_offsets"].numel(), heads_v, dim, name, "raw_qk" in args)
+
+
+def workspace(args: Tensors, variant: ScanVariant) -> torch.Tensor:
+    """Uninitialised room for what passes between the two launches of a scan."""
+    blocks = args["chunks"].shape[0] * args["v"].shape[-2]
+    return torch.empty(blocks * variant.block_bytes, dtype=torch.uint8, device=args["v"].device)
+
+
 def _pack(inputs: Tensors) -> Tensors:
     checked(inputs, ("q", "k", "v", "g", "beta", "initial_state"))
-    device, heads_v = inputs["v"].device, inputs["v"].shape[-2]
-    bounds = sequence_bounds(inputs)
+    device, bounds = inputs["v"].device, sequence_bounds(inputs)
     spans, offsets = chunk_tables(bounds.tolist())
     return inputs | {
         "cu_seqlens": bounds,
         "chunks": torch.tensor(spans, dtype=torch.int32, device=device),
         "chunk_offsets": torch.tensor(offsets, dtype=torch.int32, device=device),
-        "workspace": torch.empty(len(spans) * heads_v * BLOCK_BYTES, dtype=torch.uint8, device=device),
     }
 
 
 def _prepare(inputs: Tensors) -> Tensors:
     args, (heads_v, dim) = _pack(inputs), inputs["v"].shape[-2:]
-    fused = fuses(args["chunk_offsets"].numel(), heads_v, dim, TYPES.get(inputs["v"].dtype, ""))
+    args["workspace"] = workspace(args, chosen(args))
+    fused = fuses(args["chunk_offsets"].numel(), heads_v, dim, TYPES[inputs["v"].dtype])
     return args | (in_order(args) if fused else {})
 
 
 def in_order(args: Tensors, multiprocessors: int = SMS) -> Tensors:
-    """What `prefill_at_once` needs beyond packed args: tables of the order, and flags, zero now and never reset."""
+    """What `prefill_at_once` needs beyond the args: tables of the order, and flags, zero now and never reset."""
     device, heads_k, heads_v = args["v"].device, args["k"].shape[-2], args["v"].shape[-2]
     made = order.make(args["cu_seqlens"].tolist(), heads_k, heads_v, multiprocessors)
     return {
@@ -170,16 +208,22 @@ def in_order(args: Tensors, multiprocessors: int = SMS) -> Tensors:
 
 def _prepare_wide(inputs: Tensors) -> Tensors:
     args = _pack(inputs)
-    return args | {f"{x}_fp16": torch.empty_like(args[x], dtype=torch.float16) for x in ("q", "k")}
+    args |= {f"{x}_fp16": torch.empty_like(args[x], dtype=torch.float16) for x in ("q", "k")}
+    return args | {"workspace": workspace(args, chosen(args))}
 
 
-def prepare_chunks(args: Tensors) -> None:
-    """X, P and the vectors of every chunk and v head into args["workspace"]; q and k also in fp16 where asked for."""
-    q, k, v = args["q"], args["k"], args["v"]
+def prepare_chunks(args: Tensors, variant: ScanVariant | None = None) -> None:
+    """What the scan needs of every chunk and v head into args["workspace"]; q and k also in fp16 where asked for.
+
+    variant: another scan's than `chosen`'s, args["workspace"] being for it. Raises ValueError for raw rows and a lean
+    scan.
+    """
+    q, k, v, scan = args["q"], args["k"], args["v"], variant or chosen(args)
+    if scan.lean and "raw_qk" in args:
+        raise ValueError(f"{scan.kernel} takes normalised rows of q and k: use {replace(scan, lean=False).kernel}")
     heads_k, dim = k.shape[-2:]
-    shared = prepare_shared_bytes(dim)
-    name = WIDE if "q_fp16" in args else TYPES[v.dtype]
-    kernel = cuda.load(SOURCE, f"gdn_prepare_d{dim}_{name}", v.device.index or 0, shared)
+    shared = PREPARATIONS[scan.preparation]
+    kernel = cuda.load(SOURCE, scan.preparation, v.device.index or 0, shared)
     tensors = (q, k, args["g"], args["beta"], args["chunks"], args["workspace"])
     numbers = (heads_k, v.shape[-2], int("raw_qk" in args))
     converted = [args.get(f"{x}_fp16", cuda.i64(0)) for x in ("q", "k")]
@@ -197,15 +241,15 @@ def _map(x: torch.Tensor) -> bytes:
 def scan_chunks(args: Tensors, out: Tensors, variant: ScanVariant | None = None, programmatic: bool = True) -> None:
     """Outputs and final states from a prepared workspace."""
     q, k, v = args.get("q_fp16", args["q"]), args.get("k_fp16", args["k"]), args["v"]
-    initial, o, name = args["initial_state"], out["o"], WIDE if "q_fp16" in args else TYPES[v.dtype]
+    initial, o, scan = args["initial_state"], out["o"], variant or chosen(args)
     heads_k, (heads_v, dim), sequences = k.shape[-2], v.shape[-2:], args["chunk_offsets"].numel()
-    chosen = variant or choose_config(sequences, heads_v, dim, name)
-    kernel = cuda.load(SOURCE, chosen.kernel, v.device.index or 0, chosen.shared_bytes)
+    kernel = cuda.load(SOURCE, scan.kernel, v.device.index or 0, scan.shared_bytes)
     tensors = (q, k, v, args["workspace"], initial, out["final_state"], o, args["cu_seqlens"], args["chunk_offsets"])
     numbers = (heads_k, heads_v, 0 if initial.dtype == torch.bfloat16 else 2)
-    arguments: list[Any] = [*map(_map, (k, q, v, v if name == WIDE else o)), *tensors, *map(cuda.i32, numbers)]
-    grid = (dim // (64 * chosen.groups), heads_v, sequences)
-    cuda.launch(kernel, grid, 128 * (chosen.groups + 1), arguments, chosen.shared_bytes, programmatic)
+    maps = map(_map, (k, q, v, v if scan.dtype == WIDE else o))
+    arguments: list[Any] = [*maps, *tensors, *map(cuda.i32, numbers), cuda.f32(dim**-0.5)]
+    grid = (dim // (64 * scan.groups), heads_v, sequences)
+    cuda.launch(kernel, grid, scan.threads, arguments, scan.shared_bytes, programmatic)
 
 
 def prefill_at_once(args: Tensors, out: Tensors) -> None:
@@ -264,8 +308,8 @@ def describe(workload: Workload) -> str:
     if fuses(len(lengths), workload["Hv"], workload["D"], name):
         made = order.make([0, *accumulate(lengths)], workload["Hk"], workload["Hv"], SMS)
         return f"chunks of {CHUNK}, gdn_fused_d{workload['D']}_{name}, {made}"
-    chosen = choose_config(len(lengths), workload["Hv"], workload["D"], name)
-    return f"chunks of {CHUNK}, {chosen.kernel}"
+    raw = bool(workload.axes.get("qk_l2norm"))
+    return f"chunks of {CHUNK}, {choose_config(len(lengths), workload['Hv'], workload['D'], name, raw).kernel}"
 
 
 CANDIDATES = (

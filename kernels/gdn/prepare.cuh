@@ -16,8 +16,9 @@ constexpr float L2_EPS = 1e-6f, LOG2_E = 1.4426950408889634f;
 constexpr int TILE = C * 128;         // bytes of 64 rows of 64 16-bit columns
 constexpr int TRIANGLE = 10 * 512;    // ten blocks of 16 rows of 32 bytes
 constexpr int BLOCK = 2 * TRIANGLE + 1024;  // X, P, then a, r, e [64] and c_C, float32
+constexpr int LEAN_BLOCK = TRIANGLE + C * 4;  // X, then G log2(e) [64]
 constexpr int HEADS = 8;              // most v heads per k head
-constexpr int PREPARE_BLOCKS = 4;     // blocks of the preparation an SM
+constexpr int PREPARE_BLOCKS = 4, LEAN_PREPARE_BLOCKS = 5;  // blocks of the preparation an SM
 
 INLINE int swizzled(int row, int piece) { return row * 128 + ((piece ^ (row & 7)) << 4); }
 INLINE int swizzled_wide(int row, int piece) { return (piece >> 3) * TILE + swizzled(row, piece & 7); }
@@ -27,10 +28,11 @@ INLINE constexpr int triangle_step(int s) { return 2048 * s - 256 * s * (s - 1);
 constexpr int A_STRIDE = 72;         // halves per row of A: 144 bytes, so that ldmatrix meets no bank conflict
 constexpr int DIAGONAL_STRIDE = 20;  // floats per column of a diagonal block
 constexpr int TEAMS = 3;             // that fit a block
-template <int D, bool TEAM = false>
+template <int D, bool TEAM = false, bool LEAN = false>
 struct Preparation {
     static constexpr int SLOTS = TEAM ? 2 : 3;  // results of as many v heads on their way out
-    static constexpr int TILES = D / 64, OUT = SLOTS * BLOCK, KQ = 2 * TILES * TILE;
+    static constexpr int RESULT = LEAN ? LEAN_BLOCK : BLOCK;
+    static constexpr int TILES = D / 64, OUT = SLOTS * RESULT, KQ = (LEAN ? 1 : 2) * TILES * TILE;
     static constexpr int RESULTS = TEAM ? KQ : 0;  // else k and q give way to the results
     static constexpr int A = TEAM ? KQ + OUT : OUT > KQ ? OUT : KQ;
     static constexpr int DIAGONAL = A + C * A_STRIDE * 2;
@@ -84,14 +86,14 @@ struct Ahead {
     u32 epoch;
 };
 
-template <int D>
+template <int D, bool QUERIES = true>
 INLINE void fetch_rows(const Work& w, const Unit& unit, char* k_tile, char* q_tile, int thread) {
 #pragma unroll
     for (int i = 0; i < D / 16; i++) {
         const int at = i * 128 + thread, row = at / (D / 8), piece = at % (D / 8);
         const long from = ((long)(unit.first + min(row, unit.live - 1)) * w.hk + unit.head_k) * D + piece * 8;
         copy_16(k_tile + swizzled_wide(row, piece), w.k + from, row < unit.live);
-        copy_16(q_tile + swizzled_wide(row, piece), w.q + from, row < unit.live);
+        if (QUERIES) copy_16(q_tile + swizzled_wide(row, piece), w.q + from, row < unit.live);
     }
     copy_commit();
 }
@@ -129,12 +131,14 @@ INLINE void meet_all(int team) {
 }
 
 // One unit, by 128 threads; a team has asked for its rows of k and q before. CONVERT, for bf16 and D = 128: the norms
-// take the inverse powers of q_fp16 and k_fp16, so that nothing else need know.
-template <int D, int IN_TYPE, bool CONVERT, bool TEAM>
+// take the inverse powers of q_fp16 and k_fp16, so that nothing else need know. LEAN, for rows without norms: X and the
+// running sums alone, for a scan that makes the rest (scores.cuh); q is not read.
+template <int D, int IN_TYPE, bool CONVERT, bool TEAM, bool LEAN = false>
 INLINE void prepare_unit(const Work& w, char* shared, const Unit& unit, Ahead& ahead) {
     static_assert(!CONVERT || (D == 128 && IN_TYPE == BF16));
+    static_assert(!LEAN || !(CONVERT || TEAM));
     constexpr int TYPE = CONVERT ? FP16 : IN_TYPE;
-    using At = Preparation<D, TEAM>;
+    using At = Preparation<D, TEAM, LEAN>;
     char *k_tile = shared, *q_tile = shared + At::TILES * TILE;
     u16* a_tile = reinterpret_cast<u16*>(shared + At::A);
     float* norms = reinterpret_cast<float*>(shared + At::VECTORS);  // nk [64], nq [64]
@@ -145,7 +149,7 @@ INLINE void prepare_unit(const Work& w, char* shared, const Unit& unit, Ahead& a
     const int hk = w.hk, hv = w.hv, ratio = hv / hk;
     const float scale = w.scale;
 
-    if (!TEAM) fetch_rows<D>(w, unit, k_tile, q_tile, thread);
+    if (!TEAM) fetch_rows<D, !LEAN>(w, unit, k_tile, q_tile, thread);
     if (TEAM && ahead.done && thread == 0) bulk_wait_read<0>();  // the results of the unit before
     for (int h = warp; h < ratio; h += 4) {
         Gates gates;
@@ -179,7 +183,7 @@ INLINE void prepare_unit(const Work& w, char* shared, const Unit& unit, Ahead& a
 
     const int block = uniform(warp);  // the 16 rows of this warp
     const float power = CONVERT ? norms[thread] : 1.0f;
-    if (w.normalise) {
+    if (!LEAN && w.normalise) {
         const char* tile = thread < C ? k_tile : q_tile;
         const int row = thread & (C - 1);
         float total = 0;
@@ -194,7 +198,7 @@ INLINE void prepare_unit(const Work& w, char* shared, const Unit& unit, Ahead& a
             }
         }
         norms[thread] = 1.0f / sqrtf(total + L2_EPS / (power * power));
-    } else {
+    } else if (!LEAN) {
         norms[thread] = power;
     }
     float kk[8][4], qk[8][4];  // rows quad and quad + 8 of the block, columns 8 j + 2 pair, + 1
@@ -208,17 +212,17 @@ INLINE void prepare_unit(const Work& w, char* shared, const Unit& unit, Ahead& a
 #pragma unroll
         for (int i = 0; i < D / 16; i++) {
             wgmma_n64_shared<TYPE>(kk_all, k_columns + step(i), k_columns + step(i), i > 0);
-            wgmma_n64_shared<TYPE>(qk_all, q_columns + step(i), k_columns + step(i), i > 0);
+            if (!LEAN) wgmma_n64_shared<TYPE>(qk_all, q_columns + step(i), k_columns + step(i), i > 0);
         }
         wgmma_commit();
         wgmma_wait<0>(kk_all);
-        wgmma_wait<0>(qk_all);
+        if (!LEAN) wgmma_wait<0>(qk_all);
     }
     meet_all<TEAM>(ahead.team);  // k and q are dead, norms are there
     if constexpr (TEAM) fetch_next<D>(ahead, w, shared, thread);
     u32 scores[8][2];  // q.k with its norms and the scale, in the format of P
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
+    for (int j = 0; j < 8 && !LEAN; j++) {
         const float2 column = *reinterpret_cast<const float2*>(norms + 8 * j + 2 * pair);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -233,9 +237,10 @@ INLINE void prepare_unit(const Work& w, char* shared, const Unit& unit, Ahead& a
     for (int h = 0; h < ratio; h++) {
         const int lane = again(thread & 31);  // addresses are computed again for each head: kept, they would spill
         const int pair = lane & 3, row0 = block * 16 + (lane >> 2);
-        char* result = shared + At::RESULTS + h % At::SLOTS * BLOCK;
+        char* result = shared + At::RESULTS + h % At::SLOTS * At::RESULT;
         const float *sum = sums + h * C, *rate = rates + h * C;
-        if (thread < C) {
+        if (LEAN && thread < C) reinterpret_cast<float*>(result + TRIANGLE)[thread] = sum[thread];
+        if (!LEAN && thread < C) {
             float* vector = reinterpret_cast<float*>(result + 2 * TRIANGLE);
             const float decay = exp2_fast(sum[thread]), norm = norms[thread];
             vector[thread] = decay * norm;
@@ -259,12 +264,12 @@ INLINE void prepare_unit(const Work& w, char* shared, const Unit& unit, Ahead& a
                 float decay = exp2_fast(row_sum[i >> 1] - (i & 1 ? column_sum.y : column_sum.x));
                 if (on_diagonal && row < col) decay = 0.0f;  // above it the exponent may be large: never multiplied
                 a[i] = row_rate[i >> 1] * decay * kk[j][i];
-                p[i] = decay * widen<FP16>((u16)(scores[j][i >> 1] >> (16 * (i & 1))));
+                if (!LEAN) p[i] = decay * widen<FP16>((u16)(scores[j][i >> 1] >> (16 * (i & 1))));
             }
             char* to_p = result + TRIANGLE + triangle_step(j >> 1) + (block - (j >> 1)) * 512 + in_block +
                          (((j & 1) << 4) ^ flip);
 #pragma unroll
-            for (int i = 0; i < 2; i++)
+            for (int i = 0; i < 2 && !LEAN; i++)
                 *reinterpret_cast<u32*>(to_p + 256 * i) = pack_half<FP16>(p[2 * i], p[2 * i + 1]);
             if (on_diagonal) {  // transposed, for the substitution, which reads below the diagonal only
                 float* to = diagonal + ((j & 1) * 8 + 2 * pair) * DIAGONAL_STRIDE + (lane >> 2);
@@ -358,19 +363,19 @@ INLINE void prepare_unit(const Work& w, char* shared, const Unit& unit, Ahead& a
         if (thread == 0) bulk_wait_read<At::SLOTS - 2>();  // the copy that reads the slot of the next head
         meet_all<TEAM>(ahead.team);
         if (thread == 0)
-            bulk_store(w.workspace + ((long)unit.chunk * hv + head_k * ratio + h) * BLOCK, result, BLOCK);
+            bulk_store(w.workspace + ((long)unit.chunk * hv + head_k * ratio + h) * At::RESULT, result, At::RESULT);
     }
     if constexpr (TEAM) ahead.done = ahead.flags + (long)head_k * ahead.chunks + unit.chunk;
 }
 
 // Grid (chunks, hk), 128 threads. chunks [NT, 2]: first token and the end of its sequence.
-template <int D, int IN_TYPE, bool CONVERT>
+template <int D, int IN_TYPE, bool CONVERT, bool LEAN = false>
 INLINE void prepare(const Work& w, const int* chunks) {
     extern __shared__ __align__(1024) char shared[];
     const int first = chunks[2 * blockIdx.x], live = min(C, chunks[2 * blockIdx.x + 1] - first);
     const Unit unit{first, live, blockIdx.x, (int)blockIdx.y};
     Ahead none;
-    prepare_unit<D, IN_TYPE, CONVERT, false>(w, shared, unit, none);
+    prepare_unit<D, IN_TYPE, CONVERT, false, LEAN>(w, shared, unit, none);
     launch_dependents();  // late: the scan's blocks only hide their own start behind the last of these
     if (threadIdx.x == 0) bulk_wait_all();
 }

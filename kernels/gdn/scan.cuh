@@ -21,12 +21,12 @@
 
 #pragma once
 
-#include "prepare.cuh"
+#include "scores.cuh"
 
-template <int D, int GROUPS>
+template <int D, int GROUPS, bool LEAN>
 struct Stage {
     static constexpr int Q = D / 64 * TILE, V = 2 * Q, X = V + GROUPS * TILE, P = X + TILE, VECTORS = P + TILE;
-    static constexpr int BYTES = VECTORS + 1024, COPIED = V + GROUPS * TILE + BLOCK;
+    static constexpr int GATES = VECTORS + 1024, BYTES = LEAN ? GATES + 1024 : GATES, ROWS = V + GROUPS * TILE;
 };
 
 struct Scan {
@@ -43,31 +43,44 @@ struct Scan {
     u32* sync;           // epoch of the launch before, scans that are through; from [FLAGS] on flags [hk, chunks]
     u32 epoch;
     int chunks, scans;
+    float scale;  // where the scan is LEAN
 };
 constexpr int FLAGS = 32;  // a line of its own for what is counted
 
 INLINE int4 entry(const Scan& s, int i) { return table_entry(s.blocks + 2 * blockIdx.x + i); }
 
+// A short last chunk, 8 PIECES columns wide, by a warp; rows beyond are zero.
+template <int PIECES>
+INLINE void copy_rows(char* tile, const u16* from, int start, int live, int stride) {
+#pragma unroll 1
+    for (int at = threadIdx.x & 31; at < C * PIECES; at += 32) {
+        const int row = at / PIECES, piece = at % PIECES;
+        const u16* own = from + (long)(start + min(row, live - 1)) * stride + piece * 8;
+        copy_16(tile + swizzled_wide(row, piece), own, row < live);
+    }
+}
+
 // One warp brings chunk after chunk. In ONE launch it asks for k, q and v first and then looks at the flags of the next
 // 32 chunks at once, again only when it has used up those that it saw raised.
-template <int D, int GROUPS, int STAGES, bool WIDE, bool ONE>
+template <int D, int GROUPS, int STAGES, bool WIDE, bool ONE, bool LEAN>
 INLINE void produce(const Scan& s, char* stages, u64* full, u64* empty, int first, int tokens, int chunk0,
                     int head, int column0) {
-    using At = Stage<D, GROUPS>;
-    const int lane = threadIdx.x & 31, count = (tokens + C - 1) / C, head_k = head / (s.hv / s.hk);
-    const char* block = s.workspace + ((long)chunk0 * s.hv + head) * BLOCK;
+    using At = Stage<D, GROUPS, LEAN>;
+    const int lane = threadIdx.x & 31, head_k = head / (s.hv / s.hk);
+    constexpr int PREPARED = LEAN ? LEAN_BLOCK : BLOCK;
+    const char* block = s.workspace + ((long)chunk0 * s.hv + head) * PREPARED;
     int at_stage = 0, parity = 1;
     const u32* flags = ONE ? s.sync + FLAGS + (long)head_k * s.chunks + chunk0 : nullptr;
     int ready = 0;                      // chunks whose flag was seen
     if (WIDE) wait_for_earlier_grid();  // q and k in fp16 are the preparation's too
-    for (int n = 0; n < count; n++) {
+    for (int live = tokens; live > 0; live -= C) {
         char* stage = stages + at_stage * At::BYTES;
         u64* bar = full + at_stage;
-        const int start = first + n * C, live = tokens - n * C;
+        const int start = first + tokens - live;
         barrier_wait(empty + at_stage, parity);
         if (live >= C) {
             if (lane == 0) {
-                barrier_expect(bar, At::COPIED);
+                barrier_expect(bar, At::ROWS + PREPARED);
 #pragma unroll
                 for (int i = 0; i < D / 64; i++)
                     tensor_load(stage + i * TILE, s.k_map, head_k * D + i * 64, start, bar);
@@ -79,44 +92,38 @@ INLINE void produce(const Scan& s, char* stages, u64* full, u64* empty, int firs
                     tensor_load(stage + At::V + i * TILE, s.v_map, head * D + column0 + i * 64, start, bar);
             }
         } else {
-            for (int at = lane; at < C * (D / 8); at += 32) {
-                const int row = at / (D / 8), piece = at % (D / 8);
-                const long from = ((long)(start + min(row, live - 1)) * s.hk + head_k) * D + piece * 8;
-                copy_16(stage + swizzled_wide(row, piece), s.k + from, row < live);
-                copy_16(stage + At::Q + swizzled_wide(row, piece), s.q + from, row < live);
-            }
-            for (int at = lane; at < C * 8 * GROUPS; at += 32) {
-                const int row = at / (8 * GROUPS), piece = at % (8 * GROUPS);
-                const long from = ((long)(start + min(row, live - 1)) * s.hv + head) * D + column0 + piece * 8;
-                copy_16(stage + At::V + swizzled_wide(row, piece), s.v + from, row < live);
-            }
+            copy_rows<D / 8>(stage, s.k + head_k * D, start, live, s.hk * D);
+            copy_rows<D / 8>(stage + At::Q, s.q + head_k * D, start, live, s.hk * D);
+            copy_rows<8 * GROUPS>(stage + At::V, s.v + head * D + column0, start, live, s.hv * D);
             copy_commit();
             copy_wait<0>();
             fence_async_shared();
             __syncwarp();
-            if (lane == 0) barrier_expect(bar, BLOCK);
+            if (lane == 0) barrier_expect(bar, PREPARED);
         }
+        const int n = (tokens - live) / C;
         if (ONE && n >= ready) {
             for (int tries = 0;; pause(tries)) {
-                const u32* flag = flags + min(n + lane, count - 1);
-                ready = n + leading_lanes(n + lane < count && load_acquire(flag) == s.epoch);
+                const u32* flag = flags + n + lane;
+                ready = n + leading_lanes(lane * C < live && load_acquire(flag) == s.epoch);
                 if (n < ready) break;
             }
             __syncwarp();
             fence_async_global();
         }
         if (lane == 0) {
-            if (!ONE && !WIDE && n == 0) wait_for_earlier_grid();  // the preparation
+            if (!ONE && !WIDE && live == tokens) wait_for_earlier_grid();  // the preparation
 #pragma unroll
-            for (int i = 0; i < 8; i++) {
+            for (int i = 0; i < (LEAN ? 4 : 8); i++) {
                 const int m = i & 3;  // a step of X, then of P: its first 16 m rows are zero and stay so
                 bulk_load(stage + (i < 4 ? At::X : At::P) + 2560 * m, block + i / 4 * TRIANGLE + triangle_step(m),
                           2048 - 512 * m, bar);
             }
-            bulk_load(stage + At::VECTORS, block + 2 * TRIANGLE, 1024, bar);
+            if (LEAN) bulk_load(stage + At::GATES, block + TRIANGLE, LEAN_BLOCK - TRIANGLE, bar);
+            else bulk_load(stage + At::VECTORS, block + 2 * TRIANGLE, 1024, bar);
         }
         __syncwarp();
-        block += (long)s.hv * BLOCK;
+        block += (long)s.hv * PREPARED;
         if (++at_stage == STAGES) at_stage = 0, parity ^= 1;
     }
     if (ONE && lane == 0 && add_acq_rel(s.sync + 1, 1) == s.scans - 1) {  // nobody looks at flags or epoch any more
@@ -160,10 +167,10 @@ INLINE void store_outputs(const Scan& s, const char* tile, u64* filled, u64* dra
 // One warpgroup's 64 columns of v. Accumulators: rows warp * 16 + quad (+ 8), columns 8 j + 2 pair (+ 1) at
 // [4 j + ...].
 // The tensor cores' queue: Y; half of R while Z is formed; U and the other half; T; O.
-template <int D, int TYPE, int GROUPS, int STAGES, int VALUES, bool WIDE>
+template <int D, int TYPE, int GROUPS, int STAGES, int VALUES, bool WIDE, bool LEAN>
 INLINE void consume(const Scan& s, char* stages, char* out, u64* full, u64* empty, u64* filled, u64* drained,
-                    int first, int tokens, int sequence, int head, int column0) {
-    using At = Stage<D, GROUPS>;
+                    u64* made, int first, int tokens, int sequence, int head, int column0) {
+    using At = Stage<D, GROUPS, LEAN>;
     constexpr int EARLY = D / 32;  // of the D / 16 steps of R
     const int warp = threadIdx.x / 32 & 3, lane = threadIdx.x & 31, quad = lane >> 2, pair = lane & 3;
     const int group = lane >> 3, in_group = lane & 7, count = (tokens + C - 1) / C;
@@ -228,11 +235,12 @@ INLINE void consume(const Scan& s, char* stages, char* out, u64* full, u64* empt
 #pragma unroll
         for (int i = 0; i < EARLY; i++) wgmma_n64<TYPE>(r, state + 4 * i, q_columns + step(i), i > 0);
         wgmma_commit();
+        if (!WIDE && n) hand_over(n - 1);
         u32 v[16];
 #pragma unroll
         for (int j = 0; j < 8; j += 2) ldmatrix_t(v + 2 * j, stage + v_tile + transposed + j * 1024);
+        if (LEAN) barrier_wait(made + at_stage, parity);
         load_factors(factors, vectors);
-        if (!WIDE && n) hand_over(n - 1);
 
         wgmma_wait<1>(y);
 #pragma unroll
@@ -301,16 +309,18 @@ INLINE void consume(const Scan& s, char* stages, char* out, u64* full, u64* empt
 
 // GROUPS warpgroups of 64 columns of v; one of which a warp loads and GROUPS warps store; in ONE launch others idle. A
 // grid of two launches: (D / (64 GROUPS), hv, sequences), 128 (GROUPS + 1) threads.
-template <int D, int TYPE, int GROUPS, int STAGES, int VALUES = TYPE, bool WIDE = false, bool ONE = false>
+template <int D, int TYPE, int GROUPS, int STAGES, int VALUES = TYPE, bool WIDE = false, bool ONE = false,
+          bool LEAN = false>
 INLINE void scan(const Scan& s) {
-    using At = Stage<D, GROUPS>;
+    using At = Stage<D, GROUPS, LEAN>;
     extern __shared__ __align__(1024) char shared[];
     char* staging = shared + STAGES * At::BYTES;
     u64* full = reinterpret_cast<u64*>(staging + GROUPS * TILE);
-    u64 *empty = full + STAGES, *filled = empty + STAGES, *drained = filled + GROUPS;
+    u64 *empty = full + STAGES, *filled = empty + STAGES, *drained = filled + GROUPS, *made = drained + GROUPS;
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) barrier_init(full + i, 1), barrier_init(empty + i, 4 * GROUPS);
         for (int i = 0; i < GROUPS; i++) barrier_init(filled + i, 4), barrier_init(drained + i, 1);
+        for (int i = 0; i < STAGES && LEAN; i++) barrier_init(made + i, 4);
     }
     for (int at = threadIdx.x; at < STAGES * 1024; at += blockDim.x)  // X and P of each stage, 16 bytes at a time
         *reinterpret_cast<uint4*>(shared + at / 1024 * At::BYTES + At::X + at % 1024 * 16) = make_uint4(0, 0, 0, 0);
@@ -318,30 +328,35 @@ INLINE void scan(const Scan& s) {
     barrier_init_done();
     __syncthreads();
     const int group = threadIdx.x / 128;
-    if (ONE && group > GROUPS) {
+    if (LEAN && group > GROUPS) {
+        registers_down<64>();
+        make_scores<D, TYPE, STAGES, At>(shared, full, made, s.bounds[blockIdx.z + 1] - s.bounds[blockIdx.z], s.scale);
+    } else if (ONE && group > GROUPS) {
         registers_down<24>();
     } else if (group == GROUPS) {
-        if (ONE || GROUPS > 1) registers_down<56>();
+        if (LEAN) registers_down<32>();
+        else if (ONE || GROUPS > 1) registers_down<56>();
         const int head = ONE ? entry(s, 0).z : blockIdx.y, sequence = ONE ? entry(s, 0).y : blockIdx.z;
         const int column0 = ONE ? entry(s, 0).w : blockIdx.x * 64 * GROUPS;
         const int first = ONE ? entry(s, 1).x : s.bounds[sequence];
         const int tokens = ONE ? entry(s, 1).y : s.bounds[sequence + 1] - first;
         const int warp = (int)(threadIdx.x / 32) - 4 * GROUPS;
         if (warp == 0)
-            produce<D, GROUPS, STAGES, WIDE, ONE>(s, shared, full, empty, first, tokens,
+            produce<D, GROUPS, STAGES, WIDE, ONE, LEAN>(s, shared, full, empty, first, tokens,
                                                   ONE ? entry(s, 1).z : s.chunk_offsets[sequence], head, column0);
         else if (!WIDE && warp <= GROUPS)
             store_outputs<D>(s, staging + (warp - 1) * TILE, filled + warp - 1, drained + warp - 1, first, tokens,
                              head * D + column0 + (warp - 1) * 64);
     } else {
-        if (ONE) registers_up<240>();
+        if (LEAN) registers_up<208>();
+        else if (ONE) registers_up<240>();
         else if (GROUPS > 1) registers_up<224>();
         const int head = ONE ? entry(s, 0).z : blockIdx.y, sequence = ONE ? entry(s, 0).y : blockIdx.z;
         const int column0 = ONE ? entry(s, 0).w : blockIdx.x * 64 * GROUPS;
         const int first = ONE ? entry(s, 1).x : s.bounds[sequence];
         const int tokens = ONE ? entry(s, 1).y : s.bounds[sequence + 1] - first;
-        consume<D, TYPE, GROUPS, STAGES, VALUES, WIDE>(s, shared, staging + group * TILE, full, empty, filled + group,
-                                                       drained + group, first, tokens, sequence, head,
-                                                       column0 + 64 * group);
+        consume<D, TYPE, GROUPS, STAGES, VALUES, WIDE, LEAN>(s, shared, staging + group * TILE, full, empty,
+                                                             filled + group, drained + group, made, first, tokens,
+                                                             sequence, head, column0 + 64 * group);
     }
 }
