@@ -78,18 +78,28 @@ def test_workspace_and_tables_of_a_ragged_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sequences", "heads_v", "groups"),
-    [(1, 48, 1), (1, 66, 1), (2, 48, 2), (3, 48, 1), (4, 48, 1), (5, 48, 2), (8, 48, 2)],
+    ("sequences", "heads_v", "groups", "lean"),
+    [
+        (1, 48, 1, False),
+        (1, 66, 1, False),
+        (2, 48, 2, True),
+        (3, 48, 1, True),
+        (4, 48, 1, True),
+        (5, 48, 2, True),
+        (8, 48, 2, True),
+    ],
 )
 @pytest.mark.parametrize("raw", [False, True])
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", cuda_scan.WIDE])
-def test_scan_choice_is_instantiated(sequences: int, heads_v: int, groups: int, dtype: str, raw: bool) -> None:
+def test_scan_choice_is_instantiated(
+    sequences: int, heads_v: int, groups: int, lean: bool, dtype: str, raw: bool
+) -> None:
     wide = dtype == cuda_scan.WIDE
     assert wide or cuda_scan.choose_config(sequences, heads_v, 64, dtype, raw) in cuda_scan.VARIANTS
     chosen = cuda_scan.choose_config(sequences, heads_v, 128, dtype, raw)
     assert chosen in cuda_scan.VARIANTS
-    assert chosen.groups == groups
-    assert chosen.lean == (groups == 2 and not raw and not wide)
+    lean = lean and not raw and not wide
+    assert (chosen.groups, chosen.lean) == (2 if lean else groups, lean)
 
 
 def test_a_lean_scan_refuses_raw_rows() -> None:
@@ -245,11 +255,12 @@ def test_scan_against_reference(candidate: Candidate, problem: Workload) -> None
     wanted = reference(inputs)
     dtype = cuda_scan.WIDE if candidate.precision == "fp16" else problem["dtype"]
     for variant in cuda_scan.VARIANTS:
-        if (variant.dim, variant.dtype) != (problem["D"], dtype):
+        if (variant.dim, variant.dtype) != (problem["D"], dtype) or (variant.lean and problem["qk_l2norm"]):
             continue
         for programmatic in (False, True):
             out, args = cases.outputs(problem, inputs), candidate.prepare(inputs)
-            cuda_scan.prepare_chunks(args)
+            args["workspace"] = cuda_scan.workspace(args, variant).fill_(0xFF)
+            cuda_scan.prepare_chunks(args, variant)
             cuda_scan.scan_chunks(args, out, variant, programmatic)
             assert_within(out, inputs, problem, "fp16" if dtype == cuda_scan.WIDE else str(dtype), wanted)
     out = cases.outputs(problem, inputs)

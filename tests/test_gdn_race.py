@@ -163,6 +163,8 @@ def test_no_hazards_in_shared_memory_and_no_wild_address(what: str, program: Cal
     assert bool(found) == ("SUMMARY: 0 hazards" not in said)
     if what == "scan":
         code = {name: at for source in cuda_scan.CUDA_SOURCES for name, at in addressed(source).items()}
+        for name in code:
+            assert ("_lean" in name and "scan" in name) == any(text.startswith(MAKER) for text in code[name].values())
         found = [pair for pair in found if not ordered_by_barrier(*(code[name][at] for name, at in pair))]
     assert found == [], said[-3000:]
     assert "ERROR SUMMARY: 0 errors" in program("memcheck", what)
@@ -180,19 +182,30 @@ def hazards(said: str) -> list[tuple[tuple[str, int], tuple[str, int]]]:
     return pairs
 
 
+MAKER = "maker: "  # ahead of an instruction of the warps that make scores
+
+
 def addressed(source: CudaSource) -> dict[str, dict[int, str]]:
-    """Kernel -> address -> instruction, as compiled here."""
-    return {n: {i.address: i.text for i in code} for n, code in sass.kernels(sass.compiled(source)).items()}
+    """Kernel -> address -> instruction, as compiled here; those of the warps with 64 registers behind MAKER."""
+    found: dict[str, dict[int, str]] = {}
+    for name, code in sass.kernels(sass.compiled(source)).items():
+        registers, found[name] = "", {}
+        for i in code:
+            registers = i.text.rstrip(" ;").split()[-1] if i.text.startswith("USETMAXREG") else registers
+            found[name][i.address] = MAKER * (registers == "0x40") + i.text
+    return found
 
 
 def ordered_by_barrier(a: str, b: str) -> bool:
-    """Whether a pair of instructions is a load of the scan's and a copy by the warp that loads ahead.
+    """Whether a pair of instructions is a load of the scan's and a copy by the warp that loads ahead, or a store by
+    those that make scores.
 
     Both sides go by an mbarrier at which lane 0 arrives for its warp, behind a __syncwarp; racecheck knows what the
     arriving thread did, not what its warp did. tests/test_gdn_scan_cpu.py and tests/test_releases.py look at those.
     """
-    load, copy = sorted((a, b), key=lambda text: text.startswith(("LDGSTS", "UBLKCP")))
-    return load.startswith(("LDS.", "LDSM.", "LDS ")) and copy.startswith(("LDGSTS", "UBLKCP"))
+    ahead = ("LDGSTS", "UBLKCP", f"{MAKER}STS")
+    load, other = sorted((a, b), key=lambda text: text.startswith(ahead))
+    return load.startswith(("LDS.", "LDSM.", "LDS ")) and other.startswith(ahead)
 
 
 SAID = """========= Error: Race reported between Write access at some+0x6f90
@@ -203,7 +216,7 @@ SAID = """========= Error: Race reported between Write access at some+0x6f90
 """
 
 
-def test_only_copies_ahead_are_left_to_the_barriers() -> None:
+def test_only_what_goes_ahead_is_left_to_the_barriers() -> None:
     found = hazards(SAID)
     assert found == [
         (("some", 0x6F90), ("some", 0x1850)),
@@ -214,7 +227,18 @@ def test_only_copies_ahead_are_left_to_the_barriers() -> None:
     copy, bulk = "LDGSTS.E.BYPASS.128 [R4], desc", "UBLKCP.S.G [UR16]"
     assert ordered_by_barrier(load, copy)
     assert ordered_by_barrier(bulk, "LDS.64 R2, [R0+0xe000]")
-    for pair in ((load, store), (store, "LDS R2, [R3]"), (copy, bulk), (copy, copy), (store, copy), (store, store)):
+    assert ordered_by_barrier(MAKER + store, load)
+    for pair in (
+        (MAKER + store, MAKER + "LDS R2, [R3]"),
+        (MAKER + store, store),
+        (store, MAKER + "LDS R2, [R3]"),
+        (load, store),
+        (store, "LDS R2, [R3]"),
+        (copy, bulk),
+        (copy, copy),
+        (store, copy),
+        (store, store),
+    ):
         assert not ordered_by_barrier(*pair)
 
 

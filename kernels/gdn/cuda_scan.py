@@ -51,7 +51,7 @@ SMS = 132
 # prepare half while the scans run (3 * 24 units in order.CHUNKS_A_UNIT = 9 chunks). With fewer most of the preparation
 # lies ahead of the scans anyway, and a launch of its own has room for four of its blocks a multiprocessor.
 LEAST_PREPARING = 24
-HALF = 0.6  # the time of a wave of halves of heads, in waves of whole heads
+HALF, LEAN_HALF = 0.6, 0.7  # the time of a wave of halves of heads, in waves of whole heads, and of lean ones
 FLAGS = 32  # words of the sync buffer ahead of its flags: FLAGS in scan.cuh
 TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 WIDE = "bf16_f32"  # bf16 in, operands in fp16, float32 out
@@ -142,11 +142,11 @@ def choose_config(sequences: int, heads_v: int, dim: int, dtype: str, raw_qk: bo
     less than one of whole heads (HALF, from trials on an H200), and may waste less of the last wave. Whole heads whose
     rows need no norm take the lean form.
     """
-    heads = sequences * heads_v
+    heads, lean = sequences * heads_v, dtype != WIDE and not raw_qk
     whole, halves = -(-heads // SMS), -(-2 * heads // SMS)
-    if dim != 128 or whole > HALF * halves:
+    if dim != 128 or whole > (LEAN_HALF if lean else HALF) * halves:
         return ScanVariant(dim, dtype, 1)
-    return ScanVariant(dim, dtype, 2, lean=dtype != WIDE and not raw_qk)
+    return ScanVariant(dim, dtype, 2, lean)
 
 
 def fuses(sequences: int, heads_v: int, dim: int, dtype: str) -> bool:
