@@ -14,7 +14,7 @@
 // where an accumulator packed in pairs is the next product's left operand. K, Q, X and P come from shared memory.
 // X and P are triangles: of step s of 16 columns only rows 16 s and on travel; the zeros above lie in shared memory.
 // A chunk's X, P and vectors are one block of 11,264 bytes in the workspace, already swizzled: one bulk copy out, nine
-// in.
+// in. In a LEAN scan the block is X and G, 5,376 bytes, and a warpgroup of the scan makes P and vectors (scores.cuh).
 // K, Q and V of a whole chunk come by tensor copies; a short last chunk by 16-byte copies, so that what follows a
 // sequence never enters it. One warp loads; another stores a finished chunk of O by a tensor copy from shared memory,
 // so that the warps of the chain only put it there.
@@ -26,7 +26,7 @@
 template <int D, int GROUPS, bool LEAN>
 struct Stage {
     static constexpr int Q = D / 64 * TILE, V = 2 * Q, X = V + GROUPS * TILE, P = X + TILE, VECTORS = P + TILE;
-    static constexpr int GATES = VECTORS + 1024, BYTES = LEAN ? GATES + 1024 : GATES, ROWS = V + GROUPS * TILE;
+    static constexpr int SUMS = VECTORS + 1024, BYTES = LEAN ? SUMS + 1024 : SUMS, ROWS = V + GROUPS * TILE;
 };
 
 struct Scan {
@@ -119,7 +119,7 @@ INLINE void produce(const Scan& s, char* stages, u64* full, u64* empty, int firs
                 bulk_load(stage + (i < 4 ? At::X : At::P) + 2560 * m, block + i / 4 * TRIANGLE + triangle_step(m),
                           2048 - 512 * m, bar);
             }
-            if (LEAN) bulk_load(stage + At::GATES, block + TRIANGLE, LEAN_BLOCK - TRIANGLE, bar);
+            if (LEAN) bulk_load(stage + At::SUMS, block + TRIANGLE, LEAN_BLOCK - TRIANGLE, bar);
             else bulk_load(stage + At::VECTORS, block + 2 * TRIANGLE, 1024, bar);
         }
         __syncwarp();
@@ -307,8 +307,8 @@ INLINE void consume(const Scan& s, char* stages, char* out, u64* full, u64* empt
     }
 }
 
-// GROUPS warpgroups of 64 columns of v; one of which a warp loads and GROUPS warps store; in ONE launch others idle. A
-// grid of two launches: (D / (64 GROUPS), hv, sequences), 128 (GROUPS + 1) threads.
+// GROUPS warpgroups of 64 columns of v; one of which a warp loads and GROUPS warps store; LEAN, one that makes scores;
+// in ONE launch others idle. A grid of two launches: (D / (64 GROUPS), hv, sequences), 128 (GROUPS + 1 + LEAN) threads.
 template <int D, int TYPE, int GROUPS, int STAGES, int VALUES = TYPE, bool WIDE = false, bool ONE = false,
           bool LEAN = false>
 INLINE void scan(const Scan& s) {
@@ -343,7 +343,7 @@ INLINE void scan(const Scan& s) {
         const int warp = (int)(threadIdx.x / 32) - 4 * GROUPS;
         if (warp == 0)
             produce<D, GROUPS, STAGES, WIDE, ONE, LEAN>(s, shared, full, empty, first, tokens,
-                                                  ONE ? entry(s, 1).z : s.chunk_offsets[sequence], head, column0);
+                                                        ONE ? entry(s, 1).z : s.chunk_offsets[sequence], head, column0);
         else if (!WIDE && warp <= GROUPS)
             store_outputs<D>(s, staging + (warp - 1) * TILE, filled + warp - 1, drained + warp - 1, first, tokens,
                              head * D + column0 + (warp - 1) * 64);

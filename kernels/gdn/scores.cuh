@@ -56,7 +56,7 @@ INLINE void make_scores(char* stages, u64* full, u64* made, int tokens, float sc
             wgmma_n64_shared<TYPE>(qk, q_columns + step, k_columns + step, i > 0);
         }
         wgmma_commit();
-        const float* sum = reinterpret_cast<const float*>(stage + At::GATES);
+        const float* sum = reinterpret_cast<const float*>(stage + At::SUMS);
         float* vector = reinterpret_cast<float*>(stage + At::VECTORS);
         const float row_sum[2] = {sum[row0], sum[row0 + 8]};
         if (thread < C) {  // the warps with least of P
