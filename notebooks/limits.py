@@ -83,8 +83,10 @@ tables = {card.id: pd.DataFrame([line(card, w, r) for w, r in newest(card).items
 judged = {card.id: notebook.measured(card.id, DEVICE.id) for card in LIMITS}
 assert all((table["ours us"] > table["floor us"]).all() for table in tables.values() if len(table))
 decode = tables["w4a16-decode"].set_index("workload")["ours us"]
-*held, missed = sorted(decode[f"m{m}_{shape}"] for m in (1, 8) for shape in ("n17408_k5120", "n5120_k17408"))
-assert max(held) <= 16 < missed < 16.5  # 8 tokens at K = 17,408, since the ring's arrivals wait for loads
+lines = phases.card("w4a16-decode").gate.require
+assert {c.unit for c in lines} == {"us"}
+# Of eight lines one is missed, since the ring's arrivals wait for loads (kernels/nvfp4/NOTES.md).
+assert {c.workload for c in lines if decode[c.workload] > c.threshold} == {"m8_n5120_k17408"}
 
 # %% [markdown]
 # `floor` is the larger of compulsory bytes over the datasheet's bandwidth and flops over its peak: nothing runs faster.

@@ -206,7 +206,7 @@ off = dict(iter(held.groupby("form", sort=False)["error %"]))
 assert (held["error %"] < 0).all()
 assert off["fused_chunk_c16"].min() > off["fused_chunk_c32"].max() > off["fused_chunk"].max()
 apart = off["fused_chunk"].max() - off["fused_chunk"].min()
-assert apart < 1.5
+assert apart < off["fused_chunk_c32"].min() - off["fused_chunk"].max()  # far less than chunk lengths differ
 notebook.text(
     "**The chain decides for the fused kernel, the bytes for the pipeline.** The chain is "
     f"{(fused_forms['chain, us'] / fused_forms['predicted us']).min():.0%} to "
@@ -216,8 +216,8 @@ notebook.text(
     f"{order['measured us'].max():.2f} times; bytes alone said {order['bytes, us'].min():.1f} to "
     f"{order['bytes, us'].max():.1f}, the wrong order. All errors have one sign: "
     + ", ".join(f"{e.min():.1f} to {e.max():.1f} % (`{form}`)" for form, e in off.items())
-    + ". The model lets an SM's two programs cost each other nothing: the fused kernel's miss is the same at 8 and 32 "
-    f"sequences, within {apart:.1f} points, and grows with the chunk. It lets the pipeline's other kernels reach the "
+    + ". The model lets an SM's two programs cost each other nothing: the fused kernel's miss grows with the chunk and "
+    f"differs by {apart:.1f} points at most between 8 and 32 sequences. It lets the pipeline's other kernels reach the "
     f"peak bandwidth; part of what they lack is in the fitted chain, {fits['split_pipeline'][0]:.2f} us a step where "
     f"the profile's scan took {scan_us / 32:.2f}. The rows of 32 sequences were taken under the software power cap."
 )

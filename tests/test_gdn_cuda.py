@@ -77,6 +77,15 @@ def test_workspace_and_tables_of_a_ragged_batch() -> None:
     assert args["cu_seqlens"].tolist() == sequence_bounds(args).tolist() == [0, 1, 66]
 
 
+@pytest.mark.parametrize(("raw", "block_bytes"), [(0, 5376), (1, 11264)])
+def test_workspace_is_for_the_scan_that_is_chosen(raw: int, block_bytes: int) -> None:
+    problem = cases._prefill(65, (1, 8), D=128, dtype="bf16", batch=12, qk_l2norm=raw)
+    args = cuda_scan._prepare(cases.inputs(problem, 0, "cpu"))
+    assert cuda_scan.chosen(args).block_bytes == block_bytes
+    assert args["workspace"].numel() == 24 * 8 * block_bytes
+    assert cuda_scan.describe(problem).endswith(cuda_scan.chosen(args).kernel)
+
+
 @pytest.mark.parametrize(
     ("sequences", "heads_v", "groups", "lean"),
     [
