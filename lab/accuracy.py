@@ -73,8 +73,9 @@ def compare(name: str, out: Any, reference: Any, tolerance: Any) -> Error:
     if tuple(out.shape) != tuple(reference.shape):
         raise BadInput(name, f"shape {tuple(out.shape)} differs from the reference's {tuple(reference.shape)}")
     device = out.device
-    difference = out.to(torch.float64) - reference.to(device=device, dtype=torch.float64)
-    norm = torch.linalg.vector_norm(reference.to(device=device, dtype=torch.float64)).item()
+    wanted = reference.to(device=device, dtype=torch.float64)
+    difference = out.to(torch.float64) - wanted
+    norm = torch.linalg.vector_norm(wanted).item()
     rms = norm / math.sqrt(max(reference.numel(), 1)) or 1.0
     relative = torch.linalg.vector_norm(difference).item() / (norm or 1.0)
     largest = difference.abs().max().item() / rms if difference.numel() else 0.0
@@ -91,9 +92,42 @@ def run_once(family: families.Family, candidate: Any, workload: Any, inputs: dic
 
 
 def expected(family: families.Family, workload: Any, inputs: dict[str, Any], precision: str) -> dict[str, Any]:
-    """The reference's outputs for what `precision` sees of the inputs (its own rounding of a cache, say)."""
-    seen = getattr(family.cases, "reference_inputs", None)
-    return family.reference(seen(workload, inputs, precision) if seen else inputs)
+    """The reference's outputs, on the host, for what `precision` sees of the inputs (its own rounding of a cache, say).
+
+    The arms of a comparison are checked on the same bits, and a float64 reference can take longer than all of them: the
+    newest results are kept and given out again for a reference and inputs that are the same bit for bit.
+    """
+    of = getattr(family.cases, "reference_inputs", lambda _, given, __: given)(workload, inputs, precision)
+    key = (family.reference, *((name, str(t.dtype), tuple(t.shape), checksum(t)) for name, t in sorted(of.items())))
+    if key not in _known:
+        while len(_known) >= KNOWN:
+            del _known[next(iter(_known))]
+        _known[key] = {name: tensor.cpu() for name, tensor in family.reference(of).items()}
+    return _known[key]
+
+
+BLOCK_WORDS = 1 << 20
+KNOWN = 2  # a comparison asks for two: of the inputs of its check, and of those changed behind its timing
+_known: dict[Any, dict[str, Any]] = {}
+
+
+def checksum(tensor: Any) -> int:
+    """A number of 64 bits that depends on every byte of a tensor and on where it stands.
+
+    Words of eight bytes times odd random factors, summed modulo 2^64; blocks of a million words likewise.
+    """
+    import torch
+
+    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    flat = flat.clone() if flat.storage_offset() % 8 else flat
+    whole = flat.numel() // 8 * 8
+    tail = torch.nn.functional.pad(flat[whole:], (0, -flat.numel() % 8)).clone()
+    rng = torch.Generator().manual_seed(0)
+    odd = (torch.randint(-(2**63), 2**63 - 1, (BLOCK_WORDS,), generator=rng) | 1).to(flat.device)
+    total = 0
+    for number, part in enumerate((*flat[:whole].view(torch.int64).split(BLOCK_WORDS), tail.view(torch.int64))):
+        total += int((part * odd[: part.numel()]).sum().item()) * (0x9E3779B97F4A7C15 * (2 * number + 1))
+    return total % 2**64
 
 
 def check(family: families.Family, candidate: Any, workload: Any, seed: int = 0, device: str = "cpu") -> Check:

@@ -4,6 +4,7 @@ The toy doubles a matrix into `y` and adds one to a running sum `s` in place: on
 that arrives as a clone of its input.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -210,6 +211,41 @@ def test_reference_sees_what_the_precision_sees() -> None:
     for precision, status in (("bf16", "ok"), ("f32", "incorrect")):
         candidate = Candidate("c", precision, run)
         assert check(toy(candidate, reference_inputs=rounded), candidate, WORKLOADS[0]).status == status
+
+
+def test_reference_runs_once_for_arms_that_are_given_the_same_bits() -> None:
+    asked: list[float] = []
+
+    def counted(given: Tensors) -> Tensors:
+        asked.append(given["x"].sum().item())
+        return reference(given)
+
+    candidate = Candidate("c", "f32", right)
+    family = dataclasses.replace(toy(candidate), reference=counted)
+    for seed, times in ((0, 1), (0, 1), (1, 2), (0, 2), (2, 3), (3, 4), (0, 5)):  # two are kept
+        assert check(family, candidate, WORKLOADS[0], seed).status == "ok"
+        assert len(asked) == times, seed
+    given = inputs(WORKLOADS[0], 0, "cpu")
+    given["x"][-1, -1] = torch.nextafter(given["x"][-1, -1], torch.tensor(9.0))
+    accuracy.expected(family, WORKLOADS[0], given, "f32")
+    assert len(asked) == 6
+    wrong = dataclasses.replace(family, reference=lambda given: {**reference(given), "y": given["x"].double()})
+    assert check(wrong, candidate, WORKLOADS[0], 0).status == "incorrect"  # another reference, the same inputs
+
+
+def test_a_checksum_sees_every_byte_and_where_it_stands() -> None:
+    size, rng = 3 * accuracy.BLOCK_WORDS * 8 + 5, torch.Generator().manual_seed(0)
+    x = torch.randint(256, (size,), dtype=torch.uint8, generator=rng)
+    seen = {accuracy.checksum(x)}
+    assert seen == {accuracy.checksum(x.clone())} == {accuracy.checksum(torch.cat([x[:3], x])[3:])}
+    for at in (0, 7, accuracy.BLOCK_WORDS * 8, x.numel() - 6, x.numel() - 1):
+        changed = x.clone()
+        changed[at] ^= 1
+        seen.add(accuracy.checksum(changed))
+    for step in (1, 8, accuracy.BLOCK_WORDS * 8):  # bytes, words and blocks change places
+        seen.add(accuracy.checksum(torch.cat([x[step : 2 * step], x[:step], x[2 * step :]])))
+    assert len(seen) == 9
+    assert accuracy.checksum(torch.zeros(0)) != accuracy.checksum(torch.ones(1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int32])
