@@ -27,6 +27,8 @@ RINGS: tuple[dict[str, Any], ...] = (
     {},
     {"split": 1},
     {"split": 2, "warps": 8},
+    {"split": 4, "warps": 12},
+    {"finishers": 1},
     {"warps": 16},
     {"piece": 2, "stages": 7},
     {"piece": 3, "slots": 4},
@@ -173,7 +175,8 @@ def test_rings_fit_the_device_and_cover_k(problem, variant):
     assert 1 <= c.piece <= c.chunks
     assert 1 <= c.stages <= ring_config.MAX_STAGES
     assert c.slots >= 1
-    assert 16 * c.stages + 16 * c.slots + 8 * ring_config.PLACES <= ring_config.BARRIER_BYTES
+    assert 16 * c.stages + 16 * c.slots + 8 * ring_config.PLACES * c.finishers <= ring_config.BARRIER_BYTES
+    assert c.tokens // 8 % c.finishers == 0
     assert c.shared_bytes <= hopper.SHARED_BYTES
     assert c.grid % c.split == 0
     assert c.grid <= hopper.SMS
@@ -184,18 +187,26 @@ def test_the_shape_chooses_warps_and_pieces():
         c = ring_config.choose_ring(m, n, k, "bf16")
         return c.split, c.warps, c.piece
 
-    assert [chosen(m, 17408, 5120) for m in (1, 16, 24)] == [(2, 8, 5), (2, 14, 3), (2, 8, 5)]
-    assert [chosen(m, 5120, 6144) for m in (8, 16)] == [(2, 8, 6), (2, 12, 4)]
+    assert [chosen(m, 17408, 5120) for m in (1, 16, 24)] == [(2, 8, 5), (2, 8, 5), (2, 8, 5)]
+    assert [chosen(m, 5120, 6144) for m in (8, 16, 24)] == [(2, 8, 6), (2, 8, 6), (2, 10, 5)]
     assert [chosen(m, 4096, 2048) for m in (1, 16, 32)] == [(1, 8, 4), (1, 8, 4), (2, 8, 2)]
-    assert [chosen(m, 5120, 17408) for m in (1, 8)] == [(2, 12, 4)] * 2
+    assert [chosen(m, 5120, 17408) for m in (1, 4, 5, 8)] == [(2, 12, 4)] * 2 + [(4, 12, 4)] * 2
+    assert [chosen(m, 5120, 17408) for m in (9, 16)] == [(4, 12, 6)] * 2
     assert ring_config.choose_ring(8, 5120, 17408, "bf16").stages == 4
-    assert chosen(8, 5120, 20480) == (2, 14, 4)  # 12 and 13 warps would have too many tiles each
-    assert chosen(8, 5120, 21760) == (2, 10, 4)  # and 14 have too few registers for these
+    assert chosen(4, 5120, 20480) == (2, 14, 4)  # 12 and 13 warps would have too many tiles each
+    assert chosen(4, 5120, 21760) == (2, 10, 4)  # and 14 have too few registers for these
+    assert chosen(4, 5120, 28672) == (4, 12, 4)  # and two CTAs for these
     assert ring_config.choose_ring(8, 5120, 17408, "bf16", chained=True).kernel.endswith("_chained")
 
 
+def test_finishing_warps_take_no_registers_from_those_that_multiply():
+    assert [ring_config.choose_finishers(m, 8) for m in (8, 16, 24, 32)] == [1, 2, 3, 2]
+    assert [ring_config.choose_finishers(m, 10) for m in (8, 16, 24, 32)] == [1, 1, 1, 1]
+    assert [ring_config.choose_finishers(16, warps) for warps in (12, 13, 14)] == [2, 2, 1]
+
+
 def test_refusals_name_the_values():
-    for m, k, other in ((33, 64, "gemm"), (32, 5120, "gemm"), (16, 17408, "gemm"), (8, 28672, "gemv")):
+    for m, k, other in ((33, 64, "gemm"), (32, 5120, "gemm"), (17, 17408, "gemm"), (8, 45056, "gemv")):
         with pytest.raises(ValueError, match=f"M={m}, K={k}: .* use cuda_{other}"):
             ring_config.choose_ring(m, 64, k, "bf16")
     with pytest.raises(ValueError, match="k=40"):

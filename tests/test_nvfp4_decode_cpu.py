@@ -69,9 +69,14 @@ def right(kernel: StandIn, config: ring_config.RingConfig, data: tuple[Any, ...]
         (16, 300, 144, "bf16", 16, {"split": 2, "warps": 2}),  # three tiles: some warps have none
         (13, 600, 1040, "fp16", 4, {"split": 2, "warps": 2, "piece": 3}),
         (24, 250, 528, "bf16", 8, {"split": 2, "warps": 3}),
+        (8, 1200, 1040, "bf16", 8, {"split": 4, "warps": 2, "piece": 2}),
+        (15, 700, 2064, "fp16", 4, {"split": 4, "warps": 3, "slots": 1}),
+        (32, 500, 272, "bf16", 8, {"split": 4, "warps": 2}),  # five tiles: the last CTA of a cluster has none
         (29, 250, 528, "bf16", 8, {"split": 2, "warps": 3, "chained": True}),
         (8, 300, 1152, "bf16", 4, {"split": 2, "warps": 3}),  # stages of nine tiles, half of 128 bytes between them
-        (8, 100, 17408, "bf16", 2, {}),  # as chosen for long K: pieces that wrap around the stages
+        (4, 100, 17408, "bf16", 2, {}),  # as chosen for long K: pieces that wrap around the stages
+        (8, 100, 17408, "bf16", 4, {}),  # as chosen for more tokens: four CTAs
+        (13, 100, 16400, "bf16", 8, {}),  # and for more than 8: registers by setmaxnreg
     ],
 )
 def test_the_ring_runs_on_a_cpu(m, n, k, dtype, sms, variant):
@@ -95,3 +100,22 @@ def test_the_simulation_sees_mistakes_in_the_ring(change):
     data = given(cases._check(8, 1200, 1040, "bf16"))
     config = ring_config.choose_ring(8, 1200, 1040, "bf16", 4, split=2, warps=2, stages=2, slots=2)
     assert not unless_stopped(lambda: right(on_cpu(config, change), config, data, 8))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("barrier_init(base + FREE + 8 * i, FINISHERS)", "barrier_init(base + FREE + 8 * i, 1)"),
+        ("8 * (place * FINISHERS + own)", "8 * place"),
+        ("(SPLIT - 1) * 512 * OWN", "(SPLIT - 1) * 512"),
+        ("512 * OWN * own + 16 * lane", "512 * own + 16 * lane"),
+        ("if (own >= FINISHERS) return;", ""),
+    ],
+)
+def test_the_simulation_sees_mistakes_of_several_finishing_warps(change):
+    data = given(cases._check(32, 600, 1040, "bf16"))
+    config = ring_config.choose_ring(32, 600, 1040, "bf16", 8, split=4, warps=4, finishers=2)
+    if "own >=" in change[0]:
+        data = given(cases._check(16, 600, 16400, "bf16"))
+        config = ring_config.choose_ring(16, 600, 16400, "bf16", 8)
+    assert not unless_stopped(lambda: right(on_cpu(config, change), config, data, 4))

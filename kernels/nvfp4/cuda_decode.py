@@ -1,6 +1,6 @@
 """NVFP4 linear for few tokens in CUDA C++: ring_decode.cu (ring_config.py), compiled for the shape at first use.
 
-It takes the tiles of tiles.py and keeps x in registers, so it refuses more x than a cluster of two CTAs can keep;
+It takes the tiles of tiles.py and keeps x in registers, so it refuses more x than a cluster's CTAs can keep;
 cuda_gemm.py takes that, or cuda_gemv.py up to 8 tokens.
 
 `cuda_decode` launches as libraries do. `cuda_decode_chained` is the same kernel launched programmatically: its blocks
@@ -16,7 +16,7 @@ import functools
 
 import torch
 
-from kernels import cuda
+from kernels import cuda, cuda_driver
 from kernels.common import Candidate, Needs, Tensors, Workload
 from kernels.nvfp4 import hopper, tiles
 from kernels.nvfp4.hopper import SHARED_BYTES
@@ -45,11 +45,21 @@ def launch(args: Tensors, y: torch.Tensor, config: RingConfig) -> None:
     cuda.launch(kernel, (config.grid,), config.threads, arguments, config.shared_bytes, programmatic=config.chained)
 
 
+@functools.lru_cache(maxsize=1024)
+def configured(m: int, n: int, k: int, dtype: str, device: int, chained: bool = False) -> RingConfig:
+    """choose_ring's configuration for as many clusters as the device runs at once."""
+    config = choose_ring(m, n, k, dtype, hopper.multiprocessors(device), chained=chained)
+    if config.split <= 2:  # the two multiprocessors of a TPC
+        return config
+    kernel = cuda.load(source(config), config.kernel, device, SHARED_BYTES)
+    clusters = cuda_driver.most_clusters(kernel.function.ptr, config.split, config.threads, config.shared_bytes)
+    return choose_ring(m, n, k, dtype, clusters * config.split, chained=chained)
+
+
 def _run(args: Tensors, out: Tensors, chained: bool) -> None:
     x, y = args["x"], out["y"]
-    sms = hopper.multiprocessors(x.device.index or 0)
     element = hopper.ELEMENTS.get(x.dtype, "")
-    config = choose_ring(x.shape[0], y.shape[1], x.shape[1], element, sms, chained=chained)
+    config = configured(x.shape[0], y.shape[1], x.shape[1], element, x.device.index or 0, chained)
     launch(args, y, config)
 
 
@@ -68,7 +78,7 @@ def _refuses(workload: Workload) -> str:
     if m > M_MAX:
         return f"M={m} > {M_MAX}: the fragments of x of more tokens do not fit in registers; use cuda_gemm"
     if not choose_warps(m, k, choose_split(m, k)):
-        return f"M={m}, K={k}: two CTAs cannot keep that much x in registers; use {instead(m)}"
+        return f"M={m}, K={k}: the CTAs of a cluster cannot keep that much x in registers; use {instead(m)}"
     return ""
 
 
@@ -83,7 +93,9 @@ CUDA_SOURCES = tuple(
         (8, 17408, 5120, "bf16"),
         (8, 5120, 6144, "bf16"),
         (8, 4096, 2048, "bf16"),
+        (1, 5120, 17408, "bf16"),
         (8, 5120, 17408, "bf16"),
+        (16, 5120, 17408, "bf16"),
         (16, 17408, 5120, "bf16"),
         (16, 5120, 6144, "bf16"),
         (16, 4096, 2048, "bf16"),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kernels.common import CudaSource
 from kernels.nvfp4 import hopper, tiles
-from kernels.nvfp4.hopper import SHARED_BYTES, SMS
+from kernels.nvfp4.hopper import SHARED_BYTES, SMS_HELD
 
 SOURCE = Path(__file__).with_name("ring_decode.cu")
 M_MAX = 32
@@ -22,10 +22,13 @@ MAX_STAGES = 48  # barriers for them and for 16 slots fit in BARRIER_BYTES
 PLACES = 3  # as in ring_decode.cu
 LONG_K = 12_288  # more is taken by more warps, in pieces
 LONG_PIECE = 4
+FEW = 4  # tokens of long K that two CTAs take; more of x to read, and four read it faster
 # Tiles of K whose x a warp can keep without spilling, by the most warps that multiply, for 8, 16, 24 and 32 tokens: a
 # tile takes 8 registers per 8 tokens, and with two more warps, 10 leave 168 registers a thread, 14 leave 128 and 18
 # leave 96.
 OPERAND_TILES = {10: (17, 7, 5, 3), 14: (12, 5, 3, 2), 18: (6, 3, 1, 1)}
+# Twelve warps with more registers than the four beside them, for 16 tokens over four CTAs.
+UNEVEN_WARPS, UNEVEN_REGISTERS, UNEVEN_TILES = 12, 152, 6
 FLIGHT_BYTES = 112 * 1024  # of weights on their way to an SM: with twice as many the first of them come later
 
 
@@ -35,8 +38,9 @@ class RingConfig:
 
     tokens: M rounded up to a multiple of 8. chunks: tiles of K per warp. warps: they share K. split: CTAs that share K.
     piece: tiles per warp and stage. stages: of the CTA. slots: strips whose partial sums are kept. missing: tiles that
-    some warp's share may lack of `chunks`. once: weights are first to leave L2. chained: the kernel starts while the
-    one ahead ends.
+    some warp's share may lack of `chunks`. finishers: warps that add them. registers: a thread's in `warps`, where the
+    other warps have fewer; else 0. once: weights are first to leave L2. chained: the kernel starts while the one ahead
+    ends.
     """
 
     dtype: str
@@ -48,6 +52,8 @@ class RingConfig:
     stages: int
     slots: int
     missing: int
+    finishers: int
+    registers: int
     once: bool
     chained: bool
     grid: int
@@ -57,13 +63,15 @@ class RingConfig:
         """The kernel's name, which tells its macros."""
         sizes = {"t": self.tokens, "c": self.chunks, "w": self.warps, "k": self.split}
         sizes |= {"p": self.piece, "st": self.stages, "s": self.slots, "m": self.missing}
+        sizes |= {"f": self.finishers} if self.finishers > 1 else {}
+        sizes |= {"r": self.registers} if self.registers else {}
         flags = {"once": self.once, "chained": self.chained}
         parts = (self.dtype, *(f"{name}{size}" for name, size in sizes.items()))
         return "_".join(("nvfp4_ring", *parts, *(name for name, is_set in flags.items() if is_set)))
 
     @property
     def threads(self) -> int:
-        return 32 * (self.warps + 2)
+        return 32 * (self.warps + (4 if self.registers else 1 + self.finishers))
 
     @property
     def stage_bytes(self) -> int:
@@ -86,11 +94,18 @@ def tokens_of(m: int) -> int:
     return -(-m // 8) * 8
 
 
+def uneven(m: int, split: int, warps: int) -> bool:
+    """Whether the warps that multiply get more registers than the others."""
+    return split == 4 and tokens_of(m) == 16 and warps == UNEVEN_WARPS
+
+
 def fits(m: int, k: int, split: int, warps: int = 8) -> bool:
     """Whether a CTA can keep its share of x in registers, which ring_decode.cu needs."""
     if not 1 <= m <= M_MAX:
         return False
     chunks = math.ceil(math.ceil(k / tiles.COLS / split) / warps)
+    if uneven(m, split, warps):
+        return chunks <= UNEVEN_TILES
     room = next((most for warps_, most in OPERAND_TILES.items() if warps <= warps_), (0,) * 4)
     return chunks <= room[tokens_of(m) // 8 - 1]
 
@@ -101,20 +116,26 @@ def instead(m: int) -> str:
 
 
 def choose_split(m: int, k: int) -> int:
-    """CTAs that share K."""
+    """CTAs that share K: four for long K beyond FEW tokens, or where two cannot keep x; slower past 16 tokens."""
+    two = choose_warps(m, k, 2)
+    if m <= 16 and (not two or (m > FEW and k > LONG_K)):
+        return 4
     return 2 if k >= 4096 or m > 16 else 1
 
 
 def choose_warps(m: int, k: int, split: int) -> int:
     """Warps that share K in a CTA: 8, or 12 to 14 where each would have many products, or 10; 0 if none keep x.
 
-    For long K the fewest of them, since more warps make larger stages; for 16 tokens the fewest tiles a warp.
+    For long K the fewest of them, since more warps make larger stages.
     """
-    share = math.ceil(math.ceil(k / tiles.COLS) / split)
-    first = [12, 13, 14] if k > LONG_K or (split == 2 and tokens_of(m) == 16) else []
-    if k <= LONG_K:
-        first.sort(key=lambda warps: math.ceil(share / warps))
+    first = [12, 13, 14] if k > LONG_K else []
     return next((warps for warps in (*first, 8, 10) if fits(m, k, split, warps)), 0)
+
+
+def choose_finishers(m: int, warps: int) -> int:
+    """The most that share the columns evenly and leave a thread its registers (ptxas counts warps in fours)."""
+    columns, spare = tokens_of(m) // 8, -(warps + 2) % 4 + 1
+    return max(f for f in range(1, columns + 1) if columns % f == 0 and f <= spare)
 
 
 def choose_ring(
@@ -122,20 +143,22 @@ def choose_ring(
     n: int,
     k: int,
     dtype: str,
-    sms: int = SMS,
+    sms: int = 0,
     *,
     split: int = 0,
     warps: int = 0,
     piece: int = 0,
     stages: int = 0,
     slots: int = 2,
+    finishers: int = 0,
     once: bool = True,
     chained: bool = False,
 ) -> RingConfig:
     """The configuration for m tokens, n weight rows, k values, dtype "bf16" or "fp16".
 
-    0 chooses: split and warps by the two functions above; a strip's share is one stage, but LONG_PIECE tiles a warp for
-    long K; FLIGHT_BYTES of stages, two at least.
+    sms: multiprocessors that clusters can hold; 0: as on an H200. 0 chooses: split, warps and finishers by the
+    functions above; a strip's share is one stage, but LONG_PIECE tiles a warp for long K and 8 tokens; FLIGHT_BYTES of
+    stages, two at least.
     Raises ValueError when a CTA cannot keep its share of x, or k is no multiple of 16.
     """
     if k % 16:
@@ -148,10 +171,10 @@ def choose_ring(
     share = -(-total // split)
     chunks = -(-share // warps)
     fewest = max(0, total - (split - 1) * share)  # tiles of the last CTA
-    piece = min(piece or (LONG_PIECE if k > LONG_K else chunks), chunks)
+    piece = min(piece or (LONG_PIECE if k > LONG_K and m <= 8 else chunks), chunks)
     pieces = -(-chunks // piece)
     strips = -(-n // tiles.ROWS)
-    workers = min(sms // split, strips)
+    workers = min((sms or SMS_HELD[split]) // split, strips)
     config = RingConfig(
         dtype=dtype,
         tokens=tokens_of(m),
@@ -162,6 +185,8 @@ def choose_ring(
         stages=1,
         slots=slots,
         missing=chunks - fewest // warps,
+        finishers=finishers or choose_finishers(m, warps),
+        registers=UNEVEN_REGISTERS if uneven(m, split, warps) else 0,
         once=once,
         chained=chained,
         grid=workers * split,
@@ -184,6 +209,8 @@ def source(config: RingConfig) -> CudaSource:
         "STAGES": config.stages,
         "SLOTS": config.slots,
         "MISSING": config.missing,
+        "FINISHERS": config.finishers,
+        "REGISTERS": config.registers,
         "ONCE": int(config.once),
         "CHAINED": int(config.chained),
     }

@@ -1,32 +1,40 @@
 // NVFP4 linear for few tokens (M <= 32): y[M, N] = x[M, K] w^T at the speed of reading w.
 //
 // Weights are the A operand of mma.sync.m16n8k16, 16 rows by 16 k; x is the B operand, 8 tokens wide, and stands still
-// in registers. One producer warp copies large pieces of weights into one ring of stages that all warps share, and one
-// warp does nothing but finish strips: large copies, no address arithmetic in the warps that multiply.
+// in registers. One producer warp copies large pieces of weights into one ring of stages that all warps share, and a
+// few warps do nothing but finish strips: large copies, no address arithmetic in the warps that multiply.
 //
-//   WARPS warps           take strips of 16 rows together: tile c of a warp is tile c * WARPS + warp of the strip; each
-//                         leaves 16 x TOKENS partial sums in a slot
-//   producer warp         one copy per PIECE * WARPS tiles (contiguous in tiles.py's layout), STAGES of them under way
-//   last warp             adds the partial sums in a fixed order; scales, rounds, writes y
+//   WARPS warps      take strips of 16 rows together: tile c of a warp is tile c * WARPS + warp of the strip; each leaves
+//                    16 x TOKENS partial sums in a slot
+//   producer warp    one copy per PIECE * WARPS tiles (contiguous in tiles.py's layout), STAGES of them under way
+//   FINISHERS warps  add the partial sums in a fixed order, each those of its columns; scale, round, write y
 //
-// SPLIT = 2: the CTAs of a cluster halve K, so each holds only half of x and takes small pieces of many strips. They
-// take turns in collecting the sums of a strip, and collect one when their next turn comes, so that none waits for
+// SPLIT > 1: the CTAs of a cluster share K, so each holds only its part of x and takes small pieces of many strips.
+// They take turns in collecting the sums of a strip, and collect one when their next turn comes, so that none waits for
 // another. All of a CTA's share of x must fit (CHUNKS tiles of K per warp). No atomics and no workspace in global
 // memory: the same bits on every run, safe in a CUDA graph.
 //
-// Macros: KERNEL (name), X_BF16 0/1 (dtype of x and y), TOKENS 8/16/24/32, CHUNKS, WARPS, SPLIT 1/2, PIECE (tiles per
-// warp and stage), STAGES, SLOTS (strips that wait for their sum), MISSING (tiles that some warp's share lacks of
-// CHUNKS), ONCE 0/1 (weights leave L2 first), CHAINED 0/1 (launched programmatically: this kernel starts while the one
-// ahead ends, and reads nothing before that one has ended).
+// Macros: KERNEL (name), X_BF16 0/1 (dtype of x and y), TOKENS 8/16/24/32, CHUNKS, WARPS, FINISHERS, SPLIT 1/2/4, PIECE
+// (tiles per warp and stage), STAGES, SLOTS (strips that wait for their sum), MISSING (tiles that some warp's share
+// lacks of CHUNKS), REGISTERS (a thread's in the warps that multiply, by setmaxnreg; 0: all warps have as many), ONCE
+// 0/1 (weights leave L2 first), CHAINED 0/1 (launched programmatically: this kernel starts while the one ahead ends,
+// and reads nothing before that one has ended).
 #include "operand.cuh"
 
 constexpr int N_TILES = TOKENS / 8;
 constexpr int CHAINS = N_TILES == 1 ? 2 : 1;  // independent sums, so that a product need not wait for the one before
+constexpr int OWN = N_TILES / FINISHERS;      // columns of a finishing warp, in eights
+static_assert(OWN * FINISHERS == N_TILES, "finishing warps share the columns evenly");
 constexpr int PRODUCER = WARPS, FINISHER = PRODUCER + 1;
-constexpr int THREADS = 32 * (FINISHER + 1);
+// setmaxnreg is for whole warpgroups: the producer and those that finish are one.
+constexpr bool UNEVEN = REGISTERS > 0;
+static_assert(!UNEVEN || (WARPS % 4 == 0 && FINISHERS <= 3), "registers are given to warpgroups");
+constexpr int THREADS = 32 * (UNEVEN ? WARPS + 4 : FINISHER + FINISHERS);
+constexpr int FEW_REGISTERS = 56;
 constexpr int PIECES = (CHUNKS + PIECE - 1) / PIECE;  // stages of a strip
 constexpr int PIECE_TILES = PIECE * WARPS;
-// A stage starts on 128 bytes, as its source mostly does: a copy between places that differ modulo 128 asks L2 for more.
+// A stage starts on 128 bytes, as its source mostly does: a copy between places that differ modulo 128 asks L2 for
+// more.
 constexpr unsigned STAGE_BYTES = (PIECE_TILES * TILE_BYTES + 127) / 128 * 128;
 constexpr unsigned STRIP_BYTES = N_TILES * 32 * 16;  // the partial sums of one warp
 constexpr unsigned SLOT_BYTES = WARPS * STRIP_BYTES;
@@ -40,7 +48,7 @@ constexpr unsigned PLACE_BYTES = SPLIT > 1 ? SPLIT * STRIP_BYTES : 0;
 constexpr unsigned FULL = 0, EMPTY = FULL + 8 * STAGES, SUMMED = EMPTY + 8 * STAGES, FREE = SUMMED + 8 * SLOTS;
 constexpr unsigned ARRIVED = FREE + 8 * SLOTS, PLACE = 1024;
 constexpr unsigned PARTS = PLACE + PLACES * PLACE_BYTES, RING = PARTS + SLOTS * SLOT_BYTES;
-static_assert(ARRIVED + 8 * PLACES <= PLACE, "too many barriers");
+static_assert(ARRIVED + 8 * PLACES * FINISHERS <= PLACE, "too many barriers");
 
 struct Turn {
   int stage = 0;
@@ -93,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   unsigned long long policy = 0;
   float scale = 0.0f;
   // Asked for before the weights: what comes later waits in the memory's queues behind everything that is under way.
-  if (warp == FINISHER) {
+  if (warp >= FINISHER) {
     if constexpr (CHAINED) wait_for_earlier_grid();
     scale = load_early_float(tensor_scale);
   }
@@ -101,14 +109,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   if (warp == PRODUCER && lane == 0) {
     if constexpr (ONCE) policy = leave_first();
     for (int i = 0; i < STAGES; i++) barrier_init(base + FULL + 8 * i, 1), barrier_init(base + EMPTY + 8 * i, WARPS);
-    for (int i = 0; i < SLOTS; i++) barrier_init(base + SUMMED + 8 * i, WARPS), barrier_init(base + FREE + 8 * i, 1);
-    for (int i = 0; i < PLACES; i++) barrier_init(base + ARRIVED + 8 * i, 1);
+    for (int i = 0; i < SLOTS; i++) {
+      barrier_init(base + SUMMED + 8 * i, WARPS), barrier_init(base + FREE + 8 * i, FINISHERS);
+    }
+    for (int i = 0; i < PLACES * FINISHERS; i++) barrier_init(base + ARRIVED + 8 * i, 1);
     barrier_init_fence();
     if constexpr (CHAINED) wait_for_earlier_grid();
     for (int i = 0; i < STAGES && strip < strips; i++) fetch(policy);
   }
-  unsigned operand[N_TILES][CHUNKS][8];
+  const auto together = [&]() {
+    __syncwarp();
+    if constexpr (SPLIT > 1) {
+      cluster_sync();
+    } else {
+      __syncthreads();
+    }
+  };
+
   if (warp < PRODUCER) {
+    if constexpr (UNEVEN) registers_up<REGISTERS>();
+    unsigned operand[N_TILES][CHUNKS][8];
     if constexpr (CHAINED) wait_for_earlier_grid();
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
@@ -125,15 +145,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         o[4] = high.x, o[5] = high.y, o[6] = high.z, o[7] = high.w;
       }
     }
-  }
-  __syncwarp();
-  if constexpr (SPLIT > 1) {
-    cluster_sync();
-  } else {
-    __syncthreads();
-  }
-
-  if (warp < PRODUCER) {
+    together();
     Turn at;
     int slot = 0, use = 0;  // of the slot
     for (int now = 0; now < strips; now++) {
@@ -181,6 +193,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     return;
   }
+  if constexpr (UNEVEN) registers_down<FEW_REGISTERS>();
+  together();
   if (warp == PRODUCER) {
     if (lane == 0) {
       for (Turn emptied; strip < strips; emptied.next()) {
@@ -191,26 +205,31 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     return;
   }
 
+  // Finishing warp `own` takes columns 8 OWN own on of all strips, with barriers of its own.
+  const int own = warp - FINISHER;
+  if (own >= FINISHERS) return;
   scale *= OPERAND_TO_VALUE;
-  const auto write = [&](int strip, const float4(&sum)[N_TILES]) {
+  const unsigned column = 512 * OWN * own + 16 * lane;
+  const auto write = [&](int strip, const float4(&sum)[OWN]) {
     const int row = 16 * (worker + strip * workers) + g;
 #pragma unroll
-    for (int i = 0; i < N_TILES; i++) {
+    for (int i = 0; i < OWN; i++) {
       const float values[4] = {sum[i].x, sum[i].y, sum[i].z, sum[i].w};
 #pragma unroll
       for (int e = 0; e < 4; e++) {
-        const int token = 8 * i + 2 * t + (e & 1), at = row + 8 * (e >> 1);
+        const int token = 8 * (OWN * own + i) + 2 * t + (e & 1), at = row + 8 * (e >> 1);
         if (token < m && at < n) y[static_cast<size_t>(token) * n + at] = round16<X_BF16>(values[e] * scale);
       }
     }
   };
+  const auto arrived = [&](int place) { return base + ARRIVED + 8 * (place * FINISHERS + own); };
   const auto collect = [&](int strip) {
     const int turn = strip / SPLIT;
-    barrier_wait_cluster(base + ARRIVED + 8 * (turn % PLACES), turn / PLACES & 1);
-    float4 sum[N_TILES];
+    barrier_wait_cluster(arrived(turn % PLACES), turn / PLACES & 1);
+    float4 sum[OWN];
 #pragma unroll
-    for (int i = 0; i < N_TILES; i++) {
-      const unsigned char* at = shared + PLACE + turn % PLACES * PLACE_BYTES + 512 * i + 16 * lane;
+    for (int i = 0; i < OWN; i++) {
+      const unsigned char* at = shared + PLACE + turn % PLACES * PLACE_BYTES + 512 * i + column;
       sum[i] = *reinterpret_cast<const float4*>(at);
 #pragma unroll
       for (int from = 1; from < SPLIT; from++) {
@@ -222,11 +241,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   for (int now = 0; now < strips; now++) {
     const int slot = now % SLOTS;
     barrier_wait(base + SUMMED + 8 * slot, (now / SLOTS) & 1);
-    float4 sum[N_TILES];
+    float4 sum[OWN];
     unsigned loaded = 0;
 #pragma unroll
-    for (int i = 0; i < N_TILES; i++) {
-      const unsigned char* part = shared + PARTS + slot * SLOT_BYTES + 512 * i + 16 * lane;
+    for (int i = 0; i < OWN; i++) {
+      const unsigned char* part = shared + PARTS + slot * SLOT_BYTES + 512 * i + column;
       sum[i] = *reinterpret_cast<const float4*>(part);
 #pragma unroll
       for (int from = 1; from < WARPS; from++) {
@@ -240,18 +259,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       write(now, sum);
     } else {
       const int place = now / SPLIT % PLACES, collector = now % SPLIT;
-      const unsigned arrived = base + ARRIVED + 8 * place;
-      const unsigned to = PLACE + place * PLACE_BYTES + rank * STRIP_BYTES + 16 * lane;
+      const unsigned to = PLACE + place * PLACE_BYTES + rank * STRIP_BYTES + column;
 #pragma unroll
-      for (int i = 0; i < N_TILES; i++) {
+      for (int i = 0; i < OWN; i++) {
         if (collector == rank) {
           *reinterpret_cast<float4*>(shared + to + 512 * i) = sum[i];
         } else {
-          peer_store(peer_address(base + to + 512 * i, collector), sum[i], peer_address(arrived, collector));
+          peer_store(peer_address(base + to + 512 * i, collector), sum[i], peer_address(arrived(place), collector));
         }
       }
       if (collector == rank) {
-        if (lane == 0) barrier_expect(arrived, (SPLIT - 1) * STRIP_BYTES);
+        if (lane == 0) barrier_expect(arrived(place), (SPLIT - 1) * 512 * OWN);
         if (now >= SPLIT) collect(now - SPLIT);
       }
     }
