@@ -188,9 +188,9 @@ def test_the_shape_chooses_warps_and_pieces():
         return c.split, c.warps, c.piece
 
     assert [chosen(m, 17408, 5120) for m in (1, 16, 24)] == [(2, 8, 5), (2, 8, 5), (2, 8, 5)]
-    assert [chosen(m, 5120, 6144) for m in (8, 16, 24)] == [(2, 8, 6), (2, 8, 6), (2, 10, 5)]
+    assert [chosen(m, 5120, 6144) for m in (8, 16, 24)] == [(2, 8, 6), (2, 12, 4), (2, 10, 5)]
     assert [chosen(m, 4096, 2048) for m in (1, 16, 32)] == [(1, 8, 4), (1, 8, 4), (2, 8, 2)]
-    assert [chosen(m, 5120, 17408) for m in (1, 4, 5, 8)] == [(2, 12, 4)] * 2 + [(4, 12, 4)] * 2
+    assert [chosen(m, 5120, 17408) for m in (1, 6, 7, 8)] == [(2, 12, 4)] * 2 + [(4, 12, 4)] * 2
     assert [chosen(m, 5120, 17408) for m in (9, 16)] == [(4, 12, 6)] * 2
     assert ring_config.choose_ring(8, 5120, 17408, "bf16").stages == 4
     assert chosen(4, 5120, 20480) == (2, 14, 4)  # 12 and 13 warps would have too many tiles each

@@ -22,7 +22,7 @@ MAX_STAGES = 48  # barriers for them and for 16 slots fit in BARRIER_BYTES
 PLACES = 3  # as in ring_decode.cu
 LONG_K = 12_288  # more is taken by more warps, in pieces
 LONG_PIECE = 4
-FEW = 4  # tokens of long K that two CTAs take; more of x to read, and four read it faster
+FEW = 6  # tokens of long K that two CTAs take; of more, four read x in less time
 # Tiles of K whose x a warp can keep without spilling, by the most warps that multiply, for 8, 16, 24 and 32 tokens: a
 # tile takes 8 registers per 8 tokens, and with two more warps, 10 leave 168 registers a thread, 14 leave 128 and 18
 # leave 96.
@@ -126,9 +126,12 @@ def choose_split(m: int, k: int) -> int:
 def choose_warps(m: int, k: int, split: int) -> int:
     """Warps that share K in a CTA: 8, or 12 to 14 where each would have many products, or 10; 0 if none keep x.
 
-    For long K the fewest of them, since more warps make larger stages.
+    For long K the fewest of them, since more warps make larger stages; for 16 tokens those whose tiles come out even.
     """
+    share = math.ceil(math.ceil(k / tiles.COLS) / split)
     first = [12, 13, 14] if k > LONG_K else []
+    if k <= LONG_K and split == 2 and tokens_of(m) == 16:
+        first = sorted((12, 8, 13, 14), key=lambda warps: -share % warps)
     return next((warps for warps in (*first, 8, 10) if fits(m, k, split, warps)), 0)
 
 
