@@ -162,8 +162,6 @@ def steps_of(problem, form: str, sms: int) -> int:
 
 
 runs = notebook.arms(P5[2], h200.id)
-for workload, arms in notebook.arms(P5[1], h200.id).items():
-    runs.setdefault(workload, arms)  # 32 x 2,048 has no rows with chunks of 16 and 32
 SMS = int(h200.fact("sms").value)
 single = [gdn.workload(w) for w in runs if gdn.workload(w)["batch"] == 1]
 fits, lines = {}, []
@@ -414,8 +412,9 @@ judged(P6[3])
 found = notebook.arms(P6[3], h200.id)
 curves: dict[str, list[tuple[int, float]]] = {}
 for rows in found.values():
-    for name, row in rows.items():
-        curves.setdefault(name, []).append((row["workload"]["batch"], row["median_us"] / row["workload"]["batch"]))
+    for name in (P6[3].control, P6[3].candidate, *P6[3].beside):  # rivals were timed at one batch
+        if row := rows.get(name):
+            curves.setdefault(name, []).append((row["workload"]["batch"], row["median_us"] / row["workload"]["batch"]))
 title = f"{h200.name}: decode attention at 8,192 tokens, D = 256, cold L2"
 notebook.picture(
     sweep_plots.batch_curves(curves, title, marks=(32, 64)),
