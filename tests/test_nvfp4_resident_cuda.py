@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kernels.common import Tensors
-from kernels.nvfp4 import cases, resident, tiles
+from kernels.nvfp4 import cases, hopper, resident, tiles
 from lab.aot_worker import compile_cuda
 from tests.nvfp4_on_cpu import (
     UNCHANGED,
@@ -166,7 +166,7 @@ def test_on_a_gpu_within_tolerance_and_the_same_twice(problem):
         config = resident.choose_config(m, n, k, dtype)
     except ValueError as problem_with_it:
         pytest.skip(str(problem_with_it))
-    config = resident.choose_config(m, n, k, dtype, resident.most_clusters(config, 0))
+    config = resident.choose_config(m, n, k, dtype, hopper.most_clusters(resident.source(config), config, 0))
     w = resident.tile_weights(inputs["w_packed"], inputs["w_scale"], inputs["x"].dtype)
     first = None
     for _ in range(3):

@@ -16,7 +16,7 @@ import functools
 
 import torch
 
-from kernels import cuda, cuda_driver
+from kernels import cuda
 from kernels.common import Candidate, Needs, Tensors, Workload
 from kernels.nvfp4 import hopper, tiles
 from kernels.nvfp4.hopper import SHARED_BYTES
@@ -51,8 +51,7 @@ def configured(m: int, n: int, k: int, dtype: str, device: int, chained: bool = 
     config = choose_ring(m, n, k, dtype, hopper.multiprocessors(device), chained=chained)
     if config.split <= 2:  # the two multiprocessors of a TPC
         return config
-    kernel = cuda.load(source(config), config.kernel, device, SHARED_BYTES)
-    clusters = cuda_driver.most_clusters(kernel.function.ptr, config.split, config.threads, config.shared_bytes)
+    clusters = hopper.most_clusters(source(config), config, device)
     return choose_ring(m, n, k, dtype, clusters * config.split, chained=chained)
 
 

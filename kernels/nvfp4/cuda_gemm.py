@@ -221,7 +221,8 @@ def _config_of(x: torch.Tensor, n: int) -> GemmConfig | ResidentConfig:
         return config
     device = x.device.index or 0
     if isinstance(config, ResidentConfig):
-        return resident.choose_config(m, n, k, dtype, resident.most_clusters(config, device))
+        clusters = hopper.most_clusters(resident.source(config), config, device)
+        return resident.choose_config(m, n, k, dtype, clusters)
     return choose_config(m, n, k, dtype, hopper.multiprocessors(device))
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from kernels import cuda, cuda_driver
 from kernels.common import CudaSource
 
 SHARED_BYTES = 227 * 1024  # what a block may use on compute capability 9.0
@@ -33,6 +35,13 @@ def source(path: Path, kernel: str, shared_bytes: int, macros: Mapping[str, int]
 def multiprocessors(device: int) -> int:
     """How many multiprocessors a device has."""
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@functools.lru_cache(maxsize=1024)
+def most_clusters(source: CudaSource, config: Any, device: int) -> int:
+    """How many clusters of a configuration (its kernel, split, threads, shared_bytes) the device runs at once."""
+    kernel = cuda.load(source, config.kernel, device, SHARED_BYTES)
+    return cuda_driver.most_clusters(kernel.function.ptr, config.split, config.threads, config.shared_bytes)
 
 
 def check(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, rows: int, chunks: int) -> str:

@@ -8,14 +8,13 @@ stays in shared memory for the whole launch, a slice of K in each CTA of a clust
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from kernels import cuda, cuda_driver
+from kernels import cuda
 from kernels.common import CudaSource, Tensors
 from kernels.nvfp4 import hopper, tiles
 from kernels.nvfp4.hopper import SHARED_BYTES, SMS
@@ -123,10 +122,3 @@ def launch(args: Tensors, y: torch.Tensor, config: ResidentConfig, programmatic:
     arguments = (x, w, args["w_tensor_scale"], y, *numbers)
     blocks = config.clusters * config.split
     cuda.launch(kernel, (blocks,), config.threads, arguments, config.shared_bytes, programmatic)
-
-
-@functools.lru_cache(maxsize=1024)
-def most_clusters(config: ResidentConfig, device: int) -> int:
-    """How many clusters of `config` the device runs at once."""
-    kernel = cuda.load(source(config), config.kernel, device, config.shared_bytes)
-    return cuda_driver.most_clusters(kernel.function.ptr, config.split, config.threads, config.shared_bytes)
