@@ -8,6 +8,8 @@ import ctypes
 import math
 import shutil
 import subprocess
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -199,10 +201,39 @@ def test_the_shape_chooses_warps_and_pieces():
     assert ring_config.choose_ring(8, 5120, 17408, "bf16", chained=True).kernel.endswith("_chained")
 
 
+def test_a_launch_asks_the_device_how_many_clusters_of_four_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def most_clusters(function: int, *config: int) -> int:
+        asked.append((function, *config))
+        return 26
+
+    monkeypatch.setattr(
+        hopper.cuda, "load", lambda source, name, device, limit: SimpleNamespace(function=SimpleNamespace(ptr=7))
+    )
+    monkeypatch.setattr(hopper.cuda_driver, "most_clusters", most_clusters)
+    monkeypatch.setattr(hopper, "multiprocessors", lambda device: 114)
+    cuda_decode.configured.cache_clear()
+    four = cuda_decode.configured(8, 5120, 17408, "bf16", 97)
+    assert (four.split, four.grid) == (4, 4 * 26)  # a grid of more would be a second wave
+    assert asked == [(7, 4, four.threads, four.shared_bytes)]
+    assert cuda_decode.configured(8, 17408, 5120, "bf16", 97).grid == 114
+    assert len(asked) == 1
+    cuda_decode.configured.cache_clear()
+
+
 def test_finishing_warps_take_no_registers_from_those_that_multiply():
     assert [ring_config.choose_finishers(m, 8) for m in (8, 16, 24, 32)] == [1, 2, 3, 2]
     assert [ring_config.choose_finishers(m, 10) for m in (8, 16, 24, 32)] == [1, 1, 1, 1]
-    assert [ring_config.choose_finishers(16, warps) for warps in (12, 13, 14)] == [2, 2, 1]
+    assert [ring_config.choose_finishers(16, warps) for warps in (7, 11, 12, 13, 14)] == [2, 2, 2, 2, 1]
+
+
+def test_kernels_that_differ_have_names_that_differ() -> None:
+    one, two = (ring_config.choose_ring(16, 17408, 5120, "bf16", finishers=f) for f in (1, 2))
+    assert one.kernel != two.kernel
+    even = ring_config.choose_ring(16, 5120, 17408, "bf16")
+    assert even.registers
+    assert even.kernel != replace(even, registers=0).kernel
 
 
 def test_refusals_name_the_values():

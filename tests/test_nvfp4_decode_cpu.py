@@ -23,9 +23,10 @@ static void entry() {
   KERNEL(given.x, given.w, given.scale, given.y, given.m, given.n, given.k, given.chunks);
 }
 extern "C" void simulated(const void* x, const void* w, const void* scale, void* y, int m, int n, int k, int chunks,
-                          int blocks, int bytes, int seed) {
+                          int blocks, int threads, int bytes, int seed) {
   given = {(const unsigned char*)x, (const unsigned char*)w, (const float*)scale, (unsigned short*)y, m, n, k, chunks};
   if (bytes < (int)(RING + STAGES * STAGE_BYTES)) why_stopped = "less shared memory than the ring takes";
+  else if (threads != THREADS) why_stopped = "other threads than the kernel's";
   else simulate(entry, THREADS, SPLIT, blocks, bytes, seed);
 }
 """
@@ -51,7 +52,16 @@ def right(kernel: StandIn, config: ring_config.RingConfig, data: tuple[Any, ...]
     first = None
     for seed in range(seeds):
         y = torch.full(wanted.shape, float("nan"), dtype=x.dtype)
-        numbers = (x.shape[0], wanted.shape[1], x.shape[1], w.shape[1], config.grid, config.shared_bytes, seed)
+        numbers = (
+            x.shape[0],
+            wanted.shape[1],
+            x.shape[1],
+            w.shape[1],
+            config.grid,
+            config.threads,
+            config.shared_bytes,
+            seed,
+        )
         simulated(kernel, (x, w, scale, y), numbers)
         first = y if first is None else first
         if not (accurate(y, wanted, limit) and torch.equal(first, y)):
