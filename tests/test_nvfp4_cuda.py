@@ -190,15 +190,33 @@ def test_the_shape_chooses_warps_and_pieces():
         return c.split, c.warps, c.piece
 
     assert [chosen(m, 17408, 5120) for m in (1, 16, 24)] == [(2, 8, 5), (2, 8, 5), (2, 8, 5)]
-    assert [chosen(m, 5120, 6144) for m in (8, 16, 24)] == [(2, 8, 6), (2, 12, 4), (2, 10, 5)]
-    assert [chosen(m, 4096, 2048) for m in (1, 16, 32)] == [(1, 8, 4), (1, 8, 4), (2, 8, 2)]
-    assert [chosen(m, 5120, 17408) for m in (1, 6, 7, 8)] == [(2, 12, 4)] * 2 + [(4, 12, 4)] * 2
-    assert [chosen(m, 5120, 17408) for m in (9, 16)] == [(4, 12, 6)] * 2
-    assert ring_config.choose_ring(8, 5120, 17408, "bf16").stages == 4
+    assert [chosen(m, 5120, 6144) for m in (8, 16, 24)] == [(2, 8, 3), (2, 12, 2), (2, 8, 3)]
+    assert [chosen(m, 4096, 2048) for m in (1, 16, 32)] == [(1, 8, 2), (1, 8, 2), (2, 8, 1)]
+    assert [chosen(m, 5120, 17408) for m in (1, 8, 9, 16)] == [(2, 12, 4)] * 2 + [(4, 12, 3)] * 2
     assert chosen(4, 5120, 20480) == (2, 14, 4)  # 12 and 13 warps would have too many tiles each
-    assert chosen(4, 5120, 21760) == (2, 10, 4)  # and 14 have too few registers for these
+    assert chosen(4, 5120, 21760) == (2, 10, 6)  # and 14 have too few registers for these
     assert chosen(4, 5120, 28672) == (4, 12, 4)  # and two CTAs for these
     assert ring_config.choose_ring(8, 5120, 17408, "bf16", chained=True).kernel.endswith("_chained")
+
+
+def test_two_stages_at_least_are_under_way_and_one_is_read():
+    def flight(m: int, n: int, k: int) -> tuple[int, float]:
+        c = ring_config.choose_ring(m, n, k, "bf16")
+        return c.stages, (c.stages - 1) * c.stage_bytes / 1024
+
+    assert flight(8, 17408, 5120) == (3, 45.0)
+    assert flight(8, 5120, 6144) == (4, 40.5)
+    assert flight(8, 5120, 17408) == (4, 81.0)  # x takes longer
+    assert flight(16, 5120, 17408) == (3, 40.5)
+    assert flight(8, 5120, 9216)[0] == 3  # a stage of 41 KB
+
+
+def test_warps_that_need_more_registers_get_them():
+    assert ring_config.registers(16, 17408, 4, 12) == 152
+    assert ring_config.registers(24, 6144, 2, 8) == 224
+    assert ring_config.registers(24, 5120, 2, 8) == 0
+    assert ring_config.registers(24, 8192, 2, 8) is None
+    assert ring_config.registers(16, 17408, 4, 8) is None
 
 
 def test_a_launch_asks_the_device_how_many_clusters_of_four_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +232,7 @@ def test_a_launch_asks_the_device_how_many_clusters_of_four_it_holds(monkeypatch
     monkeypatch.setattr(hopper.cuda_driver, "most_clusters", most_clusters)
     monkeypatch.setattr(hopper, "multiprocessors", lambda device: 114)
     cuda_decode.configured.cache_clear()
-    four = cuda_decode.configured(8, 5120, 17408, "bf16", 97)
+    four = cuda_decode.configured(16, 5120, 17408, "bf16", 97)
     assert (four.split, four.grid) == (4, 4 * 26)  # a grid of more would be a second wave
     assert asked == [(7, 4, four.threads, four.shared_bytes)]
     assert cuda_decode.configured(8, 17408, 5120, "bf16", 97).grid == 114

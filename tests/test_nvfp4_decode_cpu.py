@@ -85,8 +85,9 @@ def right(kernel: StandIn, config: ring_config.RingConfig, data: tuple[Any, ...]
         (29, 250, 528, "bf16", 8, {"split": 2, "warps": 3, "chained": True}),
         (8, 300, 1152, "bf16", 4, {"split": 2, "warps": 3}),  # stages of nine tiles, half of 128 bytes between them
         (4, 100, 17408, "bf16", 2, {}),  # as chosen for long K: pieces that wrap around the stages
-        (8, 100, 17408, "bf16", 4, {}),  # as chosen for more tokens: four CTAs
-        (13, 100, 16400, "bf16", 8, {}),  # and for more than 8: registers by setmaxnreg
+        (13, 100, 16400, "bf16", 8, {}),  # as chosen for more than 8: four CTAs, registers by setmaxnreg
+        (24, 100, 6144, "fp16", 4, {}),  # and for more than 16 where that is short enough for two
+        (8, 300, 1040, "bf16", 2, {"split": 2, "stages": 1}),
     ],
 )
 def test_the_ring_runs_on_a_cpu(m, n, k, dtype, sms, variant):
@@ -102,6 +103,7 @@ def test_the_ring_runs_on_a_cpu(m, n, k, dtype, sms, variant):
         ("barrier_init(base + EMPTY + 8 * i, WARPS)", "barrier_init(base + EMPTY + 8 * i, 1)"),
         ("PLACES = 3", "PLACES = 2"),
         ("turn / PLACES & 1", "turn & 1"),
+        ("if (copy >= STAGES) {", "if (copy > STAGES) {"),
         ("from < SPLIT", "from < SPLIT - 1"),
         ("static_cast<unsigned>(m) >> 31", "1"),
     ],

@@ -20,16 +20,16 @@ M_MAX = 32
 BARRIER_BYTES = 1024
 MAX_STAGES = 48  # barriers for them and for 16 slots fit in BARRIER_BYTES
 PLACES = 3  # as in ring_decode.cu
-LONG_K = 12_288  # more is taken by more warps, in pieces
-LONG_PIECE = 4
-FEW = 6  # tokens of long K that two CTAs take; of more, four read x in less time
+LONG_K = 12_288  # more is taken by more warps
 # Tiles of K whose x a warp can keep without spilling, by the most warps that multiply, for 8, 16, 24 and 32 tokens: a
 # tile takes 8 registers per 8 tokens, and with two more warps, 10 leave 168 registers a thread, 14 leave 128 and 18
 # leave 96.
 OPERAND_TILES = {10: (17, 7, 5, 3), 14: (12, 5, 3, 2), 18: (6, 3, 1, 1)}
-# Twelve warps with more registers than the four beside them, for 16 tokens over four CTAs.
-UNEVEN_WARPS, UNEVEN_REGISTERS, UNEVEN_TILES = 12, 152, 6
-FLIGHT_BYTES = 112 * 1024  # of weights on their way to an SM: with twice as many the first of them come later
+# By setmaxnreg the warps that multiply can have more than the four beside them. By tokens: so many warps, registers a
+# thread, and the tiles that they can then keep.
+UNEVEN = {16: (12, 152, 6), 24: (8, 224, 6)}
+# Of weights on their way to an SM; 8 tokens of long K read x for longer. More is slower: x and sums wait behind them.
+FLIGHT_BYTES, LONG_FLIGHT_BYTES = 46 * 1024, 84 * 1024
 
 
 @dataclass(frozen=True)
@@ -94,20 +94,22 @@ def tokens_of(m: int) -> int:
     return -(-m // 8) * 8
 
 
-def uneven(m: int, split: int, warps: int) -> bool:
-    """Whether the warps that multiply get more registers than the others."""
-    return split == 4 and tokens_of(m) == 16 and warps == UNEVEN_WARPS
+def registers(m: int, k: int, split: int, warps: int) -> int | None:
+    """A thread's registers by setmaxnreg where a warp multiplies; 0: an even part is enough, None: no part is."""
+    if not 1 <= m <= M_MAX:
+        return None
+    tokens = tokens_of(m)
+    chunks = math.ceil(math.ceil(k / tiles.COLS / split) / warps)
+    room = next((most for warps_, most in OPERAND_TILES.items() if warps <= warps_), (0,) * 4)
+    if chunks <= room[tokens // 8 - 1]:
+        return 0
+    their_warps, more, most = UNEVEN.get(tokens, (0, 0, 0))
+    return more if warps == their_warps and chunks <= most else None
 
 
 def fits(m: int, k: int, split: int, warps: int = 8) -> bool:
     """Whether a CTA can keep its share of x in registers, which ring_decode.cu needs."""
-    if not 1 <= m <= M_MAX:
-        return False
-    chunks = math.ceil(math.ceil(k / tiles.COLS / split) / warps)
-    if uneven(m, split, warps):
-        return chunks <= UNEVEN_TILES
-    room = next((most for warps_, most in OPERAND_TILES.items() if warps <= warps_), (0,) * 4)
-    return chunks <= room[tokens_of(m) // 8 - 1]
+    return registers(m, k, split, warps) is not None
 
 
 def instead(m: int) -> str:
@@ -116,11 +118,17 @@ def instead(m: int) -> str:
 
 
 def choose_split(m: int, k: int) -> int:
-    """CTAs that share K: four for long K beyond FEW tokens, or where two cannot keep x; slower past 16 tokens."""
-    two = choose_warps(m, k, 2)
-    if m <= 16 and (not two or (m > FEW and k > LONG_K)):
+    """CTAs that share K: two where K is long enough, four where two cannot keep x, which is slower past 16 tokens."""
+    if m <= 16 and not choose_warps(m, k, 2):
         return 4
     return 2 if k >= 4096 or m > 16 else 1
+
+
+def choose_piece(m: int, k: int, chunks: int) -> int:
+    """Tiles a warp and stage, of `chunks`: half of them, or a third for 8 tokens of long K, or all of an odd number."""
+    if m <= 8 and k > LONG_K:
+        return math.ceil(chunks / 3)
+    return chunks if chunks % 2 else chunks // 2
 
 
 def choose_warps(m: int, k: int, split: int) -> int:
@@ -160,8 +168,7 @@ def choose_ring(
     """The configuration for m tokens, n weight rows, k values, dtype "bf16" or "fp16".
 
     sms: multiprocessors that clusters can hold; 0: as on an H200. 0 chooses: split, warps and finishers by the
-    functions above; a strip's share is one stage, but LONG_PIECE tiles a warp for long K and 8 tokens; FLIGHT_BYTES of
-    stages, two at least.
+    functions above, piece likewise; FLIGHT_BYTES of stages, two at least, and one that is being read.
     Raises ValueError when a CTA cannot keep its share of x, or k is no multiple of 16.
     """
     if k % 16:
@@ -174,7 +181,7 @@ def choose_ring(
     share = -(-total // split)
     chunks = -(-share // warps)
     fewest = max(0, total - (split - 1) * share)  # tiles of the last CTA
-    piece = min(piece or (LONG_PIECE if k > LONG_K and m <= 8 else chunks), chunks)
+    piece = min(piece or choose_piece(m, k, chunks), chunks)
     pieces = -(-chunks // piece)
     strips = -(-n // tiles.ROWS)
     workers = min((sms or SMS_HELD[split]) // split, strips)
@@ -189,13 +196,14 @@ def choose_ring(
         slots=slots,
         missing=chunks - fewest // warps,
         finishers=finishers or choose_finishers(m, warps),
-        registers=UNEVEN_REGISTERS if uneven(m, split, warps) else 0,
+        registers=registers(m, k, split, warps) or 0,
         once=once,
         chained=chained,
         grid=workers * split,
     )
     room = (SHARED_BYTES - config.shared_bytes) // config.stage_bytes + 1
-    stages = min(stages or max(2, FLIGHT_BYTES // config.stage_bytes), room, MAX_STAGES)
+    flight = (LONG_FLIGHT_BYTES if m <= 8 and k > LONG_K else FLIGHT_BYTES) // config.stage_bytes
+    stages = min(stages or max(2, flight) + 1, room, MAX_STAGES)
     return replace(config, stages=max(1, min(stages, -(-strips // workers) * pieces)))
 
 

@@ -6,7 +6,7 @@
 //
 //   WARPS warps      take strips of 16 rows together: tile c of a warp is tile c * WARPS + warp of the strip; each leaves
 //                    16 x TOKENS partial sums in a slot
-//   producer warp    one copy per PIECE * WARPS tiles (contiguous in tiles.py's layout), STAGES of them under way
+//   producer warp    one copy per PIECE * WARPS tiles (contiguous in tiles.py's layout), STAGES - 1 of them under way
 //   FINISHERS warps  add the partial sums in a fixed order, each those of its columns; scale, round, write y
 //
 // SPLIT > 1: the CTAs of a cluster share K, so each holds only its part of x and takes small pieces of many strips.
@@ -33,6 +33,8 @@ constexpr int THREADS = 32 * (UNEVEN ? WARPS + 4 : FINISHER + FINISHERS);
 constexpr int FEW_REGISTERS = 56;
 constexpr int PIECES = (CHUNKS + PIECE - 1) / PIECE;  // stages of a strip
 constexpr int PIECE_TILES = PIECE * WARPS;
+// Copies under way. More would only queue: what is asked for after them comes after them.
+constexpr int FLIGHT = STAGES > 1 ? STAGES - 1 : 1;
 // A stage starts on 128 bytes, as its source mostly does: a copy between places that differ modulo 128 asks L2 for
 // more.
 constexpr unsigned STAGE_BYTES = (PIECE_TILES * TILE_BYTES + 127) / 128 * 128;
@@ -100,12 +102,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   if constexpr (CHAINED) launch_dependents();
   unsigned long long policy = 0;
   float scale = 0.0f;
-  // Asked for before the weights: what comes later waits in the memory's queues behind everything that is under way.
+  // Asked for before the weights, as x is before all but the first of them: what comes later waits in the memory's
+  // queues behind everything that is under way.
   if (warp >= FINISHER) {
     if constexpr (CHAINED) wait_for_earlier_grid();
     scale = load_early_float(tensor_scale);
   }
-  // The first copies are on their way before anything else happens; x follows while they travel.
   if (warp == PRODUCER && lane == 0) {
     if constexpr (ONCE) policy = leave_first();
     for (int i = 0; i < STAGES; i++) barrier_init(base + FULL + 8 * i, 1), barrier_init(base + EMPTY + 8 * i, WARPS);
@@ -115,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     for (int i = 0; i < PLACES * FINISHERS; i++) barrier_init(base + ARRIVED + 8 * i, 1);
     barrier_init_fence();
     if constexpr (CHAINED) wait_for_earlier_grid();
-    for (int i = 0; i < STAGES && strip < strips; i++) fetch(policy);
+    fetch(policy);
   }
   const auto together = [&]() {
     __syncwarp();
@@ -197,8 +199,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   together();
   if (warp == PRODUCER) {
     if (lane == 0) {
-      for (Turn emptied; strip < strips; emptied.next()) {
-        barrier_wait(base + EMPTY + 8 * emptied.stage, emptied.parity);
+      Turn landed, emptied;
+      for (int copy = 1; strip < strips; copy++) {
+        if (copy >= FLIGHT) {
+          barrier_wait(base + FULL + 8 * landed.stage, landed.parity);
+          landed.next();
+        }
+        if (copy >= STAGES) {
+          barrier_wait(base + EMPTY + 8 * emptied.stage, emptied.parity);
+          emptied.next();
+        }
         fetch(policy);
       }
     }
