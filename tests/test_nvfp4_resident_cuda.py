@@ -35,9 +35,10 @@ static void entry() {
 }
 extern "C" int x_begin() { return X; }
 extern "C" void simulated(const void* x, const void* w, const void* scale, void* y, int m, int n, int k, int depth,
-                          int shared, int blocks, int seed) {
+                          int shared, int blocks, int threads, int seed) {
   given = {(const unsigned char*)x, (const unsigned char*)w, (const float*)scale, (unsigned short*)y, m, n, k, depth};
-  simulate(entry, THREADS, SPLIT, blocks, shared, seed);
+  if (threads != THREADS) why_stopped = "other threads than the kernel's";
+  else simulate(entry, THREADS, SPLIT, blocks, shared, seed);
 }
 """
 
@@ -51,8 +52,8 @@ def simulate(kernel: StandIn, config: resident.ResidentConfig, inputs: Tensors, 
     x, n = inputs["x"], inputs["w_packed"].shape[0]
     w = resident.tile_weights(inputs["w_packed"], inputs["w_scale"], x.dtype)
     y = torch.full((x.shape[0], n), float("nan"), dtype=x.dtype)
-    numbers = (x.shape[0], n, x.shape[1], w.shape[1] // 2, config.shared_bytes, config.clusters * config.split, seed)
-    simulated(kernel, (x, w, inputs["w_tensor_scale"], y), numbers)
+    numbers = (x.shape[0], n, x.shape[1], w.shape[1] // 2, config.shared_bytes, config.clusters * config.split)
+    simulated(kernel, (x, w, inputs["w_tensor_scale"], y), (*numbers, config.threads, seed))
     return y
 
 
@@ -78,7 +79,17 @@ def test_configurations_fit_or_are_refused(problem):
     config = resident.choose_config(m, n, k, problem["dtype"])
     assert x_bytes < config.shared_bytes <= resident.SHARED_BYTES
     assert config.stages >= 2
-    assert config.clusters * config.split <= resident.SMS
+    assert config.clusters * config.split <= hopper.SMS_HELD[config.split]
+
+
+def test_tiles_and_x_choose_the_warpgroups():
+    def chosen(n: int, k: int) -> tuple[int, int]:
+        config = resident.choose_config(32, n, k, "bf16", 15)
+        return config.groups, config.stages
+
+    assert [chosen(17408, 5120), chosen(5120, 6144), chosen(5120, 17408)] == [(4, 4), (3, 4), (3, 4)]
+    assert chosen(17408, 17408) == (3, 4)  # four leave too few stages
+    assert resident.choose_config(32, 17408, 5120, "bf16", 15, groups=3).groups == 3
 
 
 def test_refuses_what_it_cannot_do():
@@ -128,7 +139,13 @@ def test_the_kernel_runs_on_a_cpu(m, n, k, dtype, clusters, variant):
     [
         ("wgmma_wait<1>();", "wgmma_wait<2>();"),
         ("if (use > 0) barrier_wait_cluster", "if (false) barrier_wait_cluster"),
-        ("barrier_wait(base + EMPTY + 8 * at_ring, parity);", "barrier_wait(base + EMPTY + 8 * at_ring, parity ^ 1);"),
+        (
+            "barrier_wait(barriers + EMPTY + 8 * stage, parity);",
+            "barrier_wait(barriers + EMPTY + 8 * stage, parity ^ 1);",
+        ),
+        ("int i = service, at = 0", "int i = 0, at = 0"),
+        ("base + 8 * service * STAGES", "base"),
+        ("named_sync(X_READY, 160 * GROUPS);\n    cluster_wait();", "cluster_wait();"),
         ("row + 16 * (p ^ r)", "row + 16 * p"),
         ("static_cast<unsigned>(m) >> 31", "1"),
         ("if (item.part == 0) sum", "sum"),

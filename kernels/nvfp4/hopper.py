@@ -14,7 +14,8 @@ from kernels.common import CudaSource
 
 SHARED_BYTES = 227 * 1024  # what a block may use on compute capability 9.0
 SMS = 132  # of an H100 or H200, for choosing without a device
-SMS_HELD = {1: 132, 2: 132, 4: 120}  # by clusters of so many blocks that take one each (cuOccupancyMaxActiveClusters)
+# By clusters of so many blocks that take a multiprocessor each (cuOccupancyMaxActiveClusters).
+SMS_HELD = {1: 132, 2: 132, 4: 120, 8: 120}
 ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 

@@ -17,7 +17,7 @@ import torch
 from kernels import cuda
 from kernels.common import CudaSource, Tensors
 from kernels.nvfp4 import hopper, tiles
-from kernels.nvfp4.hopper import SHARED_BYTES, SMS
+from kernels.nvfp4.hopper import SHARED_BYTES, SMS_HELD
 
 SOURCE = Path(__file__).with_name("wgmma_resident.cu")
 TOKENS = 32
@@ -26,8 +26,10 @@ ROWS, STRIPS = 64, 4
 CHUNK_BYTES = STRIPS * tiles.TILE_BYTES
 STAGE_BYTES = 2 * CHUNK_BYTES
 SLOT_BYTES = ROWS * TOKENS * 4
-SPLIT, GROUPS = 8, 3  # 17408 rows are 18 tiles a cluster: three warpgroups make six each
-MOST_STAGES = 5  # of a ring: 69 KB in flight; more make the first come later
+SPLIT, GROUPS, MORE_GROUPS = 8, 3, 4
+CLUSTERS = SMS_HELD[SPLIT] // SPLIT
+MORE_TILES = 8  # of a cluster, from which MORE_GROUPS pay: two rounds of them
+MOST_STAGES = 4  # of a ring; more would only queue
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class ResidentConfig:
 
     @property
     def threads(self) -> int:
-        return 128 * (self.groups + 1)
+        return 128 * self.groups + 32 * (self.groups + 2)
 
     @property
     def shared_bytes(self) -> int:
@@ -69,23 +71,31 @@ def depth_of(k: int) -> int:
     return -(-k // (2 * tiles.COLS))
 
 
-def choose_config(m: int, n: int, k: int, dtype: str, clusters: int = SMS // SPLIT, **fixed: Any) -> ResidentConfig:
+def choose_config(m: int, n: int, k: int, dtype: str, clusters: int = CLUSTERS, **fixed: Any) -> ResidentConfig:
     """The configuration for m tokens, n weight rows, k values, dtype "bf16" or "fp16"; `fixed` overrides fields.
 
-    clusters: as many as the device runs at once. Raises ValueError when k is no multiple of 16, or x does not fit.
+    clusters: as many as the device runs at once, CLUSTERS on an H200.
+    Raises ValueError when k is no multiple of 16, or x does not fit.
     """
     if k % 16 or not 1 <= m <= TOKENS:
         raise ValueError(f"m={m}, k={k}: takes 1 to {TOKENS} tokens and k a multiple of 16; pad k with zeros")
     config = ResidentConfig(dtype, SPLIT, GROUPS, 2)
     config = replace(config, **{name: value for name, value in fixed.items() if name != "stages"})
-    depth = -(-depth_of(k) // config.split)
-    config = replace(config, depth=depth, clusters=min(clusters, -(-n // ROWS)))
-    most = max(
-        (s for s in range(2, MOST_STAGES + 1) if replace(config, stages=s).shared_bytes <= SHARED_BYTES), default=0
-    )
+    depth, tiles_of_64 = -(-depth_of(k) // config.split), -(-n // ROWS)
+    config = replace(config, depth=depth, clusters=min(clusters, tiles_of_64))
+    more = replace(config, groups=MORE_GROUPS)
+    if "groups" not in fixed and tiles_of_64 >= MORE_TILES * clusters and _most_stages(more) == MOST_STAGES:
+        config = more
+    most = _most_stages(config)
     if not most:
         raise ValueError(f"{config}: x of {128 * depth} k leaves no room for weights")
     return replace(config, stages=min(most, fixed.get("stages", most)))
+
+
+def _most_stages(config: ResidentConfig) -> int:
+    """Stages that fit beside x, up to MOST_STAGES; 0 where two do not."""
+    fitting = (s for s in range(2, MOST_STAGES + 1) if replace(config, stages=s).shared_bytes <= SHARED_BYTES)
+    return max(fitting, default=0)
 
 
 def source(config: ResidentConfig) -> CudaSource:

@@ -49,6 +49,11 @@ DEVICE void barrier_arrive_cluster(unsigned remote) {
 // A value that all lanes have, told to the compiler: what follows from it needs no test of every lane.
 DEVICE int same_in_warp(int v) { return __shfl_sync(0xFFFFFFFFu, v, 0); }
 
+DEVICE void pass_clocks(unsigned count) {
+  const unsigned start = clock();
+  while (static_cast<unsigned>(clock()) - start < count) continue;
+}
+
 // A value that the compiler shall hold in a register and not make again at each use.
 DEVICE unsigned keep(unsigned v) {
   asm volatile("" : "+r"(v));

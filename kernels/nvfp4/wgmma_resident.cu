@@ -7,8 +7,11 @@
 //
 //   warpgroups   a ring of stages (two chunks of 64 k) each: decode into registers, multiply, then send the sums
 //                to their owners: each CTA owns 32 / SPLIT tokens
-//   producer     one thread copies the weights of all rings
+//   producers    a thread for each ring copies its weights: one for all rings waits for the slowest of them
 //   reducer      two warps wait for the sums of all CTAs, add them in order of k, write the owned tokens of y
+//
+// Warpgroups that end their items together leave the multiprocessor idle together, so each starts a little after the
+// one before.
 //
 // So every sum is formed in one order: the same bits on every run, and no sums in global memory.
 //
@@ -16,7 +19,10 @@
 #include "operand.cuh"
 #include "wgmma.cuh"
 
-constexpr int THREADS = 128 * (GROUPS + 1);
+constexpr int THREADS = 128 * GROUPS + 32 * (GROUPS + 2);
+constexpr int AHEAD = 2;               // stages of a ring that are asked for before x; more of them would delay x
+constexpr unsigned LATER = 1000;       // clocks from the start of a warpgroup to that of the next
+static_assert(AHEAD <= STAGES, "nothing empties a stage before x is there");
 constexpr int TOKENS = 32, UNITS = TOKENS / (4 * SPLIT);  // of four tokens, that a CTA owns
 constexpr unsigned W_CHUNK_BYTES = 4 * TILE_BYTES, STAGE_BYTES = 2 * W_CHUNK_BYTES, X_CHUNK_BYTES = TOKENS * 128;
 constexpr unsigned UNIT_BYTES = 64 * 16;  // sums of 64 rows x 4 tokens
@@ -102,112 +108,102 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(THREA
   extern __shared__ __align__(1024) unsigned char shared_start[];
   const unsigned base = shared_address(shared_start);
   const int group = same_in_warp(threadIdx.x / 128), warp = same_in_warp(threadIdx.x / 32) % 4, lane = threadIdx.x % 32;
+  const int service = same_in_warp(threadIdx.x / 32) - 4 * GROUPS;  // producers of the rings, then two that reduce
   const int rank = cluster_rank(), cluster = blockIdx.x / SPLIT, clusters = gridDim.x / SPLIT;
   const int slice = rank * depth / SPLIT, mine = (rank + 1) * depth / SPLIT - slice;  // stages of this CTA
   const Items items(((n + 63) / 64 - cluster + clusters - 1) / clusters, mine);  // tiles cluster, cluster + clusters ..
 
-  if (group == GROUPS && warp == 0) {
+  if (service >= 0 && service < GROUPS) {
+    const unsigned ring = base + service * STAGES * STAGE_BYTES, barriers = base + 8 * service * STAGES;
+    unsigned long long policy = 0;
+    int i = service, at = 0, to = 0, stage = 0;
+    unsigned parity = 1;
+    const unsigned char* from = w;
+    const auto copy = [&]() {  // whether there was one left
+      for (; at == to; i += GROUPS) {
+        if (i >= items.all) return false;
+        const Item item(items, i);
+        const size_t tile = cluster + static_cast<size_t>(item.tile) * clusters;
+        at = item.from, to = item.to, from = w + (tile * depth + slice + at) * STAGE_BYTES;
+      }
+      barrier_wait(barriers + EMPTY + 8 * stage, parity);
+      barrier_expect(barriers + FULL + 8 * stage, STAGE_BYTES);
+      bulk_copy_by(ring + stage * STAGE_BYTES, from, STAGE_BYTES, barriers + FULL + 8 * stage, policy);
+      at++, from += STAGE_BYTES;
+      if (++stage == STAGES) stage = 0, parity ^= 1;
+      return true;
+    };
     if (lane == 0) {
-      for (int i = 0; i < GROUPS * STAGES; i++) {
-        barrier_init(base + FULL + 8 * i, 1);
-        barrier_init(base + EMPTY + 8 * i, 4);
+      for (int s = 0; s < STAGES; s++) {
+        barrier_init(barriers + FULL + 8 * s, 1);
+        barrier_init(barriers + EMPTY + 8 * s, 4);
       }
-      for (int i = 0; i < GROUPS; i++) {
-        barrier_init(base + SENT + 8 * i, 1);
-        barrier_init(base + FREE + 8 * i, SPLIT);
-      }
+      barrier_init(base + SENT + 8 * service, 1);
+      barrier_init(base + FREE + 8 * service, SPLIT);
       barrier_init_fence();
-      for (int i = 0; i < GROUPS; i++) {
-        if (i < items.all) barrier_expect(base + SENT + 8 * i, SLOT_BYTES);
-      }
+      if (service < items.all) barrier_expect(base + SENT + 8 * service, SLOT_BYTES);
     }
     __syncwarp();
     cluster_arrive();
     if (lane == 0) {  // the weights wait for nobody: no other kernel has written them
       launch_dependents();
-      const unsigned long long policy = leave_first();
-      int stage = 0;
-      unsigned parity = 1;
-      for (int at = 0; at < items.all; at += GROUPS) {
-        const unsigned char* from[GROUPS];
-        int todo[GROUPS], most = 0;
-#pragma unroll
-        for (int g = 0; g < GROUPS; g++) {
-          const Item item(items, at + g);
-          const size_t tile = cluster + static_cast<size_t>(item.tile) * clusters;
-          from[g] = w + (tile * depth + slice + item.from) * STAGE_BYTES;
-          todo[g] = at + g < items.all ? item.to - item.from : 0;
-          most = max(most, todo[g]);
-        }
-        for (; most > 0; most--) {
-#pragma unroll
-          for (int g = 0; g < GROUPS; g++) {
-            if (todo[g]-- <= 0) continue;
-            const int at_ring = g * STAGES + stage;
-            const unsigned full = base + FULL + 8 * at_ring;
-            barrier_wait(base + EMPTY + 8 * at_ring, parity);
-            barrier_expect(full, STAGE_BYTES);
-            bulk_copy_by(base + at_ring * STAGE_BYTES, from[g], STAGE_BYTES, full, policy);
-            from[g] += STAGE_BYTES;
-          }
-          if (++stage == STAGES) stage = 0, parity ^= 1;
-        }
-      }
+      policy = leave_first();
+      for (int s = 0; s < AHEAD && copy(); s++) continue;
     }
     __syncwarp();
     cluster_wait();
-  } else if (group == GROUPS) {
+    named_sync(X_READY, 160 * GROUPS);
+    while (lane == 0 && copy()) continue;
+  } else if (service >= GROUPS) {
     cluster_arrive();
     cluster_wait();
-    if (warp <= 2) {
-      const int thread = threadIdx.x % 128 - 32, strip = thread / 16, g = thread / 2 % 8, t = thread % 2;
-      const float scale = *tensor_scale * OPERAND_TO_VALUE;
-      const unsigned zero = static_cast<unsigned>(m) >> 31;  // for once_loaded
-      float4 sums[UNITS];
-      wait_for_earlier_grid();  // they may still read what y was
+    const int thread = threadIdx.x - 160 * GROUPS, strip = thread / 16, g = thread / 2 % 8, t = thread % 2;
+    const float scale = *tensor_scale * OPERAND_TO_VALUE;
+    const unsigned zero = static_cast<unsigned>(m) >> 31;  // for once_loaded
+    float4 sums[UNITS];
+    wait_for_earlier_grid();  // they may still read what y was
 #pragma unroll 1
-      for (int i = 0; i < items.all; i++) {
-        const Item item(items, i);
-        const int row = 64 * (cluster + item.tile * clusters) + 16 * strip + (g & ~1), slot = i % GROUPS;
-        const unsigned at = base + SLOT + slot * SLOT_BYTES + 16 * thread;
-        unsigned loaded = 0;
-        barrier_wait_cluster(base + SENT + 8 * slot, i / GROUPS & 1);
+    for (int i = 0; i < items.all; i++) {
+      const Item item(items, i);
+      const int row = 64 * (cluster + item.tile * clusters) + 16 * strip + (g & ~1), slot = i % GROUPS;
+      const unsigned at = base + SLOT + slot * SLOT_BYTES + 16 * thread;
+      unsigned loaded = 0;
+      barrier_wait_cluster(base + SENT + 8 * slot, i / GROUPS & 1);
 #pragma unroll
-        for (int u = 0; u < UNITS; u++) {
-          float4 v[SPLIT], &sum = sums[u];
+      for (int u = 0; u < UNITS; u++) {
+        float4 v[SPLIT], &sum = sums[u];
 #pragma unroll
-          for (int s = 0; s < SPLIT; s++) v[s] = shared_load_float4(at + s * SOURCE_BYTES + u * UNIT_BYTES);
-          if (item.part == 0) sum = float4{0, 0, 0, 0};
+        for (int s = 0; s < SPLIT; s++) v[s] = shared_load_float4(at + s * SOURCE_BYTES + u * UNIT_BYTES);
+        if (item.part == 0) sum = float4{0, 0, 0, 0};
 #pragma unroll
-          for (int s = 0; s < SPLIT; s++) sum.x += v[s].x, sum.y += v[s].y, sum.z += v[s].z, sum.w += v[s].w;
-          loaded |= __float_as_uint(sum.x);
-        }
-        named_sync(once_loaded(SLOT_READ, loaded, zero), 64);  // neither warp reads the slot any more
-        if (warp == 1 && i + GROUPS < items.all) {
-          if (lane == 0) barrier_expect(base + SENT + 8 * slot, SLOT_BYTES);
-          if (lane < SPLIT) barrier_arrive_cluster(peer_address(base + FREE + 8 * slot, lane));
-        }
-        if (!item.last) continue;
-        // A thread has rows g and g + 8 of two tokens; with its neighbour's it has pairs of rows of one token.
+        for (int s = 0; s < SPLIT; s++) sum.x += v[s].x, sum.y += v[s].y, sum.z += v[s].z, sum.w += v[s].w;
+        loaded |= __float_as_uint(sum.x);
+      }
+      named_sync(once_loaded(SLOT_READ, loaded, zero), 64);  // neither warp reads the slot any more
+      if (service == GROUPS && i + GROUPS < items.all) {
+        if (lane == 0) barrier_expect(base + SENT + 8 * slot, SLOT_BYTES);
+        if (lane < SPLIT) barrier_arrive_cluster(peer_address(base + FREE + 8 * slot, lane));
+      }
+      if (!item.last) continue;
+      // A thread has rows g and g + 8 of two tokens; with its neighbour's it has pairs of rows of one token.
 #pragma unroll
-        for (int u = 0; u < UNITS; u++) {
-          const float4 v = sums[u];
-          const bool odd = g & 1;
-          const float upper = shuffle_xor(odd ? v.x : v.y, 2), lower = shuffle_xor(odd ? v.z : v.w, 2);
-          const unsigned pairs[2] = {round_pair<X_BF16>((odd ? upper : v.x) * scale, (odd ? v.y : upper) * scale),
-                                     round_pair<X_BF16>((odd ? lower : v.z) * scale, (odd ? v.w : lower) * scale)};
-          const int token = 4 * (rank * UNITS + u) + 2 * t + odd;
+      for (int u = 0; u < UNITS; u++) {
+        const float4 v = sums[u];
+        const bool odd = g & 1;
+        const float upper = shuffle_xor(odd ? v.x : v.y, 2), lower = shuffle_xor(odd ? v.z : v.w, 2);
+        const unsigned pairs[2] = {round_pair<X_BF16>((odd ? upper : v.x) * scale, (odd ? v.y : upper) * scale),
+                                   round_pair<X_BF16>((odd ? lower : v.z) * scale, (odd ? v.w : lower) * scale)};
+        const int token = 4 * (rank * UNITS + u) + 2 * t + odd;
 #pragma unroll
-          for (int half = 0; half < 2; half++) {
-            const int at_row = row + 8 * half;
-            unsigned short* const to = y + static_cast<size_t>(token) * n + at_row;
-            if (token >= m || at_row >= n) continue;
-            if (n % 2 == 0 && reinterpret_cast<unsigned long long>(y) % 4 == 0) {
-              *reinterpret_cast<unsigned*>(to) = pairs[half];
-            } else {
-              to[0] = static_cast<unsigned short>(pairs[half]);
-              if (at_row + 1 < n) to[1] = static_cast<unsigned short>(pairs[half] >> 16);
-            }
+        for (int half = 0; half < 2; half++) {
+          const int at_row = row + 8 * half;
+          unsigned short* const to = y + static_cast<size_t>(token) * n + at_row;
+          if (token >= m || at_row >= n) continue;
+          if (n % 2 == 0 && reinterpret_cast<unsigned long long>(y) % 4 == 0) {
+            *reinterpret_cast<unsigned*>(to) = pairs[half];
+          } else {
+            to[0] = static_cast<unsigned short>(pairs[half]);
+            if (at_row + 1 < n) to[1] = static_cast<unsigned short>(pairs[half] >> 16);
           }
         }
       }
@@ -217,7 +213,7 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(THREA
     wait_for_earlier_grid();
     bring_x(x, base + X, 2 * slice, 2 * mine, m, k);
     fence_async_shared();
-    named_sync(X_READY, 128 * GROUPS);
+    named_sync(X_READY, 160 * GROUPS);
     cluster_wait();
     const unsigned my_codes = base + group * STAGES * STAGE_BYTES + warp * TILE_BYTES + 16 * lane;
     const unsigned my_scales = my_codes + TILE_CODE_BYTES - 14 * lane;
@@ -228,6 +224,7 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(THREA
     float acc[TOKENS / 2];
     int stage = 0;
     unsigned parity = 0;
+    pass_clocks(group * LATER);
 #pragma unroll 1
     for (int i = group; i < items.all; i += GROUPS) {
       const Item item(items, i);
@@ -262,11 +259,10 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(THREA
         if (lane == 0) barrier_arrive(empty + 8 * stage);  // the products have taken what was loaded from it
         if (++stage == STAGES) stage = 0, parity ^= 1;
       }
-      wgmma_wait<0>();
-      pin(acc);
-
       const int use = i / GROUPS;
       if (use > 0) barrier_wait_cluster(base + FREE + 8 * group, (use - 1) & 1);
+      wgmma_wait<0>();
+      pin(acc);
 #pragma unroll
       for (int e = 0; e < TOKENS / 8; e++) {  // of eight tokens this lane's are in unit 2 e + lane % 4 / 2
         const int unit = 2 * e + lane % 4 / 2;
