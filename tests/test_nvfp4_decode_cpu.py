@@ -93,7 +93,26 @@ def right(kernel: StandIn, config: ring_config.RingConfig, data: tuple[Any, ...]
 def test_the_ring_runs_on_a_cpu(m, n, k, dtype, sms, variant):
     config = ring_config.choose_ring(m, n, k, dtype, sms, **variant)
     assert config.stage_bytes % 128 == 0
-    assert right(on_cpu(config), config, given(cases._check(m, n, k, dtype)), 3)
+    kernel = on_cpu(config)
+    assert right(kernel, config, given(cases._check(m, n, k, dtype)), 3)
+    assert kernel.asked_before_x() == 1
+    assert kernel.at_once() <= max(1, config.stages - 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "before_x", "at_once"),
+    [
+        (UNCHANGED, 1, 3),
+        (("if (copy >= FLIGHT) {", "if (false) {"), 1, 4),
+        (("    fetch(policy);\n  }\n  const auto", "    fetch(policy), fetch(policy);\n  }\n  const auto"), 2, 4),
+    ],
+)
+def test_one_copy_goes_before_x_and_all_stages_but_one_are_under_way(change, before_x, at_once):
+    config = ring_config.choose_ring(8, 1200, 2064, "bf16", 4, split=2, warps=3, piece=2, stages=4)
+    kernel = on_cpu(config, change)
+    kernel.slow_copies()
+    unless_stopped(lambda: right(kernel, config, given(cases._check(8, 1200, 2064, "bf16")), 2))
+    assert (kernel.asked_before_x(), kernel.at_once()) == (before_x, at_once)
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,16 @@ def test_the_kernel_runs_on_a_cpu(m, n, k, dtype, clusters, variant):
 
 
 @needs_compiler
+@pytest.mark.parametrize("change", [UNCHANGED, ("AHEAD = 2", "AHEAD = 3")])
+def test_two_copies_of_a_ring_go_before_x(change):
+    problem = cases._check(32, 400, 1600, "bf16")
+    config = resident.choose_config(32, 400, 1600, "bf16", 1, split=2, groups=2, stages=3)
+    kernel = on_cpu(config, change)
+    simulate(kernel, config, cases.inputs(problem, seed=1), 0)
+    assert (kernel.asked_before_x() == 2 * config.groups) == (change == UNCHANGED)
+
+
+@needs_compiler
 @pytest.mark.parametrize(
     "change",
     [

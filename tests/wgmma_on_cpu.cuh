@@ -34,8 +34,15 @@ static struct {
   Group groups[MOST_CTAS][8];
   Exchange warps[MOST_CTAS][32];
   int threads, ctas;
+  int copies_asked[MOST_CTAS], copies_under_way[MOST_CTAS];  // bulk copies
   unsigned long moves;  // whatever gets the program on
 } cpu;
+// Bulk copies of the CTA that had most, in any launch: asked for when it last read x, and under way at once.
+static int most_before_x, most_under_way;
+extern "C" int asked_before_x() { return most_before_x; }
+extern "C" int at_once() { return most_under_way; }
+static int rounds_under_way = 3;  // of the scheduler, that a copy takes on average
+extern "C" void slow_copies() { rounds_under_way = 50; }
 static Axis threadIdx, blockIdx, gridDim;
 
 static std::string position() {
@@ -79,7 +86,14 @@ static void barrier_wait(unsigned address, unsigned parity) {
 static void bulk_copy(unsigned to, const void* from, unsigned bytes, unsigned done) {
   if (to % 16 || bytes % 16 || (uintptr_t)from % 16 || !bytes) stop("copy not aligned", to);
   place(to, bytes), moved();
-  cpu.copies.push_back({&barrier(done), bytes, [=] { memcpy(place(to, bytes), from, bytes); }});
+  const int cta = cpu.now->cta;
+  cpu.copies_asked[cta]++, most_under_way = max(most_under_way, ++cpu.copies_under_way[cta]);
+  cpu.copies.push_back(
+      {&barrier(done), bytes, [=] { memcpy(place(to, bytes), from, bytes), cpu.copies_under_way[cta]--; }});
+}
+static uint4 read_x(const void* p) {
+  most_before_x = max(most_before_x, cpu.copies_asked[cpu.now->cta]);
+  return *(const uint4*)p;
 }
 static unsigned long long leave_first() { return 0; }
 static void bulk_copy_by(unsigned to, const void* from, unsigned bytes, unsigned done, unsigned long long) {
@@ -267,6 +281,7 @@ static void run_blocks(int threads, int ctas, int blocks, unsigned shared_bytes,
     cpu.barriers.clear(), cpu.copies.clear(), cpu.stores.clear(), cpu.cluster = {};
     for (int c = 0; c < ctas; c++) {
       cpu.shared[c].assign(shared_bytes, 0xFF), cpu.block[c] = {};
+      cpu.copies_asked[c] = cpu.copies_under_way[c] = 0;
       for (auto& m : cpu.named[c]) m = {};
       for (auto& g : cpu.groups[c]) g = {};
       for (auto& w : cpu.warps[c]) w = {};
@@ -296,7 +311,7 @@ static void run_blocks(int threads, int ctas, int blocks, unsigned shared_bytes,
         }
       }
       for (size_t i = 0; i < cpu.copies.size();) {
-        if (rand() % 3) { i++; continue; }
+        if (rand() % rounds_under_way) { i++; continue; }
         const Copy c = cpu.copies[i];
         cpu.copies.erase(cpu.copies.begin() + i), cpu.now = &fibers[0], land(c);
       }
