@@ -124,9 +124,14 @@ def choose_split(m: int, k: int) -> int:
     return 2 if k >= 4096 or m > 16 else 1
 
 
+def reads_x_for_long(m: int, k: int) -> bool:
+    """Whether two CTAs keep x of long K, so that weights wait for it longer and more of them may be under way."""
+    return m <= 8 and k > LONG_K
+
+
 def choose_piece(m: int, k: int, chunks: int) -> int:
-    """Tiles a warp and stage, of `chunks`: half of them, or a third for 8 tokens of long K, or all of an odd number."""
-    if m <= 8 and k > LONG_K:
+    """Tiles a warp and stage, of `chunks`: half of them, or a third where x takes long, or all of an odd number."""
+    if reads_x_for_long(m, k):
         return math.ceil(chunks / 3)
     return chunks if chunks % 2 else chunks // 2
 
@@ -202,7 +207,7 @@ def choose_ring(
         grid=workers * split,
     )
     room = (SHARED_BYTES - config.shared_bytes) // config.stage_bytes + 1
-    flight = (LONG_FLIGHT_BYTES if m <= 8 and k > LONG_K else FLIGHT_BYTES) // config.stage_bytes
+    flight = (LONG_FLIGHT_BYTES if reads_x_for_long(m, k) else FLIGHT_BYTES) // config.stage_bytes
     stages = min(stages or max(2, flight) + 1, room, MAX_STAGES)
     return replace(config, stages=max(1, min(stages, -(-strips // workers) * pieces)))
 
