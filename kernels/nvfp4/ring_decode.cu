@@ -31,6 +31,7 @@ constexpr bool UNEVEN = REGISTERS > 0;
 static_assert(!UNEVEN || (WARPS % 4 == 0 && FINISHERS <= 3), "registers are given to warpgroups");
 constexpr int THREADS = 32 * (UNEVEN ? WARPS + 4 : FINISHER + FINISHERS);
 constexpr int FEW_REGISTERS = 56;
+constexpr int EVERYONE = 1;  // a named barrier
 constexpr int PIECES = (CHUNKS + PIECE - 1) / PIECE;  // stages of a strip
 constexpr int PIECE_TILES = PIECE * WARPS;
 // Copies under way. More would only queue: what is asked for after them comes after them.
@@ -124,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if constexpr (SPLIT > 1) {
       cluster_sync();
     } else {
-      __syncthreads();
+      named_sync(EVERYONE, THREADS);  // not __syncthreads, which must be one and the same for all
     }
   };
 
