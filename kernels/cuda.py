@@ -31,6 +31,7 @@ from kernels import cuda_driver
 from kernels.common import CudaSource
 
 HEADERS = Path(__file__).resolve().parent
+MAX_DYNAMIC_SHARED_BYTES = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
 @dataclass(frozen=True)
@@ -172,9 +173,9 @@ def load(source: CudaSource, name: str, device: int, shared_bytes: int = 0) -> K
     path = cubin(source, torch.cuda.get_device_capability(device))
     with cupy.cuda.Device(device):
         function = _module(path, device).get_function(name)
-        if shared_bytes > 48 * 1024:
-            # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            cupy.cuda.driver.funcSetAttribute(function.ptr, 8, shared_bytes)
+        # The limit is the function's, and configurations that differ in their launch share it: it is never lowered.
+        if shared_bytes > cupy.cuda.driver.funcGetAttribute(MAX_DYNAMIC_SHARED_BYTES, function.ptr):
+            cupy.cuda.driver.funcSetAttribute(function.ptr, MAX_DYNAMIC_SHARED_BYTES, shared_bytes)
     return Kernel(name, device, function)
 
 

@@ -121,6 +121,7 @@ def test_the_header_decodes_as_tiles_py_does(tmp_path):
         "  unsigned out = 0;\n  for (int i = 0; i < 4; i++) {\n    unsigned from = s >> 4 * i & 7;\n"
         "    out |= (from < 4 ? a >> 8 * from & 255u : 0u) << 8 * i;\n  }\n  return out;\n}\n"
         "template <bool> unsigned mul2(unsigned a, unsigned b);\n"
+        "template <bool, int> unsigned mul2_by_half(unsigned a, unsigned b);\n"
         '#include "operand.cuh"\n'
         "template <bool B> void all(unsigned a, unsigned b, unsigned s, unsigned* out) {\n"
         "  unsigned pair[8]; decode16<B>(a, b, pair);\n  for (int i = 0; i < 8; i++) out[i] = pair[i];\n"

@@ -1,8 +1,8 @@
 """kernels/nvfp4/cuda_gemm.py: the weight tiles, the configuration and the whole kernel on a CPU; the kernel on a GPU.
 
 On a CPU wgmma_gemm.cu runs as it is, its PTX replaced by tests/wgmma_on_cpu.cuh: rings, clusters, stream-K, swizzles
-and fragments are the kernel's own, timing is not. tests/test_nvfp4_resident_cuda.py does the same for the kernel with
-x resident.
+and fragments are the kernel's own, timing is not. tests/test_nvfp4_stream_cuda.py and
+test_nvfp4_resident_cuda.py do the same for the kernels of few tokens.
 """
 
 import shutil
@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from kernels.common import Tensors, Workload
-from kernels.nvfp4 import cases, cuda_gemm, gemm_tiles, resident, tiles
+from kernels.nvfp4 import cases, cuda_gemm, gemm_tiles, resident, stream, tiles
 from kernels.nvfp4.reference import weights
 from lab.aot_worker import compile_cuda
 from tests.nvfp4_on_cpu import Change, library, needs_compiler, simulated, unless_stopped, within_tolerance
@@ -137,19 +137,20 @@ def test_tile_cluster_and_whole_tiles_follow_from_the_shape(m, n, k, tokens, clu
 
 
 @pytest.mark.parametrize(
-    ("m", "k", "config"),
+    ("m", "n", "k", "config"),
     [
-        (9, 17408, resident.ResidentConfig),
-        (16, 17408, resident.ResidentConfig),
-        (32, 5120, resident.ResidentConfig),
-        (33, 5120, cuda_gemm.GemmConfig),
-        (16, 4096, cuda_gemm.GemmConfig),
-        (16, 65536, cuda_gemm.GemmConfig),  # x does not fit in shared memory
+        (9, 5120, 17408, stream.StreamConfig),
+        (32, 17408, 5120, stream.StreamConfig),
+        (33, 17408, 5120, cuda_gemm.GemmConfig),
+        (9, 5120, 6144, resident.ResidentConfig),
+        (32, 5120, 5120, resident.ResidentConfig),
+        (16, 5120, 4096, cuda_gemm.GemmConfig),
+        (16, 256, 65536, cuda_gemm.GemmConfig),  # x does not fit in shared memory
     ],
 )
-def test_x_stays_resident_where_it_pays_and_fits(m, k, config):
-    assert isinstance(cuda_gemm.choose(m, 5120, k, "bf16"), config)
-    assert not cuda_gemm._refuses(Workload("any", {"M": m, "N": 5120, "K": k, "dtype": "bf16"}))
+def test_few_tokens_get_kernels_of_their_own_where_these_pay_and_fit(m, n, k, config):
+    assert isinstance(cuda_gemm.choose(m, n, k, "bf16"), config)
+    assert not cuda_gemm._refuses(Workload("any", {"M": m, "N": n, "K": k, "dtype": "bf16"}))
 
 
 def test_refuses_what_it_cannot_do():

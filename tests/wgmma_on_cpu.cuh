@@ -162,6 +162,7 @@ static void __syncthreads() { meet(cpu.block[cpu.now->cta], cpu.threads); }
 static Group& my_group() { return cpu.groups[cpu.now->cta][cpu.now->thread / 128]; }
 static void __syncwarp() { exchange({0}); }
 static void named_sync(int id, int threads) { meet(cpu.named[cpu.now->cta][id], threads); }
+static void named_meet(int id, int threads) { named_sync(id, threads); }
 static void named_arrive(int id, int threads) { come(cpu.named[cpu.now->cta][id], threads); }
 static void flag_raise(unsigned* flag) {
   if (*flag) stop("flag already up");

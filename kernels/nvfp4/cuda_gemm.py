@@ -1,4 +1,4 @@
-"""NVFP4 linear for many tokens in CUDA C++: wgmma_gemm.cu, or wgmma_resident.cu (resident.py) for few.
+"""NVFP4 linear for many tokens in CUDA C++: wgmma_gemm.cu, or for few wgmma_stream.cu and wgmma_resident.cu.
 
 Compiled for the chosen tile at first use; one launch on no more CTAs than the device has multiprocessors. The tile and
 its pipeline are macros; the shape is not, so one compiled kernel serves every N and K. wgmma_gemm.cu reads x and, where
@@ -6,7 +6,8 @@ rows of y start on 16 bytes, writes y through tensor maps (CUtensorMap), made on
 passed by value in the launch.
 
 Partial sums of tiles that workers share, and the flags that say they are there, belong to the prepared operands (up to
-17 MB on 132 multiprocessors): one pair of prepared operands must not run twice at once, two pairs may.
+17 MB on 132 multiprocessors): one pair of prepared operands must not run twice at once, two pairs may. stream.py and
+resident.py are the kernels for few tokens.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ import torch
 
 from kernels import cuda, cuda_driver
 from kernels.common import Candidate, CudaSource, Needs, Tensors, Workload
-from kernels.nvfp4 import gemm_tiles, hopper, resident
+from kernels.nvfp4 import gemm_tiles, hopper, resident, stream
 from kernels.nvfp4.hopper import SHARED_BYTES, SMS
 from kernels.nvfp4.resident import ResidentConfig
+from kernels.nvfp4.stream import StreamConfig
 
 SOURCE = Path(__file__).with_name("wgmma_gemm.cu")
 M_MIN = 9
@@ -149,14 +151,20 @@ def choose_config(m: int, n: int, k: int, dtype: str, sms: int = SMS, **fixed: A
     return replace(config, stages=min(room, fixed.get("stages", max(3, IN_FLIGHT_BYTES // config.stage_bytes))))
 
 
-def choose(m: int, n: int, k: int, dtype: str) -> GemmConfig | ResidentConfig:
-    """The kernel for a shape, on SMS multiprocessors: x resident where it pays and fits, else tiles of x."""
+Config = GemmConfig | ResidentConfig | StreamConfig
+
+
+def choose(m: int, n: int, k: int, dtype: str, sms: int = SMS) -> Config:
+    """The kernel for a shape: up to 32 tokens of long K both operands streamed, x resident where that is short for a
+    multiprocessor and x fits; else tiles of x."""
     if m <= resident.TOKENS and k >= resident.K_MIN:
+        if stream.pays(n, k, sms):
+            return stream.choose_config(m, n, k, dtype, sms)
         try:
             return resident.choose_config(m, n, k, dtype)
         except ValueError:
             pass
-    return choose_config(m, n, k, dtype)
+    return choose_config(m, n, k, dtype, sms)
 
 
 def source(config: GemmConfig) -> CudaSource:
@@ -186,6 +194,8 @@ def prepare(inputs: Tensors) -> Tensors:
     same = {"x": x, "w_tensor_scale": inputs["w_tensor_scale"]}
     if isinstance(config, ResidentConfig):
         return same | {"w": resident.tile_weights(packed, scale, x.dtype)}
+    if isinstance(config, StreamConfig):
+        return same | {"w": stream.tile_weights(packed, scale, x.dtype)} | stream.workspace(config, x.device)
     return same | {"w": gemm_tiles.tile_weights(packed, scale, x.dtype)} | workspace(config, x.device)
 
 
@@ -214,16 +224,16 @@ def launch(args: Tensors, y: torch.Tensor, config: GemmConfig, programmatic: boo
     cuda.launch(kernel, (config.grid,), config.threads, arguments, config.shared_bytes, programmatic)
 
 
-def _config_of(x: torch.Tensor, n: int) -> GemmConfig | ResidentConfig:
+def _config_of(x: torch.Tensor, n: int) -> Config:
     (m, k), dtype = x.shape, "bf16" if x.dtype == torch.bfloat16 else "fp16"
-    config = choose(m, n, k, dtype)
     if not x.is_cuda:
-        return config
+        return choose(m, n, k, dtype)
     device = x.device.index or 0
+    config = choose(m, n, k, dtype, hopper.multiprocessors(device))
     if isinstance(config, ResidentConfig):
         clusters = hopper.most_clusters(resident.source(config), config, device)
         return resident.choose_config(m, n, k, dtype, clusters)
-    return choose_config(m, n, k, dtype, hopper.multiprocessors(device))
+    return config
 
 
 def run(args: Tensors, out: Tensors) -> None:
@@ -232,6 +242,8 @@ def run(args: Tensors, out: Tensors) -> None:
     config = _config_of(x, y.shape[1])
     if isinstance(config, ResidentConfig):
         resident.launch(args, y, config)
+    elif isinstance(config, StreamConfig):
+        stream.launch(args, y, config)
     else:
         launch(args, y, config)
 
@@ -245,15 +257,24 @@ def _config(workload: Workload) -> str:
     return str(choose(workload["M"], workload["N"], workload["K"], workload["dtype"]))
 
 
+def _source_of(config: Config) -> CudaSource:
+    if isinstance(config, ResidentConfig):
+        return resident.source(config)
+    return stream.source(config) if isinstance(config, StreamConfig) else source(config)
+
+
 CUDA_SOURCES = tuple(
     dict.fromkeys(
-        resident.source(config) if isinstance(config, ResidentConfig) else source(config)
+        _source_of(config)
         for config in (
             choose(m, n, k, dtype)
             for m, n, k, dtype in (
+                (16, 17408, 5120, "bf16"),
+                (24, 17408, 5120, "bf16"),
                 (32, 17408, 5120, "bf16"),
                 (32, 17408, 5120, "fp16"),
-                (32, 5120, 17408, "bf16"),
+                (32, 5120, 6144, "bf16"),
+                (32, 5120, 6144, "fp16"),
                 (64, 17408, 5120, "bf16"),
                 (128, 4096, 2048, "bf16"),
                 (128, 5120, 6144, "bf16"),

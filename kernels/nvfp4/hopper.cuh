@@ -22,6 +22,10 @@ DEVICE void barrier_wait_cluster(unsigned barrier, unsigned parity) {
       : "memory");
 }
 
+// named_sync of warps that come from different places in the code: bar.sync, the aligned form, promises that all of
+// them execute one and the same instruction.
+DEVICE void named_meet(int id, int threads) { asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+
 // --- copies -----------------------------------------------------------------------------------------------------
 // bulk_copy of bytes that nobody will read again: they leave L2 first.
 DEVICE void bulk_copy_once(unsigned to, const void* from, unsigned bytes, unsigned barrier) {
@@ -84,6 +88,18 @@ DEVICE unsigned mul2(unsigned a, unsigned b) {
   return out;
 }
 
+// mul2 by the low (HALF 0) or the high (1) half of b: the multiplication takes either one as it is.
+template <bool BF16, int HALF>
+DEVICE unsigned mul2_by_half(unsigned a, unsigned b) {
+  unsigned both;
+  if constexpr (HALF == 0) {
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {low, low};}" : "=r"(both) : "r"(b));
+  } else {
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {high, high};}" : "=r"(both) : "r"(b));
+  }
+  return mul2<BF16>(a, both);
+}
+
 template <bool BF16>
 DEVICE unsigned short round16(float v) {
   unsigned short out;
@@ -94,6 +110,9 @@ DEVICE unsigned short round16(float v) {
   }
   return out;
 }
+
+// Whether any lane says so.
+DEVICE bool some_lane(bool v) { return __any_sync(0xFFFFFFFFu, v); }
 
 DEVICE unsigned rotate_right(unsigned w, unsigned by) { return __funnelshift_r(w, w, by); }
 

@@ -68,4 +68,20 @@ DEVICE void tile_fragments(const uint4& codes, unsigned scales, unsigned (&a)[4]
   }
 }
 
+// tile_fragments in two operations less: one word has both scales, and a multiplication takes either half as it is.
+template <bool BF16>
+DEVICE void tile_fragments_by_half(const uint4& codes, unsigned scales, unsigned (&a)[4][4]) {
+  unsigned upper[8], lower[8];
+  decode16<BF16>(codes.x, codes.y, upper);
+  decode16<BF16>(codes.z, codes.w, lower);
+  const unsigned apart = permute_bytes(scales, 0u, 0x4140u), both = BF16 ? apart * 16u + 0x70007000u : apart << 7;
+#pragma unroll
+  for (int j = 0; j < 4; j++) {
+    a[j][0] = mul2_by_half<BF16, 0>(upper[2 * j], both);
+    a[j][1] = mul2_by_half<BF16, 1>(lower[2 * j], both);
+    a[j][2] = mul2_by_half<BF16, 0>(upper[2 * j + 1], both);
+    a[j][3] = mul2_by_half<BF16, 1>(lower[2 * j + 1], both);
+  }
+}
+
 #endif

@@ -1,4 +1,5 @@
-"""cuda_gemm's kernel for a few dozen tokens: wgmma_resident.cu, its weight layout, configuration and launch.
+"""cuda_gemm's kernel for a few dozen tokens where stream.py's has little to do: wgmma_resident.cu, its weight layout,
+configuration and launch.
 
     w: uint8 [ceil(N / 64), chunks, 4, 576]: tiles of tiles.py (16 rows x 64 k), four strips of rows side by side
 
@@ -26,9 +27,8 @@ ROWS, STRIPS = 64, 4
 CHUNK_BYTES = STRIPS * tiles.TILE_BYTES
 STAGE_BYTES = 2 * CHUNK_BYTES
 SLOT_BYTES = ROWS * TOKENS * 4
-SPLIT, GROUPS, MORE_GROUPS = 8, 3, 4
+SPLIT, GROUPS = 8, 3
 CLUSTERS = SMS_HELD[SPLIT] // SPLIT
-MORE_TILES = 8  # of a cluster, from which MORE_GROUPS pay: two rounds of them
 MOST_STAGES = 4  # of a ring; more would only queue
 
 
@@ -83,9 +83,6 @@ def choose_config(m: int, n: int, k: int, dtype: str, clusters: int = CLUSTERS, 
     config = replace(config, **{name: value for name, value in fixed.items() if name != "stages"})
     depth, tiles_of_64 = -(-depth_of(k) // config.split), -(-n // ROWS)
     config = replace(config, depth=depth, clusters=min(clusters, tiles_of_64))
-    more = replace(config, groups=MORE_GROUPS)
-    if "groups" not in fixed and tiles_of_64 >= MORE_TILES * clusters and _most_stages(more) == MOST_STAGES:
-        config = more
     most = _most_stages(config)
     if not most:
         raise ValueError(f"{config}: x of {128 * depth} k leaves no room for weights")

@@ -125,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if constexpr (SPLIT > 1) {
       cluster_sync();
     } else {
-      named_sync(EVERYONE, THREADS);  // not __syncthreads, which must be one and the same for all
+      named_meet(EVERYONE, THREADS);
     }
   };
 

@@ -80,32 +80,40 @@ DEVICE void flag_raise(unsigned* flag) { asm volatile("st.release.gpu.global.u32
 
 // Waits for the flag and takes it down again: it has one reader, and the next launch finds it as this one did.
 DEVICE void flag_take(unsigned* flag) {
-  unsigned is_up;
-  do {
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(is_up) : "l"(flag) : "memory");
-  } while (!is_up);
-  asm volatile("st.relaxed.gpu.global.u32 [%0], 0;" ::"l"(flag) : "memory");
+  asm volatile(
+      "{\n.reg .pred down;\n.reg .u32 up;\nagain:\n"
+      "ld.acquire.gpu.global.u32 up, [%0];\nsetp.eq.u32 down, up, 0;\n@down bra again;\n"
+      "st.relaxed.gpu.global.u32 [%0], 0;\n}" ::"l"(flag)
+      : "memory");
+}
+
+// Words that another CTA of the launch writes, or is to read, without any order between them.
+DEVICE float4 peek(const float4* p) {
+  float4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "l"(p)
+               : "memory");
+  return v;
+}
+DEVICE void store_for_gpu(float4* p, const float4& v) {
+  asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+               : "memory");
 }
 
 // --- the way out -------------------------------------------------------------------------------------------------
+// store_transposed of two matrices: lanes 0 .. 15 name their rows.
+DEVICE void store_two_transposed(unsigned row, unsigned m0, unsigned m1) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(row), "r"(m0), "r"(m1)
+               : "memory");
+}
+
 template <bool BF16>
 DEVICE unsigned round_pair(float low, float high) {
   return BF16 ? pack_bf162(low, high) : pack_half2(low, high);
 }
 
 // --- operands ---------------------------------------------------------------------------------------------------
-// mul2 by the low (HALF 0) or the high (1) half of b: the multiplication takes either one as it is.
-template <bool BF16, int HALF>
-DEVICE unsigned mul2_by_half(unsigned a, unsigned b) {
-  unsigned both;
-  if constexpr (HALF == 0) {
-    asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {low, low};}" : "=r"(both) : "r"(b));
-  } else {
-    asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {high, high};}" : "=r"(both) : "r"(b));
-  }
-  return mul2<BF16>(a, both);
-}
-
 // (v & mask) | ones in one LOP3 (the compiler makes two of the C++ expression).
 DEVICE unsigned mask_and_set(unsigned v, unsigned mask, unsigned ones) {
   unsigned out;
@@ -127,6 +135,45 @@ DEVICE void pin(unsigned (&v)[4][4]) {
 // acc[64 rows, COLUMNS] += a[64, 16] b[16, COLUMNS], by a warpgroup; b K-major, as described above.
 template <int COLUMNS, bool BF16>
 struct Wgmma;
+
+#define WGMMA_16(TYPE)                                                                                                \
+  "{.reg .pred add; setp.eq.u32 add, 0, 0; wgmma.mma_async.sync.aligned.m64n16k16.f32." TYPE "." TYPE " {"            \
+  "%0, %1, %2, %3, %4, %5, %6, %7"                                                                                    \
+  "}, {%8, %9, %10, %11}, %12, add, 1, 1, 0;}"
+#define WGMMA_16_OPERANDS                                                                                             \
+  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])                    \
+  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)
+
+template <bool BF16>
+struct Wgmma<16, BF16> {
+  DEVICE static void go(float (&d)[8], const unsigned (&a)[4], unsigned long long b) {
+    if constexpr (BF16) {
+      asm volatile(WGMMA_16("bf16") WGMMA_16_OPERANDS);
+    } else {
+      asm volatile(WGMMA_16("f16") WGMMA_16_OPERANDS);
+    }
+  }
+};
+
+#define WGMMA_24(TYPE)                                                                                                \
+  "{.reg .pred add; setp.eq.u32 add, 0, 0; wgmma.mma_async.sync.aligned.m64n24k16.f32." TYPE "." TYPE " {"            \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11"                                                                  \
+  "}, {%12, %13, %14, %15}, %16, add, 1, 1, 0;}"
+#define WGMMA_24_OPERANDS                                                                                             \
+  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),                   \
+    "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11])                                                                  \
+  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)
+
+template <bool BF16>
+struct Wgmma<24, BF16> {
+  DEVICE static void go(float (&d)[12], const unsigned (&a)[4], unsigned long long b) {
+    if constexpr (BF16) {
+      asm volatile(WGMMA_24("bf16") WGMMA_24_OPERANDS);
+    } else {
+      asm volatile(WGMMA_24("f16") WGMMA_24_OPERANDS);
+    }
+  }
+};
 
 #define WGMMA_32(TYPE)                                                                                                \
   "{.reg .pred add; setp.eq.u32 add, 0, 0; wgmma.mma_async.sync.aligned.m64n32k16.f32." TYPE "." TYPE " {"            \

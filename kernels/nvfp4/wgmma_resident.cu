@@ -85,21 +85,6 @@ DEVICE void bring_x(const unsigned char* x, unsigned to, int first_chunk, int ch
   }
 }
 
-// One lane's codes and scales (row g's byte, then row g + 8's) of a tile -> the A fragments of its four products.
-DEVICE void decode_fragments(const uint4& codes, unsigned scales, unsigned (&a)[4][4]) {
-  unsigned upper[8], lower[8];
-  decode16<X_BF16>(codes.x, codes.y, upper);
-  decode16<X_BF16>(codes.z, codes.w, lower);
-  const unsigned apart = permute_bytes(scales, 0u, 0x4140u), both = X_BF16 ? apart * 16u + 0x70007000u : apart << 7;
-#pragma unroll
-  for (int j = 0; j < 4; j++) {
-    a[j][0] = mul2_by_half<X_BF16, 0>(upper[2 * j], both);
-    a[j][1] = mul2_by_half<X_BF16, 1>(lower[2 * j], both);
-    a[j][2] = mul2_by_half<X_BF16, 0>(upper[2 * j + 1], both);
-    a[j][3] = mul2_by_half<X_BF16, 1>(lower[2 * j + 1], both);
-  }
-}
-
 // x: [m, k] 16-bit. w: [tiles of 64 rows, chunks of 64 k, 4, 576] in tiles.py's order. y: [m, n] 16-bit. depth: stages
 // (pairs of chunks) of a tile.
 extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(THREADS, 1)
@@ -152,7 +137,7 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(THREA
     }
     __syncwarp();
     cluster_wait();
-    named_sync(X_READY, 160 * GROUPS);
+    named_meet(X_READY, 160 * GROUPS);
     while (lane == 0 && copy()) continue;
   } else if (service >= GROUPS) {
     cluster_arrive();
@@ -213,7 +198,7 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(THREA
     wait_for_earlier_grid();
     bring_x(x, base + X, 2 * slice, 2 * mine, m, k);
     fence_async_shared();
-    named_sync(X_READY, 160 * GROUPS);
+    named_meet(X_READY, 160 * GROUPS);
     cluster_wait();
     const unsigned my_codes = base + group * STAGES * STAGE_BYTES + warp * TILE_BYTES + 16 * lane;
     const unsigned my_scales = my_codes + TILE_CODE_BYTES - 14 * lane;
@@ -245,7 +230,7 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(THREA
         }
 #pragma unroll
         for (int c = 0; c < 2; c++) {
-          decode_fragments(codes[c], scales[c], a[c]);
+          tile_fragments_by_half<X_BF16>(codes[c], scales[c], a[c]);
           pin(a[c]);
           wgmma_fence();
 #pragma unroll

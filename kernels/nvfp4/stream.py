@@ -1,0 +1,131 @@
+"""cuda_gemm's kernel for a few dozen tokens of long K: wgmma_stream.cu, its weight layout, configuration and launch.
+
+    w: uint8 [ceil(N / 256), chunks, 16, 576]: tiles of tiles.py (16 rows x 64 k), sixteen strips of rows side by side
+
+with chunks = K / 64 rounded up to a multiple of 2 (zeros), so that a unit of work (256 rows x 128 k) is one bulk copy.
+CTAs share the units of all blocks evenly. What they leave each other belongs to the prepared operands, as cuda_gemm's
+does: one pair of these must not run twice at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernels import cuda
+from kernels.common import CudaSource, Tensors
+from kernels.nvfp4 import hopper, tiles
+from kernels.nvfp4.hopper import SMS
+
+SOURCE = Path(__file__).with_name("wgmma_stream.cu")
+TOKENS = (16, 24, 32)  # of a compiled kernel
+ROWS, STRIPS, CHUNKS = 256, 16, 2  # rows and strips of a block, chunks of a unit
+UNIT_BYTES = CHUNKS * STRIPS * tiles.TILE_BYTES
+STAGES = 4
+UNITS_MIN = 12  # of a multiprocessor, below which what surrounds its walk counts too much (a trial: 7 lost, 21 won)
+
+
+@dataclass(frozen=True)
+class StreamConfig:
+    """A compiled kernel (dtype, tokens, stages) and its launch (workers).
+
+    tokens: that the products have. stages: of the ring, a unit (256 rows x 128 k and its x) each. workers: CTAs.
+    """
+
+    dtype: str
+    tokens: int
+    stages: int
+    workers: int = 1
+
+    @property
+    def kernel(self) -> str:
+        """The kernel's name, which tells its macros."""
+        return f"nvfp4_stream_{self.dtype}_t{self.tokens}_s{self.stages}"
+
+    @property
+    def threads(self) -> int:
+        return 32 * (STRIPS + self.tokens // 8)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Stages and their barriers, as wgmma_stream.cu lays them out."""
+        return self.stages * (UNIT_BYTES + CHUNKS * 128 * self.tokens + 16) + 2 * self.part_floats
+
+    @property
+    def part_floats(self) -> int:
+        """Sums of one block in global memory."""
+        return ROWS * self.tokens
+
+    def __str__(self) -> str:
+        return f"{self.kernel} workers={self.workers}"
+
+
+def depth_of(k: int) -> int:
+    """Units (of 128 k) along K, the padding included."""
+    return -(-k // (CHUNKS * tiles.COLS))
+
+
+def units_of(n: int, k: int) -> int:
+    """Units of work of n weight rows and k values."""
+    return -(-n // ROWS) * depth_of(k)
+
+
+def pays(n: int, k: int, sms: int) -> bool:
+    """Whether a multiprocessor has enough units."""
+    return units_of(n, k) >= UNITS_MIN * sms
+
+
+def choose_config(m: int, n: int, k: int, dtype: str, sms: int = SMS, **fixed: Any) -> StreamConfig:
+    """The configuration for m tokens, n weight rows, k values, dtype "bf16" or "fp16"; `fixed` overrides fields.
+
+    sms: as many CTAs, where there are so many units.
+    Raises ValueError when k is no multiple of 16 or m is out of range.
+    """
+    if k % 16 or not 1 <= m <= max(TOKENS):
+        raise ValueError(f"m={m}, k={k}: takes 1 to {max(TOKENS)} tokens and k a multiple of 16; pad k with zeros")
+    tokens = next(t for t in TOKENS if t >= m)
+    return replace(StreamConfig(dtype, tokens, STAGES, min(sms, units_of(n, k))), **fixed)
+
+
+def source(config: StreamConfig) -> CudaSource:
+    """What `config` compiles to; the launch's part of it does not count."""
+    macros = {"X_BF16": int(config.dtype == "bf16"), "TOKENS": config.tokens, "STAGES": config.stages}
+    return hopper.source(SOURCE, config.kernel, config.shared_bytes, macros)
+
+
+def tile_weights(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """uint8 [blocks of 256 rows, chunks, 16, 576] from uint8 [N, K / 2] and [N, K / 16], for x of `dtype`."""
+    strips = tiles.tile_weights(packed, scale, dtype)
+    strips = torch.nn.functional.pad(strips, (0, 0, 0, strips.shape[1] % CHUNKS, 0, -strips.shape[0] % STRIPS))
+    return strips.unflatten(0, (-1, STRIPS)).transpose(1, 2).contiguous()
+
+
+def workspace(config: StreamConfig, device: torch.device) -> Tensors:
+    """Where the CTAs of one launch leave sums to each other: words of all ones, which every launch puts back."""
+    return {"parts": torch.full((2 * config.workers * config.part_floats,), -1, dtype=torch.int32, device=device)}
+
+
+def numbers(m: int, n: int, k: int, config: StreamConfig) -> tuple[int, ...]:
+    """What the kernel is told of a shape: m, n, k, units of a block, and how the CTAs share the units."""
+    return m, n, k, depth_of(k), *divmod(units_of(n, k), config.workers)
+
+
+def launch(args: Tensors, y: torch.Tensor, config: StreamConfig, programmatic: bool = False) -> None:
+    """y[M, N] = x[M, K] @ w^T with `config`, one launch on torch's current stream. ValueError on a mismatch.
+
+    programmatic: it may start, and fetch weights, while the kernel ahead of it ends.
+    """
+    x, w, parts = args["x"], args["w"], args["parts"]
+    (m, k), n = x.shape, y.shape[1]
+    depth = depth_of(k)
+    if hopper.check(x, w, y, ROWS, CHUNKS * depth) != config.dtype or m > config.tokens:
+        raise ValueError(f"x is {x.dtype} {tuple(x.shape)}; {config} takes {config.dtype} of at most {config.tokens}")
+    if parts.numel() < 2 * config.workers * config.part_floats:
+        raise ValueError(f"{parts.numel()} partial sums are too few for {config}; pass its workspace()")
+    device = x.device.index or 0
+    kernel = cuda.load(source(config), config.kernel, device, config.shared_bytes)
+    arguments = (x, w, args["w_tensor_scale"], y, parts, *(cuda.i32(v) for v in numbers(m, n, k, config)))
+    cuda.launch(kernel, (config.workers,), config.threads, arguments, config.shared_bytes, programmatic)
