@@ -254,10 +254,10 @@ for family, rounded in (("nvfp4", False), ("nvfp4", True), ("gdn", False), ("q8"
             }
         )
 choices = pd.DataFrame(rows)
-# cuda_decode is the fastest as far as it keeps x in registers: up to 16 tokens of the long K, 24 of the others.
-assert [chosen["nvfp4", "K=17408 N=5120", m] for m in (9, 16, 32)] == ["cuda_decode", "cuda_decode", "cuda_gemm"]
-for shape in ("K=5120 N=17408", "K=6144 N=5120"):
-    assert [chosen["nvfp4", shape, m] for m in (16, 24, 32)] == ["cuda_decode", "cuda_decode", "cuda_gemm"]
+# From 9 tokens on cuda_gemm streams both operands where multiprocessors have enough of them, which 5120 x 6144 lacks.
+assert [chosen["nvfp4", "K=17408 N=5120", m] for m in (8, 9, 16, 32)] == ["cuda_decode", *3 * ["cuda_gemm"]]
+assert [chosen["nvfp4", "K=5120 N=17408", m] for m in (8, 16, 24, 32)] == ["cuda_decode", *3 * ["cuda_gemm"]]
+assert [chosen["nvfp4", "K=6144 N=5120", m] for m in (8, 16, 24, 32)] == [*3 * ["cuda_decode"], "cuda_gemm"]
 notebook.show(choices, code=["fastest", "worst"])
 
 # %% [markdown]

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.nvfp4 import cases, gemm_tiles, layout, resident, tiles, w4a8_tiles
+from kernels.nvfp4 import cases, gemm_tiles, layout, resident, stream, tiles, w4a8_tiles
 from kernels.nvfp4 import format as fmt
 from kernels.nvfp4.cost import cost
 from kernels.nvfp4.reference import reference, weights
@@ -199,14 +199,14 @@ def test_cost_of_the_ffn_projection():
 
 
 def test_every_layout_keeps_four_and_a_half_bits_a_weight():
-    """What NOTES.md counts: a repack is a copy of the same size where N is a multiple of 128 and K of 256."""
+    """What NOTES.md counts: a repack is a copy of the same size where N is a multiple of 256 and K of 256."""
     n, k = 256, 512
     q = quantised(n, k)
     bf16 = torch.bfloat16
     stored = {"w_packed": q.packed, "w_scale": q.scale, "w_tensor_scale": q.tensor_scale}
     paired = layout.prepare(stored | {"x": torch.empty(1, k)})
     assert paired["w"].nbytes + paired["w_scale"].nbytes == n * k * 9 // 16
-    for made in (tiles, resident, gemm_tiles):
+    for made in (tiles, stream, resident, gemm_tiles):
         assert made.tile_weights(q.packed, q.scale, bf16).nbytes == n * k * 9 // 16
     packed, row_scale = w4a8_tiles.tile_weights(q.packed, q.scale)
     assert (packed.nbytes, row_scale.nbytes) == (n * k * 9 // 16, 4 * n)
