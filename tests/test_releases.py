@@ -4,11 +4,16 @@ On the device such a load met data of the next stage now and then, under heavy b
 since it is the compiler that chooses what an arrival waits for.
 """
 
+import contextlib
 import re
 import struct
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from kernels import cuda
 from kernels.common import CudaSource
@@ -77,3 +82,24 @@ def test_a_cubin_without_its_last_byte_is_made_whole() -> None:
     code = header + bytes(range(1, 112)) + b"\0"
     assert len(code) == 64 + 2 * 56
     assert cuda._whole(code[:-1]) == cuda._whole(code) == code
+
+
+def test_no_configuration_lowers_the_shared_memory_of_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Configurations that differ in their launch share a function; the driver refuses a launch above its limit."""
+    limits = {7: 48 * 1024}
+    driver = SimpleNamespace(
+        funcGetAttribute=lambda attribute, function: limits[function],
+        funcSetAttribute=lambda function, attribute, value: limits.update({function: value}),
+    )
+    gpu = SimpleNamespace(driver=driver, Device=lambda index: contextlib.nullcontext())
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=gpu))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(cuda, "cubin", lambda source, capability: Path("one.cubin"))
+    module = SimpleNamespace(get_function=lambda name: SimpleNamespace(ptr=7))
+    monkeypatch.setattr(cuda, "_module", lambda path, device: module)
+    source = cuda_gemm.CUDA_SOURCES[0]
+    seen = []
+    for shared_bytes in (0, 100_000, 220_000, 130_000):
+        cuda.load.__wrapped__(source, source.kernels[0], 0, shared_bytes)
+        seen.append(limits[7])
+    assert seen == [48 * 1024, 100_000, 220_000, 220_000]
