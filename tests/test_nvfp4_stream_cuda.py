@@ -4,6 +4,7 @@ On a CPU the kernel runs as it is, its PTX replaced by tests/stream_on_cpu.cuh; 
 so that they run at once.
 """
 
+import functools
 import shutil
 
 import pytest
@@ -177,7 +178,8 @@ MISTAKES = [
 @needs_compiler
 @pytest.mark.parametrize("change", MISTAKES, ids=lambda c: c[0][:40])
 def test_the_simulation_sees_mistakes(change):
-    def sound(m: int, n: int, k: int, workers: int) -> bool:
+    def sound(shape: tuple[int, int, int, int]) -> bool:
+        m, n, k, workers = shape
         problem = cases._check(m, n, k, "bf16")
         inputs = cases.inputs(problem, seed=1)
         config = stream.choose_config(m, n, k, "bf16", workers)
@@ -185,7 +187,7 @@ def test_the_simulation_sees_mistakes(change):
         return within_tolerance(y, problem, inputs, "nvfp4-w4a16")
 
     shapes = ((32, 500, 1040, 5), (16, 201, 2064, 5), (16, 300, 4112, 3))
-    assert not all(unless_stopped(lambda shape=shape: sound(*shape)) for shape in shapes)
+    assert not all(unless_stopped(functools.partial(sound, shape)) for shape in shapes)
 
 
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
