@@ -195,6 +195,7 @@ template <bool BF16> static unsigned mul2(unsigned a, unsigned b) {
 template <bool BF16, int HALF> static unsigned mul2_by_half(unsigned a, unsigned b) {
   return mul2<BF16>(a, (b >> 16 * HALF & 0xFFFF) * 0x10001u);
 }
+static float4 add(const float4& a, const float4& b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
 static unsigned mask_and_set(unsigned v, unsigned mask, unsigned ones) { return (v & mask) | ones; }
 static unsigned select_bits(unsigned a, unsigned b, unsigned mask) { return (a & mask) | (b & ~mask); }
 static unsigned rotate_right(unsigned w, unsigned by) { return w >> by | w << (32 - by); }

@@ -114,6 +114,8 @@ DEVICE unsigned short round16(float v) {
 // Whether any lane says so.
 DEVICE bool some_lane(bool v) { return __any_sync(0xFFFFFFFFu, v); }
 
+DEVICE float4 add(const float4& a, const float4& b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
+
 DEVICE unsigned rotate_right(unsigned w, unsigned by) { return __funnelshift_r(w, w, by); }
 
 // Bits of a where the mask is set, else of b, in one LOP3 (the compiler makes two of the C++ expression).

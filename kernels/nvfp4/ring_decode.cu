@@ -61,8 +61,6 @@ struct Turn {
   }
 };
 
-DEVICE float4 add(const float4& a, const float4& b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
-
 // x: [m, k] 16-bit. w: [strips of 16 rows, chunks of 64 k] tiles. y: [m, n] 16-bit.
 #if SPLIT > 1
 extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(THREADS, 1)

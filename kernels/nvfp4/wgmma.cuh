@@ -80,11 +80,11 @@ DEVICE void flag_raise(unsigned* flag) { asm volatile("st.release.gpu.global.u32
 
 // Waits for the flag and takes it down again: it has one reader, and the next launch finds it as this one did.
 DEVICE void flag_take(unsigned* flag) {
-  asm volatile(
-      "{\n.reg .pred down;\n.reg .u32 up;\nagain:\n"
-      "ld.acquire.gpu.global.u32 up, [%0];\nsetp.eq.u32 down, up, 0;\n@down bra again;\n"
-      "st.relaxed.gpu.global.u32 [%0], 0;\n}" ::"l"(flag)
-      : "memory");
+  unsigned is_up;
+  do {
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(is_up) : "l"(flag) : "memory");
+  } while (!is_up);
+  asm volatile("st.relaxed.gpu.global.u32 [%0], 0;" ::"l"(flag) : "memory");
 }
 
 // Words that another CTA of the launch writes, or is to read, without any order between them.

@@ -91,8 +91,6 @@ struct XLane {
   }
 };
 
-DEVICE float4 add(const float4& a, const float4& b) { return float4{a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
-
 DEVICE bool is_missing(const float4& v) {
   return __float_as_uint(v.x) == MISSING || __float_as_uint(v.y) == MISSING || __float_as_uint(v.z) == MISSING ||
          __float_as_uint(v.w) == MISSING;
