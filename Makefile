@@ -34,22 +34,23 @@ test: install lint  ## lint, types and every test but those marked gpu or browse
 	@$(BIN)/python -m pytest -m "not gpu and not browser" $(ARGS) || { status=$$?; \
 	  if [ -s $(KILLGATE_RUNNING_TEST) ]; then echo "killgate: pytest itself died, in $$(cat $(KILLGATE_RUNNING_TEST))" >&2; fi; exit $$status; }
 
-lint: install  ## ruff and mypy
+lint: install  ## ruff, mypy and the import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 lab: install  ## open the notebooks in JupyterLab
 	@$(BIN)/jupyter trust notebooks/*.ipynb >/dev/null  # else JupyterLab hides their SVG figures until they are run
 	$(BIN)/jupyter lab notebooks $(ARGS)
 
 notebooks: install  ## execute the notebooks' sources again and write the .ipynb that are committed
-	$(BIN)/python -m lab.pairing notebooks/*.py
+	$(BIN)/python -m lab.write.pairing notebooks/*.py
 
 bench: install  ## time `lab trace` and the harness, kill a measure 200 times: minutes, 1 GB of disk
-	$(BIN)/python tests/bench_traces.py $(ARGS)
-	$(BIN)/python -m tests.bench_harness
-	KILLS=200 $(BIN)/python -m pytest tests/test_kill.py
+	$(BIN)/python tests/trace/bench_traces.py $(ARGS)
+	$(BIN)/python -m tests.bench.bench_harness
+	KILLS=200 $(BIN)/python -m pytest tests/row/test_kill.py
 
 clean:  ## remove .venv, build/ and every cache; data/, profiles/ and notebooks/ stay
 	rm -rf .venv build killgate.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

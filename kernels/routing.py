@@ -2,9 +2,9 @@
 
 A table is profiles/<device>/routes/<family>.json, written by `lab routes FAMILY --write` from measured rows: for each
 shape (every axis but one) and each value of that one axis, the median time of every candidate. The times of one point
-are of one run; an older run adds a candidate only where an arm of both runs took the same within 5 % (lab/routes.py).
-A candidate's time elsewhere on the axis is interpolated between its own points (both axes logarithmic), never beyond
-them, and the fastest wins. `Choice.how` says how near the measurement is:
+are of one run; an older run adds a candidate only where an arm of both runs took the same within 5 %
+(lab/study/routes.py). A candidate's time elsewhere on the axis is interpolated between its own points (both axes
+logarithmic), never beyond them, and the fastest wins. `Choice.how` says how near the measurement is:
 
     measured      every candidate compared has a point at this shape and value of the axis
     interpolated  this shape, at least one time from points on both sides

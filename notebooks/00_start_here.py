@@ -26,22 +26,16 @@ import importlib.util
 
 import pandas as pd
 
-from lab import (
-    devices,
-    evidence,
-    families,
-    flipmap,
-    gates,
-    notebook,
-    phases,
-    plots,
-    records,
-    reproduction,
-    roofline,
-    vocabulary,
-    writeup,
-)
-from lab import recorded as recorded_facts
+from lab.base import devices, vocabulary
+from lab.card import gate, phases
+from lab.card import recorded as recorded_facts
+from lab.check import families
+from lab.draw import plots
+from lab.judge import evidence, rules, verdicts
+from lab.place import roofline
+from lab.row import store
+from lab.study import flips, reproduction
+from lab.write import notebook, writeup
 
 DEVICE = "h200"
 cards = phases.cards()
@@ -96,7 +90,7 @@ notebook.picture(figure, "Seven links: card, check, measure, place, trace, judge
 # counts as GO. Every line is on the site that `lab verdicts` writes, and `lab judge --all` prints it; here are counts.
 
 # %%
-recorded = phases.judge_recorded(cards.values())
+recorded = verdicts.judge_recorded(cards.values())
 assert len({j.recorded_id for j in recorded}) == len(recorded_facts.verdicts()) == 130
 counts = pd.DataFrame(
     [{"source": j.system, "judge": j.verdict.word, "agrees": "yes" if j.agrees else "explained"} for j in recorded]
@@ -150,9 +144,9 @@ notebook.show(notebook.board(judged).drop(columns=["recorded", "agrees"]), code=
 
 # %%
 families.interpret_on_cpu()  # a family's candidates are imported for their precision
-flips = flipmap.flips(DEVICE)
+pairs = flips.flips(DEVICE)
 # A flip is claimed only where both devices have a word, and only on one question.
-assert all(f.word_there and f.word_here and not f.asks_otherwise for f in flips if f.flips)
+assert all(f.word_there and f.word_here and not f.asks_otherwise for f in pairs if f.flips)
 
 
 def change(pct: float | None) -> str:
@@ -168,13 +162,13 @@ notebook.show(
                 "recorded": f"{f.word_there} ({f.there})",
                 "H200": f.word_here or "not measured yet",
                 "flips": f.flips or ("not comparable" if f.asks_otherwise else ""),
-                "bound there": " to ".join(dict.fromkeys(str(f.bounds[f.there, arm]) for arm in flipmap.ARMS)),
-                "bound here": " to ".join(dict.fromkeys(str(f.bounds[f.here, arm]) for arm in flipmap.ARMS)),
+                "bound there": " to ".join(dict.fromkeys(str(f.bounds[f.there, arm]) for arm in flips.ARMS)),
+                "bound here": " to ".join(dict.fromkeys(str(f.bounds[f.here, arm]) for arm in flips.ARMS)),
                 "expected there, here": f"{change(f.expected_pct[f.there])}, {change(f.expected_pct[f.here])}",
                 "measured here": change(f.measured_pct),
                 "card": f.card,
             }
-            for f in flips
+            for f in pairs
         ]
     ),
     code=["card"],
@@ -186,7 +180,7 @@ def outdated(card_id: str) -> str:
     """A sentence where newest rows of the candidate are of a kernel that the present code does not launch there."""
     if cards[card_id].family == "gdn":
         return ""  # its Triton launches ask for the GPU at hand
-    every = records.rows(device=DEVICE, phase=card_id)
+    every = store.rows(device=DEVICE, phase=card_id)
     rows = {r["workload_id"]: r for r in every if r["name"] == cards[card_id].candidate and r["status"] == "ok"}
     old = [w for w, r in rows.items() if notebook.former(r)]
     return (
@@ -196,13 +190,13 @@ def outdated(card_id: str) -> str:
     )
 
 
-turned = [f for f in flips if f.flips in ("yes", "partly")]
-sentences = [f"{sum(bool(f.flips) for f in flips)} of {len(flips)} pairs have two words that can be compared."]
+turned = [f for f in pairs if f.flips in ("yes", "partly")]
+sentences = [f"{sum(bool(f.flips) for f in pairs)} of {len(pairs)} pairs have two words that can be compared."]
 sentences += [
     f"- {f.row}, {f.question}: {f.word_there} on {f.there}, {f.word_here} here. {f.explained_by}.{outdated(f.card)}"
     for f in turned
 ]
-sentences += [f"- {f.row}, {f.question}: not compared; {f.asks_otherwise}." for f in flips if f.asks_otherwise]
+sentences += [f"- {f.row}, {f.question}: not compared; {f.asks_otherwise}." for f in pairs if f.asks_otherwise]
 sentences += [f"- `{c.id}` has no rows yet: nothing is said about it." for c in own if not measured[c.id]]
 sentences += [f"- `{j.phase}`: {j.note}." for j in judged if j.note]
 notebook.text(sentences[0] + "\n\n" + "\n".join(sentences[1:]))
@@ -211,7 +205,7 @@ notebook.text(sentences[0] + "\n\n" + "\n".join(sentences[1:]))
 device = devices.get(DEVICE)
 placed = []
 for c in own:
-    for workload, pair in evidence.pairs(records.rows(device=DEVICE, phase=c.id)).items():
+    for workload, pair in evidence.pairs(store.rows(device=DEVICE, phase=c.id)).items():
         line = {"card": c.id, "workload": workload}
         for arm, row in zip(("control", "candidate"), pair, strict=True):
             if row and row["status"] == "ok":
@@ -228,21 +222,21 @@ notebook.show(pd.DataFrame(placed), code=["card", "workload"]) if placed else no
 # The gate asks for more than 5 % more decode, with a KL that stays in band and at least one engagement.
 
 # %%
-ask = gates.Condition("decode_tps", ">", "%", 5.0, "change", "a")
-toy = gates.Gate(
-    correctness=(gates.Condition("relative_error", "<=", "ratio", 0.004, workload="a"),),
-    engaged=(gates.Condition("engagements", ">", "launches", 0.0, workload="a"),),
+ask = gate.Condition("decode_tps", ">", "%", 5.0, "change", "a")
+toy = gate.Gate(
+    correctness=(gate.Condition("relative_error", "<=", "ratio", 0.004, workload="a"),),
+    engaged=(gate.Condition("engagements", ">", "launches", 0.0, workload="a"),),
     require=(ask,),
 )
 
 
 def invented(tps: float | None, error: float = 0.001, launched: float = 48, kind: str = "measured") -> dict:
     found = {
-        ("relative_error", "a"): gates.Reading("ratio", candidate=error),
-        ("engagements", "a"): gates.Reading("launches", candidate=launched),
+        ("relative_error", "a"): gate.Reading("ratio", candidate=error),
+        ("engagements", "a"): gate.Reading("launches", candidate=launched),
     }
     if tps is not None:
-        found["decode_tps", "a"] = gates.Reading("tok/s", control=100.0, candidate=tps, kind=kind)
+        found["decode_tps", "a"] = gate.Reading("tok/s", control=100.0, candidate=tps, kind=kind)
     return found
 
 
@@ -256,18 +250,18 @@ EXAMPLES = [
 ]
 rows = []
 for what, word, found in EXAMPLES:
-    verdict = gates.judge(toy, found)
+    verdict = rules.judge(toy, found)
     assert verdict.word == word, verdict
     rows.append({"evidence (invented)": what, "verdict": verdict.word, "the judge's sentence": verdict.reason})
-any_gain = gates.Gate(require=(gates.Condition("decode_tps", ">", "%", 0.0, "change", "a"),))
-verdict = gates.judge(any_gain, invented(101.0))
+any_gain = gate.Gate(require=(gate.Condition("decode_tps", ">", "%", 0.0, "change", "a"),))
+verdict = rules.judge(any_gain, invented(101.0))
 assert verdict.word == "NEUTRAL", verdict
 what = "1 % faster where any gain would do"
 rows.append({"evidence (invented)": what, "verdict": verdict.word, "the judge's sentence": verdict.reason})
 notebook.show(pd.DataFrame(rows))
 
 # %%
-noise = gates.Noise()
+noise = gate.Noise()
 notebook.text(
     "INVALID, BLOCKED and VACUOUS come first, then kill conditions, then requirements. PARTIAL means that the required "
     f"workloads disagree. The noise floor is max({noise.floor_pct:g} %, {noise.sigmas:g} sigma of the control) unless "
@@ -277,8 +271,8 @@ notebook.text(
 # %% [markdown]
 # ## The recorded roofline analysis, computed again
 #
-# Before measuring, the sources computed floors, crossovers and ceilings. `lab.reproduction` computes them again from
-# the inputs they name. `follows` means equal at the digits the source prints; beside it stands the assumption that
+# Before measuring, the sources computed floors, crossovers and ceilings. `lab.study.reproduction` computes them again
+# from the inputs they name. `follows` means equal at the digits the source prints; beside it stands the assumption that
 # makes it so, or why it does not follow. Where sources contradict each other on a fact, the last column has the figure
 # that the other value gives.
 
@@ -343,7 +337,7 @@ notebook.show(
 # .venv/bin/lab check nvfp4              # candidates against the reference; Triton's interpreter where no GPU is
 # .venv/bin/lab compile nvfp4            # registers, shared memory, spills, matrix instruction, by target
 # .venv/bin/lab measure lp11-kernel      # on a GPU: check, time, append rows to profiles/
-# .venv/bin/python -m lab.pairing        # execute every notebook's .py and write its .ipynb
+# .venv/bin/python -m lab.write.pairing        # execute every notebook's .py and write its .ipynb
 # ```
 #
 # `make lab` opens the notebooks. Each is a pair: edit the `.py` or the `.ipynb`, jupytext keeps the other.
@@ -352,7 +346,7 @@ notebook.show(
 # ## What comes next
 
 # %%
-known = vocabulary.rows()
+known = vocabulary.row_ids()
 without = [row for row in known if row not in {c.row for c in cards.values()}]
 waiting = [c.id for c in own if not measured[c.id]]
 replayed = [c.id for c in cards.values() if not c.family]

@@ -28,9 +28,10 @@ import statistics
 
 import pandas as pd
 
-from lab import notebook, recorded
-from lab.audit import find, picture, run
-from lab.audit.subject import SEVERITIES
+from lab.card import recorded
+from lab.study.audit import find, picture, run
+from lab.study.audit.subject import SEVERITIES
+from lab.write import notebook
 
 result = run.audit()
 fired = {name: [f for f in result.findings if f.check == name] for name in run.CHECKS}

@@ -26,7 +26,11 @@
 # %%
 import pandas as pd
 
-from lab import devices, facts, notebook, phases, recorded, sweep_plots, sweeps
+from lab.base import devices, facts
+from lab.card import phases, recorded, sweeps
+from lab.draw import sweep_plots
+from lab.judge import verdicts
+from lab.write import notebook
 
 PRO, GB10 = "rtx-pro-6000", "gb10"
 NAMES = {PRO: "PRO 6000", GB10: "GB10"}
@@ -37,9 +41,9 @@ def value(figure: str) -> float:
     return float(recorded.target(f"ds4.{figure}").value)
 
 
-def judged(*cards: str) -> dict[str, phases.Judgement]:
+def judged(*cards: str) -> dict[str, verdicts.Judgement]:
     """The replayed verdict of each card, by card."""
-    return {j.phase: j for j in phases.judge_recorded([phases.card(c) for c in cards])}
+    return {j.phase: j for j in verdicts.judge_recorded([phases.card(c) for c in cards])}
 
 
 def told(*cards: str) -> notebook.Shown:
@@ -388,7 +392,7 @@ told("ds5-server", "ds5-direct-io", "ds5-capability", "ds5-fd-cache", "ds6-regre
 
 # %%
 mine = [c for c in phases.cards().values() if c.system == "ds4"]
-board = phases.judge_recorded(mine)
+board = verdicts.judge_recorded(mine)
 assert len(board) == sum(v.system == "ds4" for v in recorded.verdicts().values())
 words = pd.Series([j.verdict.word for j in board]).value_counts()
 differing = [j for j in board if not j.agrees]

@@ -27,7 +27,14 @@ from dataclasses import replace
 import pandas as pd
 import torch
 
-from lab import accuracy, devices, families, models, notebook, phases, plots, recorded, reproduction, roofline
+from lab.base import devices, models
+from lab.card import phases, recorded
+from lab.check import accuracy, families
+from lab.draw import plots
+from lab.judge import verdicts
+from lab.place import roofline
+from lab.study import reproduction
+from lab.write import notebook
 
 families.interpret_on_cpu()  # before the kernels are imported: without a GPU they run in Triton's interpreter
 
@@ -340,7 +347,7 @@ notebook.show(gates[["phase", "condition", "consequence", "stated by"]], code=["
 # ## 7. The verdicts: replayed from the record, and measured here
 
 # %%
-replayed = {j.phase: j for j in phases.judge_recorded(ASKED)}
+replayed = {j.phase: j for j in verdicts.judge_recorded(ASKED)}
 p5 = replayed["p5"].verdict
 assert all(j.agrees and j.verdict.word == "NO-GO" for j in replayed.values())
 assert [f.state for f in p5.findings] == ["fails", "holds", "holds"]

@@ -27,7 +27,14 @@ from dataclasses import replace
 
 import pandas as pd
 
-from lab import ceilings, decode_step, devices, families, models, notebook, phases, plots, recorded, records, sweeps
+from lab.base import devices, models
+from lab.card import phases, recorded, sweeps
+from lab.check import families
+from lab.draw import plots
+from lab.judge import decode_step, verdicts
+from lab.place import ceilings
+from lab.row import store
+from lab.write import notebook
 
 families.interpret_on_cpu()
 
@@ -63,7 +70,7 @@ short_us, long_us = (value(f"{FLAT}.gdn-us-per-launch.control.npl4.ctx{n}x") for
 short_attention_us, long_attention_us = (value(f"{FLAT}.full-attn-us-per-launch.control.npl4.ctx{n}x") for n in (1, 4))
 assert long_us <= short_us  # flat, and then some
 assert abs(long_attention_us / short_attention_us - value(f"{FLAT}.full-attn-growth.control.npl4")) < 0.1
-(judged,) = phases.judge_recorded([phases.card("lp12")])
+(judged,) = verdicts.judge_recorded([phases.card("lp12")])
 assert judged.verdict.word == judged.recorded_verdict == "NO-GO"
 notebook.text(
     f"The recurrence went from {short_us} to {long_us} us, attention from {short_attention_us:g} to "
@@ -342,12 +349,12 @@ notebook.show(notebook.verdicts([found])) if found else notebook.unmeasured("lp1
 
 # %% [markdown]
 # **As shares of a decode step** of Qwen3.6-27B on the H200: the recurrence in all GDN layers in one of the three forms,
-# and the rest from `lab/decode_step.py`, attention at 256 tokens (the record: 128 and 128) and the NVFP4 weights, each
-# from the measured row nearest in batch, scaled by the floors. Norms, convolution, sampling and gaps are left out, so
-# shares and gains are upper bounds, but at 8 sequences, whose attention is scaled from one's and too long.
+# and the rest from `lab/judge/decode_step.py`, attention at 256 tokens (the record: 128 and 128) and the NVFP4 weights,
+# each from the measured row nearest in batch, scaled by the floors. Norms, convolution, sampling and gaps are left out,
+# so shares and gains are upper bounds, but at 8 sequences, whose attention is scaled from one's and too long.
 
 # %%
-rows = sorted((r for r in records.rows(device="h200") if r["status"] == "ok"), key=lambda r: r["run"])
+rows = sorted((r for r in store.rows(device="h200") if r["status"] == "ok"), key=lambda r: r["run"])
 timed = list({(r["name"], r["workload_id"]): r for r in rows}.values())  # the newest
 REST = {
     "attention": [r for r in timed if r["precision"] == "bf16" and r["workload"].get("page") == 16],

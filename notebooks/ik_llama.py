@@ -25,7 +25,10 @@
 # %%
 import pandas as pd
 
-from lab import notebook, phases, recorded, sweep_plots, sweeps
+from lab.card import phases, recorded, sweeps
+from lab.draw import sweep_plots
+from lab.judge import verdicts
+from lab.write import notebook
 
 
 def value(figure: str) -> float:
@@ -36,7 +39,7 @@ def value(figure: str) -> float:
 def told(*cards: str) -> notebook.Shown:
     """What is asked and what came out, one row a card; a claim stands in the row of its card."""
     rows = []
-    for j in phases.judge_recorded([phases.card(c) for c in cards]):
+    for j in verdicts.judge_recorded([phases.card(c) for c in cards]):
         claims = "; ".join(f"{name}: {v.word}" for name, v in j.claims)
         row = {"card": j.phase, "question": phases.card(j.phase).question, "verdict": j.verdict.word}
         rows.append(row | {"claim": claims, "source wrote": j.recorded_verdict, "because": j.verdict.reason})
@@ -227,7 +230,7 @@ told("ik5-mtp", "ik5-mtp-slots")
 
 # %%
 mine = [c for c in phases.cards().values() if c.system == "ik_llama"]
-board = phases.judge_recorded(mine)
+board = verdicts.judge_recorded(mine)
 assert len(board) == sum(v.system == "ik_llama" for v in recorded.verdicts().values())
 differing = [j for j in board if not j.agrees]
 assert all(j.differs for j in differing)

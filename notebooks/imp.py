@@ -23,12 +23,17 @@ import dataclasses
 
 import pandas as pd
 
-from lab import devices, gates, models, notebook, phases, pictures, plots, recorded, roofline, sweep_plots, sweeps
-from lab.traces import breakdowns
+from lab.base import devices, models
+from lab.card import phases, recorded, sweeps
+from lab.draw import pictures, plots, sweep_plots
+from lab.judge import rules, verdicts
+from lab.place import roofline
+from lab.trace import breakdowns
+from lab.write import notebook
 
 DEVICE = devices.get("rtx-5090")
 CARDS = [card for card in phases.cards().values() if card.system == "imp"]
-JUDGED = {j.recorded_id: j for j in phases.judge_recorded(CARDS)}
+JUDGED = {j.recorded_id: j for j in verdicts.judge_recorded(CARDS)}
 
 
 def value(figure: str) -> float:
@@ -81,10 +86,10 @@ notebook.text(
 # %%
 evidence = dict(parser.recorded[0].evidence)
 right = evidence["parsed_tps", ""]
-slipped = gates.judge(
+slipped = rules.judge(
     parser.gate, {**evidence, ("parsed_tps", ""): dataclasses.replace(right, candidate=stored_ms.value, unit="ms")}
 )
-unlabelled = gates.judge(parser.gate, {**evidence, ("parsed_tps", ""): dataclasses.replace(right, unit="")})
+unlabelled = rules.judge(parser.gate, {**evidence, ("parsed_tps", ""): dataclasses.replace(right, unit="")})
 assert (slipped.word, unlabelled.word) == ("INVALID", "BLOCKED")
 notebook.text(f"- milliseconds: **{slipped.word}**, {slipped.reason}\n- no unit: **{unlabelled.word}**")
 

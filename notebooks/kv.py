@@ -29,19 +29,14 @@ import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from lab import (
-    accuracy,
-    devices,
-    families,
-    models,
-    notebook,
-    phases,
-    plots,
-    recorded,
-    reproduction,
-    roofline,
-    vocabulary,
-)
+from lab.base import devices, models, vocabulary
+from lab.card import phases, recorded
+from lab.check import accuracy, families
+from lab.draw import plots
+from lab.judge import verdicts
+from lab.place import roofline
+from lab.study import reproduction
+from lab.write import notebook
 
 families.interpret_on_cpu()  # before the kernels are imported: without a GPU they run in Triton's interpreter
 
@@ -387,7 +382,7 @@ notebook.show(gates[["phase", "condition", "consequence", "stated by"]], code=["
 # which clears the gate by far; a ceiling is not evidence, so the word is BLOCKED and not GO.
 
 # %%
-replayed = {j.recorded_id: j for j in phases.judge_recorded(ASKED)}
+replayed = {j.recorded_id: j for j in verdicts.judge_recorded(ASKED)}
 assert all(j.agrees for j in replayed.values())
 assert [j.verdict.word for j in replayed.values()] == ["BLOCKED", "NO-GO", "NO-GO"]
 assert "incomplete" in replayed["lp.v.p6-analytical"].verdict.reason

@@ -34,8 +34,11 @@ from matplotlib.figure import Figure
 
 from kernels.kv import accuracy_study as study
 from kernels.kv import distributions
-from lab import notebook, phases, plots
-from lab.gates import Reading
+from lab.card import phases
+from lab.card.gate import Reading
+from lab.draw import plots
+from lab.judge import verdicts
+from lab.write import notebook
 
 CARD = phases.card("p6-accuracy")
 DRAWS = 4
@@ -320,7 +323,7 @@ notebook.text(
 readings = {
     ("nmse", head): Reading("nmse", candidate=float(nmse.loc[head, "fp8 head"]), kind="modelled") for head in HEADS
 }
-judged = phases.judgement(CARD, readings, "modelled", CARD.device, None)
+judged = verdicts.judgement(CARD, readings, "modelled", CARD.device, None)
 assert judged.verdict.word == "PARTIAL", judged.verdict.reason
 notebook.show(notebook.verdicts([judged]), code=["phase"])
 

@@ -27,8 +27,13 @@ import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from lab import decode_step, devices, models, notebook, phases, plots, recorded, records
-from lab.gates import Reading
+from lab.base import devices, models
+from lab.card import phases, recorded
+from lab.card.gate import Reading
+from lab.draw import plots
+from lab.judge import decode_step, verdicts
+from lab.row import store
+from lab.write import notebook
 
 MODELS = {"dense": models.get("q36-27b"), "moe": models.get("q36-35b-a3b")}
 DEVICES = {"gb10": (devices.get("gb10"), "fp4"), "h200": (devices.get("h200"), "bf16")}  # the pipe weights run on
@@ -164,7 +169,7 @@ notebook.text(
 # products.
 
 # %%
-rows = records.rows(device="h200")
+rows = store.rows(device="h200")
 
 
 def newest(chosen: list[dict]) -> list[dict]:
@@ -215,7 +220,7 @@ assert (1e3 * total > list(floor_steps.values())).all()  # no sum of kernels bea
 notebook.show(steps, code=["workload", "attention from", "fp8 from"])
 
 # %%
-judged = phases.judgement(STEP, readings, "modelled", "h200", None)
+judged = verdicts.judgement(STEP, readings, "modelled", "h200", None)
 gains = steps.set_index("workload")["gain %"]
 passed = [w for w in STEP.workloads if gains[w] > GATE and readings["decode_saving_max", w].candidate > GATE]
 assert judged.verdict.word == ("CONDITIONAL-GO" if len(passed) == len(gains) else "PARTIAL" if passed else "NO-GO")
@@ -304,8 +309,8 @@ assert fitting["more with fp8 %"].groupby(fitting.workload.str.split("-").str[0]
 notebook.show(fitting, code=["workload"])
 
 # %%
-room = phases.judgement(ROOM, fits, "modelled", "h200", None)
-source = next(iter(phases.judge_recorded([phases.card("p6-capacity")])))
+room = verdicts.judgement(ROOM, fits, "modelled", "h200", None)
+source = next(iter(verdicts.judge_recorded([phases.card("p6-capacity")])))
 assert room.verdict.word == "PARTIAL"
 even = {m: decode_step.state_bytes(x) / decode_step.cached_bytes(x) for m, x in MODELS.items()}
 notebook.show(notebook.verdicts([room, source]), code=["phase"])
@@ -329,7 +334,7 @@ notebook.text(
 notebook.question(PAGED[1])
 
 # %%
-notebook.show(notebook.verdicts(phases.judge_recorded([phases.card("lp1")])), code=["phase"])
+notebook.show(notebook.verdicts(verdicts.judge_recorded([phases.card("lp1")])), code=["phase"])
 
 # %%
 judged = [j for j in (notebook.measured(c.id, "h200") for c in PAGED) if j]

@@ -29,7 +29,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from kernels.nvfp4 import route
-from lab import counters, devices, families, notebook, phases, plots, records, roofline, routes, sweep_plots
+from lab.base import devices
+from lab.bench import counters
+from lab.card import phases
+from lab.check import families
+from lab.draw import plots, sweep_plots
+from lab.place import roofline
+from lab.row import store
+from lab.study import routes
+from lab.write import notebook
 
 DEVICE = devices.get("h200")
 LIMITS = [card for card in phases.cards().values() if card.id.endswith("-limit") or card.id == "w4a16-decode"]
@@ -40,7 +48,7 @@ assert len(LIMITS) >= 5
 def newest(card: phases.Card) -> dict[str, list[dict]]:
     """workload -> rows of the newest run in which the candidate is ok."""
     found: dict[str, dict[str, list[dict]]] = {}
-    for row in records.rows(DEVICE.id, card.id):
+    for row in store.rows(DEVICE.id, card.id):
         found.setdefault(row["workload_id"], {}).setdefault(row["run"], []).append(row)
     kept = {}
     for workload, runs in found.items():
@@ -102,7 +110,7 @@ def left_out(card: phases.Card) -> str:
     """A sentence for each workload whose newest row of the candidate is not the one shown: wrong, or too fast."""
     said = []
     for workload, rows in newest(card).items():
-        every = [r for r in records.rows(DEVICE.id, card.id) if r["workload_id"] == workload]
+        every = [r for r in store.rows(DEVICE.id, card.id) if r["workload_id"] == workload]
         ours = [r for r in every if r["name"] == card.candidate and r["status"] not in ("ok", "skipped")]
         last = max(ours, key=lambda r: r["run"], default=None)
         if last and last["run"] > max(r["run"] for r in rows):
@@ -316,7 +324,7 @@ notebook.picture(
 # `lab audit --evidence measured` finds such lines in our own cards as it does in the sources':
 
 # %%
-from lab.audit import run as audit
+from lab.study.audit import run as audit
 
 found = [f for f in audit.audit("measured").findings if any(c.id in f.subject for c in LIMITS)]
 told = pd.DataFrame([{"check": f.check, "subject": f.subject, "finding": f.sentence} for f in found])

@@ -24,8 +24,15 @@ from __future__ import annotations
 
 import pandas as pd
 
-from lab import devices, families, ledger, models, notebook, phases, pictures, plots, recorded, reproduction, roofline
-from lab.traces import breakdowns, diff
+from lab.base import devices, models
+from lab.card import phases, recorded
+from lab.check import families
+from lab.draw import pictures, plots
+from lab.judge import verdicts
+from lab.place import roofline
+from lab.study import ledger, reproduction
+from lab.trace import breakdowns, diff
+from lab.write import notebook
 
 gb10, moe = devices.get("gb10"), models.get("q36-35b-a3b")
 PHASES = {
@@ -36,7 +43,7 @@ PHASES = {
     "P5": ("p5", "p5-blocked-inverse", "p5-chunk64"),
     "P6": ("p6", "p6-q8", "p6-capacity"),
 }
-JUDGED = {j.recorded_id: j for j in phases.judge_recorded([phases.card(c) for own in PHASES.values() for c in own])}
+JUDGED = {j.recorded_id: j for j in verdicts.judge_recorded([phases.card(c) for own in PHASES.values() for c in own])}
 ROWS = {e.id: e for e in ledger.entries()}
 
 
@@ -45,7 +52,7 @@ def value(figure_id: str) -> float:
     return float(recorded.figure(figure_id).value)
 
 
-def verdicts(phase: str):
+def show_verdicts(phase: str):
     """The verdicts of a phase's cards and claims, ours beside the source's."""
     return notebook.show(
         notebook.verdicts([j for j in JUDGED.values() if j.phase in PHASES[phase]]).drop(
@@ -91,7 +98,7 @@ notebook.question(phases.card("p1"))
 notebook.show(notebook.gate(phases.card("p1")), code=["condition", "stated by"])
 
 # %%
-verdicts("P1")
+show_verdicts("P1")
 
 # %%
 differs("P1")
@@ -125,7 +132,7 @@ notebook.question(phases.card("p2"))
 notebook.show(notebook.gate(phases.card("p2")), code=["condition", "stated by"])
 
 # %%
-verdicts("P2")
+show_verdicts("P2")
 
 # %%
 differs("P2")
@@ -154,7 +161,7 @@ notebook.question(phases.card("p3"))
 notebook.show(notebook.gate(phases.card("p3")), code=["condition", "stated by"])
 
 # %%
-verdicts("P3")
+show_verdicts("P3")
 
 # %%
 up, down = moe.shape("expert_up").axes, moe.shape("expert_down").axes
@@ -203,7 +210,7 @@ notebook.question(phases.card("p4"))
 notebook.show(notebook.gate(phases.card("p4")), code=["condition", "stated by"])
 
 # %%
-verdicts("P4")
+show_verdicts("P4")
 
 # %%
 differs("P4")
@@ -222,7 +229,7 @@ notebook.question(phases.card("p5"))
 notebook.show(notebook.gate(phases.card("p5")), code=["condition", "stated by"])
 
 # %%
-verdicts("P5")
+show_verdicts("P5")
 
 # %%
 gdn, gdn_layers = families.load("gdn"), int(moe.fact("gdn_layers").value)
@@ -266,7 +273,7 @@ notebook.question(phases.card("p6"))
 notebook.show(notebook.gate(phases.card("p6")), code=["condition", "stated by"])
 
 # %%
-verdicts("P6")
+show_verdicts("P6")
 
 # %%
 differs("P6")
@@ -300,7 +307,7 @@ notebook.text(
 
 # %%
 END = [phases.card(i) for i in ("program-conclusion", "h2h-4way")]
-ending = phases.judge_recorded(END)
+ending = verdicts.judge_recorded(END)
 assert [j.verdict.word for j in ending] == ["NO-GO", "PARTIAL"]
 notebook.show(notebook.verdicts(ending).drop(columns=["evidence", "device"]), code=["phase"])
 

@@ -24,13 +24,18 @@ import re
 
 import pandas as pd
 
-from lab import devices, models, notebook, phases, recorded, roofline, sweep_plots, sweeps
-from lab.errors import BadInput
+from lab.base import devices, models
+from lab.base.errors import BadInput
+from lab.card import phases, recorded, sweeps
+from lab.draw import sweep_plots
+from lab.judge import verdicts
+from lab.place import roofline
+from lab.write import notebook
 
 DEVICE = devices.get("rtx-3090")
 DENSE, MOE = models.get("gemma4-31b"), models.get("gemma4-26b-a4b")
 CARDS = [card for card in phases.cards().values() if card.system == "lucebox"]
-JUDGED = {j.recorded_id.removeprefix("lb.v."): j for j in phases.judge_recorded(CARDS)}
+JUDGED = {j.recorded_id.removeprefix("lb.v."): j for j in verdicts.judge_recorded(CARDS)}
 GIB = 2**30
 
 

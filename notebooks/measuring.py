@@ -16,14 +16,20 @@
 #
 # Every measured verdict stands on `lab measure`. This page shows what it was held against on the H200: the ceilings of
 # the card as measured, our times beside Kineto's and ncu's for the same kernels, and how far a ratio moves when the
-# same comparison is taken again. The method itself is the docstring of `lab/timing.py`.
+# same comparison is taken again. The method itself is the docstring of `lab/bench/sampling.py`.
 
 # %%
 from __future__ import annotations
 
 import pandas as pd
 
-from lab import ceilings, crosscheck, devices, evidence, notebook, phases, records, roofline
+from lab.base import devices
+from lab.bench import crosscheck
+from lab.card import phases
+from lab.judge import evidence
+from lab.place import ceilings, roofline
+from lab.row import store
+from lab.write import notebook
 
 DEVICE = devices.get("h200")
 
@@ -104,7 +110,7 @@ def code(row: dict) -> str:
 
 repeats = []
 for card in phases.cards().values():
-    every = records.rows(device=DEVICE.id, phase=card.id)
+    every = store.rows(device=DEVICE.id, phase=card.id)
     crowded = {row["run"] for row in every if row["arm"] == "peer"}
     alone = [row for row in every if row["run"] not in crowded]
     same_code = [row for row in alone if code(row) == code(alone[-1])]
@@ -140,7 +146,7 @@ notebook.show(frame.round(4), code=["phase", "workload"]) if repeats else notebo
 # %%
 floors = []
 for card in phases.cards().values():
-    for workload, (control, candidate) in evidence.pairs(records.rows(device=DEVICE.id, phase=card.id)).items():
+    for workload, (control, candidate) in evidence.pairs(store.rows(device=DEVICE.id, phase=card.id)).items():
         change = evidence.change_pct(control, candidate)
         if control and candidate and change:
             place = roofline.place(DEVICE, candidate["flops"], candidate["bytes"], candidate["pipe"])

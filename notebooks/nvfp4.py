@@ -27,8 +27,15 @@ import dataclasses
 import pandas as pd
 import torch
 
-from lab import accuracy, devices, evidence, families, notebook, phases, plots, recorded, records, roofline
-from lab.errors import REPOSITORY
+from lab.base import devices
+from lab.base.errors import REPOSITORY
+from lab.card import phases, recorded
+from lab.check import accuracy, families
+from lab.draw import plots
+from lab.judge import evidence, verdicts
+from lab.place import roofline
+from lab.row import store
+from lab.write import notebook
 
 families.interpret_on_cpu()  # before the family's Triton modules are imported
 torch.set_num_threads(2)
@@ -223,7 +230,7 @@ notebook.text(
 # %%
 points, states = [], set()
 for c in kernel_cards:
-    for pair in evidence.pairs(records.rows(device=DEVICE, phase=c.id)).values():
+    for pair in evidence.pairs(store.rows(device=DEVICE, phase=c.id)).values():
         ok = [r for r in filter(None, pair) if r["status"] == "ok"]
         states |= {r["l2"] for r in ok}
         points += [
@@ -297,7 +304,7 @@ notebook.show(pd.concat(gates).rename(columns={"part": "card"}), code=["card", "
 # Recorded, replayed from the source's figures:
 
 # %%
-(replayed,) = phases.judge_recorded([card])
+(replayed,) = verdicts.judge_recorded([card])
 assert replayed.verdict.word == "GO"
 assert replayed.agrees
 assert "decode_share_of_vllm 85.9 %" in replayed.verdict.reason, replayed.verdict.reason
@@ -311,7 +318,7 @@ notebook.show(notebook.verdicts([replayed]))
 measured = {c.id: notebook.measured(c.id, DEVICE) for c in kernel_cards}
 shown = [j for j in measured.values() if j]
 for c in kernel_cards:
-    pairs = evidence.pairs(records.rows(device=DEVICE, phase=c.id))
+    pairs = evidence.pairs(store.rows(device=DEVICE, phase=c.id))
     wanted = {k.workload: k for k in c.gate.require}
     arms = [pairs.get(w, (None, None)) for w in wanted]
     if not measured[c.id] or not all(a and b and a["status"] == b["status"] == "ok" for a, b in arms):
@@ -332,7 +339,7 @@ notebook.text(f"Not measured on the {DEVICE} yet: {', '.join(missing)}.") if mis
 # %%
 rows = []
 for c in kernel_cards:
-    for w, pair in evidence.pairs(records.rows(device=DEVICE, phase=c.id)).items():
+    for w, pair in evidence.pairs(store.rows(device=DEVICE, phase=c.id)).items():
         for r in filter(None, pair):
             row = {"card": c.id, "workload": w, "arm": r["name"], "status": r["status"]}
             if r["status"] == "ok":
@@ -351,14 +358,14 @@ notebook.show(pd.DataFrame(rows), code=["card", "workload"]) if rows else None
 # %%
 limits = [phases.card(i) for i in ("w4a16-decode", "w4a16-prefill-limit", "w4a8-prefill-limit")]
 asked = {c.id: c.workloads for c in (*kernel_cards, *limits)}
-of = {i: [r for r in records.rows(device=DEVICE, phase=i) if r["workload_id"] in w] for i, w in asked.items()}
+of = {i: [r for r in store.rows(device=DEVICE, phase=i) if r["workload_id"] in w] for i, w in asked.items()}
 notebook.text("\n".join(f"- `{name}`: {notebook.origin(rows) or 'no rows yet.'}" for name, rows in of.items()))
 
 # %% [markdown]
 # Whether the control's passes over the weights could have come from DRAM:
 
 # %%
-control, _ = evidence.pairs(records.rows(device=DEVICE, phase="lp11-kernel")).get(projection.id, (None, None))
+control, _ = evidence.pairs(store.rows(device=DEVICE, phase="lp11-kernel")).get(projection.id, (None, None))
 if control and control["status"] == "ok":
     each_us = control["median_us"] / M
     walked_tb_s = M * weight_bytes / control["median_us"] / 1e6
@@ -387,7 +394,7 @@ shown_text
 # %%
 from argparse import Namespace
 
-from lab.interop import verdict as imported
+from lab.study.own import verdict as imported
 
 file = str(REPOSITORY / "data/imported/ggml-d99724f2-h200.sql")
 sides = ["control:n=1,nr=[128,1]", "candidate:n=128,nr=[1,1]"]
@@ -417,7 +424,7 @@ notebook.show(
 # release: `tl.dot_scaled` on two e2m1 operands, with MXFP4 scales (ue8m0, 32 values each) and NVFP4 scales (e4m3, 16).
 
 # %%
-from lab import aot_probe
+from lab.check import aot_probe
 
 compiled = aot_probe.committed()
 found = pd.DataFrame(

@@ -25,8 +25,15 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from lab import devices, evidence, families, models, notebook, phases, recorded, records, roofline, sweep_plots
-from lab.traces import model, stored, windows
+from lab.base import devices, models
+from lab.card import phases, recorded
+from lab.check import families
+from lab.draw import sweep_plots
+from lab.judge import evidence
+from lab.place import roofline
+from lab.row import store
+from lab.trace import model, stored, windows
+from lab.write import notebook
 
 families.interpret_on_cpu()  # before the kernels are imported: without a GPU they run in Triton's interpreter
 
@@ -112,7 +119,7 @@ notebook.text(said)
 # 32 x 512 has no profile yet.
 
 # %%
-PROFILE = max((records.FOLDER / h200.id / "p5-kernel").glob("*/trace.parquet"))
+PROFILE = max((store.FOLDER / h200.id / "p5-kernel").glob("*/trace.parquet"))
 ran = windows.by_nvtx(stored.load(PROFILE), "p5-kernel/candidate/t2048_hk16_hv48_d128")
 totals = model.totals_by_name(ran)
 spent = sum(t.sum_ns for t in totals)

@@ -24,8 +24,13 @@
 # %%
 import pandas as pd
 
-from lab import devices, facts, notebook, phases, pictures, plots, recorded, staircase
-from lab.traces import breakdowns
+from lab.base import devices, facts
+from lab.card import phases, recorded
+from lab.draw import pictures, plots
+from lab.judge import verdicts
+from lab.study import staircase
+from lab.trace import breakdowns
+from lab.write import notebook
 
 dense, moe = staircase.staircase("dense"), staircase.staircase("moe")
 
@@ -171,7 +176,7 @@ assert all(row["after"] < row["before"] / 5 for row in gone)
 notebook.show(pd.DataFrame(gone))
 
 # %%
-judged = {j.phase: j for j in phases.judge_recorded([phases.card(i) for i in ("lp8", "lp9", "lp10", "lp11")])}
+judged = {j.phase: j for j in verdicts.judge_recorded([phases.card(i) for i in ("lp8", "lp9", "lp10", "lp11")])}
 assert {judged[i].verdict.word for i in ("lp9", "lp10", "lp11")} == {"GO"}
 assert judged["lp8"].verdict.word == "NO-GO"
 notebook.show(notebook.verdicts(judged.values()))

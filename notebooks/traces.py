@@ -25,10 +25,15 @@
 import numpy as np
 import pandas as pd
 
-from lab import notebook, phases, pictures, projection, recorded, records, timeline
-from lab.traces import amdahl, attributions, breakdowns, diff, stored, windows
-from lab.traces.amdahl import Interval
-from lab.traces.model import Copies, Kernels, Trace
+from lab.card import phases, recorded
+from lab.draw import pictures, timeline
+from lab.judge import projection
+from lab.row import store
+from lab.study import attributions
+from lab.trace import amdahl, breakdowns, diff, stored, windows
+from lab.trace.amdahl import Interval
+from lab.trace.model import Copies, Kernels, Trace
+from lab.write import notebook
 
 # %% [markdown]
 # ## What counts as busy
@@ -236,7 +241,7 @@ notebook.text(f"Asked of `p6` (an fp8 KV cache) with this step: {p6.against[0][2
 # takes.
 
 # %%
-files = sorted(records.FOLDER.glob("*/*/*/trace.parquet"))
+files = sorted(store.FOLDER.glob("*/*/*/trace.parquet"))
 newest = {(f.parts[-4], f.parts[-3]): f for f in files}
 notebook.text(
     f"{len(newest)} profiles are committed: " + ", ".join(f"`{phase}` on {device}" for device, phase in newest) + "."

@@ -20,8 +20,10 @@ import pytest
 from jupytext.config import load_jupytext_config
 from matplotlib.figure import Figure
 
-from lab import evidence, notebook, pairing, phases, writeup
-from lab.errors import REPOSITORY, BadInput
+from lab.base.errors import REPOSITORY, BadInput
+from lab.card import phases
+from lab.judge import evidence, verdicts
+from lab.write import notebook, pairing, writeup
 
 FOLDER = REPOSITORY / "notebooks"
 NAMES = sorted({p.stem for p in FOLDER.glob("*.ipynb")} | {p.stem for p in FOLDER.glob("*.py")})
@@ -129,7 +131,7 @@ def test_committed_board_is_current():
     cards = phases.cards().values()
     judged = [evidence.judge_measured(c, "h200") for c in cards if "h200" in evidence.measured_devices(c.id)]
     seen = "\n".join(texts(read("00_start_here")))
-    recorded = phases.judge_recorded(cards)
+    recorded = verdicts.judge_recorded(cards)
     counts = pd.DataFrame([{"source": j.system, "judge": j.verdict.word, "agrees": j.agrees} for j in recorded])
     table = counts.groupby(["source", "judge"]).size().unstack(fill_value=0)
     table.insert(0, "agrees", counts.agrees.groupby(counts.source).sum())
@@ -247,7 +249,7 @@ def test_gate_and_question_come_from_the_card():
 
 
 def test_verdicts_list_claims_beside_their_phase():
-    (judged,) = phases.judge_recorded([phases.card("p1")])
+    (judged,) = verdicts.judge_recorded([phases.card("p1")])
     frame = notebook.verdicts([judged])
     assert list(frame.verdict) == [judged.verdict.word, *(v.word for _, v in judged.claims)]
     assert "note" not in frame.columns, "an empty column is left out"
@@ -256,7 +258,7 @@ def test_verdicts_list_claims_beside_their_phase():
 
 
 def test_measured_says_nothing_without_rows(tmp_path, monkeypatch):
-    monkeypatch.setattr(evidence.records, "FOLDER", tmp_path)
+    monkeypatch.setattr(evidence.store, "FOLDER", tmp_path)
     assert notebook.measured("lp11-kernel", "h200") is None
     assert "nothing is said" in repr(notebook.unmeasured("lp11-kernel", "h200"))
 

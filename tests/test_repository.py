@@ -1,4 +1,4 @@
-"""The repository's own rules: who imports whom, what lies where, and what no committed file may hold.
+"""The repository's own rules: what a family may import, what lies where, and what no committed file may hold.
 
 A rule that nobody checks is a wish, so each rule of the layout is a test here. A rule is a plain function from a folder
 to the list of its violations: the same function runs on this checkout, where it must find none, and on a small tree
@@ -20,57 +20,6 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = {"notebooks", "lab", "kernels", "profiles", "data", "tests", ".ci"}
 
-# Bottom up; a module may import its own layer and those below. `traces` is a folder, the rest are files of lab/.
-LAYERS = (
-    {"errors", "vocabulary", "printing"},
-    {"facts", "devices", "models", "recorded", "sweeps"},
-    {
-        "records",
-        "families",
-        "accuracy",
-        "timing",
-        "clocks",
-        "timers",
-        "comparison",
-        "worker",
-        "ceilings",
-        "ceilings_kernels",
-        "progress",
-        "identity",
-        "crossbleed",
-        "roofline",
-        "decode_step",
-        "reproduction",
-        "traces",
-        "compile",
-        "aot",
-        "aot_probe",
-        "aot_worker",
-    },
-    {"gates", "phases"},
-    {"evidence", "measure", "crosscheck", "profile", "counters", "projection"},
-    {
-        "plots",
-        "pictures",
-        "sweep_plots",
-        "staircase",
-        "timeline",
-        "writeup",
-        "rows",
-        "audit",
-        "interop",
-        "routes",
-        "route_choices",
-        "notebook",
-        "pairing",
-        "board",
-        "ledger",
-        "baselines",
-        "flipmap",
-        "verify",
-    },
-    {"cli", "trace_commands", "proof_commands", "doctor", "site", "__main__"},
-)
 # What a family may build on; peer_*.py may also import the library that it adapts.
 FAMILY_MAY_IMPORT = {"torch", "triton", "cupy", "numpy", "kernels"}
 CANDIDATES = ("triton_", "cuda_", "torch_", "peer_")
@@ -118,27 +67,6 @@ def own_files(root: Path) -> list[Path]:
 
 
 # Rules: folder -> violations -----------------------------------------------------------------------------------------
-
-
-def lab_arrows(root: Path) -> list[str]:
-    """`lab` imports no notebook, test or family, and no module of a layer above its own."""
-    layer = {name: i for i, names in enumerate(LAYERS) for name in names}
-    wrong = []
-    for path in python_files(root, "lab"):
-        shown, modules = path.relative_to(root), imports(path, root)
-        wrong += [f"{shown} imports {up}" for up in ("notebooks", "tests") if at_or_under(modules, up)]
-        wrong += [
-            f"{shown} imports kernels.{f}" for f in sorted(families(root)) if at_or_under(modules, f"kernels.{f}")
-        ]
-        name = shown.parts[1].removesuffix(".py")
-        if name == "__init__":
-            wrong += [f"{shown} imports lab.{m}" for m in sorted(layer) if at_or_under(modules, f"lab.{m}")]
-        elif name not in layer:
-            wrong.append(f"{shown} is in no layer; add it to LAYERS")
-        else:
-            above = sorted(m for m in layer if layer[m] > layer[name] and at_or_under(modules, f"lab.{m}"))
-            wrong += [f"{shown} (layer {layer[name]}) imports lab.{m} (layer {layer[m]})" for m in above]
-    return wrong
 
 
 def family_arrows(root: Path) -> list[str]:
@@ -243,14 +171,7 @@ def kernels_packages(root: Path) -> list[str]:
     return [str(p.relative_to(root)) for p in [root / "kernels" / "__init__.py"] if p.exists()]
 
 
-def long_files(root: Path) -> list[str]:
-    """Python files of 450 lines and more hold two ideas."""
-    counted = [(p, len(p.read_text().splitlines())) for f in sorted(FOLDERS) for p in python_files(root, f)]
-    return [f"{p.relative_to(root)}: {lines} lines" for p, lines in counted if lines >= 450]
-
-
 RULES: tuple[Callable[[Path], list[str]], ...] = (
-    lab_arrows,
     family_arrows,
     candidates_see_reference,
     notebook_arrows,
@@ -258,25 +179,11 @@ RULES: tuple[Callable[[Path], list[str]], ...] = (
     undocumented,
     quoted_columns,
     kernels_packages,
-    long_files,
 )
 
 # One mistake each: rule, file, its text, and a word of the violation that must be found.
 FAMILY = {"kernels/toy/__init__.py": '"""Toy."""\n', "kernels/other/__init__.py": '"""Other."""\n'}
 MISTAKES = (
-    (lab_arrows, {"lab/gates.py": "from tests import helpers\n"}, "tests"),
-    (lab_arrows, {"lab/gates.py": "import notebooks.story\n"}, "notebooks"),
-    (lab_arrows, {"lab/devices.py": "from lab.gates import judge\n"}, "lab.gates"),
-    (lab_arrows, {"lab/devices.py": "def f():\n    from . import gates\n"}, "lab.gates"),
-    (lab_arrows, {"lab/traces/nsys.py": "from ..gates import judge\n"}, "lab.gates"),
-    (lab_arrows, {"lab/accuracy.py": "from kernels.toy import reference\n"}, "kernels.toy"),
-    (
-        lab_arrows,
-        {"lab/accuracy.py": "from importlib import import_module\nimport_module('kernels.toy')\n"},
-        "kernels.toy",
-    ),
-    (lab_arrows, {"lab/misc.py": ""}, "no layer"),
-    (lab_arrows, {"lab/__init__.py": "from lab.cli import main\n"}, "lab.cli"),
     (family_arrows, {"kernels/toy/reference.py": "import lab.accuracy\n"}, "lab"),
     (family_arrows, {"kernels/toy/peer_x.py": "import lab.accuracy\n"}, "lab"),
     (family_arrows, {"kernels/toy/cases.py": "from kernels.other import cases\n"}, "kernels.other"),
@@ -298,16 +205,15 @@ MISTAKES = (
         "torch_a",
     ),
     (notebook_arrows, {"notebooks/story.py": "from tests import helpers\n"}, "story"),
-    (lab_names_family, {"lab/gates.py": "f = 'toy'\n"}, "toy"),
-    (lab_names_family, {"lab/gates.py": "print(f'kernels/toy/{1}')\n"}, "toy"),
-    (lab_names_family, {"lab/gates.py": "toy = 1\n"}, "toy"),
-    (lab_names_family, {"lab/gates.py": "def toy(): ...\n"}, "toy"),
-    (undocumented, {"lab/gates.py": '"""Gates."""\ndef judge(): ...\n'}, "judge"),
-    (undocumented, {"lab/gates.py": '"""Gates."""\nclass A:\n    """A."""\n    def b(self): ...\n'}, "A.b"),
-    (undocumented, {"lab/gates.py": "x = 1\n"}, "gates"),
+    (lab_names_family, {"lab/card/gate.py": "f = 'toy'\n"}, "toy"),
+    (lab_names_family, {"lab/card/gate.py": "print(f'kernels/toy/{1}')\n"}, "toy"),
+    (lab_names_family, {"lab/card/gate.py": "toy = 1\n"}, "toy"),
+    (lab_names_family, {"lab/card/gate.py": "def toy(): ...\n"}, "toy"),
+    (undocumented, {"lab/card/gate.py": '"""Gates."""\ndef judge(): ...\n'}, "judge"),
+    (undocumented, {"lab/card/gate.py": '"""Gates."""\nclass A:\n    """A."""\n    def b(self): ...\n'}, "A.b"),
+    (undocumented, {"lab/card/gate.py": "x = 1\n"}, "gate"),
     (quoted_columns, {"data/recorded/figures.csv": "id,quote\n"}, "figures"),
     (kernels_packages, {"kernels/__init__.py": ""}, "__init__"),
-    (long_files, {"tests/test_x.py": "\n" * 450}, "450"),
 )
 
 
@@ -332,7 +238,7 @@ def test_rule_finds_mistake(
 
 def test_rules_see_this_checkout() -> None:
     """A rule over an empty list of files would hold for ever."""
-    assert {"kernels/common.py", "lab/errors.py"} <= {
+    assert {"kernels/common.py", "lab/base/errors.py"} <= {
         str(p.relative_to(ROOT)) for folder in ("kernels", "lab") for p in python_files(ROOT, folder)
     }
     assert families(ROOT)

@@ -1,4 +1,4 @@
-// The PTX of the decode kernels beyond hopper.cuh. tests/gdn_decode_on_cpu.cuh stands in for both on a CPU.
+// The PTX of the decode kernels beyond hopper.cuh. on_cpu/gdn_decode_on_cpu.cuh stands in for both on a CPU.
 #pragma once
 
 #include "hopper.cuh"

@@ -3,7 +3,7 @@
 Weights are normal with standard deviation K^-1/2, so y is about unit normal at every K, quantised once per call. There
 is one reference for every precision: float64 on the NVFP4 weights and the activations as given. So the tolerance of
 W4A4 contains what quantising the activations costs by design (that is the accuracy the user gets), and the exactness
-of its kernels is checked apart, against its own quantised operands, in tests/test_nvfp4.py.
+of its kernels is checked apart, against its own quantised operands, in tests/kernels/nvfp4/test_nvfp4.py.
 """
 
 from __future__ import annotations
@@ -167,8 +167,8 @@ def tolerance(workload: Workload, precision: str) -> dict[str, Tolerance]:
     every K and number of outliers. A product errs by up to E4M3_PRODUCT: half a unit of e4m3 is at most 1 / 17 of x
     (1.0625 against 1), and of a code times its block scale 1 / 21 (1.5 times 1.75 is 21 / 8, the worst of the eight
     mantissas). Then y is rounded. That is 1.2 to 1.3 rms, but only with the largest x and the largest w both at their
-    worst mantissas; draws on the CPU reach about half of it (tests/test_nvfp4_w4a8.py). So the limit stops short of one
-    rms, as far as a wrong element is off.
+    worst mantissas; draws on the CPU reach about half of it (tests/kernels/nvfp4/test_nvfp4_w4a8.py). So the limit
+    stops short of one rms, as far as a wrong element is off.
     """
     unit = 2.0**-8 if workload["dtype"] == "bf16" else 2.0**-11
     rms = min(1.0, 0.58 * (1 + 2.25 / (workload["M"] * workload["N"]) ** 0.5))

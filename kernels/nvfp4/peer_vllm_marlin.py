@@ -8,10 +8,10 @@ Python nor its engine takes part; it has an output argument and is safe in a CUD
 PYTHONPATH is all it needs; no environment variable.
 
 The weights are repacked here, in plain torch, rather than by vLLM's own repacking operator: so the permutation can be
-tested on a CPU (tests/test_peers.py decodes it by the kernel's register layout, and compares with the operator where
-there is a GPU), and every NVFP4 weight is carried over bit for bit. What Marlin cannot hold is refused, not rounded:
-its scale format has five exponent bits of which the first must be set, which covers the normal e4m3 numbers and none
-of the subnormal ones unless all scales are small enough to be raised together by a power of two.
+tested on a CPU (tests/kernels/test_peers.py decodes it by the kernel's register layout, and compares with the operator
+where there is a GPU), and every NVFP4 weight is carried over bit for bit. What Marlin cannot hold is refused, not
+rounded: its scale format has five exponent bits of which the first must be set, which covers the normal e4m3 numbers
+and none of the subnormal ones unless all scales are small enough to be raised together by a power of two.
 
 Layout (IST-DASLab's Marlin paper and vLLM's csrc/quantization/marlin): tiles of 16 k x 64 n. The 32 threads of a warp
 hold one such tile as B fragments of mma.m16n8k16; a thread's 128 bits are four words, one per 16 columns.

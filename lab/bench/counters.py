@@ -1,0 +1,375 @@
+"""`lab counters CARD`: what the GPU's hardware counters say of each arm of a card, by Nsight Compute (ncu).
+
+A time says how far a kernel is from its floor; counters say what stands between. ncu runs this command again as its
+child; the child checks each arm against its reference, warms it up and lets ncu watch one call. Before each watched
+call it launches one empty kernel (torch's `spin_kernel`): ncu's table is then cut at those rows, so that a candidate of
+several launches keeps its kernels together and no name has to be guessed.
+
+What the figures are. ncu repeats a launch once for each group of counters that fits the hardware, with memory restored
+in between. It is told to flush the caches before every pass, because a pass that finds the weights of the pass before
+in L2 counts no DRAM traffic; so L2 is cold for each kernel, also for the second kernel of one call, which in a real run
+finds the first one's output there. Clocks are left alone. Durations are perturbed: a row says `profiled` and none is
+ever judged. Rows go to profiles/<device>/counters/<run>/counters.jsonl, a file of its own name, so that no reader of
+measured rows takes one for a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from lab.base.errors import REPOSITORY, BadInput, nearest
+from lab.bench import measure, provenance
+from lab.card import phases
+from lab.check import accuracy, families
+from lab.row import store
+from lab.trace.files import read
+
+FILE = "counters.jsonl"
+SEED = 20261121
+WARM_UPS = 3
+LIMIT_S = 900
+SEPARATOR = "spin_kernel"  # what torch.cuda._sleep launches
+L2 = "cold: ncu flushes the caches before every pass of every kernel"
+PCT = ".pct_of_peak_sustained_"
+STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure of a row: ncu's name for it, the unit it is stored in, and what it says."""
+
+    ncu: str
+    unit: str
+    says: str
+
+
+METRICS: dict[str, Metric] = {
+    "duration_us": Metric("gpu__time_duration.sum", "us", "time of the kernel under the profiler: perturbed"),
+    "sm_clock_hz": Metric("gpc__cycles_elapsed.avg.per_second", "Hz", "clock of the multiprocessors meanwhile"),
+    "dram_read_bytes": Metric("dram__bytes_read.sum", "byte", "read from DRAM"),
+    "dram_write_bytes": Metric("dram__bytes_write.sum", "byte", "written to DRAM"),
+    "dram_pct": Metric(f"dram__throughput.avg{PCT}elapsed", "%", "of DRAM's peak rate"),
+    "l2_hit_pct": Metric("lts__t_sector_hit_rate.pct", "%", "L2 lookups that hit"),
+    "l2_pct": Metric(f"lts__throughput.avg{PCT}elapsed", "%", "of L2's peak, its busiest part"),
+    "l2_to_sm_bytes": Metric("l1tex__m_xbar2l1tex_read_bytes.sum", "byte", "from L2 into the multiprocessors"),
+    "shared_pct": Metric(
+        f"l1tex__data_pipe_lsu_wavefronts_mem_shared.sum{PCT}elapsed",
+        "%",
+        "of shared memory's wavefronts, by load/store",
+    ),
+    "tensor_pct": Metric(f"sm__pipe_tensor_cycles_active.avg{PCT}elapsed", "%", "cycles with a busy tensor pipe"),
+    "issue_pct": Metric(f"smsp__issue_active.avg{PCT}active", "%", "scheduler cycles that issue, of the active ones"),
+    "sm_active_pct": Metric(f"sm__cycles_active.avg{PCT}elapsed", "%", "cycles with a warp on the multiprocessor"),
+    "occupancy_pct": Metric(f"sm__warps_active.avg{PCT}active", "%", "warps resident, of 64"),
+    "registers": Metric("launch__registers_per_thread", "register/thread", "registers a thread"),
+    "shared_bytes": Metric("launch__shared_mem_per_block", "byte", "shared memory a block, the driver's part with it"),
+    "grid": Metric("launch__grid_size", "", "blocks"),
+    "block": Metric("launch__block_size", "", "threads a block"),
+    "waves": Metric("launch__waves_per_multiprocessor", "", "waves of blocks"),
+}
+# Warps waiting for each reason, per issued instruction; "selected" is the one that issues and is no stall.
+STALLS = (
+    *("barrier", "branch_resolving", "dispatch_stall", "drain", "gmma", "imc_miss", "lg_throttle", "long_scoreboard"),
+    *("math_pipe_throttle", "membar", "mio_throttle", "misc", "no_instruction", "not_selected", "short_scoreboard"),
+    *("sleeping", "tex_throttle", "wait"),
+)
+STALLS_KEPT, STALL_LEAST = 6, 0.02
+# What a unit is in the unit a row stores; ncu scales what it prints unless told not to, so both forms are read.
+UNITS: dict[str, dict[str, float]] = {
+    "us": {"ns": 1e-3, "nsecond": 1e-3, "us": 1.0, "usecond": 1.0, "ms": 1e3, "msecond": 1e3, "s": 1e6, "second": 1e6},
+    "Hz": {
+        "hz": 1.0,
+        "Khz": 1e3,
+        "Mhz": 1e6,
+        "Ghz": 1e9,
+        "cycle/second": 1.0,
+        "cycle/nsecond": 1e9,
+        "cycle/usecond": 1e6,
+    },
+    "byte": {"byte": 1.0, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "Tbyte": 1e12},
+    "%": {"%": 1.0},
+    "register/thread": {"register/thread": 1.0, "": 1.0},
+    "": {"": 1.0, "thread": 1.0, "block": 1.0, "warp": 1.0, "inst": 1.0},
+}
+UNITS["byte"] |= {f"{unit}/block": factor for unit, factor in UNITS["byte"].items()}
+# The share of its peak from which a unit counts as the bound; below it for every unit, the kernel waits on latency.
+BOUND_PCT = 60.0
+PARTS = {
+    "dram_pct": "DRAM",
+    "l2_pct": "L2",
+    "tensor_pct": "tensor pipe",
+    "issue_pct": "issue",
+    "shared_pct": "shared memory",
+}
+NEEDED = ("schema", "device", "phase", "family", "arm", "name", "workload_id", "status", "run", "started", "profiled")
+
+
+def validated(row: Mapping[str, Any], where: str | Path) -> dict[str, Any]:
+    """The row with its schema version; raises BadInput for a missing key, or figures on a row that is not ok."""
+    full = {"schema": store.SCHEMA, **row}
+    for key in NEEDED:
+        if key not in full:
+            raise BadInput(where, f'counter row lacks "{key}"', "take the counters again")
+    if full["status"] not in store.STATUSES:
+        raise BadInput(where, f'status = "{full["status"]}"', "valid: " + ", ".join(store.STATUSES))
+    if full["profiled"] is not True:
+        raise BadInput(where, "profiled is not true", "a counter row is never a measurement")
+    held = [key for key in METRICS if key in full]
+    if (full["status"] == "ok") != (len(held) == len(METRICS)):
+        raise BadInput(where, f"status {full['status']} with {len(held)} figures", f"an ok row has {len(METRICS)}")
+    return full
+
+
+def bound(row: Mapping[str, Any]) -> str:
+    """What binds a kernel by its counters, in a few words with the figure.
+
+    The unit nearest to its peak when that is at least 60 % of it (the line Nsight Compute's own guide draws); else the
+    first stall reason, because then every unit waits; and a note when multiprocessors stand idle for over a tenth.
+    """
+    part = max(PARTS, key=lambda key: row[key])
+    words = f"{PARTS[part]} at {row[part]:.0f} % of its peak"
+    if row[part] < BOUND_PCT:
+        reason, ratio = max(row["stalls"].items(), key=lambda item: item[1], default=("none", 0.0))
+        words = f"latency: {reason.replace('_', ' ')} ({ratio:.1f} warps an issue), {words}"
+    idle = 100 - row["sm_active_pct"]
+    return words + (f", multiprocessors idle {idle:.0f} %" if idle > 10 else "")
+
+
+def parse(path: Path) -> list[dict[str, Any]]:
+    """The launches in ncu's CSV (raw page), in order: {"kernel": name, the METRICS' keys, "stalls": {reason: ratio}}.
+
+    A separator has its name alone. Raises BadInput when a metric is missing or comes in an unknown unit.
+    """
+    trace = read(path)
+    found = []
+    for code, metrics in zip(trace.kernels.name, trace.metrics, strict=True):
+        kernel = trace.names[int(code)]
+        entry: dict[str, Any] = {"kernel": kernel}
+        if SEPARATOR not in kernel:
+            entry |= {key: _figure(path, kernel, metric, metrics) for key, metric in METRICS.items()}
+            ratios = {r: metrics.get(STALL.format(r), (0.0, ""))[0] for r in STALLS}
+            known = {r: float(v) for r, v in ratios.items() if isinstance(v, float) and v >= STALL_LEAST}
+            most = sorted(known, key=lambda r: -known[r])[:STALLS_KEPT]
+            entry["stalls"] = {r: round(known[r], 3) for r in most}
+        found.append(entry)
+    return found
+
+
+def _figure(path: Path, kernel: str, metric: Metric, metrics: Mapping[str, tuple[Any, str]]) -> float:
+    value, unit = metrics.get(metric.ncu, (None, ""))
+    if not isinstance(value, float):
+        raise BadInput(path, f"{kernel} has no {metric.ncu}", "this ncu or GPU lacks it; see ncu --query-metrics")
+    if unit not in UNITS[metric.unit]:
+        raise BadInput(path, f'{metric.ncu} is in "{unit}"', f"known: {', '.join(UNITS[metric.unit])}")
+    return value * UNITS[metric.unit][unit]
+
+
+def cut(launches: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """The launches between the separators; what comes before the first one is dropped."""
+    groups: list[list[Mapping[str, Any]]] = []
+    for launch in launches:
+        if SEPARATOR in launch["kernel"]:
+            groups.append([])
+        elif groups:
+            groups[-1].append(launch)
+    return groups
+
+
+def plan(cards: Sequence[phases.Card], only: str | None, arm: str | None, peers: bool) -> list[dict[str, str]]:
+    """One job an arm and workload: card, family, workload, role, name.
+
+    only: this workload. arm: this candidate, or every arm of this role. Raises BadInput when none is left.
+    """
+    jobs, chosen = [], [only] if only else []
+    for card in cards:
+        for item in measure.plan(card, chosen, peers):
+            common = {"phase": card.id, "family": card.family, "workload_id": item.workload.id}
+            jobs += [common | {"arm": role, "name": name} for role, name in item.arms if arm in (None, role, name)]
+    if not jobs:
+        every = {
+            n for c in cards for i in measure.plan(c, chosen, peers) for n in (*dict(i.arms), *dict(i.arms).values())
+        }
+        raise BadInput("--arm", f'"{arm}" is no arm of these cards', nearest(arm or "", every))
+    return jobs
+
+
+def command(ncu: str, jobs: Path, log: Path) -> list[str]:
+    """The command that runs `inside` under ncu, its table going to `log`."""
+    metrics = [m.ncu for m in METRICS.values()] + [STALL.format(reason) for reason in STALLS]
+    options = ["--profile-from-start", "off", "--clock-control", "none", "--cache-control", "all"]
+    options += [
+        "--csv",
+        "--page",
+        "raw",
+        "--print-units",
+        "base",
+        "--log-file",
+        str(log),
+        "--metrics",
+        ",".join(metrics),
+    ]
+    return [ncu, *options, sys.executable, "-m", "lab.bench.counters", str(jobs)]
+
+
+def inside(path: Path) -> None:
+    """What ncu's child does: check, warm up and run each job of the file once, and write back how each went.
+
+    The file is written after every job, so that a child that dies leaves what it had done.
+    """
+    import torch
+
+    jobs = json.loads(path.read_text(encoding="utf-8"))
+    for job in jobs:
+        job |= {"status": "error", "message": "the profiled process ended before this arm"}
+    for job in jobs:
+        try:
+            job |= _one(job)
+        except Exception as error:  # what an arm throws is its row's status
+            job |= {"status": "error", "message": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
+        path.write_text(json.dumps(jobs), encoding="utf-8")
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def _one(job: Mapping[str, str]) -> dict[str, Any]:
+    import torch
+
+    family = families.load(job["family"])
+    candidate, workload = family.candidate(job["name"]), family.workload(job["workload_id"])
+    checked = accuracy.check(family, candidate, workload, SEED, "cuda")
+    done = {"status": checked.status, "message": checked.message, "relative_error": checked.relative_error}
+    if checked.status != "ok":
+        return done
+    inputs = family.cases.inputs(workload, SEED + 1, "cuda")
+    args, out = candidate.prepare(inputs), family.cases.outputs(workload, inputs)
+    for _ in range(WARM_UPS):
+        candidate.run(args, out)
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaProfilerStart()
+    torch.cuda._sleep(1)
+    candidate.run(args, out)
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaProfilerStop()
+    return done
+
+
+def collect(jobs: Sequence[Mapping[str, str]], find: Any = shutil.which) -> list[dict[str, Any]]:
+    """Run the jobs under ncu; each comes back with its status and "launches", the parsed launches of its call.
+
+    Raises BadInput without ncu, without the right to read counters, or when ncu printed no table.
+    """
+    ncu = find("ncu")
+    if ncu is None:
+        raise BadInput("lab counters", "ncu is not on the PATH", "it comes with Nsight Compute and the CUDA toolkit")
+    with tempfile.TemporaryDirectory(prefix="killgate-") as folder:
+        plan_file, log = Path(folder) / "jobs.json", Path(folder) / "ncu.csv"
+        plan_file.write_text(json.dumps(list(jobs)), encoding="utf-8")
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])}
+        try:
+            run = subprocess.run(
+                command(ncu, plan_file, log), capture_output=True, text=True, cwd=REPOSITORY, env=environment,
+                timeout=LIMIT_S, check=False,
+            )  # fmt: skip
+            said = run.stdout + run.stderr
+        except subprocess.TimeoutExpired:
+            said = f"no end after {LIMIT_S} s"
+        text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+        if "ERR_NVGPUCTRPERM" in text + said:
+            remedy = "run as root, or allow it by the driver's option NVreg_RestrictProfilingToAdminUsers=0"
+            raise BadInput("lab counters", "the driver lets only root read counters (ERR_NVGPUCTRPERM)", remedy)
+        done = json.loads(plan_file.read_text(encoding="utf-8"))
+        if '"ID"' not in text:
+            if all(job.get("status", "error") not in ("ok", "error") for job in done):
+                return [dict(job) | {"launches": []} for job in done]  # nothing to watch: every arm was left out
+            worst = [line for line in (text + said).splitlines() if "==ERROR==" in line] or said.strip().splitlines()
+            raise BadInput("ncu", f"printed no table ({(worst or ['no message'])[-1][:200]})", "see `ncu --version`")
+        groups = cut(parse(log))
+    watched = [job for job in done if job.get("status") == "ok"]
+    for job, launches in zip(watched, groups, strict=False):
+        job["launches"] = launches
+    for job in done:
+        if job.get("status") == "ok" and not job.get("launches"):
+            job |= {"status": "error", "message": "ncu saw no kernel of this arm"}
+    return [dict(job) | {"launches": job.get("launches", [])} for job in done]
+
+
+def measured(cards: Sequence[phases.Card], only: str | None, arm: str | None, peers: bool) -> Iterator[dict[str, Any]]:
+    """Take the counters of the cards' arms on this GPU, append the rows and yield them, one a kernel launch."""
+    device = measure.require_gpu("lab counters")
+    run, folder = store.new_run(device.id, "counters")
+    made = provenance.provenance()
+    for card in cards:
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        rows = []
+        for job in collect(plan([card], only, arm, peers)):
+            family = families.load(job["family"])
+            candidate, workload = family.candidates.get(job["name"]), family.workload(job["workload_id"])
+            cost = family.cost(workload, candidate.precision) if candidate else None
+            launches = job.pop("launches")
+            common = {"device": device.id, "run": run, "started": started, "profiled": True, "l2": L2} | job
+            common |= {"workload": dict(workload.axes), "flops": cost.flops if cost else None}
+            common |= {"bytes": cost.bytes if cost else None, "pipe": cost.pipe if cost else None}
+            common["config"] = candidate.config(workload) if candidate and not candidate.refuses(workload) else ""
+            own = [{"launch": i, "launches": len(launches)} | dict(entry) for i, entry in enumerate(launches)]
+            rows += [common | entry | made for entry in own or [{"launch": 0, "launches": 0}]]
+        store.append_all(folder, rows, FILE, validated)
+        yield from rows
+
+
+def stored(device_id: str) -> list[dict[str, Any]]:
+    """Every counter row of a device, oldest run first."""
+    found = sorted((store.FOLDER / device_id / "counters").glob(f"*/{FILE}"))
+    return [row for path in found for row in store.read(path, validated)]
+
+
+def newest(device_id: str) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """(candidate, workload id) -> the ok rows of the newest call of it, one a kernel launch in order."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in stored(device_id):
+        if row["status"] == "ok":
+            calls = found.setdefault((row["name"], row["workload_id"]), [])
+            if row["launch"] == 0:
+                calls.clear()
+            calls.append(row)
+    return found
+
+
+def render(row: Mapping[str, Any]) -> str:
+    """One row as two lines for a terminal."""
+    name = f"{row['phase']} {row['workload_id']} {row['arm']} {row['name']}"
+    if row["status"] != "ok":
+        return f"{name}: {row['status']}: {row['message']}"
+    shares = " ".join(f"{key[:-4]} {row[key]:.0f}%" for key in METRICS if key.endswith("_pct"))
+    size = f"{row['registers']:.0f} registers, {row['shared_bytes'] / 1024:.0f} KB shared"
+    moved = f"DRAM {row['dram_read_bytes'] / 1e6:.1f}+{row['dram_write_bytes'] / 1e6:.1f} MB"
+    moved += f", L2 to SM {row['l2_to_sm_bytes'] / 1e6:.1f} MB"
+    return (
+        f"{name} [{row['kernel'][:60]}] {row['duration_us']:.2f} us profiled; {bound(row)}\n"
+        f"    {shares}; {moved}; {size}; stalls {row['stalls']}"
+    )
+
+
+def run(arguments: argparse.Namespace) -> Iterator[str]:
+    """`lab counters`: yields the lines to print."""
+    if not arguments.phase:
+        raise BadInput("lab counters", "needs card ids", "see `lab phases`")
+    cards = [phases.card(name) for name in arguments.phase]
+    plan(cards, arguments.workload, arguments.arm, arguments.peers)  # what is misspelt is told before a GPU is asked
+    for row in measured(cards, arguments.workload, arguments.arm, arguments.peers):
+        yield json.dumps(row) if arguments.json else render(row)
+
+
+if __name__ == "__main__":
+    inside(Path(sys.argv[1]))

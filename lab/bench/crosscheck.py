@@ -1,0 +1,237 @@
+"""Is the clock right? Our median against Kineto's kernel time, and against ncu's gpu__time_duration where ncu is.
+
+A graph replay holds the gaps between its nodes, Kineto's durations do not. The gap is measured in the same process (an
+empty kernel in a graph, less its own duration) and taken off once per kernel; both figures are in the row. What is
+compared is then the time of the kernels themselves: within 3 % for 20 us and more, within 8 % below.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from lab.base import devices
+from lab.base.errors import REPOSITORY, BadInput
+from lab.bench import clocks, provenance, sampling
+from lab.bench import measure as measure_plan
+from lab.check import families
+from lab.row import store
+
+FILE = "crosscheck.jsonl"
+LONG_US, LONG_LIMIT_PCT, SHORT_LIMIT_PCT = 20.0, 3.0, 8.0
+NCU_METRIC = "gpu__time_duration.sum"
+NEEDED = ("schema", "device", "family", "name", "workload_id", "status", "run", "started")
+
+
+@dataclass(frozen=True)
+class Target:
+    """One candidate on one workload."""
+
+    family: str
+    candidate: str
+    workload: str
+
+
+def render(rows: Iterable[Mapping[str, Any]]) -> str:
+    """A table for a terminal, one line a target."""
+    head = (
+        f"{'candidate':24} {'workload':32} {'graph':>9} {'kernels':>8} {'ours':>9} {'Kineto':>9} {'diff':>7} {'ncu':>9}"
+    )
+    lines = [head]
+    for r in rows:
+        name = f"{r['name']:24} {r['workload_id']:32} "
+        if r["status"] != "ok":
+            lines.append(name + f"{r['status']}: {r['message']}")
+            continue
+        ncu = f"{r['ncu_us']:9.2f}" if r.get("ncu_us") else f"{'-':>9}"
+        lines.append(
+            name + f"{r['graph_us']:9.2f} {r['kernels_per_call']:8.2f} {r['kernel_us']:9.2f} {r['kineto_us']:9.2f} "
+            f"{r['difference_pct']:+6.2f}% {ncu}" + ("" if r["within"] else "  outside")
+        )
+    return "\n".join(lines)
+
+
+def limit_pct(kernel_us: float) -> float:
+    """How far apart the two clocks may be, in %, for a kernel of this length."""
+    return LONG_LIMIT_PCT if kernel_us >= LONG_US else SHORT_LIMIT_PCT
+
+
+def parse(text: str) -> Target:
+    """A target written FAMILY/CANDIDATE@WORKLOAD; raises BadInput naming the nearest word for what does not exist."""
+    family, slash, rest = text.partition("/")
+    candidate, at, workload = rest.partition("@")
+    if not (slash and at):
+        raise BadInput("--cross-check", f'"{text}" is no target', "write a card's id or FAMILY/CANDIDATE@WORKLOAD")
+    found = families.load(family)
+    return Target(family, found.candidate(candidate).name, found.workload(workload).id)
+
+
+def targets(items: Iterable[measure_plan.Item]) -> list[Target]:
+    """Every arm of the planned comparisons, each once."""
+    return list(dict.fromkeys(Target(i.card.family, name, i.workload.id) for i in items for _, name in i.arms))
+
+
+def validated(row: Mapping[str, Any], where: str | Path) -> dict[str, Any]:
+    """The row with its schema version; raises BadInput naming the key that is missing."""
+    full = {"schema": store.SCHEMA, **row}
+    for key in NEEDED:
+        if key not in full:
+            raise BadInput(where, f'cross-check row lacks "{key}"', "run the cross-check again")
+    return full
+
+
+def verdict(graph_us: float, gap_us: float, kernels: float, kineto_us: float) -> dict[str, Any]:
+    """Our kernel time (graph replay less the gaps), its difference from Kineto's in %, and whether that is allowed."""
+    ours = graph_us - gap_us * kernels
+    difference = 100.0 * (ours / kineto_us - 1.0)
+    return {"kernel_us": ours, "difference_pct": difference, "within": abs(difference) <= limit_pct(kineto_us)}
+
+
+def measure(device: devices.Device, targets: Iterable[Target], seconds: float = 1.0) -> Iterator[dict[str, Any]]:
+    """Time each target by graph replay, by Kineto and by ncu, append a row each and yield it."""
+    import torch
+
+    run, _ = store.new_run(device.id, "crosscheck")
+    folder = store.FOLDER / device.id / "crosscheck" / run
+    made = provenance.provenance()
+    gap_us = _gap_us()
+    for target in targets:
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        row: dict[str, Any] = {
+            "device": device.id,
+            "family": target.family,
+            "name": target.candidate,
+            "workload_id": target.workload,
+            "run": run,
+            "started": started,
+            "status": "ok",
+            "message": "",
+            "gap_us": gap_us,
+        }
+        try:
+            row |= _compared(target, gap_us, seconds)
+        except Exception as error:  # a candidate that cannot be captured is a row, not our end
+            row |= {"status": "error", "message": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
+        torch.cuda.empty_cache()
+        row |= {"ncu_us": ncu_us(target) if row["status"] == "ok" else None}
+        store.append_all(folder, [row | made], FILE, validated)
+        yield row
+
+
+def _gap_us() -> float:
+    from lab.bench.ceiling_runs import MEASURES
+
+    return statistics.median(MEASURES["graph_gap"]())
+
+
+def _compared(target: Target, gap_us: float, seconds: float) -> dict[str, Any]:
+    import torch
+
+    from lab.bench.timers import GraphTimer, kernel_durations_us
+
+    family = families.load(target.family)
+    workload, candidate = family.workload(target.workload), family.candidate(target.candidate)
+    if reason := families.unmet(candidate, families.gpu_capability()) or candidate.refuses(workload):
+        return {"status": "skipped", "message": reason}
+    l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
+    sets = []
+    for number in range(sampling.sets_for(family.cost(workload, candidate.precision).bytes, l2_bytes)):
+        inputs = family.cases.inputs(workload, number, "cuda")
+        sets.append((candidate.prepare(inputs), family.cases.outputs(workload, inputs)))
+    arm, timer = sampling.Arm(candidate.name, candidate.run, sets), GraphTimer()
+    timer.prepare(arm)
+    before = clocks.sample()
+    compared = sampling.compare([arm], timer, seconds)
+    profiled = [kernel_durations_us(arm) for _ in range(5)]
+    after = clocks.sample()
+    kineto_us = statistics.median(sum(durations) / arm.calls for durations in profiled)
+    kernels = len(profiled[0]) / arm.calls
+    own = compared.arms[candidate.name]
+    return {
+        "precision": candidate.precision,
+        "workload": dict(workload.axes),
+        "graph_us": own.median_us,
+        "iqr_us": own.iqr_us,
+        "n": own.n,
+        "converged": own.converged,
+        "kineto_us": kineto_us,
+        "kernels_per_call": kernels,
+        "clocks": [c.to_json() for c in (before, after) if c],
+        **verdict(own.median_us, gap_us, kernels, kineto_us),
+    }
+
+
+def ncu_us(target: Target) -> float | None:
+    """ncu's gpu__time_duration summed over one call of the target, us; None where ncu is absent or gives nothing.
+
+    ncu flushes the caches before each kernel and is told to leave the clocks alone.
+    """
+    if shutil.which("ncu") is None:
+        return None
+    command = ["ncu", "--csv", "--clock-control", "none", "--profile-from-start", "off", "--metrics", NCU_METRIC]
+    command += [sys.executable, "-m", "lab.bench.crosscheck", target.family, target.candidate, target.workload]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, timeout=180)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return parse_ncu(done.stdout)
+
+
+def parse_ncu(text: str) -> float | None:
+    """The sum of gpu__time_duration over the kernels in ncu's CSV output, us; None when it holds none."""
+    lines = text.splitlines()
+    start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
+    if start is None:
+        return None
+    factors = {
+        "nsecond": 1e-3,
+        "ns": 1e-3,
+        "usecond": 1.0,
+        "us": 1.0,
+        "msecond": 1e3,
+        "ms": 1e3,
+        "second": 1e6,
+        "s": 1e6,
+    }
+    total, found = 0.0, False
+    for row in csv.DictReader(io.StringIO("\n".join(lines[start:]))):
+        if row.get("Metric Name") == NCU_METRIC and row.get("Metric Unit") in factors:
+            total += float(row["Metric Value"].replace(",", "")) * factors[row["Metric Unit"]]
+            found = True
+    return total if found else None
+
+
+def one_call(family_name: str, candidate_name: str, workload_id: str) -> None:
+    """What ncu watches: warm up, then one call between cudaProfilerStart and Stop."""
+    import torch
+
+    family = families.load(family_name)
+    workload, candidate = family.workload(workload_id), family.candidate(candidate_name)
+    inputs = family.cases.inputs(workload, 0, "cuda")
+    args, out = candidate.prepare(inputs), family.cases.outputs(workload, inputs)
+    for _ in range(3):
+        candidate.run(args, out)
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaProfilerStart()
+    candidate.run(args, out)
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaProfilerStop()
+
+
+def latest(device_id: str) -> list[dict[str, Any]]:
+    """The rows of the newest cross-check of a device, [] when there is none."""
+    runs = sorted((store.FOLDER / device_id / "crosscheck").glob(f"*/{FILE}"))
+    return store.read(runs[-1], validated) if runs else []
+
+
+if __name__ == "__main__":
+    one_call(*sys.argv[1:4])

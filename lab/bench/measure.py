@@ -1,0 +1,355 @@
+"""`lab measure`: a phase's arms on one GPU, checked, timed together, checked again, then appended as rows.
+
+This is the parent: it plans, watches the worker (lab/bench/worker.py) and writes. The rows of one comparison are
+appended in one piece, so a run that is killed never holds half a comparison, and `resume` skips what is complete. When
+the worker dies, the arm it was working on gets a row saying so and the comparison is done again without it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from lab.base import devices
+from lab.base.errors import BadInput, nearest
+from lab.bench import ceiling_runs, provenance
+from lab.bench.comparison import GPU_BACKEND, Job
+from lab.bench.worker import Death, Worker
+from lab.card import phases
+from lab.check import families
+from lab.place import ceilings
+from lab.row import store
+
+SEED = 20261120
+FIRST_GUESS_S = 20.0  # what a comparison costs beside its sampling, until one has been seen
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to measure. seconds: most sampling a comparison; budget_s: most for everything; peers: time them too.
+
+    rest: how long the GPU idles after each visit of an arm, as a multiple of the visit (see lab/bench/sampling.py).
+    """
+
+    seconds: float = 2.0
+    timer: str = "graph"
+    l2: str = "cold"
+    peers: bool = False
+    budget_s: float = math.inf
+    seed: int = SEED
+    backend: str = GPU_BACKEND
+    limits_s: tuple[tuple[str, float], ...] = ()
+    rest: float = 0.0
+
+
+@dataclass(frozen=True)
+class Item:
+    """One comparison to do. decisive: a required condition of the gate asks for this workload."""
+
+    card: phases.Card
+    workload: Any
+    arms: tuple[tuple[str, str], ...]
+    decisive: bool
+    bytes: float
+
+
+def require_gpu(command: str = "lab measure") -> devices.Device:
+    """The device record of the GPU here; raises BadInput without one, or when data/devices.toml does not know it.
+
+    command: who needs it, for the message.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        remedy = "run it where there is one; `lab judge` replays the stored rows"
+        raise BadInput(command, "no CUDA GPU is usable here", remedy)
+    return devices.get(torch.cuda.get_device_name(0), "GPU")
+
+
+def parse_budget(text: str) -> float:
+    """Seconds of "90s", "8m" or "1h"; raises BadInput for anything else."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
+    if not found:
+        raise BadInput("--budget", f'"{text}" is no duration', "write 90s, 8m or 1h")
+    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
+
+
+def parse_rest(rest: float) -> float:
+    """The multiple itself; raises BadInput for one that is negative, no number, or so long that nothing gets done."""
+    if not 0 <= rest <= 20:
+        raise BadInput("--rest", f"{rest:g} is not between 0 and 20", "4 lets a GPU at its power cap cool down")
+    return rest
+
+
+def plan(card: phases.Card, only: Sequence[str] = (), peers: bool = False) -> list[Item]:
+    """The comparisons of a card; raises BadInput for a card that can only be replayed.
+
+    only: ids of workloads; default all of the card's.
+    peers: the rivals of the family too, each of them once: one that the card names is an arm already.
+    """
+    if not card.family:
+        raise BadInput(card.path, "has no family, so there is nothing to run", "replay it with `lab judge`")
+    family = families.load(card.family)
+    for name in (card.control, card.candidate, *card.beside):
+        family.candidate(name)  # raises with the reason
+    known = {w.id: w for w in family.cases.WORKLOADS}
+    wanted = [known[w] for w in card.workloads if w in known and (not only or w in only)]
+    if not wanted:
+        named = ", ".join(only or card.workloads) or "none"
+        what = f"none of its workloads ({named}) is a workload of {family.name}"
+        raise BadInput(card.path, what, "replay it instead")
+    asked = {c.workload for c in card.gate.require}
+    items = []
+    for workload in wanted:
+        arms = [("control", card.control), ("candidate", card.candidate)]
+        arms += [("candidate", name) for name in card.beside if not family.candidates[name].refuses(workload)]
+        if peers:
+            own = {name for _, name in arms}
+            arms += [("peer", name) for name in family.peers if name not in own]
+            arms += [("peer", module) for module in family.unavailable if module.startswith(families.PEER_PREFIXES)]
+        cost = family.cost(workload, family.candidate(card.control).precision)
+        items.append(Item(card, workload, tuple(arms), workload.id in asked, cost.bytes))
+    return items
+
+
+def measure(
+    items: Sequence[Item],
+    settings: Settings = Settings(),
+    folder: Path | None = None,
+    device: devices.Device | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Iterator[list[dict[str, Any]]]:
+    """Do the comparisons and yield the rows of each once they are on the disk.
+
+    The most decisive and cheapest go first, so that a budget that runs out has bought what matters most; what is left
+    out is told, not written. A row that beats the measured ceilings is kept as suspect; its ceilings are taken again
+    and then the comparison, and the later rows stand.
+    folder: an earlier run's folder resumes it; default profiles/<device>/<phase>/<new run>.
+    device: default the GPU that is here. tell: hears one line a step.
+    """
+    device = device or require_gpu()
+    made = provenance.provenance()
+    run, _ = store.new_run(device.id, "")
+    worker = Worker(dict(settings.limits_s))
+    start = time.monotonic()
+    spent: list[float] = []
+    left_out = []
+    for card, both in _named_peers(items).items() if settings.peers else ():
+        tell(f"{card}: {', '.join(both)}: named in the card, so timed once and not again as a peer")
+    for line in absent(items, device):
+        tell(line)
+    try:
+        for item in sorted(items, key=lambda i: (not i.decisive, i.bytes)):
+            into = folder or store.FOLDER / device.id / item.card.id / run
+            if key(item, settings) in completed(into):
+                tell(f"{item.card.id} {item.workload.id}: already measured in this run")
+                continue
+            guess = sum(spent) / len(spent) if spent else FIRST_GUESS_S + settings.seconds
+            if time.monotonic() - start + guess > settings.budget_s:
+                left_out.append(f"{item.card.id} {item.workload.id}")
+                continue
+            store.refuse_unwritable(into)  # before GPU time is spent on rows that could not be kept
+            began = time.monotonic()
+            outcomes, comparison, started = compare(item, settings, worker, tell)
+            spent.append(time.monotonic() - began)
+            rows = [row(item, outcome, comparison, device, settings, into.name, started) | made for outcome in outcomes]
+            store.append_all(into, rows)
+            yield rows
+            if any(r["status"] == "suspect" for r in rows):
+                tell(f"{item.card.id} {item.workload.id}: suspect, so its ceilings and itself are measured again")
+                worker.stop()
+                pipes = sorted({r["pipe"] for r in rows if r["pipe"]})
+                again = (*ceilings.FOR_L2[settings.l2], *(p + way for p in pipes for way in ceilings.POSSIBLE))
+                for _ in ceiling_runs.measure(device, tuple(name for name in again if name in ceilings.NAMES)):
+                    pass
+                outcomes, comparison, started = compare(item, settings, worker, tell)
+                rows = [row(item, o, comparison, device, settings, into.name, started) | made for o in outcomes]
+                store.append_all(into, rows)
+                yield rows
+    finally:
+        worker.stop()
+        for name in left_out:
+            tell(f"{name}: left out, the budget of {settings.budget_s:.0f} s is spent")
+
+
+def missing(items: Sequence[Item], device: str) -> list[Item]:
+    """Those that no run on the device answers: both arms judged, by launches of today, for this gate."""
+    found = []
+    for item in items:
+        rows = [
+            row
+            for row in store.rows(device=device, phase=item.card.id)
+            if row["workload_id"] == item.workload.id
+            and (row["name"], row["arm"]) in ((item.card.control, "control"), (item.card.candidate, "candidate"))
+            and row["status"] in ("ok", "incorrect")
+            and row["gate_hash"] == item.card.gate_hash
+            and not families.former(row)
+        ]
+        arms = {(row["run"], row["arm"]) for row in rows}
+        if not any({(run, "control"), (run, "candidate")} <= arms for run, _ in arms):
+            found.append(item)
+    return found
+
+
+def absent(items: Sequence[Item], device: devices.Device) -> list[str]:
+    """A line for each arm that cannot run on the device, so that nobody waits an hour to read it in the rows."""
+    found = []
+    for family, name in {(item.card.family, name): None for item in items for _, name in item.arms}:
+        known = families.load(family)
+        candidate = known.candidates.get(name)
+        if candidate is not None:
+            why = families.unmet(candidate, device.capability)
+        else:
+            why = f"cannot be imported: {known.unavailable[name]}" if name in known.unavailable else ""
+        if why:
+            found.append(f"{family}: {name} cannot run here: {why}")
+    return found
+
+
+def _named_peers(items: Sequence[Item]) -> dict[str, list[str]]:
+    """card id -> the peers of its family that it names itself, where it names any."""
+    found: dict[str, list[str]] = {}
+    for item in items:
+        peers = families.load(item.card.family).peers
+        if both := [name for role, name in item.arms if role != "peer" and name in peers]:
+            found[item.card.id] = both
+    return found
+
+
+def compare(
+    item: Item, settings: Settings, worker: Worker, tell: Callable[[str], None]
+) -> tuple[list[dict[str, Any]], dict[str, Any] | None, str]:
+    """One comparison: (how each arm did, facts about the comparison or None, when it started).
+
+    Done again without an arm whose process died. At most once per arm, so it ends.
+    """
+    gone: dict[str, dict[str, Any]] = {}
+    roles = {name: role for role, name in item.arms}
+    where = f"{item.card.id} {item.workload.id}"
+    while True:
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        arms = tuple((role, name) for role, name in item.arms if name not in gone)
+        if not arms:
+            return list(gone.values()), None, started
+        job = Job(
+            item.card.family, item.workload.id, arms, settings.seconds, settings.timer, settings.l2, settings.seed,
+            settings.backend, settings.rest,
+        )  # fmt: skip
+        answer = worker.run(job, lambda stage, arm: tell(f"{where}: {stage} {arm}".rstrip()))
+        if isinstance(answer, Death):
+            blamed = [answer.arm] if answer.arm else [name for _, name in arms]
+            for name in blamed:
+                gone[name] = {"role": roles[name], "name": name, "status": answer.status, "message": answer.message}
+            tell(f"{where}: {', '.join(blamed)}: {answer.message}")
+            continue
+        if answer["fatal"]:
+            gone[answer["fatal"]] = next(a for a in answer["arms"] if a["name"] == answer["fatal"])
+            continue
+        by_name = {a["name"]: a for a in answer["arms"]} | gone
+        return [by_name[name] for _, name in item.arms], answer["comparison"], started
+
+
+def run_to_resume(device_id: str, phase: str, run: str = "") -> Path:
+    """The folder of a named run of a phase, or of its newest; raises BadInput when there is none."""
+    folder = store.FOLDER / device_id / phase
+    runs = sorted(path.name for path in folder.glob("*") if (path / "rows.jsonl").exists())
+    if not runs or (run and run not in runs):
+        raise BadInput(
+            "--resume", f"no run {run or 'at all'} of {phase} on {device_id}", nearest(run, runs or ["none"])
+        )
+    return folder / (run or runs[-1])
+
+
+def key(item: Item, settings: Settings) -> tuple[Any, ...]:
+    """What makes a comparison the same one when a run is resumed."""
+    return (item.card.id, item.workload.id, settings.timer, settings.l2, item.card.gate_hash, settings.rest)
+
+
+def completed(folder: Path) -> set[tuple[Any, ...]]:
+    """The comparisons that a run's folder holds."""
+    path = folder / "rows.jsonl"
+    rows = store.read(path) if path.exists() else []
+    keys = ("phase", "workload_id", "wanted_timer", "wanted_l2", "gate_hash", "rest")
+    return {tuple(r.get(k, "") for k in keys) for r in rows}  # early rows lack some, and are measured again
+
+
+def row(
+    item: Item,
+    outcome: dict[str, Any],
+    comparison: dict[str, Any] | None,
+    device: devices.Device,
+    settings: Settings,
+    run: str,
+    started: str,
+) -> dict[str, Any]:
+    """The row of one arm. Only an arm that passed both checks has a performance field.
+
+    Beside the timing such a row says what the one-off repacking cost: `prepare_us`, the wall time of `prepare`, and
+    `prepared_bytes`, the memory that it added (None where it cannot be seen). Rows of before 2026-11-22T04 lack both.
+    """
+    family = families.load(item.card.family)
+    candidate = family.candidates.get(outcome["name"])
+    precision = candidate.precision if candidate else ""
+    cost = family.cost(item.workload, precision) if candidate else None
+    full: dict[str, Any] = {
+        "device": device.id,
+        "phase": item.card.id,
+        "family": family.name,
+        "sources": families.sources_hash(family.name),
+        "arm": outcome["role"],
+        "name": outcome["name"],
+        "beside": outcome["name"] in item.card.beside,
+        "precision": precision,
+        "workload_id": item.workload.id,
+        "workload": dict(item.workload.axes),
+        "inputs": item.workload.inputs,
+        "config": candidate.config(item.workload) if candidate and not candidate.refuses(item.workload) else "",
+        "status": outcome["status"],
+        "message": outcome.get("message", ""),
+        "relative_error": _finite(outcome.get("relative_error")),
+        "errors": {name: _finite(error) for name, error in outcome.get("errors", {}).items()},
+        "relative_error_after": _finite(outcome.get("relative_error_after")),
+        "flops": cost.flops if cost else None,
+        "bytes": cost.bytes if cost else None,
+        "pipe": cost.pipe if cost else None,
+        "seed": settings.seed,
+        "run": run,
+        "started": started,
+        "wanted_timer": settings.timer,
+        "wanted_l2": settings.l2,
+        "rest": settings.rest,
+        "card_hash": item.card.card_hash,
+        "gate_hash": item.card.gate_hash,
+        "profiled": False,
+    }
+    if comparison is not None and outcome["status"] == "ok":
+        clocks = [c for c in comparison["clocks"] if c]
+        full |= outcome["timing"] | {
+            "prepare_us": outcome.get("prepare_us"),
+            "prepared_bytes": outcome.get("prepared_bytes"),
+            "timer": comparison["timer"],
+            "l2": comparison["l2"],
+            "order": comparison["order"],
+            "aa_pct": _finite(comparison["aa_pct"]),
+            "timed_against": comparison["control"],
+            "clocks": clocks,
+            "throttled": ", ".join(sorted({c["throttled"] for c in clocks if c["throttled"]})),
+        }
+        if doubt := ceilings.suspect(full):
+            full |= {"status": "suspect", "message": doubt}
+        if outcome["name"] == comparison["control"] and comparison["again"]:
+            full |= {f"again_{key}": comparison["again"][key] for key in ("samples_us", "blocks_us")}
+        for name in [name for name in full if name.endswith(("samples_us", "blocks_us"))]:
+            full[name] = [round(s, 5) for s in full[name]]
+    return full
+
+
+def _finite(number: float | None) -> float | None:
+    """A row holds no NaN: where the output had one, the status and the message say so."""
+    return number if number is not None and math.isfinite(number) else None

@@ -1,0 +1,251 @@
+"""How a comparison is timed. One method, whatever the timer:
+
+1. Every arm has `sets`, distinct (args, out) pairs. For a cold L2 their bytes exceed twice the cache the device
+   reports, so that a set has left it when its turn comes again; for a warm one there is a single set. The control is
+   there twice, with sets of its own: the second one is the A/A arm, and its spread is the measured noise floor.
+2. Warm-up of each arm: at least 10 samples and 25 ms.
+3. Blocks in the order A B C ... C B A. Which arm leads is drawn for each block from a seeded generator, so that neither
+   order nor drift favours an arm; seed and order are stored. A ratio is formed within a block, never across blocks.
+4. Sampling stops when every arm has settled (relative standard error below 0.1 %, or relative standard deviation below
+   0.5 %), with at least 10 samples and 0.5 s of its own timed work; or when the time is up, and then `converged` is
+   false. The medians of the first and the second half are compared for drift.
+   With `rest` the GPU idles after each visit, `rest` times as long as the visit took: a card that reaches its power
+   cap lowers its clock by what ran just before, so that arms of hundreds of us at the cap judge each other's heat.
+   Rested figures are those at the full clock; without rest they are those of a loaded card. The row says which.
+5. SM and memory clock and throttle reasons are sampled before, in the middle and after. A throttled window is flagged,
+   never dropped. Every sample is kept.
+
+The timer is an object with a name, which the row stores (lab/bench/timers.py: graph, events, cupti). None falls back to
+another. Here is only what needs no GPU, so that all of it is tested against clocks that are made up.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+L2_FACTOR = 2.0
+MIN_SETS = 5
+WARM_UP_SAMPLES = 10
+WARM_UP_S = 0.025
+STANDARD_ERROR = 0.001
+STANDARD_DEVIATION = 0.005
+MIN_SAMPLES = 10
+MIN_TIMED_S = 0.5
+MIN_BLOCKS = 5
+VISIT = 5  # samples taken each time an arm is visited
+AGAIN = "control again"
+
+
+@dataclass
+class Arm:
+    """One side of a comparison. `sets` are (args, out) pairs; `run` launches one call on one of them.
+
+    calls: how many calls one sample holds (set by the timer); state: what the timer keeps with the arm.
+    """
+
+    name: str
+    run: Callable[[Any, Any], None]
+    sets: Sequence[tuple[Any, Any]]
+    calls: int = 1
+    state: Any = None
+    samples_us: list[float] = field(default_factory=list)
+    blocks_us: list[float] = field(default_factory=list)
+
+
+class Timer(Protocol):
+    """What a timer does; its name is what a row stores."""
+
+    name: str
+
+    def prepare(self, arm: Arm) -> None:
+        """Warm the arm up on every set; may capture it and choose `arm.calls`. Raises what the candidate raises."""
+
+    def sample(self, arm: Arm) -> float:
+        """One sample, us per call."""
+        ...
+
+    def once(self, arm: Arm) -> None:
+        """The timed work of one call on the first set; waits for the timed stream alone."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The samples of one arm, us per call. sd_pct: standard deviation of the block medians in % of the median."""
+
+    median_us: float
+    iqr_us: float
+    min_us: float
+    stdev_us: float
+    n: int
+    calls: int
+    sets: int
+    converged: bool
+    sd_pct: float
+    drift_pct: float
+    samples_us: tuple[float, ...]
+    blocks_us: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Arms timed together. aa_pct: the A/A noise floor; clocks: samples before, in the middle and after.
+
+    again: the second control, None when there was none.
+    """
+
+    arms: Mapping[str, Timing]
+    order: tuple[str, ...]
+    seed: int
+    aa_pct: float
+    timer: str
+    clocks: tuple[Any, ...]
+    again: Timing | None = None
+
+
+def sets_for(bytes_per_call: float, l2_bytes: int, l2: str = "cold", most: int = 64) -> int:
+    """How many distinct sets a cold measurement rotates over: their bytes exceed L2_FACTOR times the cache.
+
+    At least MIN_SETS: with two sets of 178 MB a cuBLAS product moved by 2 % from run to run on an H200, by where its
+    buffers happened to lie.
+    """
+    if l2 == "warm":
+        return 1
+    return max(MIN_SETS, min(most, math.ceil(L2_FACTOR * l2_bytes / max(bytes_per_call, 1.0)) + 1))
+
+
+def standard_error(samples: Sequence[float]) -> float:
+    """Standard error of the mean over the mean; infinite for fewer than two samples."""
+    if len(samples) < 2:
+        return math.inf
+    return statistics.stdev(samples) / math.sqrt(len(samples)) / statistics.fmean(samples)
+
+
+def settled(arm: Arm) -> bool:
+    """Whether an arm needs no more samples; see the stopping rule above."""
+    if len(arm.samples_us) < MIN_SAMPLES or 1e-6 * arm.calls * math.fsum(arm.samples_us) < MIN_TIMED_S:
+        return False
+    deviation = statistics.stdev(arm.samples_us) / statistics.fmean(arm.samples_us)
+    return standard_error(arm.samples_us) < STANDARD_ERROR or deviation < STANDARD_DEVIATION
+
+
+def summarise(arm: Arm) -> Timing:
+    """Median, interquartile range, minimum, deviation and drift (second half against first, %) of an arm's samples."""
+    samples = arm.samples_us
+    quartiles = statistics.quantiles(samples, n=4) if len(samples) > 1 else [samples[0]] * 3
+    half = len(samples) // 2 or 1
+    first, second = statistics.median(samples[:half]), statistics.median(samples[half:] or samples)
+    middle = statistics.median(samples)
+    return Timing(
+        median_us=middle,
+        iqr_us=quartiles[2] - quartiles[0],
+        min_us=min(samples),
+        stdev_us=statistics.stdev(samples) if len(samples) > 1 else 0.0,
+        n=len(samples),
+        calls=arm.calls,
+        sets=len(arm.sets),
+        converged=settled(arm),
+        sd_pct=100.0 * statistics.stdev(arm.blocks_us) / middle if len(arm.blocks_us) > 1 else 0.0,
+        drift_pct=100.0 * (second / first - 1.0),
+        samples_us=tuple(samples),
+        blocks_us=tuple(arm.blocks_us),
+    )
+
+
+def aa_floor_pct(control: Sequence[float], again: Sequence[float]) -> float:
+    """The A/A noise floor in %: 3 sigma of the control's block ratios to itself, or its bias if that is larger.
+
+    Block by block the ratio again / control would be 1 without noise. Its spread is what a real effect must exceed; a
+    bias (say, one set of buffers on slower memory) is noise of the same kind and is not averaged away.
+    """
+    ratios = [b / a for a, b in zip(control, again, strict=True)]
+    if len(ratios) < 2:
+        return math.inf
+    return 100.0 * max(3.0 * statistics.stdev(ratios), abs(statistics.fmean(ratios) - 1.0))
+
+
+def ratio_interval(
+    control: Sequence[float], candidate: Sequence[float], seed: int = 0, resamples: int = 2000, level: float = 0.95
+) -> tuple[float, float, float]:
+    """(median, low, high) of candidate / control over blocks, with a bootstrap confidence interval of the median.
+
+    The two sequences are block times of one comparison, in the same order; blocks are resampled whole, so that what
+    both arms suffered together stays together. Raises ValueError when their lengths differ or there is no block.
+    """
+    if len(control) != len(candidate) or not control:
+        raise ValueError(f"{len(control)} control blocks and {len(candidate)} candidate blocks; they must be pairs")
+    ratios = [b / a for a, b in zip(control, candidate, strict=True)]
+    draw = random.Random(seed)
+    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(resamples))
+    edge = int(resamples * (1.0 - level) / 2.0)
+    return statistics.median(ratios), medians[edge], medians[resamples - 1 - edge]
+
+
+def warm_up(timer: Timer, arm: Arm) -> None:
+    """At least WARM_UP_SAMPLES samples and WARM_UP_S seconds, thrown away."""
+    until = time.perf_counter() + WARM_UP_S
+    taken = 0
+    while taken < WARM_UP_SAMPLES or time.perf_counter() < until:
+        timer.sample(arm)
+        taken += 1
+
+
+def compare(
+    arms: Sequence[Arm],
+    timer: Timer,
+    seconds: float = 2.0,
+    seed: int = 0,
+    clocks: Callable[[], Any] = lambda: None,
+    rest: float = 0.0,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Comparison:
+    """Time prepared arms together; the first is the control, and one named AGAIN is its second self.
+
+    seconds: the most that sampling takes, warm-up apart; at least MIN_BLOCKS blocks are taken whatever it says.
+    rest: idle time after each visit as a multiple of the visit's own, slept by `sleep`.
+    """
+
+    def pause(since: float) -> None:
+        if rest > 0:
+            sleep(rest * (time.perf_counter() - since))
+
+    for arm in arms:
+        began = time.perf_counter()
+        warm_up(timer, arm)
+        pause(began)
+    draw = random.Random(seed)
+    order: list[str] = []
+    windows = [clocks()]
+    start = time.perf_counter()
+    while len(order) < MIN_BLOCKS or (time.perf_counter() - start < seconds and not all(map(settled, arms))):
+        turn = list(arms)
+        draw.shuffle(turn)
+        order.append(" ".join(a.name for a in turn))
+        visits: dict[str, list[float]] = {a.name: [] for a in arms}
+        for arm in (*turn, *reversed(turn)):
+            began = time.perf_counter()
+            taken = [timer.sample(arm) for _ in range(VISIT)]
+            pause(began)
+            arm.samples_us += taken
+            visits[arm.name].append(statistics.median(taken))
+        for arm in arms:
+            arm.blocks_us.append(statistics.fmean(visits[arm.name]))
+        if len(windows) == 1 and time.perf_counter() - start > seconds / 2:
+            windows.append(clocks())
+    windows.append(clocks())
+    control = arms[0]
+    again = next((a for a in arms if a.name == AGAIN), None)
+    return Comparison(
+        arms={a.name: summarise(a) for a in arms if a.name != AGAIN},
+        order=tuple(order),
+        seed=seed,
+        aa_pct=aa_floor_pct(control.blocks_us, again.blocks_us) if again else math.inf,
+        timer=timer.name,
+        clocks=tuple(windows),
+        again=summarise(again) if again else None,
+    )

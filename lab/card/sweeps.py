@@ -1,0 +1,265 @@
+"""Sweeps that the sources printed (data/recorded/sweeps.csv): throughput, latency and memory over an axis, by arm.
+
+A sweep row is one line of somebody's table: a device, a model, an arm, the axes it was taken at (`params`) and what
+was read there, each metric in its own column with its unit in the column's name. Rows are facts about a source; a
+figure that a verdict stands on is in measurements.csv, with its own id.
+
+Axes of `params`, where the source gives them: npl (sequences), n_prompt, n_gen, rep, and one of
+    context    tokens in the cache when the row was taken (ds4's frontiers; `prefill_step` is the increment prefilled)
+    depth      tokens in the cache before the row's own prompt (llama-sweep-bench's N_KV)
+    allocated  the size of the cache, whatever was in it (`context_used` says how much was, where the log has it)
+    ctx        as printed, where the source does not say which of the three it is
+`status` is empty for a row that stands; else words why not to read it as a result (profiled, impossible, superseded,
+contaminated, wrong flag, memory full, ...), joined by "; ". Nothing is filtered unless asked for.
+
+Sources: "LocalAI:docs/" is backend/cpp/llama-cpp-localai-paged/docs and "LocalAI:patches/" is
+backend/cpp/llama-cpp/patches/paged of mudler/LocalAI; "files/" are the raw files of ds4, imp and lucebox.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from lab.base.errors import BadInput, nearest, shown
+from lab.base.vocabulary import unit
+from lab.card.recorded import FOLDER, Figure, read_table
+
+FILE = FOLDER / "sweeps.csv"
+TEXT = ("id", "system", "device", "model", "arm", "params", "status", "tool", "source")
+# column -> (unit, which direction is better)
+METRICS: Mapping[str, tuple[str, str]] = {
+    "prefill_tps": ("tok/s", "higher"),
+    "decode_tps": ("tok/s", "higher"),
+    "decode_steady_tps": ("tok/s", "higher"),
+    "decode_per_sequence_tps": ("tok/s", "higher"),
+    "aggregate_tps": ("tok/s", "higher"),
+    "ttft_ms": ("ms", "lower"),
+    "ttft_max_ms": ("ms", "lower"),
+    "itl_ms": ("ms", "lower"),
+    "first_token_ms": ("ms", "lower"),
+    "vram_gb": ("GB", "lower"),
+    "wall_s": ("s", "lower"),
+    "prefill_s": ("s", "lower"),
+    "decode_s": ("s", "lower"),
+    "accept_len": ("tokens", "higher"),
+    "accept_rate": ("ratio", "higher"),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a sweep.
+
+    device: an id of data/devices.toml where it has that device, else the source's word in lower case.
+    params: the axes and further settings; values: metric -> number, in the unit of METRICS.
+    status: "" when the row stands.
+    """
+
+    id: str
+    system: str
+    device: str
+    model: str
+    arm: str
+    params: Mapping[str, Any]
+    values: Mapping[str, float]
+    status: str
+    tool: str
+    source: str
+
+    def __getitem__(self, metric: str) -> float:
+        """The value of a metric; raises BadInput naming those the row has."""
+        if metric not in self.values:
+            raise BadInput(self.id, f'has no "{metric}"', nearest(metric, self.values or METRICS))
+        return self.values[metric]
+
+
+def read(path: Path = FILE) -> tuple[Row, ...]:
+    """Every row of a file.
+
+    Raises BadInput naming the file and the line for a missing or unknown column (a metric in another unit is one), a
+    value that is no finite number or is negative, a rate above 1, params that are no JSON object, and an id used twice.
+    """
+    lines = read_table(path, (*TEXT, *METRICS))
+    for column in lines[0] if lines else ():
+        if column not in (*TEXT, *METRICS):
+            raise BadInput(f"{shown(path)} line 1", f'column "{column}" is unknown', nearest(column, (*TEXT, *METRICS)))
+    rows: dict[str, Row] = {}
+    for number, line in enumerate(lines, start=2):
+        where = f"{shown(path)} line {number}"
+        if not line["id"] or line["id"] in rows:
+            raise BadInput(where, f'id "{line["id"]}" is empty or appears twice', "give each row its own id")
+        try:
+            params = json.loads(line["params"] or "{}")
+        except json.JSONDecodeError as error:
+            raise BadInput(where, f"params is not JSON ({error.msg})", "mend that field") from None
+        if not isinstance(params, dict):
+            raise BadInput(where, f"params = {params!r:.60} is not a JSON object", "mend that field")
+        values = {m: _value(where, m, line[m]) for m in METRICS if line[m]}
+        if not values:
+            raise BadInput(where, "holds no metric", "leave the row out")
+        words = {c: line[c] for c in TEXT if c != "params"}
+        rows[line["id"]] = Row(**words, params=params, values=values)
+    return tuple(rows.values())
+
+
+def _value(where: str, metric: str, word: str) -> float:
+    try:
+        value = float(word)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or value < 0:
+        raise BadInput(where, f"{metric} = {word!r:.40} is no figure", "leave the field empty instead")
+    if METRICS[metric][0] == "ratio" and value > 1:
+        raise BadInput(where, f"{metric} = {word} is no ratio", "a length in tokens belongs into accept_len")
+    return value
+
+
+@cache
+def table() -> tuple[Row, ...]:
+    """Every committed row, in the order of the file."""
+    return read()
+
+
+def row(row_id: str) -> Row:
+    """The committed row with this id; raises BadInput naming the nearest."""
+    for found in table():
+        if found.id == row_id:
+            return found
+    raise BadInput(FILE, f'no row has the id "{row_id}"', nearest(row_id, (r.id for r in table())))
+
+
+def select(
+    among: Iterable[Row] | None = None,
+    *,
+    system: str = "",
+    device: str = "",
+    model: str = "",
+    arm: str = "",
+    tool: str = "",
+    source: str = "",
+    metric: str = "",
+    sound: bool = False,
+    where: Callable[[Row], bool] = lambda row: True,
+    **params: Any,
+) -> tuple[Row, ...]:
+    """The rows with these words, this metric and these params; of the committed ones unless `among` is given.
+
+    sound: only rows whose status is empty. where: any further condition. An axis given as None must be absent.
+    Raises BadInput when nothing is left: an empty sweep is a misspelt filter more often than a result.
+    """
+    words = {"system": system, "device": device, "model": model, "arm": arm, "tool": tool, "source": source}
+    pool = table() if among is None else tuple(among)
+    found = pool
+    for key, word in words.items():
+        if word:
+            found, before = tuple(r for r in found if getattr(r, key) == word), found
+            if not found:
+                raise BadInput(
+                    "sweeps", f'{key} = "{word}" is in no row', nearest(word, {getattr(r, key) for r in before})
+                )
+    for key, wanted in params.items():
+        found, before = tuple(r for r in found if r.params.get(key) == wanted), found
+        if not found:
+            known = sorted({str(r.params.get(key)) for r in before})
+            raise BadInput("sweeps", f"{key} = {wanted!r} is in no row", f"valid: {', '.join(known[:12])}")
+    found = tuple(r for r in found if (not metric or metric in r.values) and (not sound or not r.status) and where(r))
+    if not found:
+        raise BadInput("sweeps", f"no row is left of {len(pool)}", "loosen the filters")
+    return found
+
+
+@dataclass(frozen=True)
+class Series:
+    """One curve: values of a metric over an axis, ascending, and the ids of the rows behind each point."""
+
+    label: str
+    axis: str
+    metric: str
+    xs: tuple[float, ...]
+    ys: tuple[float, ...]
+    ids: tuple[tuple[str, ...], ...]
+
+    def at(self, x: float) -> float:
+        """The value at x; raises BadInput when the curve has no point there."""
+        if x not in self.xs:
+            near = min(self.xs, key=lambda known: abs(known - x))
+            raise BadInput(self.label, f"has no point at {self.axis} = {x:g}", f"the nearest is {near:g}")
+        return self.ys[self.xs.index(x)]
+
+
+def series(among: Iterable[Row], axis: str, metric: str, label: str = "", repeats: str = "refuse") -> Series:
+    """The rows as a curve over params[axis]; rows without the axis or the metric are left out.
+
+    repeats: what to do with several rows at one x: "refuse" (BadInput naming two of them) or "median".
+    """
+    if metric not in METRICS:
+        raise BadInput("sweeps", f'metric "{metric}" is unknown', nearest(metric, METRICS))
+    if repeats not in ("refuse", "median"):
+        raise BadInput("sweeps", f'repeats = "{repeats}" is unknown', 'valid: "refuse", "median"')
+    points: dict[float, list[Row]] = {}
+    for r in among:
+        if metric in r.values and isinstance(r.params.get(axis), int | float):
+            points.setdefault(float(r.params[axis]), []).append(r)
+    if not points:
+        raise BadInput("sweeps", f'no row has both "{axis}" and {metric}', "choose another axis or metric")
+    for x, group in points.items():
+        if len(group) > 1 and repeats == "refuse":
+            what = f"two rows at {axis} = {x:g}: {group[0].id} and {group[1].id}"
+            raise BadInput("sweeps", what, 'select one arm, or say repeats="median"')
+    ordered = sorted(points.items())
+    return Series(
+        label=label or ordered[0][1][0].arm,
+        axis=axis,
+        metric=metric,
+        xs=tuple(x for x, _ in ordered),
+        ys=tuple(median(r.values[metric] for r in group) for _, group in ordered),
+        ids=tuple(tuple(r.id for r in group) for _, group in ordered),
+    )
+
+
+def from_figures(figures: Iterable[Figure], axis: str, metric: str, label: str) -> Series:
+    """Recorded figures as a curve over params[axis]; `metric` is the column they stand for, whose unit they must have.
+
+    Raises BadInput for a figure in another unit, one that its source withdrew, and two at one x.
+    """
+    points: dict[float, Figure] = {}
+    for f in figures:
+        if unit(f.unit) != METRICS[metric][0] or not isinstance(f.value, float):
+            raise BadInput(f.id, f"is {f.value} {f.unit}, not {METRICS[metric][0]}", "choose figures of one metric")
+        if f.withdrawn:
+            raise BadInput(f.id, f'withdrawn by its source ("{f.withdrawn}")', "leave it out of the curve")
+        x = f.params.get(axis)
+        if not isinstance(x, int | float) or float(x) in points:
+            what = "has no number for it" if not isinstance(x, int | float) else f"is at the place of {points[x].id}"
+            raise BadInput(f.id, f'{what} on the axis "{axis}"', "choose one figure for each place")
+        points[float(x)] = f
+    if not points:
+        raise BadInput(label, "no figures", "choose at least one")
+    ordered = sorted(points.items())
+    ys = tuple(float(f.value) for _, f in ordered)
+    return Series(label, axis, metric, tuple(x for x, _ in ordered), ys, tuple((f.id,) for _, f in ordered))
+
+
+def ratio(over: Series, under: Series, label: str = "") -> Series:
+    """`over` divided by `under` where both have a point; raises BadInput where they share none or differ in kind."""
+    if (over.axis, METRICS[over.metric][0]) != (under.axis, METRICS[under.metric][0]):
+        what = f"{over.metric} over {over.axis} against {under.metric} over {under.axis}"
+        raise BadInput("sweeps", what, "compare one unit over one axis")
+    shared = [x for x in over.xs if x in under.xs and under.at(x) > 0]
+    if not shared:
+        raise BadInput("sweeps", f"{over.label} and {under.label} share no {over.axis}", "choose arms of one sweep")
+    return Series(
+        label=label or f"{over.label} / {under.label}",
+        axis=over.axis,
+        metric=over.metric,
+        xs=tuple(shared),
+        ys=tuple(over.at(x) / under.at(x) for x in shared),
+        ids=tuple(over.ids[over.xs.index(x)] + under.ids[under.xs.index(x)] for x in shared),
+    )

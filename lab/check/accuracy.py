@@ -1,0 +1,202 @@
+"""Is a candidate right? Every candidate is held against its family's reference on fresh inputs before anyone times it.
+
+Two numbers per output, against the family's tolerance: the relative error ||out - ref|| / ||ref|| in the Frobenius
+norm (its square is the NMSE), and the largest single error over the root mean square of the reference, which is what
+catches one wrong element among millions. Outputs arrive poisoned with NaN, so a partial write fails; NaN never
+passes; an output of zeros has a relative error of exactly 1. In-place outputs are cloned from the inputs instead.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from lab.base.errors import BadInput
+from lab.check import families
+
+
+@dataclass(frozen=True)
+class Error:
+    """How far one output lies from the reference; limits as in the family's Tolerance."""
+
+    output: str
+    relative_error: float
+    relative_limit: float
+    max_error: float
+    max_limit: float
+
+    @property
+    def nmse(self) -> float:
+        """||out - ref||^2 / ||ref||^2."""
+        return self.relative_error**2
+
+    @property
+    def ok(self) -> bool:
+        """True when both errors are within their limits; NaN is never within."""
+        return self.relative_error <= self.relative_limit and self.max_error <= self.max_limit
+
+
+@dataclass(frozen=True)
+class Check:
+    """One candidate on one workload. status: ok, incorrect, error or skipped (message says why)."""
+
+    family: str
+    candidate: str
+    workload: str
+    precision: str
+    status: str
+    message: str = ""
+    errors: tuple[Error, ...] = ()
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `lab check --json` prints."""
+        return {**asdict(self), "relative_error": self.relative_error}
+
+    @property
+    def relative_error(self) -> float | None:
+        """The largest relative error over the outputs, NaN when one is, None when nothing was computed."""
+        found = [e.relative_error for e in self.errors]
+        return next((e for e in found if math.isnan(e)), max(found, default=None))
+
+
+def compare(name: str, out: Any, reference: Any, tolerance: Any) -> Error:
+    """Errors of one output tensor against the reference tensor (any dtypes and devices; compared in float64).
+
+    Raises BadInput when the shapes differ. A reference that is all zero is compared in absolute terms.
+    """
+    import torch
+
+    if tuple(out.shape) != tuple(reference.shape):
+        raise BadInput(name, f"shape {tuple(out.shape)} differs from the reference's {tuple(reference.shape)}")
+    device = out.device
+    wanted = reference.to(device=device, dtype=torch.float64)
+    difference = out.to(torch.float64) - wanted
+    norm = torch.linalg.vector_norm(wanted).item()
+    rms = norm / math.sqrt(max(reference.numel(), 1)) or 1.0
+    relative = torch.linalg.vector_norm(difference).item() / (norm or 1.0)
+    largest = difference.abs().max().item() / rms if difference.numel() else 0.0
+    # max() over a tensor with NaN is NaN and vector_norm too: both comparisons in Error.ok are then false.
+    return Error(name, relative, tolerance.relative_error, largest, tolerance.max_error)
+
+
+def run_once(family: families.Family, candidate: Any, workload: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Run a candidate once on `inputs` into poisoned outputs and return them."""
+    args = candidate.prepare(inputs)
+    out = family.cases.outputs(workload, inputs)
+    candidate.run(args, out)
+    return out
+
+
+def expected(family: families.Family, workload: Any, inputs: dict[str, Any], precision: str) -> dict[str, Any]:
+    """The reference's outputs, on the host, for what `precision` sees of the inputs (its own rounding of a cache, say).
+
+    The arms of a comparison are checked on the same bits, and a float64 reference can take longer than all of them: the
+    newest results are kept and given out again for a reference and inputs that are the same bit for bit.
+    """
+    of = getattr(family.cases, "reference_inputs", lambda _, given, __: given)(workload, inputs, precision)
+    key = (family.reference, *((name, str(t.dtype), tuple(t.shape), checksum(t)) for name, t in sorted(of.items())))
+    if key not in _known:
+        while len(_known) >= KNOWN:
+            del _known[next(iter(_known))]
+        _known[key] = {name: tensor.cpu() for name, tensor in family.reference(of).items()}
+    return _known[key]
+
+
+BLOCK_WORDS = 1 << 20
+KNOWN = 2  # a comparison asks for two: of the inputs of its check, and of those changed behind its timing
+_known: dict[Any, dict[str, Any]] = {}
+
+
+def checksum(tensor: Any) -> int:
+    """A number of 64 bits that depends on every byte of a tensor and on where it stands.
+
+    Words of eight bytes times odd random factors, summed modulo 2^64; blocks of a million words likewise.
+    """
+    import torch
+
+    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    flat = flat.clone() if flat.storage_offset() % 8 else flat
+    whole = flat.numel() // 8 * 8
+    tail = torch.nn.functional.pad(flat[whole:], (0, -flat.numel() % 8)).clone()
+    rng = torch.Generator().manual_seed(0)
+    odd = (torch.randint(-(2**63), 2**63 - 1, (BLOCK_WORDS,), generator=rng) | 1).to(flat.device)
+    total = 0
+    for number, part in enumerate((*flat[:whole].view(torch.int64).split(BLOCK_WORDS), tail.view(torch.int64))):
+        total += int((part * odd[: part.numel()]).sum().item()) * (0x9E3779B97F4A7C15 * (2 * number + 1))
+    return total % 2**64
+
+
+def check(family: families.Family, candidate: Any, workload: Any, seed: int = 0, device: str = "cpu") -> Check:
+    """Hold one candidate against the reference on fresh random inputs; never raises for what the candidate does."""
+    start = time.perf_counter()
+
+    def result(status: str, message: str = "", errors: tuple[Error, ...] = ()) -> Check:
+        seconds = time.perf_counter() - start
+        return Check(family.name, candidate.name, workload.id, candidate.precision, status, message, errors, seconds)
+
+    capability = families.gpu_capability() if device != "cpu" else None
+    if device == "cpu" and candidate.needs.triton:  # in Triton's interpreter, to which no capability matters
+        candidate = replace(candidate, needs=replace(candidate.needs, capability=(0, 0)))
+    reason = families.unmet(candidate, capability) or candidate.refuses(workload)
+    if reason:
+        return result("skipped", reason)
+    inputs = family.cases.inputs(workload, seed, device)
+    kept = {name: tensor.clone() for name, tensor in inputs.items()}
+    try:
+        out = run_once(family, candidate, workload, inputs)
+    except Exception as error:  # whatever a candidate throws is its own row's status, not ours
+        return result("error", f"{type(error).__name__}: {error}".splitlines()[0][:300])
+    for name, tensor in kept.items():
+        if name not in inputs or not same_bits(tensor, inputs[name]):
+            return result("incorrect", f'the candidate changed its input "{name}"')
+    wanted = expected(family, workload, kept, candidate.precision)
+    tolerances = family.cases.tolerance(workload, candidate.precision)
+    missing = sorted(set(tolerances) - set(out)) + sorted(set(tolerances) - set(wanted))
+    if missing:
+        return result("error", f'no output named "{missing[0]}"')
+    try:
+        errors = tuple(compare(name, out[name], wanted[name], tolerances[name]) for name in tolerances)
+    except BadInput as error:  # the candidate put a tensor of another shape in the place of its output
+        return result("incorrect", str(error))
+    bad = [e for e in errors if not e.ok]
+    if bad:
+        e = bad[0]
+        text = f"{e.output}: relative error {e.relative_error:.2e} (limit {e.relative_limit:.1e}), "
+        return result("incorrect", text + f"largest {e.max_error:.2e} rms (limit {e.max_limit:.1e})", errors)
+    return result("ok", "", errors)
+
+
+def same_bits(left: Any, right: Any) -> bool:
+    """Bitwise equality, so that NaN equals itself."""
+    import torch
+
+    if left.shape != right.shape or left.dtype != right.dtype:
+        return False
+    # reshape(-1), because a tensor without dimensions cannot be viewed as another type.
+    bits = [t.contiguous().reshape(-1).view(torch.uint8) for t in (left, right)]
+    return bool(torch.equal(*bits))
+
+
+def check_family(
+    name: str, candidate: str | None = None, workload: str | None = None, seed: int = 0, device: str = "cpu"
+) -> Iterator[Check]:
+    """Every candidate of a family on every small workload it takes, in the family's order.
+
+    candidate: only this one. workload: only this one, a real model's shape too, and then a refusal is shown as a skip.
+    """
+    family = families.load(name)
+    chosen = [family.candidate(candidate)] if candidate else list(family.candidates.values())
+    if candidate is None:
+        for module, reason in family.unavailable.items():
+            yield Check(name, module, "", "", "skipped", f"cannot be imported: {reason}")
+    for c in chosen:
+        if workload:
+            yield check(family, c, family.workload(workload), seed, device)
+            continue
+        for w in family.cases.WORKLOADS:
+            if w.role == "check" and not c.refuses(w):
+                yield check(family, c, w, seed, device)

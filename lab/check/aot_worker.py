@@ -1,0 +1,287 @@
+"""The child process of `lab compile`: it compiles a family's kernels for one target and writes down each at once.
+
+A compiler can take its process with it (an assertion in an MLIR pass, an abort), so every job's result is on disk
+before the next begins, and `lab.check.compile` starts a new child behind a job that killed the last one.
+
+- Triton's registers come from the cubin itself through `cuobjdump --dump-resource-usage`, which Triton carries in
+  backends/nvidia/bin in every version from 3.6 to 3.9. Running `ptxas -v` again on the PTX was tried and given up: the
+  wheel holds two assemblers, which one is right depends on the version and the target, and the wrong one refuses the
+  PTX. Triton's own n_regs and n_spills need a driver. A Triton kernel has no local arrays, so the stack frame that
+  cuobjdump reports is spilled registers, the figure the driver would give as local memory.
+- CUDA C++ is compiled by nvcc, or by NVRTC through CuPy where there is no nvcc; both print the assembler's own
+  registers, spills and static shared memory under `-v`. Dynamic shared memory is a
+  choice of the launch; the source says how much.
+- A job's own words of failure stand in this process's error stream (MLIR writes there from C++), so the stream is a
+  file that is emptied before each job.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from kernels import cuda
+from lab.base.errors import BadInput
+from lab.check.aot import NO_TRITON, WARP, matrix_instruction, occupancy, one_line
+from lab.check.families import version_tuple
+
+
+def compile_triton(build: Any, target: int) -> dict[str, Any]:
+    """The figures of one `Build`, as AotRow fields; whatever Triton raises passes through."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = list(build.signature)
+    attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in build.aligned}
+    source = ASTSource(build.kernel, dict(build.signature), dict(build.constexprs), attributes)
+    options = {"num_warps": build.num_warps, "num_stages": build.num_stages}
+    options |= {"maxnreg": build.max_registers} if build.max_registers else {}
+    compiled = triton.compile(source, target=GPUTarget("cuda", target, WARP), options=options)
+    ptx = compiled.asm["ptx"]
+    # Threads from the PTX: a warp-specialised kernel launches more warps than num_warps says.
+    registers, spill_bytes = _resource_usage(compiled.asm["cubin"])
+    columns = getattr(compiled.metadata, "tmem_size", 0) or 0
+    return _figures(
+        target, registers, spill_bytes, compiled.metadata.shared, _threads(ptx), matrix_instruction(ptx), columns
+    )
+
+
+def _threads(ptx: str) -> int | None:
+    match = re.search(r"\.(?:reqntid|maxntid)\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?", ptx)
+    if not match:
+        return None
+    x, y, z = (int(n or 1) for n in match.groups())
+    return x * y * z
+
+
+def _resource_usage(cubin: bytes) -> tuple[int | None, int | None]:
+    """Registers and stack bytes per thread of a cubin with one kernel; (None, None) where cuobjdump is missing."""
+    import triton
+
+    bundled = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    tool = str(bundled) if bundled.exists() else shutil.which("cuobjdump")
+    if not tool:
+        return None, None
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(cubin)
+        done = subprocess.run([tool, "--dump-resource-usage", str(path)], capture_output=True, text=True, timeout=120)
+    match = re.search(r"REG:(\d+) STACK:(\d+)", done.stdout)
+    if not match:
+        raise RuntimeError(f"error: cuobjdump --dump-resource-usage printed no REG line: {done.stdout + done.stderr!r}")
+    return int(match.group(1)), int(match.group(2))
+
+
+def _figures(
+    target: int,
+    registers: int | None,
+    spill_bytes: int | None,
+    shared_bytes: int,
+    threads: int | None,
+    instruction: str,
+    tensor_columns: int = 0,
+) -> dict[str, Any]:
+    blocks, by, fits = occupancy(target, registers, shared_bytes, threads, tensor_columns)
+    return {
+        "status": "ok",
+        "registers": registers,
+        "shared_bytes": shared_bytes,
+        "spill_bytes": spill_bytes,
+        "threads": threads,
+        "tensor_columns": tensor_columns,
+        "blocks_per_sm": blocks,
+        "limited_by": by,
+        "instruction": instruction,
+        "fits": fits,
+    }
+
+
+def compile_cuda(source: Any, target: int) -> list[dict[str, Any]]:
+    """The figures of every kernel of a `CudaSource`; raises RuntimeError with the compiler's words when it fails."""
+    compiler, ptx, log = (_nvcc if shutil.which("nvcc") else _nvrtc)(source, target)
+    rows = []
+    for name in source.kernels:
+        used = re.search(rf"Compiling entry function '{name}'.*?Used (\d+) registers([^\n]*)", log, re.S)
+        entry = re.search(rf"\.entry\s+{name}\b(.*?)(?=\.entry\s|\Z)", ptx, re.S)
+        if not used or not entry:
+            row = {"status": "error", "message": f'no kernel extern "C" {name} in {source.path.name}'}
+        else:
+            spills = re.search(r"(\d+) bytes spill stores", used.group(0))
+            static = re.search(r"(\d+) bytes smem", used.group(2))
+            shared = int(static.group(1)) if static else 0
+            row = _figures(
+                target,
+                int(used.group(1)),
+                int(spills.group(1)) if spills else None,
+                shared + source.shared_of(name),
+                _threads(entry.group(1)),
+                matrix_instruction(entry.group(1)),
+            )
+        rows.append({"build": name, "compiler": compiler, **row})
+    return rows
+
+
+def _nvcc(source: Any, target: int) -> tuple[str, str, str]:
+    with tempfile.TemporaryDirectory() as folder:
+        arch = cuda.nvcc_architecture(cuda.architecture(source, divmod(target, 10)))
+        includes = [f"-I{path}" for path in cuda.include_folders(source)]
+        command = ["nvcc", "-cubin", *arch, "-Xptxas", "-v", "--keep", "--keep-dir", folder, *includes]
+        command += [*source.options, str(source.path), "-o", str(Path(folder) / "kernel.cubin")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+        if done.returncode:
+            raise RuntimeError(done.stderr + done.stdout)
+        ptx = "\n".join(p.read_text() for p in sorted(Path(folder).glob("*.ptx")))
+    version = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, timeout=60).stdout
+    release = re.search(r"release ([\d.]+)", version)
+    return f"nvcc {release.group(1) if release else '?'}", ptx, done.stderr + done.stdout
+
+
+def _nvrtc(source: Any, target: int) -> tuple[str, str, str]:
+    try:
+        import cupy
+        from cupy.cuda import nvrtc
+
+        version = ".".join(str(n) for n in nvrtc.getVersion())
+    except Exception as problem:  # CuPy raises its own kinds when a CUDA library is missing; each means "not here"
+        raise Skipped(f"no nvcc on the PATH and no NVRTC through CuPy ({type(problem).__name__})") from problem
+    arch = cuda.architecture(source, divmod(target, 10))
+    options = [f"--gpu-architecture={arch}", "--ptxas-options=-v", *source.options]
+    options += [f"-I{path}" for path in cuda.include_folders(source)]
+    if home := cupy.cuda.get_cuda_path():
+        options.append(f"-I{home}/include")
+    program = nvrtc.createProgram(source.path.read_text(encoding="utf-8"), source.path.name, [], [])
+    try:
+        nvrtc.compileProgram(program, options)
+    except nvrtc.NVRTCError as problem:
+        raise RuntimeError(nvrtc.getProgramLog(program)) from problem
+    ptx = nvrtc.getPTX(program)
+    return f"nvrtc {version}", ptx.decode() if isinstance(ptx, bytes) else ptx, nvrtc.getProgramLog(program)
+
+
+class Skipped(Exception):
+    """A job that this machine has no compiler for; its text becomes the row's message."""
+
+
+Job = tuple[str, str, Callable[[], list[dict[str, Any]]]]
+
+
+def jobs(family: Any, target: int) -> list[Job]:
+    """(candidate, build, compile) for everything the family compiles for this target; nothing is compiled yet."""
+    found: list[Job] = []
+    for candidate in family.candidates.values():
+        try:
+            builds = candidate.builds(target)
+        except Exception as problem:
+            found.append((candidate.name, "builds()", partial(_raise, problem)))
+            continue
+        found += [(candidate.name, b.label, partial(_triton_job, candidate.needs, b, target)) for b in builds]
+    found += [(module, "", partial(_raise, Skipped(reason))) for module, reason in family.unavailable.items()]
+    found += [(s.path.name, "", partial(_cuda_job, s, target)) for s in family.cuda_sources]
+    return found
+
+
+def _raise(problem: Exception) -> list[dict[str, Any]]:
+    raise problem
+
+
+def _below(capability: tuple[int, int], target: int) -> str:
+    return f"compute capability {capability[0]}.{capability[1]}" if capability > divmod(target, 10) else ""
+
+
+def _triton_job(needs: Any, build: Any, target: int) -> list[dict[str, Any]]:
+    if missing := _below(needs.capability, target):
+        return [{"status": "needs", "message": missing}]
+    version = triton_version()
+    if not version:
+        raise Skipped(NO_TRITON)
+    for need in (needs.triton, build.needs_triton):
+        if need and version_tuple(version) < version_tuple(need):
+            return [{"status": "needs", "message": f"triton {need}, found {version}"}]
+    return [compile_triton(build, target)]
+
+
+def _cuda_job(source: Any, target: int) -> list[dict[str, Any]]:
+    if missing := _below(source.capability, target):
+        return [{"compiler": "", "status": "needs", "message": missing}]
+    if source.architecture and source.architecture.removesuffix("a") != f"sm_{target}":
+        return [
+            {
+                "compiler": "",
+                "status": "needs",
+                "message": f"{source.architecture}, whose instructions it is written in",
+            }
+        ]
+    try:
+        return compile_cuda(source, target)
+    except Skipped as reason:
+        return [{"compiler": "", "status": "skipped", "message": str(reason)}]
+    except RuntimeError as problem:
+        compiler = "nvcc" if shutil.which("nvcc") else "nvrtc"
+        return [{"compiler": compiler, "status": "error", "message": one_line(str(problem))}]
+
+
+def triton_version() -> str:
+    """The installed Triton's version, "" where there is none."""
+    try:
+        return importlib.import_module("triton").__version__
+    except ImportError:
+        return ""
+
+
+def _error_stream() -> str:
+    sys.stderr.flush()
+    return os.pread(2, 1 << 20, 0).decode(errors="replace")
+
+
+def work(provider: str, name: str, target: int, first: int, out: Path) -> None:
+    """Run the jobs from index `first` on; one JSON line for the plan and one per finished job go to `out`."""
+    module, function = provider.split(":")
+
+    def say(line: dict[str, Any]) -> None:
+        with out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    try:
+        todo = jobs(getattr(importlib.import_module(module), function)(name), target)
+    except BadInput as refused:
+        return say({"refused": [refused.where, refused.what, refused.remedy]})
+    except Exception as problem:
+        return say({"failed": one_line(f"loading {name}: {type(problem).__name__}: {problem}")})
+    # From here on compilers write to a file the parent opened for appending, which can be emptied and read back.
+    say({"plan": [[candidate, build] for candidate, build, _ in todo], "triton": triton_version()})
+    for candidate, build, compiled in todo[first:]:
+        os.ftruncate(2, 0)
+        try:
+            rows = compiled()
+        except Skipped as reason:
+            rows = [{"status": "skipped", "message": str(reason)}]
+        except Exception as problem:
+            rows = [{"status": "error", "message": one_line(f"{_error_stream()}\n{_words(problem)}")}]
+        say({"rows": [{"candidate": candidate, "build": build, **row} for row in rows]})
+
+
+def _words(problem: Exception) -> str:
+    """An exception as the line that matters: a compiler's log as it is, Triton's own errors without their source."""
+    text = str(problem)
+    if type(problem).__name__ == "CompilationError":
+        # "at line:column:", the source with a caret, then the reason; a bare caret leaves the reason to the cause.
+        place = next((line for line in text.splitlines() if line.startswith("at ")), "")
+        reason = [line for line in text.splitlines() if line.strip()][-1].strip()
+        cause = "" if problem.__cause__ is None else str(problem.__cause__)
+        return f"error: {place} {reason}" + (f" ({cause})" if cause not in reason else "")
+    return text if "rror" in text else f"{type(problem).__name__}: {text}"
+
+
+if __name__ == "__main__":
+    work(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), Path(sys.argv[5]))

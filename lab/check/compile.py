@@ -1,0 +1,219 @@
+"""`lab compile FAMILY`: what a family's kernels compile to on GPUs that are not here.
+
+Every Triton build that a candidate declares and every CUDA C++ source of the family is compiled ahead of time for each
+target; a row says registers, shared memory, spills, occupancy bound, the matrix instruction emitted, and whether a
+block fits at all (GB10, sm_121, gives a block 99 KB). This is modelled evidence: it decides "does it fit" and "is the
+native instruction there", never "is it fast".
+
+Compilation happens in a child process per target (`lab.check.aot_worker`), with TRITON_INTERPRET removed from its
+environment: a compiler that aborts costs one row and not this process, and tests that run kernels in Triton's
+interpreter can still ask for a table. One child compiles its jobs one after another; when it dies, the job it was at
+becomes an `error` row with the signal and the compiler's last words, and a new child goes on behind it. Given up for
+that: speed. The children share Triton's own cache, so a second table is quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lab.base.console import print_json
+from lab.base.errors import REPOSITORY, BadInput
+from lab.check.aot import NO_TRITON, AotRow, limits, one_line
+
+TARGETS = (80, 90, 100, 120, 121)
+FAMILIES = "lab.check.families:load"
+PROBE = "lab.check.aot_probe:load"
+CHILD_SECONDS = 1800
+WIDTH = 120
+
+
+def compile_family(name: str, targets: Sequence[int] = TARGETS, provider: str = FAMILIES) -> list[AotRow]:
+    """Rows of every build and CUDA kernel of a family, target by target.
+
+    targets:  compute capabilities such as 90 or 121; one that data/aot_limits.toml does not hold raises BadInput.
+    provider: "module:function" whose function(name) gives an object with `candidates`, `cuda_sources` and
+              `unavailable` as `lab.check.families.Family` has them; the default looks in kernels/.
+    """
+    for target in targets:
+        limits(target)
+    return [row for target in targets for row in _compile_target(provider, name, target)]
+
+
+def probe_rows(targets: Sequence[int] = (90, 100, 120, 121)) -> list[AotRow]:
+    """What the installed Triton makes of `tl.dot_scaled` on two e2m1 operands (see `lab.check.aot_probe`), live."""
+    return compile_family("dot_scaled", targets, PROBE)
+
+
+def _compile_target(provider: str, name: str, target: int) -> list[AotRow]:
+    rows: list[AotRow] = []
+    done, plan, version = 0, None, ""
+
+    def row(candidate: str, build: str, **figures: Any) -> AotRow:
+        figures.setdefault("compiler", f"triton {version}" if version else "")
+        return AotRow(family=name, candidate=candidate, build=build, target=target, **figures)
+
+    while plan is None or done < len(plan):
+        lines, death = _child(provider, name, target, done)
+        for line in lines:
+            if "refused" in line:
+                raise BadInput(*line["refused"])
+            if "failed" in line:
+                return [row("(family)", "", status="error", message=line["failed"])]
+            if "plan" in line:
+                plan, version = line["plan"], line["triton"]
+            else:
+                rows += [row(**{"build": "", **figures}) for figures in line["rows"]]
+                done += 1
+        if plan is None:  # it died while the family was being imported
+            return [row("(family)", "", status="error", message=death or "the compiling process said nothing")]
+        if done < len(plan):
+            candidate, build = plan[done]
+            rows.append(row(candidate, build, status="error", message=death or "the compiling process ended early"))
+            done += 1
+    if not version:
+        rows.append(row("(triton)", "", status="skipped", message=NO_TRITON))
+    return rows
+
+
+def _child(provider: str, name: str, target: int, first: int) -> tuple[list[dict[str, Any]], str]:
+    """Lines that one child wrote, and how it died ("" when it did not)."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    inherited = environment.get("PYTHONPATH")
+    environment["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *([inherited] if inherited else [])])
+    with tempfile.TemporaryDirectory() as folder:
+        out, log = Path(folder) / "rows.jsonl", Path(folder) / "errors.txt"
+        out.touch()
+        command = [sys.executable, "-m", "lab.check.aot_worker", provider, name, str(target), str(first), str(out)]
+        with log.open("a+b") as errors:
+            try:
+                code = subprocess.run(
+                    command, stdout=subprocess.DEVNULL, stderr=errors, env=environment, timeout=CHILD_SECONDS
+                ).returncode
+                death = "" if code == 0 else f"compiler exited with {code}"
+                if code < 0:
+                    death = f"compiler died of {signal.Signals(-code).name}"
+            except subprocess.TimeoutExpired:
+                death = f"no result within {CHILD_SECONDS} s"
+        words = log.read_text(encoding="utf-8", errors="replace").strip()
+        # A line cut short by the death of the child is not a result.
+        lines = [json.loads(text) for text in out.read_text(encoding="utf-8").split("\n")[:-1]]
+    return lines, f"{death}: {one_line(words)}" if death and words else death
+
+
+COLUMNS = ("target", "regs", "spill B", "smem B", "threads", "blk/SM", "limit", "matrix instruction", "fits")
+
+
+def render(rows: Iterable[AotRow]) -> str:
+    """The rows as a plain text table of at most 120 columns: a block per compiler and candidate, its builds below.
+
+    regs and spill B are per thread, smem B and threads per block; blk/SM is the most blocks an SM can hold and limit
+    what stops one more (regs, smem, tmem, threads, or the SM's number of blocks).
+    """
+    blocks: dict[tuple[str, str, str], list[AotRow]] = {}
+    for row in rows:
+        blocks.setdefault((row.family, row.candidate, row.compiler), []).append(row)
+    out = []
+    for (family, candidate, compiler), members in blocks.items():
+        out.append(_clip(" ".join(word for word in (family, candidate, f"({compiler})" if compiler else "") if word)))
+        compiled = [row for row in members if row.status == "ok"]
+        widths = [max(map(len, column)) for column in zip(COLUMNS, *map(_cells, compiled), strict=True)]
+        if compiled:
+            out.append(_line(COLUMNS, widths))
+        for build in dict.fromkeys(row.build for row in members):
+            out += [_clip(f"  {build}")] if build else []
+            said: set[str] = set()
+            for row in (row for row in members if row.build == build):
+                if row.status == "ok":
+                    out.append(_line(_cells(row), widths))
+                    out += [f"            does not fit: {_misfit(row)}"] if row.fits is False else []
+                elif (text := f"    sm_{row.target:<4} {row.status}: {row.message}") not in said:
+                    said.add(text)  # one source compiled for several shapes says why it cannot be only once a target
+                    out += textwrap.wrap(text, WIDTH, subsequent_indent=" " * 12, drop_whitespace=True)
+        out.append("")
+    return "\n".join(out)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return _clip("    " + "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
+
+
+def _clip(text: str) -> str:
+    return text if len(text) <= WIDTH else text[: WIDTH - 1] + "~"
+
+
+def _cells(row: AotRow) -> tuple[str, ...]:
+    by = {"registers": "regs"}.get(row.limited_by, row.limited_by)
+    figures = (row.registers, row.spill_bytes, row.shared_bytes, row.threads, row.blocks_per_sm, by, row.instruction)
+    texts = ("-" if figure is None or figure == "" else str(figure) for figure in figures)
+    return (f"sm_{row.target}", *texts, "yes" if row.fits else "NO")
+
+
+def _misfit(row: AotRow) -> str:
+    lim = limits(row.target)
+    reason = {
+        "smem": f"{row.shared_bytes} bytes of shared memory, a block may have {lim.shared_per_block_bytes}",
+        "threads": f"{row.threads} threads, a block may have {lim.threads_per_block}",
+        "registers": f"{row.threads} threads x {row.registers} registers, an SM has {lim.registers_per_sm}",
+        "tmem": f"{row.tensor_columns} tensor memory columns, an SM has {lim.tensor_memory_columns}",
+    }
+    return reason[row.limited_by]
+
+
+def parse_target(text: str) -> int:
+    """121 from "121", "sm_121" or "12.1"; raises BadInput for anything else."""
+    digits = text.strip().lower().removeprefix("sm_").replace(".", "")
+    if not digits.isdecimal():
+        raise BadInput("--targets", f'"{text}" is not a compute capability', "write 121, sm_121 or 12.1")
+    return int(digits)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `lab compile`."""
+    parser.add_argument("family", nargs="?", help="a folder of kernels/")
+    parser.add_argument("--targets", default=",".join(map(str, TARGETS)), help="compute capabilities, e.g. 90,121")
+    parser.add_argument("--probe", action="store_true", help="what this Triton makes of e2m1 x e2m1 dot_scaled")
+    parser.add_argument("--write", action="store_true", help="with --probe: keep the rows under profiles/aot/")
+    parser.add_argument("--json", action="store_true", help="print JSON for programs")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the table; 0 when every row compiled or says what it needs, 1 when one is an error."""
+    if not args.probe and not args.family:
+        raise BadInput("lab compile", "no family named", "name a folder of kernels/, or pass --probe")
+    targets = tuple(parse_target(text) for text in args.targets.split(",") if text.strip())
+    rows = probe_rows() if args.probe else compile_family(args.family, targets)
+    if args.probe and args.write:
+        from lab.check import aot_probe  # imports Triton, which a table of a family leaves to the child
+
+        aot_probe.write(rows, datetime.date.today().isoformat())
+    if args.json:
+        print_json([row.to_json() for row in rows])
+    else:
+        print(render(rows))
+    return int(any(row.status == "error" for row in rows))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry of `python -m lab.check.compile`; input that cannot be used prints its one line and returns 2."""
+    parser = argparse.ArgumentParser(prog="lab compile", description="compile a family ahead of time")
+    add_arguments(parser)
+    try:
+        return run(parser.parse_args(argv))
+    except BadInput as refused:
+        print(refused, file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

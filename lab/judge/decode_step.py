@@ -1,0 +1,188 @@
+"""One decode step of a hybrid model as the sum of its parts, and what a smaller KV cache can take off it.
+
+Parts: reading the KV cache in the attention layers, reading and writing the recurrent state in the others, and reading
+the weights that the step's tokens touch. Each is timed in one of two ways:
+
+    floors     from the roofline: what no kernel can beat. Attention's share then does not depend on anybody's kernels,
+               and on a device where all three wait for memory not on its bandwidth either.
+    from_rows  from measured kernels: the row nearest in batch and context, scaled by the two problems' floors, that is
+               with the fraction of the roofline that the kernel reached there.
+
+Left out: norms, convolution, router, sampling, the attention's own projections beyond their bytes, and the gaps between
+kernels. What is left out lowers attention's share, so a ceiling from here is an upper bound, and modelled evidence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lab.base.devices import Device
+from lab.base.errors import BadInput
+from lab.base.models import Model
+from lab.place import roofline
+
+ATTENTION, STATE, WEIGHTS = "attention", "state", "weights"
+NVFP4_BYTES = 4.5 / 8  # a weight: four bits, and one e4m3 scale for sixteen
+STATE_BYTES = 4.0  # float32, as all recorded models keep it
+# Sequences at which a mixture's `weight_bytes` were stated, in data/models.toml.
+MIXTURE_AT = 128
+
+
+@dataclass(frozen=True)
+class Part:
+    """Equal calls of one step: `calls` times flops and compulsory bytes on `pipe`; batch, context: of the step."""
+
+    name: str
+    calls: int
+    flops: float
+    bytes: float
+    pipe: str
+    batch: int
+    context: int
+
+
+@dataclass(frozen=True)
+class Time:
+    """A part's time in one step. basis: "roofline", or the kernel and workload it is scaled from; exact: not scaled."""
+
+    part: str
+    us: float
+    basis: str
+    exact: bool = False
+
+
+def cached_bytes(model: Model, value_bytes: float = 2.0) -> float:
+    """Bytes of KV cache per token of one sequence, over all layers that keep one."""
+    layers, heads, dim = (model.fact(name).base for name in ("attention_layers", "kv_heads", "head_dim"))
+    return roofline.kv_bytes_per_token(layers, heads, dim, value_bytes)
+
+
+def state_bytes(model: Model) -> float:
+    """Bytes of recurrent state per sequence: every layer's matrices, and the columns that its convolution keeps."""
+    layers, v_heads, dim = (model.fact(n).base for n in ("gdn_layers", "gdn_v_heads", "gdn_head_dim"))
+    channels = (2 * model.fact("gdn_k_heads").base + v_heads) * dim
+    columns = model.fact("gdn_conv_kernel").base - 1
+    return layers * (v_heads * dim**2 + channels * columns) * STATE_BYTES
+
+
+def experts_read(model: Model, sequences: int) -> float:
+    """Share of a mixture's experts that a step of `sequences` tokens touches when tokens choose independently.
+
+    1 - (1 - chosen / experts)^sequences; at 128 sequences 98 %, which is what the source of the weights' bytes says.
+    """
+    chosen = model.fact("experts_per_token").base / model.fact("experts").base
+    return 1 - (1 - chosen) ** sequences
+
+
+def read_weight_bytes(model: Model, sequences: int) -> float:
+    """Bytes of weights that one step reads: all of a dense model, the touched experts and all the rest of a mixture."""
+    stated = model.fact("weight_bytes").base
+    if "experts" not in model.facts:
+        return stated
+    sizes = ("layers", "experts", "expert_ffn", "hidden")
+    experts = 3 * math.prod(model.fact(n).base for n in sizes) * NVFP4_BYTES
+    return stated - experts * (experts_read(model, MIXTURE_AT) - experts_read(model, sequences))
+
+
+def parts(model: Model, sequences: int, context: int, value_bytes: float = 2.0, pipe: str = "bf16") -> tuple[Part, ...]:
+    """The parts of a step of `sequences` sequences, each `context` tokens long.
+
+    value_bytes: of a cached value with its scale (2, 1, or 34/32 for blocks of 32 bytes with a half).
+    pipe: the peak that products with weights run on; attention and state run on "bf16" and "f32".
+    Raises BadInput for sizes below one and for a model that lacks a fact.
+    """
+    if min(sequences, context) < 1:
+        raise BadInput("decode step", f"{sequences=}, {context=}", "give at least one of each")
+    q_heads, kv_heads, dim = (model.fact(n).base for n in ("attention_heads", "kv_heads", "head_dim"))
+    v_heads, state_dim = model.fact("gdn_v_heads").base, model.fact("gdn_head_dim").base
+    tokens = sequences * context
+    read = 2 * tokens * kv_heads * dim * value_bytes + 4 * sequences * q_heads * dim
+    matrices = sequences * v_heads * state_dim**2
+    active = model.facts.get("active_params", model.fact("params")).base
+    return (
+        Part(ATTENTION, int(model.fact("attention_layers").base), 4.0 * tokens * q_heads * dim, read, "bf16",
+             sequences, context),
+        Part(STATE, int(model.fact("gdn_layers").base), 8.0 * matrices, 2 * matrices * STATE_BYTES, "f32",
+             sequences, context),
+        Part(WEIGHTS, 1, 2 * active * sequences, read_weight_bytes(model, sequences), pipe, sequences, context),
+    )  # fmt: skip
+
+
+def floors(device: Device, of: Iterable[Part]) -> tuple[Time, ...]:
+    """Each part at its roofline."""
+    return tuple(
+        Time(p.name, p.calls * roofline.place(device, p.flops, p.bytes, p.pipe).floor_us, "roofline", True) for p in of
+    )
+
+
+def from_rows(device: Device, of: Iterable[Part], rows: Mapping[str, Iterable[Mapping[str, Any]]]) -> tuple[Time, ...]:
+    """Each part from measured rows (part name -> rows), scaled from the nearest by the ratio of floors.
+
+    Nearest: fewest doublings of batch (a product's M) and context away; among equals, the row closest to its roofline.
+    A row's figures decide, not its name: pass rows of the kernels and formats that are meant.
+    Raises BadInput when a part has no row that is ok.
+    """
+    found = []
+    for p in of:
+        usable = [r for r in rows.get(p.name, ()) if r["status"] == "ok" and r.get("median_us")]
+        if not usable:
+            raise BadInput(f"step of {device.id}", f'no measured row for "{p.name}"', "measure it, or take floors")
+        distance, negated, _, row = max(
+            (-_doublings(p, r), _row_floor(device, r) / r["median_us"], r["run"], r) for r in usable
+        )
+        own = roofline.place(device, p.flops, p.bytes, p.pipe).floor_us
+        exact = distance == 0 and abs(p.bytes / row["bytes"] - 1) < 0.05
+        found.append(Time(p.name, p.calls * own / negated, f"{row['name']} {row['workload_id']}", exact))
+    return tuple(found)
+
+
+def _doublings(p: Part, row: Mapping[str, Any]) -> float:
+    axes = row["workload"]
+    apart = abs(math.log2(p.batch / axes.get("batch", axes.get("M", p.batch))))
+    return apart + abs(math.log2(p.context / axes.get("ctx", p.context)))
+
+
+def _row_floor(device: Device, row: Mapping[str, Any]) -> float:
+    return roofline.place(device, row["flops"], row["bytes"], row["pipe"]).floor_us
+
+
+def total_us(times: Iterable[Time]) -> float:
+    """The step: the sum of its parts."""
+    return sum(t.us for t in times)
+
+
+def share(times: Iterable[Time], part: str = ATTENTION) -> float:
+    """A part's share of the step, 0 to 1."""
+    times = tuple(times)
+    return sum(t.us for t in times if t.part == part) / total_us(times)
+
+
+def ceiling_pct(times: Iterable[Time], saved: float) -> float:
+    """Most that decode throughput gains, in %, when `saved` of attention's time disappears (0.5: half the bytes)."""
+    return 100 * roofline.saving_ceiling(share(times), saved)
+
+
+@dataclass(frozen=True)
+class Room:
+    """What fits in a memory beside the weights. tokens: of cache in all; sequences: of one context, state included."""
+
+    tokens: int
+    sequences: int
+
+
+def room(model: Model, memory_bytes: float, sequences: int, context: int, value_bytes: float = 2.0) -> Room:
+    """Tokens of cache that fit beside weights and the state of `sequences`, and the sequences of `context` that fit.
+
+    The weights count as the model's file, since all experts are kept. Raises BadInput when weights and state alone do
+    not fit.
+    """
+    free = memory_bytes - model.fact("file_bytes").base
+    left = free - sequences * state_bytes(model)
+    if left < 0:
+        what = f"{memory_bytes / 1e9:g} GB hold the weights and the state of fewer than {sequences} sequences"
+        raise BadInput(f"room for {model.id}", what, "give more memory or fewer sequences")
+    per_token = cached_bytes(model, value_bytes)
+    return Room(int(left / per_token), int(free / (state_bytes(model) + context * per_token)))

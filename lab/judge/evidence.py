@@ -1,0 +1,335 @@
+"""Measured rows as evidence for a gate, and the check that the gate stood before the samples were taken.
+
+A reading is formed within one run: the newest run that holds both arms of a workload, never one arm from each. What a
+gate compares across workloads is read from one run too, where one holds it all. A row that is not ok gives its status
+instead of a number. Nothing may be faster than the device's datasheet allows: a cold
+row whose compulsory bytes or flops per microsecond exceed the datasheet peak makes the phase INVALID.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import subprocess
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from lab.base import devices
+from lab.base.errors import REPOSITORY, BadInput
+from lab.bench import sampling
+from lab.card import phases
+from lab.card.gate import Reading, arrival_of, of_output
+from lab.check import families
+from lab.judge import verdicts
+from lab.place import roofline
+from lab.row import store
+
+JUDGED = ("ok", "incorrect", "suspect")
+NOTEBOOKS = REPOSITORY / "notebooks"
+
+
+def pairs(
+    rows: Iterable[Mapping[str, Any]], together: Iterable[Iterable[str]] = ()
+) -> dict[str, tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]]:
+    """workload id -> (control row, candidate row) of the newest run that judged both, else that has both, else any.
+
+    A run in which an arm was found incorrect judged it; one in which it ran out of memory, or was not timed, did not.
+    together: groups of workloads that a gate compares with each other. Each group is read from the newest run that
+        judged all of it, by the launches that the newest rows of its workloads state, where there is such a run.
+    """
+    runs: dict[str, dict[str, dict[str, Mapping[str, Any]]]] = {}
+    for row in rows:
+        if row["arm"] in ("control", "candidate") and not row.get("beside"):
+            runs.setdefault(row["workload_id"], {}).setdefault(row["run"], {})[row["arm"]] = row
+    chosen = {}
+    for workload, by_run in runs.items():
+        newest = sorted(by_run)
+        both = [run for run in newest if len(by_run[run]) == 2]
+        judged = [run for run in both if all(row["status"] in JUDGED for row in by_run[run].values())]
+        run = by_run[(judged or both or newest)[-1]]
+        chosen[workload] = (run.get("control"), run.get("candidate"))
+    for group in together:
+        members = [runs[workload] for workload in group if workload in runs]
+        newest_launches = [_launches(chosen[workload]) for workload in group if workload in runs]
+        shared = set.intersection(*(set(by_run) for by_run in members)) if members else set()
+        for name in sorted(shared, reverse=True):
+            found = [(by_run[name].get("control"), by_run[name].get("candidate")) for by_run in members]
+            judged_both = all(row and row["status"] in JUDGED for pair in found for row in pair)
+            if judged_both and [_launches(pair) for pair in found] == newest_launches:
+                chosen.update(zip((workload for workload in group if workload in runs), found, strict=True))
+                break
+    return chosen
+
+
+def compared(card: phases.Card) -> list[list[str]]:
+    """Groups of workloads that the card's gate, or a claim of it, compares with each other."""
+    groups: list[set[str]] = []
+    for gate in (card.gate, *(claim.gate for claim in card.claims)):
+        for _, condition in gate.conditions():
+            if condition.against:
+                both = {condition.workload, condition.against}
+                touching = [group for group in groups if group & both]
+                groups = [group for group in groups if not group & both] + [both.union(*touching)]
+    return [sorted(group) for group in groups]
+
+
+def _launches(pair: Iterable[Mapping[str, Any] | None]) -> list[Any]:
+    return [row.get("config") if row else None for row in pair]
+
+
+def readings(
+    rows: Iterable[Mapping[str, Any]], device: devices.Device, together: Iterable[Iterable[str]] = ()
+) -> dict[tuple[str, str], Reading]:
+    """Evidence from rows, for each workload: kernel_us, sequence_us, errors, engagements and roofline_fraction.
+
+    together: as in `pairs`.
+    """
+    found: dict[tuple[str, str], Reading] = {}
+    for workload, (control, candidate) in pairs(rows, together).items():
+        ids = tuple(row_id(row) for row in (control, candidate) if row)
+        impossible = next((text for row in (control, candidate) if row and (text := beyond(row, device))), "")
+        by_block = change_pct(control, candidate)
+        arrival = arrival_of(str(row["workload"].get("arrival", "")) for row in (control, candidate) if row)
+        found["kernel_us", workload] = Reading(
+            unit="us",
+            control=_time(control),
+            candidate=_time(candidate),
+            control_sd_pct=control.get("sd_pct") if control else None,
+            noise_pct=candidate.get("aa_pct") if candidate else None,
+            ids=ids,
+            impossible=impossible,
+            change_pct=None if by_block is None else by_block[0],
+            interval_pct=None if by_block is None else by_block[1:],
+            profiled=any(row.get("profiled", False) for row in (control, candidate) if row),
+            arrival=arrival,
+        )
+        if batch := next((row["workload"].get("batch") for row in (control, candidate) if row), 0):
+            us = found["kernel_us", workload]
+            shares = [None if arm is None else arm / batch for arm in (us.control, us.candidate)]
+            found["sequence_us", workload] = replace(us, control=shares[0], candidate=shares[1])
+        if candidate is None:
+            continue
+        launched = float(candidate.get("n", 0) * candidate.get("calls", 1))
+        found["engagements", workload] = Reading("launches", candidate=launched, ids=ids)
+        if candidate["status"] == "incorrect":  # before its error, which is NaN, and so absent, for an output with NaN
+            text = f"{candidate['name']} is incorrect: {candidate.get('message', '')}"
+            found["relative_error", workload] = Reading("ratio", ids=ids, impossible=text)
+        else:
+            theirs = errors(control) if control else {}
+            for output, error in errors(candidate).items():
+                base = theirs.get(output)
+                found[of_output("relative_error", output), workload] = Reading("ratio", base, error, ids=ids)
+                square = None if base is None else base**2
+                found[of_output("nmse", output), workload] = Reading("nmse", square, error**2, ids=ids)
+        if control is not None and _time(candidate) is not None:
+            fraction: dict[str, Any] = {
+                name: _fraction(row, device) for name, row in (("control", control), ("candidate", candidate))
+            }
+            found["roofline_fraction", workload] = Reading("ratio", ids=ids, arrival=arrival, **fraction)
+    return found
+
+
+def errors(row: Mapping[str, Any]) -> dict[str, float]:
+    """Relative error by output, the largest under ""; nothing for an arm that was found incorrect or gave none."""
+    stated = {"": row.get("relative_error"), **row.get("errors", {})}
+    return {output: e for output, e in stated.items() if e is not None and row["status"] != "incorrect"}
+
+
+def change_pct(
+    control: Mapping[str, Any] | None, candidate: Mapping[str, Any] | None
+) -> tuple[float, float, float] | None:
+    """(change, low, high) in %: median of the block ratios and its bootstrap interval; None without paired blocks.
+
+    The control of a block is the mean of its two selves where the row has both: they differ by where their buffers lie,
+    which moved a ratio of medians by 1.5 % between two runs on an H200.
+    """
+    if control is None or candidate is None or _time(control) is None or _time(candidate) is None:
+        return None
+    base, blocks = control.get("blocks_us", ()), candidate.get("blocks_us", ())
+    again = control.get("again_blocks_us") or base
+    if not len(base) == len(again) == len(blocks) or not blocks:
+        return None
+    middle, low, high = sampling.ratio_interval([(a + b) / 2 for a, b in zip(base, again, strict=True)], blocks)
+    return 100.0 * (middle - 1.0), 100.0 * (low - 1.0), 100.0 * (high - 1.0)
+
+
+def between_runs(rows: Iterable[Mapping[str, Any]]) -> dict[str, tuple[int, float]]:
+    """workload id -> (runs, standard deviation in % of candidate / control over runs), where two runs or more exist.
+
+    Ratios are formed within each run; only their spread is looked at across runs, and only across runs of what the
+    newest one launched: that a former kernel had another time is no noise.
+    """
+    runs: dict[str, dict[str, dict[str, Mapping[str, Any]]]] = {}
+    for row in rows:
+        if row["arm"] in ("control", "candidate") and _time(row) is not None:
+            runs.setdefault(row["workload_id"], {}).setdefault(row["run"], {})[row["arm"]] = row
+    spread = {}
+    for workload, by_run in runs.items():
+        both = [by_run[run] for run in sorted(by_run) if len(by_run[run]) == 2]
+        launched = [[arms[name].get("config") for name in ("control", "candidate")] for arms in both]
+        both = [arms for arms, what in zip(both, launched, strict=True) if what == launched[-1]]
+        ratios = [arms["candidate"]["median_us"] / arms["control"]["median_us"] for arms in both]
+        if len(ratios) > 1:
+            spread[workload] = len(ratios), 100.0 * statistics.stdev(ratios) / statistics.fmean(ratios)
+    return spread
+
+
+def row_id(row: Mapping[str, Any]) -> str:
+    """The id of a measured row: where it stands, its arm and its workload."""
+    return f"profiles/{row['device']}/{row['phase']}/{row['run']}#{row['arm']}@{row['workload_id']}"
+
+
+def _time(row: Mapping[str, Any] | None) -> float | None:
+    return row.get("median_us") if row and row["status"] == "ok" else None
+
+
+def _fraction(row: Mapping[str, Any], device: devices.Device) -> float | None:
+    median_us = _time(row)
+    if median_us is None or "bytes" not in row:
+        return None
+    floor = roofline.place(device, row["flops"], row["bytes"], row["pipe"])
+    return roofline.roofline_fraction(floor.floor_us, median_us)
+
+
+def beyond(row: Mapping[str, Any], device: devices.Device) -> str:
+    """ "" or one sentence: the row is faster than the datasheet's bandwidth (cold rows) or peak allows."""
+    median_us = row.get("median_us")  # a suspect row's too: it beats a measured ceiling, and perhaps this one
+    if median_us is None or "bytes" not in row:
+        return ""
+    floor = roofline.place(device, row["flops"], row["bytes"], row["pipe"])
+    limit_us = floor.floor_us if row.get("l2") == "cold" else floor.compute_us
+    if median_us >= limit_us:
+        return ""
+    return f"{row['name']} took {median_us:.2f} us, under the {limit_us:.2f} us that {device.name}'s datasheet allows"
+
+
+def judge_measured(card: phases.Card, device_id: str) -> verdicts.Judgement:
+    """The card's gate held against the committed rows of one device."""
+    device = devices.get(device_id)
+    rows = [r for r in store.rows(device=device.id, phase=card.id) if r["name"] in (card.control, card.candidate)]
+    together = compared(card)
+    chosen = pairs(rows, together)  # older runs answer to an older gate, workloads that left the card to none
+    used = [row for workload in card.workloads for row in chosen.get(workload, ()) if row]
+    notes = [staleness(card, used), *_former(used)]
+    notes += [
+        f"{workload}: the ratio varies by {sd_pct:.2f} % over {count} runs"
+        for workload, (count, sd_pct) in between_runs(rows).items()
+    ]
+    note = "; ".join(filter(None, notes))
+    return verdicts.judgement(card, readings(rows, device, together), "measured", device.id, None, note=note)
+
+
+def _former(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """One phrase for each kernel of each run that the present code would not launch again, with the workloads."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for row in rows:
+        if (why := families.former(row)).startswith("former"):  # without the family's library nothing can be said
+            found.setdefault((row["name"], row["run"], why), []).append(row["workload_id"])
+    return [f"{name} of run {run} is a {why} at {', '.join(where)}" for (name, run, why), where in found.items()]
+
+
+def staleness(card: phases.Card, rows: Iterable[Mapping[str, Any]]) -> str:
+    """ "" or "gate changed after measuring" with what shows it: the rows' gate hash, or the commit's date."""
+    rows = [r for r in rows if r.get("workload_id") in (None, *card.workloads)]  # others answer to an older gate
+    if any(row.get("gate_hash") not in (None, card.gate_hash) for row in rows):
+        return "gate changed after measuring: the rows carry another gate hash"
+    starts = [datetime.fromisoformat(row["started"]) for row in rows if row.get("started")]
+    when = gate_commit(card)
+    if starts and when and when[1] > min(starts):
+        return f"gate changed after measuring: commit {when[0]} is younger than the samples"
+    return ""
+
+
+def gate_commit(card: phases.Card) -> tuple[str, datetime] | None:
+    """The commit that last changed the card's gate and its date; None outside git or while the card is uncommitted."""
+    path = card.path.resolve()
+    if not path.is_relative_to(REPOSITORY):
+        return None
+    folder = phases.FOLDER if path.is_relative_to(phases.FOLDER) else path.parent
+    last: tuple[str, datetime] | None = None
+    for commit, date, text in _versions(REPOSITORY, folder).get(path.relative_to(REPOSITORY).as_posix(), ()):
+        if _gate_hash(text) != card.gate_hash:
+            break
+        last = commit, date
+    return last
+
+
+@cache
+def _versions(repository: Path, folder: Path) -> dict[str, list[tuple[str, datetime, str]]]:
+    """path -> every committed version of it (commit, date, text), newest first and across renames.
+
+    Two calls of git for all cards of a folder: one walks the history, one prints the files.
+    """
+    try:
+        top = folder.relative_to(repository).as_posix()
+        log = _git(repository, "log", "--raw", "-M", "--no-abbrev", "--format=%H %cI", "--", top)
+        history: dict[str, list[tuple[str, datetime, str]]] = {}
+        now: dict[str, str] = {}  # the name that a path had at the commit being read -> its name today
+        commit, date = "", datetime.min
+        for line in filter(None, log.split("\n")):
+            if not line.startswith(":"):
+                commit, stamp = line.split(" ", 1)
+                date = datetime.fromisoformat(stamp).astimezone(UTC)
+                continue
+            fields, *names = line.split("\t")
+            blob, change = fields.split(" ")[3:5]
+            name = now.get(names[-1], names[-1])
+            if change[0] == "R":
+                now[names[0]] = name
+            if change[0] != "D":
+                history.setdefault(name, []).append((commit[:7], date, blob))
+        blobs = sorted({blob for versions in history.values() for _, _, blob in versions})
+        texts = _blobs(repository, blobs)
+    except (OSError, ValueError, subprocess.CalledProcessError):
+        return {}
+    return {name: [(c, d, texts[blob]) for c, d, blob in versions] for name, versions in history.items()}
+
+
+def _blobs(repository: Path, blobs: list[str]) -> dict[str, str]:
+    """The text of each blob, by one `git cat-file --batch`."""
+    raw = _git(repository, "cat-file", "--batch", given="".join(f"{blob}\n" for blob in blobs)).encode()
+    texts, at = {}, 0
+    for blob in blobs:
+        end = raw.index(b"\n", at)
+        size = int(raw[at:end].split()[2])
+        texts[blob] = raw[end + 1 : end + 1 + size].decode()
+        at = end + 1 + size + 1
+    return texts
+
+
+def _git(repository: Path, *arguments: str, given: str = "") -> str:
+    command = ["git", "-C", str(repository), *arguments]
+    return subprocess.run(command, capture_output=True, check=True, input=given.encode()).stdout.decode()
+
+
+@cache
+def _gate_hash(text: str) -> str | None:
+    try:
+        return phases.gate_hash(tomllib.loads(text))
+    except tomllib.TOMLDecodeError:
+        return None
+
+
+def measured_devices(card_id: str) -> list[str]:
+    """The devices for which profiles/ holds rows of a phase."""
+    return sorted({path.parts[-4] for path in store.FOLDER.glob(f"*/{card_id}/*/rows.jsonl")})
+
+
+def elsewhere(card: phases.Card) -> list[str]:
+    """The notebooks that name a card without recorded or measured figures: they form them and hold its gate to them."""
+    if card.recorded or measured_devices(card.id):
+        return []
+    name = re.compile(rf'"{re.escape(card.id)}"')
+    return [path.stem for path in sorted(NOTEBOOKS.glob("*.py")) if name.search(path.read_text(encoding="utf-8"))]
+
+
+def refuse_unmeasured(card_id: str, device: str) -> None:
+    """Raise BadInput when a device has no rows of this phase."""
+    if device not in measured_devices(card_id):
+        remedy = f"run `lab measure {card_id}` on it, or judge on recorded evidence"
+        raise BadInput(f"profiles/{device}/{card_id}", "no measured rows", remedy)

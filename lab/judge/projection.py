@@ -1,0 +1,123 @@
+"""From a kernel's measured speed-up to a phase's end-to-end need: lab/trace/amdahl.py with rows and cards.
+
+The speed-up comes from the newest measured pair of a phase, with the quartiles of both arms as its bounds; the need is
+what the card's gate asks of throughput. A projection is modelled evidence and never a verdict: it says beforehand
+whether a kernel can be enough, and by how much it would have to be faster.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lab.base import vocabulary
+from lab.base.errors import BadInput
+from lab.card import phases
+from lab.judge import evidence
+from lab.row import store
+from lab.trace import amdahl
+from lab.trace.amdahl import Interval, Projection
+from lab.trace.breakdowns import Breakdown
+
+
+@dataclass(frozen=True)
+class Need:
+    """A rise of throughput, in %, that a card's gate requires. condition: the gate's words."""
+
+    phase: str
+    pct: float
+    condition: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A projection with what it is of, and how it stands against each need: (need, word, sentence)."""
+
+    what: str
+    projection: Projection
+    against: tuple[tuple[Need, str, str], ...]
+
+
+def speedup(control: Mapping[str, Any], candidate: Mapping[str, Any]) -> Interval:
+    """Time of the control over time of the candidate, bounded by half the quartile distance of both.
+
+    Raises BadInput when an arm has no time (a failed check, an error).
+    """
+    for row in (control, candidate):
+        if row["status"] != "ok" or not row.get("median_us"):
+            raise BadInput(
+                f"{row['phase']} {row['workload_id']}", f"{row['arm']} has status {row['status']}", "measure it"
+            )
+    halves = [(row.get("iqr_us") or 0.0) / 2 for row in (control, candidate)]
+    c, k = control["median_us"], candidate["median_us"]
+    return Interval((c - halves[0]) / (k + halves[1]), c / k, (c + halves[0]) / max(k - halves[1], 1e-12))
+
+
+def measured(phase: str, device: str, workload: str | None = None) -> tuple[str, Interval]:
+    """(workload, speed-up) of a phase's newest measured pair; raises BadInput without one, or with several."""
+    card = phases.card(phase)
+    evidence.refuse_unmeasured(card.id, device)
+    pairs = evidence.pairs(store.rows(device=device, phase=card.id))
+    full = {w: p for w, p in pairs.items() if all(p) and workload in (None, w)}
+    if len(full) != 1:
+        what = f"{len(full)} workloads with both arms ({', '.join(full) or 'none'})"
+        raise BadInput(
+            f"profiles/{device}/{card.id}", what, "name one with --workload" if full else "measure both arms"
+        )
+    name, (control, candidate) = next(iter(full.items()))
+    assert control is not None
+    assert candidate is not None
+    return name, speedup(control, candidate)
+
+
+def needs(card: phases.Card) -> list[Need]:
+    """What a card's gate, and its claims, require of throughput as a change in %."""
+    found = []
+    for gate in (card.gate, *(c.gate for c in card.claims)):
+        for condition in gate.require:
+            rises = condition.compare == "change" and condition.op in (">", ">=") and math.isfinite(condition.threshold)
+            if rises and vocabulary.metrics()[condition.metric].unit.endswith("tok/s"):
+                found.append(Need(card.id, condition.threshold, str(condition)))
+    return found
+
+
+def share(b: Breakdown, names: list[str]) -> Interval:
+    """Categories' share of a breakdown's whole, with the bounds of its printed digits; 0 to 1.
+
+    Raises BadInput for a category that the breakdown does not have.
+    """
+    known = b.by_category()
+    for name in names:
+        if name not in known:
+            raise BadInput(b.id, f'no category "{name}"', f"it has {', '.join(known)}")
+    parts = [known[name] for name in names]
+    value, error = sum(p.value for p in parts), sum(p.error for p in parts)
+    return Interval(max(value - error, 0) / b.whole, value / b.whole, min((value + error) / b.whole, 1.0))
+
+
+def answer(what: str, of: Interval, by: Interval, base: Interval | None, of_wall: float, asked: list[Need]) -> Answer:
+    """Project and hold against the needs."""
+    found = amdahl.project(of, by, base, of_wall)
+    return Answer(what, found, tuple((need, *amdahl.against(found, need.pct)) for need in asked))
+
+
+def render(a: Answer) -> str:
+    """An answer as text."""
+    p = a.projection
+
+    def shown(i: Interval, unit: str) -> str:
+        if math.isinf(i.mid):
+            return "removed"
+        return f"{i.mid:,.4g} {unit} ({i.low:,.4g} to {i.high:,.4g})"
+
+    lines = [
+        f"{a.what}: {p.share.mid:.1%} of the wall time ({p.share.low:.1%} to {p.share.high:.1%})",
+        f"speed-up of it: {shown(p.speedup, 'x')}",
+        f"projected gain: {shown(p.gain_pct, '%')}; with the category removed: {shown(p.ceiling_pct, '%')}",
+    ]
+    if p.rate and p.ceiling_rate:
+        lines.append(f"projected rate: {shown(p.rate, 'tok/s')}; ceiling: {shown(p.ceiling_rate, 'tok/s')}")
+    lines += [f"{need.phase} ({need.condition}): {word}: {sentence}" for need, word, sentence in a.against]
+    return "\n".join([*lines, f"modelled, not measured; assumes that {p.assumed}"])

@@ -1,0 +1,86 @@
+"""A verdict with where it came from: the gate and the claims of a card held against one body of evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lab.card.gate import Evidence
+from lab.card.phases import Card, RecordedCase
+from lab.judge.rules import Verdict, judge
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A verdict with where it came from. `agrees` and the recorded fields are None for our own questions."""
+
+    phase: str
+    row: str
+    system: str
+    evidence: str
+    device: str
+    verdict: Verdict
+    claims: tuple[tuple[str, Verdict], ...]
+    recorded_id: str | None
+    recorded_verdict: str | None
+    differs: str
+    card_hash: str
+    gate_hash: str
+    note: str = ""
+
+    @property
+    def agrees(self) -> bool | None:
+        """Whether our word is the source's; LANDED, a fact about a branch, counts as GO."""
+        if self.recorded_verdict is None:
+            return None
+        return self.verdict.word == ("GO" if self.recorded_verdict == "LANDED" else self.recorded_verdict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `lab judge --json` prints."""
+        return {
+            "phase": self.phase,
+            "row": self.row,
+            "system": self.system,
+            "evidence": self.evidence,
+            "device": self.device,
+            "verdict": self.verdict.word,
+            "reason": self.verdict.reason,
+            "observed": self.verdict.observed,
+            "recorded_id": self.recorded_id,
+            "recorded_verdict": self.recorded_verdict,
+            "agrees": self.agrees,
+            "differs": self.differs,
+            "claims": [{"name": n, "verdict": v.word, "reason": v.reason} for n, v in self.claims],
+            "figures": sorted({i for f in self.verdict.findings for i in f.ids}),
+            "findings": [{**asdict(f), "condition": str(f.condition)} for f in self.verdict.findings],
+            "card_hash": self.card_hash,
+            "gate_hash": self.gate_hash,
+            "note": self.note,
+        }
+
+
+def judge_recorded(chosen: Iterable[Card]) -> list[Judgement]:
+    """Every recorded verdict of these cards, replayed from the recorded figures."""
+    return [judgement(c, case.evidence, "recorded", c.device, case) for c in chosen for case in c.recorded]
+
+
+def judgement(
+    c: Card, evidence: Evidence, kind: str, device: str, case: RecordedCase | None, note: str = ""
+) -> Judgement:
+    """The gate and the claims of one card held against one body of evidence."""
+    return Judgement(
+        phase=c.id,
+        row=c.row,
+        system=c.system,
+        evidence=kind,
+        device=device,
+        verdict=judge(c.gate, evidence),
+        claims=tuple((claim.name, judge(claim.gate, evidence)) for claim in c.claims),
+        recorded_id=case.verdict.id if case else None,
+        recorded_verdict=case.verdict.verdict if case else None,
+        differs=case.differs if case else "",
+        card_hash=c.card_hash,
+        gate_hash=c.gate_hash,
+        note=note,
+    )

@@ -1,0 +1,304 @@
+"""What the sources said about where the time goes, computed again from their own tables.
+
+data/attributions.toml names a formula below and, for its arguments, recorded breakdowns (by trace id), categories and
+recorded figures; the claim is a recorded figure or a value with its source. Nothing is typed here. Inputs are
+intervals of their printed digits, and a claim agrees when its own interval meets the result's: the sources print two or
+three digits, and 119 of 184 is 64.7 % or, at those digits, anything from 63.8 to 65.6 %. A claim declares whether it
+expects to agree, so one that does not follow from its own tables is a finding on record.
+
+`drifts` finds labels that moved between documents: one word with values that no rounding explains, and one value under
+two words. Such a bucket cannot be compared across documents, however precise each number is.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lab.base.errors import REPOSITORY, BadInput, nearest
+from lab.base.facts import only, text, texts
+from lab.base.vocabulary import read_toml
+from lab.card import recorded
+from lab.trace import amdahl, breakdowns, diff
+from lab.trace.amdahl import Interval
+from lab.trace.breakdowns import digit_error
+
+FILE = REPOSITORY / "data" / "attributions.toml"
+DRIFT = 0.05  # relative difference above which one label with two values has drifted
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """One claim, computed again: recorded and ours in `unit`, with the bounds that printed digits leave."""
+
+    id: str
+    name: str
+    unit: str
+    recorded: Interval
+    ours: Interval
+    agrees: bool
+    expected: str
+    note: str
+    formula: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Use:
+    """One document's value under one label: a recorded row, in the unit asked for."""
+
+    trace_id: str
+    document: str
+    category: str
+    label: str
+    value: float
+    error: float
+    workload: str
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A group of labels over documents: every use, and the sentences that say what moved."""
+
+    name: str
+    unit: str
+    uses: tuple[Use, ...]
+    findings: tuple[str, ...]
+
+
+# Formulas: trace ids, categories and Intervals in, an Interval out --------------------------------------------------
+
+
+def _sum(table: breakdowns.Breakdown, categories: Sequence[str]) -> Interval:
+    known = table.by_category() | {p.category: p for p in table.nested if p.category not in table.by_category()}
+    for name in categories:
+        if name not in known:
+            raise BadInput(FILE, f'{table.id} has no category "{name}"', nearest(name, known))
+    chosen = [known[name] for name in categories]
+    return Interval.of(sum(p.value for p in chosen), sum(p.error for p in chosen))
+
+
+def _divided(a: Interval, b: Interval, scale: float = 1.0) -> Interval:
+    corners = [x / y * scale for x in (a.low, a.high) for y in (b.low, b.high)]
+    return Interval(min(corners), a.mid / b.mid * scale, max(corners))
+
+
+def share(trace: str, categories: Sequence[str]) -> Interval:
+    """Categories of one table as a share of its stated whole, in %."""
+    table = breakdowns.from_recorded(trace)
+    return _divided(_sum(table, categories), Interval.of(table.whole, table.total_error), 100)
+
+
+def part(trace: str, categories: Sequence[str], unit: str) -> Interval:
+    """The time of categories in one table."""
+    return _sum(breakdowns.from_recorded(trace, unit), categories)
+
+
+def parts_sum(trace: str, unit: str) -> Interval:
+    """The sum of a table's parts."""
+    table = breakdowns.from_recorded(trace, unit)
+    return Interval.of(table.sum, sum(p.error for p in table.parts))
+
+
+def left_over(trace: str, unit: str) -> Interval:
+    """What a table's parts leave of its stated total."""
+    table = breakdowns.from_recorded(trace, unit)
+    return Interval.of(table.not_attributed, table.total_error + sum(p.error for p in table.parts))
+
+
+def gap(a: str, b: str, unit: str) -> Interval:
+    """Total of a minus total of b."""
+    found = _difference(a, b, unit)
+    return Interval.of(found.gap, found.gap_error)
+
+
+def delta(a: str, b: str, unit: str, categories: Sequence[str]) -> Interval:
+    """Time of categories in a minus that in b."""
+    line = _difference(a, b, unit).line(*categories)
+    return Interval.of(line.delta, line.error)
+
+
+def gap_share(a: str, b: str, unit: str, categories: Sequence[str]) -> Interval:
+    """The share of the gap between a and b that categories own, in %."""
+    line = _difference(a, b, unit).line(*categories)
+    if line.share is None or line.share_low is None or line.share_high is None:
+        raise BadInput(FILE, f"{a} and {b} have no gap", "a share of nothing does not exist")
+    return Interval(line.share_low * 100, line.share * 100, line.share_high * 100)
+
+
+def _difference(a: str, b: str, unit: str) -> diff.Difference:
+    return diff.difference(breakdowns.from_recorded(a, unit), breakdowns.from_recorded(b, unit))
+
+
+def with_copies(kernels_only: Interval, copies: Interval, window: Interval) -> Interval:
+    """Busy share of a window in %, from kernels alone (in %) and the time of copies beside them."""
+    added = _divided(copies, window, 100)
+    return Interval(kernels_only.low + added.low, kernels_only.mid + added.mid, kernels_only.high + added.high)
+
+
+def share_of_busy(busy: Interval, kernels_only: Interval) -> Interval:
+    """What is not kernels, as a share of busy time in %, from the two busy shares of one window."""
+    difference = Interval(busy.low - kernels_only.high, busy.mid - kernels_only.mid, busy.high - kernels_only.low)
+    return _divided(difference, busy, 100)
+
+
+def removed(base: Interval, trace: str, categories: Sequence[str], of_wall: Interval | None = None) -> Interval:
+    """Throughput with categories of one table removed (lab/trace/amdahl.py); of_wall: the table's whole, in %."""
+    wall = of_wall.mid / 100 if of_wall else 1.0
+    own = share(trace, categories)
+    fraction = Interval(own.low / 100, own.mid / 100, own.high / 100)
+    found = amdahl.project(fraction, Interval(float("inf"), float("inf"), float("inf")), base, wall).ceiling_rate
+    assert found is not None
+    return found
+
+
+FORMULAS: Mapping[str, Callable[..., Interval]] = {
+    f.__name__: f
+    for f in (share, part, parts_sum, left_over, gap, delta, gap_share, with_copies, share_of_busy, removed)
+}
+
+
+# The file -----------------------------------------------------------------------------------------------------------
+
+
+def reproduce(path: Path = FILE) -> list[Attribution]:
+    """Every claim of the file, computed again; raises BadInput for an unknown key, formula, figure or category."""
+    table = read_toml(path)
+    only(table, ("claim", "drift"), path, "top level")
+    return [_claim(entry, path, i) for i, entry in enumerate(table.get("claim", ()))]
+
+
+def _claim(entry: Any, path: Path, number: int) -> Attribution:
+    where = f"claim[{number}]"
+    only(entry, ("id", "name", "recorded", "formula", "arguments", "expected", "note"), path, where)
+    where = text(entry, "id", path, where)
+    formula = text(entry, "formula", path, where)
+    if formula not in FORMULAS:
+        raise BadInput(path, f'{where}: formula = "{formula}" is unknown', nearest(formula, FORMULAS))
+    expected = text(entry, "expected", path, where)
+    if expected not in ("agrees", "differs"):
+        raise BadInput(path, f'{where}: expected = "{expected}"', "write agrees or differs")
+    arguments = entry.get("arguments", {})
+    only(arguments, tuple(inspect.signature(FORMULAS[formula]).parameters), path, f"{where}.arguments")
+    values = {k: _number(v, path, f"{where}.{k}")[0] if isinstance(v, dict) else v for k, v in arguments.items()}
+    claimed, unit, source = _number(entry.get("recorded"), path, f"{where}.recorded")
+    try:
+        ours = FORMULAS[formula](**values)
+    except TypeError as error:
+        raise BadInput(path, f"{where}: {error}", f"{formula}{inspect.signature(FORMULAS[formula])}") from None
+    agrees = ours.meets(claimed)
+    name, note = text(entry, "name", path, where), text(entry, "note", path, where)
+    return Attribution(where, name, unit, claimed, ours, agrees, expected, note, formula, source)
+
+
+def _number(entry: Any, path: Path, where: str) -> tuple[Interval, str, str]:
+    """An Interval with its unit and source, from { figure = id } or { value = "text", unit, source }."""
+    if not isinstance(entry, dict):
+        raise BadInput(path, f"{where} = {entry!r}", 'write { figure = "id" } or { value = "1.0", unit = , source = }')
+    only(entry, ("figure", "value", "unit", "source"), path, where)
+    if "figure" in entry:
+        figure = recorded.figure(entry["figure"], path)
+        if not isinstance(figure.value, float):
+            raise BadInput(path, f"{where}: {figure.id} = {figure.value!r} is no number", "name another figure")
+        printed = f"{figure.value:g}"
+        return Interval.of(figure.value, digit_error(printed)), figure.unit, figure.id
+    printed = text(entry, "value", path, where)
+    try:
+        value = float(printed)
+    except ValueError:
+        raise BadInput(path, f'{where}: value = "{printed}" is no number', "write it as the source prints it") from None
+    return (
+        Interval.of(value, digit_error(printed)),
+        text(entry, "unit", path, where),
+        text(entry, "source", path, where),
+    )
+
+
+# Labels that drifted ------------------------------------------------------------------------------------------------
+
+
+def drifts(path: Path = FILE) -> list[Drift]:
+    """Every group of labels that the file watches, with what moved between documents."""
+    found = []
+    for i, entry in enumerate(read_toml(path).get("drift", ())):
+        where = f"drift[{i}]"
+        only(entry, ("name", "categories", "engine", "model", "phase", "unit", "arms"), path, where)
+        keys = {k: text(entry, k, path, where) for k in ("name", "engine", "model", "phase", "unit")}
+        if keys["unit"] not in breakdowns.UNITS:
+            raise BadInput(path, f'{where}: unit = "{keys["unit"]}"', nearest(keys["unit"], breakdowns.UNITS))
+        found.append(drift(texts(entry, "categories", path, where), arms=texts(entry, "arms", path, where), **keys))
+    return found
+
+
+def drift(
+    categories: Sequence[str], name: str, engine: str, model: str, phase: str, unit: str, arms: Sequence[str] = ()
+) -> Drift:
+    """Every recorded use of some categories for one engine, model and phase, and where their meaning moved.
+
+    arms: which arms of an A/B are the product; rows of other arms are left out, rows without an arm are in.
+    A finding is one value (within its digits) that two documents file under different categories for one workload, or
+    one category whose values over several documents differ by more than DRIFT and more than their digits.
+    """
+    uses = []
+    for trace_id in breakdowns.recorded_ids():
+        for row in breakdowns.rows(trace_id):
+            params = json.loads(row["params"] or "{}")
+            same = (row["engine"], row["model"], row["phase"]) == (engine, model, phase)
+            printed = row[breakdowns.UNITS[unit]]
+            same &= row["category"] in categories and params.get("arm", arms[0] if arms else None) in (*arms, None)
+            if same and printed and not params.keys() & {"invalid", "estimate"}:
+                document = row["source"].rpartition("/")[2]
+                error = _error(row, printed)
+                workload = ", ".join(f"{k} {params[k]}" for k in ("npp", "npl") if k in params)
+                uses.append(
+                    Use(trace_id, document, row["category"], row["kernel_name"], float(printed), error, workload)
+                )
+    return Drift(name, unit, tuple(uses), tuple(_findings(uses, unit)))
+
+
+def _error(row: Mapping[str, str], printed: str) -> float:
+    """Half a digit of the value, or of the share that it was computed from."""
+    if not row["share_pct"] or not float(row["share_pct"]):
+        return digit_error(printed)
+    return max(digit_error(printed), digit_error(row["share_pct"]) / float(row["share_pct"]) * float(printed))
+
+
+def _findings(uses: Sequence[Use], unit: str) -> list[str]:
+    found = []
+    for i, a in enumerate(uses):
+        for b in uses[i + 1 :]:
+            other_word = a.document != b.document and a.category != b.category and a.workload == b.workload
+            if other_word and abs(a.value - b.value) <= a.error + b.error:
+                found.append(
+                    f'{b.document} files {b.value:g} {unit} under {b.category} ("{b.label}"); {a.document} has the '
+                    f'same time, {a.value:g}, as {a.category} ("{a.label}")'
+                )
+    for category in dict.fromkeys(u.category for u in uses):
+        own = [u for u in uses if u.category == category]
+        low, high = min(own, key=lambda u: u.value), max(own, key=lambda u: u.value)
+        digits = low.error + high.error
+        if len({u.document for u in own}) > 1 and high.value - low.value > max(digits, DRIFT * high.value):
+            values = "; ".join(f'{u.value:g} "{u.label}" ({u.workload}) in {u.document}' for u in own)
+            found.append(f"{category} stands for values {high.value / low.value:.2f}x apart: {values}")
+    return found
+
+
+def render(claims: Sequence[Attribution], groups: Sequence[Drift]) -> str:
+    """Claims and drifts as text."""
+    lines = [f"{'attribution':58}{'recorded':>10}{'ours':>10}  {'bounds':17}{'unit':10}agrees"]
+    for c in claims:
+        bounds = f"{c.ours.low:.4g} to {c.ours.high:.4g}"
+        word = "yes" if c.agrees else "NO"
+        lines.append(f"{c.name[:57]:58}{c.recorded.mid:10.5g}{c.ours.mid:10.5g}  {bounds:17}{c.unit[:9]:10}{word}")
+        if not c.agrees or c.expected == "differs":
+            lines.append(f"    {c.note}")
+    for group in groups:
+        lines.append(f"\nlabels of {group.name}, {group.unit}:")
+        for u in group.uses:
+            lines.append(f'  {u.value:9.2f}  {u.category:16} "{u.label}" ({u.workload}) {u.document}')
+        lines += [f"  drift: {finding}" for finding in group.findings]
+    return "\n".join(lines)

@@ -1,0 +1,240 @@
+"""Checks on what two arms show: did the candidate run, are the arms whole, and is the effect larger than the noise."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+from lab.base import vocabulary
+from lab.judge.rules import THROUGHPUT
+from lab.study.audit.subject import (
+    FLOOR_PCT,
+    SIGMAS,
+    Answer,
+    Check,
+    Quantity,
+    Subject,
+    about,
+    change_pct,
+    effect,
+    short,
+)
+
+
+def zero_engagement(subject: Subject) -> Answer | None:
+    """`engaged` = 0: whatever was found beside it (`result`) is a property of the control."""
+    engaged, result = subject.one("engaged"), subject.one("result")
+    if engaged is None or engaged.value > 0:
+        return None
+    told = f", so the {result.facts.get('metric', 'result')} of {result} says nothing about it" if result else ""
+    return Answer(f"the candidate engaged {short(engaged.value)} times where it was judged{told}")
+
+
+def incomplete_arms(subject: Subject) -> Answer | None:
+    """Fewer `runs` than `planned`, or (in the note) an arm that is not there."""
+    runs, planned = subject.one("runs"), subject.one("planned")
+    if runs is not None and planned is not None:
+        if runs.value >= planned.value:
+            return None
+        return Answer(f"{short(runs.value)} of {short(planned.value)} planned runs were there when it was judged")
+    return Answer(subject.note) if subject.note else None
+
+
+def noise_floor(subject: Subject) -> tuple[float, str]:
+    """max(floor, 3 sigma of the control, the noise a source measured for this figure) in %, and what it is made of.
+
+    A card that declares another number of sigmas states it with its floor.
+    """
+    line, sd, noise = subject.one("floor"), subject.one("control_sd"), subject.one("noise")
+    floors = [(line.value if line else FLOOR_PCT, "the floor")]
+    if sd is not None:
+        sigmas = float(line.facts.get("sigmas", SIGMAS)) if line else SIGMAS
+        floors.append((sigmas * sd.value, f"{sigmas:g} sigma of the control, {sigmas:g} x {short(sd.value)} %"))
+    if noise is not None:
+        floors.append((noise.value, "the measured noise"))
+    return max(floors)
+
+
+def claim_inside_noise(subject: Subject) -> Answer | None:
+    """An effect that was claimed and is no larger than max(2 %, 3 sigma)."""
+    change, words = effect(subject)
+    floor, what = noise_floor(subject)
+    if math.isnan(change) or abs(change) > floor:
+        return None
+    return Answer(f"{words} is claimed as an effect, and {what} is {floor:.3g} %")
+
+
+def launch_drift(subject: Subject) -> Answer | None:
+    """Times summed over different numbers of launches, where the change per launch differs by more than the floor.
+
+    "overturned" when the effect that the sum shows goes away or turns, or a gain appears that it hid.
+    """
+    change, words = effect(subject)
+    before, after = subject.one("control_launches"), subject.one("candidate_launches")
+    if before is None or after is None or math.isnan(change) or not before.value > 0 or not after.value > 0:
+        return None
+    floor, _ = noise_floor(subject)
+    per_launch = 100.0 * ((1.0 + change / 100.0) * before.value / after.value - 1.0)
+    if abs(per_launch - change) <= floor:
+        return None
+    raw, corrected = _direction(change, floor), _direction(per_launch, floor)
+    turn = f"{raw} becomes {corrected}" if raw != corrected else f"{corrected} either way"
+    sentence = (
+        f"{words} over {short(before.value)} and {short(after.value)} launches is {per_launch:+.2f} % per launch: "
+        f"{turn} (floor {floor:.3g} %)"
+    )
+    turned = raw != corrected and (raw != "within noise" or corrected == "lower")
+    return Answer(sentence, "overturned" if turned else "unsound")
+
+
+def _direction(change: float, floor: float) -> str:
+    return "within noise" if abs(change) <= floor else "lower" if change < 0 else "higher"
+
+
+def between_session_noise(subject: Subject) -> Answer | None:
+    """An effect no larger than 3 sigma of the same arm over `sessions` (or `session_sd` in %)."""
+    change, words = effect(subject)
+    sessions = subject.roles.get("sessions", ())
+    stated = subject.one("session_sd")
+    if len({q.unit for q in sessions}) > 1 or math.isnan(change):
+        return None
+    if len(sessions) > 2:
+        values = [q.value for q in sessions]
+        sd_pct = 100.0 * statistics.stdev(values) / statistics.fmean(values)
+        told = (
+            f"one setting over {len(values)} sessions: mean {statistics.fmean(values):.1f} {sessions[0].unit}, "
+            f"{short(min(values))} to {short(max(values))}, CV {sd_pct:.2f} %"
+        )
+    elif stated is not None:
+        sd_pct, told = stated.value, f"the ratio varies by {stated.value:.2f} % from run to run"
+    else:
+        return None
+    if abs(change) > SIGMAS * sd_pct:
+        return None
+    return Answer(f"{words} lies inside {SIGMAS:g} sigma between sessions, {SIGMAS * sd_pct:.1f} % ({told})")
+
+
+def identical_path_spread(subject: Subject) -> Answer | None:
+    """An effect no larger than what two arms of one and the same code showed.
+
+    `identical_control`, `identical_candidate`: pairs in which both arms ran the same code; each is a lower bound of the
+    spread where it was taken, so the smallest of several is what any effect must exceed. `identical`: that spread in %.
+    """
+    change, words = effect(subject)
+    pairs = zip(subject.roles.get("identical_control", ()), subject.roles.get("identical_candidate", ()), strict=False)
+    spreads = [abs(change_pct(a, b)) for a, b in pairs] + [abs(q.value) for q in subject.roles.get("identical", ())]
+    spreads = [s for s in spreads if not math.isnan(s)]
+    if math.isnan(change) or not spreads or abs(change) > min(spreads):
+        return None
+    listed = ", ".join(f"{s:.2f}" for s in spreads)
+    which = f"by {listed} %" if len(spreads) == 1 else f"by {listed} %, the smallest of which is larger"
+    return Answer(f"{words} decides, and arms that ran the same code differ {which}")
+
+
+def profiled_throughput(subject: Subject) -> Answer | None:
+    """A throughput taken under a profiler (`profiled`), beside the same workload without one (`unprofiled`)."""
+    under = [q for q in subject.roles.get("profiled", ()) if _throughput(q) and q.facts.get("profiled")]
+    free = [q.value for q in subject.roles.get("unprofiled", ()) if _throughput(q) and not q.facts.get("profiled")]
+    if not under:
+        return None
+    taken = " and ".join(short(q.value) for q in under)
+    told = f"{taken} {under[0].unit} {'were' if len(under) > 1 else 'was'} taken under a profiler"
+    if not free:
+        return Answer(f"{told}, which slows what they count")
+    mean, slow = statistics.fmean(free), statistics.fmean(q.value for q in under)
+    many = f"the mean of {len(free)} runs" if len(free) > 1 else "the figure"
+    return Answer(f"{told}; {many} without one is {mean:.1f} {under[0].unit}, {mean / slow:.2f} times as much")
+
+
+def _throughput(quantity: Quantity) -> bool:
+    return vocabulary.unit(quantity.unit) in THROUGHPUT
+
+
+def blind_sentinel(subject: Subject) -> Answer | None:
+    """The op is so small a `share` of the timed region that the `claim` on it (in %) stays under the noise there."""
+    share, claim = subject.one("share"), subject.one("claim")
+    if share is None or claim is None:
+        return None
+    floor, what = noise_floor(subject)
+    part = share.value / 100.0 if share.unit == "%" else share.value
+    seen = part * abs(claim.value)
+    if seen > floor:
+        return None
+    sentence = (
+        f"the change is in {about(share)}{100.0 * part:.3g} % of the timed region, so the "
+        f"{abs(claim.value):.3g} % asked of it would move the region by {seen:.2g} %, and {what} is {floor:.3g} %"
+    )
+    return Answer(sentence)
+
+
+TWO_ARMS = (("change",), ("control", "candidate"))
+CHECKS = (
+    Check(
+        "zero-engagement",
+        "void",
+        "A candidate that never ran where it was judged has shown nothing, not even that it does no harm.",
+        (("engaged",),),
+        ("result",),
+        zero_engagement,
+    ),
+    Check(
+        "incomplete-arms",
+        "void",
+        "A verdict before all planned runs, or without one of its arms, is a placeholder.",
+        (("runs", "planned"),),
+        (),
+        incomplete_arms,
+    ),
+    Check(
+        "claim-inside-noise",
+        "inconclusive",
+        "An effect is claimed that is no larger than the noise floor it is judged under.",
+        TWO_ARMS,
+        ("control_sd", "noise", "floor"),
+        claim_inside_noise,
+    ),
+    Check(
+        "launch-drift",
+        "overturned",
+        "Summed kernel time of captures with different launch counts compares how long was captured, not how fast.",
+        tuple((*arms, "control_launches", "candidate_launches") for arms in TWO_ARMS),
+        ("control_sd", "noise", "floor"),
+        launch_drift,
+    ),
+    Check(
+        "between-session-noise",
+        "inconclusive",
+        "The same arm varies more from session to session than the effect that is claimed.",
+        tuple((*arms, role) for arms in TWO_ARMS for role in ("sessions", "session_sd")),
+        (),
+        between_session_noise,
+    ),
+    Check(
+        "identical-path-spread",
+        "inconclusive",
+        "An A/B is decided by less than what two runs of the same code differ by.",
+        tuple(
+            (*arms, *same)
+            for arms in TWO_ARMS
+            for same in (("identical_control", "identical_candidate"), ("identical",))
+        ),
+        (),
+        identical_path_spread,
+    ),
+    Check(
+        "profiled-throughput",
+        "unsound",
+        "A profiler slows the run: its kernel times hold, its tokens per second are no verdict.",
+        (("profiled",),),
+        ("unprofiled",),
+        profiled_throughput,
+    ),
+    Check(
+        "blind-sentinel",
+        "void",
+        "The timed region contains so little of the changed operation that the change asked for cannot show in it.",
+        (("share", "claim"),),
+        ("control_sd", "noise", "floor"),
+        blind_sentinel,
+    ),
+)

@@ -1,0 +1,146 @@
+"""What an audit check is given (a subject: quantities by role) and what it answers (a sentence, or nothing).
+
+A quantity is a number with its unit and the id it came from, whether a source printed it or this workbench measured
+it; so one check serves both. Ids of measured rows begin with `profiles/`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lab.base import vocabulary
+from lab.card.recorded import Figure
+
+SEVERITIES = {
+    "void": "the evidence proves nothing",
+    "overturned": "the figures say something else than the verdict",
+    "inconclusive": "the effect cannot be told from noise, or the line cannot decide",
+    "unsound": "the way it was formed is wrong, whatever the result",
+}
+FLOOR_PCT, SIGMAS = 2.0, 3.0  # the noise rule of the sources and of our judge where a card says nothing else
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A number of a subject.
+
+    value, unit: as printed or measured; id: a figure's id, a row's id, or "" for a line that a card declares.
+    withdrawn:   the source's word for taking it back, "" when it stands.
+    facts:       what else is known of it: clock, label, profiled, and what makes a figure the same quantity as another.
+    """
+
+    value: float
+    unit: str
+    id: str = ""
+    withdrawn: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{short(self.value)} {self.unit}"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What one check is asked of.
+
+    title:    what it is about, in a few words. evidence: "recorded" or "measured". word: the verdict that stands on it.
+    roles:    quantities by the name the check knows them under. verdicts, cards: ids that a reader can follow.
+    note:     a reason found elsewhere (a changed gate hash, a row under its floor), "" when the roles say everything.
+    """
+
+    title: str
+    evidence: str
+    roles: Mapping[str, tuple[Quantity, ...]]
+    word: str = ""
+    verdicts: tuple[str, ...] = ()
+    cards: tuple[str, ...] = ()
+    note: str = ""
+
+    def one(self, role: str) -> Quantity | None:
+        """The quantity of a role, None when the subject has none."""
+        found = self.roles.get(role, ())
+        return found[0] if found else None
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Every figure and row behind the subject, once."""
+        return tuple(dict.fromkeys(q.id for quantities in self.roles.values() for q in quantities if q.id))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Why a check fires: one sentence, and a severity where it is not the check's own."""
+
+    sentence: str
+    severity: str = ""
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check by name.
+
+    meaning:  one plain sentence: what is wrong when it fires. severity: a word of SEVERITIES.
+    needs:    groups of roles, one of which a binding must give in full; may: further roles that it understands.
+    run:      subject -> Answer, or None when nothing is wrong.
+    """
+
+    name: str
+    severity: str
+    meaning: str
+    needs: tuple[tuple[str, ...], ...]
+    may: tuple[str, ...]
+    run: Callable[[Subject], Answer | None]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A check that fired on a subject: the sentence, the word that was written on these figures, and the ids."""
+
+    check: str
+    severity: str
+    subject: str
+    evidence: str
+    sentence: str
+    word: str
+    verdicts: tuple[str, ...]
+    cards: tuple[str, ...]
+    figures: tuple[str, ...]
+
+
+def short(number: float) -> str:
+    """A number in six digits at most, without an exponent where that stays readable."""
+    return f"{number:,.0f}" if abs(number) >= 1e6 else f"{number:.6g}"
+
+
+def about(quantity: Quantity) -> str:
+    """ "about " in front of a figure that is an estimate, else nothing."""
+    return "about " if quantity.facts.get("estimate") else ""
+
+
+def from_figure(figure: Figure) -> Quantity:
+    """A recorded figure as a quantity; the caller has made sure that its value is a number."""
+    same = {"device": figure.device, "model": figure.model, "metric": figure.metric, "arm": figure.arm}
+    unit = vocabulary.unit(figure.unit)
+    facts = {**figure.params, **same, "kind": figure.kind, "delta_pct": figure.delta_pct}
+    return Quantity(float(figure.value), unit, figure.id, figure.withdrawn, facts)
+
+
+def change_pct(control: Quantity, candidate: Quantity) -> float:
+    """Candidate over control minus 1, in %; NaN where no change can be formed (another unit, control not positive)."""
+    if control.unit != candidate.unit or not control.value > 0:
+        return math.nan
+    return 100.0 * (candidate.value - control.value) / control.value
+
+
+def effect(subject: Subject) -> tuple[float, str]:
+    """(change in %, the words for it) from `change`, or from `control` and `candidate`; NaN without either."""
+    stated, control, candidate = subject.one("change"), subject.one("control"), subject.one("candidate")
+    if stated is not None:
+        return stated.value, f"{stated.value:+.2f} %"
+    if control is None or candidate is None:
+        return math.nan, ""
+    change = change_pct(control, candidate)
+    return change, f"{change:+.2f} % ({short(control.value)} -> {candidate})"

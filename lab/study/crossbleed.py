@@ -1,0 +1,141 @@
+"""Does a sequence in a batch ever say what another one was told: distinct code words, one per sequence.
+
+Every sequence of a batch is told its own code word and later asked for it. A recurrent state that two sequences share
+by mistake shows at once: the reply holds somebody else's word. Perplexity does not show it, nor does a single sequence.
+
+    clean  every reply holds its own word and nobody else's
+    dirty  some reply holds another sequence's word
+    lost   no reply holds another's, but some do not hold their own: the system forgets, which proves nothing here
+
+Only "clean" passes; "lost" is kept apart because a system that recalls nothing can never be caught bleeding.
+The batch is run at several sizes, since an aliased pool of two rows is clean at one and two sequences.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lab.base.errors import BadInput
+
+ALPHABET = "BCDFGHJKLMNPQRSTVWXZ"  # no vowels: no code word is an English word
+LENGTH = 6
+TIMEOUT_S = 600.0
+
+# words, one per sequence -> what each sequence replied, in the same order
+Recall = Callable[[Sequence[str]], Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch size: its status, and for every sequence that is not clean (sequence, whose word it said or -1)."""
+
+    np: int
+    status: str
+    words: tuple[str, ...]
+    replies: tuple[str, ...]
+    bled: tuple[tuple[int, int], ...]
+
+
+def code_words(count: int, seed: int) -> list[str]:
+    """`count` words of LENGTH letters, any two of which differ in every place, so that half a word is still nobody's.
+
+    Raises BadInput for more sequences than there are letters.
+    """
+    if not 1 <= count <= len(ALPHABET):
+        raise BadInput("crossbleed", f"np = {count}", f"choose 1 to {len(ALPHABET)} sequences")
+    rng = random.Random(seed)
+    columns = [rng.sample(ALPHABET, count) for _ in range(LENGTH)]
+    return ["".join(letters) for letters in zip(*columns, strict=True)]
+
+
+def examine(words: Sequence[str], replies: Sequence[str]) -> Batch:
+    """The status of one batch; raises BadInput when replies are missing."""
+    if len(words) != len(replies):
+        raise BadInput("crossbleed", f"{len(replies)} replies to {len(words)} sequences", "answer every sequence once")
+    bled, lost = [], []
+    for index, reply in enumerate(replies):
+        others = [other for other, word in enumerate(words) if other != index and word in reply]
+        bled += [(index, other) for other in others]
+        if not others and words[index] not in reply:
+            lost.append((index, -1))
+    status = "dirty" if bled else "lost" if lost else "clean"
+    return Batch(len(words), status, tuple(words), tuple(replies), tuple(bled + lost))
+
+
+def run(recall: Recall, sizes: Sequence[int], seed: int = 0) -> list[Batch]:
+    """A batch of every size, each with fresh words."""
+    if not sizes:
+        raise BadInput("crossbleed", "no batch size", "give at least one, e.g. 1,2,3,4")
+    batches = []
+    for size in sizes:
+        words = code_words(size, seed * 1000 + size)
+        batches.append(examine(words, recall(words)))
+    return batches
+
+
+def by_command(command: Sequence[str], prompt: str, timeout_s: float = TIMEOUT_S) -> Recall:
+    """A program under test: {prompts_file} in its arguments is a file of JSON lines {"sequence": i, "prompt": text}.
+
+    It runs the prompts in one batch and prints one JSON line {"sequence": i, "reply": text} for each, in any order.
+    prompt: the text of a sequence; {word} in it is its code word.
+    """
+    if "{word}" not in prompt or not any("{prompts_file}" in word for word in command):
+        raise BadInput("crossbleed", "the prompt has no {word}, or the command no {prompts_file}", "put it in")
+
+    def recall(words: Sequence[str]) -> Sequence[str]:
+        with tempfile.NamedTemporaryFile("w", suffix=".jsonl", encoding="utf-8") as file:
+            for index, word in enumerate(words):
+                file.write(json.dumps({"sequence": index, "prompt": prompt.replace("{word}", word)}) + "\n")
+            file.flush()
+            full = [part.replace("{prompts_file}", file.name) for part in command]
+            try:
+                done = subprocess.run(full, capture_output=True, text=True, errors="replace", timeout=timeout_s)
+            except subprocess.TimeoutExpired:
+                raise BadInput(full[0], f"no answer within {timeout_s:g} s", "try a smaller batch") from None
+            except OSError as problem:
+                raise BadInput(full[0], f"cannot be run ({problem.strerror})", "check the command") from None
+        if done.returncode:
+            last = " ".join(done.stderr.strip().splitlines()[-1:])
+            raise BadInput(full[0], f"exited with {done.returncode} at np = {len(words)}: {last}", "mend the command")
+        return _replies(full[0], done.stdout, len(words))
+
+    return recall
+
+
+def _replies(where: str, text: str, count: int) -> list[str]:
+    found: dict[int, str] = {}
+    for line in filter(str.strip, text.splitlines()):
+        try:
+            entry = json.loads(line)
+            index, reply = entry["sequence"], entry["reply"]
+        except (json.JSONDecodeError, KeyError, TypeError):
+            raise BadInput(where, f"printed {line[:60]!r}", 'print lines {"sequence": 0, "reply": "..."}') from None
+        if index in found or index not in range(count) or not isinstance(reply, str):
+            raise BadInput(where, f"sequence {index} of {count} is answered twice or unknown", "answer each once")
+        found[index] = reply
+    if len(found) != count:
+        raise BadInput(where, f"{len(found)} replies to {count} sequences", "answer every sequence once")
+    return [found[index] for index in range(count)]
+
+
+def to_json(batches: Sequence[Batch]) -> dict[str, Any]:
+    """{"passed": bool, "batches": [...]} for programs."""
+    return {"passed": all(b.status == "clean" for b in batches), "batches": [asdict(b) for b in batches]}
+
+
+def render(batches: Sequence[Batch]) -> str:
+    """A line per batch size; a batch that is not clean says who said whose word."""
+    lines = []
+    for batch in batches:
+        told = [
+            f"{index} said {other}'s {batch.words[other]}" if other >= 0 else f"{index} lost {batch.words[index]}"
+            for index, other in batch.bled
+        ]
+        lines.append(f"np={batch.np}: {batch.status}" + (f" ({'; '.join(told)})" if told else ""))
+    return "\n".join(lines)

@@ -1,0 +1,246 @@
+"""The flip map: a recorded verdict beside ours of the same question on another device, and what bounds each arm.
+
+A verdict belongs to a device. Where the word changes, the roofline says whether it had to: the map places both arms of
+a question on both devices and names the larger of three times, bytes over bandwidth, operations over the peak of their
+pipe, and launches times the gap between two kernels of a graph. The ratio of the arms' bounds is what the model
+expects of the change; the measured ratio stands beside it. Where a bound is the same in both arms (an occupancy lever,
+a fusion that moves nothing) the model expects no change and says so: then the word is about how a kernel is written.
+
+data/flips.toml pairs verdicts with cards and carries what cost.py cannot know (which pipe the recorded kernel used, how
+often an arm walks its bytes). Words, times and ratios are computed here from cards, rows, cost.py and devices.toml.
+The gap is measured on the device (profiles/<device>/ceilings) and stands for the recorded device too, which has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from lab.base import devices, vocabulary
+from lab.base.errors import REPOSITORY, BadInput, nearest
+from lab.card import phases
+from lab.check import families
+from lab.judge import evidence, verdicts
+from lab.place import ceilings, roofline
+from lab.row import store
+
+FILE = REPOSITORY / "data" / "flips.toml"
+ARMS = ("control", "candidate")
+KEYS = {"recorded", "card", "workload", "question", "why", "control_workload", "asks_otherwise", "front"}
+KEYS |= {f"{arm}{suffix}" for arm in ARMS for suffix in ("", "_there", "_walks", "_launches")}
+NUMBERS = {f"{arm}_{what}" for arm in ARMS for what in ("walks", "launches")}
+# Between these lines of the README stands the table of the pairs with `front = true`; `lab write --readme` renews it.
+README = REPOSITORY / "README.md"
+MARKS = ("<!-- written by lab write --readme -->", "<!-- end -->")
+GAP = "graph_gap"
+# Where a device has no peak with a source for a pipe, its bf16 one bounds from above what the operations take there.
+INSTEAD = "bf16"
+UNDECIDED = ("BLOCKED", "INVALID", "VACUOUS")
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The least time of one arm on one device, us, and which term it is: "bytes", "flops" or "launch".
+
+    pipe: where the operations run there.
+    """
+
+    bytes_us: float
+    flops_us: float
+    launch_us: float
+    pipe: str
+
+    @property
+    def us(self) -> float:
+        """The largest term."""
+        return max(self.bytes_us, self.flops_us, self.launch_us)
+
+    @property
+    def term(self) -> str:
+        """Its name."""
+        return {self.bytes_us: "bytes", self.flops_us: "flops", self.launch_us: "launch"}[self.us]
+
+    def __str__(self) -> str:
+        return f"{self.term} {self.us:.3g} us" + (f" ({self.pipe})" if self.term == "flops" else "")
+
+
+@dataclass(frozen=True)
+class Flip:
+    """One question on two devices.
+
+    there, here:     device ids; word_there, word_here: verdict words, word_here "" without rows.
+    bounds:          (device id, arm) -> Bound.
+    expected_pct:    device id -> change from the control's bound to the candidate's in %.
+    measured_pct:    the measured change at the workload on `here`, None without rows.
+    errors:          relative errors of the control and the candidate there, () without both.
+    asks_otherwise:  in what the two gates ask differently, "" where one word answers for both.
+    """
+
+    row: str
+    question: str
+    phase: str
+    card: str
+    workload: str
+    there: str
+    here: str
+    word_there: str
+    word_here: str
+    bounds: Mapping[tuple[str, str], Bound]
+    expected_pct: Mapping[str, float]
+    measured_pct: float | None
+    why: str
+    asks_otherwise: str
+    errors: tuple[float, ...] = ()
+    front: bool = False
+
+    @property
+    def flips(self) -> str:
+        """ "yes", "no", "partly", or "" where there are no two words on one question."""
+        if self.asks_otherwise or not self.word_here or {self.word_there, self.word_here} & set(UNDECIDED):
+            return ""
+        if "PARTIAL" in (self.word_there, self.word_here) and self.word_there != self.word_here:
+            return "partly"
+        return "no" if _kept(self.word_there) == _kept(self.word_here) else "yes"
+
+    @property
+    def explained_by(self) -> str:
+        """What bounds the arms on the two devices, in one sentence."""
+        terms = {d: [self.bounds[d, arm].term for arm in ARMS] for d in (self.there, self.here)}
+        words = {d: t[0] if t[0] == t[1] else f"{t[0]} then {t[1]}" for d, t in terms.items()}
+        same = terms[self.there] == terms[self.here]
+        on = f"{words[self.here]} on both" if same else ", ".join(f"{w} on {d}" for d, w in words.items())
+        changes = {d: self.expected_pct[d] for d in words}
+        if all(abs(change) < 1 for change in changes.values()):
+            return f"{on}; the arms have the same bound: a question of how the kernel is written"
+        figures = ", ".join(f"{change:+.0f} % on {d}" for d, change in changes.items())
+        return f"{on}; the bounds alone would make {figures}" + (f" ({self.why})" if self.why else "")
+
+
+def _kept(word: str) -> str:
+    """GO on modelled evidence is still a GO, and an effect inside the noise is no reason to keep a change."""
+    return {"CONDITIONAL-GO": "GO", "NEUTRAL": "NO-GO"}.get(word, word)
+
+
+def bound(device: devices.Device, cost: Any, walks: float, launches: float, gap_us: float) -> Bound:
+    """The three terms of a cost (kernels/common.py) on a device, us.
+
+    walks: how often the compulsory bytes are moved. A pipe that the device has no peak for counts as bf16.
+    """
+    pipe = cost.pipe if cost.pipe in device.peaks else INSTEAD
+    floor = roofline.place(device, cost.flops, cost.bytes, pipe)
+    return Bound(walks * floor.memory_us, floor.compute_us, launches * gap_us, pipe)
+
+
+def gap_us(device_id: str) -> float:
+    """The gap between two kernels of a replayed graph, us, from the newest ceilings of the device; 0 without any."""
+    found = ceilings.latest(device_id).get(GAP)
+    return found.value if found else 0.0
+
+
+@cache
+def entries(path: Path = FILE) -> Sequence[Mapping[str, Any]]:
+    """The pairs of data/flips.toml; raises BadInput, naming the key, for an unknown or missing one."""
+    raw = vocabulary.read_toml(path)
+    for number, entry in enumerate(raw.get("flip", []), start=1):
+        where = f"flip {number}"
+        for key, value in entry.items():
+            if key not in KEYS:
+                raise BadInput(path, f'{where}: unknown key "{key}"', nearest(key, KEYS))
+            number_given = isinstance(value, int | float) and value is not True
+            if (key in NUMBERS) != (number_given and value > 0):
+                raise BadInput(path, f"{where}: {key} = {value!r}", "walks and launches are numbers above zero")
+            if key == "front" and value is not True:
+                raise BadInput(path, f"{where}: front = {value!r}", "true, or leave it out")
+        for key in ("recorded", "card", "workload", "question"):
+            if key not in entry:
+                raise BadInput(path, f'{where}: key "{key}" is missing', "a pair without it cannot be placed")
+    return tuple(raw.get("flip", ()))
+
+
+def flips(here: str = "h200", path: Path = FILE) -> list[Flip]:
+    """Every pair of the file, in the order of the rows. Raises BadInput for an unknown verdict, card or workload."""
+    replayed = {j.recorded_id: j for j in verdicts.judge_recorded(phases.cards().values()) if j.recorded_id}
+    order = list(vocabulary.row_ids())
+    found = [_flip(entry, replayed, here, path) for entry in entries(path)]
+    return sorted(found, key=lambda flip: order.index(flip.row))
+
+
+def _flip(entry: Mapping[str, Any], replayed: Mapping[str, verdicts.Judgement], here: str, path: Path) -> Flip:
+    if entry["recorded"] not in replayed:
+        raise BadInput(path, f'no verdict has the id "{entry["recorded"]}"', nearest(entry["recorded"], replayed))
+    judged, card = replayed[entry["recorded"]], phases.card(entry["card"])
+    family = families.load(card.family)
+    workload = family.workload(entry["workload"])
+    measured_at = {"control": family.workload(entry.get("control_workload", workload.id)), "candidate": workload}
+    names = {
+        "control": card.control if "control_workload" not in entry else card.candidate,
+        "candidate": card.candidate,
+    }
+    places = {judged.device: "_there", here: ""}
+    bounds = {}
+    for device_id, suffix in places.items():
+        for arm in ARMS:
+            precision = entry.get(arm + suffix) or entry.get(arm) or family.candidate(names[arm]).precision
+            walks, launches = (float(entry.get(f"{arm}_{what}", 1)) for what in ("walks", "launches"))
+            cost = family.cost(measured_at[arm], precision)
+            bounds[device_id, arm] = bound(devices.get(device_id, path), cost, walks, launches, gap_us(here))
+    expected = {d: 100 * (bounds[d, "candidate"].us / bounds[d, "control"].us - 1) for d in places}
+    rows = [r for r in store.rows(here, card.id) if r["name"] in (card.control, card.candidate)]
+    return Flip(
+        row=phases.card(judged.phase).row,
+        question=entry["question"],
+        phase=judged.phase,
+        card=card.id,
+        workload=workload.id,
+        there=judged.device,
+        here=here,
+        word_there=judged.verdict.word,
+        word_here=evidence.judge_measured(card, here).verdict.word if rows else "",
+        bounds=bounds,
+        expected_pct=expected,
+        measured_pct=_change(rows, measured_at["control"].id, workload.id),
+        why=entry.get("why", ""),
+        asks_otherwise=entry.get("asks_otherwise", ""),
+        errors=_errors(rows, workload.id),
+        front="front" in entry,
+    )
+
+
+def _change(rows: Sequence[Mapping[str, Any]], control_workload: str, workload: str) -> float | None:
+    """Measured change in %: between the arms at one workload, or of the candidate from one workload to another."""
+    pairs = evidence.pairs(rows)
+    if control_workload == workload:
+        found = evidence.change_pct(*pairs.get(workload, (None, None)))
+        return None if found is None else found[0]
+    times = [pairs.get(w, (None, None))[1] for w in (control_workload, workload)]
+    base, now = ((row or {}).get("median_us") for row in times)
+    return None if base is None or now is None else 100 * (now / base - 1)
+
+
+def _errors(rows: Sequence[Mapping[str, Any]], workload: str) -> tuple[float, ...]:
+    pair = evidence.pairs(rows).get(workload, (None, None))
+    stated = [evidence.errors(row).get("") for row in pair if row]
+    return tuple(e for e in stated if e is not None) if len(stated) == 2 and None not in stated else ()
+
+
+def readme(text: str, found: Sequence[Flip]) -> str:
+    """The README's text with its table made again from the pairs marked `front`; BadInput where its marks are gone."""
+    start, end = (text.find(mark) for mark in MARKS)
+    if not 0 <= start < end:
+        raise BadInput(
+            README, f'"{MARKS[0]}" and "{MARKS[1]}" are not there in this order', "put them around the table"
+        )
+    lines = ["| row | question | recorded | measured kernels | their change | card |", "|---|---|---|---|---|---|"]
+    for flip in (f for f in found if f.front):
+        question = flip.question + (f" ({flip.asks_otherwise})" if flip.asks_otherwise else "")
+        word = "" if flip.asks_otherwise else f"{flip.word_there} ({flip.there})"
+        shown = flip.measured_pct is not None and flip.word_here not in ("", *UNDECIDED)
+        change = f"{flip.measured_pct:+.0f} % at `{flip.workload}`" if shown else ""
+        if shown and flip.errors and max(flip.errors) > 2 * min(flip.errors):  # a price beside the time
+            change += ", error {:.2g} % instead of {:.2g} %".format(*(100 * e for e in reversed(flip.errors)))
+        here_word = f"{flip.word_here} ({flip.here})" if flip.word_here else "not measured yet"
+        lines.append(f"| {flip.row} | {question} | {word} | {here_word} | {change} | `{flip.card}` |")
+    return text[: start + len(MARKS[0])] + "\n" + "\n".join(lines) + "\n" + text[end:]

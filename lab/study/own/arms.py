@@ -1,0 +1,260 @@
+"""Which figures are the control, which the candidate, and which of the card's workloads they belong to.
+
+Two files are two arms (`--rows control=A --rows candidate=B`); one file holds both when a field tells them apart
+(`--rows FILE --arm control:flash_attn=0 --arm candidate:flash_attn=1`). A card's workload says its axes in its name
+(npl32, npp512, ntg128, depth4096, ctx2048, or a llama-bench test such as tg128 or pp512@d4096);
+`--map WORKLOAD:FIELD=VALUE,...` adds what the name does not say. Values may hold * and ?.
+
+A workload takes figures of one shape and one configuration per arm, and the same shape in both. Where several remain,
+nothing is averaged and none is picked: the workload stays without evidence, and the reason names the fields that
+differ, which is what `--map` has to say.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.base.errors import BadInput, nearest
+from lab.study.own.sample import Sample
+
+ARMS = ("control", "candidate")
+Where = Mapping[str, str]
+FIELD = re.compile(r",(?=[A-Za-z_]\w*=)")
+DECLARED = re.compile(r"(?<![A-Za-z0-9])(npl|npp|ntg|depth|ctx)(\d+)(?![A-Za-z0-9])")
+AXES = {"npl", "npp", "ntg", "depth", "ctx", "test"}
+TEST = re.compile(r"(?:pp|tg)\d+(?:@d\d+)?")
+WITHIN_ONE_ARM = ("file",)  # repetitions of one configuration may come from several files
+
+
+@dataclass(frozen=True)
+class Match:
+    """What stands for one (metric, workload) of the card. reason: why there is no evidence, "" where there is.
+
+    where: the fields asked for; of the workload's name only `unchecked` words were not compared with anything.
+    """
+
+    metric: str
+    workload: str
+    where: Where
+    control: tuple[Sample, ...] = ()
+    candidate: tuple[Sample, ...] = ()
+    reason: str = ""
+    unchecked: str = ""
+
+    def arm(self, name: str) -> tuple[Sample, ...]:
+        """The figures of one arm."""
+        return self.control if name == "control" else self.candidate
+
+
+def rows_flag(word: str) -> tuple[str, Path]:
+    """`control=FILE`, `candidate=FILE` or `FILE` -> (arm or "", file); raises BadInput for a misspelt arm."""
+    arm, separator, rest = word.partition("=")
+    if separator and arm in ARMS:
+        return arm, Path(rest)
+    if separator and not Path(word).exists() and re.fullmatch(r"[A-Za-z]+", arm):
+        raise BadInput(f"--rows {word}", f'"{arm}" is no arm', nearest(arm, ARMS))
+    return "", Path(word)
+
+
+def selector(flag: str, word: str) -> tuple[str, dict[str, str]]:
+    """`NAME:FIELD=VALUE,FIELD=VALUE` -> (NAME, {FIELD: VALUE}); a comma inside a value is kept."""
+    name, separator, rest = word.partition(":")
+    pairs = dict(part.split("=", 1) for part in FIELD.split(rest) if "=" in part)
+    if not separator or not pairs or not all(key.isidentifier() for key in pairs):
+        raise BadInput(f"{flag} {word}", "is not NAME:FIELD=VALUE", f"write it like {flag} {EXAMPLES[flag]}")
+    return name, pairs
+
+
+EXAMPLES = {"--arm": "control:flash_attn=0", "--map": "WORKLOAD:npl=32,npp=128"}
+
+
+def agrees(sample: Sample, where: Where) -> bool:
+    """Whether a figure has every field asked for: equal as numbers, or as text with * and ?."""
+    fields = sample.fields
+    return all(key in fields and _same(fields[key], value) for key, value in where.items())
+
+
+def _same(have: str, want: str) -> bool:
+    try:
+        return float(have) == float(want)
+    except ValueError:
+        # A bracket is part of a parameter (ne=[8,1,1,1]) and no character class.
+        return fnmatch.fnmatchcase(have, want.replace("[", "[[]"))
+
+
+def known_fields(flag: str, where: Where, samples: Iterable[Sample]) -> None:
+    """Raise BadInput for a field that no figure has."""
+    known = {key for sample in samples for key in sample.fields}
+    for key in where:
+        if key not in known:
+            raise BadInput(flag, f'no figure has a field "{key}"', nearest(key, known))
+
+
+def split(
+    labelled: Sequence[tuple[str, Sequence[Sample]]], selectors: Mapping[str, Where]
+) -> tuple[dict[str, list[Sample]], int]:
+    """(arm -> figures, how many belong to neither); raises BadInput when it is not clear which is which.
+
+    labelled:  for each file, its arm ("" when the file was given without one) and its figures.
+    selectors: arm -> fields, from `--arm`; needed for files without an arm.
+    """
+    for arm, where in selectors.items():
+        if arm not in ARMS:
+            raise BadInput("--arm", f'"{arm}" is no arm', nearest(arm, ARMS))
+        known_fields("--arm", where, [s for _, samples in labelled for s in samples])
+    arms: dict[str, list[Sample]] = {arm: [] for arm in ARMS}
+    neither = 0
+    for given, samples in labelled:
+        if not given and not selectors:
+            axes = {key for s in samples for key in s.axes}
+            varying = differing(samples, axes) or differing(samples, ("params",))
+            hint = f"; {samples[0].file.name} varies in {varying}" if varying else ""
+            remedy = (
+                "give --rows control=FILE --rows candidate=FILE, or --arm control:FIELD=VALUE for one file with both"
+            )
+            raise BadInput(f"--rows {samples[0].file.name}", f"is of no arm{hint}", remedy)
+        for sample in samples:
+            names = [given] if given else [arm for arm, where in selectors.items() if agrees(sample, where)]
+            if len(names) > 1:
+                raise BadInput("--arm", f"{sample.id} is both control and candidate", "name a field that differs")
+            neither += not names
+            for name in names:
+                arms[name].append(sample)
+    for arm in ARMS:
+        if not arms[arm]:
+            where = selectors.get(arm, {})
+            asked = ", ".join(f"{k}={v}" for k, v in where.items()) if where else "no file"
+            everything = [s for _, samples in labelled for s in samples]
+            values = _values(everything, where) if where else ""
+            remedy = f"the files have {values}" if values else f"give --rows {arm}=FILE or --arm {arm}:FIELD=VALUE"
+            raise BadInput("lab judge --rows", f"nothing is the {arm} ({asked})", remedy)
+    return arms, neither
+
+
+def _values(samples: Iterable[Sample], where: Where) -> str:
+    found = {key: sorted({s.fields[key] for s in samples if key in s.fields})[:6] for key in where}
+    return "; ".join(f"{key} {', '.join(values)}" for key, values in found.items() if values)
+
+
+def differing(samples: Sequence[Sample], ignore: Iterable[str] = ()) -> str:
+    """The fields in which figures differ, with their values, in one phrase: "n_ubatch (512, 1024)"."""
+    keys = dict.fromkeys(key for sample in samples for key in sample.fields)
+    phrases = []
+    for key in keys:
+        values = sorted({s.fields.get(key, "not stated") for s in samples})
+        if len(values) > 1 and key not in ignore:
+            more = ", ..." if len(values) > 4 else ""
+            phrases.append(f"{key} ({', '.join(values[:4])}{more})")
+    return ", ".join(phrases)
+
+
+def declared(workload: str) -> tuple[dict[str, str], str]:
+    """(the axes that a workload's name declares, the words of it that declare nothing)."""
+    if TEST.fullmatch(workload):
+        return {"test": workload}, ""
+    axes = {found[1]: found[2] for found in DECLARED.finditer(workload)}
+    words = [word for word in re.split(r"[^A-Za-z0-9]+", DECLARED.sub(" ", workload)) if word]
+    return axes, " ".join(words)
+
+
+def match(
+    wanted: Iterable[tuple[str, str]],
+    arms: Mapping[str, Sequence[Sample]],
+    maps: Mapping[str, Where],
+    arm_fields: Iterable[str] = (),
+) -> list[Match]:
+    """For each (metric, workload) of the card, the figures of both arms, or why there are none.
+
+    Raises BadInput where the arms were timed by two tools.
+
+    maps:       workload -> fields, from `--map`; added to, and stronger than, what the name declares.
+    arm_fields: fields that tell the arms apart, in which the shapes may therefore differ.
+    """
+    asked = {}
+    for metric, workload in wanted:
+        axes, words = declared(workload)
+        given = maps.get(workload, {})
+        # A further axis (npp=128) says nothing about the name's other words; a model, a file or an operator may.
+        asked[metric, workload] = ({**axes, **given}, "" if given.keys() - AXES else words)
+    found = [
+        _match(metric, workload, where, words, asked, arms, tuple(arm_fields))
+        for (metric, workload), (where, words) in asked.items()
+    ]
+    return [_alone(m, found) for m in found]
+
+
+def _alone(m: Match, found: Iterable[Match]) -> Match:
+    """The match, or none where another workload of the card stands on the same figures."""
+    own = {id(s) for s in (*m.control, *m.candidate)}
+    for other in found:
+        shared = [s for s in (*other.control, *other.candidate) if id(s) in own]
+        if shared and m.workload and other.workload and (other.metric, other.workload) != (m.metric, m.workload):
+            names = " and ".join(sorted([m.workload, other.workload]))
+            reason = f"{names} both match {shared[0].id}: tell them apart with --map"
+            return Match(m.metric, m.workload, m.where, reason=reason, unchecked=m.unchecked)
+    return m
+
+
+def _match(
+    metric: str,
+    workload: str,
+    where: Where,
+    words: str,
+    asked: Mapping[tuple[str, str], tuple[Where, str]],
+    arms: Mapping[str, Sequence[Sample]],
+    arm_fields: tuple[str, ...],
+) -> Match:
+    name = workload or "the whole phase"
+    remedy = f"say which figures they are with --map {workload}:FIELD=VALUE"
+
+    def without(reason: str) -> Match:
+        return Match(metric, workload, where, reason=reason, unchecked=words)
+
+    shape = ", ".join(f"{k}={v}" for k, v in where.items()) or "anything"
+    if workload and not where:
+        return without(f"{name} declares no axis (npl, npp, ntg, depth, ctx or a test name): {remedy}")
+    twins = [w for (m, w), (other, _) in asked.items() if m == metric and w != workload and dict(other) == dict(where)]
+    if twins:
+        names = sorted([name, *twins])
+        how = f"tell them apart with --map {names[0]}:FIELD=VALUE"
+        return without(f"{' and '.join(names)} ask for the same, {shape}: {how}")
+    chosen: dict[str, tuple[Sample, ...]] = {}
+    for arm in ARMS:
+        relevant = [s for s in arms[arm] if s.metric == metric and agrees(s, where)]
+        found = [s for s in relevant if s.status == "ok"]
+        if not found:
+            refused = next((f": {s.id} says unsupported" for s in relevant if s.status == "unsupported"), "")
+            return without(f"{arm} has no {metric} for {name} ({shape}){refused}")
+        differ = differing(_configurations(found), WITHIN_ONE_ARM)
+        if differ:
+            return without(f"{arm} has several figures for {name} ({shape}) that differ in {differ}: {remedy}")
+        chosen[arm] = tuple(found)
+    one, other = (chosen[arm][0].tool for arm in ARMS)
+    if one != other:
+        what = f"{name}: the control is from {one}, the candidate from {other}"
+        raise BadInput("--rows", what, "time both arms with one tool")
+    shapes = {arm: _shape(found[0], arm_fields) for arm, found in chosen.items()}
+    if shapes["control"] != shapes["candidate"]:
+        keys = {k for shape in shapes.values() for k in shape}
+        differ = ", ".join(
+            f"{k} ({shapes['control'].get(k, 'not stated')} against {shapes['candidate'].get(k, 'not stated')})"
+            for k in sorted(keys)
+            if shapes["control"].get(k) != shapes["candidate"].get(k)
+        )
+        return without(f"the arms have different shapes for {name}: {differ}")
+    return Match(metric, workload, where, chosen["control"], chosen["candidate"], unchecked=words)
+
+
+def _configurations(found: Sequence[Sample]) -> list[Sample]:
+    """One figure of each configuration; repeated runs of the same one are repetitions."""
+    by_fields = {tuple((k, v) for k, v in sorted(s.fields.items()) if k not in WITHIN_ONE_ARM): s for s in found}
+    return list(by_fields.values())
+
+
+def _shape(sample: Sample, arm_fields: tuple[str, ...]) -> dict[str, str]:
+    """The axes as text; the spelled-out parameter list is left out, its parts are there by name."""
+    return {k: str(v) for k, v in sample.axes.items() if k != "params" and k not in arm_fields}

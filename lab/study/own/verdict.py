@@ -1,0 +1,344 @@
+"""From two arms to a verdict: the readings, what must be said beside them, and the page that `lab judge --rows` prints.
+
+What makes two runs no comparison is refused in one line: another tool, another GPU or CPU, a model with another number
+of parameters. What a reader must know is said in the note: arms from different builds (every change between them is
+then part of the effect), arms that differ in nothing the files record, several settings changed at once, one
+repetition, unchecked correctness, no interleaving. The evidence is called imported and never measured: this workbench
+neither ran nor checked it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from lab.base import console, devices, vocabulary
+from lab.base.errors import BadInput, nearest
+from lab.card import phases
+from lab.card.gate import Reading, arrival_of
+from lab.judge import evidence, verdicts
+from lab.study.own import arms as which
+from lab.study.own import backend_ops, batched_bench, read
+from lab.study.own.arms import ARMS, Match
+from lab.study.own.sample import Imported, Sample
+
+METRICS = ("decode_tps", "prefill_tps", "kernel_us")
+BUILD = ("build_commit", "build_number")
+MODEL = ("model_filename", "model_type", "model_size", "model_n_params")
+HARDWARE = ("gpu_info", "cpu_info")
+# llama-batched-bench fills all its sequences before the first step: there is nothing to arrive later.
+ARRIVAL = {batched_bench.TOOL: "burst"}
+FEW = 3  # repetitions from which a standard deviation is worth its name
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A verdict on imported evidence with everything that it rests on."""
+
+    judgement: verdicts.Judgement
+    matches: tuple[Match, ...]
+    files: tuple[tuple[str, Imported], ...]
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The judgement's object with `imported`: the files, the mapping and the warnings."""
+        return {
+            **self.judgement.to_json(),
+            "imported": {
+                "files": [
+                    {"file": i.path.name, "tool": i.tool, "arm": arm or None, "figures": len(i.samples)}
+                    for arm, i in self.files
+                ],
+                "mapping": [_mapping(m) for m in self.matches],
+                "warnings": list(self.notes),
+            },
+        }
+
+
+def judge(
+    card: phases.Card,
+    rows: Sequence[str],
+    arm_flags: Sequence[str] = (),
+    map_flags: Sequence[str] = (),
+    device: str | None = None,
+) -> Outcome:
+    """Hold a card's gate against somebody's own files; raises BadInput for what cannot be compared at all.
+
+    rows:      values of `--rows`; arm_flags, map_flags: values of `--arm` and `--map` (see lab/study/own/arms.py).
+    device:    the GPU, where the files do not name one.
+    """
+    selectors, maps = _once("--arm", arm_flags), _once("--map", map_flags)
+    for name in maps:
+        if name and name not in card.workloads:
+            raise BadInput(f"--map {name}", f"is no workload of {card.id}", nearest(name, card.workloads))
+    flags = [which.rows_flag(word) for word in rows]
+    twice = {path for _, path in flags if [p.resolve() for _, p in flags].count(path.resolve()) > 1}
+    if twice:
+        raise BadInput(f"--rows {min(twice)}", "is given twice", "a file compared with itself says nothing")
+    files = tuple((arm, read(path)) for arm, path in flags)
+    arms, neither = which.split([(arm, i.samples) for arm, i in files], selectors)
+    for where in maps.values():
+        which.known_fields("--map", where, [*arms["control"], *arms["candidate"]])
+    wanted = dict.fromkeys(
+        (c.metric, c.workload)
+        for gate in (card.gate, *(claim.gate for claim in card.claims))
+        for _, c in gate.conditions()
+        if c.metric in METRICS
+    )
+    arm_fields = [key for where in selectors.values() for key in where]
+    matches = tuple(which.match(wanted, arms, maps, arm_fields))
+    used = [m for m in matches if not m.reason]
+    _refuse_other_machine(used)
+    place = _place(used or [Match("", "", {}, tuple(arms["control"]), tuple(arms["candidate"]))], device)
+    peaks = [p.base for p in devices.get(place).peaks.values()] if place in devices.ids() else []
+    readings = {(m.metric, m.workload): _reading(m, arms, max(peaks, default=math.inf)) for m in used}
+    notes = [note for _, imported in files for note in imported.notes]
+    notes += [f"{neither} figures belong to neither arm"] if neither else []
+    notes += _warnings(card, used, arms, place)
+    starts = [{"started": s.when} for m in used for arm in ARMS for s in m.arm(arm) if _time(s)]
+    notes += [text for text in [evidence.staleness(card, starts)] if text]
+    notes = list(dict.fromkeys(notes))
+    judgement = verdicts.judgement(card, readings, "imported", place, None, note="; ".join(notes))
+    return Outcome(_explained(judgement, matches), matches, files, tuple(notes))
+
+
+def _once(flag: str, words: Sequence[str]) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for word in words:
+        name, where = which.selector(flag, word)
+        if name in found:
+            raise BadInput(f"{flag} {word}", f'"{name}" is given twice', "put its fields into one flag")
+        found[name] = where
+    return found
+
+
+def _explained(judgement: verdicts.Judgement, matches: Iterable[Match]) -> verdicts.Judgement:
+    """BLOCKED with the reason: why each workload without evidence has none, and what these tools never print."""
+    if judgement.verdict.word != "BLOCKED":
+        return judgement
+    unmatched = {(m.metric, m.workload): m.reason for m in matches if m.reason}
+    asked = [(f.condition.metric, f.condition.workload) for f in judgement.verdict.decisive]
+    reasons = list(dict.fromkeys(unmatched[key] for key in asked if key in unmatched))
+    never = sorted({metric for metric, _ in asked} - set(METRICS))
+    if never:
+        reasons.append(f"these tools do not print {', '.join(never)}")
+    if all(key in unmatched or key[0] in never for key in asked):
+        text = f"evidence incomplete: {'; '.join(reasons)}"
+    else:  # something else is missing too (a unit, an arm), which the judge has said
+        text = "; ".join([judgement.verdict.reason, *reasons])
+    return replace(judgement, verdict=replace(judgement.verdict, reason=text))
+
+
+def _stated(samples: Iterable[Sample], keys: Iterable[str]) -> str:
+    """What figures say under some keys, "" when they say nothing: "RTX 4090", "8cf427ff 5163"."""
+    words = [dict.fromkeys(str(s.made[k]) for s in samples if s.made.get(k) not in (None, "")) for k in keys]
+    return " ".join(", ".join(word) for word in words if word)
+
+
+def _refuse_other_machine(used: Iterable[Match]) -> None:
+    """Raise BadInput where the arms of one workload cannot be one comparison."""
+    for m in used:
+        for key in HARDWARE:
+            one, other = (_stated(m.arm(arm), (key,)) for arm in ARMS)
+            if one and other and one != other:
+                what = f"{m.workload or m.metric}: the control ran on {one}, the candidate on {other}"
+                raise BadInput("--rows", what, "measure both arms on one machine")
+        one, other = (_stated(m.arm(arm), ("model_n_params",)) for arm in ARMS)
+        if one and other and one != other:
+            models = [_stated(m.arm(arm), ("model_type", "model_n_params")) for arm in ARMS]
+            what = f"{m.workload or m.metric}: the control ran {models[0]}, the candidate {models[1]} parameters"
+            raise BadInput("--rows", what, "measure both arms with one model")
+
+
+def _place(used: Sequence[Match], device: str | None) -> str:
+    """The device's id where it is known here, else its name as the files give it."""
+    named = _stated([s for m in used for arm in ARMS for s in m.arm(arm)], ("gpu_info",))
+    given = devices.get(device, "--device").id if device else ""
+    try:
+        found = devices.get(named).id if named else ""
+    except BadInput:
+        found = named
+    if given and found and given != found:
+        raise BadInput(f"--device {device}", f"but the files say {named}", "leave --device out")
+    return given or found or "device not stated"
+
+
+def _reading(m: Match, arms: Mapping[str, Sequence[Sample]], peak_flop_s: float) -> Reading:
+    """One reading; figures of several units keep them all, so that the judge refuses them."""
+    samples = [*m.control, *m.candidate]
+    units = list(dict.fromkeys(vocabulary.unit(s.unit) for s in samples))
+    values = {arm: [v for s in m.arm(arm) for v in s.values] for arm in ARMS}
+    control = values["control"]
+    wrong = next((s.wrong for s in samples if s.wrong), "")
+    failed = [s for arm in ARMS for t in m.arm(arm)[:1] for s in _tests(t, arms[arm]) if s.status == "incorrect"]
+    fast = [s for s in samples if s.flop_s > peak_flop_s]
+    if fast:
+        peak = f"the device's highest dense peak, {peak_flop_s / 1e12:.0f}"
+        wrong = f"{fast[0].id} claims {fast[0].flop_s / 1e12:.0f} TFLOP/s, above {peak}"
+    if failed:
+        wrong = f"{failed[0].axes['op']} fails {failed[0].tool} ({failed[0].id})"
+    return Reading(
+        unit="" if "" in units else " and ".join(units),
+        control=statistics.fmean(control) if control else None,
+        candidate=statistics.fmean(values["candidate"]) if values["candidate"] else None,
+        control_sd_pct=100 * statistics.stdev(control) / statistics.fmean(control) if len(control) > 1 else None,
+        ids=tuple(s.id for s in samples),
+        impossible=wrong,
+        arrival=arrival_of(_arrival(s) for s in samples),
+    )
+
+
+def _arrival(sample: Sample) -> str:
+    """The arrivals that its tool cannot but produce, else those that the figure states, "" where neither says."""
+    return ARRIVAL.get(sample.tool) or sample.fields.get("arrival", "")
+
+
+def _tests(timed: Sample, arm: Iterable[Sample]) -> list[Sample]:
+    """The correctness results of the very operator and parameters that were timed, on the same backend."""
+    backend = timed.made.get("backend_name")
+    return [
+        s
+        for s in arm
+        if s.status in ("passed", "incorrect") and s.axes == timed.axes and s.made.get("backend_name") == backend
+    ]
+
+
+def _time(sample: Sample) -> datetime | None:
+    try:
+        when = datetime.fromisoformat(sample.when)
+    except ValueError:
+        return None
+    return when if when.tzinfo else None
+
+
+def _warnings(
+    card: phases.Card, used: Sequence[Match], arms: Mapping[str, Sequence[Sample]], place: str
+) -> Iterable[str]:
+    """What a reader of the verdict must know about these figures."""
+    if not used:
+        return
+    if place != card.device:
+        yield f"the card asks about {card.device}, these figures are from {place}"
+    sides = {arm: [s for m in used for s in m.arm(arm)] for arm in ARMS}
+    everything = sides["control"] + sides["candidate"]
+    yield from _provenance(sides)
+    settings = {arm: {k: v for s in sides[arm] for k, v in s.settings.items()} for arm in ARMS}
+    changed = [k for k in settings["control"] if settings["candidate"].get(k) != settings["control"][k]]
+    if len(changed) > 1:
+        listed = which.differing(everything, {k for s in everything for k in s.fields} - set(changed))
+        yield f"the arms differ in {len(changed)} settings: {listed}"
+    for m in used:
+        counts = {arm: sum(len(s.values) for s in m.arm(arm)) for arm in ARMS}
+        if min(counts.values()) < FEW:
+            had = " and ".join(f"{n} of the {arm}" for arm, n in counts.items())
+            name = m.workload or m.metric
+            yield f"{name}: {had} repetitions, too few for a noise floor; the card's minimum is used"
+        if m.unchecked:
+            yield f'{m.workload}: nothing in the files was compared with "{m.unchecked}"'
+        if m.metric == "kernel_us":
+            operator = m.candidate[0].axes
+            yield f"{m.workload or m.metric} is taken to be {operator['op']}({operator['params']}) on the user's word"
+        if m.metric == "kernel_us" and not all(_tests(m.arm(arm)[0], arms[arm]) for arm in ARMS):
+            yield f"{m.workload or m.metric}: these files hold no correctness test of that operator for both arms"
+        for arm in ARMS:
+            files = dict.fromkeys(s.file.name for s in m.arm(arm))
+            if len(files) > 1:
+                name = m.workload or m.metric
+                yield f"{name}: {len(files)} files of the {arm} are pooled as repetitions ({', '.join(files)})"
+    if any(s.tool == backend_ops.TOOL for s in everything):
+        yield "test-backend-ops times a repeated graph by the host's clock: warm L2, launch gaps included, a mean"
+    times = {arm: [t for s in sides[arm] if (t := _time(s))] for arm in ARMS}
+    if all(times.values()):
+        orders = (ARMS, tuple(reversed(ARMS)))
+        gap_s = max((min(times[late]) - max(times[early])).total_seconds() for early, late in orders)
+        if gap_s > 0:
+            apart = f"{gap_s / 60:.0f} min" if gap_s < 5400 else f"{gap_s / 3600:.1f} h"
+            yield f"the arms ran one after the other ({apart} between them): a drift of the machine counts as effect"
+
+
+def _provenance(sides: Mapping[str, Sequence[Sample]]) -> Iterable[str]:
+    """Build, model and hardware of the arms where they differ, are absent, or nothing at all differs."""
+    builds, models = ({arm: _stated(sides[arm], keys) for arm in ARMS} for keys in (BUILD, MODEL))
+    hardware = {arm: _stated(sides[arm], HARDWARE) for arm in ARMS}
+    absent = [
+        word for word, found in (("build", builds), ("model", models), ("GPU", hardware)) if not all(found.values())
+    ]
+    tools = {s.tool for side in sides.values() for s in side}
+    if tools == {backend_ops.TOOL} and "model" in absent:
+        absent.remove("model")  # an operator test has none
+    if absent:
+        yield f"the files do not name the {' or '.join(absent)} of both arms: that it is the same is the user's word"
+    if all(builds.values()) and builds["control"] != builds["candidate"]:
+        pair = f"{builds['control']} against {builds['candidate']}"
+        yield f"the arms are different builds ({pair}): every change between them is part of the effect"
+    if all(models.values()) and models["control"] != models["candidate"]:
+        yield f"the arms ran different model files ({models['control']} against {models['candidate']})"
+    ignored = {"file", "test_time"}
+    if builds["control"] and not which.differing([sides["control"][0], sides["candidate"][0]], ignored):
+        yield "the arms differ in nothing that the files record: what was changed is the user's word"
+
+
+def _mapping(m: Match) -> dict[str, Any]:
+    values = {arm: [v for s in m.arm(arm) for v in s.values] for arm in ARMS}
+    return {
+        "workload": m.workload,
+        "metric": m.metric,
+        "where": dict(m.where),
+        "reason": m.reason,
+        "shape": {k: v for s in m.candidate[:1] for k, v in s.axes.items()},
+        **{
+            arm: {
+                "figures": [s.id for s in m.arm(arm)],
+                "unit": next((s.unit for s in m.arm(arm)), None),
+                "mean": statistics.fmean(values[arm]) if values[arm] else None,
+                "repetitions": len(values[arm]),
+                "made": dict(m.arm(arm)[0].made) if m.arm(arm) else {},
+                "settings": dict(m.arm(arm)[0].settings) if m.arm(arm) else {},
+            }
+            for arm in ARMS
+        },
+    }
+
+
+def render(outcome: Outcome) -> str:
+    """The verdict, every condition, the mapping and the warnings, for a terminal."""
+    j = outcome.judgement
+    lines = [f"{j.phase} on imported evidence, {j.device}: {j.verdict.word}. {j.verdict.reason}."]
+    lines += [f"claim {name}: {v.word}. {v.reason}." for name, v in j.claims]
+    lines += [f"  {f.role}: {f}" for f in j.verdict.findings]
+    cells = []
+    for m in outcome.matches:
+        asked = ", ".join(f"{k}={v}" for k, v in m.where.items()) or "anything"
+        shown = [_shown(m.arm(arm)) for arm in ARMS] if not m.reason else ["-", "-"]
+        source = m.reason or f"{', '.join(s.id for s in m.control)}; {', '.join(s.id for s in m.candidate)}"
+        cells.append((m.workload or "(phase)", m.metric, asked, *shown, source))
+    if cells:
+        header = ("workload", "metric", "is", "control", "candidate", "from")
+        lines += ["", console.table(header, cells, (20, 12, 24, 24, 24, 40))]
+    if outcome.notes:
+        lines += ["", *(f"note: {note}" for note in outcome.notes)]
+    return "\n".join(lines)
+
+
+def _shown(samples: Sequence[Sample]) -> str:
+    values = [v for s in samples for v in s.values]
+    spread = f" sd {statistics.stdev(values):.3g}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.6g} {samples[0].unit or 'no unit'}{spread}, n {len(values)}"
+
+
+def card_of(word: str) -> phases.Card:
+    """A card by its id, or by its path for a card of one's own that lies elsewhere."""
+    return phases.load(Path(word)) if word.endswith(".toml") else phases.card(word)
+
+
+def run(arguments: argparse.Namespace) -> Outcome:
+    """The verdict that `lab judge CARD --rows ...` asks for."""
+    if arguments.all or len(arguments.phase) != 1:
+        raise BadInput("lab judge --rows", "needs exactly one card", "see `lab phases`, or give a card's .toml file")
+    return judge(card_of(arguments.phase[0]), arguments.rows, arguments.arm, arguments.map, arguments.device)

@@ -1,0 +1,295 @@
+"""The normalised trace: one shape for what nsys, PyTorch's profiler and Nsight Compute record.
+
+A trace is columns, not objects: a serving capture has millions of kernels, and a Python object each would cost a
+gigabyte and a minute. Columns are NumPy arrays (Arrow and ADBC read them, NumPy computes on them), one frozen
+dataclass per kind of row. Times are integer nanoseconds on the tool's own clock, as the tools record them: floats lose
+nanoseconds after a few months of uptime. Rows are sorted by start, which every interval computation relies on.
+
+Kinds are kept apart because they mean different things. Kernels compute. Copies and fills (memcpy, memset) keep the
+device busy and compute nothing. A graph row is a whole CUDA graph that the profiler did not look into: it has a
+duration and no contents, so nothing here ever splits it. NVTX ranges and API calls are host time and never busy time.
+
+Tools that give totals and no timeline (nsys stats' kernel summary, Nsight Compute) use the same type with
+`timeline=False`: start is 0, end is the total and `instances` says how many launches it adds up. Spans, unions, idle
+time and overlap do not exist for them, and whoever asks is refused.
+
+Given up: what only one tool knows (register counts, call stacks, payloads). Environment variables and process output,
+which nsys stores beside the kernels, are never read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lab.base.errors import BadInput
+
+Int64 = NDArray[np.int64]
+Int32 = NDArray[np.int32]
+NONE = -1  # no graph, no graph node, no correlation, unknown process
+# CUPTI's copy kinds by number (ENUM_CUDA_MEMCPY_OPER in an nsys export); the unified-memory kinds migrate pages.
+COPY_KINDS = (
+    *("unknown", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP"),
+    *("UVM HtoD", "UVM DtoH", "UVM DtoD"),
+)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Equal-length columns; the base of every kind of row."""
+
+    start_ns: Int64
+    end_ns: Int64
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @property
+    def duration_ns(self) -> Int64:
+        """end - start of each row, ns."""
+        return self.end_ns - self.start_ns
+
+    def take(self, rows: NDArray[Any] | slice) -> Self:
+        """The rows selected by a mask, by indices or by a slice, in that order."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return type(self)(**{k: v[rows] if isinstance(v, np.ndarray) else v for k, v in values.items()})
+
+    @classmethod
+    def empty(cls) -> Self:
+        """No rows."""
+        return cls.of()
+
+    @classmethod
+    def of(cls, **columns: Any) -> Self:
+        """Columns from sequences, sorted by start; a column not given is NONE (0 for bytes), stored once, not per row.
+
+        Raises BadInput when the columns differ in length, which only a defect of a reader can cause.
+        """
+        given = {k: np.asarray(v) for k, v in columns.items() if v is not None}
+        lengths = {len(v) for v in given.values()} or {0}
+        if len(lengths) != 1:
+            raise BadInput("trace", f"columns of {cls.__name__} differ in length: {sorted(lengths)}", "report this")
+        n = lengths.pop()
+        full: dict[str, Any] = {}
+        for f in fields(cls):
+            kind = np.int64 if f.name in WIDE else np.int32
+            if f.name in given:
+                full[f.name] = given[f.name].astype(kind, copy=False)
+            elif f.name == "instances":
+                full[f.name] = None
+            else:
+                default = 0 if f.name in ("start_ns", "end_ns", "bytes", "kind", "name", "label", "scope") else NONE
+                full[f.name] = np.broadcast_to(np.asarray(default, kind), (n,))
+        start = full["start_ns"]
+        built = cls(**full)
+        if n > 1 and bool((start[1:] < start[:-1]).any()):
+            return built.take(np.argsort(start, kind="stable"))
+        return built
+
+
+# Nanoseconds, bytes and 64-bit identifiers; every other column fits 32 bits.
+WIDE = ("start_ns", "end_ns", "correlation", "graph_node", "bytes", "thread", "instances")
+
+
+@dataclass(frozen=True)
+class Activity(Columns):
+    """Device activity.
+
+    device, context, stream: the tool's numbers; a stream is one only together with device, process and context.
+    process:     the launching process's id, NONE where the tool does not say.
+    correlation: joins to the API call that launched it, together with the process (numbers repeat across processes).
+    graph_node:  the CUDA graph node it ran as, NONE outside graphs.
+    graph:       the CUDA graph it belongs to, NONE outside graphs.
+    """
+
+    device: Int32
+    context: Int32
+    stream: Int32
+    process: Int32
+    correlation: Int64
+    graph_node: Int64
+    graph: Int32
+
+
+@dataclass(frozen=True)
+class Kernels(Activity):
+    """Kernel executions. name: index into Trace.names (full, with templates). instances: launches a row adds up."""
+
+    name: Int32
+    instances: Int64 | None
+
+    @property
+    def count(self) -> int:
+        """Launches, whatever the number of rows."""
+        return len(self) if self.instances is None else int(self.instances.sum())
+
+
+@dataclass(frozen=True)
+class Copies(Activity):
+    """Memory copies. bytes; kind: index into COPY_KINDS."""
+
+    bytes: Int64
+    kind: Int32
+
+
+@dataclass(frozen=True)
+class Fills(Activity):
+    """Memory sets, bytes."""
+
+    bytes: Int64
+
+
+@dataclass(frozen=True)
+class GraphLaunches(Activity):
+    """CUDA graphs recorded as a whole (nsys graph mode): opaque, never decomposed. graph_exec: its instance."""
+
+    graph_exec: Int32
+
+
+@dataclass(frozen=True)
+class Ranges(Columns):
+    """NVTX push/pop and start/end ranges, host time.
+
+    label: index into Trace.labels. thread: the tool's thread id. scope: 0 for a range of its thread (push/pop), 1 for
+    one of the whole process (start/end).
+    """
+
+    label: Int32
+    process: Int32
+    thread: Int64
+    domain: Int32
+    scope: Int32
+
+
+@dataclass(frozen=True)
+class Calls(Columns):
+    """CUDA runtime and driver calls, host time. name: index into Trace.call_names."""
+
+    process: Int32
+    thread: Int64
+    correlation: Int64
+    name: Int32
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One capture, or one window of it.
+
+    tool, tool_version, schema_version: what recorded and exported it; "" where the file does not say.
+    graph_mode:   how CUDA graphs appear IN THIS FILE: "node" (their kernels are rows), "graph" (opaque rows),
+                  "none" (no graph was launched), "unknown" (launched, but the file does not show the work).
+    graph_setting: what the capture was asked for ("node", "graph"), "" where the file does not say.
+    gpus:         names of the GPUs that the trace uses, by device number, where known.
+    names, labels, call_names: texts that the columns `name` and `label` index.
+    warnings:     what limits the trace, one sentence each.
+    timeline:     False for tools that give totals only.
+    windows_ns:   the intervals that a window selected, None for the whole capture; the span is their union.
+    whole:        the capture that this is a window of, None for a capture itself.
+    metrics:      Nsight Compute's metrics, one mapping per kernel row: metric -> (value, unit).
+    steps:        how many equal units (decode steps, replays, instances of a range) the windows hold, None unknown.
+    domains:      names of NVTX domains by number, where the file has them.
+    host:         host-side waits and profiler overhead, kind -> (count, summed ns); never part of busy time.
+    """
+
+    tool: str
+    source: str
+    tool_version: str = ""
+    schema_version: str = ""
+    graph_mode: str = "unknown"
+    graph_setting: str = ""
+    gpus: dict[int, str] = field(default_factory=dict)
+    names: Sequence[str] = ()
+    labels: Sequence[str] = ()
+    call_names: Sequence[str] = ()
+    kernels: Kernels = field(default_factory=Kernels.empty)
+    memcpy: Copies = field(default_factory=Copies.empty)
+    memset: Fills = field(default_factory=Fills.empty)
+    graphs: GraphLaunches = field(default_factory=GraphLaunches.empty)
+    ranges: Ranges = field(default_factory=Ranges.empty)
+    calls: Calls = field(default_factory=Calls.empty)
+    warnings: tuple[str, ...] = ()
+    timeline: bool = True
+    windows_ns: tuple[tuple[int, int], ...] | None = None
+    window_label: str = ""
+    whole: Trace | None = field(default=None, repr=False)
+    metrics: tuple[dict[str, tuple[Any, str]], ...] = ()
+    steps: int | None = None
+    domains: dict[int, str] = field(default_factory=dict)
+    host: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def activities(self) -> tuple[Activity, ...]:
+        """Everything that occupies a device: kernels, copies, fills, opaque graphs."""
+        return (self.kernels, self.memcpy, self.memset, self.graphs)
+
+    def but(self, **changes: Any) -> Trace:
+        """The same trace with some fields replaced; `warn` adds sentences to the warnings."""
+        added = tuple(changes.pop("warn", ()))
+        return replace(self, warnings=self.warnings + added, **changes)
+
+    def require_timeline(self, what: str) -> None:
+        """Raises BadInput when the file holds totals only, so `what` does not exist for it."""
+        if not self.timeline:
+            remedy = "use the sqlite export of the same capture, or cuda_gpu_trace"
+            raise BadInput(self.source, f"{self.tool} totals have no timeline, so no {what}", remedy)
+
+
+@dataclass(frozen=True)
+class NameTotal:
+    """One kernel name's launches and summed time; min and max where rows are single launches."""
+
+    name: str
+    count: int
+    sum_ns: int
+
+
+def totals_by_name(trace: Trace) -> list[NameTotal]:
+    """Launches and summed ns of every kernel name in the trace, largest sum first, ties by name.
+
+    Opaque graphs, copies and fills are not in it: they are no kernels.
+    """
+    kernels = trace.kernels
+    if not len(kernels):
+        return []
+    size = len(trace.names)
+    sums = _exact_sums(kernels.name, kernels.duration_ns, size)
+    if kernels.instances is None:
+        counts = np.bincount(kernels.name, minlength=size)
+    else:
+        counts = _exact_sums(kernels.name, kernels.instances, size)
+    merged: dict[str, tuple[int, int]] = {}
+    for i in np.flatnonzero(counts).tolist():
+        count, total = merged.get(trace.names[i], (0, 0))
+        merged[trace.names[i]] = (count + int(counts[i]), total + int(sums[i]))
+    found = [NameTotal(name, count, total) for name, (count, total) in merged.items()]
+    return sorted(found, key=lambda t: (-t.sum_ns, t.name))
+
+
+def _exact_sums(codes: Int32, values: Int64, size: int) -> Int64:
+    """Sums of integers by code. bincount's weights are doubles, exact while a sum stays below 2^53 (104 days of ns)."""
+    return np.rint(np.bincount(codes, weights=values, minlength=size)).astype(np.int64)
+
+
+def short_name(name: str) -> str:
+    """A kernel's base name for display: without return type, templates, arguments and namespaces.
+
+    `void at::native::vectorized_elementwise_kernel<4, ...>(int, ...)` gives `vectorized_elementwise_kernel`. Never
+    categorise by it: CUTLASS and ATen keep what tells kernels apart in the template arguments.
+    """
+    depth = 0
+    plain: list[str] = []
+    for i, letter in enumerate(name):
+        if letter == "<" or (letter == "(" and not name.startswith("(anonymous namespace)", i) and not depth):
+            if letter == "(" and plain and not "".join(plain).strip().endswith("::"):
+                break
+            depth += letter == "<"
+        elif letter == ">" and depth:
+            depth -= 1
+        elif not depth:
+            plain.append(letter)
+    words = "".join(plain).strip().split()
+    return (words[-1].split("::")[-1] if words else "") or name

@@ -1,0 +1,175 @@
+"""The summary of a trace as text, and the choice of its window from the command line's arguments.
+
+The order follows the questions: what file is this, how long, how busy, what was it busy with, and what may not be
+concluded. Every share stands beside its denominator. Refusals and warnings come last, where they are read.
+"""
+
+from __future__ import annotations
+
+import re
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lab.base.errors import BadInput
+
+if TYPE_CHECKING:
+    from lab.trace.model import Trace
+
+UNITS_US = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The arguments of `lab trace`."""
+    parser.add_argument("file", type=Path, help="nsys sqlite, nsys stats CSV, PyTorch profiler JSON(.gz), ncu --csv")
+    parser.add_argument("--rules", help="category rules: .toml, a folder, or a gputrc2graph JSON[#engine/model]")
+    window = parser.add_mutually_exclusive_group()
+    window.add_argument("--nvtx", metavar="GLOB", help="only what was launched inside these NVTX ranges")
+    window.add_argument(
+        "--time", metavar="START:END", help="only between these times after the first activity (us, 2ms)"
+    )
+    window.add_argument("--replay", type=int, metavar="N", help="only the n-th CUDA graph launch (-1 the last)")
+    window.add_argument("--steady", action="store_true", help="only the repeating decode steps")
+    parser.add_argument("--nth", type=int, metavar="N", help="with --nvtx: only the n-th instance")
+    parser.add_argument("--graph", type=int, metavar="ID", help="with --replay: of this graph, default the largest")
+    parser.add_argument("--steps", type=float, help="steps in the window, for us per step")
+    parser.add_argument("--tokens", type=float, help="tokens made in the window, for us per token")
+    parser.add_argument("--top", type=int, default=20, help="how many kernels and ranges to list (default 20)")
+
+
+def summary_of(arguments: Namespace) -> dict[str, Any]:
+    """The summary that the arguments ask for; raises BadInput for arguments that do not go together."""
+    from lab.trace import categories
+    from lab.trace.files import read
+    from lab.trace.summary import summarise
+
+    for flag in ("steps", "tokens"):
+        value = getattr(arguments, flag)
+        if value is not None and not 0 < value < float("inf"):
+            raise BadInput(f"--{flag}", f"{value:g} is no count", "give a number above zero")
+    if arguments.top < 0:
+        raise BadInput("--top", f"{arguments.top}", "give 0 or more")
+    trace = windowed(read(arguments.file), arguments)
+    return summarise(trace, categories.load(arguments.rules), arguments.steps, arguments.tokens, arguments.top)
+
+
+def windowed(trace: Trace, arguments: Namespace) -> Trace:
+    """The window of a trace that the arguments choose; the whole trace when they choose none."""
+    from lab.trace import steady, windows
+
+    for flag, needs in (("nth", "nvtx"), ("graph", "replay")):
+        if getattr(arguments, flag) is not None and getattr(arguments, needs) is None:
+            raise BadInput(f"--{flag}", f"needs --{needs}", f"add --{needs}")
+    if arguments.nvtx is not None:
+        return windows.by_nvtx(trace, arguments.nvtx, arguments.nth)
+    if arguments.time is not None:
+        return windows.by_time(trace, *_interval(arguments.time))
+    if arguments.replay is not None:
+        return windows.by_replay(trace, arguments.replay, arguments.graph)
+    return steady.steady_decode(trace) if arguments.steady else trace
+
+
+def _interval(text: str) -> tuple[float, float]:
+    """`100:250`, `2ms:3.5ms`: two times in us."""
+    found = re.fullmatch(r"([\d.]+)([a-z]*):([\d.]+)([a-z]*)", text.strip())
+    try:
+        if found is None:
+            raise ValueError
+        times = float(found[1]) * UNITS_US[found[2] or "us"], float(found[3]) * UNITS_US[found[4] or "us"]
+    except (ValueError, KeyError):
+        raise BadInput("--time", f'"{text}"', "give START:END, e.g. 100us:2.5ms; units ns, us, ms, s") from None
+    return times
+
+
+def render(s: Mapping[str, Any]) -> str:
+    """The summary for a person."""
+    version = f" {s['tool_version']}" if s["tool_version"] else ""
+    schema = f", schema {s['schema_version']}" if s["schema_version"] else ""
+    lines = [f"{s['source']}: {s['tool']}{version}{schema}, CUDA graphs: {s['graph_mode']}, {s['window']}"]
+    lines += [f"GPU {g['device']}: {g['name'] or 'not named in the file'}" for g in s["gpus"]]
+    lines.append("")
+    lines += (
+        _times(s) if s["span_us"] is not None else [f"kernels: {s['kernel_count']}, {_us(s['kernel_sum_us'])} summed"]
+    )
+    lines += ["", *_categories(s)]
+    if s["top_kernels"]:
+        lines += ["", f"{'kernel':44}{'category':20}{'count':>9}{'us':>14}{'us/launch':>12}{'of kernels':>12}"]
+        lines += [
+            f"{_cut(k['short_name'], 43):44}{_cut(k['category'], 19):20}{k['count']:9}{k['sum_us']:14,.1f}"
+            f"{_figure(k['us_per_launch']):>12}{_percent(k['share_of_kernel_sum']):>12}"
+            for k in s["top_kernels"]
+        ]
+    if s["nvtx"]:
+        lines += ["", f"{'NVTX range':64}{'count':>9}{'host us':>16}"]
+        lines += [f"{_cut(n['name'], 63):64}{n['count']:9}{n['host_us']:16,.1f}" for n in s["nvtx"]]
+    lines.append("")
+    for i in s["identities"]:
+        word = "holds" if i["holds"] else "DOES NOT HOLD"
+        lines.append(f"{word}: {i['identity']}: {i['left_us']:,.3f} and {i['right_us']:,.3f} us")
+    lines += [f"refused: {text}" for text in s["refused"]]
+    lines += [f"warning: {text}" for text in s["warnings"]]
+    return "\n".join(lines)
+
+
+def _times(s: Mapping[str, Any]) -> list[str]:
+    span = s["span_us"] or float("nan")
+    rows = [
+        ("span", s["span_us"], "first activity to last, or the window"),
+        ("busy", s["busy_union_us"], f"{s['busy_union_us'] / span:.1%} of span; kernels, copies, fills, opaque graphs"),
+        ("idle", s["idle_us"], f"{s['idle_us'] / span:.1%} of span"),
+        (
+            "kernels, union",
+            s["kernel_union_us"],
+            f"{s['kernel_union_us'] / span:.1%} of span; {s['kernel_count']} kernels",
+        ),
+        ("kernels, sum", s["kernel_sum_us"], "durations added up"),
+        ("overlap", s["overlap_us"], "summed less busy"),
+    ]
+    if s["graph_launches"]:
+        text = f"{s['graph_launches']} graph launches, {s['graph_launches_truncated']} truncated"
+        rows.append(("opaque graphs, sum", s["opaque_graph_us"], text))
+    lines = [f"{name:20}{us:16,.1f} us  {text}" for name, us, text in rows]
+    if len(s["per_device"]) > 1:
+        for d in s["per_device"]:
+            share = d["busy_union_us"] / d["span_us"] if d["span_us"] else float("nan")
+            busy = f"busy {_us(d['busy_union_us'])} of {_us(d['span_us'])} ({share:.1%})"
+            lines.append(f"device {d['device']}: {busy}, idle {_us(d['idle_us'])}, kernels {_us(d['kernel_union_us'])}")
+    for t in s["per_stream"][:12] if len(s["per_stream"]) > 1 else ():
+        where = f"device {t['device']} process {t['process']} stream {t['stream']}"
+        lines.append(
+            f"{where}: {_us(t['union_us'])} busy, {_us(t['overlap_us'])} overlap within, "
+            f"{_us(t['concurrent_us'])} beside other streams"
+        )
+    return lines
+
+
+def _categories(s: Mapping[str, Any]) -> list[str]:
+    per = [
+        (key, title) for key, title in (("us_per_step", "us/step"), ("us_per_token", "us/token")) if s[key[7:] + "s"]
+    ]
+    head = f"{'category':32}{'count':>9}{'us':>14}{'us/launch':>12}{'of busy':>10}{'of kernels':>12}"
+    lines = [head + "".join(f"{title:>12}" for _, title in per)]
+    for c in s["categories"]:
+        lines.append(
+            f"{_cut(c['name'], 31):32}{c['count']:9}{c['sum_us']:14,.1f}{_figure(c['us_per_launch']):>12}"
+            f"{_percent(c['share_of_busy']):>10}{_percent(c['share_of_kernel_sum']):>12}"
+            + "".join(f"{_figure(c[key]):>12}" for key, _ in per)
+        )
+    return lines
+
+
+def _us(value: float) -> str:
+    return f"{value:,.1f} us"
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.3f}"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."

@@ -1,0 +1,72 @@
+"""`lab rows`: what profiles/ holds, one flat object a row, for programs and as a table.
+
+A row on the disk carries every sample and every circumstance; this is the part that a reader compares, under keys that
+stay the same whatever a row lacks: a key that a row does not have is null, never absent, and a row that failed has its
+status and nulls instead of times. Filters are checked before anything is read, so that a misspelt family is told the
+nearest one instead of an empty list; a known word that nobody has measured yet is an empty list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from lab.base import console, devices
+from lab.base.errors import BadInput, nearest
+from lab.card import phases
+from lab.check import families
+from lab.row import store
+
+KEYS: tuple[str, ...] = (
+    "device",
+    "phase",
+    "family",
+    "arm",
+    "name",
+    "precision",
+    "workload_id",
+    "workload",
+    "status",
+    "message",
+)
+KEYS += ("timer", "l2", "median_us", "iqr_us", "n", "converged", "relative_error", "run", "commit")
+
+
+def listing(family: str | None = None, phase: str | None = None, device: str | None = None) -> list[dict[str, Any]]:
+    """The rows that pass the filters, oldest run first, each with exactly KEYS.
+
+    device: an id or a name that the driver reports. median_us, iqr_us: microseconds; relative_error: a ratio.
+    Raises BadInput, naming the nearest word, for a family, phase or device that is unknown.
+    """
+    if family is not None and family not in families.names():
+        raise BadInput("--family", f'no family is named "{family}"', nearest(family, families.names()))
+    measured = {path.parts[-3] for path in store.FOLDER.glob("*/*/*/rows.jsonl")}
+    known = {*phases.cards(), *measured}  # a phase whose card is gone keeps its rows
+    if phase is not None and phase not in known:
+        raise BadInput("--phase", f'no phase has the id "{phase}"', nearest(phase, known))
+    place = None if device is None else devices.get(device, "--device").id
+    return [{key: _none(key, row.get(key)) for key in KEYS} for row in store.rows(place, phase, family)]
+
+
+def _none(key: str, value: Any) -> Any:
+    """A commit that was not known when the row was written is none."""
+    return None if key == "commit" and value == "unknown" else value
+
+
+def render(listed: Iterable[Mapping[str, Any]]) -> str:
+    """The rows as a table for a terminal of 150 columns."""
+    cells = []
+    for row in listed:
+        iqr = "" if row["iqr_us"] is None else f" ({row['iqr_us']:.2f})"
+        time = row["status"] if row["median_us"] is None else f"{row['median_us']:.2f}{iqr}"
+        error = "-" if row["relative_error"] is None else f"{row['relative_error']:.1e}"
+        how = ", ".join(word for word in (row["timer"], row["l2"]) if word) or "-"
+        settled = "" if row["converged"] in (True, None) else " not converged"
+        where = f"{row['device']} {row['phase']}"
+        cells.append(
+            (where, row["workload_id"], f"{row['arm']} {row['name']}", time, error, how + settled, str(row["run"]))
+        )
+    if not cells:
+        return "no measured rows"
+    header = ("device, phase", "workload", "arm", "median us (IQR)", "rel. error", "timer, L2", "run")
+    return console.table(header, cells, (20, 28, 34, 18, 10, 14, 18))

@@ -1,0 +1,80 @@
+"""`python -m lab.write.pairing notebooks/NAME.py ...`: execute a source, write its .ipynb.
+
+The py:percent file is what people edit; the .ipynb is made from it, so the two cannot drift. JupyterLab with jupytext
+keeps the pair too, but writes timings and random cell ids; what is committed comes from here, without either, so that
+executing unchanged sources on unchanged rows changes nothing. An exception in a cell leaves the old .ipynb as it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lab.base.errors import REPOSITORY, BadInput
+
+LIMIT_S = 300
+METADATA = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+
+
+def execute(notebook: Any, limit_s: int = LIMIT_S) -> Any:
+    """Run every cell in a fresh kernel of this interpreter, in notebooks/; raises nbclient's CellExecutionError."""
+    from nbclient import NotebookClient
+
+    inherited = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join([str(REPOSITORY), *([inherited] if inherited else [])])
+    folder = str(REPOSITORY / "notebooks")
+    client = NotebookClient(notebook, timeout=limit_s, record_timing=False, resources={"metadata": {"path": folder}})
+    client.execute(env={**os.environ, "PYTHONPATH": path})
+    return notebook
+
+
+def from_source(source: Path) -> Any:
+    """The notebook of a py:percent file, not executed, with ids made of each cell's place and text."""
+    import jupytext
+
+    if source.suffix != ".py" or not source.exists():
+        raise BadInput(source, "is no py:percent file", "name one, such as notebooks/00_start_here.py")
+    notebook = jupytext.read(source, fmt="py:percent")
+    notebook.metadata = {**METADATA, "jupytext": {"formats": "ipynb,py:percent"}}
+    for number, cell in enumerate(notebook.cells):
+        cell["id"] = f"{number:02d}-{hashlib.sha256(cell.source.encode()).hexdigest()[:8]}"
+    return notebook
+
+
+def write(source: Path) -> Path:
+    """Execute `source` and write its .ipynb; returns the path."""
+    import nbformat
+
+    notebook = execute(from_source(source))
+    for cell in notebook.cells:
+        cell.metadata.pop("execution", None)
+    notebook.metadata.pop("language_info", None)
+    target = source.with_suffix(".ipynb")
+    partial = target.with_suffix(".partial")
+    nbformat.write(notebook, partial)
+    os.replace(partial, target)
+    return target
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write each named pair, all of notebooks/ without names; 1 when a cell failed."""
+    from nbclient.exceptions import CellExecutionError
+
+    named = sys.argv[1:] if argv is None else argv
+    sources = [Path(name) for name in named] or sorted((REPOSITORY / "notebooks").glob("*.py"))
+    for source in sources:
+        try:
+            target = write(source)
+        except (CellExecutionError, BadInput) as error:
+            print(f"{source}: {error}", file=sys.stderr)
+            return 1
+        print(f"{target}: {target.stat().st_size / 1000:.0f} KB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,249 @@
+"""Devices and models: the files hold what the recorded figures say, and a broken file is refused in one line."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from lab.base import devices, models
+from lab.base.errors import BadInput
+from lab.base.facts import KINDS, UNITS, Fact, from_base, to_base
+from lab.card import recorded
+from lab.check import families
+
+RECORDED_ID = re.compile(r"^(lp|ds4|ik|imp|lb)\.\S+$")
+
+
+def _recorded_facts() -> dict[str, tuple[str, str]]:
+    """Every id of the recorded device and model tables: id -> (value, unit)."""
+    rows = []
+    for name in ("devices.csv", "models.csv"):
+        rows += recorded.read_table(recorded.FOLDER / name, ("id", "value", "unit"))
+    return {row["id"]: (row["value"], row["unit"]) for row in rows}
+
+
+def _all_facts() -> list[Fact]:
+    facts = []
+    for name in devices.ids():
+        device = devices.get(name)
+        facts += [*device.facts.values(), *device.peaks.values(), *device.ceilings.values()]
+    for name in models.load():
+        facts += models.get(name).facts.values()
+    return facts
+
+
+@pytest.mark.parametrize("fact", _all_facts(), ids=lambda f: f.key)
+def test_fact_says_what_its_source_says(fact: Fact) -> None:
+    known = _recorded_facts()
+    for value in fact.values:
+        assert value.kind in KINDS
+        if RECORDED_ID.match(value.source):
+            assert value.kind == "recorded"
+            assert value.source in known, f"{fact.key}: {value.source} is no recorded figure"
+            stated, unit = known[value.source]
+            number = float(stated.removeprefix("sm_")) / (10 if stated.startswith("sm_") else 1)
+            assert value.value == number
+            assert unit == "" or unit == fact.unit or (unit, fact.unit) == ("B", "B params")
+
+
+def test_the_source_check_sees_ids() -> None:
+    """The test above must not pass because nothing looks like an id."""
+    assert sum(bool(RECORDED_ID.match(v.source)) for fact in _all_facts() for v in fact.values) >= 15
+
+
+def test_contradictions_are_kept() -> None:
+    gb10, pro = devices.get("gb10"), devices.get("rtx-pro-6000")
+    assert [v.value for v in gb10.bandwidth.values] == [273, 546]
+    assert {1.6, 1.8} <= {v.value for v in pro.bandwidth.values}
+    assert [v.value for v in gb10.peak("fp4").values] == [427, 500]
+    assert [v.value for v in models.get("q36-35b-a3b").fact("gdn_layers").values] == [30, 60]
+    assert all(fact.note for fact in _all_facts() if len(fact.values) > 1)
+
+
+def test_base_units() -> None:
+    gb10 = devices.get("gb10")
+    assert gb10.bandwidth.base == 273e9
+    assert gb10.peak("fp4").base == 500e12
+    assert gb10.fact("smem_optin_bytes_per_block").base == 99 * 1024
+    assert gb10.capability == (12, 1)
+    assert devices.get("h200").capability == (9, 0)
+    assert to_base(2, "MiB") == 2 * 1024 * 1024
+    assert from_base(0.066, "ms/step") == pytest.approx(66)
+    with pytest.raises(BadInput, match=r'unit = "GBs" has no conversion.*GB/s'):
+        to_base(1, "GBs")
+    assert all(factor > 0 for _, factor in UNITS.values())
+
+
+def test_names_resolve() -> None:
+    assert devices.get("RTX 5090 (sm_120a)").id == "rtx-5090"
+    assert models.get("q36-27b-nvfp4").id == "q36-27b"
+    with pytest.raises(BadInput, match=r'row\.json: device "h20" is unknown; did you mean "h200"'):
+        devices.get("h20", "row.json")
+    with pytest.raises(BadInput, match='model "q36-27" is unknown; did you mean "q36-27b"'):
+        models.get("q36-27")
+    with pytest.raises(BadInput, match='h200 has no peak for pipe "fp4" with a source; it has bf16, fp8, int8, f32'):
+        devices.get("h200").peak("fp4")
+    with pytest.raises(BadInput, match=r'gb10 has no "peak.fp5" with a source; did you mean "peak.fp'):
+        devices.get("gb10").fact("peak.fp5")
+
+
+def test_every_device_of_the_recorded_figures_with_a_bandwidth_is_known() -> None:
+    rows = recorded.read_table(recorded.FOLDER / "devices.csv", ("device", "fact"))
+    stated = {row["device"] for row in rows if row["fact"] == "memory_bandwidth"}
+    assert stated >= {"gb10", "rtx-pro-6000"}
+    assert stated <= set(devices.ids())
+
+
+def test_shapes_are_the_models_shapes() -> None:
+    assert models.shape("q36-27b.ffn_up").axes == {"N": 17408, "K": 5120}
+    assert models.shape("q36-27b.ffn_down").axes == {"N": 5120, "K": 17408}
+    assert models.shape("q36-27b.ssm_out").axes == {"N": 5120, "K": 6144}
+    assert models.shape("q36-27b.gdn").axes == {"Hk": 16, "Hv": 48, "D": 128}
+    assert models.shape("q36-27b.attention").axes == {"Hq": 24, "Hkv": 4, "D": 256}
+    assert models.shape("q36-35b-a3b.gdn").axes == {"Hk": 16, "Hv": 32, "D": 128}
+    with pytest.raises(BadInput, match=r'"q36-27b\.ffn_ip" names no shape of q36-27b; did you mean "ffn_up"'):
+        models.shape("q36-27b.ffn_ip")
+    with pytest.raises(BadInput, match=r'"ffn_up" names no shape; write "<model>.<shape>"'):
+        models.shape("ffn_up")
+
+
+@pytest.mark.parametrize("model_id", models.load())
+def test_model_facts_hold_together(model_id: str) -> None:
+    """Facts that follow from each other, so that a slip of the pen in one shows."""
+    facts = {name: f.value for name, f in models.get(model_id).facts.items()}
+    if "layers" in facts:
+        others = facts["gdn_layers"] if "gdn_layers" in facts else facts["sliding_layers"]
+        assert others + facts["attention_layers"] == facts["layers"]
+        assert facts["attention_heads"] % facts["kv_heads"] == 0
+    if "gdn_layers" in facts:
+        assert facts["gdn_v_heads"] * facts["gdn_head_dim"] == facts["gdn_value_dim"]
+    if "kv_bytes_per_token" in facts:
+        assert facts["kv_bytes_per_token"] == 2 * facts["attention_layers"] * facts["kv_heads"] * facts["head_dim"] * 2
+    if "gdn_state_bytes" in facts:
+        assert facts["gdn_state_bytes"] == facts["gdn_v_heads"] * facts["gdn_head_dim"] ** 2 * 4
+
+
+@pytest.mark.parametrize("family", families.names())
+def test_measure_workloads_have_the_shape_they_name(family: str) -> None:
+    workloads = importlib.import_module(f"kernels.{family}.cases").WORKLOADS
+    named = [w for w in workloads if w.source]
+    assert named, f"kernels/{family}/cases.py names no model shape"
+    for workload in named:
+        shape = models.shape(workload.source, f"kernels/{family}/cases.py: {workload.id}")
+        assert {axis: workload.axes.get(axis) for axis in shape.axes} == dict(shape.axes), workload.id
+    assert all(w.role == "measure" for w in named)
+
+
+GOOD = """
+[one]
+name = "One"
+[one.compute_capability]
+unit = "capability"
+values = [{ value = 9.0, source = "words", kind = "datasheet" }]
+[one.sms]
+unit = "SMs"
+values = [{ value = 4, source = "words", kind = "datasheet" }]
+[one.memory_bandwidth]
+unit = "GB/s"
+values = [{ value = 10, source = "words", kind = "datasheet" }]
+[one.peak.bf16]
+unit = "TFLOP/s"
+values = [{ value = 1, source = "words", kind = "datasheet" }]
+"""
+
+
+def test_the_good_file_is_good(tmp_path: Path) -> None:
+    path = tmp_path / "devices.toml"
+    path.write_text(GOOD)
+    assert devices.load(path)["one"].bandwidth.base == 10e9
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('name = "One"', "", "one: name is missing"),
+        ('unit = "GB/s"', "", "one.memory_bandwidth: unit is missing"),
+        ('unit = "GB/s"', 'unit = "Gb/s"', r'one.memory_bandwidth: unit = "Gb/s" is unknown; did you mean "GB/s"'),
+        ('unit = "GB/s"', 'unit = "us"', "unit = us measures time, not bandwidth; valid: B/s, GB/s, TB/s"),
+        ("value = 10,", "", "one.memory_bandwidth: value = None is not a positive number"),
+        ("value = 10,", "value = -10,", "one.memory_bandwidth: value = -10 is not a positive number"),
+        ("value = 10,", "value = nan,", "one.memory_bandwidth: value = nan is not a positive number"),
+        ("value = 10,", 'value = "10",', "one.memory_bandwidth: value = '10' is not a positive number"),
+        ('value = 10, source = "words"', "value = 10", "one.memory_bandwidth: source is missing"),
+        (
+            'value = 10, source = "words", kind = "datasheet"',
+            'value = 10, source = "w", kind = "seen"',
+            'kind = "seen"',
+        ),
+        ('unit = "GB/s"', 'unit = "GB/s"\nuse = 1', "use = 1 is no index of 1 values"),
+        (
+            'value = 10, source = "words", kind = "datasheet" }',
+            'value = 10, source = "words", kind = "datasheet" }, { value = 20, source = "words", kind = "datasheet" }',
+            "one.memory_bandwidth: note is missing",
+        ),
+        ("[one.sms]", "[one.smss]", 'one: unknown key "smss"; did you mean "sms"'),
+        ("[one.memory_bandwidth]", "[one.vram]", "one: memory_bandwidth is missing"),
+        ("[one.peak.bf16]", "[one.peak.bf61]", 'one.peak: unknown key "bf61"; did you mean "bf16"'),
+        ('unit = "TFLOP/s"', 'unit = "GB/s"', "one.peak.bf16: unit = GB/s measures bandwidth, not rate"),
+        ("[one]", "[one", "not valid TOML"),
+        (
+            'name = "One"',
+            'name = "One"\naliases = ["one", "two"]\n[two]\nname = "Two"',
+            "two: compute_capability is miss",
+        ),
+    ],
+)
+def test_bad_device_file_is_refused_in_one_line(tmp_path: Path, old: str, new: str, message: str) -> None:
+    path = tmp_path / "devices.toml"
+    assert old in GOOD
+    path.write_text(GOOD.replace(old, new, 1))
+    with pytest.raises(BadInput, match=message) as caught:
+        devices.load(path)
+    assert "devices.toml" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_name_two_devices_claim_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "devices.toml"
+    path.write_text(GOOD + GOOD.replace("[one", "[two").replace('name = "One"', 'name = "Two"\naliases = ["one"]'))
+    with pytest.raises(BadInput, match='"one" names one and two'):
+        devices.load(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[m]\nname = "M"', "m: facts is missing"),
+        ('[m]\nname = "M"\nsize = 3', 'm: unknown key "size"'),
+        ('[m]\nname = "M"\n[m.facts]\nffn = 17408', "m.ffn = 17408 is not a table"),
+        (
+            '[m]\nname = "M"\n[m.facts]\nffn = { unit = "elements", value = 8 }',
+            "m.ffn: kind is missing|m.ffn: source is",
+        ),
+        (
+            '[m]\nname = "M"\n[m.facts]\nffn = { unit = "elements", value = 8, source = "w", kind = "recorded" }\n'
+            '[m.shapes]\nup = { N = "fnn" }',
+            'm.shapes.up: N = "fnn" is no fact of the model; did you mean "ffn"',
+        ),
+        (
+            '[m]\nname = "M"\n[m.facts]\nffn = { unit = "GB", value = 8, source = "w", kind = "recorded" }\n'
+            '[m.shapes]\nup = { N = "ffn" }',
+            "m.shapes.up: N = 8 GB is not a size",
+        ),
+    ],
+)
+def test_bad_model_file_is_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "models.toml"
+    path.write_text(text)
+    with pytest.raises(BadInput, match=message) as caught:
+        models.load(path)
+    assert "models.toml" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"nowhere\.toml: no such file"):
+        devices.load(tmp_path / "nowhere.toml")

@@ -1,0 +1,121 @@
+"""Clocks and throttle reasons: what the driver's numbers mean, and which of the two sources is asked."""
+
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from lab.bench import clocks
+from lab.bench.clocks import Clocks, parse_smi, reasons
+
+
+@pytest.mark.parametrize(
+    ("mask", "said"),
+    [
+        (0x0, ""),
+        (0x1, ""),  # idle
+        (0x2, ""),  # applications clock setting: the clock that was asked for
+        (0x4, "software power cap"),
+        (0x8, "hardware slowdown"),
+        (0x10, ""),  # sync boost
+        (0x20, "software thermal slowdown"),
+        (0x40, "hardware thermal slowdown"),
+        (0x80, "hardware power brake"),
+        (0x100, ""),  # display clock setting
+        (0x45, "software power cap, hardware thermal slowdown"),
+    ],
+)
+def test_reasons(mask: int, said: str) -> None:
+    assert reasons(mask) == said
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("1980, 3201, 0x0000000000000000", Clocks("nvidia-smi", 1980, 3201, "")),
+        ("345,405,0x0000000000000004", Clocks("nvidia-smi", 345, 405, "software power cap")),
+        ("1980, 3201, Not Active", None),
+        ("[N/A], 3201, 0x0", None),
+        ("1980, 3201", None),
+        ("", None),
+    ],
+)
+def test_parse_smi(line: str, found: Clocks | None) -> None:
+    assert parse_smi(line) == found
+
+
+class Nvml(ModuleType):
+    """nvidia-ml-py with a card that runs hot; every call fails when `broken`."""
+
+    class NVMLError(Exception):
+        """As in the library."""
+
+    NVML_CLOCK_SM, NVML_CLOCK_MEM = 1, 2
+
+    def __init__(self, broken: bool) -> None:
+        super().__init__("pynvml")
+        self.__spec__ = ModuleSpec("pynvml", None)
+        self.broken = broken
+
+    def nvmlInit(self) -> None:
+        if self.broken:
+            raise self.NVMLError("Driver Not Loaded")
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
+        return f"gpu{index}"
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: str) -> int:
+        return 0x20
+
+    def nvmlDeviceGetClockInfo(self, handle: str, which: int) -> int:
+        return {self.NVML_CLOCK_SM: 1410, self.NVML_CLOCK_MEM: 3201}[which]
+
+
+@pytest.fixture
+def smi(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What nvidia-smi answers, and then the fields that it was asked for."""
+    told: list[Any] = ["1980, 3201, 0x0"]
+
+    def ask(*fields: str) -> Any:
+        told.append(fields)
+        return told[0]
+
+    monkeypatch.setattr(clocks, "smi", ask)
+    return told
+
+
+def test_nvml_first(smi: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml(broken=False))
+    found = clocks.sample()
+    assert found == Clocks("nvml", 1410, 3201, "software thermal slowdown")
+    assert found.to_json() == {
+        "source": "nvml",
+        "sm_mhz": 1410,
+        "memory_mhz": 3201,
+        "throttled": "software thermal slowdown",
+    }
+    assert len(smi) == 1
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_nvidia_smi_where_nvml_does_not_answer(
+    installed: bool, smi: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if installed:
+        monkeypatch.setitem(sys.modules, "pynvml", Nvml(broken=True))
+    else:
+        monkeypatch.setattr(clocks.importlib.util, "find_spec", lambda name: None)
+    assert clocks.sample() == Clocks("nvidia-smi", 1980, 3201, "")
+    assert smi[1:] == [("clocks.sm", "clocks.mem", "clocks_event_reasons.active")]
+    smi[0] = None
+    assert clocks.sample() is None
+
+
+@pytest.mark.gpu
+def test_a_gpu_has_clocks() -> None:
+    found = clocks.sample()
+    assert found is not None
+    assert found.sm_mhz > 100
+    assert found.memory_mhz > 100

@@ -1,0 +1,326 @@
+"""One comparison without a GPU: which candidates get a number, and which cheats do not.
+
+`tests/bench/fake_bench.py` plays the GPU. Every cheat there passes the first check, which is asserted too: the second
+one is what these tests are about.
+"""
+
+import itertools
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lab.base import devices
+from lab.base.errors import BadInput
+from lab.bench import comparison, measure, sampling
+from lab.bench.comparison import Job, execute, status_of
+from lab.check import accuracy, families
+from lab.row import store
+from tests.bench import fake_bench
+from tests.check import fake_candidates
+
+
+def done(*arms: str, workload: str = "n63", timer: str = "graph", roles: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The last message of a comparison of these arms, the first as control."""
+    given = roles or ("control", "candidate", *["peer"] * len(arms))
+    job = Job("toy", workload, tuple(zip(given, arms, strict=False)), 0.2, timer, backend=fake_bench.BACKEND)
+    *stages, last = execute(job)
+    assert all(set(stage) == {"stage", "arm"} for stage in stages)
+    return last
+
+
+def arm(message: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(a for a in message["arms"] if a["name"] == name)
+
+
+def row_of(found: dict[str, Any], message: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The row that `lab measure` writes of it."""
+    monkeypatch.setattr(families, "load", fake_bench.load)
+    card = fake_bench.card(folder, ("n63",), candidate=found["name"])
+    item = measure.plan(card)[0]
+    return measure.row(item, found, message["comparison"], devices.get("h200"), measure.Settings(), "r", "2026-11-20")
+
+
+@pytest.mark.parametrize("workload", ["n63", "n75", "n500", "n1"])
+@pytest.mark.parametrize("timer", ["graph", "events"])
+def test_honest_candidate_passes(workload: str, timer: str) -> None:
+    message = done("plain", "faster", workload=workload, timer=timer)
+    assert [(a["status"], a["message"]) for a in message["arms"]] == [("ok", "")] * 2
+    control, candidate = (a["timing"] for a in message["arms"])
+    assert control["median_us"] == pytest.approx(fake_bench.CONTROL_US, rel=0.01)
+    assert candidate["median_us"] == pytest.approx(fake_bench.CANDIDATE_US, rel=0.01)
+    assert control["converged"]
+    for found in message["arms"]:
+        assert found["relative_error"] < 1e-6
+        assert max(found["errors"].values()) == found["relative_error"]
+        assert found["relative_error_after"] < 1e-6
+    facts = message["comparison"]
+    assert (facts["timer"], facts["l2"], facts["control"], facts["seed"]) == (timer, "cold", "plain", 0)
+    assert 0 < facts["aa_pct"] < 1
+    assert len(facts["clocks"]) == 3 or len(facts["order"]) < 2 * sampling.MIN_BLOCKS
+    assert facts["again"]["n"] == control["n"]
+    assert message["fatal"] == ""
+
+
+@pytest.mark.parametrize("name", [n for n in fake_candidates.CHEATS if n != "own_stream"])
+@pytest.mark.parametrize("timer", ["graph", "events"])
+def test_cheat_has_no_number(name: str, timer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    caught(name, timer, tmp_path, monkeypatch)
+
+
+def test_work_outside_the_captured_stream_has_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under events only a GPU has the other stream: tests/bench/test_timers.py."""
+    caught("own_stream", "graph", tmp_path, monkeypatch)
+
+
+def caught(name: str, timer: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    family = fake_bench.load("toy")
+    first = accuracy.check(family, family.candidate(name), family.workload("n63"))
+    assert first.status == "ok", "the cheat must pass the first check, or the second one is not tested"
+    message = done("plain", name, timer=timer)
+    found = arm(message, name)
+    assert found["status"] == "incorrect"
+    assert found["message"].startswith("after the timing: ")
+    assert arm(message, "plain")["status"] == "ok"  # and takes nobody with it
+    row = store.validated(row_of(found, message, folder, monkeypatch), folder)
+    assert row["status"] == "incorrect"
+    assert row["errors"] == found["errors"] != {}
+    assert not any(key in row for key in (*store.PERFORMANCE, "aa_pct", "timer", "prepare_us"))
+
+
+@pytest.mark.parametrize("timer", ["graph", "events"])
+def test_without_the_second_check_the_cheats_have_numbers(timer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "recheck", lambda *_: ("", 0.0))
+    message = done("plain", *fake_candidates.CHEATS, timer=timer)
+    assert {a["status"] for a in message["arms"]} == {"ok"}
+
+
+def test_inputs_changed_before_the_answer_do_not_change_what_is_wanted() -> None:
+    """Zeros are the right answer to zeros: the reference must have seen the inputs before the candidate did."""
+    family = fake_bench.load("toy")
+    workload, candidate = family.workload("n63"), family.candidate("zeroes_first")
+    inputs = family.cases.inputs(workload, 1, "cpu")
+    one = sampling.Arm("zeroes_first", candidate.run, [(inputs, family.cases.outputs(workload, inputs))])
+    timer = fake_bench.FakeGraph()
+    timer.prepare(one)
+    seen: list[float] = []
+
+    def reference(given: dict[str, Any]) -> dict[str, Any]:
+        seen.append(float(given["x"].abs().max()))
+        return fake_bench.reference(given)
+
+    family = replace(family, reference=reference)
+    job = Job("toy", "n63", ())
+    message, _ = comparison.recheck(family, workload, one, inputs, timer, job, fake_bench.cpu(), "candidate")
+    assert message == 'the candidate changed its input "x"'
+    assert seen[0] > 0
+
+
+def test_peer_that_packs_its_activations_is_prepared_again() -> None:
+    """A library that wants one packed tensor copies them; as a peer it passes, as a candidate it breaks the rule."""
+    message = done("plain", "faster", "peer_that_packs")
+    assert arm(message, "peer_that_packs")["status"] == "ok"
+    assert arm(message, "peer_that_packs")["relative_error_after"] < 1e-6
+    found = arm(done("plain", "peer_that_packs"), "peer_that_packs")
+    assert (found["status"], found["timing"]) == ("incorrect", {})
+    assert "`prepare` must not copy them" in found["message"]
+    # and a peer that remembers its answers is caught all the same
+    assert arm(done("plain", "faster", "memoises_a_clone"), "memoises_a_clone")["status"] == "incorrect"
+
+
+def test_row_says_what_repacking_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copies are the arm's own; an arm that takes its inputs as they are added nothing."""
+    message = done("plain", "faster", "peer_that_packs")
+    family = fake_bench.load("toy")
+    packed = sum(t.nbytes for t in family.cases.inputs(family.workload("n63"), 0, "cpu").values())
+    assert [arm(message, name)["prepared_bytes"] for name in ("plain", "faster", "peer_that_packs")] == [0, 0, packed]
+    assert all(0 < one["prepare_us"] < 1e6 for one in message["arms"])
+    row = row_of(arm(message, "faster"), message, tmp_path, monkeypatch)
+    assert (row["prepare_us"], row["prepared_bytes"]) == (arm(message, "faster")["prepare_us"], 0)
+    skipped = arm(done("plain", "absent"), "absent")
+    assert (skipped["prepare_us"], skipped["prepared_bytes"]) == (None, None)
+    x = torch.ones(8)
+    assert comparison.added_bytes({"x": x[2:], "w": (w := torch.ones(4)), "again": w[1:], "scale": 2.0}, {"x": x}) == 16
+    assert comparison.added_bytes({"layer": object()}, {"x": x}) is None
+
+
+def test_one_name_is_one_arm() -> None:
+    """Of two arms of one name the second check could change the inputs only once, and both were called incorrect."""
+    with pytest.raises(BadInput, match=r'comparison of toy n63: "faster" is an arm twice; name each arm once'):
+        done("plain", "faster", "faster")
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "said"),
+    [
+        ("wrong", "incorrect", "y: relative error"),
+        ("absent", "skipped", "needs the package no_such_library, which is not installed"),
+        ("peer_odd", "skipped", "cannot be imported: No module named 'odd'"),
+        ("choosy", "skipped", "takes no odd N"),
+        ("raises", "error", "ValueError: M = 63 must be divisible by 16"),
+        ("no_gpu_memory", "oom", "OutOfMemoryError: CUDA out of memory."),
+        ("no_host_memory", "oom", "MemoryError"),
+    ],
+)
+def test_failed_check_is_a_status_and_the_others_are_timed(name: str, status: str, said: str) -> None:
+    message = done("plain", "faster", name)
+    found = arm(message, name)
+    assert (found["status"], found["timing"]) == (status, {})
+    assert said in found["message"]
+    assert [arm(message, n)["status"] for n in ("plain", "faster")] == ["ok", "ok"]
+    assert message["fatal"] == ""
+
+
+def test_failed_control_leaves_the_candidate_timed_against_itself() -> None:
+    message = done("wrong", "faster")
+    assert [a["status"] for a in message["arms"]] == ["incorrect", "ok"]
+    assert message["comparison"]["control"] == "faster"
+    assert 0 < message["comparison"]["aa_pct"] < 1
+
+
+def test_nothing_sound_is_no_comparison() -> None:
+    message = done("wrong", "raises")
+    assert message["comparison"] is None
+    assert [a["timing"] for a in message["arms"]] == [{}, {}]
+
+
+def test_stages_name_the_arm() -> None:
+    turns: list[dict[str, Any]] = []
+    job = Job("toy", "n63", (("control", "plain"), ("candidate", "faster")), 0.2, backend=fake_bench.BACKEND)
+    *stages, _ = execute(job, turns.append)
+    assert [(s["stage"], s["arm"]) for s in stages] == [
+        *[("check", "plain"), ("check", "faster"), ("prepare", "plain"), ("prepare", "faster"), ("time", "plain")],
+        *[("recheck", "plain"), ("recheck", "faster")],
+    ]
+    assert {t["stage"] for t in turns} == {"time"}
+    assert {t["arm"] for t in turns} == {"plain", "faster"}  # the second control is the control
+    assert all(a != b for a, b in itertools.pairwise(turns))
+
+
+# Errors that end the process -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["cuda_error", "cuda_error_late", "raises_late"])
+def test_error_after_which_the_others_start_again(name: str) -> None:
+    fake_candidates.REPLAYS.clear()
+    message = done("plain", "faster", name)
+    assert message["fatal"] == name
+    assert message["comparison"] is None
+    found = arm(message, name)
+    assert (found["status"], found["timing"]) == ("error", {})
+    assert found["message"].startswith("in the timing: " if name.endswith("late") else "RuntimeError: CUDA error")
+
+
+@pytest.mark.parametrize("stage", ["prepare", "recheck", "check"])
+def test_cuda_error_in_any_stage_is_fatal(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any, **_: Any) -> Any:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    if stage == "check":  # the kernel ran, and the check's own look at its output meets the error
+        monkeypatch.setattr(accuracy, "compare", fail)
+    else:
+        monkeypatch.setattr(fake_bench.FakeGraph, {"prepare": "prepare", "recheck": "once"}[stage], fail)
+    message = done("plain", "faster")
+    assert (message["fatal"], message["comparison"]) == ("plain", None)
+    assert arm(message, "plain")["status"] == "error"
+    assert "CUDA error" in arm(message, "plain")["message"]
+
+
+@pytest.mark.parametrize("broken", [True, False])
+def test_failed_capture_may_leave_a_process_that_is_no_good(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare = fake_bench.FakeGraph.prepare
+
+    def fail(self: Any, one: sampling.Arm) -> None:
+        self.broken = broken
+        if one.name == "faster":
+            raise ValueError("cannot be captured")
+        prepare(self, one)
+
+    monkeypatch.setattr(fake_bench.FakeGraph, "prepare", fail)
+    message = done("plain", "faster")
+    assert message["fatal"] == ("faster" if broken else "")
+    assert (arm(message, "faster")["status"], arm(message, "plain")["status"]) == ("error", "ok")
+    assert (message["comparison"] is None) == broken
+
+
+def test_error_in_the_second_check_is_an_error_of_its_arm(monkeypatch: pytest.MonkeyPatch) -> None:
+    once = fake_bench.FakeGraph.once
+
+    def fail(self: Any, one: sampling.Arm) -> None:
+        if one.name == "faster":
+            raise ValueError("shape")
+        once(self, one)
+
+    monkeypatch.setattr(fake_bench.FakeGraph, "once", fail)
+    message = done("plain", "faster")
+    assert (arm(message, "faster")["status"], arm(message, "plain")["status"]) == ("error", "ok")
+    assert arm(message, "faster")["message"] == "after the timing: ValueError: shape"
+
+
+@pytest.mark.parametrize(
+    ("error", "found"),
+    [
+        (ValueError("a\nb"), ("error", "ValueError: a", False)),
+        (ValueError(""), ("error", "ValueError", False)),
+        (MemoryError(), ("oom", "MemoryError", False)),
+        (type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory. Tried"), None),
+        (RuntimeError("CUDA error: out of memory"), ("oom", "RuntimeError: CUDA error: out of memory", False)),
+        (RuntimeError("Triton Error [CUDA]: unspecified launch failure"), ("error", None, True)),
+        (RuntimeError("Triton Error [CUDA]: misaligned address"), ("error", None, True)),
+        (RuntimeError("cudaErrorIllegalAddress: an illegal memory access was encountered"), ("error", None, True)),
+        (RuntimeError("CUDA_ERROR_ASSERT: device-side assert triggered"), ("error", None, True)),
+    ],
+    ids=lambda value: str(value)[:30] if isinstance(value, Exception) else "",
+)
+def test_status_of(error: Exception, found: tuple[str, str | None, bool] | None) -> None:
+    status, line, fatal = status_of(error)
+    wanted = found or ("oom", None, False)
+    assert (status, fatal) == (wanted[0], wanted[2])
+    assert line == (wanted[1] or f"{type(error).__name__}: {error}")
+
+
+# The families' own candidates ----------------------------------------------------------------------------------------
+
+
+class Still(fake_bench.FakeEvents):
+    """Runs a candidate at `prepare` and after the timing, and not for samples, of which an interpreter makes hours."""
+
+    def sample(self, one: sampling.Arm) -> float:
+        return 100.0
+
+
+def still() -> comparison.Backend:
+    return comparison.Backend("cpu", 0, lambda *_: Still(), lambda: None)
+
+
+def first_workload(family: families.Family, candidate: Any) -> Any:
+    small = [w for w in family.cases.WORKLOADS if w.role == "check" and not candidate.refuses(w)]
+    return min(small, key=lambda w: family.cost(w, candidate.precision).flops, default=None)
+
+
+# One candidate for each `prepare`, which is what may go wrong here: the first that can run without a GPU.
+CANDIDATES = sorted(
+    {
+        (name, made.prepare): (name, candidate)
+        for name in families.names()
+        for candidate, made in reversed(list(families.load(name).candidates.items()))
+        if not families.unmet(made, None)
+    }.values()
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "candidate"), CANDIDATES, ids=["-".join(c) for c in CANDIDATES])
+def test_own_candidate_passes_both_checks(name: str, candidate: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No honest candidate keeps, among its arguments, an input that it also repacked: changed, the two would differ."""
+    family = families.load(name)
+    workload = first_workload(family, family.candidate(candidate))
+    monkeypatch.setattr(families, "gpu_capability", lambda: None)
+    role = "peer" if candidate in family.peers else "control"
+    *_, last = execute(Job(name, workload.id, ((role, candidate),), 0.0, backend="tests.bench.test_comparison:still"))
+    found = last["arms"][0]
+    assert (found["status"], found["message"]) == ("ok", "")
+    assert math.isfinite(found["relative_error_after"])

@@ -1,0 +1,288 @@
+"""`lab counters` without a GPU: ncu's table, how it is cut by arm, what is refused, and what names the bound.
+
+The table is one that ncu printed on an H200 (tests/trace/profiles/ncu_raw.csv). The fake ncu is a script: it does the
+child's part (writes how each arm went) and prints launches of that table.
+"""
+
+import csv
+import io
+import json
+import stat
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.base.errors import BadInput
+from lab.bench import counters
+from lab.bench.counters import METRICS
+from lab.card import phases
+from lab.cli import main
+from lab.row import store
+
+RAW = Path(__file__).resolve().parents[1] / "trace" / "profiles" / "ncu_raw.csv"
+LINES = RAW.read_text(encoding="utf-8").splitlines()
+NOTES = [line for line in LINES if line.startswith("==")]
+HEAD, UNITS, *LAUNCHES = csv.reader(line for line in LINES if not line.startswith("=="))
+KERNEL = HEAD.index("Kernel Name")
+SPIN, PREPARE, SCAN, _, FUSED = (launch[KERNEL] for launch in LAUNCHES)
+
+
+def table(kernels: Sequence[str], unit: Mapping[str, str] | None = None, **figures: str) -> str:
+    """The real page with these launches of it, by kernel name; `unit` and `figures` change columns, by our key."""
+    out = io.StringIO()
+    out.write("\n".join(NOTES) + "\n")
+    writer = csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator="\n")
+    changed = {HEAD.index(METRICS[key].ncu): text for key, text in (unit or {}).items()}
+    writer.writerows([HEAD, [changed.get(at, text) for at, text in enumerate(UNITS)]])
+    changed = {HEAD.index(METRICS[key].ncu): text for key, text in figures.items()}
+    for number, kernel in enumerate(kernels):
+        launch = next(launch for launch in LAUNCHES if launch[KERNEL] == kernel)
+        writer.writerow([str(number), *[changed.get(at, text) for at, text in enumerate(launch)][1:]])
+    return out.getvalue()
+
+
+TWO = table([SPIN, FUSED, SPIN, PREPARE, SCAN])
+# A memory-bound kernel, a latency-bound one, and figures of a row.
+READS = {
+    "duration_us": 15.71,
+    "sm_clock_hz": 1.8e9,
+    "dram_read_bytes": 50_200_000.0,
+    "dram_write_bytes": 1024.0,
+    "dram_pct": 66.38,
+    "l2_hit_pct": 1.51,
+    "l2_pct": 61.0,
+    "l2_to_sm_bytes": 51_000_000.0,
+    "shared_pct": 22.0,
+    "tensor_pct": 9.0,
+    "issue_pct": 41.0,
+    "sm_active_pct": 85.0,
+    "occupancy_pct": 14.5,
+    "registers": 168.0,
+    "shared_bytes": 181_000.0,
+    "grid": 132.0,
+    "block": 320.0,
+    "waves": 1.0,
+}
+WAITS = READS | {"dram_pct": 20.0, "l2_pct": 30.0, "sm_active_pct": 99.0}
+
+
+def test_a_real_page_by_hand() -> None:
+    """Two arms of gdn-prefill-limit on an H200, as ncu printed them; the figures are read off the file by eye."""
+    cuda, triton = counters.cut(counters.parse(RAW))
+    assert [launch["kernel"] for launch in cuda] == ["gdn_prepare_d128_bf16", "gdn_scan_d128_bf16_g1"]
+    assert [launch["kernel"] for launch in triton] == ["fused_chunk_kernel"]
+    scan, fused = cuda[1], triton[0]
+    assert (scan["duration_us"], scan["dram_read_bytes"], scan["dram_write_bytes"]) == (44.768, 62_428_416, 15_025_408)
+    assert (scan["registers"], scan["shared_bytes"], scan["grid"], scan["block"]) == (232, 184_448, 96, 256)
+    assert (scan["sm_clock_hz"], scan["tensor_pct"], scan["waves"]) == (1_793_326_148.14, 29.68, 0.73)
+    assert list(scan["stalls"].items())[:2] == [("long_scoreboard", 2.48), ("wait", 1.33)]  # the largest first
+    assert len(scan["stalls"]) == counters.STALLS_KEPT
+    assert counters.bound(scan) == (
+        "latency: long scoreboard (2.5 warps an issue), L2 at 51 % of its peak, multiprocessors idle 31 %"
+    )
+    assert counters.bound(fused).startswith("latency: short scoreboard (1.5 warps an issue), shared memory at 28 %")
+
+
+def test_a_separator_is_its_name_and_small_stalls_are_dropped(tmp_path: Path) -> None:
+    (tmp_path / "ncu.csv").write_text(TWO)
+    launches = counters.parse(tmp_path / "ncu.csv")
+    assert [launch["kernel"] for launch in launches] == [SPIN, FUSED, SPIN, PREPARE, SCAN]
+    assert set(launches[0]) == {"kernel"}
+    assert list(launches[1]["stalls"]) == [  # gmma's 0.01 and the noughts are not there
+        "short_scoreboard", "wait", "barrier", "long_scoreboard", "branch_resolving", "no_instruction",
+    ]  # fmt: skip
+    assert min(min(launch["stalls"].values()) for launch in launches if "stalls" in launch) >= counters.STALL_LEAST
+
+
+def test_scaled_units_are_the_same_figures(tmp_path: Path) -> None:
+    units = {"duration_us": "usecond", "dram_read_bytes": "Mbyte", "shared_bytes": "Kbyte/block"}
+    figures = {"duration_us": "44.768", "dram_read_bytes": "62.428416", "shared_bytes": "184.448"}
+    (tmp_path / "ncu.csv").write_text(table([SCAN], units, **figures))
+    (tmp_path / "base.csv").write_text(table([SCAN]))
+    scaled, base = counters.parse(tmp_path / "ncu.csv"), counters.parse(tmp_path / "base.csv")
+    for key in METRICS:
+        assert scaled[0][key] == pytest.approx(base[0][key])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (TWO.replace("dram__bytes_read.sum", "dram__bytes_other.sum"), "has no dram__bytes_read.sum"),
+        (table([SCAN], {"duration_us": "fortnight"}), 'gpu__time_duration.sum is in "fortnight"'),
+        (table([SCAN], dram_pct="n/a"), "has no dram__throughput"),
+        (table([]).splitlines()[len(NOTES)] + "\n", "no rows"),
+    ],
+)
+def test_a_table_that_lacks_something_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "ncu.csv").write_text(text)
+    with pytest.raises(BadInput, match=said):
+        counters.parse(tmp_path / "ncu.csv")
+
+
+def test_what_precedes_the_first_separator_belongs_to_no_arm() -> None:
+    groups = counters.cut([{"kernel": k} for k in ("early", SPIN, "a", "b", SPIN, SPIN, "c")])
+    assert [[launch["kernel"] for launch in group] for group in groups] == [["a", "b"], [], ["c"]]
+
+
+@pytest.mark.parametrize(
+    ("figures", "words"),
+    [
+        (READS, "DRAM at 66 % of its peak, multiprocessors idle 15 %"),
+        (READS | {"tensor_pct": 91.0, "sm_active_pct": 99.0}, "tensor pipe at 91 % of its peak"),
+        (WAITS, "latency: long scoreboard (3.2 warps an issue), issue at 41 % of its peak"),
+    ],
+)
+def test_bound(figures: dict[str, float], words: str) -> None:
+    assert counters.bound(figures | {"stalls": {"long_scoreboard": 3.25, "barrier": 0.9}}) == words
+
+
+# The child and its parent ---------------------------------------------------------------------------------------------
+
+CARD = phases.card("lp11-kernel")
+
+
+def fake_ncu(folder: Path, statuses: list[str], printed: str, code: int = 0) -> Path:
+    """An ncu whose child gave each job the next of `statuses`, and which printed `printed` into its log."""
+    (folder / "table.csv").write_text(printed)
+    script = folder / "ncu"
+    script.write_text(f"""#!{sys.executable}
+import json, sys
+arguments = sys.argv[1:]
+path = arguments[-1]
+jobs = json.load(open(path))
+for job, status in zip(jobs, {statuses!r}):
+    job |= {{"status": status, "message": "" if status == "ok" else "why", "relative_error": 1e-3}}
+json.dump(jobs, open(path, "w"))
+open(arguments[arguments.index("--log-file") + 1], "w").write(open({str(folder / "table.csv")!r}).read())
+sys.exit({code})
+""")
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    return script
+
+
+def jobs(count: int) -> list[dict[str, str]]:
+    return counters.plan([CARD], CARD.workloads[0], None, False)[:count]
+
+
+def test_each_arm_gets_the_launches_of_its_own_call(tmp_path: Path) -> None:
+    ncu = fake_ncu(tmp_path, ["ok", "ok"], TWO)
+    first, second = counters.collect(jobs(2), lambda _: str(ncu))
+    assert [launch["kernel"] for launch in first["launches"]] == [FUSED]
+    assert [launch["kernel"] for launch in second["launches"]] == [PREPARE, SCAN]
+
+
+def test_an_arm_that_failed_its_check_takes_no_launches_of_the_next(tmp_path: Path) -> None:
+    ncu = fake_ncu(tmp_path, ["incorrect", "ok"], table([SPIN, SCAN]))
+    wrong, right = counters.collect(jobs(2), lambda _: str(ncu))
+    assert (wrong["status"], wrong["launches"]) == ("incorrect", [])
+    assert [launch["kernel"] for launch in right["launches"]] == [SCAN]
+
+
+def test_an_arm_that_launched_nothing_is_an_error(tmp_path: Path) -> None:
+    ncu = fake_ncu(tmp_path, ["ok", "ok"], table([SPIN, SCAN, SPIN]), code=1)
+    assert [job["status"] for job in counters.collect(jobs(2), lambda _: str(ncu))] == ["ok", "error"]
+
+
+def test_no_right_to_read_counters_is_one_line(tmp_path: Path) -> None:
+    ncu = fake_ncu(tmp_path, ["ok"], "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission\n")
+    with pytest.raises(BadInput, match="only root read counters"):
+        counters.collect(jobs(1), lambda _: str(ncu))
+
+
+def test_a_refused_metric_is_one_line(tmp_path: Path) -> None:
+    ncu = fake_ncu(tmp_path, ["ok"], "==PROF== Connected\n==ERROR== Failed to find metric x__y.sum\n", code=1)
+    with pytest.raises(BadInput, match=r"Failed to find metric x__y\.sum"):
+        counters.collect(jobs(1), lambda _: str(ncu))
+
+
+def test_no_ncu_is_one_line() -> None:
+    with pytest.raises(BadInput, match="ncu is not on the PATH"):
+        counters.collect(jobs(1), lambda _: None)
+
+
+def test_the_child_is_this_module_and_the_caches_are_flushed(tmp_path: Path) -> None:
+    made = counters.command("ncu", tmp_path / "jobs.json", tmp_path / "log")
+    assert made[made.index("--cache-control") + 1] == "all"  # a pass would else find the last pass's bytes in L2
+    assert made[made.index("--clock-control") + 1] == "none"
+    assert made[-3:] == ["-m", "lab.bench.counters", str(tmp_path / "jobs.json")]
+    asked = made[made.index("--metrics") + 1].split(",")
+    assert {m.ncu for m in METRICS.values()} < set(asked)
+
+
+def test_plan_takes_an_arm_by_name_or_role() -> None:
+    workload = CARD.workloads[0]
+    every = counters.plan([CARD], workload, None, False)
+    assert [job["arm"] for job in every[:2]] == ["control", "candidate"]
+    assert counters.plan([CARD], workload, CARD.candidate, False) == [every[1]]
+    assert counters.plan([CARD], workload, "control", False) == [every[0]]
+    with pytest.raises(BadInput, match='--arm: "nosuch" is no arm'):
+        counters.plan([CARD], workload, "nosuch", False)
+
+
+# Rows -----------------------------------------------------------------------------------------------------------------
+
+
+def a_row(**more: Any) -> dict[str, Any]:
+    job = jobs(1)[0] | {"status": "ok", "message": "", "device": "h200", "run": "r", "started": "s", "profiled": True}
+    return job | {"kernel": "k", "launch": 0, "launches": 1, "stalls": {}, **READS, **more}
+
+
+def test_rows_are_read_back_and_the_newest_call_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "FOLDER", tmp_path)
+    folder = tmp_path / "h200" / "counters"
+    old = [a_row(kernel="prepare"), a_row(kernel="scan", launch=1)]
+    store.append_all(folder / "1", old, counters.FILE, counters.validated)
+    store.append_all(folder / "2", [a_row(kernel="fused")], counters.FILE, counters.validated)
+    key = (CARD.control, CARD.workloads[0])
+    assert [row["kernel"] for row in counters.newest("h200")[key]] == ["fused"]
+    assert store.rows("h200") == []  # no reader of measured rows sees them
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        a_row(profiled=False),
+        a_row(status="incorrect"),
+        {k: v for k, v in a_row().items() if k != "dram_pct"},
+        {k: v for k, v in a_row().items() if k != "workload_id"},
+        a_row(status="fine"),
+    ],
+)
+def test_a_row_that_could_mislead_is_refused(row: dict[str, Any]) -> None:
+    with pytest.raises(BadInput):
+        counters.validated(row, "here")
+
+
+def test_a_row_prints_its_bound_and_its_failure() -> None:
+    assert "DRAM at 66 % of its peak" in counters.render(a_row())
+    failed = {k: v for k, v in a_row(status="skipped", message="no such GPU").items() if k not in READS}
+    assert counters.render(failed).endswith("skipped: no such GPU")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "needs card ids"),
+        (["p5-kernl"], 'did you mean "p5-kernel"?'),
+        (["lp11-kernel", "--arm", "nosuch"], "is no arm of these cards"),
+    ],
+)
+def test_bad_input(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["counters", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main.main(["counters", "lp11-kernel"]) == 2
+    assert "lab counters: no CUDA GPU is usable here" in capsys.readouterr().err
+
+
+def test_rows_survive_json(tmp_path: Path) -> None:
+    path = store.append_all(tmp_path, [a_row()], counters.FILE, counters.validated)
+    assert json.loads(path.read_text())["stalls"] == {}

@@ -1,0 +1,457 @@
+"""`lab measure` without a GPU: plans, budgets, resuming, and which rows a sweep writes.
+
+The worker processes are real (tests/bench/fake_bench.py is their backend, by name), the disk is real, the clock is made
+up.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lab.base import devices
+from lab.base.errors import BadInput
+from lab.bench import measure, provenance
+from lab.bench.measure import Settings
+from lab.card import phases
+from lab.check import families
+from lab.judge import evidence, rules
+from lab.place import ceilings
+from lab.row import store
+from tests.bench import fake_bench
+
+H200 = devices.get("h200")
+QUICK = Settings(seconds=0.0, backend="tests.bench.fake_bench:quick")
+SMALL = ("w00", "w01", "w02", "w03")
+
+
+@pytest.fixture(autouse=True)
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The toy family, rows under a temporary folder, and a row's provenance that costs no import of torch."""
+    monkeypatch.setattr(families, "load", fake_bench.load)
+    monkeypatch.setattr(store, "FOLDER", tmp_path / "profiles")
+    monkeypatch.setattr(provenance, "provenance", lambda: {"commit": "0"})
+
+
+@pytest.fixture
+def told() -> list[str]:
+    return []
+
+
+def rows_in(folder: Path) -> list[dict[str, Any]]:
+    return store.read(folder / "rows.jsonl")
+
+
+def sweep(
+    card: phases.Card, folder: Path, settings: Settings = QUICK, told: list[str] | None = None, peers: bool = False
+) -> list[dict[str, Any]]:
+    """Measure a card into a folder; what is yielded is what is on the disk at that moment."""
+    found: list[dict[str, Any]] = []
+    before = len(rows_in(folder)) if (folder / "rows.jsonl").exists() else 0
+    tell = told.append if told is not None else lambda line: None
+    for rows in measure.measure(measure.plan(card, peers=peers), settings, folder, H200, tell):
+        found += rows
+        assert len(rows_in(folder)) == before + len(found)
+    return json.loads(json.dumps(found))
+
+
+# Plans ---------------------------------------------------------------------------------------------------------------
+
+
+def test_plan(tmp_path: Path) -> None:
+    card = fake_bench.card(tmp_path, ("n500", "n63", "not in cases"), decisive="n63")
+    items = measure.plan(card)
+    # what the card names and the family does not have is for another kind of evidence
+    assert [(i.workload.id, i.decisive, i.bytes) for i in items] == [("n500", False, 6000.0), ("n63", True, 756.0)]
+    assert {i.arms for i in items} == {(("control", "plain"), ("candidate", "faster"))}
+    assert [i.workload.id for i in measure.plan(card, ["n500"])] == ["n500"]
+    with pytest.raises(BadInput, match=r"none of its workloads \(nosuch\) is a workload of toy; replay it instead"):
+        measure.plan(card, ["nosuch"])
+    with pytest.raises(BadInput, match=r'kernels/toy: no candidate is named "fster"; did you mean "faster"'):
+        measure.plan(fake_bench.card(tmp_path, ("n63",), candidate="fster"))
+    with pytest.raises(BadInput, match=r"p4\.toml: has no family, so there is nothing to run; replay it"):
+        measure.plan(phases.card("p4"))
+
+
+def test_peers_are_arms(tmp_path: Path) -> None:
+    card = fake_bench.card(tmp_path, ("n63",), candidate="peer_that_packs")
+    assert [name for _, name in measure.plan(card, peers=True)[0].arms] == [
+        *["plain", "peer_that_packs"],
+        *["absent", "peer_odd"],  # not twice the one that is the candidate
+    ]
+
+
+def test_a_peer_that_the_card_names_is_timed_once(tmp_path: Path, told: list[str]) -> None:
+    """As the card's arm and not again as a peer, which is said once; without it in the card nothing is said."""
+    plain = fake_bench.card(tmp_path, ("n63", "n75"))
+    card = replace(plain, beside=("peer_that_packs",))
+    settings = replace(QUICK, peers=True)
+    rows = sweep(card, tmp_path / "run1", settings, told, peers=True)
+    mine = [r for r in rows if r["name"] == "peer_that_packs"]
+    assert [(r["arm"], r["beside"], r["workload_id"]) for r in mine] == [("candidate", True, w) for w in ("n63", "n75")]
+    line = "toy: peer_that_packs: named in the card, so timed once and not again as a peer"
+    assert told.count(line) == 1
+    told.clear()
+    rows = sweep(plain, tmp_path / "run2", settings, told, peers=True)
+    assert {r["arm"] for r in rows if r["name"] == "peer_that_packs"} == {"peer"}
+    assert not any("not again" in text for text in told)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("8m", 480), ("1h", 3600), ("1.5m", 90), (" 0s ", 0)])
+def test_budget(text: str, seconds: float) -> None:
+    assert measure.parse_budget(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "8", "8 m", "m", "-8m", "8min", "8m30s", "1e3s", "inf", "8M", "8d"])
+def test_budget_refused(text: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        measure.parse_budget(text)
+    assert str(caught.value) == " ".join(f'--budget: "{text}" is no duration; write 90s, 8m or 1h'.split())
+
+
+def test_no_gpu() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    with pytest.raises(BadInput, match=r"no CUDA GPU is usable here; run it where there is one"):
+        measure.require_gpu()
+
+
+# A sound sweep -------------------------------------------------------------------------------------------------------
+
+
+def test_rows_of_a_sound_comparison(tmp_path: Path) -> None:
+    card = fake_bench.card(tmp_path, ("n63",))
+    rows = sweep(card, tmp_path / "run1")
+    assert [(r["arm"], r["name"], r["status"]) for r in rows] == [
+        ("control", "plain", "ok"),
+        ("candidate", "faster", "ok"),
+    ]
+    control, candidate = rows
+    assert control["median_us"] == pytest.approx(100, rel=0.01)
+    assert candidate["median_us"] == pytest.approx(80, rel=0.01)
+    assert (control["n"], len(control["samples_us"])) == (len(control["again_samples_us"]), control["n"])
+    assert "again_samples_us" not in candidate
+    assert candidate["order"] == control["order"]
+    assert len(candidate["order"]) == len(candidate["blocks_us"]) == len(control["again_blocks_us"])
+    for row in rows:
+        assert (row["timer"], row["l2"], row["seed"], row["timed_against"]) == ("graph", "cold", measure.SEED, "plain")
+        assert (row["gate_hash"], row["card_hash"], row["run"]) == (card.gate_hash, card.card_hash, "run1")
+        assert (row["workload"], row["profiled"], row["throttled"]) == ({"N": 63}, False, "")
+        assert row["aa_pct"] > 0
+        assert len(row["clocks"]) >= 2
+    verdict = rules.judge(card.gate, evidence.readings(rows, H200))
+    assert verdict.word == "GO"
+    assert "95 % interval -20" in verdict.reason
+
+
+def test_rest_reaches_the_worker_the_rows_and_the_key_of_a_resumed_run(tmp_path: Path, told: list[str]) -> None:
+    card = fake_bench.card(tmp_path, ("n63",))
+    jobs = []
+
+    class Spy:
+        def run(self, job: Any, tell: Any) -> dict[str, Any]:
+            jobs.append(job)
+            arms = [{"name": name, "role": role, "status": "skipped", "message": ""} for role, name in job.arms]
+            return {"arms": arms, "comparison": None, "fatal": ""}
+
+    rested = replace(QUICK, rest=0.5)
+    measure.compare(measure.plan(card)[0], rested, Spy(), told.append)  # type: ignore[arg-type]
+    assert [job.rest for job in jobs] == [0.5]
+    rows = sweep(card, tmp_path / "run1", rested)
+    assert {r["rest"] for r in rows} == {0.5}
+    assert {r["sources"] for r in rows} == {families.sources_hash("toy")}
+    assert sweep(card, tmp_path / "run1", rested, told) == []
+    assert "already measured" in told[-1]
+    assert {r["rest"] for r in sweep(card, tmp_path / "run1")} == {0.0}
+
+
+@pytest.mark.parametrize("rest", [0.0, 0.5])
+def test_suspect_rows_have_every_way_to_take_their_products_measured(
+    rest: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[tuple[str, ...]] = []
+    ways = ["f32", "f32_rested", "f32_quiet"]
+    names = dict.fromkeys([*ceilings.NAMES, *ways], ("", ""))  # the toy's pipe has no ceiling
+    monkeypatch.setattr(ceilings, "NAMES", names)
+    monkeypatch.setattr(ceilings, "suspect", lambda row: "" if taken else "beats the measured ceilings")
+    monkeypatch.setattr(measure.ceiling_runs, "measure", lambda device, names: [taken.append(names)])  # type: ignore[func-returns-value]
+    card = fake_bench.card(tmp_path, ("n63",))
+    assert sweep(card, tmp_path / "run1", replace(QUICK, rest=rest))[0]["pipe"] == "f32"
+    assert taken == [("read", "write", "copy_kernel", *ways)]
+
+
+def test_suspect_rows_have_their_ceilings_and_themselves_measured_again(
+    tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ceiling that was taken too low: the first rows stay as suspect, the ones taken after the new ceiling are ok."""
+    card = fake_bench.card(tmp_path, ("n63",))
+    doubts = ["beats the measured ceilings"]
+    taken: list[tuple[str, ...]] = []
+
+    def ceilings_again(device: Any, names: tuple[str, ...]) -> list[Any]:
+        taken.append(names)
+        doubts[0] = ""
+        return []
+
+    monkeypatch.setattr(ceilings, "suspect", lambda row: doubts[0])
+    monkeypatch.setattr(measure.ceiling_runs, "measure", ceilings_again)
+    rows = sweep(card, tmp_path / "run1", told=told)
+    assert [r["status"] for r in rows] == ["suspect", "suspect", "ok", "ok"]
+    assert len(taken) == 1
+    assert {"read", "write", "copy_kernel"} <= set(taken[0]) <= set(ceilings.NAMES)
+    assert any("measured again" in line for line in told)
+    assert rules.judge(card.gate, evidence.readings(rows, H200)).word == "GO"
+    assert rules.judge(card.gate, evidence.readings(rows[:2], H200)).word == "BLOCKED"
+
+
+def test_throttled_window_is_flagged_and_kept(tmp_path: Path) -> None:
+    item = measure.plan(fake_bench.card(tmp_path, ("n63",)))[0]
+    clocks = [None, {"throttled": ""}, {"throttled": "software power cap"}, {"throttled": "software power cap"}]
+    facts = {"timer": "graph", "l2": "cold", "order": [], "aa_pct": float("inf"), "control": "plain", "again": None}
+    timed = {"samples_us": [1.000001], "blocks_us": [1.0], "median_us": 1.0}
+    outcome = {"role": "control", "name": "plain", "status": "ok", "timing": timed}
+    row = measure.row(item, outcome, {**facts, "clocks": clocks}, H200, QUICK, "r", "2026-11-20")
+    assert (row["throttled"], len(row["clocks"])) == ("software power cap", 3)
+    assert row["samples_us"] == [1.0]
+    assert row["aa_pct"] is None  # infinity is no JSON
+
+
+def test_rows_of_a_comparison_are_appended_in_one_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces: list[list[str]] = []
+    append = store.append_all
+
+    def spy(folder: Path, rows: Any, *more: Any) -> Path:
+        rows = list(rows)
+        pieces.append([r["workload_id"] + " " + r["name"] for r in rows])
+        return append(folder, rows, *more)
+
+    monkeypatch.setattr(store, "append_all", spy)
+    sweep(fake_bench.card(tmp_path, SMALL), tmp_path / "run", peers=True)
+    names = ["plain", "faster", "absent", "peer_that_packs", "peer_odd"]
+    assert pieces == [[f"{workload} {name}" for name in names] for workload in SMALL]
+
+
+def test_absent_peers_are_skipped_with_their_reason(tmp_path: Path, told: list[str]) -> None:
+    card = fake_bench.card(tmp_path, ("n63",))
+    real = Settings(seconds=0.0, backend=fake_bench.BACKEND)
+    by_name = {r["name"]: r for r in sweep(card, tmp_path / "run", real, told, peers=True)}
+    assert {n: (r["arm"], r["status"]) for n, r in by_name.items() if n not in ("plain", "faster")} == {
+        "absent": ("peer", "skipped"),
+        "peer_odd": ("peer", "skipped"),
+        "peer_that_packs": ("peer", "ok"),
+    }
+    assert by_name["absent"]["message"] == "needs the package no_such_library, which is not installed"
+    assert by_name["peer_odd"]["message"] == "cannot be imported: No module named 'odd'"
+    assert told[:2] == [f"toy: {name} cannot run here: {by_name[name]['message']}" for name in ("absent", "peer_odd")]
+    assert by_name["peer_that_packs"]["timed_against"] == "plain"
+    # a peer changes nothing about the verdict
+    assert rules.judge(card.gate, evidence.readings(by_name.values(), H200)).word == "GO"
+
+
+def test_candidates_beside_are_timed_and_judged_by_nobody(tmp_path: Path) -> None:
+    card = replace(fake_bench.card(tmp_path, ("n63",)), beside=("peer_that_packs",))
+    rows = sweep(card, tmp_path / "run", Settings(seconds=0.0, backend=fake_bench.BACKEND))
+    arms = {r["name"]: (r["arm"], r["beside"], r["status"]) for r in rows}
+    assert arms["faster"] == ("candidate", False, "ok")
+    assert arms["peer_that_packs"][:2] == ("candidate", True)
+    for order in (rows, rows[::-1]):
+        pair = evidence.pairs(order)["n63"]
+        assert pair[1] is not None
+        assert pair[1]["name"] == "faster"
+    with pytest.raises(BadInput, match="fastre"):
+        measure.plan(replace(card, beside=("fastre",)))
+
+
+# Arms that fail ------------------------------------------------------------------------------------------------------
+
+
+def test_sweep_goes_on_whatever_its_arms_do(tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real checks; as peers, one of each: a cheat, a kill, a hang, no memory, an odd shape."""
+    bad = {
+        "memoises": ("incorrect", "after the timing: y is wrong on inputs changed in place"),
+        "killed": ("error", "the measuring process died of SIGKILL in check"),
+        "hangs_late": ("timeout", "no answer for 1 s in time"),
+        "no_gpu_memory": ("oom", "OutOfMemoryError: CUDA out of memory"),
+        "choosy": ("skipped", "takes no odd N"),
+    }
+    family = fake_bench.load("toy")
+    monkeypatch.setattr(families, "load", lambda name: type(family)(**{**vars(family), "peers": tuple(bad)}))
+    card = fake_bench.card(tmp_path, ("n63", "w00"))
+    limits = (("check", 20.0), ("time", 1.0))
+    settings = Settings(seconds=0.0, backend=fake_bench.BACKEND, limits_s=limits)
+    rows = sweep(card, tmp_path / "run", settings, told, peers=True)
+    assert [r["workload_id"] for r in rows] == ["n63"] * 8 + ["w00"] * 8
+    for workload in ("n63", "w00"):
+        by_name = {r["name"]: r for r in rows if r["workload_id"] == workload}
+        assert [by_name[n]["status"] for n in ("plain", "faster")] == ["ok", "ok"]
+        for name, (status, said) in bad.items():
+            if (workload, name) == ("w00", "choosy"):  # N = 64
+                assert by_name[name]["status"] == "ok"
+                continue
+            assert by_name[name]["status"] == status, name
+            assert said in by_name[name]["message"]
+            assert not any(key in by_name[name] for key in store.PERFORMANCE)
+    assert sum("killed: the measuring process died" in line for line in told) == 2
+    verdict = rules.judge(card.gate, evidence.readings(rows, H200))
+    assert verdict.word == "GO"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("cuda_error", "RuntimeError: CUDA error: an illegal memory access"),
+        ("cuda_error_late", "in the timing: RuntimeError: CUDA error"),
+        ("raises_late", "in the timing: ValueError: M = 63 must be divisible by 16"),
+    ],
+)
+def test_comparison_is_done_again_without_an_arm_that_spoilt_it(name: str, said: str, tmp_path: Path) -> None:
+    rows = sweep(fake_bench.card(tmp_path, ("n63", "n75"), candidate=name), tmp_path / "run")
+    assert [(r["workload_id"], r["status"]) for r in rows] == [
+        *[("n63", "ok"), ("n63", "error"), ("n75", "ok"), ("n75", "error")],
+    ]
+    assert said in rows[1]["message"]
+    assert rows[0]["median_us"] == pytest.approx(100, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("control", "status"),
+    [("killed", "error"), ("plain_killed_late", "error"), ("hangs", "timeout"), ("raises", "error")],
+)
+def test_control_that_dies_leaves_the_candidate_timed_and_the_judge_blocked(
+    control: str, status: str, tmp_path: Path
+) -> None:
+    card = fake_bench.card(tmp_path, ("n63",), control=control)
+    settings = Settings(seconds=0.0, backend=QUICK.backend, limits_s=(("check", 0.5), ("time", 0.5)))
+    first, second = sweep(card, tmp_path / "run", settings)
+    assert (first["arm"], first["status"]) == ("control", status)
+    assert (second["arm"], second["status"], second["timed_against"]) == ("candidate", "ok", "faster")
+    assert second["median_us"] == pytest.approx(80, rel=0.01)
+    assert rules.judge(card.gate, evidence.readings([first, second], H200)).word == "BLOCKED"
+
+
+def test_nobody_left_is_rows_all_the_same(tmp_path: Path) -> None:
+    card = fake_bench.card(tmp_path, ("n63",), control="killed", candidate="exits")
+    rows = sweep(card, tmp_path / "run")
+    assert [(r["name"], r["status"]) for r in rows] == [("killed", "error"), ("exits", "error")]
+    assert not any(key in row for row in rows for key in store.PERFORMANCE)
+
+
+def test_unknown_backend_blames_every_arm_and_ends(tmp_path: Path) -> None:
+    settings = Settings(backend="tests.bench.fake_bench:nosuch")
+    rows = sweep(fake_bench.card(tmp_path, SMALL[:2]), tmp_path / "run", settings)
+    assert {(r["status"], r["message"]) for r in rows} == {
+        ("error", "the measuring process died of exit code 1 in start")
+    }
+    assert len(rows) == 4
+
+
+# Resuming ------------------------------------------------------------------------------------------------------------
+
+
+def test_resume_skips_what_is_complete(tmp_path: Path, told: list[str]) -> None:
+    card = fake_bench.card(tmp_path, SMALL)
+    folder = tmp_path / "run"
+    half = measure.measure(measure.plan(card), QUICK, folder, H200)
+    done = [next(half)[0]["workload_id"] for _ in range(2)]
+    half.close()  # type: ignore[attr-defined]
+    before = (folder / "rows.jsonl").read_bytes()
+    rest = sweep(card, folder, told=told)
+    assert [r["workload_id"] for r in rest[::2]] == [w for w in SMALL if w not in done]
+    assert (folder / "rows.jsonl").read_bytes().startswith(before)
+    assert [line for line in told if "already" in line] == [f"toy {w}: already measured in this run" for w in done]
+    assert sweep(card, folder) == []
+    keys = [(r["workload_id"], r["arm"]) for r in rows_in(folder)]
+    assert len(keys) == len(set(keys)) == 8
+
+
+@pytest.mark.parametrize("what", ["timer", "l2", "gate"])
+def test_another_question_is_not_complete(what: str, tmp_path: Path) -> None:
+    card = fake_bench.card(tmp_path, SMALL[:1])
+    folder = tmp_path / "run"
+    sweep(card, folder)
+    settings = QUICK
+    if what == "gate":
+        card.path.write_text(card.path.read_text().replace("threshold = 0", "threshold = -1"))
+        card = phases.load(card.path)
+    else:
+        changed = {"timer": "events"} if what == "timer" else {"l2": "warm"}
+        settings = Settings(**{**vars(QUICK), **changed})
+    assert len(sweep(card, folder, settings)) == 2
+
+
+def test_rows_of_an_early_release_do_not_stop_a_resume(tmp_path: Path) -> None:
+    card = fake_bench.card(tmp_path, SMALL[:1])
+    old: dict[str, Any] = {
+        "device": "h200",
+        "phase": "toy",
+        "family": "toy",
+        "arm": "control",
+        "name": "plain",
+        "precision": "f32",
+    }
+    old |= {"workload_id": "w00", "workload": {"N": 64}, "status": "ok", "run": "run"}
+    store.append(tmp_path / "run", old)
+    assert len(sweep(card, tmp_path / "run")) == 2
+
+
+def test_run_to_resume(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"--resume: no run at all of toy on h200"):
+        measure.run_to_resume("h200", "toy")
+    card = fake_bench.card(tmp_path, SMALL[:1])
+    for run in ("2026-11-20T000000Z", "2026-11-21T000000Z"):
+        sweep(card, store.FOLDER / "h200" / "toy" / run)
+    (store.FOLDER / "h200" / "toy" / "2026-11-22T000000Z").mkdir()  # one that was killed before its first row
+    assert measure.run_to_resume("h200", "toy").name == "2026-11-21T000000Z"
+    assert measure.run_to_resume("h200", "toy", "2026-11-20T000000Z").name == "2026-11-20T000000Z"
+    with pytest.raises(BadInput, match=r'no run 2026-11-20T000001Z of toy .*; did you mean "2026-11-20T000000Z"\?'):
+        measure.run_to_resume("h200", "toy", "2026-11-20T000001Z")
+
+
+# Budgets -------------------------------------------------------------------------------------------------------------
+
+
+def fake_compare(monkeypatch: pytest.MonkeyPatch, costs_s: float) -> list[str]:
+    """Comparisons that take this long of a made-up clock and fail; returns the workloads, in order."""
+    done: list[str] = []
+    now = [0.0]
+
+    def compare(item: measure.Item, *_: Any) -> tuple[list[dict[str, Any]], None, str]:
+        done.append(item.workload.id)
+        now[0] += costs_s
+        outcomes = [{"role": r, "name": n, "status": "error", "message": "m"} for r, n in item.arms]
+        return outcomes, None, "2026-11-20"
+
+    monkeypatch.setattr(measure, "compare", compare)
+    monkeypatch.setattr(measure, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return done
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "count"),
+    # a comparison costs 10 s, but nobody knows before the first one, which is guessed at 20 s
+    [(0, 0), (19, 0), (20, 2), (29, 2), (30, 3), (39, 3), (45, 4), (1e9, 6)],
+)
+def test_budget_takes_decisive_and_cheap_first(
+    budget_s: float, count: int, tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = fake_compare(monkeypatch, 10.0)
+    card = fake_bench.card(tmp_path, ("n500", "n75", "n1", "w39", "n63", "w00"), decisive="n500")
+    settings = Settings(**{**vars(QUICK), "budget_s": budget_s})
+    sweep(card, tmp_path / "run", settings, told)
+    wanted = ["n500", "n1", "n63", "w00", "n75", "w39"]  # the gate's own, then by bytes
+    assert order == wanted[:count]
+    assert told == [f"toy {w}: left out, the budget of {budget_s:.0f} s is spent" for w in wanted[count:]]
+
+
+def test_what_is_complete_costs_no_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order = fake_compare(monkeypatch, 10.0)
+    card = fake_bench.card(tmp_path, SMALL)
+    sweep(card, tmp_path / "run", Settings(**{**vars(QUICK), "budget_s": 25.0}))
+    assert order == ["w00", "w01"]
+    sweep(card, tmp_path / "run", Settings(**{**vars(QUICK), "budget_s": 1e9}))
+    assert order == list(SMALL)

@@ -1,0 +1,164 @@
+"""The timers on a GPU, and the two cheats whose disguise only a GPU has: another stream, and a remembered answer.
+
+Their twins for a CPU, with a capture that is played by a list, are in test_comparison.py.
+"""
+
+from typing import Any
+
+import pytest
+
+from kernels.common import Candidate, Tensors, Workload
+from lab.base.errors import BadInput
+from lab.bench import comparison, sampling, timers
+from lab.bench.sampling import Arm
+from tests.bench import fake_bench
+from tests.check import fake_candidates
+
+
+def test_names() -> None:
+    for name in timers.NAMES:
+        assert timers.named(name, "warm", 0).name == name
+    with pytest.raises(BadInput, match=r'--timer: "graf" is no timer; did you mean "graph"\?'):
+        timers.named("graf", "cold", 0)
+
+
+def test_events_flush_only_when_cold() -> None:
+    assert timers.named("events", "cold", 60).flush_bytes == 60 * timers.FLUSH_FACTOR
+    assert timers.named("events", "warm", 60).flush_bytes == 0
+
+
+def doubling(elements: int, sets: int, name: str = "control") -> Arm:
+    import torch
+
+    # Drawn on the CPU: a capture that fails leaves the GPU's generator unusable for the tests after it.
+    pairs = [(torch.randn(elements).cuda(), torch.empty(elements, device="cuda")) for _ in range(sets)]
+
+    def run(args: Any, out: Any) -> None:
+        torch.mul(args, 2, out=out)
+
+    return Arm(name, run, pairs)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", timers.NAMES)
+def test_four_times_the_bytes_take_four_times_as_long(name: str) -> None:
+    import torch
+
+    timer = timers.named(name, "cold", 60 * 2**20)
+    small, large = doubling(2**24, 3), doubling(2**26, 3, "candidate")
+    for one in (small, large):
+        for _, out in one.sets:
+            out.fill_(float("nan"))
+        timer.prepare(one)
+        assert timer.sample(one) > 0
+        assert all(torch.equal(out, 2 * args) for args, out in one.sets)
+        assert one.calls % len(one.sets) == 0 or name == "events"
+    found = sampling.compare([small, large], timer, seconds=0.5)
+    assert found.timer == name
+    assert 3 < found.arms["candidate"].median_us / found.arms["control"].median_us < 5
+
+
+@pytest.mark.gpu
+def test_kernels_take_no_longer_than_the_replay_that_holds_them() -> None:
+    timer, one = timers.GraphTimer(), doubling(2**20, 3)
+    timer.prepare(one)
+    for _ in range(20):
+        timer.sample(one)
+    assert 0.5 < timers.kernel_time_us(one) / min(timer.sample(one) for _ in range(20)) < 1.02
+
+
+@pytest.mark.gpu
+def test_cold_is_slower_than_warm() -> None:
+    """16 MiB read and as much written: within the 50 MiB of an L2, so a warm call never goes to memory."""
+    times = {}
+    for l2, sets in (("cold", sampling.sets_for(2**25, 60 * 2**20)), ("warm", 1)):
+        timer, one = timers.GraphTimer(), doubling(2**22, sets)
+        timer.prepare(one)
+        times[l2] = sampling.compare([one], timer, seconds=0.3).arms["control"].median_us
+    assert times["cold"] > 1.2 * times["warm"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["graph", "cupti"])
+def test_an_arm_that_cannot_be_captured_raises(name: str) -> None:
+    bad = doubling(63, 2)
+    bad.run = lambda args, out: args.sum().item()
+    with pytest.raises(RuntimeError):
+        timers.named(name, "cold", 0).prepare(bad)
+
+
+# Cheats on a GPU -----------------------------------------------------------------------------------------------------
+
+SIDE: list[Any] = []
+
+
+def own_stream(args: Tensors, out: Tensors) -> None:
+    """Works on a stream of its own that nobody waits for: a capture does not see it, nor do the events."""
+    import torch
+
+    if not SIDE:
+        SIDE.append(torch.cuda.Stream())
+    with torch.cuda.stream(SIDE[0]):
+        torch.mul(args["x"], args["scale"], out=out["y"])
+
+
+def memoises(args: Tensors, out: Tensors) -> None:
+    """Computes once for a pointer and copies the remembered answer from then on."""
+    key = args["x"].data_ptr()
+    if key not in fake_candidates.MEMORY:
+        fake_candidates.HELD.append(args["x"])
+        fake_candidates.MEMORY[key] = args["x"] * args["scale"]
+    out["y"].copy_(fake_candidates.MEMORY[key])
+
+
+def honest(args: Tensors, out: Tensors) -> None:
+    import torch
+
+    torch.mul(args["x"], args["scale"], out=out["y"])
+
+
+def joined_stream(args: Tensors, out: Tensors) -> None:
+    """A stream of its own, forked from the current one and joined to it again: honest, and captured."""
+    import torch
+
+    if not SIDE:
+        SIDE.append(torch.cuda.Stream())
+    SIDE[0].wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(SIDE[0]):
+        torch.mul(args["x"], args["scale"], out=out["y"])
+    torch.cuda.current_stream().wait_stream(SIDE[0])
+
+
+def load(name: str) -> Any:
+    family = fake_bench.load(name)
+    runs = (honest, own_stream, memoises, joined_stream)
+    candidates = {run.__name__: Candidate(run.__name__, "f32", run) for run in runs}
+
+    def inputs(workload: Workload, seed: int, device: str) -> Tensors:
+        return {key: tensor.to(device) for key, tensor in fake_bench.make_inputs(workload, seed, "cpu").items()}
+
+    family.cases.inputs = inputs  # type: ignore[attr-defined]
+    family.cases.WORKLOADS = (Workload("n", {"N": 2**22}),)  # type: ignore[attr-defined]
+    return type(family)(**{**vars(family), "candidates": candidates})
+
+
+def backend() -> comparison.Backend:
+    return comparison.Backend("cuda", 60 * 2**20, timers.named, lambda: None, load)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("timer", ["graph", "events"])
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [("honest", "ok"), ("joined_stream", "ok"), ("own_stream", "incorrect"), ("memoises", "incorrect")],
+)
+def test_cheat_on_a_gpu(name: str, status: str, timer: str) -> None:
+    import torch
+
+    arms = (("control", "honest"),) if name == "honest" else (("control", "honest"), ("candidate", name))
+    job = comparison.Job("toy", "n", arms, 0.3, timer, backend="tests.bench.test_timers:backend")
+    *_, last = comparison.execute(job)
+    torch.cuda.synchronize()
+    found = last["arms"][-1]
+    assert (found["status"], bool(found["timing"])) == (status, status == "ok"), found["message"]
+    assert last["arms"][0]["status"] == "ok"

@@ -1,0 +1,175 @@
+"""Cards that are not as a card must be: one line that names the file, the key, the value and the remedy.
+
+Each case takes a real card, makes one mistake in its text and loads it from a temporary folder, so a refusal is tested
+on what a person would write. No mistake may load, and none may end in anything but BadInput.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from lab.base import vocabulary
+from lab.base.errors import BadInput
+from lab.card import phases
+
+CARD = "p4"
+TEXT = phases.card(CARD).path.read_text()
+TTFT = 'metric = "ttft_p50"\ncompare = "change"\nop = "<"\nthreshold = -20'
+
+# name -> (old text, new text, what the line must hold: the key, the value, the remedy or nearest word)
+MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "unknown key": ("question =", "querstion =", ("querstion", '"question"')),
+    "unknown gate key": ("[gate]", "[gate]\nrequires = []", ("requires", '"require"')),
+    "unknown condition key": (TTFT, TTFT.replace("threshold", "treshold"), ("treshold", "-20", '"threshold"')),
+    "unknown figure key": ("noise = ", "noises = ", ("noises", '"noise"')),
+    "missing key": ("question =", "# question =", ("question", "missing")),
+    "missing threshold": ("threshold = 60\n", "", ("runs_complete", "threshold or than")),
+    "threshold and than": ("threshold = 60", 'threshold = 60\nthan = "repetitions"', ("threshold or than",)),
+    "metric": ('"ttft_p50"', '"ttft_p51"', ("metric", "ttft_p51", '"ttft_p50"')),
+    "metric of than": ("threshold = 60", 'than = "runs_completed"', ("runs_completed", '"runs_complete"')),
+    "metric of a figure": (
+        'metric = "runs_complete"\nvalue',
+        'metric = "runs_complet"\nvalue',
+        ("metric", '"runs_complet"', "did you mean"),
+    ),
+    "unit": ('unit = "runs"', 'unit = "rnus"', ("unit", "rnus", '"runs"')),
+    "unit of another metric": ('unit = "runs"', 'unit = "reps"', ("reps", "runs_complete", 'write unit = "runs"')),
+    "unit of a change": ('unit = "%"', 'unit = "ms"', ("ms", "change", 'write unit = "%"')),
+    "row": ('row = "LP4"', 'row = "LP44"', ("row", "LP44", '"LP4"')),
+    "system": ('"localai-paged"', '"localai"', ("system", "localai", '"localai-paged"')),
+    "workload": ('workload = "n32"', 'workload = "n33"', ("workload", "n33", '"n32"')),
+    "workload of a figure": (
+        'workload = "n32"\ncontrol',
+        'workload = "n23"\ncontrol',
+        ("recorded.figure", "workload", "n23", '"n32"'),
+    ),
+    "workload of against": (TTFT, f'{TTFT}\nagainst = "n23"', ("[gate.require]", "against", "n23", '"n32"')),
+    "against itself": (TTFT, f'{TTFT}\nagainst = "n32"', ("against", '"n32"', "another workload")),
+    "against without a change": ("threshold = 60", 'threshold = 60\nagainst = "n32"', ("against", "with a change")),
+    "output of no error": (TTFT, f'{TTFT}\noutput = "o"', ('output = "o"', "ttft_p50", "relative_error")),
+    "op": ('op = ">="', 'op = "=>"', ("op", "=>", ">=")),
+    "op of a change": (TTFT, TTFT.replace('"<"', '"=="'), ("==", "ttft_p50", "direction")),
+    "compare": ('"change"', '"chnage"', ("compare", "chnage", '"change"')),
+    "arrival": ('arrival = "staggered"', 'arrival = "stagered"', ("[gate]", "arrival", "stagered", '"staggered"')),
+    "arrival of a condition": (
+        TTFT,
+        f'{TTFT}\narrival = "bursts"',
+        ("[gate.require]", "arrival", "bursts", '"burst"'),
+    ),
+    "figure id": ("ttft-p50-n32.candidate", "ttft-p50-n23.candidate", ("ttft-p50-n23", "did you mean", "ttft-p50-n")),
+    "verdict id": ('"lp.v.p4-measured"', '"lp.v.p4-measurd"', ("lp.v.p4-measurd", '"lp.v.p4-measured"')),
+    "gate source": ("[gate]\nsource = ", "[gate]\nsource = 'x' # ", ("recorded verdict", '"x"')),
+    "stated figure": ("gate.p4.threshold.runs", "gate.p4.treshold.runs", ("treshold", "lp.gate.p4.threshold.runs")),
+    "threshold as stated": ("threshold = 60", "threshold = 59", ("59", "lp.gate.p4.threshold.runs", "60")),
+    "NaN threshold": ("threshold = 60", "threshold = nan", ("threshold", "nan", "finite")),
+    "infinite threshold": ("threshold = 60", "threshold = inf", ("threshold", "inf", "finite")),
+    "true as a threshold": ("threshold = 60", "threshold = true", ("threshold", "True", "number")),
+    "text as a threshold": ("threshold = 60", 'threshold = "60"', ("threshold", "'60'", "number")),
+    "duplicate figure": (
+        'metric = "aggregate_tps"\nworkload = "n128"\nchange',
+        'metric = "aggregate_tps"\nworkload = "n32"\nchange',
+        ("aggregate_tps", "twice", "keep one"),
+    ),
+    "no figure": (
+        'value = "lp.p4.gb10.raws-complete.control"',
+        "",
+        ("runs_complete", "names no figure", "give control"),
+    ),
+    "wrong arm": (
+        'candidate = "lp.gate.p4.ttft-p50-n32.candidate"',
+        'candidate = "lp.gate.p4.ttft-p50-n32.control"',
+        ("lp.gate.p4.ttft-p50-n32.control", "control arm", '"candidate"'),
+    ),
+    "wrong metric": (
+        "lp.gate.p4.ttft-p50-n128.delta",
+        "lp.gate.p4.ttft-mean-n128.delta",
+        ("lp.gate.p4.ttft-mean-n128.delta", "ttft_mean_delta", "ttft_p50", "vocabulary.toml"),
+    ),
+    "noise not in %": (
+        "lp.gate.p4.noise-aggregate-n32",
+        "lp.gate.p4.ttft-p50-n32.control",
+        ("lp.gate.p4.ttft-p50-n32.control", "ms", "noise needs a figure in %"),
+    ),
+    "id": ('id = "p4"', 'id = "p5"', ("id", '"p5"', 'write id = "p4"')),
+    "no requirement": ("gate.require", "gate.kill", ("require", "missing")),
+    "empty requirement": ("[gate]", "[gate]\nrequire = []", ("require",)),
+    "workload twice": ('["n32", "n128"]', '["n32", "n32"]', ("workloads", "twice")),
+    "workload that is no text": ('["n32", "n128"]', "[32, 128]", ("workloads", "32", "quotes")),
+    "workloads no list": ('["n32", "n128"]', '"n32"', ("workloads", "'n32'", "list")),
+    "title no text": ("title = ", "title = 4 # ", ("title", "4", "text")),
+    "metric no text": ('metric = "runs_complete"', 'metric = ["runs_complete"]', ("metric", "runs_complete", "text")),
+    "op no text": ('op = ">="', "op = [1]", ("op", "[1]", "text")),
+    "figure id no text": ('value = "lp.p4.gb10.raws-complete.control"', "value = 30", ("value", "30", "text")),
+    "gate no table": ("[gate]\nsource", "[[gate]]\nsource", ("gate", "table")),
+    "condition no table": ("[[gate.complete]]", "[gate.complete]", ("gate", "complete", "list")),
+    "noise rule": ("[gate]", "[gate]\nnoise = { floor = 3 }", ("floor", '"floor_pct"')),
+    "negative floor": ("[gate]", "[gate]\nnoise = { floor_pct = -3 }", ("floor_pct", "-3", "positive")),
+    "NaN sigmas": ("[gate]", "[gate]\nnoise = { sigmas = nan }", ("sigmas", "nan", "finite")),
+    "modelled": ("[gate]", '[gate]\nmodelled = "no"', ("modelled", "'no'", "true or false")),
+    "expected": ("arithmetic =", "arithmetics =", ("expected", "arithmetics", '"arithmetic"')),
+    "malformed": ("[gate]", "[gate", ("not valid TOML", "line")),
+    "key twice": ("title =", 'title = "again"\ntitle =', ("not valid TOML", "line")),
+}
+
+
+def refusal(tmp_path: Path, text: str, name: str = CARD) -> str:
+    path = tmp_path / f"{name}.toml"
+    path.write_text(text)
+    with pytest.raises(BadInput) as caught:
+        phases.load(path)
+    line = str(caught.value)
+    assert "\n" not in line
+    assert line.startswith(f"{path}: ")
+    assert ";" in line, f"no remedy in {line}"
+    return line.removeprefix(f"{path}: ")
+
+
+def test_the_card_itself_loads(tmp_path: Path) -> None:
+    path = tmp_path / f"{CARD}.toml"
+    path.write_text(TEXT)
+    assert phases.load(path).gate == phases.card(CARD).gate
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_refused(mistake: str, tmp_path: Path) -> None:
+    old, new, named = MISTAKES[mistake]
+    assert old in TEXT, "the card changed: choose other text for this mistake"
+    replaced = TEXT.replace(old, new) if mistake == "no requirement" else TEXT.replace(old, new, 1)
+    line = refusal(tmp_path, replaced)
+    assert [word for word in named if word not in line] == [], line
+
+
+@pytest.mark.parametrize("key", sorted(phases.REQUIRED_KEYS - {"gate", "expected"}))
+def test_every_required_key(key: str, tmp_path: Path) -> None:
+    assert f'"{key}" is missing' in refusal(tmp_path, re.sub(rf"^{key} = .*\n", "", TEXT, flags=re.MULTILINE))
+
+
+@pytest.mark.parametrize("role", ["gate", "claim"])
+def test_claims_are_checked_as_gates_are(role: str, tmp_path: Path) -> None:
+    text = phases.card("p1").path.read_text()
+    start = text.index(f"[[{role}.require]]")
+    line = refusal(tmp_path, text[:start] + text[start:].replace('op = "', 'op = "~', 1), "p1")
+    assert 'op = "~' in line
+    assert role in line
+
+
+def test_withdrawn_figure_is_no_threshold(tmp_path: Path) -> None:
+    stated = 'threshold = 471\nfrom = "lp.batch8-anomaly.gb10.decode-step.control.npl8"'
+    text = TEXT.replace('threshold = 60\nfrom = "lp.gate.p4.threshold.runs"', stated)
+    assert "lp.batch8-anomaly.gb10.decode-step.control.npl8 was withdrawn (artifact" in refusal(tmp_path, text)
+
+
+def test_unknown_card_names_the_nearest() -> None:
+    with pytest.raises(BadInput, match=r'data/phases: no card has the id "p5-chunk46"; did you mean "p5-chunk64"\?'):
+        phases.card("p5-chunk46")
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"id = 'p4'"])
+def test_other_files(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / f"{CARD}.toml"
+    path.write_bytes(content)
+    with pytest.raises(BadInput, match=r"p4\.toml: "):
+        phases.load(path)
+    with pytest.raises(BadInput, match=r"absent\.toml: no such file"):
+        vocabulary.read_toml(tmp_path / "absent.toml")

@@ -1,0 +1,279 @@
+"""The check rejects what it must. A family is built here out of plain objects, so every way of being wrong is ours.
+
+The toy doubles a matrix into `y` and adds one to a running sum `s` in place: one output that arrives poisoned, and one
+that arrives as a clone of its input.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from kernels.common import Candidate, Cost, Needs, Tensors, Tolerance, Workload, has_triton, poisoned
+from lab.base.errors import BadInput
+from lab.check import accuracy, families
+from lab.check.accuracy import check, compare
+
+WORKLOADS = (Workload("m63_n5", {"M": 63, "N": 5}), Workload("m1_n1", {"M": 1, "N": 1}, role="measure"))
+
+
+def inputs(workload: Workload, seed: int, device: str) -> Tensors:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(workload["M"], workload["N"], generator=generator)
+    return {"x": x, "s": torch.tensor([3.0]), "scale": torch.tensor(2.0)}
+
+
+def outputs(workload: Workload, given: Tensors) -> Tensors:
+    return {"y": poisoned((workload["M"], workload["N"]), torch.float32, "cpu"), "s": given["s"].clone()}
+
+
+def tolerance(workload: Workload, precision: str) -> dict[str, Tolerance]:
+    return {name: Tolerance(1e-6, 1e-5, "one rounding") for name in ("y", "s")}
+
+
+def reference(given: Tensors) -> Tensors:
+    return {"y": 2 * given["x"].double(), "s": given["s"].double() + 1}
+
+
+def toy(*candidates: Candidate, **cases: Any) -> families.Family:
+    parts = {"WORKLOADS": WORKLOADS, "inputs": inputs, "outputs": outputs, "tolerance": tolerance, "IN_PLACE": ("s",)}
+    return families.Family(
+        name="toy",
+        title="Toy",
+        reference=reference,
+        cost=lambda workload, precision: Cost(1, 1),
+        cases=cast(Any, SimpleNamespace(**{**parts, **cases})),
+        candidates={c.name: c for c in candidates},
+        cuda_sources=(),
+        unavailable={"peer_absent": "No module named 'absent'"},
+    )
+
+
+def right(args: Tensors, out: Tensors) -> None:
+    torch.mul(args["x"], args["scale"], out=out["y"])
+    out["s"] += 1
+
+
+def checked(run: Callable[[Tensors, Tensors], None], **more: Any) -> accuracy.Check:
+    candidate = Candidate("c", "f32", run, **more)
+    return check(toy(candidate), candidate, WORKLOADS[0])
+
+
+def test_right_candidate() -> None:
+    result = checked(right)
+    assert (result.status, result.message) == ("ok", "")
+    assert [e.output for e in result.errors] == ["y", "s"]
+    assert result.relative_error == 0
+
+
+# name -> (what is done to right outputs, what the message says)
+Spoil = Callable[[Tensors, Tensors], Any]
+WRONG: dict[str, tuple[Spoil, str]] = {
+    "zeros": (lambda args, out: out["y"].zero_(), "y: relative error 1.00e+00 (limit 1.0e-06)"),
+    "sign": (lambda args, out: out["y"].neg_(), "y: relative error 2.00e+00"),
+    "twice": (lambda args, out: out["y"].mul_(2), "y: relative error 1.00e+00"),
+    "one element": (lambda args, out: out["y"][62, 4].add_(2e-5), "y: "),
+    "NaN": (lambda args, out: out["y"][0, 0].fill_(math.nan), "y: relative error nan"),
+    "infinity": (lambda args, out: out["y"][0, 0].fill_(math.inf), "y: relative error inf"),
+    "in-place output left alone": (lambda args, out: out["s"].sub_(1), "s: relative error 2.50e-01"),
+    "changed input": (lambda args, out: args["x"][3, 3].add_(1), 'the candidate changed its input "x"'),
+    "changed scalar input": (lambda args, out: args["scale"].add_(1), 'the candidate changed its input "scale"'),
+    "input changed to NaN": (lambda args, out: args["x"].fill_(math.nan), 'the candidate changed its input "x"'),
+    "in-place on the input": (lambda args, out: args["s"].add_(1), 'the candidate changed its input "s"'),
+    "input replaced": (lambda args, out: args.update(x=args["x"].double()), 'the candidate changed its input "x"'),
+    "input removed": (lambda args, out: args.pop("x"), 'the candidate changed its input "x"'),
+    "wrong shape": (
+        lambda args, out: out.update(y=out["y"].T),
+        "y: shape (5, 63) differs from the reference's (63, 5)",
+    ),
+    "broadcast shape": (lambda args, out: out.update(y=out["y"][:1]), "y: shape (1, 5) differs"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_candidate(name: str) -> None:
+    spoil, message = WRONG[name]
+
+    def run(args: Tensors, out: Tensors) -> None:
+        right(args, out)
+        spoil(args, out)
+
+    result = checked(run)
+    assert result.status == "incorrect"
+    assert result.message.startswith(message), result.message
+    assert "\n" not in result.message
+
+
+@pytest.mark.parametrize("rows", [0, 62])
+def test_partial_write_fails(rows: int) -> None:
+    def run(args: Tensors, out: Tensors) -> None:
+        out["y"][:rows] = 2 * args["x"][:rows]
+        out["s"] += 1
+
+    result = checked(run)
+    assert result.status == "incorrect"
+    assert result.relative_error is not None
+    assert math.isnan(result.relative_error)
+
+
+def test_one_wrong_element_among_many_needs_the_second_limit() -> None:
+    """The Frobenius norm alone lets it pass: that is what max_error is for."""
+    out = torch.ones(10**6)
+    out[123] += 1e-3
+    error = compare("y", out, torch.ones(10**6), Tolerance(1e-5, 1e-4, ""))
+    assert error.relative_error < error.relative_limit
+    assert not error.ok
+    assert error.nmse == pytest.approx(error.relative_error**2)
+
+
+def test_small_error_everywhere_needs_the_first_limit() -> None:
+    reference = torch.tensor([1.0, -1.0] * 250, dtype=torch.float64)
+    error = compare("y", reference * (1 + 3e-4), reference, Tolerance(1e-4, 1e-3, ""))
+    assert error.max_error < error.max_limit
+    assert not error.ok
+
+
+@pytest.mark.parametrize("missing", ["y", "s"])
+def test_missing_output(missing: str) -> None:
+    def run(args: Tensors, out: Tensors) -> None:
+        right(args, out)
+        del out[missing]
+
+    assert (checked(run).status, checked(run).message) == ("error", f'no output named "{missing}"')
+
+
+def test_exception_is_the_rows_status() -> None:
+    def run(args: Tensors, out: Tensors) -> None:
+        raise RuntimeError("first line\nsecond line")
+
+    result = checked(run)
+    assert (result.status, result.message) == ("error", "RuntimeError: first line")
+    assert result.relative_error is None
+    assert checked(right, prepare=lambda given: given["absent"]).message == "KeyError: 'absent'"
+
+
+def test_prepare_may_repack_but_not_change() -> None:
+    def repack(given: Tensors) -> Tensors:
+        return {"x": given["x"] + 0, "scale": given["scale"]}
+
+    assert checked(right, prepare=repack).status == "ok"
+
+    def change(given: Tensors) -> Tensors:
+        given["x"] *= 2
+        return given
+
+    assert checked(right, prepare=change).message == 'the candidate changed its input "x"'
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"refuses": lambda workload: "M must be even"}, "M must be even"),
+        ({"needs": Needs(packages=("no_such_package",))}, "needs the package no_such_package, which is not installed"),
+        ({"needs": Needs(capability=(9, 0))}, "needs a GPU (sm_90 or newer), none is here"),
+    ],
+)
+def test_unmet_need_is_a_skip_with_its_reason(more: dict[str, Any], reason: str) -> None:
+    result = checked(right, **more)
+    assert (result.status, result.message, result.errors) == ("skipped", reason, ())
+
+
+@pytest.mark.skipif(not has_triton(), reason="Triton is not installed")
+def test_triton_candidate_for_a_newer_gpu_is_checked_in_the_interpreter() -> None:
+    assert checked(right, needs=Needs(capability=(10, 0), triton="3.6")).status == "ok"
+
+
+def test_seed_makes_fresh_inputs() -> None:
+    seen = []
+
+    def run(args: Tensors, out: Tensors) -> None:
+        seen.append(args["x"].clone())
+        right(args, out)
+
+    candidate = Candidate("c", "f32", run)
+    for seed in (0, 1, 0):
+        assert check(toy(candidate), candidate, WORKLOADS[0], seed).status == "ok"
+    assert torch.equal(seen[0], seen[2])
+    assert not torch.equal(seen[0], seen[1])
+
+
+def test_reference_sees_what_the_precision_sees() -> None:
+    def rounded(workload: Workload, given: Tensors, precision: str) -> Tensors:
+        return {**given, "x": given["x"].to(torch.bfloat16).float()} if precision == "bf16" else given
+
+    def run(args: Tensors, out: Tensors) -> None:
+        right({**args, "x": args["x"].to(torch.bfloat16).float()}, out)
+
+    for precision, status in (("bf16", "ok"), ("f32", "incorrect")):
+        candidate = Candidate("c", precision, run)
+        assert check(toy(candidate, reference_inputs=rounded), candidate, WORKLOADS[0]).status == status
+
+
+def test_reference_runs_once_for_arms_that_are_given_the_same_bits() -> None:
+    asked: list[float] = []
+
+    def counted(given: Tensors) -> Tensors:
+        asked.append(given["x"].sum().item())
+        return reference(given)
+
+    candidate = Candidate("c", "f32", right)
+    family = dataclasses.replace(toy(candidate), reference=counted)
+    for seed, times in ((0, 1), (0, 1), (1, 2), (0, 2), (2, 3), (3, 4), (0, 5)):  # two are kept
+        assert check(family, candidate, WORKLOADS[0], seed).status == "ok"
+        assert len(asked) == times, seed
+    given = inputs(WORKLOADS[0], 0, "cpu")
+    given["x"][-1, -1] = torch.nextafter(given["x"][-1, -1], torch.tensor(9.0))
+    accuracy.expected(family, WORKLOADS[0], given, "f32")
+    assert len(asked) == 6
+    wrong = dataclasses.replace(family, reference=lambda given: {**reference(given), "y": given["x"].double()})
+    assert check(wrong, candidate, WORKLOADS[0], 0).status == "incorrect"  # another reference, the same inputs
+
+
+def test_a_checksum_sees_every_byte_and_where_it_stands() -> None:
+    size, rng = 3 * accuracy.BLOCK_WORDS * 8 + 5, torch.Generator().manual_seed(0)
+    x = torch.randint(256, (size,), dtype=torch.uint8, generator=rng)
+    seen = {accuracy.checksum(x)}
+    assert seen == {accuracy.checksum(x.clone())} == {accuracy.checksum(torch.cat([x[:3], x])[3:])}
+    for at in (0, 7, accuracy.BLOCK_WORDS * 8, x.numel() - 6, x.numel() - 1):
+        changed = x.clone()
+        changed[at] ^= 1
+        seen.add(accuracy.checksum(changed))
+    for step in (1, 8, accuracy.BLOCK_WORDS * 8):  # bytes, words and blocks change places
+        seen.add(accuracy.checksum(torch.cat([x[step : 2 * step], x[:step], x[2 * step :]])))
+    assert len(seen) == 9
+    assert accuracy.checksum(torch.zeros(0)) != accuracy.checksum(torch.ones(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int32])
+def test_compare_takes_any_type(dtype: torch.dtype) -> None:
+    out = torch.tensor([1, 2, 4], dtype=dtype)
+    assert compare("y", out, torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64), Tolerance(0, 0, "")).ok
+    assert not compare("y", out, torch.tensor([1.0, 2.0, 5.0], dtype=torch.float64), Tolerance(1e-2, 1e-2, "")).ok
+
+
+def test_compare_where_the_reference_is_zero_or_nothing() -> None:
+    zero = torch.zeros(4)
+    assert compare("y", zero, zero, Tolerance(0, 0, "")).ok
+    assert not compare("y", zero + 0.1, zero, Tolerance(1e-2, 1e-2, "")).ok
+    assert compare("y", torch.zeros(0, 3), torch.zeros(0, 3), Tolerance(0, 0, "")).ok
+    assert not compare("y", zero, zero * math.nan, Tolerance(1, 1, "")).ok
+    with pytest.raises(BadInput, match=r"y: shape \(4,\) differs from the reference's \(2, 2\)"):
+        compare("y", zero, zero.reshape(2, 2), Tolerance(1, 1, ""))
+
+
+def test_family_is_walked_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = Candidate("a", "f32", right), Candidate("b", "f32", lambda args, out: None)
+    third = Candidate("c", "f32", right, refuses=lambda workload: "never")
+    monkeypatch.setattr(families, "load", lambda name: toy(first, second, third))
+    found = [(c.candidate, c.workload, c.status) for c in accuracy.check_family("toy")]
+    assert found == [("peer_absent", "", "skipped"), ("a", "m63_n5", "ok"), ("b", "m63_n5", "incorrect")]
+    assert [(c.candidate, c.status) for c in accuracy.check_family("toy", "b")] == [("b", "incorrect")]
+    # A workload named outright: a real model's shape too, and a refusal shows.
+    found = [(c.candidate, c.workload, c.status) for c in accuracy.check_family("toy", workload="m1_n1")]
+    assert found[1:] == [("a", "m1_n1", "ok"), ("b", "m1_n1", "incorrect"), ("c", "m1_n1", "skipped")]
+    with pytest.raises(BadInput, match='no candidate is named "d"'):
+        list(accuracy.check_family("toy", "d"))

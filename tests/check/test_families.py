@@ -1,0 +1,238 @@
+"""How families are found: by looking into a folder. Small families are written to a temporary folder and loaded there.
+
+Hugging Face's package of the same name is played by an empty one that comes first on the path of a child process, as
+it would come from site-packages: a regular package anywhere on the path wins over our namespace folder.
+"""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kernels.common import Candidate, Needs
+from lab.base.errors import REPOSITORY, BadInput
+from lab.check import families
+from lab.cli import doctor
+
+CANDIDATE = """from kernels.common import Candidate
+CANDIDATES = (Candidate("{name}", "f32", lambda args, out: None),)
+"""
+FILES = {
+    "__init__.py": 'TITLE = "Toy"\n',
+    "reference.py": "def reference(inputs):\n    return inputs\n",
+    "cost.py": "def cost(workload, precision):\n    return None\n",
+    "cases.py": 'from kernels.common import Workload\nWORKLOADS = [Workload(f"m{m}", {"M": m}) for m in (63, 75)]\n',
+    "torch_plain.py": CANDIDATE.format(name="plain"),
+    "triton_fast.py": CANDIDATE.format(name="fast"),
+    "peer_absent.py": "import no_such_library\n",
+    "helpers.py": "raise RuntimeError('no candidate module, never imported')\n",
+}
+
+
+@pytest.fixture
+def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A kernels/ folder with the family `toy`, in the place of ours; `kernels.common` stays the real one."""
+    folder = tmp_path / "kernels"
+    for name, text in FILES.items():
+        write(folder / "toy" / name, text)
+    before = {name: module for name, module in sys.modules.items() if name.split(".")[0] == "kernels"}
+    for name in before:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(families, "FOLDER", folder)
+    families.load.cache_clear()
+    importlib.invalidate_caches()
+    yield folder
+    for name in [n for n in sys.modules if n.split(".")[0] == "kernels" and n not in before]:
+        del sys.modules[name]
+    families.load.cache_clear()
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_a_folder_is_a_family(kernels: Path) -> None:
+    write(kernels / "notes" / "README.md", "no family: it has no __init__.py")
+    assert families.names() == ["toy"]
+    family = families.load("toy")
+    assert (family.title, list(family.candidates)) == ("Toy", ["plain", "fast"])
+    assert family.unavailable == {"peer_absent": "No module named 'no_such_library'"}
+    assert family.peers == ("plain",)  # from torch_plain.py
+    assert family.reference({"x": 1}) == {"x": 1}
+    assert family.workload("m75")["M"] == 75
+
+
+def test_peers_are_the_libraries_that_can_be_imported(kernels: Path) -> None:
+    write(kernels / "toy" / "peer_rival.py", CANDIDATE.format(name="rival"))
+    family = families.load("toy")
+    assert family.peers == ("rival", "plain")
+    assert set(family.candidates) == {"rival", "plain", "fast"}
+    assert list(family.unavailable) == ["peer_absent"]
+
+
+@pytest.mark.parametrize("file", families.NEEDED_FILES)
+def test_folder_without_a_needed_file(file: str, kernels: Path) -> None:
+    (kernels / "toy" / file).unlink()
+    with pytest.raises(BadInput, match=rf"kernels/toy: {file} is missing; a family cannot be judged without"):
+        families.load("toy")
+
+
+def test_two_candidates_of_one_name(kernels: Path) -> None:
+    write(kernels / "toy" / "triton_other.py", CANDIDATE.format(name="plain"))
+    with pytest.raises(BadInput, match=r'triton_other\.py: a second candidate is named "plain"; rename one of them'):
+        families.load("toy")
+
+
+def test_unknown_words_name_the_nearest(kernels: Path) -> None:
+    with pytest.raises(BadInput, match=r'no family is named "tyo"; did you mean "toy"\?'):
+        families.load("tyo")
+    family = families.load("toy")
+    with pytest.raises(BadInput, match=r'kernels/toy: no candidate is named "fats"; did you mean "fast"\?'):
+        family.candidate("fats")
+    with pytest.raises(BadInput, match=r"peer_absent\.py: cannot be imported \(No module named 'no_such_library'\)"):
+        family.candidate("absent")
+    with pytest.raises(BadInput, match=r'kernels/toy/cases\.py: no workload has the id "m36"; did you mean "m63"\?'):
+        family.workload("m36")
+
+
+def test_our_own_families_load() -> None:
+    assert families.importable() == ""
+    for name in families.names():
+        family = families.load(name)
+        assert family.candidates
+        assert len({w.id for w in family.cases.WORKLOADS}) == len(family.cases.WORKLOADS)
+
+
+# Hugging Face's package of our name -----------------------------------------------------------------------------------
+
+
+def lab(*arguments: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **({"PYTHONPATH": str(path)} if path else {})}
+    command = [sys.executable, "-m", "lab", *arguments]
+    return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=60)
+
+
+@pytest.fixture
+def shadow(tmp_path: Path) -> Path:
+    write(tmp_path / "kernels" / "__init__.py", "")
+    return tmp_path
+
+
+def test_doctor_reports_the_shadow(shadow: Path) -> None:
+    done = lab("doctor", "--json", path=shadow)
+    assert done.returncode == 1
+    found = {f["what"]: f for f in json.loads(done.stdout)}
+    assert found["kernels"]["status"] == "broken"
+    assert "another package of that name" in found["kernels"]["detail"]
+    assert "uninstall Hugging Face's package `kernels`" in found["kernels"]["remedy"]
+    assert [f["what"] for f in found.values() if f["status"] == "broken"] == ["kernels"]
+    line = doctor.render([doctor.Finding(**found["kernels"])])
+    assert line.startswith("broken  kernels ")
+    assert "-> run from the repository, or uninstall" in line
+
+
+def test_check_refuses_the_shadow(shadow: Path) -> None:
+    done = lab("check", families.names()[0], path=shadow)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("lab: kernels: `import kernels` finds another package of that name")
+    assert done.stderr.count("\n") == 1
+    assert "uninstall that package" in done.stderr
+
+
+def test_doctor_without_the_shadow() -> None:
+    done = lab("doctor")
+    assert done.returncode == 0
+    assert f"families: {', '.join(families.names())}" in done.stdout
+
+
+# What a candidate needs -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("needs", "capability", "said"),
+    [
+        (Needs(), None, ""),
+        (Needs(), (9, 0), ""),
+        (Needs(capability=(9, 0)), (9, 0), ""),
+        (Needs(capability=(9, 0)), (12, 1), ""),
+        (Needs(capability=(9, 0)), None, "needs a GPU (sm_90 or newer), none is here"),
+        (Needs(capability=(12, 1)), (9, 0), "needs sm_121 or newer, this GPU is sm_90"),
+        (Needs(packages=("json",)), None, ""),
+        (
+            Needs(packages=("json", "no_such_package")),
+            None,
+            "needs the package no_such_package, which is not installed",
+        ),
+        (Needs(triton="3.6"), None, ""),
+        (Needs(triton="3.7.1"), None, "needs Triton 3.7.1 or newer, 3.7.0 is installed"),
+        (Needs(triton="3.10"), None, "needs Triton 3.10 or newer, 3.7.0 is installed"),
+        (Needs(triton="99"), (9, 0), "needs Triton 99 or newer, 3.7.0 is installed"),
+    ],
+)
+def test_unmet(needs: Needs, capability: tuple[int, int] | None, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    triton = pytest.importorskip("triton")
+    monkeypatch.setattr(triton, "__version__", "3.7.0+git1234")
+    said = said.replace("3.7.0 is", "3.7.0+git1234 is")
+    assert families.unmet(Candidate("c", "f32", lambda args, out: None, needs), capability) == said
+
+
+def test_unmet_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)  # what an absent module looks like to import
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    candidate = Candidate("c", "f32", lambda args, out: None, Needs(triton="3.6"))
+    assert families.unmet(candidate, None) == "needs Triton, which is not installed"
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("3.6.0", (3, 6, 0)),
+        ("3.6.0+cu130", (3, 6, 0)),
+        ("3.10", (3, 10)),
+        ("2.11.0a0+git1f2e3d", (2, 11, 0)),
+        ("3.6.0.post1", (3, 6, 0)),
+    ],
+)
+def test_version_tuple(version: str, expected: tuple[int, ...]) -> None:
+    assert families.version_tuple(version) == expected
+
+
+def test_versions_compare_as_numbers() -> None:
+    ordered = ["3.6.0", "3.7.1", "3.9.0", "3.10.0", "10.0"]
+    assert sorted(ordered, key=families.version_tuple) == ordered
+
+
+def test_interpreter_is_asked_for_only_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for capability, before, after in ((None, None, "1"), ((9, 0), None, None), (None, "0", "0")):
+        monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+        if before is not None:
+            monkeypatch.setenv("TRITON_INTERPRET", before)
+        monkeypatch.setattr(families, "gpu_capability", lambda capability=capability: capability)
+        families.interpret_on_cpu()
+        assert os.environ.get("TRITON_INTERPRET") == after
+
+
+def test_a_change_of_a_source_changes_the_hash_of_its_family_alone(kernels: Path) -> None:
+    toy = next(path for path in kernels.iterdir() if path.is_dir())
+    other = kernels / "other"
+    for name, text in FILES.items():
+        write(other / name, text)
+    write(kernels / "shared.py", "")
+    before = families.sources_hash(toy.name), families.sources_hash("other")
+    assert len(before[0]) == 12
+    write(toy / "NOTES.md", "notes are no source")
+    assert (families.sources_hash(toy.name), families.sources_hash("other")) == before
+    write(toy / "fast.cu", "__global__ void fast() {}\n")
+    after = families.sources_hash(toy.name), families.sources_hash("other")
+    assert (after[0] != before[0], after[1] == before[1]) == (True, True)
+    for shared in ("shared.py", "shared.cuh"):
+        last = families.sources_hash("other")
+        write(kernels / shared, "CHANGED\n")
+        assert families.sources_hash("other") != last

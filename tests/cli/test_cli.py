@@ -1,0 +1,322 @@
+"""The command line as its users see it: exit codes, one line for bad input, JSON that any strict reader takes.
+
+`main` is called in this process where that is enough; what only a process shows (a closed pipe, `python -m lab`, the
+time to start) runs in one.
+"""
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lab import __version__
+from lab.base.errors import REPOSITORY, nearest
+from lab.card import phases
+from lab.check import accuracy, families
+from lab.cli import main
+from lab.row import store
+
+Capture = pytest.CaptureFixture[str]
+
+
+def strict(text: str) -> Any:
+    """JSON as the standard has it: Python's own reader takes NaN and Infinity unless told not to."""
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def refused(capsys: Capture, *arguments: str) -> str:
+    assert main.main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("lab: ")
+    assert captured.err.count("\n") == 1
+    return captured.err.strip()
+
+
+def process(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "lab", *arguments]
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, **more)
+
+
+def test_the_readme_lists_every_command() -> None:
+    (commands,) = [a.choices for a in main._parser()._actions if isinstance(a.choices, dict)]
+    listed = re.findall(r"^\| `([a-z]+)` \|", (REPOSITORY / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted(commands)
+
+
+# judge ----------------------------------------------------------------------------------------------------------------
+
+KEYS = {
+    "phase",
+    "row",
+    "system",
+    "evidence",
+    "device",
+    "verdict",
+    "reason",
+    "recorded_id",
+    "recorded_verdict",
+    "agrees",
+}
+
+
+def test_judge_all_json(capsys: Capture) -> None:
+    start = time.perf_counter()
+    assert main.main(["judge", "--all", "--evidence", "recorded", "--json"]) == 0
+    assert time.perf_counter() - start < 5
+    found = strict(capsys.readouterr().out)
+    ids = [j["recorded_id"] for j in found]
+    assert len(set(ids)) == len(ids)
+    assert sorted(ids) == sorted(case.verdict.id for card in phases.cards().values() for case in card.recorded)
+    for j in found:
+        assert set(j) >= KEYS
+        assert isinstance(j["agrees"], bool)
+        assert all(isinstance(j[key], str) and j[key] for key in KEYS - {"agrees"})
+        assert j["evidence"] == "recorded"
+        assert j["figures"] or j["verdict"] == "BLOCKED"  # a source may state nothing to judge by
+
+
+def test_judge_one_phase_as_text(capsys: Capture) -> None:
+    assert main.main(["judge", "p5"]) == 0
+    text = capsys.readouterr().out
+    assert "p5 on recorded evidence, gb10: NO-GO. gdn_us_per_token +112.15 % (56.31 -> 119.46 us/tok)" in text
+    assert "p4" not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [("NO-GO", 1), ("GO,NO-GO", 1), ("GO", 0), ("INVALID,BLOCKED,VACUOUS", 0), ("", 0)],
+)
+def test_fail_on(words: str, code: int, capsys: Capture) -> None:
+    assert main.main(["judge", "p5", "--fail-on", words]) == code
+
+
+def test_fail_on_unknown_word(capsys: Capture) -> None:
+    assert 'did you mean "NO-GO"?' in refused(capsys, "judge", "p5", "--fail-on", "NOGO")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["judge", "p55"], 'data/phases: no card has the id "p55"; did you mean "p5"?'),
+        (["judge", "nosuch"], f'no card has the id "nosuch"; {nearest("nosuch", phases.cards())}'),
+        (["judge"], "lab judge: needs card ids or --all"),
+        (["judge", "p5", "--all"], "lab judge: needs card ids or --all"),
+        (["judge", "p4", "--evidence", "measured", "--device", "gb10"], "profiles/gb10/p4: no measured rows"),
+        (["write", "p55"], 'did you mean "p5"?'),
+        (["check", "gnd"], 'kernels: no family is named "gnd"; did you mean "gdn"?'),
+        (["check", "gdn", "--candidate", "nosuch"], 'no candidate is named "nosuch"'),
+        (["check", "gdn", "--workload", "nosuch"], 'no workload has the id "nosuch"'),
+        (["roofline"], "lab roofline: needs a family or --recorded"),
+        (["roofline", "gdn", "--device", "h20"], 'device "h20" is unknown; did you mean "h200"?'),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_line(arguments: list[str], said: str, capsys: Capture) -> None:
+    assert said in refused(capsys, *arguments)
+
+
+@pytest.mark.parametrize("arguments", [[], ["nosuch"], ["judge", "--evidence", "guessed"], ["check", "--seed", "one"]])
+def test_usage_error(arguments: list[str], capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main.main(arguments)
+    assert stopped.value.code == 2
+    assert "usage: lab" in capsys.readouterr().err
+
+
+def test_malformed_card_ends_every_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    (tmp_path / "p5.toml").write_text("id = ")
+    monkeypatch.setattr(phases, "FOLDER", tmp_path)
+    monkeypatch.setattr(phases, "cards", phases.cards.__wrapped__)
+    for command in (["judge", "--all"], ["phases"], ["write", "p5"]):
+        assert re.search(r"p5\.toml: not valid TOML .*; mend that line$", refused(capsys, *command))
+
+
+# check ----------------------------------------------------------------------------------------------------------------
+
+
+def fake_checks(monkeypatch: pytest.MonkeyPatch, *statuses: str) -> list[tuple[Any, ...]]:
+    """One check for each status, `incorrect` with the NaN error of an unwritten output; returns the calls."""
+    limits = {"relative_limit": 1e-2, "max_error": 0.0, "max_limit": 1e-1}
+    errors = {
+        "ok": (accuracy.Error("y", 1e-3, **limits),),
+        "incorrect": (accuracy.Error("x", 1e-3, **limits), accuracy.Error("y", math.nan, **limits)),
+    }
+    made = [accuracy.Check("toy", f"c_{s}", "m63", "f32", s, f"m {s}", errors.get(s, ())) for s in statuses]
+    calls: list[tuple[Any, ...]] = []
+
+    def check_family(*arguments: Any) -> Iterator[accuracy.Check]:
+        calls.append(arguments)
+        yield from made
+
+    monkeypatch.setattr(families, "interpret_on_cpu", lambda: None)
+    monkeypatch.setattr(accuracy, "check_family", check_family)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("statuses", "code"),
+    [(("ok", "skipped"), 0), (("ok", "incorrect"), 1), (("error",), 1), (("skipped",), 0), ((), 0)],
+)
+def test_check_exit_code(
+    statuses: tuple[str, ...], code: int, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    fake_checks(monkeypatch, *statuses)
+    assert main.main(["check", "toy"]) == code
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if "nothing" not in line] == list(statuses)
+    assert ("nothing was checked" in lines) == ("ok" not in statuses)
+
+
+def test_check_json_is_strict_though_an_error_is_nan(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    fake_checks(monkeypatch, "ok", "incorrect")
+    assert main.main(["check", "toy", "--json"]) == 1
+    good, bad = strict(capsys.readouterr().out)
+    assert (good["status"], good["relative_error"]) == ("ok", 1e-3)
+    assert (bad["status"], bad["relative_error"], bad["errors"][1]["relative_error"]) == ("incorrect", None, None)
+
+
+def test_check_passes_on_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = fake_checks(monkeypatch, "ok")
+    asked = ["--candidate", "c", "--workload", "m63", "--seed", "7", "--device", "cpu"]
+    assert main.main(["check", "toy", "other", *asked]) == 0
+    assert calls == [("toy", "c", "m63", 7, "cpu"), ("other", "c", "m63", 7, "cpu")]
+    assert main.main(["check", "--device", "cpu"]) == 0
+    assert [name for name, *_ in calls[2:]] == families.names()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+@pytest.mark.parametrize("arguments", [["measure", "p5"], ["measure", "nosuch"], ["check", "gdn", "--device", "cuda"]])
+def test_without_a_gpu(arguments: list[str], capsys: Capture) -> None:
+    assert "no CUDA GPU is usable here; " in refused(capsys, *arguments)
+
+
+# The others -----------------------------------------------------------------------------------------------------------
+
+
+def test_phases(capsys: Capture) -> None:
+    assert main.main(["phases"]) == 0
+    text = capsys.readouterr().out
+    assert all(re.search(rf" {card.row} +{card.id} +{re.escape(card.title)}", text) for card in phases.cards().values())
+    assert main.main(["phases", "--json"]) == 0
+    listed = strict(capsys.readouterr().out)
+    assert [c["id"] for c in listed] == list(phases.cards())
+    assert {"id", "row", "system", "question", "family", "gate_hash", "recorded", "measured"} <= set(listed[0])
+
+
+def test_write(tmp_path: Path, capsys: Capture) -> None:
+    assert main.main(["write", "p5"]) == 0
+    text = capsys.readouterr().out
+    for figure_id in phases.card("p5").recorded[0].figures:
+        assert f"`{figure_id}`" in text
+    assert main.main(["write", "p5", "--out", str(tmp_path / "p5.md")]) == 0
+    assert (tmp_path / "p5.md").read_text() == text
+    line = refused(capsys, "write", "p5", "--out", str(tmp_path))
+    assert line == f"lab: {tmp_path}: cannot be written (Is a directory); choose another --out"
+
+
+@pytest.mark.parametrize("arguments", [["roofline", "gdn"], ["roofline", "--recorded"]], ids=" ".join)
+def test_roofline(arguments: list[str], capsys: Capture) -> None:
+    assert main.main(arguments) == 0
+    assert len(capsys.readouterr().out.splitlines()) > 3
+    assert main.main([*arguments, "--json"]) == 0
+    assert strict(capsys.readouterr().out)
+
+
+def test_judge_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setattr(store, "FOLDER", tmp_path)
+    assert main.main(["judge", "--all", "--evidence", "measured"]) == 0
+    assert capsys.readouterr().out == "no measured evidence for these cards\n"
+    assert main.main(["judge", "--all", "--evidence", "measured", "--json"]) == 0
+    assert strict(capsys.readouterr().out) == []
+
+
+def test_a_row_that_the_present_code_would_not_launch_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    run = sorted((store.FOLDER / "h200" / "kv-bf16-limit").iterdir())[-1]
+    folder = tmp_path / "h200" / "kv-bf16-limit" / run.name
+    folder.mkdir(parents=True)
+    text = (run / "rows.jsonl").read_text()
+    monkeypatch.setattr(store, "FOLDER", tmp_path)
+    for old, expected in (("", False), ("blocks=132", True)):
+        (folder / "rows.jsonl").write_text(text.replace(old, "blocks=1") if old else text)
+        assert main.main(["judge", "kv-bf16-limit", "--evidence", "measured"]) == 0
+        assert (f"cuda_bf16 of run {run.name} is a former kernel at " in capsys.readouterr().out) == expected
+
+
+def test_a_card_that_a_notebook_judges_names_it(capsys: Capture) -> None:
+    assert main.main(["judge", "p6-step"]) == 0
+    assert capsys.readouterr().out == "p6-step: its figures are formed and judged in notebooks/kv_ceiling.ipynb\n"
+    assert main.main(["phases"]) == 0
+    assert "not measured yet" not in next(x for x in capsys.readouterr().out.splitlines() if " p6-step " in x)
+
+
+def test_truncated_rows_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setattr(store, "FOLDER", tmp_path)
+    (tmp_path / "h200" / "p5" / "r1").mkdir(parents=True)
+    (tmp_path / "h200" / "p5" / "r1" / "rows.jsonl").write_text('{"schema": 1, "dev')
+    assert "rows.jsonl: line 1 is not JSON" in refused(capsys, "judge", "p5", "--evidence", "measured")
+    assert "rows.jsonl: line 1 is not JSON" in refused(capsys, "write", "p5")
+
+
+# As a process ---------------------------------------------------------------------------------------------------------
+
+
+def test_module_starts_quickly_and_without_torch() -> None:
+    start = time.perf_counter()
+    done = process("judge", "--all")
+    assert time.perf_counter() - start < 5
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Where the judge and the source differ:" in done.stdout
+    code = "import sys; from lab.cli.main import main; main(['judge', 'p5']); "
+    code += "sys.exit(bool({'torch', 'triton'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True).returncode == 0
+
+
+def test_import_is_light() -> None:
+    """The bound is generous (bench_harness.py has the figure); what must not be imported is exact."""
+    code = "import time; t = time.perf_counter(); import lab, lab.cli; print(time.perf_counter() - t); "
+    code += "import sys; print(*{name.split('.')[0] for name in sys.modules})"
+    runs = [
+        subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+        for _ in range(3)
+    ]
+    assert min(float(done.stdout.splitlines()[0]) for done in runs) < 0.4
+    loaded = set(runs[0].stdout.splitlines()[1].split())
+    assert loaded & {"torch", "triton", "pandas", "matplotlib", "numpy", "cupy", "rich"} == set()
+    assert "lab" in loaded
+
+
+def test_version_and_exit_code_of_a_process() -> None:
+    assert process("--version").stdout == f"{__version__}\n"
+    done = process("judge", "p55")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+
+
+@pytest.mark.parametrize("arguments", [["judge", "p5"], ["judge", "--all", "--json"], ["phases"]], ids=" ".join)
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+def test_closed_pipe(arguments: list[str], unbuffered: str) -> None:
+    """The reader is gone before the first byte: shorter and longer than what Python buffers."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as stdout:
+        command = [sys.executable, "-m", "lab", *arguments]
+        environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+        done = subprocess.run(
+            command, cwd=REPOSITORY, env=environment, stdout=stdout, stderr=subprocess.PIPE, timeout=60
+        )
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -1,0 +1,178 @@
+"""Pictures of traces, read back from their SVG: what they say, that their bars add up, and what they refuse."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from lab.base.errors import BadInput
+from lab.draw import pictures, plots, timeline
+from lab.trace import breakdowns, diff
+from lab.trace.breakdowns import Breakdown, Part
+from lab.trace.model import Copies, GraphLaunches, Kernels, Trace
+
+NAMES = ("splitkv_kernel", "nvjet_tst_64x64", "at::cuda::spin_kernel(long)")
+
+
+def sample() -> Trace:
+    """Two streams with 5 us of overlap, one copy beside a kernel and one alone, a wait, and idle time; 100 us."""
+    rows = [(0, 30, 0, 1), (25, 50, 1, 2), (70, 80, 2, 1), (95, 100, 0, 1)]
+    start, end, name, stream = zip(*rows, strict=True)
+    kernels = Kernels.of(
+        start_ns=np.array(start) * 1000, end_ns=np.array(end) * 1000, name=name, stream=stream, device=[0] * 4
+    )
+    copies = Copies.of(start_ns=[45_000, 60_000], end_ns=[55_000, 65_000], device=[0, 0], bytes=[1, 1], kind=[8, 1])
+    return Trace(tool="t", source="sample", names=NAMES, gpus={0: "x"}, kernels=kernels, memcpy=copies)
+
+
+def words(figure: Figure) -> list[str]:
+    return re.findall(r"<text[^>]*>(.*?)</text>", plots.svg(figure), re.S)
+
+
+def bars(figure: Figure, axes: int, row: float) -> list[Rectangle]:
+    """The bars of one row, left to right."""
+    found = [p for p in figure.axes[axes].patches if isinstance(p, Rectangle) and p.get_x() >= 0]
+    mine = [p for p in found if abs(p.get_y() + p.get_height() / 2 - row) < 0.1]
+    return sorted(mine, key=lambda p: p.get_x())
+
+
+LLAMA, VLLM = "explore_postssm_llama-paged_dense_npl128", "explore_postssm_vllm_dense_npl128"
+
+
+def recorded_gap() -> diff.Difference:
+    return diff.difference(breakdowns.from_recorded(LLAMA, "ms/step"), breakdowns.from_recorded(VLLM, "ms/step"))
+
+
+def test_gap_says_its_totals_parts_and_rest() -> None:
+    text = words(pictures.gap(recorded_gap(), ("llama", "vLLM"), "a title"))
+    for word in (
+        "a title",
+        "510 ms/step",
+        "326 ms/step",
+        "FP4 matmul + act-quant",
+        "+119 (65%)",
+        "not attributed",
+        "2 smaller ones",
+    ):
+        assert word in text, text
+
+
+def test_stacked_bars_end_at_their_totals() -> None:
+    figure = pictures.gap(recorded_gap(), ("llama", "vLLM"))
+    for row, total in ((0, 510.0), (1, 326.0)):
+        assert bars(figure, 0, row)[-1].get_x() + bars(figure, 0, row)[-1].get_width() == pytest.approx(total)
+
+
+def test_waterfall_walks_from_b_to_a() -> None:
+    figure = pictures.gap(recorded_gap(), ("llama", "vLLM"))
+    steps = [bars(figure, 1, row)[0] for row in range(1, 6)]
+    at = 326.0
+    for bar in steps:
+        # matplotlib keeps a negative width as given: x is where the step starts
+        assert bar.get_x() == pytest.approx(at)
+        at += bar.get_width()
+    assert at == pytest.approx(510.0)
+    assert len(bars(figure, 1, 6)) == 1
+
+
+def test_shares_are_left_out_where_the_parts_cancel() -> None:
+    def side(name: str, **parts: float) -> Breakdown:
+        return Breakdown(name, name, "us", tuple(Part(k, v) for k, v in parts.items()), None, "made up")
+
+    text = words(pictures.gap(diff.difference(side("a", x=100.0, y=51.0), side("b", x=50.0, y=100.0))))
+    assert "+50" in text
+    assert not any("%)" in word for word in text)
+    assert any("largely cancel" in word for word in text)
+
+
+def test_colours_come_back_with_a_hatch() -> None:
+    looks = [pictures.look(i) for i in range(21)]
+    assert len(set(looks)) == 21
+    assert {hatch for _, hatch in looks[:7]} == {""}
+
+
+def test_gap_refuses_an_empty_side() -> None:
+    d = recorded_gap()
+    with pytest.raises(BadInput, match="both must be above zero"):
+        pictures.gap(replace(d, b=replace(d.b, total=0.0)))
+
+
+def test_division_of_the_span_is_exact() -> None:
+    ((device, found),) = timeline.divided(sample()).items()
+    assert device == 0
+    assert found["time"] == {
+        "kernels": 50.0,  # 0 to 45 and 95 to 100
+        "kernels with copies": 5.0,
+        "copies and fills": 10.0,
+        "opaque graph": 0.0,
+        "waiting": 10.0,
+        "idle": 25.0,
+    }
+    assert (found["summed"]["kernels"], found["summed"]["waiting"]) == (60.0, 10.0)
+    assert sum(found["time"].values()) == 100.0
+
+
+def test_occupancy_shows_both_bars() -> None:
+    text = words(timeline.occupancy(sample()))
+    for word in ("GPU 0 time", "GPU 0 summed", "kernels", "copies and fills", "waiting", "idle", "50 (50.0%)"):
+        assert word in text, text
+    assert "opaque graph" not in text
+
+
+def test_timeline_has_lanes_and_the_busy_share() -> None:
+    text = words(timeline.timeline(sample(), title="one step"))
+    for word in ("one step", "stream 1", "stream 2", "memcpy", "idle", "attention", "dense_gemm"):
+        assert word in text, text
+    assert any(word.startswith("us; busy 65 of 100 us (65.0%)") for word in text), text
+
+
+def test_timeline_shows_an_opaque_graph_as_one() -> None:
+    graphs = GraphLaunches.of(start_ns=[50_000], end_ns=[59_000], device=[0], stream=[1])
+    text = words(timeline.timeline(replace(sample(), graphs=graphs)))
+    assert "graph" in text
+    assert "CUDA graph (not decomposed)" in text
+
+
+def test_timeline_of_many_kernels_stays_small() -> None:
+    n = 20_000
+    start = np.arange(n) * 1000
+    kernels = Kernels.of(
+        start_ns=start, end_ns=start + 900, name=np.arange(n) % 2, stream=np.ones(n), device=np.zeros(n)
+    )
+    figure = timeline.timeline(Trace(tool="t", source="s", names=NAMES, gpus={0: "x"}, kernels=kernels))
+    assert len(plots.svg(figure)) < 250_000
+
+
+@pytest.mark.parametrize("draw", [timeline.timeline, timeline.occupancy])
+def test_no_timeline_no_picture(draw: Callable[[Trace], Figure]) -> None:
+    totals = Trace(
+        tool="t",
+        source="s",
+        names=NAMES,
+        kernels=Kernels.of(start_ns=[0], end_ns=[9], name=[0], instances=[3]),
+        timeline=False,
+    )
+    with pytest.raises(BadInput, match="no timeline"):
+        draw(totals)
+    with pytest.raises(BadInput, match="no device activity"):
+        draw(Trace(tool="t", source="s"))
+
+
+def test_breakdown_bars_state_the_denominator() -> None:
+    text = words(pictures.breakdown(breakdowns.from_trace(sample()), "busy"))
+    assert any("100 % = time added up, without idle" in word for word in text)
+    text = words(pictures.breakdown(breakdowns.from_recorded("a2_dense_npl128_eager")))
+    assert any("100 % = the source's 100 %" in word for word in text)
+    assert any(word.startswith("not attributed") for word in text)
+
+
+def test_svg_is_the_same_each_time_and_on_a_light_card(tmp_path: Path) -> None:
+    first, second = (plots.svg(pictures.gap(recorded_gap(), ("a", "b"))) for _ in range(2))
+    assert first == second
+    assert f"fill: {plots.CARD}" in first
+    assert plots.save(timeline.occupancy(sample()), tmp_path / "o.svg").stat().st_size < 60_000

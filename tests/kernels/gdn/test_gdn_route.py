@@ -1,0 +1,78 @@
+"""The prefill route of kernels/gdn: by scan length, from a table, else predicted and said so."""
+
+import pytest
+
+from kernels import routing
+from kernels.common import Candidate, Workload
+from kernels.gdn import cases, route
+from lab.check import families
+
+PEAKS = {"bf16": 759.0, "tf32": 380.0, "f32": 60.0}
+LONG = next(w for w in cases.WORKLOADS if w.id == "t2048_hk16_hv48_d128")
+SHORT = next(w for w in cases.WORKLOADS if w.id == "t512_hk16_hv48_d128")
+SHAPE = (("D", 128), ("Hk", 16), ("Hv", 48), ("batch", 1))
+
+
+def nothing(args: object, out: object) -> None:
+    raise AssertionError("a route launches nothing")
+
+
+CANDIDATES = tuple(
+    Candidate(name, "bf16", nothing, refuses=lambda w: "" if w["op"] == "prefill" else "prefill only")
+    for name in ("split", "scan")
+)
+TABLE = routing.Table(
+    "h200",
+    "gdn",
+    "T",
+    (
+        routing.Point("split", SHAPE, 256, 20.0),
+        routing.Point("scan", SHAPE, 256, 40.0),
+        routing.Point("split", SHAPE, 4096, 400.0),
+        routing.Point("scan", SHAPE, 4096, 100.0),
+    ),
+    "r",
+)
+
+
+def chosen(workload: Workload, known: routing.Table | None = TABLE) -> routing.Choice:
+    return routing.route(route.ROUTER, workload, "no-table-here", CANDIDATES, 4440.0, PEAKS, known)
+
+
+def test_the_scan_length_decides() -> None:
+    # split 20 -> 400 and scan 40 -> 100 over a factor of 16 cross at T = 645
+    assert chosen(SHORT).candidate == "split"
+    assert chosen(LONG).candidate == "scan"
+    assert "T=2048" in chosen(LONG).reason
+
+
+def test_without_a_table_the_first_is_taken_and_said_so() -> None:
+    choice = chosen(LONG, None)
+    assert (choice.candidate, choice.how) == ("split", "predicted")
+    assert "nothing measured on no-table-here" in choice.reason
+
+
+def test_decode_is_not_routed() -> None:
+    decode = next(w for w in cases.WORKLOADS if w["op"] == "decode")
+    with pytest.raises(ValueError, match=r"no candidate takes .*prefill only"):
+        chosen(decode)
+    takes_it = Candidate("step", "bf16", nothing)
+    for known in (TABLE, None):
+        with pytest.raises(ValueError, match="op = decode: only prefill has kernels"):
+            routing.route(route.ROUTER, decode, "no-table-here", (takes_it,), 4440.0, PEAKS, known)
+
+
+def test_the_roofline_knows_what_each_algorithm_passes_through_memory() -> None:
+    """Twenty launches of plain torch are no rival of one fused kernel, whatever the floor of the problem is."""
+    ours = families.load("gdn").candidates
+    every = tuple(ours[name] for name in ("torch_chunk", "fused_chunk", "split_pipeline"))
+    choice = routing.route(route.ROUTER, LONG, "no-table-here", every, 273.0, {"bf16": 213.0, "f32": 31.0})
+    assert list(choice.times_us) == ["fused_chunk", "split_pipeline", "torch_chunk"]
+    assert set(route.ALGORITHMS) <= set(ours)
+
+
+def test_tokens_sequences_and_heads_make_the_question() -> None:
+    workload, _ = route.ROUTER.asked({"T": "2048", "batch": "8", "Hk": "16", "Hv": "48"})
+    assert (workload["op"], workload["T"], workload["batch"], workload["D"]) == ("prefill", 2048, 8, 128)
+    with pytest.raises(ValueError, match="Hv=40: not a multiple of Hk=16"):
+        route.ROUTER.asked({"T": "2048", "Hk": "16", "Hv": "40"})

@@ -1,0 +1,160 @@
+"""kernels/nvfp4/ring_decode.cu as it is, run on a CPU.
+
+Ring, clusters and fragments are the kernel's own; its PTX is replaced by on_cpu/ring_on_cpu.cuh. Threads are fibers
+in random order, copies and stores into another CTA land late and in any order, shared memory starts as junk: a barrier
+that is missing shows as a wrong number or a deadlock. Timing does not show.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.nvfp4 import cases, ring_config, tiles
+from kernels.nvfp4.reference import reference
+from tests.kernels.on_cpu.nvfp4_on_cpu import (
+    UNCHANGED,
+    Change,
+    accurate,
+    library,
+    needs_compiler,
+    simulated,
+    unless_stopped,
+)
+from tests.kernels.on_cpu.stand_in import StandIn
+
+ENTRY = """
+struct Arguments {
+  const unsigned char *x, *w; const float* scale; unsigned short* y; int m, n, k, chunks;
+} given;
+static void entry() {
+  KERNEL(given.x, given.w, given.scale, given.y, given.m, given.n, given.k, given.chunks);
+}
+extern "C" void simulated(const void* x, const void* w, const void* scale, void* y, int m, int n, int k, int chunks,
+                          int blocks, int threads, int bytes, int seed) {
+  given = {(const unsigned char*)x, (const unsigned char*)w, (const float*)scale, (unsigned short*)y, m, n, k, chunks};
+  if (bytes < (int)(RING + STAGES * STAGE_BYTES)) why_stopped = "less shared memory than the ring takes";
+  else if (threads != THREADS) why_stopped = "other threads than the kernel's";
+  else simulate(entry, THREADS, SPLIT, blocks, bytes, seed);
+}
+"""
+pytestmark = needs_compiler
+
+
+def on_cpu(config: ring_config.RingConfig, change: Change = UNCHANGED) -> StandIn:
+    return library(ring_config.source(config), "ring_on_cpu.cuh", ENTRY, change)
+
+
+def given(problem: Any) -> tuple[Any, ...]:
+    """(x, tiles, tensor scale, what y should be, its tolerance) of a problem some of whose scales are zero."""
+    inputs = cases.inputs(problem, seed=1)
+    inputs["w_scale"].view(-1)[::5] = 0
+    w = tiles.tile_weights(inputs["w_packed"], inputs["w_scale"], inputs["x"].dtype)
+    limit = cases.tolerance(problem, "nvfp4-w4a16")["y"]
+    return inputs["x"], w, inputs["w_tensor_scale"], reference(inputs)["y"], limit
+
+
+def right(kernel: StandIn, config: ring_config.RingConfig, data: tuple[Any, ...], seeds: int) -> bool:
+    """Whether the simulated kernel is within tolerance and gives the same bits for every seed; raises Stopped."""
+    x, w, scale, wanted, limit = data
+    first = None
+    for seed in range(seeds):
+        y = torch.full(wanted.shape, float("nan"), dtype=x.dtype)
+        numbers = (
+            x.shape[0],
+            wanted.shape[1],
+            x.shape[1],
+            w.shape[1],
+            config.grid,
+            config.threads,
+            config.shared_bytes,
+            seed,
+        )
+        simulated(kernel, (x, w, scale, y), numbers)
+        first = y if first is None else first
+        if not (accurate(y, wanted, limit) and torch.equal(first, y)):
+            return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "dtype", "sms", "variant"),
+    [
+        (1, 300, 1040, "bf16", 1, {"split": 1}),
+        (3, 300, 528, "fp16", 4, {"split": 2, "warps": 2, "piece": 2, "stages": 3}),
+        (8, 500, 1040, "bf16", 4, {"split": 2, "warps": 6, "piece": 2}),
+        (8, 1200, 2064, "bf16", 8, {"split": 2, "warps": 3, "stages": 2, "slots": 1}),
+        (16, 300, 144, "bf16", 16, {"split": 2, "warps": 2}),  # three tiles: some warps have none
+        (13, 600, 1040, "fp16", 4, {"split": 2, "warps": 2, "piece": 3}),
+        (24, 250, 528, "bf16", 8, {"split": 2, "warps": 3}),
+        (8, 1200, 1040, "bf16", 8, {"split": 4, "warps": 2, "piece": 2}),
+        (15, 700, 2064, "fp16", 4, {"split": 4, "warps": 3, "slots": 1}),
+        (32, 500, 272, "bf16", 8, {"split": 4, "warps": 2}),  # five tiles: the last CTA of a cluster has none
+        (29, 250, 528, "bf16", 8, {"split": 2, "warps": 3, "chained": True}),
+        (8, 300, 1152, "bf16", 4, {"split": 2, "warps": 3}),  # stages of nine tiles, half of 128 bytes between them
+        (4, 100, 17408, "bf16", 2, {}),  # as chosen for long K: pieces that wrap around the stages
+        (13, 100, 16400, "bf16", 8, {}),  # as chosen for more than 8: four CTAs, registers by setmaxnreg
+        (24, 100, 6144, "fp16", 4, {}),  # and for more than 16 where that is short enough for two
+        (8, 300, 1040, "bf16", 2, {"split": 2, "stages": 1}),
+    ],
+)
+def test_the_ring_runs_on_a_cpu(m, n, k, dtype, sms, variant):
+    config = ring_config.choose_ring(m, n, k, dtype, sms, **variant)
+    assert config.stage_bytes % 128 == 0
+    kernel = on_cpu(config)
+    assert right(kernel, config, given(cases._check(m, n, k, dtype)), 3)
+    assert kernel.asked_before_x() == 1
+    assert kernel.at_once() <= max(1, config.stages - 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "before_x", "at_once"),
+    [
+        (UNCHANGED, 1, 3),
+        (("if (copy >= FLIGHT) {", "if (false) {"), 1, 4),
+        (("    fetch(policy);\n  }\n  const auto", "    fetch(policy), fetch(policy);\n  }\n  const auto"), 2, 4),
+    ],
+)
+def test_one_copy_goes_before_x_and_all_stages_but_one_are_under_way(change, before_x, at_once):
+    config = ring_config.choose_ring(8, 1200, 2064, "bf16", 4, split=2, warps=3, piece=2, stages=4)
+    kernel = on_cpu(config, change)
+    kernel.slow_copies()
+    unless_stopped(lambda: right(kernel, config, given(cases._check(8, 1200, 2064, "bf16")), 2))
+    assert (kernel.asked_before_x(), kernel.at_once()) == (before_x, at_once)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("if (use > 0) barrier_wait(base + FREE", "if (0) barrier_wait(base + FREE"),
+        ("barrier_init(base + EMPTY + 8 * i, WARPS)", "barrier_init(base + EMPTY + 8 * i, 1)"),
+        ("PLACES = 3", "PLACES = 2"),
+        ("turn / PLACES & 1", "turn & 1"),
+        ("if (copy >= STAGES) {", "if (copy > STAGES) {"),
+        ("from < SPLIT", "from < SPLIT - 1"),
+        ("static_cast<unsigned>(m) >> 31", "1"),
+    ],
+)
+def test_the_simulation_sees_mistakes_in_the_ring(change):
+    data = given(cases._check(8, 1200, 1040, "bf16"))
+    config = ring_config.choose_ring(8, 1200, 1040, "bf16", 4, split=2, warps=2, stages=2, slots=2)
+    assert not unless_stopped(lambda: right(on_cpu(config, change), config, data, 8))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("barrier_init(base + FREE + 8 * i, FINISHERS)", "barrier_init(base + FREE + 8 * i, 1)"),
+        ("8 * (place * FINISHERS + own)", "8 * place"),
+        ("(SPLIT - 1) * 512 * OWN", "(SPLIT - 1) * 512"),
+        ("512 * OWN * own + 16 * lane", "512 * own + 16 * lane"),
+        ("if (own >= FINISHERS) return;", ""),
+    ],
+)
+def test_the_simulation_sees_mistakes_of_several_finishing_warps(change):
+    data = given(cases._check(32, 600, 1040, "bf16"))
+    config = ring_config.choose_ring(32, 600, 1040, "bf16", 8, split=4, warps=4, finishers=2)
+    if "own >=" in change[0]:
+        data = given(cases._check(16, 600, 16400, "bf16"))
+        config = ring_config.choose_ring(16, 600, 16400, "bf16", 8)
+    assert not unless_stopped(lambda: right(on_cpu(config, change), config, data, 4))

@@ -1,0 +1,310 @@
+"""kernels/nvfp4/cuda_gemm.py: the weight tiles, the configuration and the whole kernel on a CPU; the kernel on a GPU.
+
+On a CPU wgmma_gemm.cu runs as it is, its PTX replaced by on_cpu/wgmma_on_cpu.cuh: rings, clusters, stream-K, swizzles
+and fragments are the kernel's own, timing is not. tests/kernels/nvfp4/test_nvfp4_stream_cuda.py and
+test_nvfp4_resident_cuda.py do the same for the kernels of few tokens.
+"""
+
+import shutil
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.common import Tensors, Workload
+from kernels.nvfp4 import cases, cuda_gemm, gemm_tiles, resident, stream, tiles
+from kernels.nvfp4.reference import weights
+from lab.check.aot_worker import compile_cuda
+from tests.kernels.on_cpu.nvfp4_on_cpu import (
+    Change,
+    library,
+    needs_compiler,
+    simulated,
+    unless_stopped,
+    within_tolerance,
+)
+from tests.kernels.on_cpu.stand_in import StandIn
+
+TAKEN = [w for w in cases.WORKLOADS if not (cuda_gemm._refuses(w) or cases.refuses(w, "nvfp4-w4a16"))]
+CHECKS = [w for w in TAKEN if w.role == "check"]
+MEASURED = [w for w in TAKEN if w.role == "measure"]
+VARIANTS: tuple[dict[str, Any], ...] = ({}, {"cluster": 1}, {"waves": 0}, {"waves": 1, "tokens": 128})
+START = "  if (threadIdx.x == 128 * CONSUMERS) {\n"
+LATE = (
+    START,
+    "  for (int i = 0; i < 600 * int(cluster_rank()); i++) others();\n" + START,
+)  # the second CTA of a cluster
+ENTRY = """
+struct Arguments {
+  TensorMap map, y_map; const unsigned char* w; const float* scale; unsigned short* y; float* parts; unsigned* flags;
+  int m, n, depth, row_tiles, token_tiles, waves;
+} given;
+static void entry() {
+  KERNEL(given.map, given.y_map, given.w, given.scale, given.y, given.parts, given.flags, given.m, given.n, given.depth,
+         given.row_tiles, given.token_tiles, given.waves);
+}
+extern "C" int shared_bytes() { return SHARED_BYTES; }
+extern "C" int part_floats() { return SPLIT ? 0 : 2 * PART_FLOATS; }
+extern "C" void simulated(const void* x, const void* w, const void* scale, void* y, void* parts, void* flags, int m,
+                          int n, int k, int depth, int row_tiles, int token_tiles, int waves,
+                          int blocks, int seed) {
+  given = {{(const unsigned char*)x, m, k, TOKENS / CLUSTER}, {(const unsigned char*)y, m, n, TOKENS},
+           (const unsigned char*)w, (const float*)scale, (unsigned short*)y, (float*)parts, (unsigned*)flags, m, n,
+           depth, row_tiles, token_tiles, waves};
+  simulate(entry, THREADS, CLUSTER << SPLIT, blocks, SHARED_BYTES, seed);
+}
+"""
+
+
+def on_cpu(config: cuda_gemm.GemmConfig, *changes: Change) -> StandIn:
+    return library(cuda_gemm.source(config), "wgmma_on_cpu.cuh", ENTRY, *changes)
+
+
+def tiled(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What prepare() makes where wgmma_gemm.cu is chosen, for any shape, but for the workspace."""
+    tiles = gemm_tiles.tile_weights(inputs["w_packed"], inputs["w_scale"], inputs["x"].dtype)
+    return {"x": inputs["x"], "w": tiles, "w_tensor_scale": inputs["w_tensor_scale"]}
+
+
+def simulate(kernel: StandIn, config: cuda_gemm.GemmConfig, inputs: Tensors, seed: int) -> tuple[torch.Tensor, int]:
+    """(y, flags left up); raises Stopped."""
+    x, n = inputs["x"], inputs["w_packed"].shape[0]
+    args = tiled(inputs)
+    parts = torch.full((config.grid, kernel.part_floats()), float("nan"))
+    flags = torch.zeros(config.grid, 2, dtype=torch.int32)
+    y = torch.full((x.shape[0], n), float("nan"), dtype=x.dtype)
+    depth = gemm_tiles.chunks_of(x.shape[1]) // cuda_gemm.UNIT
+    tile_counts = -(-n // config.rows), -(-x.shape[0] // config.tokens)
+    tensors = (x, args["w"], args["w_tensor_scale"], y, parts, flags)
+    numbers = (x.shape[0], n, x.shape[1], depth, *tile_counts, config.waves, config.grid, seed)
+    simulated(kernel, tensors, numbers)
+    return y, int(flags.sum())
+
+
+@pytest.mark.parametrize("problem", CHECKS, ids=lambda w: w.id)
+def test_tiles_hold_the_weights_where_the_fragments_want_them(problem):
+    inputs = cases.inputs(problem, seed=3)
+    inputs["w_scale"].view(-1)[::5] = 0
+    inputs["w_scale"].view(-1)[1::7] = 3  # subnormal
+    dtype = cases.DTYPES[problem["dtype"]]
+    tiled = gemm_tiles.tile_weights(inputs["w_packed"], inputs["w_scale"], dtype)
+    codes, scales = tiled.split((tiles.CODE_BYTES, 64), dim=-1)
+    words = (codes.contiguous().view(torch.int32).to(torch.int64) & tiles.WORD).unflatten(-1, (8, 4, 2, 2))
+    decode = tiles.decode16_bf16 if problem["dtype"] == "bf16" else tiles.decode16_fp16
+    pairs = torch.stack(decode(words[..., 0], words[..., 1]), dim=-1)
+    halves = torch.stack((pairs & 0xFFFF, pairs >> 16), dim=-1).flatten(-2).to(torch.uint16).view(dtype).double()
+    turn = 4 if problem["dtype"] == "bf16" else 7
+    word = scales.contiguous().view(torch.int32).to(torch.int64).unflatten(-1, (8, 2)) & tiles.WORD
+    word = word >> turn | word << (32 - turn)
+    byte = torch.stack([word >> 8 * place & 255 for place in (0, 2, 1, 3)], dim=-1).to(torch.int32)
+    scale = torch.ldexp(1 + (byte & 7) / 8.0, (byte >> 3) - tiles.SCALE_BIAS).double()
+    n, k = problem["N"], problem["K"]
+    wanted = torch.zeros(tiled.shape[0] * 128, tiled.shape[1] * 64, dtype=torch.float64)
+    wanted[:n, :k] = weights(inputs) / inputs["w_tensor_scale"].double()
+    exponent = 126 if problem["dtype"] == "bf16" else 14
+    for strip, g, t, half, j, part, pair in ((0, 0, 0, 0, 0, 0, 0), (7, 7, 3, 1, 3, 1, 1), (2, 5, 1, 0, 2, 1, 0)):
+        value = (
+            halves[:, :, strip, g, t, half, 4 * j + 2 * part + pair] * 2.0**exponent * scale[:, :, strip, g, half, j]
+        )
+        row, column = 16 * strip + 8 * half + g, 16 * j + 8 * part + 2 * t + pair
+        assert torch.equal(value, wanted[row::128, column::64])
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize("problem", CHECKS + MEASURED, ids=lambda w: w.id)
+def test_configurations_fit_and_share_the_work(problem, variant):
+    config = cuda_gemm.choose_config(problem["M"], problem["N"], problem["K"], problem["dtype"], **variant)
+    assert config.shared_bytes <= cuda_gemm.SHARED_BYTES
+    assert config.grid <= cuda_gemm.SMS
+    assert config.grid % config.cluster == 0
+    assert config.stages >= 3
+    assert gemm_tiles.chunks_of(problem["K"]) % (2 * cuda_gemm.UNIT) == 0  # units halve
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "tokens", "cluster", "waves", "grid"),
+    [
+        (512, 4096, 2048, 128, 1, 1, 128),  # 128 tiles: nothing is shared
+        (512, 5120, 6144, 176, 1, 1, 120),
+        (512, 5120, 17408, 256, 2, 0, 132),
+        (2048, 4096, 2048, 256, 2, 2, 132),
+        (2048, 5120, 6144, 256, 2, 2, 132),  # 2.42 tiles a worker
+        (2048, 17408, 5120, 256, 2, 7, 132),  # 8.24 tiles a worker: shares of 0.24 would mean five workers a tile
+        (128, 17408, 5120, 128, 2, 0, 132),  # 1.03
+        (128, 5120, 6144, 128, 1, 0, 132),  # 40 tiles, each cut in k: no clusters
+        (64, 4096, 2048, 64, 1, 0, 64),  # split
+        (128, 4096, 2048, 64, 1, 0, 128),  # split
+    ],
+)
+def test_tile_cluster_and_whole_tiles_follow_from_the_shape(m, n, k, tokens, cluster, waves, grid):
+    config = cuda_gemm.choose_config(m, n, k, "bf16")
+    assert (config.tokens, config.cluster, config.waves, config.grid) == (tokens, cluster, waves, grid)
+    assert config.split == (m <= 128 and k == 2048)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "config"),
+    [
+        (9, 5120, 17408, stream.StreamConfig),
+        (32, 17408, 5120, stream.StreamConfig),
+        (33, 17408, 5120, cuda_gemm.GemmConfig),
+        (9, 5120, 6144, resident.ResidentConfig),
+        (32, 5120, 5120, resident.ResidentConfig),
+        (16, 5120, 4096, cuda_gemm.GemmConfig),
+        (16, 256, 65536, cuda_gemm.GemmConfig),  # x does not fit in shared memory
+    ],
+)
+def test_few_tokens_get_kernels_of_their_own_where_these_pay_and_fit(m, n, k, config):
+    assert isinstance(cuda_gemm.choose(m, n, k, "bf16"), config)
+    assert not cuda_gemm._refuses(Workload("any", {"M": m, "N": n, "K": k, "dtype": "bf16"}))
+
+
+def test_refuses_what_it_cannot_do():
+    assert "cuda_decode" in cuda_gemm._refuses(next(w for w in cases.WORKLOADS if w["M"] == 8))
+    with pytest.raises(ValueError, match="multiple of 16"):
+        cuda_gemm.choose_config(128, 128, 72, "bf16")
+    with pytest.raises(ValueError, match="cannot be split"):
+        cuda_gemm.choose_config(256, 4096, 2048, "bf16", tokens=64, split=True)
+    problem = CHECKS[0]
+    inputs = cases.inputs(problem)
+    args, y = tiled(inputs), cases.outputs(problem, inputs)["y"]
+    config = cuda_gemm.choose_config(problem["M"], problem["N"], problem["K"], problem["dtype"])
+    with pytest.raises(ValueError, match="contiguous"):
+        cuda_gemm.launch(args | {"x": args["x"].T}, y, config)
+    with pytest.raises(ValueError, match="prepare this pair"):
+        cuda_gemm.launch(args, y[1:], config)
+    few = replace(config, grid=config.grid - 1)
+    with pytest.raises(ValueError, match="workspace"):
+        cuda_gemm.launch(args | cuda_gemm.workspace(few, y.device), y, config)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("m", "n", "k", "dtype", "sms", "variant"),
+    [
+        (130, 300, 1040, "bf16", 4, {"tokens": 128, "cluster": 1, "stages": 3, "waves": 1}),
+        (130, 600, 528, "fp16", 10, {"tokens": 128, "waves": 0}),
+        (250, 704, 272, "bf16", 4, {"tokens": 256, "cluster": 1, "waves": 1}),
+        (63, 300, 1040, "bf16", 8, {"tokens": 64, "waves": 0}),
+        (63, 600, 272, "bf16", 4, {"tokens": 64, "cluster": 2, "waves": 1}),
+        (31, 500, 528, "fp16", 8, {"waves": 0}),
+        (9, 300, 272, "bf16", 4, {}),
+        (300, 304, 272, "bf16", 4, {"tokens": 176, "waves": 0}),
+        (200, 200, 272, "fp16", 4, {"tokens": 176, "cluster": 1, "waves": 1}),
+        (90, 304, 1024, "bf16", 12, {"tokens": 64, "stages": 4, "split": True}),
+        (63, 300, 240, "fp16", 6, {"split": True}),
+        (130, 136, 512, "bf16", 8, {"tokens": 128, "split": True}),
+    ],
+)
+def test_the_kernel_runs_on_a_cpu(m, n, k, dtype, sms, variant):
+    problem = cases._check(m, n, k, dtype)
+    inputs = cases.inputs(problem, seed=1)
+    inputs["w_scale"].view(-1)[::5] = 0
+    config = cuda_gemm.choose_config(m, n, k, dtype, sms, **variant)
+    kernel = on_cpu(config)
+    assert kernel.shared_bytes() == config.shared_bytes
+    assert kernel.part_floats() == config.part_floats
+    first = None
+    for seed in range(2 if m < 128 else 1):
+        y, flags = simulate(kernel, config, inputs, seed)
+        assert flags == 0
+        assert within_tolerance(y, problem, inputs, "nvfp4-w4a16")
+        first = y if first is None else first
+        assert torch.equal(first, y)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("wgmma_wait<1>();", "wgmma_wait<2>();"),
+        ("if (before >= 0) release(before);", "release(stage);"),
+        ("named_arrive(SUMS_LEFT + half, 128 + 32);", ""),
+        ("begin(worker + 1 + others) < tile_end", "begin(worker + 1 + others) < 0"),
+        ("x + 2 * j", "x + 4 * j"),
+        ("rotate_right(scales.y, 8)", "rotate_right(scales.y, 16)"),
+        ("if (thread == 0) stores_read();  // the tile before", ""),
+        ("16 * ((2 * warp + lane / 8 % 2) ^ lane % 8)", "16 * (2 * warp + lane / 8 % 2)"),
+    ],
+)
+def test_the_simulation_sees_mistakes(change):
+    problem = cases._check(130, 304, 512, "bf16")
+    inputs = cases.inputs(problem, seed=1)
+    config = cuda_gemm.choose_config(130, 304, 512, "bf16", 4, tokens=128, cluster=1, stages=3, waves=0)
+
+    def sound() -> bool:
+        y, _ = simulate(on_cpu(config, change), config, inputs, 0)
+        return within_tolerance(y, problem, inputs, "nvfp4-w4a16")
+
+    assert not unless_stopped(sound)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        (("", ""), False),
+        (("cluster_wait();  // the other CTA's barrier is made", ""), True),
+        (("barrier_wait_cluster(base + SENT, 0);", ""), True),
+        (("there + 512 * i", "there + 256 * i"), True),
+        (("(at - base) + 512 * i", "(at - base)"), True),
+    ],
+)
+def test_the_simulation_sees_mistakes_in_a_split_tile(change, wrong):
+    problem = cases._check(60, 136, 256, "bf16")
+    config = cuda_gemm.choose_config(60, 136, 256, "bf16", 4, split=True)
+    inputs = cases.inputs(problem, seed=1)
+
+    def sound() -> bool:
+        y, _ = simulate(on_cpu(config, LATE, change), config, inputs, 0)
+        return within_tolerance(y, problem, inputs, "nvfp4-w4a16")
+
+    assert unless_stopped(sound) != wrong
+
+
+@pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
+@pytest.mark.parametrize("source", cuda_gemm.CUDA_SOURCES, ids=lambda s: s.kernels[0])
+def test_sources_compile_without_spills_to_wgmma(source):
+    (row,) = compile_cuda(source, 90)
+    assert (row["status"], row["spill_bytes"], row["fits"]) == ("ok", 0, True), row
+    assert "wgmma" in row["instruction"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize("problem", CHECKS + MEASURED, ids=lambda w: w.id)
+def test_on_a_gpu_within_tolerance_and_the_same_twice(problem, variant):
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs compute capability 9.0")
+    inputs = cases.inputs(problem, seed=1, device="cuda")
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    config = cuda_gemm.choose_config(problem["M"], problem["N"], problem["K"], problem["dtype"], sms, **variant)
+    args = tiled(inputs) | cuda_gemm.workspace(config, inputs["x"].device)
+    first = None
+    for _ in range(3):
+        y = cases.outputs(problem, inputs)["y"]
+        cuda_gemm.launch(args, y, config)
+        assert within_tolerance(y, problem, inputs, "nvfp4-w4a16")
+        first = y if first is None else first
+        assert torch.equal(first, y)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("m", [33, 128])
+@pytest.mark.parametrize("programmatic", [False, True])
+def test_split_tiles_are_right_on_a_gpu_every_time(m, programmatic):
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs compute capability 9.0")
+    problem = cases._check(m, 4096, 2048, "bf16")
+    inputs = cases.inputs(problem, seed=1, device="cuda")
+    config = cuda_gemm.choose_config(m, 4096, 2048, "bf16")
+    assert config.split
+    args, y = tiled(inputs) | cuda_gemm.workspace(config, inputs["x"].device), cases.outputs(problem, inputs)["y"]
+    first = None
+    for _ in range(100):
+        y.fill_(float("nan"))
+        cuda_gemm.launch(args, y, config, programmatic)
+        first = y.clone() if first is None else first
+        assert torch.equal(first, y)
+    assert within_tolerance(y, problem, inputs, "nvfp4-w4a16")

@@ -1,0 +1,193 @@
+"""kernels/nvfp4/resident.py: the weight tiles, the configuration and wgmma_resident.cu on a CPU; the kernel on a GPU.
+
+On a CPU the kernel runs as it is, its PTX replaced by on_cpu/resident_on_cpu.cuh: clusters, rings, the order of x,
+items, sends and the reducer are the kernel's own, timing is not.
+"""
+
+import shutil
+
+import pytest
+import torch
+
+from kernels.common import Tensors
+from kernels.nvfp4 import cases, hopper, resident, tiles
+from lab.check.aot_worker import compile_cuda
+from tests.kernels.on_cpu.nvfp4_on_cpu import (
+    UNCHANGED,
+    Change,
+    library,
+    needs_compiler,
+    simulated,
+    unless_stopped,
+    within_tolerance,
+)
+from tests.kernels.on_cpu.stand_in import StandIn
+
+TAKEN = [w for w in cases.WORKLOADS if w["M"] <= resident.TOKENS and not cases.refuses(w, "nvfp4-w4a16")]
+CHECKS = [w for w in TAKEN if w.role == "check"]
+MEASURED = [w for w in TAKEN if w.role == "measure" and w["M"] >= 17]
+ENTRY = """
+struct Arguments {
+  const unsigned char *x, *w; const float* scale; unsigned short* y; int m, n, k, depth;
+} given;
+static void entry() {
+  KERNEL(given.x, given.w, given.scale, given.y, given.m, given.n, given.k, given.depth);
+}
+extern "C" int x_begin() { return X; }
+extern "C" void simulated(const void* x, const void* w, const void* scale, void* y, int m, int n, int k, int depth,
+                          int shared, int blocks, int threads, int seed) {
+  given = {(const unsigned char*)x, (const unsigned char*)w, (const float*)scale, (unsigned short*)y, m, n, k, depth};
+  if (threads != THREADS) why_stopped = "other threads than the kernel's";
+  else simulate(entry, THREADS, SPLIT, blocks, shared, seed);
+}
+"""
+
+
+def on_cpu(config: resident.ResidentConfig, change: Change = UNCHANGED) -> StandIn:
+    return library(resident.source(config), "resident_on_cpu.cuh", ENTRY, change)
+
+
+def simulate(kernel: StandIn, config: resident.ResidentConfig, inputs: Tensors, seed: int) -> torch.Tensor:
+    """y; raises Stopped."""
+    x, n = inputs["x"], inputs["w_packed"].shape[0]
+    w = resident.tile_weights(inputs["w_packed"], inputs["w_scale"], x.dtype)
+    y = torch.full((x.shape[0], n), float("nan"), dtype=x.dtype)
+    numbers = (x.shape[0], n, x.shape[1], w.shape[1] // 2, config.shared_bytes, config.clusters * config.split)
+    simulated(kernel, (x, w, inputs["w_tensor_scale"], y), (*numbers, config.threads, seed))
+    return y
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_tiles_are_the_strips_of_the_decode_kernel_side_by_side(dtype):
+    inputs = cases.inputs(cases._check(1, 300, 208, dtype), seed=3)
+    strips = tiles.tile_weights(inputs["w_packed"], inputs["w_scale"], inputs["x"].dtype)
+    tiled = resident.tile_weights(inputs["w_packed"], inputs["w_scale"], inputs["x"].dtype)
+    assert tiled.shape == (5, 4, 4, tiles.TILE_BYTES)
+    for strip in range(20):
+        wanted = strips[strip] if strip < 19 else torch.zeros_like(strips[0])
+        assert torch.equal(tiled[strip // 4, :, strip % 4], wanted)
+
+
+@pytest.mark.parametrize("problem", CHECKS + MEASURED, ids=lambda w: w.id)
+def test_configurations_fit_or_are_refused(problem):
+    m, n, k = problem["M"], problem["N"], problem["K"]
+    x_bytes = -(-resident.depth_of(k) // resident.SPLIT) * 256 * resident.TOKENS
+    if x_bytes > 200_000:
+        with pytest.raises(ValueError, match="no room for weights"):
+            resident.choose_config(m, n, k, problem["dtype"])
+        return
+    config = resident.choose_config(m, n, k, problem["dtype"])
+    assert x_bytes < config.shared_bytes <= resident.SHARED_BYTES
+    assert config.stages >= 2
+    assert config.clusters * config.split <= hopper.SMS_HELD[config.split]
+
+
+def test_refuses_what_it_cannot_do():
+    with pytest.raises(ValueError, match="1 to 32 tokens"):
+        resident.choose_config(33, 128, 128, "bf16")
+    with pytest.raises(ValueError, match="multiple of 16"):
+        resident.choose_config(32, 128, 72, "bf16")
+    problem = cases._check(31, 300, 528, "bf16")
+    inputs = cases.inputs(problem)
+    w = resident.tile_weights(inputs["w_packed"], inputs["w_scale"], inputs["x"].dtype)
+    args, y = inputs | {"w": w}, cases.outputs(problem, inputs)["y"]
+    config = resident.choose_config(31, 300, 528, "bf16")
+    with pytest.raises(ValueError, match="contiguous"):
+        resident.launch(args | {"x": args["x"].T}, y, config)
+    with pytest.raises(ValueError, match="prepare this pair"):
+        resident.launch(args | {"w": w[1:]}, y, config)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("m", "n", "k", "dtype", "clusters", "variant"),
+    [
+        (31, 500, 1040, "bf16", 2, {"split": 2, "groups": 2, "stages": 2}),  # rounds, then shared tiles
+        (17, 300, 528, "fp16", 1, {"split": 4, "groups": 3, "stages": 2}),
+        (32, 321, 1552, "bf16", 1, {"split": 8, "groups": 2, "stages": 3}),  # odd N: y two bytes at a time
+        (9, 200, 400, "fp16", 1, {"split": 2, "groups": 4, "stages": 2}),
+    ],
+)
+def test_the_kernel_runs_on_a_cpu(m, n, k, dtype, clusters, variant):
+    problem = cases._check(m, n, k, dtype)
+    inputs = cases.inputs(problem, seed=1)
+    inputs["w_scale"].view(-1)[::5] = 0
+    config = resident.choose_config(m, n, k, dtype, clusters, **variant)
+    kernel = on_cpu(config)
+    assert kernel.x_begin() + config.depth * 256 * resident.TOKENS == config.shared_bytes
+    first = None
+    for seed in range(2 if config.split < 8 else 1):
+        y = simulate(kernel, config, inputs, seed)
+        assert within_tolerance(y, problem, inputs, "nvfp4-w4a16")
+        first = y if first is None else first
+        assert torch.equal(first, y)
+
+
+@needs_compiler
+@pytest.mark.parametrize("change", [UNCHANGED, ("AHEAD = 2", "AHEAD = 3")])
+def test_two_copies_of_a_ring_go_before_x(change):
+    problem = cases._check(32, 400, 1600, "bf16")
+    config = resident.choose_config(32, 400, 1600, "bf16", 1, split=2, groups=2, stages=3)
+    kernel = on_cpu(config, change)
+    simulate(kernel, config, cases.inputs(problem, seed=1), 0)
+    assert (kernel.asked_before_x() == 2 * config.groups) == (change == UNCHANGED)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("wgmma_wait<1>();", "wgmma_wait<2>();"),
+        ("if (use > 0) barrier_wait_cluster", "if (false) barrier_wait_cluster"),
+        (
+            "barrier_wait(barriers + EMPTY + 8 * stage, parity);",
+            "barrier_wait(barriers + EMPTY + 8 * stage, parity ^ 1);",
+        ),
+        ("int i = service, at = 0", "int i = 0, at = 0"),
+        ("base + 8 * service * STAGES", "base"),
+        ("named_meet(X_READY, 160 * GROUPS);\n    cluster_wait();", "cluster_wait();"),
+        ("row + 16 * (p ^ r)", "row + 16 * p"),
+        ("static_cast<unsigned>(m) >> 31", "1"),
+        ("if (item.part == 0) sum", "sum"),
+    ],
+)
+def test_the_simulation_sees_mistakes(change):
+    problem = cases._check(32, 400, 800, "bf16")
+    inputs = cases.inputs(problem, seed=1)
+    config = resident.choose_config(32, 400, 800, "bf16", 1, split=2, groups=2, stages=2)
+
+    def sound() -> bool:
+        y = simulate(on_cpu(config, change), config, inputs, 0)
+        return within_tolerance(y, problem, inputs, "nvfp4-w4a16")
+
+    assert not unless_stopped(sound)
+
+
+@pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_sources_compile_without_spills_to_wgmma(dtype):
+    (row,) = compile_cuda(resident.source(resident.choose_config(32, 17408, 5120, dtype)), 90)
+    assert (row["status"], row["spill_bytes"], row["fits"]) == ("ok", 0, True), row
+    assert "wgmma" in row["instruction"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("problem", CHECKS + MEASURED, ids=lambda w: w.id)
+def test_on_a_gpu_within_tolerance_and_the_same_twice(problem):
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs compute capability 9.0")
+    inputs = cases.inputs(problem, seed=1, device="cuda")
+    m, n, k, dtype = problem["M"], problem["N"], problem["K"], problem["dtype"]
+    try:
+        config = resident.choose_config(m, n, k, dtype)
+    except ValueError as problem_with_it:
+        pytest.skip(str(problem_with_it))
+    config = resident.choose_config(m, n, k, dtype, hopper.most_clusters(resident.source(config), config, 0))
+    w = resident.tile_weights(inputs["w_packed"], inputs["w_scale"], inputs["x"].dtype)
+    first = None
+    for _ in range(3):
+        y = cases.outputs(problem, inputs)["y"]
+        resident.launch(inputs | {"w": w}, y, config)
+        assert within_tolerance(y, problem, inputs, "nvfp4-w4a16")
+        first = y if first is None else first
+        assert torch.equal(first, y)

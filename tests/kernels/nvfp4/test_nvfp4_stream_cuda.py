@@ -1,0 +1,234 @@
+"""kernels/nvfp4/stream.py: the weight tiles, the configuration and wgmma_stream.cu on a CPU; the kernel on a GPU.
+
+On a CPU the kernel runs as it is, its PTX replaced by on_cpu/stream_on_cpu.cuh; a launch is one cluster of CTAs there,
+so that they run at once.
+"""
+
+import functools
+import shutil
+
+import pytest
+import torch
+
+from kernels import cuda
+from kernels.common import Tensors
+from kernels.nvfp4 import cases, hopper, resident, stream, tiles
+from lab.check.aot_worker import compile_cuda
+from tests.kernels.on_cpu.nvfp4_on_cpu import (
+    UNCHANGED,
+    Change,
+    library,
+    needs_compiler,
+    simulated,
+    unless_stopped,
+    within_tolerance,
+)
+from tests.kernels.on_cpu.stand_in import StandIn
+
+TAKEN = [w for w in cases.WORKLOADS if w["M"] <= max(stream.TOKENS) and not cases.refuses(w, "nvfp4-w4a16")]
+CHECKS = [w for w in TAKEN if w.role == "check"]
+MEASURED = [w for w in TAKEN if w.role == "measure" and w["M"] >= 9]
+ENTRY = """
+struct Arguments {
+  const unsigned char *x, *w; const float* scale; unsigned short* y; float4* parts; int m, n, k, depth, each, more;
+} given;
+static void entry() {
+  KERNEL(given.x, given.w, given.scale, given.y, given.parts, given.m, given.n, given.k, given.depth,
+         given.each, given.more);
+}
+extern "C" void simulated(const void* x, const void* w, const void* scale, void* y, void* parts, int m, int n,
+                          int k, int depth, int each, int more, int shared, int blocks, int threads, int seed) {
+  given = {(const unsigned char*)x, (const unsigned char*)w, (const float*)scale, (unsigned short*)y, (float4*)parts,
+           m, n, k, depth, each, more};
+  if (threads != THREADS) why_stopped = "other threads than the kernel's";
+  else simulate(entry, THREADS, blocks, blocks, shared, seed);
+}
+"""
+
+
+def on_cpu(config: stream.StreamConfig, change: Change = UNCHANGED) -> StandIn:
+    return library(stream.source(config), "stream_on_cpu.cuh", ENTRY, change)
+
+
+def simulate(kernel: StandIn, config: stream.StreamConfig, inputs: Tensors, seed: int) -> torch.Tensor:
+    """y, NaN where the launch leaves sums behind; raises Stopped."""
+    x, n = inputs["x"], inputs["w_packed"].shape[0]
+    w = stream.tile_weights(inputs["w_packed"], inputs["w_scale"], x.dtype)
+    y = torch.full((x.shape[0], n), float("nan"), dtype=x.dtype)
+    space = stream.workspace(config, x.device)
+    numbers = (*stream.numbers(x.shape[0], n, x.shape[1], config), config.shared_bytes, config.workers)
+    simulated(kernel, (x, w, inputs["w_tensor_scale"], y, space["parts"]), (*numbers, config.threads, seed))
+    return y if (space["parts"] == -1).all() else torch.full_like(y, float("nan"))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_tiles_are_the_strips_of_the_decode_kernel_side_by_side(dtype):
+    inputs = cases.inputs(cases._check(1, 300, 208, dtype), seed=3)
+    strips = tiles.tile_weights(inputs["w_packed"], inputs["w_scale"], inputs["x"].dtype)
+    tiled = stream.tile_weights(inputs["w_packed"], inputs["w_scale"], inputs["x"].dtype)
+    assert tiled.shape == (2, 4, 16, tiles.TILE_BYTES)
+    for strip in range(32):
+        wanted = strips[strip] if strip < 19 else torch.zeros_like(strips[0])
+        assert torch.equal(tiled[strip // 16, :, strip % 16], wanted)
+
+
+def test_configurations_fit_and_share_all_units():
+    for m in (1, 9, 16, 17, 24, 25, 32):
+        config = stream.choose_config(m, 17408, 5120, "bf16")
+        assert (config.tokens, config.workers) == (next(t for t in (16, 24, 32) if t >= m), 132)
+        assert config.shared_bytes <= hopper.SHARED_BYTES
+    config = stream.choose_config(32, 17408, 5120, "bf16")
+    assert stream.numbers(32, 17408, 5120, config) == (32, 17408, 5120, 40, 20, 80)
+    assert stream.choose_config(9, 300, 528, "bf16").workers == 10  # two blocks of five units
+    assert stream.pays(17408, 5120, 132)
+    assert stream.pays(5120, 17408, 132)
+    assert not stream.pays(5120, 6144, 132)
+
+
+def test_refuses_what_it_cannot_do():
+    with pytest.raises(ValueError, match="1 to 32 tokens"):
+        stream.choose_config(33, 128, 128, "bf16")
+    with pytest.raises(ValueError, match="multiple of 16"):
+        stream.choose_config(32, 128, 72, "bf16")
+    problem = cases._check(20, 300, 528, "bf16")
+    inputs = cases.inputs(problem)
+    w = stream.tile_weights(inputs["w_packed"], inputs["w_scale"], inputs["x"].dtype)
+    config = stream.choose_config(20, 300, 528, "bf16")
+    args, y = inputs | {"w": w} | stream.workspace(config, w.device), cases.outputs(problem, inputs)["y"]
+    with pytest.raises(ValueError, match="contiguous"):
+        stream.launch(args | {"x": args["x"].T}, y, config)
+    with pytest.raises(ValueError, match="prepare this pair"):
+        stream.launch(args | {"w": w[1:]}, y, config)
+    with pytest.raises(ValueError, match="at most 16"):
+        stream.launch(args, y, stream.choose_config(16, 300, 528, "bf16"))
+    with pytest.raises(ValueError, match="partial sums are too few"):
+        stream.launch(args | {"parts": args["parts"][1:]}, y, config)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("m", "n", "k", "dtype", "workers"),
+    [
+        (32, 500, 1040, "bf16", 5),  # two to three CTAs a block
+        (17, 300, 528, "fp16", 3),
+        (9, 201, 2064, "fp16", 7),  # seven of one block, y two bytes at a time
+        (24, 520, 528, "bf16", 1),  # whole blocks, more units than stages
+        (16, 300, 4112, "bf16", 3),
+        (31, 264, 2096, "bf16", 8),
+    ],
+)
+def test_the_kernel_runs_on_a_cpu(m, n, k, dtype, workers):
+    problem = cases._check(m, n, k, dtype)
+    inputs = cases.inputs(problem, seed=1)
+    inputs["w_scale"].view(-1)[::5] = 0
+    config = stream.choose_config(m, n, k, dtype, workers)
+    kernel = on_cpu(config)
+    first = None
+    for seed in range(2):
+        y = simulate(kernel, config, inputs, seed)
+        assert within_tolerance(y, problem, inputs, "nvfp4-w4a16")
+        first = y if first is None else first
+        assert torch.equal(first, y)
+
+
+@needs_compiler
+def test_a_nan_reaches_its_token_only():
+    """Sums that are NaN are no sign that sums are missing."""
+    problem = cases._check(24, 300, 528, "bf16")
+    inputs = cases.inputs(problem, seed=1)
+    inputs["x"].view(torch.int16)[3, 77] = -1  # all ones
+    config = stream.choose_config(24, 300, 528, "bf16", 3)
+    y = simulate(on_cpu(config), config, inputs, 0)
+    assert y[3].isnan().all()
+    assert not torch.cat((y[:3], y[4:])).isnan().any()
+
+
+@needs_compiler
+@pytest.mark.parametrize("change", [UNCHANGED, ("AHEAD = 1;", "AHEAD = 2;")])
+def test_one_copy_goes_before_x(change):
+    # Four units, all of whose x the warpgroups bring; fp16, since a library of other tests would remember their copies.
+    problem = cases._check(32, 256, 512, "fp16")
+    config = stream.choose_config(32, 256, 512, "fp16", 1)
+    kernel, inputs = on_cpu(config, change), cases.inputs(problem, seed=1)
+    for seed in range(4):
+        simulate(kernel, config, inputs, seed)
+    assert (kernel.asked_before_x() == 1) == (change == UNCHANGED)
+
+
+MISTAKES = [
+    ("wgmma_wait<1>();", "wgmma_wait<2>();"),
+    ("release((at - 1) % STAGES);", "release(at % STAGES);"),
+    ("barrier_wait(ring + FULL + 8 * stage, at / STAGES & 1);", "barrier_wait(ring + FULL + 8 * stage, 1);"),
+    ("(at + 1) / STAGES + 1 & 1", "at / STAGES + 1 & 1"),
+    ("if (warp == WARPS) {\n      named_meet", "if (false) {\n      named_meet"),
+    ("16 * ((4 * h + i) ^ row)", "16 * (4 * h + i)"),
+    ("(k_from + unit) % depth", "k_from + unit"),
+    ("if (++k_at == depth) k_at = 0;", "++k_at;"),
+    ("while (shares.begin(last) < start + depth) last++;", ""),
+    ("(of == first && before ? workers : 0)", "0"),
+    ("while (some_lane(missing));", "while (false);"),
+    ("if (owned[e]) store_for_gpu(from", "if (false) store_for_gpu(from"),
+    ("if (of != worker) store_for_gpu(others", "if (false) store_for_gpu(others"),
+    ("16 * (late_lane / 8 % 2)", "0"),
+    ("min(8, n - row)", "8"),
+    ("tile_fragments_by_half<X_BF16>", "tile_fragments_by_half<!X_BF16>"),
+]
+
+
+@needs_compiler
+@pytest.mark.parametrize("change", MISTAKES, ids=lambda c: c[0][:40])
+def test_the_simulation_sees_mistakes(change):
+    def sound(shape: tuple[int, int, int, int]) -> bool:
+        m, n, k, workers = shape
+        problem = cases._check(m, n, k, "bf16")
+        inputs = cases.inputs(problem, seed=1)
+        config = stream.choose_config(m, n, k, "bf16", workers)
+        y = simulate(on_cpu(config, change), config, inputs, 0)
+        return within_tolerance(y, problem, inputs, "nvfp4-w4a16")
+
+    shapes = ((32, 500, 1040, 5), (16, 201, 2064, 5), (16, 300, 4112, 3))
+    assert not all(unless_stopped(functools.partial(sound, shape)) for shape in shapes)
+
+
+@pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
+@pytest.mark.parametrize(("m", "dtype"), [(16, "bf16"), (24, "bf16"), (32, "bf16"), (32, "fp16")])
+def test_sources_compile_without_spills_to_wgmma(m, dtype):
+    (row,) = compile_cuda(stream.source(stream.choose_config(m, 17408, 5120, dtype)), 90)
+    assert (row["status"], row["spill_bytes"], row["fits"]) == ("ok", 0, True), row
+    assert "wgmma" in row["instruction"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("problem", CHECKS + MEASURED, ids=lambda w: w.id)
+def test_on_a_gpu_within_tolerance_and_the_same_twice(problem):
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs compute capability 9.0")
+    inputs = cases.inputs(problem, seed=1, device="cuda")
+    m, n, k, dtype = problem["M"], problem["N"], problem["K"], problem["dtype"]
+    config = stream.choose_config(m, n, k, dtype, hopper.multiprocessors(0))
+    w = stream.tile_weights(inputs["w_packed"], inputs["w_scale"], inputs["x"].dtype)
+    args = inputs | {"w": w} | stream.workspace(config, w.device)
+    first = None
+    for _ in range(3):
+        y = cases.outputs(problem, inputs)["y"]
+        stream.launch(args, y, config)
+        assert within_tolerance(y, problem, inputs, "nvfp4-w4a16")
+        first = y if first is None else first
+        assert torch.equal(first, y)
+        assert (args["parts"] == -1).all()
+
+
+@pytest.mark.gpu
+def test_kernels_that_shapes_share_run_in_any_order_on_a_gpu():
+    """The limit of shared memory is the function's: a shape that needs less must not lower it for the others."""
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs compute capability 9.0")
+    for n, k in ((300, 17408), (300, 6144), (300, 17408)):
+        cuda.load.cache_clear()
+        problem = cases._check(32, n, k, "bf16")
+        inputs = cases.inputs(problem, seed=1, device="cuda")
+        config = resident.choose_config(32, n, k, "bf16", 1)
+        w = resident.tile_weights(inputs["w_packed"], inputs["w_scale"], inputs["x"].dtype)
+        y = cases.outputs(problem, inputs)["y"]
+        resident.launch(inputs | {"w": w}, y, config)
+        assert within_tolerance(y, problem, inputs, "nvfp4-w4a16")

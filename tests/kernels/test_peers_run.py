@@ -1,0 +1,296 @@
+"""What adapters hand to their libraries, tried on a CPU with stand-ins that keep the libraries' documented conventions.
+
+A stand-in takes the library's layouts (its pool, page order, packed words) and computes the plain formula in float64,
+so a wrong transposition, row, scale or argument name shows as a wrong answer. The operators of vLLM are defined with
+the schemas of vLLM 0.33's own libraries. Each adapter is run as the harness runs it: once for the check; then again on
+poisoned outputs and restored states, as after a timing.
+"""
+
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.gdn import peer_vllm
+from kernels.gdn.reference import step
+from kernels.kv import peer_vllm_fa3
+from kernels.nvfp4 import peer_vllm_marlin
+from lab.check import accuracy, families
+from tests.kernels.peer_layouts import marlin_codes, marlin_scales
+
+MARLIN = (
+    "marlin_gemm(Tensor a, Tensor? c_or_none, Tensor b_q_weight, Tensor? b_bias_or_none, Tensor b_scales, "
+    "Tensor? a_scales, Tensor? global_scale, Tensor? b_zeros_or_none, Tensor workspace, int b_type_id, SymInt size_m, "
+    "SymInt size_n, SymInt size_k, bool use_atomic_add, bool use_fp32_reduce, bool is_zp_float) -> Tensor"
+)
+FA3 = (
+    "fwd(Tensor! q, Tensor k, Tensor v, Tensor? k_new, Tensor? v_new, Tensor? q_v, Tensor!? out, Tensor? cu_seqlens_q, "
+    "Tensor? cu_seqlens_k, Tensor? cu_seqlens_k_new, Tensor? seqused_q, Tensor? seqused_k, int? max_seqlen_q, "
+    "int? max_seqlen_k, Tensor? page_table, Tensor? kv_batch_idx, Tensor? leftpad_k, Tensor? rotary_cos, "
+    "Tensor? rotary_sin, Tensor? seqlens_rotary, Tensor? q_descale, Tensor? k_descale, Tensor? v_descale, "
+    "float softmax_scale, bool is_causal, int window_size_left, int window_size_right, float softcap, "
+    "bool is_rotary_interleaved, Tensor? scheduler_metadata, int num_splits, bool? pack_gqa, int sm_margin, "
+    "Tensor? s_aux, int cp_world_size, int cp_rank, Tensor? cp_tot_seqused_k) -> Tensor[]"
+)
+FA3_METADATA = (
+    "get_scheduler_metadata(int batch_size, int max_seqlen_q, int max_seqlen_k, int num_heads, int num_heads_k, "
+    "int headdim, int headdim_v, ScalarType qkv_dtype, Tensor seqused_k, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
+    "Tensor? cu_seqlens_k_new, Tensor? seqused_q, Tensor? leftpad_k, int? page_size, int max_seqlen_k_new, "
+    "bool is_causal, int window_size_left, int window_size_right, bool has_softcap, int num_splits, bool? pack_gqa, "
+    "int sm_margin) -> Tensor"
+)
+Tensors = dict[str, torch.Tensor]
+
+
+def checks(family: str, name: str) -> list[Any]:
+    """The check workloads that a peer takes, as test parameters."""
+    loaded = families.load(family)
+    peer = loaded.candidate(name)
+    found = [w for w in loaded.cases.WORKLOADS if w.role == "check" and not peer.refuses(w)]
+    assert found, f"{name} takes no check workload"
+    return [pytest.param(family, name, w.id, id=f"{name}-{w.id}") for w in found]
+
+
+def errors_of(family: str, name: str, workload_id: str) -> list[accuracy.Error]:
+    """Errors of the first run, then those of a run on poisoned outputs and restored states with the same arguments."""
+    loaded = families.load(family)
+    workload, peer = loaded.workload(workload_id), loaded.candidate(name)
+    inputs = loaded.cases.inputs(workload, 3, "cpu")
+    kept = {key: tensor.clone() for key, tensor in inputs.items()}
+    args, out = peer.prepare(inputs), loaded.cases.outputs(workload, inputs)
+    limits = loaded.cases.tolerance(workload, peer.precision)
+    wanted = accuracy.expected(loaded, workload, kept, peer.precision)
+    found = []
+    for _ in range(2):
+        peer.run(args, out)
+        found += [accuracy.compare(key, out[key], wanted[key], limits[key]) for key in limits]
+        for key, poison in loaded.cases.outputs(workload, inputs).items():
+            out[key].copy_(poison)
+    assert all(torch.equal(inputs[key], kept[key]) for key in kept)
+    return found
+
+
+# Stand-ins -----------------------------------------------------------------------------------------------------------
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, round_p: bool = False) -> torch.Tensor:
+    """o [Hq, D] of one sequence: q [Hq, D], k and v [T, Hkv, D], float64. round_p: e4m3 probabilities up to 2^8."""
+    group = q.shape[0] // k.shape[1]
+    k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
+    logits = torch.einsum("hd,thd->ht", q, k) * q.shape[-1] ** -0.5
+    p = (logits - logits.amax(1, keepdim=True)).exp()
+    total = p.sum(1, keepdim=True)
+    if round_p:
+        p = (p * 256).float().to(torch.float8_e4m3fn).double() / 256
+    return torch.einsum("ht,thd->hd", p, v) / total
+
+
+def marlin_gemm(a: torch.Tensor, c_or_none: torch.Tensor, b_q_weight: torch.Tensor, *rest: Any) -> torch.Tensor:
+    _, b_scales, a_scales, global_scale, zeros, _, type_id, m, n, k, _, _, _ = rest
+    assert (a_scales, zeros) == (None, None)
+    assert (type_id, (m, k), n) == (562949953487106, tuple(a.shape), c_or_none.shape[1])
+    table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
+    # As in the kernel: scales come without their 2^7, and the exponent left out of bf16 is 2^-126 to be made good.
+    w = table[marlin_codes(b_q_weight).long()] * marlin_scales(b_scales).repeat_interleave(16, dim=1) * 2.0**7
+    return c_or_none.copy_(a.double() @ (w * 2.0**-126 * global_scale.double()).T)
+
+
+def fa3(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> list[torch.Tensor]:
+    names = [a.name for a in torch.ops._vllm_fa3_C.fwd.default._schema.arguments][3:]
+    given = dict(zip(names, rest, strict=True))
+    batch, page = q.shape[0], k.shape[1]
+    assert given["cu_seqlens_q"].tolist() == list(range(batch + 1))
+    assert (given["max_seqlen_k"], given["scheduler_metadata"].item()) == (int(given["seqused_k"].max()), 7)
+    for b, length in enumerate(given["seqused_k"].tolist()):
+        pages = given["page_table"][b, : -(-length // page)].long()
+        keys, values = (x[pages].flatten(0, 1)[:length].double() for x in (k, v))
+        if given["k_descale"] is not None:
+            keys, values = (x * given[f"{n}_descale"][b].double()[:, None] for x, n in ((keys, "k"), (values, "v")))
+        given["out"][b] = attend(q[b].double(), keys, values, round_p=q.dtype == torch.float8_e4m3fn)
+    return []
+
+
+class FlashInferWrapper:
+    """BatchDecodeWithPagedKVCacheWrapper: HND pages, compressed page table."""
+
+    def __init__(self, workspace: torch.Tensor, layout: str, use_tensor_cores: bool, backend: str) -> None:
+        assert (layout, use_tensor_cores, backend, int(workspace.sum())) == ("HND", True, "fa2", 0)
+
+    def plan(self, indptr: torch.Tensor, ids: torch.Tensor, last: torch.Tensor, *axes: int, **types: Any) -> None:
+        assert all(t.dtype == torch.int32 for t in (indptr, ids, last))
+        assert len(ids) == int(indptr[-1])
+        self.rows = [(ids[indptr[i] : indptr[i + 1]].long(), int(n)) for i, n in enumerate(last)]
+        self.axes, self.types = axes, types
+
+    def run(self, q: torch.Tensor, caches: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor) -> None:
+        _, kv_heads, page, dim = caches[0].shape
+        assert self.axes == (q.shape[1], kv_heads, dim, page)
+        assert [self.types[f"{n}_data_type"] for n in ("q", "kv", "o")] == [q.dtype, caches[0].dtype, out.dtype]
+        for b, (ids, last) in enumerate(self.rows):
+            length = (len(ids) - 1) * page + last
+            k, v = (c[ids].transpose(1, 2).flatten(0, 1)[:length].double() for c in caches)
+            out[b] = attend(q[b].double(), k, v)
+
+
+def packed_decode(
+    mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor, rate: torch.Tensor, bias: torch.Tensor, scale: float,
+    pool: torch.Tensor, out: torch.Tensor, rows: torch.Tensor, use_qk_l2norm_in_kernel: bool,
+) -> None:  # fmt: skip
+    """vLLM's packed decode: states [rows, Hv, v, k], row 0 null, gates from raw inputs."""
+    _, heads_v, dim, _ = pool.shape
+    heads_k = (mixed.shape[1] // dim - heads_v) // 2
+    assert (pool.is_contiguous(), out.is_contiguous(), scale) == (True, True, dim**-0.5)
+    q, k, v = (x.unflatten(1, (-1, dim)).double() for x in mixed.split([heads_k * dim] * 2 + [heads_v * dim], dim=1))
+    if use_qk_l2norm_in_kernel:
+        q, k = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
+    q, k = (x.repeat_interleave(heads_v // heads_k, dim=1) for x in (q, k))
+    g = -rate.double().exp() * torch.nn.functional.softplus(a.double() + bias.double())
+    for i, row in enumerate(rows.tolist()):
+        out[i] = 0
+        if row > 0:
+            o, state = step(pool[row].transpose(-1, -2).double(), q[i], k[i], v[i], g[i], b[i].double().sigmoid())
+            out[i, 0], pool[row] = o, state.transpose(-1, -2)
+
+
+def fla_rule(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, scale: float,
+    initial_state: torch.Tensor, output_final_state: bool, use_qk_l2norm_in_kernel: bool,
+    cu_seqlens: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """fla's two operators: new outputs, states [N, Hv, k, v] in float32, sequences packed when cu_seqlens is given."""
+    assert output_final_state
+    assert scale == q.shape[-1] ** -0.5
+    assert cu_seqlens is None or cu_seqlens.dtype == torch.int64
+    inputs = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "initial_state": initial_state}
+    inputs |= {"cu_seqlens": cu_seqlens} if cu_seqlens is not None else {}
+    inputs |= {"raw_qk": q} if use_qk_l2norm_in_kernel else {}
+    found = families.load("gdn").reference(inputs)
+    return found["o"].to(v.dtype), found["final_state"].float()
+
+
+def flashinfer_rule(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, g: torch.Tensor, beta: torch.Tensor, scale: float,
+    initial_state: torch.Tensor, output_final_state: bool, cu_seqlens: torch.Tensor, use_qk_l2norm_in_kernel: bool,
+    output: torch.Tensor, output_state: torch.Tensor, max_seqlen: int,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """FlashInfer's prefill: packed tokens, g the decay itself, states [sequences, Hv, v, k], outputs given."""
+    assert (output_final_state, use_qk_l2norm_in_kernel, scale) == (True, False, q.shape[-1] ** -0.5)
+    assert max_seqlen == int(cu_seqlens.diff().max())
+    assert all(t.is_contiguous() for t in (q, k, v, g, beta, initial_state, output, output_state))
+    assert all(t.dtype == torch.float32 for t in (g, beta, initial_state))
+    tokens = {"q": q, "k": k, "v": v, "g": g.double().log(), "beta": beta}
+    inputs = {name: x.unsqueeze(0) for name, x in tokens.items()}
+    inputs |= {"initial_state": initial_state.transpose(-1, -2), "cu_seqlens": cu_seqlens}
+    found = families.load("gdn").reference(inputs)
+    output.copy_(found["o"].squeeze(0))
+    output_state.copy_(found["final_state"].transpose(-1, -2))
+    return output, output_state
+
+
+# Runs ----------------------------------------------------------------------------------------------------------------
+
+
+def define(namespace: str, schema: str, function: Callable[..., Any]) -> torch.library.Library:
+    """An operator under torch.ops until the library is dropped; skips where the real one is loaded."""
+    if hasattr(getattr(torch.ops, namespace), schema.split("(")[0]):
+        pytest.skip(f"torch.ops.{namespace} is the real one here")
+    library = torch.library.Library(namespace, "FRAGMENT")
+    library.define(schema)
+    library.impl(schema.split("(")[0], function, "CompositeExplicitAutograd")
+    return library
+
+
+@pytest.fixture
+def libraries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every stand-in in the place of its library."""
+    monkeypatch.setattr(peer_vllm_marlin, "load_operators", lambda package, stem: None)
+    monkeypatch.setattr(peer_vllm_fa3, "load_operators", lambda package, stem: None)
+    sms = types.SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: sms)
+    monkeypatch.setattr(peer_vllm, "_operator", lambda: packed_decode)
+    rules = {"chunk_gated_delta_rule": fla_rule, "fused_recurrent_gated_delta_rule": fla_rule}
+    modules = {
+        "flashinfer": types.SimpleNamespace(BatchDecodeWithPagedKVCacheWrapper=FlashInferWrapper),
+        "flashinfer.gdn_prefill": types.SimpleNamespace(chunk_gated_delta_rule=flashinfer_rule),
+        "fla": types.SimpleNamespace(),
+        "fla.ops": types.SimpleNamespace(),
+        "fla.ops.gated_delta_rule": types.SimpleNamespace(**rules),
+    }
+    for name, module in modules.items():
+        monkeypatch.setitem(__import__("sys").modules, name, module)
+    defined = [
+        define("_C", MARLIN, marlin_gemm),
+        define("_vllm_fa3_C", FA3, fa3),
+        define("_vllm_fa3_C", FA3_METADATA, lambda *given: torch.tensor([7], dtype=torch.int32)),
+    ]
+    yield
+    for library in defined:
+        library._destroy()
+
+
+RUNS = [
+    *checks("nvfp4", "vllm_marlin"),
+    *(run for name in ("fla_chunk", "fla_fused_recurrent", "vllm_packed_decode") for run in checks("gdn", name)),
+    *checks("gdn", "flashinfer_chunk"),
+    *(run for name in ("vllm_fa3", "vllm_fa3_fp8", "flashinfer_bf16", "flashinfer_fp8") for run in checks("kv", name)),
+]
+
+
+@pytest.mark.usefixtures("libraries")
+@pytest.mark.parametrize(("family", "name", "workload"), RUNS)
+def test_stand_in_gives_the_reference(family: str, name: str, workload: str) -> None:
+    for error in errors_of(family, name, workload):
+        assert error.ok, error
+
+
+@pytest.mark.usefixtures("libraries")
+@pytest.mark.parametrize(("family", "name", "workload"), checks("kv", "vllm_fa3_fp8"))
+def test_fp8_qkv_tolerance_is_not_slack(family: str, name: str, workload: str) -> None:
+    """The roundings that the precision is about fill a fair part of the limit; one token has no roundings of p."""
+    if families.load(family).workload(workload)["ctx"] > 17:
+        assert max(e.relative_error / e.relative_limit for e in errors_of(family, name, workload)) > 0.2
+
+
+@pytest.mark.usefixtures("libraries")
+def test_marlin_with_small_block_scales() -> None:
+    """Block scales far below e4m3's largest are raised together, and the tensor scale takes that back."""
+    family = families.load("nvfp4")
+    peer = family.candidate("vllm_marlin")
+    workload = next(w for w in family.cases.WORKLOADS if not peer.refuses(w))
+    inputs = family.cases.inputs(workload, 3, "cpu")
+    inputs["w_scale"] = inputs["w_scale"].clamp(4, 60)
+    out = accuracy.run_once(family, peer, workload, inputs)
+    limit = family.cases.tolerance(workload, peer.precision)["y"]
+    assert accuracy.compare("y", out["y"], family.reference(inputs)["y"], limit).ok
+
+
+def test_raw_gates_give_the_gates_back() -> None:
+    g = -torch.logspace(-6, 1.3, 200)
+    beta = torch.linspace(1e-6, 1 - 1e-6, 200)
+    a, b = peer_vllm.raw_gates(g, beta)
+    assert a.dtype == b.dtype == torch.float32
+    assert torch.allclose((-torch.nn.functional.softplus(a.double())).exp(), g.double().exp(), rtol=0, atol=2**-23)
+    assert torch.allclose(b.double().sigmoid(), beta.double(), rtol=0, atol=2**-23)
+
+
+def test_adopting_a_state_happens_once() -> None:
+    out = {"state": torch.randn(3, 2, 4, 4)}
+    before = out["state"].clone()
+    pool = torch.zeros(4, 2, 4, 4)
+    peer_vllm.adopt_state(pool, out)
+    assert torch.equal(out["state"], before)
+    pool[1, 0, 2, 3] = 42.0  # v = 2, k = 3 in vLLM's layout
+    assert out["state"][0, 0, 3, 2] == 42.0
+    peer_vllm.adopt_state(pool, out)
+    assert pool[1, 0, 2, 3] == 42.0
+
+
+def test_missing_vllm_operator_names_the_places() -> None:
+    peer_vllm._operator.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(peer_vllm, "HOMES", ("no_such_vllm.ops", "json"))
+        with pytest.raises(ImportError, match=r"neither in no_such_vllm\.ops nor in json; install vllm"):
+            peer_vllm._operator()
+    peer_vllm._operator.cache_clear()

@@ -1,0 +1,202 @@
+"""Ceilings and the cross-check without a GPU: which rows they make suspect, and when two clocks disagree."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lab.base.errors import BadInput
+from lab.bench import ceiling_runs, crosscheck
+from lab.place import ceilings
+from lab.row import store
+
+CEILING: dict[str, Any] = {"device": "h200", "method": "m", "run": "r1", "started": "2026-11-20", "samples": [1.0]}
+NCU = """==PROF== Connected
+"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"
+"0","a","gpu__time_duration.sum","nsecond","1,500"
+"1","b","gpu__time_duration.sum","usecond","2.5"
+"1","b","dram__bytes.sum","byte","7"
+"""
+
+
+@pytest.fixture
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """read 4,000 then 4,400 GB/s, write 3,000, bf16 700 TFLOP/s, a launch of 12 then 10 us."""
+    monkeypatch.setattr(store, "FOLDER", tmp_path)
+    for run, values in (
+        ("r1", {"read": 4000, "write": 3000, "bf16": 700, "launch": 12}),
+        ("r2", {"read": 4400, "launch": 10}),
+    ):
+        rows = [CEILING | {"name": n, "value": v, "unit": ceilings.NAMES[n][0], "run": run} for n, v in values.items()]
+        store.append_all(tmp_path / "h200" / "ceilings" / run, rows, ceilings.FILE, ceilings.validated)
+    return tmp_path
+
+
+def row(median_us: float, **more: Any) -> dict[str, Any]:
+    """A row that reads 440 MB: 100 us at the highest measured read."""
+    fixed: dict[str, Any] = {"device": "h200", "median_us": median_us, "bytes": 440e6, "flops": 1e6, "pipe": "bf16"}
+    return fixed | {"l2": "cold"} | more
+
+
+def test_the_best_of_all_runs_counts(measured: Path) -> None:
+    best = ceilings.latest("h200")
+    assert (best["read"].value, best["read"].run) == (4400, "r2")
+    assert (best["launch"].value, best["bf16"].run) == (10, "r1")
+    assert ceilings.floor_us("h200", 1e6, 440e6, "bf16") == pytest.approx(100)
+    assert ceilings.floor_us("h200", 140e9, 1, "bf16") == pytest.approx(200)
+
+
+def test_every_ceiling_has_its_measure() -> None:
+    assert list(ceiling_runs.MEASURES) == list(ceilings.NAMES)
+    assert [n for n in ceilings.NAMES if n.startswith("update_")] == [f"update_{m}_mib" for m in ceilings.UPDATE_MIB]
+
+
+def test_an_update_is_counted_twice_over_distinct_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read plus write, the best of the launch shapes, and neighbouring calls on different stretches."""
+    pytest.importorskip("triton")
+    from lab.bench import ceilings_kernels
+
+    seen: list[tuple[int, int]] = []
+
+    class Spy:
+        def __getitem__(self, grid: tuple[int]) -> Any:
+            return lambda x, BLOCK, num_warps: seen.append((x.data_ptr(), grid[0] * BLOCK))
+
+    def graphed(call: Any, nodes: int) -> list[float]:
+        for _ in range(nodes):
+            call()
+        return [1e-3 * (4 if len(seen) > nodes else 2)] * 3  # the first launch shape is the fastest
+
+    empty = torch.empty  # never touched, so 2 GiB of it cost nothing
+    monkeypatch.setattr(torch, "randn", lambda count, device: empty(count))
+    monkeypatch.setattr(ceilings_kernels, "update_kernel", Spy())
+    monkeypatch.setattr(ceiling_runs, "_graphed", graphed)
+    assert ceiling_runs._update(768) == pytest.approx([2 * 768 * 2**20 / 2e-3 * 1e-9] * 3)
+    assert {count for _, count in seen} == {768 * 2**18}
+    assert len({address for address, _ in seen[:2]}) == 2
+
+
+@pytest.mark.parametrize(("median_us", "suspect"), [(96.0, True), (97.2, False), (150.0, False)])
+def test_more_than_three_per_cent_over_the_ceiling_is_suspect(measured: Path, median_us: float, suspect: bool) -> None:
+    assert bool(ceilings.suspect(row(median_us))) == suspect
+
+
+def add(folder: Path, name: str, value: float) -> None:
+    """One more run with one more ceiling."""
+    run = f"r_{name}"
+    added = CEILING | {"name": name, "value": value, "unit": ceilings.NAMES[name][0], "run": run}
+    store.append_all(folder / "h200" / "ceilings" / run, [added], ceilings.FILE, ceilings.validated)
+
+
+@pytest.mark.parametrize("rest", [0.0, 4.0])
+def test_what_is_possible_is_what_the_fastest_products_reach(measured: Path, rest: float) -> None:
+    """140 GFLOP: 200 us at the 700 TFLOP/s of products back to back, 175 at 800 of rested ones, 160 at 875 of quiet."""
+    products = {"flops": 140e9, "bytes": 1.0, "rest": rest}
+    assert "200.00 us" in ceilings.suspect(row(180.0, **products))  # no other ceiling yet: this one stands
+    add(measured, "bf16_rested", 800)
+    assert ceilings.suspect(row(180.0, **products)) == ""
+    assert "175.00 us" in ceilings.suspect(row(165.0, **products))
+    add(measured, "bf16_quiet", 875)
+    assert ceilings.suspect(row(165.0, **products)) == ""
+    assert "160.00 us" in ceilings.suspect(row(150.0, **products))  # above the quiet one too: nothing excuses it
+    add(measured, "fp8_quiet", 2000)  # another pipe's
+    assert "160.00 us" in ceilings.suspect(row(150.0, **products))
+
+
+def test_a_share_is_of_products_on_random_data(measured: Path) -> None:
+    """What a row's share is shown of does not move with a ceiling that no program with real operands reaches."""
+    products = {"flops": 140e9, "bytes": 1.0}
+    add(measured, "bf16_quiet", 875)
+    assert ceilings.floor_of(row(300.0, **products)) == pytest.approx(200)
+    add(measured, "bf16_rested", 800)
+    assert ceilings.floor_of(row(300.0, **products)) == pytest.approx(200)
+    assert ceilings.floor_of(row(300.0, rest=4.0, **products)) == pytest.approx(175)
+
+
+@pytest.mark.parametrize("pipe", ["bf16", "fp8", "int8"])
+def test_quiet_products_are_the_rested_ones_on_zeros(pipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same shapes and the same rest; operands without a set bit, the sign's included."""
+    taken: dict[str, tuple[Any, float]] = {}
+    way = ""
+
+    def products(make: Any, shapes: Any, rest: float) -> list[float]:
+        taken[way] = (shapes, rest)
+        operands.clear()
+        make(4, 4, 64)()
+        bits = [t.view(torch.uint8).count_nonzero().item() for t in operands]
+        assert len(bits) == 2
+        assert (max(bits) == 0) == (way == "_quiet")
+        return [1.0]
+
+    operands: list[torch.Tensor] = []
+
+    class Spy(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            named = dict(kwargs or {})
+            if function in (torch.Tensor.matmul, torch.Tensor.__matmul__, torch._scaled_mm, torch._int_mm):
+                operands.extend(a.contiguous() for a in args)
+                return None
+            return function(*args, **(named | {"device": "cpu"} if "device" in named else named))
+
+    monkeypatch.setattr(ceiling_runs, "_products", products)
+    with Spy():
+        for way in ("", "_rested", "_quiet"):
+            ceiling_runs.MEASURES[pipe + way]()
+    assert taken["_quiet"] == taken["_rested"] == (taken[""][0], ceilings.REST)
+    assert taken[""][1] == 0
+    unit, method = ceilings.NAMES[f"{pipe}_quiet"]
+    assert unit == ceilings.NAMES[pipe][0]
+    assert "zeros" in method
+    assert "idleness" in method
+    assert "random data" in ceilings.NAMES[f"{pipe}_rested"][1]
+
+
+def test_without_the_ceiling_nothing_is_suspect(measured: Path) -> None:
+    assert ceilings.suspect(row(1.0, l2="warm")) == ""  # no L2 read was measured
+    assert ceilings.suspect(row(1.0, pipe="fp8")) == ""
+    assert ceilings.latest("gb10") == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"name": "reed"}, 'ceiling "reed" in GB/s'),
+        ({"unit": "TB/s"}, 'ceiling "read" in TB/s'),
+        ({"value": 0}, "read = 0"),
+        ({"value": float("nan")}, "read = nan"),
+    ],
+)
+def test_a_ceiling_that_is_none_is_refused(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        ceilings.validated(CEILING | {"name": "read", "unit": "GB/s", "value": 1.0} | change, "here")
+
+
+@pytest.mark.parametrize(
+    ("graph_us", "kineto_us", "within"),
+    [(103.0, 100.0, True), (104.0, 100.0, False), (96.0, 100.0, False), (11.25, 10.0, True), (11.6, 10.0, False)],
+)
+def test_clocks_agree_within_the_limits(graph_us: float, kineto_us: float, within: bool) -> None:
+    """One kernel a call and a gap of 0.5 us: 3 % from 20 us on, 8 % below."""
+    found = crosscheck.verdict(graph_us, 0.5, 1, kineto_us)
+    assert found["kernel_us"] == graph_us - 0.5
+    assert found["within"] == within
+
+
+def test_gap_is_taken_off_once_per_kernel() -> None:
+    assert crosscheck.verdict(103.0, 0.5, 6, 100.0)["difference_pct"] == pytest.approx(0)
+
+
+def test_ncu_output_is_added_up_in_its_units() -> None:
+    assert crosscheck.parse_ncu(NCU) == pytest.approx(4.0)
+    assert crosscheck.parse_ncu("==ERROR== nothing profiled") is None
+    assert crosscheck.parse_ncu(NCU.replace("gpu__time_duration.sum", "sm__cycles.sum")) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("p5-kernel", "is no target"), ("nosuch/a@b", "no family is named"), ("gdn/nosuch@b", "no candidate is named")],
+)
+def test_a_target_that_is_none_is_refused(text: str, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        crosscheck.parse(text)

@@ -1,0 +1,361 @@
+"""Measured rows on the disk: whole or not there, whatever fails and whoever dies while writing.
+
+Failures are made: the system calls that `append` relies on are replaced by ones that raise (a full disk, a read-only
+folder), and real processes append side by side or are killed. Permissions are not used, because root ignores them.
+"""
+
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lab.base.errors import REPOSITORY, BadInput
+from lab.bench import provenance
+from lab.row import store
+
+ROW: dict[str, Any] = {
+    "device": "h200",
+    "phase": "p5",
+    "family": "gdn",
+    "arm": "control",
+    "name": "fused",
+    "precision": "bf16",
+    "workload_id": "t63",
+    "workload": {"T": 63},
+    "status": "ok",
+    "run": "2026-11-20T000000Z",
+    "median_us": 12.25,
+    "samples_us": [12.0, 12.25, 12.5],
+}
+FAILED = {k: v for k, v in ROW.items() if k not in store.PERFORMANCE} | {"status": "error", "message": "out of it"}
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return store.read(folder / "rows.jsonl")
+
+
+def test_append_keeps_what_was_there(tmp_path: Path) -> None:
+    folder = tmp_path / "h200" / "p5" / "run"
+    first = store.append(folder, ROW).read_bytes()
+    assert store.append(folder, FAILED).read_bytes().startswith(first)
+    assert [r["status"] for r in rows_of(folder)] == ["ok", "error"]
+    assert rows_of(folder)[0] == {"schema": store.SCHEMA, **ROW}
+    assert (folder / "rows.jsonl").stat().st_mode & 0o777 == 0o644
+    assert sorted(p.name for p in folder.iterdir()) == [".lock", "rows.jsonl"]
+
+
+def test_rows_of_one_call_are_one_step(tmp_path: Path) -> None:
+    """All or none: a bad row among good ones, wherever it stands, leaves the file as it was."""
+    store.append_all(tmp_path, [ROW, FAILED])
+    before = (tmp_path / "rows.jsonl").read_bytes()
+    bad = {**ROW, "status": "fine"}
+    for rows in ([bad, ROW], [ROW, bad], [ROW, {**ROW, "samples_us": [float("nan")]}, ROW]):
+        with pytest.raises(BadInput):
+            store.append_all(tmp_path, rows)
+        assert (tmp_path / "rows.jsonl").read_bytes() == before
+    assert len(rows_of(tmp_path)) == 2
+    assert store.append_all(tmp_path, iter([ROW] * 3)).read_bytes().count(b"\n") == 5
+
+
+def test_another_file_has_another_check(tmp_path: Path) -> None:
+    def check(row: Any, where: Any) -> dict[str, Any]:
+        if "value" not in row:
+            raise BadInput(where, "no value")
+        return {"schema": 1, **row}
+
+    path = store.append_all(tmp_path, [{"value": 1}], "other.jsonl", check)
+    assert store.read(path, check) == [{"schema": 1, "value": 1}]
+    with pytest.raises(BadInput, match="no value"):
+        store.append_all(tmp_path, [ROW], "other.jsonl", check)
+    with pytest.raises(BadInput, match='row lacks "device"'):
+        store.read(path)
+
+
+def test_what_a_killed_writer_left_is_swept_away(tmp_path: Path) -> None:
+    (tmp_path / ".rows-dead.tmp").write_text('{"schema": 1, "dev')
+    store.append(tmp_path, ROW)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "rows.jsonl"]
+
+
+def test_folder_is_tried_before_it_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.refuse_unwritable(tmp_path / "new" / "run")
+    assert [p.name for p in (tmp_path / "new" / "run").iterdir()] == [".lock"]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match=r"file: cannot be written \(File exists\); free space or fix permissions"):
+        store.refuse_unwritable(tmp_path / "file")
+    monkeypatch.setattr(store.os, "fsync", fail_with(errno.ENOSPC))
+    with pytest.raises(BadInput, match=r"cannot be written \(No space left on device\)"):
+        store.refuse_unwritable(tmp_path / "new" / "run")
+    assert [p.name for p in (tmp_path / "new" / "run").iterdir()] == [".lock"]
+
+
+# A row that is refused ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", [k for k in store.NEEDED if k != "schema"])
+def test_missing_key(key: str, tmp_path: Path) -> None:
+    refused(tmp_path, {k: v for k, v in ROW.items() if k != key}, f'row lacks "{key}"')
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"schema": 2}, "row has schema 2, this reads 1"),
+        ({"status": "fine"}, 'status = "fine"; valid: ok, incorrect'),
+        ({"arm": "rival"}, 'arm = "rival"; valid: control'),
+        ({"median_us": float("nan")}, "median_us = nan"),
+        ({"median_us": float("inf")}, "median_us = inf"),
+        ({"median_us": -1.0}, "median_us = -1.0"),
+        ({"median_us": 0.0}, "median_us = 0.0; nothing takes no time"),
+        ({"median_us": "12"}, "median_us = '12'"),
+        ({"relative_error": float("nan")}, "relative_error = nan"),
+        ({"samples_us": [1.0, float("nan")]}, "row holds NaN or infinity"),
+        ({"extra": {"deep": [float("-inf")]}}, "row holds NaN or infinity"),
+        *[({"status": s}, f"a row with status {s} carries") for s in store.STATUSES if s not in ("ok", "suspect")],
+    ],
+)
+def test_bad_row(change: dict[str, Any], named: str, tmp_path: Path) -> None:
+    refused(tmp_path, {**ROW, **change}, named)
+
+
+@pytest.mark.parametrize("field", store.PERFORMANCE)
+def test_no_performance_on_a_failed_row(field: str, tmp_path: Path) -> None:
+    refused(tmp_path, {**FAILED, field: 3.0}, f'a row with status error carries "{field}"; no number before the check')
+
+
+def refused(folder: Path, row: dict[str, Any], named: str) -> None:
+    """Neither written to a new file nor to one that has rows."""
+    for _ in range(2):
+        before = sorted(p.name for p in folder.iterdir()), content(folder)
+        with pytest.raises(BadInput) as caught:
+            store.append(folder, row)
+        assert named in str(caught.value)
+        assert "\n" not in str(caught.value)
+        assert (sorted(p.name for p in folder.iterdir()), content(folder)) == before
+        store.append(folder, ROW)
+
+
+def content(folder: Path) -> bytes:
+    target = folder / "rows.jsonl"
+    return target.read_bytes() if target.exists() else b""
+
+
+# Writing that fails ---------------------------------------------------------------------------------------------------
+
+
+def fail_with(code: int) -> Any:
+    def call(*_: Any, **__: Any) -> Any:
+        raise OSError(code, os.strerror(code))
+
+    return call
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EIO])
+@pytest.mark.parametrize("call", ["os.replace", "os.fsync", "os.fdopen", "tempfile.mkstemp", "os.chmod"])
+def test_failed_write_leaves_the_old_file(
+    call: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.append(tmp_path, ROW)
+    before = content(tmp_path)
+    module, name = call.split(".")
+    with monkeypatch.context() as patch:
+        patch.setattr(getattr(store, module), name, fail_with(code))
+        with pytest.raises(BadInput) as caught:
+            store.append(tmp_path, FAILED)
+    assert f"rows.jsonl: row not written ({os.strerror(code)}); free space or fix permissions" in str(caught.value)
+    assert content(tmp_path) == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "rows.jsonl"]
+    store.append(tmp_path, FAILED)
+    assert len(rows_of(tmp_path)) == 2
+
+
+def test_disk_full_in_the_middle_of_a_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file object accepts half of the bytes and then the disk is full."""
+    store.append(tmp_path, ROW)
+    before = content(tmp_path)
+    real = os.fdopen
+
+    def half(handle: int, mode: str) -> Any:
+        file = real(handle, mode, buffering=0)
+        file_write = file.write
+
+        class Half:
+            def __enter__(self) -> Any:
+                return self
+
+            def __exit__(self, *_: Any) -> None:
+                file.close()
+
+            def write(self, data: bytes) -> int:
+                file_write(data[: len(data) // 2])
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        return Half()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.os, "fdopen", half)
+        with pytest.raises(BadInput, match="No space left on device"):
+            store.append(tmp_path, ROW)
+    assert content(tmp_path) == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "rows.jsonl"]
+
+
+def test_read_only_folder_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "mkdir", fail_with(errno.EROFS))
+    with pytest.raises(BadInput, match=r"rows\.jsonl: row not written \(Read-only file system\); free space or fix"):
+        store.append(tmp_path / "new", ROW)
+
+
+def test_file_in_the_place_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match="row not written"):
+        store.append(tmp_path / "file", ROW)
+
+
+# Processes ------------------------------------------------------------------------------------------------------------
+
+APPENDER = """
+import sys
+from pathlib import Path
+from lab.row import store
+row, folder, name, count = eval(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+print("ready", flush=True)
+for number in range(count):
+    store.append(folder, {**row, "name": name, "number": number})
+"""
+
+
+def appender(folder: Path, name: str, count: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", APPENDER, repr(ROW), str(folder), name, str(count)]
+    return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+
+
+def test_two_processes_lose_no_row(tmp_path: Path) -> None:
+    processes = [appender(tmp_path, name, 50) for name in ("one", "two")]
+    assert [p.wait(timeout=60) for p in processes] == [0, 0]
+    for p in processes:
+        assert p.stdout
+        p.stdout.close()
+    rows = rows_of(tmp_path)
+    assert len(rows) == 100
+    for name in ("one", "two"):
+        assert [r["number"] for r in rows if r["name"] == name] == list(range(50))
+
+
+def test_killed_process_leaves_whole_rows(tmp_path: Path) -> None:
+    chosen = random.Random(20261120)
+    seen = 0
+    for attempt in range(10):
+        with appender(tmp_path, f"run{attempt}", 10**6) as process:
+            assert process.stdout
+            assert process.stdout.readline() == "ready\n"
+            time.sleep(chosen.uniform(0.001, 0.08))
+            process.send_signal(signal.SIGKILL)
+        rows = rows_of(tmp_path) if content(tmp_path) else []
+        assert len(rows) >= seen
+        assert [r["number"] for r in rows if r["name"] == f"run{attempt}"] == list(range(len(rows) - seen))
+        seen = len(rows)
+    assert seen > 10, "nothing was being written when the processes were killed"
+
+
+# Reading --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cut", [1, 20, 60])
+def test_truncated_last_line(cut: int, tmp_path: Path) -> None:
+    for row in (ROW, FAILED):
+        path = store.append(tmp_path, row)
+    path.write_bytes(path.read_bytes()[: -cut - 1])
+    with pytest.raises(BadInput, match=r"rows\.jsonl: line 2 is not JSON .*; remove that line or restore the file"):
+        store.read(path)
+    before = path.read_bytes()
+    with pytest.raises(BadInput, match=r"rows\.jsonl: the last line is cut off"):
+        store.append(tmp_path, ROW)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("[1, 2]", "line 2 is not an object"),
+        ("", "line 2 is not JSON"),
+        (json.dumps({"schema": 1, **ROW, "median_us": float("nan")}), "line 2 is not JSON (NaN is no number)"),
+        (json.dumps({"schema": 1, **ROW, "samples_us": [float("inf")]}), "line 2 is not JSON (Infinity is no number)"),
+        (json.dumps({**ROW, "schema": 0}), "line 2: row has schema 0, this reads 1"),
+        (json.dumps({"schema": 1, "status": "ok"}), 'line 2: row lacks "device"'),
+        (json.dumps({"schema": 1, **FAILED, "median_us": 1.0}), "line 2: a row with status error carries"),
+    ],
+)
+def test_line_that_cannot_be_read(line: str, named: str, tmp_path: Path) -> None:
+    path = store.append(tmp_path, ROW)
+    with path.open("a") as file:
+        file.write(line + "\n" + json.dumps({"schema": 1, **ROW}) + "\n")
+    with pytest.raises(BadInput) as caught:
+        store.read(path)
+    assert str(caught.value).startswith(str(path))
+    assert named in str(caught.value)
+
+
+def test_rows_are_filtered_and_oldest_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "FOLDER", tmp_path)
+    for device, phase, run, started in (
+        ("h200", "p5", "b", "2026-11-21"),
+        ("h200", "p5", "a", "2026-11-20"),
+        ("gb10", "p5", "a", "2026-11-19"),
+        ("h200", "p6", "a", "2026-11-18"),
+    ):
+        store.append(tmp_path / device / phase / run, {**ROW, "device": device, "run": run, "started": started})
+    assert [r["run"] for r in store.rows(device="h200", phase="p5")] == ["a", "b"]
+    assert [r["started"][-2:] for r in store.rows()] == ["18", "19", "20", "21"]
+    assert len(store.rows(phase="p5")) == 3
+    assert store.rows(family="kv") == []
+
+
+def test_provenance_says_nothing_of_person_or_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_TOKEN", "hunter2")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    facts = json.dumps(provenance.provenance(), allow_nan=False)
+    assert "hunter2" not in facts
+    assert str(REPOSITORY) not in facts
+    assert '"CUDA_VISIBLE_DEVICES": "0"' in facts
+
+
+def test_rows_of_one_card_can_be_told_without_its_serial(monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = SimpleNamespace(name="NVIDIA H200", multi_processor_count=132, L2_cache_size=1 << 26)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda index: properties)
+    found = []
+    for uuid in ("GPU-5e01-a", "GPU-5e01-a", "GPU-5e01-b", None):
+        monkeypatch.setattr(provenance, "smi", lambda field, uuid=uuid: uuid if field == "uuid" else "580.95")
+        found.append(provenance.provenance())
+    assert found[0]["gpu_id"] == found[1]["gpu_id"] != found[2]["gpu_id"]
+    assert len(found[0]["gpu_id"]) == 8
+    assert "5e01" not in json.dumps(found)
+    assert found[3]["gpu_id"] is None
+
+
+def test_run_names_sort_by_time() -> None:
+    from datetime import UTC, datetime
+
+    times = [datetime(2026, 9, 30, 23, 59, 59, tzinfo=UTC), datetime(2026, 11, 2, 0, 0, 1, tzinfo=UTC)]
+    names = [store.new_run("h200", "p5", t)[0] for t in times]
+    assert names == sorted(names) == ["2026-09-30T235959Z", "2026-11-02T000001Z"]
+
+
+def test_a_copy_may_state_the_commit_it_was_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy's own git may be behind what was copied; what is stated stands beside it and replaces nothing."""
+    monkeypatch.setenv("KILLGATE_COMMIT", "abc1234")
+    monkeypatch.setattr(provenance, "commit", lambda: ("0123456789ab", True))
+    found = provenance.provenance()
+    assert (found["commit"], found["dirty"], found["stated_commit"]) == ("0123456789ab", True, "abc1234")
+    monkeypatch.delenv("KILLGATE_COMMIT")
+    assert provenance.provenance()["stated_commit"] == ""

@@ -1,0 +1,268 @@
+"""The audit on what this workbench measures: each check on committed rows, which are clean, and on altered ones.
+
+Also the one check that a card can declare itself: the share of the timed region that its candidate changes.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.base.errors import BadInput
+from lab.card import phases
+from lab.card.gate import Condition, Gate, Noise, Reading
+from lab.judge import evidence, verdicts
+from lab.judge.rules import judge
+from lab.row import store
+from lab.study.audit import bindings, find, run
+from lab.study.audit.subject import Quantity, Subject
+
+CARD, PLACE = "p5-kernel", "h200"
+
+
+def newest() -> list[dict[str, Any]]:
+    """The committed control and candidate rows that the card is judged on, as they can be altered."""
+    card = phases.card(CARD)
+    judged = [r for r in store.rows(PLACE, CARD) if r["name"] in (card.control, card.candidate)]
+    return [json.loads(json.dumps(row)) for pair in evidence.pairs(judged).values() for row in pair if row]
+
+
+def fired(body: find.Body) -> set[str]:
+    asked = [(name, s) for name, finder in find.FINDERS.items() for s in finder(body)]
+    found = [run.ask(run.CHECKS[name], subject) for name, subject in asked]
+    assert {s.evidence for _, s in asked} == {"measured"}
+    return {f.check for f in found if f is not None}
+
+
+def slower(row: dict[str, Any], control: dict[str, Any], share: float) -> None:
+    """Make a candidate row `share` of its control, block by block."""
+    row["median_us"] = control["median_us"] * share
+    row["blocks_us"] = [
+        share * (a + b) / 2 for a, b in zip(control["blocks_us"], control["again_blocks_us"], strict=True)
+    ]
+
+
+def older(rows: list[dict[str, Any]], **more: Any) -> list[dict[str, Any]]:
+    return [{**r, "run": "2026-01-01T000000Z", **more} for r in rows]
+
+
+ROWS: list[tuple[str, Callable[[dict[str, Any], dict[str, Any]], list[dict[str, Any]]]]] = [
+    ("zero-engagement", lambda a, b: [a, {**b, "n": 0}]),
+    ("incomplete-arms", lambda a, b: [a]),
+    ("incomplete-arms", lambda a, b: [a, {**b, "status": "oom"}]),
+    ("kernel-from-wall", lambda a, b: [a, {**b, "timer": "events"}]),
+    ("label-drift", lambda a, b: [*older([a], bytes=2 * a["bytes"]), a, b]),
+    ("impossible-speed", lambda a, b: [a, {**b, "median_us": 0.5}]),
+    ("denominator-changed", lambda a, b: [a, {**b, "gate_hash": "0" * 12}]),
+    ("identical-path-spread", lambda a, b: [a, {**b, "aa_pct": 60.0}]),
+    ("threshold-inside-band", lambda a, b: [a, {**b, "aa_pct": 15.0}]),
+    ("withdrawn-reused", lambda a, b: [a, {**b, "status": "suspect"}]),
+    ("gate-fails-control", lambda a, b: [{**a, "relative_error": 0.5}, b]),
+    ("between-session-noise", lambda a, b: [a, b, *older([a], median_us=9 * a["median_us"]), *older([b])]),
+]  # fmt: skip
+
+
+def test_committed_rows_are_clean() -> None:
+    assert fired(find.measured(phases.card(CARD), PLACE, newest())) == set()
+
+
+@pytest.mark.parametrize(("check", "alter"), ROWS, ids=[f"{c}-{i}" for i, (c, _) in enumerate(ROWS)])
+def test_fires_on_measured_rows(check: str, alter: Callable[..., list[dict[str, Any]]]) -> None:
+    control, candidate = newest()
+    body = find.measured(phases.card(CARD), PLACE, alter(control, candidate))
+    if check in ("identical-path-spread", "between-session-noise"):  # a verdict that rests on the change being real
+        parts = tuple((n, g, dataclasses.replace(v, word="GO")) for n, g, v in body.parts)
+        body = dataclasses.replace(body, parts=parts)
+    assert check in fired(body)
+
+
+READING = Reading(
+    "us", control=100.0, candidate=95.9, ids=("profiles/h200/toy/r#control@a", "profiles/h200/toy/r#candidate@a")
+)
+LINE = Condition("kernel_us", "<", "%", 0, "change", "a")
+
+
+def toy(reading: Reading, condition: Condition = LINE, word: str = "") -> find.Body:
+    """A measured body of one reading; `word` is put in the place of our judge's, to claim what it would not."""
+    gate = Gate(require=(condition,))
+    read = {(condition.metric, condition.workload): reading}
+    verdict = judge(gate, read)
+    verdict = dataclasses.replace(verdict, word=word or verdict.word)
+    return find.Body("toy@h200", phases.card(CARD), "measured", verdict.word, read, (("", gate, verdict),))
+
+
+@pytest.mark.parametrize(
+    ("check", "body", "quiet"),
+    [
+        (
+            "launch-drift",
+            toy(dataclasses.replace(READING, control_launches=598, candidate_launches=570)),
+            toy(dataclasses.replace(READING, control_launches=598, candidate_launches=598)),
+        ),
+        (
+            "claim-inside-noise",
+            toy(dataclasses.replace(READING, candidate=98.5), word="GO"),
+            toy(dataclasses.replace(READING, candidate=90.0), word="GO"),
+        ),
+        (
+            "profiled-throughput",
+            toy(Reading("tok/s", 100.0, 120.0, profiled=True), Condition("decode_tps", ">", "%", 0, "change")),
+            toy(dataclasses.replace(READING, profiled=True)),  # a kernel's time survives a profiler
+        ),
+        (
+            "blind-sentinel",
+            toy(READING, dataclasses.replace(LINE, threshold=-5.0, share=0.001)),
+            toy(READING, dataclasses.replace(LINE, threshold=-5.0, share=0.9)),
+        ),
+    ],
+)
+def test_fires_on_measured_readings(check: str, body: find.Body, quiet: find.Body) -> None:
+    assert check in fired(body)
+    assert check not in fired(quiet)
+
+
+def test_policy_on_measured_rows(tmp_path: Path) -> None:
+    """A route derived from a row that a later run of the same arm contradicts."""
+    runs = {}
+    for row in store.rows(PLACE, CARD):
+        if row["arm"] == "control" and row["status"] == "ok":
+            runs[row["run"]] = row
+    first, last = runs[min(runs)], runs[max(runs)]
+    line = 'policy = "ds4.q8-strategy-tiers.any.tier-mmq-min-bandwidth.candidate"'
+    case = f'[[case]]\ncheck = "policy-on-artefact"\ntitle = "route"\n{line}\n'
+    ids = [f'basis = "{evidence.row_id(first)}"\n', f'later = "{evidence.row_id(last)}"\n']
+    (tmp_path / "audit.toml").write_text(case + "".join(ids))
+    ((check, subject),) = bindings.read(run.CHECKS, tmp_path / "audit.toml")
+    assert first is not last
+    assert run.ask(check, subject) is None, "two runs of one control agree"
+    roles = dict(subject.roles)
+    roles["later"] = tuple(dataclasses.replace(q, value=4 * q.value) for q in roles["later"])
+    found = run.ask(check, dataclasses.replace(subject, roles=roles))
+    assert found is not None
+    assert "(4.0 times)" in found.sentence or "(3.9 times)" in found.sentence
+
+
+# The share of the timed region in a gate -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("share", "candidate", "word"),
+    [
+        (1.0, 90.0, "GO"),
+        (1.0, 99.0, "NO-GO"),
+        (0.001, 99.995, "BLOCKED"),  # met in the part, and nobody could see it
+        (0.001, 90.0, "BLOCKED"),
+        (0.39, 90.0, "BLOCKED"),  # 0.39 x 5 % = 1.95 %, under the floor of 2 %
+        (0.5, 97.0, "GO"),  # 0.5 x 5 % = 2.5 %
+        (0.5, 98.0, "NO-GO"),
+    ],
+)
+def test_a_gate_that_cannot_see_blocks(share: float, candidate: float, word: str) -> None:
+    gate = Gate(require=(dataclasses.replace(LINE, op="<=", threshold=-5.0, share=share),), noise=Noise())
+    verdict = judge(gate, {("kernel_us", "a"): dataclasses.replace(READING, candidate=candidate)})
+    assert verdict.word == word, verdict.reason
+    assert ("cannot see it" in verdict.reason) == (word == "BLOCKED")
+
+
+@pytest.mark.parametrize("share", [0.0, -0.1, 1.5, float("nan")])
+def test_a_share_is_a_share(share: float, tmp_path: Path) -> None:
+    text = phases.card("p5").path.read_text()
+    assert text.count('compare = "change"\n') >= 1
+    card = tmp_path / "p5.toml"
+    card.write_text(text.replace('compare = "change"\n', f'compare = "change"\nshare = {share}\n', 1))
+    with pytest.raises(BadInput, match="share"):
+        phases.load(card)
+    card.write_text(text.replace('compare = "change"\n', 'compare = "change"\nshare = 0.25\n', 1))
+    assert 0.25 in {c.share for _, c in phases.load(card).gate.conditions()}
+
+
+def test_quantities_are_compared_in_one_unit() -> None:
+    subject = Subject("t", "recorded", {"control": (Quantity(100, "us"),), "candidate": (Quantity(99, "ms"),)})
+    assert run.ask(run.CHECKS["claim-inside-noise"], subject) is None
+    same = Subject("t", "recorded", {"control": (Quantity(100, "us"),), "candidate": (Quantity(99, "us"),)})
+    assert run.ask(run.CHECKS["claim-inside-noise"], same) is not None
+
+
+@pytest.mark.parametrize(
+    ("roles", "floor"),
+    [
+        ({}, None),  # +4 % is beyond 2 %
+        ({"control_sd": 1.2}, None),  # 3.6 %
+        ({"control_sd": 1.5}, "3 sigma of the control, 3 x 1.5 % is 4.5 %"),
+        ({"noise": 4.1}, "the measured noise is 4.1 %"),
+        ({"floor": 5.0}, "the floor is 5 %"),
+    ],
+)
+def test_noise_floor_is_the_largest(roles: dict[str, float], floor: str | None) -> None:
+    given = {role: (Quantity(number, "%"),) for role, number in roles.items()}
+    arms = {"control": (Quantity(100, "us"),), "candidate": (Quantity(104, "us"),)}
+    found = run.ask(run.CHECKS["claim-inside-noise"], Subject("t", "measured", {**arms, **given}))
+    assert (found is None) if floor is None else (found is not None and floor in found.sentence)
+
+
+def test_launches_turn_a_verdict_only_where_its_effect_goes() -> None:
+    def severity(candidate: float, launches: float) -> str | None:
+        roles = {"control": 100.0, "candidate": candidate}
+        counts = {"control_launches": 600.0, "candidate_launches": launches}
+        quantities = {r: (Quantity(v, "ms"),) for r, v in roles.items()}
+        quantities |= {r: (Quantity(v, "launches"),) for r, v in counts.items()}
+        found = run.ask(run.CHECKS["launch-drift"], Subject("t", "measured", quantities))
+        return found.severity if found else None
+
+    assert severity(95.0, 570) == "overturned"  # -5 % is 0 per launch
+    assert severity(100.0, 630) == "overturned"  # 0 % hid a gain of 4.8 %
+    assert severity(100.0, 570) == "unsound"  # 0 % hid a loss, and nobody claimed a gain
+    assert severity(90.0, 630) == "unsound"  # a gain either way
+    assert severity(95.0, 600) is None
+    assert severity(95.0, 598) is None  # 0.3 % of launches changes nothing
+
+
+def test_only_a_claim_can_lie_inside_the_noise() -> None:
+    small = dataclasses.replace(READING, candidate=98.5)
+    assert "claim-inside-noise" not in fired(toy(small, word="NO-GO"))
+    not_worse = dataclasses.replace(LINE, threshold=2.0)  # "not slower by 2 %" claims no effect
+    assert "claim-inside-noise" not in fired(toy(small, not_worse, word="GO"))
+    recorded = [s for name, s in run.audit("recorded").asked if name == "claim-inside-noise"]
+    assert {s.word for s in recorded} <= set(find.CLAIMS)
+
+
+def test_a_source_that_said_blocked_is_no_accident() -> None:
+    asked = [s for name, s in run.audit("recorded").asked if name == "incomplete-arms"]
+    assert asked
+    assert "BLOCKED" not in {s.word for s in asked}
+
+
+def test_a_profiled_throughput_decides_no_recorded_case(tmp_path: Path) -> None:
+    text = phases.card("lp11").path.read_text()
+    for arm in ("control", "candidate"):
+        bound = f"lp.lever1-ssm-out-2d.gb10.decode-agg.{arm}.npl128.npp128"
+        assert f'{arm} = "{bound}"' in text
+        text = text.replace(f'{arm} = "{bound}"', f'{arm} = "lp.gate.phase-138.decode-agg.{arm}"')
+    (tmp_path / "lp11.toml").write_text(text)
+    (judged,) = verdicts.judge_recorded([phases.load(tmp_path / "lp11.toml")])
+    assert judged.verdict.word == "INVALID"
+    assert "under a profiler" in judged.verdict.reason
+
+
+def test_a_card_may_declare_its_own_sigmas() -> None:
+    condition = dataclasses.replace(LINE, threshold=0.0)
+    reading = dataclasses.replace(READING, candidate=95.5, control_sd_pct=1.0)
+    body = toy(reading, condition, word="GO")
+    assert "claim-inside-noise" not in fired(body)  # 4.5 % against 3 %
+    gate = dataclasses.replace(body.parts[0][1], noise=Noise(sigmas=5.0))
+    wider = dataclasses.replace(body, parts=(("", gate, body.parts[0][2]),))
+    assert "claim-inside-noise" in fired(wider)
+
+
+def test_of_two_lines_on_one_change_the_nearer_is_told() -> None:
+    card = phases.card("ik4-null")  # a change within 0.5 % either way
+    rows = [r for r in store.rows(PLACE, card.id) if r["name"] in (card.control, card.candidate)]
+    body = find.measured(card, PLACE, rows)
+    (subject,) = find.FINDERS["threshold-inside-band"](body)
+    nearer = [(n, dataclasses.replace(g, require=(g.require[0], dataclasses.replace(g.require[1], threshold=-0.2))), v)
+              for n, g, v in body.parts]  # fmt: skip
+    (other,) = find.FINDERS["threshold-inside-band"](dataclasses.replace(body, parts=tuple(nearer)))
+    assert [s.roles["line"][0].value for s in (subject, other)] == [0.5, -0.2]

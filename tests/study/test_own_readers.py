@@ -1,0 +1,316 @@
+"""Other tools' outputs as figures: every format read, every unit confirmed or missing, every broken file one line.
+
+A test breaks one thing in one file of tests/interop/ and expects that thing to be said.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from lab.base.errors import BadInput
+from lab.study import own
+from tests.study.interop_samples import SAMPLES, Break, old_new, pattern
+
+CUT = "the file is cut off"
+FAILED = "that test failed"
+
+
+def text_of(name: str) -> str:
+    return (SAMPLES / name).read_text()
+
+
+def broken(name: str, change: Break, tmp_path: Path) -> Path:
+    text, path = text_of(name), tmp_path / name
+    assert change(text) != text
+    path.write_text(change(text))
+    return path
+
+
+def ids(value: object) -> str | None:
+    return "" if callable(value) else None
+
+
+# What is read ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "tool", "metrics"),
+    [
+        ("llama_bench_control.jsonl", "llama-bench", ["prefill_tps", "decode_tps"]),
+        ("llama_bench_flash_attn.json", "llama-bench", ["prefill_tps"] * 2 + ["decode_tps"] * 2),
+        ("batched_bench_control.txt", "llama-batched-bench", ["prefill_tps", "decode_tps"] * 3),
+        ("batched_bench_control.jsonl", "llama-batched-bench", ["prefill_tps", "decode_tps"] * 9),
+        ("backend_ops_control.txt", "test-backend-ops", ["kernel_us"] * 7),
+        ("backend_ops_control.sql", "test-backend-ops", ["kernel_us"] * 3),
+        ("backend_ops_tests.csv", "test-backend-ops", ["kernel_us"] * 3),
+    ],
+)
+def test_reads(name: str, tool: str, metrics: list[str]) -> None:
+    imported = own.read(SAMPLES / name)
+    assert imported.tool == tool
+    assert [s.metric for s in imported.samples] == metrics
+    assert [s.wrong for s in imported.samples] == [""] * len(metrics)
+
+
+def test_llama_bench_fields() -> None:
+    prefill, decode = own.read(SAMPLES / "llama_bench_control.jsonl").samples
+    assert (decode.unit, len(decode.values), decode.when) == ("tok/s", 5, "2026-11-20T10:00:20Z")
+    assert decode.axes == {"test": "tg128", "npp": 0, "ntg": 128, "npl": 1, "depth": 0}
+    assert prefill.axes == {"test": "pp512", "npp": 512, "ntg": 0, "npl": 1, "depth": 0}
+    assert decode.made["model_filename"] == "example-7b-q4_0.gguf"  # where it lay on somebody's disk is nobody's matter
+    assert (decode.made["build_commit"], decode.made["gpu_info"]) == ("a1b2c3d4", "Example GPU 24GB")
+    assert (decode.settings["n_ubatch"], decode.settings["no_kv_offload"]) == (512, 0)
+    assert decode.fields["no_kv_offload"] == "0"  # printed as false here and as 0 by other versions
+    assert not set(decode.settings) & {"avg_ts", "n_gen", "samples_ts", "test_time", "gpu_info"}
+    assert 99 < sum(decode.values) / 5 < 101
+    assert decode.id == "llama_bench_control.jsonl:2"
+
+
+def test_llama_bench_depth_and_combined_tests(tmp_path: Path) -> None:
+    def deeper(text: str) -> str:
+        return text.replace('"n_depth": 0', '"n_depth": 4096', 1).replace('"n_prompt": 0', '"n_prompt": 64')
+
+    imported = own.read(broken("llama_bench_control.jsonl", deeper, tmp_path))
+    assert [s.axes["test"] for s in imported.samples] == ["pp512@d4096"]
+    assert "1 combined tests (-pg) are neither prefill nor decode" in imported.notes[0]
+
+
+def test_batched_bench_fields() -> None:
+    prefill, decode = own.read(SAMPLES / "batched_bench_control.txt").samples[2:4]
+    assert (prefill.unit, prefill.values, decode.unit, decode.values) == ("t/s", (5000.0,), "t/s", (900.0,))
+    assert decode.axes == {"npp": 128, "ntg": 128, "npl": 32}
+    assert decode.settings["n_ubatch"] == 512
+    assert decode.made == {
+        "build_number": 7001,
+        "build_commit": "a1b2c3d4",
+        "gpu_info": "Example GPU 24GB",
+        "model_filename": "example-7b-q4_0.gguf",
+    }
+
+
+def test_batched_bench_formats_agree() -> None:
+    table = own.read(SAMPLES / "batched_bench_control.txt").samples
+    lines = own.read(SAMPLES / "batched_bench_control.jsonl").samples[:6]
+    assert [(s.metric, s.axes, s.settings) for s in table] == [(s.metric, s.axes, s.settings) for s in lines]
+    assert [s.values[0] for s in table] == pytest.approx([s.values[0] for s in lines], rel=1e-4)
+
+
+def test_batched_bench_without_generation(tmp_path: Path) -> None:
+    row = "|   512 |      0 |   32 |  16384 |    3.151 |  5200.00 |    0.000 |     -nan |    3.151 |  5200.00 |\n"
+    path = tmp_path / "prefill.txt"
+    path.write_text("".join(text_of("batched_bench_control.txt").splitlines(keepends=True)[6:9]) + row)
+    assert [(s.metric, s.values) for s in own.read(path).samples] == [("prefill_tps", (5200.0,))]
+
+
+def test_backend_ops_fields() -> None:
+    timed = own.read(SAMPLES / "backend_ops_control.txt").samples
+    assert [s.status for s in timed] == ["ok"] * 3 + ["unsupported"] + ["passed"] * 3
+    assert (timed[0].unit, timed[0].values, timed[0].flop_s) == ("us", (50.0,), 2.35e12)
+    assert (timed[0].axes["op"], timed[0].axes["n"], timed[0].axes["bs"]) == ("MUL_MAT", "1", "[1,1]")
+    assert timed[0].made == {"backend_name": "CUDA0", "gpu_info": "Example GPU 24GB"}
+    assert [s.status for s in own.read(SAMPLES / "backend_ops_tests.csv").samples] == [
+        "passed",
+        "incorrect",
+        "passed",
+    ]
+
+
+def test_backend_ops_formats_agree() -> None:
+    console = own.read(SAMPLES / "backend_ops_control.txt").samples[:3]
+    sql = own.read(SAMPLES / "backend_ops_control.sql").samples
+    assert [(s.values, s.unit, s.axes) for s in console] == [(s.values, s.unit, s.axes) for s in sql]
+    assert sql[0].flop_s == pytest.approx(console[0].flop_s, rel=0.01)
+
+
+def test_backend_ops_without_its_end(tmp_path: Path) -> None:
+    path = broken("backend_ops_control.txt", lambda t: t.replace("backends passed", ""), tmp_path)
+    assert 'no "backends passed" line' in own.read(path).notes[0]
+    assert own.read(SAMPLES / "backend_ops_control.txt").notes == ()
+
+
+@pytest.mark.parametrize(
+    "name", ["llama_bench_control.jsonl", "llama_bench_flash_attn.json", "batched_bench_control.jsonl"]
+)
+def test_json_among_log_lines(name: str, tmp_path: Path) -> None:
+    """Standard error went into the same file."""
+    log = "ggml_cuda_init: found 1 CUDA devices:\n  Device 0: Example GPU 24GB, compute capability 9.0, VMM: yes\n"
+    imported = own.read(broken(name, lambda t: "\ufeff" + log + t + "\ntotal time: 3 s\n", tmp_path))
+    assert [s.values for s in imported.samples] == [s.values for s in own.read(SAMPLES / name).samples]
+    assert all(s.made["gpu_info"] == "Example GPU 24GB" for s in imported.samples)
+
+
+# Units ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "unit"),
+    [
+        ("batched_bench_control.txt", old_new("S_TG t/s", "S_TG ms "), "ms"),
+        ("batched_bench_control.txt", old_new("S_TG t/s", "S_TG    "), ""),
+        ("batched_bench_control.jsonl", old_new('"t_tg"', '"other"'), ""),
+        ("backend_ops_control.txt", old_new("us/run", "ms/run"), "ms"),
+        ("backend_ops_control.txt", old_new(" us/run", " /run"), ""),
+        ("llama_bench_control.jsonl", old_new('"samples_ns"', '"other"'), ""),
+        ("llama_bench_control.jsonl", lambda t: t.replace('"samples_', '"x_').replace('"avg_ns"', '"x"'), ""),
+    ],
+    ids=ids,
+)
+def test_unit_is_what_the_file_states(name: str, change: Break, unit: str, tmp_path: Path) -> None:
+    timed = [s for s in own.read(broken(name, change, tmp_path)).samples if s.status == "ok"]
+    assert {s.unit for s in timed if s.metric != "prefill_tps"} == {unit}
+    assert not any(s.wrong for s in timed)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("llama_bench_control.jsonl", pattern(r'(samples_ts": \[ )\d+', r"\g<1>5000"), "line 1: samples_ts 5000"),
+        ("llama_bench_control.jsonl", old_new('"avg_ts": 100', '"avg_ts": 1'), "line 2: avg_ts 1."),
+        (
+            "llama_bench_control.jsonl",
+            lambda t: t.replace('"samples_', '"x_').replace('"avg_ts": 100', '"avg_ts": 8'),
+            "avg_ts 8",
+        ),
+        (
+            "llama_bench_control.jsonl",
+            old_new('"samples_ns": [ ', '"samples_ns": [ 1000, '),
+            "5 samples_ts but 6 samples_ns",
+        ),
+        ("batched_bench_control.txt", old_new("  900.00", "    4.55"), "line 11: S_TG 4.55 is not the 900"),
+        ("batched_bench_control.txt", old_new(" 5200.00", "10400.00"), "line 12: S_PP 10400"),
+        ("batched_bench_control.jsonl", old_new('"speed_tg": 900.0', '"speed_tg": 28.1'), "line 2: S_TG 28.1"),
+        ("backend_ops_control.txt", old_new("  50.00 us", "   0.05 us"), "line 9: 0.05 us/run is not the 49.97"),
+        (
+            "backend_ops_control.txt",
+            old_new("  60.00 us", "   0.06 us"),
+            "line 11: 390.62 GB/s cannot be 24576 kB in 0.06 us",
+        ),
+        ("backend_ops_control.txt", old_new("TFLOPS", "TOPS"), "line 9: MFLOP/run and TOPS are no units"),
+        ("backend_ops_control.sql", old_new("'60.0", "'0.0600"), "GB/s cannot be 24576 kB"),
+    ],
+    ids=ids,
+)
+def test_figure_that_contradicts_its_time(name: str, change: Break, said: str, tmp_path: Path) -> None:
+    wrong = [s.wrong for s in own.read(broken(name, change, tmp_path)).samples if s.wrong]
+    assert any(said in text for text in wrong), wrong
+
+
+# Files that are refused -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("llama_bench_control.jsonl", lambda t: t[:-60], f"line 2: ends in the middle of an object; {CUT}"),
+        ("llama_bench_flash_attn.json", lambda t: t[:-200], f"ends in the middle of an object; {CUT}"),
+        ("llama_bench_flash_attn.json", lambda t: t[: t.rindex("}") + 2], f"ends in the middle of an object; {CUT}"),
+        ("llama_bench_control.jsonl", lambda t: t[:-60] + "\n" + t, "line 2: is not JSON"),
+        (
+            "llama_bench_control.jsonl",
+            old_new('"samples_ts": [ ', '"samples_ts": [ -nan, '),
+            f"line 1: holds -nan; {FAILED}",
+        ),
+        ("llama_bench_flash_attn.json", old_new('"avg_ts": ', '"avg_ts": inf, "x": ', times=1), f"holds inf; {FAILED}"),
+        ("llama_bench_control.jsonl", old_new('"avg_ts": ', '"avg_ts": NaN, "x": '), "line 1: holds NaN"),
+        (
+            "llama_bench_control.jsonl",
+            old_new('"avg_ts": 100', '"avg_ts": 0, "x": 1'),
+            "line 2: avg_ts = 0 is no figure",
+        ),
+        ("llama_bench_control.jsonl", old_new('"n_gen": 128', f'"n_gen": {"9" * 400}'), "line 2: n_gen = 9999"),
+        ("llama_bench_control.jsonl", old_new('"n_gen": 128', '"n_gen": 0'), "line 2: n_prompt and n_gen are both 0"),
+        ("llama_bench_control.jsonl", old_new('"n_gen"', '"gen"'), 'line 1: has no "n_gen"'),
+        (
+            "llama_bench_control.jsonl",
+            lambda t: t.replace('"avg_ts"', '"a"').replace('"samples_ts"', '"b"'),
+            "line 1: is no result",
+        ),
+        (
+            "llama_bench_control.jsonl",
+            lambda t: t + text_of("batched_bench_control.jsonl"),
+            "mixes the outputs of two tools",
+        ),
+        ("batched_bench_control.txt", lambda t: t[: t.index("  900.00")], f"has 7 of 10 columns; {CUT}"),
+        ("batched_bench_control.txt", lambda t: t[: t.index("  2569.77") + 6], f"line 12: has 10 of 10 columns; {CUT}"),
+        (
+            "batched_bench_control.txt",
+            old_new("  900.00", "    -nan"),
+            f"line 11: S_TG = '-nan' is no figure; {FAILED}",
+        ),
+        ("batched_bench_control.jsonl", old_new('"pl"', '"p"'), 'line 1: has no "pl"'),
+        ("backend_ops_control.txt", lambda t: t[: t.index("60.13 GFLOP")], f"is no whole result; {CUT}"),
+        ("backend_ops_control.txt", lambda t: t[: t.index("2400.00 us")], f"is no whole result; {CUT}"),
+        (
+            "backend_ops_control.txt",
+            old_new("  50.00 us", "    inf us"),
+            f"line 9: us/run = 'inf' is no figure; {FAILED}",
+        ),
+        ("backend_ops_control.sql", lambda t: t[:-40], f"is no whole INSERT into test_backend_ops; {CUT}"),
+        ("backend_ops_control.sql", old_new("'CUDA0', ", "", times=1), "has 15 values for 16 columns"),
+        ("backend_ops_control.sql", old_new("'50.000000'", "'0.000000'"), "time_us = '0.000000' is no figure"),
+        ("backend_ops_tests.csv", lambda t: t[:-20], f"line 4: has 3 of 7 columns; {CUT}"),
+    ],
+    ids=ids,
+)
+def test_refused_in_one_line(name: str, change: Break, said: str, tmp_path: Path) -> None:
+    path = broken(name, change, tmp_path)
+    with pytest.raises(BadInput) as caught:
+        own.read(path)
+    assert said in str(caught.value)
+    assert path.name in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is not the output of a tool that is known here"),
+        ("hello\n| a | b |\n", "known: llama-bench -o jsonl"),
+        (
+            "| model | backend | ngl | test |    t/s |\n| x | CUDA | 99 | pp512 | 1.00 ± 0.01 |\n",
+            "-o jsonl",
+        ),
+        (
+            "build_commit,build_number,n_prompt\n",
+            "is llama-bench's summary, without its repetitions; run it with -o jsonl",
+        ),
+        ("INSERT INTO llama_bench (a) VALUES ('1');\n", "run it with -o jsonl"),
+        ("  MUL_MAT(m=1): ", "is not the output"),
+        ("Backend 1/1: CUDA0\n  ADD(m=1): OK\n  MUL_MAT(m=1): ", "line 3: MUL_MAT has no result; the file is cut off"),
+        ('{"a": 1}\n', "line 1: is no result of a known tool"),
+        ("[\n]\n", "is not the output of a tool"),
+    ],
+)
+def test_what_is_no_output_of_a_known_tool(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text(text)
+    with pytest.raises(BadInput) as caught:
+        own.read(path)
+    assert said in str(caught.value)
+
+
+def test_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no such file"):
+        own.read(tmp_path / "nowhere.jsonl")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\x80")
+    with pytest.raises(BadInput, match="cannot be read"):
+        own.read(tmp_path / "binary")
+
+
+@pytest.mark.parametrize("name", [p.name for p in sorted(SAMPLES.iterdir()) if p.suffix != ".toml"])
+def test_cut_anywhere_is_shorter_or_one_line(name: str, tmp_path: Path) -> None:
+    """Whatever byte a run stopped at: what is read begins the whole file's figures, or the file is refused."""
+    text, path = text_of(name), tmp_path / name
+    whole = [(s.line, s.values, s.status) for s in own.read(SAMPLES / name).samples]
+    outcomes = set()
+    for end in sorted({*range(0, len(text), 37), *(found.end() for found in re.finditer("\n", text))}):
+        path.write_text(text[:end])
+        try:
+            read = [(s.line, s.values, s.status) for s in own.read(path).samples]
+        except BadInput:
+            outcomes.add("refused")
+            continue
+        assert read == whole[: len(read)], end
+        outcomes.add("read")
+    assert outcomes == {"refused", "read"}

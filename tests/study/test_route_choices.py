@@ -1,0 +1,157 @@
+"""`lab routes FAMILY --shape AXIS=VALUE ...`: what a user is told, and that it is what the table says."""
+
+import json
+
+import pytest
+
+from kernels import routing
+from lab.base import devices
+from lab.base.errors import BadInput
+from lab.check import families
+from lab.cli import main
+from lab.row import store
+from lab.study import route_choices, routes
+
+H200 = devices.get("h200")
+TABLES = sorted(store.FOLDER.glob("*/routes/*.json"))
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda p: f"{p.parts[-3]}-{p.stem}")
+def test_the_stored_table_is_the_one_of_the_rows(path) -> None:
+    assert path.read_text() == routes.text(routes.table(path.stem, path.parts[-3]))
+
+
+def test_every_family_has_a_stored_table() -> None:
+    assert [path.stem for path in TABLES if path.parts[-3] == "h200"] == families.names()
+
+
+@pytest.mark.parametrize("family", families.names())
+def test_the_table_prints_what_the_router_takes(family: str) -> None:
+    """At every measured place, with and without the precisions that take asking for."""
+    asks, known = route_choices.router(family), routing.table("h200", family)
+    assert known is not None
+    for precisions in ((), *((name,) for name in asks.opt_in)):
+        for place in routes.crossovers(routes.competing(known, precisions)):
+            words = {axis: str(value) for axis, value in (place["shape"] | {asks.axis: place[asks.axis]}).items()}
+            workload, _ = asks.asked(words)
+            choice = route_choices.choose(asks, workload, H200, precisions)
+            assert choice.how in ("measured", "interpolated")
+            assert (choice.candidate, choice.times_us) == (place["best"], pytest.approx(place["times_us"])), words
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main.main(["routes", *words]) == 0
+    return capsys.readouterr().out
+
+
+def test_leading_dimensions_are_collapsed_and_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    sequences = json.loads(told(capsys, "nvfp4", "--shape", "ne=6144,1,128", "N=5120", "--json"))
+    columns = json.loads(told(capsys, "nvfp4", "--shape", "K=6144", "M=128", "N=5120", "--json"))
+    assert sequences["collapsed"] == "ne=(6144, 1, 128) collapsed to M=128 columns of K=6144"
+    assert sequences | {"collapsed": ""} == columns
+    assert (columns["how"], columns["us"]) == ("measured", columns["times_us"][columns["candidate"]])
+    best, second = list(columns["times_us"])[:2]
+    assert (columns["candidate"], columns["runner_up"]) == (best, second)
+    assert columns["cost_of_runner_up"] == columns["times_us"][second] / columns["us"] > 1
+    assert columns["cost_of_worst"] == max(columns["times_us"].values()) / columns["us"]
+
+
+def test_both_errors_of_a_rounding_kernel_stand_beside_the_choice(capsys: pytest.CaptureFixture[str]) -> None:
+    """On normal inputs the two W4A8 arms err alike; on sums of one sign the fast one ten times as much and more."""
+    out = json.loads(
+        told(capsys, "nvfp4", "--shape", "K=5120", "M=512", "N=17408", "--precision", "nvfp4-w4a8", "--json")
+    )
+    assert out["candidate"] == "cuda_w4a8_promoted"
+    assert "cuda_w4a8" in out["left_out"]
+    normal = {name: by["standard normal"][1] for name, by in out["errors"].items()}
+    one_sign = {name: next(v for k, v in by.items() if "one sign" in k)[1] for name, by in out["errors"].items() if
+                any("one sign" in k for k in by)}  # fmt: skip
+    assert normal["cuda_w4a8"] == pytest.approx(normal["cuda_w4a8_promoted"], rel=0.01)
+    assert one_sign["cuda_w4a8"] > 10 * one_sign["cuda_w4a8_promoted"]
+    text = told(capsys, "nvfp4", "--shape", "K=5120", "M=512", "N=17408")
+    for name in ("cuda_w4a8", "cuda_w4a8_promoted"):
+        assert f"error       {name}: " in text
+
+
+def test_a_shape_far_from_every_point_is_predicted(capsys: pytest.CaptureFixture[str]) -> None:
+    """The arms that show the defect are the only ones of Q8_0 that were timed at this shape, and they never compete."""
+    for m in (1, 16, 128, 2048):
+        out = json.loads(told(capsys, "q8", "--shape", f"ne=6144,1,{m}", "N=5120", "--json"))
+        assert not any(name in out["times_us"] for name in ("q8_collapsed", "q8_sequence_grid"))
+        assert {"q8_collapsed", "q8_sequence_grid"} <= set(out["never"])
+    known = routing.table("h200", "q8")
+    assert known is not None
+    if not any(dict(p.shape) == {"K": 6144, "N": 5120} for p in known.points):  # until the next rows of lp11-q8-kernel
+        assert out["how"] == "predicted"
+        assert "no measured place within 2x" in out["reason"]
+
+
+def test_a_device_without_rows_gets_predictions_that_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+    for family in families.names():
+        text = told(capsys, family, "--device", "gb10")
+        assert text.startswith(f"{family} on gb10: nothing measured there; predicted")
+        assert "cuda_gemm" not in text  # nor any kernel that exists for sm_90a only
+        assert "cuda_scan" not in text
+        assert "cuda_bf16" not in text
+    out = json.loads(told(capsys, "nvfp4", "--device", "gb10", "--shape", "ne=5120,1,128", "N=6144", "--json"))
+    assert (out["device"], out["how"]) == ("gb10", "predicted")
+    rivals = {name for name, c in families.load("nvfp4").candidates.items() if "vllm" in c.needs.packages}
+    assert rivals  # libraries that a user may not have are never routed to
+    assert not rivals & {*out["times_us"], *out["left_out"]}
+    assert json.loads(told(capsys, "nvfp4", "--device", "gb10", "--json"))[0]["how"] == "predicted"
+    assert main.main(["routes", "nvfp4", "--device", "gb10", "--write"]) == 2
+
+
+def test_the_environment_overrides_and_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("gdn", "--shape", "T=2048", "Hk=16", "Hv=48")
+    assert "KILLGATE_ROUTE_GDN is not set" in told(capsys, *words)
+    monkeypatch.setenv("KILLGATE_ROUTE_GDN", "fused_chunk")
+    out = told(capsys, *words)
+    assert "fused_chunk (bf16)" in out
+    assert "(override)" in out
+    assert "KILLGATE_ROUTE_GDN is set; without it cuda_scan (measured)" in out
+    monkeypatch.setenv("KILLGATE_ROUTE_GDN", "nonesuch")
+    assert main.main(["routes", *words]) == 2
+    assert "KILLGATE_ROUTE_GDN=nonesuch: not one of cuda_scan" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main.main(["routes", "--help"])
+    assert "KILLGATE_ROUTE_<FAMILY>" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            ["nvfp4", "--shape", "ne=5120,1"],
+            "N is missing; give N=NUMBER; ask as in: lab routes nvfp4 --shape ne=K,COLUMNS,...",
+        ),
+        (["nvfp4", "--shape", "N"], '"N" is no AXIS=VALUE'),
+        (["nvfp4", "--shape", "M=1", "M=2"], '"M=2" is given twice'),
+        (["nvfp4", "--shape", "M=1", "N=1", "K=16", "--write"], "--write: stores the whole table"),
+        (["nvfp4", "--precision", "w4a8"], 'did you mean "nvfp4-w4a8"?'),
+        (["gdn", "--precision", "bf16"], '"bf16" is none that gdn takes by name; leave it out'),
+        (["nvfp4", "--device", "gb11"], 'device "gb11" is unknown'),
+        (["nvfp5", "--shape", "M=1"], 'no family is named "nvfp5"; did you mean "nvfp4"?'),
+        (["kv", "--shape", "ctx=1", "batch=1", "Hq=4", "Hkv=4", "D=99"], "no candidate takes"),
+    ],
+)
+def test_bad_input_is_one_line(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["routes", *words]) == 2
+    err = capsys.readouterr().err
+    assert line in err
+    assert err.count("\n") == 1
+
+
+def test_a_family_without_a_router_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(families, "names", lambda: ["toy"])
+    monkeypatch.setattr(families, "load", lambda name: None)
+    with pytest.raises(BadInput, match="toy has no router: nothing there chooses between kernels by shape"):
+        route_choices.router("toy")
+
+
+def test_times_of_another_dtype_are_not_called_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    out = json.loads(told(capsys, "nvfp4", "--shape", "K=6144", "M=128", "N=5120", "dtype=fp16", "--json"))
+    assert out["how"] == "nearest"
+    assert out["reason"].endswith("; the table is of dtype=bf16")

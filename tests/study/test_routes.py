@@ -1,0 +1,161 @@
+"""`lab routes`: tables from rows, and the refusal to make a policy of an artefact."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernels import routing
+from lab.base.errors import BadInput
+from lab.check import families
+from lab.cli import main
+from lab.row import store
+from lab.study import routes
+
+CANDIDATES = ("triton_gemv", "triton_gemm", "torch_bf16")
+
+
+def row(name: str, m: int, us: float, run: str = "r1", **more: Any) -> dict[str, Any]:
+    base = {
+        "device": "h200",
+        "family": "nvfp4",
+        "name": name,
+        "workload_id": f"m{m}_n17408_k5120",
+        "workload": {"M": m, "N": 17408, "K": 5120, "dtype": "bf16"},
+        "config": "c",
+        "status": "ok",
+        "l2": "cold",
+        "profiled": False,
+        "median_us": us,
+        "run": run,
+        "commit": "abc",
+    }
+    return base | more
+
+
+def made(*rows: Mapping[str, Any]) -> dict[tuple[str, int], float]:
+    return {(p.candidate, p.at): p.median_us for p in routes.table("nvfp4", "h200", rows).points}
+
+
+PAIR = (row("triton_gemv", 8, 20.0), row("triton_gemm", 8, 40.0))
+
+
+def test_times_of_one_run() -> None:
+    assert made(*PAIR) == {("triton_gemv", 8): 20.0, ("triton_gemm", 8): 40.0}
+
+
+def test_the_newest_run_that_compared_decides() -> None:
+    later = (row("triton_gemv", 8, 30.0, "r2", commit="b"), row("triton_gemm", 8, 25.0, "r2", commit="b"))
+    alone = row("triton_gemv", 8, 1.0, "r3", commit="c")
+    assert made(*PAIR, *later, alone) == {("triton_gemv", 8): 30.0, ("triton_gemm", 8): 25.0}
+
+
+@pytest.mark.parametrize(("gemm_us", "joins"), [(40.0, True), (41.9, True), (42.1, False), (38.0, False)])
+def test_an_older_run_adds_what_the_newest_did_not_time_where_they_compare(gemm_us: float, joins: bool) -> None:
+    newest = (row("triton_gemm", 8, gemm_us, "r2", commit="b"), row("torch_bf16", 8, 50.0, "r2", commit="b"))
+    found = made(*PAIR, *newest)
+    assert found.get(("triton_gemv", 8)) == (20.0 if joins else None)
+    assert found["triton_gemm", 8] == gemm_us
+    sources = routes.table("nvfp4", "h200", (*PAIR, *newest)).source
+    assert sources == ("runs r1, r2" if joins else "runs r2")
+
+
+def test_a_launch_that_its_kernel_refuses_by_now_is_no_route() -> None:
+    workload = {"workload_id": "m32_n17408_k5120", "workload": {"M": 32, "N": 17408, "K": 5120, "dtype": "bf16"}}
+    refused = row("cuda_decode", 32, 10.0) | workload
+    assert families.load("nvfp4").candidate("cuda_decode").refuses(families.load("nvfp4").workload("m32_n17408_k5120"))
+    taken = [row(name, 32, 20.0) | workload for name in CANDIDATES[1:]]
+    assert set(made(refused, *taken)) == {("triton_gemm", 32), ("torch_bf16", 32)}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"inputs": "one sign", "workload_id": "m8_n17408_k5120_positive"},
+        {"workload": {"M": 8, "N": 17408, "K": 5120, "dtype": "f32"}, "workload_id": "m8_n17408_k5120_f32"},
+    ],
+)
+def test_rows_that_ask_something_else_are_passed_over(other: dict[str, Any]) -> None:
+    """In the same run and in a later one. Sums of one sign take less power; a cast takes longer."""
+    same_run = [r | other | {"median_us": 1.0} for r in PAIR]
+    later = [r | other | {"median_us": 1.0, "run": "r2"} for r in PAIR]
+    usual = (*PAIR, row("torch_bf16", 8, 50.0))
+    former = [row(name, 8, 60.0, "r0", commit="older") for name in CANDIDATES]
+    assert made(*same_run, *usual, *later, *former) == made(*usual)
+
+
+@pytest.mark.parametrize(
+    "change", [{"status": "incorrect"}, {"l2": "warm"}, {"profiled": True}, {"name": "vllm_marlin"}]
+)
+def test_rows_that_are_no_basis(change: dict[str, Any]) -> None:
+    assert "vllm_marlin" in families.load("nvfp4").peers
+    with pytest.raises(BadInput, match="no run timed two candidates"):
+        made(PAIR[0], PAIR[1] | change)
+
+
+def test_the_accident_of_114_against_458_is_refused() -> None:
+    """The same path, launch and commit, four times faster once a library had been initialised."""
+    slow = row("triton_gemm", 8, 4.018 * 40.0, "r2")
+    with pytest.raises(BadInput, match=r"triton_gemm on m8.* took 40\.0 us in r1 and 160\.7 us in r2.*4\.02x"):
+        made(*PAIR, slow, row("triton_gemv", 8, 20.0, "r2"))
+
+
+@pytest.mark.parametrize(
+    "change", [{"commit": "other"}, {"stated_commit": "other"}, {"config": "other"}, {"median_us": 40.0 * 1.1}]
+)
+def test_what_is_no_contradiction(change: dict[str, Any]) -> None:
+    made(*PAIR, row("triton_gemm", 8, 160.0, "r2") | change, row("triton_gemv", 8, 20.0, "r2"))
+
+
+def test_what_is_written_is_what_the_router_reads(tmp_path: Path) -> None:
+    known = routes.table("nvfp4", "h200", PAIR)
+    path = routes.write(known, tmp_path)
+    assert routing.read(path) == known
+    assert not list(path.parent.glob("*.part"))
+
+
+def test_a_wrong_choice_has_its_price() -> None:
+    (line,) = routes.crossovers(routes.table("nvfp4", "h200", PAIR))
+    assert (line["best"], line["worst"], line["cost_of_worst"]) == ("triton_gemv", "triton_gemm", 2.0)
+    assert "triton_gemm 40.0 (2.00x)" in routes.render([line], "M", "title")
+
+
+def test_arms_of_a_question_make_no_route_and_are_marked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A lever, a chained launch and a kernel that rounds x: the two that it never takes are in no stored table."""
+    workload = {"workload_id": "m128_n17408_k5120", "workload": {"M": 128, "N": 17408, "K": 5120, "dtype": "bf16"}}
+    names = {"triton_gemm": 140.0, "torch_bf16": 50.0, "gemm_two_blocks": 1.0, "cuda_decode_chained": 2.0}
+    rows = [row(name, 128, us) | workload for name, us in (names | {"cuda_w4a8_promoted": 30.0}).items()]
+    rows = [r for r in rows if r["name"] != "cuda_decode_chained"] + [row("cuda_decode_chained", 8, 2.0), *PAIR]
+    assert {name for name, _ in made(*rows)} == {*CANDIDATES, "cuda_w4a8_promoted"}
+    monkeypatch.setattr(store, "rows", lambda device=None, phase=None, family=None: rows)
+    assert main.main(["routes", "nvfp4"]) == 0
+    out = capsys.readouterr().out
+    assert "M=128: torch_bf16 50.0 us; triton_gemm 140.0 (2.80x) [gemm_two_blocks 1.0, cuda_w4a8_promoted 30.0]" in out
+    assert "M=8: triton_gemv 20.0 us; triton_gemm 40.0 (2.00x) [cuda_decode_chained 2.0]" in out
+    assert "[gemm_two_blocks]: shows what one change does to triton_gemm" in out
+    assert "the stored table, which the router reads, is not this one" in out
+    assert main.main(["routes", "nvfp4", "--precision", "nvfp4-w4a8"]) == 0
+    assert "M=128: cuda_w4a8_promoted 30.0 us; torch_bf16 50.0" in capsys.readouterr().out
+
+
+def test_a_candidate_without_a_point_is_interpolated_in_the_table() -> None:
+    other = [row("torch_bf16", m, us) for m, us in ((4, 30.0), (16, 120.0))]
+    known = routes.table("nvfp4", "h200", [*PAIR, *other, row("triton_gemm", 4, 9.0), row("triton_gemm", 16, 90.0)])
+    (place,) = (p for p in routes.crossovers(known) if p["M"] == 8)
+    assert place["interpolated"] == ["torch_bf16"]
+    assert place["times_us"]["torch_bf16"] == pytest.approx(60.0)
+    assert "torch_bf16 ~60.0 (3.00x)" in routes.render([place], "M", "title")
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(store, "rows", lambda device=None, phase=None, family=None: list(PAIR))
+    monkeypatch.setattr(store, "FOLDER", tmp_path)
+    assert main.main(["routes", "nvfp4", "--write"]) == 0
+    assert "M=8: triton_gemv 20.0 us" in capsys.readouterr().out
+    assert json.loads((tmp_path / "h200/routes/nvfp4.json").read_text())["axis"] == "M"
+    assert main.main(["routes", "nvpf4"]) == 2
+    assert 'no family is named "nvpf4"' in capsys.readouterr().err

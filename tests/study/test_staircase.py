@@ -1,0 +1,148 @@
+"""The decode staircase: its levels as the sources print them, its arithmetic, what it refuses, and what it draws."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lab.base.errors import BadInput
+from lab.card import phases, recorded
+from lab.draw import plots
+from lab.study import staircase
+
+# Written down here, independently of data/: tok/s before and after each step, and of the peer.
+LEVELS = {
+    "dense": (391.0, [(146.23, 180.53), (186.25, 256.57), (254.92, 335.80)]),
+    "moe": (811.0, [(313.36, 372.62), (409.30, 553.63), (560.66, 691.24)]),
+}
+SHARES = {"dense": [(37.4, 46.2), (47.6, 65.6), (65.2, 85.9)], "moe": [(38.6, 45.9), (50.5, 68.3), (69.1, 85.2)]}
+
+
+@pytest.mark.parametrize("name", LEVELS)
+def test_levels_and_shares(name: str) -> None:
+    stairs = staircase.staircase(name)
+    peer, levels = LEVELS[name]
+    assert (stairs.peer.value, stairs.npl, [s.patch for s in stairs.steps]) == (peer, 128, ["0018", "0019", "0020"])
+    assert [(s.before, s.after) for s in stairs.steps] == levels
+    shares = [(stairs.share_pct(s.before), stairs.share_pct(s.after)) for s in stairs.steps]
+    assert [(round(a, 1), round(b, 1)) for a, b in shares] == SHARES[name]
+
+
+def test_shares_are_those_that_the_source_prints() -> None:
+    compared = 0
+    for stairs in staircase.staircases().values():
+        for step in stairs.steps:
+            for stated, tps in zip(step.stated or (), (step.before, step.after), strict=bool(step.stated)):
+                digits = 0 if float(stated.value).is_integer() else 1
+                assert round(stairs.share_pct(tps), digits) == stated.value, stated.id
+                compared += 1
+    assert compared == 6
+
+
+def test_total_is_the_steps_and_what_lies_between() -> None:
+    dense, moe = staircase.staircase("dense"), staircase.staircase("moe")
+    assert (dense.total, moe.total) == pytest.approx((335.80 / 146.23, 691.24 / 313.36))
+    assert dense.explained == pytest.approx(180.53 / 146.23 * 256.57 / 186.25 * 335.80 / 254.92)
+    assert dense.between_pct == pytest.approx((100 * (186.25 / 180.53 - 1), 100 * (254.92 / 256.57 - 1)))
+    assert moe.between_pct[0] == pytest.approx(9.84, abs=0.01)
+    for stairs in (dense, moe):
+        left = (1 + stairs.between_pct[0] / 100) * (1 + stairs.between_pct[1] / 100)
+        assert stairs.total == pytest.approx(stairs.explained * left)
+
+
+def test_every_step_has_its_card_and_the_cards_figures() -> None:
+    """A level is what the verdict of that patch stands on, not another figure of the same value."""
+    for name, workload in (("dense", "dense-npl128"), ("moe", "moe-npl128")):
+        for step in staircase.staircase(name).steps:
+            (case,) = phases.card(step.card).recorded
+            assert set(case.evidence["decode_tps", workload].ids) == {step.control.id, step.candidate.id}
+
+
+def test_rows() -> None:
+    rows = staircase.staircase("moe").rows()
+    assert [row["card"] for row in rows] == ["lp9", "lp10", "lp11"]
+    assert rows[0]["control above the step before %"] is None
+    assert rows[2]["gain %"] == pytest.approx(23.29, abs=0.005)
+    assert all("\n" not in row["mechanism"] for row in rows)
+
+
+# Refused --------------------------------------------------------------------------------------------------------------
+
+TEXT = staircase.FILE.read_text()
+DENSE = "lp.patch-0018.gb10.decode-agg.{}.npl128.npp128"
+MISTAKES: dict[str, tuple[str, str, str]] = {
+    "key": ("npl = 128", "npls = 128", 'unknown key "npls"'),
+    "missing key": ('title = "Qwen3.6-27B NVFP4, dense"\n', "", 'key "title" is missing'),
+    "card": ('card = "lp9"', 'card = "lp99"', '"lp99" is unknown'),
+    "figure": (DENSE.format("control"), DENSE.format("contrl"), "no recorded figure has the id"),
+    "arm": (DENSE.format("control"), DENSE.format("candidate"), 'it cannot stand as "control"'),
+    "load": (DENSE.format("control"), "lp.patch-0018.gb10.decode-agg.control.npl32.npp128", "is at npl 32"),
+    "model": (DENSE.format("control"), DENSE.format("control") + "--2", "dense mixes models"),
+    "unit": (DENSE.format("control"), "lp.patch-0018.gb10.share.control.bucketd2d-memcpy", "18.9 %; bind a throughput"),
+    "peer": ("decode-agg.peer-vllm.npl128--2", "decode-agg.candidate.m128.boundlo", "is the candidate arm"),
+    "withdrawn": (DENSE.format("control"), "lp.batch8-anomaly.gb10.decode-step.control.npl8", "withdrawn"),
+    "one share": (', "lp.patch-0018.gb10.decode-share-of-vllm.candidate.npl128"', "", "1 shares"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_refused(mistake: str, tmp_path: Path) -> None:
+    old, new, said = MISTAKES[mistake]
+    assert old in TEXT
+    path = tmp_path / "staircase.toml"
+    path.write_text(TEXT.replace(old, new, 1))
+    with pytest.raises(BadInput) as caught:
+        staircase.load(path)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_names_the_nearest() -> None:
+    with pytest.raises(BadInput, match='did you mean "dense"'):
+        staircase.staircase("dens")
+    with pytest.raises(BadInput, match="nothing to draw"):
+        staircase.picture([])
+
+
+# The picture ----------------------------------------------------------------------------------------------------------
+
+
+def words(stairs: list[staircase.Staircase]) -> list[str]:
+    return re.findall(r"<text[^>]*>(.*?)</text>", plots.svg(staircase.picture(stairs)), re.S)
+
+
+def test_picture_says_each_level_its_share_and_the_mechanism() -> None:
+    both = list(staircase.staircases().values())
+    text = words(both)
+    for name, (peer, levels) in LEVELS.items():
+        assert f"vLLM {peer:g} tok/s, 100 %" in text
+        for (before, after), (low, high) in zip(levels, SHARES[name], strict=True):
+            assert {f"{before:.2f}, {low:.1f} %", f"{after:.2f}, {high:.1f} %"} <= set(text)
+            assert f"+{100 * (after / before - 1):.1f} %" in text
+    for step in both[0].steps:
+        for line in (f"patch {step.patch}", *step.mechanism.splitlines()):
+            assert text.count(line) == 2, line  # under the step, in both panels
+
+
+def lines(axes: object, style: str) -> list[tuple[list[float], list[float]]]:
+    drawn = [line for line in axes.get_lines() if line.get_linestyle() == style]  # type: ignore[attr-defined]
+    return [(list(map(float, line.get_xdata())), list(map(float, line.get_ydata()))) for line in drawn]
+
+
+def test_picture_draws_the_levels_to_scale() -> None:
+    (axes,) = staircase.picture([staircase.staircase("moe")]).axes
+    assert [ys for _, ys in lines(axes, "-")] == [[a, a, b, b] for a, b in LEVELS["moe"][1]]
+    assert [ys for _, ys in lines(axes, ":")] == [[372.62, 409.30], [553.63, 560.66]]
+    assert lines(axes, "--")[0][1] == [811.0, 811.0]
+    assert axes.get_ylim()[0] == 0, "heights compare only from zero"
+
+
+def test_altered_figure_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The picture reads the record: no level is typed into the module."""
+    figures = dict(recorded.figures())
+    altered = DENSE.format("candidate")
+    figures[altered] = replace(figures[altered], value=170.0)
+    monkeypatch.setattr(recorded, "figures", lambda: figures)
+    (dense,) = [s for s in staircase.load(staircase.FILE) if s.name == "dense"]
+    assert "170.00, 43.5 %" in words([dense])

@@ -1,0 +1,211 @@
+"""Which category a kernel's name gets: every example of every rule, lists of real names, our own, JSON rules."""
+
+import ast
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from lab.base.errors import REPOSITORY, BadInput
+from lab.check import families
+from lab.trace import breakdowns, categories
+from lab.trace.categories import OTHER
+
+RULES = categories.default()
+EXAMPLES = [(rule, name) for rule in RULES.rules for name in rule.examples]
+
+# Names as nsys, Kineto and `nsys stats` print them, from public captures, with what a reader of the code calls them.
+# They are chosen where an earlier or wider rule could take them.
+REAL = {
+    "void flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits<128, 64, 128, 4>>(Flash_fwd_params)": "attention",
+    "void cutlass::device_kernel<flash::enable_sm80_to_sm89<flash::FlashAttnFwdSm80<...>>>(T1::Params)": "attention",
+    "fmhaSm100aKernel_QkvE4m3OBfloat16H64PagedKvSlidingOrChunkedCausalP16VarSeqQ128Kv128PersistentContext": "attention",
+    "void mul_mat_q<(ggml_type)39, (int)128, (bool)0>(const char *, const int *, float *)": "quantised_gemm",
+    "void mul_mat_q_stream_k_fixup<(ggml_type)39, (int)128, (bool)0>(const int *, float *)": "gemm_fixup",
+    "void mul_mat_vec_q<(ggml_type)8, (int)1, (bool)0, (bool)0>(const void *, float *)": "quantised_gemv",
+    "void mul_mat_vec_f<float, float, 1, 256>(float const*, float const*, float*)": "dense_gemv",
+    "void quantize_mmq_q8_1<(mmq_q8_1_ds_layout)0>(const float *, void *)": "act_quant",
+    "void unary_gated_op_kernel<&(op_silu(float)), float>(const float *, float *)": "gate_elementwise",
+    "void unary_op_kernel<&(op_sigmoid(float)), float>(const float *, float *, int)": "gate_elementwise",
+    "void unary_op_kernel<&(op_sqr(float)), float>(const float *, float *, int)": "elementwise",
+    "void k_bin_bcast<&(op_add(float, float)), float, float, float>(const float *)": "elementwise",
+    "void cpy_flt<&(cpy_1_flt(const char *, char *))>(const char *, char *)": "layout_or_convert",
+    "void at::native::elementwise_kernel<128, 4, at::native::gpu_kernel_impl_nocast<at::native::"
+    "direct_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda()#3}>>(int)": "layout_or_convert",
+    "void at::native::elementwise_kernel<128, 4, at::native::gpu_kernel_impl_nocast<(anonymous namespace)::"
+    "masked_fill_kernel(at::TensorIterator&)::{lambda()#1}>>(int)": "elementwise",
+    "void at::native::index_elementwise_kernel<128, 4, at::native::gpu_index_kernel<at::native::index_put_kernel_impl<"
+    "at::native::OpaqueType<2> >>>(long)": "scatter",
+    "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::ArgMaxOps<float>>>(T3)": "reduce",
+    "void vllm::rms_norm_kernel<c10::BFloat16, 8, 2>(c10::BFloat16*, c10::BFloat16 const*)": "norms",
+    "void vllm::rms_norm_static_fp8_quant_kernel<c10::BFloat16, c10::Float8_e4m3fn>(c10::Float8_e4m3fn*)": "act_quant",
+    "void vllm::moe::topkGatingSoftmax<4, 128, 4, 16, int>(float const*)": "moe_dispatch",
+    "void cutlass::device_kernel<vllm::cutlass_3x_gemm<cutlass::float_e4m3_t, float>>(T1::Params)": "quantised_gemm",
+    "sm90_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n_tilesize128x128x128_warpgroupsize2x1x1": "quantised_gemm",
+    "void vllm::moe_wna16_gemm_kernel<__half, 4, 4>(__half const*, __half*)": "quantised_gemm",
+    "void mul_mat_vec_p021_f16_f32<1>(void const*, float const*, float*)": "dense_gemv",
+    "void k_copy_src1_to_contiguous(char const*, char*, int*)": "layout_or_convert",
+    "reduce_segments": "attention",
+    "nvjet_sm100_tst_128x8_64x12_4x1_v_bz_TNT": "dense_gemm",
+    "void flashinfer::norm::RMSNormKernel<8u, __nv_bfloat16>(__nv_bfloat16*)": "norms",
+    "void flashinfer::sampling::TopKTopPSamplingFromProbKernel<1024u, float, int>(float*)": "sampling",
+    "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)": "collective",
+    "chunk_gated_delta_rule_fwd_kernel_h_blockdim64": "gdn_recurrence",
+    "chunk_local_cumsum_scalar_kernel": "gdn_recurrence",
+    "l2norm_fwd_kernel": "gdn_l2norm",
+    "layer_norm_gated_fwd_kernel": "norms",
+    "cumsum_kernel": "gdn_recurrence",  # ours, by its whole name
+    "void cumsum_kernel<float, true>(float const*, float*, long)": "reduce",  # ggml's
+    "void at::native::(anonymous namespace)::fused_dropout_kernel_vec<float>(int)": "elementwise",
+    "at::cuda::(anonymous namespace)::spin_kernel(long)": "spin_wait",
+    "add_one(const float *, float *, int)": OTHER,
+}  # fmt: skip
+
+
+def taken_by(name: str) -> str:
+    return next((rule.where for rule in RULES.rules if rule.pattern.search(name)), "no rule")
+
+
+@pytest.mark.parametrize(("rule", "name"), EXAMPLES, ids=[f"{r.category}-{n[:40]}" for r, n in EXAMPLES])
+def test_example_lands_in_its_category(rule: categories.Rule, name: str) -> None:
+    assert RULES.category(name) == rule.category, f"taken by {taken_by(name)}"
+
+
+@pytest.mark.parametrize(("name", "category"), REAL.items(), ids=[n[:50] for n in REAL])
+def test_real_name(name: str, category: str) -> None:
+    assert RULES.category(name) == category, f"taken by {taken_by(name)}"
+
+
+def test_every_rule_has_an_example_but_for_catch_all_words() -> None:
+    bare = [rule.where for rule in RULES.rules if not rule.examples]
+    assert bare == []
+
+
+def test_order_decides(tmp_path: Path) -> None:
+    """The rules above only work in their order: reversed, attention of CUTLASS becomes a product."""
+    name = "void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<...>>>(flash::Params)"
+    reversed_rules = categories.Rules(RULES.rules[::-1], RULES.categories, "reversed")
+    assert RULES.category(name) == "attention"
+    assert reversed_rules.category(name) == "dense_gemm"
+
+
+def own_kernels() -> list[str]:
+    """The @triton.jit functions of kernels/ that are launched (by our convention their names end in _kernel)."""
+    found = []
+    for path in sorted((REPOSITORY / "kernels").glob("*/*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.FunctionDef) or not node.name.endswith("_kernel"):
+                continue
+            if any("triton.jit" in ast.unparse(d) for d in node.decorator_list):
+                found.append(node.name)
+    return found
+
+
+def test_own_kernels_have_a_category() -> None:
+    names = own_kernels()
+    assert len(names) >= 12
+    assert [n for n in names if RULES.category(n) == OTHER] == []
+    cuda = re.findall(r'"(nvfp4_gemv_[a-z0-9_{}]+)"', (REPOSITORY / "kernels/nvfp4/cuda_gemv.py").read_text())
+    assert cuda
+    assert {RULES.category(n) for n in cuda} == {"quantised_gemv"}
+    compiled = [k for name in families.names() for s in families.load(name).cuda_sources for k in s.kernels]
+    assert len(compiled) >= 40
+    assert [k for k in compiled if RULES.category(k) == OTHER] == []
+
+
+def test_waits_are_not_busy() -> None:
+    assert [c for c in RULES.categories if not RULES.busy(c)] == ["spin_wait"]
+    assert not RULES.busy("contamination")
+    assert RULES.busy(OTHER)
+
+
+def test_recorded_names_have_ours() -> None:
+    assert RULES.canonical("moe_or_fp4_gemm") == "quantised_gemm"
+    assert RULES.canonical("attention") == "attention"
+    words = {r["category"] for i in breakdowns.recorded_ids() for r in breakdowns.rows(i)}
+    unused = {w for c in RULES.categories.values() for w in c.also} - words
+    assert unused == set(), "an `also` that no recorded table uses"
+
+
+# "other" ------------------------------------------------------------------------------------------------------------
+
+
+def test_other_warns_above_its_limit_and_names_the_largest() -> None:
+    names = {"void foo<int>(int)": 6.0, "bar": 1.0}
+    said = categories.other_warning(names, 100.0)
+    assert said.startswith('"other" is 7.0% of the total (limit 5%): foo 6 us, bar 1 us')
+    assert categories.other_warning({"foo": 5.0}, 100.0) == ""
+    assert categories.other_warning({}, 0.0) == ""
+
+
+def test_other_warning_counts_what_it_does_not_show() -> None:
+    assert "and 3 more" in categories.other_warning({f"k{i}": 1.0 for i in range(8)}, 20.0)
+
+
+# Files --------------------------------------------------------------------------------------------------------------
+
+GPUTRC = {
+    "vllm": {
+        "llama": {
+            **{"fused_moe_kernel|bmm_": "moe_gemm", "gemm|nvjet": "gemm", "flash|fmha": "attn"},
+            **{"CUDA mem": "m", ".*": "misc"},
+        },
+        "ds": {"gemm": "gemm", ".*": "misc"},
+    }
+}  # fmt: skip
+
+
+def test_gputrc2graph_json_is_read_in_its_order(tmp_path: Path) -> None:
+    path = tmp_path / "vllm_engine_model.json"
+    path.write_text(json.dumps(GPUTRC))
+    rules = categories.load(f"{path}#vllm/llama")
+    assert rules.assign(["bmm_gemm_x", "nvjet_tst", "flash_fwd", "whatever"]) == ["moe_gemm", "gemm", "attn", OTHER]
+    assert list(rules.categories) == ["moe_gemm", "gemm", "attn", "m"]
+
+
+def test_gputrc2graph_older_form(tmp_path: Path) -> None:
+    path = tmp_path / "old.json"
+    path.write_text(
+        json.dumps({"vllm": {"llama": {"layer_anno": {"Stage": {".*": "layer"}, "Substage": {"gemm": "g"}}}}})
+    )
+    assert categories.load(path).assign(["a_gemm", "b"]) == ["g", OTHER]
+
+
+def test_json_with_several_models_asks_which(tmp_path: Path) -> None:
+    path = tmp_path / "rules.json"
+    path.write_text(json.dumps(GPUTRC))
+    with pytest.raises(BadInput, match=r"has 2 models \(vllm/llama, vllm/ds\); choose one"):
+        categories.load(path)
+    with pytest.raises(BadInput, match=r'has no "vllm/lama"; did you mean "vllm/llama"'):
+        categories.load(f"{path}#vllm/lama")
+
+
+TOML = '[category.a]\nmeaning = "x"\n[[rule]]\ncategory = "a"\nmatch = "k"\n'
+REFUSED = (
+    ("r.toml", TOML.replace('category = "a"', 'category = "b"'), 'category "b" is not declared'),
+    ("r.toml", TOML.replace('"k"', '"("'), "is not a regular expression"),
+    ("r.toml", TOML.replace("match", "pattern"), 'unknown key "pattern"'),
+    ("r.toml", "", "holds no category rules"),
+    ("r.toml", "x", "not valid TOML"),
+    ("r.json", "{", "cannot be read as JSON"),
+    ("r.json", "[]", "has no engine -> model"),
+    ("r.json", '{"e": {"m": {"x": 1}}}', "a category is a string"),
+    ("r.txt", "", "is no file of category rules"),
+)
+
+
+@pytest.mark.parametrize(("name", "content", "words"), REFUSED, ids=[f"{n}-{w[:20]}" for n, _, w in REFUSED])
+def test_refused(name: str, content: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(BadInput) as refusal:
+        categories.load(path)
+    assert words in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_the_good_file_of_the_refusals_is_read(tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text(TOML)
+    assert categories.load(tmp_path / "r.toml").assign(["k", "z"]) == ["a", OTHER]
+    assert categories.load(tmp_path).category("k") == "a"

@@ -1,0 +1,366 @@
+"""Breakdowns and their differences: identities, attribution of the gap, what is refused, and the recorded claims."""
+
+import json
+import shutil
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lab.base.errors import BadInput
+from lab.cli import main
+from lab.study import attributions
+from lab.trace import breakdowns, categories, diff
+from lab.trace.breakdowns import IDLE, OVERLAP, Breakdown, Part, digit_error
+from lab.trace.model import Copies, Fills, GraphLaunches, Kernels, Trace
+
+ATTENTION, PRODUCT, UNKNOWN, WAIT = "splitkv_kernel", "nvjet_tst_64x64", "add_one(int)", "at::cuda::spin_kernel(long)"
+NAMES = (ATTENTION, PRODUCT, UNKNOWN, WAIT)
+
+
+def kernels(*rows: tuple[int, int, int, int]) -> Kernels:
+    """Rows (start us, end us, index into NAMES, stream) on device 0."""
+    start, end, name, stream = zip(*rows, strict=True)
+    ns = [[t * 1000 for t in times] for times in (start, end)]
+    n = len(rows)
+    return Kernels.of(start_ns=ns[0], end_ns=ns[1], name=name, stream=stream, device=[0] * n, process=[0] * n)
+
+
+def trace(*rows: tuple[int, int, int, int], **changes: Any) -> Trace:
+    plain = Trace(tool="test", source="made up", graph_mode="none", names=NAMES, gpus={0: "x"}, kernels=kernels(*rows))
+    return replace(plain, **changes)
+
+
+def copies(start: int, end: int, kind: int = 8) -> Copies:
+    return Copies.of(start_ns=[start * 1000], end_ns=[end * 1000], device=[0], stream=[9], bytes=[1], kind=[kind])
+
+
+# A trace as a breakdown ----------------------------------------------------------------------------------------------
+
+
+def test_parts_idle_and_overlap_sum_to_the_span() -> None:
+    b = breakdowns.from_trace(trace((0, 10, 0, 1), (5, 20, 1, 2), (30, 40, 0, 1), memcpy=copies(18, 25)))
+    parts = {p.category: p.value for p in b.parts}
+    assert parts == {"attention": 20.0, "dense_gemm": 15.0, "memcpy DtoD": 7.0, IDLE: 5.0, OVERLAP: -7.0}
+    assert b.whole == 40.0
+    assert b.not_attributed == pytest.approx(0.0)
+
+
+def test_copies_are_no_compute() -> None:
+    """The trap of the recorded 99.4 %: a device kept busy by copies computes nothing."""
+    b = breakdowns.from_trace(
+        trace((0, 80, 0, 1), memcpy=copies(80, 99), memset=Fills.of(start_ns=[99_000], end_ns=[100_000], device=[0]))
+    )
+    parts = {p.category: p.value for p in b.parts}
+    assert parts["attention"] == 80.0
+    assert (parts["memcpy DtoD"], parts["memset"], parts[IDLE]) == (19.0, 1.0, 0.0)
+
+
+def test_waiting_kernels_are_idle_time() -> None:
+    b = breakdowns.from_trace(trace((0, 10, 0, 1), (10, 50, 3, 1), (50, 60, 0, 1)))
+    assert {p.category: p.value for p in b.parts} == {"attention": 20.0, IDLE: 40.0, OVERLAP: 0.0}
+    assert [(p.category, p.value) for p in b.nested] == [("spin_wait", 40.0)]
+
+
+def test_other_is_shown_and_warned_about() -> None:
+    b = breakdowns.from_trace(trace((0, 10, 0, 1), (10, 20, 2, 1)))
+    assert {p.category: p.value for p in b.parts}["other"] == 10.0
+    assert any('"other" is 50.0%' in w and "add_one" in w for w in b.warnings)
+    assert not breakdowns.from_trace(trace((0, 96, 0, 1), (96, 100, 2, 1))).warnings
+
+
+def test_per_step() -> None:
+    b = breakdowns.from_trace(trace((0, 10, 0, 1)), count=4, per="step")
+    assert (b.unit, b.whole, b.kernels[ATTENTION]) == ("us/step", 2.5, 2.5)
+    with pytest.raises(BadInput, match="above 0"):
+        breakdowns.from_trace(trace((0, 10, 0, 1)), count=0)
+
+
+def test_opaque_graphs_are_a_category_and_hide_the_kernels() -> None:
+    graphs = GraphLaunches.of(start_ns=[10_000], end_ns=[90_000], device=[0], stream=[1])
+    b = breakdowns.from_trace(trace((0, 10, 0, 1), graphs=graphs))
+    assert {p.category: p.value for p in b.parts}[categories.OPAQUE] == 80.0
+    assert b.kernels == {}
+    assert any("opaque" in w for w in b.warnings)
+
+
+def test_totals_only_have_no_idle_time() -> None:
+    rows = Kernels.of(start_ns=[0, 0], end_ns=[30_000, 10_000], name=[0, 1], instances=[3, 1])
+    b = breakdowns.from_trace(Trace(tool="t", source="s", names=NAMES, kernels=rows, timeline=False))
+    assert {p.category: (p.value, p.count) for p in b.parts} == {"attention": (30.0, 3.0), "dense_gemm": (10.0, 1.0)}
+    assert "no timeline" in b.denominator
+
+
+INTERVAL = st.tuples(st.integers(0, 60), st.integers(0, 30), st.integers(0, 3), st.integers(0, 2))
+
+
+@given(st.lists(INTERVAL, min_size=1, max_size=12))
+def test_identity_holds_for_any_trace(rows: list[tuple[int, int, int, int]]) -> None:
+    b = breakdowns.from_trace(trace(*((s, s + d, n, q) for s, d, n, q in rows)))
+    assert b.not_attributed == pytest.approx(0.0, abs=1e-9)
+    assert {p.category: p.value for p in b.parts}[IDLE] >= 0
+
+
+# Differences ---------------------------------------------------------------------------------------------------------
+
+
+def made(id_: str, total: float | None, unit: str = "us/step", /, **parts: float) -> Breakdown:
+    return Breakdown(id_, id_, unit, tuple(Part(k, v) for k, v in parts.items()), total, "made up")
+
+
+def test_gap_is_attributed_and_the_rest_is_named() -> None:
+    d = diff.difference(made("a", 100.0, x=60.0, y=30.0), made("b", 70.0, x=40.0, z=25.0))
+    assert (d.gap, d.explained, d.rest) == (30.0, 25.0, 5.0)
+    assert [(line.name, line.delta) for line in d.lines] == [("y", 30.0), ("z", -25.0), ("x", 20.0)]
+    assert sum(line.share or 0 for line in d.lines) + d.rest / d.gap == pytest.approx(1.0)
+    assert "5 is not attributed" in diff.render(d)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1e3), st.floats(0, 1e3)), min_size=1, max_size=8),
+    st.floats(0, 50),
+    st.floats(0, 50),
+)
+def test_deltas_and_rest_are_the_gap(pairs: list[tuple[float, float]], rest_a: float, rest_b: float) -> None:
+    a = made("a", sum(p for p, _ in pairs) + rest_a, "us", **{f"c{i}": p for i, (p, _) in enumerate(pairs)})
+    b = made("b", sum(q for _, q in pairs) + rest_b, "us", **{f"c{i}": q for i, (_, q) in enumerate(pairs)})
+    d = diff.difference(a, b)
+    assert sum(line.delta for line in d.lines) + d.rest == pytest.approx(d.gap, abs=1e-6)
+    assert d.rest == pytest.approx(rest_a - rest_b, abs=1e-6)
+    back = diff.difference(b, a)
+    assert back.gap == pytest.approx(-d.gap)
+
+
+def test_no_gap_gives_no_shares() -> None:
+    d = diff.difference(made("a", 10.0, x=6.0, y=4.0), made("b", 10.0, x=4.0, y=6.0))
+    assert [line.share for line in d.lines] == [None, None]
+    assert "100.0 %" not in diff.render(d)
+
+
+def test_printed_digits_bound_a_share() -> None:
+    a = replace(made("a", 510.0), parts=(Part("x", 236.0, 0.5),), total_error=0.5)
+    b = replace(made("b", 326.0), parts=(Part("x", 117.0, 0.5),), total_error=0.5)
+    line = diff.difference(a, b).lines[0]
+    assert line.share == pytest.approx(119 / 184)
+    assert line.share_low == pytest.approx(118 / 185)
+    assert line.share_high == pytest.approx(120 / 183)
+
+
+def test_units_must_agree_and_shares_are_refused() -> None:
+    with pytest.raises(BadInput, match="a is in us/step, b in us/token"):
+        diff.difference(made("a", 1.0, x=1.0), made("b", 1.0, "us/token", x=1.0))
+    with pytest.raises(BadInput, match="shares of its own total"):
+        diff.difference(made("a", 100.0, "%", x=1.0), made("b", 100.0, "%", x=1.0))
+    with pytest.raises(BadInput, match=r"invalid \(graph-collapsed\)"):
+        diff.difference(breakdowns.from_recorded("a2_trace_graph_COLLAPSED"), made("b", 1.0, x=1.0))
+
+
+def test_shares_become_time_with_a_total() -> None:
+    shares = breakdowns.from_recorded("ssmfix_gather_step1")
+    b = diff.in_time(shares, 700_000.0, "us/step")
+    assert b.by_category()["get_rows"].value == pytest.approx(0.188 * 700_000)
+    with pytest.raises(BadInput, match="give shares in %"):
+        diff.in_time(b, 1.0, "us")
+
+
+def test_kernels_are_compared_by_full_name_and_lone_ones_are_listed() -> None:
+    a = breakdowns.from_trace(trace((0, 10, 0, 1), (10, 14, 1, 1)), count=2, per="step")
+    b = breakdowns.from_trace(trace((0, 6, 0, 1), (6, 9, 2, 1)), count=2, per="step")
+    d = diff.difference(a, b)
+    assert [(k.name, k.delta) for k in d.kernels] == [(ATTENTION, 2.0)]
+    assert (d.only_a, d.only_b) == (((PRODUCT, 2.0),), ((UNKNOWN, 1.5),))
+
+
+def test_opaque_side_is_not_compared_by_kernel() -> None:
+    graphs = GraphLaunches.of(start_ns=[10_000], end_ns=[90_000], device=[0], stream=[1])
+    a = breakdowns.from_trace(trace((0, 10, 0, 1), graphs=graphs), count=1, per="step")
+    d = diff.difference(a, breakdowns.from_trace(trace((0, 60, 0, 1)), count=1, per="step"))
+    assert d.kernels == d.only_a == d.only_b == ()
+    assert any("has opaque graphs" in w for w in d.warnings)
+
+
+def test_unequal_captures_are_warned_about() -> None:
+    d = diff.difference(breakdowns.from_trace(trace((0, 10, 0, 1))), breakdowns.from_trace(trace((0, 20, 0, 1))))
+    assert any("no steps or tokens were given" in w for w in d.warnings)
+
+
+def test_recorded_against_measured_uses_our_names() -> None:
+    recorded = breakdowns.from_recorded("explore_postssm_vllm_dense_npl128", "ms/step")
+    table = replace(recorded, parts=(Part("fp4_gemv", 1.0),), total=1.0)
+    measured = made("m", 2.0, "ms/step", quantised_gemv=2.0)
+    assert [line.name for line in diff.difference(measured, table).lines] == ["quantised_gemv"]
+
+
+# Recorded tables -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("printed", "error"), [("18.9", 0.05), ("236", 0.5), ("236.0", 0.5), ("6.6", 0.05), ("0.36", 0.005), ("45.0", 0.05)]
+)
+def test_digit_error(printed: str, error: float) -> None:
+    assert digit_error(printed) == pytest.approx(error)
+
+
+def test_time_from_a_share_carries_the_share_error() -> None:
+    b = breakdowns.from_recorded("lmap_prefill_paged_moe_npp512", "us/token")
+    assert b.by_category()["gdn_total"].error == pytest.approx(0.05 / 100 * 395.9)
+
+
+def test_recorded_identities_state_what_is_missing() -> None:
+    b = breakdowns.from_recorded("critpath_dense_npl128_step", "ms/step")
+    assert b.whole == 380.4
+    assert b.not_attributed == pytest.approx(380.4 - 378.44, abs=0.5)
+    assert "gpu_idle" not in b.by_category(), "idle time is no part of a total of busy time"
+
+
+def test_overlap_of_a_wall_total_is_negative() -> None:
+    b = breakdowns.from_recorded("moegap_vllm_moe_npl128", "ms/step")
+    assert b.by_category()["overlap"].value == -4.0
+    assert b.not_attributed == pytest.approx(0.0, abs=0.5)
+
+
+def test_recorded_refusals(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r'no recorded breakdown has the id "explore_postsm'):
+        breakdowns.from_recorded("explore_postsm")
+    with pytest.raises(BadInput, match="is not printed in ms/step; it has %"):
+        breakdowns.from_recorded("a2_dense_npl128_eager", "ms/step")
+    rows = breakdowns.FILE.read_text().splitlines()[:3]
+    path = tmp_path / "b.csv"
+    path.write_text("\n".join([rows[0], rows[1], rows[1]]))
+    with pytest.raises(BadInput, match="appears twice"):
+        breakdowns.read_table(path)
+    path.write_text("\n".join([rows[0], rows[1].replace(",macro,", ",mcro,")]))
+    with pytest.raises(BadInput, match='level = "mcro"; did you mean "macro"'):
+        breakdowns.read_table(path)
+
+
+# The sources' own attributions ---------------------------------------------------------------------------------------
+
+CLAIMS = {c.id: c for c in attributions.reproduce()}
+
+
+@pytest.mark.parametrize("claim", CLAIMS.values(), ids=CLAIMS)
+def test_attribution_as_declared(claim: attributions.Attribution) -> None:
+    said = f"{claim.recorded.mid:g} recorded, {claim.ours.low:.4g} to {claim.ours.high:.4g} {claim.unit}"
+    assert claim.agrees == (claim.expected == "agrees"), said
+
+
+def test_the_named_attributions_are_there() -> None:
+    shares = [CLAIMS[f"decode-{n}"].ours.mid for n in ("recurrence", "gather", "copy", "gemv", "gemm", "attention")]
+    assert shares == pytest.approx([23.4, 21.9, 18.9, 15.5, 10.4, 0.4])
+    assert CLAIMS["decode-busy"].ours.mid == pytest.approx(99.4, abs=0.05)
+    assert CLAIMS["fp4-path-share-of-gap"].ours.mid == pytest.approx(64.7, abs=0.05)
+    assert CLAIMS["prefill-gap"].ours.mid == pytest.approx(198.9)
+    assert CLAIMS["prefill-deltas"].ours.mid == pytest.approx(195.4)
+    assert CLAIMS["ceiling-copy"].ours.mid == pytest.approx(180.0, abs=0.1)
+    assert CLAIMS["ceiling-copy-and-gather"].ours.mid == pytest.approx(246.6, abs=0.1)
+
+
+def test_a_changed_table_breaks_its_claim(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "breakdowns.csv"
+    shutil.copy(breakdowns.FILE, path)
+    text = path.read_text()
+    old = "act_quant,macro,FP4 matmul + act-quant,1843.75,236.0,46.0"
+    assert old in text
+    path.write_text(text.replace(old, old.replace("236.0", "226.0")))
+    table = breakdowns.read_table(path)
+    monkeypatch.setattr(breakdowns, "_table", lambda: table)
+    broken = {c.id for c in attributions.reproduce() if c.agrees != (c.expected == "agrees")}
+    assert {"fp4-path-llama", "fp4-path-overage", "fp4-path-share-of-gap"} <= broken
+
+
+def test_labels_that_drifted() -> None:
+    (group,) = attributions.drifts()
+    values = {(u.category, u.value) for u in group.uses}
+    assert {
+        ("gdn_total", 95.81),
+        ("gdn_recurrence", 68.09),
+        ("gdn_recurrence", 95.7),
+        ("gdn_recurrence", 56.31),
+    } <= values
+    moved, *apart = group.findings
+    assert "files 95.7 us/token under gdn_recurrence" in moved
+    assert "95.81, as gdn_total" in moved
+    assert any(f.startswith("gdn_recurrence stands for values 1.87x apart") for f in apart)
+
+
+def test_labels_that_did_not_drift_give_no_finding() -> None:
+    group = attributions.drift(["attention"], "attention", "vllm", "q36-35b-a3b-nvfp4", "prefill", "us/token")
+    same = [u for u in group.uses if u.trace_id == "lmap_prefill_vllm_moe_npp512"]
+    assert same
+    assert attributions._findings(same, "us/token") == []
+
+
+BAD_CLAIMS = (
+    ('formula = "share"', 'formula = "shar"', 'formula = "shar" is unknown; did you mean "share"'),
+    ('categories = ["gdn_recurrence"]', 'categories = ["gdn"]', 'has no category "gdn"'),
+    ('trace = "a2_dense_npl128_eager"', 'trace = "a2_dense"', "no recorded breakdown has the id"),
+    ('expected = "agrees"', 'expected = "yes"', 'expected = "yes"'),
+    ('recorded = { figure = "lp.a2', 'recorded = { figur = "lp.a2', 'unknown key "figur"'),
+    ('arguments = { trace', 'arguments = { x = "1", trace', 'unknown key "x"'),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new", "words"), BAD_CLAIMS, ids=[b[2][:25] for b in BAD_CLAIMS])
+def test_bad_claims_are_refused(old: str, new: str, words: str, tmp_path: Path) -> None:
+    text = attributions.FILE.read_text()
+    first = text[: text.index("\n[[claim]]", text.index("\n[[claim]]") + 1)]
+    assert old in first
+    path = tmp_path / "attributions.toml"
+    path.write_text(first)
+    assert len(attributions.reproduce(path)) == len(tomllib.loads(first)["claim"]) == 1
+    path.write_text(first.replace(old, new))
+    with pytest.raises(BadInput) as refusal:
+        attributions.reproduce(path)
+    assert words in str(refusal.value)
+
+
+# The command ---------------------------------------------------------------------------------------------------------
+
+LLAMA, VLLM = "explore_postssm_llama-paged_dense_npl128", "explore_postssm_vllm_dense_npl128"
+
+
+def test_lab_diff_prints_the_attribution(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main.main(["diff", LLAMA, VLLM, "--svg", str(tmp_path / "gap.svg")]) == 0
+    out = capsys.readouterr().out
+    assert "gap 184 ms/step; categories explain 163.5, 20.46 is not attributed" in out
+    assert "+119.00      64.7 %  FP4 matmul + act-quant" in out
+    assert (tmp_path / "gap.svg").read_text().startswith("<?xml")
+
+
+def test_lab_diff_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["diff", LLAMA, VLLM, "--per", "token", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["unit"] == "us/token"
+    assert found["lines"][0]["name"] == "act_quant"
+
+
+def test_lab_diff_recorded(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["diff", "--recorded"]) == 0
+    assert "drift: EXECUTION_REARCH_SCOPE.md#2a files 95.7" in capsys.readouterr().out
+
+
+REFUSED = (
+    (["diff"], "give A and B"),
+    (["diff", "nosuch.sqlite", VLLM], "is neither a file nor a recorded breakdown"),
+    (["diff", LLAMA, VLLM, "--total", "x"], '--total: "x"'),
+    (["diff", LLAMA, "lmap_prefill_vllm_moe_npp512", "--per", "step"], "is not printed in ms/step"),
+    (["diff", "a2_dense_npl128_eager", "ssmfix_gather_step1"], "shares of its own total"),
+)
+
+
+@pytest.mark.parametrize(("arguments", "words"), REFUSED, ids=[w[:24] for _, w in REFUSED])
+def test_lab_diff_refuses_in_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(arguments) == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert said.count("\n") == 1
+
+
+def test_lab_diff_of_shares_with_totals(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["diff", "ssmfix_gather_step1", "ssmfix_gather_step2", "--total", "690000,500000"]) == 0
+    assert "get_rows" in capsys.readouterr().out

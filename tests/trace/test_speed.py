@@ -1,0 +1,47 @@
+"""Cost in rows, small enough for CI (at most 200,000 kernels); the large runs are `make bench`."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from lab.trace.files import read
+from lab.trace.summary import summarise
+from tests.trace.nsys_synthetic import decode
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def cpu_s(path: Path) -> float:
+    """Processor time of reading and summing up, the least of three."""
+    runs = []
+    for _ in range(3):
+        begin = time.process_time()
+        summarise(read(path))
+        runs.append(time.process_time() - begin)
+    return min(runs)
+
+
+def test_cost_is_linear_in_rows(tmp_path: Path) -> None:
+    """Four times the rows may cost four times the time, not sixteen; half again as much is the machine's share."""
+    small, large = decode(tmp_path / "s.sqlite", 50_000), decode(tmp_path / "l.sqlite", 200_000)
+    cpu_s(small)  # imports and first calls
+    assert cpu_s(large) < 6 * cpu_s(small) + 0.1
+
+
+def test_summary_of_200k_rows_is_right(tmp_path: Path) -> None:
+    """The synthetic file's own arithmetic: 250 replays of the same 800 kernels and 80 copies, and every join."""
+    s = summarise(read(decode(tmp_path / "a.sqlite", 200_000)))
+    assert all(i["holds"] for i in s["identities"])
+    assert (s["kernel_count"], s["graph_launches"], s["graph_launches_truncated"]) == (200_000, 250, 0)
+    assert s["memcpy"]["DtoD"] == {"count": 20_000, "bytes": 20_000 * 4096, "sum_us": 20_000 * 0.9}
+    assert s["kernels_without_api"] == 0
+    assert [len(s["per_device"]), len(s["per_stream"])] == [1, 2]
+
+
+def test_import_of_the_command_line_is_light() -> None:
+    """`lab --help` and every other command must not wait for Arrow, ADBC or NumPy."""
+    heavy = "[m for m in ('numpy', 'pyarrow', 'adbc_driver_sqlite', 'pandas', 'torch') if m in sys.modules]"
+    code = f"import sys, lab.cli.main; lab.cli.main._parser(); print({heavy})"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

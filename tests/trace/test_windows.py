@@ -1,0 +1,351 @@
+"""Windows: by time, NVTX range, graph replay, and the steady decode; each with what must not leak into it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lab.base.errors import BadInput
+from lab.cli import main
+from lab.trace import steady
+from lab.trace.files import read
+from lab.trace.intervals import merged
+from lab.trace.model import Kernels, Trace
+from lab.trace.steady import find_steps, steady_decode
+from lab.trace.summary import summarise
+from lab.trace.windows import by_nvtx, by_replay, by_time, clip
+from tests.trace.nsys_synthetic import Export, decode, global_pid
+from tests.trace.test_readers import REAL, unpacked
+from tests.trace.test_summary import SPIN, held
+
+
+def names_in(t: Trace) -> list[str]:
+    return [t.names[i] for i in t.kernels.name]
+
+
+def traced(export: Export, folder: Path) -> Trace:
+    return read(export.write(folder / "a.sqlite"))
+
+
+def decoding(steps: int = 8, layers: int = 6, prefill_at: int | None = None) -> Export:
+    """Start-up, a prefill, then decode steps of 1 ms: embed, layers of (norm, gemv, attention), sample; then a rest."""
+    export = Export()
+    export.kernel("void at::native::FillFunctor<float>", 0, 900_000)
+    for i in range(40):
+        export.kernel("gemm_prefill", 1_000_000 + i * 10_000, 1_009_000 + i * 10_000)
+    at = 2_000_000
+    for step in range(steps):
+        if step == prefill_at:
+            for i in range(30):
+                export.kernel("gemm_prefill", at + i * 10_000, at + 9_000 + i * 10_000)
+            at += 400_000
+        sequence = ["embed", *["norm", "gemv", "attention"] * layers, "sample"]
+        for i, name in enumerate(sequence):
+            export.kernel(name, at + i * 10_000, at + i * 10_000 + 8_000 + step)
+        export.memory("MEMCPY", at + 300_000, at + 310_000, bytes=4, copyKind=2, streamId=13)
+        at += 1_000_000
+    export.kernel("shutdown", at, at + 5)
+    return export
+
+
+# Time ----------------------------------------------------------------------------------------------------------------
+
+
+def test_time_cuts_at_the_edges(tmp_path: Path) -> None:
+    export = Export()
+    export.kernel("a", 5_000, 6_000)
+    export.kernel("b", 7_000, 9_000)
+    export.memory("MEMCPY", 9_500, 9_600, bytes=1, copyKind=1)
+    t = by_time(traced(export, tmp_path), 0.5, 3)
+    s = held(summarise(t))
+    assert (s["span_us"], s["kernel_sum_us"], s["idle_us"]) == (2.5, 1.5, 1.0)
+    assert any("2 rows cross an edge" in w for w in s["warnings"])
+    assert s["memcpy"]["HtoD"]["count"] == 0
+    assert s["window"] == "0.5 to 3 us"
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 90), st.integers(0, 20)), max_size=10),
+    st.lists(st.tuples(st.integers(0, 90), st.integers(1, 20)), min_size=1, max_size=4),
+)
+def test_clip_keeps_exactly_what_is_inside(rows: list[tuple[int, int]], windows: list[tuple[int, int]]) -> None:
+    columns = {"start_ns": [a for a, _ in rows], "end_ns": [a + n for a, n in rows], "name": [0] * len(rows)}
+    t = Trace("synthetic", "generated", kernels=Kernels.of(**columns if rows else {}), names=["a"])
+    spans = merged(np.array([a for a, _ in windows]), np.array([a + n for a, n in windows]), is_sorted=False)
+    part = clip(t, spans, "test")
+    inside = np.zeros(200, bool)
+    for a, b in zip(spans.start, spans.end, strict=True):
+        inside[a:b] = True
+    assert int(part.kernels.duration_ns.sum()) == sum(int(inside[a : a + n].sum()) for a, n in rows)
+    assert (np.diff(part.kernels.start_ns) >= 0).all()
+    held(summarise(part))
+
+
+@pytest.mark.parametrize("interval", [(5, 5), (6, 5), (1000, 2000)])
+def test_time_refuses(interval: tuple[float, float], tmp_path: Path) -> None:
+    export = Export()
+    export.kernel("a", 0, 1000)
+    with pytest.raises(BadInput, match="--time"):
+        by_time(traced(export, tmp_path), *interval)
+
+
+def test_a_window_does_not_truncate_launches(tmp_path: Path) -> None:
+    """A replay that the window's edge cuts is not one that the capture cut."""
+    t = read(decode(tmp_path / "a.sqlite", 400, per_step=100))
+    s = held(summarise(by_time(t, 500, 4000)))
+    assert s["graph_launches"] == 2
+    assert s["graph_launches_truncated"] == 0
+
+
+# NVTX ----------------------------------------------------------------------------------------------------------------
+
+
+def ranged() -> Export:
+    """Two decode ranges on one thread, one on another, with kernels that run long after their range ended."""
+    export = Export()
+    for i, (label, thread) in enumerate((("decode_0", 1), ("decode_1", 1), ("prefill", 1), ("decode_2", 2))):
+        tid = global_pid(4242) | thread
+        export.nvtx(label, i * 100, i * 100 + 50, globalTid=tid)
+        export.call("cudaLaunchKernel_v7000", i * 100 + 10, i * 100 + 20, i + 1, thread=thread)
+        export.kernel(f"k{i}", 10_000 + i * 100, 10_050 + i * 100, correlationId=i + 1)
+    # On another thread, inside decode_0's time; and the same correlation number in another process.
+    export.call("cudaLaunchKernel_v7000", 12, 15, 50, thread=9)
+    export.kernel("other_thread", 10_020, 10_040, correlationId=50, streamId=8)
+    export.kernel("other_process", 10_010, 10_020, correlationId=1, globalPid=global_pid(4243), streamId=8)
+    return export
+
+
+@pytest.mark.parametrize(
+    ("pattern", "nth", "wanted", "steps"),
+    [
+        ("decode_1", None, ["k1"], 1),
+        ("decode_*", None, ["k0", "k1", "k3"], 3),
+        ("decode_*", 2, ["k1"], 1),
+        ("decode_*", -1, ["k3"], 1),
+        ("prefill", None, ["k2"], 1),
+    ],
+)
+def test_nvtx(pattern: str, nth: int | None, wanted: list[str], steps: int, tmp_path: Path) -> None:
+    """By the launching call's thread and process, never by comparing device times with the range."""
+    t = by_nvtx(traced(ranged(), tmp_path), pattern, nth)
+    assert (names_in(t), t.steps) == (wanted, steps)
+    s = held(summarise(t))
+    assert s["span_us"] == pytest.approx(0.05 * steps)
+    assert not any("others launched" in w for w in s["warnings"]), "it ran beside k0, not while the window was idle"
+
+
+def test_nvtx_start_end_ranges_span_threads(tmp_path: Path) -> None:
+    export = Export()
+    export.nvtx("request", 0, 100, eventType=60, endGlobalTid=global_pid(4242) | 5)
+    export.call("cudaLaunchKernel_v7000", 10, 20, 1, thread=7)
+    export.call("cudaLaunchKernel_v7000", 10, 20, 2, process=4243)
+    export.kernel("mine", 500, 600, correlationId=1)
+    export.kernel("other process", 500, 600, correlationId=2, globalPid=global_pid(4243))
+    assert names_in(by_nvtx(traced(export, tmp_path), "request")) == ["mine"]
+
+
+def test_nvtx_nested_ranges_are_one_instance(tmp_path: Path) -> None:
+    export = Export()
+    export.nvtx("step", 0, 100)
+    export.nvtx("step", 10, 30)
+    export.call("cudaLaunchKernel_v7000", 15, 20, 1)
+    export.kernel("a", 500, 600, correlationId=1)
+    t = by_nvtx(traced(export, tmp_path), "step")
+    assert (len(t.kernels), t.steps) == (1, 1)
+
+
+def test_nvtx_graph_replays_belong_to_their_launch(tmp_path: Path) -> None:
+    export = Export()
+    export.nvtx("decode", 0, 100)
+    export.call("cudaGraphLaunch_v10000", 10, 20, 1)
+    for i in range(5):
+        export.kernel("node", 500 + i * 10, 505 + i * 10, correlationId=1, graphNodeId=i + 1)
+    export.kernel("before", 20, 30, correlationId=99)
+    assert len(by_nvtx(traced(export, tmp_path), "decode").kernels) == 5
+
+
+@pytest.mark.parametrize(
+    ("pattern", "nth", "words"),
+    [("decod_1", None, "decode_1"), ("zzz*", None, "no range"), ("decode_*", 4, "4 of 3"), ("decode_*", 0, "0 of 3")],
+)
+def test_nvtx_refuses(pattern: str, nth: int | None, words: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=words.replace("*", r"\*")):
+        by_nvtx(traced(ranged(), tmp_path), pattern, nth)
+
+
+def test_nvtx_without_launches_or_calls(tmp_path: Path) -> None:
+    export = Export()
+    export.nvtx("idle", 0, 100)
+    export.kernel("a", 500, 600, correlationId=1)
+    with pytest.raises(BadInput, match="no API calls"):
+        by_nvtx(traced(export, tmp_path), "idle")
+    export.call("cudaLaunchKernel_v7000", 200, 210, 1)
+    (tmp_path / "a.sqlite").unlink()
+    with pytest.raises(BadInput, match="nothing was launched"):
+        by_nvtx(traced(export, tmp_path), "idle")
+
+
+# Replays -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n", "start"), [(1, 0), (2, 1000), (-1, 2000)])
+def test_replay(n: int, start: int, tmp_path: Path) -> None:
+    """The n-th launch of the graph with the most time; eager work inside its interval is not in it, and is said."""
+    export = Export()
+    for i in range(3):
+        for node in range(4):
+            at = i * 1000 + node * 100
+            export.kernel(f"n{node}", at, at + 90, graphNodeId=node + 1, graphId=3, correlationId=i + 1)
+        export.kernel("small", i * 1000 + 600, i * 1000 + 610, graphNodeId=9, graphId=4, correlationId=i + 10)
+        export.kernel("eager", i * 1000 + 50, i * 1000 + 95, correlationId=i + 30, streamId=8)
+    t = by_replay(traced(export, tmp_path), n)
+    assert names_in(t) == ["n0", "n1", "n2", "n3"]
+    assert t.windows_ns == ((start, start + 390),)
+    s = held(summarise(t))
+    # Of the eager 45 ns, 40 lie beside a kernel of the replay and 5 where the replay itself left the device idle.
+    assert any(w.startswith("for 0.005 us of the window's idle time") for w in s["warnings"])
+    assert (s["graph_launches"], s["steps"]) == (1, 1)
+    assert names_in(by_replay(traced_again(tmp_path), n, graph=4)) == ["small"]
+
+
+def traced_again(folder: Path) -> Trace:
+    return read(folder / "a.sqlite")
+
+
+def test_replay_of_an_opaque_graph_stays_opaque(tmp_path: Path) -> None:
+    t = by_replay(read(unpacked("graph_mode_2025.5.2.sqlite", tmp_path)), 2)
+    s = held(summarise(t))
+    assert (len(t.graphs), len(t.kernels), s["opaque_graph_us"]) == (1, 0, 1.376)
+    assert s["refused"]
+
+
+def test_truncated_replay_is_a_lower_bound(tmp_path: Path) -> None:
+    export = Export()
+    for i in range(3):
+        for node in range(4 if i < 2 else 1):
+            export.kernel("n", i * 1000 + node * 10, i * 1000 + node * 10 + 5, graphNodeId=node + 1, correlationId=i)
+    t = traced(export, tmp_path)
+    assert any("1 of 4 nodes" in w for w in by_replay(t, -1).warnings)
+    assert not any("nodes" in w for w in by_replay(t, 1).warnings)
+
+
+@pytest.mark.parametrize(("n", "graph", "words"), [(0, None, "0 of 4"), (5, None, "5 of 4"), (1, 77, "graph 77")])
+def test_replay_refuses(n: int, graph: int | None, words: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=words):
+        by_replay(read(decode(tmp_path / "a.sqlite", 400, per_step=100)), n, graph)
+
+
+def test_no_graph_no_replay() -> None:
+    with pytest.raises(BadInput, match="no graph launch"):
+        by_replay(read(REAL / "vllm_eager_b200.json.gz"), 1)
+
+
+# Steady decode -------------------------------------------------------------------------------------------------------
+
+
+def test_steady_decode_finds_the_steps(tmp_path: Path) -> None:
+    """The step, not the layer that repeats within it; no start-up, prefill or shutdown."""
+    t = steady_decode(traced(decoding(), tmp_path))
+    s = held(summarise(t))
+    assert set(names_in(t)) == {"embed", "norm", "gemv", "attention", "sample"}
+    assert names_in(t)[0] == "embed", "a step begins after the wait between steps"
+    assert t.steps == 7, "eight steps; the last has no next one to end it"
+    assert s["span_us"] == 7000
+    assert s["kernel_count"] == 7 * 20
+    assert s["memcpy"]["DtoH"]["count"] == 7
+
+
+def test_prefill_between_steps_is_left_out(tmp_path: Path) -> None:
+    t = steady_decode(traced(decoding(steps=12, prefill_at=5), tmp_path))
+    assert "gemm_prefill" not in names_in(t)
+    assert t.windows_ns is not None
+    assert [b - a for a, b in t.windows_ns] == [4_000_000, 6_000_000], "two stretches, each less its last step"
+    assert t.steps == 10
+
+
+def test_prefill_beside_a_step_is_left_out(tmp_path: Path) -> None:
+    """On another stream it does not break the sequence, so the step's device time has to give it away."""
+    export = decoding(steps=10)
+    export.kernel("gemm_prefill", 5_020_000, 5_600_000, streamId=21)
+    t = steady_decode(traced(export, tmp_path))
+    assert "gemm_prefill" not in names_in(t)
+    assert t.steps == 8
+    assert any("1 of 9 repeating steps" in w for w in t.warnings)
+
+
+def test_a_pause_is_no_step(tmp_path: Path) -> None:
+    export = Export()
+    for step in range(9):
+        at = step * 1000 + (50_000 if step > 4 else 0)
+        export.kernel("a", at, at + 300)
+        export.kernel("b", at + 400, at + 600)
+    t = steady_decode(traced(export, tmp_path))
+    assert t.steps == 7
+    assert summarise(t)["span_us"] == 7.0
+
+
+def test_steps_without_a_unique_kernel(tmp_path: Path) -> None:
+    """No name comes again after exactly one step; only pairs of launches do."""
+    export = Export()
+    for step in range(10):
+        for i, name in enumerate("abcacb"):
+            export.kernel(name, step * 1000 + i * 100, step * 1000 + i * 100 + 50)
+    t = traced(export, tmp_path)
+    steps = find_steps(t)
+    assert (steps.end - steps.start).tolist() == [1000] * 9
+
+
+def test_steps_of_a_long_capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Candidates from pieces of the capture, the steps from all of it."""
+    monkeypatch.setattr(steady, "PIECE", 500)
+    steps = find_steps(read(decode(tmp_path / "a.sqlite", 63 * 100, per_step=100)))
+    assert len(steps.start) == 62
+    assert len(set((steps.end - steps.start).tolist())) == 1
+
+
+def test_opaque_graphs_have_steps(tmp_path: Path) -> None:
+    export = Export(mode="Graph")
+    for i in range(6):
+        export.memory("GRAPH_TRACE", i * 1000, i * 1000 + 800, graphId=4, graphExecId=4, correlationId=i)
+        export.kernel("sample", i * 1000 + 850, i * 1000 + 900)
+    t = steady_decode(traced(export, tmp_path))
+    s = held(summarise(t))
+    assert (t.steps, s["graph_launches"], s["kernel_count"]) == (5, 5, 5)
+    assert s["refused"]
+
+
+def test_startup_spin_and_sync_do_not_make_the_window_busy(tmp_path: Path) -> None:
+    export = decoding()
+    export.kernel(SPIN, 4_500_000, 4_900_000, streamId=30)
+    export.memory("SYNCHRONIZATION", 2_000_000, 9_000_000, syncType=3, eventId=0)
+    s = held(summarise(steady_decode(traced(export, tmp_path))))
+    # 20 kernels of 8 us and a copy of 10 us a step; steps grow by 1 ns a kernel. One step held the spin and is out.
+    assert s["busy_union_us"] / s["steps"] == pytest.approx(170.0, rel=1e-3)
+    assert s["startup"] is None
+
+
+@pytest.mark.parametrize(
+    "make", [lambda e: e.kernel("a", 0, 1), lambda e: [e.kernel(f"k{i}", i, i + 1) for i in range(75)]]
+)
+def test_nothing_repeats(make: Any, tmp_path: Path) -> None:
+    export = Export()
+    make(export)
+    with pytest.raises(BadInput, match="repeats 3 times"):
+        steady_decode(traced(export, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--steady"], "steady decode, 62 steps of 110 launches"),
+        (["--replay", "-1"], "replay -1 of graph 3"),
+        (["--time", "1ms:2.5ms"], "1000 to 2500 us"),
+    ],
+)
+def test_command(arguments: list[str], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = decode(tmp_path / "a.sqlite", 63 * 100, per_step=100)
+    assert main.main(["trace", str(path), *arguments]) == 0
+    assert line in capsys.readouterr().out

@@ -1,0 +1,185 @@
+"""Rows as notebooks show them: points, timings and reproductions. The other helpers stand with test_notebooks.py."""
+
+import dataclasses
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from lab.base import devices
+from lab.card import gate, phases
+from lab.check import families
+from lab.judge import evidence
+from lab.place import roofline
+from lab.row import store
+from lab.study import reproduction
+from lab.write import notebook
+
+RUN = "2026-11-20T120000Z"
+BASE: dict[str, Any] = {
+    "device": "h200", "phase": "p-test", "family": "any", "precision": "bf16", "workload_id": "t64_hk1_hv2",
+    "workload": {}, "run": RUN, "flops": 2e9, "bytes": 48_000_000, "pipe": "bf16",
+}  # fmt: skip
+OK: dict[str, Any] = {"status": "ok", "iqr_us": 0.5, "relative_error": 1e-3}
+
+
+@pytest.fixture
+def rows(tmp_path, monkeypatch):
+    """Appends rows of the test phase to an otherwise empty profiles folder."""
+    monkeypatch.setattr(store, "FOLDER", tmp_path)
+
+    def add(**fields):
+        store.append(tmp_path / "h200" / "p-test" / RUN, BASE | fields)
+
+    return add
+
+
+def test_without_rows_there_is_nothing(rows):
+    assert notebook.points("p-test", "h200") == []
+    assert notebook.timings("p-test", "h200").empty
+
+
+def test_timings_give_floor_and_change(rows):
+    rows(arm="control", name="old", median_us=40.0, **OK)
+    rows(arm="candidate", name="new", median_us=30.0, **OK)
+    frame = notebook.timings("p-test", "h200")
+    floor = roofline.place(devices.get("h200"), BASE["flops"], BASE["bytes"], "bf16").floor_us
+    assert list(frame["arm"]) == ["old", "new"]
+    assert list(frame["floor us"]) == [floor, floor]
+    assert list(frame["of roofline"]) == [floor / 40, floor / 30]
+    assert list(frame["change %"].dropna()) == [pytest.approx(-25)]
+    assert frame["change %"].isna()[0], "the control has no change against itself"
+
+
+def test_points_are_the_rows_that_are_ok(rows):
+    rows(arm="control", name="old", status="error", message="out of registers")
+    rows(arm="candidate", name="new", median_us=30.0, **OK)
+    (point,) = notebook.points("p-test", "h200")
+    assert (point.label, point.kind) == ("new t64", "measured")
+    assert point.intensity == pytest.approx(BASE["flops"] / BASE["bytes"])
+    assert point.rate_tflop_s == pytest.approx(2e9 / 30e-6 / 1e12)
+    frame = notebook.timings("p-test", "h200")
+    assert list(frame["status"]) == ["error", "ok"]
+    assert "change %" not in frame, "there is no change against a control that failed"
+    assert frame["median us"].isna()[0]
+
+
+def test_arms_are_of_one_run(rows):
+    """Of the newest run in which the candidate is right: a later one without it is no comparison."""
+    card = dataclasses.replace(phases.card("p5-kernel"), id="p-test", candidate="new", workloads=(BASE["workload_id"],))
+    assert notebook.arms(card, "h200") == {}
+    rows(arm="control", name="old", median_us=40.0, **OK)
+    rows(arm="candidate", name="new", median_us=30.0, **OK)
+    rows(arm="candidate", name="broken", status="error", message="out of registers")
+    later = "2026-11-20T130000Z"
+    alone = BASE | OK | {"arm": "control", "name": "old", "median_us": 10.0, "run": later}
+    store.append(store.FOLDER / "h200" / "p-test" / later, alone)
+    (found,) = notebook.arms(card, "h200").values()
+    assert {name: row["median_us"] for name, row in found.items()} == {"old": 40.0, "new": 30.0}
+
+
+def test_arms_of_workloads_that_a_gate_compares_are_of_one_run(rows):
+    """A later run of one of the two is not put beside the other's, as the judge does not."""
+    card = dataclasses.replace(phases.card("kv-page64"), id="p-test")
+    small, large = evidence.compared(card)[0]
+    later = "2026-11-20T130000Z"
+    for run, us, ids in ((RUN, 30.0, (small, large)), (later, 10.0, (small,))):
+        for workload_id in ids:
+            for arm, name in (("control", card.control), ("candidate", card.candidate)):
+                row = BASE | OK | {"arm": arm, "name": name, "median_us": us, "run": run, "workload_id": workload_id}
+                store.append(store.FOLDER / "h200" / "p-test" / run, row)
+    found = notebook.arms(card, "h200")
+    assert {w: found[w][card.candidate]["run"] for w in (small, large)} == {small: RUN, large: RUN}
+    apart = dataclasses.replace(card, gate=gate.Gate(), claims=())
+    assert notebook.arms(apart, "h200")[small][card.candidate]["run"] == later
+
+
+def test_timings_are_of_the_pairs_that_are_judged(rows):
+    """A run with both arms is taken before a later run with one, as the judge does."""
+    rows(arm="control", name="old", median_us=40.0, **OK)
+    rows(arm="candidate", name="new", median_us=30.0, **OK)
+    later = "2026-11-20T130000Z"
+    store.append(store.FOLDER / "h200" / "p-test" / later, BASE | OK | {
+        "arm": "candidate", "name": "new", "median_us": 10.0, "run": later,
+    })  # fmt: skip
+    ((_, judged),) = evidence.pairs(store.rows(phase="p-test")).values()
+    assert judged is not None
+    assert list(notebook.timings("p-test", "h200")["median us"]) == [40.0, judged["median_us"]]
+
+
+def test_reproduced_says_what_agrees():
+    first = reproduction.reproduce()[0]
+    frame = notebook.reproduced([first, dataclasses.replace(first, agrees=not first.agrees)])
+    assert set(frame["agrees"]) == {"yes", "no"}
+    assert frame["figure"][0] == first.recorded_id
+    assert (frame["recorded"][0], frame["ours"][0]) == (first.recorded, first.ours)
+
+
+def kernel_row(name: str, workload: str, config: str, **more: Any) -> dict[str, Any]:
+    own = {"device": "h200", "family": "nvfp4", "name": name, "workload_id": workload, "config": config, "status": "ok"}
+    return own | {"run": RUN, "commit": "abcdef0123", "dirty": True} | more
+
+
+def present(name: str, workload: str) -> str:
+    family = families.load("nvfp4")
+    return family.candidate(name).config(family.workload(workload))
+
+
+FEW, MANY = "m8_n5120_k6144", "m32_n17408_k5120"
+
+
+@pytest.mark.parametrize(
+    ("name", "workload", "config", "said"),
+    [
+        ("cuda_decode", FEW, None, ""),
+        ("cuda_decode", FEW, "nvfp4_ring_of_before grid=132", "former kernel"),
+        ("cuda_decode", MANY, "nvfp4_ring_of_before grid=132", "former kernel, refused now"),
+        ("cuda_gemm", MANY, None, ""),
+        ("no_such_kernel", FEW, "", "former kernel, gone"),
+        ("cuda_decode", "m8_n1_k1_gone", "", "former workload, gone"),
+        ("torch_bf16", FEW, "another version of the library", ""),
+    ],
+)
+def test_a_row_of_a_kernel_that_changed_is_marked(name: str, workload: str, config: str | None, said: str) -> None:
+    assert not families.load("nvfp4").unavailable
+    row = kernel_row(name, workload, present(name, workload) if config is None else config)
+    assert notebook.former(row) == said
+
+
+def test_what_could_not_be_imported_is_not_called_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = families.load("nvfp4")
+    lacking = dataclasses.replace(whole, candidates={}, unavailable={"cuda_decode": "No module named x"})
+    monkeypatch.setattr(families, "load", lambda name: lacking)
+    assert notebook.former(kernel_row("cuda_decode", FEW, "")) == "cannot be compared"
+
+
+@pytest.mark.parametrize("device", ["h200", "gb10"])
+def test_a_kernel_chosen_by_capability_is_described_for_the_device_of_the_row(device: str) -> None:
+    """Here there is no GPU, and the chunks of this kernel are 64 tokens on the one device and 32 on the other."""
+    rows = store.rows(device="h200", phase="gdn-prefill-limit")
+    row = next(r for r in rows[::-1] if r["name"] == "fused_chunk")
+    assert families.former(row | {"device": device}) == ("" if device == "h200" else "former kernel")
+
+
+def test_the_line_below_a_table_names_runs_commits_and_former_kernels() -> None:
+    same = kernel_row("cuda_decode", FEW, present("cuda_decode", FEW))
+    old = kernel_row("cuda_decode", MANY, "before", run="2026-11-21T120000Z", commit="1234567890", dirty=None)
+    assert notebook.origin([]) == ""
+    assert notebook.origin([same]) == f"Rows of run {RUN} (commit abcdef0 and changes on top of it)."
+    stated = same | {"stated_commit": "fedcba9876"}
+    assert notebook.origin([stated]) == f"Rows of run {RUN} (commit fedcba9, as stated)."
+    both = notebook.origin([same, old, old | {"status": "incorrect", "workload_id": "x"}])
+    assert "run 2026-11-21T120000Z (commit 1234567)." in both
+    assert "**Former kernel:** `cuda_decode` on 1 of 2 workloads" in both
+
+
+def test_a_newer_row_of_the_present_kernel_clears_the_mark() -> None:
+    old = kernel_row("cuda_decode", FEW, "before")
+    new = kernel_row("cuda_decode", FEW, present("cuda_decode", FEW), run="2026-11-22T120000Z")
+    assert "Former" not in notebook.origin([new, old])
+
+
+def test_a_frame_wider_than_a_terminal_is_not_padded() -> None:
+    narrow, wide = (pd.DataFrame({"x": [1, 2], "said": ["a", "b" * n]}) for n in (1, notebook.PLAIN_WIDTH))
+    assert notebook.show(narrow).bundle["text/plain"] == narrow.to_string(index=False)
+    assert notebook.show(wide).bundle["text/plain"] == notebook.show(wide).bundle["text/markdown"]

@@ -1,0 +1,234 @@
+"""`lab verdicts`: the site that it writes, what makes it fail, and (slow) the whole job on this checkout."""
+
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.base.errors import REPOSITORY, BadInput
+from lab.card import phases
+from lab.check import families
+from lab.cli import main
+from lab.judge import evidence, rules, verdicts
+from lab.write import site
+
+JUDGEMENTS = verdicts.judge_recorded(phases.cards().values())
+EVIL = '<script>alert("x")</script> & <b>bold</b>'
+Capture = pytest.CaptureFixture[str]
+
+
+class Page(HTMLParser):
+    """The tags, links and text of a page."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.text = ""
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name == "href"]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_page_for_each_phase(tmp_path: Path) -> None:
+    site._write_site(tmp_path, JUDGEMENTS, [], [], {})
+    assert sorted(p.stem for p in (tmp_path / "phases").iterdir()) == sorted(phases.cards())
+    for card in phases.cards().values():
+        page = Page(tmp_path / "phases" / f"{card.id}.html")
+        assert card.question in page.text
+        assert page.links == ["../index.html"]
+        for case in card.recorded:
+            assert all(figure_id in page.text for figure_id in case.figures)
+            assert not case.figures or "td" in page.tags  # the Markdown table became one
+    index = Page(tmp_path / "index.html")
+    assert index.links == ["audit.html", *(f"phases/{j.phase}.html" for j in JUDGEMENTS)]
+    audit = Page(tmp_path / "audit.html")
+    assert all((tmp_path / link).exists() for link in audit.links if not link.startswith("#"))
+    assert "960 of 960 launches" in audit.text
+    assert all((tmp_path / link).exists() for link in index.links)
+    assert all(j.differs in index.text for j in JUDGEMENTS)
+    assert "Measured here" not in index.text
+
+
+def test_site_escapes_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    card = phases.card("p1")
+    evil = replace(card, title=EVIL, question=EVIL, gate_source=EVIL)
+    monkeypatch.setattr(phases, "cards", lambda: {"p1": evil})
+    first = verdicts.judge_recorded([card])[0]
+    finding = replace(first.verdict.decisive[0], observed=EVIL)
+    judged = replace(
+        first,
+        device=EVIL,
+        differs=EVIL,
+        recorded_verdict=EVIL,
+        claims=((EVIL, first.verdict),),
+        verdict=rules.Verdict("NO-GO", EVIL, (finding,), (finding,)),
+    )
+    name = families.names()[0]
+    checks = [{"family": name, "candidate": EVIL, "workload": "", "status": "ok", "message": EVIL}]
+    site._write_site(tmp_path, [judged], [judged], checks, {"nb": EVIL})
+    for path in (tmp_path / "index.html", tmp_path / "phases" / "p1.html"):
+        page = Page(path)
+        assert not {"script", "b"} & set(page.tags), path.name
+        assert EVIL in page.text
+    index = Page(tmp_path / "index.html")
+    assert index.text.count(EVIL) >= 11  # five in each board, one notebook
+    assert index.links[-1] == "notebooks/nb.html"
+    assert "Measured here" in index.text
+
+
+def test_checks_are_counted(tmp_path: Path) -> None:
+    name = families.names()[0]
+    checks = [{"family": name, "status": s} for s in ("ok", "ok", "skipped", "error")]
+    site._write_site(tmp_path, JUDGEMENTS, [], checks, {})
+    row = f"<tr><td>{name}</td><td>2</td><td>1</td><td>0</td><td>1</td></tr>"
+    assert row in (tmp_path / "index.html").read_text()
+
+
+# The job, without its dear steps --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def light(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """`lab verdicts` with canned checks and notebooks, and without measured rows; the dict says what they return."""
+    told: dict[str, Any] = {"checks": [], "pages": {}, "broken": {}}
+    monkeypatch.setattr(site, "_check_families", lambda say: told["checks"])
+    monkeypatch.setattr(site, "_execute_notebooks", lambda out, say: (told["pages"], told["broken"]))
+    monkeypatch.setattr(evidence, "measured_devices", lambda card_id: [])
+    return told
+
+
+def test_verdicts_ends_with_the_board(light: dict[str, Any], tmp_path: Path, capsys: Capture) -> None:
+    light["checks"] = [{"family": "f", "candidate": "c", "workload": "w", "status": "ok", "message": ""}]
+    assert main.main(["verdicts", "--out", str(tmp_path / "deep" / "site")]) == 0
+    text = capsys.readouterr().out
+    assert re.findall(r"^\[(\d)/4\]", text, flags=re.MULTILINE) == ["1", "2", "3", "4"]
+    agree = sum(bool(j.agrees) for j in JUDGEMENTS)
+    assert f"{agree} of {len(JUDGEMENTS)} verdicts agree with their source; checks: 1 ok; " in text
+    assert (tmp_path / "deep" / "site" / "index.html").exists()
+    assert "index.html written after" in text.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        (
+            "checks",
+            [{"family": "f", "candidate": "c", "workload": "w", "status": "incorrect", "message": "y: off"}],
+            "lab: check failed: f/c w: y: off",
+        ),
+        (
+            "checks",
+            [{"family": "f", "candidate": "c", "workload": "w", "status": "error", "message": "boom"}],
+            "lab: check failed: f/c w: boom",
+        ),
+        ("broken", {"nb": "AssertionError"}, "lab: notebooks/nb.ipynb failed: AssertionError"),
+    ],
+)
+def test_verdicts_fails(
+    key: str, value: Any, said: str, light: dict[str, Any], tmp_path: Path, capsys: Capture
+) -> None:
+    light[key] = value
+    assert main.main(["verdicts", "--out", str(tmp_path)]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.strip() == said
+    assert (tmp_path / "index.html").exists()  # what is right is shown all the same
+
+
+def test_verdicts_fails_on_an_unexplained_verdict(
+    light: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    silent = [replace(j, differs="") for j in JUDGEMENTS if j.recorded_id == "lp.v.p4"]
+    monkeypatch.setattr(site, "judge_recorded", lambda cards: silent)
+    assert main.main(["verdicts", "--out", str(tmp_path)]) == 1
+    assert "lab: p4: lp.v.p4 needs a sentence on why it differs" in capsys.readouterr().err
+
+
+def test_out_that_cannot_be_written(light: dict[str, Any], tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file", tmp_path / "file" / "site"):
+        assert main.main(["verdicts", "--out", str(out)]) == 2
+        captured = capsys.readouterr()
+        assert captured.err.startswith(f"lab: {out}: cannot be written (")
+        assert captured.err.count("\n") == 1
+
+
+def test_read_only_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    for write in (lambda: site._write_site(tmp_path, [], [], [], {}), lambda: site._execute_notebooks(tmp_path, print)):
+        with pytest.raises(BadInput, match=r"cannot be written \(Read-only file system\); .*--out"):
+            write()
+
+
+# A child process each -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stdout", "stderr", "code", "said"),
+    [
+        ("", "Traceback\nSegmentationFault: x\n", -11, "SegmentationFault: x"),
+        ("", "", -9, "exit code -9"),
+        ("half of [", "lab: kernels: broken\n", 2, "lab: kernels: broken"),
+    ],
+)
+def test_family_that_crashes_is_an_error_row(
+    stdout: str, stderr: str, code: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = subprocess.CompletedProcess([], code, stdout, stderr)
+    monkeypatch.setattr(site.subprocess, "run", lambda *_, **__: done)
+    [row], _ = site._check_family("toy")
+    assert (row["family"], row["status"], row["message"]) == ("toy", "error", said)
+
+
+def notebook(path: Path, *cells: str) -> Path:
+    import nbformat
+
+    made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    made.cells.insert(0, nbformat.v4.new_markdown_cell("# A title & more\n\nText."))
+    nbformat.write(made, path)
+    return path
+
+
+def test_notebooks_are_executed_and_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site, "NOTEBOOKS", tmp_path)
+    good = notebook(tmp_path / "good.ipynb", "import lab", "print('result', 6 * 7)")
+    notebook(tmp_path / "bad.ipynb", "assert 1 == 2, 'one is not two'")
+    before = good.read_bytes()
+    pages, broken = site._execute_notebooks(tmp_path / "out", lambda line: None)
+    assert pages == {"good": "A title & more"}
+    assert list(broken) == ["bad"]
+    assert "one is not two" in broken["bad"]
+    assert "result 42" in (tmp_path / "out" / "notebooks" / "good.html").read_text()
+    assert not (tmp_path / "out" / "notebooks" / "bad.html").exists()
+    assert good.read_bytes() == before
+
+
+@pytest.mark.slow
+def test_the_whole_job(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "lab", "verdicts", "--out", str(tmp_path)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    index = Page(tmp_path / "index.html")
+    assert all((tmp_path / link).exists() for link in index.links)
+    notebooks = sorted(p.stem for p in (REPOSITORY / "notebooks").glob("*.ipynb"))
+    assert sorted(p.stem for p in (tmp_path / "notebooks").glob("*.html")) == notebooks
+
+
+def test_missing_package_is_one_line_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site, "NEEDED", ("json", "no_such_package"))
+    monkeypatch.setattr(site, "_check_families", lambda say: pytest.fail("work was begun"))
+    with pytest.raises(BadInput, match="the package no_such_package is not installed; make verdicts"):
+        site.verdicts()
