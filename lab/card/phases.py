@@ -37,8 +37,9 @@ CONDITION_KEYS = {"metric", "op", "threshold", "unit", "compare", "workload", "t
 CONDITION_KEYS |= {"against", "output"}
 WEIGHED = ("kill", "require")  # the roles that the arrivals of a gate apply to; the others ask what ran, not how fast
 RECORDED_KEYS = {"verdict", "figure", "differs"}
-FIGURE_KEYS = {"metric", "workload", "control", "candidate", "change", "value", "control_sd", "noise"}
-FIGURE_KEYS |= {"control_launches", "candidate_launches"}
+# The figures of a reading, in the order in which its ids stand: a set's order would differ from process to process.
+FIGURES = ("value", "change", "control", "control_sd", "control_launches", "noise", "candidate", "candidate_launches")
+FIGURE_KEYS = {"metric", "workload", *FIGURES}
 EXPECTED_KEYS = {"recovery", "arithmetic"}
 # What a key's value must be, where it is not text.
 NUMBER = int | float
@@ -306,7 +307,7 @@ def _recorded(path: Path, entry: Any, workloads: tuple[str, ...]) -> RecordedCas
 
 def _reading(path: Path, metric: vocabulary.Metric, table: Mapping[str, Any]) -> Reading:
     """The figures that one [[recorded.figure]] names, as a Reading; the arm of each figure must be the arm named."""
-    ids = {key: table[key] for key in FIGURE_KEYS - {"metric", "workload"} if key in table}
+    ids = {key: table[key] for key in FIGURES if key in table}
     if not ids.keys() & {"control", "candidate", "change", "value"}:
         raise BadInput(
             path, f"[recorded.figure] {metric.name} names no figure", "give control and candidate, or change"

@@ -131,7 +131,7 @@ def answer(
     worst = max(others, key=lambda name: times[name], default=None)
     own = times.get(choice.candidate)
     every = families.load(family).candidates
-    optional = {name for name, c in every.items() if c.precision in asks.opt_in and not c.no_route}
+    optional = [name for name, c in every.items() if c.precision in asks.opt_in and not c.no_route]
     return {
         "family": family,
         "device": device.id,
@@ -150,7 +150,7 @@ def answer(
         "left_out": dict(choice.left_out),
         "never": [name for name in choice.left_out if every[name].no_route],
         "override": variable(family) if os.environ.get(variable(family)) else None,
-        "errors": errors({choice.candidate, *times, *optional}, store.rows(family=family)),
+        "errors": errors((choice.candidate, *times, *optional), store.rows(family=family)),
     }
 
 
