@@ -2,12 +2,13 @@
 
 A baseline is a JSON file of metrics, each with its unit, its direction and its line: a share below (or above) the
 pinned value, 3 % for decode and 5 % for prefill where nothing else is said, or a plain gate as for the ratio of CUDA
-graphs on to off. The run is the output of a known tool (lab/interop); nothing is typed over from one to the other.
+graphs on to off. The run is the output of a known tool (lab/study/own); nothing is typed over from one to the other.
 
-Two ways of going wrong were paid for by others and are refused here. A line inside the range of healthy runs
-(lab/study/baselines.py). And milliseconds read as tokens per second, which make a baseline 400 times off that flags
-nothing or everything: a unit must be stated, must be the metric's, must agree with the tool's own times, and a figure
-that fits as milliseconds and not as tokens per second is refused.
+Two ways of going wrong were paid for by others and are refused here. A baseline pinned on a good day has its line
+inside the range of healthy days, and then it cries wolf: where the file states that range, or holds repeated runs, such
+a line is bad input. And milliseconds read as tokens per second make a baseline 400 times off that flags nothing or
+everything: a unit must be stated, must be the metric's, must agree with the tool's own times, and a figure that fits as
+milliseconds and not as tokens per second is refused.
 
 Exit status: 0 everything holds, 1 a regression, 2 bad input. A metric that the run does not have is bad input, never a
 pass. Given up: statistics. The line is a fixed share and the figure a median, so that anybody can check it by hand.
@@ -19,19 +20,21 @@ import hashlib
 import math
 import statistics
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from lab.base import vocabulary
+import msgspec
+from msgspec import Meta
+
+from lab.base import files, vocabulary
 from lab.base.console import print_json
 from lab.base.errors import BadInput, nearest
 from lab.bench import provenance
 from lab.study import own
-from lab.study.baselines import Baseline, Pin, checked, load, span, store
-from lab.study.own.sample import Imported, Sample
+from lab.study.own.sample import Imported, Made, Positive, Sample, Word
 
 LIMITS_PCT = {"decode_tps": 3.0, "prefill_tps": 5.0}
 RATIO = "graphs_ratio"
@@ -41,22 +44,129 @@ SAME = ("gpu_info", "model_filename", "model_type", "model_n_params")
 TOKENS = {"decode_tps": "ntg", "prefill_tps": "npp"}  # metric -> the axis that holds the tokens behind one figure
 FIT = 1.25  # a figure that lies this close to the baseline when read as milliseconds is milliseconds
 FAR = 100.0  # and one this far off in its own unit is no regression but another quantity
+AGAIN = "write it again with `lab verify --write`"
 
 
-@dataclass(frozen=True)
-class Result:
-    """One metric of the run against its pin. status: "pass" or "regression"."""
+class Pin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One metric of a baseline.
 
-    name: str
+    shape:     the workload as the tool names it ("tg128", "ctx2048 npp2048").
+    unit, better: as in data/vocabulary.toml.
+    value:     pinned, in `unit`.
+    limit_pct: how far on the wrong side of `value` the line lies, None with a gate; gate: the line itself, else None.
+    healthy:   lowest and highest of healthy runs, that of `runs` where only those are given; None when unknown.
+    """
+
+    metric: str
+    shape: str = ""
     unit: str
-    pinned: float
-    line: float
-    value: float
-    change_pct: float
-    status: str
+    better: Literal["higher", "lower"]
+    value: Positive
+    limit_pct: Annotated[float, Meta(gt=0, lt=100)] | None = None
+    gate: Positive | None = None
+    healthy: tuple[Positive, Positive] | None = None
+    runs: tuple[Positive, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse a wrong unit or direction, no line, and a line inside the healthy range."""
+        known = vocabulary.metrics()
+        if self.metric not in known:
+            raise ValueError(f'metric = "{self.metric}" is unknown; {nearest(self.metric, known)}')
+        metric = known[self.metric]
+        if vocabulary.unit(self.unit) != metric.unit:
+            raise ValueError(f'{self.name} has unit = "{self.unit}"; {self.metric} is in {metric.unit}')
+        if self.better != metric.better:
+            raise ValueError(f'{self.name} has better = "{self.better}"; {self.metric} is better {metric.better}')
+        if (self.limit_pct is None) == (self.gate is None):
+            raise ValueError(f"{self.name} needs limit_pct or gate; give exactly one of them")
+        if self.range is None:
+            return
+        low, high = self.range
+        if low > high:
+            raise ValueError(f"{self.name}: healthy = [{low:g}, {high:g}] runs backwards; write the lower one first")
+        end, most, sign = (low, "at most", "-") if self.better == "higher" else (high, "at least", "+")
+        if self.passes(end):
+            return
+        if self.gate is not None:
+            line, remedy = f"the gate {self.gate:g} {self.unit}", f"set the gate to {end:g}, or find out why"
+        else:
+            line = f"the line {self.line:.4g} {self.unit} ({self.value:g} {sign} {self.limit_pct:g} %)"
+            remedy = f"pin a typical run ({most} {end * self.value / self.line:.4g})"
+            remedy += f" or allow more than {self.limit_pct:g} %"
+        what = f"{self.name}: {line} lies inside the healthy range {low:g} to {high:g}"
+        raise ValueError(f"{what}; a healthy run would fail: {remedy}")
+
+    @property
+    def name(self) -> str:
+        """Metric and shape."""
+        return f"{self.metric} {self.shape}".strip()
+
+    @property
+    def range(self) -> tuple[float, float] | None:
+        """Lowest and highest of healthy runs, None when unknown."""
+        return self.healthy or ((min(self.runs), max(self.runs)) if len(self.runs) > 1 else None)
+
+    @property
+    def line(self) -> float:
+        """The value from which on a run passes, in `unit`."""
+        if self.gate is not None:
+            return self.gate
+        sign = -1 if self.better == "higher" else 1
+        return self.value * (1 + sign * (self.limit_pct or 0.0) / 100)
+
+    def passes(self, value: float) -> bool:
+        """Whether a figure is at the line or on its good side."""
+        return value >= self.line if self.better == "higher" else value <= self.line
+
+
+class Source(msgspec.Struct, frozen=True):
+    """A file that a baseline was written from."""
+
+    file: str
+    sha256: str
+
+
+class Provenance(msgspec.Struct, frozen=True, omit_defaults=True):
+    """When and by which commit of ours a baseline was written, of which files; measured: first and last time stamp."""
+
+    written: str = ""
+    measured: tuple[str, str] | None = None
+    killgate: str = ""
+    dirty: bool | None = None
+    files: tuple[Source, ...] = ()
+
+
+class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A stored baseline: its pins, and model, GPU and build as the tool gave them."""
+
+    schema: Literal[1]
+    metrics: tuple[Pin, ...]
+    tool: str = ""
+    made: Made = Made()
+    provenance: Provenance = Provenance()
+
+    def __post_init__(self) -> None:
+        """Refuse a file that pins nothing, or one thing twice."""
+        names = [pin.name for pin in self.metrics]
+        if not names:
+            raise ValueError(f"pins no metric; {AGAIN}")
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"pins {name} twice; keep one")
+
+
+def load(path: Path) -> Baseline:
+    """A baseline file; raises BadInput naming the file, the metric and the numbers for anything it must not hold."""
+    try:
+        raw = msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.DecodeError) as error:
+        raise BadInput(path, f"is no baseline ({error})", AGAIN) from None
+    return files.convert(raw, Baseline, path)
 
 
 # Runs -----------------------------------------------------------------------------------------------------------------
+
+Key = tuple[str, str]  # metric, shape
 
 
 @dataclass(frozen=True)
@@ -80,140 +190,112 @@ def shape(sample: Sample) -> str:
     return " ".join(f"{k}={v}" if isinstance(v, str) else f"{k}{v}" for k, v in sorted(sample.axes.items()))
 
 
-def figures(files: Sequence[Imported]) -> dict[tuple[str, str], Figures]:
+def figures(found: Sequence[Imported]) -> dict[Key, Figures]:
     """(metric, shape) -> its figures; raises BadInput for a figure without a unit, one that contradicts its own time,
     and one shape in two configurations."""
-    found: dict[tuple[str, str], list[Sample]] = {}
-    for sample in (s for f in files for s in f.samples if s.status == "ok"):
+    groups: dict[Key, list[Sample]] = {}
+    for sample in (s for f in found for s in f.samples if s.status == "ok"):
         if sample.wrong:
-            raise BadInput(sample.file, sample.wrong.partition(": ")[2] or sample.wrong, "repeat that run")
+            raise BadInput(sample.at.path, sample.wrong.partition(": ")[2] or sample.wrong, "repeat that run")
         if not sample.unit:
-            what = f"line {sample.line}: nothing confirms the unit of {sample.metric}"
-            raise BadInput(sample.file, what, "give a file that holds the times too")
-        found.setdefault((sample.metric, shape(sample)), []).append(sample)
-    return {key: _one(samples) for key, samples in found.items()}
-
-
-def _one(samples: Sequence[Sample]) -> Figures:
-    first = samples[0]
-    for other in samples[1:]:
-        differing = sorted(
-            k for k in {*first.settings, *other.settings} if first.settings.get(k) != other.settings.get(k)
+            what = f"nothing confirms the unit of {sample.metric}"
+            raise BadInput(str(sample.at), what, "give a file that holds the times too")
+        same = groups.setdefault((sample.metric, shape(sample)), [])
+        same.append(sample)
+        here, before = sample.settings, same[0].settings
+        if differing := sorted(k for k in {*here, *before} if here.get(k) != before.get(k)):
+            what = f"{sample.metric} {shape(sample)} is there in two configurations ({', '.join(differing[:4])})"
+            raise BadInput(sample.at.path, what, "give one configuration a run")
+    return {
+        (metric, of): Figures(
+            same[0].unit,
+            tuple(statistics.median(s.values) for s in same),
+            int(same[0].axes.get(TOKENS.get(metric, ""), 0)),
         )
-        if differing:
-            what = f"{first.metric} {shape(first)} is there in two configurations ({', '.join(differing[:4])})"
-            raise BadInput(other.file, what, "give one configuration a run")
-    tokens = first.axes.get(TOKENS.get(first.metric, ""), 0)
-    return Figures(first.unit, tuple(statistics.median(s.values) for s in samples), int(tokens))
+        for (metric, of), same in groups.items()
+    }
 
 
-def made(files: Sequence[Imported]) -> dict[str, Any]:
+def made(found: Sequence[Imported]) -> dict[str, Word]:
     """Model, GPU and build of the files; raises BadInput when two files disagree on what must be the same."""
-    whole: dict[str, Any] = {}
-    for sample in (s for f in files for s in f.samples):
-        for key, value in sample.made.items():
+    whole: dict[str, Word] = {}
+    for sample in (s for f in found for s in f.samples):
+        for key, value in sample.made.stated().items():
             if key in SAME and whole.get(key, value) != value:
-                raise BadInput(sample.file, f"{key} is {value} here and {whole[key]} before", "give runs of one setup")
+                what = f"{key} is {value} here and {whole[key]} before"
+                raise BadInput(sample.at.path, what, "give runs of one setup")
             whole.setdefault(key, value)
     return whole
 
 
-def ratio(
-    on: Mapping[tuple[str, str], Figures], off: Mapping[tuple[str, str], Figures]
-) -> dict[tuple[str, str], Figures]:
+def ratio(on: Mapping[Key, Figures], off: Mapping[Key, Figures]) -> dict[Key, Figures]:
     """Decode throughput with CUDA graphs over without, for every shape that both have; raises BadInput for none."""
     shared = [key for key in on if key in off and key[0] == "decode_tps"]
     if not shared:
         raise BadInput("--graphs-off", "has no decode figure of a shape that the run has", "give the same test twice")
-    return {
-        (RATIO, key[1]): Figures(vocabulary.metrics()[RATIO].unit, (on[key].value / off[key].value,), 0)
-        for key in shared
-    }
+    unit = vocabulary.metrics()[RATIO].unit
+    return {(RATIO, key[1]): Figures(unit, (on[key].value / off[key].value,), 0) for key in shared}
+
+
+@dataclass(frozen=True)
+class Result:
+    """One metric of the run against its pin."""
+
+    name: str
+    unit: str
+    pinned: float
+    line: float
+    value: float
+    change_pct: float
+    status: Literal["pass", "regression"]
+
+    def __str__(self) -> str:
+        against = f"{self.value:.6g} {self.unit} against {self.pinned:.6g} ({self.change_pct:+.2f} %)"
+        return f"{self.status:10} {self.name}: {against}, line {self.line:.6g}"
 
 
 def plausible(pin: Pin, figure: Figures, where: str | Path) -> None:
     """Raises BadInput when a figure is in another unit than the pin, or is no such quantity at all."""
     if vocabulary.unit(figure.unit) != vocabulary.unit(pin.unit):
         raise BadInput(where, f"{pin.name} is in {figure.unit}", f"the baseline has it in {pin.unit}")
-    apart = max(figure.value / pin.value, pin.value / figure.value)
+    low, high = sorted((figure.value, pin.value))
     # T tokens at x tok/s take 1000 T / x ms, and the reverse: when the two multiply to 1000 T, one of them is a time.
-    product = figure.value * pin.value / (1000 * figure.tokens) if figure.tokens else 0.0
-    if vocabulary.unit(pin.unit) == "tok/s" and 1 / FIT < product < FIT < apart:
-        low, high = sorted((figure.value, pin.value))
-        what = (
-            f"{pin.name}: {figure.value:g} {pin.unit} in the run, {pin.value:g} in the baseline, and {figure.tokens} "
-        )
-        what += f"tokens in {low:g} ms are {1000 * figure.tokens / low:.6g} tok/s"
+    product = low * high / (1000 * figure.tokens) if figure.tokens else 0.0
+    if vocabulary.unit(pin.unit) == "tok/s" and 1 / FIT < product < FIT < high / low:
+        what = f"{pin.name}: {figure.value:g} {pin.unit} in the run, {pin.value:g} in the baseline, and "
+        what += f"{figure.tokens} tokens in {low:g} ms are {1000 * figure.tokens / low:.6g} tok/s"
         raise BadInput(where, what, f"one of {low:g} and {high:g} is milliseconds: read that one again")
-    if apart > FAR:
+    if high / low > FAR:
         what = f"{pin.name}: {figure.value:g} against {pin.value:g} {pin.unit}, more than {FAR:g} times apart"
         raise BadInput(where, what, "check what was measured, and in which unit")
 
 
-def hold(baseline: Baseline, found: Mapping[tuple[str, str], Figures], where: str | Path) -> list[Result]:
+def hold(baseline: Baseline, found: Mapping[Key, Figures], where: str | Path) -> list[Result]:
     """Every pin against the run, in the baseline's order; raises BadInput for one that the run does not have."""
     results = []
-    for pin in baseline.pins:
+    for pin in baseline.metrics:
         figure = found.get((pin.metric, pin.shape))
         if figure is None:
             known = ", ".join(" ".join(key).strip() for key in found)
             flag = "; give --graphs-off FILE" if pin.metric == RATIO else ""
             raise BadInput(where, f"has no {pin.name}, which the baseline pins", f"it has {known}{flag}")
         plausible(pin, figure, where)
-        value = figure.value
-        change = 100 * (value - pin.value) / pin.value
-        status = "pass" if pin.passes(value) else "regression"
-        results.append(Result(pin.name, pin.unit, pin.value, pin.line, value, change, status))
+        change = 100 * (figure.value - pin.value) / pin.value
+        status: Literal["pass", "regression"] = "pass" if pin.passes(figure.value) else "regression"
+        results.append(Result(pin.name, pin.unit, pin.value, pin.line, figure.value, change, status))
     return results
 
 
-def refuse_other_setup(baseline: Baseline, tool: str, setup: Mapping[str, Any], where: str | Path) -> list[str]:
+def other_setup(baseline: Baseline, tool: str, setup: Mapping[str, Word], where: str | Path) -> list[str]:
     """What differs in words; raises BadInput when tool, GPU or model are not the baseline's."""
     if baseline.tool and tool != baseline.tool:
         raise BadInput(where, f"is {tool}'s output", f"the baseline is {baseline.tool}'s")
+    before = baseline.made.stated()
+    changed = [key for key in sorted(before.keys() & setup.keys()) if before[key] != setup[key]]
     for key in SAME:
-        if key in baseline.made and key in setup and baseline.made[key] != setup[key]:
-            raise BadInput(where, f"{key} is {setup[key]}", f"the baseline's is {baseline.made[key]}: pin another one")
-    both = sorted((baseline.made.keys() & setup.keys()) - set(SAME))
-    return [f"{k}: {baseline.made[k]} -> {setup[k]}" for k in both if baseline.made[k] != setup[k]]
-
-
-# Writing --------------------------------------------------------------------------------------------------------------
-
-
-def write(path: Path, found: Mapping[tuple[str, str], Figures], limits: Mapping[str, float], gate: float,
-          healthy: Mapping[str, tuple[float, float]], files: Sequence[Imported]) -> Baseline:  # fmt: skip
-    """Pin every figure and write the file in one step; the old one stays when anything is refused.
-
-    limits: metric -> %; gate: for the graphs ratio; healthy: name of a pin -> its range, else that of repeated runs.
-    """
-    pins = []
-    for (metric, of), figure in found.items():
-        ruled: dict[str, float] = {"gate": gate} if metric == RATIO else {"limit_pct": limits.get(metric, math.nan)}
-        if math.isnan(ruled.get("limit_pct", 0.0)):
-            raise BadInput("--limit", f"{metric} has no limit", f"give --limit {metric}=PERCENT")
-        name = f"{metric} {of}".strip()
-        runs = figure.runs if len(figure.runs) > 1 else ()
-        better = vocabulary.metrics()[metric].better
-        pin = Pin(
-            metric, of, figure.unit, better, figure.value, healthy=healthy.get(name, span(runs)), runs=runs, **ruled
-        )
-        pins.append(checked(path, pin))
-    for name in healthy:
-        if name not in {p.name for p in pins}:
-            raise BadInput("--healthy", f'no figure is called "{name}"', nearest(name, [p.name for p in pins]))
-    baseline = Baseline(files[0].tool, made(files), _provenance(files), tuple(pins))
-    store(path, baseline)
-    return baseline
-
-
-def _provenance(files: Sequence[Imported]) -> dict[str, Any]:
-    head, dirty = provenance.commit()
-    names = [{"file": f.path.name, "sha256": hashlib.sha256(f.path.read_bytes()).hexdigest()} for f in files]
-    when = [s.when for f in files for s in f.samples if s.when]
-    measured = {"measured": [min(when), max(when)]} if when else {}
-    written = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return {"written": written, **measured, "killgate": head, "dirty": dirty, "files": names}
+        if key in changed:
+            raise BadInput(where, f"{key} is {setup[key]}", f"the baseline's is {before[key]}: pin another one")
+    return [f"{key}: {before[key]} -> {setup[key]}" for key in changed]
 
 
 # The command ----------------------------------------------------------------------------------------------------------
@@ -239,44 +321,65 @@ def add(command: Callable[..., ArgumentParser]) -> None:
 
 def run(arguments: Namespace) -> int:
     """0 when every pin holds or a baseline was written, 1 on a regression."""
-    files = [own.read(path) for path in arguments.runs]
-    tools = sorted({f.tool for f in files})
+    read = [own.read(path) for path in arguments.runs]
+    tools = sorted({f.tool for f in read})
     if len(tools) > 1:
         raise BadInput(arguments.runs[-1], f"mixes {' and '.join(tools)}", "give runs of one tool")
-    found, where = figures(files), arguments.runs[0]
-    off = [own.read(arguments.graphs_off)] if arguments.graphs_off else []
-    if off:
-        found |= ratio(found, figures(off))
-    setup = made([*files, *off])
-    notes = list(dict.fromkeys(n for f in (*files, *off) for n in f.notes))
+    found, where = figures(read), arguments.runs[0]
+    if arguments.graphs_off:
+        off = own.read(arguments.graphs_off)
+        found |= ratio(found, figures([off]))
+        read.append(off)
+    notes = list(dict.fromkeys(note for f in read for note in f.notes))
     if arguments.write:
-        limits = {**LIMITS_PCT, **dict(_pair("--limit", w, float) for w in arguments.limit)}
-        bands = dict(_pair("--healthy", w, _band) for w in arguments.healthy)
-        baseline = write(arguments.baseline, found, limits, arguments.graphs_gate, bands, [*files, *off])
-        lines = [f"pinned {p.name}: {p.value:.6g} {p.unit}, line {p.line:.6g}" for p in baseline.pins]
-        _print(arguments.json, {"written": str(arguments.baseline), "notes": notes}, [*lines, *notes])
-        return 0
-    if arguments.limit or arguments.healthy:
-        raise BadInput("lab verify", "--limit and --healthy need --write", "a baseline's lines are in its file")
-    baseline = load(arguments.baseline)
-    notes += refuse_other_setup(baseline, files[0].tool, setup, where)
-    results = hold(baseline, found, where)
-    word = "regression" if any(r.status == "regression" for r in results) else "pass"
-    _print(arguments.json, {"verdict": word, "results": [asdict(r) for r in results], "notes": notes},
-           [*(_said(r) for r in results), *notes, f"{word}: {arguments.baseline.name}"])  # fmt: skip
-    return int(word == "regression")
-
-
-def _said(r: Result) -> str:
-    against = f"{r.value:.6g} {r.unit} against {r.pinned:.6g} ({r.change_pct:+.2f} %), line {r.line:.6g}"
-    return f"{r.status:10} {r.name}: {against}"
-
-
-def _print(as_json: bool, value: Mapping[str, Any], lines: Iterable[str]) -> None:
-    if as_json:
-        print_json(value)
+        baseline = _pinned(arguments, found, read)
+        text = msgspec.json.format(msgspec.json.encode(baseline), indent=1).decode()
+        files.write(arguments.baseline, text + "\n")
+        lines = [f"pinned {p.name}: {p.value:.6g} {p.unit}, line {p.line:.6g}" for p in baseline.metrics]
+        said: dict[str, Any] = {"written": str(arguments.baseline), "notes": notes}
     else:
-        print("\n".join(lines))
+        if arguments.limit or arguments.healthy:
+            raise BadInput("lab verify", "--limit and --healthy need --write", "a baseline's lines are in its file")
+        baseline = load(arguments.baseline)
+        notes += other_setup(baseline, tools[0], made(read), where)
+        results = hold(baseline, found, where)
+        word = "regression" if any(r.status == "regression" for r in results) else "pass"
+        lines = [str(r) for r in results]
+        said = {"verdict": word, "results": [asdict(r) for r in results], "notes": notes}
+        notes = [*notes, f"{word}: {arguments.baseline.name}"]
+    if arguments.json:
+        print_json(said)
+    else:
+        print("\n".join([*lines, *notes]))
+    return int(said.get("verdict") == "regression")
+
+
+def _pinned(arguments: Namespace, found: Mapping[Key, Figures], read: Sequence[Imported]) -> Baseline:
+    """Every figure as a pin; raises BadInput for one that has no line, or whose line lies among its healthy runs."""
+    limits = LIMITS_PCT | dict(_pair("--limit", w, float) for w in arguments.limit)
+    bands = dict(_pair("--healthy", w, _band) for w in arguments.healthy)
+    pins = []
+    for (metric, of), figure in found.items():
+        rule = {"gate": arguments.graphs_gate} if metric == RATIO else {"limit_pct": limits.get(metric, math.nan)}
+        if math.isnan(rule.get("limit_pct", 0.0)):
+            raise BadInput("--limit", f"{metric} has no limit", f"give --limit {metric}=PERCENT")
+        runs = figure.runs if len(figure.runs) > 1 else ()
+        pin = {"metric": metric, "shape": of, "unit": figure.unit, "better": vocabulary.metrics()[metric].better}
+        healthy = bands.pop(f"{metric} {of}".strip(), None)
+        pins.append(
+            files.convert(
+                {**pin, "value": figure.value, **rule, "runs": runs, "healthy": healthy}, Pin, arguments.baseline
+            )
+        )
+    for name in bands:
+        raise BadInput("--healthy", f'no figure is called "{name}"', nearest(name, [p.name for p in pins]))
+    head, dirty = provenance.commit()
+    sources = [Source(f.path.name, hashlib.sha256(f.path.read_bytes()).hexdigest()) for f in read]
+    when = [s.when for f in read for s in f.samples if s.when]
+    measured = (min(when), max(when)) if when else None
+    written = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    kept = Provenance(written, measured, head, dirty, tuple(sources))
+    return Baseline(1, tuple(pins), read[0].tool, Made(**made(read)), kept)  # type: ignore[arg-type]
 
 
 def _pair(flag: str, word: str, read: Callable[[str], Any]) -> tuple[str, Any]:

@@ -38,7 +38,7 @@ def test_steady_rate_is_preferred_and_named() -> None:
     prefill, generation = own.read(CONTROL).samples[:2]
     assert prefill.axes == {"ctx": 2048, "npl": 1, "npp": 2048}
     assert generation.axes == {"ctx": 2048, "npl": 1, "ntg": 128, "rate": "steady"}
-    assert prefill.line == 2
+    assert prefill.at.number == 2
 
 
 def test_unknown_column_is_said_and_a_byte_order_mark_is_none(tmp_path: Path) -> None:

@@ -58,8 +58,8 @@ def test_llama_bench_fields() -> None:
     assert (decode.unit, len(decode.values), decode.when) == ("tok/s", 5, "2026-11-20T10:00:20Z")
     assert decode.axes == {"test": "tg128", "npp": 0, "ntg": 128, "npl": 1, "depth": 0}
     assert prefill.axes == {"test": "pp512", "npp": 512, "ntg": 0, "npl": 1, "depth": 0}
-    assert decode.made["model_filename"] == "example-7b-q4_0.gguf"  # where it lay on somebody's disk is nobody's matter
-    assert (decode.made["build_commit"], decode.made["gpu_info"]) == ("a1b2c3d4", "Example GPU 24GB")
+    assert decode.made.model_filename == "example-7b-q4_0.gguf"  # where it lay on somebody's disk is nobody's matter
+    assert (decode.made.build_commit, decode.made.gpu_info) == ("a1b2c3d4", "Example GPU 24GB")
     assert (decode.settings["n_ubatch"], decode.settings["no_kv_offload"]) == (512, 0)
     assert decode.fields["no_kv_offload"] == "0"  # printed as false here and as 0 by other versions
     assert not set(decode.settings) & {"avg_ts", "n_gen", "samples_ts", "test_time", "gpu_info"}
@@ -81,7 +81,7 @@ def test_batched_bench_fields() -> None:
     assert (prefill.unit, prefill.values, decode.unit, decode.values) == ("t/s", (5000.0,), "t/s", (900.0,))
     assert decode.axes == {"npp": 128, "ntg": 128, "npl": 32}
     assert decode.settings["n_ubatch"] == 512
-    assert decode.made == {
+    assert decode.made.stated() == {
         "build_number": 7001,
         "build_commit": "a1b2c3d4",
         "gpu_info": "Example GPU 24GB",
@@ -108,7 +108,7 @@ def test_backend_ops_fields() -> None:
     assert [s.status for s in timed] == ["ok"] * 3 + ["unsupported"] + ["passed"] * 3
     assert (timed[0].unit, timed[0].values, timed[0].flop_s) == ("us", (50.0,), 2.35e12)
     assert (timed[0].axes["op"], timed[0].axes["n"], timed[0].axes["bs"]) == ("MUL_MAT", "1", "[1,1]")
-    assert timed[0].made == {"backend_name": "CUDA0", "gpu_info": "Example GPU 24GB"}
+    assert timed[0].made.stated() == {"backend_name": "CUDA0", "gpu_info": "Example GPU 24GB"}
     assert [s.status for s in own.read(SAMPLES / "backend_ops_tests.csv").samples] == [
         "passed",
         "incorrect",
@@ -137,7 +137,7 @@ def test_json_among_log_lines(name: str, tmp_path: Path) -> None:
     log = "ggml_cuda_init: found 1 CUDA devices:\n  Device 0: Example GPU 24GB, compute capability 9.0, VMM: yes\n"
     imported = own.read(broken(name, lambda t: "\ufeff" + log + t + "\ntotal time: 3 s\n", tmp_path))
     assert [s.values for s in imported.samples] == [s.values for s in own.read(SAMPLES / name).samples]
-    assert all(s.made["gpu_info"] == "Example GPU 24GB" for s in imported.samples)
+    assert all(s.made.gpu_info == "Example GPU 24GB" for s in imported.samples)
 
 
 # Units ----------------------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def test_unit_is_what_the_file_states(name: str, change: Break, unit: str, tmp_p
         ("batched_bench_control.txt", old_new("  900.00", "    4.55"), "line 11: S_TG 4.55 is not the 900"),
         ("batched_bench_control.txt", old_new(" 5200.00", "10400.00"), "line 12: S_PP 10400"),
         ("batched_bench_control.jsonl", old_new('"speed_tg": 900.0', '"speed_tg": 28.1'), "line 2: S_TG 28.1"),
-        ("backend_ops_control.txt", old_new("  50.00 us", "   0.05 us"), "line 9: 0.05 us/run is not the 49.97"),
+        ("backend_ops_control.txt", old_new("  50.00 us", "   0.05 us"), "line 9: us/run 0.05 is not the 49.97"),
         (
             "backend_ops_control.txt",
             old_new("  60.00 us", "   0.06 us"),
@@ -247,7 +247,7 @@ def test_figure_that_contradicts_its_time(name: str, change: Break, said: str, t
             f"line 9: us/run = 'inf' is no figure; {FAILED}",
         ),
         ("backend_ops_control.sql", lambda t: t[:-40], f"is no whole INSERT into test_backend_ops; {CUT}"),
-        ("backend_ops_control.sql", old_new("'CUDA0', ", "", times=1), "has 15 values for 16 columns"),
+        ("backend_ops_control.sql", old_new("'CUDA0', ", "", times=1), "has 15 of 16 columns"),
         ("backend_ops_control.sql", old_new("'50.000000'", "'0.000000'"), "time_us = '0.000000' is no figure"),
         ("backend_ops_tests.csv", lambda t: t[:-20], f"line 4: has 3 of 7 columns; {CUT}"),
     ],
@@ -302,12 +302,12 @@ def test_file_that_cannot_be_read(tmp_path: Path) -> None:
 def test_cut_anywhere_is_shorter_or_one_line(name: str, tmp_path: Path) -> None:
     """Whatever byte a run stopped at: what is read begins the whole file's figures, or the file is refused."""
     text, path = text_of(name), tmp_path / name
-    whole = [(s.line, s.values, s.status) for s in own.read(SAMPLES / name).samples]
+    whole = [(s.at.number, s.values, s.status) for s in own.read(SAMPLES / name).samples]
     outcomes = set()
     for end in sorted({*range(0, len(text), 37), *(found.end() for found in re.finditer("\n", text))}):
         path.write_text(text[:end])
         try:
-            read = [(s.line, s.values, s.status) for s in own.read(path).samples]
+            read = [(s.at.number, s.values, s.status) for s in own.read(path).samples]
         except BadInput:
             outcomes.add("refused")
             continue

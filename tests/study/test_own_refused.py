@@ -11,7 +11,7 @@ import pytest
 
 from lab.base.errors import BadInput
 from lab.study.own import arms, verdict
-from lab.study.own.sample import Sample
+from lab.study.own.sample import Line, Sample
 from tests.study.interop_samples import CARD, LLAMA, SAMPLES, Capture, card, condition, files, judged, old_new, refused
 
 # Refused --------------------------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ def test_agrees(where: dict[str, str], found: list[int]) -> None:
     """Numbers as numbers, * and ? as wildcards, brackets as themselves."""
     axes: list[dict[str, Any]] = [{"op": "MUL_MAT", "n": n, "type_a": "q4_0", "bs": "[1,1]"} for n in (1, 512)]
     axes.append({"op": "ADD", "n": 63})
-    samples = [Sample("tool", Path("file"), 1, "kernel_us", "us", (1.0,), a) for a in axes]
+    samples = [Sample("tool", Line(Path("file"), 1), "kernel_us", "us", (1.0,), a) for a in axes]
     assert [s.axes["n"] for s in samples if arms.agrees(s, where)] == found
 
 

@@ -1,9 +1,9 @@
 """Somebody's own A/B as evidence: files of llama.cpp's tools and of ds4-bench, held against a card.
 
-    sample.py        what a figure is, whichever tool printed it     json_lines.py  objects among log lines
+    sample.py     what a figure is, whichever tool printed it, and what the readers share
     llama_bench.py, batched_bench.py, backend_ops.py, ds4_bench.py   one reader a tool: names, units, contradictions
-    arms.py          which figures are the control, which the candidate, and which of the card's workloads they are
-    verdict.py       the readings, what must be said beside them, and the verdict
+    arms.py       which figures are the control, which the candidate, and which of the card's workloads they are
+    verdict.py    the readings, what must be said beside them, and the verdict
 
 A file is recognised by what stands in it, never by its name. Nothing is guessed for the user: a workload is matched by
 axes that its name declares or that the command line gives, and the match is part of the output.
@@ -14,9 +14,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from lab.base.errors import BadInput, shown
-from lab.study.own import backend_ops, batched_bench, ds4_bench, json_lines, llama_bench
-from lab.study.own.sample import ANSI, Imported
+from lab.base.errors import BadInput
+from lab.study.own import backend_ops, batched_bench, ds4_bench, llama_bench
+from lab.study.own.sample import ANSI, Imported, Line, objects
 
 SUMMARY = re.compile(r"\|\s*t/s\s*\||^INSERT INTO llama_bench|^build_commit,")
 KNOWN = "llama-bench -o jsonl or json, llama-batched-bench (table or jsonl), test-backend-ops (text, sql or csv)"
@@ -58,18 +58,11 @@ def _read(path: Path, text: str) -> Imported:
 
 
 def _read_json(path: Path, text: str) -> Imported:
-    entries, log = json_lines.objects(path, text)
-    kinds = [
-        ("llama-bench" if llama_bench.is_one(e) else "batched" if batched_bench.is_one(e) else "", n)
-        for n, e in entries
-    ]
-    if len({kind for kind, _ in kinds}) == 1 and kinds[0][0]:
-        return (
-            llama_bench.read(path, entries)
-            if kinds[0][0] == "llama-bench"
-            else batched_bench.read_json(path, entries, log)
-        )
-    strange = next((n for kind, n in kinds if not kind), None)
+    entries, log = objects(path, text)
+    tools = dict.fromkeys(0 if llama_bench.is_one(e) else 1 if batched_bench.is_one(e) else at for at, e in entries)
+    strange = next((at for at in tools if isinstance(at, Line)), None)
     if strange is not None:
-        raise BadInput(f"{shown(path)} line {strange}", "is no result of a known tool", f"known: {KNOWN}")
-    raise BadInput(path, "mixes the outputs of two tools", "give one file per tool")
+        raise BadInput(str(strange), "is no result of a known tool", f"known: {KNOWN}")
+    if len(tools) > 1:
+        raise BadInput(path, "mixes the outputs of two tools", "give one file per tool")
+    return batched_bench.read_json(path, entries, log) if 1 in tools else llama_bench.read(path, entries)

@@ -112,11 +112,11 @@ def split(
         if not given and not selectors:
             axes = {key for s in samples for key in s.axes}
             varying = differing(samples, axes) or differing(samples, ("params",))
-            hint = f"; {samples[0].file.name} varies in {varying}" if varying else ""
+            hint = f"; {samples[0].at.path.name} varies in {varying}" if varying else ""
             remedy = (
                 "give --rows control=FILE --rows candidate=FILE, or --arm control:FIELD=VALUE for one file with both"
             )
-            raise BadInput(f"--rows {samples[0].file.name}", f"is of no arm{hint}", remedy)
+            raise BadInput(f"--rows {samples[0].at.path.name}", f"is of no arm{hint}", remedy)
         for sample in samples:
             names = [given] if given else [arm for arm, where in selectors.items() if agrees(sample, where)]
             if len(names) > 1:

@@ -16,8 +16,8 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from lab.base.errors import BadInput, shown
-from lab.study.own.sample import CUT_OFF, Imported, Sample, count, disagrees, number
+from lab.base.errors import BadInput
+from lab.study.own.sample import Imported, Line, Sample, lines
 
 TOOL = "ds4-bench"
 UNIT = "tok/s"
@@ -37,54 +37,39 @@ def is_header(line: str) -> bool:
 
 def read(path: Path, text: str) -> Imported:
     """The frontiers of one file; raises BadInput for a missing column, a cut line and a value that is no number."""
-    lines = text.splitlines()
-    start = next(n for n, line in enumerate(lines) if is_header(line))
-    header = [cell.strip() for cell in lines[start].split(",")]
+    start, head = next((at, line) for at, line in lines(path, text) if is_header(line))
+    header = [cell.strip() for cell in head.split(",")]
     for column in ALWAYS:
         if column not in header:
-            what = f'has no column "{column}"'
-            raise BadInput(f"{shown(path)} line {start + 1}", what, "give the CSV as ds4-bench wrote it")
+            raise BadInput(str(start), f'has no column "{column}"', "give the CSV as ds4-bench wrote it")
     steady = next((c for c in STEADY if c in header), "")
-    first = next((c for c in FIRST if c in header), "")
-    unknown = [c for c in header if c not in (*ALWAYS, *STEADY, *FIRST, *OTHER)]
+    first = next((c for c in FIRST if c in header), "") if steady else ""
     samples: list[Sample] = []
-    for n, line in enumerate(lines[start + 1 :], start=start + 2):
-        if not line.strip() or is_header(line):
-            continue
-        where = f"{shown(path)} line {n}"
-        (cells,) = csv.reader([line])
-        if len(cells) != len(header):
-            raise BadInput(where, f"has {len(cells)} of {len(header)} columns", CUT_OFF)
-        row = dict(zip(header, cells, strict=True))
-        samples += _row(path, n, where, row, steady, first)
-    read_from = steady or "gen_tps"
+    for at, line in lines(path, text, start.number + 1):
+        if line.strip() and not is_header(line):
+            samples += _frontier(at, at.columns(header, next(csv.reader([line]))), steady, first)
     without = "" if steady else ", the total rate: this build printed no steady one"
-    notes = [f"{path.name}: generation read from {read_from}{without}"]
-    if unknown:
+    notes = [f"{path.name}: generation read from {steady or 'gen_tps'}{without}"]
+    if unknown := [c for c in header if c not in (*ALWAYS, *STEADY, *FIRST, *OTHER)]:
         notes.append(f"{path.name}: columns not read: {', '.join(unknown)}")
     return Imported(path, TOOL, tuple(samples), tuple(notes))
 
 
-def _row(path: Path, n: int, where: str, row: dict[str, str], steady: str, first: str) -> list[Sample]:
-    context, step, generated = (count(row[c], where, c) for c in ("ctx_tokens", "prefill_tokens", "gen_tokens"))
+def _frontier(at: Line, row: dict[str, str], steady: str, first: str) -> list[Sample]:
+    context, step, generated = (at.count(row[c], c) for c in ("ctx_tokens", "prefill_tokens", "gen_tokens"))
     axes = {"ctx": context, "npl": 1}
     samples = []
     if step:
-        speed = number(row["prefill_tps"], where, "prefill_tps")
-        samples.append(Sample(TOOL, path, n, "prefill_tps", UNIT, (speed,), {**axes, "npp": step}))
+        speed = at.figure(row["prefill_tps"], "prefill_tps")
+        samples.append(Sample(TOOL, at, "prefill_tps", UNIT, (speed,), {**axes, "npp": step}))
     if generated:
-        total = number(row["gen_tps"], where, "gen_tps")
-        speed = number(row[steady], where, steady) if steady else total
-        wrong = _contradiction(where, generated, total, speed, row[first], first) if steady and first else ""
+        total = at.figure(row["gen_tps"], "gen_tps")
+        speed = at.figure(row[steady], steady) if steady else total
+        wrong = ""
+        if first:  # the total rate is all tokens over the first token's time plus the rest at the steady rate
+            seconds = at.figure(row[first], first) * FIRST[first] + (generated - 1) / speed
+            wrong = at.contradiction("gen_tps", total, generated / seconds, TOLERANCE, "its steady rate")
         # The kind of rate is part of the shape: arms that differ in it have nothing in common to compare.
         own = {**axes, "ntg": generated, "rate": "steady" if steady else "total"}
-        samples.append(Sample(TOOL, path, n, "decode_tps", UNIT, (speed,), own, wrong=wrong))
+        samples.append(Sample(TOOL, at, "decode_tps", UNIT, (speed,), own, wrong=wrong))
     return samples
-
-
-def _contradiction(where: str, generated: int, total: float, steady: float, word: str, first: str) -> str:
-    """The total rate is all tokens over the first token's time plus the rest at the steady rate."""
-    seconds = number(word, where, first) * FIRST[first] + (generated - 1) / steady
-    if not disagrees(total, generated / seconds, TOLERANCE):
-        return ""
-    return f"{where}: gen_tps {total:.6g} is not the {generated / seconds:.6g} tok/s that its steady rate implies"

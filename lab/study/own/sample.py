@@ -1,4 +1,4 @@
-"""What every importer returns: one figure of somebody else's tool, with its unit, where it stands and how it was made.
+"""One figure of somebody else's tool, with its unit, where it stands and how it was made; and what the readers share.
 
 A figure keeps the unit that the file states. It is never converted and never assumed: a table's unit is read from its
 header, and where a format has no unit (JSON keys) the figure is computed again from the time beside it, which only the
@@ -8,30 +8,116 @@ contradicts its own time carries the sentence in `wrong` and makes the verdict I
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
 
-from lab.base.errors import BadInput
+import msgspec
+from msgspec import Meta
+
+from lab.base.errors import BadInput, shown
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 NOT_A_NUMBER = re.compile(r"(?<![\w.])[-+]?(?:nan|inf(?:inity)?)(?![\w.])", re.IGNORECASE)
 CUT_OFF = "the file is cut off: finish or repeat that run, or remove the line"
+AS_PRINTED = "give the tool's output as it was printed"
+FAILED = "that test failed: repeat it or remove the line"
+
+Word = int | float | str  # a setting or an axis, as the tool prints it
+Count = Annotated[int, Meta(ge=0, lt=2**53)]
+Positive = Annotated[float, Meta(gt=0)]
+Record = TypeVar("Record", bound=msgspec.Struct)
+
+
+class Made(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Build, model and hardware of a figure, "" for what its file does not say."""
+
+    build_commit: Word = ""
+    build_number: Word = ""
+    gpu_info: str = ""
+    cpu_info: str = ""
+    backends: str = ""
+    backend_name: str = ""
+    backend_reg_name: str = ""
+    model_filename: str = ""
+    model_type: str = ""
+    model_size: Word = ""
+    model_n_params: Word = ""
+
+    def stated(self) -> dict[str, Word]:
+        """What the file does say, by name."""
+        found: dict[str, Word] = msgspec.to_builtins(self)
+        return found
+
+
+@dataclass(frozen=True)
+class Line:
+    """Where something stands in a file; its text begins every refusal."""
+
+    path: Path
+    number: int
+
+    def __str__(self) -> str:
+        return f"{shown(self.path)} line {self.number}"
+
+    def figure(self, word: Any, what: str, *, zero: bool = False) -> float:
+        """A finite number above zero (zero itself with `zero`); raises BadInput naming the line and the key."""
+        try:
+            value = math.nan if isinstance(word, bool) else float(word)
+        except (TypeError, ValueError, OverflowError):
+            value = math.nan
+        if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
+            raise BadInput(str(self), f"{what} = {word!r:.40} is no figure", FAILED)
+        return value
+
+    def count(self, word: Any, what: str) -> int:
+        """A whole number from zero up; raises BadInput naming the line and the key."""
+        value = self.figure(word, what, zero=True)
+        if value != int(value):
+            raise BadInput(str(self), f"{what} = {word!r} is no whole number", "repeat that run or remove the line")
+        return int(value)
+
+    def record(self, entry: Mapping[str, Any], kind: type[Record], *, words: bool = False) -> Record:
+        """An object of the tool as its type; words: every value is text, as in CSV and SQL. Raises BadInput."""
+        try:
+            found = msgspec.convert(entry, kind, strict=not words)
+        except msgspec.ValidationError as error:
+            if missing := re.search(r"required field `(\w+)`", str(error)):
+                raise BadInput(str(self), f'has no "{missing[1]}"', AS_PRINTED) from None
+            key = re.split(r"[.\[]", str(error).rpartition("`$.")[2].rstrip("`"))[0]
+            raise BadInput(str(self), f"{key} = {entry.get(key)!r:.40} is no figure", FAILED) from None
+        for key in kind.__struct_fields__:
+            value = getattr(found, key)
+            if isinstance(value, float):
+                self.figure(value, key, zero=True)
+        return found
+
+    def columns(self, names: Sequence[str], cells: Sequence[str], *, whole: bool = True) -> dict[str, str]:
+        """The cells by column; raises BadInput for a line that was cut off (too few of them, or not `whole`)."""
+        if len(cells) != len(names) or not whole:
+            raise BadInput(str(self), f"has {len(cells)} of {len(names)} columns", CUT_OFF)
+        return dict(zip(names, cells, strict=True))
+
+    def contradiction(self, what: str, stated: float, implied: float, tolerance: float, by: str) -> str:
+        """One sentence where a figure is further from what its own time implies than rounding explains, else ""."""
+        if abs(stated - implied) <= tolerance * implied:
+            return ""
+        return f"{self}: {what} {stated:.6g} is not the {implied:.6g} that {by} implies"
 
 
 @dataclass(frozen=True)
 class Sample:
     """One figure, or one operator test without a time.
 
-    tool, file, line: where it stands.
     metric:   decode_tps, prefill_tps or kernel_us.
     unit:     as the file states it, "" when nothing confirms it.
     values:   one number per repetition, in `unit`; empty when `status` is not "ok".
     axes:     the shape (test, npp, ntg, npl, depth; or op and its parameters).
-    settings: how the tool was configured; made: build, model and hardware.
+    settings: how the tool was configured.
     status:   "ok" (timed), "passed" (correct, not timed), "incorrect" or "unsupported".
     flop_s:   floating-point operations per second that the tool computed, 0 where it computed none.
     wrong:    why the figure cannot be what it says, "" when it can.
@@ -39,15 +125,14 @@ class Sample:
     """
 
     tool: str
-    file: Path
-    line: int
+    at: Line
     metric: str
-    unit: str
+    unit: str = ""
     values: tuple[float, ...] = ()
-    axes: Mapping[str, Any] = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    made: Mapping[str, Any] = field(default_factory=dict)
-    status: str = "ok"
+    axes: Mapping[str, Word] = field(default_factory=dict)
+    settings: Mapping[str, Word] = field(default_factory=dict)
+    made: Made = field(default_factory=Made)
+    status: Literal["ok", "passed", "incorrect", "unsupported"] = "ok"
     flop_s: float = 0.0
     wrong: str = ""
     when: str = ""
@@ -55,13 +140,13 @@ class Sample:
     @property
     def id(self) -> str:
         """Where the figure stands: file name and line."""
-        return f"{self.file.name}:{self.line}"
+        return f"{self.at.path.name}:{self.at.number}"
 
     @property
     def fields(self) -> dict[str, str]:
         """Everything that `--arm` and `--map` can select by, as text."""
-        own = {"tool": self.tool, "file": self.file.name}
-        return {k: str(v) for k, v in {**self.made, **self.settings, **self.axes, **own}.items()}
+        own = {"tool": self.tool, "file": self.at.path.name}
+        return {k: str(v) for k, v in {**self.made.stated(), **self.settings, **self.axes, **own}.items()}
 
 
 @dataclass(frozen=True)
@@ -74,23 +159,10 @@ class Imported:
     notes: tuple[str, ...] = ()
 
 
-def number(word: Any, where: str, what: str, *, zero: bool = False) -> float:
-    """A finite number above zero (zero itself with `zero`); raises BadInput naming the file, the line and the key."""
-    try:
-        value = math.nan if isinstance(word, bool) else float(word)
-    except (TypeError, ValueError, OverflowError):
-        value = math.nan
-    if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
-        raise BadInput(where, f"{what} = {word!r:.40} is no figure", "that test failed: repeat it or remove the line")
-    return value
-
-
-def count(word: Any, where: str, what: str) -> int:
-    """A whole number from zero up; raises BadInput naming the file, the line and the key."""
-    value = number(word, where, what, zero=True)
-    if value != int(value):
-        raise BadInput(where, f"{what} = {word!r} is no whole number", "repeat that run or remove the line")
-    return int(value)
+def lines(path: Path, text: str, first: int = 1) -> Iterator[tuple[Line, str]]:
+    """Every line of a file from number `first` on, with its place."""
+    for number, line in enumerate(text.splitlines()[first - 1 :], start=first):
+        yield Line(path, number), line
 
 
 def plain(value: Any) -> Any:
@@ -103,22 +175,58 @@ def base_name(path: str) -> str:
     return re.split(r"[/\\]", path)[-1]
 
 
-def disagrees(stated: float, implied: float, tolerance: float) -> bool:
-    """Whether a figure is further from what its own time implies than rounding explains."""
-    return abs(stated - implied) > tolerance * implied
-
-
 LOG_BUILD = re.compile(r"^(?:\S+: )?build\s*[:=]\s*(\d+) \(([0-9a-f]{6,})\)")
 LOG_GPU = re.compile(r"^\s*Device (\d+): (.+?), compute capability")
 LOG_MODEL = re.compile(r"loaded meta data .* from (\S+\.gguf)")
 
 
-def from_log(line: str, made: dict[str, Any]) -> None:
-    """Take build, GPU and model from a line of llama.cpp's log, where the user kept it beside the figures."""
+def from_log(line: str, made: Made) -> Made:
+    """`made` with build, GPU or model from a line of llama.cpp's log, where the user kept it beside the figures."""
     if found := LOG_BUILD.search(line):
-        made["build_number"], made["build_commit"] = int(found[1]), found[2]
-    elif found := LOG_GPU.search(line):
-        known = made.get("gpu_info", "") if found[1] != "0" else ""
-        made["gpu_info"] = f"{known}, {found[2]}" if known else found[2]
-    elif found := LOG_MODEL.search(line):
-        made["model_filename"] = base_name(found[1])
+        return msgspec.structs.replace(made, build_number=int(found[1]), build_commit=found[2])
+    if found := LOG_GPU.search(line):
+        known = made.gpu_info if found[1] != "0" else ""
+        return msgspec.structs.replace(made, gpu_info=f"{known}, {found[2]}" if known else found[2])
+    if found := LOG_MODEL.search(line):
+        return msgspec.structs.replace(made, model_filename=base_name(found[1]))
+    return made
+
+
+# Objects from JSON or JSON lines that a program printed, possibly among log lines. The C++ tools write numbers with
+# their own formatter, so a failed test appears as a bare `nan` or `inf`, which is no JSON; and a run that was stopped
+# leaves half a line. Both are said as what they are instead of as a parser's complaint.
+NEXT, ANYWHERE = re.compile(r"[\s,]*(?=\{)"), re.compile(r"^[\[\s]*(?=\{)", re.MULTILINE)
+Objects = list[tuple[Line, dict[str, Any]]]
+
+
+def objects(path: Path, text: str) -> tuple[Objects, list[str]]:
+    """(each object with its line, the other lines); raises BadInput for NaN and for what is cut off."""
+    decoder = json.JSONDecoder(parse_constant=_refuse)
+    read: Objects = []
+    others: list[str] = []
+    end, in_array = 0, False
+    while found := NEXT.match(text, end) or ANYWHERE.search(text, end):
+        others += text[end : found.start()].splitlines()
+        in_array |= "[" in found[0]
+        at, start = Line(path, text.count("\n", 0, found.end()) + 1), found.end()
+        try:
+            value, end = decoder.raw_decode(text, start)
+        except ValueError as error:
+            position = max(getattr(error, "pos", start), start)
+            raise _bad(at, (text[start:position] + text[position:].partition("\n")[0]), text[position:]) from None
+        read.append((at, value))
+    if in_array and "]" not in text[end:]:
+        raise _bad(read[-1][0], "", "")
+    return read, others + text[end:].splitlines()
+
+
+def _refuse(word: str) -> Any:
+    raise ValueError(word)
+
+
+def _bad(at: Line, entry: str, rest: str) -> BadInput:
+    if found := NOT_A_NUMBER.search(entry):
+        return BadInput(str(at), f"holds {found[0]}", FAILED)
+    if not rest.partition("\n")[2].strip():
+        return BadInput(str(at), "ends in the middle of an object", CUT_OFF)
+    return BadInput(str(at), f"is not JSON ({entry.strip():.40})", AS_PRINTED)

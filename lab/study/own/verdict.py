@@ -137,7 +137,7 @@ def _explained(judgement: verdicts.Judgement, matches: Iterable[Match]) -> verdi
 
 def _stated(samples: Iterable[Sample], keys: Iterable[str]) -> str:
     """What figures say under some keys, "" when they say nothing: "RTX 4090", "8cf427ff 5163"."""
-    words = [dict.fromkeys(str(s.made[k]) for s in samples if s.made.get(k) not in (None, "")) for k in keys]
+    words = [dict.fromkeys(str(v) for s in samples if (v := getattr(s.made, k)) != "") for k in keys]
     return " ".join(", ".join(word) for word in words if word)
 
 
@@ -201,12 +201,8 @@ def _arrival(sample: Sample) -> str:
 
 def _tests(timed: Sample, arm: Iterable[Sample]) -> list[Sample]:
     """The correctness results of the very operator and parameters that were timed, on the same backend."""
-    backend = timed.made.get("backend_name")
-    return [
-        s
-        for s in arm
-        if s.status in ("passed", "incorrect") and s.axes == timed.axes and s.made.get("backend_name") == backend
-    ]
+    same = (timed.axes, timed.made.backend_name)
+    return [s for s in arm if s.status in ("passed", "incorrect") and (s.axes, s.made.backend_name) == same]
 
 
 def _time(sample: Sample) -> datetime | None:
@@ -247,7 +243,7 @@ def _warnings(
         if m.metric == "kernel_us" and not all(_tests(m.arm(arm)[0], arms[arm]) for arm in ARMS):
             yield f"{m.workload or m.metric}: these files hold no correctness test of that operator for both arms"
         for arm in ARMS:
-            files = dict.fromkeys(s.file.name for s in m.arm(arm))
+            files = dict.fromkeys(s.at.path.name for s in m.arm(arm))
             if len(files) > 1:
                 name = m.workload or m.metric
                 yield f"{name}: {len(files)} files of the {arm} are pooled as repetitions ({', '.join(files)})"
@@ -298,8 +294,8 @@ def _mapping(m: Match) -> dict[str, Any]:
                 "unit": next((s.unit for s in m.arm(arm)), None),
                 "mean": statistics.fmean(values[arm]) if values[arm] else None,
                 "repetitions": len(values[arm]),
-                "made": dict(m.arm(arm)[0].made) if m.arm(arm) else {},
-                "settings": dict(m.arm(arm)[0].settings) if m.arm(arm) else {},
+                "made": next((s.made.stated() for s in m.arm(arm)), {}),
+                "settings": next((dict(s.settings) for s in m.arm(arm)), {}),
             }
             for arm in ARMS
         },

@@ -1,0 +1,124 @@
+"""Files of data: read as a type, refused in one line with what is wrong, and written whole or not at all.
+
+A type is a msgspec.Struct; its fields say what a file may hold, and its `__post_init__` raises ValueError("what is
+wrong; the remedy") for what a type cannot say. An unknown or missing key, a wrong word and a value of another type are
+refused with the file, the entry, the key and the nearest valid word.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from lab.base.errors import BadInput, nearest
+from lab.base.vocabulary import read_toml
+
+T = TypeVar("T")
+LABELS = ("id", "name", "title")  # keys by which an entry of a list is called
+
+
+def read(path: Path, kind: type[T]) -> T:
+    """A TOML file as its type; raises BadInput."""
+    return convert(read_toml(path), kind, path)
+
+
+def convert(raw: Any, kind: type[T], where: str | Path, entry: str = "") -> T:
+    """Plain data as a type; raises BadInput naming `where` (the file) and `entry` (what of it this is)."""
+    try:
+        return msgspec.convert(raw, kind)
+    except msgspec.ValidationError as error:
+        raise _refused(str(error), raw, kind, where, entry) from None
+
+
+def write(path: Path, text: str) -> Path:
+    """The whole text or the former file, whenever the process dies; raises BadInput when it cannot be written."""
+    temporary = ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)  # mkstemp makes it private to its owner
+        os.replace(temporary, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise BadInput(path, f"not written ({error.strerror})", "free space or fix permissions") from None
+    return path
+
+
+def _refused(text: str, raw: Any, kind: Any, where: str | Path, entry: str) -> BadInput:
+    what, _, at = text.partition(" - at `$")
+    keys = re.findall(r"([^.\[\]`]+)?((?:\[[^\]]*\])?)(?:\.|`|$|(?=\[))", at)
+    keys = [(name, deeper) for name, deeper in keys if name or deeper]
+    for n, (name, deeper) in enumerate(keys):
+        if name:
+            raw, kind = raw[name], _field(kind, name)
+        if deeper:  # msgspec does not say which element: the first that cannot be converted
+            inner = _inner(kind)
+            for label, element in _elements(raw):
+                try:
+                    msgspec.convert(element, inner)
+                except msgspec.ValidationError as error:
+                    called = " ".join((".".join([*(word for word, _ in keys[:n]), name]), label)).strip()
+                    return _refused(str(error), element, inner, where, ", ".join(filter(None, (entry, called))))
+    path = ": ".join(filter(None, (entry, ".".join(word for word, _ in keys))))
+    prefix = f"{path}: " if path else ""
+    if found := re.search(r"unknown field `(.+)`$", what):
+        return BadInput(where, f'{prefix}unknown key "{found[1]}"', nearest(found[1], _names(kind)))
+    if found := re.search(r"missing required field `(.+)`$", what):
+        return BadInput(where, f'{prefix}key "{found[1]}" is missing', f"give {found[1]}")
+    if words := _words(kind):
+        return BadInput(where, f'{path} = "{raw}" is unknown', nearest(str(raw), words))
+    if re.match(r"Expected|Invalid|Object|Array", what):
+        return BadInput(where, f"{path or 'the file'} = {raw!r:.60} cannot stand there", f"{what[0].lower()}{what[1:]}")
+    wrong, _, remedy = what.partition("; ")
+    return BadInput(where, f"{prefix}{wrong}", remedy)
+
+
+def _elements(raw: Any) -> list[tuple[str, Any]]:
+    """(what each element is called, the element) of a list or a table."""
+    if isinstance(raw, Mapping):
+        return [(str(key), value) for key, value in raw.items()]
+    named = [next((e[k] for k in LABELS if isinstance(e, Mapping) and isinstance(e.get(k), str)), "") for e in raw]
+    return [(name or str(number), e) for number, (name, e) in enumerate(zip(named, raw, strict=True), start=1)]
+
+
+def _bare(kind: Any) -> list[Any]:
+    """The members of a union, else the type itself; without Annotated and None."""
+    if get_origin(kind) is Annotated:
+        return _bare(get_args(kind)[0])
+    if get_origin(kind) in (Union, UnionType):
+        return [bare for member in get_args(kind) if member is not type(None) for bare in _bare(member)]
+    return [kind]
+
+
+def _field(kind: Any, name: str) -> Any:
+    for member in _bare(kind):
+        if name in getattr(member, "__struct_fields__", ()):
+            return get_type_hints(member, include_extras=True)[name]
+    return Any
+
+
+def _inner(kind: Any) -> Any:
+    """The type of the elements of a list or a table."""
+    held = [get_args(member) for member in _bare(kind) if get_origin(member) in (list, tuple, dict)]
+    return next((args[1 if args[1:] and args[1] is not Ellipsis else 0] for args in held), Any)
+
+
+def _names(kind: Any) -> list[str]:
+    return [name for member in _bare(kind) for name in getattr(member, "__struct_fields__", ())]
+
+
+def _words(kind: Any) -> list[str]:
+    return [str(word) for member in _bare(kind) if get_origin(member) is Literal for word in get_args(member)]
