@@ -30,11 +30,10 @@ from pathlib import Path
 from typing import Any
 
 from lab.base.errors import REPOSITORY, BadInput, nearest
-from lab.bench import measure, provenance
+from lab.bench import measure, ncu, provenance
 from lab.card import phases
 from lab.check import accuracy, families
 from lab.row import store
-from lab.trace.files import read
 
 FILE = "counters.jsonl"
 SEED = 20261121
@@ -152,10 +151,9 @@ def parse(path: Path) -> list[dict[str, Any]]:
 
     A separator has its name alone. Raises BadInput when a metric is missing or comes in an unknown unit.
     """
-    trace = read(path)
     found = []
-    for code, metrics in zip(trace.kernels.name, trace.metrics, strict=True):
-        kernel = trace.names[int(code)]
+    for launch in ncu.launches(path, path.read_text(encoding="utf-8", errors="replace")):
+        kernel, metrics = launch.kernel, launch.metrics
         entry: dict[str, Any] = {"kernel": kernel}
         if SEPARATOR not in kernel:
             entry |= {key: _figure(path, kernel, metric, metrics) for key, metric in METRICS.items()}
@@ -205,7 +203,7 @@ def plan(cards: Sequence[phases.Card], only: str | None, arm: str | None, peers:
     return jobs
 
 
-def command(ncu: str, jobs: Path, log: Path) -> list[str]:
+def command(program: str, jobs: Path, log: Path) -> list[str]:
     """The command that runs `inside` under ncu, its table going to `log`."""
     metrics = [m.ncu for m in METRICS.values()] + [STALL.format(reason) for reason in STALLS]
     options = ["--profile-from-start", "off", "--clock-control", "none", "--cache-control", "all"]
@@ -220,7 +218,7 @@ def command(ncu: str, jobs: Path, log: Path) -> list[str]:
         "--metrics",
         ",".join(metrics),
     ]
-    return [ncu, *options, sys.executable, "-m", "lab.bench.counters", str(jobs)]
+    return [program, *options, sys.executable, "-m", "lab.bench.counters", str(jobs)]
 
 
 def inside(path: Path) -> None:
@@ -270,8 +268,8 @@ def collect(jobs: Sequence[Mapping[str, str]], find: Any = shutil.which) -> list
 
     Raises BadInput without ncu, without the right to read counters, or when ncu printed no table.
     """
-    ncu = find("ncu")
-    if ncu is None:
+    program = find("ncu")
+    if program is None:
         raise BadInput("lab counters", "ncu is not on the PATH", "it comes with Nsight Compute and the CUDA toolkit")
     with tempfile.TemporaryDirectory(prefix="killgate-") as folder:
         plan_file, log = Path(folder) / "jobs.json", Path(folder) / "ncu.csv"
@@ -279,7 +277,7 @@ def collect(jobs: Sequence[Mapping[str, str]], find: Any = shutil.which) -> list
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])}
         try:
             run = subprocess.run(
-                command(ncu, plan_file, log), capture_output=True, text=True, cwd=REPOSITORY, env=environment,
+                command(program, plan_file, log), capture_output=True, text=True, cwd=REPOSITORY, env=environment,
                 timeout=LIMIT_S, check=False,
             )  # fmt: skip
             said = run.stdout + run.stderr

@@ -1,6 +1,6 @@
-"""`lab profile PHASE`: a phase's arms under a profiler, stored as one small trace.
+"""A card's arms under a profiler: returns the profiler's file, which lab/trace/capture.py reads and stores.
 
-Two profilers, and the result says which: nsys where it is on the PATH together with its importer (a collector alone
+Two profilers, and the capture says which: nsys where it is on the PATH together with its importer (a collector alone
 writes a file that nothing there can read), else PyTorch's profiler, which also lists each kernel inside a CUDA graph.
 nsys runs this very command again as its child, with node-level graph tracing (without it a replayed graph is one opaque
 row), CUDA and NVTX only, recording nothing but the range CAPTURE, so that checks and warm-ups are outside.
@@ -8,24 +8,16 @@ row), CUDA and NVTX only, recording nothing but the range CAPTURE, so that check
 An arm is checked against its reference first, at the shape that is profiled: a breakdown of a wrong kernel explains
 nothing. Ranges are called phase/arm/workload and, inside, phase/arm/workload/step N; `lab trace --nvtx` takes them by
 name. Profiled times are perturbed and are not measurements: they say where time goes, `lab measure` how long it takes.
-
-What is kept is the normalised trace (lab/trace/stored.py), never the profiler's file: that one holds the environment,
-the command line and the output of the process, and lives in a temporary folder that is deleted.
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import gzip
 import importlib.util
-import json
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,10 +26,6 @@ from lab.base import devices
 from lab.base.errors import REPOSITORY, BadInput
 from lab.card import phases
 from lab.check import accuracy, families
-from lab.row import store
-from lab.trace import stored
-from lab.trace.files import read
-from lab.trace.model import Trace
 
 CAPTURE = "killgate"  # the range that nsys records
 SEED = 20261121
@@ -49,10 +37,6 @@ NSYS_OPTIONS = (
 )
 # nsys takes ranges with unregistered names (what torch.cuda.nvtx pushes) only when this is 0.
 NSYS_ENVIRONMENT = {"NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"}
-# What is kept of a Kineto file where Arrow is absent: device rows, API calls and our ranges, and of them these keys.
-KINETO_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime", "cuda_driver", "user_annotation")
-KINETO_KEYS = ("ph", "cat", "name", "ts", "dur", "pid", "tid")
-KINETO_ARGS = ("correlation", "device", "context", "stream", "bytes", "graph id", "graph node id")
 
 
 @dataclass(frozen=True)
@@ -73,12 +57,11 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Profile:
-    """A stored profile: its file, the tool, the trace, and the arms left out with their reasons."""
+class Capture:
+    """The profiler's file. about: phase, device, run, tool, steps, arms. left_out: arms not run, with the reason."""
 
-    path: Path
-    tool: Tool
-    trace: Trace
+    raw: Path
+    about: dict[str, Any]
     left_out: tuple[str, ...]
 
 
@@ -225,115 +208,33 @@ def with_nsys(tool: Tool, card: phases.Card, only: str | None, steps: int, folde
     return path
 
 
-def profile(
-    card: phases.Card, only: str | None, steps: int, device: str, tool: Tool, out: Path | None = None
-) -> Profile:
-    """Profile a card's arms and store the trace.
+def capture(
+    card: phases.Card, only: str | None, steps: int, device: str, tool: Tool, run: str, folder: Path
+) -> Capture:
+    """Profile a card's arms; the profiler's file goes into `folder`. run: the id of the run that this belongs to.
 
-    out: folder for trace.parquet; default profiles/<device>/<phase>/<run>.
-    Raises BadInput for a card without a family, no arm that passes its check, and a trace without a single step.
+    Raises BadInput for a card without a family and when no arm passes its check. Under nsys the check runs in the
+    child, so an arm that failed it is only missing from the ranges.
     """
-    place = devices.get(_gpu_name(), "GPU").id if device == "cuda" else "cpu"
-    run, default = store.new_run(place, card.id)
-    with tempfile.TemporaryDirectory(prefix="killgate-") as temporary:
-        left_out: list[str] = []
-        if tool.name == "nsys":
-            raw = with_nsys(tool, card, only, steps, Path(temporary))
-        else:
-            todo, left_out = jobs(card, only, device)
-            if not todo:
-                raise BadInput(card.path, f"no arm passes its check ({'; '.join(left_out)})", "see `lab check`")
-            raw = with_torch(todo, steps, device, Path(temporary))
-        trace = read(raw)
-        about = {"phase": card.id, "device": place, "run": run, "tool": tool.name, "steps": steps}
-        about |= {"control": card.control, "candidate": card.candidate, "left_out": left_out}
-        path = _keep(trace, raw, (out or default), about)
-    seen = {label.split("/")[1] for label in trace.labels if label.startswith(f"{card.id}/")}
-    if not seen:
-        raise BadInput(path, "the profiler recorded no range of ours", "see NSYS_NVTX_PROFILER_REGISTER_ONLY in nsys")
-    if tool.name == "nsys":  # the check ran in the child, and its output is not kept
-        left_out += [
-            f"{card.id}/{arm}: no range recorded, see `lab check`"
-            for arm in ("control", "candidate")
-            if arm not in seen
-        ]
-    return Profile(path, tool, trace, tuple(left_out))
+    left_out: list[str] = []
+    if tool.name == "nsys":
+        raw = with_nsys(tool, card, only, steps, folder)
+    else:
+        todo, left_out = jobs(card, only, device)
+        if not todo:
+            raise BadInput(card.path, f"no arm passes its check ({'; '.join(left_out)})", "see `lab check`")
+        raw = with_torch(todo, steps, device, folder)
+    about = {"phase": card.id, "device": place(device), "run": run, "tool": tool.name, "steps": steps}
+    about |= {"control": card.control, "candidate": card.candidate, "left_out": left_out}
+    return Capture(raw, about, tuple(left_out))
 
 
-def _keep(trace: Trace, raw: Path, folder: Path, about: dict[str, Any]) -> Path:
-    """Store the trace as Parquet; where Arrow is absent, what `keep` needs to do it elsewhere."""
-    if importlib.util.find_spec("pyarrow") is not None:
-        return stored.save(trace, folder / "trace.parquet", about)
-    if trace.tool != "kineto":
-        raise BadInput("lab profile", "pyarrow is missing, which writes Parquet", "install it, or use torch.profiler")
-    folder.mkdir(parents=True, exist_ok=True)
-    return cleaned(raw, folder / "trace.json.gz", about)
-
-
-def cleaned(raw: Path, target: Path, about: dict[str, Any]) -> Path:
-    """Write a Kineto file with device rows, API calls and our ranges only, gzip-compressed, and what it is about."""
-    content = json.loads(raw.read_text(encoding="utf-8"))
-    events = []
-    for event in content["traceEvents"]:
-        if event.get("ph") == "X" and event.get("cat") in KINETO_CATEGORIES:
-            kept = {key: event[key] for key in KINETO_KEYS if key in event}
-            args = {key: v for key, v in event.get("args", {}).items() if key in KINETO_ARGS}
-            events.append(kept | {"args": args})
-    gpus = [{"id": d.get("id"), "name": d.get("name")} for d in content.get("deviceProperties", [])]
-    body = {"schemaVersion": content.get("schemaVersion", 1), "deviceProperties": gpus, "traceEvents": events}
-    with gzip.open(target, "wt", encoding="utf-8") as file:
-        json.dump(body | {"killgate": about}, file, separators=(",", ":"))
-    return target
-
-
-def keep(path: Path) -> Path:
-    """Turn a file that `cleaned` wrote into trace.parquet beside it, and remove it."""
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            about = json.load(file).get("killgate")
-    except (OSError, ValueError, EOFError, AttributeError):
-        about = None
-    if not isinstance(about, dict):
-        raise BadInput(path, "is no profile of `lab profile` that waits for its Parquet", "give its trace.json.gz")
-    target = stored.save(read(path), path.parent / "trace.parquet", about)
-    path.unlink()
-    return target
-
-
-def _gpu_name() -> str:
+def place(device: str) -> str:
+    """The id of the GPU here, or "cpu"; raises BadInput when a GPU is asked for and there is none."""
+    if device == "cpu":
+        return "cpu"
     import torch
 
     if not torch.cuda.is_available():
         raise BadInput("lab profile", "no CUDA GPU is usable here", "run it where there is one, or try --device cpu")
-    return torch.cuda.get_device_name(0)
-
-
-def run(arguments: argparse.Namespace) -> Iterator[str]:
-    """`lab profile`: yields the lines to print."""
-    if arguments.store:
-        yield f"stored {keep(arguments.store)}"
-        return
-    if not arguments.phase or arguments.steps < 1:
-        raise BadInput("lab profile", "needs card ids and at least one step", "see `lab phases`")
-    if arguments.device == "cpu":
-        families.interpret_on_cpu()
-    tool = choose()
-    if arguments.device == "cpu":
-        tool = Tool("torch.profiler", "a CPU run has host ranges only")
-    if arguments.tool and arguments.tool != tool.name:
-        if arguments.tool == "nsys":
-            raise BadInput("--tool nsys", tool.why, "leave it out to use torch.profiler")
-        tool = Tool("torch.profiler", "asked for")
-    for name in arguments.phase:
-        card = phases.card(name)
-        if arguments.inside:
-            todo, _ = jobs(card, arguments.workload, arguments.device)
-            with contextlib.redirect_stdout(sys.stderr):
-                inside_nsys(todo, arguments.steps, arguments.device)
-            continue
-        out = arguments.out / card.id if arguments.out else None
-        done = profile(card, arguments.workload, arguments.steps, arguments.device, tool, out)
-        size = done.path.stat().st_size / 1000
-        yield f"{card.id}: {tool.name} ({tool.why}); {len(done.trace.kernels)} kernels, {size:.0f} KB in {done.path}"
-        yield from (f"left out: {reason}" for reason in done.left_out)
-        yield from (f"warning: {warning}" for warning in done.trace.warnings)
+    return devices.get(torch.cuda.get_device_name(0), "GPU").id

@@ -216,9 +216,9 @@ def run_amdahl(arguments: Namespace) -> int:
 
 def run_profile(arguments: Namespace) -> int:
     """`lab profile`."""
-    from lab.bench import profile
+    from lab.trace import capture
 
-    for line in profile.run(arguments):
+    for line in capture.run(arguments):
         print(line, flush=True)
     return 0
 

@@ -189,7 +189,6 @@ class Trace:
     timeline:     False for tools that give totals only.
     windows_ns:   the intervals that a window selected, None for the whole capture; the span is their union.
     whole:        the capture that this is a window of, None for a capture itself.
-    metrics:      Nsight Compute's metrics, one mapping per kernel row: metric -> (value, unit).
     steps:        how many equal units (decode steps, replays, instances of a range) the windows hold, None unknown.
     domains:      names of NVTX domains by number, where the file has them.
     host:         host-side waits and profiler overhead, kind -> (count, summed ns); never part of busy time.
@@ -216,7 +215,6 @@ class Trace:
     windows_ns: tuple[tuple[int, int], ...] | None = None
     window_label: str = ""
     whole: Trace | None = field(default=None, repr=False)
-    metrics: tuple[dict[str, tuple[Any, str]], ...] = ()
     steps: int | None = None
     domains: dict[int, str] = field(default_factory=dict)
     host: dict[str, tuple[int, int]] = field(default_factory=dict)

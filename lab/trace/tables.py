@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.base.errors import BadInput
+from lab.bench import ncu
 from lab.trace.model import COPY_KINDS, NONE, Copies, Fills, Kernels, Trace
 
 UNIT_NS = {"ns": 1.0, "nsec": 1.0, "nsecond": 1.0, "us": 1e3, "usec": 1e3, "usecond": 1e3, "ms": 1e6, "msec": 1e6}
@@ -34,7 +35,7 @@ Row = dict[str, str]
 def kind(text: str) -> str:
     """Which table the text holds: "kern_sum", "gpu_trace", "ncu", or "" for none of them."""
     kinds = {found for found, _, _ in _tables(text)}
-    return next((k for k in ("ncu", "gpu_trace", "kern_sum") if k in kinds), "")
+    return "ncu" if ncu.is_table(text) else next((k for k in ("gpu_trace", "kern_sum") if k in kinds), "")
 
 
 def read(path: Path, text: str) -> Trace:
@@ -45,11 +46,13 @@ def read(path: Path, text: str) -> Trace:
     wanted = kind(text)
     if not wanted:
         raise BadInput(path, "CSV of no known report", "give cuda_gpu_kern_sum, cuda_gpu_trace or ncu --csv output")
+    if wanted == "ncu":
+        return _ncu(path, ncu.launches(path, text))
     found = [(header, rows) for k, header, rows in _tables(text) if k == wanted]
     rows = [_row(path, header, number, cells) for header, lines in found for number, cells in lines]
     if not rows:
         raise BadInput(path, "the table has a header and no rows", "was anything captured?")
-    return {"kern_sum": _kern_sum, "gpu_trace": _gpu_trace, "ncu": _ncu}[wanted](path, rows)
+    return {"kern_sum": _kern_sum, "gpu_trace": _gpu_trace}[wanted](path, rows)
 
 
 def _tables(text: str) -> Iterator[tuple[str, list[str], list[tuple[int, list[str]]]]]:
@@ -64,7 +67,7 @@ def _tables(text: str) -> Iterator[tuple[str, list[str], list[tuple[int, list[st
                 yield current
             current = (which, cells, []) if which else None
         elif not any(cells) or (len(cells) == 1 and REPORT_LINE.match(cells[0])):
-            if current and current[2] and current[0] != "ncu":
+            if current and current[2]:
                 yield current
                 current = None
         elif current:
@@ -76,8 +79,6 @@ def _tables(text: str) -> Iterator[tuple[str, list[str], list[tuple[int, list[st
 def _header_kind(cells: Sequence[str]) -> str | None:
     """A known table's kind, "" for another report's header, None for a line that is no header."""
     have = {_plain(c) for c in cells}
-    if {"ID", "Kernel Name"} <= have:
-        return "ncu"
     if {"Start", "Duration", "Name"} <= have and len(have & {"Strm", "Device", "CorrId", "Stream"}) >= 2:
         return "gpu_trace"
     if {"Total Time", "Instances", "Name"} <= have:
@@ -92,8 +93,7 @@ def _plain(title: str) -> str:
 
 def _row(path: Path, header: Sequence[str], number: int, cells: Sequence[str]) -> Row:
     """Cells by full header title, each also under its title without the unit; refuses a row that is too short."""
-    # ncu's details page leaves the trailing rule columns out of some rows.
-    if len(cells) < len(header) and "Metric Value" not in header[: len(cells)]:
+    if len(cells) < len(header):
         raise BadInput(
             path, f"line {number} has {len(cells)} of {len(header)} cells", "the file is cut off; export again"
         )
@@ -197,44 +197,20 @@ def copy_kind(name: str) -> int:
     return COPY_KINDS.index(short) if short in COPY_KINDS else 0
 
 
-def _ncu(path: Path, rows: list[Row]) -> Trace:
-    """One kernel launch per ID. The details page has a row per metric, the raw page a column per metric."""
-    launches: dict[str, tuple[Row, dict[str, tuple[Any, str]]]] = {}
-    units: Row = {}
-    for row in rows:
-        if not row["ID"]:  # the raw page's second line holds the units
-            units = row
-            continue
-        _, metrics = launches.setdefault(row["ID"], (row, {}))
-        if "Metric Name" in row:
-            if row["Metric Name"]:
-                metrics[row["Metric Name"]] = (_value(row.get("Metric Value", "")), row.get("Metric Unit", ""))
-        else:
-            metrics |= {k: (_value(v), units.get(k, "")) for k, v in row.items() if "__" in k}
+def _ncu(path: Path, launches: Sequence[ncu.Launch]) -> Trace:
     names: dict[str, int] = {}
-    codes, lengths, devices, unknown = [], [], [], 0
-    for row, metrics in launches.values():
-        value, unit = metrics.get("gpu__time_duration.sum") or metrics.get("Duration") or (None, "")
-        if isinstance(value, float) and unit in UNIT_NS:
-            lengths.append(round(value * UNIT_NS[unit]))
-        else:
-            lengths.append(0)
-            unknown += 1
-        codes.append(names.setdefault(row["Kernel Name"], len(names)))
-        devices.append(_whole(row, "Device"))
+    lengths, unknown = [], 0
+    for launch in launches:
+        value, unit = launch.metrics.get("gpu__time_duration.sum") or launch.metrics.get("Duration") or (None, "")
+        length = value * UNIT_NS[unit] if isinstance(value, float) and unit in UNIT_NS else None
+        lengths.append(round(length or 0))
+        unknown += length is None
+    codes = [names.setdefault(launch.kernel, len(names)) for launch in launches]
+    devices = [int(launch.device) if launch.device.isdigit() else NONE for launch in launches]
     warnings = ["Nsight Compute replays kernels one by one, by default at locked clocks: times are no shares of a run"]
     if unknown:
         warnings.append(f"{unknown} of {len(codes)} kernels have no duration metric (gpu__time_duration.sum)")
     kernels = Kernels.of(start_ns=[0] * len(codes), end_ns=lengths, name=codes, device=devices)
-    gathered = tuple(metrics for _, metrics in launches.values())
     gpus = dict.fromkeys(sorted(set(devices) - {NONE}), "")
     trace = Trace("ncu", path.name, kernels=kernels, names=list(names), gpus=gpus, warnings=tuple(warnings))
-    return trace.but(timeline=False, metrics=gathered)
-
-
-def _value(text: str) -> float | str:
-    """A number without its thousands separators, else the text (`n/a`, a list)."""
-    try:
-        return float(text.replace(",", ""))
-    except ValueError:
-        return text
+    return trace.but(timeline=False)

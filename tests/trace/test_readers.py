@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from lab.base.errors import BadInput
+from lab.bench import ncu
 from lab.trace.files import read
 from lab.trace.model import COPY_KINDS, NONE, Kernels, short_name, totals_by_name
 from tests.trace.nsys_synthetic import VERSIONS, Export, decode, global_pid
@@ -66,7 +67,8 @@ def test_ncu() -> None:
     t = read(REAL / "ncu_details.csv")
     assert (t.tool, t.timeline, len(t.kernels)) == ("ncu", False, 1)
     assert t.kernels.duration_ns.tolist() == [6750]
-    assert t.metrics[0]["dram__throughput.avg.pct_of_peak_sustained_elapsed"] == (19.66, "%")
+    (launch,) = ncu.launches(REAL, (REAL / "ncu_details.csv").read_text())
+    assert launch.metrics["dram__throughput.avg.pct_of_peak_sustained_elapsed"] == (19.66, "%")
 
 
 # nsys SQLite ---------------------------------------------------------------------------------------------------------

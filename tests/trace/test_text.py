@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lab.base.errors import BadInput
+from lab.bench import ncu
 from lab.trace.files import read
 from lab.trace.model import COPY_KINDS, NONE, totals_by_name
 from tests.trace.nsys_synthetic import Export, decode
@@ -74,8 +75,9 @@ def test_ncu_raw_page(tmp_path: Path) -> None:
     )
     t = read(path)
     assert t.kernels.duration_ns.tolist() == [1_234_500, 2_000]
-    assert t.metrics[0]["dram__bytes_read.sum"] == (2.0, "Mbyte")
-    assert t.metrics[1]["dram__bytes_read.sum"] == ("n/a", "Mbyte")
+    first, second = ncu.launches(path, path.read_text())
+    assert first.metrics["dram__bytes_read.sum"] == (2.0, "Mbyte")
+    assert second.metrics["dram__bytes_read.sum"] == ("n/a", "Mbyte")
 
 
 def event(category: str, name: str, ts: float | str, dur: float, **args: Any) -> str:

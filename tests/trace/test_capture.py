@@ -18,7 +18,7 @@ from lab.bench.profile import Job, Tool
 from lab.card import phases
 from lab.check import families
 from lab.cli import main
-from lab.trace import breakdowns, files, stored
+from lab.trace import breakdowns, capture, files, stored
 from lab.trace.model import Calls, Copies, Fills, GraphLaunches, Kernels, Ranges, Trace
 
 SECRET = "s3cret-value-of-the-environment"
@@ -134,7 +134,7 @@ def test_cards_without_code_are_refused() -> None:
 
 
 @pytest.fixture
-def capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def raw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A Kineto file of two arms with two steps each, taken while a secret stood in the environment."""
     import torch
 
@@ -148,8 +148,8 @@ def capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return profile.with_torch(todo, 2, "cpu", tmp_path)
 
 
-def test_capture_is_read_and_stored_without_what_it_says_about_the_machine(capture: Path, tmp_path: Path) -> None:
-    trace = files.read(capture)
+def test_capture_is_read_and_stored_without_what_it_says_about_the_machine(raw: Path, tmp_path: Path) -> None:
+    trace = files.read(raw)
     labels = {f"card/{arm}/w{end}" for arm in ("control", "candidate") for end in ("", "/step 0", "/step 1")}
     assert labels <= set(trace.labels)
     assert len(trace.kernels) == 0
@@ -163,18 +163,18 @@ def test_capture_is_read_and_stored_without_what_it_says_about_the_machine(captu
     assert stored.about(path) == {"phase": "card"}
 
 
-def test_where_arrow_is_absent_a_cleaned_file_is_kept_and_stored_later(capture: Path, tmp_path: Path) -> None:
-    kept = profile.cleaned(capture, tmp_path / "trace.json.gz", {"phase": "card", "steps": 2})
+def test_where_arrow_is_absent_a_cleaned_file_is_kept_and_stored_later(raw: Path, tmp_path: Path) -> None:
+    kept = capture.cleaned(raw, tmp_path / "trace.json.gz", {"phase": "card", "steps": 2})
     with gzip.open(kept, "rt") as file:
         body = json.load(file)
     assert {e["cat"] for e in body["traceEvents"]} == {"user_annotation"}, (
         "a CPU capture has CPU operators; none is kept"
     )
     assert set(body) == {"schemaVersion", "deviceProperties", "traceEvents", "killgate"}
-    path = profile.keep(kept)
+    path = capture.store_cleaned(kept)
     assert not kept.exists()
     assert stored.about(path) == {"phase": "card", "steps": 2}
-    assert stored.load(path).labels == files.read(capture).labels
+    assert stored.load(path).labels == files.read(raw).labels
 
 
 def test_store_refuses_another_file(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_store_refuses_another_file(tmp_path: Path) -> None:
     other.write_bytes(gzip.compress(b'{"traceEvents": []}'))
     for path in (other, tmp_path / "missing.json.gz"):
         with pytest.raises(BadInput, match="waits for its Parquet"):
-            profile.keep(path)
+            capture.store_cleaned(path)
 
 
 def test_lab_profile_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
