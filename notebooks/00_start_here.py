@@ -26,11 +26,11 @@ import importlib.util
 
 import pandas as pd
 
+from lab import draw
 from lab.base import devices, vocabulary
 from lab.card import gate, phases
 from lab.card import recorded as recorded_facts
 from lab.check import families
-from lab.draw import plots
 from lab.judge import evidence, rules, verdicts
 from lab.place import roofline
 from lab.row import store
@@ -59,11 +59,11 @@ figure, axes = notebook.canvas(2.55, height=36)
 WIDE, STEP = 12.2, 14.35
 for place, (name, does, module) in enumerate(LINKS):
     x = 0.8 + place * STEP
-    colour = plots.BLUE if module not in missing else plots.SOFT
+    colour = draw.BLUE if module not in missing else draw.SOFT
     notebook.box(axes, x, 22, WIDE, 9, colour=colour, fill=module not in missing, ls="--" if module in missing else "-")
-    axes.text(x + WIDE / 2, 28.2, name, ha="center", va="center", fontsize=10, weight="bold", color=plots.INK)
-    axes.text(x + WIDE / 2, 24.4, does, ha="center", va="center", fontsize=7.4, color=plots.INK)
-    axes.text(x + WIDE / 2, 32.6, f"lab.{module}", ha="center", fontsize=7.6, color=plots.SOFT, family="monospace")
+    axes.text(x + WIDE / 2, 28.2, name, ha="center", va="center", fontsize=10, weight="bold", color=draw.INK)
+    axes.text(x + WIDE / 2, 24.4, does, ha="center", va="center", fontsize=7.4, color=draw.INK)
+    axes.text(x + WIDE / 2, 32.6, f"lab.{module}", ha="center", fontsize=7.6, color=draw.SOFT, family="monospace")
     if place:
         notebook.arrow(axes, (x - STEP + WIDE + 0.2, 26.5), (x - 0.2, 26.5))
 ENDS = [
@@ -75,11 +75,11 @@ ENDS = [
 for place, word, why in ENDS:
     x = 0.8 + place * STEP + WIDE / 2
     start = x if place < 5 else 0.8 + 5 * STEP + WIDE / 2
-    notebook.arrow(axes, (start, 21.6), (start, 14.6), colour=plots.VERMILLION if place < 5 else plots.INK)
-    axes.text(x, 13.6, word, ha="center", va="top", fontsize=8.2, weight="bold", color=plots.INK, linespacing=1.3)
-    axes.text(x, 10.2, why, ha="center", va="top", fontsize=7.4, color=plots.INK, linespacing=1.3)
+    notebook.arrow(axes, (start, 21.6), (start, 14.6), colour=draw.VERMILLION if place < 5 else draw.INK)
+    axes.text(x, 13.6, word, ha="center", va="top", fontsize=8.2, weight="bold", color=draw.INK, linespacing=1.3)
+    axes.text(x, 10.2, why, ha="center", va="top", fontsize=7.4, color=draw.INK, linespacing=1.3)
 axes.text(0.8, 1, "A link shows dashed while its module is not in lab/." if missing else
-          "Each link is a module of lab/; what flows through it is rows.", fontsize=7.6, color=plots.SOFT)  # fmt: skip
+          "Each link is a module of lab/; what flows through it is rows.", fontsize=7.6, color=draw.SOFT)  # fmt: skip
 notebook.picture(figure, "Seven links: card, check, measure, place, trace, judge, write; where a chain may end early.")
 
 # %% [markdown]

@@ -26,9 +26,9 @@
 # %%
 import pandas as pd
 
+from lab import draw
 from lab.base import devices, facts
 from lab.card import phases, recorded, sweeps
-from lab.draw import sweep_plots
 from lab.judge import verdicts
 from lab.write import notebook
 
@@ -277,7 +277,7 @@ curve = {
 }
 panels = [[curve[d, metric] for d in (PRO, GB10)] for metric in ("prefill_tps", "decode_steady_tps")]
 notebook.picture(
-    sweep_plots.curves(panels, "ds4 frontiers: prefill above, generation below"),
+    draw.curves(panels, "ds4 frontiers: prefill above, generation below"),
     "Prefill and generation in tokens per second over the context, 2048 to 65536 tokens, for both devices.",
 )
 
@@ -363,7 +363,7 @@ pair = [
 ]
 over = sweeps.ratio(pair[1], pair[0])
 notebook.picture(
-    sweep_plots.curves([pair], "Exact speculation on GB10", [over], zero=False),
+    draw.curves([pair], "Exact speculation on GB10", [over], zero=False),
     "Generation on GB10 with and without exact drafting over the context, and their ratio.",
 )
 

@@ -27,10 +27,10 @@ from dataclasses import replace
 import pandas as pd
 import torch
 
+from lab import draw
 from lab.base import devices, models
 from lab.card import phases, recorded
 from lab.check import accuracy, families
-from lab.draw import plots
 from lab.judge import verdicts
 from lab.place import roofline
 from lab.study import reproduction
@@ -74,13 +74,13 @@ notebook.show(pd.DataFrame(rest), code=["phase"])
 # %%
 def draw_prefill():
     figure, axes = notebook.canvas(4.3, height=61)
-    ink, soft, state, slow = plots.INK, plots.SOFT, plots.GREEN, plots.VERMILLION
+    ink, soft, state, slow = draw.INK, draw.SOFT, draw.GREEN, draw.VERMILLION
     axes.text(1, 58.2, "fused_chunk: one kernel, the state S stays on chip", fontsize=10, color=ink)
     notebook.box(axes, 1, 40, 98, 15.5, colour=soft, linestyle=(0, (4, 3)), linewidth=0.9)
     axes.text(2, 47.5, "S in", color=state, va="center", fontsize=9)
     for i, name in enumerate(("chunk 1", "chunk 2", "chunk 3", "chunk N")):
         x = 15 + 23 * i
-        notebook.box(axes, x, 43, 11, 9, name, plots.BLUE, fill=True)
+        notebook.box(axes, x, 43, 11, 9, name, draw.BLUE, fill=True)
         notebook.arrow(axes, (x - 12 if i else 7.5, 47.5), (x, 47.5), state, linewidth=2)
         axes.text(x - 6, 48.7, ("", "S", "S", "S ...")[i], color=state, ha="center", fontsize=9)
         notebook.arrow(axes, (x + 3, 36.5), (x + 3, 43), soft)
@@ -91,7 +91,7 @@ def draw_prefill():
     kernels = (("1 cumsum", "G"), ("2 kkt", "A"), ("3 inverse", "X"), ("4 w, u", "W, U"), ("5 scan", "h, V'"))
     for i, (name, tensor) in enumerate((*kernels, ("6 output", "o"))):
         x, scan = 1 + 16.6 * i, i == 4
-        notebook.box(axes, x, 12.5, 13, 12, colour=plots.ORANGE if scan else plots.BLUE, fill=True)
+        notebook.box(axes, x, 12.5, 13, 12, colour=draw.ORANGE if scan else draw.BLUE, fill=True)
         axes.text(x + 6.5, 22, name, ha="center", va="center", fontsize=9, color=ink)
         how = "chunk after\nchunk" if scan else "all chunks\nat once"
         axes.text(x + 6.5, 16.8, how, ha="center", va="center", fontsize=8, color=ink)
@@ -118,22 +118,22 @@ notebook.picture(
 # %%
 def draw_decode():
     figure, axes = notebook.canvas(2.4, height=34)
-    ink = plots.INK
+    ink = draw.INK
     axes.text(1, 31, "gathered, updated, copied back: six passes", fontsize=10, color=ink)
     axes.text(66, 31, "by row id: two passes", fontsize=10, color=ink)
     for x in (1, 66):
         for i in range(5):
-            notebook.box(axes, x, 4 + 4.6 * i, 10, 3.8, colour=plots.GREEN, fill=i in (1, 3))
+            notebook.box(axes, x, 4 + 4.6 * i, 10, 3.8, colour=draw.GREEN, fill=i in (1, 3))
         axes.text(x + 5, 1.2, "state pool", ha="center", va="center", fontsize=8.5, color=ink)
-    for y, name, colour in ((21, "gather", plots.ORANGE), (12.5, "update", plots.BLUE), (4, "copy", plots.ORANGE)):
+    for y, name, colour in ((21, "gather", draw.ORANGE), (12.5, "update", draw.BLUE), (4, "copy", draw.ORANGE)):
         notebook.box(axes, 19, y, 11, 6, name, colour, fill=True, size=8.5)
-    notebook.box(axes, 40, 4, 13, 23, "states of\nthe batch,\nin order", plots.SOFT, fill=True, size=8.5)
-    notebook.box(axes, 86, 11.5, 12, 8, "update", plots.BLUE, fill=True, size=8.5)
+    notebook.box(axes, 40, 4, 13, 23, "states of\nthe batch,\nin order", draw.SOFT, fill=True, size=8.5)
+    notebook.box(axes, 86, 11.5, 12, 8, "update", draw.BLUE, fill=True, size=8.5)
     axes.text(92, 21, "state_rows", ha="center", fontsize=8.5, color=ink)
     moves = [((11, 24), (19, 24)), ((30, 24), (40, 24)), ((40, 17), (30, 17)), ((30, 14), (40, 14))]
     moves += [((40, 7), (30, 7)), ((19, 7), (11, 7)), ((76, 17), (86, 17)), ((86, 14), (76, 14))]
     for i, (start, end) in enumerate(moves):
-        notebook.arrow(axes, start, end, plots.VERMILLION)
+        notebook.arrow(axes, start, end, draw.VERMILLION)
         below = i in (3, 7)
         place = ((start[0] + end[0]) / 2, start[1] + (-0.8 if below else 0.8))
         axes.text(*place, str(i % 6 + 1), ha="center", va="top" if below else "bottom", fontsize=8.5, color=ink)
@@ -228,11 +228,11 @@ flops, compulsory = cost.flops * per_token, cost.bytes * per_token
 floor = roofline.place(gb10, flops, compulsory, "bf16")
 assert floor.floor_us < M5 < FLA
 points = [
-    plots.point(f"{name}, {us:g} us/token", flops, compulsory, us, "recorded")
+    draw.point(f"{name}, {us:g} us/token", flops, compulsory, us, "recorded")
     for name, us in (("M5, fused", M5), ("six kernels", FLA))
 ]
 notebook.picture(
-    plots.roofline(gb10, points, title=f"{gb10.name}: GDN prefill, npp 2048, all layers, per token"),
+    draw.roofline(gb10, points, title=f"{gb10.name}: GDN prefill, npp 2048, all layers, per token"),
     "Roofline of GB10 with the two recorded GDN prefill times, both far below the bandwidth line.",
 )
 
@@ -248,7 +248,7 @@ notebook.text(
 # %%
 points = [p for phase in ("p5-kernel", "lp9-kernel") for p in notebook.points(phase, "h200")]
 notebook.picture(
-    plots.roofline(h200, points, ("bf16", "f32"), title=f"{h200.name}: GDN, {'measured' if points else 'no rows yet'}"),
+    draw.roofline(h200, points, ("bf16", "f32"), title=f"{h200.name}: GDN, {'measured' if points else 'no rows yet'}"),
     "Roofline of the H200 with " + ("the measured kernels." if points else "no points: no rows are committed yet."),
 )
 
@@ -259,7 +259,7 @@ notebook.picture(
 BUCKETS = {"fwd_h: carries the state": "fwd-h", "fwd_o: output": "fwd-o", "solve_tril": "solve-tril"}
 share = {b: value(f"lp.p5.gb10.share.candidate.bucket{b}") / 100 for b in BUCKETS.values()}
 notebook.picture(
-    plots.bars(
+    draw.bars(
         {name: share[bucket] * FLA for name, bucket in BUCKETS.items()},
         "GDN time per prefill token, six kernels, npp 2048",
         "us",

@@ -27,10 +27,10 @@ from dataclasses import replace
 
 import pandas as pd
 
+from lab import draw
 from lab.base import devices, models
 from lab.card import phases, recorded, sweeps
 from lab.check import families
-from lab.draw import plots
 from lab.judge import decode_step, verdicts
 from lab.place import ceilings
 from lab.row import store
@@ -234,22 +234,22 @@ notebook.show(table)
 # %%
 def draw_growth():
     figure, _ = notebook.canvas(3.4)
-    colours = dict(zip(STORED, (plots.SOFT, plots.VERMILLION, plots.GREEN, plots.BLUE), strict=True))
+    colours = dict(zip(STORED, (draw.SOFT, draw.VERMILLION, draw.GREEN, draw.BLUE), strict=True))
     dashes = dict(zip(STORED, ("-", "-", "--", ":"), strict=True))
     tokens = [2**n for n in range(13)]
     for i, regime in enumerate(("forget", "mixed", "idle")):
-        axes = figure.add_axes((0.07 + 0.315 * i, 0.25, 0.28, 0.62), facecolor=plots.CARD)
+        axes = figure.add_axes((0.07 + 0.315 * i, 0.25, 0.28, 0.62), facecolor=draw.CARD)
         for name in STORED:
             errors = [growth.drift(name, regime, t) for t in tokens]
             axes.loglog(tokens, errors, color=colours[name], linestyle=dashes[name], linewidth=1.6, label=name)
         axes.set(ylim=(5e-8, 2), xlim=(1, 4096))
-        axes.set_title({"idle": "idle: only remembers"}.get(regime, regime), fontsize=9.5, color=plots.INK)
-        axes.tick_params(labelsize=8, colors=plots.INK)
-        axes.set_xlabel("tokens", fontsize=8.5, color=plots.INK)
+        axes.set_title({"idle": "idle: only remembers"}.get(regime, regime), fontsize=9.5, color=draw.INK)
+        axes.tick_params(labelsize=8, colors=draw.INK)
+        axes.set_xlabel("tokens", fontsize=8.5, color=draw.INK)
         if i:
             axes.set_yticklabels([])
         else:
-            axes.set_ylabel("relative error of o", fontsize=8.5, color=plots.INK)
+            axes.set_ylabel("relative error of o", fontsize=8.5, color=draw.INK)
             figure.legend(*axes.get_legend_handles_labels(), loc="lower center", ncol=4, fontsize=8, frameon=False)
     return figure
 

@@ -25,8 +25,8 @@
 # %%
 import pandas as pd
 
+from lab import draw
 from lab.card import phases, recorded, sweeps
-from lab.draw import sweep_plots
 from lab.judge import verdicts
 from lab.write import notebook
 
@@ -146,7 +146,7 @@ assert all(len(c.xs) == 16 for c in (*curve.values(), *over.values()))
 line = 1 + phases.card("ik4-gather").gate.require[0].threshold / 100
 panels = [[curve[n, arm] for arm in ARMS] for n in METRICS]
 notebook.picture(
-    sweep_plots.curves(panels, "One sequence, two RTX 3090", list(over.values()), zero=False, line=line),
+    draw.curves(panels, "One sequence, two RTX 3090", list(over.values()), zero=False, line=line),
     "Prefill, decode and the ratio of the batched path to the unpatched build over sixteen depths; all below the gate.",
 )
 

@@ -23,9 +23,9 @@ import dataclasses
 
 import pandas as pd
 
+from lab import draw
 from lab.base import devices, models
 from lab.card import phases, recorded, sweeps
-from lab.draw import pictures, plots, sweep_plots
 from lab.judge import rules, verdicts
 from lab.place import roofline
 from lab.trace import breakdowns
@@ -120,16 +120,16 @@ def at(tps: float) -> float:
     return 4 + 92 * (tps - 262) / (290 - 262)
 
 
-notebook.box(axes, at(low), 10, at(high) - at(low), 8, "healthy runs", colour=plots.BLUE, fill=True)
+notebook.box(axes, at(low), 10, at(high) - at(low), 8, "healthy runs", colour=draw.BLUE, fill=True)
 for tps, words, colour, height in (
-    (line, "the line", plots.VERMILLION, 25),
-    (pin, "the pin", plots.INK, 25),
-    (highest_pin, "highest pin whose line clears the band", plots.GREEN, 2.2),
+    (line, "the line", draw.VERMILLION, 25),
+    (pin, "the pin", draw.INK, 25),
+    (highest_pin, "highest pin whose line clears the band", draw.GREEN, 2.2),
 ):
     axes.plot([at(tps)] * 2, [8, 22], color=colour, lw=1.6)
     axes.text(at(tps), height, f"{words}, {tps:.1f}", ha="center", va="center", fontsize=9, color=colour)
 for tps in (low, high):
-    axes.text(at(tps), 5.8, f"{tps:g}", ha="center", va="center", fontsize=8.5, color=plots.SOFT)
+    axes.text(at(tps), 5.8, f"{tps:g}", ha="center", va="center", fontsize=8.5, color=draw.SOFT)
 notebook.picture(figure, "A band of healthy decode rates; the regression line of the pinned baseline lies inside it.")
 
 # %%
@@ -153,7 +153,7 @@ over = sweeps.ratio(cached, clean, "cache on / cache off")
 gate = round(1 / (1 - value("imp.verify-fast.rtx-5090.pp512-tolerance.candidate") / 100), 3)
 assert min(over.ys) > gate  # at each length the honest figure would have failed against the contaminated pin
 notebook.picture(
-    sweep_plots.curves([[clean, cached]], "Qwen3-14B Q6_K: prefill by prompt length", [over], log=True, line=gate),
+    draw.curves([[clean, cached]], "Qwen3-14B Q6_K: prefill by prompt length", [over], log=True, line=gate),
     "Prefill throughput over prompt length, prefix cache off and on; the pin with the cache is higher throughout.",
 )
 
@@ -200,12 +200,12 @@ def across(times: float) -> float:
 
 for i, row in enumerate(table.itertuples(index=False)):
     y = 25 - 5.5 * i
-    axes.text(20, y, row[0], ha="right", va="center", fontsize=9, color=plots.INK)
-    axes.plot([across(fallback), across(row[1])], [y, y], color=plots.BLUE, lw=5, solid_capstyle="butt")
-    axes.text(across(row[1]) + 0.8, y, f"{row[1]:g}", va="center", fontsize=9, color=plots.INK)
+    axes.text(20, y, row[0], ha="right", va="center", fontsize=9, color=draw.INK)
+    axes.plot([across(fallback), across(row[1])], [y, y], color=draw.BLUE, lw=5, solid_capstyle="butt")
+    axes.text(across(row[1]) + 0.8, y, f"{row[1]:g}", va="center", fontsize=9, color=draw.INK)
 for times, words in ((fallback, "fallback"), (new, "new line"), (old, "old line")):
-    axes.plot([across(times)] * 2, [4.5, 28], color=plots.VERMILLION, lw=1, ls=":")
-    axes.text(across(times), 2, f"{words}\n{times:g}", ha="center", va="center", fontsize=8, color=plots.VERMILLION)
+    axes.plot([across(times)] * 2, [4.5, 28], color=draw.VERMILLION, lw=1, ls=":")
+    axes.text(across(times), 2, f"{words}\n{times:g}", ha="center", va="center", fontsize=8, color=draw.VERMILLION)
 notebook.picture(figure, "Ratios of four models with the two lines: the largest model is left of both.")
 
 # %%
@@ -313,7 +313,7 @@ notebook.show(notebook.verdicts([JUDGED["imp.v.fp32-down-buf"], JUDGED["imp.v.fp
 # %%
 profile = breakdowns.from_recorded("imp_qwen35_4b_gdn_W2_ng_before")
 notebook.picture(
-    pictures.breakdown(profile, "Qwen3.5-4B-GDN Q8_0, decode without CUDA graphs"),
+    draw.breakdown(profile, "Qwen3.5-4B-GDN Q8_0, decode without CUDA graphs"),
     "Bars of a decode profile by category: matrix-vector products take most of the kernel time.",
 )
 

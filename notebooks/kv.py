@@ -29,10 +29,10 @@ import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from lab import draw
 from lab.base import devices, models, vocabulary
 from lab.card import phases, recorded
 from lab.check import accuracy, families
-from lab.draw import plots
 from lab.judge import verdicts
 from lab.place import roofline
 from lab.study import reproduction
@@ -77,31 +77,31 @@ notebook.show(pd.DataFrame(others), code=["phase"])
 # %%
 def draw_split():
     figure, axes = notebook.canvas(3.5, height=50)
-    ink, soft = plots.INK, plots.SOFT
+    ink, soft = draw.INK, draw.SOFT
     pages = (3, 0, 5, 2)
     axes.text(1, 46.5, "page table of one sequence", fontsize=9, color=ink)
     for i, page in enumerate(pages):
-        notebook.box(axes, 1 + 8 * i, 39, 7, 5, str(page), plots.PURPLE, fill=True)
+        notebook.box(axes, 1 + 8 * i, 39, 7, 5, str(page), draw.PURPLE, fill=True)
     axes.text(
         1, 4.2, "pool of pages (kv head h), 16 tokens each:\n16-bit, or 8-bit with scales", fontsize=8.5, color=ink
     )
     for i in range(6):
-        colour = plots.GREEN if i in pages else soft
+        colour = draw.GREEN if i in pages else soft
         notebook.box(axes, 1 + 6.4 * i, 13, 5.6, 9, f"K, V\n{i}", colour, fill=i in pages, size=8)
     for i, page in enumerate(pages):
-        notebook.arrow(axes, (4.5 + 8 * i, 39), (3.8 + 6.4 * page, 22), plots.PURPLE, linewidth=0.9)
+        notebook.arrow(axes, (4.5 + 8 * i, 39), (3.8 + 6.4 * page, 22), draw.PURPLE, linewidth=0.9)
     names = ("part 0: pages 3, 0", "part 1: pages 5, 2")
     for i, name in enumerate(names):
         y = 30 - 22 * i
-        notebook.box(axes, 47, y, 25, 13, colour=plots.BLUE, fill=True)
+        notebook.box(axes, 47, y, 25, 13, colour=draw.BLUE, fill=True)
         axes.text(59.5, y + 10.3, name, ha="center", va="center", fontsize=8.5, color=ink)
         steps = "8 bit to 16 bit, then q K^T,\nonline softmax, p V"
         axes.text(59.5, y + 5, steps, ha="center", va="center", fontsize=8.5, color=ink)
-        notebook.arrow(axes, (39.5, 18.5 - 2 * i), (47, y + 6), plots.VERMILLION, linewidth=2.4)
+        notebook.arrow(axes, (39.5, 18.5 - 2 * i), (47, y + 6), draw.VERMILLION, linewidth=2.4)
         notebook.arrow(axes, (72, y + 6.5), (84, 27 - 4 * i), soft)
         axes.text(78, y + 8.5 if i == 0 else y + 4, "m, l, acc", ha="center", va="center", fontsize=8.5, color=ink)
-    axes.text(41.5, 31, "the\nbytes", ha="right", va="center", fontsize=8.5, color=plots.VERMILLION)
-    notebook.box(axes, 84, 20, 14, 10, "merge", plots.ORANGE, fill=True)
+    axes.text(41.5, 31, "the\nbytes", ha="right", va="center", fontsize=8.5, color=draw.VERMILLION)
+    notebook.box(axes, 84, 20, 14, 10, "merge", draw.ORANGE, fill=True)
     notebook.arrow(axes, (91, 20), (91, 13), soft)
     axes.text(91, 9, "o, all query heads\nof kv head h", ha="center", va="center", fontsize=8.5, color=ink)
     return figure
@@ -206,7 +206,7 @@ def recorded_us(what: str, model: str, ctx: int, npl: int) -> float:
 
 dense = ("dense", 8192, 8)
 notebook.picture(
-    plots.bars(
+    draw.bars(
         {"attention": recorded_us("attention", *dense) / 1e3},
         "decode step of the dense model on GB10, context 8192, 8 sequences",
         "ms",
@@ -269,27 +269,27 @@ notebook.text(
 # %%
 def draw_ceilings() -> Figure:
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "killgate", "font.size": 9}):
-        figure = Figure(figsize=(plots.WIDTH_IN, 3.6), facecolor=plots.CARD, layout="constrained")
+        figure = Figure(figsize=(draw.WIDTH_IN, 3.6), facecolor=draw.CARD, layout="constrained")
         FigureCanvasAgg(figure)
-        axes = figure.add_subplot(facecolor=plots.CARD)
+        axes = figure.add_subplot(facecolor=draw.CARD)
         axes.spines[["top", "right"]].set_visible(False)
         note = {"textcoords": "offset points", "fontsize": 8.5}
         xs = [256, 1024, 2048, 4096, 8192]
         ys = [value(f"lp.p6-analytical.gb10.decode-saving-max.candidate.ctx{x}") for x in xs]
-        axes.plot(xs, ys, "D--", color=plots.SOFT, mfc=plots.CARD, label="ceiling, analytical (MoE)")
-        for model, colour, marker in (("dense", plots.BLUE, "o"), ("moe", plots.ORANGE, "s")):
+        axes.plot(xs, ys, "D--", color=draw.SOFT, mfc=draw.CARD, label="ceiling, analytical (MoE)")
+        for model, colour, marker in (("dense", draw.BLUE, "o"), ("moe", draw.ORANGE, "s")):
             points = [(ctx, npl, recorded_us("ceiling", m, ctx, npl)) for m, ctx, npl in RUNS if m == model]
             label = f"ceiling, measured times ({model})"
             axes.plot([x for x, _, _ in points], [y for _, _, y in points], marker, color=colour, label=label)
             for ctx, npl, y in points if model == "dense" else ():
                 dx, ha = (4, "right") if ctx == 8192 else (0, "center")
-                axes.annotate(f"{npl} sequences", (ctx, y), (dx, 6), ha=ha, color=plots.INK, **note)
-            axes.plot([8192], [PROXY[model]], marker, mfc=plots.CARD, mec=colour, mew=1.6)
+                axes.annotate(f"{npl} sequences", (ctx, y), (dx, 6), ha=ha, color=draw.INK, **note)
+            axes.plot([8192], [PROXY[model]], marker, mfc=draw.CARD, mec=colour, mew=1.6)
             words, dy = f"Q8_0 gained {PROXY[model]:+.2f} %", 3 if PROXY[model] > 0 else -3
-            axes.annotate(words, (8192, PROXY[model]), (-8, dy), ha="right", color=plots.INK, **note)
-        axes.axhline(GATE, color=plots.VERMILLION, lw=1.2, ls=(0, (5, 3)))
-        axes.annotate(f"gate {GATE:g} %", (230, GATE), (0, 3), color=plots.VERMILLION, **note)
-        axes.axhline(0, color=plots.SOFT, lw=0.8)
+            axes.annotate(words, (8192, PROXY[model]), (-8, dy), ha="right", color=draw.INK, **note)
+        axes.axhline(GATE, color=draw.VERMILLION, lw=1.2, ls=(0, (5, 3)))
+        axes.annotate(f"gate {GATE:g} %", (230, GATE), (0, 3), color=draw.VERMILLION, **note)
+        axes.axhline(0, color=draw.SOFT, lw=0.8)
         axes.set_xscale("log", base=2)
         axes.set(xlim=(220, 9500), ylim=(-4, 19), xlabel="context, tokens", ylabel="decode throughput, %")
         axes.set_xticks([256, 512, 1024, 2048, 4096, 8192], ["256", "512", "1,024", "2,048", "4,096", "8,192"])
@@ -348,9 +348,9 @@ for _, ctx, npl in (RUNS[0], RUNS[-2]):
     problem = replace(measure[0], axes={**measure[0].axes, "ctx": ctx, "batch": npl})
     cost = kv.cost(problem, "bf16")
     us = recorded_us("attention", "dense", ctx, npl)
-    points.append(plots.point(f"{ctx} x {npl}", layers * cost.flops, layers * cost.bytes, us, "recorded"))
+    points.append(draw.point(f"{ctx} x {npl}", layers * cost.flops, layers * cost.bytes, us, "recorded"))
 notebook.picture(
-    plots.roofline(gb10, points, title=f"{gb10.name}: decode attention of the dense model, f16 cache"),
+    draw.roofline(gb10, points, title=f"{gb10.name}: decode attention of the dense model, f16 cache"),
     "Roofline of GB10 with the recorded decode attention times, just under the bandwidth line.",
 )
 
@@ -362,7 +362,7 @@ for arm in sorted({p.label.split()[0] for p in measured}):  # one label an arm, 
     label = f"{arm}: {', '.join(p.label.rpartition('_')[2] for p in own)}"
     points += [replace(p, label="" if i else label) for i, p in enumerate(own)]
 notebook.picture(
-    plots.roofline(
+    draw.roofline(
         h200, points, title=f"{h200.name}: decode attention at 8192, {'measured' if points else 'no rows yet'}"
     ),
     "Roofline of the H200 with " + ("the measured kernels." if points else "no points: no rows are committed yet."),

@@ -34,9 +34,9 @@ from matplotlib.figure import Figure
 
 from kernels.kv import accuracy_study as study
 from kernels.kv import distributions
+from lab import draw
 from lab.card import phases
 from lab.card.gate import Reading
-from lab.draw import plots
 from lab.judge import verdicts
 from lab.write import notebook
 
@@ -124,16 +124,16 @@ notebook.show(nmse.reset_index(), code=["head"])
 # %%
 def draw_map() -> Figure:
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "killgate", "font.size": 9}):
-        figure = Figure(figsize=(plots.WIDTH_IN, 3.9), facecolor=plots.CARD, layout="constrained")
+        figure = Figure(figsize=(draw.WIDTH_IN, 3.9), facecolor=draw.CARD, layout="constrained")
         FigureCanvasAgg(figure)
-        axes = figure.add_subplot(facecolor=plots.CARD)
+        axes = figure.add_subplot(facecolor=draw.CARD)
         axes.spines[:].set_visible(False)
         for y, head in enumerate(nmse.index):
             for x, storage in enumerate(NAMES):
                 value = nmse.loc[head, storage]
-                colour = plots.VERMILLION if value > line else plots.GREEN if value < predicted / 10 else plots.BLUE
+                colour = draw.VERMILLION if value > line else draw.GREEN if value < predicted / 10 else draw.BLUE
                 axes.add_patch(matplotlib.patches.Rectangle((x, y), 0.94, 0.9, facecolor=(colour, 0.28), lw=0))
-                axes.text(x + 0.47, y + 0.45, f"{value:.1e}", ha="center", va="center", fontsize=8, color=plots.INK)
+                axes.text(x + 0.47, y + 0.45, f"{value:.1e}", ha="center", va="center", fontsize=8, color=draw.INK)
         axes.set(xlim=(0, len(NAMES)), ylim=(len(nmse.index), 0))
         axes.set_xticks([x + 0.47 for x in range(len(NAMES))], [n.replace(" ", "\n", 1) for n in NAMES], fontsize=8)
         axes.set_yticks([y + 0.45 for y in range(len(nmse.index))], list(nmse.index), fontsize=8.5)
@@ -223,14 +223,14 @@ distinct = len(kept["fp8 head"].unique())
 
 def draw_steps() -> Figure:
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "killgate", "font.size": 9}):
-        figure = Figure(figsize=(plots.WIDTH_IN, 3.4), facecolor=plots.CARD, layout="constrained")
+        figure = Figure(figsize=(draw.WIDTH_IN, 3.4), facecolor=draw.CARD, layout="constrained")
         FigureCanvasAgg(figure)
-        axes = figure.add_subplot(facecolor=plots.CARD)
+        axes = figure.add_subplot(facecolor=draw.CARD)
         axes.spines[["top", "right"]].set_visible(False)
         tokens = range(0, k.shape[0], 16)
-        axes.plot(tokens, k[::16, channel], ".", ms=3, color=plots.SOFT, label="float32")
-        axes.plot(tokens, kept["fp8 head"][::16], "_", ms=5, color=plots.VERMILLION, label="fp8, scale per head")
-        axes.plot(tokens, kept["fp8 K page-centred"][::16], ".", ms=2, color=plots.BLUE, label="fp8, centred per page")
+        axes.plot(tokens, k[::16, channel], ".", ms=3, color=draw.SOFT, label="float32")
+        axes.plot(tokens, kept["fp8 head"][::16], "_", ms=5, color=draw.VERMILLION, label="fp8, scale per head")
+        axes.plot(tokens, kept["fp8 K page-centred"][::16], ".", ms=2, color=draw.BLUE, label="fp8, centred per page")
         axes.set(xlabel="token", ylabel=f"channel {channel} of K")
         axes.legend(frameon=False, fontsize=8.5)
     return figure

@@ -27,10 +27,10 @@ import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from lab import draw
 from lab.base import devices, models
 from lab.card import phases, recorded
 from lab.card.gate import Reading
-from lab.draw import plots
 from lab.judge import decode_step, verdicts
 from lab.row import store
 from lab.write import notebook
@@ -250,18 +250,18 @@ notebook.text(sentence)
 # %%
 def draw_ceilings() -> Figure:
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "killgate", "font.size": 9}):
-        figure = Figure(figsize=(plots.WIDTH_IN, 3.4), facecolor=plots.CARD, layout="constrained")
+        figure = Figure(figsize=(draw.WIDTH_IN, 3.4), facecolor=draw.CARD, layout="constrained")
         FigureCanvasAgg(figure)
         for axes, m in zip(figure.subplots(1, 2, sharey=True), MODELS, strict=True):
-            axes.set_facecolor(plots.CARD)
+            axes.set_facecolor(draw.CARD)
             axes.spines[["top", "right"]].set_visible(False)
-            for n, colour in zip(SEQUENCES, (plots.SOFT, plots.BLUE, plots.ORANGE, plots.PURPLE), strict=True):
+            for n, colour in zip(SEQUENCES, (draw.SOFT, draw.BLUE, draw.ORANGE, draw.PURPLE), strict=True):
                 axes.plot(CONTEXTS, [by_floors("h200", m, n, c) for c in CONTEXTS], "o-", ms=3, color=colour,
                           label=f"{n} sequences")  # fmt: skip
                 own = [(int(c), gains[w]) for w, (o, c, k) in zip(STEP.workloads, cells, strict=True)
                        if o == m and int(k) == n]  # fmt: skip
                 axes.plot([x for x, _ in own], [y for _, y in own], "x", ms=6, mew=1.6, color=colour)
-            axes.axhline(GATE, color=plots.VERMILLION, lw=1.2, ls=(0, (5, 3)))
+            axes.axhline(GATE, color=draw.VERMILLION, lw=1.2, ls=(0, (5, 3)))
             axes.set_xscale("log", base=2)
             axes.set_xticks(CONTEXTS, [f"{c:,}" for c in CONTEXTS], fontsize=7.5)
             axes.minorticks_off()

@@ -29,11 +29,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from kernels.nvfp4 import route
+from lab import draw
 from lab.base import devices
 from lab.bench import counters
 from lab.card import phases
 from lab.check import families
-from lab.draw import plots, sweep_plots
 from lab.place import roofline
 from lab.row import store
 from lab.study import routes
@@ -281,32 +281,32 @@ def crossing(title: str) -> Figure:
     """A panel a shape: the median time of each of CURVES over M, both axes logarithmic, the router's choices ringed."""
     points = known["nvfp4", True].points
     shapes = sorted({p.shape for p in points}, key=lambda shape: (-dict(shape)["N"] * dict(shape)["K"], shape))
-    with matplotlib.rc_context(plots.STYLE):
-        figure = Figure(figsize=(plots.WIDTH_IN, 6.4), facecolor=plots.CARD, layout="constrained")
+    with matplotlib.rc_context(draw.STYLE):
+        figure = Figure(figsize=(draw.WIDTH_IN, 6.4), facecolor=draw.CARD, layout="constrained")
         FigureCanvasAgg(figure)
         for axes, shape in zip(figure.subplots(2, 2).flat, shapes, strict=True):
             words, own = " ".join(f"{a}={v}" for a, v in shape), [p for p in points if p.shape == shape]
             for i, name in enumerate(CURVES):
                 line = sorted((p.at, p.median_us) for p in own if p.candidate == name)
-                style = {"color": sweep_plots.COLOURS[i], "marker": sweep_plots.MARKERS[i], "ls": sweep_plots.DASHES[i]}
-                axes.plot(*zip(*line, strict=True), **style, ms=3.5, lw=1.2, mfc=plots.CARD, label=name)
+                style = {"color": draw.COLOURS[i], "marker": draw.MARKERS[i], "ls": draw.DASHES[i]}
+                axes.plot(*zip(*line, strict=True), **style, ms=3.5, lw=1.2, mfc=draw.CARD, label=name)
             taken = [(p.at, p.median_us) for p in own if chosen.get(("nvfp4", words, p.at)) == p.candidate]
-            ring = {"marker": "o", "ms": 10, "mfc": "none", "mec": plots.INK, "mew": 0.9}
+            ring = {"marker": "o", "ms": 10, "mfc": "none", "mec": draw.INK, "mew": 0.9}
             axes.plot(*zip(*sorted(taken), strict=True), ls="", **ring, label="the router's choice")
             axes.set_xscale("log", base=2)
             axes.set_yscale("log")
             axes.set_xticks(sorted({p.at for p in own} - {9, 16, 1024}))
             axes.set_yticks([t for t in TICKS_US if t < 1.2 * max(p.median_us for p in own)])
             for axis in (axes.xaxis, axes.yaxis):
-                axis.set_major_formatter(FuncFormatter(plots.plain))
+                axis.set_major_formatter(FuncFormatter(draw.plain))
                 axis.set_minor_locator(NullLocator())
             axes.spines[["top", "right"]].set_visible(False)
             axes.grid(True, which="major", color="#e8e8e8", linewidth=0.6)
-            axes.set_title(words, loc="left", fontsize=9, color=plots.INK)
+            axes.set_title(words, loc="left", fontsize=9, color=draw.INK)
             axes.set(xlabel="M, tokens", ylabel="us")
         handles, names = axes.get_legend_handles_labels()
         figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False, fontsize=8.5)
-        figure.suptitle(title, x=0.01, ha="left", fontsize=10, color=plots.INK)
+        figure.suptitle(title, x=0.01, ha="left", fontsize=10, color=draw.INK)
     return figure
 
 

@@ -24,10 +24,10 @@ from __future__ import annotations
 
 import pandas as pd
 
+from lab import draw
 from lab.base import devices, models
 from lab.card import phases, recorded
 from lab.check import families
-from lab.draw import pictures, plots
 from lab.judge import verdicts
 from lab.place import roofline
 from lab.study import ledger, reproduction
@@ -76,7 +76,7 @@ def differs(phase: str):
 # %%
 prefill = diff.difference(*(breakdowns.from_recorded(f"lmap_prefill_{e}_moe_npp512") for e in ("paged", "vllm")))
 notebook.picture(
-    pictures.gap(prefill, ("llama-paged", "vLLM"), "Prefill, mixture of experts, 512 tokens x 32 sequences"),
+    draw.gap(prefill, ("llama-paged", "vLLM"), "Prefill, mixture of experts, 512 tokens x 32 sequences"),
     "Stacked bars of both engines' prefill time per token and the waterfall of the gap by category.",
 )
 
@@ -107,7 +107,7 @@ differs("P1")
 paged = breakdowns.from_recorded("lmap_prefill_paged_moe_npp512")
 copies = {p.label: p.value for p in paged.nested if p.category == "layout_or_convert"}
 notebook.picture(
-    plots.bars(copies, "kernel time of a prefill token", "us", total=paged.whole, title="What the gate of P1 is on"),
+    draw.bars(copies, "kernel time of a prefill token", "us", total=paged.whole, title="What the gate of P1 is on"),
     "Bars of the conversion and concatenation kernels in a prefill token, the rest hatched.",
 )
 
@@ -175,11 +175,11 @@ MMQ, GROUPED, DIRECT = (
     value(f"lp.gate.p3.gemm-{name}") for name in ("grouped.control", "grouped.candidate", "direct.candidate")
 )
 points = [
-    plots.point(f"{name}, {us:g} us/token", flops, weight_bytes, us, "recorded")
+    draw.point(f"{name}, {us:g} us/token", flops, weight_bytes, us, "recorded")
     for name, us in (("FP4 MMQ", MMQ), ("W4A16 grouped", GROUPED), ("W4A16 direct A", DIRECT))
 ]
 notebook.picture(
-    plots.roofline(gb10, points, ("fp4", "bf16"), f"{gb10.name}: expert GEMMs of a prefill token, all layers"),
+    draw.roofline(gb10, points, ("fp4", "bf16"), f"{gb10.name}: expert GEMMs of a prefill token, all layers"),
     "Roofline of GB10 with the three recorded expert GEMMs at one intensity, the FP4 one highest.",
 )
 
@@ -237,19 +237,19 @@ problem = gdn.workload("b32_t2048_hk16_hv32_d128")  # its cost per token does no
 cost, tokens = gdn.cost(problem, "bf16"), problem["batch"] * problem["T"]
 M5, FLA = (value(f"lp.gate.p5.gdn-npp2048.{arm}") for arm in ("control", "candidate"))
 scan = [
-    plots.point(f"{name}, {us:g} us/token", cost.flops * gdn_layers / tokens, cost.bytes * gdn_layers / tokens, us,
+    draw.point(f"{name}, {us:g} us/token", cost.flops * gdn_layers / tokens, cost.bytes * gdn_layers / tokens, us,
                 "recorded")
     for name, us in (("fused", M5), ("six kernels", FLA))
 ]  # fmt: skip
 notebook.picture(
-    plots.roofline(gb10, scan, title=f"{gb10.name}: GDN prefill, all layers, per token"),
+    draw.roofline(gb10, scan, title=f"{gb10.name}: GDN prefill, all layers, per token"),
     "Roofline of GB10 with the fused scan and the six-kernel one, both far below the bandwidth line.",
 )
 
 # %%
 share = {b: value(f"lp.p5.gb10.share.candidate.bucket{b}") / 100 for b in ("fwd-h", "fwd-o", "solve-tril")}
 notebook.picture(
-    plots.bars({b: s * FLA for b, s in share.items()}, "GDN time per prefill token, six kernels", "us", total=FLA),
+    draw.bars({b: s * FLA for b, s in share.items()}, "GDN time per prefill token, six kernels", "us", total=FLA),
     "Bars of the six-kernel scan: two kernels that carry state are most of it, the blocked solve a sliver.",
 )
 

@@ -24,10 +24,10 @@ import re
 
 import pandas as pd
 
+from lab import draw
 from lab.base import devices, models
 from lab.base.errors import BadInput
 from lab.card import phases, recorded, sweeps
-from lab.draw import sweep_plots
 from lab.judge import verdicts
 from lab.place import roofline
 from lab.write import notebook
@@ -188,9 +188,7 @@ def over_cache(metric: str) -> list[sweeps.Series]:
 
 
 notebook.picture(
-    sweep_plots.curves(
-        [over_cache("decode_tps"), over_cache("vram_gb")], "MoE on TQ3_0: one prompt, larger caches", log=True
-    ),
+    draw.curves([over_cache("decode_tps"), over_cache("vram_gb")], "MoE on TQ3_0: one prompt, larger caches", log=True),
     "Decode throughput stays flat over the allocated cache while memory grows: the prompt is the same at every size.",
 )
 
@@ -319,7 +317,7 @@ decode, accepted = (
     for metric in ("decode_tps", "accept_len")
 )
 notebook.picture(
-    sweep_plots.curves([decode, accepted], "Gemma 4 on an RTX 3090: generation by the cap on drafts", log=True),
+    draw.curves([decode, accepted], "Gemma 4 on an RTX 3090: generation by the cap on drafts", log=True),
     "Generation and accepted length by cap: three curves of four are highest at the whole block, one at four.",
 )
 

@@ -27,11 +27,11 @@ import dataclasses
 import pandas as pd
 import torch
 
+from lab import draw
 from lab.base import devices
 from lab.base.errors import REPOSITORY
 from lab.card import phases, recorded
 from lab.check import accuracy, families
-from lab.draw import plots
 from lab.judge import evidence, verdicts
 from lab.place import roofline
 from lab.row import store
@@ -85,27 +85,27 @@ trap, collapsed = route.choose_uncollapsed((K, 1, M)), route.choose((K, M))
 assert (trap.calls, trap.candidate, collapsed.calls, collapsed.candidate) == (M, "triton_gemv", 1, "triton_gemm")
 
 PANELS = [
-    (1, "3-D operand, dispatched on ne[1] = 1", plots.VERMILLION, f"[{K}, 1, {M}]", 2.6, trap.calls, 15.2),
-    (53, "2-D view, ne[1] = n_seqs", plots.BLUE, f"[{K}, {M}]", 1.75, collapsed.calls, 11),
+    (1, "3-D operand, dispatched on ne[1] = 1", draw.VERMILLION, f"[{K}, 1, {M}]", 2.6, trap.calls, 15.2),
+    (53, "2-D view, ne[1] = n_seqs", draw.BLUE, f"[{K}, {M}]", 1.75, collapsed.calls, 11),
 ]
 figure, axes = notebook.canvas(3.3, height=47)
 axes.plot([50, 50], [2, 45], color="#dddddd", lw=1)
 for left, title, colour, operand, pitch, passes, edge in PANELS:
-    axes.text(left + 1, 44.5, title, fontsize=9.5, weight="bold", color=plots.INK, va="center")
-    axes.text(left + 1, 40, operand, fontsize=8.5, color=plots.INK)
+    axes.text(left + 1, 44.5, title, fontsize=9.5, weight="bold", color=draw.INK, va="center")
+    axes.text(left + 1, 40, operand, fontsize=8.5, color=draw.INK)
     for i in range(5):  # columns of K values, one token of one sequence each
         notebook.box(axes, left + 1 + i * pitch, 14, 1.7, 24, colour=colour, fill=True)
-    axes.text(left + 1, 11, f"... {M} columns of x", fontsize=8, color=plots.INK)
+    axes.text(left + 1, 11, f"... {M} columns of x", fontsize=8, color=draw.INK)
     notebook.box(axes, left + 30, 14, 15, 24, f"weights\n{N} x {K}\n{weight_bytes / 1e6:.1f} MB")
     for y in [36.5 - i * 5 for i in range(5)] if passes > 1 else [26]:
         notebook.arrow(axes, (left + edge, y), (left + 29.6, y), colour=colour, linewidth=1.2 if passes > 1 else 4)
     middle = (edge + 29.6) / 2 + left
     label, height = ("GEMV passes", 40) if passes > 1 else ("one GEMM", 29)
-    axes.text(middle, height, label, ha="center", fontsize=8.5, color=plots.INK)
+    axes.text(middle, height, label, ha="center", fontsize=8.5, color=draw.INK)
     walked = f"weights walked {passes} times" if passes > 1 else "weights walked once"
-    axes.text(left + 1, 5.5, f"{walked}: {passes * weight_bytes / 1e6:,.1f} MB", fontsize=9, color=plots.INK)
+    axes.text(left + 1, 5.5, f"{walked}: {passes * weight_bytes / 1e6:,.1f} MB", fontsize=9, color=draw.INK)
     note = "from DRAM, or from L2 where they fit" if passes > 1 else "every column meets a tile once read"
-    axes.text(left + 1, 1.6, note, fontsize=8, color=plots.SOFT)
+    axes.text(left + 1, 1.6, note, fontsize=8, color=draw.SOFT)
 notebook.picture(figure, f"Left: {M} GEMV passes walk the weights {M} times. Right: a 2-D view, one GEMM, walks once.")
 
 # %%
@@ -199,11 +199,11 @@ notebook.text(f"At one row NVFP4 moves {saving:.1%} fewer bytes than bf16: the m
 cost = family.cost(projection, "nvfp4-w4a16")
 control_us, candidate_us = (value(f"{LP11}.o-proj-cost.{arm}") * 1e3 for arm in ("control", "candidate"))
 points = [
-    plots.point(f"{M} GEMV passes", cost.flops, cost.bytes, control_us, "recorded"),
-    plots.point("one GEMM", cost.flops, cost.bytes, candidate_us, "recorded"),
+    draw.point(f"{M} GEMV passes", cost.flops, cost.bytes, control_us, "recorded"),
+    draw.point("one GEMM", cost.flops, cost.bytes, candidate_us, "recorded"),
 ]
 notebook.picture(
-    plots.roofline(gb10, points, ("fp4", "bf16"), "GB10: the output projection at 128 sequences, as recorded"),
+    draw.roofline(gb10, points, ("fp4", "bf16"), "GB10: the output projection at 128 sequences, as recorded"),
     "Roofline of GB10 with the recorded projection: the GEMVs far below the GEMM, both left of the ridge.",
 )
 
@@ -234,10 +234,10 @@ for c in kernel_cards:
         ok = [r for r in filter(None, pair) if r["status"] == "ok"]
         states |= {r["l2"] for r in ok}
         points += [
-            plots.point(f"{r['name']}, M = {r['workload']['M']}", r["flops"], r["bytes"], r["median_us"]) for r in ok
+            draw.point(f"{r['name']}, M = {r['workload']['M']}", r["flops"], r["bytes"], r["median_us"]) for r in ok
         ]
 notebook.picture(
-    plots.roofline(h200, points, ("bf16",), f"H200: measured rows of this family, L2 {' and '.join(sorted(states))}"),
+    draw.roofline(h200, points, ("bf16",), f"H200: measured rows of this family, L2 {' and '.join(sorted(states))}"),
     "Roofline of the H200 with every measured control and candidate of this family.",
 ) if points else notebook.unmeasured(", ".join(c.id for c in kernel_cards), DEVICE)
 
@@ -270,7 +270,7 @@ parts = {
     f"FP4 GEMM (mul_mat_q, {value(SHARES['mul_mat_q']):g} %)": value(SHARES["mul_mat_q"]) / 100 * step_ms,
 }
 notebook.picture(
-    plots.bars(parts, "one decode step", "ms", step_ms, f"GB10, dense model, {sequences:.0f} sequences, recorded"),
+    draw.bars(parts, "one decode step", "ms", step_ms, f"GB10, dense model, {sequences:.0f} sequences, recorded"),
     "Bars: the FP4 GEMV takes more of the step than the FP4 GEMM; most of the step is in neither.",
 )
 

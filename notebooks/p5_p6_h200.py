@@ -25,10 +25,10 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from lab import draw
 from lab.base import devices, models
 from lab.card import phases, recorded
 from lab.check import families
-from lab.draw import sweep_plots
 from lab.judge import evidence
 from lab.place import roofline
 from lab.row import store
@@ -424,7 +424,7 @@ for rows in found.values():
             curves.setdefault(name, []).append((row["workload"]["batch"], row["median_us"] / row["workload"]["batch"]))
 title = f"{h200.name}: decode attention at 8,192 tokens, D = 256, cold L2"
 notebook.picture(
-    sweep_plots.batch_curves(curves, title, marks=(32, 64)),
+    draw.batch_curves(curves, title, marks=(32, 64)),
     "Time per sequence against the batch for each kernel, with lines at 32 and 64 sequences.",
 ) if curves else unmeasured(P6[3])
 

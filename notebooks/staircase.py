@@ -24,9 +24,9 @@
 # %%
 import pandas as pd
 
+from lab import draw
 from lab.base import devices, facts
 from lab.card import phases, recorded
-from lab.draw import pictures, plots
 from lab.judge import verdicts
 from lab.study import staircase
 from lab.trace import breakdowns
@@ -75,7 +75,7 @@ notebook.show(frame, code=["card"])
 # %%
 before = breakdowns.from_recorded("a2_dense_npl128_eager")
 notebook.picture(
-    pictures.breakdown(before, "Decode step, dense, 128 sequences, before patch 0018"),
+    draw.breakdown(before, "Decode step, dense, 128 sequences, before patch 0018"),
     "The decode step by bucket: recurrence, gathers and copies of the state lead, FP4 products follow.",
 )
 
@@ -217,9 +217,9 @@ left = {s.name: s.share_pct(s.steps[-1].after) for s in (dense, moe)}
 assert all(80 < share < 100 for share in left.values())
 figure, axes = notebook.canvas(1.5, height=30)
 for y, (name, share) in zip((19, 5), left.items(), strict=True):
-    notebook.box(axes, 14, y, 80, 7, colour=plots.SOFT)
-    notebook.box(axes, 14, y, 0.8 * share, 7, f"{share:.1f} % of vLLM", colour=plots.BLUE, fill=True)
-    axes.text(1, y + 3.5, name, va="center", fontsize=9.5, color=plots.INK)
+    notebook.box(axes, 14, y, 80, 7, colour=draw.SOFT)
+    notebook.box(axes, 14, y, 0.8 * share, 7, f"{share:.1f} % of vLLM", colour=draw.BLUE, fill=True)
+    axes.text(1, y + 3.5, name, va="center", fontsize=9.5, color=draw.INK)
 notebook.picture(figure, f"After patch 0020: dense {left['dense']:.1f} %, MoE {left['moe']:.1f} % of vLLM's decode.")
 
 # %% [markdown]

@@ -25,8 +25,8 @@
 import numpy as np
 import pandas as pd
 
+from lab import draw
 from lab.card import phases, recorded
-from lab.draw import pictures, timeline
 from lab.judge import projection
 from lab.row import store
 from lab.study import attributions
@@ -50,15 +50,13 @@ toy = Trace(
     kernels=Kernels.of(start_ns=start * 1000, end_ns=end * 1000, name=name, stream=stream, device=start * 0),
     memcpy=Copies.of(start_ns=[45_000, 60_000], end_ns=[55_000, 65_000], device=[0, 0], bytes=[1, 1], kind=[8, 1]),
 )  # fmt: skip
-notebook.picture(
-    timeline.timeline(toy, title="One invented step"), "Two streams, a copy lane and idle time over 100 us."
-)
+notebook.picture(draw.timeline(toy, title="One invented step"), "Two streams, a copy lane and idle time over 100 us.")
 
 # %%
-divided = timeline.divided(toy)[0]
+divided = draw.divided(toy)[0]
 assert sum(divided["time"].values()) == 100.0
 assert (divided["time"]["waiting"], divided["time"]["kernels with copies"]) == (10.0, 5.0)
-notebook.picture(timeline.occupancy(toy, title="The same step, divided"), "The span divided, and the summed durations.")
+notebook.picture(draw.occupancy(toy, title="The same step, divided"), "The span divided, and the summed durations.")
 
 # %%
 whole = breakdowns.from_trace(toy)
@@ -86,7 +84,7 @@ notebook.text(
 # %%
 decode = breakdowns.from_recorded("a2_dense_npl128_eager")
 notebook.picture(
-    pictures.breakdown(decode, "Decode step, dense, 128 sequences, before the state fixes"),
+    draw.breakdown(decode, "Decode step, dense, 128 sequences, before the state fixes"),
     "Shares of the decode step: recurrence, gather, copy, FP4 GEMV and GEMM, attention, and what is not attributed.",
 )
 
@@ -115,7 +113,7 @@ step = diff.difference(
     breakdowns.from_recorded("explore_postssm_vllm_dense_npl128", "ms/step"),
 )
 notebook.picture(
-    pictures.gap(step, ("llama-paged", "vLLM"), "Decode step after the state fixes, dense, 128 sequences"),
+    draw.gap(step, ("llama-paged", "vLLM"), "Decode step after the state fixes, dense, 128 sequences"),
     "Stacked bars of both engines' decode step and the waterfall of the gap; the FP4 product path owns most of it.",
 )
 
@@ -135,7 +133,7 @@ prefill = diff.difference(
     breakdowns.from_recorded("lmap_prefill_paged_moe_npp512"), breakdowns.from_recorded("lmap_prefill_vllm_moe_npp512")
 )
 notebook.picture(
-    pictures.gap(prefill, ("llama-paged", "vLLM"), "Prefill, mixture of experts, 512 tokens x 32 sequences"),
+    draw.gap(prefill, ("llama-paged", "vLLM"), "Prefill, mixture of experts, 512 tokens x 32 sequences"),
     "Stacked bars of both engines' prefill time per token and the waterfall of the gap by category.",
 )
 
@@ -291,7 +289,7 @@ if chosen and chosen[1]:
     workload, window = by_arm["candidate"]
     one = windows.by_nvtx(stored.load(newest[device, phase]), f"{phase}/candidate/{workload}/step *", nth=-1)
     shown = notebook.picture(
-        timeline.timeline(one, title=f"{phase}, candidate, {workload}: the last profiled step on {device}"),
+        draw.timeline(one, title=f"{phase}, candidate, {workload}: the last profiled step on {device}"),
         f"Kernels, copies and idle time of one step of {phase}'s candidate.",
     )
 else:

@@ -264,7 +264,7 @@ def test_measured_says_nothing_without_rows(tmp_path, monkeypatch):
 
 
 def test_notebooks_set_no_font_or_backend():
-    """Figures go through lab.plots and lab.notebook, so that they look alike and are SVG."""
+    """Figures go through lab.draw and lab.write.notebook, so that they look alike and are SVG."""
     for name in NAMES:
         source = Path(FOLDER / f"{name}.py").read_text()
         assert "pyplot" not in source, name

@@ -112,13 +112,13 @@ def _show(arguments: Namespace, value: dict[str, Any], text: str) -> None:
 
 
 def _picture(found: Difference, path: Path) -> None:
-    from lab.draw import pictures, plots
+    from lab import draw
 
     names = (found.a.title.split(",")[0], found.b.title.split(",")[0])
     if names[0] == names[1]:
         names = (f"A: {found.a.id}", f"B: {found.b.id}")
     try:
-        plots.save(pictures.gap(found, names), path)
+        draw.save(draw.gap(found, names), path)
     except OSError as error:
         raise BadInput(path, f"cannot be written ({error.strerror})", "choose another --svg") from None
 

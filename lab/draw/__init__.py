@@ -1,5 +1,20 @@
-"""Figures in one style: roofline, breakdown, gap waterfall, sweep, timeline.
+"""Figures in one style (`style`), one module for each kind: roofline, breakdown, waterfall, sweep, timeline.
 
-In: points, breakdowns, sweeps, traces. Out: matplotlib figures that save as SVG or PNG.
-Door: `plots.roofline`, `plots.bars`, `pictures.gap`, `pictures.breakdown`, `sweep_plots.curves`, `timeline.timeline`.
+In: points, breakdowns, differences, sweeps, traces. Out: matplotlib figures that save as SVG or PNG.
+Door: `from lab import draw`, then `draw.roofline(device, points)`, `draw.save(figure, path)` and the names below.
 """
+
+from lab.draw.breakdown import bars, breakdown
+from lab.draw.roofline import Point, point, roofline
+from lab.draw.style import BLUE, CARD, GREEN, INK, ORANGE, PURPLE, SOFT, STYLE, VERMILLION, WIDTH_IN, plain, save, svg
+from lab.draw.sweep import COLOURS, DASHES, MARKERS, batch_curves, curves
+from lab.draw.timeline import divided, occupancy, timeline
+from lab.draw.waterfall import gap
+
+# fmt: off
+__all__ = [
+    "BLUE", "CARD", "COLOURS", "DASHES", "GREEN", "INK", "MARKERS", "ORANGE", "PURPLE", "SOFT", "STYLE", "VERMILLION",
+    "WIDTH_IN", "Point", "bars", "batch_curves", "breakdown", "curves", "divided", "gap", "occupancy", "plain", "point",
+    "roofline", "save", "svg", "timeline",
+]
+# fmt: on

@@ -1,9 +1,8 @@
-"""Pictures of one trace: a strip of device time (one decode step), and the division of its span.
+"""One trace over time: a strip of device time (one decode step), and the division of its span.
 
-Beside lab/draw/pictures.py, with the same looks. A strip joins neighbours that lie closer than half a pixel, or one
-step of a serving engine would be a megabyte of SVG: joined blocks keep the colour of the longest, and shorter gaps are
-not drawn, though the busy share below counts them. Kernels that only wait are drawn where they ran and are not busy
-time.
+A strip joins neighbours that lie closer than half a pixel, or one step of a serving engine would be a megabyte of SVG:
+joined blocks keep the colour of the longest, and shorter gaps are not drawn, though the busy share below counts them.
+Kernels that only wait are drawn where they ran and are not busy time.
 
 The division shows the span without counting anything twice, and beside it the summed durations: where these are longer,
 things ran at the same time. Given up: interaction (a profiler's own viewer has it).
@@ -14,24 +13,48 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
-from matplotlib.ticker import FuncFormatter
 
 from lab.base.errors import BadInput
-from lab.draw import plots
-from lab.draw.pictures import DARK, IDLE_LOOK, YELLOW, Look, look, number
-from lab.draw.plots import BLUE, INK, SOFT, VERMILLION
+from lab.draw.style import (
+    BLUE,
+    CARD,
+    DARK,
+    IDLE_LOOK,
+    INK,
+    SOFT,
+    VERMILLION,
+    YELLOW,
+    Look,
+    blank,
+    legend_below,
+    look,
+    number,
+    plain_ticks,
+    styled,
+)
+from lab.draw.style import title as set_title
 from lab.trace import categories
+from lab.trace import occupancy as occupied
 from lab.trace.categories import MEMCPY, MEMSET, OPAQUE, Rules
 from lab.trace.intervals import Int64, Spans, merged, union
 from lab.trace.model import Trace
 
 PIXELS = 900  # half pixels of a timeline's width
+LOOKS: Mapping[str, Look] = {MEMCPY: (VERMILLION, "////"), MEMSET: (VERMILLION, "...."), OPAQUE: ("#dddddd", "xxxx")}
+DIVIDED: Mapping[str, Look] = {
+    "kernels": (BLUE, ""),
+    "kernels with copies": (BLUE, "////"),
+    "copies and fills": LOOKS[MEMCPY],
+    "opaque graph": LOOKS[OPAQUE],
+    "waiting": (YELLOW, ""),
+    "idle": IDLE_LOOK,
+}
+Lane = tuple[str, list[tuple[str, Spans]]]
 
 
+@styled
 def timeline(trace: Trace, rules: Rules | None = None, title: str = "", most: int = 8) -> Figure:
     """A strip of device time: kernels by stream, copies and fills, opaque graphs, idle; x is us from the first row.
 
@@ -50,44 +73,31 @@ def timeline(trace: Trace, rules: Rules | None = None, title: str = "", most: in
     looks, named = _looks(trace, rules, most)
     close_ns = (end - begin) / PIXELS
     lanes = _lanes(trace, named, close_ns)
-    waits = np.array([not rules.busy(c) for c in rules.assign(trace.names)], bool)
-    working = [
-        trace.kernels.take(~waits[trace.kernels.name]) if len(trace.kernels) else trace.kernels,
-        *trace.activities[1:],
-    ]
-    busy = union([merged(a.start_ns, a.end_ns) for a in working])
+    work = trace.kernels.take(~rules.waits(trace.names)[trace.kernels.name]) if len(trace.kernels) else trace.kernels
+    busy = union([merged(a.start_ns, a.end_ns) for a in (work, *trace.activities[1:])])
     free = busy.gaps(begin, end)
     wide = free.end - free.start >= close_ns
-    lanes.append(
-        (
-            "idle" if wide.all() else f"idle, {close_ns / 1e3:.2g} us up",
-            [("idle", Spans(free.start[wide], free.end[wide]))],
-        )
-    )
+    name = "idle" if wide.all() else f"idle, {close_ns / 1e3:.2g} us up"
+    lanes.append((name, [("idle", Spans(free.start[wide], free.end[wide]))]))
     looks["idle"] = ("#9a9a9a", "")
-    with matplotlib.rc_context(plots.STYLE):
-        figure, axes = plots.blank(1.25 + 0.36 * len(lanes) + 0.2 * math.ceil(len(looks) / 3))
-        for y, (_, blocks) in enumerate(lanes):
-            for category, spans in blocks:
-                colour, hatch = looks.get(category, (SOFT, ""))
-                # Thin blocks keep half a pixel, or they fade to nothing; idle time is never drawn wider than it was.
-                least = 0 if category == "idle" else (end - begin) / PIXELS / 1e3
-                pairs = [
-                    ((s - begin) / 1e3, max((e - s) / 1e3, least)) for s, e in zip(spans.start, spans.end, strict=True)
-                ]
-                axes.broken_barh(pairs, (y - 0.33, 0.66), facecolors=colour, hatch=hatch, edgecolor=INK, linewidth=0)
-        axes.set_yticks(range(len(lanes)), [name for name, _ in lanes])
-        axes.set_ylim(len(lanes) - 0.4, -0.6)
-        axes.set_xlim(0, (end - begin) / 1e3)
-        axes.tick_params(axis="y", length=0)
-        span = (end - begin) / 1e3
-        axes.set_xlabel(f"us; busy {number(busy.ns / 1e3)} of {number(span)} us ({busy.ns / 1e3 / span:.1%})")
-        axes.xaxis.set_major_formatter(FuncFormatter(plots.plain))
-        axes.set_title(title or f"{trace.source} {trace.window_label}".strip(), loc="left", fontsize=10, color=INK)
-        handles = [
-            Rectangle((0, 0), 1, 1, facecolor=c, hatch=h, edgecolor=INK, linewidth=0.4) for c, h in looks.values()
-        ]
-        figure.legend(handles, list(looks), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    figure, axes = blank(1.25 + 0.36 * len(lanes) + 0.2 * math.ceil(len(looks) / 3))
+    for y, (_, blocks) in enumerate(lanes):
+        for category, spans in blocks:
+            colour, hatch = looks.get(category, (SOFT, ""))
+            # Thin blocks keep half a pixel, or they fade to nothing; idle time is never drawn wider than it was.
+            least = 0 if category == "idle" else close_ns / 1e3
+            times = zip(spans.start, spans.end, strict=True)
+            pairs = [((s - begin) / 1e3, max((e - s) / 1e3, least)) for s, e in times]
+            axes.broken_barh(pairs, (y - 0.33, 0.66), facecolors=colour, hatch=hatch, edgecolor=INK, linewidth=0)
+    axes.set_yticks(range(len(lanes)), [name for name, _ in lanes])
+    axes.set_ylim(len(lanes) - 0.4, -0.6)
+    axes.set_xlim(0, (end - begin) / 1e3)
+    axes.tick_params(axis="y", length=0)
+    span = (end - begin) / 1e3
+    axes.set_xlabel(f"us; busy {number(busy.ns / 1e3)} of {number(span)} us ({busy.ns / 1e3 / span:.1%})")
+    plain_ticks(axes.xaxis)
+    set_title(axes, title or f"{trace.source} {trace.window_label}".strip())
+    legend_below(figure, looks, 4)
     return figure
 
 
@@ -95,23 +105,16 @@ def _looks(trace: Trace, rules: Rules, most: int) -> tuple[dict[str, Look], list
     """The look of each category in the picture, the largest first; and the category of each kernel name."""
     found = rules.assign(trace.names)
     time: dict[str, int] = {}
-    for category, ns in zip(
-        (found[i] for i in trace.kernels.name.tolist()), trace.kernels.duration_ns.tolist(), strict=True
-    ):
-        time[category] = time.get(category, 0) + ns
+    for i, ns in zip(trace.kernels.name.tolist(), trace.kernels.duration_ns.tolist(), strict=True):
+        time[found[i]] = time.get(found[i], 0) + ns
     largest = sorted(time, key=lambda c: (-time[c], c))
     looks = {c: look(i) for i, c in enumerate(largest[:most])}
     if len(largest) > most:
         looks["other categories"] = (SOFT, "")
-    for label, rows in ((MEMCPY, trace.memcpy), (MEMSET, trace.memset), (OPAQUE, trace.graphs)):
+    for label, rows in zip((MEMCPY, MEMSET, OPAQUE), trace.activities[1:], strict=True):
         if len(rows):
-            looks[label] = {MEMCPY: (VERMILLION, "////"), MEMSET: (VERMILLION, "...."), OPAQUE: ("#dddddd", "xxxx")}[
-                label
-            ]
+            looks[label] = LOOKS[label]
     return looks, [c if c in looks else "other categories" for c in found]
-
-
-Lane = tuple[str, list[tuple[str, Spans]]]
 
 
 def _lanes(trace: Trace, named: Sequence[str], close_ns: float) -> list[Lane]:
@@ -123,7 +126,7 @@ def _lanes(trace: Trace, named: Sequence[str], close_ns: float) -> list[Lane]:
         own = kernels.take((kernels.device == device) & (kernels.stream == stream))
         blocks = _blocks(own.start_ns, own.end_ns, [named[i] for i in own.name.tolist()], close_ns)
         lanes.append((f"GPU {device} stream {stream}" if several else f"stream {stream}", blocks))
-    for label, rows in ((MEMCPY, trace.memcpy), (MEMSET, trace.memset), (OPAQUE, trace.graphs)):
+    for label, rows in zip((MEMCPY, MEMSET, OPAQUE), trace.activities[1:], strict=True):
         if len(rows):
             name = "graph" if label == OPAQUE else label
             lanes.append((name, _blocks(rows.start_ns, rows.end_ns, [label] * len(rows), close_ns)))
@@ -132,25 +135,22 @@ def _lanes(trace: Trace, named: Sequence[str], close_ns: float) -> list[Lane]:
 
 def _blocks(start: Int64, end: Int64, label: Sequence[str], close_ns: float) -> list[tuple[str, Spans]]:
     """Runs of rows that lie closer than `close_ns` and are shorter become one block of the longest label."""
-    merged_rows: list[tuple[int, int, dict[str, int]]] = []
+    blocks: list[tuple[int, int, dict[str, int]]] = []
     for s, e, name in zip(start.tolist(), end.tolist(), label, strict=True):
-        last = merged_rows[-1] if merged_rows else None
-        tiny = last is not None and s - last[1] < close_ns
-        if (
-            last is not None
-            and tiny
-            and ((name in last[2] and len(last[2]) == 1) or max(e - s, last[1] - last[0]) < 3 * close_ns)
-        ):
-            last[2][name] = last[2].get(name, 0) + e - s
-            merged_rows[-1] = (last[0], max(last[1], e), last[2])
-        else:
-            merged_rows.append((s, e, {name: e - s}))
+        if blocks and s - blocks[-1][1] < close_ns:
+            low, high, names = blocks[-1]
+            if (name in names and len(names) == 1) or max(e - s, high - low) < 3 * close_ns:
+                names[name] = names.get(name, 0) + e - s
+                blocks[-1] = (low, max(high, e), names)
+                continue
+        blocks.append((s, e, {name: e - s}))
     by: dict[str, list[tuple[int, int]]] = {}
-    for s, e, names in merged_rows:
+    for s, e, names in blocks:
         by.setdefault(max(names, key=lambda n: names[n]), []).append((s, e))
     return [(n, Spans(np.array([s for s, _ in v]), np.array([e for _, e in v]))) for n, v in by.items()]
 
 
+@styled
 def occupancy(trace: Trace, rules: Rules | None = None, title: str = "") -> Figure:
     """Two bars for each device: its time span divided without overlap (kernels, copies beside them, copies alone,
     opaque graphs alone, idle), and the summed durations, which may exceed it.
@@ -159,46 +159,31 @@ def occupancy(trace: Trace, rules: Rules | None = None, title: str = "") -> Figu
     """
     found = divided(trace, rules)
     rows = [(f"GPU {device} {what}", parts) for device, both in found.items() for what, parts in both.items()]
-    looks: Mapping[str, Look] = {
-        "kernels": (BLUE, ""),
-        "kernels with copies": (BLUE, "////"),
-        "copies and fills": (VERMILLION, "////"),
-        "opaque graph": ("#dddddd", "xxxx"),
-        "waiting": (YELLOW, ""),
-        "idle": IDLE_LOOK,
-    }
-    with matplotlib.rc_context(plots.STYLE):
-        figure, axes = plots.blank(1.45 + 0.42 * len(rows))
-        used: list[str] = []
-        reach = max(sum(parts.values()) for _, parts in rows)
-        span = max(sum(both["time"].values()) for both in found.values())
-        axes.set_xlim(0, reach * 1.02)
-        figure.draw_without_rendering()
-        for y, (_, parts) in enumerate(rows):
-            left = 0.0
-            for name, us in parts.items():
-                if us <= 0:
-                    continue
-                colour, hatch = looks[name]
-                axes.barh(y, us, left=left, height=0.64, color=colour, hatch=hatch, edgecolor=INK, linewidth=0.4)
-                words = f"{number(us)} ({us / span:.1%})"
-                if us > 0.16 * reach and not hatch:
-                    axes.text(left + us / 2, y, words, ha="center", va="center", fontsize=8,
-                              color="#ffffff" if colour in DARK else INK)  # fmt: skip
-                left += us
-                used += [] if name in used else [name]
-        axes.axvline(span, color=INK, lw=0.8, ls="--")
-        axes.set_yticks(range(len(rows)), [name for name, _ in rows])
-        axes.set_ylim(len(rows) - 0.45, -0.55)
-        axes.tick_params(axis="y", length=0)
-        axes.xaxis.set_major_formatter(FuncFormatter(plots.plain))
-        axes.set_xlabel(f"us; 100 % = span, {number(span)} us (dashed); sums beyond it ran at the same time")
-        axes.set_title(title or f"{trace.source} {trace.window_label}".strip(), loc="left", fontsize=10, color=INK)
-        handles = [
-            Rectangle((0, 0), 1, 1, facecolor=looks[n][0], hatch=looks[n][1], edgecolor=INK, linewidth=0.4)
-            for n in used
-        ]
-        figure.legend(handles, used, loc="outside lower center", ncols=min(len(used), 5), frameon=False, fontsize=8)
+    figure, axes = blank(1.45 + 0.42 * len(rows))
+    reach = max(sum(parts.values()) for _, parts in rows)
+    span = max(sum(both["time"].values()) for both in found.values())
+    axes.set_xlim(0, reach * 1.02)
+    figure.draw_without_rendering()
+    used: dict[str, Look] = {}
+    for y, (_, parts) in enumerate(rows):
+        left = 0.0
+        for name, us in parts.items():
+            if us <= 0:
+                continue
+            used[name] = colour, hatch = DIVIDED[name]
+            axes.barh(y, us, left=left, height=0.64, color=colour, hatch=hatch, edgecolor=INK, linewidth=0.4)
+            if us > 0.16 * reach and not hatch:
+                axes.text(left + us / 2, y, f"{number(us)} ({us / span:.1%})", ha="center", va="center", fontsize=8,
+                          color=CARD if colour in DARK else INK)  # fmt: skip
+            left += us
+    axes.axvline(span, color=INK, lw=0.8, ls="--")
+    axes.set_yticks(range(len(rows)), [name for name, _ in rows])
+    axes.set_ylim(len(rows) - 0.45, -0.55)
+    axes.tick_params(axis="y", length=0)
+    plain_ticks(axes.xaxis)
+    axes.set_xlabel(f"us; 100 % = span, {number(span)} us (dashed); sums beyond it ran at the same time")
+    set_title(axes, title or f"{trace.source} {trace.window_label}".strip())
+    legend_below(figure, used, min(len(used), 5))
     return figure
 
 
@@ -207,11 +192,9 @@ def divided(trace: Trace, rules: Rules | None = None) -> dict[int, dict[str, dic
 
     The division is exact: its parts sum to the span. Raises BadInput without a timeline or device activity.
     """
-    from lab.trace import occupancy as occupied
-
     trace.require_timeline("division of the span")
     rules = rules or categories.default()
-    waits = np.array([not rules.busy(c) for c in rules.assign(trace.names)], bool)
+    waits = rules.waits(trace.names)
     devices = occupied.devices(trace, waits)
     over = occupied.window(trace, devices)
     if not over.ns:

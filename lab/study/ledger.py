@@ -254,7 +254,7 @@ def figure(rows: Sequence[Entry]) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from lab.draw import plots
+    from lab import draw
 
     time = [e for e in rows if e.kind != "prediction" and e.unit == "us/tok"]
     share = [e for e in rows if e.kind == "program" and e.unit == "%"]
@@ -264,21 +264,21 @@ def figure(rows: Sequence[Entry]) -> Figure:
         ("% of vLLM", share),
         ("measured, % of what was predicted", said),
     ]
-    with matplotlib.rc_context(plots.STYLE):
+    with matplotlib.rc_context(draw.STYLE):
         tall = sum(len(p) for _, p in panels)
-        picture = Figure(figsize=(plots.WIDTH_IN, 1.9 + 0.3 * tall), facecolor=plots.CARD, layout="constrained")
+        picture = Figure(figsize=(draw.WIDTH_IN, 1.9 + 0.3 * tall), facecolor=draw.CARD, layout="constrained")
         FigureCanvasAgg(picture)
         drawn = picture.subplots(len(panels), 1, height_ratios=[len(p) + 1.2 for _, p in panels])
         for axes, (label, panel) in zip(drawn, panels, strict=True):
             _panel(axes, label, panel)
-        drawn[0].set_title("expected (bar) and delivered (diamond)", loc="left", fontsize=10, color=plots.INK)
+        drawn[0].set_title("expected (bar) and delivered (diamond)", loc="left", fontsize=10, color=draw.INK)
     return picture
 
 
 def _panel(axes: Axes, label: str, rows: Sequence[Entry]) -> None:
-    from lab.draw import plots
+    from lab import draw
 
-    axes.set_facecolor(plots.CARD)
+    axes.set_facecolor(draw.CARD)
     axes.spines[["top", "right"]].set_visible(False)
     for y, e in enumerate(rows):
         scale = 100 / e.expected[1] if e.kind == "prediction" else 1.0
@@ -286,20 +286,20 @@ def _panel(axes: Axes, label: str, rows: Sequence[Entry]) -> None:
         got = [n * scale for n in sorted(set(e.delivered))]
         width = max(high - low, 1.0)
         axes.barh(
-            y, width, left=(low + high - width) / 2, height=0.5, color="#ffffff", edgecolor=plots.BLUE, hatch="////"
+            y, width, left=(low + high - width) / 2, height=0.5, color="#ffffff", edgecolor=draw.BLUE, hatch="////"
         )
         good = e.outcome in (REACHED, TRUE)
-        axes.plot(got, [y] * len(got), "D", color=plots.GREEN if good else plots.VERMILLION, markersize=6)
+        axes.plot(got, [y] * len(got), "D", color=draw.GREEN if good else draw.VERMILLION, markersize=6)
         if e.started is not None:
-            axes.plot([e.started], [y], "|", color=plots.SOFT, markersize=12)
+            axes.plot([e.started], [y], "|", color=draw.SOFT, markersize=12)
         text = f"{_range(e.delivered)} {e.unit}: {e.outcome}"
         axes.annotate(
             text, (max([high, *got]), y), xytext=(9, 0), textcoords="offset points", va="center", fontsize=8.5
         )
     if rows and rows[0].kind == "prediction":
-        axes.axvline(100, color=plots.SOFT, linewidth=0.8)
+        axes.axvline(100, color=draw.SOFT, linewidth=0.8)
     elif any(min(e.delivered) < 0 for e in rows):
-        axes.axvline(0, color=plots.SOFT, linewidth=0.8)
+        axes.axvline(0, color=draw.SOFT, linewidth=0.8)
     left, right = axes.get_xlim()
     axes.set_xlim(left, right + 0.6 * (right - left))
     axes.set_yticks(range(len(rows)), [e.title for e in rows])
@@ -319,9 +319,9 @@ def run(arguments: Namespace) -> int:
 
     rows = entries()
     if arguments.figure:
-        from lab.draw import plots
+        from lab import draw
 
-        plots.save(figure(rows), arguments.figure)
+        draw.save(figure(rows), arguments.figure)
     if arguments.json:
         print_json({"entries": [e.to_json() for e in rows], "summary": summary(rows)})
     else:

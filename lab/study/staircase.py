@@ -20,10 +20,10 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Picture
 
+from lab import draw
 from lab.base import vocabulary
 from lab.base.errors import REPOSITORY, BadInput, nearest
 from lab.card import phases, recorded
-from lab.draw import plots
 
 FILE = REPOSITORY / "data" / "staircase.toml"
 UNIT = "tok/s"
@@ -191,8 +191,8 @@ def picture(chosen: Sequence[Staircase]) -> Picture:
     """
     if not chosen:
         raise BadInput("staircase", "nothing to draw", "name at least one of data/staircase.toml")
-    with matplotlib.rc_context(plots.STYLE):
-        figure = Picture(figsize=(plots.WIDTH_IN, 0.2 + 3.5 * len(chosen)), facecolor=plots.CARD, layout="constrained")
+    with matplotlib.rc_context(draw.STYLE):
+        figure = Picture(figsize=(draw.WIDTH_IN, 0.2 + 3.5 * len(chosen)), facecolor=draw.CARD, layout="constrained")
         FigureCanvasAgg(figure)
         panels: Any = figure.subplots(len(chosen), 1, squeeze=False)[:, 0]
         for axes, stairs in zip(panels, chosen, strict=True):
@@ -202,33 +202,33 @@ def picture(chosen: Sequence[Staircase]) -> Picture:
 
 def _panel(axes: Axes, stairs: Staircase) -> None:
     top = float(stairs.peer.value)
-    axes.set_facecolor(plots.CARD)
+    axes.set_facecolor(draw.CARD)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.axhline(top, color=plots.ORANGE, lw=1.4, ls="--")
+    axes.axhline(top, color=draw.ORANGE, lw=1.4, ls="--")
     axes.annotate(f"vLLM {top:g} {UNIT}, 100 %", (-0.5, top), xytext=(4, 4), textcoords="offset points", fontsize=8.5)
     for x, step in enumerate(stairs.steps):
-        axes.fill_between([x, x + FLAT], step.before, step.after, color=plots.BLUE, alpha=0.14, linewidth=0)
+        axes.fill_between([x, x + FLAT], step.before, step.after, color=draw.BLUE, alpha=0.14, linewidth=0)
         path = [x - FLAT, x, x, x + FLAT], [step.before, step.before, step.after, step.after]
-        axes.plot(*path, color=plots.BLUE, lw=2.0, solid_joinstyle="miter")
+        axes.plot(*path, color=draw.BLUE, lw=2.0, solid_joinstyle="miter")
         _level(axes, x - FLAT, step.before, stairs, "left", -4)
         _level(axes, x + FLAT, step.after, stairs, "right", 4)
         gain = f"+{100 * (step.gain - 1):.1f} %"
         middle = (step.before + step.after) / 2
-        axes.annotate(gain, (x, middle), xytext=(5, 0), textcoords="offset points", va="center", color=plots.BLUE)
+        axes.annotate(gain, (x, middle), xytext=(5, 0), textcoords="offset points", va="center", color=draw.BLUE)
     for x, (earlier, later) in enumerate(zip(stairs.steps, stairs.steps[1:], strict=False)):
-        axes.plot([x + FLAT, x + 1 - FLAT], [earlier.after, later.before], color=plots.SOFT, lw=1.0, ls=":")
+        axes.plot([x + FLAT, x + 1 - FLAT], [earlier.after, later.before], color=draw.SOFT, lw=1.0, ls=":")
     labels = [f"patch {s.patch}\n{s.mechanism}" for s in stairs.steps]
     axes.set_xticks(range(len(labels)), labels, fontsize=8.5)
     axes.tick_params(axis="x", length=0)
     axes.set_xlim(-0.5, len(labels) - 0.5)
     axes.set_ylim(0, top * 1.12)
     axes.set_ylabel(f"decode, {UNIT} at npl {stairs.npl}")
-    axes.set_title(stairs.title, loc="left", fontsize=10, color=plots.INK)
+    axes.set_title(stairs.title, loc="left", fontsize=10, color=draw.INK)
 
 
 def _level(axes: Axes, x: float, tps: float, stairs: Staircase, side: str, dy: float) -> None:
     words = f"{tps:.2f}, {stairs.share_pct(tps):.1f} %"
     axes.annotate(
         words, (x, tps), xytext=(0, dy), textcoords="offset points", ha=side, va="bottom" if dy > 0 else "top",
-        fontsize=8.5, color=plots.INK,
+        fontsize=8.5, color=draw.INK,
     )  # fmt: skip

@@ -21,8 +21,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from lab.base.errors import BadInput, nearest
 from lab.card import recorded
 from lab.trace import categories, occupancy
@@ -39,6 +37,7 @@ COLUMNS = (
 UNITS = {"ms/step": "ms_per_step", "us/token": "us_per_token", "ms": "window_ms", "%": "share_pct"}
 LEVELS = ("macro", "sub", "fine", "total", "meta")
 OVERLAP = "overlap"
+NOT_ATTRIBUTED = "not attributed"
 NO_PART = ("gpu_idle", IDLE, OVERLAP)  # no kernel's time; parts of a wall-clock total only
 
 
@@ -259,7 +258,7 @@ def from_trace(trace: Trace, rules: Rules | None = None, count: float = 1.0, per
     warnings = list(trace.warnings)
     span_ns = sum_ns
     if trace.timeline:
-        waiting = np.array([not rules.busy(c) for c in rules.assign(trace.names)], bool)
+        waiting = rules.waits(trace.names)
         found = occupancy.devices(trace, waiting)
         span_ns = len(found) * occupancy.window(trace, found).ns
         busy_ns = sum(d.busy.ns for d in found)

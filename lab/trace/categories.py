@@ -26,6 +26,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lab.base.errors import REPOSITORY, BadInput, nearest
 from lab.base.vocabulary import read_toml
 from lab.trace.model import short_name
@@ -85,6 +88,10 @@ class Rules:
         """False for categories whose time is no work (spin-waits)."""
         known = self.categories.get(category)
         return known.busy if known else category not in NO_WORK
+
+    def waits(self, names: Sequence[str]) -> NDArray[np.bool_]:
+        """Of each kernel name, whether its time is no work."""
+        return np.array([not self.busy(c) for c in self.assign(names)], bool)
 
     def canonical(self, word: str) -> str:
         """Our name for a recorded table's category (`moe_or_fp4_gemm`); a word we have no name for stays itself."""

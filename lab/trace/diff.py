@@ -18,10 +18,8 @@ from dataclasses import dataclass, field, replace
 
 from lab.base.errors import BadInput
 from lab.trace import breakdowns, categories
-from lab.trace.breakdowns import Breakdown, Part
+from lab.trace.breakdowns import NOT_ATTRIBUTED, Breakdown, Part
 from lab.trace.model import short_name
-
-NOT_ATTRIBUTED = "not attributed"
 
 
 @dataclass(frozen=True)

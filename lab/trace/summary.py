@@ -42,7 +42,7 @@ def summarise(
     """
     rules = rules or default()
     steps = steps if steps is not None else trace.steps
-    waiting = np.array([not rules.busy(c) for c in rules.assign(trace.names)], bool)
+    waiting = rules.waits(trace.names)
     totals = totals_by_name(trace)
     kernel_sum_ns = sum(t.sum_ns for t in totals)
     head = {

@@ -21,13 +21,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
+from lab import draw
 from lab.base import devices
 from lab.base.errors import BadInput
 from lab.card import phases, recorded
 from lab.card.gate import ROLES
 from lab.check import accuracy
 from lab.check.families import former
-from lab.draw import plots
 from lab.judge import evidence
 from lab.judge.rules import Verdict
 from lab.judge.verdicts import Judgement
@@ -65,7 +65,7 @@ def picture(figure: Figure, alt: str) -> Shown:
     """A figure as SVG; `alt` says in a sentence what it shows. Raises BadInput without one."""
     if not alt.strip():
         raise BadInput("picture", "alt is empty", "say in a sentence what the picture shows")
-    svg = plots.svg(figure)
+    svg = draw.svg(figure)
     head, rest = svg[svg.index("<svg") :].split(">", 1)
     return Shown({"image/svg+xml": f'{head} role="img" aria-label="{html.escape(alt)}">{rest}', "text/plain": alt})
 
@@ -161,14 +161,14 @@ def unmeasured(phase: str, device: str) -> Shown:
     return text(f"No rows of `{phase}` from {device} are committed yet, so nothing is said about it here.")
 
 
-def points(phase: str, device: str) -> list[plots.Point]:
+def points(phase: str, device: str) -> list[draw.Point]:
     """Measured points for a roofline, each arm of the rows that are ok: its median time at its compulsory cost.
 
     A label is the arm's name and the workload's id up to its head counts, which the title can say once.
     """
     pairs = evidence.pairs(store.rows(device=device, phase=phase)).values()
     return [
-        plots.point(f"{r['name']} {r['workload_id'].split('_h')[0]}", r["flops"], r["bytes"], r["median_us"])
+        draw.point(f"{r['name']} {r['workload_id'].split('_h')[0]}", r["flops"], r["bytes"], r["median_us"])
         for pair in pairs
         for r in pair
         if r is not None and r["status"] == "ok"
@@ -274,27 +274,27 @@ def errors(checks: Iterable[accuracy.Check]) -> pd.DataFrame:
 
 def canvas(height_in: float, width: float = 100.0, height: float = 50.0) -> tuple[Figure, Axes]:
     """An empty light card for a drawing, notebook-wide; coordinates run from 0 to `width` and 0 to `height`, y up."""
-    figure = Figure(figsize=(plots.WIDTH_IN, height_in), facecolor=plots.CARD)
+    figure = Figure(figsize=(draw.WIDTH_IN, height_in), facecolor=draw.CARD)
     FigureCanvasAgg(figure)
-    axes = figure.add_axes((0.01, 0.01, 0.98, 0.98), facecolor=plots.CARD)
+    axes = figure.add_axes((0.01, 0.01, 0.98, 0.98), facecolor=draw.CARD)
     axes.set(xlim=(0, width), ylim=(0, height))
     axes.axis("off")
     return figure, axes
 
 
 def box(
-    axes: Axes, x: float, y: float, w: float, h: float, label: str = "", colour: str = plots.INK, fill: bool = False,
+    axes: Axes, x: float, y: float, w: float, h: float, label: str = "", colour: str = draw.INK, fill: bool = False,
     size: float = 9, **style: Any,
 ) -> None:  # fmt: skip
     """A rounded box with its lower left corner at (x, y) and a centred label; `fill` tints it with its colour."""
-    options = {"facecolor": (colour, 0.16) if fill else plots.CARD, "edgecolor": colour, "linewidth": 1.2, **style}
+    options = {"facecolor": (colour, 0.16) if fill else draw.CARD, "edgecolor": colour, "linewidth": 1.2, **style}
     axes.add_patch(FancyBboxPatch((x, y), w, h, boxstyle="round,pad=0,rounding_size=0.8", **options))
     if label:
-        axes.text(x + w / 2, y + h / 2, label, ha="center", va="center", color=plots.INK, fontsize=size)
+        axes.text(x + w / 2, y + h / 2, label, ha="center", va="center", color=draw.INK, fontsize=size)
 
 
 def arrow(
-    axes: Axes, start: tuple[float, float], end: tuple[float, float], colour: str = plots.INK, **style: Any
+    axes: Axes, start: tuple[float, float], end: tuple[float, float], colour: str = draw.INK, **style: Any
 ) -> None:
     """An arrow from start to end."""
     options = {"arrowstyle": "-|>", "color": colour, "linewidth": 1.2, "shrinkA": 0, "shrinkB": 0, **style}

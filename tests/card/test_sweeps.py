@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from lab import draw
 from lab.base import devices
 from lab.base.errors import BadInput
 from lab.card import recorded, sweeps
-from lab.draw import plots, sweep_plots
 
 COLUMNS = [*sweeps.TEXT[:6], *sweeps.METRICS, *sweeps.TEXT[6:]]
 ROW = dict.fromkeys(COLUMNS, "") | {
@@ -158,20 +158,20 @@ def test_curve_of_recorded_figures() -> None:
 def test_curves_draw_their_labels_and_refuse_mixtures() -> None:
     one = sweeps.series([row("a", 1, 5.0), row("b", 2, 4.0)], "context", "decode_tps", label="one arm")
     two = sweeps.series([row("a", 1, 4.0), row("b", 2, 4.0)], "context", "decode_tps", label="two arms")
-    text = plots.svg(sweep_plots.curves([[one, two]], "a title", [sweeps.ratio(two, one)], line=0.97))
+    text = draw.svg(draw.curves([[one, two]], "a title", [sweeps.ratio(two, one)], line=0.97))
     for words in ("one arm", "two arms / one arm", "a title", "gate 0.97", "generation, tok/s", "tokens in the cache"):
         assert words in text
-    assert text == plots.svg(sweep_plots.curves([[one, two]], "a title", [sweeps.ratio(two, one)], line=0.97))
+    assert text == draw.svg(draw.curves([[one, two]], "a title", [sweeps.ratio(two, one)], line=0.97))
     slow = sweeps.Row("m", "ds4", "gb10", "m", "one", {"context": 1}, {"itl_ms": 3.0}, "", "t", "here")
     with pytest.raises(BadInput, match="units differ: decode_tps, itl_ms"):
-        sweep_plots.curves([[one, sweeps.series([slow], "context", "itl_ms")]], "x")
+        draw.curves([[one, sweeps.series([slow], "context", "itl_ms")]], "x")
     with pytest.raises(BadInput, match="give each panel a curve"):
-        sweep_plots.curves([[one], []], "x")
+        draw.curves([[one], []], "x")
     deep = sweeps.Row("m", "ds4", "gb10", "m", "one", {"depth": 1}, {"decode_tps": 3.0}, "", "t", "here")
     with pytest.raises(BadInput, match="different axes"):
-        sweep_plots.curves([[one], [sweeps.series([deep], "depth", "decode_tps")]], "x")
+        draw.curves([[one], [sweeps.series([deep], "depth", "decode_tps")]], "x")
     with pytest.raises(BadInput, match="more than six"):
-        sweep_plots.curves([[one] * 7], "x")
+        draw.curves([[one] * 7], "x")
 
 
 # The committed table --------------------------------------------------------------------------------------------------
@@ -179,15 +179,15 @@ def test_curves_draw_their_labels_and_refuse_mixtures() -> None:
 
 def test_time_per_sequence_over_the_batch() -> None:
     saw = {"ours": [(34, 4.5), (1, 22.0), (33, 4.6), (32, 4.5)], "theirs": [(32, 8.0), (33, 12.0)]}
-    text = plots.svg(sweep_plots.batch_curves(saw, "a title", marks=(32,)))
+    text = draw.svg(draw.batch_curves(saw, "a title", marks=(32,)))
     assert all(word in text for word in ("a title", "ours", "theirs", "us a sequence"))
-    assert text == plots.svg(sweep_plots.batch_curves(saw, "a title", marks=(32,)))
+    assert text == draw.svg(draw.batch_curves(saw, "a title", marks=(32,)))
     seven = {str(i): [(1, 1.0)] for i in range(7)}
     refused: list[dict[str, list[tuple[int, float]]]]
     refused = [{}, {"ours": []}, seven, {"ours": [(1, 0.0)]}, {"ours": [(0, 1.0)]}]
     for wrong in refused:
         with pytest.raises(BadInput, match="batch plot"):
-            sweep_plots.batch_curves(wrong, "x")
+            draw.batch_curves(wrong, "x")
 
 
 def test_every_row_was_carried_over() -> None:

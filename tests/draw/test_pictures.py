@@ -10,8 +10,9 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from lab import draw
 from lab.base.errors import BadInput
-from lab.draw import pictures, plots, timeline
+from lab.draw.style import look
 from lab.trace import breakdowns, diff
 from lab.trace.breakdowns import Breakdown, Part
 from lab.trace.model import Copies, GraphLaunches, Kernels, Trace
@@ -31,7 +32,7 @@ def sample() -> Trace:
 
 
 def words(figure: Figure) -> list[str]:
-    return re.findall(r"<text[^>]*>(.*?)</text>", plots.svg(figure), re.S)
+    return re.findall(r"<text[^>]*>(.*?)</text>", draw.svg(figure), re.S)
 
 
 def bars(figure: Figure, axes: int, row: float) -> list[Rectangle]:
@@ -49,7 +50,7 @@ def recorded_gap() -> diff.Difference:
 
 
 def test_gap_says_its_totals_parts_and_rest() -> None:
-    text = words(pictures.gap(recorded_gap(), ("llama", "vLLM"), "a title"))
+    text = words(draw.gap(recorded_gap(), ("llama", "vLLM"), "a title"))
     for word in (
         "a title",
         "510 ms/step",
@@ -63,13 +64,13 @@ def test_gap_says_its_totals_parts_and_rest() -> None:
 
 
 def test_stacked_bars_end_at_their_totals() -> None:
-    figure = pictures.gap(recorded_gap(), ("llama", "vLLM"))
+    figure = draw.gap(recorded_gap(), ("llama", "vLLM"))
     for row, total in ((0, 510.0), (1, 326.0)):
         assert bars(figure, 0, row)[-1].get_x() + bars(figure, 0, row)[-1].get_width() == pytest.approx(total)
 
 
 def test_waterfall_walks_from_b_to_a() -> None:
-    figure = pictures.gap(recorded_gap(), ("llama", "vLLM"))
+    figure = draw.gap(recorded_gap(), ("llama", "vLLM"))
     steps = [bars(figure, 1, row)[0] for row in range(1, 6)]
     at = 326.0
     for bar in steps:
@@ -84,14 +85,14 @@ def test_shares_are_left_out_where_the_parts_cancel() -> None:
     def side(name: str, **parts: float) -> Breakdown:
         return Breakdown(name, name, "us", tuple(Part(k, v) for k, v in parts.items()), None, "made up")
 
-    text = words(pictures.gap(diff.difference(side("a", x=100.0, y=51.0), side("b", x=50.0, y=100.0))))
+    text = words(draw.gap(diff.difference(side("a", x=100.0, y=51.0), side("b", x=50.0, y=100.0))))
     assert "+50" in text
     assert not any("%)" in word for word in text)
     assert any("largely cancel" in word for word in text)
 
 
 def test_colours_come_back_with_a_hatch() -> None:
-    looks = [pictures.look(i) for i in range(21)]
+    looks = [look(i) for i in range(21)]
     assert len(set(looks)) == 21
     assert {hatch for _, hatch in looks[:7]} == {""}
 
@@ -99,11 +100,11 @@ def test_colours_come_back_with_a_hatch() -> None:
 def test_gap_refuses_an_empty_side() -> None:
     d = recorded_gap()
     with pytest.raises(BadInput, match="both must be above zero"):
-        pictures.gap(replace(d, b=replace(d.b, total=0.0)))
+        draw.gap(replace(d, b=replace(d.b, total=0.0)))
 
 
 def test_division_of_the_span_is_exact() -> None:
-    ((device, found),) = timeline.divided(sample()).items()
+    ((device, found),) = draw.divided(sample()).items()
     assert device == 0
     assert found["time"] == {
         "kernels": 50.0,  # 0 to 45 and 95 to 100
@@ -118,14 +119,14 @@ def test_division_of_the_span_is_exact() -> None:
 
 
 def test_occupancy_shows_both_bars() -> None:
-    text = words(timeline.occupancy(sample()))
+    text = words(draw.occupancy(sample()))
     for word in ("GPU 0 time", "GPU 0 summed", "kernels", "copies and fills", "waiting", "idle", "50 (50.0%)"):
         assert word in text, text
     assert "opaque graph" not in text
 
 
 def test_timeline_has_lanes_and_the_busy_share() -> None:
-    text = words(timeline.timeline(sample(), title="one step"))
+    text = words(draw.timeline(sample(), title="one step"))
     for word in ("one step", "stream 1", "stream 2", "memcpy", "idle", "attention", "dense_gemm"):
         assert word in text, text
     assert any(word.startswith("us; busy 65 of 100 us (65.0%)") for word in text), text
@@ -133,7 +134,7 @@ def test_timeline_has_lanes_and_the_busy_share() -> None:
 
 def test_timeline_shows_an_opaque_graph_as_one() -> None:
     graphs = GraphLaunches.of(start_ns=[50_000], end_ns=[59_000], device=[0], stream=[1])
-    text = words(timeline.timeline(replace(sample(), graphs=graphs)))
+    text = words(draw.timeline(replace(sample(), graphs=graphs)))
     assert "graph" in text
     assert "CUDA graph (not decomposed)" in text
 
@@ -144,11 +145,11 @@ def test_timeline_of_many_kernels_stays_small() -> None:
     kernels = Kernels.of(
         start_ns=start, end_ns=start + 900, name=np.arange(n) % 2, stream=np.ones(n), device=np.zeros(n)
     )
-    figure = timeline.timeline(Trace(tool="t", source="s", names=NAMES, gpus={0: "x"}, kernels=kernels))
-    assert len(plots.svg(figure)) < 250_000
+    figure = draw.timeline(Trace(tool="t", source="s", names=NAMES, gpus={0: "x"}, kernels=kernels))
+    assert len(draw.svg(figure)) < 250_000
 
 
-@pytest.mark.parametrize("draw", [timeline.timeline, timeline.occupancy])
+@pytest.mark.parametrize("draw", [draw.timeline, draw.occupancy])
 def test_no_timeline_no_picture(draw: Callable[[Trace], Figure]) -> None:
     totals = Trace(
         tool="t",
@@ -164,15 +165,15 @@ def test_no_timeline_no_picture(draw: Callable[[Trace], Figure]) -> None:
 
 
 def test_breakdown_bars_state_the_denominator() -> None:
-    text = words(pictures.breakdown(breakdowns.from_trace(sample()), "busy"))
+    text = words(draw.breakdown(breakdowns.from_trace(sample()), "busy"))
     assert any("100 % = time added up, without idle" in word for word in text)
-    text = words(pictures.breakdown(breakdowns.from_recorded("a2_dense_npl128_eager")))
+    text = words(draw.breakdown(breakdowns.from_recorded("a2_dense_npl128_eager")))
     assert any("100 % = the source's 100 %" in word for word in text)
     assert any(word.startswith("not attributed") for word in text)
 
 
 def test_svg_is_the_same_each_time_and_on_a_light_card(tmp_path: Path) -> None:
-    first, second = (plots.svg(pictures.gap(recorded_gap(), ("a", "b"))) for _ in range(2))
+    first, second = (draw.svg(draw.gap(recorded_gap(), ("a", "b"))) for _ in range(2))
     assert first == second
-    assert f"fill: {plots.CARD}" in first
-    assert plots.save(timeline.occupancy(sample()), tmp_path / "o.svg").stat().st_size < 60_000
+    assert f"fill: {draw.CARD}" in first
+    assert draw.save(draw.occupancy(sample()), tmp_path / "o.svg").stat().st_size < 60_000

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab import draw
 from lab.base import devices, models, vocabulary
 from lab.base.errors import REPOSITORY, BadInput
 from lab.card import recorded
-from lab.draw import plots
 from lab.place import roofline
 from lab.study import reproduction
 
@@ -305,15 +305,15 @@ def _texts(svg: str) -> list[str]:
     return ["".join(e.itertext()) for e in ElementTree.fromstring(svg).iter() if e.tag.endswith("}text")]
 
 
-def _points() -> list[plots.Point]:
+def _points() -> list[draw.Point]:
     """Crowded on purpose: two pairs lie on top of each other."""
     return [
-        plots.point("dense GEMM, M = 128", 2 * 128 * 27e9, 18e9, 471e3, "recorded"),
-        plots.point("dense step, vLLM", 2 * 128 * 27e9, 55.5e9, 327e3, "peer"),
-        plots.point("GDN call, llama.cpp", 7e8, 805e6, 4030, "recorded"),
-        plots.point("GDN call, vLLM", 7e8, 805e6, 3620, "peer"),
-        plots.point("M = 1", 2 * 27e9, 18e9, 90e3, "measured"),
-        plots.point("M = 1, again", 2 * 27e9, 18e9, 91e3, "measured"),
+        draw.point("dense GEMM, M = 128", 2 * 128 * 27e9, 18e9, 471e3, "recorded"),
+        draw.point("dense step, vLLM", 2 * 128 * 27e9, 55.5e9, 327e3, "peer"),
+        draw.point("GDN call, llama.cpp", 7e8, 805e6, 4030, "recorded"),
+        draw.point("GDN call, vLLM", 7e8, 805e6, 3620, "peer"),
+        draw.point("M = 1", 2 * 27e9, 18e9, 90e3, "measured"),
+        draw.point("M = 1, again", 2 * 27e9, 18e9, 91e3, "measured"),
     ]
 
 
@@ -321,7 +321,7 @@ def _points() -> list[plots.Point]:
 def test_roofline_picture_is_small_and_labelled(device_id: str) -> None:
     device = devices.get(device_id)
     pipes = tuple(device.peaks)[:3]
-    svg = plots.svg(plots.roofline(device, _points(), pipes=pipes))
+    svg = draw.svg(draw.roofline(device, _points(), pipes=pipes))
     assert len(svg.encode()) < 60_000
     words = _texts(svg)
     assert {p.label for p in _points()} <= set(words)
@@ -334,7 +334,7 @@ def test_roofline_picture_is_small_and_labelled(device_id: str) -> None:
 @pytest.mark.parametrize("device_id", devices.ids())
 def test_labels_of_points_do_not_overlap(device_id: str) -> None:
     device = devices.get(device_id)
-    figure = plots.roofline(device, _points(), pipes=tuple(device.peaks)[:2])
+    figure = draw.roofline(device, _points(), pipes=tuple(device.peaks)[:2])
     wanted = {p.label for p in _points()}
     boxes = {t.get_text(): t.get_window_extent() for t in figure.axes[0].texts if t.get_text() in wanted}
     assert set(boxes) == wanted
@@ -345,39 +345,39 @@ def test_labels_of_points_do_not_overlap(device_id: str) -> None:
 
 
 def test_picture_is_the_same_each_time() -> None:
-    first, second = (plots.svg(plots.roofline(devices.get("gb10"), _points(), pipes=("fp4",))) for _ in range(2))
+    first, second = (draw.svg(draw.roofline(devices.get("gb10"), _points(), pipes=("fp4",))) for _ in range(2))
     assert first == second
     assert not re.search(r"\d{4}-\d\d-\d\dT", first)
 
 
 def test_point_by_hand() -> None:
     """2 GFLOP over 1 GB in 1,000 us: 2 operations a byte, 2 TFLOP/s."""
-    found = plots.point("p", 2e9, 1e9, 1000)
+    found = draw.point("p", 2e9, 1e9, 1000)
     assert (found.intensity, found.rate_tflop_s) == (pytest.approx(2), pytest.approx(2))
 
 
 def test_roofline_picture_refuses_nonsense() -> None:
     gb10 = devices.get("gb10")
     with pytest.raises(BadInput, match='gb10 has no peak for pipe "fp8"'):
-        plots.roofline(gb10, pipes=("fp8",))
+        draw.roofline(gb10, pipes=("fp8",))
     with pytest.raises(BadInput, match='kind = "measurd" is unknown; did you mean "measured"'):
-        plots.roofline(gb10, [plots.Point("p", 1, 1, "measurd")])
+        draw.roofline(gb10, [draw.Point("p", 1, 1, "measurd")])
     with pytest.raises(BadInput, match="p: intensity 1, 0 TFLOP/s"):
-        plots.roofline(gb10, [plots.Point("p", 1, 0)])
+        draw.roofline(gb10, [draw.Point("p", 1, 0)])
     with pytest.raises(BadInput, match="all must be above zero"):
-        plots.point("p", 1, 1, 0)
+        draw.point("p", 1, 1, 0)
     with pytest.raises(BadInput, match="0 pipes; draw one to four"):
-        plots.roofline(gb10, pipes=())
+        draw.roofline(gb10, pipes=())
 
 
 def test_bars_state_denominator_shares_and_rest() -> None:
     parts = {"scan": 553.0, "GEMM": 254.0, "projections": 73.0, "elementwise": 57.0, "conv": 31.0}
-    words = _texts(plots.svg(plots.bars(parts, "GPU time of a token", "us", total=1082)))
+    words = _texts(draw.svg(draw.bars(parts, "GPU time of a token", "us", total=1082)))
     assert "us; 100 % = GPU time of a token, 1,082 us" in words
     assert "553 us (51.1%)" in words
     assert "114 us (10.5%)" in words
     assert "not attributed" in words
-    assert "not attributed" not in _texts(plots.svg(plots.bars(parts, "kernels", "us")))
+    assert "not attributed" not in _texts(draw.svg(draw.bars(parts, "kernels", "us")))
 
 
 @pytest.mark.parametrize(
@@ -392,12 +392,12 @@ def test_bars_state_denominator_shares_and_rest() -> None:
 )
 def test_bars_refuse_nonsense(parts: dict[str, float], denominator: str, total: float | None, message: str) -> None:
     with pytest.raises(BadInput, match=message):
-        plots.bars(parts, denominator, "us", total)
+        draw.bars(parts, denominator, "us", total)
 
 
 def test_save_writes_what_the_name_says(tmp_path: Path) -> None:
-    figure = plots.bars({"a": 1.0}, "time", "us")
-    assert plots.save(figure, tmp_path / "a.svg").read_text().startswith("<?xml")
-    assert plots.save(figure, tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    figure = draw.bars({"a": 1.0}, "time", "us")
+    assert draw.save(figure, tmp_path / "a.svg").read_text().startswith("<?xml")
+    assert draw.save(figure, tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(BadInput, match=r'"\.gif" is not a picture format'):
-        plots.save(figure, tmp_path / "a.gif")
+        draw.save(figure, tmp_path / "a.gif")

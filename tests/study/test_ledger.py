@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from lab import draw
 from lab.base.errors import BadInput
 from lab.card import recorded
 from lab.cli import main
-from lab.draw import plots
 from lab.study import ledger
 
 ROWS = {e.id: e for e in ledger.entries()}
@@ -190,7 +190,7 @@ def test_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
 
 
 def test_figure_shows_every_entry_it_has_an_axis_for() -> None:
-    svg = plots.svg(ledger.figure(ledger.entries()))
+    svg = draw.svg(ledger.figure(ledger.entries()))
     for e in ROWS.values():
         in_an_axis = e.kind == "prediction" or e.unit == "us/tok" or (e.kind == "program" and e.unit == "%")
         assert (f">{e.title}<" in svg) == in_an_axis, e.id

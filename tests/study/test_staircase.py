@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from lab import draw
 from lab.base.errors import BadInput
 from lab.card import phases, recorded
-from lab.draw import plots
 from lab.study import staircase
 
 # Written down here, independently of data/: tok/s before and after each step, and of the peer.
@@ -109,7 +109,7 @@ def test_unknown_names_the_nearest() -> None:
 
 
 def words(stairs: list[staircase.Staircase]) -> list[str]:
-    return re.findall(r"<text[^>]*>(.*?)</text>", plots.svg(staircase.picture(stairs)), re.S)
+    return re.findall(r"<text[^>]*>(.*?)</text>", draw.svg(staircase.picture(stairs)), re.S)
 
 
 def test_picture_says_each_level_its_share_and_the_mechanism() -> None:

@@ -10,8 +10,8 @@ import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from lab import draw
 from lab.base.errors import BadInput
-from lab.draw import plots
 from lab.study.audit.subject import FLOOR_PCT, Subject, effect
 
 
@@ -35,19 +35,17 @@ def launches(subjects: Iterable[Subject], strip: str = "") -> Figure:
     if not rows:
         raise BadInput("launches", "no subject has both arms and both launch counts", "give those of launch-drift")
     with matplotlib.rc_context({"font.size": 9, "svg.fonttype": "none"}):
-        figure = Figure(figsize=(plots.WIDTH_IN, 0.9 + 0.27 * len(rows)), facecolor=plots.CARD)
+        figure = Figure(figsize=(draw.WIDTH_IN, 0.9 + 0.27 * len(rows)), facecolor=draw.CARD)
         FigureCanvasAgg(figure)
-        axes = figure.add_axes((0.36, 0.19, 0.61, 0.68), facecolor=plots.CARD)
-        axes.axvspan(-FLOOR_PCT, FLOOR_PCT, color=plots.SOFT, alpha=0.18, linewidth=0)
-        axes.axvline(0.0, color=plots.SOFT, linewidth=0.8)
+        axes = figure.add_axes((0.36, 0.19, 0.61, 0.68), facecolor=draw.CARD)
+        axes.axvspan(-FLOOR_PCT, FLOOR_PCT, color=draw.SOFT, alpha=0.18, linewidth=0)
+        axes.axvline(0.0, color=draw.SOFT, linewidth=0.8)
         for y, (_, raw, each) in enumerate(rows):
-            axes.plot([raw, each], [y, y], color=plots.SOFT, linewidth=1.0, zorder=1)
+            axes.plot([raw, each], [y, y], color=draw.SOFT, linewidth=1.0, zorder=1)
         places = range(len(rows))
-        raw_style: Any = {"marker": "D", "facecolors": plots.CARD, "edgecolors": plots.VERMILLION, "s": 28, "zorder": 2}
+        raw_style: Any = {"marker": "D", "facecolors": draw.CARD, "edgecolors": draw.VERMILLION, "s": 28, "zorder": 2}
         axes.scatter([r[1] for r in rows], places, label="time of the capture", **raw_style)
-        axes.scatter(
-            [r[2] for r in rows], places, marker="o", color=plots.BLUE, s=28, zorder=3, label="time per launch"
-        )
+        axes.scatter([r[2] for r in rows], places, marker="o", color=draw.BLUE, s=28, zorder=3, label="time per launch")
         axes.set_yticks(list(places), [title.removeprefix(strip) for title, _, _ in rows])
         axes.invert_yaxis()
         axes.set_xlabel(f"change against the control in %; shaded: the {FLOOR_PCT:g} % floor")

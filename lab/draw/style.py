@@ -1,0 +1,128 @@
+"""The style that every figure shares: a light card, Okabe and Ito's colours, SVG with its text as text.
+
+White ground and dark ink rather than a transparent ground, because grey ink on a transparent one is poor in both light
+and dark pages. Colour is never alone: each kind of point has its own marker, each curve its own dash, and a category
+beyond the seven colours a hatch. Figures are built without pyplot, so nothing is registered globally and nothing has to
+be closed. Given up: interactivity, and themes.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Mapping
+from functools import wraps
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import FuncFormatter
+
+from lab.base.errors import BadInput
+
+WIDTH_IN, HEIGHT_IN = 7.0, 4.2  # fits a notebook column; text is 8.5 to 10 pt at that size
+INK, SOFT, CARD, GRID = "#222222", "#767676", "#ffffff", "#e8e8e8"
+BLUE, ORANGE, GREEN, VERMILLION, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"
+SKY, YELLOW = "#56B4E9", "#F0E442"
+CYCLE = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION, YELLOW)
+HATCHES = ("", "////", "....", "xxxx")
+DARK = (BLUE, GREEN, VERMILLION)  # grounds that take white letters
+Look = tuple[str, str]  # colour, hatch
+IDLE_LOOK: Look = ("#eeeeee", "")
+# Any: the key type that matplotlib asks for differs between its releases.
+STYLE: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "killgate",
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "text.color": INK,
+    "axes.edgecolor": SOFT,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "path.simplify": True,
+}
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def styled(draw: Callable[P, R]) -> Callable[P, R]:
+    """Run a drawing function in this style."""
+
+    @wraps(draw)
+    def inside(*args: P.args, **kwargs: P.kwargs) -> R:
+        with matplotlib.rc_context(STYLE):
+            return draw(*args, **kwargs)
+
+    return inside
+
+
+def sheet(height_in: float) -> Figure:
+    """An empty figure, WIDTH_IN wide."""
+    figure = Figure(figsize=(WIDTH_IN, height_in), facecolor=CARD, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def blank(height_in: float) -> tuple[Figure, Axes]:
+    """An empty figure and its axes; call it inside a `styled` function."""
+    figure = sheet(height_in)
+    axes = figure.add_subplot(facecolor=CARD)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def title(axes: Axes, text: str) -> None:
+    """The title, over the left end."""
+    axes.set_title(text, loc="left", fontsize=10, color=INK)
+
+
+def plain(value: float, _position: int = 0) -> str:
+    """A tick's label, for FuncFormatter: 1,024 and 0.25, no powers of ten."""
+    return f"{value:,.0f}" if value >= 1 else f"{value:g}"
+
+
+def plain_ticks(*axes: Any) -> None:
+    """Plain numbers on these axes (`axes.xaxis`, `axes.yaxis`)."""
+    for axis in axes:
+        axis.set_major_formatter(FuncFormatter(plain))
+
+
+def number(value: float, sign: str = "") -> str:
+    """Four digits, or all of a number from 1,000 on."""
+    return f"{value:{sign},.0f}" if abs(value) >= 1000 else f"{value:{sign}.4g}"
+
+
+def look(i: int) -> Look:
+    """Colour and hatch of the i-th category: seven colours, then again with a hatch."""
+    return CYCLE[i % len(CYCLE)], HATCHES[i // len(CYCLE) % len(HATCHES)]
+
+
+def legend_below(figure: Figure, looks: Mapping[str, Look], columns: int) -> None:
+    """A legend of categories under the axes."""
+    boxes = [Rectangle((0, 0), 1, 1, facecolor=c, hatch=h, edgecolor=INK, linewidth=0.4) for c, h in looks.values()]
+    figure.legend(boxes, list(looks), loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
+
+
+@styled
+def svg(figure: Figure) -> str:
+    """The figure as SVG text, the same bytes each time (no date, fixed ids), coordinates to two decimals."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", facecolor=CARD, metadata={"Date": None, "Creator": None})
+    # Numbers inside tags are coordinates; a number between tags is a label's and stays as it is.
+    return re.sub(r"<[^>]+>", lambda tag: re.sub(r"(\d+\.\d{2})\d+", r"\1", tag.group()), buffer.getvalue())
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write the figure as SVG, or as PNG when the path ends so; raises BadInput for another ending."""
+    if path.suffix == ".svg":
+        path.write_text(svg(figure), encoding="utf-8")
+    elif path.suffix == ".png":
+        figure.savefig(path, dpi=150, facecolor=CARD)
+    else:
+        raise BadInput(path, f'"{path.suffix}" is not a picture format here', "end the name in .svg or .png")
+    return path
