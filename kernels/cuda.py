@@ -5,8 +5,8 @@
 
 Why not `cupy.RawModule(code=...)`: CuPy appends its own -arch=sm_90, and wgmma, setmaxnreg and the other instructions
 of one architecture need sm_90a (seen in CuPy 14.2). So NVRTC (through CuPy) or nvcc makes a cubin here, and CuPy only
-loads it. The cubin is kept under $KILLGATE_CACHE, else in the user's cache folder, by the hash of everything that went
-into it; it is written to a temporary file and renamed, so two processes that compile at once do not see half a file.
+loads it. What it made, with the PTX and the assembler's log, is kept (kernels/build_cache.py) by the version of the
+compiler, the options and the text of the source and of every header that it includes.
 
 Load before capturing a CUDA graph: loading a module while capturing is not allowed. A warm-up call is enough.
 """
@@ -14,8 +14,7 @@ Load before capturing a CUDA graph: loading a module while capturing is not allo
 from __future__ import annotations
 
 import functools
-import hashlib
-import os
+import re
 import shutil
 import struct
 import subprocess
@@ -27,7 +26,7 @@ from typing import Any
 
 import torch
 
-from kernels import cuda_driver
+from kernels import build_cache, cuda_driver
 from kernels.common import CudaSource
 
 HEADERS = Path(__file__).resolve().parent
@@ -79,42 +78,51 @@ def nvcc_architecture(name: str) -> tuple[str, ...]:
     return ("-gencode", f"arch=compute_{name.removeprefix('sm_')},code={name}")
 
 
-def _key(source: CudaSource, arch: str, compiler: str) -> str:
-    parts = [compiler, arch, *source.options, source.path.read_text(encoding="utf-8")]
-    for folder in include_folders(source):
-        parts += [header.read_text(encoding="utf-8") for header in sorted(folder.glob("*.cuh"))]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+def _texts(path: Path, folders: tuple[Path, ...], seen: dict[Path, str] | None = None) -> dict[Path, str]:
+    """The text of a source and of every header of ours that it includes, directly or not."""
+    seen = {} if seen is None else seen
+    if path not in seen:
+        seen[path] = path.read_text(encoding="utf-8")
+        for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', seen[path], re.M):
+            header = next((f / name for f in (path.parent, *folders) if (f / name).exists()), None)
+            if header is not None:
+                _texts(header.resolve(), folders, seen)
+    return seen
 
 
-def _cache() -> Path:
-    chosen = os.environ.get("KILLGATE_CACHE")
-    if chosen:
-        return Path(chosen) / "cubin"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "killgate" / "cubin"
-
-
-def _nvrtc_version() -> str:
+@functools.cache
+def compilers() -> dict[str, str]:
+    """The compilers that are here, by name, with their version: "nvrtc" through CuPy, and "nvcc"."""
+    found = {}
     try:
         from cupy.cuda import nvrtc
 
-        return "nvrtc {}.{}".format(*nvrtc.getVersion())
+        found["nvrtc"] = "{}.{}".format(*nvrtc.getVersion())
     except Exception:  # CuPy raises its own kinds where NVRTC's library is missing; each means "not here"
-        return ""
+        pass
+    if shutil.which("nvcc"):
+        said = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, timeout=60).stdout
+        release = re.search(r"release ([\d.]+)", said)
+        found["nvcc"] = release.group(1) if release else "?"
+    return found
 
 
-def _by_nvrtc(source: CudaSource, arch: str) -> bytes:
+def _by_nvrtc(source: CudaSource, arch: str, folder: Path) -> None:
     from cupy.cuda import get_cuda_path, nvrtc
 
-    options = [f"--gpu-architecture={arch}", *source.options]
-    options += [f"-I{folder}" for folder in include_folders(source)]
+    options = [f"--gpu-architecture={arch}", "--ptxas-options=-v", *source.options]
+    options += [f"-I{path}" for path in include_folders(source)]
     if home := get_cuda_path():
         options.append(f"-I{home}/include")
     program = nvrtc.createProgram(source.path.read_text(encoding="utf-8"), source.path.name, [], [])
     try:
         nvrtc.compileProgram(program, options)
-        return _whole(bytes(nvrtc.getCUBIN(program)))
     except nvrtc.NVRTCError as problem:
-        raise RuntimeError(f"{source.path.name} for {arch}: {nvrtc.getProgramLog(program)}") from problem
+        raise RuntimeError(f"{source.path.name} for {arch}:\n{nvrtc.getProgramLog(program)}") from problem
+    (folder / "kernel.cubin").write_bytes(_whole(bytes(nvrtc.getCUBIN(program))))
+    ptx = nvrtc.getPTX(program)
+    (folder / "kernel.ptx").write_text(ptx.decode() if isinstance(ptx, bytes) else ptx)
+    (folder / "log").write_text(nvrtc.getProgramLog(program))
 
 
 def _whole(code: bytes) -> bytes:
@@ -123,36 +131,41 @@ def _whole(code: bytes) -> bytes:
     return code.ljust(start + size * count, b"\0")
 
 
-def _by_nvcc(source: CudaSource, arch: str) -> bytes:
-    with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder) / "kernel.cubin"
-        includes = [f"-I{path}" for path in include_folders(source)]
-        command = ["nvcc", "-cubin", *nvcc_architecture(arch), *source.options, *includes, str(source.path)]
-        done = subprocess.run([*command, "-o", str(made)], capture_output=True, text=True, timeout=600)
+def _by_nvcc(source: CudaSource, arch: str, folder: Path) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        command = ["nvcc", "-cubin", *nvcc_architecture(arch), "-Xptxas", "-v", "--keep", "--keep-dir", scratch]
+        command += [*source.options, *(f"-I{path}" for path in include_folders(source)), str(source.path)]
+        done = subprocess.run(
+            [*command, "-o", str(folder / "kernel.cubin")], capture_output=True, text=True, timeout=600
+        )
         if done.returncode:
-            raise RuntimeError(f"{source.path.name} for {arch}: {done.stderr}{done.stdout}")
-        return made.read_bytes()
+            raise RuntimeError(f"{source.path.name} for {arch}:\n{done.stderr}{done.stdout}")
+        (folder / "kernel.ptx").write_text("\n".join(p.read_text() for p in sorted(Path(scratch).glob("*.ptx"))))
+    (folder / "log").write_text(done.stderr + done.stdout)
 
 
-def cubin(source: CudaSource, capability: tuple[int, int]) -> Path:
-    """The compiled source for a device of this capability, from the cache or made now.
+def compiled(source: CudaSource, capability: tuple[int, int], prefer: str = "nvrtc") -> tuple[str, Path]:
+    """The compiler and its version, and the folder of what it made: kernel.cubin, kernel.ptx and the assembler's log.
 
-    Raises RuntimeError with the compiler's words when it does not compile, or when there is neither NVRTC nor nvcc.
+    prefer: the compiler to take where both are here. Raises RuntimeError with the compiler's words when the source does
+    not compile, or when there is neither NVRTC nor nvcc.
     """
-    arch = architecture(source, capability)
-    compiler = _nvrtc_version() or ("nvcc" if shutil.which("nvcc") else "")
-    if not compiler:
+    here = compilers()
+    if not here:
         raise RuntimeError(
             f"{source.path.name}: neither NVRTC (through CuPy) nor nvcc is here; install the CUDA toolkit"
         )
-    path = _cache() / f"{source.path.stem}-{arch}-{_key(source, arch, compiler)}.cubin"
-    if not path.exists():
-        code = _by_nvrtc(source, arch) if compiler.startswith("nvrtc") else _by_nvcc(source, arch)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(code)
-        os.replace(file.name, path)
-    return path
+    name = prefer if prefer in here else next(iter(here))
+    arch, compiler = architecture(source, capability), f"{name} {here[name]}"
+    texts = _texts(source.path.resolve(), include_folders(source))
+    by = _by_nvrtc if name == "nvrtc" else _by_nvcc
+    parts = [compiler, arch, *source.options, *texts.values()]
+    return compiler, build_cache.kept(f"{source.path.stem}-{arch}", parts, functools.partial(by, source, arch))
+
+
+def cubin(source: CudaSource, capability: tuple[int, int]) -> Path:
+    """The compiled source for a device of this capability, from the cache or made now; raises as `compiled` does."""
+    return compiled(source, capability)[1] / "kernel.cubin"
 
 
 @functools.cache

@@ -109,7 +109,10 @@ def _figures(
 
 def compile_cuda(source: Any, target: int) -> list[dict[str, Any]]:
     """The figures of every kernel of a `CudaSource`; raises RuntimeError with the compiler's words when it fails."""
-    compiler, ptx, log = (_nvcc if shutil.which("nvcc") else _nvrtc)(source, target)
+    if not cuda.compilers():
+        raise Skipped("no nvcc on the PATH and no NVRTC through CuPy")
+    compiler, made = cuda.compiled(source, divmod(target, 10), prefer="nvcc")
+    ptx, log = (made / "kernel.ptx").read_text(), (made / "log").read_text()
     rows = []
     for name in source.kernels:
         used = re.search(rf"Compiling entry function '{name}'.*?Used (\d+) registers([^\n]*)", log, re.S)
@@ -130,43 +133,6 @@ def compile_cuda(source: Any, target: int) -> list[dict[str, Any]]:
             )
         rows.append({"build": name, "compiler": compiler, **row})
     return rows
-
-
-def _nvcc(source: Any, target: int) -> tuple[str, str, str]:
-    with tempfile.TemporaryDirectory() as folder:
-        arch = cuda.nvcc_architecture(cuda.architecture(source, divmod(target, 10)))
-        includes = [f"-I{path}" for path in cuda.include_folders(source)]
-        command = ["nvcc", "-cubin", *arch, "-Xptxas", "-v", "--keep", "--keep-dir", folder, *includes]
-        command += [*source.options, str(source.path), "-o", str(Path(folder) / "kernel.cubin")]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-        if done.returncode:
-            raise RuntimeError(done.stderr + done.stdout)
-        ptx = "\n".join(p.read_text() for p in sorted(Path(folder).glob("*.ptx")))
-    version = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, timeout=60).stdout
-    release = re.search(r"release ([\d.]+)", version)
-    return f"nvcc {release.group(1) if release else '?'}", ptx, done.stderr + done.stdout
-
-
-def _nvrtc(source: Any, target: int) -> tuple[str, str, str]:
-    try:
-        import cupy
-        from cupy.cuda import nvrtc
-
-        version = ".".join(str(n) for n in nvrtc.getVersion())
-    except Exception as problem:  # CuPy raises its own kinds when a CUDA library is missing; each means "not here"
-        raise Skipped(f"no nvcc on the PATH and no NVRTC through CuPy ({type(problem).__name__})") from problem
-    arch = cuda.architecture(source, divmod(target, 10))
-    options = [f"--gpu-architecture={arch}", "--ptxas-options=-v", *source.options]
-    options += [f"-I{path}" for path in cuda.include_folders(source)]
-    if home := cupy.cuda.get_cuda_path():
-        options.append(f"-I{home}/include")
-    program = nvrtc.createProgram(source.path.read_text(encoding="utf-8"), source.path.name, [], [])
-    try:
-        nvrtc.compileProgram(program, options)
-    except nvrtc.NVRTCError as problem:
-        raise RuntimeError(nvrtc.getProgramLog(program)) from problem
-    ptx = nvrtc.getPTX(program)
-    return f"nvrtc {version}", ptx.decode() if isinstance(ptx, bytes) else ptx, nvrtc.getProgramLog(program)
 
 
 class Skipped(Exception):
