@@ -1,22 +1,37 @@
 # Two commands matter on a fresh machine: `make verdicts` and `make test`. Both create .venv first (see .ci/install.py).
+# While one works: `make quick`, and `make changed` before a commit.
 #
 # Variables, on the command line or in the environment:
 #   PYTHON            the Python >= 3.11 that makes .venv                    (python3)
 #   TORCH_INDEX       index that torch is taken from, e.g. the PyTorch project's CPU wheel index
 #   ALLOW_CUDA_TORCH  1 accepts a CUDA build of torch on a machine without an NVIDIA GPU
-#   ARGS              further arguments: pytest's for `test`, lab's for `verdicts`, JupyterLab's for `lab`, sizes for `bench`
+#   WORKERS           processes that run tests side by side; 0 is none beside pytest's own, as --pdb needs      (auto)
+#   BASE              what `changed` compares with                                                              (main)
+#   ARGS              further arguments: pytest's for `test`, `quick`, `changed`; lab's, JupyterLab's; sizes for `bench`
 # pip's own variables (PIP_INDEX_URL, PIP_FIND_LINKS, ...) and configuration work as usual.
 
 PYTHON ?= python3
 ARGS ?=
+WORKERS ?= auto
+BASE ?= main
 export TORCH_INDEX ALLOW_CUDA_TORCH
 
 BIN := .venv/bin
-# The test that runs, by tests/conftest.py: what is left in it after a crash is the one that crashed.
+# The tests that run, by tests/conftest.py, a file for each worker: what is left after a crash is what crashed.
 export KILLGATE_RUNNING_TEST := build/running_test
+# worksteal: neighbours share what their module makes once, and who is done first takes from the other's end.
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+SELECT := not gpu and not browser
+
+# run_tests(arguments): pytest, and after its own death the test that it died in.
+define run_tests
+	@rm -f $(KILLGATE_RUNNING_TEST)*
+	@$(PYTEST) $(1) $(ARGS) || { status=$$?; for f in $(KILLGATE_RUNNING_TEST)*; do \
+	  if [ -s $$f ]; then echo "killgate: pytest itself died, in $$(cat $$f)" >&2; fi; done; exit $$status; }
+endef
 
 .DEFAULT_GOAL := help
-.PHONY: help install verdicts test lint lab notebooks bench clean
+.PHONY: help install verdicts test quick changed lint lab notebooks bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -30,9 +45,13 @@ verdicts: install  ## judge every card, check every family, write build/site, pr
 	$(BIN)/python -m lab verdicts $(ARGS)
 
 test: install lint  ## lint, types and every test but those marked gpu or browser
-	@rm -f $(KILLGATE_RUNNING_TEST)
-	@$(BIN)/python -m pytest -m "not gpu and not browser" $(ARGS) || { status=$$?; \
-	  if [ -s $(KILLGATE_RUNNING_TEST) ]; then echo "killgate: pytest itself died, in $$(cat $(KILLGATE_RUNNING_TEST))" >&2; fi; exit $$status; }
+	$(call run_tests,-m "$(SELECT)")
+
+quick: install  ## the tests that need no ahead-of-time build and no long simulation
+	$(call run_tests,-m "$(SELECT) and not slow")
+
+changed: install  ## the tests that what differs from BASE can reach; all of them where nobody can say
+	@tests=$$($(BIN)/python -m tests.changed $(BASE)) && $(PYTEST) -m "$(SELECT)" $(ARGS) $$tests
 
 lint: install  ## ruff, mypy and the import contracts
 	$(BIN)/ruff check .

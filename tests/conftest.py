@@ -18,8 +18,11 @@ if not HAS_CUDA:
         raise RuntimeError("triton was imported before tests/conftest.py could set TRITON_INTERPRET=1; set it yourself")
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# CI machines have two cores; more threads would also make a float32 sum depend on the machine.
-torch.set_num_threads(2)
+# One thread, here and in the processes that tests start: with two, threads that wait for each other on a busy machine
+# spin, and 1,024 steps of small products took 15 s of processor time instead of 0.6 s. More threads would also make a
+# float32 sum depend on the machine.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(1)
 
 # A first call compiles or interprets a kernel: hypothesis's 200 ms deadline would judge the machine, not the code.
 hypothesis.settings.register_profile("killgate", deadline=None)
@@ -36,8 +39,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(skip)
 
 
-# A file (see the Makefile): the report of a crash does not end with the test's name.
-RUNNING = os.environ.get("KILLGATE_RUNNING_TEST")
+# A file (see the Makefile), one for each of xdist's workers: the report of a crash does not end with the test's name.
+# Their controller hears of every test too, and would name one that is over.
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
+RUNNING = os.environ.get("KILLGATE_RUNNING_TEST", "") + (WORKER and f".{WORKER}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    global RUNNING
+    controls = config.getoption("numprocesses", None) and not WORKER
+    if controls or "KILLGATE_RUNNING_TEST" not in os.environ:
+        RUNNING = ""
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:
