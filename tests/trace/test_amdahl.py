@@ -175,3 +175,13 @@ def test_lab_amdahl_refuses_in_one_line(arguments: list[str], words: str, capsys
     said = capsys.readouterr().err
     assert words in said
     assert said.count("\n") == 1
+
+
+def test_every_bound_is_of_the_wall() -> None:
+    """A share of the busy time becomes one of the wall at both of its ends, and so do the gain and the ceiling."""
+    share, speed = Interval(0.2, 0.3, 0.5), Interval.of(2.0)
+    part = project(share, speed, of_wall=0.5)
+    assert (part.share.low, part.share.mid, part.share.high) == pytest.approx((0.1, 0.15, 0.25))
+    whole = project(Interval(0.1, 0.15, 0.25), speed)
+    assert part.gain_pct.high == pytest.approx(whole.gain_pct.high)
+    assert part.ceiling_pct.high == pytest.approx(100 * (1 / 0.75 - 1))

@@ -1,0 +1,153 @@
+"""What the check after the timing stands on: fresh inputs, poisoned outputs, a head start, and sets of their own.
+
+Each test is one that a mistake once got past; the mistakes themselves are in tests/mistakes.toml.
+"""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.common import Candidate, Tensors, Workload
+from lab.bench import comparison, sampling
+from lab.bench.comparison import Job, execute
+from tests.bench import fake_bench
+
+JOB = Job("toy", "n63", (("control", "plain"), ("candidate", "faster")), 0.05, backend=fake_bench.BACKEND)
+
+
+def one_arm(name: str = "plain") -> tuple[Any, Workload, sampling.Arm, Tensors, Any]:
+    """A captured arm with one set, as `execute` hands it to `recheck`: family, workload, arm, its inputs, timer."""
+    family = fake_bench.load("toy")
+    workload = family.workload("n63")
+    inputs = family.cases.inputs(workload, 1, "cpu")
+    arm = sampling.Arm(name, family.candidate(name).run, [(inputs, family.cases.outputs(workload, inputs))])
+    timer = fake_bench.FakeGraph()
+    timer.prepare(arm)
+    return family, workload, arm, inputs, timer
+
+
+def test_no_two_checks_and_no_two_sets_see_the_same_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a candidate has seen once it may remember: first check, sets of every arm, and second check differ."""
+    asked: dict[str, list[int]] = {"check": [], "sets": [], "recheck": []}
+    stage = "check"
+    make = fake_bench.make_inputs
+
+    def inputs(workload: Workload, seed: int, device: str) -> Tensors:
+        asked[stage].append(seed)
+        return make(workload, seed, device)
+
+    monkeypatch.setattr(fake_bench, "make_inputs", inputs)
+    for message in execute(replace(JOB, seed=7)):
+        stage = {"prepare": "sets", "time": "sets", "recheck": "recheck"}.get(message.get("stage", ""), stage)
+    assert set(asked["check"]) == {7}
+    assert set(asked["recheck"]).isdisjoint({*asked["check"], *asked["sets"]})
+    assert set(asked["sets"]).isdisjoint(asked["check"])
+    assert len(asked["recheck"]) == 2
+
+
+def test_the_second_control_has_inputs_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two controls on the same values are one: what the values do to the clock would be in neither floor."""
+    arms: list[sampling.Arm] = []
+    prepare = fake_bench.FakeGraph.prepare
+
+    def kept(self: Any, arm: sampling.Arm) -> None:
+        arms.append(arm)
+        prepare(self, arm)
+
+    monkeypatch.setattr(fake_bench.FakeGraph, "prepare", kept)
+    *_, last = execute(JOB)
+    assert [a.name for a in arms] == ["plain", sampling.AGAIN, "faster"]
+    values = {name: [args["x"] for args, _ in arm.sets] for arm in arms for name in [arm.name]}
+    assert not any(torch.equal(a, b) for a in values["plain"] for b in values[sampling.AGAIN])
+    assert len({tuple(x.tolist()) for x in values["plain"]}) == len(values["plain"]) >= 2
+    assert last["comparison"]["aa_pct"] > 0
+
+
+def test_outputs_are_poisoned_before_the_timed_work_is_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the candidate wrote while it was timed must be gone, or work that is left undone would not show."""
+    family, workload, arm, inputs, timer = one_arm()
+    timer.sample(arm)
+    out = arm.sets[0][1]["y"]
+    assert torch.isfinite(out).all()
+    seen: list[bool] = []
+    once = timer.once
+
+    def watched(again: sampling.Arm) -> None:
+        seen.append(bool(torch.isnan(out).all()))
+        once(again)
+
+    monkeypatch.setattr(timer, "once", watched)
+    backend = fake_bench.cpu()
+    message, _ = comparison.recheck(family, workload, arm, inputs, timer, JOB, backend, "candidate")
+    assert (message, seen) == ("", [True])
+
+
+def test_the_poison_waits_until_another_stream_would_be_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work on a stream that does not wait for ours lands under the poison only when that falls milliseconds later."""
+    family, workload, arm, inputs, timer = one_arm()
+    timer.sample(arm)
+    out, order = arm.sets[0][1]["y"], []
+
+    def sleep(cycles: int) -> None:
+        order.append(("sleep", cycles, bool(torch.isnan(out).any())))
+
+    monkeypatch.setattr(torch.cuda, "_sleep", sleep)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    backend = replace(fake_bench.cpu(), device="cuda")
+    comparison.recheck(family, workload, arm, inputs, timer, JOB, backend, "candidate")
+    ((_, cycles, poisoned),) = order
+    assert cycles >= 2e9 * 5e-3  # at least 5 ms of a clock of 2 GHz
+    assert not poisoned
+
+
+def test_the_fastest_prepare_is_what_a_row_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first set pays for memory and caches, a late one for whatever else ran."""
+    took = iter([3e-3, 1e-3, 2e-3, 5e-3, 4e-3, *[9e-3] * 100])
+    now = 0.0
+
+    def prepare(inputs: Tensors) -> Tensors:
+        nonlocal now
+        now += next(took)
+        return inputs
+
+    monkeypatch.setattr(comparison, "time", SimpleNamespace(perf_counter=lambda: now))
+    family = fake_bench.load("toy")
+    candidate = Candidate("slow", "f32", family.candidate("plain").run, prepare=prepare)
+    workload = family.workload("n63")
+    backend = replace(fake_bench.cpu(), l2_bytes=10**6)
+    arm, prepare_us, _ = comparison._arm("slow", family, candidate, workload, JOB, backend, {}, 1e12)
+    assert len(arm.sets) >= 5
+    assert prepare_us == pytest.approx(1e3)
+
+
+def test_what_is_wanted_is_known_before_the_candidate_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reference that looks only afterwards sees whatever the candidate left in its inputs."""
+    family, workload, arm, inputs, timer = one_arm()
+    order: list[str] = []
+    once = timer.once
+
+    def reference(given: Tensors) -> Tensors:
+        order.append("reference")
+        return fake_bench.reference(given)
+
+    def watched(again: sampling.Arm) -> None:
+        order.append("candidate")
+        once(again)
+
+    monkeypatch.setattr(timer, "once", watched)
+    watching = replace(family, reference=reference)
+    message, error = comparison.recheck(watching, workload, arm, inputs, timer, JOB, fake_bench.cpu(), "candidate")
+    assert (message, order) == ("", ["reference", "candidate"])
+    assert error is not None
+
+
+def test_an_arm_with_too_little_room_keeps_two_sets_and_a_warm_one_has_one() -> None:
+    family = fake_bench.load("toy")
+    candidate, workload = family.candidate("plain"), family.workload("n500")
+    backend = replace(fake_bench.cpu(), l2_bytes=10**6)
+    for l2, room, wanted in (("cold", 1.0, 2), ("warm", 1e12, 1), ("cold", 6001.0 * 3, 3)):
+        arm, *_ = comparison._arm("plain", family, candidate, workload, replace(JOB, l2=l2), backend, {}, room)
+        assert len(arm.sets) == wanted, (l2, room)
