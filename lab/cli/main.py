@@ -401,10 +401,10 @@ def _trace(arguments: argparse.Namespace) -> int:
 
     summary = report.summary_of(arguments)
     if arguments.json:
-        print_json(summary)
+        print_json(summary.plain())
     else:
         print(report.render(summary))
-    return 0 if all(i["holds"] for i in summary["identities"]) else 1
+    return 0 if summary.holds else 1
 
 
 def _write(arguments: argparse.Namespace) -> int:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lab.base.errors import BadInput
 
 if TYPE_CHECKING:
     from lab.trace.model import Trace
+    from lab.trace.summary import Summary
 
 UNITS_US = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
 
@@ -38,7 +38,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--top", type=int, default=20, help="how many kernels and ranges to list (default 20)")
 
 
-def summary_of(arguments: Namespace) -> dict[str, Any]:
+def summary_of(arguments: Namespace) -> Summary:
     """The summary that the arguments ask for; raises BadInput for arguments that do not go together."""
     from lab.trace import categories
     from lab.trace.files import read
@@ -76,85 +76,74 @@ def _interval(text: str) -> tuple[float, float]:
     try:
         if found is None:
             raise ValueError
-        times = float(found[1]) * UNITS_US[found[2] or "us"], float(found[3]) * UNITS_US[found[4] or "us"]
+        return float(found[1]) * UNITS_US[found[2] or "us"], float(found[3]) * UNITS_US[found[4] or "us"]
     except (ValueError, KeyError):
         raise BadInput("--time", f'"{text}"', "give START:END, e.g. 100us:2.5ms; units ns, us, ms, s") from None
-    return times
 
 
-def render(s: Mapping[str, Any]) -> str:
+def render(s: Summary) -> str:
     """The summary for a person."""
-    version = f" {s['tool_version']}" if s["tool_version"] else ""
-    schema = f", schema {s['schema_version']}" if s["schema_version"] else ""
-    lines = [f"{s['source']}: {s['tool']}{version}{schema}, CUDA graphs: {s['graph_mode']}, {s['window']}"]
-    lines += [f"GPU {g['device']}: {g['name'] or 'not named in the file'}" for g in s["gpus"]]
-    lines.append("")
-    lines += (
-        _times(s) if s["span_us"] is not None else [f"kernels: {s['kernel_count']}, {_us(s['kernel_sum_us'])} summed"]
-    )
-    lines += ["", *_categories(s)]
-    if s["top_kernels"]:
+    version = f" {s.tool_version}" if s.tool_version else ""
+    schema = f", schema {s.schema_version}" if s.schema_version else ""
+    lines = [f"{s.source}: {s.tool}{version}{schema}, CUDA graphs: {s.graph_mode}, {s.window}"]
+    lines += [f"GPU {g.device}: {g.name or 'not named in the file'}" for g in s.gpus]
+    lines += ["", *_times(s), "", *_categories(s)]
+    if s.top_kernels:
         lines += ["", f"{'kernel':44}{'category':20}{'count':>9}{'us':>14}{'us/launch':>12}{'of kernels':>12}"]
         lines += [
-            f"{_cut(k['short_name'], 43):44}{_cut(k['category'], 19):20}{k['count']:9}{k['sum_us']:14,.1f}"
-            f"{_figure(k['us_per_launch']):>12}{_percent(k['share_of_kernel_sum']):>12}"
-            for k in s["top_kernels"]
+            f"{_cut(k.short_name, 43):44}{_cut(k.category, 19):20}{k.count:9}{k.sum_us:14,.1f}"
+            f"{_figure(k.us_per_launch):>12}{_percent(k.share_of_kernel_sum):>12}"
+            for k in s.top_kernels
         ]
-    if s["nvtx"]:
+    if s.nvtx:
         lines += ["", f"{'NVTX range':64}{'count':>9}{'host us':>16}"]
-        lines += [f"{_cut(n['name'], 63):64}{n['count']:9}{n['host_us']:16,.1f}" for n in s["nvtx"]]
+        lines += [f"{_cut(n.name, 63):64}{n.count:9}{n.host_us:16,.1f}" for n in s.nvtx]
     lines.append("")
-    for i in s["identities"]:
-        word = "holds" if i["holds"] else "DOES NOT HOLD"
-        lines.append(f"{word}: {i['identity']}: {i['left_us']:,.3f} and {i['right_us']:,.3f} us")
-    lines += [f"refused: {text}" for text in s["refused"]]
-    lines += [f"warning: {text}" for text in s["warnings"]]
-    return "\n".join(lines)
+    for i in s.identities:
+        word = "holds" if i.holds else "DOES NOT HOLD"
+        lines.append(f"{word}: {i.identity}: {i.left_us:,.3f} and {i.right_us:,.3f} us")
+    lines += [f"refused: {text}" for text in s.refused]
+    return "\n".join([*lines, *(f"warning: {text}" for text in s.warnings)])
 
 
-def _times(s: Mapping[str, Any]) -> list[str]:
-    span = s["span_us"] or float("nan")
+def _times(s: Summary) -> list[str]:
+    if s.span_us is None:
+        return [f"kernels: {s.kernel_count}, {_us(s.kernel_sum_us)} summed"]
+    busy, idle, union = s.busy_union_us or 0.0, s.idle_us or 0.0, s.kernel_union_us or 0.0
+    part = {us: f"{us / s.span_us if s.span_us else float('nan'):.1%} of span" for us in (busy, idle, union)}
     rows = [
-        ("span", s["span_us"], "first activity to last, or the window"),
-        ("busy", s["busy_union_us"], f"{s['busy_union_us'] / span:.1%} of span; kernels, copies, fills, opaque graphs"),
-        ("idle", s["idle_us"], f"{s['idle_us'] / span:.1%} of span"),
-        (
-            "kernels, union",
-            s["kernel_union_us"],
-            f"{s['kernel_union_us'] / span:.1%} of span; {s['kernel_count']} kernels",
-        ),
-        ("kernels, sum", s["kernel_sum_us"], "durations added up"),
-        ("overlap", s["overlap_us"], "summed less busy"),
+        ("span", s.span_us, "first activity to last, or the window"),
+        ("busy", busy, f"{part[busy]}; kernels, copies, fills, opaque graphs"),
+        ("idle", idle, part[idle]),
+        ("kernels, union", union, f"{part[union]}; {s.kernel_count} kernels"),
+        ("kernels, sum", s.kernel_sum_us, "durations added up"),
+        ("overlap", s.overlap_us, "summed less busy"),
     ]
-    if s["graph_launches"]:
-        text = f"{s['graph_launches']} graph launches, {s['graph_launches_truncated']} truncated"
-        rows.append(("opaque graphs, sum", s["opaque_graph_us"], text))
+    if s.graph_launches:
+        text = f"{s.graph_launches} graph launches, {s.graph_launches_truncated} truncated"
+        rows.append(("opaque graphs, sum", s.opaque_graph_us, text))
     lines = [f"{name:20}{us:16,.1f} us  {text}" for name, us, text in rows]
-    if len(s["per_device"]) > 1:
-        for d in s["per_device"]:
-            share = d["busy_union_us"] / d["span_us"] if d["span_us"] else float("nan")
-            busy = f"busy {_us(d['busy_union_us'])} of {_us(d['span_us'])} ({share:.1%})"
-            lines.append(f"device {d['device']}: {busy}, idle {_us(d['idle_us'])}, kernels {_us(d['kernel_union_us'])}")
-    for t in s["per_stream"][:12] if len(s["per_stream"]) > 1 else ():
-        where = f"device {t['device']} process {t['process']} stream {t['stream']}"
+    for d in s.per_device if len(s.per_device) > 1 else ():
+        share = d.busy_union_us / d.span_us if d.span_us else float("nan")
+        busy_of = f"busy {_us(d.busy_union_us)} of {_us(d.span_us)} ({share:.1%})"
+        lines.append(f"device {d.device}: {busy_of}, idle {_us(d.idle_us)}, kernels {_us(d.kernel_union_us)}")
+    for t in s.per_stream[:12] if len(s.per_stream) > 1 else ():
         lines.append(
-            f"{where}: {_us(t['union_us'])} busy, {_us(t['overlap_us'])} overlap within, "
-            f"{_us(t['concurrent_us'])} beside other streams"
+            f"device {t.device} process {t.process} stream {t.stream}: {_us(t.union_us)} busy, "
+            f"{_us(t.overlap_us)} overlap within, {_us(t.concurrent_us)} beside other streams"
         )
     return lines
 
 
-def _categories(s: Mapping[str, Any]) -> list[str]:
-    per = [
-        (key, title) for key, title in (("us_per_step", "us/step"), ("us_per_token", "us/token")) if s[key[7:] + "s"]
-    ]
+def _categories(s: Summary) -> list[str]:
     head = f"{'category':32}{'count':>9}{'us':>14}{'us/launch':>12}{'of busy':>10}{'of kernels':>12}"
-    lines = [head + "".join(f"{title:>12}" for _, title in per)]
-    for c in s["categories"]:
+    lines = [head + (f"{'us/step':>12}" if s.steps else "") + (f"{'us/token':>12}" if s.tokens else "")]
+    for c in s.categories:
         lines.append(
-            f"{_cut(c['name'], 31):32}{c['count']:9}{c['sum_us']:14,.1f}{_figure(c['us_per_launch']):>12}"
-            f"{_percent(c['share_of_busy']):>10}{_percent(c['share_of_kernel_sum']):>12}"
-            + "".join(f"{_figure(c[key]):>12}" for key, _ in per)
+            f"{_cut(c.name, 31):32}{c.count:9}{c.sum_us:14,.1f}{_figure(c.us_per_launch):>12}"
+            f"{_percent(c.share_of_busy):>10}{_percent(c.share_of_kernel_sum):>12}"
+            + (f"{_figure(c.us_per_step):>12}" if s.steps else "")
+            + (f"{_figure(c.us_per_token):>12}" if s.tokens else "")
         )
     return lines
 

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from lab.trace.files import read
-from lab.trace.summary import summarise
+from lab.trace.summary import Moved, summarise
 from tests.trace.nsys_synthetic import decode
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,11 +32,11 @@ def test_cost_is_linear_in_rows(tmp_path: Path) -> None:
 def test_summary_of_200k_rows_is_right(tmp_path: Path) -> None:
     """The synthetic file's own arithmetic: 250 replays of the same 800 kernels and 80 copies, and every join."""
     s = summarise(read(decode(tmp_path / "a.sqlite", 200_000)))
-    assert all(i["holds"] for i in s["identities"])
-    assert (s["kernel_count"], s["graph_launches"], s["graph_launches_truncated"]) == (200_000, 250, 0)
-    assert s["memcpy"]["DtoD"] == {"count": 20_000, "bytes": 20_000 * 4096, "sum_us": 20_000 * 0.9}
-    assert s["kernels_without_api"] == 0
-    assert [len(s["per_device"]), len(s["per_stream"])] == [1, 2]
+    assert s.holds
+    assert (s.kernel_count, s.graph_launches, s.graph_launches_truncated) == (200_000, 250, 0)
+    assert s.memcpy["DtoD"] == Moved(count=20_000, bytes=20_000 * 4096, sum_us=20_000 * 0.9)
+    assert s.kernels_without_api == 0
+    assert [len(s.per_device), len(s.per_stream)] == [1, 2]
 
 
 def test_import_of_the_command_line_is_light() -> None:

@@ -12,7 +12,7 @@ from lab.cli import main
 from lab.trace.categories import OPAQUE, OTHER
 from lab.trace.files import read
 from lab.trace.model import COPY_KINDS, Copies, Fills, GraphLaunches, Kernels, Trace
-from lab.trace.summary import summarise
+from lab.trace.summary import Summary, summarise
 from tests.trace.nsys_synthetic import Export, global_pid
 from tests.trace.test_readers import REAL, unpacked
 
@@ -29,10 +29,11 @@ def summary(export: Export, folder: Path, **options: Any) -> dict[str, Any]:
     return held(summarise(read(export.write(folder / "a.sqlite")), **options))
 
 
-def held(s: dict[str, Any]) -> dict[str, Any]:
-    assert [i for i in s["identities"] if not i["holds"]] == []
-    assert s["identities"]
-    return s
+def held(found: Summary) -> dict[str, Any]:
+    """The summary as `--json` prints it, with every identity holding."""
+    assert [i for i in found.identities if not i.holds] == []
+    assert found.identities
+    return found.plain()
 
 
 def category(s: dict[str, Any], name: str) -> dict[str, Any]:
@@ -286,7 +287,7 @@ def test_per_step_per_token_per_launch(tmp_path: Path) -> None:
     s = summary(export, tmp_path, steps=3, tokens=12)
     one = category(s, "collective")
     assert (one["us_per_launch"], one["us_per_step"], one["us_per_token"]) == pytest.approx((0.004, 0.008, 0.002))
-    assert category(summarise(read(tmp_path / "a.sqlite")), "collective")["us_per_token"] is None
+    assert category(held(summarise(read(tmp_path / "a.sqlite"))), "collective")["us_per_token"] is None
 
 
 def test_nvtx_labels_without_counters_and_with_domain(tmp_path: Path) -> None:

@@ -284,7 +284,7 @@ def test_a_pause_is_no_step(tmp_path: Path) -> None:
         export.kernel("b", at + 400, at + 600)
     t = steady_decode(traced(export, tmp_path))
     assert t.steps == 7
-    assert summarise(t)["span_us"] == 7.0
+    assert summarise(t).span_us == 7.0
 
 
 def test_steps_without_a_unique_kernel(tmp_path: Path) -> None:
