@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -36,6 +36,15 @@ def convert(raw: Any, kind: type[T], where: str | Path, entry: str = "") -> T:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
         raise _refused(str(error), raw, kind, where, entry) from None
+
+
+def once(path: Path, what: str, names: Iterable[str]) -> None:
+    """Raise BadInput for a name that stands twice in a file."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise BadInput(path, f'{what} "{name}" appears twice', "give the second one its own")
+        seen.add(name)
 
 
 def write(path: Path, text: str) -> Path:

@@ -1,4 +1,4 @@
-"""Figures in one style (`style`), one module for each kind: roofline, breakdown, waterfall, sweep, timeline.
+"""Figures in one style (`style`), one module for each kind: roofline, breakdown, waterfall, sweep, timeline, outcomes.
 
 In: points, breakdowns, differences, sweeps, traces. Out: matplotlib figures that save as SVG or PNG.
 Door: `from lab import draw`, then `draw.roofline(device, points)`, `draw.save(figure, path)` and the names below.

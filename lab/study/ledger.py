@@ -12,30 +12,60 @@ An expectation may have been withdrawn since (it is what was expected then); a d
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from lab.base import vocabulary
+import msgspec
+from msgspec import Meta
+
+from lab.base import files, vocabulary
 from lab.base.console import print_json
-from lab.base.errors import REPOSITORY, BadInput, nearest
+from lab.base.errors import REPOSITORY, BadInput
 from lab.card import phases, recorded
 from lab.judge import verdicts
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 FILE = REPOSITORY / "data" / "ledger.toml"
-KINDS = ("phase", "program", "prediction")
-KEYS = {"id", "kind", "title", "verdict", "expected", "delivered", "before", "after", "of", "started", "better"}
-KEYS |= {"caveat"}
 # A number said beforehand, and one found afterwards: a ceiling is either, depending on what it was computed from.
 BEFORE, AFTER = ("predicted", "ceiling", "threshold"), ("measured", "ceiling")
 REACHED, SHORT, NOTHING, AGAINST = "reached", "short", "nothing", "against"
 TRUE, FALSE = "came true", "did not"
+KINDS = {"phase": "phases", "program": "program", "prediction": "predictions"}
+Range = tuple[float, float]
+
+
+class Bound(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An entry of data/ledger.toml: every number by the id of its figure."""
+
+    id: str
+    kind: Literal["phase", "program", "prediction"]
+    title: str
+    expected: Annotated[tuple[str, ...], Meta(min_length=1)]
+    delivered: tuple[str, ...] = ()
+    before: str = ""
+    after: str = ""
+    verdict: str = ""
+    of: str = ""
+    started: str = ""
+    better: Literal["higher", "lower"] = "higher"
+    caveat: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse two ways of saying what was delivered, and none."""
+        if bool(self.delivered) == bool(self.before and self.after):
+            raise ValueError("needs delivered, or before and after; give exactly one of them")
+
+
+class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """data/ledger.toml."""
+
+    tolerance_pct: Annotated[float, Meta(gt=0, lt=100)]
+    entry: tuple[Bound, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,8 +92,8 @@ class Entry:
     source_word: str
     our_word: str
     unit: str
-    expected: tuple[float, float]
-    delivered: tuple[float, float]
+    expected: Range
+    delivered: Range
     started: float | None
     of: float | None
     better: str
@@ -79,7 +109,7 @@ class Entry:
         return self.source_word in ("LANDED", "GO")
 
     @property
-    def part_pct(self) -> tuple[float, float] | None:
+    def part_pct(self) -> Range | None:
         """Delivered over expected in %, least and most; None where a level is compared or nothing was expected."""
         if self.started is not None or self.expected[0] <= 0:
             return None
@@ -102,88 +132,68 @@ def load(path: Path) -> tuple[Entry, ...]:
     Refused: an unknown key or kind, a missing or withdrawn delivered figure, one bound on the wrong side (a prediction
     as delivered), figures of two units, and a tolerance that is no number.
     """
-    raw = vocabulary.read_toml(path)
-    tolerance = raw.get("tolerance_pct")
-    if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 < tolerance < 100:
-        raise BadInput(path, f"tolerance_pct = {tolerance!r} is no share", "write a number between 0 and 100")
+    ledger = files.read(path, Ledger)
+    files.once(path, "entry", (e.id for e in ledger.entry))
     words = {j.recorded_id: j.verdict.word for j in verdicts.judge_recorded(phases.cards().values())}
-    found = tuple(_entry(path, table, float(tolerance), words) for table in raw.get("entry", ()))
-    twice = [e.id for i, e in enumerate(found) if e.id in {other.id for other in found[:i]}]
-    if twice:
-        raise BadInput(path, f'entry "{twice[0]}" appears twice', "give the second one its own id")
-    return found
+    return tuple(_entry(path, bound, ledger.tolerance_pct, words) for bound in ledger.entry)
 
 
-def _entry(path: Path, table: Mapping[str, Any], tolerance: float, words: Mapping[str | None, str]) -> Entry:
-    where = f"[entry {table.get('id', '?')}]"
-    for key in table:
-        if key not in KEYS:
-            raise BadInput(path, f'{where} unknown key "{key}"', nearest(key, KEYS))
-    for key in ("id", "kind", "title", "expected"):
-        if not table.get(key):
-            raise BadInput(path, f'{where} key "{key}" is missing', "an entry needs id, kind, title and expected")
-    kind, better = table["kind"], table.get("better", "higher")
-    for key, word, known in (("kind", kind, KINDS), ("better", better, ("higher", "lower"))):
-        if word not in known:
-            raise BadInput(path, f'{where} {key} = "{word}" is unknown', nearest(word, known))
-    if ("delivered" in table) == ("before" in table and "after" in table):
-        raise BadInput(path, f"{where} needs delivered, or before and after", "give exactly one of them")
-    hoped = _figures(path, where, table["expected"], BEFORE)
-    got = _figures(path, where, table.get("delivered", []), AFTER, stands=True)
-    spans = _figures(path, where, [table[k] for k in ("before", "after") if k in table], AFTER, stands=True)
-    beside = _figures(path, where, [table[k] for k in ("of", "started") if k in table], AFTER, stands=True)
-    used = (*hoped, *got, *spans, *beside)
+def _entry(path: Path, bound: Bound, tolerance: float, words: Mapping[str | None, str]) -> Entry:
+    used: list[recorded.Figure] = []
+
+    def values(ids: Iterable[str], kinds: tuple[str, ...] = AFTER, *, stands: bool = True) -> list[float]:
+        found = [_figure(path, bound.id, i, kinds, stands) for i in ids if i]
+        used.extend(found)
+        return [float(f.value) for f in found]
+
+    hoped = values(bound.expected, BEFORE, stands=False)
+    withdrawn = next((f.withdrawn for f in used if f.withdrawn), "")
+    got = values(bound.delivered)
+    if not got:
+        before, after = values((bound.before, bound.after))
+        got = [before - after]
+    of, started = values([bound.of]), values([bound.started])
     units = sorted({vocabulary.unit(f.unit) for f in used})
     if len(units) != 1:
-        raise BadInput(path, f"{where} mixes {' and '.join(units)}", "bind figures of one unit")
-    numbers = [_value(path, f) for f in got] or [_value(path, spans[0]) - _value(path, spans[1])]
-    expected = min(map(lambda f: _value(path, f), hoped)), max(map(lambda f: _value(path, f), hoped))
-    delivered = min(numbers), max(numbers)
-    verdict = table.get("verdict", "")
-    error = _error_pct(expected, delivered) if kind == "prediction" else None
-    by_key = dict(zip([k for k in ("of", "started") if k in table], beside, strict=True))
+        raise BadInput(path, f"entry {bound.id} mixes {' and '.join(units)}", "bind figures of one unit")
+    expected, delivered = (min(hoped), max(hoped)), (min(got), max(got))
+    error = _error_pct(expected, delivered) if bound.kind == "prediction" else None
+    outcome = _outcome(expected, delivered, bound.better)
     return Entry(
-        id=table["id"],
-        kind=kind,
-        title=table["title"],
-        verdict=verdict,
-        source_word=recorded.verdict(verdict, path).verdict if verdict else "",
-        our_word=words.get(verdict, "") if verdict else "",
+        id=bound.id,
+        kind=bound.kind,
+        title=bound.title,
+        verdict=bound.verdict,
+        source_word=recorded.verdict(bound.verdict, path).verdict if bound.verdict else "",
+        our_word=words.get(bound.verdict, ""),
         unit=units[0],
         expected=expected,
         delivered=delivered,
-        started=_value(path, by_key["started"]) if "started" in by_key else None,
-        of=_value(path, by_key["of"]) if "of" in by_key else None,
-        better=better,
-        outcome=_outcome(expected, delivered, better)
-        if error is None
-        else (TRUE if abs(error) <= tolerance else FALSE),
+        started=started[0] if started else None,
+        of=of[0] if of else None,
+        better=bound.better,
+        outcome=outcome if error is None else TRUE if abs(error) <= tolerance else FALSE,
         error_pct=error,
         ids=tuple(f.id for f in used),
-        withdrawn=next((f.withdrawn for f in hoped if f.withdrawn), ""),
-        caveat=table.get("caveat", ""),
+        withdrawn=withdrawn,
+        caveat=bound.caveat,
     )
 
 
-def _figures(
-    path: Path, where: str, ids: Sequence[str], kinds: tuple[str, ...], stands: bool = False
-) -> list[recorded.Figure]:
-    found = [recorded.figure(i, path) for i in ids]
-    for f in found:
-        if f.kind not in kinds:
-            raise BadInput(path, f"{where} {f.id} is {f.kind}", f"bind a figure that is {' or '.join(kinds)} here")
-        if stands and f.withdrawn:
-            raise BadInput(path, f"{where} {f.id} was withdrawn ({f.withdrawn})", "bind a figure that stands")
+def _figure(path: Path, entry: str, figure_id: str, kinds: tuple[str, ...], stands: bool) -> recorded.Figure:
+    found = recorded.figure(figure_id, path)
+    if found.kind not in kinds:
+        what = f"entry {entry}: {found.id} is {found.kind}"
+        raise BadInput(path, what, f"bind a figure that is {' or '.join(kinds)} here")
+    if stands and found.withdrawn:
+        what = f"entry {entry}: {found.id} was withdrawn ({found.withdrawn})"
+        raise BadInput(path, what, "bind a figure that stands")
+    if not isinstance(found.value, float):
+        raise BadInput(path, f'entry {entry}: {found.id} = "{found.value}" is not a number', "bind another figure")
     return found
 
 
-def _value(path: Path, figure: recorded.Figure) -> float:
-    if not isinstance(figure.value, float):
-        raise BadInput(path, f'{figure.id} = "{figure.value}" is not a number', "bind another figure")
-    return figure.value
-
-
-def _outcome(expected: tuple[float, float], delivered: tuple[float, float], better: str) -> str:
+def _outcome(expected: Range, delivered: Range, better: str) -> str:
     """reached: even the least delivered is at the easy end of what was expected."""
     if better == "lower":
         return REACHED if delivered[1] <= expected[1] else SHORT
@@ -194,7 +204,7 @@ def _outcome(expected: tuple[float, float], delivered: tuple[float, float], bett
     return NOTHING if delivered[0] == 0 else AGAINST
 
 
-def _error_pct(expected: tuple[float, float], delivered: tuple[float, float]) -> float:
+def _error_pct(expected: Range, delivered: Range) -> float:
     """Distance of the delivered number that is furthest out from the predicted range, in % of its nearer end."""
     over, under = delivered[1] - expected[1], delivered[0] - expected[0]
     return 100 * over / expected[1] if over > 0 else 100 * under / expected[0] if under < 0 else 0.0
@@ -222,11 +232,9 @@ def summary(rows: Sequence[Entry]) -> list[str]:
 def render(rows: Sequence[Entry]) -> str:
     """The ledger as text: one line an entry, what it stands on below a kind, and the summary."""
     blocks = []
-    for kind in KINDS:
-        lines = [f"{kind}s" if kind != "program" else "program"]
-        for e in rows:
-            if e.kind != kind:
-                continue
+    for kind, title in KINDS.items():
+        lines = [title]
+        for e in (e for e in rows if e.kind == kind):
             numbers = f"expected {_range(e.expected)}, delivered {_range(e.delivered)} {e.unit}"
             error = f" ({e.error_pct:+.2f} %)" if e.error_pct is not None else ""
             word = f" [{e.source_word}; here {e.our_word or 'no card'}]" if e.source_word else ""
@@ -239,7 +247,7 @@ def render(rows: Sequence[Entry]) -> str:
     return "\n\n".join([*blocks, "\n".join(summary(rows))])
 
 
-def _range(ends: tuple[float, float]) -> str:
+def _range(ends: Range) -> str:
     low, high = (f"{round(n, 2):g}" for n in ends)
     return low if low == high else f"{low} to {high}"
 
@@ -247,65 +255,28 @@ def _range(ends: tuple[float, float]) -> str:
 def figure(rows: Sequence[Entry]) -> Figure:
     """Three panels: prefill time recovered, shares of vLLM, and predictions as measured over predicted.
 
-    A bar is what was expected, a diamond what was delivered, a tick the level before. Entries in other units (served
-    points, decode %) are in the table only: an axis of its own for one entry shows nothing.
+    Entries in other units (served points, decode %) are in the table only: an axis of its own for one entry shows
+    nothing.
     """
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    from lab.draw import outcomes
 
-    from lab import draw
+    def bar(e: Entry) -> outcomes.Expectation:
+        scale = 100 / e.expected[1] if e.kind == "prediction" else 1.0
+        low, high = (n * scale for n in e.expected)
+        got = [n * scale for n in sorted(set(e.delivered))]
+        words = f"{_range(e.delivered)} {e.unit}: {e.outcome}"
+        return outcomes.Expectation(e.title, (low, high), got, e.started, e.outcome in (REACHED, TRUE), words)
 
-    time = [e for e in rows if e.kind != "prediction" and e.unit == "us/tok"]
-    share = [e for e in rows if e.kind == "program" and e.unit == "%"]
-    said = [e for e in rows if e.kind == "prediction"]
+    time = [bar(e) for e in rows if e.kind != "prediction" and e.unit == "us/tok"]
+    share = [bar(e) for e in rows if e.kind == "program" and e.unit == "%"]
+    said = [bar(e) for e in rows if e.kind == "prediction"]
     panels = [
         ("us/token of prefill recovered", time),
         ("% of vLLM", share),
         ("measured, % of what was predicted", said),
     ]
-    with matplotlib.rc_context(draw.STYLE):
-        tall = sum(len(p) for _, p in panels)
-        picture = Figure(figsize=(draw.WIDTH_IN, 1.9 + 0.3 * tall), facecolor=draw.CARD, layout="constrained")
-        FigureCanvasAgg(picture)
-        drawn = picture.subplots(len(panels), 1, height_ratios=[len(p) + 1.2 for _, p in panels])
-        for axes, (label, panel) in zip(drawn, panels, strict=True):
-            _panel(axes, label, panel)
-        drawn[0].set_title("expected (bar) and delivered (diamond)", loc="left", fontsize=10, color=draw.INK)
-    return picture
-
-
-def _panel(axes: Axes, label: str, rows: Sequence[Entry]) -> None:
-    from lab import draw
-
-    axes.set_facecolor(draw.CARD)
-    axes.spines[["top", "right"]].set_visible(False)
-    for y, e in enumerate(rows):
-        scale = 100 / e.expected[1] if e.kind == "prediction" else 1.0
-        low, high = (n * scale for n in e.expected)
-        got = [n * scale for n in sorted(set(e.delivered))]
-        width = max(high - low, 1.0)
-        axes.barh(
-            y, width, left=(low + high - width) / 2, height=0.5, color="#ffffff", edgecolor=draw.BLUE, hatch="////"
-        )
-        good = e.outcome in (REACHED, TRUE)
-        axes.plot(got, [y] * len(got), "D", color=draw.GREEN if good else draw.VERMILLION, markersize=6)
-        if e.started is not None:
-            axes.plot([e.started], [y], "|", color=draw.SOFT, markersize=12)
-        text = f"{_range(e.delivered)} {e.unit}: {e.outcome}"
-        axes.annotate(
-            text, (max([high, *got]), y), xytext=(9, 0), textcoords="offset points", va="center", fontsize=8.5
-        )
-    if rows and rows[0].kind == "prediction":
-        axes.axvline(100, color=draw.SOFT, linewidth=0.8)
-    elif any(min(e.delivered) < 0 for e in rows):
-        axes.axvline(0, color=draw.SOFT, linewidth=0.8)
-    left, right = axes.get_xlim()
-    axes.set_xlim(left, right + 0.6 * (right - left))
-    axes.set_yticks(range(len(rows)), [e.title for e in rows])
-    axes.tick_params(axis="y", length=0)
-    axes.invert_yaxis()
-    axes.set_xlabel(label)
+    zero = [0.0 if any(min(b.delivered) < 0 for b in panel) else None for panel in (time, share)]
+    return outcomes.expectations(panels, [*zero, 100.0])
 
 
 def add(command: Callable[..., ArgumentParser]) -> None:
@@ -316,7 +287,6 @@ def add(command: Callable[..., ArgumentParser]) -> None:
 
 def run(arguments: Namespace) -> int:
     """Print the ledger; 0 always, because a forecast that failed is a result."""
-
     rows = entries()
     if arguments.figure:
         from lab import draw

@@ -9,26 +9,51 @@ two belongs to nobody: other builds, other settings, other days.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import matplotlib
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure as Picture
+import msgspec
+from msgspec import Meta
 
-from lab import draw
-from lab.base import vocabulary
+from lab.base import files, vocabulary
 from lab.base.errors import REPOSITORY, BadInput, nearest
 from lab.card import phases, recorded
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Picture
+
 FILE = REPOSITORY / "data" / "staircase.toml"
 UNIT = "tok/s"
-KEYS = {"name", "title", "npl", "peer", "step"}
-STEP_KEYS = {"patch", "card", "mechanism", "control", "candidate", "share"}
+
+
+class BoundStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A step of data/staircase.toml: figures by id; share: the source's own shares before and after, if it has them."""
+
+    patch: str
+    card: str
+    mechanism: str
+    control: str
+    candidate: str
+    share: tuple[str, str] | None = None
+
+
+class Bound(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A staircase of data/staircase.toml."""
+
+    name: str
+    title: str
+    npl: int
+    peer: str
+    step: Annotated[tuple[BoundStep, ...], Meta(min_length=1)]
+
+
+class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """data/staircase.toml."""
+
+    staircase: tuple[Bound, ...]
 
 
 @dataclass(frozen=True)
@@ -130,34 +155,20 @@ def load(path: Path) -> list[Staircase]:
     another unit, of the wrong arm, or of another device, model or number of sequences than its staircase.
     """
     found = []
-    for entry in vocabulary.read_toml(path).get("staircase", []):
-        _keys(path, entry, KEYS)
+    for bound in files.read(path, File).staircase:
         steps = []
-        for step in entry["step"]:
-            _keys(path, step, STEP_KEYS, optional={"share"})
-            if step["card"] not in phases.cards():
-                raise BadInput(path, f'card = "{step["card"]}" is unknown', nearest(step["card"], phases.cards()))
-            stated = [recorded.target(i) for i in step.get("share", ())]
-            if len(stated) not in (0, 2):
-                raise BadInput(path, f"{step['patch']}: {len(stated)} shares", "name the one before and the one after")
-            control, candidate = (_throughput(path, step[a], entry["npl"], a) for a in ("control", "candidate"))
-            shares = (stated[0], stated[1]) if stated else None
-            steps.append(Step(step["patch"], step["card"], step["mechanism"], control, candidate, shares))
-        peer = _throughput(path, entry["peer"], entry["npl"], "peer-")
-        if not steps:
-            raise BadInput(path, f"{entry['name']} has no step", "name at least one")
-        _one_place(path, entry["name"], [peer, *(f for s in steps for f in (s.control, s.candidate))])
-        found.append(Staircase(entry["name"], entry["title"], entry["npl"], peer, tuple(steps)))
+        for step in bound.step:
+            if step.card not in phases.cards():
+                raise BadInput(path, f'card = "{step.card}" is unknown', nearest(step.card, phases.cards()))
+            before, after = (recorded.target(i) for i in step.share) if step.share else (None, None)
+            control = _throughput(path, step.control, bound.npl, "control")
+            candidate = _throughput(path, step.candidate, bound.npl, "candidate")
+            stated = (before, after) if before and after else None
+            steps.append(Step(step.patch, step.card, step.mechanism, control, candidate, stated))
+        peer = _throughput(path, bound.peer, bound.npl, "peer-")
+        _one_place(path, bound.name, [peer, *(f for s in steps for f in (s.control, s.candidate))])
+        found.append(Staircase(bound.name, bound.title, bound.npl, peer, tuple(steps)))
     return found
-
-
-def _keys(path: Path, table: Mapping[str, Any], known: set[str], optional: Iterable[str] = ()) -> None:
-    for key in table:
-        if key not in known:
-            raise BadInput(path, f'unknown key "{key}"', nearest(key, known))
-    for key in sorted(known - set(optional)):
-        if key not in table:
-            raise BadInput(path, f'key "{key}" is missing', "a staircase without it cannot be drawn")
 
 
 def _throughput(path: Path, figure_id: str, npl: int, arm: str) -> recorded.Figure:
@@ -179,56 +190,18 @@ def _one_place(path: Path, name: str, figures: Sequence[recorded.Figure]) -> Non
             raise BadInput(path, f"{name} mixes {field}s: {', '.join(words)}", f"one staircase is of one {field}")
 
 
-# The picture ----------------------------------------------------------------------------------------------------------
-
-FLAT = 0.34  # half a landing: a step runs from its control, left, to its candidate, right
-
-
 def picture(chosen: Sequence[Staircase]) -> Picture:
     """Panels one above the other, a staircase each: levels in tok/s and % of vLLM, mechanism under each step.
 
     Raises BadInput for no staircase.
     """
+    from lab.draw import outcomes
+
     if not chosen:
         raise BadInput("staircase", "nothing to draw", "name at least one of data/staircase.toml")
-    with matplotlib.rc_context(draw.STYLE):
-        figure = Picture(figsize=(draw.WIDTH_IN, 0.2 + 3.5 * len(chosen)), facecolor=draw.CARD, layout="constrained")
-        FigureCanvasAgg(figure)
-        panels: Any = figure.subplots(len(chosen), 1, squeeze=False)[:, 0]
-        for axes, stairs in zip(panels, chosen, strict=True):
-            _panel(axes, stairs)
-    return figure
-
-
-def _panel(axes: Axes, stairs: Staircase) -> None:
-    top = float(stairs.peer.value)
-    axes.set_facecolor(draw.CARD)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.axhline(top, color=draw.ORANGE, lw=1.4, ls="--")
-    axes.annotate(f"vLLM {top:g} {UNIT}, 100 %", (-0.5, top), xytext=(4, 4), textcoords="offset points", fontsize=8.5)
-    for x, step in enumerate(stairs.steps):
-        axes.fill_between([x, x + FLAT], step.before, step.after, color=draw.BLUE, alpha=0.14, linewidth=0)
-        path = [x - FLAT, x, x, x + FLAT], [step.before, step.before, step.after, step.after]
-        axes.plot(*path, color=draw.BLUE, lw=2.0, solid_joinstyle="miter")
-        _level(axes, x - FLAT, step.before, stairs, "left", -4)
-        _level(axes, x + FLAT, step.after, stairs, "right", 4)
-        gain = f"+{100 * (step.gain - 1):.1f} %"
-        middle = (step.before + step.after) / 2
-        axes.annotate(gain, (x, middle), xytext=(5, 0), textcoords="offset points", va="center", color=draw.BLUE)
-    for x, (earlier, later) in enumerate(zip(stairs.steps, stairs.steps[1:], strict=False)):
-        axes.plot([x + FLAT, x + 1 - FLAT], [earlier.after, later.before], color=draw.SOFT, lw=1.0, ls=":")
-    labels = [f"patch {s.patch}\n{s.mechanism}" for s in stairs.steps]
-    axes.set_xticks(range(len(labels)), labels, fontsize=8.5)
-    axes.tick_params(axis="x", length=0)
-    axes.set_xlim(-0.5, len(labels) - 0.5)
-    axes.set_ylim(0, top * 1.12)
-    axes.set_ylabel(f"decode, {UNIT} at npl {stairs.npl}")
-    axes.set_title(stairs.title, loc="left", fontsize=10, color=draw.INK)
-
-
-def _level(axes: Axes, x: float, tps: float, stairs: Staircase, side: str, dy: float) -> None:
-    words = f"{tps:.2f}, {stairs.share_pct(tps):.1f} %"
-    axes.annotate(
-        words, (x, tps), xytext=(0, dy), textcoords="offset points", ha=side, va="bottom" if dy > 0 else "top",
-        fontsize=8.5, color=draw.INK,
-    )  # fmt: skip
+    panels = []
+    for s in chosen:
+        steps = [(f"patch {step.patch}\n{step.mechanism}", step.before, step.after) for step in s.steps]
+        axis = f"decode, {UNIT} at npl {s.npl}"
+        panels.append(outcomes.Stairs(s.title, axis, UNIT, float(s.peer.value), steps))
+    return outcomes.staircase(panels)

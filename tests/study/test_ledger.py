@@ -123,13 +123,13 @@ def test_tolerance_decides(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("tolerance_pct = 5", "tolerance_pct = true", "tolerance_pct = True is no share"),
-        ("tolerance_pct = 5", "", "tolerance_pct = None"),
+        ("tolerance_pct = 5", "tolerance_pct = true", "tolerance_pct = True"),
+        ("tolerance_pct = 5", "", 'key "tolerance_pct" is missing'),
         ("title =", "titel =", 'unknown key "titel"; did you mean "title"'),
         ('kind = "prediction"', 'kind = "guess"', 'kind = "guess" is unknown'),
         ('kind = "prediction"', 'kind = "phase"\nbetter = "up"', 'better = "up" is unknown'),
-        ("expected = [", "expected = []\nof = [", 'key "expected" is missing'),
-        ("delivered = [", "before = [", "needs delivered, or before and after"),
+        ("expected = [", "expected = []\nof = [", "expected = []"),
+        ("delivered = [", "caveat = ''\nbefore = 'a'  # [", "needs delivered, or before and after"),
         ("patch-0018.gb10.decode-agg", "patch-0018.gb10.decode-ag", "no recorded figure has the id"),
         ("lp.v.patch-0018", "lp.v.patch-18", "no recorded verdict has the id"),
         # A prediction stands as delivered, a measurement as expected, two units, and a figure taken back.

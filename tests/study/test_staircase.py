@@ -82,7 +82,7 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
     "unit": (DENSE.format("control"), "lp.patch-0018.gb10.share.control.bucketd2d-memcpy", "18.9 %; bind a throughput"),
     "peer": ("decode-agg.peer-vllm.npl128--2", "decode-agg.candidate.m128.boundlo", "is the candidate arm"),
     "withdrawn": (DENSE.format("control"), "lp.batch8-anomaly.gb10.decode-step.control.npl8", "withdrawn"),
-    "one share": (', "lp.patch-0018.gb10.decode-share-of-vllm.candidate.npl128"', "", "1 shares"),
+    "one share": (', "lp.patch-0018.gb10.decode-share-of-vllm.candidate.npl128"', "", "share = ['lp.patch"),
 }
 
 

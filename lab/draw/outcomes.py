@@ -1,0 +1,149 @@
+"""Pictures of what came of a plan: expectations and what was delivered, a staircase of steps, a change per launch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from lab.base.errors import BadInput
+from lab.draw import style
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """A bar from low to high of what was expected, diamonds at what was delivered, a tick at the level before."""
+
+    title: str
+    expected: tuple[float, float]
+    delivered: Sequence[float]
+    started: float | None
+    good: bool
+    words: str
+
+
+@style.styled
+def expectations(panels: Sequence[tuple[str, Sequence[Expectation]]], lines_at: Sequence[float | None]) -> Figure:
+    """Panels one above the other, each with its axis label; lines_at: where a panel has its vertical line, or None."""
+    picture = style.sheet(1.9 + 0.3 * sum(len(panel) for _, panel in panels))
+    drawn = picture.subplots(len(panels), 1, height_ratios=[len(p) + 1.2 for _, p in panels])
+    for axes, (label, panel), line in zip(drawn, panels, lines_at, strict=True):
+        _expectations(axes, label, panel, line)
+    style.title(drawn[0], "expected (bar) and delivered (diamond)")
+    return picture
+
+
+def _expectations(axes: Axes, label: str, panel: Sequence[Expectation], line: float | None) -> None:
+    axes.set_facecolor(style.CARD)
+    axes.spines[["top", "right"]].set_visible(False)
+    bar: Any = {"height": 0.5, "color": "#ffffff", "edgecolor": style.BLUE, "hatch": "////"}
+    for y, e in enumerate(panel):
+        low, high = e.expected
+        width = max(high - low, 1.0)
+        axes.barh(y, width, left=(low + high - width) / 2, **bar)
+        colour = style.GREEN if e.good else style.VERMILLION
+        axes.plot(e.delivered, [y] * len(e.delivered), "D", color=colour, markersize=6)
+        if e.started is not None:
+            axes.plot([e.started], [y], "|", color=style.SOFT, markersize=12)
+        beside = (max([high, *e.delivered]), y)
+        axes.annotate(e.words, beside, xytext=(9, 0), textcoords="offset points", va="center", fontsize=8.5)
+    if line is not None:
+        axes.axvline(line, color=style.SOFT, linewidth=0.8)
+    left, right = axes.get_xlim()
+    axes.set_xlim(left, right + 0.6 * (right - left))
+    axes.set_yticks(range(len(panel)), [e.title for e in panel])
+    axes.tick_params(axis="y", length=0)
+    axes.invert_yaxis()
+    axes.set_xlabel(label)
+
+
+# A staircase ----------------------------------------------------------------------------------------------------------
+
+FLAT = 0.34  # half a landing: a step runs from its control, left, to its candidate, right
+
+
+@dataclass(frozen=True)
+class Stairs:
+    """A panel: steps as (label, before, after) in `unit`, and the peer's level, which is 100 %."""
+
+    title: str
+    axis: str
+    unit: str
+    peer: float
+    steps: Sequence[tuple[str, float, float]]
+
+
+@style.styled
+def staircase(panels: Sequence[Stairs]) -> Figure:
+    """Panels one above the other: each level in the unit and in % of the peer, what a step is under it."""
+    picture = style.sheet(0.2 + 3.5 * len(panels))
+    drawn: Any = picture.subplots(len(panels), 1, squeeze=False)[:, 0]
+    for axes, stairs in zip(drawn, panels, strict=True):
+        _stairs(axes, stairs)
+    return picture
+
+
+def _stairs(axes: Axes, stairs: Stairs) -> None:
+    top = stairs.peer
+    axes.set_facecolor(style.CARD)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.axhline(top, color=style.ORANGE, lw=1.4, ls="--")
+    words = f"vLLM {top:g} {stairs.unit}, 100 %"
+    axes.annotate(words, (-0.5, top), xytext=(4, 4), textcoords="offset points", fontsize=8.5)
+    for x, (_, before, after) in enumerate(stairs.steps):
+        axes.fill_between([x, x + FLAT], before, after, color=style.BLUE, alpha=0.14, linewidth=0)
+        path = [x - FLAT, x, x, x + FLAT], [before, before, after, after]
+        axes.plot(*path, color=style.BLUE, lw=2.0, solid_joinstyle="miter")
+        for at, level, side, dy in ((x - FLAT, before, "left", -4), (x + FLAT, after, "right", 4)):
+            words = f"{level:.2f}, {100 * level / top:.1f} %"
+            place: Any = {"ha": side, "va": "bottom" if dy > 0 else "top", "fontsize": 8.5, "color": style.INK}
+            axes.annotate(words, (at, level), xytext=(0, dy), textcoords="offset points", **place)
+        gain = f"+{100 * (after / before - 1):.1f} %"
+        middle = (x, (before + after) / 2)
+        axes.annotate(gain, middle, xytext=(5, 0), textcoords="offset points", va="center", color=style.BLUE)
+    for x, (earlier, later) in enumerate(zip(stairs.steps, stairs.steps[1:], strict=False)):
+        axes.plot([x + FLAT, x + 1 - FLAT], [earlier[2], later[1]], color=style.SOFT, lw=1.0, ls=":")
+    axes.set_xticks(range(len(stairs.steps)), [label for label, _, _ in stairs.steps], fontsize=8.5)
+    axes.tick_params(axis="x", length=0)
+    axes.set_xlim(-0.5, len(stairs.steps) - 0.5)
+    axes.set_ylim(0, top * 1.12)
+    axes.set_ylabel(stairs.axis)
+    style.title(axes, stairs.title)
+
+
+# Changes per launch ---------------------------------------------------------------------------------------------------
+
+
+def launches(rows: Sequence[tuple[str, float, float]], floor_pct: float) -> Figure:
+    """(title, change of the sum, change per launch) in %, each as a line between the two, the noise floor shaded.
+
+    Raises BadInput without rows.
+    """
+    if not rows:
+        raise BadInput("launches", "no subject has both arms and both launch counts", "give those of launch-drift")
+    with matplotlib.rc_context({"font.size": 9, "svg.fonttype": "none"}):
+        figure = Figure(figsize=(style.WIDTH_IN, 0.9 + 0.27 * len(rows)), facecolor=style.CARD)
+        FigureCanvasAgg(figure)
+        axes = figure.add_axes((0.36, 0.19, 0.61, 0.68), facecolor=style.CARD)
+        axes.axvspan(-floor_pct, floor_pct, color=style.SOFT, alpha=0.18, linewidth=0)
+        axes.axvline(0.0, color=style.SOFT, linewidth=0.8)
+        for y, (_, raw, each) in enumerate(rows):
+            axes.plot([raw, each], [y, y], color=style.SOFT, linewidth=1.0, zorder=1)
+        places = range(len(rows))
+        summed: Any = {"marker": "D", "facecolors": style.CARD, "edgecolors": style.VERMILLION, "s": 28, "zorder": 2}
+        axes.scatter([r[1] for r in rows], places, label="time of the capture", **summed)
+        single: Any = {"marker": "o", "color": style.BLUE, "s": 28, "zorder": 3}
+        axes.scatter([r[2] for r in rows], places, label="time per launch", **single)
+        axes.set_yticks(list(places), [title for title, _, _ in rows])
+        axes.invert_yaxis()
+        axes.set_xlabel(f"change against the control in %; shaded: the {floor_pct:g} % floor")
+        axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False)
+        for side in ("top", "right", "left"):
+            axes.spines[side].set_visible(False)
+        axes.tick_params(axis="y", length=0)
+    return figure
