@@ -18,16 +18,18 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
+from lab.base import vocabulary
 from lab.base.errors import BadInput, nearest
-from lab.base.vocabulary import read_toml
 
 T = TypeVar("T")
+Text = Annotated[str, msgspec.Meta(min_length=1)]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
 LABELS = ("id", "name", "title")  # keys by which an entry of a list is called
 
 
 def read(path: Path, kind: type[T]) -> T:
     """A TOML file as its type; raises BadInput."""
-    return convert(read_toml(path), kind, path)
+    return convert(vocabulary.read_toml(path), kind, path)
 
 
 def convert(raw: Any, kind: type[T], where: str | Path, entry: str = "") -> T:

@@ -12,17 +12,19 @@ two words. Such a bucket cannot be compared across documents, however precise ea
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
+import msgspec
+
+from lab.base import files
 from lab.base.errors import REPOSITORY, BadInput, nearest
-from lab.base.facts import only, text, texts
-from lab.base.vocabulary import read_toml
+from lab.base.files import Text
 from lab.card import recorded
+from lab.study.reproduction import callable_with
 from lab.trace import amdahl, breakdowns, diff
 from lab.trace.amdahl import Interval
 from lab.trace.breakdowns import digit_error
@@ -165,57 +167,79 @@ FORMULAS: Mapping[str, Callable[..., Interval]] = {
 # The file -----------------------------------------------------------------------------------------------------------
 
 
+class Number(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A number by the id of its recorded figure, or as its source prints it, with unit and source."""
+
+    figure: Text | None = None
+    value: Text | None = None
+    unit: Text | None = None
+    source: Text | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a number of neither form, and one that is none."""
+        stated = [word for word in (self.value, self.unit, self.source) if word]
+        if (self.figure is None) != (len(stated) == 3) or (self.figure and stated):
+            raise ValueError('is no number; write { figure = "id" } or { value = "1.0", unit = , source = }')
+        float(self.value or 0)
+
+    def read(self, path: Path, where: str) -> tuple[Interval, str, str]:
+        """(an interval of its printed digits, its unit, its source); raises BadInput for a figure that is no number."""
+        if self.figure is None:
+            value, unit, source = self.value or "", self.unit or "", self.source or ""
+            return Interval.of(float(value), digit_error(value)), unit, source
+        found = recorded.figure(self.figure, path)
+        if not isinstance(found.value, float):
+            raise BadInput(path, f"{where}: {found.id} = {found.value!r} is no number", "name another figure")
+        return Interval.of(found.value, digit_error(f"{found.value:g}")), found.unit, found.id
+
+
+class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A claim of data/attributions.toml: what the source says, and the formula that computes it again."""
+
+    id: Text
+    name: Text
+    recorded: Number
+    formula: Text
+    expected: Literal["agrees", "differs"]
+    note: Text
+    arguments: dict[str, Number | Text | list[Text]] = {}
+
+
+class Watched(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A group of labels of data/attributions.toml that is followed over documents; see `drift`."""
+
+    name: Text
+    categories: tuple[Text, ...]
+    engine: Text
+    model: Text
+    phase: Text
+    unit: Text
+    arms: tuple[Text, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown unit."""
+        if self.unit not in breakdowns.UNITS:
+            raise ValueError(f'unit = "{self.unit}"; {nearest(self.unit, breakdowns.UNITS)}')
+
+
+class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """data/attributions.toml."""
+
+    claim: tuple[Claim, ...] = ()
+    drift: tuple[Watched, ...] = ()
+
+
 def reproduce(path: Path = FILE) -> list[Attribution]:
     """Every claim of the file, computed again; raises BadInput for an unknown key, formula, figure or category."""
-    table = read_toml(path)
-    only(table, ("claim", "drift"), path, "top level")
-    return [_claim(entry, path, i) for i, entry in enumerate(table.get("claim", ()))]
-
-
-def _claim(entry: Any, path: Path, number: int) -> Attribution:
-    where = f"claim[{number}]"
-    only(entry, ("id", "name", "recorded", "formula", "arguments", "expected", "note"), path, where)
-    where = text(entry, "id", path, where)
-    formula = text(entry, "formula", path, where)
-    if formula not in FORMULAS:
-        raise BadInput(path, f'{where}: formula = "{formula}" is unknown', nearest(formula, FORMULAS))
-    expected = text(entry, "expected", path, where)
-    if expected not in ("agrees", "differs"):
-        raise BadInput(path, f'{where}: expected = "{expected}"', "write agrees or differs")
-    arguments = entry.get("arguments", {})
-    only(arguments, tuple(inspect.signature(FORMULAS[formula]).parameters), path, f"{where}.arguments")
-    values = {k: _number(v, path, f"{where}.{k}")[0] if isinstance(v, dict) else v for k, v in arguments.items()}
-    claimed, unit, source = _number(entry.get("recorded"), path, f"{where}.recorded")
-    try:
-        ours = FORMULAS[formula](**values)
-    except TypeError as error:
-        raise BadInput(path, f"{where}: {error}", f"{formula}{inspect.signature(FORMULAS[formula])}") from None
-    agrees = ours.meets(claimed)
-    name, note = text(entry, "name", path, where), text(entry, "note", path, where)
-    return Attribution(where, name, unit, claimed, ours, agrees, expected, note, formula, source)
-
-
-def _number(entry: Any, path: Path, where: str) -> tuple[Interval, str, str]:
-    """An Interval with its unit and source, from { figure = id } or { value = "text", unit, source }."""
-    if not isinstance(entry, dict):
-        raise BadInput(path, f"{where} = {entry!r}", 'write { figure = "id" } or { value = "1.0", unit = , source = }')
-    only(entry, ("figure", "value", "unit", "source"), path, where)
-    if "figure" in entry:
-        figure = recorded.figure(entry["figure"], path)
-        if not isinstance(figure.value, float):
-            raise BadInput(path, f"{where}: {figure.id} = {figure.value!r} is no number", "name another figure")
-        printed = f"{figure.value:g}"
-        return Interval.of(figure.value, digit_error(printed)), figure.unit, figure.id
-    printed = text(entry, "value", path, where)
-    try:
-        value = float(printed)
-    except ValueError:
-        raise BadInput(path, f'{where}: value = "{printed}" is no number', "write it as the source prints it") from None
-    return (
-        Interval.of(value, digit_error(printed)),
-        text(entry, "unit", path, where),
-        text(entry, "source", path, where),
-    )
+    found = []
+    for c in files.read(path, File).claim:
+        formula = callable_with(FORMULAS, c.formula, c.arguments, path, c.id)
+        numbers = {k: v.read(path, f"{c.id}.{k}")[0] for k, v in c.arguments.items() if isinstance(v, Number)}
+        claimed, unit, source = c.recorded.read(path, f"{c.id}.recorded")
+        ours = formula(**{**c.arguments, **numbers})
+        agrees = ours.meets(claimed)
+        found.append(Attribution(c.id, c.name, unit, claimed, ours, agrees, c.expected, c.note, c.formula, source))
+    return found
 
 
 # Labels that drifted ------------------------------------------------------------------------------------------------
@@ -223,15 +247,9 @@ def _number(entry: Any, path: Path, where: str) -> tuple[Interval, str, str]:
 
 def drifts(path: Path = FILE) -> list[Drift]:
     """Every group of labels that the file watches, with what moved between documents."""
-    found = []
-    for i, entry in enumerate(read_toml(path).get("drift", ())):
-        where = f"drift[{i}]"
-        only(entry, ("name", "categories", "engine", "model", "phase", "unit", "arms"), path, where)
-        keys = {k: text(entry, k, path, where) for k in ("name", "engine", "model", "phase", "unit")}
-        if keys["unit"] not in breakdowns.UNITS:
-            raise BadInput(path, f'{where}: unit = "{keys["unit"]}"', nearest(keys["unit"], breakdowns.UNITS))
-        found.append(drift(texts(entry, "categories", path, where), arms=texts(entry, "arms", path, where), **keys))
-    return found
+    return [
+        drift(w.categories, w.name, w.engine, w.model, w.phase, w.unit, w.arms) for w in files.read(path, File).drift
+    ]
 
 
 def drift(

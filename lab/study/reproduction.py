@@ -14,18 +14,79 @@ asks of a recorded time whether it is possible at all: needing more bandwidth th
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from lab.base import devices, models, vocabulary
+import msgspec
+
+from lab.base import devices, files, models
 from lab.base.errors import REPOSITORY, BadInput, nearest
-from lab.base.facts import Fact, from_base, only, text, to_base
+from lab.base.facts import Fact, from_base, to_base
+from lab.base.files import Positive, Text
 from lab.card import recorded
 from lab.place import roofline
 
 FILE = REPOSITORY / "data" / "roofline_cases.toml"
+FORMS = (
+    *({"figure"}, {"figure", "param"}, {"device", "fact"}, {"model", "fact"}, {"value", "unit", "source"}),
+    {"formula", "arguments"},
+)
+
+
+class Argument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the number of an argument stands, in one of FORMS."""
+
+    figure: Text | None = None
+    param: Text | None = None
+    device: Text | None = None
+    model: Text | None = None
+    fact: Text | None = None
+    value: float | None = None
+    unit: Text | None = None
+    source: Text | None = None
+    formula: Text | None = None
+    arguments: dict[str, Argument | list[Argument]] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what names no number."""
+        if {name for name in self.__struct_fields__ if getattr(self, name) is not None} not in FORMS:
+            raise ValueError(f"names no number; give one of: {'; '.join(' + '.join(sorted(f)) for f in FORMS)}")
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a [[case]] and a [[check]] of data/roofline_cases.toml have in common; a list is the sum of its parts."""
+
+    id: Text
+    name: Text
+    formula: Text
+    assumption: Text
+    arguments: dict[str, Argument | list[Argument]] = {}
+
+
+class Case(Entry, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A figure to compute again; decimals: digits after the point that the source prints, negative: before it."""
+
+    expected: Literal["agrees", "differs"]
+    recorded: Text
+    recorded_high: Text | None = None
+    decimals: int = 0
+
+
+class Possible(Entry, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A recorded time to ask whether the device allows it."""
+
+    expected: Literal["above", "below"]
+    limit_pct: Positive = 100
+
+
+class Cases(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """data/roofline_cases.toml."""
+
+    case: tuple[Case, ...] = ()
+    check: tuple[Possible, ...] = ()
+
 
 # The functions of lab/place/roofline.py that a case may name: numbers in base units in, one number in base units out.
 FORMULAS: Mapping[str, Callable[..., float]] = {
@@ -116,90 +177,70 @@ class _Input:
     others: tuple[tuple[str, float], ...] = ()
 
 
-_FORMS = (
-    {"figure"}, {"figure", "param"}, {"device", "fact"}, {"model", "fact"}, {"value", "unit", "source"},
-    {"formula", "arguments"},
-)  # fmt: skip
-
-
 def _of_fact(fact: Fact) -> _Input:
     others = tuple((f"{fact.key} = {v.value:g} {fact.unit}", to_base(v.value, fact.unit)) for v in fact.others)
     return _Input(fact.base, f"{fact.key} = {fact.value:g} {fact.unit} ({fact.source})", others)
 
 
-def _input(ref: Any, where: Path, key: str) -> _Input:
-    """One argument from its table; a list is the sum of its parts, a nested formula its value."""
-    if isinstance(ref, list) and ref:
+def _input(ref: Argument | list[Argument], where: Path, key: str) -> _Input:
+    """One argument; a list is the sum of its parts, a nested formula its value."""
+    if isinstance(ref, list):
         parts = [_input(r, where, key) for r in ref]
         total = sum(p.base for p in parts)
         others = tuple((label, total - p.base + base) for p in parts for label, base in p.others)
         return _Input(total, " + ".join(p.shown for p in parts), others)
-    if not isinstance(ref, dict) or set(ref) not in _FORMS:
-        forms = "; ".join(" + ".join(sorted(f)) for f in _FORMS)
-        raise BadInput(where, f"{key} = {ref!r} names no number", f"give one of: {forms}")
-    for word in ref.keys() - {"value", "arguments"}:
-        text(ref, word, where, key)
-    if "figure" in ref:
-        figure = recorded.figure(ref["figure"], where)
-        value = figure.params.get(ref["param"]) if "param" in ref else figure.value
+    if ref.figure:
+        figure = recorded.figure(ref.figure, where)
+        value = figure.params.get(ref.param) if ref.param else figure.value
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise BadInput(where, f'{key}: "{figure.id}" gives {value!r}, no number', "name a figure that has one")
-        unit = "ratio" if "param" in ref else figure.unit
-        return _Input(to_base(value, unit, where), f"{value:g}{'' if 'param' in ref else ' ' + unit} ({figure.id})")
-    if "device" in ref:
-        return _of_fact(devices.get(ref["device"], where).fact(ref["fact"]))
-    if "model" in ref:
-        return _of_fact(models.get(ref["model"], where).fact(ref["fact"]))
-    if "formula" in ref:
-        base, inputs, changed = _evaluate(ref, where, key)
-        return _Input(base, f"{ref['formula']}({', '.join(inputs)})", tuple(changed))
-    value = ref["value"]
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise BadInput(where, f"{key}: value = {value!r} is no number", "give the number alone")
-    return _Input(to_base(value, ref["unit"], where), f"{value:g} {ref['unit']} ({ref['source']})")
+        unit = "ratio" if ref.param else figure.unit
+        return _Input(to_base(value, unit, where), f"{value:g}{'' if ref.param else ' ' + unit} ({figure.id})")
+    if ref.fact:
+        owner = devices.get(ref.device, where) if ref.device else models.get(ref.model or "", where)
+        return _of_fact(owner.fact(ref.fact))
+    if ref.formula:
+        base, inputs, changed = _evaluate(ref.formula, ref.arguments or {}, where, key)
+        return _Input(base, f"{ref.formula}({', '.join(inputs)})", tuple(changed))
+    value, unit = ref.value or 0.0, ref.unit or ""
+    return _Input(to_base(value, unit, where), f"{value:g} {unit} ({ref.source})")
 
 
-def _evaluate(case: Mapping[str, Any], where: Path, key: str) -> tuple[float, list[str], list[tuple[str, float]]]:
+def callable_with(
+    formulas: Mapping[str, Callable[..., Any]], name: str, given: Iterable[str], where: Path, key: str
+) -> Callable[..., Any]:
+    """The formula of this name, which takes these arguments; raises BadInput for what is unknown or missing."""
+    if name not in formulas:
+        raise BadInput(where, f'{key}: formula = "{name}" is unknown', nearest(name, formulas))
+    takes = inspect.signature(formulas[name]).parameters
+    for word in given:
+        if word not in takes:
+            raise BadInput(where, f'{key}.arguments: unknown key "{word}"', nearest(word, takes))
+    for word, parameter in takes.items():
+        if word not in given and parameter.default is parameter.empty:
+            raise BadInput(where, f"{key}: {name} needs {word}", f"add {word} to its arguments")
+    return formulas[name]
+
+
+def _evaluate(
+    name: str, given: Mapping[str, Argument | list[Argument]], where: Path, key: str
+) -> tuple[float, list[str], list[tuple[str, float]]]:
     """A formula's value in base units, its inputs in words, and its value under each contradicting input."""
-    name, given = str(case.get("formula")), case.get("arguments", {})
-    if name not in FORMULAS:
-        raise BadInput(where, f'{key}: formula = "{name}" is unknown', nearest(name, FORMULAS))
-    if not isinstance(given, dict):
-        raise BadInput(where, f"{key}: arguments = {given!r} is not a table", "write argument = { ... } for each")
-    needed = tuple(inspect.signature(FORMULAS[name]).parameters)
-    only(given, needed, where, f"{key}.arguments")
-    missing = [p for p in needed if p not in given]
-    if missing:
-        raise BadInput(where, f"{key}: {name} needs {missing[0]}", f"add {missing[0]} to its arguments")
-    inputs = {p: _input(given[p], where, f"{key}.{p}") for p in needed}
+    formula = callable_with(FORMULAS, name, given, where, key)
+    inputs = {p: _input(given[p], where, f"{key}.{p}") for p in inspect.signature(formula).parameters}
     values = {p: i.base for p, i in inputs.items()}
     shown = [f"{p} = {i.shown}" for p, i in inputs.items()]
     try:
         changed = [(label, {**values, p: base}) for p, i in inputs.items() for label, base in i.others]
-        others = [(label, FORMULAS[name](**given_then)) for label, given_then in changed]
-        return FORMULAS[name](**values), shown, others
+        return formula(**values), shown, [(label, formula(**given_then)) for label, given_then in changed]
     except (ZeroDivisionError, OverflowError) as error:
         raise BadInput(where, f"{key}: {name}({', '.join(shown)}) is no number ({error})", "mend its inputs") from None
 
 
-def _cases(path: Path, table: str, keys: tuple[str, ...], outcomes: tuple[str, str]) -> list[dict[str, Any]]:
-    file = vocabulary.read_toml(path)
-    only(file, ("case", "check"), path, "file")
-    seen: set[str] = set()
-    cases = file.get(table, [])
-    for number, case in enumerate(cases if isinstance(cases, list) else [cases], start=1):
-        key = f"{table} {number}"
-        if not isinstance(cases, list) or not isinstance(case, dict):
-            raise BadInput(path, f"{key} = {case!r} is not a table", f"write [[{table}]] above its keys")
-        only(case, ("id", "name", "formula", "arguments", "assumption", "expected", *keys), path, key)
-        for name in ("id", "name", "formula", "assumption", "expected"):
-            text(case, name, path, key)
-        if case["expected"] not in outcomes:
-            raise BadInput(path, f'{case["id"]}: expected = "{case["expected"]}" is unknown', f"valid: {outcomes}")
-        if case["id"] in seen:
-            raise BadInput(path, f'id "{case["id"]}" appears twice', "give the second one its own id")
-        seen.add(case["id"])
-    return cases
+def _cases(path: Path) -> Cases:
+    found = files.read(path, Cases)
+    files.once(path, "id", (e.id for e in (*found.case, *found.check)))
+    return found
 
 
 def reproduce(path: Path = FILE) -> list[Reproduction]:
@@ -208,37 +249,30 @@ def reproduce(path: Path = FILE) -> list[Reproduction]:
     Raises BadInput, naming the file and the case, for an unknown key, formula, argument, figure, device or model.
     """
     rows = []
-    for case in _cases(path, "case", ("recorded", "recorded_high", "decimals"), ("agrees", "differs")):
-        figure = recorded.figure(text(case, "recorded", path, case["id"]), path)
-        high = (
-            recorded.figure(text(case, "recorded_high", path, case["id"]), path) if "recorded_high" in case else figure
-        )
+    for case in _cases(path).case:
+        figure = recorded.figure(case.recorded, path)
+        high = recorded.figure(case.recorded_high, path) if case.recorded_high else figure
         if not isinstance(figure.value, float) or not isinstance(high.value, float) or high.unit != figure.unit:
-            what = f"{case['id']}: {figure.id} is not a number, or a range of two units"
+            what = f"{case.id}: {figure.id} is not a number, or a range of two units"
             raise BadInput(path, what, "name a figure with a number")
-        base, inputs, others = _evaluate(case, path, case["id"])
+        base, inputs, others = _evaluate(case.formula, case.arguments, path, case.id)
         ours = from_base(base, figure.unit, path)
-        decimals = case.get("decimals", 0)
-        if isinstance(decimals, bool) or not isinstance(decimals, int):
-            raise BadInput(
-                path, f"{case['id']}: decimals = {decimals!r} is no whole number", "count the digits printed"
-            )
         nearest_end = min(max(ours, figure.value), high.value)
         within = high is not figure and nearest_end == ours
         rows.append(
             Reproduction(
-                id=case["id"],
-                name=case["name"],
+                id=case.id,
+                name=case.name,
                 recorded_id=figure.id,
                 recorded=figure.value,
                 recorded_high=high.value,
                 unit=figure.unit,
                 ours=ours,
                 difference_pct=(ours / nearest_end - 1) * 100,
-                agrees=within or round(ours, decimals) == figure.value,
-                expected=case["expected"],
-                assumption=case["assumption"],
-                formula=case["formula"],
+                agrees=within or round(ours, case.decimals) == figure.value,
+                expected=case.expected,
+                assumption=case.assumption,
+                formula=case.formula,
                 inputs=tuple(inputs),
                 alternatives=tuple(Alternative(label, from_base(v, figure.unit, path)) for label, v in others),
             )
@@ -249,24 +283,12 @@ def reproduce(path: Path = FILE) -> list[Reproduction]:
 def checks(path: Path = FILE) -> list[Check]:
     """Every recorded time asked whether the device's bandwidth allows it, in the order of the file; errors as above."""
     rows = []
-    for case in _cases(path, "check", ("limit_pct",), ("above", "below")):
-        base, inputs, others = _evaluate(case, path, case["id"])
-        limit = case.get("limit_pct", 100)
-        if isinstance(limit, bool) or not isinstance(limit, int | float) or limit <= 0:
-            raise BadInput(path, f"{case['id']}: limit_pct = {limit!r} is no share", "give a positive number")
-        rows.append(
-            Check(
-                id=case["id"],
-                name=case["name"],
-                share_pct=base * 100,
-                limit_pct=limit,
-                above=base * 100 > limit,
-                expected=case["expected"],
-                assumption=case["assumption"],
-                inputs=tuple(inputs),
-                alternatives=tuple(Alternative(label, v * 100) for label, v in others),
-            )
-        )
+    for case in _cases(path).check:
+        base, inputs, others = _evaluate(case.formula, case.arguments, path, case.id)
+        share, limit = base * 100, case.limit_pct
+        words = (case.expected, case.assumption, tuple(inputs))
+        again = tuple(Alternative(label, v * 100) for label, v in others)
+        rows.append(Check(case.id, case.name, share, limit, share > limit, *words, again))
     return rows
 
 

@@ -233,9 +233,9 @@ def test_a_case_that_does_not_follow_is_seen(tmp_path: Path) -> None:
             "gives None, no number",
         ),
         ('expected = "agrees"', 'expected = "yes"', 'expected = "yes" is unknown'),
-        ('assumption = "none"', "", "case 1: assumption is missing"),
+        ('assumption = "none"', "", 'key "assumption" is missing'),
         ("decimals", "digits", 'unknown key "digits"'),
-        ("[[case]]", "[[cases]]", 'file: unknown key "cases"; did you mean "case"'),
+        ("[[case]]", "[[cases]]", 'cases.toml: unknown key "cases"; did you mean "case"'),
     ],
 )
 def test_bad_case_is_refused_in_one_line(tmp_path: Path, old: str, new: str, message: str) -> None:
