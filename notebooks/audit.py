@@ -28,9 +28,10 @@ import statistics
 
 import pandas as pd
 
+from lab import draw
 from lab.card import recorded
-from lab.study.audit import find, picture, run
-from lab.study.audit.subject import SEVERITIES
+from lab.study.audit import arms, find, run
+from lab.study.audit.subject import FLOOR_PCT, SEVERITIES
 from lab.write import notebook
 
 result = run.audit()
@@ -114,12 +115,12 @@ notebook.text(
 # %%
 overturned = [f for f in fired["launch-drift"] if f.severity == "overturned"]
 captures = [s for name, s in result.asked if name == "launch-drift" and s.title.startswith("GDN decode phase")]
-changes = picture.launch_changes(captures)
-drawn = [s for s, (_, raw, _) in zip(captures, changes, strict=True) if abs(raw) < 20]
+changes = arms.launch_changes(captures)
+drawn = [(title.removeprefix("GDN decode "), raw, each) for title, raw, each in changes if abs(raw) < 20]
 left_out = [title for title, raw, _ in changes if abs(raw) >= 20]
 assert [title.split(":")[0] for title in left_out] == ["GDN decode phase 81"], "its effect would flatten the others"
 alt = f"Change of {len(drawn)} GDN decode phases in %, by capture and by launch; {len(overturned)} lose their effect"
-notebook.picture(picture.launches(drawn, strip="GDN decode "), alt)
+notebook.picture(draw.launches(drawn, FLOOR_PCT), alt)
 
 # %%
 assert [f.subject.split(":")[0].removeprefix("GDN decode phase ") for f in overturned] == ["93", "95", "96"]

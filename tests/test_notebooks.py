@@ -53,7 +53,7 @@ ALTERED = {
 MEASURED_ONLY = {"measuring", "kv_accuracy", "limits"}
 RUNNER = """
 import dataclasses, runpy, sys
-from lab import recorded
+from lab.card import recorded
 name, figure, value = sys.argv[1], sys.argv[2], float(sys.argv[3])
 real = dict(recorded.figures())
 real[figure] = dataclasses.replace(real[figure], value=value)

@@ -5,6 +5,7 @@ Door: `from lab import draw`, then `draw.roofline(device, points)`, `draw.save(f
 """
 
 from lab.draw.breakdown import bars, breakdown
+from lab.draw.outcomes import launches
 from lab.draw.roofline import Point, point, roofline
 from lab.draw.style import BLUE, CARD, GREEN, INK, ORANGE, PURPLE, SOFT, STYLE, VERMILLION, WIDTH_IN, plain, save, svg
 from lab.draw.sweep import COLOURS, DASHES, MARKERS, batch_curves, curves
@@ -14,7 +15,7 @@ from lab.draw.waterfall import gap
 # fmt: off
 __all__ = [
     "BLUE", "CARD", "COLOURS", "DASHES", "GREEN", "INK", "MARKERS", "ORANGE", "PURPLE", "SOFT", "STYLE", "VERMILLION",
-    "WIDTH_IN", "Point", "bars", "batch_curves", "breakdown", "curves", "divided", "gap", "occupancy", "plain", "point",
-    "roofline", "save", "svg", "timeline",
+    "WIDTH_IN", "Point", "bars", "batch_curves", "breakdown", "curves", "divided", "gap", "launches", "occupancy",
+    "plain", "point", "roofline", "save", "svg", "timeline",
 ]
 # fmt: on

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Iterable
 
 from lab.base import vocabulary
 from lab.judge.rules import THROUGHPUT
@@ -70,12 +71,9 @@ def launch_drift(subject: Subject) -> Answer | None:
     "overturned" when the effect that the sum shows goes away or turns, or a gain appears that it hid.
     """
     change, words = effect(subject)
-    before, after = subject.one("control_launches"), subject.one("candidate_launches")
-    if before is None or after is None or math.isnan(change) or not before.value > 0 or not after.value > 0:
-        return None
+    before, after, per_launch = subject.one("control_launches"), subject.one("candidate_launches"), _per_launch(subject)
     floor, _ = noise_floor(subject)
-    per_launch = 100.0 * ((1.0 + change / 100.0) * before.value / after.value - 1.0)
-    if abs(per_launch - change) <= floor:
+    if before is None or after is None or math.isnan(per_launch) or abs(per_launch - change) <= floor:
         return None
     raw, corrected = _direction(change, floor), _direction(per_launch, floor)
     turn = f"{raw} becomes {corrected}" if raw != corrected else f"{corrected} either way"
@@ -85,6 +83,23 @@ def launch_drift(subject: Subject) -> Answer | None:
     )
     turned = raw != corrected and (raw != "within noise" or corrected == "lower")
     return Answer(sentence, "overturned" if turned else "unsound")
+
+
+def launch_changes(subjects: Iterable[Subject]) -> list[tuple[str, float, float]]:
+    """(title, change of the sum, change per launch) in % for each subject that has both arms and both counts."""
+    rows = []
+    for subject in subjects:
+        change, each = effect(subject)[0], _per_launch(subject)
+        if not math.isnan(each):
+            rows.append((subject.title, change, each))
+    return rows
+
+
+def _per_launch(subject: Subject) -> float:
+    before, after = subject.one("control_launches"), subject.one("candidate_launches")
+    if before is None or after is None or not before.value > 0 or not after.value > 0:
+        return math.nan
+    return 100.0 * ((1.0 + effect(subject)[0] / 100.0) * before.value / after.value - 1.0)
 
 
 def _direction(change: float, floor: float) -> str:
