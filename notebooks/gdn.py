@@ -373,7 +373,7 @@ notebook.show(pd.concat(tables.values()), code=["workload", "arm"]) if tables el
 
 # %%
 one = gdn.workload(phases.card("p5-kernel").workloads[0])
-choice, split = triton_fused.config_for((9, 0), one["D"], "bf16"), triton_split.config_for((9, 0), one["D"], "bf16")
+choice, split = triton_fused.config_for((9, 0), one["D"]), triton_split.config_for((9, 0), one["D"], "bf16")
 notebook.text(
     f"What the H200's question rests on. At one sequence of {one['T']:,} tokens and {one['Hv']} v heads the fused "
     f"kernel has {one['Hv'] * one['D'] // choice.v_tile} programs for {h200.fact('sms').value:g} SMs, each "

@@ -111,18 +111,16 @@ class FusedConfig:
     solve: str
 
 
-def config_for(cc: tuple[int, int], dim: int, precision: str, chunk: int = 0) -> FusedConfig:
-    """Choose by compute capability, head dimension and operand precision; not yet tuned on any device.
+def config_for(cc: tuple[int, int], dim: int, chunk: int = 0) -> FusedConfig:
+    """Choose by compute capability and head dimension; not yet tuned on any device.
 
     Registers decide more than shared memory (NOTES.md): chunks of 64 spill, and halve the number of dependent steps;
-    32 where the opt-in shared memory is 99 KB (8.6, 8.9, 12.x) and for float32 operands, which are twice as wide.
+    32 where the opt-in shared memory is 99 KB (8.6, 8.9, 12.x).
     chunk: 16, 32 or 64 tokens instead of that choice, 0 for it.
     """
     if cc == (0, 0):
-        return FusedConfig(chunk or 64, dim, 4, 1, "tf32" if precision == "tf32" else "fp16")
+        return FusedConfig(chunk or 64, dim, 4, 1, "fp16")
     small = cc[0] == 12 or cc in ((8, 6), (8, 9))
-    if precision.startswith("tf32"):
-        return FusedConfig(chunk or 32, 32, 4, 1, precision)
     return FusedConfig(chunk or (32 if small else 64), 64, 4, 1, "fp16")
 
 
@@ -134,7 +132,7 @@ def _prepare(inputs: Tensors) -> Tensors:
 def _launch(args: Tensors, out: Tensors, precision: str, chunk: int) -> None:
     q, v = args["q"], args["v"]
     heads_k, (heads_v, dim) = q.shape[-2], v.shape[-2:]
-    config = config_for(capability(v.device), dim, precision, chunk)
+    config = config_for(capability(v.device), dim, chunk)
     fused_chunk_kernel[(dim // config.v_tile, heads_v, args["cu_seqlens"].numel() - 1)](
         q, args["k"], v, args["g"], args["beta"], args["initial_state"], out["o"], out["final_state"],
         args["cu_seqlens"], dim**-0.5,
@@ -153,7 +151,7 @@ def _refuses(workload: Workload) -> str:
 
 
 def _builds(cc: int, precision: str, io: str, chunk: int) -> tuple[Build, ...]:
-    config = config_for(divmod(cc, 10), 128, precision, chunk)
+    config = config_for(divmod(cc, 10), 128, chunk)
     pointers = {"q": io, "k": io, "v": io, "g": "fp32", "beta": "fp32", "initial_state": "fp32", "o": io}
     signature: dict[str, str] = {name: f"*{kind}" for name, kind in pointers.items()}
     signature |= {"final_state": "*fp32", "cu_seqlens": "*i32", "scale": "fp32"}
@@ -176,9 +174,7 @@ def _candidate(name: str, precision: str, operand: str, chunk: int = 0) -> Candi
         prepare=_prepare,
         refuses=_refuses,
         builds=lambda cc: _builds(cc, operand, "bf16", chunk),
-        config=lambda workload: (
-            f"{operand} operands, {config_for(current_capability(), workload['D'], operand, chunk)}"
-        ),
+        config=lambda workload: f"{operand} operands, {config_for(current_capability(), workload['D'], chunk)}",
     )
 
 
@@ -187,5 +183,4 @@ CANDIDATES = (
     _candidate("fused_chunk_c16", "bf16", "bf16", chunk=16),
     _candidate("fused_chunk_c32", "bf16", "bf16", chunk=32),
     _candidate("fused_chunk_fp16", "fp16", "fp16"),
-    _candidate("fused_chunk_tf32", "tf32", "tf32"),
 )

@@ -185,9 +185,11 @@ def test_later_tokens_do_not_reach_back(candidate: Candidate) -> None:
 
 
 @pytest.mark.skipif(not has_triton(), reason="the tiles are Triton's: pip install triton")
-@pytest.mark.parametrize("precision", ["bf16", "tf32"])
+@pytest.mark.parametrize(
+    ("family_file", "precision"),
+    [("triton_fused", "bf16"), ("triton_fused", "fp16"), ("triton_split", "bf16"), ("triton_split", "tf32")],
+)
 @pytest.mark.parametrize("chunk", [16, 32, 64])
-@pytest.mark.parametrize("family_file", ["triton_fused", "triton_split"])
 def test_every_tile_size_gives_the_same_answer(
     family_file: str, chunk: int, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
