@@ -16,11 +16,13 @@ A family is a folder `kernels/<family>/` with fixed file names:
     triton_*.py   candidates in Triton                each exposes CANDIDATES, a tuple of Candidate
     cuda_*.py     candidates in CUDA C++, the source in a .cu file beside them (CUDA_SOURCES); see kernels/cuda.py
     torch_*.py    candidates that are a framework's own operator
-    peer_*.py     adapters for libraries a user may have installed
-    route.py      where the shape chooses the candidate
-    NOTES.md      floor, ladder, dead ends
+    route.py      where the shape chooses the candidate: one of the modules above
+    controls/     modules named the same way, for cards: controls, and levers that change one thing; never routed to
+    peers/        a module per library that a user may have, named after it; never routed to
+    NOTES.md      floor, design, dead ends, what bounds it now; the results in it are written by `lab write --notes`
 
-The folder listing is the registry: there is no decorator, no base class and no list of families anywhere.
+The folder listing is the registry: there is no decorator, no base class and no list of families anywhere. A candidate's
+name is its own, whichever folder its module lies in, so a module may move and rows and cards still find it.
 Inputs and outputs are dictionaries of named tensors, so the reference, every candidate, the checker and the
 timer share one calling convention, `run(args, out)`: it only launches, allocates as little as it can and is safe
 to capture in a CUDA graph. `out` arrives poisoned with NaN (see `poisoned`), so a partial write fails its check.
@@ -31,12 +33,12 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -215,6 +217,23 @@ class Candidate:
     builds: Callable[[int], tuple[Build, ...]] = _no_builds
     config: Callable[[Workload], str] = _no_config
     no_route: str = ""
+
+
+class Cases(Protocol):
+    """What a family's cases.py holds, for what reads it; `reference_inputs` and `refuses` may be absent."""
+
+    @property
+    def WORKLOADS(self) -> Sequence[Workload]:
+        """The problems, small ones to check and real models' shapes to measure."""
+
+    def inputs(self, workload: Workload, seed: int, device: str) -> Tensors:
+        """Random inputs of a workload, the same for the same seed."""
+
+    def outputs(self, workload: Workload, inputs: Tensors) -> Tensors:
+        """What a candidate writes: poisoned, or a clone of what it updates in place."""
+
+    def tolerance(self, workload: Workload, precision: str) -> dict[str, Tolerance]:
+        """The limits by output name."""
 
 
 def interpreted() -> bool:

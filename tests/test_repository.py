@@ -20,9 +20,9 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = {"notebooks", "lab", "kernels", "profiles", "data", "tests", ".ci"}
 
-# What a family may build on; peer_*.py may also import the library that it adapts.
+# What a family may build on; a module of peers/ may also import the library that it adapts.
 FAMILY_MAY_IMPORT = {"torch", "triton", "cupy", "numpy", "kernels"}
-CANDIDATES = ("triton_", "cuda_", "torch_", "peer_")
+CANDIDATES = ("triton_", "cuda_", "torch_", "peers.")
 
 
 # Reading -------------------------------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ def family_arrows(root: Path) -> list[str]:
         own = shared | {shown.parts[1]} if len(shown.parts) > 2 else shared
         tops = {m.split(".")[0] for m in modules}
         others = tops - FAMILY_MAY_IMPORT - set(sys.stdlib_module_names)
-        if path.name.startswith("peer_"):
+        if path.parent.name == "peers":
             others &= FOLDERS
         wrong += [f"{shown} imports {m}" for m in sorted(others)]
         wrong += [f"{shown} imports kernels.{f}" for f in families(root) - own if at_or_under(modules, f"kernels.{f}")]
@@ -92,18 +92,19 @@ def candidates_see_reference(root: Path) -> list[str]:
     wrong = []
     for family in sorted(families(root)):
         folder = root / "kernels" / family
-        within = {p.stem: imports(p, root) for p in folder.glob("*.py")}
+        files = [p for place in (folder, folder / "controls", folder / "peers") for p in place.glob("*.py")]
+        within = {".".join(p.relative_to(folder).with_suffix("").parts): imports(p, root) for p in files}
         reach = {
             name: {other for other in within if at_or_under(modules, f"kernels.{family}.{other}")}
             for name, modules in within.items()
         }
-        for name in sorted(n for n in within if n.startswith(CANDIDATES)):
+        for name in sorted(n for n in within if n.removeprefix("controls.").startswith(CANDIDATES)):
             seen, todo = set(), {name}
             while todo:
                 seen |= todo
                 todo = set().union(*(reach[n] for n in todo)) - seen
             if "reference" in seen:
-                wrong.append(f"kernels/{family}/{name}.py reaches {family}/reference.py through {sorted(seen)}")
+                wrong.append(f"kernels.{family}.{name} reaches {family}/reference.py through {sorted(seen)}")
     return wrong
 
 
@@ -185,7 +186,9 @@ RULES: tuple[Callable[[Path], list[str]], ...] = (
 FAMILY = {"kernels/toy/__init__.py": '"""Toy."""\n', "kernels/other/__init__.py": '"""Other."""\n'}
 MISTAKES = (
     (family_arrows, {"kernels/toy/reference.py": "import lab.accuracy\n"}, "lab"),
-    (family_arrows, {"kernels/toy/peer_x.py": "import lab.accuracy\n"}, "lab"),
+    (family_arrows, {"kernels/toy/peers/x.py": "import x\nimport lab.accuracy\n"}, "lab"),
+    (family_arrows, {"kernels/toy/controls/triton_a.py": "import x\n"}, "imports x"),
+    (family_arrows, {"kernels/toy/controls/triton_a.py": "from kernels.other import cases\n"}, "kernels.other"),
     (family_arrows, {"kernels/toy/cases.py": "from kernels.other import cases\n"}, "kernels.other"),
     (family_arrows, {"kernels/toy/cases.py": "import pandas\n"}, "pandas"),
     (family_arrows, {"kernels/toy/__init__.py": "import torch\n"}, "torch"),
@@ -203,6 +206,20 @@ MISTAKES = (
             "kernels/toy/reference.py": "",
         },
         "torch_a",
+    ),
+    (
+        candidates_see_reference,
+        {
+            "kernels/toy/controls/cuda_a.py": "from kernels.toy.controls import pack\n",
+            "kernels/toy/controls/pack.py": "from ..reference import f\n",
+            "kernels/toy/reference.py": "",
+        },
+        "controls.cuda_a",
+    ),
+    (
+        candidates_see_reference,
+        {"kernels/toy/peers/x.py": "from kernels.toy import reference\n", "kernels/toy/reference.py": ""},
+        "peers.x",
     ),
     (notebook_arrows, {"notebooks/story.py": "from tests import helpers\n"}, "story"),
     (lab_names_family, {"lab/card/gate.py": "f = 'toy'\n"}, "toy"),

@@ -100,7 +100,7 @@ WORKLOADS = (
     # Between those at 16, which cuda_decode wins at these two shapes, and those at 32, which it refuses there.
     _measure(24, 17408, 5120, "q36-27b.ffn_up"),
     _measure(24, 5120, 6144, "q36-27b.ssm_out"),
-    # Activations in float32, for the question where they are cast (triton_levers.py).
+    # Activations in float32, for the question where they are cast (controls/triton_levers.py).
     *(_measure(m, 17408, 5120, "q36-27b.ffn_up", dtype="f32") for m in (128, 512, 2048)),
     _measure(128, 5120, 6144, "q36-27b.ssm_out", n_seqs=128, weights="mxfp4"),
     # The worst inputs for sums of few bits (cuda_w4a8.py), which sums of either sign do not show.

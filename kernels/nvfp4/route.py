@@ -4,7 +4,7 @@ Shapes here are written fastest dimension first, ne = (K, columns, sequences, ..
 notation. In llama.cpp the gated-DeltaNet output reached its projection as [K, 1, n_seqs]. The dispatcher asked only
 whether ne[1] <= 8, saw 1, and ran the FP4 GEMV once per sequence: 128 reads of one weight matrix where a view as
 [K, n_seqs] makes one tensor-core product. `choose` collapses first; `choose_uncollapsed` is the trap, kept so that it
-can be tested and measured (`triton_routed.py`).
+can be tested and measured (`controls/triton_routed.py`).
 
 The limit of 8 columns is the figure lp.lever1-ssm-out-2d.gb10.mmvq-dispatch-max-ne1.control: the largest ne[1] for
 which upstream picks its vector kernel. It is a recorded threshold, not a crossover measured here; `choose` keeps it,

@@ -112,7 +112,7 @@ def plan(card: phases.Card, only: Sequence[str] = (), peers: bool = False) -> li
         if peers:
             own = {name for _, name in arms}
             arms += [("peer", name) for name in family.peers if name not in own]
-            arms += [("peer", module) for module in family.unavailable if module.startswith(families.PEER_PREFIXES)]
+            arms += [("peer", module) for module in family.unavailable if families.is_peer(module)]
         cost = family.cost(workload, family.candidate(card.control).precision)
         items.append(Item(card, workload, tuple(arms), workload.id in asked, cost.bytes))
     return items

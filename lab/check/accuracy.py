@@ -12,10 +12,13 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lab.base.errors import BadInput
 from lab.check import families
+
+if TYPE_CHECKING:  # kernels/ is imported late, so that a package that shadows it is told in one line
+    from kernels.common import Candidate, Tensors, Tolerance, Workload
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class Check:
         return next((e for e in found if math.isnan(e)), max(found, default=None))
 
 
-def compare(name: str, out: Any, reference: Any, tolerance: Any) -> Error:
+def compare(name: str, out: Any, reference: Any, tolerance: Tolerance) -> Error:
     """Errors of one output tensor against the reference tensor (any dtypes and devices; compared in float64).
 
     Raises BadInput when the shapes differ. A reference that is all zero is compared in absolute terms.
@@ -83,7 +86,7 @@ def compare(name: str, out: Any, reference: Any, tolerance: Any) -> Error:
     return Error(name, relative, tolerance.relative_error, largest, tolerance.max_error)
 
 
-def run_once(family: families.Family, candidate: Any, workload: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+def run_once(family: families.Family, candidate: Candidate, workload: Workload, inputs: Tensors) -> Tensors:
     """Run a candidate once on `inputs` into poisoned outputs and return them."""
     args = candidate.prepare(inputs)
     out = family.cases.outputs(workload, inputs)
@@ -91,7 +94,7 @@ def run_once(family: families.Family, candidate: Any, workload: Any, inputs: dic
     return out
 
 
-def expected(family: families.Family, workload: Any, inputs: dict[str, Any], precision: str) -> dict[str, Any]:
+def expected(family: families.Family, workload: Workload, inputs: Tensors, precision: str) -> Tensors:
     """The reference's outputs, on the host, for what `precision` sees of the inputs (its own rounding of a cache, say).
 
     The arms of a comparison are checked on the same bits, and a float64 reference can take longer than all of them: the
@@ -108,7 +111,7 @@ def expected(family: families.Family, workload: Any, inputs: dict[str, Any], pre
 
 BLOCK_WORDS = 1 << 20
 KNOWN = 2  # a comparison asks for two: of the inputs of its check, and of those changed behind its timing
-_known: dict[Any, dict[str, Any]] = {}
+_known: dict[Any, Tensors] = {}
 
 
 def checksum(tensor: Any) -> int:
@@ -130,7 +133,9 @@ def checksum(tensor: Any) -> int:
     return total % 2**64
 
 
-def check(family: families.Family, candidate: Any, workload: Any, seed: int = 0, device: str = "cpu") -> Check:
+def check(
+    family: families.Family, candidate: Candidate, workload: Workload, seed: int = 0, device: str = "cpu"
+) -> Check:
     """Hold one candidate against the reference on fresh random inputs; never raises for what the candidate does."""
     start = time.perf_counter()
 

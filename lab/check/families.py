@@ -1,8 +1,9 @@
 """Finds kernel families by looking into kernels/ and reads what each says about itself (kernels/common.py).
 
-Nothing here names a family. A folder under kernels/ is a family when it has an `__init__.py`; its candidates are the
-modules whose names begin with triton_, cuda_, torch_ or peer_. Importing a family needs no GPU; a candidate whose
-library is absent stays in the list with the reason why it cannot run.
+Nothing here names a family. A folder under kernels/ is a family when it has an `__init__.py`. Its candidates are in the
+modules of its own folder and of controls/ whose names begin with triton_, cuda_ or torch_, and in every module of
+peers/. Importing a family needs no GPU; a candidate whose library is absent stays in the list with the reason why it
+cannot run.
 """
 
 from __future__ import annotations
@@ -12,40 +13,51 @@ import importlib
 import importlib.util
 import os
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from lab.base import devices
 from lab.base.errors import REPOSITORY, BadInput, nearest
 
+if TYPE_CHECKING:  # kernels/ is imported late, so that a package that shadows it is told in one line
+    from kernels.common import Candidate, Cases, Cost, CudaSource, Tensors, Workload
+
 FOLDER = REPOSITORY / "kernels"
-PEER_PREFIXES = ("torch_", "peer_")
-CANDIDATE_PREFIXES = ("triton_", "cuda_", *PEER_PREFIXES)
+CONTROLS, PEERS = "controls", "peers"
+FRAMEWORK = "torch_"
+CANDIDATE_PREFIXES = ("triton_", "cuda_", FRAMEWORK)
 NEEDED_FILES = ("reference.py", "cost.py", "cases.py")
+SOURCE_KINDS = (".py", ".cu", ".cuh")
 
 
 @dataclass(frozen=True)
 class Family:
-    """A family's parts. `candidates` by name; `unavailable` maps a module that failed to import to the reason.
+    """A family's parts.
 
-    peers: the candidates that stand for a library a user may have, from modules named torch_ or peer_.
+    candidates:  by name.
+    modules:     candidate -> the module it is from, as a path in the family's folder: "peers/vllm_marlin".
+    unavailable: module that failed to import -> the reason.
     """
 
     name: str
     title: str
-    reference: Callable[[dict[str, Any]], dict[str, Any]]
-    cost: Callable[[Any, str], Any]
-    cases: ModuleType
-    candidates: Mapping[str, Any]
-    cuda_sources: tuple[Any, ...]
+    reference: Callable[[Tensors], Tensors]
+    cost: Callable[[Workload, str], Cost]
+    cases: Cases
+    candidates: Mapping[str, Candidate]
+    cuda_sources: tuple[CudaSource, ...]
     unavailable: Mapping[str, str]
-    peers: tuple[str, ...] = ()
+    modules: Mapping[str, str] = field(default_factory=dict)
 
-    def workload(self, workload_id: str) -> Any:
+    @property
+    def peers(self) -> tuple[str, ...]:
+        """The candidates that stand for a library a user may have: of peers/, and a framework's own operators."""
+        return tuple(name for name, module in self.modules.items() if is_peer(module))
+
+    def workload(self, workload_id: str) -> Workload:
         """The workload with this id; raises BadInput naming the nearest."""
         by_id = {w.id: w for w in self.cases.WORKLOADS}
         if workload_id not in by_id:
@@ -53,16 +65,30 @@ class Family:
             raise BadInput(where, f'no workload has the id "{workload_id}"', nearest(workload_id, by_id))
         return by_id[workload_id]
 
-    def candidate(self, name: str) -> Any:
+    def candidate(self, name: str) -> Candidate:
         """The candidate with this name; raises BadInput naming the nearest, or why its module did not import."""
         if name not in self.candidates:
             for module, reason in self.unavailable.items():
-                if name in module or module in name:
+                if name in module or module.rpartition("/")[2] in name:
                     raise BadInput(
                         f"kernels/{self.name}/{module}.py", f"cannot be imported ({reason})", "see `lab doctor`"
                     )
             raise BadInput(f"kernels/{self.name}", f'no candidate is named "{name}"', nearest(name, self.candidates))
         return self.candidates[name]
+
+
+def is_peer(module: str) -> bool:
+    """True for a module of a family, a path in its folder, whose candidates are somebody else's library."""
+    folder, _, stem = module.rpartition("/")
+    return folder == PEERS or stem.startswith(FRAMEWORK)
+
+
+def candidate_files(name: str) -> list[Path]:
+    """The modules of a family that hold candidates: ours by name, whichever folder they lie in, then its peers."""
+    folder = FOLDER / name
+    own = [p for place in (folder, folder / CONTROLS) for p in place.glob("*.py")]
+    ours = sorted((p for p in own if p.stem.startswith(CANDIDATE_PREFIXES)), key=lambda p: p.stem)
+    return ours + sorted(p for p in (folder / PEERS).glob("*.py") if p.stem != "__init__")
 
 
 def names() -> list[str]:
@@ -89,26 +115,24 @@ def load(name: str) -> Family:
     if own:
         raise BadInput("kernels", own, "run from the repository, or uninstall that package in this environment")
     package = importlib.import_module(f"kernels.{name}")
-    cases = importlib.import_module(f"kernels.{name}.cases")
-    candidates: dict[str, Any] = {}
-    sources: list[Any] = []
+    cases = cast("Cases", importlib.import_module(f"kernels.{name}.cases"))
+    candidates: dict[str, Candidate] = {}
+    modules: dict[str, str] = {}
+    sources: list[CudaSource] = []
     unavailable: dict[str, str] = {}
-    peers: list[str] = []
-    for path in sorted(folder.glob("*.py")):
-        if not path.stem.startswith(CANDIDATE_PREFIXES):
-            continue
+    for path in candidate_files(name):
+        place = path.relative_to(folder).with_suffix("").as_posix()
         try:
-            module = importlib.import_module(f"kernels.{name}.{path.stem}")
+            module = importlib.import_module(f"kernels.{name}.{place.replace('/', '.')}")
         except ImportError as error:
-            unavailable[path.stem] = str(error)
+            unavailable[place] = str(error)
             continue
         sources += getattr(module, "CUDA_SOURCES", ())
         for candidate in getattr(module, "CANDIDATES", ()):
             if candidate.name in candidates:
                 raise BadInput(path, f'a second candidate is named "{candidate.name}"', "rename one of them")
             candidates[candidate.name] = _refusing(candidate, getattr(cases, "refuses", None))
-            if path.stem.startswith(PEER_PREFIXES):
-                peers.append(candidate.name)
+            modules[candidate.name] = place
     return Family(
         name=name,
         title=package.TITLE,
@@ -118,11 +142,11 @@ def load(name: str) -> Family:
         candidates=candidates,
         cuda_sources=tuple(sources),
         unavailable=unavailable,
-        peers=tuple(peers),
+        modules=modules,
     )
 
 
-def _refusing(candidate: Any, shared: Callable[[Any, str], str] | None) -> Any:
+def _refusing(candidate: Candidate, shared: Callable[[Workload, str], str] | None) -> Candidate:
     """The candidate, refusing also what its family says that no candidate of its precision takes."""
     if shared is None:
         return candidate
@@ -133,13 +157,20 @@ def _refusing(candidate: Any, shared: Callable[[Any, str], str] | None) -> Any:
 def sources_hash(name: str) -> str:
     """First 12 hex digits of SHA-256 over a family's code and what it shares: which sources a row is of.
 
-    Of kernels/*.{py,cuh} and kernels/<family>/*.{py,cu,cuh}, by name and content, sorted; the same on every machine.
+    Of every .py, .cu and .cuh under kernels/ that is not another family's, by name and content, sorted; the same on
+    every machine.
     """
-    own = [path for kind in ("*.py", "*.cu", "*.cuh") for path in (FOLDER / name).glob(kind)]
     found = hashlib.sha256()
-    for path in sorted([*FOLDER.glob("*.py"), *FOLDER.glob("*.cuh"), *own]):
+    for path in sorted(_sources(name)):
         found.update(path.relative_to(FOLDER).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return found.hexdigest()[:12]
+
+
+def _sources(name: str) -> Iterator[Path]:
+    others = {FOLDER / other for other in names()} - {FOLDER / name}
+    for place in FOLDER.iterdir():
+        if place not in others:
+            yield from (p for p in (place.rglob("*") if place.is_dir() else [place]) if p.suffix in SOURCE_KINDS)
 
 
 def importable() -> str:
@@ -162,7 +193,7 @@ def version_tuple(version: str) -> tuple[int, ...]:
     return tuple(int(n) for n in re.findall(r"\d+", version.split("+")[0])[:3])
 
 
-def unmet(candidate: Any, capability: tuple[int, int] | None) -> str:
+def unmet(candidate: Candidate, capability: tuple[int, int] | None) -> str:
     """ "" when the candidate can run here, else one sentence saying what is missing.
 
     capability: of the GPU that would run it, None on a machine without one (Triton then runs in its interpreter).

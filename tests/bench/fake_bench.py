@@ -110,7 +110,7 @@ def reference(inputs: Tensors) -> Tensors:
 
 
 def load(name: str) -> families.Family:
-    """The toy family, whatever it is called; `absent` is a peer whose library is missing, `peer_odd` cannot import."""
+    """The toy family, whatever it is called; `absent` is a peer whose library is missing, `peers/odd` cannot import."""
     cases: Any = SimpleNamespace(
         WORKLOADS=WORKLOADS,
         inputs=make_inputs,
@@ -126,8 +126,8 @@ def load(name: str) -> families.Family:
         cases=cases,
         candidates=CANDIDATES,
         cuda_sources=(),
-        unavailable={"peer_odd": "No module named 'odd'"},
-        peers=("absent", "peer_that_packs"),
+        unavailable={"peers/odd": "No module named 'odd'"},
+        modules={"absent": "peers/absent", "peer_that_packs": "peers/packing"},
     )
 
 
@@ -160,8 +160,9 @@ def quick() -> comparison.Backend:
 
     def load_quick(name: str) -> families.Family:
         family = load(name)
-        family.cases.inputs = lambda workload, seed, device: {}  # type: ignore[attr-defined]
-        family.cases.outputs = lambda workload, inputs: {}  # type: ignore[attr-defined]
+        cases: Any = family.cases
+        cases.inputs = lambda workload, seed, device: {}
+        cases.outputs = lambda workload, inputs: {}
         for candidate in ("plain", "faster"):
             family.candidates[candidate] = Candidate(candidate, "f32", lambda args, out: None)  # type: ignore[index]
         return family

@@ -158,7 +158,7 @@ def test_one_name_is_one_arm() -> None:
     [
         ("wrong", "incorrect", "y: relative error"),
         ("absent", "skipped", "needs the package no_such_library, which is not installed"),
-        ("peer_odd", "skipped", "cannot be imported: No module named 'odd'"),
+        ("peers/odd", "skipped", "cannot be imported: No module named 'odd'"),
         ("choosy", "skipped", "takes no odd N"),
         ("raises", "error", "ValueError: M = 63 must be divisible by 16"),
         ("no_gpu_memory", "oom", "OutOfMemoryError: CUDA out of memory."),

@@ -80,7 +80,7 @@ def test_peers_are_arms(tmp_path: Path) -> None:
     card = fake_bench.card(tmp_path, ("n63",), candidate="peer_that_packs")
     assert [name for _, name in measure.plan(card, peers=True)[0].arms] == [
         *["plain", "peer_that_packs"],
-        *["absent", "peer_odd"],  # not twice the one that is the candidate
+        *["absent", "peers/odd"],  # not twice the one that is the candidate
     ]
 
 
@@ -232,7 +232,7 @@ def test_rows_of_a_comparison_are_appended_in_one_piece(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(store, "append_all", spy)
     sweep(fake_bench.card(tmp_path, SMALL), tmp_path / "run", peers=True)
-    names = ["plain", "faster", "absent", "peer_that_packs", "peer_odd"]
+    names = ["plain", "faster", "absent", "peer_that_packs", "peers/odd"]
     assert pieces == [[f"{workload} {name}" for name in names] for workload in SMALL]
 
 
@@ -242,12 +242,12 @@ def test_absent_peers_are_skipped_with_their_reason(tmp_path: Path, told: list[s
     by_name = {r["name"]: r for r in sweep(card, tmp_path / "run", real, told, peers=True)}
     assert {n: (r["arm"], r["status"]) for n, r in by_name.items() if n not in ("plain", "faster")} == {
         "absent": ("peer", "skipped"),
-        "peer_odd": ("peer", "skipped"),
+        "peers/odd": ("peer", "skipped"),
         "peer_that_packs": ("peer", "ok"),
     }
     assert by_name["absent"]["message"] == "needs the package no_such_library, which is not installed"
-    assert by_name["peer_odd"]["message"] == "cannot be imported: No module named 'odd'"
-    assert told[:2] == [f"toy: {name} cannot run here: {by_name[name]['message']}" for name in ("absent", "peer_odd")]
+    assert by_name["peers/odd"]["message"] == "cannot be imported: No module named 'odd'"
+    assert told[:2] == [f"toy: {name} cannot run here: {by_name[name]['message']}" for name in ("absent", "peers/odd")]
     assert by_name["peer_that_packs"]["timed_against"] == "plain"
     # a peer changes nothing about the verdict
     assert rules.judge(card.gate, evidence.readings(by_name.values(), H200)).word == "GO"
@@ -280,7 +280,8 @@ def test_sweep_goes_on_whatever_its_arms_do(tmp_path: Path, told: list[str], mon
         "choosy": ("skipped", "takes no odd N"),
     }
     family = fake_bench.load("toy")
-    monkeypatch.setattr(families, "load", lambda name: type(family)(**{**vars(family), "peers": tuple(bad)}))
+    peers = {name: f"peers/{name}" for name in bad}
+    monkeypatch.setattr(families, "load", lambda name: type(family)(**{**vars(family), "modules": peers}))
     card = fake_bench.card(tmp_path, ("n63", "w00"))
     limits = (("check", 20.0), ("time", 1.0))
     settings = Settings(seconds=0.0, backend=fake_bench.BACKEND, limits_s=limits)

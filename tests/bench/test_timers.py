@@ -137,8 +137,8 @@ def load(name: str) -> Any:
     def inputs(workload: Workload, seed: int, device: str) -> Tensors:
         return {key: tensor.to(device) for key, tensor in fake_bench.make_inputs(workload, seed, "cpu").items()}
 
-    family.cases.inputs = inputs  # type: ignore[attr-defined]
-    family.cases.WORKLOADS = (Workload("n", {"N": 2**22}),)  # type: ignore[attr-defined]
+    cases: Any = family.cases
+    cases.inputs, cases.WORKLOADS = inputs, (Workload("n", {"N": 2**22}),)
     return type(family)(**{**vars(family), "candidates": candidates})
 
 

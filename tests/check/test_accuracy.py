@@ -49,7 +49,7 @@ def toy(*candidates: Candidate, **cases: Any) -> families.Family:
         cases=cast(Any, SimpleNamespace(**{**parts, **cases})),
         candidates={c.name: c for c in candidates},
         cuda_sources=(),
-        unavailable={"peer_absent": "No module named 'absent'"},
+        unavailable={"peers/absent": "No module named 'absent'"},
     )
 
 
@@ -270,7 +270,7 @@ def test_family_is_walked_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     third = Candidate("c", "f32", right, refuses=lambda workload: "never")
     monkeypatch.setattr(families, "load", lambda name: toy(first, second, third))
     found = [(c.candidate, c.workload, c.status) for c in accuracy.check_family("toy")]
-    assert found == [("peer_absent", "", "skipped"), ("a", "m63_n5", "ok"), ("b", "m63_n5", "incorrect")]
+    assert found == [("peers/absent", "", "skipped"), ("a", "m63_n5", "ok"), ("b", "m63_n5", "incorrect")]
     assert [(c.candidate, c.status) for c in accuracy.check_family("toy", "b")] == [("b", "incorrect")]
     # A workload named outright: a real model's shape too, and a refusal shows.
     found = [(c.candidate, c.workload, c.status) for c in accuracy.check_family("toy", workload="m1_n1")]

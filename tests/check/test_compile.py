@@ -101,8 +101,8 @@ class TestToyFamily:
         assert (row.status, row.message) == ("error", "ValueError: tile 7 is not a power of two")
 
     def test_a_module_that_did_not_import_says_why(self, find: Find) -> None:
-        assert find(90, "peer_toy", "").status == "skipped"
-        assert find(90, "peer_toy", "").message == "No module named toylib"
+        assert find(90, "peers/toy", "").status == "skipped"
+        assert find(90, "peers/toy", "").message == "No module named toylib"
 
     @needs_nvcc
     def test_cuda_source(self, toy: list[AotRow], find: Find) -> None:

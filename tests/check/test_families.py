@@ -29,7 +29,7 @@ FILES = {
     "cases.py": 'from kernels.common import Workload\nWORKLOADS = [Workload(f"m{m}", {"M": m}) for m in (63, 75)]\n',
     "torch_plain.py": CANDIDATE.format(name="plain"),
     "triton_fast.py": CANDIDATE.format(name="fast"),
-    "peer_absent.py": "import no_such_library\n",
+    "peers/absent.py": "import no_such_library\n",
     "helpers.py": "raise RuntimeError('no candidate module, never imported')\n",
 }
 
@@ -63,18 +63,30 @@ def test_a_folder_is_a_family(kernels: Path) -> None:
     assert families.names() == ["toy"]
     family = families.load("toy")
     assert (family.title, list(family.candidates)) == ("Toy", ["plain", "fast"])
-    assert family.unavailable == {"peer_absent": "No module named 'no_such_library'"}
+    assert family.unavailable == {"peers/absent": "No module named 'no_such_library'"}
     assert family.peers == ("plain",)  # from torch_plain.py
-    assert family.reference({"x": 1}) == {"x": 1}
+    assert family.reference({}) == {}
     assert family.workload("m75")["M"] == 75
 
 
 def test_peers_are_the_libraries_that_can_be_imported(kernels: Path) -> None:
-    write(kernels / "toy" / "peer_rival.py", CANDIDATE.format(name="rival"))
+    write(kernels / "toy" / "peers" / "rival.py", CANDIDATE.format(name="rival"))
     family = families.load("toy")
-    assert family.peers == ("rival", "plain")
+    assert family.peers == ("plain", "rival")
+    assert family.modules == {"plain": "torch_plain", "fast": "triton_fast", "rival": "peers/rival"}
     assert set(family.candidates) == {"rival", "plain", "fast"}
-    assert list(family.unavailable) == ["peer_absent"]
+    assert list(family.unavailable) == ["peers/absent"]
+
+
+def test_controls_are_found_by_name_among_the_others(kernels: Path) -> None:
+    write(kernels / "toy" / "controls" / "triton_control.py", CANDIDATE.format(name="control"))
+    write(kernels / "toy" / "controls" / "__init__.py", "")
+    write(kernels / "toy" / "controls" / "helpers.py", "raise RuntimeError('no candidate module, never imported')\n")
+    write(kernels / "toy" / "peers" / "__init__.py", "")
+    family = families.load("toy")
+    assert list(family.candidates) == ["plain", "control", "fast"]
+    assert family.modules["control"] == "controls/triton_control"
+    assert family.peers == ("plain",)
 
 
 @pytest.mark.parametrize("file", families.NEEDED_FILES)
@@ -96,7 +108,7 @@ def test_unknown_words_name_the_nearest(kernels: Path) -> None:
     family = families.load("toy")
     with pytest.raises(BadInput, match=r'kernels/toy: no candidate is named "fats"; did you mean "fast"\?'):
         family.candidate("fats")
-    with pytest.raises(BadInput, match=r"peer_absent\.py: cannot be imported \(No module named 'no_such_library'\)"):
+    with pytest.raises(BadInput, match=r"toy/peers/absent\.py: cannot be imported \(No module named 'no_such"):
         family.candidate("absent")
     with pytest.raises(BadInput, match=r'kernels/toy/cases\.py: no workload has the id "m36"; did you mean "m63"\?'):
         family.workload("m36")
@@ -229,10 +241,12 @@ def test_a_change_of_a_source_changes_the_hash_of_its_family_alone(kernels: Path
     assert len(before[0]) == 12
     write(toy / "NOTES.md", "notes are no source")
     assert (families.sources_hash(toy.name), families.sources_hash("other")) == before
-    write(toy / "fast.cu", "__global__ void fast() {}\n")
-    after = families.sources_hash(toy.name), families.sources_hash("other")
-    assert (after[0] != before[0], after[1] == before[1]) == (True, True)
-    for shared in ("shared.py", "shared.cuh"):
+    for own in ("fast.cu", "controls/triton_slow.py", "peers/rival.py"):
+        before = families.sources_hash(toy.name), families.sources_hash("other")
+        write(toy / own, "CHANGED\n")
+        after = families.sources_hash(toy.name), families.sources_hash("other")
+        assert (after[0] != before[0], after[1] == before[1]) == (True, True)
+    for shared in ("shared.py", "shared.cuh", "layer/shared.cuh"):
         last = families.sources_hash("other")
         write(kernels / shared, "CHANGED\n")
         assert families.sources_hash("other") != last

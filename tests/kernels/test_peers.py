@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from kernels.common import load_operators, operator_library
-from kernels.nvfp4 import cases, peer_vllm_marlin
+from kernels.nvfp4 import cases
 from kernels.nvfp4 import format as fmt
+from kernels.nvfp4.peers import vllm_marlin
 from kernels.nvfp4.reference import weights
 from lab.base.errors import REPOSITORY
 from lab.check import families
@@ -67,7 +68,7 @@ def without() -> dict[str, dict[str, dict[str, str]]]:
 
 def test_every_adapter_imports_without_its_library(without: dict[str, dict[str, dict[str, str]]]) -> None:
     for family in PEERS:
-        assert [m for m in without["unavailable"][family] if m.startswith("peer_")] == []
+        assert [m for m in without["unavailable"][family] if m.startswith("peers/")] == []
 
 
 @pytest.mark.parametrize(("family", "name"), NAMES)
@@ -78,12 +79,9 @@ def test_skip_names_the_missing_library(family: str, name: str, without: dict[st
 
 def test_the_list_above_is_complete() -> None:
     for family, names in PEERS.items():
-        folder = REPOSITORY / "kernels" / family
-        found = {
-            c.name for c in families.load(family).candidates.values()
-            if (c.run.func if hasattr(c.run, "func") else c.run).__module__.split(".")[-1].startswith("peer_")
-        }  # fmt: skip
-        assert found == set(names), folder
+        loaded = families.load(family)
+        found = {n for n, module in loaded.modules.items() if module.startswith("peers/")}
+        assert {n for n in found if loaded.candidates[n].needs.packages} == set(names), family
 
 
 @pytest.mark.parametrize(("family", "name"), NAMES)
@@ -131,7 +129,7 @@ def test_missing_operators_say_what_to_install(tmp_path: Path, monkeypatch: pyte
 
 def test_marlin_first_word() -> None:
     """The first word's eight codes, as indices 16 k + n of a 16 x 16 block: the start of Marlin's published order."""
-    order = peer_vllm_marlin.tile_order()
+    order = vllm_marlin.tile_order()
     assert order.shape == (32, 4, 8, 2)
     assert (16 * order[0, 0, :, 0] + order[0, 0, :, 1]).tolist() == [0, 128, 8, 136, 16, 144, 24, 152]
     assert sorted((64 * order[..., 0] + order[..., 1]).flatten().tolist()) == list(range(1024))
@@ -140,7 +138,7 @@ def test_marlin_first_word() -> None:
 @pytest.mark.parametrize(("n", "k"), [(64, 16), (64, 128), (192, 80), (320, 256)])
 def test_marlin_weights_decode_to_our_codes(n: int, k: int) -> None:
     codes = torch.randint(0, 16, (n, k), dtype=torch.uint8, generator=torch.Generator().manual_seed(n + k))
-    words = peer_vllm_marlin.repack_weights(fmt.pack(codes))
+    words = vllm_marlin.repack_weights(fmt.pack(codes))
     assert (words.shape, words.dtype) == ((k // 16, 2 * n), torch.int32)
     assert torch.equal(marlin_codes(words), codes)
 
@@ -151,7 +149,7 @@ def test_marlin_scales_decode_to_ours(n: int, blocks: int, top: int) -> None:
     """Every normal e4m3 byte up to `top`, and zero: exact; small scales are raised by a power of two together."""
     scale = torch.randint(8, top + 1, (n, blocks), dtype=torch.uint8, generator=torch.Generator().manual_seed(top))
     scale[0, 0], scale[1, 0] = top, 0
-    packed, power = peer_vllm_marlin.repack_scales(scale)
+    packed, power = vllm_marlin.repack_scales(scale)
     assert packed.shape == (blocks, n)
     assert power == (126 - top) // 8
     wanted = scale.view(torch.float8_e4m3fn).double()
@@ -162,25 +160,25 @@ def test_marlin_refuses_scales_that_it_cannot_hold() -> None:
     scale = torch.full((64, 2), 126, dtype=torch.uint8)
     scale[3, 1] = 7  # the largest subnormal e4m3 number beside the largest number
     with pytest.raises(ValueError, match=r"1 of 128 block scales are below 2\^-6 while the largest is 448"):
-        peer_vllm_marlin.repack_scales(scale)
+        vllm_marlin.repack_scales(scale)
     # With a largest scale of 2^-2 everything is raised by 2^10, and the same small scale becomes exact.
-    packed, power = peer_vllm_marlin.repack_scales(torch.where(scale == 126, 40, scale).to(torch.uint8))
+    packed, power = vllm_marlin.repack_scales(torch.where(scale == 126, 40, scale).to(torch.uint8))
     assert power == 10
     assert marlin_scales(packed)[3, 1] * 2.0**-power == 7 * 2.0**-9
 
 
 def test_marlin_takes_whole_tiles_only() -> None:
     with pytest.raises(ValueError, match=r"N=75 and K=64 must be multiples of 64 and 16"):
-        peer_vllm_marlin.repack_weights(torch.zeros(75, 32, dtype=torch.uint8))
+        vllm_marlin.repack_weights(torch.zeros(75, 32, dtype=torch.uint8))
 
 
 def test_marlin_weights_are_the_reference_weights() -> None:
     """Codes, block scales and tensor scale together, against the reference's own decoding: equal to the last bit."""
-    workload = next(w for w in cases.WORKLOADS if not peer_vllm_marlin.CANDIDATES[0].refuses(w))
+    workload = next(w for w in cases.WORKLOADS if not vllm_marlin.CANDIDATES[0].refuses(w))
     inputs = cases.inputs(workload, 0)
     table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
-    codes = marlin_codes(peer_vllm_marlin.repack_weights(inputs["w_packed"])).long()
-    packed, power = peer_vllm_marlin.repack_scales(inputs["w_scale"])
+    codes = marlin_codes(vllm_marlin.repack_weights(inputs["w_packed"])).long()
+    packed, power = vllm_marlin.repack_scales(inputs["w_scale"])
     scale = marlin_scales(packed).repeat_interleave(16, dim=1) * 2.0**-power
     assert torch.equal(table[codes] * scale * inputs["w_tensor_scale"].double(), weights(inputs))
 
@@ -192,4 +190,4 @@ def test_marlin_repacking_equals_vllms_own() -> None:
     load_operators("vllm", "_C_stable_libtorch")
     packed = torch.randint(0, 256, (192, 128), dtype=torch.uint8, device="cuda")
     theirs = torch.ops._C.gptq_marlin_repack(packed.view(torch.int32).T.contiguous(), 256, 192, 4, False)
-    assert torch.equal(peer_vllm_marlin.repack_weights(packed), theirs)
+    assert torch.equal(vllm_marlin.repack_weights(packed), theirs)

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.gdn import peer_vllm
+from kernels.gdn.peers import vllm
 from kernels.gdn.reference import step
-from kernels.kv import peer_vllm_fa3
-from kernels.nvfp4 import peer_vllm_marlin
+from kernels.kv.peers import vllm_fa3
+from kernels.nvfp4.peers import vllm_marlin
 from lab.check import accuracy, families
 from tests.kernels.peer_layouts import marlin_codes, marlin_scales
 
@@ -205,11 +205,11 @@ def define(namespace: str, schema: str, function: Callable[..., Any]) -> torch.l
 @pytest.fixture
 def libraries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every stand-in in the place of its library."""
-    monkeypatch.setattr(peer_vllm_marlin, "load_operators", lambda package, stem: None)
-    monkeypatch.setattr(peer_vllm_fa3, "load_operators", lambda package, stem: None)
+    monkeypatch.setattr(vllm_marlin, "load_operators", lambda package, stem: None)
+    monkeypatch.setattr(vllm_fa3, "load_operators", lambda package, stem: None)
     sms = types.SimpleNamespace(multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: sms)
-    monkeypatch.setattr(peer_vllm, "_operator", lambda: packed_decode)
+    monkeypatch.setattr(vllm, "_operator", lambda: packed_decode)
     rules = {"chunk_gated_delta_rule": fla_rule, "fused_recurrent_gated_delta_rule": fla_rule}
     modules = {
         "flashinfer": types.SimpleNamespace(BatchDecodeWithPagedKVCacheWrapper=FlashInferWrapper),
@@ -269,7 +269,7 @@ def test_marlin_with_small_block_scales() -> None:
 def test_raw_gates_give_the_gates_back() -> None:
     g = -torch.logspace(-6, 1.3, 200)
     beta = torch.linspace(1e-6, 1 - 1e-6, 200)
-    a, b = peer_vllm.raw_gates(g, beta)
+    a, b = vllm.raw_gates(g, beta)
     assert a.dtype == b.dtype == torch.float32
     assert torch.allclose((-torch.nn.functional.softplus(a.double())).exp(), g.double().exp(), rtol=0, atol=2**-23)
     assert torch.allclose(b.double().sigmoid(), beta.double(), rtol=0, atol=2**-23)
@@ -279,18 +279,18 @@ def test_adopting_a_state_happens_once() -> None:
     out = {"state": torch.randn(3, 2, 4, 4)}
     before = out["state"].clone()
     pool = torch.zeros(4, 2, 4, 4)
-    peer_vllm.adopt_state(pool, out)
+    vllm.adopt_state(pool, out)
     assert torch.equal(out["state"], before)
     pool[1, 0, 2, 3] = 42.0  # v = 2, k = 3 in vLLM's layout
     assert out["state"][0, 0, 3, 2] == 42.0
-    peer_vllm.adopt_state(pool, out)
+    vllm.adopt_state(pool, out)
     assert pool[1, 0, 2, 3] == 42.0
 
 
 def test_missing_vllm_operator_names_the_places() -> None:
-    peer_vllm._operator.cache_clear()
+    vllm._operator.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(peer_vllm, "HOMES", ("no_such_vllm.ops", "json"))
+        patch.setattr(vllm, "HOMES", ("no_such_vllm.ops", "json"))
         with pytest.raises(ImportError, match=r"neither in no_such_vllm\.ops nor in json; install vllm"):
-            peer_vllm._operator()
-    peer_vllm._operator.cache_clear()
+            vllm._operator()
+    vllm._operator.cache_clear()

@@ -39,6 +39,22 @@ def test_the_table_prints_what_the_router_takes(family: str) -> None:
             assert (choice.candidate, choice.times_us) == (place["best"], pytest.approx(place["times_us"])), words
 
 
+@pytest.mark.parametrize("family", families.names())
+def test_no_router_takes_a_control_or_a_peer(family: str) -> None:
+    """What a router may take lies at the family's root: others say why not, need a library, or refuse its question."""
+    asks, found = route_choices.router(family), families.load(family)
+    asked = [w for w in found.cases.WORKLOADS if all(w.axes.get(axis) == v for axis, v in asks.fixed.items())]
+    assert asked
+    apart = {name: found.candidates[name] for name, module in found.modules.items() if "/" in module}
+    assert apart
+    taken = {
+        name: [w.id for w in asked if not c.refuses(w)]
+        for name, c in apart.items()
+        if not c.no_route and set(c.needs.packages) <= route_choices.OWN
+    }
+    assert {name: ids for name, ids in taken.items() if ids} == {}
+
+
 def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     assert main.main(["routes", *words]) == 0
     return capsys.readouterr().out

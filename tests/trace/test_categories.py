@@ -93,7 +93,7 @@ def test_order_decides(tmp_path: Path) -> None:
 def own_kernels() -> list[str]:
     """The @triton.jit functions of kernels/ that are launched (by our convention their names end in _kernel)."""
     found = []
-    for path in sorted((REPOSITORY / "kernels").glob("*/*.py")):
+    for path in sorted((REPOSITORY / "kernels").glob("*/**/*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.FunctionDef) or not node.name.endswith("_kernel"):
                 continue

@@ -79,5 +79,5 @@ def load(name):
         CudaSource(here / "wrong.cu", ("wrong",)),
         CudaSource(here / "toy.cu", ("crowded",), capability=(10, 0)),
     )
-    unavailable = {"peer_toy": "No module named toylib"}
+    unavailable = {"peers/toy": "No module named toylib"}
     return SimpleNamespace(candidates={c.name: c for c in candidates}, cuda_sources=sources, unavailable=unavailable)

@@ -162,7 +162,8 @@ def test_a_single_sequence_is_not_copied(count: int) -> None:
 @pytest.mark.parametrize("name", ["cuda_decode_alone", "cuda_decode_alone_again", "cuda_decode_served"])
 def test_one_sequence_launches_the_same_kernel_either_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is launched for one sequence of a pool: same kernel, same addresses, no ids, and nothing else (IK4)."""
-    from kernels.gdn import cases, cuda_decode, cuda_decode_single
+    from kernels.gdn import cases, cuda_decode
+    from kernels.gdn.controls import cuda_decode_single
 
     problem = cases._in_pool(cases._decode(1, (1, 2), D=128, dtype="bf16"), 4)
     inputs = cases.inputs(problem, 1, DEVICE)
@@ -188,7 +189,8 @@ def test_one_sequence_launches_the_same_kernel_either_way(name: str, monkeypatch
 
 
 def test_only_one_live_sequence_is_single() -> None:
-    from kernels.gdn import cases, cuda_decode_single
+    from kernels.gdn import cases
+    from kernels.gdn.controls import cuda_decode_single
 
     two, empty = cases._decode(2, (1, 2), D=128), cases._decode(1, (1, 2), D=128, pad=1)
     assert "batch = 2" in cuda_decode_single.refuses(two)

@@ -16,7 +16,8 @@ import torch
 
 from kernels import cuda_driver
 from kernels.common import Candidate, CudaSource, Tensors, Workload
-from kernels.gdn import cases, cuda_decode, cuda_decode_conv, cuda_decode_single, cuda_scan, order
+from kernels.gdn import cases, cuda_decode, cuda_decode_conv, cuda_scan, order
+from kernels.gdn.controls import cuda_decode_single
 from kernels.gdn.launch import sequence_bounds
 from kernels.gdn.reference import reference
 

@@ -21,7 +21,8 @@ import torch
 
 from kernels import cuda
 from kernels.common import CudaSource, Tensors, Workload
-from kernels.gdn import cases, cuda_decode, cuda_decode_conv, cuda_decode_single, cuda_scan
+from kernels.gdn import cases, cuda_decode, cuda_decode_conv, cuda_scan
+from kernels.gdn.controls import cuda_decode_single
 from kernels.gdn.reference import reference
 from tests.kernels import sass
 

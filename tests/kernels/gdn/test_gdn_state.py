@@ -216,7 +216,7 @@ class Noting(dict[str, int | str]):
 def test_a_decode_step_has_no_context_to_grow_with() -> None:
     """No argument of the kernels, in Triton or CUDA, and no axis of the cost says how many tokens came before."""
     words = {"ctx", "context", "seq_lens", "cu_seqlens", "bounds", "block_table", "tokens", "T"}
-    for module in ("triton_decode", "triton_decode_gather"):
+    for module in ("triton_decode", "controls.triton_decode_gather"):
         found = vars(importlib.import_module(f"kernels.gdn.{module}"))
         kernels = [value for name, value in found.items() if name.endswith("_decode_kernel")]
         assert kernels
@@ -261,7 +261,7 @@ def test_a_sequence_decodes_to_the_same_bits_in_any_company(name: str, which: li
     assert torch.equal(some["state"][row], whole["state"][row])
 
 
-PREFILLS = ("fused_chunk", "fused_chunk_tf32", "split_pipeline", "split_pipeline_tf32")
+PREFILLS = ("fused_chunk", "fused_chunk_fp16", "split_pipeline", "split_pipeline_tf32")
 
 
 @needs_triton

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from kernels.common import Workload
-from kernels.kv import cases, cuda_decode, peer_vllm_fa3
+from kernels.kv import cases, cuda_decode
 from kernels.kv import format as kv_format
 from kernels.kv.cost import cost, kv_bytes, lengths
+from kernels.kv.peers import vllm_fa3
 from kernels.kv.reference import reference
 from lab.check import accuracy, families
 
@@ -125,7 +126,7 @@ def test_a_scale_per_head_where_one_was_brought_is_wrong() -> None:
 def fp8_scales(name: str, given: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """The scales that a candidate's `prepare` ends with, [Hkv] each."""
     if name == "vllm_fa3_fp8":
-        constant = peer_vllm_fa3.prepare(given, fp8=True)["constant"]
+        constant = vllm_fa3.prepare(given, fp8=True)["constant"]
         return constant["k_descale"][0], constant["v_descale"][-1]
     args = families.load("kv").candidate(name).prepare(given)
     return args["k_scale"], args["v_scale"]
@@ -134,10 +135,10 @@ def fp8_scales(name: str, given: dict[str, torch.Tensor]) -> tuple[torch.Tensor,
 @pytest.mark.parametrize("name", ["cuda_fp8", "splitkv_fp8", "vllm_fa3_fp8"])
 def test_every_fp8_candidate_takes_the_scale_and_keeps_a_copy(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy: where a check overwrites inputs in place, the bytes stay and so must their scale."""
-    monkeypatch.setattr(peer_vllm_fa3, "load_operators", lambda *names: None)
-    monkeypatch.setattr(peer_vllm_fa3, "_metadata", lambda *given: torch.zeros(1))
-    monkeypatch.setattr(peer_vllm_fa3, "_filled", lambda operator, given: given)
-    monkeypatch.setattr(peer_vllm_fa3.torch.ops, "_vllm_fa3_C", type("Operators", (), {"fwd": None}), raising=False)
+    monkeypatch.setattr(vllm_fa3, "load_operators", lambda *names: None)
+    monkeypatch.setattr(vllm_fa3, "_metadata", lambda *given: torch.zeros(1))
+    monkeypatch.setattr(vllm_fa3, "_filled", lambda operator, given: given)
+    monkeypatch.setattr(vllm_fa3.torch.ops, "_vllm_fa3_C", type("Operators", (), {"fwd": None}), raising=False)
     loaded = families.load("kv")
     if name not in loaded.candidates:
         pytest.skip(f"{name} cannot be imported here: {loaded.unavailable}")

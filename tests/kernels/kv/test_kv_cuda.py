@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from kernels.common import Tensors, Tolerance, Workload
-from kernels.kv import cases, cuda_decode, cuda_layouts
+from kernels.kv import cases, cuda_decode
+from kernels.kv.controls import cuda_layouts
 from kernels.kv.reference import reference
 from lab.check import accuracy, aot_worker
 from tests.kernels.on_cpu.stand_in import StandIn

@@ -1,13 +1,16 @@
-"""kernels/kv/layouts.py: the same cache contiguous and in order, by value, and the cards that ask about them.
+"""kernels/kv/controls/layouts.py: the same cache contiguous and in order, by value, and the cards that ask about them.
 
 The candidates built on it are checked with all others in tests/kernels/kv/test_kv.py.
 """
+
+from functools import partial
 
 import pytest
 import torch
 
 from kernels.common import Tensors
-from kernels.kv import cases, cuda_layouts, layouts
+from kernels.kv import cases
+from kernels.kv.controls import cuda_layouts, layouts
 from kernels.kv.reference import gather, reference
 from lab.card import phases
 from lab.check import families
@@ -74,9 +77,10 @@ def test_cards_compare_one_kernel_with_itself(card_id: str) -> None:
     for workload in map(kv.workload, card.workloads):
         assert not any(a.refuses(workload) for a in arms)
         assert workload.role == "measure"
-    control, candidate = arms[:2]
-    assert control.run.func is candidate.run.func
-    assert control.run.keywords == candidate.run.keywords
+    control, candidate = (a.run for a in arms[:2])
+    assert isinstance(control, partial)
+    assert isinstance(candidate, partial)
+    assert (control.func, control.keywords) == (candidate.func, candidate.keywords)
 
 
 def test_the_cards_about_pages_separate_their_order_from_the_rest() -> None:

@@ -26,7 +26,8 @@ needs_triton = pytest.mark.skipif(
 )
 CANDIDATES = list(torch_bf16.CANDIDATES)
 if has_triton():
-    from kernels.nvfp4 import triton_gemm, triton_gemv, triton_routed, triton_w4a4
+    from kernels.nvfp4 import triton_gemm, triton_gemv, triton_w4a4
+    from kernels.nvfp4.controls import triton_routed
 
     CANDIDATES += [*triton_gemm.CANDIDATES, *triton_gemv.CANDIDATES, *triton_routed.CANDIDATES]
     if DEVICE == "cpu" or torch.cuda.get_device_capability() >= (10, 0):

@@ -1,4 +1,4 @@
-"""kernels/nvfp4: the levers and casts of triton_levers.py, MXFP4 weights through the same kernels, and its format."""
+"""kernels/nvfp4/controls: levers and casts, MXFP4 weights through the same kernels, and their format."""
 
 import math
 
@@ -15,7 +15,8 @@ from tests.kernels.nvfp4.test_nvfp4 import DEVICE, accepted
 runs_triton = has_triton() and (DEVICE == "cuda" or interpreted())
 needs_triton = pytest.mark.skipif(not runs_triton, reason="needs Triton, on a GPU or in its interpreter")
 if has_triton():
-    from kernels.nvfp4 import triton_gemm, triton_levers, triton_routed
+    from kernels.nvfp4 import triton_gemm
+    from kernels.nvfp4.controls import triton_levers, triton_routed
 
     CANDIDATES = {c.name: c for c in (*triton_levers.CANDIDATES, *triton_routed.CANDIDATES)}
 NAMES = ("gemm_two_blocks", "gemm_narrow_tokens", "gemm_narrow_rows")

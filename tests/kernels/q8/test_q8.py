@@ -17,7 +17,8 @@ runs_triton = has_triton() and (DEVICE == "cuda" or interpreted())
 needs_triton = pytest.mark.skipif(not runs_triton, reason="needs Triton, on a GPU or in its interpreter")
 CANDIDATES = list(torch_cached.CANDIDATES)
 if has_triton():
-    from kernels.q8 import triton_expand, triton_mmq, triton_routed, triton_warp_row
+    from kernels.q8 import triton_expand, triton_mmq, triton_warp_row
+    from kernels.q8.controls import triton_routed
 
     CANDIDATES += [*triton_expand.CANDIDATES, *triton_warp_row.CANDIDATES, *triton_mmq.CANDIDATES]
     CANDIDATES += triton_routed.CANDIDATES

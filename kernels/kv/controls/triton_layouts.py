@@ -9,8 +9,8 @@ from __future__ import annotations
 from functools import partial
 
 from kernels.common import Candidate, Needs, Tensors, Workload
-from kernels.kv import layouts
 from kernels.kv import triton_splitkv as splitkv
+from kernels.kv.controls import layouts
 
 FORM = splitkv.KV_OF_PRECISION["bf16"]
 

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from functools import partial
 
 from kernels.common import Candidate, Needs, Tensors
-from kernels.kv import cuda_decode, layouts
+from kernels.kv import cuda_decode
+from kernels.kv.controls import layouts
 from kernels.kv.format import KV_OF_PRECISION
 
 FORM = KV_OF_PRECISION["bf16"]
