@@ -279,9 +279,8 @@ def test_sweep_goes_on_whatever_its_arms_do(tmp_path: Path, told: list[str], mon
         "no_gpu_memory": ("oom", "OutOfMemoryError: CUDA out of memory"),
         "choosy": ("skipped", "takes no odd N"),
     }
-    family = fake_bench.load("toy")
-    peers = {name: f"peers/{name}" for name in bad}
-    monkeypatch.setattr(families, "load", lambda name: type(family)(**{**vars(family), "modules": peers}))
+    family = replace(fake_bench.load("toy"), modules={name: f"peers/{name}" for name in bad})
+    monkeypatch.setattr(families, "load", lambda name: family)
     card = fake_bench.card(tmp_path, ("n63", "w00"))
     limits = (("check", 20.0), ("time", 1.0))
     settings = Settings(seconds=0.0, backend=fake_bench.BACKEND, limits_s=limits)
