@@ -9,7 +9,7 @@ of 64 values, low nibbles and then high ones, against two contiguous tiles of x.
 are exact (see `decode.py`), so the result differs from the float64 reference by the sum's rounding and the output's.
 
 Given up here, for a kernel that Triton can express: stream-K (136 row tiles on 132 SMs are 1.03 waves), the ten-
-operation unpacking of offline-permuted words, and weights pre-tiled for bulk copies. `NOTES.md` has the ladder.
+operation unpacking of offline-permuted words, and weights pre-tiled for bulk copies. `NOTES.md` has what came after.
 """
 
 from __future__ import annotations

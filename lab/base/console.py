@@ -1,12 +1,15 @@
-"""JSON for programs, as every command with --json prints it."""
+"""What commands print and write: JSON for programs, tables, and a part of a file that is made again."""
 
 from __future__ import annotations
 
 import json
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
+
+from lab.base.errors import BadInput
 
 
 def print_json(value: Any) -> None:
@@ -20,6 +23,15 @@ def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _finite(v) for key, v in value.items()}
     return [_finite(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def between(text: str, marks: tuple[str, str], lines: Iterable[str], where: Path) -> str:
+    """`text` of the file `where` with other lines between its two marks; BadInput where they are gone."""
+    start, end = (text.find(mark) for mark in marks)
+    if not 0 <= start < end:
+        what = f'"{marks[0]}" and "{marks[1]}" are not there in this order'
+        raise BadInput(where, what, "put them around the table")
+    return text[: start + len(marks[0])] + "\n" + "\n".join(lines) + "\n" + text[end:]
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence[int]) -> str:

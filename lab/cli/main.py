@@ -126,9 +126,10 @@ def _parser() -> argparse.ArgumentParser:
     ledger.add(command)
     verify.add(command)
 
-    write = command("write", _write, "one phase's writeup in Markdown, or the README's table of verdicts")
+    write = command("write", _write, "one phase's writeup in Markdown, or the tables of README.md and NOTES.md")
     write.add_argument("phase", nargs="?")
     write.add_argument("--readme", action="store_true", help="make the README's table again from cards and rows")
+    write.add_argument("--notes", action="store_true", help="make the table of every family's NOTES.md again from rows")
     write.add_argument("--out", type=Path, help="a file; default standard output")
 
     verdicts = command("verdicts", _verdicts, "judge, check, execute the notebooks, write build/site, print the board")
@@ -411,10 +412,15 @@ def _write(arguments: argparse.Namespace) -> int:
     from lab.card import phases
     from lab.check import families
     from lab.study import flips
-    from lab.write import writeup
+    from lab.write import notes, writeup
 
-    if bool(arguments.phase) == arguments.readme:
-        raise BadInput("lab write", "needs one card id, or --readme alone", "see `lab phases`")
+    if [bool(arguments.phase), arguments.readme, arguments.notes].count(True) != 1:
+        raise BadInput("lab write", "needs one card id, or --readme or --notes alone", "see `lab phases`")
+    if arguments.notes:
+        families.interpret_on_cpu()
+        for name in families.names():
+            notes.path(name).write_text(notes.written(name, notes.path(name).read_text(encoding="utf-8")), "utf-8")
+        return 0
     if arguments.readme:
         families.interpret_on_cpu()
         arguments.out = arguments.out or flips.README

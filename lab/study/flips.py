@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.base import devices, vocabulary
+from lab.base.console import between
 from lab.base.errors import REPOSITORY, BadInput, nearest
 from lab.card import phases
 from lab.check import families
@@ -228,11 +229,6 @@ def _errors(rows: Sequence[Mapping[str, Any]], workload: str) -> tuple[float, ..
 
 def readme(text: str, found: Sequence[Flip]) -> str:
     """The README's text with its table made again from the pairs marked `front`; BadInput where its marks are gone."""
-    start, end = (text.find(mark) for mark in MARKS)
-    if not 0 <= start < end:
-        raise BadInput(
-            README, f'"{MARKS[0]}" and "{MARKS[1]}" are not there in this order', "put them around the table"
-        )
     lines = ["| row | question | recorded | measured kernels | their change | card |", "|---|---|---|---|---|---|"]
     for flip in (f for f in found if f.front):
         question = flip.question + (f" ({flip.asks_otherwise})" if flip.asks_otherwise else "")
@@ -243,4 +239,4 @@ def readme(text: str, found: Sequence[Flip]) -> str:
             change += ", error {:.2g} % instead of {:.2g} %".format(*(100 * e for e in reversed(flip.errors)))
         here_word = f"{flip.word_here} ({flip.here})" if flip.word_here else "not measured yet"
         lines.append(f"| {flip.row} | {question} | {word} | {here_word} | {change} | `{flip.card}` |")
-    return text[: start + len(MARKS[0])] + "\n" + "\n".join(lines) + "\n" + text[end:]
+    return between(text, MARKS, lines, README)

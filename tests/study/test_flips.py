@@ -189,7 +189,7 @@ def test_lab_write_readme_changes_the_table_alone(
     assert "`lp11-kernel`" in text
     assert "old" not in text
     assert main.main(["write"]) == main.main(["write", "p5", "--readme"]) == 2
-    assert "needs one card id, or --readme alone" in capsys.readouterr().err
+    assert "needs one card id, or --readme or --notes alone" in capsys.readouterr().err
 
 
 # What the file may hold -----------------------------------------------------------------------------------------------

@@ -1,0 +1,110 @@
+"""The results in a family's NOTES.md: one table, by card, made from the newest rows by `lab write --notes`.
+
+A figure in prose is true until the next measurement; a table that a command writes, and a test compares, stays true.
+A card's lines are of the runs that its verdict stands on (evidence.pairs), the change is the judge's own (the median of
+the paired blocks), and beside them stand the card's other arms and the fastest rival of the same run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lab.base import devices
+from lab.base.console import between
+from lab.card import phases
+from lab.check import families
+from lab.judge import evidence
+from lab.place import roofline
+from lab.row import store
+
+# Between these lines of each kernels/<family>/NOTES.md stands the table.
+MARKS = ("<!-- written by lab write --notes -->", "<!-- end -->")
+HEAD = (
+    "Median us of the runs that each verdict stands on. Change: the candidate's, median of the paired blocks. Of",
+    "roofline: the datasheet's floor over the candidate's time. Other arms: the card's, and the run's fastest rival.",
+    "",
+    "| workload | control us | candidate us | change | of roofline | other arms, us |",
+    "|---|---|---|---|---|---|",
+)
+
+
+def path(family: str) -> Path:
+    """Where a family's notes lie."""
+    return families.FOLDER / family / "NOTES.md"
+
+
+def written(family: str, text: str) -> str:
+    """The notes' text with their table made again; BadInput where its marks are gone."""
+    return between(text, MARKS, table(family), path(family))
+
+
+def table(family: str) -> list[str]:
+    """The lines of the table: each measured card of the family, each of its workloads."""
+    lines = list(HEAD)
+    for card in phases.cards().values():
+        if card.family == family:
+            for device_id in evidence.measured_devices(card.id):
+                lines += _card(card, devices.get(device_id))
+    return lines
+
+
+def _card(card: phases.Card, device: devices.Device) -> list[str]:
+    rows = list(store.rows(device=device.id, phase=card.id))
+    pairs = evidence.pairs([r for r in rows if r["name"] in (card.control, card.candidate)], evidence.compared(card))
+    peers, lines, runs = set(families.load(card.family).peers), [], set()
+    for workload in card.workloads:
+        control, candidate = pairs.get(workload, (None, None))
+        if candidate is None:
+            continue
+        same = [r for r in rows if (r["run"], r["workload_id"]) == (candidate["run"], workload) and r["status"] == "ok"]
+        others: list[Mapping[str, Any]] = [r for r in same if r["name"] in card.beside]
+        others += _fastest(r for r in same if r["name"] in peers - {card.control, card.candidate, *card.beside})
+        by_block = evidence.change_pct(control, candidate)
+        cells = [
+            f"`{workload}`",
+            _us(control),
+            _us(candidate),
+            "" if by_block is None else f"{by_block[0]:+.1f} %",
+            _share(candidate, device),
+            ", ".join(f"{r['name']} {_us(r)}" for r in others),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+        runs.add(candidate["run"])
+    if not lines:
+        return []
+    word = evidence.judge_measured(card, device.id).verdict.word
+    head = f"**{card.id}: {word}** on {device.id}, {card.candidate} against {card.control}, {_runs(runs)}"
+    return [f"| {head} | | | | | |", *lines]
+
+
+def _fastest(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return sorted(rows, key=lambda r: float(r["median_us"]))[:1]
+
+
+def _us(row: Mapping[str, Any] | None) -> str:
+    """The median, or the status of an arm that has none."""
+    if row is None:
+        return ""
+    us = row.get("median_us") if row["status"] == "ok" else None
+    if us is None:
+        return str(row["status"])
+    return f"{us:,.0f}" if us >= 1000 else f"{us:.1f}" if us >= 10 else f"{us:.2f}"
+
+
+def _share(row: Mapping[str, Any], device: devices.Device) -> str:
+    if row["status"] != "ok" or "bytes" not in row:
+        return ""
+    floor = roofline.place(device, row["flops"], row["bytes"], row["pipe"])
+    return f"{100 * roofline.roofline_fraction(floor.floor_us, row['median_us']):.0f} %"
+
+
+def _runs(runs: Iterable[str]) -> str:
+    """ "run 2026-11-22T182122Z" or "runs 2026-11-22T182122Z, 220039Z": the day once."""
+    shown, day = [], ""
+    for run in sorted(runs):
+        date, _, time = run.partition("T")
+        shown.append(time if date == day else run)
+        day = date
+    return ("run " if len(shown) == 1 else "runs ") + ", ".join(shown)

@@ -1,0 +1,87 @@
+"""The tables of kernels/<family>/NOTES.md are what the rows give, and `lab write --notes` changes nothing else."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.base import devices
+from lab.card import phases
+from lab.check import families
+from lab.cli import main
+from lab.judge import evidence
+from lab.row import store
+from lab.write import notes
+
+H200 = devices.get("h200")
+
+
+@pytest.mark.parametrize("family", families.names())
+def test_the_notes_say_what_the_rows_say(family: str) -> None:
+    """Each word and figure; `lab write --notes` makes them again after a measurement."""
+    text = notes.path(family).read_text(encoding="utf-8")
+    assert notes.written(family, text) == text
+    for heading in ("## Floor and prediction", "## Results", "## Design", "## Dead ends", "## What bounds it now"):
+        assert heading in text
+
+
+def line(text: list[str], card: str, workload: str) -> list[str]:
+    """The cells of one workload of one card."""
+    start = next(i for i, line in enumerate(text) if f"**{card}:" in line)
+    found = next(line for line in text[start:] if f"`{workload}`" in line)
+    return [cell.strip() for cell in found.strip("|").split("|")]
+
+
+def test_a_line_is_one_run_as_the_judge_reads_it() -> None:
+    card = phases.card("w4a16-decode")
+    text = notes.table(card.family)
+    rows = [r for r in store.rows("h200", card.id) if r["workload_id"] == "m1_n17408_k5120"]
+    judged = [r for r in rows if r["name"] in (card.control, card.candidate)]
+    control, candidate = evidence.pairs(judged, evidence.compared(card))["m1_n17408_k5120"]
+    assert control is not None
+    assert candidate is not None
+    cells = line(text, card.id, "m1_n17408_k5120")
+    assert cells[1:3] == [f"{control['median_us']:.1f}", f"{candidate['median_us']:.1f}"]
+    reading = evidence.readings(judged, H200)
+    kernel, share = (reading[name, "m1_n17408_k5120"] for name in ("kernel_us", "roofline_fraction"))
+    assert kernel.change_pct is not None
+    assert share.candidate is not None
+    assert cells[3:5] == [f"{kernel.change_pct:+.1f} %", f"{100 * share.candidate:.0f} %"]
+    run = {r["name"]: r["median_us"] for r in rows if r["run"] == candidate["run"] and r["status"] == "ok"}
+    rivals = {n: us for n, us in run.items() if n in families.load(card.family).peers and n != card.control}
+    best = min(rivals, key=rivals.__getitem__)
+    assert cells[5].split(", ")[-1] == f"{best} {rivals[best]:.1f}"
+    assert {word.split()[0] for word in cells[5].split(", ")} - {best} == set(card.beside) & set(run)
+    word = evidence.judge_measured(card, "h200").verdict.word
+    assert any(f"**{card.id}: {word}** on h200, cuda_decode against torch_bf16, runs 2026-" in x for x in text)
+
+
+def test_an_arm_without_a_time_shows_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    card, every = phases.card("w4a16-gemv"), store.rows
+
+    def spoiled(device: str | None = None, phase: str | None = None, **more: Any) -> list[dict[str, Any]]:
+        found = every(device, phase, **more)
+        return [r | {"status": "oom"} if r["name"] == card.candidate and phase == card.id else r for r in found]
+
+    monkeypatch.setattr(store, "rows", spoiled)
+    assert line(notes.table(card.family), card.id, card.workloads[0])[2:5] == ["oom", "", ""]
+
+
+def test_lab_write_notes_changes_the_tables_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stale = {name: tmp_path / f"{name}.md" for name in families.names()}
+    for path in stale.values():
+        path.write_text("before\n" + notes.MARKS[0] + "\nold\n" + notes.MARKS[1] + "\nafter\n")
+    monkeypatch.setattr(notes, "path", stale.__getitem__)
+    assert main.main(["write", "--notes"]) == 0
+    for name, path in stale.items():
+        text = path.read_text()
+        assert text.startswith("before\n")
+        assert text.endswith("after\n")
+        assert text.splitlines()[2:-2] == notes.table(name)
+    next(iter(stale.values())).write_text("no marks")
+    assert main.main(["write", "--notes"]) == 2
+    assert "put them around the table" in capsys.readouterr().err
+    assert main.main(["write", "p5", "--notes"]) == main.main(["write", "--readme", "--notes"]) == 2
+    assert "needs one card id, or --readme or --notes alone" in capsys.readouterr().err
