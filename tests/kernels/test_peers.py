@@ -46,7 +46,7 @@ class Absent:
 sys.meta_path.insert(0, Absent())
 find = importlib.util.find_spec
 importlib.util.find_spec = lambda name, package=None: None if name.split(".")[0] in {LIBRARIES!r} else find(name)
-from lab import families
+from lab.check import families
 loaded = {{name: families.load(name) for name in {list(PEERS)!r}}}
 print(json.dumps({{
     "unavailable": {{n: dict(f.unavailable) for n, f in loaded.items()}},
