@@ -151,14 +151,14 @@ def _sides(arguments: Namespace) -> list[Breakdown]:
 
 def _measured(name: str, arguments: Namespace, i: int) -> Breakdown:
     """A profile's breakdown in the window and per the count that the arguments give."""
-    from lab.trace import breakdowns, categories, files, report, stored
+    from lab.trace import breakdowns, categories, files, report
 
     if not Path(name).exists():
         close = nearest(name, breakdowns.recorded_ids())
         raise BadInput("lab diff", f'"{name}" is neither a file nor a recorded breakdown', close)
     nvtx = getattr(arguments, "nvtx_b", None) if i else None
     window = {"nvtx": nvtx or arguments.nvtx, "time": arguments.time, "replay": arguments.replay}
-    trace = stored.load(Path(name)) if stored.is_stored(Path(name)) else files.read(name)
+    trace = files.read(name)
     trace = report.windowed(trace, Namespace(**window, steady=arguments.steady, nth=None, graph=None))
     steps, tokens = _pair("--steps", arguments.steps)[i], _pair("--tokens", arguments.tokens)[i]
     if steps and tokens:

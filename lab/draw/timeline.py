@@ -35,11 +35,10 @@ from lab.draw.style import (
     styled,
 )
 from lab.draw.style import title as set_title
-from lab.trace import categories
-from lab.trace import occupancy as occupied
+from lab.trace import categories, intervals
 from lab.trace.categories import MEMCPY, MEMSET, OPAQUE, Rules
-from lab.trace.intervals import Int64, Spans, merged, union
-from lab.trace.model import Trace
+from lab.trace.intervals import Spans, merged, union
+from lab.trace.model import Int64, Trace
 
 PIXELS = 900  # half pixels of a timeline's width
 LOOKS: Mapping[str, Look] = {MEMCPY: (VERMILLION, "////"), MEMSET: (VERMILLION, "...."), OPAQUE: ("#dddddd", "xxxx")}
@@ -195,8 +194,8 @@ def divided(trace: Trace, rules: Rules | None = None) -> dict[int, dict[str, dic
     trace.require_timeline("division of the span")
     rules = rules or categories.default()
     waits = rules.waits(trace.names)
-    devices = occupied.devices(trace, waits)
-    over = occupied.window(trace, devices)
+    devices = intervals.devices(trace, waits)
+    over = intervals.window(trace, devices)
     if not over.ns:
         raise BadInput(trace.source, "has no device activity", "choose another window")
     found = {}

@@ -23,7 +23,7 @@ from typing import Any
 
 from lab.base.errors import BadInput, nearest
 from lab.card import recorded
-from lab.trace import categories, occupancy
+from lab.trace import categories, intervals
 from lab.trace.categories import IDLE, MEMCPY, MEMSET, OPAQUE, OTHER, Rules
 from lab.trace.model import COPY_KINDS, Trace, totals_by_name
 
@@ -253,14 +253,14 @@ def from_trace(trace: Trace, rules: Rules | None = None, count: float = 1.0, per
             sums[label] = [float(rows_of.duration_ns.sum()), float(len(rows_of))]
     parts = [Part(c, ns / scale, count=n / count) for c, (ns, n) in sorted(sums.items(), key=lambda i: -i[1][0])]
     parts, nested = [p for p in parts if rules.busy(p.category)], [p for p in parts if not rules.busy(p.category)]
-    found: list[occupancy.Device] = []
+    found: list[intervals.Device] = []
     sum_ns = sum(ns for category, (ns, _) in sums.items() if rules.busy(category))
     warnings = list(trace.warnings)
     span_ns = sum_ns
     if trace.timeline:
         waiting = rules.waits(trace.names)
-        found = occupancy.devices(trace, waiting)
-        span_ns = len(found) * occupancy.window(trace, found).ns
+        found = intervals.devices(trace, waiting)
+        span_ns = len(found) * intervals.window(trace, found).ns
         busy_ns = sum(d.busy.ns for d in found)
         parts += [Part(IDLE, (span_ns - busy_ns) / scale), Part(OVERLAP, (busy_ns - sum_ns) / scale)]
     warnings += filter(None, [categories.other_warning(rest, sum_ns / scale, "us" + (f"/{per}" if per else ""))])

@@ -33,9 +33,9 @@ def read(path: Path | str) -> Trace:
     if not head:
         raise BadInput(path, "is empty", "export it again")
     if head == b"SQLite format 3\0":
-        from lab.trace import nsys_sqlite
+        from lab.trace import nsys
 
-        return nsys_sqlite.read(path)
+        return nsys.read(path)
     if head.startswith(b"PAR1"):
         from lab.trace import stored
 

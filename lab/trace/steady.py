@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lab.base.errors import BadInput
-from lab.trace.intervals import Int64, compact, group, merged
-from lab.trace.model import Trace
+from lab.trace.intervals import compact, group, merged
+from lab.trace.model import Int64, Trace
 from lab.trace.windows import clip, extent
 
 REPEATS = 3  # unbroken repetitions that make a decode

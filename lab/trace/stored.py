@@ -1,30 +1,26 @@
-"""A trace as one Parquet file: what `lab profile` commits, and `read` takes like any other profile.
+"""A trace as one Parquet file: what `lab profile` commits, and `files.read` takes like any other profile.
 
 A profiler's own file says too much and weighs too much: nsys keeps the environment, the output and the command line of
 the process it watched, Kineto every CPU operator. Stored is only what the normalised trace holds, by an allow-list of
 columns, with times counted from the first row and with processes and threads numbered from 0, so nothing in the file
-says who ran it or where. Arrow writes it because Parquet's dictionaries and zstd bring a kernel row to about ten bytes
-and every dataframe library reads it back; a format of ours would need a reader in each.
-
-All kinds of row lie in one long table with a column `kind`; a column that a kind does not have is null. Given up:
-Nsight Compute's metrics, which have no timeline and stay in their CSV.
+says who ran it or where. Parquet's dictionaries and zstd bring a kernel row to about ten bytes, and every dataframe
+library reads it. All kinds of row lie in one table with a column `kind`; a column that a kind does not have is null.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from lab.base.errors import BadInput
 from lab.trace.model import NONE, Calls, Columns, Copies, Fills, GraphLaunches, Kernels, Ranges, Trace
 
 SCHEMA = 1
-MAGIC = b"PAR1"
 KINDS: Mapping[str, type[Columns]] = {
     "kernels": Kernels,
     "memcpy": Copies,
@@ -35,33 +31,50 @@ KINDS: Mapping[str, type[Columns]] = {
 }
 # The column of each kind that indexes a table of texts, and that table.
 TEXTS = {"kernels": ("name", "names"), "ranges": ("label", "labels"), "calls": ("name", "call_names")}
-KEPT = (
-    *("tool", "tool_version", "schema_version", "graph_mode", "graph_setting", "warnings", "timeline", "window_label"),
-    "steps",
-)
 NUMBERED = ("process", "thread")
+RENAMED = {"kind": "direction"}  # of a copy; the table's own `kind` says what sort of row it is
+
+
+class Meta(msgspec.Struct, frozen=True):
+    """What stands beside the rows, as JSON. about: what `save` was told (phase, run, device, arms)."""
+
+    schema: int
+    source: str
+    tool: str
+    tool_version: str
+    schema_version: str
+    graph_mode: str
+    graph_setting: str
+    warnings: tuple[str, ...]
+    timeline: bool
+    window_label: str
+    steps: int | None
+    gpus: dict[int, str]
+    windows_ns: tuple[tuple[int, int], ...] | None
+    about: dict[str, Any] = {}
+
+
+# What the trace calls as the file does.
+KEPT = tuple(name for name in Meta.__struct_fields__ if name not in ("schema", "windows_ns", "about"))
 
 
 def save(trace: Trace, path: Path, about: Mapping[str, Any] | None = None) -> Path:
-    """Write a trace; `about` is a small mapping for people (phase, run, device), stored beside it as JSON.
+    """Write a trace; `about` is a small mapping for people, stored beside it.
 
     Raises BadInput when the file cannot be written.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    origin = _origin(trace)
+    starts = [int(getattr(trace, kind).start_ns[0]) for kind in KINDS if len(getattr(trace, kind))]
+    origin = min(starts, default=0) if trace.timeline else 0
     numbers: dict[str, dict[int, int]] = {name: {NONE: NONE} for name in NUMBERED}
     tables = [_table(trace, kind, origin, numbers, pa) for kind in KINDS]
     table = pa.concat_tables([t for t in tables if t.num_rows] or tables, promote_options="default")
-    meta = {key: getattr(trace, key) for key in KEPT} | {
-        "schema": SCHEMA,
-        "source": trace.source,
-        "gpus": {str(k): v for k, v in trace.gpus.items()},
-        "windows_ns": [[a - origin, b - origin] for a, b in trace.windows_ns] if trace.windows_ns is not None else None,
-        "about": dict(about or {}),
-    }
-    table = table.replace_schema_metadata({"killgate": json.dumps(meta)})
+    windows = trace.windows_ns and tuple((a - origin, b - origin) for a, b in trace.windows_ns)
+    kept = {key: getattr(trace, key) for key in KEPT}
+    meta = Meta(schema=SCHEMA, windows_ns=windows, about=dict(about or {}), **kept)
+    table = table.replace_schema_metadata({"killgate": msgspec.json.encode(meta)})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, path, compression="zstd", compression_level=12)
@@ -70,16 +83,9 @@ def save(trace: Trace, path: Path, about: Mapping[str, Any] | None = None) -> Pa
     return path
 
 
-def _origin(trace: Trace) -> int:
-    """The earliest start, ns; 0 for an empty trace."""
-    starts = [int(getattr(trace, kind).start_ns[0]) for kind in KINDS if len(getattr(trace, kind))]
-    return min(starts, default=0) if trace.timeline else 0
-
-
 def _table(trace: Trace, kind: str, origin: int, numbers: dict[str, dict[int, int]], pa: Any) -> Any:
     rows: Columns = getattr(trace, kind)
-    columns: dict[str, Any] = {"kind": pa.array(np.zeros(len(rows), np.int8)).cast(pa.int32())}
-    columns["kind"] = pa.DictionaryArray.from_arrays(columns["kind"], pa.array([kind])).cast(pa.string())
+    columns: dict[str, Any] = {"kind": pa.repeat(pa.scalar(kind, pa.string()), len(rows))}
     for field in fields(rows):
         values = getattr(rows, field.name)
         if values is None:
@@ -94,76 +100,56 @@ def _table(trace: Trace, kind: str, origin: int, numbers: dict[str, dict[int, in
             own = [known.setdefault(v, len(known) - 1) for v in values.tolist()]
             columns[field.name] = pa.array(own, pa.int64())
         else:
-            # `kind` of a copy is its direction; the table's own `kind` says what sort of row it is.
-            columns["direction" if field.name == "kind" else field.name] = pa.array(np.ascontiguousarray(values))
+            columns[RENAMED.get(field.name, field.name)] = pa.array(np.ascontiguousarray(values))
     return pa.table(columns)
-
-
-def is_stored(path: Path) -> bool:
-    """True for a Parquet file, by its first bytes; False for anything else, also for what cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return file.read(len(MAGIC)) == MAGIC
-    except OSError:
-        return False
 
 
 def load(path: Path) -> Trace:
     """A stored trace; raises BadInput, one line, for a damaged file or Parquet of something else."""
-    import pyarrow as pa
+    import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    try:
-        table = pq.read_table(path)
-        meta = json.loads((table.schema.metadata or {}).get(b"killgate", b"null"))
-    except (OSError, ValueError, pa.ArrowException) as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise BadInput(path, f"is no readable Parquet file ({first})", "restore it from version control") from None
-    if not isinstance(meta, dict) or meta.get("schema") != SCHEMA:
-        raise BadInput(path, "Parquet, but no trace stored by `lab profile`", "give a profile; see `lab trace --help`")
+    table, meta = _opened(path, pq.read_table)
     texts: dict[str, list[str]] = {name: [] for _, name in TEXTS.values()}
-    kinds = table.column("kind").to_pylist()
-    built: dict[str, Columns] = {}
-    for kind, of in KINDS.items():
-        mask = np.fromiter((k == kind for k in kinds), bool, len(kinds))
-        built[kind] = _rows(table.filter(pa.array(mask)), kind, of, texts)
-    trace = Trace(
-        source=path.name,
-        gpus={int(k): v for k, v in meta["gpus"].items()},
-        windows_ns=tuple((a, b) for a, b in meta["windows_ns"]) if meta["windows_ns"] is not None else None,
-        **{key: meta[key] for key in KEPT if key != "warnings"},
-        **built,  # type: ignore[arg-type]
-        **texts,  # type: ignore[arg-type]
-    )
-    return trace.but(warn=meta["warnings"])
+    built = {k: _rows(table.filter(pc.equal(table["kind"], k)), k, of, texts) for k, of in KINDS.items()}
+    kept = {key: getattr(meta, key) for key in KEPT}
+    return Trace(**kept | built | texts | {"source": path.name, "windows_ns": meta.windows_ns})
 
 
 def _rows(table: Any, kind: str, of: type[Columns], texts: dict[str, list[str]]) -> Columns:
-    if not table.num_rows:
-        return of.empty()
     columns: dict[str, Any] = {}
-    for field in fields(of):
+    for field in fields(of) if table.num_rows else ():
+        name = RENAMED.get(field.name, field.name)
         if kind in TEXTS and field.name == TEXTS[kind][0]:
-            known = {text: i for i, text in enumerate(texts[TEXTS[kind][1]])}
-            codes = [known.setdefault(text, len(known)) for text in table.column("text").to_pylist()]
+            known: dict[str, int] = {}
+            columns[field.name] = [known.setdefault(text, len(known)) for text in table.column("text").to_pylist()]
             texts[TEXTS[kind][1]] = list(known)
-            columns[field.name] = codes
-            continue
-        name = "direction" if field.name == "kind" else field.name
-        if name in table.column_names and table.column(name).null_count == 0:
+        elif name in table.column_names and table.column(name).null_count == 0:
             columns[field.name] = table.column(name).to_numpy()
     return of.of(**columns)
 
 
 def about(path: Path) -> dict[str, Any]:
     """What `save` was told about a stored trace: phase, run, device, arms; raises BadInput for another file."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
+    return _opened(path, pq.read_schema)[1].about
+
+
+def _opened(path: Path, read: Callable[[Path], Any]) -> tuple[Any, Meta]:
+    """The table or the schema of a stored trace, and what stands beside it."""
+    import pyarrow as pa
+
     try:
-        meta = json.loads((pq.read_schema(path).metadata or {}).get(b"killgate", b"null"))
+        found = read(path)
+        metadata = getattr(found, "schema", found).metadata or {}
     except (OSError, ValueError, pa.ArrowException) as error:
-        raise BadInput(path, f"is no readable Parquet file ({type(error).__name__})", "restore it") from None
-    if not isinstance(meta, dict) or "about" not in meta:
-        raise BadInput(path, "Parquet, but no trace stored by `lab profile`", "give another file")
-    return dict(meta["about"])
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise BadInput(path, f"is no readable Parquet file ({first})", "restore it from version control") from None
+    try:
+        meta = msgspec.json.decode(metadata.get(b"killgate", b""), type=Meta)
+        if meta.schema == SCHEMA:
+            return found, meta
+    except msgspec.DecodeError:
+        pass
+    raise BadInput(path, "Parquet, but no trace stored by `lab profile`", "give a profile; see `lab trace --help`")

@@ -26,11 +26,10 @@ from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from lab.trace import graphs
+from lab.trace import intervals, windows
 from lab.trace.categories import MEMCPY, MEMSET, OPAQUE, OTHER, Rules, default, other_warning
-from lab.trace.intervals import Spans, group, merged, union
+from lab.trace.intervals import Device, Spans, Stream, group, merged, pieces, streams, union
 from lab.trace.model import COPY_KINDS, NONE, Copies, Fills, NameTotal, Trace, short_name, totals_by_name
-from lab.trace.occupancy import Device, Stream, devices, idle, pieces, streams, window
 
 TOP = 20
 # PyTorch's emit_nvtx appends numbers to every label, which would make each a label of its own.
@@ -255,10 +254,10 @@ def _timeline(trace: Trace, rules: Rules) -> tuple[dict[str, Any], list[str]]:
     """The fields that need a timeline, and what limits them."""
     waiting = rules.waits(trace.names)
     split = pieces(trace, waiting)
-    found = devices(trace, waiting, split)
-    over = window(trace, found)
+    found = intervals.devices(trace, waiting, split)
+    over = intervals.window(trace, found)
     busy, kernels, waits = (union([getattr(d, kind) for d in found]) for kind in ("busy", "kernels", "waits"))
-    replayed = graphs.replays(trace)
+    replayed = windows.replays(trace)
     span, sum_ns = over.ns / 1e3, sum(d.sum_ns for d in found)
     overlap = (sum_ns - busy.ns) / 1e3
     per_device = [_device(d, over if trace.windows_ns is not None else None) for d in found]
@@ -267,7 +266,7 @@ def _timeline(trace: Trace, rules: Rules) -> tuple[dict[str, Any], list[str]]:
         "kernel_span_us": (int(kernels.end[-1]) - int(kernels.start[0])) / 1e3 if len(kernels) else 0.0,
         "kernel_union_us": kernels.ns / 1e3,
         "busy_union_us": busy.ns / 1e3,
-        "idle_us": idle(busy, over).ns / 1e3,
+        "idle_us": intervals.idle(busy, over).ns / 1e3,
         "overlap_us": overlap,
         "waiting_us": waits.ns / 1e3,
         "graph_launches": len(replayed),
@@ -278,7 +277,7 @@ def _timeline(trace: Trace, rules: Rules) -> tuple[dict[str, Any], list[str]]:
         "per_device": per_device,
         "per_stream": [_stream(stream, ns) for stream, ns in streams(split)],
     }
-    warnings = [graphs.truncation_warning(replayed)]
+    warnings = [windows.truncation_warning(replayed)]
     if sum_ns / 1e3 > span > 0:
         inside = sum(d.overlap_us for d in per_device)
         warnings.append(
@@ -297,7 +296,7 @@ def _device(device: Device, over: Spans | None) -> DeviceTime:
         kernel_sum_us=device.kernel_sum_ns / 1e3,
         kernel_union_us=device.kernels.ns / 1e3,
         busy_union_us=device.busy.ns / 1e3,
-        idle_us=idle(device.busy, own).ns / 1e3,
+        idle_us=intervals.idle(device.busy, own).ns / 1e3,
         overlap_us=(device.sum_ns - device.busy.ns) / 1e3,
         waiting_us=device.waits.ns / 1e3,
     )
@@ -318,7 +317,7 @@ def _stream(s: Stream, concurrent_ns: int) -> StreamTime:
     )
 
 
-def _graphs(replayed: graphs.Replays) -> list[Graph]:
+def _graphs(replayed: windows.Replays) -> list[Graph]:
     """Launches of each graph; the most launched first."""
     rows = []
     for number in np.unique(replayed.graph):
@@ -348,12 +347,12 @@ def without_api(trace: Trace) -> int | None:
     return len(kernels) - joined
 
 
-def startup(trace: Trace, replayed: graphs.Replays) -> Startup | None:
+def startup(trace: Trace, replayed: windows.Replays) -> Startup | None:
     """Kernels that run only before the first replayed graph (initialisation, warm-up, capture): not serving time.
 
     None when the trace has no graph that is replayed, so that nothing marks where the work begins.
     """
-    begin = graphs.first_steady_ns(replayed if trace.whole is None else graphs.replays(trace.whole))
+    begin = windows.first_steady_ns(replayed if trace.whole is None else windows.replays(trace.whole))
     if begin is None:
         return None
     kernels = trace.kernels

@@ -230,10 +230,10 @@ def test_environment_is_not_read(tmp_path: Path) -> None:
 
 def test_two_connections_read_every_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The halves meet without a gap, also where rows were deleted."""
-    from lab.trace import sqlite_columns
+    from lab.trace import nsys
 
-    monkeypatch.setattr(sqlite_columns, "SPLIT_ROWS", 100)
-    monkeypatch.setattr(sqlite_columns, "BATCH_ROWS", 63)
+    monkeypatch.setattr(nsys, "SPLIT_ROWS", 100)
+    monkeypatch.setattr(nsys, "BATCH_ROWS", 63)
     path = decode(tmp_path / "a.sqlite", 1500, per_step=500)
     one = read(path)
     assert len(np.unique(one.kernels.start_ns)) == len(one.kernels) == 1500

@@ -345,7 +345,7 @@ def test_identities_hold(kernels: list[Any], copies: list[Any], fills: list[Any]
 
 
 def test_a_broken_identity_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    from lab.trace import summary as module
+    from lab.trace import intervals as module
 
     export = Export()
     export.kernel("a", 0, 10)
