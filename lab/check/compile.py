@@ -14,8 +14,6 @@ that: speed. The children share Triton's own cache, so a second table is quick.
 
 from __future__ import annotations
 
-import argparse
-import datetime
 import json
 import os
 import signal
@@ -27,7 +25,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lab.base.console import print_json
 from lab.base.errors import REPOSITORY, BadInput
 from lab.check.aot import NO_TRITON, AotRow, limits, one_line
 
@@ -176,44 +173,3 @@ def parse_target(text: str) -> int:
     if not digits.isdecimal():
         raise BadInput("--targets", f'"{text}" is not a compute capability', "write 121, sm_121 or 12.1")
     return int(digits)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of `lab compile`."""
-    parser.add_argument("family", nargs="?", help="a folder of kernels/")
-    parser.add_argument("--targets", default=",".join(map(str, TARGETS)), help="compute capabilities, e.g. 90,121")
-    parser.add_argument("--probe", action="store_true", help="what this Triton makes of e2m1 x e2m1 dot_scaled")
-    parser.add_argument("--write", action="store_true", help="with --probe: keep the rows under profiles/aot/")
-    parser.add_argument("--json", action="store_true", help="print JSON for programs")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Print the table; 0 when every row compiled or says what it needs, 1 when one is an error."""
-    if not args.probe and not args.family:
-        raise BadInput("lab compile", "no family named", "name a folder of kernels/, or pass --probe")
-    targets = tuple(parse_target(text) for text in args.targets.split(",") if text.strip())
-    rows = probe_rows() if args.probe else compile_family(args.family, targets)
-    if args.probe and args.write:
-        from lab.check import aot_probe  # imports Triton, which a table of a family leaves to the child
-
-        aot_probe.write(rows, datetime.date.today().isoformat())
-    if args.json:
-        print_json([row.to_json() for row in rows])
-    else:
-        print(render(rows))
-    return int(any(row.status == "error" for row in rows))
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry of `python -m lab.check.compile`; input that cannot be used prints its one line and returns 2."""
-    parser = argparse.ArgumentParser(prog="lab compile", description="compile a family ahead of time")
-    add_arguments(parser)
-    try:
-        return run(parser.parse_args(argv))
-    except BadInput as refused:
-        print(refused, file=sys.stderr)
-        return 2
-
-
-if __name__ == "__main__":
-    sys.exit(main())

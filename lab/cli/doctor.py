@@ -6,9 +6,11 @@ import importlib.metadata
 import importlib.util
 import shutil
 import sys
-from dataclasses import dataclass
+from argparse import Namespace
+from dataclasses import asdict, dataclass
 
 from lab.check import families
+from lab.cli import show
 from lab.row import store
 
 
@@ -34,6 +36,13 @@ PACKAGES = (
     ("cupy", "cupy-cuda13x", "CUDA C++ candidates", "pip install 'killgate[cuda]' on a machine with an NVIDIA GPU"),
     ("nvtx", "nvtx", "named ranges in profiles", "pip install 'killgate[cuda]' on a machine with an NVIDIA GPU"),
 )
+
+
+def run(arguments: Namespace) -> int:
+    """What is here and what is missing; 1 when something is broken."""
+    findings = examine()
+    show(arguments.json, lambda: [asdict(f) for f in findings], lambda: render(findings))
+    return 1 if any(f.status == "broken" for f in findings) else 0
 
 
 def examine() -> list[Finding]:

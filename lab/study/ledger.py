@@ -11,8 +11,8 @@ An expectation may have been withdrawn since (it is what was expected then); a d
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -277,12 +277,6 @@ def figure(rows: Sequence[Entry]) -> Figure:
     ]
     zero = [0.0 if any(min(b.delivered) < 0 for b in panel) else None for panel in (time, share)]
     return outcomes.expectations(panels, [*zero, 100.0])
-
-
-def add(command: Callable[..., ArgumentParser]) -> None:
-    """Add `lab ledger`; `command(name, run, text)` makes a parser."""
-    parser = command("ledger", run, "what was expected of each recorded phase against what it delivered")
-    parser.add_argument("--figure", type=Path, metavar="FILE", help="also draw it, as .svg or .png")
 
 
 def run(arguments: Namespace) -> int:

@@ -17,8 +17,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -226,23 +226,6 @@ def render(entries: Iterable[Mapping[str, Any]], axis: str, title: str) -> str:
         line = f"  {shape} {axis}={row[axis]}: {row['best']} {near.get(row['best'], '')}{best:.1f} us"
         lines.append(line + (f"; {costs}" if costs else "") + beside)
     return "\n".join(lines)
-
-
-def add(command: Callable[..., ArgumentParser]) -> None:
-    """Add `lab routes`; `command(name, run, text)` makes a parser."""
-    text = "which candidate is fastest where, from measured rows, and what a wrong one costs; or the choice for a shape"
-    parser = command("routes", run, text)
-    parser.epilog = (
-        "KILLGATE_ROUTE_<FAMILY>=<candidate> in the environment overrides a family's router. "
-        "Without --shape the table is printed, and under it the axes that the family asks for."
-    )
-    parser.add_argument("family")
-    shape_help = "a shape to choose for, e.g. ne=5120,1,128 N=6144: leading dimensions are collapsed first"
-    parser.add_argument("--shape", nargs="+", metavar="AXIS=VALUE", help=shape_help)
-    parser.add_argument("--device", default="h200", help="its id; one without rows gets the roofline's prediction")
-    precision_help = "let candidates of this precision compete too, which takes asking for by name; may be repeated"
-    parser.add_argument("--precision", action="append", default=[], help=precision_help)
-    parser.add_argument("--write", action="store_true", help="store the table that the family's route.py reads")
 
 
 def run(arguments: Namespace) -> int:

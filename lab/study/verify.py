@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import math
 import statistics
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -299,24 +299,6 @@ def other_setup(baseline: Baseline, tool: str, setup: Mapping[str, Word], where:
 
 
 # The command ----------------------------------------------------------------------------------------------------------
-
-
-def add(command: Callable[..., ArgumentParser]) -> None:
-    """Add `lab verify`; `command(name, run, text)` makes a parser."""
-    parser = command("verify", run, "a stored baseline against a new run: 0 pass, 1 regression, 2 bad input")
-    parser.add_argument("baseline", type=Path)
-    parser.add_argument(
-        "runs", type=Path, metavar="RUN", nargs="+", help="llama-bench, llama-batched-bench or ds4-bench output"
-    )
-    parser.add_argument("--graphs-off", type=Path, metavar="FILE", help="the same run with CUDA graphs off")
-    parser.add_argument("--write", action="store_true", help="write the baseline from the runs; several give its range")
-    parser.add_argument(
-        "--limit", action="append", default=[], metavar="METRIC=PCT", help="default decode 3, prefill 5"
-    )
-    parser.add_argument("--graphs-gate", type=float, default=GRAPHS_GATE, metavar="X", help="with --write (1.3)")
-    parser.add_argument(
-        "--healthy", action="append", default=[], metavar='"METRIC SHAPE=LOW:HIGH"', help="with --write"
-    )
 
 
 def run(arguments: Namespace) -> int:

@@ -7,8 +7,7 @@ concluded. Every share stands beside its denominator. Refusals and warnings come
 from __future__ import annotations
 
 import re
-from argparse import ArgumentParser, Namespace
-from pathlib import Path
+from argparse import Namespace
 from typing import TYPE_CHECKING
 
 from lab.base.errors import BadInput
@@ -18,24 +17,6 @@ if TYPE_CHECKING:
     from lab.trace.summary import Summary
 
 UNITS_US = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
-
-
-def add_arguments(parser: ArgumentParser) -> None:
-    """The arguments of `lab trace`."""
-    parser.add_argument("file", type=Path, help="nsys sqlite, nsys stats CSV, PyTorch profiler JSON(.gz), ncu --csv")
-    parser.add_argument("--rules", help="category rules: .toml, a folder, or a gputrc2graph JSON[#engine/model]")
-    window = parser.add_mutually_exclusive_group()
-    window.add_argument("--nvtx", metavar="GLOB", help="only what was launched inside these NVTX ranges")
-    window.add_argument(
-        "--time", metavar="START:END", help="only between these times after the first activity (us, 2ms)"
-    )
-    window.add_argument("--replay", type=int, metavar="N", help="only the n-th CUDA graph launch (-1 the last)")
-    window.add_argument("--steady", action="store_true", help="only the repeating decode steps")
-    parser.add_argument("--nth", type=int, metavar="N", help="with --nvtx: only the n-th instance")
-    parser.add_argument("--graph", type=int, metavar="ID", help="with --replay: of this graph, default the largest")
-    parser.add_argument("--steps", type=float, help="steps in the window, for us per step")
-    parser.add_argument("--tokens", type=float, help="tokens made in the window, for us per token")
-    parser.add_argument("--top", type=int, default=20, help="how many kernels and ranges to list (default 20)")
 
 
 def summary_of(arguments: Namespace) -> Summary:

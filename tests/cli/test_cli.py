@@ -4,6 +4,7 @@
 time to start) runs in one.
 """
 
+import importlib
 import json
 import math
 import os
@@ -11,6 +12,7 @@ import re
 import subprocess
 import sys
 import time
+from argparse import SUPPRESS
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -52,9 +54,30 @@ def process(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_readme_lists_every_command() -> None:
-    (commands,) = [a.choices for a in main._parser()._actions if isinstance(a.choices, dict)]
     listed = re.findall(r"^\| `([a-z]+)` \|", (REPOSITORY / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert sorted(listed) == sorted(commands)
+    assert sorted(listed) == sorted(main.COMMANDS)
+
+
+def test_every_command_has_its_function_and_its_help(capsys: Capture) -> None:
+    for name, command in main.COMMANDS.items():
+        module, _, function = command.run.partition(":")
+        assert callable(getattr(importlib.import_module(module), function)), name
+        with pytest.raises(SystemExit) as stopped:
+            main.main([name, "--help"])
+        assert stopped.value.code == 0, name
+        shown = capsys.readouterr().out
+        for names, options in command.arguments:
+            if options.get("help") != SUPPRESS:
+                assert any(word in shown for word in (*names, options.get("metavar", names[0]))), (name, names)
+        assert ("--json" in shown) == command.json, name
+
+
+def test_window_options_exclude_each_other(capsys: Capture) -> None:
+    for command in (["trace", "f"], ["diff", "a", "b"], ["amdahl", "a", "--category", "x"]):
+        with pytest.raises(SystemExit) as stopped:
+            main.main([*command, "--steady", "--replay", "1"])
+        assert stopped.value.code == 2
+        assert "not allowed with" in capsys.readouterr().err
 
 
 # judge ----------------------------------------------------------------------------------------------------------------

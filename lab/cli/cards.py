@@ -1,0 +1,162 @@
+"""`lab phases`, `judge`, `audit`, `rows`, `write` and `verdicts`: what is asked of cards and rows."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import TYPE_CHECKING, Any
+
+from lab.base.errors import BadInput, nearest
+from lab.cli import show
+
+if TYPE_CHECKING:
+    from lab.card.phases import Card
+    from lab.judge.verdicts import Judgement
+
+
+def phases(arguments: Namespace) -> int:
+    """The cards, by system and row."""
+    from lab.card import phases
+    from lab.judge import evidence
+
+    keys = ("id", "row", "system", "device", "title", "question", "family", "control", "candidate", "card_hash")
+
+    def value(c: Card) -> dict[str, Any]:
+        own = {k: getattr(c, k) for k in (*keys, "gate_hash", "workloads")}
+        return own | {"recorded": [r.verdict.id for r in c.recorded], "measured": evidence.measured_devices(c.id)}
+
+    cards = phases.cards().values()
+    show(arguments.json, lambda: [value(c) for c in cards], lambda: _by_system(list(cards)))
+    return 0
+
+
+def _by_system(cards: list[Card]) -> str:
+    from lab.base import vocabulary
+    from lab.judge import evidence
+
+    lines = []
+    for system, what in vocabulary.systems().items():
+        own = [c for c in cards if c.system == system]
+        lines += [f"{system}: {what}"] if own else []
+        for c in own:
+            places = ["replay" if c.recorded else "", *evidence.measured_devices(c.id)]
+            places += [f"kernels/{c.family}" if c.family else "", *(f"notebooks/{n}" for n in evidence.elsewhere(c))]
+            where = ", ".join(filter(None, places)) or "not measured yet"
+            lines.append(f"  {c.row:5} {c.id:19} {c.title} [{where}]")
+    return "\n".join(lines)
+
+
+def judge(arguments: Namespace) -> int:
+    """The board and a sentence each; 1 when --fail-on names a word that was given."""
+    from lab.card import phases
+    from lab.judge import evidence, rules
+
+    if not arguments.rows and (arguments.arm or arguments.map):
+        raise BadInput("lab judge", "--arm and --map need --rows", "give --rows control=FILE --rows candidate=FILE")
+    if not arguments.rows and bool(arguments.phase) == arguments.all:
+        raise BadInput("lab judge", "needs card ids or --all", "see `lab phases`")
+    fail_on = [word for word in arguments.fail_on.split(",") if word]
+    for word in fail_on:
+        if word not in rules.WORDS:
+            raise BadInput("--fail-on", f'"{word}" is no verdict word', nearest(word, rules.WORDS))
+    if arguments.rows:
+        from lab.study.own import verdict
+
+        outcome = verdict.run(arguments)
+        show(arguments.json, lambda: [outcome.to_json()], lambda: verdict.render(outcome))
+        return 1 if outcome.judgement.verdict.word in fail_on else 0
+    chosen = list(phases.cards().values()) if arguments.all else [phases.card(p) for p in arguments.phase]
+    judgements = _judged(chosen, arguments)
+    if arguments.json:
+        show(True, lambda: [j.to_json() for j in judgements], str)
+    else:
+        _print_board(judgements, arguments)
+        for c in () if arguments.all else chosen:
+            if names := evidence.elsewhere(c):
+                where = " and ".join(f"notebooks/{name}.ipynb" for name in names)
+                print(f"{c.id}: its figures are formed and judged in {where}")
+    return 1 if any(j.verdict.word in fail_on for j in judgements) else 0
+
+
+def _judged(chosen: list[Card], arguments: Namespace) -> list[Judgement]:
+    from lab.judge import evidence, verdicts
+
+    if arguments.evidence == "recorded":
+        return verdicts.judge_recorded(chosen)
+    judgements = []
+    for c in chosen:
+        if arguments.device and not arguments.all:
+            evidence.refuse_unmeasured(c.id, arguments.device)
+        places = evidence.measured_devices(c.id)
+        judgements += [evidence.judge_measured(c, d) for d in places if arguments.device in (None, d)]
+    return judgements
+
+
+def _print_board(judgements: list[Judgement], arguments: Namespace) -> None:
+    from lab.card import phases
+    from lab.judge import evidence
+    from lab.write import writeup
+
+    if judgements:
+        print(writeup.board(judgements))
+    elif arguments.all or not any(evidence.elsewhere(phases.card(p)) for p in arguments.phase):
+        print(f"no {arguments.evidence} evidence for these cards")
+    for j in judgements:
+        if not arguments.all or j.note:
+            where = f"{j.phase} on {j.evidence} evidence, {j.device}"
+            print(f"\n{where}: {j.verdict.word}. {j.verdict.reason}. {j.note}".rstrip())
+
+
+def audit(arguments: Namespace) -> int:
+    """What the verdicts rest on; a finding is a result, so 0."""
+    from lab.study.audit import run
+
+    result = run.audit(arguments.evidence, arguments.check)
+    show(arguments.json, lambda: run.to_json(result), lambda: run.render(result))
+    return 0
+
+
+def rows(arguments: Namespace) -> int:
+    """The measured rows that profiles/ holds."""
+    from lab.write import listing
+
+    listed = listing.listing(arguments.family, arguments.phase, arguments.device)
+    show(arguments.json, lambda: listed, lambda: listing.render(listed))
+    return 0
+
+
+def write(arguments: Namespace) -> int:
+    """One card's writeup, or the README's table."""
+    from lab.card import phases
+    from lab.check import families
+    from lab.study import flips
+    from lab.write import notes, writeup
+
+    if [bool(arguments.phase), arguments.readme, arguments.notes].count(True) != 1:
+        raise BadInput("lab write", "needs one card id, or --readme or --notes alone", "see `lab phases`")
+    if arguments.notes:
+        families.interpret_on_cpu()
+        for name in families.names():
+            notes.path(name).write_text(notes.written(name, notes.path(name).read_text(encoding="utf-8")), "utf-8")
+        return 0
+    out = arguments.out
+    if arguments.readme:
+        families.interpret_on_cpu()
+        out = out or flips.README
+        text = flips.readme(flips.README.read_text(encoding="utf-8"), flips.flips())
+    else:
+        text = writeup.write(phases.card(arguments.phase))
+    if out is None:
+        print(text, end="")
+        return 0
+    try:
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BadInput(out, f"cannot be written ({error.strerror})", "choose another --out") from None
+    return 0
+
+
+def verdicts(arguments: Namespace) -> int:
+    """The main job; 1 when a check, a notebook or an unexplained verdict fails."""
+    from lab.write import site
+
+    return site.verdicts(arguments.out, as_json=arguments.json)

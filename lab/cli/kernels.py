@@ -1,0 +1,185 @@
+"""`lab check`, `compile`, `measure`, `profile`, `counters` and `roofline`: what is asked of a family's kernels."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from lab.base.console import print_json
+from lab.base.errors import BadInput, nearest
+from lab.cli import show
+
+
+def check(arguments: Namespace) -> int:
+    """Each candidate against its reference; 1 when one is incorrect or fails."""
+    from lab.check import accuracy, families
+
+    families.interpret_on_cpu()
+    device = arguments.device or ("cuda" if families.gpu_capability() else "cpu")
+    if device == "cuda" and families.gpu_capability() is None:
+        raise BadInput("--device", "cuda, but no CUDA GPU is usable here", "leave it out to check on the CPU")
+    checks = []
+    for name in arguments.family or families.names():
+        for c in accuracy.check_family(name, arguments.candidate, arguments.workload, arguments.seed, device):
+            checks.append(c)
+            if not arguments.json:
+                error = "" if c.relative_error is None else f"relative error {c.relative_error:.1e}"
+                what = f"{c.family}/{c.candidate} {c.workload}"
+                print(f"{c.status:9} {what} {error} {c.message}".rstrip(), flush=True)
+    if arguments.json:
+        print_json([c.to_json() for c in checks])
+    elif not any(c.status == "ok" for c in checks):
+        print("nothing was checked")
+    return 1 if any(c.status in ("incorrect", "error") for c in checks) else 0
+
+
+def compile(arguments: Namespace) -> int:
+    """The ahead-of-time table; 1 when a row is an error."""
+    from lab.check import compile
+
+    if not arguments.probe and not arguments.family:
+        raise BadInput("lab compile", "no family named", "name a folder of kernels/, or pass --probe")
+    targets = [compile.parse_target(word) for word in (arguments.targets or "").split(",") if word.strip()]
+    if arguments.probe:
+        rows = compile.probe_rows()
+        if arguments.write:
+            from lab.check import aot_probe  # imports Triton, which a table of a family leaves to the child
+
+            aot_probe.write(rows, datetime.date.today().isoformat())
+    else:
+        rows = compile.compile_family(arguments.family, targets or compile.TARGETS)
+    show(arguments.json, lambda: [row.to_json() for row in rows], lambda: compile.render(rows))
+    return int(any(row.status == "error" for row in rows))
+
+
+def measure(arguments: Namespace) -> int:
+    """Rows of this GPU; 1 when an arm is neither ok nor skipped."""
+    from lab.base import progress
+    from lab.bench import measure
+    from lab.card import phases
+
+    settings = measure.Settings(
+        seconds=arguments.seconds,
+        timer=arguments.timer,
+        l2=arguments.l2,
+        peers=arguments.peers,
+        budget_s=measure.parse_budget(arguments.budget) if arguments.budget else math.inf,
+        rest=measure.parse_rest(arguments.rest),
+    )
+    if not arguments.phase and not arguments.ceilings:
+        raise BadInput("lab measure", "needs card ids or --ceilings", "see `lab phases`")
+    device = measure.require_gpu()
+    if arguments.ceilings:
+        _ceilings(device, arguments.json)
+    named = [p for p in arguments.phase if "/" in p]
+    if named and not arguments.cross_check:
+        raise BadInput("lab measure", f'"{named[0]}" is no card', "only --cross-check takes FAMILY/CANDIDATE@WORKLOAD")
+    cards = [phases.card(p) for p in arguments.phase if p not in named]
+    known = {w for card in cards for w in card.workloads}
+    for name in arguments.workload if cards else ():
+        if name not in known:
+            raise BadInput("--workload", f'no card named here has "{name}"', nearest(name, known))
+    items = [i for c in cards for i in measure.plan(c, arguments.workload, arguments.peers)]
+    if arguments.missing:
+        items = measure.missing(items, device.id)
+    if arguments.cross_check:
+        return _cross_check(device, items, named, arguments.json)
+    folder = arguments.out
+    if arguments.resume is not None:
+        if arguments.out is not None:
+            raise BadInput("--resume", "stands beside --out", "give one; an --out that holds rows is continued anyway")
+        if len(arguments.phase) > 1:
+            raise BadInput("--resume", "continues one phase's run", "name one phase")
+        folder = measure.run_to_resume(device.id, arguments.phase[0], arguments.resume)
+    failed = False
+    printed = []
+    with progress.shown(len(items), quiet=arguments.json) as shown:
+        for rows in measure.measure(items, settings, folder, device, shown.tell):
+            shown.advance()
+            for row in rows:
+                failed |= row["status"] not in ("ok", "skipped")
+                printed.append({k: v for k, v in row.items() if not k.endswith(("samples_us", "blocks_us", "order"))})
+                result = f"{row['median_us']:.2f} us" if row["status"] == "ok" else f"{row['status']}: {row['message']}"
+                shown.result(f"{row['phase']} {row['workload_id']} {row['arm']} {row['name']}: {result}")
+    if arguments.json:
+        print_json(printed)
+    return 1 if failed else 0
+
+
+def _ceilings(device: Any, as_json: bool) -> None:
+    from lab.bench import ceiling_runs
+
+    rows = []
+    for row in ceiling_runs.measure(device):
+        rows.append(row)
+        if not as_json:
+            print(f"{row['name']:12} {row['value']:10.2f} {row['unit']:8} {row['method']}", flush=True)
+    if as_json:
+        print_json(rows)
+
+
+def _cross_check(device: Any, items: Any, named: Sequence[str], as_json: bool) -> int:
+    from lab.bench import crosscheck
+
+    rows = list(crosscheck.measure(device, [*crosscheck.targets(items), *map(crosscheck.parse, named)]))
+    show(as_json, lambda: rows, lambda: crosscheck.render(rows))
+    return 0 if all(row["status"] in ("ok", "skipped") and row.get("within", True) for row in rows) else 1
+
+
+def profile(arguments: Namespace) -> int:
+    """One stored trace of a phase's arms."""
+    from lab.trace import capture
+
+    for line in capture.run(arguments):
+        print(line, flush=True)
+    return 0
+
+
+def counters(arguments: Namespace) -> int:
+    """What Nsight Compute counts of a card's arms, as rows."""
+    from lab.bench import counters
+
+    for line in counters.run(arguments):
+        print(line, flush=True)
+    return 0
+
+
+def roofline(arguments: Namespace) -> int:
+    """A family's floors, or the recorded analysis computed again."""
+    from lab.base import console, devices
+    from lab.check import families
+    from lab.place import roofline
+    from lab.study import reproduction
+
+    if arguments.recorded:
+        table = reproduction.reproduce()
+        show(arguments.json, lambda: [asdict(r) for r in table],
+             lambda: reproduction.render(table, reproduction.checks()))  # fmt: skip
+        return 0
+    if not arguments.family:
+        raise BadInput("lab roofline", "needs a family or --recorded", nearest("", families.names()))
+    device, family = devices.get(arguments.device, "--device"), families.load(arguments.family)
+    floors = []
+    for w in family.cases.WORKLOADS:
+        for precision in sorted({c.precision for c in family.candidates.values() if not c.refuses(w)}):
+            cost = family.cost(w, precision)
+            if w.role == "measure" and cost.pipe in device.peaks:
+                floor = roofline.place(device, cost.flops, cost.bytes, cost.pipe)
+                floors.append({"workload": w.id, "precision": precision, **asdict(cost), **asdict(floor)})
+
+    def text() -> str:
+        header = ("workload", "precision", "MB", "GFLOP", "floor us", "bound")
+        cells = [
+            [f["workload"], f["precision"], f"{f['bytes'] / 1e6:.2f}", f"{f['flops'] / 1e9:.2f}",
+             f"{f['floor_us']:.2f}", f["bound"]]
+            for f in floors
+        ]  # fmt: skip
+        head = f"{device.name}: floors from the datasheet's bandwidth and peaks (data/devices.toml)\n"
+        return head + console.table(header, cells, (36, 12, 10, 10, 10, 8))
+
+    show(arguments.json, lambda: floors, text)
+    return 0
