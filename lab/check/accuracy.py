@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from lab.base.errors import BadInput
@@ -125,12 +126,19 @@ def checksum(tensor: Any) -> int:
     flat = flat.clone() if flat.storage_offset() % 8 else flat
     whole = flat.numel() // 8 * 8
     tail = torch.nn.functional.pad(flat[whole:], (0, -flat.numel() % 8)).clone()
-    rng = torch.Generator().manual_seed(0)
-    odd = (torch.randint(-(2**63), 2**63 - 1, (BLOCK_WORDS,), generator=rng) | 1).to(flat.device)
+    odd = _factors(flat.device)
     total = 0
     for number, part in enumerate((*flat[:whole].view(torch.int64).split(BLOCK_WORDS), tail.view(torch.int64))):
         total += int((part * odd[: part.numel()]).sum().item()) * (0x9E3779B97F4A7C15 * (2 * number + 1))
     return total % 2**64
+
+
+@cache
+def _factors(device: Any) -> Any:
+    import torch
+
+    rng = torch.Generator().manual_seed(0)
+    return (torch.randint(-(2**63), 2**63 - 1, (BLOCK_WORDS,), generator=rng) | 1).to(device)
 
 
 def check(

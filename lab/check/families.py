@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from lab.base import devices
 from lab.base.errors import REPOSITORY, BadInput, nearest
+from lab.check import interpreter
 
 if TYPE_CHECKING:  # kernels/ is imported late, so that a package that shadows it is told in one line
     from kernels.common import Candidate, Cases, Cost, CudaSource, Tensors, Workload
@@ -114,6 +115,8 @@ def load(name: str) -> Family:
     own = importable()
     if own:
         raise BadInput("kernels", own, "run from the repository, or uninstall that package in this environment")
+    if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None:
+        interpreter.share_patches()
     package = importlib.import_module(f"kernels.{name}")
     cases = cast("Cases", importlib.import_module(f"kernels.{name}.cases"))
     candidates: dict[str, Candidate] = {}

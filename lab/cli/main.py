@@ -210,7 +210,8 @@ COMMANDS = {
         arg("--graphs-gate", type=float, default=1.3, metavar="X", help="with --write (1.3)"),
         several("--healthy", "with --write", metavar='"METRIC SHAPE=LOW:HIGH"'),
     )),
-    "write": Command("lab.cli.cards:write", "one phase's writeup in Markdown, or the tables of README.md and NOTES.md", (
+    "write": Command("lab.cli.cards:write",
+        "one phase's writeup in Markdown, or the tables of README.md and NOTES.md", (
         arg("phase", nargs="?"),
         flag("--readme", "make the README's table again from cards and rows"),
         flag("--notes", "make the table of every family's NOTES.md again from rows"),
