@@ -15,17 +15,20 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from lab.base.errors import BadInput
+from lab.study.program import TIMEOUT_S, Failed, output
 
 ALPHABET = "BCDFGHJKLMNPQRSTVWXZ"  # no vowels: no code word is an English word
 LENGTH = 6
-TIMEOUT_S = 600.0
+
+Status = Literal["clean", "dirty", "lost"]
 
 # words, one per sequence -> what each sequence replied, in the same order
 Recall = Callable[[Sequence[str]], Sequence[str]]
@@ -36,7 +39,7 @@ class Batch:
     """One batch size: its status, and for every sequence that is not clean (sequence, whose word it said or -1)."""
 
     np: int
-    status: str
+    status: Status
     words: tuple[str, ...]
     replies: tuple[str, ...]
     bled: tuple[tuple[int, int], ...]
@@ -64,7 +67,7 @@ def examine(words: Sequence[str], replies: Sequence[str]) -> Batch:
         bled += [(index, other) for other in others]
         if not others and words[index] not in reply:
             lost.append((index, -1))
-    status = "dirty" if bled else "lost" if lost else "clean"
+    status: Status = "dirty" if bled else "lost" if lost else "clean"
     return Batch(len(words), status, tuple(words), tuple(replies), tuple(bled + lost))
 
 
@@ -95,30 +98,32 @@ def by_command(command: Sequence[str], prompt: str, timeout_s: float = TIMEOUT_S
             file.flush()
             full = [part.replace("{prompts_file}", file.name) for part in command]
             try:
-                done = subprocess.run(full, capture_output=True, text=True, errors="replace", timeout=timeout_s)
-            except subprocess.TimeoutExpired:
-                raise BadInput(full[0], f"no answer within {timeout_s:g} s", "try a smaller batch") from None
-            except OSError as problem:
-                raise BadInput(full[0], f"cannot be run ({problem.strerror})", "check the command") from None
-        if done.returncode:
-            last = " ".join(done.stderr.strip().splitlines()[-1:])
-            raise BadInput(full[0], f"exited with {done.returncode} at np = {len(words)}: {last}", "mend the command")
-        return _replies(full[0], done.stdout, len(words))
+                printed = output(full, timeout_s)
+            except Failed as problem:
+                raise BadInput(full[0], f"{problem} (np = {len(words)})", "mend the command, or ask for less") from None
+        return _replies(full[0], printed.decode(errors="replace"), len(words))
 
     return recall
+
+
+class Reply(msgspec.Struct):
+    """One line that the program under test prints."""
+
+    sequence: int
+    reply: str
 
 
 def _replies(where: str, text: str, count: int) -> list[str]:
     found: dict[int, str] = {}
     for line in filter(str.strip, text.splitlines()):
         try:
-            entry = json.loads(line)
-            index, reply = entry["sequence"], entry["reply"]
-        except (json.JSONDecodeError, KeyError, TypeError):
+            said = msgspec.json.decode(line, type=Reply)
+        except msgspec.DecodeError:
             raise BadInput(where, f"printed {line[:60]!r}", 'print lines {"sequence": 0, "reply": "..."}') from None
-        if index in found or index not in range(count) or not isinstance(reply, str):
-            raise BadInput(where, f"sequence {index} of {count} is answered twice or unknown", "answer each once")
-        found[index] = reply
+        if said.sequence in found or said.sequence not in range(count):
+            what = f"sequence {said.sequence} of {count} is answered twice or unknown"
+            raise BadInput(where, what, "answer each once")
+        found[said.sequence] = said.reply
     if len(found) != count:
         raise BadInput(where, f"{len(found)} replies to {count} sequences", "answer every sequence once")
     return [found[index] for index in range(count)]

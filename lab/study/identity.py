@@ -21,17 +21,23 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, get_args
 
+import msgspec
+from msgspec import Meta
+
+from lab.base import files
 from lab.base.errors import BadInput, nearest
+from lab.base.files import Positive, Text
+from lab.study.program import TIMEOUT_S, Failed, output
 
-CONTRACTS = ("tokens", "bytes")
-TIMEOUT_S = 600.0
+Contract = Literal["tokens", "bytes"]
+Status = Literal["identical", "diverged", "unstable", "degenerate", "empty", "short", "failed"]
 
 # (prompt, budget in tokens) -> token ids, or bytes as ids 0 to 255 under the contract "bytes".
 Produce = Callable[[str, int], Sequence[int]]
@@ -53,16 +59,19 @@ class Cell:
     prompt: int
     budget: int
     contract: str
-    status: str
+    status: Status = "identical"
     first: int = -1
     expected: int | None = None
     got: int | None = None
     length: int = 0
     message: str = ""
 
-
-class Failed(Exception):
-    """A profile produced no tokens; its text becomes the cell's message."""
+    def __str__(self) -> str:
+        where = f"{self.profile} | {self.suite}[{self.prompt}] | budget {self.budget}: {self.status}"
+        if self.first >= 0:
+            ends = ["the end" if value is None else f"{value}" for value in (self.expected, self.got)]
+            where += f" at {self.contract[:-1]} {self.first} of {self.length}: expected {ends[0]}, got {ends[1]}"
+        return where + (f" ({self.message})" if self.message else "")
 
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int:
@@ -73,27 +82,25 @@ def first_difference(a: Sequence[int], b: Sequence[int]) -> int:
     return -1 if len(a) == len(b) else min(len(a), len(b))
 
 
-def compare(
-    reference: Produce, candidate: Produce, prompt: str, budget: int, stop: Iterable[int] = ()
-) -> dict[str, Any]:
-    """Status and first divergence of one prompt and budget, as fields of a `Cell`."""
+def compare(cell: Cell, reference: Produce, candidate: Produce, prompt: str, stop: Iterable[int] = ()) -> Cell:
+    """The cell with its status and first divergence."""
+    budget = cell.budget
     try:
         expected, again, got = reference(prompt, budget), reference(prompt, budget), candidate(prompt, budget)
     except Failed as problem:
-        return {"status": "failed", "message": str(problem)}
-    for status, other in (("unstable", again), ("diverged", got)):
-        at = first_difference(expected, other)
-        if at >= 0:
+        return replace(cell, status="failed", message=str(problem))
+    cell = replace(cell, length=len(expected))
+    for other in (again, got):
+        if (at := first_difference(expected, other)) >= 0:
             left, right = (x[at] if at < len(x) else None for x in (expected, other))
-            return {"status": status, "first": at, "expected": left, "got": right, "length": len(expected)}
-    status = "identical"
+            status: Status = "unstable" if other is again else "diverged"
+            return replace(cell, status=status, first=at, expected=left, got=right)
     if not expected:
-        status = "empty"
-    elif len(expected) > 1 and len(set(expected)) == 1:
-        status = "degenerate"
-    elif len(expected) < budget and expected[-1] not in set(stop):
-        status = "short"
-    return {"status": status, "length": len(expected)}
+        return replace(cell, status="empty")
+    if len(expected) > 1 and len(set(expected)) == 1:
+        return replace(cell, status="degenerate")
+    ended_early = len(expected) < budget and expected[-1] not in set(stop)
+    return replace(cell, status="short") if ended_early else cell
 
 
 def run(
@@ -110,22 +117,15 @@ def run(
     stop:     token ids that may end a reply before its budget.
     Raises BadInput for an unknown reference or contract, and for a run that would compare nothing.
     """
-    if reference not in profiles:
-        raise BadInput("identity", f'no profile is named "{reference}"', nearest(reference, profiles))
-    if contract not in CONTRACTS:
-        raise BadInput("identity", f'contract = "{contract}"', nearest(contract, CONTRACTS))
+    for what, word, known in (("profile", reference, list(profiles)), ("contract", contract, get_args(Contract))):
+        if word not in known:
+            raise BadInput("identity", f'no {what} is named "{word}"', nearest(word, known))
     if len(profiles) < 2 or not any(suites.values()) or not budgets or min(budgets) < 1:
         shape = f"{len(profiles)} profiles, {sum(map(len, suites.values()))} prompts, budgets {list(budgets)}"
         raise BadInput("identity", f"{shape} compare nothing", "give two profiles, a prompt and a budget of 1 or more")
+    stop = tuple(stop)
     return [
-        Cell(
-            profile=name,
-            suite=suite,
-            prompt=index,
-            budget=budget,
-            contract=contract,
-            **compare(profiles[reference], produce, prompt, budget, stop),
-        )
+        compare(Cell(name, suite, index, budget, contract), profiles[reference], produce, prompt, stop)
         for name, produce in profiles.items()
         if name != reference
         for suite, prompts in suites.items()
@@ -142,23 +142,15 @@ def token_ids(text: str) -> list[int]:
     integers between blanks and commas. Raises Failed when it is none of these."""
     found: list[int] = []
     for line in filter(None, map(str.strip, text.splitlines())):
-        if line[0] in "[{":
-            try:
-                value = json.loads(line)
-            except json.JSONDecodeError as problem:
-                raise Failed(f"not JSON: {line[:60]} ({problem.msg})") from None
-            if isinstance(value, dict):
-                keys = [key for key in ("tokens", "token_ids") if key in value]
-                if not keys:
-                    raise Failed(f'a JSON object without "tokens" or "token_ids": {line[:60]}')
-                value = value[keys[0]]
-            if not isinstance(value, list) or any(isinstance(v, bool) or not isinstance(v, int) for v in value):
-                raise Failed(f"token ids must be integers: {line[:60]}")
-            found += value
-        elif re.fullmatch(r"[\d\s,]+", line):
+        if re.fullmatch(r"[\d\s,]+", line):
             found += [int(word) for word in re.findall(r"\d+", line)]
-        else:
-            raise Failed(f"not token ids: {line[:60]}")
+            continue
+        try:
+            value = json.loads(line)
+            value = value.get("tokens", value.get("token_ids")) if isinstance(value, dict) else value
+            found += msgspec.convert(value, list[int])
+        except (json.JSONDecodeError, msgspec.ValidationError):
+            raise Failed(f"not token ids: {line[:60]}") from None
     return found
 
 
@@ -173,62 +165,51 @@ def by_command(command: Sequence[str], contract: str, timeout_s: float = TIMEOUT
             file.write(prompt)
             file.flush()
             values = {"{prompt}": prompt, "{prompt_file}": file.name, "{budget}": str(budget)}
-            words = []
-            for word in command:
-                for key, value in values.items():
-                    word = word.replace(key, value)
-                words.append(word)
+            # All at once, so that a prompt which holds {budget} stays as it is.
+            words = [re.sub("|".join(map(re.escape, values)), lambda found: values[found[0]], w) for w in command]
             try:
-                done = subprocess.run(words, capture_output=True, timeout=timeout_s)
-            except subprocess.TimeoutExpired:
-                raise Failed(f"{words[0]}: no answer within {timeout_s:g} s") from None
-            except OSError as problem:
-                raise Failed(f"{words[0]}: cannot be run ({problem.strerror})") from None
-        if done.returncode:
-            last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-            raise Failed(f"{words[0]}: exited with {done.returncode}" + (f": {last[0]}" if last else ""))
-        return list(done.stdout) if contract == "bytes" else token_ids(done.stdout.decode(errors="replace"))
+                printed = output(words, timeout_s)
+            except Failed as problem:
+                raise Failed(f"{words[0]}: {problem}") from None
+        return list(printed) if contract == "bytes" else token_ids(printed.decode(errors="replace"))
 
     return produce
 
 
-PLAN_KEYS = {"contract", "reference", "budgets", "stop", "profile", "suite", "timeout_s"}
+class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A build under its name, by the command that produces tokens."""
+
+    name: Text
+    command: Annotated[tuple[str, ...], Meta(min_length=1)]
+
+
+class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Prompts under a name."""
+
+    name: Text
+    prompts: Annotated[tuple[str, ...], Meta(min_length=1)]
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A TOML plan; see `run` for what each key means."""
+
+    reference: str
+    budgets: tuple[int, ...]
+    profile: tuple[Profile, ...] = ()
+    suite: tuple[Suite, ...] = ()
+    contract: Contract = "tokens"
+    stop: tuple[int, ...] = ()
+    timeout_s: Positive = TIMEOUT_S
 
 
 def from_plan(path: Path) -> list[Cell]:
-    """Run a TOML plan: contract, reference, budgets, stop; [[profile]] name, command; [[suite]] name, prompts.
-
-    Raises BadInput with the file and the key for a plan that cannot be run.
-    """
-    from lab.base.vocabulary import read_toml
-
-    plan = read_toml(path)
-    for key in plan.keys() - PLAN_KEYS:
-        raise BadInput(path, f'unknown key "{key}"', nearest(key, PLAN_KEYS))
-
-    def named(table: str, field: str) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for entry in plan.get(table, []):
-            value = entry.get(field)
-            if set(entry) != {"name", field} or not isinstance(value, list) or not all(type(v) is str for v in value):
-                raise BadInput(path, f"[[{table}]] {entry}", f"it takes a name and {field}, a list of strings")
-            if not value or entry["name"] in found:
-                raise BadInput(path, f'[[{table}]] "{entry["name"]}" is empty or named twice', "mend that entry")
-            found[entry["name"]] = value
-        return found
-
-    contract, budgets, stop = plan.get("contract", "tokens"), plan.get("budgets"), plan.get("stop", [])
-    if contract not in CONTRACTS:
-        raise BadInput(path, f'contract = "{contract}"', nearest(str(contract), CONTRACTS))
-    for key, value in (("budgets", budgets), ("stop", stop)):
-        if not isinstance(value, list) or any(type(v) is not int for v in value):
-            raise BadInput(path, f"{key} = {value}", "give a list of integers")
-    timeout_s = plan.get("timeout_s", TIMEOUT_S)
-    if type(timeout_s) not in (int, float) or not timeout_s > 0:
-        raise BadInput(path, f"timeout_s = {timeout_s}", "give seconds, more than 0")
-    commands = named("profile", "command")
-    profiles = {name: by_command(words, contract, timeout_s) for name, words in commands.items()}
-    return run(profiles, str(plan.get("reference", "")), named("suite", "prompts"), budgets or [], contract, stop)
+    """Run a TOML plan; raises BadInput with the file and the key for a plan that cannot be run."""
+    plan = files.read(path, Plan)
+    files.once(path, "profile", (p.name for p in plan.profile))
+    files.once(path, "suite", (s.name for s in plan.suite))
+    profiles = {p.name: by_command(p.command, plan.contract, plan.timeout_s) for p in plan.profile}
+    suites = {s.name: s.prompts for s in plan.suite}
+    return run(profiles, plan.reference, suites, plan.budgets, plan.contract, plan.stop)
 
 
 # Output ---------------------------------------------------------------------------------------------------------------
@@ -247,17 +228,6 @@ def to_json(cells: Sequence[Cell]) -> dict[str, Any]:
 
 def render(cells: Sequence[Cell]) -> str:
     """A line per cell that does not pass and a count per status."""
-    lines = []
-    for c in cells:
-        if c.status == "identical":
-            continue
-        where = f"{c.profile} | {c.suite}[{c.prompt}] | budget {c.budget}: {c.status}"
-        if c.first >= 0:
-            ends = ["the end" if value is None else f"{value}" for value in (c.expected, c.got)]
-            where += f" at {c.contract[:-1]} {c.first} of {c.length}: expected {ends[0]}, got {ends[1]}"
-        lines.append(where + (f" ({c.message})" if c.message else ""))
-    counts: dict[str, int] = {}
-    for c in cells:
-        counts[c.status] = counts.get(c.status, 0) + 1
+    counts = Counter(cell.status for cell in cells)
     total = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
-    return "\n".join([*lines, f"{len(cells)} cells: {total}"])
+    return "\n".join([*(str(c) for c in cells if c.status != "identical"), f"{len(cells)} cells: {total}"])

@@ -152,7 +152,7 @@ def test_a_command_that_does_not(tmp_path: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("program", "said"),
     [
-        ("import sys; sys.exit('no memory')", "exited with 1 at np = 1: no memory"),
+        ("import sys; sys.exit('no memory')", "exited with 1: no memory (np = 1)"),
         ("print('hi')", "printed 'hi'"),
         ("print('')", "0 replies to 1 sequences"),
         ("""print('{"sequence": 4, "reply": "x"}')""", "sequence 4 of 1 is answered twice or unknown"),

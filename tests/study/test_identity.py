@@ -155,10 +155,10 @@ def test_a_command_that_hangs_is_a_cell(tmp_path: Path) -> None:
         ('reference = "odl"\nbudgets = [4]\n', 'no profile is named "odl"; did you mean "old"'),
         ('reference = "old"\nbudgets = []\n', "compare nothing"),
         ('reference = "old"\nbudgets = [0]\n', "compare nothing"),
-        ('reference = "old"\nbudgets = "4"\n', "budgets = 4; give a list of integers"),
+        ('reference = "old"\nbudgets = "4"\n', "budgets = '4'"),
         ('reference = "old"\nbudget = [4]\n', 'unknown key "budget"; did you mean "budgets"'),
         ('contract = "token"\nreference = "old"\nbudgets = [4]\n', 'did you mean "tokens"'),
-        ('timeout_s = 0\nreference = "old"\nbudgets = [4]\n', "give seconds"),
+        ('timeout_s = 0\nreference = "old"\nbudgets = [4]\n', "timeout_s = 0"),
     ],
 )
 def test_a_plan_that_cannot_be_run_is_one_line(
@@ -173,5 +173,5 @@ def test_a_plan_that_cannot_be_run_is_one_line(
 def test_profiles_named_twice_are_refused(tmp_path: Path) -> None:
     path = plan(tmp_path)
     path.write_text(path.read_text().replace('name = "new"', 'name = "old"'))
-    with pytest.raises(BadInput, match="named twice"):
+    with pytest.raises(BadInput, match='profile "old" appears twice'):
         identity.from_plan(path)
