@@ -12,18 +12,24 @@ from lab.study.audit.subject import (
     FLOOR_PCT,
     SIGMAS,
     Answer,
-    Check,
     Quantity,
     Subject,
     about,
     change_pct,
+    check,
     effect,
     short,
 )
 
+FLOORS = "control_sd noise floor"
 
+
+@check("zero-engagement", "void", "engaged", "result")
 def zero_engagement(subject: Subject) -> Answer | None:
-    """`engaged` = 0: whatever was found beside it (`result`) is a property of the control."""
+    """A candidate that never ran where it was judged has shown nothing, not even that it does no harm.
+
+    `engaged` = 0: whatever was found beside it (`result`) is a property of the control.
+    """
     engaged, result = subject.one("engaged"), subject.one("result")
     if engaged is None or engaged.value > 0:
         return None
@@ -31,8 +37,12 @@ def zero_engagement(subject: Subject) -> Answer | None:
     return Answer(f"the candidate engaged {short(engaged.value)} times where it was judged{told}")
 
 
+@check("incomplete-arms", "void", "runs planned")
 def incomplete_arms(subject: Subject) -> Answer | None:
-    """Fewer `runs` than `planned`, or (in the note) an arm that is not there."""
+    """A verdict before all planned runs, or without one of its arms, is a placeholder.
+
+    Fewer `runs` than `planned`, or (in the note) an arm that is not there.
+    """
     runs, planned = subject.one("runs"), subject.one("planned")
     if runs is not None and planned is not None:
         if runs.value >= planned.value:
@@ -56,8 +66,12 @@ def noise_floor(subject: Subject) -> tuple[float, str]:
     return max(floors)
 
 
+@check("claim-inside-noise", "inconclusive", may=FLOORS, effect=True)
 def claim_inside_noise(subject: Subject) -> Answer | None:
-    """An effect that was claimed and is no larger than max(2 %, 3 sigma)."""
+    """An effect is claimed that is no larger than the noise floor it is judged under.
+
+    An effect that was claimed and is no larger than max(2 %, 3 sigma).
+    """
     change, words = effect(subject)
     floor, what = noise_floor(subject)
     if math.isnan(change) or abs(change) > floor:
@@ -65,8 +79,11 @@ def claim_inside_noise(subject: Subject) -> Answer | None:
     return Answer(f"{words} is claimed as an effect, and {what} is {floor:.3g} %")
 
 
+@check("launch-drift", "overturned", "control_launches candidate_launches", FLOORS, effect=True)
 def launch_drift(subject: Subject) -> Answer | None:
-    """Times summed over different numbers of launches, where the change per launch differs by more than the floor.
+    """Summed kernel time of captures with different launch counts compares how long was captured, not how fast.
+
+    Times summed over different numbers of launches, where the change per launch differs by more than the floor.
 
     "overturned" when the effect that the sum shows goes away or turns, or a gain appears that it hid.
     """
@@ -106,8 +123,12 @@ def _direction(change: float, floor: float) -> str:
     return "within noise" if abs(change) <= floor else "lower" if change < 0 else "higher"
 
 
+@check("between-session-noise", "inconclusive", "sessions | session_sd", effect=True)
 def between_session_noise(subject: Subject) -> Answer | None:
-    """An effect no larger than 3 sigma of the same arm over `sessions` (or `session_sd` in %)."""
+    """The same arm varies more from session to session than the effect that is claimed.
+
+    An effect no larger than 3 sigma of the same arm over `sessions` (or `session_sd` in %).
+    """
     change, words = effect(subject)
     sessions = subject.roles.get("sessions", ())
     stated = subject.one("session_sd")
@@ -129,8 +150,11 @@ def between_session_noise(subject: Subject) -> Answer | None:
     return Answer(f"{words} lies inside {SIGMAS:g} sigma between sessions, {SIGMAS * sd_pct:.1f} % ({told})")
 
 
+@check("identical-path-spread", "inconclusive", "identical_control identical_candidate | identical", effect=True)
 def identical_path_spread(subject: Subject) -> Answer | None:
-    """An effect no larger than what two arms of one and the same code showed.
+    """An A/B is decided by less than what two runs of the same code differ by.
+
+    An effect no larger than what two arms of one and the same code showed.
 
     `identical_control`, `identical_candidate`: pairs in which both arms ran the same code; each is a lower bound of the
     spread where it was taken, so the smallest of several is what any effect must exceed. `identical`: that spread in %.
@@ -146,8 +170,12 @@ def identical_path_spread(subject: Subject) -> Answer | None:
     return Answer(f"{words} decides, and arms that ran the same code differ {which}")
 
 
+@check("profiled-throughput", "unsound", "profiled", "unprofiled")
 def profiled_throughput(subject: Subject) -> Answer | None:
-    """A throughput taken under a profiler (`profiled`), beside the same workload without one (`unprofiled`)."""
+    """A profiler slows the run: its kernel times hold, its tokens per second are no verdict.
+
+    A throughput taken under a profiler (`profiled`), beside the same workload without one (`unprofiled`).
+    """
     under = [q for q in subject.roles.get("profiled", ()) if _throughput(q) and q.facts.get("profiled")]
     free = [q.value for q in subject.roles.get("unprofiled", ()) if _throughput(q) and not q.facts.get("profiled")]
     if not under:
@@ -165,8 +193,12 @@ def _throughput(quantity: Quantity) -> bool:
     return vocabulary.unit(quantity.unit) in THROUGHPUT
 
 
+@check("blind-sentinel", "void", "share claim", FLOORS)
 def blind_sentinel(subject: Subject) -> Answer | None:
-    """The op is so small a `share` of the timed region that the `claim` on it (in %) stays under the noise there."""
+    """The timed region contains so little of the changed operation that the change asked for cannot show in it.
+
+    The op is so small a `share` of the timed region that the `claim` on it (in %) stays under the noise there.
+    """
     share, claim = subject.one("share"), subject.one("claim")
     if share is None or claim is None:
         return None
@@ -182,74 +214,13 @@ def blind_sentinel(subject: Subject) -> Answer | None:
     return Answer(sentence)
 
 
-TWO_ARMS = (("change",), ("control", "candidate"))
 CHECKS = (
-    Check(
-        "zero-engagement",
-        "void",
-        "A candidate that never ran where it was judged has shown nothing, not even that it does no harm.",
-        (("engaged",),),
-        ("result",),
-        zero_engagement,
-    ),
-    Check(
-        "incomplete-arms",
-        "void",
-        "A verdict before all planned runs, or without one of its arms, is a placeholder.",
-        (("runs", "planned"),),
-        (),
-        incomplete_arms,
-    ),
-    Check(
-        "claim-inside-noise",
-        "inconclusive",
-        "An effect is claimed that is no larger than the noise floor it is judged under.",
-        TWO_ARMS,
-        ("control_sd", "noise", "floor"),
-        claim_inside_noise,
-    ),
-    Check(
-        "launch-drift",
-        "overturned",
-        "Summed kernel time of captures with different launch counts compares how long was captured, not how fast.",
-        tuple((*arms, "control_launches", "candidate_launches") for arms in TWO_ARMS),
-        ("control_sd", "noise", "floor"),
-        launch_drift,
-    ),
-    Check(
-        "between-session-noise",
-        "inconclusive",
-        "The same arm varies more from session to session than the effect that is claimed.",
-        tuple((*arms, role) for arms in TWO_ARMS for role in ("sessions", "session_sd")),
-        (),
-        between_session_noise,
-    ),
-    Check(
-        "identical-path-spread",
-        "inconclusive",
-        "An A/B is decided by less than what two runs of the same code differ by.",
-        tuple(
-            (*arms, *same)
-            for arms in TWO_ARMS
-            for same in (("identical_control", "identical_candidate"), ("identical",))
-        ),
-        (),
-        identical_path_spread,
-    ),
-    Check(
-        "profiled-throughput",
-        "unsound",
-        "A profiler slows the run: its kernel times hold, its tokens per second are no verdict.",
-        (("profiled",),),
-        ("unprofiled",),
-        profiled_throughput,
-    ),
-    Check(
-        "blind-sentinel",
-        "void",
-        "The timed region contains so little of the changed operation that the change asked for cannot show in it.",
-        (("share", "claim"),),
-        ("control_sd", "noise", "floor"),
-        blind_sentinel,
-    ),
+    zero_engagement,
+    incomplete_arms,
+    claim_inside_noise,
+    launch_drift,
+    between_session_noise,
+    identical_path_spread,
+    profiled_throughput,
+    blind_sentinel,
 )

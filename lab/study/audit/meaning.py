@@ -6,11 +6,16 @@ import math
 
 from lab.base.facts import from_base, to_base
 from lab.card.gate import OPERATORS
-from lab.study.audit.subject import FLOOR_PCT, Answer, Check, Quantity, Subject, about, change_pct, short
+from lab.study.audit.subject import FLOOR_PCT, Answer, Quantity, Subject, about, change_pct, check, short
+
+WRITTEN_ON = "control candidate line of"
 
 
+@check("denominator-changed", "overturned", f"{WRITTEN_ON} counted | {WRITTEN_ON} counted_control counted_candidate")
 def denominator_changed(subject: Subject) -> Answer | None:
-    """The gate's own quantity misses its `line` (a change in %), and what was counted instead meets it.
+    """The gate was written on one quantity and passed on another, after the figures were known.
+
+    The gate's own quantity misses its `line` (a change in %), and what was counted instead meets it.
 
     control, candidate: the quantity that the gate was written on. counted, of: what was counted instead, or
     counted_control and counted_candidate with of: what those lost, out of it.
@@ -40,8 +45,12 @@ def _counted(subject: Subject) -> float:
     return before.value - after.value if before is not None and after is not None else math.nan
 
 
+@check("gate-fails-control", "inconclusive", "control line", "stderr")
 def gate_fails_control(subject: Subject) -> Answer | None:
-    """The control does not meet the `line` that the candidate is held against; `stderr`: the control's own."""
+    """The control fails the gate too, so missing it says nothing about the candidate.
+
+    The control does not meet the `line` that the candidate is held against; `stderr`: the control's own.
+    """
     control, line, stderr = subject.one("control"), subject.one("line"), subject.one("stderr")
     if control is None or line is None or control.unit != line.unit:
         return None
@@ -55,8 +64,12 @@ def gate_fails_control(subject: Subject) -> Answer | None:
     return Answer(f"the gate asks {op} {line}, and the control itself reads {short(control.value)}{near}")
 
 
+@check("threshold-inside-band", "inconclusive", "band line | band baseline tolerance")
 def threshold_inside_band(subject: Subject) -> Answer | None:
-    """A `line`, or `baseline` less `tolerance` in %, that lies among the values of a healthy `band`."""
+    """The line lies where healthy runs lie, so it fails some of them and passes others.
+
+    A `line`, or `baseline` less `tolerance` in %, that lies among the values of a healthy `band`.
+    """
     band = subject.roles.get("band", ())
     line, baseline, tolerance = subject.one("line"), subject.one("baseline"), subject.one("tolerance")
     how = ""
@@ -78,8 +91,12 @@ def threshold_inside_band(subject: Subject) -> Answer | None:
     return Answer(sentence)
 
 
+@check("kernel-from-wall", "unsound", "whole less", "result")
 def kernel_from_wall(subject: Subject) -> Answer | None:
-    """A difference whose two sides come from different clocks; `less`: one figure, or control and candidate of it."""
+    """Time of one clock is subtracted from time of another: kernels overlap and leave gaps, wall time does not.
+
+    A difference whose two sides come from different clocks; `less`: one figure, or control and candidate of it.
+    """
     whole, result = subject.one("whole"), subject.one("result")
     less = subject.roles.get("less", ())
     if whole is None or not less:
@@ -100,8 +117,11 @@ def kernel_from_wall(subject: Subject) -> Answer | None:
     return Answer(sentence)
 
 
+@check("label-drift", "unsound", "called same_label", "other_label against")
 def label_drift(subject: Subject) -> Answer | None:
-    """A figure `called` by a label whose own figure (`same_label`) is another; `other_label`: what it equals instead.
+    """One label stands for two different quantities, and a comparison pairs one with the other.
+
+    A figure `called` by a label whose own figure (`same_label`) is another; `other_label`: what it equals instead.
 
     `against`: what it was compared with, whose ratio the drift changes.
     """
@@ -120,8 +140,12 @@ def label_drift(subject: Subject) -> Answer | None:
     return Answer(told)
 
 
+@check("impossible-speed", "void", "rate bytes bandwidth")
 def impossible_speed(subject: Subject) -> Answer | None:
-    """A `rate` in tok/s times the `bytes` that each token reads, against the device's `bandwidth`."""
+    """The figure needs more bandwidth or arithmetic than the device has.
+
+    A `rate` in tok/s times the `bytes` that each token reads, against the device's `bandwidth`.
+    """
     if subject.note:
         return Answer(subject.note)
     rate, read, bandwidth = subject.one("rate"), subject.one("bytes"), subject.one("bandwidth")
@@ -138,8 +162,12 @@ def impossible_speed(subject: Subject) -> Answer | None:
     return Answer(sentence)
 
 
+@check("withdrawn-reused", "void", "figure")
 def withdrawn_reused(subject: Subject) -> Answer | None:
-    """A `figure` that stands as evidence though its source took it back: by id, never by value."""
+    """A figure that its source took back stands as evidence; withdrawn goes by id, not by value.
+
+    A `figure` that stands as evidence though its source took it back: by id, never by value.
+    """
     taken = [q for q in subject.roles.get("figure", ()) if q.withdrawn]
     if not taken:
         return None
@@ -150,8 +178,11 @@ def withdrawn_reused(subject: Subject) -> Answer | None:
 SAME = ("device", "model", "metric", "path")
 
 
+@check("policy-on-artefact", "void", "policy basis", "later")
 def policy_on_artefact(subject: Subject) -> Answer | None:
-    """A `policy` derived from a `basis` of which a figure is withdrawn, or contradicted by a `later` one.
+    """A threshold or a route was derived from a figure that was withdrawn, or that the same arm later contradicted.
+
+    A `policy` derived from a `basis` of which a figure is withdrawn, or contradicted by a `later` one.
 
     A later figure speaks of a basis when device, model, metric and path are the same; the two contradict each other
     when they differ by more than the floor.
@@ -174,70 +205,12 @@ def policy_on_artefact(subject: Subject) -> Answer | None:
 
 
 CHECKS = (
-    Check(
-        "denominator-changed",
-        "overturned",
-        "The gate was written on one quantity and passed on another, after the figures were known.",
-        tuple(
-            ("control", "candidate", "line", "of", *c) for c in (("counted",), ("counted_control", "counted_candidate"))
-        ),
-        (),
-        denominator_changed,
-    ),
-    Check(
-        "gate-fails-control",
-        "inconclusive",
-        "The control fails the gate too, so missing it says nothing about the candidate.",
-        (("control", "line"),),
-        ("stderr",),
-        gate_fails_control,
-    ),
-    Check(
-        "threshold-inside-band",
-        "inconclusive",
-        "The line lies where healthy runs lie, so it fails some of them and passes others.",
-        (("band", "line"), ("band", "baseline", "tolerance")),
-        (),
-        threshold_inside_band,
-    ),
-    Check(
-        "kernel-from-wall",
-        "unsound",
-        "Time of one clock is subtracted from time of another: kernels overlap and leave gaps, wall time does not.",
-        (("whole", "less"),),
-        ("result",),
-        kernel_from_wall,
-    ),
-    Check(
-        "label-drift",
-        "unsound",
-        "One label stands for two different quantities, and a comparison pairs one with the other.",
-        (("called", "same_label"),),
-        ("other_label", "against"),
-        label_drift,
-    ),
-    Check(
-        "impossible-speed",
-        "void",
-        "The figure needs more bandwidth or arithmetic than the device has.",
-        (("rate", "bytes", "bandwidth"),),
-        (),
-        impossible_speed,
-    ),
-    Check(
-        "withdrawn-reused",
-        "void",
-        "A figure that its source took back stands as evidence; withdrawn goes by id, not by value.",
-        (("figure",),),
-        (),
-        withdrawn_reused,
-    ),
-    Check(
-        "policy-on-artefact",
-        "void",
-        "A threshold or a route was derived from a figure that was withdrawn, or that the same arm later contradicted.",
-        (("policy", "basis"),),
-        ("later",),
-        policy_on_artefact,
-    ),
+    denominator_changed,
+    gate_fails_control,
+    threshold_inside_band,
+    kernel_from_wall,
+    label_drift,
+    impossible_speed,
+    withdrawn_reused,
+    policy_on_artefact,
 )

@@ -95,6 +95,23 @@ class Check:
     run: Callable[[Subject], Answer | None]
 
 
+def check(
+    name: str, severity: str, needs: str = "", may: str = "", *, effect: bool = False
+) -> Callable[[Callable[[Subject], Answer | None]], Check]:
+    """Make a function a check; the first line of its docstring is the check's meaning.
+
+    needs: groups of roles, "a b | c". effect: each group also needs the roles of an effect, change or both arms.
+    """
+    groups = [tuple(group.split()) for group in needs.split("|")]
+    if effect:
+        groups = [(*arms, *group) for arms in (("change",), ("control", "candidate")) for group in groups]
+
+    def made(run: Callable[[Subject], Answer | None]) -> Check:
+        return Check(name, severity, (run.__doc__ or "").splitlines()[0], tuple(groups), tuple(may.split()), run)
+
+    return made
+
+
 @dataclass(frozen=True)
 class Finding:
     """A check that fired on a subject: the sentence, the word that was written on these figures, and the ids."""
