@@ -19,9 +19,10 @@ from lab.card.gate import Condition, Gate, Reading
 from lab.check import families
 from lab.judge import verdicts
 from lab.judge.rules import WORDS, Finding, Verdict, judge
+from tests.loops import over
 
 CASES = [(card, case) for card in phases.cards().values() for case in card.recorded]
-IDS = [f"{card.id}-{case.verdict.id}" for card, case in CASES]
+EVERY_CASE = {f"{card.id} {case.verdict.id}": (card, case) for card, case in CASES}
 JUDGED = {j.recorded_id: j for j in verdicts.judge_recorded(phases.cards().values())}
 
 EXPECTED = {
@@ -31,7 +32,7 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("recorded_id", EXPECTED)
+@over({recorded_id: (recorded_id,) for recorded_id in EXPECTED})
 def test_expected_verdict(recorded_id: str) -> None:
     expected = EXPECTED[recorded_id]
     assert expected.keys() <= {"word", "source", "claims", "either_way", "no_change", "withdrawn"}
@@ -48,7 +49,7 @@ def test_every_recorded_case_is_expected() -> None:
     assert len({case.verdict.id for _, case in CASES}) == len(CASES)
 
 
-@pytest.mark.parametrize(("card", "case"), CASES, ids=IDS)
+@over(EVERY_CASE)
 def test_sentence_exactly_where_we_differ(card: phases.Card, case: phases.RecordedCase) -> None:
     judged = JUDGED[case.verdict.id]
     assert bool(judged.differs) == (not judged.agrees)
@@ -60,7 +61,7 @@ def test_sentence_exactly_where_we_differ(card: phases.Card, case: phases.Record
 # Figures --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("card", "case"), CASES, ids=IDS)
+@over(EVERY_CASE)
 def test_figures_exist_and_stand(card: phases.Card, case: phases.RecordedCase) -> None:
     for figure_id in case.figures:
         # Only a verdict about withdrawn figures may name them, and gets no other word for it.
@@ -123,7 +124,7 @@ def untraced(verdict: Verdict, gate: Gate, evidence: Mapping[tuple[str, str], Re
     return found
 
 
-@pytest.mark.parametrize(("card", "case"), CASES, ids=IDS)
+@over(EVERY_CASE)
 def test_every_number_traces_to_figures(card: phases.Card, case: phases.RecordedCase) -> None:
     judged = JUDGED[case.verdict.id]
     gates = [(judged.verdict, card.gate)]
@@ -140,7 +141,7 @@ def test_untraced_number_is_found() -> None:
     assert untraced(judge(card.gate, other), card.gate, other) == ["+1.23", "57"]
 
 
-@pytest.mark.parametrize("card", phases.cards().values(), ids=list(phases.cards()))
+@over({card.id: (card,) for card in phases.cards().values()})
 def test_verdict_words_are_not_in_the_card(card: phases.Card) -> None:
     words = {*WORDS, "LANDED"}
 
@@ -181,7 +182,7 @@ SWAPPABLE = [
 ]
 
 
-@pytest.mark.parametrize(("card", "case"), SWAPPABLE, ids=[case.verdict.id for _, case in SWAPPABLE])
+@over({case.verdict.id: (card, case) for card, case in SWAPPABLE})
 def test_swapped_arms_change_the_verdict(card: phases.Card, case: phases.RecordedCase) -> None:
     before, after = JUDGED[case.verdict.id].verdict.word, judge(card.gate, swapped(card, case)).word
     assert (after == before) == (case.verdict.id in EITHER_WAY), (before, after)
@@ -197,7 +198,7 @@ def test_swappable_cards() -> None:
     assert set(EITHER_WAY) < {case.verdict.id for _, case in SWAPPABLE}
 
 
-@pytest.mark.parametrize(("card", "case"), CASES, ids=IDS)
+@over(EVERY_CASE)
 def test_without_units_every_card_is_blocked(card: phases.Card, case: phases.RecordedCase) -> None:
     bare = {key: replace(reading, unit="") for key, reading in case.evidence.items()}
     word = "INVALID" if EXPECTED[case.verdict.id].get("withdrawn") else "BLOCKED"
@@ -205,7 +206,7 @@ def test_without_units_every_card_is_blocked(card: phases.Card, case: phases.Rec
     assert judge(card.gate, {}).word == "BLOCKED"
 
 
-@pytest.mark.parametrize(("card", "case"), CASES, ids=IDS)
+@over(EVERY_CASE)
 def test_another_unit_or_a_withdrawn_figure_is_invalid(card: phases.Card, case: phases.RecordedCase) -> None:
     asked = {(c.metric, c.workload) for _, c in card.gate.conditions()}
     for key in asked & case.evidence.keys():
@@ -215,7 +216,7 @@ def test_another_unit_or_a_withdrawn_figure_is_invalid(card: phases.Card, case: 
         assert judge(card.gate, {**case.evidence, key: replace(reading, withdrawn="stale")}).word == "INVALID"
 
 
-@pytest.mark.parametrize(("card", "case"), CASES, ids=IDS)
+@over(EVERY_CASE)
 def test_zero_engagements_never_pass(card: phases.Card, case: phases.RecordedCase) -> None:
     asked = {(c.metric, c.workload) for c in card.gate.engaged}
     zero = {**case.evidence, **{key: Reading(vocabulary.metrics()[key[0]].unit, candidate=0) for key in asked}}
@@ -297,7 +298,7 @@ def test_launch_counts_are_bound_by_id(tmp_path: Path) -> None:
 MEASURABLE = [card for card in phases.cards().values() if card.system == "killgate" and card.family]
 
 
-@pytest.mark.parametrize("card", MEASURABLE, ids=lambda card: card.id)
+@over({card.id: (card,) for card in MEASURABLE})
 def test_a_card_of_ours_can_be_measured(card: phases.Card) -> None:
     """Its arms are candidates that take every workload, and an output that it asks about is one that is compared."""
     families.interpret_on_cpu()
