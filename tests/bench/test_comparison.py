@@ -8,6 +8,7 @@ import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -286,7 +287,12 @@ def test_status_of(error: Exception, found: tuple[str, str | None, bool] | None)
 
 
 class Still(fake_bench.FakeEvents):
-    """Runs a candidate at `prepare` and after the timing, and not for samples, of which an interpreter makes hours."""
+    """Runs a candidate once at `prepare` and once after the timing: of samples an interpreter makes hours."""
+
+    def prepare(self, one: sampling.Arm) -> None:
+        for args, out in one.sets:
+            one.run(args, out)
+        one.state = SimpleNamespace(once=[lambda: one.run(*one.sets[0])])
 
     def sample(self, one: sampling.Arm) -> float:
         return 100.0
@@ -320,7 +326,8 @@ def test_own_candidate_passes_both_checks(name: str, candidate: str, monkeypatch
     workload = first_workload(family, family.candidate(candidate))
     monkeypatch.setattr(families, "gpu_capability", lambda: None)
     role = "peer" if candidate in family.peers else "control"
-    *_, last = execute(Job(name, workload.id, ((role, candidate),), 0.0, backend="tests.bench.test_comparison:still"))
+    backend = "tests.bench.test_comparison:still"
+    *_, last = execute(Job(name, workload.id, ((role, candidate),), 0.0, l2="warm", backend=backend))  # one set
     found = last["arms"][0]
     assert (found["status"], found["message"]) == ("ok", "")
     assert math.isfinite(found["relative_error_after"])
