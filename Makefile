@@ -31,7 +31,7 @@ define run_tests
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help install verdicts test quick changed lint lab notebooks bench clean
+.PHONY: help install verdicts test quick changed mistakes lint lab notebooks bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -52,6 +52,9 @@ quick: install  ## the tests that need no ahead-of-time build and no long simula
 
 changed: install  ## the tests that what differs from BASE can reach; all of them where nobody can say
 	@tests=$$($(BIN)/python -m tests.changed $(BASE)) && $(PYTEST) -m "$(SELECT)" $(ARGS) $$tests
+
+mistakes: install  ## apply each deliberate mistake of tests/mistakes.toml to a copy, and name those that no test sees
+	@$(BIN)/python -m tests.mistakes $(ARGS)
 
 lint: install  ## ruff, mypy and the import contracts
 	$(BIN)/ruff check .

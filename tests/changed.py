@@ -24,7 +24,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("lab", "kernels", "tests")
 EVERYTHING = ("conftest.py", "pyproject.toml", "environment.yml", "install.py")
-ALWAYS = ("tests/test_repository.py",)  # rules about the files themselves
+# Rules about the files themselves.
+ALWAYS = ("tests/test_repository.py", "tests/test_changed.py", "tests/test_mistakes.py")
 NAME = re.compile(r"\b(?:lab|kernels|tests)(?:\.\w+)+")
 SOURCES = (".cu", ".cuh")
 

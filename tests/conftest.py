@@ -7,6 +7,9 @@ that compiles ahead of time needs the variable unset and therefore runs in a sub
 
 import os
 import sys
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -23,6 +26,9 @@ if not HAS_CUDA:
 # float32 sum depend on the machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
+
+# What a test builds, another one needs too, in this run or the next; `make clean` removes it.
+os.environ.setdefault("KILLGATE_CACHE", str(Path(__file__).resolve().parent.parent / "build" / "cache"))
 
 # A first call compiles or interprets a kernel: hypothesis's 200 ms deadline would judge the machine, not the code.
 hypothesis.settings.register_profile("killgate", deadline=None)
@@ -59,6 +65,41 @@ def pytest_runtest_logstart(nodeid: str) -> None:
             file.write(nodeid)
 
 
-def pytest_sessionfinish() -> None:
+# The mark `slow` is what `make quick` leaves out, so it has to be where the time is: processor time, which a busy
+# machine does not change, of the test and the processes that it started, its fixtures' included.
+LIMIT_S = 3.0
+SLOW: list[tuple[float, str]] = []
+
+
+def _cpu_s() -> float:
+    now = os.times()
+    return now.user + now.system + now.children_user + now.children_system
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    began = _cpu_s()
+    done = yield
+    spent = _cpu_s() - began
+    if spent > LIMIT_S and not item.get_closest_marker("slow"):
+        SLOW.append((spent, item.nodeid))
+    return done
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
     if RUNNING and os.path.exists(RUNNING):
         os.remove(RUNNING)
+    if WORKER:
+        session.config.workeroutput["unmarked"] = SLOW  # type: ignore[attr-defined]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """A worker of xdist is done: what it found slow."""
+    SLOW.extend(map(tuple, getattr(node, "workeroutput", {}).get("unmarked", ())))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the tests that ought to be marked slow, or made quicker."""
+    for spent, name in sorted(SLOW, reverse=True):
+        terminalreporter.write_line(f"{name} took {spent:.1f} s of processor time: mark it slow, or make it quicker")

@@ -270,6 +270,7 @@ def test_candidates_beside_are_timed_and_judged_by_nobody(tmp_path: Path) -> Non
 # Arms that fail ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_sweep_goes_on_whatever_its_arms_do(tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Real checks; as peers, one of each: a cheat, a kill, a hang, no memory, an odd shape."""
     bad = {

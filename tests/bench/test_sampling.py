@@ -343,7 +343,7 @@ def test_time_up_is_not_converged(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_at_least_five_blocks_whatever_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     found, _ = compared(monkeypatch, steady, seconds=0.0)
-    assert len(found.order) == sampling.MIN_BLOCKS
+    assert len(found.order) == sampling.MIN_BLOCKS == 5
     assert found.arms["candidate"].n == sampling.MIN_BLOCKS * 2 * sampling.VISIT
     assert not found.arms["candidate"].converged  # 0.4 s of timed work
 

@@ -49,6 +49,7 @@ def find(toy: list[AotRow]) -> Find:
     return one
 
 
+@pytest.mark.slow
 @needs_triton
 class TestToyFamily:
     @pytest.mark.parametrize(("target", "instruction"), [(90, "wgmma m64n64k16 bf16"), (121, "mma.sync m16n8k16 bf16")])
@@ -338,6 +339,7 @@ class TestDotScaledByTriton:
         assert _kept(version, 90, self.group32).instruction == "wgmma m64n128k16 bf16"
         assert _kept(version, 90, self.group16).status == ("error" if version < "3.8" else "ok")
 
+    @pytest.mark.slow
     @needs_triton
     def test_the_installed_triton_still_answers_so(self) -> None:
         compiler = f"triton {metadata.version('triton')}"

@@ -71,6 +71,7 @@ def whole(folder: Path) -> list[str]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for surviving workers in /proc")
+@pytest.mark.slow
 def test_killed_at_random_moments(tmp_path: Path) -> None:
     chosen = random.Random(int(os.environ.get("KILL_SEED", "20261121")))
     span_s = run_to_end(tmp_path / "rehearsal" / "run")
@@ -124,6 +125,7 @@ def test_rows_that_a_killed_writer_left_half_are_swept_away(tmp_path: Path) -> N
     assert sorted(p.name for p in folder.iterdir()) == [".lock", "rows.jsonl"]
 
 
+@pytest.mark.slow
 def test_two_processes_in_one_folder(tmp_path: Path) -> None:
     """Both write whole comparisons; what one finished before the other came to it is not repeated."""
     folder = tmp_path / "run"

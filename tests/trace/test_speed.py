@@ -5,6 +5,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from lab.trace.files import read
 from lab.trace.summary import Moved, summarise
 from tests.trace.nsys_synthetic import decode
@@ -22,6 +24,7 @@ def cpu_s(path: Path) -> float:
     return min(runs)
 
 
+@pytest.mark.slow
 def test_cost_is_linear_in_rows(tmp_path: Path) -> None:
     """Four times the rows may cost four times the time, not sixteen; half again as much is the machine's share."""
     small, large = decode(tmp_path / "s.sqlite", 50_000), decode(tmp_path / "l.sqlite", 200_000)

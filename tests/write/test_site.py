@@ -40,6 +40,7 @@ class Page(HTMLParser):
         self.text += data
 
 
+@pytest.mark.slow
 def test_page_for_each_phase(tmp_path: Path) -> None:
     site._write_site(tmp_path, JUDGEMENTS, [], [], {})
     assert sorted(p.stem for p in (tmp_path / "phases").iterdir()) == sorted(phases.cards())
@@ -87,6 +88,7 @@ def test_site_escapes_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "Measured here" in index.text
 
 
+@pytest.mark.slow
 def test_checks_are_counted(tmp_path: Path) -> None:
     name = families.names()[0]
     checks = [{"family": name, "status": s} for s in ("ok", "ok", "skipped", "error")]
@@ -202,6 +204,7 @@ def notebook(path: Path, *cells: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_notebooks_are_executed_and_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(site, "NOTEBOOKS", tmp_path)
     good = notebook(tmp_path / "good.ipynb", "import lab", "print('result', 6 * 7)")
