@@ -254,14 +254,14 @@ notebook.show(reads)
 
 # %%
 above = reads[reads["tok/s"] > most]
-nvfp4 = [r for r in breakdowns.rows("imp_qwen35_4b_gdn_W2_ng_before") if "nvfp4" in r["kernel_name"]]
+nvfp4 = [r for r in breakdowns.rows("imp_qwen35_4b_gdn_W2_ng_before") if "nvfp4" in r.kernel_name]
 assert set(above.figure) == {"published row, later replaced", "pin of the current gate"}
 assert nvfp4
 notebook.text(
     f"{smallest.value:,.0f} MiB at {peak / 1e9:,.0f} GB/s allow {most:.0f} tok/s. {len(above)} of these figures are "
     f"above that and ask for up to {reads['GB/s if all weights are read'].max():,.0f} GB/s. So on those builds a step "
     "does not read what the weights take up in Q8_0, or the figure is wrong. The record does not say which; a profile "
-    f"of another Q8_0 model of this engine has a kernel for four-bit weights ({nvfp4[0]['kernel_name']}), which "
+    f"of another Q8_0 model of this engine has a kernel for four-bit weights ({nvfp4[0].kernel_name}), which "
     "points to the first. A table that mixes both kinds of build compares two quantisations."
 )
 

@@ -12,7 +12,6 @@ two words. Such a bucket cannot be compared across documents, however precise ea
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -264,25 +263,22 @@ def drift(
     uses = []
     for trace_id in breakdowns.recorded_ids():
         for row in breakdowns.rows(trace_id):
-            params = json.loads(row["params"] or "{}")
-            same = (row["engine"], row["model"], row["phase"]) == (engine, model, phase)
-            printed = row[breakdowns.UNITS[unit]]
-            same &= row["category"] in categories and params.get("arm", arms[0] if arms else None) in (*arms, None)
+            params, printed = row.settings, row.printed(unit)
+            same = (row.engine, row.model, row.phase) == (engine, model, phase)
+            same &= row.category in categories and params.get("arm", arms[0] if arms else None) in (*arms, None)
             if same and printed and not params.keys() & {"invalid", "estimate"}:
-                document = row["source"].rpartition("/")[2]
+                document = row.source.rpartition("/")[2]
                 error = _error(row, printed)
                 workload = ", ".join(f"{k} {params[k]}" for k in ("npp", "npl") if k in params)
-                uses.append(
-                    Use(trace_id, document, row["category"], row["kernel_name"], float(printed), error, workload)
-                )
+                uses.append(Use(trace_id, document, row.category, row.kernel_name, float(printed), error, workload))
     return Drift(name, unit, tuple(uses), tuple(_findings(uses, unit)))
 
 
-def _error(row: Mapping[str, str], printed: str) -> float:
+def _error(row: breakdowns.Row, printed: str) -> float:
     """Half a digit of the value, or of the share that it was computed from."""
-    if not row["share_pct"] or not float(row["share_pct"]):
+    if not row.share_pct or not float(row.share_pct):
         return digit_error(printed)
-    return max(digit_error(printed), digit_error(row["share_pct"]) / float(row["share_pct"]) * float(printed))
+    return max(digit_error(printed), digit_error(row.share_pct) / float(row.share_pct) * float(printed))
 
 
 def _findings(uses: Sequence[Use], unit: str) -> list[str]:

@@ -21,17 +21,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from lab.base.errors import BadInput, nearest
 from lab.card import recorded
 from lab.trace import categories, intervals
 from lab.trace.categories import IDLE, MEMCPY, MEMSET, OPAQUE, OTHER, Rules
-from lab.trace.model import COPY_KINDS, Trace, totals_by_name
+from lab.trace.model import COPY_KINDS, Activity, Trace, totals_by_name
 
 FILE = recorded.FOLDER / "breakdowns.csv"
-COLUMNS = (
-    *("id", "trace_id", "engine", "device", "model", "phase", "params", "category", "level", "kernel_name"),
-    *("us_per_token", "ms_per_step", "share_pct", "instances", "window_ms", "avg_us", "profile_mode", "source"),
-)
 # unit -> the column of a recorded table that is in it. Steps come first: where a table has both, the sources printed
 # the step and the time per token was computed from it, with digits that nobody measured.
 UNITS = {"ms/step": "ms_per_step", "us/token": "us_per_token", "ms": "window_ms", "%": "share_pct"}
@@ -110,22 +108,54 @@ class Breakdown:
         return found
 
 
+class Row(msgspec.Struct, frozen=True):
+    """A row of a recorded table: what the source printed, as text."""
+
+    id: str
+    trace_id: str
+    engine: str
+    device: str
+    model: str
+    phase: str
+    params: str
+    category: str
+    level: str
+    kernel_name: str
+    us_per_token: str
+    ms_per_step: str
+    share_pct: str
+    instances: str
+    window_ms: str
+    avg_us: str
+    profile_mode: str
+    source: str
+
+    def printed(self, unit: str) -> str:
+        """The figure in a unit of UNITS, "" where the source prints none."""
+        return str(getattr(self, UNITS[unit]))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the table was recorded with: npl, npp, arm, and why it is an estimate or invalid."""
+        return dict(json.loads(self.params or "{}"))
+
+
 @cache
-def _table() -> Mapping[str, list[dict[str, str]]]:
+def _table() -> Mapping[str, list[Row]]:
     return read_table(FILE)
 
 
-def read_table(path: Path) -> dict[str, list[dict[str, str]]]:
+def read_table(path: Path) -> dict[str, list[Row]]:
     """The rows of a table of recorded breakdowns by trace id; raises BadInput for an unknown level or doubled id."""
-    found: dict[str, list[dict[str, str]]] = {}
+    found: dict[str, list[Row]] = {}
     seen: set[str] = set()
-    for row in recorded.read_table(path, COLUMNS):
-        if row["level"] not in LEVELS:
-            raise BadInput(path, f'{row["id"]}: level = "{row["level"]}"', nearest(row["level"], LEVELS))
-        if row["id"] in seen:
-            raise BadInput(path, f'id "{row["id"]}" appears twice', "give the second one its own id")
-        seen.add(row["id"])
-        found.setdefault(row["trace_id"], []).append(row)
+    for row in msgspec.convert(recorded.read_table(path, Row.__struct_fields__), list[Row]):
+        if row.level not in LEVELS:
+            raise BadInput(path, f'{row.id}: level = "{row.level}"', nearest(row.level, LEVELS))
+        if row.id in seen:
+            raise BadInput(path, f'id "{row.id}" appears twice', "give the second one its own id")
+        seen.add(row.id)
+        found.setdefault(row.trace_id, []).append(row)
     return found
 
 
@@ -134,7 +164,7 @@ def recorded_ids() -> list[str]:
     return list(_table())
 
 
-def rows(trace_id: str) -> list[dict[str, str]]:
+def rows(trace_id: str) -> list[Row]:
     """A recorded breakdown's rows as printed; raises BadInput naming the nearest id."""
     if trace_id not in _table():
         raise BadInput(FILE, f'no recorded breakdown has the id "{trace_id}"', nearest(trace_id, _table()))
@@ -143,8 +173,8 @@ def rows(trace_id: str) -> list[dict[str, str]]:
 
 def units(trace_id: str) -> list[str]:
     """The units in which every part of a recorded breakdown is printed."""
-    parts = [r for r in rows(trace_id) if r["level"] == "macro"] or rows(trace_id)
-    return [unit for unit, column in UNITS.items() if all(r[column] for r in parts)]
+    parts = [r for r in rows(trace_id) if r.level == "macro"] or rows(trace_id)
+    return [unit for unit in UNITS if all(r.printed(unit) for r in parts)]
 
 
 def digit_error(text: str) -> float:
@@ -168,23 +198,18 @@ def from_recorded(trace_id: str, unit: str | None = None) -> Breakdown:
     if unit not in offered:
         what = f"{trace_id} is not printed in {unit}" if unit else f"{trace_id} prints no unit for all of its parts"
         raise BadInput(FILE, what, f"it has {', '.join(offered) or 'none'}")
-    column = UNITS[unit]
-    first = own[0]
-    params = json.loads(first["params"] or "{}")
-    total = _total(own, column)
-    whole = float(total[column]) if total else (100.0 if unit == "%" else None)
-    of_wall = total is None or "wall" in total["kernel_name"].lower()
+    settings = own[0].settings
+    total = _total(own, unit)
+    whole = float(total.printed(unit)) if total else (100.0 if unit == "%" else None)
+    of_wall = total is None or "wall" in total.kernel_name.lower()
     parts: list[Part] = []
     nested: list[Part] = []
     for row in own:
-        if row["level"] == "total" or not row[column]:
-            continue
-        if row["category"] in NO_PART and not of_wall:
+        if row.level == "total" or not row.printed(unit) or (row.category in NO_PART and not of_wall):
             continue  # idle time is no part of a total of kernel time
-        part = _part(row, column, whole)
-        (parts if row["level"] == "macro" else nested).append(part)
-    denominator = total["kernel_name"] if total else ("the source's 100 %" if unit == "%" else "sum of the parts")
-    words = [first["engine"], first["model"], first["phase"], *(f"{k} {v}" for k, v in _plain(params))]
+        (parts if row.level == "macro" else nested).append(_part(row, unit, whole))
+    shown = ("npl", "npp", "ntg", "ctx", "arm", "tokens", "clients")
+    words = [own[0].engine, own[0].model, own[0].phase, *(f"{k} {v}" for k, v in settings.items() if k in shown)]
     return Breakdown(
         id=trace_id,
         title=", ".join(words),
@@ -192,34 +217,28 @@ def from_recorded(trace_id: str, unit: str | None = None) -> Breakdown:
         parts=tuple(parts),
         nested=tuple(nested),
         total=whole,
-        total_error=digit_error(total[column]) if total else 0.0,
-        denominator=denominator,
-        evidence="estimate" if params.get("estimate") else "recorded",
-        invalid=str(params.get("invalid", "")),
-        source=first["source"],
+        total_error=digit_error(total.printed(unit)) if total else 0.0,
+        denominator=total.kernel_name if total else ("the source's 100 %" if unit == "%" else "sum of the parts"),
+        evidence="estimate" if settings.get("estimate") else "recorded",
+        invalid=str(settings.get("invalid", "")),
+        source=own[0].source,
     )
 
 
-def _total(own: Iterable[dict[str, str]], column: str) -> dict[str, str] | None:
+def _total(own: Iterable[Row], unit: str) -> Row | None:
     """The row that states the whole: the wall-clock one where there are several."""
-    totals = [r for r in own if r["level"] == "total" and r[column]]
-    wall = [r for r in totals if "wall" in r["kernel_name"].lower()]
-    return max(wall or totals, key=lambda r: float(r[column]), default=None)
+    totals = [r for r in own if r.level == "total" and r.printed(unit)]
+    wall = [r for r in totals if "wall" in r.kernel_name.lower()]
+    return max(wall or totals, key=lambda r: float(r.printed(unit)), default=None)
 
 
-def _part(row: dict[str, str], column: str, whole: float | None) -> Part:
-    value, error = float(row[column]), digit_error(row[column])
-    share = row["share_pct"]
-    if column != "share_pct" and share and whole and abs(float(share) / 100 * whole - value) <= 2 * error:
+def _part(row: Row, unit: str, whole: float | None) -> Part:
+    value, error, share = float(row.printed(unit)), digit_error(row.printed(unit)), row.share_pct
+    if unit != "%" and share and whole and abs(float(share) / 100 * whole - value) <= 2 * error:
         error = max(error, digit_error(share) / 100 * whole)  # the time was computed from the share
     # Overlap is printed as a positive number and shortens the step.
-    sign = -1.0 if row["category"] == OVERLAP else 1.0
-    count = float(row["instances"]) if row["instances"] else None
-    return Part(row["category"], sign * value, error, row["kernel_name"], count)
-
-
-def _plain(params: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    return [(k, v) for k, v in params.items() if k in ("npl", "npp", "ntg", "ctx", "arm", "tokens", "clients")]
+    sign = -1.0 if row.category == OVERLAP else 1.0
+    return Part(row.category, sign * value, error, row.kernel_name, float(row.instances) if row.instances else None)
 
 
 def from_trace(trace: Trace, rules: Rules | None = None, count: float = 1.0, per: str = "") -> Breakdown:
@@ -235,34 +254,30 @@ def from_trace(trace: Trace, rules: Rules | None = None, count: float = 1.0, per
     rules = rules or categories.default()
     scale = 1e3 * count
     sums: dict[str, list[float]] = {}
-    rest: dict[str, float] = {}
     kernels: dict[str, float] = {}
     for name in totals_by_name(trace):
-        category = rules.category(name.name)
-        own = sums.setdefault(category, [0.0, 0.0])
+        own = sums.setdefault(rules.category(name.name), [0.0, 0.0])
         own[0] += name.sum_ns
         own[1] += name.count
         kernels[name.name] = name.sum_ns / scale
-        if category == OTHER:
-            rest[name.name] = name.sum_ns / scale
-    for kind in sorted({int(k) for k in trace.memcpy.kind}):
-        chosen = trace.memcpy.take(trace.memcpy.kind == kind)
-        sums[f"{MEMCPY} {COPY_KINDS[kind]}"] = [float(chosen.duration_ns.sum()), float(len(chosen))]
-    for label, rows_of in ((MEMSET, trace.memset), (OPAQUE, trace.graphs)):
-        if len(rows_of):
-            sums[label] = [float(rows_of.duration_ns.sum()), float(len(rows_of))]
-    parts = [Part(c, ns / scale, count=n / count) for c, (ns, n) in sorted(sums.items(), key=lambda i: -i[1][0])]
-    parts, nested = [p for p in parts if rules.busy(p.category)], [p for p in parts if not rules.busy(p.category)]
-    found: list[intervals.Device] = []
+    rest = {name: value for name, value in kernels.items() if rules.category(name) == OTHER}
+    moved: list[tuple[str, Activity]] = [
+        (f"{MEMCPY} {COPY_KINDS[kind]}", trace.memcpy.take(trace.memcpy.kind == kind))
+        for kind in sorted({int(k) for k in trace.memcpy.kind})
+    ]
+    for label, activity in (*moved, (MEMSET, trace.memset), (OPAQUE, trace.graphs)):
+        if len(activity):
+            sums[label] = [float(activity.duration_ns.sum()), float(len(activity))]
+    every = [Part(c, ns / scale, count=n / count) for c, (ns, n) in sorted(sums.items(), key=lambda i: -i[1][0])]
+    parts, nested = ([p for p in every if rules.busy(p.category) == busy] for busy in (True, False))
     sum_ns = sum(ns for category, (ns, _) in sums.items() if rules.busy(category))
-    warnings = list(trace.warnings)
-    span_ns = sum_ns
+    warnings, span_ns, denominator = list(trace.warnings), sum_ns, "sum of the kernels (no timeline)"
     if trace.timeline:
-        waiting = rules.waits(trace.names)
-        found = intervals.devices(trace, waiting)
+        found = intervals.devices(trace, rules.waits(trace.names))
         span_ns = len(found) * intervals.window(trace, found).ns
         busy_ns = sum(d.busy.ns for d in found)
         parts += [Part(IDLE, (span_ns - busy_ns) / scale), Part(OVERLAP, (busy_ns - sum_ns) / scale)]
+        denominator = f"time span of {len(found)} device{'s'[: len(found) != 1]}"
     warnings += filter(None, [categories.other_warning(rest, sum_ns / scale, "us" + (f"/{per}" if per else ""))])
     if len(trace.graphs):
         kernels = {}
@@ -276,9 +291,7 @@ def from_trace(trace: Trace, rules: Rules | None = None, count: float = 1.0, per
         parts=tuple(parts),
         nested=tuple(nested),
         total=span_ns / scale,
-        denominator=f"time span of {len(found)} device{'s'[: len(found) != 1]}"
-        if trace.timeline
-        else "sum of the kernels (no timeline)",
+        denominator=denominator,
         kernels=kernels,
         source=trace.source,
         warnings=tuple(warnings),

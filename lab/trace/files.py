@@ -52,9 +52,10 @@ def read_text(path: Path, text: str) -> Trace:
     first = text.lstrip("\ufeff \t\r\n")[:1]
     if first in ("{", "["):
         return kineto.read(path, text.lstrip("\ufeff"))
-    if not tables.kind(text):
+    found = tables.read(path, text.lstrip("\ufeff"))
+    if found is None:
         raise BadInput(path, "is no profile that is known here", f"give {KINDS}")
-    return tables.read(path, text.lstrip("\ufeff"))
+    return found
 
 
 def _text(path: Path, head: bytes) -> str:
