@@ -19,9 +19,8 @@
 # recorded ones, by id; nothing was measured here.
 
 # %%
-import dataclasses
-
 import pandas as pd
+from msgspec import structs
 
 from lab import draw
 from lab.base import devices, models
@@ -87,9 +86,9 @@ notebook.text(
 evidence = dict(parser.recorded[0].evidence)
 right = evidence["parsed_tps", ""]
 slipped = rules.judge(
-    parser.gate, {**evidence, ("parsed_tps", ""): dataclasses.replace(right, candidate=stored_ms.value, unit="ms")}
+    parser.gate, {**evidence, ("parsed_tps", ""): structs.replace(right, candidate=stored_ms.value, unit="ms")}
 )
-unlabelled = rules.judge(parser.gate, {**evidence, ("parsed_tps", ""): dataclasses.replace(right, unit="")})
+unlabelled = rules.judge(parser.gate, {**evidence, ("parsed_tps", ""): structs.replace(right, unit="")})
 assert (slipped.word, unlabelled.word) == ("INVALID", "BLOCKED")
 notebook.text(f"- milliseconds: **{slipped.word}**, {slipped.reason}\n- no unit: **{unlabelled.word}**")
 

@@ -19,10 +19,10 @@
 # which published figures still stand. All figures are recorded ones; nothing was measured here.
 
 # %%
-import dataclasses
 import re
 
 import pandas as pd
+from msgspec import structs
 
 from lab import draw
 from lab.base import devices, models
@@ -310,7 +310,7 @@ notebook.show(capped)
 sweep = []
 for r in sweeps.select(source="files/lucebox/scientific__results.csv"):
     kind, cap = re.fullmatch(r"scientific/(.*)_dm(\d+)", r.arm).groups()
-    sweep.append(dataclasses.replace(r, arm=kind.replace("_", ", "), params={**r.params, "draft_max": int(cap)}))
+    sweep.append(structs.replace(r, arm=kind.replace("_", ", "), params={**r.params, "draft_max": int(cap)}))
 kinds = sorted({r.arm for r in sweep})
 decode, accepted = (
     [sweeps.series([r for r in sweep if r.arm == kind], "draft_max", metric) for kind in kinds]

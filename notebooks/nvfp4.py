@@ -411,8 +411,8 @@ notebook.show(frame.assign(change=[f"{100 * (once / passes - 1):+.1f} %" for pas
 
 # %%
 notebook.show(
-    pd.DataFrame([{"card": c.id, "would change the verdict": c.limits, "expected beforehand": c.expected["recovery"],
-                   "its arithmetic": c.expected["arithmetic"]} for c in (card, *kernel_cards)]),
+    pd.DataFrame([{"card": c.id, "would change the verdict": c.limits, "expected beforehand": c.expected.recovery,
+                   "its arithmetic": c.expected.arithmetic} for c in (card, *kernel_cards)]),
     code=["card"],
 )  # fmt: skip
 

@@ -52,11 +52,12 @@ ALTERED = {
 # Notebooks that stand on measured rows, or on what they compute, alone: there is no recorded figure to alter.
 MEASURED_ONLY = {"measuring", "kv_accuracy", "limits"}
 RUNNER = """
-import dataclasses, runpy, sys
+import runpy, sys
+from msgspec import structs
 from lab.card import recorded
 name, figure, value = sys.argv[1], sys.argv[2], float(sys.argv[3])
 real = dict(recorded.figures())
-real[figure] = dataclasses.replace(real[figure], value=value)
+real[figure] = structs.replace(real[figure], value=value)
 recorded.figures = lambda: real
 runpy.run_path(name)
 """
@@ -242,7 +243,7 @@ def test_picture_needs_a_description():
 def test_gate_and_question_come_from_the_card():
     card = phases.card("p1")
     frame = notebook.gate(card)
-    assert len(frame) == sum(len(g.conditions()) for g in [card.gate, *(c.gate for c in card.claims)])
+    assert len(frame) == sum(len(g.conditions()) for g in [gate for _, gate in card.gates])
     assert set(frame.part) == {"gate", *(f"claim: {c.name}" for c in card.claims)}
     shown = notebook.question(card).bundle["text/markdown"]
     assert all(words in shown for words in (card.question, card.hypothesis, card.null, card.control, card.candidate))

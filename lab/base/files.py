@@ -1,4 +1,4 @@
-"""Files of data: read as a type, refused in one line with what is wrong, and written whole or not at all.
+"""Files of data: read as types, refused in one line with what is wrong, and written whole or not at all.
 
 A type is a msgspec.Struct; its fields say what a file may hold, and its `__post_init__` raises ValueError("what is
 wrong; the remedy") for what a type cannot say. An unknown or missing key, a wrong word and a value of another type are
@@ -8,20 +8,23 @@ refused with the file, the entry, the key and the nearest valid word.
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Mapping
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
-from lab.base import vocabulary
 from lab.base.errors import BadInput, nearest
 
 T = TypeVar("T")
+Row = TypeVar("Row", bound=msgspec.Struct)
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 LABELS = ("id", "name", "title")  # keys by which an entry of a list is called
@@ -29,7 +32,85 @@ LABELS = ("id", "name", "title")  # keys by which an entry of a list is called
 
 def read(path: Path, kind: type[T]) -> T:
     """A TOML file as its type; raises BadInput."""
-    return convert(vocabulary.read_toml(path), kind, path)
+    return convert(read_toml(path), kind, path)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as plain data; raises BadInput when it is missing or malformed."""
+    return parse_toml(read_bytes(path), path)
+
+
+def parse_toml(text: bytes, path: Path) -> dict[str, Any]:
+    """The text of a TOML file as plain data; raises BadInput naming the file."""
+    try:
+        return tomllib.loads(text.decode("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadInput(path, f"not valid TOML ({error})", "mend that line") from None
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a file; raises BadInput when it cannot be read."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise BadInput(path, "no such file", "restore it from version control") from None
+    except OSError as error:
+        raise BadInput(path, f"cannot be read ({error.strerror})", "restore it from version control") from None
+
+
+def read_csv(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
+    """The rows of a CSV that has at least these columns.
+
+    Raises BadInput when the file is missing, a column is missing or a row has another length.
+    """
+    try:
+        lines = csv.reader(io.StringIO(read_bytes(path).decode("utf-8"), newline=""))
+        header, rows = next(lines, []), [row for row in lines if row]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise BadInput(path, f"not a readable CSV ({error})", "restore it from version control") from None
+    for column in columns:
+        if column not in header:
+            raise BadInput(path, f'column "{column}" is missing', f"it needs {', '.join(columns)}")
+    for number, row in enumerate(rows, start=2):
+        if len(row) != len(header):
+            raise BadInput(path, f"line {number} has a different number of fields than the header", "mend that line")
+    return [dict(zip(header, row, strict=True)) for row in rows]
+
+
+def table(
+    path: Path, columns: Iterable[str], kind: type[Row], typed: Callable[[dict[str, Any]], Any] = dict
+) -> dict[str, Row]:
+    """The rows of a CSV with these columns as their type, by id; `params`, where it is a column, holds JSON.
+
+    typed: a row's plain data from its texts. Raises BadInput naming the file and the id.
+    """
+    found: dict[str, Row] = {}
+    for line, row in enumerate(read_csv(path, tuple(columns)), start=2):
+        plain: dict[str, Any] = dict(row)
+        if not row["id"] or row["id"] in found:
+            raise BadInput(path, f'line {line}: id "{row["id"]}" is empty or appears twice', "give each row its own id")
+        if "params" in row:
+            try:
+                plain["params"] = msgspec.json.decode(row["params"] or "{}")
+            except msgspec.DecodeError as error:
+                raise BadInput(path, f"{row['id']}: params is not JSON ({error})", "mend that field") from None
+        found[row["id"]] = convert(typed(plain), kind, path, row["id"])
+    return found
+
+
+def number(text: str) -> float | str:
+    """A field of a CSV as the number that it is, else as it stands."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def called(name: str, known: Mapping[str, T], what: str, where: str | Path) -> T:
+    """The entry with this id; raises BadInput naming `where`, `what` it is and the nearest id."""
+    if name not in known:
+        raise BadInput(where, f'no {what} has the id "{name}"', nearest(name, known))
+    return known[name]
 
 
 def convert(raw: Any, kind: type[T], where: str | Path, entry: str = "") -> T:
@@ -74,7 +155,7 @@ def _refused(text: str, raw: Any, kind: Any, where: str | Path, entry: str) -> B
     keys = [(name, deeper) for name, deeper in keys if name or deeper]
     for n, (name, deeper) in enumerate(keys):
         if name:
-            raw, kind = raw[name], _field(kind, name)
+            raw, kind = raw[name], _fields(kind).get(name, Any)
         if deeper:  # msgspec does not say which element: the first that cannot be converted
             inner = _inner(kind)
             for label, element in _elements(raw):
@@ -86,7 +167,7 @@ def _refused(text: str, raw: Any, kind: Any, where: str | Path, entry: str) -> B
     path = ": ".join(filter(None, (entry, ".".join(word for word, _ in keys))))
     prefix = f"{path}: " if path else ""
     if found := re.search(r"unknown field `(.+)`$", what):
-        return BadInput(where, f'{prefix}unknown key "{found[1]}"', nearest(found[1], _names(kind)))
+        return BadInput(where, f'{prefix}unknown key "{found[1]}"', nearest(found[1], _fields(kind)))
     if found := re.search(r"missing required field `(.+)`$", what):
         return BadInput(where, f'{prefix}key "{found[1]}" is missing', f"give {found[1]}")
     if words := _words(kind):
@@ -114,21 +195,16 @@ def _bare(kind: Any) -> list[Any]:
     return [kind]
 
 
-def _field(kind: Any, name: str) -> Any:
-    for member in _bare(kind):
-        if name in getattr(member, "__struct_fields__", ()):
-            return get_type_hints(member, include_extras=True)[name]
-    return Any
+def _fields(kind: Any) -> dict[str, Any]:
+    """The keys of a table and their types."""
+    structs = [member for member in _bare(kind) if hasattr(member, "__struct_fields__")]
+    return {f.encode_name: f.type for member in structs for f in msgspec.structs.fields(member)}
 
 
 def _inner(kind: Any) -> Any:
     """The type of the elements of a list or a table."""
     held = [get_args(member) for member in _bare(kind) if get_origin(member) in (list, tuple, dict)]
     return next((args[1 if args[1:] and args[1] is not Ellipsis else 0] for args in held), Any)
-
-
-def _names(kind: Any) -> list[str]:
-    return [name for member in _bare(kind) for name in getattr(member, "__struct_fields__", ())]
 
 
 def _words(kind: Any) -> list[str]:

@@ -6,102 +6,95 @@ compared as a word: nothing is converted, a different unit is a disagreement, a 
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from typing import Any
+from typing import Literal
 
-from lab.base.errors import REPOSITORY, BadInput, nearest
+from msgspec import Struct
+
+from lab.base import files
+from lab.base.errors import REPOSITORY
+from lab.base.files import read_toml as read_toml
 
 FILE = REPOSITORY / "data" / "vocabulary.toml"
 
 
-@dataclass(frozen=True)
-class Metric:
-    """A named quantity a gate may stand on.
+class Metric(Struct, frozen=True, forbid_unknown_fields=True):
+    """A named quantity a gate may stand on: its canonical unit, and the names that the sources' tables use for it."""
 
-    unit:     its canonical unit; better: "higher", "lower" or "none".
-    recorded: the names the sources' tables use for it.
-    """
-
-    name: str
     unit: str
-    better: str
+    better: Literal["higher", "lower", "none"]
     meaning: str
     recorded: tuple[str, ...] = ()
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file; raises BadInput naming the file when it is missing or malformed."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise BadInput(path, "no such file", "restore it from version control") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(path, f"not valid TOML ({error})", "mend that line") from None
+class Unit(Struct, frozen=True, forbid_unknown_fields=True):
+    """A unit: other spellings found in the sources, and its quantity where that says something ("time")."""
+
+    also: tuple[str, ...] = ()
+    quantity: str = ""
+    note: str = ""
+
+
+class Withdrawn(Struct, frozen=True, forbid_unknown_fields=True):
+    """How the status of a figure begins that its source took back."""
+
+    words: tuple[str, ...]
+
+
+class Vocabulary(Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole file: word -> what it means."""
+
+    system: dict[str, str]
+    withdrawn: Withdrawn
+    arrival: dict[str, str]
+    unit: dict[str, Unit]
+    metric: dict[str, Metric]
+    row: dict[str, str]
 
 
 @cache
-def _file() -> dict[str, Any]:
-    return read_toml(FILE)
+def words() -> Vocabulary:
+    """The vocabulary, read once."""
+    return files.read(FILE, Vocabulary)
 
 
-@cache
 def metrics() -> Mapping[str, Metric]:
     """Every metric by name."""
-    return {
-        name: Metric(name, m["unit"], m["better"], m["meaning"], tuple(m.get("recorded", ())))
-        for name, m in _file()["metric"].items()
-    }
+    return words().metric
+
+
+def arrivals() -> Mapping[str, str]:
+    """The arrival patterns of a served load."""
+    return words().arrival
+
+
+def row_ids() -> Mapping[str, str]:
+    """The workbench's rows: id -> what it compares."""
+    return words().row
+
+
+def systems() -> Mapping[str, str]:
+    """The systems whose verdicts are replayed, and our own."""
+    return words().system
 
 
 @cache
-def _units() -> Mapping[str, str]:
-    spelled: dict[str, str] = {}
-    for unit, entry in _file()["unit"].items():
-        for word in (unit, *entry.get("also", ())):
-            spelled[word] = unit
-    return spelled
+def _spellings() -> Mapping[str, str]:
+    return {word: unit for unit, entry in words().unit.items() for word in (unit, *entry.also)}
 
 
 def unit(word: str) -> str:
     """The canonical spelling of a unit ("t/s" is "tok/s"); a word that is not in the table comes back unchanged."""
-    return _units().get(word, word)
-
-
-def known_unit(word: str, where: str | Path) -> str:
-    """The canonical spelling of a unit; raises BadInput naming the nearest one when it is unknown."""
-    if word not in _units():
-        raise BadInput(where, f'unit = "{word}" is unknown', nearest(word, _units()))
-    return _units()[word]
+    return _spellings().get(word, word)
 
 
 def is_time(word: str) -> bool:
     """True for units that measure a duration, which is never negative."""
-    entry = _file()["unit"].get(unit(word))
-    return bool(entry and entry.get("quantity") == "time")
+    entry = words().unit.get(unit(word))
+    return entry is not None and entry.quantity == "time"
 
 
 def is_withdrawn(status: str) -> bool:
     """True when a recorded status word says that the source took the figure back."""
-    return any(status.startswith(word) for word in _file()["withdrawn"]["words"]) if status else False
-
-
-@cache
-def arrivals() -> Mapping[str, str]:
-    """The arrival patterns of a served load: word -> what it means."""
-    return dict(_file()["arrival"])
-
-
-@cache
-def row_ids() -> Mapping[str, str]:
-    """The workbench's rows: id -> what it compares."""
-    return dict(_file()["row"])
-
-
-@cache
-def systems() -> Mapping[str, str]:
-    """The systems whose verdicts are replayed, and our own: id -> what it is."""
-    return dict(_file()["system"])
+    return status.startswith(words().withdrawn.words)

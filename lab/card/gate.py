@@ -1,4 +1,4 @@
-"""The judge: a gate declared beforehand and what the evidence reads, to one verdict word and the sentence behind it.
+"""A gate: the conditions that decide a phase, as data, and a reading: what the evidence says about one of them.
 
 A gate is five lists of conditions in one grammar (metric, comparison, threshold, unit, workload); a list is named for
 what happens when one of its conditions does not hold:
@@ -6,26 +6,7 @@ what happens when one of its conditions does not hold:
     correctness -> INVALID    complete -> BLOCKED    engaged -> VACUOUS    kill (when it holds) -> NO-GO
     require     -> NO-GO, NEUTRAL inside the noise, PARTIAL where workloads disagree
 
-in that order of precedence, after INVALID for a withdrawn figure or a unit that disagrees, and BLOCKED for a figure
-that is not there. The judge is pure: no files, no clock, no GPU, so every rule is property-tested on the CPU.
-
-Noise. The floor of a change is max(2 %, 3 sigma of the control) unless the card says otherwise. A threshold outside
-the floor is a plain line: met or missed. A threshold inside it (zero, or "not worse than 1 %") asks for an effect
-beyond the floor, and what lies within is NEUTRAL; "not worse" is met by its figure, and the finding says that its line
-lies inside the floor. A kill condition must be exceeded by the declared floor to count at
-all; when the measured noise reaches over it, nobody can tell whether it fired, and the verdict is at most NEUTRAL.
-So more noise can turn GO or NO-GO into NEUTRAL and never NO-GO into GO.
-
-Arrivals. A scheduler that protects running requests from new ones shows nothing when all requests come at once. A
-condition may name the arrivals it asks about; a figure taken under others, or one that does not say, is no evidence for
-it (BLOCKED), and arms taken under different arrivals are no comparison for any gate.
-
-Share. A benchmark that times much more than the candidate changes cannot see it. A condition may say which share of the
-timed region the candidate changes; its threshold is then asked of that share, and BLOCKED is returned where meeting it
-would move the region by less than the noise floor.
-
-Against. A change usually runs from the control to the candidate on one workload. With `against` it runs from another
-workload to this one in the candidate's own figures: how something grows with the context, the batch or the chunk.
+in that order of precedence; lab/judge/rules.py says how one is held against a reading.
 """
 
 from __future__ import annotations
@@ -33,41 +14,45 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct, field
+from msgspec.structs import force_setattr, replace
 
 ROLES = ("correctness", "complete", "engaged", "kill", "require")
-COMPARISONS = ("value", "change", "difference")
+WEIGHED = ("kill", "require")  # the roles that the arrivals of a gate apply to; the others ask what ran, not how fast
 ERRORS = ("relative_error", "nmse")  # metrics that exist of each output, and of the worst
 OPERATORS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq}
 
+Level = Annotated[float, Meta(ge=0, le=1e6)]
 
-@dataclass(frozen=True)
-class Condition:
+
+class Condition(Struct, frozen=True, forbid_unknown_fields=True):
     """One line of a gate.
 
+    op:        between what is observed and the threshold.
+    unit:      "%" for a change, else the metric's unit.
+    threshold: a number in `unit`; or, when `than` names a metric, that metric's value on the same workload.
     compare:   "value" (the candidate's figure), "change" (candidate over control minus 1, in %) or
                "difference" (candidate minus control, in the metric's unit).
-    op:        one of OPERATORS, between what is observed and the threshold.
-    threshold: a number in `unit`; or, when `than` names a metric, that metric's value on the same workload.
-    unit:      "%" for a change, else the metric's unit.
     workload:  the workload it is asked of, "" when the whole phase has one figure for it.
-    stated_by: id of the recorded figure that states the threshold, "" when the card declares it.
+    stated_by: id of the recorded figure that states the threshold (`from` in a card), "" when the card declares it.
     arrival:   the arrival pattern of the load that it asks about ("staggered"), "" when any will do.
-    share:     share of the timed region that the candidate changes, 0 to 1; the threshold of a change is asked of it.
+    share:     share of the timed region that the candidate changes; the threshold of a change is asked of it.
     against:   another workload, from whose candidate figure a change is then formed; "" for the control's.
     output:    the output that an error is asked of ("final_state"), "" for the largest over all outputs.
     """
 
     metric: str
-    op: str
+    op: Literal["<", "<=", ">", ">=", "=="]
     unit: str
     threshold: float = math.nan
-    compare: str = "value"
+    compare: Literal["value", "change", "difference"] = "value"
     workload: str = ""
     than: str = ""
-    stated_by: str = ""
+    stated_by: str = field(default="", name="from")
     arrival: str = ""
-    share: float = 1.0
+    share: Annotated[float, Meta(gt=0, le=1)] = 1.0
     against: str = ""
     output: str = ""
 
@@ -86,33 +71,44 @@ class Condition:
         return f"{self.of}{kind} {self.op} {line}{where}"
 
 
-@dataclass(frozen=True)
-class Noise:
+class Noise(Struct, frozen=True, forbid_unknown_fields=True):
     """The noise rule of a gate: floor = max(floor_pct, sigmas * standard deviation of the control in %)."""
 
-    floor_pct: float = 2.0
-    sigmas: float = 3.0
+    floor_pct: Level = 2.0
+    sigmas: Level = 3.0
 
 
-@dataclass(frozen=True)
-class Gate:
-    """Conditions by consequence, and the noise rule. `modelled` marks an end-to-end gate judged from kernel rows."""
+class Gate(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Conditions by consequence, and the noise rule.
+
+    arrival:  in a card only: that of every condition in WEIGHED which names none itself, and goes to them.
+    modelled: marks an end-to-end gate judged from kernel rows.
+    source:   the recorded verdict that states the criterion, or that nobody does; "" where the gate is no card's.
+    """
 
     correctness: tuple[Condition, ...] = ()
     complete: tuple[Condition, ...] = ()
     engaged: tuple[Condition, ...] = ()
     kill: tuple[Condition, ...] = ()
     require: tuple[Condition, ...] = ()
-    noise: Noise = field(default_factory=Noise)
+    noise: Noise = Noise()
+    arrival: str = ""
     modelled: bool = False
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if self.arrival:
+            for role in WEIGHED:
+                asked = (c if c.arrival else replace(c, arrival=self.arrival) for c in getattr(self, role))
+                force_setattr(self, role, tuple(asked))
+            force_setattr(self, "arrival", "")
 
     def conditions(self) -> tuple[tuple[str, Condition], ...]:
         """Every condition with its role, in order of precedence."""
         return tuple((role, c) for role in ROLES for c in getattr(self, role))
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(Struct, frozen=True):
     """What the evidence says about one metric on one workload.
 
     control, candidate: in `unit`; None when that arm is absent.

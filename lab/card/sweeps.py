@@ -18,20 +18,22 @@ backend/cpp/llama-cpp/patches/paged of mudler/LocalAI; "files/" are the raw file
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
-from lab.base.errors import BadInput, nearest, shown
+from msgspec import Meta, Struct
+
+from lab.base import files
+from lab.base.errors import BadInput, nearest
 from lab.base.vocabulary import unit
-from lab.card.recorded import FOLDER, Figure, read_table
+from lab.card import recorded
+from lab.card.recorded import Figure
 
-FILE = FOLDER / "sweeps.csv"
+FILE = recorded.FOLDER / "sweeps.csv"
 TEXT = ("id", "system", "device", "model", "arm", "params", "status", "tool", "source")
 # column -> (unit, which direction is better)
 METRICS: Mapping[str, tuple[str, str]] = {
@@ -53,8 +55,7 @@ METRICS: Mapping[str, tuple[str, str]] = {
 }
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(Struct, frozen=True):
     """One line of a sweep.
 
     device: an id of data/devices.toml where it has that device, else the source's word in lower case.
@@ -67,11 +68,20 @@ class Row:
     device: str
     model: str
     arm: str
-    params: Mapping[str, Any]
-    values: Mapping[str, float]
+    params: dict[str, Any]
+    values: dict[str, Annotated[float, Meta(ge=0)]]
     status: str
     tool: str
     source: str
+
+    def __post_init__(self) -> None:
+        for metric, value in self.values.items():
+            if not math.isfinite(value):
+                raise ValueError(f"{metric} = {value} is not finite; leave the field empty instead")
+            if METRICS[metric][0] == "ratio" and value > 1:
+                raise ValueError(f"{metric} = {value} is no ratio; a length in tokens belongs into accept_len")
+        if not self.values:
+            raise ValueError("holds no metric; leave the row out")
 
     def __getitem__(self, metric: str) -> float:
         """The value of a metric; raises BadInput naming those the row has."""
@@ -81,44 +91,18 @@ class Row:
 
 
 def read(path: Path = FILE) -> tuple[Row, ...]:
-    """Every row of a file.
+    """Every row of a file, in its order.
 
-    Raises BadInput naming the file and the line for a missing or unknown column (a metric in another unit is one), a
+    Raises BadInput naming the file and the row for a missing or unknown column (a metric in another unit is one), a
     value that is no finite number or is negative, a rate above 1, params that are no JSON object, and an id used twice.
     """
-    lines = read_table(path, (*TEXT, *METRICS))
-    for column in lines[0] if lines else ():
-        if column not in (*TEXT, *METRICS):
-            raise BadInput(f"{shown(path)} line 1", f'column "{column}" is unknown', nearest(column, (*TEXT, *METRICS)))
-    rows: dict[str, Row] = {}
-    for number, line in enumerate(lines, start=2):
-        where = f"{shown(path)} line {number}"
-        if not line["id"] or line["id"] in rows:
-            raise BadInput(where, f'id "{line["id"]}" is empty or appears twice', "give each row its own id")
-        try:
-            params = json.loads(line["params"] or "{}")
-        except json.JSONDecodeError as error:
-            raise BadInput(where, f"params is not JSON ({error.msg})", "mend that field") from None
-        if not isinstance(params, dict):
-            raise BadInput(where, f"params = {params!r:.60} is not a JSON object", "mend that field")
-        values = {m: _value(where, m, line[m]) for m in METRICS if line[m]}
-        if not values:
-            raise BadInput(where, "holds no metric", "leave the row out")
-        words = {c: line[c] for c in TEXT if c != "params"}
-        rows[line["id"]] = Row(**words, params=params, values=values)
-    return tuple(rows.values())
 
+    def typed(line: dict[str, Any]) -> dict[str, Any]:
+        for column in line.keys() - {*TEXT, *METRICS}:
+            raise BadInput(path, f'column "{column}" is unknown', nearest(column, (*TEXT, *METRICS)))
+        return line | {"values": {m: files.number(line[m]) for m in METRICS if line[m]}}
 
-def _value(where: str, metric: str, word: str) -> float:
-    try:
-        value = float(word)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value) or value < 0:
-        raise BadInput(where, f"{metric} = {word!r:.40} is no figure", "leave the field empty instead")
-    if METRICS[metric][0] == "ratio" and value > 1:
-        raise BadInput(where, f"{metric} = {word} is no ratio", "a length in tokens belongs into accept_len")
-    return value
+    return tuple(files.table(path, (*TEXT, *METRICS), Row, typed).values())
 
 
 @cache
@@ -129,54 +113,37 @@ def table() -> tuple[Row, ...]:
 
 def row(row_id: str) -> Row:
     """The committed row with this id; raises BadInput naming the nearest."""
-    for found in table():
-        if found.id == row_id:
-            return found
-    raise BadInput(FILE, f'no row has the id "{row_id}"', nearest(row_id, (r.id for r in table())))
+    return files.called(row_id, {row.id: row for row in table()}, "row", FILE)
 
 
 def select(
     among: Iterable[Row] | None = None,
     *,
-    system: str = "",
-    device: str = "",
-    model: str = "",
-    arm: str = "",
-    tool: str = "",
-    source: str = "",
     metric: str = "",
     sound: bool = False,
     where: Callable[[Row], bool] = lambda row: True,
-    **params: Any,
+    **wanted: Any,
 ) -> tuple[Row, ...]:
-    """The rows with these words, this metric and these params; of the committed ones unless `among` is given.
+    """The rows with these words and params, this metric; of the committed ones unless `among` is given.
 
-    sound: only rows whose status is empty. where: any further condition. An axis given as None must be absent.
+    wanted: system, device, model, arm, tool, source, or an axis of params; an axis given as None must be absent.
+    sound:  only rows whose status is empty. where: any further condition.
     Raises BadInput when nothing is left: an empty sweep is a misspelt filter more often than a result.
     """
-    words = {"system": system, "device": device, "model": model, "arm": arm, "tool": tool, "source": source}
-    pool = table() if among is None else tuple(among)
-    found = pool
-    for key, word in words.items():
-        if word:
-            found, before = tuple(r for r in found if getattr(r, key) == word), found
-            if not found:
-                raise BadInput(
-                    "sweeps", f'{key} = "{word}" is in no row', nearest(word, {getattr(r, key) for r in before})
-                )
-    for key, wanted in params.items():
-        found, before = tuple(r for r in found if r.params.get(key) == wanted), found
+    pool = found = table() if among is None else tuple(among)
+    for key, value in wanted.items():
+        of = [getattr(r, key) if key in TEXT else r.params.get(key) for r in found]
+        found = tuple(r for r, its in zip(found, of, strict=True) if its == value)
         if not found:
-            known = sorted({str(r.params.get(key)) for r in before})
-            raise BadInput("sweeps", f"{key} = {wanted!r} is in no row", f"valid: {', '.join(known[:12])}")
+            shown = f'"{value}"' if isinstance(value, str) else value
+            raise BadInput("sweeps", f"{key} = {shown} is in no row", nearest(str(value), map(str, of)))
     found = tuple(r for r in found if (not metric or metric in r.values) and (not sound or not r.status) and where(r))
     if not found:
         raise BadInput("sweeps", f"no row is left of {len(pool)}", "loosen the filters")
     return found
 
 
-@dataclass(frozen=True)
-class Series:
+class Series(Struct, frozen=True):
     """One curve: values of a metric over an axis, ascending, and the ids of the rows behind each point."""
 
     label: str

@@ -13,11 +13,12 @@ import statistics
 import subprocess
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from lab.base import devices
 from lab.base.errors import REPOSITORY, BadInput
@@ -69,7 +70,7 @@ def pairs(
 def compared(card: phases.Card) -> list[list[str]]:
     """Groups of workloads that the card's gate, or a claim of it, compares with each other."""
     groups: list[set[str]] = []
-    for gate in (card.gate, *(claim.gate for claim in card.claims)):
+    for _, gate in card.gates:
         for _, condition in gate.conditions():
             if condition.against:
                 both = {condition.workload, condition.against}

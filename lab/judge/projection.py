@@ -75,7 +75,7 @@ def measured(phase: str, device: str, workload: str | None = None) -> tuple[str,
 def needs(card: phases.Card) -> list[Need]:
     """What a card's gate, and its claims, require of throughput as a change in %."""
     found = []
-    for gate in (card.gate, *(c.gate for c in card.claims)):
+    for _, gate in card.gates:
         for condition in gate.require:
             rises = condition.compare == "change" and condition.op in (">", ">=") and math.isfinite(condition.threshold)
             if rises and vocabulary.metrics()[condition.metric].unit.endswith("tok/s"):

@@ -76,7 +76,7 @@ def judgement(
         evidence=kind,
         device=device,
         verdict=judge(c.gate, evidence),
-        claims=tuple((claim.name, judge(claim.gate, evidence)) for claim in c.claims),
+        claims=tuple((claim.name, judge(claim, evidence)) for claim in c.claims),
         recorded_id=case.verdict.id if case else None,
         recorded_verdict=case.verdict.verdict if case else None,
         differs=case.differs if case else "",

@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from lab.base import files
 from lab.base.errors import BadInput, nearest
 from lab.card import recorded
 from lab.trace import categories, intervals
@@ -149,7 +150,7 @@ def read_table(path: Path) -> dict[str, list[Row]]:
     """The rows of a table of recorded breakdowns by trace id; raises BadInput for an unknown level or doubled id."""
     found: dict[str, list[Row]] = {}
     seen: set[str] = set()
-    for row in msgspec.convert(recorded.read_table(path, Row.__struct_fields__), list[Row]):
+    for row in msgspec.convert(files.read_csv(path, Row.__struct_fields__), list[Row]):
         if row.level not in LEVELS:
             raise BadInput(path, f'{row.id}: level = "{row.level}"', nearest(row.level, LEVELS))
         if row.id in seen:

@@ -113,7 +113,7 @@ def question(card: phases.Card) -> Shown:
 
 def gate(card: phases.Card) -> pd.DataFrame:
     """A card's gate and claims: what is asked, what follows, and the recorded figure that states the threshold."""
-    gates = [("gate", card.gate), *((f"claim: {c.name}", c.gate) for c in card.claims)]
+    gates = [(f"claim: {name}" if name else "gate", gate) for name, gate in card.gates]
     return pd.DataFrame(
         [
             {

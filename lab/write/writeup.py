@@ -59,10 +59,10 @@ def write(card: Card) -> str:
     lines += [f"**Question.** {card.question}", "", f"**Hypothesis.** {card.hypothesis}", ""]
     lines += [f"**If it fails.** {card.null}", ""]
     lines += [f"Control: {card.control}. Candidate: {card.candidate}.", "", "## The gate, declared beforehand", ""]
-    lines += [f"Source of the criterion: `{card.gate_source}`.", ""]
+    lines += [f"Source of the criterion: `{card.gate.source}`.", ""]
     lines += _gate_lines(card.gate)
     for claim in card.claims:
-        lines += ["", f"Claim judged beside it, *{claim.name}*:", "", *_gate_lines(claim.gate)]
+        lines += ["", f"Claim judged beside it, *{claim.name}*:", "", *_gate_lines(claim)]
     for judgement in verdicts.judge_recorded([card]):
         lines += ["", f"## Recorded evidence: `{judgement.recorded_id}`", ""]
         lines += _verdict_lines(judgement)
@@ -72,7 +72,7 @@ def write(card: Card) -> str:
         lines += ["", f"## Measured on {devices.get(device).name}", ""]
         lines += _verdict_lines(judgement)
         lines += measured_table(card, device)
-    lines += ["", "## Expected", "", f"{card.expected['recovery']}: {card.expected['arithmetic']}.", ""]
+    lines += ["", "## Expected", "", f"{card.expected.recovery}: {card.expected.arithmetic}.", ""]
     lines += ["## What would change the verdict", "", card.limits, ""]
     lines += ["## Provenance", "", f"Card `{card.card_hash}`, gate `{card.gate_hash}`."]
     if committed := evidence.gate_commit(card):

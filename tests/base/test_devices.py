@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.base import devices, models
+from lab.base import devices, files, models
 from lab.base.errors import BadInput
 from lab.base.facts import KINDS, UNITS, Fact, from_base, to_base
 from lab.card import recorded
@@ -21,7 +21,7 @@ def _recorded_facts() -> dict[str, tuple[str, str]]:
     """Every id of the recorded device and model tables: id -> (value, unit)."""
     rows = []
     for name in ("devices.csv", "models.csv"):
-        rows += recorded.read_table(recorded.FOLDER / name, ("id", "value", "unit"))
+        rows += files.read_csv(recorded.FOLDER / name, ("id", "value", "unit"))
     return {row["id"]: (row["value"], row["unit"]) for row in rows}
 
 
@@ -91,7 +91,7 @@ def test_names_resolve() -> None:
 
 
 def test_every_device_of_the_recorded_figures_with_a_bandwidth_is_known() -> None:
-    rows = recorded.read_table(recorded.FOLDER / "devices.csv", ("device", "fact"))
+    rows = files.read_csv(recorded.FOLDER / "devices.csv", ("device", "fact"))
     stated = {row["device"] for row in rows if row["fact"] == "memory_bandwidth"}
     assert stated >= {"gb10", "rtx-pro-6000"}
     assert stated <= set(devices.ids())

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from lab.base import devices
 from lab.base.errors import BadInput
@@ -87,7 +88,7 @@ def test_peers_are_arms(tmp_path: Path) -> None:
 def test_a_peer_that_the_card_names_is_timed_once(tmp_path: Path, told: list[str]) -> None:
     """As the card's arm and not again as a peer, which is said once; without it in the card nothing is said."""
     plain = fake_bench.card(tmp_path, ("n63", "n75"))
-    card = replace(plain, beside=("peer_that_packs",))
+    card = structs.replace(plain, beside=("peer_that_packs",))
     settings = replace(QUICK, peers=True)
     rows = sweep(card, tmp_path / "run1", settings, told, peers=True)
     mine = [r for r in rows if r["name"] == "peer_that_packs"]
@@ -254,7 +255,7 @@ def test_absent_peers_are_skipped_with_their_reason(tmp_path: Path, told: list[s
 
 
 def test_candidates_beside_are_timed_and_judged_by_nobody(tmp_path: Path) -> None:
-    card = replace(fake_bench.card(tmp_path, ("n63",)), beside=("peer_that_packs",))
+    card = structs.replace(fake_bench.card(tmp_path, ("n63",)), beside=("peer_that_packs",))
     rows = sweep(card, tmp_path / "run", Settings(seconds=0.0, backend=fake_bench.BACKEND))
     arms = {r["name"]: (r["arm"], r["beside"], r["status"]) for r in rows}
     assert arms["faster"] == ("candidate", False, "ok")
@@ -264,7 +265,7 @@ def test_candidates_beside_are_timed_and_judged_by_nobody(tmp_path: Path) -> Non
         assert pair[1] is not None
         assert pair[1]["name"] == "faster"
     with pytest.raises(BadInput, match="fastre"):
-        measure.plan(replace(card, beside=("fastre",)))
+        measure.plan(structs.replace(card, beside=("fastre",)))
 
 
 # Arms that fail ------------------------------------------------------------------------------------------------------

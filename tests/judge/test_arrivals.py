@@ -6,11 +6,11 @@ and on files of other people's tools.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from lab.base import devices
 from lab.card import phases, recorded
@@ -194,7 +194,7 @@ def test_a_gate_asks_of_what_it_weighs_and_a_claim_for_itself() -> None:
     p4, lp3 = phases.card("p4"), phases.card("lp3")
     assert {role for role, c in p4.gate.conditions() if c.arrival == "staggered"} == {"require", "kill"}
     assert {c.arrival for role, c in p4.gate.conditions() if role == "complete"} == {""}
-    assert all(c.arrival == "staggered" for claim in lp3.claims for c in claim.gate.require)
+    assert all(c.arrival == "staggered" for claim in lp3.claims for c in claim.require)
 
 
 # Measured rows --------------------------------------------------------------------------------------------------------

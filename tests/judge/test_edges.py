@@ -3,11 +3,11 @@
 Each test is one that a mistake once got past; the mistakes themselves are in tests/mistakes.toml.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from lab.card import phases
 from lab.card.gate import Condition, Gate, Reading

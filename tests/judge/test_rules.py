@@ -5,11 +5,12 @@ that reading alone decides. What holds for every gate is in test_gates_propertie
 """
 
 import math
-from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from lab.card.gate import ROLES, Condition, Evidence, Gate, Noise, Reading
 from lab.judge.rules import WORDS, judge
@@ -17,7 +18,7 @@ from lab.judge.rules import WORDS, judge
 Key = tuple[str, str]
 
 
-def change(metric: str, op: str, threshold: float, workload: str = "") -> Condition:
+def change(metric: str, op: Any, threshold: float, workload: str = "") -> Condition:
     return Condition(metric, op, "%", threshold, "change", workload)
 
 
@@ -153,7 +154,7 @@ FLOORS = [
 
 @pytest.mark.parametrize(("op", "threshold", "percent", "word"), FLOORS)
 @pytest.mark.parametrize("printed", [True, False], ids=["change-only", "both-arms"])
-def test_floor(op: str, threshold: float, percent: float, word: str, printed: bool) -> None:
+def test_floor(op: Any, threshold: float, percent: float, word: str, printed: bool) -> None:
     both = tps(1000, 1000 + 10 * percent)
     reading = Reading("%", change_pct=percent) if printed else both
     assert judge(Gate(require=(change("decode_tps", op, threshold),)), {("decode_tps", ""): reading}).word == word

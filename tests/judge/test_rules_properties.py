@@ -5,11 +5,11 @@ Gates are generated with every role, both directions and thresholds on both side
 """
 
 import math
-from dataclasses import replace
 from typing import Any
 
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from lab.card.gate import Condition, Gate, Noise, Reading
 from lab.judge.rules import judge
@@ -21,7 +21,7 @@ Key = tuple[str, str]
 Case = tuple[Gate, dict[Key, Reading]]
 
 
-def change(metric: str, op: str, threshold: float, workload: str = "") -> Condition:
+def change(metric: str, op: Any, threshold: float, workload: str = "") -> Condition:
     return Condition(metric, op, "%", threshold, "change", workload)
 
 
@@ -35,7 +35,7 @@ LINES = (-20, -5, -1, 0, 1, 5, 20)
 STEPS = (1e-4, 1e-4, 1e-4, 0, -1e-4)
 
 
-def sign(op: str) -> int:
+def sign(op: Any) -> int:
     """The direction that a comparison asks for."""
     return 1 if op.startswith(">") else -1
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from lab.base.errors import BadInput
 from lab.card import phases
@@ -99,23 +100,23 @@ def toy(reading: Reading, condition: Condition = LINE, word: str = "") -> find.B
     [
         (
             "launch-drift",
-            toy(dataclasses.replace(READING, control_launches=598, candidate_launches=570)),
-            toy(dataclasses.replace(READING, control_launches=598, candidate_launches=598)),
+            toy(structs.replace(READING, control_launches=598, candidate_launches=570)),
+            toy(structs.replace(READING, control_launches=598, candidate_launches=598)),
         ),
         (
             "claim-inside-noise",
-            toy(dataclasses.replace(READING, candidate=98.5), word="GO"),
-            toy(dataclasses.replace(READING, candidate=90.0), word="GO"),
+            toy(structs.replace(READING, candidate=98.5), word="GO"),
+            toy(structs.replace(READING, candidate=90.0), word="GO"),
         ),
         (
             "profiled-throughput",
             toy(Reading("tok/s", 100.0, 120.0, profiled=True), Condition("decode_tps", ">", "%", 0, "change")),
-            toy(dataclasses.replace(READING, profiled=True)),  # a kernel's time survives a profiler
+            toy(structs.replace(READING, profiled=True)),  # a kernel's time survives a profiler
         ),
         (
             "blind-sentinel",
-            toy(READING, dataclasses.replace(LINE, threshold=-5.0, share=0.001)),
-            toy(READING, dataclasses.replace(LINE, threshold=-5.0, share=0.9)),
+            toy(READING, structs.replace(LINE, threshold=-5.0, share=0.001)),
+            toy(READING, structs.replace(LINE, threshold=-5.0, share=0.9)),
         ),
     ],
 )
@@ -161,8 +162,8 @@ def test_policy_on_measured_rows(tmp_path: Path) -> None:
     ],
 )
 def test_a_gate_that_cannot_see_blocks(share: float, candidate: float, word: str) -> None:
-    gate = Gate(require=(dataclasses.replace(LINE, op="<=", threshold=-5.0, share=share),), noise=Noise())
-    verdict = judge(gate, {("kernel_us", "a"): dataclasses.replace(READING, candidate=candidate)})
+    gate = Gate(require=(structs.replace(LINE, op="<=", threshold=-5.0, share=share),), noise=Noise())
+    verdict = judge(gate, {("kernel_us", "a"): structs.replace(READING, candidate=candidate)})
     assert verdict.word == word, verdict.reason
     assert ("cannot see it" in verdict.reason) == (word == "BLOCKED")
 
@@ -221,9 +222,9 @@ def test_launches_turn_a_verdict_only_where_its_effect_goes() -> None:
 
 
 def test_only_a_claim_can_lie_inside_the_noise() -> None:
-    small = dataclasses.replace(READING, candidate=98.5)
+    small = structs.replace(READING, candidate=98.5)
     assert "claim-inside-noise" not in fired(toy(small, word="NO-GO"))
-    not_worse = dataclasses.replace(LINE, threshold=2.0)  # "not slower by 2 %" claims no effect
+    not_worse = structs.replace(LINE, threshold=2.0)  # "not slower by 2 %" claims no effect
     assert "claim-inside-noise" not in fired(toy(small, not_worse, word="GO"))
     recorded = [s for name, s in run.audit("recorded").asked if name == "claim-inside-noise"]
     assert {s.word for s in recorded} <= set(find.CLAIMS)
@@ -248,11 +249,11 @@ def test_a_profiled_throughput_decides_no_recorded_case(tmp_path: Path) -> None:
 
 
 def test_a_card_may_declare_its_own_sigmas() -> None:
-    condition = dataclasses.replace(LINE, threshold=0.0)
-    reading = dataclasses.replace(READING, candidate=95.5, control_sd_pct=1.0)
+    condition = structs.replace(LINE, threshold=0.0)
+    reading = structs.replace(READING, candidate=95.5, control_sd_pct=1.0)
     body = toy(reading, condition, word="GO")
     assert "claim-inside-noise" not in fired(body)  # 4.5 % against 3 %
-    gate = dataclasses.replace(body.parts[0][1], noise=Noise(sigmas=5.0))
+    gate = structs.replace(body.parts[0][1], noise=Noise(sigmas=5.0))
     wider = dataclasses.replace(body, parts=(("", gate, body.parts[0][2]),))
     assert "claim-inside-noise" in fired(wider)
 
@@ -262,7 +263,7 @@ def test_of_two_lines_on_one_change_the_nearer_is_told() -> None:
     rows = [r for r in store.rows(PLACE, card.id) if r["name"] in (card.control, card.candidate)]
     body = find.measured(card, PLACE, rows)
     (subject,) = find.FINDERS["threshold-inside-band"](body)
-    nearer = [(n, dataclasses.replace(g, require=(g.require[0], dataclasses.replace(g.require[1], threshold=-0.2))), v)
+    nearer = [(n, structs.replace(g, require=(g.require[0], structs.replace(g.require[1], threshold=-0.2))), v)
               for n, g, v in body.parts]  # fmt: skip
     (other,) = find.FINDERS["threshold-inside-band"](dataclasses.replace(body, parts=tuple(nearer)))
     assert [s.roles["line"][0].value for s in (subject, other)] == [0.5, -0.2]

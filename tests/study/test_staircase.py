@@ -1,10 +1,10 @@
 """The decode staircase: its levels as the sources print them, its arithmetic, what it refuses, and what it draws."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from lab import draw
 from lab.base.errors import BadInput

@@ -5,6 +5,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from msgspec import structs
 
 from lab.base import devices
 from lab.card import gate, phases
@@ -66,7 +67,7 @@ def test_points_are_the_rows_that_are_ok(rows):
 
 def test_arms_are_of_one_run(rows):
     """Of the newest run in which the candidate is right: a later one without it is no comparison."""
-    card = dataclasses.replace(phases.card("p5-kernel"), id="p-test", candidate="new", workloads=(BASE["workload_id"],))
+    card = structs.replace(phases.card("p5-kernel"), id="p-test", candidate="new", workloads=(BASE["workload_id"],))
     assert notebook.arms(card, "h200") == {}
     rows(arm="control", name="old", median_us=40.0, **OK)
     rows(arm="candidate", name="new", median_us=30.0, **OK)
@@ -80,7 +81,7 @@ def test_arms_are_of_one_run(rows):
 
 def test_arms_of_workloads_that_a_gate_compares_are_of_one_run(rows):
     """A later run of one of the two is not put beside the other's, as the judge does not."""
-    card = dataclasses.replace(phases.card("kv-page64"), id="p-test")
+    card = structs.replace(phases.card("kv-page64"), id="p-test")
     small, large = evidence.compared(card)[0]
     later = "2026-11-20T130000Z"
     for run, us, ids in ((RUN, 30.0, (small, large)), (later, 10.0, (small,))):
@@ -90,7 +91,7 @@ def test_arms_of_workloads_that_a_gate_compares_are_of_one_run(rows):
                 store.append(store.FOLDER / "h200" / "p-test" / run, row)
     found = notebook.arms(card, "h200")
     assert {w: found[w][card.candidate]["run"] for w in (small, large)} == {small: RUN, large: RUN}
-    apart = dataclasses.replace(card, gate=gate.Gate(), claims=())
+    apart = structs.replace(card, gate=gate.Gate(), claims=())
     assert notebook.arms(apart, "h200")[small][card.candidate]["run"] == later
 
 

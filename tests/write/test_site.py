@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from lab.base.errors import REPOSITORY, BadInput
 from lab.card import phases
@@ -63,7 +64,7 @@ def test_page_for_each_phase(tmp_path: Path) -> None:
 
 def test_site_escapes_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     card = phases.card("p1")
-    evil = replace(card, title=EVIL, question=EVIL, gate_source=EVIL)
+    evil = structs.replace(card, title=EVIL, question=EVIL, gate=structs.replace(card.gate, source=EVIL))
     monkeypatch.setattr(phases, "cards", lambda: {"p1": evil})
     first = verdicts.judge_recorded([card])[0]
     finding = replace(first.verdict.decisive[0], observed=EVIL)

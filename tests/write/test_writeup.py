@@ -66,7 +66,7 @@ def test_a_changed_verdict_becomes_unexplained(agreeing: bool) -> None:
 def test_writeup_has_its_parts_and_figures(card: phases.Card) -> None:
     text = writeup.write(card)
     assert text.startswith(f"# {card.title}\n")
-    for part in (card.question, card.hypothesis, card.null, card.limits, card.gate_source, card.card_hash):
+    for part in (card.question, card.hypothesis, card.null, card.limits, card.gate.source, card.card_hash):
         assert part in text
     headings = re.findall(r"^## (.*)$", text, flags=re.MULTILINE)
     assert headings[0] == "The gate, declared beforehand"

@@ -77,8 +77,7 @@ def measured(card: phases.Card, place: str, rows: Iterable[Mapping[str, Any]]) -
 
 
 def _parts(card: phases.Card, read: Evidence) -> tuple[tuple[str, Gate, Verdict], ...]:
-    gates = [("", card.gate), *((claim.name, claim.gate) for claim in card.claims)]
-    return tuple((name, gate, judge(gate, read)) for name, gate in gates)
+    return tuple((name, gate, judge(gate, read)) for name, gate in card.gates)
 
 
 # From a reading to roles ---------------------------------------------------------------------------------------------

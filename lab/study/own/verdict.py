@@ -86,10 +86,7 @@ def judge(
     for where in maps.values():
         which.known_fields("--map", where, [*arms["control"], *arms["candidate"]])
     wanted = dict.fromkeys(
-        (c.metric, c.workload)
-        for gate in (card.gate, *(claim.gate for claim in card.claims))
-        for _, c in gate.conditions()
-        if c.metric in METRICS
+        (c.metric, c.workload) for _, gate in card.gates for _, c in gate.conditions() if c.metric in METRICS
     )
     arm_fields = [key for where in selectors.values() for key in where]
     matches = tuple(which.match(wanted, arms, maps, arm_fields))
