@@ -22,16 +22,15 @@ export KILLGATE_RUNNING_TEST := build/running_test
 # worksteal: neighbours share what their module makes once, and who is done first takes from the other's end.
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 SELECT := not gpu and not browser
+TYPES := $(BIN)/mypy && $(BIN)/lint-imports --no-logo
 
-# run_tests(arguments): pytest, and after its own death the test that it died in.
-define run_tests
-	@rm -f $(KILLGATE_RUNNING_TEST)*
-	@$(PYTEST) $(1) $(ARGS) || { status=$$?; for f in $(KILLGATE_RUNNING_TEST)*; do \
-	  if [ -s $$f ]; then echo "killgate: pytest itself died, in $$(cat $$f)" >&2; fi; done; exit $$status; }
-endef
+# pytest(arguments): run it; `status` is how it ended, and after its own death it is told in which test.
+pytest = rm -f $(KILLGATE_RUNNING_TEST)*; status=0; $(PYTEST) $(1) $(ARGS) || { status=$$?; \
+	for f in $(KILLGATE_RUNNING_TEST)*; do \
+	if [ -s $$f ]; then echo "killgate: pytest itself died, in $$(cat $$f)" >&2; fi; done; }
 
 .DEFAULT_GOAL := help
-.PHONY: help install verdicts test quick changed mistakes lint lab notebooks bench clean
+.PHONY: help install verdicts test quick changed mistakes lint style types lab notebooks bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -44,11 +43,14 @@ install:  ## create or update .venv; does nothing when it is up to date
 verdicts: install  ## judge every card, check every family, write build/site, print the board; needs no GPU
 	$(BIN)/python -m lab verdicts $(ARGS)
 
-test: install lint  ## lint, types and every test but those marked gpu or browser
-	$(call run_tests,-m "$(SELECT)")
+# Types and contracts are checked beside the tests, for one core is enough for them; what they say comes at the end.
+test: style  ## lint, types and every test but those marked gpu or browser
+	@mkdir -p build
+	@{ $(TYPES); } >build/types.txt 2>&1 & types=$$!; $(call pytest,-m "$(SELECT)"); \
+	wait $$types || status=1; cat build/types.txt; exit $$status
 
 quick: install  ## the tests that need no ahead-of-time build and no long simulation
-	$(call run_tests,-m "$(SELECT) and not slow")
+	@$(call pytest,-m "$(SELECT) and not slow"); exit $$status
 
 changed: install  ## the tests that what differs from BASE can reach; all of them where nobody can say
 	@tests=$$($(BIN)/python -m tests.changed $(BASE)) && $(PYTEST) -m "$(SELECT)" $(ARGS) $$tests
@@ -56,11 +58,14 @@ changed: install  ## the tests that what differs from BASE can reach; all of the
 mistakes: install  ## apply each deliberate mistake of tests/mistakes.toml to a copy, and name those that no test sees
 	@$(BIN)/python -m tests.mistakes $(ARGS)
 
-lint: install  ## ruff, mypy and the import contracts
+lint: style types  ## ruff, mypy and the import contracts
+
+style: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports --no-logo
+
+types: install
+	$(TYPES)
 
 lab: install  ## open the notebooks in JupyterLab
 	@$(BIN)/jupyter trust notebooks/*.ipynb >/dev/null  # else JupyterLab hides their SVG figures until they are run

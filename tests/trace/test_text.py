@@ -151,7 +151,7 @@ def test_text_where_a_number_belongs(tmp_path: Path) -> None:
         ("a.json", b'{"traceEvents": [{"ph": "X", "ca', "not complete JSON"),
         ("b.json", b'{"a": 1}', "traceEvents"),
         ("c.json", b'[{"frame": {"name": "ROOT"}}]', "PyTorch"),
-        ("d.json.gz", gzip.compress(b'{"traceEvents": []}' * 99)[:40], "gzip"),
+        ("d.json.gz", gzip.compress(b'{"traceEvents": []}' * 99, mtime=0)[:40], "gzip"),
         ("e.bin", bytes(range(256)), "neither SQLite nor text"),
         ("f.txt", b"hello\n", "no profile"),
         ("g.nsys-rep", b"\x01\x02", "nsys export"),

@@ -137,6 +137,17 @@ def test_nvtx(pattern: str, nth: int | None, wanted: list[str], steps: int, tmp_
     assert not any("others launched" in w for w in s["warnings"]), "it ran beside k0, not while the window was idle"
 
 
+def test_nvtx_says_for_how_long_others_used_its_idle_time(tmp_path: Path) -> None:
+    """Two kernels of the range with 60 ns between them, of which the kernel of another thread took 30."""
+    export = Export()
+    tid = global_pid(4242) | 1
+    export.nvtx("step", 0, 50, globalTid=tid)
+    for i, (start, thread) in enumerate(((1_000, 1), (1_070, 9), (1_110, 1))):
+        export.call("cudaLaunchKernel_v7000", 10 + i, 11 + i, i + 1, thread=thread)
+        export.kernel(f"k{i}", start, start + (50 if thread == 1 else 30), correlationId=i + 1, streamId=7 + thread)
+    assert [w for w in by_nvtx(traced(export, tmp_path), "step").warnings if "0.030 us" in w]
+
+
 def test_nvtx_start_end_ranges_span_threads(tmp_path: Path) -> None:
     export = Export()
     export.nvtx("request", 0, 100, eventType=60, endGlobalTid=global_pid(4242) | 5)

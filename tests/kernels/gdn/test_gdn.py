@@ -112,7 +112,12 @@ def test_reference_names_a_head_count_that_does_not_divide() -> None:
 
 @pytest.mark.parametrize(
     ("candidate", "problem"),
-    [pytest.param(c, w, id=f"{c.name}-{w.id}") for c in CANDIDATES for w in CHECKS if not c.refuses(w)],
+    [
+        pytest.param(c, w, id=f"{c.name}-{w.id}", marks=pytest.mark.slow if w["op"] == "prefill" and w["T"] > 5 else ())
+        for c in CANDIDATES
+        for w in CHECKS
+        if not c.refuses(w)
+    ],
 )
 def test_candidate_agrees_with_reference(candidate: Candidate, problem: Workload) -> None:
     inputs = cases.inputs(problem, 0, DEVICE)
@@ -124,6 +129,7 @@ def test_candidate_agrees_with_reference(candidate: Candidate, problem: Workload
 
 
 @pytest.mark.parametrize("candidate", VARIED, ids=candidate_name)
+@pytest.mark.slow
 def test_second_run_reuses_its_workspace(candidate: Candidate) -> None:
     problem = workload("t75_hk1_hv2_d64_l2norm")
     inputs = cases.inputs(problem, 0, DEVICE)
@@ -136,6 +142,7 @@ def test_second_run_reuses_its_workspace(candidate: Candidate) -> None:
 
 
 @pytest.mark.parametrize("candidate", VARIED, ids=candidate_name)
+@pytest.mark.slow
 def test_state_carried_over_two_calls_is_one_call(candidate: Candidate) -> None:
     problem = workload("t130_hk1_hv1_d64_f32_l2norm")
     inputs = cases.inputs(problem, 3, DEVICE)
@@ -153,6 +160,7 @@ def test_state_carried_over_two_calls_is_one_call(candidate: Candidate) -> None:
 
 
 @pytest.mark.parametrize("candidate", VARIED, ids=candidate_name)
+@pytest.mark.slow
 def test_a_sequence_is_the_same_alone_in_a_batch_and_packed(candidate: Candidate) -> None:
     problem = workload("b2_t65_hk1_hv1_d64_f32")
     inputs = cases.inputs(problem, 4, DEVICE)
@@ -172,6 +180,7 @@ def test_a_sequence_is_the_same_alone_in_a_batch_and_packed(candidate: Candidate
 
 
 @pytest.mark.parametrize("candidate", VARIED, ids=candidate_name)
+@pytest.mark.slow
 def test_later_tokens_do_not_reach_back(candidate: Candidate) -> None:
     problem = workload("t75_hk1_hv1_d64_f32_beta1")
     inputs = cases.inputs(problem, 5, DEVICE)
@@ -190,6 +199,7 @@ def test_later_tokens_do_not_reach_back(candidate: Candidate) -> None:
     [("triton_fused", "bf16"), ("triton_fused", "fp16"), ("triton_split", "bf16"), ("triton_split", "tf32")],
 )
 @pytest.mark.parametrize("chunk", [16, 32, 64])
+@pytest.mark.slow
 def test_every_tile_size_gives_the_same_answer(
     family_file: str, chunk: int, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

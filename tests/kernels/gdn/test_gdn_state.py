@@ -171,6 +171,7 @@ DECODES = [w for w in cases.WORKLOADS if w.role == "check" and w["op"] == "decod
 
 @needs_triton
 @pytest.mark.parametrize("workload", [w for w in DECODES if not w["pad"]], ids=lambda w: w.id)
+@pytest.mark.slow
 def test_the_three_forms_agree_to_the_bit(workload: Workload) -> None:
     inputs = cases.inputs(workload, 0, DEVICE)
     wanted = run(FORMS[0], workload, inputs)
@@ -266,6 +267,7 @@ PREFILLS = ("fused_chunk", "fused_chunk_fp16", "split_pipeline", "split_pipeline
 
 @needs_triton
 @pytest.mark.parametrize("name", [n for n in PREFILLS if n in GDN.candidates])
+@pytest.mark.slow
 def test_a_sequence_prefills_to_the_same_bits_in_any_company(name: str) -> None:
     """Ragged neighbours of other lengths, and others' numbers: nothing of them reaches this sequence."""
     ragged = next(w for w in cases.WORKLOADS if w["lengths"] == "7-64-1-65")

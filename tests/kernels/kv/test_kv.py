@@ -57,7 +57,10 @@ def launch(args: Tensors, kv: str, launch_plan: plan.SplitPlan) -> torch.Tensor:
 
 
 @needs_triton
-@pytest.mark.parametrize("workload", cases.CHECKED, ids=lambda w: w.id)
+@pytest.mark.parametrize(
+    "workload",
+    [pytest.param(w, id=w.id, marks=pytest.mark.slow if w["ctx"] > 100 else ()) for w in cases.CHECKED],
+)
 @pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda c: c.name)
 def test_candidate(candidate, workload: Workload) -> None:
     """Through the bench's own check: NaN-poisoned output, inputs unchanged, both errors within the tolerance."""
@@ -150,6 +153,7 @@ def test_tolerance_and_reference_inputs_refuse_unknown_precision() -> None:
 
 @needs_triton
 @pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda c: c.name)
+@pytest.mark.slow
 def test_where_pages_lie_does_not_matter(candidate) -> None:
     """Pages moved about in the pool, table with them: the same bits come out."""
     workload, given_ = problem("ctx130_b2_hq4_hkv4_d64_p16_bf16")
@@ -201,6 +205,7 @@ def test_what_no_sequence_owns_does_not_leak(candidate, workload_id: str) -> Non
 
 @needs_triton
 @pytest.mark.parametrize("candidate", [c for c in CANDIDATES if c.name != "torch_sdpa"], ids=lambda c: c.name)
+@pytest.mark.slow
 def test_lengths_may_change_after_prepare(candidate) -> None:
     """A captured graph replays with other seq_lens in the same tensor: nothing may depend on their values at load.
 
@@ -228,6 +233,7 @@ def test_lengths_may_change_after_prepare(candidate) -> None:
 
 @needs_triton
 @pytest.mark.parametrize("candidate", [c for c in CANDIDATES if c.name != "torch_sdpa"], ids=lambda c: c.name)
+@pytest.mark.slow
 def test_splits_and_tiles_agree(candidate) -> None:
     """One part or many, tiles of 16 to 128 tokens, more parts than tiles (7 for 5): the same within the tolerance."""
     workload, given_ = problem("ctx130_b2_hq12_hkv2_d128_p64_fp16")
@@ -383,6 +389,7 @@ def check_compiled(rows: list[dict], expected: int) -> None:
 
 
 @needs_triton
+@pytest.mark.slow
 def test_one_build_of_each_form_compiles() -> None:
     """The D = 256 kernel with several parts: GB10's target, and sm_80 (no e4m3 conversion in hardware)."""
     check_compiled(compiled("80,121", "0:1"), 6)

@@ -25,7 +25,12 @@ if has_triton():
 CHECKS = [w for w in cases.WORKLOADS if w.role == "check"]
 PRECISIONS = ("q8_0-w8a16", "q8_0-w8a8", "q8_0-expanded", "bf16")
 RUNS = [
-    pytest.param(c, w, id=f"{c.name}-{w.id}", marks=[needs_triton] if c.needs.triton else [])
+    pytest.param(
+        c,
+        w,
+        id=f"{c.name}-{w.id}",
+        marks=[needs_triton] * bool(c.needs.triton) + [pytest.mark.slow] * (w["M"] * w["N"] * w["K"] > 30_000),
+    )
     for c in CANDIDATES
     for w in CHECKS
     if not c.refuses(w)
