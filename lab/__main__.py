@@ -4,4 +4,5 @@ import sys
 
 from lab.cli.main import main
 
-sys.exit(main())
+if __name__ == "__main__":  # a process that `lab verdicts` starts imports this under another name
+    sys.exit(main())

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -195,14 +195,22 @@ def same_bits(left: Any, right: Any) -> bool:
 
 
 def check_family(
-    name: str, candidate: str | None = None, workload: str | None = None, seed: int = 0, device: str = "cpu"
+    name: str,
+    candidate: str | None = None,
+    workload: str | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+    apart: Collection[str] = (),
 ) -> Iterator[Check]:
     """Every candidate of a family on every small workload it takes, in the family's order.
 
     candidate: only this one. workload: only this one, a real model's shape too, and then a refusal is shown as a skip.
+    apart: candidates that are checked elsewhere.
     """
     family = families.load(name)
-    chosen = [family.candidate(candidate)] if candidate else list(family.candidates.values())
+    chosen = (
+        [family.candidate(candidate)] if candidate else [c for c in family.candidates.values() if c.name not in apart]
+    )
     if candidate is None:
         for module, reason in family.unavailable.items():
             yield Check(name, module, "", "", "skipped", f"cannot be imported: {reason}")

@@ -32,6 +32,34 @@ def execute(notebook: Any, limit_s: int = LIMIT_S) -> Any:
     return notebook
 
 
+def execute_here(notebook: Any) -> str:
+    """Run every cell in this process, once in its life, in notebooks/; "" or in one line what a cell raised.
+
+    Outputs are those of a kernel, whose start this spares; a cell's printed lines stand before what it shows.
+    """
+    import nbformat
+    from IPython.core.displayhook import CapturingDisplayHook
+    from IPython.core.interactiveshell import InteractiveShell
+    from IPython.utils.capture import capture_output
+
+    os.chdir(REPOSITORY / "notebooks")
+    sys.path[:0] = [str(REPOSITORY), ""]
+    shell = InteractiveShell.instance(history_manager=None)
+    for number, cell in enumerate((c for c in notebook.cells if c.cell_type == "code"), 1):
+        with capture_output() as printed:
+            shown: list[dict[str, Any]] = shell.display_pub.outputs  # type: ignore[attr-defined]
+            shell.display_trap.hook = CapturingDisplayHook(shell=shell, outputs=shown)
+            done = shell.run_cell(cell.source)
+        if not done.success:
+            error = done.error_before_exec or done.error_in_exec
+            return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        output, cell.execution_count = nbformat.v4.new_output, number
+        streams = (("stdout", printed.stdout), ("stderr", printed.stderr))
+        cell.outputs = [output("stream", name=name, text=text) for name, text in streams if text]
+        cell.outputs += [output("display_data", data=s["data"], metadata=s.get("metadata") or {}) for s in shown]
+    return ""
+
+
 def from_source(source: Path) -> Any:
     """The notebook of a py:percent file, not executed, with ids made of each cell's place and text."""
     import jupytext

@@ -15,7 +15,7 @@ from lab.base.console import table
 from lab.card import phases, recorded
 from lab.card.gate import Gate, gate_text
 from lab.card.phases import Card
-from lab.judge import evidence, verdicts
+from lab.judge import evidence, rules, verdicts
 from lab.judge.rules import Verdict
 from lab.judge.verdicts import Judgement
 from lab.place import ceilings, roofline
@@ -46,6 +46,22 @@ def board(judgements: Iterable[Judgement]) -> str:
             textwrap.fill(line, 148, initial_indent="- ", subsequent_indent="  ") for line in why
         )
     return text
+
+
+def counts(judgements: Iterable[Judgement], measured: Iterable[Judgement]) -> str:
+    """How often each word was given, by source and by device, in a few lines of a terminal."""
+    groups: dict[str, list[Judgement]] = {}
+    for j in judgements:
+        groups.setdefault(j.system, []).append(j)
+    for j in measured:
+        groups.setdefault(f"measured on {j.device}", []).append(j)
+    words = [w for w in rules.WORDS if any(j.verdict.word == w for own in groups.values() for j in own)]
+    cells = []
+    for name, own in groups.items():
+        agree = sum(bool(j.agrees) for j in own) if own[0].agrees is not None else ""
+        given = [sum(j.verdict.word == w for j in own) or "" for w in words]
+        cells.append([name, *map(str, (len(own), agree, *given))])
+    return table(("verdicts of", "all", "agree", *words), cells, (20, 4, 6, *(max(4, len(w)) for w in words)))
 
 
 def unexplained(judgements: Iterable[Judgement]) -> list[Judgement]:

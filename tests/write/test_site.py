@@ -3,6 +3,8 @@
 import re
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,7 +18,7 @@ from lab.card import phases
 from lab.check import families
 from lab.cli import main
 from lab.judge import evidence, rules, verdicts
-from lab.write import site
+from lab.write import jobs, site
 
 JUDGEMENTS = verdicts.judge_recorded(phases.cards().values())
 EVIL = '<script>alert("x")</script> & <b>bold</b>'
@@ -41,9 +43,15 @@ class Page(HTMLParser):
         self.text += data
 
 
+def write_site(out: Path, *board: Any) -> None:
+    site.write_phases(out)
+    site.write_audit(out)
+    site.write_index(out, *board)
+
+
 @pytest.mark.slow
 def test_page_for_each_phase(tmp_path: Path) -> None:
-    site._write_site(tmp_path, JUDGEMENTS, [], [], {})
+    write_site(tmp_path, JUDGEMENTS, [], [], {})
     assert sorted(p.stem for p in (tmp_path / "phases").iterdir()) == sorted(phases.cards())
     for card in phases.cards().values():
         page = Page(tmp_path / "phases" / f"{card.id}.html")
@@ -78,7 +86,7 @@ def test_site_escapes_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     )
     name = families.names()[0]
     checks = [{"family": name, "candidate": EVIL, "workload": "", "status": "ok", "message": EVIL}]
-    site._write_site(tmp_path, [judged], [judged], checks, {"nb": EVIL})
+    write_site(tmp_path, [judged], [judged], checks, {"nb": EVIL})
     for path in (tmp_path / "index.html", tmp_path / "phases" / "p1.html"):
         page = Page(path)
         assert not {"script", "b"} & set(page.tags), path.name
@@ -93,7 +101,7 @@ def test_site_escapes_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_checks_are_counted(tmp_path: Path) -> None:
     name = families.names()[0]
     checks = [{"family": name, "status": s} for s in ("ok", "ok", "skipped", "error")]
-    site._write_site(tmp_path, JUDGEMENTS, [], checks, {})
+    site.write_index(tmp_path, JUDGEMENTS, [], checks, {})
     row = f"<tr><td>{name}</td><td>2</td><td>1</td><td>0</td><td>1</td></tr>"
     assert row in (tmp_path / "index.html").read_text()
 
@@ -105,21 +113,25 @@ def test_checks_are_counted(tmp_path: Path) -> None:
 def light(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """`lab verdicts` with canned checks and notebooks, and without measured rows; the dict says what they return."""
     told: dict[str, Any] = {"checks": [], "pages": {}, "broken": {}}
-    monkeypatch.setattr(site, "_check_families", lambda say: told["checks"])
-    monkeypatch.setattr(site, "_execute_notebooks", lambda out, say: (told["pages"], told["broken"]))
+    monkeypatch.setattr(site.jobs, "context", lambda: None)
+    monkeypatch.setattr(site, "_side_by_side", lambda *_: (told["checks"], told["pages"], told["broken"]))
     monkeypatch.setattr(evidence, "measured_devices", lambda card_id: [])
     return told
 
 
-def test_verdicts_ends_with_the_board(light: dict[str, Any], tmp_path: Path, capsys: Capture) -> None:
+def test_verdicts_ends_with_the_counts(light: dict[str, Any], tmp_path: Path, capsys: Capture) -> None:
     light["checks"] = [{"family": "f", "candidate": "c", "workload": "w", "status": "ok", "message": ""}]
     assert main.main(["verdicts", "--out", str(tmp_path / "deep" / "site")]) == 0
     text = capsys.readouterr().out
-    assert re.findall(r"^\[(\d)/4\]", text, flags=re.MULTILINE) == ["1", "2", "3", "4"]
+    assert len(text.splitlines()) < 20
+    ds4 = [j for j in JUDGEMENTS if j.system == "ds4"]
+    row = next(line.split() for line in text.splitlines() if line.startswith("ds4"))
+    assert row[1:3] == [str(len(ds4)), str(sum(bool(j.agrees) for j in ds4))]
+    assert sum(map(int, row[3:])) == len(ds4)
     agree = sum(bool(j.agrees) for j in JUDGEMENTS)
     assert f"{agree} of {len(JUDGEMENTS)} verdicts agree with their source; checks: 1 ok; " in text
     assert (tmp_path / "deep" / "site" / "index.html").exists()
-    assert "index.html written after" in text.splitlines()[-1]
+    assert re.search(r"index.html written after \d+ s", text.splitlines()[-1])
 
 
 @pytest.mark.parametrize(
@@ -135,7 +147,7 @@ def test_verdicts_ends_with_the_board(light: dict[str, Any], tmp_path: Path, cap
             [{"family": "f", "candidate": "c", "workload": "w", "status": "error", "message": "boom"}],
             "lab: check failed: f/c w: boom",
         ),
-        ("broken", {"nb": "AssertionError"}, "lab: notebooks/nb.ipynb failed: AssertionError"),
+        ("broken", {"notebooks/nb.ipynb": "AssertionError"}, "lab: notebooks/nb.ipynb failed: AssertionError"),
     ],
 )
 def test_verdicts_fails(
@@ -171,29 +183,12 @@ def test_read_only_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    for write in (lambda: site._write_site(tmp_path, [], [], [], {}), lambda: site._execute_notebooks(tmp_path, print)):
+    for write in (site.write_phases, site.write_audit, lambda out: site.write_index(out, [], [], [], {})):
         with pytest.raises(BadInput, match=r"cannot be written \(Read-only file system\); .*--out"):
-            write()
+            write(tmp_path)
 
 
 # A child process each -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("stdout", "stderr", "code", "said"),
-    [
-        ("", "Traceback\nSegmentationFault: x\n", -11, "SegmentationFault: x"),
-        ("", "", -9, "exit code -9"),
-        ("half of [", "lab: kernels: broken\n", 2, "lab: kernels: broken"),
-    ],
-)
-def test_family_that_crashes_is_an_error_row(
-    stdout: str, stderr: str, code: int, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done = subprocess.CompletedProcess([], code, stdout, stderr)
-    monkeypatch.setattr(site.subprocess, "run", lambda *_, **__: done)
-    [row], _ = site._check_family("toy")
-    assert (row["family"], row["status"], row["message"]) == ("toy", "error", said)
 
 
 def notebook(path: Path, *cells: str) -> Path:
@@ -206,18 +201,68 @@ def notebook(path: Path, *cells: str) -> Path:
 
 
 @pytest.mark.slow
-def test_notebooks_are_executed_and_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site, "NOTEBOOKS", tmp_path)
-    good = notebook(tmp_path / "good.ipynb", "import lab", "print('result', 6 * 7)")
-    notebook(tmp_path / "bad.ipynb", "assert 1 == 2, 'one is not two'")
-    before = good.read_bytes()
-    pages, broken = site._execute_notebooks(tmp_path / "out", lambda line: None)
-    assert pages == {"good": "A title & more"}
-    assert list(broken) == ["bad"]
-    assert "one is not two" in broken["bad"]
-    assert "result 42" in (tmp_path / "out" / "notebooks" / "good.html").read_text()
+def test_notebooks_are_executed_and_left_alone(tmp_path: Path) -> None:
+    """In a process each, as the job does it; a cell that raises, a process that dies: a line, and the rest goes on."""
+    cells = ["import lab, sys", "print('result', 6 * 7)", "import pandas\npandas.DataFrame({'b': [1]})"]
+    paths = [
+        notebook(tmp_path / "good.ipynb", *cells),
+        notebook(tmp_path / "bad.ipynb", "assert 1 == 2, 'one is not two'"),
+        notebook(
+            tmp_path / "dies.ipynb", "import os, sys\nprint('boom', file=sys.__stderr__, flush=True)\nos._exit(3)"
+        ),
+    ]
+    before = paths[0].read_bytes()
+    todo = [site.jobs.Job(p.stem, site.execute, (p, tmp_path / "out")) for p in paths]
+    done = {d.job.name: d for d in site.jobs.run(todo, 2, site.jobs.context())}
+    assert done["good"].value == ("A title & more", "")
+    assert done["bad"].value == ("", "AssertionError: one is not two")
+    assert (done["dies"].value, done["dies"].failure) == (None, "boom")
+    page = (tmp_path / "out" / "notebooks" / "good.html").read_text()
+    assert "result 42" in page
+    assert "<table" in page
     assert not (tmp_path / "out" / "notebooks" / "bad.html").exists()
-    assert good.read_bytes() == before
+    assert paths[0].read_bytes() == before
+
+
+def test_a_family_that_cannot_be_loaded_is_an_error_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def told(name: str, *_: Any, **__: Any) -> Any:
+        raise BadInput("kernels/toy", "its cases are missing")
+
+    def outcomes(todo: list[jobs.Job], *_: Any) -> Iterator[jobs.Done]:
+        for job in todo:
+            failure = "" if job.run is site.write_audit else f"BadInput: {job.name}"
+            yield jobs.Done(job, None, failure, 1.0)
+
+    monkeypatch.setattr(families, "names", lambda: ["toy"])
+    monkeypatch.setattr(families, "load", told)
+    monkeypatch.setattr(site, "NOTEBOOKS", tmp_path)
+    monkeypatch.setattr(jobs, "run", outcomes)
+    checks, pages, broken = site._side_by_side(tmp_path, None, True)
+    assert [(c["family"], c["status"], c["message"]) for c in checks] == [("toy", "error", "BadInput: toy")]
+    assert (pages, broken) == ({}, {"the pages of the phases": "BadInput: the pages of the phases"})
+
+
+def test_every_check_is_in_exactly_one_slice() -> None:
+    """What the job splits up is what `lab check` does, nothing twice."""
+    for name in families.names():
+        family = families.load(name)
+        parts = [job.arguments for job in site._slices(name)]
+        alone = [candidate for _, candidate, _ in parts if candidate]
+        ((_, _, apart),) = [p for p in parts if p[1] is None]
+        assert sorted(alone) == sorted(apart)
+        assert set(alone) <= set(family.candidates)
+        assert len(set(alone)) == len(alone)
+
+
+def stuck(seconds: float) -> str:
+    time.sleep(seconds)
+    return "late"
+
+
+def test_a_job_that_hangs_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "LIMIT_S", 1)
+    (done,) = jobs.run([jobs.Job("hangs", stuck, (60.0,))], 1, jobs.context())
+    assert done.failure == "stopped after 1 s"
 
 
 @pytest.mark.slow
@@ -233,6 +278,6 @@ def test_the_whole_job(tmp_path: Path) -> None:
 
 def test_missing_package_is_one_line_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(site, "NEEDED", ("json", "no_such_package"))
-    monkeypatch.setattr(site, "_check_families", lambda say: pytest.fail("work was begun"))
+    monkeypatch.setattr(site, "_side_by_side", lambda *_: pytest.fail("work was begun"))
     with pytest.raises(BadInput, match="the package no_such_package is not installed; make verdicts"):
         site.verdicts()
