@@ -10,43 +10,62 @@ measured in the run at hand, never a substitute for ceilings measured beside the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from lab.base import vocabulary
+from msgspec import Struct, field
+from msgspec.structs import force_setattr
+
+from lab.base import files
 from lab.base.errors import REPOSITORY, BadInput, nearest
-from lab.base.facts import Fact, fact, only, text, texts
+from lab.base.facts import Fact, by_name, claimed, keyed
 
 FILE = REPOSITORY / "data" / "devices.toml"
 PIPES = ("bf16", "fp8", "int8", "fp4", "f32")
 CEILINGS = ("read", "copy", "memset", *PIPES)
-# fact -> (what its unit measures, required)
-FACTS: Mapping[str, tuple[str, bool]] = {
-    "compute_capability": ("capability", True),
-    "sms": ("count", True),
-    "memory_bandwidth": ("bandwidth", True),
-    "l2_bytes": ("bytes", False),
-    "smem_optin_bytes_per_block": ("bytes", False),
-    "vram": ("bytes", False),
+# fact -> what its unit measures
+FACTS: Mapping[str, str] = {
+    "compute_capability": "capability",
+    "sms": "count",
+    "memory_bandwidth": "bandwidth",
+    "l2_bytes": "bytes",
+    "smem_optin_bytes_per_block": "bytes",
+    "vram": "bytes",
 }
 
 
-@dataclass(frozen=True)
-class Device:
+class Device(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One GPU.
 
     id:       the word that cards, rows and folders use ("gb10"); aliases: other names, e.g. what the driver reports.
-    facts:    compute_capability, sms, memory_bandwidth, and where known l2_bytes, smem_optin_bytes_per_block, vram.
     peaks:    pipe -> dense peak; ceilings: "read", "copy", "memset" or a pipe -> what the device was seen to reach.
     """
 
-    id: str
-    name: str
-    aliases: tuple[str, ...]
-    facts: Mapping[str, Fact]
-    peaks: Mapping[str, Fact]
-    ceilings: Mapping[str, Fact]
+    id: str = ""
+    name: files.Text
+    aliases: tuple[str, ...] = ()
+    compute_capability: Fact
+    sms: Fact
+    memory_bandwidth: Fact
+    l2_bytes: Fact | None = None
+    smem_optin_bytes_per_block: Fact | None = None
+    vram: Fact | None = None
+    peaks: dict[str, Fact] = field(default_factory=dict, name="peak")
+    ceilings: dict[str, Fact] = field(default_factory=dict, name="ceiling")
+
+    def __post_init__(self) -> None:
+        for name, fact in self.facts.items():
+            fact.measured_in(FACTS[name], name)
+        for table, rates, known in (("peak", self.peaks, PIPES), ("ceiling", self.ceilings, CEILINGS)):
+            for name, rate in rates.items():
+                if name not in known:
+                    raise ValueError(f'{table}: unknown key "{name}"; {nearest(name, known)}')
+                rate.measured_in("rate" if name in PIPES else "bandwidth", f"{table}.{name}")
+
+    @property
+    def facts(self) -> Mapping[str, Fact]:
+        """Those of FACTS that a source gives."""
+        return {name: fact for name in FACTS if (fact := getattr(self, name)) is not None}
 
     def fact(self, name: str) -> Fact:
         """A fact by its name, "peak.<pipe>" and "ceiling.<name>" included; raises BadInput naming the nearest."""
@@ -69,41 +88,13 @@ class Device:
     @property
     def bandwidth(self) -> Fact:
         """The memory bandwidth."""
-        return self.facts["memory_bandwidth"]
+        return self.memory_bandwidth
 
     @property
     def capability(self) -> tuple[int, int]:
         """The compute capability, e.g. (12, 1)."""
-        major, minor = f"{self.facts['compute_capability'].value:.1f}".split(".")
+        major, minor = f"{self.compute_capability.value:.1f}".split(".")
         return int(major), int(minor)
-
-
-def _device(device_id: str, table: object, path: Path) -> Device:
-    if not isinstance(table, dict):
-        raise BadInput(path, f"{device_id} = {table!r} is not a table", f"write [{device_id}] above its keys")
-    only(table, ("name", "aliases", "peak", "ceiling", *FACTS), path, device_id)
-    for name, (_, required) in FACTS.items():
-        if required and name not in table:
-            raise BadInput(path, f"{device_id}: {name} is missing", f"add [{device_id}.{name}] with unit and source")
-
-    def rates(name: str, known: tuple[str, ...]) -> dict[str, Fact]:
-        found = table.get(name, {})
-        if not isinstance(found, dict):
-            raise BadInput(path, f"{device_id}.{name} = {found!r} is not a table", f"write [{device_id}.{name}.bf16]")
-        only(found, known, path, f"{device_id}.{name}")
-        return {
-            key: fact(entry, path, f"{device_id}.{name}.{key}", "rate" if key in PIPES else "bandwidth")
-            for key, entry in found.items()
-        }
-
-    return Device(
-        id=device_id,
-        name=text(table, "name", path, device_id),
-        aliases=texts(table, "aliases", path, device_id),
-        facts={k: fact(table[k], path, f"{device_id}.{k}", FACTS[k][0]) for k in FACTS if k in table},
-        peaks=rates("peak", PIPES),
-        ceilings=rates("ceiling", CEILINGS),
-    )
 
 
 def load(path: Path = FILE) -> dict[str, Device]:
@@ -112,13 +103,12 @@ def load(path: Path = FILE) -> dict[str, Device]:
     Raises BadInput, naming the file and the key, for malformed TOML, an unknown key, a missing required fact, unit or
     source, a unit of the wrong kind, and a name that two devices claim.
     """
-    devices = {key: _device(key, table, path) for key, table in vocabulary.read_toml(path).items()}
-    claimed: dict[str, str] = {}
-    for device in devices.values():
-        for word in {device.id, *device.aliases}:
-            if word in claimed:
-                raise BadInput(path, f'"{word}" names {claimed[word]} and {device.id}', "give it to one of them")
-            claimed[word] = device.id
+    devices = files.read(path, dict[str, Device])
+    for device_id, device in devices.items():
+        force_setattr(device, "id", device_id)
+        for prefix, facts in (("", device.facts), (".peak", device.peaks), (".ceiling", device.ceilings)):
+            keyed(f"{device_id}{prefix}", facts)
+    claimed(path, devices)
     return devices
 
 
@@ -134,11 +124,4 @@ def ids() -> list[str]:
 
 def get(device_id: str, where: str | Path = "device") -> Device:
     """The device with this id or alias; raises BadInput naming `where` and the nearest id."""
-    devices = _devices()
-    if device_id in devices:
-        return devices[device_id]
-    for device in devices.values():
-        if device_id in device.aliases:
-            return device
-    known = [*devices, *(a for d in devices.values() for a in d.aliases)]
-    raise BadInput(where, f'device "{device_id}" is unknown', nearest(device_id, known))
+    return by_name("device", device_id, _devices(), where)

@@ -11,13 +11,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
+
+from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from lab.base.errors import BadInput, nearest
+from lab.base.files import Positive, Text
 
-KINDS = ("datasheet", "recorded", "measured", "estimate")
+Kind = Literal["datasheet", "recorded", "measured", "estimate"]
+KINDS = get_args(Kind)
 
 # unit -> (what it measures, factor to the base unit). KB is 1024 bytes, as CUDA counts shared memory; the others with
 # a decimal letter are powers of ten, as the vendors print them.
@@ -55,47 +59,53 @@ UNITS: Mapping[str, tuple[str, float]] = {
 }
 
 
-@dataclass(frozen=True)
-class Value:
-    """One statement of a fact.
+class Value(Struct, frozen=True, forbid_unknown_fields=True):
+    """One statement of a fact; `source`: the id of a recorded figure, or words that say where it stands."""
 
-    source: the id of a recorded figure, or words that say where it stands.
-    kind:   "datasheet", "recorded", "measured" or "estimate".
-    """
-
-    value: float
-    source: str
-    kind: str
+    value: Positive
+    source: Text
+    kind: Kind
 
 
-@dataclass(frozen=True)
-class Fact:
+class Fact(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Every statement found of one quantity, in one unit, and which is used by default.
 
-    key:  where it stands, e.g. "gb10.memory_bandwidth".
-    use:  index of the default in `values`; `note` says why when there are several.
+    In a file either `values`, or the one there is inline. key: where it stands, e.g. "gb10.memory_bandwidth".
+    value, source, kind: of the default, which is values[use]; `note` says why when there are several.
     """
 
-    key: str
     unit: str
-    values: tuple[Value, ...]
+    value: Positive = math.nan
+    source: str = ""
+    kind: Kind | None = None
+    values: tuple[Value, ...] = ()
     use: int = 0
     note: str = ""
+    key: str = ""
 
-    @property
-    def value(self) -> float:
-        """The default value, in `unit`."""
-        return self.values[self.use].value
+    def __post_init__(self) -> None:
+        if self.unit not in UNITS:
+            raise ValueError(f'unit = "{self.unit}" is unknown; {nearest(self.unit, UNITS)}')
+        inline = not math.isnan(self.value) or self.source or self.kind
+        if inline == bool(self.values) or (inline and not (self.value > 0 and self.source.strip() and self.kind)):
+            raise ValueError("has no value; give value, source and kind, or a list of such values")
+        if inline:
+            force_setattr(self, "values", (Value(self.value, self.source, self.kind or "estimate"),))
+        if not 0 <= self.use < len(self.values):
+            raise ValueError(f"use = {self.use} is no index of {len(self.values)} values; count from 0")
+        if len(self.values) > 1 and not self.note.strip():
+            raise ValueError("note is missing; say which value is used and why")
+        if not all(math.isfinite(v.value) and v.source.strip() for v in self.values):
+            raise ValueError("a value is infinite or its source blank; mend it")
+        for name in ("value", "source", "kind"):
+            force_setattr(self, name, getattr(self.values[self.use], name))
 
-    @property
-    def source(self) -> str:
-        """Where the default value stands."""
-        return self.values[self.use].source
-
-    @property
-    def kind(self) -> str:
-        """The kind of the default value."""
-        return self.values[self.use].kind
+    def measured_in(self, dimension: str, name: str) -> None:
+        """Raise ValueError where the unit does not measure this ("bandwidth", "rate", "bytes", "count", ...)."""
+        if UNITS[self.unit][0] != dimension:
+            fitting = ", ".join(unit for unit, (measures, _) in UNITS.items() if measures == dimension)
+            measures = UNITS[self.unit][0]
+            raise ValueError(f"{name}: unit = {self.unit} measures {measures}, not {dimension}; valid: {fitting}")
 
     @property
     def base(self) -> float:
@@ -125,70 +135,25 @@ def from_base(value: float, unit: str, where: str | Path = "unit") -> float:
     return value / to_base(1.0, unit, where)
 
 
-def only(table: Mapping[str, Any], known: tuple[str, ...], where: Path, key: str) -> None:
-    """Raises BadInput for the first key of `table` that is not in `known`, naming the nearest."""
-    for name in table:
-        if name not in known:
-            raise BadInput(where, f'{key}: unknown key "{name}"', nearest(name, known))
+def keyed(prefix: str, facts: Mapping[str, Fact]) -> None:
+    """Tell facts that were read from a file where they stand there."""
+    for name, fact in facts.items():
+        force_setattr(fact, "key", f"{prefix}.{name}")
 
 
-def text(table: Mapping[str, Any], name: str, where: Path, key: str) -> str:
-    """A required non-empty string; raises BadInput when it is missing, empty or something else."""
-    value = table.get(name)
-    if not isinstance(value, str) or not value.strip():
-        raise BadInput(
-            where, f"{key}: {name} is {'missing' if value is None else repr(value)}", f"give {name} in words"
-        )
-    return value
+def claimed(path: Path, entries: Mapping[str, Any]) -> None:
+    """Raise BadInput for a name or an alias that two entries claim."""
+    claims: dict[str, str] = {}
+    for entry_id, entry in entries.items():
+        for word in {entry_id, *entry.aliases}:
+            if word in claims:
+                raise BadInput(path, f'"{word}" names {claims[word]} and {entry_id}', "give it to one of them")
+            claims[word] = entry_id
 
 
-def texts(table: Mapping[str, Any], name: str, where: Path, key: str) -> tuple[str, ...]:
-    """An optional list of strings; raises BadInput when it is anything else."""
-    value = table.get(name, [])
-    if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
-        raise BadInput(where, f"{key}: {name} = {value!r} is not a list of strings", 'write it as ["...", "..."]')
-    return tuple(value)
-
-
-def _value(entry: Any, where: Path, key: str) -> Value:
-    if not isinstance(entry, dict):
-        raise BadInput(where, f"{key}: {entry!r} is not a table", "write { value = ..., source = ..., kind = ... }")
-    only(entry, ("value", "source", "kind"), where, key)
-    number = entry.get("value")
-    if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number) or number <= 0:
-        raise BadInput(
-            where, f"{key}: value = {number!r} is not a positive number", "give the number, without its unit"
-        )
-    kind = text(entry, "kind", where, key)
-    if kind not in KINDS:
-        raise BadInput(where, f'{key}: kind = "{kind}" is unknown', nearest(kind, KINDS))
-    return Value(float(number), text(entry, "source", where, key), kind)
-
-
-def fact(table: Any, where: Path, key: str, dimension: str | None = None) -> Fact:
-    """A fact from its TOML table, in the long form (`values = [...]`) or with one value inline.
-
-    dimension: what its unit has to measure ("bandwidth", "rate", "bytes", "count", ...); None takes any known unit.
-    Raises BadInput for an unknown key, a missing unit or source, a unit of another dimension, a value that is not a
-    positive number, an index out of range, and several values without a note that says which is used and why.
-    """
-    if not isinstance(table, dict):
-        raise BadInput(where, f"{key} = {table!r} is not a table", "give it a unit, a value and a source")
-    only(table, ("unit", "values", "use", "note", "value", "source", "kind"), where, key)
-    unit = text(table, "unit", where, key)
-    if unit not in UNITS:
-        raise BadInput(where, f'{key}: unit = "{unit}" is unknown', nearest(unit, UNITS))
-    if dimension is not None and UNITS[unit][0] != dimension:
-        fitting = ", ".join(u for u, (d, _) in UNITS.items() if d == dimension)
-        raise BadInput(where, f"{key}: unit = {unit} measures {UNITS[unit][0]}, not {dimension}", f"valid: {fitting}")
-    entries = table.get("values")
-    if entries is None:
-        entries = [{k: v for k, v in table.items() if k in ("value", "source", "kind")}]
-    elif "value" in table or not isinstance(entries, list) or not entries:
-        raise BadInput(where, f"{key}: values = {entries!r}", "give either one value inline or a list of values")
-    values = tuple(_value(entry, where, key) for entry in entries)
-    use = table.get("use", 0)
-    if isinstance(use, bool) or not isinstance(use, int) or not 0 <= use < len(values):
-        raise BadInput(where, f"{key}: use = {use!r} is no index of {len(values)} values", "count from 0")
-    note = text(table, "note", where, key) if len(values) > 1 or "note" in table else ""
-    return Fact(key, unit, values, use, note)
+def by_name(what: str, word: str, entries: Mapping[str, Any], where: str | Path) -> Any:
+    """The device or model with this id or alias; raises BadInput naming `where` and the nearest id."""
+    known = {alias: entry for entry in entries.values() for alias in entry.aliases} | dict(entries)
+    if word not in known:
+        raise BadInput(where, f'{what} "{word}" is unknown', nearest(word, known))
+    return known[word]

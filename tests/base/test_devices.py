@@ -155,6 +155,13 @@ values = [{ value = 1, source = "words", kind = "datasheet" }]
 """
 
 
+def assert_names(refused: BadInput, path: Path, named: tuple[str, ...]) -> None:
+    line = str(refused)
+    assert line.startswith(f"{path}: ")
+    assert "\n" not in line
+    assert [word for word in named if word not in line] == [], line
+
+
 def test_the_good_file_is_good(tmp_path: Path) -> None:
     path = tmp_path / "devices.toml"
     path.write_text(GOOD)
@@ -162,48 +169,51 @@ def test_the_good_file_is_good(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "message"),
+    ("old", "new", "named"),
     [
-        ('name = "One"', "", "one: name is missing"),
-        ('unit = "GB/s"', "", "one.memory_bandwidth: unit is missing"),
-        ('unit = "GB/s"', 'unit = "Gb/s"', r'one.memory_bandwidth: unit = "Gb/s" is unknown; did you mean "GB/s"'),
-        ('unit = "GB/s"', 'unit = "us"', "unit = us measures time, not bandwidth; valid: B/s, GB/s, TB/s"),
-        ("value = 10,", "", "one.memory_bandwidth: value = None is not a positive number"),
-        ("value = 10,", "value = -10,", "one.memory_bandwidth: value = -10 is not a positive number"),
-        ("value = 10,", "value = nan,", "one.memory_bandwidth: value = nan is not a positive number"),
-        ("value = 10,", 'value = "10",', "one.memory_bandwidth: value = '10' is not a positive number"),
-        ('value = 10, source = "words"', "value = 10", "one.memory_bandwidth: source is missing"),
+        ('name = "One"', "", ("one", "name", "missing")),
+        ('unit = "GB/s"', "", ("one", "memory_bandwidth", "unit", "missing")),
+        ('unit = "GB/s"', 'unit = "Gb/s"', ("one", "memory_bandwidth", 'unit = "Gb/s"', 'did you mean "GB/s"')),
+        (
+            'unit = "GB/s"',
+            'unit = "us"',
+            ("one", "memory_bandwidth", "unit = us measures time, not bandwidth", "B/s, GB/s, TB/s"),
+        ),
+        ("value = 10,", "", ("one", "memory_bandwidth", "value", "missing")),
+        ("value = 10,", "value = -10,", ("one", "memory_bandwidth", "value = -10", "> 0")),
+        ("value = 10,", "value = nan,", ("one", "memory_bandwidth", "value = nan", "> 0")),
+        ("value = 10,", 'value = "10",', ("one", "memory_bandwidth", "value = '10'", "float")),
+        ('value = 10, source = "words"', "value = 10", ("one", "memory_bandwidth", "source", "missing")),
         (
             'value = 10, source = "words", kind = "datasheet"',
             'value = 10, source = "w", kind = "seen"',
-            'kind = "seen"',
+            ('kind = "seen"', "datasheet"),
         ),
-        ('unit = "GB/s"', 'unit = "GB/s"\nuse = 1', "use = 1 is no index of 1 values"),
+        ('unit = "GB/s"', 'unit = "GB/s"\nuse = 1', ("one", "memory_bandwidth", "use = 1 is no index of 1 values")),
         (
             'value = 10, source = "words", kind = "datasheet" }',
             'value = 10, source = "words", kind = "datasheet" }, { value = 20, source = "words", kind = "datasheet" }',
-            "one.memory_bandwidth: note is missing",
+            ("one", "memory_bandwidth", "note is missing"),
         ),
-        ("[one.sms]", "[one.smss]", 'one: unknown key "smss"; did you mean "sms"'),
-        ("[one.memory_bandwidth]", "[one.vram]", "one: memory_bandwidth is missing"),
-        ("[one.peak.bf16]", "[one.peak.bf61]", 'one.peak: unknown key "bf61"; did you mean "bf16"'),
-        ('unit = "TFLOP/s"', 'unit = "GB/s"', "one.peak.bf16: unit = GB/s measures bandwidth, not rate"),
-        ("[one]", "[one", "not valid TOML"),
+        ("[one.sms]", "[one.smss]", ("one", 'unknown key "smss"', 'did you mean "sms"')),
+        ("[one.memory_bandwidth]", "[one.vram]", ("one", "memory_bandwidth", "missing")),
+        ("[one.peak.bf16]", "[one.peak.bf61]", ("one", "peak", 'unknown key "bf61"', 'did you mean "bf16"')),
+        ('unit = "TFLOP/s"', 'unit = "GB/s"', ("one", "peak.bf16", "unit = GB/s measures bandwidth, not rate")),
+        ("[one]", "[one", ("not valid TOML",)),
         (
             'name = "One"',
             'name = "One"\naliases = ["one", "two"]\n[two]\nname = "Two"',
-            "two: compute_capability is miss",
+            ("two", "compute_capability", "missing"),
         ),
     ],
 )
-def test_bad_device_file_is_refused_in_one_line(tmp_path: Path, old: str, new: str, message: str) -> None:
+def test_bad_device_file_is_refused_in_one_line(tmp_path: Path, old: str, new: str, named: tuple[str, ...]) -> None:
     path = tmp_path / "devices.toml"
     assert old in GOOD
     path.write_text(GOOD.replace(old, new, 1))
-    with pytest.raises(BadInput, match=message) as caught:
+    with pytest.raises(BadInput) as caught:
         devices.load(path)
-    assert "devices.toml" in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert_names(caught.value, path, named)
 
 
 def test_a_name_two_devices_claim_is_refused(tmp_path: Path) -> None:
@@ -214,34 +224,33 @@ def test_a_name_two_devices_claim_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "named"),
     [
-        ('[m]\nname = "M"', "m: facts is missing"),
-        ('[m]\nname = "M"\nsize = 3', 'm: unknown key "size"'),
-        ('[m]\nname = "M"\n[m.facts]\nffn = 17408', "m.ffn = 17408 is not a table"),
+        ('[m]\nname = "M"', ("m", "facts", "missing")),
+        ('[m]\nname = "M"\nsize = 3', ("m", 'unknown key "size"')),
+        ('[m]\nname = "M"\n[m.facts]\nffn = 17408', ("m", "ffn = 17408", "object")),
         (
             '[m]\nname = "M"\n[m.facts]\nffn = { unit = "elements", value = 8 }',
-            "m.ffn: kind is missing|m.ffn: source is",
+            ("m", "ffn", "value, source and kind"),
         ),
         (
             '[m]\nname = "M"\n[m.facts]\nffn = { unit = "elements", value = 8, source = "w", kind = "recorded" }\n'
             '[m.shapes]\nup = { N = "fnn" }',
-            'm.shapes.up: N = "fnn" is no fact of the model; did you mean "ffn"',
+            ("m", "shapes.up", 'N = "fnn" is no fact of the model', 'did you mean "ffn"'),
         ),
         (
             '[m]\nname = "M"\n[m.facts]\nffn = { unit = "GB", value = 8, source = "w", kind = "recorded" }\n'
             '[m.shapes]\nup = { N = "ffn" }',
-            "m.shapes.up: N = 8 GB is not a size",
+            ("m", "shapes.up", "N = 8 GB is not a size"),
         ),
     ],
 )
-def test_bad_model_file_is_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+def test_bad_model_file_is_refused_in_one_line(tmp_path: Path, text: str, named: tuple[str, ...]) -> None:
     path = tmp_path / "models.toml"
     path.write_text(text)
-    with pytest.raises(BadInput, match=message) as caught:
+    with pytest.raises(BadInput) as caught:
         models.load(path)
-    assert "models.toml" in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert_names(caught.value, path, named)
 
 
 def test_missing_file_is_refused(tmp_path: Path) -> None:
