@@ -1,15 +1,12 @@
-"""What a faster kernel gives end to end, as an interval: share of a category x speed-up of its kernel.
+"""What a faster kernel gives end to end: Amdahl's law, T' / T = 1 - s + s / k, with intervals.
 
-Amdahl's law, T' / T = 1 - s + s / k, with s the category's share of the WALL time of a step and k its speed-up. The
-share is the part people get wrong: a share of busy time or of summed kernel time promises too much on a device that
-idles or overlaps, so a share of something smaller than the wall is given together with what that is of the wall.
-Both inputs are intervals (printed digits, or quartiles of samples), and so is the projection. k = infinity removes the
-category and gives the ceiling, which no kernel can beat: when a phase asks for more, the answer is no before a line
-of the kernel is written.
+s is the category's share of the WALL time of a step, k its speed-up. A share of busy time or of summed kernel time
+promises too much on a device that idles or overlaps, so such a share comes with what its denominator is of the wall.
+Both are intervals (printed digits, quartiles of samples), and so is the projection. k = infinity gives the ceiling:
+where a phase asks for more, no kernel is enough.
 
-Assumed, and said in every projection: nothing else changes (no fusion that drops a neighbour's pass), and the category
-is on the critical path throughout. Given up: overlap models; where two streams run side by side, removing one may give
-nothing, so the projection is an upper bound there.
+Assumed, and said in every projection: nothing else changes, and the category is on the critical path throughout. Where
+two streams run side by side the projection is an upper bound.
 """
 
 from __future__ import annotations

@@ -1,15 +1,12 @@
-"""A breakdown: time by category with its denominator, from a recorded table or from a trace, in one shape.
+"""A breakdown: time by category with its denominator, from a recorded table or from a trace, in one form.
 
-A breakdown is only worth something when its parts add up to a stated whole, so it carries both: what the source calls
-the total (or the device's time span, for a trace), and the parts; what is left over is "not attributed" and never
-dropped. In a trace nothing is left over by construction: summed durations, minus what ran at the same time (overlap),
-plus idle time, equal the span.
+It carries the parts and the whole that they must add up to: the source's total, or a trace's span. What is left over is
+"not attributed" and never dropped; for a trace it is zero: durations, less overlap, plus idle time, are the span.
 
-Recorded tables (data/recorded/breakdowns.csv) were printed by people with few digits, and some print a share where a
-time is wanted. Every recorded part therefore carries half a unit of its last printed digit as its error; a time that
-is share times total carries the share's error. Rows of the level "sub" lie inside a "macro" row and are kept apart.
-
-Given up: converting between tokens and steps, which needs the batch; both are read where a table prints both.
+Recorded tables (data/recorded/breakdowns.csv) were printed with few digits, and some print a share where a time is
+wanted. Every recorded part carries half a unit of its last printed digit as its error, or the error of the share that
+it was computed from. Rows of the level "sub" lie inside a "macro" row and are kept apart. Given up: converting between
+tokens and steps, which needs the batch.
 """
 
 from __future__ import annotations

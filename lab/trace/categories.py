@@ -1,19 +1,15 @@
-"""What a kernel's time counts as: ordered rules from a kernel's full name to a category.
+"""From a kernel's full name to its category, by ordered rules.
 
-The rules are data (data/categories/*.toml), because they change with every release of an engine and a reader must be
-able to see why a kernel landed where it did. They are tried in order and the first match wins: an attention kernel of
-CUTLASS is called `device_kernel<...>` like a product, so the specific rule has to stand first. Each rule carries real
-names as examples, and a test holds them to their category under the whole ordered list, not under the rule alone.
+The rules are data (data/categories/*.toml), because they change with every release of an engine. They are tried in
+order and the first match wins, so the specific rule stands first: CUTLASS calls attention `device_kernel<...>` like a
+product. Each rule carries real names as examples, which a test holds to their category under the whole list.
 
-The full demangled name decides, never the short one: `elementwise_kernel` is a copy, a product or a cast, depending on
-a functor four templates deep. A name that no rule knows is "other". "other" is a category like any and is always
-shown; above OTHER_LIMIT of a total it is a warning with the names, because a breakdown with a large rest attributes
-nothing. Copies, fills and opaque graphs are no kernels and get their category from what they are.
+The demangled name decides, never the short one: `elementwise_kernel` is a copy, a product or a cast, depending on a
+functor four templates deep. A name without a rule is "other", which is always shown and warned about above OTHER_LIMIT.
+Copies, fills and opaque graphs have categories of their own.
 
-JSON rule files in the shape that vLLM's and SGLang's gputrc2graph.py read (engine -> model -> regex -> category) work
-in place of ours; their catch-all `.*` is our "other". Names are categorised once each, not once per launch: a capture
-of millions of kernels has some hundred names. Given up: rules on anything but the name (grid, stream, position in a
-step), so an LM head stays a dense product.
+JSON rule files of vLLM's and SGLang's gputrc2graph.py (engine -> model -> regex -> category) work in place of ours.
+Given up: rules on anything but the name (grid, stream, position in a step), so an LM head stays a dense product.
 """
 
 from __future__ import annotations

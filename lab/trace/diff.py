@@ -1,13 +1,9 @@
-"""The difference of two breakdowns as an attribution of the gap: which category owns how much of it, and what share.
+"""The difference of two breakdowns: how much of the gap each category owns.
 
-Aligned by category, and by kernel where both sides have a name. The gap is the difference of the totals, not of the
-parts: what the categories do not explain is a line of its own ("not attributed"), because a gap of 198.9 us/token whose
-categories differ by 195.4 has 3.5 that nobody looked for. Categories in which A is faster count negatively and can
-make others own more than 100 %.
-
-Numbers printed with few digits are intervals, and so are their differences and shares: "64 %" and 119 of 184 agree,
-which a comparison of single numbers would deny. Refused: different units, a share without a total, a table that its
-source called invalid, and any split of an opaque graph.
+Aligned by category, and by kernel where both sides have a name. The gap is the difference of the totals, and what the
+categories do not explain is a line of its own ("not attributed"). A category in which A is faster counts negatively, so
+others can own more than 100 %. Figures printed with few digits are intervals, and so are their differences and shares.
+Refused: different units, a share without a total, a table that its source called invalid.
 """
 
 from __future__ import annotations

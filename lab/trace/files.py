@@ -1,7 +1,6 @@
-"""One door for every profile: what a file is, is found from its content and not from its name.
+"""Any profile by its content, whatever its name: the first bytes and, for text, the first structure decide.
 
-People rename exports, pipe reports into .txt and compress what was not compressed. The first bytes and, for text, the
-first structure decide; what cannot be read says what it is and how to turn it into something that can.
+What cannot be read is refused with what it is and how to turn it into something that can.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
 """Interval arithmetic on columns, and from it when devices and streams were busy.
 
-Busy time is the measure of a union, never a sum: two streams that run side by side for 1 ms keep the device busy for
-1 ms. Times are integer nanoseconds, so the identities that the summary prints (busy + idle = span) hold exactly. Busy
-means that a kernel, a copy, a fill or an opaque graph was running. A kernel whose category is declared not busy (a
-spin-wait) keeps the device occupied and does nothing, so it is not busy time, and API calls and host waits never are.
+Busy time is the measure of a union, never a sum, and integer nanoseconds keep busy + idle = span exact. Busy means that
+a kernel, a copy, a fill or an opaque graph ran. A kernel whose category only waits (a spin-wait) occupies the device
+and is not busy time; API calls and host waits never are.
 
-Merging needs starts in order, which the model guarantees, and is then two passes over the columns without a sort: the
-running maximum of the ends tells where a gap begins. Where several sorted columns are put together, NumPy's stable sort
-is a merge of their runs (14 ms for 5.5 million, the default sort 370 ms). Grouping goes through a lookup table over the
-range of the values (stream numbers, process ids, string numbers are dense) because sorting millions of rows costs ten
-times as much.
+Merging needs starts in order, which the model guarantees, and is two passes without a sort: a gap begins where the
+running maximum of the ends lies before a start. Sorted columns put together are sorted by NumPy's stable sort, a merge
+of their runs (14 ms for 5.5 million; the default sort 370 ms). Grouping uses a lookup table over the range of the
+values, a tenth of the cost of sorting.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
-"""PyTorch's profiler (Kineto) JSON into the normalised trace.
+"""PyTorch's profiler (Kineto) JSON as a trace.
 
-The file is a Chrome trace: events with a category, microseconds and a duration. Four categories occupy the device
-(kernel, gpu_memcpy, gpu_memset; names differ in case between releases); everything else is host time or a copy of host
-ranges drawn over the device (gpu_user_annotation), and none of it is busy time.
+The file is a Chrome trace: events with a category, a start and a duration in microseconds. Kernels, memcpys and memsets
+occupy the device (their category names differ in case between releases); the rest is host time, or a copy of host
+ranges drawn over the device (gpu_user_annotation). Absolute times have 16 digits before the point, where a double is
+250 ns coarse: long numbers are read as decimals and rounded to nanoseconds once.
 
-Microseconds are decimal fractions. Where a file stamps absolute times (16 digits before the point), a double is 250 ns
-coarse, so long numbers are read as decimals and every time is rounded to whole nanoseconds once.
-
-CUDA graphs: CUPTI gives their kernels one by one here, all with the correlation of the cudaGraphLaunch call, so the
-launch is known and the graph is known where the event says "graph id". The whole file is parsed in memory by the
-standard library's JSON reader, which costs about ten times the file's size; captures of gigabytes belong in nsys.
+CUPTI lists a CUDA graph's kernels one by one with the correlation id of the cudaGraphLaunch; the graph is known where
+the event says "graph id". The whole file is parsed in memory, about ten times its size: captures of gigabytes belong in
+nsys.
 """
 
 from __future__ import annotations

@@ -1,20 +1,16 @@
-"""The normalised trace: one shape for what nsys, PyTorch's profiler and Nsight Compute record.
+"""The trace: one form for what nsys, PyTorch's profiler and Nsight Compute record.
 
-A trace is columns, not objects: a serving capture has millions of kernels, and a Python object each would cost a
-gigabyte and a minute. Columns are NumPy arrays (Arrow and ADBC read them, NumPy computes on them), one frozen
-dataclass per kind of row. Times are integer nanoseconds on the tool's own clock, as the tools record them: floats lose
-nanoseconds after a few months of uptime. Rows are sorted by start, which every interval computation relies on.
+A trace is columns (NumPy arrays, one frozen dataclass per kind of row), because a serving capture has millions of
+kernels. Times are integer nanoseconds on the tool's own clock. Rows are sorted by start, which every interval
+computation relies on.
 
-Kinds are kept apart because they mean different things. Kernels compute. Copies and fills (memcpy, memset) keep the
-device busy and compute nothing. A graph row is a whole CUDA graph that the profiler did not look into: it has a
-duration and no contents, so nothing here ever splits it. NVTX ranges and API calls are host time and never busy time.
+Kinds are kept apart. Kernels compute. Copies and fills (memcpy, memset) keep the device busy and compute nothing. A
+graph row is a CUDA graph captured as a whole: a duration without contents, never split. NVTX ranges and API calls are
+host time and never busy time. Tools that give totals (nsys stats' kernel summary, Nsight Compute) use the same type
+with `timeline=False`: start is 0, end is the total, `instances` the launches in it; span, union, idle time and overlap
+do not exist for them.
 
-Tools that give totals and no timeline (nsys stats' kernel summary, Nsight Compute) use the same type with
-`timeline=False`: start is 0, end is the total and `instances` says how many launches it adds up. Spans, unions, idle
-time and overlap do not exist for them, and whoever asks is refused.
-
-Given up: what only one tool knows (register counts, call stacks, payloads). Environment variables and process output,
-which nsys stores beside the kernels, are never read.
+Given up: what only one tool knows (register counts, call stacks, payloads).
 """
 
 from __future__ import annotations

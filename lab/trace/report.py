@@ -1,7 +1,6 @@
-"""The summary of a trace as text, and the choice of its window from the command line's arguments.
+"""The summary of a trace as text, and the window that the command line's arguments choose.
 
-The order follows the questions: what file is this, how long, how busy, what was it busy with, and what may not be
-concluded. Every share stands beside its denominator. Refusals and warnings come last, where they are read.
+The order follows the questions: what file is this, how long, how busy, with what, and what may not be concluded.
 """
 
 from __future__ import annotations

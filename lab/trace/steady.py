@@ -1,18 +1,16 @@
-"""Steady decode: the part of a capture in which the same step repeats, found from the trace alone.
+"""Steady decode: the part of a capture in which the same step repeats, found from the launches alone.
 
-A decode step launches the same kernels in the same order every time, so the sequence of names on the busiest stream is
-periodic while decoding and is not during start-up, capture, prefill or a change of batch. Candidates for the period are
-the distances between launches of one name; layers repeat within a step and give short ones, which do not survive the
-end of a step, so the period whose unbroken repetition covers the most launches is the step, and of equals the shortest.
+A decode step launches the same kernels in the same order, so the sequence of names on the busiest stream is periodic
+while decoding and not during start-up, graph capture, prefill or a change of batch. Candidates for the period are the
+distances at which short sequences of launches return. Layers repeat within a step and give short periods, which end
+with the step; the step is the shortest period whose unbroken repetition covers (nearly) the most launches.
 
-A prefill between two decode steps breaks the repetition by its other kernels, and only unbroken stretches are taken. A
-prefill that runs beside the decode, on another stream, does not break it but lengthens the step: steps whose device
-time is far above the median, and steps followed by a pause far above it, are left out and counted. Durations decide
-nothing else: a step that grows with the context stays in.
+A prefill between two steps breaks the repetition. One on another stream lengthens a step instead: steps with far more
+device time than the median, or followed by a far longer pause, are left out and counted. A step that only grows with
+the context stays.
 
-A step begins where the stream usually waits longest, and lasts to the next step's begin, so the wait between steps (the
-host's share) belongs to it; the last step of a stretch has no next one and is dropped. An opaque graph counts as one
-name, so a graph-mode capture has steps too, and nothing is known about what is in them.
+A step begins where the stream usually waits longest and lasts to the next step's begin, so the wait between steps (host
+time) belongs to it, and the last step of a stretch is dropped. An opaque graph counts as one name.
 """
 
 from __future__ import annotations

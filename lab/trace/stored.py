@@ -1,10 +1,9 @@
-"""A trace as one Parquet file: what `lab profile` commits, and `files.read` takes like any other profile.
+"""A trace as one Parquet file: what `lab profile` commits and `files.read` reads.
 
-A profiler's own file says too much and weighs too much: nsys keeps the environment, the output and the command line of
-the process it watched, Kineto every CPU operator. Stored is only what the normalised trace holds, by an allow-list of
-columns, with times counted from the first row and with processes and threads numbered from 0, so nothing in the file
-says who ran it or where. Parquet's dictionaries and zstd bring a kernel row to about ten bytes, and every dataframe
-library reads it. All kinds of row lie in one table with a column `kind`; a column that a kind does not have is null.
+Stored are the columns of the trace and nothing else: nsys keeps the environment, the output and the command line of
+the process, Kineto every CPU operator. Times count from the first row and processes and threads from 0, so nothing says
+who ran it or where. A kernel row takes about ten bytes. All kinds of row lie in one table with a column `kind`; a
+column that a kind does not have is null.
 """
 
 from __future__ import annotations

@@ -1,17 +1,14 @@
-"""What `lab trace` prints: every microsecond of a trace in one place, with its denominator and its identities.
+"""What `lab trace` prints: every microsecond of a trace, shares with their denominators, identities that must hold.
 
-Four sums look alike and mean different things. The kernel sum adds durations; the kernel union is the time in which any
-kernel ran; busy adds copies, fills and opaque graphs to that union; the span is from the first activity to the last, or
-the window. A share says which of them it is of. Sums exceed unions when work overlaps, within a stream (dependent
-launches), between streams or between devices, and the summary says where the difference comes from.
+Four sums look alike: the kernel sum adds durations; the kernel union is the time in which any kernel ran; busy adds
+copies, fills and opaque graphs to that union; the span is the window, or first activity to last. Sums exceed unions
+where work overlaps: within a stream (dependent launches), between streams, between devices.
 
-What cannot be known is None and has a reason in `warnings` or `refused`: shares of kernels when opaque graphs hide an
-unknown part of them, everything that needs a timeline when the file has totals only. Nothing is filled in.
+What cannot be known is None with a reason in `warnings` or `refused`: shares of kernels when opaque graphs hide some of
+them, everything that needs a timeline when the file has totals only.
 
-The identities are computed from both sides (idle as the measure of the gaps, categories by kernel name) and printed
-with their difference; one that fails is a defect, and the command says so and exits with 1.
-
-The structs below are what `lab trace --json` prints, field by field; a field that is UNSET is left out.
+The identities are computed from both sides (idle as the measure of the gaps, categories by kernel name); one that fails
+is a defect, and the command exits with 1. The structs are what `--json` prints; an UNSET field is left out.
 """
 
 from __future__ import annotations

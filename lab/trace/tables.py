@@ -1,12 +1,10 @@
-"""The profilers' CSV output into the normalised trace: `nsys stats` and Nsight Compute (`ncu --csv`).
+"""The profilers' CSV output as a trace: `nsys stats` (cuda_gpu_kern_sum, cuda_gpu_trace) and Nsight Compute.
 
-Both tools print a table after lines of their own ("Generating SQLite file ...", "==PROF== ..."), and `nsys stats`
-prints several reports one below the other, so tables are found by their header and end at the next header or at a blank
-line. Units stand in the header or in a column and are read, never assumed. Kernel names hold commas and are quoted.
+`nsys stats` prints several reports one below the other among lines of its own, so a table begins at its header and ends
+at the next one or at a blank line. Units stand in the header and are read, never assumed.
 
-What the tables do not hold is not made up: cuda_gpu_kern_sum and Nsight Compute give times and no timeline, so a trace
-from them has no span, no idle time and no overlap; cuda_gpu_trace has a timeline and no graphs, NVTX or API calls.
-Sizes in cuda_gpu_trace are rounded to the printed digits (MB taken as 1e6 bytes).
+cuda_gpu_kern_sum and Nsight Compute give totals without a timeline: no span, idle time or overlap. cuda_gpu_trace has a
+timeline and no graphs, NVTX or API calls; its sizes are rounded to the printed digits (MB is 1e6 bytes).
 """
 
 from __future__ import annotations

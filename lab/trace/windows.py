@@ -1,18 +1,15 @@
-"""Parts of a trace: by time, by NVTX range, by graph replay, or the steady decode that a capture contains.
+"""Windows of a trace: by time, by NVTX range, by CUDA graph replay.
 
-Every window is a trace again, with the intervals that it covers, so that a summary or a difference of it needs nothing
-special: the span is the union of those intervals and idle time is what they leave.
+A window is a trace again, with the intervals that it covers, so its summary or breakdown needs nothing special.
 
-Time windows cut: a kernel that crosses the edge is counted with the part inside. NVTX and replay windows choose by
-launch: what a range launched belongs to it whenever it ran, found through the launching call (process and correlation),
-because a range is host time and the device runs later; their intervals lie on the device's time, from the first to the
-last thing that each instance launched. Device work that others launched and that ran inside those intervals is not in
-such a window, so its idle time is not the device's: a warning says for how much of it the device worked for others.
+A time window cuts: a kernel across its edge counts with the part inside. NVTX and replay windows select by launch: what
+a range launched belongs to it whenever it ran, joined by process and correlation id, because a range is host time and
+the device runs later. Their intervals are device time, from the first to the last activity that each instance
+launched; for device work of others inside them there is a warning, because it is not idle time of the device.
 
-Graph replays: in node mode every kernel and copy of a replay carries the correlation number of its cudaGraphLaunch, so
-a replay is the rows that share (process, correlation); in graph mode it is one opaque row. Launches of one graph run
-the same nodes; one with fewer than the others was cut off by the capture's start or end or by a full buffer, and its
-time is a lower bound.
+In node mode all kernels and copies of a replay carry the correlation id of its cudaGraphLaunch; in graph mode a replay
+is one opaque row. A launch with fewer nodes than the others of its graph was cut off by the capture's start or end or
+by a full buffer: its time is a lower bound.
 """
 
 from __future__ import annotations
