@@ -263,7 +263,7 @@ def drift(
     uses = []
     for trace_id in breakdowns.recorded_ids():
         for row in breakdowns.rows(trace_id):
-            params, printed = row.settings, row.printed(unit)
+            params, printed = row.params, row.printed(unit)
             same = (row.engine, row.model, row.phase) == (engine, model, phase)
             same &= row.category in categories and params.get("arm", arms[0] if arms else None) in (*arms, None)
             if same and printed and not params.keys() & {"invalid", "estimate"}:

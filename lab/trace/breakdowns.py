@@ -11,12 +11,11 @@ tokens and steps, which needs the batch.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -31,7 +30,7 @@ FILE = recorded.FOLDER / "breakdowns.csv"
 # unit -> the column of a recorded table that is in it. Steps come first: where a table has both, the sources printed
 # the step and the time per token was computed from it, with digits that nobody measured.
 UNITS = {"ms/step": "ms_per_step", "us/token": "us_per_token", "ms": "window_ms", "%": "share_pct"}
-LEVELS = ("macro", "sub", "fine", "total", "meta")
+Level = Literal["macro", "sub", "fine", "total", "meta"]
 OVERLAP = "overlap"
 NOT_ATTRIBUTED = "not attributed"
 NO_PART = ("gpu_idle", IDLE, OVERLAP)  # no kernel's time; parts of a wall-clock total only
@@ -107,7 +106,7 @@ class Breakdown:
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A row of a recorded table: what the source printed, as text."""
+    """A row of a recorded table, figures as printed. params: npl, npp, arm, and why it is an estimate or invalid."""
 
     id: str
     trace_id: str
@@ -115,9 +114,9 @@ class Row(msgspec.Struct, frozen=True):
     device: str
     model: str
     phase: str
-    params: str
+    params: dict[str, Any]
     category: str
-    level: str
+    level: Level
     kernel_name: str
     us_per_token: str
     ms_per_step: str
@@ -132,11 +131,6 @@ class Row(msgspec.Struct, frozen=True):
         """The figure in a unit of UNITS, "" where the source prints none."""
         return str(getattr(self, UNITS[unit]))
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What the table was recorded with: npl, npp, arm, and why it is an estimate or invalid."""
-        return dict(json.loads(self.params or "{}"))
-
 
 @cache
 def _table() -> Mapping[str, list[Row]]:
@@ -146,13 +140,7 @@ def _table() -> Mapping[str, list[Row]]:
 def read_table(path: Path) -> dict[str, list[Row]]:
     """The rows of a table of recorded breakdowns by trace id; raises BadInput for an unknown level or doubled id."""
     found: dict[str, list[Row]] = {}
-    seen: set[str] = set()
-    for row in msgspec.convert(files.read_csv(path, Row.__struct_fields__), list[Row]):
-        if row.level not in LEVELS:
-            raise BadInput(path, f'{row.id}: level = "{row.level}"', nearest(row.level, LEVELS))
-        if row.id in seen:
-            raise BadInput(path, f'id "{row.id}" appears twice', "give the second one its own id")
-        seen.add(row.id)
+    for row in files.table(path, Row.__struct_fields__, Row).values():
         found.setdefault(row.trace_id, []).append(row)
     return found
 
@@ -196,7 +184,7 @@ def from_recorded(trace_id: str, unit: str | None = None) -> Breakdown:
     if unit not in offered:
         what = f"{trace_id} is not printed in {unit}" if unit else f"{trace_id} prints no unit for all of its parts"
         raise BadInput(FILE, what, f"it has {', '.join(offered) or 'none'}")
-    settings = own[0].settings
+    settings = own[0].params
     total = _total(own, unit)
     whole = float(total.printed(unit)) if total else (100.0 if unit == "%" else None)
     of_wall = total is None or "wall" in total.kernel_name.lower()

@@ -20,13 +20,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from lab.base import files
 from lab.base.errors import REPOSITORY, BadInput, nearest
-from lab.base.vocabulary import read_toml
 from lab.trace.model import short_name
 
 FOLDER = REPOSITORY / "data" / "categories"
@@ -39,14 +39,27 @@ OTHER_LIMIT = 0.05  # of the total; above it a breakdown warns
 NO_WORK = ("contamination", "gpu_idle")  # recorded names of time that is no work, beside our own busy = false
 
 
-@dataclass(frozen=True)
-class Category:
+class Category(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A category. busy: False for time on the GPU that is no work; also: names that recorded tables use for it."""
 
-    name: str
     meaning: str = ""
     busy: bool = True
     also: tuple[str, ...] = ()
+
+
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A rule as a file has it. match: a regular expression; examples: real names that it takes."""
+
+    category: str
+    match: str
+    examples: tuple[str, ...] = ()
+
+
+class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file of data/categories."""
+
+    category: dict[str, Category] = {}
+    rule: list[Entry] = []
 
 
 @dataclass(frozen=True)
@@ -91,7 +104,7 @@ class Rules:
 
     def canonical(self, word: str) -> str:
         """Our name for a recorded table's category (`moe_or_fp4_gemm`); a word we have no name for stays itself."""
-        return next((c.name for c in self.categories.values() if word in c.also), word)
+        return next((name for name, c in self.categories.items() if word in c.also), word)
 
 
 def other_warning(totals: Mapping[str, float], whole: float, unit: str = "us", shown: int = 5) -> str:
@@ -140,32 +153,25 @@ def read_folder(folder: Path) -> Rules:
 
 def _rules(paths: Sequence[Path], source: Path) -> Rules:
     categories: dict[str, Category] = {}
-    entries: list[tuple[Path, int, Any]] = []
+    entries: list[tuple[Path, int, Entry]] = []
     for path in paths:
-        table = read_toml(path)
-        _only(table, ("category", "rule"), path, "top level")
-        for name, about in table.get("category", {}).items():
-            _only(about, ("meaning", "busy", "also"), path, f"category.{name}")
-            if name in categories:
-                raise BadInput(path, f'category "{name}" is declared twice', "keep one of them")
-            busy, also = about.get("busy", True), tuple(about.get("also", ()))
-            categories[name] = Category(name, about.get("meaning", ""), busy, also)
-        entries += [(path, i, entry) for i, entry in enumerate(table.get("rule", ()))]
+        file = files.read(path, File)
+        for name in file.category.keys() & categories.keys():
+            raise BadInput(path, f'category "{name}" is declared twice', "keep one of them")
+        categories |= file.category
+        entries += [(path, i, entry) for i, entry in enumerate(file.rule)]
     if not entries:
         raise BadInput(source, "holds no category rules", "write [[rule]] with category and match")
     declared = bool(categories)
     rules = []
     for path, i, entry in entries:
         where = f"rule[{i}]"
-        _only(entry, ("category", "match", "examples"), path, where)
-        name = entry.get("category")
-        if not isinstance(name, str) or not isinstance(entry.get("match"), str):
-            raise BadInput(path, f"{where} needs category and match as strings", "write both")
-        if declared and name not in categories:
-            raise BadInput(path, f'{where}: category "{name}" is not declared', nearest(name, categories))
-        categories.setdefault(name, Category(name))
-        pattern = _pattern(entry["match"], path, where)
-        rules.append(Rule(name, pattern, f"{path.name} {where}", tuple(entry.get("examples", ()))))
+        if declared and entry.category not in categories:
+            what = f'{where}: category "{entry.category}" is not declared'
+            raise BadInput(path, what, nearest(entry.category, categories))
+        categories.setdefault(entry.category, Category())
+        pattern = _pattern(entry.match, path, where)
+        rules.append(Rule(entry.category, pattern, f"{path.name} {where}", entry.examples))
     return Rules(tuple(rules), categories, str(source.name))
 
 
@@ -203,7 +209,7 @@ def read_json(path: Path, chosen: str = "") -> Rules:
         category = OTHER if regex == ".*" else name
         rules.append(Rule(category, _pattern(regex, path, key), f"{path.name} {key}"))
     names = dict.fromkeys(rule.category for rule in rules if rule.category != OTHER)
-    return Rules(tuple(rules), {name: Category(name) for name in names}, f"{path.name}#{key}")
+    return Rules(tuple(rules), {name: Category() for name in names}, f"{path.name}#{key}")
 
 
 def _pattern(text: str, path: Path, where: str) -> re.Pattern[str]:
@@ -211,11 +217,3 @@ def _pattern(text: str, path: Path, where: str) -> re.Pattern[str]:
         return re.compile(text)
     except re.error as error:
         raise BadInput(path, f"{where}: {text!r} is not a regular expression ({error})", "mend it") from None
-
-
-def _only(table: Any, known: tuple[str, ...], path: Path, where: str) -> None:
-    if not isinstance(table, dict):
-        raise BadInput(path, f"{where} is not a table", "see data/categories/0_meaning.toml")
-    for key in table:
-        if key not in known:
-            raise BadInput(path, f'{where}: unknown key "{key}"', nearest(key, known))

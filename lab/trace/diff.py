@@ -200,11 +200,11 @@ def render_one(b: Breakdown) -> str:
     rows = [f"{b.id} ({b.title})", f"unit: {b.unit}; 100 % = {b.denominator}, {b.whole:,.5g} {b.unit}"]
     for p in sorted(b.parts, key=lambda p: -p.value):
         words = f" ({p.label})" if p.label else ""
-        rows.append(f"  {p.category:26}{p.value:11,.2f}{p.value / b.whole:9.1%}{words}")
+        rows.append(f"  {p.category:26}{p.value:11,.2f}{_share(p.value, b)}{words}")
     if b.parts:
-        rows.append(f"  {NOT_ATTRIBUTED:26}{b.not_attributed:11,.2f}{b.not_attributed / b.whole:9.1%}")
+        rows.append(f"  {NOT_ATTRIBUTED:26}{b.not_attributed:11,.2f}{_share(b.not_attributed, b)}")
     for p in b.nested:
-        rows.append(f"    inside: {p.category:18}{p.value:11,.2f}{p.value / b.whole:9.1%} ({p.label})")
+        rows.append(f"    inside: {p.category:18}{p.value:11,.2f}{_share(p.value, b)} ({p.label})")
     if b.parts and b.not_attributed > categories.OTHER_LIMIT * b.whole:
         rows.append(
             f"warning: {b.not_attributed / b.whole:.1%} is in no named part (limit {categories.OTHER_LIMIT:.0%})"
@@ -212,6 +212,10 @@ def render_one(b: Breakdown) -> str:
     if b.invalid:
         rows.append(f"warning: its source marked it invalid ({b.invalid})")
     return "\n".join([*rows, *(f"warning: {w}" for w in b.warnings)])
+
+
+def _share(value: float, b: Breakdown) -> str:
+    return f"{value / b.whole:9.1%}" if b.whole else f"{'-':>9}"
 
 
 def _percent(share: float | None) -> str:

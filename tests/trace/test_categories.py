@@ -194,7 +194,7 @@ def test_json_with_several_models_asks_which(tmp_path: Path) -> None:
 TOML = '[category.a]\nmeaning = "x"\n[[rule]]\ncategory = "a"\nmatch = "k"\n'
 REFUSED = (
     ("r.toml", TOML.replace('category = "a"', 'category = "b"'), '"b"'),
-    ("r.toml", TOML.replace('"k"', '"("'), "rule[0]: '('"),
+    ("r.toml", TOML.replace('"k"', '"("'), "'('"),
     ("r.toml", TOML.replace("match", "pattern"), '"pattern"'),
     ("r.toml", "", "rules"),
     ("r.toml", "x", "TOML"),

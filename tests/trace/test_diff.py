@@ -211,6 +211,13 @@ def test_time_from_a_share_carries_the_share_error() -> None:
     assert b.by_category()["gdn_total"].error == pytest.approx(0.05 / 100 * 395.9)
 
 
+def test_a_table_of_nested_rows_alone_has_no_shares() -> None:
+    """Its parts sum to zero: the rows are shown and divided by nothing."""
+    b = breakdowns.from_recorded("bench_ph100_serving_fine")
+    assert (b.whole, len(b.nested) > 0) == (0.0, True)
+    assert "%" not in diff.render_one(b).partition("\n    inside")[2]
+
+
 def test_recorded_identities_state_what_is_missing() -> None:
     b = breakdowns.from_recorded("critpath_dense_npl128_step", "ms/step")
     assert b.whole == 380.4
