@@ -181,7 +181,7 @@ def outdated(card_id: str) -> str:
     if cards[card_id].family == "gdn":
         return ""  # its Triton launches ask for the GPU at hand
     every = store.rows(device=DEVICE, phase=card_id)
-    rows = {r["workload_id"]: r for r in every if r["name"] == cards[card_id].candidate and r["status"] == "ok"}
+    rows = {r.workload_id: r for r in every if r.name == cards[card_id].candidate and r.status == "ok"}
     old = [w for w, r in rows.items() if notebook.former(r)]
     return (
         f" Rows of a former kernel at {len(old)} of {len(rows)} workloads: the present one is unmeasured."
@@ -208,10 +208,10 @@ for c in own:
     for workload, pair in evidence.pairs(store.rows(device=DEVICE, phase=c.id)).items():
         line = {"card": c.id, "workload": workload}
         for arm, row in zip(("control", "candidate"), pair, strict=True):
-            if row and row["status"] == "ok":
-                floor = roofline.place(device, row["flops"], row["bytes"], row["pipe"])
-                share = roofline.roofline_fraction(floor.floor_us, row["median_us"])
-                line |= {f"{arm} us": row["median_us"], f"its floor, {arm}": f"{floor.bound}, {share:.0%}"}
+            if row and row.status == "ok":
+                floor = roofline.place(device, row.flops, row.bytes, row.pipe)
+                share = roofline.roofline_fraction(floor.floor_us, row.median_us)
+                line |= {f"{arm} us": row.median_us, f"its floor, {arm}": f"{floor.bound}, {share:.0%}"}
         placed += [line] if len(line) > 2 else []
 notebook.show(pd.DataFrame(placed), code=["card", "workload"]) if placed else notebook.text("No rows to place yet.")
 

@@ -132,17 +132,17 @@ h200, q8 = devices.get("h200"), phases.card("q8-paths")
 (pick,) = {picked(v.value * (1000 if h200.bandwidth.unit == "TB/s" else 1)) for v in h200.bandwidth.values}
 rows = []
 for arms in notebook.arms(q8, h200.id).values():
-    times = {path: arms[name]["median_us"] for path, name in OURS.items() if name in arms}
+    times = {path: arms[name].median_us for path, name in OURS.items() if name in arms}
     fastest = min(times, key=lambda p: times[p])
     rows.append(
         {
-            "M": arms[q8.candidate]["workload"]["M"],
+            "M": arms[q8.candidate].workload["M"],
             **{f"{path} us": round(times[path], 1) if path in times else None for path in OURS},
             "tiers pick": pick,
             "costs": f"{times[pick] / times[fastest]:.2f}x",
             "fastest": fastest,
-            "control against itself %": round(arms[q8.control]["aa_pct"], 1),
-            "run": arms[q8.candidate]["run"],
+            "control against itself %": round(arms[q8.control].aa_pct, 1),
+            "run": arms[q8.candidate].run,
         }
     )
 hopper = pd.DataFrame(rows)

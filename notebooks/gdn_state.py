@@ -122,7 +122,7 @@ notebook.show(notebook.verdicts([found])) if found else notebook.unmeasured("lp1
 
 # %%
 found = {
-    (name, workload): arms[name]["median_us"]
+    (name, workload): arms[name].median_us
     for card, name in (("lp12-kernel", "splitkv_bf16"), ("p6-cuda", "cuda_bf16"))
     for workload, arms in notebook.arms(phases.card(card), "h200").items()
     if card == "lp12-kernel" or "_b1_" in workload
@@ -187,12 +187,12 @@ LIMIT = phases.card("gdn-decode-limit")
 passes_seen, lines = ceilings.latest("h200"), []
 for name, arms in notebook.arms(LIMIT, "h200").items():
     row = arms["cuda_decode"]
-    axes, width = row["workload"], 2 if name.endswith("bf16") else 4
+    axes, width = row.workload, 2 if name.endswith("bf16") else 4
     mib = axes["batch"] * axes["Hv"] * axes["D"] ** 2 * width / 2**20
     bare = passes_seen.get(f"update_{mib:g}_mib")  # none of 1.5 MiB
     bare_us = 2 * mib * 2**20 / bare.value / 1e3 if bare else math.nan
     target = next(g.threshold for g in LIMIT.gate.require if g.workload == name)
-    lines.append(("bf16" if width == 2 else "f32", axes["batch"], row["median_us"], target, bare_us))
+    lines.append(("bf16" if width == 2 else "f32", axes["batch"], row.median_us, target, bare_us))
 step = pd.DataFrame(lines, columns=["state", "sequences", "us", "target us", "bare us"])
 step["over target %"], step["over bare %"] = (100 * (step["us"] / step[c] - 1) for c in ("target us", "bare us"))
 notebook.show(step) if lines else notebook.unmeasured(LIMIT.id, "h200")
@@ -332,13 +332,13 @@ notebook.text(
 # %%
 FORMS = {"recurrent_decode_copied": 6, "recurrent_decode_gathered": 4, "recurrent_decode": 2}
 lp10 = notebook.arms(phases.card("lp10-kernel"), "h200")
-BATCHES = sorted({arms["recurrent_decode"]["workload"]["batch"] for arms in lp10.values()})
+BATCHES = sorted({arms["recurrent_decode"].workload["batch"] for arms in lp10.values()})
 layer = {
-    (axes.get("ids", "permuted"), axes["batch"]): {form: arms[form]["median_us"] for form in FORMS}
+    (axes.get("ids", "permuted"), axes["batch"]): {form: arms[form].median_us for form in FORMS}
     for arms in lp10.values()
-    for axes in [arms["recurrent_decode"]["workload"]]
+    for axes in [arms["recurrent_decode"].workload]
 }
-assert len({row["run"] for arms in lp10.values() for row in arms.values()}) == 1
+assert len({row.run for arms in lp10.values() for row in arms.values()}) == 1
 cells = [(ids, f) for ids in ("permuted", "identity") for f in FORMS]
 pivot = [{"ids": i, "form": f, "passes": FORMS[f], **{f"B = {b}": layer[i, b][f] for b in BATCHES}} for i, f in cells]
 notebook.show(pd.DataFrame(pivot), code=["form"])
@@ -354,11 +354,11 @@ notebook.show(notebook.verdicts([found])) if found else notebook.unmeasured("lp1
 # so shares and gains are upper bounds, but at 8 sequences, whose attention is scaled from one's and too long.
 
 # %%
-rows = sorted((r for r in store.rows(device="h200") if r["status"] == "ok"), key=lambda r: r["run"])
-timed = list({(r["name"], r["workload_id"]): r for r in rows}.values())  # the newest
+rows = sorted((r for r in store.rows(device="h200") if r.status == "ok"), key=lambda r: r.run)
+timed = list({(r.name, r.workload_id): r for r in rows}.values())  # the newest
 REST = {
-    "attention": [r for r in timed if r["precision"] == "bf16" and r["workload"].get("page") == 16],
-    "weights": [r for r in timed if r["precision"].startswith("nvfp4-w4a16") and "M" in r["workload"]],
+    "attention": [r for r in timed if r.precision == "bf16" and r.workload.get("page") == 16],
+    "weights": [r for r in timed if r.precision.startswith("nvfp4-w4a16") and "M" in r.workload],
 }
 COPIED, GATHERED, BY_ID = FORMS
 lines, gain = [], {}
@@ -447,7 +447,7 @@ notebook.text(
 
 # %%
 (arms,) = notebook.arms(phases.card("ik4-kernel"), "h200").values()
-us = {name: arms[name]["median_us"] for name in ("cuda_decode_alone", "cuda_decode_served", "cuda_decode")}
+us = {name: arms[name].median_us for name in ("cuda_decode_alone", "cuda_decode_served", "cuda_decode")}
 lines = [{"arm": n, "median us": t, "over alone %": 100 * (t / us["cuda_decode_alone"] - 1)} for n, t in us.items()]
 notebook.show(pd.DataFrame(lines), code=["arm"])
 

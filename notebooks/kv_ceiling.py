@@ -174,21 +174,21 @@ rows = store.rows(device="h200")
 
 def newest(chosen: list[dict]) -> list[dict]:
     """Of each kernel and workload the row of the newest run."""
-    return list({(r["name"], r["workload_id"]): r for r in sorted(chosen, key=lambda r: r["run"])}.values())
+    return list({(r.name, r.workload_id): r for r in sorted(chosen, key=lambda r: r.run)}.values())
 
 
 def kernels(*precisions: str) -> list[dict]:
     """Rows that are ok and whose precision is one of these, without those of a prefill."""
-    good = [r for r in rows if r["status"] == "ok" and r["precision"] in precisions]
-    return newest([r for r in good if r["workload"].get("op", "decode") == "decode"])
+    good = [r for r in rows if r.status == "ok" and r.precision in precisions]
+    return newest([r for r in good if r.workload.get("op", "decode") == "decode"])
 
 
 FORMS = {"bf16": ("bf16",), "fp8": ("fp8-kv", "fp8-kv-unit")}
 UNPAGED = {"torch_sdpa", "contiguous_bf16", "in_order_bf16", "cuda_contiguous_bf16"}
-cached = {form: [r for r in kernels(*precisions) if r["workload"].get("page") == 16 and r["name"] not in UNPAGED]
+cached = {form: [r for r in kernels(*precisions) if r.workload.get("page") == 16 and r.name not in UNPAGED]
           for form, precisions in FORMS.items()}  # fmt: skip
-recurrent = [r for r in kernels("f32") if "batch" in r["workload"] and "ctx" not in r["workload"]]
-products = [r for r in kernels("nvfp4-w4a16", "nvfp4-w4a16-rounded") if "M" in r["workload"]]
+recurrent = [r for r in kernels("f32") if "batch" in r.workload and "ctx" not in r.workload]
+products = [r for r in kernels("nvfp4-w4a16", "nvfp4-w4a16-rounded") if "M" in r.workload]
 
 
 def summed(model: str, sequences: int, context: int, form: str) -> tuple[decode_step.Time, ...]:
@@ -347,9 +347,9 @@ names = ["kernel", "workload", "contiguous us", "paged us", "paging costs %", "r
 lines = []
 for card in LAYOUTS:
     for workload, arms in found[card.id].items():
-        apart, whole = arms[card.candidate], arms[card.control]["median_us"]
-        lines.append((card.candidate, workload, whole, apart["median_us"], 100 * (apart["median_us"] / whole - 1),
-                      apart["run"]))  # fmt: skip
+        apart, whole = arms[card.candidate], arms[card.control].median_us
+        lines.append((card.candidate, workload, whole, apart.median_us, 100 * (apart.median_us / whole - 1),
+                      apart.run))  # fmt: skip
 costs = pd.DataFrame(lines, columns=names)
 notebook.show(costs, code=["kernel", "workload", "run"])
 
@@ -359,8 +359,8 @@ lines = []
 for workload, small in found[PAGE64.id].items():
     large = found[PAGE64.id].get(f"{workload}_p64", {})
     for arm in sorted(small.keys() & large.keys()):
-        us = [rows[arm]["median_us"] for rows in (small, large)]
-        lines.append((arm, workload, *us, 100 * (us[1] / us[0] - 1), small[arm]["run"], large[arm]["run"]))
+        us = [rows[arm].median_us for rows in (small, large)]
+        lines.append((arm, workload, *us, 100 * (us[1] / us[0] - 1), small[arm].run, large[arm].run))
 sizes = pd.DataFrame(lines, columns=names)
 notebook.show(sizes, code=["arm", "workload", *names[-2:]])
 

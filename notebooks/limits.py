@@ -36,6 +36,7 @@ from lab.card import phases
 from lab.check import families
 from lab.place import roofline
 from lab.row import store
+from lab.row.records import Measurement
 from lab.study import routes
 from lab.write import notebook
 
@@ -45,45 +46,45 @@ assert len(LIMITS) >= 5
 
 
 # %%
-def newest(card: phases.Card) -> dict[str, list[dict]]:
+def newest(card: phases.Card) -> dict[str, list[Measurement]]:
     """workload -> rows of the newest run in which the candidate is ok."""
-    found: dict[str, dict[str, list[dict]]] = {}
+    found: dict[str, dict[str, list[Measurement]]] = {}
     for row in store.rows(DEVICE.id, card.id):
-        found.setdefault(row["workload_id"], {}).setdefault(row["run"], []).append(row)
+        found.setdefault(row.workload_id, {}).setdefault(row.run, []).append(row)
     kept = {}
     for workload, runs in found.items():
-        good = [r for r, rows in runs.items() if any(x["name"] == card.candidate and x["status"] == "ok" for x in rows)]
+        good = [r for r, rows in runs.items() if any(x.name == card.candidate and x.status == "ok" for x in rows)]
         if good:
             kept[workload] = runs[max(good)]
     return kept
 
 
-def line(card: phases.Card, workload: str, rows: list[dict]) -> dict:
+def line(card: phases.Card, workload: str, rows: list[Measurement]) -> dict:
     """One workload: ours, the fastest other arm, the target of the gate, the floor."""
-    ok = {r["name"]: r for r in rows if r["status"] == "ok"}
+    ok = {r.name: r for r in rows if r.status == "ok"}
     ours = ok[card.candidate]
     own = set(families.load(card.family).candidates) - set(families.load(card.family).peers) - {"torch_bf16"}
     # What a user could run instead: libraries' arms, beside a 16-bit cache those of 16 bits alone.
-    same = {"bf16"} if ours["precision"] == "bf16" else {r["precision"] for r in rows}
-    rivals = {n: r["median_us"] for n, r in ok.items() if n not in own and r["precision"] in same}
+    same = {"bf16"} if ours.precision == "bf16" else {r.precision for r in rows}
+    rivals = {n: r.median_us for n, r in ok.items() if n not in own and r.precision in same}
     best = min(rivals, key=lambda n: rivals[n]) if rivals else ""
-    floor = roofline.place(DEVICE, ours["flops"], ours["bytes"], ours["pipe"])
+    floor = roofline.place(DEVICE, ours.flops, ours.bytes, ours.pipe)
     asked = [c for c in card.gate.require if c.workload == workload]
     target = ""
     for c in asked:
         target = f"{c.threshold:g} us" if c.unit == "us" else f"{c.threshold:+g} % of {card.control}"
     return {
         "workload": workload,
-        "ours us": round(ours["median_us"], 2),
+        "ours us": round(ours.median_us, 2),
         "best rival": best,
         "rival us": round(rivals[best], 2) if best else None,
-        "rival / ours": round(rivals[best] / ours["median_us"], 2) if best else None,
+        "rival / ours": round(rivals[best] / ours.median_us, 2) if best else None,
         "target": target,
         "floor us": round(floor.floor_us, 2),
-        "of floor": f"{roofline.roofline_fraction(floor.floor_us, ours['median_us']):.0%}",
-        "throttled": ours.get("throttled", ""),
+        "of floor": f"{roofline.roofline_fraction(floor.floor_us, ours.median_us):.0%}",
+        "throttled": ours.throttled,
         "kernel": notebook.former(ours) or "same launch",
-        "commit": (ours.get("stated_commit") or ours["commit"])[:7],
+        "commit": (ours.stated_commit or ours.commit)[:7],
     }
 
 
@@ -110,12 +111,12 @@ def left_out(card: phases.Card) -> str:
     """A sentence for each workload whose newest row of the candidate is not the one shown: wrong, or too fast."""
     said = []
     for workload, rows in newest(card).items():
-        every = [r for r in store.rows(DEVICE.id, card.id) if r["workload_id"] == workload]
-        ours = [r for r in every if r["name"] == card.candidate and r["status"] not in ("ok", "skipped")]
-        last = max(ours, key=lambda r: r["run"], default=None)
-        if last and last["run"] > max(r["run"] for r in rows):
-            why = f"is {last['status']}: {last['message']}"
-            said.append(f"The newest row of `{workload}` (run {last['run']}) {why}; above stands an older one.")
+        every = [r for r in store.rows(DEVICE.id, card.id) if r.workload_id == workload]
+        ours = [r for r in every if r.name == card.candidate and r.status not in ("ok", "skipped")]
+        last = max(ours, key=lambda r: r.run, default=None)
+        if last and last.run > max(r.run for r in rows):
+            why = f"is {last.status}: {last.message}"
+            said.append(f"The newest row of `{workload}` (run {last.run}) {why}; above stands an older one.")
     return "\n\n" + " ".join(said) if said else ""
 
 
@@ -127,7 +128,7 @@ def shown(card_id: str) -> object:
         f"### {card.title} (`{card_id}`): {verdict.verdict.word}\n\n{card.question}\n\n"
         + notebook.show(tables[card_id], code=["workload", "best rival"]).bundle["text/markdown"]
         + "\n\n"
-        + notebook.origin(r for rows in newest(card).values() for r in rows if r["name"] == card.candidate)
+        + notebook.origin(r for rows in newest(card).values() for r in rows if r.name == card.candidate)
         + left_out(card)
     )
 
@@ -154,11 +155,11 @@ for workload, arms in notebook.arms(phases.card("w4a8-prefill-limit"), DEVICE.id
         title: value
         for label, name in ARMS.items()
         for title, value in (
-            (f"{label} us", round(arms[name]["median_us"], 1)),
-            (f"{label} error %", round(100 * arms[name]["relative_error"], 2)),
+            (f"{label} us", round(arms[name].median_us, 1)),
+            (f"{label} error %", round(100 * arms[name].relative_error, 2)),
         )
     }
-    priced.append({"workload": workload, **figures, "run": arms["cuda_w4a8"]["run"]})
+    priced.append({"workload": workload, **figures, "run": arms["cuda_w4a8"].run})
 pairs = pd.DataFrame(priced)
 positive = pairs["workload"].str.endswith("positive")
 assert (pairs["promoted error %"][positive] < 1).all()
@@ -206,11 +207,11 @@ for card in LIMITS:
                 {
                     "card": card.id,
                     "workload": workload,
-                    "kernel": row["kernel"].split("(")[0].removeprefix("void "),
+                    "kernel": row.kernel.split("(")[0].removeprefix("void "),
                     "bound by the counters": counters.bound(row),
-                    "DRAM MB": round((row["dram_read_bytes"] + row["dram_write_bytes"]) / 1e6, 1),
-                    "compulsory MB": round(row["bytes"] / 1e6, 1),
-                    "SM clock MHz": round(row["sm_clock_hz"] / 1e6),
+                    "DRAM MB": round((row.dram_read_bytes + row.dram_write_bytes) / 1e6, 1),
+                    "compulsory MB": round(row.bytes / 1e6, 1),
+                    "SM clock MHz": round(row.sm_clock_hz / 1e6),
                 }
             )
 without = sorted({(c.id, w) for c in LIMITS for w in missed(c) if (c.candidate, w) not in seen})

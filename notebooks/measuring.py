@@ -29,6 +29,7 @@ from lab.card import phases
 from lab.judge import evidence
 from lab.place import ceilings, roofline
 from lab.row import store
+from lab.row.records import Measurement
 from lab.write import notebook
 
 DEVICE = devices.get("h200")
@@ -75,20 +76,20 @@ if {"copy_kernel", "copy_graph", "read", "write"} <= known.keys():
 
 # %%
 checked = crosscheck.latest(DEVICE.id)
-timed = [row for row in checked if row["status"] == "ok"]
+timed = [row for row in checked if row.status == "ok"]
 columns = ["name", "workload_id", "kernels_per_call", "graph_us", "kernel_us", "kineto_us", "difference_pct", "ncu_us"]
-table = pd.DataFrame(timed, columns=columns).sort_values("kineto_us").round(2)
+table = pd.DataFrame([row.to_json() for row in timed], columns=columns).sort_values("kineto_us").round(2)
 notebook.show(table, code=["name", "workload_id"]) if timed else notebook.text("No cross-check is measured yet.")
 
 # %%
 for row in timed:
-    again = crosscheck.verdict(row["graph_us"], row["gap_us"], row["kernels_per_call"], row["kineto_us"])
-    assert again["within"] == row["within"]
-outside = [row for row in timed if not row["within"]]
-lengths = sorted(row["kineto_us"] for row in timed)
+    again = crosscheck.verdict(row.graph_us, row.gap_us, row.kernels_per_call, row.kineto_us)
+    assert again["within"] == row.within
+outside = [row for row in timed if not row.within]
+lengths = sorted(row.kineto_us for row in timed)
 notebook.text(
     f"{len(timed)} kernels from {lengths[0]:.1f} us to {lengths[-1]:.0f} us; {len(outside)} outside the limits"
-    + "".join(f"; {r['name']} at {r['workload_id']}: {r['difference_pct']:+.1f} %" for r in outside)
+    + "".join(f"; {r.name} at {r.workload_id}: {r.difference_pct:+.1f} %" for r in outside)
     + "."
     if timed
     else "Nothing to compare."
@@ -103,27 +104,27 @@ notebook.text(
 
 
 # %%
-def code(row: dict) -> str:
+def code(row: Measurement) -> str:
     """The commit that the row's code was, as stated where it ran, else the one it lay on top of."""
-    return row.get("stated_commit") or row["commit"]
+    return row.stated_commit or row.commit
 
 
 repeats = []
 for card in phases.cards().values():
     every = store.rows(device=DEVICE.id, phase=card.id)
-    crowded = {row["run"] for row in every if row["arm"] == "peer"}
-    alone = [row for row in every if row["run"] not in crowded]
+    crowded = {row.run for row in every if row.arm == "peer"}
+    alone = [row for row in every if row.run not in crowded]
     same_code = [row for row in alone if code(row) == code(alone[-1])]
     ratios: dict[str, list[float]] = {}
     shortest: dict[str, float] = {}
     capped: dict[str, str] = {}
-    for run in sorted({row["run"] for row in same_code}):
-        for workload, pair in evidence.pairs(row for row in same_code if row["run"] == run).items():
+    for run in sorted({row.run for row in same_code}):
+        for workload, pair in evidence.pairs(row for row in same_code if row.run == run).items():
             change = evidence.change_pct(*pair)
             if change and pair[0] and pair[1]:
                 ratios.setdefault(workload, []).append(1 + change[0] / 100)
-                shortest[workload] = min(pair[0]["median_us"], pair[1]["median_us"])
-                capped[workload] = capped.get(workload, "") or pair[0]["throttled"] or pair[1]["throttled"]
+                shortest[workload] = min(pair[0].median_us, pair[1].median_us)
+                capped[workload] = capped.get(workload, "") or pair[0].throttled or pair[1].throttled
     for workload, found in ratios.items():
         if len(found) > 1:
             spread = 100 * (max(found) / min(found) - 1)
@@ -149,10 +150,10 @@ for card in phases.cards().values():
     for workload, (control, candidate) in evidence.pairs(store.rows(device=DEVICE.id, phase=card.id)).items():
         change = evidence.change_pct(control, candidate)
         if control and candidate and change:
-            place = roofline.place(DEVICE, candidate["flops"], candidate["bytes"], candidate["pipe"])
-            share = roofline.roofline_fraction(place.floor_us, candidate["median_us"])
+            place = roofline.place(DEVICE, candidate.flops, candidate.bytes, candidate.pipe)
+            share = roofline.roofline_fraction(place.floor_us, candidate.median_us)
             interval = f"{change[1]:+.2f} to {change[2]:+.2f}"
-            floors.append([card.id, workload, candidate["aa_pct"], change[0], interval, 100 * share])
+            floors.append([card.id, workload, candidate.aa_pct, change[0], interval, 100 * share])
             assert change[1] <= change[0] <= change[2]
 frame = pd.DataFrame(floors, columns=["phase", "workload", "A/A floor %", "change %", "95 % interval", "% of roofline"])
 notebook.show(frame.round(2), code=["phase", "workload"]) if floors else notebook.text("No rows yet.")

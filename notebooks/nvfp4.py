@@ -231,11 +231,9 @@ notebook.text(
 points, states = [], set()
 for c in kernel_cards:
     for pair in evidence.pairs(store.rows(device=DEVICE, phase=c.id)).values():
-        ok = [r for r in filter(None, pair) if r["status"] == "ok"]
-        states |= {r["l2"] for r in ok}
-        points += [
-            draw.point(f"{r['name']}, M = {r['workload']['M']}", r["flops"], r["bytes"], r["median_us"]) for r in ok
-        ]
+        ok = [r for r in filter(None, pair) if r.status == "ok"]
+        states |= {r.l2 for r in ok}
+        points += [draw.point(f"{r.name}, M = {r.workload['M']}", r.flops, r.bytes, r.median_us) for r in ok]
 notebook.picture(
     draw.roofline(h200, points, ("bf16",), f"H200: measured rows of this family, L2 {' and '.join(sorted(states))}"),
     "Roofline of the H200 with every measured control and candidate of this family.",
@@ -321,12 +319,12 @@ for c in kernel_cards:
     pairs = evidence.pairs(store.rows(device=DEVICE, phase=c.id))
     wanted = {k.workload: k for k in c.gate.require}
     arms = [pairs.get(w, (None, None)) for w in wanted]
-    if not measured[c.id] or not all(a and b and a["status"] == b["status"] == "ok" for a, b in arms):
+    if not measured[c.id] or not all(a and b and a.status == b.status == "ok" for a, b in arms):
         continue
     met = []
     for (control, candidate), condition in zip(arms, wanted.values(), strict=True):
-        change = 100 * (candidate["median_us"] - control["median_us"]) / control["median_us"]
-        noise = max(2.0, 3 * control["sd_pct"], candidate["aa_pct"])
+        change = 100 * (candidate.median_us - control.median_us) / control.median_us
+        noise = max(2.0, 3 * control.sd_pct, candidate.aa_pct)
         met.append(change <= condition.threshold if abs(condition.threshold) > noise else change < -noise)
     word = measured[c.id].verdict.word
     assert word == "INVALID" or (word in ("GO", "CONDITIONAL-GO")) == all(met), (c.id, word, met)
@@ -341,13 +339,13 @@ rows = []
 for c in kernel_cards:
     for w, pair in evidence.pairs(store.rows(device=DEVICE, phase=c.id)).items():
         for r in filter(None, pair):
-            row = {"card": c.id, "workload": w, "arm": r["name"], "status": r["status"]}
-            if r["status"] == "ok":
-                floor = roofline.place(h200, r["flops"], r["bytes"], r["pipe"])
-                reached = roofline.roofline_fraction(floor.floor_us, r["median_us"])
-                row |= {"median us": r["median_us"], "IQR us": r["iqr_us"], "floor us": floor.floor_us,
-                        "of roofline": f"{reached:.1%}", "rel. error": r["relative_error"],
-                        "timer, L2": f"{r['timer']}, {r['l2']}", "run": r["run"]}  # fmt: skip
+            row = {"card": c.id, "workload": w, "arm": r.name, "status": r.status}
+            if r.status == "ok":
+                floor = roofline.place(h200, r.flops, r.bytes, r.pipe)
+                reached = roofline.roofline_fraction(floor.floor_us, r.median_us)
+                row |= {"median us": r.median_us, "IQR us": r.iqr_us, "floor us": floor.floor_us,
+                        "of roofline": f"{reached:.1%}", "rel. error": r.relative_error,
+                        "timer, L2": f"{r.timer}, {r.l2}", "run": r.run}  # fmt: skip
             rows.append(row)
 notebook.show(pd.DataFrame(rows), code=["card", "workload"]) if rows else None
 
@@ -358,7 +356,7 @@ notebook.show(pd.DataFrame(rows), code=["card", "workload"]) if rows else None
 # %%
 limits = [phases.card(i) for i in ("w4a16-decode", "w4a16-prefill-limit", "w4a8-prefill-limit")]
 asked = {c.id: c.workloads for c in (*kernel_cards, *limits)}
-of = {i: [r for r in store.rows(device=DEVICE, phase=i) if r["workload_id"] in w] for i, w in asked.items()}
+of = {i: [r for r in store.rows(device=DEVICE, phase=i) if r.workload_id in w] for i, w in asked.items()}
 notebook.text("\n".join(f"- `{name}`: {notebook.origin(rows) or 'no rows yet.'}" for name, rows in of.items()))
 
 # %% [markdown]
@@ -366,9 +364,9 @@ notebook.text("\n".join(f"- `{name}`: {notebook.origin(rows) or 'no rows yet.'}"
 
 # %%
 control, _ = evidence.pairs(store.rows(device=DEVICE, phase="lp11-kernel")).get(projection.id, (None, None))
-if control and control["status"] == "ok":
-    each_us = control["median_us"] / M
-    walked_tb_s = M * weight_bytes / control["median_us"] / 1e6
+if control and control.status == "ok":
+    each_us = control.median_us / M
+    walked_tb_s = M * weight_bytes / control.median_us / 1e6
     have_tb_s, l2_mb = h200.bandwidth.base / 1e12, control["l2_bytes"] / 1e6
     cold_us = weight_bytes / h200.bandwidth.base * 1e6
     than = "more than" if walked_tb_s > have_tb_s else f"{walked_tb_s / have_tb_s:.0%} of"
@@ -379,7 +377,7 @@ if control and control["status"] == "ok":
         else "so a pass costs more than a cold read, and the bandwidth of DRAM is not what bounds it"
     )
     shown_text = notebook.text(
-        f"`{control['name']}`: {M} passes in {control['median_us']:,.0f} us are {each_us:.1f} us each, a walk at "
+        f"`{control.name}`: {M} passes in {control.median_us:,.0f} us are {each_us:.1f} us each, a walk at "
         f"{walked_tb_s:.2f} TB/s, {than} the {have_tb_s:g} TB/s of DRAM. The weights ({weight_bytes / 1e6:.1f} MB) "
         f"{fit} into the L2 of {l2_mb:.1f} MB. One cold read takes {cold_us:.1f} us, {meaning}."
     )

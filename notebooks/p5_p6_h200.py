@@ -64,7 +64,7 @@ def unmeasured(card: phases.Card) -> object:
 def times(card: phases.Card) -> object:
     """Every arm of every workload in us, each of one run."""
     found = notebook.arms(card, h200.id)
-    lines = [{"workload": w, **{n: rows[n]["median_us"] for n in sorted(rows)}} for w, rows in found.items()]
+    lines = [{"workload": w, **{n: rows[n].median_us for n in sorted(rows)}} for w, rows in found.items()]
     return notebook.show(pd.DataFrame(lines), code=["workload"]) if found else unmeasured(card)
 
 
@@ -102,8 +102,8 @@ times(P5[0])
 found = {w: rows for w, rows in notebook.arms(P5[0], h200.id).items() if {"cuda_scan", "split_pipeline"} <= rows.keys()}
 said = ""
 if found:
-    pair = [100 * (r["split_pipeline"]["median_us"] / r["fused_chunk"]["median_us"] - 1) for r in found.values()]
-    longer = [r["split_pipeline"]["median_us"] / r["cuda_scan"]["median_us"] for r in found.values()]
+    pair = [100 * (r["split_pipeline"].median_us / r["fused_chunk"].median_us - 1) for r in found.values()]
+    longer = [r["split_pipeline"].median_us / r["cuda_scan"].median_us for r in found.values()]
     assert max(pair) < -10 < 1 < min(longer)
     said = (
         f"**Does P5 flip? For the Triton pair yes, for the question no.** Of two Triton kernels the pipeline takes "
@@ -174,7 +174,7 @@ single = [gdn.workload(w) for w in runs if gdn.workload(w)["batch"] == 1]
 fits, lines = {}, []
 for form in SCANS:
     x = np.array([steps_of(p, form, SMS) for p in single])
-    us = np.array([runs[p.id][form]["median_us"] for p in single])
+    us = np.array([runs[p.id][form].median_us for p in single])
     rest = np.array([bytes_us(p, form) for p in single])
     fits[form] = tuple(float(f) for f in np.polyfit(x, us - rest, 1))
     worst = np.abs((rest + np.polyval(fits[form], x)) / us - 1).max()
@@ -189,7 +189,7 @@ for workload, arms in runs.items():
     for form in (f for f in SCANS if f in arms and problem["batch"] > 1):
         step_us, fixed_us = fits[form]
         parts = bytes_us(problem, form), steps_of(problem, form, SMS) * step_us
-        us = arms[form]["median_us"]
+        us = arms[form].median_us
         lines.append(
             {"workload": workload, "form": form, "bytes, us": parts[0], "chain, us": parts[1],
              "decides": "bytes" if parts[0] > parts[1] else "chain", "predicted us": sum(parts) + fixed_us,
@@ -267,7 +267,7 @@ assert (FLA["bytes, us"] > 10 * FLA["chain, us"]).all()
 assert (ratio["predicted us"] / ratio["recorded us"]).between(0.8, 1.2).all()
 assert (there["error %"] < -70).all()
 kept = notebook.arms(phases.card("gdn-f32-output"), h200.id)
-dearer = [r["split_pipeline_tf32"]["median_us"] / r["split_pipeline_fp16"]["median_us"] for r in kept.values()]
+dearer = [r["split_pipeline_tf32"].median_us / r["split_pipeline_fp16"].median_us for r in kept.values()]
 times_short = there["recorded us"] / there["predicted us"]
 notebook.text(
     f"On GB10 ({ghz['gb10']:.2f} GHz by that arithmetic, the H200 {ghz['h200']:.2f}) the fused form's chain "
@@ -299,7 +299,7 @@ times(P5[2])
 
 # %%
 found = {w: r for w, r in notebook.arms(P5[2], h200.id).items() if {"fused_chunk_c16", "fused_chunk"} <= r.keys()}
-slower = [r["fused_chunk_c16"]["median_us"] / r["fused_chunk"]["median_us"] for r in found.values()]
+slower = [r["fused_chunk_c16"].median_us / r["fused_chunk"].median_us for r in found.values()]
 assert min(slower, default=2) > 1  # the words below
 said = f"Chunks of 16 take {min(slower):.2f} to {max(slower):.2f} times as long as chunks of 64" if slower else ""
 notebook.text(
@@ -353,7 +353,7 @@ lines = [
     {
         "workload": w,
         "arm": name,
-        "median us": row["median_us"],
+        "median us": row.median_us,
         **{f"NMSE of {o}": e**2 for o, e in evidence.errors(row).items() if o},
     }
     for w, rows in kept.items()
@@ -378,7 +378,7 @@ times(P6[0])
 
 # %%
 found = notebook.arms(P6[0], h200.id)
-us = {w: {arm: row["median_us"] for arm, row in rows.items()} for w, rows in found.items()}
+us = {w: {arm: row.median_us for arm, row in rows.items()} for w, rows in found.items()}
 said = "Nothing is said about P6 on the H200 until rows are committed."
 if len(us) == len(P6[0].workloads):
     saved = {w: 100 * (1 - arms["cuda_fp8"] / arms["cuda_bf16"]) for w, arms in us.items()}
@@ -421,7 +421,7 @@ curves: dict[str, list[tuple[int, float]]] = {}
 for rows in found.values():
     for name in (P6[3].control, P6[3].candidate, *P6[3].beside):  # rivals were timed at one batch
         if row := rows.get(name):
-            curves.setdefault(name, []).append((row["workload"]["batch"], row["median_us"] / row["workload"]["batch"]))
+            curves.setdefault(name, []).append((row.workload["batch"], row.median_us / row.workload["batch"]))
 title = f"{h200.name}: decode attention at 8,192 tokens, D = 256, cold L2"
 notebook.picture(
     draw.batch_curves(curves, title, marks=(32, 64)),

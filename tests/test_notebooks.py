@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 from lab.base.errors import REPOSITORY, BadInput
 from lab.card import phases
 from lab.judge import evidence, verdicts
+from lab.row import store
 from lab.write import notebook, pairing, writeup
 
 FOLDER = REPOSITORY / "notebooks"
@@ -130,7 +131,7 @@ def test_pictures_have_a_description(name):
 def test_committed_board_is_current():
     """The page that readers see first shows the verdicts that the committed figures and rows give now."""
     cards = phases.cards().values()
-    judged = [evidence.judge_measured(c, "h200") for c in cards if "h200" in evidence.measured_devices(c.id)]
+    judged = [evidence.judge_measured(c, "h200") for c in cards if "h200" in store.measured_devices(c.id)]
     seen = "\n".join(texts(read("00_start_here")))
     recorded = verdicts.judge_recorded(cards)
     counts = pd.DataFrame([{"source": j.system, "judge": j.verdict.word, "agrees": j.agrees} for j in recorded])
@@ -259,7 +260,7 @@ def test_verdicts_list_claims_beside_their_phase():
 
 
 def test_measured_says_nothing_without_rows(tmp_path, monkeypatch):
-    monkeypatch.setattr(evidence.store, "FOLDER", tmp_path)
+    monkeypatch.setattr(store, "FOLDER", tmp_path)
     assert notebook.measured("lp11-kernel", "h200") is None
     assert "nothing is said" in repr(notebook.unmeasured("lp11-kernel", "h200"))
 

@@ -10,37 +10,39 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from msgspec import structs
+
 from lab.base import devices
 from lab.bench import clocks, provenance
-from lab.place.ceilings import FILE, NAMES, REST, UPDATE_MIB, validated
 from lab.row import store
+from lab.row.records import CEILINGS, REST, UPDATE_MIB, Ceiling
 
 
-def measure(device: devices.Device, names: tuple[str, ...] = tuple(NAMES)) -> Iterator[dict[str, Any]]:
+def measure(device: devices.Device, names: tuple[str, ...] = tuple(CEILINGS)) -> Iterator[Ceiling]:
     """Measure ceilings on the GPU that is here, append each as a row and yield it."""
     run, _ = store.new_run(device.id, "ceilings")
     folder = store.FOLDER / device.id / "ceilings" / run
     made = provenance.provenance()
     for name in names:
-        unit, method = NAMES[name]
+        unit, method = CEILINGS[name]
         before = clocks.sample()
         started = datetime.now(UTC).isoformat(timespec="seconds")
         samples = MEASURES[name]()
         after = clocks.sample()
         value = min(samples) if unit == "us" else max(samples)
-        row = {
-            "device": device.id,
-            "name": name,
-            "value": value,
-            "unit": unit,
-            "method": method,
-            "samples": [round(s, 4) for s in samples],
-            "clocks": [c.to_json() for c in (before, after) if c],
-            "run": run,
-            "started": started,
-            **made,
-        }
-        store.append_all(folder, [row], FILE, validated)
+        row = Ceiling(
+            **structs.asdict(made),
+            device=device.id,
+            name=name,
+            value=value,
+            unit=unit,
+            method=method,
+            samples=tuple(round(s, 4) for s in samples),
+            clocks=tuple(c for c in (before, after) if c),
+            run=run,
+            started=started,
+        )
+        store.append(folder, row)
         yield row
 
 

@@ -7,10 +7,9 @@ source, because the two differ in how long they take: nvidia-smi is a process to
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import asdict, dataclass
-from typing import Any
 
 from lab.bench.provenance import smi
+from lab.row.records import Clocks
 
 # Bits of NVML's clocks event (throttle) reasons that mean "slower than asked for"; idle and the applications clock
 # setting are not among them. Source: NVML API reference, nvmlClocksEventReasons.
@@ -21,20 +20,6 @@ THROTTLE_BITS = {
     0x40: "hardware thermal slowdown",
     0x80: "hardware power brake",
 }
-
-
-@dataclass(frozen=True)
-class Clocks:
-    """One sample. sm_mhz, memory_mhz: current clocks; throttled: why the SM clock is held down, "" when it is not."""
-
-    source: str
-    sm_mhz: int
-    memory_mhz: int
-    throttled: str
-
-    def to_json(self) -> dict[str, Any]:
-        """As a row stores it."""
-        return asdict(self)
 
 
 def reasons(mask: int) -> str:

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import msgspec
+
 from lab.base.errors import BadInput
 from lab.bench import sampling
 from lab.check import accuracy, families
@@ -102,7 +104,7 @@ def gpu() -> Backend:
 
     def sample() -> Any:
         found = clocks.sample()
-        return found.to_json() if found else None
+        return msgspec.to_builtins(found) if found else None
 
     card = torch.cuda.get_device_properties(0)
     return Backend("cuda", card.L2_cache_size, timers.named, sample, memory_bytes=card.total_memory)

@@ -26,16 +26,19 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
+
+from msgspec import structs
 
 from lab.base.errors import REPOSITORY, BadInput, nearest
 from lab.bench import measure, ncu, provenance
 from lab.card import phases
 from lab.check import accuracy, families
 from lab.row import store
+from lab.row.records import Counter
 
-FILE = "counters.jsonl"
 SEED = 20261121
 WARM_UPS = 3
 LIMIT_S = 900
@@ -112,37 +115,21 @@ PARTS = {
     "issue_pct": "issue",
     "shared_pct": "shared memory",
 }
-NEEDED = ("schema", "device", "phase", "family", "arm", "name", "workload_id", "status", "run", "started", "profiled")
 
 
-def validated(row: Mapping[str, Any], where: str | Path) -> dict[str, Any]:
-    """The row with its schema version; raises BadInput for a missing key, or figures on a row that is not ok."""
-    full = {"schema": store.SCHEMA, **row}
-    for key in NEEDED:
-        if key not in full:
-            raise BadInput(where, f'counter row lacks "{key}"', "take the counters again")
-    if full["status"] not in store.STATUSES:
-        raise BadInput(where, f'status = "{full["status"]}"', "valid: " + ", ".join(store.STATUSES))
-    if full["profiled"] is not True:
-        raise BadInput(where, "profiled is not true", "a counter row is never a measurement")
-    held = [key for key in METRICS if key in full]
-    if (full["status"] == "ok") != (len(held) == len(METRICS)):
-        raise BadInput(where, f"status {full['status']} with {len(held)} figures", f"an ok row has {len(METRICS)}")
-    return full
-
-
-def bound(row: Mapping[str, Any]) -> str:
+def bound(row: Counter) -> str:
     """What binds a kernel by its counters, in a few words with the figure.
 
     The unit nearest to its peak when that is at least 60 % of it (the line Nsight Compute's own guide draws); else the
     first stall reason, because then every unit waits; and a note when multiprocessors stand idle for over a tenth.
     """
-    part = max(PARTS, key=lambda key: row[key])
-    words = f"{PARTS[part]} at {row[part]:.0f} % of its peak"
-    if row[part] < BOUND_PCT:
-        reason, ratio = max(row["stalls"].items(), key=lambda item: item[1], default=("none", 0.0))
+    shares = {name: getattr(row, key) for key, name in PARTS.items()}
+    part = max(shares, key=lambda name: shares[name])
+    words = f"{part} at {shares[part]:.0f} % of its peak"
+    if shares[part] < BOUND_PCT:
+        reason, ratio = max(row.stalls.items(), key=lambda item: item[1], default=("none", 0.0))
         words = f"latency: {reason.replace('_', ' ')} ({ratio:.1f} warps an issue), {words}"
-    idle = 100 - row["sm_active_pct"]
+    idle = 100 - (row.sm_active_pct or 0.0)
     return words + (f", multiprocessors idle {idle:.0f} %" if idle > 10 else "")
 
 
@@ -303,7 +290,7 @@ def collect(jobs: Sequence[Mapping[str, str]], find: Any = shutil.which) -> list
     return [dict(job) | {"launches": job.get("launches", [])} for job in done]
 
 
-def measured(cards: Sequence[phases.Card], only: str | None, arm: str | None, peers: bool) -> Iterator[dict[str, Any]]:
+def measured(cards: Sequence[phases.Card], only: str | None, arm: str | None, peers: bool) -> Iterator[Counter]:
     """Take the counters of the cards' arms on this GPU, append the rows and yield them, one a kernel launch."""
     device = measure.require_gpu("lab counters")
     run, folder = store.new_run(device.id, "counters")
@@ -316,46 +303,42 @@ def measured(cards: Sequence[phases.Card], only: str | None, arm: str | None, pe
             candidate, workload = family.candidates.get(job["name"]), family.workload(job["workload_id"])
             cost = family.cost(workload, candidate.precision) if candidate else None
             launches = job.pop("launches")
-            common = {"device": device.id, "run": run, "started": started, "profiled": True, "l2": L2} | job
+            common = structs.asdict(made) | {"device": device.id, "run": run, "started": started, "l2": L2} | job
             common |= {"workload": dict(workload.axes), "flops": cost.flops if cost else None}
             common |= {"bytes": cost.bytes if cost else None, "pipe": cost.pipe if cost else None}
             common["config"] = candidate.config(workload) if candidate and not candidate.refuses(workload) else ""
-            own = [{"launch": i, "launches": len(launches)} | dict(entry) for i, entry in enumerate(launches)]
-            rows += [common | entry | made for entry in own or [{"launch": 0, "launches": 0}]]
-        store.append_all(folder, rows, FILE, validated)
+            own: list[dict[str, Any]] = [
+                {"launch": i, "launches": len(launches)} | dict(entry) for i, entry in enumerate(launches)
+            ]
+            rows += [Counter(profiled=True, **common, **entry) for entry in own or [{}]]
+        store.append_all(folder, rows)
         yield from rows
 
 
-def stored(device_id: str) -> list[dict[str, Any]]:
-    """Every counter row of a device, oldest run first."""
-    found = sorted((store.FOLDER / device_id / "counters").glob(f"*/{FILE}"))
-    return [row for path in found for row in store.read(path, validated)]
-
-
-def newest(device_id: str) -> dict[tuple[str, str], list[dict[str, Any]]]:
+def newest(device_id: str) -> dict[tuple[str, str], list[Counter]]:
     """(candidate, workload id) -> the ok rows of the newest call of it, one a kernel launch in order."""
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in stored(device_id):
-        if row["status"] == "ok":
-            calls = found.setdefault((row["name"], row["workload_id"]), [])
-            if row["launch"] == 0:
+    found: dict[tuple[str, str], list[Counter]] = {}
+    for row in chain.from_iterable(store.kept(Counter, device_id, "counters")):
+        if row.status == "ok":
+            calls = found.setdefault((row.name, row.workload_id), [])
+            if row.launch == 0:
                 calls.clear()
             calls.append(row)
     return found
 
 
-def render(row: Mapping[str, Any]) -> str:
+def render(row: Counter) -> str:
     """One row as two lines for a terminal."""
-    name = f"{row['phase']} {row['workload_id']} {row['arm']} {row['name']}"
-    if row["status"] != "ok":
-        return f"{name}: {row['status']}: {row['message']}"
-    shares = " ".join(f"{key[:-4]} {row[key]:.0f}%" for key in METRICS if key.endswith("_pct"))
-    size = f"{row['registers']:.0f} registers, {row['shared_bytes'] / 1024:.0f} KB shared"
-    moved = f"DRAM {row['dram_read_bytes'] / 1e6:.1f}+{row['dram_write_bytes'] / 1e6:.1f} MB"
-    moved += f", L2 to SM {row['l2_to_sm_bytes'] / 1e6:.1f} MB"
+    name = f"{row.phase} {row.workload_id} {row.arm} {row.name}"
+    if row.status != "ok":
+        return f"{name}: {row.status}: {row.message}"
+    shares = " ".join(f"{key[:-4]} {getattr(row, key):.0f}%" for key in METRICS if key.endswith("_pct"))
+    size = f"{row.registers:.0f} registers, {(row.shared_bytes or 0) / 1024:.0f} KB shared"
+    moved = f"DRAM {(row.dram_read_bytes or 0) / 1e6:.1f}+{(row.dram_write_bytes or 0) / 1e6:.1f} MB"
+    moved += f", L2 to SM {(row.l2_to_sm_bytes or 0) / 1e6:.1f} MB"
     return (
-        f"{name} [{row['kernel'][:60]}] {row['duration_us']:.2f} us profiled; {bound(row)}\n"
-        f"    {shares}; {moved}; {size}; stalls {row['stalls']}"
+        f"{name} [{row.kernel[:60]}] {row.duration_us:.2f} us profiled; {bound(row)}\n"
+        f"    {shares}; {moved}; {size}; stalls {row.stalls}"
     )
 
 
@@ -366,7 +349,7 @@ def run(arguments: argparse.Namespace) -> Iterator[str]:
     cards = [phases.card(name) for name in arguments.phase]
     plan(cards, arguments.workload, arguments.arm, arguments.peers)  # what is misspelt is told before a GPU is asked
     for row in measured(cards, arguments.workload, arguments.arm, arguments.peers):
-        yield json.dumps(row) if arguments.json else render(row)
+        yield json.dumps(row.to_json()) if arguments.json else render(row)
 
 
 if __name__ == "__main__":

@@ -13,11 +13,12 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
+
+from msgspec import structs
 
 from lab.base import devices
 from lab.base.errors import REPOSITORY, BadInput
@@ -25,11 +26,10 @@ from lab.bench import clocks, provenance, sampling
 from lab.bench import measure as measure_plan
 from lab.check import families
 from lab.row import store
+from lab.row.records import CrossCheck
 
-FILE = "crosscheck.jsonl"
 LONG_US, LONG_LIMIT_PCT, SHORT_LIMIT_PCT = 20.0, 3.0, 8.0
 NCU_METRIC = "gpu__time_duration.sum"
-NEEDED = ("schema", "device", "family", "name", "workload_id", "status", "run", "started")
 
 
 @dataclass(frozen=True)
@@ -41,21 +41,21 @@ class Target:
     workload: str
 
 
-def render(rows: Iterable[Mapping[str, Any]]) -> str:
+def render(rows: Iterable[CrossCheck]) -> str:
     """A table for a terminal, one line a target."""
     head = (
         f"{'candidate':24} {'workload':32} {'graph':>9} {'kernels':>8} {'ours':>9} {'Kineto':>9} {'diff':>7} {'ncu':>9}"
     )
     lines = [head]
     for r in rows:
-        name = f"{r['name']:24} {r['workload_id']:32} "
-        if r["status"] != "ok":
-            lines.append(name + f"{r['status']}: {r['message']}")
+        name = f"{r.name:24} {r.workload_id:32} "
+        if r.status != "ok":
+            lines.append(name + f"{r.status}: {r.message}")
             continue
-        ncu = f"{r['ncu_us']:9.2f}" if r.get("ncu_us") else f"{'-':>9}"
+        ncu = f"{r.ncu_us:9.2f}" if r.ncu_us else f"{'-':>9}"
         lines.append(
-            name + f"{r['graph_us']:9.2f} {r['kernels_per_call']:8.2f} {r['kernel_us']:9.2f} {r['kineto_us']:9.2f} "
-            f"{r['difference_pct']:+6.2f}% {ncu}" + ("" if r["within"] else "  outside")
+            name + f"{r.graph_us:9.2f} {r.kernels_per_call:8.2f} {r.kernel_us:9.2f} {r.kineto_us:9.2f} "
+            f"{r.difference_pct:+6.2f}% {ncu}" + ("" if r.within else "  outside")
         )
     return "\n".join(lines)
 
@@ -80,15 +80,6 @@ def targets(items: Iterable[measure_plan.Item]) -> list[Target]:
     return list(dict.fromkeys(Target(i.card.family, name, i.workload.id) for i in items for _, name in i.arms))
 
 
-def validated(row: Mapping[str, Any], where: str | Path) -> dict[str, Any]:
-    """The row with its schema version; raises BadInput naming the key that is missing."""
-    full = {"schema": store.SCHEMA, **row}
-    for key in NEEDED:
-        if key not in full:
-            raise BadInput(where, f'cross-check row lacks "{key}"', "run the cross-check again")
-    return full
-
-
 def verdict(graph_us: float, gap_us: float, kernels: float, kineto_us: float) -> dict[str, Any]:
     """Our kernel time (graph replay less the gaps), its difference from Kineto's in %, and whether that is allowed."""
     ours = graph_us - gap_us * kernels
@@ -96,7 +87,7 @@ def verdict(graph_us: float, gap_us: float, kernels: float, kineto_us: float) ->
     return {"kernel_us": ours, "difference_pct": difference, "within": abs(difference) <= limit_pct(kineto_us)}
 
 
-def measure(device: devices.Device, targets: Iterable[Target], seconds: float = 1.0) -> Iterator[dict[str, Any]]:
+def measure(device: devices.Device, targets: Iterable[Target], seconds: float = 1.0) -> Iterator[CrossCheck]:
     """Time each target by graph replay, by Kineto and by ncu, append a row each and yield it."""
     import torch
 
@@ -106,24 +97,24 @@ def measure(device: devices.Device, targets: Iterable[Target], seconds: float = 
     gap_us = _gap_us()
     for target in targets:
         started = datetime.now(UTC).isoformat(timespec="seconds")
-        row: dict[str, Any] = {
-            "device": device.id,
-            "family": target.family,
-            "name": target.candidate,
-            "workload_id": target.workload,
-            "run": run,
-            "started": started,
-            "status": "ok",
-            "message": "",
-            "gap_us": gap_us,
-        }
         try:
-            row |= _compared(target, gap_us, seconds)
+            found = _compared(target, gap_us, seconds)
         except Exception as error:  # a candidate that cannot be captured is a row, not our end
-            row |= {"status": "error", "message": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
+            found = {"status": "error", "message": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
         torch.cuda.empty_cache()
-        row |= {"ncu_us": ncu_us(target) if row["status"] == "ok" else None}
-        store.append_all(folder, [row | made], FILE, validated)
+        row = CrossCheck(
+            **structs.asdict(made),
+            device=device.id,
+            family=target.family,
+            name=target.candidate,
+            workload_id=target.workload,
+            run=run,
+            started=started,
+            gap_us=gap_us,
+            ncu_us=ncu_us(target) if found["status"] == "ok" else None,
+            **found,
+        )
+        store.append(folder, row)
         yield row
 
 
@@ -157,6 +148,7 @@ def _compared(target: Target, gap_us: float, seconds: float) -> dict[str, Any]:
     kernels = len(profiled[0]) / arm.calls
     own = compared.arms[candidate.name]
     return {
+        "status": "ok",
         "precision": candidate.precision,
         "workload": dict(workload.axes),
         "graph_us": own.median_us,
@@ -165,7 +157,7 @@ def _compared(target: Target, gap_us: float, seconds: float) -> dict[str, Any]:
         "converged": own.converged,
         "kineto_us": kineto_us,
         "kernels_per_call": kernels,
-        "clocks": [c.to_json() for c in (before, after) if c],
+        "clocks": tuple(c for c in (before, after) if c),
         **verdict(own.median_us, gap_us, kernels, kineto_us),
     }
 
@@ -227,10 +219,10 @@ def one_call(family_name: str, candidate_name: str, workload_id: str) -> None:
     torch.cuda.cudart().cudaProfilerStop()
 
 
-def latest(device_id: str) -> list[dict[str, Any]]:
+def latest(device_id: str) -> list[CrossCheck]:
     """The rows of the newest cross-check of a device, [] when there is none."""
-    runs = sorted((store.FOLDER / device_id / "crosscheck").glob(f"*/{FILE}"))
-    return store.read(runs[-1], validated) if runs else []
+    runs = store.kept(CrossCheck, device_id, "crosscheck")
+    return runs[-1] if runs else []
 
 
 if __name__ == "__main__":

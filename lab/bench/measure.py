@@ -16,6 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from lab.base import devices
 from lab.base.errors import BadInput, nearest
 from lab.bench import ceiling_runs, provenance
@@ -25,6 +27,7 @@ from lab.card import phases
 from lab.check import families
 from lab.place import ceilings
 from lab.row import store
+from lab.row.records import CEILINGS, Clocks, Measurement, Provenance
 
 SEED = 20261120
 FIRST_GUESS_S = 20.0  # what a comparison costs beside its sampling, until one has been seen
@@ -124,7 +127,7 @@ def measure(
     folder: Path | None = None,
     device: devices.Device | None = None,
     tell: Callable[[str], None] = lambda line: None,
-) -> Iterator[list[dict[str, Any]]]:
+) -> Iterator[list[Measurement]]:
     """Do the comparisons and yield the rows of each once they are on the disk.
 
     The most decisive and cheapest go first, so that a budget that runs out has bought what matters most; what is left
@@ -158,18 +161,18 @@ def measure(
             began = time.monotonic()
             outcomes, comparison, started = compare(item, settings, worker, tell)
             spent.append(time.monotonic() - began)
-            rows = [row(item, outcome, comparison, device, settings, into.name, started) | made for outcome in outcomes]
+            rows = [row(item, o, comparison, device, settings, into, started, made) for o in outcomes]
             store.append_all(into, rows)
             yield rows
-            if any(r["status"] == "suspect" for r in rows):
+            if any(r.status == "suspect" for r in rows):
                 tell(f"{item.card.id} {item.workload.id}: suspect, so its ceilings and itself are measured again")
                 worker.stop()
-                pipes = sorted({r["pipe"] for r in rows if r["pipe"]})
+                pipes = sorted({r.pipe for r in rows if r.pipe})
                 again = (*ceilings.FOR_L2[settings.l2], *(p + way for p in pipes for way in ceilings.POSSIBLE))
-                for _ in ceiling_runs.measure(device, tuple(name for name in again if name in ceilings.NAMES)):
+                for _ in ceiling_runs.measure(device, tuple(name for name in again if name in CEILINGS)):
                     pass
                 outcomes, comparison, started = compare(item, settings, worker, tell)
-                rows = [row(item, o, comparison, device, settings, into.name, started) | made for o in outcomes]
+                rows = [row(item, o, comparison, device, settings, into, started, made) for o in outcomes]
                 store.append_all(into, rows)
                 yield rows
     finally:
@@ -185,13 +188,13 @@ def missing(items: Sequence[Item], device: str) -> list[Item]:
         rows = [
             row
             for row in store.rows(device=device, phase=item.card.id)
-            if row["workload_id"] == item.workload.id
-            and (row["name"], row["arm"]) in ((item.card.control, "control"), (item.card.candidate, "candidate"))
-            and row["status"] in ("ok", "incorrect")
-            and row["gate_hash"] == item.card.gate_hash
+            if row.workload_id == item.workload.id
+            and (row.name, row.arm) in ((item.card.control, "control"), (item.card.candidate, "candidate"))
+            and row.status in ("ok", "incorrect")
+            and row.gate_hash == item.card.gate_hash
             and not families.former(row)
         ]
-        arms = {(row["run"], row["arm"]) for row in rows}
+        arms = {(row.run, row.arm) for row in rows}
         if not any({(run, "control"), (run, "candidate")} <= arms for run, _ in arms):
             found.append(item)
     return found
@@ -274,9 +277,8 @@ def key(item: Item, settings: Settings) -> tuple[Any, ...]:
 def completed(folder: Path) -> set[tuple[Any, ...]]:
     """The comparisons that a run's folder holds."""
     path = folder / "rows.jsonl"
-    rows = store.read(path) if path.exists() else []
-    keys = ("phase", "workload_id", "wanted_timer", "wanted_l2", "gate_hash", "rest")
-    return {tuple(r.get(k, "") for k in keys) for r in rows}  # early rows lack some, and are measured again
+    rows = store.read(path, Measurement) if path.exists() else []  # early rows lack a rest, and are measured again
+    return {(r.phase, r.workload_id, r.wanted_timer, r.wanted_l2, r.gate_hash, r.rest) for r in rows}
 
 
 def row(
@@ -285,69 +287,73 @@ def row(
     comparison: dict[str, Any] | None,
     device: devices.Device,
     settings: Settings,
-    run: str,
+    into: Path,
     started: str,
-) -> dict[str, Any]:
-    """The row of one arm. Only an arm that passed both checks has a performance field.
-
-    Beside the timing such a row says what the one-off repacking cost: `prepare_us`, the wall time of `prepare`, and
-    `prepared_bytes`, the memory that it added (None where it cannot be seen). Rows of before 2026-11-22T04 lack both.
-    """
+    made: Provenance,
+) -> Measurement:
+    """The row of one arm. Only an arm that passed both checks has a performance field."""
     family = families.load(item.card.family)
     candidate = family.candidates.get(outcome["name"])
     precision = candidate.precision if candidate else ""
     cost = family.cost(item.workload, precision) if candidate else None
-    full: dict[str, Any] = {
-        "device": device.id,
-        "phase": item.card.id,
-        "family": family.name,
-        "sources": families.sources_hash(family.name),
-        "arm": outcome["role"],
-        "name": outcome["name"],
-        "beside": outcome["name"] in item.card.beside,
-        "precision": precision,
-        "workload_id": item.workload.id,
-        "workload": dict(item.workload.axes),
-        "inputs": item.workload.inputs,
-        "config": candidate.config(item.workload) if candidate and not candidate.refuses(item.workload) else "",
-        "status": outcome["status"],
-        "message": outcome.get("message", ""),
-        "relative_error": _finite(outcome.get("relative_error")),
-        "errors": {name: _finite(error) for name, error in outcome.get("errors", {}).items()},
-        "relative_error_after": _finite(outcome.get("relative_error_after")),
-        "flops": cost.flops if cost else None,
-        "bytes": cost.bytes if cost else None,
-        "pipe": cost.pipe if cost else None,
-        "seed": settings.seed,
-        "run": run,
-        "started": started,
-        "wanted_timer": settings.timer,
-        "wanted_l2": settings.l2,
-        "rest": settings.rest,
-        "card_hash": item.card.card_hash,
-        "gate_hash": item.card.gate_hash,
-        "profiled": False,
-    }
-    if comparison is not None and outcome["status"] == "ok":
-        clocks = [c for c in comparison["clocks"] if c]
-        full |= outcome["timing"] | {
-            "prepare_us": outcome.get("prepare_us"),
-            "prepared_bytes": outcome.get("prepared_bytes"),
-            "timer": comparison["timer"],
-            "l2": comparison["l2"],
-            "order": comparison["order"],
-            "aa_pct": _finite(comparison["aa_pct"]),
-            "timed_against": comparison["control"],
-            "clocks": clocks,
-            "throttled": ", ".join(sorted({c["throttled"] for c in clocks if c["throttled"]})),
-        }
-        if doubt := ceilings.suspect(full):
-            full |= {"status": "suspect", "message": doubt}
-        if outcome["name"] == comparison["control"] and comparison["again"]:
-            full |= {f"again_{key}": comparison["again"][key] for key in ("samples_us", "blocks_us")}
-        for name in [name for name in full if name.endswith(("samples_us", "blocks_us"))]:
-            full[name] = [round(s, 5) for s in full[name]]
-    return full
+    full = Measurement(
+        **structs.asdict(made),
+        device=device.id,
+        phase=item.card.id,
+        family=family.name,
+        sources=families.sources_hash(family.name),
+        arm=outcome["role"],
+        name=outcome["name"],
+        beside=outcome["name"] in item.card.beside,
+        precision=precision,
+        workload_id=item.workload.id,
+        workload=dict(item.workload.axes),
+        inputs=item.workload.inputs,
+        config=candidate.config(item.workload) if candidate and not candidate.refuses(item.workload) else "",
+        status=outcome["status"],
+        message=outcome.get("message", ""),
+        relative_error=_finite(outcome.get("relative_error")),
+        errors={name: _finite(error) for name, error in outcome.get("errors", {}).items()},
+        relative_error_after=_finite(outcome.get("relative_error_after")),
+        flops=cost.flops if cost else None,
+        bytes=cost.bytes if cost else None,
+        pipe=cost.pipe if cost else None,
+        seed=settings.seed,
+        run=into.name,
+        started=started,
+        wanted_timer=settings.timer,
+        wanted_l2=settings.l2,
+        rest=settings.rest,
+        card_hash=item.card.card_hash,
+        gate_hash=item.card.gate_hash,
+    )
+    if comparison is None or outcome["status"] != "ok":
+        return full
+    clocks = tuple(Clocks(**c) for c in comparison["clocks"] if c)
+    timing = outcome["timing"] | {key: _rounded(outcome["timing"][key]) for key in ("samples_us", "blocks_us")}
+    again = comparison["again"] if outcome["name"] == comparison["control"] else None
+    timed = structs.replace(
+        full,
+        **timing,
+        prepare_us=outcome.get("prepare_us"),
+        prepared_bytes=outcome.get("prepared_bytes"),
+        timer=comparison["timer"],
+        l2=comparison["l2"],
+        order=tuple(comparison["order"]),
+        aa_pct=_finite(comparison["aa_pct"]),
+        timed_against=comparison["control"],
+        clocks=clocks,
+        throttled=", ".join(sorted({c.throttled for c in clocks if c.throttled})),
+        again_samples_us=_rounded(again["samples_us"]) if again else None,
+        again_blocks_us=_rounded(again["blocks_us"]) if again else None,
+    )
+    doubt = ceilings.suspect(timed)
+    return structs.replace(timed, status="suspect", message=doubt) if doubt else timed
+
+
+def _rounded(samples: Sequence[float]) -> tuple[float, ...]:
+    """To ten picoseconds, which no timer resolves."""
+    return tuple(round(sample, 5) for sample in samples)
 
 
 def _finite(number: float | None) -> float | None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import platform
 import subprocess
-from typing import Any
+
+from msgspec import structs
 
 from lab.base.errors import REPOSITORY
+from lab.row.records import Provenance
 
 ENVIRONMENT = ("CUDA_VISIBLE_DEVICES", "CUDA_MODULE_LOADING", "TRITON_INTERPRET", "PYTORCH_CUDA_ALLOC_CONF")
 
@@ -27,32 +30,33 @@ def _git(*arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def provenance() -> dict[str, Any]:
-    """How a row was made: GPU (name, and an id of the card), driver, versions, commit, and some of the environment."""
+def provenance() -> Provenance:
+    """How a row is made here: GPU (name, and an id of the card), driver, versions, commit, some of the environment."""
     import torch
 
     head, dirty = commit()
-    facts: dict[str, Any] = {
-        "commit": head,
-        "dirty": dirty,
-        "stated_commit": os.environ.get("KILLGATE_COMMIT", ""),  # of a copy whose own git is behind or absent
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "environment": {key: os.environ[key] for key in ENVIRONMENT if key in os.environ},
-    }
-    try:
-        import triton
-
-        facts["triton"] = triton.__version__
-    except ImportError:
-        facts["triton"] = None
-    if torch.cuda.is_available():
-        properties = torch.cuda.get_device_properties(0)
-        facts |= {"gpu": properties.name, "sms": properties.multi_processor_count, "l2_bytes": properties.L2_cache_size}
-        facts["driver"] = smi("driver_version")
-        facts["gpu_id"] = same_card(smi("uuid"))
-    return facts
+    there = importlib.util.find_spec("triton") is not None
+    facts = Provenance(
+        commit=head,
+        dirty=dirty,
+        stated_commit=os.environ.get("KILLGATE_COMMIT", ""),  # of a copy whose own git is behind or absent
+        python=platform.python_version(),
+        torch=str(torch.__version__),  # a subclass of str, which is no JSON to msgspec
+        cuda=torch.version.cuda,
+        triton=importlib.import_module("triton").__version__ if there else None,
+        environment={key: os.environ[key] for key in ENVIRONMENT if key in os.environ},
+    )
+    if not torch.cuda.is_available():
+        return facts
+    card = torch.cuda.get_device_properties(0)
+    return structs.replace(
+        facts,
+        gpu=card.name,
+        gpu_id=same_card(smi("uuid")),
+        sms=card.multi_processor_count,
+        l2_bytes=card.L2_cache_size,
+        driver=smi("driver_version"),
+    )
 
 
 def same_card(uuid: str | None) -> str | None:

@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from lab.base import devices
 from lab.base.errors import REPOSITORY, BadInput, nearest
 from lab.check import interpreter
+from lab.row.records import Measurement
 
 if TYPE_CHECKING:  # kernels/ is imported late, so that a package that shadows it is told in one line
     from kernels.common import Candidate, Cases, Cost, CudaSource, Tensors, Workload
@@ -234,25 +235,25 @@ def interpret_on_cpu() -> None:
         os.environ["TRITON_INTERPRET"] = "1"
 
 
-def former(row: Mapping[str, Any]) -> str:
+def former(row: Measurement) -> str:
     """Empty where the present code would launch what a row of ours timed, else "former kernel", refused now or gone.
 
     Compares the row's `config` with the candidate's own: a commit says nothing about whose kernel changed, and may be
     absent. A difference proves a change; the same words do not prove the same kernel. Libraries' rows are never former.
     The candidate is asked for the row's device, whichever is here.
     """
-    family = load(row["family"])
-    if row["name"] in family.peers:
+    family = load(row.family)
+    if row.name in family.peers:
         return ""
-    if row["name"] not in family.candidates:
+    if row.name not in family.candidates:
         return "cannot be compared" if family.unavailable else "former kernel, gone"
     try:
-        candidate, workload = family.candidate(row["name"]), family.workload(row["workload_id"])
+        candidate, workload = family.candidate(row.name), family.workload(row.workload_id)
     except BadInput:
         return "former workload, gone"
     if candidate.refuses(workload):
         return "former kernel, refused now"
     from kernels.common import described_for  # here, so that `doctor` can name a package that shadows ours
 
-    with described_for(devices.get(row["device"]).capability):
-        return "" if candidate.config(workload) == row["config"] else "former kernel"
+    with described_for(devices.get(row.device).capability):
+        return "" if candidate.config(workload) == row.config else "former kernel"

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 def phases(arguments: Namespace) -> int:
     """The cards, by system and row."""
     from lab.card import phases
-    from lab.judge import evidence
+    from lab.row import store
 
     keys = ("id", "row", "system", "device", "title", "question", "family", "control", "candidate", "card_hash")
 
     def value(c: Card) -> dict[str, Any]:
         own = {k: getattr(c, k) for k in (*keys, "gate_hash", "workloads")}
-        return own | {"recorded": [r.verdict.id for r in c.recorded], "measured": evidence.measured_devices(c.id)}
+        return own | {"recorded": [r.verdict.id for r in c.recorded], "measured": store.measured_devices(c.id)}
 
     cards = phases.cards().values()
     show(arguments.json, lambda: [value(c) for c in cards], lambda: _by_system(list(cards)))
@@ -32,13 +32,14 @@ def phases(arguments: Namespace) -> int:
 def _by_system(cards: list[Card]) -> str:
     from lab.base import vocabulary
     from lab.judge import evidence
+    from lab.row import store
 
     lines = []
     for system, what in vocabulary.systems().items():
         own = [c for c in cards if c.system == system]
         lines += [f"{system}: {what}"] if own else []
         for c in own:
-            places = ["replay" if c.recorded else "", *evidence.measured_devices(c.id)]
+            places = ["replay" if c.recorded else "", *store.measured_devices(c.id)]
             places += [f"kernels/{c.family}" if c.family else "", *(f"notebooks/{n}" for n in evidence.elsewhere(c))]
             where = ", ".join(filter(None, places)) or "not measured yet"
             lines.append(f"  {c.row:5} {c.id:19} {c.title} [{where}]")
@@ -79,14 +80,15 @@ def judge(arguments: Namespace) -> int:
 
 def _judged(chosen: list[Card], arguments: Namespace) -> list[Judgement]:
     from lab.judge import evidence, verdicts
+    from lab.row import store
 
     if arguments.evidence == "recorded":
         return verdicts.judge_recorded(chosen)
     judgements = []
     for c in chosen:
         if arguments.device and not arguments.all:
-            evidence.refuse_unmeasured(c.id, arguments.device)
-        places = evidence.measured_devices(c.id)
+            store.refuse_unmeasured(c.id, arguments.device)
+        places = store.measured_devices(c.id)
         judgements += [evidence.judge_measured(c, d) for d in places if arguments.device in (None, d)]
     return judgements
 

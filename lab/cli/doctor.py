@@ -29,6 +29,7 @@ PACKAGES = (
     ("torch", "torch", "references, checks and measuring", "make verdicts creates an environment with it"),
     ("triton", "triton", "Triton candidates and ahead-of-time compilation", "pip install triton (Linux only)"),
     ("numpy", "numpy", "everything", "make verdicts"),
+    ("msgspec", "msgspec", "reading and writing rows: everything", "pip install 'msgspec>=0.19,<0.23', or its wheel"),
     ("pandas", "pandas", "tables in the notebooks", "make verdicts"),
     ("matplotlib", "matplotlib", "figures", "make verdicts"),
     ("jupytext", "jupytext", "notebooks", "make verdicts"),

@@ -13,6 +13,8 @@ from lab.base.console import print_json
 from lab.base.errors import BadInput, nearest
 from lab.cli import show
 
+UNPRINTED = ("samples_us", "blocks_us", "order")  # of a row as `lab measure --json` prints it
+
 
 def check(arguments: Namespace) -> int:
     """Each candidate against its reference; 1 when one is incorrect or fails."""
@@ -101,10 +103,10 @@ def measure(arguments: Namespace) -> int:
         for rows in measure.measure(items, settings, folder, device, shown.tell):
             shown.advance()
             for row in rows:
-                failed |= row["status"] not in ("ok", "skipped")
-                printed.append({k: v for k, v in row.items() if not k.endswith(("samples_us", "blocks_us", "order"))})
-                result = f"{row['median_us']:.2f} us" if row["status"] == "ok" else f"{row['status']}: {row['message']}"
-                shown.result(f"{row['phase']} {row['workload_id']} {row['arm']} {row['name']}: {result}")
+                failed |= row.status not in ("ok", "skipped")
+                printed.append({k: v for k, v in row.to_json().items() if not k.endswith(UNPRINTED)})
+                result = f"{row.status}: {row.message}" if row.time_us is None else f"{row.time_us:.2f} us"
+                shown.result(f"{row.phase} {row.workload_id} {row.arm} {row.name}: {result}")
     if arguments.json:
         print_json(printed)
     return 1 if failed else 0
@@ -117,17 +119,17 @@ def _ceilings(device: Any, as_json: bool) -> None:
     for row in ceiling_runs.measure(device):
         rows.append(row)
         if not as_json:
-            print(f"{row['name']:12} {row['value']:10.2f} {row['unit']:8} {row['method']}", flush=True)
+            print(f"{row.name:12} {row.value:10.2f} {row.unit:8} {row.method}", flush=True)
     if as_json:
-        print_json(rows)
+        print_json([row.to_json() for row in rows])
 
 
 def _cross_check(device: Any, items: Any, named: Sequence[str], as_json: bool) -> int:
     from lab.bench import crosscheck
 
     rows = list(crosscheck.measure(device, [*crosscheck.targets(items), *map(crosscheck.parse, named)]))
-    show(as_json, lambda: rows, lambda: crosscheck.render(rows))
-    return 0 if all(row["status"] in ("ok", "skipped") and row.get("within", True) for row in rows) else 1
+    show(as_json, lambda: [row.to_json() for row in rows], lambda: crosscheck.render(rows))
+    return 0 if all(row.status in ("ok", "skipped") and row.within for row in rows) else 1
 
 
 def profile(arguments: Namespace) -> int:

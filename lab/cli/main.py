@@ -236,6 +236,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BadInput as error:
         print(f"lab: {error}", file=sys.stderr)
         return 2
+    except ModuleNotFoundError as error:
+        if error.name != "msgspec":
+            raise
+        # Nothing works without it, `lab doctor` neither; a machine without a network is given its wheel.
+        remedy = "pip install 'msgspec>=0.19,<0.23', or pip install its wheel"
+        print(f"lab: msgspec is not installed; {remedy}", file=sys.stderr)
+        return 2
     except BrokenPipeError:
         # The reader (head, less) went away: not an error of ours. Keep Python from complaining at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

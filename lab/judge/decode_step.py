@@ -17,12 +17,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from lab.base.devices import Device
 from lab.base.errors import BadInput
 from lab.base.models import Model
 from lab.place import roofline
+from lab.row.records import Measurement
 
 ATTENTION, STATE, WEIGHTS = "attention", "state", "weights"
 NVFP4_BYTES = 4.5 / 8  # a weight: four bits, and one e4m3 scale for sixteen
@@ -118,7 +118,7 @@ def floors(device: Device, of: Iterable[Part]) -> tuple[Time, ...]:
     )
 
 
-def from_rows(device: Device, of: Iterable[Part], rows: Mapping[str, Iterable[Mapping[str, Any]]]) -> tuple[Time, ...]:
+def from_rows(device: Device, of: Iterable[Part], rows: Mapping[str, Iterable[Measurement]]) -> tuple[Time, ...]:
     """Each part from measured rows (part name -> rows), scaled from the nearest by the ratio of floors.
 
     Nearest: fewest doublings of batch (a product's M) and context away; among equals, the row closest to its roofline.
@@ -127,26 +127,23 @@ def from_rows(device: Device, of: Iterable[Part], rows: Mapping[str, Iterable[Ma
     """
     found = []
     for p in of:
-        usable = [r for r in rows.get(p.name, ()) if r["status"] == "ok" and r.get("median_us")]
+        usable = [r for r in rows.get(p.name, ()) if r.time_us]
         if not usable:
             raise BadInput(f"step of {device.id}", f'no measured row for "{p.name}"', "measure it, or take floors")
-        distance, negated, _, row = max(
-            (-_doublings(p, r), _row_floor(device, r) / r["median_us"], r["run"], r) for r in usable
+        distance, share, row = max(
+            ((-_doublings(p, r), roofline.fraction_of(device, r) or 0.0, r) for r in usable),
+            key=lambda found: (*found[:2], found[2].run),
         )
         own = roofline.place(device, p.flops, p.bytes, p.pipe).floor_us
-        exact = distance == 0 and abs(p.bytes / row["bytes"] - 1) < 0.05
-        found.append(Time(p.name, p.calls * own / negated, f"{row['name']} {row['workload_id']}", exact))
+        exact = distance == 0 and abs(p.bytes / (row.bytes or math.inf) - 1) < 0.05
+        found.append(Time(p.name, p.calls * own / share, f"{row.name} {row.workload_id}", exact))
     return tuple(found)
 
 
-def _doublings(p: Part, row: Mapping[str, Any]) -> float:
-    axes = row["workload"]
-    apart = abs(math.log2(p.batch / axes.get("batch", axes.get("M", p.batch))))
-    return apart + abs(math.log2(p.context / axes.get("ctx", p.context)))
-
-
-def _row_floor(device: Device, row: Mapping[str, Any]) -> float:
-    return roofline.place(device, row["flops"], row["bytes"], row["pipe"]).floor_us
+def _doublings(p: Part, row: Measurement) -> float:
+    axes = row.workload
+    apart = abs(math.log2(p.batch / float(axes.get("batch", axes.get("M", p.batch)))))
+    return apart + abs(math.log2(p.context / float(axes.get("ctx", p.context))))
 
 
 def total_us(times: Iterable[Time]) -> float:

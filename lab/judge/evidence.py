@@ -8,20 +8,20 @@ row whose compulsory bytes or flops per microsecond exceed the datasheet peak ma
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 import subprocess
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
 from lab.base import devices
-from lab.base.errors import REPOSITORY, BadInput
+from lab.base.errors import REPOSITORY
 from lab.bench import sampling
 from lab.card import phases
 from lab.card.gate import Reading, arrival_of, of_output
@@ -29,29 +29,29 @@ from lab.check import families
 from lab.judge import verdicts
 from lab.place import roofline
 from lab.row import store
+from lab.row.records import JUDGED, Measurement
 
-JUDGED = ("ok", "incorrect", "suspect")
 NOTEBOOKS = REPOSITORY / "notebooks"
 
 
 def pairs(
-    rows: Iterable[Mapping[str, Any]], together: Iterable[Iterable[str]] = ()
-) -> dict[str, tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]]:
+    rows: Iterable[Measurement], together: Iterable[Iterable[str]] = ()
+) -> dict[str, tuple[Measurement | None, Measurement | None]]:
     """workload id -> (control row, candidate row) of the newest run that judged both, else that has both, else any.
 
     A run in which an arm was found incorrect judged it; one in which it ran out of memory, or was not timed, did not.
     together: groups of workloads that a gate compares with each other. Each group is read from the newest run that
         judged all of it, by the launches that the newest rows of its workloads state, where there is such a run.
     """
-    runs: dict[str, dict[str, dict[str, Mapping[str, Any]]]] = {}
+    runs: dict[str, dict[str, dict[str, Measurement]]] = {}
     for row in rows:
-        if row["arm"] in ("control", "candidate") and not row.get("beside"):
-            runs.setdefault(row["workload_id"], {}).setdefault(row["run"], {})[row["arm"]] = row
+        if row.arm in ("control", "candidate") and not row.beside:
+            runs.setdefault(row.workload_id, {}).setdefault(row.run, {})[row.arm] = row
     chosen = {}
     for workload, by_run in runs.items():
         newest = sorted(by_run)
         both = [run for run in newest if len(by_run[run]) == 2]
-        judged = [run for run in both if all(row["status"] in JUDGED for row in by_run[run].values())]
+        judged = [run for run in both if all(row.status in JUDGED for row in by_run[run].values())]
         run = by_run[(judged or both or newest)[-1]]
         chosen[workload] = (run.get("control"), run.get("candidate"))
     for group in together:
@@ -60,7 +60,7 @@ def pairs(
         shared = set.intersection(*(set(by_run) for by_run in members)) if members else set()
         for name in sorted(shared, reverse=True):
             found = [(by_run[name].get("control"), by_run[name].get("candidate")) for by_run in members]
-            judged_both = all(row and row["status"] in JUDGED for pair in found for row in pair)
+            judged_both = all(row and row.status in JUDGED for pair in found for row in pair)
             if judged_both and [_launches(pair) for pair in found] == newest_launches:
                 chosen.update(zip((workload for workload in group if workload in runs), found, strict=True))
                 break
@@ -79,12 +79,12 @@ def compared(card: phases.Card) -> list[list[str]]:
     return [sorted(group) for group in groups]
 
 
-def _launches(pair: Iterable[Mapping[str, Any] | None]) -> list[Any]:
-    return [row.get("config") if row else None for row in pair]
+def _launches(pair: Iterable[Measurement | None]) -> list[str | None]:
+    return [row.config if row else None for row in pair]
 
 
 def readings(
-    rows: Iterable[Mapping[str, Any]], device: devices.Device, together: Iterable[Iterable[str]] = ()
+    rows: Iterable[Measurement], device: devices.Device, together: Iterable[Iterable[str]] = ()
 ) -> dict[tuple[str, str], Reading]:
     """Evidence from rows, for each workload: kernel_us, sequence_us, errors, engagements and roofline_fraction.
 
@@ -92,33 +92,33 @@ def readings(
     """
     found: dict[tuple[str, str], Reading] = {}
     for workload, (control, candidate) in pairs(rows, together).items():
-        ids = tuple(row_id(row) for row in (control, candidate) if row)
-        impossible = next((text for row in (control, candidate) if row and (text := beyond(row, device))), "")
+        ids = tuple(row.id for row in (control, candidate) if row)
+        impossible = next((text for row in (control, candidate) if row and (text := roofline.beyond(device, row))), "")
         by_block = change_pct(control, candidate)
-        arrival = arrival_of(str(row["workload"].get("arrival", "")) for row in (control, candidate) if row)
+        arrival = arrival_of(str(row.workload.get("arrival", "")) for row in (control, candidate) if row)
         found["kernel_us", workload] = Reading(
             unit="us",
-            control=_time(control),
-            candidate=_time(candidate),
-            control_sd_pct=control.get("sd_pct") if control else None,
-            noise_pct=candidate.get("aa_pct") if candidate else None,
+            control=control.time_us if control else None,
+            candidate=candidate.time_us if candidate else None,
+            control_sd_pct=control.sd_pct if control else None,
+            noise_pct=candidate.aa_pct if candidate else None,
             ids=ids,
             impossible=impossible,
             change_pct=None if by_block is None else by_block[0],
             interval_pct=None if by_block is None else by_block[1:],
-            profiled=any(row.get("profiled", False) for row in (control, candidate) if row),
+            profiled=any(row.profiled for row in (control, candidate) if row),
             arrival=arrival,
         )
-        if batch := next((row["workload"].get("batch") for row in (control, candidate) if row), 0):
+        if batch := next((row.workload.get("batch") for row in (control, candidate) if row), 0):
             us = found["kernel_us", workload]
-            shares = [None if arm is None else arm / batch for arm in (us.control, us.candidate)]
+            shares = [None if arm is None else arm / float(batch) for arm in (us.control, us.candidate)]
             found["sequence_us", workload] = replace(us, control=shares[0], candidate=shares[1])
         if candidate is None:
             continue
-        launched = float(candidate.get("n", 0) * candidate.get("calls", 1))
+        launched = float((candidate.n or 0) * (1 if candidate.calls is None else candidate.calls))
         found["engagements", workload] = Reading("launches", candidate=launched, ids=ids)
-        if candidate["status"] == "incorrect":  # before its error, which is NaN, and so absent, for an output with NaN
-            text = f"{candidate['name']} is incorrect: {candidate.get('message', '')}"
+        if candidate.status == "incorrect":  # before its error, which is NaN, and so absent, for an output with NaN
+            text = f"{candidate.name} is incorrect: {candidate.message}"
             found["relative_error", workload] = Reading("ratio", ids=ids, impossible=text)
         else:
             theirs = errors(control) if control else {}
@@ -127,92 +127,59 @@ def readings(
                 found[of_output("relative_error", output), workload] = Reading("ratio", base, error, ids=ids)
                 square = None if base is None else base**2
                 found[of_output("nmse", output), workload] = Reading("nmse", square, error**2, ids=ids)
-        if control is not None and _time(candidate) is not None:
-            fraction: dict[str, Any] = {
-                name: _fraction(row, device) for name, row in (("control", control), ("candidate", candidate))
-            }
-            found["roofline_fraction", workload] = Reading("ratio", ids=ids, arrival=arrival, **fraction)
+        if control is not None and candidate.time_us is not None:
+            control_share, share = (roofline.fraction_of(device, row) for row in (control, candidate))
+            found["roofline_fraction", workload] = Reading("ratio", control_share, share, ids=ids, arrival=arrival)
     return found
 
 
-def errors(row: Mapping[str, Any]) -> dict[str, float]:
+def errors(row: Measurement) -> dict[str, float]:
     """Relative error by output, the largest under ""; nothing for an arm that was found incorrect or gave none."""
-    stated = {"": row.get("relative_error"), **row.get("errors", {})}
-    return {output: e for output, e in stated.items() if e is not None and row["status"] != "incorrect"}
+    stated = {"": row.relative_error, **row.errors}
+    return {output: e for output, e in stated.items() if e is not None and row.status != "incorrect"}
 
 
-def change_pct(
-    control: Mapping[str, Any] | None, candidate: Mapping[str, Any] | None
-) -> tuple[float, float, float] | None:
+def change_pct(control: Measurement | None, candidate: Measurement | None) -> tuple[float, float, float] | None:
     """(change, low, high) in %: median of the block ratios and its bootstrap interval; None without paired blocks.
 
     The control of a block is the mean of its two selves where the row has both: they differ by where their buffers lie,
     which moved a ratio of medians by 1.5 % between two runs on an H200.
     """
-    if control is None or candidate is None or _time(control) is None or _time(candidate) is None:
+    if control is None or candidate is None or control.time_us is None or candidate.time_us is None:
         return None
-    base, blocks = control.get("blocks_us", ()), candidate.get("blocks_us", ())
-    again = control.get("again_blocks_us") or base
+    base, blocks = control.blocks_us or (), candidate.blocks_us or ()
+    again = control.again_blocks_us or base
     if not len(base) == len(again) == len(blocks) or not blocks:
         return None
     middle, low, high = sampling.ratio_interval([(a + b) / 2 for a, b in zip(base, again, strict=True)], blocks)
     return 100.0 * (middle - 1.0), 100.0 * (low - 1.0), 100.0 * (high - 1.0)
 
 
-def between_runs(rows: Iterable[Mapping[str, Any]]) -> dict[str, tuple[int, float]]:
+def between_runs(rows: Iterable[Measurement]) -> dict[str, tuple[int, float]]:
     """workload id -> (runs, standard deviation in % of candidate / control over runs), where two runs or more exist.
 
     Ratios are formed within each run; only their spread is looked at across runs, and only across runs of what the
     newest one launched: that a former kernel had another time is no noise.
     """
-    runs: dict[str, dict[str, dict[str, Mapping[str, Any]]]] = {}
+    runs: dict[str, dict[str, dict[str, Measurement]]] = {}
     for row in rows:
-        if row["arm"] in ("control", "candidate") and _time(row) is not None:
-            runs.setdefault(row["workload_id"], {}).setdefault(row["run"], {})[row["arm"]] = row
+        if row.arm in ("control", "candidate") and row.time_us is not None:
+            runs.setdefault(row.workload_id, {}).setdefault(row.run, {})[row.arm] = row
     spread = {}
     for workload, by_run in runs.items():
         both = [by_run[run] for run in sorted(by_run) if len(by_run[run]) == 2]
-        launched = [[arms[name].get("config") for name in ("control", "candidate")] for arms in both]
+        launched = [[arms[name].config for name in ("control", "candidate")] for arms in both]
         both = [arms for arms, what in zip(both, launched, strict=True) if what == launched[-1]]
-        ratios = [arms["candidate"]["median_us"] / arms["control"]["median_us"] for arms in both]
+        ratios = [(arms["candidate"].time_us or 0.0) / (arms["control"].time_us or math.inf) for arms in both]
         if len(ratios) > 1:
             spread[workload] = len(ratios), 100.0 * statistics.stdev(ratios) / statistics.fmean(ratios)
     return spread
 
 
-def row_id(row: Mapping[str, Any]) -> str:
-    """The id of a measured row: where it stands, its arm and its workload."""
-    return f"profiles/{row['device']}/{row['phase']}/{row['run']}#{row['arm']}@{row['workload_id']}"
-
-
-def _time(row: Mapping[str, Any] | None) -> float | None:
-    return row.get("median_us") if row and row["status"] == "ok" else None
-
-
-def _fraction(row: Mapping[str, Any], device: devices.Device) -> float | None:
-    median_us = _time(row)
-    if median_us is None or "bytes" not in row:
-        return None
-    floor = roofline.place(device, row["flops"], row["bytes"], row["pipe"])
-    return roofline.roofline_fraction(floor.floor_us, median_us)
-
-
-def beyond(row: Mapping[str, Any], device: devices.Device) -> str:
-    """ "" or one sentence: the row is faster than the datasheet's bandwidth (cold rows) or peak allows."""
-    median_us = row.get("median_us")  # a suspect row's too: it beats a measured ceiling, and perhaps this one
-    if median_us is None or "bytes" not in row:
-        return ""
-    floor = roofline.place(device, row["flops"], row["bytes"], row["pipe"])
-    limit_us = floor.floor_us if row.get("l2") == "cold" else floor.compute_us
-    if median_us >= limit_us:
-        return ""
-    return f"{row['name']} took {median_us:.2f} us, under the {limit_us:.2f} us that {device.name}'s datasheet allows"
-
-
 def judge_measured(card: phases.Card, device_id: str) -> verdicts.Judgement:
     """The card's gate held against the committed rows of one device."""
     device = devices.get(device_id)
-    rows = [r for r in store.rows(device=device.id, phase=card.id) if r["name"] in (card.control, card.candidate)]
+    rows = [r for r in store.rows(device=device.id, phase=card.id) if r.name in (card.control, card.candidate)]
     together = compared(card)
     chosen = pairs(rows, together)  # older runs answer to an older gate, workloads that left the card to none
     used = [row for workload in card.workloads for row in chosen.get(workload, ()) if row]
@@ -225,21 +192,26 @@ def judge_measured(card: phases.Card, device_id: str) -> verdicts.Judgement:
     return verdicts.judgement(card, readings(rows, device, together), "measured", device.id, None, note=note)
 
 
-def _former(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+def _former(rows: Iterable[Measurement]) -> list[str]:
     """One phrase for each kernel of each run that the present code would not launch again, with the workloads."""
     found: dict[tuple[str, str, str], list[str]] = {}
     for row in rows:
         if (why := families.former(row)).startswith("former"):  # without the family's library nothing can be said
-            found.setdefault((row["name"], row["run"], why), []).append(row["workload_id"])
+            found.setdefault((row.name, row.run, why), []).append(row.workload_id)
     return [f"{name} of run {run} is a {why} at {', '.join(where)}" for (name, run, why), where in found.items()]
 
 
-def staleness(card: phases.Card, rows: Iterable[Mapping[str, Any]]) -> str:
+def staleness(card: phases.Card, rows: Iterable[Measurement]) -> str:
     """ "" or "gate changed after measuring" with what shows it: the rows' gate hash, or the commit's date."""
-    rows = [r for r in rows if r.get("workload_id") in (None, *card.workloads)]  # others answer to an older gate
-    if any(row.get("gate_hash") not in (None, card.gate_hash) for row in rows):
+    rows = [r for r in rows if r.workload_id in card.workloads]  # others answer to an older gate
+    if any(row.gate_hash not in (None, card.gate_hash) for row in rows):
         return "gate changed after measuring: the rows carry another gate hash"
-    starts = [datetime.fromisoformat(row["started"]) for row in rows if row.get("started")]
+    return changed_since(card, (row.started for row in rows))
+
+
+def changed_since(card: phases.Card, started: Iterable[str]) -> str:
+    """ "" or "gate changed after measuring": the commit that last changed it is younger than the first of these."""
+    starts = [datetime.fromisoformat(stamp) for stamp in started if stamp]
     when = gate_commit(card)
     if starts and when and when[1] > min(starts):
         return f"gate changed after measuring: commit {when[0]} is younger than the samples"
@@ -316,21 +288,9 @@ def _gate_hash(text: str) -> str | None:
         return None
 
 
-def measured_devices(card_id: str) -> list[str]:
-    """The devices for which profiles/ holds rows of a phase."""
-    return sorted({path.parts[-4] for path in store.FOLDER.glob(f"*/{card_id}/*/rows.jsonl")})
-
-
 def elsewhere(card: phases.Card) -> list[str]:
     """The notebooks that name a card without recorded or measured figures: they form them and hold its gate to them."""
-    if card.recorded or measured_devices(card.id):
+    if card.recorded or store.measured_devices(card.id):
         return []
     name = re.compile(rf'"{re.escape(card.id)}"')
     return [path.stem for path in sorted(NOTEBOOKS.glob("*.py")) if name.search(path.read_text(encoding="utf-8"))]
-
-
-def refuse_unmeasured(card_id: str, device: str) -> None:
-    """Raise BadInput when a device has no rows of this phase."""
-    if device not in measured_devices(card_id):
-        remedy = f"run `lab measure {card_id}` on it, or judge on recorded evidence"
-        raise BadInput(f"profiles/{device}/{card_id}", "no measured rows", remedy)

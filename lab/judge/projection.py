@@ -8,15 +8,14 @@ whether a kernel can be enough, and by how much it would have to be faster.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from lab.base import vocabulary
 from lab.base.errors import BadInput
 from lab.card import phases
 from lab.judge import evidence
 from lab.row import store
+from lab.row.records import Measurement
 from lab.trace import amdahl
 from lab.trace.amdahl import Interval, Projection
 from lab.trace.breakdowns import Breakdown
@@ -40,25 +39,25 @@ class Answer:
     against: tuple[tuple[Need, str, str], ...]
 
 
-def speedup(control: Mapping[str, Any], candidate: Mapping[str, Any]) -> Interval:
+def speedup(control: Measurement, candidate: Measurement) -> Interval:
     """Time of the control over time of the candidate, bounded by half the quartile distance of both.
 
     Raises BadInput when an arm has no time (a failed check, an error).
     """
+    times = []
     for row in (control, candidate):
-        if row["status"] != "ok" or not row.get("median_us"):
-            raise BadInput(
-                f"{row['phase']} {row['workload_id']}", f"{row['arm']} has status {row['status']}", "measure it"
-            )
-    halves = [(row.get("iqr_us") or 0.0) / 2 for row in (control, candidate)]
-    c, k = control["median_us"], candidate["median_us"]
+        if not row.time_us:
+            raise BadInput(f"{row.phase} {row.workload_id}", f"{row.arm} has status {row.status}", "measure it")
+        times.append(row.time_us)
+    halves = [(row.iqr_us or 0.0) / 2 for row in (control, candidate)]
+    c, k = times
     return Interval((c - halves[0]) / (k + halves[1]), c / k, (c + halves[0]) / max(k - halves[1], 1e-12))
 
 
 def measured(phase: str, device: str, workload: str | None = None) -> tuple[str, Interval]:
     """(workload, speed-up) of a phase's newest measured pair; raises BadInput without one, or with several."""
     card = phases.card(phase)
-    evidence.refuse_unmeasured(card.id, device)
+    store.refuse_unmeasured(card.id, device)
     pairs = evidence.pairs(store.rows(device=device, phase=card.id))
     full = {w: p for w, p in pairs.items() if all(p) and workload in (None, w)}
     if len(full) != 1:

@@ -14,79 +14,23 @@ nothing ("quiet"). A row is suspect only when it beats the fastest of the three.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from itertools import chain
 
-from lab.base.errors import BadInput
 from lab.row import store
+from lab.row.records import Ceiling, Measurement
 
-# Bytes of what a kernel reads, changes and writes where it lies; its rate depends on how much of it there is.
-UPDATE_MIB = (3, 12, 24, 48, 96, 192, 384, 768)
-_UPDATE = "{} MiB of float32 negated where they lie, read plus write, in a CUDA graph over distinct stretches of 2 GiB"
-
-PRODUCTS: Mapping[str, tuple[str, str]] = {
-    "bf16": ("TFLOP/s", "bf16 products on {}, best of four shapes"),
-    "fp8": ("TFLOP/s", "e4m3 products with float32 scales and fast accumulation on {}, best of three shapes"),
-    "int8": ("TOP/s", "int8 products on {}, best of three shapes"),
-}
-REST = 4.0  # a rested product idles so many times its own duration before the next one
-_RESTED = f"each followed by {REST:g} times its duration of idleness, as rows with rest are taken"
-_PLAIN, _QUIET = "random data", "zeros, operands that toggle no bit and so draw least"
-NAMES: Mapping[str, tuple[str, str]] = {
-    # name -> (unit, method)
-    "copy_kernel": ("GB/s", "device copy of 4 GiB by the framework's copy kernel, read plus write"),
-    "copy_graph": ("GB/s", "the same copy captured in a CUDA graph, a memcpy node, read plus write"),
-    "read": ("GB/s", "4 GiB of float32 read and summed, best of four launch shapes"),
-    "write": ("GB/s", "4 GiB filled"),
-    **{f"update_{mib}_mib": ("GB/s", _UPDATE.format(mib) + ", best of four launch shapes") for mib in UPDATE_MIB},
-    "l2_read": ("GB/s", "a 16 MiB buffer read over and over past the L1"),
-    **{pipe: (unit, method.format(_PLAIN)) for pipe, (unit, method) in PRODUCTS.items()},
-    **{f"{p}_rested": (unit, f"{method.format(_PLAIN)}, {_RESTED}") for p, (unit, method) in PRODUCTS.items()},
-    **{f"{p}_quiet": (unit, f"{method.format(_QUIET)}, {_RESTED}") for p, (unit, method) in PRODUCTS.items()},
-    "launch": ("us", "an empty kernel launched eagerly, back to back"),
-    "graph_gap": ("us", "an empty kernel as one of hundreds of nodes of a graph, less its own duration by Kineto"),
-}
 FOR_L2: Mapping[str, tuple[str, ...]] = {"cold": ("read", "write", "copy_kernel"), "warm": ("l2_read",)}
 POSSIBLE = ("", "_rested", "_quiet")  # what a pipe's ceilings end in that together say which speed is possible
 TOLERANCE = 1.03
-FILE = "ceilings.jsonl"
-NEEDED = ("schema", "device", "name", "value", "unit", "method", "run", "started", "samples")
-
-
-@dataclass(frozen=True)
-class Ceiling:
-    """The highest value (for times: the lowest) measured for one name on one device, and the run it is from."""
-
-    name: str
-    value: float
-    unit: str
-    method: str
-    run: str
-
-
-def validated(row: Mapping[str, Any], where: str | Path) -> dict[str, Any]:
-    """The row with its schema version; raises BadInput naming the key that is missing or wrong."""
-    full = {"schema": store.SCHEMA, **row}
-    for key in NEEDED:
-        if key not in full:
-            raise BadInput(where, f'ceiling lacks "{key}"', "measure the ceilings again")
-    if full["name"] not in NAMES or full["unit"] != NAMES[full["name"]][0]:
-        raise BadInput(where, f'ceiling "{full["name"]}" in {full["unit"]}', "valid: " + ", ".join(NAMES))
-    if not isinstance(full["value"], int | float) or not full["value"] > 0:
-        raise BadInput(where, f"{full['name']} = {full['value']!r}", "a ceiling is positive")
-    return full
 
 
 def latest(device_id: str) -> dict[str, Ceiling]:
-    """The best value over all runs of each ceiling of a device; empty when none was measured."""
+    """The best value over all runs of each ceiling of a device (for times the least); empty when none was measured."""
     best: dict[str, Ceiling] = {}
-    for path in sorted((store.FOLDER / device_id / "ceilings").glob(f"*/{FILE}")):
-        for row in store.read(path, validated):
-            found = Ceiling(row["name"], row["value"], row["unit"], row["method"], row["run"])
-            known = best.get(found.name)
-            better = known is None or (found.value < known.value) == (found.unit == "us")
-            best[found.name] = found if known is None or better else known
+    for found in chain.from_iterable(store.kept(Ceiling, device_id, "ceilings")):
+        known = best.get(found.name)
+        if known is None or (found.value < known.value) == (found.unit == "us"):
+            best[found.name] = found
     return best
 
 
@@ -106,20 +50,20 @@ def floor_us(
     return max(bytes_moved / max(memory) * 1e-3, flops / max(rates) * 1e-6)
 
 
-def floor_of(row: Mapping[str, Any]) -> float | None:
+def floor_of(row: Measurement) -> float | None:
     """`floor_us` of a measured row, for its share: products on random data, rested too where the row's arms rested."""
-    return _floor_of(row, ("", "_rested") if row.get("rest") else ("",))
+    return _floor_of(row, ("", "_rested") if row.rest else ("",))
 
 
-def _floor_of(row: Mapping[str, Any], ways: tuple[str, ...]) -> float | None:
-    return floor_us(row["device"], row["flops"], row["bytes"], row["pipe"], row.get("l2", "cold"), ways)
+def _floor_of(row: Measurement, ways: tuple[str, ...]) -> float | None:
+    if row.flops is None or row.bytes is None or row.pipe is None:
+        return None
+    return floor_us(row.device, row.flops, row.bytes, row.pipe, row.l2 or "cold", ways)
 
 
-def suspect(row: Mapping[str, Any]) -> str:
+def suspect(row: Measurement) -> str:
     """ "" or one sentence: the row beats the fastest measured ceilings of its device by more than 3 %."""
-    if row.get("median_us") is None or row.get("bytes") is None:
+    floor = None if row.median_us is None else _floor_of(row, POSSIBLE)
+    if floor is None or row.median_us is None or row.median_us * TOLERANCE >= floor:
         return ""
-    floor = _floor_of(row, POSSIBLE)
-    if floor is None or row["median_us"] * TOLERANCE >= floor:
-        return ""
-    return f"{row['median_us']:.2f} us beats the measured ceilings, which allow {floor:.2f} us"
+    return f"{row.median_us:.2f} us beats the measured ceilings, which allow {floor:.2f} us"

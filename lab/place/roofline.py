@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from lab.base.devices import Device
 from lab.base.errors import BadInput
 from lab.base.facts import to_base
+from lab.row.records import Measurement
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,33 @@ def place(device: Device, flops: float, bytes_moved: float, pipe: str, bandwidth
         raise BadInput("roofline", what, "count from 0")
     chosen = fact.base if bandwidth is None else to_base(fact.values[bandwidth].value, fact.unit)
     return floor(flops, bytes_moved, device.peak(pipe).base, chosen)
+
+
+def of_row(device: Device, row: Measurement) -> Floor:
+    """`place` for the work of a measured row; raises BadInput for one that states none, as a library that is absent."""
+    if row.flops is None or row.bytes is None or row.pipe is None:
+        raise BadInput(row.id, "states no work", "leave it out")
+    return place(device, row.flops, row.bytes, row.pipe)
+
+
+def beyond(device: Device, row: Measurement) -> str:
+    """ "" or one sentence: the row is faster than the datasheet's bandwidth (cold rows) or peak allows."""
+    if (
+        row.median_us is None or row.bytes is None
+    ):  # a suspect row counts: it beats a measured ceiling, perhaps this one
+        return ""
+    floor = of_row(device, row)
+    limit_us = floor.floor_us if row.l2 == "cold" else floor.compute_us
+    if row.median_us >= limit_us:
+        return ""
+    return f"{row.name} took {row.median_us:.2f} us, under the {limit_us:.2f} us that {device.name}'s datasheet allows"
+
+
+def fraction_of(device: Device, row: Measurement) -> float | None:
+    """Share of its datasheet roofline that a row reached; None without a time or without stated work."""
+    if row.time_us is None or row.bytes is None:
+        return None
+    return roofline_fraction(of_row(device, row).floor_us, row.time_us)
 
 
 def roofline_fraction(floor_us: float, measured_us: float) -> float:

@@ -1,9 +1,12 @@
-"""Measured rows: profiles/<device>/<phase>/<run>/rows.jsonl, one JSON object per (arm, workload), append-only.
+"""The one store of all records: profiles/<device>/<phase>/<run>/<file>.jsonl, one JSON object a line, append-only.
 
-A row is written by copying the file, adding the line, flushing it to the disk and renaming it over the old one under a
-lock, so a process killed at any moment leaves either the old file or the new one, and two processes do not interleave.
-A row is never changed or removed. A failure is a row with a status and a message; only a row whose check passed has a
-performance field. Nothing is written that says who or where: the environment is an allow-list.
+A record is written by copying the file, adding the line, flushing it to the disk and renaming it over the old one under
+a lock, so a process killed at any moment leaves either the old file or the new one, and two processes do not
+interleave. A record is never changed or removed. A failure is a row with a status and a message. Nothing is written
+that says who or where: the environment is an allow-list.
+
+Every kind (lab/row/records.py) is decoded by `decode` and by nothing else; what is written is decoded first. A file is
+read once a process: as it is renamed into place, one that somebody appended to is another file and is read again.
 """
 
 from __future__ import annotations
@@ -13,45 +16,38 @@ import fcntl
 import json
 import math
 import os
+import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_args, get_type_hints
 
-from lab.base.errors import REPOSITORY, BadInput, shown
+import msgspec
 
-SCHEMA = 1
+from lab.base.errors import REPOSITORY, BadInput, nearest, shown
+from lab.row.records import Measurement, Record
+
 FOLDER = REPOSITORY / "profiles"
-STATUSES = ("ok", "incorrect", "suspect", "error", "oom", "timeout", "skipped")
-ARMS = ("control", "candidate", "peer")
-NEEDED = ("schema", "device", "phase", "family", "arm", "name", "precision", "workload_id", "workload", "status", "run")
-PERFORMANCE = ("median_us", "iqr_us", "min_us", "samples_us", "blocks_us", "n")
+R = TypeVar("R", bound=Record)
 
 
-def append(folder: Path, row: Mapping[str, Any]) -> Path:
-    """Add one row; see `append_all`."""
-    return append_all(folder, [row])
+def append(folder: Path, record: Record) -> Path:
+    """Add one record; see `append_all`."""
+    return append_all(folder, [record])
 
 
-def append_all(
-    folder: Path,
-    rows: Iterable[Mapping[str, Any]],
-    name: str = "rows.jsonl",
-    check: Callable[[Mapping[str, Any], str | Path], dict[str, Any]] | None = None,
-) -> Path:
-    """Add rows to `folder`/`name` in one atomic step and return the file: either all of them are there, or none is.
+def append_all(folder: Path, records: Iterable[Record]) -> Path:
+    """Add records of one kind to `folder` in one atomic step and return the file: either all are there, or none is.
 
-    check: what a row must be, default `validated`.
-    Raises BadInput when a row is not as it must be (missing key, unknown status, a performance field on a row that is
-    not ok or suspect, NaN) or when it cannot be written; what was there before stays as it was.
+    Raises BadInput when a record is not as it must be (a value of another type, an unknown status, a performance field
+    on a row that is not ok or suspect, NaN) or when it cannot be written; what was there before stays as it was.
     """
-    target = folder / name
-    try:
-        whole = [(check or validated)(row, folder) for row in rows]
-        lines = [json.dumps(row, allow_nan=False, separators=(",", ":")) + "\n" for row in whole]
-    except ValueError:
-        raise BadInput(target, "row holds NaN or infinity", "give the row a status and a message instead") from None
+    records = list(records)
+    kind = type(records[0])
+    target = folder / kind.FILE
+    lines = [_line(record, folder) for record in records]
     temporary: str | None = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -64,7 +60,7 @@ def append_all(
             handle, temporary = tempfile.mkstemp(prefix=".rows-", suffix=".tmp", dir=folder)
             with os.fdopen(handle, "wb") as file:
                 file.write(before)
-                file.write("".join(lines).encode())
+                file.write(b"".join(lines))
                 file.flush()
                 os.fsync(file.fileno())
             # mkstemp makes the file private to its owner; rows are for every reader of the repository.
@@ -116,71 +112,118 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def validated(row: Mapping[str, Any], where: str | Path) -> dict[str, Any]:
-    """The row with its schema version, checked; raises BadInput naming the key."""
-    full = {"schema": SCHEMA, **row}
-    for key in NEEDED:
-        if key not in full:
-            raise BadInput(where, f'row lacks "{key}"', "a row without it cannot be judged")
-    if full["schema"] != SCHEMA:
-        raise BadInput(
-            where, f"row has schema {full['schema']}, this reads {SCHEMA}", "update the code or the row's writer"
-        )
-    if full["status"] not in STATUSES:
-        raise BadInput(where, f'status = "{full["status"]}"', "valid: " + ", ".join(STATUSES))
-    if full["arm"] not in ARMS:
-        raise BadInput(where, f'arm = "{full["arm"]}"', "valid: " + ", ".join(ARMS))
-    has = [key for key in PERFORMANCE if full.get(key) is not None]
-    if has and full["status"] not in ("ok", "suspect"):
-        raise BadInput(
-            where, f'a row with status {full["status"]} carries "{has[0]}"', "no number before the check is green"
-        )
-    for key in ("median_us", "iqr_us", "min_us", "relative_error"):
-        value = full.get(key)
-        if value is not None and (not isinstance(value, int | float) or not math.isfinite(value) or value < 0):
-            raise BadInput(where, f"{key} = {value!r}", "times and errors are finite and not negative")
-        if value == 0 and key in ("median_us", "min_us"):
-            raise BadInput(where, f"{key} = {value!r}", "nothing takes no time: give the row a status and a message")
-    return full
+def _line(record: Record, where: Path) -> bytes:
+    """The record as a line of its file, once it could be read back; raises BadInput."""
+    kept = msgspec.to_builtins(record)
+    for key, value in kept.items():
+        if not _finite(value):
+            raise BadInput(where, f"{key} holds NaN or infinity", "give the row a status and a message instead")
+    line = json.dumps(kept, separators=(",", ":")).encode()
+    decode(line, type(record), where)
+    return line + b"\n"
 
 
-def read(
-    path: Path, check: Callable[[Mapping[str, Any], str | Path], dict[str, Any]] | None = None
-) -> list[dict[str, Any]]:
-    """The rows of one file; raises BadInput naming the file and the line when one is truncated or malformed.
+def _finite(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, dict):
+        return all(map(_finite, value.values()))
+    return all(map(_finite, value)) if isinstance(value, list | tuple) else True
 
-    check: what a row must be, default `validated`.
+
+@cache
+def _decoder(kind: type[R]) -> msgspec.json.Decoder[R]:
+    return msgspec.json.Decoder(kind)
+
+
+def decode(line: bytes, kind: type[R], where: str | Path) -> R:
+    """One record from its line, one of an older schema version too.
+
+    Raises BadInput that names the file, the key and the remedy, for what is not JSON or not such a record.
     """
-    rows = []
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(path, f"cannot be read ({error})", "restore it from version control") from None
-    for number, line in enumerate(text.splitlines(), start=1):
         try:
-            row = json.loads(line, parse_constant=_no_constant)
-        except ValueError as error:
-            what = f"line {number} is not JSON ({getattr(error, 'msg', error)})"
-            raise BadInput(path, what, "remove that line or restore the file") from None
-        if not isinstance(row, dict):
-            raise BadInput(path, f"line {number} is not an object", "remove that line or restore the file")
-        rows.append((check or validated)(row, f"{shown(path)} line {number}"))
-    return rows
+            record = _decoder(kind).decode(line)
+        except msgspec.ValidationError:
+            old = json.loads(line)
+            if not isinstance(old, dict) or old.get("schema") not in kind.UPGRADES:
+                raise
+            while old["schema"] in kind.UPGRADES:
+                old = kind.UPGRADES[old["schema"]](old)
+            record = msgspec.convert(old, kind)
+    except msgspec.ValidationError as error:
+        raise _explained(error, line, kind, where) from None
+    except msgspec.DecodeError as error:
+        raise BadInput(where, f"not JSON ({error})", "remove that line or restore the file") from None
+    if wrong := record.wrong():
+        raise BadInput(where, *wrong)
+    return record
 
 
-def _no_constant(word: str) -> Any:
-    """Python's JSON reader takes NaN and Infinity unless told not to."""
-    raise ValueError(f"{word} is no number")
+def _explained(error: msgspec.ValidationError, line: bytes, kind: type[Record], where: str | Path) -> BadInput:
+    """What msgspec found, as one line with the key, its value and the remedy."""
+    raw, text = json.loads(line), str(error)
+    if not isinstance(raw, dict):
+        return BadInput(where, f"the {kind.WORD} is not an object", "remove that line or restore the file")
+    if found := re.search(r"missing required field `(\w+)`$", text):
+        return BadInput(where, f'{kind.WORD} lacks "{found[1]}"', kind.REMEDY)
+    if found := re.search(r"unknown field `(.+)`$", text):
+        return BadInput(
+            where, f'{kind.WORD} has the unknown key "{found[1]}"', nearest(found[1], kind.__struct_fields__)
+        )
+    expected, _, place = text.partition(" - at `$.")
+    key = place.rstrip("`")
+    if key == "schema":
+        ours = kind.__struct_config__.tag
+        what = f"{kind.WORD} has schema {raw['schema']}, this reads {ours}"
+        return BadInput(where, what, "update the code or the writer of the row")
+    value = raw.get(key, "")
+    if "enum" in expected:
+        return BadInput(where, f'{key} = "{value}"', nearest(str(value), get_args(get_type_hints(kind)[key])))
+    return BadInput(where, f"{key} = {value!r}: {expected[0].lower()}{expected[1:]}", "mend its writer")
 
 
-def rows(device: str | None = None, phase: str | None = None, family: str | None = None) -> list[dict[str, Any]]:
-    """Every committed row, oldest run first, filtered."""
-    found = []
-    for path in sorted(FOLDER.glob("*/*/*/rows.jsonl")):
-        if (device and path.parts[-4] != device) or (phase and path.parts[-3] != phase):
-            continue
-        found += [row for row in read(path) if family is None or row["family"] == family]
-    return sorted(found, key=lambda row: row.get("started", ""))
+_read: dict[tuple[Path, type[Record]], tuple[tuple[int, ...], list[Any]]] = {}
+
+
+def read(path: Path, kind: type[R]) -> list[R]:
+    """The records of one file; raises BadInput naming the file and the line when one is truncated or malformed."""
+    try:
+        state = path.stat()
+        version = (state.st_ino, state.st_mtime_ns, state.st_size)
+        known = _read.get((path, kind))
+        if known is None or known[0] != version:
+            lines = path.read_bytes().splitlines()
+            where = shown(path)
+            found = [decode(line, kind, f"{where} line {number}") for number, line in enumerate(lines, start=1)]
+            known = _read[path, kind] = version, found
+    except OSError as error:
+        raise BadInput(path, f"cannot be read ({error})", "restore it from version control") from None
+    return list(known[1])
+
+
+def rows(device: str | None = None, phase: str | None = None, family: str | None = None) -> list[Measurement]:
+    """Every committed measurement, oldest run first, filtered."""
+    files = sorted(FOLDER.glob(f"{device or '*'}/{phase or '*'}/*/{Measurement.FILE}"))
+    found = [row for path in files for row in read(path, Measurement) if family in (None, row.family)]
+    return sorted(found, key=lambda row: row.started)
+
+
+def kept(kind: type[R], device: str, phase: str) -> list[list[R]]:
+    """The records of a kind in each run of a phase on a device, oldest run first."""
+    return [read(path, kind) for path in sorted((FOLDER / device / phase).glob(f"*/{kind.FILE}"))]
+
+
+def measured_devices(phase: str) -> list[str]:
+    """The devices for which profiles/ holds rows of a phase."""
+    return sorted({path.parts[-4] for path in FOLDER.glob(f"*/{phase}/*/{Measurement.FILE}")})
+
+
+def refuse_unmeasured(phase: str, device: str) -> None:
+    """Raise BadInput when a device has no rows of this phase."""
+    if device not in measured_devices(phase):
+        remedy = f"run `lab measure {phase}` on it, or judge on recorded evidence"
+        raise BadInput(f"profiles/{device}/{phase}", "no measured rows", remedy)
 
 
 def new_run(device: str, phase: str, now: datetime | None = None) -> tuple[str, Path]:

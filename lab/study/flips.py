@@ -27,6 +27,7 @@ from lab.check import families
 from lab.judge import evidence, verdicts
 from lab.place import ceilings, roofline
 from lab.row import store
+from lab.row.records import Measurement
 
 FILE = REPOSITORY / "data" / "flips.toml"
 ARMS = ("control", "candidate")
@@ -189,7 +190,7 @@ def _flip(entry: Mapping[str, Any], replayed: Mapping[str, verdicts.Judgement], 
             cost = family.cost(measured_at[arm], precision)
             bounds[device_id, arm] = bound(devices.get(device_id, path), cost, walks, launches, gap_us(here))
     expected = {d: 100 * (bounds[d, "candidate"].us / bounds[d, "control"].us - 1) for d in places}
-    rows = [r for r in store.rows(here, card.id) if r["name"] in (card.control, card.candidate)]
+    rows = [r for r in store.rows(here, card.id) if r.name in (card.control, card.candidate)]
     return Flip(
         row=phases.card(judged.phase).row,
         question=entry["question"],
@@ -210,18 +211,18 @@ def _flip(entry: Mapping[str, Any], replayed: Mapping[str, verdicts.Judgement], 
     )
 
 
-def _change(rows: Sequence[Mapping[str, Any]], control_workload: str, workload: str) -> float | None:
+def _change(rows: Sequence[Measurement], control_workload: str, workload: str) -> float | None:
     """Measured change in %: between the arms at one workload, or of the candidate from one workload to another."""
     pairs = evidence.pairs(rows)
     if control_workload == workload:
         found = evidence.change_pct(*pairs.get(workload, (None, None)))
         return None if found is None else found[0]
     times = [pairs.get(w, (None, None))[1] for w in (control_workload, workload)]
-    base, now = ((row or {}).get("median_us") for row in times)
+    base, now = (row.median_us if row else None for row in times)
     return None if base is None or now is None else 100 * (now / base - 1)
 
 
-def _errors(rows: Sequence[Mapping[str, Any]], workload: str) -> tuple[float, ...]:
+def _errors(rows: Sequence[Measurement], workload: str) -> tuple[float, ...]:
     pair = evidence.pairs(rows).get(workload, (None, None))
     stated = [evidence.errors(row).get("") for row in pair if row]
     return tuple(e for e in stated if e is not None) if len(stated) == 2 and None not in stated else ()

@@ -18,6 +18,7 @@ from lab.base import devices
 from lab.base.errors import BadInput, nearest
 from lab.check import families
 from lab.row import store
+from lab.row.records import Measurement
 
 if TYPE_CHECKING:  # kernels/ is imported late, so that a package that shadows it is told in one line
     from kernels.common import Candidate
@@ -99,14 +100,14 @@ def choose(asks: Router, workload: Any, device: devices.Device, precisions: Sequ
     return routing.route(asks, workload, device.id, candidates, read_gb_s, peaks, None, precisions)
 
 
-def errors(names: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, tuple[float, float]]]:
+def errors(names: Iterable[str], rows: Iterable[Measurement]) -> dict[str, dict[str, tuple[float, float]]]:
     """candidate -> inputs in words -> (lowest, highest) relative error of the sound rows."""
     found: dict[str, dict[str, tuple[float, float]]] = {name: {} for name in names}
     for row in rows:
-        if row["name"] in found and row["status"] == "ok" and isinstance(row.get("relative_error"), float):
-            by, error = found[row["name"]], row["relative_error"]
-            low, high = by.get(row.get("inputs", ""), (error, error))
-            by[row.get("inputs", "")] = min(low, error), max(high, error)
+        if row.name in found and row.ok and row.relative_error is not None:
+            by, error = found[row.name], row.relative_error
+            low, high = by.get(row.inputs, (error, error))
+            by[row.inputs] = min(low, error), max(high, error)
     return {name: by for name, by in found.items() if by}
 
 

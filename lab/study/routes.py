@@ -28,6 +28,7 @@ from lab.base.console import print_json
 from lab.base.errors import BadInput, shown
 from lab.check import families
 from lab.row import store
+from lab.row.records import Measurement
 from lab.study import route_choices
 from lab.study.route_choices import OWN, SAME, entry, router
 
@@ -37,10 +38,10 @@ if TYPE_CHECKING:  # kernels/ is imported late, so that a package that shadows i
 AGREE = 1.15  # runs of one commit of the same thing stayed within 1.02 on an H200; a power cap moves up to 1.1
 JOIN = 1.05  # how far an arm of two runs may differ for the older one to add what the newer one did not time
 Place = tuple[tuple[tuple[str, int], ...], int]  # shape, value of the routed axis
-Groups = dict[Place, dict[str, dict[str, Mapping[str, Any]]]]  # run -> candidate -> row, at each place
+Groups = dict[Place, dict[str, dict[str, Measurement]]]  # run -> candidate -> row, at each place
 
 
-def table(family: str, device: str, rows: Iterable[Mapping[str, Any]] | None = None) -> Table:
+def table(family: str, device: str, rows: Iterable[Measurement] | None = None) -> Table:
     """The router's table of a family on a device, of the candidates that it may ever route to.
 
     Raises BadInput when nothing was measured that could be compared, and when two runs contradict each other.
@@ -61,23 +62,23 @@ def _made(asks: Router, place: str, groups: Groups) -> Table | None:
         routed = {run: {n: row for n, row in arms.items() if not every[n].no_route} for run, arms in by_run.items()}
         joined, sources = _joined(routed)
         runs |= sources
-        points += [Point(name, shape, at, row["median_us"]) for name, row in sorted(joined.items())]
+        points += [Point(name, shape, at, _us(row)) for name, row in sorted(joined.items())]
     return Table(place, asks.family, asks.axis, tuple(points), "runs " + ", ".join(sorted(runs))) if points else None
 
 
-def _groups(asks: Router, place: str, rows: Iterable[Mapping[str, Any]] | None) -> Groups:
+def _groups(asks: Router, place: str, rows: Iterable[Measurement] | None) -> Groups:
     """The rows that answer the router's question."""
     candidates = families.load(asks.family).candidates
     names = {name for name, c in candidates.items() if set(c.needs.packages) <= OWN}
     usable = [
         row
         for row in (store.rows(place, family=asks.family) if rows is None else rows)
-        if row["status"] == "ok"
-        and row["name"] in names
-        and row.get("l2") == "cold"
-        and not row.get("profiled")
-        and all(row["workload"].get(axis) == value for axis, value in asks.fixed.items())
-        and {asks.axis, *asks.shape} <= set(row["workload"])
+        if row.status == "ok"
+        and row.name in names
+        and row.l2 == "cold"
+        and not row.profiled
+        and all(row.workload.get(axis) == value for axis, value in asks.fixed.items())
+        and {asks.axis, *asks.shape} <= set(row.workload)
         # A launch that the kernel refuses by now is no route. Other former ones stay: the newest there is.
         and families.former(row) != "former kernel, refused now"
     ]
@@ -87,22 +88,22 @@ def _groups(asks: Router, place: str, rows: Iterable[Mapping[str, Any]] | None) 
     found: Groups = {}
     for kind, row in zip(kinds, usable, strict=True):
         if kind == usual:
-            shape = tuple(sorted((axis, int(row["workload"][axis])) for axis in asks.shape))
-            runs = found.setdefault((shape, int(row["workload"][asks.axis])), {})
-            runs.setdefault(row["run"], {})[row["name"]] = row
+            shape = tuple(sorted((axis, int(row.workload[axis])) for axis in asks.shape))
+            runs = found.setdefault((shape, int(row.workload[asks.axis])), {})
+            runs.setdefault(row.run, {})[row.name] = row
     return found
 
 
-def _joined(by_run: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> tuple[dict[str, Mapping[str, Any]], set[str]]:
+def _joined(by_run: Mapping[str, Mapping[str, Measurement]]) -> tuple[dict[str, Measurement], set[str]]:
     """(candidate -> row, runs): the newest run that compared, and what older ones timed besides.
 
     An older run adds a candidate only where an arm of both took as long as before (JOIN), so that the times compare.
     """
-    joined: dict[str, Mapping[str, Any]] = {}
+    joined: dict[str, Measurement] = {}
     sources = set()
     for run in sorted(by_run, reverse=True):
         arms = by_run[run]
-        ratios = [arms[name]["median_us"] / joined[name]["median_us"] for name in arms if name in joined]
+        ratios = [_us(arms[name]) / _us(joined[name]) for name in arms if name in joined]
         if len(arms) > 1 and (not joined or any(1 / JOIN <= r <= JOIN for r in ratios)):
             more = {name: row for name, row in arms.items() if name not in joined}
             joined |= more
@@ -110,29 +111,34 @@ def _joined(by_run: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> tuple[dict
     return joined, sources
 
 
-def _kind(row: Mapping[str, Any], asks: Router) -> tuple[Any, ...]:
+def _us(row: Measurement) -> float:
+    """The time of a row that is ok."""
+    return row.time_us or 0.0
+
+
+def _kind(row: Measurement, asks: Router) -> tuple[Any, ...]:
     """Inputs and every axis but shape and routed one. The kind that most rows have is the router's question.
 
     Others ask about errors (sums of one sign) or about another product (other weights): their times differ.
     """
-    others = {a: v for a, v in row["workload"].items() if a not in (asks.axis, *asks.shape, *SAME)}
-    return (row.get("inputs", ""), *sorted(others.items()))
+    others = {a: v for a, v in row.workload.items() if a not in (asks.axis, *asks.shape, *SAME)}
+    return (row.inputs, *sorted(others.items()))
 
 
-def contradiction(rows: Iterable[Mapping[str, Any]]) -> None:
+def contradiction(rows: Iterable[Measurement]) -> None:
     """Raise BadInput for the first candidate whose runs of one commit and launch differ by more than AGREE."""
-    seen: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    seen: dict[tuple[Any, ...], list[Measurement]] = {}
     for row in rows:
-        commit = row.get("stated_commit") or row.get("commit")
+        commit = row.stated_commit or row.commit
         if commit not in (None, "", "unknown"):
-            seen.setdefault((row["name"], row["workload_id"], row.get("config"), commit), []).append(row)
+            seen.setdefault((row.name, row.workload_id, row.config, commit), []).append(row)
     for (name, workload, _, commit), same in seen.items():
-        low, high = (pick(same, key=lambda r: float(r["median_us"])) for pick in (min, max))
-        ratio = high["median_us"] / low["median_us"]
+        low, high = (pick(same, key=_us) for pick in (min, max))
+        ratio = _us(high) / _us(low)
         if ratio > AGREE:
-            times = f"{low['median_us']:.1f} us in {low['run']} and {high['median_us']:.1f} us in {high['run']}"
+            times = f"{low.median_us:.1f} us in {low.run} and {high.median_us:.1f} us in {high.run}"
             raise BadInput(
-                f"profiles/{same[0]['device']}",
+                f"profiles/{same[0].device}",
                 f"{name} on {workload} took {times}, both at commit {commit}: {ratio:.2f}x apart",
                 "find out which one is an artefact and measure again before a route is made of it",
             )
@@ -207,7 +213,7 @@ def _aside(groups: Groups, out: Mapping[str, str]) -> dict[Place, dict[str, floa
     """The time of each barred candidate in its newest run at each place."""
     found = {}
     for place, by_run in groups.items():
-        newest = {n: row["median_us"] for run in sorted(by_run) for n, row in by_run[run].items()}
+        newest = {n: _us(row) for run in sorted(by_run) for n, row in by_run[run].items()}
         found[place] = {n: us for n, us in newest.items() if n in out}
     return found
 

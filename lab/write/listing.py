@@ -45,12 +45,10 @@ def listing(family: str | None = None, phase: str | None = None, device: str | N
     if phase is not None and phase not in known:
         raise BadInput("--phase", f'no phase has the id "{phase}"', nearest(phase, known))
     place = None if device is None else devices.get(device, "--device").id
-    return [{key: _none(key, row.get(key)) for key in KEYS} for row in store.rows(place, phase, family)]
-
-
-def _none(key: str, value: Any) -> Any:
-    """A commit that was not known when the row was written is none."""
-    return None if key == "commit" and value == "unknown" else value
+    return [
+        {key: getattr(row, key) for key in KEYS} | {"commit": None if row.commit == "unknown" else row.commit}
+        for row in store.rows(place, phase, family)
+    ]
 
 
 def render(listed: Iterable[Mapping[str, Any]]) -> str:

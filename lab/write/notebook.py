@@ -33,6 +33,7 @@ from lab.judge.rules import Verdict
 from lab.judge.verdicts import Judgement
 from lab.place import roofline
 from lab.row import store
+from lab.row.records import Measurement
 from lab.study import reproduction
 from lab.write import writeup
 
@@ -151,7 +152,7 @@ def verdicts(judgements: Iterable[Judgement]) -> pd.DataFrame:
 
 def measured(phase: str, device: str) -> Judgement | None:
     """The verdict on a device's committed rows, None while profiles/ has none; `unmeasured` says so."""
-    if device not in evidence.measured_devices(phase):
+    if device not in store.measured_devices(phase):
         return None
     return evidence.judge_measured(phases.card(phase), device)
 
@@ -168,10 +169,10 @@ def points(phase: str, device: str) -> list[draw.Point]:
     """
     pairs = evidence.pairs(store.rows(device=device, phase=phase)).values()
     return [
-        draw.point(f"{r['name']} {r['workload_id'].split('_h')[0]}", r["flops"], r["bytes"], r["median_us"])
+        draw.point(f"{r.name} {r.workload_id.split('_h')[0]}", r.flops or 0.0, r.bytes or 0.0, r.time_us)
         for pair in pairs
         for r in pair
-        if r is not None and r["status"] == "ok"
+        if r is not None and r.time_us is not None
     ]
 
 
@@ -185,44 +186,44 @@ def timings(phase: str, device: str) -> pd.DataFrame:
         for row in (control, candidate):
             if row is None:
                 continue
-            line = {"phase": phase, "workload": row["workload_id"], "arm": row["name"], "status": row["status"]}
-            if row["status"] == "ok":
-                floor = roofline.place(devices.get(device), row["flops"], row["bytes"], row["pipe"])
-                line |= {"median us": row["median_us"], "IQR us": row["iqr_us"], "floor us": floor.floor_us}
-                line |= {"of roofline": floor.floor_us / row["median_us"], "rel. error": row["relative_error"]}
-                if row is candidate and control is not None and control["status"] == "ok":
-                    line["change %"] = 100 * (row["median_us"] / control["median_us"] - 1)
+            line: dict[str, Any] = {"phase": phase, "workload": row.workload_id, "arm": row.name, "status": row.status}
+            if row.time_us is not None:
+                floor = roofline.of_row(devices.get(device), row)
+                line |= {"median us": row.time_us, "IQR us": row.iqr_us, "floor us": floor.floor_us}
+                line |= {"of roofline": floor.floor_us / row.time_us, "rel. error": row.relative_error}
+                if row is candidate and control is not None and control.time_us is not None:
+                    line["change %"] = 100 * (row.time_us / control.time_us - 1)
             lines.append(line)
     return pd.DataFrame(lines)
 
 
-def arms(card: phases.Card, device: str) -> dict[str, dict[str, dict[str, Any]]]:
+def arms(card: phases.Card, device: str) -> dict[str, dict[str, Measurement]]:
     """workload -> arm's name -> row that is ok, of the run that the card is judged by; {} without rows.
 
     So figures beside each other, which a gate compares across workloads, are of one run wherever one holds them all.
     """
     rows = list(store.rows(device=device, phase=card.id))
-    read = [r for r in rows if r["name"] in (card.control, card.candidate)]
+    read = [r for r in rows if r.name in (card.control, card.candidate)]
     judged = evidence.pairs(read, evidence.compared(card))
     found = {}
     for workload in card.workloads:
         _, candidate = judged.get(workload, (None, None))
-        if candidate and candidate["status"] == "ok":
-            of_run = (r for r in rows if (r["workload_id"], r["run"]) == (workload, candidate["run"]))
-            found[workload] = {r["name"]: r for r in of_run if r["status"] == "ok"}
+        if candidate and candidate.status == "ok":
+            of_run = (r for r in rows if (r.workload_id, r.run) == (workload, candidate.run))
+            found[workload] = {r.name: r for r in of_run if r.status == "ok"}
     return found
 
 
-def origin(rows: Iterable[Mapping[str, Any]]) -> str:
+def origin(rows: Iterable[Measurement]) -> str:
     """A sentence for below a table: the runs and commits of its rows, and which candidates have changed since."""
-    rows = [r for r in rows if r["status"] == "ok"]
+    rows = [r for r in rows if r.status == "ok"]
     if not rows:
         return ""
-    runs = {r["run"]: _code(r) for r in rows}
+    runs = {r.run: _code(r) for r in rows}
     said = "Rows of " + ", ".join(f"run {run} ({commit})" for run, commit in sorted(runs.items())) + "."
     places: dict[str, dict[str, str]] = {}
-    for r in sorted(rows, key=lambda r: str(r["run"])):
-        places.setdefault(r["name"], {})[r["workload_id"]] = former(r)
+    for r in sorted(rows, key=lambda r: str(r.run)):
+        places.setdefault(r.name, {})[r.workload_id] = former(r)
     changed = [f"`{n}` on {sum(map(bool, at.values()))} of {len(at)}" for n, at in places.items() if any(at.values())]
     if not changed:
         return said
@@ -232,11 +233,11 @@ def origin(rows: Iterable[Mapping[str, Any]]) -> str:
     )
 
 
-def _code(row: Mapping[str, Any]) -> str:
+def _code(row: Measurement) -> str:
     """The commit whose code a row timed: the stated one of a copy whose own git is behind, else its checkout's."""
-    if row.get("stated_commit"):
-        return f"commit {row['stated_commit'][:7]}, as stated"
-    return f"commit {row['commit'][:7]}{' and changes on top of it' if row.get('dirty') else ''}"
+    if row.stated_commit:
+        return f"commit {row.stated_commit[:7]}, as stated"
+    return f"commit {row.commit[:7]}{' and changes on top of it' if row.dirty else ''}"
 
 
 def reproduced(rows: Iterable[reproduction.Reproduction]) -> pd.DataFrame:

@@ -7,9 +7,9 @@ the paired blocks), and beside them stand the card's other arms and the fastest 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from lab.base import devices
 from lab.base.console import between
@@ -18,6 +18,7 @@ from lab.check import families
 from lab.judge import evidence
 from lab.place import roofline
 from lab.row import store
+from lab.row.records import Measurement
 
 # Between these lines of each kernels/<family>/NOTES.md stands the table.
 MARKS = ("<!-- written by lab write --notes -->", "<!-- end -->")
@@ -45,22 +46,22 @@ def table(family: str) -> list[str]:
     lines = list(HEAD)
     for card in phases.cards().values():
         if card.family == family:
-            for device_id in evidence.measured_devices(card.id):
+            for device_id in store.measured_devices(card.id):
                 lines += _card(card, devices.get(device_id))
     return lines
 
 
 def _card(card: phases.Card, device: devices.Device) -> list[str]:
     rows = list(store.rows(device=device.id, phase=card.id))
-    pairs = evidence.pairs([r for r in rows if r["name"] in (card.control, card.candidate)], evidence.compared(card))
+    pairs = evidence.pairs([r for r in rows if r.name in (card.control, card.candidate)], evidence.compared(card))
     peers, lines, runs = set(families.load(card.family).peers), [], set()
     for workload in card.workloads:
         control, candidate = pairs.get(workload, (None, None))
         if candidate is None:
             continue
-        same = [r for r in rows if (r["run"], r["workload_id"]) == (candidate["run"], workload) and r["status"] == "ok"]
-        others: list[Mapping[str, Any]] = [r for r in same if r["name"] in card.beside]
-        others += _fastest(r for r in same if r["name"] in peers - {card.control, card.candidate, *card.beside})
+        same = [r for r in rows if (r.run, r.workload_id) == (candidate.run, workload) and r.status == "ok"]
+        others = [r for r in same if r.name in card.beside]
+        others += _fastest(r for r in same if r.name in peers - {card.control, card.candidate, *card.beside})
         by_block = evidence.change_pct(control, candidate)
         cells = [
             f"`{workload}`",
@@ -68,10 +69,10 @@ def _card(card: phases.Card, device: devices.Device) -> list[str]:
             _us(candidate),
             "" if by_block is None else f"{by_block[0]:+.1f} %",
             _share(candidate, device),
-            ", ".join(f"{r['name']} {_us(r)}" for r in others),
+            ", ".join(f"{r.name} {_us(r)}" for r in others),
         ]
         lines.append("| " + " | ".join(cells) + " |")
-        runs.add(candidate["run"])
+        runs.add(candidate.run)
     if not lines:
         return []
     word = evidence.judge_measured(card, device.id).verdict.word
@@ -79,25 +80,23 @@ def _card(card: phases.Card, device: devices.Device) -> list[str]:
     return [f"| {head} | | | | | |", *lines]
 
 
-def _fastest(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    return sorted(rows, key=lambda r: float(r["median_us"]))[:1]
+def _fastest(rows: Iterable[Measurement]) -> list[Measurement]:
+    return sorted(rows, key=lambda r: r.time_us or math.inf)[:1]
 
 
-def _us(row: Mapping[str, Any] | None) -> str:
+def _us(row: Measurement | None) -> str:
     """The median, or the status of an arm that has none."""
     if row is None:
         return ""
-    us = row.get("median_us") if row["status"] == "ok" else None
+    us = row.time_us
     if us is None:
-        return str(row["status"])
+        return row.status
     return f"{us:,.0f}" if us >= 1000 else f"{us:.1f}" if us >= 10 else f"{us:.2f}"
 
 
-def _share(row: Mapping[str, Any], device: devices.Device) -> str:
-    if row["status"] != "ok" or "bytes" not in row:
-        return ""
-    floor = roofline.place(device, row["flops"], row["bytes"], row["pipe"])
-    return f"{100 * roofline.roofline_fraction(floor.floor_us, row['median_us']):.0f} %"
+def _share(row: Measurement, device: devices.Device) -> str:
+    share = roofline.fraction_of(device, row)
+    return "" if share is None else f"{100 * share:.0f} %"
 
 
 def _runs(runs: Iterable[str]) -> str:

@@ -7,8 +7,7 @@ ids, the verdict and its sentence from the judge. A negative result gets the sam
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from lab.base import devices
 from lab.base.console import table
@@ -20,6 +19,7 @@ from lab.judge.rules import Verdict
 from lab.judge.verdicts import Judgement
 from lab.place import ceilings, roofline
 from lab.row import store
+from lab.row.records import Measurement
 
 COLUMNS = ("phase", "gate", "observed", "verdict here", "recorded", "agrees")
 
@@ -83,7 +83,7 @@ def write(card: Card) -> str:
         lines += ["", f"## Recorded evidence: `{judgement.recorded_id}`", ""]
         lines += _verdict_lines(judgement)
         lines += _figure_table(judgement)
-    for device in evidence.measured_devices(card.id):
+    for device in store.measured_devices(card.id):
         judgement = evidence.judge_measured(card, device)
         lines += ["", f"## Measured on {devices.get(device).name}", ""]
         lines += _verdict_lines(judgement)
@@ -136,9 +136,9 @@ def _verdicts(judgement: Judgement) -> list[Verdict]:
     return [judgement.verdict, *(v for _, v in judgement.claims)]
 
 
-def _of_ceiling(row: Mapping[str, Any]) -> str:
+def _of_ceiling(row: Measurement) -> str:
     floor_us = ceilings.floor_of(row)
-    return "" if floor_us is None else f"{floor_us / row['median_us']:.0%}"
+    return "" if floor_us is None or not row.time_us else f"{floor_us / row.time_us:.0%}"
 
 
 def measured_table(card: Card, device_id: str) -> list[str]:
@@ -154,14 +154,14 @@ def measured_table(card: Card, device_id: str) -> list[str]:
     lines.append("|---|---|---|---|---|---|---|---|---|---|")
     for pair in evidence.pairs(store.rows(device=device_id, phase=card.id)).values():
         for row in filter(None, pair):
-            if row["status"] != "ok":
-                lines.append(f"| {row['workload_id']} | {row['name']} | {row['status']}: {row['message']} ||||||||")
+            if row.time_us is None:
+                lines.append(f"| {row.workload_id} | {row.name} | {row.status}: {row.message} ||||||||")
                 continue
-            floor = roofline.place(device, row["flops"], row["bytes"], row["pipe"])
-            share = roofline.roofline_fraction(floor.floor_us, row["median_us"])
+            floor = roofline.of_row(device, row)
+            share = roofline.roofline_fraction(floor.floor_us, row.time_us)
             lines.append(
-                f"| {row['workload_id']} | {row['name']} | {row['median_us']:.1f} | {row['iqr_us']:.2f} "
+                f"| {row.workload_id} | {row.name} | {row.time_us:.1f} | {row.iqr_us:.2f} "
                 f"| {floor.floor_us:.1f} | {share:.0%} | {_of_ceiling(row)} "
-                f"| {row['relative_error']:.1e} | {row['timer']}, {row['l2']} | {row['run']} |"
+                f"| {row.relative_error:.1e} | {row.timer}, {row.l2} | {row.run} |"
             )
     return lines

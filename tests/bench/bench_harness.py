@@ -52,8 +52,8 @@ def sweep(workloads: int, seconds: float) -> dict[str, float]:
         busy_s = 0.0
         for rows in measure.measure(measure.plan(card), settings, folder / "run", devices.get("h200"), tell):
             tell("toy: write")
-            assert [row["status"] for row in rows] == ["ok", "ok"], rows
-            busy_s = rows[-1]["clocks"][-1]["busy_s"]
+            assert [row.status for row in rows] == ["ok", "ok"], rows
+            busy_s = float(rows[-1].clocks[-1].source)
         wall = time.perf_counter() - begin
     start = stages.pop("start")
     inside = {f"{stage}_s": spent for stage, spent in stages.items()}

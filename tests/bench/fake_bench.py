@@ -177,12 +177,12 @@ SLOW = FakeGraph(sleep=True)
 
 
 def slow() -> comparison.Backend:
-    """Like `cpu`, with samples that take their time; the clocks carry the seconds this process spent inside them."""
+    """Like `cpu`, with samples that take their time; the clocks' source is its seconds inside them."""
     import torch  # as lab.comparison.gpu does, so that it is part of the process's start
 
     assert torch
     SLOW.control = ""
-    return comparison.Backend("cpu", 0, lambda *_: SLOW, lambda: {**clocks(), "busy_s": SLOW.busy_s}, load)
+    return comparison.Backend("cpu", 0, lambda *_: SLOW, lambda: {**clocks(), "source": str(SLOW.busy_s)}, load)
 
 
 # Cards and a process that measures ------------------------------------------------------------------------------------
@@ -231,16 +231,17 @@ def main(folder: Path, count: int, candidate: str) -> None:
     """Measure the first `count` numbered workloads into `folder` with the quick backend; a line each as it is safe."""
     from lab.base import devices
     from lab.bench import measure, provenance
+    from lab.row.records import Provenance
 
     families.load = load  # type: ignore[assignment]
-    provenance.provenance = lambda: {"commit": "0"}
+    provenance.provenance = lambda: Provenance(commit="0")
     folder.mkdir(parents=True, exist_ok=True)
     made = folder.parent / f"card-{os.getpid()}"
     made.mkdir()
     toy = card(made, tuple(f"w{i:02}" for i in range(count)), candidate=candidate)
     settings = measure.Settings(seconds=0.0, backend="tests.bench.fake_bench:quick")
     for rows in measure.measure(measure.plan(toy), settings, folder, devices.get("h200")):
-        print(rows[0]["workload_id"], flush=True)
+        print(rows[0].workload_id, flush=True)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
 
 from lab.bench import clocks
@@ -90,7 +91,7 @@ def test_nvml_first(smi: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", Nvml(broken=False))
     found = clocks.sample()
     assert found == Clocks("nvml", 1410, 3201, "software thermal slowdown")
-    assert found.to_json() == {
+    assert msgspec.to_builtins(found) == {
         "source": "nvml",
         "sm_mhz": 1410,
         "memory_mhz": 3201,

@@ -20,6 +20,7 @@ from lab.bench import comparison, measure, sampling
 from lab.bench.comparison import Job, execute, status_of
 from lab.check import accuracy, families
 from lab.row import store
+from lab.row.records import PERFORMANCE, Provenance
 from tests.bench import fake_bench
 from tests.check import fake_candidates
 
@@ -42,7 +43,8 @@ def row_of(found: dict[str, Any], message: dict[str, Any], folder: Path, monkeyp
     monkeypatch.setattr(families, "load", fake_bench.load)
     card = fake_bench.card(folder, ("n63",), candidate=found["name"])
     item = measure.plan(card)[0]
-    return measure.row(item, found, message["comparison"], devices.get("h200"), measure.Settings(), "r", "2026-11-20")
+    where = devices.get("h200"), measure.Settings(), Path("r"), "2026-11-20", Provenance()
+    return measure.row(item, found, message["comparison"], *where)
 
 
 @pytest.mark.parametrize("workload", ["n63", "n75", "n500", "n1"])
@@ -86,10 +88,11 @@ def caught(name: str, timer: str, folder: Path, monkeypatch: pytest.MonkeyPatch)
     assert found["status"] == "incorrect"
     assert found["message"].startswith("after the timing: ")
     assert arm(message, "plain")["status"] == "ok"  # and takes nobody with it
-    row = store.validated(row_of(found, message, folder, monkeypatch), folder)
-    assert row["status"] == "incorrect"
-    assert row["errors"] == found["errors"] != {}
-    assert not any(key in row for key in (*store.PERFORMANCE, "aa_pct", "timer", "prepare_us"))
+    row = row_of(found, message, folder, monkeypatch)
+    store.append(folder, row)
+    assert row.status == "incorrect"
+    assert row.errors == found["errors"] != {}
+    assert not any(getattr(row, key) for key in (*PERFORMANCE, "aa_pct", "timer", "prepare_us"))
 
 
 @pytest.mark.parametrize("timer", ["graph", "events"])
@@ -140,7 +143,7 @@ def test_row_says_what_repacking_cost(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [arm(message, name)["prepared_bytes"] for name in ("plain", "faster", "peer_that_packs")] == [0, 0, packed]
     assert all(0 < one["prepare_us"] < 1e6 for one in message["arms"])
     row = row_of(arm(message, "faster"), message, tmp_path, monkeypatch)
-    assert (row["prepare_us"], row["prepared_bytes"]) == (arm(message, "faster")["prepare_us"], 0)
+    assert (row.prepare_us, row.prepared_bytes) == (arm(message, "faster")["prepare_us"], 0)
     skipped = arm(done("plain", "absent"), "absent")
     assert (skipped["prepare_us"], skipped["prepared_bytes"]) == (None, None)
     x = torch.ones(8)

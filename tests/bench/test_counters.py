@@ -6,13 +6,13 @@ child's part (writes how each arm went) and prints launches of that table.
 
 import csv
 import io
-import json
 import stat
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from lab.base.errors import BadInput
@@ -21,6 +21,8 @@ from lab.bench.counters import METRICS
 from lab.card import phases
 from lab.cli import main
 from lab.row import store
+from lab.row.records import FIGURES, Counter
+from tests.row.made import counter
 
 RAW = Path(__file__).resolve().parents[1] / "trace" / "profiles" / "ncu_raw.csv"
 LINES = RAW.read_text(encoding="utf-8").splitlines()
@@ -80,10 +82,12 @@ def test_a_real_page_by_hand() -> None:
     assert (scan["sm_clock_hz"], scan["tensor_pct"], scan["waves"]) == (1_793_326_148.14, 29.68, 0.73)
     assert list(scan["stalls"].items())[:2] == [("long_scoreboard", 2.48), ("wait", 1.33)]  # the largest first
     assert len(scan["stalls"]) == counters.STALLS_KEPT
-    assert counters.bound(scan) == (
+    assert counters.bound(a_row(**scan)) == (
         "latency: long scoreboard (2.5 warps an issue), L2 at 51 % of its peak, multiprocessors idle 31 %"
     )
-    assert counters.bound(fused).startswith("latency: short scoreboard (1.5 warps an issue), shared memory at 28 %")
+    assert counters.bound(a_row(**fused)).startswith(
+        "latency: short scoreboard (1.5 warps an issue), shared memory at 28 %"
+    )
 
 
 def test_a_separator_is_its_name_and_small_stalls_are_dropped(tmp_path: Path) -> None:
@@ -136,7 +140,7 @@ def test_what_precedes_the_first_separator_belongs_to_no_arm() -> None:
     ],
 )
 def test_bound(figures: dict[str, float], words: str) -> None:
-    assert counters.bound(figures | {"stalls": {"long_scoreboard": 3.25, "barrier": 0.9}}) == words
+    assert counters.bound(a_row(**figures, stalls={"long_scoreboard": 3.25, "barrier": 0.9})) == words
 
 
 # The child and its parent ---------------------------------------------------------------------------------------------
@@ -225,19 +229,19 @@ def test_plan_takes_an_arm_by_name_or_role() -> None:
 # Rows -----------------------------------------------------------------------------------------------------------------
 
 
-def a_row(**more: Any) -> dict[str, Any]:
+def a_row(**more: Any) -> Counter:
     job = jobs(1)[0] | {"status": "ok", "message": "", "device": "h200", "run": "r", "started": "s", "profiled": True}
-    return job | {"kernel": "k", "launch": 0, "launches": 1, "stalls": {}, **READS, **more}
+    return counter(**job | {"kernel": "k", "launch": 0, "launches": 1, "stalls": {}, **READS, **more})
 
 
 def test_rows_are_read_back_and_the_newest_call_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "FOLDER", tmp_path)
     folder = tmp_path / "h200" / "counters"
     old = [a_row(kernel="prepare"), a_row(kernel="scan", launch=1)]
-    store.append_all(folder / "1", old, counters.FILE, counters.validated)
-    store.append_all(folder / "2", [a_row(kernel="fused")], counters.FILE, counters.validated)
+    store.append_all(folder / "1", old)
+    store.append(folder / "2", a_row(kernel="fused"))
     key = (CARD.control, CARD.workloads[0])
-    assert [row["kernel"] for row in counters.newest("h200")[key]] == ["fused"]
+    assert [row.kernel for row in counters.newest("h200")[key]] == ["fused"]
     assert store.rows("h200") == []  # no reader of measured rows sees them
 
 
@@ -246,20 +250,21 @@ def test_rows_are_read_back_and_the_newest_call_stands(tmp_path: Path, monkeypat
     [
         a_row(profiled=False),
         a_row(status="incorrect"),
-        {k: v for k, v in a_row().items() if k != "dram_pct"},
-        {k: v for k, v in a_row().items() if k != "workload_id"},
-        a_row(status="fine"),
+        a_row(dram_pct=None),
+        msgspec.structs.replace(a_row(), workload_id=None),
+        msgspec.structs.replace(a_row(), status="fine"),
     ],
 )
-def test_a_row_that_could_mislead_is_refused(row: dict[str, Any]) -> None:
+def test_a_row_that_could_mislead_is_refused(row: Counter, tmp_path: Path) -> None:
     with pytest.raises(BadInput):
-        counters.validated(row, "here")
+        store.append(tmp_path, row)
+    assert not (tmp_path / "counters.jsonl").exists()
 
 
 def test_a_row_prints_its_bound_and_its_failure() -> None:
     assert "DRAM at 66 % of its peak" in counters.render(a_row())
-    failed = {k: v for k, v in a_row(status="skipped", message="no such GPU").items() if k not in READS}
-    assert counters.render(failed).endswith("skipped: no such GPU")
+    failed = dict.fromkeys(READS) | {"status": "skipped", "message": "no such GPU"}
+    assert counters.render(a_row(**failed)).endswith("skipped: no such GPU")
 
 
 @pytest.mark.parametrize(
@@ -284,5 +289,6 @@ def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 
 def test_rows_survive_json(tmp_path: Path) -> None:
-    path = store.append_all(tmp_path, [a_row()], counters.FILE, counters.validated)
-    assert json.loads(path.read_text())["stalls"] == {}
+    rows = [a_row(), a_row(launch=1, stalls={"wait": 0.5})]
+    assert store.read(store.append_all(tmp_path, rows), Counter) == rows
+    assert tuple(METRICS) == FIGURES

@@ -4,7 +4,6 @@ The worker processes are real (tests/bench/fake_bench.py is their backend, by na
 up.
 """
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +21,9 @@ from lab.check import families
 from lab.judge import evidence, rules
 from lab.place import ceilings
 from lab.row import store
+from lab.row.records import CEILINGS, PERFORMANCE, Measurement, Provenance
 from tests.bench import fake_bench
+from tests.row.made import measurement
 
 H200 = devices.get("h200")
 QUICK = Settings(seconds=0.0, backend="tests.bench.fake_bench:quick")
@@ -34,7 +35,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The toy family, rows under a temporary folder, and a row's provenance that costs no import of torch."""
     monkeypatch.setattr(families, "load", fake_bench.load)
     monkeypatch.setattr(store, "FOLDER", tmp_path / "profiles")
-    monkeypatch.setattr(provenance, "provenance", lambda: {"commit": "0"})
+    monkeypatch.setattr(provenance, "provenance", lambda: Provenance(commit="0"))
 
 
 @pytest.fixture
@@ -42,21 +43,21 @@ def told() -> list[str]:
     return []
 
 
-def rows_in(folder: Path) -> list[dict[str, Any]]:
-    return store.read(folder / "rows.jsonl")
+def rows_in(folder: Path) -> list[Measurement]:
+    return store.read(folder / "rows.jsonl", Measurement)
 
 
 def sweep(
     card: phases.Card, folder: Path, settings: Settings = QUICK, told: list[str] | None = None, peers: bool = False
-) -> list[dict[str, Any]]:
+) -> list[Measurement]:
     """Measure a card into a folder; what is yielded is what is on the disk at that moment."""
-    found: list[dict[str, Any]] = []
+    found: list[Measurement] = []
     before = len(rows_in(folder)) if (folder / "rows.jsonl").exists() else 0
     tell = told.append if told is not None else lambda line: None
     for rows in measure.measure(measure.plan(card, peers=peers), settings, folder, H200, tell):
         found += rows
         assert len(rows_in(folder)) == before + len(found)
-    return json.loads(json.dumps(found))
+    return found
 
 
 # Plans ---------------------------------------------------------------------------------------------------------------
@@ -91,13 +92,13 @@ def test_a_peer_that_the_card_names_is_timed_once(tmp_path: Path, told: list[str
     card = structs.replace(plain, beside=("peer_that_packs",))
     settings = replace(QUICK, peers=True)
     rows = sweep(card, tmp_path / "run1", settings, told, peers=True)
-    mine = [r for r in rows if r["name"] == "peer_that_packs"]
-    assert [(r["arm"], r["beside"], r["workload_id"]) for r in mine] == [("candidate", True, w) for w in ("n63", "n75")]
+    mine = [r for r in rows if r.name == "peer_that_packs"]
+    assert [(r.arm, r.beside, r.workload_id) for r in mine] == [("candidate", True, w) for w in ("n63", "n75")]
     line = "toy: peer_that_packs: named in the card, so timed once and not again as a peer"
     assert told.count(line) == 1
     told.clear()
     rows = sweep(plain, tmp_path / "run2", settings, told, peers=True)
-    assert {r["arm"] for r in rows if r["name"] == "peer_that_packs"} == {"peer"}
+    assert {r.arm for r in rows if r.name == "peer_that_packs"} == {"peer"}
     assert not any("not again" in text for text in told)
 
 
@@ -128,23 +129,24 @@ def test_no_gpu() -> None:
 def test_rows_of_a_sound_comparison(tmp_path: Path) -> None:
     card = fake_bench.card(tmp_path, ("n63",))
     rows = sweep(card, tmp_path / "run1")
-    assert [(r["arm"], r["name"], r["status"]) for r in rows] == [
+    assert [(r.arm, r.name, r.status) for r in rows] == [
         ("control", "plain", "ok"),
         ("candidate", "faster", "ok"),
     ]
     control, candidate = rows
-    assert control["median_us"] == pytest.approx(100, rel=0.01)
-    assert candidate["median_us"] == pytest.approx(80, rel=0.01)
-    assert (control["n"], len(control["samples_us"])) == (len(control["again_samples_us"]), control["n"])
-    assert "again_samples_us" not in candidate
-    assert candidate["order"] == control["order"]
-    assert len(candidate["order"]) == len(candidate["blocks_us"]) == len(control["again_blocks_us"])
+    assert control.median_us == pytest.approx(100, rel=0.01)
+    assert candidate.median_us == pytest.approx(80, rel=0.01)
+    assert (control.n, len(control.samples_us or ())) == (len(control.again_samples_us or ()), control.n)
+    assert candidate.again_samples_us is None
+    assert candidate.order == control.order
+    assert len(candidate.order or ()) == len(candidate.blocks_us or ()) == len(control.again_blocks_us or ())
     for row in rows:
-        assert (row["timer"], row["l2"], row["seed"], row["timed_against"]) == ("graph", "cold", measure.SEED, "plain")
-        assert (row["gate_hash"], row["card_hash"], row["run"]) == (card.gate_hash, card.card_hash, "run1")
-        assert (row["workload"], row["profiled"], row["throttled"]) == ({"N": 63}, False, "")
-        assert row["aa_pct"] > 0
-        assert len(row["clocks"]) >= 2
+        assert (row.timer, row.l2, row.seed, row.timed_against) == ("graph", "cold", measure.SEED, "plain")
+        assert (row.gate_hash, row.card_hash, row.run) == (card.gate_hash, card.card_hash, "run1")
+        assert (row.workload, row.profiled, row.throttled) == ({"N": 63}, False, "")
+        assert row.aa_pct
+        assert row.aa_pct > 0
+        assert len(row.clocks) >= 2
     verdict = rules.judge(card.gate, evidence.readings(rows, H200))
     assert verdict.word == "GO"
     assert "95 % interval -20" in verdict.reason
@@ -164,11 +166,11 @@ def test_rest_reaches_the_worker_the_rows_and_the_key_of_a_resumed_run(tmp_path:
     measure.compare(measure.plan(card)[0], rested, Spy(), told.append)  # type: ignore[arg-type]
     assert [job.rest for job in jobs] == [0.5]
     rows = sweep(card, tmp_path / "run1", rested)
-    assert {r["rest"] for r in rows} == {0.5}
-    assert {r["sources"] for r in rows} == {families.sources_hash("toy")}
+    assert {r.rest for r in rows} == {0.5}
+    assert {r.sources for r in rows} == {families.sources_hash("toy")}
     assert sweep(card, tmp_path / "run1", rested, told) == []
     assert "already measured" in told[-1]
-    assert {r["rest"] for r in sweep(card, tmp_path / "run1")} == {0.0}
+    assert {r.rest for r in sweep(card, tmp_path / "run1")} == {0.0}
 
 
 @pytest.mark.parametrize("rest", [0.0, 0.5])
@@ -177,12 +179,12 @@ def test_suspect_rows_have_every_way_to_take_their_products_measured(
 ) -> None:
     taken: list[tuple[str, ...]] = []
     ways = ["f32", "f32_rested", "f32_quiet"]
-    names = dict.fromkeys([*ceilings.NAMES, *ways], ("", ""))  # the toy's pipe has no ceiling
-    monkeypatch.setattr(ceilings, "NAMES", names)
+    names = dict.fromkeys([*CEILINGS, *ways], ("", ""))  # the toy's pipe has no ceiling
+    monkeypatch.setattr(measure, "CEILINGS", names)
     monkeypatch.setattr(ceilings, "suspect", lambda row: "" if taken else "beats the measured ceilings")
     monkeypatch.setattr(measure.ceiling_runs, "measure", lambda device, names: [taken.append(names)])  # type: ignore[func-returns-value]
     card = fake_bench.card(tmp_path, ("n63",))
-    assert sweep(card, tmp_path / "run1", replace(QUICK, rest=rest))[0]["pipe"] == "f32"
+    assert sweep(card, tmp_path / "run1", replace(QUICK, rest=rest))[0].pipe == "f32"
     assert taken == [("read", "write", "copy_kernel", *ways)]
 
 
@@ -202,9 +204,9 @@ def test_suspect_rows_have_their_ceilings_and_themselves_measured_again(
     monkeypatch.setattr(ceilings, "suspect", lambda row: doubts[0])
     monkeypatch.setattr(measure.ceiling_runs, "measure", ceilings_again)
     rows = sweep(card, tmp_path / "run1", told=told)
-    assert [r["status"] for r in rows] == ["suspect", "suspect", "ok", "ok"]
+    assert [r.status for r in rows] == ["suspect", "suspect", "ok", "ok"]
     assert len(taken) == 1
-    assert {"read", "write", "copy_kernel"} <= set(taken[0]) <= set(ceilings.NAMES)
+    assert {"read", "write", "copy_kernel"} <= set(taken[0]) <= set(CEILINGS)
     assert any("measured again" in line for line in told)
     assert rules.judge(card.gate, evidence.readings(rows, H200)).word == "GO"
     assert rules.judge(card.gate, evidence.readings(rows[:2], H200)).word == "BLOCKED"
@@ -212,14 +214,17 @@ def test_suspect_rows_have_their_ceilings_and_themselves_measured_again(
 
 def test_throttled_window_is_flagged_and_kept(tmp_path: Path) -> None:
     item = measure.plan(fake_bench.card(tmp_path, ("n63",)))[0]
-    clocks = [None, {"throttled": ""}, {"throttled": "software power cap"}, {"throttled": "software power cap"}]
+    free, capped = (
+        {"source": "nvml", "sm_mhz": 1, "memory_mhz": 1, "throttled": t} for t in ("", "software power cap")
+    )
+    clocks = [None, free, capped, capped]
     facts = {"timer": "graph", "l2": "cold", "order": [], "aa_pct": float("inf"), "control": "plain", "again": None}
     timed = {"samples_us": [1.000001], "blocks_us": [1.0], "median_us": 1.0}
     outcome = {"role": "control", "name": "plain", "status": "ok", "timing": timed}
-    row = measure.row(item, outcome, {**facts, "clocks": clocks}, H200, QUICK, "r", "2026-11-20")
-    assert (row["throttled"], len(row["clocks"])) == ("software power cap", 3)
-    assert row["samples_us"] == [1.0]
-    assert row["aa_pct"] is None  # infinity is no JSON
+    row = measure.row(item, outcome, {**facts, "clocks": clocks}, H200, QUICK, Path("r"), "2026-11-20", Provenance())
+    assert (row.throttled, len(row.clocks)) == ("software power cap", 3)
+    assert row.samples_us == (1.0,)
+    assert row.aa_pct is None  # infinity is no JSON
 
 
 def test_rows_of_a_comparison_are_appended_in_one_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +233,7 @@ def test_rows_of_a_comparison_are_appended_in_one_piece(tmp_path: Path, monkeypa
 
     def spy(folder: Path, rows: Any, *more: Any) -> Path:
         rows = list(rows)
-        pieces.append([r["workload_id"] + " " + r["name"] for r in rows])
+        pieces.append([f"{r.workload_id} {r.name}" for r in rows])
         return append(folder, rows, *more)
 
     monkeypatch.setattr(store, "append_all", spy)
@@ -240,16 +245,16 @@ def test_rows_of_a_comparison_are_appended_in_one_piece(tmp_path: Path, monkeypa
 def test_absent_peers_are_skipped_with_their_reason(tmp_path: Path, told: list[str]) -> None:
     card = fake_bench.card(tmp_path, ("n63",))
     real = Settings(seconds=0.0, backend=fake_bench.BACKEND)
-    by_name = {r["name"]: r for r in sweep(card, tmp_path / "run", real, told, peers=True)}
-    assert {n: (r["arm"], r["status"]) for n, r in by_name.items() if n not in ("plain", "faster")} == {
+    by_name = {r.name: r for r in sweep(card, tmp_path / "run", real, told, peers=True)}
+    assert {n: (r.arm, r.status) for n, r in by_name.items() if n not in ("plain", "faster")} == {
         "absent": ("peer", "skipped"),
         "peers/odd": ("peer", "skipped"),
         "peer_that_packs": ("peer", "ok"),
     }
-    assert by_name["absent"]["message"] == "needs the package no_such_library, which is not installed"
-    assert by_name["peers/odd"]["message"] == "cannot be imported: No module named 'odd'"
-    assert told[:2] == [f"toy: {name} cannot run here: {by_name[name]['message']}" for name in ("absent", "peers/odd")]
-    assert by_name["peer_that_packs"]["timed_against"] == "plain"
+    assert by_name["absent"].message == "needs the package no_such_library, which is not installed"
+    assert by_name["peers/odd"].message == "cannot be imported: No module named 'odd'"
+    assert told[:2] == [f"toy: {name} cannot run here: {by_name[name].message}" for name in ("absent", "peers/odd")]
+    assert by_name["peer_that_packs"].timed_against == "plain"
     # a peer changes nothing about the verdict
     assert rules.judge(card.gate, evidence.readings(by_name.values(), H200)).word == "GO"
 
@@ -257,13 +262,13 @@ def test_absent_peers_are_skipped_with_their_reason(tmp_path: Path, told: list[s
 def test_candidates_beside_are_timed_and_judged_by_nobody(tmp_path: Path) -> None:
     card = structs.replace(fake_bench.card(tmp_path, ("n63",)), beside=("peer_that_packs",))
     rows = sweep(card, tmp_path / "run", Settings(seconds=0.0, backend=fake_bench.BACKEND))
-    arms = {r["name"]: (r["arm"], r["beside"], r["status"]) for r in rows}
+    arms = {r.name: (r.arm, r.beside, r.status) for r in rows}
     assert arms["faster"] == ("candidate", False, "ok")
     assert arms["peer_that_packs"][:2] == ("candidate", True)
     for order in (rows, rows[::-1]):
         pair = evidence.pairs(order)["n63"]
         assert pair[1] is not None
-        assert pair[1]["name"] == "faster"
+        assert pair[1].name == "faster"
     with pytest.raises(BadInput, match="fastre"):
         measure.plan(structs.replace(card, beside=("fastre",)))
 
@@ -287,17 +292,17 @@ def test_sweep_goes_on_whatever_its_arms_do(tmp_path: Path, told: list[str], mon
     limits = (("check", 20.0), ("time", 1.0))
     settings = Settings(seconds=0.0, backend=fake_bench.BACKEND, limits_s=limits)
     rows = sweep(card, tmp_path / "run", settings, told, peers=True)
-    assert [r["workload_id"] for r in rows] == ["n63"] * 8 + ["w00"] * 8
+    assert [r.workload_id for r in rows] == ["n63"] * 8 + ["w00"] * 8
     for workload in ("n63", "w00"):
-        by_name = {r["name"]: r for r in rows if r["workload_id"] == workload}
-        assert [by_name[n]["status"] for n in ("plain", "faster")] == ["ok", "ok"]
+        by_name = {r.name: r for r in rows if r.workload_id == workload}
+        assert [by_name[n].status for n in ("plain", "faster")] == ["ok", "ok"]
         for name, (status, said) in bad.items():
             if (workload, name) == ("w00", "choosy"):  # N = 64
-                assert by_name[name]["status"] == "ok"
+                assert by_name[name].status == "ok"
                 continue
-            assert by_name[name]["status"] == status, name
-            assert said in by_name[name]["message"]
-            assert not any(key in by_name[name] for key in store.PERFORMANCE)
+            assert by_name[name].status == status, name
+            assert said in by_name[name].message
+            assert not any(getattr(by_name[name], key) for key in PERFORMANCE)
     assert sum("killed: the measuring process died" in line for line in told) == 2
     verdict = rules.judge(card.gate, evidence.readings(rows, H200))
     assert verdict.word == "GO"
@@ -313,11 +318,11 @@ def test_sweep_goes_on_whatever_its_arms_do(tmp_path: Path, told: list[str], mon
 )
 def test_comparison_is_done_again_without_an_arm_that_spoilt_it(name: str, said: str, tmp_path: Path) -> None:
     rows = sweep(fake_bench.card(tmp_path, ("n63", "n75"), candidate=name), tmp_path / "run")
-    assert [(r["workload_id"], r["status"]) for r in rows] == [
+    assert [(r.workload_id, r.status) for r in rows] == [
         *[("n63", "ok"), ("n63", "error"), ("n75", "ok"), ("n75", "error")],
     ]
-    assert said in rows[1]["message"]
-    assert rows[0]["median_us"] == pytest.approx(100, rel=0.01)
+    assert said in rows[1].message
+    assert rows[0].median_us == pytest.approx(100, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -330,25 +335,23 @@ def test_control_that_dies_leaves_the_candidate_timed_and_the_judge_blocked(
     card = fake_bench.card(tmp_path, ("n63",), control=control)
     settings = Settings(seconds=0.0, backend=QUICK.backend, limits_s=(("check", 0.5), ("time", 0.5)))
     first, second = sweep(card, tmp_path / "run", settings)
-    assert (first["arm"], first["status"]) == ("control", status)
-    assert (second["arm"], second["status"], second["timed_against"]) == ("candidate", "ok", "faster")
-    assert second["median_us"] == pytest.approx(80, rel=0.01)
+    assert (first.arm, first.status) == ("control", status)
+    assert (second.arm, second.status, second.timed_against) == ("candidate", "ok", "faster")
+    assert second.median_us == pytest.approx(80, rel=0.01)
     assert rules.judge(card.gate, evidence.readings([first, second], H200)).word == "BLOCKED"
 
 
 def test_nobody_left_is_rows_all_the_same(tmp_path: Path) -> None:
     card = fake_bench.card(tmp_path, ("n63",), control="killed", candidate="exits")
     rows = sweep(card, tmp_path / "run")
-    assert [(r["name"], r["status"]) for r in rows] == [("killed", "error"), ("exits", "error")]
-    assert not any(key in row for row in rows for key in store.PERFORMANCE)
+    assert [(r.name, r.status) for r in rows] == [("killed", "error"), ("exits", "error")]
+    assert not any(getattr(row, key) for row in rows for key in PERFORMANCE)
 
 
 def test_unknown_backend_blames_every_arm_and_ends(tmp_path: Path) -> None:
     settings = Settings(backend="tests.bench.fake_bench:nosuch")
     rows = sweep(fake_bench.card(tmp_path, SMALL[:2]), tmp_path / "run", settings)
-    assert {(r["status"], r["message"]) for r in rows} == {
-        ("error", "the measuring process died of exit code 1 in start")
-    }
+    assert {(r.status, r.message) for r in rows} == {("error", "the measuring process died of exit code 1 in start")}
     assert len(rows) == 4
 
 
@@ -359,15 +362,15 @@ def test_resume_skips_what_is_complete(tmp_path: Path, told: list[str]) -> None:
     card = fake_bench.card(tmp_path, SMALL)
     folder = tmp_path / "run"
     half = measure.measure(measure.plan(card), QUICK, folder, H200)
-    done = [next(half)[0]["workload_id"] for _ in range(2)]
+    done = [next(half)[0].workload_id for _ in range(2)]
     half.close()  # type: ignore[attr-defined]
     before = (folder / "rows.jsonl").read_bytes()
     rest = sweep(card, folder, told=told)
-    assert [r["workload_id"] for r in rest[::2]] == [w for w in SMALL if w not in done]
+    assert [r.workload_id for r in rest[::2]] == [w for w in SMALL if w not in done]
     assert (folder / "rows.jsonl").read_bytes().startswith(before)
     assert [line for line in told if "already" in line] == [f"toy {w}: already measured in this run" for w in done]
     assert sweep(card, folder) == []
-    keys = [(r["workload_id"], r["arm"]) for r in rows_in(folder)]
+    keys = [(r.workload_id, r.arm) for r in rows_in(folder)]
     assert len(keys) == len(set(keys)) == 8
 
 
@@ -397,7 +400,7 @@ def test_rows_of_an_early_release_do_not_stop_a_resume(tmp_path: Path) -> None:
         "precision": "f32",
     }
     old |= {"workload_id": "w00", "workload": {"N": 64}, "status": "ok", "run": "run"}
-    store.append(tmp_path / "run", old)
+    store.append(tmp_path / "run", measurement(**old))
     assert len(sweep(card, tmp_path / "run")) == 2
 
 

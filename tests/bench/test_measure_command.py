@@ -18,6 +18,7 @@ from lab.card import phases
 from lab.check import families
 from lab.cli import main
 from lab.row import store
+from lab.row.records import Measurement, Provenance
 from tests.bench import fake_bench
 
 H200 = devices.get("h200")
@@ -26,7 +27,7 @@ SMALL = ("w00", "w01", "w02", "w03")
 
 
 def rows_in(folder: Path) -> int:
-    return len(store.read(folder / "rows.jsonl"))
+    return len(store.read(folder / "rows.jsonl", Measurement))
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """`lab measure toy` on a machine that says it is an H200; the folder that its rows go to by default."""
     monkeypatch.setattr(families, "load", fake_bench.load)
     monkeypatch.setattr(store, "FOLDER", tmp_path / "profiles")
-    monkeypatch.setattr(provenance, "provenance", lambda: {"commit": "0"})
+    monkeypatch.setattr(provenance, "provenance", lambda: Provenance(commit="0"))
     card = fake_bench.card(tmp_path, SMALL, candidate="faster")
     monkeypatch.setattr(phases, "card", lambda name: card)
     monkeypatch.setattr(measure, "require_gpu", lambda: H200)
@@ -101,7 +102,7 @@ def test_command_measures_only_what_is_named_or_missing(
 def test_command_passes_rest_on_and_refuses_a_wrong_one(command: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["measure", "toy", "--seconds", "0", "--workload", "w00", "--rest", "0.5"]) == 0
     (folder,) = command.iterdir()
-    assert {r["rest"] for r in store.read(folder / "rows.jsonl")} == {0.5}
+    assert {r.rest for r in store.read(folder / "rows.jsonl", Measurement)} == {0.5}
     capsys.readouterr()
     for wrong in ("-1", "40", "nan"):
         assert main.main(["measure", "toy", "--rest", wrong]) == 2

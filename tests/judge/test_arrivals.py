@@ -17,6 +17,8 @@ from lab.card import phases, recorded
 from lab.card.gate import Condition, Gate, Reading, arrival_of
 from lab.judge import evidence
 from lab.judge.rules import judge
+from lab.row.records import Measurement
+from tests.row.made import measurement
 from tests.study.interop_samples import BATCHED, LLAMA, Capture, card, condition, files, judged, old_new
 
 Key = tuple[str, str]
@@ -202,12 +204,12 @@ def test_a_gate_asks_of_what_it_weighs_and_a_claim_for_itself() -> None:
 H200 = devices.get("h200")
 
 
-def row(arm: str, median_us: float, **workload: Any) -> dict[str, Any]:
-    return {
+def row(arm: str, median_us: float, **workload: Any) -> Measurement:
+    return measurement(**{
         "device": "h200", "phase": "toy", "family": "any", "arm": arm, "name": arm, "precision": "bf16",
         "workload_id": "a", "workload": workload, "status": "ok", "run": "r1", "median_us": median_us, "n": 20,
         "relative_error": 1e-3, "flops": 1e6, "bytes": 2**20, "pipe": "bf16", "l2": "cold",
-    }  # fmt: skip
+    })  # fmt: skip
 
 
 @pytest.mark.parametrize(

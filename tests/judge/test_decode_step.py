@@ -1,7 +1,6 @@
 """lab/judge/decode_step.py: parts by hand, ceilings against the record, rows scaled by floors, room."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -10,17 +9,17 @@ from lab.base.errors import BadInput
 from lab.judge import decode_step
 from lab.judge.decode_step import ATTENTION, STATE, WEIGHTS, Part
 from lab.place import roofline
+from lab.row.records import Measurement
+from tests.row.made import changed, measurement
 
 DENSE, MIXTURE = models.get("q36-27b"), models.get("q36-35b-a3b")
 GB10, H200 = devices.get("gb10"), devices.get("h200")
 
 
-def row(name: str, part: Part, us: float, **axes: int) -> dict[str, Any]:
+def row(name: str, part: Part, us: float, **axes: int) -> Measurement:
     """A measured row of one call of `part`."""
-    return {
-        "name": name, "run": "r", "status": "ok", "median_us": us, "flops": part.flops, "bytes": part.bytes,
-        "pipe": part.pipe, "workload": axes, "workload_id": f"{name}-{axes}",
-    }  # fmt: skip
+    work = {"flops": part.flops, "bytes": part.bytes, "pipe": part.pipe}
+    return measurement(name=name, median_us=us, workload=axes, workload_id=f"{name}-{axes}", **work)
 
 
 def by_name(of: tuple[Part, ...]) -> dict[str, Part]:
@@ -97,7 +96,7 @@ def test_the_nearest_row_is_scaled_by_its_fraction_of_the_roofline() -> None:
         row("far", far, floor["far"], batch=1, ctx=8192),
         row("slow", near, 5 * floor["near"], batch=16, ctx=8192),
         row("near", near, 2 * floor["near"], batch=16, ctx=8192),
-        row("wrong", near, 1.0, batch=32, ctx=8192) | {"status": "incorrect"},
+        changed(row("wrong", near, 1.0, batch=32, ctx=8192), status="incorrect"),
     ]
     time = decode_step.from_rows(H200, of, rows)[0]
     assert time.us == pytest.approx(16 * 2 * own)  # half of the roofline there, so half of it here

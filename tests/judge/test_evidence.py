@@ -15,38 +15,31 @@ from lab.card.gate import Condition, Gate
 from lab.check import families
 from lab.judge import evidence
 from lab.judge.rules import judge
+from lab.place import roofline
 from lab.row import store
+from lab.row.records import Measurement
+from tests.row.made import changed, measurement
 
 H200 = devices.get("h200")
 
 
-def row(arm: str, median_us: float | None, **more: Any) -> dict[str, Any]:
+def row(arm: str, median_us: float | None, **more: Any) -> Measurement:
     base = {
-        "schema": 1,
-        "device": "h200",
-        "phase": "toy",
-        "family": "gdn",
         "arm": arm,
         "name": f"{arm}_kernel",
-        "precision": "bf16",
         "workload_id": "a",
-        "workload": {"T": 63},
-        "status": "ok",
-        "message": "",
-        "run": "r1",
         "started": "2026-11-20T10:00:00+00:00",
         "relative_error": 1e-3,
         "flops": 1e6,
         "bytes": 2**30,
         "pipe": "bf16",
         "l2": "cold",
-        "n": 20,
         "calls": 3,
         "sd_pct": 0.1,
         "aa_pct": 0.2,
     }
-    timed = {} if median_us is None else {"median_us": median_us}
-    return base | timed | more
+    timed = {} if median_us is None else {"median_us": median_us, "n": 20}
+    return measurement(**base | timed | more)
 
 
 GATE = Gate(
@@ -56,7 +49,7 @@ GATE = Gate(
 )
 
 
-def word(*rows: dict[str, Any], gate: Gate = GATE) -> str:
+def word(*rows: Measurement, gate: Gate = GATE) -> str:
     return judge(gate, evidence.readings(rows, H200)).word
 
 
@@ -135,7 +128,7 @@ def test_workloads_pair_by_themselves_and_peers_are_no_arm() -> None:
 ACROSS = Gate(require=(Condition("kernel_us", "<=", "%", 3, "change", "b", against="a"),))
 
 
-def over_runs(*found: tuple[str, str, float, str]) -> list[dict[str, Any]]:
+def over_runs(*found: tuple[str, str, float, str]) -> list[Measurement]:
     """Both arms for each (run, workload, candidate's us, config)."""
     return [
         row(arm, us, run=run, workload_id=workload, config=config)
@@ -160,11 +153,11 @@ def test_what_a_gate_compares_across_workloads_is_read_from_one_run() -> None:
         over_runs(("r1", "a", 1000.0, "x"), ("r2", "b", 1200.0, "x")),  # no run holds both
         [
             *over_runs(("r1", "a", 1000.0, "x"), ("r1", "b", 1010.0, "x"), ("r2", "b", 1200.0, "x")),
-            row("candidate", None, run="r1", workload_id="b", status="out of memory", config="x"),  # not judged there
+            row("candidate", None, run="r1", workload_id="b", status="oom", config="x"),  # not judged there
         ],
     ],
 )
-def test_a_run_that_does_not_answer_all_of_today_is_not_preferred(rows: list[dict[str, Any]]) -> None:
+def test_a_run_that_does_not_answer_all_of_today_is_not_preferred(rows: list[Measurement]) -> None:
     found = evidence.readings(rows, H200, [["a", "b"]])
     assert (found["kernel_us", "a"].candidate, found["kernel_us", "b"].candidate) == (1000.0, 1200.0)
 
@@ -182,12 +175,12 @@ def test_groups_are_of_workloads_that_a_condition_ties_together() -> None:
 @pytest.mark.parametrize("arm", ["control", "candidate"])
 def test_row_that_is_not_ok_blocks(arm: str, status: str) -> None:
     other = "candidate" if arm == "control" else "control"
-    broken = row(arm, 500.0 if status == "suspect" else None, status=status, n=0)
+    broken = row(arm, 500.0 if status == "suspect" else None, status=status)
     assert word(broken, row(other, 1000.0)) == "BLOCKED"
 
 
 def test_incorrect_row_is_invalid_where_correctness_is_asked() -> None:
-    wrong = row("candidate", None, status="incorrect", relative_error=0.7, message="y: relative error 7.0e-01", n=0)
+    wrong = row("candidate", None, status="incorrect", relative_error=0.7, message="y: relative error 7.0e-01")
     rows = [row("control", 1000.0), wrong]
     assert evidence.readings(rows, H200)["kernel_us", "a"].candidate is None
     verdict = judge(GATE, evidence.readings(rows, H200))
@@ -195,7 +188,7 @@ def test_incorrect_row_is_invalid_where_correctness_is_asked() -> None:
     assert "candidate_kernel is incorrect: y: relative error 7.0e-01" in verdict.reason
     # NaN in the output leaves no error that a row could hold; an output near enough to pass this gate is still wrong.
     for error in (None, 1e-4):
-        assert word(row("control", 1000.0), wrong | {"relative_error": error}) == "INVALID"
+        assert word(row("control", 1000.0), changed(wrong, relative_error=error)) == "INVALID"
     assert word(*rows, gate=Gate(require=GATE.require)) == "BLOCKED"
 
 
@@ -208,13 +201,13 @@ def test_correct_row_beyond_the_gate_is_invalid() -> None:
 LUCK = [1.0, 1.3, 0.8, 1.1, 2.0, 1.0, 0.9]
 
 
-def blocks(arm: str, us: float, luck: list[float] | None = None, **more: Any) -> dict[str, Any]:
+def blocks(arm: str, us: float, luck: list[float] | None = None, **more: Any) -> Measurement:
     return row(arm, us, blocks_us=[us * one for one in luck or LUCK], **more)
 
 
 def test_ratio_is_formed_within_a_block() -> None:
     """Blocks from a clock that wanders: the ratio of each is 0.9, the ratio of the medians is anything."""
-    found = evidence.readings([blocks("control", 1000.0), blocks("candidate", 900.0) | {"median_us": 1200.0}], H200)
+    found = evidence.readings([blocks("control", 1000.0), changed(blocks("candidate", 900.0), median_us=1200.0)], H200)
     time = found["kernel_us", "a"]
     assert (time.control, time.candidate) == (1000, 1200)
     assert time.change_pct == pytest.approx(-10)
@@ -229,9 +222,7 @@ def test_ratio_is_formed_within_a_block() -> None:
 def test_no_interval_without_pairs_of_blocks(missing: str) -> None:
     """Blocks of two comparisons are no pairs, and the medians stand."""
     rows = [blocks("control", 1000.0), blocks("candidate", 800.0, LUCK[1:] if missing == "length" else None)]
-    for one in rows:
-        if missing in (one["arm"], "both"):
-            del one["blocks_us"]
+    rows = [changed(one, blocks_us=None) if missing in (one.arm, "both") else one for one in rows]
     time = evidence.readings(rows, H200)["kernel_us", "a"]
     assert (time.change_pct, time.interval_pct) == (None, None)
     assert word(*rows) == "GO"
@@ -247,7 +238,7 @@ def test_no_interval_for_an_arm_that_is_not_ok() -> None:
 def test_row_taken_under_a_profiler_says_so(arm: str) -> None:
     rows = [row("control", 1000.0), row("candidate", 800.0)]
     assert not evidence.readings(rows, H200)["kernel_us", "a"].profiled
-    rows = [one | {"profiled": one["arm"] == arm} for one in rows]
+    rows = [changed(one, profiled=one.arm == arm) for one in rows]
     assert evidence.readings(rows, H200)["kernel_us", "a"].profiled
 
 
@@ -255,7 +246,7 @@ def test_spread_over_runs_is_of_ratios_formed_within_each() -> None:
     """Three days: the machine was twice as slow on one of them, the ratio hardly moved; a run with one arm is none."""
     days = [("r1", 1000.0, 800.0), ("r2", 2000.0, 1620.0), ("r3", 1000.0, 790.0)]
     rows = [row(arm, us, run=run) for run, a, b in days for arm, us in (("control", a), ("candidate", b))]
-    rows += [row("candidate", 1.0, run="r4"), row("control", 1000.0, run="r5", status="error")]
+    rows += [row("candidate", 1.0, run="r4"), row("control", None, run="r5", status="error")]
     rows += [row("control", 1000.0, workload_id="b"), row("candidate", 900.0, workload_id="b")]
     found = evidence.between_runs(rows)
     assert set(found) == {"a"}  # one run has no spread
@@ -288,7 +279,7 @@ COMPUTE = {"flops": 1e12, "bytes": 1e3}  # about 1,000 us of bf16, no traffic
 )
 def test_beyond_the_datasheet(median_us: float | None, more: dict[str, Any], caught: bool) -> None:
     fast = row("candidate", median_us, **more)
-    said = evidence.beyond(fast, H200)
+    said = roofline.beyond(H200, fast)
     assert bool(said) == caught, said
     if caught:
         assert all(part in said for part in ("candidate_kernel took", "us, under the", H200.name, "datasheet"))
@@ -297,8 +288,7 @@ def test_beyond_the_datasheet(median_us: float | None, more: dict[str, Any], cau
 
 
 def test_rows_without_cost_are_not_called_impossible() -> None:
-    bare = {k: v for k, v in row("candidate", 1.0).items() if k != "bytes"}
-    assert evidence.beyond(bare, H200) == ""
+    assert roofline.beyond(H200, row("candidate", 1.0, bytes=None)) == ""
 
 
 # Did the gate stand before the samples? -------------------------------------------------------------------------------
@@ -439,11 +429,11 @@ def test_outside_git_nothing_is_claimed(
 
 def test_devices_with_rows(checkout: Path) -> None:
     measured_at(checkout, "10:00")
-    assert evidence.measured_devices("toy") == ["h200"]
-    assert evidence.measured_devices("p5") == []
-    evidence.refuse_unmeasured("toy", "h200")
+    assert store.measured_devices("toy") == ["h200"]
+    assert store.measured_devices("p5") == []
+    store.refuse_unmeasured("toy", "h200")
     with pytest.raises(BadInput, match=r"profiles/gb10/toy: no measured rows; run `lab measure toy`"):
-        evidence.refuse_unmeasured("toy", "gb10")
+        store.refuse_unmeasured("toy", "gb10")
 
 
 def test_control_of_a_block_is_the_mean_of_its_two_selves() -> None:
@@ -452,4 +442,4 @@ def test_control_of_a_block_is_the_mean_of_its_two_selves() -> None:
     candidate = row("candidate", 80.0, blocks_us=[80.0] * 5)
     found = evidence.change_pct(control, candidate)
     assert found == pytest.approx((-20, -20, -20))
-    assert evidence.change_pct(control | {"again_blocks_us": [105.0] * 4}, candidate) is None
+    assert evidence.change_pct(changed(control, again_blocks_us=[105.0] * 4), candidate) is None

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -10,8 +11,10 @@ from lab.base.errors import BadInput
 from lab.bench import ceiling_runs, crosscheck
 from lab.place import ceilings
 from lab.row import store
+from lab.row.records import CEILINGS, REST, UPDATE_MIB, Ceiling, Measurement
+from tests.row.made import measurement
 
-CEILING: dict[str, Any] = {"device": "h200", "method": "m", "run": "r1", "started": "2026-11-20", "samples": [1.0]}
+CEILING: dict[str, Any] = {"device": "h200", "method": "m", "run": "r1", "started": "2026-11-20", "samples": (1.0,)}
 NCU = """==PROF== Connected
 "ID","Kernel Name","Metric Name","Metric Unit","Metric Value"
 "0","a","gpu__time_duration.sum","nsecond","1,500"
@@ -28,15 +31,18 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("r1", {"read": 4000, "write": 3000, "bf16": 700, "launch": 12}),
         ("r2", {"read": 4400, "launch": 10}),
     ):
-        rows = [CEILING | {"name": n, "value": v, "unit": ceilings.NAMES[n][0], "run": run} for n, v in values.items()]
-        store.append_all(tmp_path / "h200" / "ceilings" / run, rows, ceilings.FILE, ceilings.validated)
+        store.append_all(tmp_path / "h200" / "ceilings" / run, [ceiling(n, v, run) for n, v in values.items()])
     return tmp_path
 
 
-def row(median_us: float, **more: Any) -> dict[str, Any]:
+def ceiling(name: str, value: float, run: str) -> Ceiling:
+    """A ceiling of the device in its unit."""
+    return Ceiling(**CEILING | {"name": name, "value": value, "unit": CEILINGS[name][0], "run": run})
+
+
+def row(median_us: float, **more: Any) -> Measurement:
     """A row that reads 440 MB: 100 us at the highest measured read."""
-    fixed: dict[str, Any] = {"device": "h200", "median_us": median_us, "bytes": 440e6, "flops": 1e6, "pipe": "bf16"}
-    return fixed | {"l2": "cold"} | more
+    return measurement(**{"median_us": median_us, "bytes": 440e6, "flops": 1e6, "pipe": "bf16", "l2": "cold", **more})
 
 
 def test_the_best_of_all_runs_counts(measured: Path) -> None:
@@ -48,8 +54,8 @@ def test_the_best_of_all_runs_counts(measured: Path) -> None:
 
 
 def test_every_ceiling_has_its_measure() -> None:
-    assert list(ceiling_runs.MEASURES) == list(ceilings.NAMES)
-    assert [n for n in ceilings.NAMES if n.startswith("update_")] == [f"update_{m}_mib" for m in ceilings.UPDATE_MIB]
+    assert list(ceiling_runs.MEASURES) == list(CEILINGS)
+    assert [n for n in CEILINGS if n.startswith("update_")] == [f"update_{m}_mib" for m in UPDATE_MIB]
 
 
 def test_an_update_is_counted_twice_over_distinct_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,8 +91,7 @@ def test_more_than_three_per_cent_over_the_ceiling_is_suspect(measured: Path, me
 def add(folder: Path, name: str, value: float) -> None:
     """One more run with one more ceiling."""
     run = f"r_{name}"
-    added = CEILING | {"name": name, "value": value, "unit": ceilings.NAMES[name][0], "run": run}
-    store.append_all(folder / "h200" / "ceilings" / run, [added], ceilings.FILE, ceilings.validated)
+    store.append(folder / "h200" / "ceilings" / run, ceiling(name, value, run))
 
 
 @pytest.mark.parametrize("rest", [0.0, 4.0])
@@ -143,13 +148,13 @@ def test_quiet_products_are_the_rested_ones_on_zeros(pipe: str, monkeypatch: pyt
     with Spy():
         for way in ("", "_rested", "_quiet"):
             ceiling_runs.MEASURES[pipe + way]()
-    assert taken["_quiet"] == taken["_rested"] == (taken[""][0], ceilings.REST)
+    assert taken["_quiet"] == taken["_rested"] == (taken[""][0], REST)
     assert taken[""][1] == 0
-    unit, method = ceilings.NAMES[f"{pipe}_quiet"]
-    assert unit == ceilings.NAMES[pipe][0]
+    unit, method = CEILINGS[f"{pipe}_quiet"]
+    assert unit == CEILINGS[pipe][0]
     assert "zeros" in method
     assert "idleness" in method
-    assert "random data" in ceilings.NAMES[f"{pipe}_rested"][1]
+    assert "random data" in CEILINGS[f"{pipe}_rested"][1]
 
 
 def test_without_the_ceiling_nothing_is_suspect(measured: Path) -> None:
@@ -163,13 +168,14 @@ def test_without_the_ceiling_nothing_is_suspect(measured: Path) -> None:
     [
         ({"name": "reed"}, 'ceiling "reed" in GB/s'),
         ({"unit": "TB/s"}, 'ceiling "read" in TB/s'),
-        ({"value": 0}, "read = 0"),
-        ({"value": float("nan")}, "read = nan"),
+        ({"value": 0.0}, "value = 0.0: expected `float` > 0"),
+        ({"value": float("nan")}, "value holds NaN"),
     ],
 )
-def test_a_ceiling_that_is_none_is_refused(change: dict[str, Any], said: str) -> None:
+def test_a_ceiling_that_is_none_is_refused(change: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=said):
-        ceilings.validated(CEILING | {"name": "read", "unit": "GB/s", "value": 1.0} | change, "here")
+        store.append(tmp_path, msgspec.structs.replace(ceiling("read", 1.0, "r"), **change))
+    assert not (tmp_path / "ceilings.jsonl").exists()
 
 
 @pytest.mark.parametrize(

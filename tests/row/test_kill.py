@@ -26,6 +26,7 @@ from lab.card import phases
 from lab.check import families
 from lab.cli import main
 from lab.row import store
+from lab.row.records import Measurement, Provenance
 from tests.bench import fake_bench
 
 KILLS = int(os.environ.get("KILLS", "20"))
@@ -58,14 +59,14 @@ def whole(folder: Path) -> list[str]:
     if not target.exists():
         return []
     assert target.read_bytes().endswith(b"\n")
-    rows = store.read(target)
+    rows = store.read(target, Measurement)
     pairs = list(zip(rows[::2], rows[1::2], strict=True))
     for control, candidate in pairs:
-        assert control["workload_id"] == candidate["workload_id"]
-        assert (control["arm"], candidate["arm"]) == ("control", "candidate")
-        assert (control["status"], candidate["status"]) == ("ok", "ok")
-        assert control["order"] == candidate["order"]  # of one comparison, not of two
-    done = [control["workload_id"] for control, _ in pairs]
+        assert control.workload_id == candidate.workload_id
+        assert (control.arm, candidate.arm) == ("control", "candidate")
+        assert (control.status, candidate.status) == ("ok", "ok")
+        assert control.order == candidate.order  # of one comparison, not of two
+    done = [control.workload_id for control, _ in pairs]
     assert len(set(done)) == len(done)
     return done
 
@@ -132,14 +133,14 @@ def test_two_processes_in_one_folder(tmp_path: Path) -> None:
     processes = [start(folder) for _ in range(2)]
     said = [process.communicate(timeout=60)[0].split() for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
-    rows = store.read(folder / "rows.jsonl")
+    rows = store.read(folder / "rows.jsonl", Measurement)
     assert len(rows) == 2 * sum(map(len, said))
     for control, candidate in zip(rows[::2], rows[1::2], strict=True):
-        assert (control["workload_id"], control["order"]) == (candidate["workload_id"], candidate["order"])
-        assert (control["arm"], candidate["arm"]) == ("control", "candidate")
-    assert {row["workload_id"] for row in rows} == {f"w{i:02}" for i in range(COUNT)}
+        assert (control.workload_id, control.order) == (candidate.workload_id, candidate.order)
+        assert (control.arm, candidate.arm) == ("control", "candidate")
+    assert {row.workload_id for row in rows} == {f"w{i:02}" for i in range(COUNT)}
     run_to_end(folder)
-    assert len(store.read(folder / "rows.jsonl")) == len(rows)
+    assert len(store.read(folder / "rows.jsonl", Measurement)) == len(rows)
 
 
 # The disk ------------------------------------------------------------------------------------------------------------
@@ -148,17 +149,17 @@ def test_two_processes_in_one_folder(tmp_path: Path) -> None:
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(families, "load", fake_bench.load)
-    monkeypatch.setattr(provenance, "provenance", lambda: {"commit": "0"})
+    monkeypatch.setattr(provenance, "provenance", lambda: Provenance(commit="0"))
 
 
 def measure_toy(tmp_path: Path, folder: Path, count: int) -> list[str]:
     """Measure the first `count` workloads in this process; those whose rows were reported safe."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(families, "load", fake_bench.load)
-        patch.setattr(provenance, "provenance", lambda: {"commit": "0"})
+        patch.setattr(provenance, "provenance", lambda: Provenance(commit="0"))
         card = fake_bench.card(tmp_path, tuple(f"w{i:02}" for i in range(COUNT)))
         settings = measure.Settings(seconds=0.0, backend="tests.bench.fake_bench:quick")
-        return [rows[0]["workload_id"] for rows in measure.measure(measure.plan(card)[:count], settings, folder, H200)]
+        return [rows[0].workload_id for rows in measure.measure(measure.plan(card)[:count], settings, folder, H200)]
 
 
 @pytest.fixture

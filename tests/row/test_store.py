@@ -14,41 +14,34 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar, get_args
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from lab.base.errors import REPOSITORY, BadInput
 from lab.bench import provenance
 from lab.row import store
+from lab.row.records import PERFORMANCE, Ceiling, Counter, CrossCheck, Measurement, Record, Status
+from tests.row import made
+from tests.row.made import changed, measurement
 
-ROW: dict[str, Any] = {
-    "device": "h200",
-    "phase": "p5",
-    "family": "gdn",
-    "arm": "control",
-    "name": "fused",
-    "precision": "bf16",
-    "workload_id": "t63",
-    "workload": {"T": 63},
-    "status": "ok",
-    "run": "2026-11-20T000000Z",
-    "median_us": 12.25,
-    "samples_us": [12.0, 12.25, 12.5],
-}
-FAILED = {k: v for k, v in ROW.items() if k not in store.PERFORMANCE} | {"status": "error", "message": "out of it"}
+ROW = measurement(phase="p5", median_us=12.25, samples_us=[12.0, 12.25, 12.5])
+FAILED = changed(ROW, **dict.fromkeys(PERFORMANCE), status="error", message="out of it")
+PLAIN: dict[str, Any] = msgspec.to_builtins(ROW)
 
 
-def rows_of(folder: Path) -> list[dict[str, Any]]:
-    return store.read(folder / "rows.jsonl")
+def rows_of(folder: Path) -> list[Measurement]:
+    return store.read(folder / "rows.jsonl", Measurement)
 
 
 def test_append_keeps_what_was_there(tmp_path: Path) -> None:
     folder = tmp_path / "h200" / "p5" / "run"
     first = store.append(folder, ROW).read_bytes()
     assert store.append(folder, FAILED).read_bytes().startswith(first)
-    assert [r["status"] for r in rows_of(folder)] == ["ok", "error"]
-    assert rows_of(folder)[0] == {"schema": store.SCHEMA, **ROW}
+    assert rows_of(folder) == [ROW, FAILED]
+    assert content(folder).startswith(b'{"schema":1,')
     assert (folder / "rows.jsonl").stat().st_mode & 0o777 == 0o644
     assert sorted(p.name for p in folder.iterdir()) == [".lock", "rows.jsonl"]
 
@@ -57,8 +50,8 @@ def test_rows_of_one_call_are_one_step(tmp_path: Path) -> None:
     """All or none: a bad row among good ones, wherever it stands, leaves the file as it was."""
     store.append_all(tmp_path, [ROW, FAILED])
     before = (tmp_path / "rows.jsonl").read_bytes()
-    bad = {**ROW, "status": "fine"}
-    for rows in ([bad, ROW], [ROW, bad], [ROW, {**ROW, "samples_us": [float("nan")]}, ROW]):
+    bad, nan = replace(ROW, status="fine"), replace(ROW, samples_us=(float("nan"),))
+    for rows in ([bad, ROW], [ROW, bad], [ROW, nan, ROW]):
         with pytest.raises(BadInput):
             store.append_all(tmp_path, rows)
         assert (tmp_path / "rows.jsonl").read_bytes() == before
@@ -66,18 +59,65 @@ def test_rows_of_one_call_are_one_step(tmp_path: Path) -> None:
     assert store.append_all(tmp_path, iter([ROW] * 3)).read_bytes().count(b"\n") == 5
 
 
-def test_another_file_has_another_check(tmp_path: Path) -> None:
-    def check(row: Any, where: Any) -> dict[str, Any]:
-        if "value" not in row:
-            raise BadInput(where, "no value")
-        return {"schema": 1, **row}
+def test_another_kind_has_another_file_and_another_type(tmp_path: Path) -> None:
+    ceiling = Ceiling(
+        device="h200", name="read", value=4000.0, unit="GB/s", method="m", run="r", started="s", samples=(1.0,)
+    )
+    path = store.append(tmp_path, ceiling)
+    assert (path.name, store.read(path, Ceiling)) == ("ceilings.jsonl", [ceiling])
+    with pytest.raises(BadInput, match='unknown key "'):
+        store.read(path, Measurement)
 
-    path = store.append_all(tmp_path, [{"value": 1}], "other.jsonl", check)
-    assert store.read(path, check) == [{"schema": 1, "value": 1}]
-    with pytest.raises(BadInput, match="no value"):
-        store.append_all(tmp_path, [ROW], "other.jsonl", check)
-    with pytest.raises(BadInput, match='row lacks "device"'):
-        store.read(path)
+
+def test_an_older_schema_is_upgraded(tmp_path: Path) -> None:
+    """Two invented versions: 1 had `us`, 2 called it `time_us` and added `where`, which older rows are in HBM."""
+
+    class Second(Record, frozen=True, kw_only=True, tag=3):
+        FILE: ClassVar[str] = "rows.jsonl"
+        UPGRADES: ClassVar[Any] = {
+            1: lambda old: {"schema": 2, "time_us": old["us"], "name": old["name"]},
+            2: lambda old: {**old, "schema": 3, "where": "hbm"},
+        }
+        name: str
+        time_us: float
+        where: str
+
+    lines = [{"schema": 1, "name": "a", "us": 1.5}, {"schema": 2, "name": "b", "time_us": 2.5}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    store.append(tmp_path, Second(name="c", time_us=3.5, where="l2"))
+    read = store.read(tmp_path / "rows.jsonl", Second)
+    assert [(r.name, r.time_us, r.where) for r in read] == [("a", 1.5, "hbm"), ("b", 2.5, "hbm"), ("c", 3.5, "l2")]
+    with pytest.raises(BadInput, match="has schema 4, this reads 3"):
+        store.decode(b'{"schema": 4}', Second, "here")
+
+
+def test_a_file_is_read_once_until_somebody_appends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = store.append(tmp_path, ROW)
+    decoded: list[Any] = []
+    decode = store.decode
+
+    def spy(*given: Any) -> Any:
+        decoded.append(decode(*given))
+        return decoded[-1]
+
+    monkeypatch.setattr(store, "decode", spy)
+    assert rows_of(tmp_path) == rows_of(tmp_path) == [ROW]
+    assert decoded == [ROW]
+    rows_of(tmp_path).clear()  # a list of one's own
+    store.append(tmp_path, FAILED)
+    assert rows_of(tmp_path) == [ROW, FAILED]
+    path.write_bytes(b"")
+    assert rows_of(tmp_path) == []
+
+
+def test_every_committed_record_is_of_its_type_and_loses_nothing() -> None:
+    for kind in (Measurement, Ceiling, Counter, CrossCheck):
+        files = sorted(store.FOLDER.glob(f"*/*/*/{kind.FILE}"))
+        assert files
+        for path in files:
+            for line, record in zip(path.read_text().splitlines(), store.read(path, kind), strict=True):
+                held, now = json.loads(line), json.loads(json.dumps(record.to_json()))
+                assert {key: now[key] for key in held} == held, path
 
 
 def test_what_a_killed_writer_left_is_swept_away(tmp_path: Path) -> None:
@@ -101,38 +141,44 @@ def test_folder_is_tried_before_it_is_needed(tmp_path: Path, monkeypatch: pytest
 # A row that is refused ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("key", [k for k in store.NEEDED if k != "schema"])
-def test_missing_key(key: str, tmp_path: Path) -> None:
-    refused(tmp_path, {k: v for k, v in ROW.items() if k != key}, f'row lacks "{key}"')
+@pytest.mark.parametrize("key", list(made.ROW))
+def test_missing_key(key: str) -> None:
+    line = json.dumps({k: v for k, v in PLAIN.items() if k != key}).encode()
+    with pytest.raises(BadInput, match=f'^here: row lacks "{key}"; a row without it cannot be judged$'):
+        store.decode(line, Measurement, "here")
 
 
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"schema": 2}, "row has schema 2, this reads 1"),
-        ({"status": "fine"}, 'status = "fine"; valid: ok, incorrect'),
-        ({"arm": "rival"}, 'arm = "rival"; valid: control'),
-        ({"median_us": float("nan")}, "median_us = nan"),
-        ({"median_us": float("inf")}, "median_us = inf"),
+        ({"status": "fine"}, 'status = "fine"; valid: error, incorrect'),
+        ({"arm": "rival"}, 'arm = "rival"; valid: candidate, control'),
+        ({"median_us": float("nan")}, "median_us holds NaN or infinity"),
+        ({"median_us": float("inf")}, "median_us holds NaN or infinity"),
         ({"median_us": -1.0}, "median_us = -1.0"),
-        ({"median_us": 0.0}, "median_us = 0.0; nothing takes no time"),
+        ({"median_us": 0.0}, "median_us = 0.0: expected `float` > 0"),
         ({"median_us": "12"}, "median_us = '12'"),
-        ({"relative_error": float("nan")}, "relative_error = nan"),
-        ({"samples_us": [1.0, float("nan")]}, "row holds NaN or infinity"),
-        ({"extra": {"deep": [float("-inf")]}}, "row holds NaN or infinity"),
-        *[({"status": s}, f"a row with status {s} carries") for s in store.STATUSES if s not in ("ok", "suspect")],
+        ({"relative_error": float("nan")}, "relative_error holds NaN"),
+        ({"samples_us": (1.0, float("nan"))}, "samples_us holds NaN or infinity"),
+        ({"errors": {"deep": float("-inf")}}, "errors holds NaN or infinity"),
+        *[({"status": s}, f"a row with status {s} carries") for s in get_args(Status) if s not in ("ok", "suspect")],
     ],
 )
 def test_bad_row(change: dict[str, Any], named: str, tmp_path: Path) -> None:
-    refused(tmp_path, {**ROW, **change}, named)
+    refused(tmp_path, replace(ROW, **change), named)
 
 
-@pytest.mark.parametrize("field", store.PERFORMANCE)
+@pytest.mark.parametrize("field", PERFORMANCE)
 def test_no_performance_on_a_failed_row(field: str, tmp_path: Path) -> None:
-    refused(tmp_path, {**FAILED, field: 3.0}, f'a row with status error carries "{field}"; no number before the check')
+    value = (3.0,) if field.endswith("s_us") else 3
+    refused(
+        tmp_path,
+        replace(FAILED, **{field: value}),
+        f'a row with status error carries "{field}"; no number before the check',
+    )
 
 
-def refused(folder: Path, row: dict[str, Any], named: str) -> None:
+def refused(folder: Path, row: Measurement, named: str) -> None:
     """Neither written to a new file nor to one that has rows."""
     for _ in range(2):
         before = sorted(p.name for p in folder.iterdir()), content(folder)
@@ -227,15 +273,16 @@ APPENDER = """
 import sys
 from pathlib import Path
 from lab.row import store
-row, folder, name, count = eval(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+from tests.row.test_store import ROW, replace
+folder, name, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 print("ready", flush=True)
 for number in range(count):
-    store.append(folder, {**row, "name": name, "number": number})
+    store.append(folder, replace(ROW, name=name, seed=number))
 """
 
 
 def appender(folder: Path, name: str, count: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", APPENDER, repr(ROW), str(folder), name, str(count)]
+    command = [sys.executable, "-c", APPENDER, str(folder), name, str(count)]
     return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
 
 
@@ -248,7 +295,7 @@ def test_two_processes_lose_no_row(tmp_path: Path) -> None:
     rows = rows_of(tmp_path)
     assert len(rows) == 100
     for name in ("one", "two"):
-        assert [r["number"] for r in rows if r["name"] == name] == list(range(50))
+        assert [r.seed for r in rows if r.name == name] == list(range(50))
 
 
 def test_killed_process_leaves_whole_rows(tmp_path: Path) -> None:
@@ -262,7 +309,7 @@ def test_killed_process_leaves_whole_rows(tmp_path: Path) -> None:
             process.send_signal(signal.SIGKILL)
         rows = rows_of(tmp_path) if content(tmp_path) else []
         assert len(rows) >= seen
-        assert [r["number"] for r in rows if r["name"] == f"run{attempt}"] == list(range(len(rows) - seen))
+        assert [r.seed for r in rows if r.name == f"run{attempt}"] == list(range(len(rows) - seen))
         seen = len(rows)
     assert seen > 10, "nothing was being written when the processes were killed"
 
@@ -275,8 +322,8 @@ def test_truncated_last_line(cut: int, tmp_path: Path) -> None:
     for row in (ROW, FAILED):
         path = store.append(tmp_path, row)
     path.write_bytes(path.read_bytes()[: -cut - 1])
-    with pytest.raises(BadInput, match=r"rows\.jsonl: line 2 is not JSON .*; remove that line or restore the file"):
-        store.read(path)
+    with pytest.raises(BadInput, match=r"rows\.jsonl line 2: not JSON .*; remove that line or restore the file"):
+        store.read(path, Measurement)
     before = path.read_bytes()
     with pytest.raises(BadInput, match=r"rows\.jsonl: the last line is cut off"):
         store.append(tmp_path, ROW)
@@ -286,21 +333,28 @@ def test_truncated_last_line(cut: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "named"),
     [
-        ("[1, 2]", "line 2 is not an object"),
-        ("", "line 2 is not JSON"),
-        (json.dumps({"schema": 1, **ROW, "median_us": float("nan")}), "line 2 is not JSON (NaN is no number)"),
-        (json.dumps({"schema": 1, **ROW, "samples_us": [float("inf")]}), "line 2 is not JSON (Infinity is no number)"),
-        (json.dumps({**ROW, "schema": 0}), "line 2: row has schema 0, this reads 1"),
+        ("[1, 2]", "line 2: the row is not an object"),
+        ("", "line 2: not JSON"),
+        (json.dumps({**PLAIN, "median_us": float("nan")}), "line 2: not JSON"),
+        (json.dumps({**PLAIN, "samples_us": [float("inf")]}), "line 2: not JSON"),
+        (json.dumps({**PLAIN, "schema": 0}), "line 2: row has schema 0, this reads 1; update the code"),
+        (json.dumps({**PLAIN, "schema": 2}), "line 2: row has schema 2, this reads 1; update the code"),
+        (
+            json.dumps({**PLAIN, "median_su": 1.0}),
+            'line 2: row has the unknown key "median_su"; did you mean "median',
+        ),
+        (json.dumps({**PLAIN, "median_us": "12"}), "line 2: median_us = '12': expected `float`"),
+        (json.dumps({**PLAIN, "status": "eror"}), 'line 2: status = "eror"; did you mean "error"?'),
         (json.dumps({"schema": 1, "status": "ok"}), 'line 2: row lacks "device"'),
-        (json.dumps({"schema": 1, **FAILED, "median_us": 1.0}), "line 2: a row with status error carries"),
+        (json.dumps({**msgspec.to_builtins(FAILED), "median_us": 1.0}), "line 2: a row with status error carries"),
     ],
 )
 def test_line_that_cannot_be_read(line: str, named: str, tmp_path: Path) -> None:
     path = store.append(tmp_path, ROW)
     with path.open("a") as file:
-        file.write(line + "\n" + json.dumps({"schema": 1, **ROW}) + "\n")
+        file.write(line + "\n" + json.dumps(PLAIN) + "\n")
     with pytest.raises(BadInput) as caught:
-        store.read(path)
+        store.read(path, Measurement)
     assert str(caught.value).startswith(str(path))
     assert named in str(caught.value)
 
@@ -313,9 +367,10 @@ def test_rows_are_filtered_and_oldest_first(tmp_path: Path, monkeypatch: pytest.
         ("gb10", "p5", "a", "2026-11-19"),
         ("h200", "p6", "a", "2026-11-18"),
     ):
-        store.append(tmp_path / device / phase / run, {**ROW, "device": device, "run": run, "started": started})
-    assert [r["run"] for r in store.rows(device="h200", phase="p5")] == ["a", "b"]
-    assert [r["started"][-2:] for r in store.rows()] == ["18", "19", "20", "21"]
+        made_then = replace(ROW, device=device, run=run, started=started)
+        store.append(tmp_path / device / phase / run, made_then)
+    assert [r.run for r in store.rows(device="h200", phase="p5")] == ["a", "b"]
+    assert [r.started[-2:] for r in store.rows()] == ["18", "19", "20", "21"]
     assert len(store.rows(phase="p5")) == 3
     assert store.rows(family="kv") == []
 
@@ -323,10 +378,10 @@ def test_rows_are_filtered_and_oldest_first(tmp_path: Path, monkeypatch: pytest.
 def test_provenance_says_nothing_of_person_or_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_TOKEN", "hunter2")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    facts = json.dumps(provenance.provenance(), allow_nan=False)
+    facts = msgspec.json.encode(provenance.provenance()).decode()
     assert "hunter2" not in facts
     assert str(REPOSITORY) not in facts
-    assert '"CUDA_VISIBLE_DEVICES": "0"' in facts
+    assert '"CUDA_VISIBLE_DEVICES":"0"' in facts
 
 
 def test_rows_of_one_card_can_be_told_without_its_serial(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,10 +392,10 @@ def test_rows_of_one_card_can_be_told_without_its_serial(monkeypatch: pytest.Mon
     for uuid in ("GPU-5e01-a", "GPU-5e01-a", "GPU-5e01-b", None):
         monkeypatch.setattr(provenance, "smi", lambda field, uuid=uuid: uuid if field == "uuid" else "580.95")
         found.append(provenance.provenance())
-    assert found[0]["gpu_id"] == found[1]["gpu_id"] != found[2]["gpu_id"]
-    assert len(found[0]["gpu_id"]) == 8
-    assert "5e01" not in json.dumps(found)
-    assert found[3]["gpu_id"] is None
+    assert found[0].gpu_id == found[1].gpu_id != found[2].gpu_id
+    assert len(found[0].gpu_id or "") == 8
+    assert b"5e01" not in msgspec.json.encode(found)
+    assert found[3].gpu_id is None
 
 
 def test_run_names_sort_by_time() -> None:
@@ -356,6 +411,6 @@ def test_a_copy_may_state_the_commit_it_was_made_of(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("KILLGATE_COMMIT", "abc1234")
     monkeypatch.setattr(provenance, "commit", lambda: ("0123456789ab", True))
     found = provenance.provenance()
-    assert (found["commit"], found["dirty"], found["stated_commit"]) == ("0123456789ab", True, "abc1234")
+    assert (found.commit, found.dirty, found.stated_commit) == ("0123456789ab", True, "abc1234")
     monkeypatch.delenv("KILLGATE_COMMIT")
-    assert provenance.provenance()["stated_commit"] == ""
+    assert provenance.provenance().stated_commit == ""

@@ -4,7 +4,6 @@ Also the one check that a card can declare itself: the share of the timed region
 """
 
 import dataclasses
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,17 +17,19 @@ from lab.card.gate import Condition, Gate, Noise, Reading
 from lab.judge import evidence, verdicts
 from lab.judge.rules import judge
 from lab.row import store
+from lab.row.records import PERFORMANCE, Measurement
 from lab.study.audit import bindings, find, run
 from lab.study.audit.subject import Quantity, Subject
+from tests.row.made import changed
 
 CARD, PLACE = "p5-kernel", "h200"
 
 
-def newest() -> list[dict[str, Any]]:
-    """The committed control and candidate rows that the card is judged on, as they can be altered."""
+def newest() -> list[Measurement]:
+    """The committed control and candidate rows that the card is judged on, as they stand."""
     card = phases.card(CARD)
-    judged = [r for r in store.rows(PLACE, CARD) if r["name"] in (card.control, card.candidate)]
-    return [json.loads(json.dumps(row)) for pair in evidence.pairs(judged).values() for row in pair if row]
+    judged = [r for r in store.rows(PLACE, CARD) if r.name in (card.control, card.candidate)]
+    return [row for pair in evidence.pairs(judged).values() for row in pair if row]
 
 
 def fired(body: find.Body) -> set[str]:
@@ -38,31 +39,23 @@ def fired(body: find.Body) -> set[str]:
     return {f.check for f in found if f is not None}
 
 
-def slower(row: dict[str, Any], control: dict[str, Any], share: float) -> None:
-    """Make a candidate row `share` of its control, block by block."""
-    row["median_us"] = control["median_us"] * share
-    row["blocks_us"] = [
-        share * (a + b) / 2 for a, b in zip(control["blocks_us"], control["again_blocks_us"], strict=True)
-    ]
+def older(rows: list[Measurement], **more: Any) -> list[Measurement]:
+    return [changed(r, run="2026-01-01T000000Z", **more) for r in rows]
 
 
-def older(rows: list[dict[str, Any]], **more: Any) -> list[dict[str, Any]]:
-    return [{**r, "run": "2026-01-01T000000Z", **more} for r in rows]
-
-
-ROWS: list[tuple[str, Callable[[dict[str, Any], dict[str, Any]], list[dict[str, Any]]]]] = [
-    ("zero-engagement", lambda a, b: [a, {**b, "n": 0}]),
+ROWS: list[tuple[str, Callable[[Measurement, Measurement], list[Measurement]]]] = [
+    ("zero-engagement", lambda a, b: [a, changed(b, n=0)]),
     ("incomplete-arms", lambda a, b: [a]),
-    ("incomplete-arms", lambda a, b: [a, {**b, "status": "oom"}]),
-    ("kernel-from-wall", lambda a, b: [a, {**b, "timer": "events"}]),
-    ("label-drift", lambda a, b: [*older([a], bytes=2 * a["bytes"]), a, b]),
-    ("impossible-speed", lambda a, b: [a, {**b, "median_us": 0.5}]),
-    ("denominator-changed", lambda a, b: [a, {**b, "gate_hash": "0" * 12}]),
-    ("identical-path-spread", lambda a, b: [a, {**b, "aa_pct": 60.0}]),
-    ("threshold-inside-band", lambda a, b: [a, {**b, "aa_pct": 15.0}]),
-    ("withdrawn-reused", lambda a, b: [a, {**b, "status": "suspect"}]),
-    ("gate-fails-control", lambda a, b: [{**a, "relative_error": 0.5}, b]),
-    ("between-session-noise", lambda a, b: [a, b, *older([a], median_us=9 * a["median_us"]), *older([b])]),
+    ("incomplete-arms", lambda a, b: [a, changed(b, status="oom", **dict.fromkeys(PERFORMANCE))]),
+    ("kernel-from-wall", lambda a, b: [a, changed(b, timer="events")]),
+    ("label-drift", lambda a, b: [*older([a], bytes=2 * (a.bytes or 0)), a, b]),
+    ("impossible-speed", lambda a, b: [a, changed(b, median_us=0.5)]),
+    ("denominator-changed", lambda a, b: [a, changed(b, gate_hash="0" * 12)]),
+    ("identical-path-spread", lambda a, b: [a, changed(b, aa_pct=60.0)]),
+    ("threshold-inside-band", lambda a, b: [a, changed(b, aa_pct=15.0)]),
+    ("withdrawn-reused", lambda a, b: [a, changed(b, status="suspect")]),
+    ("gate-fails-control", lambda a, b: [changed(a, relative_error=0.5), b]),
+    ("between-session-noise", lambda a, b: [a, b, *older([a], median_us=9 * (a.median_us or 0)), *older([b])]),
 ]  # fmt: skip
 
 
@@ -71,7 +64,7 @@ def test_committed_rows_are_clean() -> None:
 
 
 @pytest.mark.parametrize(("check", "alter"), ROWS, ids=[f"{c}-{i}" for i, (c, _) in enumerate(ROWS)])
-def test_fires_on_measured_rows(check: str, alter: Callable[..., list[dict[str, Any]]]) -> None:
+def test_fires_on_measured_rows(check: str, alter: Callable[..., list[Measurement]]) -> None:
     control, candidate = newest()
     body = find.measured(phases.card(CARD), PLACE, alter(control, candidate))
     if check in ("identical-path-spread", "between-session-noise"):  # a verdict that rests on the change being real
@@ -129,12 +122,12 @@ def test_policy_on_measured_rows(tmp_path: Path) -> None:
     """A route derived from a row that a later run of the same arm contradicts."""
     runs = {}
     for row in store.rows(PLACE, CARD):
-        if row["arm"] == "control" and row["status"] == "ok":
-            runs[row["run"]] = row
+        if row.arm == "control" and row.status == "ok":
+            runs[row.run] = row
     first, last = runs[min(runs)], runs[max(runs)]
     line = 'policy = "ds4.q8-strategy-tiers.any.tier-mmq-min-bandwidth.candidate"'
     case = f'[[case]]\ncheck = "policy-on-artefact"\ntitle = "route"\n{line}\n'
-    ids = [f'basis = "{evidence.row_id(first)}"\n', f'later = "{evidence.row_id(last)}"\n']
+    ids = [f'basis = "{first.id}"\n', f'later = "{last.id}"\n']
     (tmp_path / "audit.toml").write_text(case + "".join(ids))
     ((check, subject),) = bindings.read(run.CHECKS, tmp_path / "audit.toml")
     assert first is not last
@@ -260,7 +253,7 @@ def test_a_card_may_declare_its_own_sigmas() -> None:
 
 def test_of_two_lines_on_one_change_the_nearer_is_told() -> None:
     card = phases.card("ik4-null")  # a change within 0.5 % either way
-    rows = [r for r in store.rows(PLACE, card.id) if r["name"] in (card.control, card.candidate)]
+    rows = [r for r in store.rows(PLACE, card.id) if r.name in (card.control, card.candidate)]
     body = find.measured(card, PLACE, rows)
     (subject,) = find.FINDERS["threshold-inside-band"](body)
     nearer = [(n, structs.replace(g, require=(g.require[0], structs.replace(g.require[1], threshold=-0.2))), v)

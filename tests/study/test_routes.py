@@ -1,7 +1,6 @@
 """`lab routes`: tables from rows, and the refusal to make a policy of an artefact."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,30 +11,29 @@ from lab.base.errors import BadInput
 from lab.check import families
 from lab.cli import main
 from lab.row import store
+from lab.row.records import Measurement
 from lab.study import routes
+from tests.row.made import changed, measurement
 
 CANDIDATES = ("triton_gemv", "triton_gemm", "torch_bf16")
 
 
-def row(name: str, m: int, us: float, run: str = "r1", **more: Any) -> dict[str, Any]:
+def row(name: str, m: int, us: float, run: str = "r1", **more: Any) -> Measurement:
     base = {
-        "device": "h200",
         "family": "nvfp4",
         "name": name,
         "workload_id": f"m{m}_n17408_k5120",
         "workload": {"M": m, "N": 17408, "K": 5120, "dtype": "bf16"},
         "config": "c",
-        "status": "ok",
         "l2": "cold",
-        "profiled": False,
         "median_us": us,
         "run": run,
         "commit": "abc",
     }
-    return base | more
+    return measurement(**base | more)
 
 
-def made(*rows: Mapping[str, Any]) -> dict[tuple[str, int], float]:
+def made(*rows: Measurement) -> dict[tuple[str, int], float]:
     return {(p.candidate, p.at): p.median_us for p in routes.table("nvfp4", "h200", rows).points}
 
 
@@ -63,10 +61,13 @@ def test_an_older_run_adds_what_the_newest_did_not_time_where_they_compare(gemm_
 
 
 def test_a_launch_that_its_kernel_refuses_by_now_is_no_route() -> None:
-    workload = {"workload_id": "m32_n17408_k5120", "workload": {"M": 32, "N": 17408, "K": 5120, "dtype": "bf16"}}
-    refused = row("cuda_decode", 32, 10.0) | workload
+    workload: dict[str, Any] = {
+        "workload_id": "m32_n17408_k5120",
+        "workload": {"M": 32, "N": 17408, "K": 5120, "dtype": "bf16"},
+    }
+    refused = row("cuda_decode", 32, 10.0, **workload)
     assert families.load("nvfp4").candidate("cuda_decode").refuses(families.load("nvfp4").workload("m32_n17408_k5120"))
-    taken = [row(name, 32, 20.0) | workload for name in CANDIDATES[1:]]
+    taken = [row(name, 32, 20.0, **workload) for name in CANDIDATES[1:]]
     assert set(made(refused, *taken)) == {("triton_gemm", 32), ("torch_bf16", 32)}
 
 
@@ -79,20 +80,20 @@ def test_a_launch_that_its_kernel_refuses_by_now_is_no_route() -> None:
 )
 def test_rows_that_ask_something_else_are_passed_over(other: dict[str, Any]) -> None:
     """In the same run and in a later one. Sums of one sign take less power; a cast takes longer."""
-    same_run = [r | other | {"median_us": 1.0} for r in PAIR]
-    later = [r | other | {"median_us": 1.0, "run": "r2"} for r in PAIR]
+    same_run = [changed(r, **other, median_us=1.0) for r in PAIR]
+    later = [changed(r, **other, median_us=1.0, run="r2") for r in PAIR]
     usual = (*PAIR, row("torch_bf16", 8, 50.0))
     former = [row(name, 8, 60.0, "r0", commit="older") for name in CANDIDATES]
     assert made(*same_run, *usual, *later, *former) == made(*usual)
 
 
 @pytest.mark.parametrize(
-    "change", [{"status": "incorrect"}, {"l2": "warm"}, {"profiled": True}, {"name": "vllm_marlin"}]
+    "change", [{"status": "incorrect", "median_us": None}, {"l2": "warm"}, {"profiled": True}, {"name": "vllm_marlin"}]
 )
 def test_rows_that_are_no_basis(change: dict[str, Any]) -> None:
     assert "vllm_marlin" in families.load("nvfp4").peers
     with pytest.raises(BadInput, match="no run timed two candidates"):
-        made(PAIR[0], PAIR[1] | change)
+        made(PAIR[0], changed(PAIR[1], **change))
 
 
 def test_the_accident_of_114_against_458_is_refused() -> None:
@@ -106,7 +107,7 @@ def test_the_accident_of_114_against_458_is_refused() -> None:
     "change", [{"commit": "other"}, {"stated_commit": "other"}, {"config": "other"}, {"median_us": 40.0 * 1.1}]
 )
 def test_what_is_no_contradiction(change: dict[str, Any]) -> None:
-    made(*PAIR, row("triton_gemm", 8, 160.0, "r2") | change, row("triton_gemv", 8, 20.0, "r2"))
+    made(*PAIR, changed(row("triton_gemm", 8, 160.0, "r2"), **change), row("triton_gemv", 8, 20.0, "r2"))
 
 
 def test_what_is_written_is_what_the_router_reads(tmp_path: Path) -> None:
@@ -126,10 +127,13 @@ def test_arms_of_a_question_make_no_route_and_are_marked(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A lever, a chained launch and a kernel that rounds x: the two that it never takes are in no stored table."""
-    workload = {"workload_id": "m128_n17408_k5120", "workload": {"M": 128, "N": 17408, "K": 5120, "dtype": "bf16"}}
+    workload: dict[str, Any] = {
+        "workload_id": "m128_n17408_k5120",
+        "workload": {"M": 128, "N": 17408, "K": 5120, "dtype": "bf16"},
+    }
     names = {"triton_gemm": 140.0, "torch_bf16": 50.0, "gemm_two_blocks": 1.0, "cuda_decode_chained": 2.0}
-    rows = [row(name, 128, us) | workload for name, us in (names | {"cuda_w4a8_promoted": 30.0}).items()]
-    rows = [r for r in rows if r["name"] != "cuda_decode_chained"] + [row("cuda_decode_chained", 8, 2.0), *PAIR]
+    rows = [row(name, 128, us, **workload) for name, us in (names | {"cuda_w4a8_promoted": 30.0}).items()]
+    rows = [r for r in rows if r.name != "cuda_decode_chained"] + [row("cuda_decode_chained", 8, 2.0), *PAIR]
     assert {name for name, _ in made(*rows)} == {*CANDIDATES, "cuda_w4a8_promoted"}
     monkeypatch.setattr(store, "rows", lambda device=None, phase=None, family=None: rows)
     assert main.main(["routes", "nvfp4"]) == 0

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from lab.card import phases
 from lab.cli import main
 from lab.judge import projection
+from lab.row.records import Measurement
 from lab.trace import amdahl, breakdowns
 from lab.trace.amdahl import Interval, project
 from tests.refused import held, refused
+from tests.row.made import measurement
 
 REMOVED = Interval(math.inf, math.inf, math.inf)
 SHARES = st.tuples(st.floats(0, 0.95), st.floats(0, 0.04))
@@ -104,15 +106,15 @@ def test_refused(share: Interval, speed: Interval, of_wall: float, value: str) -
 # With rows and cards ------------------------------------------------------------------------------------------------
 
 
-def row(arm: str, median: float, iqr: float, **changes: Any) -> dict[str, Any]:
-    return {"phase": "x", "workload_id": "w", "arm": arm, "status": "ok", "median_us": median, "iqr_us": iqr, **changes}
+def row(arm: str, median: float | None, iqr: float | None, **changes: Any) -> Measurement:
+    return measurement(arm=arm, median_us=median, iqr_us=iqr, **changes)
 
 
 def test_speedup_is_bounded_by_the_quartiles() -> None:
     found = projection.speedup(row("control", 100.0, 4.0), row("candidate", 50.0, 2.0))
     assert (found.low, found.mid, found.high) == pytest.approx((98 / 51, 2.0, 102 / 49))
     with refused("x w", "candidate", "incorrect"):
-        projection.speedup(row("control", 1.0, 0.0), row("candidate", 0.0, 0.0, status="incorrect"))
+        projection.speedup(row("control", 1.0, 0.0), row("candidate", None, None, status="incorrect"))
 
 
 def test_measured_speedup_needs_one_workload(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +122,7 @@ def test_measured_speedup_needs_one_workload(monkeypatch: pytest.MonkeyPatch) ->
     rows = [
         row(a, m, 0.0, workload_id=w, run="r") for w in ("w1", "w2") for a, m in (("control", 2.0), ("candidate", 1.0))
     ]
-    monkeypatch.setattr(projection.evidence, "refuse_unmeasured", lambda *_: None)
+    monkeypatch.setattr(projection.store, "refuse_unmeasured", lambda *_: None)
     monkeypatch.setattr(projection.store, "rows", lambda **_: rows)
     with refused(f"profiles/h200/{card.id}", "w1", "w2", remedy="--workload"):
         projection.measured(card.id, "h200")

@@ -13,8 +13,10 @@ from lab.check import families
 from lab.judge import evidence
 from lab.place import roofline
 from lab.row import store
+from lab.row.records import Measurement
 from lab.study import reproduction
 from lab.write import notebook
+from tests.row.made import changed, measurement
 
 RUN = "2026-11-20T120000Z"
 BASE: dict[str, Any] = {
@@ -30,7 +32,7 @@ def rows(tmp_path, monkeypatch):
     monkeypatch.setattr(store, "FOLDER", tmp_path)
 
     def add(**fields):
-        store.append(tmp_path / "h200" / "p-test" / RUN, BASE | fields)
+        store.append(tmp_path / "h200" / "p-test" / RUN, measurement(**BASE | fields))
 
     return add
 
@@ -73,10 +75,10 @@ def test_arms_are_of_one_run(rows):
     rows(arm="candidate", name="new", median_us=30.0, **OK)
     rows(arm="candidate", name="broken", status="error", message="out of registers")
     later = "2026-11-20T130000Z"
-    alone = BASE | OK | {"arm": "control", "name": "old", "median_us": 10.0, "run": later}
+    alone = measurement(**BASE | OK | {"name": "old", "median_us": 10.0, "run": later})
     store.append(store.FOLDER / "h200" / "p-test" / later, alone)
     (found,) = notebook.arms(card, "h200").values()
-    assert {name: row["median_us"] for name, row in found.items()} == {"old": 40.0, "new": 30.0}
+    assert {name: row.median_us for name, row in found.items()} == {"old": 40.0, "new": 30.0}
 
 
 def test_arms_of_workloads_that_a_gate_compares_are_of_one_run(rows):
@@ -88,11 +90,11 @@ def test_arms_of_workloads_that_a_gate_compares_are_of_one_run(rows):
         for workload_id in ids:
             for arm, name in (("control", card.control), ("candidate", card.candidate)):
                 row = BASE | OK | {"arm": arm, "name": name, "median_us": us, "run": run, "workload_id": workload_id}
-                store.append(store.FOLDER / "h200" / "p-test" / run, row)
+                store.append(store.FOLDER / "h200" / "p-test" / run, measurement(**row))
     found = notebook.arms(card, "h200")
-    assert {w: found[w][card.candidate]["run"] for w in (small, large)} == {small: RUN, large: RUN}
+    assert {w: found[w][card.candidate].run for w in (small, large)} == {small: RUN, large: RUN}
     apart = structs.replace(card, gate=gate.Gate(), claims=())
-    assert notebook.arms(apart, "h200")[small][card.candidate]["run"] == later
+    assert notebook.arms(apart, "h200")[small][card.candidate].run == later
 
 
 def test_timings_are_of_the_pairs_that_are_judged(rows):
@@ -100,12 +102,11 @@ def test_timings_are_of_the_pairs_that_are_judged(rows):
     rows(arm="control", name="old", median_us=40.0, **OK)
     rows(arm="candidate", name="new", median_us=30.0, **OK)
     later = "2026-11-20T130000Z"
-    store.append(store.FOLDER / "h200" / "p-test" / later, BASE | OK | {
-        "arm": "candidate", "name": "new", "median_us": 10.0, "run": later,
-    })  # fmt: skip
+    alone = measurement(**BASE | OK | {"arm": "candidate", "name": "new", "median_us": 10.0, "run": later})
+    store.append(store.FOLDER / "h200" / "p-test" / later, alone)
     ((_, judged),) = evidence.pairs(store.rows(phase="p-test")).values()
     assert judged is not None
-    assert list(notebook.timings("p-test", "h200")["median us"]) == [40.0, judged["median_us"]]
+    assert list(notebook.timings("p-test", "h200")["median us"]) == [40.0, judged.median_us]
 
 
 def test_reproduced_says_what_agrees():
@@ -116,9 +117,9 @@ def test_reproduced_says_what_agrees():
     assert (frame["recorded"][0], frame["ours"][0]) == (first.recorded, first.ours)
 
 
-def kernel_row(name: str, workload: str, config: str, **more: Any) -> dict[str, Any]:
-    own = {"device": "h200", "family": "nvfp4", "name": name, "workload_id": workload, "config": config, "status": "ok"}
-    return own | {"run": RUN, "commit": "abcdef0123", "dirty": True} | more
+def kernel_row(name: str, workload: str, config: str, **more: Any) -> Measurement:
+    own = {"family": "nvfp4", "name": name, "workload_id": workload, "config": config, "run": RUN}
+    return measurement(**own | {"commit": "abcdef0123", "dirty": True} | more)
 
 
 def present(name: str, workload: str) -> str:
@@ -158,8 +159,8 @@ def test_what_could_not_be_imported_is_not_called_gone(monkeypatch: pytest.Monke
 def test_a_kernel_chosen_by_capability_is_described_for_the_device_of_the_row(device: str) -> None:
     """Here there is no GPU, and the chunks of this kernel are 64 tokens on the one device and 32 on the other."""
     rows = store.rows(device="h200", phase="gdn-prefill-limit")
-    row = next(r for r in rows[::-1] if r["name"] == "fused_chunk")
-    assert families.former(row | {"device": device}) == ("" if device == "h200" else "former kernel")
+    row = next(r for r in rows[::-1] if r.name == "fused_chunk")
+    assert families.former(changed(row, device=device)) == ("" if device == "h200" else "former kernel")
 
 
 def test_the_line_below_a_table_names_runs_commits_and_former_kernels() -> None:
@@ -167,9 +168,9 @@ def test_the_line_below_a_table_names_runs_commits_and_former_kernels() -> None:
     old = kernel_row("cuda_decode", MANY, "before", run="2026-11-21T120000Z", commit="1234567890", dirty=None)
     assert notebook.origin([]) == ""
     assert notebook.origin([same]) == f"Rows of run {RUN} (commit abcdef0 and changes on top of it)."
-    stated = same | {"stated_commit": "fedcba9876"}
+    stated = changed(same, stated_commit="fedcba9876")
     assert notebook.origin([stated]) == f"Rows of run {RUN} (commit fedcba9, as stated)."
-    both = notebook.origin([same, old, old | {"status": "incorrect", "workload_id": "x"}])
+    both = notebook.origin([same, old, changed(old, status="incorrect", workload_id="x")])
     assert "run 2026-11-21T120000Z (commit 1234567)." in both
     assert "**Former kernel:** `cuda_decode` on 1 of 2 workloads" in both
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from lab.base import devices
 from lab.card import phases
@@ -11,6 +12,7 @@ from lab.check import families
 from lab.cli import main
 from lab.judge import evidence
 from lab.row import store
+from lab.row.records import Measurement
 from lab.write import notes
 
 H200 = devices.get("h200")
@@ -35,19 +37,19 @@ def line(text: list[str], card: str, workload: str) -> list[str]:
 def test_a_line_is_one_run_as_the_judge_reads_it() -> None:
     card = phases.card("w4a16-decode")
     text = notes.table(card.family)
-    rows = [r for r in store.rows("h200", card.id) if r["workload_id"] == "m1_n17408_k5120"]
-    judged = [r for r in rows if r["name"] in (card.control, card.candidate)]
+    rows = [r for r in store.rows("h200", card.id) if r.workload_id == "m1_n17408_k5120"]
+    judged = [r for r in rows if r.name in (card.control, card.candidate)]
     control, candidate = evidence.pairs(judged, evidence.compared(card))["m1_n17408_k5120"]
     assert control is not None
     assert candidate is not None
     cells = line(text, card.id, "m1_n17408_k5120")
-    assert cells[1:3] == [f"{control['median_us']:.1f}", f"{candidate['median_us']:.1f}"]
+    assert cells[1:3] == [f"{control.median_us:.1f}", f"{candidate.median_us:.1f}"]
     reading = evidence.readings(judged, H200)
     kernel, share = (reading[name, "m1_n17408_k5120"] for name in ("kernel_us", "roofline_fraction"))
     assert kernel.change_pct is not None
     assert share.candidate is not None
     assert cells[3:5] == [f"{kernel.change_pct:+.1f} %", f"{100 * share.candidate:.0f} %"]
-    run = {r["name"]: r["median_us"] for r in rows if r["run"] == candidate["run"] and r["status"] == "ok"}
+    run = {r.name: r.median_us or 0.0 for r in rows if r.run == candidate.run and r.status == "ok"}
     rivals = {n: us for n, us in run.items() if n in families.load(card.family).peers and n != card.control}
     best = min(rivals, key=rivals.__getitem__)
     assert cells[5].split(", ")[-1] == f"{best} {rivals[best]:.1f}"
@@ -59,9 +61,9 @@ def test_a_line_is_one_run_as_the_judge_reads_it() -> None:
 def test_an_arm_without_a_time_shows_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
     card, every = phases.card("w4a16-gemv"), store.rows
 
-    def spoiled(device: str | None = None, phase: str | None = None, **more: Any) -> list[dict[str, Any]]:
+    def spoiled(device: str | None = None, phase: str | None = None, **more: Any) -> list[Measurement]:
         found = every(device, phase, **more)
-        return [r | {"status": "oom"} if r["name"] == card.candidate and phase == card.id else r for r in found]
+        return [replace(r, status="oom") if r.name == card.candidate and phase == card.id else r for r in found]
 
     monkeypatch.setattr(store, "rows", spoiled)
     assert line(notes.table(card.family), card.id, card.workloads[0])[2:5] == ["oom", "", ""]

@@ -11,7 +11,9 @@ from lab.base import console
 from lab.card import phases
 from lab.judge import evidence, rules, verdicts
 from lab.row import store
+from lab.row.records import Measurement
 from lab.write import writeup
+from tests.row.made import measurement
 
 JUDGEMENTS = verdicts.judge_recorded(phases.cards().values())
 REPLAYED = [card for card in phases.cards().values() if card.recorded]
@@ -82,27 +84,10 @@ def test_writeup_has_its_parts_and_figures(card: phases.Card) -> None:
         assert f"The source wrote {j.recorded_verdict}; our verdict {'agrees' if j.agrees else 'differs'}." in text
 
 
-def measured_row(arm: str, median_us: float | None, **more: Any) -> dict[str, Any]:
+def measured_row(arm: str, median_us: float | None, **more: Any) -> Measurement:
     timed = {"median_us": median_us, "iqr_us": 0.5, "timer": "graph", "l2": "cold", "n": 20, "calls": 3}
-    return {
-        "device": "h200",
-        "phase": "p5",
-        "family": "gdn",
-        "arm": arm,
-        "name": f"{arm}_kernel",
-        "precision": "bf16",
-        "workload_id": "npp2048",
-        "workload": {"T": 2048},
-        "status": "ok",
-        "message": "",
-        "run": "r1",
-        "relative_error": 1e-3,
-        "flops": 1e6,
-        "bytes": 2**30,
-        "pipe": "bf16",
-        **(timed if median_us is not None else {}),
-        **more,
-    }
+    work = {"workload_id": "npp2048", "flops": 1e6, "bytes": 2**30, "pipe": "bf16", "relative_error": 1e-3}
+    return measurement(phase="p5", arm=arm, **work, **(timed if median_us is not None else {}), **more)
 
 
 def test_measured_rows_are_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

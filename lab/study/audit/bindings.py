@@ -14,8 +14,8 @@ from typing import Any
 from lab.base import devices, vocabulary
 from lab.base.errors import REPOSITORY, BadInput, nearest
 from lab.card import recorded
-from lab.judge import evidence
 from lab.row import store
+from lab.row.records import Measurement
 from lab.study.audit.subject import Check, Quantity, Subject, from_figure
 
 FILE = REPOSITORY / "data" / "audit.toml"
@@ -91,16 +91,16 @@ def _row(name: str, where: str) -> Quantity:
     parts = name.split("#")[0].split("/")
     rows = store.rows(device=parts[1], phase=parts[2]) if len(parts) == 4 else ()
     for row in rows:
-        if evidence.row_id(row) == name and row["status"] in TIMED:
+        if row.id == name and row.status in TIMED:
             return from_row(row)
     raise BadInput(
         where, f'no measured row with a time has the id "{name}"', "see `lab judge ID --evidence measured --json`"
     )
 
 
-def from_row(row: Mapping[str, Any]) -> Quantity:
+def from_row(row: Measurement) -> Quantity:
     """A measured row's median time as a quantity; its timer is its clock. One that is suspect counts as withdrawn."""
-    facts = {"device": row["device"], "model": row["workload_id"], "metric": "kernel_us", "arm": row["name"]}
-    facts |= {"clock": row.get("timer", ""), "profiled": row.get("profiled", False)}
-    withdrawn = "" if row["status"] == "ok" else f"status {row['status']}"
-    return Quantity(row["median_us"], "us", evidence.row_id(row), withdrawn, facts)
+    facts: dict[str, Any] = {"device": row.device, "model": row.workload_id, "metric": "kernel_us", "arm": row.name}
+    facts |= {"clock": row.timer or "", "profiled": row.profiled}
+    withdrawn = "" if row.status == "ok" else f"status {row.status}"
+    return Quantity(row.median_us or 0.0, "us", row.id, withdrawn, facts)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from lab.base import devices
 from lab.card import phases, recorded
@@ -17,6 +16,7 @@ from lab.card.gate import Condition, Evidence, Gate, Reading
 from lab.judge import evidence
 from lab.judge.rules import Verdict, judge
 from lab.row import store
+from lab.row.records import Measurement
 from lab.study.audit.bindings import TIMED, from_row
 from lab.study.audit.subject import Quantity, Subject, from_figure
 
@@ -40,8 +40,8 @@ class Body:
     word: str
     readings: Evidence
     parts: tuple[tuple[str, Gate, Verdict], ...]
-    pairs: Mapping[str, tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]] = field(default_factory=dict)
-    rows: tuple[Mapping[str, Any], ...] = ()
+    pairs: Mapping[str, tuple[Measurement | None, Measurement | None]] = field(default_factory=dict)
+    rows: tuple[Measurement, ...] = ()
 
     def subject(self, title: str, roles: Mapping[str, Quantity | tuple[Quantity, ...]], note: str = "") -> Subject:
         """A subject of this body; `title` says which part of it."""
@@ -61,15 +61,15 @@ def bodies(kind: str) -> list[Body]:
                     Body(case.verdict.id, card, kind, case.verdict.verdict, case.evidence, _parts(card, case.evidence))
                 )
             continue
-        for place in evidence.measured_devices(card.id):
+        for place in store.measured_devices(card.id):
             found.append(measured(card, place, store.rows(place, card.id)))
     return found
 
 
-def measured(card: phases.Card, place: str, rows: Iterable[Mapping[str, Any]]) -> Body:
+def measured(card: phases.Card, place: str, rows: Iterable[Measurement]) -> Body:
     """The body of one card's rows on one device; peers' rows are kept for what concerns every row."""
     rows = tuple(rows)
-    judged = [r for r in rows if r["name"] in (card.control, card.candidate)]
+    judged = [r for r in rows if r.name in (card.control, card.candidate)]
     read = evidence.readings(judged, devices.get(place))
     parts = _parts(card, read)
     word = parts[0][2].word
@@ -162,12 +162,12 @@ def _incomplete(body: Body) -> Iterator[Subject]:
             yield body.subject(condition.metric, {"runs": runs, "planned": _line(condition)})
     for workload, rows in body.pairs.items():
         bad = [
-            f"the {arm} is {'absent' if row is None else row['status']}"
+            f"the {arm} is {'absent' if row is None else row.status}"
             for arm, row in zip(("control", "candidate"), rows, strict=True)
-            if row is None or row["status"] != "ok"
+            if row is None or row.status != "ok"
         ]
         yield body.subject(
-            workload, {"rows": tuple(from_row(r) for r in rows if r and r["status"] == "ok")}, "; ".join(bad)
+            workload, {"rows": tuple(from_row(r) for r in rows if r and r.status == "ok")}, "; ".join(bad)
         )
 
 
@@ -202,7 +202,7 @@ def _launches(body: Body) -> Iterator[Subject]:
 
 
 def _sessions(body: Body) -> Iterator[Subject]:
-    spread = evidence.between_runs(r for r in body.rows if r["name"] in (body.card.control, body.card.candidate))
+    spread = evidence.between_runs(r for r in body.rows if r.name in (body.card.control, body.card.candidate))
     for part, _, verdict, condition, reading in _conditions(body, "require"):
         if _decided(verdict.word, condition) and condition.workload in spread:
             sd = Quantity(spread[condition.workload][1], "%")
@@ -243,7 +243,7 @@ def _late_gates(body: Body) -> Iterator[Subject]:
     if used:
         yield body.subject(
             "the gate",
-            {"rows": tuple(from_row(r) for r in used if r["status"] == "ok")},
+            {"rows": tuple(from_row(r) for r in used if r.status == "ok")},
             evidence.staleness(body.card, used),
         )
 
@@ -261,9 +261,9 @@ def _controls(body: Body) -> Iterator[Subject]:
 
 def _own_error(body: Body, condition: Condition) -> Quantity | None:
     row = body.pairs.get(condition.workload, (None, None))[0]
-    if row is None or condition.metric != "relative_error" or row.get("relative_error") is None:
+    if row is None or condition.metric != "relative_error" or row.relative_error is None:
         return None
-    return Quantity(row["relative_error"], "ratio", evidence.row_id(row))
+    return Quantity(row.relative_error, "ratio", row.id)
 
 
 def _bands(body: Body) -> Iterator[Subject]:
@@ -282,21 +282,21 @@ def _bands(body: Body) -> Iterator[Subject]:
 
 def _clocks(body: Body) -> Iterator[Subject]:
     for workload, rows in body.pairs.items():
-        timed = [from_row(r) for r in rows if r is not None and r["status"] == "ok"]
+        timed = [from_row(r) for r in rows if r is not None and r.status == "ok"]
         if len(timed) == 2:
             yield body.subject(workload, {"whole": timed[0], "less": timed[1]})
 
 
 def _labels(body: Body) -> Iterator[Subject]:
     """One arm and workload whose compulsory bytes differ from run to run are two things under one name."""
-    seen: dict[tuple[str, str], Mapping[str, Any]] = {}
+    seen: dict[tuple[str, str], Measurement] = {}
     for row in body.rows:
-        if row["status"] != "ok" or not row.get("bytes"):
+        if row.status != "ok" or not row.bytes:
             continue
-        first = seen.setdefault((row["name"], row["workload_id"]), row)
-        if first is not row and first["bytes"] != row["bytes"]:
-            label = {"label": f"{row['name']} at {row['workload_id']}"}
-            called, own = (Quantity(r["bytes"], "bytes", evidence.row_id(r), "", label) for r in (first, row))
+        first = seen.setdefault((row.name, row.workload_id), row)
+        if first is not row and first.bytes != row.bytes:
+            label = {"label": f"{row.name} at {row.workload_id}"}
+            called, own = (Quantity(r.bytes or 0.0, "bytes", r.id, "", label) for r in (first, row))
             yield body.subject(label["label"], {"called": called, "same_label": own})
 
 
@@ -315,9 +315,7 @@ def _withdrawn(body: Body) -> Iterator[Subject]:
         for i in r.ids
         if i in figures and isinstance(figures[i].value, float)
     )
-    measured = tuple(
-        from_row(r) for pair in body.pairs.values() for r in pair if r is not None and r["status"] in TIMED
-    )
+    measured = tuple(from_row(r) for pair in body.pairs.values() for r in pair if r is not None and r.status in TIMED)
     if used or measured:
         yield body.subject("its evidence", {"figure": (*used, *measured)})
 

@@ -98,8 +98,8 @@ def judge(
     notes = [note for _, imported in files for note in imported.notes]
     notes += [f"{neither} figures belong to neither arm"] if neither else []
     notes += _warnings(card, used, arms, place)
-    starts = [{"started": s.when} for m in used for arm in ARMS for s in m.arm(arm) if _time(s)]
-    notes += [text for text in [evidence.staleness(card, starts)] if text]
+    starts = [s.when for m in used for arm in ARMS for s in m.arm(arm) if _time(s)]
+    notes += [text for text in [evidence.changed_since(card, starts)] if text]
     notes = list(dict.fromkeys(notes))
     judgement = verdicts.judgement(card, readings, "imported", place, None, note="; ".join(notes))
     return Outcome(_explained(judgement, matches), matches, files, tuple(notes))
