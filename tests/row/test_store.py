@@ -343,7 +343,7 @@ def test_truncated_last_line(cut: int, tmp_path: Path) -> None:
             json.dumps({**PLAIN, "median_su": 1.0}),
             'line 2: row has the unknown key "median_su"; did you mean "median',
         ),
-        (json.dumps({**PLAIN, "median_us": "12"}), "line 2: median_us = '12': expected `float`"),
+        (json.dumps({**PLAIN, "median_us": "12"}), "line 2: median_us = '12': expected `float"),
         (json.dumps({**PLAIN, "status": "eror"}), 'line 2: status = "eror"; did you mean "error"?'),
         (json.dumps({"schema": 1, "status": "ok"}), 'line 2: row lacks "device"'),
         (json.dumps({**msgspec.to_builtins(FAILED), "median_us": 1.0}), "line 2: a row with status error carries"),
