@@ -292,8 +292,8 @@ def test_truncated_rows_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(store, "FOLDER", tmp_path)
     (tmp_path / "h200" / "p5" / "r1").mkdir(parents=True)
     (tmp_path / "h200" / "p5" / "r1" / "rows.jsonl").write_text('{"schema": 1, "dev')
-    assert "rows.jsonl: line 1 is not JSON" in refused(capsys, "judge", "p5", "--evidence", "measured")
-    assert "rows.jsonl: line 1 is not JSON" in refused(capsys, "write", "p5")
+    assert "rows.jsonl line 1: not JSON" in refused(capsys, "judge", "p5", "--evidence", "measured")
+    assert "rows.jsonl line 1: not JSON" in refused(capsys, "write", "p5")
 
 
 # As a process ---------------------------------------------------------------------------------------------------------
