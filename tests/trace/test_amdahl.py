@@ -107,7 +107,7 @@ def test_refused(share: Interval, speed: Interval, of_wall: float, value: str) -
 
 
 def row(arm: str, median: float | None, iqr: float | None, **changes: Any) -> Measurement:
-    return measurement(arm=arm, median_us=median, iqr_us=iqr, **changes)
+    return measurement(**{"phase": "x", "workload_id": "w", "arm": arm, "median_us": median, "iqr_us": iqr, **changes})
 
 
 def test_speedup_is_bounded_by_the_quartiles() -> None:
