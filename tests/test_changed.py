@@ -111,7 +111,7 @@ def test_an_unknown_base_is_refused_in_one_line(capsys: pytest.CaptureFixture[st
 def test_most_of_a_room_does_not_run_the_kernels() -> None:
     """A list that is always the whole suite would miss nothing either."""
     graph = Graph()
-    for path in ("lab/judge/rules.py", "lab/draw/plots.py", "lab/trace/amdahl.py", "kernels/kv/cases.py"):
+    for path in ("lab/judge/rules.py", "lab/draw/style.py", "lab/trace/amdahl.py", "kernels/kv/cases.py"):
         tests = graph.of(path)
         assert tests is not None, path
         assert not [t for t in tests if "nvfp4" in t], path

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from matplotlib.figure import Figure
 
 from lab.base.errors import BadInput
-from lab.draw.style import BLUE, CARD, INK, SOFT, blank, styled
-from lab.draw.style import title as set_title
+from lab.draw import style
 from lab.trace.breakdowns import NO_PART, NOT_ATTRIBUTED, Breakdown
 
 
@@ -24,7 +23,7 @@ def breakdown(b: Breakdown, title: str = "") -> Figure:
     return bars(parts, words, b.unit, None if idle else max(b.whole, sum(parts.values())), title or b.title)
 
 
-@styled
+@style.styled
 def bars(
     parts: Mapping[str, float], denominator: str, unit: str, total: float | None = None, title: str = ""
 ) -> Figure:
@@ -48,16 +47,16 @@ def bars(
     rest = whole - sum(parts.values())
     if rest > 0.005 * whole:
         rows.append((NOT_ATTRIBUTED, rest))
-    figure, axes = blank(0.9 + 0.34 * len(rows))
+    figure, axes = style.blank(0.9 + 0.34 * len(rows))
     for i, (name, value) in enumerate(rows):
-        colour, edge, hatch = (BLUE, BLUE, "") if name != NOT_ATTRIBUTED else (CARD, SOFT, "////")
-        axes.barh(i, value, height=0.66, color=colour, edgecolor=edge, hatch=hatch, linewidth=0.8)
-        axes.annotate(f"{value:,.4g} {unit} ({value / whole:.1%})", (value, i), xytext=(5, 0),
-                      textcoords="offset points", va="center", fontsize=8.5, color=INK)  # fmt: skip
+        own = name != NOT_ATTRIBUTED
+        axes.barh(i, value, height=0.66, color=style.BLUE if own else style.CARD, hatch="" if own else "////",
+                  edgecolor=style.BLUE if own else style.SOFT, linewidth=0.8)  # fmt: skip
+        style.beside(axes, f"{value:,.4g} {unit} ({value / whole:.1%})", (value, i), 5)
     axes.set_yticks(range(len(rows)), [name for name, _ in rows])
     axes.invert_yaxis()
     axes.tick_params(axis="y", length=0)
     axes.set_xlim(0, max(value for _, value in rows) * 1.32)
     axes.set_xlabel(f"{unit}; 100 % = {denominator}, {whole:,.5g} {unit}")
-    set_title(axes, title or denominator)
+    style.title(axes, title or denominator)
     return figure

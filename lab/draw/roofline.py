@@ -13,31 +13,17 @@ from matplotlib.transforms import Bbox
 from lab.base.devices import Device
 from lab.base.errors import BadInput, nearest
 from lab.base.facts import Fact, to_base
-from lab.draw.style import (
-    BLUE,
-    CARD,
-    GREEN,
-    GRID,
-    HEIGHT_IN,
-    INK,
-    ORANGE,
-    PURPLE,
-    SOFT,
-    VERMILLION,
-    blank,
-    plain_ticks,
-    styled,
-)
-from lab.draw.style import title as set_title
+from lab.draw import style
 
 CLOSE = 1.6  # lines nearer than this factor share a label: at this height less than a line of text lies between them
-PIPE_COLOURS = {"bf16": BLUE, "fp8": GREEN, "int8": PURPLE, "fp4": VERMILLION, "f32": SOFT}
+PIPE_COLOURS = {"bf16": style.BLUE, "fp8": style.GREEN, "int8": style.PURPLE, "fp4": style.VERMILLION}
+PIPE_COLOURS |= {"f32": style.SOFT}
 # kind of point -> (marker, colour, filled)
 KINDS = {
-    "measured": ("o", BLUE, True),
-    "recorded": ("D", VERMILLION, False),
-    "peer": ("s", ORANGE, True),
-    "modelled": ("^", SOFT, False),
+    "measured": ("o", style.BLUE, True),
+    "recorded": ("D", style.VERMILLION, False),
+    "peer": ("s", style.ORANGE, True),
+    "modelled": ("^", style.SOFT, False),
 }
 Place = tuple[float, float, str, str]  # offset in points, horizontal and vertical alignment
 # Beside a point, above and below it, then further away.
@@ -124,7 +110,7 @@ class _Placer:
             x0, y0 = self.axes.transData.transform((x, y))
             near = (min(max(x0, best[2].x0), best[2].x1), min(max(y0, best[2].y0), best[2].y1))
             ends = self.axes.transData.inverted().transform([(x0, y0), near])
-            self.axes.plot(ends[:, 0], ends[:, 1], color=SOFT, lw=0.6, zorder=1.5)
+            self.axes.plot(ends[:, 0], ends[:, 1], color=style.SOFT, lw=0.6, zorder=1.5)
 
     def along(self, x: float, y: float, slope_to: tuple[float, float], label: str, colour: str) -> None:
         """A label just above a line, turned along it, starting at (x, y)."""
@@ -141,7 +127,7 @@ class _Placer:
             self.boxes.append(Bbox.from_bounds(cx - 8, cy, 16, 14))
 
 
-@styled
+@style.styled
 def roofline(
     device: Device, points: Iterable[Point] = (), pipes: Sequence[str] = ("bf16",), title: str = "", seen: bool = True
 ) -> Figure:
@@ -167,19 +153,19 @@ def roofline(
     left = min([0.3, *(p.intensity / 3 for p in points)])
     right = max([6 * highest / slowest, *(p.intensity * 3 for p in points)])
     lowest = min([slowest * left / 1e12, *(p.rate_tflop_s / 2.5 for p in points)])
-    figure, axes = blank(HEIGHT_IN)
+    figure, axes = style.blank(style.HEIGHT_IN)
     axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(lowest, highest / 1e12 * 3))
     axes.set_xlabel("arithmetic intensity: operations per byte of compulsory traffic")
     axes.set_ylabel("TFLOP/s (TOP/s for int8)" if "int8" in pipes else "TFLOP/s")
-    set_title(axes, title or f"{device.name}: roofline")
-    axes.grid(True, which="major", color=GRID, linewidth=0.6)
+    style.title(axes, title or f"{device.name}: roofline")
+    axes.grid(True, which="major", color=style.GRID, linewidth=0.6)
     axes.minorticks_off()
-    plain_ticks(axes.xaxis, axes.yaxis)
+    style.plain_ticks(axes.xaxis, axes.yaxis)
     kinds = [k for k in KINDS if any(p.kind == k for p in points)]
     for kind in kinds:
         marker, colour, filled = KINDS[kind]
         xs, ys = zip(*[(p.intensity, p.rate_tflop_s) for p in points if p.kind == kind], strict=True)
-        axes.plot(xs, ys, ls="", marker=marker, ms=6, mec=colour, mew=1.4, mfc=colour if filled else CARD,
+        axes.plot(xs, ys, ls="", marker=marker, ms=6, mec=colour, mew=1.4, mfc=colour if filled else style.CARD,
                   label=kind, zorder=3)  # fmt: skip
     if kinds:
         axes.legend(loc="lower right", frameon=False, fontsize=8.5, handletextpad=0.2)
@@ -191,7 +177,7 @@ def roofline(
         placer.boxes.append(Bbox.from_bounds(x - 4, y - 4, 8, 8))
     _draw_roofs(placer, device, peaks, bandwidths, seen)
     for p in sorted(points, key=lambda p: -p.rate_tflop_s):
-        placer.put(p.intensity, p.rate_tflop_s, p.label, INK, AROUND)
+        placer.put(p.intensity, p.rate_tflop_s, p.label, style.INK, AROUND)
     return figure
 
 
@@ -211,10 +197,10 @@ def _draw_roofs(
         for bandwidth, dash in lines:
             xs = [max(left, lowest / bandwidth), highest / bandwidth]
             ys = [bandwidth * x / 1e12 for x in xs]
-            placer.line(xs, ys, color=SOFT if dash == ":" else INK, lw=1.5 if dash == "-" else 1.2, ls=dash)
+            placer.line(xs, ys, color=style.SOFT if dash == ":" else style.INK, lw=1.5 if dash == "-" else 1.2, ls=dash)
         start, end = max(left, lowest / rate), highest / rate
         x = start * (end / start) ** 0.12
-        placer.along(x, rate * x / 1e12, (end, highest / 1e12), words, INK)
+        placer.along(x, rate * x / 1e12, (end, highest / 1e12), words, style.INK)
     level = []
     for pipe, roofs in peaks.items():
         ceiling = [device.ceilings[pipe]] if seen and pipe in device.ceilings else []

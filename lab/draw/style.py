@@ -20,6 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter
 
 from lab.base.errors import BadInput
@@ -79,6 +80,21 @@ def blank(height_in: float) -> tuple[Figure, Axes]:
 def title(axes: Axes, text: str) -> None:
     """The title, over the left end."""
     axes.set_title(text, loc="left", fontsize=10, color=INK)
+
+
+def beside(axes: Axes, words: str, at: tuple[float, float], far_pt: float = 4, size: float = 8.5) -> None:
+    """Words to the right of a point."""
+    axes.annotate(words, at, xytext=(far_pt, 0), textcoords="offset points", va="center", fontsize=size, color=INK)
+
+
+def inside(axes: Axes, words: str, at: tuple[float, float], ground: str, size: float) -> Text:
+    """Words in the middle of a part of this colour."""
+    return axes.text(*at, words, ha="center", va="center", fontsize=size, color=CARD if ground in DARK else INK)
+
+
+def block(axes: Axes, y: float, left: float, width: float, look: Look, height: float, line: float) -> None:
+    """A part of a bar, outlined."""
+    axes.barh(y, width, left=left, height=height, color=look[0], hatch=look[1], edgecolor=INK, linewidth=line)
 
 
 def plain(value: float, _position: int = 0) -> str:

@@ -10,24 +10,9 @@ from matplotlib.figure import Figure
 
 from lab.base.errors import BadInput
 from lab.card.sweeps import METRICS, Series
-from lab.draw.style import (
-    BLUE,
-    CARD,
-    GREEN,
-    GRID,
-    INK,
-    ORANGE,
-    PURPLE,
-    SOFT,
-    VERMILLION,
-    blank,
-    plain_ticks,
-    sheet,
-    styled,
-)
-from lab.draw.style import title as set_title
+from lab.draw import style
 
-COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, INK)
+COLOURS = (style.BLUE, style.VERMILLION, style.GREEN, style.PURPLE, style.ORANGE, style.INK)
 MARKERS, DASHES = ("o", "s", "^", "D", "v", "P"), ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)))
 STEPS_US = [step * 10**power for power in range(-1, 5) for step in (1, 1.5, 2, 3, 4, 5, 6, 8)]
 AXES = {
@@ -47,7 +32,7 @@ WORDS = {
 }
 
 
-@styled
+@style.styled
 def curves(
     panels: Sequence[Sequence[Series]],
     title: str,
@@ -72,19 +57,19 @@ def curves(
     for panel in panels:
         if len({METRICS[s.metric][0] for s in panel}) > 1:
             raise BadInput("sweep plot", f"units differ: {', '.join(s.metric for s in panel)}", "draw them apart")
-    figure = sheet(0.7 + 2.3 * len(every))
+    figure = style.sheet(0.7 + 2.3 * len(every))
     grid: Any = figure.subplots(len(every), 1, sharex=True, squeeze=False)[:, 0]
     for axes, panel in zip(grid, every, strict=True):
-        axes.set_facecolor(CARD)
+        axes.set_facecolor(style.CARD)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(True, which="major", color=GRID, linewidth=0.6)
+        axes.grid(True, which="major", color=style.GRID, linewidth=0.6)
         for i, s in enumerate(panel):
             _curve(axes, i, s.xs, s.ys, s.label)
         if ratios and panel is every[-1]:
-            axes.axhline(1.0, color=SOFT, lw=0.8)
+            axes.axhline(1.0, color=style.SOFT, lw=0.8)
             axes.set_ylabel("ratio")
             if line is not None:
-                axes.axhline(line, color=VERMILLION, lw=1.0, ls=":", label=f"gate {line:g}")
+                axes.axhline(line, color=style.VERMILLION, lw=1.0, ls=":", label=f"gate {line:g}")
         else:
             names = {WORDS.get(s.metric, s.metric) for s in panel}
             axes.set_ylabel(f"{' / '.join(sorted(names))}, {METRICS[panel[0].metric][0]}", fontsize=8.5)
@@ -93,17 +78,17 @@ def curves(
         axes.legend(frameon=False, fontsize=8.5, loc="best")
     if log:
         grid[-1].set_xscale("log", base=2)
-    plain_ticks(grid[-1].xaxis)
+    style.plain_ticks(grid[-1].xaxis)
     grid[-1].set_xlabel(AXES.get(every[0][0].axis, every[0][0].axis))
-    set_title(grid[0], title)
+    style.title(grid[0], title)
     return figure
 
 
 def _curve(axes: Axes, i: int, xs: Sequence[float], ys: Sequence[float], label: str) -> None:
-    axes.plot(xs, ys, color=COLOURS[i], marker=MARKERS[i], ls=DASHES[i], ms=4, lw=1.3, mfc=CARD, label=label)
+    axes.plot(xs, ys, color=COLOURS[i], marker=MARKERS[i], ls=DASHES[i], ms=4, lw=1.3, mfc=style.CARD, label=label)
 
 
-@styled
+@style.styled
 def batch_curves(curves: Mapping[str, Sequence[tuple[int, float]]], title: str, marks: Sequence[int] = ()) -> Figure:
     """Time per sequence in us against the sequences of a batch, a curve an arm, both axes logarithmic.
 
@@ -114,19 +99,19 @@ def batch_curves(curves: Mapping[str, Sequence[tuple[int, float]]], title: str, 
         raise BadInput("batch plot", f"{len(curves)} curves, or one without a point", "give one to six curves")
     if any(n < 1 or not us > 0 for points in curves.values() for n, us in points):
         raise BadInput("batch plot", "a batch below 1 or a time that is not positive", "pass rows that are ok")
-    figure, axes = blank(3.6)
+    figure, axes = style.blank(3.6)
     for i, (name, points) in enumerate(curves.items()):
         xs, ys = zip(*sorted(points), strict=True)
         _curve(axes, i, xs, ys, name)
     for mark in marks:
-        axes.axvline(mark, color=SOFT, lw=0.8, ls=":")
+        axes.axvline(mark, color=style.SOFT, lw=0.8, ls=":")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     every = [us for points in curves.values() for _, us in points]
     axes.set_yticks([t for t in STEPS_US if min(every) / 1.3 < t < 1.3 * max(every)])
-    plain_ticks(axes.xaxis, axes.yaxis)
+    style.plain_ticks(axes.xaxis, axes.yaxis)
     axes.minorticks_off()
     axes.set(xlabel="sequences", ylabel="us a sequence")
-    set_title(axes, title)
+    style.title(axes, title)
     axes.legend(frameon=False, fontsize=8.5, loc="best")
     return figure

@@ -17,43 +17,28 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from lab.base.errors import BadInput
-from lab.draw.style import (
-    BLUE,
-    CARD,
-    DARK,
-    IDLE_LOOK,
-    INK,
-    SOFT,
-    VERMILLION,
-    YELLOW,
-    Look,
-    blank,
-    legend_below,
-    look,
-    number,
-    plain_ticks,
-    styled,
-)
-from lab.draw.style import title as set_title
+from lab.draw import style
 from lab.trace import categories, intervals
 from lab.trace.categories import MEMCPY, MEMSET, OPAQUE, Rules
 from lab.trace.intervals import Spans, merged, union
 from lab.trace.model import Int64, Trace
 
 PIXELS = 900  # half pixels of a timeline's width
-LOOKS: Mapping[str, Look] = {MEMCPY: (VERMILLION, "////"), MEMSET: (VERMILLION, "...."), OPAQUE: ("#dddddd", "xxxx")}
-DIVIDED: Mapping[str, Look] = {
-    "kernels": (BLUE, ""),
-    "kernels with copies": (BLUE, "////"),
-    "copies and fills": LOOKS[MEMCPY],
-    "opaque graph": LOOKS[OPAQUE],
-    "waiting": (YELLOW, ""),
-    "idle": IDLE_LOOK,
+COPY: style.Look = (style.VERMILLION, "////")
+GRAPH: style.Look = ("#dddddd", "xxxx")
+LOOKS: Mapping[str, style.Look] = {MEMCPY: COPY, MEMSET: (style.VERMILLION, "...."), OPAQUE: GRAPH}
+DIVIDED: Mapping[str, style.Look] = {
+    "kernels": (style.BLUE, ""),
+    "kernels with copies": (style.BLUE, "////"),
+    "copies and fills": COPY,
+    "opaque graph": GRAPH,
+    "waiting": (style.YELLOW, ""),
+    "idle": style.IDLE_LOOK,
 }
 Lane = tuple[str, list[tuple[str, Spans]]]
 
 
-@styled
+@style.styled
 def timeline(trace: Trace, rules: Rules | None = None, title: str = "", most: int = 8) -> Figure:
     """A strip of device time: kernels by stream, copies and fills, opaque graphs, idle; x is us from the first row.
 
@@ -79,37 +64,37 @@ def timeline(trace: Trace, rules: Rules | None = None, title: str = "", most: in
     name = "idle" if wide.all() else f"idle, {close_ns / 1e3:.2g} us up"
     lanes.append((name, [("idle", Spans(free.start[wide], free.end[wide]))]))
     looks["idle"] = ("#9a9a9a", "")
-    figure, axes = blank(1.25 + 0.36 * len(lanes) + 0.2 * math.ceil(len(looks) / 3))
+    figure, axes = style.blank(1.25 + 0.36 * len(lanes) + 0.2 * math.ceil(len(looks) / 3))
     for y, (_, blocks) in enumerate(lanes):
         for category, spans in blocks:
-            colour, hatch = looks.get(category, (SOFT, ""))
+            colour, hatch = looks.get(category, (style.SOFT, ""))
             # Thin blocks keep half a pixel, or they fade to nothing; idle time is never drawn wider than it was.
             least = 0 if category == "idle" else close_ns / 1e3
             times = zip(spans.start, spans.end, strict=True)
             pairs = [((s - begin) / 1e3, max((e - s) / 1e3, least)) for s, e in times]
-            axes.broken_barh(pairs, (y - 0.33, 0.66), facecolors=colour, hatch=hatch, edgecolor=INK, linewidth=0)
+            axes.broken_barh(pairs, (y - 0.33, 0.66), facecolors=colour, hatch=hatch, edgecolor=style.INK, linewidth=0)
     axes.set_yticks(range(len(lanes)), [name for name, _ in lanes])
     axes.set_ylim(len(lanes) - 0.4, -0.6)
     axes.set_xlim(0, (end - begin) / 1e3)
     axes.tick_params(axis="y", length=0)
     span = (end - begin) / 1e3
-    axes.set_xlabel(f"us; busy {number(busy.ns / 1e3)} of {number(span)} us ({busy.ns / 1e3 / span:.1%})")
-    plain_ticks(axes.xaxis)
-    set_title(axes, title or f"{trace.source} {trace.window_label}".strip())
-    legend_below(figure, looks, 4)
+    axes.set_xlabel(f"us; busy {style.number(busy.ns / 1e3)} of {style.number(span)} us ({busy.ns / 1e3 / span:.1%})")
+    style.plain_ticks(axes.xaxis)
+    style.title(axes, title or f"{trace.source} {trace.window_label}".strip())
+    style.legend_below(figure, looks, 4)
     return figure
 
 
-def _looks(trace: Trace, rules: Rules, most: int) -> tuple[dict[str, Look], list[str]]:
+def _looks(trace: Trace, rules: Rules, most: int) -> tuple[dict[str, style.Look], list[str]]:
     """The look of each category in the picture, the largest first; and the category of each kernel name."""
     found = rules.assign(trace.names)
     time: dict[str, int] = {}
     for i, ns in zip(trace.kernels.name.tolist(), trace.kernels.duration_ns.tolist(), strict=True):
         time[found[i]] = time.get(found[i], 0) + ns
     largest = sorted(time, key=lambda c: (-time[c], c))
-    looks = {c: look(i) for i, c in enumerate(largest[:most])}
+    looks = {c: style.look(i) for i, c in enumerate(largest[:most])}
     if len(largest) > most:
-        looks["other categories"] = (SOFT, "")
+        looks["other categories"] = (style.SOFT, "")
     for label, rows in zip((MEMCPY, MEMSET, OPAQUE), trace.activities[1:], strict=True):
         if len(rows):
             looks[label] = LOOKS[label]
@@ -149,7 +134,7 @@ def _blocks(start: Int64, end: Int64, label: Sequence[str], close_ns: float) -> 
     return [(n, Spans(np.array([s for s, _ in v]), np.array([e for _, e in v]))) for n, v in by.items()]
 
 
-@styled
+@style.styled
 def occupancy(trace: Trace, rules: Rules | None = None, title: str = "") -> Figure:
     """Two bars for each device: its time span divided without overlap (kernels, copies beside them, copies alone,
     opaque graphs alone, idle), and the summed durations, which may exceed it.
@@ -158,31 +143,30 @@ def occupancy(trace: Trace, rules: Rules | None = None, title: str = "") -> Figu
     """
     found = divided(trace, rules)
     rows = [(f"GPU {device} {what}", parts) for device, both in found.items() for what, parts in both.items()]
-    figure, axes = blank(1.45 + 0.42 * len(rows))
+    figure, axes = style.blank(1.45 + 0.42 * len(rows))
     reach = max(sum(parts.values()) for _, parts in rows)
     span = max(sum(both["time"].values()) for both in found.values())
     axes.set_xlim(0, reach * 1.02)
     figure.draw_without_rendering()
-    used: dict[str, Look] = {}
+    used: dict[str, style.Look] = {}
     for y, (_, parts) in enumerate(rows):
         left = 0.0
         for name, us in parts.items():
             if us <= 0:
                 continue
             used[name] = colour, hatch = DIVIDED[name]
-            axes.barh(y, us, left=left, height=0.64, color=colour, hatch=hatch, edgecolor=INK, linewidth=0.4)
+            style.block(axes, y, left, us, used[name], height=0.64, line=0.4)
             if us > 0.16 * reach and not hatch:
-                axes.text(left + us / 2, y, f"{number(us)} ({us / span:.1%})", ha="center", va="center", fontsize=8,
-                          color=CARD if colour in DARK else INK)  # fmt: skip
+                style.inside(axes, f"{style.number(us)} ({us / span:.1%})", (left + us / 2, y), colour, 8)
             left += us
-    axes.axvline(span, color=INK, lw=0.8, ls="--")
+    axes.axvline(span, color=style.INK, lw=0.8, ls="--")
     axes.set_yticks(range(len(rows)), [name for name, _ in rows])
     axes.set_ylim(len(rows) - 0.45, -0.55)
     axes.tick_params(axis="y", length=0)
-    plain_ticks(axes.xaxis)
-    axes.set_xlabel(f"us; 100 % = span, {number(span)} us (dashed); sums beyond it ran at the same time")
-    set_title(axes, title or f"{trace.source} {trace.window_label}".strip())
-    legend_below(figure, used, min(len(used), 5))
+    style.plain_ticks(axes.xaxis)
+    axes.set_xlabel(f"us; 100 % = span, {style.number(span)} us (dashed); sums beyond it ran at the same time")
+    style.title(axes, title or f"{trace.source} {trace.window_label}".strip())
+    style.legend_below(figure, used, min(len(used), 5))
     return figure
 
 

@@ -16,14 +16,13 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from lab.base.errors import BadInput
-from lab.draw.style import CARD, DARK, IDLE_LOOK, INK, SOFT, Look, look, number, plain_ticks, sheet, styled
-from lab.draw.style import title as set_title
+from lab.draw import style
 from lab.trace.breakdowns import NO_PART, NOT_ATTRIBUTED
 from lab.trace.diff import Difference
 
 CANCELS = 0.1  # a gap below this part of the summed differences gets no shares
 SMALL = 0.015  # of the larger total: categories with less, on both sides, are joined
-REST: Look = (CARD, "\\\\\\\\")
+REST: style.Look = (style.CARD, "\\\\\\\\")
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class _Row:
     name: str
     a: float
     b: float
-    look: Look
+    look: style.Look
 
 
 def _rows(d: Difference) -> list[_Row]:
@@ -47,15 +46,16 @@ def _rows(d: Difference) -> list[_Row]:
         shown, small = [*shown, *small], []
     # The source's own words where both sides use the same, else the category.
     names = [x.labels[0] if x.labels[0] and x.labels[0] == x.labels[1] else x.name for x in shown]
-    rows = [_Row(name, x.a, x.b, look(i)) for i, (name, x) in enumerate(zip(names, shown, strict=True))]
+    rows = [_Row(name, x.a, x.b, style.look(i)) for i, (name, x) in enumerate(zip(names, shown, strict=True))]
     if small:
-        rows.append(_Row(f"{len(small)} smaller ones", sum(x.a for x in small), sum(x.b for x in small), (SOFT, "")))
-    rows += [_Row(x.name.removeprefix("gpu_"), x.a, x.b, IDLE_LOOK) for x in d.lines if x.name in NO_PART]
+        joined = sum(x.a for x in small), sum(x.b for x in small)
+        rows.append(_Row(f"{len(small)} smaller ones", *joined, (style.SOFT, "")))
+    rows += [_Row(x.name.removeprefix("gpu_"), x.a, x.b, style.IDLE_LOOK) for x in d.lines if x.name in NO_PART]
     rest = d.a.not_attributed, d.b.not_attributed
     return rows + ([_Row(NOT_ATTRIBUTED, *rest, REST)] if max(map(abs, rest)) > 1e-6 * larger else [])
 
 
-@styled
+@style.styled
 def gap(d: Difference, names: tuple[str, str] = ("A", "B"), title: str = "") -> Figure:
     """Two stacked bars and the waterfall of the gap between them; names: what the reader calls the two sides.
 
@@ -64,19 +64,19 @@ def gap(d: Difference, names: tuple[str, str] = ("A", "B"), title: str = "") -> 
     if min(d.a.whole, d.b.whole) <= 0:
         raise BadInput("gap picture", f"totals {d.a.whole:g} and {d.b.whole:g} {d.unit}", "both must be above zero")
     rows = _rows(d)
-    figure = sheet(2.35 + 0.26 * len(rows))
+    figure = style.sheet(2.35 + 0.26 * len(rows))
     bars, falls = figure.subplots(2, 1, height_ratios=[1.25, 0.26 * len(rows) + 0.75])
     for axes in (bars, falls):
-        axes.set_facecolor(CARD)
+        axes.set_facecolor(style.CARD)
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.tick_params(axis="y", length=0)
     sides = ([r.a for r in rows], d.a.whole), ([r.b for r in rows], d.b.whole)
     bars.set_xlim(0, max(max(sum(max(v, 0) for v in values), whole) for values, whole in sides) * 1.24)
     bars.set_ylim(1.5, -0.5)
     bars.set_yticks([0, 1], list(names))
-    plain_ticks(bars.xaxis)
+    style.plain_ticks(bars.xaxis)
     bars.set_xlabel(f"{d.unit}; whole = {d.a.denominator}")
-    set_title(bars, title or f"{names[0]} against {names[1]}, {d.unit}")
+    style.title(bars, title or f"{names[0]} against {names[1]}, {d.unit}")
     _waterfall(falls, d, rows, names)
     figure.draw_without_rendering()  # fixes the layout, so that text can be measured against its part
     figure.set_layout_engine("none")
@@ -92,17 +92,15 @@ def _stack(axes: Axes, y: float, parts: Sequence[tuple[_Row, float]], whole: flo
         if value <= 0:
             continue
         colour, hatch = row.look
-        axes.barh(y, value, left=left, height=0.62, color=colour, hatch=hatch, edgecolor=CARD if not hatch else INK,
-                  linewidth=0.6)  # fmt: skip
+        edge = style.INK if hatch else style.CARD
+        axes.barh(y, value, left=left, height=0.62, color=colour, hatch=hatch, edgecolor=edge, linewidth=0.6)
         if not hatch:
-            text = axes.text(left + value / 2, y, row.name, ha="center", va="center", fontsize=7.5,
-                             color=CARD if colour in DARK else INK)  # fmt: skip
+            text = style.inside(axes, row.name, (left + value / 2, y), colour, 7.5)
             ends = axes.transData.transform([(left, 0), (left + value, 0)])
             if text.get_window_extent().width > ends[1][0] - ends[0][0] - 6:
                 text.remove()
         left += value
-    words, where = f"{number(whole)} {unit}", (max(left, whole), y)
-    axes.annotate(words, where, xytext=(4, 0), textcoords="offset points", va="center", fontsize=8.5, color=INK)
+    style.beside(axes, f"{style.number(whole)} {unit}", (max(left, whole), y))
 
 
 def _waterfall(axes: Axes, d: Difference, rows: Sequence[_Row], names: tuple[str, str]) -> None:
@@ -116,25 +114,23 @@ def _waterfall(axes: Axes, d: Difference, rows: Sequence[_Row], names: tuple[str
     start = max(low - margin, 0.0)
     axes.set_xlim(start, high + margin * 1.6)
     telling = abs(d.gap) > CANCELS * sum(abs(r.a - r.b) for r in ordered)
-    axes.barh(0, d.b.whole - start, left=start, height=0.6, color=SOFT)
+    axes.barh(0, d.b.whole - start, left=start, height=0.6, color=style.SOFT)
     for i, r in enumerate(ordered, start=1):
         delta = r.a - r.b
-        colour, hatch = r.look
-        axes.barh(i, delta, left=edges[i - 1], height=0.6, color=colour, hatch=hatch, edgecolor=INK, linewidth=0.5)
-        axes.plot([edges[i - 1]] * 2, [i - 0.7, i + 0.3], color=SOFT, lw=0.7)
+        style.block(axes, i, edges[i - 1], delta, r.look, height=0.6, line=0.5)
+        axes.plot([edges[i - 1]] * 2, [i - 0.7, i + 0.3], color=style.SOFT, lw=0.7)
         share = f" ({delta / d.gap:.0%})" if telling else ""
-        axes.annotate(f"{number(delta, '+')}{share}", (max(edges[i - 1], edges[i]), i), xytext=(4, 0), va="center",
-                      textcoords="offset points", fontsize=8, color=INK)  # fmt: skip
+        style.beside(axes, f"{style.number(delta, '+')}{share}", (max(edges[i - 1], edges[i]), i), size=8)
         axes.add_patch(Rectangle((-0.022, i - 0.28), 0.014, 0.56, transform=axes.get_yaxis_transform(), clip_on=False,
-                                 facecolor=colour, hatch=hatch, edgecolor=INK, linewidth=0.4))  # fmt: skip
+                                 facecolor=r.look[0], hatch=r.look[1], edgecolor=style.INK, linewidth=0.4))  # fmt: skip
     last = len(ordered) + 1
-    axes.barh(last, d.a.whole - start, left=start, height=0.6, color=SOFT)
-    axes.plot([edges[-1]] * 2, [last - 0.7, last + 0.3], color=SOFT, lw=0.7)
+    axes.barh(last, d.a.whole - start, left=start, height=0.6, color=style.SOFT)
+    axes.plot([edges[-1]] * 2, [last - 0.7, last + 0.3], color=style.SOFT, lw=0.7)
     labels = [f"{names[1]} total", *(r.name for r in ordered), f"{names[0]} total"]
     axes.set_yticks(range(last + 1), labels, fontsize=8.5)
     axes.tick_params(axis="y", pad=12)
     axes.set_ylim(last + 0.6, -0.6)
     shares = ", with each share of it" if telling else "; the parts largely cancel"
-    cut = f"; axis starts at {number(start)}" if start else ""
-    plain_ticks(axes.xaxis)
-    axes.set_xlabel(f"{d.unit}: {names[0]} less {names[1]} = {number(d.gap, '+')}{shares}{cut}", loc="right")
+    cut = f"; axis starts at {style.number(start)}" if start else ""
+    style.plain_ticks(axes.xaxis)
+    axes.set_xlabel(f"{d.unit}: {names[0]} less {names[1]} = {style.number(d.gap, '+')}{shares}{cut}", loc="right")
