@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,46 +28,33 @@ FILE = REPOSITORY / "data" / "staircase.toml"
 UNIT = "tok/s"
 
 
-class BoundStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A step of data/staircase.toml: figures by id; share: the source's own shares before and after, if it has them."""
-
-    patch: str
-    card: str
-    mechanism: str
-    control: str
-    candidate: str
-    share: tuple[str, str] | None = None
-
-
-class Bound(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A staircase of data/staircase.toml."""
-
-    name: str
-    title: str
-    npl: int
-    peer: str
-    step: Annotated[tuple[BoundStep, ...], Meta(min_length=1)]
-
-
-class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """data/staircase.toml."""
-
-    staircase: tuple[Bound, ...]
-
-
-@dataclass(frozen=True)
-class Step:
+class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One patch: what it does, the card that judges it, and its two arms in tok/s over `npl` sequences.
 
-    stated: the shares of the peer before and after in % as the source prints them, None where it prints none.
+    share: the figures in which the source itself states the shares before and after, None where it prints none.
     """
 
     patch: str
     card: str
     mechanism: str
-    control: recorded.Figure
-    candidate: recorded.Figure
-    stated: tuple[recorded.Figure, recorded.Figure] | None
+    control_id: str = msgspec.field(name="control")
+    candidate_id: str = msgspec.field(name="candidate")
+    share: tuple[str, str] | None = None
+
+    @property
+    def control(self) -> recorded.Figure:
+        """The control's figure."""
+        return recorded.target(self.control_id)
+
+    @property
+    def candidate(self) -> recorded.Figure:
+        """The candidate's figure."""
+        return recorded.target(self.candidate_id)
+
+    @property
+    def stated(self) -> tuple[recorded.Figure, ...]:
+        """The shares of the peer before and after in %, as the source prints them."""
+        return tuple(map(recorded.target, self.share or ()))
 
     @property
     def before(self) -> float:
@@ -86,15 +72,19 @@ class Step:
         return self.after / self.before
 
 
-@dataclass(frozen=True)
-class Staircase:
+class Staircase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The steps of one model on one device, in order, with the peer that the shares are of."""
 
     name: str
     title: str
     npl: int
-    peer: recorded.Figure
-    steps: tuple[Step, ...]
+    peer_id: str = msgspec.field(name="peer")
+    steps: Annotated[tuple[Step, ...], Meta(min_length=1)] = msgspec.field(name="step")
+
+    @property
+    def peer(self) -> recorded.Figure:
+        """The peer's figure."""
+        return recorded.target(self.peer_id)
 
     def share_pct(self, tps: float) -> float:
         """A throughput as a share of the peer's, in %."""
@@ -135,6 +125,12 @@ class Staircase:
         ]
 
 
+class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """data/staircase.toml."""
+
+    staircase: tuple[Staircase, ...]
+
+
 @cache
 def staircases() -> Mapping[str, Staircase]:
     """Every staircase of data/staircase.toml by name."""
@@ -154,21 +150,22 @@ def load(path: Path) -> list[Staircase]:
     Raises BadInput for an unknown or missing key, a card that does not exist, a figure that is unknown, withdrawn, in
     another unit, of the wrong arm, or of another device, model or number of sequences than its staircase.
     """
-    found = []
-    for bound in files.read(path, File).staircase:
-        steps = []
-        for step in bound.step:
+    found = files.read(path, File).staircase
+    for stairs in found:
+        bound = [(stairs.peer_id, "peer-")]
+        for step in stairs.steps:
             if step.card not in phases.cards():
                 raise BadInput(path, f'card = "{step.card}" is unknown', nearest(step.card, phases.cards()))
-            before, after = (recorded.target(i) for i in step.share) if step.share else (None, None)
-            control = _throughput(path, step.control, bound.npl, "control")
-            candidate = _throughput(path, step.candidate, bound.npl, "candidate")
-            stated = (before, after) if before and after else None
-            steps.append(Step(step.patch, step.card, step.mechanism, control, candidate, stated))
-        peer = _throughput(path, bound.peer, bound.npl, "peer-")
-        _one_place(path, bound.name, [peer, *(f for s in steps for f in (s.control, s.candidate))])
-        found.append(Staircase(bound.name, bound.title, bound.npl, peer, tuple(steps)))
-    return found
+            bound += [(step.control_id, "control"), (step.candidate_id, "candidate")]
+            for share in step.share or ():
+                recorded.target(share)
+        figures = [_throughput(path, figure_id, stairs.npl, arm) for figure_id, arm in bound]
+        for field in ("device", "model"):
+            words = sorted({getattr(f, field) for f in figures})
+            if len(words) > 1:
+                what = f"{stairs.name} mixes {field}s: {', '.join(words)}"
+                raise BadInput(path, what, f"one staircase is of one {field}")
+    return list(found)
 
 
 def _throughput(path: Path, figure_id: str, npl: int, arm: str) -> recorded.Figure:
@@ -181,13 +178,6 @@ def _throughput(path: Path, figure_id: str, npl: int, arm: str) -> recorded.Figu
     if figure.params.get("npl") != npl:
         raise BadInput(path, f"{figure_id} is at npl {figure.params.get('npl')}", f"this staircase is at npl {npl}")
     return figure
-
-
-def _one_place(path: Path, name: str, figures: Sequence[recorded.Figure]) -> None:
-    for field in ("device", "model"):
-        words = sorted({getattr(f, field) for f in figures})
-        if len(words) > 1:
-            raise BadInput(path, f"{name} mixes {field}s: {', '.join(words)}", f"one staircase is of one {field}")
 
 
 def picture(chosen: Sequence[Staircase]) -> Picture:

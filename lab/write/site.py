@@ -26,9 +26,8 @@ from lab.check import accuracy, families
 from lab.judge import evidence
 from lab.judge.verdicts import Judgement, judge_recorded
 from lab.row import store
-from lab.study.audit import page as audit_page
 from lab.study.audit.run import audit
-from lab.write import jobs, pairing, writeup
+from lab.write import audit_page, jobs, pairing, writeup
 
 NOTEBOOKS = REPOSITORY / "notebooks"
 DEFAULT = REPOSITORY / "build" / "site"

@@ -15,8 +15,9 @@ from msgspec import structs
 from lab.base.errors import BadInput
 from lab.card import phases, recorded
 from lab.cli import main
-from lab.study.audit import bindings, page, run
+from lab.study.audit import bindings, run
 from lab.study.audit.subject import SEVERITIES, Finding
+from lab.write import audit_page
 
 
 @pytest.fixture(scope="module")
@@ -312,7 +313,7 @@ def test_a_finding_is_told_once(whole: run.Audit) -> None:
 
 
 def test_page_links_every_line(whole: run.Audit) -> None:
-    text = page.body(whole)
+    text = audit_page.body(whole)
     anchors, links = re.findall(r'id="(f-[^"]+)"', text), re.findall(r'href="#(f-[^"]+)"', text)
     assert set(anchors) == set(links)
     assert len(set(anchors)) == len(anchors)
