@@ -242,8 +242,8 @@ for family, rounded in (("nvfp4", False), ("nvfp4", True), ("gdn", False), ("q8"
     known[family, rounded] = table
     last = ("", "")
     for entry in routes.crossovers(table):
-        shape = " ".join(f"{a}={v}" for a, v in entry["shape"].items())
-        place, best = (family, shape, entry[table.axis]), entry["best"]
+        shape = " ".join(f"{a}={v}" for a, v in entry.shape.items())
+        place, best = (family, shape, entry.at), entry.best
         turned = last[0] == shape and last[1] != best
         last = (shape, best)
         if rounded and chosen[place] == best:
@@ -254,12 +254,12 @@ for family, rounded in (("nvfp4", False), ("nvfp4", True), ("gdn", False), ("q8"
             {
                 "family": f"{family}, rounded" if rounded else family,
                 "shape": shape,
-                "at": f"{table.axis}={entry[table.axis]}",
+                "at": f"{table.axis}={entry.at}",
                 "fastest": best,
                 "crossover": "here" if turned else "",
-                "us": ("~" if best in entry["interpolated"] else "") + f"{entry['times_us'][best]:.1f}",
-                "worst": entry["worst"],
-                "costs": f"{entry['cost_of_worst']:.2f}x",
+                "us": ("~" if best in entry.interpolated else "") + f"{entry.times_us[best]:.1f}",
+                "worst": entry.worst,
+                "costs": f"{entry.cost_of_worst:.2f}x",
             }
         )
 choices = pd.DataFrame(rows)

@@ -14,31 +14,140 @@ A device without rows gets the roofline's prediction of every measured shape, wh
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
-import tempfile
+import sys
 from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lab.base import devices
+from lab.base import devices, files
 from lab.base.console import print_json
-from lab.base.errors import BadInput, shown
+from lab.base.errors import BadInput, nearest, shown
 from lab.check import families
 from lab.row import store
 from lab.row.records import Measurement
-from lab.study import route_choices
-from lab.study.route_choices import OWN, SAME, entry, router
 
 if TYPE_CHECKING:  # kernels/ is imported late, so that a package that shadows it is told in one line
-    from kernels.routing import Router, Table
+    from kernels.common import Candidate
+    from kernels.routing import Choice, Router, Table
 
 AGREE = 1.15  # runs of one commit of the same thing stayed within 1.02 on an H200; a power cap moves up to 1.1
 JOIN = 1.05  # how far an arm of two runs may differ for the older one to add what the newer one did not time
+SAME = {"n_seqs"}  # axes that say where the columns came from: a router collapses them
+OWN = {"cupy", "triton"}  # a rival library's arm is timed beside ours and never routed to; torch is always there
 Place = tuple[tuple[tuple[str, int], ...], int]  # shape, value of the routed axis
 Groups = dict[Place, dict[str, dict[str, Measurement]]]  # run -> candidate -> row, at each place
+Errors = dict[str, tuple[float, float]]  # inputs in words -> (lowest, highest) relative error
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """One place of a table: the fastest candidate and the time of each, us.
+
+    shape, axis, at: where it is; interpolated: candidates without a point there, by the router's own rule.
+    not_competing:   the time of those that do not compete, in their newest run there.
+    how:             "measured", or "predicted" by the roofline alone.
+    """
+
+    shape: Mapping[str, int]
+    axis: str
+    at: int
+    best: str
+    times_us: Mapping[str, float]
+    how: str = "measured"
+    interpolated: tuple[str, ...] = ()
+    not_competing: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def worst(self) -> str:
+        """The slowest candidate."""
+        return max(self.times_us, key=lambda name: self.times_us[name])
+
+    @property
+    def cost_of_worst(self) -> float:
+        """Its time over the least."""
+        return self.times_us[self.worst] / min(self.times_us.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `lab routes FAMILY --json` prints."""
+        whole = {"shape": self.shape, self.axis: self.at, "best": self.best, "times_us": self.times_us}
+        whole |= {"worst": self.worst, "cost_of_worst": self.cost_of_worst}
+        if self.how == "measured":
+            whole |= {"interpolated": self.interpolated, "not_competing": self.not_competing}
+        return {**whole, "how": self.how}
+
+    def __str__(self) -> str:
+        shape = " ".join(f"{a}={v}" for a, v in self.shape.items())
+        near = {name: "~" for name in self.interpolated}
+        best = self.times_us[self.best]
+        others = sorted((t, n) for n, t in self.times_us.items() if n != self.best)
+        costs = ", ".join(f"{n} {near.get(n, '')}{t:.1f} ({t / best:.2f}x)" for t, n in others)
+        aside = ", ".join(f"{n} {t:.1f}" for n, t in sorted(self.not_competing.items(), key=lambda item: item[1]))
+        line = f"  {shape} {self.axis}={self.at}: {self.best} {near.get(self.best, '')}{best:.1f} us"
+        return line + (f"; {costs}" if costs else "") + (f" [{aside}]" if aside else "")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The choice for one shape with what it rests on.
+
+    asked:     the shape; collapsed: what of the words was collapsed, "" for nothing.
+    us:        expected time, None where nothing is known; cost_of_*: another's time over it.
+    left_out:  candidates that were not compared, and why; never: those of them that no router takes.
+    override:  the environment variable that forced the choice, None where it is not set.
+    errors:    candidate -> relative errors of its sound rows.
+    """
+
+    family: str
+    device: str
+    asked: Mapping[str, int | str]
+    collapsed: str
+    candidate: str
+    precision: str
+    how: str
+    us: float | None
+    reason: str
+    runner_up: str | None
+    cost_of_runner_up: float | None
+    worst: str | None
+    cost_of_worst: float | None
+    times_us: Mapping[str, float]
+    left_out: Mapping[str, str]
+    never: Sequence[str]
+    override: str | None
+    errors: Mapping[str, Errors]
+
+    def __str__(self) -> str:
+        shape = " ".join(f"{axis}={value}" for axis, value in self.asked.items())
+        time = f", {self.us:.1f} us" if self.us is not None else ""
+        lines = [f"{self.family} on {self.device}: {shape}"]
+        lines += [f"  collapsed   {self.collapsed}"] if self.collapsed else []
+        lines += [f"  candidate   {self.candidate} ({self.precision}){time} ({self.how})"]
+        lines += [f"  reason      {self.reason}"]
+        if self.runner_up and self.us is not None:
+            price = f"runner-up {self.runner_up} {self.cost_of_runner_up:.2f}x"
+            lines += [f"  otherwise   {price}, worst {self.worst} {self.cost_of_worst:.2f}x"]
+        for name, by in sorted(self.errors.items()):
+            seen = "; ".join(f"{_percent(*pair)} on {words.split(':')[0]}" for words, pair in sorted(by.items()))
+            lines += [f"  error       {name}: {seen} (relative, in the rows)"]
+        for why in dict.fromkeys(why for name, why in self.left_out.items() if name not in self.never):
+            lines += [f"  left out    {', '.join(n for n, w in self.left_out.items() if w == why)}: {why}"]
+        if self.never:
+            lines += [f"  never       {', '.join(self.never)}: arms of a question, not kernels to choose between"]
+        forced = "is set, see the reason" if self.override else "is not set; a candidate's name in it overrides"
+        return "\n".join([*lines, f"  override    {variable(self.family)} {forced}"])
+
+
+def _percent(low: float, high: float) -> str:
+    ends = [f"{100 * value:.2g}" for value in (low, high)]
+    return (ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}") + " %"
+
+
+# A family's table from its rows ---------------------------------------------------------------------------------------
 
 
 def table(family: str, device: str, rows: Iterable[Measurement] | None = None) -> Table:
@@ -156,11 +265,11 @@ def competing(known: Table, precisions: Sequence[str] = ()) -> Table:
     return replace(known, points=tuple(p for p in known.points if p.candidate not in out))
 
 
-def crossovers(known: Table) -> list[dict[str, Any]]:
+def crossovers(known: Table, aside: Mapping[Place, Mapping[str, float]] | None = None) -> list[Crossover]:
     """By shape and measured value of the axis: the fastest, the time of each, and the cost of the worst choice.
 
-    All candidates of the table compete (see `competing`). A candidate without a point there is interpolated as the
-    router does it, and named in "interpolated"; one that has points on one side only is not compared.
+    All candidates of the table compete (see `competing`); aside: place -> times of those that do not. A candidate
+    without a point there is interpolated as the router does it; one that has points on one side only is not compared.
     """
     from kernels import routing
 
@@ -169,22 +278,16 @@ def crossovers(known: Table) -> list[dict[str, Any]]:
         own = [p for p in known.points if p.shape == shape]
         for at in sorted({p.at for p in own}):
             times = routing.times(own, at)
-            exact = {p.candidate for p in own if p.at == at}
-            found.append(entry(known.axis, dict(shape), at, times) | {"interpolated": sorted(set(times) - exact)})
+            best = min(times, key=lambda name: times[name])
+            near = tuple(sorted(times.keys() - {p.candidate for p in own if p.at == at}))
+            beside = (aside or {}).get((shape, at), {})
+            found.append(Crossover(dict(shape), known.axis, at, best, times, "measured", near, beside))
     return found
 
 
 def write(known: Table, folder: Path | None = None) -> Path:
     """Write the table where `kernels.routing` reads it; whole or not at all."""
-    path = _path(known, folder)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as file:
-            file.write(text(known))
-        os.replace(file.name, path)
-    except OSError as problem:
-        raise BadInput(path, f"cannot be written ({problem.strerror})", "free space or choose another folder") from None
-    return path
+    return files.write(_path(known, folder), text(known))
 
 
 def _path(known: Table, folder: Path | None = None) -> Path:
@@ -218,35 +321,166 @@ def _aside(groups: Groups, out: Mapping[str, str]) -> dict[Place, dict[str, floa
     return found
 
 
-def render(entries: Iterable[Mapping[str, Any]], axis: str, title: str) -> str:
-    """A line per point: the fastest first, the others with their cost (~: interpolated); [those not competing]."""
-    lines = [title]
-    for row in entries:
-        shape = " ".join(f"{a}={v}" for a, v in row["shape"].items())
-        near = {name: "~" for name in row.get("interpolated", ())}
-        best = row["times_us"][row["best"]]
-        others = sorted((t, n) for n, t in row["times_us"].items() if n != row["best"])
-        costs = ", ".join(f"{n} {near.get(n, '')}{t:.1f} ({t / best:.2f}x)" for t, n in others)
-        aside = sorted(row.get("not_competing", {}).items(), key=lambda item: item[1])
-        beside = f" [{', '.join(f'{n} {t:.1f}' for n, t in aside)}]" if aside else ""
-        line = f"  {shape} {axis}={row[axis]}: {row['best']} {near.get(row['best'], '')}{best:.1f} us"
-        lines.append(line + (f"; {costs}" if costs else "") + beside)
-    return "\n".join(lines)
+# The choice for one shape ---------------------------------------------------------------------------------------------
+
+
+def router(family: str) -> Router:
+    """What the family's route.py says of its question; BadInput where there is no such family or no such file."""
+    if family not in families.names():
+        raise BadInput("lab routes", f'no family is named "{family}"', nearest(family, families.names()))
+    families.load(family)
+    try:
+        found: Router = importlib.import_module(f"kernels.{family}.route").ROUTER
+        return found
+    except ModuleNotFoundError:
+        what = f"{family} has no router: nothing there chooses between kernels by shape"
+        raise BadInput("lab routes", what, f"write kernels/{family}/route.py with a ROUTER") from None
+
+
+def able(family: str, device: devices.Device) -> tuple[Candidate, ...]:
+    """Our candidates that could run on a device, and torch's: by its capability, and by what their sources are for."""
+    here = "sm_{}{}a".format(*device.capability)
+    found = []
+    for c in families.load(family).candidates.values():
+        module = sys.modules[getattr(c.run, "func", c.run).__module__]
+        only = {source.architecture for source in getattr(module, "CUDA_SOURCES", ())} - {""}
+        if set(c.needs.packages) <= OWN and device.capability >= c.needs.capability and (not only or here in only):
+            found.append(c)
+    return tuple(found)
+
+
+def check_precisions(family: str, precisions: Sequence[str]) -> list[str]:
+    """The precisions that the family takes by name; BadInput when one of `precisions` is none of them."""
+    asks = router(family)
+    ours = [c for c in families.load(family).candidates.values() if set(c.needs.packages) <= OWN and not c.no_route]
+    named = {c.precision for c in ours} if asks.stored else ()
+    known = sorted({*asks.opt_in, *named})
+    for word in precisions:
+        if word not in known:
+            remedy = nearest(word, known) if known else "leave it out: all compete"
+            raise BadInput("--precision", f'"{word}" is none that {family} takes by name', remedy)
+    return known
+
+
+def predictions(family: str, device: devices.Device, precisions: Sequence[str] = ()) -> list[Crossover]:
+    """As `crossovers`, for a device without rows: the roofline's times of every shape that is measured elsewhere."""
+    from kernels.common import Workload
+
+    asks = router(family)
+    found: dict[tuple[int, ...], Crossover] = {}
+    for w in families.load(family).cases.WORKLOADS:
+        if w.role == "measure" and all(w.axes.get(axis) == value for axis, value in asks.fixed.items()):
+            plain = Workload(w.id, {a: v for a, v in w.axes.items() if a not in SAME}, w.role, w.inputs, w.source)
+            try:
+                choice = choose(asks, plain, device, precisions)
+            except ValueError:
+                continue  # no candidate takes it: other weights
+            if choice.times_us:
+                shape, at = {axis: int(w[axis]) for axis in sorted(asks.shape)}, int(w[asks.axis])
+                place = Crossover(shape, asks.axis, at, choice.candidate, dict(choice.times_us), "predicted")
+                found[(*shape.values(), at)] = place
+    if not found:
+        what = f"{device.id} has no peak for what the candidates of {family} run on"
+        raise BadInput(devices.FILE, what, f"it has {', '.join(device.peaks) or 'none'}; add one with its source")
+    return [found[key] for key in sorted(found)]
+
+
+def choose(asks: Router, workload: Any, device: devices.Device, precisions: Sequence[str] = ()) -> Choice:
+    """What the family's router takes for a workload on a device; ValueError where it takes nothing."""
+    from kernels import routing
+
+    peaks = {pipe: fact.base / 1e12 for pipe, fact in device.peaks.items()}
+    read_gb_s = device.bandwidth.base / 1e9
+    candidates = able(asks.family, device)
+    return routing.route(asks, workload, device.id, candidates, read_gb_s, peaks, None, precisions)
+
+
+def errors(names: Iterable[str], rows: Iterable[Measurement]) -> dict[str, Errors]:
+    """candidate -> inputs in words -> (lowest, highest) relative error of the sound rows."""
+    found: dict[str, Errors] = {name: {} for name in names}
+    for row in rows:
+        if row.name in found and row.ok and row.relative_error is not None:
+            by, error = found[row.name], row.relative_error
+            low, high = by.get(row.inputs, (error, error))
+            by[row.inputs] = min(low, error), max(high, error)
+    return {name: by for name, by in found.items() if by}
+
+
+def answer(family: str, device: devices.Device, words: Mapping[str, str], precisions: Sequence[str] = ()) -> Answer:
+    """The choice for the shape that AXIS=VALUE words give, from the stored table.
+
+    Raises BadInput for words that are no shape of the family and where no candidate takes it.
+    """
+    asks = router(family)
+    try:
+        workload, collapsed = asks.asked(words)
+    except ValueError as problem:
+        raise BadInput("lab routes", str(problem), f"ask as in: lab routes {family} --shape {asks.usage}") from None
+    try:
+        choice = choose(asks, workload, device, precisions)
+    except ValueError as problem:
+        raise BadInput("lab routes", str(problem)) from None
+    times = choice.times_us
+    others = [name for name in times if name != choice.candidate]
+    runner_up, worst = next(iter(others), None), max(others, key=lambda name: times[name], default=None)
+    own = times.get(choice.candidate)
+    every = families.load(family).candidates
+    optional = [name for name, c in every.items() if c.precision in asks.opt_in and not c.no_route]
+    return Answer(
+        family=family,
+        device=device.id,
+        asked={axis: workload[axis] for axis in (asks.axis, *asks.shape)},
+        collapsed=collapsed,
+        candidate=choice.candidate,
+        precision=every[choice.candidate].precision,
+        how=choice.how,
+        us=own,
+        reason=choice.reason,
+        runner_up=runner_up,
+        cost_of_runner_up=times[runner_up] / own if runner_up and own else None,
+        worst=worst,
+        cost_of_worst=times[worst] / own if worst and own else None,
+        times_us=dict(times),
+        left_out=dict(choice.left_out),
+        never=[name for name in choice.left_out if every[name].no_route],
+        override=variable(family) if os.environ.get(variable(family)) else None,
+        errors=errors(dict.fromkeys([choice.candidate, *times, *optional]), store.rows(family=family)),
+    )
+
+
+def variable(family: str) -> str:
+    """The environment variable that overrides a family's router."""
+    return f"KILLGATE_ROUTE_{family.upper()}"
+
+
+def words(shape: Sequence[str]) -> dict[str, str]:
+    """AXIS=VALUE words as a mapping; BadInput for one that is none, or given twice."""
+    found: dict[str, str] = {}
+    for word in shape:
+        axis, sign, value = word.partition("=")
+        if not (axis and sign and value) or axis in found:
+            what = f'"{word}" is given twice' if axis in found else f'"{word}" is no AXIS=VALUE'
+            raise BadInput("--shape", what, "write a shape as in N=6144")
+        found[axis] = value
+    return found
+
+
+# The command ----------------------------------------------------------------------------------------------------------
 
 
 def run(arguments: Namespace) -> int:
     """Print the table, and store it with --write; with --shape print the choice for that one."""
     asks, device = router(arguments.family), devices.get(arguments.device, "--device")
-    named = route_choices.check_precisions(asks.family, arguments.precision)
+    named = check_precisions(asks.family, arguments.precision)
     if not arguments.shape:
         return _table(asks, device, named, arguments)
     if arguments.write:
         raise BadInput("--write", "stores the whole table", "leave the shape out")
-    told = route_choices.answer(asks.family, device, route_choices.words(arguments.shape), arguments.precision)
+    told = answer(asks.family, device, words(arguments.shape), arguments.precision)
     if arguments.json:
-        print_json(told)
+        print_json(asdict(told))
     else:
-        print(route_choices.render(told))
+        print(told)
     return 0
 
 
@@ -257,30 +491,24 @@ def _table(asks: Router, device: devices.Device, named: Sequence[str], arguments
     if known is None:
         if arguments.write:
             raise BadInput("--write", f"nothing of {asks.family} was measured on {device.id}", "measure a card first")
-        entries = route_choices.predictions(asks.family, device, arguments.precision)
+        places = predictions(asks.family, device, arguments.precision)
         title = f"{asks.family} on {device.id}: nothing measured there; predicted from its bandwidth and peaks alone"
     else:
-        entries = crossovers(competing(known, arguments.precision))
-        aside = _aside(groups, out)
-        for place in entries:
-            place["not_competing"] = aside[tuple(sorted(place["shape"].items())), place[asks.axis]]
+        places = crossovers(competing(known, arguments.precision), _aside(groups, out))
         title = f"{asks.family} on {device.id}, {known.source}"
     if arguments.json:
-        print_json([place | {"how": "predicted" if known is None else "measured"} for place in entries])
+        print_json([place.to_json() for place in places])
     else:
-        print(render(entries, asks.axis, title))
-        marked = {name for place in entries for name in place.get("not_competing", ())}
+        print("\n".join([title, *map(str, places)]))
+        marked = {name for place in places for name in place.not_competing}
         for name in (name for name in out if name in marked):
             print(f"  [{name}]: {out[name]}")
         by_name = f" [--precision {'|'.join(named)}]" if named else ""
         print(f"ask for one shape: lab routes {asks.family} --shape {asks.usage}{by_name}")
     if arguments.write and known is not None:
         print(f"written: {shown(write(known))}")
-    elif known is not None and not arguments.json and not _is_stored(known):
-        print("the stored table, which the router reads, is not this one; --write stores it")
+    elif known is not None and not arguments.json:
+        path = _path(known)
+        if not path.exists() or path.read_text(encoding="utf-8") != text(known):
+            print("the stored table, which the router reads, is not this one; --write stores it")
     return 0
-
-
-def _is_stored(known: Table) -> bool:
-    path = _path(known)
-    return path.exists() and path.read_text(encoding="utf-8") == text(known)

@@ -10,7 +10,7 @@ from lab.base.errors import BadInput
 from lab.check import families
 from lab.cli import main
 from lab.row import store
-from lab.study import route_choices, routes
+from lab.study import routes
 
 H200 = devices.get("h200")
 TABLES = sorted(store.FOLDER.glob("*/routes/*.json"))
@@ -28,21 +28,21 @@ def test_every_family_has_a_stored_table() -> None:
 @pytest.mark.parametrize("family", families.names())
 def test_the_table_prints_what_the_router_takes(family: str) -> None:
     """At every measured place, with and without the precisions that take asking for."""
-    asks, known = route_choices.router(family), routing.table("h200", family)
+    asks, known = routes.router(family), routing.table("h200", family)
     assert known is not None
     for precisions in ((), *((name,) for name in asks.opt_in)):
         for place in routes.crossovers(routes.competing(known, precisions)):
-            words = {axis: str(value) for axis, value in (place["shape"] | {asks.axis: place[asks.axis]}).items()}
+            words = {axis: str(value) for axis, value in {**place.shape, asks.axis: place.at}.items()}
             workload, _ = asks.asked(words)
-            choice = route_choices.choose(asks, workload, H200, precisions)
+            choice = routes.choose(asks, workload, H200, precisions)
             assert choice.how in ("measured", "interpolated")
-            assert (choice.candidate, choice.times_us) == (place["best"], pytest.approx(place["times_us"])), words
+            assert (choice.candidate, choice.times_us) == (place.best, pytest.approx(place.times_us)), words
 
 
 @pytest.mark.parametrize("family", families.names())
 def test_no_router_takes_a_control_or_a_peer(family: str) -> None:
     """What a router may take lies at the family's root: others say why not, need a library, or refuse its question."""
-    asks, found = route_choices.router(family), families.load(family)
+    asks, found = routes.router(family), families.load(family)
     asked = [w for w in found.cases.WORKLOADS if all(w.axes.get(axis) == v for axis, v in asks.fixed.items())]
     assert asked
     apart = {name: found.candidates[name] for name, module in found.modules.items() if "/" in module}
@@ -50,7 +50,7 @@ def test_no_router_takes_a_control_or_a_peer(family: str) -> None:
     taken = {
         name: [w.id for w in asked if not c.refuses(w)]
         for name, c in apart.items()
-        if not c.no_route and set(c.needs.packages) <= route_choices.OWN
+        if not c.no_route and set(c.needs.packages) <= routes.OWN
     }
     assert {name: ids for name, ids in taken.items() if ids} == {}
 
@@ -164,7 +164,7 @@ def test_a_family_without_a_router_says_so(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(families, "names", lambda: ["toy"])
     monkeypatch.setattr(families, "load", lambda name: None)
     with pytest.raises(BadInput, match="toy has no router: nothing there chooses between kernels by shape"):
-        route_choices.router("toy")
+        routes.router("toy")
 
 
 def test_times_of_another_dtype_are_not_called_measured(capsys: pytest.CaptureFixture[str]) -> None:

@@ -119,8 +119,8 @@ def test_what_is_written_is_what_the_router_reads(tmp_path: Path) -> None:
 
 def test_a_wrong_choice_has_its_price() -> None:
     (line,) = routes.crossovers(routes.table("nvfp4", "h200", PAIR))
-    assert (line["best"], line["worst"], line["cost_of_worst"]) == ("triton_gemv", "triton_gemm", 2.0)
-    assert "triton_gemm 40.0 (2.00x)" in routes.render([line], "M", "title")
+    assert (line.best, line.worst, line.cost_of_worst) == ("triton_gemv", "triton_gemm", 2.0)
+    assert "triton_gemm 40.0 (2.00x)" in str(line)
 
 
 def test_arms_of_a_question_make_no_route_and_are_marked(
@@ -149,10 +149,10 @@ def test_arms_of_a_question_make_no_route_and_are_marked(
 def test_a_candidate_without_a_point_is_interpolated_in_the_table() -> None:
     other = [row("torch_bf16", m, us) for m, us in ((4, 30.0), (16, 120.0))]
     known = routes.table("nvfp4", "h200", [*PAIR, *other, row("triton_gemm", 4, 9.0), row("triton_gemm", 16, 90.0)])
-    (place,) = (p for p in routes.crossovers(known) if p["M"] == 8)
-    assert place["interpolated"] == ["torch_bf16"]
-    assert place["times_us"]["torch_bf16"] == pytest.approx(60.0)
-    assert "torch_bf16 ~60.0 (3.00x)" in routes.render([place], "M", "title")
+    (place,) = (p for p in routes.crossovers(known) if p.at == 8)
+    assert place.interpolated == ("torch_bf16",)
+    assert place.times_us["torch_bf16"] == pytest.approx(60.0)
+    assert "torch_bf16 ~60.0 (3.00x)" in str(place)
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
