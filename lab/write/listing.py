@@ -16,6 +16,7 @@ from lab.base.errors import BadInput, nearest
 from lab.card import phases
 from lab.check import families
 from lab.row import store
+from lab.row.records import Measurement
 
 KEYS: tuple[str, ...] = (
     "device",
@@ -32,22 +33,26 @@ KEYS: tuple[str, ...] = (
 KEYS += ("timer", "l2", "median_us", "iqr_us", "n", "converged", "relative_error", "run", "commit")
 
 
-def listing(family: str | None = None, phase: str | None = None, device: str | None = None) -> list[dict[str, Any]]:
-    """The rows that pass the filters, oldest run first, each with exactly KEYS.
+def measured(family: str | None = None, phase: str | None = None, device: str | None = None) -> list[Measurement]:
+    """The rows that pass the filters, oldest run first.
 
-    device: an id or a name that the driver reports. median_us, iqr_us: microseconds; relative_error: a ratio.
+    device: an id or a name that the driver reports.
     Raises BadInput, naming the nearest word, for a family, phase or device that is unknown.
     """
     if family is not None and family not in families.names():
         raise BadInput("--family", f'no family is named "{family}"', nearest(family, families.names()))
-    measured = {path.parts[-3] for path in store.FOLDER.glob("*/*/*/rows.jsonl")}
-    known = {*phases.cards(), *measured}  # a phase whose card is gone keeps its rows
-    if phase is not None and phase not in known:
+    known = {*phases.cards(), *(path.parts[-3] for path in store.FOLDER.glob("*/*/*/rows.jsonl"))}
+    if phase is not None and phase not in known:  # a phase whose card is gone keeps its rows
         raise BadInput("--phase", f'no phase has the id "{phase}"', nearest(phase, known))
     place = None if device is None else devices.get(device, "--device").id
+    return store.rows(place, phase, family)
+
+
+def listing(family: str | None = None, phase: str | None = None, device: str | None = None) -> list[dict[str, Any]]:
+    """The same, each with exactly KEYS. median_us, iqr_us: microseconds; relative_error: a ratio."""
     return [
         {key: getattr(row, key) for key in KEYS} | {"commit": None if row.commit == "unknown" else row.commit}
-        for row in store.rows(place, phase, family)
+        for row in measured(family, phase, device)
     ]
 
 
