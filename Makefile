@@ -74,7 +74,8 @@ lab: install  ## open the notebooks in JupyterLab
 notebooks: install  ## execute the notebooks' sources again and write the .ipynb that are committed
 	$(BIN)/python -m lab.write.pairing notebooks/*.py
 
-bench: install  ## time `lab trace` and the harness, kill a measure 200 times: minutes, 1 GB of disk
+bench: install  ## time the commands, `lab trace` and the harness, kill a measure 200 times: minutes, 1 GB of disk
+	$(BIN)/python tests/cli/bench_commands.py
 	$(BIN)/python tests/trace/bench_traces.py $(ARGS)
 	$(BIN)/python -m tests.bench.bench_harness
 	KILLS=200 $(BIN)/python -m pytest tests/row/test_kill.py
