@@ -1,4 +1,4 @@
-"""What the commands themselves take: `python tests/cli/bench_commands.py [REPEATS]`; a table, exit status 1 over a limit.
+"""What the commands take: `python tests/cli/bench_commands.py [REPEATS]`, a table; exit status 1 over a limit.
 
 Each command runs in a fresh process, as a person runs it, and the best of the repeats counts. The limits are for two
 idle cores. They are held against CPU seconds (user and system), which a busy machine changes little; where nothing else
