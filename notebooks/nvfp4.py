@@ -367,7 +367,7 @@ control, _ = evidence.pairs(store.rows(device=DEVICE, phase="lp11-kernel")).get(
 if control and control.status == "ok":
     each_us = control.median_us / M
     walked_tb_s = M * weight_bytes / control.median_us / 1e6
-    have_tb_s, l2_mb = h200.bandwidth.base / 1e12, control["l2_bytes"] / 1e6
+    have_tb_s, l2_mb = h200.bandwidth.base / 1e12, control.l2_bytes / 1e6
     cold_us = weight_bytes / h200.bandwidth.base * 1e6
     than = "more than" if walked_tb_s > have_tb_s else f"{walked_tb_s / have_tb_s:.0%} of"
     fit = "fit" if weight_bytes / 1e6 < l2_mb else "do not fit"

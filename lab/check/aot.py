@@ -12,23 +12,20 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from lab.base.errors import REPOSITORY, BadInput
 from lab.base.vocabulary import read_toml
+from lab.row.records import Record
 
-SCHEMA = 1
 LIMITS = REPOSITORY / "data" / "aot_limits.toml"
 WARP = 32
 MESSAGE_CHARACTERS = 160
 NO_TRITON = "Triton is not installed (it is made for Linux only)"
 
 
-@dataclass(frozen=True)
-class AotRow:
+class AotRow(Record, frozen=True, tag=1):
     """What one kernel of one candidate compiles to for one target.
 
     target:         compute capability, e.g. 121.
@@ -39,6 +36,7 @@ class AotRow:
     tensor_columns: tensor memory columns per block (tcgen05 targets), of 512.
     blocks_per_sm:  most blocks resident on one SM; limited_by: what stops one more.
     fits:           whether a block can be launched at all; None where nothing was compiled.
+    date:           the day it was made, ISO, of a row that is kept.
     """
 
     family: str
@@ -57,17 +55,7 @@ class AotRow:
     limited_by: str = ""
     instruction: str = ""
     fits: bool | None = None
-    schema: int = SCHEMA
-
-    def to_json(self) -> dict[str, Any]:
-        """The row as a dictionary that json can write."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> AotRow:
-        """The row back from its dictionary; keys it does not know (a date, a note) are left out."""
-        known = {f.name for f in fields(cls)}
-        return cls(**{k: v for k, v in row.items() if k in known})
+    date: str = ""
 
 
 @dataclass(frozen=True)

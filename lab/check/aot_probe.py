@@ -12,16 +12,18 @@ shape but one; a different one may take a different path inside the compiler.
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from kernels.common import Build, Candidate, has_triton
-from lab.base.errors import REPOSITORY, BadInput
+from lab.base import files
+from lab.base.errors import REPOSITORY
 from lab.check.aot import AotRow
+from lab.row import store
 
 ROWS = REPOSITORY / "profiles" / "aot" / "dot_scaled_by_triton.jsonl"
 M, N, K_STEP = 128, 128, 128
@@ -93,13 +95,7 @@ def _never(args: dict[str, Any], out: dict[str, Any]) -> None:
 
 def committed(path: Path = ROWS) -> list[AotRow]:
     """The kept rows, every Triton version and target; raises BadInput naming the line that cannot be read."""
-    rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            rows.append(AotRow.from_json(json.loads(line)))
-        except (ValueError, TypeError) as problem:
-            raise BadInput(path, f"line {number} is no row: {problem}", "regenerate it with --probe") from problem
-    return rows
+    return store.read(path, AotRow)
 
 
 def write(rows: Iterable[AotRow], date: str, path: Path = ROWS) -> None:
@@ -107,13 +103,8 @@ def write(rows: Iterable[AotRow], date: str, path: Path = ROWS) -> None:
 
     date: the day they were made, ISO, kept in each row.
     """
-    fresh = [{**row.to_json(), "date": date} for row in rows]
-    versions = {row["compiler"] for row in fresh}
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    kept = [row for row in map(json.loads, lines) if row["compiler"] not in versions]
-    ordered = sorted(kept + fresh, key=lambda row: (row["compiler"], row["target"], row["candidate"]))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Written beside and renamed, so that a run killed half-way leaves the old table.
-    partial = path.with_suffix(".partial")
-    partial.write_text("".join(json.dumps(row) + "\n" for row in ordered), encoding="utf-8")
-    os.replace(partial, path)
+    fresh = [replace(row, date=date) for row in rows]
+    versions = {row.compiler for row in fresh}
+    kept = [row for row in committed(path) if row.compiler not in versions] if path.exists() else []
+    ordered = sorted(kept + fresh, key=lambda row: (row.compiler, row.target, row.candidate))
+    files.write(path, b"".join(store.line(row, path) for row in ordered).decode())

@@ -13,7 +13,7 @@ import importlib
 import importlib.util
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -257,3 +257,12 @@ def former(row: Measurement) -> str:
 
     with described_for(devices.get(row.device).capability):
         return "" if candidate.config(workload) == row.config else "former kernel"
+
+
+def former_kernels(rows: Iterable[Measurement]) -> list[str]:
+    """One phrase for each kernel of each run that the present code would not launch again, with the workloads."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for row in rows:
+        if (why := former(row)).startswith("former"):  # without the family's library nothing can be said
+            found.setdefault((row.name, row.run, why), []).append(row.workload_id)
+    return [f"{name} of run {run} is a {why} at {', '.join(where)}" for (name, run, why), where in found.items()]

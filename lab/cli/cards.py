@@ -31,8 +31,8 @@ def phases(arguments: Namespace) -> int:
 
 def _by_system(cards: list[Card]) -> str:
     from lab.base import vocabulary
-    from lab.judge import evidence
     from lab.row import store
+    from lab.write import listing
 
     lines = []
     for system, what in vocabulary.systems().items():
@@ -40,7 +40,7 @@ def _by_system(cards: list[Card]) -> str:
         lines += [f"{system}: {what}"] if own else []
         for c in own:
             places = ["replay" if c.recorded else "", *store.measured_devices(c.id)]
-            places += [f"kernels/{c.family}" if c.family else "", *(f"notebooks/{n}" for n in evidence.elsewhere(c))]
+            places += [f"kernels/{c.family}" if c.family else "", *(f"notebooks/{n}" for n in listing.elsewhere(c))]
             where = ", ".join(filter(None, places)) or "not measured yet"
             lines.append(f"  {c.row:5} {c.id:19} {c.title} [{where}]")
     return "\n".join(lines)
@@ -49,7 +49,8 @@ def _by_system(cards: list[Card]) -> str:
 def judge(arguments: Namespace) -> int:
     """The board and a sentence each; 1 when --fail-on names a word that was given."""
     from lab.card import phases
-    from lab.judge import evidence, rules
+    from lab.judge import rules
+    from lab.write import listing
 
     if not arguments.rows and (arguments.arm or arguments.map):
         raise BadInput("lab judge", "--arm and --map need --rows", "give --rows control=FILE --rows candidate=FILE")
@@ -72,7 +73,7 @@ def judge(arguments: Namespace) -> int:
     else:
         _print_board(judgements, arguments)
         for c in () if arguments.all else chosen:
-            if names := evidence.elsewhere(c):
+            if names := listing.elsewhere(c):
                 where = " and ".join(f"notebooks/{name}.ipynb" for name in names)
                 print(f"{c.id}: its figures are formed and judged in {where}")
     return 1 if any(j.verdict.word in fail_on for j in judgements) else 0
@@ -95,12 +96,11 @@ def _judged(chosen: list[Card], arguments: Namespace) -> list[Judgement]:
 
 def _print_board(judgements: list[Judgement], arguments: Namespace) -> None:
     from lab.card import phases
-    from lab.judge import evidence
-    from lab.write import writeup
+    from lab.write import listing, writeup
 
     if judgements:
         print(writeup.board(judgements))
-    elif arguments.all or not any(evidence.elsewhere(phases.card(p)) for p in arguments.phase):
+    elif arguments.all or not any(listing.elsewhere(phases.card(p)) for p in arguments.phase):
         print(f"no {arguments.evidence} evidence for these cards")
     for j in judgements:
         if not arguments.all or j.note:

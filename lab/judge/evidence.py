@@ -9,29 +9,20 @@ row whose compulsory bytes or flops per microsecond exceed the datasheet peak ma
 from __future__ import annotations
 
 import math
-import re
 import statistics
-import subprocess
-import tomllib
 from collections.abc import Iterable
-from datetime import UTC, datetime
-from functools import cache
-from pathlib import Path
 
 from msgspec.structs import replace
 
 from lab.base import devices
-from lab.base.errors import REPOSITORY
 from lab.bench import sampling
-from lab.card import phases
+from lab.card import history, phases
 from lab.card.gate import Reading, arrival_of, of_output
 from lab.check import families
 from lab.judge import verdicts
 from lab.place import roofline
 from lab.row import store
 from lab.row.records import JUDGED, Measurement
-
-NOTEBOOKS = REPOSITORY / "notebooks"
 
 
 def pairs(
@@ -183,7 +174,7 @@ def judge_measured(card: phases.Card, device_id: str) -> verdicts.Judgement:
     together = compared(card)
     chosen = pairs(rows, together)  # older runs answer to an older gate, workloads that left the card to none
     used = [row for workload in card.workloads for row in chosen.get(workload, ()) if row]
-    notes = [staleness(card, used), *_former(used)]
+    notes = [staleness(card, used), *families.former_kernels(used)]
     notes += [
         f"{workload}: the ratio varies by {sd_pct:.2f} % over {count} runs"
         for workload, (count, sd_pct) in between_runs(rows).items()
@@ -192,105 +183,9 @@ def judge_measured(card: phases.Card, device_id: str) -> verdicts.Judgement:
     return verdicts.judgement(card, readings(rows, device, together), "measured", device.id, None, note=note)
 
 
-def _former(rows: Iterable[Measurement]) -> list[str]:
-    """One phrase for each kernel of each run that the present code would not launch again, with the workloads."""
-    found: dict[tuple[str, str, str], list[str]] = {}
-    for row in rows:
-        if (why := families.former(row)).startswith("former"):  # without the family's library nothing can be said
-            found.setdefault((row.name, row.run, why), []).append(row.workload_id)
-    return [f"{name} of run {run} is a {why} at {', '.join(where)}" for (name, run, why), where in found.items()]
-
-
 def staleness(card: phases.Card, rows: Iterable[Measurement]) -> str:
     """ "" or "gate changed after measuring" with what shows it: the rows' gate hash, or the commit's date."""
     rows = [r for r in rows if r.workload_id in card.workloads]  # others answer to an older gate
     if any(row.gate_hash not in (None, card.gate_hash) for row in rows):
         return "gate changed after measuring: the rows carry another gate hash"
-    return changed_since(card, (row.started for row in rows))
-
-
-def changed_since(card: phases.Card, started: Iterable[str]) -> str:
-    """ "" or "gate changed after measuring": the commit that last changed it is younger than the first of these."""
-    starts = [datetime.fromisoformat(stamp) for stamp in started if stamp]
-    when = gate_commit(card)
-    if starts and when and when[1] > min(starts):
-        return f"gate changed after measuring: commit {when[0]} is younger than the samples"
-    return ""
-
-
-def gate_commit(card: phases.Card) -> tuple[str, datetime] | None:
-    """The commit that last changed the card's gate and its date; None outside git or while the card is uncommitted."""
-    path = card.path.resolve()
-    if not path.is_relative_to(REPOSITORY):
-        return None
-    folder = phases.FOLDER if path.is_relative_to(phases.FOLDER) else path.parent
-    last: tuple[str, datetime] | None = None
-    for commit, date, text in _versions(REPOSITORY, folder).get(path.relative_to(REPOSITORY).as_posix(), ()):
-        if _gate_hash(text) != card.gate_hash:
-            break
-        last = commit, date
-    return last
-
-
-@cache
-def _versions(repository: Path, folder: Path) -> dict[str, list[tuple[str, datetime, str]]]:
-    """path -> every committed version of it (commit, date, text), newest first and across renames.
-
-    Two calls of git for all cards of a folder: one walks the history, one prints the files.
-    """
-    try:
-        top = folder.relative_to(repository).as_posix()
-        log = _git(repository, "log", "--raw", "-M", "--no-abbrev", "--format=%H %cI", "--", top)
-        history: dict[str, list[tuple[str, datetime, str]]] = {}
-        now: dict[str, str] = {}  # the name that a path had at the commit being read -> its name today
-        commit, date = "", datetime.min
-        for line in filter(None, log.split("\n")):
-            if not line.startswith(":"):
-                commit, stamp = line.split(" ", 1)
-                date = datetime.fromisoformat(stamp).astimezone(UTC)
-                continue
-            fields, *names = line.split("\t")
-            blob, change = fields.split(" ")[3:5]
-            name = now.get(names[-1], names[-1])
-            if change[0] == "R":
-                now[names[0]] = name
-            if change[0] != "D":
-                history.setdefault(name, []).append((commit[:7], date, blob))
-        blobs = sorted({blob for versions in history.values() for _, _, blob in versions})
-        texts = _blobs(repository, blobs)
-    except (OSError, ValueError, subprocess.CalledProcessError):
-        return {}
-    return {name: [(c, d, texts[blob]) for c, d, blob in versions] for name, versions in history.items()}
-
-
-def _blobs(repository: Path, blobs: list[str]) -> dict[str, str]:
-    """The text of each blob, by one `git cat-file --batch`."""
-    raw = _git(repository, "cat-file", "--batch", given="".join(f"{blob}\n" for blob in blobs)).encode()
-    texts, at = {}, 0
-    for blob in blobs:
-        end = raw.index(b"\n", at)
-        size = int(raw[at:end].split()[2])
-        texts[blob] = raw[end + 1 : end + 1 + size].decode()
-        at = end + 1 + size + 1
-    return texts
-
-
-def _git(repository: Path, *arguments: str, given: str = "") -> str:
-    command = ["git", "-C", str(repository), *arguments]
-    return subprocess.run(command, capture_output=True, check=True, input=given.encode()).stdout.decode()
-
-
-@cache
-def _gate_hash(text: str) -> str | None:
-    try:
-        return phases.gate_hash(tomllib.loads(text))
-    except tomllib.TOMLDecodeError:
-        return None
-
-
-def elsewhere(card: phases.Card) -> list[str]:
-    """The notebooks that name a card without recorded or measured figures: they form them and hold its gate to them."""
-    if card.recorded or store.measured_devices(card.id):
-        return []
-    name = re.compile(rf'"{re.escape(card.id)}"')
-    return [path.stem for path in sorted(NOTEBOOKS.glob("*.py")) if name.search(path.read_text(encoding="utf-8"))]
+    return history.changed_since(card, (row.started for row in rows))

@@ -31,7 +31,27 @@ class Clocks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     throttled: str
 
 
-class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="schema", tag=1):
+    """One line of a file. FILE: its name; WORD: what such a line is called.
+
+    UPGRADES: older schema version -> what makes its line, as plain data, one of the next version.
+    """
+
+    FILE: ClassVar[str] = ""
+    WORD: ClassVar[str] = "record"
+    UPGRADES: ClassVar[Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]]] = {}
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as a program prints it: every key, null where there is nothing."""
+        every = {key: msgspec.to_builtins(getattr(self, key)) for key in self.__struct_fields__}
+        return {"schema": self.__struct_config__.tag, **every}
+
+    def wrong(self) -> tuple[str, str] | None:
+        """(what is wrong, remedy) of a record whose keys each are as they must be; None when nothing is."""
+        return None
+
+
+class Provenance(Record, frozen=True, kw_only=True):
     """How a record was made: versions, commit, and the GPU by its name and by eight digits that say nothing else.
 
     commit, dirty: of the checkout, "unknown" and None without git; stated_commit: of a copy whose own git is behind.
@@ -53,28 +73,7 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     driver: str | None = None
 
 
-class Record(Provenance, frozen=True, kw_only=True, tag_field="schema", tag=1):
-    """One line of a file. FILE: its name; WORD: what such a line is called; REMEDY: what to do when a key is missing.
-
-    UPGRADES: older schema version -> what makes its line, as plain data, one of the next version.
-    """
-
-    FILE: ClassVar[str] = ""
-    WORD: ClassVar[str] = "record"
-    REMEDY: ClassVar[str] = ""
-    UPGRADES: ClassVar[Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]]] = {}
-
-    def to_json(self) -> dict[str, Any]:
-        """The record as a program prints it: every key, null where there is nothing."""
-        every = {key: msgspec.to_builtins(getattr(self, key)) for key in self.__struct_fields__}
-        return {"schema": self.__struct_config__.tag, **every}
-
-    def wrong(self) -> tuple[str, str] | None:
-        """(what is wrong, remedy) of a record whose keys each are as they must be; None when nothing is."""
-        return None
-
-
-class Measurement(Record, frozen=True, kw_only=True, tag=1):
+class Measurement(Provenance, frozen=True, kw_only=True, tag=1):
     """One arm at one workload in one run. Only an arm that passed both checks has a performance field.
 
     beside:          an arm that the card names beside its two, and the gate does not ask about.
@@ -89,7 +88,6 @@ class Measurement(Record, frozen=True, kw_only=True, tag=1):
 
     FILE: ClassVar[str] = "rows.jsonl"
     WORD: ClassVar[str] = "row"
-    REMEDY: ClassVar[str] = "a row without it cannot be judged"
 
     device: str
     phase: str
@@ -193,12 +191,11 @@ CEILINGS: Mapping[str, tuple[str, str]] = {
 }
 
 
-class Ceiling(Record, frozen=True, kw_only=True, tag=1):
+class Ceiling(Provenance, frozen=True, kw_only=True, tag=1):
     """What a program that does one thing well reached: the best of its samples, for times the least."""
 
     FILE: ClassVar[str] = "ceilings.jsonl"
     WORD: ClassVar[str] = "ceiling"
-    REMEDY: ClassVar[str] = "measure the ceilings again"
 
     device: str
     name: str
@@ -224,7 +221,7 @@ FIGURES = (
 )
 
 
-class Counter(Record, frozen=True, kw_only=True, tag=1):
+class Counter(Provenance, frozen=True, kw_only=True, tag=1):
     """One kernel launch of one call under ncu, `launch` of `launches`; bench/counters.py says what each figure is.
 
     Durations are perturbed: a row says `profiled` and none is ever judged.
@@ -232,7 +229,6 @@ class Counter(Record, frozen=True, kw_only=True, tag=1):
 
     FILE: ClassVar[str] = "counters.jsonl"
     WORD: ClassVar[str] = "counter row"
-    REMEDY: ClassVar[str] = "take the counters again"
 
     device: str
     phase: str
@@ -285,12 +281,11 @@ class Counter(Record, frozen=True, kw_only=True, tag=1):
         return None
 
 
-class CrossCheck(Record, frozen=True, kw_only=True, tag=1):
+class CrossCheck(Provenance, frozen=True, kw_only=True, tag=1):
     """Our clock against Kineto's, and ncu's where it is: bench/crosscheck.py says how they are made comparable."""
 
     FILE: ClassVar[str] = "crosscheck.jsonl"
     WORD: ClassVar[str] = "cross-check row"
-    REMEDY: ClassVar[str] = "run the cross-check again"
 
     device: str
     family: str

@@ -16,17 +16,17 @@ import fcntl
 import json
 import math
 import os
-import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar
 
 import msgspec
 
-from lab.base.errors import REPOSITORY, BadInput, nearest, shown
+from lab.base import files
+from lab.base.errors import REPOSITORY, BadInput, shown
 from lab.row.records import Measurement, Record
 
 FOLDER = REPOSITORY / "profiles"
@@ -47,7 +47,7 @@ def append_all(folder: Path, records: Iterable[Record]) -> Path:
     records = list(records)
     kind = type(records[0])
     target = folder / kind.FILE
-    lines = [_line(record, folder) for record in records]
+    lines = [line(record, folder) for record in records]
     temporary: str | None = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -112,15 +112,15 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _line(record: Record, where: Path) -> bytes:
+def line(record: Record, where: Path) -> bytes:
     """The record as a line of its file, once it could be read back; raises BadInput."""
     kept = msgspec.to_builtins(record)
     for key, value in kept.items():
         if not _finite(value):
             raise BadInput(where, f"{key} holds NaN or infinity", "give the row a status and a message instead")
-    line = json.dumps(kept, separators=(",", ":")).encode()
-    decode(line, type(record), where)
-    return line + b"\n"
+    text = json.dumps(kept, separators=(",", ":")).encode()
+    decode(text, type(record), where)
+    return text + b"\n"
 
 
 def _finite(value: Any) -> bool:
@@ -142,17 +142,9 @@ def decode(line: bytes, kind: type[R], where: str | Path) -> R:
     Raises BadInput that names the file, the key and the remedy, for what is not JSON or not such a record.
     """
     try:
-        try:
-            record = _decoder(kind).decode(line)
-        except msgspec.ValidationError:
-            old = json.loads(line)
-            if not isinstance(old, dict) or old.get("schema") not in kind.UPGRADES:
-                raise
-            while old["schema"] in kind.UPGRADES:
-                old = kind.UPGRADES[old["schema"]](old)
-            record = msgspec.convert(old, kind)
-    except msgspec.ValidationError as error:
-        raise _explained(error, line, kind, where) from None
+        record = _decoder(kind).decode(line)
+    except msgspec.ValidationError:
+        record = _slowly(msgspec.json.decode(line), kind, where)
     except msgspec.DecodeError as error:
         raise BadInput(where, f"not JSON ({error})", "remove that line or restore the file") from None
     if wrong := record.wrong():
@@ -160,27 +152,16 @@ def decode(line: bytes, kind: type[R], where: str | Path) -> R:
     return record
 
 
-def _explained(error: msgspec.ValidationError, line: bytes, kind: type[Record], where: str | Path) -> BadInput:
-    """What msgspec found, as one line with the key, its value and the remedy."""
-    raw, text = json.loads(line), str(error)
+def _slowly(raw: Any, kind: type[R], where: str | Path) -> R:
+    """A line that is not of the present type: upgraded where its schema version is an older one, else refused."""
     if not isinstance(raw, dict):
-        return BadInput(where, f"the {kind.WORD} is not an object", "remove that line or restore the file")
-    if found := re.search(r"missing required field `(\w+)`$", text):
-        return BadInput(where, f'{kind.WORD} lacks "{found[1]}"', kind.REMEDY)
-    if found := re.search(r"unknown field `(.+)`$", text):
-        return BadInput(
-            where, f'{kind.WORD} has the unknown key "{found[1]}"', nearest(found[1], kind.__struct_fields__)
-        )
-    expected, _, place = text.partition(" - at `$.")
-    key = place.rstrip("`")
-    if key == "schema":
-        ours = kind.__struct_config__.tag
+        raise BadInput(where, f"the {kind.WORD} is no object", "remove that line or restore the file")
+    while raw.get("schema") in kind.UPGRADES:
+        raw = kind.UPGRADES[raw["schema"]](raw)
+    if raw.get("schema", ours := kind.__struct_config__.tag) != ours:
         what = f"{kind.WORD} has schema {raw['schema']}, this reads {ours}"
-        return BadInput(where, what, "update the code or the writer of the row")
-    value = raw.get(key, "")
-    if "enum" in expected:
-        return BadInput(where, f'{key} = "{value}"', nearest(str(value), get_args(get_type_hints(kind)[key])))
-    return BadInput(where, f"{key} = {value!r}: {expected[0].lower()}{expected[1:]}", "mend its writer")
+        raise BadInput(where, what, "update the code or the writer of the row")
+    return files.convert(raw, kind, where)
 
 
 _read: dict[tuple[Path, type[Record]], tuple[tuple[int, ...], list[Any]]] = {}

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lab.base import console, devices
-from lab.base.errors import BadInput, nearest
+from lab.base.errors import REPOSITORY, BadInput, nearest
 from lab.card import phases
 from lab.check import families
 from lab.row import store
@@ -73,3 +73,11 @@ def render(listed: Iterable[Mapping[str, Any]]) -> str:
         return "no measured rows"
     header = ("device, phase", "workload", "arm", "median us (IQR)", "rel. error", "timer, L2", "run")
     return console.table(header, cells, (20, 28, 34, 18, 10, 14, 18))
+
+
+def elsewhere(card: phases.Card) -> list[str]:
+    """The notebooks that name a card without recorded or measured figures: they form them and hold its gate to them."""
+    if card.recorded or store.measured_devices(card.id):
+        return []
+    name, folder = f'"{card.id}"', REPOSITORY / "notebooks"
+    return [path.stem for path in sorted(folder.glob("*.py")) if name in path.read_text(encoding="utf-8")]

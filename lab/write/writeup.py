@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from lab.base import devices
 from lab.base.console import table
-from lab.card import phases, recorded
+from lab.card import history, phases, recorded
 from lab.card.gate import Gate, gate_text
 from lab.card.phases import Card
 from lab.judge import evidence, rules, verdicts
@@ -91,7 +91,7 @@ def write(card: Card) -> str:
     lines += ["", "## Expected", "", f"{card.expected.recovery}: {card.expected.arithmetic}.", ""]
     lines += ["## What would change the verdict", "", card.limits, ""]
     lines += ["## Provenance", "", f"Card `{card.card_hash}`, gate `{card.gate_hash}`."]
-    if committed := evidence.gate_commit(card):
+    if committed := history.gate_commit(card):
         lines += [f"Gate last changed in commit `{committed[0]}` of {committed[1]:%Y-%m-%d %H:%M} UTC."]
     return "\n".join(lines) + "\n"
 

@@ -248,6 +248,16 @@ def steady(name: str, number: int, now: float) -> float:
     return 80.0 if name == "candidate" else 100.0
 
 
+@pytest.mark.parametrize("count", [1, 2, 7, 24])
+def test_blocks_are_drawn_as_python_draws_them(count: int) -> None:
+    """The intervals of every committed verdict stand on these draws; numpy only makes them faster."""
+    rng = random.Random(count)
+    control, candidate = ([rng.uniform(90, 110) for _ in range(count)] for _ in range(2))
+    ratios, draw = [b / a for a, b in zip(control, candidate, strict=True)], random.Random(3)
+    medians = sorted(statistics.median(draw.choices(ratios, k=count)) for _ in range(200))
+    assert ratio_interval(control, candidate, seed=3, resamples=200)[1:] == (medians[5], medians[-6])
+
+
 def test_steady_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     found, _ = compared(monkeypatch, steady, seconds=1000.0)
     assert set(found.arms) == {"control", "candidate"}

@@ -22,6 +22,7 @@ from lab.base.errors import BadInput
 from lab.check import aot, aot_probe, compile
 from lab.check.aot import AotRow, matrix_instruction, occupancy, one_line
 from lab.cli import main
+from lab.row import store
 
 needs_triton = pytest.mark.skipif(util.find_spec("triton") is None, reason="Triton is not installed")
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the PATH")
@@ -127,7 +128,7 @@ class TestToyFamily:
         table = compile.render(toy)
         assert max(len(line) for line in table.splitlines()) <= 120
         assert sum(line.lstrip().startswith("sm_") for line in table.splitlines()) == len(toy)
-        assert [AotRow.from_json(json.loads(json.dumps(row.to_json()))) for row in toy] == toy
+        assert [store.decode(json.dumps(row.to_json()).encode(), AotRow, "here") for row in toy] == toy
 
 
 def test_table_says_a_need_once_a_target() -> None:
@@ -368,5 +369,5 @@ class TestDotScaledByTriton:
         assert [json.loads(line)["date"] for line in path.read_text().splitlines()] == ["2026-01-02", "2026-01-01"]
         assert os.listdir(tmp_path) == ["rows.jsonl"]
         path.write_text("{}\n")
-        with pytest.raises(BadInput, match="line 1 is no row"):
+        with pytest.raises(BadInput, match=r'rows\.jsonl line 1: key "family" is missing'):
             aot_probe.committed(path)

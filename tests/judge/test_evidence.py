@@ -10,7 +10,7 @@ import pytest
 
 from lab.base import devices
 from lab.base.errors import BadInput
-from lab.card import phases
+from lab.card import history, phases
 from lab.card.gate import Condition, Gate
 from lab.check import families
 from lab.judge import evidence
@@ -324,14 +324,14 @@ arithmetic = "a"
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A git repository with the card committed at 09:00, and records and evidence looking there; its kernels count."""
     monkeypatch.setattr(families, "former", lambda row: "")
-    monkeypatch.setattr(evidence, "REPOSITORY", tmp_path)
+    monkeypatch.setattr(history, "REPOSITORY", tmp_path)
     monkeypatch.setattr(store, "FOLDER", tmp_path / "profiles")
     git(tmp_path, "init", "--quiet")
     (tmp_path / "toy.toml").write_text(CARD)
     commit(tmp_path, "09:00")
-    evidence._versions.cache_clear()
+    history._versions.cache_clear()
     yield tmp_path
-    evidence._versions.cache_clear()
+    history._versions.cache_clear()
 
 
 def git(folder: Path, *arguments: str, time: str = "09:00") -> None:
@@ -374,7 +374,7 @@ def test_gate_committed_after_measuring(checkout: Path) -> None:
     # A run after the commit is sound, and prose committed later changes nothing.
     (checkout / "toy.toml").write_text(text.replace('limits = "l"', 'limits = "more"'))
     commit(checkout, "13:00")
-    evidence._versions.cache_clear()
+    history._versions.cache_clear()
     assert measured_at(checkout, "12:00") == "a: the ratio varies by 0.00 % over 2 runs"
 
 
@@ -390,9 +390,9 @@ def test_card_moved_after_measuring(checkout: Path, monkeypatch: pytest.MonkeyPa
     (checkout / "moved").mkdir()
     (checkout / "toy.toml").rename(checkout / "moved" / "toy.toml")
     commit(checkout, "11:00")
-    evidence._versions.cache_clear()
+    history._versions.cache_clear()
     card = phases.load(checkout / "moved" / "toy.toml")
-    found = evidence.gate_commit(card)
+    found = history.gate_commit(card)
     assert found is not None
     assert found[1].strftime("%H:%M") == "09:00"
 
@@ -421,10 +421,10 @@ def test_rows_with_another_gate_hash(checkout: Path) -> None:
 def test_outside_git_nothing_is_claimed(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evidence, "REPOSITORY", tmp_path_factory.mktemp("elsewhere"))
+    monkeypatch.setattr(history, "REPOSITORY", tmp_path_factory.mktemp("elsewhere"))
     path = tmp_path / "toy.toml"
     path.write_text(CARD)
-    assert evidence.gate_commit(phases.load(path)) is None
+    assert history.gate_commit(phases.load(path)) is None
 
 
 def test_devices_with_rows(checkout: Path) -> None:

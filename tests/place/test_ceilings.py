@@ -168,7 +168,7 @@ def test_without_the_ceiling_nothing_is_suspect(measured: Path) -> None:
     [
         ({"name": "reed"}, 'ceiling "reed" in GB/s'),
         ({"unit": "TB/s"}, 'ceiling "read" in TB/s'),
-        ({"value": 0.0}, "value = 0.0: expected `float` > 0"),
+        ({"value": 0.0}, "value = 0.0 cannot stand there; expected `float` > 0"),
         ({"value": float("nan")}, "value holds NaN"),
     ],
 )

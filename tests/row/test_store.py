@@ -144,19 +144,19 @@ def test_folder_is_tried_before_it_is_needed(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize("key", list(made.ROW))
 def test_missing_key(key: str) -> None:
     line = json.dumps({k: v for k, v in PLAIN.items() if k != key}).encode()
-    with pytest.raises(BadInput, match=f'^here: row lacks "{key}"; a row without it cannot be judged$'):
+    with pytest.raises(BadInput, match=f'^here: key "{key}" is missing; give {key}$'):
         store.decode(line, Measurement, "here")
 
 
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"status": "fine"}, 'status = "fine"; valid: error, incorrect'),
-        ({"arm": "rival"}, 'arm = "rival"; valid: candidate, control'),
+        ({"status": "fine"}, 'status = "fine" is unknown; valid: error, incorrect'),
+        ({"arm": "rival"}, 'arm = "rival" is unknown; valid: candidate, control'),
         ({"median_us": float("nan")}, "median_us holds NaN or infinity"),
         ({"median_us": float("inf")}, "median_us holds NaN or infinity"),
         ({"median_us": -1.0}, "median_us = -1.0"),
-        ({"median_us": 0.0}, "median_us = 0.0: expected `float` > 0"),
+        ({"median_us": 0.0}, "median_us = 0.0 cannot stand there; expected `float` > 0"),
         ({"median_us": "12"}, "median_us = '12'"),
         ({"relative_error": float("nan")}, "relative_error holds NaN"),
         ({"samples_us": (1.0, float("nan"))}, "samples_us holds NaN or infinity"),
@@ -333,7 +333,7 @@ def test_truncated_last_line(cut: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "named"),
     [
-        ("[1, 2]", "line 2: the row is not an object"),
+        ("[1, 2]", "line 2: the row is no object"),
         ("", "line 2: not JSON"),
         (json.dumps({**PLAIN, "median_us": float("nan")}), "line 2: not JSON"),
         (json.dumps({**PLAIN, "samples_us": [float("inf")]}), "line 2: not JSON"),
@@ -341,11 +341,11 @@ def test_truncated_last_line(cut: int, tmp_path: Path) -> None:
         (json.dumps({**PLAIN, "schema": 2}), "line 2: row has schema 2, this reads 1; update the code"),
         (
             json.dumps({**PLAIN, "median_su": 1.0}),
-            'line 2: row has the unknown key "median_su"; did you mean "median',
+            'line 2: unknown key "median_su"; did you mean "median',
         ),
-        (json.dumps({**PLAIN, "median_us": "12"}), "line 2: median_us = '12': expected `float"),
-        (json.dumps({**PLAIN, "status": "eror"}), 'line 2: status = "eror"; did you mean "error"?'),
-        (json.dumps({"schema": 1, "status": "ok"}), 'line 2: row lacks "device"'),
+        (json.dumps({**PLAIN, "median_us": "12"}), "line 2: median_us = '12' cannot stand there; expected `float"),
+        (json.dumps({**PLAIN, "status": "eror"}), 'line 2: status = "eror" is unknown; did you mean "error"?'),
+        (json.dumps({"schema": 1, "status": "ok"}), 'line 2: key "device" is missing'),
         (json.dumps({**msgspec.to_builtins(FAILED), "median_us": 1.0}), "line 2: a row with status error carries"),
     ],
 )

@@ -20,9 +20,9 @@ from typing import Any
 
 from lab.base import console, devices, vocabulary
 from lab.base.errors import BadInput, nearest
-from lab.card import phases
+from lab.card import history, phases
 from lab.card.gate import Reading, arrival_of
-from lab.judge import evidence, verdicts
+from lab.judge import verdicts
 from lab.study.own import arms as which
 from lab.study.own import backend_ops, batched_bench, read
 from lab.study.own.arms import ARMS, Match
@@ -99,7 +99,7 @@ def judge(
     notes += [f"{neither} figures belong to neither arm"] if neither else []
     notes += _warnings(card, used, arms, place)
     starts = [s.when for m in used for arm in ARMS for s in m.arm(arm) if _time(s)]
-    notes += [text for text in [evidence.changed_since(card, starts)] if text]
+    notes += [text for text in [history.changed_since(card, starts)] if text]
     notes = list(dict.fromkeys(notes))
     judgement = verdicts.judgement(card, readings, "imported", place, None, note="; ".join(notes))
     return Outcome(_explained(judgement, matches), matches, files, tuple(notes))
