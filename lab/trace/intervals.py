@@ -145,7 +145,7 @@ def group(*columns: NDArray[Any]) -> tuple[list[tuple[int, ...]], NDArray[np.int
     return (keys if len(codes) else []), codes
 
 
-Key = tuple[int, int, int, int]  # device, process, context, stream
+Key = tuple[int, ...]  # device, process, context, stream
 
 
 @dataclass(frozen=True)
@@ -219,20 +219,14 @@ def _split(
         return
     keys, codes = group(rows.device, rows.process, rows.context, rows.stream)
     if len(keys) == 1:
-        yield as_key(keys[0]), rows.start_ns, rows.end_ns, names
+        yield keys[0], rows.start_ns, rows.end_ns, names
         return
     # NumPy sorts 16-bit integers by radix, which is several times faster here, and keeps order within a part.
     order = np.argsort(codes.astype(np.uint16) if len(keys) < 1 << 16 else codes, kind="stable")
     edges = np.concatenate([[0], np.cumsum(np.bincount(codes, minlength=len(keys)))])
     for key, (a, b) in zip(keys, pairwise(edges.tolist()), strict=True):
         mine = order[a:b]
-        yield as_key(key), rows.start_ns[mine], rows.end_ns[mine], None if names is None else names[mine]
-
-
-def as_key(values: tuple[int, ...]) -> Key:
-    """Four numbers as a stream's key."""
-    device, process, context, stream = values
-    return device, process, context, stream
+        yield key, rows.start_ns[mine], rows.end_ns[mine], None if names is None else names[mine]
 
 
 def devices(trace: Trace, waiting: NDArray[np.bool_], split: Sequence[Piece] | None = None) -> list[Device]:

@@ -14,18 +14,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from lab.base.errors import BadInput
 from lab.trace.model import COPY_KINDS, NONE, Calls, Copies, Fills, Kernels, Ranges, Trace
 
+Event = dict[str, Any]
 KERNEL, COPY, FILL = ("kernel", "gpu_kernel"), ("gpu_memcpy", "memcpy"), ("gpu_memset", "memset")
 CALL = ("cuda_runtime", "cuda_driver", "runtime", "driver")
+RANGE = ("user_annotation",)
 SYNC = ("cuda_sync", "synchronization")
 DIRECTION = re.compile(r"\b(" + "|".join(sorted(COPY_KINDS, key=len, reverse=True)) + r")\b")
 GRAPH_LAUNCH = re.compile(r"cu(da)?GraphLaunch")
@@ -46,7 +46,7 @@ def read(path: Path, text: str) -> Trace:
         raise BadInput(path, "JSON without traceEvents", "give a trace of torch.profiler's export_chrome_trace")
     meta = content if isinstance(content, dict) else {}
     warnings: list[str] = []
-    by: dict[str, list[dict[str, Any]]] = {}
+    by: dict[str, list[Event]] = {}
     odd = 0
     for e in events:
         if e.get("ph") == "X" and isinstance(e.get("ts"), int | float | Decimal):
@@ -67,45 +67,45 @@ def _number(text: str) -> float | Decimal:
     return float(text) if len(text) <= 16 else Decimal(text)
 
 
-def _trace(path: Path, meta: Mapping[str, Any], by: dict[str, list[dict[str, Any]]], warnings: list[str]) -> Trace:
-    calls = _of(by, CALL)
+def _trace(path: Path, meta: Mapping[str, Any], by: Mapping[str, list[Event]], warnings: list[str]) -> Trace:
+    kernels, copies, fills, calls, ranges = (
+        [e for category in kind for e in by.get(category, [])] for kind in (KERNEL, COPY, FILL, CALL, RANGE)
+    )
     processes = {e.get("pid") for e in calls}
-    process = processes.pop() if len(processes) == 1 else NONE
-    process = process if isinstance(process, int) else NONE
+    only = processes.pop() if len(processes) == 1 else NONE
+    process = only if isinstance(only, int) else NONE
     if not calls:
         warnings.append("no CUDA API calls in the file: kernels cannot be joined to their launches")
     elif process == NONE:
         warnings.append("several processes in one file: kernels cannot be told apart by process")
-    names, labels, call_names = dict[str, int](), dict[str, int](), dict[str, int]()
-    launches = {_int(_args(e), "correlation") for e in calls if GRAPH_LAUNCH.match(str(e.get("name")))} - {NONE}
-    kernels, copies, fills = _of(by, KERNEL), _of(by, COPY), _of(by, FILL)
-    total = len(kernels) + len(copies) + len(fills)
+    launches = {_arg(e, "correlation") for e in calls if GRAPH_LAUNCH.match(str(e.get("name")))} - {NONE}
     found = [_activity(part, process, launches) for part in (kernels, copies, fills)]
-    nodes = sum(int((np.asarray(c["graph"]) != NONE).sum()) for c in found if c)
+    nodes = sum(graph != NONE for columns in found for graph in columns.get("graph", ()))
     if launches and not nodes:
         warnings.append(f"{len(launches)} graph launches in the API calls, but no graph work in the file")
-    devices = sorted({int(d) for c in found for d in c.get("device", ())})
-    known = {d.get("id"): str(d.get("name", "")) for d in meta.get("deviceProperties", []) if isinstance(d, dict)}
-    mode = "node" if nodes else "unknown" if launches or not calls else "none"
-    if not total:
+    if not (kernels or copies or fills):
         warnings.append("no device activity in the file: was the CUDA activity recorded?")
-    ranges = _of(by, ("user_annotation",))
+    names, labels, call_names = dict[str, int](), dict[str, int](), dict[str, int]()
+    if kernels:
+        found[0]["name"] = _codes(kernels, names)
+    if copies:
+        found[1]["kind"] = [_kind(e) for e in copies]
+    for columns, events in zip(found[1:], (copies, fills), strict=True):
+        if events:
+            columns["bytes"] = [max(_arg(e, "bytes"), 0) for e in events]
+    known = {d.get("id"): str(d.get("name", "")) for d in meta.get("deviceProperties", []) if isinstance(d, dict)}
     return Trace(
         tool="kineto",
         source=path.name,
         schema_version=str(meta.get("schemaVersion", "")),
-        graph_mode=mode,
-        gpus={d: known.get(d, "") for d in devices},
-        kernels=Kernels.of(**found[0], **({"name": _codes(kernels, names)} if kernels else {})),
-        memcpy=Copies.of(
-            **found[1], **({"bytes": _bytes(copies), "kind": [_kind(e) for e in copies]} if copies else {})
-        ),
-        memset=Fills.of(**found[2], **({"bytes": _bytes(fills)} if fills else {})),
-        ranges=Ranges.of(**_host_columns(ranges), label=_codes(ranges, labels)) if ranges else Ranges.empty(),
+        graph_mode="node" if nodes else "unknown" if launches or not calls else "none",
+        gpus={d: known.get(d, "") for d in sorted({d for columns in found for d in columns.get("device", ())})},
+        kernels=Kernels.of(**found[0]),
+        memcpy=Copies.of(**found[1]),
+        memset=Fills.of(**found[2]),
+        ranges=Ranges.of(**_host(ranges), label=_codes(ranges, labels)) if ranges else Ranges.empty(),
         calls=Calls.of(
-            **_host_columns(calls),
-            name=_codes(calls, call_names),
-            correlation=[_int(_args(e), "correlation") for e in calls],
+            **_host(calls), name=_codes(calls, call_names), correlation=[_arg(e, "correlation") for e in calls]
         )
         if calls
         else Calls.empty(),
@@ -113,17 +113,12 @@ def _trace(path: Path, meta: Mapping[str, Any], by: dict[str, list[dict[str, Any
         labels=list(labels),
         call_names=list(call_names),
         warnings=tuple(warnings),
-        host=_host(by),
+        host={
+            label: (len(events), sum(_ns(e.get("dur", 0)) for e in events))
+            for label, kind in (("synchronization", SYNC), ("profiler overhead", ("overhead",)))
+            if (events := [e for category in kind for e in by.get(category, [])])
+        },
     )
-
-
-def _of(by: Mapping[str, list[dict[str, Any]]], categories: Iterable[str]) -> list[dict[str, Any]]:
-    return [e for c in categories for e in by.get(c, [])]
-
-
-def _args(event: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = event.get("args")
-    return found if isinstance(found, Mapping) else {}
 
 
 def _int(values: Mapping[str, Any], *keys: str) -> int:
@@ -137,65 +132,57 @@ def _int(values: Mapping[str, Any], *keys: str) -> int:
     return NONE
 
 
+def _arg(event: Event, *keys: str) -> int:
+    """The same of an event's arguments."""
+    args = event.get("args")
+    return _int(args, *keys) if isinstance(args, Mapping) else NONE
+
+
 def _ns(us: Any) -> int:
     """Microseconds to whole nanoseconds."""
     return round(us * 1000)
 
 
-def _times(events: list[dict[str, Any]]) -> dict[str, Any]:
+def _times(events: list[Event]) -> dict[str, Any]:
     """Start and end; the end is the start plus the rounded duration, so that durations stay exact."""
     start = [_ns(e["ts"]) for e in events]
     return {"start_ns": start, "end_ns": [s + _ns(e.get("dur", 0)) for s, e in zip(start, events, strict=True)]}
 
 
-def _activity(events: list[dict[str, Any]], process: int, launches: set[int]) -> dict[str, Any]:
+def _activity(events: list[Event], process: int, launches: set[int]) -> dict[str, Any]:
     """Columns of device events; an event launched by a graph launch belongs to a graph, number 0 when not named."""
     if not events:
         return {}
-    args = [_args(e) for e in events]
-    correlation = [_int(a, "correlation", "correlation id") for a in args]
-    graph = [_int(a, "graph id", "graph_id", "graphId") for a in args]
-    node = [_int(a, "graph node id", "graph_node_id", "graphNodeId") for a in args]
-    graph = [
-        (g if g > 0 else 0) if c in launches or g > 0 or n > 0 else NONE
-        for g, n, c in zip(graph, node, correlation, strict=True)
-    ]
-    device = [_int(a, "device") if "device" in a else _int(e, "pid") for a, e in zip(args, events, strict=True)]
-    stream = [_int(a, "stream") if "stream" in a else _int(e, "tid") for a, e in zip(args, events, strict=True)]
-    return _times(events) | {
-        "device": device,
-        "stream": stream,
-        "context": [_int(a, "context") for a in args],
-        "process": [process] * len(events),
-        "correlation": correlation,
-        "graph": graph,
-        "graph_node": [n if n > 0 else NONE for n in node],
+    correlation = [_arg(e, "correlation", "correlation id") for e in events]
+    graph = [_arg(e, "graph id", "graph_id", "graphId") for e in events]
+    node = [_arg(e, "graph node id", "graph_node_id", "graphNodeId") for e in events]
+    both = zip(graph, node, correlation, strict=True)
+    place = {
+        column: [_arg(e, column) if column in (e.get("args") or ()) else _int(e, own) for e in events]
+        for column, own in (("device", "pid"), ("stream", "tid"))
     }
+    return (
+        _times(events)
+        | place
+        | {
+            "context": [_arg(e, "context") for e in events],
+            "process": [process] * len(events),
+            "correlation": correlation,
+            "graph": [max(g, 0) if c in launches or g > 0 or n > 0 else NONE for g, n, c in both],
+            "graph_node": [n if n > 0 else NONE for n in node],
+        }
+    )
 
 
-def _host_columns(events: list[dict[str, Any]]) -> dict[str, Any]:
-    threads = [_int(e, "tid") for e in events]
-    return _times(events) | {"process": [_int(e, "pid") for e in events], "thread": threads}
+def _host(events: list[Event]) -> dict[str, Any]:
+    return _times(events) | {c: [_int(e, key) for e in events] for c, key in (("process", "pid"), ("thread", "tid"))}
 
 
-def _codes(events: list[dict[str, Any]], table: dict[str, int]) -> list[int]:
+def _codes(events: list[Event], table: dict[str, int]) -> list[int]:
     return [table.setdefault(str(e.get("name", "")), len(table)) for e in events]
 
 
-def _bytes(events: list[dict[str, Any]]) -> list[int]:
-    return [max(_int(_args(e), "bytes"), 0) for e in events]
-
-
-def _kind(event: Mapping[str, Any]) -> int:
+def _kind(event: Event) -> int:
     """The direction in a name such as `Memcpy HtoD (Pinned -> Device)`."""
     found = DIRECTION.search(str(event.get("name", "")))
     return COPY_KINDS.index(found[1]) if found else 0
-
-
-def _host(by: Mapping[str, list[dict[str, Any]]]) -> dict[str, tuple[int, int]]:
-    """Host waits and profiler overhead, counted and kept apart from busy time."""
-    found = {}
-    for label, events in (("synchronization", _of(by, SYNC)), ("profiler overhead", _of(by, ("overhead",)))):
-        if events:
-            found[label] = (len(events), sum(_ns(e.get("dur", 0)) for e in events))
-    return found
