@@ -15,13 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from lab.base import devices, vocabulary
+import msgspec
+
+from lab.base import devices, files, vocabulary
 from lab.base.console import between
 from lab.base.errors import REPOSITORY, BadInput, nearest
+from lab.base.files import Positive, Text
 from lab.card import phases
 from lab.check import families
 from lab.judge import evidence, verdicts
@@ -29,11 +31,11 @@ from lab.place import ceilings, roofline
 from lab.row import store
 from lab.row.records import Measurement
 
+if TYPE_CHECKING:  # kernels/ is imported late, so that a package that shadows it is told in one line
+    from kernels.common import Cost
+
 FILE = REPOSITORY / "data" / "flips.toml"
 ARMS = ("control", "candidate")
-KEYS = {"recorded", "card", "workload", "question", "why", "control_workload", "asks_otherwise", "front"}
-KEYS |= {f"{arm}{suffix}" for arm in ARMS for suffix in ("", "_there", "_walks", "_launches")}
-NUMBERS = {f"{arm}_{what}" for arm in ARMS for what in ("walks", "launches")}
 # Between these lines of the README stands the table of the pairs with `front = true`; `lab write --readme` renews it.
 README = REPOSITORY / "README.md"
 MARKS = ("<!-- written by lab write --readme -->", "<!-- end -->")
@@ -41,6 +43,33 @@ GAP = "graph_gap"
 # Where a device has no peak with a source for a pipe, its bf16 one bounds from above what the operations take there.
 INSTEAD = "bf16"
 UNDECIDED = ("BLOCKED", "INVALID", "VACUOUS")
+
+
+class Pair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A pair of data/flips.toml, whose head says what each key is."""
+
+    recorded: Text
+    card: Text
+    workload: Text
+    question: Text
+    control: str = ""
+    control_there: str = ""
+    control_walks: Positive = 1.0
+    control_launches: Positive = 1.0
+    control_workload: str = ""
+    candidate: str = ""
+    candidate_there: str = ""
+    candidate_walks: Positive = 1.0
+    candidate_launches: Positive = 1.0
+    asks_otherwise: str = ""
+    why: str = ""
+    front: bool = False
+
+
+class Pairs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """data/flips.toml."""
+
+    flip: tuple[Pair, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -126,7 +155,7 @@ def _kept(word: str) -> str:
     return {"CONDITIONAL-GO": "GO", "NEUTRAL": "NO-GO"}.get(word, word)
 
 
-def bound(device: devices.Device, cost: Any, walks: float, launches: float, gap_us: float) -> Bound:
+def bound(device: devices.Device, cost: Cost, walks: float, launches: float, gap_us: float) -> Bound:
     """The three terms of a cost (kernels/common.py) on a device, us.
 
     walks: how often the compulsory bytes are moved. A pipe that the device has no peak for counts as bf16.
@@ -142,58 +171,37 @@ def gap_us(device_id: str) -> float:
     return found.value if found else 0.0
 
 
-@cache
-def entries(path: Path = FILE) -> Sequence[Mapping[str, Any]]:
-    """The pairs of data/flips.toml; raises BadInput, naming the key, for an unknown or missing one."""
-    raw = vocabulary.read_toml(path)
-    for number, entry in enumerate(raw.get("flip", []), start=1):
-        where = f"flip {number}"
-        for key, value in entry.items():
-            if key not in KEYS:
-                raise BadInput(path, f'{where}: unknown key "{key}"', nearest(key, KEYS))
-            number_given = isinstance(value, int | float) and value is not True
-            if (key in NUMBERS) != (number_given and value > 0):
-                raise BadInput(path, f"{where}: {key} = {value!r}", "walks and launches are numbers above zero")
-            if key == "front" and value is not True:
-                raise BadInput(path, f"{where}: front = {value!r}", "true, or leave it out")
-        for key in ("recorded", "card", "workload", "question"):
-            if key not in entry:
-                raise BadInput(path, f'{where}: key "{key}" is missing', "a pair without it cannot be placed")
-    return tuple(raw.get("flip", ()))
-
-
 def flips(here: str = "h200", path: Path = FILE) -> list[Flip]:
     """Every pair of the file, in the order of the rows. Raises BadInput for an unknown verdict, card or workload."""
     replayed = {j.recorded_id: j for j in verdicts.judge_recorded(phases.cards().values()) if j.recorded_id}
     order = list(vocabulary.row_ids())
-    found = [_flip(entry, replayed, here, path) for entry in entries(path)]
+    found = [_flip(pair, replayed, here, path) for pair in files.read(path, Pairs).flip]
     return sorted(found, key=lambda flip: order.index(flip.row))
 
 
-def _flip(entry: Mapping[str, Any], replayed: Mapping[str, verdicts.Judgement], here: str, path: Path) -> Flip:
-    if entry["recorded"] not in replayed:
-        raise BadInput(path, f'no verdict has the id "{entry["recorded"]}"', nearest(entry["recorded"], replayed))
-    judged, card = replayed[entry["recorded"]], phases.card(entry["card"])
+def _flip(pair: Pair, replayed: Mapping[str, verdicts.Judgement], here: str, path: Path) -> Flip:
+    if pair.recorded not in replayed:
+        raise BadInput(path, f'no verdict has the id "{pair.recorded}"', nearest(pair.recorded, replayed))
+    judged, card = replayed[pair.recorded], phases.card(pair.card)
     family = families.load(card.family)
-    workload = family.workload(entry["workload"])
-    measured_at = {"control": family.workload(entry.get("control_workload", workload.id)), "candidate": workload}
-    names = {
-        "control": card.control if "control_workload" not in entry else card.candidate,
-        "candidate": card.candidate,
-    }
-    places = {judged.device: "_there", here: ""}
+    workload = family.workload(pair.workload)
+    base = family.workload(pair.control_workload or workload.id)
+    places = {judged.device: (pair.control_there, pair.candidate_there), here: ("", "")}
+    arms = (
+        (card.candidate if pair.control_workload else card.control, base, pair.control),
+        (card.candidate, workload, pair.candidate),
+    )
+    factors = ((pair.control_walks, pair.control_launches), (pair.candidate_walks, pair.candidate_launches))
     bounds = {}
-    for device_id, suffix in places.items():
-        for arm in ARMS:
-            precision = entry.get(arm + suffix) or entry.get(arm) or family.candidate(names[arm]).precision
-            walks, launches = (float(entry.get(f"{arm}_{what}", 1)) for what in ("walks", "launches"))
-            cost = family.cost(measured_at[arm], precision)
+    for device_id, there in places.items():
+        for arm, (name, at, stated), own, (walks, launches) in zip(ARMS, arms, there, factors, strict=True):
+            cost = family.cost(at, own or stated or family.candidate(name).precision)
             bounds[device_id, arm] = bound(devices.get(device_id, path), cost, walks, launches, gap_us(here))
     expected = {d: 100 * (bounds[d, "candidate"].us / bounds[d, "control"].us - 1) for d in places}
     rows = [r for r in store.rows(here, card.id) if r.name in (card.control, card.candidate)]
     return Flip(
         row=phases.card(judged.phase).row,
-        question=entry["question"],
+        question=pair.question,
         phase=judged.phase,
         card=card.id,
         workload=workload.id,
@@ -203,11 +211,11 @@ def _flip(entry: Mapping[str, Any], replayed: Mapping[str, verdicts.Judgement], 
         word_here=evidence.judge_measured(card, here).verdict.word if rows else "",
         bounds=bounds,
         expected_pct=expected,
-        measured_pct=_change(rows, measured_at["control"].id, workload.id),
-        why=entry.get("why", ""),
-        asks_otherwise=entry.get("asks_otherwise", ""),
+        measured_pct=_change(rows, base.id, workload.id),
+        why=pair.why,
+        asks_otherwise=pair.asks_otherwise,
         errors=_errors(rows, workload.id),
-        front="front" in entry,
+        front=pair.front,
     )
 
 
