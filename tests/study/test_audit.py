@@ -254,17 +254,17 @@ ENGAGED = 'engaged = "lp.p2.gb10.engagement.candidate"\n'
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('[[case]]\ncheck = "zero-engagement"\n', ["no title"]),
+        ('[[case]]\ncheck = "zero-engagement"\n', ['"title" is missing']),
         ('[[case]]\ncheck = "zero-engagment"\ntitle = "t"\n', ["zero-engagment", "zero-engagement"]),
         (CASE, ["needs engaged"]),
         (CASE + 'engagd = "lp.p2.gb10.engagement.candidate"\n', ["engagd", "engaged"]),
         (CASE + 'engaged = "lp.p2.gb10.engagement.candidat"\n', ["no recorded figure", "candidate"]),
-        (CASE + "engaged = 0\n", ["no number by hand"]),
+        (CASE + "engaged = 0\n", ["engaged = 0", "str"]),
         (CASE + 'engaged = "lp.nothing.*"\n', ["begins with"]),
         (CASE + 'engaged = "profiles/h200/nothing/r#control@a"\n', ["no measured row"]),
         (CASE + 'engaged = "device:h200.colour"\n', ["colour"]),
         (CASE + ENGAGED + 'verdicts = ["lp.v.p22"]\n', ["lp.v.p22", "lp.v.p2"]),
-        ("[cases]\n", ["unknown table", "cases"]),
+        ("[[cases]]\n", ["unknown table", "cases"]),
     ],
 )
 def test_bad_bindings(text: str, words: list[str], tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def zero_engagement(subject: Subject) -> Answer | None:
     engaged, result = subject.one("engaged"), subject.one("result")
     if engaged is None or engaged.value > 0:
         return None
-    told = f", so the {result.facts.get('metric', 'result')} of {result} says nothing about it" if result else ""
+    told = f", so the {result.facts.metric or 'result'} of {result} says nothing about it" if result else ""
     return Answer(f"the candidate engaged {short(engaged.value)} times where it was judged{told}")
 
 
@@ -59,7 +59,7 @@ def noise_floor(subject: Subject) -> tuple[float, str]:
     line, sd, noise = subject.one("floor"), subject.one("control_sd"), subject.one("noise")
     floors = [(line.value if line else FLOOR_PCT, "the floor")]
     if sd is not None:
-        sigmas = float(line.facts.get("sigmas", SIGMAS)) if line else SIGMAS
+        sigmas = line.facts.sigmas if line else SIGMAS
         floors.append((sigmas * sd.value, f"{sigmas:g} sigma of the control, {sigmas:g} x {short(sd.value)} %"))
     if noise is not None:
         floors.append((noise.value, "the measured noise"))
@@ -176,8 +176,8 @@ def profiled_throughput(subject: Subject) -> Answer | None:
 
     A throughput taken under a profiler (`profiled`), beside the same workload without one (`unprofiled`).
     """
-    under = [q for q in subject.roles.get("profiled", ()) if _throughput(q) and q.facts.get("profiled")]
-    free = [q.value for q in subject.roles.get("unprofiled", ()) if _throughput(q) and not q.facts.get("profiled")]
+    under = [q for q in subject.roles.get("profiled", ()) if _throughput(q) and q.facts.profiled]
+    free = [q.value for q in subject.roles.get("unprofiled", ()) if _throughput(q) and not q.facts.profiled]
     if not under:
         return None
     taken = " and ".join(short(q.value) for q in under)

@@ -11,64 +11,72 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lab.base import devices, vocabulary
+import msgspec
+
+from lab.base import devices, files
 from lab.base.errors import REPOSITORY, BadInput, nearest
+from lab.base.files import Text
 from lab.card import recorded
 from lab.row import store
 from lab.row.records import Measurement
-from lab.study.audit.subject import Check, Quantity, Subject, from_figure
+from lab.study.audit.subject import Check, Facts, Quantity, Subject, from_figure
 
 FILE = REPOSITORY / "data" / "audit.toml"
 TIMED = ("ok", "suspect")  # statuses of a row with a time
-OWN_KEYS = {"check", "title", "verdicts", "cards"}
+
+
+class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A binding: the check, what it is about, ids that a reader can follow, and the ids of figures by role."""
+
+    check: Text
+    title: Text
+    roles: dict[str, Text | list[Text]]
+    verdicts: tuple[str, ...] = ()
+    cards: tuple[str, ...] = ()
+
+
+OWN_KEYS = tuple(key for key in Case.__struct_fields__ if key != "roles")
 
 
 def read(checks: Mapping[str, Check], path: Path | None = None) -> list[tuple[Check, Subject]]:
     """Every binding of the file as (check, subject); raises BadInput for anything unknown, naming file and title."""
     path = path or FILE
-    table = vocabulary.read_toml(path)
-    for key in table.keys() - {"case"}:
+    file = files.convert(files.read_toml(path), dict[str, list[dict[str, Any]]], path)
+    for key in file.keys() - {"case"}:
         raise BadInput(path, f'unknown table "{key}"', "write [[case]]")
-    return [_case(path, entry, checks) for entry in table.get("case", ())]
+    found = []
+    for number, entry in enumerate(file.get("case", ()), start=1):
+        own = {key: value for key, value in entry.items() if key in OWN_KEYS}
+        roles = {key: value for key, value in entry.items() if key not in OWN_KEYS}
+        case = files.convert({**own, "roles": roles}, Case, path, str(entry.get("title", f"case {number}")))
+        found.append(_subject(f"{path}: {case.title}", case, checks))
+    return found
 
 
-def _case(path: Path, entry: Mapping[str, Any], checks: Mapping[str, Check]) -> tuple[Check, Subject]:
-    title = entry.get("title")
-    if not isinstance(title, str) or not title:
-        raise BadInput(path, f"a case has no title ({', '.join(entry)})", "say in a few words what it is about")
-    where = f"{path}: {title}"
-    if entry.get("check") not in checks:
-        raise BadInput(where, f'check = "{entry.get("check")}" is unknown', nearest(str(entry.get("check")), checks))
-    check = checks[entry["check"]]
+def _subject(where: str, case: Case, checks: Mapping[str, Check]) -> tuple[Check, Subject]:
+    if case.check not in checks:
+        raise BadInput(where, f'check = "{case.check}" is unknown', nearest(case.check, checks))
+    check = checks[case.check]
     known = {role for group in check.needs for role in group} | set(check.may)
-    roles: dict[str, tuple[Quantity, ...]] = {}
-    for key, value in entry.items():
-        if key in OWN_KEYS:
-            continue
-        if key not in known:
-            raise BadInput(where, f'unknown key "{key}"', nearest(key, known | OWN_KEYS))
-        ids = value if isinstance(value, list) else [value]
-        roles[key] = tuple(q for i in ids for q in quantities(i, where))
+    for role in case.roles:
+        if role not in known:
+            raise BadInput(where, f'unknown key "{role}"', nearest(role, known | set(OWN_KEYS)))
+    roles = {
+        role: tuple(q for i in ([ids] if isinstance(ids, str) else ids) for q in quantities(i, where))
+        for role, ids in case.roles.items()
+    }
     if not any(set(group) <= roles.keys() for group in check.needs):
         wanted = " or ".join(" + ".join(group) for group in check.needs)
         raise BadInput(where, f"{check.name} needs {wanted}", "name a figure for each")
-    verdicts = tuple(entry.get("verdicts", ()))
-    words = [recorded.verdict(v, where).verdict for v in verdicts]
-    words += [str(q.facts["source_word"]) for qs in roles.values() for q in qs if q.facts.get("source_word")]
-    kinds = {
-        "measured" if q.id.startswith("profiles/") else "recorded"
-        for qs in roles.values()
-        for q in qs
-        if q.id and not q.id.startswith("device:")
-    }
-    kind = "measured" if kinds == {"measured"} else "recorded"
-    return check, Subject(title, kind, roles, words[0] if words else "", verdicts, tuple(entry.get("cards", ())))
+    words = [recorded.verdict(v, where).verdict for v in case.verdicts]
+    words += [q.facts.source_word for qs in roles.values() for q in qs if q.facts.source_word]
+    ids = [q.id for qs in roles.values() for q in qs if q.id and not q.id.startswith("device:")]
+    kind = "measured" if ids and all(i.startswith("profiles/") for i in ids) else "recorded"
+    return check, Subject(case.title, kind, roles, words[0] if words else "", case.verdicts, case.cards)
 
 
-def quantities(name: Any, where: str) -> list[Quantity]:
+def quantities(name: str, where: str) -> list[Quantity]:
     """The quantities that one id of a binding stands for; raises BadInput when there is none."""
-    if not isinstance(name, str):
-        raise BadInput(where, f"{name!r:.40} is no id", "write an id in quotes: the audit takes no number by hand")
     if name.startswith("device:"):
         device_id, _, fact = name.removeprefix("device:").partition(".")
         found = devices.get(device_id, where).fact(fact)
@@ -100,7 +108,6 @@ def _row(name: str, where: str) -> Quantity:
 
 def from_row(row: Measurement) -> Quantity:
     """A measured row's median time as a quantity; its timer is its clock. One that is suspect counts as withdrawn."""
-    facts: dict[str, Any] = {"device": row.device, "model": row.workload_id, "metric": "kernel_us", "arm": row.name}
-    facts |= {"clock": row.timer or "", "profiled": row.profiled}
+    facts = Facts(row.device, row.workload_id, "kernel_us", clock=row.timer or "", profiled=row.profiled)
     withdrawn = "" if row.status == "ok" else f"status {row.status}"
     return Quantity(row.median_us or 0.0, "us", row.id, withdrawn, facts)

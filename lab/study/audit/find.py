@@ -8,7 +8,9 @@ is real look at verdicts that claim one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import msgspec
 
 from lab.base import devices
 from lab.card import phases, recorded
@@ -18,7 +20,7 @@ from lab.judge.rules import Verdict, judge
 from lab.row import store
 from lab.row.records import Measurement
 from lab.study.audit.bindings import TIMED, from_row
-from lab.study.audit.subject import Quantity, Subject, from_figure
+from lab.study.audit.subject import Facts, Quantity, Subject, from_figure
 
 CLAIMS = ("GO", "LANDED", "CONDITIONAL-GO")  # the words that say an effect is there
 FIDELITY = ("kld", "nmse")  # units of metrics that hold a candidate to a reference: no one improves on the control
@@ -94,7 +96,7 @@ def _arm(reading: Reading, arm: str, metric: str) -> Quantity | None:
     if own:
         return from_figure(own[0])
     ids = [i for i in reading.ids if f"#{arm}@" in i] or list(reading.ids)
-    facts = {"metric": metric, "profiled": reading.profiled}
+    facts = Facts(metric=metric, profiled=reading.profiled)
     return Quantity(value, reading.unit, ids[0] if ids else "", reading.withdrawn, facts)
 
 
@@ -123,7 +125,7 @@ def _id_of(reading: Reading, number: float | None) -> str:
 
 
 def _line(condition: Condition, share_of: float = 1.0) -> Quantity:
-    return Quantity(share_of * condition.threshold, condition.unit, condition.stated_by, "", {"op": condition.op})
+    return Quantity(share_of * condition.threshold, condition.unit, condition.stated_by, "", Facts(op=condition.op))
 
 
 def _conditions(body: Body, *roles: str) -> Iterator[tuple[str, Gate, Verdict, Condition, Reading]]:
@@ -135,7 +137,7 @@ def _conditions(body: Body, *roles: str) -> Iterator[tuple[str, Gate, Verdict, C
 
 
 def _floor(gate: Gate) -> Quantity:
-    return Quantity(gate.noise.floor_pct, "%", facts={"sigmas": gate.noise.sigmas})
+    return Quantity(gate.noise.floor_pct, "%", facts=Facts(sigmas=gate.noise.sigmas))
 
 
 def _title(part: str, condition: Condition) -> str:
@@ -223,7 +225,7 @@ def _profiled(body: Body) -> Iterator[Subject]:
     for part, _, _, condition, reading in _conditions(body, "require", "kill"):
         taken = tuple(q for arm in ("control", "candidate") if (q := _arm(reading, arm, condition.metric)) is not None)
         if reading.profiled and taken:
-            marked = tuple(Quantity(q.value, q.unit, q.id, q.withdrawn, {**q.facts, "profiled": True}) for q in taken)
+            marked = tuple(replace(q, facts=msgspec.structs.replace(q.facts, profiled=True)) for q in taken)
             yield body.subject(_title(part, condition), {"profiled": marked})
 
 
@@ -253,9 +255,9 @@ def _controls(body: Body) -> Iterator[Subject]:
         held = reading.unit in FIDELITY or condition.metric in FIDELITY_METRICS
         control = _arm(reading, "control", condition.metric) or _own_error(body, condition)
         if held and condition.compare == "value" and not condition.than and control is not None:
-            error = control.facts.get("stderr")
+            error = control.facts.stderr
             roles = {"control": control, "line": _line(condition)}
-            roles |= {"stderr": Quantity(float(error), control.unit, control.id)} if error else {}
+            roles |= {"stderr": Quantity(error, control.unit, control.id)} if error else {}
             yield body.subject(_title(part, condition), roles)
 
 
@@ -295,9 +297,9 @@ def _labels(body: Body) -> Iterator[Subject]:
             continue
         first = seen.setdefault((row.name, row.workload_id), row)
         if first is not row and first.bytes != row.bytes:
-            label = {"label": f"{row.name} at {row.workload_id}"}
-            called, own = (Quantity(r.bytes or 0.0, "bytes", r.id, "", label) for r in (first, row))
-            yield body.subject(label["label"], {"called": called, "same_label": own})
+            facts = Facts(label=f"{row.name} at {row.workload_id}")
+            called, own = (Quantity(r.bytes or 0.0, "bytes", r.id, "", facts) for r in (first, row))
+            yield body.subject(facts.label, {"called": called, "same_label": own})
 
 
 def _impossible(body: Body) -> Iterator[Subject]:

@@ -54,7 +54,7 @@ def gate_fails_control(subject: Subject) -> Answer | None:
     control, line, stderr = subject.one("control"), subject.one("line"), subject.one("stderr")
     if control is None or line is None or control.unit != line.unit:
         return None
-    op = str(line.facts.get("op", ">="))
+    op = line.facts.op
     if OPERATORS[op](control.value, line.value):
         return None
     near = ""
@@ -101,8 +101,7 @@ def kernel_from_wall(subject: Subject) -> Answer | None:
     less = subject.roles.get("less", ())
     if whole is None or not less:
         return None
-    clocks = {str(q.facts.get("clock", "")) for q in less}
-    own = str(whole.facts.get("clock", ""))
+    clocks, own = {q.facts.clock for q in less}, whole.facts.clock
     if not own or "" in clocks or clocks == {own}:
         return None
     taken = less[0].value - less[1].value if len(less) > 1 else less[0].value
@@ -130,10 +129,10 @@ def label_drift(subject: Subject) -> Answer | None:
         return None
     if abs(change_pct(own, called)) <= FLOOR_PCT:
         return None
-    label = called.facts.get("label", "one label")
+    label = called.facts.label or "one label"
     told = f"{called} and {short(own.value)} {own.unit} both go by {label}"
     if other is not None and other.unit == called.unit and abs(change_pct(other, called)) <= FLOOR_PCT:
-        told += f"; the first is the {other.facts.get('label', 'other')}, {short(other.value)}"
+        told += f"; the first is the {other.facts.label or 'other'}, {short(other.value)}"
     if against is not None and against.unit == called.unit and against.value > 0:
         told += f", so the ratio to {short(against.value)} is {called.value / against.value:.2f} for the one and "
         told += f"{own.value / against.value:.2f} for the other"
@@ -175,7 +174,9 @@ def withdrawn_reused(subject: Subject) -> Answer | None:
     return Answer(f"its source took back {listed}")
 
 
-SAME = ("device", "model", "metric", "path")
+def _same(q: Quantity) -> tuple[str, ...]:
+    """What makes a figure the same quantity as another."""
+    return q.unit, q.facts.device, q.facts.model, q.facts.metric, q.facts.path
 
 
 @check("policy-on-artefact", "void", "policy basis", "later")
@@ -190,17 +191,17 @@ def policy_on_artefact(subject: Subject) -> Answer | None:
     policy = " and ".join(str(q) for q in subject.roles.get("policy", ()))
     against = []
     for basis in subject.roles.get("basis", ()):
-        path = str(basis.facts.get("path", basis.facts.get("metric", "")))
+        path = basis.facts.path or basis.facts.metric
         if basis.withdrawn:
             against.append(f"{path} {basis} was withdrawn ({basis.withdrawn})")
         for later in subject.roles.get("later", ()):
-            same = all(basis.facts.get(key) == later.facts.get(key) for key in SAME) and basis.unit == later.unit
+            same = _same(basis) == _same(later)
             if same and basis.id != later.id and abs(change_pct(basis, later)) > FLOOR_PCT:
                 times = later.value / basis.value
                 against.append(f"{path} {short(basis.value)} later read {short(later.value)} ({times:.1f} times)")
     if not against:
         return None
-    device = subject.roles["basis"][0].facts.get("device", "")
+    device = subject.roles["basis"][0].facts.device
     return Answer(f"the line at {policy} rests on figures of {device} that do not stand: {', '.join(against)}")
 
 

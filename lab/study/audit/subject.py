@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+
+import msgspec
 
 from lab.base import vocabulary
 from lab.card.recorded import Figure
@@ -23,20 +24,46 @@ SEVERITIES = {
 FLOOR_PCT, SIGMAS = 2.0, 3.0  # the noise rule of the sources and of our judge where a card says nothing else
 
 
+class Facts(msgspec.Struct, frozen=True):
+    """What else is known of a number, "" or 0 where it is not.
+
+    device, model, metric, path: what makes a figure the same quantity as another.
+    clock, label:    whose time it is; what its source calls it.
+    profiled, estimate: taken under a profiler; about so much.
+    source_word:     the verdict word that stands beside it. stderr: its standard error, in its unit.
+    op, sigmas:      of a line, how it is asked; of a floor, how many sigma of the control count.
+    """
+
+    device: str = ""
+    model: str = ""
+    metric: str = ""
+    path: str = ""
+    clock: str = ""
+    label: str = ""
+    profiled: bool = False
+    estimate: bool = False
+    source_word: str = ""
+    stderr: float = 0.0
+    op: str = ">="
+    sigmas: float = SIGMAS
+
+
+STATED = ("path", "clock", "label", "profiled", "estimate", "source_word", "stderr", "op")  # by a figure's parameters
+
+
 @dataclass(frozen=True)
 class Quantity:
     """A number of a subject.
 
     value, unit: as printed or measured; id: a figure's id, a row's id, or "" for a line that a card declares.
     withdrawn:   the source's word for taking it back, "" when it stands.
-    facts:       what else is known of it: clock, label, profiled, and what makes a figure the same quantity as another.
     """
 
     value: float
     unit: str
     id: str = ""
     withdrawn: str = ""
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Facts = field(default_factory=Facts)
 
     def __str__(self) -> str:
         return f"{short(self.value)} {self.unit}"
@@ -134,15 +161,14 @@ def short(number: float) -> str:
 
 def about(quantity: Quantity) -> str:
     """ "about " in front of a figure that is an estimate, else nothing."""
-    return "about " if quantity.facts.get("estimate") else ""
+    return "about " if quantity.facts.estimate else ""
 
 
 def from_figure(figure: Figure) -> Quantity:
     """A recorded figure as a quantity; the caller has made sure that its value is a number."""
-    same = {"device": figure.device, "model": figure.model, "metric": figure.metric, "arm": figure.arm}
-    unit = vocabulary.unit(figure.unit)
-    facts = {**figure.params, **same, "kind": figure.kind, "delta_pct": figure.delta_pct}
-    return Quantity(float(figure.value), unit, figure.id, figure.withdrawn, facts)
+    known = {key: figure.params[key] for key in STATED if figure.params.get(key)}
+    facts = msgspec.convert({**known, "device": figure.device, "model": figure.model, "metric": figure.metric}, Facts)
+    return Quantity(float(figure.value), vocabulary.unit(figure.unit), figure.id, figure.withdrawn, facts)
 
 
 def change_pct(control: Quantity, candidate: Quantity) -> float:
