@@ -24,7 +24,7 @@ from lab.base.errors import REPOSITORY, BadInput
 from lab.card import phases
 from lab.judge import evidence, verdicts
 from lab.row import store
-from lab.write import notebook, pairing, writeup
+from lab.write import jobs, notebook, pairing, site, writeup
 
 FOLDER = REPOSITORY / "notebooks"
 NAMES = sorted({p.stem for p in FOLDER.glob("*.ipynb")} | {p.stem for p in FOLDER.glob("*.py")})
@@ -154,9 +154,26 @@ def test_committed_board_is_current():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_executes(name):
-    book = pairing.execute(pairing.from_source(FOLDER / f"{name}.py"))
-    assert not any(o.output_type == "error" for o in outputs(book))
+def test_executes(name, tmp_path):
+    """As `lab verdicts` does it, to a page; its source is what the .ipynb holds (test_pair_is_in_sync)."""
+    job = jobs.Job(name, site.execute, (FOLDER / f"{name}.ipynb", tmp_path))
+    (done,) = jobs.run([job], 1, jobs.context())
+    assert done.failure == ""
+    assert done.value[1] == ""
+    assert (tmp_path / "notebooks" / f"{name}.html").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_a_jupyter_kernel_gives_the_outputs_that_are_committed():
+    """Cells are executed without a kernel's process; with one, one notebook shows the same."""
+    from nbclient import NotebookClient
+
+    name = "staircase"
+    book = pairing.from_source(FOLDER / f"{name}.py")
+    client = NotebookClient(book, timeout=300, record_timing=False, resources={"metadata": {"path": str(FOLDER)}})
+    client.execute(env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
+    shown = [(o.output_type, o.get("data"), o.get("text")) for o in outputs(book)]
+    assert shown == [(o.output_type, o.get("data"), o.get("text")) for o in outputs(read(name))]
 
 
 def test_every_notebook_says_what_it_stands_on():

@@ -15,27 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from lab.base.errors import REPOSITORY, BadInput
+from lab.write import jobs
 
-LIMIT_S = 300
 METADATA = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
 
 
-def execute(notebook: Any, limit_s: int = LIMIT_S) -> Any:
-    """Run every cell in a fresh kernel of this interpreter, in notebooks/; raises nbclient's CellExecutionError."""
-    from nbclient import NotebookClient
-
-    inherited = os.environ.get("PYTHONPATH")
-    path = os.pathsep.join([str(REPOSITORY), *([inherited] if inherited else [])])
-    folder = str(REPOSITORY / "notebooks")
-    client = NotebookClient(notebook, timeout=limit_s, record_timing=False, resources={"metadata": {"path": folder}})
-    client.execute(env={**os.environ, "PYTHONPATH": path})
-    return notebook
-
-
-def execute_here(notebook: Any) -> str:
+def execute(notebook: Any) -> str:
     """Run every cell in this process, once in its life, in notebooks/; "" or in one line what a cell raised.
 
-    Outputs are those of a kernel, whose start this spares; a cell's printed lines stand before what it shows.
+    Outputs are those of a Jupyter kernel, whose start this spares; a cell's printed lines stand before what it shows.
     """
     import nbformat
     from IPython.core.displayhook import CapturingDisplayHook
@@ -46,9 +34,9 @@ def execute_here(notebook: Any) -> str:
     sys.path[:0] = [str(REPOSITORY), ""]
     shell = InteractiveShell.instance(history_manager=None)
     for number, cell in enumerate((c for c in notebook.cells if c.cell_type == "code"), 1):
+        results: list[dict[str, Any]] = []
         with capture_output() as printed:
-            shown: list[dict[str, Any]] = shell.display_pub.outputs  # type: ignore[attr-defined]
-            shell.display_trap.hook = CapturingDisplayHook(shell=shell, outputs=shown)
+            shell.display_trap.hook = CapturingDisplayHook(shell=shell, outputs=results)
             done = shell.run_cell(cell.source)
         if not done.success:
             error = done.error_before_exec or done.error_in_exec
@@ -56,7 +44,11 @@ def execute_here(notebook: Any) -> str:
         output, cell.execution_count = nbformat.v4.new_output, number
         streams = (("stdout", printed.stdout), ("stderr", printed.stderr))
         cell.outputs = [output("stream", name=name, text=text) for name, text in streams if text]
-        cell.outputs += [output("display_data", data=s["data"], metadata=s.get("metadata") or {}) for s in shown]
+        cell.outputs += [output("display_data", data=s.data, metadata=s.metadata or {}) for s in printed.outputs]
+        cell.outputs += [
+            output("execute_result", data=r["data"], metadata=r["metadata"] or {}, execution_count=number)
+            for r in results
+        ]
     return ""
 
 
@@ -74,13 +66,13 @@ def from_source(source: Path) -> Any:
 
 
 def write(source: Path) -> Path:
-    """Execute `source` and write its .ipynb; returns the path."""
+    """Execute `source` in this process and write its .ipynb; returns the path. Raises BadInput when a cell fails."""
     import nbformat
 
-    notebook = execute(from_source(source))
-    for cell in notebook.cells:
-        cell.metadata.pop("execution", None)
-    notebook.metadata.pop("language_info", None)
+    source = source.resolve()
+    notebook = from_source(source)
+    if failure := execute(notebook):
+        raise BadInput(source, failure, "mend the cell; its .ipynb is as it was")
     target = source.with_suffix(".ipynb")
     partial = target.with_suffix(".partial")
     nbformat.write(notebook, partial)
@@ -89,20 +81,21 @@ def write(source: Path) -> Path:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write each named pair, all of notebooks/ without names; 1 when a cell failed."""
-    from nbclient.exceptions import CellExecutionError
-
+    """Write each named pair side by side, all of notebooks/ without names; 1 when a cell failed."""
     named = sys.argv[1:] if argv is None else argv
     sources = [Path(name) for name in named] or sorted((REPOSITORY / "notebooks").glob("*.py"))
-    for source in sources:
-        try:
-            target = write(source)
-        except (CellExecutionError, BadInput) as error:
-            print(f"{source}: {error}", file=sys.stderr)
-            return 1
-        print(f"{target}: {target.stat().st_size / 1000:.0f} KB")
-    return 0
+    failed = 0
+    todo = [jobs.Job(str(source), write, (source,)) for source in sources]
+    for done in jobs.run(todo, os.cpu_count() or 1, jobs.context()):
+        if done.failure:
+            failed = 1
+            print(f"{done.job.name}: {done.failure}", file=sys.stderr)
+        else:
+            print(f"{done.value}: {done.value.stat().st_size / 1000:.0f} KB", flush=True)
+    return failed
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from lab.write import pairing  # under its own name, which is how a process finds `write`
+
+    sys.exit(pairing.main())

@@ -155,7 +155,7 @@ def execute(path: Path, out: Path) -> tuple[str, str]:
     from nbconvert import HTMLExporter
 
     notebook = nbformat.read(path, as_version=4)
-    if failure := pairing.execute_here(notebook):
+    if failure := pairing.execute(notebook):
         return "", failure
     body, _ = HTMLExporter(template_name="lab", theme="light").from_notebook_node(notebook)
     _written(out, f"notebooks/{path.stem}.html", body)

@@ -1,8 +1,7 @@
 """`lab verdicts`: the site that it writes, what makes it fail, and (slow) the whole job on this checkout."""
 
 import re
-import subprocess
-import sys
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -266,14 +265,21 @@ def test_a_job_that_hangs_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_the_whole_job(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "lab", "verdicts", "--out", str(tmp_path)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    index = Page(tmp_path / "index.html")
-    assert all((tmp_path / link).exists() for link in index.links)
-    notebooks = sorted(p.stem for p in (REPOSITORY / "notebooks").glob("*.ipynb"))
-    assert sorted(p.stem for p in (tmp_path / "notebooks").glob("*.html")) == notebooks
+def test_the_whole_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """On one family and two notebooks; tests/kernels checks every candidate, tests/test_notebooks executes the rest."""
+    (tmp_path / "books").mkdir()
+    for name in ("audit", "measuring"):
+        shutil.copy(REPOSITORY / "notebooks" / f"{name}.ipynb", tmp_path / "books")
+    monkeypatch.setattr(site, "NOTEBOOKS", tmp_path / "books")
+    slices = site._slices
+    monkeypatch.setattr(site, "_slices", lambda name: slices(name) if name == "q8" else [])
+    assert main.main(["verdicts", "--out", str(tmp_path / "site")]) == 0
+    text = capsys.readouterr().out
+    assert "2 of 2 notebooks executed" in text
+    assert re.search(r"^q8: (\d+) of \1 checks ok", text, re.MULTILINE)
+    index = Page(tmp_path / "site" / "index.html")
+    assert all((tmp_path / "site" / link).exists() for link in index.links)
+    assert sorted(p.stem for p in (tmp_path / "site" / "notebooks").glob("*.html")) == ["audit", "measuring"]
 
 
 def test_missing_package_is_one_line_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
