@@ -5,6 +5,7 @@ to stand before the first `import triton`. pytest imports this file before it co
 that compiles ahead of time needs the variable unset and therefore runs in a subprocess.
 """
 
+import functools
 import os
 import sys
 from collections.abc import Generator
@@ -35,8 +36,18 @@ hypothesis.settings.register_profile("killgate", deadline=None)
 hypothesis.settings.load_profile("killgate")
 
 
+@functools.cache
+def _runs_on_cpu(module: Any) -> bool:
+    """Whether a test module took anything from tests/kernels/on_cpu."""
+    return any(str(getattr(x, "__module__", "")).startswith("tests.kernels.on_cpu") for x in vars(module).values())
+
+
+@pytest.hookimpl(tryfirst=True)  # before the marks are asked for
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests marked `gpu`, with the reason, where torch sees no CUDA device."""
+    """Mark what runs a kernel compiled for the CPU `slow`; skip what is marked `gpu` where there is no CUDA device."""
+    for item in items:
+        if isinstance(item, pytest.Function) and _runs_on_cpu(item.module):
+            item.add_marker(pytest.mark.slow)
     if HAS_CUDA:
         return
     skip = pytest.mark.skip(reason=f"no CUDA GPU: torch {torch.__version__} reports none available")

@@ -128,6 +128,7 @@ def test_pictures_have_a_description(name):
             assert re.search(r'aria-label="[^"]{20,}"', "".join(picture)), "show a figure with notebook.picture"
 
 
+@pytest.mark.slow
 def test_committed_board_is_current():
     """The page that readers see first shows the verdicts that the committed figures and rows give now."""
     cards = phases.cards().values()
@@ -198,6 +199,7 @@ def test_an_altered_figure_stops_it(name):
 HEADER = "# ---\n# jupyter:\n#   jupytext:\n#     formats: ipynb,py:percent\n# ---\n\n"
 
 
+@pytest.mark.slow
 def test_pairing_writes_the_same_bytes_twice(tmp_path):
     source = tmp_path / "story.py"
     source.write_text(HEADER + "# %% [markdown]\n# # Story\n\n# %%\n1 + 1\n")

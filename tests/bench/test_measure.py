@@ -86,6 +86,7 @@ def test_peers_are_arms(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_peer_that_the_card_names_is_timed_once(tmp_path: Path, told: list[str]) -> None:
     """As the card's arm and not again as a peer, which is said once; without it in the card nothing is said."""
     plain = fake_bench.card(tmp_path, ("n63", "n75"))
@@ -227,6 +228,7 @@ def test_throttled_window_is_flagged_and_kept(tmp_path: Path) -> None:
     assert row.aa_pct is None  # infinity is no JSON
 
 
+@pytest.mark.slow
 def test_rows_of_a_comparison_are_appended_in_one_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pieces: list[list[str]] = []
     append = store.append_all
@@ -242,6 +244,7 @@ def test_rows_of_a_comparison_are_appended_in_one_piece(tmp_path: Path, monkeypa
     assert pieces == [[f"{workload} {name}" for name in names] for workload in SMALL]
 
 
+@pytest.mark.slow
 def test_absent_peers_are_skipped_with_their_reason(tmp_path: Path, told: list[str]) -> None:
     card = fake_bench.card(tmp_path, ("n63",))
     real = Settings(seconds=0.0, backend=fake_bench.BACKEND)
@@ -259,6 +262,7 @@ def test_absent_peers_are_skipped_with_their_reason(tmp_path: Path, told: list[s
     assert rules.judge(card.gate, evidence.readings(by_name.values(), H200)).word == "GO"
 
 
+@pytest.mark.slow
 def test_candidates_beside_are_timed_and_judged_by_nobody(tmp_path: Path) -> None:
     card = structs.replace(fake_bench.card(tmp_path, ("n63",)), beside=("peer_that_packs",))
     rows = sweep(card, tmp_path / "run", Settings(seconds=0.0, backend=fake_bench.BACKEND))

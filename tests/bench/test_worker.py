@@ -142,6 +142,7 @@ def test_nothing_is_left_open(worker: Worker) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.slow
 def test_in_a_process_with_torch() -> None:
     """What torch raises, with the real checks."""
     made = Worker(LIMITS | {"check": 30.0})

@@ -138,6 +138,7 @@ def test_table_says_a_need_once_a_target() -> None:
 
 
 @needs_triton
+@pytest.mark.slow
 def test_without_nvcc_and_cupy_a_cuda_source_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if util.find_spec("cupy") is not None:
         pytest.skip("CuPy is installed, so NVRTC takes over from nvcc here")
@@ -153,6 +154,7 @@ def test_without_nvcc_and_cupy_a_cuda_source_is_skipped(tmp_path: Path, monkeypa
     assert row.message.startswith("no nvcc on the PATH")
 
 
+@pytest.mark.slow
 def test_a_family_that_cannot_be_imported_is_an_error_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sick.py").write_text("def load(name):\n    return 1 / 0\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
@@ -160,6 +162,7 @@ def test_a_family_that_cannot_be_imported_is_an_error_row(tmp_path: Path, monkey
     assert (row.status, row.message) == ("error", "loading sick: ZeroDivisionError: division by zero")
 
 
+@pytest.mark.slow
 def test_an_unknown_family_is_refused_by_the_child() -> None:
     with pytest.raises(BadInput, match=r'no family is named "nosuchfamily"'):
         compile.compile_family("nosuchfamily", (90,))

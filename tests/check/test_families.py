@@ -137,6 +137,7 @@ def shadow(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_doctor_reports_the_shadow(shadow: Path) -> None:
     done = lab("doctor", "--json", path=shadow)
     assert done.returncode == 1
@@ -150,6 +151,7 @@ def test_doctor_reports_the_shadow(shadow: Path) -> None:
     assert "-> run from the repository, or uninstall" in line
 
 
+@pytest.mark.slow
 def test_check_refuses_the_shadow(shadow: Path) -> None:
     done = lab("check", families.names()[0], path=shadow)
     assert (done.returncode, done.stdout) == (2, "")
@@ -158,6 +160,7 @@ def test_check_refuses_the_shadow(shadow: Path) -> None:
     assert "uninstall that package" in done.stderr
 
 
+@pytest.mark.slow
 def test_doctor_without_the_shadow() -> None:
     done = lab("doctor")
     assert done.returncode == 0

@@ -240,6 +240,7 @@ RUNS = [
 
 @pytest.mark.usefixtures("libraries")
 @pytest.mark.parametrize(("family", "name", "workload"), RUNS)
+@pytest.mark.slow
 def test_stand_in_gives_the_reference(family: str, name: str, workload: str) -> None:
     for error in errors_of(family, name, workload):
         assert error.ok, error

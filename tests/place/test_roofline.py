@@ -263,6 +263,7 @@ FILES: dict[str, tuple[Path, Callable[[Path], object]]] = {
 
 
 @pytest.mark.parametrize("name", FILES)
+@pytest.mark.slow
 def test_a_file_broken_anywhere_is_refused_or_still_good(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every key or item in turn becomes something else: BadInput in one line or a sound file, never another error."""
     file, load = FILES[name]

@@ -181,6 +181,7 @@ def remount(folder: Path, options: str) -> None:
 
 
 @pytest.mark.usefixtures("toy")
+@pytest.mark.slow
 def test_full_disk(tmp_path: Path, small_disk: Path) -> None:
     with pytest.raises(BadInput) as caught:
         measure_toy(tmp_path, small_disk / "run", COUNT)

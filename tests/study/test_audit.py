@@ -276,6 +276,7 @@ def test_bad_bindings(text: str, words: list[str], tmp_path: Path) -> None:
     assert "\n" not in line
 
 
+@pytest.mark.slow
 def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["audit", "impossible-speed", "--evidence", "recorded"]) == 0
     told = capsys.readouterr().out

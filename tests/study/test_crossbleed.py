@@ -71,12 +71,14 @@ BATCHED = [[[(5 * i + 3) % 8 for i in range(n)]] for n in range(8)]
 ALIASED = [[[i % 2] for i in range(n)] for n in range(8)]
 
 
+@pytest.mark.slow
 def test_batched_decode_is_clean_at_every_size() -> None:
     batches = crossbleed.run(gdn_recall(BATCHED, 8), SIZES)
     assert [(b.np, b.status) for b in batches] == [(n, "clean") for n in SIZES]
     assert all(b.replies == b.words for b in batches)
 
 
+@pytest.mark.slow
 def test_the_aliased_pool_is_dirty_from_three_sequences_on() -> None:
     batches = crossbleed.run(gdn_recall(ALIASED, 2), SIZES)
     assert [(b.np, b.status) for b in batches] == [(n, "clean" if n <= 2 else "dirty") for n in SIZES]

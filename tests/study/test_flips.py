@@ -133,6 +133,7 @@ def test_the_other_way_round_is_no_flip(committed: list[Flip]) -> None:
     ("errors", "said"),
     [((0.034, 0.0017), ", error 0.17 % instead of 3.4 % |"), ((0.0019, 0.0017), ""), ((), "")],
 )
+@pytest.mark.slow
 def test_a_price_in_accuracy_stands_beside_the_time(errors: tuple[float, ...], said: str) -> None:
     flip = next(f for f in flips.flips() if f.front and f.card == "p3-kernel")
     assert flip.errors[0] > 2 * flip.errors[1]
@@ -176,6 +177,7 @@ def test_a_word_of_another_question_and_a_change_of_no_standing_are_left_out() -
         flips.readme("no marks", [])
 
 
+@pytest.mark.slow
 def test_lab_write_readme_changes_the_table_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -89,6 +89,7 @@ def test_both_errors_of_a_rounding_kernel_stand_beside_the_choice(capsys: pytest
         assert f"error       {name}: " in text
 
 
+@pytest.mark.slow
 def test_a_shape_far_from_every_point_is_predicted(capsys: pytest.CaptureFixture[str]) -> None:
     """The arms that show the defect are the only ones of Q8_0 that were timed at this shape, and they never compete."""
     for m in (1, 16, 128, 2048):

@@ -32,6 +32,7 @@ def test_cost_is_linear_in_rows(tmp_path: Path) -> None:
     assert cpu_s(large) < 6 * cpu_s(small) + 0.1
 
 
+@pytest.mark.slow
 def test_summary_of_200k_rows_is_right(tmp_path: Path) -> None:
     """The synthetic file's own arithmetic: 250 replays of the same 800 kernels and 80 copies, and every join."""
     s = summarise(read(decode(tmp_path / "a.sqlite", 200_000)))

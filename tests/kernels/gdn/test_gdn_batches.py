@@ -72,6 +72,7 @@ def check(order: Sequence[int], slots: Sequence[int], fresh: Sequence[int], pref
 
 @settings(max_examples=25)
 @given(st.data())
+@pytest.mark.slow
 def test_any_interleaving_is_one_sequence_after_the_other(data: st.DataObject) -> None:
     order = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=9))
     slots = data.draw(st.permutations(range(6)))
@@ -89,6 +90,7 @@ def test_sequences_one_behind_the_other(lengths: list[int], slots: list[int], fr
 
 @pytest.mark.parametrize("prefill", ["fused_chunk", "split_pipeline"])
 @pytest.mark.parametrize("order", [[0] * 7, [0, 0, 0, 1, 1, 1], [1, 0, 0, 0], [0, 1, 0]], ids=str)
+@pytest.mark.slow
 def test_the_kernels_take_every_kind(prefill: str, order: list[int]) -> None:
     """In place for one sequence: the chunked kernels may be given one row as their initial and their final state."""
     check(order, [2, 0, 1], [order[0]], prefill)
@@ -301,11 +303,13 @@ SIZES = (1, 4, 6, 7)
 
 
 @pytest.mark.parametrize("together", [True, False], ids=["batched", "looped"])
+@pytest.mark.slow
 def test_code_words_are_clean_with_a_row_each(together: bool) -> None:
     found = crossbleed.run(recall_with([(5 * i + 3) % 8 for i in range(8)], together), SIZES)
     assert [(b.np, b.status) for b in found] == [(n, "clean") for n in SIZES]
 
 
+@pytest.mark.slow
 def test_code_words_bleed_over_the_aliased_pool_from_three_on() -> None:
     aliased = [i % 2 for i in range(8)]
     found = crossbleed.run(recall_with(aliased, False), (1, 2, 3, 4, 6, 7))

@@ -116,6 +116,7 @@ def test_reading_back_every_token_shows_in_the_first_ones() -> None:
 
 
 @needs_triton
+@pytest.mark.slow
 def test_the_kernel_with_a_bf16_state_errs_as_the_study_says() -> None:
     """Sixty tokens through recurrent_decode with a bf16 pool, against the study's bf16 at the same tokens."""
     tokens, heads, dim = 60, 2, 64
@@ -253,6 +254,7 @@ def part(inputs: Tensors, which: list[int]) -> Tensors:
 @needs_triton
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("which", [[3], [4, 3], [3, 0, 1], [0, 2, 1, 4, 3]], ids=str)
+@pytest.mark.slow
 def test_a_sequence_decodes_to_the_same_bits_in_any_company(name: str, which: list[int]) -> None:
     """Alone, at another place of the batch, and beside others; on a GPU this holds per launch choice (NOTES.md)."""
     inputs = cases.inputs(WIDE, 1, DEVICE)

@@ -16,6 +16,7 @@ from kernels.common import Tensors, Workload, has_triton
 from kernels.gdn import cases
 from kernels.gdn.reference import before_the_step, reference
 from lab.check import accuracy, families
+from tests.loops import over
 
 MODELS = ("qwen3_next", "qwen3_5")
 FORMS = ("torch_recurrent_gated_delta_rule", "torch_chunk_gated_delta_rule")
@@ -56,9 +57,11 @@ def worst(o: Any, state: Any, want: dict[str, torch.Tensor]) -> float:
     return max(float((got.double() - right).norm() / right.norm()) for got, right in pairs)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("workload", [problem(*s) for s in SHAPES], ids=lambda w: w.id)
+SHAPED = [problem(*shape) for shape in SHAPES]
+ASKED = {f"{form} {model} {w.id}": (w, model, form) for form in FORMS for model in MODELS for w in SHAPED}
+
+
+@over(ASKED)
 def test_reference_agrees(workload: Workload, model: str, form: str) -> None:
     inputs = cases.inputs(workload, 3, "cpu")
     error = worst(*theirs(model, form, workload, inputs), reference(inputs))

@@ -35,7 +35,12 @@ if has_triton():
 EVERY_CHECK = [w for w in cases.WORKLOADS if w.role == "check"]
 CHECKS = [w for w in EVERY_CHECK if not cases.refuses(w, "nvfp4-w4a16")]  # NVFP4 weights and 16-bit x
 RUNS = [
-    pytest.param(c, w, id=f"{c.name}-{w.id}", marks=[needs_triton] if c.needs.triton else [])
+    pytest.param(
+        c,
+        w,
+        id=f"{c.name}-{w.id}",
+        marks=[needs_triton] * bool(c.needs.triton) + [pytest.mark.slow] * (w["M"] * w["N"] * w["K"] > 100_000),
+    )
     for c in CANDIDATES
     for w in CHECKS
     if not c.refuses(w)  # what the family refuses for all of a precision, lab.families adds; CHECKS holds none of it
@@ -129,6 +134,7 @@ def test_activation_quantiser_agrees_with_the_format_bit_for_bit(problem: Worklo
     DEVICE == "cuda" and torch.cuda.get_device_capability() < (10, 0), reason="tl.dot_scaled on e2m1 needs Blackwell"
 )
 @pytest.mark.parametrize("problem", [w for w in CHECKS if w["M"] <= 16], ids=lambda w: w.id)
+@pytest.mark.slow
 def test_w4a4_product_is_exact_on_its_own_quantised_operands(problem: Workload):
     inputs = cases.inputs(problem, seed=2, device=DEVICE)
     out = cases.outputs(problem, inputs)
@@ -210,6 +216,7 @@ def test_route_refuses_a_vector():
 
 
 @needs_triton
+@pytest.mark.slow
 def test_128_sequences_give_the_same_numbers_by_128_gemvs_and_by_one_gemm(monkeypatch):
     problem = Workload("m128_n16_k64_bf16", {"M": 128, "N": 16, "K": 64, "dtype": "bf16", "n_seqs": 128})
     inputs = cases.inputs(problem, device=DEVICE)

@@ -275,6 +275,7 @@ def test_refusals_name_the_values():
 
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
 @pytest.mark.parametrize("source", cuda_decode.CUDA_SOURCES, ids=lambda s: s.kernels[0])
+@pytest.mark.slow
 def test_sources_compile_without_spills_to_tensor_core_products(source):
     (row,) = compile_cuda(source, 90)
     assert (row["status"], row["spill_bytes"], row["fits"]) == ("ok", 0, True), row

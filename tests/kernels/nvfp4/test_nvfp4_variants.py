@@ -98,6 +98,7 @@ def test_cast_tolerance_rejects_zeros_a_sign_flip_one_wrong_element_and_nan() ->
 @pytest.mark.parametrize("name", ["mxfp4_sequence_grid", "mxfp4_collapsed"])
 @pytest.mark.parametrize(("m", "n", "k"), [(16, 75, 256), (3, 131, 1056), (1, 5, 32), (9, 64, 96)])
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.slow
 def test_mxfp4_through_both_routes(name: str, m: int, n: int, k: int, dtype: str) -> None:
     workload = problem(m, n, k, dtype, n_seqs=m, weights="mxfp4")
     assert not CANDIDATES[name].refuses(workload)

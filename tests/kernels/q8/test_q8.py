@@ -29,7 +29,7 @@ RUNS = [
         c,
         w,
         id=f"{c.name}-{w.id}",
-        marks=[needs_triton] * bool(c.needs.triton) + [pytest.mark.slow] * (w["M"] * w["N"] * w["K"] > 30_000),
+        marks=[needs_triton] * bool(c.needs.triton) + [pytest.mark.slow] * (w["M"] * w["N"] * w["K"] > 100_000),
     )
     for c in CANDIDATES
     for w in CHECKS
@@ -72,6 +72,7 @@ def test_tolerance_rejects_zeros_a_sign_flip_one_wrong_element_and_nan(problem: 
 
 @needs_triton
 @pytest.mark.parametrize("m", [1, 3, 17])
+@pytest.mark.slow
 def test_mmq_is_exact_on_its_own_quantised_activations(m: int):
     """The tolerance of w8a8 contains the loss of the format; the kernel itself must lose no more than float32 does."""
     inputs = cases.inputs(Workload("own", {"M": m, "N": 75, "K": 1056, "dtype": "fp16"}), seed=3, device=DEVICE)
