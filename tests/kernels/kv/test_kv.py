@@ -361,7 +361,7 @@ def test_cost_by_hand() -> None:
 COMPILE = """
 import json, sys
 from kernels.kv import triton_splitkv
-from lab.aot_worker import compile_triton
+from lab.check.aot_worker import compile_triton
 for target in map(int, sys.argv[1].split(",")):
     for candidate in triton_splitkv.CANDIDATES:
         for build in candidate.builds(target)[slice(*map(int, sys.argv[2].split(":")))]:

@@ -43,7 +43,7 @@ RUNS = [
     )
     for c in CANDIDATES
     for w in CHECKS
-    if not c.refuses(w)  # what the family refuses for all of a precision, lab.families adds; CHECKS holds none of it
+    if not c.refuses(w)  # a whole precision is refused by lab.check.families; CHECKS holds none of it
 ]
 
 
