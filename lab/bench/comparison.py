@@ -16,14 +16,16 @@ import importlib
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from lab.base.errors import BadInput
 from lab.bench import sampling
 from lab.check import accuracy, families
+from lab.row.records import Role, Status
 
 # What a CUDA context does not survive, as torch, Triton, CuPy and the driver say it; one too many costs a restart.
 MEMORY_SHARE = 0.45
@@ -35,8 +37,7 @@ GPU_BACKEND = "lab.bench.comparison:gpu"
 HOLD_CYCLES = 20_000_000  # of the GPU's clock, about 10 ms
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(msgspec.Struct, frozen=True):
     """What to compare. arms: (role, candidate name), the control first; backend: "module:function" giving a Backend.
 
     Raises BadInput for a name that is an arm twice: samples, inputs and answers are kept by name, so the second check
@@ -45,7 +46,7 @@ class Job:
 
     family: str
     workload: str
-    arms: tuple[tuple[str, str], ...]
+    arms: tuple[tuple[Role, str], ...]
     seconds: float = 2.0
     timer: str = "graph"
     l2: str = "cold"
@@ -72,28 +73,44 @@ class Backend:
     memory_bytes: float = math.inf
 
 
-@dataclass
-class State:
+class Outcome(msgspec.Struct):
     """How one arm is doing. status as in a row; `timing` only when it is ok.
+
+    A number that is not finite is None once it went through JSON: what it means the status and the message say.
 
     errors: relative error of each output in the check before the timing; relative_error is the largest of them.
     prepare_us, prepared_bytes: see `_arm` and `added_bytes`; None before `prepare` ran.
     """
 
-    role: str
+    role: Role
     name: str
-    status: str = "ok"
+    status: Status = "ok"
     message: str = ""
     relative_error: float | None = None
-    errors: dict[str, float] = field(default_factory=dict)
+    errors: dict[str, float | None] = {}
     relative_error_after: float | None = None
     prepare_us: float | None = None
     prepared_bytes: int | None = None
-    timing: dict[str, Any] = field(default_factory=dict)
+    timing: sampling.Timing | None = None
 
-    def fail(self, status: str, message: str) -> None:
+    def fail(self, status: Status, message: str) -> None:
         """Mark the arm; a failed arm has no number."""
-        self.status, self.message, self.timing = status, message[:300], {}
+        self.status, self.message, self.timing = status, message[:300], None
+
+
+class Stage(msgspec.Struct, frozen=True, tag=True):
+    """What is begun: a stage, and the arm that it is about."""
+
+    stage: str
+    arm: str
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """The last message. fatal: the arm without which the comparison is to be done again in a new process, or ""."""
+
+    arms: list[Outcome]
+    comparison: sampling.Comparison | None = None
+    fatal: str = ""
 
 
 def gpu() -> Backend:
@@ -102,15 +119,11 @@ def gpu() -> Backend:
 
     from lab.bench import clocks, timers
 
-    def sample() -> Any:
-        found = clocks.sample()
-        return msgspec.to_builtins(found) if found else None
-
     card = torch.cuda.get_device_properties(0)
-    return Backend("cuda", card.L2_cache_size, timers.named, sample, memory_bytes=card.total_memory)
+    return Backend("cuda", card.L2_cache_size, timers.named, clocks.sample, memory_bytes=card.total_memory)
 
 
-def status_of(error: BaseException) -> tuple[str, str, bool]:
+def status_of(error: BaseException) -> tuple[Status, str, bool]:
     """(row status, one line, whether this process can go on) for what a candidate threw."""
     text = (str(error).splitlines() or [""])[0]
     line = f"{type(error).__name__}: {text}".rstrip(": ")
@@ -127,7 +140,7 @@ def out_of_memory(line: str) -> bool:
 class _Watched:
     """A timer that says whose turn it is, once a visit, so that an error or a death while timing has a name."""
 
-    def __init__(self, timer: sampling.Timer, control: str, tell: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, timer: sampling.Timer, control: str, tell: Callable[[Stage], None]) -> None:
         self.timer, self.name, self.tell = timer, timer.name, tell
         self.control = self.visited = control
 
@@ -140,7 +153,7 @@ class _Watched:
         name = self.control if arm.name == sampling.AGAIN else arm.name
         if name != self.visited:
             self.visited = name
-            self.tell({"stage": "time", "arm": name})
+            self.tell(Stage("time", name))
         return self.timer.sample(arm)
 
     def once(self, arm: sampling.Arm) -> None:
@@ -148,24 +161,21 @@ class _Watched:
         self.timer.once(arm)
 
 
-def execute(job: Job, tell: Callable[[dict[str, Any]], None] = lambda message: None) -> Iterator[dict[str, Any]]:
-    """Do the job. Yields {"stage", "arm"} before each step, and last {"arms": [...], "comparison": {...}}.
+def execute(job: Job, tell: Callable[[Stage], None] = lambda message: None) -> Iterator[Stage | Done]:
+    """Do the job. Yields a Stage before each step, and last Done.
 
-    tell: hears {"stage": "time", "arm"} whenever another arm's turn comes during the timing.
-    An arm that fails is left out of what follows. When "fatal" of the last message names an arm, the comparison is to
-    be done again without it in a new process: its error poisoned the CUDA context, or it fell among the samples.
+    tell: hears the stage "time" whenever another arm's turn comes during the timing.
+    An arm that fails is left out of what follows. It is `fatal` when its error poisoned the CUDA context, or fell among
+    the samples.
     """
     module, _, function = job.backend.partition(":")
     backend: Backend = getattr(importlib.import_module(module), function)()
     family = backend.load(job.family)
     workload = family.workload(job.workload)
-    states = [State(role, name) for role, name in job.arms]
-
-    def result(fatal: str = "", comparison: dict[str, Any] | None = None) -> dict[str, Any]:
-        return {"arms": [asdict(s) for s in states], "comparison": comparison, "fatal": fatal}
+    states = [Outcome(role, name) for role, name in job.arms]
 
     for state in states:
-        yield {"stage": "check", "arm": state.name}
+        yield Stage("check", state.name)
         if state.name in family.unavailable:
             state.fail("skipped", f"cannot be imported: {family.unavailable[state.name]}")
             continue
@@ -182,7 +192,7 @@ def execute(job: Job, tell: Callable[[dict[str, Any]], None] = lambda message: N
                 ran_out = found.status == "error" and out_of_memory(found.message)
                 state.fail("oom" if ran_out else found.status, found.message)
         if fatal:
-            yield result(fatal=state.name)
+            yield Done(states, fatal=state.name)
             return
     timer = backend.timer(job.timer, job.l2, backend.l2_bytes)
     # What all arms hold together leaves room for the reference, which works in float64.
@@ -190,7 +200,7 @@ def execute(job: Job, tell: Callable[[dict[str, Any]], None] = lambda message: N
     arms: list[sampling.Arm] = []
     kept: dict[str, Any] = {}
     for state in [s for s in states if s.status == "ok"]:
-        yield {"stage": "prepare", "arm": state.name}
+        yield Stage("prepare", state.name)
         candidate = family.candidate(state.name)
         wanted = [state.name] if arms else [state.name, sampling.AGAIN]
         try:
@@ -203,12 +213,12 @@ def execute(job: Job, tell: Callable[[dict[str, Any]], None] = lambda message: N
             status, line, fatal = status_of(error)
             state.fail(status, line)
             if fatal or getattr(timer, "broken", False):
-                yield result(fatal=state.name)
+                yield Done(states, fatal=state.name)
                 return
     if not arms:
-        yield result()
+        yield Done(states)
         return
-    yield {"stage": "time", "arm": arms[0].name}
+    yield Stage("time", arms[0].name)
     watched = _Watched(timer, arms[0].name, tell)
     try:
         compared = sampling.compare(arms, watched, job.seconds, job.seed, backend.clocks, job.rest)
@@ -216,10 +226,10 @@ def execute(job: Job, tell: Callable[[dict[str, Any]], None] = lambda message: N
         blamed = next(s for s in states if s.name == watched.visited)
         status, line, _ = status_of(error)
         blamed.fail(status, f"in the timing: {line}")
-        yield result(fatal=blamed.name)
+        yield Done(states, fatal=blamed.name)
         return
     for state in [s for s in states if s.name in compared.arms]:
-        yield {"stage": "recheck", "arm": state.name}
+        yield Stage("recheck", state.name)
         arm = next(a for a in arms if a.name == state.name)
         try:
             message, error_after = recheck(family, workload, arm, kept[state.name], timer, job, backend, state.role)
@@ -227,16 +237,15 @@ def execute(job: Job, tell: Callable[[dict[str, Any]], None] = lambda message: N
             status, line, fatal = status_of(error)
             state.fail(status, f"after the timing: {line}")
             if fatal:
-                yield result(fatal=state.name)
+                yield Done(states, fatal=state.name)
                 return
             continue
         state.relative_error_after = error_after
         if message:
             state.fail("incorrect", f"after the timing: {message}")
         else:
-            state.timing = asdict(compared.arms[state.name])
-    facts = {k: v for k, v in asdict(compared).items() if k != "arms"} | {"l2": job.l2, "control": arms[0].name}
-    yield result(comparison=facts)
+            state.timing = compared.arms[state.name]
+    yield Done(states, structs.replace(compared, arms={}, l2=job.l2))
 
 
 def _arm(

@@ -21,13 +21,14 @@ from msgspec import structs
 from lab.base import devices
 from lab.base.errors import BadInput, nearest
 from lab.bench import ceiling_runs, provenance
-from lab.bench.comparison import GPU_BACKEND, Job
+from lab.bench.comparison import GPU_BACKEND, Job, Outcome
+from lab.bench.sampling import Comparison
 from lab.bench.worker import Death, Worker
 from lab.card import phases
 from lab.check import families
 from lab.place import ceilings
 from lab.row import store
-from lab.row.records import CEILINGS, Clocks, Measurement, Provenance
+from lab.row.records import CEILINGS, Measurement, Provenance, Role
 
 SEED = 20261120
 FIRST_GUESS_S = 20.0  # what a comparison costs beside its sampling, until one has been seen
@@ -57,7 +58,7 @@ class Item:
 
     card: phases.Card
     workload: Any
-    arms: tuple[tuple[str, str], ...]
+    arms: tuple[tuple[Role, str], ...]
     decisive: bool
     bytes: float
 
@@ -110,7 +111,7 @@ def plan(card: phases.Card, only: Sequence[str] = (), peers: bool = False) -> li
     asked = {c.workload for c in card.gate.require}
     items = []
     for workload in wanted:
-        arms = [("control", card.control), ("candidate", card.candidate)]
+        arms: list[tuple[Role, str]] = [("control", card.control), ("candidate", card.candidate)]
         arms += [("candidate", name) for name in card.beside if not family.candidates[name].refuses(workload)]
         if peers:
             own = {name for _, name in arms}
@@ -227,12 +228,12 @@ def _named_peers(items: Sequence[Item]) -> dict[str, list[str]]:
 
 def compare(
     item: Item, settings: Settings, worker: Worker, tell: Callable[[str], None]
-) -> tuple[list[dict[str, Any]], dict[str, Any] | None, str]:
+) -> tuple[list[Outcome], Comparison | None, str]:
     """One comparison: (how each arm did, facts about the comparison or None, when it started).
 
     Done again without an arm whose process died. At most once per arm, so it ends.
     """
-    gone: dict[str, dict[str, Any]] = {}
+    gone: dict[str, Outcome] = {}
     roles = {name: role for role, name in item.arms}
     where = f"{item.card.id} {item.workload.id}"
     while True:
@@ -248,14 +249,14 @@ def compare(
         if isinstance(answer, Death):
             blamed = [answer.arm] if answer.arm else [name for _, name in arms]
             for name in blamed:
-                gone[name] = {"role": roles[name], "name": name, "status": answer.status, "message": answer.message}
+                gone[name] = Outcome(roles[name], name, answer.status, answer.message)
             tell(f"{where}: {', '.join(blamed)}: {answer.message}")
             continue
-        if answer["fatal"]:
-            gone[answer["fatal"]] = next(a for a in answer["arms"] if a["name"] == answer["fatal"])
+        by_name = {a.name: a for a in answer.arms} | gone
+        if answer.fatal:
+            gone[answer.fatal] = by_name[answer.fatal]
             continue
-        by_name = {a["name"]: a for a in answer["arms"]} | gone
-        return [by_name[name] for _, name in item.arms], answer["comparison"], started
+        return [by_name[name] for _, name in item.arms], answer.comparison, started
 
 
 def run_to_resume(device_id: str, phase: str, run: str = "") -> Path:
@@ -283,8 +284,8 @@ def completed(folder: Path) -> set[tuple[Any, ...]]:
 
 def row(
     item: Item,
-    outcome: dict[str, Any],
-    comparison: dict[str, Any] | None,
+    outcome: Outcome,
+    comparison: Comparison | None,
     device: devices.Device,
     settings: Settings,
     into: Path,
@@ -293,7 +294,7 @@ def row(
 ) -> Measurement:
     """The row of one arm. Only an arm that passed both checks has a performance field."""
     family = families.load(item.card.family)
-    candidate = family.candidates.get(outcome["name"])
+    candidate = family.candidates.get(outcome.name)
     precision = candidate.precision if candidate else ""
     cost = family.cost(item.workload, precision) if candidate else None
     full = Measurement(
@@ -302,19 +303,19 @@ def row(
         phase=item.card.id,
         family=family.name,
         sources=families.sources_hash(family.name),
-        arm=outcome["role"],
-        name=outcome["name"],
-        beside=outcome["name"] in item.card.beside,
+        arm=outcome.role,
+        name=outcome.name,
+        beside=outcome.name in item.card.beside,
         precision=precision,
         workload_id=item.workload.id,
         workload=dict(item.workload.axes),
         inputs=item.workload.inputs,
         config=candidate.config(item.workload) if candidate and not candidate.refuses(item.workload) else "",
-        status=outcome["status"],
-        message=outcome.get("message", ""),
-        relative_error=_finite(outcome.get("relative_error")),
-        errors={name: _finite(error) for name, error in outcome.get("errors", {}).items()},
-        relative_error_after=_finite(outcome.get("relative_error_after")),
+        status=outcome.status,
+        message=outcome.message,
+        relative_error=_finite(outcome.relative_error),
+        errors={name: _finite(error) for name, error in outcome.errors.items()},
+        relative_error_after=_finite(outcome.relative_error_after),
         flops=cost.flops if cost else None,
         bytes=cost.bytes if cost else None,
         pipe=cost.pipe if cost else None,
@@ -327,25 +328,25 @@ def row(
         card_hash=item.card.card_hash,
         gate_hash=item.card.gate_hash,
     )
-    if comparison is None or outcome["status"] != "ok":
+    timing = outcome.timing
+    if comparison is None or timing is None:
         return full
-    clocks = tuple(Clocks(**c) for c in comparison["clocks"] if c)
-    timing = outcome["timing"] | {key: _rounded(outcome["timing"][key]) for key in ("samples_us", "blocks_us")}
-    again = comparison["again"] if outcome["name"] == comparison["control"] else None
+    clocks = tuple(c for c in comparison.clocks if c)
+    again = comparison.again if outcome.name == comparison.control else None
     timed = structs.replace(
         full,
-        **timing,
-        prepare_us=outcome.get("prepare_us"),
-        prepared_bytes=outcome.get("prepared_bytes"),
-        timer=comparison["timer"],
-        l2=comparison["l2"],
-        order=tuple(comparison["order"]),
-        aa_pct=_finite(comparison["aa_pct"]),
-        timed_against=comparison["control"],
+        **structs.asdict(timing) | {"samples_us": _rounded(timing.samples_us), "blocks_us": _rounded(timing.blocks_us)},
+        prepare_us=outcome.prepare_us,
+        prepared_bytes=outcome.prepared_bytes,
+        timer=comparison.timer,
+        l2=comparison.l2,
+        order=comparison.order,
+        aa_pct=_finite(comparison.aa_pct),
+        timed_against=comparison.control,
         clocks=clocks,
         throttled=", ".join(sorted({c.throttled for c in clocks if c.throttled})),
-        again_samples_us=_rounded(again["samples_us"]) if again else None,
-        again_blocks_us=_rounded(again["blocks_us"]) if again else None,
+        again_samples_us=_rounded(again.samples_us) if again else None,
+        again_blocks_us=_rounded(again.blocks_us) if again else None,
     )
     doubt = ceilings.suspect(timed)
     return structs.replace(timed, status="suspect", message=doubt) if doubt else timed

@@ -26,9 +26,13 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+import msgspec
+
+from lab.row.records import Clocks
 
 L2_FACTOR = 2.0
 MIN_SETS = 5
@@ -75,8 +79,7 @@ class Timer(Protocol):
         """The timed work of one call on the first set; waits for the timed stream alone."""
 
 
-@dataclass(frozen=True)
-class Timing:
+class Timing(msgspec.Struct, frozen=True):
     """The samples of one arm, us per call. sd_pct: standard deviation of the block medians in % of the median."""
 
     median_us: float
@@ -93,20 +96,22 @@ class Timing:
     blocks_us: tuple[float, ...]
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(msgspec.Struct, frozen=True):
     """Arms timed together. aa_pct: the A/A noise floor; clocks: samples before, in the middle and after.
 
-    again: the second control, None when there was none.
+    again: the second control, None when there was none, and aa_pct is then infinite (None, once it went through JSON).
+    control, l2: the arm that the others are held against, and the cache's state, as the caller asked for them.
     """
 
-    arms: Mapping[str, Timing]
+    arms: dict[str, Timing]
     order: tuple[str, ...]
     seed: int
-    aa_pct: float
+    aa_pct: float | None
     timer: str
-    clocks: tuple[Any, ...]
+    clocks: tuple[Clocks | None, ...]
     again: Timing | None = None
+    control: str = ""
+    l2: str = ""
 
 
 def sets_for(bytes_per_call: float, l2_bytes: int, l2: str = "cold", most: int = 64) -> int:
@@ -263,4 +268,5 @@ def compare(
         timer=timer.name,
         clocks=tuple(windows),
         again=summarise(again) if again else None,
+        control=control.name,
     )

@@ -2,7 +2,7 @@
 
 Everything that can take a GPU process down (an illegal access, a hang, a kill by the system) happens in a worker; the
 parent sees which arm was being worked on, records that, replaces the worker and goes on without the arm. Messages are
-JSON lines on a pipe of their own, so that whatever a candidate prints cannot be mistaken for one.
+JSON lines of typed records on a pipe of their own, so that whatever a candidate prints cannot be mistaken for one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import json
 import os
 import select
 import signal
@@ -18,16 +17,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+
+import msgspec
 
 from lab.base.errors import REPOSITORY
-from lab.bench.comparison import Job, execute
+from lab.bench.comparison import Done, Job, Stage, execute
+from lab.row.records import Status
 
 # Seconds a stage may take before it counts as hung. A check compiles kernels, which is slow the first time.
 LIMITS_S = {"start": 120.0, "check": 300.0, "prepare": 180.0, "time": 60.0, "recheck": 120.0}
 GRACE_S = 5.0  # between a worker's closed pipe and its death
 PR_SET_PDEATHSIG = 1  # Linux: prctl(2)
+MESSAGES = msgspec.json.Decoder(Stage | Done)
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Death:
 
     stage: str
     arm: str
-    status: str
+    status: Status
     message: str
 
 
@@ -53,7 +55,7 @@ class Worker:
         """How long a stage may say nothing: its limit, and twice the sampling and its rest while arms are timed."""
         return self.limits_s[stage] + (job.seconds * 2 * (1 + job.rest) if stage == "time" else 0.0)
 
-    def run(self, job: Job, tell: Callable[[str, str], None] = lambda stage, arm: None) -> dict[str, Any] | Death:
+    def run(self, job: Job, tell: Callable[[str, str], None] = lambda stage, arm: None) -> Done | Death:
         """Do a job and return its last message, or how the worker died over it. `tell` hears each stage."""
         if self.process is None or self.process.poll() is not None:
             self.stop()
@@ -62,7 +64,7 @@ class Worker:
         assert self.process.stdin is not None
         stage, arm = "start", ""
         try:
-            self.process.stdin.write(json.dumps(asdict(job)).encode() + b"\n")
+            self.process.stdin.write(msgspec.json.encode(job) + b"\n")
             self.process.stdin.flush()
             while True:
                 patience_s = self.patience_s(job, stage)
@@ -70,15 +72,14 @@ class Worker:
                 if line is None:
                     self.stop()
                     return Death(stage, arm, "timeout", f"no answer for {patience_s:.0f} s in {stage}")
-                message = json.loads(line)
-                if "stage" in message:
-                    if message["stage"] != stage or stage != "time":  # turns within the timing are for a death only
-                        tell(message["stage"], message["arm"])
-                    stage, arm = message["stage"], message["arm"]
-                    continue
-                if message.get("fatal"):
-                    self.stop()
-                return dict(message)
+                message = MESSAGES.decode(line)
+                if isinstance(message, Done):
+                    if message.fatal:
+                        self.stop()
+                    return message
+                if message.stage != stage or stage != "time":  # turns within the timing are for a death only
+                    tell(message.stage, message.arm)
+                stage, arm = message.stage, message.arm
         except (EOFError, BrokenPipeError):
             try:
                 code = self.process.wait(timeout=GRACE_S)
@@ -87,7 +88,7 @@ class Worker:
                 name = "closing its pipe"
             self.stop()
             return Death(stage, arm, "error", f"the measuring process died of {name} in {stage}")
-        except ValueError:
+        except msgspec.DecodeError:
             self.stop()
             return Death(stage, arm, "error", f"the measuring process wrote something else than messages in {stage}")
 
@@ -148,16 +149,15 @@ def die_with_parent(parent: int) -> None:
 def main(descriptor: int, parent: int) -> None:
     """The worker's loop: a job a line on standard input, messages on `descriptor`."""
     die_with_parent(parent)
-    with os.fdopen(descriptor, "w", buffering=1) as out:
+    with os.fdopen(descriptor, "wb", buffering=0) as out:
 
-        def tell(message: dict[str, Any]) -> None:
-            out.write(json.dumps(message) + "\n")
-            out.flush()
+        def tell(message: Stage | Done) -> None:
+            line = memoryview(msgspec.json.encode(message) + b"\n")
+            while line:  # a pipe may take less than a whole message
+                line = line[out.write(line) or 0 :]
 
-        for line in sys.stdin:
-            raw = json.loads(line)
-            job = Job(**{**raw, "arms": tuple(tuple(a) for a in raw["arms"])})
-            for message in execute(job, tell):
+        for asked in sys.stdin:
+            for message in execute(msgspec.json.decode(asked, type=Job), tell):
                 tell(message)
             gc.collect()
             if "torch" in sys.modules and sys.modules["torch"].cuda.is_available():

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from lab.base.errors import BadInput
 from lab.check import families
+from lab.row.records import Status
 
 if TYPE_CHECKING:  # kernels/ is imported late, so that a package that shadows it is told in one line
     from kernels.common import Candidate, Tensors, Tolerance, Workload
@@ -51,7 +52,7 @@ class Check:
     candidate: str
     workload: str
     precision: str
-    status: str
+    status: Status
     message: str = ""
     errors: tuple[Error, ...] = ()
     seconds: float = 0.0
@@ -147,7 +148,7 @@ def check(
     """Hold one candidate against the reference on fresh random inputs; never raises for what the candidate does."""
     start = time.perf_counter()
 
-    def result(status: str, message: str = "", errors: tuple[Error, ...] = ()) -> Check:
+    def result(status: Status, message: str = "", errors: tuple[Error, ...] = ()) -> Check:
         seconds = time.perf_counter() - start
         return Check(family.name, candidate.name, workload.id, candidate.precision, status, message, errors, seconds)
 

@@ -20,6 +20,7 @@ from kernels.common import Candidate, Cost, Tensors, Tolerance, Workload
 from lab.bench import comparison, sampling
 from lab.card import phases
 from lab.check import accuracy, families
+from lab.row.records import Clocks
 from tests.check.fake_candidates import CANDIDATES, capture
 
 BACKEND = "tests.bench.fake_bench:cpu"
@@ -134,8 +135,8 @@ def load(name: str) -> families.Family:
 # Backends ------------------------------------------------------------------------------------------------------------
 
 
-def clocks() -> dict[str, Any]:
-    return {"source": "made up", "sm_mhz": 1980, "memory_mhz": 3201, "throttled": ""}
+def clocks(source: str = "made up") -> Clocks:
+    return Clocks(source, 1980, 3201, "")
 
 
 def cpu() -> comparison.Backend:
@@ -149,7 +150,7 @@ def quick() -> comparison.Backend:
     """No torch in the process: no inputs, and checks that call the candidate and compare nothing."""
 
     def check(family: Any, candidate: Any, workload: Any, seed: int, device: str) -> accuracy.Check:
-        def result(status: str, message: str) -> accuracy.Check:
+        def result(status: Any, message: str) -> accuracy.Check:
             return accuracy.Check(family.name, candidate.name, workload.id, "f32", status, message)
 
         try:
@@ -182,7 +183,7 @@ def slow() -> comparison.Backend:
 
     assert torch
     SLOW.control = ""
-    return comparison.Backend("cpu", 0, lambda *_: SLOW, lambda: {**clocks(), "source": str(SLOW.busy_s)}, load)
+    return comparison.Backend("cpu", 0, lambda *_: SLOW, lambda: clocks(str(SLOW.busy_s)), load)
 
 
 # Cards and a process that measures ------------------------------------------------------------------------------------

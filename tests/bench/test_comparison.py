@@ -17,55 +17,56 @@ import torch
 from lab.base import devices
 from lab.base.errors import BadInput
 from lab.bench import comparison, measure, sampling
-from lab.bench.comparison import Job, execute, status_of
+from lab.bench.comparison import Done, Job, Outcome, Stage, execute, status_of
 from lab.check import accuracy, families
 from lab.row import store
-from lab.row.records import PERFORMANCE, Provenance
+from lab.row.records import PERFORMANCE, Provenance, Role
 from tests.bench import fake_bench
 from tests.check import fake_candidates
 
 
-def done(*arms: str, workload: str = "n63", timer: str = "graph", roles: tuple[str, ...] = ()) -> dict[str, Any]:
+def done(*arms: str, workload: str = "n63", timer: str = "graph", roles: tuple[Role, ...] = ()) -> Any:
     """The last message of a comparison of these arms, the first as control."""
-    given = roles or ("control", "candidate", *["peer"] * len(arms))
+    given: Any = roles or ("control", "candidate", *["peer"] * len(arms))
     job = Job("toy", workload, tuple(zip(given, arms, strict=False)), 0.2, timer, backend=fake_bench.BACKEND)
     *stages, last = execute(job)
-    assert all(set(stage) == {"stage", "arm"} for stage in stages)
+    assert all(isinstance(stage, Stage) for stage in stages)
+    assert isinstance(last, Done)
     return last
 
 
-def arm(message: dict[str, Any], name: str) -> dict[str, Any]:
-    return next(a for a in message["arms"] if a["name"] == name)
+def arm(message: Done, name: str) -> Any:
+    return next(a for a in message.arms if a.name == name)
 
 
-def row_of(found: dict[str, Any], message: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def row_of(found: Outcome, message: Done, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The row that `lab measure` writes of it."""
     monkeypatch.setattr(families, "load", fake_bench.load)
-    card = fake_bench.card(folder, ("n63",), candidate=found["name"])
+    card = fake_bench.card(folder, ("n63",), candidate=found.name)
     item = measure.plan(card)[0]
     where = devices.get("h200"), measure.Settings(), Path("r"), "2026-11-20", Provenance()
-    return measure.row(item, found, message["comparison"], *where)
+    return measure.row(item, found, message.comparison, *where)
 
 
 @pytest.mark.parametrize("workload", ["n63", "n75", "n500", "n1"])
 @pytest.mark.parametrize("timer", ["graph", "events"])
 def test_honest_candidate_passes(workload: str, timer: str) -> None:
     message = done("plain", "faster", workload=workload, timer=timer)
-    assert [(a["status"], a["message"]) for a in message["arms"]] == [("ok", "")] * 2
-    control, candidate = (a["timing"] for a in message["arms"])
-    assert control["median_us"] == pytest.approx(fake_bench.CONTROL_US, rel=0.01)
-    assert candidate["median_us"] == pytest.approx(fake_bench.CANDIDATE_US, rel=0.01)
-    assert control["converged"]
-    for found in message["arms"]:
-        assert found["relative_error"] < 1e-6
-        assert max(found["errors"].values()) == found["relative_error"]
-        assert found["relative_error_after"] < 1e-6
-    facts = message["comparison"]
-    assert (facts["timer"], facts["l2"], facts["control"], facts["seed"]) == (timer, "cold", "plain", 0)
-    assert 0 < facts["aa_pct"] < 1
-    assert len(facts["clocks"]) == 3 or len(facts["order"]) < 2 * sampling.MIN_BLOCKS
-    assert facts["again"]["n"] == control["n"]
-    assert message["fatal"] == ""
+    assert [(a.status, a.message) for a in message.arms] == [("ok", "")] * 2
+    control, candidate = (a.timing for a in message.arms)
+    assert control.median_us == pytest.approx(fake_bench.CONTROL_US, rel=0.01)
+    assert candidate.median_us == pytest.approx(fake_bench.CANDIDATE_US, rel=0.01)
+    assert control.converged
+    for found in message.arms:
+        assert found.relative_error < 1e-6
+        assert max(found.errors.values()) == found.relative_error
+        assert found.relative_error_after < 1e-6
+    facts = message.comparison
+    assert (facts.timer, facts.l2, facts.control, facts.seed) == (timer, "cold", "plain", 0)
+    assert 0 < facts.aa_pct < 1
+    assert len(facts.clocks) == 3 or len(facts.order) < 2 * sampling.MIN_BLOCKS
+    assert facts.again.n == control.n
+    assert message.fatal == ""
 
 
 @pytest.mark.parametrize("name", [n for n in fake_candidates.CHEATS if n != "own_stream"])
@@ -85,13 +86,13 @@ def caught(name: str, timer: str, folder: Path, monkeypatch: pytest.MonkeyPatch)
     assert first.status == "ok", "the cheat must pass the first check, or the second one is not tested"
     message = done("plain", name, timer=timer)
     found = arm(message, name)
-    assert found["status"] == "incorrect"
-    assert found["message"].startswith("after the timing: ")
-    assert arm(message, "plain")["status"] == "ok"  # and takes nobody with it
+    assert found.status == "incorrect"
+    assert found.message.startswith("after the timing: ")
+    assert arm(message, "plain").status == "ok"  # and takes nobody with it
     row = row_of(found, message, folder, monkeypatch)
     store.append(folder, row)
     assert row.status == "incorrect"
-    assert row.errors == found["errors"] != {}
+    assert row.errors == found.errors != {}
     assert not any(getattr(row, key) for key in (*PERFORMANCE, "aa_pct", "timer", "prepare_us"))
 
 
@@ -99,7 +100,7 @@ def caught(name: str, timer: str, folder: Path, monkeypatch: pytest.MonkeyPatch)
 def test_without_the_second_check_the_cheats_have_numbers(timer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparison, "recheck", lambda *_: ("", 0.0))
     message = done("plain", *fake_candidates.CHEATS, timer=timer)
-    assert {a["status"] for a in message["arms"]} == {"ok"}
+    assert {a.status for a in message.arms} == {"ok"}
 
 
 def test_inputs_changed_before_the_answer_do_not_change_what_is_wanted() -> None:
@@ -126,13 +127,13 @@ def test_inputs_changed_before_the_answer_do_not_change_what_is_wanted() -> None
 def test_peer_that_packs_its_activations_is_prepared_again() -> None:
     """A library that wants one packed tensor copies them; as a peer it passes, as a candidate it breaks the rule."""
     message = done("plain", "faster", "peer_that_packs")
-    assert arm(message, "peer_that_packs")["status"] == "ok"
-    assert arm(message, "peer_that_packs")["relative_error_after"] < 1e-6
+    assert arm(message, "peer_that_packs").status == "ok"
+    assert arm(message, "peer_that_packs").relative_error_after < 1e-6
     found = arm(done("plain", "peer_that_packs"), "peer_that_packs")
-    assert (found["status"], found["timing"]) == ("incorrect", {})
-    assert "`prepare` must not copy them" in found["message"]
+    assert (found.status, found.timing) == ("incorrect", None)
+    assert "`prepare` must not copy them" in found.message
     # and a peer that remembers its answers is caught all the same
-    assert arm(done("plain", "faster", "memoises_a_clone"), "memoises_a_clone")["status"] == "incorrect"
+    assert arm(done("plain", "faster", "memoises_a_clone"), "memoises_a_clone").status == "incorrect"
 
 
 def test_row_says_what_repacking_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,12 +141,12 @@ def test_row_says_what_repacking_cost(tmp_path: Path, monkeypatch: pytest.Monkey
     message = done("plain", "faster", "peer_that_packs")
     family = fake_bench.load("toy")
     packed = sum(t.nbytes for t in family.cases.inputs(family.workload("n63"), 0, "cpu").values())
-    assert [arm(message, name)["prepared_bytes"] for name in ("plain", "faster", "peer_that_packs")] == [0, 0, packed]
-    assert all(0 < one["prepare_us"] < 1e6 for one in message["arms"])
+    assert [arm(message, name).prepared_bytes for name in ("plain", "faster", "peer_that_packs")] == [0, 0, packed]
+    assert all(0 < one.prepare_us < 1e6 for one in message.arms)
     row = row_of(arm(message, "faster"), message, tmp_path, monkeypatch)
-    assert (row.prepare_us, row.prepared_bytes) == (arm(message, "faster")["prepare_us"], 0)
+    assert (row.prepare_us, row.prepared_bytes) == (arm(message, "faster").prepare_us, 0)
     skipped = arm(done("plain", "absent"), "absent")
-    assert (skipped["prepare_us"], skipped["prepared_bytes"]) == (None, None)
+    assert (skipped.prepare_us, skipped.prepared_bytes) == (None, None)
     x = torch.ones(8)
     assert comparison.added_bytes({"x": x[2:], "w": (w := torch.ones(4)), "again": w[1:], "scale": 2.0}, {"x": x}) == 16
     assert comparison.added_bytes({"layer": object()}, {"x": x}) is None
@@ -172,35 +173,35 @@ def test_one_name_is_one_arm() -> None:
 def test_failed_check_is_a_status_and_the_others_are_timed(name: str, status: str, said: str) -> None:
     message = done("plain", "faster", name)
     found = arm(message, name)
-    assert (found["status"], found["timing"]) == (status, {})
-    assert said in found["message"]
-    assert [arm(message, n)["status"] for n in ("plain", "faster")] == ["ok", "ok"]
-    assert message["fatal"] == ""
+    assert (found.status, found.timing) == (status, None)
+    assert said in found.message
+    assert [arm(message, n).status for n in ("plain", "faster")] == ["ok", "ok"]
+    assert message.fatal == ""
 
 
 def test_failed_control_leaves_the_candidate_timed_against_itself() -> None:
     message = done("wrong", "faster")
-    assert [a["status"] for a in message["arms"]] == ["incorrect", "ok"]
-    assert message["comparison"]["control"] == "faster"
-    assert 0 < message["comparison"]["aa_pct"] < 1
+    assert [a.status for a in message.arms] == ["incorrect", "ok"]
+    assert message.comparison.control == "faster"
+    assert 0 < message.comparison.aa_pct < 1
 
 
 def test_nothing_sound_is_no_comparison() -> None:
     message = done("wrong", "raises")
-    assert message["comparison"] is None
-    assert [a["timing"] for a in message["arms"]] == [{}, {}]
+    assert message.comparison is None
+    assert [a.timing for a in message.arms] == [None, None]
 
 
 def test_stages_name_the_arm() -> None:
-    turns: list[dict[str, Any]] = []
+    turns: list[Stage] = []
     job = Job("toy", "n63", (("control", "plain"), ("candidate", "faster")), 0.2, backend=fake_bench.BACKEND)
     *stages, _ = execute(job, turns.append)
-    assert [(s["stage"], s["arm"]) for s in stages] == [
+    assert [(s.stage, s.arm) for s in stages if isinstance(s, Stage)] == [
         *[("check", "plain"), ("check", "faster"), ("prepare", "plain"), ("prepare", "faster"), ("time", "plain")],
         *[("recheck", "plain"), ("recheck", "faster")],
     ]
-    assert {t["stage"] for t in turns} == {"time"}
-    assert {t["arm"] for t in turns} == {"plain", "faster"}  # the second control is the control
+    assert {t.stage for t in turns} == {"time"}
+    assert {t.arm for t in turns} == {"plain", "faster"}  # the second control is the control
     assert all(a != b for a, b in itertools.pairwise(turns))
 
 
@@ -211,11 +212,11 @@ def test_stages_name_the_arm() -> None:
 def test_error_after_which_the_others_start_again(name: str) -> None:
     fake_candidates.REPLAYS.clear()
     message = done("plain", "faster", name)
-    assert message["fatal"] == name
-    assert message["comparison"] is None
+    assert message.fatal == name
+    assert message.comparison is None
     found = arm(message, name)
-    assert (found["status"], found["timing"]) == ("error", {})
-    assert found["message"].startswith("in the timing: " if name.endswith("late") else "RuntimeError: CUDA error")
+    assert (found.status, found.timing) == ("error", None)
+    assert found.message.startswith("in the timing: " if name.endswith("late") else "RuntimeError: CUDA error")
 
 
 @pytest.mark.parametrize("stage", ["prepare", "recheck", "check"])
@@ -228,9 +229,9 @@ def test_cuda_error_in_any_stage_is_fatal(stage: str, monkeypatch: pytest.Monkey
     else:
         monkeypatch.setattr(fake_bench.FakeGraph, {"prepare": "prepare", "recheck": "once"}[stage], fail)
     message = done("plain", "faster")
-    assert (message["fatal"], message["comparison"]) == ("plain", None)
-    assert arm(message, "plain")["status"] == "error"
-    assert "CUDA error" in arm(message, "plain")["message"]
+    assert (message.fatal, message.comparison) == ("plain", None)
+    assert arm(message, "plain").status == "error"
+    assert "CUDA error" in arm(message, "plain").message
 
 
 @pytest.mark.parametrize("broken", [True, False])
@@ -245,9 +246,9 @@ def test_failed_capture_may_leave_a_process_that_is_no_good(broken: bool, monkey
 
     monkeypatch.setattr(fake_bench.FakeGraph, "prepare", fail)
     message = done("plain", "faster")
-    assert message["fatal"] == ("faster" if broken else "")
-    assert (arm(message, "faster")["status"], arm(message, "plain")["status"]) == ("error", "ok")
-    assert (message["comparison"] is None) == broken
+    assert message.fatal == ("faster" if broken else "")
+    assert (arm(message, "faster").status, arm(message, "plain").status) == ("error", "ok")
+    assert (message.comparison is None) == broken
 
 
 def test_error_in_the_second_check_is_an_error_of_its_arm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,8 +261,8 @@ def test_error_in_the_second_check_is_an_error_of_its_arm(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(fake_bench.FakeGraph, "once", fail)
     message = done("plain", "faster")
-    assert (arm(message, "faster")["status"], arm(message, "plain")["status"]) == ("error", "ok")
-    assert arm(message, "faster")["message"] == "after the timing: ValueError: shape"
+    assert (arm(message, "faster").status, arm(message, "plain").status) == ("error", "ok")
+    assert arm(message, "faster").message == "after the timing: ValueError: shape"
 
 
 @pytest.mark.parametrize(
@@ -328,9 +329,10 @@ def test_own_candidate_passes_both_checks(name: str, candidate: str, monkeypatch
     family = families.load(name)
     workload = first_workload(family, family.candidate(candidate))
     monkeypatch.setattr(families, "gpu_capability", lambda: None)
-    role = "peer" if candidate in family.peers else "control"
+    role: Role = "peer" if candidate in family.peers else "control"
     backend = "tests.bench.test_comparison:still"
     *_, last = execute(Job(name, workload.id, ((role, candidate),), 0.0, l2="warm", backend=backend))  # one set
-    found = last["arms"][0]
-    assert (found["status"], found["message"]) == ("ok", "")
-    assert math.isfinite(found["relative_error_after"])
+    assert isinstance(last, Done)
+    found = last.arms[0]
+    assert (found.status, found.message) == ("ok", "")
+    assert math.isfinite(found.relative_error_after or math.inf)

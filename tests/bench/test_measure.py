@@ -4,6 +4,7 @@ The worker processes are real (tests/bench/fake_bench.py is their backend, by na
 up.
 """
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,13 +16,15 @@ from msgspec import structs
 from lab.base import devices
 from lab.base.errors import BadInput
 from lab.bench import measure, provenance
+from lab.bench.comparison import Done, Outcome
 from lab.bench.measure import Settings
+from lab.bench.sampling import Arm, Comparison, summarise
 from lab.card import phases
 from lab.check import families
 from lab.judge import evidence, rules
 from lab.place import ceilings
 from lab.row import store
-from lab.row.records import CEILINGS, PERFORMANCE, Measurement, Provenance
+from lab.row.records import CEILINGS, PERFORMANCE, Clocks, Measurement, Provenance
 from tests.bench import fake_bench
 from tests.row.made import measurement
 
@@ -158,10 +161,9 @@ def test_rest_reaches_the_worker_the_rows_and_the_key_of_a_resumed_run(tmp_path:
     jobs = []
 
     class Spy:
-        def run(self, job: Any, tell: Any) -> dict[str, Any]:
+        def run(self, job: Any, tell: Any) -> Done:
             jobs.append(job)
-            arms = [{"name": name, "role": role, "status": "skipped", "message": ""} for role, name in job.arms]
-            return {"arms": arms, "comparison": None, "fatal": ""}
+            return Done([Outcome(role, name, "skipped") for role, name in job.arms])
 
     rested = replace(QUICK, rest=0.5)
     measure.compare(measure.plan(card)[0], rested, Spy(), told.append)  # type: ignore[arg-type]
@@ -215,14 +217,11 @@ def test_suspect_rows_have_their_ceilings_and_themselves_measured_again(
 
 def test_throttled_window_is_flagged_and_kept(tmp_path: Path) -> None:
     item = measure.plan(fake_bench.card(tmp_path, ("n63",)))[0]
-    free, capped = (
-        {"source": "nvml", "sm_mhz": 1, "memory_mhz": 1, "throttled": t} for t in ("", "software power cap")
-    )
-    clocks = [None, free, capped, capped]
-    facts = {"timer": "graph", "l2": "cold", "order": [], "aa_pct": float("inf"), "control": "plain", "again": None}
-    timed = {"samples_us": [1.000001], "blocks_us": [1.0], "median_us": 1.0}
-    outcome = {"role": "control", "name": "plain", "status": "ok", "timing": timed}
-    row = measure.row(item, outcome, {**facts, "clocks": clocks}, H200, QUICK, Path("r"), "2026-11-20", Provenance())
+    free, capped = (Clocks("nvml", 1, 1, why) for why in ("", "software power cap"))
+    facts = Comparison({}, (), 0, math.inf, "graph", (None, free, capped, capped), control="plain", l2="cold")
+    timing = summarise(Arm("plain", lambda args, out: None, [], samples_us=[1.000001], blocks_us=[1.0]))
+    outcome = Outcome("control", "plain", timing=timing)
+    row = measure.row(item, outcome, facts, H200, QUICK, Path("r"), "2026-11-20", Provenance())
     assert (row.throttled, len(row.clocks)) == ("software power cap", 3)
     assert row.samples_us == (1.0,)
     assert row.aa_pct is None  # infinity is no JSON
@@ -429,10 +428,10 @@ def fake_compare(monkeypatch: pytest.MonkeyPatch, costs_s: float) -> list[str]:
     done: list[str] = []
     now = [0.0]
 
-    def compare(item: measure.Item, *_: Any) -> tuple[list[dict[str, Any]], None, str]:
+    def compare(item: measure.Item, *_: Any) -> tuple[list[Outcome], None, str]:
         done.append(item.workload.id)
         now[0] += costs_s
-        outcomes = [{"role": r, "name": n, "status": "error", "message": "m"} for r, n in item.arms]
+        outcomes = [Outcome(r, n, "error", "m") for r, n in item.arms]
         return outcomes, None, "2026-11-20"
 
     monkeypatch.setattr(measure, "compare", compare)

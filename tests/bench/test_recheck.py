@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 
 from kernels.common import Candidate, Tensors, Workload
 from lab.bench import comparison, sampling
-from lab.bench.comparison import Job, execute
+from lab.bench.comparison import Done, Job, execute
 from tests.bench import fake_bench
 
 JOB = Job("toy", "n63", (("control", "plain"), ("candidate", "faster")), 0.05, backend=fake_bench.BACKEND)
@@ -40,8 +41,8 @@ def test_no_two_checks_and_no_two_sets_see_the_same_inputs(monkeypatch: pytest.M
         return make(workload, seed, device)
 
     monkeypatch.setattr(fake_bench, "make_inputs", inputs)
-    for message in execute(replace(JOB, seed=7)):
-        stage = {"prepare": "sets", "time": "sets", "recheck": "recheck"}.get(message.get("stage", ""), stage)
+    for message in execute(structs.replace(JOB, seed=7)):
+        stage = {"prepare": "sets", "time": "sets", "recheck": "recheck"}.get(getattr(message, "stage", ""), stage)
     assert set(asked["check"]) == {7}
     assert set(asked["recheck"]).isdisjoint({*asked["check"], *asked["sets"]})
     assert set(asked["sets"]).isdisjoint(asked["check"])
@@ -63,7 +64,9 @@ def test_the_second_control_has_inputs_of_its_own(monkeypatch: pytest.MonkeyPatc
     values = {name: [args["x"] for args, _ in arm.sets] for arm in arms for name in [arm.name]}
     assert not any(torch.equal(a, b) for a in values["plain"] for b in values[sampling.AGAIN])
     assert len({tuple(x.tolist()) for x in values["plain"]}) == len(values["plain"]) >= 2
-    assert last["comparison"]["aa_pct"] > 0
+    assert isinstance(last, Done)
+    assert last.comparison
+    assert last.comparison.aa_pct
 
 
 def test_outputs_are_poisoned_before_the_timed_work_is_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,5 +152,5 @@ def test_an_arm_with_too_little_room_keeps_two_sets_and_a_warm_one_has_one() -> 
     candidate, workload = family.candidate("plain"), family.workload("n500")
     backend = replace(fake_bench.cpu(), l2_bytes=10**6)
     for l2, room, wanted in (("cold", 1.0, 2), ("warm", 1e12, 1), ("cold", 6001.0 * 3, 3)):
-        arm, *_ = comparison._arm("plain", family, candidate, workload, replace(JOB, l2=l2), backend, {}, room)
+        arm, *_ = comparison._arm("plain", family, candidate, workload, structs.replace(JOB, l2=l2), backend, {}, room)
         assert len(arm.sets) == wanted, (l2, room)

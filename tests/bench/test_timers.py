@@ -155,10 +155,11 @@ def backend() -> comparison.Backend:
 def test_cheat_on_a_gpu(name: str, status: str, timer: str) -> None:
     import torch
 
-    arms = (("control", "honest"),) if name == "honest" else (("control", "honest"), ("candidate", name))
+    arms: Any = (("control", "honest"),) if name == "honest" else (("control", "honest"), ("candidate", name))
     job = comparison.Job("toy", "n", arms, 0.3, timer, backend="tests.bench.test_timers:backend")
     *_, last = comparison.execute(job)
+    assert isinstance(last, comparison.Done)
     torch.cuda.synchronize()
-    found = last["arms"][-1]
-    assert (found["status"], bool(found["timing"])) == (status, status == "ok"), found["message"]
-    assert last["arms"][0]["status"] == "ok"
+    found = last.arms[-1]
+    assert (found.status, bool(found.timing)) == (status, status == "ok"), found.message
+    assert last.arms[0].status == "ok"

@@ -31,13 +31,13 @@ def worker() -> Iterator[Worker]:
 
 
 def job(*names: str, backend: str = "quick", workload: str = "n63") -> Job:
-    arms = (("control", "plain"), *(("candidate", name) for name in names))
+    arms: Any = (("control", "plain"), *(("candidate", name) for name in names))
     return Job("toy", workload, arms, 0.0, backend=f"tests.bench.fake_bench:{backend}")
 
 
 def statuses(answer: Any) -> list[str]:
     assert not isinstance(answer, Death), answer
-    return [a["status"] for a in answer["arms"]]
+    return [a.status for a in answer.arms]
 
 
 def test_one_process_for_many_jobs(worker: Worker) -> None:
@@ -76,7 +76,7 @@ def test_death(name: str, stage: str, status: str, said: str, worker: Worker, mo
 
 
 def test_control_that_dies_while_timed_is_named_by_its_own_name(worker: Worker) -> None:
-    arms = (("control", "plain_killed_late"), ("candidate", "faster"))
+    arms: Any = (("control", "plain_killed_late"), ("candidate", "faster"))
     found = worker.run(Job("toy", "n63", arms, 0.0, backend="tests.bench.fake_bench:quick"))
     assert isinstance(found, Death)
     assert found.arm == "plain_killed_late"
@@ -86,7 +86,7 @@ def test_control_that_dies_while_timed_is_named_by_its_own_name(worker: Worker) 
 def test_process_is_replaced_after_an_error_that_it_does_not_survive(name: str, worker: Worker) -> None:
     found = worker.run(job(name))
     assert not isinstance(found, Death)
-    assert found["fatal"] == name
+    assert found.fatal == name
     assert worker.process is None
     assert statuses(worker.run(job("faster"))) == ["ok", "ok"]
 
@@ -196,7 +196,7 @@ def test_the_fake_candidates_are_the_ones_tested_here() -> None:
 
 
 def test_a_rested_timing_is_given_the_time_it_rests(worker: Worker) -> None:
-    arms = (("control", "plain"),)
+    arms: Any = (("control", "plain"),)
     plain, rested = (Job("toy", "n63", arms, seconds=3.0, rest=rest) for rest in (0.0, 4.0))
     limit_s = worker.limits_s["time"]
     assert (worker.patience_s(plain, "time"), worker.patience_s(rested, "time")) == (limit_s + 6, limit_s + 30)

@@ -171,7 +171,7 @@ def test_malformed_card_ends_every_command(tmp_path: Path, monkeypatch: pytest.M
 # check ----------------------------------------------------------------------------------------------------------------
 
 
-def fake_checks(monkeypatch: pytest.MonkeyPatch, *statuses: str) -> list[tuple[Any, ...]]:
+def fake_checks(monkeypatch: pytest.MonkeyPatch, *statuses: Any) -> list[tuple[Any, ...]]:
     """One check for each status, `incorrect` with the NaN error of an unwritten output; returns the calls."""
     limits = {"relative_limit": 1e-2, "max_error": 0.0, "max_limit": 1e-1}
     errors = {
