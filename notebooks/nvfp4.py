@@ -422,9 +422,9 @@ notebook.show(
 # release: `tl.dot_scaled` on two e2m1 operands, with MXFP4 scales (ue8m0, 32 values each) and NVFP4 scales (e4m3, 16).
 
 # %%
-from lab.check import aot_probe
+from lab.check import aot
 
-compiled = aot_probe.committed()
+compiled = aot.kept()
 found = pd.DataFrame(
     [
         {

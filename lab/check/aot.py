@@ -12,13 +12,19 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterable
 from functools import cache
+from pathlib import Path
 
+from msgspec import Struct
+from msgspec.structs import replace
+
+from lab.base import files
 from lab.base.errors import REPOSITORY, BadInput
-from lab.base.vocabulary import read_toml
+from lab.row import store
 from lab.row.records import Record
 
+PROBED = REPOSITORY / "profiles" / "aot" / "dot_scaled_by_triton.jsonl"
 LIMITS = REPOSITORY / "data" / "aot_limits.toml"
 WARP = 32
 MESSAGE_CHARACTERS = 160
@@ -58,8 +64,7 @@ class AotRow(Record, frozen=True, tag=1):
     date: str = ""
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     """What an SM and a block of one compute capability may hold; keys and sources as in data/aot_limits.toml."""
 
     threads_per_sm: int
@@ -78,9 +83,9 @@ class Limits:
 
 @cache
 def _table() -> dict[int, Limits]:
-    data = read_toml(LIMITS)
-    common = data.pop("common")
-    return {int(name.removeprefix("sm_")): Limits(**common, **row) for name, row in data.items()}
+    rows = files.read(LIMITS, dict[str, dict[str, int]])
+    common = rows.pop("common")
+    return {int(n.removeprefix("sm_")): files.convert(common | row, Limits, LIMITS, n) for n, row in rows.items()}
 
 
 def limits(target: int) -> Limits:
@@ -171,3 +176,20 @@ def one_line(text: str) -> str:
     hit = hit.removeprefix("error: ")
     hit = f"{where}: {hit}" if where else hit
     return hit if len(hit) <= MESSAGE_CHARACTERS else hit[: MESSAGE_CHARACTERS - 3] + "..."
+
+
+def kept(path: Path = PROBED) -> list[AotRow]:
+    """The kept rows of the probe, every Triton version and target; raises BadInput naming the line that is none."""
+    return store.read(path, AotRow)
+
+
+def keep(rows: Iterable[AotRow], date: str, path: Path = PROBED) -> None:
+    """Put the probe's rows of one Triton version into the file, in place of that version's earlier ones; others stay.
+
+    date: the day they were made, ISO, kept in each row.
+    """
+    fresh = [replace(row, date=date) for row in rows]
+    versions = {row.compiler for row in fresh}
+    others = [row for row in kept(path) if row.compiler not in versions] if path.exists() else []
+    ordered = sorted(others + fresh, key=lambda row: (row.compiler, row.target, row.candidate))
+    files.write(path, b"".join(store.line(row, path) for row in ordered).decode())

@@ -13,6 +13,12 @@ before the next begins, and `lab.check.compile` starts a new child behind a job 
   choice of the launch; the source says how much.
 - A job's own words of failure stand in this process's error stream (MLIR writes there from C++), so the stream is a
   file that is emptied before each job.
+
+The probe asks which instruction Triton emits for a product of two e2m1 operands. `tl.dot_scaled` takes them with one
+scale per group along K: ue8m0 for groups of 32 (the OCP microscaling format) or e4m3 for groups of 16. Blackwell has a
+tensor core instruction for each, and whether Triton emits it on GB10 (sm_121) has changed between releases, so the
+answers are kept as rows (`lab.check.aot.kept`); `lab compile --probe` asks the installed one. Its kernel is the
+smallest that keeps the compiler honest, a loop over K and one tile; another tile may take another path inside it.
 """
 
 from __future__ import annotations
@@ -28,15 +34,73 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from kernels import cuda
+from kernels.common import Build, Candidate, CudaSource, Needs, has_triton
 from lab.base.errors import BadInput
 from lab.check.aot import NO_TRITON, WARP, matrix_instruction, occupancy, one_line
 from lab.check.families import version_tuple
 
+M, N, K_STEP = 128, 128, 128  # the probe's tile
+# format name -> (elements per scale, Triton type of a scale)
+FORMATS = {"e2m1 ue8m0/32": (32, "*u8"), "e2m1 e4m3/16": (16, "*fp8e4nv")}
 
-def compile_triton(build: Any, target: int) -> dict[str, Any]:
+if has_triton():
+    import triton
+    import triton.language as tl
+
+    @triton.jit
+    def dot_scaled_kernel(
+        a_ptr,  # [M, K/2] uint8, two e2m1 per byte
+        b_ptr,  # [N, K/2] uint8
+        a_scale_ptr,  # [M, K/GROUP]
+        b_scale_ptr,  # [N, K/GROUP]
+        out_ptr,  # [M, N] float32
+        K,
+        M: tl.constexpr,
+        N: tl.constexpr,
+        K_STEP: tl.constexpr,
+        GROUP: tl.constexpr,
+    ):
+        rows, cols = tl.arange(0, M)[:, None], tl.arange(0, N)[:, None]
+        packed, group = tl.arange(0, K_STEP // 2)[None, :], tl.arange(0, K_STEP // GROUP)[None, :]
+        total = tl.zeros((M, N), dtype=tl.float32)
+        for k in range(0, K, K_STEP):
+            a = tl.load(a_ptr + rows * (K // 2) + k // 2 + packed)
+            b = tl.load(b_ptr + cols * (K // 2) + k // 2 + packed)
+            a_scale = tl.load(a_scale_ptr + rows * (K // GROUP) + k // GROUP + group)
+            b_scale = tl.load(b_scale_ptr + cols * (K // GROUP) + k // GROUP + group)
+            total = tl.dot_scaled(a, a_scale, "e2m1", tl.trans(b), b_scale, "e2m1", total)
+        tl.store(out_ptr + rows * N + tl.trans(cols), total)
+
+
+def probe(name: str) -> SimpleNamespace:
+    """The probe in the shape of a family, one candidate per format; `name` is the family word its rows carry."""
+    found = {label: _probe(label, group, scale) for label, (group, scale) in FORMATS.items()} if has_triton() else {}
+    return SimpleNamespace(candidates=found, cuda_sources=(), unavailable={})
+
+
+def _probe(label: str, group: int, scale: str) -> Candidate:
+    pointers = {"a_ptr": "*u8", "b_ptr": "*u8", "a_scale_ptr": scale, "b_scale_ptr": scale, "out_ptr": "*fp32"}
+    constexprs = {"M": M, "N": N, "K_STEP": K_STEP, "GROUP": group}
+    build = Build(
+        label=f"tile {M}x{N}x{K_STEP}",
+        kernel=dot_scaled_kernel,
+        signature={**pointers, "K": "i32", **dict.fromkeys(constexprs, "constexpr")},
+        constexprs=constexprs,
+        num_stages=2,
+        aligned=(*pointers, "K"),
+    )
+    return Candidate(name=label, precision=label, run=_never, builds=lambda capability: (build,))
+
+
+def _never(args: dict[str, Any], out: dict[str, Any]) -> None:
+    raise NotImplementedError("dot_scaled_kernel is compiled, never launched; run a family's candidate instead")
+
+
+def compile_triton(build: Build, target: int) -> dict[str, Any]:
     """The figures of one `Build`, as AotRow fields; whatever Triton raises passes through."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -107,7 +171,7 @@ def _figures(
     }
 
 
-def compile_cuda(source: Any, target: int) -> list[dict[str, Any]]:
+def compile_cuda(source: CudaSource, target: int) -> list[dict[str, Any]]:
     """The figures of every kernel of a `CudaSource`; raises RuntimeError with the compiler's words when it fails."""
     if not cuda.compilers():
         raise Skipped("no nvcc on the PATH and no NVRTC through CuPy")
@@ -165,7 +229,7 @@ def _below(capability: tuple[int, int], target: int) -> str:
     return f"compute capability {capability[0]}.{capability[1]}" if capability > divmod(target, 10) else ""
 
 
-def _triton_job(needs: Any, build: Any, target: int) -> list[dict[str, Any]]:
+def _triton_job(needs: Needs, build: Build, target: int) -> list[dict[str, Any]]:
     if missing := _below(needs.capability, target):
         return [{"status": "needs", "message": missing}]
     version = triton_version()
@@ -177,17 +241,12 @@ def _triton_job(needs: Any, build: Any, target: int) -> list[dict[str, Any]]:
     return [compile_triton(build, target)]
 
 
-def _cuda_job(source: Any, target: int) -> list[dict[str, Any]]:
+def _cuda_job(source: CudaSource, target: int) -> list[dict[str, Any]]:
     if missing := _below(source.capability, target):
         return [{"compiler": "", "status": "needs", "message": missing}]
     if source.architecture and source.architecture.removesuffix("a") != f"sm_{target}":
-        return [
-            {
-                "compiler": "",
-                "status": "needs",
-                "message": f"{source.architecture}, whose instructions it is written in",
-            }
-        ]
+        message = f"{source.architecture}, whose instructions it is written in"
+        return [{"compiler": "", "status": "needs", "message": message}]
     try:
         return compile_cuda(source, target)
     except Skipped as reason:

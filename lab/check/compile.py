@@ -30,7 +30,7 @@ from lab.check.aot import NO_TRITON, AotRow, limits, one_line
 
 TARGETS = (80, 90, 100, 120, 121)
 FAMILIES = "lab.check.families:load"
-PROBE = "lab.check.aot_probe:load"
+PROBE = "lab.check.aot_worker:probe"
 CHILD_SECONDS = 1800
 WIDTH = 120
 
@@ -48,7 +48,7 @@ def compile_family(name: str, targets: Sequence[int] = TARGETS, provider: str = 
 
 
 def probe_rows(targets: Sequence[int] = (90, 100, 120, 121)) -> list[AotRow]:
-    """What the installed Triton makes of `tl.dot_scaled` on two e2m1 operands (see `lab.check.aot_probe`), live."""
+    """What the installed Triton makes of `tl.dot_scaled` on two e2m1 operands (see `lab.check.aot_worker`), live."""
     return compile_family("dot_scaled", targets, PROBE)
 
 

@@ -41,7 +41,7 @@ def check(arguments: Namespace) -> int:
 
 def compile(arguments: Namespace) -> int:
     """The ahead-of-time table; 1 when a row is an error."""
-    from lab.check import compile
+    from lab.check import aot, compile
 
     if not arguments.probe and not arguments.family:
         raise BadInput("lab compile", "no family named", "name a folder of kernels/, or pass --probe")
@@ -49,9 +49,7 @@ def compile(arguments: Namespace) -> int:
     if arguments.probe:
         rows = compile.probe_rows()
         if arguments.write:
-            from lab.check import aot_probe  # imports Triton, which a table of a family leaves to the child
-
-            aot_probe.write(rows, datetime.date.today().isoformat())
+            aot.keep(rows, datetime.date.today().isoformat())
     else:
         rows = compile.compile_family(arguments.family, targets or compile.TARGETS)
     show(arguments.json, lambda: [row.to_json() for row in rows], lambda: compile.render(rows))

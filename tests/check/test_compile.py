@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from lab.base import devices
 from lab.base.errors import BadInput
-from lab.check import aot, aot_probe, compile
+from lab.check import aot, aot_worker, compile
 from lab.check.aot import AotRow, matrix_instruction, occupancy, one_line
 from lab.cli import main
 from lab.row import store
@@ -312,9 +312,7 @@ def test_one_line(log: str, line: str) -> None:
 
 
 def _kept(version: str, target: int, label: str) -> AotRow:
-    rows = [
-        r for r in aot_probe.committed() if (r.compiler, r.target, r.candidate) == (f"triton {version}", target, label)
-    ]
+    rows = [r for r in aot.kept() if (r.compiler, r.target, r.candidate) == (f"triton {version}", target, label)]
     (row,) = rows
     return row
 
@@ -322,7 +320,7 @@ def _kept(version: str, target: int, label: str) -> AotRow:
 class TestDotScaledByTriton:
     """The finding, from the rows kept under profiles/aot/, and those rows against the installed Triton."""
 
-    group32, group16 = tuple(aot_probe.FORMATS)
+    group32, group16 = tuple(aot_worker.FORMATS)
 
     @pytest.mark.parametrize("version", ["3.6.0", "3.7.1"])
     def test_before_3_8_gb10_has_no_native_e2m1(self, version: str) -> None:
@@ -347,7 +345,7 @@ class TestDotScaledByTriton:
     @needs_triton
     def test_the_installed_triton_still_answers_so(self) -> None:
         compiler = f"triton {metadata.version('triton')}"
-        kept = [r for r in aot_probe.committed() if r.compiler == compiler]
+        kept = [r for r in aot.kept() if r.compiler == compiler]
         if not kept:
             pytest.skip(f"{compiler} has no rows under profiles/aot/; add them with lab compile --probe --write")
 
@@ -363,9 +361,9 @@ class TestDotScaledByTriton:
     def test_writing_replaces_one_version_and_keeps_the_others(self, tmp_path: Path) -> None:
         path = tmp_path / "rows.jsonl"
         old, other = AotRow("f", "c", "b", 90, "triton 1", "ok"), AotRow("f", "c", "b", 90, "triton 2", "ok")
-        aot_probe.write([old, other], "2026-01-01", path)
-        aot_probe.write([AotRow("f", "c", "b", 90, "triton 1", "error", "no")], "2026-01-02", path)
-        assert [(r.compiler, r.status) for r in aot_probe.committed(path)] == [
+        aot.keep([old, other], "2026-01-01", path)
+        aot.keep([AotRow("f", "c", "b", 90, "triton 1", "error", "no")], "2026-01-02", path)
+        assert [(r.compiler, r.status) for r in aot.kept(path)] == [
             ("triton 1", "error"),
             ("triton 2", "ok"),
         ]
@@ -373,4 +371,4 @@ class TestDotScaledByTriton:
         assert os.listdir(tmp_path) == ["rows.jsonl"]
         path.write_text("{}\n")
         with pytest.raises(BadInput, match=r'rows\.jsonl line 1: key "family" is missing'):
-            aot_probe.committed(path)
+            aot.kept(path)
