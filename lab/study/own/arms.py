@@ -15,7 +15,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lab.base.errors import BadInput, nearest
@@ -23,6 +23,7 @@ from lab.study.own.sample import Sample
 
 ARMS = ("control", "candidate")
 Where = Mapping[str, str]
+Fields = tuple[str, ...]
 FIELD = re.compile(r",(?=[A-Za-z_]\w*=)")
 DECLARED = re.compile(r"(?<![A-Za-z0-9])(npl|npp|ntg|depth|ctx)(\d+)(?![A-Za-z0-9])")
 AXES = {"npl", "npp", "ntg", "depth", "ctx", "test"}
@@ -45,9 +46,27 @@ class Match:
     reason: str = ""
     unchecked: str = ""
 
+    @property
+    def title(self) -> str:
+        """The workload, or the metric of a whole phase."""
+        return self.workload or self.metric
+
+    @property
+    def asked(self) -> str:
+        """The fields asked for in words."""
+        return ", ".join(f"{k}={v}" for k, v in self.where.items()) or "anything"
+
     def arm(self, name: str) -> tuple[Sample, ...]:
         """The figures of one arm."""
         return self.control if name == "control" else self.candidate
+
+    def values(self, name: str) -> list[float]:
+        """Every repetition of one arm."""
+        return [v for s in self.arm(name) for v in s.values]
+
+    def without(self, reason: str) -> Match:
+        """The same question with no evidence."""
+        return replace(self, control=(), candidate=(), reason=reason)
 
 
 def rows_flag(word: str) -> tuple[str, Path]:
@@ -174,16 +193,13 @@ def match(
     maps:       workload -> fields, from `--map`; added to, and stronger than, what the name declares.
     arm_fields: fields that tell the arms apart, in which the shapes may therefore differ.
     """
-    asked = {}
+    asked = []
     for metric, workload in wanted:
         axes, words = declared(workload)
         given = maps.get(workload, {})
         # A further axis (npp=128) says nothing about the name's other words; a model, a file or an operator may.
-        asked[metric, workload] = ({**axes, **given}, "" if given.keys() - AXES else words)
-    found = [
-        _match(metric, workload, where, words, asked, arms, tuple(arm_fields))
-        for (metric, workload), (where, words) in asked.items()
-    ]
+        asked.append(Match(metric, workload, {**axes, **given}, unchecked="" if given.keys() - AXES else words))
+    found = [_evidence(m, asked, arms, tuple(arm_fields)) for m in asked]
     return [_alone(m, found) for m in found]
 
 
@@ -194,67 +210,41 @@ def _alone(m: Match, found: Iterable[Match]) -> Match:
         shared = [s for s in (*other.control, *other.candidate) if id(s) in own]
         if shared and m.workload and other.workload and (other.metric, other.workload) != (m.metric, m.workload):
             names = " and ".join(sorted([m.workload, other.workload]))
-            reason = f"{names} both match {shared[0].id}: tell them apart with --map"
-            return Match(m.metric, m.workload, m.where, reason=reason, unchecked=m.unchecked)
+            return m.without(f"{names} both match {shared[0].id}: tell them apart with --map")
     return m
 
 
-def _match(
-    metric: str,
-    workload: str,
-    where: Where,
-    words: str,
-    asked: Mapping[tuple[str, str], tuple[Where, str]],
-    arms: Mapping[str, Sequence[Sample]],
-    arm_fields: tuple[str, ...],
-) -> Match:
-    name = workload or "the whole phase"
-    remedy = f"say which figures they are with --map {workload}:FIELD=VALUE"
-
-    def without(reason: str) -> Match:
-        return Match(metric, workload, where, reason=reason, unchecked=words)
-
-    shape = ", ".join(f"{k}={v}" for k, v in where.items()) or "anything"
-    if workload and not where:
-        return without(f"{name} declares no axis (npl, npp, ntg, depth, ctx or a test name): {remedy}")
-    twins = [w for (m, w), (other, _) in asked.items() if m == metric and w != workload and dict(other) == dict(where)]
+def _evidence(m: Match, asked: Sequence[Match], arms: Mapping[str, Sequence[Sample]], arm_fields: Fields) -> Match:
+    """The match with the figures of both arms, or with the reason why there are none."""
+    name = m.workload or "the whole phase"
+    remedy = f"say which figures they are with --map {m.workload}:FIELD=VALUE"
+    if m.workload and not m.where:
+        return m.without(f"{name} declares no axis (npl, npp, ntg, depth, ctx or a test name): {remedy}")
+    twins = [o.workload for o in asked if (o.metric, o.where) == (m.metric, m.where) and o.workload != m.workload]
     if twins:
         names = sorted([name, *twins])
         how = f"tell them apart with --map {names[0]}:FIELD=VALUE"
-        return without(f"{' and '.join(names)} ask for the same, {shape}: {how}")
+        return m.without(f"{' and '.join(names)} ask for the same, {m.asked}: {how}")
     chosen: dict[str, tuple[Sample, ...]] = {}
     for arm in ARMS:
-        relevant = [s for s in arms[arm] if s.metric == metric and agrees(s, where)]
+        relevant = [s for s in arms[arm] if s.metric == m.metric and agrees(s, m.where)]
         found = [s for s in relevant if s.status == "ok"]
         if not found:
             refused = next((f": {s.id} says unsupported" for s in relevant if s.status == "unsupported"), "")
-            return without(f"{arm} has no {metric} for {name} ({shape}){refused}")
-        differ = differing(_configurations(found), WITHIN_ONE_ARM)
-        if differ:
-            return without(f"{arm} has several figures for {name} ({shape}) that differ in {differ}: {remedy}")
+            return m.without(f"{arm} has no {m.metric} for {name} ({m.asked}){refused}")
+        if differ := differing(found, WITHIN_ONE_ARM):
+            return m.without(f"{arm} has several figures for {name} ({m.asked}) that differ in {differ}: {remedy}")
         chosen[arm] = tuple(found)
-    one, other = (chosen[arm][0].tool for arm in ARMS)
+    (one, here), (other, there) = ((found[0].tool, _shape(found[0], arm_fields)) for found in chosen.values())
     if one != other:
         what = f"{name}: the control is from {one}, the candidate from {other}"
         raise BadInput("--rows", what, "time both arms with one tool")
-    shapes = {arm: _shape(found[0], arm_fields) for arm, found in chosen.items()}
-    if shapes["control"] != shapes["candidate"]:
-        keys = {k for shape in shapes.values() for k in shape}
-        differ = ", ".join(
-            f"{k} ({shapes['control'].get(k, 'not stated')} against {shapes['candidate'].get(k, 'not stated')})"
-            for k in sorted(keys)
-            if shapes["control"].get(k) != shapes["candidate"].get(k)
-        )
-        return without(f"the arms have different shapes for {name}: {differ}")
-    return Match(metric, workload, where, chosen["control"], chosen["candidate"], unchecked=words)
+    pairs = {k: (here.get(k, "not stated"), there.get(k, "not stated")) for k in sorted({*here, *there})}
+    if apart := [f"{k} ({a} against {b})" for k, (a, b) in pairs.items() if a != b]:
+        return m.without(f"the arms have different shapes for {name}: {', '.join(apart)}")
+    return replace(m, control=chosen["control"], candidate=chosen["candidate"])
 
 
-def _configurations(found: Sequence[Sample]) -> list[Sample]:
-    """One figure of each configuration; repeated runs of the same one are repetitions."""
-    by_fields = {tuple((k, v) for k, v in sorted(s.fields.items()) if k not in WITHIN_ONE_ARM): s for s in found}
-    return list(by_fields.values())
-
-
-def _shape(sample: Sample, arm_fields: tuple[str, ...]) -> dict[str, str]:
+def _shape(sample: Sample, arm_fields: Fields) -> dict[str, str]:
     """The axes as text; the spelled-out parameter list is left out, its parts are there by name."""
     return {k: str(v) for k, v in sample.axes.items() if k != "params" and k not in arm_fields}

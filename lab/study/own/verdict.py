@@ -144,12 +144,12 @@ def _refuse_other_machine(used: Iterable[Match]) -> None:
         for key in HARDWARE:
             one, other = (_stated(m.arm(arm), (key,)) for arm in ARMS)
             if one and other and one != other:
-                what = f"{m.workload or m.metric}: the control ran on {one}, the candidate on {other}"
+                what = f"{m.title}: the control ran on {one}, the candidate on {other}"
                 raise BadInput("--rows", what, "measure both arms on one machine")
         one, other = (_stated(m.arm(arm), ("model_n_params",)) for arm in ARMS)
         if one and other and one != other:
             models = [_stated(m.arm(arm), ("model_type", "model_n_params")) for arm in ARMS]
-            what = f"{m.workload or m.metric}: the control ran {models[0]}, the candidate {models[1]} parameters"
+            what = f"{m.title}: the control ran {models[0]}, the candidate {models[1]} parameters"
             raise BadInput("--rows", what, "measure both arms with one model")
 
 
@@ -170,8 +170,7 @@ def _reading(m: Match, arms: Mapping[str, Sequence[Sample]], peak_flop_s: float)
     """One reading; figures of several units keep them all, so that the judge refuses them."""
     samples = [*m.control, *m.candidate]
     units = list(dict.fromkeys(vocabulary.unit(s.unit) for s in samples))
-    values = {arm: [v for s in m.arm(arm) for v in s.values] for arm in ARMS}
-    control = values["control"]
+    control, candidate = m.values("control"), m.values("candidate")
     wrong = next((s.wrong for s in samples if s.wrong), "")
     failed = [s for arm in ARMS for t in m.arm(arm)[:1] for s in _tests(t, arms[arm]) if s.status == "incorrect"]
     fast = [s for s in samples if s.flop_s > peak_flop_s]
@@ -183,7 +182,7 @@ def _reading(m: Match, arms: Mapping[str, Sequence[Sample]], peak_flop_s: float)
     return Reading(
         unit="" if "" in units else " and ".join(units),
         control=statistics.fmean(control) if control else None,
-        candidate=statistics.fmean(values["candidate"]) if values["candidate"] else None,
+        candidate=statistics.fmean(candidate) if candidate else None,
         control_sd_pct=100 * statistics.stdev(control) / statistics.fmean(control) if len(control) > 1 else None,
         ids=tuple(s.id for s in samples),
         impossible=wrong,
@@ -227,23 +226,21 @@ def _warnings(
         listed = which.differing(everything, {k for s in everything for k in s.fields} - set(changed))
         yield f"the arms differ in {len(changed)} settings: {listed}"
     for m in used:
-        counts = {arm: sum(len(s.values) for s in m.arm(arm)) for arm in ARMS}
+        counts = {arm: len(m.values(arm)) for arm in ARMS}
         if min(counts.values()) < FEW:
             had = " and ".join(f"{n} of the {arm}" for arm, n in counts.items())
-            name = m.workload or m.metric
-            yield f"{name}: {had} repetitions, too few for a noise floor; the card's minimum is used"
+            yield f"{m.title}: {had} repetitions, too few for a noise floor; the card's minimum is used"
         if m.unchecked:
             yield f'{m.workload}: nothing in the files was compared with "{m.unchecked}"'
         if m.metric == "kernel_us":
             operator = m.candidate[0].axes
-            yield f"{m.workload or m.metric} is taken to be {operator['op']}({operator['params']}) on the user's word"
+            yield f"{m.title} is taken to be {operator['op']}({operator['params']}) on the user's word"
         if m.metric == "kernel_us" and not all(_tests(m.arm(arm)[0], arms[arm]) for arm in ARMS):
-            yield f"{m.workload or m.metric}: these files hold no correctness test of that operator for both arms"
+            yield f"{m.title}: these files hold no correctness test of that operator for both arms"
         for arm in ARMS:
             files = dict.fromkeys(s.at.path.name for s in m.arm(arm))
             if len(files) > 1:
-                name = m.workload or m.metric
-                yield f"{name}: {len(files)} files of the {arm} are pooled as repetitions ({', '.join(files)})"
+                yield f"{m.title}: {len(files)} files of the {arm} are pooled as repetitions ({', '.join(files)})"
     if any(s.tool == backend_ops.TOOL for s in everything):
         yield "test-backend-ops times a repeated graph by the host's clock: warm L2, launch gaps included, a mean"
     times = {arm: [t for s in sides[arm] if (t := _time(s))] for arm in ARMS}
@@ -278,7 +275,6 @@ def _provenance(sides: Mapping[str, Sequence[Sample]]) -> Iterable[str]:
 
 
 def _mapping(m: Match) -> dict[str, Any]:
-    values = {arm: [v for s in m.arm(arm) for v in s.values] for arm in ARMS}
     return {
         "workload": m.workload,
         "metric": m.metric,
@@ -289,8 +285,8 @@ def _mapping(m: Match) -> dict[str, Any]:
             arm: {
                 "figures": [s.id for s in m.arm(arm)],
                 "unit": next((s.unit for s in m.arm(arm)), None),
-                "mean": statistics.fmean(values[arm]) if values[arm] else None,
-                "repetitions": len(values[arm]),
+                "mean": statistics.fmean(m.values(arm)) if m.values(arm) else None,
+                "repetitions": len(m.values(arm)),
                 "made": next((s.made.stated() for s in m.arm(arm)), {}),
                 "settings": next((dict(s.settings) for s in m.arm(arm)), {}),
             }
@@ -307,10 +303,9 @@ def render(outcome: Outcome) -> str:
     lines += [f"  {f.role}: {f}" for f in j.verdict.findings]
     cells = []
     for m in outcome.matches:
-        asked = ", ".join(f"{k}={v}" for k, v in m.where.items()) or "anything"
-        shown = [_shown(m.arm(arm)) for arm in ARMS] if not m.reason else ["-", "-"]
+        shown = [_shown(m, arm) for arm in ARMS] if not m.reason else ["-", "-"]
         source = m.reason or f"{', '.join(s.id for s in m.control)}; {', '.join(s.id for s in m.candidate)}"
-        cells.append((m.workload or "(phase)", m.metric, asked, *shown, source))
+        cells.append((m.workload or "(phase)", m.metric, m.asked, *shown, source))
     if cells:
         header = ("workload", "metric", "is", "control", "candidate", "from")
         lines += ["", console.table(header, cells, (20, 12, 24, 24, 24, 40))]
@@ -319,10 +314,10 @@ def render(outcome: Outcome) -> str:
     return "\n".join(lines)
 
 
-def _shown(samples: Sequence[Sample]) -> str:
-    values = [v for s in samples for v in s.values]
+def _shown(m: Match, arm: str) -> str:
+    values = m.values(arm)
     spread = f" sd {statistics.stdev(values):.3g}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.6g} {samples[0].unit or 'no unit'}{spread}, n {len(values)}"
+    return f"{statistics.fmean(values):.6g} {m.arm(arm)[0].unit or 'no unit'}{spread}, n {len(values)}"
 
 
 def card_of(word: str) -> phases.Card:
