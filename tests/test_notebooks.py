@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 
 from lab.base.errors import REPOSITORY, BadInput
 from lab.card import phases
-from lab.judge import evidence, verdicts
+from lab.judge import verdicts
 from lab.row import store
 from lab.write import jobs, notebook, pairing, site, writeup
 
@@ -132,7 +132,7 @@ def test_pictures_have_a_description(name):
 def test_committed_board_is_current():
     """The page that readers see first shows the verdicts that the committed figures and rows give now."""
     cards = phases.cards().values()
-    judged = [evidence.judge_measured(c, "h200") for c in cards if "h200" in store.measured_devices(c.id)]
+    judged = [verdicts.judge_measured(c, "h200") for c in cards if "h200" in store.measured_devices(c.id)]
     seen = "\n".join(texts(read("00_start_here")))
     recorded = verdicts.judge_recorded(cards)
     counts = pd.DataFrame([{"source": j.system, "judge": j.verdict.word, "agrees": j.agrees} for j in recorded])

@@ -80,7 +80,7 @@ def judge(arguments: Namespace) -> int:
 
 
 def _judged(chosen: list[Card], arguments: Namespace) -> list[Judgement]:
-    from lab.judge import evidence, verdicts
+    from lab.judge import verdicts
     from lab.row import store
 
     if arguments.evidence == "recorded":
@@ -90,7 +90,7 @@ def _judged(chosen: list[Card], arguments: Namespace) -> list[Judgement]:
         if arguments.device and not arguments.all:
             store.refuse_unmeasured(c.id, arguments.device)
         places = store.measured_devices(c.id)
-        judgements += [evidence.judge_measured(c, d) for d in places if arguments.device in (None, d)]
+        judgements += [verdicts.judge_measured(c, d) for d in places if arguments.device in (None, d)]
     return judgements
 
 

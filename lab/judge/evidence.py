@@ -1,4 +1,4 @@
-"""Measured rows as evidence for a gate, and the check that the gate stood before the samples were taken.
+"""Measured rows as evidence for a gate: which rows pair up, and what they say. Arithmetic on rows that are given.
 
 A reading is formed within one run: the newest run that holds both arms of a workload, never one arm from each. What a
 gate compares across workloads is read from one run too, where one holds it all. A row that is not ok gives its status
@@ -16,12 +16,9 @@ from msgspec.structs import replace
 
 from lab.base import devices
 from lab.bench import sampling
-from lab.card import history, phases
+from lab.card import phases
 from lab.card.gate import Reading, arrival_of, of_output
-from lab.check import families
-from lab.judge import verdicts
 from lab.place import roofline
-from lab.row import store
 from lab.row.records import JUDGED, Measurement
 
 
@@ -165,27 +162,3 @@ def between_runs(rows: Iterable[Measurement]) -> dict[str, tuple[int, float]]:
         if len(ratios) > 1:
             spread[workload] = len(ratios), 100.0 * statistics.stdev(ratios) / statistics.fmean(ratios)
     return spread
-
-
-def judge_measured(card: phases.Card, device_id: str) -> verdicts.Judgement:
-    """The card's gate held against the committed rows of one device."""
-    device = devices.get(device_id)
-    rows = [r for r in store.rows(device=device.id, phase=card.id) if r.name in (card.control, card.candidate)]
-    together = compared(card)
-    chosen = pairs(rows, together)  # older runs answer to an older gate, workloads that left the card to none
-    used = [row for workload in card.workloads for row in chosen.get(workload, ()) if row]
-    notes = [staleness(card, used), *families.former_kernels(used)]
-    notes += [
-        f"{workload}: the ratio varies by {sd_pct:.2f} % over {count} runs"
-        for workload, (count, sd_pct) in between_runs(rows).items()
-    ]
-    note = "; ".join(filter(None, notes))
-    return verdicts.judgement(card, readings(rows, device, together), "measured", device.id, None, note=note)
-
-
-def staleness(card: phases.Card, rows: Iterable[Measurement]) -> str:
-    """ "" or "gate changed after measuring" with what shows it: the rows' gate hash, or the commit's date."""
-    rows = [r for r in rows if r.workload_id in card.workloads]  # others answer to an older gate
-    if any(row.gate_hash not in (None, card.gate_hash) for row in rows):
-        return "gate changed after measuring: the rows carry another gate hash"
-    return history.changed_since(card, (row.started for row in rows))

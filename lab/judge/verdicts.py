@@ -6,9 +6,15 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from lab.base import devices
+from lab.card import history
 from lab.card.gate import Evidence
 from lab.card.phases import Card, RecordedCase
+from lab.check import families
+from lab.judge import evidence
 from lab.judge.rules import Verdict, judge
+from lab.row import store
+from lab.row.records import Measurement
 
 
 @dataclass(frozen=True)
@@ -65,9 +71,7 @@ def judge_recorded(chosen: Iterable[Card]) -> list[Judgement]:
     return [judgement(c, case.evidence, "recorded", c.device, case) for c in chosen for case in c.recorded]
 
 
-def judgement(
-    c: Card, evidence: Evidence, kind: str, device: str, case: RecordedCase | None, note: str = ""
-) -> Judgement:
+def judgement(c: Card, given: Evidence, kind: str, device: str, case: RecordedCase | None, note: str = "") -> Judgement:
     """The gate and the claims of one card held against one body of evidence."""
     return Judgement(
         phase=c.id,
@@ -75,8 +79,8 @@ def judgement(
         system=c.system,
         evidence=kind,
         device=device,
-        verdict=judge(c.gate, evidence),
-        claims=tuple((claim.name, judge(claim, evidence)) for claim in c.claims),
+        verdict=judge(c.gate, given),
+        claims=tuple((claim.name, judge(claim, given)) for claim in c.claims),
         recorded_id=case.verdict.id if case else None,
         recorded_verdict=case.verdict.verdict if case else None,
         differs=case.differs if case else "",
@@ -84,3 +88,31 @@ def judgement(
         gate_hash=c.gate_hash,
         note=note,
     )
+
+
+def judge_measured(card: Card, device_id: str) -> Judgement:
+    """The card's gate held against the committed rows of one device.
+
+    Each room is asked once and in order: the rows, which of them are of former kernels, whether the gate is older than
+    they are; then the rows are read as evidence and judged.
+    """
+    device = devices.get(device_id)
+    rows = [r for r in store.rows(device=device.id, phase=card.id) if r.name in (card.control, card.candidate)]
+    together = evidence.compared(card)
+    chosen = evidence.pairs(rows, together)  # older runs answer to an older gate, workloads that left the card to none
+    used = [row for workload in card.workloads for row in chosen.get(workload, ()) if row]
+    notes = [staleness(card, used), *families.former_kernels(used)]
+    notes += [
+        f"{workload}: the ratio varies by {sd_pct:.2f} % over {count} runs"
+        for workload, (count, sd_pct) in evidence.between_runs(rows).items()
+    ]
+    note = "; ".join(filter(None, notes))
+    return judgement(card, evidence.readings(rows, device, together), "measured", device.id, None, note=note)
+
+
+def staleness(card: Card, rows: Iterable[Measurement]) -> str:
+    """ "" or "gate changed after measuring" with what shows it: the rows' gate hash, or the commit's date."""
+    rows = [r for r in rows if r.workload_id in card.workloads]  # others answer to an older gate
+    if any(row.gate_hash not in (None, card.gate_hash) for row in rows):
+        return "gate changed after measuring: the rows carry another gate hash"
+    return history.changed_since(card, (row.started for row in rows))

@@ -208,7 +208,7 @@ def _flip(pair: Pair, replayed: Mapping[str, verdicts.Judgement], here: str, pat
         there=judged.device,
         here=here,
         word_there=judged.verdict.word,
-        word_here=evidence.judge_measured(card, here).verdict.word if rows else "",
+        word_here=verdicts.judge_measured(card, here).verdict.word if rows else "",
         bounds=bounds,
         expected_pct=expected,
         measured_pct=_change(rows, base.id, workload.id),

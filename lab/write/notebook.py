@@ -30,7 +30,7 @@ from lab.check import accuracy
 from lab.check.families import former
 from lab.judge import evidence
 from lab.judge.rules import Verdict
-from lab.judge.verdicts import Judgement
+from lab.judge.verdicts import Judgement, judge_measured
 from lab.place import roofline
 from lab.row import store
 from lab.row.records import Measurement
@@ -154,7 +154,7 @@ def measured(phase: str, device: str) -> Judgement | None:
     """The verdict on a device's committed rows, None while profiles/ has none; `unmeasured` says so."""
     if device not in store.measured_devices(phase):
         return None
-    return evidence.judge_measured(phases.card(phase), device)
+    return judge_measured(phases.card(phase), device)
 
 
 def unmeasured(phase: str, device: str) -> Shown:

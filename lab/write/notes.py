@@ -15,7 +15,7 @@ from lab.base import devices
 from lab.base.console import between
 from lab.card import phases
 from lab.check import families
-from lab.judge import evidence
+from lab.judge import evidence, verdicts
 from lab.place import roofline
 from lab.row import store
 from lab.row.records import Measurement
@@ -75,7 +75,7 @@ def _card(card: phases.Card, device: devices.Device) -> list[str]:
         runs.add(candidate.run)
     if not lines:
         return []
-    word = evidence.judge_measured(card, device.id).verdict.word
+    word = verdicts.judge_measured(card, device.id).verdict.word
     head = f"**{card.id}: {word}** on {device.id}, {card.candidate} against {card.control}, {_runs(runs)}"
     return [f"| {head} | | | | | |", *lines]
 

@@ -18,7 +18,7 @@ from lab.base.errors import BadInput, nearest
 from lab.card import phases as cards
 from lab.card import recorded as recorded_figures
 from lab.check import accuracy, families
-from lab.judge import evidence, verdicts
+from lab.judge import verdicts
 from lab.judge.verdicts import Judgement
 from lab.place import roofline
 from lab.row import store
@@ -174,7 +174,7 @@ class Phase:
             raise BadInput(self.card.id, "has no evidence yet", "measure it, or see lab.phases()")
         place = known[-1] if device is None else device_facts.get(device).id
         if place in store.measured_devices(self.card.id):
-            return PhaseVerdict(evidence.judge_measured(self.card, place))
+            return PhaseVerdict(verdicts.judge_measured(self.card, place))
         if place == self.card.device and self.card.recorded:
             return PhaseVerdict(verdicts.judge_recorded([self.card])[-1])
         raise BadInput(self.card.id, f'no evidence of "{place}"', nearest(place, known))
@@ -476,7 +476,7 @@ def judgements(*phase_ids: str, device: str | None = None) -> Table:
         found = verdicts.judge_recorded(chosen)
     else:
         place = device_facts.get(device).id
-        found = [evidence.judge_measured(c, place) for c in chosen if place in store.measured_devices(c.id)]
+        found = [verdicts.judge_measured(c, place) for c in chosen if place in store.measured_devices(c.id)]
     columns = {"phase": lambda j: j.phase, "device": lambda j: j.device, "verdict": lambda j: j.verdict.word,
                "source": lambda j: j.recorded_verdict, "because": lambda j: j.verdict.reason}  # fmt: skip
     return Table(tuple(found), columns, "verdicts")

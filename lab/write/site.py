@@ -23,8 +23,7 @@ from lab.base.console import print_json
 from lab.base.errors import REPOSITORY, BadInput
 from lab.card import phases
 from lab.check import accuracy, families
-from lab.judge import evidence
-from lab.judge.verdicts import Judgement, judge_recorded
+from lab.judge.verdicts import Judgement, judge_measured, judge_recorded
 from lab.row import store
 from lab.study.audit.run import audit
 from lab.write import audit_page, jobs, pairing, writeup
@@ -57,7 +56,7 @@ def verdicts(out: Path | None = None, as_json: bool = False) -> int:
     server = jobs.context()  # imports what the jobs need while the verdicts are judged here
     cards = list(phases.cards().values())
     judgements = judge_recorded(cards)
-    measured = [evidence.judge_measured(c, d) for c in cards for d in store.measured_devices(c.id)]
+    measured = [judge_measured(c, d) for c in cards for d in store.measured_devices(c.id)]
     told = f"{len(judgements)} recorded and {len(measured)} measured verdicts judged; {EXPECTED}"
     print(told, file=sys.stderr if as_json else sys.stdout, flush=True)
     checks, pages, broken = _side_by_side(out, server, as_json)

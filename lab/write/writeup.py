@@ -84,7 +84,7 @@ def write(card: Card) -> str:
         lines += _verdict_lines(judgement)
         lines += _figure_table(judgement)
     for device in store.measured_devices(card.id):
-        judgement = evidence.judge_measured(card, device)
+        judgement = verdicts.judge_measured(card, device)
         lines += ["", f"## Measured on {devices.get(device).name}", ""]
         lines += _verdict_lines(judgement)
         lines += measured_table(card, device)

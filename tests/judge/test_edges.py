@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from lab.card import phases
 from lab.card.gate import Condition, Gate, Reading
 from lab.check import families
-from lab.judge import evidence
+from lab.judge import evidence, verdicts
 from lab.judge.rules import judge
 from tests.judge import test_evidence
 from tests.judge.test_evidence import H200, row
@@ -103,7 +103,7 @@ def test_a_gate_is_stale_by_the_oldest_sample_it_is_judged_on(checkout: Path) ->
             for w, at in times.items()
             for arm in ("control", "candidate")
         ]
-        return evidence.staleness(card, rows)
+        return verdicts.staleness(card, rows)
 
     assert "is younger than the samples" in note("10:00", "12:00")
     assert "is younger than the samples" in note("12:00", "10:00")

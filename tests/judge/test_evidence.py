@@ -13,7 +13,7 @@ from lab.base.errors import BadInput
 from lab.card import history, phases
 from lab.card.gate import Condition, Gate
 from lab.check import families
-from lab.judge import evidence
+from lab.judge import evidence, verdicts
 from lab.judge.rules import judge
 from lab.place import roofline
 from lab.row import store
@@ -354,7 +354,7 @@ def measured_at(folder: Path, time: str, gate_hash: str | None = None) -> str:
         started = f"2026-11-20T{time}:00+00:00"
         made = row(arm, us, run=f"r{time}", started=started, gate_hash=gate_hash or card.gate_hash)
         store.append(folder / "profiles" / "h200" / "toy" / f"r{time}", made)
-    judged = evidence.judge_measured(card, "h200")
+    judged = verdicts.judge_measured(card, "h200")
     assert judged.verdict.word == "GO"
     assert (judged.evidence, judged.device, judged.agrees) == ("measured", "h200", None)
     return judged.note

@@ -11,7 +11,7 @@ from lab.base.errors import BadInput
 from lab.card import phases
 from lab.check import families
 from lab.cli import main
-from lab.judge import evidence
+from lab.judge import verdicts
 from lab.row import store
 from lab.study import flips
 from lab.study.flips import Bound, Flip
@@ -160,7 +160,7 @@ def test_the_readme_says_what_the_judge_says(committed: list[Flip]) -> None:
     assert flips.readme(text, committed) == text
     shown = text[text.index(flips.MARKS[0]) : text.index(flips.MARKS[1])]
     for flip in (flip for flip in committed if flip.front and flip.word_here):
-        measured = evidence.judge_measured(phases.card(flip.card), "h200").verdict.word
+        measured = verdicts.judge_measured(phases.card(flip.card), "h200").verdict.word
         assert f"| {measured} (h200) |" in next(line for line in shown.splitlines() if f"`{flip.card}` |" in line)
 
 

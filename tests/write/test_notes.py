@@ -10,7 +10,7 @@ from lab.base import devices
 from lab.card import phases
 from lab.check import families
 from lab.cli import main
-from lab.judge import evidence
+from lab.judge import evidence, verdicts
 from lab.row import store
 from lab.row.records import Measurement
 from lab.write import notes
@@ -54,7 +54,7 @@ def test_a_line_is_one_run_as_the_judge_reads_it() -> None:
     best = min(rivals, key=rivals.__getitem__)
     assert cells[5].split(", ")[-1] == f"{best} {rivals[best]:.1f}"
     assert {word.split()[0] for word in cells[5].split(", ")} - {best} == set(card.beside) & set(run)
-    word = evidence.judge_measured(card, "h200").verdict.word
+    word = verdicts.judge_measured(card, "h200").verdict.word
     assert any(f"**{card.id}: {word}** on h200, cuda_decode against torch_bf16, runs 2026-" in x for x in text)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from lab.base import console
 from lab.card import phases
-from lab.judge import evidence, rules, verdicts
+from lab.judge import rules, verdicts
 from lab.row import store
 from lab.row.records import Measurement
 from lab.write import writeup
@@ -104,7 +104,7 @@ def test_measured_rows_are_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "| npp2048 | split_pipeline | oom: out of memory |" in text
     note = "gate changed after measuring: the rows carry another gate hash; fused_chunk of run r1 is a former workload"
     assert f"Note: {note}" in text
-    assert evidence.judge_measured(phases.card("p5"), "h200").verdict.word == "BLOCKED"
+    assert verdicts.judge_measured(phases.card("p5"), "h200").verdict.word == "BLOCKED"
 
 
 def test_table_wraps_and_aligns() -> None:

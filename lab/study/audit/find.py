@@ -17,6 +17,7 @@ from lab.card import phases, recorded
 from lab.card.gate import Condition, Evidence, Gate, Reading
 from lab.judge import evidence
 from lab.judge.rules import Verdict, judge
+from lab.judge.verdicts import staleness
 from lab.row import store
 from lab.row.records import Measurement
 from lab.study.audit.bindings import TIMED, from_row
@@ -246,7 +247,7 @@ def _late_gates(body: Body) -> Iterator[Subject]:
         yield body.subject(
             "the gate",
             {"rows": tuple(from_row(r) for r in used if r.status == "ok")},
-            evidence.staleness(body.card, used),
+            staleness(body.card, used),
         )
 
 
