@@ -22,11 +22,8 @@
 # measured here. The cells assert what the text says, so executing the notebook is a test. No GPU is needed.
 
 # %%
-import importlib.util
-
 import pandas as pd
 
-from lab import draw
 from lab.base import devices, vocabulary
 from lab.card import gate, phases
 from lab.card import recorded as recorded_facts
@@ -35,7 +32,7 @@ from lab.judge import evidence, rules, verdicts
 from lab.place import roofline
 from lab.row import store
 from lab.study import flips, reproduction
-from lab.write import notebook, writeup
+from lab.write import diagrams, notebook, writeup
 
 DEVICE = "h200"
 cards = phases.cards()
@@ -44,43 +41,9 @@ cards = phases.cards()
 # ## The chain
 
 # %%
-LINKS = [
-    ("card", "question, gate", "phases"),
-    ("check", "vs reference", "accuracy"),
-    ("measure", "A B B A blocks", "timing"),
-    ("place", "on the roofline", "roofline"),
-    ("trace", "time by part", "traces"),
-    ("judge", "gate to verdict", "gates"),
-    ("write", "note, notebook", "writeup"),
-]
-missing = [module for _, _, module in LINKS if importlib.util.find_spec(f"lab.{module}") is None]
-
-figure, axes = notebook.canvas(2.55, height=36)
-WIDE, STEP = 12.2, 14.35
-for place, (name, does, module) in enumerate(LINKS):
-    x = 0.8 + place * STEP
-    colour = draw.BLUE if module not in missing else draw.SOFT
-    notebook.box(axes, x, 22, WIDE, 9, colour=colour, fill=module not in missing, ls="--" if module in missing else "-")
-    axes.text(x + WIDE / 2, 28.2, name, ha="center", va="center", fontsize=10, weight="bold", color=draw.INK)
-    axes.text(x + WIDE / 2, 24.4, does, ha="center", va="center", fontsize=7.4, color=draw.INK)
-    axes.text(x + WIDE / 2, 32.6, f"lab.{module}", ha="center", fontsize=7.6, color=draw.SOFT, family="monospace")
-    if place:
-        notebook.arrow(axes, (x - STEP + WIDE + 0.2, 26.5), (x - 0.2, 26.5))
-ENDS = [
-    (1, "INVALID", "wrong, or faster\nthan the device can"),
-    (2, "BLOCKED", "evidence missing\nor unfinished"),
-    (4, "VACUOUS", "candidate never\nengaged"),
-    (5.5, "GO   NO-GO   NEUTRAL\nCONDITIONAL-GO   PARTIAL", "\nby the gate's conditions"),
-]
-for place, word, why in ENDS:
-    x = 0.8 + place * STEP + WIDE / 2
-    start = x if place < 5 else 0.8 + 5 * STEP + WIDE / 2
-    notebook.arrow(axes, (start, 21.6), (start, 14.6), colour=draw.VERMILLION if place < 5 else draw.INK)
-    axes.text(x, 13.6, word, ha="center", va="top", fontsize=8.2, weight="bold", color=draw.INK, linespacing=1.3)
-    axes.text(x, 10.2, why, ha="center", va="top", fontsize=7.4, color=draw.INK, linespacing=1.3)
-axes.text(0.8, 1, "A link shows dashed while its module is not in lab/." if missing else
-          "Each link is a module of lab/; what flows through it is rows.", fontsize=7.6, color=draw.SOFT)  # fmt: skip
-notebook.picture(figure, "Seven links: card, check, measure, place, trace, judge, write; where a chain may end early.")
+notebook.picture(
+    diagrams.chain(), "Seven links: card, check, measure, place, trace, judge, write; where a chain may end early."
+)
 
 # %% [markdown]
 # ## The board

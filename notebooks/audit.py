@@ -28,7 +28,7 @@ import statistics
 
 import pandas as pd
 
-from lab import draw
+from lab import draw, value
 from lab.card import recorded
 from lab.study.audit import arms, find, run
 from lab.study.audit.subject import FLOOR_PCT, SEVERITIES
@@ -89,13 +89,7 @@ p1 = [f for f in result.findings if "lp.v.p1" in f.verdicts]
 assert {f.check for f in p1} == {"denominator-changed", "gate-fails-control", "claim-inside-noise"}
 notebook.show(pd.DataFrame(run.rows(p1)).drop(columns="severity"), code=["figures"])
 
-
 # %%
-def value(figure_id: str) -> float:
-    """A recorded figure's number."""
-    return float(recorded.figure(figure_id).value)
-
-
 share = value("lp.gate.p1.convert-share.candidate") / value("lp.gate.p1.convert-share.control") - 1
 removed = value("lp.gate.p1.convert-instances.control") - value("lp.gate.p1.convert-instances.candidate")
 owned = value("lp.gate.p1.engagement-p0.candidate")

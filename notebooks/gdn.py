@@ -27,14 +27,14 @@ from dataclasses import replace
 import pandas as pd
 import torch
 
-from lab import draw
+from lab import draw, value
 from lab.base import devices, models
 from lab.card import phases, recorded
 from lab.check import accuracy, families
 from lab.judge import verdicts
 from lab.place import roofline
 from lab.study import reproduction
-from lab.write import notebook
+from lab.write import diagrams, notebook
 
 families.interpret_on_cpu()  # before the kernels are imported: without a GPU they run in Triton's interpreter
 
@@ -45,12 +45,6 @@ gb10, h200 = devices.get("gb10"), devices.get("h200")
 GPU = "cuda" if families.gpu_capability() else "cpu"
 ASKED = [phases.card(i) for i in ("p5", "p5-blocked-inverse", "p5-chunk64", "p5-kernel", "lp9-kernel")]
 
-
-def value(figure_id: str) -> float:
-    """A recorded figure's number."""
-    return float(recorded.figure(figure_id).value)
-
-
 # %% [markdown]
 # ## 1. The questions
 
@@ -58,8 +52,7 @@ def value(figure_id: str) -> float:
 notebook.question(phases.card("p5"))
 
 # %%
-rest = [{"phase": c.id, "on": c.device, "question": c.question, "if it fails": c.null} for c in ASKED[1:]]
-notebook.show(pd.DataFrame(rest), code=["phase"])
+notebook.questions(ASKED[1:])
 
 # %% [markdown]
 # ## 2. The mechanism
@@ -70,42 +63,9 @@ notebook.show(pd.DataFrame(rest), code=["phase"])
 # `split_pipeline` prepares all chunks at once, lets one kernel (`scan`; `fwd_h` in the record) carry S and store it per
 # chunk as h, and reads h back in `output` (`fwd_o`).
 
-
 # %%
-def draw_prefill():
-    figure, axes = notebook.canvas(4.3, height=61)
-    ink, soft, state, slow = draw.INK, draw.SOFT, draw.GREEN, draw.VERMILLION
-    axes.text(1, 58.2, "fused_chunk: one kernel, the state S stays on chip", fontsize=10, color=ink)
-    notebook.box(axes, 1, 40, 98, 15.5, colour=soft, linestyle=(0, (4, 3)), linewidth=0.9)
-    axes.text(2, 47.5, "S in", color=state, va="center", fontsize=9)
-    for i, name in enumerate(("chunk 1", "chunk 2", "chunk 3", "chunk N")):
-        x = 15 + 23 * i
-        notebook.box(axes, x, 43, 11, 9, name, draw.BLUE, fill=True)
-        notebook.arrow(axes, (x - 12 if i else 7.5, 47.5), (x, 47.5), state, linewidth=2)
-        axes.text(x - 6, 48.7, ("", "S", "S", "S ...")[i], color=state, ha="center", fontsize=9)
-        notebook.arrow(axes, (x + 3, 36.5), (x + 3, 43), soft)
-        notebook.arrow(axes, (x + 8, 43), (x + 8, 36.5), soft)
-    notebook.box(axes, 1, 32, 98, 4.5, "memory: q, k, v, gates in;  o out", soft, fill=True)
-
-    axes.text(1, 27.3, "split_pipeline: six kernels, tensors in memory between them", fontsize=10, color=ink)
-    kernels = (("1 cumsum", "G"), ("2 kkt", "A"), ("3 inverse", "X"), ("4 w, u", "W, U"), ("5 scan", "h, V'"))
-    for i, (name, tensor) in enumerate((*kernels, ("6 output", "o"))):
-        x, scan = 1 + 16.6 * i, i == 4
-        notebook.box(axes, x, 12.5, 13, 12, colour=draw.ORANGE if scan else draw.BLUE, fill=True)
-        axes.text(x + 6.5, 22, name, ha="center", va="center", fontsize=9, color=ink)
-        how = "chunk after\nchunk" if scan else "all chunks\nat once"
-        axes.text(x + 6.5, 16.8, how, ha="center", va="center", fontsize=8, color=ink)
-        notebook.arrow(axes, (x + 11, 12.5), (x + 11, 5.5), slow if scan else soft, linewidth=3 if scan else 1.2)
-        axes.text(x + 10, 9, tensor, ha="right", va="center", fontsize=9, color=slow if scan else ink)
-        last = i == 5
-        notebook.arrow(axes, (x + 2, 5.5), (x + 2, 12.5), slow if last else soft, linewidth=3 if last else 1.2)
-    words = "memory: every arrow is a tensor of all tokens; h is one D x D state per chunk"
-    notebook.box(axes, 1, 1, 98, 4.5, words, soft, fill=True)
-    return figure
-
-
 notebook.picture(
-    draw_prefill(),
+    diagrams.fused_or_split_scan(),
     "Above, one kernel passes the state S from chunk to chunk on chip; below, six kernels exchange tensors through "
     "memory, among them one state per chunk, written by the scan and read by the output kernel.",
 )
@@ -114,34 +74,9 @@ notebook.picture(
 # In decode there is one token per sequence and the work is the state's own traffic. What the arithmetic needs is one
 # read and one write. Gathering the batch's states into a buffer and copying them back makes it six passes.
 
-
 # %%
-def draw_decode():
-    figure, axes = notebook.canvas(2.4, height=34)
-    ink = draw.INK
-    axes.text(1, 31, "gathered, updated, copied back: six passes", fontsize=10, color=ink)
-    axes.text(66, 31, "by row id: two passes", fontsize=10, color=ink)
-    for x in (1, 66):
-        for i in range(5):
-            notebook.box(axes, x, 4 + 4.6 * i, 10, 3.8, colour=draw.GREEN, fill=i in (1, 3))
-        axes.text(x + 5, 1.2, "state pool", ha="center", va="center", fontsize=8.5, color=ink)
-    for y, name, colour in ((21, "gather", draw.ORANGE), (12.5, "update", draw.BLUE), (4, "copy", draw.ORANGE)):
-        notebook.box(axes, 19, y, 11, 6, name, colour, fill=True, size=8.5)
-    notebook.box(axes, 40, 4, 13, 23, "states of\nthe batch,\nin order", draw.SOFT, fill=True, size=8.5)
-    notebook.box(axes, 86, 11.5, 12, 8, "update", draw.BLUE, fill=True, size=8.5)
-    axes.text(92, 21, "state_rows", ha="center", fontsize=8.5, color=ink)
-    moves = [((11, 24), (19, 24)), ((30, 24), (40, 24)), ((40, 17), (30, 17)), ((30, 14), (40, 14))]
-    moves += [((40, 7), (30, 7)), ((19, 7), (11, 7)), ((76, 17), (86, 17)), ((86, 14), (76, 14))]
-    for i, (start, end) in enumerate(moves):
-        notebook.arrow(axes, start, end, draw.VERMILLION)
-        below = i in (3, 7)
-        place = ((start[0] + end[0]) / 2, start[1] + (-0.8 if below else 0.8))
-        axes.text(*place, str(i % 6 + 1), ha="center", va="top" if below else "bottom", fontsize=8.5, color=ink)
-    return figure
-
-
 notebook.picture(
-    draw_decode(),
+    diagrams.passes_over_the_state(),
     "Left, a gather kernel, the update and a copy each read and write the batch's states: six passes. Right, the "
     "update reads and writes the rows where they stand: two passes.",
 )
@@ -340,8 +275,7 @@ notebook.text(
 # ## 6. The gates, as declared
 
 # %%
-gates = pd.concat([notebook.gate(c).assign(phase=c.id) for c in ASKED])
-notebook.show(gates[["phase", "condition", "consequence", "stated by"]], code=["phase", "condition", "stated by"])
+notebook.gates(ASKED)
 
 # %% [markdown]
 # ## 7. The verdicts: replayed from the record, and measured here
@@ -436,7 +370,7 @@ notebook.text(
 # ## 9. What would change the verdicts, and where our arithmetic differs
 
 # %%
-notebook.show(pd.DataFrame([{"phase": c.id, "what would change it": c.limits} for c in ASKED]), code=["phase"])
+notebook.would_change(ASKED)
 
 # %%
 GDN_ROWS = ("ceiling-without-copy", "ceiling-without-copy-and-gather", "state-copy-mean", "state-copy-shape")

@@ -27,7 +27,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from lab import draw
+from lab import draw, value
 from lab.base import devices, models
 from lab.card import phases, recorded, sweeps
 from lab.check import families
@@ -45,19 +45,12 @@ gb10, h200 = devices.get("gb10"), devices.get("h200")
 JUDGED = ("ik4-kernel", "lp10-kernel", "lp12-kernel", "lp13-kernel")
 MEASURED = {name: notebook.measured(name, "h200") for name in JUDGED}
 
-
-def value(figure_id: str) -> float:
-    """A recorded figure's number."""
-    return float(recorded.figure(figure_id).value)
-
-
 # %%
 ASKED = [
     phases.card(i)
     for i in ("lp12", "lp12-kernel", "lp13", "lp13-kernel", "lp10", "lp10-kernel", "ik4-kernel", "ik6-signature")
 ]
-rows = [{"phase": c.id, "on": c.device, "question": c.question, "if it fails": c.null} for c in ASKED]
-notebook.show(pd.DataFrame(rows), code=["phase"])
+notebook.questions(ASKED)
 
 # %% [markdown]
 # ## 1. LP12: what grows with the context

@@ -22,7 +22,7 @@
 import pandas as pd
 from msgspec import structs
 
-from lab import draw
+from lab import draw, value
 from lab.base import devices, models
 from lab.card import phases, recorded, sweeps
 from lab.judge import rules, verdicts
@@ -33,12 +33,6 @@ from lab.write import notebook
 DEVICE = devices.get("rtx-5090")
 CARDS = [card for card in phases.cards().values() if card.system == "imp"]
 JUDGED = {j.recorded_id: j for j in verdicts.judge_recorded(CARDS)}
-
-
-def value(figure: str) -> float:
-    """A recorded figure's number."""
-    return float(recorded.figure(figure).value)
-
 
 # %% [markdown]
 # ## The verdicts

@@ -29,14 +29,14 @@ import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from lab import draw
+from lab import draw, value
 from lab.base import devices, models, vocabulary
-from lab.card import phases, recorded
+from lab.card import phases
 from lab.check import accuracy, families
 from lab.judge import verdicts
 from lab.place import roofline
 from lab.study import reproduction
-from lab.write import notebook
+from lab.write import diagrams, notebook
 
 families.interpret_on_cpu()  # before the kernels are imported: without a GPU they run in Triton's interpreter
 
@@ -49,12 +49,6 @@ ASKED = [phases.card(i) for i in ("p6", "p6-q8", "p6-kernel")]
 MODELS = {"dense": "q36-27b", "moe": "q36-35b-a3b"}
 CODES = {"fp8-kv": "fp8 e4m3", "q8_0-kv": "Q8_0"}
 
-
-def value(figure_id: str) -> float:
-    """A recorded figure's number."""
-    return float(recorded.figure(figure_id).value)
-
-
 # %% [markdown]
 # ## 1. The questions
 
@@ -62,8 +56,7 @@ def value(figure_id: str) -> float:
 notebook.question(phases.card("p6"))
 
 # %%
-others = [{"phase": c.id, "on": c.device, "question": c.question, "if it fails": c.null} for c in ASKED[1:]]
-notebook.show(pd.DataFrame(others), code=["phase"])
+notebook.questions(ASKED[1:])
 
 # %% [markdown]
 # ## 2. The mechanism
@@ -73,42 +66,9 @@ notebook.show(pd.DataFrame(others), code=["phase"])
 # (its maximum m, its sum l and its weighted values acc) and a second kernel merges them. All query heads that share a
 # kv head are computed together: the cache is read once for them.
 
-
 # %%
-def draw_split():
-    figure, axes = notebook.canvas(3.5, height=50)
-    ink, soft = draw.INK, draw.SOFT
-    pages = (3, 0, 5, 2)
-    axes.text(1, 46.5, "page table of one sequence", fontsize=9, color=ink)
-    for i, page in enumerate(pages):
-        notebook.box(axes, 1 + 8 * i, 39, 7, 5, str(page), draw.PURPLE, fill=True)
-    axes.text(
-        1, 4.2, "pool of pages (kv head h), 16 tokens each:\n16-bit, or 8-bit with scales", fontsize=8.5, color=ink
-    )
-    for i in range(6):
-        colour = draw.GREEN if i in pages else soft
-        notebook.box(axes, 1 + 6.4 * i, 13, 5.6, 9, f"K, V\n{i}", colour, fill=i in pages, size=8)
-    for i, page in enumerate(pages):
-        notebook.arrow(axes, (4.5 + 8 * i, 39), (3.8 + 6.4 * page, 22), draw.PURPLE, linewidth=0.9)
-    names = ("part 0: pages 3, 0", "part 1: pages 5, 2")
-    for i, name in enumerate(names):
-        y = 30 - 22 * i
-        notebook.box(axes, 47, y, 25, 13, colour=draw.BLUE, fill=True)
-        axes.text(59.5, y + 10.3, name, ha="center", va="center", fontsize=8.5, color=ink)
-        steps = "8 bit to 16 bit, then q K^T,\nonline softmax, p V"
-        axes.text(59.5, y + 5, steps, ha="center", va="center", fontsize=8.5, color=ink)
-        notebook.arrow(axes, (39.5, 18.5 - 2 * i), (47, y + 6), draw.VERMILLION, linewidth=2.4)
-        notebook.arrow(axes, (72, y + 6.5), (84, 27 - 4 * i), soft)
-        axes.text(78, y + 8.5 if i == 0 else y + 4, "m, l, acc", ha="center", va="center", fontsize=8.5, color=ink)
-    axes.text(41.5, 31, "the\nbytes", ha="right", va="center", fontsize=8.5, color=draw.VERMILLION)
-    notebook.box(axes, 84, 20, 14, 10, "merge", draw.ORANGE, fill=True)
-    notebook.arrow(axes, (91, 20), (91, 13), soft)
-    axes.text(91, 9, "o, all query heads\nof kv head h", ha="center", va="center", fontsize=8.5, color=ink)
-    return figure
-
-
 notebook.picture(
-    draw_split(),
+    diagrams.split_attention(),
     "A page table points into a pool of K and V pages; two parts of the sequence are attended by two programs, "
     "which convert 8-bit values first, and a merge kernel combines their partial softmaxes.",
 )
@@ -372,8 +332,7 @@ notebook.picture(
 # ## 7. The gates, as declared
 
 # %%
-gates = pd.concat([notebook.gate(c).assign(phase=c.id) for c in ASKED])
-notebook.show(gates[["phase", "condition", "consequence", "stated by"]], code=["phase", "condition", "stated by"])
+notebook.gates(ASKED)
 
 # %% [markdown]
 # ## 8. The verdicts: replayed from the record, and measured here
@@ -427,7 +386,7 @@ notebook.show(notebook.verdicts([cuda]), code=["phase"]) if cuda else notebook.u
 # ## 9. What would change the verdicts
 
 # %%
-notebook.show(pd.DataFrame([{"phase": c.id, "what would change it": c.limits} for c in ASKED]), code=["phase"])
+notebook.would_change(ASKED)
 
 # %%
 token = {m: models.get(i).facts for m, i in MODELS.items()}

@@ -27,7 +27,7 @@ import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from lab import draw
+from lab import draw, value
 from lab.base import devices, models
 from lab.card import phases, recorded
 from lab.card.gate import Reading
@@ -44,11 +44,6 @@ SAVED = {name: 1 - b / BYTES["bf16"] for name, b in BYTES.items()}
 STEP, ROOM = (phases.card(i) for i in ("p6-step", "p6-room"))
 PAGED = [phases.card(i) for i in ("lp1-kernel", "lp1-cuda-kernel", "kv-page64")]
 GATE = recorded.figure("lp.gate.p6.threshold.decode").value
-
-
-def value(figure_id: str) -> float:
-    """A recorded figure's number."""
-    return float(recorded.figure(figure_id).value)
 
 
 notebook.question(STEP)
@@ -380,4 +375,4 @@ notebook.text(
 
 # %%
 asked = [STEP, ROOM, *PAGED]
-notebook.show(pd.DataFrame([{"phase": c.id, "what would change it": c.limits} for c in asked]), code=["phase"])
+notebook.would_change(asked)

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from lab import draw
+from lab import draw, value
 from lab.base import devices, models
 from lab.card import phases, recorded
 from lab.check import families
@@ -45,11 +45,6 @@ PHASES = {
 }
 JUDGED = {j.recorded_id: j for j in verdicts.judge_recorded([phases.card(c) for own in PHASES.values() for c in own])}
 ROWS = {e.id: e for e in ledger.entries()}
-
-
-def value(figure_id: str) -> float:
-    """A recorded figure's number."""
-    return float(recorded.figure(figure_id).value)
 
 
 def show_verdicts(phase: str):
@@ -164,7 +159,7 @@ notebook.show(notebook.gate(phases.card("p3")), code=["condition", "stated by"])
 show_verdicts("P3")
 
 # %%
-up, down = moe.shape("expert_up").axes, moe.shape("expert_down").axes
+up, down = moe.shapes["expert_up"].axes, moe.shapes["expert_down"].axes
 layers, chosen, experts = (int(moe.fact(f).value) for f in ("layers", "experts_per_token", "experts"))
 step_tokens = int(recorded.figure("lp.patch-0015.gb10.n-experts-valid-range.candidate.boundlo").params["n_ubatch"])
 per_expert = 2 * up["N"] * up["K"] + down["N"] * down["K"]  # gate and up, then down

@@ -27,15 +27,15 @@ import dataclasses
 import pandas as pd
 import torch
 
-from lab import draw
+from lab import draw, value
 from lab.base import devices
 from lab.base.errors import REPOSITORY
-from lab.card import phases, recorded
+from lab.card import phases
 from lab.check import accuracy, families
 from lab.judge import evidence, verdicts
 from lab.place import roofline
 from lab.row import store
-from lab.write import notebook
+from lab.write import diagrams, notebook
 
 families.interpret_on_cpu()  # before the family's Triton modules are imported
 torch.set_num_threads(2)
@@ -43,12 +43,6 @@ DEVICE = "h200"
 family = families.load("nvfp4")
 gb10, h200 = devices.get("gb10"), devices.get(DEVICE)
 LP11 = "lp.lever1-ssm-out-2d.gb10"
-
-
-def value(figure: str) -> float:
-    """A recorded figure's number."""
-    return float(recorded.figure(figure).value)
-
 
 # %% [markdown]
 # ## 1. The question
@@ -84,29 +78,10 @@ assert abs(weight_bytes / (N * K * 4.5 / 8) - 1) < 1e-6  # 4.5 bits a weight and
 trap, collapsed = route.choose_uncollapsed((K, 1, M)), route.choose((K, M))
 assert (trap.calls, trap.candidate, collapsed.calls, collapsed.candidate) == (M, "triton_gemv", 1, "triton_gemm")
 
-PANELS = [
-    (1, "3-D operand, dispatched on ne[1] = 1", draw.VERMILLION, f"[{K}, 1, {M}]", 2.6, trap.calls, 15.2),
-    (53, "2-D view, ne[1] = n_seqs", draw.BLUE, f"[{K}, {M}]", 1.75, collapsed.calls, 11),
-]
-figure, axes = notebook.canvas(3.3, height=47)
-axes.plot([50, 50], [2, 45], color="#dddddd", lw=1)
-for left, title, colour, operand, pitch, passes, edge in PANELS:
-    axes.text(left + 1, 44.5, title, fontsize=9.5, weight="bold", color=draw.INK, va="center")
-    axes.text(left + 1, 40, operand, fontsize=8.5, color=draw.INK)
-    for i in range(5):  # columns of K values, one token of one sequence each
-        notebook.box(axes, left + 1 + i * pitch, 14, 1.7, 24, colour=colour, fill=True)
-    axes.text(left + 1, 11, f"... {M} columns of x", fontsize=8, color=draw.INK)
-    notebook.box(axes, left + 30, 14, 15, 24, f"weights\n{N} x {K}\n{weight_bytes / 1e6:.1f} MB")
-    for y in [36.5 - i * 5 for i in range(5)] if passes > 1 else [26]:
-        notebook.arrow(axes, (left + edge, y), (left + 29.6, y), colour=colour, linewidth=1.2 if passes > 1 else 4)
-    middle = (edge + 29.6) / 2 + left
-    label, height = ("GEMV passes", 40) if passes > 1 else ("one GEMM", 29)
-    axes.text(middle, height, label, ha="center", fontsize=8.5, color=draw.INK)
-    walked = f"weights walked {passes} times" if passes > 1 else "weights walked once"
-    axes.text(left + 1, 5.5, f"{walked}: {passes * weight_bytes / 1e6:,.1f} MB", fontsize=9, color=draw.INK)
-    note = "from DRAM, or from L2 where they fit" if passes > 1 else "every column meets a tile once read"
-    axes.text(left + 1, 1.6, note, fontsize=8, color=draw.SOFT)
-notebook.picture(figure, f"Left: {M} GEMV passes walk the weights {M} times. Right: a 2-D view, one GEMM, walks once.")
+notebook.picture(
+    diagrams.walks_of_the_weights(M, N, K, weight_bytes, trap.calls, collapsed.calls),
+    f"Left: {M} GEMV passes walk the weights {M} times. Right: a 2-D view, one GEMM, walks once.",
+)
 
 # %%
 notebook.text(f"- the trap: `{trap}`\n- collapsed: `{collapsed}`")

@@ -25,9 +25,9 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from lab import draw
+from lab import draw, value
 from lab.base import devices, models
-from lab.card import phases, recorded
+from lab.card import phases
 from lab.check import families
 from lab.judge import evidence
 from lab.place import roofline
@@ -43,11 +43,6 @@ gdn = families.load("gdn")
 gb10, h200 = devices.get("gb10"), devices.get("h200")
 P5 = [phases.card(i) for i in ("p5-cuda", "p5-35b", "p5-chunk-length", "gdn-nmse")]
 P6 = [phases.card(i) for i in ("p6-cuda", "kv-q8-limit", "kv-page64", "kv-batch-sawtooth")]
-
-
-def value(figure_id: str) -> float:
-    """A recorded figure's number."""
-    return float(recorded.figure(figure_id).value)
 
 
 def judged(card: phases.Card) -> object:

@@ -24,21 +24,15 @@
 # %%
 import pandas as pd
 
-from lab import draw
+from lab import draw, value
 from lab.base import devices, facts
-from lab.card import phases, recorded
+from lab.card import phases
 from lab.judge import verdicts
 from lab.study import staircase
 from lab.trace import breakdowns
 from lab.write import notebook
 
 dense, moe = staircase.staircase("dense"), staircase.staircase("moe")
-
-
-def value(figure: str) -> float:
-    """A recorded figure's number."""
-    return float(recorded.figure(figure).value)
-
 
 # %% [markdown]
 # ## 1. The steps

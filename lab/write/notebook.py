@@ -129,6 +129,23 @@ def gate(card: phases.Card) -> pd.DataFrame:
     )
 
 
+def questions(cards: Iterable[phases.Card]) -> Shown:
+    """What several cards ask, and what is expected if they fail."""
+    rows = [{"phase": c.id, "on": c.device, "question": c.question, "if it fails": c.null} for c in cards]
+    return show(pd.DataFrame(rows), code=["phase"])
+
+
+def gates(cards: Iterable[phases.Card]) -> Shown:
+    """Every condition of several cards' gates and claims."""
+    frame = pd.concat([gate(c).assign(phase=c.id) for c in cards])
+    return show(frame[["phase", "condition", "consequence", "stated by"]], code=["phase", "condition", "stated by"])
+
+
+def would_change(cards: Iterable[phases.Card]) -> Shown:
+    """What would change the verdict of several cards."""
+    return show(pd.DataFrame([{"phase": c.id, "what would change it": c.limits} for c in cards]), code=["phase"])
+
+
 def board(judgements: Iterable[Judgement]) -> pd.DataFrame:
     """The board of verdicts in the columns of lab.writeup."""
     return pd.DataFrame(writeup.board_rows(judgements), columns=list(writeup.COLUMNS))

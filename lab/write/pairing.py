@@ -98,4 +98,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 if __name__ == "__main__":
     from lab.write import pairing  # under its own name, which is how a process finds `write`
 
+    globals()["__spec__"] = None  # else each process runs this file a second time as a module, and says so
+
     sys.exit(pairing.main())
