@@ -29,7 +29,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from lab.base.errors import BadInput
-from lab.base.vocabulary import read_toml
+from lab.base.files import read_toml
 
 ROOT = Path(__file__).resolve().parent.parent
 LIST = ROOT / "tests" / "mistakes.toml"

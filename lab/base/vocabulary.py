@@ -14,7 +14,6 @@ from msgspec import Struct
 
 from lab.base import files
 from lab.base.errors import REPOSITORY
-from lab.base.files import read_toml as read_toml
 
 FILE = REPOSITORY / "data" / "vocabulary.toml"
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from lab.base import vocabulary
+from lab.base import files, vocabulary
 from lab.base.errors import BadInput
 from lab.card import phases, recorded
 from lab.card.gate import Condition, Gate, Reading
@@ -28,7 +28,7 @@ JUDGED = {j.recorded_id: j for j in verdicts.judge_recorded(phases.cards().value
 EXPECTED = {
     recorded_id: expected
     for path in sorted((Path(__file__).parent / "expected").glob("*.toml"))
-    for recorded_id, expected in vocabulary.read_toml(path).items()
+    for recorded_id, expected in files.read_toml(path).items()
 }
 
 
@@ -150,7 +150,7 @@ def test_verdict_words_are_not_in_the_card(card: phases.Card) -> None:
             return [t for v in value.values() for t in texts(v)]
         return [t for v in value for t in texts(v)] if isinstance(value, list) else [str(value)]
 
-    raw = vocabulary.read_toml(card.path)
+    raw = files.read_toml(card.path)
     assert not words & set(texts(raw))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from lab.base import vocabulary
+from lab.base import files
 from lab.base.errors import BadInput
 from lab.card import phases
 
@@ -175,4 +175,4 @@ def test_other_files(content: bytes, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"p4\.toml: "):
         phases.load(path)
     with pytest.raises(BadInput, match=r"absent\.toml: no such file"):
-        vocabulary.read_toml(tmp_path / "absent.toml")
+        files.read_toml(tmp_path / "absent.toml")

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab import draw
-from lab.base import devices, models, vocabulary
+from lab.base import devices, files, models
 from lab.base.errors import REPOSITORY, BadInput
 from lab.card import recorded
 from lab.place import roofline
@@ -267,7 +267,7 @@ FILES: dict[str, tuple[Path, Callable[[Path], object]]] = {
 def test_a_file_broken_anywhere_is_refused_or_still_good(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every key or item in turn becomes something else: BadInput in one line or a sound file, never another error."""
     file, load = FILES[name]
-    parsed, read = vocabulary.read_toml(file), vocabulary.read_toml
+    parsed, read = files.read_toml(file), files.read_toml
     places, broken, lines = _nodes(parsed), Path("broken.toml"), []
     values: tuple[Any, ...] = (None, 0, -1, 1.5, True, "", "x", [], {}, [1], float("nan"))
     for place, value in zip(places, itertools.cycle(values), strict=False):
@@ -279,7 +279,7 @@ def test_a_file_broken_anywhere_is_refused_or_still_good(name: str, monkeypatch:
             del parent[place[-1]]
         else:
             parent[place[-1]] = value
-        monkeypatch.setattr(vocabulary, "read_toml", lambda path, tree=tree: tree if path == broken else read(path))
+        monkeypatch.setattr(files, "read_toml", lambda path, tree=tree: tree if path == broken else read(path))
         try:
             load(broken)
         except BadInput as error:
