@@ -7,7 +7,7 @@ test is a loop here. It does not stop at the first failure, and its message begi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
@@ -32,3 +32,11 @@ def over(things: Mapping[str, tuple[Any, ...]]) -> Callable[[Callable[..., None]
         return loop
 
     return made
+
+
+def numbered(cases: Sequence[tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
+    """Cases without a name of their own, for `over`: their number, and what they hold that has words."""
+    return {
+        f"{number} {' | '.join(str(part) for part in case if not callable(part))}": case
+        for number, case in enumerate(cases, start=1)
+    }

@@ -18,6 +18,7 @@ from lab.cli import main
 from lab.study.audit import bindings, run
 from lab.study.audit.subject import SEVERITIES, Finding
 from lab.write import audit_page
+from tests.loops import numbered, over
 
 
 @pytest.fixture(scope="module")
@@ -250,29 +251,32 @@ CASE = '[[case]]\ncheck = "zero-engagement"\ntitle = "t"\n'
 ENGAGED = 'engaged = "lp.p2.gb10.engagement.candidate"\n'
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ('[[case]]\ncheck = "zero-engagement"\n', ['"title" is missing']),
-        ('[[case]]\ncheck = "zero-engagment"\ntitle = "t"\n', ["zero-engagment", "zero-engagement"]),
-        (CASE, ["needs engaged"]),
-        (CASE + 'engagd = "lp.p2.gb10.engagement.candidate"\n', ["engagd", "engaged"]),
-        (CASE + 'engaged = "lp.p2.gb10.engagement.candidat"\n', ["no recorded figure", "candidate"]),
-        (CASE + "engaged = 0\n", ["engaged = 0", "str"]),
-        (CASE + 'engaged = "lp.nothing.*"\n', ["begins with"]),
-        (CASE + 'engaged = "profiles/h200/nothing/r#control@a"\n', ["no measured row"]),
-        (CASE + 'engaged = "device:h200.colour"\n', ["colour"]),
-        (CASE + ENGAGED + 'verdicts = ["lp.v.p22"]\n', ["lp.v.p22", "lp.v.p2"]),
-        ("[[cases]]\n", ["unknown table", "cases"]),
-    ],
-)
-def test_bad_bindings(text: str, words: list[str], tmp_path: Path) -> None:
-    (tmp_path / "audit.toml").write_text(text)
-    with pytest.raises(BadInput) as caught:
-        run.audit(path=tmp_path / "audit.toml")
-    line = str(caught.value)
-    assert [w for w in words if w not in line] == [], line
-    assert "\n" not in line
+BAD_BINDINGS_CASES: list[tuple[str, list[str]]] = [
+    ('[[case]]\ncheck = "zero-engagement"\n', ['"title" is missing']),
+    ('[[case]]\ncheck = "zero-engagment"\ntitle = "t"\n', ["zero-engagment", "zero-engagement"]),
+    (CASE, ["needs engaged"]),
+    (CASE + 'engagd = "lp.p2.gb10.engagement.candidate"\n', ["engagd", "engaged"]),
+    (CASE + 'engaged = "lp.p2.gb10.engagement.candidat"\n', ["no recorded figure", "candidate"]),
+    (CASE + "engaged = 0\n", ["engaged = 0", "str"]),
+    (CASE + 'engaged = "lp.nothing.*"\n', ["begins with"]),
+    (CASE + 'engaged = "profiles/h200/nothing/r#control@a"\n', ["no measured row"]),
+    (CASE + 'engaged = "device:h200.colour"\n', ["colour"]),
+    (CASE + ENGAGED + 'verdicts = ["lp.v.p22"]\n', ["lp.v.p22", "lp.v.p2"]),
+    ("[[cases]]\n", ["unknown table", "cases"]),
+]
+
+
+def test_bad_bindings(tmp_path: Path) -> None:
+    @over(numbered(BAD_BINDINGS_CASES))
+    def each(text: str, words: list[str]) -> None:
+        (tmp_path / "audit.toml").write_text(text)
+        with pytest.raises(BadInput) as caught:
+            run.audit(path=tmp_path / "audit.toml")
+        line = str(caught.value)
+        assert [w for w in words if w not in line] == [], line
+        assert "\n" not in line
+
+    each()
 
 
 @pytest.mark.slow

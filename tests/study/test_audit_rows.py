@@ -20,6 +20,7 @@ from lab.row import store
 from lab.row.records import PERFORMANCE, Measurement
 from lab.study.audit import bindings, find, run
 from lab.study.audit.subject import Quantity, Subject
+from tests.loops import numbered, over
 from tests.row.made import changed
 
 CARD, PLACE = "p5-kernel", "h200"
@@ -63,14 +64,20 @@ def test_committed_rows_are_clean() -> None:
     assert fired(find.measured(phases.card(CARD), PLACE, newest())) == set()
 
 
-@pytest.mark.parametrize(("check", "alter"), ROWS, ids=[f"{c}-{i}" for i, (c, _) in enumerate(ROWS)])
-def test_fires_on_measured_rows(check: str, alter: Callable[..., list[Measurement]]) -> None:
-    control, candidate = newest()
-    body = find.measured(phases.card(CARD), PLACE, alter(control, candidate))
-    if check in ("identical-path-spread", "between-session-noise"):  # a verdict that rests on the change being real
-        parts = tuple((n, g, dataclasses.replace(v, word="GO")) for n, g, v in body.parts)
-        body = dataclasses.replace(body, parts=parts)
-    assert check in fired(body)
+FIRES_ON_MEASURED_ROWS_CASES: list[tuple[str, Callable[..., list[Measurement]]]] = ROWS
+
+
+def test_fires_on_measured_rows() -> None:
+    @over(numbered(FIRES_ON_MEASURED_ROWS_CASES))
+    def each(check: str, alter: Callable[..., list[Measurement]]) -> None:
+        control, candidate = newest()
+        body = find.measured(phases.card(CARD), PLACE, alter(control, candidate))
+        if check in ("identical-path-spread", "between-session-noise"):  # a verdict that rests on the change being real
+            parts = tuple((n, g, dataclasses.replace(v, word="GO")) for n, g, v in body.parts)
+            body = dataclasses.replace(body, parts=parts)
+        assert check in fired(body)
+
+    each()
 
 
 READING = Reading(
@@ -88,34 +95,37 @@ def toy(reading: Reading, condition: Condition = LINE, word: str = "") -> find.B
     return find.Body("toy@h200", phases.card(CARD), "measured", verdict.word, read, (("", gate, verdict),))
 
 
-@pytest.mark.parametrize(
-    ("check", "body", "quiet"),
-    [
-        (
-            "launch-drift",
-            toy(structs.replace(READING, control_launches=598, candidate_launches=570)),
-            toy(structs.replace(READING, control_launches=598, candidate_launches=598)),
-        ),
-        (
-            "claim-inside-noise",
-            toy(structs.replace(READING, candidate=98.5), word="GO"),
-            toy(structs.replace(READING, candidate=90.0), word="GO"),
-        ),
-        (
-            "profiled-throughput",
-            toy(Reading("tok/s", 100.0, 120.0, profiled=True), Condition("decode_tps", ">", "%", 0, "change")),
-            toy(structs.replace(READING, profiled=True)),  # a kernel's time survives a profiler
-        ),
-        (
-            "blind-sentinel",
-            toy(READING, structs.replace(LINE, threshold=-5.0, share=0.001)),
-            toy(READING, structs.replace(LINE, threshold=-5.0, share=0.9)),
-        ),
-    ],
-)
-def test_fires_on_measured_readings(check: str, body: find.Body, quiet: find.Body) -> None:
-    assert check in fired(body)
-    assert check not in fired(quiet)
+FIRES_ON_MEASURED_READINGS_CASES: list[tuple[str, find.Body, find.Body]] = [
+    (
+        "launch-drift",
+        toy(structs.replace(READING, control_launches=598, candidate_launches=570)),
+        toy(structs.replace(READING, control_launches=598, candidate_launches=598)),
+    ),
+    (
+        "claim-inside-noise",
+        toy(structs.replace(READING, candidate=98.5), word="GO"),
+        toy(structs.replace(READING, candidate=90.0), word="GO"),
+    ),
+    (
+        "profiled-throughput",
+        toy(Reading("tok/s", 100.0, 120.0, profiled=True), Condition("decode_tps", ">", "%", 0, "change")),
+        toy(structs.replace(READING, profiled=True)),  # a kernel's time survives a profiler
+    ),
+    (
+        "blind-sentinel",
+        toy(READING, structs.replace(LINE, threshold=-5.0, share=0.001)),
+        toy(READING, structs.replace(LINE, threshold=-5.0, share=0.9)),
+    ),
+]
+
+
+def test_fires_on_measured_readings() -> None:
+    @over(numbered(FIRES_ON_MEASURED_READINGS_CASES))
+    def each(check: str, body: find.Body, quiet: find.Body) -> None:
+        assert check in fired(body)
+        assert check not in fired(quiet)
+
+    each()
 
 
 def test_policy_on_measured_rows(tmp_path: Path) -> None:
@@ -142,35 +152,44 @@ def test_policy_on_measured_rows(tmp_path: Path) -> None:
 # The share of the timed region in a gate -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("share", "candidate", "word"),
-    [
-        (1.0, 90.0, "GO"),
-        (1.0, 99.0, "NO-GO"),
-        (0.001, 99.995, "BLOCKED"),  # met in the part, and nobody could see it
-        (0.001, 90.0, "BLOCKED"),
-        (0.39, 90.0, "BLOCKED"),  # 0.39 x 5 % = 1.95 %, under the floor of 2 %
-        (0.5, 97.0, "GO"),  # 0.5 x 5 % = 2.5 %
-        (0.5, 98.0, "NO-GO"),
-    ],
-)
-def test_a_gate_that_cannot_see_blocks(share: float, candidate: float, word: str) -> None:
-    gate = Gate(require=(structs.replace(LINE, op="<=", threshold=-5.0, share=share),), noise=Noise())
-    verdict = judge(gate, {("kernel_us", "a"): structs.replace(READING, candidate=candidate)})
-    assert verdict.word == word, verdict.reason
-    assert ("cannot see it" in verdict.reason) == (word == "BLOCKED")
+A_GATE_THAT_CANNOT_SEE_BLOCKS_CASES: list[tuple[float, float, str]] = [
+    (1.0, 90.0, "GO"),
+    (1.0, 99.0, "NO-GO"),
+    (0.001, 99.995, "BLOCKED"),  # met in the part, and nobody could see it
+    (0.001, 90.0, "BLOCKED"),
+    (0.39, 90.0, "BLOCKED"),  # 0.39 x 5 % = 1.95 %, under the floor of 2 %
+    (0.5, 97.0, "GO"),  # 0.5 x 5 % = 2.5 %
+    (0.5, 98.0, "NO-GO"),
+]
 
 
-@pytest.mark.parametrize("share", [0.0, -0.1, 1.5, float("nan")])
-def test_a_share_is_a_share(share: float, tmp_path: Path) -> None:
-    text = phases.card("p5").path.read_text()
-    assert text.count('compare = "change"\n') >= 1
-    card = tmp_path / "p5.toml"
-    card.write_text(text.replace('compare = "change"\n', f'compare = "change"\nshare = {share}\n', 1))
-    with pytest.raises(BadInput, match="share"):
-        phases.load(card)
-    card.write_text(text.replace('compare = "change"\n', 'compare = "change"\nshare = 0.25\n', 1))
-    assert 0.25 in {c.share for _, c in phases.load(card).gate.conditions()}
+def test_a_gate_that_cannot_see_blocks() -> None:
+    @over(numbered(A_GATE_THAT_CANNOT_SEE_BLOCKS_CASES))
+    def each(share: float, candidate: float, word: str) -> None:
+        gate = Gate(require=(structs.replace(LINE, op="<=", threshold=-5.0, share=share),), noise=Noise())
+        verdict = judge(gate, {("kernel_us", "a"): structs.replace(READING, candidate=candidate)})
+        assert verdict.word == word, verdict.reason
+        assert ("cannot see it" in verdict.reason) == (word == "BLOCKED")
+
+    each()
+
+
+A_SHARE_IS_A_SHARE_CASES = {str(case): (case,) for case in [0.0, -0.1, 1.5, float("nan")]}
+
+
+def test_a_share_is_a_share(tmp_path: Path) -> None:
+    @over(A_SHARE_IS_A_SHARE_CASES)
+    def each(share: float) -> None:
+        text = phases.card("p5").path.read_text()
+        assert text.count('compare = "change"\n') >= 1
+        card = tmp_path / "p5.toml"
+        card.write_text(text.replace('compare = "change"\n', f'compare = "change"\nshare = {share}\n', 1))
+        with pytest.raises(BadInput, match="share"):
+            phases.load(card)
+        card.write_text(text.replace('compare = "change"\n', 'compare = "change"\nshare = 0.25\n', 1))
+        assert 0.25 in {c.share for _, c in phases.load(card).gate.conditions()}
+
+    each()
 
 
 def test_quantities_are_compared_in_one_unit() -> None:
@@ -180,21 +199,24 @@ def test_quantities_are_compared_in_one_unit() -> None:
     assert run.ask(run.CHECKS["claim-inside-noise"], same) is not None
 
 
-@pytest.mark.parametrize(
-    ("roles", "floor"),
-    [
-        ({}, None),  # +4 % is beyond 2 %
-        ({"control_sd": 1.2}, None),  # 3.6 %
-        ({"control_sd": 1.5}, "3 sigma of the control, 3 x 1.5 % is 4.5 %"),
-        ({"noise": 4.1}, "the measured noise is 4.1 %"),
-        ({"floor": 5.0}, "the floor is 5 %"),
-    ],
-)
-def test_noise_floor_is_the_largest(roles: dict[str, float], floor: str | None) -> None:
-    given = {role: (Quantity(number, "%"),) for role, number in roles.items()}
-    arms = {"control": (Quantity(100, "us"),), "candidate": (Quantity(104, "us"),)}
-    found = run.ask(run.CHECKS["claim-inside-noise"], Subject("t", "measured", {**arms, **given}))
-    assert (found is None) if floor is None else (found is not None and floor in found.sentence)
+NOISE_FLOOR_IS_THE_LARGEST_CASES: list[tuple[dict[str, float], str | None]] = [
+    ({}, None),  # +4 % is beyond 2 %
+    ({"control_sd": 1.2}, None),  # 3.6 %
+    ({"control_sd": 1.5}, "3 sigma of the control, 3 x 1.5 % is 4.5 %"),
+    ({"noise": 4.1}, "the measured noise is 4.1 %"),
+    ({"floor": 5.0}, "the floor is 5 %"),
+]
+
+
+def test_noise_floor_is_the_largest() -> None:
+    @over(numbered(NOISE_FLOOR_IS_THE_LARGEST_CASES))
+    def each(roles: dict[str, float], floor: str | None) -> None:
+        given = {role: (Quantity(number, "%"),) for role, number in roles.items()}
+        arms = {"control": (Quantity(100, "us"),), "candidate": (Quantity(104, "us"),)}
+        found = run.ask(run.CHECKS["claim-inside-noise"], Subject("t", "measured", {**arms, **given}))
+        assert (found is None) if floor is None else (found is not None and floor in found.sentence)
+
+    each()
 
 
 def test_launches_turn_a_verdict_only_where_its_effect_goes() -> None:

@@ -17,6 +17,7 @@ from lab.base.errors import BadInput
 from lab.check import families
 from lab.cli import main
 from lab.study import crossbleed
+from tests.loops import numbered, over
 
 SIZES = (1, 2, 3, 4, 6, 7)
 DIM = 64
@@ -90,11 +91,17 @@ def test_the_aliased_pool_is_dirty_from_three_sequences_on() -> None:
 # The harness itself ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_code_words_share_no_place(seed: int) -> None:
-    words = crossbleed.code_words(20, seed)
-    assert all(len({w[place] for w in words}) == 20 for place in range(crossbleed.LENGTH))
-    assert words != crossbleed.code_words(20, seed + 1)
+CODE_WORDS_SHARE_NO_PLACE_CASES = {str(case): (case,) for case in range(5)}
+
+
+def test_code_words_share_no_place() -> None:
+    @over(CODE_WORDS_SHARE_NO_PLACE_CASES)
+    def each(seed: int) -> None:
+        words = crossbleed.code_words(20, seed)
+        assert all(len({w[place] for w in words}) == 20 for place in range(crossbleed.LENGTH))
+        assert words != crossbleed.code_words(20, seed + 1)
+
+    each()
 
 
 @pytest.mark.parametrize("count", [0, 21])
@@ -103,19 +110,22 @@ def test_too_many_sequences_are_refused(count: int) -> None:
         crossbleed.code_words(count, 0)
 
 
-@pytest.mark.parametrize(
-    ("replies", "status", "bled"),
-    [
-        (["the word is AAA.", "BBB", "CCC"], "clean", ()),
-        (["AAA and BBB", "BBB", "CCC"], "dirty", ((0, 1),)),
-        (["BBB", "BBB", "CCC"], "dirty", ((0, 1),)),
-        (["AAA", "", "CCC"], "lost", ((1, -1),)),
-        (["AAA", "", "AAA"], "dirty", ((2, 0), (1, -1))),
-    ],
-)
-def test_statuses(replies: list[str], status: str, bled: tuple[tuple[int, int], ...]) -> None:
-    batch = crossbleed.examine(["AAA", "BBB", "CCC"], replies)
-    assert (batch.status, batch.bled) == (status, bled)
+STATUSES_CASES: list[tuple[list[str], str, tuple[tuple[int, int], ...]]] = [
+    (["the word is AAA.", "BBB", "CCC"], "clean", ()),
+    (["AAA and BBB", "BBB", "CCC"], "dirty", ((0, 1),)),
+    (["BBB", "BBB", "CCC"], "dirty", ((0, 1),)),
+    (["AAA", "", "CCC"], "lost", ((1, -1),)),
+    (["AAA", "", "AAA"], "dirty", ((2, 0), (1, -1))),
+]
+
+
+def test_statuses() -> None:
+    @over(numbered(STATUSES_CASES))
+    def each(replies: list[str], status: str, bled: tuple[tuple[int, int], ...]) -> None:
+        batch = crossbleed.examine(["AAA", "BBB", "CCC"], replies)
+        assert (batch.status, batch.bled) == (status, bled)
+
+    each()
 
 
 def test_missing_replies_are_refused() -> None:
@@ -151,22 +161,23 @@ def test_a_command_that_does_not(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert (said["passed"], [b["status"] for b in said["batches"]]) == (False, ["clean", "clean", "dirty"])
 
 
-@pytest.mark.parametrize(
-    ("program", "said"),
-    [
-        ("import sys; sys.exit('no memory')", "exited with 1: no memory (np = 1)"),
-        ("print('hi')", "printed 'hi'"),
-        ("print('')", "0 replies to 1 sequences"),
-        ("""print('{"sequence": 4, "reply": "x"}')""", "sequence 4 of 1 is answered twice or unknown"),
-    ],
-)
-def test_a_command_that_fails_is_one_line(
-    tmp_path: Path, program: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main.main(command(tmp_path, 1, program)) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert error.count("\n") == 1
+A_COMMAND_THAT_FAILS_IS_ONE_LINE_CASES: list[tuple[str, str]] = [
+    ("import sys; sys.exit('no memory')", "exited with 1: no memory (np = 1)"),
+    ("print('hi')", "printed 'hi'"),
+    ("print('')", "0 replies to 1 sequences"),
+    ("""print('{"sequence": 4, "reply": "x"}')""", "sequence 4 of 1 is answered twice or unknown"),
+]
+
+
+def test_a_command_that_fails_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    @over(numbered(A_COMMAND_THAT_FAILS_IS_ONE_LINE_CASES))
+    def each(program: str, said: str) -> None:
+        assert main.main(command(tmp_path, 1, program)) == 2
+        error = capsys.readouterr().err
+        assert said in error
+        assert error.count("\n") == 1
+
+    each()
 
 
 def test_a_prompt_without_its_word_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

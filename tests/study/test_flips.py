@@ -15,6 +15,7 @@ from lab.judge import verdicts
 from lab.row import store
 from lab.study import flips
 from lab.study.flips import Bound, Flip
+from tests.loops import numbered, over
 
 GB10, H200 = devices.get("gb10"), devices.get("h200")
 families.interpret_on_cpu()
@@ -50,25 +51,28 @@ def a_flip(there: str, here: str, bounds: tuple[str, str, str, str] = ("bytes",)
     return replace(flip, **more)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("there", "here", "flips"),
-    [
-        ("GO", "NO-GO", "yes"),
-        ("NO-GO", "GO", "yes"),
-        ("GO", "GO", "no"),
-        ("CONDITIONAL-GO", "GO", "no"),
-        ("NEUTRAL", "NO-GO", "no"),
-        ("NEUTRAL", "GO", "yes"),
-        ("GO", "PARTIAL", "partly"),
-        ("PARTIAL", "PARTIAL", "no"),
-        ("GO", "", ""),
-        ("BLOCKED", "GO", ""),
-        ("GO", "INVALID", ""),
-        ("VACUOUS", "GO", ""),
-    ],
-)
-def test_what_counts_as_a_flip(there: str, here: str, flips: str) -> None:
-    assert a_flip(there, here).flips == flips
+WHAT_COUNTS_AS_A_FLIP_CASES: list[tuple[str, str, str]] = [
+    ("GO", "NO-GO", "yes"),
+    ("NO-GO", "GO", "yes"),
+    ("GO", "GO", "no"),
+    ("CONDITIONAL-GO", "GO", "no"),
+    ("NEUTRAL", "NO-GO", "no"),
+    ("NEUTRAL", "GO", "yes"),
+    ("GO", "PARTIAL", "partly"),
+    ("PARTIAL", "PARTIAL", "no"),
+    ("GO", "", ""),
+    ("BLOCKED", "GO", ""),
+    ("GO", "INVALID", ""),
+    ("VACUOUS", "GO", ""),
+]
+
+
+def test_what_counts_as_a_flip() -> None:
+    @over(numbered(WHAT_COUNTS_AS_A_FLIP_CASES))
+    def each(there: str, here: str, flips: str) -> None:
+        assert a_flip(there, here).flips == flips
+
+    each()
 
 
 def test_words_on_two_questions_are_not_compared() -> None:
@@ -199,28 +203,31 @@ def test_lab_write_readme_changes_the_table_alone(
 ENTRY = 'recorded = "lp.v.p3"\ncard = "lp11-kernel"\nworkload = "m128_n5120_k6144"\nquestion = "q"\n'
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (ENTRY + "control_walk = 2\n", 'unknown key "control_walk"; did you mean "control_walks"?'),
-        (ENTRY.replace('question = "q"\n', ""), 'key "question" is missing'),
-        (ENTRY + 'control_walks = "2"\n', "control_walks = '2'"),
-        (ENTRY + "control_launches = 0\n", "control_launches = 0"),
-        (ENTRY + "why = 3\n", "why = 3"),
-        (ENTRY + "front = 1\n", "front = 1"),
-        (ENTRY + "control_walks = true\n", "control_walks = True"),
-        (ENTRY.replace("lp.v.p3", "lp.v.p33"), 'no verdict has the id "lp.v.p33"; did you mean'),
-        (ENTRY.replace("lp11-kernel", "lp11-kernle"), 'did you mean "lp11-kernel"?'),
-        (ENTRY.replace("m128_n5120", "m128_n5121"), "no workload has the id"),
-        (ENTRY + 'candidate = "w4a17"\n', "w4a17"),
-    ],
-)
-def test_what_the_file_may_not_hold(text: str, said: str, tmp_path: Path) -> None:
-    path = tmp_path / "flips.toml"
-    path.write_text("[[flip]]\n" + text)
-    with pytest.raises((BadInput, ValueError)) as refused:
-        flips.flips(path=path)
-    assert said in str(refused.value)
+WHAT_THE_FILE_MAY_NOT_HOLD_CASES: list[tuple[str, str]] = [
+    (ENTRY + "control_walk = 2\n", 'unknown key "control_walk"; did you mean "control_walks"?'),
+    (ENTRY.replace('question = "q"\n', ""), 'key "question" is missing'),
+    (ENTRY + 'control_walks = "2"\n', "control_walks = '2'"),
+    (ENTRY + "control_launches = 0\n", "control_launches = 0"),
+    (ENTRY + "why = 3\n", "why = 3"),
+    (ENTRY + "front = 1\n", "front = 1"),
+    (ENTRY + "control_walks = true\n", "control_walks = True"),
+    (ENTRY.replace("lp.v.p3", "lp.v.p33"), 'no verdict has the id "lp.v.p33"; did you mean'),
+    (ENTRY.replace("lp11-kernel", "lp11-kernle"), 'did you mean "lp11-kernel"?'),
+    (ENTRY.replace("m128_n5120", "m128_n5121"), "no workload has the id"),
+    (ENTRY + 'candidate = "w4a17"\n', "w4a17"),
+]
+
+
+def test_what_the_file_may_not_hold(tmp_path: Path) -> None:
+    @over(numbered(WHAT_THE_FILE_MAY_NOT_HOLD_CASES))
+    def each(text: str, said: str) -> None:
+        path = tmp_path / "flips.toml"
+        path.write_text("[[flip]]\n" + text)
+        with pytest.raises((BadInput, ValueError)) as refused:
+            flips.flips(path=path)
+        assert said in str(refused.value)
+
+    each()
 
 
 # ggml's own figures, imported -----------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 from lab.base.errors import BadInput
 from lab.cli import main
 from lab.study import identity
+from tests.loops import numbered, over
 
 SUITES = {"short": ["one", "a longer prompt"]}
 
@@ -75,23 +76,34 @@ def test_a_stop_token_may_end_a_reply() -> None:
     assert {c.status for c in cells} == {"identical"}
 
 
-@pytest.mark.parametrize(
-    ("text", "ids"),
-    [
-        ("[1, 2, 3]", [1, 2, 3]),
-        ('{"tokens": [4, 5]}\n{"token_ids": [6]}\n', [4, 5, 6]),
-        ("7 8,9\n10\n", [7, 8, 9, 10]),
-        ("", []),
-    ],
-)
-def test_token_ids(text: str, ids: Sequence[int]) -> None:
-    assert identity.token_ids(text) == ids
+TOKEN_IDS_CASES: list[tuple[str, Sequence[int]]] = [
+    ("[1, 2, 3]", [1, 2, 3]),
+    ('{"tokens": [4, 5]}\n{"token_ids": [6]}\n', [4, 5, 6]),
+    ("7 8,9\n10\n", [7, 8, 9, 10]),
+    ("", []),
+]
 
 
-@pytest.mark.parametrize("text", ["hello", "[1, 2.5]", '{"text": "a"}', "[1, true]", "[1, 2", '"7"'])
-def test_what_is_no_token_id_fails(text: str) -> None:
-    with pytest.raises(identity.Failed):
-        identity.token_ids(text)
+def test_token_ids() -> None:
+    @over(numbered(TOKEN_IDS_CASES))
+    def each(text: str, ids: Sequence[int]) -> None:
+        assert identity.token_ids(text) == ids
+
+    each()
+
+
+WHAT_IS_NO_TOKEN_ID_FAILS_CASES = {
+    str(case): (case,) for case in ["hello", "[1, 2.5]", '{"text": "a"}', "[1, true]", "[1, 2", '"7"']
+}
+
+
+def test_what_is_no_token_id_fails() -> None:
+    @over(WHAT_IS_NO_TOKEN_ID_FAILS_CASES)
+    def each(text: str) -> None:
+        with pytest.raises(identity.Failed):
+            identity.token_ids(text)
+
+    each()
 
 
 # Plans ----------------------------------------------------------------------------------------------------------------
@@ -149,25 +161,26 @@ def test_a_command_that_hangs_is_a_cell(tmp_path: Path) -> None:
     assert all(c.status == "failed" and "no answer within 0.5 s" in c.message for c in cells)
 
 
-@pytest.mark.parametrize(
-    ("head", "said"),
-    [
-        ('reference = "odl"\nbudgets = [4]\n', 'no profile is named "odl"; did you mean "old"'),
-        ('reference = "old"\nbudgets = []\n', "compare nothing"),
-        ('reference = "old"\nbudgets = [0]\n', "compare nothing"),
-        ('reference = "old"\nbudgets = "4"\n', "budgets = '4'"),
-        ('reference = "old"\nbudget = [4]\n', 'unknown key "budget"; did you mean "budgets"'),
-        ('contract = "token"\nreference = "old"\nbudgets = [4]\n', 'did you mean "tokens"'),
-        ('timeout_s = 0\nreference = "old"\nbudgets = [4]\n', "timeout_s = 0"),
-    ],
-)
-def test_a_plan_that_cannot_be_run_is_one_line(
-    tmp_path: Path, head: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main.main(["identity", str(plan(tmp_path, head=head))]) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert error.count("\n") == 1
+A_PLAN_THAT_CANNOT_BE_RUN_IS_ONE_LINE_CASES: list[tuple[str, str]] = [
+    ('reference = "odl"\nbudgets = [4]\n', 'no profile is named "odl"; did you mean "old"'),
+    ('reference = "old"\nbudgets = []\n', "compare nothing"),
+    ('reference = "old"\nbudgets = [0]\n', "compare nothing"),
+    ('reference = "old"\nbudgets = "4"\n', "budgets = '4'"),
+    ('reference = "old"\nbudget = [4]\n', 'unknown key "budget"; did you mean "budgets"'),
+    ('contract = "token"\nreference = "old"\nbudgets = [4]\n', 'did you mean "tokens"'),
+    ('timeout_s = 0\nreference = "old"\nbudgets = [4]\n', "timeout_s = 0"),
+]
+
+
+def test_a_plan_that_cannot_be_run_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    @over(numbered(A_PLAN_THAT_CANNOT_BE_RUN_IS_ONE_LINE_CASES))
+    def each(head: str, said: str) -> None:
+        assert main.main(["identity", str(plan(tmp_path, head=head))]) == 2
+        error = capsys.readouterr().err
+        assert said in error
+        assert error.count("\n") == 1
+
+    each()
 
 
 def test_profiles_named_twice_are_refused(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from lab.base.errors import BadInput
 from lab.card import recorded
 from lab.cli import main
 from lab.study import ledger
+from tests.loops import numbered, over
 
 ROWS = {e.id: e for e in ledger.entries()}
 
@@ -74,20 +75,23 @@ def test_predictions_carry_their_distance() -> None:
 # Outcomes -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("expected", "delivered", "better", "outcome"),
-    [
-        ((10, 20), (10, 10), "higher", "reached"),
-        ((10, 20), (9.99, 30), "higher", "short"),
-        ((10, 20), (0, 0), "higher", "nothing"),
-        ((10, 20), (-1, 0), "higher", "against"),
-        ((0, 10), (0, 0), "higher", "reached"),
-        ((1.5, 2), (2, 2), "lower", "reached"),
-        ((1.5, 2), (1.0, 2.01), "lower", "short"),
-    ],
-)
-def test_outcome(expected: tuple[float, float], delivered: tuple[float, float], better: str, outcome: str) -> None:
-    assert ledger._outcome(expected, delivered, better) == outcome
+OUTCOME_CASES: list[tuple[tuple[float, float], tuple[float, float], str, str]] = [
+    ((10, 20), (10, 10), "higher", "reached"),
+    ((10, 20), (9.99, 30), "higher", "short"),
+    ((10, 20), (0, 0), "higher", "nothing"),
+    ((10, 20), (-1, 0), "higher", "against"),
+    ((0, 10), (0, 0), "higher", "reached"),
+    ((1.5, 2), (2, 2), "lower", "reached"),
+    ((1.5, 2), (1.0, 2.01), "lower", "short"),
+]
+
+
+def test_outcome() -> None:
+    @over(numbered(OUTCOME_CASES))
+    def each(expected: tuple[float, float], delivered: tuple[float, float], better: str, outcome: str) -> None:
+        assert ledger._outcome(expected, delivered, better) == outcome
+
+    each()
 
 
 # What is refused ------------------------------------------------------------------------------------------------------
@@ -115,48 +119,51 @@ def test_tolerance_decides(tmp_path: Path) -> None:
     assert [e.outcome for e in ledger.load(write(tmp_path, tight))] == ["did not"]
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "words"),
-    [
-        ("tolerance_pct = 5", "tolerance_pct = true", "tolerance_pct = True"),
-        ("tolerance_pct = 5", "", 'key "tolerance_pct" is missing'),
-        ("title =", "titel =", 'unknown key "titel"; did you mean "title"'),
-        ('kind = "prediction"', 'kind = "guess"', 'kind = "guess" is unknown'),
-        ('kind = "prediction"', 'kind = "phase"\nbetter = "up"', 'better = "up" is unknown'),
-        ("expected = [", "expected = []\nof = [", "expected = []"),
-        ("delivered = [", "caveat = ''\nbefore = 'a'  # [", "needs delivered, or before and after"),
-        ("patch-0018.gb10.decode-agg", "patch-0018.gb10.decode-ag", "no recorded figure has the id"),
-        ("lp.v.patch-0018", "lp.v.patch-18", "no recorded verdict has the id"),
-        # A prediction stands as delivered, a measurement as expected, two units, and a figure taken back.
-        (
-            "lp.patch-0018.gb10.decode-agg.candidate.npl128.npp128",
-            "lp.lever1-ssm-out-2d.gb10.decode-share-of-vllm-target.candidate.npl128.boundlo",
-            "is predicted; bind a figure that is measured",
-        ),
-        (
-            "lp.a2-phase2-decompose.gb10.decode-agg.candidate.npl128.item-copy",
-            "lp.patch-0018.gb10.decode-agg.control.npl128.npp128",
-            "is measured; bind a figure that is predicted",
-        ),
-        (
-            "lp.patch-0018.gb10.decode-agg.candidate.npl128.npp128",
-            "lp.patch-0018.gb10.decode-share-of-vllm.candidate.npl128",
-            "mixes % and tok/s",
-        ),
-        (
-            "lp.patch-0018.gb10.decode-agg.candidate.npl128.npp128",
-            "lp.a2-cudagraph.gb10.gpu-busy.candidate",
-            "was withdrawn (artifact",
-        ),
-    ],
-)
-def test_refused(tmp_path: Path, old: str, new: str, words: str) -> None:
-    assert old in GOOD
-    path = write(tmp_path, GOOD.replace(old, new, 1))
-    with pytest.raises(BadInput) as caught:
-        ledger.load(path)
-    assert words in str(caught.value)
-    assert "ledger.toml" in str(caught.value)
+REFUSED_CASES: list[tuple[str, str, str]] = [
+    ("tolerance_pct = 5", "tolerance_pct = true", "tolerance_pct = True"),
+    ("tolerance_pct = 5", "", 'key "tolerance_pct" is missing'),
+    ("title =", "titel =", 'unknown key "titel"; did you mean "title"'),
+    ('kind = "prediction"', 'kind = "guess"', 'kind = "guess" is unknown'),
+    ('kind = "prediction"', 'kind = "phase"\nbetter = "up"', 'better = "up" is unknown'),
+    ("expected = [", "expected = []\nof = [", "expected = []"),
+    ("delivered = [", "caveat = ''\nbefore = 'a'  # [", "needs delivered, or before and after"),
+    ("patch-0018.gb10.decode-agg", "patch-0018.gb10.decode-ag", "no recorded figure has the id"),
+    ("lp.v.patch-0018", "lp.v.patch-18", "no recorded verdict has the id"),
+    # A prediction stands as delivered, a measurement as expected, two units, and a figure taken back.
+    (
+        "lp.patch-0018.gb10.decode-agg.candidate.npl128.npp128",
+        "lp.lever1-ssm-out-2d.gb10.decode-share-of-vllm-target.candidate.npl128.boundlo",
+        "is predicted; bind a figure that is measured",
+    ),
+    (
+        "lp.a2-phase2-decompose.gb10.decode-agg.candidate.npl128.item-copy",
+        "lp.patch-0018.gb10.decode-agg.control.npl128.npp128",
+        "is measured; bind a figure that is predicted",
+    ),
+    (
+        "lp.patch-0018.gb10.decode-agg.candidate.npl128.npp128",
+        "lp.patch-0018.gb10.decode-share-of-vllm.candidate.npl128",
+        "mixes % and tok/s",
+    ),
+    (
+        "lp.patch-0018.gb10.decode-agg.candidate.npl128.npp128",
+        "lp.a2-cudagraph.gb10.gpu-busy.candidate",
+        "was withdrawn (artifact",
+    ),
+]
+
+
+def test_refused(tmp_path: Path) -> None:
+    @over(numbered(REFUSED_CASES))
+    def each(old: str, new: str, words: str) -> None:
+        assert old in GOOD
+        path = write(tmp_path, GOOD.replace(old, new, 1))
+        with pytest.raises(BadInput) as caught:
+            ledger.load(path)
+        assert words in str(caught.value)
+        assert "ledger.toml" in str(caught.value)
+
+    each()
 
 
 def test_one_id_once(tmp_path: Path) -> None:

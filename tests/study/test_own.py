@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from lab.cli import main
+from tests.loops import numbered, over
 from tests.study.interop_samples import (
     BATCHED,
     CARD,
@@ -144,50 +145,50 @@ def test_operator(tmp_path: Path, capsys: Capture) -> None:
 # INVALID and BLOCKED --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("sample", "change", "word", "said"),
-    [
-        (BATCHED, old_new("S_TG t/s", "S_TG ms"), "INVALID", "decode_tps is in tok/s and ms, not tok/s"),
-        (BATCHED, old_new("S_TG t/s", "S_TG"), "BLOCKED", "decode_tps has no unit"),
-        (BATCHED, old_new("1080.00", "   3.79"), "INVALID", "S_TG 3.79 is not the 1079.88"),
-        (
-            BATCHED,
-            lambda t: re.sub(r"\|   128 \|    128 \|   32 .*\n", "", t),
-            "BLOCKED",
-            "candidate has no decode_tps for npl32-npp128 (npl=32, npp=128)",
-        ),
-        (
-            BATCHED,
-            old_new("128 |    128 |   32", "128 |     64 |   32", "3.793", "1.896"),
-            "BLOCKED",
-            "different shapes for npl32-npp128: ntg (128 against 64)",
-        ),
-        (OPS, old_new("us/run", "ms/run"), "INVALID", "kernel_us is in us and ms, not us"),
-        (OPS, old_new(" us/run", " /run"), "BLOCKED", "kernel_us has no unit"),
-        (
-            OPS,
-            lambda t: t.replace("o=1): \x1b[1;32mOK", "o=1): [MUL_MAT] ERR = 0.1 > 0.0005 \x1b[1;31mFAIL", 1),
-            "INVALID",
-            "MUL_MAT fails test-backend-ops",
-        ),
-        (
-            OPS,
-            lambda t: re.sub(r"(n=1,k=14336.*?): +\d+ runs.*", r"\1: not supported", t, count=1),
-            "BLOCKED",
-            ":9 says unsupported",
-        ),
-    ],
-    ids=["unit", "no-unit", "ms-as-tps", "absent", "shape", "op-unit", "op-no-unit", "incorrect", "unsupported"],
-)
-def test_candidate_that_cannot_be_judged(
-    sample: str, change: Any, word: str, said: str, tmp_path: Path, capsys: Capture
-) -> None:
-    workload, metric = (OP, "kernel_us") if sample is OPS else ("npl32-npp128", "decode_tps")
-    question = card(tmp_path, [workload], condition(metric, "<" if sample is OPS else ">", 0, workload))
-    flags = ["--map", OP_MAP] if sample is OPS else []
-    assert judged(capsys, question, *files(tmp_path, sample), *flags)["verdict"] in ("GO", "CONDITIONAL-GO")
-    found = judged(capsys, question, *files(tmp_path, sample, candidate=change), *flags)
-    assert (found["verdict"], said in found["reason"]) == (word, True), found["reason"]
+CANDIDATE_THAT_CANNOT_BE_JUDGED_CASES: list[tuple[str, Any, str, str]] = [
+    (BATCHED, old_new("S_TG t/s", "S_TG ms"), "INVALID", "decode_tps is in tok/s and ms, not tok/s"),
+    (BATCHED, old_new("S_TG t/s", "S_TG"), "BLOCKED", "decode_tps has no unit"),
+    (BATCHED, old_new("1080.00", "   3.79"), "INVALID", "S_TG 3.79 is not the 1079.88"),
+    (
+        BATCHED,
+        lambda t: re.sub(r"\|   128 \|    128 \|   32 .*\n", "", t),
+        "BLOCKED",
+        "candidate has no decode_tps for npl32-npp128 (npl=32, npp=128)",
+    ),
+    (
+        BATCHED,
+        old_new("128 |    128 |   32", "128 |     64 |   32", "3.793", "1.896"),
+        "BLOCKED",
+        "different shapes for npl32-npp128: ntg (128 against 64)",
+    ),
+    (OPS, old_new("us/run", "ms/run"), "INVALID", "kernel_us is in us and ms, not us"),
+    (OPS, old_new(" us/run", " /run"), "BLOCKED", "kernel_us has no unit"),
+    (
+        OPS,
+        lambda t: t.replace("o=1): \x1b[1;32mOK", "o=1): [MUL_MAT] ERR = 0.1 > 0.0005 \x1b[1;31mFAIL", 1),
+        "INVALID",
+        "MUL_MAT fails test-backend-ops",
+    ),
+    (
+        OPS,
+        lambda t: re.sub(r"(n=1,k=14336.*?): +\d+ runs.*", r"\1: not supported", t, count=1),
+        "BLOCKED",
+        ":9 says unsupported",
+    ),
+]
+
+
+def test_candidate_that_cannot_be_judged(tmp_path: Path, capsys: Capture) -> None:
+    @over(numbered(CANDIDATE_THAT_CANNOT_BE_JUDGED_CASES))
+    def each(sample: str, change: Any, word: str, said: str) -> None:
+        workload, metric = (OP, "kernel_us") if sample is OPS else ("npl32-npp128", "decode_tps")
+        question = card(tmp_path, [workload], condition(metric, "<" if sample is OPS else ">", 0, workload))
+        flags = ["--map", OP_MAP] if sample is OPS else []
+        assert judged(capsys, question, *files(tmp_path, sample), *flags)["verdict"] in ("GO", "CONDITIONAL-GO")
+        found = judged(capsys, question, *files(tmp_path, sample, candidate=change), *flags)
+        assert (found["verdict"], said in found["reason"]) == (word, True), found["reason"]
+
+    each()
 
 
 def test_faster_than_the_device(tmp_path: Path, capsys: Capture) -> None:
@@ -248,30 +249,32 @@ def test_builds_mixed_within_an_arm(tmp_path: Path, capsys: Capture) -> None:
 # Said beside the verdict ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("control", "candidate", "said"),
-    [
-        (None, old_new("q4_0.gguf", "q8_0.gguf"), "ran different model files"),
-        (
-            None,
-            old_new('"flash_attn": 0', '"flash_attn": 1', '"n_ubatch": 512', '"n_ubatch": 1024'),
-            "the arms differ in 2 settings: n_ubatch (1024, 512), flash_attn (0, 1)",
-        ),
-        (None, old_new("e5f60718", "a1b2c3d4", "7002", "7001"), "the arms differ in nothing that the files record"),
-        (old_new("build_", "b_"), None, "the files do not name the build of both arms"),
-        (old_new("model_", "m_"), None, "the files do not name the model of both arms"),
-        (None, old_new("11-20T10", "11-20T16"), "ran one after the other (6.0 h between them)"),
-        (
-            lambda t: re.sub(r"(samples_[tn]s\": \[ [\d.]+)[^\]]*", r"\1", re.sub(r'"avg_ts": [\d.]+, ', "", t)),
-            None,
-            "1 of the control and 5 of the candidate repetitions",
-        ),
-    ],
-    ids=["model", "settings", "nothing", "no-build", "no-model", "apart", "one-repetition"],
-)
-def test_warning(control: Any, candidate: Any, said: str, tmp_path: Path, capsys: Capture) -> None:
-    assert said not in judged(capsys, CARD, *files(tmp_path, LLAMA))["note"]
-    assert said in judged(capsys, CARD, *files(tmp_path, LLAMA, control, candidate))["note"]
+WARNING_CASES: list[tuple[Any, Any, str]] = [
+    (None, old_new("q4_0.gguf", "q8_0.gguf"), "ran different model files"),
+    (
+        None,
+        old_new('"flash_attn": 0', '"flash_attn": 1', '"n_ubatch": 512', '"n_ubatch": 1024'),
+        "the arms differ in 2 settings: n_ubatch (1024, 512), flash_attn (0, 1)",
+    ),
+    (None, old_new("e5f60718", "a1b2c3d4", "7002", "7001"), "the arms differ in nothing that the files record"),
+    (old_new("build_", "b_"), None, "the files do not name the build of both arms"),
+    (old_new("model_", "m_"), None, "the files do not name the model of both arms"),
+    (None, old_new("11-20T10", "11-20T16"), "ran one after the other (6.0 h between them)"),
+    (
+        lambda t: re.sub(r"(samples_[tn]s\": \[ [\d.]+)[^\]]*", r"\1", re.sub(r'"avg_ts": [\d.]+, ', "", t)),
+        None,
+        "1 of the control and 5 of the candidate repetitions",
+    ),
+]
+
+
+def test_warning(tmp_path: Path, capsys: Capture) -> None:
+    @over(numbered(WARNING_CASES))
+    def each(control: Any, candidate: Any, said: str) -> None:
+        assert said not in judged(capsys, CARD, *files(tmp_path, LLAMA))["note"]
+        assert said in judged(capsys, CARD, *files(tmp_path, LLAMA, control, candidate))["note"]
+
+    each()
 
 
 def test_words_of_a_name_that_nothing_checks(tmp_path: Path, capsys: Capture) -> None:

@@ -8,6 +8,7 @@ from lab.base.errors import BadInput
 from lab.card import phases
 from lab.study import own
 from lab.study.own import verdict
+from tests.loops import numbered, over
 from tests.study.interop_samples import SAMPLES, card, condition
 
 CONTROL, CANDIDATE, TOTAL = (SAMPLES / f"ds4_bench_{name}.csv" for name in ("control", "candidate", "total"))
@@ -50,19 +51,22 @@ def test_unknown_column_is_said_and_a_byte_order_mark_is_none(tmp_path: Path) ->
     assert "more.csv: columns not read: watts" in own.read(path).notes
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "named"),
-    [
-        ("410.00", "nan", "line 2: prefill_tps = 'nan' is no figure"),
-        ("14.00", "0", "line 2: gen_tps_ss = '0' is no figure"),
-        (",80373148", "", "line 3: has 7 of 8 columns"),
-        ("gen_tokens,", "", 'line 1: has no column "gen_tokens"'),
-        ("2048,2048,410", "2048,half,410", "line 2: prefill_tokens = 'half' is no figure"),
-    ],
-)
-def test_refused(old: str, new: str, named: str, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=named.replace("(", r"\(")):
-        own.read(changed(tmp_path, old, new))
+REFUSED_CASES: list[tuple[str, str, str]] = [
+    ("410.00", "nan", "line 2: prefill_tps = 'nan' is no figure"),
+    ("14.00", "0", "line 2: gen_tps_ss = '0' is no figure"),
+    (",80373148", "", "line 3: has 7 of 8 columns"),
+    ("gen_tokens,", "", 'line 1: has no column "gen_tokens"'),
+    ("2048,2048,410", "2048,half,410", "line 2: prefill_tokens = 'half' is no figure"),
+]
+
+
+def test_refused(tmp_path: Path) -> None:
+    @over(numbered(REFUSED_CASES))
+    def each(old: str, new: str, named: str) -> None:
+        with pytest.raises(BadInput, match=named.replace("(", r"\(")):
+            own.read(changed(tmp_path, old, new))
+
+    each()
 
 
 def test_a_rate_in_milliseconds_contradicts_its_own_time(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from lab.base.errors import BadInput
 from lab.study import own
+from tests.loops import numbered, over
 from tests.study.interop_samples import SAMPLES, Break, old_new, pattern
 
 CUT = "the file is cut off"
@@ -34,23 +35,26 @@ def ids(value: object) -> str | None:
 # What is read ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "tool", "metrics"),
-    [
-        ("llama_bench_control.jsonl", "llama-bench", ["prefill_tps", "decode_tps"]),
-        ("llama_bench_flash_attn.json", "llama-bench", ["prefill_tps"] * 2 + ["decode_tps"] * 2),
-        ("batched_bench_control.txt", "llama-batched-bench", ["prefill_tps", "decode_tps"] * 3),
-        ("batched_bench_control.jsonl", "llama-batched-bench", ["prefill_tps", "decode_tps"] * 9),
-        ("backend_ops_control.txt", "test-backend-ops", ["kernel_us"] * 7),
-        ("backend_ops_control.sql", "test-backend-ops", ["kernel_us"] * 3),
-        ("backend_ops_tests.csv", "test-backend-ops", ["kernel_us"] * 3),
-    ],
-)
-def test_reads(name: str, tool: str, metrics: list[str]) -> None:
-    imported = own.read(SAMPLES / name)
-    assert imported.tool == tool
-    assert [s.metric for s in imported.samples] == metrics
-    assert [s.wrong for s in imported.samples] == [""] * len(metrics)
+READS_CASES: list[tuple[str, str, list[str]]] = [
+    ("llama_bench_control.jsonl", "llama-bench", ["prefill_tps", "decode_tps"]),
+    ("llama_bench_flash_attn.json", "llama-bench", ["prefill_tps"] * 2 + ["decode_tps"] * 2),
+    ("batched_bench_control.txt", "llama-batched-bench", ["prefill_tps", "decode_tps"] * 3),
+    ("batched_bench_control.jsonl", "llama-batched-bench", ["prefill_tps", "decode_tps"] * 9),
+    ("backend_ops_control.txt", "test-backend-ops", ["kernel_us"] * 7),
+    ("backend_ops_control.sql", "test-backend-ops", ["kernel_us"] * 3),
+    ("backend_ops_tests.csv", "test-backend-ops", ["kernel_us"] * 3),
+]
+
+
+def test_reads() -> None:
+    @over(numbered(READS_CASES))
+    def each(name: str, tool: str, metrics: list[str]) -> None:
+        imported = own.read(SAMPLES / name)
+        assert imported.tool == tool
+        assert [s.metric for s in imported.samples] == metrics
+        assert [s.wrong for s in imported.samples] == [""] * len(metrics)
+
+    each()
 
 
 def test_llama_bench_fields() -> None:
@@ -143,151 +147,160 @@ def test_json_among_log_lines(name: str, tmp_path: Path) -> None:
 # Units ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "unit"),
-    [
-        ("batched_bench_control.txt", old_new("S_TG t/s", "S_TG ms "), "ms"),
-        ("batched_bench_control.txt", old_new("S_TG t/s", "S_TG    "), ""),
-        ("batched_bench_control.jsonl", old_new('"t_tg"', '"other"'), ""),
-        ("backend_ops_control.txt", old_new("us/run", "ms/run"), "ms"),
-        ("backend_ops_control.txt", old_new(" us/run", " /run"), ""),
-        ("llama_bench_control.jsonl", old_new('"samples_ns"', '"other"'), ""),
-        ("llama_bench_control.jsonl", lambda t: t.replace('"samples_', '"x_').replace('"avg_ns"', '"x"'), ""),
-    ],
-    ids=ids,
-)
-def test_unit_is_what_the_file_states(name: str, change: Break, unit: str, tmp_path: Path) -> None:
-    timed = [s for s in own.read(broken(name, change, tmp_path)).samples if s.status == "ok"]
-    assert {s.unit for s in timed if s.metric != "prefill_tps"} == {unit}
-    assert not any(s.wrong for s in timed)
+UNIT_IS_WHAT_THE_FILE_STATES_CASES: list[tuple[str, Break, str]] = [
+    ("batched_bench_control.txt", old_new("S_TG t/s", "S_TG ms "), "ms"),
+    ("batched_bench_control.txt", old_new("S_TG t/s", "S_TG    "), ""),
+    ("batched_bench_control.jsonl", old_new('"t_tg"', '"other"'), ""),
+    ("backend_ops_control.txt", old_new("us/run", "ms/run"), "ms"),
+    ("backend_ops_control.txt", old_new(" us/run", " /run"), ""),
+    ("llama_bench_control.jsonl", old_new('"samples_ns"', '"other"'), ""),
+    ("llama_bench_control.jsonl", lambda t: t.replace('"samples_', '"x_').replace('"avg_ns"', '"x"'), ""),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "said"),
-    [
-        ("llama_bench_control.jsonl", pattern(r'(samples_ts": \[ )\d+', r"\g<1>5000"), "line 1: samples_ts 5000"),
-        ("llama_bench_control.jsonl", old_new('"avg_ts": 100', '"avg_ts": 1'), "line 2: avg_ts 1."),
-        (
-            "llama_bench_control.jsonl",
-            lambda t: t.replace('"samples_', '"x_').replace('"avg_ts": 100', '"avg_ts": 8'),
-            "avg_ts 8",
-        ),
-        (
-            "llama_bench_control.jsonl",
-            old_new('"samples_ns": [ ', '"samples_ns": [ 1000, '),
-            "5 samples_ts but 6 samples_ns",
-        ),
-        ("batched_bench_control.txt", old_new("  900.00", "    4.55"), "line 11: S_TG 4.55 is not the 900"),
-        ("batched_bench_control.txt", old_new(" 5200.00", "10400.00"), "line 12: S_PP 10400"),
-        ("batched_bench_control.jsonl", old_new('"speed_tg": 900.0', '"speed_tg": 28.1'), "line 2: S_TG 28.1"),
-        ("backend_ops_control.txt", old_new("  50.00 us", "   0.05 us"), "line 9: us/run 0.05 is not the 49.97"),
-        (
-            "backend_ops_control.txt",
-            old_new("  60.00 us", "   0.06 us"),
-            "line 11: 390.62 GB/s cannot be 24576 kB in 0.06 us",
-        ),
-        ("backend_ops_control.txt", old_new("TFLOPS", "TOPS"), "line 9: MFLOP/run and TOPS are no units"),
-        ("backend_ops_control.sql", old_new("'60.0", "'0.0600"), "GB/s cannot be 24576 kB"),
-    ],
-    ids=ids,
-)
-def test_figure_that_contradicts_its_time(name: str, change: Break, said: str, tmp_path: Path) -> None:
-    wrong = [s.wrong for s in own.read(broken(name, change, tmp_path)).samples if s.wrong]
-    assert any(said in text for text in wrong), wrong
+def test_unit_is_what_the_file_states(tmp_path: Path) -> None:
+    @over(numbered(UNIT_IS_WHAT_THE_FILE_STATES_CASES))
+    def each(name: str, change: Break, unit: str) -> None:
+        timed = [s for s in own.read(broken(name, change, tmp_path)).samples if s.status == "ok"]
+        assert {s.unit for s in timed if s.metric != "prefill_tps"} == {unit}
+        assert not any(s.wrong for s in timed)
+
+    each()
+
+
+FIGURE_THAT_CONTRADICTS_ITS_TIME_CASES: list[tuple[str, Break, str]] = [
+    ("llama_bench_control.jsonl", pattern(r'(samples_ts": \[ )\d+', r"\g<1>5000"), "line 1: samples_ts 5000"),
+    ("llama_bench_control.jsonl", old_new('"avg_ts": 100', '"avg_ts": 1'), "line 2: avg_ts 1."),
+    (
+        "llama_bench_control.jsonl",
+        lambda t: t.replace('"samples_', '"x_').replace('"avg_ts": 100', '"avg_ts": 8'),
+        "avg_ts 8",
+    ),
+    (
+        "llama_bench_control.jsonl",
+        old_new('"samples_ns": [ ', '"samples_ns": [ 1000, '),
+        "5 samples_ts but 6 samples_ns",
+    ),
+    ("batched_bench_control.txt", old_new("  900.00", "    4.55"), "line 11: S_TG 4.55 is not the 900"),
+    ("batched_bench_control.txt", old_new(" 5200.00", "10400.00"), "line 12: S_PP 10400"),
+    ("batched_bench_control.jsonl", old_new('"speed_tg": 900.0', '"speed_tg": 28.1'), "line 2: S_TG 28.1"),
+    ("backend_ops_control.txt", old_new("  50.00 us", "   0.05 us"), "line 9: us/run 0.05 is not the 49.97"),
+    (
+        "backend_ops_control.txt",
+        old_new("  60.00 us", "   0.06 us"),
+        "line 11: 390.62 GB/s cannot be 24576 kB in 0.06 us",
+    ),
+    ("backend_ops_control.txt", old_new("TFLOPS", "TOPS"), "line 9: MFLOP/run and TOPS are no units"),
+    ("backend_ops_control.sql", old_new("'60.0", "'0.0600"), "GB/s cannot be 24576 kB"),
+]
+
+
+def test_figure_that_contradicts_its_time(tmp_path: Path) -> None:
+    @over(numbered(FIGURE_THAT_CONTRADICTS_ITS_TIME_CASES))
+    def each(name: str, change: Break, said: str) -> None:
+        wrong = [s.wrong for s in own.read(broken(name, change, tmp_path)).samples if s.wrong]
+        assert any(said in text for text in wrong), wrong
+
+    each()
 
 
 # Files that are refused -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "said"),
-    [
-        ("llama_bench_control.jsonl", lambda t: t[:-60], f"line 2: ends in the middle of an object; {CUT}"),
-        ("llama_bench_flash_attn.json", lambda t: t[:-200], f"ends in the middle of an object; {CUT}"),
-        ("llama_bench_flash_attn.json", lambda t: t[: t.rindex("}") + 2], f"ends in the middle of an object; {CUT}"),
-        ("llama_bench_control.jsonl", lambda t: t[:-60] + "\n" + t, "line 2: is not JSON"),
-        (
-            "llama_bench_control.jsonl",
-            old_new('"samples_ts": [ ', '"samples_ts": [ -nan, '),
-            f"line 1: holds -nan; {FAILED}",
-        ),
-        ("llama_bench_flash_attn.json", old_new('"avg_ts": ', '"avg_ts": inf, "x": ', times=1), f"holds inf; {FAILED}"),
-        ("llama_bench_control.jsonl", old_new('"avg_ts": ', '"avg_ts": NaN, "x": '), "line 1: holds NaN"),
-        (
-            "llama_bench_control.jsonl",
-            old_new('"avg_ts": 100', '"avg_ts": 0, "x": 1'),
-            "line 2: avg_ts = 0 is no figure",
-        ),
-        ("llama_bench_control.jsonl", old_new('"n_gen": 128', f'"n_gen": {"9" * 400}'), "line 2: n_gen = 9999"),
-        ("llama_bench_control.jsonl", old_new('"n_gen": 128', '"n_gen": 0'), "line 2: n_prompt and n_gen are both 0"),
-        ("llama_bench_control.jsonl", old_new('"n_gen"', '"gen"'), 'line 1: has no "n_gen"'),
-        (
-            "llama_bench_control.jsonl",
-            lambda t: t.replace('"avg_ts"', '"a"').replace('"samples_ts"', '"b"'),
-            "line 1: is no result",
-        ),
-        (
-            "llama_bench_control.jsonl",
-            lambda t: t + text_of("batched_bench_control.jsonl"),
-            "mixes the outputs of two tools",
-        ),
-        ("batched_bench_control.txt", lambda t: t[: t.index("  900.00")], f"has 7 of 10 columns; {CUT}"),
-        ("batched_bench_control.txt", lambda t: t[: t.index("  2569.77") + 6], f"line 12: has 10 of 10 columns; {CUT}"),
-        (
-            "batched_bench_control.txt",
-            old_new("  900.00", "    -nan"),
-            f"line 11: S_TG = '-nan' is no figure; {FAILED}",
-        ),
-        ("batched_bench_control.jsonl", old_new('"pl"', '"p"'), 'line 1: has no "pl"'),
-        ("backend_ops_control.txt", lambda t: t[: t.index("60.13 GFLOP")], f"is no whole result; {CUT}"),
-        ("backend_ops_control.txt", lambda t: t[: t.index("2400.00 us")], f"is no whole result; {CUT}"),
-        (
-            "backend_ops_control.txt",
-            old_new("  50.00 us", "    inf us"),
-            f"line 9: us/run = 'inf' is no figure; {FAILED}",
-        ),
-        ("backend_ops_control.sql", lambda t: t[:-40], f"is no whole INSERT into test_backend_ops; {CUT}"),
-        ("backend_ops_control.sql", old_new("'CUDA0', ", "", times=1), "has 15 of 16 columns"),
-        ("backend_ops_control.sql", old_new("'50.000000'", "'0.000000'"), "time_us = '0.000000' is no figure"),
-        ("backend_ops_tests.csv", lambda t: t[:-20], f"line 4: has 3 of 7 columns; {CUT}"),
-    ],
-    ids=ids,
-)
-def test_refused_in_one_line(name: str, change: Break, said: str, tmp_path: Path) -> None:
-    path = broken(name, change, tmp_path)
-    with pytest.raises(BadInput) as caught:
-        own.read(path)
-    assert said in str(caught.value)
-    assert path.name in str(caught.value)
-    assert "\n" not in str(caught.value)
+REFUSED_IN_ONE_LINE_CASES: list[tuple[str, Break, str]] = [
+    ("llama_bench_control.jsonl", lambda t: t[:-60], f"line 2: ends in the middle of an object; {CUT}"),
+    ("llama_bench_flash_attn.json", lambda t: t[:-200], f"ends in the middle of an object; {CUT}"),
+    ("llama_bench_flash_attn.json", lambda t: t[: t.rindex("}") + 2], f"ends in the middle of an object; {CUT}"),
+    ("llama_bench_control.jsonl", lambda t: t[:-60] + "\n" + t, "line 2: is not JSON"),
+    (
+        "llama_bench_control.jsonl",
+        old_new('"samples_ts": [ ', '"samples_ts": [ -nan, '),
+        f"line 1: holds -nan; {FAILED}",
+    ),
+    ("llama_bench_flash_attn.json", old_new('"avg_ts": ', '"avg_ts": inf, "x": ', times=1), f"holds inf; {FAILED}"),
+    ("llama_bench_control.jsonl", old_new('"avg_ts": ', '"avg_ts": NaN, "x": '), "line 1: holds NaN"),
+    (
+        "llama_bench_control.jsonl",
+        old_new('"avg_ts": 100', '"avg_ts": 0, "x": 1'),
+        "line 2: avg_ts = 0 is no figure",
+    ),
+    ("llama_bench_control.jsonl", old_new('"n_gen": 128', f'"n_gen": {"9" * 400}'), "line 2: n_gen = 9999"),
+    ("llama_bench_control.jsonl", old_new('"n_gen": 128', '"n_gen": 0'), "line 2: n_prompt and n_gen are both 0"),
+    ("llama_bench_control.jsonl", old_new('"n_gen"', '"gen"'), 'line 1: has no "n_gen"'),
+    (
+        "llama_bench_control.jsonl",
+        lambda t: t.replace('"avg_ts"', '"a"').replace('"samples_ts"', '"b"'),
+        "line 1: is no result",
+    ),
+    (
+        "llama_bench_control.jsonl",
+        lambda t: t + text_of("batched_bench_control.jsonl"),
+        "mixes the outputs of two tools",
+    ),
+    ("batched_bench_control.txt", lambda t: t[: t.index("  900.00")], f"has 7 of 10 columns; {CUT}"),
+    ("batched_bench_control.txt", lambda t: t[: t.index("  2569.77") + 6], f"line 12: has 10 of 10 columns; {CUT}"),
+    (
+        "batched_bench_control.txt",
+        old_new("  900.00", "    -nan"),
+        f"line 11: S_TG = '-nan' is no figure; {FAILED}",
+    ),
+    ("batched_bench_control.jsonl", old_new('"pl"', '"p"'), 'line 1: has no "pl"'),
+    ("backend_ops_control.txt", lambda t: t[: t.index("60.13 GFLOP")], f"is no whole result; {CUT}"),
+    ("backend_ops_control.txt", lambda t: t[: t.index("2400.00 us")], f"is no whole result; {CUT}"),
+    (
+        "backend_ops_control.txt",
+        old_new("  50.00 us", "    inf us"),
+        f"line 9: us/run = 'inf' is no figure; {FAILED}",
+    ),
+    ("backend_ops_control.sql", lambda t: t[:-40], f"is no whole INSERT into test_backend_ops; {CUT}"),
+    ("backend_ops_control.sql", old_new("'CUDA0', ", "", times=1), "has 15 of 16 columns"),
+    ("backend_ops_control.sql", old_new("'50.000000'", "'0.000000'"), "time_us = '0.000000' is no figure"),
+    ("backend_ops_tests.csv", lambda t: t[:-20], f"line 4: has 3 of 7 columns; {CUT}"),
+]
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", "is not the output of a tool that is known here"),
-        ("hello\n| a | b |\n", "known: llama-bench -o jsonl"),
-        (
-            "| model | backend | ngl | test |    t/s |\n| x | CUDA | 99 | pp512 | 1.00 ± 0.01 |\n",
-            "-o jsonl",
-        ),
-        (
-            "build_commit,build_number,n_prompt\n",
-            "is llama-bench's summary, without its repetitions; run it with -o jsonl",
-        ),
-        ("INSERT INTO llama_bench (a) VALUES ('1');\n", "run it with -o jsonl"),
-        ("  MUL_MAT(m=1): ", "is not the output"),
-        ("Backend 1/1: CUDA0\n  ADD(m=1): OK\n  MUL_MAT(m=1): ", "line 3: MUL_MAT has no result; the file is cut off"),
-        ('{"a": 1}\n', "line 1: is no result of a known tool"),
-        ("[\n]\n", "is not the output of a tool"),
-    ],
-)
-def test_what_is_no_output_of_a_known_tool(text: str, said: str, tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_text(text)
-    with pytest.raises(BadInput) as caught:
-        own.read(path)
-    assert said in str(caught.value)
+def test_refused_in_one_line(tmp_path: Path) -> None:
+    @over(numbered(REFUSED_IN_ONE_LINE_CASES))
+    def each(name: str, change: Break, said: str) -> None:
+        path = broken(name, change, tmp_path)
+        with pytest.raises(BadInput) as caught:
+            own.read(path)
+        assert said in str(caught.value)
+        assert path.name in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+    each()
+
+
+WHAT_IS_NO_OUTPUT_OF_A_KNOWN_TOOL_CASES: list[tuple[str, str]] = [
+    ("", "is not the output of a tool that is known here"),
+    ("hello\n| a | b |\n", "known: llama-bench -o jsonl"),
+    (
+        "| model | backend | ngl | test |    t/s |\n| x | CUDA | 99 | pp512 | 1.00 ± 0.01 |\n",
+        "-o jsonl",
+    ),
+    (
+        "build_commit,build_number,n_prompt\n",
+        "is llama-bench's summary, without its repetitions; run it with -o jsonl",
+    ),
+    ("INSERT INTO llama_bench (a) VALUES ('1');\n", "run it with -o jsonl"),
+    ("  MUL_MAT(m=1): ", "is not the output"),
+    ("Backend 1/1: CUDA0\n  ADD(m=1): OK\n  MUL_MAT(m=1): ", "line 3: MUL_MAT has no result; the file is cut off"),
+    ('{"a": 1}\n', "line 1: is no result of a known tool"),
+    ("[\n]\n", "is not the output of a tool"),
+]
+
+
+def test_what_is_no_output_of_a_known_tool(tmp_path: Path) -> None:
+    @over(numbered(WHAT_IS_NO_OUTPUT_OF_A_KNOWN_TOOL_CASES))
+    def each(text: str, said: str) -> None:
+        path = tmp_path / "file"
+        path.write_text(text)
+        with pytest.raises(BadInput) as caught:
+            own.read(path)
+        assert said in str(caught.value)
+
+    each()
 
 
 def test_file_that_cannot_be_read(tmp_path: Path) -> None:
@@ -298,19 +311,28 @@ def test_file_that_cannot_be_read(tmp_path: Path) -> None:
         own.read(tmp_path / "binary")
 
 
-@pytest.mark.parametrize("name", [p.name for p in sorted(SAMPLES.iterdir()) if p.suffix != ".toml"])
-def test_cut_anywhere_is_shorter_or_one_line(name: str, tmp_path: Path) -> None:
+CUT_ANYWHERE_IS_SHORTER_OR_ONE_LINE_CASES = {
+    str(case): (case,) for case in [p.name for p in sorted(SAMPLES.iterdir()) if p.suffix != ".toml"]
+}
+
+
+def test_cut_anywhere_is_shorter_or_one_line(tmp_path: Path) -> None:
     """Whatever byte a run stopped at: what is read begins the whole file's figures, or the file is refused."""
-    text, path = text_of(name), tmp_path / name
-    whole = [(s.at.number, s.values, s.status) for s in own.read(SAMPLES / name).samples]
-    outcomes = set()
-    for end in sorted({*range(0, len(text), 37), *(found.end() for found in re.finditer("\n", text))}):
-        path.write_text(text[:end])
-        try:
-            read = [(s.at.number, s.values, s.status) for s in own.read(path).samples]
-        except BadInput:
-            outcomes.add("refused")
-            continue
-        assert read == whole[: len(read)], end
-        outcomes.add("read")
-    assert outcomes == {"refused", "read"}
+
+    @over(CUT_ANYWHERE_IS_SHORTER_OR_ONE_LINE_CASES)
+    def each(name: str) -> None:
+        text, path = text_of(name), tmp_path / name
+        whole = [(s.at.number, s.values, s.status) for s in own.read(SAMPLES / name).samples]
+        outcomes = set()
+        for end in sorted({*range(0, len(text), 37), *(found.end() for found in re.finditer("\n", text))}):
+            path.write_text(text[:end])
+            try:
+                read = [(s.at.number, s.values, s.status) for s in own.read(path).samples]
+            except BadInput:
+                outcomes.add("refused")
+                continue
+            assert read == whole[: len(read)], end
+            outcomes.add("read")
+        assert outcomes == {"refused", "read"}
+
+    each()

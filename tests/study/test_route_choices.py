@@ -11,48 +11,69 @@ from lab.check import families
 from lab.cli import main
 from lab.row import store
 from lab.study import routes
+from tests.loops import numbered, over
 
 H200 = devices.get("h200")
 TABLES = sorted(store.FOLDER.glob("*/routes/*.json"))
 
 
-@pytest.mark.parametrize("path", TABLES, ids=lambda p: f"{p.parts[-3]}-{p.stem}")
-def test_the_stored_table_is_the_one_of_the_rows(path) -> None:
-    assert path.read_text() == routes.text(routes.table(path.stem, path.parts[-3]))
+THE_STORED_TABLE_IS_THE_ONE_OF_THE_ROWS_CASES = {str(case): (case,) for case in TABLES}
+
+
+def test_the_stored_table_is_the_one_of_the_rows() -> None:
+    @over(THE_STORED_TABLE_IS_THE_ONE_OF_THE_ROWS_CASES)
+    def each(path) -> None:
+        assert path.read_text() == routes.text(routes.table(path.stem, path.parts[-3]))
+
+    each()
 
 
 def test_every_family_has_a_stored_table() -> None:
     assert [path.stem for path in TABLES if path.parts[-3] == "h200"] == families.names()
 
 
-@pytest.mark.parametrize("family", families.names())
-def test_the_table_prints_what_the_router_takes(family: str) -> None:
+THE_TABLE_PRINTS_WHAT_THE_ROUTER_TAKES_CASES = {str(case): (case,) for case in families.names()}
+
+
+def test_the_table_prints_what_the_router_takes() -> None:
     """At every measured place, with and without the precisions that take asking for."""
-    asks, known = routes.router(family), routing.table("h200", family)
-    assert known is not None
-    for precisions in ((), *((name,) for name in asks.opt_in)):
-        for place in routes.crossovers(routes.competing(known, precisions)):
-            words = {axis: str(value) for axis, value in {**place.shape, asks.axis: place.at}.items()}
-            workload, _ = asks.asked(words)
-            choice = routes.choose(asks, workload, H200, precisions)
-            assert choice.how in ("measured", "interpolated")
-            assert (choice.candidate, choice.times_us) == (place.best, pytest.approx(place.times_us)), words
+
+    @over(THE_TABLE_PRINTS_WHAT_THE_ROUTER_TAKES_CASES)
+    def each(family: str) -> None:
+        asks, known = routes.router(family), routing.table("h200", family)
+        assert known is not None
+        for precisions in ((), *((name,) for name in asks.opt_in)):
+            for place in routes.crossovers(routes.competing(known, precisions)):
+                words = {axis: str(value) for axis, value in {**place.shape, asks.axis: place.at}.items()}
+                workload, _ = asks.asked(words)
+                choice = routes.choose(asks, workload, H200, precisions)
+                assert choice.how in ("measured", "interpolated")
+                assert (choice.candidate, choice.times_us) == (place.best, pytest.approx(place.times_us)), words
+
+    each()
 
 
-@pytest.mark.parametrize("family", families.names())
-def test_no_router_takes_a_control_or_a_peer(family: str) -> None:
+NO_ROUTER_TAKES_A_CONTROL_OR_A_PEER_CASES = {str(case): (case,) for case in families.names()}
+
+
+def test_no_router_takes_a_control_or_a_peer() -> None:
     """What a router may take lies at the family's root: others say why not, need a library, or refuse its question."""
-    asks, found = routes.router(family), families.load(family)
-    asked = [w for w in found.cases.WORKLOADS if all(w.axes.get(axis) == v for axis, v in asks.fixed.items())]
-    assert asked
-    apart = {name: found.candidates[name] for name, module in found.modules.items() if "/" in module}
-    assert apart
-    taken = {
-        name: [w.id for w in asked if not c.refuses(w)]
-        for name, c in apart.items()
-        if not c.no_route and set(c.needs.packages) <= routes.OWN
-    }
-    assert {name: ids for name, ids in taken.items() if ids} == {}
+
+    @over(NO_ROUTER_TAKES_A_CONTROL_OR_A_PEER_CASES)
+    def each(family: str) -> None:
+        asks, found = routes.router(family), families.load(family)
+        asked = [w for w in found.cases.WORKLOADS if all(w.axes.get(axis) == v for axis, v in asks.fixed.items())]
+        assert asked
+        apart = {name: found.candidates[name] for name, module in found.modules.items() if "/" in module}
+        assert apart
+        taken = {
+            name: [w.id for w in asked if not c.refuses(w)]
+            for name, c in apart.items()
+            if not c.no_route and set(c.needs.packages) <= routes.OWN
+        }
+        assert {name: ids for name, ids in taken.items() if ids} == {}
+
+    each()
 
 
 def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -137,28 +158,31 @@ def test_the_environment_overrides_and_is_named(
     assert "KILLGATE_ROUTE_<FAMILY>" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (
-            ["nvfp4", "--shape", "ne=5120,1"],
-            "N is missing; give N=NUMBER; ask as in: lab routes nvfp4 --shape ne=K,COLUMNS,...",
-        ),
-        (["nvfp4", "--shape", "N"], '"N" is no AXIS=VALUE'),
-        (["nvfp4", "--shape", "M=1", "M=2"], '"M=2" is given twice'),
-        (["nvfp4", "--shape", "M=1", "N=1", "K=16", "--write"], "--write: stores the whole table"),
-        (["nvfp4", "--precision", "w4a8"], 'did you mean "nvfp4-w4a8"?'),
-        (["gdn", "--precision", "bf16"], '"bf16" is none that gdn takes by name; leave it out'),
-        (["nvfp4", "--device", "gb11"], 'device "gb11" is unknown'),
-        (["nvfp5", "--shape", "M=1"], 'no family is named "nvfp5"; did you mean "nvfp4"?'),
-        (["kv", "--shape", "ctx=1", "batch=1", "Hq=4", "Hkv=4", "D=99"], "no candidate takes"),
-    ],
-)
-def test_bad_input_is_one_line(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["routes", *words]) == 2
-    err = capsys.readouterr().err
-    assert line in err
-    assert err.count("\n") == 1
+BAD_INPUT_IS_ONE_LINE_CASES: list[tuple[list[str], str]] = [
+    (
+        ["nvfp4", "--shape", "ne=5120,1"],
+        "N is missing; give N=NUMBER; ask as in: lab routes nvfp4 --shape ne=K,COLUMNS,...",
+    ),
+    (["nvfp4", "--shape", "N"], '"N" is no AXIS=VALUE'),
+    (["nvfp4", "--shape", "M=1", "M=2"], '"M=2" is given twice'),
+    (["nvfp4", "--shape", "M=1", "N=1", "K=16", "--write"], "--write: stores the whole table"),
+    (["nvfp4", "--precision", "w4a8"], 'did you mean "nvfp4-w4a8"?'),
+    (["gdn", "--precision", "bf16"], '"bf16" is none that gdn takes by name; leave it out'),
+    (["nvfp4", "--device", "gb11"], 'device "gb11" is unknown'),
+    (["nvfp5", "--shape", "M=1"], 'no family is named "nvfp5"; did you mean "nvfp4"?'),
+    (["kv", "--shape", "ctx=1", "batch=1", "Hq=4", "Hkv=4", "D=99"], "no candidate takes"),
+]
+
+
+def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    @over(numbered(BAD_INPUT_IS_ONE_LINE_CASES))
+    def each(words: list[str], line: str) -> None:
+        assert main.main(["routes", *words]) == 2
+        err = capsys.readouterr().err
+        assert line in err
+        assert err.count("\n") == 1
+
+    each()
 
 
 def test_a_family_without_a_router_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from lab.cli import main
 from lab.row import store
 from lab.row.records import Measurement
 from lab.study import routes
+from tests.loops import numbered, over
 from tests.row.made import changed, measurement
 
 CANDIDATES = ("triton_gemv", "triton_gemm", "torch_bf16")
@@ -50,14 +51,25 @@ def test_the_newest_run_that_compared_decides() -> None:
     assert made(*PAIR, *later, alone) == {("triton_gemv", 8): 30.0, ("triton_gemm", 8): 25.0}
 
 
-@pytest.mark.parametrize(("gemm_us", "joins"), [(40.0, True), (41.9, True), (42.1, False), (38.0, False)])
-def test_an_older_run_adds_what_the_newest_did_not_time_where_they_compare(gemm_us: float, joins: bool) -> None:
-    newest = (row("triton_gemm", 8, gemm_us, "r2", commit="b"), row("torch_bf16", 8, 50.0, "r2", commit="b"))
-    found = made(*PAIR, *newest)
-    assert found.get(("triton_gemv", 8)) == (20.0 if joins else None)
-    assert found["triton_gemm", 8] == gemm_us
-    sources = routes.table("nvfp4", "h200", (*PAIR, *newest)).source
-    assert sources == ("runs r1, r2" if joins else "runs r2")
+AN_OLDER_RUN_ADDS_WHAT_THE_NEWEST_DID_NOT_TIME_WHERE_THEY_COMPARE_CASES: list[tuple[float, bool]] = [
+    (40.0, True),
+    (41.9, True),
+    (42.1, False),
+    (38.0, False),
+]
+
+
+def test_an_older_run_adds_what_the_newest_did_not_time_where_they_compare() -> None:
+    @over(numbered(AN_OLDER_RUN_ADDS_WHAT_THE_NEWEST_DID_NOT_TIME_WHERE_THEY_COMPARE_CASES))
+    def each(gemm_us: float, joins: bool) -> None:
+        newest = (row("triton_gemm", 8, gemm_us, "r2", commit="b"), row("torch_bf16", 8, 50.0, "r2", commit="b"))
+        found = made(*PAIR, *newest)
+        assert found.get(("triton_gemv", 8)) == (20.0 if joins else None)
+        assert found["triton_gemm", 8] == gemm_us
+        sources = routes.table("nvfp4", "h200", (*PAIR, *newest)).source
+        assert sources == ("runs r1, r2" if joins else "runs r2")
+
+    each()
 
 
 def test_a_launch_that_its_kernel_refuses_by_now_is_no_route() -> None:
@@ -87,13 +99,25 @@ def test_rows_that_ask_something_else_are_passed_over(other: dict[str, Any]) -> 
     assert made(*same_run, *usual, *later, *former) == made(*usual)
 
 
-@pytest.mark.parametrize(
-    "change", [{"status": "incorrect", "median_us": None}, {"l2": "warm"}, {"profiled": True}, {"name": "vllm_marlin"}]
-)
-def test_rows_that_are_no_basis(change: dict[str, Any]) -> None:
-    assert "vllm_marlin" in families.load("nvfp4").peers
-    with pytest.raises(BadInput, match="no run timed two candidates"):
-        made(PAIR[0], changed(PAIR[1], **change))
+ROWS_THAT_ARE_NO_BASIS_CASES = {
+    str(case): (case,)
+    for case in [
+        {"status": "incorrect", "median_us": None},
+        {"l2": "warm"},
+        {"profiled": True},
+        {"name": "vllm_marlin"},
+    ]
+}
+
+
+def test_rows_that_are_no_basis() -> None:
+    @over(ROWS_THAT_ARE_NO_BASIS_CASES)
+    def each(change: dict[str, Any]) -> None:
+        assert "vllm_marlin" in families.load("nvfp4").peers
+        with pytest.raises(BadInput, match="no run timed two candidates"):
+            made(PAIR[0], changed(PAIR[1], **change))
+
+    each()
 
 
 def test_the_accident_of_114_against_458_is_refused() -> None:
@@ -103,11 +127,18 @@ def test_the_accident_of_114_against_458_is_refused() -> None:
         made(*PAIR, slow, row("triton_gemv", 8, 20.0, "r2"))
 
 
-@pytest.mark.parametrize(
-    "change", [{"commit": "other"}, {"stated_commit": "other"}, {"config": "other"}, {"median_us": 40.0 * 1.1}]
-)
-def test_what_is_no_contradiction(change: dict[str, Any]) -> None:
-    made(*PAIR, changed(row("triton_gemm", 8, 160.0, "r2"), **change), row("triton_gemv", 8, 20.0, "r2"))
+WHAT_IS_NO_CONTRADICTION_CASES = {
+    str(case): (case,)
+    for case in [{"commit": "other"}, {"stated_commit": "other"}, {"config": "other"}, {"median_us": 40.0 * 1.1}]
+}
+
+
+def test_what_is_no_contradiction() -> None:
+    @over(WHAT_IS_NO_CONTRADICTION_CASES)
+    def each(change: dict[str, Any]) -> None:
+        made(*PAIR, changed(row("triton_gemm", 8, 160.0, "r2"), **change), row("triton_gemv", 8, 20.0, "r2"))
+
+    each()
 
 
 def test_what_is_written_is_what_the_router_reads(tmp_path: Path) -> None:

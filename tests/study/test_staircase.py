@@ -10,6 +10,7 @@ from lab import draw
 from lab.base.errors import BadInput
 from lab.card import phases, recorded
 from lab.study import staircase
+from tests.loops import over
 
 # Written down here, independently of data/: tok/s before and after each step, and of the peer.
 LEVELS = {
@@ -19,14 +20,20 @@ LEVELS = {
 SHARES = {"dense": [(37.4, 46.2), (47.6, 65.6), (65.2, 85.9)], "moe": [(38.6, 45.9), (50.5, 68.3), (69.1, 85.2)]}
 
 
-@pytest.mark.parametrize("name", LEVELS)
-def test_levels_and_shares(name: str) -> None:
-    stairs = staircase.staircase(name)
-    peer, levels = LEVELS[name]
-    assert (stairs.peer.value, stairs.npl, [s.patch for s in stairs.steps]) == (peer, 128, ["0018", "0019", "0020"])
-    assert [(s.before, s.after) for s in stairs.steps] == levels
-    shares = [(stairs.share_pct(s.before), stairs.share_pct(s.after)) for s in stairs.steps]
-    assert [(round(a, 1), round(b, 1)) for a, b in shares] == SHARES[name]
+LEVELS_AND_SHARES_CASES = {str(case): (case,) for case in LEVELS}
+
+
+def test_levels_and_shares() -> None:
+    @over(LEVELS_AND_SHARES_CASES)
+    def each(name: str) -> None:
+        stairs = staircase.staircase(name)
+        peer, levels = LEVELS[name]
+        assert (stairs.peer.value, stairs.npl, [s.patch for s in stairs.steps]) == (peer, 128, ["0018", "0019", "0020"])
+        assert [(s.before, s.after) for s in stairs.steps] == levels
+        shares = [(stairs.share_pct(s.before), stairs.share_pct(s.after)) for s in stairs.steps]
+        assert [(round(a, 1), round(b, 1)) for a, b in shares] == SHARES[name]
+
+    each()
 
 
 def test_shares_are_those_that_the_source_prints() -> None:
@@ -86,16 +93,22 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_refused(mistake: str, tmp_path: Path) -> None:
-    old, new, said = MISTAKES[mistake]
-    assert old in TEXT
-    path = tmp_path / "staircase.toml"
-    path.write_text(TEXT.replace(old, new, 1))
-    with pytest.raises(BadInput) as caught:
-        staircase.load(path)
-    assert said in str(caught.value)
-    assert "\n" not in str(caught.value)
+REFUSED_CASES = {str(case): (case,) for case in MISTAKES}
+
+
+def test_refused(tmp_path: Path) -> None:
+    @over(REFUSED_CASES)
+    def each(mistake: str) -> None:
+        old, new, said = MISTAKES[mistake]
+        assert old in TEXT
+        path = tmp_path / "staircase.toml"
+        path.write_text(TEXT.replace(old, new, 1))
+        with pytest.raises(BadInput) as caught:
+            staircase.load(path)
+        assert said in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+    each()
 
 
 def test_unknown_names_the_nearest() -> None:

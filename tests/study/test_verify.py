@@ -10,6 +10,7 @@ import pytest
 from lab.base.errors import BadInput
 from lab.cli import main
 from lab.study import verify
+from tests.loops import numbered, over
 from tests.study.interop_samples import SAMPLES
 
 CONTROL, CANDIDATE = (SAMPLES / f"llama_bench_{arm}.jsonl" for arm in ("control", "candidate"))
@@ -54,24 +55,27 @@ def lab(capsys: Capture, *words: str | Path) -> tuple[int, str]:
 # Verdict and exit status ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("tg", "pp", "code", "word"),
-    [
-        (100.0, 4000.0, 0, "pass"),
-        (97.0, 3800.0, 0, "pass"),  # on the lines, 3 % and 5 % down
-        (96.9, 4000.0, 1, "regression"),
-        (100.0, 3799.0, 1, "regression"),
-        (130.0, 6000.0, 0, "pass"),  # faster is no regression
-    ],
-)
-def test_line(tmp_path: Path, capsys: Capture, tg: float, pp: float, code: int, word: str) -> None:
-    stored = tmp_path / "b.json"
-    assert lab(capsys, stored, bench(tmp_path, "old.jsonl", 100.0), "--write")[0] == 0
-    found = lab(capsys, stored, bench(tmp_path, "new.jsonl", tg, pp))
-    assert found[0] == code
-    assert found[1].rstrip().endswith(f"{word}: b.json")
-    assert main.main(["verify", str(stored), str(tmp_path / "new.jsonl"), "--json"]) == code
-    assert json.loads(capsys.readouterr().out)["verdict"] == word
+LINE_CASES: list[tuple[float, float, int, str]] = [
+    (100.0, 4000.0, 0, "pass"),
+    (97.0, 3800.0, 0, "pass"),  # on the lines, 3 % and 5 % down
+    (96.9, 4000.0, 1, "regression"),
+    (100.0, 3799.0, 1, "regression"),
+    (130.0, 6000.0, 0, "pass"),  # faster is no regression
+]
+
+
+def test_line(tmp_path: Path, capsys: Capture) -> None:
+    @over(numbered(LINE_CASES))
+    def each(tg: float, pp: float, code: int, word: str) -> None:
+        stored = tmp_path / "b.json"
+        assert lab(capsys, stored, bench(tmp_path, "old.jsonl", 100.0), "--write")[0] == 0
+        found = lab(capsys, stored, bench(tmp_path, "new.jsonl", tg, pp))
+        assert found[0] == code
+        assert found[1].rstrip().endswith(f"{word}: b.json")
+        assert main.main(["verify", str(stored), str(tmp_path / "new.jsonl"), "--json"]) == code
+        assert json.loads(capsys.readouterr().out)["verdict"] == word
+
+    each()
 
 
 def test_the_tools_own_files(tmp_path: Path, capsys: Capture) -> None:
@@ -155,50 +159,56 @@ def test_a_stated_range_is_checked_before_writing(tmp_path: Path, capsys: Captur
 # Units and directions -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"better": "lower"}, "decode_tps is better higher"),  # the direction swapped
-        ({"better": None}, "better"),
-        ({"unit": ""}, 'unit = ""; decode_tps is in tok/s'),  # the unit dropped
-        ({"unit": "ms"}, 'unit = "ms"; decode_tps is in tok/s'),
-        ({"metric": "decode_tpm"}, 'did you mean "decode_tps"'),
-        ({"value": 0}, "value = 0"),
-        ({"value": True}, "value = True"),
-        ({"value": "286.4"}, "value = '286.4'"),
-        ({"limit_pct": 100}, "limit_pct = 100"),
-        ({"gate": 270}, "needs limit_pct or gate"),
-        ({"healthy": [278]}, "healthy = [278]"),
-        ({"healthy": [278, 266]}, "runs backwards"),
-        ({"runs": 3}, "runs = 3"),
-        ({"limit": 3}, 'unknown key "limit"; did you mean "limit_pct"'),
-    ],
-)
-def test_bad_baseline(tmp_path: Path, capsys: Capture, change: dict[str, Any], words: str) -> None:
-    code, text = lab(capsys, baseline(tmp_path, {**TG, **change}), bench(tmp_path, "r.jsonl", 286.4))
-    assert code == 2
-    assert words in text
-    assert text.count("\n") == 1
+BAD_BASELINE_CASES: list[tuple[dict[str, Any], str]] = [
+    ({"better": "lower"}, "decode_tps is better higher"),  # the direction swapped
+    ({"better": None}, "better"),
+    ({"unit": ""}, 'unit = ""; decode_tps is in tok/s'),  # the unit dropped
+    ({"unit": "ms"}, 'unit = "ms"; decode_tps is in tok/s'),
+    ({"metric": "decode_tpm"}, 'did you mean "decode_tps"'),
+    ({"value": 0}, "value = 0"),
+    ({"value": True}, "value = True"),
+    ({"value": "286.4"}, "value = '286.4'"),
+    ({"limit_pct": 100}, "limit_pct = 100"),
+    ({"gate": 270}, "needs limit_pct or gate"),
+    ({"healthy": [278]}, "healthy = [278]"),
+    ({"healthy": [278, 266]}, "runs backwards"),
+    ({"runs": 3}, "runs = 3"),
+    ({"limit": 3}, 'unknown key "limit"; did you mean "limit_pct"'),
+]
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("{", "is no baseline"),
-        ("[]", "expected `object`"),
-        ('{"schema": 2, "metrics": []}', 'schema = "2" is unknown; valid: 1'),
-        ('{"schema": 1, "metrics": []}', "pins no metric"),
-        ('{"schema": 1, "metrics": [3]}', "metrics 1 = 3"),
-        ('{"schema": 1, "metrics": [{"value": NaN}]}', "is no baseline"),
-        ('{"schema": 1, "metric": [], "metrics": []}', 'unknown key "metric"'),
-    ],
-)
-def test_no_baseline(tmp_path: Path, capsys: Capture, text: str, words: str) -> None:
-    path = tmp_path / "b.json"
-    path.write_text(text)
-    code, said = lab(capsys, path, CONTROL)
-    assert (code, words in said) == (2, True), said
-    assert lab(capsys, tmp_path / "absent.json", CONTROL)[0] == 2
+def test_bad_baseline(tmp_path: Path, capsys: Capture) -> None:
+    @over(numbered(BAD_BASELINE_CASES))
+    def each(change: dict[str, Any], words: str) -> None:
+        code, text = lab(capsys, baseline(tmp_path, {**TG, **change}), bench(tmp_path, "r.jsonl", 286.4))
+        assert code == 2
+        assert words in text
+        assert text.count("\n") == 1
+
+    each()
+
+
+NO_BASELINE_CASES: list[tuple[str, str]] = [
+    ("{", "is no baseline"),
+    ("[]", "expected `object`"),
+    ('{"schema": 2, "metrics": []}', 'schema = "2" is unknown; valid: 1'),
+    ('{"schema": 1, "metrics": []}', "pins no metric"),
+    ('{"schema": 1, "metrics": [3]}', "metrics 1 = 3"),
+    ('{"schema": 1, "metrics": [{"value": NaN}]}', "is no baseline"),
+    ('{"schema": 1, "metric": [], "metrics": []}', 'unknown key "metric"'),
+]
+
+
+def test_no_baseline(tmp_path: Path, capsys: Capture) -> None:
+    @over(numbered(NO_BASELINE_CASES))
+    def each(text: str, words: str) -> None:
+        path = tmp_path / "b.json"
+        path.write_text(text)
+        code, said = lab(capsys, path, CONTROL)
+        assert (code, words in said) == (2, True), said
+        assert lab(capsys, tmp_path / "absent.json", CONTROL)[0] == 2
+
+    each()
 
 
 def test_pinned_twice(tmp_path: Path, capsys: Capture) -> None:
@@ -319,14 +329,25 @@ def test_a_metric_without_a_limit_is_not_pinned(tmp_path: Path, capsys: Capture)
     assert {p.better for p in verify.load(tmp_path / "b.json").metrics} == {"lower"}
 
 
-@pytest.mark.parametrize(
-    "words",
-    [["--limit", "decode_tps"], ["--limit", "=3"], ["--healthy", "decode_tps tg128=266"], ["--healthy", "x=a:b"]],
-)
-def test_bad_flags(tmp_path: Path, capsys: Capture, words: list[str]) -> None:
-    code, text = lab(capsys, tmp_path / "b.json", CONTROL, "--write", *words)
-    assert (code, "is not NAME=NUMBER" in text) == (2, True)
-    assert lab(capsys, baseline(tmp_path, TG), CONTROL, "--limit", "decode_tps=3")[0] == 2
+BAD_FLAGS_CASES = {
+    str(case): (case,)
+    for case in [
+        ["--limit", "decode_tps"],
+        ["--limit", "=3"],
+        ["--healthy", "decode_tps tg128=266"],
+        ["--healthy", "x=a:b"],
+    ]
+}
+
+
+def test_bad_flags(tmp_path: Path, capsys: Capture) -> None:
+    @over(BAD_FLAGS_CASES)
+    def each(words: list[str]) -> None:
+        code, text = lab(capsys, tmp_path / "b.json", CONTROL, "--write", *words)
+        assert (code, "is not NAME=NUMBER" in text) == (2, True)
+        assert lab(capsys, baseline(tmp_path, TG), CONTROL, "--limit", "decode_tps=3")[0] == 2
+
+    each()
 
 
 def test_milliseconds_rule_leaves_a_real_change_alone() -> None:
