@@ -30,6 +30,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import structs
 
 from lab.base.errors import REPOSITORY, BadInput, nearest
@@ -37,7 +38,7 @@ from lab.bench import measure, ncu, provenance
 from lab.card import phases
 from lab.check import accuracy, families
 from lab.row import store
-from lab.row.records import Counter
+from lab.row.records import Counter, Role, Status
 
 SEED = 20261121
 WARM_UPS = 3
@@ -117,6 +118,28 @@ PARTS = {
 }
 
 
+class Launch(msgspec.Struct):
+    """One launch that ncu watched: its METRICS by key, and the largest stalls. A separator has its name alone."""
+
+    kernel: str
+    figures: dict[str, float] = {}
+    stalls: dict[str, float] = {}
+
+
+class Job(msgspec.Struct):
+    """One arm at one workload, and, once ncu's child is done with it, how it went and what it launched."""
+
+    phase: str
+    family: str
+    workload_id: str
+    arm: Role
+    name: str
+    status: Status = "error"
+    message: str = "the profiled process ended before this arm"
+    relative_error: float | None = None
+    launches: list[Launch] = []
+
+
 def bound(row: Counter) -> str:
     """What binds a kernel by its counters, in a few words with the figure.
 
@@ -133,21 +156,21 @@ def bound(row: Counter) -> str:
     return words + (f", multiprocessors idle {idle:.0f} %" if idle > 10 else "")
 
 
-def parse(path: Path) -> list[dict[str, Any]]:
-    """The launches in ncu's CSV (raw page), in order: {"kernel": name, the METRICS' keys, "stalls": {reason: ratio}}.
+def parse(path: Path) -> list[Launch]:
+    """The launches in ncu's CSV (raw page), in order.
 
     A separator has its name alone. Raises BadInput when a metric is missing or comes in an unknown unit.
     """
     found = []
     for launch in ncu.launches(path, path.read_text(encoding="utf-8", errors="replace")):
         kernel, metrics = launch.kernel, launch.metrics
-        entry: dict[str, Any] = {"kernel": kernel}
+        entry = Launch(kernel)
         if SEPARATOR not in kernel:
-            entry |= {key: _figure(path, kernel, metric, metrics) for key, metric in METRICS.items()}
+            entry.figures = {key: _figure(path, kernel, metric, metrics) for key, metric in METRICS.items()}
             ratios = {r: metrics.get(STALL.format(r), (0.0, ""))[0] for r in STALLS}
             known = {r: float(v) for r, v in ratios.items() if isinstance(v, float) and v >= STALL_LEAST}
             most = sorted(known, key=lambda r: -known[r])[:STALLS_KEPT]
-            entry["stalls"] = {r: round(known[r], 3) for r in most}
+            entry.stalls = {r: round(known[r], 3) for r in most}
         found.append(entry)
     return found
 
@@ -161,27 +184,27 @@ def _figure(path: Path, kernel: str, metric: Metric, metrics: Mapping[str, tuple
     return value * UNITS[metric.unit][unit]
 
 
-def cut(launches: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+def cut(launches: Iterable[Launch]) -> list[list[Launch]]:
     """The launches between the separators; what comes before the first one is dropped."""
-    groups: list[list[Mapping[str, Any]]] = []
+    groups: list[list[Launch]] = []
     for launch in launches:
-        if SEPARATOR in launch["kernel"]:
+        if SEPARATOR in launch.kernel:
             groups.append([])
         elif groups:
             groups[-1].append(launch)
     return groups
 
 
-def plan(cards: Sequence[phases.Card], only: str | None, arm: str | None, peers: bool) -> list[dict[str, str]]:
-    """One job an arm and workload: card, family, workload, role, name.
+def plan(cards: Sequence[phases.Card], only: str | None, arm: str | None, peers: bool) -> list[Job]:
+    """One job an arm and workload.
 
     only: this workload. arm: this candidate, or every arm of this role. Raises BadInput when none is left.
     """
     jobs, chosen = [], [only] if only else []
     for card in cards:
         for item in measure.plan(card, chosen, peers):
-            common = {"phase": card.id, "family": card.family, "workload_id": item.workload.id}
-            jobs += [common | {"arm": role, "name": name} for role, name in item.arms if arm in (None, role, name)]
+            of = card.id, card.family, item.workload.id
+            jobs += [Job(*of, role, name) for role, name in item.arms if arm in (None, role, name)]
     if not jobs:
         every = {
             n for c in cards for i in measure.plan(c, chosen, peers) for n in (*dict(i.arms), *dict(i.arms).values())
@@ -215,28 +238,26 @@ def inside(path: Path) -> None:
     """
     import torch
 
-    jobs = json.loads(path.read_text(encoding="utf-8"))
-    for job in jobs:
-        job |= {"status": "error", "message": "the profiled process ended before this arm"}
+    jobs = msgspec.json.decode(path.read_bytes(), type=list[Job])
     for job in jobs:
         try:
-            job |= _one(job)
+            _one(job)
         except Exception as error:  # what an arm throws is its row's status
-            job |= {"status": "error", "message": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
-        path.write_text(json.dumps(jobs), encoding="utf-8")
+            job.status, job.message = "error", f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        path.write_bytes(msgspec.json.encode(jobs))
         gc.collect()
         torch.cuda.empty_cache()
 
 
-def _one(job: Mapping[str, str]) -> dict[str, Any]:
+def _one(job: Job) -> None:
     import torch
 
-    family = families.load(job["family"])
-    candidate, workload = family.candidate(job["name"]), family.workload(job["workload_id"])
+    family = families.load(job.family)
+    candidate, workload = family.candidate(job.name), family.workload(job.workload_id)
     checked = accuracy.check(family, candidate, workload, SEED, "cuda")
-    done = {"status": checked.status, "message": checked.message, "relative_error": checked.relative_error}
+    job.status, job.message, job.relative_error = checked.status, checked.message, checked.relative_error
     if checked.status != "ok":
-        return done
+        return
     inputs = family.cases.inputs(workload, SEED + 1, "cuda")
     args, out = candidate.prepare(inputs), family.cases.outputs(workload, inputs)
     for _ in range(WARM_UPS):
@@ -247,11 +268,10 @@ def _one(job: Mapping[str, str]) -> dict[str, Any]:
     candidate.run(args, out)
     torch.cuda.synchronize()
     torch.cuda.cudart().cudaProfilerStop()
-    return done
 
 
-def collect(jobs: Sequence[Mapping[str, str]], find: Any = shutil.which) -> list[dict[str, Any]]:
-    """Run the jobs under ncu; each comes back with its status and "launches", the parsed launches of its call.
+def collect(jobs: Sequence[Job], find: Any = shutil.which) -> list[Job]:
+    """Run the jobs under ncu; each comes back with its status and the launches of its call.
 
     Raises BadInput without ncu, without the right to read counters, or when ncu printed no table.
     """
@@ -260,7 +280,7 @@ def collect(jobs: Sequence[Mapping[str, str]], find: Any = shutil.which) -> list
         raise BadInput("lab counters", "ncu is not on the PATH", "it comes with Nsight Compute and the CUDA toolkit")
     with tempfile.TemporaryDirectory(prefix="killgate-") as folder:
         plan_file, log = Path(folder) / "jobs.json", Path(folder) / "ncu.csv"
-        plan_file.write_text(json.dumps(list(jobs)), encoding="utf-8")
+        plan_file.write_bytes(msgspec.json.encode(jobs))
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])}
         try:
             run = subprocess.run(
@@ -274,20 +294,19 @@ def collect(jobs: Sequence[Mapping[str, str]], find: Any = shutil.which) -> list
         if "ERR_NVGPUCTRPERM" in text + said:
             remedy = "run as root, or allow it by the driver's option NVreg_RestrictProfilingToAdminUsers=0"
             raise BadInput("lab counters", "the driver lets only root read counters (ERR_NVGPUCTRPERM)", remedy)
-        done = json.loads(plan_file.read_text(encoding="utf-8"))
+        done = msgspec.json.decode(plan_file.read_bytes(), type=list[Job])
         if '"ID"' not in text:
-            if all(job.get("status", "error") not in ("ok", "error") for job in done):
-                return [dict(job) | {"launches": []} for job in done]  # nothing to watch: every arm was left out
+            if all(job.status not in ("ok", "error") for job in done):
+                return done  # nothing to watch: every arm was left out
             worst = [line for line in (text + said).splitlines() if "==ERROR==" in line] or said.strip().splitlines()
             raise BadInput("ncu", f"printed no table ({(worst or ['no message'])[-1][:200]})", "see `ncu --version`")
         groups = cut(parse(log))
-    watched = [job for job in done if job.get("status") == "ok"]
-    for job, launches in zip(watched, groups, strict=False):
-        job["launches"] = launches
+    for job, launches in zip((job for job in done if job.status == "ok"), groups, strict=False):
+        job.launches = launches
     for job in done:
-        if job.get("status") == "ok" and not job.get("launches"):
-            job |= {"status": "error", "message": "ncu saw no kernel of this arm"}
-    return [dict(job) | {"launches": job.get("launches", [])} for job in done]
+        if job.status == "ok" and not job.launches:
+            job.status, job.message = "error", "ncu saw no kernel of this arm"
+    return done
 
 
 def measured(cards: Sequence[phases.Card], only: str | None, arm: str | None, peers: bool) -> Iterator[Counter]:
@@ -299,18 +318,28 @@ def measured(cards: Sequence[phases.Card], only: str | None, arm: str | None, pe
         started = datetime.now(UTC).isoformat(timespec="seconds")
         rows = []
         for job in collect(plan([card], only, arm, peers)):
-            family = families.load(job["family"])
-            candidate, workload = family.candidates.get(job["name"]), family.workload(job["workload_id"])
+            family = families.load(job.family)
+            candidate, workload = family.candidates.get(job.name), family.workload(job.workload_id)
             cost = family.cost(workload, candidate.precision) if candidate else None
-            launches = job.pop("launches")
-            common = structs.asdict(made) | {"device": device.id, "run": run, "started": started, "l2": L2} | job
-            common |= {"workload": dict(workload.axes), "flops": cost.flops if cost else None}
-            common |= {"bytes": cost.bytes if cost else None, "pipe": cost.pipe if cost else None}
-            common["config"] = candidate.config(workload) if candidate and not candidate.refuses(workload) else ""
-            own: list[dict[str, Any]] = [
-                {"launch": i, "launches": len(launches)} | dict(entry) for i, entry in enumerate(launches)
-            ]
-            rows += [Counter(profiled=True, **common, **entry) for entry in own or [{}]]
+            common = Counter(
+                **structs.asdict(made),
+                **{key: getattr(job, key) for key in Job.__struct_fields__ if key != "launches"},
+                device=device.id,
+                run=run,
+                started=started,
+                profiled=True,
+                l2=L2,
+                workload=dict(workload.axes),
+                flops=cost.flops if cost else None,
+                bytes=cost.bytes if cost else None,
+                pipe=cost.pipe if cost else None,
+                config=candidate.config(workload) if candidate and not candidate.refuses(workload) else "",
+                launches=len(job.launches),
+            )
+            rows += [
+                structs.replace(common, launch=number, kernel=launch.kernel, stalls=launch.stalls, **launch.figures)
+                for number, launch in enumerate(job.launches)
+            ] or [common]
         store.append_all(folder, rows)
         yield from rows
 

@@ -74,18 +74,32 @@ WAITS = READS | {"dram_pct": 20.0, "l2_pct": 30.0, "sm_active_pct": 99.0}
 def test_a_real_page_by_hand() -> None:
     """Two arms of gdn-prefill-limit on an H200, as ncu printed them; the figures are read off the file by eye."""
     cuda, triton = counters.cut(counters.parse(RAW))
-    assert [launch["kernel"] for launch in cuda] == ["gdn_prepare_d128_bf16", "gdn_scan_d128_bf16_g1"]
-    assert [launch["kernel"] for launch in triton] == ["fused_chunk_kernel"]
+    assert [launch.kernel for launch in cuda] == ["gdn_prepare_d128_bf16", "gdn_scan_d128_bf16_g1"]
+    assert [launch.kernel for launch in triton] == ["fused_chunk_kernel"]
     scan, fused = cuda[1], triton[0]
-    assert (scan["duration_us"], scan["dram_read_bytes"], scan["dram_write_bytes"]) == (44.768, 62_428_416, 15_025_408)
-    assert (scan["registers"], scan["shared_bytes"], scan["grid"], scan["block"]) == (232, 184_448, 96, 256)
-    assert (scan["sm_clock_hz"], scan["tensor_pct"], scan["waves"]) == (1_793_326_148.14, 29.68, 0.73)
-    assert list(scan["stalls"].items())[:2] == [("long_scoreboard", 2.48), ("wait", 1.33)]  # the largest first
-    assert len(scan["stalls"]) == counters.STALLS_KEPT
-    assert counters.bound(a_row(**scan)) == (
+    seen = scan.figures
+    assert (seen["duration_us"], seen["dram_read_bytes"], seen["dram_write_bytes"]) == (
+        44.768,
+        62_428_416,
+        15_025_408,
+    )
+    assert (seen["registers"], seen["shared_bytes"], seen["grid"], seen["block"]) == (
+        232,
+        184_448,
+        96,
+        256,
+    )
+    assert (seen["sm_clock_hz"], seen["tensor_pct"], seen["waves"]) == (
+        1_793_326_148.14,
+        29.68,
+        0.73,
+    )
+    assert list(scan.stalls.items())[:2] == [("long_scoreboard", 2.48), ("wait", 1.33)]  # the largest first
+    assert len(scan.stalls) == counters.STALLS_KEPT
+    assert counters.bound(a_row(**scan.figures, stalls=scan.stalls)) == (
         "latency: long scoreboard (2.5 warps an issue), L2 at 51 % of its peak, multiprocessors idle 31 %"
     )
-    assert counters.bound(a_row(**fused)).startswith(
+    assert counters.bound(a_row(**fused.figures, stalls=fused.stalls)).startswith(
         "latency: short scoreboard (1.5 warps an issue), shared memory at 28 %"
     )
 
@@ -93,12 +107,12 @@ def test_a_real_page_by_hand() -> None:
 def test_a_separator_is_its_name_and_small_stalls_are_dropped(tmp_path: Path) -> None:
     (tmp_path / "ncu.csv").write_text(TWO)
     launches = counters.parse(tmp_path / "ncu.csv")
-    assert [launch["kernel"] for launch in launches] == [SPIN, FUSED, SPIN, PREPARE, SCAN]
-    assert set(launches[0]) == {"kernel"}
-    assert list(launches[1]["stalls"]) == [  # gmma's 0.01 and the noughts are not there
+    assert [launch.kernel for launch in launches] == [SPIN, FUSED, SPIN, PREPARE, SCAN]
+    assert launches[0] == counters.Launch(SPIN)
+    assert list(launches[1].stalls) == [  # gmma's 0.01 and the noughts are not there
         "short_scoreboard", "wait", "barrier", "long_scoreboard", "branch_resolving", "no_instruction",
     ]  # fmt: skip
-    assert min(min(launch["stalls"].values()) for launch in launches if "stalls" in launch) >= counters.STALL_LEAST
+    assert min(min(launch.stalls.values()) for launch in launches if launch.stalls) >= counters.STALL_LEAST
 
 
 def test_scaled_units_are_the_same_figures(tmp_path: Path) -> None:
@@ -108,7 +122,7 @@ def test_scaled_units_are_the_same_figures(tmp_path: Path) -> None:
     (tmp_path / "base.csv").write_text(table([SCAN]))
     scaled, base = counters.parse(tmp_path / "ncu.csv"), counters.parse(tmp_path / "base.csv")
     for key in METRICS:
-        assert scaled[0][key] == pytest.approx(base[0][key])
+        assert scaled[0].figures[key] == pytest.approx(base[0].figures[key])
 
 
 @pytest.mark.parametrize(
@@ -127,8 +141,8 @@ def test_a_table_that_lacks_something_is_refused(text: str, said: str, tmp_path:
 
 
 def test_what_precedes_the_first_separator_belongs_to_no_arm() -> None:
-    groups = counters.cut([{"kernel": k} for k in ("early", SPIN, "a", "b", SPIN, SPIN, "c")])
-    assert [[launch["kernel"] for launch in group] for group in groups] == [["a", "b"], [], ["c"]]
+    groups = counters.cut([counters.Launch(k) for k in ("early", SPIN, "a", "b", SPIN, SPIN, "c")])
+    assert [[launch.kernel for launch in group] for group in groups] == [["a", "b"], [], ["c"]]
 
 
 @pytest.mark.parametrize(
@@ -167,27 +181,27 @@ sys.exit({code})
     return script
 
 
-def jobs(count: int) -> list[dict[str, str]]:
+def jobs(count: int) -> list[counters.Job]:
     return counters.plan([CARD], CARD.workloads[0], None, False)[:count]
 
 
 def test_each_arm_gets_the_launches_of_its_own_call(tmp_path: Path) -> None:
     ncu = fake_ncu(tmp_path, ["ok", "ok"], TWO)
     first, second = counters.collect(jobs(2), lambda _: str(ncu))
-    assert [launch["kernel"] for launch in first["launches"]] == [FUSED]
-    assert [launch["kernel"] for launch in second["launches"]] == [PREPARE, SCAN]
+    assert [launch.kernel for launch in first.launches] == [FUSED]
+    assert [launch.kernel for launch in second.launches] == [PREPARE, SCAN]
 
 
 def test_an_arm_that_failed_its_check_takes_no_launches_of_the_next(tmp_path: Path) -> None:
     ncu = fake_ncu(tmp_path, ["incorrect", "ok"], table([SPIN, SCAN]))
     wrong, right = counters.collect(jobs(2), lambda _: str(ncu))
-    assert (wrong["status"], wrong["launches"]) == ("incorrect", [])
-    assert [launch["kernel"] for launch in right["launches"]] == [SCAN]
+    assert (wrong.status, wrong.launches) == ("incorrect", [])
+    assert [launch.kernel for launch in right.launches] == [SCAN]
 
 
 def test_an_arm_that_launched_nothing_is_an_error(tmp_path: Path) -> None:
     ncu = fake_ncu(tmp_path, ["ok", "ok"], table([SPIN, SCAN, SPIN]), code=1)
-    assert [job["status"] for job in counters.collect(jobs(2), lambda _: str(ncu))] == ["ok", "error"]
+    assert [job.status for job in counters.collect(jobs(2), lambda _: str(ncu))] == ["ok", "error"]
 
 
 def test_no_right_to_read_counters_is_one_line(tmp_path: Path) -> None:
@@ -219,7 +233,7 @@ def test_the_child_is_this_module_and_the_caches_are_flushed(tmp_path: Path) -> 
 def test_plan_takes_an_arm_by_name_or_role() -> None:
     workload = CARD.workloads[0]
     every = counters.plan([CARD], workload, None, False)
-    assert [job["arm"] for job in every[:2]] == ["control", "candidate"]
+    assert [job.arm for job in every[:2]] == ["control", "candidate"]
     assert counters.plan([CARD], workload, CARD.candidate, False) == [every[1]]
     assert counters.plan([CARD], workload, "control", False) == [every[0]]
     with pytest.raises(BadInput, match='--arm: "nosuch" is no arm'):
@@ -230,7 +244,8 @@ def test_plan_takes_an_arm_by_name_or_role() -> None:
 
 
 def a_row(**more: Any) -> Counter:
-    job = jobs(1)[0] | {"status": "ok", "message": "", "device": "h200", "run": "r", "started": "s", "profiled": True}
+    job = msgspec.structs.asdict(jobs(1)[0]) | {"status": "ok", "message": "", "device": "h200"}
+    job |= {"run": "r", "started": "s", "profiled": True}
     return counter(**job | {"kernel": "k", "launch": 0, "launches": 1, "stalls": {}, **READS, **more})
 
 
