@@ -54,6 +54,8 @@ class Device(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     ceilings: dict[str, Fact] = field(default_factory=dict, name="ceiling")
 
     def __post_init__(self) -> None:
+        if self.id:
+            raise ValueError('unknown key "id"; leave it out, it is the name of the table')
         for name, fact in self.facts.items():
             fact.measured_in(FACTS[name], name)
         for table, rates, known in (("peak", self.peaks, PIPES), ("ceiling", self.ceilings, CEILINGS)):

@@ -84,6 +84,8 @@ class Fact(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     key: str = ""
 
     def __post_init__(self) -> None:
+        if self.key:
+            raise ValueError('unknown key "key"; leave it out, it is told by where the fact stands')
         if self.unit not in UNITS:
             raise ValueError(f'unit = "{self.unit}" is unknown; {nearest(self.unit, UNITS)}')
         inline = not math.isnan(self.value) or self.source or self.kind

@@ -39,6 +39,8 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     axes: dict[str, dict[str, str]] = field(default_factory=dict, name="shapes")
 
     def __post_init__(self) -> None:
+        if self.id or not self.facts:
+            raise ValueError('has a key "id" or no facts; leave the id out, and give each fact with unit and source')
         for shape, axes in self.axes.items():
             for axis, name in axes.items():
                 if name not in self.facts:

@@ -181,6 +181,9 @@ def _wrong(card: _File, path: Path) -> Wrong:
             yield f"{key} has the same word twice", "name each once"
     if card.gate.source not in (NOT_STATED, DECLARED_HERE):
         recorded.verdict(card.gate.source)
+    for claim in card.claims:
+        if claim.source:
+            yield f'claim {claim.name}: unknown key "source"', "the gate alone names its criterion's source"
     for where, gate in (("gate", card.gate), *((f"claim {claim.name}", claim) for claim in card.claims)):
         if not gate.require:
             yield f"{where}.require is missing or empty", "declare at least one required condition"

@@ -199,6 +199,8 @@ def test_the_good_file_is_good(tmp_path: Path) -> None:
         ("[one.memory_bandwidth]", "[one.vram]", ("one", "memory_bandwidth", "missing")),
         ("[one.peak.bf16]", "[one.peak.bf61]", ("one", "peak", 'unknown key "bf61"', 'did you mean "bf16"')),
         ('unit = "TFLOP/s"', 'unit = "GB/s"', ("one", "peak.bf16", "unit = GB/s measures bandwidth, not rate")),
+        ('name = "One"', 'name = "One"\nid = "two"', ("one", 'key "id"', "leave it out")),
+        ('unit = "GB/s"', 'unit = "GB/s"\nkey = "x"', ("one", "memory_bandwidth", 'key "key"', "leave it out")),
         ("[one]", "[one", ("not valid TOML",)),
         (
             'name = "One"',
@@ -227,6 +229,7 @@ def test_a_name_two_devices_claim_is_refused(tmp_path: Path) -> None:
     ("text", "named"),
     [
         ('[m]\nname = "M"', ("m", "facts", "missing")),
+        ('[m]\nname = "M"\nfacts = {}', ("m", "no facts", "unit and source")),
         ('[m]\nname = "M"\nsize = 3', ("m", 'unknown key "size"')),
         ('[m]\nname = "M"\n[m.facts]\nffn = 17408', ("m", "ffn = 17408", "object")),
         (

@@ -157,6 +157,13 @@ def test_claims_are_checked_as_gates_are(role: str, tmp_path: Path) -> None:
     assert role in line
 
 
+def test_a_claim_names_no_source(tmp_path: Path) -> None:
+    text = phases.card("p1").path.read_text().replace("[[claim]]\n", '[[claim]]\nsource = "x"\n', 1)
+    line = refusal(tmp_path, text, "p1")
+    assert "claim" in line
+    assert 'unknown key "source"' in line
+
+
 def test_withdrawn_figure_is_no_threshold(tmp_path: Path) -> None:
     stated = 'threshold = 471\nfrom = "lp.batch8-anomaly.gb10.decode-step.control.npl8"'
     text = TEXT.replace('threshold = 60\nfrom = "lp.gate.p4.threshold.runs"', stated)
