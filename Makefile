@@ -40,7 +40,7 @@ install:  ## create or update .venv; does nothing when it is up to date
 	@command -v $(PYTHON) >/dev/null 2>&1 || { echo "killgate: no $(PYTHON) here; apt install python3 python3-venv, or name one: make PYTHON=python3.12 ..." >&2; exit 2; }
 	@$(PYTHON) .ci/install.py
 
-verdicts: install  ## judge every card, check every family, write build/site, print the board; needs no GPU
+verdicts: install  ## judge, check every family, execute the notebooks, write build/site: 1 to 2 minutes; needs no GPU
 	$(BIN)/python -m lab verdicts $(ARGS)
 
 # Types and contracts are checked beside the tests, for one core is enough for them; what they say comes at the end.
