@@ -7,12 +7,7 @@ compared is then the time of the kernels themselves: within 3 % for 20 us and mo
 
 from __future__ import annotations
 
-import csv
-import io
-import shutil
 import statistics
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,15 +16,14 @@ from typing import Any
 from msgspec import structs
 
 from lab.base import devices
-from lab.base.errors import REPOSITORY, BadInput
-from lab.bench import clocks, provenance, sampling
+from lab.base.errors import BadInput
+from lab.bench import clocks, counters, provenance, sampling
 from lab.bench import measure as measure_plan
 from lab.check import families
 from lab.row import store
 from lab.row.records import CrossCheck
 
 LONG_US, LONG_LIMIT_PCT, SHORT_LIMIT_PCT = 20.0, 3.0, 8.0
-NCU_METRIC = "gpu__time_duration.sum"
 
 
 @dataclass(frozen=True)
@@ -97,23 +91,25 @@ def measure(device: devices.Device, targets: Iterable[Target], seconds: float = 
     gap_us = _gap_us()
     for target in targets:
         started = datetime.now(UTC).isoformat(timespec="seconds")
-        try:
-            found = _compared(target, gap_us, seconds)
-        except Exception as error:  # a candidate that cannot be captured is a row, not our end
-            found = {"status": "error", "message": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
-        torch.cuda.empty_cache()
         row = CrossCheck(
             **structs.asdict(made),
             device=device.id,
             family=target.family,
             name=target.candidate,
             workload_id=target.workload,
+            status="ok",
             run=run,
             started=started,
             gap_us=gap_us,
-            ncu_us=ncu_us(target) if found["status"] == "ok" else None,
-            **found,
         )
+        try:
+            row = _compared(row, target, gap_us, seconds)
+        except Exception as error:  # a candidate that cannot be captured is a row, not our end
+            said = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+            row = structs.replace(row, status="error", message=said)
+        torch.cuda.empty_cache()
+        if row.status == "ok":
+            row = structs.replace(row, ncu_us=ncu_us(target))
         store.append(folder, row)
         yield row
 
@@ -124,7 +120,7 @@ def _gap_us() -> float:
     return statistics.median(MEASURES["graph_gap"]())
 
 
-def _compared(target: Target, gap_us: float, seconds: float) -> dict[str, Any]:
+def _compared(row: CrossCheck, target: Target, gap_us: float, seconds: float) -> CrossCheck:
     import torch
 
     from lab.bench.timers import GraphTimer, kernel_durations_us
@@ -132,7 +128,7 @@ def _compared(target: Target, gap_us: float, seconds: float) -> dict[str, Any]:
     family = families.load(target.family)
     workload, candidate = family.workload(target.workload), family.candidate(target.candidate)
     if reason := families.unmet(candidate, families.gpu_capability()) or candidate.refuses(workload):
-        return {"status": "skipped", "message": reason}
+        return structs.replace(row, status="skipped", message=reason)
     l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
     sets = []
     for number in range(sampling.sets_for(family.cost(workload, candidate.precision).bytes, l2_bytes)):
@@ -147,83 +143,34 @@ def _compared(target: Target, gap_us: float, seconds: float) -> dict[str, Any]:
     kineto_us = statistics.median(sum(durations) / arm.calls for durations in profiled)
     kernels = len(profiled[0]) / arm.calls
     own = compared.arms[candidate.name]
-    return {
-        "status": "ok",
-        "precision": candidate.precision,
-        "workload": dict(workload.axes),
-        "graph_us": own.median_us,
-        "iqr_us": own.iqr_us,
-        "n": own.n,
-        "converged": own.converged,
-        "kineto_us": kineto_us,
-        "kernels_per_call": kernels,
-        "clocks": tuple(c for c in (before, after) if c),
+    return structs.replace(
+        row,
+        precision=candidate.precision,
+        workload=dict(workload.axes),
+        graph_us=own.median_us,
+        iqr_us=own.iqr_us,
+        n=own.n,
+        converged=own.converged,
+        kineto_us=kineto_us,
+        kernels_per_call=kernels,
+        clocks=tuple(c for c in (before, after) if c),
         **verdict(own.median_us, gap_us, kernels, kineto_us),
-    }
+    )
 
 
 def ncu_us(target: Target) -> float | None:
     """ncu's gpu__time_duration summed over one call of the target, us; None where ncu is absent or gives nothing.
 
-    ncu flushes the caches before each kernel and is told to leave the clocks alone.
+    ncu flushes the caches before each kernel and is told to leave the clocks alone (lab/bench/counters.py).
     """
-    if shutil.which("ncu") is None:
-        return None
-    command = ["ncu", "--csv", "--clock-control", "none", "--profile-from-start", "off", "--metrics", NCU_METRIC]
-    command += [sys.executable, "-m", "lab.bench.crosscheck", target.family, target.candidate, target.workload]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, timeout=180)
-    except (OSError, subprocess.TimeoutExpired):
+        (done,) = counters.collect([counters.Job("", target.family, target.workload, "candidate", target.candidate)])
+    except BadInput:
         return None
-    return parse_ncu(done.stdout)
-
-
-def parse_ncu(text: str) -> float | None:
-    """The sum of gpu__time_duration over the kernels in ncu's CSV output, us; None when it holds none."""
-    lines = text.splitlines()
-    start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
-    if start is None:
-        return None
-    factors = {
-        "nsecond": 1e-3,
-        "ns": 1e-3,
-        "usecond": 1.0,
-        "us": 1.0,
-        "msecond": 1e3,
-        "ms": 1e3,
-        "second": 1e6,
-        "s": 1e6,
-    }
-    total, found = 0.0, False
-    for row in csv.DictReader(io.StringIO("\n".join(lines[start:]))):
-        if row.get("Metric Name") == NCU_METRIC and row.get("Metric Unit") in factors:
-            total += float(row["Metric Value"].replace(",", "")) * factors[row["Metric Unit"]]
-            found = True
-    return total if found else None
-
-
-def one_call(family_name: str, candidate_name: str, workload_id: str) -> None:
-    """What ncu watches: warm up, then one call between cudaProfilerStart and Stop."""
-    import torch
-
-    family = families.load(family_name)
-    workload, candidate = family.workload(workload_id), family.candidate(candidate_name)
-    inputs = family.cases.inputs(workload, 0, "cuda")
-    args, out = candidate.prepare(inputs), family.cases.outputs(workload, inputs)
-    for _ in range(3):
-        candidate.run(args, out)
-    torch.cuda.synchronize()
-    torch.cuda.cudart().cudaProfilerStart()
-    candidate.run(args, out)
-    torch.cuda.synchronize()
-    torch.cuda.cudart().cudaProfilerStop()
+    return sum(launch.figures["duration_us"] for launch in done.launches) or None
 
 
 def latest(device_id: str) -> list[CrossCheck]:
     """The rows of the newest cross-check of a device, [] when there is none."""
     runs = store.kept(CrossCheck, device_id, "crosscheck")
     return runs[-1] if runs else []
-
-
-if __name__ == "__main__":
-    one_call(*sys.argv[1:4])

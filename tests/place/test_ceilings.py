@@ -6,21 +6,16 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from msgspec import structs
 
 from lab.base.errors import BadInput
-from lab.bench import ceiling_runs, crosscheck
+from lab.bench import ceiling_runs, counters, crosscheck
 from lab.place import ceilings
 from lab.row import store
 from lab.row.records import CEILINGS, REST, UPDATE_MIB, Ceiling, Measurement
 from tests.row.made import measurement
 
 CEILING: dict[str, Any] = {"device": "h200", "method": "m", "run": "r1", "started": "2026-11-20", "samples": (1.0,)}
-NCU = """==PROF== Connected
-"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"
-"0","a","gpu__time_duration.sum","nsecond","1,500"
-"1","b","gpu__time_duration.sum","usecond","2.5"
-"1","b","dram__bytes.sum","byte","7"
-"""
 
 
 @pytest.fixture
@@ -193,10 +188,19 @@ def test_gap_is_taken_off_once_per_kernel() -> None:
     assert crosscheck.verdict(103.0, 0.5, 6, 100.0)["difference_pct"] == pytest.approx(0)
 
 
-def test_ncu_output_is_added_up_in_its_units() -> None:
-    assert crosscheck.parse_ncu(NCU) == pytest.approx(4.0)
-    assert crosscheck.parse_ncu("==ERROR== nothing profiled") is None
-    assert crosscheck.parse_ncu(NCU.replace("gpu__time_duration.sum", "sm__cycles.sum")) is None
+def test_the_kernels_of_a_call_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    launches = [counters.Launch("a", {"duration_us": 1.5}), counters.Launch("b", {"duration_us": 2.5})]
+    target = crosscheck.Target("gdn", "fused_chunk", "w")
+    monkeypatch.setattr(counters, "collect", lambda jobs: [structs.replace(jobs[0], launches=launches)])
+    assert crosscheck.ncu_us(target) == pytest.approx(4.0)
+    monkeypatch.setattr(counters, "collect", lambda jobs: jobs)
+    assert crosscheck.ncu_us(target) is None
+
+    def absent(jobs: Any) -> Any:
+        raise BadInput("lab counters", "ncu is not on the PATH")
+
+    monkeypatch.setattr(counters, "collect", absent)
+    assert crosscheck.ncu_us(target) is None
 
 
 @pytest.mark.parametrize(
