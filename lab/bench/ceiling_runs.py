@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import structs
 
 from lab.base import devices
-from lab.bench import clocks, provenance
+from lab.bench import machine
 from lab.row import store
 from lab.row.records import CEILINGS, REST, UPDATE_MIB, Ceiling
 
@@ -22,13 +22,13 @@ def measure(device: devices.Device, names: tuple[str, ...] = tuple(CEILINGS)) ->
     """Measure ceilings on the GPU that is here, append each as a row and yield it."""
     run, _ = store.new_run(device.id, "ceilings")
     folder = store.FOLDER / device.id / "ceilings" / run
-    made = provenance.provenance()
+    made = machine.provenance()
     for name in names:
         unit, method = CEILINGS[name]
-        before = clocks.sample()
+        before = machine.clocks()
         started = datetime.now(UTC).isoformat(timespec="seconds")
         samples = MEASURES[name]()
-        after = clocks.sample()
+        after = machine.clocks()
         value = min(samples) if unit == "us" else max(samples)
         row = Ceiling(
             **structs.asdict(made),

@@ -117,10 +117,10 @@ def gpu() -> Backend:
     """The current CUDA GPU."""
     import torch
 
-    from lab.bench import clocks, timers
+    from lab.bench import machine, timers
 
     card = torch.cuda.get_device_properties(0)
-    return Backend("cuda", card.L2_cache_size, timers.named, clocks.sample, memory_bytes=card.total_memory)
+    return Backend("cuda", card.L2_cache_size, timers.named, machine.clocks, memory_bytes=card.total_memory)
 
 
 def status_of(error: BaseException) -> tuple[Status, str, bool]:

@@ -34,7 +34,7 @@ import msgspec
 from msgspec import structs
 
 from lab.base.errors import REPOSITORY, BadInput, nearest
-from lab.bench import measure, ncu, provenance
+from lab.bench import machine, measure, ncu
 from lab.card import phases
 from lab.check import accuracy, families
 from lab.row import store
@@ -313,7 +313,7 @@ def measured(cards: Sequence[phases.Card], only: str | None, arm: str | None, pe
     """Take the counters of the cards' arms on this GPU, append the rows and yield them, one a kernel launch."""
     device = measure.require_gpu("lab counters")
     run, folder = store.new_run(device.id, "counters")
-    made = provenance.provenance()
+    made = machine.provenance()
     for card in cards:
         started = datetime.now(UTC).isoformat(timespec="seconds")
         rows = []

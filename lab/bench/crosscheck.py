@@ -17,7 +17,7 @@ from msgspec import structs
 
 from lab.base import devices
 from lab.base.errors import BadInput
-from lab.bench import clocks, counters, provenance, sampling
+from lab.bench import counters, machine, sampling
 from lab.bench import measure as measure_plan
 from lab.check import families
 from lab.row import store
@@ -87,7 +87,7 @@ def measure(device: devices.Device, targets: Iterable[Target], seconds: float = 
 
     run, _ = store.new_run(device.id, "crosscheck")
     folder = store.FOLDER / device.id / "crosscheck" / run
-    made = provenance.provenance()
+    made = machine.provenance()
     gap_us = _gap_us()
     for target in targets:
         started = datetime.now(UTC).isoformat(timespec="seconds")
@@ -136,10 +136,10 @@ def _compared(row: CrossCheck, target: Target, gap_us: float, seconds: float) ->
         sets.append((candidate.prepare(inputs), family.cases.outputs(workload, inputs)))
     arm, timer = sampling.Arm(candidate.name, candidate.run, sets), GraphTimer()
     timer.prepare(arm)
-    before = clocks.sample()
+    before = machine.clocks()
     compared = sampling.compare([arm], timer, seconds)
     profiled = [kernel_durations_us(arm) for _ in range(5)]
-    after = clocks.sample()
+    after = machine.clocks()
     kineto_us = statistics.median(sum(durations) / arm.calls for durations in profiled)
     kernels = len(profiled[0]) / arm.calls
     own = compared.arms[candidate.name]

@@ -20,7 +20,7 @@ from msgspec import structs
 
 from lab.base import devices
 from lab.base.errors import BadInput, nearest
-from lab.bench import ceiling_runs, provenance
+from lab.bench import ceiling_runs, machine
 from lab.bench.comparison import GPU_BACKEND, Job, Outcome
 from lab.bench.sampling import Comparison
 from lab.bench.worker import Death, Worker
@@ -138,7 +138,7 @@ def measure(
     device: default the GPU that is here. tell: hears one line a step.
     """
     device = device or require_gpu()
-    made = provenance.provenance()
+    made = machine.provenance()
     run, _ = store.new_run(device.id, "")
     worker = Worker(dict(settings.limits_s))
     start = time.monotonic()

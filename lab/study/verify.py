@@ -32,7 +32,7 @@ from msgspec import Meta
 from lab.base import files, vocabulary
 from lab.base.console import print_json
 from lab.base.errors import BadInput, nearest
-from lab.bench import provenance
+from lab.bench import machine
 from lab.study import own
 from lab.study.own.sample import Imported, Made, Positive, Sample, Word
 
@@ -355,7 +355,7 @@ def _pinned(arguments: Namespace, found: Mapping[Key, Figures], read: Sequence[I
         )
     for name in bands:
         raise BadInput("--healthy", f'no figure is called "{name}"', nearest(name, [p.name for p in pins]))
-    head, dirty = provenance.commit()
+    head, dirty = machine.commit()
     sources = [Source(f.path.name, hashlib.sha256(f.path.read_bytes()).hexdigest()) for f in read]
     when = [s.when for f in read for s in f.samples if s.when]
     measured = (min(when), max(when)) if when else None

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from lab.base import devices
 from lab.base.errors import REPOSITORY
-from lab.bench import measure, provenance
+from lab.bench import machine, measure
 from lab.check import families
 from tests.bench import fake_bench
 
@@ -46,7 +46,7 @@ def sweep(workloads: int, seconds: float) -> dict[str, float]:
         folder = Path(name)
         card = fake_bench.card(folder, tuple(f"w{i:02}" for i in range(workloads)))
         settings = measure.Settings(seconds=seconds, backend="tests.bench.fake_bench:slow")
-        provenance.provenance()  # imports torch into this process, which a real sweep does once as well
+        machine.provenance()  # imports torch into this process, which a real sweep does once as well
         begin = time.perf_counter()
         last = "start", begin
         busy_s = 0.0

@@ -231,11 +231,11 @@ def card(
 def main(folder: Path, count: int, candidate: str) -> None:
     """Measure the first `count` numbered workloads into `folder` with the quick backend; a line each as it is safe."""
     from lab.base import devices
-    from lab.bench import measure, provenance
+    from lab.bench import machine, measure
     from lab.row.records import Provenance
 
     families.load = load  # type: ignore[assignment]
-    provenance.provenance = lambda: Provenance(commit="0")
+    machine.provenance = lambda: Provenance(commit="0")
     folder.mkdir(parents=True, exist_ok=True)
     made = folder.parent / f"card-{os.getpid()}"
     made.mkdir()

@@ -15,7 +15,7 @@ from msgspec import structs
 
 from lab.base import devices
 from lab.base.errors import BadInput
-from lab.bench import measure, provenance
+from lab.bench import machine, measure
 from lab.bench.comparison import Done, Outcome
 from lab.bench.measure import Settings
 from lab.bench.sampling import Arm, Comparison, summarise
@@ -38,7 +38,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The toy family, rows under a temporary folder, and a row's provenance that costs no import of torch."""
     monkeypatch.setattr(families, "load", fake_bench.load)
     monkeypatch.setattr(store, "FOLDER", tmp_path / "profiles")
-    monkeypatch.setattr(provenance, "provenance", lambda: Provenance(commit="0"))
+    monkeypatch.setattr(machine, "provenance", lambda: Provenance(commit="0"))
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lab.base import devices, progress
-from lab.bench import measure, provenance
+from lab.bench import machine, measure
 from lab.bench.measure import Settings
 from lab.card import phases
 from lab.check import families
@@ -35,7 +35,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """`lab measure toy` on a machine that says it is an H200; the folder that its rows go to by default."""
     monkeypatch.setattr(families, "load", fake_bench.load)
     monkeypatch.setattr(store, "FOLDER", tmp_path / "profiles")
-    monkeypatch.setattr(provenance, "provenance", lambda: Provenance(commit="0"))
+    monkeypatch.setattr(machine, "provenance", lambda: Provenance(commit="0"))
     card = fake_bench.card(tmp_path, SMALL, candidate="faster")
     monkeypatch.setattr(phases, "card", lambda name: card)
     monkeypatch.setattr(measure, "require_gpu", lambda: H200)

@@ -21,7 +21,7 @@ import pytest
 
 from lab.base import devices
 from lab.base.errors import REPOSITORY, BadInput
-from lab.bench import measure, provenance
+from lab.bench import machine, measure
 from lab.card import phases
 from lab.check import families
 from lab.cli import main
@@ -149,14 +149,14 @@ def test_two_processes_in_one_folder(tmp_path: Path) -> None:
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(families, "load", fake_bench.load)
-    monkeypatch.setattr(provenance, "provenance", lambda: Provenance(commit="0"))
+    monkeypatch.setattr(machine, "provenance", lambda: Provenance(commit="0"))
 
 
 def measure_toy(tmp_path: Path, folder: Path, count: int) -> list[str]:
     """Measure the first `count` workloads in this process; those whose rows were reported safe."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(families, "load", fake_bench.load)
-        patch.setattr(provenance, "provenance", lambda: Provenance(commit="0"))
+        patch.setattr(machine, "provenance", lambda: Provenance(commit="0"))
         card = fake_bench.card(tmp_path, tuple(f"w{i:02}" for i in range(COUNT)))
         settings = measure.Settings(seconds=0.0, backend="tests.bench.fake_bench:quick")
         return [rows[0].workload_id for rows in measure.measure(measure.plan(card)[:count], settings, folder, H200)]

@@ -21,7 +21,7 @@ import pytest
 from msgspec.structs import replace
 
 from lab.base.errors import REPOSITORY, BadInput
-from lab.bench import provenance
+from lab.bench import machine
 from lab.row import store
 from lab.row.records import PERFORMANCE, Ceiling, Counter, CrossCheck, Measurement, Record, Status
 from tests.row import made
@@ -378,7 +378,7 @@ def test_rows_are_filtered_and_oldest_first(tmp_path: Path, monkeypatch: pytest.
 def test_provenance_says_nothing_of_person_or_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_TOKEN", "hunter2")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    facts = msgspec.json.encode(provenance.provenance()).decode()
+    facts = msgspec.json.encode(machine.provenance()).decode()
     assert "hunter2" not in facts
     assert str(REPOSITORY) not in facts
     assert '"CUDA_VISIBLE_DEVICES":"0"' in facts
@@ -390,8 +390,8 @@ def test_rows_of_one_card_can_be_told_without_its_serial(monkeypatch: pytest.Mon
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda index: properties)
     found = []
     for uuid in ("GPU-5e01-a", "GPU-5e01-a", "GPU-5e01-b", None):
-        monkeypatch.setattr(provenance, "smi", lambda field, uuid=uuid: uuid if field == "uuid" else "580.95")
-        found.append(provenance.provenance())
+        monkeypatch.setattr(machine, "smi", lambda field, uuid=uuid: uuid if field == "uuid" else "580.95")
+        found.append(machine.provenance())
     assert found[0].gpu_id == found[1].gpu_id != found[2].gpu_id
     assert len(found[0].gpu_id or "") == 8
     assert b"5e01" not in msgspec.json.encode(found)
@@ -409,8 +409,8 @@ def test_run_names_sort_by_time() -> None:
 def test_a_copy_may_state_the_commit_it_was_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy's own git may be behind what was copied; what is stated stands beside it and replaces nothing."""
     monkeypatch.setenv("KILLGATE_COMMIT", "abc1234")
-    monkeypatch.setattr(provenance, "commit", lambda: ("0123456789ab", True))
-    found = provenance.provenance()
+    monkeypatch.setattr(machine, "commit", lambda: ("0123456789ab", True))
+    found = machine.provenance()
     assert (found.commit, found.dirty, found.stated_commit) == ("0123456789ab", True, "abc1234")
     monkeypatch.delenv("KILLGATE_COMMIT")
-    assert provenance.provenance().stated_commit == ""
+    assert machine.provenance().stated_commit == ""

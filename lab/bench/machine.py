@@ -1,4 +1,9 @@
-"""How a row was made: GPU, driver, versions, commit and an allow-list of the environment."""
+"""The machine that a row was made on: GPU, driver, versions, commit and an allow-list of the environment, and clocks.
+
+Clocks and throttle reasons of GPU 0 are sampled around a measurement, by NVML where nvidia-ml-py is, else by
+nvidia-smi; a sample names its source, because the two differ in how long they take. They are read, never set: a bench
+that locks clocks measures another machine than its users have.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +16,18 @@ import subprocess
 from msgspec import structs
 
 from lab.base.errors import REPOSITORY
-from lab.row.records import Provenance
+from lab.row.records import Clocks, Provenance
 
 ENVIRONMENT = ("CUDA_VISIBLE_DEVICES", "CUDA_MODULE_LOADING", "TRITON_INTERPRET", "PYTORCH_CUDA_ALLOC_CONF")
+# Bits of NVML's clocks event (throttle) reasons that mean "slower than asked for"; idle and the applications clock
+# setting are not among them. Source: NVML API reference, nvmlClocksEventReasons.
+THROTTLE_BITS = {
+    0x4: "software power cap",
+    0x8: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake",
+}
 
 
 def commit() -> tuple[str, bool | None]:
@@ -70,4 +84,36 @@ def smi(*fields: str) -> str | None:
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
     except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def reasons(mask: int) -> str:
+    """The throttle reasons in a bit mask, joined by commas."""
+    return ", ".join(name for bit, name in THROTTLE_BITS.items() if mask & bit)
+
+
+def clocks() -> Clocks | None:
+    """One sample of GPU 0, None where neither source answers."""
+    if importlib.util.find_spec("pynvml") is not None:
+        import pynvml
+
+        try:
+            pynvml.nvmlInit()
+            handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+            mask = int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+            sm = int(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))
+            memory = int(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM))
+            return Clocks("nvml", sm, memory, reasons(mask))
+        except pynvml.NVMLError:
+            pass
+    line = smi("clocks.sm", "clocks.mem", "clocks_event_reasons.active")
+    return parse_smi(line) if line else None
+
+
+def parse_smi(line: str) -> Clocks | None:
+    """Clocks from nvidia-smi's line "1980, 3201, 0x0000000000000000"; None when it holds no numbers."""
+    parts = [part.strip() for part in line.split(",")]
+    try:
+        return Clocks("nvidia-smi", int(parts[0]), int(parts[1]), reasons(int(parts[2], 16)))
+    except (IndexError, ValueError):
         return None

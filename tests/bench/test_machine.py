@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from lab.bench import clocks
-from lab.bench.clocks import Clocks, parse_smi, reasons
+from lab.bench import machine
+from lab.bench.machine import parse_smi, reasons
+from lab.row.records import Clocks
 
 
 @pytest.mark.parametrize(
@@ -83,13 +84,13 @@ def smi(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         told.append(fields)
         return told[0]
 
-    monkeypatch.setattr(clocks, "smi", ask)
+    monkeypatch.setattr(machine, "smi", ask)
     return told
 
 
 def test_nvml_first(smi: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", Nvml(broken=False))
-    found = clocks.sample()
+    found = machine.clocks()
     assert found == Clocks("nvml", 1410, 3201, "software thermal slowdown")
     assert msgspec.to_builtins(found) == {
         "source": "nvml",
@@ -107,16 +108,16 @@ def test_nvidia_smi_where_nvml_does_not_answer(
     if installed:
         monkeypatch.setitem(sys.modules, "pynvml", Nvml(broken=True))
     else:
-        monkeypatch.setattr(clocks.importlib.util, "find_spec", lambda name: None)
-    assert clocks.sample() == Clocks("nvidia-smi", 1980, 3201, "")
+        monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: None)
+    assert machine.clocks() == Clocks("nvidia-smi", 1980, 3201, "")
     assert smi[1:] == [("clocks.sm", "clocks.mem", "clocks_event_reasons.active")]
     smi[0] = None
-    assert clocks.sample() is None
+    assert machine.clocks() is None
 
 
 @pytest.mark.gpu
 def test_a_gpu_has_clocks() -> None:
-    found = clocks.sample()
+    found = machine.clocks()
     assert found is not None
     assert found.sm_mhz > 100
     assert found.memory_mhz > 100
