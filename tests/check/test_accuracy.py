@@ -17,6 +17,7 @@ from kernels.common import Candidate, Cost, Needs, Tensors, Tolerance, Workload,
 from lab.base.errors import BadInput
 from lab.check import accuracy, families
 from lab.check.accuracy import check, compare
+from tests.refused import refused
 
 WORKLOADS = (Workload("m63_n5", {"M": 63, "N": 5}), Workload("m1_n1", {"M": 1, "N": 1}, role="measure"))
 
@@ -261,7 +262,7 @@ def test_compare_where_the_reference_is_zero_or_nothing() -> None:
     assert not compare("y", zero + 0.1, zero, Tolerance(1e-2, 1e-2, "")).ok
     assert compare("y", torch.zeros(0, 3), torch.zeros(0, 3), Tolerance(0, 0, "")).ok
     assert not compare("y", zero, zero * math.nan, Tolerance(1, 1, "")).ok
-    with pytest.raises(BadInput, match=r"y: shape \(4,\) differs from the reference's \(2, 2\)"):
+    with pytest.raises(BadInput, match=r"^y: .*\(4,\).*\(2, 2\)$"):
         compare("y", zero, zero.reshape(2, 2), Tolerance(1, 1, ""))
 
 
@@ -275,5 +276,5 @@ def test_family_is_walked_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     # A workload named outright: a real model's shape too, and a refusal shows.
     found = [(c.candidate, c.workload, c.status) for c in accuracy.check_family("toy", workload="m1_n1")]
     assert found[1:] == [("a", "m1_n1", "ok"), ("b", "m1_n1", "incorrect"), ("c", "m1_n1", "skipped")]
-    with pytest.raises(BadInput, match='no candidate is named "d"'):
+    with refused("toy", '"d"', remedy="valid"):
         list(accuracy.check_family("toy", "d"))

@@ -120,7 +120,7 @@ def test_missing_operators_say_what_to_install(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "barepeer").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     for package in ("barepeer", "no_such_package"):
-        with pytest.raises(ImportError, match=rf"{package} has no compiled library _ops\*\.so; install a CUDA build"):
+        with pytest.raises(ImportError, match=rf"{package}.*_ops\*\.so.*install"):
             load_operators(package, "_ops")
 
 
@@ -159,7 +159,7 @@ def test_marlin_scales_decode_to_ours(n: int, blocks: int, top: int) -> None:
 def test_marlin_refuses_scales_that_it_cannot_hold() -> None:
     scale = torch.full((64, 2), 126, dtype=torch.uint8)
     scale[3, 1] = 7  # the largest subnormal e4m3 number beside the largest number
-    with pytest.raises(ValueError, match=r"1 of 128 block scales are below 2\^-6 while the largest is 448"):
+    with pytest.raises(ValueError, match=r"1 of 128\b.*\b448"):
         vllm_marlin.repack_scales(scale)
     # With a largest scale of 2^-2 everything is raised by 2^10, and the same small scale becomes exact.
     packed, power = vllm_marlin.repack_scales(torch.where(scale == 126, 40, scale).to(torch.uint8))
@@ -168,7 +168,7 @@ def test_marlin_refuses_scales_that_it_cannot_hold() -> None:
 
 
 def test_marlin_takes_whole_tiles_only() -> None:
-    with pytest.raises(ValueError, match=r"N=75 and K=64 must be multiples of 64 and 16"):
+    with pytest.raises(ValueError, match=r"N=75\b.*K=64\b.*\b64\b.*\b16\b"):
         vllm_marlin.repack_weights(torch.zeros(75, 32, dtype=torch.uint8))
 
 

@@ -158,7 +158,7 @@ def test_the_environment_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "KILLGATE_ROUTE_TOY is set; without it gemv (measured)" in choice.reason
     assert choice.times_us == {"gemv": 16.0, "gemm": 64.0}
     monkeypatch.setenv("KILLGATE_ROUTE_TOY", "gem")
-    with pytest.raises(ValueError, match="KILLGATE_ROUTE_TOY=gem: not one of gemv, gemm"):
+    with pytest.raises(ValueError, match=r"KILLGATE_ROUTE_TOY=gem\b.*gemv, gemm"):
         choose(1)
 
 
@@ -176,7 +176,7 @@ def test_the_environment_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_broken_table_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "toy.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match=r"toy\.json: .*write it again with lab routes"):
+    with pytest.raises(ValueError, match=r"toy\.json.*lab routes"):
         routing.read(path)
 
 
@@ -213,7 +213,7 @@ def test_words_that_are_no_product(words: dict[str, str], told: str) -> None:
 def test_each_format_has_blocks_of_its_own(router: routing.Router, block: int) -> None:
     own = {"K": str(33 * block), "M": "1", "N": "1"}
     assert router.asked(own)[0]["K"] == 33 * block
-    with pytest.raises(ValueError, match=f"not a multiple of {block}, the values"):
+    with pytest.raises(ValueError, match=rf"\b{block}\b"):
         router.asked(own | {"K": str(33 * block // 2)})
 
 

@@ -103,7 +103,7 @@ def test_decode_of_T_steps_is_prefill() -> None:
 def test_reference_names_a_head_count_that_does_not_divide() -> None:
     inputs = cases.inputs(workload("t5_hk1_hv2_d64_f32"), 0, "cpu")
     inputs["q"] = inputs["k"] = torch.zeros(1, 5, 3, 64)
-    with pytest.raises(ValueError, match="Hv = 2 is not a multiple of Hk = 3"):
+    with pytest.raises(ValueError, match=r"Hv = 2\b.*Hk = 3\b"):
         reference(inputs)
 
 
@@ -309,9 +309,9 @@ def test_limits_reject(damage: str, precision: str) -> None:
 @pytest.mark.parametrize("candidate", [c for c in PREFILL if c.name != "torch_chunk"], ids=candidate_name)
 def test_prepare_names_what_is_wrong(candidate: Candidate) -> None:
     inputs = cases.inputs(workload("t5_hk1_hv2_d64_f32"), 0, "cpu")
-    with pytest.raises(ValueError, match=r"v has strides .* pass v.contiguous"):
+    with pytest.raises(ValueError, match=r"\bv\b.*contiguous"):
         candidate.prepare(inputs | {"v": inputs["v"].transpose(1, 2)})
-    with pytest.raises(ValueError, match=r"cu_seqlens \[0, 3, 3, 5\] must rise strictly"):
+    with pytest.raises(ValueError, match=r"cu_seqlens.*\[0, 3, 3, 5\]"):
         candidate.prepare(inputs | {"cu_seqlens": torch.tensor([0, 3, 3, 5], dtype=torch.int32)})
 
 

@@ -58,7 +58,7 @@ def test_decode_is_not_routed() -> None:
         chosen(decode)
     takes_it = Candidate("step", "bf16", nothing)
     for known in (TABLE, None):
-        with pytest.raises(ValueError, match="op = decode: only prefill has kernels"):
+        with pytest.raises(ValueError, match=r"op = decode\b.*prefill"):
             routing.route(route.ROUTER, decode, "no-table-here", (takes_it,), 4440.0, PEAKS, known)
 
 
@@ -74,5 +74,5 @@ def test_the_roofline_knows_what_each_algorithm_passes_through_memory() -> None:
 def test_tokens_sequences_and_heads_make_the_question() -> None:
     workload, _ = route.ROUTER.asked({"T": "2048", "batch": "8", "Hk": "16", "Hv": "48"})
     assert (workload["op"], workload["T"], workload["batch"], workload["D"]) == ("prefill", 2048, 8, 128)
-    with pytest.raises(ValueError, match="Hv=40: not a multiple of Hk=16"):
+    with pytest.raises(ValueError, match=r"Hv=40\b.*Hk=16\b"):
         route.ROUTER.asked({"T": "2048", "Hk": "16", "Hv": "40"})

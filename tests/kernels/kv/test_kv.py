@@ -327,13 +327,13 @@ def test_launch_errors_name_values_and_remedy() -> None:
     _, given_ = problem("ctx17_b2_hq6_hkv1_d64_p16_bf16")
     with pytest.raises(ValueError, match=r"contiguous\(\)"):
         splitkv.prepare(given_ | {"q": given_["q"].transpose(0, 1).contiguous().transpose(0, 1)}, "16bit")
-    with pytest.raises(ValueError, match="D=48 must be 32, 64, 128 or 256"):
+    with pytest.raises(ValueError, match=r"D=48\b.*\b256\b"):
         splitkv.check_axes(6, 1, 48, 16)
-    with pytest.raises(ValueError, match="Hq=7 must be a multiple of Hkv=2"):
+    with pytest.raises(ValueError, match=r"Hq=7\b.*Hkv=2\b"):
         splitkv.check_axes(7, 2, 64, 16)
     assert "65" in splitkv.refusal(65, 1, 64, 16)
     args = splitkv.prepare(given_, "16bit")
-    with pytest.raises(ValueError, match="workspace holds 1 parts, the plan has 3"):
+    with pytest.raises(ValueError, match=r"workspace.*\b1\b.*\b3\b"):
         splitkv.launch(args, {"o": torch.empty_like(given_["q"])}, "16bit", plan.SplitPlan(3, 64, 4, 2, True))
 
 

@@ -155,7 +155,7 @@ def test_bits_count_scales_and_means() -> None:
 
 
 def test_pages_must_fit() -> None:
-    with pytest.raises(ValueError, match="T=17 must be a multiple of 16"):
+    with pytest.raises(ValueError, match=r"T=17\b.*\b16\b"):
         study.fp8(torch.ones(1, 17, 32), study.PER_HEAD)
 
 

@@ -165,7 +165,7 @@ def test_formats_refuse_what_is_not_finite(quantise, bad: float) -> None:
 
 def test_formats_refuse_shapes_and_scales() -> None:
     x = torch.ones(1, 2, 4, 48)
-    with pytest.raises(ValueError, match="D=48 must be a multiple of 32"):
+    with pytest.raises(ValueError, match=r"D=48\b.*\b32\b"):
         kv_format.quantise_q8_0(x)
     with pytest.raises(ValueError, match="65504"):
         kv_format.quantise_q8_0(torch.full((1, 1, 1, 32), 7e4))

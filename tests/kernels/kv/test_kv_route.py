@@ -51,5 +51,5 @@ def test_without_a_table_the_first_is_taken_and_said_so() -> None:
 
 
 def test_heads_that_do_not_share_are_refused() -> None:
-    with pytest.raises(ValueError, match="Hq=25: not a multiple of Hkv=4"):
+    with pytest.raises(ValueError, match=r"Hq=25\b.*Hkv=4\b"):
         route.ROUTER.asked({"ctx": "1", "batch": "1", "Hq": "25", "Hkv": "4", "D": "256"})

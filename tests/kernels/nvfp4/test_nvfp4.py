@@ -149,13 +149,13 @@ def test_launches_refuse_a_mismatch_with_the_values():
     inputs = cases.inputs(CHECKS[0])
     args = layout.prepare(inputs)
     y = torch.empty(1, 75, dtype=torch.bfloat16)
-    with pytest.raises(ValueError, match="K=512 but the weights hold K=128"):
+    with pytest.raises(ValueError, match=r"K=512\b.*K=128\b"):
         triton_gemm.launch(args | {"x": torch.zeros(1, 512, dtype=torch.bfloat16)}, y)
     with pytest.raises(ValueError, match="float32"):
         triton_gemv.launch(args, torch.zeros(1, 64), y)
     with pytest.raises(ValueError, match="strides"):
         triton_gemm.launch(args | {"x": torch.zeros(64, 1, dtype=torch.bfloat16).T[:, ::2]}, y)
-    with pytest.raises(ValueError, match="K=32 but the weights hold K=64"):
+    with pytest.raises(ValueError, match=r"K=32\b.*K=64\b"):
         triton_w4a4.run(inputs | {"x": torch.zeros(1, 32, dtype=torch.bfloat16)}, {"y": y})
 
 
