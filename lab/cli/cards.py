@@ -121,8 +121,8 @@ def rows(arguments: Namespace) -> int:
     """The measured rows that profiles/ holds."""
     from lab.write import listing
 
-    listed = listing.listing(arguments.family, arguments.phase, arguments.device)
-    show(arguments.json, lambda: listed, lambda: listing.render(listed))
+    listed = listing.measured(arguments.family, arguments.phase, arguments.device)
+    show(arguments.json, lambda: [listing.value(row) for row in listed], lambda: listing.render(listed))
     return 0
 
 

@@ -8,7 +8,7 @@ nearest one instead of an empty list; a known word that nobody has measured yet 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from lab.base import console, devices
@@ -48,27 +48,22 @@ def measured(family: str | None = None, phase: str | None = None, device: str | 
     return store.rows(place, phase, family)
 
 
-def listing(family: str | None = None, phase: str | None = None, device: str | None = None) -> list[dict[str, Any]]:
-    """The same, each with exactly KEYS. median_us, iqr_us: microseconds; relative_error: a ratio."""
-    return [
-        {key: getattr(row, key) for key in KEYS} | {"commit": None if row.commit == "unknown" else row.commit}
-        for row in measured(family, phase, device)
-    ]
+def value(row: Measurement) -> dict[str, Any]:
+    """A row with exactly KEYS, as --json prints it. median_us, iqr_us: microseconds; relative_error: a ratio."""
+    return {key: getattr(row, key) for key in KEYS} | {"commit": None if row.commit == "unknown" else row.commit}
 
 
-def render(listed: Iterable[Mapping[str, Any]]) -> str:
+def render(rows: Iterable[Measurement]) -> str:
     """The rows as a table for a terminal of 150 columns."""
     cells = []
-    for row in listed:
-        iqr = "" if row["iqr_us"] is None else f" ({row['iqr_us']:.2f})"
-        time = row["status"] if row["median_us"] is None else f"{row['median_us']:.2f}{iqr}"
-        error = "-" if row["relative_error"] is None else f"{row['relative_error']:.1e}"
-        how = ", ".join(word for word in (row["timer"], row["l2"]) if word) or "-"
-        settled = "" if row["converged"] in (True, None) else " not converged"
-        where = f"{row['device']} {row['phase']}"
-        cells.append(
-            (where, row["workload_id"], f"{row['arm']} {row['name']}", time, error, how + settled, str(row["run"]))
-        )
+    for row in rows:
+        iqr = "" if row.iqr_us is None else f" ({row.iqr_us:.2f})"
+        time = row.status if row.median_us is None else f"{row.median_us:.2f}{iqr}"
+        error = "-" if row.relative_error is None else f"{row.relative_error:.1e}"
+        how = ", ".join(word for word in (row.timer, row.l2) if word) or "-"
+        settled = "" if row.converged in (True, None) else " not converged"
+        where = f"{row.device} {row.phase}"
+        cells.append((where, row.workload_id, f"{row.arm} {row.name}", time, error, how + settled, row.run))
     if not cells:
         return "no measured rows"
     header = ("device, phase", "workload", "arm", "median us (IQR)", "rel. error", "timer, L2", "run")
