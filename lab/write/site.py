@@ -12,6 +12,7 @@ import html
 import importlib.util
 import os
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -59,7 +60,8 @@ def verdicts(out: Path | None = None, as_json: bool = False) -> int:
     measured = [judge_measured(c, d) for c in cards for d in store.measured_devices(c.id)]
     told = f"{len(judgements)} recorded and {len(measured)} measured verdicts judged; {EXPECTED}"
     print(told, file=sys.stderr if as_json else sys.stdout, flush=True)
-    checks, pages, broken = _side_by_side(out, server, as_json)
+    with tempfile.TemporaryDirectory() as kept:
+        checks, pages, broken = _side_by_side(out, server, as_json, kept)
     write_index(out, judgements, measured, checks, pages)
     failed = [c for c in checks if c["status"] in ("incorrect", "error")]
     odd = writeup.unexplained(judgements)
@@ -88,12 +90,17 @@ def _summary(judgements: Sequence[Judgement], checks: Sequence[dict[str, Any]], 
     return f"{agree} of {len(judgements)} verdicts agree with their source; checks: {tally}; {notebooks}."
 
 
-def _side_by_side(out: Path, server: Any, quiet: bool) -> tuple[list[dict[str, Any]], dict[str, str], dict[str, str]]:
-    """Every check, notebook and page, over the cores: the checks, name -> title of each notebook, name -> failure."""
+def _side_by_side(
+    out: Path, server: Any, quiet: bool, kept: str
+) -> tuple[list[dict[str, Any]], dict[str, str], dict[str, str]]:
+    """Every check, notebook and page, over the cores: the checks, name -> title of each notebook, name -> failure.
+
+    kept: a folder through which a notebook that asks for a check is given the one that was done.
+    """
     todo = [jobs.Job("the pages of the phases", write_phases, (out,), 10)]
     todo += [jobs.Job("audit.html", write_audit, (out,), 9)]
-    todo += [jobs.Job(f"notebooks/{p.name}", execute, (p, out), 8) for p in sorted(NOTEBOOKS.glob("*.ipynb"))]
-    todo += [job for name in families.names() for job in _slices(name)]
+    todo += [jobs.Job(f"notebooks/{p.name}", execute, (p, out, kept), 8) for p in sorted(NOTEBOOKS.glob("*.ipynb"))]
+    todo += [job for name in families.names() for job in _slices(name, kept)]
     checks: list[dict[str, Any]] = []
     pages: dict[str, str] = {}
     broken: dict[str, str] = {}
@@ -117,7 +124,7 @@ def _side_by_side(out: Path, server: Any, quiet: bool) -> tuple[list[dict[str, A
     return ordered, dict(sorted(pages.items())), broken
 
 
-def _slices(name: str) -> list[jobs.Job]:
+def _slices(name: str, kept: str = "") -> list[jobs.Job]:
     """A family's checks: each Triton candidate by itself, as its interpreter takes the time, and the rest together."""
     families.interpret_on_cpu()
     try:
@@ -126,13 +133,14 @@ def _slices(name: str) -> list[jobs.Job]:
         known = []  # the job meets the same error and reports it
     alone = [c.name for c in known if c.needs.triton] if families.gpu_capability() is None else []
     return [
-        jobs.Job(name, check_slice, (name, None, alone), 5),
-        *(jobs.Job(f"{name}/{c}", check_slice, (name, c, ()), 20) for c in alone),
+        jobs.Job(name, check_slice, (name, None, alone, kept), 5),
+        *(jobs.Job(f"{name}/{c}", check_slice, (name, c, (), kept), 20) for c in alone),
     ]
 
 
-def check_slice(name: str, candidate: str | None, apart: Sequence[str]) -> list[dict[str, Any]]:
+def check_slice(name: str, candidate: str | None, apart: Sequence[str], kept: str = "") -> list[dict[str, Any]]:
     """The checks of one candidate, or of all but those `apart`, as `lab check --json` prints them."""
+    os.environ[accuracy.KEEP] = kept
     families.interpret_on_cpu()
     device = "cuda" if families.gpu_capability() else "cpu"
     return [c.to_json() for c in accuracy.check_family(name, candidate, device=device, apart=apart)]
@@ -148,11 +156,12 @@ def _tally(checks: Sequence[dict[str, Any]]) -> str:
     return said + "; not run here: " + "; ".join(f"{n} candidates ({why})" for why, n in reasons.most_common())
 
 
-def execute(path: Path, out: Path) -> tuple[str, str]:
+def execute(path: Path, out: Path, kept: str = "") -> tuple[str, str]:
     """Execute a copy of a notebook in this process and write its page; (title, failure)."""
     import nbformat
     from nbconvert import HTMLExporter
 
+    os.environ[accuracy.KEEP] = kept
     notebook = nbformat.read(path, as_version=4)
     if failure := pairing.execute(notebook):
         return "", failure

@@ -7,6 +7,7 @@ that arrives as a clone of its input.
 import dataclasses
 import math
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -278,3 +279,23 @@ def test_family_is_walked_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found[1:] == [("a", "m1_n1", "ok"), ("b", "m1_n1", "incorrect"), ("c", "m1_n1", "skipped")]
     with refused("toy", '"d"', remedy="valid"):
         list(accuracy.check_family("toy", "d"))
+
+
+def test_processes_of_one_job_share_a_check_of_the_familys_own_candidate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what was ok, and never for a spoilt copy: that one is run, whatever lies in the folder."""
+    monkeypatch.setenv(accuracy.KEEP, str(tmp_path))
+    family = families.load("nvfp4")
+    candidate, workload = family.candidate("torch_bf16"), family.workload("m63_n75_k1040_bf16")
+    first = accuracy.check(family, candidate, workload)
+    assert first.status == "ok"
+    assert len(list(tmp_path.iterdir())) == 1
+    monkeypatch.setattr(accuracy, "_check", lambda *_: pytest.fail("checked twice"))
+    assert accuracy.check(family, candidate, workload) == first
+    monkeypatch.undo()
+    monkeypatch.setenv(accuracy.KEEP, str(tmp_path))
+    spoilt = dataclasses.replace(candidate, run=lambda args, out: None)
+    assert accuracy.check(family, spoilt, workload).status == "incorrect"
+    assert accuracy.check(family, candidate, workload, seed=1) != first
+    assert len(list(tmp_path.iterdir())) == 2

@@ -16,7 +16,8 @@ from lab.base.errors import REPOSITORY, BadInput
 from lab.card import phases
 from lab.check import families
 from lab.cli import main
-from lab.judge import evidence, rules, verdicts
+from lab.judge import rules, verdicts
+from lab.row import store
 from lab.write import jobs, site
 
 JUDGEMENTS = verdicts.judge_recorded(phases.cards().values())
@@ -114,7 +115,7 @@ def light(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     told: dict[str, Any] = {"checks": [], "pages": {}, "broken": {}}
     monkeypatch.setattr(site.jobs, "context", lambda: None)
     monkeypatch.setattr(site, "_side_by_side", lambda *_: (told["checks"], told["pages"], told["broken"]))
-    monkeypatch.setattr(evidence, "measured_devices", lambda card_id: [])
+    monkeypatch.setattr(store, "measured_devices", lambda card_id: [])
     return told
 
 
@@ -236,7 +237,7 @@ def test_a_family_that_cannot_be_loaded_is_an_error_row(monkeypatch: pytest.Monk
     monkeypatch.setattr(families, "load", told)
     monkeypatch.setattr(site, "NOTEBOOKS", tmp_path)
     monkeypatch.setattr(jobs, "run", outcomes)
-    checks, pages, broken = site._side_by_side(tmp_path, None, True)
+    checks, pages, broken = site._side_by_side(tmp_path, None, True, "")
     assert [(c["family"], c["status"], c["message"]) for c in checks] == [("toy", "error", "BadInput: toy")]
     assert (pages, broken) == ({}, {"the pages of the phases": "BadInput: the pages of the phases"})
 
@@ -246,8 +247,8 @@ def test_every_check_is_in_exactly_one_slice() -> None:
     for name in families.names():
         family = families.load(name)
         parts = [job.arguments for job in site._slices(name)]
-        alone = [candidate for _, candidate, _ in parts if candidate]
-        ((_, _, apart),) = [p for p in parts if p[1] is None]
+        alone = [candidate for _, candidate, *_ in parts if candidate]
+        ((_, _, apart, _),) = [p for p in parts if p[1] is None]
         assert sorted(alone) == sorted(apart)
         assert set(alone) <= set(family.candidates)
         assert len(set(alone)) == len(alone)
@@ -272,7 +273,7 @@ def test_the_whole_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
         shutil.copy(REPOSITORY / "notebooks" / f"{name}.ipynb", tmp_path / "books")
     monkeypatch.setattr(site, "NOTEBOOKS", tmp_path / "books")
     slices = site._slices
-    monkeypatch.setattr(site, "_slices", lambda name: slices(name) if name == "q8" else [])
+    monkeypatch.setattr(site, "_slices", lambda name, kept: slices(name, kept) if name == "q8" else [])
     assert main.main(["verdicts", "--out", str(tmp_path / "site")]) == 0
     text = capsys.readouterr().out
     assert "2 of 2 notebooks executed" in text
