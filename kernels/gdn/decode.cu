@@ -10,8 +10,8 @@
 
 #include "decode_token.cuh"
 
-#define ARGUMENTS                                                                                                \
-    const void *q, const void *k, const void *v, const float *g, const float *beta, char *state,                \
+#define ARGUMENTS                                                                                \
+    const void *q, const void *k, const void *v, const float *g, const float *beta, char *state, \
         const int *state_rows, void *o, float scale, int batch, int hk, int hv, int normalise, int format
 #define PASSED_AS(FORMAT) q, k, v, g, beta, state, state_rows, o, scale, batch, hk, hv, normalise, FORMAT
 #define PASSED PASSED_AS(format)
@@ -19,7 +19,7 @@
 // One warp: the sequence whose slot is the nth smallest; those without a slot come last. At most 256 ids, below 1,024.
 // Blocks that run together then work on neighbouring memory. No result depends on which block has which sequence.
 constexpr int ORDERED_IDS = 256, ORDERED_ROWS = 1024;
-INLINE void in_order(const int* rows, int batch, int nth, int& b, int& slot) {
+DEVICE void in_order(const int* rows, int batch, int nth, int& b, int& slot) {
     constexpr int N = ORDERED_IDS / 32;
     __shared__ __align__(16) unsigned char taken[2 * ORDERED_ROWS];  // 1 where a row is in use; then whose it is
     const int lane = threadIdx.x & 31;
@@ -61,22 +61,22 @@ INLINE void in_order(const int* rows, int batch, int nth, int& b, int& slot) {
 }
 // The same for the block: its last warp looks, and starts the fetch of the block's share of the head, if there is one.
 template <int THREADS, u32 SHARE, u32 HEAD, bool PREFETCH>
-INLINE void next_in_order(const int* rows, int batch, const char* state, int head, int hv, int& b, int& slot) {
+DEVICE void next_in_order(const int* rows, int batch, const char* state, int head, int hv, int& b, int& slot) {
     __shared__ int found[2];
     if (threadIdx.x >= THREADS - 32) {
         in_order(rows, batch, blockIdx.z, b, slot);
         if (threadIdx.x == THREADS - 1) {
             state += ((long)slot * hv + head) * HEAD + blockIdx.x * SHARE;
-            if (PREFETCH && slot >= 0) prefetch_bulk(state, SHARE);
+            if (PREFETCH && slot >= 0) tma_prefetch_1d(state, SHARE);
             found[0] = b, found[1] = slot;
         }
     }
-    named_sync(1, THREADS);
+    named_barrier_sync(1, THREADS);
     b = found[0], slot = found[1];
 }
 
 // The nth head's place among those of the pool: negative where its sequence has none, and past the last head.
-INLINE int place_of(int n, int batch, int hv, const int* rows) {
+DEVICE int place_of(int n, int batch, int hv, const int* rows) {
     return (n < batch * hv ? __ldg(rows + n / hv) : -1) * hv + n % hv;
 }
 
@@ -84,11 +84,11 @@ constexpr int WAVE = 4 * 132;  // heads that an H100 or H200 works on at once, f
 
 // Grid (D / V_TILE, hv, batch). BYTES: 4 for a float32 state, 2 for bf16. TURNS: a thread's rows are consecutive
 // (false) or all threads' rows take turns, so that the block's loads advance through memory. PREFETCH 1: the blocks of
-// a head first start its fetch into L2, a share each: one request for what the loads then ask for line by line. More:
+// a head first prefetch it into L2, a share each: one request for what the loads then request line by line. More:
 // the first WAVE heads do so, each a block, and the others are fetched by the block PREFETCH heads before them, once
 // its token is decoded. ORDERED: sequences in the order of their slots.
 template <int D, int V_TILE, int WARPS, int BYTES, int HINT, bool TURNS, int PREFETCH, bool ORDERED>
-INLINE void decode(ARGUMENTS) {
+DEVICE void decode(ARGUMENTS) {
     constexpr int VEC = 16 / BYTES, LV = V_TILE / VEC, RL = 32 / LV, R = D / (WARPS * RL);
     static_assert(LV <= 32 && R >= 1 && R * WARPS * RL == D, "tile");
     __shared__ __align__(16) float kq[WARPS][2 * D];
@@ -110,7 +110,7 @@ INLINE void decode(ARGUMENTS) {
     const int later = AHEAD && fetcher && ahead >= WAVE ? place_of(ahead, batch, hv, state_rows) : -1;
     const char* const pool = state;
     const auto fetch_later = [&] {
-        if (later >= 0) prefetch_bulk(pool + (long)later * SHARE, SHARE);
+        if (later >= 0) tma_prefetch_1d(pool + (long)later * SHARE, SHARE);
     };
     RawToken<D, VEC> raw_token;
     Token<VEC> t;
@@ -126,10 +126,10 @@ INLINE void decode(ARGUMENTS) {
         return;
     }
     state += ((long)slot * hv + head) * D * D * BYTES;
-    if (PREFETCH && !ORDERED && fetcher && (!AHEAD || nth < WAVE)) prefetch_bulk(state + part * SHARE, SHARE);
+    if (PREFETCH && !ORDERED && fetcher && (!AHEAD || nth < WAVE)) tma_prefetch_1d(state + part * SHARE, SHARE);
     if (PREFETCH) __syncwarp();  // ptxas would move the fetch behind the loads
     state += ((long)row * D + column) * BYTES;
-    const u64 policy = HINT ? leave_first() : 0;
+    const u64 policy = HINT ? evict_first_policy() : 0;
     uint4 raw[R];
 #pragma unroll
     for (int i = 0; i < R; i++) raw[i] = load_state<HINT>(state + (long)i * STEP * D * BYTES, policy);
@@ -153,7 +153,7 @@ INLINE void decode(ARGUMENTS) {
 // The same for a float32 state in fewer registers, so that a fifth block fits the SM: rows in turns, a lane holds one
 // row of k and q, its warp's own; their norms meet with the sums, v and the gates come through shared memory.
 template <int D, int V_TILE, int WARPS, int HINT, bool PREFETCH, bool ORDERED>
-INLINE void decode_slim(ARGUMENTS) {
+DEVICE void decode_slim(ARGUMENTS) {
     constexpr int BYTES = 4, VEC = 4, LV = V_TILE / VEC, RL = 32 / LV, STEP = WARPS * RL, R = D / STEP;
     static_assert(R * RL == 32 && R * STEP == D && V_TILE <= WARPS * 32, "tile");
     __shared__ __align__(16) float kq[WARPS][64];
@@ -163,10 +163,8 @@ INLINE void decode_slim(ARGUMENTS) {
     const int at = (lane % LV) * VEC, column = blockIdx.x * V_TILE + at, row = lane / LV;
     constexpr u32 SHARE = D * V_TILE * BYTES;
     int b = blockIdx.z, slot;
-    if (ORDERED)
-        next_in_order<WARPS * 32, SHARE, D * D * BYTES, PREFETCH>(state_rows, batch, state, head, hv, b, slot);
-    else
-        slot = __ldg(state_rows + b);
+    if (ORDERED) next_in_order<WARPS * 32, SHARE, D * D * BYTES, PREFETCH>(state_rows, batch, state, head, hv, b, slot);
+    else slot = __ldg(state_rows + b);
     const bool writer = warp == 0 && lane < LV, half = format == BF16 || format == FP16;
     float read[VEC], guess[VEC];
     if (slot < 0) {
@@ -176,7 +174,7 @@ INLINE void decode_slim(ARGUMENTS) {
         return;
     }
     state += ((long)slot * hv + head) * D * D * BYTES;
-    if (PREFETCH && !ORDERED && threadIdx.x == WARPS * 32 - 1) prefetch_bulk(state + blockIdx.x * SHARE, SHARE);
+    if (PREFETCH && !ORDERED && threadIdx.x == WARPS * 32 - 1) tma_prefetch_1d(state + blockIdx.x * SHARE, SHARE);
     if (PREFETCH) __syncwarp();  // ptxas would move the fetch behind the loads
     const int bytes = half ? 2 : 4, own = lane / RL * STEP + warp * RL + lane % RL;  // rows in the order of raw
     const long at_k = ((long)(b * hk + head / (hv / hk)) * D + own) * bytes;
@@ -186,7 +184,7 @@ INLINE void decode_slim(ARGUMENTS) {
     const u32 raw_v = load_element(static_cast<const char*>(v) + at_v, half);
     const float raw_g = __ldg(g + b * hv + head), raw_rate = __ldg(beta + b * hv + head);
     state += ((long)(warp * RL + row) * D + column) * BYTES;
-    const u64 policy = HINT ? leave_first() : 0;
+    const u64 policy = HINT ? evict_first_policy() : 0;
     uint4 raw[R];
 #pragma unroll
     for (int i = 0; i < R; i++) raw[i] = load_state<HINT>(state + (long)i * STEP * D * BYTES, policy);
@@ -210,8 +208,8 @@ INLINE void decode_slim(ARGUMENTS) {
 #pragma unroll
     for (int w = 0; w < WARPS; w++) kk += norms[w][0], qq += norms[w][1], dot += norms[w][2];
     // The choice inside: a branch around the roots makes ptxas spill.
-    const float k_norm = inverse_root(normalise ? kk + L2_EPS : 1.0f);
-    const float q_norm = inverse_root(normalise ? qq + L2_EPS : 1.0f);
+    const float k_norm = rsqrt_fast(normalise ? kk + L2_EPS : 1.0f);
+    const float q_norm = rsqrt_fast(normalise ? qq + L2_EPS : 1.0f);
     const float decay = gates[0], rate = gates[1], for_read = scale * decay * q_norm, for_u = scale * dot * q_norm;
 #pragma unroll
     for (int j = 0; j < VEC; j++) {
@@ -232,10 +230,10 @@ INLINE void decode_slim(ARGUMENTS) {
 #define RUN_b(D, V, W, BYTES, HINT, PREFETCH, ORDERED) \
     decode<D, V, W, BYTES, HINT, true, PREFETCH, ORDERED>(PASSED_AS(BF16))
 #define RUN_s(D, V, W, BYTES, HINT, PREFETCH, ORDERED) decode_slim<D, V, W, HINT, PREFETCH, ORDERED>(PASSED)
-#define DECODE(FORM, D, V, W, NAME, BYTES, HINT, BLOCKS, PREFETCH, ORDERED)                                  \
-    extern "C" __global__ void __launch_bounds__(W * 32, BLOCKS)                                            \
-        gdn_decode_##FORM##_d##D##_v##V##_w##W##_##NAME##_h##HINT##_p##PREFETCH##_o##ORDERED(ARGUMENTS) {   \
-        RUN_##FORM(D, V, W, BYTES, HINT, PREFETCH, ORDERED);                                                \
+#define DECODE(FORM, D, V, W, NAME, BYTES, HINT, BLOCKS, PREFETCH, ORDERED)                               \
+    extern "C" __global__ void __launch_bounds__(W * 32, BLOCKS)                                          \
+        gdn_decode_##FORM##_d##D##_v##V##_w##W##_##NAME##_h##HINT##_p##PREFETCH##_o##ORDERED(ARGUMENTS) { \
+        RUN_##FORM(D, V, W, BYTES, HINT, PREFETCH, ORDERED);                                              \
     }
 
 DECODE(r, 128, 16, 2, f32, 4, 1, 12, 0, 0)

@@ -3,7 +3,7 @@
 //     x_c = silu(sum_j weight[c, j] window[c, j])      window: the 3 columns of the convolution's state, then mixed_qkv
 //     g = -exp(A_log) softplus(a + dt_bias)            beta = sigmoid(b)
 // The step and both states in one launch: q, k and v never see memory. Every block computes the 2 D channels of its
-// q and k itself, one to four a thread; its V_TILE channels of v are its own. Its slice of the state is on the way
+// q and k itself, one to four a thread; its V_TILE channels of v are its own. Its slice of the state is in flight
 // meanwhile, to registers (LATE 0) or to L2 (1), which leaves registers to the convolution and the SM one block more.
 // The state of the convolution moves by one column where it stands. The channels of q and k are read by all blocks of a
 // k head (its v heads, their column tiles), so the last of them to have read, by a ticket, moves them.
@@ -13,15 +13,15 @@
 constexpr int WIDTH = 4;  // of the convolution; its state holds WIDTH - 1 columns
 
 // As load_element, for memory that this launch also writes: no read-only path.
-INLINE u32 reload_element(const char* from, bool half) {
-    return half ? load_u16(reinterpret_cast<const u16*>(from)) : load_u32(reinterpret_cast<const u32*>(from));
+DEVICE u32 reload_element(const char* from, bool half) {
+    return half ? ldg16(reinterpret_cast<const u16*>(from)) : ldg32(reinterpret_cast<const u32*>(from));
 }
-INLINE void store_element(char* to, u32 raw, bool half) {
+DEVICE void store_element(char* to, u32 raw, bool half) {
     if (half) *reinterpret_cast<u16*>(to) = (u16)raw;
     else *reinterpret_cast<u32*>(to) = raw;
 }
-INLINE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-INLINE float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }  // the bound is torch's
+DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+DEVICE float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }  // the bound is torch's
 
 // A channel's window, oldest first, and its weights, as loaded.
 struct RawWindow {
@@ -35,13 +35,13 @@ struct Channel {
     char* columns;
     int pitch;
 };
-INLINE Channel channel_at(const void* mixed, const void* weight, void* conv_state, int b, int slot, int channels,
+DEVICE Channel channel_at(const void* mixed, const void* weight, void* conv_state, int b, int slot, int channels,
                           int channel, bool half) {
     const int bytes = half ? 2 : 4, pitch = channels * bytes, at = channel * bytes;
     return {static_cast<const char*>(mixed) + (long)b * pitch + at, static_cast<const char*>(weight) + at * WIDTH,
             static_cast<char*>(conv_state) + (long)slot * (WIDTH - 1) * pitch + at, pitch};
 }
-INLINE void load_window(RawWindow& w, const Channel& c, bool half) {
+DEVICE void load_window(RawWindow& w, const Channel& c, bool half) {
 #pragma unroll
     for (int j = 0; j < WIDTH - 1; j++) w.column[j] = reload_element(c.columns + j * c.pitch, half);
     w.column[WIDTH - 1] = load_element(c.mixed, half);
@@ -50,7 +50,7 @@ INLINE void load_window(RawWindow& w, const Channel& c, bool half) {
         w.weight.x = two.x, w.weight.y = two.y;
     } else w.weight = __ldg(reinterpret_cast<const uint4*>(c.weight));
 }
-INLINE float convolved(const RawWindow& w, int format) {
+DEVICE float convolved(const RawWindow& w, int format) {
     const u32 raw[WIDTH] = {w.weight.x, w.weight.y, w.weight.z, w.weight.w};
     float weight[WIDTH], sum = 0;
     decode_raw(weight, raw, format);
@@ -59,23 +59,23 @@ INLINE float convolved(const RawWindow& w, int format) {
     return sum * sigmoid(sum);
 }
 // Drops the oldest column; `newer` are the others.
-INLINE void move_window(const u32* newer, const Channel& c, bool half) {
+DEVICE void move_window(const u32* newer, const Channel& c, bool half) {
 #pragma unroll
     for (int j = 0; j < WIDTH - 1; j++) store_element(c.columns + j * c.pitch, newer[j], half);
 }
 
-#define ARGUMENTS                                                                                                   \
-    const void *mixed, const void *a, const void *b_raw, const void *weight, const float *a_log,                   \
-        const float *dt_bias, void *conv_state, char *state, const int *state_rows, u32 *arrived, void *o,         \
-        float scale, int batch, int hk, int hv, int normalise, int format
-#define PASSED                                                                                                      \
-    mixed, a, b_raw, weight, a_log, dt_bias, conv_state, state, state_rows, arrived, o, scale, batch, hk, hv,      \
+#define ARGUMENTS                                                                                                      \
+    const void *mixed, const void *a, const void *b_raw, const void *weight, const float *a_log, const float *dt_bias, \
+        void *conv_state, char *state, const int *state_rows, u32 *arrived, void *o, float scale, int batch, int hk,   \
+        int hv, int normalise, int format
+#define PASSED                                                                                                \
+    mixed, a, b_raw, weight, a_log, dt_bias, conv_state, state, state_rows, arrived, o, scale, batch, hk, hv, \
         normalise, format
 
 // Grid (D / V_TILE, hv, batch). mixed [batch, channels], channels in the order q [hk, D], k [hk, D], v [hv, D]; weight
 // [channels, WIDTH]; arrived [batch, hk], zero before and after. BYTES, HINT: of the state, as in decode.cu.
 template <int D, int V_TILE, int WARPS, int BYTES, int HINT, int LATE>
-INLINE void decode_conv(ARGUMENTS) {
+DEVICE void decode_conv(ARGUMENTS) {
     constexpr int VEC = 16 / BYTES, LV = V_TILE / VEC, RL = 32 / LV, R = D / (WARPS * RL), STEP = WARPS * RL;
     constexpr int THREADS = WARPS * 32, PER = 2 * D / THREADS;  // channels of k and q per thread
     static_assert(LV <= 32 && R >= 1 && R * WARPS * RL == D, "tile");
@@ -101,14 +101,14 @@ INLINE void decode_conv(ARGUMENTS) {
     }
     state += ((long)slot * hv + head) * D * D * BYTES;
     constexpr u32 SHARE = D * V_TILE * BYTES;  // of the head, contiguous: the blocks of its columns fetch it together
-    if (LATE && me == THREADS - 1) prefetch_bulk(state + blockIdx.x * SHARE, SHARE);
+    if (LATE && me == THREADS - 1) tma_prefetch_1d(state + blockIdx.x * SHARE, SHARE);
     const auto channel_of = [&](int i) {  // k, then q
         const int c = me + i * THREADS;
         const int channel = (c < D ? hk * D + c : c - D) + k_head * D;
         return channel_at(mixed, weight, conv_state, b, slot, channels, channel, half);
     };
-    const Channel v_channel = channel_at(mixed, weight, conv_state, b, slot, channels,
-                                         (2 * hk + head) * D + blockIdx.x * V_TILE + me, half);
+    const Channel v_channel =
+        channel_at(mixed, weight, conv_state, b, slot, channels, (2 * hk + head) * D + blockIdx.x * V_TILE + me, half);
     RawWindow window[PER], v_window;
 #pragma unroll
     for (int i = 0; i < PER; i++) load_window(window[i], channel_of(i), half);
@@ -123,7 +123,7 @@ INLINE void decode_conv(ARGUMENTS) {
         log_rate = __ldg(a_log + head), bias = __ldg(dt_bias + head);
     }
     state += ((long)row * D + column) * BYTES;
-    const u64 policy = HINT ? leave_first() : 0;
+    const u64 policy = HINT ? evict_first_policy() : 0;
     uint4 raw[R];
     if (!LATE)
 #pragma unroll
@@ -144,9 +144,9 @@ INLINE void decode_conv(ARGUMENTS) {
         values[me] = convolved(v_window, format);
         move_window(v_window.column + 1, v_channel, half);
     }
-    named_sync(2, THREADS);
+    named_barrier_sync(2, THREADS);
     u32 ticket = 0;
-    if (me == 0) ticket = take_ticket(arrived + b * hk + k_head);
+    if (me == 0) ticket = atomic_add_relaxed(arrived + b * hk + k_head, 1);
     if (LATE)
 #pragma unroll
         for (int i = 0; i < R; i++) raw[i] = load_state<HINT>(state + (long)i * STEP * D * BYTES, policy);
@@ -178,8 +178,8 @@ INLINE void decode_conv(ARGUMENTS) {
     }
 #pragma unroll
     for (int i = 0; i < R; i++)
-        store_state<HINT>(state + (long)i * STEP * D * BYTES,
-                          updated(raw[i], guess, decay, kq[row + i * STEP]), policy);
+        store_state<HINT>(state + (long)i * STEP * D * BYTES, updated(raw[i], guess, decay, kq[row + i * STEP]),
+                          policy);
     if (writer) store_activations(o, at_o, read, format);
 
     // The last block of the k head moves the columns of its q and k, and clears the ticket.
@@ -190,10 +190,10 @@ INLINE void decode_conv(ARGUMENTS) {
 }
 
 // BLOCKS: per SM, which the register count must allow.
-#define DECODE_CONV(D, V, W, NAME, BYTES, HINT, BLOCKS, LATE)                                                       \
-    extern "C" __global__ void __launch_bounds__(W * 32, BLOCKS)                                                   \
-        gdn_decode_conv_d##D##_v##V##_w##W##_##NAME##_h##HINT(ARGUMENTS) {                                         \
-        decode_conv<D, V, W, BYTES, HINT, LATE>(PASSED);                                                           \
+#define DECODE_CONV(D, V, W, NAME, BYTES, HINT, BLOCKS, LATE)              \
+    extern "C" __global__ void __launch_bounds__(W * 32, BLOCKS)           \
+        gdn_decode_conv_d##D##_v##V##_w##W##_##NAME##_h##HINT(ARGUMENTS) { \
+        decode_conv<D, V, W, BYTES, HINT, LATE>(PASSED);                   \
     }
 
 DECODE_CONV(128, 16, 2, f32, 4, 1, 6, 0)

@@ -3,24 +3,24 @@
 // Columns of a state never interact; rows meet in one block-wide sum. See decode.cu for the pass.
 #pragma once
 
-#include "decode_ptx.cuh"
+#include "formats.cuh"
 
 constexpr float L2_EPS = 1e-6f;  // under the root of the key and query norms, as transformers' l2norm
 // Formats of q, k, v and o: BF16, FP16, anything else is float32.
 
-INLINE float widen(u16 bits, int format) { return format == BF16 ? widen<BF16>(bits) : widen<FP16>(bits); }
+DEVICE float widen(u16 bits, int format) { return format == BF16 ? widen<BF16>(bits) : widen<FP16>(bits); }
 
 // N consecutive elements as they lie in memory, and decoded later: a conversion would wait for its load.
 template <int N>
-INLINE void load_raw(u32 (&raw)[N], const void* base, long at, bool half) {
-    const u32* from = half ? reinterpret_cast<const u32*>(static_cast<const u16*>(base) + at)
-                           : static_cast<const u32*>(base) + at;
+DEVICE void load_raw(u32 (&raw)[N], const void* base, long at, bool half) {
+    const u32* from =
+        half ? reinterpret_cast<const u32*>(static_cast<const u16*>(base) + at) : static_cast<const u32*>(base) + at;
 #pragma unroll
     for (int i = 0; i < N; i++)
         if (i < N / 2 || !half) raw[i] = __ldg(from + i);
 }
 template <int N>
-INLINE void decode_raw(float (&x)[N], const u32 (&raw)[N], int format) {
+DEVICE void decode_raw(float (&x)[N], const u32 (&raw)[N], int format) {
     const bool half = format == BF16 || format == FP16;
 #pragma unroll
     for (int i = 0; i < N; i++)
@@ -28,26 +28,34 @@ INLINE void decode_raw(float (&x)[N], const u32 (&raw)[N], int format) {
 }
 
 // One element, as its bits, in a register; decoded later. `half`: 2 bytes, else 4.
-INLINE u32 load_element(const char* from, bool half) {
+DEVICE u32 load_element(const char* from, bool half) {
     return half ? __ldg(reinterpret_cast<const u16*>(from)) : __ldg(reinterpret_cast<const u32*>(from));
 }
-INLINE float decoded(u32 raw, int format) {
+DEVICE float decoded(u32 raw, int format) {
     return format == BF16 || format == FP16 ? widen((u16)raw, format) : __uint_as_float(raw);
 }
 
-INLINE u32 pack_bf16(float low, float high) { return pack_half<BF16>(low, high); }
+// 16 bytes of a state. HINT: 0 plain, 1 evict_first.
+template <int HINT>
+DEVICE uint4 load_state(const char* from, u64 policy) {
+    return HINT ? ldg128(from, policy) : ldg128(from);
+}
+template <int HINT>
+DEVICE void store_state(char* to, uint4 x, u64 policy) {
+    if (HINT) stg128(to, x, policy);
+    else stg128(to, x);
+}
 
 template <int N>
-INLINE void store_activations(void* base, long at, const float (&x)[N], int format) {
+DEVICE void store_activations(void* base, long at, const float (&x)[N], int format) {
     if (format == BF16) {
         u32* to = reinterpret_cast<u32*>(static_cast<u16*>(base) + at);
 #pragma unroll
-        for (int i = 0; i < N / 2; i++) to[i] = pack_bf16(x[2 * i], x[2 * i + 1]);
+        for (int i = 0; i < N / 2; i++) to[i] = pack_bf162(x[2 * i], x[2 * i + 1]);
     } else if (format == FP16) {
         u16* to = static_cast<u16*>(base) + at;
 #pragma unroll
-        for (int i = 0; i < N; i++)
-            store_fp16(to + i, x[i]);
+        for (int i = 0; i < N; i++) stg_half(to + i, x[i]);
     } else {
 #pragma unroll
         for (int i = 0; i < N; i++) static_cast<float*>(base)[at + i] = x[i];
@@ -57,11 +65,11 @@ INLINE void store_activations(void* base, long at, const float (&x)[N], int form
 // The 16 bytes of a state as 4 float32 or 8 bf16 values, and back. AGAIN: by instructions that ptxas
 // does not take for the first ones: else it may keep the values of those, in twice the registers, and spill.
 template <bool AGAIN = false>
-INLINE void unpack(float (&s)[4], uint4 x) {
+DEVICE void unpack(float (&s)[4], uint4 x) {
     s[0] = __uint_as_float(x.x), s[1] = __uint_as_float(x.y), s[2] = __uint_as_float(x.z), s[3] = __uint_as_float(x.w);
 }
 template <bool AGAIN = false>
-INLINE void unpack(float (&s)[8], uint4 x) {
+DEVICE void unpack(float (&s)[8], uint4 x) {
     const u32 word[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -69,11 +77,11 @@ INLINE void unpack(float (&s)[8], uint4 x) {
         s[2 * i + 1] = __uint_as_float(AGAIN ? __byte_perm(word[i], 0, 0x3244) : word[i] & 0xffff0000u);
     }
 }
-INLINE uint4 pack(const float (&s)[4]) {
+DEVICE uint4 pack(const float (&s)[4]) {
     return make_uint4(__float_as_uint(s[0]), __float_as_uint(s[1]), __float_as_uint(s[2]), __float_as_uint(s[3]));
 }
-INLINE uint4 pack(const float (&s)[8]) {
-    return make_uint4(pack_bf16(s[0], s[1]), pack_bf16(s[2], s[3]), pack_bf16(s[4], s[5]), pack_bf16(s[6], s[7]));
+DEVICE uint4 pack(const float (&s)[8]) {
+    return make_uint4(pack_bf162(s[0], s[1]), pack_bf162(s[2], s[3]), pack_bf162(s[4], s[5]), pack_bf162(s[6], s[7]));
 }
 
 // What a warp needs of one (sequence, head) beside the state, as loaded. A lane holds D / 32 elements of k and q.
@@ -88,7 +96,7 @@ struct Token {
 };
 
 template <int D, int VEC>
-INLINE void load_token(RawToken<D, VEC>& t, const void* q, const void* k, const void* v, const float* g,
+DEVICE void load_token(RawToken<D, VEC>& t, const void* q, const void* k, const void* v, const float* g,
                        const float* beta, int b, int head, int hk, int hv, int column, int format) {
     const long at_k = (long)(b * hk + head / (hv / hk)) * D + (threadIdx.x & 31) * (D / 32);
     const bool half = format == BF16 || format == FP16;
@@ -101,7 +109,7 @@ INLINE void load_token(RawToken<D, VEC>& t, const void* q, const void* k, const 
 
 // Decodes a token; k and q, normalised, go to the warp's own rows of shared memory, kq [2 * D].
 template <int D, int VEC>
-INLINE void share_token(Token<VEC>& t, const RawToken<D, VEC>& raw, float* kq, bool normalise, int format) {
+DEVICE void share_token(Token<VEC>& t, const RawToken<D, VEC>& raw, float* kq, bool normalise, int format) {
     float key[D / 32], query[D / 32], kk = 0, qq = 0, dot = 0;
     decode_raw(key, raw.k, format);
     decode_raw(query, raw.q, format);
@@ -128,8 +136,7 @@ INLINE void share_token(Token<VEC>& t, const RawToken<D, VEC>& raw, float* kq, b
 
 // Partial sums of guess and read over this thread's R rows, STEP apart.
 template <int D, int R, int VEC, int STEP = 1>
-INLINE void partial_sums(float (&guess)[VEC], float (&read)[VEC], const uint4 (&raw)[R],
-                                             const float* kq, int row) {
+DEVICE void partial_sums(float (&guess)[VEC], float (&read)[VEC], const uint4 (&raw)[R], const float* kq, int row) {
 #pragma unroll
     for (int j = 0; j < VEC; j++) guess[j] = read[j] = 0;
 #pragma unroll
@@ -147,8 +154,7 @@ INLINE void partial_sums(float (&guess)[VEC], float (&read)[VEC], const uint4 (&
 
 // Sum over the RL row groups of the warp (lanes LV apart), then over the warps through sums [WARPS][2][V_TILE].
 template <int V_TILE, int WARPS, int LV, int VEC>
-INLINE void total_sums(float (&guess)[VEC], float (&read)[VEC], float* sums, int warp, int at,
-                                           int threads) {
+DEVICE void total_sums(float (&guess)[VEC], float (&read)[VEC], float* sums, int warp, int at, int threads) {
 #pragma unroll
     for (int step = LV; step < 32; step *= 2)
 #pragma unroll
@@ -164,7 +170,7 @@ INLINE void total_sums(float (&guess)[VEC], float (&read)[VEC], float* sums, int
             *reinterpret_cast<float4*>(to) = make_float4(guess[j], guess[j + 1], guess[j + 2], guess[j + 3]);
             *reinterpret_cast<float4*>(to + V_TILE) = make_float4(read[j], read[j + 1], read[j + 2], read[j + 3]);
         }
-    named_sync(1, threads);
+    named_barrier_sync(1, threads);
 #pragma unroll
     for (int j = 0; j < VEC; j++) guess[j] = read[j] = 0;
 #pragma unroll
@@ -180,13 +186,13 @@ INLINE void total_sums(float (&guess)[VEC], float (&read)[VEC], float* sums, int
 
 // Without this the compiler keeps a bf16 state unpacked, in twice the registers, across the barrier.
 template <int R>
-INLINE void forget_unpacked(uint4 (&raw)[R]) {
+DEVICE void forget_unpacked(uint4 (&raw)[R]) {
 #pragma unroll
     for (int i = 0; i < R; i++) asm volatile("" : "+r"(raw[i].x), "+r"(raw[i].y), "+r"(raw[i].z), "+r"(raw[i].w));
 }
 
 template <bool AGAIN = false, int VEC>
-INLINE uint4 updated(uint4 raw, const float (&u)[VEC], float decay, float key) {
+DEVICE uint4 updated(uint4 raw, const float (&u)[VEC], float decay, float key) {
     float s[VEC];
     unpack<AGAIN>(s, raw);
 #pragma unroll

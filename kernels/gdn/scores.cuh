@@ -1,4 +1,4 @@
-// The scores P and the vectors of a chunk, made in the multiprocessor that scans it (the LEAN scan of scan.cuh): to the
+// The scores P and the vectors of a chunk, made in the SM that scans it (the RECOMPUTE scan of scan.cuh): to the
 // bit what prepare.cuh makes, for rows of q and k that need no norm. What travels then is X and the running sums of the
 // gates, 5,376 bytes a chunk and v head instead of 11,264 in both directions, and the preparation does not read q.
 #pragma once
@@ -8,7 +8,7 @@
 // A warp's 16 rows of P, 16 (WARP + 1) columns; the rest stays zero. All loads stand ahead of the stores, which the
 // compiler takes for stores to the same memory.
 template <int WARP>
-INLINE void write_scores(const float (&qk)[32], char* to, const float* sum, const float (&row_sum)[2], float scale,
+DEVICE void write_scores(const float (&qk)[32], char* to, const float* sum, const float (&row_sum)[2], float scale,
                          int quad, int pair) {
     constexpr int N = 2 * (WARP + 1);
     u32 scores[N][2];
@@ -17,7 +17,7 @@ INLINE void write_scores(const float (&qk)[32], char* to, const float* sum, cons
     for (int j = 0; j < N; j++) {
 #pragma unroll
         for (int i = 0; i < 2; i++)
-            scores[j][i] = pack_half<FP16>(scale * qk[4 * j + 2 * i], scale * qk[4 * j + 2 * i + 1]);
+            scores[j][i] = pack16<FP16>(scale * qk[4 * j + 2 * i], scale * qk[4 * j + 2 * i + 1]);
         column_sum[j] = *reinterpret_cast<const float2*>(sum + 8 * j + 2 * pair);
     }
     to += WARP * 512 + quad * 32 + 4 * pair;
@@ -30,30 +30,31 @@ INLINE void write_scores(const float (&qk)[32], char* to, const float* sum, cons
             float low = exp2_fast(row_sum[i] - column_sum[j].x), high = exp2_fast(row_sum[i] - column_sum[j].y);
             if (j == N - 2 + i && quad < 2 * pair) low = 0.0f;  // above the diagonal, where the exponent may be large
             if (j == N - 2 + i && quad < 2 * pair + 1) high = 0.0f;
-            *reinterpret_cast<u32*>(to + (j >> 1) * 2048 + 256 * i + (((j & 1) << 4) ^ flip)) = pack_half<FP16>(
-                low * widen<FP16>((u16)scores[j][i]), high * widen<FP16>((u16)(scores[j][i] >> 16)));
+            ASYNC_SHARED(u32, to + (j >> 1) * 2048 + 256 * i + (((j & 1) << 4) ^ flip)) =
+                pack16<FP16>(low * widen<FP16>((u16)scores[j][i]), high * widen<FP16>((u16)(scores[j][i] >> 16)));
         }
 }
 
 // One warpgroup, chunk after chunk; At: where a stage has its parts. The latency of this chain shows in the scan's time
 // although it runs ahead: hence a form for each warp, with no branch among its columns.
 template <int D, int TYPE, int STAGES, class At>
-INLINE void make_scores(char* stages, u64* full, u64* made, int tokens, float scale) {
-    const int thread = threadIdx.x & 127, warp = uniform(thread / 32), quad = (thread & 31) >> 2, pair = thread & 3;
+DEVICE void make_scores(char* stages, u64* full, u64* made, int tokens, float scale) {
+    const int thread = threadIdx.x & 127, warp = warp_uniform(thread / 32), quad = (thread & 31) >> 2,
+              pair = thread & 3;
     const int row0 = warp * 16 + quad;
-    int at_stage = 0, parity = 0;
+    int at_stage = 0, phase = 0;
 #pragma unroll 1
     for (int n = 0; n * C < tokens; n++) {
         char* stage = stages + at_stage * At::BYTES;
-        barrier_wait(full + at_stage, parity);
-        const u32 base = uniform(shared_address(stage));
-        const u64 k_columns = wide_descriptor(base, 16), q_columns = wide_descriptor(base + At::Q, 16);
+        mbarrier_wait(full + at_stage, phase);
+        const u32 base = warp_uniform(shared_address(stage));
+        const u64 k_columns = smem_descriptor_128B(base), q_columns = smem_descriptor_128B(base + At::Q);
         float qk[32];  // rows row0, row0 + 8, columns 8 j + 2 pair, + 1 at [4 j + ...]
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < D / 16; i++) {
             const u64 step = ((i >> 2) * TILE + (i & 3) * 32) >> 4;  // 16 columns on
-            wgmma_n64_shared<TYPE>(qk, q_columns + step, k_columns + step, i > 0);
+            wgmma_ss_n64<TYPE == BF16>(qk, q_columns + step, k_columns + step, i > 0);
         }
         wgmma_commit();
         const float* sum = reinterpret_cast<const float*>(stage + At::SUMS);
@@ -72,9 +73,9 @@ INLINE void make_scores(char* stages, u64* full, u64* made, int tokens, float sc
         else if (warp == 1) write_scores<1>(qk, to, sum, row_sum, scale, quad, pair);
         else if (warp == 2) write_scores<2>(qk, to, sum, row_sum, scale, quad, pair);
         else write_scores<3>(qk, to, sum, row_sum, scale, quad, pair);
-        fence_async_shared();
+        fence_proxy_async_shared();
         __syncwarp();
-        if ((thread & 31) == 0) barrier_arrive(made + at_stage);
-        if (++at_stage == STAGES) at_stage = 0, parity ^= 1;
+        if ((thread & 31) == 0) mbarrier_arrive(made + at_stage);
+        if (++at_stage == STAGES) at_stage = 0, phase ^= 1;
     }
 }

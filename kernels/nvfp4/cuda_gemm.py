@@ -28,7 +28,7 @@ from kernels.nvfp4.stream import StreamConfig
 SOURCE = Path(__file__).with_name("wgmma_gemm.cu")
 M_MIN = 9
 TOKEN_TILES = (64, 128, 176, 256)
-UNIT = 2  # chunks of 64 k in a unit of work
+UNIT = 2  # k blocks of 64 in a stream-K iteration
 # Clocks of one CTA for 64 k of 128 rows by so many tokens; for leaving or awaiting sums, and for adding one worker's (a
 # fixed part and one per token). Shared work costs more: its workers are at different k, so L2 holds less of what they
 # read. Guesses: fitted by eye to one trial at 128 and 256 tokens, 64 and 176 reckoned from instruction counts.
@@ -171,9 +171,9 @@ def source(config: GemmConfig) -> CudaSource:
     """What `config` compiles to; the launch's part of it does not count."""
     macros = {
         "X_BF16": int(config.dtype == "bf16"),
-        "TOKENS": config.tokens,
+        "BLOCK_M": config.tokens,
         "CLUSTER": config.cluster,
-        "SPLIT": int(config.split),
+        "SPLIT_K": int(config.split),
         "STAGES": config.stages,
     }
     return hopper.source(SOURCE, config.kernel, config.shared_bytes, macros)

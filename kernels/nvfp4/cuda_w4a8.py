@@ -37,7 +37,7 @@ M_MIN = 17
 ALIGN_BYTES = 1024
 TOKEN_TILES = (32, 64, 128, 256)
 THREADS = 384
-UNIT = 2  # chunks of 128 k in a unit of work
+UNIT = 2  # k blocks of 128 in a stream-K iteration
 # Chunks of 128 k between additions to float32 sums by tokens of a tile, 0 for none; and of the promoted candidate.
 PROMOTE = {32: 4, 64: 4, 128: 8, 256: 0}
 PROMOTED = 4
@@ -141,7 +141,7 @@ def choose_config(
 def _source(kernel: W4a8Config) -> CudaSource:
     macros = {
         "OUT_BF16": int(kernel.dtype == "bf16"),
-        "TOKENS": kernel.tokens,
+        "BLOCK_M": kernel.tokens,
         "STAGES": kernel.stages,
         "PROMOTE": kernel.promote,
     }

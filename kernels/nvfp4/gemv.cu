@@ -61,7 +61,8 @@ __device__ __forceinline__ u32 decode_pair(u32 word, u32 scale) {
 }
 
 __device__ __forceinline__ uint4 load_x(const u16* pointer) {
-    return __ldg(reinterpret_cast<const uint4*>(pointer));  // eight values; x is reread by every warp, so it stays in L1
+    return __ldg(
+        reinterpret_cast<const uint4*>(pointer));  // eight values; x is reread by every warp, so it stays in L1
 }
 
 // Weights are read once: past L1, 16 or 8 bytes wide.
@@ -77,13 +78,12 @@ __device__ __forceinline__ void load_weights(u32 (&words)[2], const u8* pointer)
 
 // T: Half or Bfloat; M_MAX: rows of x held (m <= M_MAX at run time); ROWS: weight rows per warp; GROUPS: groups per lane.
 template <typename T, int M_MAX, int ROWS, int GROUPS>
-__device__ __forceinline__ void gemv(
-    const u16* __restrict__ x,              // [m, k]
-    const u8* __restrict__ w,               // [n, k / 2]
-    const u8* __restrict__ w_scale,         // [n, k / 16]
-    const float* __restrict__ tensor_scale, // [1]
-    u16* __restrict__ y,                    // [m, n]
-    int m, int n, int k) {
+__device__ __forceinline__ void gemv(const u16* __restrict__ x,               // [m, k]
+                                     const u8* __restrict__ w,                // [n, k / 2]
+                                     const u8* __restrict__ w_scale,          // [n, k / 16]
+                                     const float* __restrict__ tensor_scale,  // [1]
+                                     u16* __restrict__ y,                     // [m, n]
+                                     int m, int n, int k) {
     const int lane = threadIdx.x & 31;
     const int first = (blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5)) * ROWS;
     if (first >= n) return;  // whole warps leave, so the shuffles below stay complete
@@ -105,9 +105,8 @@ __device__ __forceinline__ void gemv(
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 const u32 scale = scale_pair((scales[r] >> (8 * (word / 2))) & 0xFFu);
-                const u32 pairs[4] = {
-                    decode_pair<0>(words[r][word], scale), decode_pair<1>(words[r][word], scale),
-                    decode_pair<2>(words[r][word], scale), decode_pair<3>(words[r][word], scale)};
+                const u32 pairs[4] = {decode_pair<0>(words[r][word], scale), decode_pair<1>(words[r][word], scale),
+                                      decode_pair<2>(words[r][word], scale), decode_pair<3>(words[r][word], scale)};
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     value[r][i] = low_float(pairs[i], Half());
@@ -123,8 +122,7 @@ __device__ __forceinline__ void gemv(
                     const float even = low_float(part[j], T());
                     const float odd = high_float(part[j], T());
 #pragma unroll
-                    for (int r = 0; r < ROWS; ++r)
-                        sum[r][i] += value[r][2 * j] * even + value[r][2 * j + 1] * odd;
+                    for (int r = 0; r < ROWS; ++r) sum[r][i] += value[r][2 * j] * even + value[r][2 * j + 1] * odd;
                 }
             }
         }
@@ -143,21 +141,21 @@ __device__ __forceinline__ void gemv(
     }
 }
 
-#define GEMV(NAME, TYPE, M_MAX, ROWS, GROUPS)                                                                          \
-    extern "C" __global__ void __launch_bounds__(128) NAME(                                                            \
-        const u16* x, const u8* w, const u8* w_scale, const float* tensor_scale, u16* y, int m, int n, int k) {        \
-        gemv<TYPE, M_MAX, ROWS, GROUPS>(x, w, w_scale, tensor_scale, y, m, n, k);                                      \
+#define GEMV(NAME, TYPE, M_MAX, ROWS, GROUPS)                                                                        \
+    extern "C" __global__ void __launch_bounds__(128)                                                                \
+        NAME(const u16* x, const u8* w, const u8* w_scale, const float* tensor_scale, u16* y, int m, int n, int k) { \
+        gemv<TYPE, M_MAX, ROWS, GROUPS>(x, w, w_scale, tensor_scale, y, m, n, k);                                    \
     }
 
 // Four rows per warp for one row of x (64 bytes in flight a lane), two where eight rows of x need the registers.
-#define GEMV_ALL(DTYPE, TYPE)                               \
-    GEMV(nvfp4_gemv_##DTYPE##_m1_g1, TYPE, 1, 4, 1)         \
-    GEMV(nvfp4_gemv_##DTYPE##_m1_g2, TYPE, 1, 4, 2)         \
-    GEMV(nvfp4_gemv_##DTYPE##_m2_g1, TYPE, 2, 4, 1)         \
-    GEMV(nvfp4_gemv_##DTYPE##_m2_g2, TYPE, 2, 4, 2)         \
-    GEMV(nvfp4_gemv_##DTYPE##_m4_g1, TYPE, 4, 2, 1)         \
-    GEMV(nvfp4_gemv_##DTYPE##_m4_g2, TYPE, 4, 2, 2)         \
-    GEMV(nvfp4_gemv_##DTYPE##_m8_g1, TYPE, 8, 2, 1)         \
+#define GEMV_ALL(DTYPE, TYPE)                       \
+    GEMV(nvfp4_gemv_##DTYPE##_m1_g1, TYPE, 1, 4, 1) \
+    GEMV(nvfp4_gemv_##DTYPE##_m1_g2, TYPE, 1, 4, 2) \
+    GEMV(nvfp4_gemv_##DTYPE##_m2_g1, TYPE, 2, 4, 1) \
+    GEMV(nvfp4_gemv_##DTYPE##_m2_g2, TYPE, 2, 4, 2) \
+    GEMV(nvfp4_gemv_##DTYPE##_m4_g1, TYPE, 4, 2, 1) \
+    GEMV(nvfp4_gemv_##DTYPE##_m4_g2, TYPE, 4, 2, 2) \
+    GEMV(nvfp4_gemv_##DTYPE##_m8_g1, TYPE, 8, 2, 1) \
     GEMV(nvfp4_gemv_##DTYPE##_m8_g2, TYPE, 8, 2, 2)
 
 GEMV_ALL(bf16, Bfloat)

@@ -1,7 +1,7 @@
 """cuda_gemm's kernel for a few dozen tokens where stream.py's has little to do: wgmma_resident.cu, its weight layout,
 configuration and launch.
 
-    w: uint8 [ceil(N / 64), chunks, 4, 576]: tiles of tiles.py (16 rows x 64 k), four strips of rows side by side
+    w: uint8 [ceil(N / 64), chunks, 4, 576]: tiles of tiles.py (16 rows x 64 k), four row tiles side by side
 
 with chunks = K / 64 rounded up to a multiple of 2 (zeros), so that 64 rows x any run of chunks is one bulk copy. x
 stays in shared memory for the whole launch, a slice of K in each CTA of a cluster.
@@ -29,15 +29,15 @@ STAGE_BYTES = 2 * CHUNK_BYTES
 SLOT_BYTES = ROWS * TOKENS * 4
 SPLIT, GROUPS = 8, 3
 CLUSTERS = SMS_HELD[SPLIT] // SPLIT
-MOST_STAGES = 4  # of a ring; more would only queue
+MOST_STAGES = 4  # of a pipeline; more would only queue
 
 
 @dataclass(frozen=True)
 class ResidentConfig:
     """A compiled kernel (dtype .. stages) and its launch (depth, clusters).
 
-    split: CTAs of a cluster, which share K. groups: warpgroups; stages: of the ring (128 k) of each. depth: the most
-    stages in a slice of K. clusters: of the grid.
+    split: CTAs of a cluster, which share K. groups: warpgroups; stages: of the pipeline (128 k) of each. depth: the
+    most stages in a k slice. clusters: of the grid.
     """
 
     dtype: str
@@ -58,7 +58,7 @@ class ResidentConfig:
 
     @property
     def shared_bytes(self) -> int:
-        """Rings, slots, barriers and x, as wgmma_resident.cu lays them out."""
+        """Pipelines, slots, barriers and x, as wgmma_resident.cu lays them out."""
         before_x = self.groups * (self.stages * (STAGE_BYTES + 16) + SLOT_BYTES + 16)
         return -(-before_x // 1024) * 1024 + self.depth * 2 * 128 * TOKENS
 
@@ -99,8 +99,8 @@ def source(config: ResidentConfig) -> CudaSource:
     """What `config` compiles to; the launch's part of it counts only in shared memory."""
     macros = {
         "X_BF16": int(config.dtype == "bf16"),
-        "SPLIT": config.split,
-        "GROUPS": config.groups,
+        "CLUSTER": config.split,
+        "CONSUMERS": config.groups,
         "STAGES": config.stages,
     }
     return hopper.source(SOURCE, config.kernel, config.shared_bytes, macros)

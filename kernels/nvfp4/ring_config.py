@@ -28,7 +28,7 @@ OPERAND_TILES = {10: (17, 7, 5, 3), 14: (12, 5, 3, 2), 18: (6, 3, 1, 1)}
 # By setmaxnreg the warps that multiply can have more than the four beside them. By tokens: so many warps, registers a
 # thread, and the tiles that they can then keep.
 UNEVEN = {16: (12, 152, 6), 24: (8, 224, 6)}
-# Of weights on their way to an SM; 8 tokens of long K read x for longer. More is slower: x and sums wait behind them.
+# Bulk copies of weights in flight; 8 tokens of long K read x for longer. More is slower: later loads queue behind them.
 FLIGHT_BYTES, LONG_FLIGHT_BYTES = 46 * 1024, 84 * 1024
 
 
@@ -36,11 +36,11 @@ FLIGHT_BYTES, LONG_FLIGHT_BYTES = 46 * 1024, 84 * 1024
 class RingConfig:
     """A compiled kernel (dtype .. chained) and its launch (grid).
 
-    tokens: M rounded up to a multiple of 8. chunks: tiles of K per warp. warps: they share K. split: CTAs that share K.
-    piece: tiles per warp and stage. stages: of the CTA. slots: strips whose partial sums are kept. missing: tiles that
-    some warp's share may lack of `chunks`. finishers: warps that add them. registers: a thread's in `warps`, where the
-    other warps have fewer; else 0. once: weights are first to leave L2. chained: the kernel starts while the one ahead
-    ends.
+    tokens: M rounded up to a multiple of 8. chunks: tiles of K per warp. warps: math warps, which share K.
+    split: CTAs of a cluster, which share K. piece: tiles per warp and stage. stages: of the CTA. slots: stages of partial sums, a row tile each. missing: tiles
+    that some warp's share may lack of `chunks`. finishers: reducer warps, which add them. registers: a thread's in
+    `warps`, where the other warps have fewer; else 0. once: weights have the evict_first L2 policy. chained: a
+    programmatic dependent launch.
     """
 
     dtype: str
@@ -217,17 +217,17 @@ def source(config: RingConfig) -> CudaSource:
     """The translation unit of a configuration: ring_decode.cu with its macros."""
     macros = {
         "X_BF16": int(config.dtype == "bf16"),
-        "TOKENS": config.tokens,
-        "CHUNKS": config.chunks,
+        "BLOCK_M": config.tokens,
+        "K_TILES": config.chunks,
         "WARPS": config.warps,
-        "SPLIT": config.split,
-        "PIECE": config.piece,
+        "CLUSTER": config.split,
+        "STAGE_TILES": config.piece,
         "STAGES": config.stages,
-        "SLOTS": config.slots,
-        "MISSING": config.missing,
-        "FINISHERS": config.finishers,
+        "SUM_STAGES": config.slots,
+        "RAGGED_TILES": config.missing,
+        "REDUCERS": config.finishers,
         "REGISTERS": config.registers,
-        "ONCE": int(config.once),
-        "CHAINED": int(config.chained),
+        "EVICT_FIRST": int(config.once),
+        "PDL": int(config.chained),
     }
     return hopper.source(SOURCE, config.kernel, config.shared_bytes, macros)

@@ -1,10 +1,10 @@
 """cuda_gemm's kernel for a few dozen tokens of long K: wgmma_stream.cu, its weight layout, configuration and launch.
 
-    w: uint8 [ceil(N / 256), chunks, 16, 576]: tiles of tiles.py (16 rows x 64 k), sixteen strips of rows side by side
+    w: uint8 [ceil(N / 256), chunks, 16, 576]: tiles of tiles.py (16 rows x 64 k), sixteen row tiles side by side
 
-with chunks = K / 64 rounded up to a multiple of 2 (zeros), so that a unit of work (256 rows x 128 k) is one bulk copy.
-CTAs share the units of all blocks evenly. What they leave each other belongs to the prepared operands, as cuda_gemm's
-does: one pair of these must not run twice at once.
+with chunks = K / 64 rounded up to a multiple of 2 (zeros), so that a stream-K iteration (256 rows x 128 k) is one bulk
+copy. CTAs share the iterations of all blocks evenly. What they leave each other belongs to the prepared operands, as
+cuda_gemm's does: one pair of these must not run twice at once.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from kernels.nvfp4.hopper import SMS
 
 SOURCE = Path(__file__).with_name("wgmma_stream.cu")
 TOKENS = (16, 24, 32)  # of a compiled kernel
-ROWS, STRIPS, CHUNKS = 256, 16, 2  # rows and strips of a block, chunks of a unit
+ROWS, STRIPS, CHUNKS = 256, 16, 2  # rows and row tiles of a block, k blocks of an iteration
 UNIT_BYTES = CHUNKS * STRIPS * tiles.TILE_BYTES
 STAGES = 4
-UNITS_MIN = 12  # of a multiprocessor, below which what surrounds its walk counts too much (a trial: 7 lost, 21 won)
+UNITS_MIN = 12  # of a multiprocessor, below which prologue and epilogue count too much (a trial: 7 lost, 21 won)
 
 
 @dataclass(frozen=True)
 class StreamConfig:
     """A compiled kernel (dtype, tokens, stages) and its launch (workers).
 
-    tokens: that the products have. stages: of the ring, a unit (256 rows x 128 k and its x) each. workers: CTAs.
+    tokens: that the products have. stages: of the pipeline, an iteration (256 rows x 128 k, its x) each. workers: CTAs.
     """
 
     dtype: str
@@ -64,35 +64,38 @@ class StreamConfig:
 
 
 def depth_of(k: int) -> int:
-    """Units (of 128 k) along K, the padding included."""
+    """Iterations (of 128 k) along K, the padding included."""
     return -(-k // (CHUNKS * tiles.COLS))
 
 
 def units_of(n: int, k: int) -> int:
-    """Units of work of n weight rows and k values."""
+    """Stream-K iterations of n weight rows and k values."""
     return -(-n // ROWS) * depth_of(k)
 
 
 def pays(n: int, k: int, sms: int) -> bool:
-    """Whether a multiprocessor has enough units."""
+    """Whether a multiprocessor has enough iterations."""
     return units_of(n, k) >= UNITS_MIN * sms
 
 
 def choose_config(m: int, n: int, k: int, dtype: str, sms: int = SMS, **fixed: Any) -> StreamConfig:
     """The configuration for m tokens, n weight rows, k values, dtype "bf16" or "fp16"; `fixed` overrides fields.
 
-    sms: as many CTAs, where there are so many units.
-    Raises ValueError when k is no multiple of 16 or m is out of range.
+    sms: as many CTAs, where there are so many iterations.
+    Raises ValueError when k is no multiple of 16, m is out of range or `stages` are no power of two from 4 on.
     """
     if k % 16 or not 1 <= m <= max(TOKENS):
         raise ValueError(f"m={m}, k={k}: takes 1 to {max(TOKENS)} tokens and k a multiple of 16; pad k with zeros")
+    stages = fixed.get("stages", STAGES)
+    if stages < 4 or stages & (stages - 1):
+        raise ValueError(f"stages={stages}: wgmma_stream.cu counts them modulo a power of two from 4 on; leave it out")
     tokens = next(t for t in TOKENS if t >= m)
     return replace(StreamConfig(dtype, tokens, STAGES, min(sms, units_of(n, k))), **fixed)
 
 
 def source(config: StreamConfig) -> CudaSource:
     """What `config` compiles to; the launch's part of it does not count."""
-    macros = {"X_BF16": int(config.dtype == "bf16"), "TOKENS": config.tokens, "STAGES": config.stages}
+    macros = {"X_BF16": int(config.dtype == "bf16"), "BLOCK_M": config.tokens, "STAGES": config.stages}
     return hopper.source(SOURCE, config.kernel, config.shared_bytes, macros)
 
 
@@ -104,12 +107,12 @@ def tile_weights(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) 
 
 
 def workspace(config: StreamConfig, device: torch.device) -> Tensors:
-    """Where the CTAs of one launch leave sums to each other: words of all ones, which every launch puts back."""
+    """Where the CTAs of one launch leave sums to each other: words of all ones (ABSENT), which every launch puts back."""
     return {"parts": torch.full((2 * config.workers * config.part_floats,), -1, dtype=torch.int32, device=device)}
 
 
 def numbers(m: int, n: int, k: int, config: StreamConfig) -> tuple[int, ...]:
-    """What the kernel is told of a shape: m, n, k, units of a block, and how the CTAs share the units."""
+    """What the kernel is told of a shape: m, n, k, iterations of a block, and the stream-K partition."""
     return m, n, k, depth_of(k), *divmod(units_of(n, k), config.workers)
 
 
