@@ -17,6 +17,7 @@ BASE ?= main
 export TORCH_INDEX ALLOW_CUDA_TORCH
 
 BIN := .venv/bin
+CUDA_SOURCES = $(shell git ls-files "*.cu" "*.cuh")
 # The tests that run, by tests/conftest.py, a file for each worker: what is left after a crash is what crashed.
 export KILLGATE_RUNNING_TEST := build/running_test
 # worksteal: neighbours share what their module makes once, and who is done first takes from the other's end.
@@ -58,11 +59,12 @@ changed: install  ## the tests that what differs from BASE can reach; all of the
 mistakes: install  ## apply each deliberate mistake of tests/mistakes.toml to a copy, and name those that no test sees
 	@$(BIN)/python -m tests.mistakes $(ARGS)
 
-lint: style types  ## ruff, mypy and the import contracts
+lint: style types  ## ruff, clang-format, mypy and the import contracts
 
 style: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror $(CUDA_SOURCES)
 
 types: install
 	$(TYPES)

@@ -37,7 +37,8 @@ class RingConfig:
     """A compiled kernel (dtype .. chained) and its launch (grid).
 
     tokens: M rounded up to a multiple of 8. chunks: tiles of K per warp. warps: math warps, which share K.
-    split: CTAs of a cluster, which share K. piece: tiles per warp and stage. stages: of the CTA. slots: stages of partial sums, a row tile each. missing: tiles
+    split: CTAs of a cluster, which share K. piece: tiles per warp and stage. stages: of the CTA. slots: stages
+    of partial sums, a row tile each. missing: tiles
     that some warp's share may lack of `chunks`. finishers: reducer warps, which add them. registers: a thread's in
     `warps`, where the other warps have fewer; else 0. once: weights have the evict_first L2 policy. chained: a
     programmatic dependent launch.

@@ -107,7 +107,7 @@ def tile_weights(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) 
 
 
 def workspace(config: StreamConfig, device: torch.device) -> Tensors:
-    """Where the CTAs of one launch leave sums to each other: words of all ones (ABSENT), which every launch puts back."""
+    """Where the CTAs of a launch leave sums to each other: words of all ones (ABSENT), which each launch puts back."""
     return {"parts": torch.full((2 * config.workers * config.part_floats,), -1, dtype=torch.int32, device=device)}
 
 

@@ -2,7 +2,7 @@
 
 An instruction of compute capability 9.0 names in its encoding the scoreboard that its result will clear and those that
 it waits for itself. An arrival at a barrier in shared memory waits for no load that its operands do not need, and the
-hardware does not keep the two in order; so a kernel must make its arrivals need them (once_loaded of kernels/ptx.cuh).
+hardware does not keep the two in order; so a kernel must make its arrivals need them (once_loaded, kernels/sm90).
 """
 
 from __future__ import annotations

@@ -244,7 +244,7 @@ def test_compiles_for_hopper_without_spills(source: CudaSource) -> None:
         assert not row["spill_bytes"], f"{row['build']}: {row['spill_bytes']} bytes spilled"
         assert row["shared_bytes"] >= source.shared_of(row["build"])
         if row["build"].startswith("gdn_prepare"):
-            asked = 5 if row["build"].endswith("_lean") else 4  # PREPARE_BLOCKS, LEAN_PREPARE_BLOCKS in prepare.cuh
+            asked = 5 if row["build"].endswith("_lean") else 4  # *PREPARE_BLOCKS of prepare.cuh
             assert row["blocks_per_sm"] == asked, row["build"]
         if row["build"].startswith(("gdn_scan", "gdn_prepare", "gdn_fused")):
             assert "wgmma" in row["instruction"]

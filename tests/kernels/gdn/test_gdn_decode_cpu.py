@@ -1,6 +1,6 @@
 """kernels/gdn/decode.cu and decode_conv.cu on a CPU: the sources run, thread by thread, through their launchers.
 
-on_cpu/gdn_decode_on_cpu.cuh stands in for the PTX words; a host compiler does the rest. It shows wrong indices, sums,
+on_cpu/sm90.cuh stands in for the PTX; a host compiler does the rest. It shows wrong indices, sums,
 barriers and tickets, and leaves timing and the order of memory between blocks that run at once to the GPU.
 """
 
@@ -8,11 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-import shutil
-import subprocess
 from functools import cache
-from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -25,40 +21,73 @@ from kernels.gdn import cases, cuda_decode, cuda_decode_conv
 from kernels.gdn.cuda_decode import DecodeVariant
 from kernels.gdn.reference import reference
 from tests.kernels import sass
-from tests.kernels.on_cpu.stand_in import StandIn
+from tests.kernels.on_cpu.stand_in import UNCHANGED, Change, StandIn, built, needs_compiler
 
-HERE = Path(__file__).resolve().parents[1] / "on_cpu"
-pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++ to run the kernels on a CPU")
-Change = tuple[str, str]
-UNCHANGED: Change = ("", "")
+pytestmark = needs_compiler
+
+
+ENTRY = """
+static std::map<const char*, int> owners;  // block by 16 bytes of a state, since the last launch
+static u64 contested;                      // accesses to what another block has touched
+static int own_block() { return blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z); }
+static void note_owner(const void* piece, u32) {
+    const auto [entry, first] = owners.insert({(const char*)piece, own_block()});
+    contested += !first && entry->second != own_block();
+}
+extern "C" u64 owned_bytes() { return 16 * owners.size(); }
+extern "C" u64 contested_accesses() { return contested; }
+struct Fetch { u32 bytes; int block; };
+static std::map<const char*, Fetch> prefetched;  // by address, since the last launch
+static void note_prefetch(const void* from, u32 bytes) {
+    const char* begin = (const char*)from;
+    bool inside = false;
+    for (const auto& range : written) inside |= begin >= range.first && begin + bytes <= range.second;
+    if (!inside) stop("bulk prefetch of what the launch does not own");
+    for (const auto& [other, fetch] : prefetched)
+        if (other < begin + bytes && begin < other + fetch.bytes) stop("bulk prefetch of the same twice");
+    prefetched[begin] = {bytes, own_block()};
+}
+extern "C" u64 prefetched_bytes() {  // 0 where any of them are of a state that no block touched
+    u64 sum = 0;
+    for (const auto& [begin, fetch] : prefetched) {
+        if (!owners.count(begin)) return 0;
+        sum += fetch.bytes;
+    }
+    return sum;
+}
+extern "C" u64 bytes_prefetched_ahead(int blocks) {  // so many blocks before the one that touches their beginning
+    u64 sum = 0;
+    for (const auto& [begin, fetch] : prefetched)
+        if (owners.count(begin) && owners[begin] - fetch.block == blocks) sum += fetch.bytes;
+    return sum;
+}
+template <class Kernel, class... Arguments>
+static void start(Kernel kernel, int x, int y, int z, int threads, int order, Arguments... arguments) {
+    prefetched.clear(), owners.clear(), contested = 0;
+    on_state = note_owner, on_prefetch = note_prefetch;
+    launch_on_cpu({.grid = {x, y, z}, .threads = threads, .copies = AT_ISSUE, .backwards = order == 1},
+                  [=] { kernel(arguments...); });
+}
+"""
+LOOK = """
+static void look(const int* rows, int batch, int* found) {
+    int* mine = found + 2 * blockIdx.z;
+    in_order(rows, batch, blockIdx.z, mine[0], mine[1]);
+}
+extern "C" void cpu_in_order(const int* rows, int batch, int* found) {
+    start(look, 1, 1, batch, 32, 0, rows, batch, found);
+}
+"""
 
 
 @cache
 def library(source: CudaSource, change: Change = UNCHANGED) -> StandIn:
     """The source as a shared object, one cpu_<kernel> per kernel; `change` replaces a piece of it."""
-    text = source.path.read_text()
-    shared = source.path.with_name("decode_token.cuh").read_text()
-    shared = shared.replace('#include "decode_ptx.cuh"', f'#include "{HERE}/gdn_decode_on_cpu.cuh"')
-    text = text.replace('#include "decode_token.cuh"', shared)
-    assert change[0] in text, "what the test would change is no longer in the source"
-    text = text.replace(*change) if change[0] else text
+    entry = ENTRY
     for name in source.kernels:
-        text += f'\nextern "C" void cpu_{name}(ARGUMENTS, int x, int y, int z, int threads, int order) {{'
-        text += f"start({name}, x, y, z, threads, order, PASSED); }}"
-    if source is cuda_decode.SOURCE:
-        text += """
-            static void look(const int* rows, int batch, int* found) {
-                int* mine = found + 2 * blockIdx.z;
-                in_order(rows, batch, blockIdx.z, mine[0], mine[1]);
-            }
-            extern "C" void cpu_in_order(const int* rows, int batch, int* found) {
-                start(look, 1, 1, batch, 32, 0, rows, batch, found);
-            }"""
-    folder = Path(mkdtemp())
-    (folder / "kernel.cpp").write_text(text)
-    command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", str(folder / "kernel.cpp")]
-    subprocess.run([*command, "-o", str(folder / "kernel.so")], check=True, timeout=300)
-    return StandIn(str(folder / "kernel.so"))
+        entry += f'\nextern "C" void cpu_{name}(ARGUMENTS, int x, int y, int z, int threads, int order) {{'
+        entry += f"start({name}, x, y, z, threads, order, PASSED); }}"
+    return built(source.path, entry + (LOOK if source is cuda_decode.SOURCE else ""), change)
 
 
 def c_value(x: Any) -> Any:

@@ -18,16 +18,50 @@ import torch
 from kernels.common import Tensors, Workload
 from kernels.gdn import cases, cuda_scan, order
 from tests.kernels.gdn import test_gdn_scan_cpu as two
-from tests.kernels.on_cpu.stand_in import Stopped
+from tests.kernels.on_cpu.stand_in import UNCHANGED, Change, StandIn, Stopped, built, needs_compiler
 
 ENTRY = """
+// What blocks of this launch write for others: no thread reads a part of it before its flag was seen and fenced.
+static struct {
+    const char* workspace;
+    long bytes, block_bytes;
+    int hv, ratio, chunks;
+    const u32* flags;
+    u32 raised;
+} flagged;
+static std::vector<const u32*> acquired;  // and found raised, by any thread of the block
+struct Seen { bool stored; std::vector<const u32*> flags; };  // stored: and not fenced since
+static std::map<int, Seen> seen;
+static int block_of_these;
+static Seen& own() {
+    if (block_of_these != blockIdx.x) block_of_these = blockIdx.x, acquired.clear(), seen.clear();
+    return seen[threadIdx.x];
+}
+static void look_at_reads(const void* from, u32) {
+    const long at = (const char*)from - flagged.workspace;
+    if (at < 0 || at >= flagged.bytes) return;
+    const long block = at / flagged.block_bytes;
+    const u32* flag = flagged.flags + block % flagged.hv / flagged.ratio * flagged.chunks + block / flagged.hv;
+    const auto& flags = own().flags;
+    if (std::find(flags.begin(), flags.end(), flag) == flags.end()) stop("a chunk read before its flag");
+}
 extern "C" void fused_on_cpu(int count, const TensorMap* maps, const u16* q, const u16* k, const u16* v,
                              const float* g, const float* beta, char* workspace, const void* initial,
                              void* final_state, u16* o, const int4* blocks, const int4* units, u32* sync, float scale,
                              int hk, int hv, int chunks, int scans, int state_type, int normalise, long bytes) {
-    of_earlier_grid = {};
-    flagged = {workspace, bytes, BLOCK, hv, hv / hk, chunks, sync + FLAGS, sync[0] + 1};
-    launch_on_cpu({count, 1, 1}, 128 * TEAMS, [=] {
+    flagged = {workspace, bytes, BLOCK, hv, hv / hk, chunks, sync + FLAGS, sync[0] + 1}, block_of_these = -1;
+    on_async_read = look_at_reads;
+    on_acquire = [](const u32* p) {
+        own();
+        if (*p == flagged.raised) acquired.push_back(p);
+    };
+    on_release = [](u32*, u32) {
+        if (!cpu.now->stores.empty()) stop("a flag ahead of its copies");
+        if (own().stored) stop("a flag without a fence");
+    };
+    on_store_done = [] { own().stored = true; };
+    on_global_fence = [] { own().stored = false, own().flags = acquired; };
+    launch_on_cpu({.grid = {count, 1, 1}, .threads = 128 * TEAMS, .copies = AT_WAIT}, [=] {
         FUSED_NAME(maps[0], maps[1], maps[2], maps[3], q, k, v, g, beta, workspace, initial, final_state, o, blocks,
                    units, sync, scale, hk, hv, chunks, scans, state_type, normalise);
     });
@@ -39,24 +73,19 @@ extern "C" void sizes_on_cpu(int* to) {
 """
 
 
-def one_launch(folder: Any, dtype: str, change: tuple[str, str] = ("", "")) -> Any:
-    source = cuda_scan.FUSED.path.read_text()
-    keep = [x for x in source.splitlines() if x.startswith(f"FUSED(128, {dtype},") or not x.startswith("FUSED(")]
-    return two.compiled(
-        folder, "fused", "\n".join(keep) + ENTRY.replace("FUSED_NAME", f"gdn_fused_d128_{dtype}"), change
-    )
+def one_launch(dtype: str, change: Change = UNCHANGED) -> StandIn:
+    entry = ENTRY.replace("FUSED_NAME", f"gdn_fused_d128_{dtype}")
+    keep = lambda line: line.startswith(f"FUSED(128, {dtype},") or not line.startswith("FUSED(")  # noqa: E731
+    return built(cuda_scan.FUSED.path, entry, change, keep=keep)
+
+
+pytestmark = needs_compiler
 
 
 @pytest.fixture(scope="module")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def libraries() -> Any:
     """dtype -> one launch, and two."""
-
-    def build(dtype: str) -> tuple[Any, Any]:
-        variant = cuda_scan.ScanVariant(128, dtype, 1)
-        own, pair = tmp_path_factory.mktemp("fused"), tmp_path_factory.mktemp("pair")
-        return one_launch(own, dtype), two.two_launches(pair, variant)
-
-    return functools.cache(build)
+    return functools.cache(lambda dtype: (one_launch(dtype), two.two_launches(cuda_scan.ScanVariant(128, dtype, 1))))
 
 
 def run(library: Any, args: Tensors, out: Tensors) -> None:
@@ -127,11 +156,17 @@ def test_the_sizes_of_host_and_kernels_agree(libraries: Any) -> None:
 
 
 BROKEN = {
-    "a flag ahead of its copies": ("    bulk_wait_all();\n    fence_async_global();\n", "    fence_async_global();\n"),
-    "a flag without a fence": ("    bulk_wait_all();\n    fence_async_global();\n", "    bulk_wait_all();\n"),
+    "a flag ahead of its copies": (
+        "    tma_store_wait_all();\n    fence_proxy_async_global();\n",
+        "    fence_proxy_async_global();\n",
+    ),
+    "a flag without a fence": (
+        "    tma_store_wait_all();\n    fence_proxy_async_global();\n",
+        "    tma_store_wait_all();\n",
+    ),
     "a chunk read before its flag": ("leading_lanes(lane * C < live && ", "32 + 0 * leading_lanes(lane == 0 && "),
     "a flag raised twice": ("ahead.at += TEAMS;", "ahead.at += 1;"),
-    "waits for a block of higher index": ("store_release(flag, epoch);", "store_release(flag, epoch + 1);"),
+    "waits for a block of higher index": ("st_release(flag, epoch);", "st_release(flag, epoch + 1);"),
 }
 
 
@@ -143,20 +178,20 @@ def ragged() -> tuple[Tensors, Tensors]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("noticed", BROKEN)
-def test_what_is_broken_on_purpose_is_noticed(noticed: str, tmp_path: Any) -> None:
+def test_what_is_broken_on_purpose_is_noticed(noticed: str) -> None:
     problem = cases._prefill(660, (1, 1), D=128, dtype="bf16")
     inputs = cases.inputs(problem, 1, "cpu")
     args, out = cuda_scan._prepare(inputs), cases.outputs(problem, inputs)
     args |= cuda_scan.in_order(args, 3)  # one block prepares to the end, two until the scans start
     with pytest.raises(Stopped, match=noticed):
-        run(one_launch(tmp_path, "bf16", BROKEN[noticed]), args, out)
+        run(one_launch("bf16", BROKEN[noticed]), args, out)
 
 
 @pytest.mark.slow
-def test_flags_of_the_launch_before_are_not_believed(tmp_path: Any) -> None:
+def test_flags_of_the_launch_before_are_not_believed() -> None:
     """A loader that takes any flag but zero passes once, and is found out in the second launch."""
     args, out = ragged()
-    library = one_launch(tmp_path, "bf16", ("load_acquire(flag) == s.epoch", "load_acquire(flag) != 0"))
+    library = one_launch("bf16", ("ld_acquire(flag) == s.epoch", "ld_acquire(flag) != 0"))
     run(library, args, out)
     rows = args["blocks"].tolist()
     args["blocks"] = torch.tensor(sorted(rows, key=lambda row: -row[0]), dtype=torch.int32)  # scans first

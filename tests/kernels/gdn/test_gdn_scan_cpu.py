@@ -9,10 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-import shutil
 import struct
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,17 +18,22 @@ import torch
 from kernels.common import Tensors, Workload
 from kernels.gdn import cases, cuda_scan
 from kernels.gdn.reference import reference
-from tests.kernels.on_cpu.stand_in import StandIn
+from tests.kernels.on_cpu.stand_in import UNCHANGED, Change, StandIn, Stopped, built, needs_compiler
 
-HERE = Path(__file__).resolve().parents[1] / "on_cpu"
-FOLDER = cuda_scan.SOURCE.path.parent
+pytestmark = needs_compiler
 
 ENTRY = """
+struct Range { const void* begin; long bytes; };
+static std::vector<Range> of_earlier_grid;  // no thread reads it before it has waited for that grid
+static void not_too_early(const void* from, u32) {
+    for (const Range& x : of_earlier_grid)
+        if (!cpu.now->waited && from >= x.begin && from < (const char*)x.begin + x.bytes) stop("read too early");
+}
 extern "C" void prepare_on_cpu(int chunks, int hk, const u16* q, const u16* k, const float* g, const float* beta,
                                const int* table, char* workspace, float scale, int hv, int normalise, u16* q_fp16,
                                u16* k_fp16) {
-    of_earlier_grid = {};
-    launch_on_cpu({chunks, hk, 1}, 128, [=] {
+    on_async_read = nullptr;
+    launch_on_cpu({.grid = {chunks, hk, 1}, .threads = 128, .copies = AT_WAIT}, [=] {
         PREPARE_NAME(q, k, g, beta, table, workspace, scale, hk, hv, normalise, q_fp16, k_fp16);
     });
 }
@@ -40,58 +42,38 @@ extern "C" void scan_on_cpu(int x, int hv, int sequences, int threads, const Ten
                             u16* o, const int* bounds, const int* offsets, int hk, int state_type,
                             float scale, long workspace_bytes, long converted_bytes) {
     of_earlier_grid = {{workspace, workspace_bytes}, {q, converted_bytes}, {k, converted_bytes}};
-    launch_on_cpu({x, hv, sequences}, threads, [=] {
+    on_async_read = not_too_early;
+    launch_on_cpu({.grid = {x, hv, sequences}, .threads = threads, .copies = AT_WAIT}, [=] {
         SCAN_NAME(maps[0], maps[1], maps[2], maps[3], q, k, v, workspace, initial, final_state, o, bounds, offsets, hk,
                   hv, state_type, scale);
     });
 }
 extern "C" void sizes_on_cpu(int* to) {
-    const int found[] = {Preparation<DIM, false, LEAN>::BYTES, STAGES * Stage<DIM, GROUPS, LEAN>::BYTES + GROUPS * TILE,
-                         BLOCK, LEAN_BLOCK, TRIANGLE, triangle_step(0), triangle_step(1), triangle_step(2),
-                         triangle_step(3)};
+    const int found[] = {Preparation<DIM, false, RECOMPUTE>::BYTES,
+                         STAGES * Stage<DIM, GROUPS, RECOMPUTE>::BYTES + GROUPS * TILE, BLOCK, RECOMPUTE_BLOCK,
+                         TRIANGLE, triangle_step(0), triangle_step(1), triangle_step(2), triangle_step(3)};
     for (int n : found) *to++ = n;
 }
 """
 
 
-def compiled(folder: Path, name: str, source: str, change: tuple[str, str] = ("", "")) -> StandIn:
-    """Text of a .cu with functions that launch its kernels, as a library; `change`: words of it or its headers, and
-    what stands there instead."""
-    compiler = shutil.which("g++")
-    if not compiler:
-        pytest.skip("needs g++ to run the kernels on the CPU")
-    texts = {x: (FOLDER / x).read_text() for x in ("prepare.cuh", "scores.cuh", "scan.cuh")} | {f"{name}.cpp": source}
-    assert not change[0] or sum(text.count(change[0]) for text in texts.values()) == 1
-    for file, text in texts.items():
-        text = text.replace(*change) if change[0] else text
-        text = text.replace("extern __shared__", "extern").replace("hopper.cuh", f"{HERE}/gdn_on_cpu.cuh")
-        (folder / file).write_text(text)
-    path = folder / f"{name}.cpp"
-    command = [compiler, "-O2", "-std=c++20", "-w", "-shared", "-fPIC", str(path), "-o", f"{path}.so"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return StandIn(f"{path}.so")
-
-
-def two_launches(folder: Path, variant: cuda_scan.ScanVariant, change: tuple[str, str] = ("", "")) -> StandIn:
+def two_launches(variant: cuda_scan.ScanVariant, change: Change = UNCHANGED) -> StandIn:
     """A library with a scan and its preparation as functions of the host."""
     names = [name.partition("_d")[2].partition("_") for name in (variant.preparation, variant.kernel)]
     kept = tuple(f"{x}({dim}, {name}," for x, (dim, _, name) in zip(("PREPARE", "SCAN"), names, strict=True))
-    lines = cuda_scan.SOURCE.path.read_text().splitlines()
-    keep = [x for x in lines if x.startswith(kept) or not x.startswith(("PREPARE(", "SCAN("))]
     entry = ENTRY.replace("PREPARE_NAME", variant.preparation).replace("SCAN_NAME", variant.kernel)
     values = {"DIM": variant.dim, "GROUPS": variant.groups, "STAGES": cuda_scan.STAGES}
     for name, value in values.items():
         entry = entry.replace(name, str(value))
-    entry = entry.replace(" LEAN>", f" {str(variant.lean).lower()}>")
-    return compiled(folder, variant.kernel, "\n".join(keep) + entry, change)
+    entry = entry.replace(" RECOMPUTE>", f" {str(variant.lean).lower()}>")
+    keep = lambda line: line.startswith(kept) or not line.startswith(("PREPARE(", "SCAN("))  # noqa: E731
+    return built(cuda_scan.SOURCE.path, entry, change, keep=keep)
 
 
 @pytest.fixture(scope="module")
-def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def on_cpu() -> Any:
     """A scan -> a library with it and its preparation as functions of the host."""
-    folder = tmp_path_factory.mktemp("scan")
-    return functools.cache(lambda variant: two_launches(folder, variant))
+    return functools.cache(two_launches)
 
 
 def pointer(x: torch.Tensor | None) -> ctypes.c_void_p:
@@ -100,7 +82,7 @@ def pointer(x: torch.Tensor | None) -> ctypes.c_void_p:
 
 def tensor_map(x: torch.Tensor) -> bytes:
     columns = x.shape[-2] * x.shape[-1]
-    return struct.pack("<qqq", x.data_ptr(), x.numel() // columns, columns).ljust(128, b"\0")
+    return struct.pack("<qqqq", x.data_ptr(), x.numel() // columns, columns, 64).ljust(128, b"\0")
 
 
 def tensor_maps(*tensors: torch.Tensor) -> torch.Tensor:
@@ -261,9 +243,65 @@ def test_the_range_of_v_is_fp16s(on_cpu: Any, largest: float, fits: bool) -> Non
         assert not out["final_state"].isfinite().all()
 
 
-EARLY = "        if ((thread & 31) == 0) barrier_arrive(made + at_stage);\n"
+FENCES = {  # the variant's groups, whether it is lean; what is changed
+    "k and q of a preparation": (
+        1,
+        False,
+        ("    fence_proxy_async_shared();\n    meet_all<TEAM>(ahead.team);", "    meet_all<TEAM>(ahead.team);"),
+    ),
+    "results of a preparation": (
+        1,
+        False,
+        ("        fence_proxy_async_shared();\n        if (thread == 0) tma", "        if (thread == 0) tma"),
+    ),
+    "the zeros of X and P": (
+        1,
+        False,
+        ("    fence_proxy_async_shared();\n    mbarrier_init_fence();", "    mbarrier_init_fence();"),
+    ),
+    "a short last chunk": (
+        1,
+        False,
+        ("            fence_proxy_async_shared();\n            __syncwarp();", "            __syncwarp();"),
+    ),
+    "outputs": (
+        1,
+        False,
+        (
+            "        fence_proxy_async_shared();\n        __syncwarp();\n        if (lane == 0)",
+            "        __syncwarp();\n        if (lane == 0)",
+        ),
+    ),
+    "scores of a lean scan": (
+        2,
+        True,
+        (
+            "        fence_proxy_async_shared();\n        __syncwarp();\n        if ((thread",
+            "        __syncwarp();\n        if ((thread",
+        ),
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FENCES)
+def test_a_missing_proxy_fence_stops_the_launch(name: str) -> None:
+    """A whole chunk and a short one."""
+    groups, lean, change = FENCES[name]
+    variant = cuda_scan.ScanVariant(128, "bf16", groups, lean=lean)
+    inputs = cases.inputs(cases._prefill(70, (1, 1), D=128, dtype="bf16"), 1, "cpu")
+    with pytest.raises(Stopped, match="no proxy fence"):
+        run(
+            two_launches(variant, change),
+            variant,
+            inputs,
+            cases.outputs(cases._prefill(70, (1, 1), D=128, dtype="bf16"), inputs),
+        )
+
+
+EARLY = "        if ((thread & 31) == 0) mbarrier_arrive(made + at_stage);\n"
 BROKEN = {
-    "vectors and P read before they are made": ("        if (LEAN) barrier_wait(made + at_stage, parity);\n", ""),
+    "vectors and P read before they are made": ("        if (RECOMPUTE) mbarrier_wait(made + at_stage, phase);\n", ""),
     "arrived ahead of the stores": (
         "        char* to = stage + At::P;\n",
         EARLY + "        char* to = stage + At::P;\n",
@@ -271,13 +309,13 @@ BROKEN = {
     "one row of the scores lower": ("to += WARP * 512 + quad * 32", "to += WARP * 512 + (quad ^ 1) * 32"),
     "a value above the diagonal": ("quad < 2 * pair + 1) high", "quad < 2 * pair) high"),
     "decays of the chunk's first token": ("last = sum[C - 1], decay", "last = sum[0], decay"),
-    "the scores of the wrong stage": ("At::Q, 16);\n        float qk", "At::Q + 16, 16);\n        float qk"),
+    "the scores of the wrong stage": ("At::Q);\n        float qk", "At::Q + 16);\n        float qk"),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("change", BROKEN.values(), ids=[*BROKEN])
-def test_a_broken_lean_scan_is_seen(on_cpu: Any, tmp_path: Path, change: tuple[str, str]) -> None:
+def test_a_broken_lean_scan_is_seen(on_cpu: Any, change: Change) -> None:
     """Beside the right one, with threads that make the scores only when all others wait for them."""
     variant = cuda_scan.ScanVariant(128, "bf16", 2, lean=True)
     problem = cases._prefill(330, (1, 1), D=128, dtype="bf16")
@@ -290,6 +328,6 @@ def test_a_broken_lean_scan_is_seen(on_cpu: Any, tmp_path: Path, change: tuple[s
         assert_within(problem, inputs, out, "bf16")
 
     attempt(on_cpu(variant))
-    broken = two_launches(tmp_path, variant, change)
+    broken = two_launches(variant, change)
     with pytest.raises(AssertionError):
         attempt(broken)

@@ -1,17 +1,17 @@
 """kernels/kv/decode.cu: launch choices, refusals, registers as compiled, and the numbers, on a CPU and on a GPU.
 
-Without a GPU the source itself runs: on_cpu/cuda_on_cpu.cuh stands in for the PTX words, a host compiler does the rest.
+Without a GPU the source itself runs: on_cpu/sm90.cuh stands in for the PTX, a host compiler does the rest.
 That holds every index, fragment layout, barrier and the merge of partial results to the reference; what it cannot show
 is the timing of real asynchronous copies, rounding inside the tensor core, and speed.
 """
 
 import ctypes
+import functools
 import math
 import re
 import shutil
-import subprocess
+import struct
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,9 +21,8 @@ from kernels.kv import cases, cuda_decode
 from kernels.kv.controls import cuda_layouts
 from kernels.kv.reference import reference
 from lab.check import accuracy, aot_worker
-from tests.kernels.on_cpu.stand_in import StandIn
+from tests.kernels.on_cpu.stand_in import UNCHANGED, Change, Stopped, built, needs_compiler
 
-HERE = Path(__file__).resolve().parents[1] / "on_cpu"
 SOURCE = cuda_decode.CUDA_SOURCES[0].path
 PRECISION = {"fp8": "fp8-kv", "q8_0": "q8_0-kv", "bf16": "bf16", "fp16": "bf16"}
 FORMS = {name: form for (form, _), name in cuda_decode.KERNELS.items()}
@@ -32,45 +31,45 @@ DIMS = {name: dim for (_, dim), name in cuda_decode.KERNELS.items()}
 
 ENTRY = """
 static struct { ARGUMENTS; } given;
+struct Extent { const char* begin; u64 bytes; };
+static std::vector<Extent> readable;  // what bulk copies may read
+extern "C" void allow_copies(const char* begin, u64 bytes) {
+    if (!bytes) readable.clear();
+    else readable.push_back({begin, bytes});
+}
 extern "C" void on_cpu(int mode, int grid, int threads, int order, PARAMETERS) {
     ASSIGN
-    launch_on_cpu([]() { NAME(PASS); }, grid, threads, mode, order);
+    on_async_read = [](const void* from, u32 bytes) {
+        const char* at = (const char*)from;
+        for (const Extent& x : readable) if (at >= x.begin && at + bytes <= x.begin + x.bytes) return;
+        stop("bulk copy from outside the cache");
+    };
+    launch_on_cpu({.grid = {grid, 1, 1}, .threads = threads, .at_once = order == 2 ? grid : 1,
+                   .copies = mode ? AT_WAIT : AT_ISSUE, .backwards = order == 1, .uneven = mode == 1},
+                  [] { NAME(PASS); });
 }
 """
 
 
 @pytest.fixture(scope="module")
-def on_cpu(tmp_path_factory):
-    """name -> a library with the kernel as a function of the host, compiled once each."""
-    compiler = shutil.which("g++")
-    if not compiler:
-        pytest.skip("needs g++ to run the kernel on the CPU")
-    folder = tmp_path_factory.mktemp("decode")
-    source = SOURCE.read_text().replace('#include "decode_ptx.cuh"', f'#include "{HERE}/cuda_on_cpu.cuh"')
-    source = re.sub(r"extern __shared__ .*memory\[\];", "unsigned char memory[16];", source)
-    declared = re.search(r'extern "C" __global__ .*? name\((.*?)\) \{', source, re.S)
+def on_cpu():
+    """name -> a library with the kernel as a function of the host, compiled once each. Maps go in by address."""
+    declared = re.search(r'extern "C" __global__ .*? name\((.*?)\) \{', SOURCE.read_text(), re.S)
     assert declared
     parameters = declared.group(1)
     parameters = " ".join(parameters.replace("\\", " ").replace("const __grid_constant__ ", "").split())
     names = [re.findall(r"\w+", p)[-1] for p in parameters.split(",")]
-    made = {}
 
-    def build(name: str):
-        if name not in made:
-            keep = [line for line in source.splitlines() if not line.startswith("KV_DECODE(") or f"({name}," in line]
-            given = [f"given.{n}" for n in names]
-            entry = ENTRY.replace("ARGUMENTS", parameters.replace(",", ";")).replace("PARAMETERS", parameters)
-            entry = entry.replace("ASSIGN", " ".join(f"given.{n} = {n};" for n in names))
-            entry = entry.replace("NAME", name).replace("PASS", ", ".join(given))
-            path = folder / f"{name}.cpp"
-            path.write_text("\n".join(keep) + entry)
-            command = [compiler, "-O1", "-std=c++17", "-w", "-shared", "-fPIC", f"-I{SOURCE.parent}", str(path)]
-            done = subprocess.run([*command, "-o", f"{path}.so"], capture_output=True, text=True, timeout=300)
-            assert done.returncode == 0, done.stderr[-3000:]
-            made[name] = StandIn(f"{path}.so")
-        return made[name]
+    def build(name: str, change: Change = UNCHANGED):
+        given = [f"given.{n}" for n in names]
+        entry = ENTRY.replace("ARGUMENTS", parameters.replace(",", ";"))
+        entry = entry.replace("PARAMETERS", parameters.replace("TensorMap ", "const TensorMap* "))
+        entry = entry.replace("ASSIGN", " ".join(f"given.{n} = {'*' if n.endswith('_map') else ''}{n};" for n in names))
+        entry = entry.replace("NAME", name).replace("PASS", ", ".join(given))
+        keep = lambda line: not line.startswith("KV_DECODE(") or f"({name}," in line  # noqa: E731
+        return built(SOURCE, entry, change, keep=keep)
 
-    return build
+    return functools.cache(build)
 
 
 def problem(workload: Workload, kernel: str, gain: float = 1.0) -> tuple[Tensors, Tensors]:
@@ -130,17 +129,15 @@ def each(out: torch.Tensor, wanted: torch.Tensor, limit: Tolerance) -> None:
         assert error.relative_error <= limit.relative_error, (b, error)
 
 
-class CacheMap(ctypes.Structure):
-    """`TensorMap` of on_cpu/cuda_on_cpu.cuh."""
-
-    _fields_ = (("start", ctypes.c_void_p), ("numbers", ctypes.c_int * 30))
-
-
-def cache_map(cache: torch.Tensor) -> CacheMap:
-    """What kernels/cuda_driver.py's `line_map` says of a cache [pages, Hkv, page, D]."""
+def cache_map(cache: torch.Tensor) -> torch.Tensor:
+    """`line_map` (kernels/cuda_driver.py) of a cache [pages, Hkv, page, D], as on_cpu/sm90.cuh's TensorMap."""
     row_bytes = cache.shape[-1] * cache.element_size()
     rows = cache.numel() // cache.shape[-1]
-    return CacheMap(cache.data_ptr(), (rows, row_bytes, cuda_decode.tile_tokens(row_bytes)))
+    room = torch.zeros(192, dtype=torch.uint8)
+    aligned = room[-room.data_ptr() % 64 :][:128]
+    numbers = (cache.data_ptr(), rows, row_bytes // 2, cuda_decode.tile_tokens(row_bytes))
+    aligned.copy_(torch.frombuffer(bytearray(struct.pack("<4q", *numbers).ljust(128, b"\0")), dtype=torch.uint8))
+    return aligned
 
 
 CASES = {  # ctx, heads, page, lengths, blocks, width, mode, order of the blocks, gain
@@ -165,6 +162,7 @@ RUNS += [(name, case, 40) for name in FORMS if name != COMMON for case in ("long
 RUNS += [(name, "many_blocks", capped) for name in FORMS for capped in (0, 1 << 20)]
 
 
+@needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize(("kernel", "case", "capped_below"), RUNS)
 def test_on_cpu(on_cpu, kernel: str, case: str, capped_below: int) -> None:
@@ -194,20 +192,45 @@ def test_on_cpu(on_cpu, kernel: str, case: str, capped_below: int) -> None:
         given["page_table"] = given["page_table"].flip(0, 1)
         wanted = hold(workload, given, args, clean, now, PRECISION[FORMS[kernel]])
         out.fill_(math.nan)
-        library.on_cpu(mode, blocks, config.threads, order_of_blocks, *maps, *pointers, *shapes, scale, is_bf16, 0)
+        places = [ctypes.c_void_p(x.data_ptr()) for x in maps]
+        library.on_cpu(mode, blocks, config.threads, order_of_blocks, *places, *pointers, *shapes, scale, is_bf16, 0)
         assert not args["arrived"].any()
         each(out, wanted, limit)
 
 
+@needs_compiler
 @pytest.mark.slow
 def test_short_ranges_cap_the_copies_under_way(on_cpu) -> None:
     """A producer has at most three pairs of tiles under way (CAP), beside the two rows of queries of each head."""
     most = {}
     for capped_below in (0, 1 << 20):
-        on_cpu(COMMON).most_under_way()  # of tests before
+        on_cpu(COMMON).copies_in_flight()  # of tests before
         test_on_cpu(on_cpu, COMMON, "sharp", capped_below)
-        most[capped_below] = on_cpu(COMMON).most_under_way()
+        most[capped_below] = on_cpu(COMMON).copies_in_flight()
     assert most[1 << 20] <= 2 * cuda_decode.PRODUCERS * 3 + 2 * 6 < most[0]
+
+
+FENCES = {  # what is changed, in which case it is seen
+    "junk past the end cleared without a fence": (
+        "    fence_proxy_async_shared();\n    __syncwarp();",
+        "    __syncwarp();",
+        "ragged_and_empty",
+    ),
+    "parts merged where states were without a fence": (
+        "fence_proxy_async_shared();  // the parts go where the warps' states were",
+        "",
+        "shared",
+    ),
+}
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FENCES)
+def test_a_missing_proxy_fence_stops_the_launch(on_cpu, name: str) -> None:
+    *change, case = FENCES[name]
+    with pytest.raises(Stopped, match="no proxy fence"):
+        test_on_cpu(functools.partial(on_cpu, change=tuple(change)), COMMON, case, 40)
 
 
 def phases_of(addresses: list[int], size: int) -> int:
@@ -225,8 +248,8 @@ def phases_of(addresses: list[int], size: int) -> int:
 @pytest.mark.parametrize("row_bytes", [128, 256, 512])
 @pytest.mark.parametrize("piece", [8, 16])
 def test_loads_meet_no_bank_conflict(row_bytes: int, piece: int) -> None:
-    """The addresses of decode_products.cuh's loads, by its own formulas, with decode.cu's token_row and placed."""
-    source = SOURCE.read_text()
+    """The addresses of decode_mainloop.cuh's loads, by its own formulas, with decode.cuh's token_row and placed."""
+    source = SOURCE.with_name("decode.cuh").read_text()
     assert "return (p & 3) | ((p ^ p >> 2) & 1) << 2;" in source
     assert "return token * LINE + (at ^ (token & 7) * 16);" in source
     rows = [(p & 3) | ((p ^ p >> 2) & 1) << 2 for p in range(8)]
@@ -284,7 +307,7 @@ def test_choice_and_refusals() -> None:
         assert reason in cuda_decode.refusal(*shape)
     names = re.findall(r"^KV_DECODE\((\w+),", SOURCE.read_text(), re.M)
     assert set(FORMS) <= set(names)
-    limits = dict(re.findall(r"constexpr int (\w+) = (\d+);", SOURCE.read_text()))
+    limits = dict(re.findall(r"constexpr int (\w+) = (\d+);", SOURCE.with_name("decode.cuh").read_text()))
     assert int(limits["MAX_BATCH"]) == cuda_decode.MAX_BATCH
     assert int(limits["MAX_HEADS"]) == cuda_decode.MAX_HEADS
     assert int(limits["MAX_PARTS"]) == cuda_decode.MAX_BLOCKS

@@ -1,6 +1,6 @@
 """kernels/nvfp4/ring_decode.cu as it is, run on a CPU.
 
-Ring, clusters and fragments are the kernel's own; its PTX is replaced by on_cpu/ring_on_cpu.cuh. Threads are fibers
+Pipelines, clusters and fragments are the kernel's own; on_cpu/sm90.cuh stands in for its PTX. Threads are fibers
 in random order, copies and stores into another CTA land late and in any order, shared memory starts as junk: a barrier
 that is missing shows as a wrong number or a deadlock. Timing does not show.
 """
@@ -12,16 +12,8 @@ import torch
 
 from kernels.nvfp4 import cases, ring_config, tiles
 from kernels.nvfp4.reference import reference
-from tests.kernels.on_cpu.nvfp4_on_cpu import (
-    UNCHANGED,
-    Change,
-    accurate,
-    library,
-    needs_compiler,
-    simulated,
-    unless_stopped,
-)
-from tests.kernels.on_cpu.stand_in import StandIn
+from tests.kernels.on_cpu.nvfp4_on_cpu import accurate, library, simulated
+from tests.kernels.on_cpu.stand_in import UNCHANGED, Change, StandIn, needs_compiler, unless_stopped
 
 ENTRY = """
 struct Arguments {
@@ -35,14 +27,14 @@ extern "C" void simulated(const void* x, const void* w, const void* scale, void*
   given = {(const unsigned char*)x, (const unsigned char*)w, (const float*)scale, (unsigned short*)y, m, n, k, chunks};
   if (bytes < (int)(RING + STAGES * STAGE_BYTES)) why_stopped = "less shared memory than the ring takes";
   else if (threads != THREADS) why_stopped = "other threads than the kernel's";
-  else simulate(entry, THREADS, SPLIT, blocks, bytes, seed);
+  else launch_on_cpu({{blocks, 1, 1}, THREADS, CLUSTER, 1, (u32)bytes, seed}, entry);
 }
 """
 pytestmark = needs_compiler
 
 
 def on_cpu(config: ring_config.RingConfig, change: Change = UNCHANGED) -> StandIn:
-    return library(ring_config.source(config), "ring_on_cpu.cuh", ENTRY, change)
+    return library(ring_config.source(config), ENTRY, change)
 
 
 def given(problem: Any) -> tuple[Any, ...]:
@@ -103,16 +95,20 @@ def test_the_ring_runs_on_a_cpu(m, n, k, dtype, sms, variant):
     assert config.stage_bytes % 128 == 0
     kernel = on_cpu(config)
     assert right(kernel, config, given(cases._check(m, n, k, dtype)), 3)
-    assert kernel.asked_before_x() == 1
-    assert kernel.at_once() <= max(1, config.stages - 1)
+    assert kernel.copies_before_loads() == 1
+    assert kernel.copies_in_flight() <= max(1, config.stages - 1)
 
 
 @pytest.mark.parametrize(
     ("change", "before_x", "at_once"),
     [
         (UNCHANGED, 1, 3),
-        (("if (copy >= FLIGHT) {", "if (false) {"), 1, 4),
-        (("    fetch(policy);\n  }\n  const auto", "    fetch(policy), fetch(policy);\n  }\n  const auto"), 2, 4),
+        (("if (copy >= IN_FLIGHT) {", "if (false) {"), 1, 4),
+        (
+            ("        fetch(policy);\n    }\n    const auto", "fetch(policy), fetch(policy);\n    }\n    const auto"),
+            2,
+            4,
+        ),
     ],
 )
 def test_one_copy_goes_before_x_and_all_stages_but_one_are_under_way(change, before_x, at_once):
@@ -120,18 +116,18 @@ def test_one_copy_goes_before_x_and_all_stages_but_one_are_under_way(change, bef
     kernel = on_cpu(config, change)
     kernel.slow_copies()
     unless_stopped(lambda: right(kernel, config, given(cases._check(8, 1200, 2064, "bf16")), 2))
-    assert (kernel.asked_before_x(), kernel.at_once()) == (before_x, at_once)
+    assert (kernel.copies_before_loads(), kernel.copies_in_flight()) == (before_x, at_once)
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        ("if (use > 0) barrier_wait(base + FREE", "if (0) barrier_wait(base + FREE"),
-        ("barrier_init(base + EMPTY + 8 * i, WARPS)", "barrier_init(base + EMPTY + 8 * i, 1)"),
+        ("if (use > 0) mbarrier_wait(partial_sums", "if (0) mbarrier_wait(partial_sums"),
+        ("weights.init(1, WARPS)", "weights.init(1, 1)"),
         ("PLACES = 3", "PLACES = 2"),
         ("turn / PLACES & 1", "turn & 1"),
         ("if (copy >= STAGES) {", "if (copy > STAGES) {"),
-        ("from < SPLIT", "from < SPLIT - 1"),
+        ("peer < CLUSTER", "peer < CLUSTER - 1"),
         ("static_cast<unsigned>(m) >> 31", "1"),
     ],
 )
@@ -144,11 +140,11 @@ def test_the_simulation_sees_mistakes_in_the_ring(change):
 @pytest.mark.parametrize(
     "change",
     [
-        ("barrier_init(base + FREE + 8 * i, FINISHERS)", "barrier_init(base + FREE + 8 * i, 1)"),
-        ("8 * (place * FINISHERS + own)", "8 * place"),
-        ("(SPLIT - 1) * 512 * OWN", "(SPLIT - 1) * 512"),
+        ("partial_sums.init(WARPS, REDUCERS)", "partial_sums.init(WARPS, 1)"),
+        ("8 * (place * REDUCERS + own)", "8 * place"),
+        ("(CLUSTER - 1) * 512 * OWN", "(CLUSTER - 1) * 512"),
         ("512 * OWN * own + 16 * lane", "512 * own + 16 * lane"),
-        ("if (own >= FINISHERS) return;", ""),
+        ("if (own >= REDUCERS) return;", ""),
     ],
 )
 def test_the_simulation_sees_mistakes_of_several_finishing_warps(change):

@@ -1,6 +1,6 @@
 """kernels/nvfp4/cuda_gemm.py: the weight tiles, the configuration and the whole kernel on a CPU; the kernel on a GPU.
 
-On a CPU wgmma_gemm.cu runs as it is, its PTX replaced by on_cpu/wgmma_on_cpu.cuh: rings, clusters, stream-K, swizzles
+On a CPU wgmma_gemm.cu runs as it is, on_cpu/sm90.cuh in place of its PTX: pipelines, clusters, stream-K, swizzles
 and fragments are the kernel's own, timing is not. tests/kernels/nvfp4/test_nvfp4_stream_cuda.py and
 test_nvfp4_resident_cuda.py do the same for the kernels of few tokens.
 """
@@ -16,49 +16,42 @@ from kernels.common import Tensors, Workload
 from kernels.nvfp4 import cases, cuda_gemm, gemm_tiles, resident, stream, tiles
 from kernels.nvfp4.reference import weights
 from lab.check.aot_worker import compile_cuda
-from tests.kernels.on_cpu.nvfp4_on_cpu import (
-    Change,
-    library,
-    needs_compiler,
-    simulated,
-    unless_stopped,
-    within_tolerance,
-)
-from tests.kernels.on_cpu.stand_in import StandIn
+from tests.kernels.on_cpu.nvfp4_on_cpu import library, simulated, within_tolerance
+from tests.kernels.on_cpu.stand_in import Change, StandIn, needs_compiler, unless_stopped
 
 TAKEN = [w for w in cases.WORKLOADS if not (cuda_gemm._refuses(w) or cases.refuses(w, "nvfp4-w4a16"))]
 CHECKS = [w for w in TAKEN if w.role == "check"]
 MEASURED = [w for w in TAKEN if w.role == "measure"]
 VARIANTS: tuple[dict[str, Any], ...] = ({}, {"cluster": 1}, {"waves": 0}, {"waves": 1, "tokens": 128})
-START = "  if (threadIdx.x == 128 * CONSUMERS) {\n"
+START = "    if (threadIdx.x == 128 * CONSUMERS) {\n"
 LATE = (
     START,
-    "  for (int i = 0; i < 600 * int(cluster_rank()); i++) others();\n" + START,
+    "    for (int i = 0; i < 600 * int(cluster_rank()); i++) others();\n" + START,
 )  # the second CTA of a cluster
 ENTRY = """
 struct Arguments {
   TensorMap map, y_map; const unsigned char* w; const float* scale; unsigned short* y; float* parts; unsigned* flags;
-  int m, n, depth, row_tiles, token_tiles, waves;
+  int m, n, iters, n_tiles, m_tiles, waves;
 } given;
 static void entry() {
-  KERNEL(given.map, given.y_map, given.w, given.scale, given.y, given.parts, given.flags, given.m, given.n, given.depth,
-         given.row_tiles, given.token_tiles, given.waves);
+  KERNEL(given.map, given.y_map, given.w, given.scale, given.y, given.parts, given.flags, given.m, given.n, given.iters,
+         given.n_tiles, given.m_tiles, given.waves);
 }
 extern "C" int shared_bytes() { return SHARED_BYTES; }
-extern "C" int part_floats() { return SPLIT ? 0 : 2 * PART_FLOATS; }
+extern "C" int part_floats() { return SPLIT_K ? 0 : 2 * PART_FLOATS; }
 extern "C" void simulated(const void* x, const void* w, const void* scale, void* y, void* parts, void* flags, int m,
-                          int n, int k, int depth, int row_tiles, int token_tiles, int waves,
+                          int n, int k, int iters, int n_tiles, int m_tiles, int waves,
                           int blocks, int seed) {
-  given = {{(const unsigned char*)x, m, k, TOKENS / CLUSTER}, {(const unsigned char*)y, m, n, TOKENS},
+  given = {{(unsigned char*)x, m, k, BLOCK_M / CLUSTER}, {(unsigned char*)y, m, n, BLOCK_M},
            (const unsigned char*)w, (const float*)scale, (unsigned short*)y, (float*)parts, (unsigned*)flags, m, n,
-           depth, row_tiles, token_tiles, waves};
-  simulate(entry, THREADS, CLUSTER << SPLIT, blocks, SHARED_BYTES, seed);
+           iters, n_tiles, m_tiles, waves};
+  launch_on_cpu({{blocks, 1, 1}, THREADS, CLUSTER << SPLIT_K, 1, SHARED_BYTES, seed}, entry);
 }
 """
 
 
 def on_cpu(config: cuda_gemm.GemmConfig, *changes: Change) -> StandIn:
-    return library(cuda_gemm.source(config), "wgmma_on_cpu.cuh", ENTRY, *changes)
+    return library(cuda_gemm.source(config), ENTRY, *changes)
 
 
 def tiled(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -220,11 +213,11 @@ def test_the_kernel_runs_on_a_cpu(m, n, k, dtype, sms, variant):
     [
         ("wgmma_wait<1>();", "wgmma_wait<2>();"),
         ("if (before >= 0) release(before);", "release(stage);"),
-        ("named_arrive(SUMS_LEFT + half, 128 + 32);", ""),
-        ("begin(worker + 1 + others) < tile_end", "begin(worker + 1 + others) < 0"),
+        ("named_barrier_arrive(PARTIAL_STORED + group, 128 + 32);", ""),
+        ("begin(worker + 1 + count) < tile_end", "begin(worker + 1 + count) < 0"),
         ("x + 2 * j", "x + 4 * j"),
         ("rotate_right(scales.y, 8)", "rotate_right(scales.y, 16)"),
-        ("if (thread == 0) stores_read();  // the tile before", ""),
+        ("if (thread == 0) tma_store_wait_read<0>();  // the tile before", ""),
         ("16 * ((2 * warp + lane / 8 % 2) ^ lane % 8)", "16 * (2 * warp + lane / 8 % 2)"),
     ],
 )
@@ -246,7 +239,7 @@ def test_the_simulation_sees_mistakes(change):
     [
         (("", ""), False),
         (("cluster_wait();  // the other CTA's barrier is made", ""), True),
-        (("barrier_wait_cluster(base + SENT, 0);", ""), True),
+        (("mbarrier_wait_cluster(base + PEER_SUMS, 0);", ""), True),
         (("there + 512 * i", "there + 256 * i"), True),
         (("(at - base) + 512 * i", "(at - base)"), True),
     ],

@@ -1,6 +1,6 @@
 """kernels/nvfp4/resident.py: the weight tiles, the configuration and wgmma_resident.cu on a CPU; the kernel on a GPU.
 
-On a CPU the kernel runs as it is, its PTX replaced by on_cpu/resident_on_cpu.cuh: clusters, rings, the order of x,
+On a CPU the kernel runs as it is, on_cpu/sm90.cuh in place of its PTX: clusters, pipelines, the order of x,
 items, sends and the reducer are the kernel's own, timing is not.
 """
 
@@ -12,16 +12,8 @@ import torch
 from kernels.common import Tensors
 from kernels.nvfp4 import cases, hopper, resident, tiles
 from lab.check.aot_worker import compile_cuda
-from tests.kernels.on_cpu.nvfp4_on_cpu import (
-    UNCHANGED,
-    Change,
-    library,
-    needs_compiler,
-    simulated,
-    unless_stopped,
-    within_tolerance,
-)
-from tests.kernels.on_cpu.stand_in import StandIn
+from tests.kernels.on_cpu.nvfp4_on_cpu import library, simulated, within_tolerance
+from tests.kernels.on_cpu.stand_in import UNCHANGED, Change, StandIn, needs_compiler, unless_stopped
 
 TAKEN = [w for w in cases.WORKLOADS if w["M"] <= resident.TOKENS and not cases.refuses(w, "nvfp4-w4a16")]
 CHECKS = [w for w in TAKEN if w.role == "check"]
@@ -38,13 +30,13 @@ extern "C" void simulated(const void* x, const void* w, const void* scale, void*
                           int shared, int blocks, int threads, int seed) {
   given = {(const unsigned char*)x, (const unsigned char*)w, (const float*)scale, (unsigned short*)y, m, n, k, depth};
   if (threads != THREADS) why_stopped = "other threads than the kernel's";
-  else simulate(entry, THREADS, SPLIT, blocks, shared, seed);
+  else launch_on_cpu({{blocks, 1, 1}, THREADS, CLUSTER, 1, (u32)shared, seed}, entry);
 }
 """
 
 
 def on_cpu(config: resident.ResidentConfig, change: Change = UNCHANGED) -> StandIn:
-    return library(resident.source(config), "resident_on_cpu.cuh", ENTRY, change)
+    return library(resident.source(config), ENTRY, change)
 
 
 def simulate(kernel: StandIn, config: resident.ResidentConfig, inputs: Tensors, seed: int) -> torch.Tensor:
@@ -124,13 +116,13 @@ def test_the_kernel_runs_on_a_cpu(m, n, k, dtype, clusters, variant):
 
 
 @needs_compiler
-@pytest.mark.parametrize("change", [UNCHANGED, ("AHEAD = 2", "AHEAD = 3")])
+@pytest.mark.parametrize("change", [UNCHANGED, ("W_BEFORE_X = 2", "W_BEFORE_X = 3")])
 def test_two_copies_of_a_ring_go_before_x(change):
     problem = cases._check(32, 400, 1600, "bf16")
     config = resident.choose_config(32, 400, 1600, "bf16", 1, split=2, groups=2, stages=3)
     kernel = on_cpu(config, change)
     simulate(kernel, config, cases.inputs(problem, seed=1), 0)
-    assert (kernel.asked_before_x() == 2 * config.groups) == (change == UNCHANGED)
+    assert (kernel.copies_before_loads() == 2 * config.groups) == (change == UNCHANGED)
 
 
 @needs_compiler
@@ -138,14 +130,14 @@ def test_two_copies_of_a_ring_go_before_x(change):
     "change",
     [
         ("wgmma_wait<1>();", "wgmma_wait<2>();"),
-        ("if (use > 0) barrier_wait_cluster", "if (false) barrier_wait_cluster"),
+        ("if (use > 0) mbarrier_wait_cluster", "if (false) mbarrier_wait_cluster"),
         (
-            "barrier_wait(barriers + EMPTY + 8 * stage, parity);",
-            "barrier_wait(barriers + EMPTY + 8 * stage, parity ^ 1);",
+            "mbarrier_wait(pipeline.empty(stage), phase);",
+            "mbarrier_wait(pipeline.empty(stage), phase ^ 1);",
         ),
         ("int i = service, at = 0", "int i = 0, at = 0"),
         ("base + 8 * service * STAGES", "base"),
-        ("named_meet(X_READY, 160 * GROUPS);\n    cluster_wait();", "cluster_wait();"),
+        ("named_barrier_sync_unaligned(X_READY, 160 * CONSUMERS);\n        cluster_wait();", "cluster_wait();"),
         ("row + 16 * (p ^ r)", "row + 16 * p"),
         ("static_cast<unsigned>(m) >> 31", "1"),
         ("if (item.part == 0) sum", "sum"),

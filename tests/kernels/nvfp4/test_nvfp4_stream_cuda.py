@@ -1,7 +1,6 @@
 """kernels/nvfp4/stream.py: the weight tiles, the configuration and wgmma_stream.cu on a CPU; the kernel on a GPU.
 
-On a CPU the kernel runs as it is, its PTX replaced by on_cpu/stream_on_cpu.cuh; a launch is one cluster of CTAs there,
-so that they run at once.
+On a CPU the kernel runs as it is, on_cpu/sm90.cuh in place of its PTX; the CTAs of a launch run side by side there.
 """
 
 import functools
@@ -14,40 +13,32 @@ from kernels import cuda
 from kernels.common import Tensors
 from kernels.nvfp4 import cases, hopper, resident, stream, tiles
 from lab.check.aot_worker import compile_cuda
-from tests.kernels.on_cpu.nvfp4_on_cpu import (
-    UNCHANGED,
-    Change,
-    library,
-    needs_compiler,
-    simulated,
-    unless_stopped,
-    within_tolerance,
-)
-from tests.kernels.on_cpu.stand_in import StandIn
+from tests.kernels.on_cpu.nvfp4_on_cpu import library, simulated, within_tolerance
+from tests.kernels.on_cpu.stand_in import UNCHANGED, Change, StandIn, needs_compiler, unless_stopped
 
 TAKEN = [w for w in cases.WORKLOADS if w["M"] <= max(stream.TOKENS) and not cases.refuses(w, "nvfp4-w4a16")]
 CHECKS = [w for w in TAKEN if w.role == "check"]
 MEASURED = [w for w in TAKEN if w.role == "measure" and w["M"] >= 9]
 ENTRY = """
 struct Arguments {
-  const unsigned char *x, *w; const float* scale; unsigned short* y; float4* parts; int m, n, k, depth, each, more;
+  const unsigned char *x, *w; const float* scale; unsigned short* y; float4* parts; int m, n, k, iters, each, more;
 } given;
 static void entry() {
-  KERNEL(given.x, given.w, given.scale, given.y, given.parts, given.m, given.n, given.k, given.depth,
+  KERNEL(given.x, given.w, given.scale, given.y, given.parts, given.m, given.n, given.k, given.iters,
          given.each, given.more);
 }
 extern "C" void simulated(const void* x, const void* w, const void* scale, void* y, void* parts, int m, int n,
-                          int k, int depth, int each, int more, int shared, int blocks, int threads, int seed) {
+                          int k, int iters, int each, int more, int shared, int blocks, int threads, int seed) {
   given = {(const unsigned char*)x, (const unsigned char*)w, (const float*)scale, (unsigned short*)y, (float4*)parts,
-           m, n, k, depth, each, more};
+           m, n, k, iters, each, more};
   if (threads != THREADS) why_stopped = "other threads than the kernel's";
-  else simulate(entry, THREADS, blocks, blocks, shared, seed);
+  else launch_on_cpu({{blocks, 1, 1}, THREADS, 1, blocks, (u32)shared, seed}, entry);
 }
 """
 
 
 def on_cpu(config: stream.StreamConfig, change: Change = UNCHANGED) -> StandIn:
-    return library(stream.source(config), "stream_on_cpu.cuh", ENTRY, change)
+    return library(stream.source(config), ENTRY, change)
 
 
 def simulate(kernel: StandIn, config: stream.StreamConfig, inputs: Tensors, seed: int) -> torch.Tensor:
@@ -90,6 +81,9 @@ def test_refuses_what_it_cannot_do():
         stream.choose_config(33, 128, 128, "bf16")
     with pytest.raises(ValueError, match="multiple of 16"):
         stream.choose_config(32, 128, 72, "bf16")
+    for stages in (3, 5):
+        with pytest.raises(ValueError, match="power of two"):
+            stream.choose_config(32, 128, 128, "bf16", stages=stages)
     problem = cases._check(20, 300, 528, "bf16")
     inputs = cases.inputs(problem)
     w = stream.tile_weights(inputs["w_packed"], inputs["w_scale"], inputs["x"].dtype)
@@ -144,7 +138,7 @@ def test_a_nan_reaches_its_token_only():
 
 
 @needs_compiler
-@pytest.mark.parametrize("change", [UNCHANGED, ("AHEAD = 1;", "AHEAD = 2;")])
+@pytest.mark.parametrize("change", [UNCHANGED, ("W_BEFORE_X = 1;", "W_BEFORE_X = 2;")])
 def test_one_copy_goes_before_x(change):
     # Four units, all of whose x the warpgroups bring; fp16, since a library of other tests would remember their copies.
     problem = cases._check(32, 256, 512, "fp16")
@@ -152,23 +146,23 @@ def test_one_copy_goes_before_x(change):
     kernel, inputs = on_cpu(config, change), cases.inputs(problem, seed=1)
     for seed in range(4):
         simulate(kernel, config, inputs, seed)
-    assert (kernel.asked_before_x() == 1) == (change == UNCHANGED)
+    assert (kernel.copies_before_loads() == 1) == (change == UNCHANGED)
 
 
 MISTAKES = [
     ("wgmma_wait<1>();", "wgmma_wait<2>();"),
     ("release((at - 1) % STAGES);", "release(at % STAGES);"),
-    ("barrier_wait(ring + FULL + 8 * stage, at / STAGES & 1);", "barrier_wait(ring + FULL + 8 * stage, 1);"),
+    ("ring.consumer_wait(Pipe::State::of(at));", "mbarrier_wait(ring.full(stage), 1);"),
     ("(at + 1) / STAGES + 1 & 1", "at / STAGES + 1 & 1"),
-    ("if (warp == WARPS) {\n      named_meet", "if (false) {\n      named_meet"),
+    ("if (warp == WARPS) {\n            named_barrier", "if (false) {\n            named_barrier"),
     ("16 * ((4 * h + i) ^ row)", "16 * (4 * h + i)"),
-    ("(k_from + unit) % depth", "k_from + unit"),
-    ("if (++k_at == depth) k_at = 0;", "++k_at;"),
-    ("while (shares.begin(last) < start + depth) last++;", ""),
+    ("(first_iter + iter) % iters", "first_iter + iter"),
+    ("if (++k_at == iters) k_at = 0;", "++k_at;"),
+    ("while (partition.begin(last) < start + iters) last++;", ""),
     ("(of == first && before ? workers : 0)", "0"),
-    ("while (some_lane(missing));", "while (false);"),
-    ("if (owned[e]) store_for_gpu(from", "if (false) store_for_gpu(from"),
-    ("if (of != worker) store_for_gpu(others", "if (false) store_for_gpu(others"),
+    ("while (warp_any(waiting));", "while (false);"),
+    ("if (owned[e]) st_relaxed(theirs", "if (false) st_relaxed(theirs"),
+    ("if (of != worker) st_relaxed(others", "if (false) st_relaxed(others"),
     ("16 * (late_lane / 8 % 2)", "0"),
     ("min(8, n - row)", "8"),
     ("tile_fragments_by_half<X_BF16>", "tile_fragments_by_half<!X_BF16>"),

@@ -1,7 +1,33 @@
-"""What the kernels that run on a CPU have in common on the Python side; on_cpu/fibers_on_cpu.cuh is the other side."""
+"""Kernels of kernels/ as they are, run on a CPU: on_cpu/sm90.cuh stands in for the instructions of kernels/sm90."""
 
 import ctypes
+import functools
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
+
+import pytest
+
+from kernels import build_cache, cuda
+
+Change = tuple[str, str]
+UNCHANGED: Change = ("", "")
+HEADER = Path(__file__).with_name("sm90.cuh")
+# No FMA where the kernel has two roundings; no fortified longjmp, which refuses to switch stacks; nothing that two
+# libraries in one process would share.
+FLAGS = (
+    "-std=c++20",
+    "-O1",
+    "-march=native",
+    "-ffp-contract=off",
+    "-U_FORTIFY_SOURCE",
+    "-fno-gnu-unique",
+    "-w",
+    "-fPIC",
+)
+needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++ to run the kernel on a CPU")
 
 
 class Stopped(AssertionError):
@@ -24,3 +50,65 @@ class StandIn(ctypes.CDLL):
 
         function.errcheck = check
         return function
+
+
+@functools.cache
+def _compiler() -> str:
+    return subprocess.run(["g++", "--version"], capture_output=True, text=True, timeout=60).stdout
+
+
+@functools.cache
+def _header() -> Path:
+    """The stand-in beside its precompiled form."""
+
+    def make(folder: Path) -> None:
+        (folder / "sm90.hpp").write_text(HEADER.read_text())
+        subprocess.run(["g++", *FLAGS, "-x", "c++-header", "sm90.hpp"], check=True, timeout=300, cwd=folder)
+
+    return build_cache.kept("sm90_on_cpu", (_compiler(), *FLAGS, HEADER.read_text()), make) / "sm90.hpp"
+
+
+def built(source: Path, entry: str, *changes: Change, options: Sequence[str] = (), keep: Any = None) -> StandIn:
+    """A .cu with `entry`, C++ that launches its kernels, as a library.
+
+    changes: texts of the .cu, of its family's headers or of the layer, and what stands there instead; AssertionError
+    where one is nowhere. keep: of the .cu's lines, those that it is true of.
+    """
+    text = "\n".join(line for line in source.read_text().splitlines() if keep is None or keep(line))
+    texts = {"kernel.cpp": text + entry}
+    texts |= {header.name: header.read_text() for header in source.parent.glob("*.cuh")}
+    texts |= {f"sm90/{header.name}": header.read_text() for header in (cuda.HEADERS / "sm90").glob("*.cuh")}
+    for old, new in changes:
+        assert any(old in text for text in texts.values()), f"{old!r} is in no source of {source.name} any more"
+        texts = {path: text.replace(old, new) if old else text for path, text in texts.items()}
+    defines = [option for option in options if option.startswith("-D")]
+
+    def make(folder: Path) -> None:
+        (folder / "sm90").mkdir()
+        for path, text in texts.items():
+            (folder / path).write_text(text)
+        command = [
+            "g++",
+            *FLAGS,
+            "-shared",
+            "-include",
+            str(_header()),
+            "-I.",
+            *defines,
+            "kernel.cpp",
+            "-o",
+            "kernel.so",
+        ]
+        done = subprocess.run(command, timeout=300, capture_output=True, text=True, cwd=folder)
+        assert not done.returncode, done.stderr[-3000:]
+
+    parts = (_compiler(), *FLAGS, HEADER.read_text(), *defines, *(x for item in sorted(texts.items()) for x in item))
+    return StandIn(str(build_cache.kept(f"{source.stem}_on_cpu", parts, make) / "kernel.so"))
+
+
+def unless_stopped(sound: Callable[[], bool]) -> bool:
+    """Whether a changed kernel's answer is `sound`; where the stand-in stops it, it is not."""
+    try:
+        return sound()
+    except Stopped:
+        return False
