@@ -30,7 +30,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from lab import draw, value
-from lab.base import devices, models, vocabulary
+from lab.base import devices, files, models
 from lab.card import phases
 from lab.check import accuracy, families
 from lab.judge import verdicts
@@ -186,7 +186,7 @@ notebook.show(notebook.reproduced(ours.values()), code=["figure"])
 # one from measured times. Which assumption makes the difference? Replacing one input at a time:
 
 # %%
-cases = {c["id"]: c["arguments"] for c in vocabulary.read_toml(reproduction.FILE)["case"]}
+cases = {c["id"]: c["arguments"] for c in files.read_toml(reproduction.FILE)["case"]}
 prior = {k: cases["kv-prior-ctx8192"][k]["value"] for k in ("attention", "at_ctx", "rest")}
 moe = ("moe", 8192, 8)
 attention_us = recorded_us("attention", *moe) / moe[2]  # per token, as the prior counts
