@@ -66,6 +66,7 @@ def undeclared(root: Path, requirements: list[str]) -> set[str]:
     declared = {re.split(r"[^A-Za-z0-9_.-]", r)[0].lower().replace("-", "_") for r in requirements}
     # Import name unlike the distribution's; and what is optional by design, imported behind a check.
     declared |= {"yaml"} if "pyyaml" in declared else set()
+    declared |= {"ipython"} if "ipykernel" in declared else set()  # which is its kernel, and brings it
     declared |= {"cupy", "pynvml", "playwright"} | {"lab", "kernels", "tests"} | set(sys.stdlib_module_names)
     found: set[str] = set()
     for path in (p for folder in ("lab", "tests", "notebooks") for p in (root / folder).rglob("*.py")):
