@@ -7,7 +7,6 @@ but the decoding, and that is compared with operand.cuh itself where there is a 
 import ctypes
 import math
 import shutil
-import subprocess
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +18,7 @@ from kernels.nvfp4 import cases, cuda_decode, hopper, ring_config, tiles
 from kernels.nvfp4 import format as fmt
 from kernels.nvfp4.reference import reference, weights
 from lab.check.aot_worker import compile_cuda
+from tests.kernels.on_cpu import stand_in
 
 TAKEN = [w for w in cases.WORKLOADS if not (cases.refuses(w, "nvfp4-w4a16") or cuda_decode._refuses(w))]
 CHECKS = [w for w in TAKEN if w.role == "check"]
@@ -112,16 +112,8 @@ def test_bit_orders_are_permutations():
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs g++ to run operand.cuh on a CPU")
-def test_the_header_decodes_as_tiles_py_does(tmp_path):
-    (tmp_path / "probe.cpp").write_text(
-        "#define NVFP4_HOPPER_CUH\n#define DEVICE inline\nstruct uint4 { unsigned x, y, z, w; };\n"
-        "inline unsigned select_bits(unsigned a, unsigned b, unsigned m) { return (a & m) | (b & ~m); }\n"
-        "inline unsigned rotate_right(unsigned w, unsigned by) { return w >> by | w << (32 - by); }\n"
-        "inline unsigned permute_bytes(unsigned a, unsigned, unsigned s) {\n"
-        "  unsigned out = 0;\n  for (int i = 0; i < 4; i++) {\n    unsigned from = s >> 4 * i & 7;\n"
-        "    out |= (from < 4 ? a >> 8 * from & 255u : 0u) << 8 * i;\n  }\n  return out;\n}\n"
-        "template <bool> unsigned mul2(unsigned a, unsigned b);\n"
-        "template <bool, int> unsigned mul2_by_half(unsigned a, unsigned b);\n"
+def test_the_header_decodes_as_tiles_py_does():
+    entry = (
         '#include "operand.cuh"\n'
         "template <bool B> void all(unsigned a, unsigned b, unsigned s, unsigned* out) {\n"
         "  unsigned pair[8]; decode16<B>(a, b, pair);\n  for (int i = 0; i < 8; i++) out[i] = pair[i];\n"
@@ -129,11 +121,7 @@ def test_the_header_decodes_as_tiles_py_does(tmp_path):
         'extern "C" void probe(int bf16, unsigned a, unsigned b, unsigned s, unsigned* out) {\n'
         "  bf16 ? all<true>(a, b, s, out) : all<false>(a, b, s, out);\n}\n"
     )
-    library = tmp_path / "probe.so"
-    include = f"-I{ring_config.SOURCE.parent}"
-    command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", include, str(tmp_path / "probe.cpp")]
-    subprocess.run([*command, "-o", str(library)], check=True, timeout=120)
-    probe = ctypes.CDLL(str(library)).probe
+    probe = stand_in.built(ring_config.SOURCE, entry, keep=lambda line: False).probe  # its headers alone
     out = (ctypes.c_uint32 * 10)()
     for first, second in torch.randint(0, 2**32, (200, 2), generator=torch.Generator().manual_seed(0)).tolist():
         scales = first >> 7 & 0x7F7F | 0x4040  # bytes of finite scales
