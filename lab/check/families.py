@@ -13,11 +13,14 @@ import importlib
 import importlib.util
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
+
+import msgspec
 
 from lab.base import devices
 from lab.base.errors import REPOSITORY, BadInput, nearest
@@ -235,6 +238,53 @@ def interpret_on_cpu() -> None:
         os.environ["TRITON_INTERPRET"] = "1"
 
 
+class Launches(msgspec.Struct, frozen=True):
+    """What the code of a family would launch on GPUs of one compute capability.
+
+    lacking: whether a module could not be imported. configs: candidate of ours -> workload -> `config`, None: refused.
+    """
+
+    peers: tuple[str, ...]
+    lacking: bool
+    workloads: tuple[str, ...]
+    configs: dict[str, dict[str, str | None]]
+
+
+def described(family: Family, capability: tuple[int, int]) -> Launches:
+    """Every candidate of ours asked for the `config` of every workload it takes."""
+    from kernels.common import described_for  # here, so that `doctor` can name a package that shadows ours
+
+    workloads = family.cases.WORKLOADS
+    with described_for(capability):
+        configs = {
+            name: {w.id: None if candidate.refuses(w) else candidate.config(w) for w in workloads}
+            for name, candidate in family.candidates.items()
+            if name not in family.peers
+        }
+    return Launches(family.peers, bool(family.unavailable), tuple(w.id for w in workloads), configs)
+
+
+@cache
+def launches(name: str, capability: tuple[int, int]) -> Launches:
+    """`described`, kept between processes for these sources and packages: a judge of rows then imports no torch."""
+    if own := importable():
+        raise BadInput("kernels", own, "run from the repository, or uninstall that package in this environment")
+    from kernels import build_cache
+
+    def make(folder: Path) -> None:
+        (folder / "launches.json").write_bytes(msgspec.json.encode(described(load(name), capability)))
+
+    # A package that comes or goes changes the folder it lies in.
+    packages = [f"{place} {os.stat(place).st_mtime_ns}" for place in sys.path if os.path.exists(place)]
+    parts = [sources_hash(name), str(capability), sys.version, os.environ.get("TRITON_INTERPRET", ""), *packages]
+    try:
+        return msgspec.json.decode(
+            (build_cache.kept(f"launches-{name}", parts, make) / "launches.json").read_bytes(), type=Launches
+        )
+    except OSError:  # no place to keep it
+        return described(load(name), capability)
+
+
 def former(row: Measurement) -> str:
     """Empty where the present code would launch what a row of ours timed, else "former kernel", refused now or gone.
 
@@ -242,21 +292,17 @@ def former(row: Measurement) -> str:
     absent. A difference proves a change; the same words do not prove the same kernel. Libraries' rows are never former.
     The candidate is asked for the row's device, whichever is here.
     """
-    family = load(row.family)
-    if row.name in family.peers:
+    present = launches(row.family, devices.get(row.device).capability)
+    if row.name in present.peers:
         return ""
-    if row.name not in family.candidates:
-        return "cannot be compared" if family.unavailable else "former kernel, gone"
-    try:
-        candidate, workload = family.candidate(row.name), family.workload(row.workload_id)
-    except BadInput:
+    if row.name not in present.configs:
+        return "cannot be compared" if present.lacking else "former kernel, gone"
+    if row.workload_id not in present.workloads:
         return "former workload, gone"
-    if candidate.refuses(workload):
+    config = present.configs[row.name][row.workload_id]
+    if config is None:
         return "former kernel, refused now"
-    from kernels.common import described_for  # here, so that `doctor` can name a package that shadows ours
-
-    with described_for(devices.get(row.device).capability):
-        return "" if candidate.config(workload) == row.config else "former kernel"
+    return "" if config == row.config else "former kernel"
 
 
 def former_kernels(rows: Iterable[Measurement]) -> list[str]:
