@@ -52,7 +52,7 @@ def main(repeats: int = 5) -> int:
     for command, limit in LIMITS.items():
         runs = [seconds(command) for _ in range(repeats)]
         used, wall = (min(column) for column in zip(*runs, strict=True))
-        late = wall > limit
+        late = used > limit
         over += [command] if late else []
         print(f"| `lab {command}` | {limit} | {used:.2f} | {wall:.2f} |{' over' if late else ''}", flush=True)
     return int(bool(over))
