@@ -108,6 +108,7 @@ def test_an_unknown_base_is_refused_in_one_line(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_most_of_a_room_does_not_run_the_kernels() -> None:
     """A list that is always the whole suite would miss nothing either."""
     graph = Graph()

@@ -21,6 +21,7 @@ def test_there_are_enough_and_no_two_are_the_same() -> None:
     assert len({m.why for m in listed}) == len(listed)
 
 
+@pytest.mark.slow
 def test_what_a_change_runs_includes_the_test_that_sees_a_mistake_there() -> None:
     """`make changed` on the file of each mistake: a list of 60 edges that its graph must not miss."""
     graph = Graph()

@@ -215,6 +215,7 @@ def test_pairing_writes_the_same_bytes_twice(tmp_path):
     assert cells[1]["outputs"][0]["data"]["text/plain"] == ["2"]
 
 
+@pytest.mark.slow
 def test_pairing_leaves_the_old_notebook_when_a_cell_fails(tmp_path, capsys):
     source = tmp_path / "story.py"
     source.write_text(HEADER + '# %%\nassert False, "the claim does not hold"\n')

@@ -66,6 +66,7 @@ def without() -> dict[str, dict[str, dict[str, str]]]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
+@pytest.mark.slow
 def test_every_adapter_imports_without_its_library(without: dict[str, dict[str, dict[str, str]]]) -> None:
     for family in PEERS:
         assert [m for m in without["unavailable"][family] if m.startswith("peers/")] == []

@@ -298,6 +298,7 @@ def test_two_processes_lose_no_row(tmp_path: Path) -> None:
         assert [r.seed for r in rows if r.name == name] == list(range(50))
 
 
+@pytest.mark.slow
 def test_killed_process_leaves_whole_rows(tmp_path: Path) -> None:
     chosen = random.Random(20261120)
     seen = 0

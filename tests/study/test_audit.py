@@ -226,6 +226,7 @@ def altered(figure_id: str, factor: float) -> dict[str, recorded.Figure]:
 BOUND = sorted({(c.name, s.title) for c, s in bindings.read(run.CHECKS)} & {(c, t) for c, t, *_ in FIRES})
 
 
+@pytest.mark.slow
 def test_numbers_come_from_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Altering a figure alters the sentence, or takes the finding away: none of its numbers is typed."""
     asked = {(c.name, s.title): s for c, s in bindings.read(run.CHECKS)}

@@ -155,6 +155,7 @@ def test_a_command_that_fails_is_a_cell(tmp_path: Path, program: str, said: str)
     assert said in cells[0].message
 
 
+@pytest.mark.slow
 def test_a_command_that_hangs_is_a_cell(tmp_path: Path) -> None:
     head = 'timeout_s = 0.5\nreference = "old"\nbudgets = [1]\n'
     cells = identity.from_plan(plan(tmp_path, "import time; time.sleep(60)", head))

@@ -316,6 +316,7 @@ CUT_ANYWHERE_IS_SHORTER_OR_ONE_LINE_CASES = {
 }
 
 
+@pytest.mark.slow
 def test_cut_anywhere_is_shorter_or_one_line(tmp_path: Path) -> None:
     """Whatever byte a run stopped at: what is read begins the whole file's figures, or the file is refused."""
 

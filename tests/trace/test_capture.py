@@ -149,6 +149,7 @@ def raw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return profile.with_torch(todo, 2, "cpu", tmp_path)
 
 
+@pytest.mark.slow
 def test_capture_is_read_and_stored_without_what_it_says_about_the_machine(raw: Path, tmp_path: Path) -> None:
     trace = files.read(raw)
     labels = {f"card/{arm}/w{end}" for arm in ("control", "candidate") for end in ("", "/step 0", "/step 1")}
@@ -186,6 +187,7 @@ def test_store_refuses_another_file(tmp_path: Path) -> None:
             capture.store_cleaned(path)
 
 
+@pytest.mark.slow
 def test_lab_profile_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["profile", CARD.id, "--device", "cpu", "--steps", "1", "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out

@@ -259,6 +259,7 @@ def stuck(seconds: float) -> str:
     return "late"
 
 
+@pytest.mark.slow
 def test_a_job_that_hangs_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "LIMIT_S", 1)
     (done,) = jobs.run([jobs.Job("hangs", stuck, (60.0,))], 1, jobs.context())

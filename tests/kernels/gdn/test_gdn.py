@@ -65,6 +65,7 @@ def assert_close(got: Tensors, want: Tensors, limits: dict[str, Tolerance]) -> N
 # --- the reference ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["torch_recurrent_gated_delta_rule", "torch_chunk_gated_delta_rule"])
 @pytest.mark.parametrize(
     "problem", [w for w in CHECKS if w["op"] == "prefill" and not w["lengths"]], ids=lambda w: w.id

@@ -61,6 +61,7 @@ SHAPED = [problem(*shape) for shape in SHAPES]
 ASKED = {f"{form} {model} {w.id}": (w, model, form) for form in FORMS for model in MODELS for w in SHAPED}
 
 
+@pytest.mark.slow
 @over(ASKED)
 def test_reference_agrees(workload: Workload, model: str, form: str) -> None:
     inputs = cases.inputs(workload, 3, "cpu")
