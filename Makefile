@@ -31,7 +31,7 @@ pytest = rm -f $(KILLGATE_RUNNING_TEST)*; status=0; $(PYTEST) $(1) $(ARGS) || { 
 	if [ -s $$f ]; then echo "killgate: pytest itself died, in $$(cat $$f)" >&2; fi; done; }
 
 .DEFAULT_GOAL := help
-.PHONY: help install verdicts test quick changed mistakes lint style types lab notebooks bench clean
+.PHONY: help install verdicts test browser quick changed mistakes lint style types lab notebooks bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -41,7 +41,7 @@ install:  ## create or update .venv; does nothing when it is up to date
 	@command -v $(PYTHON) >/dev/null 2>&1 || { echo "killgate: no $(PYTHON) here; apt install python3 python3-venv, or name one: make PYTHON=python3.12 ..." >&2; exit 2; }
 	@$(PYTHON) .ci/install.py
 
-verdicts: install  ## judge, check every family, execute the notebooks, write build/site: 1 to 2 minutes; needs no GPU
+verdicts: install  ## judge, check every family, execute the notebooks, write build/site: about a minute; needs no GPU
 	$(BIN)/python -m lab verdicts $(ARGS)
 
 # Types and contracts are checked beside the tests, for one core is enough for them; what they say comes at the end.
@@ -49,6 +49,10 @@ test: style  ## lint, types and every test but those marked gpu or browser
 	@mkdir -p build
 	@{ $(TYPES); } >build/types.txt 2>&1 & types=$$!; $(call pytest,-m "$(SELECT)"); \
 	wait $$types || status=1; cat build/types.txt; exit $$status
+
+browser: install  ## the tests that need a browser: the site, a PDF, JupyterLab; Debian's chromium and pango first
+	@$(BIN)/python -m pip install -qq --editable ".[browser,pdf]"
+	$(BIN)/python -m pytest -m browser $(ARGS) tests/browser
 
 quick: install  ## the tests that need no ahead-of-time build and no long simulation
 	@$(call pytest,-m "$(SELECT) and not slow"); exit $$status
@@ -70,8 +74,7 @@ types: install
 	$(TYPES)
 
 lab: install  ## open the notebooks in JupyterLab
-	@$(BIN)/jupyter trust notebooks/*.ipynb >/dev/null  # else JupyterLab hides their SVG figures until they are run
-	$(BIN)/jupyter lab notebooks $(ARGS)
+	JUPYTER_CONFIG_PATH=$(CURDIR)/notebooks/.jupyter $(BIN)/jupyter lab notebooks $(ARGS)
 
 notebooks: install  ## execute the notebooks' sources again and write the .ipynb that are committed
 	$(BIN)/python -m lab.write.pairing notebooks/*.py

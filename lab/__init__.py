@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 
 _OBJECTS = ("phase", "phases", "family", "device", "devices", "rows", "recorded", "value", "judgements")
 _SHOWN = ("show", "text", "picture")
-__all__ = ["__version__", *_OBJECTS, *_SHOWN, "draw", "trace"]
+__all__ = ["__version__", *_OBJECTS, *_SHOWN, "draw", "instruments", "trace"]
 
 
 def __getattr__(name: str) -> Any:
@@ -21,6 +21,8 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module("lab.write.objects"), name)
     if name in _SHOWN:
         return getattr(importlib.import_module("lab.write.notebook"), name)
+    if name == "instruments":
+        return importlib.import_module("lab.write.instruments")
     if name in ("draw", "trace"):  # rooms; the second one can be called with a file
         return importlib.import_module(f"lab.{name}")
     raise AttributeError(f"module 'lab' has no attribute {name!r}")

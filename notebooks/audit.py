@@ -5,10 +5,6 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
-#   kernelspec:
-#     display_name: Python 3
-#     language: python
-#     name: python3
 # ---
 
 # %% [markdown]
@@ -20,6 +16,8 @@
 # each kind of mistake. Nothing below is typed: each number is computed from the figures whose ids stand beside it.
 #
 # A finding is about figures. Most verdicts it touches may still be right; it says what they do not rest on.
+#
+# **For verdicts of your own:** `lab audit` asks every card and every measured row; nothing has to be named here.
 
 # %%
 from __future__ import annotations
@@ -74,8 +72,6 @@ notebook.show(
 )
 
 # %%
-assert all(fired.values()), "every check has a case in the record"
-assert all(any(s.evidence == "recorded" for s in result.quiet(name)) for name in run.CHECKS), "and one it passes"
 notebook.show(pd.DataFrame([{"severity": s, "meaning": m} for s, m in SEVERITIES.items()]))
 
 # %% [markdown]
@@ -86,15 +82,12 @@ notebook.show(pd.DataFrame([{"severity": s, "meaning": m} for s, m in SEVERITIES
 
 # %%
 p1 = [f for f in result.findings if "lp.v.p1" in f.verdicts]
-assert {f.check for f in p1} == {"denominator-changed", "gate-fails-control", "claim-inside-noise"}
 notebook.show(pd.DataFrame(run.rows(p1)).drop(columns="severity"), code=["figures"])
 
 # %%
 share = value("lp.gate.p1.convert-share.candidate") / value("lp.gate.p1.convert-share.control") - 1
 removed = value("lp.gate.p1.convert-instances.control") - value("lp.gate.p1.convert-instances.candidate")
 owned = value("lp.gate.p1.engagement-p0.candidate")
-assert removed == owned
-assert share > -0.5
 notebook.text(
     f"All {removed:.0f} launches of the segment it owns are gone, and the share that the gate is on fell by "
     f"{-100 * share:.1f} %. Both are true; the written gate asks the second."
@@ -112,19 +105,15 @@ captures = [s for name, s in result.asked if name == "launch-drift" and s.title.
 changes = arms.launch_changes(captures)
 drawn = [(title.removeprefix("GDN decode "), raw, each) for title, raw, each in changes if abs(raw) < 20]
 left_out = [title for title, raw, _ in changes if abs(raw) >= 20]
-assert [title.split(":")[0] for title in left_out] == ["GDN decode phase 81"], "its effect would flatten the others"
 alt = f"Change of {len(drawn)} GDN decode phases in %, by capture and by launch; {len(overturned)} lose their effect"
 notebook.picture(draw.launches(drawn, FLOOR_PCT), alt)
 
 # %%
-assert [f.subject.split(":")[0].removeprefix("GDN decode phase ") for f in overturned] == ["93", "95", "96"]
-assert all(abs(each) <= 2.0 for title, _, each in changes if title in {f.subject for f in overturned})
 section("launch-drift")
 
 # %%
 runs = [f"lp.gate.phase-141.gdn-core-time.{name}" for name in ("cv", "per-launch.cv")]
 raw, each = (value(i) for i in runs)
-assert raw > 9 * each
 line = value("lp.gate.phase-141.gdn-core-time.threshold")
 beyond = [title.removeprefix("GDN decode ").split(":")[0] for title, change, _ in changes if abs(change) > line]
 notebook.text(
@@ -148,8 +137,6 @@ section("claim-inside-noise", "between-session-noise", "identical-path-spread")
 sessions = [f for i, f in recorded.figures().items() if i.startswith("lp.sessions.default-npl128.")]
 rates = [float(f.value) for f in sessions]
 cv = 100 * statistics.stdev(rates) / statistics.fmean(rates)
-assert len(rates) == 14
-assert round(cv, 2) == 3.57
 notebook.text(
     f"{len(rates)} unprofiled runs of the default arm in one setting, from phase to phase: {min(rates)} to "
     f"{max(rates)} tok/s, mean {statistics.fmean(rates):.1f}, CV {cv:.2f} %. A change between sessions has to exceed "
@@ -179,9 +166,6 @@ section("zero-engagement", "incomplete-arms", "impossible-speed", "withdrawn-reu
 
 # %%
 artefact, sound = "lp.batch8-anomaly.gb10.decode-step.control.npl8", "lp.track-b-roofline.gb10.decode-step.control.m128"
-assert value(artefact) == value(sound)
-assert recorded.figure(artefact).withdrawn
-assert not recorded.figure(sound).withdrawn
 notebook.text(
     f"Withdrawn goes by id, not by value: {value(artefact):.0f} ms/step is an artefact as `{artefact}` "
     f"({recorded.figure(artefact).withdrawn}) and a sound control as `{sound}`."
@@ -215,7 +199,7 @@ for f in result.findings:
 notebook.show(
     pd.DataFrame(
         [
-            {"verdict": v, "about": recorded.verdict(v).title, "source wrote": recorded.verdict(v).verdict,
+            {"verdict": v, "about": recorded.verdict(v).title, "the source": recorded.verdict(v).said,
              "checks that fire": ", ".join(dict.fromkeys(names))}
             for v, names in touched.items()
         ]

@@ -5,155 +5,95 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
-#   kernelspec:
-#     display_name: Python 3
-#     language: python
-#     name: python3
 # ---
 
 # %% [markdown]
 # # Can the clock be trusted?
 #
-# Every measured verdict stands on `lab measure`. This page shows what it was held against on the H200: the ceilings of
-# the card as measured, our times beside Kineto's and ncu's for the same kernels, and how far a ratio moves when the
-# same comparison is taken again. The method itself is the docstring of `lab/bench/sampling.py`.
+# Every measured verdict stands on `lab measure`. Here is what it was held against: the ceilings of the card as
+# measured, our times beside Kineto's and ncu's for the same kernels, and how far a ratio moves when the same comparison
+# is taken again. The method itself is the docstring of `lab/bench/sampling.py`.
+#
+# **For a GPU of your own:** run `lab measure --ceilings` and `lab measure CARD --cross-check` there, and set `DEVICE`.
 
 # %%
-from __future__ import annotations
-
 import pandas as pd
 
-from lab.base import devices
+from lab import device, draw, picture, show
 from lab.bench import crosscheck
-from lab.card import phases
-from lab.judge import evidence
-from lab.place import ceilings, roofline
-from lab.row import store
-from lab.row.records import Measurement
-from lab.write import notebook
+from lab.place import ceilings
+from lab.write import repeats
 
-DEVICE = devices.get("h200")
+DEVICE = device().id  # the one with most measured rows
 
 # %% [markdown]
 # ## Ceilings
 #
-# What one program that does one thing well reached on this card; the best over all runs. Beside them the datasheet,
-# which nothing may exceed: a row that beats it is INVALID, a row that beats the measured ceiling by more than 3 % is
-# suspect. A copy captured in a graph is a memcpy node and much slower than the copy kernel, so both are named.
-#
-# Products run into the power cap, and what they draw depends on their operands. So they are taken on random data back
-# to back, on random data with rests, and with rests on zeros, which toggle no bit ("quiet"). Shares are of random data;
-# whether a speed is possible is asked of the fastest of the three.
+# What one program that does one thing well reached on this card; the best over all runs, against the datasheet, which
+# nothing may exceed. A row that beats the datasheet is INVALID, one that beats the measured ceiling by more than 3 % is
+# suspect. A copy captured in a graph is a memcpy node and much slower than the copy kernel, so both are named. What
+# products draw depends on their operands: random data back to back, rested, and zeros, which toggle no bit ("quiet").
 
 # %%
-known = ceilings.latest(DEVICE.id)
-sheet = {"copy_kernel": "memory_bandwidth", "read": "memory_bandwidth", "write": "memory_bandwidth"}
-sheet |= {pipe: f"peak.{pipe}" for pipe in ("bf16", "fp8", "int8")}
-UNIT = {"GB/s": 1e9, "TFLOP/s": 1e12, "TOP/s": 1e12}
-rows = []
-for name, found in known.items():
-    share = found.value * UNIT[found.unit] / DEVICE.fact(sheet[name]).base if name in sheet else None
-    rows.append([name, round(found.value, 2), found.unit, share and round(100 * share, 1), found.method, found.run])
-notebook.show(
-    pd.DataFrame(rows, columns=["ceiling", "value", "unit", "% of datasheet", "method", "run"]),
-    code=["ceiling", "run"],
-) if rows else notebook.text("No ceilings are measured yet: `lab measure --ceilings`.")
+SCALE = {"GB/s": 1e9, "TFLOP/s": 1e12, "TOP/s": 1e12}
+place, seen = device(DEVICE), ceilings.latest(DEVICE)
+sheet = {n: place.peak(n.split("_")[0]).base if n.split("_")[0] in place.peaks else place.bandwidth.base
+         for n, c in seen.items() if c.unit in SCALE and n != "l2_read"}  # fmt: skip
+levels = [(n, 100 * seen[n].value * SCALE[seen[n].unit] / peak, f"{seen[n].value:,.4g} {seen[n].unit}")
+          for n, peak in sheet.items()]  # fmt: skip
+picture(
+    lambda: draw.levels(levels, f"{place.name}: measured ceilings", "% of the datasheet", 100),
+    "Bars of each measured ceiling in % of the datasheet, none beyond 100.",
+)
 
 # %%
-for name, found in known.items():
-    if name in sheet:
-        assert found.value * UNIT[found.unit] <= DEVICE.fact(sheet[name]).base, f"{name} beats the datasheet"
-if {"copy_kernel", "copy_graph", "read", "write"} <= known.keys():
-    assert known["copy_graph"].value < known["copy_kernel"].value < known["read"].value
+show(pd.DataFrame([(c.name, c.value, c.unit, c.method, c.run) for c in seen.values()],
+                  columns=["ceiling", "value", "unit", "method", "run"]), code=["ceiling"])  # fmt: skip
 
 # %% [markdown]
 # ## The clock against two others
 #
-# For each kernel: a replay of its graph over rotating buffers, per call; the same less the measured gap between graph
-# nodes, which is what the kernels themselves took; Kineto's kernel durations in one replay; ncu's `gpu__time_duration`
-# of one call with flushed caches. ncu serialises and flushes, so it is shown and not judged by. The limits: within 3 %
-# of Kineto for 20 us and more, within 8 % below.
+# For each kernel: a replay of its graph over rotating buffers, less the measured gap between graph nodes, against
+# Kineto's durations in one replay. The dashed limits: 3 % for 20 us and more, 8 % below. ncu serialises and flushes, so
+# it is shown and not judged by.
 
 # %%
-checked = crosscheck.latest(DEVICE.id)
-timed = [row for row in checked if row.status == "ok"]
-columns = ["name", "workload_id", "kernels_per_call", "graph_us", "kernel_us", "kineto_us", "difference_pct", "ncu_us"]
-table = pd.DataFrame([row.to_json() for row in timed], columns=columns).sort_values("kineto_us").round(2)
-notebook.show(table, code=["name", "workload_id"]) if timed else notebook.text("No cross-check is measured yet.")
+checked = [row for row in crosscheck.latest(DEVICE) if row.status == "ok"]
+LIMITS = [[(1, s * 8), (20, s * 8), (20, s * 3), (1000, s * 3)] for s in (-1, 1)]
+picture(
+    lambda: draw.scatter({"kernels": [(r.kineto_us, r.difference_pct) for r in checked]},
+                 f"{place.name}: our clock and Kineto's", "Kineto's time, us", "ours against it, %", LIMITS),
+    "Difference of our clock to Kineto's in % against the kernel's time, with the limits dashed; all points inside.",
+)  # fmt: skip
 
 # %%
-for row in timed:
-    again = crosscheck.verdict(row.graph_us, row.gap_us, row.kernels_per_call, row.kineto_us)
-    assert again["within"] == row.within
-outside = [row for row in timed if not row.within]
-lengths = sorted(row.kineto_us for row in timed)
-notebook.text(
-    f"{len(timed)} kernels from {lengths[0]:.1f} us to {lengths[-1]:.0f} us; {len(outside)} outside the limits"
-    + "".join(f"; {r.name} at {r.workload_id}: {r.difference_pct:+.1f} %" for r in outside)
-    + "."
-    if timed
-    else "Nothing to compare."
-)
+COLUMNS = ["name", "workload_id", "kernels_per_call", "graph_us", "kernel_us", "kineto_us", "difference_pct", "ncu_us"]
+table = pd.DataFrame([row.to_json() for row in checked], columns=COLUMNS).sort_values("kineto_us").round(2)
+show(table, code=["name", "workload_id"])
 
 # %% [markdown]
-# ## The same comparison again
+# ## Noise, and the same comparison again
 #
-# A verdict is a ratio, so what must repeat is the ratio. For every comparison that was measured in more than one run
-# of the same code, alone and not among rival libraries: the ratio of each run as the judge forms it, block by block,
-# and the largest difference between two runs. It must stay under 1 % for kernels of more than 20 us.
-
+# In each comparison the control is there twice, with buffers of its own: what it differs from itself is the noise floor
+# that an effect must exceed. A verdict is a ratio, so what must repeat is the ratio: circles are its largest difference
+# between runs of the same code, which must stay under 1 % (dashed) for kernels of more than 20 us; triangles are runs
+# under the power cap, where two arms are slowed differently from run to run.
 
 # %%
-def code(row: Measurement) -> str:
-    """The commit that the row's code was, as stated where it ran, else the one it lay on top of."""
-    return row.stated_commit or row.commit
-
-
-repeats = []
-for card in phases.cards().values():
-    every = store.rows(device=DEVICE.id, phase=card.id)
-    crowded = {row.run for row in every if row.arm == "peer"}
-    alone = [row for row in every if row.run not in crowded]
-    same_code = [row for row in alone if code(row) == code(alone[-1])]
-    ratios: dict[str, list[float]] = {}
-    shortest: dict[str, float] = {}
-    capped: dict[str, str] = {}
-    for run in sorted({row.run for row in same_code}):
-        for workload, pair in evidence.pairs(row for row in same_code if row.run == run).items():
-            change = evidence.change_pct(*pair)
-            if change and pair[0] and pair[1]:
-                ratios.setdefault(workload, []).append(1 + change[0] / 100)
-                shortest[workload] = min(pair[0].median_us, pair[1].median_us)
-                capped[workload] = capped.get(workload, "") or pair[0].throttled or pair[1].throttled
-    for workload, found in ratios.items():
-        if len(found) > 1:
-            spread = 100 * (max(found) / min(found) - 1)
-            line = [card.id, workload, len(found), shortest[workload], min(found), max(found), spread]
-            repeats.append([*line, capped[workload]])
-frame = pd.DataFrame(
-    repeats,
-    columns=["phase", "workload", "runs", "shortest us", "lowest ratio", "highest ratio", "difference %", "throttled"],
+floors, again = repeats.compared(DEVICE), repeats.repeated(DEVICE)
+spread = {
+    "ratio again": [(r.us, max(r.difference_pct, 0.01)) for r in again if not r.throttled],
+    "A/A floor": [(f.us, max(f.aa_pct, 0.01)) for f in floors],
+    "ratio again, throttled": [(r.us, max(r.difference_pct, 0.01)) for r in again if r.throttled],
+}
+picture(
+    lambda: draw.scatter(
+        spread, f"{place.name}: noise by kernel time", "shorter arm, us", "%", [[(20, 1), (5000, 1)]], log="xy"
+    ),
+    "Noise floors and run-to-run differences in % against the kernel's time, log-log, with the limit of 1 % dashed.",
 )
-# Under the power cap two arms of different appetite are slowed differently from run to run: shown, not asserted.
-assert (frame["difference %"][(frame["shortest us"] > 20) & (frame["throttled"] == "")] < 1).all()
-notebook.show(frame.round(4), code=["phase", "workload"]) if repeats else notebook.text("Nothing was measured twice.")
-
-# %% [markdown]
-# ## Noise floors
-#
-# In each comparison the control is there twice, with buffers of its own. What it differs from itself is the noise that
-# an effect must exceed; beside it the interval of the ratio and how far the candidate is from its floor.
 
 # %%
-floors = []
-for card in phases.cards().values():
-    for workload, (control, candidate) in evidence.pairs(store.rows(device=DEVICE.id, phase=card.id)).items():
-        change = evidence.change_pct(control, candidate)
-        if control and candidate and change:
-            place = roofline.place(DEVICE, candidate.flops, candidate.bytes, candidate.pipe)
-            share = roofline.roofline_fraction(place.floor_us, candidate.median_us)
-            interval = f"{change[1]:+.2f} to {change[2]:+.2f}"
-            floors.append([card.id, workload, candidate.aa_pct, change[0], interval, 100 * share])
-            assert change[1] <= change[0] <= change[2]
-frame = pd.DataFrame(floors, columns=["phase", "workload", "A/A floor %", "change %", "95 % interval", "% of roofline"])
-notebook.show(frame.round(2), code=["phase", "workload"]) if floors else notebook.text("No rows yet.")
+show(pd.DataFrame([(r.card, r.workload, r.runs, r.us, r.low, r.high, r.difference_pct, r.throttled) for r in again],
+                  columns=["card", "workload", "runs", "us", "lowest ratio", "highest", "difference %", "throttled"])
+     .sort_values("difference %").tail(12).round(4), code=["card", "workload"])  # fmt: skip

@@ -16,6 +16,10 @@ import hypothesis
 import pytest
 import torch
 
+# jsonschema, which nbformat brings, builds its grammar of internationalised addresses at import: a second in every
+# process, for a format that no notebook has. It does without where there is none.
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
+
 HAS_CUDA = torch.cuda.is_available()
 if not HAS_CUDA:
     if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
@@ -44,9 +48,10 @@ def _runs_on_cpu(module: Any) -> bool:
 
 @pytest.hookimpl(tryfirst=True)  # before the marks are asked for
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what runs a kernel compiled for the CPU `slow`; skip what is marked `gpu` where there is no CUDA device."""
+    """Mark what runs a kernel compiled for the CPU, or a notebook's numbers, `slow`; skip `gpu` without a GPU."""
     for item in items:
-        if isinstance(item, pytest.Function) and _runs_on_cpu(item.module):
+        # The claims compute a notebook's numbers once more.
+        if isinstance(item, pytest.Function) and (_runs_on_cpu(item.module) or item.path.parent.name == "claims"):
             item.add_marker(pytest.mark.slow)
     if HAS_CUDA:
         return

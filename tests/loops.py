@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import pytest
+
 
 def over(things: Mapping[str, tuple[Any, ...]]) -> Callable[[Callable[..., None]], Callable[[], None]]:
     """Decorates a test of some arguments: it is called with each of `things`, by name, and all that fail are told."""
@@ -20,7 +22,8 @@ def over(things: Mapping[str, tuple[Any, ...]]) -> Callable[[Callable[..., None]
             for name, arguments in things.items():
                 try:
                     test(*arguments)
-                except Exception as error:  # as in a test of its own, whatever is raised is that one's failure
+                # As in a test of its own, whatever is raised is that one's failure; what pytest.raises misses, too.
+                except (Exception, pytest.fail.Exception) as error:
                     failed.append(
                         f"{name}: {'' if isinstance(error, AssertionError) else type(error).__name__} {error}"
                     )

@@ -42,7 +42,8 @@ def test_conda_environment_in_step() -> None:
     gpu_build = [r for r in PYPROJECT["dependencies"] if r.startswith(("torch", "triton"))]
     assert active == EXTRAS["cpu"] + everywhere + EXTRAS["notebooks"] + EXTRAS["test"] + ["-e ."]
     assert commented == gpu_build + EXTRAS["cuda"]
-    assert set(EXTRAS) == {"cpu", "cuda", "notebooks", "test"}
+    # What only `make browser` and a PDF need is installed for them.
+    assert set(EXTRAS) == {"cpu", "cuda", "notebooks", "test", "browser", "pdf"}
 
 
 def test_conda_python_in_step() -> None:
@@ -66,6 +67,8 @@ def undeclared(root: Path, requirements: list[str]) -> set[str]:
     declared = {re.split(r"[^A-Za-z0-9_.-]", r)[0].lower().replace("-", "_") for r in requirements}
     # Import name unlike the distribution's; and what is optional by design, imported behind a check.
     declared |= {"yaml"} if "pyyaml" in declared else set()
+    declared |= {"pil"} if "pillow" in declared else set()
+    declared |= {"markupsafe"} if "jinja2" in declared else set()  # whose escaping it is
     declared |= {"ipython"} if "ipykernel" in declared else set()  # which is its kernel, and brings it
     declared |= {"cupy", "pynvml", "playwright"} | {"lab", "kernels", "tests"} | set(sys.stdlib_module_names)
     found: set[str] = set()

@@ -31,6 +31,16 @@ def test_what_is_raised_is_a_failure_too() -> None:
         test_inverse()
 
 
+def test_what_was_to_be_raised_and_was_not_is_a_failure_too() -> None:
+    @over({"zero": (0,), "one": (1,)})
+    def test_no_inverse(a: int) -> None:
+        with pytest.raises(ZeroDivisionError):
+            assert 1 / a
+
+    with pytest.raises(AssertionError, match=r"1 of 2 fail:\none: Failed DID NOT RAISE"):
+        test_no_inverse()
+
+
 def test_nothing_to_ask_is_a_failure() -> None:
     with pytest.raises(AssertionError, match="nothing to ask"):
         over({})(lambda: None)()

@@ -3,14 +3,14 @@
 `prepare_chunks` does, for every chunk of 64 tokens and k head, what needs no state: K K^T, Q K^T, decays, the inverse.
 The v heads of a k head share the two products. `scan_chunks` carries the transposed state in float32 accumulators, one
 warpgroup to 64 columns of v; other warps load ahead of it and store behind it. What passes between the two is 11 KB per
-chunk and v head, or 5 KB where the scan is lean: whole heads, rows of q and k without norms, 16-bit outputs. The lean
-scan makes the scores itself, once per v head, because memory is what binds many sequences (scores.cuh). The scan is a
+chunk and v head, or 5 KB where the scan recomputes the scores: a head per CTA, rows of q and k without norms, 16-bit
+outputs. It makes them itself, once per v head, because memory is what binds many sequences (scores.cuh). The scan is a
 programmatic launch: its blocks start behind the last blocks of the preparation (scan.cu).
 
-Where halves of heads leave multiprocessors free, one launch does both (fused.cu): blocks there go on preparing while
-the scans run, and raise a flag for each chunk and k head, which the scans look at. The same bits. order.py says which
-block does what; `_prepare` makes its tables and the flags. They belong to the args: no two streams may run one args at
-once (they share the workspace too).
+Where half a head per CTA leaves multiprocessors free, one launch does both (fused.cu): blocks there go on preparing
+while the scans run, and raise a flag for each chunk and k head, which the scans look at. The same bits. order.py says
+which block does what; `_prepare` makes its tables and the flags. They belong to the args: no two streams may run one
+args at once (they share the workspace too).
 
 Operands: q, k, the state and the faded values in the activations' type; the inverse, the scores and the corrected
 values in fp16, three bits finer than bf16. So the range of v must be fp16's for bf16 activations too: beyond 65,504 it
@@ -21,7 +21,7 @@ ten mantissa bits at twice its rate. bf16 is exact in fp16 within its range, so 
 fp16, each row times a power of two, and its norms take the inverse powers. The state's range must be fp16's too. Each
 thread stores its own outputs: their tiles would not fit beside three stages.
 Sequences of unequal lengths come packed, with cu_seqlens; there is no padded form. A sequence gets the same bits in
-halves of heads and in whole heads, lean or not, alone and in any batch.
+half a head per CTA and in one, scores recomputed or not, alone and in any batch.
 Given up: float32 activations, more than 8 v heads per k head, devices other than sm_90.
 """
 
@@ -43,7 +43,7 @@ CHUNK = 64
 TILE_BYTES = 64 * 128
 TRIANGLE_BYTES = 10 * 512  # of ten 16 x 16 blocks
 BLOCK_BYTES = 2 * TRIANGLE_BYTES + 1024  # X, P and the vectors
-LEAN_BLOCK_BYTES = TRIANGLE_BYTES + CHUNK * 4  # X and the running sums of the gates
+RECOMPUTE_BLOCK_BYTES = TRIANGLE_BYTES + CHUNK * 4  # X and the running sums of the gates
 STAGES = 3  # chunks in the scan's shared memory
 HEADS = 8  # most v heads per k head
 SMS = 132
@@ -51,7 +51,8 @@ SMS = 132
 # prepare half while the scans run (3 * 24 units in order.CHUNKS_A_UNIT = 9 chunks). With fewer most of the preparation
 # lies ahead of the scans anyway, and a launch of its own has room for four of its blocks a multiprocessor.
 LEAST_PREPARING = 24
-HALF, LEAN_HALF = 0.6, 0.7  # the time of a wave of halves of heads, in waves of whole heads, and of lean ones
+# The time of a wave with half a head per CTA, in waves with one head per CTA, and in those that recompute scores.
+HALF, RECOMPUTE_HALF = 0.6, 0.7
 FLAGS = 32  # words of the sync buffer ahead of its flags: FLAGS in scan.cuh
 TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 WIDE = "bf16_f32"  # bf16 in, operands in fp16, float32 out
@@ -61,51 +62,51 @@ WIDE = "bf16_f32"  # bf16 in, operands in fp16, float32 out
 class ScanVariant:
     """An instantiation of the scan: warpgroups of 64 v columns per block. dtype: "bf16", "fp16" or WIDE.
 
-    lean: one more warpgroup makes P and the vectors, for rows of q and k that need no norm.
+    recompute: one more warpgroup makes the scores P and the vectors, for rows of q and k that need no norm.
     """
 
     dim: int
     dtype: str
     groups: int
-    lean: bool = False
+    recompute: bool = False
 
     @property
     def preparation(self) -> str:
         """The extern "C" name of the kernel that goes before."""
-        return f"gdn_prepare_d{self.dim}_{self.dtype}" + "_lean" * self.lean
+        return f"gdn_prepare_d{self.dim}_{self.dtype}" + "_lean" * self.recompute
 
     @property
     def kernel(self) -> str:
         """The extern "C" name."""
-        return f"gdn_scan_d{self.dim}_{self.dtype}_g{self.groups}" + "_lean" * self.lean
+        return f"gdn_scan_d{self.dim}_{self.dtype}_g{self.groups}" + "_lean" * self.recompute
 
     @property
     def threads(self) -> int:
-        """Warpgroups of the chain, one that loads and stores, and one that makes P where the scan is lean."""
-        return 128 * (self.groups + 1 + self.lean)
+        """Warpgroups of the chain, one that loads and stores, and one that makes P where the scan recomputes it."""
+        return 128 * (self.groups + 1 + self.recompute)
 
     @property
     def block_bytes(self) -> int:
         """What the preparation leaves for a chunk and v head."""
-        return LEAN_BLOCK_BYTES if self.lean else BLOCK_BYTES
+        return RECOMPUTE_BLOCK_BYTES if self.recompute else BLOCK_BYTES
 
     @property
     def shared_bytes(self) -> int:
-        """Stages of k, q, v, X, P, vectors and (lean) running sums, a tile of outputs per warpgroup, the barriers."""
-        stage = (2 * (self.dim // 64) + self.groups + 2) * TILE_BYTES + 1024 * (1 + self.lean)
+        """Stages of k, q, v, X, P, vectors and (recompute) sums of gates, outputs of each warpgroup, the barriers."""
+        stage = (2 * (self.dim // 64) + self.groups + 2) * TILE_BYTES + 1024 * (1 + self.recompute)
         return STAGES * stage + self.groups * TILE_BYTES + 128
 
 
 VARIANTS = (
     *(ScanVariant(128, dtype, groups) for dtype in ("bf16", "fp16", WIDE) for groups in (1, 2)),
     *(ScanVariant(64, dtype, 1) for dtype in ("bf16", "fp16")),
-    *(ScanVariant(128, dtype, 2, lean=True) for dtype in ("bf16", "fp16")),
+    *(ScanVariant(128, dtype, 2, recompute=True) for dtype in ("bf16", "fp16")),
 )
 
 
 def prepare_shared_bytes(variant: ScanVariant) -> int:
     """Dynamic shared memory of a scan's preparation: `Preparation::BYTES` in prepare.cuh."""
-    rows = (1 if variant.lean else 2) * (variant.dim // 64) * TILE_BYTES  # of k, and of q
+    rows = (1 if variant.recompute else 2) * (variant.dim // 64) * TILE_BYTES  # of k, and of q
     return max(3 * variant.block_bytes, rows) + CHUNK * 144 + 4 * 16 * 20 * 4 + (2 + 2 * HEADS) * CHUNK * 4
 
 
@@ -136,21 +137,21 @@ CUDA_SOURCES = (SOURCE, FUSED)
 
 
 def choose_config(sequences: int, heads_v: int, dim: int, dtype: str, raw_qk: bool) -> ScanVariant:
-    """Halves of heads or whole heads, a block each, by which take less time in waves of SMS blocks.
+    """Half a head or one head per CTA, by which takes less time in waves of SMS CTAs.
 
-    Two warpgroups share k, q, X and P: a whole head takes less time than two halves in turn, but a wave of halves takes
-    less than one of whole heads (HALF, from trials on an H200), and may waste less of the last wave. Whole heads whose
-    rows need no norm take the lean form.
+    Two warpgroups share k, q, X and P: a head takes less time than two halves in turn, but a wave of halves takes less
+    than one of heads (HALF, from trials on an H200), and may waste less of the last wave. Heads whose rows need no norm
+    recompute the scores.
     """
-    heads, lean = sequences * heads_v, dtype != WIDE and not raw_qk
+    heads, recompute = sequences * heads_v, dtype != WIDE and not raw_qk
     whole, halves = -(-heads // SMS), -(-2 * heads // SMS)
-    if dim != 128 or whole > (LEAN_HALF if lean else HALF) * halves:
+    if dim != 128 or whole > (RECOMPUTE_HALF if recompute else HALF) * halves:
         return ScanVariant(dim, dtype, 1)
-    return ScanVariant(dim, dtype, 2, lean)
+    return ScanVariant(dim, dtype, 2, recompute)
 
 
 def fuses(sequences: int, heads_v: int, dim: int, dtype: str) -> bool:
-    """Whether one launch does it all: 16-bit outputs, D = 128, enough multiprocessors beside the halves of heads."""
+    """Whether one launch does it all: 16-bit outputs, D = 128, enough multiprocessors beside the scans."""
     return dim == 128 and dtype in TYPES.values() and 2 * sequences * heads_v <= SMS - LEAST_PREPARING
 
 
@@ -215,12 +216,12 @@ def _prepare_wide(inputs: Tensors) -> Tensors:
 def prepare_chunks(args: Tensors, variant: ScanVariant | None = None) -> None:
     """What the scan needs of every chunk and v head into args["workspace"]; q and k also in fp16 where asked for.
 
-    variant: another scan's than `chosen`'s, args["workspace"] being for it. Raises ValueError for raw rows and a lean
-    scan.
+    variant: another scan's than `chosen`'s, args["workspace"] being for it. Raises ValueError for raw rows where scores
+    are recomputed.
     """
     q, k, v, scan = args["q"], args["k"], args["v"], variant or chosen(args)
-    if scan.lean and "raw_qk" in args:
-        raise ValueError(f"{scan.kernel} takes normalised rows of q and k: use {replace(scan, lean=False).kernel}")
+    if scan.recompute and "raw_qk" in args:
+        raise ValueError(f"{scan.kernel} takes normalised rows of q and k: use {replace(scan, recompute=False).kernel}")
     heads_k, dim = k.shape[-2:]
     shared = PREPARATIONS[scan.preparation]
     kernel = cuda.load(SOURCE, scan.preparation, v.device.index or 0, shared)
@@ -234,7 +235,7 @@ def prepare_chunks(args: Tensors, variant: ScanVariant | None = None) -> None:
 def _map(x: torch.Tensor) -> bytes:
     heads, dim = x.shape[-2:]
     rows = x.numel() // (heads * dim)
-    # 256 would fetch what lies beside a box too: other halves of heads, whose own boxes come when they come.
+    # 256 would fetch what lies beside a box too: other halves of the heads, whose own boxes come when they come.
     return cuda_driver.tensor_map(x.data_ptr(), TYPES[x.dtype], rows, heads * dim, CHUNK, promotion_bytes=128)
 
 

@@ -1,4 +1,4 @@
-"""Host-side pieces that every GDN candidate needs: the packed view of a batch, the device's capability.
+"""Host-side helpers that every GDN candidate needs: the packed view of a batch, the device's capability.
 
 A dense batch [B, T, ...] and a ragged one are the same thing once packed: tokens [B * T, ...] and cumulative sequence
 bounds. The chunked kernels know only the packed form, so there is one code path for both. Building the bounds costs a

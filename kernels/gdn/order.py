@@ -1,9 +1,9 @@
 """Which block of the one-launch prefill (fused.cu) prepares or scans what: two tables, made on the host.
 
-Scans of halves of heads take a multiprocessor each, so where all of them fit, some multiprocessors are left. Blocks
-there only prepare, until everything is. The others prepare first: so much that the scans, which then take their place,
-do not use up what is prepared faster than the rest of it comes. Units go out in the order of their chunks, longest
-sequence first among equals, each to the team that is free first; a team is a warpgroup of a preparing block.
+Scans with half a head per CTA take a multiprocessor each, so where all of them fit, some multiprocessors are left.
+Blocks there only prepare, until everything is. The others prepare first: so much that the scans, which then take their
+place, do not use up what is prepared faster than the rest of it comes. Units go out in the order of their chunks,
+longest sequence first among equals, each to the team that is free first; a team is a warpgroup of a preparing block.
 
 A preparing block waits for nobody and stands before every scan, so the tables cannot stall however few blocks run at
 once (`Order.checked` says so of any tables). Given up: scans among more blocks than multiprocessors, where two launches
@@ -72,7 +72,7 @@ class Order:
 def make(bounds: list[int], heads_k: int, heads_v: int, multiprocessors: int) -> Order:
     """The tables of one launch over sequences [bounds[i], bounds[i + 1]), D = 128.
 
-    Raises ValueError when the halves of heads leave no multiprocessor to prepare on.
+    Raises ValueError when the scans leave no multiprocessor to prepare on.
     """
     others = 2 * (len(bounds) - 1) * heads_v
     preparing = multiprocessors - others

@@ -61,7 +61,7 @@ def _workload(
 # the same bytes. 256 and 1024 are there for the fixed cost of a launch and a merge, 32768 x 1 for the split.
 MEASURED = ((256, 1), (256, 128), (1024, 128), (8192, 1), (8192, 8), (8192, 32), (8192, 128), (32768, 1))
 BETWEEN = ((256, 8), (256, 32), (1024, 1), (1024, 8), (1024, 32), (32768, 8), (32768, 32))  # the cells left out there
-# Batches at 8192 tokens around the sizes at which a kernel that gives each SM whole pieces needs one more wave, by the
+# Batches at 8192 tokens around the sizes at which a kernel that gives each SM whole items needs one more wave, by the
 # kv heads that share a sequence: 33 sequences of 4 fill 132 SMs, 16 of 8 nearly.
 BATCHES = (2, 4, 16, 24, 31, 33, 34, 40, 48, 64, 65, 66, 67, 96)
 BATCHES_8 = (16, 17, 33, 34)

@@ -33,7 +33,9 @@ MAX_BLOCKS = 160  # MAX_PARTS in decode.cu: an item's parts, one a team at most
 # What a second item costs a block, in units of 16 KB. kv-batch-sawtooth's rows of the form before show 6 to 7, which
 # loses where 8 to 40 are level (trials on an H200, 8192 tokens x 32): an even cut has costs of its own.
 SECOND_ITEM = 12
-CAPPED_BELOW = 400  # units: where a block's range is shorter, 96 KB of copies are under way and not all of the ring
+CAPPED_BELOW = (
+    400  # units: where a block's range is shorter, 96 KB of bulk copies are in flight and not all of the ring
+)
 PRODUCERS = 4  # PRODUCERS in decode.cu: warps that bring tiles
 LEAST_BUSY = 0.95  # of the blocks: a team may be as wide as this allows
 SHARED_BYTES = 232_448  # all that an sm_90 block can have; one block per SM
@@ -68,7 +70,7 @@ class DecodeConfig:
 
     width: kv heads that neighbouring blocks walk side by side, a divisor of Hkv; second: units that a second item in a
     block's range is taken to cost when the device chooses between an even cut and one at the items' ends; capped_below:
-    units of a block's range below which the copies under way are capped.
+    units of a block's range below which the bulk copies in flight are capped.
     """
 
     kernel: str

@@ -3,7 +3,7 @@
 Grid (batch, Hkv, splits). A program owns one kv head of one sequence and a range of its tokens. It puts all
 G = Hq / Hkv query heads of that kv head in the rows of one matrix product (padded to 16), so a cached byte is read
 once for all of them. It walks its tokens through the page table with an online softmax in float32 and leaves
-(m, l, acc) in a workspace; `merge_kernel` weighs the parts together. With one part the output is written directly.
+(m, l, acc) in a workspace; `merge_kernel` weighs the splits together. With one split the output is written directly.
 
 Numerics. e4m3 and int8 are exact in fp16, so the quantised forms multiply in fp16: q is scaled to [1, 2) by a power of
 two per row (exact for bf16, except that elements 2^-14 below the row's largest lose bits), the probabilities keep 11
@@ -36,7 +36,7 @@ from kernels.kv import format as kv_format
 from kernels.kv.format import KV_OF_PRECISION
 from kernels.kv.plan import LOG2_E, SplitPlan, split_plan
 
-MERGE_CHUNK = 8  # parts per step of the merge: 8 x 256 float32 stay in registers
+MERGE_CHUNK = 8  # splits per step of the merge: 8 x 256 float32 stay in registers
 
 
 @triton.jit
@@ -55,7 +55,7 @@ def _store(pointer, x, mask, INTERPRETED: tl.constexpr):
 
 
 @triton.jit
-def _tiles_per_part(seq_len, SPLITS: tl.constexpr, BLOCK_T: tl.constexpr):
+def _tiles_per_split(seq_len, SPLITS: tl.constexpr, BLOCK_T: tl.constexpr):
     return tl.cdiv(tl.cdiv(seq_len, BLOCK_T), SPLITS)
 
 
@@ -111,7 +111,7 @@ def splitkv_kernel(
     h = tl.program_id(1)
     part = tl.program_id(2)
     seq_len = tl.load(seq_lens + b)
-    span = _tiles_per_part(seq_len, SPLITS, BLOCK_T) * BLOCK_T
+    span = _tiles_per_split(seq_len, SPLITS, BLOCK_T) * BLOCK_T
     begin = part * span
     end = tl.minimum(begin + span, seq_len)
     if SPLITS > 1:
@@ -191,7 +191,7 @@ def merge_kernel(
     b = tl.program_id(0)
     base = (b * HQ + tl.program_id(1)).to(tl.int64)
     seq_len = tl.load(seq_lens + b)
-    per_part = tl.maximum(_tiles_per_part(seq_len, SPLITS, BLOCK_T), 1)
+    per_part = tl.maximum(_tiles_per_split(seq_len, SPLITS, BLOCK_T), 1)
     parts = tl.cdiv(tl.cdiv(seq_len, BLOCK_T), per_part)
 
     s = tl.arange(0, SPLITS_PADDED)

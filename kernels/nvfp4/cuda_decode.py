@@ -20,7 +20,7 @@ from kernels import cuda
 from kernels.common import Candidate, Needs, Tensors, Workload
 from kernels.nvfp4 import hopper, tiles
 from kernels.nvfp4.hopper import SHARED_BYTES
-from kernels.nvfp4.ring_config import M_MAX, RingConfig, choose_ring, choose_split, choose_warps, instead, source
+from kernels.nvfp4.ring_config import M_MAX, RingConfig, choose_cluster, choose_ring, choose_warps, instead, source
 
 
 def prepare(inputs: Tensors) -> Tensors:
@@ -36,23 +36,23 @@ def launch(args: Tensors, y: torch.Tensor, config: RingConfig) -> None:
     """y[M, N] = x[M, K] @ w^T with `config`, one launch on torch's current stream. ValueError on a mismatch."""
     x, w = args["x"], args["w"]
     (m, k), n = x.shape, y.shape[1]
-    chunks = -(-k // tiles.COLS)
-    hopper.check(x, w, y, tiles.ROWS, chunks)
+    k_tiles = -(-k // tiles.COLS)
+    hopper.check(x, w, y, tiles.ROWS, k_tiles)
     device = x.device.index or 0
     # The limit of shared memory belongs to the kernel, which other shapes use too: always the most.
     kernel = cuda.load(source(config), config.kernel, device, SHARED_BYTES)
-    arguments = (x, w, args["w_tensor_scale"], y, *(cuda.i32(value) for value in (m, n, k, chunks)))
-    cuda.launch(kernel, (config.grid,), config.threads, arguments, config.shared_bytes, programmatic=config.chained)
+    arguments = (x, w, args["w_tensor_scale"], y, *(cuda.i32(value) for value in (m, n, k, k_tiles)))
+    cuda.launch(kernel, (config.grid,), config.threads, arguments, config.shared_bytes, programmatic=config.pdl)
 
 
 @functools.lru_cache(maxsize=1024)
 def configured(m: int, n: int, k: int, dtype: str, device: int, chained: bool = False) -> RingConfig:
     """choose_ring's configuration for as many clusters as the device runs at once."""
-    config = choose_ring(m, n, k, dtype, hopper.multiprocessors(device), chained=chained)
-    if config.split <= 2:  # the two multiprocessors of a TPC
+    config = choose_ring(m, n, k, dtype, hopper.multiprocessors(device), pdl=chained)
+    if config.cluster <= 2:  # the two multiprocessors of a TPC
         return config
     clusters = hopper.most_clusters(source(config), config, device)
-    return choose_ring(m, n, k, dtype, clusters * config.split, chained=chained)
+    return choose_ring(m, n, k, dtype, clusters * config.cluster, pdl=chained)
 
 
 def _run(args: Tensors, out: Tensors, chained: bool) -> None:
@@ -76,14 +76,14 @@ def _refuses(workload: Workload) -> str:
     m, k = workload["M"], workload["K"]
     if m > M_MAX:
         return f"M={m} > {M_MAX}: the fragments of x of more tokens do not fit in registers; use cuda_gemm"
-    if not choose_warps(m, k, choose_split(m, k)):
+    if not choose_warps(m, k, choose_cluster(m, k)):
         return f"M={m}, K={k}: the CTAs of a cluster cannot keep that much x in registers; use {instead(m)}"
     return ""
 
 
 def _config(workload: Workload, chained: bool = False) -> str:
     m, n, k = (workload[axis] for axis in "MNK")
-    return str(choose_ring(m, n, k, workload["dtype"], chained=chained))
+    return str(choose_ring(m, n, k, workload["dtype"], pdl=chained))
 
 
 CUDA_SOURCES = tuple(

@@ -5,7 +5,7 @@ its pipeline are macros; the shape is not, so one compiled kernel serves every N
 rows of y start on 16 bytes, writes y through tensor maps (CUtensorMap), made on the host from address and shape and
 passed by value in the launch.
 
-Partial sums of tiles that workers share, and the flags that say they are there, belong to the prepared operands (up to
+Partial sums of stream-K tiles, and the flags that say they are there, belong to the prepared operands (up to
 17 MB on 132 multiprocessors): one pair of prepared operands must not run twice at once, two pairs may. stream.py and
 resident.py are the kernels for few tokens.
 """
@@ -28,14 +28,14 @@ from kernels.nvfp4.stream import StreamConfig
 SOURCE = Path(__file__).with_name("wgmma_gemm.cu")
 M_MIN = 9
 TOKEN_TILES = (64, 128, 176, 256)
-UNIT = 2  # k blocks of 64 in a stream-K iteration
-# Clocks of one CTA for 64 k of 128 rows by so many tokens; for leaving or awaiting sums, and for adding one worker's (a
-# fixed part and one per token). Shared work costs more: its workers are at different k, so L2 holds less of what they
-# read. Guesses: fitted by eye to one trial at 128 and 256 tokens, 64 and 176 reckoned from instruction counts.
-CHUNK_CLOCKS = {64: 400, 128: 640, 176: 830, 256: 1200}
-MEETING_CLOCKS, OTHERS_CLOCKS, OTHERS_TOKEN_CLOCKS = 2500, 300, 12
-SHARED_FACTOR = 1.07
-SPLIT_CLOCKS = 1500  # of a tile in two halves of k: until the other CTA's sums are here
+ITERATION_K_BLOCKS = 2  # k blocks of 64 in a stream-K iteration
+# Clocks of one CTA for 64 k of 128 rows by so many tokens; of a stream-K fix-up, and of adding one worker's sums there
+# (a fixed part and one per token). Stream-K tiles cost more: its workers are at different k, so L2 holds less of what
+# they read. Guesses: fitted by eye to one trial at 128 and 256 tokens, 64 and 176 reckoned from instruction counts.
+K_BLOCK_CLOCKS = {64: 400, 128: 640, 176: 830, 256: 1200}
+FIXUP_CLOCKS, PEER_CLOCKS, PEER_TOKEN_CLOCKS = 2500, 300, 12
+STREAM_K_FACTOR = 1.07
+SPLIT_K_CLOCKS = 1500  # of a tile in two halves of k: until the other CTA's sums are here
 IN_FLIGHT_BYTES = 152 * 1024  # of a CTA; more may make the first copies come later (NOTES.md: not settled)
 LONG_K = 4096
 SHARED_X_K = 2048  # from here on tiles of 256 tokens share x
@@ -43,24 +43,24 @@ SHARED_X_K = 2048  # from here on tiles of 256 tokens share x
 
 @dataclass(frozen=True)
 class GemmConfig:
-    """A compiled kernel (dtype .. split) and its launch (grid, waves).
+    """A compiled kernel (dtype .. split_k) and its launch (grid, waves).
 
-    tokens: of a tile, by 128 weight rows. cluster: CTAs that share x. stages: of 64 k. split: two CTAs halve the k of a
-    tile. grid: CTAs. waves: whole tiles that every worker makes before the tiles left are shared out.
+    tokens: of a tile, by 128 weight rows. cluster: CTAs that share x. stages: of 64 k. split_k: two CTAs halve the k of
+    a tile. grid: CTAs. waves: of data-parallel tiles, before the stream-K partition of the tiles left.
     """
 
     dtype: str
     tokens: int
     cluster: int
     stages: int
-    split: bool = False
+    split_k: bool = False
     grid: int = SMS
     waves: int = 0
 
     @property
     def kernel(self) -> str:
         """The kernel's name, which tells its macros."""
-        halves = "_split" if self.split else ""
+        halves = "_split" if self.split_k else ""
         return f"nvfp4_gemm_{self.dtype}_t{self.tokens}_x{self.cluster}_s{self.stages}{halves}"
 
     @property
@@ -74,7 +74,7 @@ class GemmConfig:
 
     @property
     def stage_bytes(self) -> int:
-        return 128 * self.tokens + gemm_tiles.CHUNK_BYTES
+        return 128 * self.tokens + gemm_tiles.K_BLOCK_BYTES
 
     @property
     def result_bytes(self) -> int:
@@ -84,23 +84,23 @@ class GemmConfig:
     @property
     def part_floats(self) -> int:
         """Partial sums of one CTA in global memory."""
-        return 0 if self.split else gemm_tiles.ROWS * self.tokens
+        return 0 if self.split_k else gemm_tiles.ROWS * self.tokens
 
     @property
     def shared_bytes(self) -> int:
         """Stages, results and barriers, as wgmma_gemm.cu lays them out."""
-        return self.result_bytes + self.stages * (self.stage_bytes + 16) + 8 * self.split
+        return self.result_bytes + self.stages * (self.stage_bytes + 16) + 8 * self.split_k
 
     def __str__(self) -> str:
         return f"{self.kernel} grid={self.grid} waves={self.waves}"
 
 
-def _clocks(tokens: int, chunks: int, tiles: int, workers: int, waves: int) -> float:
-    """Estimate for `tiles` tiles of `chunks` chunks: `waves` whole ones per worker, the rest shared out."""
+def _clocks(tokens: int, k_blocks: int, tiles: int, workers: int, waves: int) -> float:
+    """Estimate for `tiles` tiles of `k_blocks` k blocks: `waves` whole ones per worker, the rest by stream-K."""
     left = max(0, tiles - waves * workers)
-    multiply = (waves + SHARED_FACTOR * left / workers) * chunks * CHUNK_CLOCKS[tokens]
+    multiply = (waves + STREAM_K_FACTOR * left / workers) * k_blocks * K_BLOCK_CLOCKS[tokens]
     others = -(-workers // left) if left else 0
-    return multiply + (MEETING_CLOCKS + others * (OTHERS_CLOCKS + OTHERS_TOKEN_CLOCKS * tokens) if left else 0)
+    return multiply + (FIXUP_CLOCKS + others * (PEER_CLOCKS + PEER_TOKEN_CLOCKS * tokens) if left else 0)
 
 
 def _cluster(tokens: int, tiles: int, k: int, sms: int) -> int:
@@ -115,13 +115,13 @@ def _cluster(tokens: int, tiles: int, k: int, sms: int) -> int:
 def choose_config(m: int, n: int, k: int, dtype: str, sms: int = SMS, **fixed: Any) -> GemmConfig:
     """The configuration for m tokens, n weight rows, k values, dtype "bf16" or "fp16"; `fixed` overrides fields.
 
-    Tokens, waves and split are those of the least estimated time. A tile is split, unless fixed, only where it is of 64
-    tokens, K is short and every tile has two CTAs of its own. `stages` hold IN_FLIGHT_BYTES unless fixed, and no more
-    than fits. Raises ValueError when k is no multiple of 16, or where `split` is fixed and not possible.
+    Tokens, waves and split_k are those of the least estimated time. A tile is split-K, unless fixed, only where it is
+    of 64 tokens, K is short and every tile has two CTAs of its own. `stages` hold IN_FLIGHT_BYTES unless fixed, and no
+    more than fits. Raises ValueError when k is no multiple of 16, or where `split_k` is fixed and not possible.
     """
     if k % 16 or m < 1:
         raise ValueError(f"m={m}, k={k}: takes at least one token and k a multiple of 16; pad k with zeros")
-    chunks = gemm_tiles.chunks_of(k)
+    k_blocks = gemm_tiles.k_blocks_of(k)
     choices = []
     for tokens in (fixed["tokens"],) if "tokens" in fixed else TOKEN_TILES:
         unfit = (tokens >= 2 * m and tokens > min(TOKEN_TILES)) or (tokens == 64 < m and k >= LONG_K)
@@ -134,20 +134,20 @@ def choose_config(m: int, n: int, k: int, dtype: str, sms: int = SMS, **fixed: A
         whole = tiles // workers
         some = {0, max(0, whole - 1), whole, -(-tiles // workers)}
         small = tokens == min(TOKEN_TILES) and k < LONG_K and "waves" not in fixed
-        if config.cluster == 1 and 2 * tiles <= sms and fixed.get("split", small):
-            clocks = chunks / 2 * CHUNK_CLOCKS[tokens] + SPLIT_CLOCKS
-            choices.append((clocks, -tokens, 0, replace(config, split=True, grid=2 * tiles, waves=0)))
-        if fixed.get("split"):
+        if config.cluster == 1 and 2 * tiles <= sms and fixed.get("split_k", small):
+            clocks = k_blocks / 2 * K_BLOCK_CLOCKS[tokens] + SPLIT_K_CLOCKS
+            choices.append((clocks, -tokens, 0, replace(config, split_k=True, grid=2 * tiles, waves=0)))
+        if fixed.get("split_k"):
             continue
         for waves in {fixed["waves"]} if "waves" in fixed else some:
-            units = tiles if waves * workers >= tiles else tiles * (chunks // UNIT)
-            grid = min(workers, units) * config.cluster
-            clocks = _clocks(tokens, chunks, tiles, workers, waves)
+            iterations = tiles if waves * workers >= tiles else tiles * (k_blocks // ITERATION_K_BLOCKS)
+            grid = min(workers, iterations) * config.cluster
+            clocks = _clocks(tokens, k_blocks, tiles, workers, waves)
             choices.append((clocks, -tokens, waves, replace(config, grid=grid, waves=waves)))
     if not choices:
-        raise ValueError(f"m={m}, n={n}, k={k}: a tile cannot be split between two CTAs; leave split out")
+        raise ValueError(f"m={m}, n={n}, k={k}: a tile cannot be split between two CTAs; leave split_k out")
     config = min(choices, key=lambda choice: choice[:3])[-1]
-    room = (SHARED_BYTES - config.result_bytes - 8 * config.split) // (config.stage_bytes + 16)
+    room = (SHARED_BYTES - config.result_bytes - 8 * config.split_k) // (config.stage_bytes + 16)
     return replace(config, stages=min(room, fixed.get("stages", max(3, IN_FLIGHT_BYTES // config.stage_bytes))))
 
 
@@ -173,7 +173,7 @@ def source(config: GemmConfig) -> CudaSource:
         "X_BF16": int(config.dtype == "bf16"),
         "BLOCK_M": config.tokens,
         "CLUSTER": config.cluster,
-        "SPLIT_K": int(config.split),
+        "SPLIT_K": int(config.split_k),
         "STAGES": config.stages,
     }
     return hopper.source(SOURCE, config.kernel, config.shared_bytes, macros)
@@ -206,8 +206,8 @@ def launch(args: Tensors, y: torch.Tensor, config: GemmConfig, programmatic: boo
     """
     x, w = args["x"], args["w"]
     (m, k), n = x.shape, y.shape[1]
-    chunks = gemm_tiles.chunks_of(k)
-    dtype = hopper.check(x, w, y, gemm_tiles.ROWS, chunks)
+    k_blocks = gemm_tiles.k_blocks_of(k)
+    dtype = hopper.check(x, w, y, gemm_tiles.ROWS, k_blocks)
     if dtype != config.dtype:
         raise ValueError(f"x is {x.dtype}; {config} takes {config.dtype}")
     parts, flags = args["parts"], args["flags"]
@@ -215,9 +215,9 @@ def launch(args: Tensors, y: torch.Tensor, config: GemmConfig, programmatic: boo
         raise ValueError(f"{parts.numel()} partial sums are too few for {config}; pass its workspace()")
     device = x.device.index or 0
     kernel = cuda.load(source(config), config.kernel, device, config.shared_bytes)
-    row_tiles, token_tiles = -(-n // config.rows), -(-m // config.tokens)
+    row_blocks, token_tiles = -(-n // config.rows), -(-m // config.tokens)
     x_map = cuda_driver.tensor_map(x.data_ptr(), dtype, m, k, config.tokens // config.cluster)
-    numbers = (m, n, chunks // UNIT, row_tiles, token_tiles, config.waves)
+    numbers = (m, n, k_blocks // ITERATION_K_BLOCKS, row_blocks, token_tiles, config.waves)
     mapped = n % 8 == 0 and y.data_ptr() % 16 == 0
     y_map = cuda_driver.tensor_map(y.data_ptr(), dtype, m, n, config.tokens) if mapped else x_map
     arguments = (x_map, y_map, w, args["w_tensor_scale"], y, parts, flags, *(cuda.i32(number) for number in numbers))

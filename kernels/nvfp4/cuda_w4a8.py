@@ -13,7 +13,7 @@ that grows with the length of a sum. `cuda_w4a8` adds them to float32 every 512 
 one); cuBLAS's fast accumulation never does. `cuda_w4a8_promoted` adds them every 512 k at every M, in tiles of up to
 128 tokens. The workloads `_positive` hold the errors of both (cases.py derives their limits).
 
-Partial sums of tiles that workers share, and the flags that say they are there, belong to the prepared operands (up to
+Partial sums of stream-K tiles, and the flags that say they are there, belong to the prepared operands (up to
 17 MB on 132 multiprocessors): one pair of prepared operands must not run twice at once, two pairs may.
 """
 
@@ -37,30 +37,30 @@ M_MIN = 17
 ALIGN_BYTES = 1024
 TOKEN_TILES = (32, 64, 128, 256)
 THREADS = 384
-UNIT = 2  # k blocks of 128 in a stream-K iteration
-# Chunks of 128 k between additions to float32 sums by tokens of a tile, 0 for none; and of the promoted candidate.
+ITERATION_K_BLOCKS = 2  # k blocks of 128 in a stream-K iteration
+# K blocks of 128 between additions to float32 sums by tokens of a tile, 0 for none; and of the promoted candidate.
 PROMOTE = {32: 4, 64: 4, 128: 8, 256: 0}
 PROMOTED = 4
-# Clocks of one CTA for 128 k of 128 rows by so many tokens; of a tile that workers share: leaving or awaiting sums, and
-# adding one worker's; and what it costs that they stand at different k. Fitted to one trial of 18 shapes with none held
+# Clocks of one CTA for 128 k of 128 rows by so many tokens; of a stream-K tile: the fix-up, and adding one
+# worker's sums; and what it costs that workers stand at different k. Fitted to one trial of 18 shapes with none held
 # out: to order the choices and not to predict.
-CHUNK_CLOCKS = {32: 600, 64: 760, 128: 1075, 256: 1660}
-MEETING_CLOCKS, OTHERS_CLOCKS, OTHERS_TOKEN_CLOCKS = 4300, 100, 11.3
-# What shared work costs against whole tiles: little, unless x is so large that L2 cannot hold what workers at different
-# k read of it. The second factor rests on one shape.
-SHARED_FACTOR, SHARED_FACTOR_LARGE = 1.015, 1.26
+K_BLOCK_CLOCKS = {32: 600, 64: 760, 128: 1075, 256: 1660}
+FIXUP_CLOCKS, PEER_CLOCKS, PEER_TOKEN_CLOCKS = 4300, 100, 11.3
+# What stream-K tiles cost against data-parallel ones: little, unless x is so large that L2 cannot hold what workers at
+# different k read of it. The second factor rests on one shape.
+STREAM_K_FACTOR, STREAM_K_FACTOR_LARGE = 1.015, 1.26
 LARGE_X_BYTES = 25e6  # of e4m3: half of an H200's L2
 # Of 128 k. More were slower at 32 and 128 tokens, and no more fit at 256 (NOTES.md).
 STAGES = {32: 6, 64: 6, 128: 5, 256: 5}
-QUANTISER_PIECES = 512  # of 16 values, the most that a block takes at once
+QUANTISER_GROUPS = 512  # of 16 values, the most that a block takes at once
 
 
 @dataclass(frozen=True)
 class W4a8Config:
     """A compiled kernel (dtype .. promote) and its launch (grid, waves).
 
-    tokens: of a tile, by 128 weight rows. promote: chunks of 128 k between additions to float32 sums, 0 for none.
-    waves: whole tiles that every worker makes before the tiles left are shared out.
+    tokens: of a tile, by 128 weight rows. promote: k blocks of 128 between additions to float32 sums, 0 for none.
+    waves: of data-parallel tiles, before the stream-K partition of the tiles left.
     """
 
     dtype: str
@@ -77,7 +77,7 @@ class W4a8Config:
 
     @property
     def stage_bytes(self) -> int:
-        return 128 * self.tokens + w4a8_tiles.CHUNK_BYTES
+        return 128 * self.tokens + w4a8_tiles.K_BLOCK_BYTES
 
     @property
     def part_floats(self) -> int:
@@ -97,13 +97,13 @@ def _fixed_bytes(tokens: int) -> int:
     return 2 * min(64, tokens) * (128 + 16) + ALIGN_BYTES
 
 
-def _clocks(m: int, tokens: int, chunks: int, tiles: int, workers: int, waves: int) -> float:
-    """Estimate for `tiles` tiles of `chunks` chunks: `waves` whole ones per worker, the rest shared out."""
+def _clocks(m: int, tokens: int, k_blocks: int, tiles: int, workers: int, waves: int) -> float:
+    """Estimate for `tiles` tiles of `k_blocks` k blocks: `waves` whole ones per worker, the rest by stream-K."""
     left = max(0, tiles - waves * workers)
-    factor = SHARED_FACTOR_LARGE if m * chunks * w4a8_tiles.COLS > LARGE_X_BYTES else SHARED_FACTOR
-    multiply = (waves + factor * left / workers) * chunks * CHUNK_CLOCKS[tokens]
+    factor = STREAM_K_FACTOR_LARGE if m * k_blocks * w4a8_tiles.COLS > LARGE_X_BYTES else STREAM_K_FACTOR
+    multiply = (waves + factor * left / workers) * k_blocks * K_BLOCK_CLOCKS[tokens]
     others = -(-workers // left) if left else 0
-    return multiply + (MEETING_CLOCKS + others * (OTHERS_CLOCKS + OTHERS_TOKEN_CLOCKS * tokens) if left else 0)
+    return multiply + (FIXUP_CLOCKS + others * (PEER_CLOCKS + PEER_TOKEN_CLOCKS * tokens) if left else 0)
 
 
 def choose_config(
@@ -111,12 +111,12 @@ def choose_config(
 ) -> W4a8Config:
     """The configuration for m tokens, n weight rows, k values, dtype "bf16" or "fp16" of y; `fixed` overrides fields.
 
-    promoted: sums added to float32 every PROMOTED chunks, and no tile of 256 tokens, where both sets do not fit. Raises
-    ValueError when k is no multiple of 16 or the tile does not fit.
+    promoted: sums added to float32 every PROMOTED k blocks, and no tile of 256 tokens, where both sets do not fit.
+    Raises ValueError when k is no multiple of 16 or the tile does not fit.
     """
     if k % 16 or m < 1:
         raise ValueError(f"m={m}, k={k}: takes at least one token and k a multiple of 16; pad k with zeros")
-    chunks = w4a8_tiles.chunks_of(k)
+    k_blocks = w4a8_tiles.k_blocks_of(k)
     choices = []
     for tokens in (fixed["tokens"],) if "tokens" in fixed else TOKEN_TILES:
         too_many = (tokens >= 2 * m and tokens > min(TOKEN_TILES)) or (promoted and tokens > 128)
@@ -128,9 +128,9 @@ def choose_config(
         tiles = -(-n // w4a8_tiles.ROWS) * -(-m // tokens)
         whole = tiles // sms
         for waves in {fixed["waves"]} if "waves" in fixed else {0, max(0, whole - 1), whole, -(-tiles // sms)}:
-            units = tiles if waves * sms >= tiles else tiles * (chunks // UNIT)
-            clocks = _clocks(m, tokens, chunks, tiles, sms, waves)
-            choices.append((clocks, -tokens, waves, replace(config, grid=min(sms, units), waves=waves)))
+            iterations = tiles if waves * sms >= tiles else tiles * (k_blocks // ITERATION_K_BLOCKS)
+            clocks = _clocks(m, tokens, k_blocks, tiles, sms, waves)
+            choices.append((clocks, -tokens, waves, replace(config, grid=min(sms, iterations), waves=waves)))
     config = min(choices, key=lambda choice: choice[:3])[-1]
     if config.stages < 2:
         raise ValueError(f"{config}: shared memory holds one stage of {config.stage_bytes} bytes; use a smaller tile")
@@ -154,15 +154,15 @@ def source(config: W4a8Config) -> CudaSource:
 
 
 def quantiser_shape(k: int) -> tuple[int, int]:
-    """(pieces of 16 values per thread, threads) of a block of the quantiser, which takes one token."""
-    pieces = w4a8_tiles.chunks_of(k) * w4a8_tiles.COLS // 16
-    items = -(-pieces // QUANTISER_PIECES)
-    return items, -(-pieces // (32 * items)) * 32
+    """(groups of 16 values per thread, threads) of a block of the quantiser, which takes one token."""
+    groups = w4a8_tiles.k_blocks_of(k) * w4a8_tiles.COLS // 16
+    items = -(-groups // QUANTISER_GROUPS)
+    return items, -(-groups // (32 * items)) * 32
 
 
 @functools.cache
 def quantiser_source(dtype: str, items: int) -> CudaSource:
-    """The quantiser for x of dtype "bf16" or "fp16" with `items` pieces per thread."""
+    """The quantiser for x of dtype "bf16" or "fp16" with `items` groups per thread."""
     name = f"nvfp4_quantise_e4m3_{dtype}_i{items}"
     return hopper.source(QUANTISER, name, 0, {"X_BF16": int(dtype == "bf16"), "ITEMS": items})
 
@@ -186,7 +186,7 @@ def prepare(inputs: Tensors, promoted: bool = False) -> Tensors:
     x, scale = inputs["x"], inputs["w_tensor_scale"]
     config = _config_of(x, inputs["w_packed"].shape[0], promoted)
     tiles, powers = w4a8_tiles.tile_weights(inputs["w_packed"], inputs["w_scale"])
-    padded = w4a8_tiles.chunks_of(x.shape[1]) * w4a8_tiles.COLS
+    padded = w4a8_tiles.k_blocks_of(x.shape[1]) * w4a8_tiles.COLS
     return {
         "x": x,
         "w": tiles,
@@ -218,8 +218,8 @@ def multiply(args: Tensors, y: torch.Tensor, config: W4a8Config, programmatic: b
     """y[M, N] from x_e4m3, x_scale and the tiles, after `quantise` on the same stream. ValueError on a mismatch."""
     x, w = args["x_e4m3"], args["w"]
     (m, padded), n = x.shape, y.shape[1]
-    chunks = padded // w4a8_tiles.COLS
-    hopper.check(args["x"], w, y, w4a8_tiles.ROWS, chunks)
+    k_blocks = padded // w4a8_tiles.COLS
+    hopper.check(args["x"], w, y, w4a8_tiles.ROWS, k_blocks)
     if hopper.ELEMENTS.get(y.dtype, "") != config.dtype:
         raise ValueError(f"y is {y.dtype} and {config} writes {config.dtype}; pass y of that type")
     parts, flags = args["parts"], args["flags"]
@@ -227,7 +227,7 @@ def multiply(args: Tensors, y: torch.Tensor, config: W4a8Config, programmatic: b
         raise ValueError(f"{parts.numel()} partial sums are too few for {config}; pass its workspace()")
     device = x.device.index or 0
     kernel = cuda.load(source(config), config.kernel, device, config.shared_bytes)
-    numbers = (m, n, chunks // UNIT, w.shape[0], -(-m // config.tokens), config.waves)
+    numbers = (m, n, k_blocks // ITERATION_K_BLOCKS, w.shape[0], -(-m // config.tokens), config.waves)
     # To the copy engine a row of bytes is a row of half as many 16-bit elements.
     x_map = cuda_driver.tensor_map(x.data_ptr(), "bf16", m, padded // 2, config.tokens)
     arguments = (x_map, args["x_scale"], w, args["w_row_scale"], y, parts, flags, *map(cuda.i32, numbers))

@@ -40,15 +40,15 @@ def multiprocessors(device: int) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def most_clusters(source: CudaSource, config: Any, device: int) -> int:
-    """How many clusters of a configuration (its kernel, split, threads, shared_bytes) the device runs at once."""
+    """How many clusters of a configuration (its kernel, cluster, threads, shared_bytes) the device runs at once."""
     kernel = cuda.load(source, config.kernel, device, SHARED_BYTES)
-    return cuda_driver.most_clusters(kernel.function.ptr, config.split, config.threads, config.shared_bytes)
+    return cuda_driver.most_clusters(kernel.function.ptr, config.cluster, config.threads, config.shared_bytes)
 
 
-def check(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, rows: int, chunks: int) -> str:
+def check(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, rows: int, k_blocks: int) -> str:
     """The element type of x, "bf16" or "fp16", for a launch of y[M, N] = x[M, K] w^T.
 
-    w: tiles [ceil(N / rows), chunks, ...] of the weights.
+    w: tiles [ceil(N / rows), k_blocks, ...] of the weights.
     Raises ValueError when x is of another type, not contiguous or not on 16 bytes, or when the three do not belong
     together.
     """
@@ -57,7 +57,7 @@ def check(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, rows: int, chunks: 
         raise ValueError(
             f"x is {x.dtype} with strides {x.stride()}; pass contiguous bf16 or fp16 x that starts on 16 bytes"
         )
-    if w.shape[:2] != (-(-y.shape[1] // rows), chunks) or y.shape[0] != x.shape[0] or not y.is_contiguous():
+    if w.shape[:2] != (-(-y.shape[1] // rows), k_blocks) or y.shape[0] != x.shape[0] or not y.is_contiguous():
         raise ValueError(
             f"x {tuple(x.shape)} and y {tuple(y.shape)} do not fit tiles {tuple(w.shape)}; prepare this pair"
         )

@@ -1,9 +1,9 @@
 """cuda_gemm's kernel for a few dozen tokens where stream.py's has little to do: wgmma_resident.cu, its weight layout,
 configuration and launch.
 
-    w: uint8 [ceil(N / 64), chunks, 4, 576]: tiles of tiles.py (16 rows x 64 k), four row tiles side by side
+    w: uint8 [ceil(N / 64), k blocks, 4, 576]: tiles of tiles.py (16 rows x 64 k), four row tiles side by side
 
-with chunks = K / 64 rounded up to a multiple of 2 (zeros), so that 64 rows x any run of chunks is one bulk copy. x
+with K / 64 k blocks rounded up to a multiple of 2 (zeros), so that 64 rows x any run of k blocks is one bulk copy. x
 stays in shared memory for the whole launch, a slice of K in each CTA of a cluster.
 """
 
@@ -23,12 +23,12 @@ from kernels.nvfp4.hopper import SHARED_BYTES, SMS_HELD
 SOURCE = Path(__file__).with_name("wgmma_resident.cu")
 TOKENS = 32
 K_MIN = 5120  # below it, cuda_decode was faster in a trial
-ROWS, STRIPS = 64, 4
-CHUNK_BYTES = STRIPS * tiles.TILE_BYTES
-STAGE_BYTES = 2 * CHUNK_BYTES
+ROWS, ROW_TILES = 64, 4
+K_BLOCK_BYTES = ROW_TILES * tiles.TILE_BYTES
+STAGE_BYTES = 2 * K_BLOCK_BYTES
 SLOT_BYTES = ROWS * TOKENS * 4
-SPLIT, GROUPS = 8, 3
-CLUSTERS = SMS_HELD[SPLIT] // SPLIT
+CLUSTER, GROUPS = 8, 3
+CLUSTERS = SMS_HELD[CLUSTER] // CLUSTER
 MOST_STAGES = 4  # of a pipeline; more would only queue
 
 
@@ -36,12 +36,12 @@ MOST_STAGES = 4  # of a pipeline; more would only queue
 class ResidentConfig:
     """A compiled kernel (dtype .. stages) and its launch (depth, clusters).
 
-    split: CTAs of a cluster, which share K. groups: warpgroups; stages: of the pipeline (128 k) of each. depth: the
+    cluster: CTAs of a cluster, which share K. groups: warpgroups; stages: of the pipeline (128 k) of each. depth: the
     most stages in a k slice. clusters: of the grid.
     """
 
     dtype: str
-    split: int
+    cluster: int
     groups: int
     stages: int
     depth: int = 1
@@ -50,7 +50,7 @@ class ResidentConfig:
     @property
     def kernel(self) -> str:
         """The kernel's name, which tells its macros."""
-        return f"nvfp4_resident_{self.dtype}_x{self.split}_g{self.groups}_s{self.stages}"
+        return f"nvfp4_resident_{self.dtype}_x{self.cluster}_g{self.groups}_s{self.stages}"
 
     @property
     def threads(self) -> int:
@@ -79,9 +79,9 @@ def choose_config(m: int, n: int, k: int, dtype: str, clusters: int = CLUSTERS, 
     """
     if k % 16 or not 1 <= m <= TOKENS:
         raise ValueError(f"m={m}, k={k}: takes 1 to {TOKENS} tokens and k a multiple of 16; pad k with zeros")
-    config = ResidentConfig(dtype, SPLIT, GROUPS, 2)
+    config = ResidentConfig(dtype, CLUSTER, GROUPS, 2)
     config = replace(config, **{name: value for name, value in fixed.items() if name != "stages"})
-    depth, tiles_of_64 = -(-depth_of(k) // config.split), -(-n // ROWS)
+    depth, tiles_of_64 = -(-depth_of(k) // config.cluster), -(-n // ROWS)
     config = replace(config, depth=depth, clusters=min(clusters, tiles_of_64))
     most = _most_stages(config)
     if not most:
@@ -99,7 +99,7 @@ def source(config: ResidentConfig) -> CudaSource:
     """What `config` compiles to; the launch's part of it counts only in shared memory."""
     macros = {
         "X_BF16": int(config.dtype == "bf16"),
-        "CLUSTER": config.split,
+        "CLUSTER": config.cluster,
         "CONSUMERS": config.groups,
         "STAGES": config.stages,
     }
@@ -107,10 +107,12 @@ def source(config: ResidentConfig) -> CudaSource:
 
 
 def tile_weights(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """uint8 [tiles of 64 rows, chunks, 4, 576] from uint8 [N, K / 2] and [N, K / 16], for x of `dtype`."""
-    strips = tiles.tile_weights(packed, scale, dtype)
-    strips = torch.nn.functional.pad(strips, (0, 0, 0, strips.shape[1] % 2, 0, -strips.shape[0] % STRIPS))
-    return strips.unflatten(0, (-1, STRIPS)).transpose(1, 2).contiguous()
+    """uint8 [blocks of 64 rows, k blocks, 4, 576] from uint8 [N, K / 2] and [N, K / 16], for x of `dtype`."""
+    row_tiles = tiles.tile_weights(packed, scale, dtype)
+    row_tiles = torch.nn.functional.pad(
+        row_tiles, (0, 0, 0, row_tiles.shape[1] % 2, 0, -row_tiles.shape[0] % ROW_TILES)
+    )
+    return row_tiles.unflatten(0, (-1, ROW_TILES)).transpose(1, 2).contiguous()
 
 
 def launch(args: Tensors, y: torch.Tensor, config: ResidentConfig, programmatic: bool = False) -> None:
@@ -127,5 +129,5 @@ def launch(args: Tensors, y: torch.Tensor, config: ResidentConfig, programmatic:
     kernel = cuda.load(source(config), config.kernel, device, config.shared_bytes)
     numbers = (cuda.i32(m), cuda.i32(n), cuda.i32(k), cuda.i32(depth))
     arguments = (x, w, args["w_tensor_scale"], y, *numbers)
-    blocks = config.clusters * config.split
+    blocks = config.clusters * config.cluster
     cuda.launch(kernel, (blocks,), config.threads, arguments, config.shared_bytes, programmatic)

@@ -18,7 +18,7 @@ from kernels.nvfp4.hopper import SHARED_BYTES, SMS_HELD
 SOURCE = Path(__file__).with_name("ring_decode.cu")
 M_MAX = 32
 BARRIER_BYTES = 1024
-MAX_STAGES = 48  # barriers for them and for 16 slots fit in BARRIER_BYTES
+MAX_STAGES = 48  # barriers for them and for 16 stages of sums fit in BARRIER_BYTES
 PLACES = 3  # as in ring_decode.cu
 LONG_K = 12_288  # more is taken by more warps
 # Tiles of K whose x a warp can keep without spilling, by the most warps that multiply, for 8, 16, 24 and 32 tokens: a
@@ -34,56 +34,55 @@ FLIGHT_BYTES, LONG_FLIGHT_BYTES = 46 * 1024, 84 * 1024
 
 @dataclass(frozen=True)
 class RingConfig:
-    """A compiled kernel (dtype .. chained) and its launch (grid).
+    """A compiled kernel (dtype .. pdl) and its launch (grid).
 
-    tokens: M rounded up to a multiple of 8. chunks: tiles of K per warp. warps: math warps, which share K.
-    split: CTAs of a cluster, which share K. piece: tiles per warp and stage. stages: of the CTA. slots: stages
-    of partial sums, a row tile each. missing: tiles
-    that some warp's share may lack of `chunks`. finishers: reducer warps, which add them. registers: a thread's in
-    `warps`, where the other warps have fewer; else 0. once: weights have the evict_first L2 policy. chained: a
-    programmatic dependent launch.
+    tokens: M rounded up to a multiple of 8. k_tiles: tiles of K per warp. warps: math warps, which share K.
+    cluster: CTAs of a cluster, which split K. stage_tiles: tiles per warp and stage. stages: of the CTA. sum_stages: of
+    partial sums, a row tile each. ragged_tiles: tiles that some warp's k slice may lack of `k_tiles`. reducers: reducer
+    warps, which add the sums. registers: a thread's in `warps`, where the other warps have fewer; else 0. evict_first:
+    the L2 policy of the weights. pdl: a programmatic dependent launch.
     """
 
     dtype: str
     tokens: int
-    chunks: int
+    k_tiles: int
     warps: int
-    split: int
-    piece: int
+    cluster: int
+    stage_tiles: int
     stages: int
-    slots: int
-    missing: int
-    finishers: int
+    sum_stages: int
+    ragged_tiles: int
+    reducers: int
     registers: int
-    once: bool
-    chained: bool
+    evict_first: bool
+    pdl: bool
     grid: int
 
     @property
     def kernel(self) -> str:
         """The kernel's name, which tells its macros."""
-        sizes = {"t": self.tokens, "c": self.chunks, "w": self.warps, "k": self.split}
-        sizes |= {"p": self.piece, "st": self.stages, "s": self.slots, "m": self.missing}
-        sizes |= {"f": self.finishers} if self.finishers > 1 else {}
+        sizes = {"t": self.tokens, "c": self.k_tiles, "w": self.warps, "k": self.cluster}
+        sizes |= {"p": self.stage_tiles, "st": self.stages, "s": self.sum_stages, "m": self.ragged_tiles}
+        sizes |= {"f": self.reducers} if self.reducers > 1 else {}
         sizes |= {"r": self.registers} if self.registers else {}
-        flags = {"once": self.once, "chained": self.chained}
+        flags = {"once": self.evict_first, "chained": self.pdl}
         parts = (self.dtype, *(f"{name}{size}" for name, size in sizes.items()))
         return "_".join(("nvfp4_ring", *parts, *(name for name, is_set in flags.items() if is_set)))
 
     @property
     def threads(self) -> int:
-        return 32 * (self.warps + (4 if self.registers else 1 + self.finishers))
+        return 32 * (self.warps + (4 if self.registers else 1 + self.reducers))
 
     @property
     def stage_bytes(self) -> int:
-        return -(-self.piece * self.warps * tiles.TILE_BYTES // 128) * 128
+        return -(-self.stage_tiles * self.warps * tiles.TILE_BYTES // 128) * 128
 
     @property
     def shared_bytes(self) -> int:
-        """Barriers, sums of the cluster's CTAs, slots of partial sums, stages: as ring_decode.cu lays them out."""
-        strip = self.tokens // 8 * 512
-        places = PLACES * self.split * strip if self.split > 1 else 0
-        fixed = BARRIER_BYTES + places + self.slots * self.warps * strip
+        """Barriers, sums of the cluster's CTAs, stages of partial sums, stages: as ring_decode.cu lays them out."""
+        row_tile_bytes = self.tokens // 8 * 512
+        places = PLACES * self.cluster * row_tile_bytes if self.cluster > 1 else 0
+        fixed = BARRIER_BYTES + places + self.sum_stages * self.warps * row_tile_bytes
         return fixed + self.stages * self.stage_bytes
 
     def __str__(self) -> str:
@@ -95,22 +94,22 @@ def tokens_of(m: int) -> int:
     return -(-m // 8) * 8
 
 
-def registers(m: int, k: int, split: int, warps: int) -> int | None:
+def registers(m: int, k: int, cluster: int, warps: int) -> int | None:
     """A thread's registers by setmaxnreg where a warp multiplies; 0: an even part is enough, None: no part is."""
     if not 1 <= m <= M_MAX:
         return None
     tokens = tokens_of(m)
-    chunks = math.ceil(math.ceil(k / tiles.COLS / split) / warps)
+    k_tiles = math.ceil(math.ceil(k / tiles.COLS / cluster) / warps)
     room = next((most for warps_, most in OPERAND_TILES.items() if warps <= warps_), (0,) * 4)
-    if chunks <= room[tokens // 8 - 1]:
+    if k_tiles <= room[tokens // 8 - 1]:
         return 0
     their_warps, more, most = UNEVEN.get(tokens, (0, 0, 0))
-    return more if warps == their_warps and chunks <= most else None
+    return more if warps == their_warps and k_tiles <= most else None
 
 
-def fits(m: int, k: int, split: int, warps: int = 8) -> bool:
+def fits(m: int, k: int, cluster: int, warps: int = 8) -> bool:
     """Whether a CTA can keep its share of x in registers, which ring_decode.cu needs."""
-    return registers(m, k, split, warps) is not None
+    return registers(m, k, cluster, warps) is not None
 
 
 def instead(m: int) -> str:
@@ -118,7 +117,7 @@ def instead(m: int) -> str:
     return "cuda_gemm" if m > 8 else "cuda_gemv"
 
 
-def choose_split(m: int, k: int) -> int:
+def choose_cluster(m: int, k: int) -> int:
     """CTAs that share K: two where K is long enough, four where two cannot keep x, which is slower past 16 tokens."""
     if m <= 16 and not choose_warps(m, k, 2):
         return 4
@@ -130,26 +129,26 @@ def reads_x_for_long(m: int, k: int) -> bool:
     return m <= 8 and k > LONG_K
 
 
-def choose_piece(m: int, k: int, chunks: int) -> int:
-    """Tiles a warp and stage, of `chunks`: half of them, or a third where x takes long, or all of an odd number."""
+def choose_stage_tiles(m: int, k: int, k_tiles: int) -> int:
+    """Tiles a warp and stage, of `k_tiles`: half of them, or a third where x takes long, or all of an odd number."""
     if reads_x_for_long(m, k):
-        return math.ceil(chunks / 3)
-    return chunks if chunks % 2 else chunks // 2
+        return math.ceil(k_tiles / 3)
+    return k_tiles if k_tiles % 2 else k_tiles // 2
 
 
-def choose_warps(m: int, k: int, split: int) -> int:
+def choose_warps(m: int, k: int, cluster: int) -> int:
     """Warps that share K in a CTA: 8, or 12 to 14 where each would have many products, or 10; 0 if none keep x.
 
     For long K the fewest of them, since more warps make larger stages; for 16 tokens those whose tiles come out even.
     """
-    share = math.ceil(math.ceil(k / tiles.COLS) / split)
+    share = math.ceil(math.ceil(k / tiles.COLS) / cluster)
     first = [12, 13, 14] if k > LONG_K else []
-    if k <= LONG_K and split == 2 and tokens_of(m) == 16:
+    if k <= LONG_K and cluster == 2 and tokens_of(m) == 16:
         first = sorted((12, 8, 13, 14), key=lambda warps: -share % warps)
-    return next((warps for warps in (*first, 8, 10) if fits(m, k, split, warps)), 0)
+    return next((warps for warps in (*first, 8, 10) if fits(m, k, cluster, warps)), 0)
 
 
-def choose_finishers(m: int, warps: int) -> int:
+def choose_reducers(m: int, warps: int) -> int:
     """The most that share the columns evenly and leave a thread its registers (ptxas counts warps in fours)."""
     columns, spare = tokens_of(m) // 8, -(warps + 2) % 4 + 1
     return max(f for f in range(1, columns + 1) if columns % f == 0 and f <= spare)
@@ -162,55 +161,55 @@ def choose_ring(
     dtype: str,
     sms: int = 0,
     *,
-    split: int = 0,
+    cluster: int = 0,
     warps: int = 0,
-    piece: int = 0,
+    stage_tiles: int = 0,
     stages: int = 0,
-    slots: int = 2,
-    finishers: int = 0,
-    once: bool = True,
-    chained: bool = False,
+    sum_stages: int = 2,
+    reducers: int = 0,
+    evict_first: bool = True,
+    pdl: bool = False,
 ) -> RingConfig:
     """The configuration for m tokens, n weight rows, k values, dtype "bf16" or "fp16".
 
-    sms: multiprocessors that clusters can hold; 0: as on an H200. 0 chooses: split, warps and finishers by the
-    functions above, piece likewise; FLIGHT_BYTES of stages, two at least, and one that is being read.
+    sms: multiprocessors that clusters can hold; 0: as on an H200. 0 chooses: cluster, warps and reducers by the
+    functions above, stage_tiles likewise; FLIGHT_BYTES of stages, two at least, and one that is being read.
     Raises ValueError when a CTA cannot keep its share of x, or k is no multiple of 16.
     """
     if k % 16:
         raise ValueError(f"k={k} is no multiple of 16; pad k with zeros")
     total = -(-k // tiles.COLS)
-    split = min(split or choose_split(m, k), total)
-    warps = warps or choose_warps(m, k, split)
-    if not warps or not fits(m, k, split, warps):
-        raise ValueError(f"M={m}, K={k}: {split} x {warps or 14} warps cannot keep x in registers; use {instead(m)}")
-    share = -(-total // split)
-    chunks = -(-share // warps)
-    fewest = max(0, total - (split - 1) * share)  # tiles of the last CTA
-    piece = min(piece or choose_piece(m, k, chunks), chunks)
-    pieces = -(-chunks // piece)
-    strips = -(-n // tiles.ROWS)
-    workers = min((sms or SMS_HELD[split]) // split, strips)
+    cluster = min(cluster or choose_cluster(m, k), total)
+    warps = warps or choose_warps(m, k, cluster)
+    if not warps or not fits(m, k, cluster, warps):
+        raise ValueError(f"M={m}, K={k}: {cluster} x {warps or 14} warps cannot keep x in registers; use {instead(m)}")
+    share = -(-total // cluster)
+    k_tiles = -(-share // warps)
+    fewest = max(0, total - (cluster - 1) * share)  # tiles of the last CTA
+    stage_tiles = min(stage_tiles or choose_stage_tiles(m, k, k_tiles), k_tiles)
+    stages_a_row_tile = -(-k_tiles // stage_tiles)
+    row_tiles = -(-n // tiles.ROWS)
+    workers = min((sms or SMS_HELD[cluster]) // cluster, row_tiles)
     config = RingConfig(
         dtype=dtype,
         tokens=tokens_of(m),
-        chunks=chunks,
+        k_tiles=k_tiles,
         warps=warps,
-        split=split,
-        piece=piece,
+        cluster=cluster,
+        stage_tiles=stage_tiles,
         stages=1,
-        slots=slots,
-        missing=chunks - fewest // warps,
-        finishers=finishers or choose_finishers(m, warps),
-        registers=registers(m, k, split, warps) or 0,
-        once=once,
-        chained=chained,
-        grid=workers * split,
+        sum_stages=sum_stages,
+        ragged_tiles=k_tiles - fewest // warps,
+        reducers=reducers or choose_reducers(m, warps),
+        registers=registers(m, k, cluster, warps) or 0,
+        evict_first=evict_first,
+        pdl=pdl,
+        grid=workers * cluster,
     )
     room = (SHARED_BYTES - config.shared_bytes) // config.stage_bytes + 1
     flight = (LONG_FLIGHT_BYTES if reads_x_for_long(m, k) else FLIGHT_BYTES) // config.stage_bytes
     stages = min(stages or max(2, flight) + 1, room, MAX_STAGES)
-    return replace(config, stages=max(1, min(stages, -(-strips // workers) * pieces)))
+    return replace(config, stages=max(1, min(stages, -(-row_tiles // workers) * stages_a_row_tile)))
 
 
 @functools.cache
@@ -219,16 +218,16 @@ def source(config: RingConfig) -> CudaSource:
     macros = {
         "X_BF16": int(config.dtype == "bf16"),
         "BLOCK_M": config.tokens,
-        "K_TILES": config.chunks,
+        "K_TILES": config.k_tiles,
         "WARPS": config.warps,
-        "CLUSTER": config.split,
-        "STAGE_TILES": config.piece,
+        "CLUSTER": config.cluster,
+        "STAGE_TILES": config.stage_tiles,
         "STAGES": config.stages,
-        "SUM_STAGES": config.slots,
-        "RAGGED_TILES": config.missing,
-        "REDUCERS": config.finishers,
+        "SUM_STAGES": config.sum_stages,
+        "RAGGED_TILES": config.ragged_tiles,
+        "REDUCERS": config.reducers,
         "REGISTERS": config.registers,
-        "EVICT_FIRST": int(config.once),
-        "PDL": int(config.chained),
+        "EVICT_FIRST": int(config.evict_first),
+        "PDL": int(config.pdl),
     }
     return hopper.source(SOURCE, config.kernel, config.shared_bytes, macros)

@@ -1,8 +1,8 @@
 """cuda_gemm's kernel for a few dozen tokens of long K: wgmma_stream.cu, its weight layout, configuration and launch.
 
-    w: uint8 [ceil(N / 256), chunks, 16, 576]: tiles of tiles.py (16 rows x 64 k), sixteen row tiles side by side
+    w: uint8 [ceil(N / 256), k blocks, 16, 576]: tiles of tiles.py (16 rows x 64 k), sixteen row tiles side by side
 
-with chunks = K / 64 rounded up to a multiple of 2 (zeros), so that a stream-K iteration (256 rows x 128 k) is one bulk
+with K / 64 k blocks rounded up to a multiple of 2 (zeros), so that a stream-K iteration (256 rows x 128 k) is one bulk
 copy. CTAs share the iterations of all blocks evenly. What they leave each other belongs to the prepared operands, as
 cuda_gemm's does: one pair of these must not run twice at once.
 """
@@ -22,10 +22,10 @@ from kernels.nvfp4.hopper import SMS
 
 SOURCE = Path(__file__).with_name("wgmma_stream.cu")
 TOKENS = (16, 24, 32)  # of a compiled kernel
-ROWS, STRIPS, CHUNKS = 256, 16, 2  # rows and row tiles of a block, k blocks of an iteration
-UNIT_BYTES = CHUNKS * STRIPS * tiles.TILE_BYTES
+ROWS, ROW_TILES, K_BLOCKS = 256, 16, 2  # rows and row tiles of a block, k blocks of an iteration
+ITERATION_BYTES = K_BLOCKS * ROW_TILES * tiles.TILE_BYTES
 STAGES = 4
-UNITS_MIN = 12  # of a multiprocessor, below which prologue and epilogue count too much (a trial: 7 lost, 21 won)
+ITERATIONS_MIN = 12  # of a multiprocessor, below which prologue and epilogue count too much (a trial: 7 lost, 21 won)
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ class StreamConfig:
 
     @property
     def threads(self) -> int:
-        return 32 * (STRIPS + self.tokens // 8)
+        return 32 * (ROW_TILES + self.tokens // 8)
 
     @property
     def shared_bytes(self) -> int:
         """Stages and their barriers, as wgmma_stream.cu lays them out."""
-        return self.stages * (UNIT_BYTES + CHUNKS * 128 * self.tokens + 16) + 2 * self.part_floats
+        return self.stages * (ITERATION_BYTES + K_BLOCKS * 128 * self.tokens + 16) + 2 * self.part_floats
 
     @property
     def part_floats(self) -> int:
@@ -65,17 +65,17 @@ class StreamConfig:
 
 def depth_of(k: int) -> int:
     """Iterations (of 128 k) along K, the padding included."""
-    return -(-k // (CHUNKS * tiles.COLS))
+    return -(-k // (K_BLOCKS * tiles.COLS))
 
 
-def units_of(n: int, k: int) -> int:
+def iterations_of(n: int, k: int) -> int:
     """Stream-K iterations of n weight rows and k values."""
     return -(-n // ROWS) * depth_of(k)
 
 
 def pays(n: int, k: int, sms: int) -> bool:
     """Whether a multiprocessor has enough iterations."""
-    return units_of(n, k) >= UNITS_MIN * sms
+    return iterations_of(n, k) >= ITERATIONS_MIN * sms
 
 
 def choose_config(m: int, n: int, k: int, dtype: str, sms: int = SMS, **fixed: Any) -> StreamConfig:
@@ -90,7 +90,7 @@ def choose_config(m: int, n: int, k: int, dtype: str, sms: int = SMS, **fixed: A
     if stages < 4 or stages & (stages - 1):
         raise ValueError(f"stages={stages}: wgmma_stream.cu counts them modulo a power of two from 4 on; leave it out")
     tokens = next(t for t in TOKENS if t >= m)
-    return replace(StreamConfig(dtype, tokens, STAGES, min(sms, units_of(n, k))), **fixed)
+    return replace(StreamConfig(dtype, tokens, STAGES, min(sms, iterations_of(n, k))), **fixed)
 
 
 def source(config: StreamConfig) -> CudaSource:
@@ -100,10 +100,12 @@ def source(config: StreamConfig) -> CudaSource:
 
 
 def tile_weights(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """uint8 [blocks of 256 rows, chunks, 16, 576] from uint8 [N, K / 2] and [N, K / 16], for x of `dtype`."""
-    strips = tiles.tile_weights(packed, scale, dtype)
-    strips = torch.nn.functional.pad(strips, (0, 0, 0, strips.shape[1] % CHUNKS, 0, -strips.shape[0] % STRIPS))
-    return strips.unflatten(0, (-1, STRIPS)).transpose(1, 2).contiguous()
+    """uint8 [blocks of 256 rows, k blocks, 16, 576] from uint8 [N, K / 2] and [N, K / 16], for x of `dtype`."""
+    row_tiles = tiles.tile_weights(packed, scale, dtype)
+    row_tiles = torch.nn.functional.pad(
+        row_tiles, (0, 0, 0, row_tiles.shape[1] % K_BLOCKS, 0, -row_tiles.shape[0] % ROW_TILES)
+    )
+    return row_tiles.unflatten(0, (-1, ROW_TILES)).transpose(1, 2).contiguous()
 
 
 def workspace(config: StreamConfig, device: torch.device) -> Tensors:
@@ -113,7 +115,7 @@ def workspace(config: StreamConfig, device: torch.device) -> Tensors:
 
 def numbers(m: int, n: int, k: int, config: StreamConfig) -> tuple[int, ...]:
     """What the kernel is told of a shape: m, n, k, iterations of a block, and the stream-K partition."""
-    return m, n, k, depth_of(k), *divmod(units_of(n, k), config.workers)
+    return m, n, k, depth_of(k), *divmod(iterations_of(n, k), config.workers)
 
 
 def launch(args: Tensors, y: torch.Tensor, config: StreamConfig, programmatic: bool = False) -> None:
@@ -124,7 +126,7 @@ def launch(args: Tensors, y: torch.Tensor, config: StreamConfig, programmatic: b
     x, w, parts = args["x"], args["w"], args["parts"]
     (m, k), n = x.shape, y.shape[1]
     depth = depth_of(k)
-    if hopper.check(x, w, y, ROWS, CHUNKS * depth) != config.dtype or m > config.tokens:
+    if hopper.check(x, w, y, ROWS, K_BLOCKS * depth) != config.dtype or m > config.tokens:
         raise ValueError(f"x is {x.dtype} {tuple(x.shape)}; {config} takes {config.dtype} of at most {config.tokens}")
     if parts.numel() < 2 * config.workers * config.part_floats:
         raise ValueError(f"{parts.numel()} partial sums are too few for {config}; pass its workspace()")

@@ -2,7 +2,7 @@
 
     tiles: uint8 [ceil(N / 16), ceil(K / 64), 576] = 32 lanes x 16 bytes of codes, then 32 lanes x 2 bytes of scales
 
-so a strip of 16 rows is one contiguous run along K, any range of tiles of it is one bulk copy, and codes and scales
+so a row tile of 16 rows is one contiguous run along K, any range of tiles of it is one bulk copy, and codes and scales
 come in the same stream. Lane 4 g + t owns k = 16 t .. 16 t + 15 of rows g and g + 8: a whole scale group of each row.
 The order of the bits within its two words per row is what makes `decode16` of operand.cuh short; it is found here by
 sending single bits through the same operations, so it cannot drift from a table.
@@ -76,22 +76,24 @@ def scale_bytes(scale: torch.Tensor) -> torch.Tensor:
 
 
 def tile_weights(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """uint8 [strips, chunks, 576] from uint8 [N, K / 2] and [N, K / 16], for x of `dtype` (bf16 or fp16)."""
+    """uint8 [row tiles, k tiles, 576] from uint8 [N, K / 2] and [N, K / 16], for x of `dtype` (bf16 or fp16)."""
     codes = fmt.unpack(packed)
     codes = torch.where((scale == 0).repeat_interleave(fmt.BLOCK, dim=1), codes & 8, codes)
     n, k = codes.shape
     codes = torch.nn.functional.pad(codes, (0, -k % COLS, 0, -n % ROWS))
     scales = torch.nn.functional.pad(scale_bytes(scale), (0, -scale.shape[1] % (COLS // fmt.BLOCK), 0, -n % ROWS))
-    strips, chunks = codes.shape[0] // ROWS, codes.shape[1] // COLS
-    # [strip, row half, g, chunk, t, 16 codes] -> [strip, chunk, g, t, row half, 16 codes]
-    lanes = codes.view(strips, 2, 8, chunks, 4, fmt.BLOCK).permute(0, 3, 2, 4, 1, 5)
+    row_tiles, k_tiles = codes.shape[0] // ROWS, codes.shape[1] // COLS
+    # [row tile, row half, g, k tile, t, 16 codes] -> [row tile, k tile, g, t, row half, 16 codes]
+    lanes = codes.view(row_tiles, 2, 8, k_tiles, 4, fmt.BLOCK).permute(0, 3, 2, 4, 1, 5)
     bf16 = dtype == torch.bfloat16
     order = bit_order(decode16_bf16, 6) if bf16 else bit_order(decode16_fp16, 9)
     words = torch.zeros(*lanes.shape[:-1], 2, dtype=torch.int32, device=packed.device)
     for word, bits in enumerate(order):
         for bit, (code, part) in enumerate(bits):
             words[..., word] |= (lanes[..., code] >> part & 1).to(torch.int32) << bit
-    tiles = torch.empty(strips, chunks, TILE_BYTES, dtype=torch.uint8, device=packed.device)
-    tiles[..., :CODE_BYTES] = words.reshape(strips, chunks, -1).view(torch.uint8)
-    tiles[..., CODE_BYTES:] = scales.view(strips, 2, 8, chunks, 4).permute(0, 3, 2, 4, 1).reshape(strips, chunks, -1)
+    tiles = torch.empty(row_tiles, k_tiles, TILE_BYTES, dtype=torch.uint8, device=packed.device)
+    tiles[..., :CODE_BYTES] = words.reshape(row_tiles, k_tiles, -1).view(torch.uint8)
+    tiles[..., CODE_BYTES:] = (
+        scales.view(row_tiles, 2, 8, k_tiles, 4).permute(0, 3, 2, 4, 1).reshape(row_tiles, k_tiles, -1)
+    )
     return tiles

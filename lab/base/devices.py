@@ -14,11 +14,10 @@ from functools import cache
 from pathlib import Path
 
 from msgspec import Struct, field
-from msgspec.structs import force_setattr
 
-from lab.base import files
+from lab.base import facts, files
 from lab.base.errors import REPOSITORY, BadInput, nearest
-from lab.base.facts import Fact, by_name, claimed, keyed
+from lab.base.facts import Fact
 
 FILE = REPOSITORY / "data" / "devices.toml"
 PIPES = ("bf16", "fp8", "int8", "fp4", "f32")
@@ -69,16 +68,15 @@ class Device(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         """Those of FACTS that a source gives."""
         return {name: fact for name in FACTS if (fact := getattr(self, name)) is not None}
 
+    @property
+    def named(self) -> Mapping[str, Fact]:
+        """Every fact that a source gives, those of the tables as "peak.<pipe>" and "ceiling.<name>"."""
+        tables = (("", self.facts), ("peak.", self.peaks), ("ceiling.", self.ceilings))
+        return {table + name: fact for table, of in tables for name, fact in of.items()}
+
     def fact(self, name: str) -> Fact:
-        """A fact by its name, "peak.<pipe>" and "ceiling.<name>" included; raises BadInput naming the nearest."""
-        known = {
-            **self.facts,
-            **{f"peak.{pipe}": f for pipe, f in self.peaks.items()},
-            **{f"ceiling.{key}": f for key, f in self.ceilings.items()},
-        }
-        if name not in known:
-            raise BadInput(FILE, f'{self.id} has no "{name}" with a source', nearest(name, known))
-        return known[name]
+        """A fact by its name in `named`; raises BadInput naming the nearest."""
+        return files.called(name, self.named, f"sourced fact of {self.id}", FILE)
 
     def peak(self, pipe: str) -> Fact:
         """The dense peak of a pipe; raises BadInput when no source gives one for this device."""
@@ -89,7 +87,7 @@ class Device(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def bandwidth(self) -> Fact:
-        """The memory bandwidth."""
+        """DRAM bandwidth."""
         return self.memory_bandwidth
 
     @property
@@ -100,18 +98,8 @@ class Device(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 def load(path: Path = FILE) -> dict[str, Device]:
-    """Every device of a file by id.
-
-    Raises BadInput, naming the file and the key, for malformed TOML, an unknown key, a missing required fact, unit or
-    source, a unit of the wrong kind, and a name that two devices claim.
-    """
-    devices = files.read(path, dict[str, Device])
-    for device_id, device in devices.items():
-        force_setattr(device, "id", device_id)
-        for prefix, facts in (("", device.facts), (".peak", device.peaks), (".ceiling", device.ceilings)):
-            keyed(f"{device_id}{prefix}", facts)
-    claimed(path, devices)
-    return devices
+    """Every device of a file by id; raises BadInput as `facts.read` does, and for a unit of the wrong quantity."""
+    return facts.read(path, Device)
 
 
 @cache
@@ -126,4 +114,4 @@ def ids() -> list[str]:
 
 def get(device_id: str, where: str | Path = "device") -> Device:
     """The device with this id or alias; raises BadInput naming `where` and the nearest id."""
-    return by_name("device", device_id, _devices(), where)
+    return facts.by_name("device", device_id, _devices(), where)

@@ -29,12 +29,9 @@ class BadInput(Exception):
 
 def shown(where: str | Path) -> str:
     """A path relative to the repository when it lies inside it, so that messages hold no path of a machine."""
-    if isinstance(where, Path):
-        try:
-            return str(where.resolve().relative_to(REPOSITORY))
-        except ValueError:
-            return str(where)
-    return where
+    if isinstance(where, Path) and (path := where.resolve()).is_relative_to(REPOSITORY):
+        return str(path.relative_to(REPOSITORY))
+    return str(where)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -12,58 +12,27 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import force_setattr
 
+from lab.base import files, vocabulary
 from lab.base.errors import BadInput, nearest
-from lab.base.files import Positive, Text
+from lab.base.files import Positive
 
 Kind = Literal["datasheet", "recorded", "measured", "estimate"]
 KINDS = get_args(Kind)
-
-# unit -> (what it measures, factor to the base unit). KB is 1024 bytes, as CUDA counts shared memory; the others with
-# a decimal letter are powers of ten, as the vendors print them.
-UNITS: Mapping[str, tuple[str, float]] = {
-    "B/s": ("bandwidth", 1.0),
-    "GB/s": ("bandwidth", 1e9),
-    "TB/s": ("bandwidth", 1e12),
-    "TFLOP/s": ("rate", 1e12),
-    "TOP/s": ("rate", 1e12),
-    "bytes": ("bytes", 1.0),
-    "KB": ("bytes", 1024.0),
-    "MB": ("bytes", 1e6),
-    "GB": ("bytes", 1e9),
-    "KiB": ("bytes", 2.0**10),
-    "MiB": ("bytes", 2.0**20),
-    "GiB": ("bytes", 2.0**30),
-    "s": ("time", 1.0),
-    "ms": ("time", 1e-3),
-    "us": ("time", 1e-6),
-    "ms/step": ("time", 1e-3),
-    "ms/call": ("time", 1e-3),
-    "us/tok": ("time", 1e-6),
-    "tok/s": ("tokens per time", 1.0),
-    "t/s": ("tokens per time", 1.0),
-    "%": ("ratio", 1e-2),
-    "x": ("ratio", 1.0),
-    "ratio": ("ratio", 1.0),
-    "params": ("count", 1.0),
-    "B params": ("count", 1e9),
-    "capability": ("capability", 1.0),
-    **{
-        u: ("count", 1.0)
-        for u in ("SMs", "layers", "heads", "elements", "experts", "tokens", "sequences", "copies/run")
-    },
-}
+# Not in files.Text: msgspec 0.22 crashes where it drops a bare list of texts that have a pattern.
+Source = Annotated[str, Meta(pattern=r"\S")]
+E = TypeVar("E")
 
 
 class Value(Struct, frozen=True, forbid_unknown_fields=True):
     """One statement of a fact; `source`: the id of a recorded figure, or words that say where it stands."""
 
     value: Positive
-    source: Text
+    source: Source
     kind: Kind
 
 
@@ -76,38 +45,34 @@ class Fact(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     unit: str
     value: Positive = math.nan
-    source: str = ""
+    source: Source = ""
     kind: Kind | None = None
     values: tuple[Value, ...] = ()
-    use: int = 0
+    use: Annotated[int, Meta(ge=0)] = 0
     note: str = ""
     key: str = ""
 
     def __post_init__(self) -> None:
         if self.key:
             raise ValueError('unknown key "key"; leave it out, it is told by where the fact stands')
-        if self.unit not in UNITS:
-            raise ValueError(f'unit = "{self.unit}" is unknown; {nearest(self.unit, UNITS)}')
-        inline = not math.isnan(self.value) or self.source or self.kind
-        if inline == bool(self.values) or (inline and not (self.value > 0 and self.source.strip() and self.kind)):
+        if vocabulary.measures(self.unit).factor is None:
+            raise ValueError(f'unit = "{self.unit}" is unknown; {nearest(self.unit, _convertible())}')
+        if {not math.isnan(self.value), bool(self.source), self.kind is not None} != {not self.values}:
             raise ValueError("has no value; give value, source and kind, or a list of such values")
-        if inline:
-            force_setattr(self, "values", (Value(self.value, self.source, self.kind or "estimate"),))
-        if not 0 <= self.use < len(self.values):
+        if self.kind is not None:
+            force_setattr(self, "values", (Value(self.value, self.source, self.kind),))
+        if self.use >= len(self.values):
             raise ValueError(f"use = {self.use} is no index of {len(self.values)} values; count from 0")
         if len(self.values) > 1 and not self.note.strip():
             raise ValueError("note is missing; say which value is used and why")
-        if not all(math.isfinite(v.value) and v.source.strip() for v in self.values):
-            raise ValueError("a value is infinite or its source blank; mend it")
-        for name in ("value", "source", "kind"):
+        for name in Value.__struct_fields__:
             force_setattr(self, name, getattr(self.values[self.use], name))
 
-    def measured_in(self, dimension: str, name: str) -> None:
+    def measured_in(self, quantity: str, name: str) -> None:
         """Raise ValueError where the unit does not measure this ("bandwidth", "rate", "bytes", "count", ...)."""
-        if UNITS[self.unit][0] != dimension:
-            fitting = ", ".join(unit for unit, (measures, _) in UNITS.items() if measures == dimension)
-            measures = UNITS[self.unit][0]
-            raise ValueError(f"{name}: unit = {self.unit} measures {measures}, not {dimension}; valid: {fitting}")
+        if (measures := vocabulary.measures(self.unit).quantity) != quantity:
+            fitting = ", ".join(unit for unit in _convertible() if vocabulary.measures(unit).quantity == quantity)
+            raise ValueError(f"{name}: unit = {self.unit} measures {measures}, not {quantity}; valid: {fitting}")
 
     @property
     def base(self) -> float:
@@ -125,11 +90,15 @@ class Fact(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return " or ".join(parts) + (f"; {self.note}" if self.note else "")
 
 
+def _convertible() -> list[str]:
+    return [word for word, unit in vocabulary.words().unit.items() if unit.factor is not None]
+
+
 def to_base(value: float, unit: str, where: str | Path = "unit") -> float:
     """`value` in base units; raises BadInput for a unit that has no factor."""
-    if unit not in UNITS:
-        raise BadInput(where, f'unit = "{unit}" has no conversion', nearest(unit, UNITS))
-    return value * UNITS[unit][1]
+    if (factor := vocabulary.measures(unit).factor) is None:
+        raise BadInput(where, f'unit = "{unit}" has no conversion', nearest(unit, _convertible()))
+    return value * factor
 
 
 def from_base(value: float, unit: str, where: str | Path = "unit") -> float:
@@ -137,25 +106,26 @@ def from_base(value: float, unit: str, where: str | Path = "unit") -> float:
     return value / to_base(1.0, unit, where)
 
 
-def keyed(prefix: str, facts: Mapping[str, Fact]) -> None:
-    """Tell facts that were read from a file where they stand there."""
-    for name, fact in facts.items():
-        force_setattr(fact, "key", f"{prefix}.{name}")
+def read(path: Path, kind: type[E]) -> dict[str, E]:
+    """The devices or models of a file by id; each is given its `id`, and each fact in its `named` a `key`.
 
-
-def claimed(path: Path, entries: Mapping[str, Any]) -> None:
-    """Raise BadInput for a name or an alias that two entries claim."""
+    Raises BadInput, naming the file and the key, for malformed TOML, an unknown or missing key, what `kind` refuses,
+    and a name that two entries claim.
+    """
+    entries: dict[str, Any] = files.read(path, dict[str, kind])  # type: ignore[valid-type]
     claims: dict[str, str] = {}
     for entry_id, entry in entries.items():
+        force_setattr(entry, "id", entry_id)
+        for name, fact in entry.named.items():
+            force_setattr(fact, "key", f"{entry_id}.{name}")
         for word in {entry_id, *entry.aliases}:
             if word in claims:
                 raise BadInput(path, f'"{word}" names {claims[word]} and {entry_id}', "give it to one of them")
             claims[word] = entry_id
+    return entries
 
 
 def by_name(what: str, word: str, entries: Mapping[str, Any], where: str | Path) -> Any:
     """The device or model with this id or alias; raises BadInput naming `where` and the nearest id."""
-    known = {alias: entry for entry in entries.values() for alias in entry.aliases} | dict(entries)
-    if word not in known:
-        raise BadInput(where, f'{what} "{word}" is unknown', nearest(word, known))
-    return known[word]
+    known = {alias: entry for entry in entries.values() for alias in entry.aliases}
+    return files.called(word, {**known, **entries}, what, where)

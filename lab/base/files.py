@@ -25,9 +25,12 @@ from lab.base.errors import BadInput, nearest
 
 T = TypeVar("T")
 Row = TypeVar("Row", bound=msgspec.Struct)
+HUGE = 1e300  # beyond every quantity: a bound that infinity and NaN do not keep
 Text = Annotated[str, msgspec.Meta(min_length=1)]
-Positive = Annotated[float, msgspec.Meta(gt=0)]
-LABELS = ("id", "name", "title")  # keys by which an entry of a list is called
+Finite = Annotated[float, msgspec.Meta(ge=-HUGE, le=HUGE)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0, le=HUGE)]
+Positive = Annotated[float, msgspec.Meta(gt=0, le=HUGE)]
+LABELS = ("id", "name", "title")  # keys that name an entry of a list
 
 
 def read(path: Path, kind: type[T]) -> T:
@@ -78,14 +81,15 @@ def read_csv(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
 
 
 def table(
-    path: Path, columns: Iterable[str], kind: type[Row], typed: Callable[[dict[str, Any]], Any] = dict
+    path: Path, kind: type[Row], typed: Callable[[dict[str, Any]], Any] = dict, columns: tuple[str, ...] = ()
 ) -> dict[str, Row]:
-    """The rows of a CSV with these columns as their type, by id; `params`, where it is a column, holds JSON.
+    """The rows of a CSV as their type, by id; `params`, where it is a column, holds JSON.
 
-    typed: a row's plain data from its texts. Raises BadInput naming the file and the id.
+    typed: a row's plain data from its texts. columns: those it must have, where they are not the fields of `kind`.
+    Raises BadInput naming the file and the id.
     """
     found: dict[str, Row] = {}
-    for line, row in enumerate(read_csv(path, tuple(columns)), start=2):
+    for line, row in enumerate(read_csv(path, columns or kind.__struct_fields__), start=2):
         plain: dict[str, Any] = dict(row)
         if not row["id"] or row["id"] in found:
             raise BadInput(path, f'line {line}: id "{row["id"]}" is empty or appears twice', "give each row its own id")
@@ -99,7 +103,7 @@ def table(
 
 
 def number(text: str) -> float | str:
-    """A field of a CSV as the number that it is, else as it stands."""
+    """A field of a CSV as a float where it parses as one, else unchanged."""
     try:
         return float(text)
     except ValueError:
@@ -113,10 +117,13 @@ def called(name: str, known: Mapping[str, T], what: str, where: str | Path) -> T
     return known[name]
 
 
-def convert(raw: Any, kind: type[T], where: str | Path, entry: str = "") -> T:
-    """Plain data as a type; raises BadInput naming `where` (the file) and `entry` (what of it this is)."""
+def convert(raw: Any, kind: type[T], where: str | Path, entry: str = "", *, words: bool = False) -> T:
+    """Plain data as a type; raises BadInput naming `where` (the file) and `entry` (what of it this is).
+
+    words: every value is text, as in CSV and SQL, and numbers are read from it.
+    """
     try:
-        return msgspec.convert(raw, kind)
+        return msgspec.convert(raw, kind, strict=not words)
     except msgspec.ValidationError as error:
         raise _refused(str(error), raw, kind, where, entry) from None
 
@@ -151,20 +158,20 @@ def write(path: Path, text: str) -> Path:
 
 def _refused(text: str, raw: Any, kind: Any, where: str | Path, entry: str) -> BadInput:
     what, _, at = text.partition(" - at `$")
-    keys = re.findall(r"([^.\[\]`]+)?((?:\[[^\]]*\])?)(?:\.|`|$|(?=\[))", at)
-    keys = [(name, deeper) for name, deeper in keys if name or deeper]
-    for n, (name, deeper) in enumerate(keys):
-        if name:
-            raw, kind = raw[name], _fields(kind).get(name, Any)
-        if deeper:  # msgspec does not say which element: the first that cannot be converted
-            inner = _inner(kind)
-            for label, element in _elements(raw):
-                try:
-                    msgspec.convert(element, inner)
-                except msgspec.ValidationError as error:
-                    called = " ".join((".".join([*(word for word, _ in keys[:n]), name]), label)).strip()
-                    return _refused(str(error), element, inner, where, ", ".join(filter(None, (entry, called))))
-    path = ": ".join(filter(None, (entry, ".".join(word for word, _ in keys))))
+    keys: list[str] = []
+    for step in re.findall(r"\[[^\]]*\]|[^.\[\]`]+", at):
+        if not step.startswith("["):
+            keys.append(step)
+            raw, kind = raw[step], _fields(kind).get(step, Any)
+            continue
+        kind = _inner(kind)
+        for label, element in _elements(raw):  # msgspec does not say which element: the first that cannot be converted
+            try:
+                msgspec.convert(element, kind)
+            except msgspec.ValidationError as error:
+                inside = " ".join(filter(None, (".".join(keys), label)))
+                return _refused(str(error), element, kind, where, ", ".join(filter(None, (entry, inside))))
+    path = ": ".join(filter(None, (entry, ".".join(keys))))
     prefix = f"{path}: " if path else ""
     if found := re.search(r"unknown field `(.+)`$", what):
         return BadInput(where, f'{prefix}unknown key "{found[1]}"', nearest(found[1], _fields(kind)))

@@ -13,11 +13,10 @@ from functools import cache
 from pathlib import Path
 
 from msgspec import Struct, field
-from msgspec.structs import force_setattr
 
-from lab.base import files
+from lab.base import facts, files, vocabulary
 from lab.base.errors import REPOSITORY, BadInput, nearest
-from lab.base.facts import UNITS, Fact, by_name, claimed, keyed
+from lab.base.facts import Fact
 
 FILE = REPOSITORY / "data" / "models.toml"
 
@@ -47,35 +46,29 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
                     what = f'shapes.{shape}: {axis} = "{name}" is no fact of the model'
                     raise ValueError(f"{what}; {nearest(name, self.facts)}")
                 found = self.facts[name]
-                if UNITS[found.unit][0] != "count" or found.value != int(found.value):
+                if vocabulary.measures(found.unit).quantity != "count" or found.value != int(found.value):
                     what = f"shapes.{shape}: {axis} = {found.value:g} {found.unit} is not a size"
                     raise ValueError(f"{what}; name a counted fact")
 
     @property
     def shapes(self) -> Mapping[str, Shape]:
         """The shapes with their sizes."""
-        facts = {shape: {axis: self.facts[name] for axis, name in axes.items()} for shape, axes in self.axes.items()}
-        return {shape: Shape({axis: int(f.value) for axis, f in of.items()}, of) for shape, of in facts.items()}
+        behind = {shape: {axis: self.facts[name] for axis, name in axes.items()} for shape, axes in self.axes.items()}
+        return {shape: Shape({axis: int(f.value) for axis, f in of.items()}, of) for shape, of in behind.items()}
+
+    @property
+    def named(self) -> Mapping[str, Fact]:
+        """The facts, as `facts.read` asks for them."""
+        return self.facts
 
     def fact(self, name: str) -> Fact:
         """A fact by name; raises BadInput naming the nearest."""
-        if name not in self.facts:
-            raise BadInput(FILE, f'{self.id} has no fact "{name}"', nearest(name, self.facts))
-        return self.facts[name]
+        return files.called(name, self.facts, f"fact of {self.id}", FILE)
 
 
 def load(path: Path = FILE) -> dict[str, Model]:
-    """Every model of a file by id.
-
-    Raises BadInput, naming the file and the key, for malformed TOML, an unknown key, a fact without unit or source, a
-    shape whose axis names no counted fact, and a name that two models claim.
-    """
-    models = files.read(path, dict[str, Model])
-    for model_id, model in models.items():
-        force_setattr(model, "id", model_id)
-        keyed(model_id, model.facts)
-    claimed(path, models)
-    return models
+    """Every model of a file by id; raises BadInput as `facts.read` does, and for an axis that names no counted fact."""
+    return facts.read(path, Model)
 
 
 @cache
@@ -85,7 +78,7 @@ def _models() -> Mapping[str, Model]:
 
 def get(model_id: str, where: str | Path = "model") -> Model:
     """The model with this id or alias; raises BadInput naming `where` and the nearest id."""
-    return by_name("model", model_id, _models(), where)
+    return facts.by_name("model", model_id, _models(), where)
 
 
 def shape(source: str, where: str | Path = "model shape") -> Shape:
@@ -94,6 +87,4 @@ def shape(source: str, where: str | Path = "model shape") -> Shape:
     if not dot:
         raise BadInput(where, f'"{source}" names no shape', 'write "<model>.<shape>", e.g. "q36-27b.ffn_up"')
     model = get(model_id, where)
-    if name not in model.shapes:
-        raise BadInput(where, f'"{source}" names no shape of {model.id}', nearest(name, model.shapes))
-    return model.shapes[name]
+    return files.called(name, model.shapes, f"shape of {model.id}", where)

@@ -7,78 +7,40 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+# In a log, steps are dropped; lines about an arm that died or a comparison left out are kept.
+KEPT = ("left out", "already measured", "measuring process", "no answer for")
 
 
-class Shown(Protocol):
-    """What the measuring loop tells: a step begun, a comparison done, a result."""
+@dataclass(frozen=True)
+class Shown:
+    """What the measuring loop calls: `tell` for a step begun, `advance` for one done, `result` for what it gave."""
 
-    def tell(self, line: str) -> None:
-        """A step has begun, or something is worth knowing."""
-
-    def advance(self) -> None:
-        """A comparison is done."""
-
-    def result(self, line: str) -> None:
-        """What an arm took, or why it has no time."""
-
-
-class Lines:
-    """For a log: results and what is worth a line, no steps."""
-
-    def __init__(self, quiet: bool) -> None:
-        self.quiet = quiet
-
-    def tell(self, line: str) -> None:
-        """Steps are dropped; lines about an arm that died or a comparison left out are kept."""
-        if any(word in line for word in ("left out", "already measured", "measuring process", "no answer for")):
-            print(line, file=sys.stderr, flush=True)
-
-    def advance(self) -> None:
-        """Nothing to move in a log."""
-
-    def result(self, line: str) -> None:
-        """One line on standard output, unless the output is JSON."""
-        if not self.quiet:
-            print(line, flush=True)
-
-
-class Bar:
-    """For a terminal: rich's bar with the current step, elapsed and remaining time."""
-
-    def __init__(self, progress: Any, task: Any) -> None:
-        self.progress, self.task = progress, task
-
-    def tell(self, line: str) -> None:
-        """The step at hand."""
-        self.progress.update(self.task, description=line[-60:])
-
-    def advance(self) -> None:
-        """One comparison done."""
-        self.progress.advance(self.task)
-
-    def result(self, line: str) -> None:
-        """A line above the bar."""
-        self.progress.console.print(line, highlight=False)
+    tell: Callable[[str], None]
+    advance: Callable[[], None]
+    result: Callable[[str], None]
 
 
 @contextlib.contextmanager
 def shown(total: int, quiet: bool = False) -> Iterator[Shown]:
-    """How to show `total` comparisons here: a bar when standard error is a terminal and `quiet` is off."""
+    """How to show `total` steps here: a bar when standard error is a terminal; `quiet`: no bar and no results."""
     if quiet or not sys.stderr.isatty():
-        yield Lines(quiet)
+        yield Shown(
+            tell=lambda line: print(line, file=sys.stderr, flush=True) if any(k in line for k in KEPT) else None,
+            advance=lambda: None,
+            result=lambda line: None if quiet else print(line, flush=True),
+        )
         return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich import console, progress
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True)) as progress:
-        yield Bar(progress, progress.add_task("starting", total=total))
+    columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn())
+    times = (progress.TimeElapsedColumn(), progress.TimeRemainingColumn())
+    with progress.Progress(*columns, *times, console=console.Console(stderr=True)) as bar:
+        task = bar.add_task("starting", total=total)
+        yield Shown(
+            tell=lambda line: bar.update(task, description=line[-60:]),
+            advance=lambda: bar.advance(task),
+            result=lambda line: bar.console.print(line, highlight=False),
+        )

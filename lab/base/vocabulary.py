@@ -1,7 +1,8 @@
-"""The words that cards and figures may use: units, metrics, rows, systems, withdrawal (data/vocabulary.toml).
+"""The words that cards, figures and facts may use: units, metrics, rows, systems (data/vocabulary.toml).
 
 One of the five sources lost a baseline to milliseconds read as tokens per second, so a unit is part of a figure and is
-compared as a word: nothing is converted, a different unit is a disagreement, a missing one is missing evidence.
+compared as a word: a different unit is a disagreement, a missing one is missing evidence. Only the facts of devices and
+models are converted, by a unit's `factor` (lab/base/facts.py).
 """
 
 from __future__ import annotations
@@ -28,24 +29,19 @@ class Metric(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Unit(Struct, frozen=True, forbid_unknown_fields=True):
-    """A unit: other spellings found in the sources, and its quantity where that says something ("time")."""
+    """A unit: other spellings found in the sources, what it measures ("time"), its factor to that's base unit."""
 
     also: tuple[str, ...] = ()
     quantity: str = ""
+    factor: files.Positive | None = None
     note: str = ""
 
 
-class Withdrawn(Struct, frozen=True, forbid_unknown_fields=True):
-    """How the status of a figure begins that its source took back."""
-
-    words: tuple[str, ...]
-
-
 class Vocabulary(Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole file: word -> what it means."""
+    """The whole file: word -> what it means. withdrawn: how the status of a figure begins that its source took back."""
 
+    withdrawn: tuple[str, ...]
     system: dict[str, str]
-    withdrawn: Withdrawn
     arrival: dict[str, str]
     unit: dict[str, Unit]
     metric: dict[str, Metric]
@@ -63,19 +59,9 @@ def metrics() -> Mapping[str, Metric]:
     return words().metric
 
 
-def arrivals() -> Mapping[str, str]:
-    """The arrival patterns of a served load."""
-    return words().arrival
-
-
 def row_ids() -> Mapping[str, str]:
     """The workbench's rows: id -> what it compares."""
     return words().row
-
-
-def systems() -> Mapping[str, str]:
-    """The systems whose verdicts are replayed, and our own."""
-    return words().system
 
 
 @cache
@@ -88,12 +74,6 @@ def unit(word: str) -> str:
     return _spellings().get(word, word)
 
 
-def is_time(word: str) -> bool:
-    """True for units that measure a duration, which is never negative."""
-    entry = words().unit.get(unit(word))
-    return entry is not None and entry.quantity == "time"
-
-
-def is_withdrawn(status: str) -> bool:
-    """True when a recorded status word says that the source took the figure back."""
-    return status.startswith(words().withdrawn.words)
+def measures(word: str) -> Unit:
+    """What a unit measures; an empty `Unit` for a word that is not in the table."""
+    return words().unit.get(unit(word), Unit())

@@ -1,21 +1,22 @@
-"""One comparison, in the process that touches the GPU: check every arm, time the sound ones together, check them again.
+"""One comparison, in the process that touches the GPU: check every arm, time the correct ones together, recheck them.
 
-The second check is what makes the first one count. After the timing every floating-point input that the candidate
-still reads is overwritten in place with fresh values, the outputs are poisoned, and the timed work is done once
-more, the captured graph replayed, with nothing waited for but the timed stream. A candidate that remembers an earlier
-answer, that works outside the timed stream, or that wrote part of its output only once, is now wrong, and its row has
-no number. Given up: an answer that `prepare` computed for a peer that copies its activations there (see `_renew`).
+The recheck is what makes the check count. After the timing every floating-point input that the candidate still reads is
+overwritten in place with fresh values, the outputs are poisoned with NaN, and the timed work is done once more, the
+captured graph replayed, with nothing waited for but the timed stream. A candidate that remembers an earlier answer,
+that works outside the timed stream, or that wrote part of its output only once, is now wrong, and its row has no
+number. Given up: an answer that `prepare` computed for a peer that copies its activations there (see `_renew`).
 
-`execute` says what it is doing before it does it, and during the timing whose turn it is, so that the supervisor
-(lab/bench/worker.py) knows which arm to blame when this process dies or hangs.
+`execute` announces each step, and during the timing each change of arm, so that the parent (lab/bench/worker.py) knows
+which arm to blame when this process dies or hangs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +28,8 @@ from lab.bench import sampling
 from lab.check import accuracy, families
 from lab.row.records import Role, Status
 
+MEMORY_SHARE = 0.45  # of the GPU's memory, for all arms: the reference works in float64 beside them
 # What a CUDA context does not survive, as torch, Triton, CuPy and the driver say it; one too many costs a restart.
-MEMORY_SHARE = 0.45
 FATAL = (
     *("CUDA error", "AcceleratorError", "CUDA_ERROR", "cudaError", "illegal memory access", "misaligned address"),
     *("unspecified launch failure", "illegal instruction", "device-side assert"),
@@ -72,14 +73,30 @@ class Backend:
     load: Callable[[str], Any] = families.load
     memory_bytes: float = math.inf
 
+    def wait(self) -> None:
+        """Until the device has done what it was given."""
+        if self.device == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One workload of a family on a backend, as a job asks for it."""
+
+    job: Job
+    backend: Backend
+    family: families.Family
+    workload: Any
+
 
 class Outcome(msgspec.Struct):
     """How one arm is doing. status as in a row; `timing` only when it is ok.
 
     A number that is not finite is None once it went through JSON: what it means the status and the message say.
-
     errors: relative error of each output in the check before the timing; relative_error is the largest of them.
-    prepare_us, prepared_bytes: see `_arm` and `added_bytes`; None before `prepare` ran.
+    prepare_us, prepared_bytes: see `armed` and `added_bytes`; None before `prepare` ran.
     """
 
     role: Role
@@ -123,176 +140,149 @@ def gpu() -> Backend:
     return Backend("cuda", card.L2_cache_size, timers.named, machine.clocks, memory_bytes=card.total_memory)
 
 
-def status_of(error: BaseException) -> tuple[Status, str, bool]:
-    """(row status, one line, whether this process can go on) for what a candidate threw."""
-    text = (str(error).splitlines() or [""])[0]
-    line = f"{type(error).__name__}: {text}".rstrip(": ")
-    if out_of_memory(line):
-        return "oom", line, False
-    return "error", line, any(word in line for word in FATAL)
+def classified(line: str) -> tuple[Status, bool]:
+    """(row status, whether the process that met it is lost) for an error as its type and message in one line."""
+    if "OutOfMemory" in line or "MemoryError" in line or "out of memory" in line.lower():  # the GPU's or the host's
+        return "oom", False
+    return "error", any(word in line for word in FATAL)
 
 
-def out_of_memory(line: str) -> bool:
-    """Whether an error, as its type and message in one line, means that memory ran out (the GPU's or the host's)."""
-    return "OutOfMemory" in line or "MemoryError" in line or "out of memory" in line.lower()
+class Lost(Exception):
+    """This process can measure no more; the comparison is to be done again without the arm of this name."""
 
 
-class _Watched:
-    """A timer that says whose turn it is, once a visit, so that an error or a death while timing has a name."""
+def _blame(state: Outcome, error: Exception, where: str = "") -> bool:
+    """Whatever a candidate throws is its arm's status and not ours; returns whether this process is lost."""
+    line = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}".rstrip(": ")
+    status, lost = classified(line)
+    state.fail(status, where + line)
+    return lost
 
-    def __init__(self, timer: sampling.Timer, control: str, tell: Callable[[Stage], None]) -> None:
-        self.timer, self.name, self.tell = timer, timer.name, tell
-        self.control = self.visited = control
 
-    def prepare(self, arm: sampling.Arm) -> None:
-        """As the timer does."""
-        self.timer.prepare(arm)
-
-    def sample(self, arm: sampling.Arm) -> float:
-        """As the timer does; the second control's turn is the control's."""
-        name = self.control if arm.name == sampling.AGAIN else arm.name
-        if name != self.visited:
-            self.visited = name
-            self.tell(Stage("time", name))
-        return self.timer.sample(arm)
-
-    def once(self, arm: sampling.Arm) -> None:
-        """As the timer does."""
-        self.timer.once(arm)
+@contextlib.contextmanager
+def _blamed(state: Outcome, where: str = "", broken: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """What is thrown inside is this arm's doing; raises Lost where the process is lost or `broken`."""
+    try:
+        yield
+    except Lost:
+        raise
+    except Exception as error:
+        if _blame(state, error, where) or broken():
+            raise Lost(state.name) from error
 
 
 def execute(job: Job, tell: Callable[[Stage], None] = lambda message: None) -> Iterator[Stage | Done]:
     """Do the job. Yields a Stage before each step, and last Done.
 
-    tell: hears the stage "time" whenever another arm's turn comes during the timing.
+    tell: called with the stage "time" at each change of arm during the timing.
     An arm that fails is left out of what follows. It is `fatal` when its error poisoned the CUDA context, or fell among
     the samples.
     """
+    states = [Outcome(role, name) for role, name in job.arms]
+    try:
+        compared = yield from _compared(job, states, tell)
+    except Lost as lost:
+        yield Done(states, fatal=str(lost))
+    else:
+        yield Done(states, compared and structs.replace(compared, arms={}, l2=job.l2))
+
+
+def _compared(
+    job: Job, states: list[Outcome], tell: Callable[[Stage], None]
+) -> Generator[Stage, None, sampling.Comparison | None]:
+    """The stages of `execute`; `states` are updated in place. None where no arm is correct."""
     module, _, function = job.backend.partition(":")
     backend: Backend = getattr(importlib.import_module(module), function)()
     family = backend.load(job.family)
-    workload = family.workload(job.workload)
-    states = [Outcome(role, name) for role, name in job.arms]
-
+    bench = Bench(job, backend, family, family.workload(job.workload))
     for state in states:
         yield Stage("check", state.name)
         if state.name in family.unavailable:
             state.fail("skipped", f"cannot be imported: {family.unavailable[state.name]}")
             continue
-        try:
-            found = accuracy.check(family, family.candidate(state.name), workload, job.seed, backend.device)
-        except Exception as error:  # what a candidate left behind on the GPU can throw out of the check itself
-            status, line, fatal = status_of(error)
-            state.fail(status, line)
-        else:
+        with _blamed(state):  # what a candidate left behind on the GPU can throw out of the check itself
+            found = accuracy.check(family, family.candidate(state.name), bench.workload, job.seed, backend.device)
             state.relative_error = found.relative_error
             state.errors = {e.output: e.relative_error for e in found.errors}
-            fatal = found.status == "error" and any(word in found.message for word in FATAL)
-            if found.status != "ok":
-                ran_out = found.status == "error" and out_of_memory(found.message)
-                state.fail("oom" if ran_out else found.status, found.message)
-        if fatal:
-            yield Done(states, fatal=state.name)
-            return
+            status, fatal = classified(found.message) if found.status == "error" else (found.status, False)
+            if status != "ok":
+                state.fail(status, found.message)
+            if fatal:
+                raise Lost(state.name)
+
     timer = backend.timer(job.timer, job.l2, backend.l2_bytes)
-    # What all arms hold together leaves room for the reference, which works in float64.
-    room = MEMORY_SHARE * backend.memory_bytes / (1 + sum(s.status == "ok" for s in states))
+    room_bytes = MEMORY_SHARE * backend.memory_bytes / (1 + sum(s.status == "ok" for s in states))
     arms: list[sampling.Arm] = []
-    kept: dict[str, Any] = {}
     for state in [s for s in states if s.status == "ok"]:
         yield Stage("prepare", state.name)
-        candidate = family.candidate(state.name)
-        wanted = [state.name] if arms else [state.name, sampling.AGAIN]
-        try:
-            built = [_arm(name, family, candidate, workload, job, backend, kept, room) for name in wanted]
-            _, state.prepare_us, state.prepared_bytes = built[0]
-            for arm, *_ in built:
+        with _blamed(state, broken=lambda: getattr(timer, "broken", False)):
+            candidate = family.candidate(state.name)
+            names = [state.name] if arms else [state.name, sampling.AGAIN]
+            built = [armed(bench, candidate, name, room_bytes) for name in names]
+            state.prepare_us, state.prepared_bytes = built[0].prepare_us, built[0].prepared_bytes
+            for arm in built:
                 timer.prepare(arm)
-            arms += [arm for arm, *_ in built]
-        except Exception as error:  # whatever a candidate throws is its own row's status, not ours
-            status, line, fatal = status_of(error)
-            state.fail(status, line)
-            if fatal or getattr(timer, "broken", False):
-                yield Done(states, fatal=state.name)
-                return
+            arms += built
     if not arms:
-        yield Done(states)
-        return
+        return None
+
     yield Stage("time", arms[0].name)
-    watched = _Watched(timer, arms[0].name, tell)
+    by_name = {s.name: s for s in states}
+    turn = by_name[sampling.AGAIN] = by_name[arms[0].name]
+
+    def visiting(arm: sampling.Arm) -> None:
+        nonlocal turn
+        if by_name[arm.name] is not turn:
+            turn = by_name[arm.name]
+            tell(Stage("time", turn.name))
+
     try:
-        compared = sampling.compare(arms, watched, job.seconds, job.seed, backend.clocks, job.rest)
-    except Exception as error:  # as above; the samples of the others are no whole blocks any more
-        blamed = next(s for s in states if s.name == watched.visited)
-        status, line, _ = status_of(error)
-        blamed.fail(status, f"in the timing: {line}")
-        yield Done(states, fatal=blamed.name)
-        return
-    for state in [s for s in states if s.name in compared.arms]:
-        yield Stage("recheck", state.name)
-        arm = next(a for a in arms if a.name == state.name)
-        try:
-            message, error_after = recheck(family, workload, arm, kept[state.name], timer, job, backend, state.role)
-        except Exception as error:  # as above
-            status, line, fatal = status_of(error)
-            state.fail(status, f"after the timing: {line}")
-            if fatal:
-                yield Done(states, fatal=state.name)
-                return
-            continue
-        state.relative_error_after = error_after
-        if message:
-            state.fail("incorrect", f"after the timing: {message}")
-        else:
-            state.timing = compared.arms[state.name]
-    yield Done(states, structs.replace(compared, arms={}, l2=job.l2))
+        compared = sampling.compare(arms, timer, job.seconds, job.seed, backend.clocks, job.rest, visiting=visiting)
+    except Exception as error:  # the samples of the others are no whole blocks any more
+        _blame(turn, error, "in the timing: ")
+        raise Lost(turn.name) from error
+    for arm in [arm for arm in arms if arm.name != sampling.AGAIN]:
+        state = by_name[arm.name]
+        yield Stage("recheck", arm.name)
+        with _blamed(state, "after the timing: "):
+            wrong, state.relative_error_after = recheck(bench, arm, timer, state.role)
+            if wrong:
+                state.fail("incorrect", f"after the timing: {wrong}")
+            else:
+                state.timing = compared.arms[arm.name]
+    return compared
 
 
-def _arm(
-    name: str,
-    family: Any,
-    candidate: Any,
-    workload: Any,
-    job: Job,
-    backend: Backend,
-    kept: dict[str, Any],
-    room_bytes: float,
-) -> tuple[sampling.Arm, float, int | None]:
-    """(arm with its sets, us that `prepare` took, bytes that it added); inputs of set one stay in `kept` for `recheck`.
+def armed(bench: Bench, candidate: Any, name: str, room_bytes: float) -> sampling.Arm:
+    """A candidate with its sets, as many as the L2 state asks for and `room_bytes` holds.
 
-    The time is the wall clock's, the device idle before and done after, the fastest over the sets: what packing at load
-    costs once memory is at hand. Compiling is over by then, since the check has prepared before.
+    prepare_us is the wall clock's, the device idle before and done after, the fastest over the sets: what packing at
+    load costs once memory is at hand. Compiling is over by then, since the check has prepared before.
     """
-    moved = family.cost(workload, candidate.precision).bytes
+    job, backend, cases = bench.job, bench.backend, bench.family.cases
+    moved = bench.family.cost(bench.workload, candidate.precision).bytes
     count = sampling.sets_for(moved, backend.l2_bytes, job.l2)
     count = min(count, max(2 if job.l2 == "cold" else 1, int(min(room_bytes / max(moved, 1.0), count))))
-    sets: list[tuple[Any, Any]] = []
+    arm = sampling.Arm(name, candidate.run, [])
     fastest_s = math.inf
     first_seed = job.seed + (1000 if name == sampling.AGAIN else 1)
     for number in range(count):
-        inputs = family.cases.inputs(workload, first_seed + number, backend.device)
-        _wait(backend)
+        inputs = cases.inputs(bench.workload, first_seed + number, backend.device)
+        backend.wait()
         began = time.perf_counter()
         args = candidate.prepare(inputs)
-        _wait(backend)
+        backend.wait()
         fastest_s = min(fastest_s, time.perf_counter() - began)
-        sets.append((args, family.cases.outputs(workload, inputs)))
-        kept.setdefault(name, inputs)
-    return sampling.Arm(name, candidate.run, sets), 1e6 * fastest_s, added_bytes(args, inputs)
-
-
-def _wait(backend: Backend) -> None:
-    """Until the device has done what it was given."""
-    if backend.device == "cuda":
-        import torch
-
-        torch.cuda.synchronize()
+        arm.sets.append((args, cases.outputs(bench.workload, inputs)))
+        arm.inputs = arm.inputs or inputs
+    arm.prepare_us, arm.prepared_bytes = 1e6 * fastest_s, added_bytes(args, inputs)
+    return arm
 
 
 def added_bytes(args: dict[str, Any], inputs: dict[str, Any]) -> int | None:
-    """Memory that `prepare` added to the inputs' own: packed copies and workspace, each storage once.
+    """Memory that `prepare` added to the inputs': packed copies and workspace, each storage once.
 
-    What it handed on as it came is none of it. None where `args` holds a library's object, whose memory is not seen.
+    None where `args` holds a library's object, whose memory is not seen.
     """
     tensors = [value for value in args.values() if hasattr(value, "untyped_storage")]
     others = [value for value in args.values() if not hasattr(value, "untyped_storage")]
@@ -303,25 +293,23 @@ def added_bytes(args: dict[str, Any], inputs: dict[str, Any]) -> int | None:
     return sum(size for place, size in storages.items() if place not in theirs)
 
 
-def recheck(
-    family: Any, workload: Any, arm: sampling.Arm, inputs: dict[str, Any], timer: sampling.Timer, job: Job,
-    backend: Backend, role: str,
-) -> tuple[str, float | None]:  # fmt: skip
+def recheck(bench: Bench, arm: sampling.Arm, timer: sampling.Timer, role: str) -> tuple[str, float | None]:
     """("" or what is wrong, largest relative error) of the timed work on changed inputs and poisoned outputs.
 
     What is wanted is computed before the candidate runs, so that a candidate that changes its inputs cannot change it.
     Raises what the candidate raises.
     """
+    family, workload, inputs = bench.family, bench.workload, arm.inputs
     args, out = arm.sets[0]
     candidate = family.candidate(arm.name)
-    fresh = family.cases.inputs(workload, job.seed + 500_000, backend.device)
+    fresh = family.cases.inputs(workload, bench.job.seed + 500_000, bench.backend.device)
     if not _renew(args, inputs, fresh, candidate, role):
-        return "no activation is read where it lies (`prepare` must not copy them), so nothing could be changed", None
+        return "no activation is read in place (`prepare` must not copy them), so nothing could be changed", None
     del fresh
     wanted = accuracy.expected(family, workload, inputs, candidate.precision)
-    kept = {name: tensor.clone() for name, tensor in inputs.items()}
+    kept = accuracy.copied(inputs)
     poisoned = family.cases.outputs(workload, inputs)
-    if backend.device == "cuda":
+    if bench.backend.device == "cuda":
         import torch
 
         # The poison waits behind this, so that it falls on what a stream that does not wait for ours has written.
@@ -329,22 +317,12 @@ def recheck(
     for name, tensor in poisoned.items():
         out[name].copy_(tensor)
     timer.once(arm)
-    found = {name: tensor.clone() for name, tensor in out.items()}
-    for name, tensor in kept.items():
-        if not accuracy.same_bits(tensor, inputs[name]):
-            return f'the candidate changed its input "{name}"', None
-    limits = family.cases.tolerance(workload, candidate.precision)
-    errors = [accuracy.compare(name, found[name], wanted[name], limits[name]) for name in limits]
-    worst = max(e.relative_error for e in errors)
-    bad = [e for e in errors if not e.ok]
-    if bad:
-        text = f"{bad[0].output} is wrong on inputs changed in place (relative error {bad[0].relative_error:.2e}, "
-        return text + f"limit {bad[0].relative_limit:.1e})", None
-    return "", worst
+    errors, wrong = accuracy.judged(family, workload, candidate.precision, kept, inputs, out, wanted)
+    return (f"on inputs changed in place: {wrong}", None) if wrong else ("", max(e.relative_error for e in errors))
 
 
 def _renew(args: dict[str, Any], inputs: dict[str, Any], fresh: dict[str, Any], candidate: Any, role: str) -> bool:
-    """Change what the candidate reads, where it lies, and `inputs` with it; False when nothing could be changed.
+    """Change in place what the candidate reads, and `inputs` with it; False when nothing could be changed.
 
     Every floating-point input whose memory is in `args` is overwritten; sizes, tables and packed weights stay, because
     a captured launch was chosen for them. A peer whose library wants its activations packed reads none of them in

@@ -1,16 +1,15 @@
-"""`lab counters CARD`: what the GPU's hardware counters say of each arm of a card, by Nsight Compute (ncu).
+"""`lab counters CARD`: the GPU's hardware counters for each arm of a card, by Nsight Compute (ncu).
 
-A time says how far a kernel is from its floor; counters say what stands between. ncu runs this command again as its
-child; the child checks each arm against its reference, warms it up and lets ncu watch one call. Before each watched
-call it launches one empty kernel (torch's `spin_kernel`): ncu's table is then cut at those rows, so that a candidate of
-several launches keeps its kernels together and no name has to be guessed.
+A time says how far a kernel is from its floor; counters say why. ncu runs this module as its child; the child checks
+each arm against its reference, warms it up and lets ncu profile one call. Before each profiled call it launches one
+empty kernel (torch's `spin_kernel`): ncu's table is split at those rows, so that a candidate of several launches keeps
+its kernels together and no name has to be guessed.
 
-What the figures are. ncu repeats a launch once for each group of counters that fits the hardware, with memory restored
-in between. It is told to flush the caches before every pass, because a pass that finds the weights of the pass before
-in L2 counts no DRAM traffic; so L2 is cold for each kernel, also for the second kernel of one call, which in a real run
-finds the first one's output there. Clocks are left alone. Durations are perturbed: a row says `profiled` and none is
-ever judged. Rows go to profiles/<device>/counters/<run>/counters.jsonl, a file of its own name, so that no reader of
-measured rows takes one for a time.
+ncu replays a launch once for each group of counters that fits the hardware, with memory restored in between. It is told
+to flush the caches before every pass, because a pass that finds the weights of the previous pass in L2 counts no DRAM
+traffic; so L2 is cold for each kernel, also for the second kernel of one call, which in a real run finds the output of
+the first in L2. Clocks are not locked. Durations are perturbed: a row says `profiled` and none is ever judged. Rows go
+to profiles/<device>/counters/<run>/counters.jsonl, so that no reader of measured rows takes one for a time.
 """
 
 from __future__ import annotations
@@ -18,14 +17,12 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -38,13 +35,14 @@ from lab.bench import machine, measure, ncu
 from lab.card import phases
 from lab.check import accuracy, families
 from lab.row import store
-from lab.row.records import Counter, Role, Status
+from lab.row.records import Counter, Role
 
 SEED = 20261121
 WARM_UPS = 3
 LIMIT_S = 900
 SEPARATOR = "spin_kernel"  # what torch.cuda._sleep launches
 L2 = "cold: ncu flushes the caches before every pass of every kernel"
+SHARED = "l1tex__data_pipe_lsu_wavefronts_mem_shared"
 PCT = ".pct_of_peak_sustained_"
 STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
 
@@ -67,77 +65,44 @@ METRICS: dict[str, Metric] = {
     "l2_hit_pct": Metric("lts__t_sector_hit_rate.pct", "%", "L2 lookups that hit"),
     "l2_pct": Metric(f"lts__throughput.avg{PCT}elapsed", "%", "of L2's peak, its busiest part"),
     "l2_to_sm_bytes": Metric("l1tex__m_xbar2l1tex_read_bytes.sum", "byte", "from L2 into the multiprocessors"),
-    "shared_pct": Metric(
-        f"l1tex__data_pipe_lsu_wavefronts_mem_shared.sum{PCT}elapsed",
-        "%",
-        "of shared memory's wavefronts, by load/store",
-    ),
+    "shared_pct": Metric(f"{SHARED}.sum{PCT}elapsed", "%", "of shared memory's wavefronts, by load/store"),
     "tensor_pct": Metric(f"sm__pipe_tensor_cycles_active.avg{PCT}elapsed", "%", "cycles with a busy tensor pipe"),
     "issue_pct": Metric(f"smsp__issue_active.avg{PCT}active", "%", "scheduler cycles that issue, of the active ones"),
     "sm_active_pct": Metric(f"sm__cycles_active.avg{PCT}elapsed", "%", "cycles with a warp on the multiprocessor"),
     "occupancy_pct": Metric(f"sm__warps_active.avg{PCT}active", "%", "warps resident, of 64"),
-    "registers": Metric("launch__registers_per_thread", "register/thread", "registers a thread"),
+    "registers": Metric("launch__registers_per_thread", "", "registers a thread"),
     "shared_bytes": Metric("launch__shared_mem_per_block", "byte", "shared memory a block, the driver's part with it"),
     "grid": Metric("launch__grid_size", "", "blocks"),
     "block": Metric("launch__block_size", "", "threads a block"),
     "waves": Metric("launch__waves_per_multiprocessor", "", "waves of blocks"),
 }
-# Warps waiting for each reason, per issued instruction; "selected" is the one that issues and is no stall.
+# Warps stalled for each reason, per issued instruction; "selected" is the one that issues and is no stall.
 STALLS = (
     *("barrier", "branch_resolving", "dispatch_stall", "drain", "gmma", "imc_miss", "lg_throttle", "long_scoreboard"),
     *("math_pipe_throttle", "membar", "mio_throttle", "misc", "no_instruction", "not_selected", "short_scoreboard"),
     *("sleeping", "tex_throttle", "wait"),
 )
 STALLS_KEPT, STALL_LEAST = 6, 0.02
-# What a unit is in the unit a row stores; ncu scales what it prints unless told not to, so both forms are read.
+# ncu's base units (it is asked for them), as its releases write them -> the factor to the unit that a row stores.
 UNITS: dict[str, dict[str, float]] = {
-    "us": {"ns": 1e-3, "nsecond": 1e-3, "us": 1.0, "usecond": 1.0, "ms": 1e3, "msecond": 1e3, "s": 1e6, "second": 1e6},
-    "Hz": {
-        "hz": 1.0,
-        "Khz": 1e3,
-        "Mhz": 1e6,
-        "Ghz": 1e9,
-        "cycle/second": 1.0,
-        "cycle/nsecond": 1e9,
-        "cycle/usecond": 1e6,
-    },
-    "byte": {"byte": 1.0, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "Tbyte": 1e12},
+    "us": {"ns": 1e-3, "nsecond": 1e-3},
+    "Hz": {"hz": 1.0, "cycle/second": 1.0},
+    "byte": {"byte": 1.0, "byte/block": 1.0},
     "%": {"%": 1.0},
-    "register/thread": {"register/thread": 1.0, "": 1.0},
-    "": {"": 1.0, "thread": 1.0, "block": 1.0, "warp": 1.0, "inst": 1.0},
+    "": {"": 1.0, "register/thread": 1.0, "thread": 1.0, "block": 1.0, "warp": 1.0, "inst": 1.0},
 }
-UNITS["byte"] |= {f"{unit}/block": factor for unit, factor in UNITS["byte"].items()}
 # The share of its peak from which a unit counts as the bound; below it for every unit, the kernel waits on latency.
 BOUND_PCT = 60.0
-PARTS = {
-    "dram_pct": "DRAM",
-    "l2_pct": "L2",
-    "tensor_pct": "tensor pipe",
-    "issue_pct": "issue",
-    "shared_pct": "shared memory",
-}
+PARTS = {"dram_pct": "DRAM", "l2_pct": "L2", "tensor_pct": "tensor pipe", "issue_pct": "issue",
+         "shared_pct": "shared memory"}  # fmt: skip
 
 
 class Launch(msgspec.Struct):
-    """One launch that ncu watched: its METRICS by key, and the largest stalls. A separator has its name alone."""
+    """One profiled launch: its METRICS by key, and the largest stalls. A separator has its name alone."""
 
     kernel: str
     figures: dict[str, float] = {}
     stalls: dict[str, float] = {}
-
-
-class Job(msgspec.Struct):
-    """One arm at one workload, and, once ncu's child is done with it, how it went and what it launched."""
-
-    phase: str
-    family: str
-    workload_id: str
-    arm: Role
-    name: str
-    status: Status = "error"
-    message: str = "the profiled process ended before this arm"
-    relative_error: float | None = None
-    launches: list[Launch] = []
 
 
 def bound(row: Counter) -> str:
@@ -185,7 +150,7 @@ def _figure(path: Path, kernel: str, metric: Metric, metrics: Mapping[str, tuple
 
 
 def cut(launches: Iterable[Launch]) -> list[list[Launch]]:
-    """The launches between the separators; what comes before the first one is dropped."""
+    """The launches between the separators; those before the first one are dropped."""
     groups: list[list[Launch]] = []
     for launch in launches:
         if SEPARATOR in launch.kernel:
@@ -195,83 +160,93 @@ def cut(launches: Iterable[Launch]) -> list[list[Launch]]:
     return groups
 
 
-def plan(cards: Sequence[phases.Card], only: str | None, arm: str | None, peers: bool) -> list[Job]:
-    """One job an arm and workload.
+def plan(cards: Sequence[phases.Card], only: str | None, arm: str | None, peers: bool) -> list[Counter]:
+    """One row an arm and workload, of which nothing is counted yet.
 
     only: this workload. arm: this candidate, or every arm of this role. Raises BadInput when none is left.
     """
-    jobs, chosen = [], [only] if only else []
-    for card in cards:
-        for item in measure.plan(card, chosen, peers):
-            of = card.id, card.family, item.workload.id
-            jobs += [Job(*of, role, name) for role, name in item.arms if arm in (None, role, name)]
-    if not jobs:
-        every = {
-            n for c in cards for i in measure.plan(c, chosen, peers) for n in (*dict(i.arms), *dict(i.arms).values())
-        }
-        raise BadInput("--arm", f'"{arm}" is no arm of these cards', nearest(arm or "", every))
-    return jobs
+    chosen = [only] if only else []
+    every = [
+        uncounted(card.family, name, item.workload, card.id, role)
+        for card in cards
+        for item in measure.plan(card, chosen, peers)
+        for role, name in item.arms
+    ]
+    rows = [row for row in every if arm in (None, row.arm, row.name)]
+    if not rows:
+        words = {word for row in every for word in (row.arm, row.name)}
+        raise BadInput("--arm", f'"{arm}" is no arm of these cards', nearest(arm or "", words))
+    return rows
+
+
+def uncounted(family: str, name: str, workload: Any, phase: str = "", role: Role = "candidate") -> Counter:
+    """The row of a candidate that the profiled process did not get to."""
+    return Counter(
+        **measure.work_of(families.load(family), name, workload),
+        device="",
+        phase=phase,
+        family=family,
+        arm=role,
+        name=name,
+        workload_id=workload.id,
+        status="error",
+        message="the profiled process ended before this arm",
+        run="",
+        started="",
+        profiled=True,
+        l2=L2,
+    )
 
 
 def command(program: str, jobs: Path, log: Path) -> list[str]:
     """The command that runs `inside` under ncu, its table going to `log`."""
     metrics = [m.ncu for m in METRICS.values()] + [STALL.format(reason) for reason in STALLS]
-    options = ["--profile-from-start", "off", "--clock-control", "none", "--cache-control", "all"]
-    options += [
-        "--csv",
-        "--page",
-        "raw",
-        "--print-units",
-        "base",
-        "--log-file",
-        str(log),
-        "--metrics",
-        ",".join(metrics),
-    ]
-    return [program, *options, sys.executable, "-m", "lab.bench.counters", str(jobs)]
+    options = "--profile-from-start off --clock-control none --cache-control all --csv --page raw --print-units base"
+    files = ["--log-file", str(log), "--metrics", ",".join(metrics)]
+    return [program, *options.split(), *files, sys.executable, "-m", "lab.bench.counters", str(jobs)]
 
 
 def inside(path: Path) -> None:
-    """What ncu's child does: check, warm up and run each job of the file once, and write back how each went.
+    """What ncu's child does: check, warm up and run the candidate of each row once, and write back how each went.
 
-    The file is written after every job, so that a child that dies leaves what it had done.
+    The file is written after every row, so that a child that dies leaves what it had done.
     """
     import torch
 
-    jobs = msgspec.json.decode(path.read_bytes(), type=list[Job])
-    for job in jobs:
+    rows = msgspec.json.decode(path.read_bytes(), type=list[Counter])
+    for number, row in enumerate(rows):
         try:
-            _one(job)
+            rows[number] = _watched(row)
         except Exception as error:  # what an arm throws is its row's status
-            job.status, job.message = "error", f"{type(error).__name__}: {error}".splitlines()[0][:300]
-        path.write_bytes(msgspec.json.encode(jobs))
+            said = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+            rows[number] = structs.replace(row, status="error", message=said)
+        path.write_bytes(msgspec.json.encode(rows))
         gc.collect()
         torch.cuda.empty_cache()
 
 
-def _one(job: Job) -> None:
+def _watched(row: Counter) -> Counter:
     import torch
 
-    family = families.load(job.family)
-    candidate, workload = family.candidate(job.name), family.workload(job.workload_id)
+    family = families.load(row.family)
+    candidate, workload = family.candidate(row.name), family.workload(row.workload_id)
     checked = accuracy.check(family, candidate, workload, SEED, "cuda")
-    job.status, job.message, job.relative_error = checked.status, checked.message, checked.relative_error
-    if checked.status != "ok":
-        return
-    inputs = family.cases.inputs(workload, SEED + 1, "cuda")
-    args, out = candidate.prepare(inputs), family.cases.outputs(workload, inputs)
-    for _ in range(WARM_UPS):
+    if checked.status == "ok":
+        inputs = family.cases.inputs(workload, SEED + 1, "cuda")
+        args, out = candidate.prepare(inputs), family.cases.outputs(workload, inputs)
+        for _ in range(WARM_UPS):
+            candidate.run(args, out)
+        torch.cuda.synchronize()
+        torch.cuda.cudart().cudaProfilerStart()
+        torch.cuda._sleep(1)
         candidate.run(args, out)
-    torch.cuda.synchronize()
-    torch.cuda.cudart().cudaProfilerStart()
-    torch.cuda._sleep(1)
-    candidate.run(args, out)
-    torch.cuda.synchronize()
-    torch.cuda.cudart().cudaProfilerStop()
+        torch.cuda.synchronize()
+        torch.cuda.cudart().cudaProfilerStop()
+    return structs.replace(row, status=checked.status, message=checked.message, relative_error=checked.relative_error)
 
 
-def collect(jobs: Sequence[Job], find: Any = shutil.which) -> list[Job]:
-    """Run the jobs under ncu; each comes back with its status and the launches of its call.
+def collect(rows: Sequence[Counter], find: Any = shutil.which) -> list[Counter]:
+    """Run the candidates under ncu: a row for each launch of a call, or the one row that says why there is none.
 
     Raises BadInput without ncu, without the right to read counters, or when ncu printed no table.
     """
@@ -279,14 +254,11 @@ def collect(jobs: Sequence[Job], find: Any = shutil.which) -> list[Job]:
     if program is None:
         raise BadInput("lab counters", "ncu is not on the PATH", "it comes with Nsight Compute and the CUDA toolkit")
     with tempfile.TemporaryDirectory(prefix="killgate-") as folder:
-        plan_file, log = Path(folder) / "jobs.json", Path(folder) / "ncu.csv"
-        plan_file.write_bytes(msgspec.json.encode(jobs))
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])}
+        file, log = Path(folder) / "rows.json", Path(folder) / "ncu.csv"
+        file.write_bytes(msgspec.json.encode(rows))
+        asked = command(program, file, log)
         try:
-            run = subprocess.run(
-                command(program, plan_file, log), capture_output=True, text=True, cwd=REPOSITORY, env=environment,
-                timeout=LIMIT_S, check=False,
-            )  # fmt: skip
+            run = subprocess.run(asked, capture_output=True, text=True, cwd=REPOSITORY, timeout=LIMIT_S, check=False)
             said = run.stdout + run.stderr
         except subprocess.TimeoutExpired:
             said = f"no end after {LIMIT_S} s"
@@ -294,52 +266,33 @@ def collect(jobs: Sequence[Job], find: Any = shutil.which) -> list[Job]:
         if "ERR_NVGPUCTRPERM" in text + said:
             remedy = "run as root, or allow it by the driver's option NVreg_RestrictProfilingToAdminUsers=0"
             raise BadInput("lab counters", "the driver lets only root read counters (ERR_NVGPUCTRPERM)", remedy)
-        done = msgspec.json.decode(plan_file.read_bytes(), type=list[Job])
-        if '"ID"' not in text:
-            if all(job.status not in ("ok", "error") for job in done):
-                return done  # nothing to watch: every arm was left out
+        done = msgspec.json.decode(file.read_bytes(), type=list[Counter])
+        if '"ID"' in text:
+            groups = iter(cut(parse(log)))
+        elif any(row.status in ("ok", "error") for row in done):
             worst = [line for line in (text + said).splitlines() if "==ERROR==" in line] or said.strip().splitlines()
             raise BadInput("ncu", f"printed no table ({(worst or ['no message'])[-1][:200]})", "see `ncu --version`")
-        groups = cut(parse(log))
-    for job, launches in zip((job for job in done if job.status == "ok"), groups, strict=False):
-        job.launches = launches
-    for job in done:
-        if job.status == "ok" and not job.launches:
-            job.status, job.message = "error", "ncu saw no kernel of this arm"
-    return done
+    found = []
+    for row in done:
+        launches = next(groups, []) if row.status == "ok" else []
+        if row.status == "ok" and not launches:
+            row = structs.replace(row, status="error", message="ncu saw no kernel of this arm")
+        call = structs.replace(row, launches=len(launches))
+        found += [
+            structs.replace(call, launch=number, kernel=one.kernel, stalls=one.stalls, **one.figures)
+            for number, one in enumerate(launches)
+        ] or [call]
+    return found
 
 
 def measured(cards: Sequence[phases.Card], only: str | None, arm: str | None, peers: bool) -> Iterator[Counter]:
     """Take the counters of the cards' arms on this GPU, append the rows and yield them, one a kernel launch."""
     device = measure.require_gpu("lab counters")
     run, folder = store.new_run(device.id, "counters")
-    made = machine.provenance()
+    made = structs.asdict(machine.provenance()) | {"device": device.id, "run": run}
     for card in cards:
-        started = datetime.now(UTC).isoformat(timespec="seconds")
-        rows = []
-        for job in collect(plan([card], only, arm, peers)):
-            family = families.load(job.family)
-            candidate, workload = family.candidates.get(job.name), family.workload(job.workload_id)
-            cost = family.cost(workload, candidate.precision) if candidate else None
-            common = Counter(
-                **structs.asdict(made),
-                **{key: getattr(job, key) for key in Job.__struct_fields__ if key != "launches"},
-                device=device.id,
-                run=run,
-                started=started,
-                profiled=True,
-                l2=L2,
-                workload=dict(workload.axes),
-                flops=cost.flops if cost else None,
-                bytes=cost.bytes if cost else None,
-                pipe=cost.pipe if cost else None,
-                config=candidate.config(workload) if candidate and not candidate.refuses(workload) else "",
-                launches=len(job.launches),
-            )
-            rows += [
-                structs.replace(common, launch=number, kernel=launch.kernel, stalls=launch.stalls, **launch.figures)
-                for number, launch in enumerate(job.launches)
-            ] or [common]
+        here = made | {"started": machine.now()}
+        rows = collect([structs.replace(row, **here) for row in plan([card], only, arm, peers)])
         store.append_all(folder, rows)
         yield from rows
 
@@ -376,7 +329,7 @@ def run(arguments: argparse.Namespace) -> Iterator[str]:
     if not arguments.phase:
         raise BadInput("lab counters", "needs card ids", "see `lab phases`")
     cards = [phases.card(name) for name in arguments.phase]
-    plan(cards, arguments.workload, arguments.arm, arguments.peers)  # what is misspelt is told before a GPU is asked
+    plan(cards, arguments.workload, arguments.arm, arguments.peers)  # refuses a misspelt name before a GPU is needed
     for row in measured(cards, arguments.workload, arguments.arm, arguments.peers):
         yield json.dumps(row.to_json()) if arguments.json else render(row)
 

@@ -1,23 +1,22 @@
-"""Is the clock right? Our median against Kineto's kernel time, and against ncu's gpu__time_duration where ncu is.
+"""Is the timer right? Our median against Kineto's kernel time, and ncu's gpu__time_duration where ncu is installed.
 
-A graph replay holds the gaps between its nodes, Kineto's durations do not. The gap is measured in the same process (an
-empty kernel in a graph, less its own duration) and taken off once per kernel; both figures are in the row. What is
-compared is then the time of the kernels themselves: within 3 % for 20 us and more, within 8 % below.
+A graph replay includes the gaps between its nodes, Kineto's durations do not. The gap is measured in the same process
+(an empty kernel in a graph, less its own duration) and subtracted once per kernel; both figures are in the row. The
+kernel times that remain must agree within 3 % for 20 us and more, within 8 % below.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import structs
 
 from lab.base import devices
 from lab.base.errors import BadInput
-from lab.bench import counters, machine, sampling
+from lab.bench import comparison, counters, machine, sampling
 from lab.bench import measure as measure_plan
 from lab.check import families
 from lab.row import store
@@ -26,8 +25,7 @@ from lab.row.records import CrossCheck
 LONG_US, LONG_LIMIT_PCT, SHORT_LIMIT_PCT = 20.0, 3.0, 8.0
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """One candidate on one workload."""
 
     family: str
@@ -37,20 +35,15 @@ class Target:
 
 def render(rows: Iterable[CrossCheck]) -> str:
     """A table for a terminal, one line a target."""
-    head = (
-        f"{'candidate':24} {'workload':32} {'graph':>9} {'kernels':>8} {'ours':>9} {'Kineto':>9} {'diff':>7} {'ncu':>9}"
-    )
-    lines = [head]
+    numbers = "{:>9} {:>8} {:>9} {:>9} {:>7} {:>9}"
+    lines = [f"{'candidate':24} {'workload':32} " + numbers.format("graph", "kernels", "ours", "Kineto", "diff", "ncu")]
     for r in rows:
-        name = f"{r.name:24} {r.workload_id:32} "
-        if r.status != "ok":
-            lines.append(name + f"{r.status}: {r.message}")
-            continue
-        ncu = f"{r.ncu_us:9.2f}" if r.ncu_us else f"{'-':>9}"
-        lines.append(
-            name + f"{r.graph_us:9.2f} {r.kernels_per_call:8.2f} {r.kernel_us:9.2f} {r.kineto_us:9.2f} "
-            f"{r.difference_pct:+6.2f}% {ncu}" + ("" if r.within else "  outside")
-        )
+        text = f"{r.status}: {r.message}"
+        if r.status == "ok":
+            figures = (f"{us or 0:.2f}" for us in (r.graph_us, r.kernels_per_call, r.kernel_us, r.kineto_us))
+            ncu = f"{r.ncu_us:.2f}" if r.ncu_us else "-"
+            text = numbers.format(*figures, f"{r.difference_pct or 0:+.2f}%", ncu) + ("" if r.within else "  outside")
+        lines.append(f"{r.name:24} {r.workload_id:32} {text}")
     return "\n".join(lines)
 
 
@@ -85,12 +78,12 @@ def measure(device: devices.Device, targets: Iterable[Target], seconds: float = 
     """Time each target by graph replay, by Kineto and by ncu, append a row each and yield it."""
     import torch
 
-    run, _ = store.new_run(device.id, "crosscheck")
-    folder = store.FOLDER / device.id / "crosscheck" / run
+    from lab.bench.ceiling_runs import MEASURES
+
+    run, folder = store.new_run(device.id, "crosscheck")
     made = machine.provenance()
-    gap_us = _gap_us()
+    gap_us = statistics.median(MEASURES["graph_gap"]())
     for target in targets:
-        started = datetime.now(UTC).isoformat(timespec="seconds")
         row = CrossCheck(
             **structs.asdict(made),
             device=device.id,
@@ -99,7 +92,7 @@ def measure(device: devices.Device, targets: Iterable[Target], seconds: float = 
             workload_id=target.workload,
             status="ok",
             run=run,
-            started=started,
+            started=machine.now(),
             gap_us=gap_us,
         )
         try:
@@ -114,27 +107,18 @@ def measure(device: devices.Device, targets: Iterable[Target], seconds: float = 
         yield row
 
 
-def _gap_us() -> float:
-    from lab.bench.ceiling_runs import MEASURES
-
-    return statistics.median(MEASURES["graph_gap"]())
-
-
 def _compared(row: CrossCheck, target: Target, gap_us: float, seconds: float) -> CrossCheck:
-    import torch
-
     from lab.bench.timers import GraphTimer, kernel_durations_us
 
     family = families.load(target.family)
     workload, candidate = family.workload(target.workload), family.candidate(target.candidate)
     if reason := families.unmet(candidate, families.gpu_capability()) or candidate.refuses(workload):
         return structs.replace(row, status="skipped", message=reason)
-    l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
-    sets = []
-    for number in range(sampling.sets_for(family.cost(workload, candidate.precision).bytes, l2_bytes)):
-        inputs = family.cases.inputs(workload, number, "cuda")
-        sets.append((candidate.prepare(inputs), family.cases.outputs(workload, inputs)))
-    arm, timer = sampling.Arm(candidate.name, candidate.run, sets), GraphTimer()
+    backend = comparison.gpu()
+    job = comparison.Job(target.family, target.workload, (("control", target.candidate),))
+    bench = comparison.Bench(job, backend, family, workload)
+    arm = comparison.armed(bench, candidate, target.candidate, comparison.MEMORY_SHARE * backend.memory_bytes)
+    timer = GraphTimer()
     timer.prepare(arm)
     before = machine.clocks()
     compared = sampling.compare([arm], timer, seconds)
@@ -161,13 +145,14 @@ def _compared(row: CrossCheck, target: Target, gap_us: float, seconds: float) ->
 def ncu_us(target: Target) -> float | None:
     """ncu's gpu__time_duration summed over one call of the target, us; None where ncu is absent or gives nothing.
 
-    ncu flushes the caches before each kernel and is told to leave the clocks alone (lab/bench/counters.py).
+    ncu flushes the caches before each kernel and leaves the clocks alone (lab/bench/counters.py).
     """
+    wanted = counters.uncounted(target.family, target.candidate, families.load(target.family).workload(target.workload))
     try:
-        (done,) = counters.collect([counters.Job("", target.family, target.workload, "candidate", target.candidate)])
+        rows = counters.collect([wanted])
     except BadInput:
         return None
-    return sum(launch.figures["duration_us"] for launch in done.launches) or None
+    return math.fsum(row.duration_us or 0.0 for row in rows) or None
 
 
 def latest(device_id: str) -> list[CrossCheck]:

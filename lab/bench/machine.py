@@ -12,6 +12,7 @@ import importlib.util
 import os
 import platform
 import subprocess
+from datetime import UTC, datetime
 
 from msgspec import structs
 
@@ -28,6 +29,11 @@ THROTTLE_BITS = {
     0x40: "hardware thermal slowdown",
     0x80: "hardware power brake",
 }
+
+
+def now() -> str:
+    """The time in UTC to the second, ISO 8601: when a measurement started."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def commit() -> tuple[str, bool | None]:

@@ -11,8 +11,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from msgspec import structs
 
 from lab.base import devices
 from lab.base.errors import BadInput, nearest
-from lab.bench import ceiling_runs, machine
+from lab.bench import machine
 from lab.bench.comparison import GPU_BACKEND, Job, Outcome
 from lab.bench.sampling import Comparison
 from lab.bench.worker import Death, Worker
@@ -36,7 +35,7 @@ FIRST_GUESS_S = 20.0  # what a comparison costs beside its sampling, until one h
 
 @dataclass(frozen=True)
 class Settings:
-    """How to measure. seconds: most sampling a comparison; budget_s: most for everything; peers: time them too.
+    """How to measure. seconds: most sampling a comparison; budget_s: most for everything; limits_s: as Worker has them.
 
     rest: how long the GPU idles after each visit of an arm, as a multiple of the visit (see lab/bench/sampling.py).
     """
@@ -44,12 +43,16 @@ class Settings:
     seconds: float = 2.0
     timer: str = "graph"
     l2: str = "cold"
-    peers: bool = False
     budget_s: float = math.inf
     seed: int = SEED
     backend: str = GPU_BACKEND
     limits_s: tuple[tuple[str, float], ...] = ()
     rest: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rest <= 20:
+            what = f"{self.rest:g} is not between 0 and 20"
+            raise BadInput("--rest", what, "4 lets a GPU at its power cap cool down")
 
 
 @dataclass(frozen=True)
@@ -82,13 +85,6 @@ def parse_budget(text: str) -> float:
     if not found:
         raise BadInput("--budget", f'"{text}" is no duration', "write 90s, 8m or 1h")
     return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
-
-
-def parse_rest(rest: float) -> float:
-    """The multiple itself; raises BadInput for one that is negative, no number, or so long that nothing gets done."""
-    if not 0 <= rest <= 20:
-        raise BadInput("--rest", f"{rest:g} is not between 0 and 20", "4 lets a GPU at its power cap cool down")
-    return rest
 
 
 def plan(card: phases.Card, only: Sequence[str] = (), peers: bool = False) -> list[Item]:
@@ -131,11 +127,11 @@ def measure(
 ) -> Iterator[list[Measurement]]:
     """Do the comparisons and yield the rows of each once they are on the disk.
 
-    The most decisive and cheapest go first, so that a budget that runs out has bought what matters most; what is left
-    out is told, not written. A row that beats the measured ceilings is kept as suspect; its ceilings are taken again
-    and then the comparison, and the later rows stand.
+    Decisive and cheap ones go first, so that a budget that runs out has bought what matters most; what is left out is
+    reported, not written. A row that beats the measured ceilings is kept as suspect; its ceilings are measured again
+    and then the comparison, and the later rows count.
     folder: an earlier run's folder resumes it; default profiles/<device>/<phase>/<new run>.
-    device: default the GPU that is here. tell: hears one line a step.
+    device: default the GPU of this machine. tell: called with one line a step.
     """
     device = device or require_gpu()
     made = machine.provenance()
@@ -144,42 +140,48 @@ def measure(
     start = time.monotonic()
     spent: list[float] = []
     left_out = []
-    for card, both in _named_peers(items).items() if settings.peers else ():
-        tell(f"{card}: {', '.join(both)}: named in the card, so timed once and not again as a peer")
-    for line in absent(items, device):
-        tell(line)
+
+    def once(item: Item, into: Path) -> list[Measurement]:
+        outcomes, comparison, started = compare(item, settings, worker, tell)
+        rows = [row(item, o, comparison, device, settings, into, started, made) for o in outcomes]
+        store.append_all(into, rows)
+        return rows
+
     try:
         for item in sorted(items, key=lambda i: (not i.decisive, i.bytes)):
             into = folder or store.FOLDER / device.id / item.card.id / run
+            where = f"{item.card.id} {item.workload.id}"
             if key(item, settings) in completed(into):
-                tell(f"{item.card.id} {item.workload.id}: already measured in this run")
+                tell(f"{where}: already measured in this run")
                 continue
             guess = sum(spent) / len(spent) if spent else FIRST_GUESS_S + settings.seconds
             if time.monotonic() - start + guess > settings.budget_s:
-                left_out.append(f"{item.card.id} {item.workload.id}")
+                left_out.append(where)
                 continue
             store.refuse_unwritable(into)  # before GPU time is spent on rows that could not be kept
             began = time.monotonic()
-            outcomes, comparison, started = compare(item, settings, worker, tell)
+            rows = once(item, into)
             spent.append(time.monotonic() - began)
-            rows = [row(item, o, comparison, device, settings, into, started, made) for o in outcomes]
-            store.append_all(into, rows)
             yield rows
             if any(r.status == "suspect" for r in rows):
-                tell(f"{item.card.id} {item.workload.id}: suspect, so its ceilings and itself are measured again")
+                tell(f"{where}: suspect, so its ceilings and itself are measured again")
                 worker.stop()
-                pipes = sorted({r.pipe for r in rows if r.pipe})
-                again = (*ceilings.FOR_L2[settings.l2], *(p + way for p in pipes for way in ceilings.POSSIBLE))
-                for _ in ceiling_runs.measure(device, tuple(name for name in again if name in CEILINGS)):
-                    pass
-                outcomes, comparison, started = compare(item, settings, worker, tell)
-                rows = [row(item, o, comparison, device, settings, into, started, made) for o in outcomes]
-                store.append_all(into, rows)
-                yield rows
+                measure_ceilings(device, rows, settings.l2)
+                yield once(item, into)
     finally:
         worker.stop()
-        for name in left_out:
-            tell(f"{name}: left out, the budget of {settings.budget_s:.0f} s is spent")
+        for where in left_out:
+            tell(f"{where}: left out, the budget of {settings.budget_s:.0f} s is spent")
+
+
+def measure_ceilings(device: devices.Device, rows: Sequence[Measurement], l2: str) -> None:
+    """Append the ceilings that can make these rows suspect, measured again; the worker must have let the GPU go."""
+    from lab.bench import ceiling_runs  # needs Triton
+
+    pipes = sorted({r.pipe for r in rows if r.pipe})
+    names = (*ceilings.FOR_L2[l2], *(pipe + way for pipe in pipes for way in ceilings.POSSIBLE))
+    for _ in ceiling_runs.measure(device, tuple(name for name in names if name in CEILINGS)):
+        pass
 
 
 def missing(items: Sequence[Item], device: str) -> list[Item]:
@@ -201,31 +203,6 @@ def missing(items: Sequence[Item], device: str) -> list[Item]:
     return found
 
 
-def absent(items: Sequence[Item], device: devices.Device) -> list[str]:
-    """A line for each arm that cannot run on the device, so that nobody waits an hour to read it in the rows."""
-    found = []
-    for family, name in {(item.card.family, name): None for item in items for _, name in item.arms}:
-        known = families.load(family)
-        candidate = known.candidates.get(name)
-        if candidate is not None:
-            why = families.unmet(candidate, device.capability)
-        else:
-            why = f"cannot be imported: {known.unavailable[name]}" if name in known.unavailable else ""
-        if why:
-            found.append(f"{family}: {name} cannot run here: {why}")
-    return found
-
-
-def _named_peers(items: Sequence[Item]) -> dict[str, list[str]]:
-    """card id -> the peers of its family that it names itself, where it names any."""
-    found: dict[str, list[str]] = {}
-    for item in items:
-        peers = families.load(item.card.family).peers
-        if both := [name for role, name in item.arms if role != "peer" and name in peers]:
-            found[item.card.id] = both
-    return found
-
-
 def compare(
     item: Item, settings: Settings, worker: Worker, tell: Callable[[str], None]
 ) -> tuple[list[Outcome], Comparison | None, str]:
@@ -237,7 +214,7 @@ def compare(
     roles = {name: role for role, name in item.arms}
     where = f"{item.card.id} {item.workload.id}"
     while True:
-        started = datetime.now(UTC).isoformat(timespec="seconds")
+        started = machine.now()
         arms = tuple((role, name) for role, name in item.arms if name not in gone)
         if not arms:
             return list(gone.values()), None, started
@@ -262,11 +239,10 @@ def compare(
 def run_to_resume(device_id: str, phase: str, run: str = "") -> Path:
     """The folder of a named run of a phase, or of its newest; raises BadInput when there is none."""
     folder = store.FOLDER / device_id / phase
-    runs = sorted(path.name for path in folder.glob("*") if (path / "rows.jsonl").exists())
+    runs = sorted(path.parent.name for path in folder.glob("*/rows.jsonl"))
     if not runs or (run and run not in runs):
-        raise BadInput(
-            "--resume", f"no run {run or 'at all'} of {phase} on {device_id}", nearest(run, runs or ["none"])
-        )
+        what = f"no run {run or 'at all'} of {phase} on {device_id}"
+        raise BadInput("--resume", what, nearest(run, runs or ["none"]))
     return folder / (run or runs[-1])
 
 
@@ -295,10 +271,9 @@ def row(
     """The row of one arm. Only an arm that passed both checks has a performance field."""
     family = families.load(item.card.family)
     candidate = family.candidates.get(outcome.name)
-    precision = candidate.precision if candidate else ""
-    cost = family.cost(item.workload, precision) if candidate else None
     full = Measurement(
         **structs.asdict(made),
+        **work_of(family, outcome.name, item.workload),
         device=device.id,
         phase=item.card.id,
         family=family.name,
@@ -306,19 +281,14 @@ def row(
         arm=outcome.role,
         name=outcome.name,
         beside=outcome.name in item.card.beside,
-        precision=precision,
+        precision=candidate.precision if candidate else "",
         workload_id=item.workload.id,
-        workload=dict(item.workload.axes),
         inputs=item.workload.inputs,
-        config=candidate.config(item.workload) if candidate and not candidate.refuses(item.workload) else "",
         status=outcome.status,
         message=outcome.message,
         relative_error=_finite(outcome.relative_error),
         errors={name: _finite(error) for name, error in outcome.errors.items()},
         relative_error_after=_finite(outcome.relative_error_after),
-        flops=cost.flops if cost else None,
-        bytes=cost.bytes if cost else None,
-        pipe=cost.pipe if cost else None,
         seed=settings.seed,
         run=into.name,
         started=started,
@@ -350,6 +320,16 @@ def row(
     )
     doubt = ceilings.suspect(timed)
     return structs.replace(timed, status="suspect", message=doubt) if doubt else timed
+
+
+def work_of(family: families.Family, name: str, workload: Any) -> dict[str, Any]:
+    """What a record says of a candidate's work: axes, flops, bytes, pipe, config; None of one that is not there."""
+    candidate = family.candidates.get(name)
+    if candidate is None:
+        return {"workload": dict(workload.axes), "flops": None, "bytes": None, "pipe": None, "config": ""}
+    cost = family.cost(workload, candidate.precision)
+    config = "" if candidate.refuses(workload) else candidate.config(workload)
+    return {"workload": dict(workload.axes), **asdict(cost), "config": config}
 
 
 def _rounded(samples: Sequence[float]) -> tuple[float, ...]:

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.base import devices
 from lab.base.errors import REPOSITORY, BadInput
+from lab.bench import measure
 from lab.card import phases
 from lab.check import accuracy, families
 
@@ -71,17 +71,9 @@ def choose(find: Callable[[str], str | None] = shutil.which) -> Tool:
     if found is None:
         return Tool("torch.profiler", "nsys is not on the PATH")
     path = Path(found).resolve()
-    if importer(path) is None:
+    if not any(any(folder.glob("host-linux-*/QdstrmImporter")) for folder in list(path.parents)[:3]):
         return Tool("torch.profiler", "nsys is on the PATH without its importer, so it could write no report")
     return Tool("nsys", "nsys and its importer are here", path)
-
-
-def importer(nsys: Path) -> Path | None:
-    """nsys's QdstrmImporter, which lies in host-linux-*/ beside the collector's folder; None when it is missing."""
-    for folder in list(nsys.parents)[:3]:
-        for candidate in sorted(folder.glob("host-linux-*/QdstrmImporter")):
-            return candidate
-    return None
 
 
 def jobs(card: phases.Card, only: str | None, device: str) -> tuple[list[Job], list[str]]:
@@ -139,52 +131,40 @@ def work(todo: Iterable[Job], steps: int, named: Callable[[str], Any], sync: Cal
                     sync()
 
 
-def _ready(todo: Sequence[Job], sync: Callable[[], None]) -> None:
+def _recorded(todo: Sequence[Job], steps: int, device: str, named: Callable[[str], Any], recording: Any) -> None:
+    """Warm the jobs up, then run them inside the context `recording`."""
+    import torch
+
+    sync: Callable[[], None] = torch.cuda.synchronize if device == "cuda" else lambda: None
     for job in todo:
         for step in range(WARM_UPS):
             job.run(step)
     sync()
-
-
-def _sync(device: str) -> Callable[[], None]:
-    import torch
-
-    return torch.cuda.synchronize if device == "cuda" else lambda: None
+    with recording:
+        work(todo, steps, named, sync)
 
 
 def with_torch(todo: Sequence[Job], steps: int, device: str, folder: Path) -> Path:
     """Run the jobs under PyTorch's profiler; returns the Kineto file in `folder`."""
-    import torch
-    from torch.profiler import ProfilerActivity, record_function
+    from torch.profiler import ProfilerActivity, profile, record_function
 
-    sync = _sync(device)
-    _ready(todo, sync)
-    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])
-    with torch.profiler.profile(activities=activities) as profiler:
-        work(todo, steps, record_function, sync)
+    profiler = profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device == "cuda" else [])])
+    _recorded(todo, steps, device, record_function, profiler)
     path = folder / "kineto.json"
     profiler.export_chrome_trace(str(path))
     return path
 
 
 def inside_nsys(todo: Sequence[Job], steps: int, device: str) -> None:
-    """What nsys's child does: warm up, then run the jobs inside the recorded range."""
-    named = _nvtx()
-    sync = _sync(device)
-    _ready(todo, sync)
-    with named(CAPTURE):
-        work(todo, steps, named, sync)
+    """What nsys's child does: run the jobs inside the range that nsys records, named by nvtx where it is installed."""
+    if importlib.util.find_spec("nvtx") is None:
+        import torch
 
-
-def _nvtx() -> Callable[[str], Any]:
-    """Ranges by the nvtx package, else by torch; both reach nsys."""
-    if importlib.util.find_spec("nvtx") is not None:
+        _recorded(todo, steps, device, torch.cuda.nvtx.range, torch.cuda.nvtx.range(CAPTURE))
+    else:
         import nvtx
 
-        return lambda label: nvtx.annotate(label)
-    import torch
-
-    return torch.cuda.nvtx.range
+        _recorded(todo, steps, device, nvtx.annotate, nvtx.annotate(CAPTURE))
 
 
 def nsys_command(tool: Tool, card: str, only: str | None, steps: int, output: Path) -> list[str]:
@@ -231,10 +211,4 @@ def capture(
 
 def place(device: str) -> str:
     """The id of the GPU here, or "cpu"; raises BadInput when a GPU is asked for and there is none."""
-    if device == "cpu":
-        return "cpu"
-    import torch
-
-    if not torch.cuda.is_available():
-        raise BadInput("lab profile", "no CUDA GPU is usable here", "run it where there is one, or try --device cpu")
-    return devices.get(torch.cuda.get_device_name(0), "GPU").id
+    return "cpu" if device == "cpu" else measure.require_gpu("lab profile").id

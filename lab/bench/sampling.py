@@ -1,32 +1,35 @@
 """How a comparison is timed. One method, whatever the timer:
 
-1. Every arm has `sets`, distinct (args, out) pairs. For a cold L2 their bytes exceed twice the cache the device
-   reports, so that a set has left it when its turn comes again; for a warm one there is a single set. The control is
-   there twice, with sets of its own: the second one is the A/A arm, and its spread is the measured noise floor.
+1. Every arm rotates over `sets`, distinct (args, out) pairs. For a cold L2 their bytes exceed twice the cache that the
+   device reports, so that a set has been evicted when its turn comes again; for a warm one there is a single set. The
+   control is there twice, with sets of its own: the second is the A/A arm, and its spread is the measured noise floor.
 2. Warm-up of each arm: at least 10 samples and 25 ms.
-3. Blocks in the order A B C ... C B A. Which arm leads is drawn for each block from a seeded generator, so that neither
-   order nor drift favours an arm; seed and order are stored. A ratio is formed within a block, never across blocks.
-4. Sampling stops when every arm has settled (relative standard error below 0.1 %, or relative standard deviation below
-   0.5 %), with at least 10 samples and 0.5 s of its own timed work; or when the time is up, and then `converged` is
-   false. The medians of the first and the second half are compared for drift.
-   With `rest` the GPU idles after each visit, `rest` times as long as the visit took: a card that reaches its power
-   cap lowers its clock by what ran just before, so that arms of hundreds of us at the cap judge each other's heat.
-   Rested figures are those at the full clock; without rest they are those of a loaded card. The row says which.
+3. Interleaved blocks in palindromic order, A B C ... C B A, the order drawn for each block from a seeded generator, so
+   that neither order nor drift favours an arm; seed and order are stored. A ratio is formed within a block, never
+   across blocks.
+4. Sampling stops when every arm has converged (relative standard error below 0.1 %, or relative standard deviation
+   below 0.5 %), with at least 10 samples and 0.5 s of its own timed work; or when the time is up, and then `converged`
+   is false. The medians of the first and the second half are compared for drift.
+   With `rest` the GPU idles after each visit of an arm, `rest` times as long as the visit took: a card at its power cap
+   lowers its clock by what ran just before, so that arms of hundreds of us would inherit each other's heat. Rested
+   figures are at the full clock, others at that of a loaded card; the row says which.
 5. SM and memory clock and throttle reasons are sampled before, in the middle and after. A throttled window is flagged,
    never dropped. Every sample is kept.
 
-The timer is an object with a name, which the row stores (lab/bench/timers.py: graph, events, cupti). None falls back to
-another. Here is only what needs no GPU, so that all of it is tested against clocks that are made up.
+The timer is an object with a name, which the row stores (lab/bench/timers.py). Here is only what needs no GPU, so that
+all of it is tested against made-up clocks: `compare` is the schedule, `settled`, `summarise`, `aa_floor_pct` and
+`ratio_interval` are the statistics.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -52,15 +55,19 @@ class Arm:
     """One side of a comparison. `sets` are (args, out) pairs; `run` launches one call on one of them.
 
     calls: how many calls one sample holds (set by the timer); state: what the timer keeps with the arm.
+    inputs: those that the first set was prepared from. prepare_us, prepared_bytes: time and memory of `prepare`.
     """
 
     name: str
     run: Callable[[Any, Any], None]
-    sets: Sequence[tuple[Any, Any]]
+    sets: list[tuple[Any, Any]]
     calls: int = 1
     state: Any = None
     samples_us: list[float] = field(default_factory=list)
     blocks_us: list[float] = field(default_factory=list)
+    inputs: Any = None
+    prepare_us: float | None = None
+    prepared_bytes: int | None = None
 
 
 class Timer(Protocol):
@@ -69,7 +76,7 @@ class Timer(Protocol):
     name: str
 
     def prepare(self, arm: Arm) -> None:
-        """Warm the arm up on every set; may capture it and choose `arm.calls`. Raises what the candidate raises."""
+        """Run every set once; may capture them and choose `arm.calls`. Raises what the candidate raises."""
 
     def sample(self, arm: Arm) -> float:
         """One sample, us per call."""
@@ -117,19 +124,12 @@ class Comparison(msgspec.Struct, frozen=True):
 def sets_for(bytes_per_call: float, l2_bytes: int, l2: str = "cold", most: int = 64) -> int:
     """How many distinct sets a cold measurement rotates over: their bytes exceed L2_FACTOR times the cache.
 
-    At least MIN_SETS: with two sets of 178 MB a cuBLAS product moved by 2 % from run to run on an H200, by where its
-    buffers happened to lie.
+    At least MIN_SETS: with two sets of 178 MB a cuBLAS GEMM moved by 2 % from run to run on an H200, by the addresses
+    of its buffers.
     """
     if l2 == "warm":
         return 1
     return max(MIN_SETS, min(most, math.ceil(L2_FACTOR * l2_bytes / max(bytes_per_call, 1.0)) + 1))
-
-
-def standard_error(samples: Sequence[float]) -> float:
-    """Standard error of the mean over the mean; infinite for fewer than two samples."""
-    if len(samples) < 2:
-        return math.inf
-    return statistics.stdev(samples) / math.sqrt(len(samples)) / statistics.fmean(samples)
 
 
 def settled(arm: Arm) -> bool:
@@ -137,7 +137,7 @@ def settled(arm: Arm) -> bool:
     if len(arm.samples_us) < MIN_SAMPLES or 1e-6 * arm.calls * math.fsum(arm.samples_us) < MIN_TIMED_S:
         return False
     deviation = statistics.stdev(arm.samples_us) / statistics.fmean(arm.samples_us)
-    return standard_error(arm.samples_us) < STANDARD_ERROR or deviation < STANDARD_DEVIATION
+    return deviation / math.sqrt(len(arm.samples_us)) < STANDARD_ERROR or deviation < STANDARD_DEVIATION
 
 
 def summarise(arm: Arm) -> Timing:
@@ -166,8 +166,8 @@ def summarise(arm: Arm) -> Timing:
 def aa_floor_pct(control: Sequence[float], again: Sequence[float]) -> float:
     """The A/A noise floor in %: 3 sigma of the control's block ratios to itself, or its bias if that is larger.
 
-    Block by block the ratio again / control would be 1 without noise. Its spread is what a real effect must exceed; a
-    bias (say, one set of buffers on slower memory) is noise of the same kind and is not averaged away.
+    Without noise the ratio again / control of each block is 1. A bias (say, one set of buffers on slower memory) is
+    noise of the same kind and is not averaged away.
     """
     ratios = [b / a for a, b in zip(control, again, strict=True)]
     if len(ratios) < 2:
@@ -180,8 +180,8 @@ def ratio_interval(
 ) -> tuple[float, float, float]:
     """(median, low, high) of candidate / control over blocks, with a bootstrap confidence interval of the median.
 
-    The two sequences are block times of one comparison, in the same order; blocks are resampled whole, so that what
-    both arms suffered together stays together. Raises ValueError when their lengths differ or there is no block.
+    The two sequences are block times of one comparison, in the same order; blocks are resampled in pairs. Raises
+    ValueError when their lengths differ or there is no block.
     """
     if len(control) != len(candidate) or not control:
         raise ValueError(f"{len(control)} control blocks and {len(candidate)} candidate blocks; they must be pairs")
@@ -223,21 +223,26 @@ def compare(
     clocks: Callable[[], Any] = lambda: None,
     rest: float = 0.0,
     sleep: Callable[[float], None] = time.sleep,
+    visiting: Callable[[Arm], None] = lambda arm: None,
 ) -> Comparison:
     """Time prepared arms together; the first is the control, and one named AGAIN is its second self.
 
     seconds: the most that sampling takes, warm-up apart; at least MIN_BLOCKS blocks are taken whatever it says.
     rest: idle time after each visit as a multiple of the visit's own, slept by `sleep`.
+    visiting: called with the arm before each visit, so that an error or a crash can be attributed.
     """
 
-    def pause(since: float) -> None:
+    @contextlib.contextmanager
+    def visit(arm: Arm) -> Iterator[None]:
+        visiting(arm)
+        began = time.perf_counter()
+        yield
         if rest > 0:
-            sleep(rest * (time.perf_counter() - since))
+            sleep(rest * (time.perf_counter() - began))
 
     for arm in arms:
-        began = time.perf_counter()
-        warm_up(timer, arm)
-        pause(began)
+        with visit(arm):
+            warm_up(timer, arm)
     draw = random.Random(seed)
     order: list[str] = []
     windows = [clocks()]
@@ -248,9 +253,8 @@ def compare(
         order.append(" ".join(a.name for a in turn))
         visits: dict[str, list[float]] = {a.name: [] for a in arms}
         for arm in (*turn, *reversed(turn)):
-            began = time.perf_counter()
-            taken = [timer.sample(arm) for _ in range(VISIT)]
-            pause(began)
+            with visit(arm):
+                taken = [timer.sample(arm) for _ in range(VISIT)]
             arm.samples_us += taken
             visits[arm.name].append(statistics.median(taken))
         for arm in arms:

@@ -62,11 +62,11 @@ class Condition(Struct, frozen=True, forbid_unknown_fields=True):
         return of_output(self.metric, self.output)
 
     def __str__(self) -> str:
-        line = self.than or f"{_short(self.threshold)} {self.unit}"
+        line = self.than or f"{short(self.threshold)} {self.unit}"
         where = f" at {self.workload}" if self.workload else ""
         where += f" against {self.against}" if self.against else ""
         where += f" under {self.arrival} arrivals" if self.arrival else ""
-        where += f" of the {_short(100 * self.share)} % of the region that it changes" if self.share < 1 else ""
+        where += f" of the {short(100 * self.share)} % of the region that it changes" if self.share < 1 else ""
         kind = "" if self.compare == "value" else f" {self.compare}"
         return f"{self.of}{kind} {self.op} {line}{where}"
 
@@ -84,6 +84,7 @@ class Gate(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     arrival:  in a card only: that of every condition in WEIGHED which names none itself, and goes to them.
     modelled: marks an end-to-end gate judged from kernel rows.
     source:   the recorded verdict that states the criterion, or that nobody does; "" where the gate is no card's.
+    reason:   why the lines lie where they do, for those that no source states; prose, and no part of the gate's hash.
     """
 
     correctness: tuple[Condition, ...] = ()
@@ -95,6 +96,7 @@ class Gate(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     arrival: str = ""
     modelled: bool = False
     source: str = ""
+    reason: str = ""
 
     def __post_init__(self) -> None:
         if self.arrival:
@@ -116,11 +118,13 @@ class Reading(Struct, frozen=True):
                         interval, formed block by block.
     control_sd_pct:     standard deviation of the control's repetitions in % of its mean, None when unknown.
     noise_pct:          a noise floor that the source measured for this very figure, in %.
-    kind:               measured, predicted, ceiling, floor, threshold or modelled; weakest of the figures used.
+    kind:               measured, stated, predicted, ceiling, floor, threshold or modelled; weakest of the figures used.
     ids:                the figures or rows it came from.
     control_launches, candidate_launches: kernel launches behind each arm's figure, None when unknown; where they
                         differ, a change is formed per launch, and says so.
-    interval_pct:       bootstrap confidence interval of the change, low and high in %, None when there are no blocks.
+    interval_pct:       confidence interval of the change, low and high in %, None when nothing was repeated.
+    interval:           the same of the candidate's figure, in `unit`.
+    repeats:            blocks or repetitions behind the intervals, 0 when unknown.
     profiled:           taken under a profiler; such a throughput decides nothing.
     withdrawn:          why the source took a figure back, "" when all stand.
     impossible:         why the figure cannot be true (faster than the device's peak), "" when it can.
@@ -141,6 +145,8 @@ class Reading(Struct, frozen=True):
     control_launches: float | None = None
     candidate_launches: float | None = None
     interval_pct: tuple[float, float] | None = None
+    interval: tuple[float, float] | None = None
+    repeats: int = 0
     profiled: bool = False
     arrival: str = ""
 
@@ -161,7 +167,8 @@ def arrival_of(words: Iterable[str]) -> str:
     return " and ".join(different) if len(different) > 1 or "" not in stated else ""
 
 
-def _short(number: float) -> str:
+def short(number: float) -> str:
+    """A number as sentences print it: six digits, no trailing zeros."""
     return f"{number:.6g}"
 
 

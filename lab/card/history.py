@@ -50,7 +50,7 @@ def _versions(repository: Path, folder: Path) -> dict[str, list[tuple[str, datet
     """
     try:
         top = folder.relative_to(repository).as_posix()
-        log = _git(repository, "log", "--raw", "-M", "--no-abbrev", "--format=%H %cI", "--", top)
+        log = _git(repository, "log", "--raw", "-M", "--no-abbrev", "--format=%H %cI", "--", top).decode()
         history: dict[str, list[tuple[str, datetime, str]]] = {}
         now: dict[str, str] = {}  # the name that a path had at the commit being read -> its name today
         commit, date = "", datetime.min
@@ -66,8 +66,7 @@ def _versions(repository: Path, folder: Path) -> dict[str, list[tuple[str, datet
                 now[names[0]] = name
             if change[0] != "D":
                 history.setdefault(name, []).append((commit[:7], date, blob))
-        blobs = sorted({blob for versions in history.values() for _, _, blob in versions})
-        texts = _blobs(repository, blobs)
+        texts = _blobs(repository, sorted({blob for versions in history.values() for _, _, blob in versions}))
     except (OSError, ValueError, subprocess.CalledProcessError):
         return {}
     return {name: [(c, d, texts[blob]) for c, d, blob in versions] for name, versions in history.items()}
@@ -75,7 +74,7 @@ def _versions(repository: Path, folder: Path) -> dict[str, list[tuple[str, datet
 
 def _blobs(repository: Path, blobs: list[str]) -> dict[str, str]:
     """The text of each blob, by one `git cat-file --batch`."""
-    raw = _git(repository, "cat-file", "--batch", given="".join(f"{blob}\n" for blob in blobs)).encode()
+    raw = _git(repository, "cat-file", "--batch", given="".join(f"{blob}\n" for blob in blobs))
     texts, at = {}, 0
     for blob in blobs:
         end = raw.index(b"\n", at)
@@ -85,9 +84,9 @@ def _blobs(repository: Path, blobs: list[str]) -> dict[str, str]:
     return texts
 
 
-def _git(repository: Path, *arguments: str, given: str = "") -> str:
+def _git(repository: Path, *arguments: str, given: str = "") -> bytes:
     command = ["git", "-C", str(repository), *arguments]
-    return subprocess.run(command, capture_output=True, check=True, input=given.encode()).stdout.decode()
+    return subprocess.run(command, capture_output=True, check=True, input=given.encode()).stdout
 
 
 @cache

@@ -13,13 +13,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct, field
-from msgspec.structs import asdict
 
 from lab.base import files, vocabulary
 from lab.base.errors import REPOSITORY, BadInput, nearest
@@ -29,7 +28,6 @@ from lab.card.gate import ERRORS, Condition, Evidence, Gate, Reading, arrival_of
 FOLDER = REPOSITORY / "data" / "phases"
 NOT_STATED = "criterion not stated in the source"
 DECLARED_HERE = "declared in this card"
-KINDS = ("threshold", "floor", "ceiling", "predicted", "modelled", "measured")  # weakest first
 
 
 class Claim(Gate, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -131,10 +129,21 @@ class Card(_File, frozen=True, kw_only=True):
 
 def gate_hash(card: Mapping[str, Any]) -> str:
     """Hash of what is judged in a parsed card (gate, claims, workloads, arms), independent of prose and layout."""
-    judged = {key: card.get(key) for key in ("gate", "claim", "workloads")}
+    gate, claims = card.get("gate"), card.get("claim")
+    judged: dict[str, Any] = {"gate": _bare(gate), "claim": claims and [_bare(c) for c in claims]}
+    judged["workloads"] = card.get("workloads")
     if card.get("family"):  # then the arms are names of code, elsewhere they are prose
         judged |= {key: card.get(key) for key in ("family", "control", "candidate")}
-    return hashlib.sha256(json.dumps(judged, sort_keys=True).encode()).hexdigest()[:12]
+    return _hash(json.dumps(judged, sort_keys=True).encode())
+
+
+def _hash(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()[:12]
+
+
+def _bare(gate: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """A gate as the judge reads it, without the prose that says why its lines lie where they do."""
+    return gate and {key: value for key, value in gate.items() if key != "reason"}
 
 
 @cache
@@ -157,109 +166,104 @@ def load(path: Path) -> Card:
     raw = files.parse_toml(text, path)
     held = files.convert(raw, _File, path)
     try:
-        for what, remedy in _wrong(held, path):
-            raise BadInput(path, what, remedy)
+        _check(held, path.stem)
         for case in held.recorded:
             _ = case.verdict, case.evidence
-    except BadInput as refused:  # a figure or a verdict that this card names
+    except BadInput as refused:  # which knows the key, and not the file that it stands in
         raise BadInput(path, refused.what, refused.remedy) from None
     fields = {name: getattr(held, name) for name in _File.__struct_fields__}
-    return Card(**fields, path=path, card_hash=hashlib.sha256(text).hexdigest()[:12], gate_hash=gate_hash(raw))
+    return Card(**fields, path=path, card_hash=_hash(text), gate_hash=gate_hash(raw))
 
 
-Wrong = Iterator[tuple[str, str]]
+def _refuse(mistaken: bool, what: str, remedy: str) -> None:
+    if mistaken:
+        raise BadInput("card", what, remedy)
 
 
-def _wrong(card: _File, path: Path) -> Wrong:
-    """What types cannot say: (what is wrong, the remedy) of each mistake in a card."""
-    if card.id != path.stem:
-        yield f'id = "{card.id}" differs from the file name', f'write id = "{path.stem}"'
-    yield from _unknown("row", card.row, vocabulary.row_ids())
-    yield from _unknown("system", card.system, vocabulary.systems())
+def _known(key: str, word: str, known: Iterable[str]) -> None:
+    """Raise BadInput for a word that is not in a list; "" says nothing."""
+    if word and word not in known:
+        raise BadInput("card", f'{key} = "{word}" is unknown', nearest(word, known))
+
+
+def _check(card: _File, stem: str) -> None:
+    """What types cannot say of a card; raises BadInput for its first mistake."""
+    _refuse(card.id != stem, f'id = "{card.id}" differs from the file name', f'write id = "{stem}"')
+    _known("row", card.row, vocabulary.row_ids())
+    _known("system", card.system, vocabulary.words().system)
     for key, names in (("workloads", card.workloads), ("beside", card.beside)):
-        if len(set(names)) != len(names):
-            yield f"{key} has the same word twice", "name each once"
+        _refuse(len(set(names)) != len(names), f"{key} has the same word twice", "name each once")
     if card.gate.source not in (NOT_STATED, DECLARED_HERE):
         recorded.verdict(card.gate.source)
     for claim in card.claims:
-        if claim.source:
-            yield f'claim {claim.name}: unknown key "source"', "the gate alone names its criterion's source"
+        remedy = "the gate alone names its criterion's source"
+        _refuse(bool(claim.source), f'claim {claim.name}: unknown key "source"', remedy)
     for where, gate in (("gate", card.gate), *((f"claim {claim.name}", claim) for claim in card.claims)):
-        if not gate.require:
-            yield f"{where}.require is missing or empty", "declare at least one required condition"
+        # Whether it ran, or finished, may be the whole question; beside other conditions a requirement was forgotten.
+        ran = (gate.complete or gate.engaged) and not (gate.kill or gate.correctness)
+        _refuse(
+            not gate.require and not ran,
+            f"{where}.require is missing or empty",
+            "declare at least one required condition",
+        )
         for role, condition in gate.conditions():
-            for what, remedy in _wrong_condition(condition, card.workloads):
-                yield f"{where}.{role}: {what}", remedy
+            _check_condition(f"{where}.{role}", condition, card.workloads, vocabulary.metrics())
     for bound in (bound for case in card.recorded for bound in case.bound):
-        yield from _unknown("recorded.figure: workload", bound.workload, card.workloads)
+        _known("recorded.figure: workload", bound.workload, card.workloads)
 
 
-def _unknown(key: str, word: str, known: Iterable[str]) -> Wrong:
-    if word and word not in known:
-        yield f'{key} = "{word}" is unknown', nearest(word, known)
-
-
-def _wrong_condition(c: Condition, workloads: tuple[str, ...]) -> Wrong:
-    metrics = vocabulary.metrics()
-    yield from _unknown("metric", c.metric, metrics)
-    yield from _unknown("metric than", c.than, metrics)
-    yield from _unknown("workload", c.workload, workloads)
-    yield from _unknown("against", c.against, workloads)
-    yield from _unknown("arrival", c.arrival, vocabulary.arrivals())
+def _check_condition(at: str, c: Condition, workloads: Iterable[str], metrics: Mapping[str, vocabulary.Metric]) -> None:
+    """A condition, which stands in the card's list `at`, against the words that it may use; raises BadInput."""
+    _known(f"{at}: metric", c.metric, metrics)
+    _known(f"{at}: metric than", c.than, metrics)
+    _known(f"{at}: workload", c.workload, workloads)
+    _known(f"{at}: against", c.against, workloads)
+    _known(f"{at}: arrival", c.arrival, vocabulary.words().arrival)
     changes, asked = c.compare == "change", f"the {c.compare} of {c.metric}"
     unit = "%" if changes else metrics[c.metric].unit
-    if c.unit != unit:
-        yield f'unit = "{c.unit}" for {asked}', f'write unit = "{unit}"'
-    if changes and c.op == "==":
-        yield f'op = "==" for {asked}', "a change needs a direction"
-    if math.isfinite(c.threshold) == bool(c.than):
-        yield f"threshold = {c.threshold} for {asked}", "give threshold or than, a finite number or a metric"
-    if c.share != 1 and not changes:
-        yield f"share = {c.share} for {asked}", "a share of the timed region goes with a change"
+    _refuse(c.unit != unit, f'{at}: unit = "{c.unit}" for {asked}', f'write unit = "{unit}"')
+    _refuse(changes and c.op == "==", f'{at}: op = "==" for {asked}', "a change needs a direction")
+    what, remedy = f"{at}: threshold = {c.threshold} for {asked}", "give threshold or than, a finite number or a metric"
+    _refuse(math.isfinite(c.threshold) == bool(c.than), what, remedy)
+    _refuse(c.share != 1 and not changes, f"{at}: share = {c.share} for {asked}", "a share goes with a change")
     if c.against and (not changes or c.against == c.workload):
-        yield f'against = "{c.against}" for {asked} at "{c.workload}"', "name another workload, with a change"
+        what = f'{at}: against = "{c.against}" for {asked} at "{c.workload}"'
+        raise BadInput("card", what, "name another workload, with a change")
     if c.output and c.metric not in ERRORS:
-        yield f'output = "{c.output}" for {c.metric}', f"only an error has outputs: {', '.join(ERRORS)}"
+        what = f'{at}: output = "{c.output}" for {c.metric}'
+        raise BadInput("card", what, f"only an error has outputs: {', '.join(ERRORS)}")
     if c.stated_by:
-        stated = recorded.figure(c.stated_by)
-        if stated.withdrawn:
-            yield f"{stated.id} was withdrawn ({stated.withdrawn})", "aim at a figure that stands"
+        stated = recorded.target(c.stated_by).value
         # A source writes "drops by more than 20 %"; the card writes the same line as a change below -20 %.
-        if not isinstance(stated.value, float) or abs(stated.value) != abs(c.threshold):
-            yield f"threshold = {c.threshold} but {stated.id} states {stated.value}", "make them equal"
+        same = isinstance(stated, float) and abs(stated) == abs(c.threshold)
+        _refuse(not same, f"{at}: threshold = {c.threshold} but {c.stated_by} states {stated}", "make them equal")
 
 
 @cache
 def _evidence(figures: tuple[Bound, ...]) -> Evidence:
     evidence: dict[tuple[str, str], Reading] = {}
     for bound in figures:
-        if (bound.metric, bound.workload) in evidence:
-            raise BadInput("card", f"recorded.figure: {bound.metric} is given twice for one workload", "keep one")
-        evidence[bound.metric, bound.workload] = _reading(bound)
+        key = bound.metric, bound.workload
+        _refuse(key in evidence, f"recorded.figure: {bound.metric} is given twice for one workload", "keep one")
+        evidence[key] = _reading(bound)
     return evidence
 
 
 def _reading(bound: Bound) -> Reading:
     """The figures of a metric as a reading; raises BadInput for one that cannot stand where it is named."""
-    for what, remedy in _unknown("recorded.figure: metric", bound.metric, vocabulary.metrics()):
-        raise BadInput("card", what, remedy)
-    ids = {
-        key: figure_id for key, figure_id in asdict(bound).items() if figure_id and key not in ("metric", "workload")
-    }
-    found = {key: recorded.figure(figure_id) for key, figure_id in ids.items()}
+    _known("recorded.figure: metric", bound.metric, vocabulary.metrics())
+    ids = {key: getattr(bound, key) for key in Bound.__struct_fields__ if key not in ("metric", "workload")}
+    found = {key: recorded.figure(figure_id) for key, figure_id in ids.items() if figure_id}
     main = [figure for key, figure in found.items() if key in ("control", "candidate", "change", "value")]
-    if not main:
-        what = f"recorded.figure: {bound.metric} names no figure"
-        raise BadInput("card", what, "give control and candidate, or change")
+    _refuse(not main, f"recorded.figure: {bound.metric} names no figure", "give control and candidate, or change")
     for key, figure in found.items():
-        for what, remedy in _misplaced(key, figure, bound.metric, found):
-            raise BadInput("card", what, remedy)
+        _check_place(key, figure, bound.metric, found)
     units = sorted({vocabulary.unit(figure.unit) for figure in main})
     numbers = {key: float(figure.value) for key, figure in found.items()}
     if "noise" in found and vocabulary.unit(found["noise"].unit) != "%":
         numbers["noise"] *= 100 / numbers["control"]  # stated in the figure's own unit, e.g. three requests
     return Reading(
-        unit=units[0] if len(units) == 1 else " and ".join(units),
+        unit=" and ".join(units),
         control=numbers.get("control"),
         candidate=numbers.get("candidate", numbers.get("value")),
         change_pct=numbers.get("change"),
@@ -267,30 +271,28 @@ def _reading(bound: Bound) -> Reading:
         noise_pct=numbers.get("noise"),
         control_launches=numbers.get("control_launches"),
         candidate_launches=numbers.get("candidate_launches"),
-        kind=min((f.kind for f in main), key=lambda kind: KINDS.index(kind) if kind in KINDS else 0),
-        ids=tuple(f.id for f in found.values()),
-        withdrawn=next((f.withdrawn for f in main if f.withdrawn), ""),
-        arrival=arrival_of(f.arrival for f in main),
-        profiled=any(f.params.get("profiled") is True for f in main),
+        kind=min((figure.kind for figure in main), key=recorded.KINDS.index),
+        ids=tuple(figure.id for figure in found.values()),
+        withdrawn=next((figure.withdrawn for figure in main if figure.withdrawn), ""),
+        arrival=arrival_of(figure.arrival for figure in main),
+        profiled=any(figure.params.get("profiled") is True for figure in main),
     )
 
 
-def _misplaced(key: str, figure: recorded.Figure, metric: str, found: Mapping[str, recorded.Figure]) -> Wrong:
-    """Why a figure cannot stand as `key` of a metric: its unit, its metric or its arm is another."""
-    unit = vocabulary.unit(figure.unit)
-    if not isinstance(figure.value, float):
-        yield f'{figure.id} = "{figure.value}" is not a number', "bind another figure"
+def _check_place(key: str, figure: recorded.Figure, metric: str, found: Mapping[str, recorded.Figure]) -> None:
+    """Raise BadInput where a figure cannot stand as `key` of a metric: its unit, its metric or its arm is another."""
+    unit, inside = vocabulary.unit(figure.unit), f"{figure.id} is in {figure.unit}"
+    number = isinstance(figure.value, float)
+    _refuse(not number, f'{figure.id} = "{figure.value}" is not a number', "bind another figure")
     if key.endswith("_launches"):
-        if unit != "launches":
-            yield f"{figure.id} is in {figure.unit}", f"{key} needs a count of launches"
+        _refuse(unit != "launches", inside, f"{key} needs a count of launches")
     elif key in ("control_sd", "noise"):
         own = vocabulary.unit(found["control"].unit) if "control" in found and key == "noise" else "%"
-        if unit not in ("%", own):
-            yield f"{figure.id} is in {figure.unit}", f"{key} needs a figure in %"
+        _refuse(unit not in ("%", own), inside, f"{key} needs a figure in %")
     else:
-        if figure.metric not in (metric, *vocabulary.metrics()[metric].recorded):
-            remedy = f"bind another figure, or list that name under {metric} in data/vocabulary.toml"
-            yield f"{figure.id} is a {figure.metric}, not a {metric}", remedy
+        remedy = f"bind another figure, or list that name under {metric} in data/vocabulary.toml"
+        fits = figure.metric in (metric, *vocabulary.metrics()[metric].recorded)
+        _refuse(not fits, f"{figure.id} is a {figure.metric}, not a {metric}", remedy)
         arms = {"control": ("control", "reference", "peer-"), "candidate": ("candidate",)}.get(key, ("",))
-        if not figure.arm.startswith(arms):
-            yield f"{figure.id} is the {figure.arm} arm", f'it cannot stand as "{key}"'
+        fits = figure.arm.startswith(arms)
+        _refuse(not fits, f"{figure.id} is the {figure.arm} arm", f'it cannot stand as "{key}"')

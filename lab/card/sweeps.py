@@ -18,14 +18,12 @@ backend/cpp/llama-cpp/patches/paged of mudler/LocalAI; "files/" are the raw file
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from statistics import median
-from typing import Annotated, Any
+from typing import Any
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from lab.base import files
 from lab.base.errors import BadInput, nearest
@@ -35,23 +33,23 @@ from lab.card.recorded import Figure
 
 FILE = recorded.FOLDER / "sweeps.csv"
 TEXT = ("id", "system", "device", "model", "arm", "params", "status", "tool", "source")
-# column -> (unit, which direction is better)
-METRICS: Mapping[str, tuple[str, str]] = {
-    "prefill_tps": ("tok/s", "higher"),
-    "decode_tps": ("tok/s", "higher"),
-    "decode_steady_tps": ("tok/s", "higher"),
-    "decode_per_sequence_tps": ("tok/s", "higher"),
-    "aggregate_tps": ("tok/s", "higher"),
-    "ttft_ms": ("ms", "lower"),
-    "ttft_max_ms": ("ms", "lower"),
-    "itl_ms": ("ms", "lower"),
-    "first_token_ms": ("ms", "lower"),
-    "vram_gb": ("GB", "lower"),
-    "wall_s": ("s", "lower"),
-    "prefill_s": ("s", "lower"),
-    "decode_s": ("s", "lower"),
-    "accept_len": ("tokens", "higher"),
-    "accept_rate": ("ratio", "higher"),
+# column -> unit
+METRICS: Mapping[str, str] = {
+    "prefill_tps": "tok/s",
+    "decode_tps": "tok/s",
+    "decode_steady_tps": "tok/s",
+    "decode_per_sequence_tps": "tok/s",
+    "aggregate_tps": "tok/s",
+    "ttft_ms": "ms",
+    "ttft_max_ms": "ms",
+    "itl_ms": "ms",
+    "first_token_ms": "ms",
+    "vram_gb": "GB",
+    "wall_s": "s",
+    "prefill_s": "s",
+    "decode_s": "s",
+    "accept_len": "tokens",
+    "accept_rate": "ratio",
 }
 
 
@@ -69,25 +67,21 @@ class Row(Struct, frozen=True):
     model: str
     arm: str
     params: dict[str, Any]
-    values: dict[str, Annotated[float, Meta(ge=0)]]
+    values: dict[str, files.NotNegative]
     status: str
     tool: str
     source: str
 
     def __post_init__(self) -> None:
         for metric, value in self.values.items():
-            if not math.isfinite(value):
-                raise ValueError(f"{metric} = {value} is not finite; leave the field empty instead")
-            if METRICS[metric][0] == "ratio" and value > 1:
+            if METRICS[metric] == "ratio" and value > 1:
                 raise ValueError(f"{metric} = {value} is no ratio; a length in tokens belongs into accept_len")
         if not self.values:
             raise ValueError("holds no metric; leave the row out")
 
     def __getitem__(self, metric: str) -> float:
         """The value of a metric; raises BadInput naming those the row has."""
-        if metric not in self.values:
-            raise BadInput(self.id, f'has no "{metric}"', nearest(metric, self.values or METRICS))
-        return self.values[metric]
+        return files.called(metric, self.values, "metric", self.id)
 
 
 def read(path: Path = FILE) -> tuple[Row, ...]:
@@ -102,7 +96,7 @@ def read(path: Path = FILE) -> tuple[Row, ...]:
             raise BadInput(path, f'column "{column}" is unknown', nearest(column, (*TEXT, *METRICS)))
         return line | {"values": {m: files.number(line[m]) for m in METRICS if line[m]}}
 
-    return tuple(files.table(path, (*TEXT, *METRICS), Row, typed).values())
+    return tuple(files.table(path, Row, typed, (*TEXT, *METRICS)).values())
 
 
 @cache
@@ -161,72 +155,54 @@ class Series(Struct, frozen=True):
         return self.ys[self.xs.index(x)]
 
 
-def series(among: Iterable[Row], axis: str, metric: str, label: str = "", repeats: str = "refuse") -> Series:
+def series(among: Iterable[Row], axis: str, metric: str, label: str = "") -> Series:
     """The rows as a curve over params[axis]; rows without the axis or the metric are left out.
 
-    repeats: what to do with several rows at one x: "refuse" (BadInput naming two of them) or "median".
+    Raises BadInput for an unknown metric, two rows at one x, and where no row is left.
     """
-    if metric not in METRICS:
-        raise BadInput("sweeps", f'metric "{metric}" is unknown', nearest(metric, METRICS))
-    if repeats not in ("refuse", "median"):
-        raise BadInput("sweeps", f'repeats = "{repeats}" is unknown', 'valid: "refuse", "median"')
-    points: dict[float, list[Row]] = {}
+    files.called(metric, METRICS, "metric", "sweeps")
+    points: dict[float, Row] = {}
     for r in among:
-        if metric in r.values and isinstance(r.params.get(axis), int | float):
-            points.setdefault(float(r.params[axis]), []).append(r)
+        x = r.params.get(axis)
+        if metric not in r.values or not isinstance(x, int | float):
+            continue
+        if (other := points.setdefault(float(x), r)) is not r:
+            raise BadInput("sweeps", f"two rows at {axis} = {x:g}: {other.id} and {r.id}", "select one arm")
     if not points:
         raise BadInput("sweeps", f'no row has both "{axis}" and {metric}', "choose another axis or metric")
-    for x, group in points.items():
-        if len(group) > 1 and repeats == "refuse":
-            what = f"two rows at {axis} = {x:g}: {group[0].id} and {group[1].id}"
-            raise BadInput("sweeps", what, 'select one arm, or say repeats="median"')
-    ordered = sorted(points.items())
-    return Series(
-        label=label or ordered[0][1][0].arm,
-        axis=axis,
-        metric=metric,
-        xs=tuple(x for x, _ in ordered),
-        ys=tuple(median(r.values[metric] for r in group) for _, group in ordered),
-        ids=tuple(tuple(r.id for r in group) for _, group in ordered),
-    )
+    xs = sorted(points)
+    along = [points[x] for x in xs]
+    ys, ids = tuple(r.values[metric] for r in along), tuple((r.id,) for r in along)
+    return Series(label or along[0].arm, axis, metric, tuple(xs), ys, ids)
 
 
 def from_figures(figures: Iterable[Figure], axis: str, metric: str, label: str) -> Series:
     """Recorded figures as a curve over params[axis]; `metric` is the column they stand for, whose unit they must have.
 
-    Raises BadInput for a figure in another unit, one that its source withdrew, and two at one x.
+    Raises BadInput for a figure in another unit, without a number for the axis, or that its source withdrew, and two
+    at one x.
     """
-    points: dict[float, Figure] = {}
+    rows = []
     for f in figures:
-        if unit(f.unit) != METRICS[metric][0] or not isinstance(f.value, float):
-            raise BadInput(f.id, f"is {f.value} {f.unit}, not {METRICS[metric][0]}", "choose figures of one metric")
-        if f.withdrawn:
-            raise BadInput(f.id, f'withdrawn by its source ("{f.withdrawn}")', "leave it out of the curve")
-        x = f.params.get(axis)
-        if not isinstance(x, int | float) or float(x) in points:
-            what = "has no number for it" if not isinstance(x, int | float) else f"is at the place of {points[x].id}"
-            raise BadInput(f.id, f'{what} on the axis "{axis}"', "choose one figure for each place")
-        points[float(x)] = f
-    if not points:
-        raise BadInput(label, "no figures", "choose at least one")
-    ordered = sorted(points.items())
-    ys = tuple(float(f.value) for _, f in ordered)
-    return Series(label, axis, metric, tuple(x for x, _ in ordered), ys, tuple((f.id,) for _, f in ordered))
+        if unit(f.unit) != METRICS[metric] or not isinstance(f.value, float):
+            raise BadInput(f.id, f"is {f.value} {f.unit}, not {METRICS[metric]}", "choose figures of one metric")
+        if f.withdrawn or not isinstance(f.params.get(axis), int | float):
+            what = (
+                f'withdrawn by its source ("{f.withdrawn}")' if f.withdrawn else f'has no number on the axis "{axis}"'
+            )
+            raise BadInput(f.id, what, "leave it out of the curve")
+        rows.append(Row(f.id, f.system, f.device, f.model, f.arm, f.params, {metric: f.value}, "", "", f.source))
+    return series(rows, axis, metric, label)
 
 
 def ratio(over: Series, under: Series, label: str = "") -> Series:
     """`over` divided by `under` where both have a point; raises BadInput where they share none or differ in kind."""
-    if (over.axis, METRICS[over.metric][0]) != (under.axis, METRICS[under.metric][0]):
+    if (over.axis, METRICS[over.metric]) != (under.axis, METRICS[under.metric]):
         what = f"{over.metric} over {over.axis} against {under.metric} over {under.axis}"
         raise BadInput("sweeps", what, "compare one unit over one axis")
     shared = [x for x in over.xs if x in under.xs and under.at(x) > 0]
     if not shared:
         raise BadInput("sweeps", f"{over.label} and {under.label} share no {over.axis}", "choose arms of one sweep")
-    return Series(
-        label=label or f"{over.label} / {under.label}",
-        axis=over.axis,
-        metric=over.metric,
-        xs=tuple(shared),
-        ys=tuple(over.at(x) / under.at(x) for x in shared),
-        ids=tuple(over.ids[over.xs.index(x)] + under.ids[under.xs.index(x)] for x in shared),
-    )
+    ids = tuple(over.ids[over.xs.index(x)] + under.ids[under.xs.index(x)] for x in shared)
+    ys = tuple(over.at(x) / under.at(x) for x in shared)
+    return Series(label or f"{over.label} / {under.label}", over.axis, over.metric, tuple(shared), ys, ids)

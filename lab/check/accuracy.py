@@ -8,12 +8,12 @@ passes; an output of zeros has a relative error of exactly 1. In-place outputs a
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,7 +110,7 @@ def expected(family: families.Family, workload: Workload, inputs: Tensors, preci
     newest results are kept and given out again for a reference and inputs that are the same bit for bit.
     """
     of = getattr(family.cases, "reference_inputs", lambda _, given, __: given)(workload, inputs, precision)
-    key = (family.reference, *((name, str(t.dtype), tuple(t.shape), checksum(t)) for name, t in sorted(of.items())))
+    key = (family.reference, *((name, str(t.dtype), tuple(t.shape), _digest(t)) for name, t in sorted(of.items())))
     if key not in _known:
         while len(_known) >= KNOWN:
             del _known[next(iter(_known))]
@@ -118,35 +118,52 @@ def expected(family: families.Family, workload: Workload, inputs: Tensors, preci
     return _known[key]
 
 
-BLOCK_WORDS = 1 << 20
 KNOWN = 2  # a comparison asks for two: of the inputs of its check, and of those changed behind its timing
 _known: dict[Any, Tensors] = {}
 
 
-def checksum(tensor: Any) -> int:
-    """A number of 64 bits that depends on every byte of a tensor and on where it stands.
+def _digest(tensor: Any) -> bytes:
+    return hashlib.blake2b(_bytes(tensor).cpu().numpy(), digest_size=16).digest()
 
-    Words of eight bytes times odd random factors, summed modulo 2^64; blocks of a million words likewise.
-    """
+
+def _bytes(tensor: Any) -> Any:
+    """The bytes of a tensor; reshaped first, because one without dimensions cannot be viewed as another type."""
     import torch
 
-    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    flat = flat.clone() if flat.storage_offset() % 8 else flat
-    whole = flat.numel() // 8 * 8
-    tail = torch.nn.functional.pad(flat[whole:], (0, -flat.numel() % 8)).clone()
-    odd = _factors(flat.device)
-    total = 0
-    for number, part in enumerate((*flat[:whole].view(torch.int64).split(BLOCK_WORDS), tail.view(torch.int64))):
-        total += int((part * odd[: part.numel()]).sum().item()) * (0x9E3779B97F4A7C15 * (2 * number + 1))
-    return total % 2**64
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
-@cache
-def _factors(device: Any) -> Any:
+def same_bits(left: Any, right: Any) -> bool:
+    """Bitwise equality, so that NaN equals itself."""
     import torch
 
-    rng = torch.Generator().manual_seed(0)
-    return (torch.randint(-(2**63), 2**63 - 1, (BLOCK_WORDS,), generator=rng) | 1).to(device)
+    same_kind = left.shape == right.shape and left.dtype == right.dtype
+    return same_kind and bool(torch.equal(_bytes(left), _bytes(right)))
+
+
+def copied(inputs: Tensors) -> Tensors:
+    """Inputs as they are now, to see later whether a candidate changed them."""
+    return {name: tensor.clone() for name, tensor in inputs.items()}
+
+
+def judged(
+    family: families.Family, workload: Workload, precision: str,
+    kept: Tensors, inputs: Tensors, out: Tensors, wanted: Tensors,
+) -> tuple[tuple[Error, ...], str]:  # fmt: skip
+    """(errors by output, "" or what is wrong) of a candidate's outputs; `kept`: its inputs before it ran."""
+    for name, tensor in kept.items():
+        if name not in inputs or not same_bits(tensor, inputs[name]):
+            return (), f'the candidate changed its input "{name}"'
+    limits = family.cases.tolerance(workload, precision)
+    try:
+        errors = tuple(compare(name, out[name], wanted[name], limits[name]) for name in limits)
+    except BadInput as error:  # the candidate put a tensor of another shape in the place of its output
+        return (), str(error)
+    for e in errors:
+        if not e.ok:
+            limit = f"relative error {e.relative_error:.2e} (limit {e.relative_limit:.1e})"
+            return errors, f"{e.output}: {limit}, largest {e.max_error:.2e} rms (limit {e.max_limit:.1e})"
+    return errors, ""
 
 
 def check(
@@ -189,40 +206,17 @@ def _check(family: families.Family, candidate: Candidate, workload: Workload, se
     if reason:
         return result("skipped", reason)
     inputs = family.cases.inputs(workload, seed, device)
-    kept = {name: tensor.clone() for name, tensor in inputs.items()}
+    kept = copied(inputs)
     try:
         out = run_once(family, candidate, workload, inputs)
     except Exception as error:  # whatever a candidate throws is its own row's status, not ours
         return result("error", f"{type(error).__name__}: {error}".splitlines()[0][:300])
-    for name, tensor in kept.items():
-        if name not in inputs or not same_bits(tensor, inputs[name]):
-            return result("incorrect", f'the candidate changed its input "{name}"')
     wanted = expected(family, workload, kept, candidate.precision)
-    tolerances = family.cases.tolerance(workload, candidate.precision)
-    missing = sorted(set(tolerances) - set(out)) + sorted(set(tolerances) - set(wanted))
-    if missing:
-        return result("error", f'no output named "{missing[0]}"')
-    try:
-        errors = tuple(compare(name, out[name], wanted[name], tolerances[name]) for name in tolerances)
-    except BadInput as error:  # the candidate put a tensor of another shape in the place of its output
-        return result("incorrect", str(error))
-    bad = [e for e in errors if not e.ok]
-    if bad:
-        e = bad[0]
-        text = f"{e.output}: relative error {e.relative_error:.2e} (limit {e.relative_limit:.1e}), "
-        return result("incorrect", text + f"largest {e.max_error:.2e} rms (limit {e.max_limit:.1e})", errors)
-    return result("ok", "", errors)
-
-
-def same_bits(left: Any, right: Any) -> bool:
-    """Bitwise equality, so that NaN equals itself."""
-    import torch
-
-    if left.shape != right.shape or left.dtype != right.dtype:
-        return False
-    # reshape(-1), because a tensor without dimensions cannot be viewed as another type.
-    bits = [t.contiguous().reshape(-1).view(torch.uint8) for t in (left, right)]
-    return bool(torch.equal(*bits))
+    for name in family.cases.tolerance(workload, candidate.precision):
+        if name not in out or name not in wanted:
+            return result("error", f'no output named "{name}"')
+    errors, wrong = judged(family, workload, candidate.precision, kept, inputs, out, wanted)
+    return result("incorrect" if wrong else "ok", wrong, errors)
 
 
 def check_family(
@@ -239,16 +233,11 @@ def check_family(
     apart: candidates that are checked elsewhere.
     """
     family = families.load(name)
-    chosen = (
-        [family.candidate(candidate)] if candidate else [c for c in family.candidates.values() if c.name not in apart]
-    )
-    if candidate is None:
-        for module, reason in family.unavailable.items():
-            yield Check(name, module, "", "", "skipped", f"cannot be imported: {reason}")
+    chosen = [family.candidate(candidate)] if candidate else family.candidates.values()
+    for module, reason in family.unavailable.items() if candidate is None else ():
+        yield Check(name, module, "", "", "skipped", f"cannot be imported: {reason}")
     for c in chosen:
-        if workload:
-            yield check(family, c, family.workload(workload), seed, device)
-            continue
-        for w in family.cases.WORKLOADS:
-            if w.role == "check" and not c.refuses(w):
+        small = [w for w in family.cases.WORKLOADS if w.role == "check" and not c.refuses(w)]
+        for w in [family.workload(workload)] if workload else small:
+            if c.name not in apart:
                 yield check(family, c, w, seed, device)

@@ -12,23 +12,36 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from typing import ClassVar
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from lab.base import files
 from lab.base.errors import REPOSITORY, BadInput
 from lab.row import store
 from lab.row.records import Record
 
-PROBED = REPOSITORY / "profiles" / "aot" / "dot_scaled_by_triton.jsonl"
 LIMITS = REPOSITORY / "data" / "aot_limits.toml"
 WARP = 32
 MESSAGE_CHARACTERS = 160
 NO_TRITON = "Triton is not installed (it is made for Linux only)"
+
+
+class Plan(Struct, frozen=True, tag=True):
+    """What a child will compile for a target: (candidate, build) each, with this Triton ("" where there is none)."""
+
+    jobs: tuple[tuple[str, str], ...]
+    triton: str
+
+
+class Refused(Struct, frozen=True, tag=True):
+    """A family that the child could not take: the BadInput to raise, or with `what` alone an error of its code."""
+
+    what: str
+    where: str = ""
+    remedy: str = ""
 
 
 class AotRow(Record, frozen=True, tag=1):
@@ -44,6 +57,9 @@ class AotRow(Record, frozen=True, tag=1):
     fits:           whether a block can be launched at all; None where nothing was compiled.
     date:           the day it was made, ISO, of a row that is kept.
     """
+
+    FILE: ClassVar[str] = "dot_scaled_by_triton.jsonl"  # of the probe's; no other row is kept
+    WORD: ClassVar[str] = "row"
 
     family: str
     candidate: str
@@ -62,6 +78,9 @@ class AotRow(Record, frozen=True, tag=1):
     instruction: str = ""
     fits: bool | None = None
     date: str = ""
+
+
+PROBED = REPOSITORY / "profiles" / "aot" / AotRow.FILE
 
 
 class Limits(Struct, frozen=True, forbid_unknown_fields=True):
@@ -179,17 +198,5 @@ def one_line(text: str) -> str:
 
 
 def kept(path: Path = PROBED) -> list[AotRow]:
-    """The kept rows of the probe, every Triton version and target; raises BadInput naming the line that is none."""
-    return store.read(path, AotRow)
-
-
-def keep(rows: Iterable[AotRow], date: str, path: Path = PROBED) -> None:
-    """Put the probe's rows of one Triton version into the file, in place of that version's earlier ones; others stay.
-
-    date: the day they were made, ISO, kept in each row.
-    """
-    fresh = [replace(row, date=date) for row in rows]
-    versions = {row.compiler for row in fresh}
-    others = [row for row in kept(path) if row.compiler not in versions] if path.exists() else []
-    ordered = sorted(others + fresh, key=lambda row: (row.compiler, row.target, row.candidate))
-    files.write(path, b"".join(store.line(row, path) for row in ordered).decode())
+    """The newest row of the probe for each Triton version, target and format; raises BadInput naming a bad line."""
+    return list({(row.compiler, row.target, row.candidate): row for row in store.read(path, AotRow)}.values())

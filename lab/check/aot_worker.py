@@ -1,7 +1,4 @@
-"""The child process of `lab compile`: it compiles a family's kernels for one target and writes down each at once.
-
-A compiler can take its process with it (an assertion in an MLIR pass, an abort), so every job's result is on disk
-before the next begins, and `lab.check.compile` starts a new child behind a job that killed the last one.
+"""The child process of `lab compile`: it compiles a family's kernels for one target, a job at a time.
 
 - Triton's registers come from the cubin itself through `cuobjdump --dump-resource-usage`, which Triton carries in
   backends/nvidia/bin in every version from 3.6 to 3.9. Running `ptxas -v` again on the PTX was tried and given up: the
@@ -9,22 +6,21 @@ before the next begins, and `lab.check.compile` starts a new child behind a job 
   PTX. Triton's own n_regs and n_spills need a driver. A Triton kernel has no local arrays, so the stack frame that
   cuobjdump reports is spilled registers, the figure the driver would give as local memory.
 - CUDA C++ is compiled by nvcc, or by NVRTC through CuPy where there is no nvcc; both print the assembler's own
-  registers, spills and static shared memory under `-v`. Dynamic shared memory is a
-  choice of the launch; the source says how much.
-- A job's own words of failure stand in this process's error stream (MLIR writes there from C++), so the stream is a
-  file that is emptied before each job.
+  registers, spills and static shared memory under `-v`. Dynamic shared memory is a choice of the launch; the source
+  says how much.
+- A job's error message is in this process's error stream (MLIR writes there from C++), so the stream is a file that
+  is truncated before each job.
 
-The probe asks which instruction Triton emits for a product of two e2m1 operands. `tl.dot_scaled` takes them with one
-scale per group along K: ue8m0 for groups of 32 (the OCP microscaling format) or e4m3 for groups of 16. Blackwell has a
-tensor core instruction for each, and whether Triton emits it on GB10 (sm_121) has changed between releases, so the
-answers are kept as rows (`lab.check.aot.kept`); `lab compile --probe` asks the installed one. Its kernel is the
-smallest that keeps the compiler honest, a loop over K and one tile; another tile may take another path inside it.
+The probe asks which instruction Triton emits for a GEMM of two e2m1 operands. `tl.dot_scaled` takes them with one
+scale per group along K: ue8m0 for groups of 32 (OCP MXFP4) or e4m3 for groups of 16 (NVFP4). Blackwell has a tensor
+core instruction for each, and whether Triton emits it on GB10 (sm_121) has changed between releases, so the answers are
+stored as rows (`lab.check.aot.kept`); `lab compile --probe` asks the installed release. Its kernel is a loop over K and
+one tile; another tile may compile differently.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import re
 import shutil
@@ -37,10 +33,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from kernels import cuda
+import msgspec
+
 from kernels.common import Build, Candidate, CudaSource, Needs, has_triton
 from lab.base.errors import BadInput
-from lab.check.aot import NO_TRITON, WARP, matrix_instruction, occupancy, one_line
+from lab.check.aot import NO_TRITON, WARP, AotRow, Plan, Refused, matrix_instruction, occupancy, one_line
+from lab.check.child import serve
 from lab.check.families import version_tuple
 
 M, N, K_STEP = 128, 128, 128  # the probe's tile
@@ -112,12 +110,16 @@ def compile_triton(build: Build, target: int) -> dict[str, Any]:
     options = {"num_warps": build.num_warps, "num_stages": build.num_stages}
     options |= {"maxnreg": build.max_registers} if build.max_registers else {}
     compiled = triton.compile(source, target=GPUTarget("cuda", target, WARP), options=options)
-    ptx = compiled.asm["ptx"]
-    # Threads from the PTX: a warp-specialised kernel launches more warps than num_warps says.
+    ptx, metadata = compiled.asm["ptx"], compiled.metadata
     registers, spill_bytes = _resource_usage(compiled.asm["cubin"])
-    columns = getattr(compiled.metadata, "tmem_size", 0) or 0
     return _figures(
-        target, registers, spill_bytes, compiled.metadata.shared, _threads(ptx), matrix_instruction(ptx), columns
+        target,
+        registers=registers,
+        spill_bytes=spill_bytes,
+        shared_bytes=metadata.shared,
+        threads=_threads(ptx),  # of the PTX: a warp-specialised kernel launches more warps than num_warps says
+        tensor_columns=getattr(metadata, "tmem_size", 0) or 0,
+        instruction=matrix_instruction(ptx),
     )
 
 
@@ -147,32 +149,16 @@ def _resource_usage(cubin: bytes) -> tuple[int | None, int | None]:
     return int(match.group(1)), int(match.group(2))
 
 
-def _figures(
-    target: int,
-    registers: int | None,
-    spill_bytes: int | None,
-    shared_bytes: int,
-    threads: int | None,
-    instruction: str,
-    tensor_columns: int = 0,
-) -> dict[str, Any]:
-    blocks, by, fits = occupancy(target, registers, shared_bytes, threads, tensor_columns)
-    return {
-        "status": "ok",
-        "registers": registers,
-        "shared_bytes": shared_bytes,
-        "spill_bytes": spill_bytes,
-        "threads": threads,
-        "tensor_columns": tensor_columns,
-        "blocks_per_sm": blocks,
-        "limited_by": by,
-        "instruction": instruction,
-        "fits": fits,
-    }
+def _figures(target: int, **found: Any) -> dict[str, Any]:
+    used = (found["registers"], found["shared_bytes"], found["threads"], found.get("tensor_columns", 0))
+    blocks, by, fits = occupancy(target, *used)
+    return {"status": "ok", "tensor_columns": 0, **found, "blocks_per_sm": blocks, "limited_by": by, "fits": fits}
 
 
 def compile_cuda(source: CudaSource, target: int) -> list[dict[str, Any]]:
     """The figures of every kernel of a `CudaSource`; raises RuntimeError with the compiler's words when it fails."""
+    from kernels import cuda  # with torch, which takes longest
+
     if not cuda.compilers():
         raise Skipped("no nvcc on the PATH and no NVRTC through CuPy")
     compiler, made = cuda.compiled(source, divmod(target, 10), prefer="nvcc")
@@ -189,11 +175,11 @@ def compile_cuda(source: CudaSource, target: int) -> list[dict[str, Any]]:
             shared = int(static.group(1)) if static else 0
             row = _figures(
                 target,
-                int(used.group(1)),
-                int(spills.group(1)) if spills else None,
-                shared + source.shared_of(name),
-                _threads(entry.group(1)),
-                matrix_instruction(entry.group(1)),
+                registers=int(used.group(1)),
+                spill_bytes=int(spills.group(1)) if spills else None,
+                shared_bytes=shared + source.shared_of(name),
+                threads=_threads(entry.group(1)),
+                instruction=matrix_instruction(entry.group(1)),
             )
         rows.append({"build": name, "compiler": compiler, **row})
     return rows
@@ -203,21 +189,24 @@ class Skipped(Exception):
     """A job that this machine has no compiler for; its text becomes the row's message."""
 
 
-Job = tuple[str, str, Callable[[], list[dict[str, Any]]]]
+Job = tuple[str, str, str, Callable[[], list[dict[str, Any]]]]
 
 
 def jobs(family: Any, target: int) -> list[Job]:
-    """(candidate, build, compile) for everything the family compiles for this target; nothing is compiled yet."""
+    """(candidate, build, compiler, compile) for everything the family has for this target; nothing is compiled yet."""
     found: list[Job] = []
+    version = triton_version()
+    triton = f"triton {version}" if version else ""
     for candidate in family.candidates.values():
         try:
             builds = candidate.builds(target)
         except Exception as problem:
-            found.append((candidate.name, "builds()", partial(_raise, problem)))
+            found.append((candidate.name, "builds()", triton, partial(_raise, problem)))
             continue
-        found += [(candidate.name, b.label, partial(_triton_job, candidate.needs, b, target)) for b in builds]
-    found += [(module, "", partial(_raise, Skipped(reason))) for module, reason in family.unavailable.items()]
-    found += [(s.path.name, "", partial(_cuda_job, s, target)) for s in family.cuda_sources]
+        found += [(candidate.name, b.label, triton, partial(_triton_job, candidate.needs, b, target)) for b in builds]
+    found += [(module, "", "", partial(_raise, Skipped(reason))) for module, reason in family.unavailable.items()]
+    nvcc = "nvcc" if shutil.which("nvcc") else ""
+    found += [(s.path.name, "", nvcc, partial(_cuda_job, s, target)) for s in family.cuda_sources]
     return found
 
 
@@ -242,18 +231,10 @@ def _triton_job(needs: Needs, build: Build, target: int) -> list[dict[str, Any]]
 
 
 def _cuda_job(source: CudaSource, target: int) -> list[dict[str, Any]]:
-    if missing := _below(source.capability, target):
-        return [{"compiler": "", "status": "needs", "message": missing}]
-    if source.architecture and source.architecture.removesuffix("a") != f"sm_{target}":
-        message = f"{source.architecture}, whose instructions it is written in"
-        return [{"compiler": "", "status": "needs", "message": message}]
-    try:
-        return compile_cuda(source, target)
-    except Skipped as reason:
-        return [{"compiler": "", "status": "skipped", "message": str(reason)}]
-    except RuntimeError as problem:
-        compiler = "nvcc" if shutil.which("nvcc") else "nvrtc"
-        return [{"compiler": compiler, "status": "error", "message": one_line(str(problem))}]
+    missing = _below(source.capability, target)
+    if not missing and source.architecture and source.architecture.removesuffix("a") != f"sm_{target}":
+        missing = f"{source.architecture}, whose instructions it is written in"
+    return [{"status": "needs", "message": missing}] if missing else compile_cuda(source, target)
 
 
 def triton_version() -> str:
@@ -269,31 +250,28 @@ def _error_stream() -> str:
     return os.pread(2, 1 << 20, 0).decode(errors="replace")
 
 
-def work(provider: str, name: str, target: int, first: int, out: Path) -> None:
-    """Run the jobs from index `first` on; one JSON line for the plan and one per finished job go to `out`."""
+def work(descriptor: str, parent: str, provider: str, name: str, target: str) -> None:
+    """Answer with the Plan, or Refused, and then to each number of a job with its rows."""
+    send, asked = serve(descriptor, parent)
     module, function = provider.split(":")
-
-    def say(line: dict[str, Any]) -> None:
-        with out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-
     try:
-        todo = jobs(getattr(importlib.import_module(module), function)(name), target)
+        todo = jobs(getattr(importlib.import_module(module), function)(name), int(target))
     except BadInput as refused:
-        return say({"refused": [refused.where, refused.what, refused.remedy]})
+        return send(msgspec.json.encode(Refused(refused.what, refused.where, refused.remedy)))
     except Exception as problem:
-        return say({"failed": one_line(f"loading {name}: {type(problem).__name__}: {problem}")})
-    # From here on compilers write to a file the parent opened for appending, which can be emptied and read back.
-    say({"plan": [[candidate, build] for candidate, build, _ in todo], "triton": triton_version()})
-    for candidate, build, compiled in todo[first:]:
-        os.ftruncate(2, 0)
+        return send(msgspec.json.encode(Refused(one_line(f"loading {name}: {type(problem).__name__}: {problem}"))))
+    send(msgspec.json.encode(Plan(tuple((candidate, build) for candidate, build, *_ in todo), triton_version())))
+    for line in asked:
+        candidate, build, compiler, compiled = todo[int(line)]
+        os.ftruncate(2, 0)  # a file that the parent opened for appending
         try:
-            rows = compiled()
+            found = compiled()
         except Skipped as reason:
-            rows = [{"status": "skipped", "message": str(reason)}]
+            found = [{"status": "skipped", "message": str(reason)}]
         except Exception as problem:
-            rows = [{"status": "error", "message": one_line(f"{_error_stream()}\n{_words(problem)}")}]
-        say({"rows": [{"candidate": candidate, "build": build, **row} for row in rows]})
+            found = [{"status": "error", "message": one_line(f"{_error_stream()}\n{_words(problem)}")}]
+        same = {"family": name, "candidate": candidate, "build": build, "target": int(target), "compiler": compiler}
+        send(msgspec.json.encode([AotRow(**{**same, **row}) for row in found]))
 
 
 def _words(problem: Exception) -> str:
@@ -309,4 +287,4 @@ def _words(problem: Exception) -> str:
 
 
 if __name__ == "__main__":
-    work(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), Path(sys.argv[5]))
+    work(*sys.argv[1:])

@@ -7,31 +7,28 @@ native instruction there", never "is it fast".
 
 Compilation happens in a child process per target (`lab.check.aot_worker`), with TRITON_INTERPRET removed from its
 environment: a compiler that aborts costs one row and not this process, and tests that run kernels in Triton's
-interpreter can still ask for a table. One child compiles its jobs one after another; when it dies, the job it was at
-becomes an `error` row with the signal and the compiler's last words, and a new child goes on behind it. Given up for
-that: speed. The children share Triton's own cache, so a second table is quick.
+interpreter can still ask for a table. One child compiles one job after another; when it dies, the job it was at
+becomes an `error` row with the signal and the compiler's message, and a new child continues after it. The children
+share Triton's own cache, so a second table is quick.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 import textwrap
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any
 
-from lab.base.errors import REPOSITORY, BadInput
-from lab.check.aot import NO_TRITON, AotRow, limits, one_line
+import msgspec
+
+from lab.base.errors import BadInput
+from lab.check.aot import NO_TRITON, AotRow, Plan, Refused, limits, one_line
+from lab.check.child import Child
 
 TARGETS = (80, 90, 100, 120, 121)
 FAMILIES = "lab.check.families:load"
 PROBE = "lab.check.aot_worker:probe"
-CHILD_SECONDS = 1800
+JOB_LIMIT_S = 1800.0
 WIDTH = 120
 
 
@@ -53,59 +50,41 @@ def probe_rows(targets: Sequence[int] = (90, 100, 120, 121)) -> list[AotRow]:
 
 
 def _compile_target(provider: str, name: str, target: int) -> list[AotRow]:
-    rows: list[AotRow] = []
-    done, plan, version = 0, None, ""
-
-    def row(candidate: str, build: str, **figures: Any) -> AotRow:
-        figures.setdefault("compiler", f"triton {version}" if version else "")
-        return AotRow(family=name, candidate=candidate, build=build, target=target, **figures)
-
-    while plan is None or done < len(plan):
-        lines, death = _child(provider, name, target, done)
-        for line in lines:
-            if "refused" in line:
-                raise BadInput(*line["refused"])
-            if "failed" in line:
-                return [row("(family)", "", status="error", message=line["failed"])]
-            if "plan" in line:
-                plan, version = line["plan"], line["triton"]
-            else:
-                rows += [row(**{"build": "", **figures}) for figures in line["rows"]]
-                done += 1
-        if plan is None:  # it died while the family was being imported
-            return [row("(family)", "", status="error", message=death or "the compiling process said nothing")]
-        if done < len(plan):
-            candidate, build = plan[done]
-            rows.append(row(candidate, build, status="error", message=death or "the compiling process ended early"))
-            done += 1
-    if not version:
-        rows.append(row("(triton)", "", status="skipped", message=NO_TRITON))
-    return rows
-
-
-def _child(provider: str, name: str, target: int, first: int) -> tuple[list[dict[str, Any]], str]:
-    """Lines that one child wrote, and how it died ("" when it did not)."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    inherited = environment.get("PYTHONPATH")
-    environment["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *([inherited] if inherited else [])])
-    with tempfile.TemporaryDirectory() as folder:
-        out, log = Path(folder) / "rows.jsonl", Path(folder) / "errors.txt"
-        out.touch()
-        command = [sys.executable, "-m", "lab.check.aot_worker", provider, name, str(target), str(first), str(out)]
-        with log.open("a+b") as errors:
+    rows: list[AotRow] = []
+    plan: Plan | None = None
+    at, compiler = 0, ""
+
+    def failed(candidate: str, build: str, message: str, status: str = "error") -> AotRow:
+        return AotRow(name, candidate, build, target, compiler, status, message)
+
+    with tempfile.TemporaryFile("a+b") as errors:
+        while plan is None or at < len(plan.jobs):
+            child = Child("lab.check.aot_worker", provider, name, str(target), environment=environment, errors=errors)
             try:
-                code = subprocess.run(
-                    command, stdout=subprocess.DEVNULL, stderr=errors, env=environment, timeout=CHILD_SECONDS
-                ).returncode
-                death = "" if code == 0 else f"compiler exited with {code}"
-                if code < 0:
-                    death = f"compiler died of {signal.Signals(-code).name}"
-            except subprocess.TimeoutExpired:
-                death = f"no result within {CHILD_SECONDS} s"
-        words = log.read_text(encoding="utf-8", errors="replace").strip()
-        # A line cut short by the death of the child is not a result.
-        lines = [json.loads(text) for text in out.read_text(encoding="utf-8").split("\n")[:-1]]
-    return lines, f"{death}: {one_line(words)}" if death and words else death
+                told = msgspec.json.decode(child.answer(JOB_LIMIT_S), type=Plan | Refused)
+                if isinstance(told, Refused):
+                    if told.where:
+                        raise BadInput(told.where, told.what, told.remedy)
+                    return [failed("(family)", "", told.what)]
+                plan, compiler = told, f"triton {told.triton}" if told.triton else ""
+                while at < len(plan.jobs):
+                    child.ask(str(at).encode())
+                    rows += msgspec.json.decode(child.answer(JOB_LIMIT_S), type=list[AotRow])
+                    at += 1
+            except (TimeoutError, EOFError, BrokenPipeError) as gone:
+                slow = isinstance(gone, TimeoutError)
+                death = f"no result within {JOB_LIMIT_S:.0f} s" if slow else f"compiler died of {child.death()}"
+                errors.seek(0)
+                words = errors.read().decode(errors="replace").strip()
+                job = plan.jobs[at] if plan else ("(family)", "")
+                rows.append(failed(*job, f"{death}: {one_line(words)}" if words else death))
+                if plan is None:
+                    return rows
+                at += 1
+            finally:
+                child.stop()
+    return rows if plan.triton else [*rows, failed("(triton)", "", NO_TRITON, "skipped")]
 
 
 COLUMNS = ("target", "regs", "spill B", "smem B", "threads", "blk/SM", "limit", "matrix instruction", "fits")

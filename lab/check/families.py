@@ -59,7 +59,7 @@ class Family:
 
     @property
     def peers(self) -> tuple[str, ...]:
-        """The candidates that stand for a library a user may have: of peers/, and a framework's own operators."""
+        """The candidates that call a library: those of peers/, and a framework's own operators."""
         return tuple(name for name, module in self.modules.items() if is_peer(module))
 
     def workload(self, workload_id: str) -> Workload:
@@ -75,21 +75,20 @@ class Family:
         if name not in self.candidates:
             for module, reason in self.unavailable.items():
                 if name in module or module.rpartition("/")[2] in name:
-                    raise BadInput(
-                        f"kernels/{self.name}/{module}.py", f"cannot be imported ({reason})", "see `lab doctor`"
-                    )
+                    where = f"kernels/{self.name}/{module}.py"
+                    raise BadInput(where, f"cannot be imported ({reason})", "see `lab doctor`")
             raise BadInput(f"kernels/{self.name}", f'no candidate is named "{name}"', nearest(name, self.candidates))
         return self.candidates[name]
 
 
 def is_peer(module: str) -> bool:
-    """True for a module of a family, a path in its folder, whose candidates are somebody else's library."""
+    """True for a module, a path in the family's folder, whose candidates call a library."""
     folder, _, stem = module.rpartition("/")
     return folder == PEERS or stem.startswith(FRAMEWORK)
 
 
 def candidate_files(name: str) -> list[Path]:
-    """The modules of a family that hold candidates: ours by name, whichever folder they lie in, then its peers."""
+    """The modules of a family that hold candidates: ours by name, of either folder, then its peers."""
     folder = FOLDER / name
     own = [p for place in (folder, folder / CONTROLS) for p in place.glob("*.py")]
     ours = sorted((p for p in own if p.stem.startswith(CANDIDATE_PREFIXES)), key=lambda p: p.stem)
@@ -113,12 +112,9 @@ def load(name: str) -> Family:
     folder = FOLDER / name
     for file in NEEDED_FILES:
         if not (folder / file).exists():
-            raise BadInput(
-                folder, f"{file} is missing", "a family cannot be judged without its reference, cost and cases"
-            )
-    own = importable()
-    if own:
-        raise BadInput("kernels", own, "run from the repository, or uninstall that package in this environment")
+            remedy = "a family cannot be judged without its reference, cost and cases"
+            raise BadInput(folder, f"{file} is missing", remedy)
+    _refuse_shadow()
     if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None:
         interpreter.share_patches()
     package = importlib.import_module(f"kernels.{name}")
@@ -195,6 +191,11 @@ def importable() -> str:
     return ""
 
 
+def _refuse_shadow() -> None:
+    if own := importable():
+        raise BadInput("kernels", own, "run from the repository, or uninstall that package in this environment")
+
+
 def version_tuple(version: str) -> tuple[int, ...]:
     """The leading numbers of a version: "3.6.0+cu130" -> (3, 6, 0)."""
     return tuple(int(n) for n in re.findall(r"\d+", version.split("+")[0])[:3])
@@ -267,20 +268,18 @@ def described(family: Family, capability: tuple[int, int]) -> Launches:
 @cache
 def launches(name: str, capability: tuple[int, int]) -> Launches:
     """`described`, kept between processes for these sources and packages: a judge of rows then imports no torch."""
-    if own := importable():
-        raise BadInput("kernels", own, "run from the repository, or uninstall that package in this environment")
+    _refuse_shadow()
     from kernels import build_cache
 
     def make(folder: Path) -> None:
         (folder / "launches.json").write_bytes(msgspec.json.encode(described(load(name), capability)))
 
-    # A package that comes or goes changes the folder it lies in.
+    # An installed or removed package changes its folder's time.
     packages = [f"{place} {os.stat(place).st_mtime_ns}" for place in sys.path if os.path.exists(place)]
     parts = [sources_hash(name), str(capability), sys.version, os.environ.get("TRITON_INTERPRET", ""), *packages]
     try:
-        return msgspec.json.decode(
-            (build_cache.kept(f"launches-{name}", parts, make) / "launches.json").read_bytes(), type=Launches
-        )
+        made = build_cache.kept(f"launches-{name}", parts, make) / "launches.json"
+        return msgspec.json.decode(made.read_bytes(), type=Launches)
     except OSError:  # no place to keep it
         return described(load(name), capability)
 

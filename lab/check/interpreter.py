@@ -1,4 +1,4 @@
-"""Triton's interpreter, told to prepare `triton.language` once a launch and not once a call.
+"""Triton's interpreter, patched to prepare `triton.language` once a launch and not once a call.
 
 The interpreter runs a kernel as Python: before the body it replaces every builtin of `triton.language` by one on NumPy,
 and puts the old ones back behind it. It does the same around each @triton.jit function that the body calls, where it

@@ -11,9 +11,11 @@ from typing import Any
 
 from lab.base.console import print_json
 
+MSGSPEC = "pip install 'msgspec>=0.20,<0.23', or its wheel"  # what a machine needs that does no more than measure
+
 
 def show(as_json: bool, value: Callable[[], Any], text: Callable[[], str]) -> None:
-    """Print the JSON for programs or the text for people; the other one is not made."""
+    """Print the JSON for programs or the text for people; only what is printed is computed."""
     if as_json:
         print_json(value())
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lab.base.errors import BadInput, nearest
@@ -18,14 +19,14 @@ def phases(arguments: Namespace) -> int:
     from lab.card import phases
     from lab.row import store
 
-    keys = ("id", "row", "system", "device", "title", "question", "family", "control", "candidate", "card_hash")
+    keys = ("id", "row", "system", "device", "title", "question", "family", "control", "candidate")
 
     def value(c: Card) -> dict[str, Any]:
-        own = {k: getattr(c, k) for k in (*keys, "gate_hash", "workloads")}
+        own = {k: getattr(c, k) for k in (*keys, "card_hash", "gate_hash", "workloads")}
         return own | {"recorded": [r.verdict.id for r in c.recorded], "measured": store.measured_devices(c.id)}
 
-    cards = phases.cards().values()
-    show(arguments.json, lambda: [value(c) for c in cards], lambda: _by_system(list(cards)))
+    cards = list(phases.cards().values())
+    show(arguments.json, lambda: [value(c) for c in cards], lambda: _by_system(cards))
     return 0
 
 
@@ -35,7 +36,7 @@ def _by_system(cards: list[Card]) -> str:
     from lab.write import listing
 
     lines = []
-    for system, what in vocabulary.systems().items():
+    for system, what in vocabulary.words().system.items():
         own = [c for c in cards if c.system == system]
         lines += [f"{system}: {what}"] if own else []
         for c in own:
@@ -50,7 +51,6 @@ def judge(arguments: Namespace) -> int:
     """The board and a sentence each; 1 when --fail-on names a word that was given."""
     from lab.card import phases
     from lab.judge import rules
-    from lab.write import listing
 
     if not arguments.rows and (arguments.arm or arguments.map):
         raise BadInput("lab judge", "--arm and --map need --rows", "give --rows control=FILE --rows candidate=FILE")
@@ -68,20 +68,15 @@ def judge(arguments: Namespace) -> int:
         return 1 if outcome.judgement.verdict.word in fail_on else 0
     chosen = list(phases.cards().values()) if arguments.all else [phases.card(p) for p in arguments.phase]
     judgements = _judged(chosen, arguments)
-    if arguments.json:
-        show(True, lambda: [j.to_json() for j in judgements], str)
-    else:
-        _print_board(judgements, arguments)
-        for c in () if arguments.all else chosen:
-            if names := listing.elsewhere(c):
-                where = " and ".join(f"notebooks/{name}.ipynb" for name in names)
-                print(f"{c.id}: its figures are formed and judged in {where}")
+    show(arguments.json, lambda: [j.to_json() for j in judgements], lambda: _board(chosen, judgements, arguments))
     return 1 if any(j.verdict.word in fail_on for j in judgements) else 0
 
 
 def _judged(chosen: list[Card], arguments: Namespace) -> list[Judgement]:
+    from lab.base import devices
     from lab.judge import verdicts
     from lab.row import store
+    from lab.write import listing
 
     if arguments.evidence == "recorded":
         return verdicts.judge_recorded(chosen)
@@ -90,22 +85,32 @@ def _judged(chosen: list[Card], arguments: Namespace) -> list[Judgement]:
         if arguments.device and not arguments.all:
             store.refuse_unmeasured(c.id, arguments.device)
         places = store.measured_devices(c.id)
+        ours = (c.family or not c.recorded) and c.device in devices.ids()
+        if ours and not (places or arguments.all or arguments.device):
+            waiting = verdicts.judge_measured(c, c.device)  # BLOCKED, and the reason names what is missing
+            remedy = f": `lab measure {c.id}` makes its rows" if c.family and not listing.elsewhere(c) else ""
+            judgements.append(replace(waiting, note=f"Not measured yet{remedy}"))
         judgements += [verdicts.judge_measured(c, d) for d in places if arguments.device in (None, d)]
     return judgements
 
 
-def _print_board(judgements: list[Judgement], arguments: Namespace) -> None:
-    from lab.card import phases
+def _board(chosen: list[Card], judgements: list[Judgement], arguments: Namespace) -> str:
+    """The board, a sentence a verdict where cards were named or it has a note, and the notebooks of cards named."""
     from lab.write import listing, writeup
 
-    if judgements:
-        print(writeup.board(judgements))
-    elif arguments.all or not any(listing.elsewhere(phases.card(p)) for p in arguments.phase):
-        print(f"no {arguments.evidence} evidence for these cards")
+    named = [] if arguments.all else chosen
+    elsewhere = {c.id: names for c in named if (names := listing.elsewhere(c))}
+    lines = [(writeup.board if named else writeup.overview)(judgements)] if judgements else []
+    if not judgements and not elsewhere:
+        lines.append(f"no {arguments.evidence} evidence for these cards")
     for j in judgements:
-        if not arguments.all or j.note:
+        if named:
             where = f"{j.phase} on {j.evidence} evidence, {j.device}"
-            print(f"\n{where}: {j.verdict.word}. {j.verdict.reason}. {j.note}".rstrip())
+            lines.append(f"\n{where}: {j.verdict.word}. {j.verdict.reason}. {j.note}".rstrip())
+    for card_id, names in elsewhere.items():
+        where = " and ".join(f"notebooks/{name}.ipynb" for name in names)
+        lines.append(f"{card_id}: its figures are formed and judged in {where}")
+    return "\n".join(lines)
 
 
 def audit(arguments: Namespace) -> int:
@@ -128,37 +133,63 @@ def rows(arguments: Namespace) -> int:
 
 def write(arguments: Namespace) -> int:
     """One card's writeup, or the README's table."""
-    from lab.card import phases
-    from lab.check import families
-    from lab.study import flips
-    from lab.write import notes, writeup
-
     if [bool(arguments.phase), arguments.readme, arguments.notes].count(True) != 1:
         raise BadInput("lab write", "needs one card id, or --readme or --notes alone", "see `lab phases`")
+    if arguments.phase:
+        return _writeup(arguments)
+    from lab.check import families
+    from lab.study import flips
+    from lab.write import notes, readme, rivals
+
+    families.interpret_on_cpu()
     if arguments.notes:
-        families.interpret_on_cpu()
         for name in families.names():
             notes.path(name).write_text(notes.written(name, notes.path(name).read_text(encoding="utf-8")), "utf-8")
         return 0
-    out = arguments.out
-    if arguments.readme:
-        families.interpret_on_cpu()
-        out = out or flips.README
-        text = flips.readme(flips.README.read_text(encoding="utf-8"), flips.flips())
-    else:
-        text = writeup.write(phases.card(arguments.phase))
-    if out is None:
-        print(text, end="")
-        return 0
+    out = arguments.out or readme.FILE
+    text = readme.written(readme.FILE.read_text(encoding="utf-8"), flips.flips())
     try:
+        rivals.write(rivals.FILE if out == readme.FILE else out.with_name(rivals.FILE.name))
         out.write_text(text, encoding="utf-8")
     except OSError as error:
         raise BadInput(out, f"cannot be written ({error.strerror})", "choose another --out") from None
     return 0
 
 
+def _writeup(arguments: Namespace) -> int:
+    """A card's page as a file; 1 when a number of the author's prose is no figure of the card."""
+    import sys
+    from pathlib import Path
+
+    from lab.card import phases
+    from lab.study.own import verdict
+    from lab.write import pages, writeup
+
+    kind = writeup.format_of(arguments.format, arguments.out)
+    if kind == "pdf" and arguments.out is None:
+        raise BadInput("--format pdf", "a PDF is no text", "give --out FILE.pdf")
+    own = arguments.phase.endswith(".toml")
+    card = phases.load(Path(arguments.phase)) if own else phases.card(arguments.phase)
+    judged = pages.judged([card])
+    if arguments.rows:
+        judged.insert(0, verdict.judge(card, arguments.rows, arguments.arm, arguments.map, arguments.device).judgement)
+    try:
+        text, flagged = writeup.made(pages.page_of(card, judged), kind, arguments.out)
+        if isinstance(text, bytes):
+            arguments.out.write_bytes(text)
+        elif arguments.out:
+            arguments.out.write_text(text, encoding="utf-8")
+        else:
+            print(text, end="")
+    except OSError as error:
+        raise BadInput(arguments.out, f"cannot be written ({error.strerror})", "choose another --out") from None
+    for line in flagged:
+        print(f"lab: {card.path.with_suffix('.md').name} {line}", file=sys.stderr)
+    return 1 if flagged else 0
+
+
 def verdicts(arguments: Namespace) -> int:
     """The main job; 1 when a check, a notebook or an unexplained verdict fails."""
-    from lab.write import site
+    from lab.write import replay
 
-    return site.verdicts(arguments.out, as_json=arguments.json)
+    return replay.run(arguments.out, as_json=arguments.json)

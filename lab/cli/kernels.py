@@ -41,7 +41,10 @@ def check(arguments: Namespace) -> int:
 
 def compile(arguments: Namespace) -> int:
     """The ahead-of-time table; 1 when a row is an error."""
+    from msgspec.structs import replace
+
     from lab.check import aot, compile
+    from lab.row import store
 
     if not arguments.probe and not arguments.family:
         raise BadInput("lab compile", "no family named", "name a folder of kernels/, or pass --probe")
@@ -49,7 +52,8 @@ def compile(arguments: Namespace) -> int:
     if arguments.probe:
         rows = compile.probe_rows()
         if arguments.write:
-            aot.keep(rows, datetime.date.today().isoformat())
+            today = datetime.date.today().isoformat()
+            store.append_all(aot.PROBED.parent, [replace(row, date=today) for row in rows])
     else:
         rows = compile.compile_family(arguments.family, targets or compile.TARGETS)
     show(arguments.json, lambda: [row.to_json() for row in rows], lambda: compile.render(rows))
@@ -66,9 +70,8 @@ def measure(arguments: Namespace) -> int:
         seconds=arguments.seconds,
         timer=arguments.timer,
         l2=arguments.l2,
-        peers=arguments.peers,
         budget_s=measure.parse_budget(arguments.budget) if arguments.budget else math.inf,
-        rest=measure.parse_rest(arguments.rest),
+        rest=arguments.rest,
     )
     if not arguments.phase and not arguments.ceilings:
         raise BadInput("lab measure", "needs card ids or --ceilings", "see `lab phases`")

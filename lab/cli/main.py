@@ -20,6 +20,7 @@ from typing import Any
 
 from lab import __version__
 from lab.base.errors import BadInput
+from lab.cli import MSGSPEC
 
 Arg = tuple[tuple[str, ...], dict[str, Any]]
 
@@ -211,8 +212,13 @@ COMMANDS = {
         several("--healthy", "with --write", metavar='"METRIC SHAPE=LOW:HIGH"'),
     )),
     "write": Command("lab.cli.cards:write",
-        "one phase's writeup in Markdown, or the tables of README.md and NOTES.md", (
-        arg("phase", nargs="?"),
+        "one card's writeup as Markdown, HTML or PDF, or the tables of README.md and NOTES.md", (
+        arg("phase", nargs="?", help="a card's id; with --rows also the path of one of your own"),
+        arg("--rows", action="append", metavar="[ARM=]FILE", help="of somebody's own A/B, as `lab judge` takes them"),
+        several("--arm", "with --rows FILE: tells the arms apart", metavar="ARM:FIELD=VALUE"),
+        several("--map", "with --rows: which figures a workload takes", metavar="WORKLOAD:FIELD=VALUE"),
+        arg("--device", help="with --rows: the GPU the files are from"),
+        arg("--format", choices=("md", "html", "pdf"), help="default: by the suffix of --out, else md"),
         flag("--readme", "make the README's table again from cards and rows"),
         flag("--notes", "make the table of every family's NOTES.md again from rows"),
         arg("--out", type=Path, help="a file; default standard output"),
@@ -234,19 +240,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # here, where a reader that went away is caught, and not at exit
         return code
     except BadInput as error:
-        print(f"lab: {error}", file=sys.stderr)
-        return 2
+        refusal = str(error)
     except ModuleNotFoundError as error:
         if error.name != "msgspec":
             raise
-        # Nothing works without it, `lab doctor` neither; a machine without a network is given its wheel.
-        remedy = "pip install 'msgspec>=0.19,<0.23', or pip install its wheel"
-        print(f"lab: msgspec is not installed; {remedy}", file=sys.stderr)
-        return 2
+        refusal = f"msgspec is not installed; {MSGSPEC}"  # nothing works without it, `lab doctor` neither
     except BrokenPipeError:
         # The reader (head, less) went away: not an error of ours. Keep Python from complaining at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    print(f"lab: {refusal}", file=sys.stderr)
+    return 2
 
 
 def _parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:

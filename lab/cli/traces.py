@@ -79,15 +79,18 @@ def _sides(arguments: Namespace) -> list[Breakdown]:
 
     names = arguments.side if isinstance(arguments.side, list) else [arguments.side]
     known = [n for n in names if n in breakdowns.recorded_ids()]
-    unit = {"step": "ms/step", "token": "us/token"}.get(arguments.per) if arguments.per else None
+    unit = {"step": "ms/step", "token": "us/token", None: None}[arguments.per]
     if unit is None and len(known) == len(names) > 1:
         unit = diff.common_unit(known)
-    totals = _pair("--total", getattr(arguments, "total", None))
     found = []
-    for i, name in enumerate(names):
-        timed = f"us/{arguments.per}" if arguments.per else "us"
-        recorded = diff.side(name, unit if totals[i] is None else timed, totals[i])
-        found.append(recorded or _measured(name, arguments, i))
+    for i, (name, total) in enumerate(zip(names, _pair("--total", getattr(arguments, "total", None)), strict=False)):
+        if name not in known:
+            found.append(_measured(name, arguments, i))
+        elif total is None:
+            found.append(breakdowns.from_recorded(name, unit))
+        else:
+            timed = f"us/{arguments.per}" if arguments.per else "us"
+            found.append(diff.in_time(breakdowns.from_recorded(name, "%"), total, timed))
     return found
 
 
@@ -98,18 +101,14 @@ def _measured(name: str, arguments: Namespace, i: int) -> Breakdown:
     if not Path(name).exists():
         close = nearest(name, breakdowns.recorded_ids())
         raise BadInput("lab diff", f'"{name}" is neither a file nor a recorded breakdown', close)
-    nvtx = getattr(arguments, "nvtx_b", None) if i else None
-    window = {"nvtx": nvtx or arguments.nvtx, "time": arguments.time, "replay": arguments.replay}
-    trace = files.read(name)
-    trace = report.windowed(trace, Namespace(**window, steady=arguments.steady, nth=None, graph=None))
+    nvtx = (getattr(arguments, "nvtx_b", None) if i else None) or arguments.nvtx
+    window = Namespace(**{**vars(arguments), "nvtx": nvtx, "nth": None, "graph": None})
+    trace = report.windowed(files.read(name), window)
     steps, tokens = _pair("--steps", arguments.steps)[i], _pair("--tokens", arguments.tokens)[i]
     if steps and tokens:
         raise BadInput("--steps", "given together with --tokens", "choose one unit")
-    rules = categories.load(arguments.rules)
-    if tokens:
-        return breakdowns.from_trace(trace, rules, tokens, "token")
-    steps = steps or (float(trace.steps) if trace.steps else None)
-    return breakdowns.from_trace(trace, rules, steps, "step") if steps else breakdowns.from_trace(trace, rules)
+    count, per = (tokens, "token") if tokens else (steps or trace.steps or 1, "step" if steps or trace.steps else "")
+    return breakdowns.from_trace(trace, categories.load(arguments.rules), float(count), per)
 
 
 def _pair(flag: str, text: str | None) -> tuple[float | None, float | None]:
@@ -139,8 +138,7 @@ def amdahl(arguments: Namespace) -> int:
         workload, by = projection.measured(arguments.measured, arguments.device, arguments.workload)
         what += f", sped up as {arguments.measured} at {workload} on {arguments.device}"
     else:
-        by = Interval.of(arguments.speedup)
-        by = Interval(*[arguments.speedup] * 3) if math.isinf(arguments.speedup) else by
+        by = Interval(*[arguments.speedup] * 3)
     asked = []
     if arguments.needs:
         try:

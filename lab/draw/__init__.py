@@ -1,21 +1,41 @@
-"""Figures in one style (`style`), one module for each kind: roofline, breakdown, waterfall, sweep, timeline, outcomes.
+"""Figures in one style (`style`), one module for each kind: roofline, breakdown, waterfall, sweep, timeline, outcomes,
+rivals.
 
 In: points, breakdowns, differences, sweeps, traces. Out: matplotlib figures that save as SVG or PNG.
 Door: `from lab import draw`, then `draw.roofline(device, points)`, `draw.save(figure, path)` and the names below.
 """
 
 from lab.draw.breakdown import bars, breakdown
+from lab.draw.comparison import Group, Mark, Side, arms, conditions
 from lab.draw.outcomes import launches
+from lab.draw.plots import grid, levels, lines, scatter
+from lab.draw.rivals import rivals
 from lab.draw.roofline import Point, point, roofline
-from lab.draw.style import BLUE, CARD, GREEN, INK, ORANGE, PURPLE, SOFT, STYLE, VERMILLION, WIDTH_IN, plain, save, svg
-from lab.draw.sweep import COLOURS, DASHES, MARKERS, batch_curves, curves
+from lab.draw.style import (
+    BLUE,
+    CARD,
+    GREEN,
+    INK,
+    ORANGE,
+    PURPLE,
+    SOFT,
+    STYLE,
+    VERMILLION,
+    WIDTH_IN,
+    plain,
+    png,
+    save,
+    svg,
+)
+from lab.draw.sweep import COLOURS, DASHES, MARKERS, curves, times
 from lab.draw.timeline import divided, occupancy, timeline
 from lab.draw.waterfall import gap
 
 # fmt: off
 __all__ = [
-    "BLUE", "CARD", "COLOURS", "DASHES", "GREEN", "INK", "MARKERS", "ORANGE", "PURPLE", "SOFT", "STYLE", "VERMILLION",
-    "WIDTH_IN", "Point", "bars", "batch_curves", "breakdown", "curves", "divided", "gap", "launches", "occupancy",
-    "plain", "point", "roofline", "save", "svg", "timeline",
+    "BLUE", "CARD", "COLOURS", "DASHES", "GREEN", "INK", "MARKERS", "ORANGE", "PURPLE", "SOFT", "STYLE",
+    "VERMILLION", "WIDTH_IN", "Group", "Mark", "Point", "Side", "arms", "bars", "breakdown", "conditions",
+    "curves", "divided", "gap", "grid", "launches", "levels", "lines", "occupancy", "plain", "png", "point",
+    "rivals", "roofline", "save", "scatter", "svg", "timeline", "times",
 ]
 # fmt: on

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from lab.base.errors import BadInput
@@ -39,8 +37,7 @@ def expectations(panels: Sequence[tuple[str, Sequence[Expectation]]], lines_at: 
 
 
 def _expectations(axes: Axes, label: str, panel: Sequence[Expectation], line: float | None) -> None:
-    axes.set_facecolor(style.CARD)
-    axes.spines[["top", "right"]].set_visible(False)
+    style.clean(axes)
     bar: Any = {"height": 0.5, "color": "#ffffff", "edgecolor": style.BLUE, "hatch": "////"}
     for y, e in enumerate(panel):
         low, high = e.expected
@@ -90,8 +87,7 @@ def staircase(panels: Sequence[Stairs]) -> Figure:
 
 def _stairs(axes: Axes, stairs: Stairs) -> None:
     top = stairs.peer
-    axes.set_facecolor(style.CARD)
-    axes.spines[["top", "right"]].set_visible(False)
+    style.clean(axes)
     axes.axhline(top, color=style.ORANGE, lw=1.4, ls="--")
     words = f"vLLM {top:g} {stairs.unit}, 100 %"
     axes.annotate(words, (-0.5, top), xytext=(4, 4), textcoords="offset points", fontsize=8.5)
@@ -119,6 +115,7 @@ def _stairs(axes: Axes, stairs: Stairs) -> None:
 # Changes per launch ---------------------------------------------------------------------------------------------------
 
 
+@style.styled
 def launches(rows: Sequence[tuple[str, float, float]], floor_pct: float) -> Figure:
     """(title, change of the sum, change per launch) in %, each as a line between the two, the noise floor shaded.
 
@@ -126,24 +123,22 @@ def launches(rows: Sequence[tuple[str, float, float]], floor_pct: float) -> Figu
     """
     if not rows:
         raise BadInput("launches", "no subject has both arms and both launch counts", "give those of launch-drift")
-    with matplotlib.rc_context({"font.size": 9, "svg.fonttype": "none"}):
-        figure = Figure(figsize=(style.WIDTH_IN, 0.9 + 0.27 * len(rows)), facecolor=style.CARD)
-        FigureCanvasAgg(figure)
-        axes = figure.add_axes((0.36, 0.19, 0.61, 0.68), facecolor=style.CARD)
-        axes.axvspan(-floor_pct, floor_pct, color=style.SOFT, alpha=0.18, linewidth=0)
-        axes.axvline(0.0, color=style.SOFT, linewidth=0.8)
-        for y, (_, raw, each) in enumerate(rows):
-            axes.plot([raw, each], [y, y], color=style.SOFT, linewidth=1.0, zorder=1)
-        places = range(len(rows))
-        summed: Any = {"marker": "D", "facecolors": style.CARD, "edgecolors": style.VERMILLION, "s": 28, "zorder": 2}
-        axes.scatter([r[1] for r in rows], places, label="time of the capture", **summed)
-        single: Any = {"marker": "o", "color": style.BLUE, "s": 28, "zorder": 3}
-        axes.scatter([r[2] for r in rows], places, label="time per launch", **single)
-        axes.set_yticks(list(places), [title for title, _, _ in rows])
-        axes.invert_yaxis()
-        axes.set_xlabel(f"change against the control in %; shaded: the {floor_pct:g} % floor")
-        axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False)
-        for side in ("top", "right", "left"):
-            axes.spines[side].set_visible(False)
-        axes.tick_params(axis="y", length=0)
+    figure, axes = style.blank(0.9 + 0.27 * len(rows))
+    style.clean(axes, left=False)
+    axes.axvspan(-floor_pct, floor_pct, color=style.SOFT, alpha=0.18, linewidth=0)
+    axes.axvline(0.0, color=style.SOFT, linewidth=0.8)
+    places = range(len(rows))
+    axes.hlines(places, [raw for _, raw, _ in rows], [each for *_, each in rows], color=style.SOFT, linewidth=1.0)
+    for value, words, marker, colour, ground in (
+        (1, "time of the capture", "D", style.VERMILLION, style.CARD),
+        (2, "time per launch", "o", style.BLUE, style.BLUE),
+    ):
+        axes.plot(
+            [row[value] for row in rows], places, ls="", marker=marker, ms=5.5, mec=colour, mfc=ground, label=words
+        )
+    axes.set_yticks(list(places), [title for title, _, _ in rows])
+    axes.invert_yaxis()
+    axes.set_xlabel(f"change against the control in %; shaded: the {floor_pct:g} % floor")
+    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False)
+    axes.tick_params(axis="y", length=0)
     return figure

@@ -15,6 +15,8 @@ from lab.base.errors import BadInput, nearest
 from lab.base.facts import Fact, to_base
 from lab.draw import style
 
+LABELLED = 4  # points; the labels of more lie on each other
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 CLOSE = 1.6  # lines nearer than this factor share a label: at this height less than a line of text lies between them
 PIPE_COLOURS = {"bf16": style.BLUE, "fp8": style.GREEN, "int8": style.PURPLE, "fp4": style.VERMILLION}
 PIPE_COLOURS |= {"f32": style.SOFT}
@@ -46,19 +48,25 @@ class Point:
     intensity:    operations per byte of compulsory traffic.
     rate_tflop_s: what was reached, in TFLOP/s.
     kind:         "measured", "recorded", "peer" or "modelled".
+    series:       what it belongs to (a candidate's name); where labels would pile up, the legend names series instead.
+    pipe:         the peak that its operations run on, "" for one that has none.
     """
 
     label: str
     intensity: float
     rate_tflop_s: float
     kind: str = "measured"
+    series: str = ""
+    pipe: str = ""
 
 
-def point(label: str, flops: float, bytes_moved: float, us: float, kind: str = "measured") -> Point:
+def point(
+    label: str, flops: float, bytes_moved: float, us: float, kind: str = "measured", series: str = "", pipe: str = ""
+) -> Point:
     """A point from operations, compulsory bytes and a time in us; raises BadInput unless all are positive."""
     if min(flops, bytes_moved, us) <= 0:
         raise BadInput("roofline plot", f"{label}: {flops=:g}, {bytes_moved=:g}, {us=:g}", "all must be above zero")
-    return Point(label, flops / bytes_moved, flops / us * 1e6 / 1e12, kind)
+    return Point(label, flops / bytes_moved, flops / us * 1e6 / 1e12, kind, series or label, pipe)
 
 
 def _roofs(fact: Fact) -> list[tuple[float, str]]:
@@ -129,12 +137,14 @@ class _Placer:
 
 @style.styled
 def roofline(
-    device: Device, points: Iterable[Point] = (), pipes: Sequence[str] = ("bf16",), title: str = "", seen: bool = True
+    device: Device, points: Iterable[Point] = (), pipes: Sequence[str] = (), title: str = "", seen: bool = True
 ) -> Figure:
     """The roofline of a device with points on it.
 
-    pipes: whose dense peaks to draw, one to four. A contradicting value of a peak or of the bandwidth is drawn too,
-           dashed and marked "also stated"; solid is the default of data/devices.toml.
+    Up to LABELLED points have their label beside them; more are told apart by series, colour and marker, in a legend.
+    pipes: whose dense peaks to draw, one to four; default those that the points name, bf16 where none does. A
+           contradicting value of a peak or of the bandwidth is drawn too, dashed and marked "also stated"; solid is
+           the default of data/devices.toml.
     seen:  also draw, dotted, the read ceiling and the pipes' ceilings that the device was seen to reach.
     Raises BadInput for a pipe without a peak, an unknown kind of point, and a point that is not positive and finite.
     """
@@ -145,6 +155,7 @@ def roofline(
         if not (0 < p.intensity < math.inf and 0 < p.rate_tflop_s < math.inf):
             what = f"{p.label}: intensity {p.intensity:g}, {p.rate_tflop_s:g} TFLOP/s"
             raise BadInput("roofline plot", what, "both must be positive and finite")
+    pipes = pipes or [*dict.fromkeys(p.pipe for p in points if p.pipe)] or ["bf16"]
     if not 1 <= len(pipes) <= 4:
         raise BadInput("roofline plot", f"{len(pipes)} pipes", "draw one to four of them")
     peaks = {pipe: _roofs(device.peak(pipe)) for pipe in pipes}
@@ -161,13 +172,16 @@ def roofline(
     axes.grid(True, which="major", color=style.GRID, linewidth=0.6)
     axes.minorticks_off()
     style.plain_ticks(axes.xaxis, axes.yaxis)
-    kinds = [k for k in KINDS if any(p.kind == k for p in points)]
-    for kind in kinds:
-        marker, colour, filled = KINDS[kind]
-        xs, ys = zip(*[(p.intensity, p.rate_tflop_s) for p in points if p.kind == kind], strict=True)
-        axes.plot(xs, ys, ls="", marker=marker, ms=6, mec=colour, mew=1.4, mfc=colour if filled else style.CARD,
-                  label=kind, zorder=3)  # fmt: skip
-    if kinds:
+    crowded = len(points) > LABELLED
+    looks = _by_series(points) if crowded else {kind: (kind, *look) for kind, look in KINDS.items()}
+    for key, (words, marker, colour, filled) in looks.items():
+        mine = [p for p in points if key == (p.series if crowded else p.kind)]
+        axes.plot([p.intensity for p in mine], [p.rate_tflop_s for p in mine], ls="", marker=marker, ms=5.5, mec=colour,
+                  mew=1.3, mfc=colour if filled else style.CARD, label=words if mine else "_", zorder=3)  # fmt: skip
+    if crowded:
+        figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8, handletextpad=0.2)
+        figure.set_figheight(style.HEIGHT_IN + 0.17 * math.ceil(len(looks) / 3))
+    elif points:
         axes.legend(loc="lower right", frameon=False, fontsize=8.5, handletextpad=0.2)
     figure.draw_without_rendering()  # fixes the layout, so that pixels mean something from here on
     figure.set_layout_engine("none")
@@ -176,9 +190,19 @@ def roofline(
         x, y = axes.transData.transform((p.intensity, p.rate_tflop_s))
         placer.boxes.append(Bbox.from_bounds(x - 4, y - 4, 8, 8))
     _draw_roofs(placer, device, peaks, bandwidths, seen)
-    for p in sorted(points, key=lambda p: -p.rate_tflop_s):
+    for p in () if crowded else sorted(points, key=lambda p: -p.rate_tflop_s):
         placer.put(p.intensity, p.rate_tflop_s, p.label, style.INK, AROUND)
     return figure
+
+
+def _by_series(points: Sequence[Point]) -> dict[str, tuple[str, str, str, bool]]:
+    """series -> (words, marker, colour, filled): ours filled, others hollow."""
+    kinds = {p.series: p.kind for p in points}
+    return {
+        name: (name if kind == "measured" else f"{name} ({kind})", MARKERS[(i + i // len(style.CYCLE)) % len(MARKERS)],
+               style.CYCLE[i % len(style.CYCLE)], kind == "measured")
+        for i, (name, kind) in enumerate(sorted(kinds.items(), key=lambda item: item[1]))
+    }  # fmt: skip
 
 
 def _draw_roofs(

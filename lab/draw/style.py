@@ -38,6 +38,7 @@ IDLE_LOOK: Look = ("#eeeeee", "")
 STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "killgate",
+    "text.parse_math": False,  # a name from a row may hold a dollar sign
     "font.family": "sans-serif",
     "font.size": 9,
     "text.color": INK,
@@ -69,12 +70,20 @@ def sheet(height_in: float) -> Figure:
     return figure
 
 
+def clean(axes: Axes, *, left: bool = True, grid: str = "") -> Axes:
+    """The axes without a frame, on the card's ground; left: keep the line of y; grid: "x", "y" or "both"."""
+    axes.set_facecolor(CARD)
+    axes.spines[["top", "right", *([] if left else ["left"])]].set_visible(False)
+    if grid:
+        axes.grid(True, axis=grid, color=GRID, linewidth=0.6)  # type: ignore[arg-type]
+        axes.set_axisbelow(True)
+    return axes
+
+
 def blank(height_in: float) -> tuple[Figure, Axes]:
     """An empty figure and its axes; call it inside a `styled` function."""
     figure = sheet(height_in)
-    axes = figure.add_subplot(facecolor=CARD)
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
+    return figure, clean(figure.add_subplot())
 
 
 def title(axes: Axes, text: str) -> None:
@@ -131,6 +140,17 @@ def svg(figure: Figure) -> str:
     figure.savefig(buffer, format="svg", facecolor=CARD, metadata={"Date": None, "Creator": None})
     # Numbers inside tags are coordinates; a number between tags is a label's and stays as it is.
     return re.sub(r"<[^>]+>", lambda tag: re.sub(r"(\d+\.\d{2})\d+", r"\1", tag.group()), buffer.getvalue())
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as a small PNG (96 dpi, at most 64 colours), the same bytes each time: for a page without trust."""
+    from PIL import Image
+
+    drawn, small = io.BytesIO(), io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=96, facecolor=CARD, metadata={"Software": None})
+    flat = Image.open(drawn).convert("RGB").quantize(64, dither=Image.Dither.NONE)
+    flat.save(small, format="png", optimize=True)
+    return small.getvalue()
 
 
 def save(figure: Figure, path: Path) -> Path:

@@ -1,7 +1,8 @@
-"""Sweeps: a metric against its axis by arm, with the ratio of two arms underneath; and time a sequence by batch."""
+"""Sweeps: a metric against its axis by arm, with the ratio of two arms underneath; and times over a shape."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from lab.draw import style
 
 COLOURS = (style.BLUE, style.VERMILLION, style.GREEN, style.PURPLE, style.ORANGE, style.INK)
 MARKERS, DASHES = ("o", "s", "^", "D", "v", "P"), ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)))
+ROUND_US = [step * 10**power for power in range(-1, 6) for step in (1, 2, 5)]
 STEPS_US = [step * 10**power for power in range(-1, 5) for step in (1, 1.5, 2, 3, 4, 5, 6, 8)]
 AXES = {
     "context": "tokens in the cache",
@@ -55,14 +57,12 @@ def curves(
     if len({s.axis for panel in every for s in panel}) > 1:
         raise BadInput("sweep plot", "curves over different axes", "draw them apart")
     for panel in panels:
-        if len({METRICS[s.metric][0] for s in panel}) > 1:
+        if len({METRICS[s.metric] for s in panel}) > 1:
             raise BadInput("sweep plot", f"units differ: {', '.join(s.metric for s in panel)}", "draw them apart")
     figure = style.sheet(0.7 + 2.3 * len(every))
     grid: Any = figure.subplots(len(every), 1, sharex=True, squeeze=False)[:, 0]
     for axes, panel in zip(grid, every, strict=True):
-        axes.set_facecolor(style.CARD)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(True, which="major", color=style.GRID, linewidth=0.6)
+        style.clean(axes, grid="both")
         for i, s in enumerate(panel):
             _curve(axes, i, s.xs, s.ys, s.label)
         if ratios and panel is every[-1]:
@@ -72,7 +72,7 @@ def curves(
                 axes.axhline(line, color=style.VERMILLION, lw=1.0, ls=":", label=f"gate {line:g}")
         else:
             names = {WORDS.get(s.metric, s.metric) for s in panel}
-            axes.set_ylabel(f"{' / '.join(sorted(names))}, {METRICS[panel[0].metric][0]}", fontsize=8.5)
+            axes.set_ylabel(f"{' / '.join(sorted(names))}, {METRICS[panel[0].metric]}", fontsize=8.5)
             if zero:
                 axes.set_ylim(0, 1.06 * max(y for s in panel for y in s.ys))
         axes.legend(frameon=False, fontsize=8.5, loc="best")
@@ -89,29 +89,42 @@ def _curve(axes: Axes, i: int, xs: Sequence[float], ys: Sequence[float], label: 
 
 
 @style.styled
-def batch_curves(curves: Mapping[str, Sequence[tuple[int, float]]], title: str, marks: Sequence[int] = ()) -> Figure:
-    """Time per sequence in us against the sequences of a batch, a curve an arm, both axes logarithmic.
+def times(
+    curves: Mapping[str, Sequence[tuple[int, float]]],
+    title: str,
+    axis: str = "sequences",
+    label: str = "us a sequence",
+    marks: Sequence[int] = (),
+    floor: Sequence[tuple[int, float]] = (),
+) -> Figure:
+    """Time against an axis of shapes, a curve a kernel, both axes logarithmic; the floor is dashed.
 
-    curves: arm -> (sequences, us per sequence) in any order. marks: batches after which a step would be a wave.
-    Raises BadInput for no curve, an empty one, more than six, and a value that is not positive.
+    curves: kernel -> (value, us) in any order. marks: values after which a step would be a wave.
+    Raises BadInput for nothing to draw, an empty curve, more than seven of them, and a value that is not positive.
     """
-    if not curves or len(curves) > len(COLOURS) or not all(curves.values()):
-        raise BadInput("batch plot", f"{len(curves)} curves, or one without a point", "give one to six curves")
-    if any(n < 1 or not us > 0 for points in curves.values() for n, us in points):
-        raise BadInput("batch plot", "a batch below 1 or a time that is not positive", "pass rows that are ok")
-    figure, axes = style.blank(3.6)
+    every = [*curves.values(), *([floor] if floor else [])]
+    if not every or len(curves) > len(style.CYCLE) or not all(every):
+        raise BadInput("times plot", f"{len(curves)} curves, or one without a point", "give one to seven curves")
+    if any(n < 1 or not us > 0 for points in every for n, us in points):
+        raise BadInput("times plot", "a value below 1 or a time that is not positive", "pass rows that are ok")
+    figure, axes = style.blank(3.6 + 0.18 * math.ceil(len(every) / 3))
     for i, (name, points) in enumerate(curves.items()):
-        xs, ys = zip(*sorted(points), strict=True)
-        _curve(axes, i, xs, ys, name)
+        look: Any = {"color": style.CYCLE[i], "marker": MARKERS[i % len(MARKERS)], "ls": DASHES[i % len(DASHES)]}
+        axes.plot(*zip(*sorted(points), strict=True), **look, ms=4, lw=1.3, mfc=style.CARD, label=name)
+    if floor:
+        axes.plot(*zip(*sorted(floor), strict=True), color=style.INK, lw=1.0, ls=(0, (6, 3)), label="floor")
     for mark in marks:
         axes.axvline(mark, color=style.SOFT, lw=0.8, ls=":")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
-    every = [us for points in curves.values() for _, us in points]
-    axes.set_yticks([t for t in STEPS_US if min(every) / 1.3 < t < 1.3 * max(every)])
+    us = [us for points in every for _, us in points]
+    wide = max(us) > 30 * min(us)
+    steps = [t for t in STEPS_US if not wide or t in ROUND_US]
+    axes.set_yticks([t for t in steps if min(us) / 1.3 < t < 1.3 * max(us)])
     style.plain_ticks(axes.xaxis, axes.yaxis)
     axes.minorticks_off()
-    axes.set(xlabel="sequences", ylabel="us a sequence")
+    axes.grid(True, color=style.GRID, linewidth=0.6)
+    axes.set(xlabel=axis, ylabel=label)
     style.title(axes, title)
-    axes.legend(frameon=False, fontsize=8.5, loc="best")
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     return figure

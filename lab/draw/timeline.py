@@ -178,12 +178,12 @@ def divided(trace: Trace, rules: Rules | None = None) -> dict[int, dict[str, dic
     trace.require_timeline("division of the span")
     rules = rules or categories.default()
     waits = rules.waits(trace.names)
-    devices = intervals.devices(trace, waits)
-    over = intervals.window(trace, devices)
+    devices = intervals.devices(trace, intervals.streams(trace, waits))
+    over = intervals.window(trace, intervals.together(list(devices.values())))
     if not over.ns:
         raise BadInput(trace.source, "has no device activity", "choose another window")
     found = {}
-    for gpu in (d.number for d in devices):
+    for gpu in devices:
         own = [a.take(a.device == gpu) for a in trace.activities]
         kernels, copies, opaque = own[0], own[1:3], own[3]
         waiting = waits[kernels.name]  # type: ignore[attr-defined]

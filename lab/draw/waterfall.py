@@ -67,8 +67,7 @@ def gap(d: Difference, names: tuple[str, str] = ("A", "B"), title: str = "") -> 
     figure = style.sheet(2.35 + 0.26 * len(rows))
     bars, falls = figure.subplots(2, 1, height_ratios=[1.25, 0.26 * len(rows) + 0.75])
     for axes in (bars, falls):
-        axes.set_facecolor(style.CARD)
-        axes.spines[["top", "right", "left"]].set_visible(False)
+        style.clean(axes, left=False)
         axes.tick_params(axis="y", length=0)
     sides = ([r.a for r in rows], d.a.whole), ([r.b for r in rows], d.b.whole)
     bars.set_xlim(0, max(max(sum(max(v, 0) for v in values), whole) for values, whole in sides) * 1.24)

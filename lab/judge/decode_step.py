@@ -1,10 +1,10 @@
-"""One decode step of a hybrid model as the sum of its parts, and what a smaller KV cache can take off it.
+"""One decode step of a hybrid model (attention and GDN layers) as a sum of parts, and what a smaller KV cache saves.
 
-Parts: reading the KV cache in the attention layers, reading and writing the recurrent state in the others, and reading
-the weights that the step's tokens touch. Each is timed in one of two ways:
+Parts: the KV-cache read of the attention layers, the recurrent state's read and write in the GDN layers, and the read
+of the weights that the step's tokens are routed to. Each is timed in one of two ways:
 
     floors     from the roofline: what no kernel can beat. Attention's share then does not depend on anybody's kernels,
-               and on a device where all three wait for memory not on its bandwidth either.
+               and on a device where all three are memory-bound not on its bandwidth either.
     from_rows  from measured kernels: the row nearest in batch and context, scaled by the two problems' floors, that is
                with the fraction of the roofline that the kernel reached there.
 
@@ -25,10 +25,9 @@ from lab.place import roofline
 from lab.row.records import Measurement
 
 ATTENTION, STATE, WEIGHTS = "attention", "state", "weights"
-NVFP4_BYTES = 4.5 / 8  # a weight: four bits, and one e4m3 scale for sixteen
+NVFP4_BYTES = 4.5 / 8  # a weight: four bits, and one e4m3 block scale for sixteen
 STATE_BYTES = 4.0  # float32, as all recorded models keep it
-# Sequences at which a mixture's `weight_bytes` were stated, in data/models.toml.
-MIXTURE_AT = 128
+MOE_SEQUENCES = 128  # at which an MoE's `weight_bytes` in data/models.toml were stated
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ def state_bytes(model: Model) -> float:
 
 
 def experts_read(model: Model, sequences: int) -> float:
-    """Share of a mixture's experts that a step of `sequences` tokens touches when tokens choose independently.
+    """Share of an MoE's experts that a step of `sequences` tokens activates when tokens are routed independently.
 
     1 - (1 - chosen / experts)^sequences; at 128 sequences 98 %, which is what the source of the weights' bytes says.
     """
@@ -78,13 +77,13 @@ def experts_read(model: Model, sequences: int) -> float:
 
 
 def read_weight_bytes(model: Model, sequences: int) -> float:
-    """Bytes of weights that one step reads: all of a dense model, the touched experts and all the rest of a mixture."""
+    """Bytes of weights that one step reads: all of a dense model; of an MoE the activated experts and all the rest."""
     stated = model.fact("weight_bytes").base
     if "experts" not in model.facts:
         return stated
     sizes = ("layers", "experts", "expert_ffn", "hidden")
     experts = 3 * math.prod(model.fact(n).base for n in sizes) * NVFP4_BYTES
-    return stated - experts * (experts_read(model, MIXTURE_AT) - experts_read(model, sequences))
+    return stated - experts * (experts_read(model, MOE_SEQUENCES) - experts_read(model, sequences))
 
 
 def parts(model: Model, sequences: int, context: int, value_bytes: float = 2.0, pipe: str = "bf16") -> tuple[Part, ...]:
@@ -164,7 +163,7 @@ def ceiling_pct(times: Iterable[Time], saved: float) -> float:
 
 @dataclass(frozen=True)
 class Room:
-    """What fits in a memory beside the weights. tokens: of cache in all; sequences: of one context, state included."""
+    """KV-cache capacity beside the weights. tokens: cached in all; sequences: of one context, state included."""
 
     tokens: int
     sequences: int

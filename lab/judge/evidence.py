@@ -2,8 +2,8 @@
 
 A reading is formed within one run: the newest run that holds both arms of a workload, never one arm from each. What a
 gate compares across workloads is read from one run too, where one holds it all. A row that is not ok gives its status
-instead of a number. Nothing may be faster than the device's datasheet allows: a cold
-row whose compulsory bytes or flops per microsecond exceed the datasheet peak makes the phase INVALID.
+instead of a number. A row with a cold L2 whose compulsory bytes or flops per microsecond exceed the datasheet's peak
+makes the phase INVALID.
 """
 
 from __future__ import annotations
@@ -21,54 +21,64 @@ from lab.card.gate import Reading, arrival_of, of_output
 from lab.place import roofline
 from lab.row.records import JUDGED, Measurement
 
+Pair = tuple[Measurement | None, Measurement | None]
+"""The control's and the candidate's row of one workload in one run."""
 
-def pairs(
-    rows: Iterable[Measurement], together: Iterable[Iterable[str]] = ()
-) -> dict[str, tuple[Measurement | None, Measurement | None]]:
+
+def _by_run(rows: Iterable[Measurement]) -> dict[str, dict[str, Pair]]:
+    """workload id -> run -> its pair."""
+    found: dict[str, dict[str, dict[str, Measurement]]] = {}
+    for row in rows:
+        if row.arm in ("control", "candidate") and not row.beside:
+            found.setdefault(row.workload_id, {}).setdefault(row.run, {})[row.arm] = row
+    return {
+        workload: {run: (arms.get("control"), arms.get("candidate")) for run, arms in sorted(runs.items())}
+        for workload, runs in found.items()
+    }
+
+
+def pairs(rows: Iterable[Measurement], together: Iterable[Iterable[str]] = ()) -> dict[str, Pair]:
     """workload id -> (control row, candidate row) of the newest run that judged both, else that has both, else any.
 
     A run in which an arm was found incorrect judged it; one in which it ran out of memory, or was not timed, did not.
     together: groups of workloads that a gate compares with each other. Each group is read from the newest run that
         judged all of it, by the launches that the newest rows of its workloads state, where there is such a run.
     """
-    runs: dict[str, dict[str, dict[str, Measurement]]] = {}
-    for row in rows:
-        if row.arm in ("control", "candidate") and not row.beside:
-            runs.setdefault(row.workload_id, {}).setdefault(row.run, {})[row.arm] = row
+    runs = _by_run(rows)
     chosen = {}
     for workload, by_run in runs.items():
-        newest = sorted(by_run)
-        both = [run for run in newest if len(by_run[run]) == 2]
-        judged = [run for run in both if all(row.status in JUDGED for row in by_run[run].values())]
-        run = by_run[(judged or both or newest)[-1]]
-        chosen[workload] = (run.get("control"), run.get("candidate"))
+        newest = list(by_run)
+        both = [run for run in newest if all(by_run[run])]
+        judged = [run for run in both if _judged(by_run[run])]
+        chosen[workload] = by_run[(judged or both or newest)[-1]]
     for group in together:
-        members = [runs[workload] for workload in group if workload in runs]
-        newest_launches = [_launches(chosen[workload]) for workload in group if workload in runs]
-        shared = set.intersection(*(set(by_run) for by_run in members)) if members else set()
-        for name in sorted(shared, reverse=True):
-            found = [(by_run[name].get("control"), by_run[name].get("candidate")) for by_run in members]
-            judged_both = all(row and row.status in JUDGED for pair in found for row in pair)
-            if judged_both and [_launches(pair) for pair in found] == newest_launches:
-                chosen.update(zip((workload for workload in group if workload in runs), found, strict=True))
+        members = [workload for workload in group if workload in runs]
+        newest_launches = [_launches(chosen[workload]) for workload in members]
+        shared = set.intersection(*(set(runs[workload]) for workload in members)) if members else set()
+        for run in sorted(shared, reverse=True):
+            found = {workload: runs[workload][run] for workload in members}
+            if all(map(_judged, found.values())) and list(map(_launches, found.values())) == newest_launches:
+                chosen |= found
                 break
     return chosen
+
+
+def _judged(pair: Pair) -> bool:
+    return all(row and row.status in JUDGED for row in pair)
+
+
+def _launches(pair: Pair) -> list[str | None]:
+    return [row.config if row else None for row in pair]
 
 
 def compared(card: phases.Card) -> list[list[str]]:
     """Groups of workloads that the card's gate, or a claim of it, compares with each other."""
     groups: list[set[str]] = []
-    for _, gate in card.gates:
-        for _, condition in gate.conditions():
-            if condition.against:
-                both = {condition.workload, condition.against}
-                touching = [group for group in groups if group & both]
-                groups = [group for group in groups if not group & both] + [both.union(*touching)]
+    for condition in (c for _, gate in card.gates for _, c in gate.conditions() if c.against):
+        both = {condition.workload, condition.against}
+        touching = [group for group in groups if group & both]
+        groups = [group for group in groups if not group & both] + [both.union(*touching)]
     return [sorted(group) for group in groups]
-
-
-def _launches(pair: Iterable[Measurement | None]) -> list[str | None]:
-    return [row.config if row else None for row in pair]
 
 
 def readings(
@@ -80,10 +90,10 @@ def readings(
     """
     found: dict[tuple[str, str], Reading] = {}
     for workload, (control, candidate) in pairs(rows, together).items():
-        ids = tuple(row.id for row in (control, candidate) if row)
-        impossible = next((text for row in (control, candidate) if row and (text := roofline.beyond(device, row))), "")
+        arms = [row for row in (control, candidate) if row]
+        ids = tuple(row.id for row in arms)
         by_block = change_pct(control, candidate)
-        arrival = arrival_of(str(row.workload.get("arrival", "")) for row in (control, candidate) if row)
+        arrival = arrival_of(str(row.workload.get("arrival", "")) for row in arms)
         found["kernel_us", workload] = Reading(
             unit="us",
             control=control.time_us if control else None,
@@ -91,16 +101,19 @@ def readings(
             control_sd_pct=control.sd_pct if control else None,
             noise_pct=candidate.aa_pct if candidate else None,
             ids=ids,
-            impossible=impossible,
+            impossible=next(filter(None, (roofline.beyond(device, row) for row in arms)), ""),
             change_pct=None if by_block is None else by_block[0],
             interval_pct=None if by_block is None else by_block[1:],
-            profiled=any(row.profiled for row in (control, candidate) if row),
+            interval=_interval(candidate),
+            repeats=len(candidate.blocks_us or ()) if candidate else 0,
+            profiled=any(row.profiled for row in arms),
             arrival=arrival,
         )
-        if batch := next((row.workload.get("batch") for row in (control, candidate) if row), 0):
+        if batch := arms[0].workload.get("batch"):
             us = found["kernel_us", workload]
             shares = [None if arm is None else arm / float(batch) for arm in (us.control, us.candidate)]
-            found["sequence_us", workload] = replace(us, control=shares[0], candidate=shares[1])
+            own = us.interval and (us.interval[0] / float(batch), us.interval[1] / float(batch))
+            found["sequence_us", workload] = replace(us, control=shares[0], candidate=shares[1], interval=own)
         if candidate is None:
             continue
         launched = float((candidate.n or 0) * (1 if candidate.calls is None else candidate.calls))
@@ -130,8 +143,8 @@ def errors(row: Measurement) -> dict[str, float]:
 def change_pct(control: Measurement | None, candidate: Measurement | None) -> tuple[float, float, float] | None:
     """(change, low, high) in %: median of the block ratios and its bootstrap interval; None without paired blocks.
 
-    The control of a block is the mean of its two selves where the row has both: they differ by where their buffers lie,
-    which moved a ratio of medians by 1.5 % between two runs on an H200.
+    The control of a block is the mean of its A/A pair where the row has both: the two differ by where their buffers
+    lie, which moved a ratio of medians by 1.5 % between two runs on an H200.
     """
     if control is None or candidate is None or control.time_us is None or candidate.time_us is None:
         return None
@@ -143,22 +156,26 @@ def change_pct(control: Measurement | None, candidate: Measurement | None) -> tu
     return 100.0 * (middle - 1.0), 100.0 * (low - 1.0), 100.0 * (high - 1.0)
 
 
+def _interval(row: Measurement | None) -> tuple[float, float] | None:
+    """Bootstrap interval of the median over an arm's blocks, us; None without a time or with fewer than two blocks."""
+    if row is None or row.time_us is None or len(row.blocks_us or ()) < 2:
+        return None
+    blocks = row.blocks_us or ()
+    _, low, high = sampling.ratio_interval([1.0] * len(blocks), blocks)
+    return min(low, row.time_us), max(high, row.time_us)  # the median is over samples, the interval over blocks
+
+
 def between_runs(rows: Iterable[Measurement]) -> dict[str, tuple[int, float]]:
     """workload id -> (runs, standard deviation in % of candidate / control over runs), where two runs or more exist.
 
     Ratios are formed within each run; only their spread is looked at across runs, and only across runs of what the
     newest one launched: that a former kernel had another time is no noise.
     """
-    runs: dict[str, dict[str, dict[str, Measurement]]] = {}
-    for row in rows:
-        if row.arm in ("control", "candidate") and row.time_us is not None:
-            runs.setdefault(row.workload_id, {}).setdefault(row.run, {})[row.arm] = row
     spread = {}
-    for workload, by_run in runs.items():
-        both = [by_run[run] for run in sorted(by_run) if len(by_run[run]) == 2]
-        launched = [[arms[name].config for name in ("control", "candidate")] for arms in both]
-        both = [arms for arms, what in zip(both, launched, strict=True) if what == launched[-1]]
-        ratios = [(arms["candidate"].time_us or 0.0) / (arms["control"].time_us or math.inf) for arms in both]
+    for workload, by_run in _by_run(row for row in rows if row.time_us is not None).items():
+        both = [(control, candidate) for control, candidate in by_run.values() if control and candidate]
+        alike = [pair for pair in both if _launches(pair) == _launches(both[-1])]
+        ratios = [(candidate.time_us or 0.0) / (control.time_us or math.inf) for control, candidate in alike]
         if len(ratios) > 1:
             spread[workload] = len(ratios), 100.0 * statistics.stdev(ratios) / statistics.fmean(ratios)
     return spread

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from lab.base import vocabulary
+from lab.base import files, vocabulary
 from lab.base.errors import BadInput
 from lab.card import phases
 from lab.judge import evidence
@@ -44,14 +44,14 @@ def speedup(control: Measurement, candidate: Measurement) -> Interval:
 
     Raises BadInput when an arm has no time (a failed check, an error).
     """
-    times = []
+    bounds = []
     for row in (control, candidate):
         if not row.time_us:
             raise BadInput(f"{row.phase} {row.workload_id}", f"{row.arm} has status {row.status}", "measure it")
-        times.append(row.time_us)
-    halves = [(row.iqr_us or 0.0) / 2 for row in (control, candidate)]
-    c, k = times
-    return Interval((c - halves[0]) / (k + halves[1]), c / k, (c + halves[0]) / max(k - halves[1], 1e-12))
+        half = (row.iqr_us or 0.0) / 2
+        bounds.append((row.time_us - half, row.time_us, row.time_us + half))
+    (low, c, high), (fastest, k, slowest) = bounds
+    return Interval(low / slowest, c / k, high / max(fastest, 1e-12))
 
 
 def measured(phase: str, device: str, workload: str | None = None) -> tuple[str, Interval]:
@@ -59,16 +59,13 @@ def measured(phase: str, device: str, workload: str | None = None) -> tuple[str,
     card = phases.card(phase)
     store.refuse_unmeasured(card.id, device)
     pairs = evidence.pairs(store.rows(device=device, phase=card.id))
-    full = {w: p for w, p in pairs.items() if all(p) and workload in (None, w)}
+    full = {w: (a, b) for w, (a, b) in pairs.items() if a and b and workload in (None, w)}
     if len(full) != 1:
         what = f"{len(full)} workloads with both arms ({', '.join(full) or 'none'})"
-        raise BadInput(
-            f"profiles/{device}/{card.id}", what, "name one with --workload" if full else "measure both arms"
-        )
-    name, (control, candidate) = next(iter(full.items()))
-    assert control is not None
-    assert candidate is not None
-    return name, speedup(control, candidate)
+        remedy = "name one with --workload" if full else "measure both arms"
+        raise BadInput(f"profiles/{device}/{card.id}", what, remedy)
+    ((name, arms),) = full.items()
+    return name, speedup(*arms)
 
 
 def needs(card: phases.Card) -> list[Need]:
@@ -88,10 +85,7 @@ def share(b: Breakdown, names: list[str]) -> Interval:
     Raises BadInput for a category that the breakdown does not have.
     """
     known = b.by_category()
-    for name in names:
-        if name not in known:
-            raise BadInput(b.id, f'no category "{name}"', f"it has {', '.join(known)}")
-    parts = [known[name] for name in names]
+    parts = [files.called(name, known, "category", b.id) for name in names]
     value, error = sum(p.value for p in parts), sum(p.error for p in parts)
     return Interval(max(value - error, 0) / b.whole, value / b.whole, min((value + error) / b.whole, 1.0))
 
@@ -107,9 +101,7 @@ def render(a: Answer) -> str:
     p = a.projection
 
     def shown(i: Interval, unit: str) -> str:
-        if math.isinf(i.mid):
-            return "removed"
-        return f"{i.mid:,.4g} {unit} ({i.low:,.4g} to {i.high:,.4g})"
+        return "removed" if math.isinf(i.mid) else f"{i.mid:,.4g} {unit} ({i.low:,.4g} to {i.high:,.4g})"
 
     lines = [
         f"{a.what}: {p.share.mid:.1%} of the wall time ({p.share.low:.1%} to {p.share.high:.1%})",

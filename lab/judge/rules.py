@@ -1,13 +1,8 @@
 """The judge: a gate declared beforehand and what the evidence reads, to one verdict word and the sentence behind it.
 
-A gate is five lists of conditions in one grammar (metric, comparison, threshold, unit, workload); a list is named for
-what happens when one of its conditions does not hold:
-
-    correctness -> INVALID    complete -> BLOCKED    engaged -> VACUOUS    kill (when it holds) -> NO-GO
-    require     -> NO-GO, NEUTRAL inside the noise, PARTIAL where workloads disagree
-
-in that order of precedence, after INVALID for a withdrawn figure or a unit that disagrees, and BLOCKED for a figure
-that is not there. The judge is pure: no files, no clock, no GPU, so every rule is property-tested on the CPU.
+A gate's lists of conditions, and what each decides in which order, stand in lab/card/gate.py. INVALID for a withdrawn
+figure or a unit that disagrees comes before them; BLOCKED for a figure that is not there comes with `complete`. The
+judge is pure: no files, no clock, no GPU, so every rule is property-tested on the CPU.
 
 Noise. The floor of a change is max(2 %, 3 sigma of the control) unless the card says otherwise. A threshold outside
 the floor is a plain line: met or missed. A threshold inside it (zero, or "not worse than 1 %") asks for an effect
@@ -16,49 +11,65 @@ lies inside the floor. A kill condition must be exceeded by the declared floor t
 all; when the measured noise reaches over it, nobody can tell whether it fired, and the verdict is at most NEUTRAL.
 So more noise can turn GO or NO-GO into NEUTRAL and never NO-GO into GO.
 
+Undecided. A condition is decided by its whole interval, where the evidence has one: a required line that lies inside it
+makes neither GO nor NO-GO. The verdict is then BLOCKED and says about how many more blocks would decide, unless another
+condition already fails clearly. It is so for recorded, imported and measured evidence.
+
+Stated. A source may say that a result is identical, or that nothing crashed, and print no figure. Such evidence may
+stand in a GO, which then says what is stated and not shown.
+
 Arrivals. A scheduler that protects running requests from new ones shows nothing when all requests come at once. A
 condition may name the arrivals it asks about; a figure taken under others, or one that does not say, is no evidence for
 it (BLOCKED), and arms taken under different arrivals are no comparison for any gate.
 
-Share. A benchmark that times much more than the candidate changes cannot see it. A condition may say which share of the
-timed region the candidate changes; its threshold is then asked of that share, and BLOCKED is returned where meeting it
-would move the region by less than the noise floor.
-
-Against. A change usually runs from the control to the candidate on one workload. With `against` it runs from another
-workload to this one in the candidate's own figures: how something grows with the context, the batch or the chunk.
+Share. By Amdahl's law a benchmark that times much more than the candidate changes cannot see it. A condition may say
+which share of the timed region the candidate changes; its threshold is then asked of that share, and BLOCKED is
+returned where meeting it would move the region by less than the noise floor.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 from lab.base import vocabulary
-from lab.card.gate import (
-    OPERATORS,
-    ROLES,
-    Condition,
-    Evidence,
-    Gate,
-    Noise,
-    Reading,
-    _short,
-    arrival_of,
-)
+from lab.card.gate import OPERATORS, ROLES, WEIGHED, Condition, Evidence, Gate, Noise, Reading, arrival_of, short
 
 WORDS = ("INVALID", "BLOCKED", "VACUOUS", "GO", "CONDITIONAL-GO", "NO-GO", "NEUTRAL", "PARTIAL")
-
-
 THROUGHPUT = ("tok/s", "k tok/s")
+MOST = 10_000  # blocks; who needs more asks about nothing
+# state of a finding -> what a sentence says of it; the other states are said as they are
+SAID = {"fails": "missed", "noise": "within noise", "missing": "no figure", "arrival": "another load"}
+SAID |= {"blind": "cannot see it", "undecided": "undecided"}
+SAID_OF_A_KILL = {"holds": "fired", "fails": "did not fire"}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The numbers of a finding: what was observed and the line that it was held to, both in `unit`.
+
+    interval: of the value, low and high, None where there are no blocks. control, candidate: the arms behind a change
+    or a difference, in `arms_unit`; None where the evidence states only the change.
+    """
+
+    value: float
+    line: float
+    unit: str
+    interval: tuple[float, float] | None = None
+    control: float | None = None
+    candidate: float | None = None
+    arms_unit: str = ""
 
 
 @dataclass(frozen=True)
 class Finding:
     """One condition held against the evidence.
 
-    state: holds, fails, noise (cannot be told from no effect), missing, arrival (another load than the one asked
-           about), blind (the region cannot show it), withdrawn, unit, broken (NaN, zero control).
+    state: holds, fails, undecided (its line lies inside the interval), noise (cannot be told from no effect), missing,
+           arrival (another load than the one asked about), blind (the region cannot show it), withdrawn, unit,
+           broken (NaN, zero control).
+    seen:  the numbers, None where none could be formed.
     """
 
     role: str
@@ -67,13 +78,20 @@ class Finding:
     observed: str
     ids: tuple[str, ...] = ()
     kind: str = "measured"
+    seen: Seen | None = None
 
     def __str__(self) -> str:
-        verb = {"holds": "holds", "fails": "missed", "noise": "within noise", "missing": "no figure"}
-        verb |= {"arrival": "another load", "blind": "cannot see it"}
-        if self.role == "kill":
-            verb = {**verb, "holds": "fired", "fails": "did not fire"}
-        return f"{self.observed}, gate {self.condition}: {verb.get(self.state, self.state)}"
+        said = SAID | SAID_OF_A_KILL if self.role == "kill" else SAID
+        return f"{self.observed}, gate {self.condition}: {said.get(self.state, self.state)}"
+
+
+@dataclass(frozen=True)
+class Held:
+    """A finding without what it is about."""
+
+    state: str
+    observed: str
+    seen: Seen | None = None
 
 
 @dataclass(frozen=True)
@@ -112,8 +130,7 @@ def judge(gate: Gate, evidence: Evidence) -> Verdict:
     if bad := those("fails", roles=("engaged",)):
         return verdict("VACUOUS", bad, "the candidate did not engage: ")
     if bad := those("holds", roles=("kill",)):
-        also = those("fails", roles=("require",))
-        return verdict("NO-GO", [*also, *bad])
+        return verdict("NO-GO", [*those("fails", roles=("require",)), *bad])
     return _weigh(gate, findings, verdict)
 
 
@@ -122,31 +139,35 @@ def _weigh(gate: Gate, findings: tuple[Finding, ...], verdict: Callable[..., Ver
     required = [f for f in findings if f.role == "require"]
     unsure = [f for f in findings if f.role == "kill" and f.state == "noise"]
     overall = [f for f in required if not f.condition.workload]
-    failed = [f for f in required if f.state == "fails"]
-    noisy = [f for f in required if f.state == "noise"]
+    failed, noisy, open_ = ([f for f in required if f.state == state] for state in ("fails", "noise", "undecided"))
     if any(f.state == "fails" for f in overall):
         return verdict("NO-GO", failed)
     by_workload: dict[str, set[str]] = {}
     for f in required:
         if f.condition.workload:
             by_workload.setdefault(f.condition.workload, set()).add(f.state)
-    states = ["fails" if "fails" in s else "noise" if "noise" in s else "holds" for s in by_workload.values()]
+    states = [next(w for w in ("fails", "undecided", "noise", "holds") if w in s) for s in by_workload.values()]
     if "fails" in states and "holds" not in states:
         return verdict("NO-GO", failed)
+    if open_ and not failed:
+        return verdict("BLOCKED", open_, "undecided: ")
     if any(f.state == "noise" for f in overall):
         return verdict("NEUTRAL", [f for f in overall if f.state == "noise"])
     if "holds" in states and len(set(states)) > 1:
-        return verdict(
-            "PARTIAL", [*failed, *noisy, *(f for f in required if f.state == "holds")], "workloads disagree: "
-        )
+        held = [f for f in required if f.state == "holds"]
+        return verdict("PARTIAL", [*failed, *open_, *noisy, *held], "workloads disagree: ")
     if "noise" in states:
         return verdict("NEUTRAL", noisy)
     if unsure:
         return verdict("NEUTRAL", unsure, "a kill condition cannot be told from noise: ")
-    weak = sorted({f.kind for f in required if f.kind != "measured"} | ({"modelled"} if gate.modelled else set()))
-    if weak:
-        return verdict("CONDITIONAL-GO", required, f"on {' and '.join(weak)} evidence: ")
-    return verdict("GO", required or [f for f in findings if f.role == "engaged"])
+    weak = {f.kind for f in required if f.kind not in ("measured", "stated")} | (
+        {"modelled"} if gate.modelled else set()
+    )
+    because = required or [f for f in findings if f.role == "engaged"]
+    lead = f"on {' and '.join(sorted(weak))} evidence: " if weak else ""
+    found = verdict("CONDITIONAL-GO" if weak else "GO", because, lead)
+    stated = ", ".join(dict.fromkeys(f.condition.of for f in findings if f.kind == "stated"))
+    return replace(found, reason=f"{found.reason}; stated, not shown: {stated}") if stated else found
 
 
 def hold(role: str, condition: Condition, noise: Noise, evidence: Evidence) -> Finding:
@@ -156,37 +177,33 @@ def hold(role: str, condition: Condition, noise: Noise, evidence: Evidence) -> F
         reading = _between(evidence.get((condition.of, condition.against)), reading)
     other = evidence.get((condition.than, condition.workload)) if condition.than else None
     used = [r for r in (reading, other) if r is not None]
-
-    def finding(state: str, observed: str) -> Finding:
-        ids = tuple(i for r in used for i in r.ids)
-        kind = next((r.kind for r in used if r.kind != "measured"), "measured")
-        return Finding(role, condition, state, observed, ids, kind)
-
     if reading is None:
-        return finding("missing", f"{condition.of} is not in the evidence")
-    for metric, r in zip((condition.metric, condition.than), used, strict=False):
-        if r.withdrawn:
-            return finding("withdrawn", f"{metric} was withdrawn by its source ({r.withdrawn})")
-        if r.impossible:
-            return finding("broken", r.impossible)
-        if r.profiled and vocabulary.unit(r.unit) in THROUGHPUT:
-            return finding("broken", f"{condition.of} was taken under a profiler, which slows what it counts")
-    if not reading.unit:
-        return finding("missing", f"{condition.of} has no unit")
-    metric_unit = vocabulary.metrics()[condition.metric].unit
-    accepted = {metric_unit, "%"} if reading.change_pct is not None and reading.candidate is None else {metric_unit}
-    if vocabulary.unit(reading.unit) not in accepted:
-        return finding("unit", f"{condition.of} is in {reading.unit}, not {metric_unit}")
-    numbers = (reading.control, reading.candidate, reading.change_pct, reading.control_sd_pct, reading.noise_pct)
-    numbers += (reading.control_launches, reading.candidate_launches, *(reading.interval_pct or ()))
-    if any(n is not None and not math.isfinite(n) for n in (*numbers, other.candidate if other else None)):
-        return finding("broken", f"{condition.of} is not a number")
-    for metric, r in zip((condition.metric, condition.than), used, strict=False):
-        if text := _other_arrival(metric, r.arrival, condition.arrival):
-            return finding("arrival", text)
-    if condition.compare == "change":
-        return _hold_change(role, condition, noise, reading, finding)
-    return _hold_value(condition, reading, other, finding)
+        held = Held("missing", f"{condition.of} is not in the evidence")
+    elif unusable := _unusable(condition, reading, other):
+        held = unusable
+    elif condition.compare == "change":
+        held = _change(role, condition, noise, reading)
+    else:
+        held = _value(condition, reading, other)
+    if role == "require" and held.state in ("holds", "fails") and held.seen and reading:
+        held = _open(held, held.seen, reading.repeats)
+    ids = tuple(i for r in used for i in r.ids)
+    return Finding(role, condition, held.state, held.observed, ids, _weakest(used), held.seen)
+
+
+def _open(held: Held, seen: Seen, repeats: int) -> Held:
+    """The finding, or, where its line lies inside its interval, that nobody can tell yet and what would."""
+    if seen.interval is None or not seen.interval[0] <= seen.line <= seen.interval[1]:
+        return held
+    reach, distance = abs(seen.interval[seen.line > seen.value] - seen.value), abs(seen.line - seen.value)
+    # An interval narrows with the square root of what it stands on.
+    more = math.inf if not distance else max(1, math.ceil(repeats * ((reach / distance) ** 2 - 1)))
+    asked = f"about {more} more blocks would decide it" if more <= MOST else "no number of blocks would decide it"
+    return Held("undecided", f"{held.observed}, {asked if repeats else 'repetitions would decide it'}", seen)
+
+
+def _weakest(readings: Iterable[Reading]) -> str:
+    return next((r.kind for r in readings if r.kind != "measured"), "measured")
 
 
 def _between(there: Reading | None, here: Reading | None) -> Reading | None:
@@ -202,7 +219,7 @@ def _between(there: Reading | None, here: Reading | None) -> Reading | None:
         candidate=here.candidate,
         control_sd_pct=there.control_sd_pct,
         noise_pct=max(spread, default=None),
-        kind=next((r.kind for r in both if r.kind != "measured"), "measured"),
+        kind=_weakest(both),
         ids=(*there.ids, *here.ids),
         withdrawn=there.withdrawn or here.withdrawn,
         impossible=there.impossible or here.impossible,
@@ -211,6 +228,33 @@ def _between(there: Reading | None, here: Reading | None) -> Reading | None:
         profiled=there.profiled or here.profiled,
         arrival=arrival_of(r.arrival for r in both),
     )
+
+
+def _unusable(condition: Condition, reading: Reading, other: Reading | None) -> Held | None:
+    """Why figures are no evidence for a condition, whatever their size; None when they are."""
+    named = [(condition.metric, reading)] + ([] if other is None else [(condition.than, other)])
+    for metric, r in named:
+        if r.withdrawn:
+            return Held("withdrawn", f"{metric} was withdrawn by its source ({r.withdrawn})")
+        if r.impossible:
+            return Held("broken", r.impossible)
+        if r.profiled and vocabulary.unit(r.unit) in THROUGHPUT:
+            return Held("broken", f"{condition.of} was taken under a profiler, which slows what it counts")
+    if not reading.unit:
+        return Held("missing", f"{condition.of} has no unit")
+    unit = vocabulary.metrics()[condition.metric].unit
+    change_alone = reading.change_pct is not None and reading.candidate is None
+    if vocabulary.unit(reading.unit) not in ({unit, "%"} if change_alone else {unit}):
+        return Held("unit", f"{condition.of} is in {reading.unit}, not {unit}")
+    numbers = [reading.control, reading.candidate, reading.change_pct, reading.control_sd_pct, reading.noise_pct]
+    numbers += [reading.control_launches, reading.candidate_launches]
+    numbers += [*(reading.interval_pct or ()), *(reading.interval or ())]
+    if any(n is not None and not math.isfinite(n) for n in (*numbers, other.candidate if other else None)):
+        return Held("broken", f"{condition.of} is not a number")
+    for metric, r in named:
+        if text := _other_arrival(metric, r.arrival, condition.arrival):
+            return Held("arrival", text)
+    return None
 
 
 def _other_arrival(metric: str, taken: str, asked: str) -> str:
@@ -224,81 +268,82 @@ def _other_arrival(metric: str, taken: str, asked: str) -> str:
     return f"{metric} was taken under {taken} arrivals; the gate asks {asked}"
 
 
-def _hold_value(
-    condition: Condition, reading: Reading, other: Reading | None, finding: Callable[[str, str], Finding]
-) -> Finding:
-    if reading.candidate is None:
-        return finding("missing", f"{condition.of} has no candidate arm")
-    value, threshold = reading.candidate, condition.threshold
-    text = f"{condition.of} {_short(value)} {reading.unit}"
+def _value(condition: Condition, reading: Reading, other: Reading | None) -> Held:
+    control, value, threshold = reading.control, reading.candidate, condition.threshold
+    if value is None:
+        return Held("missing", f"{condition.of} has no candidate arm")
+    text = f"{condition.of} {short(value)} {reading.unit}"
     if condition.compare == "difference":
-        if reading.control is None:
-            return finding("missing", f"{condition.of} has no control arm")
-        value = reading.candidate - reading.control
-        text = f"{condition.of} {_short(reading.control)} -> {_short(reading.candidate)} {reading.unit}"
+        if control is None:
+            return Held("missing", f"{condition.of} has no control arm")
+        text = f"{condition.of} {short(control)} -> {short(value)} {reading.unit}"
+        value -= control
     if condition.than:
         if other is None or other.candidate is None or not other.unit:
-            return finding("missing", f"{condition.than} is not in the evidence with its unit")
+            return Held("missing", f"{condition.than} is not in the evidence with its unit")
         if vocabulary.unit(other.unit) != vocabulary.unit(reading.unit):
-            return finding("unit", f"{condition.than} is in {other.unit}, {condition.of} in {reading.unit}")
+            return Held("unit", f"{condition.than} is in {other.unit}, {condition.of} in {reading.unit}")
         threshold = other.candidate
-        text += f" against {condition.than} {_short(threshold)}"
-    met = OPERATORS[condition.op](value, threshold)
-    by_control = met or condition.compare != "value" or reading.control is None
-    if not by_control and not OPERATORS[condition.op](reading.control or 0.0, threshold):
-        text += f" (the control, {_short(reading.control or 0.0)}, misses it too)"
-    return finding("holds" if met else "fails", text)
+        text += f" against {condition.than} {short(threshold)}"
+    interval = reading.interval if condition.compare == "value" else None
+    if interval:
+        text += f", 95 % interval {short(interval[0])} to {short(interval[1])} {reading.unit}"
+    seen = Seen(value, threshold, reading.unit, interval, control, reading.candidate, reading.unit)
+    meets = OPERATORS[condition.op]
+    if meets(value, threshold):
+        return Held("holds", text, seen)
+    if condition.compare == "value" and control is not None and not meets(control, threshold):
+        text += f" (the control, {short(control)}, misses it too)"
+    return Held("fails", text, seen)
 
 
-def _hold_change(
-    role: str, condition: Condition, noise: Noise, reading: Reading, finding: Callable[[str, str], Finding]
-) -> Finding:
-    arms = ""
-    change = reading.change_pct
-    if reading.control is not None and reading.candidate is not None:
-        if reading.control <= 0:
-            text = f"{condition.of} of the control is {_short(reading.control)}, no change can be formed"
-            return finding("broken", text)
+def _change(role: str, condition: Condition, noise: Noise, reading: Reading) -> Held:
+    control, candidate, change, arms = reading.control, reading.candidate, reading.change_pct, ""
+    if control is not None and candidate is not None:
+        if control <= 0:
+            return Held("broken", f"{condition.of} of the control is {short(control)}, no change can be formed")
         # Not candidate / control - 1, which makes 1000 -> 900 a change of -9.999999999999998 %.
-        by_block = reading.change_pct if reading.interval_pct else None
-        change = 100.0 * (reading.candidate - reading.control) / reading.control if by_block is None else by_block
-        paired = "" if by_block is None else ", by pairs"
-        arms = f" ({_short(reading.control)} -> {_short(reading.candidate)} {reading.unit}{paired})"
+        by_block = change if reading.interval_pct else None
+        change = 100.0 * (candidate - control) / control if by_block is None else by_block
+        arms = f" ({short(control)} -> {short(candidate)} {reading.unit}{'' if by_block is None else ', by pairs'})"
     if change is None:
-        absent = "control" if reading.control is None else "candidate"
-        return finding("missing", f"{condition.of} has no {absent} arm")
+        return Held("missing", f"{condition.of} has no {'control' if control is None else 'candidate'} arm")
     launches = (reading.control_launches, reading.candidate_launches)
     if launches[0] and launches[1] and launches[0] != launches[1]:
         per_launch = (1.0 + change / 100.0) * launches[0] / launches[1]
-        arms += f", {change:+.2f} % before dividing by {_short(launches[0])} and {_short(launches[1])} launches"
+        arms += f", {change:+.2f} % before dividing by {short(launches[0])} and {short(launches[1])} launches"
         change = 100.0 * (per_launch - 1.0)
     if reading.interval_pct:
         arms += f", 95 % interval {reading.interval_pct[0]:+.2f} to {reading.interval_pct[1]:+.2f} %"
     sigma_pct = noise.sigmas * (reading.control_sd_pct or 0.0)
     floor = max(noise.floor_pct, sigma_pct, reading.noise_pct or 0.0)
-    text = f"{condition.of} {change:+.2f} %{arms}"
+    text, noise_floor = f"{condition.of} {change:+.2f} %{arms}", f"noise floor {short(floor)} %"
     if reading.interval_pct and reading.interval_pct[0] <= condition.threshold <= reading.interval_pct[1]:
         text += ", across the line"
     # `effect` and `line` grow in the direction the condition asks for.
     sign = 1.0 if condition.op in (">", ">=") else -1.0
     threshold = condition.share * condition.threshold  # asked of the part, seen in the whole
     effect, line = sign * change, sign * threshold
+    arms_unit = "" if candidate is None else reading.unit
+    numbers = Seen(change, threshold, "%", reading.interval_pct, control, candidate, arms_unit)
     met = OPERATORS[condition.op](change, threshold)
     if condition.share < 1:
         seen = condition.share * (abs(condition.threshold) or 100.0)  # more than nothing: at most the part itself
         if seen <= floor:
-            return finding("blind", f"{text}; at most {_short(seen)} % would show, noise floor {_short(floor)} %")
-    if role not in ("kill", "require"):  # more noise must never make a result correct, complete or engaged
-        return finding("holds" if met else "fails", text)
+            return Held("blind", f"{text}; at most {short(seen)} % would show, {noise_floor}", numbers)
+    if role not in WEIGHED:  # more noise must never make a result correct, complete or engaged
+        return Held("holds" if met else "fails", text, numbers)
     if role == "kill":
         if not met or effect <= noise.floor_pct:
-            return finding("fails", text)
-        return finding("holds" if effect > floor else "noise", f"{text}, noise floor {_short(floor)} %")
+            return Held("fails", text, numbers)
+        return Held("holds" if effect > floor else "noise", f"{text}, {noise_floor}", numbers)
     if abs(line) > floor:
-        return finding("holds" if met else "fails", text)
-    text += f", {'the line lies inside the ' if line else ''}noise floor {'of ' if line else ''}{_short(floor)} %"
+        return Held("holds" if met else "fails", text, numbers)
     if line < 0:  # "not worse than": met is enough, missed within the floor cannot be told
-        return finding("holds" if met else "noise" if effect >= -floor else "fails", text)
-    if effect > floor and met:
-        return finding("holds", text)
-    return finding("fails" if effect < -floor else "noise", text)
+        state = "holds" if met else "noise" if effect >= -floor else "fails"
+    elif effect > floor and met:
+        state = "holds"
+    else:
+        state = "fails" if effect < -floor else "noise"
+    text += f", the line lies inside the noise floor of {short(floor)} %" if line else f", {noise_floor}"
+    return Held(state, text, numbers)

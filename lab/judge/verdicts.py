@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from lab.base import devices
 from lab.card import history
 from lab.card.gate import Evidence
 from lab.card.phases import Card, RecordedCase
+from lab.card.recorded import RecordedVerdict
 from lab.check import families
 from lab.judge import evidence
 from lab.judge.rules import Verdict, judge
 from lab.row import store
 from lab.row.records import Measurement
 
+TOLD = ("role", "condition", "state", "observed", "ids", "kind")  # what programs are given of a finding
+
 
 @dataclass(frozen=True)
 class Judgement:
-    """A verdict with where it came from. `agrees` and the recorded fields are None for our own questions."""
+    """A verdict with where it came from. `recorded` is None, and nothing agrees or differs, for our own questions."""
 
     phase: str
     row: str
@@ -28,19 +31,49 @@ class Judgement:
     device: str
     verdict: Verdict
     claims: tuple[tuple[str, Verdict], ...]
-    recorded_id: str | None
-    recorded_verdict: str | None
+    recorded: RecordedVerdict | None
     differs: str
     card_hash: str
     gate_hash: str
     note: str = ""
 
     @property
+    def recorded_id(self) -> str | None:
+        """The id of the recorded verdict, None for our own questions."""
+        return self.recorded.id if self.recorded else None
+
+    @property
+    def reading(self) -> str:
+        """What we read the source's outcome as, "" without a source."""
+        return self.recorded.reading if self.recorded else ""
+
+    @property
+    def source_word(self) -> str:
+        """The source's own word for the outcome, "" where it has none."""
+        return self.recorded.word if self.recorded else ""
+
+    @property
+    def source_said(self) -> str:
+        """The source's own word in quotation marks, or what we read it as; "" without a source."""
+        if self.recorded is None:
+            return ""
+        read = f"read as {self.recorded.reading}"
+        if not self.recorded.word:
+            return read
+        own = f'"{self.recorded.word}"'
+        return own if self.recorded.word == self.recorded.reading else f"{own}, {read}"
+
+    @property
     def agrees(self) -> bool | None:
-        """Whether our word is the source's; LANDED, a fact about a branch, counts as GO."""
-        if self.recorded_verdict is None:
+        """Whether our word is our reading of the source; LANDED, a fact about a branch, counts as GO."""
+        return None if self.recorded is None else self.verdict.word == _counted(self.recorded.reading)
+
+    @property
+    def agrees_with_word(self) -> bool | None:
+        """Whether our word is what the source's own word means; None where it has none."""
+        if self.recorded is None or not self.recorded.word:
             return None
-        return self.verdict.word == ("GO" if self.recorded_verdict == "LANDED" else self.recorded_verdict)
+        return self.verdict.word in {_counted(word) for word in self.recorded.word_means.split(" or ")}
 
     def to_json(self) -> dict[str, Any]:
         """The object that `lab judge --json` prints."""
@@ -54,16 +87,28 @@ class Judgement:
             "reason": self.verdict.reason,
             "observed": self.verdict.observed,
             "recorded_id": self.recorded_id,
-            "recorded_verdict": self.recorded_verdict,
+            "recorded_verdict": self.reading or None,
+            "source_word": self.source_word,
+            "reading": self.reading,
+            "source": self.recorded.cited if self.recorded else "",
+            "source_lines": self.recorded.lines if self.recorded else "",
             "agrees": self.agrees,
+            "agrees_with_word": self.agrees_with_word,
             "differs": self.differs,
             "claims": [{"name": n, "verdict": v.word, "reason": v.reason} for n, v in self.claims],
             "figures": sorted({i for f in self.verdict.findings for i in f.ids}),
-            "findings": [{**asdict(f), "condition": str(f.condition)} for f in self.verdict.findings],
+            "findings": [
+                {key: str(f.condition) if key == "condition" else getattr(f, key) for key in TOLD}
+                for f in self.verdict.findings
+            ],
             "card_hash": self.card_hash,
             "gate_hash": self.gate_hash,
             "note": self.note,
         }
+
+
+def _counted(word: str) -> str:
+    return "GO" if word == "LANDED" else word
 
 
 def judge_recorded(chosen: Iterable[Card]) -> list[Judgement]:
@@ -81,8 +126,7 @@ def judgement(c: Card, given: Evidence, kind: str, device: str, case: RecordedCa
         device=device,
         verdict=judge(c.gate, given),
         claims=tuple((claim.name, judge(claim, given)) for claim in c.claims),
-        recorded_id=case.verdict.id if case else None,
-        recorded_verdict=case.verdict.verdict if case else None,
+        recorded=case.verdict if case else None,
         differs=case.differs if case else "",
         card_hash=c.card_hash,
         gate_hash=c.gate_hash,

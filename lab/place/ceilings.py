@@ -1,14 +1,14 @@
 """Measured ceilings of a device, as a dated artefact: profiles/<device>/ceilings/<run>/ceilings.jsonl.
 
-A datasheet says what nothing can exceed; a ceiling says what a program that does one thing well reached on this card,
-on that day. It depends on how it is taken (a copy captured in a graph is a memcpy node and much slower than the copy
-kernel), so each one is named for its method and both are kept. A row that is faster than the highest ceiling ever
-measured on its device by more than 3 % is suspect, whatever made it so.
+A datasheet says what nothing can exceed; a ceiling says what a microbenchmark reached on this card, on that day. It
+depends on how it is taken (a copy captured in a graph is a memcpy node and much slower than the copy kernel), so each
+one is named for its method and both are kept. A row that is faster than the highest ceiling ever measured on its device
+by more than 3 % is suspect, whatever made it so.
 
-Products reach the power cap, and what they draw depends on their operands: random ones toggle more bits than codes of
-few significant bits do. What is possible must not depend on that, so products are taken three ways: on random data
-back to back (these are the ceilings that shares are shown of), the same rested, and rested on zeros, which toggle
-nothing ("quiet"). A row is suspect only when it beats the fastest of the three.
+A GEMM reaches the power cap, and its power depends on its operands: random ones toggle more bits than codes of few
+significant bits do. What is possible must not depend on that, so GEMM ceilings are measured three ways: on random data
+back to back (shares are of these), the same with idle time between them ("rested"), and rested on zeros, which toggle
+no bit ("quiet"). A row is suspect only when it beats the fastest of the three.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def floor_us(
 ) -> float | None:
     """Time that the work takes at the measured ceilings, us; None when a ceiling it needs was not measured.
 
-    The memory term of a cold row stands on the best of read, write and copy; of a warm one on the L2 read. ways: the
-    endings of the pipe's ceilings, the fastest of which counts; POSSIBLE for whether a time can be true.
+    Memory term: the best of read, write and copy for a cold row, the L2 read for a warm one. ways: the suffixes of the
+    pipe's ceilings, the fastest of which counts; POSSIBLE for whether a time can be true.
     """
     known = latest(device_id)
     memory = [known[n].value for n in FOR_L2[l2] if n in known]
@@ -51,7 +51,7 @@ def floor_us(
 
 
 def floor_of(row: Measurement) -> float | None:
-    """`floor_us` of a measured row, for its share: products on random data, rested too where the row's arms rested."""
+    """`floor_us` of a measured row, for its share: GEMM on random data, rested too where the row's arms rested."""
     return _floor_of(row, ("", "_rested") if row.rest else ("",))
 
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 from lab.base.devices import Device
 from lab.base.errors import BadInput
-from lab.base.facts import to_base
 from lab.row.records import Measurement
 
 
@@ -54,18 +53,12 @@ def floor(flops: float, bytes_moved: float, peak_flop_s: float, bandwidth_bytes_
     return Floor(memory_us, compute_us, max(memory_us, compute_us), bound, intensity, peak_flop_s / bandwidth_bytes_s)
 
 
-def place(device: Device, flops: float, bytes_moved: float, pipe: str, bandwidth: int | None = None) -> Floor:
-    """The floor of a cost (operations, compulsory bytes, pipe) on a device, with its dense peak and memory bandwidth.
+def place(device: Device, flops: float, bytes_moved: float, pipe: str) -> Floor:
+    """The floor of a cost (operations, compulsory bytes, pipe) by a device's dense peak and memory bandwidth.
 
-    bandwidth: index into the device's bandwidth values, None for the default. Raises BadInput for a pipe or an index
-    that the device does not have.
+    Raises BadInput for a pipe that the device does not have.
     """
-    fact = device.bandwidth
-    if bandwidth is not None and not 0 <= bandwidth < len(fact.values):
-        what = f"{device.id} has {len(fact.values)} bandwidth values, none with index {bandwidth}"
-        raise BadInput("roofline", what, "count from 0")
-    chosen = fact.base if bandwidth is None else to_base(fact.values[bandwidth].value, fact.unit)
-    return floor(flops, bytes_moved, device.peak(pipe).base, chosen)
+    return floor(flops, bytes_moved, device.peak(pipe).base, device.bandwidth.base)
 
 
 def of_row(device: Device, row: Measurement) -> Floor:
@@ -77,9 +70,7 @@ def of_row(device: Device, row: Measurement) -> Floor:
 
 def beyond(device: Device, row: Measurement) -> str:
     """ "" or one sentence: the row is faster than the datasheet's bandwidth (cold rows) or peak allows."""
-    if (
-        row.median_us is None or row.bytes is None
-    ):  # a suspect row counts: it beats a measured ceiling, perhaps this one
+    if row.median_us is None or row.bytes is None:  # not time_us: a suspect row may beat this ceiling too
         return ""
     floor = of_row(device, row)
     limit_us = floor.floor_us if row.l2 == "cold" else floor.compute_us

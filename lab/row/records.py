@@ -19,7 +19,7 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 Magnitude = Annotated[float, msgspec.Meta(ge=0)]
 PERFORMANCE = ("median_us", "iqr_us", "min_us", "samples_us", "blocks_us", "n")
 JUDGED = ("ok", "incorrect", "suspect")  # an arm that ran out of memory, say, was not judged
-REST = 4.0  # a rested product idles so many times its own duration before the next one
+REST = 4.0  # a rested GEMM is followed by so many times its own duration of idle time
 
 
 class Clocks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -144,7 +144,7 @@ class Measurement(Provenance, frozen=True, kw_only=True, tag=1):
 
     @property
     def id(self) -> str:
-        """Where the row stands, its arm and its workload."""
+        """Its folder under profiles/, arm and workload."""
         return f"profiles/{self.device}/{self.phase}/{self.run}#{self.arm}@{self.workload_id}"
 
     @property
@@ -165,7 +165,7 @@ class Measurement(Provenance, frozen=True, kw_only=True, tag=1):
         return None
 
 
-# Bytes of what a kernel reads, changes and writes where it lies; its rate depends on how much of it there is.
+# Sizes of a buffer that a kernel updates in place; the bandwidth depends on the size.
 UPDATE_MIB = (3, 12, 24, 48, 96, 192, 384, 768)
 _UPDATE = "{} MiB of float32 negated where they lie, read plus write, in a CUDA graph over distinct stretches of 2 GiB"
 PRODUCTS: Mapping[str, tuple[str, str]] = {
@@ -192,7 +192,7 @@ CEILINGS: Mapping[str, tuple[str, str]] = {
 
 
 class Ceiling(Provenance, frozen=True, kw_only=True, tag=1):
-    """What a program that does one thing well reached: the best of its samples, for times the least."""
+    """What a microbenchmark reached: the best of its samples, for times the least."""
 
     FILE: ClassVar[str] = "ceilings.jsonl"
     WORD: ClassVar[str] = "ceiling"
@@ -212,13 +212,6 @@ class Ceiling(Provenance, frozen=True, kw_only=True, tag=1):
         if self.name in CEILINGS and self.unit == CEILINGS[self.name][0]:
             return None
         return f'ceiling "{self.name}" in {self.unit}', "valid: " + ", ".join(CEILINGS)
-
-
-FIGURES = (
-    *("duration_us", "sm_clock_hz", "dram_read_bytes", "dram_write_bytes", "dram_pct", "l2_hit_pct", "l2_pct"),
-    *("l2_to_sm_bytes", "shared_pct", "tensor_pct", "issue_pct", "sm_active_pct", "occupancy_pct", "registers"),
-    *("shared_bytes", "grid", "block", "waves"),
-)
 
 
 class Counter(Provenance, frozen=True, kw_only=True, tag=1):
@@ -281,8 +274,11 @@ class Counter(Provenance, frozen=True, kw_only=True, tag=1):
         return None
 
 
+FIGURES = Counter.__struct_fields__[Counter.__struct_fields__.index("duration_us") : -1]  # all but the stalls
+
+
 class CrossCheck(Provenance, frozen=True, kw_only=True, tag=1):
-    """Our clock against Kineto's, and ncu's where it is: bench/crosscheck.py says how they are made comparable."""
+    """Our time against Kineto's, and ncu's where it is installed; see bench/crosscheck.py."""
 
     FILE: ClassVar[str] = "crosscheck.jsonl"
     WORD: ClassVar[str] = "cross-check row"

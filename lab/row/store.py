@@ -45,54 +45,38 @@ def append_all(folder: Path, records: Iterable[Record]) -> Path:
     on a row that is not ok or suspect, NaN) or when it cannot be written; what was there before stays as it was.
     """
     records = list(records)
-    kind = type(records[0])
-    target = folder / kind.FILE
-    lines = [line(record, folder) for record in records]
-    temporary: str | None = None
+    target = folder / type(records[0]).FILE
+    lines = b"".join(line(record, folder) for record in records)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder):
-            for left in folder.glob(".rows-*.tmp"):  # of a process that was killed while it held the lock
+            for left in folder.glob(".*.part"):  # of a process that was killed while it held the lock
                 left.unlink()
             before = target.read_bytes() if target.exists() else b""
             if before and not before.endswith(b"\n"):
                 raise BadInput(target, "the last line is cut off", "restore the file, then append")
-            handle, temporary = tempfile.mkstemp(prefix=".rows-", suffix=".tmp", dir=folder)
-            with os.fdopen(handle, "wb") as file:
-                file.write(before)
-                file.write(b"".join(lines))
-                file.flush()
-                os.fsync(file.fileno())
-            # mkstemp makes the file private to its owner; rows are for every reader of the repository.
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, target)
-            temporary = None
+            files.write(target, (before + lines).decode())
             _sync_folder(folder)
     except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise BadInput(
-            target, f"row not written ({reason})", "free space or fix permissions; earlier rows are intact"
-        ) from None
-    finally:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
+        raise _unwritable(target, error) from None
     return target
+
+
+def _unwritable(path: Path, error: OSError) -> BadInput:
+    why = error.strerror or type(error).__name__
+    return BadInput(path, f"not written ({why})", "free space or fix permissions; what it held is intact")
 
 
 def refuse_unwritable(folder: Path) -> None:
     """Raise BadInput when rows could not be written to `folder` (made when absent): read-only, full, or no folder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder), tempfile.NamedTemporaryFile(prefix=".rows-", suffix=".tmp", dir=folder) as file:
+        with _locked(folder), tempfile.NamedTemporaryFile(prefix=".", suffix=".part", dir=folder) as file:
             file.write(bytes(4096))
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise BadInput(
-            folder, f"cannot be written ({reason})", "free space or fix permissions; rows are intact"
-        ) from None
+        raise _unwritable(folder, error) from None
 
 
 @contextlib.contextmanager

@@ -1,10 +1,10 @@
 """What the sources said about where the time goes, computed again from their own tables.
 
 data/attributions.toml names a formula below and, for its arguments, recorded breakdowns (by trace id), categories and
-recorded figures; the claim is a recorded figure or a value with its source. Nothing is typed here. Inputs are
-intervals of their printed digits, and a claim agrees when its own interval meets the result's: the sources print two or
-three digits, and 119 of 184 is 64.7 % or, at those digits, anything from 63.8 to 65.6 %. A claim declares whether it
-expects to agree, so one that does not follow from its own tables is a finding on record.
+recorded figures; the claim is a recorded figure or a value with its source. Inputs are intervals of their printed
+digits, and a claim agrees when its own interval meets the result's: the sources print two or three digits, and 119 of
+184 is 64.7 % or, at those digits, anything from 63.8 to 65.6 %. A claim declares whether it expects to agree, so one
+that does not follow from its own tables is a finding on record.
 
 `drifts` finds labels that moved between documents: one word with values that no rounding explains, and one value under
 two words. Such a bucket cannot be compared across documents, however precise each number is.
@@ -12,6 +12,8 @@ two words. Such a bucket cannot be compared across documents, however precise ea
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +22,9 @@ from typing import Literal
 import msgspec
 
 from lab.base import files
-from lab.base.errors import REPOSITORY, BadInput, nearest
+from lab.base.errors import REPOSITORY, BadInput, nearest, shown
 from lab.base.files import Text
-from lab.card import recorded
+from lab.study.figures import number
 from lab.study.reproduction import callable_with
 from lab.trace import amdahl, breakdowns, diff
 from lab.trace.amdahl import Interval
@@ -50,7 +52,7 @@ class Attribution:
 
 @dataclass(frozen=True)
 class Use:
-    """One document's value under one label: a recorded row, in the unit asked for."""
+    """One document's value under one label, in the unit asked for; error: half of its last printed digit."""
 
     trace_id: str
     document: str
@@ -79,8 +81,7 @@ def _sum(table: breakdowns.Breakdown, categories: Sequence[str]) -> Interval:
     for name in categories:
         if name not in known:
             raise BadInput(FILE, f'{table.id} has no category "{name}"', nearest(name, known))
-    chosen = [known[name] for name in categories]
-    return Interval.of(sum(p.value for p in chosen), sum(p.error for p in chosen))
+    return Interval.of(sum(known[n].value for n in categories), sum(known[n].error for n in categories))
 
 
 def _divided(a: Interval, b: Interval, scale: float = 1.0) -> Interval:
@@ -147,12 +148,11 @@ def share_of_busy(busy: Interval, kernels_only: Interval) -> Interval:
     return _divided(difference, busy, 100)
 
 
-def removed(base: Interval, trace: str, categories: Sequence[str], of_wall: Interval | None = None) -> Interval:
-    """Throughput with categories of one table removed (lab/trace/amdahl.py); of_wall: the table's whole, in %."""
-    wall = of_wall.mid / 100 if of_wall else 1.0
+def removed(base: Interval, trace: str, categories: Sequence[str]) -> Interval:
+    """Throughput with categories of one table, the whole of the wall time, removed (lab/trace/amdahl.py)."""
     own = share(trace, categories)
     fraction = Interval(own.low / 100, own.mid / 100, own.high / 100)
-    found = amdahl.project(fraction, Interval(float("inf"), float("inf"), float("inf")), base, wall).ceiling_rate
+    found = amdahl.project(fraction, Interval.of(math.inf), base).ceiling_rate
     assert found is not None
     return found
 
@@ -176,20 +176,18 @@ class Number(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         """Refuse a number of neither form, and one that is none."""
-        stated = [word for word in (self.value, self.unit, self.source) if word]
-        if (self.figure is None) != (len(stated) == 3) or (self.figure and stated):
+        form = {name for name in self.__struct_fields__ if getattr(self, name) is not None}
+        if form not in ({"figure"}, {"value", "unit", "source"}):
             raise ValueError('is no number; write { figure = "id" } or { value = "1.0", unit = , source = }')
         float(self.value or 0)
 
-    def read(self, path: Path, where: str) -> tuple[Interval, str, str]:
+    def read(self, where: str) -> tuple[Interval, str, str]:
         """(an interval of its printed digits, its unit, its source); raises BadInput for a figure that is no number."""
         if self.figure is None:
-            value, unit, source = self.value or "", self.unit or "", self.source or ""
-            return Interval.of(float(value), digit_error(value)), unit, source
-        found = recorded.figure(self.figure, path)
-        if not isinstance(found.value, float):
-            raise BadInput(path, f"{where}: {found.id} = {found.value!r} is no number", "name another figure")
-        return Interval.of(found.value, digit_error(f"{found.value:g}")), found.unit, found.id
+            printed = self.value or ""
+            return Interval.of(float(printed), digit_error(printed)), self.unit or "", self.source or ""
+        found = number(where, self.figure)
+        return Interval.of(float(found.value), digit_error(f"{found.value:g}")), found.unit, found.id
 
 
 class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -205,7 +203,10 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Watched(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A group of labels of data/attributions.toml that is followed over documents; see `drift`."""
+    """A group of labels of data/attributions.toml: some categories, followed over documents.
+
+    arms: which arms of an A/B are the product; rows of other arms are left out, rows without an arm are in.
+    """
 
     name: Text
     categories: tuple[Text, ...]
@@ -232,9 +233,10 @@ def reproduce(path: Path = FILE) -> list[Attribution]:
     """Every claim of the file, computed again; raises BadInput for an unknown key, formula, figure or category."""
     found = []
     for c in files.read(path, File).claim:
-        formula = callable_with(FORMULAS, c.formula, c.arguments, path, c.id)
-        numbers = {k: v.read(path, f"{c.id}.{k}")[0] for k, v in c.arguments.items() if isinstance(v, Number)}
-        claimed, unit, source = c.recorded.read(path, f"{c.id}.recorded")
+        where = f"{shown(path)}: {c.id}"
+        formula = callable_with(FORMULAS, c.formula, c.arguments, where)
+        numbers = {k: v.read(f"{where}.{k}")[0] for k, v in c.arguments.items() if isinstance(v, Number)}
+        claimed, unit, source = c.recorded.read(f"{where}.recorded")
         ours = formula(**{**c.arguments, **numbers})
         agrees = ours.meets(claimed)
         found.append(Attribution(c.id, c.name, unit, claimed, ours, agrees, c.expected, c.note, c.formula, source))
@@ -246,32 +248,26 @@ def reproduce(path: Path = FILE) -> list[Attribution]:
 
 def drifts(path: Path = FILE) -> list[Drift]:
     """Every group of labels that the file watches, with what moved between documents."""
-    return [
-        drift(w.categories, w.name, w.engine, w.model, w.phase, w.unit, w.arms) for w in files.read(path, File).drift
-    ]
+    return [drift(watched) for watched in files.read(path, File).drift]
 
 
-def drift(
-    categories: Sequence[str], name: str, engine: str, model: str, phase: str, unit: str, arms: Sequence[str] = ()
-) -> Drift:
+def drift(w: Watched) -> Drift:
     """Every recorded use of some categories for one engine, model and phase, and where their meaning moved.
 
-    arms: which arms of an A/B are the product; rows of other arms are left out, rows without an arm are in.
     A finding is one value (within its digits) that two documents file under different categories for one workload, or
     one category whose values over several documents differ by more than DRIFT and more than their digits.
     """
     uses = []
-    for trace_id in breakdowns.recorded_ids():
-        for row in breakdowns.rows(trace_id):
-            params, printed = row.params, row.printed(unit)
-            same = (row.engine, row.model, row.phase) == (engine, model, phase)
-            same &= row.category in categories and params.get("arm", arms[0] if arms else None) in (*arms, None)
-            if same and printed and not params.keys() & {"invalid", "estimate"}:
-                document = row.source.rpartition("/")[2]
-                error = _error(row, printed)
-                workload = ", ".join(f"{k} {params[k]}" for k in ("npp", "npl") if k in params)
-                uses.append(Use(trace_id, document, row.category, row.kernel_name, float(printed), error, workload))
-    return Drift(name, unit, tuple(uses), tuple(_findings(uses, unit)))
+    for row in (row for trace_id in breakdowns.recorded_ids() for row in breakdowns.rows(trace_id)):
+        params, printed = row.params, row.printed(w.unit)
+        same = (row.engine, row.model, row.phase) == (w.engine, w.model, w.phase) and row.category in w.categories
+        product = params.get("arm") in (*w.arms, None)
+        if same and product and printed and not params.keys() & {"invalid", "estimate"}:
+            document = row.source.rpartition("/")[2]
+            workload = ", ".join(f"{k} {params[k]}" for k in ("npp", "npl") if k in params)
+            label, error = row.kernel_name, _error(row, printed)
+            uses.append(Use(row.trace_id, document, row.category, label, float(printed), error, workload))
+    return Drift(w.name, w.unit, tuple(uses), tuple(_findings(uses, w.unit)))
 
 
 def _error(row: breakdowns.Row, printed: str) -> float:
@@ -283,14 +279,13 @@ def _error(row: breakdowns.Row, printed: str) -> float:
 
 def _findings(uses: Sequence[Use], unit: str) -> list[str]:
     found = []
-    for i, a in enumerate(uses):
-        for b in uses[i + 1 :]:
-            other_word = a.document != b.document and a.category != b.category and a.workload == b.workload
-            if other_word and abs(a.value - b.value) <= a.error + b.error:
-                found.append(
-                    f'{b.document} files {b.value:g} {unit} under {b.category} ("{b.label}"); {a.document} has the '
-                    f'same time, {a.value:g}, as {a.category} ("{a.label}")'
-                )
+    for a, b in itertools.combinations(uses, 2):
+        other_word = a.document != b.document and a.category != b.category and a.workload == b.workload
+        if other_word and abs(a.value - b.value) <= a.error + b.error:
+            found.append(
+                f'{b.document} files {b.value:g} {unit} under {b.category} ("{b.label}"); {a.document} has the same '
+                f'time, {a.value:g}, as {a.category} ("{a.label}")'
+            )
     for category in dict.fromkeys(u.category for u in uses):
         own = [u for u in uses if u.category == category]
         low, high = min(own, key=lambda u: u.value), max(own, key=lambda u: u.value)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import random
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -61,12 +60,9 @@ def examine(words: Sequence[str], replies: Sequence[str]) -> Batch:
     """The status of one batch; raises BadInput when replies are missing."""
     if len(words) != len(replies):
         raise BadInput("crossbleed", f"{len(replies)} replies to {len(words)} sequences", "answer every sequence once")
-    bled, lost = [], []
-    for index, reply in enumerate(replies):
-        others = [other for other, word in enumerate(words) if other != index and word in reply]
-        bled += [(index, other) for other in others]
-        if not others and words[index] not in reply:
-            lost.append((index, -1))
+    said = [[other for other, word in enumerate(words) if word in reply] for reply in replies]
+    bled = [(index, other) for index, others in enumerate(said) for other in others if other != index]
+    lost = [(index, -1) for index, others in enumerate(said) if not others]
     status: Status = "dirty" if bled else "lost" if lost else "clean"
     return Batch(len(words), status, tuple(words), tuple(replies), tuple(bled + lost))
 
@@ -75,11 +71,8 @@ def run(recall: Recall, sizes: Sequence[int], seed: int = 0) -> list[Batch]:
     """A batch of every size, each with fresh words."""
     if not sizes:
         raise BadInput("crossbleed", "no batch size", "give at least one, e.g. 1,2,3,4")
-    batches = []
-    for size in sizes:
-        words = code_words(size, seed * 1000 + size)
-        batches.append(examine(words, recall(words)))
-    return batches
+    told = [code_words(size, seed * 1000 + size) for size in sizes]
+    return [examine(words, recall(words)) for words in told]
 
 
 def by_command(command: Sequence[str], prompt: str, timeout_s: float = TIMEOUT_S) -> Recall:
@@ -92,16 +85,13 @@ def by_command(command: Sequence[str], prompt: str, timeout_s: float = TIMEOUT_S
         raise BadInput("crossbleed", "the prompt has no {word}, or the command no {prompts_file}", "put it in")
 
     def recall(words: Sequence[str]) -> Sequence[str]:
-        with tempfile.NamedTemporaryFile("w", suffix=".jsonl", encoding="utf-8") as file:
-            for index, word in enumerate(words):
-                file.write(json.dumps({"sequence": index, "prompt": prompt.replace("{word}", word)}) + "\n")
-            file.flush()
-            full = [part.replace("{prompts_file}", file.name) for part in command]
-            try:
-                printed = output(full, timeout_s)
-            except Failed as problem:
-                raise BadInput(full[0], f"{problem} (np = {len(words)})", "mend the command, or ask for less") from None
-        return _replies(full[0], printed.decode(errors="replace"), len(words))
+        prompts = [{"sequence": i, "prompt": prompt.replace("{word}", word)} for i, word in enumerate(words)]
+        try:
+            printed = output(command, "\n".join(map(json.dumps, prompts)) + "\n", "{prompts_file}", {}, timeout_s)
+        except Failed as problem:
+            remedy = "mend the command, or ask for less"
+            raise BadInput(command[0], f"{problem} (np = {len(words)})", remedy) from None
+        return _replies(command[0], printed.decode(errors="replace"), len(words))
 
     return recall
 

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from lab.base import devices, files, vocabulary
-from lab.base.console import between
-from lab.base.errors import REPOSITORY, BadInput, nearest
+from lab.base.errors import REPOSITORY
 from lab.base.files import Positive, Text
 from lab.card import phases
 from lab.check import families
@@ -36,10 +35,6 @@ if TYPE_CHECKING:  # kernels/ is imported late, so that a package that shadows i
 
 FILE = REPOSITORY / "data" / "flips.toml"
 ARMS = ("control", "candidate")
-# Between these lines of the README stands the table of the pairs with `front = true`; `lab write --readme` renews it.
-README = REPOSITORY / "README.md"
-MARKS = ("<!-- written by lab write --readme -->", "<!-- end -->")
-GAP = "graph_gap"
 # Where a device has no peak with a source for a pipe, its bf16 one bounds from above what the operations take there.
 INSTEAD = "bf16"
 UNDECIDED = ("BLOCKED", "INVALID", "VACUOUS")
@@ -74,10 +69,7 @@ class Pairs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Bound:
-    """The least time of one arm on one device, us, and which term it is: "bytes", "flops" or "launch".
-
-    pipe: where the operations run there.
-    """
+    """The least time of one arm on one device, by term; pipe: where the operations run there."""
 
     bytes_us: float
     flops_us: float
@@ -91,7 +83,7 @@ class Bound:
 
     @property
     def term(self) -> str:
-        """Its name."""
+        """Its name: bytes, flops or launch."""
         return {self.bytes_us: "bytes", self.flops_us: "flops", self.launch_us: "launch"}[self.us]
 
     def __str__(self) -> str:
@@ -167,7 +159,7 @@ def bound(device: devices.Device, cost: Cost, walks: float, launches: float, gap
 
 def gap_us(device_id: str) -> float:
     """The gap between two kernels of a replayed graph, us, from the newest ceilings of the device; 0 without any."""
-    found = ceilings.latest(device_id).get(GAP)
+    found = ceilings.latest(device_id).get("graph_gap")
     return found.value if found else 0.0
 
 
@@ -175,29 +167,31 @@ def flips(here: str = "h200", path: Path = FILE) -> list[Flip]:
     """Every pair of the file, in the order of the rows. Raises BadInput for an unknown verdict, card or workload."""
     replayed = {j.recorded_id: j for j in verdicts.judge_recorded(phases.cards().values()) if j.recorded_id}
     order = list(vocabulary.row_ids())
-    found = [_flip(pair, replayed, here, path) for pair in files.read(path, Pairs).flip]
+    found = [
+        _flip(pair, files.called(pair.recorded, replayed, "verdict", path), here, path)
+        for pair in files.read(path, Pairs).flip
+    ]
     return sorted(found, key=lambda flip: order.index(flip.row))
 
 
-def _flip(pair: Pair, replayed: Mapping[str, verdicts.Judgement], here: str, path: Path) -> Flip:
-    if pair.recorded not in replayed:
-        raise BadInput(path, f'no verdict has the id "{pair.recorded}"', nearest(pair.recorded, replayed))
-    judged, card = replayed[pair.recorded], phases.card(pair.card)
+def _flip(pair: Pair, judged: verdicts.Judgement, here: str, path: Path) -> Flip:
+    card = phases.card(pair.card)
     family = families.load(card.family)
     workload = family.workload(pair.workload)
     base = family.workload(pair.control_workload or workload.id)
-    places = {judged.device: (pair.control_there, pair.candidate_there), here: ("", "")}
-    arms = (
-        (card.candidate if pair.control_workload else card.control, base, pair.control),
-        (card.candidate, workload, pair.candidate),
-    )
-    factors = ((pair.control_walks, pair.control_launches), (pair.candidate_walks, pair.candidate_launches))
-    bounds = {}
-    for device_id, there in places.items():
-        for arm, (name, at, stated), own, (walks, launches) in zip(ARMS, arms, there, factors, strict=True):
-            cost = family.cost(at, own or stated or family.candidate(name).precision)
-            bounds[device_id, arm] = bound(devices.get(device_id, path), cost, walks, launches, gap_us(here))
-    expected = {d: 100 * (bounds[d, "candidate"].us / bounds[d, "control"].us - 1) for d in places}
+    gap = gap_us(here)
+
+    def bounding(device_id: str, arm: str) -> Bound:
+        first = arm == "control"
+        name = card.control if first and not pair.control_workload else card.candidate
+        there = getattr(pair, f"{arm}_there") if device_id != here else ""
+        precision = there or getattr(pair, arm) or family.candidate(name).precision
+        cost = family.cost(base if first else workload, precision)
+        walks, launches = getattr(pair, f"{arm}_walks"), getattr(pair, f"{arm}_launches")
+        return bound(devices.get(device_id, path), cost, walks, launches, gap)
+
+    places = dict.fromkeys((judged.device, here))
+    bounds = {(device_id, arm): bounding(device_id, arm) for device_id in places for arm in ARMS}
     rows = [r for r in store.rows(here, card.id) if r.name in (card.control, card.candidate)]
     return Flip(
         row=phases.card(judged.phase).row,
@@ -210,7 +204,7 @@ def _flip(pair: Pair, replayed: Mapping[str, verdicts.Judgement], here: str, pat
         word_there=judged.verdict.word,
         word_here=verdicts.judge_measured(card, here).verdict.word if rows else "",
         bounds=bounds,
-        expected_pct=expected,
+        expected_pct={d: 100 * (bounds[d, "candidate"].us / bounds[d, "control"].us - 1) for d in places},
         measured_pct=_change(rows, base.id, workload.id),
         why=pair.why,
         asks_otherwise=pair.asks_otherwise,
@@ -232,20 +226,5 @@ def _change(rows: Sequence[Measurement], control_workload: str, workload: str) -
 
 def _errors(rows: Sequence[Measurement], workload: str) -> tuple[float, ...]:
     pair = evidence.pairs(rows).get(workload, (None, None))
-    stated = [evidence.errors(row).get("") for row in pair if row]
-    return tuple(e for e in stated if e is not None) if len(stated) == 2 and None not in stated else ()
-
-
-def readme(text: str, found: Sequence[Flip]) -> str:
-    """The README's text with its table made again from the pairs marked `front`; BadInput where its marks are gone."""
-    lines = ["| row | question | recorded | measured kernels | their change | card |", "|---|---|---|---|---|---|"]
-    for flip in (f for f in found if f.front):
-        question = flip.question + (f" ({flip.asks_otherwise})" if flip.asks_otherwise else "")
-        word = "" if flip.asks_otherwise else f"{flip.word_there} ({flip.there})"
-        shown = flip.measured_pct is not None and flip.word_here not in ("", *UNDECIDED)
-        change = f"{flip.measured_pct:+.0f} % at `{flip.workload}`" if shown else ""
-        if shown and flip.errors and max(flip.errors) > 2 * min(flip.errors):  # a price beside the time
-            change += ", error {:.2g} % instead of {:.2g} %".format(*(100 * e for e in reversed(flip.errors)))
-        here_word = f"{flip.word_here} ({flip.here})" if flip.word_here else "not measured yet"
-        lines.append(f"| {flip.row} | {question} | {word} | {here_word} | {change} | `{flip.card}` |")
-    return between(text, MARKS, lines, README)
+    stated = [e for row in pair if row and (e := evidence.errors(row).get("")) is not None]
+    return tuple(stated) if len(stated) == 2 else ()

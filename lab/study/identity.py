@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -161,16 +160,11 @@ def by_command(command: Sequence[str], contract: str, timeout_s: float = TIMEOUT
     """
 
     def produce(prompt: str, budget: int) -> Sequence[int]:
-        with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
-            file.write(prompt)
-            file.flush()
-            values = {"{prompt}": prompt, "{prompt_file}": file.name, "{budget}": str(budget)}
-            # All at once, so that a prompt which holds {budget} stays as it is.
-            words = [re.sub("|".join(map(re.escape, values)), lambda found: values[found[0]], w) for w in command]
-            try:
-                printed = output(words, timeout_s)
-            except Failed as problem:
-                raise Failed(f"{words[0]}: {problem}") from None
+        values = {"{prompt}": prompt, "{budget}": str(budget)}
+        try:
+            printed = output(command, prompt, "{prompt_file}", values, timeout_s)
+        except Failed as problem:
+            raise Failed(f"{command[0]}: {problem}") from None
         return list(printed) if contract == "bytes" else token_ids(printed.decode(errors="replace"))
 
     return produce
@@ -228,6 +222,5 @@ def to_json(cells: Sequence[Cell]) -> dict[str, Any]:
 
 def render(cells: Sequence[Cell]) -> str:
     """A line per cell that does not pass and a count per status."""
-    counts = Counter(cell.status for cell in cells)
-    total = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
-    return "\n".join([*(str(c) for c in cells if c.status != "identical"), f"{len(cells)} cells: {total}"])
+    counts = ", ".join(f"{n} {status}" for status, n in sorted(Counter(cell.status for cell in cells).items()))
+    return "\n".join([*(str(c) for c in cells if c.status != "identical"), f"{len(cells)} cells: {counts}"])

@@ -12,20 +12,21 @@ An expectation may have been withdrawn since (it is what was expected then); a d
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from lab.base import files, vocabulary
 from lab.base.console import print_json
-from lab.base.errors import REPOSITORY, BadInput
+from lab.base.errors import REPOSITORY, BadInput, shown
 from lab.card import phases, recorded
 from lab.judge import verdicts
+from lab.study.figures import number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -73,7 +74,8 @@ class Entry:
     """One line of the ledger.
 
     kind:      phase, program or prediction.
-    verdict:   id of the recorded verdict, "" where the source wrote none; `source_word` and `our_word` are its words.
+    verdict:   id of the recorded verdict, "" where the source wrote none; `reading` is what we read it as,
+               `source_word` the source's own word for it ("" without one), `our_word` the judge's.
     unit:      of every number here.
     expected, delivered: lowest and highest, equal where there is one number.
     started:   the level before any work, None where the numbers are gains.
@@ -89,6 +91,7 @@ class Entry:
     kind: str
     title: str
     verdict: str
+    reading: str
     source_word: str
     our_word: str
     unit: str
@@ -106,7 +109,7 @@ class Entry:
     @property
     def landed(self) -> bool:
         """Whether the source kept it."""
-        return self.source_word in ("LANDED", "GO")
+        return self.reading in ("LANDED", "GO")
 
     @property
     def part_pct(self) -> Range | None:
@@ -114,10 +117,6 @@ class Entry:
         if self.started is not None or self.expected[0] <= 0:
             return None
         return 100 * self.delivered[0] / self.expected[1], 100 * self.delivered[1] / self.expected[0]
-
-    def to_json(self) -> dict[str, Any]:
-        """The object that `lab ledger --json` prints."""
-        return {**asdict(self), "landed": self.landed, "part_pct": self.part_pct}
 
 
 @cache
@@ -138,33 +137,37 @@ def load(path: Path) -> tuple[Entry, ...]:
     return tuple(_entry(path, bound, ledger.tolerance_pct, words) for bound in ledger.entry)
 
 
-def _entry(path: Path, bound: Bound, tolerance: float, words: Mapping[str | None, str]) -> Entry:
+def _entry(path: Path, bound: Bound, tolerance_pct: float, words: Mapping[str | None, str]) -> Entry:
+    where = f"{shown(path)}: entry {bound.id}"
     used: list[recorded.Figure] = []
 
-    def values(ids: Iterable[str], kinds: tuple[str, ...] = AFTER, *, stands: bool = True) -> list[float]:
-        found = [_figure(path, bound.id, i, kinds, stands) for i in ids if i]
+    def values(*ids: str, kinds: Collection[str] = AFTER, stands: bool = True) -> list[float]:
+        found = [number(where, i, kinds, stands=stands) for i in ids if i]
         used.extend(found)
         return [float(f.value) for f in found]
 
-    hoped = values(bound.expected, BEFORE, stands=False)
+    hoped = values(*bound.expected, kinds=BEFORE, stands=False)
     withdrawn = next((f.withdrawn for f in used if f.withdrawn), "")
-    got = values(bound.delivered)
+    got = values(*bound.delivered)
     if not got:
-        before, after = values((bound.before, bound.after))
+        before, after = values(bound.before, bound.after)
         got = [before - after]
-    of, started = values([bound.of]), values([bound.started])
+    of, started = values(bound.of), values(bound.started)
     units = sorted({vocabulary.unit(f.unit) for f in used})
     if len(units) != 1:
-        raise BadInput(path, f"entry {bound.id} mixes {' and '.join(units)}", "bind figures of one unit")
+        raise BadInput(where, f"mixes {' and '.join(units)}", "bind figures of one unit")
     expected, delivered = (min(hoped), max(hoped)), (min(got), max(got))
-    error = _error_pct(expected, delivered) if bound.kind == "prediction" else None
-    outcome = _outcome(expected, delivered, bound.better)
+    outcome, error = _outcome(expected, delivered, bound.better), None
+    if bound.kind == "prediction":
+        error = _error_pct(expected, delivered)
+        outcome = TRUE if abs(error) <= tolerance_pct else FALSE
     return Entry(
         id=bound.id,
         kind=bound.kind,
         title=bound.title,
         verdict=bound.verdict,
-        source_word=recorded.verdict(bound.verdict, path).verdict if bound.verdict else "",
+        reading=recorded.verdict(bound.verdict, path).reading if bound.verdict else "",
+        source_word=recorded.verdict(bound.verdict, path).word if bound.verdict else "",
         our_word=words.get(bound.verdict, ""),
         unit=units[0],
         expected=expected,
@@ -172,25 +175,12 @@ def _entry(path: Path, bound: Bound, tolerance: float, words: Mapping[str | None
         started=started[0] if started else None,
         of=of[0] if of else None,
         better=bound.better,
-        outcome=outcome if error is None else TRUE if abs(error) <= tolerance else FALSE,
+        outcome=outcome,
         error_pct=error,
         ids=tuple(f.id for f in used),
         withdrawn=withdrawn,
         caveat=bound.caveat,
     )
-
-
-def _figure(path: Path, entry: str, figure_id: str, kinds: tuple[str, ...], stands: bool) -> recorded.Figure:
-    found = recorded.figure(figure_id, path)
-    if found.kind not in kinds:
-        what = f"entry {entry}: {found.id} is {found.kind}"
-        raise BadInput(path, what, f"bind a figure that is {' or '.join(kinds)} here")
-    if stands and found.withdrawn:
-        what = f"entry {entry}: {found.id} was withdrawn ({found.withdrawn})"
-        raise BadInput(path, what, "bind a figure that stands")
-    if not isinstance(found.value, float):
-        raise BadInput(path, f'entry {entry}: {found.id} = "{found.value}" is not a number', "bind another figure")
-    return found
 
 
 def _outcome(expected: Range, delivered: Range, better: str) -> str:
@@ -214,19 +204,15 @@ def summary(rows: Sequence[Entry]) -> list[str]:
     """The ledger in sentences; every number computed from the entries."""
     of_phase = [e for e in rows if e.kind == "phase"]
     kept = [e.id.upper() for e in of_phase if e.landed]
-    said = [e for e in rows if e.kind == "prediction"]
-    came = [e for e in said if e.outcome == TRUE]
     lines = [f"{len(kept)} of {len(of_phase)} phases landed ({', '.join(kept) or 'none'})."]
-    for e in rows:
-        if e.kind == "program":
-            since = f" from {e.started:g}" if e.started is not None else ""
-            whole = f" of {e.of:g}" if e.of is not None else ""
-            lines.append(
-                f"{e.title[0].upper()}{e.title[1:]}: expected {_range(e.expected)}{whole} {e.unit}, "
-                f"delivered {_range(e.delivered)}{since}: {e.outcome}."
-            )
-    lines.append(f"{len(came)} of {len(said)} predictions came true ({', '.join(e.id for e in came) or 'none'}).")
-    return lines
+    for e in (e for e in rows if e.kind == "program"):
+        since = f" from {e.started:g}" if e.started is not None else ""
+        whole = f" of {e.of:g}" if e.of is not None else ""
+        numbers = f"expected {_range(e.expected)}{whole} {e.unit}, delivered {_range(e.delivered)}{since}"
+        lines.append(f"{e.title[0].upper()}{e.title[1:]}: {numbers}: {e.outcome}.")
+    said = [e for e in rows if e.kind == "prediction"]
+    came = [e.id for e in said if e.outcome == TRUE]
+    return [*lines, f"{len(came)} of {len(said)} predictions came true ({', '.join(came) or 'none'})."]
 
 
 def render(rows: Sequence[Entry]) -> str:
@@ -235,14 +221,12 @@ def render(rows: Sequence[Entry]) -> str:
     for kind, title in KINDS.items():
         lines = [title]
         for e in (e for e in rows if e.kind == kind):
-            numbers = f"expected {_range(e.expected)}, delivered {_range(e.delivered)} {e.unit}"
             error = f" ({e.error_pct:+.2f} %)" if e.error_pct is not None else ""
-            word = f" [{e.source_word}; here {e.our_word or 'no card'}]" if e.source_word else ""
+            word = f" [{e.reading}; here {e.our_word or 'no card'}]" if e.reading else ""
+            numbers = f"expected {_range(e.expected)}, delivered {_range(e.delivered)} {e.unit}"
             lines.append(f"  {e.title:46} {numbers}: {e.outcome}{error}{word}")
-            if e.withdrawn:
-                lines.append(f"  {'':46} the expectation: {e.withdrawn}")
-            if e.caveat:
-                lines.append(f"  {'':46} {e.caveat}")
+            notes = [f"the expectation: {e.withdrawn}" if e.withdrawn else "", e.caveat]
+            lines += [f"  {'':46} {note}" for note in notes if note]
         blocks.append("\n".join(lines))
     return "\n\n".join([*blocks, "\n".join(summary(rows))])
 
@@ -287,7 +271,8 @@ def run(arguments: Namespace) -> int:
 
         draw.save(figure(rows), arguments.figure)
     if arguments.json:
-        print_json({"entries": [e.to_json() for e in rows], "summary": summary(rows)})
+        objects = [{**asdict(e), "landed": e.landed, "part_pct": e.part_pct} for e in rows]
+        print_json({"entries": objects, "summary": summary(rows)})
     else:
         print(render(rows))
     return 0

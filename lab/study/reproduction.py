@@ -1,8 +1,7 @@
 """What the sources computed before they measured, computed again from their own inputs.
 
 data/roofline_cases.toml names a formula of lab/place/roofline.py and, for each argument, where its number stands: a
-recorded figure, a device, a model, or a value with its source. `reproduce` evaluates them, and the table it returns is
-what the notebook, the command line and the tests show; no number of a source stands here. A case declares whether it
+recorded figure, a device, a model, or a value with its source. A case declares whether it
 expects to agree, so a figure that does not follow from its source's inputs is a finding on record and not a failing
 assertion that somebody loosens. Agreement means equal at the digits the source prints: a tolerance in percent would
 hide that a figure printed to four digits came from other inputs.
@@ -22,11 +21,12 @@ from typing import Any, Literal
 import msgspec
 
 from lab.base import devices, files, models
-from lab.base.errors import REPOSITORY, BadInput, nearest
-from lab.base.facts import Fact, from_base, to_base
+from lab.base.errors import REPOSITORY, BadInput, nearest, shown
+from lab.base.facts import from_base, to_base
 from lab.base.files import Positive, Text
 from lab.card import recorded
 from lab.place import roofline
+from lab.study.figures import number
 
 FILE = REPOSITORY / "data" / "roofline_cases.toml"
 FORMS = (
@@ -99,12 +99,9 @@ FORMULAS: Mapping[str, Callable[..., float]] = {
         roofline.efficiency,
         roofline.ratio,
         roofline.part_of,
-        roofline.saving_ceiling,
         roofline.part_saving_ceiling,
         roofline.ceiling_rate,
-        roofline.attention_share,
         roofline.kv_saving_ceiling,
-        roofline.kv_bytes_per_token,
         roofline.kv_read_share,
         roofline.bandwidth_share,
         roofline.decode_bandwidth_share,
@@ -170,71 +167,72 @@ class Check:
 
 @dataclass(frozen=True)
 class _Input:
-    """An argument: its value in base units, in words, and what a contradicting source would make of it."""
+    """A number in base units, what it is in words, and what it would be with each contradicting value of a fact."""
 
     base: float
     shown: str
     others: tuple[tuple[str, float], ...] = ()
 
 
-def _of_fact(fact: Fact) -> _Input:
-    others = tuple((f"{fact.key} = {v.value:g} {fact.unit}", to_base(v.value, fact.unit)) for v in fact.others)
-    return _Input(fact.base, f"{fact.key} = {fact.value:g} {fact.unit} ({fact.source})", others)
-
-
-def _input(ref: Argument | list[Argument], where: Path, key: str) -> _Input:
+def _input(ref: Argument | list[Argument], where: str) -> _Input:
     """One argument; a list is the sum of its parts, a nested formula its value."""
     if isinstance(ref, list):
-        parts = [_input(r, where, key) for r in ref]
+        parts = [_input(r, where) for r in ref]
         total = sum(p.base for p in parts)
         others = tuple((label, total - p.base + base) for p in parts for label, base in p.others)
         return _Input(total, " + ".join(p.shown for p in parts), others)
-    if ref.figure:
-        figure = recorded.figure(ref.figure, where)
-        value = figure.params.get(ref.param) if ref.param else figure.value
+    if ref.param:
+        figure = recorded.figure(ref.figure or "", where)
+        value = figure.params.get(ref.param)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise BadInput(where, f'{key}: "{figure.id}" gives {value!r}, no number', "name a figure that has one")
-        unit = "ratio" if ref.param else figure.unit
-        return _Input(to_base(value, unit, where), f"{value:g}{'' if ref.param else ' ' + unit} ({figure.id})")
+            what = f'{ref.param} of "{figure.id}" gives {value!r}, no number'
+            raise BadInput(where, what, "name a parameter that is one")
+        return _Input(value, f"{value:g} ({figure.id})")
+    if ref.figure:
+        figure = number(where, ref.figure)
+        base = to_base(float(figure.value), figure.unit, where)
+        return _Input(base, f"{figure.value:g} {figure.unit} ({figure.id})")
     if ref.fact:
         owner = devices.get(ref.device, where) if ref.device else models.get(ref.model or "", where)
-        return _of_fact(owner.fact(ref.fact))
+        fact = owner.fact(ref.fact)
+        others = tuple((f"{fact.key} = {v.value:g} {fact.unit}", to_base(v.value, fact.unit)) for v in fact.others)
+        return _Input(fact.base, f"{fact.key} = {fact.value:g} {fact.unit} ({fact.source})", others)
     if ref.formula:
-        base, inputs, changed = _evaluate(ref.formula, ref.arguments or {}, where, key)
-        return _Input(base, f"{ref.formula}({', '.join(inputs)})", tuple(changed))
+        base, inputs, others = _evaluate(ref.formula, ref.arguments or {}, where)
+        return _Input(base, f"{ref.formula}({', '.join(inputs)})", others)
     value, unit = ref.value or 0.0, ref.unit or ""
     return _Input(to_base(value, unit, where), f"{value:g} {unit} ({ref.source})")
 
 
 def callable_with(
-    formulas: Mapping[str, Callable[..., Any]], name: str, given: Iterable[str], where: Path, key: str
+    formulas: Mapping[str, Callable[..., Any]], name: str, given: Iterable[str], where: str
 ) -> Callable[..., Any]:
     """The formula of this name, which takes these arguments; raises BadInput for what is unknown or missing."""
     if name not in formulas:
-        raise BadInput(where, f'{key}: formula = "{name}" is unknown', nearest(name, formulas))
+        raise BadInput(where, f'formula = "{name}" is unknown', nearest(name, formulas))
     takes = inspect.signature(formulas[name]).parameters
     for word in given:
         if word not in takes:
-            raise BadInput(where, f'{key}.arguments: unknown key "{word}"', nearest(word, takes))
+            raise BadInput(where, f'arguments: unknown key "{word}"', nearest(word, takes))
     for word, parameter in takes.items():
         if word not in given and parameter.default is parameter.empty:
-            raise BadInput(where, f"{key}: {name} needs {word}", f"add {word} to its arguments")
+            raise BadInput(where, f"{name} needs {word}", f"add {word} to its arguments")
     return formulas[name]
 
 
 def _evaluate(
-    name: str, given: Mapping[str, Argument | list[Argument]], where: Path, key: str
-) -> tuple[float, list[str], list[tuple[str, float]]]:
+    name: str, given: Mapping[str, Argument | list[Argument]], where: str
+) -> tuple[float, tuple[str, ...], tuple[tuple[str, float], ...]]:
     """A formula's value in base units, its inputs in words, and its value under each contradicting input."""
-    formula = callable_with(FORMULAS, name, given, where, key)
-    inputs = {p: _input(given[p], where, f"{key}.{p}") for p in inspect.signature(formula).parameters}
+    formula = callable_with(FORMULAS, name, given, where)
+    inputs = {p: _input(given[p], f"{where}.{p}") for p in inspect.signature(formula).parameters}
     values = {p: i.base for p, i in inputs.items()}
-    shown = [f"{p} = {i.shown}" for p, i in inputs.items()]
+    shown = tuple(f"{p} = {i.shown}" for p, i in inputs.items())
     try:
         changed = [(label, {**values, p: base}) for p, i in inputs.items() for label, base in i.others]
-        return formula(**values), shown, [(label, formula(**given_then)) for label, given_then in changed]
+        return formula(**values), shown, tuple((label, formula(**given_then)) for label, given_then in changed)
     except (ZeroDivisionError, OverflowError) as error:
-        raise BadInput(where, f"{key}: {name}({', '.join(shown)}) is no number ({error})", "mend its inputs") from None
+        raise BadInput(where, f"{name}({', '.join(shown)}) is no number ({error})", "mend its inputs") from None
 
 
 def _cases(path: Path) -> Cases:
@@ -250,30 +248,28 @@ def reproduce(path: Path = FILE) -> list[Reproduction]:
     """
     rows = []
     for case in _cases(path).case:
-        figure = recorded.figure(case.recorded, path)
-        high = recorded.figure(case.recorded_high, path) if case.recorded_high else figure
-        if not isinstance(figure.value, float) or not isinstance(high.value, float) or high.unit != figure.unit:
-            what = f"{case.id}: {figure.id} is not a number, or a range of two units"
-            raise BadInput(path, what, "name a figure with a number")
-        base, inputs, others = _evaluate(case.formula, case.arguments, path, case.id)
+        where = f"{shown(path)}: {case.id}"
+        figure = number(where, case.recorded)
+        stated = float(figure.value)
+        high = float(number(where, case.recorded_high).value) if case.recorded_high else stated
+        base, inputs, others = _evaluate(case.formula, case.arguments, where)
         ours = from_base(base, figure.unit, path)
-        nearest_end = min(max(ours, figure.value), high.value)
-        within = high is not figure and nearest_end == ours
+        nearest_end = min(max(ours, stated), high)
         rows.append(
             Reproduction(
                 id=case.id,
                 name=case.name,
                 recorded_id=figure.id,
-                recorded=figure.value,
-                recorded_high=high.value,
+                recorded=stated,
+                recorded_high=high,
                 unit=figure.unit,
                 ours=ours,
                 difference_pct=(ours / nearest_end - 1) * 100,
-                agrees=within or round(ours, case.decimals) == figure.value,
+                agrees=nearest_end == ours or round(ours, case.decimals) == stated,
                 expected=case.expected,
                 assumption=case.assumption,
                 formula=case.formula,
-                inputs=tuple(inputs),
+                inputs=inputs,
                 alternatives=tuple(Alternative(label, from_base(v, figure.unit, path)) for label, v in others),
             )
         )
@@ -284,9 +280,9 @@ def checks(path: Path = FILE) -> list[Check]:
     """Every recorded time asked whether the device's bandwidth allows it, in the order of the file; errors as above."""
     rows = []
     for case in _cases(path).check:
-        base, inputs, others = _evaluate(case.formula, case.arguments, path, case.id)
+        base, inputs, others = _evaluate(case.formula, case.arguments, f"{shown(path)}: {case.id}")
         share, limit = base * 100, case.limit_pct
-        words = (case.expected, case.assumption, tuple(inputs))
+        words = (case.expected, case.assumption, inputs)
         again = tuple(Alternative(label, v * 100) for label, v in others)
         rows.append(Check(case.id, case.name, share, limit, share > limit, *words, again))
     return rows

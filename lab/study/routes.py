@@ -65,7 +65,7 @@ class Crossover:
     @property
     def worst(self) -> str:
         """The slowest candidate."""
-        return max(self.times_us, key=lambda name: self.times_us[name])
+        return max(self.times_us, key=self.times_us.__getitem__)
 
     @property
     def cost_of_worst(self) -> float:
@@ -176,30 +176,32 @@ def _made(asks: Router, place: str, groups: Groups) -> Table | None:
 
 
 def _groups(asks: Router, place: str, rows: Iterable[Measurement] | None) -> Groups:
-    """The rows that answer the router's question."""
-    candidates = families.load(asks.family).candidates
-    names = {name for name, c in candidates.items() if set(c.needs.packages) <= OWN}
-    usable = [
-        row
-        for row in (store.rows(place, family=asks.family) if rows is None else rows)
-        if row.status == "ok"
-        and row.name in names
-        and row.l2 == "cold"
-        and not row.profiled
-        and all(row.workload.get(axis) == value for axis, value in asks.fixed.items())
-        and {asks.axis, *asks.shape} <= set(row.workload)
+    """The rows that answer the router's question.
+
+    Of several kinds (inputs, and every axis but shape and routed one) the one that most rows have is the question.
+    Others ask about errors (sums of one sign) or about another product (other weights): their times differ.
+    """
+    names = {name for name, c in families.load(asks.family).candidates.items() if set(c.needs.packages) <= OWN}
+    axes = (asks.axis, *asks.shape)
+
+    def usable(row: Measurement) -> bool:
+        taken = row.status == "ok" and row.name in names and row.l2 == "cold" and not row.profiled
+        asked = all(row.workload.get(axis) == value for axis, value in asks.fixed.items())
         # A launch that the kernel refuses by now is no route. Other former ones stay: the newest there is.
-        and families.former(row) != "former kernel, refused now"
-    ]
-    contradiction(usable)
-    kinds = [_kind(row, asks) for row in usable]
+        return taken and asked and {*axes} <= set(row.workload) and families.former(row) != "former kernel, refused now"
+
+    def kind(row: Measurement) -> tuple[Any, ...]:
+        return (row.inputs, *sorted((a, v) for a, v in row.workload.items() if a not in (*axes, *SAME)))
+
+    timed = [row for row in (store.rows(place, family=asks.family) if rows is None else rows) if usable(row)]
+    contradiction(timed)
+    kinds = [kind(row) for row in timed]
     usual = max(dict.fromkeys(kinds), key=kinds.count, default=None)
     found: Groups = {}
-    for kind, row in zip(kinds, usable, strict=True):
-        if kind == usual:
-            shape = tuple(sorted((axis, int(row.workload[axis])) for axis in asks.shape))
-            runs = found.setdefault((shape, int(row.workload[asks.axis])), {})
-            runs.setdefault(row.run, {})[row.name] = row
+    for row in (row for own, row in zip(kinds, timed, strict=True) if own == usual):
+        shape = tuple(sorted((axis, int(row.workload[axis])) for axis in asks.shape))
+        runs = found.setdefault((shape, int(row.workload[asks.axis])), {})
+        runs.setdefault(row.run, {})[row.name] = row
     return found
 
 
@@ -225,15 +227,6 @@ def _us(row: Measurement) -> float:
     return row.time_us or 0.0
 
 
-def _kind(row: Measurement, asks: Router) -> tuple[Any, ...]:
-    """Inputs and every axis but shape and routed one. The kind that most rows have is the router's question.
-
-    Others ask about errors (sums of one sign) or about another product (other weights): their times differ.
-    """
-    others = {a: v for a, v in row.workload.items() if a not in (asks.axis, *asks.shape, *SAME)}
-    return (row.inputs, *sorted(others.items()))
-
-
 def contradiction(rows: Iterable[Measurement]) -> None:
     """Raise BadInput for the first candidate whose runs of one commit and launch differ by more than AGREE."""
     seen: dict[tuple[Any, ...], list[Measurement]] = {}
@@ -242,15 +235,12 @@ def contradiction(rows: Iterable[Measurement]) -> None:
         if commit not in (None, "", "unknown"):
             seen.setdefault((row.name, row.workload_id, row.config, commit), []).append(row)
     for (name, workload, _, commit), same in seen.items():
-        low, high = (pick(same, key=_us) for pick in (min, max))
-        ratio = _us(high) / _us(low)
-        if ratio > AGREE:
+        low, high = min(same, key=_us), max(same, key=_us)
+        if (ratio := _us(high) / _us(low)) > AGREE:
             times = f"{low.median_us:.1f} us in {low.run} and {high.median_us:.1f} us in {high.run}"
-            raise BadInput(
-                f"profiles/{same[0].device}",
-                f"{name} on {workload} took {times}, both at commit {commit}: {ratio:.2f}x apart",
-                "find out which one is an artefact and measure again before a route is made of it",
-            )
+            what = f"{name} on {workload} took {times}, both at commit {commit}: {ratio:.2f}x apart"
+            remedy = "find out which one is an artefact and measure again before a route is made of it"
+            raise BadInput(f"profiles/{low.device}", what, remedy)
 
 
 def barred(family: str, precisions: Sequence[str] = ()) -> dict[str, str]:
@@ -278,19 +268,15 @@ def crossovers(known: Table, aside: Mapping[Place, Mapping[str, float]] | None =
         own = [p for p in known.points if p.shape == shape]
         for at in sorted({p.at for p in own}):
             times = routing.times(own, at)
-            best = min(times, key=lambda name: times[name])
+            best = min(times, key=times.__getitem__)
             near = tuple(sorted(times.keys() - {p.candidate for p in own if p.at == at}))
             beside = (aside or {}).get((shape, at), {})
             found.append(Crossover(dict(shape), known.axis, at, best, times, "measured", near, beside))
     return found
 
 
-def write(known: Table, folder: Path | None = None) -> Path:
-    """Write the table where `kernels.routing` reads it; whole or not at all."""
-    return files.write(_path(known, folder), text(known))
-
-
-def _path(known: Table, folder: Path | None = None) -> Path:
+def path(known: Table, folder: Path | None = None) -> Path:
+    """Where `kernels.routing` reads the table."""
     return (folder or store.FOLDER) / known.device / "routes" / f"{known.family}.json"
 
 
@@ -298,18 +284,12 @@ def text(known: Table) -> str:
     """A table as its file holds it, times to the nanosecond."""
     from kernels import routing
 
-    data = {
-        "schema": routing.SCHEMA,
-        "device": known.device,
-        "family": known.family,
-        "axis": known.axis,
-        "source": known.source,
-        "points": [
-            {"candidate": p.candidate, "shape": dict(p.shape), "at": p.at, "median_us": round(p.median_us, 3)}
-            for p in known.points
-        ],
-    }
-    return json.dumps(data, indent=1) + "\n"
+    points = [
+        {"candidate": p.candidate, "shape": dict(p.shape), "at": p.at, "median_us": round(p.median_us, 3)}
+        for p in known.points
+    ]
+    head = {key: getattr(known, key) for key in ("device", "family", "axis", "source")}
+    return json.dumps({"schema": routing.SCHEMA, **head, "points": points}, indent=1) + "\n"
 
 
 def _aside(groups: Groups, out: Mapping[str, str]) -> dict[Place, dict[str, float]]:
@@ -326,8 +306,7 @@ def _aside(groups: Groups, out: Mapping[str, str]) -> dict[Place, dict[str, floa
 
 def router(family: str) -> Router:
     """What the family's route.py says of its question; BadInput where there is no such family or no such file."""
-    if family not in families.names():
-        raise BadInput("lab routes", f'no family is named "{family}"', nearest(family, families.names()))
+    files.called(family, dict.fromkeys(families.names()), "family", "lab routes")
     families.load(family)
     try:
         found: Router = importlib.import_module(f"kernels.{family}.route").ROUTER
@@ -420,10 +399,9 @@ def answer(family: str, device: devices.Device, words: Mapping[str, str], precis
         choice = choose(asks, workload, device, precisions)
     except ValueError as problem:
         raise BadInput("lab routes", str(problem)) from None
-    times = choice.times_us
+    times, own = choice.times_us, choice.times_us.get(choice.candidate)
     others = [name for name in times if name != choice.candidate]
-    runner_up, worst = next(iter(others), None), max(others, key=lambda name: times[name], default=None)
-    own = times.get(choice.candidate)
+    runner_up, worst = next(iter(others), None), max(others, key=times.__getitem__, default=None)
     every = families.load(family).candidates
     optional = [name for name, c in every.items() if c.precision in asks.opt_in and not c.no_route]
     return Answer(
@@ -473,7 +451,8 @@ def run(arguments: Namespace) -> int:
     asks, device = router(arguments.family), devices.get(arguments.device, "--device")
     named = check_precisions(asks.family, arguments.precision)
     if not arguments.shape:
-        return _table(asks, device, named, arguments)
+        _print_table(asks, device, named, arguments)
+        return 0
     if arguments.write:
         raise BadInput("--write", "stores the whole table", "leave the shape out")
     told = answer(asks.family, device, words(arguments.shape), arguments.precision)
@@ -484,7 +463,7 @@ def run(arguments: Namespace) -> int:
     return 0
 
 
-def _table(asks: Router, device: devices.Device, named: Sequence[str], arguments: Namespace) -> int:
+def _print_table(asks: Router, device: devices.Device, named: Sequence[str], arguments: Namespace) -> None:
     groups = _groups(asks, device.id, None)
     known = _made(asks, device.id, groups)
     out = barred(asks.family, arguments.precision)
@@ -505,10 +484,10 @@ def _table(asks: Router, device: devices.Device, named: Sequence[str], arguments
             print(f"  [{name}]: {out[name]}")
         by_name = f" [--precision {'|'.join(named)}]" if named else ""
         print(f"ask for one shape: lab routes {asks.family} --shape {asks.usage}{by_name}")
-    if arguments.write and known is not None:
-        print(f"written: {shown(write(known))}")
-    elif known is not None and not arguments.json:
-        path = _path(known)
-        if not path.exists() or path.read_text(encoding="utf-8") != text(known):
-            print("the stored table, which the router reads, is not this one; --write stores it")
-    return 0
+    if known is None:
+        return
+    stored = path(known)
+    if arguments.write:
+        print(f"written: {shown(files.write(stored, text(known)))}")
+    elif not arguments.json and not (stored.exists() and stored.read_text(encoding="utf-8") == text(known)):
+        print("the stored table, which the router reads, is not this one; --write stores it")

@@ -18,8 +18,9 @@ import msgspec
 from msgspec import Meta
 
 from lab.base import files, vocabulary
-from lab.base.errors import REPOSITORY, BadInput, nearest
+from lab.base.errors import REPOSITORY, BadInput
 from lab.card import phases, recorded
+from lab.study.figures import number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
@@ -29,7 +30,7 @@ UNIT = "tok/s"
 
 
 class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One patch: what it does, the card that judges it, and its two arms in tok/s over `npl` sequences.
+    """One patch: what it does, the card that judges it, and the figures of its two arms, throughput in tok/s.
 
     share: the figures in which the source itself states the shares before and after, None where it prints none.
     """
@@ -37,58 +38,48 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     patch: str
     card: str
     mechanism: str
-    control_id: str = msgspec.field(name="control")
-    candidate_id: str = msgspec.field(name="candidate")
+    control: str
+    candidate: str
     share: tuple[str, str] | None = None
-
-    @property
-    def control(self) -> recorded.Figure:
-        """The control's figure."""
-        return recorded.target(self.control_id)
-
-    @property
-    def candidate(self) -> recorded.Figure:
-        """The candidate's figure."""
-        return recorded.target(self.candidate_id)
-
-    @property
-    def stated(self) -> tuple[recorded.Figure, ...]:
-        """The shares of the peer before and after in %, as the source prints them."""
-        return tuple(map(recorded.target, self.share or ()))
 
     @property
     def before(self) -> float:
         """Throughput of the control, tok/s."""
-        return float(self.control.value)
+        return float(recorded.figure(self.control).value)
 
     @property
     def after(self) -> float:
         """Throughput of the candidate, tok/s."""
-        return float(self.candidate.value)
+        return float(recorded.figure(self.candidate).value)
 
     @property
     def gain(self) -> float:
         """Candidate over control."""
         return self.after / self.before
 
+    @property
+    def stated(self) -> tuple[recorded.Figure, ...]:
+        """The shares of the peer before and after in %, as the source prints them."""
+        return tuple(map(recorded.figure, self.share or ()))
+
 
 class Staircase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The steps of one model on one device, in order, with the peer that the shares are of."""
+    """The steps of one model on one device over `npl` sequences, in order, and the figure of the peer."""
 
     name: str
     title: str
     npl: int
-    peer_id: str = msgspec.field(name="peer")
+    peer: str
     steps: Annotated[tuple[Step, ...], Meta(min_length=1)] = msgspec.field(name="step")
 
     @property
-    def peer(self) -> recorded.Figure:
-        """The peer's figure."""
-        return recorded.target(self.peer_id)
+    def peer_tps(self) -> float:
+        """Throughput of the peer, tok/s."""
+        return float(recorded.figure(self.peer).value)
 
     def share_pct(self, tps: float) -> float:
         """A throughput as a share of the peer's, in %."""
-        return 100.0 * tps / float(self.peer.value)
+        return 100.0 * tps / self.peer_tps
 
     @property
     def total(self) -> float:
@@ -108,7 +99,6 @@ class Staircase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def rows(self) -> list[dict[str, Any]]:
         """One line per step, for a table."""
-        between = (None, *self.between_pct)
         return [
             {
                 "patch": s.patch,
@@ -121,7 +111,7 @@ class Staircase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 "of vLLM after %": self.share_pct(s.after),
                 "control above the step before %": gap,
             }
-            for s, gap in zip(self.steps, between, strict=True)
+            for s, gap in zip(self.steps, (None, *self.between_pct), strict=True)
         ]
 
 
@@ -139,12 +129,10 @@ def staircases() -> Mapping[str, Staircase]:
 
 def staircase(name: str) -> Staircase:
     """The staircase with this name; raises BadInput naming the nearest."""
-    if name not in staircases():
-        raise BadInput(FILE, f'no staircase is called "{name}"', nearest(name, staircases()))
-    return staircases()[name]
+    return files.called(name, staircases(), "staircase", FILE)
 
 
-def load(path: Path) -> list[Staircase]:
+def load(path: Path) -> tuple[Staircase, ...]:
     """Read and check a file of staircases.
 
     Raises BadInput for an unknown or missing key, a card that does not exist, a figure that is unknown, withdrawn, in
@@ -152,46 +140,36 @@ def load(path: Path) -> list[Staircase]:
     """
     found = files.read(path, File).staircase
     for stairs in found:
-        bound = [(stairs.peer_id, "peer-")]
+        figures = [_throughput(path, stairs, stairs.peer, "peer-")]
         for step in stairs.steps:
-            if step.card not in phases.cards():
-                raise BadInput(path, f'card = "{step.card}" is unknown', nearest(step.card, phases.cards()))
-            bound += [(step.control_id, "control"), (step.candidate_id, "candidate")]
+            files.called(step.card, phases.cards(), "card", path)
+            figures += [_throughput(path, stairs, getattr(step, arm), arm) for arm in ("control", "candidate")]
             for share in step.share or ():
-                recorded.target(share)
-        figures = [_throughput(path, figure_id, stairs.npl, arm) for figure_id, arm in bound]
+                number(path, share, stands=True)
         for field in ("device", "model"):
-            words = sorted({getattr(f, field) for f in figures})
-            if len(words) > 1:
+            if len(words := sorted({getattr(f, field) for f in figures})) > 1:
                 what = f"{stairs.name} mixes {field}s: {', '.join(words)}"
                 raise BadInput(path, what, f"one staircase is of one {field}")
-    return list(found)
+    return found
 
 
-def _throughput(path: Path, figure_id: str, npl: int, arm: str) -> recorded.Figure:
-    recorded.figure(figure_id, path)
-    figure = recorded.target(figure_id)
-    if vocabulary.unit(figure.unit) != UNIT or not isinstance(figure.value, float) or figure.value <= 0:
+def _throughput(path: Path, stairs: Staircase, figure_id: str, arm: str) -> recorded.Figure:
+    figure = number(path, figure_id, stands=True)
+    if vocabulary.unit(figure.unit) != UNIT or not float(figure.value) > 0:
         raise BadInput(path, f"{figure_id} is {figure.value} {figure.unit}", f"bind a throughput in {UNIT}")
     if not figure.arm.startswith(arm):
         raise BadInput(path, f"{figure_id} is the {figure.arm} arm", f'it cannot stand as "{arm}"')
-    if figure.params.get("npl") != npl:
-        raise BadInput(path, f"{figure_id} is at npl {figure.params.get('npl')}", f"this staircase is at npl {npl}")
+    if (npl := figure.params.get("npl")) != stairs.npl:
+        raise BadInput(path, f"{figure_id} is at npl {npl}", f"this staircase is at npl {stairs.npl}")
     return figure
 
 
 def picture(chosen: Sequence[Staircase]) -> Picture:
-    """Panels one above the other, a staircase each: levels in tok/s and % of vLLM, mechanism under each step.
-
-    Raises BadInput for no staircase.
-    """
+    """Panels one above the other, a staircase each: levels in tok/s and % of vLLM, mechanism under each step."""
     from lab.draw import outcomes
 
-    if not chosen:
-        raise BadInput("staircase", "nothing to draw", "name at least one of data/staircase.toml")
     panels = []
     for s in chosen:
         steps = [(f"patch {step.patch}\n{step.mechanism}", step.before, step.after) for step in s.steps]
-        axis = f"decode, {UNIT} at npl {s.npl}"
-        panels.append(outcomes.Stairs(s.title, axis, UNIT, float(s.peer.value), steps))
+        panels.append(outcomes.Stairs(s.title, f"decode, {UNIT} at npl {s.npl}", UNIT, s.peer_tps, steps))
     return outcomes.staircase(panels)

@@ -1,18 +1,14 @@
 """What a faster kernel gives end to end: Amdahl's law, T' / T = 1 - s + s / k, with intervals.
 
-s is the category's share of the WALL time of a step, k its speed-up. A share of busy time or of summed kernel time
-promises too much on a device that idles or overlaps, so such a share comes with what its denominator is of the wall.
-Both are intervals (printed digits, quartiles of samples), and so is the projection. k = infinity gives the ceiling:
-where a phase asks for more, no kernel is enough.
-
-Assumed, and said in every projection: nothing else changes, and the category is on the critical path throughout. Where
-two streams run side by side the projection is an upper bound.
+s is the kernel's share of the WALL time of a step, k its speed-up; a share of busy time comes with the busy fraction
+of the wall. Both are intervals (printed digits, quartiles of samples), and so is the projection. k = infinity gives the
+ceiling. Where two streams run side by side the projection is an upper bound.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from lab.base.errors import BadInput
 
@@ -68,9 +64,8 @@ def project(share: Interval, speedup: Interval, base: Interval | None = None, of
     if not 0 < speedup.low <= speedup.high:
         raise BadInput("amdahl", f"speed-up {speedup.low:g} to {speedup.high:g}", "give time before over time after")
     if not 0 < of_wall <= 1:
-        raise BadInput(
-            "amdahl", f"the denominator is {of_wall:g} of the wall time", "give a fraction above 0, at most 1"
-        )
+        what = f"the denominator is {of_wall:g} of the wall time"
+        raise BadInput("amdahl", what, "give a fraction above 0, at most 1")
     own = Interval(share.low * of_wall, share.mid * of_wall, share.high * of_wall)
     gain = _gain(own, speedup)
     ceiling = _gain(own, Interval(math.inf, math.inf, math.inf))
@@ -89,8 +84,7 @@ def _gain(share: Interval, speedup: Interval) -> Interval:
 def _rate(base: Interval | None, gain: Interval) -> Interval | None:
     if base is None:
         return None
-    factors = (base.low, gain.low), (base.mid, gain.mid), (base.high, gain.high)
-    return Interval(*(rate * (1 + pct / 100) for rate, pct in factors))
+    return Interval(*(rate * (1 + pct / 100) for rate, pct in zip(astuple(base), astuple(gain), strict=True)))
 
 
 def speedup_needed(share: float, needed_pct: float) -> float | None:

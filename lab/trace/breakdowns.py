@@ -1,12 +1,12 @@
 """A breakdown: time by category with its denominator, from a recorded table or from a trace, in one form.
 
-It carries the parts and the whole that they must add up to: the source's total, or a trace's span. What is left over is
-"not attributed" and never dropped; for a trace it is zero: durations, less overlap, plus idle time, are the span.
+What the parts leave of the whole (the source's total, or a trace's span) is "not attributed" and never dropped; for a
+trace it is zero: durations, less overlap, plus idle time, are the span.
 
 Recorded tables (data/recorded/breakdowns.csv) were printed with few digits, and some print a share where a time is
-wanted. Every recorded part carries half a unit of its last printed digit as its error, or the error of the share that
-it was computed from. Rows of the level "sub" lie inside a "macro" row and are kept apart. Given up: converting between
-tokens and steps, which needs the batch.
+wanted: every recorded part carries half a unit of its last printed digit as its error, or the error of its share. Rows
+of the level "sub" lie inside a "macro" row and are kept apart. Given up: converting between tokens and steps, which
+needs the batch size.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from typing import Any, Literal
 import msgspec
 
 from lab.base import files
-from lab.base.errors import BadInput, nearest
+from lab.base.errors import BadInput
 from lab.card import recorded
 from lab.trace import categories, intervals
-from lab.trace.categories import IDLE, MEMCPY, MEMSET, OPAQUE, OTHER, Rules
-from lab.trace.model import COPY_KINDS, Activity, Trace, totals_by_name
+from lab.trace.categories import IDLE, OPAQUE, Rules
+from lab.trace.model import Trace, totals_by_name
 
 FILE = recorded.FOLDER / "breakdowns.csv"
 # unit -> the column of a recorded table that is in it. Steps come first: where a table has both, the sources printed
 # the step and the time per token was computed from it, with digits that nobody measured.
 UNITS = {"ms/step": "ms_per_step", "us/token": "us_per_token", "ms": "window_ms", "%": "share_pct"}
+SHOWN = ("npl", "npp", "ntg", "ctx", "arm", "tokens", "clients")  # params that a title has
 Level = Literal["macro", "sub", "fine", "total", "meta"]
 OVERLAP = "overlap"
 NOT_ATTRIBUTED = "not attributed"
@@ -97,11 +98,11 @@ class Breakdown:
         """Parts merged by category, in order of first appearance."""
         found: dict[str, Part] = {}
         for p in self.parts:
-            q = found.get(p.category)
-            label = p.label if q is None else ", ".join(filter(None, (q.label, p.label)))
-            count = None if p.count is None or (q and q.count is None) else p.count + (q.count or 0 if q else 0)
-            value, error = (p.value, p.error) if q is None else (q.value + p.value, q.error + p.error)
-            found[p.category] = Part(p.category, value, error, label, count)
+            if q := found.get(p.category):
+                label = ", ".join(filter(None, (q.label, p.label)))
+                count = None if q.count is None or p.count is None else q.count + p.count
+                p = Part(p.category, q.value + p.value, q.error + p.error, label, count)
+            found[p.category] = p
         return found
 
 
@@ -133,28 +134,22 @@ class Row(msgspec.Struct, frozen=True):
 
 
 @cache
-def _table() -> Mapping[str, list[Row]]:
-    return read_table(FILE)
-
-
-def read_table(path: Path) -> dict[str, list[Row]]:
+def table(path: Path) -> Mapping[str, list[Row]]:
     """The rows of a table of recorded breakdowns by trace id; raises BadInput for an unknown level or doubled id."""
     found: dict[str, list[Row]] = {}
-    for row in files.table(path, Row.__struct_fields__, Row).values():
+    for row in files.table(path, Row).values():
         found.setdefault(row.trace_id, []).append(row)
     return found
 
 
 def recorded_ids() -> list[str]:
     """The ids of the recorded breakdowns."""
-    return list(_table())
+    return list(table(FILE))
 
 
 def rows(trace_id: str) -> list[Row]:
     """A recorded breakdown's rows as printed; raises BadInput naming the nearest id."""
-    if trace_id not in _table():
-        raise BadInput(FILE, f'no recorded breakdown has the id "{trace_id}"', nearest(trace_id, _table()))
-    return _table()[trace_id]
+    return files.called(trace_id, table(FILE), "recorded breakdown", FILE)
 
 
 def units(trace_id: str) -> list[str]:
@@ -179,35 +174,32 @@ def from_recorded(trace_id: str, unit: str | None = None) -> Breakdown:
     Raises BadInput for an unknown id, and for a unit in which the source does not print every part.
     """
     own, offered = rows(trace_id), units(trace_id)
-    if unit is None and offered:
-        unit = offered[0]
-    if unit not in offered:
+    chosen = unit or next(iter(offered), None)
+    if chosen is None or chosen not in offered:
         what = f"{trace_id} is not printed in {unit}" if unit else f"{trace_id} prints no unit for all of its parts"
         raise BadInput(FILE, what, f"it has {', '.join(offered) or 'none'}")
-    settings = own[0].params
-    total = _total(own, unit)
-    whole = float(total.printed(unit)) if total else (100.0 if unit == "%" else None)
+    head, total = own[0], _total(own, chosen)
+    whole = float(total.printed(chosen)) if total else (100.0 if chosen == "%" else None)
     of_wall = total is None or "wall" in total.kernel_name.lower()
     parts: list[Part] = []
     nested: list[Part] = []
     for row in own:
-        if row.level == "total" or not row.printed(unit) or (row.category in NO_PART and not of_wall):
+        if row.level == "total" or not row.printed(chosen) or (row.category in NO_PART and not of_wall):
             continue  # idle time is no part of a total of kernel time
-        (parts if row.level == "macro" else nested).append(_part(row, unit, whole))
-    shown = ("npl", "npp", "ntg", "ctx", "arm", "tokens", "clients")
-    words = [own[0].engine, own[0].model, own[0].phase, *(f"{k} {v}" for k, v in settings.items() if k in shown)]
+        (parts if row.level == "macro" else nested).append(_part(row, chosen, whole))
+    shown = [f"{k} {v}" for k, v in head.params.items() if k in SHOWN]
     return Breakdown(
         id=trace_id,
-        title=", ".join(words),
-        unit=unit,
+        title=", ".join([head.engine, head.model, head.phase, *shown]),
+        unit=chosen,
         parts=tuple(parts),
         nested=tuple(nested),
         total=whole,
-        total_error=digit_error(total.printed(unit)) if total else 0.0,
-        denominator=total.kernel_name if total else ("the source's 100 %" if unit == "%" else "sum of the parts"),
-        evidence="estimate" if settings.get("estimate") else "recorded",
-        invalid=str(settings.get("invalid", "")),
-        source=own[0].source,
+        total_error=digit_error(total.printed(chosen)) if total else 0.0,
+        denominator=total.kernel_name if total else ("the source's 100 %" if chosen == "%" else "sum of the parts"),
+        evidence="estimate" if head.params.get("estimate") else "recorded",
+        invalid=str(head.params.get("invalid", "")),
+        source=head.source,
     )
 
 
@@ -238,47 +230,34 @@ def from_trace(trace: Trace, rules: Rules | None = None, count: float = 1.0, per
     if count <= 0:
         raise BadInput("--steps/--tokens", f"{count:g}", "give how many steps or tokens the window holds, above 0")
     rules = rules or categories.default()
-    scale = 1e3 * count
-    sums: dict[str, list[float]] = {}
-    kernels: dict[str, float] = {}
-    for name in totals_by_name(trace):
-        own = sums.setdefault(rules.category(name.name), [0.0, 0.0])
-        own[0] += name.sum_ns
-        own[1] += name.count
-        kernels[name.name] = name.sum_ns / scale
-    rest = {name: value for name, value in kernels.items() if rules.category(name) == OTHER}
-    moved: list[tuple[str, Activity]] = [
-        (f"{MEMCPY} {COPY_KINDS[kind]}", trace.memcpy.take(trace.memcpy.kind == kind))
-        for kind in sorted({int(k) for k in trace.memcpy.kind})
-    ]
-    for label, activity in (*moved, (MEMSET, trace.memset), (OPAQUE, trace.graphs)):
-        if len(activity):
-            sums[label] = [float(activity.duration_ns.sum()), float(len(activity))]
-    every = [Part(c, ns / scale, count=n / count) for c, (ns, n) in sorted(sums.items(), key=lambda i: -i[1][0])]
-    parts, nested = ([p for p in every if rules.busy(p.category) == busy] for busy in (True, False))
-    sum_ns = sum(ns for category, (ns, _) in sums.items() if rules.busy(category))
-    warnings, span_ns, denominator = list(trace.warnings), sum_ns, "sum of the kernels (no timeline)"
+    scale, unit = 1e3 * count, f"us/{per}" if per else "us"
+    totals = totals_by_name(trace)
+    every = sorted(categories.sums(trace, rules, totals), key=lambda c: -c.sum_ns)
+    parts, nested = (
+        [Part(c.name, c.sum_ns / scale, count=c.count / count) for c in every if rules.busy(c.name) == busy]
+        for busy in (True, False)
+    )
+    span_ns = sum_ns = sum(c.sum_ns for c in every if rules.busy(c.name))
+    denominator = "sum of the kernels (no timeline)"
     if trace.timeline:
-        found = intervals.devices(trace, rules.waits(trace.names))
-        span_ns = len(found) * intervals.window(trace, found).ns
-        busy_ns = sum(d.busy.ns for d in found)
+        devices = intervals.devices(trace, intervals.streams(trace, rules.waits(trace.names)))
+        span_ns = len(devices) * intervals.window(trace, intervals.together(list(devices.values()))).ns
+        busy_ns = sum(d.work.spans.ns for d in devices.values())
         parts += [Part(IDLE, (span_ns - busy_ns) / scale), Part(OVERLAP, (busy_ns - sum_ns) / scale)]
-        denominator = f"time span of {len(found)} device{'s'[: len(found) != 1]}"
-    warnings += filter(None, [categories.other_warning(rest, sum_ns / scale, "us" + (f"/{per}" if per else ""))])
+        denominator = f"time span of {len(devices)} device{'s'[: len(devices) != 1]}"
+    warnings = [*trace.warnings, *categories.other_warning(rules, totals, sum_ns, scale, unit)]
     if len(trace.graphs):
-        kernels = {}
-        warnings.append(
-            f"{len(trace.graphs)} graph launches are opaque: {OPAQUE} is not split and kernels are not compared"
-        )
+        what = f"{OPAQUE} is not split and kernels are not compared"
+        warnings.append(f"{len(trace.graphs)} graph launches are opaque: {what}")
     return Breakdown(
         id=trace.source,
         title=f"{trace.tool} {trace.tool_version}".strip() + (f", {trace.window_label}" if trace.window_label else ""),
-        unit=f"us/{per}" if per else "us",
+        unit=unit,
         parts=tuple(parts),
         nested=tuple(nested),
         total=span_ns / scale,
         denominator=denominator,
-        kernels=kernels,
+        kernels={} if len(trace.graphs) else {t.name: t.sum_ns / scale for t in totals},
         source=trace.source,
         warnings=tuple(warnings),
     )

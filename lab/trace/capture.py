@@ -1,8 +1,8 @@
 """`lab profile PHASE`: a phase's arms under a profiler (lab/bench/profile.py), stored as one small trace.
 
-Stored is the normalised trace, never the profiler's file: that one holds the environment, the command line and the
-output of the process, and lives in a temporary folder that is deleted. Where Arrow is absent (some GPU machines) a
-cleaned Kineto file is kept instead, and `lab profile --store` makes the Parquet of it elsewhere.
+The profiler's own file holds the environment, the command line and the output of the process: it lives in a temporary
+folder that is deleted. Where Arrow is absent (some GPU machines) a cleaned Kineto file is kept, and
+`lab profile --store` makes the Parquet of it elsewhere.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import gzip
 import importlib.util
-import json
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -19,19 +18,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from lab.base.errors import BadInput
 from lab.bench import profile
 from lab.card import phases
 from lab.check import families
 from lab.row import store
-from lab.trace import stored
-from lab.trace.files import read
+from lab.trace import files, kineto, stored
 from lab.trace.model import Trace
 
-# Of a Kineto file: device rows, API calls and our ranges, and of them these keys.
-KINETO_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime", "cuda_driver", "user_annotation")
-KINETO_KEYS = ("ph", "cat", "name", "ts", "dur", "pid", "tid")
-KINETO_ARGS = ("correlation", "device", "context", "stream", "bytes", "graph id", "graph node id")
+# Of a Kineto file: device rows, API calls and our ranges; of them, what kineto.Event has.
+KEPT = (*kineto.KERNEL, *kineto.COPY, *kineto.FILL, *kineto.CALL, *kineto.RANGE)
 
 
 @dataclass(frozen=True)
@@ -50,10 +48,9 @@ def run(arguments: argparse.Namespace) -> Iterator[str]:
         return
     if not arguments.phase or arguments.steps < 1:
         raise BadInput("lab profile", "needs card ids and at least one step", "see `lab phases`")
-    if arguments.device == "cpu":
-        families.interpret_on_cpu()
     tool = profile.choose()
     if arguments.device == "cpu":
+        families.interpret_on_cpu()
         tool = profile.Tool("torch.profiler", "a CPU run has host ranges only")
     if arguments.tool and arguments.tool != tool.name:
         if arguments.tool == "nsys":
@@ -85,7 +82,7 @@ def profiled(
     run_id, default = store.new_run(profile.place(device), card.id)
     with tempfile.TemporaryDirectory(prefix="killgate-") as temporary:
         capture = profile.capture(card, only, steps, device, tool, run_id, Path(temporary))
-        trace = read(capture.raw)
+        trace = files.read(capture.raw)
         path = _stored(trace, capture, out or default)
     seen = {label.split("/")[1] for label in trace.labels if label.startswith(f"{card.id}/")}
     if not seen:
@@ -108,29 +105,18 @@ def _stored(trace: Trace, capture: profile.Capture, folder: Path) -> Path:
 
 def cleaned(raw: Path, target: Path, about: dict[str, Any]) -> Path:
     """Write a Kineto file with device rows, API calls and our ranges only, gzip-compressed, and what it is about."""
-    content = json.loads(raw.read_text(encoding="utf-8"))
-    events = []
-    for event in content["traceEvents"]:
-        if event.get("ph") == "X" and event.get("cat") in KINETO_CATEGORIES:
-            kept = {key: event[key] for key in KINETO_KEYS if key in event}
-            args = {key: v for key, v in event.get("args", {}).items() if key in KINETO_ARGS}
-            events.append(kept | {"args": args})
-    gpus = [{"id": d.get("id"), "name": d.get("name")} for d in content.get("deviceProperties", [])]
-    body = {"schemaVersion": content.get("schemaVersion", 1), "deviceProperties": gpus, "traceEvents": events}
-    with gzip.open(target, "wt", encoding="utf-8") as file:
-        json.dump(body | {"killgate": about}, file, separators=(",", ":"))
+    file = kineto.decode(raw, raw.read_text(encoding="utf-8"))
+    events = [e for e in file.events or () if e.ph == "X" and e.cat in KEPT]
+    body = msgspec.structs.replace(file, events=events, killgate=about)
+    target.write_bytes(gzip.compress(msgspec.json.Encoder(decimal_format="number").encode(body)))
     return target
 
 
 def store_cleaned(path: Path) -> Path:
     """Turn a file that `cleaned` wrote into trace.parquet beside it, and remove it."""
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            about = json.load(file).get("killgate")
-    except (OSError, ValueError, EOFError, AttributeError):
-        about = None
-    if not isinstance(about, dict):
+    about = kineto.decode(path, files.text(path)).killgate if path.exists() else None
+    if about is None:
         raise BadInput(path, "is no profile of `lab profile` that waits for its Parquet", "give its trace.json.gz")
-    target = stored.save(read(path), path.parent / "trace.parquet", about)
+    target = stored.save(files.read(path), path.parent / "trace.parquet", about)
     path.unlink()
     return target

@@ -1,20 +1,17 @@
-"""From a kernel's full name to its category, by ordered rules.
+"""From a kernel's full name to its category, by ordered rules; and time by category.
 
-The rules are data (data/categories/*.toml), because they change with every release of an engine. They are tried in
-order and the first match wins, so the specific rule stands first: CUTLASS calls attention `device_kernel<...>` like a
-product. Each rule carries real names as examples, which a test holds to their category under the whole list.
+The rules are data (data/categories/*.toml), because they change with every release of an engine. The first match wins,
+so the specific rule stands first: CUTLASS calls attention `device_kernel<...>` like a GEMM. Each rule carries real
+names as examples, which a test holds to their category under the whole list.
 
-The demangled name decides, never the short one: `elementwise_kernel` is a copy, a product or a cast, depending on a
+The demangled name decides, never the short one: `elementwise_kernel` is a copy, a GEMM or a cast, depending on a
 functor four templates deep. A name without a rule is "other", which is always shown and warned about above OTHER_LIMIT.
-Copies, fills and opaque graphs have categories of their own.
-
 JSON rule files of vLLM's and SGLang's gputrc2graph.py (engine -> model -> regex -> category) work in place of ours.
-Given up: rules on anything but the name (grid, stream, position in a step), so an LM head stays a dense product.
+Given up: rules on anything but the name (grid, stream, position in a step), so an LM head stays a dense GEMM.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +24,7 @@ from numpy.typing import NDArray
 
 from lab.base import files
 from lab.base.errors import REPOSITORY, BadInput, nearest
-from lab.trace.model import short_name
+from lab.trace.model import NameTotal, Trace, by_direction, short_name
 
 FOLDER = REPOSITORY / "data" / "categories"
 OTHER = "other"
@@ -35,7 +32,7 @@ OPAQUE = "CUDA graph (not decomposed)"
 MEMCPY = "memcpy"
 MEMSET = "memset"
 IDLE = "idle"
-OTHER_LIMIT = 0.05  # of the total; above it a breakdown warns
+OTHER_LIMIT, SHOWN = 0.05, 5  # of the total, above which a breakdown warns; how many names the warning has
 NO_WORK = ("contamination", "gpu_idle")  # recorded names of time that is no work, beside our own busy = false
 
 
@@ -47,45 +44,41 @@ class Category(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     also: tuple[str, ...] = ()
 
 
-class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A rule as a file has it. match: a regular expression; examples: real names that it takes."""
+class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Names in which `match` is found (re.search, case-sensitive) get `category`. examples: real names that do."""
 
     category: str
     match: str
     examples: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what is no regular expression."""
+        try:
+            re.compile(self.match)
+        except re.error as error:
+            raise ValueError(f"{self.match!r} is not a regular expression ({error}); mend it") from None
 
 
 class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A file of data/categories."""
 
     category: dict[str, Category] = {}
-    rule: list[Entry] = []
-
-
-@dataclass(frozen=True)
-class Rule:
-    """Names in which `pattern` is found (re.search, case-sensitive) get `category`. examples: real names that do."""
-
-    category: str
-    pattern: re.Pattern[str]
-    where: str
-    examples: tuple[str, ...] = ()
+    rule: list[Rule] = []
 
 
 @dataclass(frozen=True)
 class Rules:
-    """An ordered list of rules with the meaning of their categories. source: where they stand, for messages."""
+    """An ordered list of rules with the meaning of their categories."""
 
     rules: tuple[Rule, ...]
     categories: Mapping[str, Category]
-    source: str
     _known: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def category(self, name: str) -> str:
         """The category of a kernel's full name; "other" when no rule knows it."""
         found = self._known.get(name)
         if found is None:
-            found = next((r.category for r in self.rules if r.pattern.search(name)), OTHER)
+            found = next((r.category for r in self.rules if re.search(r.match, name)), OTHER)
             self._known[name] = found
         return found
 
@@ -107,24 +100,53 @@ class Rules:
         return next((name for name, c in self.categories.items() if word in c.also), word)
 
 
-def other_warning(totals: Mapping[str, float], whole: float, unit: str = "us", shown: int = 5) -> str:
-    """ "" or one sentence naming what "other" holds, when it exceeds OTHER_LIMIT of `whole`.
+def other_warning(
+    rules: Rules, totals: Sequence[NameTotal], whole_ns: int, scale: float = 1e3, unit: str = "us"
+) -> list[str]:
+    """One sentence naming what "other" holds, when it exceeds OTHER_LIMIT of the whole. totals: largest first.
 
-    totals: uncategorised kernel name -> time, in `unit` like `whole`.
+    scale: ns per `unit`, in which times are printed.
     """
-    rest = sum(totals.values())
-    if whole <= 0 or rest <= OTHER_LIMIT * whole:
-        return ""
-    largest = sorted(totals.items(), key=lambda item: (-item[1], item[0]))
-    names = ", ".join(f"{short_name(name)} {value:,.4g} {unit}" for name, value in largest[:shown])
-    more = f" and {len(largest) - shown} more" if len(largest) > shown else ""
-    return f'"other" is {rest / whole:.1%} of the total (limit {OTHER_LIMIT:.0%}): {names}{more}; add a rule for them'
+    rest = [t for t in totals if rules.category(t.name) == OTHER]
+    sum_ns = sum(t.sum_ns for t in rest)
+    if sum_ns <= OTHER_LIMIT * whole_ns:
+        return []
+    names = ", ".join(f"{short_name(t.name)} {t.sum_ns / scale:,.4g} {unit}" for t in rest[:SHOWN])
+    more = f" and {len(rest) - SHOWN} more" if len(rest) > SHOWN else ""
+    share = f"{sum_ns / whole_ns:.1%} of the total (limit {OTHER_LIMIT:.0%})"
+    return [f'"other" is {share}: {names}{more}; add a rule for them']
+
+
+@dataclass(frozen=True)
+class Summed:
+    """One category's launches and summed time. kind: "kernel", "wait", "memcpy", "memset" or "graph"."""
+
+    name: str
+    kind: str
+    count: int
+    sum_ns: int
+
+
+def sums(trace: Trace, rules: Rules, totals: Sequence[NameTotal]) -> list[Summed]:
+    """Kernels by category (totals: by name), then copies by direction, fills and opaque graphs, where there are any."""
+    by: dict[str, list[NameTotal]] = {}
+    for total in totals:
+        by.setdefault(rules.category(total.name), []).append(total)
+    found = [
+        Summed(name, "kernel" if rules.busy(name) else "wait", sum(t.count for t in own), sum(t.sum_ns for t in own))
+        for name, own in by.items()
+    ]
+    moved = [(f"{MEMCPY} {label}", MEMCPY, rows) for label, rows in by_direction(trace.memcpy).items()]
+    for name, kind, rows in (*moved, (MEMSET, MEMSET, trace.memset), (OPAQUE, "graph", trace.graphs)):
+        if len(rows):
+            found.append(Summed(name, kind, len(rows), int(rows.duration_ns.sum())))
+    return found
 
 
 @cache
 def default() -> Rules:
     """The rules of data/categories, files in the order of their names."""
-    return read_folder(FOLDER)
+    return load(FOLDER)
 
 
 def load(where: str | Path | None = None) -> Rules:
@@ -135,63 +157,42 @@ def load(where: str | Path | None = None) -> Rules:
     """
     if where is None:
         return default()
-    path_text, _, chosen = str(where).partition("#")
-    path = Path(path_text)
-    if path.is_dir():
-        return read_folder(path)
+    text, _, chosen = str(where).partition("#")
+    path = Path(text)
     if path.suffix == ".json":
-        return read_json(path, chosen)
-    if path.suffix == ".toml":
-        return _rules([path], path)
-    raise BadInput(path, "is no file of category rules", "give a .toml, a folder of them, or a gputrc2graph .json")
-
-
-def read_folder(folder: Path) -> Rules:
-    """Rules of every .toml in a folder, in the order of the file names; raises BadInput when there is none."""
-    return _rules(sorted(folder.glob("*.toml")), folder)
-
-
-def _rules(paths: Sequence[Path], source: Path) -> Rules:
+        return _json(path, chosen)
+    if not path.is_dir() and path.suffix != ".toml":
+        raise BadInput(path, "is no file of category rules", "give a .toml, a folder of them, or a gputrc2graph .json")
     categories: dict[str, Category] = {}
-    entries: list[tuple[Path, int, Entry]] = []
-    for path in paths:
-        file = files.read(path, File)
+    rules: list[tuple[Path, int, Rule]] = []
+    for part in sorted(path.glob("*.toml")) if path.is_dir() else [path]:
+        file = files.read(part, File)
         for name in file.category.keys() & categories.keys():
-            raise BadInput(path, f'category "{name}" is declared twice', "keep one of them")
+            raise BadInput(part, f'category "{name}" is declared twice', "keep one of them")
         categories |= file.category
-        entries += [(path, i, entry) for i, entry in enumerate(file.rule)]
-    if not entries:
-        raise BadInput(source, "holds no category rules", "write [[rule]] with category and match")
-    declared = bool(categories)
-    rules = []
-    for path, i, entry in entries:
-        where = f"rule[{i}]"
-        if declared and entry.category not in categories:
-            what = f'{where}: category "{entry.category}" is not declared'
-            raise BadInput(path, what, nearest(entry.category, categories))
-        categories.setdefault(entry.category, Category())
-        pattern = _pattern(entry.match, path, where)
-        rules.append(Rule(entry.category, pattern, f"{path.name} {where}", entry.examples))
-    return Rules(tuple(rules), categories, str(source.name))
+        rules += [(part, i, rule) for i, rule in enumerate(file.rule)]
+    if not rules:
+        raise BadInput(path, "holds no category rules", "write [[rule]] with category and match")
+    for part, i, rule in rules if categories else ():
+        if rule.category not in categories:
+            what = f'rule[{i}]: category "{rule.category}" is not declared'
+            raise BadInput(part, what, nearest(rule.category, categories))
+    every = tuple(rule for _, _, rule in rules)
+    return Rules(every, categories or {rule.category: Category() for rule in every})
 
 
-def read_json(path: Path, chosen: str = "") -> Rules:
+def _json(path: Path, chosen: str) -> Rules:
     """Rules of a gputrc2graph.py JSON file: {engine: {model: {regex: category}}}, in the file's order.
 
-    chosen: "engine/model"; may be left out when the file has one. The older form with `layer_anno` and `Substage` is
-            read too. A catch-all (`.*`) becomes "other", so that its share is still reported as unattributed.
+    chosen: "engine/model"; may be left out when the file has one. A catch-all (`.*`) becomes "other", so that its share
+    is still reported as unattributed.
     """
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raw = msgspec.json.decode(files.read_bytes(path))
+    except msgspec.DecodeError as error:
         raise BadInput(path, f"cannot be read as JSON ({error})", "give a gputrc2graph rule file") from None
-    models = {
-        f"{engine}/{model}": rules
-        for engine, by_model in (table.items() if isinstance(table, dict) else ())
-        if isinstance(by_model, dict)
-        for model, rules in by_model.items()
-        if isinstance(rules, dict)
-    }
+    table = files.convert(raw, dict[str, dict[str, dict[str, str]]], path)  # engine -> model -> regex -> category
+    models = {f"{engine}/{model}": rules for engine, by_model in table.items() for model, rules in by_model.items()}
     if not models:
         raise BadInput(path, "has no engine -> model -> regex -> category table", "see vLLM's nsys_profile_tools")
     if not chosen and len(models) > 1:
@@ -199,21 +200,6 @@ def read_json(path: Path, chosen: str = "") -> Rules:
     key = chosen or next(iter(models))
     if key not in models:
         raise BadInput(path, f'has no "{key}"', nearest(key, models))
-    mapping = models[key]
-    if "layer_anno" in mapping:
-        mapping = mapping["layer_anno"].get("Substage", {})
-    rules = []
-    for regex, name in mapping.items():
-        if not isinstance(name, str):
-            raise BadInput(path, f"{key}: {regex!r} maps to {name!r}", "a category is a string")
-        category = OTHER if regex == ".*" else name
-        rules.append(Rule(category, _pattern(regex, path, key), f"{path.name} {key}"))
-    names = dict.fromkeys(rule.category for rule in rules if rule.category != OTHER)
-    return Rules(tuple(rules), {name: Category() for name in names}, f"{path.name}#{key}")
-
-
-def _pattern(text: str, path: Path, where: str) -> re.Pattern[str]:
-    try:
-        return re.compile(text)
-    except re.error as error:
-        raise BadInput(path, f"{where}: {text!r} is not a regular expression ({error})", "mend it") from None
+    entries = [{"match": regex, "category": OTHER if regex == ".*" else name} for regex, name in models[key].items()]
+    rules = tuple(files.convert(entries, list[Rule], path, key))
+    return Rules(rules, {rule.category: Category() for rule in rules if rule.category != OTHER})

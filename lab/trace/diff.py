@@ -1,21 +1,23 @@
 """The difference of two breakdowns: how much of the gap each category owns.
 
-Aligned by category, and by kernel where both sides have a name. The gap is the difference of the totals, and what the
-categories do not explain is a line of its own ("not attributed"). A category in which A is faster counts negatively, so
-others can own more than 100 %. Figures printed with few digits are intervals, and so are their differences and shares.
-Refused: different units, a share without a total, a table that its source called invalid.
+Aligned by category, and by kernel where both sides have a name. What the categories do not explain of the gap is a line
+of its own ("not attributed"). A category in which A is faster counts negatively, so others can own more than 100 %.
+Figures printed with few digits are intervals, and so are their differences and shares.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from lab.base import files
 from lab.base.errors import BadInput
 from lab.trace import breakdowns, categories
 from lab.trace.breakdowns import NOT_ATTRIBUTED, Breakdown, Part
 from lab.trace.model import short_name
+
+NOTHING = 1e-9  # a gap below this is none
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,13 @@ class Line:
     share_low: float | None = None
     share_high: float | None = None
     labels: tuple[str, str] = ("", "")
+
+    def of(self, gap: float, gap_error: float) -> Line:
+        """The same with its share of a gap, where there is one beyond its own digits."""
+        if abs(gap) <= max(gap_error, NOTHING):
+            return self
+        corners = [(self.delta + sign * self.error) / (gap + way * gap_error) for sign in (-1, 1) for way in (-1, 1)]
+        return replace(self, share=self.delta / gap, share_low=min(corners), share_high=max(corners))
 
 
 @dataclass(frozen=True)
@@ -57,18 +66,14 @@ class Difference:
     kernels: tuple[Line, ...] = ()
     only_a: tuple[tuple[str, float], ...] = ()
     only_b: tuple[tuple[str, float], ...] = ()
-    warnings: tuple[str, ...] = field(default=())
+    warnings: tuple[str, ...] = ()
 
     def line(self, *names: str) -> Line:
         """The line of a category, or of several taken together; raises BadInput when there is none."""
         known = {line.name: line for line in self.lines}
-        for name in names:
-            if name not in known:
-                raise BadInput(f"{self.a.id} - {self.b.id}", f'no category "{name}"', f"it has {', '.join(known)}")
-        chosen = [known[name] for name in names]
-        total_a, total_b = sum(c.a for c in chosen), sum(c.b for c in chosen)
-        error = sum(c.error for c in chosen)
-        return _shared(Line(" + ".join(names), total_a, total_b, total_a - total_b, error), self.gap, self.gap_error)
+        chosen = [files.called(name, known, "category", f"{self.a.id} - {self.b.id}") for name in names]
+        a, b, error = (sum(getattr(line, column) for line in chosen) for column in ("a", "b", "error"))
+        return Line(" + ".join(names), a, b, a - b, error).of(self.gap, self.gap_error)
 
 
 def difference(a: Breakdown, b: Breakdown) -> Difference:
@@ -92,24 +97,35 @@ def difference(a: Breakdown, b: Breakdown) -> Difference:
     own, other = a.by_category(), b.by_category()
     lines = []
     for name in dict.fromkeys([*own, *other]):
-        p, q = own.get(name, Part(name, 0.0)), other.get(name, Part(name, 0.0))
-        labels = (p.label, q.label)
-        lines.append(_shared(Line(name, p.value, q.value, p.value - q.value, p.error + q.error, labels=labels),
-                             gap, gap_error))  # fmt: skip
-    lines.sort(key=lambda line: (-abs(line.delta), line.name))
+        p, q = (side.get(name, Part(name, 0.0)) for side in (own, other))
+        line = Line(name, p.value, q.value, p.value - q.value, p.error + q.error, labels=(p.label, q.label))
+        lines.append(line.of(gap, gap_error))
+    lines.sort(key=_largest)
     explained = sum(line.delta for line in lines)
-    return Difference(
-        a, b, a.unit, gap, gap_error, explained, gap - explained, tuple(lines), *_by_kernel(a, b, gap),
-        warnings=_warnings(a, b, gap, explained, lines),
-    )  # fmt: skip
+    found = Difference(a, b, a.unit, gap, gap_error, explained, gap - explained, tuple(lines))
+    if a.kernels and b.kernels:  # by full name
+        both = [Line(n, v, b.kernels[n], v - b.kernels[n]).of(gap, 0.0) for n, v in a.kernels.items() if n in b.kernels]
+        only_a, only_b = _alone(a.kernels, b.kernels), _alone(b.kernels, a.kernels)
+        found = replace(found, kernels=tuple(sorted(both, key=_largest)), only_a=only_a, only_b=only_b)
+    return replace(found, warnings=tuple(_warnings(found)))
+
+
+def _largest(line: Line) -> tuple[float, str]:
+    return -abs(line.delta), line.name
+
+
+def _alone(own: Mapping[str, float], other: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
+    return tuple(sorted(((n, v) for n, v in own.items() if n not in other), key=lambda item: (-item[1], item[0])))
 
 
 def in_time(shares: Breakdown, total: float, unit: str) -> Breakdown:
     """A breakdown in % of a total that is known from elsewhere (a step time), in that unit."""
     if shares.unit != "%" or total <= 0:
         raise BadInput(shares.id, f"in {shares.unit}, total {total:g}", "give shares in % and a total above 0")
-    parts = tuple(replace(p, value=p.value / 100 * total, error=p.error / 100 * total) for p in shares.parts)
-    nested = tuple(replace(p, value=p.value / 100 * total, error=p.error / 100 * total) for p in shares.nested)
+    parts, nested = (
+        tuple(replace(p, value=p.value / 100 * total, error=p.error / 100 * total) for p in side)
+        for side in (shares.parts, shares.nested)
+    )
     return replace(shares, unit=unit, parts=parts, nested=nested, total=total)
 
 
@@ -118,33 +134,10 @@ def _canonical(side: Breakdown) -> Breakdown:
     return replace(side, parts=tuple(replace(p, category=rules.canonical(p.category)) for p in side.parts))
 
 
-def _shared(line: Line, gap: float, gap_error: float) -> Line:
-    if abs(gap) <= max(gap_error, 1e-9):
-        return line
-    corners = [(line.delta + sign * line.error) / (gap + way * gap_error) for sign in (-1, 1) for way in (-1, 1)]
-    return replace(line, share=line.delta / gap, share_low=min(corners), share_high=max(corners))
-
-
-Kernels = tuple[tuple[Line, ...], tuple[tuple[str, float], ...], tuple[tuple[str, float], ...]]
-
-
-def _by_kernel(a: Breakdown, b: Breakdown, gap: float) -> Kernels:
-    """Kernels with the same full name on both sides, and what one side alone has."""
-    if not a.kernels or not b.kernels:
-        return (), (), ()
-    both = [
-        _shared(Line(n, v, b.kernels[n], v - b.kernels[n]), gap, 0.0) for n, v in a.kernels.items() if n in b.kernels
-    ]
-    alone = [
-        tuple(sorted(((n, v) for n, v in x.kernels.items() if n not in y.kernels), key=lambda i: (-i[1], i[0])))
-        for x, y in ((a, b), (b, a))
-    ]
-    return tuple(sorted(both, key=lambda line: (-abs(line.delta), line.name))), alone[0], alone[1]
-
-
-def _warnings(a: Breakdown, b: Breakdown, gap: float, explained: float, lines: Sequence[Line]) -> tuple[str, ...]:
-    found = [f"{side.id}: {w}" for side in (a, b) for w in side.warnings]
-    for side in (a, b):
+def _warnings(d: Difference) -> list[str]:
+    sides = (d.a, d.b)
+    found = [f"{side.id}: {w}" for side in sides for w in side.warnings]
+    for side in sides:
         if side.evidence == "estimate":
             found.append(f"{side.id} is an estimate, not a measurement")
         if side.whole and abs(side.not_attributed) > categories.OTHER_LIMIT * side.whole:
@@ -152,42 +145,37 @@ def _warnings(a: Breakdown, b: Breakdown, gap: float, explained: float, lines: S
                 f"{side.id}: parts sum to {side.sum:,.5g} of {side.whole:,.5g} {side.unit}; "
                 f"{side.not_attributed / side.whole:.1%} is not attributed"
             )
-    if 1e-9 < abs(gap) < 0.1 * sum(abs(line.delta) for line in lines):
+    if NOTHING < abs(d.gap) < 0.1 * sum(abs(line.delta) for line in d.lines):
         found.append("the differences largely cancel: shares of so small a gap are large and say little")
-    if not a.evidence == b.evidence == "recorded" and a.unit == "us":
+    if not d.a.evidence == d.b.evidence == "recorded" and d.unit == "us":
         found.append("no steps or tokens were given: the two captures may hold different amounts of work")
-    if math.copysign(1, gap) != math.copysign(1, explained) and abs(gap) > 1e-9 and explained:
+    if math.copysign(1, d.gap) != math.copysign(1, d.explained) and abs(d.gap) > NOTHING and d.explained:
         found.append("the categories differ the other way than the totals: the gap is not in these parts")
-    opaque = [side.id for side in (a, b) if any(p.category == categories.OPAQUE for p in side.parts)]
+    opaque = [side.id for side in sides if any(p.category == categories.OPAQUE for p in side.parts)]
     if len(opaque) == 1:
-        found.append(f"only {opaque[0]} has opaque graphs: its categories miss what the graphs did, so no category of "
-                     "the other side can be compared with it")  # fmt: skip
-    return tuple(found)
+        what = "its categories miss what the graphs did, so no category of the other side can be compared with it"
+        found.append(f"only {opaque[0]} has opaque graphs: {what}")
+    return found
 
 
 def render(d: Difference, limit: int = 12) -> str:
     """The difference as text: the gap, the categories with their shares of it, kernels, and what is not attributed."""
-    head = f"A: {d.a.id} ({d.a.title})\nB: {d.b.id} ({d.b.title})"
     denominator = d.a.denominator if d.a.denominator == d.b.denominator else f"{d.a.denominator} | {d.b.denominator}"
-    rows = [f"{'category':28}{'A':>11}{'B':>11}{'A - B':>11}{'of the gap':>12}"]
-    for line in d.lines:
+    text = [f"A: {d.a.id} ({d.a.title})", f"B: {d.b.id} ({d.b.title})", f"unit: {d.unit}; totals: {denominator}"]
+    text.append(f"{'category':28}{'A':>11}{'B':>11}{'A - B':>11}{'of the gap':>12}")
+    rest = Line(NOT_ATTRIBUTED, d.a.not_attributed, d.b.not_attributed, d.rest).of(d.gap, d.gap_error)
+    total = Line("total", d.a.whole, d.b.whole, d.gap, share=None if rest.share is None else 1.0)
+    for line in (*d.lines, rest, total):
         words = f"  {line.labels[0]}" if line.labels[0] and line.labels[0] == line.labels[1] else ""
-        rows.append(
-            f"{line.name:28}{line.a:11,.2f}{line.b:11,.2f}{line.delta:+11,.2f}{_percent(line.share):>12}{words}"
-        )
-    rest = _shared(Line(NOT_ATTRIBUTED, d.a.not_attributed, d.b.not_attributed, d.rest), d.gap, d.gap_error)
-    rows.append(f"{rest.name:28}{rest.a:11,.2f}{rest.b:11,.2f}{rest.delta:+11,.2f}{_percent(rest.share):>12}")
-    every = _percent(None if rest.share is None else 1.0)
-    rows.append(f"{'total':28}{d.a.whole:11,.2f}{d.b.whole:11,.2f}{d.gap:+11,.2f}{every:>12}")
-    text = [head, f"unit: {d.unit}; totals: {denominator}", *rows]
+        share = "-" if line.share is None else f"{100 * line.share:.1f} %"
+        text.append(f"{line.name:28}{_times(line)}{share:>12}{words}")
     text.append(f"gap {d.gap:,.4g} {d.unit}; categories explain {d.explained:,.4g}, {d.rest:,.4g} is not attributed")
     drifted = [line for line in d.lines if all(line.labels) and line.labels[0] != line.labels[1]]
     text += [f'labels: {line.name} is "{line.labels[0]}" in A and "{line.labels[1]}" in B' for line in drifted]
     if d.kernels:
         text.append("kernels on both sides:")
-        for k in d.kernels[:limit]:
-            name = f"{short_name(k.name)[:38]} ({categories.default().category(k.name)})"
-            text.append(f"  {name:60}{k.a:11,.2f}{k.b:11,.2f}{k.delta:+11,.2f}")
+        named = [(f"{short_name(k.name)[:38]} ({categories.default().category(k.name)})", k) for k in d.kernels[:limit]]
+        text += [f"  {name:60}{_times(k)}" for name, k in named]
     for side, alone in (("A", d.only_a), ("B", d.only_b)):
         if alone:
             names = ", ".join(f"{short_name(n)[:40]} {v:,.4g}" for n, v in alone[:5])
@@ -195,39 +183,28 @@ def render(d: Difference, limit: int = 12) -> str:
     return "\n".join([*text, *(f"warning: {w}" for w in d.warnings)])
 
 
+def _times(line: Line) -> str:
+    return f"{line.a:11,.2f}{line.b:11,.2f}{line.delta:+11,.2f}"
+
+
 def render_one(b: Breakdown) -> str:
     """One breakdown as text: each part with its share of the stated total."""
+
+    def value(v: float) -> str:
+        return f"{v:11,.2f}" + (f"{v / b.whole:9.1%}" if b.whole else f"{'-':>9}")
+
     rows = [f"{b.id} ({b.title})", f"unit: {b.unit}; 100 % = {b.denominator}, {b.whole:,.5g} {b.unit}"]
     for p in sorted(b.parts, key=lambda p: -p.value):
-        words = f" ({p.label})" if p.label else ""
-        rows.append(f"  {p.category:26}{p.value:11,.2f}{_share(p.value, b)}{words}")
+        rows.append(f"  {p.category:26}{value(p.value)}" + (f" ({p.label})" if p.label else ""))
     if b.parts:
-        rows.append(f"  {NOT_ATTRIBUTED:26}{b.not_attributed:11,.2f}{_share(b.not_attributed, b)}")
-    for p in b.nested:
-        rows.append(f"    inside: {p.category:18}{p.value:11,.2f}{_share(p.value, b)} ({p.label})")
+        rows.append(f"  {NOT_ATTRIBUTED:26}{value(b.not_attributed)}")
+    rows += [f"    inside: {p.category:18}{value(p.value)} ({p.label})" for p in b.nested]
     if b.parts and b.not_attributed > categories.OTHER_LIMIT * b.whole:
-        rows.append(
-            f"warning: {b.not_attributed / b.whole:.1%} is in no named part (limit {categories.OTHER_LIMIT:.0%})"
-        )
+        rest, limit = f"{b.not_attributed / b.whole:.1%}", f"{categories.OTHER_LIMIT:.0%}"
+        rows.append(f"warning: {rest} is in no named part (limit {limit})")
     if b.invalid:
         rows.append(f"warning: its source marked it invalid ({b.invalid})")
     return "\n".join([*rows, *(f"warning: {w}" for w in b.warnings)])
-
-
-def _share(value: float, b: Breakdown) -> str:
-    return f"{value / b.whole:9.1%}" if b.whole else f"{'-':>9}"
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.1%}".replace("%", " %")
-
-
-def side(text: str, unit: str | None, total: float | None = None) -> Breakdown | None:
-    """A recorded breakdown named on the command line, with a total for its shares; None when there is none so named."""
-    if text not in breakdowns.recorded_ids():
-        return None
-    found = breakdowns.from_recorded(text, "%" if total is not None else unit)
-    return found if total is None else in_time(found, total, unit if unit and unit.startswith("us") else "us")
 
 
 def common_unit(ids: Sequence[str]) -> str | None:

@@ -1,7 +1,4 @@
-"""Any profile by its content, whatever its name: the first bytes and, for text, the first structure decide.
-
-What cannot be read is refused with what it is and how to turn it into something that can.
-"""
+"""Any profile by its content, whatever its name: the first bytes and, for text, the first structure decide."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ from lab.base.errors import BadInput
 from lab.trace.model import Trace
 
 REPORTS = {".nsys-rep": "nsys export --type sqlite", ".qdrep": "nsys export --type sqlite", ".ncu-rep": "ncu --csv -i"}
+SQLITE = b"SQLite format 3\0"
 KINDS = "an nsys SQLite export, nsys stats CSV, a PyTorch profiler JSON or ncu --csv"
 
 
@@ -31,7 +29,7 @@ def read(path: Path | str) -> Trace:
         raise BadInput(path, f"cannot be read ({error.strerror})", "check the path") from None
     if not head:
         raise BadInput(path, "is empty", "export it again")
-    if head == b"SQLite format 3\0":
+    if head == SQLITE:
         from lab.trace import nsys
 
         return nsys.read(path)
@@ -41,32 +39,28 @@ def read(path: Path | str) -> Trace:
         return stored.load(path)
     if path.suffix in REPORTS:
         raise BadInput(path, f"is a {path.suffix} report, which only its tool reads", f"run: {REPORTS[path.suffix]}")
-    return read_text(path, _text(path, head))
-
-
-def read_text(path: Path, text: str) -> Trace:
-    """The trace in a text file's content: JSON or CSV."""
     from lab.trace import kineto, tables
 
-    first = text.lstrip("\ufeff \t\r\n")[:1]
-    if first in ("{", "["):
-        return kineto.read(path, text.lstrip("\ufeff"))
-    found = tables.read(path, text.lstrip("\ufeff"))
+    content = text(path)
+    if content.lstrip()[:1] in ("{", "["):
+        return kineto.read(path, content)
+    found = tables.read(path, content)
     if found is None:
         raise BadInput(path, "is no profile that is known here", f"give {KINDS}")
     return found
 
 
-def _text(path: Path, head: bytes) -> str:
+def text(path: Path) -> str:
+    """A text file's content, also compressed; raises BadInput."""
     try:
         raw = path.read_bytes()
-        if head.startswith(b"\x1f\x8b"):
+        if raw.startswith(b"\x1f\x8b"):
             raw = gzip.decompress(raw)
     except (OSError, EOFError, zlib.error) as error:
         raise BadInput(path, f"is not complete gzip ({error})", "copy it again") from None
-    if raw[:16].startswith(b"SQLite format 3"):
+    if raw.startswith(SQLITE):
         raise BadInput(path, "is a compressed SQLite file", "unpack it first: gunzip")
     try:
-        return raw.decode("utf-8")
+        return raw.decode("utf-8").lstrip("\ufeff")
     except UnicodeDecodeError:
         raise BadInput(path, "is neither SQLite nor text", f"give {KINDS}") from None

@@ -1,26 +1,24 @@
-"""Interval arithmetic on columns, and from it when devices and streams were busy.
+"""Interval arithmetic on columns, and from it when streams and devices were busy.
 
 Busy time is the measure of a union, never a sum, and integer nanoseconds keep busy + idle = span exact. Busy means that
 a kernel, a copy, a fill or an opaque graph ran. A kernel whose category only waits (a spin-wait) occupies the device
 and is not busy time; API calls and host waits never are.
 
-Merging needs starts in order, which the model guarantees, and is two passes without a sort: a gap begins where the
-running maximum of the ends lies before a start. Sorted columns put together are sorted by NumPy's stable sort, a merge
-of their runs (14 ms for 5.5 million; the default sort 370 ms). Grouping uses a lookup table over the range of the
-values, a tenth of the cost of sorting.
+Nothing is sorted that is in order already: rows are by start, so a running maximum of the ends finds the gaps, and
+sorted columns put together take NumPy's stable sort, a merge of their runs (14 ms for 5.5 million; the default sort
+370 ms). Grouping uses a lookup table over the range of the values, a tenth of the cost of sorting.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lab.trace.model import Activity, Int64, Kernels, Trace
+from lab.trace.model import Int64, Kernels, Trace
 
 TABLE = 50_000_000  # widest range of values that gets a lookup table (about 250 MB); beyond, sort
 
@@ -114,9 +112,7 @@ def concurrent(parts: Sequence[Spans]) -> Spans:
 
 def compact(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int32]]:
     """The distinct values, ascending, and each row's index among them: np.unique without the sort."""
-    if not len(values):
-        return values, np.empty(0, np.int32)
-    if not values.strides[0]:  # one value, stored once for every row
+    if not len(values) or not values.strides[0]:  # one value, stored once for every row
         return values[:1], np.broadcast_to(np.int32(0), values.shape)
     low, high = int(values.min()), int(values.max())
     if high - low > TABLE:
@@ -126,161 +122,111 @@ def compact(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int32]]:
     seen = np.zeros(high - low + 1, bool)
     seen[offset] = True
     at = np.flatnonzero(seen)
-    table = np.zeros(high - low + 1, np.int32)
+    table = np.zeros(len(seen), np.int32)
     table[at] = np.arange(len(at), dtype=np.int32)
     return (at + low).astype(values.dtype), table[offset]
 
 
 def group(*columns: NDArray[Any]) -> tuple[list[tuple[int, ...]], NDArray[np.int32]]:
     """The distinct tuples of several columns, sorted, and each row's index among them."""
-    keys: list[tuple[int, ...]] = [()]
+    keys: list[tuple[int, ...]] = [()] if len(columns[0]) else []
     codes: NDArray[np.int32] = np.zeros(len(columns[0]), np.int32)
     for column in columns:
         unique, code = compact(column)
-        if len(unique) == 1:
-            keys = [(*k, int(unique[0])) for k in keys]
-            continue
-        pairs, codes = compact(codes.astype(np.int64) * len(unique) + code)
+        pairs: NDArray[Any] = np.arange(len(keys))
+        if len(unique) > 1:
+            pairs, codes = compact(codes.astype(np.int64) * len(unique) + code)
         keys = [(*keys[int(p) // len(unique)], int(unique[int(p) % len(unique)])) for p in pairs]
-    return (keys if len(codes) else []), codes
-
-
-Key = tuple[int, ...]  # device, process, context, stream
+    return keys, codes
 
 
 @dataclass(frozen=True)
-class Stream:
-    """One stream: its rows, their summed ns, and when it was busy."""
+class Ran:
+    """Rows: how many, their summed duration, and when at least one of them ran."""
 
-    key: Key
-    count: int
-    sum_ns: int
-    busy: Spans
-
-
-@dataclass(frozen=True)
-class Device:
-    """One device. kernels: when kernels ran; waits: when kernels ran that only wait; busy: when work was done."""
-
-    number: int
-    kernel_count: int
-    kernel_sum_ns: int
-    sum_ns: int
-    kernels: Spans
-    busy: Spans
-    waits: Spans
-    first_ns: int
-    last_ns: int
+    count: int = 0
+    sum_ns: int = 0
+    spans: Spans = NOTHING
 
 
 @dataclass(frozen=True)
-class Piece:
-    """The rows of one kind on one stream. kind: "kernel", "wait" (a kernel that only waits) or "other"."""
+class Usage:
+    """What ran on a stream, on a device, or on all devices.
 
-    key: Key
-    kind: str
-    count: int
-    sum_ns: int
-    busy: Spans
-    first_ns: int
-    last_ns: int
-
-
-def pieces(trace: Trace, waiting: NDArray[np.bool_]) -> list[Piece]:
-    """The activity by stream and kind; both devices and streams are put together from it, so rows are split once.
-
-    waiting: per kernel name, True when it only waits.
+    kernels: all of them. work: what makes a device busy, without the kernels that only wait. waits: those. first_ns,
+    last_ns: of any row.
     """
-    found = []
+
+    kernels: Ran
+    work: Ran
+    waits: Ran
+    first_ns: int
+    last_ns: int
+
+
+Stream = tuple[int, ...]  # device, process, context, stream: numbers repeat across processes and contexts
+
+
+def together(parts: Sequence[Usage]) -> Usage:
+    """The usage of streams as that of their device, or of devices as that of all."""
+    if len(parts) == 1:
+        return parts[0]
+    kernels, work, waits = (
+        Ran(sum(r.count for r in rows), sum(r.sum_ns for r in rows), union([r.spans for r in rows]))
+        for rows in ([p.kernels for p in parts], [p.work for p in parts], [p.waits for p in parts])
+    )
+    ran = [p for p in parts if p.work.count or p.waits.count]
+    first, last = min((p.first_ns for p in ran), default=0), max((p.last_ns for p in ran), default=0)
+    return Usage(kernels, work, waits, first, last)
+
+
+def streams(trace: Trace, waiting: NDArray[np.bool_]) -> dict[Stream, Usage]:
+    """Every stream with what ran on it, in order. waiting: per kernel name, True when it only waits."""
+    found: dict[Stream, list[Usage]] = {}
     for rows in trace.activities:
-        names = rows.name if isinstance(rows, Kernels) else None
-        for key, start, end, name in _split(rows, names if waiting.any() else None):
-            kind = "other" if names is None else "kernel"
-            if name is None:
-                found.append(_piece(key, kind, start, end))
-                continue
-            wait = waiting[name]
-            for part, mine in ((kind, ~wait), ("wait", wait)):
-                if mine.any():
-                    found.append(_piece(key, part, start[mine], end[mine]))
+        wait: NDArray[Any] = np.broadcast_to(np.int8(0), len(rows))
+        if isinstance(rows, Kernels) and waiting.any():
+            wait = waiting[rows.name].astype(np.int8)
+        keys, codes = group(rows.device, rows.process, rows.context, rows.stream, wait)
+        order: Any = [slice(None)] * len(keys)
+        if len(keys) > 1:
+            # NumPy sorts 16-bit integers by radix, which is several times faster here, and keeps order within a part.
+            ordered = np.argsort(codes.astype(np.min_scalar_type(len(keys))), kind="stable")
+            order = np.split(ordered, np.cumsum(np.bincount(codes))[:-1])
+        for (*stream, waits), mine in zip(keys, order, strict=True):
+            start, end = rows.start_ns[mine], rows.end_ns[mine]
+            ran, none = Ran(len(start), int((end - start).sum()), merged(start, end)), Ran()
+            kernel = ran if isinstance(rows, Kernels) else none
+            usage = Usage(kernel, none if waits else ran, ran if waits else none, int(start[0]), int(end.max()))
+            found.setdefault(tuple(stream), []).append(usage)
+    return {stream: together(found[stream]) for stream in sorted(found)}
+
+
+def devices(trace: Trace, by_stream: dict[Stream, Usage]) -> dict[int, Usage]:
+    """Every device of the trace, also one that ran nothing, by number."""
+    return {
+        number: together([usage for stream, usage in by_stream.items() if stream[0] == number])
+        for number in sorted({int(d) for d in trace.gpus} | {stream[0] for stream in by_stream})
+    }
+
+
+def concurrent_ns(by_stream: dict[Stream, Usage]) -> dict[Stream, int]:
+    """For how long another stream of its device was active too; one that waits is active."""
+    active = {stream: union([usage.work.spans, usage.waits.spans]) for stream, usage in by_stream.items()}
+    found: dict[Stream, int] = {}
+    for device in {stream[0] for stream in active}:
+        here = {stream: spans for stream, spans in active.items() if stream[0] == device}
+        shared = concurrent(list(here.values()))
+        # Of two streams, whatever is shared is shared by both.
+        found |= {s: shared.ns if len(here) == 2 else spans.overlap_ns(shared) for s, spans in here.items()}
     return found
 
 
-def _piece(key: Key, kind: str, start: Int64, end: Int64) -> Piece:
-    total = int((end - start).sum())
-    return Piece(key, kind, len(start), total, merged(start, end), int(start[0]), int(end.max()))
-
-
-def _split(
-    rows: Activity, names: NDArray[np.int32] | None
-) -> Iterator[tuple[Key, Int64, Int64, NDArray[np.int32] | None]]:
-    """(stream, starts, ends, names) of the rows of each stream, still in order of start."""
-    if not len(rows):
-        return
-    keys, codes = group(rows.device, rows.process, rows.context, rows.stream)
-    if len(keys) == 1:
-        yield keys[0], rows.start_ns, rows.end_ns, names
-        return
-    # NumPy sorts 16-bit integers by radix, which is several times faster here, and keeps order within a part.
-    order = np.argsort(codes.astype(np.uint16) if len(keys) < 1 << 16 else codes, kind="stable")
-    edges = np.concatenate([[0], np.cumsum(np.bincount(codes, minlength=len(keys)))])
-    for key, (a, b) in zip(keys, pairwise(edges.tolist()), strict=True):
-        mine = order[a:b]
-        yield key, rows.start_ns[mine], rows.end_ns[mine], None if names is None else names[mine]
-
-
-def devices(trace: Trace, waiting: NDArray[np.bool_], split: Sequence[Piece] | None = None) -> list[Device]:
-    """Every device of the trace, by number. waiting: per kernel name, True when it only waits."""
-    found = pieces(trace, waiting) if split is None else split
-    numbers = {int(d) for d in trace.gpus} | {p.key[0] for p in found}
-    return [_device(number, [p for p in found if p.key[0] == number]) for number in sorted(numbers)]
-
-
-def _device(number: int, mine: Sequence[Piece]) -> Device:
-    work, waits, other = (union([p.busy for p in mine if p.kind == k]) for k in ("kernel", "wait", "other"))
-    kernels = [p for p in mine if p.kind != "other"]
-    return Device(
-        number=number,
-        kernel_count=sum(p.count for p in kernels),
-        kernel_sum_ns=sum(p.sum_ns for p in kernels),
-        sum_ns=sum(p.sum_ns for p in mine if p.kind != "wait"),
-        kernels=union([work, waits]),
-        busy=union([work, other]),
-        waits=waits,
-        first_ns=min((p.first_ns for p in mine), default=0),
-        last_ns=max((p.last_ns for p in mine), default=0),
-    )
-
-
-def streams(split: Sequence[Piece]) -> list[tuple[Stream, int]]:
-    """Every stream with the ns during which another stream of its device was active too, by device and stream.
-
-    A stream is (device, process, context, stream): numbers repeat across processes and contexts. Waiting kernels
-    count here, because a stream that waits is occupied.
-    """
-    found = []
-    for key in sorted({p.key for p in split}):
-        mine = [p for p in split if p.key == key]
-        busy = union([p.busy for p in mine])
-        found.append(Stream(key, sum(p.count for p in mine), sum(p.sum_ns for p in mine), busy))
-    result = []
-    for device in sorted({s.key[0] for s in found}):
-        here = [s for s in found if s.key[0] == device]
-        shared = concurrent([s.busy for s in here])
-        # Of two streams, whatever is shared is shared by both.
-        result += [(s, shared.ns if len(here) == 2 else s.busy.overlap_ns(shared)) for s in here]
-    return result
-
-
-def window(trace: Trace, found: Sequence[Device]) -> Spans:
+def window(trace: Trace, used: Usage) -> Spans:
     """What the span is measured over: the trace's windows, else from the first activity to the last."""
-    if trace.windows_ns is not None:
-        times = np.array(trace.windows_ns, np.int64).reshape(-1, 2)
-        return merged(times[:, 0], times[:, 1], is_sorted=False)
-    active = [d for d in found if d.last_ns > d.first_ns]
-    if not active:
-        return NOTHING
-    return merged(np.array([min(d.first_ns for d in active)]), np.array([max(d.last_ns for d in active)]))
+    times = [(used.first_ns, used.last_ns)] if trace.windows_ns is None else trace.windows_ns
+    start, end = np.array(times, np.int64).reshape(-1, 2).T
+    return merged(start, end, is_sorted=False)
 
 
 def idle(busy: Spans, over: Spans) -> Spans:

@@ -1,21 +1,20 @@
 """The trace: one form for what nsys, PyTorch's profiler and Nsight Compute record.
 
-A trace is columns (NumPy arrays, one frozen dataclass per kind of row), because a serving capture has millions of
-kernels. Times are integer nanoseconds on the tool's own clock. Rows are sorted by start, which every interval
-computation relies on.
+Columns (NumPy arrays, one frozen dataclass per kind of row), because a serving capture has millions of kernels. Times
+are integer nanoseconds on the tool's own clock; rows are sorted by start, which every interval computation relies on.
 
-Kinds are kept apart. Kernels compute. Copies and fills (memcpy, memset) keep the device busy and compute nothing. A
-graph row is a CUDA graph captured as a whole: a duration without contents, never split. NVTX ranges and API calls are
-host time and never busy time. Tools that give totals (nsys stats' kernel summary, Nsight Compute) use the same type
-with `timeline=False`: start is 0, end is the total, `instances` the launches in it; span, union, idle time and overlap
-do not exist for them.
+Kernels compute. Copies and fills (memcpy, memset) keep the device busy and compute nothing. A graph row is a CUDA graph
+captured as a whole: a duration without contents, never split. NVTX ranges and API calls are host time and never busy
+time. Tools that give totals (nsys stats' kernel summary, Nsight Compute) use the same type with `timeline=False`: start
+is 0, end is the total, `instances` the launches in it; span, union, idle time and overlap do not exist for them.
 
 Given up: what only one tool knows (register counts, call stacks, payloads).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
@@ -32,6 +31,10 @@ COPY_KINDS = (
     *("unknown", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP"),
     *("UVM HtoD", "UVM DtoH", "UVM DtoD"),
 )
+UNKNOWN_COPY = "of unknown kind"
+# Nanoseconds, bytes and 64-bit identifiers; every other column fits 32 bits.
+WIDE = ("start_ns", "end_ns", "correlation", "graph_node", "bytes", "thread", "instances")
+ZERO = ("start_ns", "end_ns", "bytes", "kind", "name", "label", "scope")  # where a column is not given; others NONE
 
 
 @dataclass(frozen=True)
@@ -55,40 +58,25 @@ class Columns:
         return type(self)(**{k: v[rows] if isinstance(v, np.ndarray) else v for k, v in values.items()})
 
     @classmethod
-    def empty(cls) -> Self:
-        """No rows."""
-        return cls.of()
-
-    @classmethod
     def of(cls, **columns: Any) -> Self:
-        """Columns from sequences, sorted by start; a column not given is NONE (0 for bytes), stored once, not per row.
+        """Columns from sequences, sorted by start; a column not given is NONE or 0, stored once, not per row.
 
         Raises BadInput when the columns differ in length, which only a defect of a reader can cause.
         """
-        given = {k: np.asarray(v) for k, v in columns.items() if v is not None}
-        lengths = {len(v) for v in given.values()} or {0}
+        lengths = {len(v) for v in columns.values()} or {0}
         if len(lengths) != 1:
             raise BadInput("trace", f"columns of {cls.__name__} differ in length: {sorted(lengths)}", "report this")
-        n = lengths.pop()
-        full: dict[str, Any] = {}
-        for f in fields(cls):
-            kind = np.int64 if f.name in WIDE else np.int32
-            if f.name in given:
-                full[f.name] = given[f.name].astype(kind, copy=False)
-            elif f.name == "instances":
-                full[f.name] = None
-            else:
-                default = 0 if f.name in ("start_ns", "end_ns", "bytes", "kind", "name", "label", "scope") else NONE
-                full[f.name] = np.broadcast_to(np.asarray(default, kind), (n,))
-        start = full["start_ns"]
+        full: dict[str, Any] = {"instances": None} if cls is Kernels else {}
+        for name in (f.name for f in fields(cls)):
+            kind = np.int64 if name in WIDE else np.int32
+            if name in columns:
+                full[name] = np.asarray(columns[name]).astype(kind, copy=False)
+            elif name != "instances":
+                full[name] = np.broadcast_to(kind(0 if name in ZERO else NONE), tuple(lengths))
         built = cls(**full)
-        if n > 1 and bool((start[1:] < start[:-1]).any()):
-            return built.take(np.argsort(start, kind="stable"))
+        if (built.start_ns[1:] < built.start_ns[:-1]).any():
+            return built.take(np.argsort(built.start_ns, kind="stable"))
         return built
-
-
-# Nanoseconds, bytes and 64-bit identifiers; every other column fits 32 bits.
-WIDE = ("start_ns", "end_ns", "correlation", "graph_node", "bytes", "thread", "instances")
 
 
 @dataclass(frozen=True)
@@ -171,6 +159,11 @@ class Calls(Columns):
     name: Int32
 
 
+def launches(rows: Activity | Calls) -> Int64:
+    """What joins activity to the call that launched it, as one number: process and correlation (32 bits in CUPTI)."""
+    return (rows.process.astype(np.int64) << 32) + rows.correlation
+
+
 @dataclass(frozen=True)
 class Trace:
     """One capture, or one window of it.
@@ -200,12 +193,12 @@ class Trace:
     names: Sequence[str] = ()
     labels: Sequence[str] = ()
     call_names: Sequence[str] = ()
-    kernels: Kernels = field(default_factory=Kernels.empty)
-    memcpy: Copies = field(default_factory=Copies.empty)
-    memset: Fills = field(default_factory=Fills.empty)
-    graphs: GraphLaunches = field(default_factory=GraphLaunches.empty)
-    ranges: Ranges = field(default_factory=Ranges.empty)
-    calls: Calls = field(default_factory=Calls.empty)
+    kernels: Kernels = field(default_factory=Kernels.of)
+    memcpy: Copies = field(default_factory=Copies.of)
+    memset: Fills = field(default_factory=Fills.of)
+    graphs: GraphLaunches = field(default_factory=GraphLaunches.of)
+    ranges: Ranges = field(default_factory=Ranges.of)
+    calls: Calls = field(default_factory=Calls.of)
     warnings: tuple[str, ...] = ()
     timeline: bool = True
     windows_ns: tuple[tuple[int, int], ...] | None = None
@@ -234,7 +227,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class NameTotal:
-    """One kernel name's launches and summed time; min and max where rows are single launches."""
+    """One kernel name's launches and summed time."""
 
     name: str
     count: int
@@ -242,30 +235,32 @@ class NameTotal:
 
 
 def totals_by_name(trace: Trace) -> list[NameTotal]:
-    """Launches and summed ns of every kernel name in the trace, largest sum first, ties by name.
-
-    Opaque graphs, copies and fills are not in it: they are no kernels.
-    """
-    kernels = trace.kernels
-    if not len(kernels):
-        return []
-    size = len(trace.names)
-    sums = _exact_sums(kernels.name, kernels.duration_ns, size)
-    if kernels.instances is None:
-        counts = np.bincount(kernels.name, minlength=size)
-    else:
-        counts = _exact_sums(kernels.name, kernels.instances, size)
-    merged: dict[str, tuple[int, int]] = {}
+    """Launches and summed ns of every kernel name in the trace, largest sum first, ties by name."""
+    kernels, size = trace.kernels, len(trace.names)
+    # bincount's weights are doubles, exact while a sum stays below 2^53 (104 days of ns).
+    sums, counts = (
+        np.rint(np.bincount(kernels.name, weights, size)).astype(np.int64)
+        for weights in (kernels.duration_ns, kernels.instances)
+    )
+    by: dict[str, tuple[int, int]] = {}
     for i in np.flatnonzero(counts).tolist():
-        count, total = merged.get(trace.names[i], (0, 0))
-        merged[trace.names[i]] = (count + int(counts[i]), total + int(sums[i]))
-    found = [NameTotal(name, count, total) for name, (count, total) in merged.items()]
-    return sorted(found, key=lambda t: (-t.sum_ns, t.name))
+        count, total = by.get(trace.names[i], (0, 0))
+        by[trace.names[i]] = (count + int(counts[i]), total + int(sums[i]))
+    return sorted((NameTotal(n, *both) for n, both in by.items()), key=lambda t: (-t.sum_ns, t.name))
 
 
-def _exact_sums(codes: Int32, values: Int64, size: int) -> Int64:
-    """Sums of integers by code. bincount's weights are doubles, exact while a sum stays below 2^53 (104 days of ns)."""
-    return np.rint(np.bincount(codes, weights=values, minlength=size)).astype(np.int64)
+def by_direction(copies: Copies) -> dict[str, Copies]:
+    """The copies of each direction that occurs, by its name in COPY_KINDS; UNKNOWN_COPY for other numbers."""
+    labels = (*COPY_KINDS, UNKNOWN_COPY)
+    known = (copies.kind >= 0) & (copies.kind < len(COPY_KINDS))
+    kinds = np.where(known, copies.kind, len(COPY_KINDS))
+    return {labels[kind]: copies.take(kinds == kind) for kind in np.unique(kinds)}
+
+
+def interned(texts: Iterable[str]) -> tuple[list[int], list[str]]:
+    """Each text's index among the distinct ones, in order of first appearance, and these."""
+    known: dict[str, int] = {}
+    return [known.setdefault(text, len(known)) for text in texts], list(known)
 
 
 def short_name(name: str) -> str:
@@ -274,16 +269,8 @@ def short_name(name: str) -> str:
     `void at::native::vectorized_elementwise_kernel<4, ...>(int, ...)` gives `vectorized_elementwise_kernel`. Never
     categorise by it: CUTLASS and ATen keep what tells kernels apart in the template arguments.
     """
-    depth = 0
-    plain: list[str] = []
-    for i, letter in enumerate(name):
-        if letter == "<" or (letter == "(" and not name.startswith("(anonymous namespace)", i) and not depth):
-            if letter == "(" and plain and not "".join(plain).strip().endswith("::"):
-                break
-            depth += letter == "<"
-        elif letter == ">" and depth:
-            depth -= 1
-        elif not depth:
-            plain.append(letter)
-    words = "".join(plain).strip().split()
+    plain, before = name, ""
+    while plain != before:
+        plain, before = re.sub(r"<[^<>]*>", "", plain), plain
+    words = re.split(r"<|(?<!::)\((?!anonymous namespace\))", plain)[0].split()
     return (words[-1].split("::")[-1] if words else "") or name

@@ -1,12 +1,10 @@
-"""The summary of a trace as text, and the window that the command line's arguments choose.
-
-The order follows the questions: what file is this, how long, how busy, with what, and what may not be concluded.
-"""
+"""The summary of a trace as text, and the window that the command line's arguments choose."""
 
 from __future__ import annotations
 
 import re
 from argparse import Namespace
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from lab.base.errors import BadInput
@@ -67,17 +65,24 @@ def render(s: Summary) -> str:
     schema = f", schema {s.schema_version}" if s.schema_version else ""
     lines = [f"{s.source}: {s.tool}{version}{schema}, CUDA graphs: {s.graph_mode}, {s.window}"]
     lines += [f"GPU {g.device}: {g.name or 'not named in the file'}" for g in s.gpus]
-    lines += ["", *_times(s), "", *_categories(s)]
+    lines += ["", *_times(s), ""]
+    head = {"category": "<32", "count": ">9", "us": ">14", "us/launch": ">12", "of busy": ">10", "of kernels": ">12"}
+    per = {"us/step": s.steps, "us/token": s.tokens}
+    lines += _table(head | {title: ">12" for title, count in per.items() if count}, [
+        (_cut(c.name, 31), str(c.count), f"{c.sum_us:,.1f}", _us(c.us_per_launch), _percent(c.share_of_busy),
+         _percent(c.share_of_kernel_sum), *(_us(us) for us in (c.us_per_step, c.us_per_token) if us is not None))
+        for c in s.categories
+    ])  # fmt: skip
     if s.top_kernels:
-        lines += ["", f"{'kernel':44}{'category':20}{'count':>9}{'us':>14}{'us/launch':>12}{'of kernels':>12}"]
-        lines += [
-            f"{_cut(k.short_name, 43):44}{_cut(k.category, 19):20}{k.count:9}{k.sum_us:14,.1f}"
-            f"{_figure(k.us_per_launch):>12}{_percent(k.share_of_kernel_sum):>12}"
+        head = {"kernel": "<44", "category": "<20", "count": ">9", "us": ">14", "us/launch": ">12", "of kernels": ">12"}
+        lines += ["", *_table(head, [
+            (_cut(k.short_name, 43), _cut(k.category, 19), str(k.count), f"{k.sum_us:,.1f}", _us(k.us_per_launch),
+             _percent(k.share_of_kernel_sum))
             for k in s.top_kernels
-        ]
+        ])]  # fmt: skip
     if s.nvtx:
-        lines += ["", f"{'NVTX range':64}{'count':>9}{'host us':>16}"]
-        lines += [f"{_cut(n.name, 63):64}{n.count:9}{n.host_us:16,.1f}" for n in s.nvtx]
+        rows = [(_cut(n.name, 63), str(n.count), f"{n.host_us:,.1f}") for n in s.nvtx]
+        lines += ["", *_table({"NVTX range": "<64", "count": ">9", "host us": ">16"}, rows)]
     lines.append("")
     for i in s.identities:
         word = "holds" if i.holds else "DOES NOT HOLD"
@@ -86,16 +91,21 @@ def render(s: Summary) -> str:
     return "\n".join([*lines, *(f"warning: {text}" for text in s.warnings)])
 
 
+def _table(columns: Mapping[str, str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Lines of a table. columns: title -> alignment and width."""
+    specs = columns.values()
+    return ["".join(f"{cell:{spec}}" for cell, spec in zip(row, specs, strict=True)) for row in (columns, *rows)]
+
+
 def _times(s: Summary) -> list[str]:
     if s.span_us is None:
-        return [f"kernels: {s.kernel_count}, {_us(s.kernel_sum_us)} summed"]
-    busy, idle, union = s.busy_union_us or 0.0, s.idle_us or 0.0, s.kernel_union_us or 0.0
-    part = {us: f"{us / s.span_us if s.span_us else float('nan'):.1%} of span" for us in (busy, idle, union)}
+        return [f"kernels: {s.kernel_count}, {s.kernel_sum_us:,.1f} us summed"]
+    busy, idle, union, span = s.busy_union_us or 0.0, s.idle_us or 0.0, s.kernel_union_us or 0.0, s.span_us
     rows = [
-        ("span", s.span_us, "first activity to last, or the window"),
-        ("busy", busy, f"{part[busy]}; kernels, copies, fills, opaque graphs"),
-        ("idle", idle, part[idle]),
-        ("kernels, union", union, f"{part[union]}; {s.kernel_count} kernels"),
+        ("span", span, "first activity to last, or the window"),
+        ("busy", busy, f"{_part(busy, span)} of span; kernels, copies, fills, opaque graphs"),
+        ("idle", idle, f"{_part(idle, span)} of span"),
+        ("kernels, union", union, f"{_part(union, span)} of span; {s.kernel_count} kernels"),
         ("kernels, sum", s.kernel_sum_us, "durations added up"),
         ("overlap", s.overlap_us, "summed less busy"),
     ]
@@ -104,35 +114,21 @@ def _times(s: Summary) -> list[str]:
         rows.append(("opaque graphs, sum", s.opaque_graph_us, text))
     lines = [f"{name:20}{us:16,.1f} us  {text}" for name, us, text in rows]
     for d in s.per_device if len(s.per_device) > 1 else ():
-        share = d.busy_union_us / d.span_us if d.span_us else float("nan")
-        busy_of = f"busy {_us(d.busy_union_us)} of {_us(d.span_us)} ({share:.1%})"
-        lines.append(f"device {d.device}: {busy_of}, idle {_us(d.idle_us)}, kernels {_us(d.kernel_union_us)}")
+        busy_of = f"busy {d.busy_union_us:,.1f} us of {d.span_us:,.1f} us ({_part(d.busy_union_us, d.span_us)})"
+        lines.append(f"device {d.device}: {busy_of}, idle {d.idle_us:,.1f} us, kernels {d.kernel_union_us:,.1f} us")
     for t in s.per_stream[:12] if len(s.per_stream) > 1 else ():
         lines.append(
-            f"device {t.device} process {t.process} stream {t.stream}: {_us(t.union_us)} busy, "
-            f"{_us(t.overlap_us)} overlap within, {_us(t.concurrent_us)} beside other streams"
+            f"device {t.device} process {t.process} stream {t.stream}: {t.union_us:,.1f} us busy, "
+            f"{t.overlap_us:,.1f} us overlap within, {t.concurrent_us:,.1f} us beside other streams"
         )
     return lines
 
 
-def _categories(s: Summary) -> list[str]:
-    head = f"{'category':32}{'count':>9}{'us':>14}{'us/launch':>12}{'of busy':>10}{'of kernels':>12}"
-    lines = [head + (f"{'us/step':>12}" if s.steps else "") + (f"{'us/token':>12}" if s.tokens else "")]
-    for c in s.categories:
-        lines.append(
-            f"{_cut(c.name, 31):32}{c.count:9}{c.sum_us:14,.1f}{_figure(c.us_per_launch):>12}"
-            f"{_percent(c.share_of_busy):>10}{_percent(c.share_of_kernel_sum):>12}"
-            + (f"{_figure(c.us_per_step):>12}" if s.steps else "")
-            + (f"{_figure(c.us_per_token):>12}" if s.tokens else "")
-        )
-    return lines
+def _part(us: float, whole: float) -> str:
+    return f"{us / whole if whole else float('nan'):.1%}"
 
 
-def _us(value: float) -> str:
-    return f"{value:,.1f} us"
-
-
-def _figure(value: float | None) -> str:
+def _us(value: float | None) -> str:
     return "-" if value is None else f"{value:,.3f}"
 
 

@@ -1,9 +1,8 @@
 """A trace as one Parquet file: what `lab profile` commits and `files.read` reads.
 
-Stored are the columns of the trace and nothing else: nsys keeps the environment, the output and the command line of
-the process, Kineto every CPU operator. Times count from the first row and processes and threads from 0, so nothing says
-who ran it or where. A kernel row takes about ten bytes. All kinds of row lie in one table with a column `kind`; a
-column that a kind does not have is null.
+Stored are the columns of the trace and nothing else; times count from the first row and processes and threads from 0,
+so nothing says who ran it or where. A kernel row takes about ten bytes. All kinds of row lie in one table with a column
+`kind`; a column that a kind does not have is null.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import msgspec
 import numpy as np
 
 from lab.base.errors import BadInput
-from lab.trace.model import NONE, Calls, Columns, Copies, Fills, GraphLaunches, Kernels, Ranges, Trace
+from lab.trace.model import NONE, Calls, Columns, Copies, Fills, GraphLaunches, Kernels, Ranges, Trace, interned
 
 SCHEMA = 1
 KINDS: Mapping[str, type[Columns]] = {
@@ -58,21 +57,18 @@ KEPT = tuple(name for name in Meta.__struct_fields__ if name not in ("schema", "
 
 
 def save(trace: Trace, path: Path, about: Mapping[str, Any] | None = None) -> Path:
-    """Write a trace; `about` is a small mapping for people, stored beside it.
-
-    Raises BadInput when the file cannot be written.
-    """
+    """Write a trace and, for people, what it is about; raises BadInput when the file cannot be written."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    starts = [int(getattr(trace, kind).start_ns[0]) for kind in KINDS if len(getattr(trace, kind))]
-    origin = min(starts, default=0) if trace.timeline else 0
+    rows = {kind: getattr(trace, kind) for kind in KINDS if len(getattr(trace, kind))} or {"kernels": trace.kernels}
+    origin = min((int(r.start_ns[0]) for r in rows.values() if len(r)), default=0) if trace.timeline else 0
     numbers: dict[str, dict[int, int]] = {name: {NONE: NONE} for name in NUMBERED}
-    tables = [_table(trace, kind, origin, numbers, pa) for kind in KINDS]
-    table = pa.concat_tables([t for t in tables if t.num_rows] or tables, promote_options="default")
+    tables = [_table(trace, kind, origin, numbers) for kind in rows]
     windows = trace.windows_ns and tuple((a - origin, b - origin) for a, b in trace.windows_ns)
     kept = {key: getattr(trace, key) for key in KEPT}
     meta = Meta(schema=SCHEMA, windows_ns=windows, about=dict(about or {}), **kept)
+    table = pa.concat_tables(tables, promote_options="default")
     table = table.replace_schema_metadata({"killgate": msgspec.json.encode(meta)})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,24 +78,22 @@ def save(trace: Trace, path: Path, about: Mapping[str, Any] | None = None) -> Pa
     return path
 
 
-def _table(trace: Trace, kind: str, origin: int, numbers: dict[str, dict[int, int]], pa: Any) -> Any:
+def _table(trace: Trace, kind: str, origin: int, numbers: dict[str, dict[int, int]]) -> Any:
+    import pyarrow as pa
+
     rows: Columns = getattr(trace, kind)
+    index, texts = TEXTS.get(kind, ("", ""))
     columns: dict[str, Any] = {"kind": pa.repeat(pa.scalar(kind, pa.string()), len(rows))}
-    for field in fields(rows):
-        values = getattr(rows, field.name)
-        if values is None:
-            continue
-        if kind in TEXTS and field.name == TEXTS[kind][0]:
-            texts = getattr(trace, TEXTS[kind][1])
-            columns["text"] = pa.array([texts[i] for i in values.tolist()], pa.string())
-        elif field.name in ("start_ns", "end_ns"):
-            columns[field.name] = pa.array(values - origin)
-        elif field.name in NUMBERED:
-            known = numbers[field.name]
-            own = [known.setdefault(v, len(known) - 1) for v in values.tolist()]
-            columns[field.name] = pa.array(own, pa.int64())
-        else:
-            columns[RENAMED.get(field.name, field.name)] = pa.array(np.ascontiguousarray(values))
+    for name in (field.name for field in fields(rows)):
+        values = getattr(rows, name)
+        if name == index:
+            columns["text"] = pa.array([getattr(trace, texts)[i] for i in values.tolist()], pa.string())
+        elif name in NUMBERED:
+            known = numbers[name]
+            columns[name] = pa.array([known.setdefault(v, len(known) - 1) for v in values.tolist()], pa.int64())
+        elif values is not None:
+            shifted = values - origin if name in ("start_ns", "end_ns") else np.ascontiguousarray(values)
+            columns[RENAMED.get(name, name)] = pa.array(shifted)
     return pa.table(columns)
 
 
@@ -117,14 +111,13 @@ def load(path: Path) -> Trace:
 
 def _rows(table: Any, kind: str, of: type[Columns], texts: dict[str, list[str]]) -> Columns:
     columns: dict[str, Any] = {}
-    for field in fields(of) if table.num_rows else ():
-        name = RENAMED.get(field.name, field.name)
-        if kind in TEXTS and field.name == TEXTS[kind][0]:
-            known: dict[str, int] = {}
-            columns[field.name] = [known.setdefault(text, len(known)) for text in table.column("text").to_pylist()]
-            texts[TEXTS[kind][1]] = list(known)
-        elif name in table.column_names and table.column(name).null_count == 0:
-            columns[field.name] = table.column(name).to_numpy()
+    index, known = TEXTS.get(kind, ("", ""))
+    for name in (field.name for field in fields(of) if table.num_rows):
+        stored = RENAMED.get(name, name)
+        if name == index:
+            columns[name], texts[known] = interned(table.column("text").to_pylist())
+        elif stored in table.column_names and table.column(stored).null_count == 0:
+            columns[name] = table.column(stored).to_numpy()
     return of.of(**columns)
 
 

@@ -1,10 +1,9 @@
 """The profilers' CSV output as a trace: `nsys stats` (cuda_gpu_kern_sum, cuda_gpu_trace) and Nsight Compute.
 
 `nsys stats` prints several reports one below the other among lines of its own, so a table begins at its header and ends
-at the next one or at a blank line. Units stand in the header and are read, never assumed.
-
-cuda_gpu_kern_sum and Nsight Compute give totals without a timeline: no span, idle time or overlap. cuda_gpu_trace has a
-timeline and no graphs, NVTX or API calls; its sizes are rounded to the printed digits (MB is 1e6 bytes).
+at the next one or at a blank line. Units stand in the header and are read, never assumed. cuda_gpu_kern_sum and Nsight
+Compute give totals without a timeline; cuda_gpu_trace has one and no graphs, NVTX or API calls, and its sizes are
+rounded to the printed digits (MB is 1e6 bytes).
 """
 
 from __future__ import annotations
@@ -15,18 +14,19 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import numpy as np
 
 from lab.base.errors import BadInput
 from lab.bench import ncu
-from lab.trace.model import COPY_KINDS, NONE, Columns, Copies, Fills, Kernels, Trace
+from lab.trace.model import COPY_KINDS, NONE, Copies, Fills, Kernels, Trace, interned
 
 UNIT_NS = {"ns": 1.0, "nsec": 1.0, "nsecond": 1.0, "us": 1e3, "usec": 1e3, "usecond": 1e3, "ms": 1e6, "msec": 1e6}
 UNIT_NS |= {"msecond": 1e6, "s": 1e9, "sec": 1e9, "second": 1e9}
 UNIT_BYTES = {"B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 1024.0, "MiB": 1024.0**2, "GiB": 1024.0**3}
-SPELLED = {"Host": "H", "Device": "D", "Array": "A", "Peer": "P"}
 TITLE = re.compile(r"^(?P<name>.*?)(?:\s*\((?P<unit>[^)]*)\))?$")
 DEVICE = re.compile(r"^(?P<name>.*?)\s*\((?P<number>\d+)\)$")
+MOVED = re.compile(r"^\[(?:CUDA )?mem(cpy|set)", re.IGNORECASE)
 REPORT_LINE = re.compile(r"^\s*(Generating|Processing|Exporting|NOTICE|WARNING|SKIPPED|==\w+==|\*\*)")
 
 
@@ -72,8 +72,8 @@ def read(path: Path, text: str) -> Trace | None:
     header: list[tuple[str, str]] = []
     own: list[Line] | None = None
     reader = csv.reader(io.StringIO(text, newline=""))
-    for cells in reader:
-        cells = [c.strip() for c in cells]
+    for row in reader:
+        cells = [c.strip() for c in row]
         titles = [(m["name"], m["unit"] or "") for c in cells if (m := TITLE.match(c))]
         report = _report(cells, {name for name, _ in titles})
         if report is not None:
@@ -84,8 +84,8 @@ def read(path: Path, text: str) -> Trace | None:
             if len(cells) < len(header):
                 what = f"line {reader.line_num} has {len(cells)} of {len(header)} cells"
                 raise BadInput(path, what, "the file is cut off; export again")
-            row = {name: (cell, unit) for (name, unit), cell in zip(header, cells, strict=False)}
-            own.append(Line(path, reader.line_num, row))
+            named = {name: (cell, unit) for (name, unit), cell in zip(header, cells, strict=False)}
+            own.append(Line(path, reader.line_num, named))
     for report, convert in (("gpu_trace", _gpu_trace), ("kern_sum", _kern_sum)):
         if report in found:
             if not found[report]:
@@ -104,8 +104,7 @@ def _report(cells: Sequence[str], titles: set[str]) -> str | None:
 
 
 def _kern_sum(path: Path, rows: list[Line]) -> Trace:
-    names: dict[str, int] = {}
-    codes = [names.setdefault(row.text("Name"), len(names)) for row in rows]
+    codes, names = interned(row.text("Name") for row in rows)
     totals = [round(row.value("Total Time", UNIT_NS)) for row in rows]
     counts = [round(row.value("Instances", {})) for row in rows]
     missing = 100 - sum(row.value("Time", {}, float("nan")) for row in rows)
@@ -114,60 +113,62 @@ def _kern_sum(path: Path, rows: list[Line]) -> Trace:
     if missing > 0.05 * len(rows) + 0.1:
         warnings.append(f"the rows' shares sum to {100 - missing:.1f} %: rows are missing from the file")
     kernels = Kernels.of(start_ns=[0] * len(codes), end_ns=totals, name=codes, instances=counts)
-    return Trace("nsys stats", path.name, kernels=kernels, names=list(names), warnings=tuple(warnings), timeline=False)
+    return Trace("nsys stats", path.name, kernels=kernels, names=names, warnings=tuple(warnings), timeline=False)
 
 
 def _gpu_trace(path: Path, rows: list[Line]) -> Trace:
     """Kernels, `[CUDA memcpy ...]` and `[CUDA memset]` rows of cuda_gpu_trace."""
-    names: dict[str, int] = {}
-    gpus: dict[int, str] = {}
-    parts: dict[type[Columns], list[dict[str, Any]]] = {Kernels: [], Copies: [], Fills: []}
-    for row in rows:
-        start, device = round(row.value("Start", UNIT_NS)), row.whole("Device")
-        if found := DEVICE.match(row.text("Device")):
-            device = int(found["number"])
-            gpus[device] = found["name"]
-        one: dict[str, Any] = {"start_ns": start, "end_ns": start + round(row.value("Duration", UNIT_NS))}
-        one |= {"device": device, "context": row.whole("Ctx", "Context"), "stream": row.whole("Strm", "Stream")}
-        one["correlation"] = row.whole("CorrId")
-        name = row.text("Name")
-        if not (name.startswith("[CUDA mem") or name.lower().startswith(("[memcpy", "[memset"))):
-            parts[Kernels].append(one | {"name": names.setdefault(name, len(names))})
-            continue
-        one["bytes"] = round(row.value("Bytes", UNIT_BYTES, 0.0))
-        if "memset" in name.lower():
-            parts[Fills].append(one)
-        else:
-            parts[Copies].append(one | {"kind": copy_kind(name)})
-    built = [of.of(**{c: [r[c] for r in rows] for c in rows[0]} if rows else {}) for of, rows in parts.items()]
-    used = sorted({r["device"] for rows in parts.values() for r in rows})
-    warning = "the report names no graphs: opaque graph launches, if there were any, are missing from busy time"
-    kinds: dict[str, Any] = dict(zip(("kernels", "memcpy", "memset"), built, strict=True))
-    named = {d: gpus.get(d, "") for d in used}
-    return Trace("nsys stats", path.name, names=list(names), gpus=named, warnings=(warning,), **kinds)
+    moved = [MOVED.match(row.text("Name")) for row in rows]
+    kind = np.array([found[1].lower() if found else "kernel" for found in moved])
+    device = [DEVICE.match(row.text("Device")) for row in rows]
+    numbers = [int(d["number"]) if d else row.whole("Device") for d, row in zip(device, rows, strict=True)]
+    gpus = dict(sorted(zip(numbers, (d["name"] if d else "" for d in device), strict=True)))
+    start = [round(row.value("Start", UNIT_NS)) for row in rows]
+    columns = {
+        "start_ns": start,
+        "end_ns": [s + round(row.value("Duration", UNIT_NS)) for s, row in zip(start, rows, strict=True)],
+        "device": numbers,
+        "context": [row.whole("Ctx", "Context") for row in rows],
+        "stream": [row.whole("Strm", "Stream") for row in rows],
+        "correlation": [row.whole("CorrId") for row in rows],
+    }
+    own, copied, filled = (
+        {name: np.array(values)[kind == k] for name, values in columns.items()} for k in ("kernel", "cpy", "set")
+    )
+    size = np.array([round(row.value("Bytes", UNIT_BYTES, 0.0)) for row in rows])
+    codes, names = interned(row.text("Name") for row, found in zip(rows, moved, strict=True) if not found)
+    directions = [_direction(row.text("Name")) for row, k in zip(rows, kind, strict=True) if k == "cpy"]
+    return Trace(
+        "nsys stats",
+        path.name,
+        names=names,
+        gpus=gpus,
+        warnings=("the report names no graphs: opaque graph launches, if there were any, are missing from busy time",),
+        kernels=Kernels.of(**own, name=codes),
+        memcpy=Copies.of(**copied, bytes=size[kind == "cpy"], kind=directions),
+        memset=Fills.of(**filled, bytes=size[kind == "set"]),
+    )
 
 
-def copy_kind(name: str) -> int:
+def _direction(name: str) -> int:
     """COPY_KINDS' index from `[CUDA memcpy Host-to-Device]` or `[CUDA memcpy HtoD]`; 0 when neither."""
     found = re.search(r"(Host|Device|Array|Peer)-to-(Host|Device|Array|Peer)", name)
-    short = f"{SPELLED[found[1]]}to{SPELLED[found[2]]}" if found else name.strip("[] ").split(" ")[-1]
+    short = f"{found[1][0]}to{found[2][0]}" if found else name.strip("[] ").split(" ")[-1]
     return COPY_KINDS.index(short) if short in COPY_KINDS else 0
 
 
 def _ncu(path: Path, launches: Sequence[ncu.Launch]) -> Trace:
-    names: dict[str, int] = {}
     lengths, unknown = [], 0
     for launch in launches:
         value, unit = launch.metrics.get("gpu__time_duration.sum") or launch.metrics.get("Duration") or (None, "")
-        length = value * UNIT_NS[unit] if isinstance(value, float) and unit in UNIT_NS else None
-        lengths.append(round(length or 0))
+        length = round(value * UNIT_NS[unit]) if isinstance(value, float) and unit in UNIT_NS else None
+        lengths.append(length or 0)
         unknown += length is None
-    codes = [names.setdefault(launch.kernel, len(names)) for launch in launches]
+    codes, names = interned(launch.kernel for launch in launches)
     devices = [int(launch.device) if launch.device.isdigit() else NONE for launch in launches]
     warnings = ["Nsight Compute replays kernels one by one, by default at locked clocks: times are no shares of a run"]
     if unknown:
         warnings.append(f"{unknown} of {len(codes)} kernels have no duration metric (gpu__time_duration.sum)")
     kernels = Kernels.of(start_ns=[0] * len(codes), end_ns=lengths, name=codes, device=devices)
-    gpus = dict.fromkeys(sorted(set(devices) - {NONE}), "")
-    named = {"names": list(names), "gpus": gpus, "warnings": tuple(warnings)}
-    return Trace("ncu", path.name, kernels=kernels, timeline=False, **named)  # type: ignore[arg-type]
+    gpus = dict.fromkeys(sorted({*devices} - {NONE}), "")
+    return Trace("ncu", path.name, kernels=kernels, timeline=False, names=names, gpus=gpus, warnings=tuple(warnings))

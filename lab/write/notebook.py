@@ -10,8 +10,10 @@ Given up: sorting and styling in the page.
 
 from __future__ import annotations
 
+import base64
 import html
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,20 +24,15 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
 from lab import draw
-from lab.base import devices
 from lab.base.errors import BadInput
-from lab.card import phases, recorded
+from lab.card import phases
 from lab.card.gate import ROLES
-from lab.check import accuracy
 from lab.check.families import former
-from lab.judge import evidence
 from lab.judge.rules import Verdict
 from lab.judge.verdicts import Judgement, judge_measured
-from lab.place import roofline
 from lab.row import store
 from lab.row.records import Measurement
 from lab.study import reproduction
-from lab.write import writeup
 
 CONSEQUENCE = dict(
     zip(ROLES, ("else INVALID", "else BLOCKED", "else VACUOUS", "NO-GO when it holds", "required"), strict=True)
@@ -46,12 +43,14 @@ PLAIN_WIDTH = 300  # characters
 
 @dataclass(frozen=True)
 class Shown:
-    """An output of a cell: MIME type -> text."""
+    """An output of a cell: MIME type -> text. alt: of a picture, what it shows in a sentence."""
 
     bundle: Mapping[str, str]
+    alt: str = ""
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return dict(self.bundle)
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, str], dict[str, Any]]:
+        pictures = (kind for kind in self.bundle if kind.startswith("image/"))
+        return dict(self.bundle), {kind: {"alt": self.alt} for kind in pictures}
 
     def __repr__(self) -> str:
         return self.bundle["text/plain"]
@@ -62,13 +61,24 @@ def text(markdown: str) -> Shown:
     return Shown({"text/markdown": markdown, "text/plain": markdown})
 
 
-def picture(figure: Figure, alt: str) -> Shown:
-    """A figure as SVG; `alt` says in a sentence what it shows. Raises BadInput without one."""
+def picture(figure: Figure | Callable[[], Figure], alt: str) -> Shown:
+    """A figure as SVG, and as PNG for a page that is not trusted; `alt` says in a sentence what it shows.
+
+    Of a function that draws rows and is refused (there are none), the refusal is shown, as not measured. Raises
+    BadInput without `alt`.
+    """
     if not alt.strip():
         raise BadInput("picture", "alt is empty", "say in a sentence what the picture shows")
-    svg = draw.svg(figure)
+    if not isinstance(figure, Figure):
+        try:
+            figure = figure()
+        except BadInput as refused:
+            return text(f"Not measured. {html.escape(str(refused), quote=False)}")
+    svg = re.sub(r">\s+<", "><", draw.svg(figure))
     head, rest = svg[svg.index("<svg") :].split(">", 1)
-    return Shown({"image/svg+xml": f'{head} role="img" aria-label="{html.escape(alt)}">{rest}', "text/plain": alt})
+    described = f'{head} role="img" aria-label="{html.escape(alt)}">{rest}'
+    small = base64.b64encode(draw.png(figure)).decode()
+    return Shown({"image/svg+xml": described, "image/png": small, "text/plain": alt}, alt)
 
 
 def _cell(value: Any, code: bool) -> str:
@@ -87,9 +97,11 @@ def show(frame: pd.DataFrame, code: Sequence[str] = ()) -> Shown:
     """A frame as a Markdown table without its index: numbers to the right, None and NaN empty, `code` columns as code.
 
     Floats keep four digits, integers all of them. As plain text columns are aligned, but for a frame wider than
-    PLAIN_WIDTH characters, which would be padding for the most part: that stays the Markdown. Raises BadInput for a
-    code column that the frame does not have.
+    PLAIN_WIDTH characters, which would be padding for the most part: that stays the Markdown. An empty frame says that
+    nothing was measured. Raises BadInput for a code column that the frame does not have.
     """
+    if frame.empty:
+        return text("Nothing to show: not measured.")
     for name in code:
         if name not in frame.columns:
             raise BadInput("show", f'no column "{name}"', f"it has {', '.join(map(str, frame.columns))}")
@@ -135,20 +147,9 @@ def questions(cards: Iterable[phases.Card]) -> Shown:
     return show(pd.DataFrame(rows), code=["phase"])
 
 
-def gates(cards: Iterable[phases.Card]) -> Shown:
-    """Every condition of several cards' gates and claims."""
-    frame = pd.concat([gate(c).assign(phase=c.id) for c in cards])
-    return show(frame[["phase", "condition", "consequence", "stated by"]], code=["phase", "condition", "stated by"])
-
-
 def would_change(cards: Iterable[phases.Card]) -> Shown:
     """What would change the verdict of several cards."""
     return show(pd.DataFrame([{"phase": c.id, "what would change it": c.limits} for c in cards]), code=["phase"])
-
-
-def board(judgements: Iterable[Judgement]) -> pd.DataFrame:
-    """The board of verdicts in the columns of lab.writeup."""
-    return pd.DataFrame(writeup.board_rows(judgements), columns=list(writeup.COLUMNS))
 
 
 def verdicts(judgements: Iterable[Judgement]) -> pd.DataFrame:
@@ -159,10 +160,10 @@ def verdicts(judgements: Iterable[Judgement]) -> pd.DataFrame:
         for name, v in parts:
             phase = f"{j.phase}: {name}" if name else j.phase
             note = "" if name else j.note
-            word = "" if name else j.recorded_verdict or ""
+            word = "" if name else j.source_said
             rows.append(
                 {"phase": phase, "device": j.device, "evidence": j.evidence, "verdict": v.word, "because": v.reason,
-                 "source wrote": word, "note": note}
+                 "the source": word, "note": note}
             )  # fmt: skip
     return pd.DataFrame(rows).replace("", None).dropna(axis="columns", how="all")
 
@@ -172,63 +173,6 @@ def measured(phase: str, device: str) -> Judgement | None:
     if device not in store.measured_devices(phase):
         return None
     return judge_measured(phases.card(phase), device)
-
-
-def unmeasured(phase: str, device: str) -> Shown:
-    """The sentence that stands where rows are missing."""
-    return text(f"No rows of `{phase}` from {device} are committed yet, so nothing is said about it here.")
-
-
-def points(phase: str, device: str) -> list[draw.Point]:
-    """Measured points for a roofline, each arm of the rows that are ok: its median time at its compulsory cost.
-
-    A label is the arm's name and the workload's id up to its head counts, which the title can say once.
-    """
-    pairs = evidence.pairs(store.rows(device=device, phase=phase)).values()
-    return [
-        draw.point(f"{r.name} {r.workload_id.split('_h')[0]}", r.flops or 0.0, r.bytes or 0.0, r.time_us)
-        for pair in pairs
-        for r in pair
-        if r is not None and r.time_us is not None
-    ]
-
-
-def timings(phase: str, device: str) -> pd.DataFrame:
-    """Measured rows of a phase by workload and arm: time, floor and error, and the candidate's change in %.
-
-    A row that is not ok shows its status and no time. Empty without rows.
-    """
-    lines = []
-    for control, candidate in evidence.pairs(store.rows(device=device, phase=phase)).values():
-        for row in (control, candidate):
-            if row is None:
-                continue
-            line: dict[str, Any] = {"phase": phase, "workload": row.workload_id, "arm": row.name, "status": row.status}
-            if row.time_us is not None:
-                floor = roofline.of_row(devices.get(device), row)
-                line |= {"median us": row.time_us, "IQR us": row.iqr_us, "floor us": floor.floor_us}
-                line |= {"of roofline": floor.floor_us / row.time_us, "rel. error": row.relative_error}
-                if row is candidate and control is not None and control.time_us is not None:
-                    line["change %"] = 100 * (row.time_us / control.time_us - 1)
-            lines.append(line)
-    return pd.DataFrame(lines)
-
-
-def arms(card: phases.Card, device: str) -> dict[str, dict[str, Measurement]]:
-    """workload -> arm's name -> row that is ok, of the run that the card is judged by; {} without rows.
-
-    So figures beside each other, which a gate compares across workloads, are of one run wherever one holds them all.
-    """
-    rows = list(store.rows(device=device, phase=card.id))
-    read = [r for r in rows if r.name in (card.control, card.candidate)]
-    judged = evidence.pairs(read, evidence.compared(card))
-    found = {}
-    for workload in card.workloads:
-        _, candidate = judged.get(workload, (None, None))
-        if candidate and candidate.status == "ok":
-            of_run = (r for r in rows if (r.workload_id, r.run) == (workload, candidate.run))
-            found[workload] = {r.name: r for r in of_run if r.status == "ok"}
-    return found
 
 
 def origin(rows: Iterable[Measurement]) -> str:
@@ -266,28 +210,6 @@ def reproduced(rows: Iterable[reproduction.Reproduction]) -> pd.DataFrame:
             for r in rows
         ]
     )  # fmt: skip
-
-
-def figures(ids: Iterable[str]) -> pd.DataFrame:
-    """Recorded figures by id, as printed, with their source."""
-    found = [recorded.figure(i) for i in ids]
-    return pd.DataFrame(
-        [{"figure": f.id, "value": f.value, "unit": f.unit, "kind": f.kind, "source": f.source} for f in found]
-    )
-
-
-def errors(checks: Iterable[accuracy.Check]) -> pd.DataFrame:
-    """Checks against the reference: each output's two errors and their limits, or why a candidate was not run."""
-    rows = []
-    for c in checks:
-        own = {"candidate": c.candidate, "workload": c.workload, "precision": c.precision, "status": c.status}
-        rows += [
-            {**own, "output": e.output, "relative error": e.relative_error, "limit": e.relative_limit,
-             "largest / rms": e.max_error, "limit of it": e.max_limit}
-            for e in c.errors
-        ]  # fmt: skip
-        rows += [] if c.errors else [{**own, "output": c.message}]
-    return pd.DataFrame(rows)
 
 
 def canvas(height_in: float, width: float = 100.0, height: float = 50.0) -> tuple[Figure, Axes]:

@@ -22,15 +22,16 @@ from lab.judge import verdicts
 from lab.judge.verdicts import Judgement
 from lab.place import roofline
 from lab.row import store
-from lab.write import listing, writeup
+from lab.write import figures, listing, writeup
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from lab.card.phases import Card
-    from lab.row.records import Measurement
+    from lab.trace.amdahl import Projection
     from lab.trace.model import Trace as Timeline
     from lab.write.notebook import Shown
+    from lab.write.shapes import Shape
 
 SHOWN_ROWS = 40
 
@@ -43,10 +44,11 @@ def shown(value: Any) -> str:
 
 
 def html_table(header: Sequence[str], lines: Sequence[Sequence[Any]]) -> str:
-    """An HTML table of escaped cells."""
-    head = "".join(f"<th>{html.escape(word)}</th>" for word in header)
+    """An HTML table of escaped cells, without a head where every word of it is empty."""
+    words = "".join(f"<th>{html.escape(word)}</th>" for word in header)
+    head = f"<thead><tr>{words}</tr></thead>" if any(header) else ""
     body = "".join("<tr>" + "".join(f"<td>{html.escape(shown(v))}</td>" for v in line) + "</tr>" for line in lines)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<table>{head}<tbody>{body}</tbody></table>"
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ class Table(Sequence[Any]):
     def _repr_html_(self) -> str:
         title = f"<p><b>{html.escape(self.title)}</b></p>" if self.title else ""
         more = f"<p>{len(self) - SHOWN_ROWS} more rows: .frame()</p>" if len(self) > SHOWN_ROWS else ""
+        more = more if self.items else "<p>nothing: not measured</p>"
         return title + html_table([*self.columns], self._lines()[:SHOWN_ROWS]) + more
 
 
@@ -93,6 +96,18 @@ def _attributes(*names: str) -> dict[str, Callable[[Any], Any]]:
         return lambda item: getattr(item, name)
 
     return {name.replace("_", " "): reader(name) for name in names}
+
+
+def _picture(make: Callable[[Card, str], figures.Picture], card: Card, place: str) -> Shown:
+    """A card's figure for a device; where rows or a trace are missing, the line that says so."""
+    from lab.write import notebook
+
+    device_id = device_facts.get(place).id
+    try:
+        found = make(card, device_id)
+    except BadInput as refused:
+        return notebook.text(f"{card.id}: not measured. {html.escape(str(refused), quote=False)}")
+    return notebook.picture(found.figure, found.alt)
 
 
 CHECK = {**_attributes("candidate", "workload", "status", "relative_error", "message")}
@@ -174,6 +189,7 @@ class Phase:
             raise BadInput(self.card.id, "has no evidence yet", "measure it, or see lab.phases()")
         place = known[-1] if device is None else device_facts.get(device).id
         if place in store.measured_devices(self.card.id):
+            families.interpret_on_cpu()  # the judge may load the family, and kernels may be checked here later
             return PhaseVerdict(verdicts.judge_measured(self.card, place))
         if place == self.card.device and self.card.recorded:
             return PhaseVerdict(verdicts.judge_recorded([self.card])[-1])
@@ -183,52 +199,42 @@ class Phase:
         """Its measured rows."""
         return rows(phase=self.card.id, device=device)
 
+    def arms(self, device: str) -> Shown:
+        """Control, candidate and rivals at each workload, as a figure; where rows are missing it says so."""
+        return _picture(figures.arms, self.card, device)
+
+    def at_the_line(self, device: str) -> Shown:
+        """Each condition of the gate with its figure and interval at its line."""
+
+        def make(card: Card, place: str) -> figures.Picture:
+            judged = self.verdict(place).judgement
+            return figures.gate(card, judged.verdict.findings, f"{judged.evidence} on {judged.device}")
+
+        return _picture(make, self.card, device)
+
     def roofline(self, device: str) -> Shown:
         """The arms and rivals of its newest runs on a device's roofline, a roof for each pipe in use."""
-        from lab import draw
-        from lab.write import notebook
+        return _picture(figures.roofline, self.card, device)
 
-        place = device_facts.get(device)
-        newest = {(r.name, r.workload_id): r for r in self._measured(place.id) if r.ok}
-        peers = {r.name for r in newest.values() if r.arm == "peer"}
-        points = [
-            draw.point(f"{r.name} {r.workload_id}", r.flops or 0.0, r.bytes or 0.0, r.time_us or 0.0,
-                       "peer" if r.name in peers else "measured")
-            for r in newest.values()
-        ]  # fmt: skip
-        pipes = sorted({r.pipe for r in newest.values() if r.pipe in place.peaks})
-        figure = draw.roofline(place, points, pipes or ("bf16",), f"{place.name}: {self.card.id}")
-        return notebook.picture(
-            figure, f"Roofline of {place.name} with {len(points)} measured points of {self.card.id}."
-        )
-
-    def _measured(self, device: str) -> list[Measurement]:
-        found = store.rows(device, self.card.id)
-        if not found:
-            store.refuse_unmeasured(self.card.id, device)
-        return found
+    def kernels(self, device: str) -> Shown:
+        """The kernels of control and candidate from the newest committed trace, and the waterfall between them."""
+        return _picture(figures.breakdown, self.card, device)
 
     def breakdown(self, device: str) -> Table:
-        """Each arm's kernels in the newest committed trace of a device, us of one step and its share."""
-        from lab.trace import breakdowns, stored, windows
-
+        """The same as a table: us of one step and its share; empty, with the reason as its title, without a trace."""
         place = device_facts.get(device).id
-        files = sorted(store.FOLDER.glob(f"{place}/{self.card.id}/*/trace.parquet"))
-        if not files:
-            traced = sorted({p.parent.parent.name for p in store.FOLDER.glob("*/*/*/trace.parquet")})
-            raise BadInput(self.card.id, f"no trace from {place} is committed", f"traced are {', '.join(traced)}")
-        timeline, found = stored.load(files[-1]), []
-        for arm in ("control", "candidate"):
-            for workload in self.card.workloads:
-                try:
-                    window = windows.by_nvtx(timeline, f"{self.card.id}/{arm}/{workload}/step *")
-                except BadInput:  # the trace was taken on one of the workloads
-                    continue
-                whole = breakdowns.from_trace(window, count=window.steps or 1.0, per="step")
-                found += [(arm, workload, part, part.value / whole.whole, whole.unit) for part in whole.parts]
-        columns = {"arm": lambda f: f[0], "workload": lambda f: f[1], "category": lambda f: f[2].category,
+        columns = {"arm": lambda f: f[0], "workload": lambda f: f[1], "kernel": lambda f: f[2].category,
                    "us a step": lambda f: f[2].value, "share": lambda f: f[3]}  # fmt: skip
-        return Table(tuple(found), columns, f"{self.card.id} on {place}: kernels of each arm, {files[-1].parent.name}")
+        try:
+            ours, theirs, workload = figures.sides(self.card, place)
+        except BadInput as refused:
+            return Table((), columns, str(refused))
+        found = [
+            (arm, workload, part, part.value / whole.whole)
+            for arm, whole in (("control", theirs), ("candidate", ours))
+            for part in whole.parts
+        ]
+        return Table(tuple(found), columns, f"{self.card.id} on {place}: kernels of each arm")
 
     def writeup(self) -> Shown:
         """The note of the phase."""
@@ -275,6 +281,13 @@ class Kernel:
         """Its name, as cards and rows have it."""
         return str(self.candidate.name)
 
+    def at(self, **axes: int | str) -> At:
+        """It at any shape; the axes not named are those of the nearest listed workload."""
+        from lab.write import shapes
+
+        workload = shapes.shaped(self.family.parts, self.candidate, axes)
+        return At(shapes.Shape(self.family.parts, self.candidate, workload))
+
     def check(self, workload: str | None = None) -> Table:
         """Against the reference, on the small workloads or on one."""
         return self.family.check(self.name, workload)
@@ -288,6 +301,41 @@ class Kernel:
         c = self.candidate
         missing = families.unmet(c, families.gpu_capability())
         return f"{self.family.name}/{c.name}, {c.precision}: {missing or 'runs here'}"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(repr(self))}</p>"
+
+
+@dataclass(frozen=True)
+class At:
+    """A kernel at one shape; `shape` has the family, the candidate and the workload."""
+
+    shape: Shape
+
+    def floor(self, place: str | None = None) -> roofline.Floor:
+        """The roofline's floor on a device, default the one with most rows."""
+        return self.shape.floor(device(place).id)
+
+    def check(self) -> Table:
+        """Against the reference, on this machine."""
+        return Table((self.shape.check(),), CHECK, f"{self.shape.workload.id}: checked here")
+
+    def sweep(self, axis: str, values: Sequence[int], beside: Sequence[str] = (), place: str | None = None) -> Shown:
+        """Its time over one axis from rows, rivals beside it, and the floor: a figure."""
+        from lab import draw
+        from lab.write import notebook, shapes
+
+        where = device(place).id
+        found = shapes.sweep(self.shape, where, axis, values, beside)
+        figure = draw.times(found.measured, f"{found.fixed}, {where}", axis, "us", floor=found.floor)
+        return notebook.picture(figure, f"Times of {', '.join(found.measured) or 'nobody'} over {axis}, and the floor.")
+
+    def __repr__(self) -> str:
+        where = device().id
+        floor, predicted = self.shape.floor(where), self.shape.predicted(where)
+        said = f"{self.shape.candidate.name} at {self.shape.workload.id} on {where}: {self.shape.config(where)}; "
+        said += f"floor {floor.floor_us:.4g} us, bound by {floor.bound}; "
+        return said + (f"predicted {predicted.low_us:.4g} to {predicted.high_us:.4g} us" if predicted else "no rows")
 
     def _repr_html_(self) -> str:
         return f"<p>{html.escape(repr(self))}</p>"
@@ -394,6 +442,29 @@ class Trace:
         columns = {"category": lambda c: c.name, "sum us": lambda c: c.sum_us, "launches": lambda c: c.count}
         return Table(tuple(self.summary().categories), columns, f"{self.path.name}: by category")
 
+    def exposed(self) -> Table:
+        """Categories with the time in which nothing else ran: what a faster one can gain at most."""
+        from lab.trace import exposed
+
+        columns = {"category": lambda c: c[0], "exposed us": lambda c: c[1]}
+        return Table(tuple(exposed.exposed_us(self.timeline).items()), columns, f"{self.path.name}: exposed time")
+
+    def gaps(self) -> Table:
+        """The longest stretches in which the GPU did nothing, and the kernels around them."""
+        from lab.trace import exposed
+
+        found = tuple(exposed.gaps(self.timeline))
+        return Table(found, _attributes("start_us", "us", "after", "before"), f"{self.path.name}: gaps")
+
+    def what_if(self, category: str, speedup: float) -> Projection:
+        """Amdahl's law for a category of the exposed time: `gain_pct` and `ceiling_pct` of throughput."""
+        from lab.trace import amdahl, exposed
+
+        alone, whole = exposed.exposed_us(self.timeline), self.summary().span_us
+        if category not in alone:
+            raise BadInput(str(self.path), f'no busy category "{category}"', nearest(category, alone))
+        return amdahl.project(amdahl.Interval.of(alone[category] / whole), amdahl.Interval.of(speedup))
+
     def steady(self) -> Trace:
         """The repeating decode steps only; a refusal where there are none."""
         from lab.trace import steady
@@ -436,8 +507,13 @@ def family(name: str) -> Family:
     return Family(families.load(name))
 
 
-def device(name: str) -> Device:
-    """A device by its id or the name that the driver reports."""
+def device(name: str | None = None) -> Device:
+    """A device by its id or the name that the driver reports; without one, that with most measured rows here."""
+    if name is None:
+        runs = [path.parts[-4] for path in store.FOLDER.glob("*/*/*/rows.jsonl")]
+        if not runs:
+            raise BadInput(store.FOLDER, "no device has rows", "name a device; `lab measure` makes rows on a GPU")
+        name = max(sorted(set(runs)), key=runs.count)
     return Device(device_facts.get(name))
 
 
@@ -478,5 +554,5 @@ def judgements(*phase_ids: str, device: str | None = None) -> Table:
         place = device_facts.get(device).id
         found = [verdicts.judge_measured(c, place) for c in chosen if place in store.measured_devices(c.id)]
     columns = {"phase": lambda j: j.phase, "device": lambda j: j.device, "verdict": lambda j: j.verdict.word,
-               "source": lambda j: j.recorded_verdict, "because": lambda j: j.verdict.reason}  # fmt: skip
+               "source": lambda j: j.source_said, "because": lambda j: j.verdict.reason}  # fmt: skip
     return Table(tuple(found), columns, "verdicts")

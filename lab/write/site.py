@@ -1,248 +1,242 @@
-"""`lab verdicts`, the main job: judge every verdict, check every family, run the notebooks, write the site.
+"""The site: static pages from templates/, a folder that needs no server, asks no other host and lies where one likes.
 
-The verdicts are judged first, here; then checks, notebooks and pages run side by side over the cores, the longest
-first (lab/write/jobs.py), and what is written to the terminal is short: the site has every line. A Triton candidate's
-checks and a notebook are a process each: a crash there is a line here. The site is one folder of static pages that
-needs no server: the board, a page for each phase, the executed notebooks.
+The board has one line for each verdict; each card, family, device, notebook and source file has a page, and each of
+them is reached by a link. What a page shows is gathered in lab/write/pages.py.
 """
 
 from __future__ import annotations
 
-import html
-import importlib.util
-import os
-import sys
-import tempfile
-import time
+import base64
+import contextlib
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lab.base import progress
-from lab.base.console import print_json
+from lab import draw
+from lab.base import devices, vocabulary
 from lab.base.errors import REPOSITORY, BadInput
-from lab.card import phases
-from lab.check import accuracy, families
-from lab.judge.verdicts import Judgement, judge_measured, judge_recorded
-from lab.row import store
-from lab.study.audit.run import audit
-from lab.write import audit_page, jobs, pairing, writeup
+from lab.card import phases, recorded
+from lab.check import families
+from lab.judge.verdicts import Judgement
+from lab.place import ceilings
+from lab.study import flips, limits, routes
+from lab.study.audit import run as auditing
+from lab.write import pages, render
+from lab.write.pages import View
 
-NOTEBOOKS = REPOSITORY / "notebooks"
-DEFAULT = REPOSITORY / "build" / "site"
-NEEDED = ("nbformat", "IPython", "nbconvert", "mistune")
-EXPECTED = "checks and notebooks follow, one to two minutes on two idle cores"
-BACK = '<p><a href="index.html">Killgate</a></p>'
+GROUPS = (
+    ("measured", "Measured here", "Rows of this repository, judged by their card's gate."),
+    (
+        "recorded",
+        "Recorded",
+        "Outcomes that five projects wrote down, judged again from the figures that they printed.",
+    ),
+    ("unmeasured", "Not measured yet", "Cards without a recorded figure or a committed row: their gates wait."),
+)
 
-STYLE = """
-:root { color-scheme: light dark; --line: #8884; --soft: #8881; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem; }
-table { border-collapse: collapse; width: 100%; font-size: .9rem; } td, th { text-align: left; vertical-align: top;
-padding: .35rem .6rem; border-bottom: 1px solid var(--line); } th { background: var(--soft); }
-code, pre { font-family: ui-monospace, monospace; font-size: .9em; } .word { font-weight: 600; white-space: nowrap; }
-.wide { overflow-x: auto; } a { color: inherit; } small { opacity: .75; }
-"""
-
-
-def verdicts(out: Path | None = None, as_json: bool = False) -> int:
-    """Run the whole job and return its exit code: 1 when a check, a notebook or an unexplained verdict fails."""
-    out = out or DEFAULT
-    absent = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if absent:
-        remedy = "make verdicts creates an environment with it, or install the notebooks extra"
-        raise BadInput("lab verdicts", f"the package {absent[0]} is not installed", remedy)
-    _written(out, "notebooks/index.html", None)  # what cannot be written is told before any work
-    start = time.perf_counter()
-    server = jobs.context()  # imports what the jobs need while the verdicts are judged here
-    cards = list(phases.cards().values())
-    judgements = judge_recorded(cards)
-    measured = [judge_measured(c, d) for c in cards for d in store.measured_devices(c.id)]
-    told = f"{len(judgements)} recorded and {len(measured)} measured verdicts judged; {EXPECTED}"
-    print(told, file=sys.stderr if as_json else sys.stdout, flush=True)
-    with tempfile.TemporaryDirectory() as kept:
-        checks, pages, broken = _side_by_side(out, server, as_json, kept)
-    write_index(out, judgements, measured, checks, pages)
-    failed = [c for c in checks if c["status"] in ("incorrect", "error")]
-    odd = writeup.unexplained(judgements)
-    if as_json:
-        print_json({"judgements": [j.to_json() for j in judgements + measured], "checks": checks})
-    else:
-        print("\n" + writeup.counts(judgements, measured) + "\n")
-        print(_summary(judgements, checks, broken))
-        place = out.relative_to(Path.cwd()) if out.is_relative_to(Path.cwd()) else out
-        print(f"{place / 'index.html'} written after {time.perf_counter() - start:.0f} s; `lab judge --all` prints it.")
-    for c in failed:
-        print(f"lab: check failed: {c['family']}/{c['candidate']} {c['workload']}: {c['message']}", file=sys.stderr)
-    for name, message in broken.items():
-        print(f"lab: {name} failed: {message}", file=sys.stderr)
-    for j in odd:
-        said = "needs a sentence on why it differs (or none, if it agrees)"
-        print(f"lab: {j.phase}: {j.recorded_id} {said}", file=sys.stderr)
-    return 1 if failed or broken or odd else 0
+OWN_PICTURES = ("data:image/png;base64,", "data:image/svg+xml;base64,")
 
 
-def _summary(judgements: Sequence[Judgement], checks: Sequence[dict[str, Any]], broken: dict[str, str]) -> str:
-    agree = sum(bool(j.agrees) for j in judgements)
-    count = {s: sum(c["status"] == s for c in checks) for s in ("ok", "skipped", "incorrect", "error")}
-    tally = ", ".join(f"{n} {s}" for s, n in count.items() if n)
-    notebooks = "all notebooks executed" if not broken else f"{len(broken)} of the jobs failed"
-    return f"{agree} of {len(judgements)} verdicts agree with their source; checks: {tally}; {notebooks}."
+def write_notebook(out: Path, stem: str, title: str, cells: Sequence[Any], failure: str = "") -> None:
+    """The page of a notebook: prose, code folded, outputs; pictures keep their description and ask no other host."""
+
+    def alt(output: Any) -> str:
+        told = [m.get("alt", "") for m in output.get("metadata", {}).values() if isinstance(m, dict)]
+        return next(filter(None, told), "") or str(output["data"].get("text/plain", "figure"))
+
+    def uri(svg: str) -> str:
+        return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
+
+    values = {"alt": alt, "uri": uri, "clean": clean, "failure": failure}
+    page(out, "notebook.html", f"notebooks/{stem}.html", title=title, cells=cells, **values)
 
 
-def _side_by_side(
-    out: Path, server: Any, quiet: bool, kept: str
-) -> tuple[list[dict[str, Any]], dict[str, str], dict[str, str]]:
-    """Every check, notebook and page, over the cores: the checks, name -> title of each notebook, name -> failure.
+def clean(html: str) -> str:
+    """An output's HTML without what could run or ask another host; pictures that it holds itself stay."""
+    import nh3
 
-    kept: a folder through which a notebook that asks for a check is given the one that was done.
-    """
-    todo = [jobs.Job("the pages of the phases", write_phases, (out,), 10)]
-    todo += [jobs.Job("audit.html", write_audit, (out,), 9)]
-    todo += [jobs.Job(f"notebooks/{p.name}", execute, (p, out, kept), 8) for p in sorted(NOTEBOOKS.glob("*.ipynb"))]
-    todo += [job for name in families.names() for job in _slices(name, kept)]
-    checks: list[dict[str, Any]] = []
-    pages: dict[str, str] = {}
-    broken: dict[str, str] = {}
-    with progress.shown(len(todo), quiet) as shown:
-        for done in jobs.run(todo, os.cpu_count() or 1, server):
-            name = done.job.name
-            shown.tell(name)
-            shown.advance()
-            if done.job.run is check_slice:
-                error = {"family": name.split("/")[0], "candidate": name.partition("/")[2], "workload": ""}
-                checks += [{**error, "status": "error", "message": done.failure}] if done.failure else done.value
-            elif done.failure:
-                broken[name] = done.failure
-            elif done.job.run is execute:
-                title, failure = done.value
-                (broken if failure else pages)[name if failure else Path(name).stem] = failure or title
-        for family in families.names():
-            shown.result(f"{family}: {_tally([c for c in checks if c['family'] == family])}")
-        shown.result(f"{len(pages)} of {sum(j.run is execute for j in todo)} notebooks executed")
-    ordered = sorted(checks, key=lambda c: (c["family"], c["candidate"], c["workload"]))
-    return ordered, dict(sorted(pages.items())), broken
+    def kept(_tag: str, attribute: str, value: str) -> str | None:
+        if attribute == "src":
+            return value if value.startswith(OWN_PICTURES) else None
+        return None if attribute == "href" and value.lower().startswith("data:") else value
+
+    schemes = {"http", "https", "mailto", "data"}
+    return render.wide(nh3.clean(html, url_schemes=schemes, attribute_filter=kept))
 
 
-def _slices(name: str, kept: str = "") -> list[jobs.Job]:
-    """A family's checks: each Triton candidate by itself, as its interpreter takes the time, and the rest together."""
+def page(out: Path, template: str, path: str, **values: Any) -> None:
+    """Render a template to a page below `out`."""
+    written(out, path, render.render(template, path, **values))
+
+
+def write_cards(out: Path, judgements: Sequence[Judgement], part: int = 0, parts: int = 1) -> None:
+    """The pages of the cards, or every `parts`-th of them: figures take their time and are drawn side by side."""
+
+    def keep(name: str, svg: str) -> str:
+        written(out, f"cards/{name}", svg)
+        return name
+
+    by_card = pages.cards_of(pages.views(judgements))
+    order = list(by_card)
+    for place, (name, shown) in list(enumerate(by_card.items()))[part::parts]:
+        near = {"before": order[place - 1] if place else "", "after": order[place + 1] if order[place + 1 :] else ""}
+        values = pages.values(shown, keep)
+        page(out, "card.html", f"cards/{name}.html", title=shown.card.title, links=True, **near, **values)
+
+
+def write_pages(out: Path, judgements: Sequence[Judgement]) -> None:
+    """Every page but the board, the cards' and the notebooks': families, devices, sources, the audit."""
     families.interpret_on_cpu()
-    try:
-        known = [*families.load(name).candidates.values()]
-    except (BadInput, ImportError):
-        known = []  # the job meets the same error and reports it
-    alone = [c.name for c in known if c.needs.triton] if families.gpu_capability() is None else []
-    return [
-        jobs.Job(name, check_slice, (name, None, alone, kept), 5),
-        *(jobs.Job(f"{name}/{c}", check_slice, (name, c, (), kept), 20) for c in alone),
+    found = pages.views(judgements)
+    for name in ("site.css", "board.js"):
+        written(out, name, (render.TEMPLATES / name).read_text(encoding="utf-8"))
+    for name in families.names():
+        _write_family(out, name, [v for v in found if v.card.family == name])
+        for file in pages.family_files(name):
+            text = (REPOSITORY / file).read_text(encoding="utf-8")
+            page(out, "source.html", render.page_of(file), title=file.as_posix(), text=text, family=name)
+    for path in docs():
+        _write_doc(out, path)
+    for device in devices.ids():
+        _write_device(out, device, [v for v in found if v.device == device])
+    write_audit(out)
+
+
+def docs() -> list[Path]:
+    """The reference, a page each."""
+    return sorted((Path(__file__).parent / "docs").glob("*.md"))
+
+
+def _write_doc(out: Path, path: Path) -> None:
+    """A page of the reference; a file of the repository that it links to is shown as a source."""
+
+    def shown(match: re.Match[str]) -> str:
+        file = Path(match[1])
+        if not (REPOSITORY / file).is_file():
+            return match[0]
+        text = (REPOSITORY / file).read_text(encoding="utf-8")
+        page(out, "source.html", render.page_of(file), title=file.as_posix(), text=text, family="")
+        return f"](../{render.page_of(file)})"
+
+    text = re.sub(r"\]\(([\w./-]+)\)", shown, path.read_text(encoding="utf-8"))
+    page(out, "source.html", f"docs/{path.stem}.html", title=path.name, text=text, family="")
+
+
+def _write_family(out: Path, name: str, lines: Sequence[View]) -> None:
+    shown, routed = [], []
+    for device in sorted({v.device for v in lines if v.kind == "measured"}):
+        own = [limits.limits(v.card, device) for v in lines if v.kind == "measured" and v.device == device]
+        if own := [found for found in own if any(x.rival for x in found)]:
+            drawn = [(x[0].card, [p.times_as_fast for p in x if p.times_as_fast]) for x in own]
+            names = [", ".join(sorted({p.rival.name for p in x if p.rival})) for x in own]
+            title = f"{name} on {device}"
+            figure = draw.rivals([(c, n, r) for (c, r), n in zip(drawn, names, strict=True)], title)
+            written(out, f"families/{name}-{device}.svg", draw.svg(figure))
+            shown.append(
+                (device, own, f"{name}-{device}.svg", f"{title}: ours and the fastest rival of the same run, by card")
+            )
+        with contextlib.suppress(BadInput):  # nothing was timed together there
+            known = routes.competing(routes.table(name, device))
+            routed.append((device, routes.crossovers(known), known.source))
+    stems = sorted({stem for v in lines for stem in pages.notebooks(v.card)})
+    values = {"limits": shown, "routes": routed, "files": pages.family_files(name), "books": stems}
+    title = families.load(name).title
+    page(out, "family.html", f"families/{name}.html", name=name, title=title, lines=lines, **values)
+
+
+def _write_device(out: Path, device_id: str, lines: Sequence[View]) -> None:
+    d = devices.get(device_id)
+    facts = [*d.facts.items(), *((f"peak, {k}", f) for k, f in d.peaks.items())]
+    facts += [(f"seen, {k}", f) for k, f in d.ceilings.items()]
+    measured = any(v.kind == "measured" for v in lines)
+    own = [f for f in flips.flips() if device_id in (f.there, f.here)] if lines else []
+    best = list(ceilings.latest(device_id).values()) if measured else []
+    values = {"facts": facts, "ceilings": best, "flips": own, "lines": lines, "words": pages.counted(lines)}
+    page(out, "device.html", f"devices/{device_id}.html", title=d.name, d=d, **values)
+
+
+def write_audit(out: Path) -> None:
+    """The audit's page: every finding with links to its cards and to its figures, which are listed below."""
+    result = auditing.audit()
+    cards = {case.verdict.id: c.id for c in phases.cards().values() for case in c.recorded}
+    asked = Counter(name for name, _ in result.asked)
+    checks = [(auditing.CHECKS[n], k, [f for f in result.findings if f.check == n]) for n, k in asked.items()]
+    fired = {(f.check, f.subject) for f in result.findings}
+    known = {q.id: q for n, s in result.asked if (n, s.title) in fired for own in s.roles.values() for q in own if q.id}
+    figures = []
+    for figure_id in dict.fromkeys(i for f in result.findings for i in f.figures):
+        figure, fact = recorded.figures().get(figure_id), figure_id.startswith("device:")
+        about = f"{figure.arm}, {figure.metric}" if figure else "device fact" if fact else ""
+        source = recorded.citation(figure.source) if figure else "data/devices.toml" if fact else "measured row"
+        status = f" ({figure.withdrawn})" if figure and figure.withdrawn else ""
+        figures.append((figure_id, about, str(known.get(figure_id, "")) + status, source))
+
+    def named(finding: Any) -> list[tuple[str, str]]:
+        return [(cards.get(v, ""), v) for v in finding.verdicts] or [(c, c) for c in finding.cards]
+
+    values = {"checks": checks, "figures": figures, "anchors": {f[0]: f"f-{n}" for n, f in enumerate(figures)}}
+    said = {"said": lambda f: auditing.written(f) if f.word else "", "cards": named}
+    page(out, "audit.html", "audit.html", title="Audit", summary=auditing.summary(result), **said, **values)
+
+
+def write_index(
+    out: Path,
+    found: Sequence[View],
+    checks: Sequence[dict[str, Any]],
+    titles: dict[str, str],
+    broken: dict[str, str],
+) -> None:
+    """The board: every verdict on one line, the measured first, and the ways to every other page."""
+    groups = [(*group, [v for v in found if v.kind == group[0]]) for group in GROUPS]
+    counts = {name: _tally([c for c in checks if c["family"] == name]) for name in families.names()}
+    held = Counter(v.device for v in found)
+    systems = vocabulary.words().system
+    options = [
+        ("verdict", "Verdict", [(w, w) for w, _ in pages.counted(found)]),
+        ("device", "Device", sorted({(v.device, v.device_name) for v in found})),
+        ("family", "Family", [(name, name) for name in sorted({v.card.family for v in found} - {""})]),
+        ("source", "Source", [(s, s) for s in systems if any(v.card.system == s for v in found)]),
     ]
+    stems = sorted({*titles, *(Path(name).stem for name in broken if name.startswith("notebooks/"))})
+    page(
+        out,
+        "index.html",
+        "index.html",
+        title="The board",
+        groups=groups,
+        words=pages.counted(found),
+        filters=options,
+        total=len(found),
+        docs=[(p.stem, p.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")) for p in docs()],
+        differs=[v for v in found if v.judgement and v.judgement.agrees is False],
+        families=[{"name": n, "title": _title(n), "checks": counts[n]} for n in families.names()],
+        devices=[{"id": d, "name": devices.get(d).name, "count": f"{held[d]} verdicts"} for d in devices.ids()],
+        notebooks=[
+            {"stem": s, "title": titles.get(s, s), "failure": broken.get(f"notebooks/{s}.ipynb", "")} for s in stems
+        ],
+    )
 
 
-def check_slice(name: str, candidate: str | None, apart: Sequence[str], kept: str = "") -> list[dict[str, Any]]:
-    """The checks of one candidate, or of all but those `apart`, as `lab check --json` prints them."""
-    os.environ[accuracy.KEEP] = kept
-    families.interpret_on_cpu()
-    device = "cuda" if families.gpu_capability() else "cpu"
-    return [c.to_json() for c in accuracy.check_family(name, candidate, device=device, apart=apart)]
+def _title(family: str) -> str:
+    """What a family says that it computes, read without importing it."""
+    text = (families.FOLDER / family / "__init__.py").read_text(encoding="utf-8")
+    found = re.search(r'^TITLE = "(.*)"$', text, re.MULTILINE)
+    return found[1] if found else family
 
 
 def _tally(checks: Sequence[dict[str, Any]]) -> str:
     ran = [c for c in checks if c["status"] != "skipped"]
     skipped = dict.fromkeys((c["candidate"], c["message"]) for c in checks if c["status"] == "skipped")
-    said = f"{sum(c['status'] == 'ok' for c in ran)} of {len(ran)} checks ok"
+    said = f"{sum(c['status'] == 'ok' for c in ran)} of {len(ran)} checks ok" if checks else ""
     if not skipped:
         return said
     reasons = Counter(reason for _, reason in skipped)
     return said + "; not run here: " + "; ".join(f"{n} candidates ({why})" for why, n in reasons.most_common())
 
 
-def execute(path: Path, out: Path, kept: str = "") -> tuple[str, str]:
-    """Execute a copy of a notebook in this process and write its page; (title, failure)."""
-    import nbformat
-    from nbconvert import HTMLExporter
-
-    os.environ[accuracy.KEEP] = kept
-    notebook = nbformat.read(path, as_version=4)
-    if failure := pairing.execute(notebook):
-        return "", failure
-    body, _ = HTMLExporter(template_name="lab", theme="light").from_notebook_node(notebook)
-    _written(out, f"notebooks/{path.stem}.html", body)
-    return _title(notebook), ""
-
-
-def _title(notebook: Any) -> str:
-    for cell in notebook.cells:
-        if cell.cell_type == "markdown" and cell.source.startswith("# "):
-            return str(cell.source.splitlines()[0][2:])
-    return "notebook"
-
-
-def _page(title: str, body: str) -> str:
-    head = (
-        f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{html.escape(title)}</title>'
-    )
-    return f"<!doctype html><html lang=en><head>{head}<style>{STYLE}</style></head><body>{body}</body></html>\n"
-
-
-def _board(judgements: Sequence[Judgement]) -> str:
-    head = "".join(f"<th>{c}</th>" for c in writeup.COLUMNS)
-    lines = []
-    for j, cells in zip(judgements, writeup.board_rows(judgements), strict=True):
-        phase, gate, observed, word, recorded_word, agrees = (html.escape(c) for c in cells)
-        phase = f'<a href="phases/{phase}.html">{phase}</a><br><small>{j.row}, {html.escape(j.device)}</small>'
-        agrees += f"<br><small>{html.escape(j.differs)}</small>" if j.agrees is False else ""
-        cells_html = f"<td>{phase}</td><td><code>{gate}</code></td><td>{observed}</td><td class=word>{word}</td>"
-        lines.append(f"<tr>{cells_html}<td>{recorded_word}</td><td>{agrees}</td></tr>")
-    return f"<div class=wide><table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
-
-
-def write_phases(out: Path) -> None:
-    """A page for each card: its writeup."""
-    import mistune
-
-    markdown = mistune.create_markdown(plugins=["table"])
-    for card in phases.cards().values():
-        text = str(markdown(writeup.write(card)))
-        page = _page(card.title, f'<p><a href="../index.html">Killgate</a></p><div class=wide>{text}</div>')
-        _written(out, f"phases/{card.id}.html", page)
-
-
-def write_audit(out: Path) -> None:
-    """The page of the audit."""
-    _written(out, "audit.html", _page("Audit", BACK + audit_page.body(audit())))
-
-
-def write_index(
-    out: Path,
-    judgements: Sequence[Judgement],
-    measured: Sequence[Judgement],
-    checks: Sequence[dict[str, Any]],
-    pages: dict[str, str],
-) -> None:
-    """The board: recorded and measured verdicts, the notebooks, the checks of this run."""
-    listed = "".join(f'<li><a href="notebooks/{n}.html">{html.escape(t)}</a></li>' for n, t in pages.items())
-    counts = [
-        f"<tr><td>{html.escape(name)}</td>"
-        + "".join(f"<td>{sum(c['status'] == s for c in own)}</td>" for s in ("ok", "skipped", "incorrect", "error"))
-        + "</tr>"
-        for name in families.names()
-        if (own := [c for c in checks if c["family"] == name])
-    ]
-    replayed = ", ".join(sorted({c.id for c in phases.cards().values() if not c.family}))
-    body = (
-        "<h1>Killgate: the board of verdicts</h1><p>Every verdict is replayed from recorded figures or measured "
-        "rows by one judge; each phase's page lists the figures by id. What the figures can carry is another "
-        'question: <a href="audit.html">the audit of all verdicts</a>.</p>'
-        f"<h2>Recorded</h2>{_board(judgements)}"
-        + (f"<h2>Measured here</h2>{_board(measured)}" if measured else "")
-        + f"<h2>Notebooks</h2><ul>{listed}</ul><h2>Checks of this run</h2><table><tr><th>family</th><th>ok</th>"
-        f"<th>skipped</th><th>incorrect</th><th>error</th></tr>{''.join(counts)}</table>"
-        f"<p>Replay only, no kernel family yet: {html.escape(replayed)}.</p>"
-    )
-    _written(out, "index.html", _page("Killgate", body))
-
-
-def _written(out: Path, name: str, text: str | None) -> None:
+def written(out: Path, name: str, text: str | None) -> None:
     """Write a page below `out`, or without a text only make its folder."""
     try:
         (out / name).parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from lab.card import phases, recorded
 from lab.check import families
 
-MODULES = ("lab.write.notebook", "lab.write.pairing", "IPython.core.interactiveshell", "nbconvert", "nbformat")
+MODULES: tuple[str, ...] = ("lab.write.notebook", "lab.write.pairing", "lab.write.pages", "lab.write.render")
+MODULES += ("IPython.core.interactiveshell", "nbformat")
 
 
 def _try(run: Callable[..., object], *arguments: str) -> None:

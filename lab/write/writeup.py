@@ -6,22 +6,27 @@ ids, the verdict and its sentence from the judge. A negative result gets the sam
 
 from __future__ import annotations
 
+import base64
+import logging
+import re
 import textwrap
 from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from lab.base import devices
 from lab.base.console import table
-from lab.card import history, phases, recorded
-from lab.card.gate import Gate, gate_text
+from lab.base.errors import BadInput
+from lab.card import phases
+from lab.card.gate import gate_text
 from lab.card.phases import Card
-from lab.judge import evidence, rules, verdicts
-from lab.judge.rules import Verdict
+from lab.judge import rules
 from lab.judge.verdicts import Judgement
-from lab.place import ceilings, roofline
-from lab.row import store
-from lab.row.records import Measurement
 
-COLUMNS = ("phase", "gate", "observed", "verdict here", "recorded", "agrees")
+if TYPE_CHECKING:  # late below: `lab judge`, which prints the board, needs no figure
+    from lab.write.pages import CardPage
+
+FORMATS = ("md", "html", "pdf")
+COLUMNS = ("phase", "gate", "observed", "verdict here", "the source", "agrees")
 
 
 def board_rows(judgements: Iterable[Judgement]) -> list[tuple[str, ...]]:
@@ -31,8 +36,8 @@ def board_rows(judgements: Iterable[Judgement]) -> list[tuple[str, ...]]:
         claims = "".join(f" ({name}: {v.word})" for name, v in j.claims)
         agrees = "" if j.agrees is None else "yes" if j.agrees else "no, explained" if j.differs else "NO"
         gate = gate_text(phases.card(j.phase).gate)
-        word = j.recorded_verdict or "-"
-        rows.append((j.phase, gate, j.verdict.observed, j.verdict.word + claims, word, agrees))
+        said = j.source_said or "-"
+        rows.append((j.phase, gate, j.verdict.observed, j.verdict.word + claims, said, agrees))
     return rows
 
 
@@ -48,13 +53,28 @@ def board(judgements: Iterable[Judgement]) -> str:
     return text
 
 
-def counts(judgements: Iterable[Judgement], measured: Iterable[Judgement]) -> str:
+def overview(judgements: Iterable[Judgement]) -> str:
+    """One line a verdict for a terminal of 110 columns, and the counts; `board` shows what stands behind a line."""
+    judgements = list(judgements)
+    sourced = any(j.recorded for j in judgements)
+    widths = (20, 12, 14, 32 if sourced else 58, 24 if sourced else 0)
+    cells = []
+    for j in judgements:
+        word = f'"{j.source_word}"' if j.source_word else j.source_said
+        row = (j.phase, j.device, j.verdict.word, j.verdict.observed, f"{'! ' if j.agrees is False else ''}{word}")
+        cells.append([c if len(c) <= w else f"{c[: w - 3].rstrip()}..." for c, w in zip(row, widths, strict=True)])
+    columns = len(widths) if sourced else len(widths) - 1
+    header = ("card", "device", "verdict", "decided by", "the source")[:columns]
+    lines = [table(header, [row[:columns] for row in cells], widths[:columns]), "", counts(judgements)]
+    told = "! our word is another than what we read the source as; why: lab judge CARD"
+    return "\n".join([*lines, *([told] if any(j.agrees is False for j in judgements) else [])])
+
+
+def counts(judgements: Iterable[Judgement]) -> str:
     """How often each word was given, by source and by device, in a few lines of a terminal."""
     groups: dict[str, list[Judgement]] = {}
     for j in judgements:
-        groups.setdefault(j.system, []).append(j)
-    for j in measured:
-        groups.setdefault(f"measured on {j.device}", []).append(j)
+        groups.setdefault(f"measured on {j.device}" if j.evidence == "measured" else j.system, []).append(j)
     words = [w for w in rules.WORDS if any(j.verdict.word == w for own in groups.values() for j in own)]
     cells = []
     for name, own in groups.items():
@@ -69,99 +89,59 @@ def unexplained(judgements: Iterable[Judgement]) -> list[Judgement]:
     return [j for j in judgements if j.agrees is not None and j.agrees == bool(j.differs)]
 
 
-def write(card: Card) -> str:
-    """The writeup of one phase: question, gate, evidence, verdicts, what would change them, provenance."""
-    lines = [f"# {card.title}", "", f"Phase `{card.id}`, row {card.row}, {card.system} on {card.device}.", ""]
-    lines += [f"**Question.** {card.question}", "", f"**Hypothesis.** {card.hypothesis}", ""]
-    lines += [f"**If it fails.** {card.null}", ""]
-    lines += [f"Control: {card.control}. Candidate: {card.candidate}.", "", "## The gate, declared beforehand", ""]
-    lines += [f"Source of the criterion: `{card.gate.source}`.", ""]
-    lines += _gate_lines(card.gate)
-    for claim in card.claims:
-        lines += ["", f"Claim judged beside it, *{claim.name}*:", "", *_gate_lines(claim)]
-    for judgement in verdicts.judge_recorded([card]):
-        lines += ["", f"## Recorded evidence: `{judgement.recorded_id}`", ""]
-        lines += _verdict_lines(judgement)
-        lines += _figure_table(judgement)
-    for device in store.measured_devices(card.id):
-        judgement = verdicts.judge_measured(card, device)
-        lines += ["", f"## Measured on {devices.get(device).name}", ""]
-        lines += _verdict_lines(judgement)
-        lines += measured_table(card, device)
-    lines += ["", "## Expected", "", f"{card.expected.recovery}: {card.expected.arithmetic}.", ""]
-    lines += ["## What would change the verdict", "", card.limits, ""]
-    lines += ["## Provenance", "", f"Card `{card.card_hash}`, gate `{card.gate_hash}`."]
-    if committed := history.gate_commit(card):
-        lines += [f"Gate last changed in commit `{committed[0]}` of {committed[1]:%Y-%m-%d %H:%M} UTC."]
-    return "\n".join(lines) + "\n"
+def format_of(word: str | None, out: Path | None) -> str:
+    """md, html or pdf: as asked, else by the file's suffix. Raises BadInput for a suffix that is none of them."""
+    suffix = (out.suffix.removeprefix(".").lower() if out else "") or "md"
+    known = {"markdown": "md", "htm": "html"}.get(suffix, suffix)
+    if word is None and known not in FORMATS:
+        raise BadInput(
+            out or "--out", f'"{suffix}" is no format of a writeup', f"end in .{', .'.join(FORMATS)}, or give --format"
+        )
+    return word or known
 
 
-def _gate_lines(gate: Gate) -> list[str]:
-    names = {"correctness": "else INVALID", "complete": "else BLOCKED", "engaged": "else VACUOUS"}
-    names |= {"kill": "NO-GO when it holds", "require": "required"}
-    lines = [
-        f"- `{c}` ({names[role]}{f', stated by `{c.stated_by}`' if c.stated_by else ''})"
-        for role, c in gate.conditions()
-    ]
-    return [*lines, f"- noise floor max({gate.noise.floor_pct:g} %, {gate.noise.sigmas:g} sigma of the control)"]
+def made(shown: CardPage, kind: str, out: Path | None) -> tuple[str | bytes, list[str]]:
+    """The writeup of a card in one of FORMATS, and a line for each number of the author's prose that no figure is.
 
-
-def _verdict_lines(judgement: Judgement) -> list[str]:
-    lines = [f"**{judgement.verdict.word}.** {judgement.verdict.reason}."]
-    if judgement.note:
-        lines += ["", f"Note: {judgement.note}."]
-    for name, verdict in judgement.claims:
-        lines += ["", f"Claim *{name}*: **{verdict.word}.** {verdict.reason}."]
-    if judgement.recorded_verdict:
-        agree = "agrees" if judgement.agrees else "differs"
-        lines += [
-            "",
-            f"The source wrote {judgement.recorded_verdict}; our verdict {agree}. {judgement.differs}".rstrip(),
-        ]
-    return lines
-
-
-def _figure_table(judgement: Judgement) -> list[str]:
-    used = sorted({i for v in _verdicts(judgement) for f in v.findings for i in f.ids})
-    if not used:
-        return []
-    lines = ["", "| figure | value | kind | source |", "|---|---|---|---|"]
-    for figure_id in used:
-        f = recorded.figure(figure_id)
-        lines.append(f"| `{f.id}` | {f.value} {f.unit} | {f.kind} | {f.source} |")
-    return lines
-
-
-def _verdicts(judgement: Judgement) -> list[Verdict]:
-    return [judgement.verdict, *(v for _, v in judgement.claims)]
-
-
-def _of_ceiling(row: Measurement) -> str:
-    floor_us = ceilings.floor_of(row)
-    return "" if floor_us is None or not row.time_us else f"{floor_us / row.time_us:.0%}"
-
-
-def measured_table(card: Card, device_id: str) -> list[str]:
-    """The rows behind a measured verdict as a Markdown table: time, floor, shares, error, run.
-
-    of roofline: the datasheet's floor over the time; of ceiling: the same with the device's measured ceilings.
+    HTML and PDF hold their figures; Markdown names files, which are written beside `out` and left out without it.
+    Raises BadInput where what makes a PDF is not installed.
     """
-    device = devices.get(device_id)
-    header = (
-        "| workload | arm | median us | IQR us | floor us | of roofline | of ceiling | rel. error | timer, L2 | run |"
-    )
-    lines = ["", header]
-    lines.append("|---|---|---|---|---|---|---|---|---|---|")
-    for pair in evidence.pairs(store.rows(device=device_id, phase=card.id)).values():
-        for row in filter(None, pair):
-            if row.time_us is None:
-                lines.append(f"| {row.workload_id} | {row.name} | {row.status}: {row.message} ||||||||")
-                continue
-            floor = roofline.of_row(device, row)
-            share = roofline.roofline_fraction(floor.floor_us, row.time_us)
-            lines.append(
-                f"| {row.workload_id} | {row.name} | {row.time_us:.1f} | {row.iqr_us:.2f} "
-                f"| {floor.floor_us:.1f} | {share:.0%} | {_of_ceiling(row)} "
-                f"| {row.relative_error:.1e} | {row.timer}, {row.l2} | {row.run} |"
-            )
-    return lines
+    from lab.write import pages, render
+
+    def beside(name: str, drawn: str) -> str:
+        assert out is not None
+        file = out.with_name(f"{out.stem}-{name.rpartition('-')[2]}")
+        file.write_text(drawn, encoding="utf-8")
+        return file.name
+
+    def inside(_: str, drawn: str) -> str:
+        return "data:image/svg+xml;base64," + base64.b64encode(drawn.encode()).decode()
+
+    values = pages.values(shown, inside if kind != "md" else beside if out else None)
+    if kind == "md":
+        return re.sub(r"\n{3,}", "\n\n", render.render("writeup.md", **values)), values["flagged"]
+    style = (render.TEMPLATES / "site.css").read_text(encoding="utf-8")
+    text = render.render("writeup.html", title=shown.card.title, links=False, style=style, **values)
+    return (_pdf(text) if kind == "pdf" else text), values["flagged"]
+
+
+def _pdf(text: str) -> bytes:
+    for name in ("weasyprint", "fontTools"):  # what a stylesheet for screens says beyond paper is no warning of ours
+        logging.getLogger(name).setLevel(logging.ERROR)
+    try:
+        import weasyprint
+    except ImportError:
+        raise BadInput("--format pdf", "the package weasyprint is not installed", "pip install -e '.[pdf]'") from None
+    except OSError:
+        libraries = "apt-get install libpango-1.0-0 libpangoft2-1.0-0 libharfbuzz-subset0"
+        raise BadInput("--format pdf", "weasyprint does not find Pango", libraries) from None
+    from lab.draw import inline
+
+    return bytes(weasyprint.HTML(string=re.sub(r"<svg.*?</svg>", lambda m: inline.plain(m[0]), text)).write_pdf())
+
+
+def write(card: Card) -> str:
+    """The writeup of one card as Markdown, without its figures."""
+    from lab.write import pages
+
+    return str(made(pages.page_of(card, pages.judged([card])), "md", None)[0])

@@ -10,9 +10,11 @@ import pytest
 
 from lab.base import devices, files, models
 from lab.base.errors import BadInput
-from lab.base.facts import KINDS, UNITS, Fact, from_base, to_base
+from lab.base.facts import KINDS, Fact, from_base, to_base
 from lab.card import recorded
 from lab.check import families
+from tests.loops import numbered, over
+from tests.refused import refused
 
 RECORDED_ID = re.compile(r"^(lp|ds4|ik|imp|lb)\.\S+$")
 
@@ -26,24 +28,21 @@ def _recorded_facts() -> dict[str, tuple[str, str]]:
 
 
 def _all_facts() -> list[Fact]:
-    facts = []
-    for name in devices.ids():
-        device = devices.get(name)
-        facts += [*device.facts.values(), *device.peaks.values(), *device.ceilings.values()]
-    for name in models.load():
-        facts += models.get(name).facts.values()
-    return facts
+    entries: list[devices.Device | models.Model] = [*map(devices.get, devices.ids()), *map(models.get, models.load())]
+    return [fact for entry in entries for fact in entry.named.values()]
 
 
-@pytest.mark.parametrize("fact", _all_facts(), ids=lambda f: f.key)
+RECORDED = _recorded_facts()
+
+
+@over({fact.key: (fact,) for fact in _all_facts()})
 def test_fact_says_what_its_source_says(fact: Fact) -> None:
-    known = _recorded_facts()
     for value in fact.values:
         assert value.kind in KINDS
         if RECORDED_ID.match(value.source):
             assert value.kind == "recorded"
-            assert value.source in known, f"{fact.key}: {value.source} is no recorded figure"
-            stated, unit = known[value.source]
+            assert value.source in RECORDED, f"{value.source} is no recorded figure"
+            stated, unit = RECORDED[value.source]
             number = float(stated.removeprefix("sm_")) / (10 if stated.startswith("sm_") else 1)
             assert value.value == number
             assert unit == "" or unit == fact.unit or (unit, fact.unit) == ("B", "B params")
@@ -72,21 +71,22 @@ def test_base_units() -> None:
     assert devices.get("h200").capability == (9, 0)
     assert to_base(2, "MiB") == 2 * 1024 * 1024
     assert from_base(0.066, "ms/step") == pytest.approx(66)
-    with pytest.raises(BadInput, match=r'unit = "GBs" has no conversion.*GB/s'):
+    with refused("unit", "GBs", remedy="GB/s"):
         to_base(1, "GBs")
-    assert all(factor > 0 for _, factor in UNITS.values())
+    with refused("row.json", "kld"):  # a unit of figures, which nobody converts
+        from_base(1, "kld", "row.json")
 
 
 def test_names_resolve() -> None:
     assert devices.get("RTX 5090 (sm_120a)").id == "rtx-5090"
     assert models.get("q36-27b-nvfp4").id == "q36-27b"
-    with pytest.raises(BadInput, match=r'row\.json: device "h20" is unknown; did you mean "h200"'):
+    with refused("row.json", "device", "h20", remedy="h200"):
         devices.get("h20", "row.json")
-    with pytest.raises(BadInput, match='model "q36-27" is unknown; did you mean "q36-27b"'):
+    with refused("model", "q36-27", remedy="q36-27b"):
         models.get("q36-27")
-    with pytest.raises(BadInput, match='h200 has no peak for pipe "fp4" with a source; it has bf16, fp8, int8, f32'):
+    with refused("devices.toml", "h200", "fp4", remedy="[h200.peak.fp4]"):
         devices.get("h200").peak("fp4")
-    with pytest.raises(BadInput, match=r'gb10 has no "peak.fp5" with a source; did you mean "peak.fp'):
+    with refused("devices.toml", "gb10", "peak.fp5", remedy="peak.fp"):
         devices.get("gb10").fact("peak.fp5")
 
 
@@ -104,13 +104,13 @@ def test_shapes_are_the_models_shapes() -> None:
     assert models.shape("q36-27b.gdn").axes == {"Hk": 16, "Hv": 48, "D": 128}
     assert models.shape("q36-27b.attention").axes == {"Hq": 24, "Hkv": 4, "D": 256}
     assert models.shape("q36-35b-a3b.gdn").axes == {"Hk": 16, "Hv": 32, "D": 128}
-    with pytest.raises(BadInput, match=r'"q36-27b\.ffn_ip" names no shape of q36-27b; did you mean "ffn_up"'):
+    with refused("model shape", "q36-27b", "ffn_ip", remedy="ffn_up"):
         models.shape("q36-27b.ffn_ip")
-    with pytest.raises(BadInput, match=r'"ffn_up" names no shape; write "<model>.<shape>"'):
+    with refused("model shape", '"ffn_up"', remedy="<model>.<shape>"):
         models.shape("ffn_up")
 
 
-@pytest.mark.parametrize("model_id", models.load())
+@over({model_id: (model_id,) for model_id in models.load()})
 def test_model_facts_hold_together(model_id: str) -> None:
     """Facts that follow from each other, so that a slip of the pen in one shows."""
     facts = {name: f.value for name, f in models.get(model_id).facts.items()}
@@ -126,7 +126,7 @@ def test_model_facts_hold_together(model_id: str) -> None:
         assert facts["gdn_state_bytes"] == facts["gdn_v_heads"] * facts["gdn_head_dim"] ** 2 * 4
 
 
-@pytest.mark.parametrize("family", families.names())
+@over(numbered([(family,) for family in families.names()]))
 def test_measure_workloads_have_the_shape_they_name(family: str) -> None:
     workloads = importlib.import_module(f"kernels.{family}.cases").WORKLOADS
     named = [w for w in workloads if w.source]
@@ -155,8 +155,8 @@ values = [{ value = 1, source = "words", kind = "datasheet" }]
 """
 
 
-def assert_names(refused: BadInput, path: Path, named: tuple[str, ...]) -> None:
-    line = str(refused)
+def assert_names(error: BadInput, path: Path, named: tuple[str, ...]) -> None:
+    line = str(error)
     assert line.startswith(f"{path}: ")
     assert "\n" not in line
     assert [word for word in named if word not in line] == [], line
@@ -177,7 +177,7 @@ def test_the_good_file_is_good(tmp_path: Path) -> None:
         (
             'unit = "GB/s"',
             'unit = "us"',
-            ("one", "memory_bandwidth", "unit = us measures time, not bandwidth", "B/s, GB/s, TB/s"),
+            ("one", "memory_bandwidth", "unit = us", "time", "bandwidth", "B/s, GB/s, TB/s"),
         ),
         ("value = 10,", "", ("one", "memory_bandwidth", "value", "missing")),
         ("value = 10,", "value = -10,", ("one", "memory_bandwidth", "value = -10", "> 0")),
@@ -189,16 +189,18 @@ def test_the_good_file_is_good(tmp_path: Path) -> None:
             'value = 10, source = "w", kind = "seen"',
             ('kind = "seen"', "datasheet"),
         ),
-        ('unit = "GB/s"', 'unit = "GB/s"\nuse = 1', ("one", "memory_bandwidth", "use = 1 is no index of 1 values")),
+        ('unit = "GB/s"', 'unit = "GB/s"\nuse = 1', ("one", "memory_bandwidth", "use = 1")),
         (
             'value = 10, source = "words", kind = "datasheet" }',
             'value = 10, source = "words", kind = "datasheet" }, { value = 20, source = "words", kind = "datasheet" }',
             ("one", "memory_bandwidth", "note is missing"),
         ),
+        ("value = 10,", "value = inf,", ("one", "memory_bandwidth", "value = inf")),
+        ('value = 10, source = "words"', 'value = 10, source = " "', ("one", "memory_bandwidth", "source = ' '")),
         ("[one.sms]", "[one.smss]", ("one", 'unknown key "smss"', 'did you mean "sms"')),
         ("[one.memory_bandwidth]", "[one.vram]", ("one", "memory_bandwidth", "missing")),
         ("[one.peak.bf16]", "[one.peak.bf61]", ("one", "peak", 'unknown key "bf61"', 'did you mean "bf16"')),
-        ('unit = "TFLOP/s"', 'unit = "GB/s"', ("one", "peak.bf16", "unit = GB/s measures bandwidth, not rate")),
+        ('unit = "TFLOP/s"', 'unit = "GB/s"', ("one", "peak.bf16", "unit = GB/s", "bandwidth", "rate")),
         ('name = "One"', 'name = "One"\nid = "two"', ("one", 'key "id"', "leave it out")),
         ('unit = "GB/s"', 'unit = "GB/s"\nkey = "x"', ("one", "memory_bandwidth", 'key "key"', "leave it out")),
         ("[one]", "[one", ("not valid TOML",)),
@@ -221,7 +223,7 @@ def test_bad_device_file_is_refused_in_one_line(tmp_path: Path, old: str, new: s
 def test_a_name_two_devices_claim_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "devices.toml"
     path.write_text(GOOD + GOOD.replace("[one", "[two").replace('name = "One"', 'name = "Two"\naliases = ["one"]'))
-    with pytest.raises(BadInput, match='"one" names one and two'):
+    with refused("devices.toml", '"one"', "two"):
         devices.load(path)
 
 
@@ -239,12 +241,12 @@ def test_a_name_two_devices_claim_is_refused(tmp_path: Path) -> None:
         (
             '[m]\nname = "M"\n[m.facts]\nffn = { unit = "elements", value = 8, source = "w", kind = "recorded" }\n'
             '[m.shapes]\nup = { N = "fnn" }',
-            ("m", "shapes.up", 'N = "fnn" is no fact of the model', 'did you mean "ffn"'),
+            ("m", "shapes.up", 'N = "fnn"', 'did you mean "ffn"'),
         ),
         (
             '[m]\nname = "M"\n[m.facts]\nffn = { unit = "GB", value = 8, source = "w", kind = "recorded" }\n'
             '[m.shapes]\nup = { N = "ffn" }',
-            ("m", "shapes.up", "N = 8 GB is not a size"),
+            ("m", "shapes.up", "N = 8 GB"),
         ),
     ],
 )
@@ -257,5 +259,5 @@ def test_bad_model_file_is_refused_in_one_line(tmp_path: Path, text: str, named:
 
 
 def test_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"nowhere\.toml: no such file"):
+    with refused("nowhere.toml"):
         devices.load(tmp_path / "nowhere.toml")

@@ -15,14 +15,15 @@ import pytest
 import torch
 
 from lab.base import devices
-from lab.base.errors import BadInput
 from lab.bench import comparison, measure, sampling
-from lab.bench.comparison import Done, Job, Outcome, Stage, execute, status_of
+from lab.bench.comparison import Done, Job, Outcome, Stage, classified, execute
 from lab.check import accuracy, families
 from lab.row import store
 from lab.row.records import PERFORMANCE, Provenance, Role
 from tests.bench import fake_bench
 from tests.check import fake_candidates
+from tests.loops import over
+from tests.refused import refused
 
 
 def done(*arms: str, workload: str = "n63", timer: str = "graph", roles: tuple[Role, ...] = ()) -> Any:
@@ -108,7 +109,8 @@ def test_inputs_changed_before_the_answer_do_not_change_what_is_wanted() -> None
     family = fake_bench.load("toy")
     workload, candidate = family.workload("n63"), family.candidate("zeroes_first")
     inputs = family.cases.inputs(workload, 1, "cpu")
-    one = sampling.Arm("zeroes_first", candidate.run, [(inputs, family.cases.outputs(workload, inputs))])
+    sets = [(inputs, family.cases.outputs(workload, inputs))]
+    one = sampling.Arm("zeroes_first", candidate.run, sets, inputs=inputs)
     timer = fake_bench.FakeGraph()
     timer.prepare(one)
     seen: list[float] = []
@@ -119,8 +121,8 @@ def test_inputs_changed_before_the_answer_do_not_change_what_is_wanted() -> None
 
     family = replace(family, reference=reference)
     job = Job("toy", "n63", ())
-    message, _ = comparison.recheck(family, workload, one, inputs, timer, job, fake_bench.cpu(), "candidate")
-    assert message == 'the candidate changed its input "x"'
+    message, _ = comparison.recheck(comparison.Bench(job, fake_bench.cpu(), family, workload), one, timer, "candidate")
+    assert 'changed its input "x"' in message
     assert seen[0] > 0
 
 
@@ -154,7 +156,7 @@ def test_row_says_what_repacking_cost(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_one_name_is_one_arm() -> None:
     """Of two arms of one name the second check could change the inputs only once, and both were called incorrect."""
-    with pytest.raises(BadInput, match=r'comparison of toy n63: "faster" is an arm twice; name each arm once'):
+    with refused("toy n63", '"faster"'):
         done("plain", "faster", "faster")
 
 
@@ -265,37 +267,39 @@ def test_error_in_the_second_check_is_an_error_of_its_arm(monkeypatch: pytest.Mo
     assert arm(message, "faster").message == "after the timing: ValueError: shape"
 
 
-@pytest.mark.parametrize(
-    ("error", "found"),
-    [
-        (ValueError("a\nb"), ("error", "ValueError: a", False)),
-        (ValueError(""), ("error", "ValueError", False)),
-        (MemoryError(), ("oom", "MemoryError", False)),
-        (type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory. Tried"), None),
-        (RuntimeError("CUDA error: out of memory"), ("oom", "RuntimeError: CUDA error: out of memory", False)),
-        (RuntimeError("Triton Error [CUDA]: unspecified launch failure"), ("error", None, True)),
-        (RuntimeError("Triton Error [CUDA]: misaligned address"), ("error", None, True)),
-        (RuntimeError("cudaErrorIllegalAddress: an illegal memory access was encountered"), ("error", None, True)),
-        (RuntimeError("CUDA_ERROR_ASSERT: device-side assert triggered"), ("error", None, True)),
-    ],
-    ids=lambda value: str(value)[:30] if isinstance(value, Exception) else "",
+@over(
+    {
+        line: (line, *found)
+        for line, *found in [
+            ("ValueError: a", "error", False),
+            ("MemoryError", "oom", False),
+            ("OutOfMemoryError: CUDA out of memory. Tried", "oom", False),
+            ("RuntimeError: CUDA error: out of memory", "oom", False),
+            ("RuntimeError: Triton Error [CUDA]: unspecified launch failure", "error", True),
+            ("RuntimeError: Triton Error [CUDA]: misaligned address", "error", True),
+            ("RuntimeError: cudaErrorIllegalAddress: an illegal memory access was encountered", "error", True),
+            ("RuntimeError: CUDA_ERROR_ASSERT: device-side assert triggered", "error", True),
+        ]
+    }
 )
-def test_status_of(error: Exception, found: tuple[str, str | None, bool] | None) -> None:
-    status, line, fatal = status_of(error)
-    wanted = found or ("oom", None, False)
-    assert (status, fatal) == (wanted[0], wanted[2])
-    assert line == (wanted[1] or f"{type(error).__name__}: {error}")
+def test_an_error_is_a_status_and_may_cost_the_process(line: str, status: str, lost: bool) -> None:
+    assert classified(line) == (status, lost)
+
+
+@over({"two lines": (ValueError("a\nb"), "ValueError: a"), "no words": (ValueError(""), "ValueError")})
+def test_an_error_is_told_in_one_line(error: Exception, line: str) -> None:
+    state = Outcome("candidate", "faster")
+    assert not comparison._blame(state, error, "somewhere: ")
+    assert (state.status, state.message) == ("error", f"somewhere: {line}")
 
 
 # The families' own candidates ----------------------------------------------------------------------------------------
 
 
 class Still(fake_bench.FakeEvents):
-    """Runs a candidate once at `prepare` and once after the timing: of samples an interpreter makes hours."""
+    """Runs a candidate once, after the timing: of samples an interpreter makes hours."""
 
     def prepare(self, one: sampling.Arm) -> None:
-        for args, out in one.sets:
-            one.run(args, out)
         one.state = SimpleNamespace(once=[lambda: one.run(*one.sets[0])])
 
     def sample(self, one: sampling.Arm) -> float:
@@ -329,6 +333,9 @@ def test_own_candidate_passes_both_checks(name: str, candidate: str, monkeypatch
     family = families.load(name)
     workload = first_workload(family, family.candidate(candidate))
     monkeypatch.setattr(families, "gpu_capability", lambda: None)
+    # The check before is the families' own test.
+    passed = accuracy.Check(name, candidate, workload.id, "", "ok")
+    monkeypatch.setattr(accuracy, "check", lambda *_: passed)
     role: Role = "peer" if candidate in family.peers else "control"
     backend = "tests.bench.test_comparison:still"
     *_, last = execute(Job(name, workload.id, ((role, candidate),), 0.0, l2="warm", backend=backend))  # one set

@@ -19,15 +19,17 @@ from tests.bench import fake_bench
 JOB = Job("toy", "n63", (("control", "plain"), ("candidate", "faster")), 0.05, backend=fake_bench.BACKEND)
 
 
-def one_arm(name: str = "plain") -> tuple[Any, Workload, sampling.Arm, Tensors, Any]:
-    """A captured arm with one set, as `execute` hands it to `recheck`: family, workload, arm, its inputs, timer."""
+def one_arm(name: str = "plain") -> tuple[Any, Workload, sampling.Arm, Any]:
+    """A captured arm with one set, as `execute` hands it to `recheck`: family, workload, arm, timer."""
     family = fake_bench.load("toy")
     workload = family.workload("n63")
     inputs = family.cases.inputs(workload, 1, "cpu")
-    arm = sampling.Arm(name, family.candidate(name).run, [(inputs, family.cases.outputs(workload, inputs))])
+    arm = sampling.Arm(
+        name, family.candidate(name).run, [(inputs, family.cases.outputs(workload, inputs))], inputs=inputs
+    )
     timer = fake_bench.FakeGraph()
     timer.prepare(arm)
-    return family, workload, arm, inputs, timer
+    return family, workload, arm, timer
 
 
 def test_no_two_checks_and_no_two_sets_see_the_same_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +73,7 @@ def test_the_second_control_has_inputs_of_its_own(monkeypatch: pytest.MonkeyPatc
 
 def test_outputs_are_poisoned_before_the_timed_work_is_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the candidate wrote while it was timed must be gone, or work that is left undone would not show."""
-    family, workload, arm, inputs, timer = one_arm()
+    family, workload, arm, timer = one_arm()
     timer.sample(arm)
     out = arm.sets[0][1]["y"]
     assert torch.isfinite(out).all()
@@ -84,13 +86,13 @@ def test_outputs_are_poisoned_before_the_timed_work_is_done_again(monkeypatch: p
 
     monkeypatch.setattr(timer, "once", watched)
     backend = fake_bench.cpu()
-    message, _ = comparison.recheck(family, workload, arm, inputs, timer, JOB, backend, "candidate")
+    message, _ = comparison.recheck(comparison.Bench(JOB, backend, family, workload), arm, timer, "candidate")
     assert (message, seen) == ("", [True])
 
 
 def test_the_poison_waits_until_another_stream_would_be_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """Work on a stream that does not wait for ours lands under the poison only when that falls milliseconds later."""
-    family, workload, arm, inputs, timer = one_arm()
+    family, workload, arm, timer = one_arm()
     timer.sample(arm)
     out, order = arm.sets[0][1]["y"], []
 
@@ -100,7 +102,7 @@ def test_the_poison_waits_until_another_stream_would_be_done(monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "_sleep", sleep)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     backend = replace(fake_bench.cpu(), device="cuda")
-    comparison.recheck(family, workload, arm, inputs, timer, JOB, backend, "candidate")
+    comparison.recheck(comparison.Bench(JOB, backend, family, workload), arm, timer, "candidate")
     ((_, cycles, poisoned),) = order
     assert cycles >= 2e9 * 5e-3  # at least 5 ms of a clock of 2 GHz
     assert not poisoned
@@ -121,14 +123,14 @@ def test_the_fastest_prepare_is_what_a_row_says(monkeypatch: pytest.MonkeyPatch)
     candidate = Candidate("slow", "f32", family.candidate("plain").run, prepare=prepare)
     workload = family.workload("n63")
     backend = replace(fake_bench.cpu(), l2_bytes=10**6)
-    arm, prepare_us, _ = comparison._arm("slow", family, candidate, workload, JOB, backend, {}, 1e12)
+    arm = comparison.armed(comparison.Bench(JOB, backend, family, workload), candidate, "slow", 1e12)
     assert len(arm.sets) >= 5
-    assert prepare_us == pytest.approx(1e3)
+    assert arm.prepare_us == pytest.approx(1e3)
 
 
 def test_what_is_wanted_is_known_before_the_candidate_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reference that looks only afterwards sees whatever the candidate left in its inputs."""
-    family, workload, arm, inputs, timer = one_arm()
+    family, workload, arm, timer = one_arm()
     order: list[str] = []
     once = timer.once
 
@@ -142,7 +144,9 @@ def test_what_is_wanted_is_known_before_the_candidate_runs(monkeypatch: pytest.M
 
     monkeypatch.setattr(timer, "once", watched)
     watching = replace(family, reference=reference)
-    message, error = comparison.recheck(watching, workload, arm, inputs, timer, JOB, fake_bench.cpu(), "candidate")
+    message, error = comparison.recheck(
+        comparison.Bench(JOB, fake_bench.cpu(), watching, workload), arm, timer, "candidate"
+    )
     assert (message, order) == ("", ["reference", "candidate"])
     assert error is not None
 
@@ -152,5 +156,6 @@ def test_an_arm_with_too_little_room_keeps_two_sets_and_a_warm_one_has_one() -> 
     candidate, workload = family.candidate("plain"), family.workload("n500")
     backend = replace(fake_bench.cpu(), l2_bytes=10**6)
     for l2, room, wanted in (("cold", 1.0, 2), ("warm", 1e12, 1), ("cold", 6001.0 * 3, 3)):
-        arm, *_ = comparison._arm("plain", family, candidate, workload, structs.replace(JOB, l2=l2), backend, {}, room)
+        bench = comparison.Bench(structs.replace(JOB, l2=l2), backend, family, workload)
+        arm = comparison.armed(bench, candidate, "plain", room)
         assert len(arm.sets) == wanted, (l2, room)

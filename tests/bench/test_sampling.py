@@ -17,17 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.bench import sampling
-from lab.bench.sampling import (
-    AGAIN,
-    Arm,
-    Comparison,
-    aa_floor_pct,
-    ratio_interval,
-    sets_for,
-    settled,
-    standard_error,
-    summarise,
-)
+from lab.bench.sampling import AGAIN, Arm, Comparison, aa_floor_pct, ratio_interval, sets_for, settled, summarise
 
 MIB = 2**20
 CALLS = 100
@@ -95,14 +85,6 @@ def test_settled(samples: list[float], calls: int, enough: bool) -> None:
     assert settled(arm(samples, calls=calls)) == enough
     if samples:
         assert summarise(arm(samples, calls=calls)).converged == enough
-
-
-def test_standard_error() -> None:
-    assert standard_error([]) == standard_error([3.0]) == math.inf
-    assert standard_error([3.0] * 63) == 0
-    samples = [9.0, 10.0, 11.0, 10.0]
-    assert standard_error(samples) == pytest.approx(statistics.stdev(samples) / 2 / 10)
-    assert standard_error(samples * 100) < standard_error(samples) / 9
 
 
 # Summaries -----------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """The supervised process: what a candidate can do to it, and what its parent makes of that.
 
-The processes are real and die of real causes. Most use the backend without torch, so that each starts in a fifth of a
-second; what torch itself raises is tested once, in a process that has it.
+The processes are real and die of real causes. They use the backend without torch, so that each starts in a fifth of a
+second; what torch itself raises is tested in test_measure.py, in a process that has it.
 """
 
 import os
@@ -43,10 +43,10 @@ def statuses(answer: Any) -> list[str]:
 def test_one_process_for_many_jobs(worker: Worker) -> None:
     told: list[tuple[str, str]] = []
     assert statuses(worker.run(job("faster"), lambda stage, arm: told.append((stage, arm)))) == ["ok", "ok"]
-    first = worker.process
+    first = worker.child
     assert first is not None
     assert statuses(worker.run(job("faster", workload="n75"))) == ["ok", "ok"]
-    assert worker.process is first
+    assert worker.child is first
     # The stages, and not the hundreds of turns within the timing.
     assert told == [
         *[("check", "plain"), ("check", "faster"), ("prepare", "plain"), ("prepare", "faster"), ("time", "plain")],
@@ -54,6 +54,7 @@ def test_one_process_for_many_jobs(worker: Worker) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "stage", "status", "said"),
     [
@@ -66,12 +67,12 @@ def test_one_process_for_many_jobs(worker: Worker) -> None:
     ],
 )
 def test_death(name: str, stage: str, status: str, said: str, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lab.bench.worker.GRACE_S", 0.3)
+    monkeypatch.setattr("lab.check.child.GRACE_S", 0.3)
     found = worker.run(job("faster", name))
     assert isinstance(found, Death)
     assert (found.stage, found.arm, found.status) == (stage, name, status)
     assert said in found.message
-    assert (worker.process, worker.messages) == (None, -1)
+    assert worker.child is None
     assert statuses(worker.run(job("faster"))) == ["ok", "ok"]  # a new one takes the next job
 
 
@@ -87,23 +88,23 @@ def test_process_is_replaced_after_an_error_that_it_does_not_survive(name: str, 
     found = worker.run(job(name))
     assert not isinstance(found, Death)
     assert found.fatal == name
-    assert worker.process is None
+    assert worker.child is None
     assert statuses(worker.run(job("faster"))) == ["ok", "ok"]
 
 
 def test_process_survives_an_ordinary_error(worker: Worker) -> None:
     assert statuses(worker.run(job("raises"))) == ["ok", "error"]
-    assert worker.process is not None
-    before = worker.process.pid
+    assert worker.child is not None
+    before = worker.child.process.pid
     assert statuses(worker.run(job("no_host_memory"))) == ["ok", "oom"]
-    assert worker.process.pid == before
+    assert worker.child.process.pid == before
 
 
 def test_process_that_died_between_jobs_is_replaced(worker: Worker) -> None:
     assert statuses(worker.run(job("faster"))) == ["ok", "ok"]
-    assert worker.process is not None
-    os.kill(worker.process.pid, signal.SIGKILL)
-    worker.process.wait()
+    assert worker.child is not None
+    os.kill(worker.child.process.pid, signal.SIGKILL)
+    worker.child.process.wait()
     assert statuses(worker.run(job("faster"))) == ["ok", "ok"]
 
 
@@ -120,7 +121,7 @@ def test_print_is_no_message(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_something_else_on_the_message_pipe_is_a_death(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "_line", lambda limit_s: b"\x00 no JSON")
+    monkeypatch.setattr("lab.check.child.Child.answer", lambda child, limit_s: b"\x00 no JSON")
     found = worker.run(job("faster"))
     assert isinstance(found, Death)
     assert "wrote something else than messages in start" in found.message
@@ -142,23 +143,12 @@ def test_nothing_is_left_open(worker: Worker) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-@pytest.mark.slow
-def test_in_a_process_with_torch() -> None:
-    """What torch raises, with the real checks."""
-    made = Worker(LIMITS | {"check": 30.0})
-    try:
-        found = made.run(job("faster", "no_gpu_memory", "memoises", backend="cpu"))
-    finally:
-        made.stop()
-    assert statuses(found) == ["ok", "ok", "oom", "incorrect"]
-
-
 PARENT = """
 import sys
 from lab.bench.worker import Worker
 from tests.bench.test_worker import LIMITS, job
 worker = Worker({**LIMITS, "check": 600.0})
-worker.run(job("hangs"), lambda stage, arm: print(worker.process.pid, arm, flush=True))
+worker.run(job("hangs"), lambda stage, arm: print(worker.child.process.pid, arm, flush=True))
 """
 
 

@@ -13,6 +13,8 @@ from msgspec import structs
 from lab.base import files
 from lab.base.errors import BadInput
 from lab.card import phases
+from tests.loops import over
+from tests.refused import refused
 
 CARD = "p4"
 UNWRITTEN = ("gate", "expected", "path", "card_hash", "gate_hash")  # tables, and what a card does not say of itself
@@ -134,18 +136,20 @@ def test_the_card_itself_loads(tmp_path: Path) -> None:
     assert phases.load(path).gate == phases.card(CARD).gate
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_refused(mistake: str, tmp_path: Path) -> None:
-    old, new, named = MISTAKES[mistake]
-    assert old in TEXT, "the card changed: choose other text for this mistake"
-    replaced = TEXT.replace(old, new) if mistake == "no requirement" else TEXT.replace(old, new, 1)
-    line = refusal(tmp_path, replaced)
-    assert [word for word in named if word not in line] == [], line
+def test_refused(tmp_path: Path) -> None:
+    @over(MISTAKES)
+    def each(old: str, new: str, named: tuple[str, ...]) -> None:
+        assert old in TEXT, "the card changed: choose other text for this mistake"
+        line = refusal(tmp_path, TEXT.replace(old, new, -1 if old == "gate.require" else 1))
+        assert [word for word in named if word not in line] == [], line
+
+    each()
 
 
-@pytest.mark.parametrize("key", REQUIRED)
-def test_every_required_key(key: str, tmp_path: Path) -> None:
-    assert f'"{key}" is missing' in refusal(tmp_path, re.sub(rf"^{key} = .*\n", "", TEXT, flags=re.MULTILINE))
+def test_every_required_key(tmp_path: Path) -> None:
+    for key in REQUIRED:
+        line = refusal(tmp_path, re.sub(rf"^{key} = .*\n", "", TEXT, flags=re.MULTILINE))
+        assert f'"{key}" is missing' in line
 
 
 @pytest.mark.parametrize("role", ["gate", "claim"])
@@ -167,11 +171,14 @@ def test_a_claim_names_no_source(tmp_path: Path) -> None:
 def test_withdrawn_figure_is_no_threshold(tmp_path: Path) -> None:
     stated = 'threshold = 471\nfrom = "lp.batch8-anomaly.gb10.decode-step.control.npl8"'
     text = TEXT.replace('threshold = 60\nfrom = "lp.gate.p4.threshold.runs"', stated)
-    assert "lp.batch8-anomaly.gb10.decode-step.control.npl8 was withdrawn (artifact" in refusal(tmp_path, text)
+    line = refusal(tmp_path, text)
+    assert [
+        w for w in ("lp.batch8-anomaly.gb10.decode-step.control.npl8", "withdrawn", "artifact") if w not in line
+    ] == []
 
 
 def test_unknown_card_names_the_nearest() -> None:
-    with pytest.raises(BadInput, match=r'data/phases: no card has the id "p5-chunk46"; did you mean "p5-chunk64"\?'):
+    with refused("data/phases", '"p5-chunk46"', remedy='"p5-chunk64"'):
         phases.card("p5-chunk46")
 
 
@@ -179,7 +186,7 @@ def test_unknown_card_names_the_nearest() -> None:
 def test_other_files(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / f"{CARD}.toml"
     path.write_bytes(content)
-    with pytest.raises(BadInput, match=r"p4\.toml: "):
+    with refused("p4.toml"):
         phases.load(path)
-    with pytest.raises(BadInput, match=r"absent\.toml: no such file"):
+    with refused("absent.toml"):
         files.read_toml(tmp_path / "absent.toml")

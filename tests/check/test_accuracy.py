@@ -235,19 +235,18 @@ def test_reference_runs_once_for_arms_that_are_given_the_same_bits() -> None:
     assert check(wrong, candidate, WORKLOADS[0], 0).status == "incorrect"  # another reference, the same inputs
 
 
-def test_a_checksum_sees_every_byte_and_where_it_stands() -> None:
-    size, rng = 3 * accuracy.BLOCK_WORDS * 8 + 5, torch.Generator().manual_seed(0)
-    x = torch.randint(256, (size,), dtype=torch.uint8, generator=rng)
-    seen = {accuracy.checksum(x)}
-    assert seen == {accuracy.checksum(x.clone())} == {accuracy.checksum(torch.cat([x[:3], x])[3:])}
-    for at in (0, 7, accuracy.BLOCK_WORDS * 8, x.numel() - 6, x.numel() - 1):
+def test_an_answer_is_known_by_every_byte_of_its_inputs_and_where_it_stands() -> None:
+    x = torch.randint(256, (1 << 16,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    seen = {accuracy._digest(x)}
+    assert seen == {accuracy._digest(x.clone())} == {accuracy._digest(torch.cat([x[:3], x])[3:])}
+    for at in (0, 7, x.numel() - 1):
         changed = x.clone()
         changed[at] ^= 1
-        seen.add(accuracy.checksum(changed))
-    for step in (1, 8, accuracy.BLOCK_WORDS * 8):  # bytes, words and blocks change places
-        seen.add(accuracy.checksum(torch.cat([x[step : 2 * step], x[:step], x[2 * step :]])))
-    assert len(seen) == 9
-    assert accuracy.checksum(torch.zeros(0)) != accuracy.checksum(torch.ones(1))
+        seen.add(accuracy._digest(changed))
+    for step in (1, 8):  # bytes and words change places
+        seen.add(accuracy._digest(torch.cat([x[step : 2 * step], x[:step], x[2 * step :]])))
+    assert len(seen) == 6
+    assert accuracy._digest(torch.zeros(0)) != accuracy._digest(torch.ones(()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int32])
@@ -263,7 +262,7 @@ def test_compare_where_the_reference_is_zero_or_nothing() -> None:
     assert not compare("y", zero + 0.1, zero, Tolerance(1e-2, 1e-2, "")).ok
     assert compare("y", torch.zeros(0, 3), torch.zeros(0, 3), Tolerance(0, 0, "")).ok
     assert not compare("y", zero, zero * math.nan, Tolerance(1, 1, "")).ok
-    with pytest.raises(BadInput, match=r"^y: .*\(4,\).*\(2, 2\)$"):
+    with pytest.raises(BadInput, match=r"^y: .*\(4,\).*\(2, 2\)"):
         compare("y", zero, zero.reshape(2, 2), Tolerance(1, 1, ""))
 
 

@@ -4,6 +4,7 @@ Hugging Face's package of the same name is played by an empty one that comes fir
 it would come from site-packages: a regular package anywhere on the path wins over our namespace folder.
 """
 
+import functools
 import importlib
 import json
 import os
@@ -17,8 +18,8 @@ import pytest
 from kernels.common import Candidate, Needs
 from lab.base.errors import REPOSITORY
 from lab.check import families
-from lab.cli import doctor
-from tests.refused import refused
+from lab.cli import doctor, main
+from tests.refused import held, refused
 
 CANDIDATE = """from kernels.common import Candidate
 CANDIDATES = (Candidate("{name}", "f32", lambda args, out: None),)
@@ -126,46 +127,38 @@ def test_our_own_families_load() -> None:
 # Hugging Face's package of our name -----------------------------------------------------------------------------------
 
 
-def lab(*arguments: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, **({"PYTHONPATH": str(path)} if path else {})}
-    command = [sys.executable, "-m", "lab", *arguments]
-    return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=60)
-
-
-@pytest.fixture
-def shadow(tmp_path: Path) -> Path:
-    write(tmp_path / "kernels" / "__init__.py", "")
-    return tmp_path
+BOTH = """
+import sys
+from lab.base.errors import REPOSITORY
+from lab.check import families
+from lab.cli.main import main
+for arguments in (["doctor", "--json"], ["check", families.names()[0]]):
+    print("", main(arguments), sep="\\x00", end="\\x00", flush=True)
+"""
 
 
 @pytest.mark.slow
-def test_doctor_reports_the_shadow(shadow: Path) -> None:
-    done = lab("doctor", "--json", path=shadow)
-    assert done.returncode == 1
-    found = {f["what"]: f for f in json.loads(done.stdout)}
+def test_the_shadow_is_reported_by_doctor_and_refused_by_check(tmp_path: Path) -> None:
+    write(tmp_path / "kernels" / "__init__.py", "")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-c", BOTH]
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=60)
+    printed, status, checked, refused_with, _ = done.stdout.split("\0")
+    assert (status, checked, refused_with) == ("1", "", "2")
+    found = {f["what"]: f for f in json.loads(printed)}
     assert found["kernels"]["status"] == "broken"
     assert "another package of that name" in found["kernels"]["detail"]
     assert "uninstall Hugging Face's package `kernels`" in found["kernels"]["remedy"]
     assert [f["what"] for f in found.values() if f["status"] == "broken"] == ["kernels"]
-    line = doctor.render([doctor.Finding(**found["kernels"])])
+    line = str(doctor.Finding(**found["kernels"]))
     assert line.startswith("broken  kernels ")
     assert "-> run from the repository, or uninstall" in line
+    held(done.stderr, "lab: kernels", "another package of that name", "uninstall that package")
 
 
-@pytest.mark.slow
-def test_check_refuses_the_shadow(shadow: Path) -> None:
-    done = lab("check", families.names()[0], path=shadow)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("lab: kernels: `import kernels` finds another package of that name")
-    assert done.stderr.count("\n") == 1
-    assert "uninstall that package" in done.stderr
-
-
-@pytest.mark.slow
-def test_doctor_without_the_shadow() -> None:
-    done = lab("doctor")
-    assert done.returncode == 0
-    assert f"families: {', '.join(families.names())}" in done.stdout
+def test_doctor_without_the_shadow(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["doctor"]) == 0
+    assert f"families: {', '.join(families.names())}" in capsys.readouterr().out
 
 
 # What a candidate needs -----------------------------------------------------------------------------------------------
@@ -254,3 +247,34 @@ def test_a_change_of_a_source_changes_the_hash_of_its_family_alone(kernels: Path
         last = families.sources_hash("other")
         write(kernels / shared, "CHANGED\n")
         assert families.sources_hash("other") != last
+
+
+def test_launches_are_kept_until_a_source_changes(
+    kernels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a family would launch is asked once; another source, capability or package asks again."""
+    importlib.import_module("kernels.build_cache")
+    monkeypatch.setenv("KILLGATE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(families, "_refuse_shadow", lambda: None)
+    monkeypatch.setattr(families, "load", functools.cache(lambda name: name))
+    write(tmp_path / "packages" / "one" / "__init__.py", "")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "packages")])
+    asked: list[tuple[str, tuple[int, int]]] = []
+
+    def described(name: str, capability: tuple[int, int]) -> families.Launches:
+        asked.append((name, capability))
+        return families.Launches((), False, (), {"c": {"w": f"launch {len(asked)}"}})
+
+    monkeypatch.setattr(families, "described", described)
+
+    def launches(capability: tuple[int, int] = (9, 0)) -> str | None:
+        families.launches.cache_clear()  # another process
+        return families.launches("toy", capability).configs["c"]["w"]
+
+    assert [launches(), launches()] == ["launch 1", "launch 1"]
+    assert launches((12, 1)) == "launch 2"
+    write(kernels / "toy" / "triton_fast.py", "CANDIDATES = ()\n")
+    assert [launches(), launches()] == ["launch 3", "launch 3"]
+    write(tmp_path / "packages" / "two" / "__init__.py", "")
+    assert launches() == "launch 4"
+    families.launches.cache_clear()

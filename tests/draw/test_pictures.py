@@ -11,6 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from lab import draw
+from lab.base import devices
+from lab.base.errors import BadInput
 from lab.draw.style import look
 from lab.trace import breakdowns, diff
 from lab.trace.breakdowns import Breakdown, Part
@@ -177,3 +179,64 @@ def test_svg_is_the_same_each_time_and_on_a_light_card(tmp_path: Path) -> None:
     assert first == second
     assert f"fill: {draw.CARD}" in first
     assert draw.save(draw.occupancy(sample()), tmp_path / "o.svg").stat().st_size < 60_000
+
+
+def test_rivals_counts_wins_and_misses_and_shows_each_point_once() -> None:
+    figure = draw.rivals([("a", "x, y", [2.0, 1.01, 0.9, 1.5]), ("b", "z", [0.97])], "a title")
+    text = " ".join(words(figure))
+    for word in ("a title", "faster (2)", "within 2 % (1)", "slower (2)", "x, y"):
+        assert word in text
+    points = [line for line in figure.axes[0].lines if str(line.get_label()).startswith(("faster", "within", "slower"))]
+    assert sorted(np.concatenate([np.asarray(line.get_xdata()) for line in points])) == [0.9, 0.97, 1.01, 1.5, 2.0]
+    with refused("rivals", remedy="--peers"):
+        draw.rivals([("a", "", [])], "")
+
+
+def test_plots_say_what_they_were_given() -> None:
+    lines = draw.lines({"left": {"a": [(1, 2.0), (8, 4.0)]}, "right": {"b": [(1, 3.0)]}}, "a title", "tokens", "us")
+    assert {"a title", "left", "right", "a", "b", "tokens", "us"} <= set(words(lines))
+    points = draw.scatter({"one": [(5.0, -1.0)], "none": []}, "t", "x", "y", [[(1, 3), (9, 3)]])
+    assert "one (1)" in words(points)
+    assert "none (0)" not in words(points)
+    levels = draw.levels([("read", 94.0, "4,512 GB/s")], "t", "%", 100)
+    assert {"read", "4,512 GB/s"} <= set(words(levels))
+    grid = draw.grid({"plain": {"fp8 K centred": 0.5}}, "t", lambda value: draw.BLUE)
+    assert {"5.0e-01", "fp8", "K", "centred"} <= set(words(grid)), "a column's head is broken at its spaces"
+
+
+def test_arms_and_conditions_tell_what_is_missing() -> None:
+    sides = [draw.Side("old", "control", 10.0), draw.Side("new", "candidate", 5.0, 0.2), draw.Side("lib", "peer", 8.0)]
+    figure = draw.arms([draw.Group("w1", sides, 2.0), draw.Group("w2")], "t")
+    said = words(figure)
+    assert {"10 us to 5 us", "control: old", "candidate: new", "lib", "floor"} <= set(said)
+    assert said.count("not measured") == 1
+    marks = [
+        draw.Mark("time <", "holds", "%", -10.0, -12.0, (-13.0, -11.0)),
+        draw.Mark("error <=", "missing", "ratio", 0.1),
+    ]
+    assert {"-12, holds", "not measured"} <= set(words(draw.conditions(marks, "t")))
+
+
+@pytest.mark.parametrize(
+    ("draws", "said"),
+    [
+        (lambda: draw.lines({}, "t", "x", "y"), "0 panels"),
+        (lambda: draw.lines({"p": {"a": [(1, 0.0)]}}, "t", "x", "y"), "above zero"),
+        (lambda: draw.scatter({"a": []}, "t", "x", "y"), "no point"),
+        (lambda: draw.levels([], "t", "x"), "nothing to draw"),
+        (lambda: draw.grid({"row": {}}, "t", str), "no cell"),
+        (lambda: draw.arms([], "t"), "no workload"),
+        (lambda: draw.conditions([], "t"), "no condition"),
+    ],
+)
+def test_nothing_to_draw_is_refused(draws: Callable[[], Figure], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        draws()
+
+
+def test_many_points_are_named_once_by_series() -> None:
+    points = [draw.point(f"k{i} w{i}", 1e9 * (i + 1), 1e6, 50.0, series=f"k{i % 2}", pipe="fp8") for i in range(9)]
+    said = words(draw.roofline(devices.get("h200"), points))
+    assert said.count("k0") == said.count("k1") == 1
+    assert any("fp8" in word for word in said), "the roof of the pipe that they use"
+    assert not any("bf16" in word for word in said)

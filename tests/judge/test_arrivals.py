@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
 from msgspec.structs import replace
 
 from lab.base import devices
 from lab.card import phases, recorded
-from lab.card.gate import Condition, Gate, Reading, arrival_of
+from lab.card.gate import WEIGHED, Condition, Gate, Reading, arrival_of
 from lab.judge import evidence
 from lab.judge.rules import judge
 from lab.row.records import Measurement
+from tests.loops import numbered, over
 from tests.row.made import measurement
 from tests.study.interop_samples import BATCHED, LLAMA, Capture, card, condition, files, judged, old_new
 
@@ -28,7 +28,6 @@ ASKING = [
     for case in card.recorded
     if case.evidence and any(c.arrival for _, c in card.gate.conditions())
 ]
-IDS = [case.verdict.id for _, case in ASKING]
 
 
 def with_arrival(arrival: str, card: phases.Card, evidence: Mapping[Key, Reading]) -> dict[Key, Reading]:
@@ -50,8 +49,10 @@ def indifferent(gate: Gate) -> Gate:
 
 
 def test_there_are_cards_that_ask() -> None:
-    assert {"lp.v.p4-measured", "lp.v.patch-0016", "lp.v.patch-0013-rerun-dense"} <= set(IDS)
-    asked = {c.arrival for _, c in phases.card("lp3").gate.conditions()}
+    assert {"lp.v.p4-measured", "lp.v.patch-0016", "lp.v.patch-0013-rerun-dense"} <= {
+        case.verdict.id for _, case in ASKING
+    }
+    asked = {c.arrival for role, c in phases.card("lp3").gate.conditions() if role in WEIGHED}
     assert asked == {"staggered"}
     assert {c.arrival for _, c in phases.card("lp3-burst").gate.conditions()} == {"burst"}
 
@@ -103,8 +104,7 @@ def test_p4s_own_burst_rows_do_not_decide_it(tmp_path: Path) -> None:
     assert judge(indifferent(loaded.gate), case.evidence).word == "NO-GO"
 
 
-@pytest.mark.parametrize(("asking", "case"), ASKING, ids=IDS)
-@pytest.mark.parametrize("other", ["", "another", "burst and staggered"])
+@over(numbered([(*case0, other) for case0 in ASKING for other in ["", "another", "burst and staggered"]]))
 def test_other_arrivals_block(asking: phases.Card, case: phases.RecordedCase, other: str) -> None:
     missing = {(c.metric, c.workload) for _, c in asking.gate.conditions()} - case.evidence.keys()
     runs = [f for f in judge(asking.gate, case.evidence).findings if f.role == "complete" and f.state == "fails"]
@@ -132,21 +132,25 @@ def tps(arrival: str, candidate: float = 110, **more: Any) -> dict[Key, Reading]
     return {("decode_tps", ""): Reading("tok/s", control=100, candidate=candidate, arrival=arrival, **more)}
 
 
-@pytest.mark.parametrize(
-    ("asked", "taken", "word"),
-    [
-        ("", "", "GO"),
-        ("", "burst", "GO"),
-        ("staggered", "staggered", "GO"),
-        ("burst", "burst", "GO"),
-        ("staggered", "burst", "BLOCKED"),
-        ("burst", "staggered", "BLOCKED"),
-        ("staggered", "", "BLOCKED"),
-        ("", "burst and staggered", "BLOCKED"),
-        ("staggered", "burst and staggered", "BLOCKED"),
-    ],
+@over(
+    numbered(
+        [
+            (*case0, candidate)
+            for case0 in [
+                ("", "", "GO"),
+                ("", "burst", "GO"),
+                ("staggered", "staggered", "GO"),
+                ("burst", "burst", "GO"),
+                ("staggered", "burst", "BLOCKED"),
+                ("burst", "staggered", "BLOCKED"),
+                ("staggered", "", "BLOCKED"),
+                ("", "burst and staggered", "BLOCKED"),
+                ("staggered", "burst and staggered", "BLOCKED"),
+            ]
+            for candidate in [110, 90]
+        ]
+    )
 )
-@pytest.mark.parametrize("candidate", [110, 90])
 def test_asked_and_taken(asked: str, taken: str, word: str, candidate: float) -> None:
     decided = "GO" if candidate > 100 else "NO-GO"
     assert judge(gate(asked), tps(taken, candidate)).word == (decided if word == "GO" else word)
@@ -176,17 +180,18 @@ def test_both_figures_of_a_comparison_between_metrics() -> None:
     assert judge(against, {**tps("burst"), ("decode_tps_stock", ""): same}).word == "GO"
 
 
-@pytest.mark.parametrize(
-    ("words", "together"),
-    [
-        ([], ""),
-        (["burst"], "burst"),
-        (["burst", "burst"], "burst"),
-        (["burst", ""], ""),
-        (["", ""], ""),
-        (["staggered", "burst"], "burst and staggered"),
-        (["staggered", "", "burst"], "burst and staggered"),
-    ],
+@over(
+    numbered(
+        [
+            ([], ""),
+            (["burst"], "burst"),
+            (["burst", "burst"], "burst"),
+            (["burst", ""], ""),
+            (["", ""], ""),
+            (["staggered", "burst"], "burst and staggered"),
+            (["staggered", "", "burst"], "burst and staggered"),
+        ]
+    )
 )
 def test_arrivals_of_several_figures(words: list[str], together: str) -> None:
     assert arrival_of(words) == together
@@ -212,15 +217,16 @@ def row(arm: str, median_us: float, **workload: Any) -> Measurement:
     })  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("control", "candidate", "word"),
-    [
-        ("staggered", "staggered", "GO"),
-        ("burst", "burst", "BLOCKED"),
-        ("burst", "staggered", "BLOCKED"),
-        (None, None, "BLOCKED"),
-        ("staggered", None, "BLOCKED"),
-    ],
+@over(
+    numbered(
+        [
+            ("staggered", "staggered", "GO"),
+            ("burst", "burst", "BLOCKED"),
+            ("burst", "staggered", "BLOCKED"),
+            (None, None, "BLOCKED"),
+            ("staggered", None, "BLOCKED"),
+        ]
+    )
 )
 def test_measured_rows(control: str | None, candidate: str | None, word: str) -> None:
     arms = (("control", 1000.0, control), ("candidate", 800.0, candidate))

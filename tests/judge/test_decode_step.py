@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 
 from lab.base import devices, models
-from lab.base.errors import BadInput
 from lab.judge import decode_step
 from lab.judge.decode_step import ATTENTION, STATE, WEIGHTS, Part
 from lab.place import roofline
 from lab.row.records import Measurement
+from tests.loops import numbered, over
+from tests.refused import refused
 from tests.row.made import changed, measurement
 
 DENSE, MIXTURE = models.get("q36-27b"), models.get("q36-35b-a3b")
@@ -55,11 +56,7 @@ def test_a_mixture_reads_the_experts_that_its_tokens_choose() -> None:
     assert {decode_step.read_weight_bytes(DENSE, n) for n in (1, 128)} == {18e9}
 
 
-@pytest.mark.parametrize(
-    ("model", "context", "sequences", "recorded"),
-    [(DENSE, 512, 128, 3.44), (MIXTURE, 512, 128, 2.16), (DENSE, 8192, 8, 8.81), (MIXTURE, 8192, 8, 7.15)],
-    ids=lambda x: getattr(x, "id", x),
-)
+@over(numbered([(DENSE, 512, 128, 3.44), (MIXTURE, 512, 128, 2.16), (DENSE, 8192, 8, 8.81), (MIXTURE, 8192, 8, 7.15)]))
 def test_floors_come_near_the_recorded_ceilings(model, context: int, sequences: int, recorded: float) -> None:
     times = decode_step.floors(GB10, decode_step.parts(model, sequences, context, pipe="fp4"))
     assert decode_step.ceiling_pct(times, 0.5) == pytest.approx(recorded, rel=0.25)
@@ -119,12 +116,12 @@ def test_a_product_is_found_by_its_tokens() -> None:
 
 def test_bad_input_is_refused() -> None:
     of = decode_step.parts(DENSE, 8, 256)
-    with pytest.raises(BadInput, match='no measured row for "attention"'):
+    with refused("step of h200", '"attention"'):
         decode_step.from_rows(H200, of, {})
     for sequences, context in ((0, 256), (8, 0)):
-        with pytest.raises(BadInput, match="at least one"):
+        with refused("decode step", "sequences=", "context="):
             decode_step.parts(DENSE, sequences, context)
-    with pytest.raises(BadInput, match="fewer than 4096 sequences"):
+    with refused("q36-27b", "4096"):
         decode_step.room(DENSE, 141e9, 4096, 1024)
 
 

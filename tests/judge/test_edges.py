@@ -17,30 +17,32 @@ from lab.judge.rules import judge
 from tests.judge import test_evidence
 from tests.judge.test_evidence import H200, row
 from tests.judge.test_rules import FULL, change, contexts, with_
+from tests.loops import numbered, over
 
 checkout = test_evidence.checkout  # the fixture
 
 # On the noise floor, which is 2 % unless said otherwise --------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("op", "threshold", "percent", "word"),
-    [
-        (">", 0, 2.0, "NEUTRAL"),  # an effect of exactly the floor lies inside it
-        (">", 0, -2.0, "NEUTRAL"),
-        (">", 2, 2.5, "GO"),  # a line on the floor asks for an effect beyond it
-        (">", 2, 2.0, "NEUTRAL"),  # and not for its own figure, as a line outside the floor would
-        (">=", 2, 2.0, "NEUTRAL"),
-        (">=", -1, -2.0, "NEUTRAL"),
-        (">=", -2, -2.0, "GO"),
-        ("<", 0, -2.0, "NEUTRAL"),
-        ("<", 0, 2.0, "NEUTRAL"),
-        ("<=", 2, 2.0, "GO"),
-        ("<=", 1, 2.0, "NEUTRAL"),
-        (">", 5, 5.0, "NO-GO"),  # outside the floor a line is met or missed
-        (">=", 5, 5.0, "GO"),
-        ("<", -5, -5.0, "NO-GO"),
-    ],
+@over(
+    numbered(
+        [
+            (">", 0, 2.0, "NEUTRAL"),  # an effect of exactly the floor lies inside it
+            (">", 0, -2.0, "NEUTRAL"),
+            (">", 2, 2.5, "GO"),  # a line on the floor asks for an effect beyond it
+            (">", 2, 2.0, "NEUTRAL"),  # and not for its own figure, as a line outside the floor would
+            (">=", 2, 2.0, "NEUTRAL"),
+            (">=", -1, -2.0, "NEUTRAL"),
+            (">=", -2, -2.0, "GO"),
+            ("<", 0, -2.0, "NEUTRAL"),
+            ("<", 0, 2.0, "NEUTRAL"),
+            ("<=", 2, 2.0, "GO"),
+            ("<=", 1, 2.0, "NEUTRAL"),
+            (">", 5, 5.0, "NO-GO"),  # outside the floor a line is met or missed
+            (">=", 5, 5.0, "GO"),
+            ("<", -5, -5.0, "NO-GO"),
+        ]
+    )
 )
 def test_an_effect_on_the_floor(op: str, threshold: float, percent: float, word: str) -> None:
     gate = Gate(require=(change("decode_tps", op, threshold),))
@@ -68,8 +70,7 @@ def test_a_share_that_shows_no_more_than_the_floor_is_blind() -> None:
 # Noise of one side ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("side", ["short", "long"])
-@pytest.mark.parametrize("both", [True, False])
+@over(numbered([(side, both) for side in ["short", "long"] for both in [True, False]]))
 def test_either_side_of_a_comparison_across_workloads_brings_its_noise(side: str, both: bool) -> None:
     gate = Gate(require=(replace(change("kernel_us", ">", 0, "long"), against="short"),))
     noise = {"short": 1.0 if both else None, "long": 1.0 if both else None, side: 20.0}
@@ -131,7 +132,7 @@ def test_the_newest_run_is_read_whatever_the_order_of_the_file() -> None:
         assert evidence.readings(order, H200)["kernel_us", "a"].candidate == 500.0
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
+@over(numbered([(count,) for count in [1, 2, 3]]))
 def test_engagements_are_samples_times_the_calls_in_each(count: int) -> None:
     rows = [row("control", 1000.0), row("candidate", 900.0, n=7, calls=count)]
     assert evidence.readings(rows, H200)["engagements", "a"].candidate == 7 * count

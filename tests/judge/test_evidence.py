@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from lab.base import devices
-from lab.base.errors import BadInput
 from lab.card import history, phases
 from lab.card.gate import Condition, Gate
 from lab.check import families
@@ -18,6 +17,8 @@ from lab.judge.rules import judge
 from lab.place import roofline
 from lab.row import store
 from lab.row.records import Measurement
+from tests.loops import numbered, over
+from tests.refused import refused
 from tests.row.made import changed, measurement
 
 H200 = devices.get("h200")
@@ -85,17 +86,18 @@ def test_time_over_the_sequences_of_a_batch() -> None:
     assert ("sequence_us", "a") not in evidence.readings([row("control", 1000.0), row("candidate", 800.0)], H200)
 
 
-@pytest.mark.parametrize(
-    ("rows", "expected"),
-    [
-        # the newest run that has both arms, whatever came before or after it
-        ([("r1", 1000, 500), ("r2", 1000, 900)], (1000, 900)),
-        ([("r1", 1000, 500), ("r2", None, 900)], (1000, 500)),
-        ([("r2", None, 900), ("r1", 1000, 500)], (1000, 500)),
-        # never one arm from each
-        ([("r1", 1000, None), ("r2", None, 900)], (None, 900)),
-        ([("r2", 1000, None), ("r1", None, 900)], (1000, None)),
-    ],
+@over(
+    numbered(
+        [
+            # the newest run that has both arms, whatever came before or after it
+            ([("r1", 1000, 500), ("r2", 1000, 900)], (1000, 900)),
+            ([("r1", 1000, 500), ("r2", None, 900)], (1000, 500)),
+            ([("r2", None, 900), ("r1", 1000, 500)], (1000, 500)),
+            # never one arm from each
+            ([("r1", 1000, None), ("r2", None, 900)], (None, 900)),
+            ([("r2", 1000, None), ("r1", None, 900)], (1000, None)),
+        ]
+    )
 )
 def test_arms_of_one_run(rows: list[tuple[str, Any, Any]], expected: tuple[Any, Any]) -> None:
     flat = [
@@ -109,6 +111,13 @@ def test_arms_of_one_run(rows: list[tuple[str, Any, Any]], expected: tuple[Any, 
     assert len({i.split("#")[0] for i in reading.ids}) == 1
     if None in expected:
         assert word(*flat) == "BLOCKED"
+
+
+def test_a_run_with_both_arms_comes_before_a_newer_one_with_one() -> None:
+    """Even where neither was judged: what is missing of it is then said of one run."""
+    tried = [row("control", None, run="r1", status="oom"), row("candidate", 500.0, run="r1")]
+    reading = evidence.readings([*tried, row("candidate", 900.0, run="r2")], H200)["kernel_us", "a"]
+    assert (reading.control, reading.candidate) == (None, 500)
 
 
 def test_workloads_pair_by_themselves_and_peers_are_no_arm() -> None:
@@ -146,16 +155,20 @@ def test_what_a_gate_compares_across_workloads_is_read_from_one_run() -> None:
     assert judge(ACROSS, found).word == "GO"
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        over_runs(("r1", "a", 1000.0, "x"), ("r1", "b", 1010.0, "old"), ("r2", "b", 1200.0, "x")),  # a former b
-        over_runs(("r1", "a", 1000.0, "x"), ("r2", "b", 1200.0, "x")),  # no run holds both
+@over(
+    numbered(
         [
-            *over_runs(("r1", "a", 1000.0, "x"), ("r1", "b", 1010.0, "x"), ("r2", "b", 1200.0, "x")),
-            row("candidate", None, run="r1", workload_id="b", status="oom", config="x"),  # not judged there
-        ],
-    ],
+            (rows,)
+            for rows in [
+                over_runs(("r1", "a", 1000.0, "x"), ("r1", "b", 1010.0, "old"), ("r2", "b", 1200.0, "x")),  # a former b
+                over_runs(("r1", "a", 1000.0, "x"), ("r2", "b", 1200.0, "x")),  # no run holds both
+                [
+                    *over_runs(("r1", "a", 1000.0, "x"), ("r1", "b", 1010.0, "x"), ("r2", "b", 1200.0, "x")),
+                    row("candidate", None, run="r1", workload_id="b", status="oom", config="x"),  # not judged there
+                ],
+            ]
+        ]
+    )
 )
 def test_a_run_that_does_not_answer_all_of_today_is_not_preferred(rows: list[Measurement]) -> None:
     found = evidence.readings(rows, H200, [["a", "b"]])
@@ -171,8 +184,15 @@ def test_groups_are_of_workloads_that_a_condition_ties_together() -> None:
     assert sorted(w for group in sawtooth for w in group) == sorted(set(w for group in sawtooth for w in group))
 
 
-@pytest.mark.parametrize("status", ["error", "oom", "timeout", "skipped", "suspect"])
-@pytest.mark.parametrize("arm", ["control", "candidate"])
+@over(
+    numbered(
+        [
+            (arm, status)
+            for arm in ["control", "candidate"]
+            for status in ["error", "oom", "timeout", "skipped", "suspect"]
+        ]
+    )
+)
 def test_row_that_is_not_ok_blocks(arm: str, status: str) -> None:
     other = "candidate" if arm == "control" else "control"
     broken = row(arm, 500.0 if status == "suspect" else None, status=status)
@@ -218,7 +238,7 @@ def test_ratio_is_formed_within_a_block() -> None:
     assert "95 % interval -10.00 to -10.00 %" in verdict.reason
 
 
-@pytest.mark.parametrize("missing", ["control", "candidate", "both", "length"])
+@over(numbered([(missing,) for missing in ["control", "candidate", "both", "length"]]))
 def test_no_interval_without_pairs_of_blocks(missing: str) -> None:
     """Blocks of two comparisons are no pairs, and the medians stand."""
     rows = [blocks("control", 1000.0), blocks("candidate", 800.0, LUCK[1:] if missing == "length" else None)]
@@ -234,7 +254,7 @@ def test_no_interval_for_an_arm_that_is_not_ok() -> None:
     assert word(*rows) == "BLOCKED"
 
 
-@pytest.mark.parametrize("arm", ["control", "candidate"])
+@over(numbered([(arm,) for arm in ["control", "candidate"]]))
 def test_row_taken_under_a_profiler_says_so(arm: str) -> None:
     rows = [row("control", 1000.0), row("candidate", 800.0)]
     assert not evidence.readings(rows, H200)["kernel_us", "a"].profiled
@@ -263,19 +283,20 @@ MEMORY_US = 2**30 / 4.8e12 * 1e6  # 223.7 us for 1 GiB
 COMPUTE = {"flops": 1e12, "bytes": 1e3}  # about 1,000 us of bf16, no traffic
 
 
-@pytest.mark.parametrize(
-    ("median_us", "more", "caught"),
-    [
-        (MEMORY_US * 0.98, {}, True),
-        (MEMORY_US * 0.98, {"status": "suspect"}, True),
-        (MEMORY_US * 1.02, {}, False),
-        (MEMORY_US * 1.02, {"status": "suspect"}, False),
-        (MEMORY_US * 0.5, {"l2": "warm"}, False),  # the bytes may have come out of the cache
-        (500.0, COMPUTE, True),
-        (500.0, {**COMPUTE, "l2": "warm"}, True),  # arithmetic is not cached
-        (2000.0, COMPUTE, False),
-        (None, {"status": "error"}, False),
-    ],
+@over(
+    numbered(
+        [
+            (MEMORY_US * 0.98, {}, True),
+            (MEMORY_US * 0.98, {"status": "suspect"}, True),
+            (MEMORY_US * 1.02, {}, False),
+            (MEMORY_US * 1.02, {"status": "suspect"}, False),
+            (MEMORY_US * 0.5, {"l2": "warm"}, False),  # the bytes may have come out of the cache
+            (500.0, COMPUTE, True),
+            (500.0, {**COMPUTE, "l2": "warm"}, True),  # arithmetic is not cached
+            (2000.0, COMPUTE, False),
+            (None, {"status": "error"}, False),
+        ]
+    )
 )
 def test_beyond_the_datasheet(median_us: float | None, more: dict[str, Any], caught: bool) -> None:
     fast = row("candidate", median_us, **more)
@@ -432,7 +453,7 @@ def test_devices_with_rows(checkout: Path) -> None:
     assert store.measured_devices("toy") == ["h200"]
     assert store.measured_devices("p5") == []
     store.refuse_unmeasured("toy", "h200")
-    with pytest.raises(BadInput, match=r"profiles/gb10/toy: no measured rows; run `lab measure toy`"):
+    with refused("profiles/gb10/toy", remedy="lab measure toy"):
         store.refuse_unmeasured("toy", "gb10")
 
 

@@ -14,11 +14,12 @@ from msgspec.structs import replace
 from lab.card.gate import Condition, Gate, Noise, Reading
 from lab.judge.rules import judge
 
-# Fewer examples than the 100 of the noise rules, which have the most cases.
+# Fewer examples than the 100 of the rules that hold of every case.
 QUICK = settings(max_examples=50)
 PASSING = ("GO", "CONDITIONAL-GO")
 Key = tuple[str, str]
-Case = tuple[Gate, dict[Key, Reading]]
+Evidence = dict[Key, Reading]
+Case = tuple[Gate, Evidence]
 
 
 def change(metric: str, op: Any, threshold: float, workload: str = "") -> Condition:
@@ -60,7 +61,7 @@ def cases(draw: st.DrawFn, kills: bool = True, gains: bool = False) -> Case:
         noise=Noise(draw(st.sampled_from([0.5, 2.0, 4.0]))),
     )
     noises = st.one_of(st.none(), st.floats(0, 6))
-    evidence: dict[Key, Reading] = {}
+    evidence: Evidence = {}
     for role, c in gate.conditions():
         if c.compare == "change":
             percent = draw(st.one_of(st.floats(-40, 40), st.sampled_from(LINES)))
@@ -86,10 +87,7 @@ def above(word: str, base: str) -> bool:
     return base in ladder and (word not in ladder or ladder.index(base) < ladder.index(word))
 
 
-@QUICK
-@given(cases(), st.data())
-def test_missing_evidence_blocks(case: Case, data: st.DataObject) -> None:
-    gate, evidence = case
+def missing_evidence_blocks(gate: Gate, evidence: Evidence, data: st.DataObject) -> None:
     c = data.draw(st.sampled_from(gate.require))
     key, reading = (c.metric, c.workload), evidence[c.metric, c.workload]
     without = [
@@ -108,10 +106,7 @@ def test_missing_evidence_blocks(case: Case, data: st.DataObject) -> None:
     assert judge(gate, {k: replace(r, unit="") for k, r in evidence.items()}).word == "BLOCKED"
 
 
-@QUICK
-@given(cases(), st.data())
-def test_unsound_evidence_is_invalid(case: Case, data: st.DataObject) -> None:
-    gate, evidence = case
+def unsound_evidence_is_invalid(gate: Gate, evidence: Evidence, data: st.DataObject) -> None:
     key = data.draw(st.sampled_from(sorted(evidence)))
     spoilt: dict[str, Any] = data.draw(
         st.sampled_from(
@@ -130,10 +125,7 @@ def test_unsound_evidence_is_invalid(case: Case, data: st.DataObject) -> None:
     assert judge(gate, {**evidence, key: replace(evidence[key], **spoilt)}).word == "INVALID"
 
 
-@QUICK
-@given(cases())
-def test_zero_engagements_are_vacuous(case: Case) -> None:
-    gate, evidence = case
+def zero_engagements_are_vacuous(gate: Gate, evidence: Evidence, data: st.DataObject) -> None:
     gate = replace(gate, engaged=ENGAGED)
     zero = {**evidence, ("engagements", ""): Reading("launches", candidate=0)}
     engaged = {**evidence, ("engagements", ""): Reading("launches", candidate=1)}
@@ -141,18 +133,14 @@ def test_zero_engagements_are_vacuous(case: Case) -> None:
     assert judge(gate, zero).word == (base if above("VACUOUS", base) else "VACUOUS")
 
 
-@QUICK
-@given(cases(), st.floats(-90, -7))
-def test_kill_outweighs_requirements(case: Case, percent: float) -> None:
-    gate, evidence = case
-    fired = {**evidence, ("aggregate_tps", ""): Reading("%", change_pct=percent)}
+def kill_outweighs_requirements(gate: Gate, evidence: Evidence, data: st.DataObject) -> None:
+    fired = {**evidence, ("aggregate_tps", ""): Reading("%", change_pct=data.draw(st.floats(-90, -7)))}
     base = judge(replace(gate, kill=()), fired).word
     assert judge(replace(gate, kill=KILL), fired).word == (base if above("NO-GO", base) else "NO-GO")
 
 
-@given(cases(), st.floats(0, 60), st.floats(0, 60))
-def test_more_measured_noise_never_helps(case: Case, sd: float, noise: float) -> None:
-    gate, evidence = case
+def more_measured_noise_never_helps(gate: Gate, evidence: Evidence, data: st.DataObject) -> None:
+    sd, noise = data.draw(st.floats(0, 60)), data.draw(st.floats(0, 60))
     noisier = {
         key: replace(r, control_sd_pct=(r.control_sd_pct or 0) + sd, noise_pct=(r.noise_pct or 0) + noise)
         for key, r in evidence.items()
@@ -161,6 +149,32 @@ def test_more_measured_noise_never_helps(case: Case, sd: float, noise: float) ->
     assert after not in PASSING or before in PASSING, (before, after)
 
 
+def weak_evidence_only_makes_a_go_conditional(gate: Gate, evidence: Evidence, data: st.DataObject) -> None:
+    kind = data.draw(st.sampled_from(["predicted", "modelled", "ceiling"]))
+    c = data.draw(st.sampled_from(gate.require))
+    weak = {**evidence, (c.metric, c.workload): replace(evidence[c.metric, c.workload], kind=kind)}
+    base = judge(gate, evidence).word
+    assert judge(gate, weak).word == ("CONDITIONAL-GO" if base == "GO" else base)
+
+
+RULES = (
+    missing_evidence_blocks,
+    unsound_evidence_is_invalid,
+    zero_engagements_are_vacuous,
+    kill_outweighs_requirements,
+    more_measured_noise_never_helps,
+    weak_evidence_only_makes_a_go_conditional,
+)
+
+
+@given(cases(), st.data())
+def test_rules_of_every_case(case: Case, data: st.DataObject) -> None:
+    """Each of RULES on the same cases: to draw one costs more than to judge it."""
+    for rule in RULES:
+        rule(*case, data)
+
+
+@QUICK
 @given(cases(kills=False), st.floats(0, 60), st.floats(0, 20))
 def test_higher_floor_never_helps(case: Case, floor: float, sigmas: float) -> None:
     """Without kill conditions: those count beyond the declared floor only, which is the gate's own line for them."""
@@ -221,13 +235,3 @@ def test_partial_only_where_workloads_disagree(changes: list[tuple[str, float]])
     }
     disagree = "GO" in alone.values() and len(set(alone.values())) > 1
     assert (judge(Gate(require=tuple(conditions)), evidence).word == "PARTIAL") == disagree
-
-
-@QUICK
-@given(cases(), st.data(), st.sampled_from(["predicted", "modelled", "ceiling"]))
-def test_weak_evidence_only_makes_a_go_conditional(case: Case, data: st.DataObject, kind: str) -> None:
-    gate, evidence = case
-    c = data.draw(st.sampled_from(gate.require))
-    weak = {**evidence, (c.metric, c.workload): replace(evidence[c.metric, c.workload], kind=kind)}
-    base = judge(gate, evidence).word
-    assert judge(gate, weak).word == ("CONDITIONAL-GO" if base == "GO" else base)

@@ -1,4 +1,4 @@
-"""Which loads from shared memory are under way where a compiled kernel says that others may overwrite what they read.
+"""Which loads from shared memory are in flight where a compiled kernel says that others may overwrite what they read.
 
 An instruction of compute capability 9.0 names in its encoding the scoreboard that its result will clear and those that
 it waits for itself. An arrival at a barrier in shared memory waits for no load that its operands do not need, and the
@@ -103,7 +103,7 @@ def _next(code: list[Instruction]) -> list[list[int]]:
 
 
 def unfinished_at_releases(code: list[Instruction]) -> list[str]:
-    """Each arrival that a load from shared memory may still be under way at, with the load; on any way through."""
+    """Each arrival that a load from shared memory may still be in flight at, with the load; on any way through."""
     ways = _next(code)
     under_way: list[set[int] | None] = [None] * len(code)
     under_way[0] = set()

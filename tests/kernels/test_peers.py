@@ -72,6 +72,7 @@ def test_every_adapter_imports_without_its_library(without: dict[str, dict[str, 
         assert [m for m in without["unavailable"][family] if m.startswith("peers/")] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "name"), NAMES)
 def test_skip_names_the_missing_library(family: str, name: str, without: dict[str, dict[str, dict[str, str]]]) -> None:
     wanted = f"needs the package {PEERS[family][name]}, which is not installed"

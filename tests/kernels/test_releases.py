@@ -1,4 +1,4 @@
-"""No kernel frees shared memory, for a copy or another block to overwrite, with a load from it under way.
+"""No kernel frees shared memory, for a copy or another block to overwrite, with a load from it in flight.
 
 On the device such a load met data of the next stage now and then, under heavy bank conflicts; no simulation shows it,
 since it is the compiler that chooses what an arrival waits for.
@@ -24,8 +24,8 @@ from tests.kernels import sass
 from tests.kernels.sass import Instruction, unfinished_at_releases
 
 MORE_RINGS: tuple[tuple[int, str, dict[str, Any]], ...] = (
-    (8, "bf16", {"chained": True}),
-    (8, "bf16", {"split": 1}),
+    (8, "bf16", {"pdl": True}),
+    (8, "bf16", {"cluster": 1}),
     (12, "fp16", {}),
 )
 SOURCES = [
@@ -57,7 +57,7 @@ def program(*lines: tuple[str, int, int]) -> list[Instruction]:
         (program(("BRA 0x20", 7, 0), ("LDS R4, [R3]", 0, 0), (FREE, 7, 0)), 0),
     ],
 )
-def test_loads_under_way_are_found(code: list[Instruction], found: int) -> None:
+def test_loads_in_flight_are_found(code: list[Instruction], found: int) -> None:
     assert len(unfinished_at_releases(code)) == found
 
 

@@ -24,6 +24,7 @@ from lab.base.errors import REPOSITORY, BadInput
 from lab.bench import machine
 from lab.row import store
 from lab.row.records import PERFORMANCE, Ceiling, Counter, CrossCheck, Measurement, Record, Status
+from tests.refused import refused
 from tests.row import made
 from tests.row.made import changed, measurement
 
@@ -65,7 +66,7 @@ def test_another_kind_has_another_file_and_another_type(tmp_path: Path) -> None:
     )
     path = store.append(tmp_path, ceiling)
     assert (path.name, store.read(path, Ceiling)) == ("ceilings.jsonl", [ceiling])
-    with pytest.raises(BadInput, match='unknown key "'):
+    with refused("ceilings.jsonl line 1", "unknown key"):
         store.read(path, Measurement)
 
 
@@ -87,7 +88,7 @@ def test_an_older_schema_is_upgraded(tmp_path: Path) -> None:
     store.append(tmp_path, Second(name="c", time_us=3.5, where="l2"))
     read = store.read(tmp_path / "rows.jsonl", Second)
     assert [(r.name, r.time_us, r.where) for r in read] == [("a", 1.5, "hbm"), ("b", 2.5, "hbm"), ("c", 3.5, "l2")]
-    with pytest.raises(BadInput, match="has schema 4, this reads 3"):
+    with refused("here", "4", "3"):
         store.decode(b'{"schema": 4}', Second, "here")
 
 
@@ -121,7 +122,7 @@ def test_every_committed_record_is_of_its_type_and_loses_nothing() -> None:
 
 
 def test_what_a_killed_writer_left_is_swept_away(tmp_path: Path) -> None:
-    (tmp_path / ".rows-dead.tmp").write_text('{"schema": 1, "dev')
+    (tmp_path / ".dead.part").write_text('{"schema": 1, "dev')
     store.append(tmp_path, ROW)
     assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "rows.jsonl"]
 
@@ -130,10 +131,10 @@ def test_folder_is_tried_before_it_is_needed(tmp_path: Path, monkeypatch: pytest
     store.refuse_unwritable(tmp_path / "new" / "run")
     assert [p.name for p in (tmp_path / "new" / "run").iterdir()] == [".lock"]
     (tmp_path / "file").write_text("")
-    with pytest.raises(BadInput, match=r"file: cannot be written \(File exists\); free space or fix permissions"):
+    with refused("file", "File exists", remedy="permissions"):
         store.refuse_unwritable(tmp_path / "file")
     monkeypatch.setattr(store.os, "fsync", fail_with(errno.ENOSPC))
-    with pytest.raises(BadInput, match=r"cannot be written \(No space left on device\)"):
+    with refused("run", "No space left on device", remedy="free space"):
         store.refuse_unwritable(tmp_path / "new" / "run")
     assert [p.name for p in (tmp_path / "new" / "run").iterdir()] == [".lock"]
 
@@ -144,48 +145,37 @@ def test_folder_is_tried_before_it_is_needed(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize("key", list(made.ROW))
 def test_missing_key(key: str) -> None:
     line = json.dumps({k: v for k, v in PLAIN.items() if k != key}).encode()
-    with pytest.raises(BadInput, match=f'^here: key "{key}" is missing; give {key}$'):
+    with refused("here", f'"{key}"', remedy=key):
         store.decode(line, Measurement, "here")
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"status": "fine"}, 'status = "fine" is unknown; valid: error, incorrect'),
-        ({"arm": "rival"}, 'arm = "rival" is unknown; valid: candidate, control'),
-        ({"median_us": float("nan")}, "median_us holds NaN or infinity"),
-        ({"median_us": float("inf")}, "median_us holds NaN or infinity"),
-        ({"median_us": -1.0}, "median_us = -1.0"),
-        ({"median_us": 0.0}, "median_us = 0.0 cannot stand there; expected `float` > 0"),
-        ({"median_us": "12"}, "median_us = '12'"),
-        ({"relative_error": float("nan")}, "relative_error holds NaN"),
-        ({"samples_us": (1.0, float("nan"))}, "samples_us holds NaN or infinity"),
-        ({"errors": {"deep": float("-inf")}}, "errors holds NaN or infinity"),
-        *[({"status": s}, f"a row with status {s} carries") for s in get_args(Status) if s not in ("ok", "suspect")],
-    ],
-)
-def test_bad_row(change: dict[str, Any], named: str, tmp_path: Path) -> None:
-    refused(tmp_path, replace(ROW, **change), named)
-
-
-@pytest.mark.parametrize("field", PERFORMANCE)
-def test_no_performance_on_a_failed_row(field: str, tmp_path: Path) -> None:
-    value = (3.0,) if field.endswith("s_us") else 3
-    refused(
-        tmp_path,
-        replace(FAILED, **{field: value}),
-        f'a row with status error carries "{field}"; no number before the check',
-    )
-
-
-def refused(folder: Path, row: Measurement, named: str) -> None:
+def test_bad_row(tmp_path: Path) -> None:
     """Neither written to a new file nor to one that has rows."""
+    nan, infinity = float("nan"), float("inf")
+    failed = [({"status": s}, s) for s in get_args(Status) if s not in ("ok", "suspect")]
+    changes: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"status": "fine"}, '"fine"'),
+        ({"arm": "rival"}, '"rival"'),
+        *[({"median_us": bad}, "median_us") for bad in (nan, infinity, -1.0, 0.0, "12")],
+        ({"relative_error": nan}, "relative_error"),
+        ({"samples_us": (1.0, nan)}, "samples_us"),
+        ({"errors": {"deep": -infinity}}, "errors"),
+        *failed,
+    )
+    for change, word in changes:
+        unwritten(tmp_path, replace(ROW, **change), word)
+    for field in PERFORMANCE:
+        value = (3.0,) if field.endswith("s_us") else 3
+        unwritten(tmp_path, replace(FAILED, **{field: value}), f'"{field}"')
+
+
+def unwritten(folder: Path, row: Measurement, word: str) -> None:
+    """Refused with this word, first by a new file and then by one with a row."""
+    (folder / "rows.jsonl").unlink(missing_ok=True)
     for _ in range(2):
         before = sorted(p.name for p in folder.iterdir()), content(folder)
-        with pytest.raises(BadInput) as caught:
+        with refused("", word):
             store.append(folder, row)
-        assert named in str(caught.value)
-        assert "\n" not in str(caught.value)
         assert (sorted(p.name for p in folder.iterdir()), content(folder)) == before
         store.append(folder, ROW)
 
@@ -215,9 +205,8 @@ def test_failed_write_leaves_the_old_file(
     module, name = call.split(".")
     with monkeypatch.context() as patch:
         patch.setattr(getattr(store, module), name, fail_with(code))
-        with pytest.raises(BadInput) as caught:
+        with refused("rows.jsonl", os.strerror(code), remedy="free space or fix permissions"):
             store.append(tmp_path, FAILED)
-    assert f"rows.jsonl: row not written ({os.strerror(code)}); free space or fix permissions" in str(caught.value)
     assert content(tmp_path) == before
     assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "rows.jsonl"]
     store.append(tmp_path, FAILED)
@@ -230,8 +219,8 @@ def test_disk_full_in_the_middle_of_a_write(tmp_path: Path, monkeypatch: pytest.
     before = content(tmp_path)
     real = os.fdopen
 
-    def half(handle: int, mode: str) -> Any:
-        file = real(handle, mode, buffering=0)
+    def half(handle: int, mode: str, **_: Any) -> Any:
+        file = real(handle, "wb", buffering=0)
         file_write = file.write
 
         class Half:
@@ -241,15 +230,15 @@ def test_disk_full_in_the_middle_of_a_write(tmp_path: Path, monkeypatch: pytest.
             def __exit__(self, *_: Any) -> None:
                 file.close()
 
-            def write(self, data: bytes) -> int:
-                file_write(data[: len(data) // 2])
+            def write(self, data: str) -> int:
+                file_write(data[: len(data) // 2].encode())
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         return Half()
 
     with monkeypatch.context() as patch:
         patch.setattr(store.os, "fdopen", half)
-        with pytest.raises(BadInput, match="No space left on device"):
+        with refused("rows.jsonl", "No space left on device"):
             store.append(tmp_path, ROW)
     assert content(tmp_path) == before
     assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "rows.jsonl"]
@@ -257,13 +246,13 @@ def test_disk_full_in_the_middle_of_a_write(tmp_path: Path, monkeypatch: pytest.
 
 def test_read_only_folder_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "mkdir", fail_with(errno.EROFS))
-    with pytest.raises(BadInput, match=r"rows\.jsonl: row not written \(Read-only file system\); free space or fix"):
+    with refused("rows.jsonl", "Read-only file system"):
         store.append(tmp_path / "new", ROW)
 
 
 def test_file_in_the_place_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(BadInput, match="row not written"):
+    with refused("rows.jsonl", "not written"):
         store.append(tmp_path / "file", ROW)
 
 
@@ -302,7 +291,7 @@ def test_two_processes_lose_no_row(tmp_path: Path) -> None:
 def test_killed_process_leaves_whole_rows(tmp_path: Path) -> None:
     chosen = random.Random(20261120)
     seen = 0
-    for attempt in range(10):
+    for attempt in range(5):
         with appender(tmp_path, f"run{attempt}", 10**6) as process:
             assert process.stdout
             assert process.stdout.readline() == "ready\n"
@@ -312,7 +301,7 @@ def test_killed_process_leaves_whole_rows(tmp_path: Path) -> None:
         assert len(rows) >= seen
         assert [r.seed for r in rows if r.name == f"run{attempt}"] == list(range(len(rows) - seen))
         seen = len(rows)
-    assert seen > 10, "nothing was being written when the processes were killed"
+    assert seen > 4, "nothing was being written when the processes were killed"
 
 
 # Reading --------------------------------------------------------------------------------------------------------------
@@ -323,41 +312,32 @@ def test_truncated_last_line(cut: int, tmp_path: Path) -> None:
     for row in (ROW, FAILED):
         path = store.append(tmp_path, row)
     path.write_bytes(path.read_bytes()[: -cut - 1])
-    with pytest.raises(BadInput, match=r"rows\.jsonl line 2: not JSON .*; remove that line or restore the file"):
+    with refused("rows.jsonl line 2", "JSON", remedy="restore"):
         store.read(path, Measurement)
     before = path.read_bytes()
-    with pytest.raises(BadInput, match=r"rows\.jsonl: the last line is cut off"):
+    with refused("rows.jsonl", "last line"):
         store.append(tmp_path, ROW)
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("line", "named"),
-    [
-        ("[1, 2]", "line 2: the row is no object"),
-        ("", "line 2: not JSON"),
-        (json.dumps({**PLAIN, "median_us": float("nan")}), "line 2: not JSON"),
-        (json.dumps({**PLAIN, "samples_us": [float("inf")]}), "line 2: not JSON"),
-        (json.dumps({**PLAIN, "schema": 0}), "line 2: row has schema 0, this reads 1; update the code"),
-        (json.dumps({**PLAIN, "schema": 2}), "line 2: row has schema 2, this reads 1; update the code"),
-        (
-            json.dumps({**PLAIN, "median_su": 1.0}),
-            'line 2: unknown key "median_su"; did you mean "median',
-        ),
-        (json.dumps({**PLAIN, "median_us": "12"}), "line 2: median_us = '12' cannot stand there; expected `float"),
-        (json.dumps({**PLAIN, "status": "eror"}), 'line 2: status = "eror" is unknown; did you mean "error"?'),
-        (json.dumps({"schema": 1, "status": "ok"}), 'line 2: key "device" is missing'),
-        (json.dumps({**msgspec.to_builtins(FAILED), "median_us": 1.0}), "line 2: a row with status error carries"),
-    ],
-)
-def test_line_that_cannot_be_read(line: str, named: str, tmp_path: Path) -> None:
-    path = store.append(tmp_path, ROW)
-    with path.open("a") as file:
-        file.write(line + "\n" + json.dumps(PLAIN) + "\n")
-    with pytest.raises(BadInput) as caught:
-        store.read(path, Measurement)
-    assert str(caught.value).startswith(str(path))
-    assert named in str(caught.value)
+def test_line_that_cannot_be_read(tmp_path: Path) -> None:
+    for line, words in (
+        ("[1, 2]", ["object"]),
+        ("", ["JSON"]),
+        (json.dumps({**PLAIN, "median_us": float("nan")}), ["JSON"]),
+        (json.dumps({**PLAIN, "samples_us": [float("inf")]}), ["JSON"]),
+        (json.dumps({**PLAIN, "schema": 0}), ["schema 0", "1"]),
+        (json.dumps({**PLAIN, "schema": 2}), ["schema 2", "1"]),
+        (json.dumps({**PLAIN, "median_su": 1.0}), ['"median_su"']),
+        (json.dumps({**PLAIN, "median_us": "12"}), ["median_us = '12'"]),
+        (json.dumps({**PLAIN, "status": "eror"}), ['status = "eror"']),
+        (json.dumps({"schema": 1, "status": "ok"}), ['"device"']),
+        (json.dumps({**msgspec.to_builtins(FAILED), "median_us": 1.0}), ["error", '"median_us"']),
+    ):
+        path = tmp_path / "rows.jsonl"
+        path.write_text("\n".join((json.dumps(PLAIN), line, json.dumps(PLAIN), "")))
+        with refused("rows.jsonl line 2", *words):
+            store.read(path, Measurement)
 
 
 def test_rows_are_filtered_and_oldest_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

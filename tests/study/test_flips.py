@@ -8,14 +8,13 @@ import pytest
 from kernels.common import Cost
 from lab.base import devices
 from lab.base.errors import BadInput
-from lab.card import phases
 from lab.check import families
 from lab.cli import main
-from lab.judge import verdicts
 from lab.row import store
 from lab.study import flips
 from lab.study.flips import Bound, Flip
 from tests.loops import numbered, over
+from tests.refused import refused
 
 GB10, H200 = devices.get("gb10"), devices.get("h200")
 families.interpret_on_cpu()
@@ -133,69 +132,9 @@ def test_the_other_way_round_is_no_flip(committed: list[Flip]) -> None:
     assert by_card(committed, "p5-cuda").asks_otherwise
 
 
-@pytest.mark.parametrize(
-    ("errors", "said"),
-    [((0.034, 0.0017), ", error 0.17 % instead of 3.4 % |"), ((0.0019, 0.0017), ""), ((), "")],
-)
-@pytest.mark.slow
-def test_a_price_in_accuracy_stands_beside_the_time(errors: tuple[float, ...], said: str) -> None:
-    flip = next(f for f in flips.flips() if f.front and f.card == "p3-kernel")
-    assert flip.errors[0] > 2 * flip.errors[1]
-    table = flips.readme("\n".join(flips.MARKS), [replace(flip, errors=errors)])
-    assert ("error" in table) == bool(said)
-    assert said in table
-
-
 def test_without_rows_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "FOLDER", tmp_path)
-    bare = flips.flips()
-    assert {(flip.word_here, flip.flips, flip.measured_pct) for flip in bare} == {("", "", None)}
-    table = flips.readme("\n".join(flips.MARKS), bare)
-    assert table.count("| not measured yet |  |") == sum(flip.front for flip in bare) > 0
-    assert " %" not in table
-
-
-# The README's table ---------------------------------------------------------------------------------------------------
-
-
-def test_the_readme_says_what_the_judge_says(committed: list[Flip]) -> None:
-    """Each word and each figure of its table; `lab write --readme` makes it again after a measurement."""
-    text = flips.README.read_text(encoding="utf-8")
-    assert flips.readme(text, committed) == text
-    shown = text[text.index(flips.MARKS[0]) : text.index(flips.MARKS[1])]
-    for flip in (flip for flip in committed if flip.front and flip.word_here):
-        measured = verdicts.judge_measured(phases.card(flip.card), "h200").verdict.word
-        assert f"| {measured} (h200) |" in next(line for line in shown.splitlines() if f"`{flip.card}` |" in line)
-
-
-def test_a_word_of_another_question_and_a_change_of_no_standing_are_left_out() -> None:
-    marks = "\n".join(flips.MARKS)
-    line = flips.readme(marks, [a_flip("GO", "NO-GO", front=True, measured_pct=12.4)]).splitlines()[3]
-    assert line == "| LP1 | q | GO (gb10) | NO-GO (h200) | +12 % at `w` | `c` |"
-    other = a_flip("GO", "INVALID", front=True, measured_pct=12.4, asks_otherwise="there end to end")
-    assert flips.readme(marks, [other]).splitlines()[3] == (
-        "| LP1 | q (there end to end) |  | INVALID (h200) |  | `c` |"
-    )
-    assert flips.readme(marks, [a_flip("GO", "GO")]).count("\n") == 3  # not marked for the front
-    with pytest.raises(BadInput, match="are not there in this order"):
-        flips.readme("no marks", [])
-
-
-@pytest.mark.slow
-def test_lab_write_readme_changes_the_table_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stale = tmp_path / "README.md"
-    stale.write_text("before\n" + flips.MARKS[0] + "\nold\n" + flips.MARKS[1] + "\nafter\n")
-    monkeypatch.setattr(flips, "README", stale)
-    assert main.main(["write", "--readme"]) == 0
-    text = stale.read_text()
-    assert text.startswith("before\n")
-    assert text.endswith("after\n")
-    assert "`lp11-kernel`" in text
-    assert "old" not in text
-    assert main.main(["write"]) == main.main(["write", "p5", "--readme"]) == 2
-    assert "needs one card id, or --readme or --notes alone" in capsys.readouterr().err
+    assert {(flip.word_here, flip.flips, flip.measured_pct) for flip in flips.flips()} == {("", "", None)}
 
 
 # What the file may hold -----------------------------------------------------------------------------------------------
@@ -203,31 +142,35 @@ def test_lab_write_readme_changes_the_table_alone(
 ENTRY = 'recorded = "lp.v.p3"\ncard = "lp11-kernel"\nworkload = "m128_n5120_k6144"\nquestion = "q"\n'
 
 
-WHAT_THE_FILE_MAY_NOT_HOLD_CASES: list[tuple[str, str]] = [
-    (ENTRY + "control_walk = 2\n", 'unknown key "control_walk"; did you mean "control_walks"?'),
-    (ENTRY.replace('question = "q"\n', ""), 'key "question" is missing'),
-    (ENTRY + 'control_walks = "2"\n', "control_walks = '2'"),
-    (ENTRY + "control_launches = 0\n", "control_launches = 0"),
-    (ENTRY + "why = 3\n", "why = 3"),
-    (ENTRY + "front = 1\n", "front = 1"),
-    (ENTRY + "control_walks = true\n", "control_walks = True"),
-    (ENTRY.replace("lp.v.p3", "lp.v.p33"), 'no verdict has the id "lp.v.p33"; did you mean'),
-    (ENTRY.replace("lp11-kernel", "lp11-kernle"), 'did you mean "lp11-kernel"?'),
-    (ENTRY.replace("m128_n5120", "m128_n5121"), "no workload has the id"),
-    (ENTRY + 'candidate = "w4a17"\n', "w4a17"),
+WHAT_THE_FILE_MAY_NOT_HOLD_CASES: list[tuple[str, str, str]] = [
+    (ENTRY + "control_walk = 2\n", '"control_walk"', '"control_walks"'),
+    (ENTRY.replace('question = "q"\n', ""), '"question" is missing', ""),
+    (ENTRY + 'control_walks = "2"\n', "control_walks = '2'", ""),
+    (ENTRY + "control_launches = 0\n", "control_launches = 0", ""),
+    (ENTRY + "why = 3\n", "why = 3", ""),
+    (ENTRY + "front = 1\n", "front = 1", ""),
+    (ENTRY + "control_walks = true\n", "control_walks = True", ""),
+    (ENTRY.replace("lp.v.p3", "lp.v.p33"), '"lp.v.p33"', "lp.v.p3"),
 ]
 
 
 def test_what_the_file_may_not_hold(tmp_path: Path) -> None:
+    path = tmp_path / "flips.toml"
+
     @over(numbered(WHAT_THE_FILE_MAY_NOT_HOLD_CASES))
-    def each(text: str, said: str) -> None:
-        path = tmp_path / "flips.toml"
+    def each(text: str, held: str, remedy: str) -> None:
         path.write_text("[[flip]]\n" + text)
-        with pytest.raises((BadInput, ValueError)) as refused:
+        with refused("flips.toml", held, remedy=remedy):
             flips.flips(path=path)
-        assert said in str(refused.value)
 
     each()
+    for old, new in (("lp11-kernel", "lp11-kernle"), ("m128_n5120", "m128_n5121")):  # each told by its own room
+        path.write_text("[[flip]]\n" + ENTRY.replace(old, new))
+        with pytest.raises(BadInput, match=new):
+            flips.flips(path=path)
+    path.write_text("[[flip]]\n" + ENTRY + 'candidate = "w4a17"\n')
+    with pytest.raises(ValueError, match="w4a17"):
+        flips.flips(path=path)
 
 
 # ggml's own figures, imported -----------------------------------------------------------------------------------------

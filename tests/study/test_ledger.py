@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from lab import draw
 from lab.base.errors import BadInput
 from lab.card import recorded
 from lab.cli import main
+from lab.judge import verdicts
 from lab.study import ledger
 from tests.loops import numbered, over
+from tests.refused import refused
 
 ROWS = {e.id: e for e in ledger.entries()}
 
@@ -113,87 +114,81 @@ def write(tmp_path: Path, text: str) -> Path:
     return path
 
 
+@pytest.fixture
+def unjudged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No card is judged: what the ledger asks of the judge is a word beside an entry."""
+    monkeypatch.setattr(verdicts, "judge_recorded", lambda cards: [])
+
+
+@pytest.mark.usefixtures("unjudged")
 def test_tolerance_decides(tmp_path: Path) -> None:
     assert [e.outcome for e in ledger.load(write(tmp_path, GOOD))] == ["came true"]
     tight = GOOD.replace("tolerance_pct = 5", "tolerance_pct = 0.29")
     assert [e.outcome for e in ledger.load(write(tmp_path, tight))] == ["did not"]
 
 
-REFUSED_CASES: list[tuple[str, str, str]] = [
-    ("tolerance_pct = 5", "tolerance_pct = true", "tolerance_pct = True"),
-    ("tolerance_pct = 5", "", 'key "tolerance_pct" is missing'),
-    ("title =", "titel =", 'unknown key "titel"; did you mean "title"'),
-    ('kind = "prediction"', 'kind = "guess"', 'kind = "guess" is unknown'),
-    ('kind = "prediction"', 'kind = "phase"\nbetter = "up"', 'better = "up" is unknown'),
-    ("expected = [", "expected = []\nof = [", "expected = []"),
-    ("delivered = [", "caveat = ''\nbefore = 'a'  # [", "needs delivered, or before and after"),
-    ("patch-0018.gb10.decode-agg", "patch-0018.gb10.decode-ag", "no recorded figure has the id"),
-    ("lp.v.patch-0018", "lp.v.patch-18", "no recorded verdict has the id"),
+DELIVERED = "lp.patch-0018.gb10.decode-agg.candidate.npl128.npp128"
+EXPECTED = "lp.a2-phase2-decompose.gb10.decode-agg.candidate.npl128.item-copy"
+PREDICTED = "lp.lever1-ssm-out-2d.gb10.decode-share-of-vllm-target.candidate.npl128.boundlo"
+MEASURED = "lp.patch-0018.gb10.decode-agg.control.npl128.npp128"
+ARTEFACT = "lp.a2-cudagraph.gb10.gpu-busy.candidate"
+REFUSED_CASES: list[tuple[str, str, tuple[str, ...], str]] = [
+    ("tolerance_pct = 5", "tolerance_pct = true", ("tolerance_pct = True",), ""),
+    ("tolerance_pct = 5", "", ('"tolerance_pct"',), ""),
+    ("title =", "titel =", ('"titel"',), '"title"'),
+    ('kind = "prediction"', 'kind = "guess"', ('kind = "guess"',), ""),
+    ('kind = "prediction"', 'kind = "phase"\nbetter = "up"', ('better = "up"',), ""),
+    ("expected = [", "expected = []\nof = [", ("expected = []",), ""),
+    ("delivered = [", "caveat = ''\nbefore = 'a'  # [", ("delivered", "before", "after"), ""),
+    (DELIVERED, DELIVERED.replace("agg", "ag"), (DELIVERED.replace("agg", "ag"),), "decode-agg"),
+    ("lp.v.patch-0018", "lp.v.patch-18", ("lp.v.patch-18",), "lp.v.patch-0018"),
     # A prediction stands as delivered, a measurement as expected, two units, and a figure taken back.
-    (
-        "lp.patch-0018.gb10.decode-agg.candidate.npl128.npp128",
-        "lp.lever1-ssm-out-2d.gb10.decode-share-of-vllm-target.candidate.npl128.boundlo",
-        "is predicted; bind a figure that is measured",
-    ),
-    (
-        "lp.a2-phase2-decompose.gb10.decode-agg.candidate.npl128.item-copy",
-        "lp.patch-0018.gb10.decode-agg.control.npl128.npp128",
-        "is measured; bind a figure that is predicted",
-    ),
-    (
-        "lp.patch-0018.gb10.decode-agg.candidate.npl128.npp128",
-        "lp.patch-0018.gb10.decode-share-of-vllm.candidate.npl128",
-        "mixes % and tok/s",
-    ),
-    (
-        "lp.patch-0018.gb10.decode-agg.candidate.npl128.npp128",
-        "lp.a2-cudagraph.gb10.gpu-busy.candidate",
-        "was withdrawn (artifact",
-    ),
+    (DELIVERED, PREDICTED, (PREDICTED, "is predicted"), "measured"),
+    (EXPECTED, MEASURED, (MEASURED, "is measured"), "predicted"),
+    (DELIVERED, "lp.patch-0018.gb10.decode-share-of-vllm.candidate.npl128", ("% and tok/s",), "one unit"),
+    (DELIVERED, ARTEFACT, (ARTEFACT, "artifact"), ""),
 ]
 
 
+@pytest.mark.usefixtures("unjudged")
 def test_refused(tmp_path: Path) -> None:
     @over(numbered(REFUSED_CASES))
-    def each(old: str, new: str, words: str) -> None:
+    def each(old: str, new: str, words: tuple[str, ...], remedy: str) -> None:
         assert old in GOOD
         path = write(tmp_path, GOOD.replace(old, new, 1))
         with pytest.raises(BadInput) as caught:
             ledger.load(path)
-        assert words in str(caught.value)
-        assert "ledger.toml" in str(caught.value)
+        assert "ledger.toml" in caught.value.where
+        assert [word for word in words if word not in caught.value.what] == [], str(caught.value)
+        assert caught.value.remedy, str(caught.value)
+        assert remedy in caught.value.remedy, str(caught.value)
 
     each()
 
 
 def test_one_id_once(tmp_path: Path) -> None:
-    twice = GOOD + GOOD.partition("\n")[2]
-    with pytest.raises(BadInput, match='entry "a" appears twice'):
-        ledger.load(write(tmp_path, twice))
+    with refused("ledger.toml", 'entry "a"'):
+        ledger.load(write(tmp_path, GOOD + GOOD.partition("\n")[2]))
 
 
 # What is printed ------------------------------------------------------------------------------------------------------
 
 
 def test_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The figure shows every entry that it has an axis for."""
     assert main.main(["ledger", "--figure", str(tmp_path / "ledger.svg")]) == 0
     text = capsys.readouterr().out
     assert "expected 91 to 101 of 198.9 us/tok, delivered 8.4: short" in text
     assert "delivered 50.8 from 49.8" in text
     assert "[LANDED; here NO-GO]" in text
     assert "4 of 5 predictions came true" in text
-    assert (tmp_path / "ledger.svg").read_text().lstrip().startswith("<?xml")
-    assert main.main(["ledger", "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
-    assert {e["id"] for e in printed["entries"]} == set(ROWS)
-    first = printed["entries"][0]
-    assert first["landed"] is True
-    assert all(recorded.figure(i) for e in printed["entries"] for i in e["ids"])
-
-
-def test_figure_shows_every_entry_it_has_an_axis_for() -> None:
-    svg = draw.svg(ledger.figure(ledger.entries()))
+    svg = (tmp_path / "ledger.svg").read_text()
     for e in ROWS.values():
         in_an_axis = e.kind == "prediction" or e.unit == "us/tok" or (e.kind == "program" and e.unit == "%")
         assert (f">{e.title}<" in svg) == in_an_axis, e.id
     assert "-63.15 us/tok: against" in svg.replace("\N{MINUS SIGN}", "-")
+    assert main.main(["ledger", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert {e["id"] for e in printed["entries"]} == set(ROWS)
+    assert printed["entries"][0]["landed"] is True
+    assert all(recorded.figure(i) for e in printed["entries"] for i in e["ids"])

@@ -38,7 +38,7 @@ OP_MAP = f"{OP}:op=MUL_MAT,m=4096,n=1,k=14336,type_a=q4_0"
 def test_go_with_everything_it_rests_on(tmp_path: Path, capsys: Capture) -> None:
     found = judged(capsys, CARD, *files(tmp_path, LLAMA))
     assert (found["verdict"], found["evidence"], found["device"]) == ("GO", "imported", "Example GPU 24GB")
-    assert found["reason"].startswith("decode_tps +10.54 % (100.157 -> 110.714 tok/s), gate decode_tps change > 5 %")
+    assert found["reason"].startswith("decode_tps +10.54 % (100.157 -> 110.714 tok/s), 95 % interval +10.15 to")
     prefill, decode = found["imported"]["mapping"]
     assert (prefill["workload"], prefill["where"], decode["where"]) == ("pp512", {"test": "pp512"}, {"test": "tg128"})
     assert decode["control"]["made"]["build_commit"] == "a1b2c3d4"

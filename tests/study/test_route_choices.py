@@ -6,22 +6,19 @@ import pytest
 
 from kernels import routing
 from lab.base import devices
-from lab.base.errors import BadInput
 from lab.check import families
 from lab.cli import main
 from lab.row import store
 from lab.study import routes
 from tests.loops import numbered, over
+from tests.refused import held, refused
 
 H200 = devices.get("h200")
 TABLES = sorted(store.FOLDER.glob("*/routes/*.json"))
 
 
-THE_STORED_TABLE_IS_THE_ONE_OF_THE_ROWS_CASES = {str(case): (case,) for case in TABLES}
-
-
 def test_the_stored_table_is_the_one_of_the_rows() -> None:
-    @over(THE_STORED_TABLE_IS_THE_ONE_OF_THE_ROWS_CASES)
+    @over({str(x): (x,) for x in TABLES})
     def each(path) -> None:
         assert path.read_text() == routes.text(routes.table(path.stem, path.parts[-3]))
 
@@ -32,13 +29,10 @@ def test_every_family_has_a_stored_table() -> None:
     assert [path.stem for path in TABLES if path.parts[-3] == "h200"] == families.names()
 
 
-THE_TABLE_PRINTS_WHAT_THE_ROUTER_TAKES_CASES = {str(case): (case,) for case in families.names()}
-
-
 def test_the_table_prints_what_the_router_takes() -> None:
     """At every measured place, with and without the precisions that take asking for."""
 
-    @over(THE_TABLE_PRINTS_WHAT_THE_ROUTER_TAKES_CASES)
+    @over({str(x): (x,) for x in families.names()})
     def each(family: str) -> None:
         asks, known = routes.router(family), routing.table("h200", family)
         assert known is not None
@@ -53,13 +47,10 @@ def test_the_table_prints_what_the_router_takes() -> None:
     each()
 
 
-NO_ROUTER_TAKES_A_CONTROL_OR_A_PEER_CASES = {str(case): (case,) for case in families.names()}
-
-
 def test_no_router_takes_a_control_or_a_peer() -> None:
     """What a router may take lies at the family's root: others say why not, need a library, or refuse its question."""
 
-    @over(NO_ROUTER_TAKES_A_CONTROL_OR_A_PEER_CASES)
+    @over({str(x): (x,) for x in families.names()})
     def each(family: str) -> None:
         asks, found = routes.router(family), families.load(family)
         asked = [w for w in found.cases.WORKLOADS if all(w.axes.get(axis) == v for axis, v in asks.fixed.items())]
@@ -158,29 +149,24 @@ def test_the_environment_overrides_and_is_named(
     assert "KILLGATE_ROUTE_<FAMILY>" in capsys.readouterr().out
 
 
-BAD_INPUT_IS_ONE_LINE_CASES: list[tuple[list[str], str]] = [
-    (
-        ["nvfp4", "--shape", "ne=5120,1"],
-        "N is missing; give N=NUMBER; ask as in: lab routes nvfp4 --shape ne=K,COLUMNS,...",
-    ),
-    (["nvfp4", "--shape", "N"], '"N" is no AXIS=VALUE'),
-    (["nvfp4", "--shape", "M=1", "M=2"], '"M=2" is given twice'),
-    (["nvfp4", "--shape", "M=1", "N=1", "K=16", "--write"], "--write: stores the whole table"),
-    (["nvfp4", "--precision", "w4a8"], 'did you mean "nvfp4-w4a8"?'),
-    (["gdn", "--precision", "bf16"], '"bf16" is none that gdn takes by name; leave it out'),
-    (["nvfp4", "--device", "gb11"], 'device "gb11" is unknown'),
-    (["nvfp5", "--shape", "M=1"], 'no family is named "nvfp5"; did you mean "nvfp4"?'),
-    (["kv", "--shape", "ctx=1", "batch=1", "Hq=4", "Hkv=4", "D=99"], "no candidate takes"),
+BAD_INPUT_IS_ONE_LINE_CASES: list[tuple[list[str], str, list[str]]] = [
+    (["nvfp4", "--shape", "ne=5120,1"], "lab routes", ["N=NUMBER", "lab routes nvfp4 --shape"]),
+    (["nvfp4", "--shape", "N"], "--shape", ['"N"', "AXIS=VALUE"]),
+    (["nvfp4", "--shape", "M=1", "M=2"], "--shape", ['"M=2"', "twice"]),
+    (["nvfp4", "--shape", "M=1", "N=1", "K=16", "--write"], "--write", ["shape"]),
+    (["nvfp4", "--precision", "w4a8"], "--precision", ['"w4a8"', '"nvfp4-w4a8"']),
+    (["gdn", "--precision", "bf16"], "--precision", ['"bf16"', "gdn", "leave it out"]),
+    (["nvfp4", "--device", "gb11"], "--device", ['"gb11"', '"gb10"']),
+    (["nvfp5", "--shape", "M=1"], "lab routes", ['"nvfp5"', '"nvfp4"']),
+    (["kv", "--shape", "ctx=1", "batch=1", "Hq=4", "Hkv=4", "D=99"], "lab routes", ["D=99"]),
 ]
 
 
 def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     @over(numbered(BAD_INPUT_IS_ONE_LINE_CASES))
-    def each(words: list[str], line: str) -> None:
+    def each(words: list[str], where: str, said: list[str]) -> None:
         assert main.main(["routes", *words]) == 2
-        err = capsys.readouterr().err
-        assert line in err
-        assert err.count("\n") == 1
+        held(capsys.readouterr().err, where, *said)
 
     each()
 
@@ -188,7 +174,7 @@ def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_family_without_a_router_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(families, "names", lambda: ["toy"])
     monkeypatch.setattr(families, "load", lambda name: None)
-    with pytest.raises(BadInput, match="toy has no router: nothing there chooses between kernels by shape"):
+    with refused("lab routes", "toy", remedy="kernels/toy/route.py"):
         routes.router("toy")
 
 

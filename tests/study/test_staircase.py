@@ -4,13 +4,15 @@ import re
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from msgspec.structs import replace
 
 from lab import draw
-from lab.base.errors import BadInput
 from lab.card import phases, recorded
+from lab.draw import outcomes
 from lab.study import staircase
 from tests.loops import over
+from tests.refused import refused
 
 # Written down here, independently of data/: tok/s before and after each step, and of the peer.
 LEVELS = {
@@ -20,15 +22,12 @@ LEVELS = {
 SHARES = {"dense": [(37.4, 46.2), (47.6, 65.6), (65.2, 85.9)], "moe": [(38.6, 45.9), (50.5, 68.3), (69.1, 85.2)]}
 
 
-LEVELS_AND_SHARES_CASES = {str(case): (case,) for case in LEVELS}
-
-
 def test_levels_and_shares() -> None:
-    @over(LEVELS_AND_SHARES_CASES)
+    @over({name: (name,) for name in LEVELS})
     def each(name: str) -> None:
         stairs = staircase.staircase(name)
         peer, levels = LEVELS[name]
-        assert (stairs.peer.value, stairs.npl, [s.patch for s in stairs.steps]) == (peer, 128, ["0018", "0019", "0020"])
+        assert (stairs.peer_tps, stairs.npl, [s.patch for s in stairs.steps]) == (peer, 128, ["0018", "0019", "0020"])
         assert [(s.before, s.after) for s in stairs.steps] == levels
         shares = [(stairs.share_pct(s.before), stairs.share_pct(s.after)) for s in stairs.steps]
         assert [(round(a, 1), round(b, 1)) for a, b in shares] == SHARES[name]
@@ -63,7 +62,7 @@ def test_every_step_has_its_card_and_the_cards_figures() -> None:
     for name, workload in (("dense", "dense-npl128"), ("moe", "moe-npl128")):
         for step in staircase.staircase(name).steps:
             (case,) = phases.card(step.card).recorded
-            assert set(case.evidence["decode_tps", workload].ids) == {step.control.id, step.candidate.id}
+            assert set(case.evidence["decode_tps", workload].ids) == {step.control, step.candidate}
 
 
 def test_rows() -> None:
@@ -78,62 +77,55 @@ def test_rows() -> None:
 
 TEXT = staircase.FILE.read_text()
 DENSE = "lp.patch-0018.gb10.decode-agg.{}.npl128.npp128"
-MISTAKES: dict[str, tuple[str, str, str]] = {
-    "key": ("npl = 128", "npls = 128", 'unknown key "npls"'),
-    "missing key": ('title = "Qwen3.6-27B NVFP4, dense"\n', "", 'key "title" is missing'),
-    "card": ('card = "lp9"', 'card = "lp99"', '"lp99" is unknown'),
-    "figure": (DENSE.format("control"), DENSE.format("contrl"), "no recorded figure has the id"),
-    "arm": (DENSE.format("control"), DENSE.format("candidate"), 'it cannot stand as "control"'),
-    "load": (DENSE.format("control"), "lp.patch-0018.gb10.decode-agg.control.npl32.npp128", "is at npl 32"),
-    "model": (DENSE.format("control"), DENSE.format("control") + "--2", "dense mixes models"),
-    "unit": (DENSE.format("control"), "lp.patch-0018.gb10.share.control.bucketd2d-memcpy", "18.9 %; bind a throughput"),
-    "peer": ("decode-agg.peer-vllm.npl128--2", "decode-agg.candidate.m128.boundlo", "is the candidate arm"),
-    "withdrawn": (DENSE.format("control"), "lp.batch8-anomaly.gb10.decode-step.control.npl8", "withdrawn"),
-    "one share": (', "lp.patch-0018.gb10.decode-share-of-vllm.candidate.npl128"', "", "share = ['lp.patch"),
+CONTROL = DENSE.format("control")
+MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "key": ("npl = 128", "npls = 128", ("npls",)),
+    "missing key": ('title = "Qwen3.6-27B NVFP4, dense"\n', "", ("title", "missing")),
+    "card": ('card = "lp9"', 'card = "lp99"', ("lp99",)),
+    "figure": (CONTROL, DENSE.format("contrl"), (DENSE.format("contrl"),)),
+    "arm": (CONTROL, DENSE.format("candidate"), (DENSE.format("candidate"), "arm")),
+    "load": (CONTROL, (load := "lp.patch-0018.gb10.decode-agg.control.npl32.npp128"), (load, "npl 32")),
+    "model": (CONTROL, CONTROL + "--2", ("dense", "models")),
+    "unit": (CONTROL, (share := "lp.patch-0018.gb10.share.control.bucketd2d-memcpy"), (share, "18.9 %")),
+    "peer": ("decode-agg.peer-vllm.npl128--2", "decode-agg.candidate.m128.boundlo", ("candidate arm",)),
+    "withdrawn": (CONTROL, (gone := "lp.batch8-anomaly.gb10.decode-step.control.npl8"), (gone, "withdrawn")),
+    "one share": (', "lp.patch-0018.gb10.decode-share-of-vllm.candidate.npl128"', "", ("share = ['lp.patch",)),
 }
 
 
-REFUSED_CASES = {str(case): (case,) for case in MISTAKES}
-
-
 def test_refused(tmp_path: Path) -> None:
-    @over(REFUSED_CASES)
-    def each(mistake: str) -> None:
-        old, new, said = MISTAKES[mistake]
+    @over(MISTAKES)
+    def each(old: str, new: str, held: tuple[str, ...]) -> None:
         assert old in TEXT
         path = tmp_path / "staircase.toml"
         path.write_text(TEXT.replace(old, new, 1))
-        with pytest.raises(BadInput) as caught:
+        with refused("staircase.toml", *held):
             staircase.load(path)
-        assert said in str(caught.value)
-        assert "\n" not in str(caught.value)
 
     each()
 
 
 def test_unknown_names_the_nearest() -> None:
-    with pytest.raises(BadInput, match='did you mean "dense"'):
+    with refused("staircase.toml", "dens", remedy='"dense"'):
         staircase.staircase("dens")
-    with pytest.raises(BadInput, match="nothing to draw"):
-        staircase.picture([])
 
 
 # The picture ----------------------------------------------------------------------------------------------------------
 
 
-def words(stairs: list[staircase.Staircase]) -> list[str]:
-    return re.findall(r"<text[^>]*>(.*?)</text>", draw.svg(staircase.picture(stairs)), re.S)
+@pytest.fixture(scope="module")
+def both() -> Figure:
+    return staircase.picture(list(staircase.staircases().values()))
 
 
-def test_picture_says_each_level_its_share_and_the_mechanism() -> None:
-    both = list(staircase.staircases().values())
-    text = words(both)
+def test_picture_says_each_level_its_share_and_the_mechanism(both: Figure) -> None:
+    text = re.findall(r"<text[^>]*>(.*?)</text>", draw.svg(both), re.S)
     for name, (peer, levels) in LEVELS.items():
         assert f"vLLM {peer:g} tok/s, 100 %" in text
         for (before, after), (low, high) in zip(levels, SHARES[name], strict=True):
             assert {f"{before:.2f}, {low:.1f} %", f"{after:.2f}, {high:.1f} %"} <= set(text)
             assert f"+{100 * (after / before - 1):.1f} %" in text
-    for step in both[0].steps:
+    for step in staircase.staircase("dense").steps:
         for line in (f"patch {step.patch}", *step.mechanism.splitlines()):
             assert text.count(line) == 2, line  # under the step, in both panels
 
@@ -143,8 +135,8 @@ def lines(axes: object, style: str) -> list[tuple[list[float], list[float]]]:
     return [(list(map(float, line.get_xdata())), list(map(float, line.get_ydata()))) for line in drawn]
 
 
-def test_picture_draws_the_levels_to_scale() -> None:
-    (axes,) = staircase.picture([staircase.staircase("moe")]).axes
+def test_picture_draws_the_levels_to_scale(both: Figure) -> None:
+    axes = both.axes[1]
     assert [ys for _, ys in lines(axes, "-")] == [[a, a, b, b] for a, b in LEVELS["moe"][1]]
     assert [ys for _, ys in lines(axes, ":")] == [[372.62, 409.30], [553.63, 560.66]]
     assert lines(axes, "--")[0][1] == [811.0, 811.0]
@@ -157,5 +149,7 @@ def test_altered_figure_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     altered = DENSE.format("candidate")
     figures[altered] = replace(figures[altered], value=170.0)
     monkeypatch.setattr(recorded, "figures", lambda: figures)
-    (dense,) = [s for s in staircase.load(staircase.FILE) if s.name == "dense"]
-    assert "170.00, 43.5 %" in words([dense])
+    drawn: list[outcomes.Stairs] = []
+    monkeypatch.setattr(outcomes, "staircase", drawn.extend)
+    staircase.picture([s for s in staircase.load(staircase.FILE) if s.name == "dense"])
+    assert drawn[0].steps[0][1:] == (146.23, 170.0)

@@ -7,11 +7,16 @@ column name; a column not given is NULL where the schema allows it and 0 where i
 """
 
 import sqlite3
-from collections.abc import Iterable, Iterator
+import tempfile
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from lab.trace.files import read
+from lab.trace.model import Trace
 
 HEAD = "start! end! deviceId! contextId! greenContextId streamId! correlationId globalPid"
 KERNEL = (
@@ -113,6 +118,7 @@ class Export:
 
     def write(self, path: Path) -> Path:
         with sqlite3.connect(path) as base:
+            base.executescript("PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF")
             strings = [{"id": number, "value": text} for text, number in self.strings.items()]
             for table, rows in (self.rows | ({"StringIds": strings} if strings else {})).items():
                 names = create(base, table, self.version, self.extra)
@@ -122,6 +128,11 @@ class Export:
                 base.executemany(f"INSERT INTO {table} VALUES ({marks})", values)
         base.close()
         return path
+
+    def trace(self) -> Trace:
+        """What is read of the file."""
+        with tempfile.TemporaryDirectory() as folder:
+            return read(self.write(Path(folder) / "a.sqlite"))
 
 
 def create(base: sqlite3.Connection, table: str, version: str, extra: dict[str, str] | None = None) -> list[str]:
@@ -149,68 +160,45 @@ def decode(path: Path, kernels: int, per_step: int = 800, version: str = LATEST,
     """A decode-like node-mode capture: `kernels` rows in replays of one graph, a tenth as many copies, 40 % API calls.
 
     Two streams of one device; each step replays `per_step` kernels of 60 names with real-looking lengths, 1 to 40 us,
-    then copies. The database is built without a journal, so it takes about as long as SQLite needs to store the rows.
+    then copies. SQLite makes the rows itself, from one row for each kernel of a step.
     """
-    random = np.random.default_rng(seed)
-    base = sqlite3.connect(path, isolation_level=None)
-    base.executescript("PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA cache_size=-65536; BEGIN;")
-    names = [f"void engine::layer_{i}<__nv_bfloat16, {i}>(Params)" for i in range(60)]
-    strings = [*names, "cudaGraphLaunch_v10000", "cudaMemcpyAsync_v3020", "cudaLaunchKernel_v7000"]
     plain = Export(version)
-    plain.strings = {text: 1000 + i for i, text in enumerate(strings)}
-    for text, number in plain.strings.items():
-        plain.add("StringIds", id=number, value=text)
-    for table, rows in plain.rows.items():
-        cells = create(base, table, version)
-        insert(base, table, cells, ([row.get(c.rstrip("!")) for c in cells] for row in rows))
-    length = random.integers(1_000, 40_000, per_step)
+    names = [f"void engine::layer_{i}<__nv_bfloat16, {i}>(Params)" for i in range(60)]
+    for text in (*names, "cudaGraphLaunch_v10000", "cudaMemcpyAsync_v3020", "cudaLaunchKernel_v7000"):
+        plain.string(text)
+    length = np.random.default_rng(seed).integers(1_000, 40_000, per_step)
     at = np.concatenate([[0], np.cumsum(length + 300)])
-    step_ns = int(at[-1]) + 20_000
-    pid = global_pid(4242)
-
-    def kernel_rows(cells: list[str]) -> Iterator[list[Any]]:
-        row = blanks(cells)
-        where = {c.rstrip("!"): i for i, c in enumerate(cells)}
-        fixed = {"contextId": 1, "globalPid": pid, "gridX": 132, "gridY": 1, "gridZ": 1, "blockX": 256, "blockY": 1}
-        fixed |= {"blockZ": 1, "registersPerThread": 96, "mangledName": 999, "graphId": 3, "launchType": 1}
-        for column, value in fixed.items():
-            if column in where:
-                row[where[column]] = value
-        start, end, stream, correlation, name, short, node = (
-            where[c] for c in ("start", "end", "streamId", "correlationId", "demangledName", "shortName", "graphNodeId")
-        )
-        for i in range(kernels):
-            step, k = divmod(i, per_step)
-            begin = step * step_ns + int(at[k])
-            row[start], row[end] = begin, begin + int(length[k])
-            row[stream] = 7 if k % 8 else 13
-            row[correlation], row[name], row[short], row[node] = step + 1, 1000 + k % 60, 1000 + k % 60, (3 << 32) + k
-            yield row.copy()
-
-    def copy_rows(cells: list[str]) -> Iterator[list[Any]]:
-        per = per_step // 10
-        for i in range(kernels // 10):
-            step, k = divmod(i, per)
-            begin = step * step_ns + int(at[k * 10]) + 100
-            row = dict(start=begin, end=begin + 900, contextId=1, streamId=7, globalPid=pid, bytes=4096, copyKind=8)
-            row |= dict(correlationId=step + 1, graphNodeId=(3 << 32) + 10_000 + k, srcKind=2, dstKind=2)
-            yield [row.get(c.rstrip("!"), b) for c, b in zip(cells, blanks(cells), strict=True)]
-
-    def call_rows(cells: list[str]) -> Iterator[list[Any]]:
-        for i in range(kernels * 2 // 5):
-            row = dict(
-                start=i * 1_000, end=i * 1_000 + 700, globalTid=pid | 1, correlationId=i + 1, nameId=1060 + i % 3
-            )
-            yield [row.get(c.rstrip("!"), b) for c, b in zip(cells, blanks(cells), strict=True)]
-
-    for table, rows_of in (("KERNEL", kernel_rows), ("MEMCPY", copy_rows), ("RUNTIME", call_rows)):
-        table = f"CUPTI_ACTIVITY_KIND_{table}"
-        cells = create(base, table, version)
-        insert(base, table, cells, rows_of(cells))
-    base.execute("COMMIT")
+    common = {"globalPid": str(global_pid(4242)), "contextId": "1", "correlationId": "step + 1"}
+    begin = f"step * {int(at[-1]) + 20_000} + at"
+    kernel = common | {"start": begin, "end": f"{begin} + length", "streamId": "IIF(k % 8, 7, 13)", "graphId": "3"}
+    kernel |= {"demangledName": "1000 + k % 60", "shortName": "1000 + k % 60", "graphNodeId": "(3 << 32) + k"}
+    copy = common | {"start": f"{begin} + 100", "end": f"{begin} + 1000", "streamId": "7", "bytes": "4096"}
+    copy |= {"copyKind": "8", "graphNodeId": "(3 << 32) + 10000 + k / 10"}
+    call = {"start": "n * 1000", "end": "n * 1000 + 700", "correlationId": "n + 1", "nameId": "1060 + n % 3"}
+    call["globalTid"] = str(global_pid(4242) | 1)
+    steps = "counted(step) AS (SELECT 0 UNION ALL SELECT step + 1 FROM counted LIMIT ?), "
+    ordered = steps + "row AS (SELECT * FROM counted, place ORDER BY step, k LIMIT ?)"
+    with sqlite3.connect(plain.write(path)) as base:
+        base.execute("CREATE TEMP TABLE place (k, at, length)")
+        places = zip(range(per_step), at[:-1].tolist(), length.tolist(), strict=True)
+        base.executemany("INSERT INTO place VALUES (?, ?, ?)", places)
+        for table, values, where in (
+            ("KERNEL", kernel, "row"),
+            ("MEMCPY", copy, "row WHERE k % 10 = 0"),
+            ("RUNTIME", call, "(SELECT step * ? + k AS n FROM row) WHERE n < ?"),
+        ):
+            cells = create(base, f"CUPTI_ACTIVITY_KIND_{table}", version)
+            blank = ["NULL" if b is None else repr(b) for b in blanks(cells)]
+            chosen = ", ".join(values.get(c.rstrip("!"), b) for c, b in zip(cells, blank, strict=True))
+            extra = (per_step, kernels * 2 // 5) if table == "RUNTIME" else ()
+            query = f"INSERT INTO CUPTI_ACTIVITY_KIND_{table} WITH {ordered} SELECT {chosen} FROM {where}"
+            base.execute(query, (-(-kernels // per_step), kernels, *extra))
     base.close()
     return path
 
 
-def insert(base: sqlite3.Connection, table: str, cells: list[str], rows: Iterable[list[Any]]) -> None:
-    base.executemany(f"INSERT INTO {table} VALUES ({','.join('?' * len(cells))})", rows)
+@cache
+def decoded(kernels: int, per_step: int = 800) -> Trace:
+    """What is read of such a file; built once for all tests."""
+    with tempfile.TemporaryDirectory() as folder:
+        return read(decode(Path(folder) / "a.sqlite", kernels, per_step))

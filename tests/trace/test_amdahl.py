@@ -14,6 +14,7 @@ from lab.judge import projection
 from lab.row.records import Measurement
 from lab.trace import amdahl, breakdowns
 from lab.trace.amdahl import Interval, project
+from tests.loops import numbered, over
 from tests.refused import held, refused
 from tests.row.made import measurement
 
@@ -39,9 +40,7 @@ def test_the_recorded_ceilings_follow() -> None:
     assert (round(copy.mid), round(both.mid)) == (180, 247)
 
 
-@pytest.mark.parametrize(
-    ("share", "speedup", "gain"), [(0.5, 2.0, 33.333), (0.1, 1.0, 0.0), (0.25, 0.5, -20.0), (0, 9, 0)]
-)
+@over(numbered([(0.5, 2.0, 33.333), (0.1, 1.0, 0.0), (0.25, 0.5, -20.0), (0, 9, 0)]))
 def test_gain(share: float, speedup: float, gain: float) -> None:
     assert project(Interval.of(share), Interval.of(speedup)).gain_pct.mid == pytest.approx(gain, abs=1e-3)
 
@@ -71,14 +70,15 @@ def test_needed_speedup_gives_what_is_needed(share: float, needed: float) -> Non
         assert project(Interval.of(share), Interval.of(k)).gain_pct.mid == pytest.approx(needed, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("share", "speed", "needed", "word"),
-    [
-        (Interval.of(0.004), REMOVED, 3.0, "cannot"),
-        (Interval.of(0.5), Interval.of(1.01), 10.0, "misses"),
-        (Interval.of(0.5), Interval(1.1, 1.3, 1.5), 10.0, "may reach"),
-        (Interval.of(0.5), Interval.of(2.0, 0.1), 10.0, "reaches"),
-    ],
+@over(
+    numbered(
+        [
+            (Interval.of(0.004), REMOVED, 3.0, "cannot"),
+            (Interval.of(0.5), Interval.of(1.01), 10.0, "misses"),
+            (Interval.of(0.5), Interval(1.1, 1.3, 1.5), 10.0, "may reach"),
+            (Interval.of(0.5), Interval.of(2.0, 0.1), 10.0, "reaches"),
+        ]
+    )
 )
 def test_against_a_need(share: Interval, speed: Interval, needed: float, word: str) -> None:
     assert amdahl.against(project(share, speed), needed)[0] == word
@@ -89,14 +89,15 @@ def test_a_miss_names_the_speedup_that_would_do() -> None:
     assert "1.22x on the kernel would do" in sentence
 
 
-@pytest.mark.parametrize(
-    ("share", "speed", "of_wall", "value"),
-    [
-        (Interval.of(1.2), Interval.of(2.0), 1.0, "1.2"),
-        (Interval.of(0.1, 0.2), Interval.of(2.0), 1.0, "-0.1"),
-        (Interval.of(0.1), Interval.of(0.0), 1.0, "0 to 0"),
-        (Interval.of(0.1), Interval.of(2.0), 0.0, "0 of"),
-    ],
+@over(
+    numbered(
+        [
+            (Interval.of(1.2), Interval.of(2.0), 1.0, "1.2"),
+            (Interval.of(0.1, 0.2), Interval.of(2.0), 1.0, "-0.1"),
+            (Interval.of(0.1), Interval.of(0.0), 1.0, "0 to 0"),
+            (Interval.of(0.1), Interval.of(2.0), 0.0, "0 of"),
+        ]
+    )
 )
 def test_refused(share: Interval, speed: Interval, of_wall: float, value: str) -> None:
     with refused("amdahl", value):
@@ -161,25 +162,19 @@ def test_lab_amdahl(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["projection"]["speedup"]["mid"] is None, "infinity is no JSON"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "where", "words"),
-    [
-        (["--category", "memcpy"], "lab amdahl", ("--speedup", "--measured")),
-        (["--category", "memcpy", "--speedup", "2", "--needs", "p99"], "data/phases", ('"p99"',)),
-        (
-            ["--category", "memcpy", "--speedup", "2", "--needs", "p6-kernel"],
-            "p6-kernel.toml",
-            ("throughput", "--needs"),
-        ),
-        (["--category", "memcpy", "--speedup", "-1"], "amdahl", ("-1",)),
-        (["--category", "x", "--speedup", "2"], "a2_dense_npl128_eager", ('"x"', "memcpy")),
-    ],
+REFUSED: tuple[tuple[list[str], str, tuple[str, ...]], ...] = (
+    (["--category", "memcpy"], "lab amdahl", ("--speedup", "--measured")),
+    (["--category", "memcpy", "--speedup", "2", "--needs", "p99"], "data/phases", ('"p99"',)),
+    (["--category", "memcpy", "--speedup", "2", "--needs", "p6-kernel"], "p6-kernel.toml", ("throughput", "--needs")),
+    (["--category", "memcpy", "--speedup", "-1"], "amdahl", ("-1",)),
+    (["--category", "x", "--speedup", "2"], "a2_dense_npl128_eager", ('"x"', "memcpy")),
 )
-def test_lab_amdahl_refuses_in_one_line(
-    arguments: list[str], where: str, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main.main(["amdahl", "a2_dense_npl128_eager", *arguments]) == 2
-    held(capsys.readouterr().err, where, *words)
+
+
+def test_lab_amdahl_refuses_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, where, words in REFUSED:
+        assert main.main(["amdahl", "a2_dense_npl128_eager", *arguments]) == 2, arguments
+        held(capsys.readouterr().err, where, *words)
 
 
 def test_every_bound_is_of_the_wall() -> None:

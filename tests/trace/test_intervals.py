@@ -1,14 +1,13 @@
 """lab/trace/intervals.py against counting every nanosecond one by one."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.trace.intervals import NOTHING, TABLE, Spans, compact, concurrent, group, merged, union
+from tests.loops import over
 
 END = 60
 INTERVALS = st.lists(st.tuples(st.integers(0, END), st.integers(0, 12)).map(lambda p: (p[0], p[0] + p[1])), max_size=12)
@@ -43,6 +42,7 @@ def test_merged_covers_the_same(pairs: list[tuple[int, int]], shuffle: bool) -> 
     assert (spans.start[1:] > spans.end[:-1]).all(), "spans are disjoint and do not touch"
 
 
+@settings(max_examples=50)
 @given(INTERVALS, INTERVALS, INTERVALS)
 def test_union_and_concurrent(a: list[Any], b: list[Any], c: list[Any]) -> None:
     parts = [spans_of(x) for x in (a, b, c)]
@@ -51,6 +51,7 @@ def test_union_and_concurrent(a: list[Any], b: list[Any], c: list[Any]) -> None:
     assert concurrent(parts).ns == int((depth([a, b, c]) >= 2).sum())
 
 
+@settings(max_examples=50)
 @given(INTERVALS, INTERVALS)
 def test_overlap_gaps_and_measure(a: list[Any], b: list[Any]) -> None:
     one, two = spans_of(a), spans_of(b)
@@ -70,10 +71,13 @@ def test_group_is_unique_rows(rows: list[tuple[int, int, int]]) -> None:
     assert [keys[c] for c in codes] == rows
 
 
-@pytest.mark.parametrize(
-    "values",
-    [np.array([5, 5, -1]), np.array([0, TABLE + 10, 3]), np.array([7], np.int32), np.broadcast_to(np.int32(4), (6,))],
-    ids=["small", "wider_than_the_table", "one", "one_value_stored_once"],
+@over(
+    {
+        "small": (np.array([5, 5, -1]),),
+        "wider than the table": (np.array([0, TABLE + 10, 3]),),
+        "one": (np.array([7], np.int32),),
+        "one value stored once": (np.broadcast_to(np.int32(4), (6,)),),
+    }
 )
 def test_compact_is_unique(values: np.ndarray[Any, Any]) -> None:
     unique, codes = compact(values)
@@ -82,11 +86,7 @@ def test_compact_is_unique(values: np.ndarray[Any, Any]) -> None:
     assert codes.tolist() == where.tolist()
 
 
-@pytest.mark.parametrize(
-    "make", [lambda: union([]), lambda: concurrent([spans_of([(1, 2)])]), lambda: spans_of([(3, 3)])]
-)
-def test_nothing(make: Callable[[], Spans]) -> None:
-    assert make().ns == 0
-    assert len(make()) == 0
+def test_nothing() -> None:
+    assert [(s.ns, len(s)) for s in (union([]), concurrent([spans_of([(1, 2)])]), spans_of([(3, 3)]))] == [(0, 0)] * 3
     assert NOTHING.gaps(0, 10).ns == 10
     assert NOTHING.measure_before(np.array([3])).tolist() == [0]

@@ -10,6 +10,7 @@ import pytest
 from lab.bench import ncu
 from lab.trace.files import read
 from lab.trace.model import COPY_KINDS, NONE, Kernels, short_name, totals_by_name
+from tests.loops import numbered, over
 from tests.refused import refused
 from tests.trace.nsys_synthetic import VERSIONS, Export, decode, global_pid
 
@@ -74,8 +75,8 @@ def test_ncu() -> None:
 # nsys SQLite ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_every_schema(version: str, tmp_path: Path) -> None:
+@over({version: (version,) for version in VERSIONS})
+def test_every_schema(version: str) -> None:
     export = Export(version)
     export.kernel("void k<1>(int)", 100, 200, correlationId=1, graphNodeId=(5 << 32) + 2)
     export.kernel("void k<2>(int)", 250, 300, correlationId=2)
@@ -83,7 +84,7 @@ def test_every_schema(version: str, tmp_path: Path) -> None:
     export.memory("MEMSET", 350, 360, bytes=32, value=0, correlationId=4)
     export.call("cudaLaunchKernel_v7000", 50, 60, 2)
     export.nvtx("step", 40, 70)
-    t = read(export.write(tmp_path / "a.sqlite"))
+    t = export.trace()
     assert (t.tool_version, t.schema_version, t.warnings) == (version, VERSIONS[version], ())
     assert [t.names[i] for i in t.kernels.name] == ["void k<1>(int)", "void k<2>(int)"]
     assert (t.memcpy.bytes.tolist(), t.memset.bytes.tolist()) == ([64], [32])
@@ -95,11 +96,11 @@ def test_every_schema(version: str, tmp_path: Path) -> None:
     assert (len(t.calls), t.labels) == (1, ["step"])
 
 
-def test_columns_by_name_and_missing_tables(tmp_path: Path) -> None:
+def test_columns_by_name_and_missing_tables() -> None:
     """A column that nobody knows yet, in front of the others' values, and nothing but kernels."""
     export = Export(CUPTI_ACTIVITY_KIND_KERNEL="newColumn anotherText!")
     export.kernel("a", 0, 10, newColumn=7, anotherText="x")
-    t = read(export.write(tmp_path / "a.sqlite"))
+    t = export.trace()
     assert t.kernels.duration_ns.tolist() == [10]
     assert (len(t.memcpy), len(t.ranges), len(t.calls), t.gpus) == (0, 0, 0, {0: ""})
 
@@ -117,7 +118,7 @@ def test_without_process_or_strings(tmp_path: Path) -> None:
     assert t.graph_mode == "unknown", "neither a setting nor API calls say anything about graphs"
 
 
-def test_label_is_text_or_text_id(tmp_path: Path) -> None:
+def test_label_is_text_or_text_id() -> None:
     export = Export()
     export.nvtx("by text", 0, 10)
     export.nvtx(None, 1, 5, textId=export.string("by id"))
@@ -126,13 +127,13 @@ def test_label_is_text_or_text_id(tmp_path: Path) -> None:
     export.nvtx("never ended", 4, None)
     export.nvtx("a mark", 5, None, eventType=34)
     export.nvtx("NCCL", 0, None, eventType=75, domainId=9)
-    t = read(export.write(tmp_path / "a.sqlite"))
+    t = export.trace()
     assert [t.labels[i] for i in t.ranges.label] == ["by text", "by id", "text wins", ""]
     assert t.domains == {9: "NCCL"}
     assert [w for w in t.warnings if "never ended" in w] == ["1 NVTX ranges never ended and are left out"]
 
 
-def test_event_types_are_looked_up(tmp_path: Path) -> None:
+def test_event_types_are_looked_up() -> None:
     """Numbers of the enumeration may change; the file's own names decide."""
     export = Export()
     export.add("ENUM_NSYS_EVENT_TYPE", id=159, name="NvtxPushPopRange", label="")
@@ -140,55 +141,56 @@ def test_event_types_are_looked_up(tmp_path: Path) -> None:
     export.nvtx("old number", 0, 10)
     export.nvtx("pushed", 0, 10, eventType=159)
     export.nvtx("started", 0, 10, eventType=160)
-    t = read(export.write(tmp_path / "a.sqlite"))
+    t = export.trace()
     assert [(t.labels[i], s) for i, s in zip(t.ranges.label, t.ranges.scope.tolist(), strict=True)] == [
         ("pushed", 0),
         ("started", 1),
     ]
 
 
-def test_rows_without_times_are_dropped(tmp_path: Path) -> None:
+def test_rows_without_times_are_dropped() -> None:
     export = Export()
     export.kernel("a", 10, 20)
     export.memory("GRAPH_TRACE", 0, 0, graphId=1, graphExecId=1)
     export.memory("GRAPH_TRACE", 30, 40, graphId=1, graphExecId=1)
-    t = read(export.write(tmp_path / "a.sqlite"))
+    t = export.trace()
     assert t.graphs.start_ns.tolist() == [30]
     assert any("1 rows of CUPTI_ACTIVITY_KIND_GRAPH_TRACE" in w for w in t.warnings)
 
 
-def test_rows_are_sorted(tmp_path: Path) -> None:
+def test_rows_are_sorted() -> None:
     export = Export()
     for start in (500, 63, 75, 1):
         export.kernel(f"k{start}", start, start + 1)
-    t = read(export.write(tmp_path / "a.sqlite"))
+    t = export.trace()
     assert t.kernels.start_ns.tolist() == [1, 63, 75, 500]
     assert [t.names[i] for i in t.kernels.name] == ["k1", "k63", "k75", "k500"]
 
 
-@pytest.mark.parametrize(("stored", "copied"), [(6, 6), (8, NONE)], ids=["the_halves_agree", "they_do_not"])
-def test_graph_of_a_node_is_verified(stored: int, copied: int, tmp_path: Path) -> None:
+@over(numbered([(6, 6), (8, NONE)]))
+def test_graph_of_a_node_is_verified(stored: int, copied: int) -> None:
     """A copy's graph comes from its node's upper half, unless this file's kernels show that it is something else."""
     export = Export()
     export.kernel("a", 0, 1, graphNodeId=(6 << 32) + 1, graphId=stored)
     export.memory("MEMCPY", 2, 3, bytes=1, copyKind=8, graphNodeId=(6 << 32) + 2)
-    t = read(export.write(tmp_path / "a.sqlite"))
+    t = export.trace()
     assert (t.kernels.graph.tolist(), t.memcpy.graph.tolist()) == ([stored], [copied])
 
 
-@pytest.mark.parametrize(
-    ("mode", "nodes", "opaque", "launches", "wanted"),
-    [
-        ("Node", 1, 0, 1, "node"),
-        ("Graph", 0, 1, 1, "graph"),
-        ("Graph", 0, 0, 0, "none"),
-        ("Node", 0, 0, 0, "none"),
-        ("Graph", 0, 0, 3, "unknown"),
-        (None, 0, 0, 0, "unknown"),
-    ],
+@over(
+    numbered(
+        [
+            ("Node", 1, 0, 1, "node"),
+            ("Graph", 0, 1, 1, "graph"),
+            ("Graph", 0, 0, 0, "none"),
+            ("Node", 0, 0, 0, "none"),
+            ("Graph", 0, 0, 3, "unknown"),
+            (None, 0, 0, 0, "unknown"),
+        ]
+    )
 )
 def test_graph_mode_is_what_the_file_shows(
-    mode: str | None, nodes: int, opaque: int, launches: int, wanted: str, tmp_path: Path
+    mode: str | None, nodes: int, opaque: int, launches: int, wanted: str
 ) -> None:
     export = Export(mode=mode)
     export.kernel("eager", 1, 2)
@@ -198,32 +200,32 @@ def test_graph_mode_is_what_the_file_shows(
         export.memory("GRAPH_TRACE", 20 + i, 21 + i, graphId=1, graphExecId=1)
     for i in range(launches):
         export.call("cudaGraphLaunch_v10000", i, i + 1, i + 1)
-    t = read(export.write(tmp_path / "a.sqlite"))
+    t = export.trace()
     assert t.graph_mode == wanted
     assert t.graph_setting == (mode or "").lower()
     assert any("busy time is too low" in w for w in t.warnings) == (wanted == "unknown" and launches > 0)
 
 
-def test_devices_of_two_processes(tmp_path: Path) -> None:
+def test_devices_of_two_processes() -> None:
     """Two processes that each call their GPU number 0, as under CUDA_VISIBLE_DEVICES."""
     export = Export()
     for i, process in enumerate((4242, 4243)):
         export.add("TARGET_INFO_GPU", id=i, name=f"GPU {i}", cuDevice=i)
         export.add("TARGET_INFO_CUDA_DEVICE", gpuId=i, cudaId=0, pid=process)
         export.kernel("a", 10 + i, 20 + i, globalPid=global_pid(process))
-    t = read(export.write(tmp_path / "a.sqlite"))
+    t = export.trace()
     assert t.kernels.device.tolist() == [0, 1]
     assert t.gpus == {0: "GPU 0", 1: "GPU 1"}
     assert any("number their GPUs differently" in w for w in t.warnings)
 
 
-def test_environment_is_not_read(tmp_path: Path) -> None:
+def test_environment_is_not_read() -> None:
     export = Export()
     export.kernel("a", 1, 2)
     export.string("SECRET=hunter2")
     export.add("TARGET_INFO_SYSTEM_ENV", name="SECRET", value="hunter2")
     export.add("DIAGNOSTIC_EVENT", severity=2, text="see /home" + "/ada/run/stdout.log for output")
-    t = read(export.write(tmp_path / "a.sqlite"))
+    t = export.trace()
     assert "hunter2" not in repr(t)
     assert t.warnings == ("nsys: see (path) for output",)
 
@@ -247,15 +249,19 @@ def test_two_connections_read_every_row_once(tmp_path: Path, monkeypatch: pytest
 # The model -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "short"),
-    [
-        ("void at::native::vectorized_elementwise_kernel<4, a::b<c>>(int, foo<a>)", "vectorized_elementwise_kernel"),
-        ("void at::native::(anonymous namespace)::bar<int>(float*)", "bar"),
-        ("nvjet_tst_128x8", "nvjet_tst_128x8"),
-        ("ncclDevKernel_AllReduce(ncclDevKernelArgsStorage<4096ul>)", "ncclDevKernel_AllReduce"),
-        ("", ""),
-    ],
+@over(
+    numbered(
+        [
+            (
+                "void at::native::vectorized_elementwise_kernel<4, a::b<c>>(int, foo<a>)",
+                "vectorized_elementwise_kernel",
+            ),
+            ("void at::native::(anonymous namespace)::bar<int>(float*)", "bar"),
+            ("nvjet_tst_128x8", "nvjet_tst_128x8"),
+            ("ncclDevKernel_AllReduce(ncclDevKernelArgsStorage<4096ul>)", "ncclDevKernel_AllReduce"),
+            ("", ""),
+        ]
+    )
 )
 def test_short_name(name: str, short: str) -> None:
     assert short_name(name) == short

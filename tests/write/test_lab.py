@@ -41,7 +41,7 @@ class Tags(HTMLParser):
 def shows(thing: Any) -> Tags:
     """What Jupyter would show, which must be well formed text or HTML."""
     if hasattr(thing, "_repr_mimebundle_"):
-        bundle = thing._repr_mimebundle_()
+        bundle, _ = thing._repr_mimebundle_()
         assert bundle["text/plain"]
         return Tags(bundle.get("text/markdown", ""))
     assert repr(thing)
@@ -97,7 +97,6 @@ def test_trace_is_a_room_and_a_function(first: str) -> None:
         (lambda: lab.value("lp.p5.gb10.smem-kap.candidate"), "did you mean"),
         (lambda: lab.family("gdn")["fused_chunck"], 'did you mean "fused_chunk"?'),
         (lambda: lab.phase("p5").verdict("h200"), 'did you mean "gb10"?|valid: gb10'),
-        (lambda: lab.phase("p5").breakdown("h200"), "traced are"),
         (lambda: lab.phase("p6-step").check(), "has no kernels here"),
         (lambda: lab.open_trace("absent.sqlite"), "absent.sqlite"),
     ],
@@ -124,15 +123,16 @@ def test_phase_shows_its_card_and_its_verdicts() -> None:
 
 
 def test_measured_phase_has_its_interval_and_its_roofline() -> None:
-    p = lab.phase("p5-35b")
+    p = lab.phase("p5-cuda")
     verdict = p.verdict("h200")
     assert verdict.word == "GO"
     assert "95 % interval" in shows(verdict).text
     assert all(isinstance(r, Measurement) for r in p.rows("h200"))
-    svg = p.roofline("h200")._repr_mimebundle_()["image/svg+xml"]
+    svg = p.roofline("h200").bundle["image/svg+xml"]
     assert p.card.candidate in svg
-    with pytest.raises(BadInput, match="no measured rows"):
-        p.roofline("gb10")
+    assert "not measured" in repr(p.roofline("gb10")), "a missing row is said, in its figure's place"
+    with pytest.raises(BadInput, match="no device"):
+        p.roofline("h300")
 
 
 def test_breakdown_of_a_committed_trace() -> None:
@@ -231,3 +231,10 @@ def test_a_verdict_and_a_row_cannot_bring_markup() -> None:
     assert shows(shown).text.count(EVIL) >= 3
     row = replace(store.rows("h200", "p5-35b")[0], name=EVIL, message=EVIL)
     assert EVIL in shows(objects.Table((row,), {**objects.ROW, EVIL: lambda r: bad}, EVIL)).text
+
+
+def test_without_a_trace_the_table_says_so() -> None:
+    table = lab.phase("p6-cuda").breakdown("h200")
+    assert len(table) == 0
+    assert "no trace from h200 is committed; traced are" in repr(table)
+    assert "not measured" in table._repr_html_()

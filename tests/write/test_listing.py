@@ -100,7 +100,7 @@ def test_filters(flags: list[str], phases: list[str], capsys: Capture) -> None:
     [
         (["--family", "gnd"], '--family: no family is named "gnd"; did you mean "gdn"?'),
         (["--phase", "lp9kernel"], '--phase: no phase has the id "lp9kernel"; did you mean "lp9-kernel"?'),
-        (["--device", "h20"], '--device: device "h20" is unknown; did you mean "h200"?'),
+        (["--device", "h20"], '--device: no device has the id "h20"; did you mean "h200"?'),
     ],
 )
 def test_unknown_filter(flags: list[str], said: str, capsys: Capture) -> None:

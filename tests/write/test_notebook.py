@@ -1,21 +1,23 @@
-"""Rows as notebooks show them: points, timings and reproductions. The other helpers stand with test_notebooks.py."""
+"""Rows as notebooks show them: arms of one run and reproductions. The other helpers stand with test_notebooks.py."""
 
+import base64
 import dataclasses
+import re
 from typing import Any
 
 import pandas as pd
 import pytest
 from msgspec import structs
 
-from lab.base import devices
+from lab import draw
+from lab.base.errors import BadInput
 from lab.card import gate, phases
 from lab.check import families
 from lab.judge import evidence
-from lab.place import roofline
 from lab.row import store
 from lab.row.records import Measurement
 from lab.study import reproduction
-from lab.write import notebook
+from lab.write import figures, notebook
 from tests.row.made import changed, measurement
 
 RUN = "2026-11-20T120000Z"
@@ -37,47 +39,17 @@ def rows(tmp_path, monkeypatch):
     return add
 
 
-def test_without_rows_there_is_nothing(rows):
-    assert notebook.points("p-test", "h200") == []
-    assert notebook.timings("p-test", "h200").empty
-
-
-def test_timings_give_floor_and_change(rows):
-    rows(arm="control", name="old", median_us=40.0, **OK)
-    rows(arm="candidate", name="new", median_us=30.0, **OK)
-    frame = notebook.timings("p-test", "h200")
-    floor = roofline.place(devices.get("h200"), BASE["flops"], BASE["bytes"], "bf16").floor_us
-    assert list(frame["arm"]) == ["old", "new"]
-    assert list(frame["floor us"]) == [floor, floor]
-    assert list(frame["of roofline"]) == [floor / 40, floor / 30]
-    assert list(frame["change %"].dropna()) == [pytest.approx(-25)]
-    assert frame["change %"].isna()[0], "the control has no change against itself"
-
-
-def test_points_are_the_rows_that_are_ok(rows):
-    rows(arm="control", name="old", status="error", message="out of registers")
-    rows(arm="candidate", name="new", median_us=30.0, **OK)
-    (point,) = notebook.points("p-test", "h200")
-    assert (point.label, point.kind) == ("new t64", "measured")
-    assert point.intensity == pytest.approx(BASE["flops"] / BASE["bytes"])
-    assert point.rate_tflop_s == pytest.approx(2e9 / 30e-6 / 1e12)
-    frame = notebook.timings("p-test", "h200")
-    assert list(frame["status"]) == ["error", "ok"]
-    assert "change %" not in frame, "there is no change against a control that failed"
-    assert frame["median us"].isna()[0]
-
-
 def test_arms_are_of_one_run(rows):
     """Of the newest run in which the candidate is right: a later one without it is no comparison."""
     card = structs.replace(phases.card("p5-kernel"), id="p-test", candidate="new", workloads=(BASE["workload_id"],))
-    assert notebook.arms(card, "h200") == {}
+    assert figures.judged_rows(card, "h200") == {}
     rows(arm="control", name="old", median_us=40.0, **OK)
     rows(arm="candidate", name="new", median_us=30.0, **OK)
     rows(arm="candidate", name="broken", status="error", message="out of registers")
     later = "2026-11-20T130000Z"
     alone = measurement(**BASE | OK | {"name": "old", "median_us": 10.0, "run": later})
     store.append(store.FOLDER / "h200" / "p-test" / later, alone)
-    (found,) = notebook.arms(card, "h200").values()
+    (found,) = figures.judged_rows(card, "h200").values()
     assert {name: row.median_us for name, row in found.items()} == {"old": 40.0, "new": 30.0}
 
 
@@ -91,22 +63,10 @@ def test_arms_of_workloads_that_a_gate_compares_are_of_one_run(rows):
             for arm, name in (("control", card.control), ("candidate", card.candidate)):
                 row = BASE | OK | {"arm": arm, "name": name, "median_us": us, "run": run, "workload_id": workload_id}
                 store.append(store.FOLDER / "h200" / "p-test" / run, measurement(**row))
-    found = notebook.arms(card, "h200")
+    found = figures.judged_rows(card, "h200")
     assert {w: found[w][card.candidate].run for w in (small, large)} == {small: RUN, large: RUN}
     apart = structs.replace(card, gate=gate.Gate(), claims=())
-    assert notebook.arms(apart, "h200")[small][card.candidate].run == later
-
-
-def test_timings_are_of_the_pairs_that_are_judged(rows):
-    """A run with both arms is taken before a later run with one, as the judge does."""
-    rows(arm="control", name="old", median_us=40.0, **OK)
-    rows(arm="candidate", name="new", median_us=30.0, **OK)
-    later = "2026-11-20T130000Z"
-    alone = measurement(**BASE | OK | {"arm": "candidate", "name": "new", "median_us": 10.0, "run": later})
-    store.append(store.FOLDER / "h200" / "p-test" / later, alone)
-    ((_, judged),) = evidence.pairs(store.rows(phase="p-test")).values()
-    assert judged is not None
-    assert list(notebook.timings("p-test", "h200")["median us"]) == [40.0, judged.median_us]
+    assert figures.judged_rows(apart, "h200")[small][card.candidate].run == later
 
 
 def test_reproduced_says_what_agrees():
@@ -145,14 +105,14 @@ FEW, MANY = "m8_n5120_k6144", "m32_n17408_k5120"
 def test_a_row_of_a_kernel_that_changed_is_marked(name: str, workload: str, config: str | None, said: str) -> None:
     assert not families.load("nvfp4").unavailable
     row = kernel_row(name, workload, present(name, workload) if config is None else config)
-    assert notebook.former(row) == said
+    assert families.former(row) == said
 
 
 def test_what_could_not_be_imported_is_not_called_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = families.load("nvfp4")
     lacking = dataclasses.replace(whole, candidates={}, unavailable={"cuda_decode": "No module named x"})
     monkeypatch.setattr(families, "launches", lambda name, capability: families.described(lacking, capability))
-    assert notebook.former(kernel_row("cuda_decode", FEW, "")) == "cannot be compared"
+    assert families.former(kernel_row("cuda_decode", FEW, "")) == "cannot be compared"
 
 
 @pytest.mark.parametrize("device", ["h200", "gb10"])
@@ -185,3 +145,49 @@ def test_a_frame_wider_than_a_terminal_is_not_padded() -> None:
     narrow, wide = (pd.DataFrame({"x": [1, 2], "said": ["a", "b" * n]}) for n in (1, notebook.PLAIN_WIDTH))
     assert notebook.show(narrow).bundle["text/plain"] == narrow.to_string(index=False)
     assert notebook.show(wide).bundle["text/plain"] == notebook.show(wide).bundle["text/markdown"]
+
+
+# Figures of a card ----------------------------------------------------------------------------------------------------
+
+
+def texts(figure: Any) -> str:
+    return " ".join(re.findall(r"<text[^>]*>(.*?)</text>", draw.svg(figure), re.S))
+
+
+def test_arms_say_what_is_not_measured():
+    card = structs.replace(phases.card("p5-kernel"), workloads=(*phases.card("p5-kernel").workloads, "t1_nobody"))
+    picture = figures.arms(card, "h200")
+    said = texts(picture.figure)
+    assert "t1_nobody" in said
+    assert said.count("not measured") == 1
+    assert "control: fused_chunk" in said
+    with pytest.raises(BadInput, match="no measured rows"):
+        figures.arms(card, "gb10")
+
+
+def test_a_roofline_has_a_roof_for_each_pipe_that_a_point_uses():
+    """Fp8 points over a bf16 roof alone would say INVALID."""
+    said = texts(figures.roofline(phases.card("w4a8-prefill-limit"), "h200").figure)
+    assert "fp8 1979" in said
+    assert "bf16 989.5" in said
+    assert said.count("cuda_w4a8_promoted") == 1, "many points are told apart by a legend, not by labels"
+
+
+def test_kernels_of_both_arms_come_from_the_committed_trace():
+    ours, theirs, workload = figures.sides(phases.card("p5-kernel"), "h200")
+    assert workload in phases.card("p5-kernel").workloads
+    assert ours.whole < theirs.whole
+    assert {p.category for p in ours.parts} != {p.category for p in theirs.parts}
+    with pytest.raises(BadInput, match="no trace from h200 is committed"):
+        figures.breakdown(phases.card("p6-cuda"), "h200")
+
+
+def test_a_picture_is_svg_and_a_small_png_with_its_description():
+    shown = notebook.picture(figures.arms(phases.card("p5-kernel"), "h200").figure, "arms of p5-kernel")
+    data, metadata = shown._repr_mimebundle_()
+    png = base64.b64decode(data["image/png"])
+    assert png.startswith(b"\x89PNG")
+    assert len(png) < 40_000
+    assert {k: v["alt"] for k, v in metadata.items()} == dict.fromkeys(
+        ("image/svg+xml", "image/png"), "arms of p5-kernel"
+    )

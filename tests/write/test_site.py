@@ -1,291 +1,231 @@
-"""`lab verdicts`: the site that it writes, what makes it fail, and (slow) the whole job on this checkout."""
+"""The site without a browser: every page is reached, nothing is fetched from elsewhere, hostile text stays text."""
 
 import re
-import shutil
-import time
-from collections.abc import Iterator
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec import structs
 
-from lab.base.errors import REPOSITORY, BadInput
+from lab.base import devices
 from lab.card import phases
+from lab.card.gate import Condition
 from lab.check import families
-from lab.cli import main
+from lab.draw import inline
 from lab.judge import rules, verdicts
 from lab.row import store
-from lab.write import jobs, site
+from lab.study.audit.run import audit
+from lab.write import pages, render, site
+from tests.row.made import measurement
+from tests.write.crawl import Page, check_links, read
 
-JUDGEMENTS = verdicts.judge_recorded(phases.cards().values())
-EVIL = '<script>alert("x")</script> & <b>bold</b>'
-Capture = pytest.CaptureFixture[str]
-
-
-class Page(HTMLParser):
-    """The tags, links and text of a page."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.links: list[str] = []
-        self.text = ""
-        self.feed(path.read_text(encoding="utf-8"))
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.links += [value or "" for name, value in attrs if name == "href"]
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
+EVIL = '<script>alert("x")</script> & <b>bold</b> {{ 7 * 7 }}'
+CHECKS = [{"family": "q8", "candidate": "c", "workload": "", "status": s, "message": EVIL} for s in ("ok", "error")]
+FIGURE = "data:image/svg+xml;base64,PHN2Zy8+"
+INSTRUMENT = f'<img alt="arms" src="{FIGURE}"><a href="data:text/html,x">y</a><img src="data:text/html,x">'
 
 
-def write_site(out: Path, *board: Any) -> None:
-    site.write_phases(out)
-    site.write_audit(out)
-    site.write_index(out, *board)
+def plain(text: str) -> str:
+    return text.replace("\N{NO-BREAK SPACE}", " ").replace("\N{MINUS SIGN}", "-")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site of this checkout without executed notebooks: each has the page of one that failed."""
+    out = tmp_path_factory.mktemp("site")
+    judgements = pages.judged()
+    site.write_pages(out, judgements)
+    site.write_cards(out, judgements)
+    broken = {f"notebooks/{p.stem}.ipynb": EVIL for p in pages.NOTEBOOKS.glob("*.py")}
+    for name, message in broken.items():
+        site.write_notebook(out, Path(name).stem, Path(name).stem, [], message)
+    site.write_index(out, pages.views(judgements), CHECKS, {}, broken)
+    return out
 
 
 @pytest.mark.slow
-def test_page_for_each_phase(tmp_path: Path) -> None:
-    write_site(tmp_path, JUDGEMENTS, [], [], {})
-    assert sorted(p.stem for p in (tmp_path / "phases").iterdir()) == sorted(phases.cards())
+def test_every_page_is_reached_and_every_link_leads_somewhere(whole: Path) -> None:
+    assert check_links(whole) == []
+    found = {p.relative_to(whole.resolve()).as_posix() for p in read(whole)}
+    assert {f"cards/{c}.html" for c in phases.cards()} <= found
+    assert {f"families/{f}.html" for f in families.names()} | {f"devices/{d}.html" for d in devices.ids()} <= found
+
+
+@pytest.mark.slow
+def test_nothing_is_fetched_from_elsewhere(whole: Path) -> None:
+    style = (whole / "site.css").read_text()
+    assert "url(" not in style
+    assert "@import" not in style
+    assert not re.search(r"fetch\(|XMLHttp|https?:", (whole / "board.js").read_text())
+    for path, page in read(whole).items():
+        for load in page.loads:
+            assert load.startswith("data:") or (path.parent / load).exists(), f"{path}: {load}"
+        assert page.tags.count("script") == (path.name == "index.html"), path
+        assert page.silent == [], path
+
+
+@pytest.mark.slow
+def test_ids_are_unique_and_pages_have_one_title(whole: Path) -> None:
+    for path, page in read(whole).items():
+        assert len(set(page.ids)) == len(page.ids), path
+        assert page.tags.count("h1") == 1, path
+        assert page.tags.count("main") == 1, path
+
+
+@pytest.mark.slow
+def test_counts_are_the_judges(whole: Path) -> None:
+    every = list(phases.cards().values())
+    own = [verdicts.judge_measured(c, d) for c in every for d in store.measured_devices(c.id)]
+    own += verdicts.judge_recorded(every)
+    bare = [c for c in every if c.id not in {j.phase for j in own}]
+    text = (whole / "index.html").read_text()
+    for word in rules.WORDS:
+        count = sum(j.verdict.word == word for j in own) + (len(bare) if word == "BLOCKED" else 0)
+        assert len(re.findall(rf'<li data-verdict="{word}"', text)) == count
+        assert not count or f'data-value="{word}" aria-pressed="false" disabled><b>{count}</b>' in text
+    first = re.findall(r'href="cards/([^"#]+)\.html#measured-', text)
+    assert first == [j.phase for j in own if j.evidence == "measured"]
+    assert text.index('id="measured"') < text.index('id="recorded"') < text.index('id="unmeasured"')
+
+
+@pytest.mark.slow
+def test_a_card_says_everything(whole: Path) -> None:
     for card in phases.cards().values():
-        page = Page(tmp_path / "phases" / f"{card.id}.html")
-        assert card.question in page.text
-        assert page.links == ["../index.html"]
+        page = Page(whole / "cards" / f"{card.id}.html")
+        text = " ".join(page.text.split())
+        for part in (card.question, card.null, card.expected.recovery, card.limits, card.card_hash, "Run it again"):
+            assert " ".join(part.replace("`", "").split()) in text, (card.id, part)
+        for _, gate in card.gates:
+            assert all(str(c) in text for _, c in gate.conditions()), card.id
         for case in card.recorded:
-            assert all(figure_id in page.text for figure_id in case.figures)
-            assert not case.figures or "td" in page.tags  # the Markdown table became one
-    index = Page(tmp_path / "index.html")
-    assert index.links == ["audit.html", *(f"phases/{j.phase}.html" for j in JUDGEMENTS)]
-    audit = Page(tmp_path / "audit.html")
-    assert all((tmp_path / link).exists() for link in audit.links if not link.startswith("#"))
-    assert "960 of 960 launches" in audit.text
-    assert all((tmp_path / link).exists() for link in index.links)
-    assert all(j.differs in index.text for j in JUDGEMENTS)
-    assert "Measured here" not in index.text
+            assert all(i in text for i in case.figures), card.id
+            assert case.verdict.id in page.ids
+        if not card.recorded and not store.measured_devices(card.id):
+            assert "BLOCKED" in text
+    for f in audit().findings:
+        for card_id in f.cards if f.evidence == "measured" else ():
+            assert f.check in Page(whole / "cards" / f"{card_id}.html").text
 
 
-def test_site_escapes_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_measured_card_has_its_figures_and_sources(whole: Path) -> None:
+    page = Page(whole / "cards" / "p5-kernel.html")
+    own = {"arms", "roofline", "breakdown"}
+    assert {f"p5-kernel-h200-{name}.svg" for name in own} == set(page.loads) - {"../site.css"}
+    assert {"../source/kernels/gdn/triton_split.py.html", "../notebooks/gdn.html"} <= set(page.links)
+    assert all(word in page.text for word in ("driver", "580.159.04", "triton", "lab measure p5-kernel", "recorded on"))
+
+
+def test_hostile_text_stays_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     card = phases.card("p1")
-    evil = structs.replace(card, title=EVIL, question=EVIL, gate=structs.replace(card.gate, source=EVIL))
+    evil = structs.replace(card, title=EVIL, question=EVIL, limits=EVIL, gate=structs.replace(card.gate, source=EVIL))
     monkeypatch.setattr(phases, "cards", lambda: {"p1": evil})
+    monkeypatch.setattr(families, "names", lambda: [])
     first = verdicts.judge_recorded([card])[0]
     finding = replace(first.verdict.decisive[0], observed=EVIL)
     judged = replace(
         first,
         device=EVIL,
         differs=EVIL,
-        recorded_verdict=EVIL,
+        recorded=first.recorded and structs.replace(first.recorded, word=EVIL),
         claims=((EVIL, first.verdict),),
+        note=EVIL,
         verdict=rules.Verdict("NO-GO", EVIL, (finding,), (finding,)),
     )
-    name = families.names()[0]
-    checks = [{"family": name, "candidate": EVIL, "workload": "", "status": "ok", "message": EVIL}]
-    write_site(tmp_path, [judged], [judged], checks, {"nb": EVIL})
-    for path in (tmp_path / "index.html", tmp_path / "phases" / "p1.html"):
-        page = Page(path)
-        assert not {"script", "b"} & set(page.tags), path.name
-        assert EVIL in page.text
-    index = Page(tmp_path / "index.html")
-    assert index.text.count(EVIL) >= 11  # five in each board, one notebook
-    assert index.links[-1] == "notebooks/nb.html"
-    assert "Measured here" in index.text
+    views = pages.views([judged])
+    site.write_pages(tmp_path, [judged])
+    site.write_cards(tmp_path, [judged])
+    site.write_index(tmp_path, views, CHECKS, {"nb": EVIL}, {})
+    drawn = {"image/svg+xml": f"<svg>{EVIL}</svg>", "text/plain": EVIL}
+    cells = [{"cell_type": "code", "source": EVIL, "outputs": [
+        {"output_type": "stream", "name": "stdout", "text": EVIL},
+        {"output_type": "display_data", "metadata": {}, "data": {"text/html": f"<p onclick='x()'>{EVIL}</p>"}},
+        {"output_type": "display_data", "metadata": {}, "data": {"text/html": INSTRUMENT}},
+        {"output_type": "display_data", "metadata": {}, "data": {"text/markdown": EVIL}},
+        {"output_type": "display_data", "metadata": {}, "data": drawn},
+    ]}]  # fmt: skip
+    site.write_notebook(tmp_path, "nb", EVIL, cells)
+    for name in ("index.html", "cards/p1.html", "notebooks/nb.html"):
+        page, text = Page(tmp_path / name), (tmp_path / name).read_text()
+        assert page.tags.count("script") == (name == "index.html"), name
+        assert "alert" in page.text, name
+        assert not re.search(r"<script>alert|onclick|data:text/html|\b49\b.*bold", text), name
+    assert FIGURE in (tmp_path / "notebooks/nb.html").read_text(), "an instrument's figure is shown"
 
 
-@pytest.mark.slow
-def test_checks_are_counted(tmp_path: Path) -> None:
-    name = families.names()[0]
-    checks = [{"family": name, "status": s} for s in ("ok", "ok", "skipped", "error")]
-    site.write_index(tmp_path, JUDGEMENTS, [], checks, {})
-    row = f"<tr><td>{name}</td><td>2</td><td>1</td><td>0</td><td>1</td></tr>"
-    assert row in (tmp_path / "index.html").read_text()
+def test_figures_escape_and_keep_their_scale() -> None:
+    strip = inline.interval(-12.1, -10, "%", "<", (-12.6, -9.9), True)
+    assert 'aria-label="-12.1 %, gate &lt; -10 %, interval -12.6 to -9.9"' in plain(strip)
+    assert "var(--" not in inline.plain(strip)
+    assert "currentColor" not in inline.plain(strip)
+    assert "<script" not in inline.interval(1.0, 2.0, EVIL, "<")
+    assert [plain(inline.number(x)) for x in (1237.4, -66.08, 0.003543, 0.61, 2.0, 0.0)] == [
+        "1,237", "-66.1", "0.00354", "0.61", "2", "0"
+    ]  # fmt: skip
 
 
-# The job, without its dear steps --------------------------------------------------------------------------------------
+def test_the_deciding_figure() -> None:
+    """Of what holds the nearest to its line; an interval across the line leaves it undecided."""
+    p5 = verdicts.judge_measured(phases.card("p5-35b"), "h200")
+    view = pages.View(phases.card("p5-35b"), p5)
+    assert view.deciding is not None
+    assert view.deciding.seen is not None
+    assert view.deciding.condition.workload == "b32_t2048_hk16_hv32_d128"
+    assert view.flags == ["interval across the line"]
+    assert plain(render.value(view.deciding.seen)).startswith("-12")
+    held = pages.View(phases.card("w4a16-decode"), verdicts.judge_measured(phases.card("w4a16-decode"), "h200"))
+    assert (held.word, held.deciding and held.deciding.condition.workload) == ("GO", "m8_n5120_k17408")
+    lost = verdicts.judge_measured(phases.card("q8-paths"), "h200")
+    failed = pages.View(phases.card("q8-paths"), lost).deciding
+    assert failed is not None
+    assert failed.state == "fails"
+    assert pages.View(phases.card("p6-room"), None).word == "BLOCKED"
 
 
-@pytest.fixture
-def light(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """`lab verdicts` with canned checks and notebooks, and without measured rows; the dict says what they return."""
-    told: dict[str, Any] = {"checks": [], "pages": {}, "broken": {}}
-    monkeypatch.setattr(site.jobs, "context", lambda: None)
-    monkeypatch.setattr(site, "_side_by_side", lambda *_: (told["checks"], told["pages"], told["broken"]))
-    monkeypatch.setattr(store, "measured_devices", lambda card_id: [])
-    return told
+def test_the_tinted_side_is_where_the_gate_is_met() -> None:
+    def sides(strip: str) -> tuple[float, float, float]:
+        start, wide = re.findall(r'<rect x="([\d.]+)" y="4" width="([\d.]+)"', strip)[0]
+        line = re.findall(r'<path d="M([\d.]+) 3V27"', strip)[0]
+        return float(start), float(start) + float(wide), float(line)
+
+    for op in ("<", "<="):
+        start, end, line = sides(inline.interval(-12.0, -10.0, "%", op, None, True))
+        assert (start, end) == (6.0, line)
+    start, end, line = sides(inline.interval(3.0, 2.0, "us", ">"))
+    assert (start, end) == (line, 234.0)
+    condition = Condition("kernel_us", ">", "us", 2.0)
+    killed = rules.Finding("kill", condition, "holds", "", seen=rules.Seen(3.0, 2.0, "us"))
+    start, end, line = sides(str(render.interval(killed)))
+    assert (start, end) == (6.0, line)
 
 
-def test_verdicts_ends_with_the_counts(light: dict[str, Any], tmp_path: Path, capsys: Capture) -> None:
-    light["checks"] = [{"family": "f", "candidate": "c", "workload": "w", "status": "ok", "message": ""}]
-    assert main.main(["verdicts", "--out", str(tmp_path / "deep" / "site")]) == 0
-    text = capsys.readouterr().out
-    assert len(text.splitlines()) < 20
-    ds4 = [j for j in JUDGEMENTS if j.system == "ds4"]
-    row = next(line.split() for line in text.splitlines() if line.startswith("ds4"))
-    assert row[1:3] == [str(len(ds4)), str(sum(bool(j.agrees) for j in ds4))]
-    assert sum(map(int, row[3:])) == len(ds4)
-    agree = sum(bool(j.agrees) for j in JUDGEMENTS)
-    assert f"{agree} of {len(JUDGEMENTS)} verdicts agree with their source; checks: 1 ok; " in text
-    assert (tmp_path / "deep" / "site" / "index.html").exists()
-    assert re.search(r"index.html written after \d+ s", text.splitlines()[-1])
+def test_an_output_keeps_its_own_pictures_and_asks_no_host() -> None:
+    own = '<img src="data:image/png;base64,AAAA" alt="a plot">'
+    foreign = (
+        '<img src="https://example.com/x.png"><a href="data:text/html,x">a</a><img src="data:text/html;base64,AA">'
+    )
+    found = site.clean(f"{own}{foreign}<p onclick='x()'>p</p><script>alert(1)</script><a href='javascript:x()'>b</a>")
+    assert own in found
+    assert not re.search("example|text/html|onclick|script", found)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "said"),
-    [
-        (
-            "checks",
-            [{"family": "f", "candidate": "c", "workload": "w", "status": "incorrect", "message": "y: off"}],
-            "lab: check failed: f/c w: y: off",
-        ),
-        (
-            "checks",
-            [{"family": "f", "candidate": "c", "workload": "w", "status": "error", "message": "boom"}],
-            "lab: check failed: f/c w: boom",
-        ),
-        ("broken", {"notebooks/nb.ipynb": "AssertionError"}, "lab: notebooks/nb.ipynb failed: AssertionError"),
-    ],
-)
-def test_verdicts_fails(
-    key: str, value: Any, said: str, light: dict[str, Any], tmp_path: Path, capsys: Capture
-) -> None:
-    light[key] = value
-    assert main.main(["verdicts", "--out", str(tmp_path)]) == 1
-    captured = capsys.readouterr()
-    assert captured.err.strip() == said
-    assert (tmp_path / "index.html").exists()  # what is right is shown all the same
-
-
-def test_verdicts_fails_on_an_unexplained_verdict(
-    light: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    silent = [replace(j, differs="") for j in JUDGEMENTS if j.recorded_id == "lp.v.p4"]
-    monkeypatch.setattr(site, "judge_recorded", lambda cards: silent)
-    assert main.main(["verdicts", "--out", str(tmp_path)]) == 1
-    assert "lab: p4: lp.v.p4 needs a sentence on why it differs" in capsys.readouterr().err
-
-
-def test_out_that_cannot_be_written(light: dict[str, Any], tmp_path: Path, capsys: Capture) -> None:
-    (tmp_path / "file").write_text("")
-    for out in (tmp_path / "file", tmp_path / "file" / "site"):
-        assert main.main(["verdicts", "--out", str(out)]) == 2
-        captured = capsys.readouterr()
-        assert captured.err.startswith(f"lab: {out}: cannot be written (")
-        assert captured.err.count("\n") == 1
-
-
-def test_read_only_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr(Path, "mkdir", refuse)
-    for write in (site.write_phases, site.write_audit, lambda out: site.write_index(out, [], [], [], {})):
-        with pytest.raises(BadInput, match=r"cannot be written \(Read-only file system\); .*--out"):
-            write(tmp_path)
-
-
-# A child process each -------------------------------------------------------------------------------------------------
-
-
-def notebook(path: Path, *cells: str) -> Path:
-    import nbformat
-
-    made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    made.cells.insert(0, nbformat.v4.new_markdown_cell("# A title & more\n\nText."))
-    nbformat.write(made, path)
-    return path
-
-
-@pytest.mark.slow
-def test_notebooks_are_executed_and_left_alone(tmp_path: Path) -> None:
-    """In a process each, as the job does it; a cell that raises, a process that dies: a line, and the rest goes on."""
-    cells = ["import lab, sys", "print('result', 6 * 7)", "import pandas\npandas.DataFrame({'b': [1]})"]
-    paths = [
-        notebook(tmp_path / "good.ipynb", *cells),
-        notebook(tmp_path / "bad.ipynb", "assert 1 == 2, 'one is not two'"),
-        notebook(
-            tmp_path / "dies.ipynb", "import os, sys\nprint('boom', file=sys.__stderr__, flush=True)\nos._exit(3)"
-        ),
-    ]
-    before = paths[0].read_bytes()
-    todo = [site.jobs.Job(p.stem, site.execute, (p, tmp_path / "out")) for p in paths]
-    done = {d.job.name: d for d in site.jobs.run(todo, 2, site.jobs.context())}
-    assert done["good"].value == ("A title & more", "")
-    assert done["bad"].value == ("", "AssertionError: one is not two")
-    assert (done["dies"].value, done["dies"].failure) == (None, "boom")
-    page = (tmp_path / "out" / "notebooks" / "good.html").read_text()
-    assert "result 42" in page
-    assert "<table" in page
-    assert not (tmp_path / "out" / "notebooks" / "bad.html").exists()
-    assert paths[0].read_bytes() == before
-
-
-def test_a_family_that_cannot_be_loaded_is_an_error_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def told(name: str, *_: Any, **__: Any) -> Any:
-        raise BadInput("kernels/toy", "its cases are missing")
-
-    def outcomes(todo: list[jobs.Job], *_: Any) -> Iterator[jobs.Done]:
-        for job in todo:
-            failure = "" if job.run is site.write_audit else f"BadInput: {job.name}"
-            yield jobs.Done(job, None, failure, 1.0)
-
-    monkeypatch.setattr(families, "names", lambda: ["toy"])
-    monkeypatch.setattr(families, "load", told)
-    monkeypatch.setattr(site, "NOTEBOOKS", tmp_path)
-    monkeypatch.setattr(jobs, "run", outcomes)
-    checks, pages, broken = site._side_by_side(tmp_path, None, True, "")
-    assert [(c["family"], c["status"], c["message"]) for c in checks] == [("toy", "error", "BadInput: toy")]
-    assert (pages, broken) == ({}, {"the pages of the phases": "BadInput: the pages of the phases"})
-
-
-def test_every_check_is_in_exactly_one_slice() -> None:
-    """What the job splits up is what `lab check` does, nothing twice."""
-    for name in families.names():
-        family = families.load(name)
-        parts = [job.arguments for job in site._slices(name)]
-        alone = [candidate for _, candidate, *_ in parts if candidate]
-        ((_, _, apart, _),) = [p for p in parts if p[1] is None]
-        assert sorted(alone) == sorted(apart)
-        assert set(alone) <= set(family.candidates)
-        assert len(set(alone)) == len(alone)
-
-
-def stuck(seconds: float) -> str:
-    time.sleep(seconds)
-    return "late"
-
-
-@pytest.mark.slow
-def test_a_job_that_hangs_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "LIMIT_S", 1)
-    (done,) = jobs.run([jobs.Job("hangs", stuck, (60.0,))], 1, jobs.context())
-    assert done.failure == "stopped after 1 s"
-
-
-@pytest.mark.slow
-def test_the_whole_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    """On one family and two notebooks; tests/kernels checks every candidate, tests/test_notebooks executes the rest."""
-    (tmp_path / "books").mkdir()
-    for name in ("audit", "measuring"):
-        shutil.copy(REPOSITORY / "notebooks" / f"{name}.ipynb", tmp_path / "books")
-    monkeypatch.setattr(site, "NOTEBOOKS", tmp_path / "books")
-    slices = site._slices
-    monkeypatch.setattr(site, "_slices", lambda name, kept: slices(name, kept) if name == "q8" else [])
-    assert main.main(["verdicts", "--out", str(tmp_path / "site")]) == 0
-    text = capsys.readouterr().out
-    assert "2 of 2 notebooks executed" in text
-    assert re.search(r"^q8: (\d+) of \1 checks ok", text, re.MULTILINE)
-    index = Page(tmp_path / "site" / "index.html")
-    assert all((tmp_path / "site" / link).exists() for link in index.links)
-    assert sorted(p.stem for p in (tmp_path / "site" / "notebooks").glob("*.html")) == ["audit", "measuring"]
-
-
-def test_missing_package_is_one_line_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site, "NEEDED", ("json", "no_such_package"))
-    monkeypatch.setattr(site, "_side_by_side", lambda *_: pytest.fail("work was begun"))
-    with pytest.raises(BadInput, match="the package no_such_package is not installed; make verdicts"):
-        site.verdicts()
+def test_hostile_rows_stay_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel's name, a message, a library's own words: from a row that anybody may hand in."""
+    evil = f"{EVIL} $x_{{$ ]]>"
+    card = phases.card("p5")
+    monkeypatch.setattr(store, "FOLDER", tmp_path / "rows")
+    timed = {"median_us": 4.0, "iqr_us": 0.5, "timer": "graph", "l2": "cold", "n": 20, "calls": 3}
+    work = {"workload_id": "npp2048", "flops": 1e6, "bytes": 2**20, "pipe": "bf16", "relative_error": 1e-3}
+    for arm, name in (("control", "fused_chunk"), ("candidate", "split_pipeline"), ("peer", evil)):
+        row = measurement(phase="p5", arm=arm, name=name, config=evil, driver=evil, **work, **timed)
+        store.append(tmp_path / "rows" / "h200" / "p5" / "r1", row)
+    failed = measurement(phase="p5", arm="peer", name="other", status="error", message=evil, **work)
+    store.append(tmp_path / "rows" / "h200" / "p5" / "r1", failed)
+    monkeypatch.setattr(phases, "cards", lambda: {"p5": card})
+    site.write_cards(tmp_path, [verdicts.judge_measured(card, "h200")])
+    page = Page(tmp_path / "cards" / "p5.html")
+    assert page.text.count(evil) >= 4  # the arm, its error, the driver, the library's words
+    assert "script" not in page.tags
+    drawn = [tmp_path / "cards" / name for name in page.loads if name.endswith(".svg")]
+    assert len(drawn) == 2
+    assert all("<script" not in path.read_text(encoding="utf-8") for path in drawn)

@@ -2,7 +2,7 @@
 
 The kernel takes pages of a power of two, so a sequence's capacity is rounded up to one; the model shapes are powers of
 two already. In order, a sequence's pages follow each other and are still looked up: what `cuda_bf16` takes more than
-that is for where pages lie, what it takes more than contiguous is for that, the table and the size of a piece together.
+that is for where pages lie, what it takes more than contiguous is for that, the table and the size of a copy together.
 """
 
 from __future__ import annotations

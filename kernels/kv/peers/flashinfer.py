@@ -26,6 +26,7 @@ import torch
 
 from kernels.common import Candidate, Needs, Tensors, Workload, library_version
 from kernels.kv import format as kv_format
+from kernels.kv.peers import measured_only
 
 WORKSPACE_BYTES = 128 << 20  # what FlashInfer recommends
 
@@ -69,14 +70,6 @@ def run(args: dict[str, Any], out: Tensors) -> None:
     args["wrapper"].run(args["q"], (args["k"], args["v"]), out=out["o"])
 
 
-def _refuses(workload: Workload) -> str:
-    if workload["dtype"] != "bf16":
-        return f"dtype={workload['dtype']}: this adapter is for bf16, the dtype of every measured shape"
-    if workload["D"] not in (128, 256):
-        return f"D={workload['D']}: this adapter is kept to D = 128 and 256, the head sizes of the measured models"
-    return ""
-
-
 def _config(workload: Workload, text: str) -> str:
     return f"flashinfer-python {library_version('flashinfer-python')} decode, fa2 on tensor cores, {text}"
 
@@ -90,7 +83,7 @@ CANDIDATES = (
         run=run,
         needs=_NEEDS,
         prepare=partial(prepare, fp8=False),
-        refuses=_refuses,
+        refuses=measured_only,
         config=partial(_config, text="bf16 cache"),
     ),
     Candidate(
@@ -99,7 +92,7 @@ CANDIDATES = (
         run=run,
         needs=_NEEDS,
         prepare=partial(prepare, fp8=True),
-        refuses=_refuses,
+        refuses=measured_only,
         config=partial(_config, text="e4m3 cache with scale 1"),
     ),
 )

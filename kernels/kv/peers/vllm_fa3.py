@@ -24,6 +24,7 @@ import torch
 
 from kernels.common import Candidate, Needs, Tensors, Workload, library_version, load_operators
 from kernels.kv import format as kv_format
+from kernels.kv.peers import measured_only
 
 LIBRARY = "_vllm_fa3_C"
 
@@ -101,14 +102,6 @@ def run(args: dict[str, Any], out: Tensors) -> None:
     torch.ops._vllm_fa3_C.fwd(q=q, k=args["k"], v=args["v"], out=out["o"], **args["constant"])
 
 
-def _refuses(workload: Workload) -> str:
-    if workload["dtype"] != "bf16":
-        return f"dtype={workload['dtype']}: this adapter is for bf16, the dtype of every measured shape"
-    if workload["D"] not in (128, 256):
-        return f"D={workload['D']}: this adapter is kept to D = 128 and 256, the head sizes of the measured models"
-    return ""
-
-
 def _config(workload: Workload, text: str) -> str:
     return f"vllm {library_version('vllm')} FA3 {text}, pages of {workload['page']} tokens, splits by its heuristic"
 
@@ -122,7 +115,7 @@ CANDIDATES = (
         run=run,
         needs=_NEEDS,
         prepare=partial(prepare, fp8=False),
-        refuses=_refuses,
+        refuses=measured_only,
         config=partial(_config, text="bf16"),
     ),
     Candidate(
@@ -131,7 +124,7 @@ CANDIDATES = (
         run=run,
         needs=_NEEDS,
         prepare=partial(prepare, fp8=True),
-        refuses=_refuses,
+        refuses=measured_only,
         config=partial(_config, text="e4m3 q, K, V (q converted in the call)"),
     ),
 )

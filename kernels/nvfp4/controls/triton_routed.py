@@ -14,6 +14,7 @@ The same question for MXFP4 weights, by the same kernels with groups of 32: mxfp
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from kernels.common import Candidate, Needs, Tensors, Workload
@@ -65,6 +66,10 @@ def _config_uncollapsed(workload: Workload) -> str:
     )
 
 
+def _config_sequence_grid(workload: Workload) -> str:
+    return f"{workload['M']} sequences in the grid; {triton_gemv.choose_config(1, workload['N'])}"
+
+
 def _config_collapsed(workload: Workload) -> str:
     route = choose(_operand(workload["M"], workload["K"]))
     module = triton_gemv if route.candidate == "triton_gemv" else triton_gemm
@@ -81,36 +86,33 @@ def _twin(name: str, original: Candidate) -> Candidate:
     return replace(original, name=name, precision="mxfp4-w4a16", refuses=refuses)
 
 
-CANDIDATES: tuple[Candidate, ...] = (
-    Candidate(
-        name="gemv_per_sequence",
+def _arm(
+    name: str, run: Callable[[Tensors, Tensors], None], config: Callable[[Workload], str], no_route: str
+) -> Candidate:
+    return Candidate(
+        name=name,
         precision="nvfp4-w4a16",
-        run=run_uncollapsed,
+        run=run,
         needs=Needs(triton="3.6"),
         prepare=prepare,
         refuses=_refuses,
-        config=_config_uncollapsed,
-        no_route=DEFECT,
-    ),
-    Candidate(
-        name="gemv_sequence_grid",
-        precision="nvfp4-w4a16",
-        run=run_sequence_grid,
-        needs=Needs(triton="3.6"),
-        prepare=prepare,
-        refuses=_refuses,
-        config=lambda workload: f"{workload['M']} sequences in the grid; {triton_gemv.choose_config(1, workload['N'])}",
-        no_route=DEFECT,
-    ),
-    Candidate(
-        name="gemm_collapsed",
-        precision="nvfp4-w4a16",
-        run=run_collapsed,
-        needs=Needs(triton="3.6"),
-        prepare=prepare,
-        refuses=_refuses,
-        config=_config_collapsed,
-        no_route="triton_gemm under another name, the other arm of the routing defect",
-    ),
+        config=config,
+        no_route=no_route,
+    )
+
+
+PER_SEQUENCE = _arm("gemv_per_sequence", run_uncollapsed, _config_uncollapsed, DEFECT)
+SEQUENCE_GRID = _arm("gemv_sequence_grid", run_sequence_grid, _config_sequence_grid, DEFECT)
+COLLAPSED = _arm(
+    "gemm_collapsed",
+    run_collapsed,
+    _config_collapsed,
+    "triton_gemm under another name, the other arm of the routing defect",
 )
-CANDIDATES += (_twin("mxfp4_sequence_grid", CANDIDATES[1]), _twin("mxfp4_collapsed", CANDIDATES[2]))
+CANDIDATES = (
+    PER_SEQUENCE,
+    SEQUENCE_GRID,
+    COLLAPSED,
+    _twin("mxfp4_sequence_grid", SEQUENCE_GRID),
+    _twin("mxfp4_collapsed", COLLAPSED),
+)

@@ -30,8 +30,8 @@ def zero_engagement(subject: Subject) -> Answer | None:
 
     `engaged` = 0: whatever was found beside it (`result`) is a property of the control.
     """
-    engaged, result = subject.one("engaged"), subject.one("result")
-    if engaged is None or engaged.value > 0:
+    engaged, result = subject["engaged"], subject.get("result")
+    if engaged.value > 0:
         return None
     told = f", so the {result.facts.metric or 'result'} of {result} says nothing about it" if result else ""
     return Answer(f"the candidate engaged {short(engaged.value)} times where it was judged{told}")
@@ -41,22 +41,17 @@ def zero_engagement(subject: Subject) -> Answer | None:
 def incomplete_arms(subject: Subject) -> Answer | None:
     """A verdict before all planned runs, or without one of its arms, is a placeholder.
 
-    Fewer `runs` than `planned`, or (in the note) an arm that is not there.
+    Fewer `runs` than `planned`; an arm that is not there is said in the note.
     """
-    runs, planned = subject.one("runs"), subject.one("planned")
-    if runs is not None and planned is not None:
-        if runs.value >= planned.value:
-            return None
-        return Answer(f"{short(runs.value)} of {short(planned.value)} planned runs were there when it was judged")
-    return Answer(subject.note) if subject.note else None
+    runs, planned = subject["runs"].value, subject["planned"].value
+    if runs >= planned:
+        return None
+    return Answer(f"{short(runs)} of {short(planned)} planned runs were there when it was judged")
 
 
 def noise_floor(subject: Subject) -> tuple[float, str]:
-    """max(floor, 3 sigma of the control, the noise a source measured for this figure) in %, and what it is made of.
-
-    A card that declares another number of sigmas states it with its floor.
-    """
-    line, sd, noise = subject.one("floor"), subject.one("control_sd"), subject.one("noise")
+    """max(floor, sigmas of the control, the noise a source measured for this figure) in %, and what it is made of."""
+    line, sd, noise = subject.get("floor"), subject.get("control_sd"), subject.get("noise")
     floors = [(line.value if line else FLOOR_PCT, "the floor")]
     if sd is not None:
         sigmas = line.facts.sigmas if line else SIGMAS
@@ -68,10 +63,7 @@ def noise_floor(subject: Subject) -> tuple[float, str]:
 
 @check("claim-inside-noise", "inconclusive", may=FLOORS, effect=True)
 def claim_inside_noise(subject: Subject) -> Answer | None:
-    """An effect is claimed that is no larger than the noise floor it is judged under.
-
-    An effect that was claimed and is no larger than max(2 %, 3 sigma).
-    """
+    """An effect is claimed that is no larger than the noise floor it is judged under."""
     change, words = effect(subject)
     floor, what = noise_floor(subject)
     if math.isnan(change) or abs(change) > floor:
@@ -83,40 +75,33 @@ def claim_inside_noise(subject: Subject) -> Answer | None:
 def launch_drift(subject: Subject) -> Answer | None:
     """Summed kernel time of captures with different launch counts compares how long was captured, not how fast.
 
-    Times summed over different numbers of launches, where the change per launch differs by more than the floor.
-
-    "overturned" when the effect that the sum shows goes away or turns, or a gain appears that it hid.
+    Fires where the change per launch differs from that of the sums by more than the floor; "overturned" when the
+    effect that the sum shows goes away or turns, or a gain appears that it hid.
     """
     change, words = effect(subject)
-    before, after, per_launch = subject.one("control_launches"), subject.one("candidate_launches"), _per_launch(subject)
-    floor, _ = noise_floor(subject)
-    if before is None or after is None or math.isnan(per_launch) or abs(per_launch - change) <= floor:
+    per_launch, (floor, _) = _per_launch(subject), noise_floor(subject)
+    if math.isnan(per_launch) or abs(per_launch - change) <= floor:
         return None
+    before, after = (short(subject[f"{arm}_launches"].value) for arm in ("control", "candidate"))
     raw, corrected = _direction(change, floor), _direction(per_launch, floor)
     turn = f"{raw} becomes {corrected}" if raw != corrected else f"{corrected} either way"
-    sentence = (
-        f"{words} over {short(before.value)} and {short(after.value)} launches is {per_launch:+.2f} % per launch: "
-        f"{turn} (floor {floor:.3g} %)"
-    )
+    sentence = f"{words} over {before} and {after} launches is {per_launch:+.2f} % per launch: {turn}"
     turned = raw != corrected and (raw != "within noise" or corrected == "lower")
-    return Answer(sentence, "overturned" if turned else "unsound")
+    return Answer(f"{sentence} (floor {floor:.3g} %)", "overturned" if turned else "unsound")
 
 
 def launch_changes(subjects: Iterable[Subject]) -> list[tuple[str, float, float]]:
     """(title, change of the sum, change per launch) in % for each subject that has both arms and both counts."""
-    rows = []
-    for subject in subjects:
-        change, each = effect(subject)[0], _per_launch(subject)
-        if not math.isnan(each):
-            rows.append((subject.title, change, each))
-    return rows
+    asked = [s for s in subjects if launch_drift.has(s.roles)]
+    return [(s.title, effect(s)[0], each) for s in asked if not math.isnan(each := _per_launch(s))]
 
 
 def _per_launch(subject: Subject) -> float:
-    before, after = subject.one("control_launches"), subject.one("candidate_launches")
-    if before is None or after is None or not before.value > 0 or not after.value > 0:
+    """Change of the time per launch in %, NaN where an arm was launched not once or no change can be formed."""
+    before, after = subject["control_launches"].value, subject["candidate_launches"].value
+    if min(before, after) <= 0:
         return math.nan
-    return 100.0 * ((1.0 + effect(subject)[0] / 100.0) * before.value / after.value - 1.0)
+    return 100.0 * ((1.0 + effect(subject)[0] / 100.0) * before / after - 1.0)
 
 
 def _direction(change: float, floor: float) -> str:
@@ -127,25 +112,22 @@ def _direction(change: float, floor: float) -> str:
 def between_session_noise(subject: Subject) -> Answer | None:
     """The same arm varies more from session to session than the effect that is claimed.
 
-    An effect no larger than 3 sigma of the same arm over `sessions` (or `session_sd` in %).
+    An effect no larger than 3 sigma of the same arm over `sessions` (three or more, of one unit), or `session_sd` in %.
     """
     change, words = effect(subject)
-    sessions = subject.roles.get("sessions", ())
-    stated = subject.one("session_sd")
-    if len({q.unit for q in sessions}) > 1 or math.isnan(change):
+    sessions, stated = subject.every("sessions"), subject.get("session_sd")
+    if len({q.unit for q in sessions}) > 1:
         return None
     if len(sessions) > 2:
         values = [q.value for q in sessions]
         sd_pct = 100.0 * statistics.stdev(values) / statistics.fmean(values)
-        told = (
-            f"one setting over {len(values)} sessions: mean {statistics.fmean(values):.1f} {sessions[0].unit}, "
-            f"{short(min(values))} to {short(max(values))}, CV {sd_pct:.2f} %"
-        )
+        told = f"one setting over {len(values)} sessions: mean {statistics.fmean(values):.1f} {sessions[0].unit}, "
+        told += f"{short(min(values))} to {short(max(values))}, CV {sd_pct:.2f} %"
     elif stated is not None:
         sd_pct, told = stated.value, f"the ratio varies by {stated.value:.2f} % from run to run"
     else:
         return None
-    if abs(change) > SIGMAS * sd_pct:
+    if not abs(change) <= SIGMAS * sd_pct:
         return None
     return Answer(f"{words} lies inside {SIGMAS:g} sigma between sessions, {SIGMAS * sd_pct:.1f} % ({told})")
 
@@ -154,16 +136,14 @@ def between_session_noise(subject: Subject) -> Answer | None:
 def identical_path_spread(subject: Subject) -> Answer | None:
     """An A/B is decided by less than what two runs of the same code differ by.
 
-    An effect no larger than what two arms of one and the same code showed.
-
     `identical_control`, `identical_candidate`: pairs in which both arms ran the same code; each is a lower bound of the
     spread where it was taken, so the smallest of several is what any effect must exceed. `identical`: that spread in %.
     """
     change, words = effect(subject)
-    pairs = zip(subject.roles.get("identical_control", ()), subject.roles.get("identical_candidate", ()), strict=False)
-    spreads = [abs(change_pct(a, b)) for a, b in pairs] + [abs(q.value) for q in subject.roles.get("identical", ())]
+    pairs = zip(subject.every("identical_control"), subject.every("identical_candidate"), strict=False)
+    spreads = [abs(change_pct(a, b)) for a, b in pairs] + [abs(q.value) for q in subject.every("identical")]
     spreads = [s for s in spreads if not math.isnan(s)]
-    if math.isnan(change) or not spreads or abs(change) > min(spreads):
+    if not spreads or not abs(change) <= min(spreads):
         return None
     listed = ", ".join(f"{s:.2f}" for s in spreads)
     which = f"by {listed} %" if len(spreads) == 1 else f"by {listed} %, the smallest of which is larger"
@@ -176,8 +156,8 @@ def profiled_throughput(subject: Subject) -> Answer | None:
 
     A throughput taken under a profiler (`profiled`), beside the same workload without one (`unprofiled`).
     """
-    under = [q for q in subject.roles.get("profiled", ()) if _throughput(q) and q.facts.profiled]
-    free = [q.value for q in subject.roles.get("unprofiled", ()) if _throughput(q) and not q.facts.profiled]
+    under = [q for q in subject.every("profiled") if _throughput(q) and q.facts.profiled]
+    free = [q.value for q in subject.every("unprofiled") if _throughput(q) and not q.facts.profiled]
     if not under:
         return None
     taken = " and ".join(short(q.value) for q in under)
@@ -197,30 +177,15 @@ def _throughput(quantity: Quantity) -> bool:
 def blind_sentinel(subject: Subject) -> Answer | None:
     """The timed region contains so little of the changed operation that the change asked for cannot show in it.
 
-    The op is so small a `share` of the timed region that the `claim` on it (in %) stays under the noise there.
+    The operation's `share` of the timed region times the `claim` on it (in %) stays under the noise of the region.
     """
-    share, claim = subject.one("share"), subject.one("claim")
-    if share is None or claim is None:
-        return None
+    share, claim_pct = subject["share"], abs(subject["claim"].value)
     floor, what = noise_floor(subject)
     part = share.value / 100.0 if share.unit == "%" else share.value
-    seen = part * abs(claim.value)
+    seen = part * claim_pct
     if seen > floor:
         return None
-    sentence = (
-        f"the change is in {about(share)}{100.0 * part:.3g} % of the timed region, so the "
-        f"{abs(claim.value):.3g} % asked of it would move the region by {seen:.2g} %, and {what} is {floor:.3g} %"
+    return Answer(
+        f"the change is in {about(share)}{100.0 * part:.3g} % of the timed region, so the {claim_pct:.3g} % asked of "
+        f"it would move the region by {seen:.2g} %, and {what} is {floor:.3g} %"
     )
-    return Answer(sentence)
-
-
-CHECKS = (
-    zero_engagement,
-    incomplete_arms,
-    claim_inside_noise,
-    launch_drift,
-    between_session_noise,
-    identical_path_spread,
-    profiled_throughput,
-    blind_sentinel,
-)

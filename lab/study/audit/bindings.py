@@ -14,12 +14,13 @@ from typing import Any
 import msgspec
 
 from lab.base import devices, files
-from lab.base.errors import REPOSITORY, BadInput, nearest
+from lab.base.errors import REPOSITORY, BadInput, nearest, shown
 from lab.base.files import Text
 from lab.card import recorded
 from lab.row import store
 from lab.row.records import Measurement
 from lab.study.audit.subject import Check, Facts, Quantity, Subject, from_figure
+from lab.study.figures import number
 
 FILE = REPOSITORY / "data" / "audit.toml"
 TIMED = ("ok", "suspect")  # statuses of a row with a time
@@ -45,11 +46,11 @@ def read(checks: Mapping[str, Check], path: Path | None = None) -> list[tuple[Ch
     for key in file.keys() - {"case"}:
         raise BadInput(path, f'unknown table "{key}"', "write [[case]]")
     found = []
-    for number, entry in enumerate(file.get("case", ()), start=1):
+    for place, entry in enumerate(file.get("case", ()), start=1):
         own = {key: value for key, value in entry.items() if key in OWN_KEYS}
         roles = {key: value for key, value in entry.items() if key not in OWN_KEYS}
-        case = files.convert({**own, "roles": roles}, Case, path, str(entry.get("title", f"case {number}")))
-        found.append(_subject(f"{path}: {case.title}", case, checks))
+        case = files.convert({**own, "roles": roles}, Case, path, str(entry.get("title", f"case {place}")))
+        found.append(_subject(f"{shown(path)}: {case.title}", case, checks))
     return found
 
 
@@ -57,7 +58,7 @@ def _subject(where: str, case: Case, checks: Mapping[str, Check]) -> tuple[Check
     if case.check not in checks:
         raise BadInput(where, f'check = "{case.check}" is unknown', nearest(case.check, checks))
     check = checks[case.check]
-    known = {role for group in check.needs for role in group} | set(check.may)
+    known = {role for group in (*check.needs, check.may) for role in group}
     for role in case.roles:
         if role not in known:
             raise BadInput(where, f'unknown key "{role}"', nearest(role, known | set(OWN_KEYS)))
@@ -65,10 +66,10 @@ def _subject(where: str, case: Case, checks: Mapping[str, Check]) -> tuple[Check
         role: tuple(q for i in ([ids] if isinstance(ids, str) else ids) for q in quantities(i, where))
         for role, ids in case.roles.items()
     }
-    if not any(set(group) <= roles.keys() for group in check.needs):
+    if not check.has(roles):
         wanted = " or ".join(" + ".join(group) for group in check.needs)
         raise BadInput(where, f"{check.name} needs {wanted}", "name a figure for each")
-    words = [recorded.verdict(v, where).verdict for v in case.verdicts]
+    words: list[str] = [recorded.verdict(v, where).reading for v in case.verdicts]
     words += [q.facts.source_word for qs in roles.values() for q in qs if q.facts.source_word]
     ids = [q.id for qs in roles.values() for q in qs if q.id and not q.id.startswith("device:")]
     kind = "measured" if ids and all(i.startswith("profiles/") for i in ids) else "recorded"
@@ -83,27 +84,21 @@ def quantities(name: str, where: str) -> list[Quantity]:
         return [Quantity(found.value, found.unit, name)]
     if name.startswith("profiles/"):
         return [_row(name, where)]
+    ids = [name]
     if name.endswith(".*"):
-        chosen = [f for i, f in sorted(recorded.figures().items()) if i.startswith(name[:-1])]
-        if not chosen:
+        ids = sorted(i for i in recorded.figures() if i.startswith(name[:-1]))
+        if not ids:
             raise BadInput(where, f'no recorded figure has an id that begins with "{name[:-1]}"', "mend the id")
-    else:
-        chosen = [recorded.figure(name, where)]
-    for figure in chosen:
-        if not isinstance(figure.value, float):
-            raise BadInput(where, f'{figure.id} = "{figure.value}" is not a number', "bind another figure")
-    return [from_figure(f) for f in chosen]
+    return [from_figure(number(where, i)) for i in ids]
 
 
 def _row(name: str, where: str) -> Quantity:
     parts = name.split("#")[0].split("/")
-    rows = store.rows(device=parts[1], phase=parts[2]) if len(parts) == 4 else ()
-    for row in rows:
+    for row in store.rows(device=parts[1], phase=parts[2]) if len(parts) == 4 else ():
         if row.id == name and row.status in TIMED:
             return from_row(row)
-    raise BadInput(
-        where, f'no measured row with a time has the id "{name}"', "see `lab judge ID --evidence measured --json`"
-    )
+    what = f'no measured row with a time has the id "{name}"'
+    raise BadInput(where, what, "see `lab judge ID --evidence measured --json`")
 
 
 def from_row(row: Measurement) -> Quantity:

@@ -20,12 +20,72 @@ from lab.judge.rules import Verdict, judge
 from lab.judge.verdicts import staleness
 from lab.row import store
 from lab.row.records import Measurement
+from lab.study.audit import record
 from lab.study.audit.bindings import TIMED, from_row
 from lab.study.audit.subject import Facts, Quantity, Subject, from_figure
 
+ARMS = ("control", "candidate")
 CLAIMS = ("GO", "LANDED", "CONDITIONAL-GO")  # the words that say an effect is there
 FIDELITY = ("kld", "nmse")  # units of metrics that hold a candidate to a reference: no one improves on the control
 FIDELITY_METRICS = ("same_top_p", "relative_error")
+
+
+@dataclass(frozen=True)
+class Held:
+    """A condition of a body, and the reading that it was held against.
+
+    part: the claim that it belongs to, "" for the gate itself. word: the source's verdict, or ours on that part.
+    """
+
+    part: str
+    gate: Gate
+    word: str
+    condition: Condition
+    reading: Reading
+
+    @property
+    def title(self) -> str:
+        """The part, the metric and the workload."""
+        where = f"{self.condition.of} at {self.condition.workload}" if self.condition.workload else self.condition.of
+        return f"{self.part}, {where}" if self.part else where
+
+    @property
+    def floor(self) -> Quantity:
+        """The noise floor that the gate declares, in %."""
+        return Quantity(self.gate.noise.floor_pct, "%", facts=Facts(sigmas=self.gate.noise.sigmas))
+
+    def line(self, share_of: float = 1.0) -> Quantity:
+        """The threshold, or what of it shows in the whole timed region."""
+        c = self.condition
+        return Quantity(share_of * c.threshold, c.unit, c.stated_by, "", Facts(op=c.op))
+
+    def arms(self) -> dict[str, Quantity]:
+        """The arms that the reading has, by name."""
+        return _arms(self.reading, self.condition.metric)
+
+    def effect(self) -> dict[str, Quantity]:
+        """Roles: change, or control and candidate; and the noise that came with them."""
+        reading, roles = self.reading, self.arms()
+        if len(roles) == 2:
+            if reading.interval_pct and reading.change_pct is not None:  # block by block: better than the medians
+                roles["change"] = Quantity(reading.change_pct, "%", roles["candidate"].id)
+        else:
+            changed = reading.change_pct
+            roles = {} if changed is None else {"change": Quantity(changed, "%", next(iter(reading.ids), ""))}
+        for role, number in (("control_sd", reading.control_sd_pct), ("noise", reading.noise_pct)):
+            if number is not None:
+                roles[role] = Quantity(number, "%", _id_of(reading, number))
+        return roles
+
+    def asks_for_effect(self) -> bool:
+        """Whether it asks for a change beyond nothing; "not worse than 2 %" does not."""
+        c = self.condition
+        return c.compare == "change" and (c.threshold >= 0 if c.op in (">", ">=") else c.threshold <= 0)
+
+    def decided(self) -> bool:
+        """Whether the verdict rests on the change being real: a claimed effect, or a loss it was turned down for."""
+        lost = self.word == "NO-GO" and self.condition.compare == "change" and self.condition.threshold == 0
+        return lost or (self.word in CLAIMS and self.asks_for_effect())
 
 
 @dataclass(frozen=True)
@@ -53,20 +113,25 @@ class Body:
         where = f"{self.card.id}{' on ' + self.id.split('@')[1] if self.kind == 'measured' else ''}"
         return Subject(f"{where}: {title}", self.kind, given, self.word, verdicts, (self.card.id,), note)
 
+    def held(self, *roles: str) -> Iterator[Held]:
+        """Every condition of these roles that has a reading."""
+        for part, gate, verdict in self.parts:
+            word = self.word if self.kind == "recorded" else verdict.word
+            for role, c in gate.conditions():
+                if role in roles and (reading := self.readings.get((c.of, c.workload))) is not None:
+                    yield Held(part, gate, word, c, reading)
+
 
 def bodies(kind: str) -> list[Body]:
     """Every body of one kind of evidence, in the order of the rows."""
-    found = []
-    for card in phases.cards().values():
-        if kind == "recorded":
-            for case in card.recorded:
-                found.append(
-                    Body(case.verdict.id, card, kind, case.verdict.verdict, case.evidence, _parts(card, case.evidence))
-                )
-            continue
-        for place in store.measured_devices(card.id):
-            found.append(measured(card, place, store.rows(place, card.id)))
-    return found
+    cards = phases.cards().values()
+    if kind == "measured":
+        return [measured(c, place, store.rows(place, c.id)) for c in cards for place in store.measured_devices(c.id)]
+    return [
+        Body(case.verdict.id, c, kind, case.verdict.reading, case.evidence, _parts(c, case.evidence))
+        for c in cards
+        for case in c.recorded
+    ]
 
 
 def measured(card: phases.Card, place: str, rows: Iterable[Measurement]) -> Body:
@@ -83,67 +148,30 @@ def _parts(card: phases.Card, read: Evidence) -> tuple[tuple[str, Gate, Verdict]
     return tuple((name, gate, judge(gate, read)) for name, gate in card.gates)
 
 
-# From a reading to roles ---------------------------------------------------------------------------------------------
-
-
-def _arm(reading: Reading, arm: str, metric: str) -> Quantity | None:
-    """One arm of a reading: the figure it came from where it is recorded, else the row."""
-    value = getattr(reading, arm)
-    if value is None:
-        return None
-    figures = recorded.figures()
-    same = [figures[i] for i in reading.ids if i in figures and figures[i].value == value]
-    own = [f for f in same if (f.arm == "candidate") == (arm == "candidate")] or same
-    if own:
-        return from_figure(own[0])
-    ids = [i for i in reading.ids if f"#{arm}@" in i] or list(reading.ids)
-    facts = Facts(metric=metric, profiled=reading.profiled)
-    return Quantity(value, reading.unit, ids[0] if ids else "", reading.withdrawn, facts)
-
-
-def _effect(reading: Reading, metric: str) -> dict[str, Quantity]:
-    """change, or control and candidate; and the noise that came with them."""
-    control, candidate = _arm(reading, "control", metric), _arm(reading, "candidate", metric)
-    roles: dict[str, Quantity] = {}
-    if control is not None and candidate is not None:
-        roles |= {"control": control, "candidate": candidate}
-        if reading.interval_pct and reading.change_pct is not None:  # formed block by block: better than the medians
-            roles["change"] = Quantity(reading.change_pct, "%", candidate.id)
-    elif reading.change_pct is not None:
-        roles["change"] = Quantity(reading.change_pct, "%", reading.ids[0] if reading.ids else "")
-    ids = {
-        role: _id_of(reading, number) for role, number in (("sd", reading.control_sd_pct), ("noise", reading.noise_pct))
-    }
-    if reading.control_sd_pct is not None:
-        roles["control_sd"] = Quantity(reading.control_sd_pct, "%", ids["sd"])
-    if reading.noise_pct is not None:
-        roles["noise"] = Quantity(reading.noise_pct, "%", ids["noise"])
-    return roles
+def _arms(reading: Reading, metric: str) -> dict[str, Quantity]:
+    """Each arm of a reading that there is: the figure it came from where it is recorded, else the row."""
+    found = {}
+    figures = [f for i in reading.ids if (f := recorded.figures().get(i))]
+    for arm, value in (("control", reading.control), ("candidate", reading.candidate)):
+        if value is None:
+            continue
+        same = [f for f in figures if f.value == value]
+        if own := [f for f in same if (f.arm == "candidate") == (arm == "candidate")] or same:
+            found[arm] = from_figure(own[0])
+            continue
+        ids = [i for i in reading.ids if f"#{arm}@" in i] or [*reading.ids, ""]
+        facts = Facts(metric=metric, profiled=reading.profiled)
+        found[arm] = Quantity(value, reading.unit, ids[0], reading.withdrawn, facts)
+    return found
 
 
 def _id_of(reading: Reading, number: float | None) -> str:
-    return next((i for i in reading.ids if i in recorded.figures() and recorded.figures()[i].value == number), "")
+    figures = recorded.figures()
+    return next((i for i in reading.ids if i in figures and figures[i].value == number), "")
 
 
-def _line(condition: Condition, share_of: float = 1.0) -> Quantity:
-    return Quantity(share_of * condition.threshold, condition.unit, condition.stated_by, "", Facts(op=condition.op))
-
-
-def _conditions(body: Body, *roles: str) -> Iterator[tuple[str, Gate, Verdict, Condition, Reading]]:
-    for part, gate, verdict in body.parts:
-        for role, condition in gate.conditions():
-            reading = body.readings.get((condition.of, condition.workload))
-            if reading is not None and role in roles:
-                yield part, gate, verdict, condition, reading
-
-
-def _floor(gate: Gate) -> Quantity:
-    return Quantity(gate.noise.floor_pct, "%", facts=Facts(sigmas=gate.noise.sigmas))
-
-
-def _title(part: str, condition: Condition) -> str:
-    where = f" at {condition.workload}" if condition.workload else ""
-    return f"{part}, {condition.of}{where}" if part else f"{condition.of}{where}"
+def _from_rows(rows: Iterable[Measurement | None], statuses: tuple[str, ...] = ("ok",)) -> tuple[Quantity, ...]:
+    return tuple(from_row(r) for r in rows if r is not None and r.status in statuses)
 
 
 # Finders: body -> subjects -------------------------------------------------------------------------------------------
@@ -151,141 +179,101 @@ def _title(part: str, condition: Condition) -> str:
 
 def _engagements(body: Body) -> Iterator[Subject]:
     for (metric, workload), reading in body.readings.items():
-        engaged = _arm(reading, "candidate", metric)
-        if metric == "engagements" and engaged is not None:
+        if metric == "engagements" and (engaged := _arms(reading, metric).get("candidate")):
             yield body.subject(f"engagements {workload}".strip(), {"engaged": engaged})
 
 
 def _incomplete(body: Body) -> Iterator[Subject]:
-    for _, _, _, condition, reading in _conditions(body, "complete"):
-        runs = _arm(reading, "candidate", condition.metric)
-        if body.word == "BLOCKED":
-            continue  # the source said itself that it could not judge
-        if runs is not None and condition.op in (">=", ">", "=="):
-            yield body.subject(condition.metric, {"runs": runs, "planned": _line(condition)})
+    if body.word != "BLOCKED":  # else the source said itself that it could not judge
+        for held in body.held("complete"):
+            if held.condition.op in (">=", ">", "==") and (runs := held.arms().get("candidate")):
+                yield body.subject(held.condition.metric, {"runs": runs, "planned": held.line()})
     for workload, rows in body.pairs.items():
-        bad = [
-            f"the {arm} is {'absent' if row is None else row.status}"
-            for arm, row in zip(("control", "candidate"), rows, strict=True)
-            if row is None or row.status != "ok"
-        ]
-        yield body.subject(
-            workload, {"rows": tuple(from_row(r) for r in rows if r and r.status == "ok")}, "; ".join(bad)
-        )
-
-
-def _asks_for_effect(condition: Condition) -> bool:
-    """Whether a condition asks for a change beyond nothing; "not worse than 2 %" does not."""
-    wanted = condition.threshold >= 0 if condition.op in (">", ">=") else condition.threshold <= 0
-    return condition.compare == "change" and wanted
-
-
-def _decided(word: str, condition: Condition) -> bool:
-    """Whether a verdict rests on this change being real: a claimed effect, or a loss that it was turned down for."""
-    lost = word == "NO-GO" and condition.compare == "change" and condition.threshold == 0
-    return lost or (word in CLAIMS and _asks_for_effect(condition))
+        states = [(arm, "absent" if row is None else row.status) for arm, row in zip(ARMS, rows, strict=True)]
+        bad = "; ".join(f"the {arm} is {state}" for arm, state in states if state != "ok")
+        yield body.subject(workload, {"rows": _from_rows(rows)}, bad)
 
 
 def _claims(body: Body) -> Iterator[Subject]:
-    for part, gate, verdict, condition, reading in _conditions(body, "require"):
-        word = body.word if body.kind == "recorded" else verdict.word
-        roles = _effect(reading, condition.metric)
-        if word in CLAIMS and _asks_for_effect(condition) and ("change" in roles or len(roles) > 1):
-            yield body.subject(_title(part, condition), {**roles, "floor": _floor(gate)})
+    for held in body.held("require"):
+        roles = held.effect()
+        if held.word in CLAIMS and held.asks_for_effect() and ("change" in roles or len(roles) > 1):
+            yield body.subject(held.title, {**roles, "floor": held.floor})
 
 
 def _launches(body: Body) -> Iterator[Subject]:
-    for _, gate, _, condition, reading in _conditions(body, "require", "kill"):
-        counts = {"control_launches": reading.control_launches, "candidate_launches": reading.candidate_launches}
-        roles = {r: Quantity(n, "launches", _id_of(reading, n)) for r, n in counts.items() if n is not None}
-        if len(roles) == 2:
-            yield body.subject(
-                _title("", condition), {**_effect(reading, condition.metric), **roles, "floor": _floor(gate)}
-            )
+    for held in body.held("require", "kill"):
+        counts = {f"{arm}_launches": getattr(held.reading, f"{arm}_launches") for arm in ARMS}
+        if None not in counts.values():
+            roles = {r: Quantity(n, "launches", _id_of(held.reading, n)) for r, n in counts.items()}
+            title = replace(held, part="").title
+            yield body.subject(title, {**held.effect(), **roles, "floor": held.floor})
 
 
 def _sessions(body: Body) -> Iterator[Subject]:
     spread = evidence.between_runs(r for r in body.rows if r.name in (body.card.control, body.card.candidate))
-    for part, _, verdict, condition, reading in _conditions(body, "require"):
-        if _decided(verdict.word, condition) and condition.workload in spread:
-            sd = Quantity(spread[condition.workload][1], "%")
-            yield body.subject(_title(part, condition), {**_effect(reading, condition.metric), "session_sd": sd})
+    for held in body.held("require"):
+        if held.decided() and held.condition.workload in spread:
+            sd = Quantity(spread[held.condition.workload][1], "%")
+            yield body.subject(held.title, {**held.effect(), "session_sd": sd})
 
 
 def _identical(body: Body) -> Iterator[Subject]:
     """Measured rows carry the control against itself; a recorded figure's own measured noise is the same thing."""
-    for part, _, verdict, condition, reading in _conditions(body, "require"):
-        word = body.word if body.kind == "recorded" else verdict.word
-        if _decided(word, condition) and reading.noise_pct is not None:
-            roles = _effect(reading, condition.metric)
+    for held in body.held("require"):
+        roles = held.effect()
+        if held.decided() and "noise" in roles:
             roles["identical"] = roles.pop("noise")
-            yield body.subject(_title(part, condition), roles)
+            yield body.subject(held.title, roles)
 
 
 def _profiled(body: Body) -> Iterator[Subject]:
-    for part, _, _, condition, reading in _conditions(body, "require", "kill"):
-        taken = tuple(q for arm in ("control", "candidate") if (q := _arm(reading, arm, condition.metric)) is not None)
-        if reading.profiled and taken:
+    for held in body.held("require", "kill"):
+        if held.reading.profiled and (taken := held.arms().values()):
             marked = tuple(replace(q, facts=msgspec.structs.replace(q.facts, profiled=True)) for q in taken)
-            yield body.subject(_title(part, condition), {"profiled": marked})
+            yield body.subject(held.title, {"profiled": marked})
 
 
 def _sentinels(body: Body) -> Iterator[Subject]:
-    for part, gate, _, condition, reading in _conditions(body, "require", "kill"):
-        if condition.share < 1:
-            noise = {k: q for k, q in _effect(reading, condition.metric).items() if k in ("control_sd", "noise")}
-            claim = Quantity(abs(condition.threshold) or 100.0, "%", condition.stated_by)
-            share = Quantity(condition.share, "ratio")
-            yield body.subject(
-                _title(part, condition), {"share": share, "claim": claim, "floor": _floor(gate), **noise}
-            )
+    for held in body.held("require", "kill"):
+        c = held.condition
+        if c.share < 1:
+            noise = {k: q for k, q in held.effect().items() if k in ("control_sd", "noise")}
+            claim, share = Quantity(abs(c.threshold) or 100.0, "%", c.stated_by), Quantity(c.share, "ratio")
+            yield body.subject(held.title, {"share": share, "claim": claim, "floor": held.floor, **noise})
 
 
 def _late_gates(body: Body) -> Iterator[Subject]:
-    used = [row for pair in body.pairs.values() for row in pair if row]
-    if used:
-        yield body.subject(
-            "the gate",
-            {"rows": tuple(from_row(r) for r in used if r.status == "ok")},
-            staleness(body.card, used),
-        )
+    if used := [row for pair in body.pairs.values() for row in pair if row]:
+        yield body.subject("the gate", {"rows": _from_rows(used)}, staleness(body.card, used))
 
 
 def _controls(body: Body) -> Iterator[Subject]:
-    for part, _, _, condition, reading in _conditions(body, "correctness", "require"):
-        held = reading.unit in FIDELITY or condition.metric in FIDELITY_METRICS
-        control = _arm(reading, "control", condition.metric) or _own_error(body, condition)
-        if held and condition.compare == "value" and not condition.than and control is not None:
-            error = control.facts.stderr
-            roles = {"control": control, "line": _line(condition)}
-            roles |= {"stderr": Quantity(error, control.unit, control.id)} if error else {}
-            yield body.subject(_title(part, condition), roles)
-
-
-def _own_error(body: Body, condition: Condition) -> Quantity | None:
-    row = body.pairs.get(condition.workload, (None, None))[0]
-    if row is None or condition.metric != "relative_error" or row.relative_error is None:
-        return None
-    return Quantity(row.relative_error, "ratio", row.id)
+    for held in body.held("correctness", "require"):
+        c = held.condition
+        control = held.arms().get("control")
+        fidelity = held.reading.unit in FIDELITY or c.metric in FIDELITY_METRICS
+        if fidelity and c.compare == "value" and not c.than and control is not None:
+            yield body.subject(held.title, {"control": control, "line": held.line()})
 
 
 def _bands(body: Body) -> Iterator[Subject]:
     """A line on a change inside what the same arm was measured to vary by; of two lines on one change, the nearer."""
     nearest: dict[str, tuple[float, Subject]] = {}
-    for part, _, _, condition, reading in _conditions(body, "require", "kill"):
+    for held in body.held("require", "kill"):
+        c, reading = held.condition, held.reading
         spread = max(3.0 * (reading.control_sd_pct or 0.0), reading.noise_pct or 0.0)
-        if condition.compare == "change" and condition.threshold and spread:
-            names = _id_of(reading, reading.control_sd_pct) or _id_of(reading, reading.noise_pct)
-            band = (Quantity(-spread, "%", names), Quantity(spread, "%", names))
-            line, title = _line(condition, condition.share), _title(part, condition)
-            if title not in nearest or abs(line.value) < nearest[title][0]:
-                nearest[title] = abs(line.value), body.subject(title, {"line": line, "band": band})
+        if c.compare == "change" and c.threshold and spread:
+            figure = _id_of(reading, reading.control_sd_pct) or _id_of(reading, reading.noise_pct)
+            band, line = tuple(Quantity(end, "%", figure) for end in (-spread, spread)), held.line(c.share)
+            if held.title not in nearest or abs(line.value) < nearest[held.title][0]:
+                nearest[held.title] = abs(line.value), body.subject(held.title, {"line": line, "band": band})
     yield from (subject for _, subject in nearest.values())
 
 
 def _clocks(body: Body) -> Iterator[Subject]:
     for workload, rows in body.pairs.items():
-        timed = [from_row(r) for r in rows if r is not None and r.status == "ok"]
+        timed = _from_rows(rows)
         if len(timed) == 2:
             yield body.subject(workload, {"whole": timed[0], "less": timed[1]})
 
@@ -294,33 +282,70 @@ def _labels(body: Body) -> Iterator[Subject]:
     """One arm and workload whose compulsory bytes differ from run to run are two things under one name."""
     seen: dict[tuple[str, str], Measurement] = {}
     for row in body.rows:
-        if row.status != "ok" or not row.bytes:
-            continue
-        first = seen.setdefault((row.name, row.workload_id), row)
-        if first is not row and first.bytes != row.bytes:
-            facts = Facts(label=f"{row.name} at {row.workload_id}")
-            called, own = (Quantity(r.bytes or 0.0, "bytes", r.id, "", facts) for r in (first, row))
-            yield body.subject(facts.label, {"called": called, "same_label": own})
+        if row.status == "ok" and row.bytes:
+            first = seen.setdefault((row.name, row.workload_id), row)
+            if first.bytes != row.bytes:
+                facts = Facts(label=f"{row.name} at {row.workload_id}")
+                called, own = (Quantity(r.bytes or 0.0, "bytes", r.id, "", facts) for r in (first, row))
+                yield body.subject(facts.label, {"called": called, "same_label": own})
 
 
 def _impossible(body: Body) -> Iterator[Subject]:
     for (metric, workload), reading in body.readings.items():
-        rows = tuple(q for arm in ("control", "candidate") if (q := _arm(reading, arm, metric)) is not None)
-        if metric == "kernel_us" and rows:
-            yield body.subject(workload or metric, {"rows": rows}, reading.impossible)
+        if metric == "kernel_us" and (arms := _arms(reading, metric)):
+            yield body.subject(workload or metric, {"rows": tuple(arms.values())}, reading.impossible)
 
 
 def _withdrawn(body: Body) -> Iterator[Subject]:
-    figures = recorded.figures()
-    used = tuple(
-        from_figure(figures[i])
-        for r in body.readings.values()
-        for i in r.ids
-        if i in figures and isinstance(figures[i].value, float)
-    )
-    measured = tuple(from_row(r) for pair in body.pairs.values() for r in pair if r is not None and r.status in TIMED)
-    if used or measured:
-        yield body.subject("its evidence", {"figure": (*used, *measured)})
+    used = tuple(from_figure(f) for r in body.readings.values() for f in _figures(r))
+    rows = _from_rows((r for pair in body.pairs.values() for r in pair), TIMED)
+    if used or rows:
+        yield body.subject("its evidence", {"figure": (*used, *rows)})
+
+
+def _stated(body: Body) -> Iterator[Subject]:
+    """What a GO takes on the source's word, beside what it was shown."""
+    held = [(h, f) for h in body.held("correctness", "complete", "engaged", "require") if (f := _figures(h.reading))]
+    if body.parts[0][2].word == "GO" and held:
+        roles: dict[str, tuple[Quantity, ...]] = {}
+        for one, figures in held:
+            for figure in figures:
+                facts = Facts(metric=one.condition.of, label=str(figure.params.get("lines", "")))
+                quantity = replace(from_figure(figure), facts=facts)
+                role = "stated" if figure.kind == "stated" else "shown"
+                roles[role] = (*roles.get(role, ()), quantity)
+        yield body.subject("its evidence", roles)
+
+
+def _tainted(body: Body) -> Iterator[Subject]:
+    """Figures that a defect touches which the same source found later; the others of the same verdict are quiet."""
+    if taint := recorded.taints().get(body.id):
+        figures = {f.id: f for r in body.readings.values() for f in _figures(r)}
+        hit = set(record.touched(body.id, tuple(figures)))
+        facts = Facts(label=f"{taint.what} ({recorded.citation(taint.source, taint.lines)})", path=taint.weight)
+        roles: dict[str, tuple[Quantity, ...]] = {}
+        for figure in figures.values():
+            role = "tainted" if figure.id in hit else "untouched"
+            roles[role] = (*roles.get(role, ()), replace(from_figure(figure), facts=facts))
+        yield body.subject("its evidence", roles)
+
+
+def _undecidable(body: Body) -> Iterator[Subject]:
+    for held in body.held("correctness", "complete", "engaged", "require"):
+        arms = held.arms()
+        if not held.condition.than and "candidate" in arms:
+            control = {"control": arms["control"]} if "control" in arms else {}
+            yield body.subject(held.title, {"line": held.line(), "candidate": arms["candidate"], **control})
+    for text in record.asked_twice(body.card):
+        yield body.subject(text, {}, "it is asked first under `complete` or `engaged`, so it cannot fail here")
+    if lines := record.unreasoned(body.card):
+        more = f" and {len(lines) - 1} more" if len(lines) > 1 else ""
+        yield body.subject(f"{lines[0]}{more}", {}, "neither a source nor a reason in the card gives the line")
+
+
+def _figures(reading: Reading) -> list[recorded.Figure]:
+    found = (recorded.figures().get(i) for i in reading.ids)
+    return [f for f in found if f is not None and isinstance(f.value, float)]
 
 
 FINDERS: Mapping[str, Callable[[Body], Iterable[Subject]]] = {
@@ -339,4 +364,7 @@ FINDERS: Mapping[str, Callable[[Body], Iterable[Subject]]] = {
     "label-drift": _labels,
     "impossible-speed": _impossible,
     "withdrawn-reused": _withdrawn,
+    "stated-not-shown": _stated,
+    "later-defect": _tainted,
+    "gate-cannot-decide": _undecidable,
 }

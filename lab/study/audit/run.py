@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from lab.base.errors import BadInput, nearest
-from lab.study.audit import arms, bindings, find, meaning
-from lab.study.audit.subject import SEVERITIES, Check, Finding, Subject
+from lab.card import recorded
+from lab.study.audit import arms, bindings, find, meaning, record
+from lab.study.audit.subject import SEVERITIES, Answer, Check, Finding, Subject
 
-CHECKS: dict[str, Check] = {c.name: c for c in (*arms.CHECKS, *meaning.CHECKS)}
+CHECKS = {c.name: c for module in (arms, meaning, record) for c in vars(module).values() if isinstance(c, Check)}
 KINDS = ("recorded", "measured")
 NUMBERED = re.compile(r"(.+)\.\d+$")
 
@@ -68,20 +69,12 @@ def _said(found: Finding, earlier: Finding) -> bool:
 
 def ask(check: Check, subject: Subject) -> Finding | None:
     """One check on one subject: a finding, or None when it has nothing to say."""
-    answer = check.run(subject)
+    s = subject
+    answer = Answer(s.note) if s.note else check.run(s) if check.has(s.roles) else None
     if answer is None:
         return None
-    return Finding(
-        check.name,
-        answer.severity or check.severity,
-        subject.title,
-        subject.evidence,
-        answer.sentence,
-        subject.word,
-        subject.verdicts,
-        subject.cards,
-        subject.ids,
-    )
+    severity = answer.severity or check.severity
+    return Finding(check.name, severity, s.title, s.evidence, answer.sentence, s.word, s.verdicts, s.cards, s.ids)
 
 
 def to_json(result: Audit) -> dict[str, Any]:
@@ -106,19 +99,18 @@ def render(result: Audit) -> str:
         for f in own:
             word = f" ({written(f)})" if f.word else ""
             lines += [f"  {f.severity}: {f.subject}: {f.sentence}{word}."]
-            lines += [f"    {' '.join(_links(f))}"]
+            lines += [f"    {' '.join([*f.verdicts, *folded(f.figures)])}"]
         lines.append("")
     lines.append(summary(result))
     return "\n".join(lines)
 
 
 def written(finding: Finding) -> str:
-    """Who wrote which word on these figures."""
-    return f"{'the source' if finding.evidence == 'recorded' else 'our judge'} wrote {finding.word}"
-
-
-def _links(finding: Finding) -> list[str]:
-    return [*finding.verdicts, *folded(finding.figures)]
+    """Whose word stands on these figures: a source's own, our reading of it, or our judge's."""
+    if finding.evidence != "recorded" or not finding.verdicts:
+        return f"our judge wrote {finding.word}" if finding.evidence != "recorded" else f"read as {finding.word}"
+    source = recorded.verdict(finding.verdicts[0])
+    return f'the source wrote "{source.word}"' if source.word else f"we read the source as {source.reading}"
 
 
 def folded(ids: Sequence[str]) -> list[str]:

@@ -7,7 +7,7 @@ it; so one check serves both. Ids of measured rows begin with `profiles/`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -75,7 +75,7 @@ class Subject:
 
     title:    what it is about, in a few words. evidence: "recorded" or "measured". word: the verdict that stands on it.
     roles:    quantities by the name the check knows them under. verdicts, cards: ids that a reader can follow.
-    note:     a reason found elsewhere (a changed gate hash, a row under its floor), "" when the roles say everything.
+    note:     a reason found elsewhere (a changed gate hash, a row under its floor), which is then the whole answer.
     """
 
     title: str
@@ -86,10 +86,17 @@ class Subject:
     cards: tuple[str, ...] = ()
     note: str = ""
 
-    def one(self, role: str) -> Quantity | None:
-        """The quantity of a role, None when the subject has none."""
-        found = self.roles.get(role, ())
-        return found[0] if found else None
+    def __getitem__(self, role: str) -> Quantity:
+        """The first quantity of a role that the check needs."""
+        return self.roles[role][0]
+
+    def get(self, role: str) -> Quantity | None:
+        """The first quantity of a role that the check merely understands, None when the subject has none."""
+        return next(iter(self.every(role)), None)
+
+    def every(self, role: str) -> tuple[Quantity, ...]:
+        """All quantities of a role."""
+        return self.roles.get(role, ())
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -110,8 +117,8 @@ class Check:
     """A check by name.
 
     meaning:  one plain sentence: what is wrong when it fires. severity: a word of SEVERITIES.
-    needs:    groups of roles, one of which a binding must give in full; may: further roles that it understands.
-    run:      subject -> Answer, or None when nothing is wrong.
+    needs:    groups of roles, one of which a subject must have in full; may: further roles that it understands.
+    run:      subject -> Answer, or None when nothing is wrong; only asked of a subject that `has` its roles.
     """
 
     name: str
@@ -120,6 +127,10 @@ class Check:
     needs: tuple[tuple[str, ...], ...]
     may: tuple[str, ...]
     run: Callable[[Subject], Answer | None]
+
+    def has(self, roles: Collection[str]) -> bool:
+        """Whether the roles hold one of the groups that it needs."""
+        return any(set(group) <= set(roles) for group in self.needs)
 
 
 def check(
@@ -179,11 +190,8 @@ def change_pct(control: Quantity, candidate: Quantity) -> float:
 
 
 def effect(subject: Subject) -> tuple[float, str]:
-    """(change in %, the words for it) from `change`, or from `control` and `candidate`; NaN without either."""
-    stated, control, candidate = subject.one("change"), subject.one("control"), subject.one("candidate")
-    if stated is not None:
+    """(change in %, the words for it) from `change`, or from `control` and `candidate`."""
+    if stated := subject.get("change"):
         return stated.value, f"{stated.value:+.2f} %"
-    if control is None or candidate is None:
-        return math.nan, ""
-    change = change_pct(control, candidate)
-    return change, f"{change:+.2f} % ({short(control.value)} -> {candidate})"
+    change = change_pct(subject["control"], subject["candidate"])
+    return change, f"{change:+.2f} % ({short(subject['control'].value)} -> {subject['candidate']})"

@@ -23,7 +23,6 @@ from lab.study.own.sample import Sample
 
 ARMS = ("control", "candidate")
 Where = Mapping[str, str]
-Fields = tuple[str, ...]
 FIELD = re.compile(r",(?=[A-Za-z_]\w*=)")
 DECLARED = re.compile(r"(?<![A-Za-z0-9])(npl|npp|ntg|depth|ctx)(\d+)(?![A-Za-z0-9])")
 AXES = {"npl", "npp", "ntg", "depth", "ctx", "test"}
@@ -129,13 +128,11 @@ def split(
     neither = 0
     for given, samples in labelled:
         if not given and not selectors:
-            axes = {key for s in samples for key in s.axes}
+            name, axes = samples[0].at.path.name, {key for s in samples for key in s.axes}
             varying = differing(samples, axes) or differing(samples, ("params",))
-            hint = f"; {samples[0].at.path.name} varies in {varying}" if varying else ""
-            remedy = (
-                "give --rows control=FILE --rows candidate=FILE, or --arm control:FIELD=VALUE for one file with both"
-            )
-            raise BadInput(f"--rows {samples[0].at.path.name}", f"is of no arm{hint}", remedy)
+            hint = f"; {name} varies in {varying}" if varying else ""
+            remedy = "give --rows control=FILE --rows candidate=FILE, or --arm control:FIELD=VALUE for one file of both"
+            raise BadInput(f"--rows {name}", f"is of no arm{hint}", remedy)
         for sample in samples:
             names = [given] if given else [arm for arm, where in selectors.items() if agrees(sample, where)]
             if len(names) > 1:
@@ -143,20 +140,13 @@ def split(
             neither += not names
             for name in names:
                 arms[name].append(sample)
-    for arm in ARMS:
-        if not arms[arm]:
-            where = selectors.get(arm, {})
-            asked = ", ".join(f"{k}={v}" for k, v in where.items()) if where else "no file"
-            everything = [s for _, samples in labelled for s in samples]
-            values = _values(everything, where) if where else ""
-            remedy = f"the files have {values}" if values else f"give --rows {arm}=FILE or --arm {arm}:FIELD=VALUE"
-            raise BadInput("lab judge --rows", f"nothing is the {arm} ({asked})", remedy)
+    for arm in (arm for arm in ARMS if not arms[arm]):
+        where, every = selectors.get(arm, {}), [s.fields for _, samples in labelled for s in samples]
+        asked = ", ".join(f"{k}={v}" for k, v in where.items()) or "no file"
+        have = [f"{k} {', '.join(sorted({f[k] for f in every if k in f})[:6])}" for k in where]
+        remedy = f"the files have {'; '.join(have)}" if have else f"give --rows {arm}=FILE or --arm {arm}:FIELD=VALUE"
+        raise BadInput("lab judge --rows", f"nothing is the {arm} ({asked})", remedy)
     return arms, neither
-
-
-def _values(samples: Iterable[Sample], where: Where) -> str:
-    found = {key: sorted({s.fields[key] for s in samples if key in s.fields})[:6] for key in where}
-    return "; ".join(f"{key} {', '.join(values)}" for key, values in found.items() if values)
 
 
 def differing(samples: Sequence[Sample], ignore: Iterable[str] = ()) -> str:
@@ -214,7 +204,9 @@ def _alone(m: Match, found: Iterable[Match]) -> Match:
     return m
 
 
-def _evidence(m: Match, asked: Sequence[Match], arms: Mapping[str, Sequence[Sample]], arm_fields: Fields) -> Match:
+def _evidence(
+    m: Match, asked: Sequence[Match], arms: Mapping[str, Sequence[Sample]], arm_fields: Iterable[str]
+) -> Match:
     """The match with the figures of both arms, or with the reason why there are none."""
     name = m.workload or "the whole phase"
     remedy = f"say which figures they are with --map {m.workload}:FIELD=VALUE"
@@ -235,16 +227,13 @@ def _evidence(m: Match, asked: Sequence[Match], arms: Mapping[str, Sequence[Samp
         if differ := differing(found, WITHIN_ONE_ARM):
             return m.without(f"{arm} has several figures for {name} ({m.asked}) that differ in {differ}: {remedy}")
         chosen[arm] = tuple(found)
-    (one, here), (other, there) = ((found[0].tool, _shape(found[0], arm_fields)) for found in chosen.values())
-    if one != other:
-        what = f"{name}: the control is from {one}, the candidate from {other}"
+    one, other = (found[0] for found in chosen.values())
+    if one.tool != other.tool:
+        what = f"{name}: the control is from {one.tool}, the candidate from {other.tool}"
         raise BadInput("--rows", what, "time both arms with one tool")
-    pairs = {k: (here.get(k, "not stated"), there.get(k, "not stated")) for k in sorted({*here, *there})}
+    # The spelled-out parameter list is left out: its parts are there by name.
+    axes = sorted({*one.axes, *other.axes} - {"params", *arm_fields})
+    pairs = {k: [str(s.axes.get(k, "not stated")) for s in (one, other)] for k in axes}
     if apart := [f"{k} ({a} against {b})" for k, (a, b) in pairs.items() if a != b]:
         return m.without(f"the arms have different shapes for {name}: {', '.join(apart)}")
     return replace(m, control=chosen["control"], candidate=chosen["candidate"])
-
-
-def _shape(sample: Sample, arm_fields: Fields) -> dict[str, str]:
-    """The axes as text; the spelled-out parameter list is left out, its parts are there by name."""
-    return {k: str(v) for k, v in sample.axes.items() if k != "params" and k not in arm_fields}

@@ -20,8 +20,10 @@ from typing import Literal
 
 import msgspec
 
+from lab.base import files
 from lab.base.errors import BadInput
-from lab.study.own.sample import CUT_OFF, Imported, Line, Made, Positive, Sample, Word, from_log, lines
+from lab.base.files import NotNegative, Positive
+from lab.study.own.sample import CUT_OFF, Imported, Line, Made, Sample, Word, from_log, lines
 
 TOOL = "test-backend-ops"
 TABLE = "test_backend_ops"
@@ -46,9 +48,9 @@ class Result(msgspec.Struct):
     passed: str = ""
     error_message: str = ""
     time_us: Positive | None = None
-    flops: float = 0.0
-    bandwidth_gb_s: float | None = None
-    memory_kb: float | None = None
+    flops: NotNegative = 0.0
+    bandwidth_gb_s: NotNegative | None = None
+    memory_kb: NotNegative | None = None
     build_commit: str = ""
     backend_name: str = ""
     backend_reg_name: str = ""
@@ -57,9 +59,19 @@ class Result(msgspec.Struct):
 
 
 def is_text(line: str) -> bool:
-    """Whether a line is an operator's result."""
+    """Whether a line is an operator's result on the console."""
     found = LINE.match(line)
     return found is not None and (" runs -" in line or found[3].endswith(tuple(OUTCOMES)))
+
+
+def is_sql(line: str) -> bool:
+    """Whether a line is a result of `--output sql`."""
+    return line.startswith(f"INSERT INTO {TABLE}")
+
+
+def is_csv(line: str) -> bool:
+    """Whether a line is the header of `--output csv`."""
+    return "op_name" in line and "op_params" in line and "," in line and "(" not in line
 
 
 def read_text(path: Path, text: str) -> Imported:
@@ -116,7 +128,7 @@ def _axes(op: str, parameters: str) -> dict[str, Word]:
 
 def _result(at: Line, names: Sequence[str], cells: Sequence[str], *, whole: bool = True) -> list[Sample]:
     """The sample of one SQL or CSV line; none for a mode that is neither `perf` nor `test`."""
-    read = at.record(at.columns(names, cells, whole=whole), Result, words=True)
+    read = files.convert(at.columns(names, cells, whole=whole), Result, str(at), words=True)
     made = Made(read.build_commit, "", read.device_description, "", "", read.backend_name, read.backend_reg_name)
     axes = _axes(read.op_name, read.op_params)
     if read.supported != "1" or read.test_mode == "test":

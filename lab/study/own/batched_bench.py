@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from lab.base.errors import BadInput
 from lab.study.own.sample import AS_PRINTED, Imported, Line, Made, Objects, Sample, Word, from_log, lines, plain
@@ -27,13 +27,6 @@ PAIR = re.compile(r"(\w+)\s*=\s*(-?\d+)")
 # JSON key -> column and unit; a speed is in tok/s only where its time, in seconds by the tool's printer, bears it out.
 KEYS = {"pp": "PP", "tg": "TG", "pl": "B", "t_pp": "T_PP", "speed_pp": "S_PP", "t_tg": "T_TG", "speed_tg": "S_TG"}
 TOTALS = ("n_kv", "t", "speed")
-
-
-class Cell(NamedTuple):
-    """One cell of the table: its word, and the unit of its column."""
-
-    word: Any
-    unit: str = ""
 
 
 def is_one(entry: Mapping[str, Any]) -> bool:
@@ -59,12 +52,11 @@ def read_table(path: Path, text: str) -> Imported:
             units = {m[1]: m[2] or "" for cell in _cells(line) if (m := CELL.match(cell))}
         elif line.lstrip().startswith("|") and units and not re.fullmatch(r"[|:\-\s]+", line):
             cells = at.columns(list(units), _cells(line), whole=line.rstrip().endswith("|"))
-            row = {name: Cell(word, units[name]) for name, word in cells.items()}
-            samples += _row(at, row, settings, made)
+            samples += _row(at, cells, units, settings, made)
     return Imported(path, TOOL, tuple(samples))
 
 
-def read_json(path: Path, entries: Objects, log: list[str]) -> Imported:
+def read_objects(path: Path, entries: Objects, log: list[str]) -> Imported:
     """The JSON lines of one file, with what the log lines among them say about build, GPU and model."""
     made = Made()
     for line in log:
@@ -75,10 +67,9 @@ def read_json(path: Path, entries: Objects, log: list[str]) -> Imported:
             if key not in entry:
                 raise BadInput(str(at), f'has no "{key}"', AS_PRINTED)
         settings = {k: plain(v) for k, v in entry.items() if k not in (*KEYS, *TOTALS)}
-        units = {"t_pp": "s", "t_tg": "s"}
-        units |= {f"speed_{part}": "t/s" for part in ("pp", "tg") if f"t_{part}" in entry}
-        row = {name: Cell(entry[key], units.get(key, "")) for key, name in KEYS.items() if key in entry}
-        samples += _row(at, row, settings, made)
+        units = {"T_PP": "s", "T_TG": "s"} | {f"S_{p}": "t/s" for p in ("PP", "TG") if f"t_{p.lower()}" in entry}
+        row = {name: entry[key] for key, name in KEYS.items() if key in entry}
+        samples += _row(at, row, units, settings, made)
     return Imported(path, TOOL, tuple(samples))
 
 
@@ -86,9 +77,11 @@ def _cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip().strip("|").split("|")]
 
 
-def _row(at: Line, row: Mapping[str, Cell], settings: Mapping[str, Word], made: Made) -> list[Sample]:
-    """Prefill and decode of one row; a row without prompt or without generation has only the other."""
-    prompt, generated, sequences = (at.count(row[name].word, name) for name in ("PP", "TG", "B"))
+def _row(
+    at: Line, row: Mapping[str, Any], units: Mapping[str, str], settings: Mapping[str, Word], made: Made
+) -> list[Sample]:
+    """Prefill and decode of one row, by column; a row without prompt or without generation has only the other."""
+    prompt, generated, sequences = (at.count(row[name], name) for name in ("PP", "TG", "B"))
     shared = settings.get("is_pp_shared")  # not stated: either total may have been meant
     prefilled = [prompt * sequences, prompt] if shared is None else [prompt if shared else prompt * sequences]
     axes = {"npp": prompt, "ntg": generated, "npl": sequences}
@@ -96,13 +89,13 @@ def _row(at: Line, row: Mapping[str, Cell], settings: Mapping[str, Word], made: 
     for part, metric, totals in (("PP", "prefill_tps", prefilled), ("TG", "decode_tps", [generated * sequences])):
         if f"S_{part}" not in row or not totals[0]:
             continue
-        stated = row[f"S_{part}"]
-        speed = at.figure(stated.word, f"S_{part}")
-        wrong, time = "", row.get(f"T_{part}", Cell(None))
-        if time.unit == "s" and (seconds := at.figure(time.word, f"T_{part}", zero=True)) >= 0.02:
+        speed, wrong = at.figure(row[f"S_{part}"], f"S_{part}"), ""
+        timed = f"T_{part}" in row and units.get(f"T_{part}") == "s"
+        if timed and (seconds := at.figure(row[f"T_{part}"], f"T_{part}", zero=True)) >= 0.02:
             # Both are rounded, the time to a millisecond in the table: below 20 ms it confirms nothing.
             limit = 0.01 + 0.0005 / seconds
             said = [at.contradiction(f"S_{part}", speed, n / seconds, limit, f"T_{part}") for n in totals]
             wrong = said[0] if all(said) else ""
-        samples.append(Sample(TOOL, at, metric, stated.unit, (speed,), axes, settings, made, wrong=wrong))
+        unit = units.get(f"S_{part}", "")
+        samples.append(Sample(TOOL, at, metric, unit, (speed,), axes, settings, made, wrong=wrong))
     return samples

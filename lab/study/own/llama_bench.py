@@ -12,8 +12,10 @@ from typing import Any
 
 import msgspec
 
+from lab.base import files
 from lab.base.errors import BadInput
-from lab.study.own.sample import Count, Imported, Line, Made, Objects, Positive, Sample, base_name, plain
+from lab.base.files import Positive
+from lab.study.own.sample import Count, Imported, Line, Made, Objects, Sample, base_name, plain
 
 TOOL = "llama-bench"
 UNIT = "tok/s"
@@ -61,8 +63,9 @@ def is_one(entry: dict[str, Any]) -> bool:
     return "avg_ts" in entry or "samples_ts" in entry
 
 
-def read(path: Path, entries: Objects) -> Imported:
-    """The tests of one file; raises BadInput for a test without its numbers."""
+def read_objects(path: Path, entries: Objects, log: list[str]) -> Imported:
+    """The tests of one file, each of which states its build, GPU and model itself; raises BadInput for one without
+    its numbers."""
     found = [_sample(at, entry) for at, entry in entries]
     samples = tuple(s for s in found if s is not None)
     combined = len(found) - len(samples)
@@ -71,7 +74,7 @@ def read(path: Path, entries: Objects) -> Imported:
 
 
 def _sample(at: Line, entry: dict[str, Any]) -> Sample | None:
-    test = at.record(entry, Test)
+    test = files.convert(entry, Test, str(at))
     prompt, generated, depth = test.n_prompt, test.n_gen, test.n_depth
     if prompt and generated:
         return None
@@ -79,7 +82,7 @@ def _sample(at: Line, entry: dict[str, Any]) -> Sample | None:
         raise BadInput(str(at), "n_prompt and n_gen are both 0", "remove the line: nothing ran")
     values, unit, wrong = test.speeds(at)
     name = (f"pp{prompt}" if prompt else f"tg{generated}") + (f"@d{depth}" if depth else "")
-    made = at.record(entry, Made)
+    made = files.convert(entry, Made, str(at))
     return Sample(
         TOOL,
         at,

@@ -9,17 +9,18 @@ contradicts its own time carries the sentence in `wrong` and makes the verdict I
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
+from lab.base import files
 from lab.base.errors import BadInput, shown
+from lab.base.files import NotNegative, Positive
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 NOT_A_NUMBER = re.compile(r"(?<![\w.])[-+]?(?:nan|inf(?:inity)?)(?![\w.])", re.IGNORECASE)
@@ -29,8 +30,6 @@ FAILED = "that test failed: repeat it or remove the line"
 
 Word = int | float | str  # a setting or an axis, as the tool prints it
 Count = Annotated[int, Meta(ge=0, lt=2**53)]
-Positive = Annotated[float, Meta(gt=0)]
-Record = TypeVar("Record", bound=msgspec.Struct)
 
 
 class Made(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -67,34 +66,17 @@ class Line:
     def figure(self, word: Any, what: str, *, zero: bool = False) -> float:
         """A finite number above zero (zero itself with `zero`); raises BadInput naming the line and the key."""
         try:
-            value = math.nan if isinstance(word, bool) else float(word)
-        except (TypeError, ValueError, OverflowError):
-            value = math.nan
-        if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
-            raise BadInput(str(self), f"{what} = {word!r:.40} is no figure", FAILED)
-        return value
+            plain = files.number(word) if isinstance(word, str) else word
+            return msgspec.convert(plain, NotNegative if zero else Positive)
+        except msgspec.ValidationError:
+            raise BadInput(str(self), f"{what} = {word!r:.40} is no figure", FAILED) from None
 
     def count(self, word: Any, what: str) -> int:
         """A whole number from zero up; raises BadInput naming the line and the key."""
-        value = self.figure(word, what, zero=True)
-        if value != int(value):
-            raise BadInput(str(self), f"{what} = {word!r} is no whole number", "repeat that run or remove the line")
-        return int(value)
-
-    def record(self, entry: Mapping[str, Any], kind: type[Record], *, words: bool = False) -> Record:
-        """An object of the tool as its type; words: every value is text, as in CSV and SQL. Raises BadInput."""
         try:
-            found = msgspec.convert(entry, kind, strict=not words)
-        except msgspec.ValidationError as error:
-            if missing := re.search(r"required field `(\w+)`", str(error)):
-                raise BadInput(str(self), f'has no "{missing[1]}"', AS_PRINTED) from None
-            key = re.split(r"[.\[]", str(error).rpartition("`$.")[2].rstrip("`"))[0]
-            raise BadInput(str(self), f"{key} = {entry.get(key)!r:.40} is no figure", FAILED) from None
-        for key in kind.__struct_fields__:
-            value = getattr(found, key)
-            if isinstance(value, float):
-                self.figure(value, key, zero=True)
-        return found
+            return msgspec.convert(word, Count, strict=False)
+        except msgspec.ValidationError:
+            raise BadInput(str(self), f"{what} = {word!r:.40} is no whole number", FAILED) from None
 
     def columns(self, names: Sequence[str], cells: Sequence[str], *, whole: bool = True) -> dict[str, str]:
         """The cells by column; raises BadInput for a line that was cut off (too few of them, or not `whole`)."""

@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from lab.base import console, devices, vocabulary
+from lab.base import console, devices, interval, vocabulary
 from lab.base.errors import BadInput, nearest
 from lab.card import history, phases
 from lab.card.gate import Reading, arrival_of
@@ -48,16 +48,14 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:
         """The judgement's object with `imported`: the files, the mapping and the warnings."""
+        read = [
+            {"file": i.path.name, "tool": i.tool, "arm": arm or None, "figures": len(i.samples)}
+            for arm, i in self.files
+        ]
+        mapping = [_mapping(m) for m in self.matches]
         return {
             **self.judgement.to_json(),
-            "imported": {
-                "files": [
-                    {"file": i.path.name, "tool": i.tool, "arm": arm or None, "figures": len(i.samples)}
-                    for arm, i in self.files
-                ],
-                "mapping": [_mapping(m) for m in self.matches],
-                "warnings": list(self.notes),
-            },
+            "imported": {"files": read, "mapping": mapping, "warnings": list(self.notes)},
         }
 
 
@@ -91,7 +89,7 @@ def judge(
     arm_fields = [key for where in selectors.values() for key in where]
     matches = tuple(which.match(wanted, arms, maps, arm_fields))
     used = [m for m in matches if not m.reason]
-    _refuse_other_machine(used)
+    _refuse_another_setup(used)
     place = _place(used or [Match("", "", {}, tuple(arms["control"]), tuple(arms["candidate"]))], device)
     peaks = [p.base for p in devices.get(place).peaks.values()] if place in devices.ids() else []
     readings = {(m.metric, m.workload): _reading(m, arms, max(peaks, default=math.inf)) for m in used}
@@ -138,19 +136,14 @@ def _stated(samples: Iterable[Sample], keys: Iterable[str]) -> str:
     return " ".join(", ".join(word) for word in words if word)
 
 
-def _refuse_other_machine(used: Iterable[Match]) -> None:
+def _refuse_another_setup(used: Iterable[Match]) -> None:
     """Raise BadInput where the arms of one workload cannot be one comparison."""
     for m in used:
-        for key in HARDWARE:
+        for key in (*HARDWARE, "model_n_params"):
             one, other = (_stated(m.arm(arm), (key,)) for arm in ARMS)
             if one and other and one != other:
-                what = f"{m.title}: the control ran on {one}, the candidate on {other}"
-                raise BadInput("--rows", what, "measure both arms on one machine")
-        one, other = (_stated(m.arm(arm), ("model_n_params",)) for arm in ARMS)
-        if one and other and one != other:
-            models = [_stated(m.arm(arm), ("model_type", "model_n_params")) for arm in ARMS]
-            what = f"{m.title}: the control ran {models[0]}, the candidate {models[1]} parameters"
-            raise BadInput("--rows", what, "measure both arms with one model")
+                what, remedy = f"{key} of the control is {one}, of the candidate {other}", "one machine and one model"
+                raise BadInput("--rows", f"{m.title}: {what}", f"measure both arms with {remedy}")
 
 
 def _place(used: Sequence[Match], device: str | None) -> str:
@@ -179,11 +172,14 @@ def _reading(m: Match, arms: Mapping[str, Sequence[Sample]], peak_flop_s: float)
         wrong = f"{fast[0].id} claims {fast[0].flop_s / 1e12:.0f} TFLOP/s, above {peak}"
     if failed:
         wrong = f"{failed[0].axes['op']} fails {failed[0].tool} ({failed[0].id})"
+    changed = interval.change_pct(control, candidate) if control and candidate and len(units) == 1 else None
     return Reading(
         unit="" if "" in units else " and ".join(units),
         control=statistics.fmean(control) if control else None,
         candidate=statistics.fmean(candidate) if candidate else None,
         control_sd_pct=100 * statistics.stdev(control) / statistics.fmean(control) if len(control) > 1 else None,
+        interval_pct=changed and changed[1:],
+        repeats=min(len(control), len(candidate)),
         ids=tuple(s.id for s in samples),
         impossible=wrong,
         arrival=arrival_of(_arrival(s) for s in samples),
@@ -220,8 +216,8 @@ def _warnings(
     sides = {arm: [s for m in used for s in m.arm(arm)] for arm in ARMS}
     everything = sides["control"] + sides["candidate"]
     yield from _provenance(sides)
-    settings = {arm: {k: v for s in sides[arm] for k, v in s.settings.items()} for arm in ARMS}
-    changed = [k for k in settings["control"] if settings["candidate"].get(k) != settings["control"][k]]
+    before, after = ({k: v for s in sides[arm] for k, v in s.settings.items()} for arm in ARMS)
+    changed = [k for k in before if after.get(k) != before[k]]
     if len(changed) > 1:
         listed = which.differing(everything, {k for s in everything for k in s.fields} - set(changed))
         yield f"the arms differ in {len(changed)} settings: {listed}"
@@ -235,8 +231,8 @@ def _warnings(
         if m.metric == "kernel_us":
             operator = m.candidate[0].axes
             yield f"{m.title} is taken to be {operator['op']}({operator['params']}) on the user's word"
-        if m.metric == "kernel_us" and not all(_tests(m.arm(arm)[0], arms[arm]) for arm in ARMS):
-            yield f"{m.title}: these files hold no correctness test of that operator for both arms"
+            if not all(_tests(m.arm(arm)[0], arms[arm]) for arm in ARMS):
+                yield f"{m.title}: these files hold no correctness test of that operator for both arms"
         for arm in ARMS:
             files = dict.fromkeys(s.at.path.name for s in m.arm(arm))
             if len(files) > 1:
@@ -275,24 +271,20 @@ def _provenance(sides: Mapping[str, Sequence[Sample]]) -> Iterable[str]:
 
 
 def _mapping(m: Match) -> dict[str, Any]:
-    return {
-        "workload": m.workload,
-        "metric": m.metric,
-        "where": dict(m.where),
-        "reason": m.reason,
-        "shape": {k: v for s in m.candidate[:1] for k, v in s.axes.items()},
-        **{
-            arm: {
-                "figures": [s.id for s in m.arm(arm)],
-                "unit": next((s.unit for s in m.arm(arm)), None),
-                "mean": statistics.fmean(m.values(arm)) if m.values(arm) else None,
-                "repetitions": len(m.values(arm)),
-                "made": next((s.made.stated() for s in m.arm(arm)), {}),
-                "settings": next((dict(s.settings) for s in m.arm(arm)), {}),
-            }
-            for arm in ARMS
-        },
-    }
+    def side(arm: str) -> dict[str, Any]:
+        samples, values = m.arm(arm), m.values(arm)
+        return {
+            "figures": [s.id for s in samples],
+            "unit": samples[0].unit if samples else None,
+            "mean": statistics.fmean(values) if values else None,
+            "repetitions": len(values),
+            "made": samples[0].made.stated() if samples else {},
+            "settings": dict(samples[0].settings) if samples else {},
+        }
+
+    shape = dict(m.candidate[0].axes) if m.candidate else {}
+    asked = {"workload": m.workload, "metric": m.metric, "where": dict(m.where), "reason": m.reason, "shape": shape}
+    return {**asked, **{arm: side(arm) for arm in ARMS}}
 
 
 def render(outcome: Outcome) -> str:
@@ -320,13 +312,10 @@ def _shown(m: Match, arm: str) -> str:
     return f"{statistics.fmean(values):.6g} {m.arm(arm)[0].unit or 'no unit'}{spread}, n {len(values)}"
 
 
-def card_of(word: str) -> phases.Card:
-    """A card by its id, or by its path for a card of one's own that lies elsewhere."""
-    return phases.load(Path(word)) if word.endswith(".toml") else phases.card(word)
-
-
 def run(arguments: argparse.Namespace) -> Outcome:
-    """The verdict that `lab judge CARD --rows ...` asks for."""
+    """The verdict that `lab judge CARD --rows ...` asks for; a card by its id, or by the path of one's own."""
     if arguments.all or len(arguments.phase) != 1:
         raise BadInput("lab judge --rows", "needs exactly one card", "see `lab phases`, or give a card's .toml file")
-    return judge(card_of(arguments.phase[0]), arguments.rows, arguments.arm, arguments.map, arguments.device)
+    (word,) = arguments.phase
+    card = phases.load(Path(word)) if word.endswith(".toml") else phases.card(word)
+    return judge(card, arguments.rows, arguments.arm, arguments.map, arguments.device)

@@ -80,7 +80,7 @@ def scan() -> None:
     for variant in cuda_scan.VARIANTS:
         wide = variant.dtype == cuda_scan.WIDE
         own = {"dtype": "bf16", "out_dtype": "f32"} if wide else {"dtype": variant.dtype}
-        shape = {"D": variant.dim, "qk_l2norm": int(not variant.lean)}
+        shape = {"D": variant.dim, "qk_l2norm": int(not variant.recompute)}
         problem = cases._prefill(140, (1, 3), lengths="64-1-75", **shape, **own)  # type: ignore[arg-type]
 
         def both(inputs: Tensors, out: Tensors, variant: cuda_scan.ScanVariant = variant, wide: bool = wide) -> None:

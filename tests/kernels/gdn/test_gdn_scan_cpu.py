@@ -1,4 +1,4 @@
-"""kernels/gdn/scan.cu, the two launches, on a CPU: on_cpu/gdn_on_cpu.cuh stands in for the PTX, g++ does the rest.
+"""kernels/gdn/scan.cu, the two launches, on a CPU: on_cpu/sm90.cuh stands in for the PTX, g++ does the rest.
 
 That holds every index, fragment layout, descriptor, ring and barrier to the reference; what it cannot show is rounding
 inside the tensor core, the asynchronous proxy and speed.
@@ -65,7 +65,7 @@ def two_launches(variant: cuda_scan.ScanVariant, change: Change = UNCHANGED) -> 
     values = {"DIM": variant.dim, "GROUPS": variant.groups, "STAGES": cuda_scan.STAGES}
     for name, value in values.items():
         entry = entry.replace(name, str(value))
-    entry = entry.replace(" RECOMPUTE>", f" {str(variant.lean).lower()}>")
+    entry = entry.replace(" RECOMPUTE>", f" {str(variant.recompute).lower()}>")
     keep = lambda line: line.startswith(kept) or not line.startswith(("PREPARE(", "SCAN("))  # noqa: E731
     return built(cuda_scan.SOURCE.path, entry, change, keep=keep)
 
@@ -118,12 +118,12 @@ def run(library: Any, variant: cuda_scan.ScanVariant, inputs: Tensors, out: Tens
 
 
 def problems(variant: cuda_scan.ScanVariant) -> tuple[Workload, ...]:
-    """A ragged batch (raw but for the lean scan), for the halves of heads similar keys over six chunks; D = 64 in every
-    regime and with four v heads to each of two k heads; one token, one whole chunk, and 8,193 tokens."""
+    """A ragged batch (raw where scores are not recomputed), with half a head per CTA similar keys over six chunks; D =
+    64 in every regime and with four v heads to each of two k heads; one token, one whole chunk, and 8,193 tokens."""
     wide = variant.dtype == cuda_scan.WIDE
     shape: dict[str, Any] = {"D": variant.dim, "dtype": "bf16" if wide else variant.dtype}
     shape["out_dtype"] = "f32" if wide else ""
-    ragged = cases._prefill(140, (1, 3), lengths="64-1-75", qk_l2norm=int(not variant.lean), **shape)
+    ragged = cases._prefill(140, (1, 3), lengths="64-1-75", qk_l2norm=int(not variant.recompute), **shape)
     found = [ragged, cases._prefill(330, (1, 1), regime="similar", **shape)][: 3 - variant.groups]
     if variant.dim == 64 and variant.dtype == "bf16":
         found += [cases._prefill(70, (1, 1), regime=r, **shape) for r in ("keep", "forget", "beta0", "beta1")]
@@ -162,13 +162,13 @@ def test_the_sizes_of_host_and_kernels_agree(on_cpu: Any, variant: cuda_scan.Sca
     """As the source computes them: shared memory, the block of a chunk, and where the steps of a triangle lie."""
     found = (ctypes.c_int * 9)()
     on_cpu(variant).sizes_on_cpu(found)
-    prepare_bytes, scan_bytes, block_bytes, lean_bytes, triangle_bytes, *steps = found
+    prepare_bytes, scan_bytes, block_bytes, recompute_bytes, triangle_bytes, *steps = found
     assert prepare_bytes == cuda_scan.PREPARATIONS[variant.preparation]
-    barriers = 8 * ((2 + variant.lean) * cuda_scan.STAGES + 2 * variant.groups)
+    barriers = 8 * ((2 + variant.recompute) * cuda_scan.STAGES + 2 * variant.groups)
     assert scan_bytes + barriers <= variant.shared_bytes < scan_bytes + barriers + 128
     assert block_bytes == cuda_scan.BLOCK_BYTES == 2 * triangle_bytes + 1024
-    assert lean_bytes == cuda_scan.LEAN_BLOCK_BYTES == triangle_bytes + 256
-    assert block_bytes % 1024 == lean_bytes % 128 == 0
+    assert recompute_bytes == cuda_scan.RECOMPUTE_BLOCK_BYTES == triangle_bytes + 256
+    assert block_bytes % 1024 == recompute_bytes % 128 == 0
     ends = [step + (64 - 16 * s) * 32 for s, step in enumerate(steps)]  # rows 16 s and on, of 32 bytes
     assert ends == [*steps[1:], triangle_bytes]
 
@@ -201,8 +201,8 @@ def _of(inputs: Tensors, spans: list[slice], sequences: list[int], dense: bool) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bf16", cuda_scan.WIDE])
-def test_halves_whole_heads_and_company_give_the_same_bits(on_cpu: Any, dtype: str) -> None:
-    """One sequence in halves of heads and in whole heads, lean too, alone, in a dense batch and in ragged ones."""
+def test_heads_per_CTA_and_company_give_the_same_bits(on_cpu: Any, dtype: str) -> None:
+    """One sequence, half a head and a head per CTA, recomputed scores too; alone, in a dense batch, in ragged ones."""
     wide = dtype == cuda_scan.WIDE
     axes: dict[str, Any] = {"D": 128, "dtype": "bf16", "out_dtype": "f32" if wide else ""}
     problem = cases._prefill(217, (1, 1), lengths="71-75-71", **axes)
@@ -243,7 +243,7 @@ def test_the_range_of_v_is_fp16s(on_cpu: Any, largest: float, fits: bool) -> Non
         assert not out["final_state"].isfinite().all()
 
 
-FENCES = {  # the variant's groups, whether it is lean; what is changed
+FENCES = {  # the variant's groups, whether it recomputes scores; what is changed
     "k and q of a preparation": (
         1,
         False,
@@ -272,7 +272,7 @@ FENCES = {  # the variant's groups, whether it is lean; what is changed
             "        __syncwarp();\n        if (lane == 0)",
         ),
     ),
-    "scores of a lean scan": (
+    "recomputed scores": (
         2,
         True,
         (
@@ -287,8 +287,8 @@ FENCES = {  # the variant's groups, whether it is lean; what is changed
 @pytest.mark.parametrize("name", FENCES)
 def test_a_missing_proxy_fence_stops_the_launch(name: str) -> None:
     """A whole chunk and a short one."""
-    groups, lean, change = FENCES[name]
-    variant = cuda_scan.ScanVariant(128, "bf16", groups, lean=lean)
+    groups, recompute, change = FENCES[name]
+    variant = cuda_scan.ScanVariant(128, "bf16", groups, recompute=recompute)
     inputs = cases.inputs(cases._prefill(70, (1, 1), D=128, dtype="bf16"), 1, "cpu")
     with pytest.raises(Stopped, match="no proxy fence"):
         run(
@@ -315,9 +315,9 @@ BROKEN = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("change", BROKEN.values(), ids=[*BROKEN])
-def test_a_broken_lean_scan_is_seen(on_cpu: Any, change: Change) -> None:
+def test_a_broken_recompute_of_scores_is_seen(on_cpu: Any, change: Change) -> None:
     """Beside the right one, with threads that make the scores only when all others wait for them."""
-    variant = cuda_scan.ScanVariant(128, "bf16", 2, lean=True)
+    variant = cuda_scan.ScanVariant(128, "bf16", 2, recompute=True)
     problem = cases._prefill(330, (1, 1), D=128, dtype="bf16")
     inputs = cases.inputs(problem, 1, "cpu")
 

@@ -157,9 +157,9 @@ def test_stochastic_rounding_is_right_on_average() -> None:
 
 
 def test_unknown_words_are_refused() -> None:
-    with pytest.raises(ValueError, match="rounding 'up' is unknown"):
+    with pytest.raises(ValueError, match="rounding 'up'"):
         error_growth.to_bf16(torch.ones(1), "up", torch.Generator())
-    with pytest.raises(ValueError, match="regime 'x' is unknown"):
+    with pytest.raises(ValueError, match="regime 'x'"):
         error_growth.draw("x", 1, 1, 64, 0)
     with pytest.raises(ValueError, match="f64"):
         growth().at("f64")

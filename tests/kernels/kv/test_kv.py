@@ -5,13 +5,8 @@ themselves each against the mistake that they exist to catch; the kernels compil
 reference and the formats have their own file, test_kv_format.py.
 """
 
-import json
 import math
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,8 +18,8 @@ from kernels.kv import cases, plan
 from kernels.kv.cost import cost, kv_bytes
 from kernels.kv.reference import reference
 from lab.check import accuracy, families
+from tests.kernels import ahead
 
-ROOT = Path(__file__).resolve().parents[3]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KV = families.load("kv")
 # What needs no further library; adapters for other libraries are tried in tests/kernels/test_peers_run.py.
@@ -357,45 +352,16 @@ def test_cost_by_hand() -> None:
 
 # Ahead of time -------------------------------------------------------------------------------------------------------
 
-# One build per line: label, capability, and what `lab compile` would say of it.
-COMPILE = """
-import json, sys
-from kernels.kv import triton_splitkv
-from lab.check.aot_worker import compile_triton
-for target in map(int, sys.argv[1].split(",")):
-    for candidate in triton_splitkv.CANDIDATES:
-        for build in candidate.builds(target)[slice(*map(int, sys.argv[2].split(":")))]:
-            print(json.dumps({"target": target, "label": build.label, **compile_triton(build, target)}))
-"""
 
-
-def compiled(targets: str, which: str) -> list[dict]:
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILE, targets, which], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-
-
-def check_compiled(rows: list[dict], expected: int) -> None:
-    assert len(rows) == expected
+@needs_triton
+@pytest.mark.slow
+def test_every_build_compiles() -> None:
+    """Among them the D = 256 kernels with several splits on GB10, and on sm_80, which has no e4m3 conversion."""
+    rows = ahead.rows("kv")
+    assert len(rows) == len(ahead.TARGETS) * 3 * 5
     for row in rows:
         assert row["status"] == "ok", row
         assert row["shared_bytes"] <= 99 * 1024, row
         # A handful of bytes is ptxas trading a register for a third block per SM; more would be a tile too large.
         assert (row["spill_bytes"] or 0) <= 64, row
-        assert ("mma" in row["instruction"]) != row["label"].startswith("merge"), row
-
-
-@needs_triton
-@pytest.mark.slow
-def test_one_build_of_each_form_compiles() -> None:
-    """The D = 256 kernel with several parts: GB10's target, and sm_80 (no e4m3 conversion in hardware)."""
-    check_compiled(compiled("80,121", "0:1"), 6)
-
-
-@pytest.mark.slow
-@needs_triton
-def test_every_build_compiles() -> None:
-    check_compiled(compiled("80,90,100,120,121", "0:99"), 5 * 3 * 5)
+        assert ("mma" in row["instruction"]) != row["build"].startswith("merge"), row

@@ -200,8 +200,8 @@ def test_on_cpu(on_cpu, kernel: str, case: str, capped_below: int) -> None:
 
 @needs_compiler
 @pytest.mark.slow
-def test_short_ranges_cap_the_copies_under_way(on_cpu) -> None:
-    """A producer has at most three pairs of tiles under way (CAP), beside the two rows of queries of each head."""
+def test_short_ranges_cap_the_copies_in_flight(on_cpu) -> None:
+    """A producer has at most three pairs of tiles in flight (CAP), beside the two rows of queries of each head."""
     most = {}
     for capped_below in (0, 1 << 20):
         on_cpu(COMMON).copies_in_flight()  # of tests before
@@ -292,9 +292,9 @@ def test_choice_and_refusals() -> None:
         config.second,
         config.capped_below,
     )
-    with pytest.raises(ValueError, match="blocks=161 exceeds 160"):
+    with pytest.raises(ValueError, match=r"blocks=161\b.*\b160\b"):
         cuda_decode.cut_numbers(replace(config, blocks=161), 1, 4)
-    with pytest.raises(ValueError, match="width=4 must divide Hkv=6"):
+    with pytest.raises(ValueError, match=r"width=4\b.*Hkv=6\b"):
         cuda_decode.cut_numbers(replace(config, width=4), 1, 6)
     assert {DIMS[n] for n in FORMS} == {128, 256}
     with pytest.raises(ValueError, match="D=64"):

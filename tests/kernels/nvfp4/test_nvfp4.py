@@ -7,16 +7,18 @@ themselves are tested in test_nvfp4_format.py.
 
 import itertools
 import math
-import shutil
 
 import pytest
 import torch
 
+from kernels import cuda
 from kernels.common import Tolerance, Workload, has_triton, interpreted
 from kernels.nvfp4 import cases, cuda_gemv, layout, torch_bf16
 from kernels.nvfp4 import format as fmt
 from kernels.nvfp4.reference import reference, weights
 from kernels.nvfp4.route import GEMV_MAX_COLUMNS, choose, choose_uncollapsed
+from lab.check import aot_worker
+from tests.kernels import ahead
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 runs_triton = has_triton() and (DEVICE == "cuda" or interpreted())
@@ -255,33 +257,33 @@ INSTRUCTION = {80: "mma.sync", 90: "wgmma", 100: "tcgen05", 120: "mma.sync", 121
 
 @pytest.mark.slow
 @pytest.mark.skipif(not has_triton(), reason="Triton is not installed (it is made for Linux only)")
-@pytest.mark.parametrize("target", [80, 90, 100, 120, 121])
-def test_triton_and_cuda_compile_and_fit(target: int):
-    from lab.check.compile import compile_family
+def test_every_triton_build_compiles_and_fits():
+    rows = ahead.rows("nvfp4")
+    for target in ahead.TARGETS:
+        of_target = [row for row in rows if row["target"] == target]
+        built = {row["candidate"] for row in of_target}
+        assert {"triton_gemm", "triton_gemv"} <= built
+        assert ("triton_w4a4" in built) == (target >= 100)
+        for row in of_target:
+            assert row["status"] == "ok", row
+            assert row["fits"], f"{row['build']}: {row['shared_bytes']} bytes of shared memory"
+            most = 256 if "registers<=" in row["build"] else 16  # the cap is a lever asked about, spilling its price
+            assert (row["spill_bytes"] or 0) <= most, f"{row['build']}: {row['spill_bytes']} bytes spilled"
+            if row["candidate"] == "triton_gemm":
+                assert INSTRUCTION[target] in row["instruction"]
+            if row["build"].startswith("w4a4"):
+                assert "mxf4nvf4" in row["instruction"]
 
-    rows = [r for r in compile_family("nvfp4", (target,)) if r.status != "needs"]
-    if not (shutil.which("nvcc") or cuda_gemv_has_nvrtc()):
-        rows = [r for r in rows if r.candidate != "cuda_gemv"]
-    built = {r.candidate for r in rows if r.status == "ok"}
-    assert {"triton_gemm", "triton_gemv"} <= built
-    assert ("triton_w4a4" in built) == (target >= 100)
+
+@pytest.mark.slow
+@pytest.mark.skipif(not cuda.compilers(), reason="needs nvcc, or NVRTC through CuPy")
+@pytest.mark.parametrize("target", ahead.TARGETS)
+def test_cuda_gemv_compiles_and_fits(target: int):
+    rows = aot_worker.compile_cuda(cuda_gemv.CUDA_SOURCES[0], target)
+    assert [row["build"] for row in rows] == list(cuda_gemv.CUDA_SOURCES[0].kernels)
     for row in rows:
-        assert row.status == "ok", f"{row.build}: {row.message}"
-        assert row.fits, f"{row.build}: {row.shared_bytes} bytes of shared memory"
-        most = 256 if "registers<=" in row.build else 16  # the cap is a lever asked about, spilling its price
-        assert (row.spill_bytes or 0) <= most, f"{row.build}: {row.spill_bytes} bytes spilled"
-        if row.candidate == "triton_gemm":
-            assert INSTRUCTION[target] in row.instruction
-        if row.build.startswith("w4a4"):
-            assert "mxf4nvf4" in row.instruction
-
-
-def cuda_gemv_has_nvrtc() -> bool:
-    try:
-        import cupy  # noqa: F401 (only its presence is asked)
-    except ImportError:
-        return False
-    return True
+        assert (row["status"], row["fits"]) == ("ok", True), row
+        assert (row["spill_bytes"] or 0) <= 16, row
 
 
 def test_cuda_source_declares_the_kernels_that_the_launch_chooses():

@@ -19,6 +19,7 @@ from kernels.nvfp4 import format as fmt
 from kernels.nvfp4.reference import reference, weights
 from lab.check.aot_worker import compile_cuda
 from tests.kernels.on_cpu import stand_in
+from tests.kernels.on_cpu.nvfp4_on_cpu import skip_unless_hopper
 
 TAKEN = [w for w in cases.WORKLOADS if not (cases.refuses(w, "nvfp4-w4a16") or cuda_decode._refuses(w))]
 CHECKS = [w for w in TAKEN if w.role == "check"]
@@ -27,16 +28,16 @@ OPERAND_TO_VALUE = 2.0**7
 SCALE_EXPONENT = {"bf16": 119, "fp16": 7}
 RINGS: tuple[dict[str, Any], ...] = (
     {},
-    {"split": 1},
-    {"split": 2, "warps": 8},
-    {"split": 4, "warps": 12},
-    {"finishers": 1},
+    {"cluster": 1},
+    {"cluster": 2, "warps": 8},
+    {"cluster": 4, "warps": 12},
+    {"reducers": 1},
     {"warps": 16},
-    {"piece": 2, "stages": 7},
-    {"piece": 3, "slots": 4},
-    {"stages": 1, "slots": 1},
-    {"once": False, "chained": True},
-    {"warps": 14, "piece": 2},
+    {"stage_tiles": 2, "stages": 7},
+    {"stage_tiles": 3, "sum_stages": 4},
+    {"stages": 1, "sum_stages": 1},
+    {"evict_first": False, "pdl": True},
+    {"warps": 14, "stage_tiles": 2},
 )
 
 
@@ -51,7 +52,7 @@ def operands(words: torch.Tensor, scale: torch.Tensor, dtype: str) -> torch.Tens
 
 
 def lane_words(tiled: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(int64 [strips, chunks, 32, 2, 2] words by lane, row half and word, int64 [strips, chunks, 32, 2] scales)."""
+    """int64 [row tiles, k tiles, 32, 2, 2] words by lane, row half and word, and [row tiles, k tiles, 32, 2] scales."""
     codes, scales = tiled.split((tiles.CODE_BYTES, tiles.TILE_BYTES - tiles.CODE_BYTES), dim=-1)
     words = codes.contiguous().view(torch.int32).to(torch.int64) & tiles.WORD
     return words.unflatten(-1, (32, 2, 2)), scales.unflatten(-1, (32, 2)).to(torch.int64)
@@ -61,27 +62,27 @@ def product(inputs: dict[str, torch.Tensor], dtype: str) -> torch.Tensor:
     """float64 y from the tiles, through A and B fragments: lane 4 g + t, register r, half h."""
     tiled = tiles.tile_weights(inputs["w_packed"], inputs["w_scale"], cases.DTYPES[dtype])
     words, scales = lane_words(tiled)
-    held = operands(words, scales, dtype)  # [strip, chunk, lane, row half, 16]
-    strips, chunks = tiled.shape[:2]
+    held = operands(words, scales, dtype)  # [row tile, k_tile, lane, row half, 16]
+    row_tiles, k_tiles = tiled.shape[:2]
     (m, k), n = inputs["x"].shape, inputs["w_packed"].shape[0]
-    x = torch.zeros(-(-m // 8) * 8, chunks * 64, dtype=torch.float64)
+    x = torch.zeros(-(-m // 8) * 8, k_tiles * 64, dtype=torch.float64)
     x[:m, :k] = inputs["x"].double()
-    y = torch.zeros(x.shape[0], strips * 16, dtype=torch.float64)
+    y = torch.zeros(x.shape[0], row_tiles * 16, dtype=torch.float64)
     g, t = torch.arange(32) // 4, torch.arange(32) % 4
-    for chunk in range(chunks):
+    for k_tile in range(k_tiles):
         for j in range(4):
-            a = torch.zeros(strips, 16, 16, dtype=torch.float64)
+            a = torch.zeros(row_tiles, 16, 16, dtype=torch.float64)
             b = torch.zeros(16, x.shape[0], dtype=torch.float64)
             for register in range(4):
                 for h in range(2):
                     code = 4 * j + 2 * (register // 2) + h  # what tile_fragments puts there
                     a[:, g + 8 * (register % 2), 2 * t + h + 8 * (register // 2)] = held[
-                        :, chunk, torch.arange(32), register % 2, code
+                        :, k_tile, torch.arange(32), register % 2, code
                     ]
             for register in range(2):
                 for h in range(2):
                     for column in range(0, x.shape[0], 8):
-                        at = 64 * chunk + 16 * t + 2 * (2 * j + register) + h
+                        at = 64 * k_tile + 16 * t + 2 * (2 * j + register) + h
                         b[2 * t + h + 8 * register, column + g] = x[column + g, at]
             y += (a @ b).permute(2, 0, 1).flatten(1)
     return y[:m, :n] * OPERAND_TO_VALUE * inputs["w_tensor_scale"].double()
@@ -144,8 +145,8 @@ def test_scale_bytes_keep_every_finite_scale():
 
 def fits(problem, variant: dict[str, Any]) -> bool:
     m, k = problem["M"], problem["K"]
-    split = min(variant.get("split") or ring_config.choose_split(m, k), math.ceil(k / 64))
-    return ring_config.fits(m, k, split, variant.get("warps") or ring_config.choose_warps(m, k, split) or 8)
+    cluster = min(variant.get("cluster") or ring_config.choose_cluster(m, k), math.ceil(k / 64))
+    return ring_config.fits(m, k, cluster, variant.get("warps") or ring_config.choose_warps(m, k, cluster) or 8)
 
 
 @pytest.mark.parametrize("variant", RINGS, ids=str)
@@ -153,30 +154,30 @@ def fits(problem, variant: dict[str, Any]) -> bool:
 def test_rings_fit_the_device_and_cover_k(problem, variant):
     m, n, k = problem["M"], problem["N"], problem["K"]
     if not fits(problem, variant):
-        with pytest.raises(ValueError, match="cannot keep x"):
+        with pytest.raises(ValueError, match=r"K=\d+.*use cuda_"):
             ring_config.choose_ring(m, n, k, problem["dtype"], hopper.SMS, **variant)
         return
     c = ring_config.choose_ring(m, n, k, problem["dtype"], hopper.SMS, **variant)
     total = math.ceil(k / 64)
-    half = math.ceil(total / c.split)
+    half = math.ceil(total / c.cluster)
     assert c.tokens >= m
-    for mine in (half, max(0, total - (c.split - 1) * half)):
-        assert c.chunks - c.missing <= mine // c.warps
-        assert math.ceil(mine / c.warps) <= c.chunks
-    assert 1 <= c.piece <= c.chunks
+    for mine in (half, max(0, total - (c.cluster - 1) * half)):
+        assert c.k_tiles - c.ragged_tiles <= mine // c.warps
+        assert math.ceil(mine / c.warps) <= c.k_tiles
+    assert 1 <= c.stage_tiles <= c.k_tiles
     assert 1 <= c.stages <= ring_config.MAX_STAGES
-    assert c.slots >= 1
-    assert 16 * c.stages + 16 * c.slots + 8 * ring_config.PLACES * c.finishers <= ring_config.BARRIER_BYTES
-    assert c.tokens // 8 % c.finishers == 0
+    assert c.sum_stages >= 1
+    assert 16 * c.stages + 16 * c.sum_stages + 8 * ring_config.PLACES * c.reducers <= ring_config.BARRIER_BYTES
+    assert c.tokens // 8 % c.reducers == 0
     assert c.shared_bytes <= hopper.SHARED_BYTES
-    assert c.grid % c.split == 0
+    assert c.grid % c.cluster == 0
     assert c.grid <= hopper.SMS
 
 
-def test_the_shape_chooses_warps_and_pieces():
+def test_the_shape_chooses_warps_and_stage_tiles():
     def chosen(m: int, n: int, k: int) -> tuple[int, int, int]:
         c = ring_config.choose_ring(m, n, k, "bf16")
-        return c.split, c.warps, c.piece
+        return c.cluster, c.warps, c.stage_tiles
 
     assert [chosen(m, 17408, 5120) for m in (1, 16, 24)] == [(2, 8, 5), (2, 8, 5), (2, 8, 5)]
     assert [chosen(m, 5120, 6144) for m in (8, 16, 24)] == [(2, 8, 3), (2, 12, 2), (2, 8, 3)]
@@ -185,7 +186,7 @@ def test_the_shape_chooses_warps_and_pieces():
     assert chosen(4, 5120, 20480) == (2, 14, 4)  # 12 and 13 warps would have too many tiles each
     assert chosen(4, 5120, 21760) == (2, 10, 6)  # and 14 have too few registers for these
     assert chosen(4, 5120, 28672) == (4, 12, 4)  # and two CTAs for these
-    assert ring_config.choose_ring(8, 5120, 17408, "bf16", chained=True).kernel.endswith("_chained")
+    assert ring_config.choose_ring(8, 5120, 17408, "bf16", pdl=True).kernel.endswith("_chained")
 
 
 def test_two_stages_at_least_are_under_way_and_one_is_read():
@@ -222,7 +223,7 @@ def test_a_launch_asks_the_device_how_many_clusters_of_four_it_holds(monkeypatch
     monkeypatch.setattr(hopper, "multiprocessors", lambda device: 114)
     cuda_decode.configured.cache_clear()
     four = cuda_decode.configured(16, 5120, 17408, "bf16", 97)
-    assert (four.split, four.grid) == (4, 4 * 26)  # a grid of more would be a second wave
+    assert (four.cluster, four.grid) == (4, 4 * 26)  # a grid of more would be a second wave
     assert asked == [(7, 4, four.threads, four.shared_bytes)]
     assert cuda_decode.configured(8, 17408, 5120, "bf16", 97).grid == 114
     assert len(asked) == 1
@@ -230,13 +231,13 @@ def test_a_launch_asks_the_device_how_many_clusters_of_four_it_holds(monkeypatch
 
 
 def test_finishing_warps_take_no_registers_from_those_that_multiply():
-    assert [ring_config.choose_finishers(m, 8) for m in (8, 16, 24, 32)] == [1, 2, 3, 2]
-    assert [ring_config.choose_finishers(m, 10) for m in (8, 16, 24, 32)] == [1, 1, 1, 1]
-    assert [ring_config.choose_finishers(16, warps) for warps in (7, 11, 12, 13, 14)] == [2, 2, 2, 2, 1]
+    assert [ring_config.choose_reducers(m, 8) for m in (8, 16, 24, 32)] == [1, 2, 3, 2]
+    assert [ring_config.choose_reducers(m, 10) for m in (8, 16, 24, 32)] == [1, 1, 1, 1]
+    assert [ring_config.choose_reducers(16, warps) for warps in (7, 11, 12, 13, 14)] == [2, 2, 2, 2, 1]
 
 
 def test_kernels_that_differ_have_names_that_differ() -> None:
-    one, two = (ring_config.choose_ring(16, 17408, 5120, "bf16", finishers=f) for f in (1, 2))
+    one, two = (ring_config.choose_ring(16, 17408, 5120, "bf16", reducers=f) for f in (1, 2))
     assert one.kernel != two.kernel
     even = ring_config.choose_ring(16, 5120, 17408, "bf16")
     assert even.registers
@@ -251,7 +252,7 @@ def test_refusals_name_the_values():
         ring_config.choose_ring(1, 64, 40, "bf16")
     args = cuda_decode.prepare(cases.inputs(CHECKS[0]))
     config = ring_config.choose_ring(1, 75, 64, "bf16")
-    with pytest.raises(ValueError, match=r"do not fit tiles \(5, 1, 576\)"):
+    with pytest.raises(ValueError, match=r"\(5, 1, 576\)"):
         cuda_decode.launch(args | {"x": torch.zeros(1, 128, dtype=torch.bfloat16)}, torch.zeros(1, 75), config)
     with pytest.raises(ValueError, match="strides"):
         cuda_decode.launch(args | {"x": torch.zeros(64, 2, dtype=torch.bfloat16).T}, torch.zeros(2, 75), config)
@@ -274,8 +275,7 @@ def test_sources_compile_without_spills_to_tensor_core_products(source):
 @pytest.mark.parametrize("variant", RINGS, ids=str)
 @pytest.mark.parametrize("problem", CHECKS + MEASURED, ids=lambda w: w.id)
 def test_on_a_gpu_within_tolerance_and_the_same_twice(problem, variant):
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("needs compute capability 9.0")
+    skip_unless_hopper()
     if not fits(problem, variant):
         pytest.skip("x does not fit in registers")
     inputs = cases.inputs(problem, seed=1, device="cuda")

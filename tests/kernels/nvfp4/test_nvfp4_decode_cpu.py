@@ -17,14 +17,14 @@ from tests.kernels.on_cpu.stand_in import UNCHANGED, Change, StandIn, needs_comp
 
 ENTRY = """
 struct Arguments {
-  const unsigned char *x, *w; const float* scale; unsigned short* y; int m, n, k, chunks;
+  const unsigned char *x, *w; const float* scale; unsigned short* y; int m, n, k, k_tiles;
 } given;
 static void entry() {
-  KERNEL(given.x, given.w, given.scale, given.y, given.m, given.n, given.k, given.chunks);
+  KERNEL(given.x, given.w, given.scale, given.y, given.m, given.n, given.k, given.k_tiles);
 }
-extern "C" void simulated(const void* x, const void* w, const void* scale, void* y, int m, int n, int k, int chunks,
+extern "C" void simulated(const void* x, const void* w, const void* scale, void* y, int m, int n, int k, int k_tiles,
                           int blocks, int threads, int bytes, int seed) {
-  given = {(const unsigned char*)x, (const unsigned char*)w, (const float*)scale, (unsigned short*)y, m, n, k, chunks};
+  given = {(const unsigned char*)x, (const unsigned char*)w, (const float*)scale, (unsigned short*)y, m, n, k, k_tiles};
   if (bytes < (int)(RING + STAGES * STAGE_BYTES)) why_stopped = "less shared memory than the ring takes";
   else if (threads != THREADS) why_stopped = "other threads than the kernel's";
   else launch_on_cpu({{blocks, 1, 1}, THREADS, CLUSTER, 1, (u32)bytes, seed}, entry);
@@ -72,22 +72,22 @@ def right(kernel: StandIn, config: ring_config.RingConfig, data: tuple[Any, ...]
 @pytest.mark.parametrize(
     ("m", "n", "k", "dtype", "sms", "variant"),
     [
-        (1, 300, 1040, "bf16", 1, {"split": 1}),
-        (3, 300, 528, "fp16", 4, {"split": 2, "warps": 2, "piece": 2, "stages": 3}),
-        (8, 500, 1040, "bf16", 4, {"split": 2, "warps": 6, "piece": 2}),
-        (8, 1200, 2064, "bf16", 8, {"split": 2, "warps": 3, "stages": 2, "slots": 1}),
-        (16, 300, 144, "bf16", 16, {"split": 2, "warps": 2}),  # three tiles: some warps have none
-        (13, 600, 1040, "fp16", 4, {"split": 2, "warps": 2, "piece": 3}),
-        (24, 250, 528, "bf16", 8, {"split": 2, "warps": 3}),
-        (8, 1200, 1040, "bf16", 8, {"split": 4, "warps": 2, "piece": 2}),
-        (15, 700, 2064, "fp16", 4, {"split": 4, "warps": 3, "slots": 1}),
-        (32, 500, 272, "bf16", 8, {"split": 4, "warps": 2}),  # five tiles: the last CTA of a cluster has none
-        (29, 250, 528, "bf16", 8, {"split": 2, "warps": 3, "chained": True}),
-        (8, 300, 1152, "bf16", 4, {"split": 2, "warps": 3}),  # stages of nine tiles, half of 128 bytes between them
-        (4, 100, 17408, "bf16", 2, {}),  # as chosen for long K: pieces that wrap around the stages
+        (1, 300, 1040, "bf16", 1, {"cluster": 1}),
+        (3, 300, 528, "fp16", 4, {"cluster": 2, "warps": 2, "stage_tiles": 2, "stages": 3}),
+        (8, 500, 1040, "bf16", 4, {"cluster": 2, "warps": 6, "stage_tiles": 2}),
+        (8, 1200, 2064, "bf16", 8, {"cluster": 2, "warps": 3, "stages": 2, "sum_stages": 1}),
+        (16, 300, 144, "bf16", 16, {"cluster": 2, "warps": 2}),  # three tiles: some warps have none
+        (13, 600, 1040, "fp16", 4, {"cluster": 2, "warps": 2, "stage_tiles": 3}),
+        (24, 250, 528, "bf16", 8, {"cluster": 2, "warps": 3}),
+        (8, 1200, 1040, "bf16", 8, {"cluster": 4, "warps": 2, "stage_tiles": 2}),
+        (15, 700, 2064, "fp16", 4, {"cluster": 4, "warps": 3, "sum_stages": 1}),
+        (32, 500, 272, "bf16", 8, {"cluster": 4, "warps": 2}),  # five tiles: the last CTA of a cluster has none
+        (29, 250, 528, "bf16", 8, {"cluster": 2, "warps": 3, "pdl": True}),
+        (8, 300, 1152, "bf16", 4, {"cluster": 2, "warps": 3}),  # stages of nine tiles, half of 128 bytes between them
+        (4, 100, 17408, "bf16", 2, {}),  # as chosen for long K: stages that wrap around within a row tile
         (13, 100, 16400, "bf16", 8, {}),  # as chosen for more than 8: four CTAs, registers by setmaxnreg
         (24, 100, 6144, "fp16", 4, {}),  # and for more than 16 where that is short enough for two
-        (8, 300, 1040, "bf16", 2, {"split": 2, "stages": 1}),
+        (8, 300, 1040, "bf16", 2, {"cluster": 2, "stages": 1}),
     ],
 )
 def test_the_ring_runs_on_a_cpu(m, n, k, dtype, sms, variant):
@@ -111,8 +111,8 @@ def test_the_ring_runs_on_a_cpu(m, n, k, dtype, sms, variant):
         ),
     ],
 )
-def test_one_copy_goes_before_x_and_all_stages_but_one_are_under_way(change, before_x, at_once):
-    config = ring_config.choose_ring(8, 1200, 2064, "bf16", 4, split=2, warps=3, piece=2, stages=4)
+def test_one_copy_goes_before_x_and_all_stages_but_one_are_in_flight(change, before_x, at_once):
+    config = ring_config.choose_ring(8, 1200, 2064, "bf16", 4, cluster=2, warps=3, stage_tiles=2, stages=4)
     kernel = on_cpu(config, change)
     kernel.slow_copies()
     unless_stopped(lambda: right(kernel, config, given(cases._check(8, 1200, 2064, "bf16")), 2))
@@ -133,7 +133,7 @@ def test_one_copy_goes_before_x_and_all_stages_but_one_are_under_way(change, bef
 )
 def test_the_simulation_sees_mistakes_in_the_ring(change):
     data = given(cases._check(8, 1200, 1040, "bf16"))
-    config = ring_config.choose_ring(8, 1200, 1040, "bf16", 4, split=2, warps=2, stages=2, slots=2)
+    config = ring_config.choose_ring(8, 1200, 1040, "bf16", 4, cluster=2, warps=2, stages=2, sum_stages=2)
     assert not unless_stopped(lambda: right(on_cpu(config, change), config, data, 8))
 
 
@@ -147,9 +147,9 @@ def test_the_simulation_sees_mistakes_in_the_ring(change):
         ("if (own >= REDUCERS) return;", ""),
     ],
 )
-def test_the_simulation_sees_mistakes_of_several_finishing_warps(change):
+def test_the_simulation_sees_mistakes_of_several_reducer_warps(change):
     data = given(cases._check(32, 600, 1040, "bf16"))
-    config = ring_config.choose_ring(32, 600, 1040, "bf16", 8, split=4, warps=4, finishers=2)
+    config = ring_config.choose_ring(32, 600, 1040, "bf16", 8, cluster=4, warps=4, reducers=2)
     if "own >=" in change[0]:
         data = given(cases._check(16, 600, 16400, "bf16"))
         config = ring_config.choose_ring(16, 600, 16400, "bf16", 8)

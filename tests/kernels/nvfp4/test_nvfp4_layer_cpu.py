@@ -53,7 +53,7 @@ def streamed(change: Change) -> bool:
 
 def resident_x(change: Change) -> bool:
     module, problem = test_nvfp4_resident_cuda, cases._check(32, 400, 800, "bf16")
-    config = resident.choose_config(32, 400, 800, "bf16", 1, split=2, groups=2, stages=2)
+    config = resident.choose_config(32, 400, 800, "bf16", 1, cluster=2, groups=2, stages=2)
     inputs = cases.inputs(problem, seed=1)
     return within_tolerance(
         module.simulate(module.on_cpu(config, change), config, inputs, 0), problem, inputs, "nvfp4-w4a16"
@@ -71,7 +71,7 @@ def w4a8(change: Change) -> bool:
 
 def ring(change: Change) -> bool:
     module = test_nvfp4_decode_cpu
-    config = ring_config.choose_ring(8, 300, 1040, "bf16", 4, split=2, warps=2, stages=2, slots=2)
+    config = ring_config.choose_ring(8, 300, 1040, "bf16", 4, cluster=2, warps=2, stages=2, sum_stages=2)
     return module.right(module.on_cpu(config, change), config, module.given(cases._check(8, 300, 1040, "bf16")), 2)
 
 

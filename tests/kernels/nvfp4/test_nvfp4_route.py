@@ -89,7 +89,7 @@ def test_a_kernel_that_rounds_activations_competes_only_by_the_name_of_its_preci
     assert asked("nvfp4-w4a8", "nvfp4-w4a8-fast").candidate == "cuda_w4a8"
     assert "passed over cuda_w4a8, 10.0 in the table: rounds the activations" in asked("nvfp4-w4a8").reason
     assert asked().left_out["cuda_decode_chained"] == "timed in a chain"
-    with pytest.raises(ValueError, match="precision nvfp4-w4a16: not one of nvfp4-w4a8, "):
+    with pytest.raises(ValueError, match=r"nvfp4-w4a16\b.*nvfp4-w4a8"):
         asked("nvfp4-w4a16")
     assert {c.precision for c in families.load("nvfp4").candidates.values()} >= set(route.ROUNDED)
     assert families.load("nvfp4").candidates["cuda_decode_chained"].no_route
@@ -116,7 +116,7 @@ def test_the_environment_overrides_within_what_runs(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("KILLGATE_ROUTE_NVFP4", "triton_gemm")
     assert (chosen((6144, 1)).candidate, chosen((6144, 1)).how) == ("triton_gemm", "override")
     monkeypatch.setenv("KILLGATE_ROUTE_NVFP4", "triton_gemv")
-    with pytest.raises(ValueError, match="not one of triton_gemm, torch_bf16"):
+    with pytest.raises(ValueError, match=r"\btriton_gemm\b.*\btorch_bf16"):
         chosen((6144, 512))
 
 

@@ -13,7 +13,7 @@ from kernels import cuda
 from kernels.common import Tensors
 from kernels.nvfp4 import cases, hopper, resident, stream, tiles
 from lab.check.aot_worker import compile_cuda
-from tests.kernels.on_cpu.nvfp4_on_cpu import library, simulated, within_tolerance
+from tests.kernels.on_cpu.nvfp4_on_cpu import library, right_every_time, simulated, skip_unless_hopper, within_tolerance
 from tests.kernels.on_cpu.stand_in import UNCHANGED, Change, StandIn, needs_compiler, unless_stopped
 
 TAKEN = [w for w in cases.WORKLOADS if w["M"] <= max(stream.TOKENS) and not cases.refuses(w, "nvfp4-w4a16")]
@@ -53,14 +53,16 @@ def simulate(kernel: StandIn, config: stream.StreamConfig, inputs: Tensors, seed
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_tiles_are_the_strips_of_the_decode_kernel_side_by_side(dtype):
+@pytest.mark.parametrize("module", [stream, resident], ids=lambda m: m.__name__)
+def test_blocks_are_row_tiles_of_the_decode_kernel_side_by_side(module, dtype):
     inputs = cases.inputs(cases._check(1, 300, 208, dtype), seed=3)
-    strips = tiles.tile_weights(inputs["w_packed"], inputs["w_scale"], inputs["x"].dtype)
-    tiled = stream.tile_weights(inputs["w_packed"], inputs["w_scale"], inputs["x"].dtype)
-    assert tiled.shape == (2, 4, 16, tiles.TILE_BYTES)
-    for strip in range(32):
-        wanted = strips[strip] if strip < 19 else torch.zeros_like(strips[0])
-        assert torch.equal(tiled[strip // 16, :, strip % 16], wanted)
+    row_tiles = tiles.tile_weights(inputs["w_packed"], inputs["w_scale"], inputs["x"].dtype)
+    tiled = module.tile_weights(inputs["w_packed"], inputs["w_scale"], inputs["x"].dtype)
+    beside = module.ROW_TILES
+    assert tiled.shape == (-(-19 // beside), 4, beside, tiles.TILE_BYTES)
+    for row_tile in range(len(tiled) * beside):
+        wanted = row_tiles[row_tile] if row_tile < 19 else torch.zeros_like(row_tiles[0])
+        assert torch.equal(tiled[row_tile // beside, :, row_tile % beside], wanted)
 
 
 def test_configurations_fit_and_share_all_units():
@@ -76,26 +78,36 @@ def test_configurations_fit_and_share_all_units():
     assert not stream.pays(5120, 6144, 132)
 
 
-def test_refuses_what_it_cannot_do():
-    with pytest.raises(ValueError, match="1 to 32 tokens"):
-        stream.choose_config(33, 128, 128, "bf16")
-    with pytest.raises(ValueError, match="multiple of 16"):
-        stream.choose_config(32, 128, 72, "bf16")
-    for stages in (3, 5):
-        with pytest.raises(ValueError, match="power of two"):
-            stream.choose_config(32, 128, 128, "bf16", stages=stages)
+def prepared(module):
+    """Arguments, y and configuration of 20 tokens."""
     problem = cases._check(20, 300, 528, "bf16")
-    inputs = cases.inputs(problem)
-    w = stream.tile_weights(inputs["w_packed"], inputs["w_scale"], inputs["x"].dtype)
-    config = stream.choose_config(20, 300, 528, "bf16")
-    args, y = inputs | {"w": w} | stream.workspace(config, w.device), cases.outputs(problem, inputs)["y"]
+    inputs, config = cases.inputs(problem), module.choose_config(20, 300, 528, "bf16")
+    args = inputs | {"w": module.tile_weights(inputs["w_packed"], inputs["w_scale"], inputs["x"].dtype)}
+    args |= stream.workspace(config, inputs["x"].device) if module is stream else {}
+    return args, cases.outputs(problem, inputs)["y"], config
+
+
+@pytest.mark.parametrize("module", [stream, resident], ids=lambda m: m.__name__)
+def test_refuses_what_neither_kernel_can_do(module):
+    with pytest.raises(ValueError, match=r"m=33\b.*\b32\b"):
+        module.choose_config(33, 128, 128, "bf16")
+    with pytest.raises(ValueError, match=r"k=72\b.*\b16\b"):
+        module.choose_config(32, 128, 72, "bf16")
+    args, y, config = prepared(module)
     with pytest.raises(ValueError, match="contiguous"):
-        stream.launch(args | {"x": args["x"].T}, y, config)
+        module.launch(args | {"x": args["x"].T}, y, config)
     with pytest.raises(ValueError, match="prepare this pair"):
-        stream.launch(args | {"w": w[1:]}, y, config)
-    with pytest.raises(ValueError, match="at most 16"):
+        module.launch(args | {"w": args["w"][1:]}, y, config)
+
+
+def test_refuses_what_it_cannot_do():
+    for stages in (3, 5):
+        with pytest.raises(ValueError, match=rf"stages={stages}\b"):
+            stream.choose_config(32, 128, 128, "bf16", stages=stages)
+    args, y, config = prepared(stream)
+    with pytest.raises(ValueError, match=r"\(20, 528\).*\b16$"):
         stream.launch(args, y, stream.choose_config(16, 300, 528, "bf16"))
-    with pytest.raises(ValueError, match="partial sums are too few"):
+    with pytest.raises(ValueError, match=r"workspace\(\)"):
         stream.launch(args | {"parts": args["parts"][1:]}, y, config)
 
 
@@ -117,12 +129,7 @@ def test_the_kernel_runs_on_a_cpu(m, n, k, dtype, workers):
     inputs["w_scale"].view(-1)[::5] = 0
     config = stream.choose_config(m, n, k, dtype, workers)
     kernel = on_cpu(config)
-    first = None
-    for seed in range(2):
-        y = simulate(kernel, config, inputs, seed)
-        assert within_tolerance(y, problem, inputs, "nvfp4-w4a16")
-        first = y if first is None else first
-        assert torch.equal(first, y)
+    right_every_time((simulate(kernel, config, inputs, seed) for seed in range(2)), problem, inputs)
 
 
 @needs_compiler
@@ -195,28 +202,26 @@ def test_sources_compile_without_spills_to_wgmma(m, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("problem", CHECKS + MEASURED, ids=lambda w: w.id)
 def test_on_a_gpu_within_tolerance_and_the_same_twice(problem):
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("needs compute capability 9.0")
+    skip_unless_hopper()
     inputs = cases.inputs(problem, seed=1, device="cuda")
     m, n, k, dtype = problem["M"], problem["N"], problem["K"], problem["dtype"]
     config = stream.choose_config(m, n, k, dtype, hopper.multiprocessors(0))
     w = stream.tile_weights(inputs["w_packed"], inputs["w_scale"], inputs["x"].dtype)
     args = inputs | {"w": w} | stream.workspace(config, w.device)
-    first = None
-    for _ in range(3):
+
+    def launched() -> torch.Tensor:
         y = cases.outputs(problem, inputs)["y"]
         stream.launch(args, y, config)
-        assert within_tolerance(y, problem, inputs, "nvfp4-w4a16")
-        first = y if first is None else first
-        assert torch.equal(first, y)
         assert (args["parts"] == -1).all()
+        return y
+
+    right_every_time((launched() for _ in range(3)), problem, inputs)
 
 
 @pytest.mark.gpu
 def test_kernels_that_shapes_share_run_in_any_order_on_a_gpu():
     """The limit of shared memory is the function's: a shape that needs less must not lower it for the others."""
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("needs compute capability 9.0")
+    skip_unless_hopper()
     for n, k in ((300, 17408), (300, 6144), (300, 17408)):
         cuda.load.cache_clear()
         problem = cases._check(32, n, k, "bf16")

@@ -1,9 +1,11 @@
-"""Kernels of kernels/nvfp4 on a CPU: what their tests share. Each test brings the entry that calls its kernel."""
+"""What the tests of kernels/nvfp4's CUDA kernels share. On a CPU each brings the entry that calls its kernel."""
 
 import ctypes
 import functools
+from collections.abc import Iterable
 from typing import Any
 
+import pytest
 import torch
 
 from kernels.nvfp4 import cases
@@ -32,3 +34,18 @@ def accurate(y: torch.Tensor, wanted: torch.Tensor, limit: Any) -> bool:
 
 def within_tolerance(y: torch.Tensor, problem: Any, inputs: dict[str, torch.Tensor], precision: str) -> bool:
     return accurate(y, reference(inputs)["y"], cases.tolerance(problem, precision)["y"])
+
+
+def right_every_time(runs: Iterable[torch.Tensor], problem: Any, inputs: dict[str, torch.Tensor]) -> None:
+    """Each y within the tolerance of 16-bit activations, and all of them the same to the bit."""
+    first = None
+    for y in runs:
+        assert within_tolerance(y, problem, inputs, "nvfp4-w4a16")
+        first = y.clone() if first is None else first
+        assert torch.equal(first, y)
+    assert first is not None
+
+
+def skip_unless_hopper() -> None:
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs compute capability 9.0")

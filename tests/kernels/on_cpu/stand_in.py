@@ -15,6 +15,7 @@ from kernels import build_cache, cuda
 Change = tuple[str, str]
 UNCHANGED: Change = ("", "")
 HEADER = Path(__file__).with_name("sm90.cuh")
+MACHINE = HEADER.with_name("machine.cuh")
 # No FMA where the kernel has two roundings; no fortified longjmp, which refuses to switch stacks; nothing that two
 # libraries in one process would share.
 FLAGS = (
@@ -58,14 +59,17 @@ def _compiler() -> str:
 
 
 @functools.cache
-def _header() -> Path:
-    """The stand-in beside its precompiled form."""
+def _stand_in() -> Path:
+    """The folder of the header, its precompiled form, and the machine that every kernel is linked with."""
+    texts = HEADER.read_text(), MACHINE.read_text()
 
     def make(folder: Path) -> None:
-        (folder / "sm90.hpp").write_text(HEADER.read_text())
-        subprocess.run(["g++", *FLAGS, "-x", "c++-header", "sm90.hpp"], check=True, timeout=300, cwd=folder)
+        for path, text in zip((HEADER, MACHINE), texts, strict=True):
+            (folder / path.name).write_text(text)
+        for what in (["-x", "c++-header", HEADER.name], ["-O2", "-c", "-x", "c++", MACHINE.name]):
+            subprocess.run(["g++", *FLAGS, *what], check=True, timeout=300, cwd=folder)
 
-    return build_cache.kept("sm90_on_cpu", (_compiler(), *FLAGS, HEADER.read_text()), make) / "sm90.hpp"
+    return build_cache.kept("sm90_on_cpu", (_compiler(), *FLAGS, *texts), make)
 
 
 def built(source: Path, entry: str, *changes: Change, options: Sequence[str] = (), keep: Any = None) -> StandIn:
@@ -87,22 +91,12 @@ def built(source: Path, entry: str, *changes: Change, options: Sequence[str] = (
         (folder / "sm90").mkdir()
         for path, text in texts.items():
             (folder / path).write_text(text)
-        command = [
-            "g++",
-            *FLAGS,
-            "-shared",
-            "-include",
-            str(_header()),
-            "-I.",
-            *defines,
-            "kernel.cpp",
-            "-o",
-            "kernel.so",
-        ]
+        command = ["g++", *FLAGS, "-shared", "-include", str(_stand_in() / HEADER.name), "-I.", *defines]
+        command += ["kernel.cpp", str(_stand_in() / "machine.o"), "-o", "kernel.so"]
         done = subprocess.run(command, timeout=300, capture_output=True, text=True, cwd=folder)
         assert not done.returncode, done.stderr[-3000:]
 
-    parts = (_compiler(), *FLAGS, HEADER.read_text(), *defines, *(x for item in sorted(texts.items()) for x in item))
+    parts = (_stand_in().name, *FLAGS, *defines, *(x for item in sorted(texts.items()) for x in item))
     return StandIn(str(build_cache.kept(f"{source.stem}_on_cpu", parts, make) / "kernel.so"))
 
 

@@ -45,7 +45,16 @@ def test_candidate_against_reference(candidate, problem: Workload):
     assert accepted(out["y"], reference(inputs)["y"], cases.tolerance(problem, candidate.precision)["y"])
 
 
-@pytest.mark.parametrize(("candidate", "problem"), RUNS)
+# What a candidate copies does not depend on the size: its two smallest problems.
+SMALLEST = [
+    pytest.param(c, w, id=f"{c.name}-{w.id}", marks=[needs_triton] * bool(c.needs.triton))
+    for c in CANDIDATES
+    for w in sorted((w for w in CHECKS if not c.refuses(w)), key=lambda w: w["M"] * w["N"] * w["K"])[:2]
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("candidate", "problem"), SMALLEST)
 def test_what_prepare_hands_on_by_reference_is_what_the_launch_reads(candidate, problem: Workload):
     """As the check after a timing: operands are overwritten where they lie, so a copy beside its source is wrong."""
     inputs, fresh = (cases.inputs(problem, seed=seed, device=DEVICE) for seed in (1, 2))

@@ -1,0 +1,176 @@
+"""Arms beside each other and a gate's conditions at their lines: what a verdict looks like.
+
+`arms` has a row for each workload, on an axis of times relative to the control's, so that workloads of 5 and of 5000
+us stand in one figure; the times themselves are written beside it. `conditions` has a row for each condition of a gate:
+the figure with its interval, and the line that it was held to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullLocator
+
+from lab.base.errors import BadInput
+from lab.draw import style
+from lab.draw.sweep import COLOURS, MARKERS
+
+RATIOS = (0.02, 0.05, 0.1, 0.2, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20, 50)
+# state of a finding -> (colour, word beside the figure)
+STATES = {
+    "holds": (style.GREEN, "holds"),
+    "fails": (style.VERMILLION, "missed"),
+    "noise": (style.ORANGE, "within noise"),
+    "fired": (style.VERMILLION, "fired"),
+    "quiet": (style.GREEN, "did not fire"),
+}
+NOT_MEASURED = "not measured"
+
+
+@dataclass(frozen=True)
+class Side:
+    """One arm at one workload: its median and interquartile range, us; role: "control", "candidate" or "peer"."""
+
+    name: str
+    role: str
+    us: float
+    iqr_us: float = 0.0
+
+
+@dataclass(frozen=True)
+class Group:
+    """The arms of one workload. floor_us: the roofline's, None where it is unknown."""
+
+    workload: str
+    sides: Sequence[Side] = field(default=())
+    floor_us: float | None = None
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One condition: its figure, the interval of it, and the line, all in `unit`; value None: there is no figure."""
+
+    label: str
+    state: str
+    unit: str
+    line: float
+    value: float | None = None
+    interval: tuple[float, float] | None = None
+
+
+@style.styled
+def arms(groups: Sequence[Group], title: str) -> Figure:
+    """A row for each workload: candidate, rivals and floor relative to the control's time, with the times in us.
+
+    Whiskers are interquartile ranges. A workload without a control's time says "not measured". Raises BadInput without
+    a group.
+    """
+    if not groups:
+        raise BadInput("arms plot", "no workload", "give the workloads of a card")
+    rivals = list(dict.fromkeys(s.name for g in groups for s in g.sides if s.role == "peer"))
+    figure, axes = style.blank(1.5 + 0.33 * len(groups) + 0.2 * math.ceil(len(rivals) / 4))
+    axes.set_xscale("log")
+    seen = [1.0]
+    for y, group in enumerate(groups):
+        control = next((s for s in group.sides if s.role == "control"), None)
+        if control is None:
+            axes.annotate(NOT_MEASURED, (1.0, y), xytext=(6, 0), textcoords="offset points", va="center",
+                          color=style.SOFT, fontsize=8.5)  # fmt: skip
+            continue
+        if group.floor_us is not None:
+            seen.append(group.floor_us / control.us)
+            axes.plot([group.floor_us / control.us], [y], "|", ms=13, mew=1.6, color=style.INK,
+                      label=_once(axes, "floor"))  # fmt: skip
+        for side in sorted(group.sides, key=lambda s: s.role, reverse=True):
+            marker, colour, ground, name = _looks(side, rivals)
+            ratio, half = side.us / control.us, side.iqr_us / control.us / 2
+            seen += [ratio - half, ratio + half]
+            axes.errorbar([ratio], [y], xerr=[[half], [half]], fmt=marker, ms=6, color=colour, mfc=ground, lw=1.0,
+                          capsize=2, label=_once(axes, name))  # fmt: skip
+        candidate = next((s for s in group.sides if s.role == "candidate"), None)
+        words = f"{control.us:.4g} us" + (f" to {candidate.us:.4g} us" if candidate else f", {NOT_MEASURED}")
+        axes.annotate(words, (1.01, y), xycoords=("axes fraction", "data"), va="center", fontsize=8.5,
+                      annotation_clip=False)  # fmt: skip
+    low, high = min(seen) / 1.15, max(seen) * 1.15
+    axes.set_xlim(low, high)
+    axes.axvline(1.0, color=style.SOFT, lw=0.8)
+    ticks = [t for t in RATIOS if low < t < high]
+    axes.xaxis.set_major_locator(FixedLocator(ticks if len(ticks) > 1 else [low * 1.1, 1.0, high / 1.1]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
+    axes.grid(True, axis="x", color=style.GRID, linewidth=0.6)
+    _rows(axes, [g.workload for g in groups])
+    axes.set_xlabel("time over the control's; left is faster")
+    style.title(axes, title)
+    handles, names = axes.get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    return figure
+
+
+def _looks(side: Side, rivals: Sequence[str]) -> tuple[str, str, str, str]:
+    """Marker, colour, ground and the legend's words of a side."""
+    if side.role == "control":
+        return "D", style.SOFT, style.CARD, f"control: {side.name}"
+    if side.role == "candidate":
+        return "o", style.BLUE, style.BLUE, f"candidate: {side.name}"
+    i = rivals.index(side.name) % (len(COLOURS) - 1) + 1
+    return MARKERS[i], COLOURS[i], style.CARD, side.name
+
+
+def _once(axes: Axes, name: str) -> str:
+    """A legend's label, hidden where it stands there already."""
+    return "_" + name if name in axes.get_legend_handles_labels()[1] else name
+
+
+def _rows(axes: Axes, labels: Sequence[str]) -> None:
+    axes.set_yticks(range(len(labels)), list(labels), fontsize=8.5)
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+
+
+@style.styled
+def conditions(marks: Sequence[Mark], title: str) -> Figure:
+    """A row for each condition, a panel for each unit: the figure, its interval, and the line it was held to.
+
+    Colour and word say whether it holds; a condition without a figure says "not measured". Raises BadInput without one.
+    """
+    if not marks:
+        raise BadInput("conditions plot", "no condition", "give those of a gate")
+    units = list(dict.fromkeys(m.unit for m in marks))
+    panels = [[m for m in marks if m.unit == unit] for unit in units]
+    figure = style.sheet(0.5 + sum(0.75 + 0.3 * len(p) for p in panels))
+    drawn = figure.subplots(len(panels), 1, squeeze=False, height_ratios=[0.75 + 0.3 * len(p) for p in panels])[:, 0]
+    for axes, panel, unit in zip(drawn, panels, units, strict=True):
+        _conditions(axes, panel, unit)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10, color=style.INK)
+    return figure
+
+
+def _conditions(axes: Axes, marks: Sequence[Mark], unit: str) -> None:
+    style.clean(axes)
+    # Lines in us of several workloads lie decades apart; there each figure is shown as a multiple of its own line.
+    multiple = unit != "%" and all(m.line > 0 for m in marks)
+    for y, mark in enumerate(marks):
+        scale = mark.line if multiple else 1.0
+        colour, word = STATES.get(mark.state, (style.SOFT, mark.state))
+        axes.plot([mark.line / scale] * 2, [y - 0.36, y + 0.36], color=style.INK, lw=1.4)
+        if mark.value is None:
+            words = NOT_MEASURED
+        else:
+            if mark.interval:
+                axes.plot([i / scale for i in mark.interval], [y, y], color=colour, lw=4, alpha=0.35,
+                          solid_capstyle="butt")  # fmt: skip
+            axes.plot([mark.value / scale], [y], "o", ms=6, color=colour)
+            words = f"{style.number(mark.value)}, {word}"
+        axes.annotate(words, (1.01, y), xycoords=("axes fraction", "data"), va="center", fontsize=8.5, color=colour,
+                      annotation_clip=False)  # fmt: skip
+    _rows(axes, [m.label for m in marks])
+    axes.margins(x=0.12)
+    axes.grid(True, axis="x", color=style.GRID, linewidth=0.6)
+    axes.set_xlabel(f"multiple of the line ({unit})" if multiple else f"{unit}; the line is upright")

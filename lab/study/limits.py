@@ -1,0 +1,85 @@
+"""Our kernels between the floor and the fastest rival of the same run, at the workloads that their cards declare.
+
+A rival is what a user could run instead: a library's arm or a framework's own operator (families.Family.peers), of the
+candidate's precision where the candidate is 16 bits wide. Times are medians of one comparison, so both arms met the
+same clocks and the same cold L2. data/rivals.toml says which cards the README's figure shows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from lab.base import devices, files
+from lab.base.errors import REPOSITORY
+from lab.base.files import Text
+from lab.card import phases
+from lab.check import families
+from lab.place import roofline
+from lab.row import store
+from lab.row.records import Measurement
+
+FILE = REPOSITORY / "data" / "rivals.toml"
+WIDE = "bf16"
+
+
+class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A line of the figure: a card, and what it is called there."""
+
+    card: Text
+    title: Text
+
+
+class Lines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """data/rivals.toml."""
+
+    line: tuple[Line, ...]
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One workload of a card on one device: our row, the fastest rival's of its run, medians and floor in us."""
+
+    card: str
+    workload: str
+    ours: Measurement
+    ours_us: float
+    rival: Measurement | None
+    rival_us: float | None
+    floor_us: float
+
+    @property
+    def times_as_fast(self) -> float | None:
+        """The rival's time over ours, None without a rival."""
+        return self.rival_us / self.ours_us if self.rival_us else None
+
+    @property
+    def of_floor(self) -> float:
+        """The floor over our time, 0 to 1."""
+        return roofline.roofline_fraction(self.floor_us, self.ours_us)
+
+
+def lines(path: Path = FILE) -> tuple[Line, ...]:
+    """What the README's figure shows, top to bottom. Raises BadInput."""
+    return files.read(path, Lines).line
+
+
+def limits(card: phases.Card, device: str) -> list[Limit]:
+    """The card's required workloads with correct rows on the device, in the gate's order; [] where there are none."""
+    known, found = devices.get(device), []
+    peers = families.load(card.family).peers
+    rows = [(r, r.time_us) for r in store.rows(device, card.id)]
+    timed = [(r, us) for r, us in rows if us is not None and r.flops is not None and r.bytes is not None and r.pipe]
+    for workload in dict.fromkeys(c.workload for c in card.gate.require):
+        own = [(r, us) for r, us in timed if r.workload_id == workload and r.name == card.candidate]
+        if not own:
+            continue
+        ours, ours_us = max(own, key=lambda pair: pair[0].run)
+        rivals = [(r, us) for r, us in timed if (r.workload_id, r.run) == (workload, ours.run) and r.name in peers]
+        alike = [(r, us) for r, us in rivals if ours.precision != WIDE or r.precision == WIDE]
+        rival, rival_us = min(alike, key=lambda pair: pair[1], default=(None, None))
+        floor = roofline.place(known, ours.flops or 0.0, ours.bytes or 0.0, ours.pipe or "")
+        found.append(Limit(card.id, workload, ours, ours_us, rival, rival_us, floor.floor_us))
+    return found

@@ -1,0 +1,162 @@
+"""The figures of a card: arms, gate, roofline, kernels. Each is a `Picture`: a figure and what it shows in words.
+
+The notebooks, the site's pages and the writeups show the same ones. What is not there is refused in one line
+(`BadInput`): no rows from a device, no committed trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from matplotlib.figure import Figure
+
+from lab import draw
+from lab.base import devices
+from lab.base.errors import BadInput
+from lab.card.phases import Card
+from lab.judge import evidence
+from lab.judge.rules import Finding
+from lab.place import roofline as floors
+from lab.row import store
+from lab.row.records import Measurement
+from lab.trace import breakdowns, diff, stored, windows
+from lab.trace.model import short_name
+
+KILL = {"holds": "fired", "fails": "quiet"}  # a kill condition that holds is what must not be
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure, and in a sentence what it shows."""
+
+    figure: Figure
+    alt: str
+
+
+def judged_rows(card: Card, device: str) -> dict[str, dict[str, Measurement]]:
+    """workload -> arm's name -> row that is ok, of the run that the card is judged by; {} without rows.
+
+    So figures beside each other, which a gate compares across workloads, are of one run wherever one holds them all.
+    """
+    rows = list(store.rows(device=device, phase=card.id))
+    read = [r for r in rows if r.name in (card.control, card.candidate)]
+    judged = evidence.pairs(read, evidence.compared(card))
+    found = {}
+    for workload in card.workloads:
+        _, candidate = judged.get(workload, (None, None))
+        if candidate and candidate.status == "ok":
+            of_run = (r for r in rows if (r.workload_id, r.run) == (workload, candidate.run))
+            found[workload] = {r.name: r for r in of_run if r.status == "ok"}
+    return found
+
+
+def _measured(card: Card, device: str) -> dict[str, dict[str, Measurement]]:
+    found = judged_rows(card, device)
+    if not found:
+        store.refuse_unmeasured(card.id, device)
+        raise BadInput(f"profiles/{device}/{card.id}", "no row of the candidate is ok", "see `lab rows`")
+    return found
+
+
+def arms(card: Card, device: str) -> Picture:
+    """Control, candidate and rivals at each workload of the card; one without rows says "not measured"."""
+    place, found = devices.get(device), _measured(card, device)
+    groups = []
+    for workload in card.workloads:
+        rows = found.get(workload, {})
+        sides = [draw.Side(name, _role(card, row), row.median_us or 0.0, row.iqr_us or 0.0)
+                 for name, row in rows.items() if row.time_us]  # fmt: skip
+        ours = rows.get(card.candidate)
+        floor = None if ours is None or ours.bytes is None else floors.of_row(place, ours).floor_us
+        groups.append(draw.Group(workload, sides, floor))
+    pairs = {w: (r[card.control].median_us, r[card.candidate].median_us) for w, r in found.items() if card.control in r}
+    changes = [f"{100 * (us / base - 1):+.0f} % at {w}" for w, (base, us) in pairs.items() if us and base]
+    alt = (
+        f"Times of {card.candidate} against {card.control} on {place.name}: {', '.join(changes) or 'no pair of rows'}."
+    )
+    return Picture(draw.arms(groups, f"{card.id} on {place.name}: median times"), alt)
+
+
+def _role(card: Card, row: Measurement) -> str:
+    known = {card.control: "control", card.candidate: "candidate"}
+    return known.get(row.name, "peer")
+
+
+def gate(card: Card, findings: Iterable[Finding], where: str) -> Picture:
+    """Every condition of the gate with its figure and interval at its line; where: the evidence, for the title."""
+    marks = []
+    for f in findings:
+        state = KILL.get(f.state, f.state) if f.role == "kill" else f.state
+        label = f"{f.condition.of} {f.condition.op}" + (f" at {f.condition.workload}" if f.condition.workload else "")
+        if f.seen is None:
+            marks.append(draw.Mark(label, state, f.condition.unit, f.condition.threshold))
+        else:
+            marks.append(draw.Mark(label, state, f.seen.unit, f.seen.line, f.seen.value, f.seen.interval))
+    shown = [m for m in marks if m.line == m.line]  # a line that another metric draws is NaN without evidence
+    alt = f"{len(shown)} conditions of {card.id}: " + "; ".join(f"{m.label}, {m.state}" for m in shown) + "."
+    return Picture(draw.conditions(shown, f"{card.id}, {where}: each condition at its line"), alt)
+
+
+def roofline(card: Card, device: str) -> Picture:
+    """The rows that the card is judged by on the device's roofline, a roof for each pipe that they use."""
+    rows = [row for rows in _measured(card, device).values() for row in rows.values()]
+    return roofline_of(rows, device, card.id)
+
+
+def roofline_of(rows: Sequence[Measurement], device: str, title: str) -> Picture:
+    """Rows that are ok on their device's roofline, rivals marked."""
+    place = devices.get(device)
+    points = [
+        draw.point(f"{r.name} {r.workload_id}", r.flops, r.bytes, r.time_us, "peer" if r.arm == "peer" else "measured",
+                   r.name, r.pipe if r.pipe in place.peaks else "")
+        for r in rows
+        if r.time_us and r.flops and r.bytes and r.pipe
+    ]  # fmt: skip
+    states = " and ".join(sorted({r.l2 for r in rows if r.l2}))
+    figure = draw.roofline(place, points, title=f"{place.name}: {title}" + (f", L2 {states}" if states else ""))
+    return Picture(figure, f"Roofline of {place.name} with {len(points)} measured points of {title}.")
+
+
+def sides(card: Card, device: str) -> tuple[breakdowns.Breakdown, breakdowns.Breakdown, str]:
+    """(candidate's, control's) kernels, us of one step, and the workload, of the newest committed trace.
+
+    Raises BadInput where none is committed, or it lacks an arm.
+    """
+    place = devices.get(device).id
+    files = sorted(store.FOLDER.glob(f"{place}/{card.id}/*/trace.parquet"))
+    if not files:
+        traced = sorted({p.parent.parent.name for p in store.FOLDER.glob("*/*/*/trace.parquet")})
+        raise BadInput(card.id, f"no trace from {place} is committed", f"traced are {', '.join(traced) or 'none'}")
+    timeline, found = stored.load(files[-1]), {}
+    for workload in card.workloads:
+        for arm in ("candidate", "control"):
+            try:
+                window = windows.by_nvtx(timeline, f"{card.id}/{arm}/{workload}/step *")
+            except BadInput:  # the trace was taken on one of the workloads
+                continue
+            whole = breakdowns.from_trace(window, count=window.steps or 1.0, per="step")
+            found[workload, arm] = _by_kernel(whole)
+        if (workload, "candidate") in found and (workload, "control") in found:
+            return found[workload, "candidate"], found[workload, "control"], workload
+    raise BadInput(files[-1], "holds no workload of the card with both arms", "take it again with `lab profile`")
+
+
+def _by_kernel(whole: breakdowns.Breakdown) -> breakdowns.Breakdown:
+    """The same with a part for each kernel: the kernels of two arms are mostly of one category."""
+    rest = tuple(p for p in whole.parts if p.category in breakdowns.NO_PART)
+    named: dict[str, float] = {}
+    for name, value in whole.kernels.items():
+        named[short_name(name)] = named.get(short_name(name), 0.0) + value
+    return replace(whole, parts=(*(breakdowns.Part(n, v) for n, v in named.items()), *rest)) if named else whole
+
+
+def breakdown(card: Card, device: str) -> Picture:
+    """The kernels of candidate and control from the newest committed trace, and the waterfall between them."""
+    ours, theirs, workload = sides(card, device)
+    between = diff.difference(theirs, ours)
+    title = f"{card.id} at {workload}: kernels of a step, {between.unit}"
+    figure = draw.gap(between, (card.control, card.candidate), title)
+    spans = f"{card.control}, {theirs.whole:.4g} {between.unit}, and {card.candidate}, {ours.whole:.4g}"
+    alt = f"Kernels of a step of {spans}, and the waterfall between them."
+    return Picture(figure, alt)

@@ -1,0 +1,46 @@
+"""What the README says of verdicts: whose words the record has, and the pairs of data/flips.toml marked `front`."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from lab.base.console import between
+from lab.base.errors import REPOSITORY
+from lab.card import phases
+from lab.judge import verdicts
+from lab.study.flips import UNDECIDED, Flip
+
+FILE = REPOSITORY / "README.md"
+MARKS = ("<!-- written by lab write --readme -->", "<!-- end -->")
+PROJECTS = "LocalAI's paged llama.cpp, ds4, ik_llama.cpp, imp and lucebox"
+
+
+def record() -> str:
+    """Whose word the recorded outcomes have, and with how many of them our judge agrees, in two sentences."""
+    found = verdicts.judge_recorded(phases.cards().values())
+    own = [j for j in found if j.recorded and j.recorded.word]
+    labels = [j for j in own if j.recorded and j.recorded.word_kind == "label"]
+    return (
+        f"{PROJECTS} published {len(found)} outcomes of such ideas, {len(own)} of them with a word of their own "
+        f"({len(labels)} with a verdict word such as NO-GO, landed or PASS); the others say it in prose and are read "
+        f"by us. Replayed from their figures under their own gates, our judge agrees with "
+        f"{sum(bool(j.agrees_with_word) for j in own)} of those {len(own)} words and with "
+        f"{sum(bool(j.agrees) for j in found)} of the {len(found)} readings."
+    )
+
+
+def written(text: str, found: Sequence[Flip]) -> str:
+    """The README's text with its table made again; raises BadInput where its marks are gone."""
+    lines = [*textwrap.wrap(record(), 118), "", "Some were asked again of our own kernels on an H200:", ""]
+    lines += ["| row | question | recorded | measured kernels | their change | card |", "|---|---|---|---|---|---|"]
+    for flip in (f for f in found if f.front):
+        question = flip.question + (f" ({flip.asks_otherwise})" if flip.asks_otherwise else "")
+        word = "" if flip.asks_otherwise else f"{flip.word_there} ({flip.there})"
+        shown = flip.measured_pct is not None and flip.word_here not in ("", *UNDECIDED)
+        change = f"{flip.measured_pct:+.0f} % at `{flip.workload}`" if shown else ""
+        if shown and flip.errors and max(flip.errors) > 2 * min(flip.errors):  # a price beside the time
+            change += ", error {:.2g} % instead of {:.2g} %".format(*(100 * e for e in reversed(flip.errors)))
+        here_word = f"{flip.word_here} ({flip.here})" if flip.word_here else "not measured yet"
+        lines.append(f"| {flip.row} | {question} | {word} | {here_word} | {change} | `{flip.card}` |")
+    return between(text, MARKS, lines, FILE)

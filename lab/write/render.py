@@ -1,0 +1,136 @@
+"""Pages from templates/: one jinja2 environment, and the few filters that turn a finding into a number and a picture.
+
+HTML is escaped unless a filter here says that it is markup; what says so escapes what it is given itself.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup, escape
+
+from lab.draw import inline
+from lab.judge.rules import Finding, Seen
+
+AGAINST = {"<": ">=", "<=": ">", ">": "<=", ">=": "<"}
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+@cache
+def environment() -> Environment:
+    """The templates with their filters; an unknown name in one is an error."""
+    made = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=select_autoescape(["html"]),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {"interval": interval, "value": value, "beside": beside, "markdown": markdown, "page": page_of}
+    made.filters |= {
+        "number": inline.number,
+        "markup": Markup,
+        "us": us,
+        "share": share,
+        "error": error,
+        "cell": cell,
+        "ticked": ticked,
+        "change": change,
+        "said": said,
+    }
+    return made
+
+
+def render(template: str, path: str = "", **values: Any) -> str:
+    """A template's text; path: of the page below the site's root, to which its links are relative."""
+    root = "../" * path.count("/")
+    return environment().get_template(template).render(root=root, path=path, **values)
+
+
+def interval(found: Finding) -> Markup:
+    """A finding as a strip: its figure, its interval, its line."""
+    seen = found.seen
+    if seen is None:
+        return Markup("")
+    op = found.condition.op
+    wanted = AGAINST.get(op, op) if found.role == "kill" else op  # a kill condition is to be missed
+    changes = found.condition.compare == "change"
+    return Markup(inline.interval(seen.value, seen.line, seen.unit, wanted, seen.interval, changes))
+
+
+def value(seen: Seen) -> str:
+    """The figure with its unit, a change with its sign."""
+    return inline.amount(seen.value, seen.unit, seen.unit == "%")
+
+
+def beside(found: Finding) -> str:
+    """The arms behind a change, else the line."""
+    seen = found.seen
+    if seen is None:
+        return ""
+    if seen.unit == "%" and seen.control is not None and seen.candidate is not None:
+        return f"{inline.number(seen.control)} to {inline.amount(seen.candidate, seen.arms_unit)}"
+    return f"gate {found.condition.op} {inline.amount(seen.line, seen.unit, seen.unit == '%')}"
+
+
+def us(number: float | None) -> str:
+    """A time in us, empty for none."""
+    return "" if number is None else f"{number:,.0f}" if number >= 1000 else f"{number:.4g}"
+
+
+def share(number: float | None) -> str:
+    """A ratio as a percentage, empty for none."""
+    return "" if number is None else f"{number:.0%}"
+
+
+def change(number: float | None) -> str:
+    """A change in %, empty for none."""
+    return "" if number is None else inline.amount(number, "%", True)
+
+
+def error(number: float | None) -> str:
+    """A relative error, empty for none."""
+    return "" if number is None else f"{number:.1e}"
+
+
+def cell(text: object) -> str:
+    """Text inside a cell of a Markdown table: no markup, no bar, one line."""
+    return said(text).replace("*", "\\*").replace("`", "\\`")
+
+
+def said(text: object) -> str:
+    """A card's prose in a Markdown page: its backticks stay, HTML and bars do not."""
+    return " ".join(str(text).split()).replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
+
+
+def ticked(text: str) -> Markup:
+    """A card's prose: what stands in backticks as code, all else as it is."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
+def page_of(file: Path) -> str:
+    """Where the site shows a source file of the repository."""
+    return f"source/{file.as_posix()}.html"
+
+
+@cache
+def _mistune() -> Any:
+    import mistune
+
+    return mistune.create_markdown(escape=True, plugins=["table", "strikethrough"])
+
+
+def markdown(text: str) -> Markup:
+    """Markdown as HTML; HTML in it shows as text, and what is wide scrolls by itself."""
+    return wide(str(_mistune()(text)))
+
+
+def wide(html: str) -> Markup:
+    """Clean HTML whose tables and listings are regions that scroll and take the focus."""
+    region = '<div class="wide" role="region" tabindex="0" aria-label="table"><table>'
+    html = html.replace("<table>", region).replace("</table>", "</table></div>")
+    return Markup(html.replace("<pre>", '<pre tabindex="0" role="region" aria-label="listing">'))

@@ -1,0 +1,90 @@
+"""How well a comparison repeats: its noise floor, and the same ratio in another run of the same code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lab.base import devices
+from lab.card import phases
+from lab.judge import evidence
+from lab.place import roofline
+from lab.row import store
+from lab.row.records import Measurement
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One comparison that is judged. us: the shorter arm's median; aa_pct: the control against itself.
+
+    change_pct: candidate against control with its interval; of_floor: the share of the roofline that it reached.
+    """
+
+    card: str
+    workload: str
+    us: float
+    aa_pct: float
+    change_pct: float
+    interval_pct: tuple[float, float]
+    of_floor: float
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """One ratio in several runs of the same code. difference_pct: between the largest and the smallest.
+
+    throttled: what the driver reported in any of them; two arms at a power cap are slowed differently from run to run.
+    """
+
+    card: str
+    workload: str
+    runs: int
+    us: float
+    low: float
+    high: float
+    throttled: str
+
+    @property
+    def difference_pct(self) -> float:
+        """How far the runs lie apart."""
+        return 100 * (self.high / self.low - 1)
+
+
+def compared(device: str) -> list[Compared]:
+    """Every comparison of a device with blocks in pairs, in the order of the cards."""
+    place, found = devices.get(device), []
+    for card in phases.cards().values():
+        for workload, (control, candidate) in evidence.pairs(store.rows(device, card.id)).items():
+            change = evidence.change_pct(control, candidate)
+            if change and control and candidate and control.median_us and candidate.median_us:
+                us, share = min(control.median_us, candidate.median_us), roofline.fraction_of(place, candidate)
+                row = Compared(card.id, workload, us, candidate.aa_pct or 0.0, change[0], change[1:], share or 0.0)
+                found.append(row)
+    return found
+
+
+def repeated(device: str) -> list[Repeated]:
+    """Comparisons that were measured in more than one run of the same code, alone and not among rival libraries."""
+    found = []
+    for card in phases.cards().values():
+        every = store.rows(device, card.id)
+        crowded = {row.run for row in every if row.arm == "peer"}
+        alone = [row for row in every if row.run not in crowded]
+        same = [row for row in alone if _code(row) == _code(alone[-1])]
+        pairs: dict[str, list[tuple[float, Measurement, Measurement]]] = {}
+        for run in sorted({row.run for row in same}):
+            for workload, (a, b) in evidence.pairs(row for row in same if row.run == run).items():
+                change = evidence.change_pct(a, b)
+                if change and a and b:
+                    pairs.setdefault(workload, []).append((1 + change[0] / 100, a, b))
+        for workload, runs in pairs.items():
+            if len(runs) > 1:
+                ratios = [ratio for ratio, _, _ in runs]
+                us = min(row.median_us or 0.0 for row in runs[-1][1:])
+                capped = next((row.throttled for _, *arms in runs for row in arms if row.throttled), "")
+                found.append(Repeated(card.id, workload, len(runs), us, min(ratios), max(ratios), capped))
+    return found
+
+
+def _code(row: Measurement) -> str:
+    """The commit that the row's code was, as stated where it ran, else the one it lay on top of."""
+    return row.stated_commit or row.commit

@@ -1,0 +1,44 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+# ---
+
+# %% [markdown]
+# # Ask a kernel
+#
+# A family, one of its candidates and any shape, typed as axes; those left out are taken from the nearest shape that is
+# listed. What would it launch, what is its floor, what do its measured rows let one expect, and what took as long
+# beside it? The sweep varies one axis: the floor, the rows on that line of shapes, and with "time" this machine's GPU,
+# rivals too where they are installed. "check" holds it against the reference, "compile" says what a compiler makes of
+# it for the device, ahead of time.
+#
+# **For a kernel of your own:** add it to its family's folder (`kernels/common.py` says how); it is then in the list.
+
+# %%
+from lab import device, family, instruments
+
+FAMILY, CANDIDATE = "nvfp4", "cuda_gemm"
+SHAPE = "M=48 N=17408 K=5120"
+DEVICE = device().id  # the one with most measured rows
+
+# %%
+instruments.kernel(
+    FAMILY, CANDIDATE, SHAPE, DEVICE, "M", "16,32,48,64,128,256,512,1024,2048", "torch_bf16 vllm_marlin cuda_decode"
+)
+
+# %% [markdown]
+# ## The same without widgets
+
+# %%
+kernel = family(FAMILY)[CANDIDATE].at(M=48, N=17408, K=5120)
+kernel
+
+# %%
+family(FAMILY)["triton_gemm"].at(M=5, N=64, K=128, dtype="bf16").check()
+
+# %%
+family(FAMILY)

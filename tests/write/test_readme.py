@@ -1,0 +1,77 @@
+"""The README's table: what the judge says, a price in accuracy beside the time; the rest of the file is left alone."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lab.card import phases
+from lab.check import families
+from lab.cli import main
+from lab.judge import verdicts
+from lab.study import flips
+from lab.write import readme, rivals
+from tests.refused import refused
+from tests.study.test_flips import a_flip
+
+MARKS = "\n".join(readme.MARKS)
+families.interpret_on_cpu()
+
+
+@pytest.fixture(scope="module")
+def committed() -> list[flips.Flip]:
+    return flips.flips()
+
+
+def line(flip: flips.Flip) -> str:
+    """The line of one pair, "" where it has none."""
+    text = readme.written(MARKS, [flip])
+    return "".join(text[text.index("|---|") :].splitlines()[1:-1])
+
+
+def test_it_says_what_the_judge_says(committed: list[flips.Flip]) -> None:
+    """Each word and each figure; `lab write --readme` makes it again after a measurement."""
+    text = readme.FILE.read_text(encoding="utf-8")
+    assert readme.written(text, committed) == text
+    shown = text[text.index(readme.MARKS[0]) : text.index(readme.MARKS[1])]
+    for flip in (flip for flip in committed if flip.front and flip.word_here):
+        measured = verdicts.judge_measured(phases.card(flip.card), "h200").verdict.word
+        assert f"| {measured} (h200) |" in next(line for line in shown.splitlines() if f"`{flip.card}` |" in line)
+
+
+def test_a_word_of_another_question_and_a_change_of_no_standing_are_left_out() -> None:
+    shown = a_flip("GO", "NO-GO", front=True, measured_pct=12.4)
+    assert line(shown) == "| LP1 | q | GO (gb10) | NO-GO (h200) | +12 % at `w` | `c` |"
+    other = replace(shown, word_here="INVALID", asks_otherwise="there end to end")
+    assert line(other) == "| LP1 | q (there end to end) |  | INVALID (h200) |  | `c` |"
+    assert line(replace(shown, word_here="", measured_pct=None)).endswith("| not measured yet |  | `c` |")
+    assert line(replace(shown, front=False)) == ""
+    with refused("README.md", readme.MARKS[0]):
+        readme.written("no marks", [])
+
+
+def test_a_price_in_accuracy_stands_beside_the_time(committed: list[flips.Flip]) -> None:
+    flip = next(f for f in committed if f.front and f.card == "p3-kernel")
+    assert flip.errors[0] > 2 * flip.errors[1]
+    assert ", error 0.17 % instead of 3.4 % |" in line(replace(flip, errors=(0.034, 0.0017)))
+    for level in ((0.0019, 0.0017), ()):
+        assert "error" not in line(replace(flip, errors=level))
+
+
+def test_the_command_changes_the_table_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], committed: list[flips.Flip]
+) -> None:
+    stale = tmp_path / "README.md"
+    stale.write_text(f"before\n{readme.MARKS[0]}\nold\n{readme.MARKS[1]}\nafter\n")
+    monkeypatch.setattr(readme, "FILE", stale)
+    monkeypatch.setattr(rivals, "FILE", tmp_path / "rivals.svg")
+    monkeypatch.setattr(flips, "flips", lambda: committed)
+    assert main.main(["write", "--readme"]) == 0
+    text = stale.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "`lp11-kernel`" in text
+    assert "old" not in text
+    assert rivals.FILE.exists()
+    assert main.main(["write"]) == main.main(["write", "p5", "--readme"]) == 2
+    assert "--readme" in capsys.readouterr().err
