@@ -13,8 +13,7 @@
 # The rows IM1 to IM6 are less about kernels than about guarding them: a stored baseline, a script that reads it, a line
 # that a commit must not cross, and a table of published figures. Each went wrong once. All figures are recorded ones.
 #
-# **For a baseline of your own:** `lab verify --write` stores one with its units and its spread, `lab verify` holds a
-# run to it.
+# **For a baseline of your own:** `lab verify --write` stores one with its units, `lab verify` holds a run to it.
 
 # %%
 import pandas as pd

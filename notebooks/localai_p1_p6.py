@@ -136,12 +136,6 @@ show(pd.DataFrame(lines, columns=["model", "context", "sequences", "step ms", "c
 judgements("program-conclusion", "h2h-4way")
 
 # %%
-picture(
-    ledger.figure(ledger.entries()),
-    "Three panels: prefill time recovered by phase, shares of vLLM, predictions; bars expected, diamonds delivered.",
-)
-
-# %%
 bounds = [(e.title, f"{e.expected[0]:g} to {e.expected[-1]:g}", ", ".join(f"{d:.4g}" for d in e.delivered), e.unit,
            e.outcome, e.source_word, e.our_word, e.caveat) for e in ledger.entries()]  # fmt: skip
 show(pd.DataFrame(bounds, columns=["entry", "expected", "delivered", "unit", "outcome", "source", "judge", "caveat"]))

@@ -97,16 +97,6 @@ claims = [(c.name, c.recorded.mid, c.ours.mid, f"{c.ours.low:.4g} to {c.ours.hig
 show(pd.DataFrame(claims, columns=["attribution", "recorded", "ours", "digits leave", "unit", "follows", "note"]))
 
 # %% [markdown]
-# ## Labels that drifted
-#
-# A bucket can only be compared across documents when its word keeps its meaning. Here it did not.
-
-# %%
-(moved,) = attributions.drifts()
-show(pd.DataFrame([(u.value, u.category, u.label, u.workload, u.document) for u in moved.uses],
-                  columns=["us/token", "filed under", "the source's words", "workload", "document"]))  # fmt: skip
-
-# %% [markdown]
 # ## What a faster kernel can give
 #
 # Amdahl's law with intervals: the share of a category times the speed-up of its kernel; infinity is the ceiling. The

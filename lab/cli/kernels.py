@@ -160,8 +160,7 @@ def roofline(arguments: Namespace) -> int:
 
     if arguments.recorded:
         table = reproduction.reproduce()
-        show(arguments.json, lambda: [asdict(r) for r in table],
-             lambda: reproduction.render(table, reproduction.checks()))  # fmt: skip
+        show(arguments.json, lambda: [asdict(r) for r in table], lambda: reproduction.render(table))
         return 0
     if not arguments.family:
         raise BadInput("lab roofline", "needs a family or --recorded", nearest("", families.names()))

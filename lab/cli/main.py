@@ -197,19 +197,14 @@ COMMANDS = {
         "KILLGATE_ROUTE_<FAMILY>=<candidate> in the environment overrides a family's router. "
         "Without --shape the table is printed, and under it the axes that the family asks for."
     )),
-    "ledger": Command("lab.study.ledger:run", "what was expected of each recorded phase against what it delivered", (
-        arg("--figure", type=Path, metavar="FILE", help="also draw it, as .svg or .png"),
-    )),
+    "ledger": Command("lab.study.ledger:run", "what was expected of each recorded phase against what it delivered"),
     "verify": Command("lab.study.verify:run",
         "a stored baseline against a new run: 0 pass, 1 regression, 2 bad input", (
         arg("baseline", type=Path),
         arg("runs", type=Path, metavar="RUN", nargs="+",
             help="llama-bench, llama-batched-bench or ds4-bench output"),
-        arg("--graphs-off", type=Path, metavar="FILE", help="the same run with CUDA graphs off"),
-        flag("--write", "write the baseline from the runs; several give its range"),
-        several("--limit", "default decode 3, prefill 5", metavar="METRIC=PCT"),
-        arg("--graphs-gate", type=float, default=1.3, metavar="X", help="with --write (1.3)"),
-        several("--healthy", "with --write", metavar='"METRIC SHAPE=LOW:HIGH"'),
+        flag("--write", "write the baseline from the runs, the median of several"),
+        several("--limit", "with --write: default decode 3, prefill 5", metavar="METRIC=PCT"),
     )),
     "write": Command("lab.cli.cards:write",
         "one card's writeup as Markdown, HTML or PDF, or the tables of README.md and NOTES.md", (

@@ -68,9 +68,8 @@ def _picture(found: Difference, path: Path) -> None:
 def _recorded(arguments: Namespace) -> int:
     from lab.study import attributions
 
-    claims, groups = attributions.reproduce(), attributions.drifts()
-    value = {"attributions": [asdict(c) for c in claims], "drifts": [asdict(g) for g in groups]}
-    show(arguments.json, lambda: value, lambda: attributions.render(claims, groups))
+    claims = attributions.reproduce()
+    show(arguments.json, lambda: {"attributions": [asdict(c) for c in claims]}, lambda: attributions.render(claims))
     return 1 if any(c.agrees != (c.expected == "agrees") for c in claims) else 0
 
 

@@ -1,4 +1,4 @@
-"""Pictures of what came of a plan: expectations and what was delivered, a staircase of steps, a change per launch."""
+"""Pictures of what came of a plan: a staircase of steps, and a change per launch."""
 
 from __future__ import annotations
 
@@ -11,53 +11,6 @@ from matplotlib.figure import Figure
 
 from lab.base.errors import BadInput
 from lab.draw import style
-
-
-@dataclass(frozen=True)
-class Expectation:
-    """A bar from low to high of what was expected, diamonds at what was delivered, a tick at the level before."""
-
-    title: str
-    expected: tuple[float, float]
-    delivered: Sequence[float]
-    started: float | None
-    good: bool
-    words: str
-
-
-@style.styled
-def expectations(panels: Sequence[tuple[str, Sequence[Expectation]]], lines_at: Sequence[float | None]) -> Figure:
-    """Panels one above the other, each with its axis label; lines_at: where a panel has its vertical line, or None."""
-    picture = style.sheet(1.9 + 0.3 * sum(len(panel) for _, panel in panels))
-    drawn = picture.subplots(len(panels), 1, height_ratios=[len(p) + 1.2 for _, p in panels])
-    for axes, (label, panel), line in zip(drawn, panels, lines_at, strict=True):
-        _expectations(axes, label, panel, line)
-    style.title(drawn[0], "expected (bar) and delivered (diamond)")
-    return picture
-
-
-def _expectations(axes: Axes, label: str, panel: Sequence[Expectation], line: float | None) -> None:
-    style.clean(axes)
-    bar: Any = {"height": 0.5, "color": "#ffffff", "edgecolor": style.BLUE, "hatch": "////"}
-    for y, e in enumerate(panel):
-        low, high = e.expected
-        width = max(high - low, 1.0)
-        axes.barh(y, width, left=(low + high - width) / 2, **bar)
-        colour = style.GREEN if e.good else style.VERMILLION
-        axes.plot(e.delivered, [y] * len(e.delivered), "D", color=colour, markersize=6)
-        if e.started is not None:
-            axes.plot([e.started], [y], "|", color=style.SOFT, markersize=12)
-        beside = (max([high, *e.delivered]), y)
-        axes.annotate(e.words, beside, xytext=(9, 0), textcoords="offset points", va="center", fontsize=8.5)
-    if line is not None:
-        axes.axvline(line, color=style.SOFT, linewidth=0.8)
-    left, right = axes.get_xlim()
-    axes.set_xlim(left, right + 0.6 * (right - left))
-    axes.set_yticks(range(len(panel)), [e.title for e in panel])
-    axes.tick_params(axis="y", length=0)
-    axes.invert_yaxis()
-    axes.set_xlabel(label)
-
 
 # A staircase ----------------------------------------------------------------------------------------------------------
 

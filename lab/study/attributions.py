@@ -5,14 +5,10 @@ recorded figures; the claim is a recorded figure or a value with its source. Inp
 digits, and a claim agrees when its own interval meets the result's: the sources print two or three digits, and 119 of
 184 is 64.7 % or, at those digits, anything from 63.8 to 65.6 %. A claim declares whether it expects to agree, so one
 that does not follow from its own tables is a finding on record.
-
-`drifts` finds labels that moved between documents: one word with values that no rounding explains, and one value under
-two words. Such a bucket cannot be compared across documents, however precise each number is.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +27,6 @@ from lab.trace.amdahl import Interval
 from lab.trace.breakdowns import digit_error
 
 FILE = REPOSITORY / "data" / "attributions.toml"
-DRIFT = 0.05  # relative difference above which one label with two values has drifted
 
 
 @dataclass(frozen=True)
@@ -48,29 +43,6 @@ class Attribution:
     note: str
     formula: str
     source: str
-
-
-@dataclass(frozen=True)
-class Use:
-    """One document's value under one label, in the unit asked for; error: half of its last printed digit."""
-
-    trace_id: str
-    document: str
-    category: str
-    label: str
-    value: float
-    error: float
-    workload: str
-
-
-@dataclass(frozen=True)
-class Drift:
-    """A group of labels over documents: every use, and the sentences that say what moved."""
-
-    name: str
-    unit: str
-    uses: tuple[Use, ...]
-    findings: tuple[str, ...]
 
 
 # Formulas: trace ids, categories and Intervals in, an Interval out --------------------------------------------------
@@ -202,31 +174,10 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     arguments: dict[str, Number | Text | list[Text]] = {}
 
 
-class Watched(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A group of labels of data/attributions.toml: some categories, followed over documents.
-
-    arms: which arms of an A/B are the product; rows of other arms are left out, rows without an arm are in.
-    """
-
-    name: Text
-    categories: tuple[Text, ...]
-    engine: Text
-    model: Text
-    phase: Text
-    unit: Text
-    arms: tuple[Text, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Refuse an unknown unit."""
-        if self.unit not in breakdowns.UNITS:
-            raise ValueError(f'unit = "{self.unit}"; {nearest(self.unit, breakdowns.UNITS)}')
-
-
 class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """data/attributions.toml."""
 
     claim: tuple[Claim, ...] = ()
-    drift: tuple[Watched, ...] = ()
 
 
 def reproduce(path: Path = FILE) -> list[Attribution]:
@@ -243,61 +194,8 @@ def reproduce(path: Path = FILE) -> list[Attribution]:
     return found
 
 
-# Labels that drifted ------------------------------------------------------------------------------------------------
-
-
-def drifts(path: Path = FILE) -> list[Drift]:
-    """Every group of labels that the file watches, with what moved between documents."""
-    return [drift(watched) for watched in files.read(path, File).drift]
-
-
-def drift(w: Watched) -> Drift:
-    """Every recorded use of some categories for one engine, model and phase, and where their meaning moved.
-
-    A finding is one value (within its digits) that two documents file under different categories for one workload, or
-    one category whose values over several documents differ by more than DRIFT and more than their digits.
-    """
-    uses = []
-    for row in (row for trace_id in breakdowns.recorded_ids() for row in breakdowns.rows(trace_id)):
-        params, printed = row.params, row.printed(w.unit)
-        same = (row.engine, row.model, row.phase) == (w.engine, w.model, w.phase) and row.category in w.categories
-        product = params.get("arm") in (*w.arms, None)
-        if same and product and printed and not params.keys() & {"invalid", "estimate"}:
-            document = row.source.rpartition("/")[2]
-            workload = ", ".join(f"{k} {params[k]}" for k in ("npp", "npl") if k in params)
-            label, error = row.kernel_name, _error(row, printed)
-            uses.append(Use(row.trace_id, document, row.category, label, float(printed), error, workload))
-    return Drift(w.name, w.unit, tuple(uses), tuple(_findings(uses, w.unit)))
-
-
-def _error(row: breakdowns.Row, printed: str) -> float:
-    """Half a digit of the value, or of the share that it was computed from."""
-    if not row.share_pct or not float(row.share_pct):
-        return digit_error(printed)
-    return max(digit_error(printed), digit_error(row.share_pct) / float(row.share_pct) * float(printed))
-
-
-def _findings(uses: Sequence[Use], unit: str) -> list[str]:
-    found = []
-    for a, b in itertools.combinations(uses, 2):
-        other_word = a.document != b.document and a.category != b.category and a.workload == b.workload
-        if other_word and abs(a.value - b.value) <= a.error + b.error:
-            found.append(
-                f'{b.document} files {b.value:g} {unit} under {b.category} ("{b.label}"); {a.document} has the same '
-                f'time, {a.value:g}, as {a.category} ("{a.label}")'
-            )
-    for category in dict.fromkeys(u.category for u in uses):
-        own = [u for u in uses if u.category == category]
-        low, high = min(own, key=lambda u: u.value), max(own, key=lambda u: u.value)
-        digits = low.error + high.error
-        if len({u.document for u in own}) > 1 and high.value - low.value > max(digits, DRIFT * high.value):
-            values = "; ".join(f'{u.value:g} "{u.label}" ({u.workload}) in {u.document}' for u in own)
-            found.append(f"{category} stands for values {high.value / low.value:.2f}x apart: {values}")
-    return found
-
-
-def render(claims: Sequence[Attribution], groups: Sequence[Drift]) -> str:
-    """Claims and drifts as text."""
+def render(claims: Sequence[Attribution]) -> str:
+    """The claims as text."""
     lines = [f"{'attribution':58}{'recorded':>10}{'ours':>10}  {'bounds':17}{'unit':10}agrees"]
     for c in claims:
         bounds = f"{c.ours.low:.4g} to {c.ours.high:.4g}"
@@ -305,9 +203,4 @@ def render(claims: Sequence[Attribution], groups: Sequence[Drift]) -> str:
         lines.append(f"{c.name[:57]:58}{c.recorded.mid:10.5g}{c.ours.mid:10.5g}  {bounds:17}{c.unit[:9]:10}{word}")
         if not c.agrees or c.expected == "differs":
             lines.append(f"    {c.note}")
-    for group in groups:
-        lines.append(f"\nlabels of {group.name}, {group.unit}:")
-        for u in group.uses:
-            lines.append(f'  {u.value:9.2f}  {u.category:16} "{u.label}" ({u.workload}) {u.document}')
-        lines += [f"  drift: {finding}" for finding in group.findings]
     return "\n".join(lines)

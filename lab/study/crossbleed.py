@@ -22,7 +22,7 @@ from typing import Any, Literal
 import msgspec
 
 from lab.base.errors import BadInput
-from lab.study.program import TIMEOUT_S, Failed, output
+from lab.study.identity import TIMEOUT_S, Failed, output
 
 ALPHABET = "BCDFGHJKLMNPQRSTVWXZ"  # no vowels: no code word is an English word
 LENGTH = 6

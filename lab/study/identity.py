@@ -21,6 +21,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -33,7 +35,6 @@ from msgspec import Meta
 from lab.base import files
 from lab.base.errors import BadInput, nearest
 from lab.base.files import Positive, Text
-from lab.study.program import TIMEOUT_S, Failed, output
 
 Contract = Literal["tokens", "bytes"]
 Status = Literal["identical", "diverged", "unstable", "degenerate", "empty", "short", "failed"]
@@ -134,6 +135,37 @@ def run(
 
 
 # Commands -------------------------------------------------------------------------------------------------------------
+
+TIMEOUT_S = 600.0
+
+
+class Failed(Exception):
+    """A program gave no answer; its text says why."""
+
+
+def output(command: Sequence[str], text: str, file: str, values: Mapping[str, str], timeout_s: float) -> bytes:
+    """What a program printed, asked with `text` in a file.
+
+    file: what stands for the file's path in the command's words; values: what stands there for other words.
+    Raises Failed when it cannot be run, takes too long or exits with an error.
+    """
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8") as asked:
+        asked.write(text)
+        asked.flush()
+        values = {**values, file: asked.name}
+        # All at once, so that a prompt which holds {budget} stays as it is.
+        names = re.compile("|".join(map(re.escape, values)))
+        words = [names.sub(lambda found: values[found[0]], word) for word in command]
+        try:
+            done = subprocess.run(words, capture_output=True, timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            raise Failed(f"no answer within {timeout_s:g} s") from None
+        except OSError as problem:
+            raise Failed(f"cannot be run ({problem.strerror})") from None
+    if done.returncode:
+        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        raise Failed(f"exited with {done.returncode}" + (f": {last[0]}" if last else ""))
+    return done.stdout
 
 
 def token_ids(text: str) -> list[int]:

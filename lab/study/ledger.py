@@ -3,8 +3,6 @@
 A plan that adds up its phases' hopes is a forecast, and a forecast that nobody reads again teaches nothing. So the
 entries of data/ledger.toml bind each expectation, and each number measured afterwards, to figures by id, and everything
 here is computed from those: what was reached, what part of it, how many of the six landed, which predictions came true.
-The same ledger is kept for predictions that were good, because a roofline that calls 180 and measures 180.53 is worth
-more than six hopes.
 
 An expectation may have been withdrawn since (it is what was expected then); a delivered figure must stand.
 """
@@ -16,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -27,9 +25,6 @@ from lab.base.errors import REPOSITORY, BadInput, shown
 from lab.card import phases, recorded
 from lab.judge import verdicts
 from lab.study.figures import number
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 FILE = REPOSITORY / "data" / "ledger.toml"
 # A number said beforehand, and one found afterwards: a ceiling is either, depending on what it was computed from.
@@ -236,40 +231,9 @@ def _range(ends: Range) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def figure(rows: Sequence[Entry]) -> Figure:
-    """Three panels: prefill time recovered, shares of vLLM, and predictions as measured over predicted.
-
-    Entries in other units (served points, decode %) are in the table only: an axis of its own for one entry shows
-    nothing.
-    """
-    from lab.draw import outcomes
-
-    def bar(e: Entry) -> outcomes.Expectation:
-        scale = 100 / e.expected[1] if e.kind == "prediction" else 1.0
-        low, high = (n * scale for n in e.expected)
-        got = [n * scale for n in sorted(set(e.delivered))]
-        words = f"{_range(e.delivered)} {e.unit}: {e.outcome}"
-        return outcomes.Expectation(e.title, (low, high), got, e.started, e.outcome in (REACHED, TRUE), words)
-
-    time = [bar(e) for e in rows if e.kind != "prediction" and e.unit == "us/tok"]
-    share = [bar(e) for e in rows if e.kind == "program" and e.unit == "%"]
-    said = [bar(e) for e in rows if e.kind == "prediction"]
-    panels = [
-        ("us/token of prefill recovered", time),
-        ("% of vLLM", share),
-        ("measured, % of what was predicted", said),
-    ]
-    zero = [0.0 if any(min(b.delivered) < 0 for b in panel) else None for panel in (time, share)]
-    return outcomes.expectations(panels, [*zero, 100.0])
-
-
 def run(arguments: Namespace) -> int:
     """Print the ledger; 0 always, because a forecast that failed is a result."""
     rows = entries()
-    if arguments.figure:
-        from lab import draw
-
-        draw.save(figure(rows), arguments.figure)
     if arguments.json:
         objects = [{**asdict(e), "landed": e.landed, "part_pct": e.part_pct} for e in rows]
         print_json({"entries": objects, "summary": summary(rows)})

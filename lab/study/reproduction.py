@@ -4,10 +4,10 @@ data/roofline_cases.toml names a formula of lab/place/roofline.py and, for each 
 recorded figure, a device, a model, or a value with its source. A case declares whether it
 expects to agree, so a figure that does not follow from its source's inputs is a finding on record and not a failing
 assertion that somebody loosens. Agreement means equal at the digits the source prints: a tolerance in percent would
-hide that a figure printed to four digits came from other inputs.
+hide that a figure printed to four digits came from other inputs. A case with a limit asks of a recorded time whether it
+is possible at all: needing more bandwidth than the device has is a finding too.
 
-Where a device or model fact has contradicting values, each row also says what the others would have given. `checks`
-asks of a recorded time whether it is possible at all: needing more bandwidth than the device has is a finding too.
+Where a device or model fact has contradicting values, each row also says what the others would have given.
 """
 
 from __future__ import annotations
@@ -55,37 +55,34 @@ class Argument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"names no number; give one of: {'; '.join(' + '.join(sorted(f)) for f in FORMS)}")
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a [[case]] and a [[check]] of data/roofline_cases.toml have in common; a list is the sum of its parts."""
+class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A figure to compute again, or with `limit_pct` a recorded time to ask for the share of the device that it takes.
+
+    arguments: a list is the sum of its parts. decimals: digits after the point that the source prints, negative: before
+    it. expected: "differs" where the figure does not follow from its inputs, or the time needs more than the limit.
+    """
 
     id: Text
     name: Text
     formula: Text
     assumption: Text
-    arguments: dict[str, Argument | list[Argument]] = {}
-
-
-class Case(Entry, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A figure to compute again; decimals: digits after the point that the source prints, negative: before it."""
-
     expected: Literal["agrees", "differs"]
-    recorded: Text
+    arguments: dict[str, Argument | list[Argument]] = {}
+    recorded: Text | None = None
     recorded_high: Text | None = None
     decimals: int = 0
+    limit_pct: Positive | None = None
 
-
-class Possible(Entry, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A recorded time to ask whether the device allows it."""
-
-    expected: Literal["above", "below"]
-    limit_pct: Positive = 100
+    def __post_init__(self) -> None:
+        """Refuse a case of neither kind, or of both."""
+        if (self.recorded is None) == (self.limit_pct is None):
+            raise ValueError("needs recorded or limit_pct; give exactly one of them")
 
 
 class Cases(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """data/roofline_cases.toml."""
 
     case: tuple[Case, ...] = ()
-    check: tuple[Possible, ...] = ()
 
 
 # The functions of lab/place/roofline.py that a case may name: numbers in base units in, one number in base units out.
@@ -111,24 +108,17 @@ FORMULAS: Mapping[str, Callable[..., float]] = {
 
 
 @dataclass(frozen=True)
-class Alternative:
-    """What a row would say with a contradicting value of one input: `label` names it, `value` is in the row's unit."""
-
-    label: str
-    value: float
-
-
-@dataclass(frozen=True)
 class Reproduction:
-    """One recorded figure, computed again.
+    """One recorded figure, computed again; or a recorded time, as a share in % held to a limit.
 
+    recorded_id:   the figure, "" where `recorded` is a limit.
     recorded, recorded_high: the source's value, and its upper end where it states a range; ours: the formula's value;
-                             all in `unit`.
-    difference_pct:          ours against the recorded value (the nearer end of a range, 0 inside it).
-    agrees:                  ours rounds to the recorded value at the digits the source prints, or lies in its range.
-    expected:                what the case declares, "agrees" or "differs"; a test holds the two together.
-    assumption:              what makes it agree, or why it differs; inputs: each argument with its source.
-    alternatives:            the result with each contradicting value of an input.
+                   all in `unit`.
+    difference_pct: ours against the recorded value (the nearer end of a range, 0 inside it).
+    agrees:        ours rounds to the recorded value at the digits the source prints, or lies in its range or limit.
+    expected:      what the case declares, "agrees" or "differs"; a test holds the two together.
+    assumption:    what makes it agree, or why it differs; inputs: each argument with its source.
+    alternatives:  the result with each contradicting value of an input: (which, value in `unit`).
     """
 
     id: str
@@ -144,25 +134,7 @@ class Reproduction:
     assumption: str
     formula: str
     inputs: tuple[str, ...]
-    alternatives: tuple[Alternative, ...]
-
-
-@dataclass(frozen=True)
-class Check:
-    """Whether a recorded time is possible: the share of the device's bandwidth it takes, in %.
-
-    above: it takes more than `limit_pct` of it; expected: what the case declares, "above" or "below".
-    """
-
-    id: str
-    name: str
-    share_pct: float
-    limit_pct: float
-    above: bool
-    expected: str
-    assumption: str
-    inputs: tuple[str, ...]
-    alternatives: tuple[Alternative, ...]
+    alternatives: tuple[tuple[str, float], ...]
 
 
 @dataclass(frozen=True)
@@ -235,71 +207,53 @@ def _evaluate(
         raise BadInput(where, f"{name}({', '.join(shown)}) is no number ({error})", "mend its inputs") from None
 
 
-def _cases(path: Path) -> Cases:
-    found = files.read(path, Cases)
-    files.once(path, "id", (e.id for e in (*found.case, *found.check)))
-    return found
-
-
 def reproduce(path: Path = FILE) -> list[Reproduction]:
     """Every recorded figure that the cases compute again, in the order of the file.
 
     Raises BadInput, naming the file and the case, for an unknown key, formula, argument, figure, device or model.
     """
-    rows = []
-    for case in _cases(path).case:
-        where = f"{shown(path)}: {case.id}"
+    cases = files.read(path, Cases).case
+    files.once(path, "id", (case.id for case in cases))
+    return [_reproduced(case, path) for case in cases]
+
+
+def _reproduced(case: Case, path: Path) -> Reproduction:
+    where = f"{shown(path)}: {case.id}"
+    base, inputs, others = _evaluate(case.formula, case.arguments, where)
+    if case.recorded is None:
+        unit, low, high = "%", 0.0, case.limit_pct or 0.0
+    else:
         figure = number(where, case.recorded)
-        stated = float(figure.value)
-        high = float(number(where, case.recorded_high).value) if case.recorded_high else stated
-        base, inputs, others = _evaluate(case.formula, case.arguments, where)
-        ours = from_base(base, figure.unit, path)
-        nearest_end = min(max(ours, stated), high)
-        rows.append(
-            Reproduction(
-                id=case.id,
-                name=case.name,
-                recorded_id=figure.id,
-                recorded=stated,
-                recorded_high=high,
-                unit=figure.unit,
-                ours=ours,
-                difference_pct=(ours / nearest_end - 1) * 100,
-                agrees=nearest_end == ours or round(ours, case.decimals) == stated,
-                expected=case.expected,
-                assumption=case.assumption,
-                formula=case.formula,
-                inputs=inputs,
-                alternatives=tuple(Alternative(label, from_base(v, figure.unit, path)) for label, v in others),
-            )
-        )
-    return rows
+        unit, low = figure.unit, float(figure.value)
+        high = float(number(where, case.recorded_high).value) if case.recorded_high else low
+    ours = from_base(base, unit, path)
+    nearest_end = min(max(ours, low), high)
+    return Reproduction(
+        id=case.id,
+        name=case.name,
+        recorded_id=case.recorded or "",
+        recorded=low if case.recorded else high,
+        recorded_high=high,
+        unit=unit,
+        ours=ours,
+        difference_pct=(ours / (nearest_end or high) - 1) * 100,
+        agrees=nearest_end == ours or (case.recorded is not None and round(ours, case.decimals) == low),
+        expected=case.expected,
+        assumption=case.assumption,
+        formula=case.formula,
+        inputs=inputs,
+        alternatives=tuple((label, from_base(v, unit, path)) for label, v in others),
+    )
 
 
-def checks(path: Path = FILE) -> list[Check]:
-    """Every recorded time asked whether the device's bandwidth allows it, in the order of the file; errors as above."""
-    rows = []
-    for case in _cases(path).check:
-        base, inputs, others = _evaluate(case.formula, case.arguments, f"{shown(path)}: {case.id}")
-        share, limit = base * 100, case.limit_pct
-        words = (case.expected, case.assumption, inputs)
-        again = tuple(Alternative(label, v * 100) for label, v in others)
-        rows.append(Check(case.id, case.name, share, limit, share > limit, *words, again))
-    return rows
-
-
-def render(rows: list[Reproduction], impossible: list[Check] | None = None) -> str:
-    """The table as text: recorded, ours, difference, whether it agrees, what explains it; then the checks, if given."""
+def render(rows: list[Reproduction]) -> str:
+    """The table as text: recorded, ours, difference, whether it agrees, and what explains it."""
     lines = [f"{'figure':56} {'recorded':>10} {'ours':>9} {'unit':8} {'diff':>8}"]
     for r in rows:
         stated = f"{r.recorded:g}" + (f" to {r.recorded_high:g}" if r.recorded_high != r.recorded else "")
-        word = "" if r.agrees else "  does not follow"
+        word = "" if r.agrees else "  does not follow" if r.recorded_id else "  more than there is"
+        stated = stated if r.recorded_id else f"limit {stated}"
         lines.append(f"{r.name:56} {stated:>10} {r.ours:>9.5g} {r.unit:8} {r.difference_pct:>+7.2f}%{word}")
-        lines.append(f"    {r.recorded_id}: {r.assumption}")
-        lines += [f"    with {a.label}: {a.value:.4g} {r.unit}" for a in r.alternatives]
-    for c in impossible or []:
-        word = "  more than there is" if c.above else ""
-        lines.append(f"{c.name:76} {c.share_pct:>6.1f} % of the bandwidth{word}")
-        lines.append(f"    {c.assumption}")
-        lines += [f"    with {a.label}: {a.value:.1f} %" for a in c.alternatives]
+        lines.append(f"    {r.recorded_id}: {r.assumption}".replace("    : ", "    "))
+        lines += [f"    with {label}: {value:.4g} {r.unit}" for label, value in r.alternatives]
     return "\n".join(lines)

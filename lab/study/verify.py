@@ -1,26 +1,20 @@
 """`lab verify BASELINE RUN`: a stored baseline held against a new run, in the spirit of a check before every commit.
 
-A baseline is a JSON file of metrics, each with its unit, its direction and its line: a share below (or above) the
-pinned value, 3 % for decode and 5 % for prefill where nothing else is said, or a plain gate as for the ratio of CUDA
-graphs on to off. The run is the output of a known tool (lab/study/own); nothing is typed over from one to the other.
+A baseline is a JSON file of metrics, each with its unit and how far from the pinned value its line lies: 3 % for decode
+and 5 % for prefill where nothing else is said. The run is the output of a known tool (lab/study/own); nothing is typed
+over from one to the other. Milliseconds read as tokens per second make a baseline 400 times off: a unit must be stated,
+must be the metric's and agree with the tool's own times, and a figure that fits as milliseconds and not as tokens per
+second is refused. A metric that the run does not have is bad input too, never a pass.
 
-Two mistakes that others made are refused here. A baseline pinned at a peak has its line inside the range of healthy
-runs, which gives false alarms: where the file states that range, or holds repeated runs, such a line is bad input. And
-milliseconds read as tokens per second make a baseline 400 times off: a unit must be stated, must be the metric's, must
-agree with the tool's own times, and a figure that fits as milliseconds and not as tokens per second is refused.
-
-A metric that the run does not have is bad input too, never a pass. Given up: statistics. The line is a fixed share and
-the figure a median, so that anybody can check it by hand.
+Given up: statistics. The line is a fixed share and the figure a median, so that anybody can check it by hand.
 """
 
 from __future__ import annotations
 
-import hashlib
 import statistics
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -35,7 +29,6 @@ from lab.study import own
 from lab.study.own.sample import Imported, Made, Sample, Word
 
 LIMITS_PCT = {"decode_tps": 3.0, "prefill_tps": 5.0}
-RATIO = "graphs_ratio"
 # What must be the same for two runs to be a comparison; a difference in anything else is said beside the result.
 SAME = ("gpu_info", "model_filename", "model_type", "model_n_params")
 TOKENS = {"decode_tps": "ntg", "prefill_tps": "npp"}  # metric -> the axis that holds the tokens behind one figure
@@ -44,50 +37,26 @@ FAR = 100.0  # and one this far off in its own unit is no regression but another
 AGAIN = "write it again with `lab verify --write`"
 
 
-class Pin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class Pin(msgspec.Struct, frozen=True, kw_only=True):
     """One metric of a baseline.
 
-    shape:     the workload as the tool names it ("tg128", "ctx2048 npp2048").
-    unit, better: as in data/vocabulary.toml.
-    value:     pinned, in `unit`.
-    limit_pct: how far on the wrong side of `value` the line lies, None with a gate; gate: the line itself, else None.
-    healthy:   lowest and highest of healthy runs, that of `runs` where only those are given; None when unknown.
+    shape:     the workload as the tool names it ("tg128", "ctx2048 npp2048"). unit: as in data/vocabulary.toml.
+    value:     pinned, in `unit`; limit_pct: how far on its wrong side the line lies.
     """
 
     metric: str
     shape: str = ""
     unit: str
-    better: Literal["higher", "lower"]
     value: Positive
-    limit_pct: Annotated[float, Meta(gt=0, lt=100)] | None = None
-    gate: Positive | None = None
-    healthy: tuple[Positive, Positive] | None = None
-    runs: tuple[Positive, ...] = ()
+    limit_pct: Annotated[float, Meta(gt=0, lt=100)]
 
     def __post_init__(self) -> None:
-        """Refuse a wrong unit or direction, no line, and a line inside the healthy range."""
+        """Refuse an unknown metric and a wrong unit."""
         known = vocabulary.metrics()
         if self.metric not in known:
             raise ValueError(f'metric = "{self.metric}" is unknown; {nearest(self.metric, known)}')
-        metric = known[self.metric]
-        if vocabulary.unit(self.unit) != metric.unit:
-            raise ValueError(f'{self.name} has unit = "{self.unit}"; {self.metric} is in {metric.unit}')
-        if self.better != metric.better:
-            raise ValueError(f'{self.name} has better = "{self.better}"; {self.metric} is better {metric.better}')
-        if (self.limit_pct is None) == (self.gate is None):
-            raise ValueError(f"{self.name} needs limit_pct or gate; give exactly one of them")
-        low, high = self.range or (0.0, 0.0)
-        if low > high:
-            raise ValueError(f"{self.name}: healthy = [{low:g}, {high:g}] runs backwards; write the lower one first")
-        end, most, sign = (low, "at most", "-") if self.better == "higher" else (high, "at least", "+")
-        if self.range and not self.passes(end):
-            line, remedy = f"the gate {self.line:g} {self.unit}", f"set the gate to {end:g}, or find out why"
-            if self.limit_pct is not None:
-                line = f"the line {self.line:.4g} {self.unit} ({self.value:g} {sign} {self.limit_pct:g} %)"
-                remedy = f"pin a typical run ({most} {end * self.value / self.line:.4g})"
-                remedy += f" or allow more than {self.limit_pct:g} %"
-            what = f"{self.name}: {line} lies inside the healthy range {low:g} to {high:g}"
-            raise ValueError(f"{what}; a healthy run would fail: {remedy}")
+        if vocabulary.unit(self.unit) != known[self.metric].unit:
+            raise ValueError(f'{self.name} has unit = "{self.unit}"; {self.metric} is in {known[self.metric].unit}')
 
     @property
     def name(self) -> str:
@@ -95,46 +64,27 @@ class Pin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         return f"{self.metric} {self.shape}".strip()
 
     @property
-    def range(self) -> tuple[float, float] | None:
-        """Lowest and highest of healthy runs, None when unknown."""
-        return self.healthy or ((min(self.runs), max(self.runs)) if len(self.runs) > 1 else None)
+    def falls(self) -> bool:
+        """Whether less is worse."""
+        return vocabulary.metrics()[self.metric].better == "higher"
 
     @property
     def line(self) -> float:
         """The value from which on a run passes, in `unit`."""
-        if self.gate is not None:
-            return self.gate
-        sign = -1 if self.better == "higher" else 1
-        return self.value * (1 + sign * (self.limit_pct or 0.0) / 100)
+        return self.value * (1 + (-1 if self.falls else 1) * self.limit_pct / 100)
 
     def passes(self, value: float) -> bool:
         """Whether a figure is at the line or on its good side."""
-        return value >= self.line if self.better == "higher" else value <= self.line
+        return value >= self.line if self.falls else value <= self.line
 
 
-class Source(msgspec.Struct, frozen=True):
-    """A file that a baseline was written from."""
-
-    file: str
-    sha256: str
-
-
-class Provenance(msgspec.Struct, frozen=True, omit_defaults=True):
-    """When a baseline was written, and of which files; measured: first and last time stamp in them."""
-
-    written: str = ""
-    measured: tuple[str, str] | None = None
-    files: tuple[Source, ...] = ()
-
-
-class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Baseline(msgspec.Struct, frozen=True):
     """A stored baseline: its pins, and model, GPU and build as the tool gave them."""
 
     schema: Literal[1]
     metrics: tuple[Pin, ...]
     tool: str = ""
     made: Made = Made()
-    provenance: Provenance = Provenance()
 
     def __post_init__(self) -> None:
         """Refuse a file that pins nothing, or one thing twice."""
@@ -154,23 +104,16 @@ def load(path: Path) -> Baseline:
     return files.convert(raw, Baseline, path)
 
 
-# Runs -----------------------------------------------------------------------------------------------------------------
-
 Key = tuple[str, str]  # metric, shape
 
 
 @dataclass(frozen=True)
-class Figures:
-    """One metric and shape of the run files: the median of each run, in `unit`, and the tokens behind a figure."""
+class Figure:
+    """The median over the runs of one metric and shape, in `unit`, and the tokens behind it."""
 
     unit: str
-    runs: tuple[float, ...]
+    value: float
     tokens: int
-
-    @property
-    def value(self) -> float:
-        """Median over the runs."""
-        return statistics.median(self.runs)
 
 
 def shape(sample: Sample) -> str:
@@ -180,8 +123,8 @@ def shape(sample: Sample) -> str:
     return " ".join(f"{k}={v}" if isinstance(v, str) else f"{k}{v}" for k, v in sorted(sample.axes.items()))
 
 
-def figures(imported: Sequence[Imported]) -> dict[Key, Figures]:
-    """(metric, shape) -> its figures; raises BadInput for a figure without a unit, one that contradicts its own time,
+def figures(imported: Sequence[Imported]) -> dict[Key, Figure]:
+    """(metric, shape) -> its figure; raises BadInput for a figure without a unit, one that contradicts its own time,
     and one shape in two configurations."""
     groups: dict[Key, list[Sample]] = {}
     for sample in (s for f in imported for s in f.samples if s.status == "ok"):
@@ -196,11 +139,14 @@ def figures(imported: Sequence[Imported]) -> dict[Key, Figures]:
         if differing := sorted(k for k in {*here, *before} if here.get(k) != before.get(k)):
             what = f"{sample.metric} {shape(sample)} is there in two configurations ({', '.join(differing[:4])})"
             raise BadInput(sample.at.path, what, "give one configuration a run")
-    found = {}
-    for (metric, of), same in groups.items():
-        tokens = int(same[0].axes.get(TOKENS.get(metric, ""), 0))
-        found[metric, of] = Figures(same[0].unit, tuple(statistics.median(s.values) for s in same), tokens)
-    return found
+    return {
+        (metric, of): Figure(
+            same[0].unit,
+            statistics.median(statistics.median(s.values) for s in same),
+            int(same[0].axes.get(TOKENS.get(metric, ""), 0)),
+        )
+        for (metric, of), same in groups.items()
+    }
 
 
 def made(found: Sequence[Imported]) -> dict[str, Word]:
@@ -213,15 +159,6 @@ def made(found: Sequence[Imported]) -> dict[str, Word]:
                 raise BadInput(sample.at.path, what, "give runs of one setup")
             whole.setdefault(key, value)
     return whole
-
-
-def ratio(on: Mapping[Key, Figures], off: Mapping[Key, Figures]) -> dict[Key, Figures]:
-    """Decode throughput with CUDA graphs over without, for every shape that both have; raises BadInput for none."""
-    shared = [key for key in on if key in off and key[0] == "decode_tps"]
-    if not shared:
-        raise BadInput("--graphs-off", "has no decode figure of a shape that the run has", "give the same test twice")
-    unit = vocabulary.metrics()[RATIO].unit
-    return {(RATIO, key[1]): Figures(unit, (on[key].value / off[key].value,), 0) for key in shared}
 
 
 @dataclass(frozen=True)
@@ -241,7 +178,7 @@ class Result:
         return f"{self.status:10} {self.name}: {against}, line {self.line:.6g}"
 
 
-def plausible(pin: Pin, figure: Figures, where: str | Path) -> None:
+def plausible(pin: Pin, figure: Figure, where: str | Path) -> None:
     """Raises BadInput when a figure is in another unit than the pin, or is no such quantity at all."""
     if vocabulary.unit(figure.unit) != vocabulary.unit(pin.unit):
         raise BadInput(where, f"{pin.name} is in {figure.unit}", f"the baseline has it in {pin.unit}")
@@ -257,15 +194,14 @@ def plausible(pin: Pin, figure: Figures, where: str | Path) -> None:
         raise BadInput(where, what, "check what was measured, and in which unit")
 
 
-def hold(baseline: Baseline, found: Mapping[Key, Figures], where: str | Path) -> list[Result]:
+def hold(baseline: Baseline, found: Mapping[Key, Figure], where: str | Path) -> list[Result]:
     """Every pin against the run, in the baseline's order; raises BadInput for one that the run does not have."""
     results = []
     for pin in baseline.metrics:
         figure = found.get((pin.metric, pin.shape))
         if figure is None:
             known = ", ".join(" ".join(key).strip() for key in found)
-            flag = "; give --graphs-off FILE" if pin.metric == RATIO else ""
-            raise BadInput(where, f"has no {pin.name}, which the baseline pins", f"it has {known}{flag}")
+            raise BadInput(where, f"has no {pin.name}, which the baseline pins", f"it has {known}")
         plausible(pin, figure, where)
         change = 100 * (figure.value - pin.value) / pin.value
         status: Literal["pass", "regression"] = "pass" if pin.passes(figure.value) else "regression"
@@ -285,9 +221,6 @@ def other_setup(baseline: Baseline, tool: str, setup: Mapping[str, Word], where:
     return [f"{key}: {before[key]} -> {setup[key]}" for key in changed]
 
 
-# The command ----------------------------------------------------------------------------------------------------------
-
-
 def run(arguments: Namespace) -> int:
     """0 when every pin holds or a baseline was written, 1 on a regression."""
     read = [own.read(path) for path in arguments.runs]
@@ -295,20 +228,16 @@ def run(arguments: Namespace) -> int:
     if len(tools) > 1:
         raise BadInput(arguments.runs[-1], f"mixes {' and '.join(tools)}", "give runs of one tool")
     found, where = figures(read), arguments.runs[0]
-    if arguments.graphs_off:
-        off = own.read(arguments.graphs_off)
-        found |= ratio(found, figures([off]))
-        read.append(off)
     notes, failed = list(dict.fromkeys(note for f in read for note in f.notes)), False
     if arguments.write:
-        baseline = _pinned(arguments, found, read)
+        baseline = Baseline(1, _pins(arguments.limit, found), tools[0], msgspec.convert(made(read), Made))
         text = msgspec.json.format(msgspec.json.encode(baseline), indent=1).decode()
         files.write(arguments.baseline, text + "\n")
         lines = [f"pinned {p.name}: {p.value:.6g} {p.unit}, line {p.line:.6g}" for p in baseline.metrics]
         said: dict[str, Any] = {"written": str(arguments.baseline), "notes": notes}
     else:
-        if arguments.limit or arguments.healthy:
-            raise BadInput("lab verify", "--limit and --healthy need --write", "a baseline's lines are in its file")
+        if arguments.limit:
+            raise BadInput("lab verify", "--limit needs --write", "a baseline's lines are in its file")
         baseline = load(arguments.baseline)
         notes += other_setup(baseline, tools[0], made(read), where)
         results = hold(baseline, found, where)
@@ -323,43 +252,19 @@ def run(arguments: Namespace) -> int:
     return int(failed)
 
 
-def _pinned(arguments: Namespace, found: Mapping[Key, Figures], read: Sequence[Imported]) -> Baseline:
-    """Every figure as a pin; raises BadInput for one that has no line, or whose line lies among its healthy runs."""
-    limits = LIMITS_PCT | dict(_pair("--limit", w, float) for w in arguments.limit)
-    bands = dict(_pair("--healthy", w, _band) for w in arguments.healthy)
-    pins = []
-    for (metric, of), figure in found.items():
-        if metric not in limits and metric != RATIO:
-            raise BadInput("--limit", f"{metric} has no limit", f"give --limit {metric}=PERCENT")
-        pin: dict[str, Any] = {
-            "metric": metric,
-            "shape": of,
-            "unit": figure.unit,
-            "better": vocabulary.metrics()[metric].better,
-        }
-        pin |= {"gate": arguments.graphs_gate} if metric == RATIO else {"limit_pct": limits[metric]}
-        pin |= {"value": figure.value, "runs": figure.runs if len(figure.runs) > 1 else ()}
-        pin |= {"healthy": bands.pop(f"{metric} {of}".strip(), None)}
-        pins.append(files.convert(pin, Pin, arguments.baseline))
-    for name in bands:
-        raise BadInput("--healthy", f'no figure is called "{name}"', nearest(name, [p.name for p in pins]))
-    sources = tuple(Source(f.path.name, hashlib.sha256(f.path.read_bytes()).hexdigest()) for f in read)
-    when = [s.when for f in read for s in f.samples if s.when]
-    written = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    kept = Provenance(written, (min(when), max(when)) if when else None, sources)
-    return Baseline(1, tuple(pins), read[0].tool, msgspec.convert(made(read), Made), kept)
-
-
-def _pair(flag: str, word: str, read: Callable[[str], Any]) -> tuple[str, Any]:
-    name, separator, rest = word.rpartition("=")
-    try:
-        if not separator or not name:
-            raise ValueError(word)
-        return name, read(rest)
-    except ValueError:
-        raise BadInput(f"{flag} {word}", "is not NAME=NUMBER", f"{flag} decode_tps=3, or NAME=266:278") from None
-
-
-def _band(word: str) -> tuple[float, float]:
-    low, high = (float(n) for n in word.split(":"))
-    return low, high
+def _pins(limits: Sequence[str], found: Mapping[Key, Figure]) -> tuple[Pin, ...]:
+    """Every figure as a pin; limits: METRIC=PCT words. Raises BadInput for a metric that has no limit."""
+    asked = dict(LIMITS_PCT)
+    for word in limits:
+        metric, _, pct = word.partition("=")
+        try:
+            asked[metric] = float(pct)
+        except ValueError:
+            raise BadInput(f"--limit {word}", "is not METRIC=PCT", "--limit decode_tps=3") from None
+    if unlimited := [metric for metric, _ in found if metric not in asked]:
+        raise BadInput("--limit", f"{unlimited[0]} has no limit", f"give --limit {unlimited[0]}=PERCENT")
+    pins = [
+        {"metric": metric, "shape": of, "unit": figure.unit, "value": figure.value, "limit_pct": asked[metric]}
+        for (metric, of), figure in found.items()
+    ]
+    return tuple(files.convert(pin, Pin, "--limit") for pin in pins)

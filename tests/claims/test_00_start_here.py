@@ -60,8 +60,6 @@ def test_claims():
     # The recorded roofline analysis, computed again
     again = reproduction.reproduce()
     assert all(r.agrees == (r.expected == "agrees") for r in again)
-    possible = reproduction.checks()
-    assert all(c.above == (c.expected == "above") for c in possible)
     # What comes next
     known = vocabulary.row_ids()
     without = [row for row in known if row not in {c.row for c in cards.values()}]

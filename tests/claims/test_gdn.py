@@ -95,9 +95,9 @@ def test_claims():
     explicit = 2 * shape["Hv"] * shape["D"] ** 2 * 4 * layers / 64 / 1e6
     assert abs(state["h, MB/token"].iloc[-1] - explicit) < 1e-9  # the workspace's shapes and the formula agree
     extra, _low, high = FLA - M5, state.iloc[-1], state.iloc[0]  # chunks of 64 and of 16
-    call = next(c for c in reproduction.checks() if c.id == "gdn-call-control")
+    call = next(r for r in reproduction.reproduce() if r.id == "gdn-call-control")
     assert high["all, us"] < extra
-    assert high["explains P5 below"] * 100 < call.share_pct
+    assert high["explains P5 below"] * 100 < call.ours
     cap, used = value("lp.p5.gb10.smem-cap.candidate"), value("lp.p5.gb10.smem-max.candidate")
     optin = gb10.fact("smem_optin_bytes_per_block")
     assert used < cap == optin.base / 1024

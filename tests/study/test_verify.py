@@ -1,4 +1,4 @@
-"""`lab verify`: pass, regression and bad input; baselines that cry wolf, wrong units and directions, atomic writing."""
+"""`lab verify`: pass, regression and bad input; wrong units, setups that differ, atomic writing."""
 
 import json
 import os
@@ -22,9 +22,8 @@ DS4_OLD = """ctx_tokens,prefill_tokens,prefill_tps,gen_tokens,gen_tps,kvcache_by
 DS4_STEADY = """ctx_tokens,prefill_tokens,prefill_tps,gen_tokens,gen_tps,gen_tps_ss,first_token_sec,kvcache_bytes
 2048,2048,400.0,128,14.10,14.12,0.0739,52184460
 """
-TG = {"metric": "decode_tps", "shape": "tg128", "unit": "tok/s", "better": "higher", "value": 286.4, "limit_pct": 3}
-GRAPHS = {"metric": "graphs_ratio", "shape": "tg128", "unit": "x", "better": "higher", "value": 1.55, "gate": 1.3}
-MS = {"metric": "kernel_us", "shape": "op", "unit": "us", "better": "lower", "value": 100, "limit_pct": 10}
+TG = {"metric": "decode_tps", "shape": "tg128", "unit": "tok/s", "value": 286.4, "limit_pct": 3}
+MS = {"metric": "kernel_us", "shape": "op", "unit": "us", "value": 100, "limit_pct": 10}
 Capture = pytest.CaptureFixture[str]
 
 
@@ -102,64 +101,10 @@ def test_lower_is_better(tmp_path: Path) -> None:
     assert (pin.line, pin.passes(110.0), pin.passes(110.1), pin.passes(50.0)) == (pytest.approx(110), True, False, True)
 
 
-def test_graphs_ratio(tmp_path: Path, capsys: Capture) -> None:
-    on, healthy, fallback = (
-        bench(tmp_path, f"{n}.jsonl", s) for n, s in (("on", 155.0), ("off", 100.0), ("back", 150.0))
-    )
-    stored = tmp_path / "b.json"
-    assert lab(capsys, stored, on, "--graphs-off", healthy, "--write")[0] == 0
-    assert [p.line for p in verify.load(stored).metrics if p.metric == "graphs_ratio"] == [1.3]
-    assert lab(capsys, stored, on, "--graphs-off", healthy)[0] == 0
-    code, text = lab(capsys, stored, on, "--graphs-off", fallback)
-    assert code == 1
-    assert "graphs_ratio tg128: 1.03333 x against 1.55" in text
-    refuses(capsys, "on.jsonl", ["graphs_ratio tg128", "--graphs-off FILE"], stored, on)
-
-
-# Baselines that cry wolf ----------------------------------------------------------------------------------------------
-
-
-def test_line_inside_the_healthy_range_is_refused(tmp_path: Path, capsys: Capture) -> None:
-    """The pin of a peak day: 286.4 less 3 % is 277.8, and healthy days run at 266 to 278."""
-    stored = baseline(tmp_path, {**TG, "healthy": [266, 278]})
-    said = ["decode_tps tg128", "277.8 tok/s (286.4 - 3 %)", "266 to 278", "at most 274.2"]
-    refuses(capsys, "baseline.json", said, stored, bench(tmp_path, "r.jsonl", 269.5))
-    good = {**TG, "value": 274.2, "healthy": [266, 278]}
-    assert lab(capsys, baseline(tmp_path, good), bench(tmp_path, "r.jsonl", 269.5))[0] == 0
-
-
-def test_without_the_range_the_same_baseline_flags_a_healthy_run(tmp_path: Path, capsys: Capture) -> None:
-    assert lab(capsys, baseline(tmp_path, TG), bench(tmp_path, "r.jsonl", 269.5))[0] == 1
-
-
-def test_gate_above_a_healthy_model_is_refused(tmp_path: Path, capsys: Capture) -> None:
-    stored = baseline(tmp_path, {**GRAPHS, "healthy": [1.2, 2.38]})
-    said = ["graphs_ratio tg128", "gate 1.3 x", "1.2 to 2.38"]
-    refuses(capsys, "baseline.json", said, stored, bench(tmp_path, "r.jsonl", 100.0))
-
-
-def test_repeated_runs_are_a_range(tmp_path: Path, capsys: Capture) -> None:
-    runs = [bench(tmp_path, f"{i}.jsonl", s) for i, s in enumerate((266.0, 286.4, 287.0))]
-    refuses(capsys, "b.json", ["(286.4 - 3 %)", "266 to 287"], tmp_path / "b.json", *runs, "--write")
-    assert not (tmp_path / "b.json").exists()
-    assert lab(capsys, tmp_path / "b.json", *runs, "--write", "--limit", "decode_tps=8")[0] == 0
-    (pin,) = [p for p in verify.load(tmp_path / "b.json").metrics if p.metric == "decode_tps"]
-    assert (pin.value, pin.runs, pin.range) == (286.4, (266.0, 286.4, 287.0), (266.0, 287.0))
-
-
-def test_a_stated_range_is_checked_before_writing(tmp_path: Path, capsys: Capture) -> None:
-    words: list[str | Path] = [tmp_path / "b.json", bench(tmp_path, "r.jsonl", 286.4), "--write", "--healthy"]
-    refuses(capsys, "b.json", ["266 to 278"], *words, "decode_tps tg128=266:278")
-    assert lab(capsys, *words, "decode_tps tg128=278:290")[0] == 0
-    refuses(capsys, "--healthy", ['"decode_tps tg12"', '"decode_tps tg128"'], *words, "decode_tps tg12=278:290")
-
-
 # Units and directions -------------------------------------------------------------------------------------------------
 
 
 BAD_BASELINE_CASES: list[tuple[dict[str, Any], list[str]]] = [
-    ({"better": "lower"}, ["decode_tps", '"lower"', "higher"]),  # the direction swapped
-    ({"better": None}, ["better"]),
     ({"unit": ""}, ['unit = ""', "tok/s"]),  # the unit dropped
     ({"unit": "ms"}, ['unit = "ms"', "tok/s"]),
     ({"metric": "decode_tpm"}, ['"decode_tpm"', '"decode_tps"']),
@@ -167,11 +112,6 @@ BAD_BASELINE_CASES: list[tuple[dict[str, Any], list[str]]] = [
     ({"value": True}, ["value = True"]),
     ({"value": "286.4"}, ["value = '286.4'"]),
     ({"limit_pct": 100}, ["limit_pct = 100"]),
-    ({"gate": 270}, ["limit_pct", "gate"]),
-    ({"healthy": [278]}, ["healthy = [278]"]),
-    ({"healthy": [278, 266]}, ["[278, 266]"]),
-    ({"runs": 3}, ["runs = 3"]),
-    ({"limit": 3}, ['"limit"', '"limit_pct"']),
 ]
 
 
@@ -192,7 +132,7 @@ NO_BASELINE_CASES: list[tuple[str, list[str]]] = [
     ('{"schema": 1, "metrics": []}', ["no metric", "lab verify --write"]),
     ('{"schema": 1, "metrics": [3]}', ["metrics 1 = 3"]),
     ('{"schema": 1, "metrics": [{"value": NaN}]}', ["lab verify --write"]),
-    ('{"schema": 1, "metric": [], "metrics": []}', ['"metric"', '"metrics"']),
+    ('{"schema": 1, "metric": []}', ['"metrics"']),
 ]
 
 
@@ -255,9 +195,6 @@ def test_runs_of_two_setups_are_no_runs_of_one(tmp_path: Path, capsys: Capture) 
     runs[1].write_text(runs[1].read_text().replace("Example GPU", "Another GPU"))
     said = ["gpu_info", "Another GPU 24GB", "Example GPU 24GB"]
     refuses(capsys, "1.jsonl", said, baseline(tmp_path, TG), *runs)
-    prefill = tmp_path / "prefill.jsonl"
-    prefill.write_text(runs[0].read_text().splitlines()[0] + "\n")
-    refuses(capsys, "--graphs-off", ["decode"], baseline(tmp_path, GRAPHS), runs[0], "--graphs-off", prefill)
 
 
 def test_two_configurations_in_one_run(tmp_path: Path, capsys: Capture) -> None:
@@ -287,15 +224,18 @@ def test_ds4_reads_the_steady_rate_and_does_not_mix(tmp_path: Path, capsys: Capt
 # Writing --------------------------------------------------------------------------------------------------------------
 
 
-def test_provenance(tmp_path: Path, capsys: Capture) -> None:
+def test_what_a_baseline_says_of_its_runs(tmp_path: Path, capsys: Capture) -> None:
     assert lab(capsys, tmp_path / "b.json", CONTROL, "--write")[0] == 0
     raw = json.loads((tmp_path / "b.json").read_text())
     assert raw["made"]["gpu_info"] == "Example GPU 24GB"
-    assert raw["provenance"]["files"][0]["file"] == CONTROL.name
-    assert len(raw["provenance"]["files"][0]["sha256"]) == 64
-    assert raw["provenance"]["measured"][0].startswith("2026-11-20")
-    assert raw["provenance"]["written"] > "2026"
     assert str(SAMPLES) not in (tmp_path / "b.json").read_text()  # where somebody keeps files says nothing
+
+
+def test_several_runs_are_pinned_by_their_median(tmp_path: Path, capsys: Capture) -> None:
+    runs = [bench(tmp_path, f"{i}.jsonl", s) for i, s in enumerate((266.0, 286.4, 287.0))]
+    assert lab(capsys, tmp_path / "b.json", *runs, "--write", "--limit", "decode_tps=8")[0] == 0
+    (pin,) = [p for p in verify.load(tmp_path / "b.json").metrics if p.metric == "decode_tps"]
+    assert (pin.value, pin.limit_pct) == (286.4, 8.0)
 
 
 def test_written_as_a_whole_or_not_at_all(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,24 +256,19 @@ def test_a_metric_without_a_limit_is_not_pinned(tmp_path: Path, capsys: Capture)
     ops = SAMPLES / "backend_ops_control.txt"
     refuses(capsys, "--limit", ["kernel_us", "--limit kernel_us=PERCENT"], tmp_path / "b.json", ops, "--write")
     assert lab(capsys, tmp_path / "b.json", ops, "--write", "--limit", "kernel_us=5")[0] == 0
-    assert {p.better for p in verify.load(tmp_path / "b.json").metrics} == {"lower"}
+    assert not any(p.falls for p in verify.load(tmp_path / "b.json").metrics)
 
 
 def test_bad_flags(tmp_path: Path, capsys: Capture) -> None:
-    for flag, word in (
-        ("--limit", "decode_tps"),
-        ("--limit", "=3"),
-        ("--healthy", "tg128=266"),
-        ("--healthy", "x=a:b"),
-    ):
-        refuses(capsys, f"{flag} {word}", ["NAME=NUMBER"], tmp_path / "b.json", CONTROL, "--write", flag, word)
+    for word in ("decode_tps", "decode_tps=x"):
+        refuses(capsys, f"--limit {word}", ["METRIC=PCT"], tmp_path / "b.json", CONTROL, "--write", "--limit", word)
     refuses(capsys, "lab verify", ["--write"], baseline(tmp_path, TG), CONTROL, "--limit", "decode_tps=3")
 
 
 def test_milliseconds_rule_leaves_a_real_change_alone() -> None:
     """A figure that is near the baseline in its own unit is in that unit, whatever it would be in milliseconds."""
     # 128 tokens in 357.8 ms: the same
-    pin = verify.Pin(metric="decode_tps", shape="tg128", unit="tok/s", better="higher", value=357.8, limit_pct=3)
-    verify.plausible(pin, verify.Figures("tok/s", (350.0,), 128), "run")
+    pin = verify.Pin(metric="decode_tps", shape="tg128", unit="tok/s", value=357.8, limit_pct=3)
+    verify.plausible(pin, verify.Figure("tok/s", 350.0, 128), "run")
     with refused("run", "decode_tps tg128", "ms", remedy="tok/s"):
-        verify.plausible(pin, verify.Figures("ms", (350.0,), 128), "run")
+        verify.plausible(pin, verify.Figure("ms", 350.0, 128), "run")
