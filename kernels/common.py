@@ -9,6 +9,7 @@ A family is a folder `kernels/<family>/` with fixed file names:
                   inputs(workload, seed, device) -> Tensors
                   outputs(workload, inputs) -> Tensors                  poisoned, or a clone of what is updated in place
                   tolerance(workload, precision) -> dict[str, Tolerance]  by output name
+                  ACTIVATIONS, the names of inputs that come anew with every call: `prepare` sees no values of them
                   IN_PLACE, the names of outputs that are updated in place
                   reference_inputs(workload, inputs, precision) -> Tensors, only where a format loses bits by design:
                   what the reference sees for that precision
@@ -196,11 +197,13 @@ class Candidate:
 
     name:      unique within the family; the word that cards, rows and tests use.
     precision: what is computed in, e.g. "nvfp4-w4a16", "bf16", "fp8-kv", "q8_0-kv".
-    run:       run(args, out) -> None. `args` is what `prepare` returned; every tensor of `out` is written in full,
-               except the names in the family's IN_PLACE, which are updated where they stand. A library that allocates
-               its own output may put that tensor in the place of out[name] instead of copying it: what is checked,
-               before and after the timing, is what `out` holds after the run.
-    prepare:   inputs -> args: repacking done once at load, outside the timing. Must not copy activations.
+    run:       run(args, out) -> None. `args` is what `prepare` returned and the activations; every tensor of `out` is
+               written in full, except the names in the family's IN_PLACE, which are updated where they stand. A
+               library that allocates its own output may put that tensor in the place of out[name] instead of copying
+               it: what is checked, before and after the timing, is what `out` holds after the run.
+    prepare:   inputs -> args: what is done once at load, or between steps, outside the timing: repacking weights and
+               caches, room for workspace. Of activations it sees shape, strides and type: they are
+               on the device "meta" there, and no copy or answer can be made of them.
     refuses:   workload -> "" or the reason why this candidate does not take it.
     builds:    compute capability (90, 121, ...) -> the Triton kernels to compile ahead of time for it.
     config:    workload -> the launch choice in one line, stored in the row.
@@ -225,6 +228,14 @@ class Cases(Protocol):
     @property
     def WORKLOADS(self) -> Sequence[Workload]:
         """The problems, small ones to check and real models' shapes to measure."""
+
+    @property
+    def ACTIVATIONS(self) -> Sequence[str]:
+        """The inputs that a server has only when the call is due, of every workload together.
+
+        The others are what it has at load (weights), between steps (caches, states), or once a step for all layers
+        (page tables, lengths).
+        """
 
     def inputs(self, workload: Workload, seed: int, device: str) -> Tensors:
         """Random inputs of a workload, the same for the same seed."""
@@ -257,6 +268,13 @@ def poisoned(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | 
     if dtype.is_floating_point:
         return torch.full(shape, float("nan"), dtype=torch.float32, device=device).to(dtype)
     return torch.full(shape, torch.iinfo(dtype).max, dtype=dtype, device=device)
+
+
+def device_of(inputs: Tensors) -> torch.device:
+    """Where workspace belongs: the device of the first input that has values, torch's default where none has any."""
+    import torch
+
+    return next((t.device for t in inputs.values() if not t.is_meta), torch.get_default_device())
 
 
 def library_version(distribution: str) -> str:

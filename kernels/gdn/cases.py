@@ -10,6 +10,9 @@ Inputs, conv_decode (a step from what stands before it in the layer): mixed_qkv 
 being q [Hk, D], k [Hk, D], v [Hv, D]; conv_weight [channels, 4] in `dtype`, the newest token's last; conv_state
 [rows, 3, channels] in `dtype`, oldest first; a, b [B, Hv] in `dtype`; A_log, dt_bias [Hv] float32; state and state_rows
 as for decode, the rows being those of both states.
+Besides them what other libraries take in the place of those: for prefill `decay`, exp(g); for decode `joined_qkv`
+[B, 2 Hk D + Hv D], q, k and v of a token side by side, and raw gates `raw_a`, `raw_b` [B, Hv] float32, see `raw_gates`.
+In a model the kernel ahead writes that form and no other, so neither `prepare` nor `run` of a peer has to make it.
 `raw_qk` (a one-element tensor; its presence is the message, nobody reads it) says that q and k are not normalised.
 
 Outputs: o in `dtype`, or in `out_dtype` where a workload has that axis. Prefill writes o and final_state; decode writes
@@ -33,6 +36,10 @@ import torch.nn.functional as F
 from kernels.common import Tensors, Tolerance, Workload, poisoned
 
 DTYPES = {"f32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+ACTIVATIONS = (
+    *("q", "k", "v", "g", "beta", "decay", "joined_qkv", "raw_a", "raw_b"),
+    *("mixed_qkv", "a", "b"),  # of conv_decode
+)
 IN_PLACE = ("state", "conv_state")
 CONV_WIDTH = 4
 SPARE_ROWS = 3  # pool rows of a check workload that belong to nobody, to show stray writes
@@ -201,6 +208,24 @@ def _at_the_step(workload: Workload, lead: tuple[int, ...], rng: torch.Generator
     return {"q": q.to(dtype), "k": k.to(dtype), "v": normal(*lead, heads_v, dim).to(dtype), "g": g, "beta": beta}
 
 
+def raw_gates(g: torch.Tensor, beta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """float32 (a, b) with -softplus(a) = g and sigmoid(b) = beta; g < 0 and 0 < beta < 1, any shape.
+
+    Found in float64 and rounded, they give g and beta back within about 2^-24 of the decay and of the rate.
+    """
+    g, beta = g.double(), beta.double()
+    # log(exp(-g) - 1) = -g + log(1 - exp(g)), which does not overflow for a strong decay.
+    return (-g + torch.log(-torch.expm1(g))).float(), (torch.log(beta) - torch.log1p(-beta)).float()
+
+
+def _in_other_forms(step: Tensors, decode: bool) -> Tensors:
+    """The activations of a step as other libraries take them."""
+    if not decode:
+        return {"decay": step["g"].exp()}
+    a, b = raw_gates(step["g"], step["beta"])
+    return {"joined_qkv": torch.cat([step[name].flatten(1) for name in "qkv"], dim=1), "raw_a": a, "raw_b": b}
+
+
 def _before_the_step(workload: Workload, rng: torch.Generator) -> Tensors:
     """What conv_decode has in the place of q, k, v, g and beta; decays as the regime "mixed" spreads them."""
     device, dtype = rng.device, DTYPES[workload["dtype"]]
@@ -235,6 +260,7 @@ def inputs(workload: Workload, seed: int, device: torch.device | str) -> Tensors
         tensors = _before_the_step(workload, rng)
     else:
         tensors = _at_the_step(workload, lead, rng)
+        tensors |= _in_other_forms(tensors, decode)
     if workload["qk_l2norm"]:
         tensors["raw_qk"] = torch.ones(1, device=device)
     if decode:

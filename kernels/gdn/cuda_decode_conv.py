@@ -64,7 +64,7 @@ def _prepare(inputs: Tensors) -> Tensors:
     checked(inputs)
     (batch, channels), (_, heads_v, dim, _) = inputs["mixed_qkv"].shape, inputs["state"].shape
     heads_k = (channels // dim - heads_v) // 2
-    device = inputs["mixed_qkv"].device
+    device = inputs["state"].device
     return inputs | {"arrived": torch.zeros(batch, heads_k, dtype=torch.int32, device=device)}
 
 

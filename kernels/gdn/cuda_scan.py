@@ -35,7 +35,7 @@ from typing import Any
 import torch
 
 from kernels import cuda, cuda_driver
-from kernels.common import Candidate, CudaSource, Needs, Tensors, Workload
+from kernels.common import Candidate, CudaSource, Needs, Tensors, Workload, device_of
 from kernels.gdn import order
 from kernels.gdn.launch import checked, sequence_bounds
 
@@ -175,12 +175,12 @@ def chosen(args: Tensors) -> ScanVariant:
 def workspace(args: Tensors, variant: ScanVariant) -> torch.Tensor:
     """Uninitialised room for what passes between the two launches of a scan."""
     blocks = args["chunks"].shape[0] * args["v"].shape[-2]
-    return torch.empty(blocks * variant.block_bytes, dtype=torch.uint8, device=args["v"].device)
+    return torch.empty(blocks * variant.block_bytes, dtype=torch.uint8, device=device_of(args))
 
 
 def _pack(inputs: Tensors) -> Tensors:
     checked(inputs, ("q", "k", "v", "g", "beta", "initial_state"))
-    device, bounds = inputs["v"].device, sequence_bounds(inputs)
+    device, bounds = device_of(inputs), sequence_bounds(inputs)
     spans, offsets = chunk_tables(bounds.tolist())
     return inputs | {
         "cu_seqlens": bounds,
@@ -198,7 +198,7 @@ def _prepare(inputs: Tensors) -> Tensors:
 
 def in_order(args: Tensors, multiprocessors: int = SMS) -> Tensors:
     """What `prefill_at_once` needs beyond the args: tables of the order, and flags, zero now and never reset."""
-    device, heads_k, heads_v = args["v"].device, args["k"].shape[-2], args["v"].shape[-2]
+    device, heads_k, heads_v = device_of(args), args["k"].shape[-2], args["v"].shape[-2]
     made = order.make(args["cu_seqlens"].tolist(), heads_k, heads_v, multiprocessors)
     return {
         "blocks": torch.tensor(made.blocks, dtype=torch.int32, device=device),
@@ -209,7 +209,7 @@ def in_order(args: Tensors, multiprocessors: int = SMS) -> Tensors:
 
 def _prepare_wide(inputs: Tensors) -> Tensors:
     args = _pack(inputs)
-    args |= {f"{x}_fp16": torch.empty_like(args[x], dtype=torch.float16) for x in ("q", "k")}
+    args |= {f"{x}_fp16": torch.empty(args[x].shape, dtype=torch.float16, device=device_of(args)) for x in ("q", "k")}
     return args | {"workspace": workspace(args, chosen(args))}
 
 

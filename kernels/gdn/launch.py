@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import torch
 
-from kernels.common import Tensors, asked_capability
+from kernels.common import Tensors, asked_capability, device_of
 
 INTERPRETER = (0, 0)  # stands for "no GPU": Triton's interpreter
 
@@ -34,7 +34,7 @@ def sequence_bounds(inputs: Tensors) -> torch.Tensor:
     Raises ValueError when the bounds do not start at 0, do not increase, or do not end at the token count.
     """
     batch, tokens = inputs["v"].shape[:2]
-    device = inputs["v"].device
+    device = device_of(inputs)
     if "cu_seqlens" not in inputs:
         return torch.arange(0, batch * tokens + 1, tokens, dtype=torch.int32, device=device)
     bounds = inputs["cu_seqlens"].tolist()

@@ -69,12 +69,12 @@ def gate_kernel(a, b, a_log, dt_bias, g, beta, count, HV: tl.constexpr, BLOCK: t
 def _prepare(inputs: Tensors) -> Tensors:
     """Room for what lies between the launches."""
     cuda_decode_conv.checked(inputs)
-    mixed, (_, heads_v, dim, _) = inputs["mixed_qkv"], inputs["state"].shape
+    mixed, device, (_, heads_v, dim, _) = inputs["mixed_qkv"], inputs["state"].device, inputs["state"].shape
     batch, heads_k = mixed.shape[0], (mixed.shape[1] // dim - heads_v) // 2
 
     def room(*shape: int) -> torch.Tensor:
         # Zeros: the channels of an empty slot are never written, and the step may read them.
-        return torch.zeros(batch, *shape, dtype=mixed.dtype if len(shape) == 2 else torch.float32, device=mixed.device)
+        return torch.zeros(batch, *shape, dtype=mixed.dtype if len(shape) == 2 else torch.float32, device=device)
 
     between = {"q": room(heads_k, dim), "k": room(heads_k, dim), "v": room(heads_v, dim)}
     return inputs | between | {"g": room(heads_v), "beta": room(heads_v)}

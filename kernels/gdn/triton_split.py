@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import triton
 
-from kernels.common import Build, Candidate, Needs, Tensors, Workload, interpreted
+from kernels.common import Build, Candidate, Needs, Tensors, Workload, device_of, interpreted
 from kernels.gdn import split_kernels as stages
 from kernels.gdn.launch import capability, checked, current_capability, sequence_bounds
 
@@ -70,7 +70,7 @@ def workspace_shapes(
 def _prepare(inputs: Tensors, precision: str) -> Tensors:
     checked(inputs, ("q", "k", "v", "g", "beta", "initial_state"))
     heads_v, dim = inputs["v"].shape[-2:]
-    device = inputs["v"].device
+    device = device_of(inputs)
     bounds = sequence_bounds(inputs)
     size = config_for(capability(device), dim, precision).chunk
     spans, offsets, points = [], [0], bounds.tolist()

@@ -26,6 +26,7 @@ from kernels.kv import cost
 from kernels.kv import format as kv_format
 from kernels.kv.reference import decode, reference
 
+ACTIVATIONS = ("q",)
 IN_PLACE: tuple[str, ...] = ()
 NORMAL = "standard normal"
 OUTLIERS = "outlier channels and a sink"

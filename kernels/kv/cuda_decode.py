@@ -154,8 +154,8 @@ def prepare(inputs: Tensors, kv: str) -> Tensors:
             args[name], args[f"{name}_scale"] = kv_format.quantise_q8_0(cache)
         else:
             args[name], args[f"{name}_scale"] = cache, inputs["seq_lens"]  # the scale is not read
-    blocks = _sms(q.device.index or 0) if q.is_cuda else 132
-    return args | workspace(batch, q_heads, kv_heads, dim, blocks, q.device)
+    blocks = _sms(master.device.index or 0) if master.is_cuda else 132
+    return args | workspace(batch, q_heads, kv_heads, dim, blocks, master.device)
 
 
 def run(args: Tensors, out: Tensors, kv: str, config: DecodeConfig | None = None) -> None:

@@ -221,14 +221,14 @@ def plan_for(args: Tensors, kv: str) -> SplitPlan:
     """The launch choice for these tensors, from shapes and the device alone. On the CPU it is an H200's."""
     q, table = args["q"], args["page_table"]
     _, kv_heads, page, dim = args["k"].shape
-    capability = _device_capability(q.device.index or 0) if q.is_cuda else 90
+    capability = _device_capability(table.device.index or 0) if table.is_cuda else 90
     return split_plan(q.shape[0], kv_heads, table.shape[1] * page, dim, kv, capability)
 
 
 def with_workspace(args: Tensors, plan: SplitPlan) -> Tensors:
     """args plus the workspace that `plan` needs: 4 (D + 2) bytes per (sequence, query head, part)."""
     batch, heads, dim = args["q"].shape
-    parts, device = plan.splits, args["q"].device
+    parts, device = plan.splits, args["page_table"].device
     return args | {
         "part_acc": torch.empty(batch, heads, parts, dim, dtype=torch.float32, device=device),
         "part_m": torch.empty(batch, heads, parts, dtype=torch.float32, device=device),

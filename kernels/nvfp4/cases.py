@@ -16,6 +16,7 @@ from kernels.common import Tensors, Tolerance, Workload, poisoned
 from kernels.nvfp4 import format as fmt
 from kernels.nvfp4 import mxfp4
 
+ACTIVATIONS = ("x",)
 IN_PLACE: tuple[str, ...] = ()
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "f32": torch.float32}

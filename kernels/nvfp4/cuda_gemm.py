@@ -190,13 +190,13 @@ def workspace(config: GemmConfig, device: torch.device) -> Tensors:
 def prepare(inputs: Tensors) -> Tensors:
     """x as it is, the weights as the tiles of the kernel that x's shape gets, the tensor scale, the workspace."""
     x, packed, scale = inputs["x"], inputs["w_packed"], inputs["w_scale"]
-    config = _config_of(x, packed.shape[0])
+    config, device = _config_of(x, packed.shape[0], packed.device), packed.device
     same = {"x": x, "w_tensor_scale": inputs["w_tensor_scale"]}
     if isinstance(config, ResidentConfig):
         return same | {"w": resident.tile_weights(packed, scale, x.dtype)}
     if isinstance(config, StreamConfig):
-        return same | {"w": stream.tile_weights(packed, scale, x.dtype)} | stream.workspace(config, x.device)
-    return same | {"w": gemm_tiles.tile_weights(packed, scale, x.dtype)} | workspace(config, x.device)
+        return same | {"w": stream.tile_weights(packed, scale, x.dtype)} | stream.workspace(config, device)
+    return same | {"w": gemm_tiles.tile_weights(packed, scale, x.dtype)} | workspace(config, device)
 
 
 def launch(args: Tensors, y: torch.Tensor, config: GemmConfig, programmatic: bool = False) -> None:
@@ -224,11 +224,11 @@ def launch(args: Tensors, y: torch.Tensor, config: GemmConfig, programmatic: boo
     cuda.launch(kernel, (config.grid,), config.threads, arguments, config.shared_bytes, programmatic)
 
 
-def _config_of(x: torch.Tensor, n: int) -> Config:
+def _config_of(x: torch.Tensor, n: int, place: torch.device) -> Config:
     (m, k), dtype = x.shape, "bf16" if x.dtype == torch.bfloat16 else "fp16"
-    if not x.is_cuda:
+    if place.type != "cuda":
         return choose(m, n, k, dtype)
-    device = x.device.index or 0
+    device = place.index or 0
     config = choose(m, n, k, dtype, hopper.multiprocessors(device))
     if isinstance(config, ResidentConfig):
         clusters = hopper.most_clusters(resident.source(config), config, device)
@@ -239,7 +239,7 @@ def _config_of(x: torch.Tensor, n: int) -> Config:
 def run(args: Tensors, out: Tensors) -> None:
     """y[M, N] = x[M, K] @ w^T in one launch."""
     x, y = args["x"], out["y"]
-    config = _config_of(x, y.shape[1])
+    config = _config_of(x, y.shape[1], x.device)
     if isinstance(config, ResidentConfig):
         resident.launch(args, y, config)
     elif isinstance(config, StreamConfig):

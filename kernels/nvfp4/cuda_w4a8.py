@@ -175,26 +175,26 @@ def workspace(config: W4a8Config, device: torch.device) -> Tensors:
     }
 
 
-def _config_of(x: torch.Tensor, n: int, promoted: bool) -> W4a8Config:
-    """The configuration for x [M, K] and n weight rows on x's device, y of x's dtype."""
-    (m, k), sms = x.shape, hopper.multiprocessors(x.device.index or 0) if x.is_cuda else SMS
+def _config_of(x: torch.Tensor, n: int, device: torch.device, promoted: bool) -> W4a8Config:
+    """The configuration for x [M, K] and n weight rows on a device, y of x's dtype."""
+    (m, k), sms = x.shape, hopper.multiprocessors(device.index or 0) if device.type == "cuda" else SMS
     return choose_config(m, n, k, hopper.ELEMENTS.get(x.dtype, ""), sms, promoted)
 
 
 def prepare(inputs: Tensors, promoted: bool = False) -> Tensors:
     """x as it is, weights as tiles with a scale per row (w4a8_tiles.py), room for x as e4m3, and the workspace."""
     x, scale = inputs["x"], inputs["w_tensor_scale"]
-    config = _config_of(x, inputs["w_packed"].shape[0], promoted)
+    config = _config_of(x, inputs["w_packed"].shape[0], scale.device, promoted)
     tiles, powers = w4a8_tiles.tile_weights(inputs["w_packed"], inputs["w_scale"])
     padded = w4a8_tiles.k_blocks_of(x.shape[1]) * w4a8_tiles.COLS
     return {
         "x": x,
         "w": tiles,
         "w_row_scale": powers * scale,
-        "x_e4m3": torch.empty(x.shape[0], padded, dtype=torch.uint8, device=x.device),
+        "x_e4m3": torch.empty(x.shape[0], padded, dtype=torch.uint8, device=scale.device),
         # A tile reads the scales of all its tokens, there or not.
-        "x_scale": torch.ones(-(-x.shape[0] // 256) * 256, dtype=torch.float32, device=x.device),
-        **workspace(config, x.device),
+        "x_scale": torch.ones(-(-x.shape[0] // 256) * 256, dtype=torch.float32, device=scale.device),
+        **workspace(config, scale.device),
     }
 
 
@@ -238,7 +238,7 @@ def run(args: Tensors, out: Tensors, promoted: bool = False) -> None:
     """y[M, N] = x[M, K] @ w^T in two launches, the quantisation of x included."""
     y = out["y"]
     quantise(args)
-    multiply(args, y, _config_of(args["x"], y.shape[1], promoted))
+    multiply(args, y, _config_of(args["x"], y.shape[1], y.device, promoted))
 
 
 def _refuses(workload: Workload) -> str:

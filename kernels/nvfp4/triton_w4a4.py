@@ -22,7 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.common import Build, Candidate, Needs, Tensors, Workload, interpreted
+from kernels.common import Build, Candidate, Needs, Tensors, Workload, device_of, interpreted
 from kernels.nvfp4.decode import decode_tile_float32, ue4m3_to_float32
 from kernels.rounding import round_output
 
@@ -173,7 +173,7 @@ def quantise_rows(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, ro
 def prepare(inputs: Tensors) -> Tensors:
     """The inputs plus workspace for the quantised activations, so that `run` allocates nothing."""
     m, k = inputs["x"].shape
-    device = inputs["x"].device
+    device = device_of(inputs)
     return inputs | {
         "x_packed": torch.empty(m, k // 2, dtype=torch.uint8, device=device),
         "x_scale": torch.empty(m, k // 16, dtype=torch.uint8, device=device),

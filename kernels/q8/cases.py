@@ -12,6 +12,7 @@ import torch
 from kernels.common import Tensors, Tolerance, Workload, poisoned
 from kernels.q8 import format as fmt
 
+ACTIVATIONS = ("x",)
 IN_PLACE: tuple[str, ...] = ()
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # Relative rms error of one rounding of a normal value to int8 by blocks of 32: the mean amax of 32 normal values is

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.common import Build, Candidate, Needs, Tensors, Workload, interpreted
+from kernels.common import Build, Candidate, Needs, Tensors, Workload, device_of, interpreted
 from kernels.rounding import round_output
 
 BLOCKS = 64  # scale groups a program: 2,048 values
@@ -38,8 +38,7 @@ def expand_kernel(
 
 def prepare(inputs: Tensors) -> Tensors:
     """The planes, and room for the expanded weights."""
-    x, (n, k) = inputs["x"], inputs["w_q"].shape
-    return inputs | {"w": torch.empty(n, k, dtype=x.dtype, device=x.device)}
+    return inputs | {"w": torch.empty(inputs["w_q"].shape, dtype=inputs["x"].dtype, device=device_of(inputs))}
 
 
 def run(args: Tensors, out: Tensors) -> None:

@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.common import Build, Candidate, Needs, Tensors, interpreted
+from kernels.common import Build, Candidate, Needs, Tensors, device_of, interpreted
 from kernels.rounding import round_output
 
 VECTOR_MAX = 1
@@ -171,14 +171,14 @@ def operands(inputs: Tensors, config: MmqConfig) -> Tensors:
     w_d is fp16 [N, K / 32] where it lies for the vector form, float32 [K / 32, N] of its own for a tile. Only one of
     them is handed on: a check that changes operands in place must find nothing there that the kernel does not read.
     """
-    x = inputs["x"]
+    x, device = inputs["x"], device_of(inputs)
     m, k = x.shape
     return {
         "x": x,
         "w_q": inputs["w_q"],
         "w_d": inputs["w_d"].T.float().contiguous() if config.block_m else inputs["w_d"],
-        "q": torch.empty(m, k, dtype=torch.int8, device=x.device),
-        "q_d": torch.empty(k // 32, m, dtype=torch.float32, device=x.device),
+        "q": torch.empty(m, k, dtype=torch.int8, device=device),
+        "q_d": torch.empty(k // 32, m, dtype=torch.float32, device=device),
     }
 
 

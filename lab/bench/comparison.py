@@ -4,7 +4,7 @@ The recheck is what makes the check count. After the timing every floating-point
 overwritten in place with fresh values, the outputs are poisoned with NaN, and the timed work is done once more, the
 captured graph replayed, with nothing waited for but the timed stream. A candidate that remembers an earlier answer,
 that works outside the timed stream, or that wrote part of its output only once, is now wrong, and its row has no
-number. Given up: an answer that `prepare` computed for a peer that copies its activations there (see `_renew`).
+number.
 
 `execute` announces each step, and during the timing each change of arm, so that the parent (lab/bench/worker.py) knows
 which arm to blame when this process dies or hangs.
@@ -16,7 +16,7 @@ import contextlib
 import importlib
 import math
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -245,7 +245,7 @@ def _compared(
         state = by_name[arm.name]
         yield Stage("recheck", arm.name)
         with _blamed(state, "after the timing: "):
-            wrong, state.relative_error_after = recheck(bench, arm, timer, state.role)
+            wrong, state.relative_error_after = recheck(bench, arm, timer)
             if wrong:
                 state.fail("incorrect", f"after the timing: {wrong}")
             else:
@@ -270,7 +270,7 @@ def armed(bench: Bench, candidate: Any, name: str, room_bytes: float) -> samplin
         inputs = cases.inputs(bench.workload, first_seed + number, backend.device)
         backend.wait()
         began = time.perf_counter()
-        args = candidate.prepare(inputs)
+        args = accuracy.prepared(bench.family, candidate, inputs)
         backend.wait()
         fastest_s = min(fastest_s, time.perf_counter() - began)
         arm.sets.append((args, cases.outputs(bench.workload, inputs)))
@@ -293,7 +293,7 @@ def added_bytes(args: dict[str, Any], inputs: dict[str, Any]) -> int | None:
     return sum(size for place, size in storages.items() if place not in theirs)
 
 
-def recheck(bench: Bench, arm: sampling.Arm, timer: sampling.Timer, role: str) -> tuple[str, float | None]:
+def recheck(bench: Bench, arm: sampling.Arm, timer: sampling.Timer) -> tuple[str, float | None]:
     """("" or what is wrong, largest relative error) of the timed work on changed inputs and poisoned outputs.
 
     What is wanted is computed before the candidate runs, so that a candidate that changes its inputs cannot change it.
@@ -303,8 +303,8 @@ def recheck(bench: Bench, arm: sampling.Arm, timer: sampling.Timer, role: str) -
     args, out = arm.sets[0]
     candidate = family.candidate(arm.name)
     fresh = family.cases.inputs(workload, bench.job.seed + 500_000, bench.backend.device)
-    if not _renew(args, inputs, fresh, candidate, role):
-        return "no activation is read in place (`prepare` must not copy them), so nothing could be changed", None
+    if not _renew(args, inputs, fresh, family.cases.ACTIVATIONS):
+        return "no input differs with another seed, so nothing could be changed", None
     del fresh
     wanted = accuracy.expected(family, workload, inputs, candidate.precision)
     kept = accuracy.copied(inputs)
@@ -321,29 +321,17 @@ def recheck(bench: Bench, arm: sampling.Arm, timer: sampling.Timer, role: str) -
     return (f"on inputs changed in place: {wrong}", None) if wrong else ("", max(e.relative_error for e in errors))
 
 
-def _renew(args: dict[str, Any], inputs: dict[str, Any], fresh: dict[str, Any], candidate: Any, role: str) -> bool:
+def _renew(args: dict[str, Any], inputs: dict[str, Any], fresh: dict[str, Any], activations: Sequence[str]) -> bool:
     """Change in place what the candidate reads, and `inputs` with it; False when nothing could be changed.
 
-    Every floating-point input whose memory is in `args` is overwritten; sizes, tables and packed weights stay, because
-    a captured launch was chosen for them. A peer whose library wants its activations packed reads none of them in
-    place: it is prepared again from the changed inputs and its tensors are copied over the captured ones.
+    The activations are overwritten, and of the other floating-point inputs those whose memory is in `args`; sizes,
+    tables and packed weights stay, because a captured launch was chosen for them.
     """
-
-    def change(names: Iterable[str]) -> bool:
-        changed = False
-        for name in names:
-            changed |= not accuracy.same_bits(inputs[name], fresh[name])
-            inputs[name].copy_(fresh[name])
-        return changed
-
-    tensors = [t for t in args.values() if hasattr(t, "untyped_storage")]
-    read = {t.untyped_storage().data_ptr() for t in tensors}
-    floating = [n for n, t in inputs.items() if t.is_floating_point() and t.shape == fresh[n].shape]
-    if change(n for n in floating if inputs[n].untyped_storage().data_ptr() in read):
-        return True
-    if role != "peer" or len(tensors) < len(args) or not change(floating):
-        return False
-    again = candidate.prepare(inputs)
-    for name, tensor in args.items():
-        tensor.copy_(again[name])
-    return True
+    read = {t.untyped_storage().data_ptr() for t in args.values() if hasattr(t, "untyped_storage")}
+    changed = False
+    for name, tensor in inputs.items():
+        reads = name in activations or tensor.untyped_storage().data_ptr() in read
+        if reads and tensor.is_floating_point() and tensor.shape == fresh[name].shape:
+            changed |= not accuracy.same_bits(tensor, fresh[name])
+            tensor.copy_(fresh[name])
+    return changed

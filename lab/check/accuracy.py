@@ -95,9 +95,25 @@ def compare(name: str, out: Any, reference: Any, tolerance: Tolerance) -> Error:
     return Error(name, relative, tolerance.relative_error, largest, tolerance.max_error)
 
 
+def prepared(family: families.Family, candidate: Candidate, inputs: Tensors) -> Tensors:
+    """What a candidate's `run` is given: what its `prepare` returned, and the activations under their own names.
+
+    `prepare` is given weights and caches as they are, and of each activation a tensor on the device "meta": shape,
+    strides and type can be read, values do not exist. So no answer and no copy of an activation is made outside the
+    timing. Raises ValueError where a tensor without values is left in what `prepare` returned.
+    """
+    given = {name: inputs[name] for name in family.cases.ACTIVATIONS if name in inputs}
+    args = candidate.prepare(inputs | {name: tensor.to("meta") for name, tensor in given.items()}) | given
+    for name, value in args.items():
+        if getattr(value, "is_meta", False):
+            remedy = "allocate on `device_of(inputs)`, and take activations from `args` in `run`"
+            raise ValueError(f'`prepare` returned "{name}" on the device "meta", without values: {remedy}')
+    return args
+
+
 def run_once(family: families.Family, candidate: Candidate, workload: Workload, inputs: Tensors) -> Tensors:
     """Run a candidate once on `inputs` into poisoned outputs and return them."""
-    args = candidate.prepare(inputs)
+    args = prepared(family, candidate, inputs)
     out = family.cases.outputs(workload, inputs)
     candidate.run(args, out)
     return out

@@ -117,6 +117,7 @@ def load(name: str) -> families.Family:
         inputs=make_inputs,
         outputs=make_outputs,
         tolerance=lambda workload, precision: {"y": Tolerance(1e-6, 1e-5, "one product in float32")},
+        ACTIVATIONS=("x",),
         IN_PLACE=(),
     )
     return families.Family(
@@ -128,7 +129,7 @@ def load(name: str) -> families.Family:
         candidates=CANDIDATES,
         cuda_sources=(),
         unavailable={"peers/odd": "No module named 'odd'"},
-        modules={"absent": "peers/absent", "peer_that_packs": "peers/packing"},
+        modules={"absent": "peers/absent", "packs": "peers/packing"},
     )
 
 
@@ -164,7 +165,7 @@ def quick() -> comparison.Backend:
         cases: Any = family.cases
         cases.inputs = lambda workload, seed, device: {}
         cases.outputs = lambda workload, inputs: {}
-        for candidate in ("plain", "faster", "absent", "peer_that_packs"):
+        for candidate in ("plain", "faster", "absent", "packs"):
             family.candidates[candidate] = Candidate(candidate, "f32", lambda args, out: None)  # type: ignore[index]
         return family
 

@@ -83,9 +83,9 @@ def test_plan(tmp_path: Path) -> None:
 
 
 def test_peers_are_arms(tmp_path: Path) -> None:
-    card = fake_bench.card(tmp_path, ("n63",), candidate="peer_that_packs")
+    card = fake_bench.card(tmp_path, ("n63",), candidate="packs")
     assert [name for _, name in measure.plan(card, peers=True)[0].arms] == [
-        *["plain", "peer_that_packs"],
+        *["plain", "packs"],
         *["absent", "peers/odd"],  # not twice the one that is the candidate
     ]
 
@@ -93,9 +93,9 @@ def test_peers_are_arms(tmp_path: Path) -> None:
 def test_a_peer_that_the_card_names_is_timed_once(tmp_path: Path) -> None:
     """As the card's arm and not again as a peer."""
     plain = fake_bench.card(tmp_path, ("n63",))
-    for beside, role in ((("peer_that_packs",), "candidate"), ((), "peer")):
+    for beside, role in ((("packs",), "candidate"), ((), "peer")):
         (item,) = measure.plan(structs.replace(plain, beside=beside), peers=True)
-        assert [r for r, name in item.arms if name == "peer_that_packs"] == [role]
+        assert [r for r, name in item.arms if name == "packs"] == [role]
 
 
 @over(numbered([("90s", 90), ("8m", 480), ("1h", 3600), ("1.5m", 90), (" 0s ", 0)]))
@@ -226,16 +226,16 @@ def test_rows_of_a_comparison_are_appended_in_one_piece(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(store, "append_all", spy)
     sweep(fake_bench.card(tmp_path, SMALL), tmp_path / "run", peers=True)
-    names = ["plain", "faster", "absent", "peer_that_packs", "peers/odd"]
+    names = ["plain", "faster", "absent", "packs", "peers/odd"]
     assert pieces == [[f"{workload} {name}" for name in names] for workload in SMALL]
 
 
 def test_candidates_beside_are_timed_and_judged_by_nobody(tmp_path: Path) -> None:
-    card = structs.replace(fake_bench.card(tmp_path, ("n63",)), beside=("peer_that_packs",))
+    card = structs.replace(fake_bench.card(tmp_path, ("n63",)), beside=("packs",))
     rows = sweep(card, tmp_path / "run")
     arms = {r.name: (r.arm, r.beside, r.status) for r in rows}
     assert arms["faster"] == ("candidate", False, "ok")
-    assert arms["peer_that_packs"][:2] == ("candidate", True)
+    assert arms["packs"][:2] == ("candidate", True)
     for order in (rows, rows[::-1]):
         pair = evidence.pairs(order)["n63"]
         assert pair[1] is not None
@@ -257,7 +257,7 @@ def test_sweep_goes_on_whatever_its_arms_do(tmp_path: Path, told: list[str], mon
         "choosy": ("skipped", "takes no odd N"),
         "absent": ("skipped", "no_such_library"),
         "peers/odd": ("skipped", "No module named 'odd'"),
-        "peer_that_packs": ("ok", ""),
+        "packs": ("ok", ""),
     }
     modules = {name: f"peers/{name}" for name in bad if name != "peers/odd"}
     family = replace(fake_bench.load("toy"), modules=modules)
@@ -273,7 +273,7 @@ def test_sweep_goes_on_whatever_its_arms_do(tmp_path: Path, told: list[str], mon
         assert said in by_name[name].message
         assert status == "ok" or not any(getattr(by_name[name], key) for key in PERFORMANCE)
     assert {by_name[name].arm for name in bad} == {"peer"}
-    assert by_name["peer_that_packs"].timed_against == "plain"
+    assert by_name["packs"].timed_against == "plain"
     assert sum("killed: the measuring process died" in line for line in told) == 1
     verdict = rules.judge(card.gate, evidence.readings(rows, H200))
     assert verdict.word == "GO"

@@ -86,7 +86,7 @@ def test_outputs_are_poisoned_before_the_timed_work_is_done_again(monkeypatch: p
 
     monkeypatch.setattr(timer, "once", watched)
     backend = fake_bench.cpu()
-    message, _ = comparison.recheck(comparison.Bench(JOB, backend, family, workload), arm, timer, "candidate")
+    message, _ = comparison.recheck(comparison.Bench(JOB, backend, family, workload), arm, timer)
     assert (message, seen) == ("", [True])
 
 
@@ -102,7 +102,7 @@ def test_the_poison_waits_until_another_stream_would_be_done(monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "_sleep", sleep)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     backend = replace(fake_bench.cpu(), device="cuda")
-    comparison.recheck(comparison.Bench(JOB, backend, family, workload), arm, timer, "candidate")
+    comparison.recheck(comparison.Bench(JOB, backend, family, workload), arm, timer)
     ((_, cycles, poisoned),) = order
     assert cycles >= 2e9 * 5e-3  # at least 5 ms of a clock of 2 GHz
     assert not poisoned
@@ -144,9 +144,7 @@ def test_what_is_wanted_is_known_before_the_candidate_runs(monkeypatch: pytest.M
 
     monkeypatch.setattr(timer, "once", watched)
     watching = replace(family, reference=reference)
-    message, error = comparison.recheck(
-        comparison.Bench(JOB, fake_bench.cpu(), watching, workload), arm, timer, "candidate"
-    )
+    message, error = comparison.recheck(comparison.Bench(JOB, fake_bench.cpu(), watching, workload), arm, timer)
     assert (message, order) == ("", ["reference", "candidate"])
     assert error is not None
 

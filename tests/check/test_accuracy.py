@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from kernels.common import Candidate, Cost, Needs, Tensors, Tolerance, Workload, has_triton, poisoned
+from kernels.common import Candidate, Cost, Needs, Tensors, Tolerance, Workload, device_of, has_triton, poisoned
 from lab.base.errors import BadInput
 from lab.check import accuracy, families
 from lab.check.accuracy import check, compare
@@ -42,7 +42,8 @@ def reference(given: Tensors) -> Tensors:
 
 
 def toy(*candidates: Candidate, **cases: Any) -> families.Family:
-    parts = {"WORKLOADS": WORKLOADS, "inputs": inputs, "outputs": outputs, "tolerance": tolerance, "IN_PLACE": ("s",)}
+    parts = {"WORKLOADS": WORKLOADS, "inputs": inputs, "outputs": outputs, "tolerance": tolerance}
+    parts |= {"ACTIVATIONS": ("x",), "IN_PLACE": ("s",)}
     return families.Family(
         name="toy",
         title="Toy",
@@ -86,8 +87,6 @@ WRONG: dict[str, tuple[Spoil, str]] = {
     "changed scalar input": (lambda args, out: args["scale"].add_(1), 'the candidate changed its input "scale"'),
     "input changed to NaN": (lambda args, out: args["x"].fill_(math.nan), 'the candidate changed its input "x"'),
     "in-place on the input": (lambda args, out: args["s"].add_(1), 'the candidate changed its input "s"'),
-    "input replaced": (lambda args, out: args.update(x=args["x"].double()), 'the candidate changed its input "x"'),
-    "input removed": (lambda args, out: args.pop("x"), 'the candidate changed its input "x"'),
     "wrong shape": (
         lambda args, out: out.update(y=out["y"].T),
         "y: shape (5, 63) differs from the reference's (63, 5)",
@@ -160,15 +159,15 @@ def test_exception_is_the_rows_status() -> None:
 
 def test_prepare_may_repack_but_not_change() -> None:
     def repack(given: Tensors) -> Tensors:
-        return {"x": given["x"] + 0, "scale": given["scale"]}
+        return {"scale": given["scale"] + 0}
 
     assert checked(right, prepare=repack).status == "ok"
 
     def change(given: Tensors) -> Tensors:
-        given["x"] *= 2
+        given["scale"] *= 2
         return given
 
-    assert checked(right, prepare=change).message == 'the candidate changed its input "x"'
+    assert checked(right, prepare=change).message == 'the candidate changed its input "scale"'
 
 
 @pytest.mark.parametrize(
@@ -298,3 +297,64 @@ def test_processes_of_one_job_share_a_check_of_the_familys_own_candidate(
     assert accuracy.check(family, spoilt, workload).status == "incorrect"
     assert accuracy.check(family, candidate, workload, seed=1) != first
     assert len(list(tmp_path.iterdir())) == 2
+
+
+# What `prepare` sees ------------------------------------------------------------------------------------------------
+
+
+# name -> (its `prepare`, what its `run` writes y with, what the message says)
+PREPARED: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Tensors], Any], str]] = {
+    "the answer": (
+        lambda inputs: inputs | {"answer": 2 * inputs["x"]},
+        lambda args, out: out["y"].copy_(args["answer"]),
+        '"answer" on the device "meta"',
+    ),
+    "a copy": (
+        lambda inputs: inputs | {"kept": inputs["x"].clone()},
+        lambda args, out: torch.mul(args["kept"], 2, out=out["y"]),
+        '"kept" on the device "meta"',
+    ),
+    "a copy on the host": (
+        lambda inputs: inputs | {"kept": inputs["x"].cpu()},
+        lambda args, out: torch.mul(args["kept"], 2, out=out["y"]),
+        "NotImplementedError",
+    ),
+    "its numbers": (
+        lambda inputs: inputs | {"kept": inputs["x"].tolist()},
+        lambda args, out: out["y"].copy_(2 * torch.tensor(args["kept"])),
+        "",
+    ),
+    "its storage": (
+        lambda inputs: inputs | {"kept": bytearray(inputs["x"].untyped_storage())},
+        lambda args, out: out["y"].copy_(2 * torch.frombuffer(args["kept"], dtype=torch.float32).view(63, 5)),
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PREPARED)
+def test_prepare_has_no_values_of_activations(name: str) -> None:
+    prepare, write, message = PREPARED[name]
+
+    def run(args: Tensors, out: Tensors) -> None:
+        write(args, out)
+        out["s"] += 1
+
+    found = checked(run, prepare=prepare)
+    assert found.status == "error"
+    assert message in found.message
+    cheating = Candidate("c", "f32", run, prepare=prepare)
+    seeing = toy(cheating, ACTIVATIONS=())
+    assert check(seeing, cheating, WORKLOADS[0]).status == "ok"  # it would be right, had it seen them
+
+
+def test_prepare_sees_the_shape_of_activations_and_no_address() -> None:
+    seen: list[Any] = []
+
+    def prepare(given: Tensors) -> Tensors:
+        x = given["x"]
+        seen.append((tuple(x.shape), x.stride(), x.dtype, x.data_ptr(), x.untyped_storage().data_ptr(), x._base))
+        return {"scale": given["scale"], "room": torch.empty(x.shape, device=device_of(given))}
+
+    assert checked(right, prepare=prepare).status == "ok"
+    assert seen == [((63, 5), (5, 1), torch.float32, 0, 0, None)]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from kernels.gdn import cases as gdn_cases
 from kernels.gdn.peers import vllm
 from kernels.gdn.reference import step
 from kernels.kv.peers import vllm_fa3
@@ -59,7 +60,7 @@ def errors_of(family: str, name: str, workload_id: str) -> list[accuracy.Error]:
     workload, peer = loaded.workload(workload_id), loaded.candidate(name)
     inputs = loaded.cases.inputs(workload, 3, "cpu")
     kept = {key: tensor.clone() for key, tensor in inputs.items()}
-    args, out = peer.prepare(inputs), loaded.cases.outputs(workload, inputs)
+    args, out = accuracy.prepared(loaded, peer, inputs), loaded.cases.outputs(workload, inputs)
     limits = loaded.cases.tolerance(workload, peer.precision)
     wanted = accuracy.expected(loaded, workload, kept, peer.precision)
     found = []
@@ -270,7 +271,7 @@ def test_marlin_with_small_block_scales() -> None:
 def test_raw_gates_give_the_gates_back() -> None:
     g = -torch.logspace(-6, 1.3, 200)
     beta = torch.linspace(1e-6, 1 - 1e-6, 200)
-    a, b = vllm.raw_gates(g, beta)
+    a, b = gdn_cases.raw_gates(g, beta)
     assert a.dtype == b.dtype == torch.float32
     assert torch.allclose((-torch.nn.functional.softplus(a.double())).exp(), g.double().exp(), rtol=0, atol=2**-23)
     assert torch.allclose(b.double().sigmoid(), beta.double(), rtol=0, atol=2**-23)

@@ -33,7 +33,7 @@ def _run_alone(args: dict[str, Any], out: Tensors) -> None:
 def _prepare_served(inputs: Tensors) -> dict[str, Any]:
     checked(inputs, NAMES)
     (launch,) = batches.decompose([0], {0: int(inputs["state_rows"][0])})
-    return inputs | {"launch": launch, "ids": batches.slot_ids(launch, inputs["v"].device)}
+    return inputs | {"launch": launch, "ids": batches.slot_ids(launch, inputs["state"].device)}
 
 
 def _run_served(args: dict[str, Any], out: Tensors) -> None:

@@ -42,20 +42,18 @@ def _run_chunk(args: Tensors, out: Tensors) -> None:
 
 
 def _prepare_recurrent(inputs: Tensors) -> Tensors:
-    """The activations with a time axis of length one (views), and the pool's rows as an index."""
-    args = {name: inputs[name].unsqueeze(1) for name in ("q", "k", "v", "g", "beta")}
-    if "raw_qk" in inputs:
-        args["raw_qk"] = inputs["raw_qk"]
-    return args | {"rows": inputs["state_rows"].long()}
+    """The pool's rows as an index."""
+    return {"rows": inputs["state_rows"].long()} | ({"raw_qk": inputs["raw_qk"]} if "raw_qk" in inputs else {})
 
 
 def _run_recurrent(args: Tensors, out: Tensors) -> None:
     from fla.ops.gated_delta_rule import fused_recurrent_gated_delta_rule
 
     pool, rows = out["state"], args["rows"]
+    q, k, v, g, beta = (args[name].unsqueeze(1) for name in ("q", "k", "v", "g", "beta"))  # a time axis of length one
     with torch.no_grad():
         o, states = fused_recurrent_gated_delta_rule(
-            args["q"], args["k"], args["v"], g=args["g"], beta=args["beta"], scale=args["q"].shape[-1] ** -0.5,
+            q, k, v, g=g, beta=beta, scale=q.shape[-1] ** -0.5,
             initial_state=pool.index_select(0, rows), output_final_state=True,
             use_qk_l2norm_in_kernel="raw_qk" in args,
         )  # fmt: skip

@@ -4,7 +4,7 @@
 
 Tokens are packed, [tokens, heads, D], with cu_seqlens; grouped heads follow our rule. What differs:
 
-    gate    it takes the decay itself, exp(g), and its logarithm inside. `prepare` forms it once.
+    gate    it takes the decay itself, exp(g), our `decay`, and its logarithm inside.
     states  [sequences, Hv, D (v), D (k)], the transpose of ours: the initial state is transposed in `prepare`, as it
             would lie in an engine that uses this kernel, and out["final_state"] becomes a transposed view of its own.
     few     below half as many heads times sequences as SMs it splits a sequence over blocks and joins the pieces
@@ -28,13 +28,11 @@ from kernels.gdn.launch import checked, sequence_bounds
 
 
 def prepare(inputs: Tensors) -> dict[str, Any]:
-    """Activations packed (views), decays, states in FlashInfer's layout, and room for the final ones."""
-    checked(inputs, ("q", "k", "v", "beta", "initial_state"))
-    packed = {name: inputs[name].flatten(0, 1) for name in ("q", "k", "v", "beta")}
+    """States in FlashInfer's layout, room for the final ones, and where sequences end."""
+    checked(inputs, ("q", "k", "v", "beta", "decay", "initial_state"))
     bounds = sequence_bounds(inputs)
     initial = inputs["initial_state"].transpose(-1, -2).contiguous()
-    args: dict[str, Any] = packed | {
-        "decay": inputs["g"].flatten(0, 1).exp(),
+    args: dict[str, Any] = {
         "initial_state": initial,
         "final_state": initial.new_empty(initial.shape),
         "cu_seqlens": bounds,
@@ -46,8 +44,9 @@ def prepare(inputs: Tensors) -> dict[str, Any]:
 def run(args: dict[str, Any], out: Tensors) -> None:
     from flashinfer.gdn_prefill import chunk_gated_delta_rule
 
+    q, k, v, decay, beta = (args[name].flatten(0, 1) for name in ("q", "k", "v", "decay", "beta"))
     chunk_gated_delta_rule(
-        args["q"], args["k"], args["v"], g=args["decay"], beta=args["beta"], scale=args["q"].shape[-1] ** -0.5,
+        q, k, v, g=decay, beta=beta, scale=q.shape[-1] ** -0.5,
         initial_state=args["initial_state"], output_final_state=True, cu_seqlens=args["cu_seqlens"],
         use_qk_l2norm_in_kernel="raw_qk" in args, output=out["o"].flatten(0, 1), output_state=args["final_state"],
         max_seqlen=args["longest"],

@@ -7,11 +7,9 @@ Only its Python file is needed, so a bundle cut down to it works with root/shim 
 
 Its conventions, and how `prepare` and `run` meet them:
 
-    mixed_qkv   q, k and v of a token side by side. Ours are three tensors, so they are joined once in `prepare`: in the
-                model the convolution writes them there, and no kernel of ours is charged for that layout either.
-    gates       it computes g = -exp(A_log) softplus(a + dt_bias) and beta = sigmoid(b). A_log = dt_bias = 0 and
-                a = log(exp(-g) - 1), b = log(beta / (1 - beta)), found in float64 and rounded to float32, give our g
-                and beta back within about 2^-24 of the decay and of the rate.
+    mixed_qkv   q, k and v of a token side by side, as the convolution of a model writes them: our `joined_qkv`.
+    gates       it computes g = -exp(A_log) softplus(a + dt_bias) and beta = sigmoid(b). A_log = dt_bias = 0 and our
+                `raw_a`, `raw_b` give g and beta back.
     row 0       is the null state: rows shift by one, and our -1 (an empty slot, o zero, no state touched) becomes 0.
     state       [rows, Hv, v dimension, k dimension], the transpose of ours. A transposed copy in every call would
                 triple the traffic of a kernel that is nothing but traffic. So the first call on an `out` copies
@@ -52,26 +50,15 @@ def _operator() -> Callable[..., Any]:
     raise ImportError(f"this vllm has {OPERATOR} neither in {' nor in '.join(HOMES)}; install vllm 0.33")
 
 
-def raw_gates(g: torch.Tensor, beta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """float32 (a, b) with -softplus(a) = g and sigmoid(b) = beta; g < 0 and 0 < beta < 1, any shape."""
-    g, beta = g.double(), beta.double()
-    # log(exp(-g) - 1) = -g + log(1 - exp(g)), which does not overflow for a strong decay.
-    return (-g + torch.log(-torch.expm1(g))).float(), (torch.log(beta) - torch.log1p(-beta)).float()
-
-
 def prepare(inputs: Tensors) -> Tensors:
     """The operator's arguments, with room for the pool in its layout: [rows + 1, Hv, D (v), D (k)]."""
-    q, k, v, pool = (inputs[name] for name in ("q", "k", "v", "state"))
+    pool = inputs["state"]
     rows, heads_v, dim, _ = pool.shape
-    a, b = raw_gates(inputs["g"], inputs["beta"])
-    zeros = torch.zeros(heads_v, dtype=torch.float32, device=v.device)
+    zeros = torch.zeros(heads_v, dtype=torch.float32, device=pool.device)
     args = {
-        "mixed_qkv": torch.cat([x.flatten(1) for x in (q, k, v)], dim=1),
-        "a": a,
-        "b": b,
         "A_log": zeros,
         "dt_bias": zeros,
-        "pool": torch.zeros(rows + 1, heads_v, dim, dim, dtype=pool.dtype, device=v.device),
+        "pool": torch.zeros(rows + 1, heads_v, dim, dim, dtype=pool.dtype, device=pool.device),
         "state_rows": (inputs["state_rows"] + 1).to(torch.int32),
     }
     return args | ({"raw_qk": inputs["raw_qk"]} if "raw_qk" in inputs else {})
@@ -88,7 +75,7 @@ def adopt_state(pool: torch.Tensor, out: Tensors) -> None:
 def run(args: Tensors, out: Tensors) -> None:
     adopt_state(args["pool"], out)
     _operator()(
-        args["mixed_qkv"], args["a"], args["b"], args["A_log"], args["dt_bias"], out["o"].shape[-1] ** -0.5,
+        args["joined_qkv"], args["raw_a"], args["raw_b"], args["A_log"], args["dt_bias"], out["o"].shape[-1] ** -0.5,
         args["pool"], out["o"].unsqueeze(1), args["state_rows"], use_qk_l2norm_in_kernel="raw_qk" in args,
     )  # fmt: skip
 

@@ -57,7 +57,7 @@ def prepare(inputs: Tensors, fp8: bool) -> dict[str, Any]:
     _, heads, dim = q.shape
     _, kv_heads, page, _ = inputs["k_cache"].shape
     k, v = (unit_scale(inputs[name]) if fp8 else inputs[name] for name in ("k_cache", "v_cache"))
-    workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=q.device)
+    workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=k.device)
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "HND", use_tensor_cores=True, backend="fa2")
     wrapper.plan(
         *compressed_pages(inputs["page_table"], inputs["seq_lens"], page), heads, kv_heads, dim, page,

@@ -37,7 +37,7 @@ def _by_token(cache: torch.Tensor) -> torch.Tensor:
 def arguments(inputs: Tensors) -> dict[str, Any]:
     """The operator's arguments that do not depend on the cache's form; everything else it takes stays None."""
     batch, _, dim = inputs["q"].shape
-    device = inputs["q"].device
+    device = inputs["seq_lens"].device
     return {
         "cu_seqlens_q": torch.arange(batch + 1, dtype=torch.int32, device=device),
         "seqused_k": inputs["seq_lens"],
@@ -79,13 +79,14 @@ def prepare(inputs: Tensors, fp8: bool) -> dict[str, Any]:
     given = arguments(inputs)
     args: dict[str, Any] = {"q": inputs["q"]}
     if fp8:
-        batch, kv_heads = inputs["q"].shape[0], inputs["k_cache"].shape[1]
+        q, kv_heads, device = inputs["q"], inputs["k_cache"].shape[1], inputs["k_cache"].device
+        batch = q.shape[0]
         for name in ("k", "v"):
             data, scale = kv_format.quantise_fp8(inputs[f"{name}_cache"], scale=inputs.get(f"{name}_scale"))
             args[name] = _by_token(data).view(torch.float8_e4m3fn)
             given[f"{name}_descale"] = scale.expand(batch, kv_heads).contiguous()
-        given["q_descale"] = torch.ones(batch, kv_heads, dtype=torch.float32, device=inputs["q"].device)
-        args["q8"] = torch.empty_like(inputs["q"], dtype=torch.float8_e4m3fn)
+        given["q_descale"] = torch.ones(batch, kv_heads, dtype=torch.float32, device=device)
+        args["q8"] = torch.empty(q.shape, dtype=torch.float8_e4m3fn, device=device)
     else:
         args |= {"k": _by_token(inputs["k_cache"]), "v": _by_token(inputs["v_cache"])}
     given["scheduler_metadata"] = _metadata(inputs, given, args["k"].dtype)

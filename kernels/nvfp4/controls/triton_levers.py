@@ -22,7 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.common import Build, Candidate, Needs, Tensors, Workload, interpreted
+from kernels.common import Build, Candidate, Needs, Tensors, Workload, device_of, interpreted
 from kernels.nvfp4 import triton_gemm
 from kernels.nvfp4.layout import prepare
 from kernels.nvfp4.triton_gemm import GemmConfig
@@ -106,7 +106,7 @@ def cast_kernel(
 
 def prepare_precast(inputs: Tensors) -> Tensors:
     """As for `triton_gemm`, and room for the cast activations."""
-    return prepare(inputs) | {"x_cast": torch.empty_like(inputs["x"], dtype=torch.bfloat16)}
+    return prepare(inputs) | {"x_cast": torch.empty(inputs["x"].shape, dtype=torch.bfloat16, device=device_of(inputs))}
 
 
 def run_precast(args: Tensors, out: Tensors) -> None:

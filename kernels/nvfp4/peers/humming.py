@@ -27,14 +27,14 @@ def prepare(inputs: Tensors) -> dict[str, Any]:
     from humming.layer import HummingLayer
     from humming.tune import get_heuristics_config
 
-    x = inputs["x"]
+    x, device = inputs["x"], inputs["w_packed"].device
     (n, half_k), m = inputs["w_packed"].shape, x.shape[0]
     layer = HummingLayer(
         shape_n=n,
         shape_k=2 * half_k,
         weight_config={"quant_method": "modelopt", "quant_algo": "nvfp4"},
         torch_dtype=x.dtype,
-    ).to(x.device)
+    ).to(device)
     layer.load_from_tensors(
         {
             "weight": inputs["w_packed"],
@@ -43,7 +43,7 @@ def prepare(inputs: Tensors) -> dict[str, Any]:
         }
     )
     layer.transform()
-    tuning = get_heuristics_config(layer.humming_config, shape_m=m, gemm_type="dense", device=x.device.index or 0)
+    tuning = get_heuristics_config(layer.humming_config, shape_m=m, gemm_type="dense", device=device.index or 0)
     return {"x": x, "layer": layer, "compute": json.dumps({"gemm_type": "dense"}), "tuning": json.dumps(tuning)}
 
 

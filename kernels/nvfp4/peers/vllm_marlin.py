@@ -104,7 +104,7 @@ def prepare(inputs: Tensors) -> Tensors:
         except ImportError:
             if library == LIBRARIES[-1]:
                 raise
-    device = inputs["x"].device
+    device = inputs["w_scale"].device
     scale, power = repack_scales(inputs["w_scale"])
     # Powers of two, so exact: undoes the exponent that the kernel leaves out, the scale format's 2^7 and our `power`.
     tensor_scale = inputs["w_tensor_scale"].float() * 2.0 ** (E2M1_TO_BF16_BIAS - S0E5M3_SHIFT - power)

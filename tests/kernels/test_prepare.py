@@ -1,0 +1,38 @@
+"""Every candidate prepares from weights and caches alone; the CUDA ones too, since to prepare needs no GPU."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lab.check import accuracy, families
+
+CANDIDATES = [
+    pytest.param(name, candidate, id=f"{name}-{candidate}")
+    for name in families.names()
+    for candidate, made in families.load(name).candidates.items()
+    if not families.unmet(replace(made, needs=replace(made.needs, capability=(0, 0))), None)
+    or made.needs.packages == ("cupy",)
+]
+
+
+@pytest.mark.parametrize("name", families.names())
+def test_activations_are_inputs(name: str) -> None:
+    """Each declared name is an input of some workload, and no workload is without one."""
+    cases = families.load(name).cases
+    small = [set(cases.inputs(w, 0, "cpu")) for w in cases.WORKLOADS if w.role == "check"]
+    assert set(cases.ACTIVATIONS) <= set().union(*small)
+    assert all(given.intersection(cases.ACTIVATIONS) for given in small)
+
+
+@pytest.mark.parametrize(("name", "candidate"), CANDIDATES)
+def test_prepares_without_activations(name: str, candidate: str) -> None:
+    """Nothing is read of them, nothing is allocated where they seem to be, and workspace lies where the weights do."""
+    family = families.load(name)
+    made = family.candidate(candidate)
+    small = [w for w in family.cases.WORKLOADS if w.role == "check" and not made.refuses(w)]
+    for workload in small[:3]:
+        inputs = family.cases.inputs(workload, 0, "cpu")
+        args = accuracy.prepared(family, made, inputs)
+        assert all(args[key] is inputs[key] for key in family.cases.ACTIVATIONS if key in inputs)
+        assert {v.device.type for v in args.values() if isinstance(v, torch.Tensor)} == {"cpu"}
