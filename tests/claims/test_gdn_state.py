@@ -192,4 +192,5 @@ def test_claims():
         "without it": batches.stale_reuses(moving, lambda x: x.lengths),
     }
     assert stale["with the slot"] == 0 < stale["without it"]
-    assert "across the line" in MEASURED["ik4-kernel"].verdict.reason
+    (paid,) = (f.seen for f in MEASURED["ik4-kernel"].verdict.findings if f.role == "require")
+    assert 0.5 < paid.interval[0] < paid.interval[1] < paid.line == 1
