@@ -146,8 +146,11 @@ COMMANDS = {
     "amdahl": Command("lab.cli.traces:amdahl",
         "what a faster kernel gives end to end, and whether a phase needs more", (
         arg("side", help="a profile, or the id of a recorded breakdown"),
-        arg("--category", action="append", required=True, help="what gets faster; several count together"),
+        arg("--category", action="append", help="what gets faster; several count together"),
+        arg("--kernel", metavar="REGEX", help="of a profile: the kernels whose names it finds get faster"),
         arg("--speedup", type=float, help="time before over time after; inf removes it"),
+        arg("--us", type=float, help="of a profile: us a launch takes afterwards"),
+        arg("--wall", type=float, metavar="US", help="wall time of the same work, where the file has totals only"),
         arg("--measured", metavar="PHASE", help="take the speed-up from this phase's measured rows"),
         arg("--device", default="h200", help="with --measured: whose rows (default h200)"),
         arg("--workload", help="with --measured: which workload"),

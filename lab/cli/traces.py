@@ -17,7 +17,9 @@ from lab.cli import show
 
 if TYPE_CHECKING:
     from lab.trace.breakdowns import Breakdown
+    from lab.trace.categories import Rules
     from lab.trace.diff import Difference
+    from lab.trace.model import Trace
 
 
 def trace(arguments: Namespace) -> int:
@@ -93,21 +95,28 @@ def _sides(arguments: Namespace) -> list[Breakdown]:
     return found
 
 
-def _measured(name: str, arguments: Namespace, i: int) -> Breakdown:
-    """A profile's breakdown in the window and per the count that the arguments give."""
+def _windowed(name: str, arguments: Namespace, i: int = 0) -> tuple[Trace, Rules]:
+    """A profile's window and the rules that the arguments give; i: 1 for side B."""
     from lab.trace import breakdowns, categories, files, report
 
     if not Path(name).exists():
         close = nearest(name, breakdowns.recorded_ids())
-        raise BadInput("lab diff", f'"{name}" is neither a file nor a recorded breakdown', close)
+        raise BadInput(f"lab {arguments.COMMAND}", f'"{name}" is neither a file nor a recorded breakdown', close)
     nvtx = (getattr(arguments, "nvtx_b", None) if i else None) or arguments.nvtx
     window = Namespace(**{**vars(arguments), "nvtx": nvtx, "nth": None, "graph": None})
-    trace = report.windowed(files.read(name), window)
+    return report.windowed(files.read(name), window), categories.load(arguments.rules)
+
+
+def _measured(name: str, arguments: Namespace, i: int) -> Breakdown:
+    """A profile's breakdown in the window and per the count that the arguments give."""
+    from lab.trace import breakdowns
+
+    trace, rules = _windowed(name, arguments, i)
     steps, tokens = _pair("--steps", arguments.steps)[i], _pair("--tokens", arguments.tokens)[i]
     if steps and tokens:
         raise BadInput("--steps", "given together with --tokens", "choose one unit")
     count, per = (tokens, "token") if tokens else (steps or trace.steps or 1, "step" if steps or trace.steps else "")
-    return breakdowns.from_trace(trace, categories.load(arguments.rules), float(count), per)
+    return breakdowns.from_trace(trace, rules, float(count), per)
 
 
 def _pair(flag: str, text: str | None) -> tuple[float | None, float | None]:
@@ -124,20 +133,17 @@ def _pair(flag: str, text: str | None) -> tuple[float | None, float | None]:
 
 
 def amdahl(arguments: Namespace) -> int:
-    """A projection, and how it stands against a need."""
+    """A projection, and how it stands against a need: of a profile from its exposed to its union time, of a recorded
+    breakdown by its share."""
     from lab.card import phases
     from lab.judge import projection
-    from lab.trace.amdahl import Interval
+    from lab.trace import breakdowns
+    from lab.trace.amdahl import ASSUMED, Interval
 
-    if (arguments.speedup is None) == (arguments.measured is None):
-        raise BadInput("lab amdahl", "needs --speedup or --measured, not both", "--speedup inf gives the ceiling")
-    side = _sides(arguments)[0]
-    what = f"{' + '.join(arguments.category)} in {side.id}"
-    if arguments.measured:
-        workload, by = projection.measured(arguments.measured, arguments.device, arguments.workload)
-        what += f", sped up as {arguments.measured} at {workload} on {arguments.device}"
-    else:
-        by = Interval(*[arguments.speedup] * 3)
+    if sum(v is not None for v in (arguments.speedup, arguments.measured, arguments.us)) != 1:
+        raise BadInput("lab amdahl", "needs one of --speedup, --us and --measured", "--speedup inf gives the ceiling")
+    if not (arguments.category or arguments.kernel):
+        raise BadInput("lab amdahl", "nothing gets faster", "give --category, or --kernel with an expression")
     asked = []
     if arguments.needs:
         try:
@@ -147,7 +153,35 @@ def amdahl(arguments: Namespace) -> int:
             asked = projection.needs(card)
             if not asked:
                 raise BadInput(card.path, "its gate asks for no rise of throughput", "give --needs in %") from None
+    if arguments.side in breakdowns.recorded_ids():
+        if arguments.kernel or arguments.us is not None or arguments.wall is not None:
+            raise BadInput("lab amdahl", f"{arguments.side} has categories only", "give --category and --speedup")
+        side = _sides(arguments)[0]
+        what, share = f"{' + '.join(arguments.category)} in {side.id}", projection.share(side, arguments.category)
+        said, warnings, assumed, mean_us = (
+            f"{side.denominator}, {side.whole:,.5g} {side.unit}",
+            side.warnings,
+            ASSUMED,
+            0.0,
+        )
+    else:
+        from lab.trace import exposed
+
+        trace, rules = _windowed(arguments.side, arguments)
+        found = exposed.what_if(trace, rules, arguments.category or (), arguments.kernel or "", arguments.wall)
+        what, share, said, warnings = f"{found.what} in {trace.source}", found.share, found.denominator, found.warnings
+        assumed, mean_us = exposed.ASSUMED, found.us / max(found.count, 1)
+    if arguments.measured:
+        workload, by = projection.measured(arguments.measured, arguments.device, arguments.workload)
+        what += f", sped up as {arguments.measured} at {workload} on {arguments.device}"
+    elif arguments.us is not None:
+        if not arguments.us > 0:
+            raise BadInput("--us", f"{arguments.us:g}", "give what a launch takes afterwards, above 0")
+        by = Interval(*[mean_us / arguments.us] * 3)
+        what += f", {mean_us:,.3f} us a launch made {arguments.us:,.3f}"
+    else:
+        by = Interval(*[arguments.speedup] * 3)
     base = None if arguments.base is None else Interval.of(arguments.base)
-    found = projection.answer(what, projection.share(side, arguments.category), by, base, arguments.of_wall, asked)
-    show(arguments.json, lambda: asdict(found), lambda: projection.render(found))
+    answer = projection.answer(what, share, by, base, arguments.of_wall, asked, said, warnings, assumed)
+    show(arguments.json, lambda: asdict(answer), lambda: projection.render(answer))
     return 0

@@ -32,11 +32,16 @@ class Need:
 
 @dataclass(frozen=True)
 class Answer:
-    """A projection with what it is of, and how it stands against each need: (need, word, sentence)."""
+    """A projection with what it is of, and how it stands against each need: (need, word, sentence).
+
+    denominator: what the share is of, in words.
+    """
 
     what: str
     projection: Projection
     against: tuple[tuple[Need, str, str], ...]
+    denominator: str
+    warnings: tuple[str, ...] = ()
 
 
 def speedup(control: Measurement, candidate: Measurement) -> Interval:
@@ -90,10 +95,14 @@ def share(b: Breakdown, names: list[str]) -> Interval:
     return Interval(max(value - error, 0) / b.whole, value / b.whole, min((value + error) / b.whole, 1.0))
 
 
-def answer(what: str, of: Interval, by: Interval, base: Interval | None, of_wall: float, asked: list[Need]) -> Answer:
+def answer(
+    what: str, of: Interval, by: Interval, base: Interval | None, of_wall: float, asked: list[Need],
+    denominator: str = "the wall time", warnings: tuple[str, ...] = (), assumed: str = amdahl.ASSUMED,
+) -> Answer:  # fmt: skip
     """Project and hold against the needs."""
-    found = amdahl.project(of, by, base, of_wall)
-    return Answer(what, found, tuple((need, *amdahl.against(found, need.pct)) for need in asked))
+    found = amdahl.project(of, by, base, of_wall, assumed)
+    held = tuple((need, *amdahl.against(found, need.pct)) for need in asked)
+    return Answer(what, found, held, denominator, warnings)
 
 
 def render(a: Answer) -> str:
@@ -101,14 +110,15 @@ def render(a: Answer) -> str:
     p = a.projection
 
     def shown(i: Interval, unit: str) -> str:
-        return "removed" if math.isinf(i.mid) else f"{i.mid:,.4g} {unit} ({i.low:,.4g} to {i.high:,.4g})"
+        return "removed" if math.isinf(i.low) else f"{i.mid:,.4g} {unit} ({i.low:,.4g} to {i.high:,.4g})"
 
     lines = [
-        f"{a.what}: {p.share.mid:.1%} of the wall time ({p.share.low:.1%} to {p.share.high:.1%})",
+        f"{a.what}: {p.share.mid:.1%} ({p.share.low:.1%} to {p.share.high:.1%}) of {a.denominator}",
         f"speed-up of it: {shown(p.speedup, 'x')}",
         f"projected gain: {shown(p.gain_pct, '%')}; with the category removed: {shown(p.ceiling_pct, '%')}",
     ]
     if p.rate and p.ceiling_rate:
         lines.append(f"projected rate: {shown(p.rate, 'tok/s')}; ceiling: {shown(p.ceiling_rate, 'tok/s')}")
     lines += [f"{need.phase} ({need.condition}): {word}: {sentence}" for need, word, sentence in a.against]
+    lines += [f"warning: {text}" for text in a.warnings]
     return "\n".join([*lines, f"modelled, not measured; assumes that {p.assumed}"])

@@ -2,7 +2,7 @@
 
 s is the kernel's share of the WALL time of a step, k its speed-up; a share of busy time comes with the busy fraction
 of the wall. Both are intervals (printed digits, quartiles of samples), and so is the projection. k = infinity gives the
-ceiling. Where two streams run side by side the projection is an upper bound.
+ceiling. Of a trace the share runs from the exposed time to the union (lab/trace/exposed.py).
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ class Projection:
     assumed: str = ASSUMED
 
 
-def project(share: Interval, speedup: Interval, base: Interval | None = None, of_wall: float = 1.0) -> Projection:
+def project(
+    share: Interval, speedup: Interval, base: Interval | None = None, of_wall: float = 1.0, assumed: str = ASSUMED
+) -> Projection:
     """Project a kernel's speed-up to the whole.
 
     share:   of the denominator, 0 to 1; of_wall: what the denominator is of the wall time (busy fraction), 0 to 1.
@@ -69,7 +71,7 @@ def project(share: Interval, speedup: Interval, base: Interval | None = None, of
     own = Interval(share.low * of_wall, share.mid * of_wall, share.high * of_wall)
     gain = _gain(own, speedup)
     ceiling = _gain(own, Interval(math.inf, math.inf, math.inf))
-    return Projection(own, speedup, gain, ceiling, _rate(base, gain), _rate(base, ceiling))
+    return Projection(own, speedup, gain, ceiling, _rate(base, gain), _rate(base, ceiling), assumed)
 
 
 def _gain(share: Interval, speedup: Interval) -> Interval:

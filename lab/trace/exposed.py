@@ -1,20 +1,193 @@
-"""Where a faster part would help: the time in which a category ran alone, and the gaps in which nothing ran.
+"""Exposed time: where a faster part would help, and the least and the most that it can give.
 
-Exposed is what of a category's own time no other busy category of the same device covers: the copy behind a kernel is
-hidden, and making it faster gains nothing. Kernels that wait cover nothing and have none. Over several devices it is
-the sum of each one's.
+Exposed is the time in which a category (or a kernel) ran and no other did on its device; the rest of its time is
+hidden, and making it faster gains nothing there. By device, exposed over all categories + overlapped + idle = span.
+Kernels that wait cover nothing and have none.
+
+`what_if` bounds the time that a faster part saves. At most its union, over all devices: a critical path is no longer
+than what it crosses. At least the time in which it alone ran anywhere and all else waited for it. Of that time nothing
+counts before a start that no end brought about (another stream waited for something the trace does not show), and not
+more is saved up to a kernel's start than that kernel had waited since its launch, less what synchronising host threads
+gain too. Tasks that start when what they wait for has ended never finish later for a shorter task, so truth lies
+between (tests/trace/test_exposed.py replays random timelines). Assumed: the rest takes as long as before.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from lab.base import files
+from lab.base.errors import BadInput
 from lab.trace import categories, intervals
+from lab.trace.amdahl import Interval
 from lab.trace.categories import MEMCPY, MEMSET, OPAQUE, Rules
-from lab.trace.intervals import Spans, merged, union
-from lab.trace.model import Trace, by_direction, short_name
+from lab.trace.intervals import NOTHING, Spans, concurrent, merged, union
+from lab.trace.model import COPY_KINDS, NONE, UNKNOWN_COPY, Activity, Int64, Trace, launches, short_name
+
+ASSUMED = "nothing else changes: from the exposed time at least to the union at most"
+BITS = 62  # categories that one integer tells apart
+SYNC = re.compile(r"(?:cu|cuda|hip)(?:Stream|Device|Event|Ctx)Synchronize|(?:cuda|hip)Memcpy(?!.*Async)")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One category's or kernel's time on one device, ns. behind: what else ran while it was hidden -> for how long."""
+
+    union_ns: int
+    exposed_ns: int
+    behind: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Device:
+    """Parts by category; overlapped: time in which several categories ran."""
+
+    parts: Mapping[str, Part]
+    overlapped_ns: int
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """What a faster part can save. share: of the denominator, low exposed, high union. us: summed, count: launches."""
+
+    what: str
+    share: Interval
+    us: float
+    count: int
+    denominator: str
+    warnings: tuple[str, ...] = ()
+
+
+def labels(trace: Trace) -> tuple[list[str], list[NDArray[np.int64]]]:
+    """What can be told apart, kernel names first and then copies, fills and graphs, and each activity row's index."""
+    found = [*trace.names, *(f"{MEMCPY} {kind}" for kind in (*COPY_KINDS, UNKNOWN_COPY)), MEMSET, OPAQUE]
+    first = len(trace.names)
+    kind = trace.memcpy.kind.astype(np.int64)
+    kind = np.where((kind >= 0) & (kind < len(COPY_KINDS)), kind, len(COPY_KINDS)) + first
+    rest = [np.full(len(rows), first + len(COPY_KINDS) + n) for n, rows in ((1, trace.memset), (2, trace.graphs))]
+    return found, [trace.kernels.name.astype(np.int64), kind, *rest]
+
+
+def grouped(trace: Trace, rules: Rules) -> tuple[list[str], NDArray[np.int64]]:
+    """The busy categories of a trace, and for every label the index of its category; -1 for kernels that wait."""
+    found, _ = labels(trace)
+    own = [*rules.assign(trace.names), *found[len(trace.names) :]]
+    known: dict[str, int] = {}
+    codes = [known.setdefault(c, len(known)) if rules.busy(c) else -1 for c in own]
+    return list(known), np.array(codes, np.int64)
+
+
+def by_device(trace: Trace, rules: Rules | None = None) -> dict[int, Device]:
+    """Exposed and hidden time of every busy category on every device. Raises BadInput without a timeline."""
+    trace.require_timeline("exposed time")
+    names, of = grouped(trace, rules or categories.default())
+    codes = [of[rows] for rows in labels(trace)[1]]
+    found = {}
+    for gpu in sorted({int(d) for rows in trace.activities for d in intervals.compact(rows.device)[0]}):
+        spans: dict[str, list[Spans]] = {}
+        for rows, code in zip(trace.activities, codes, strict=True):
+            here = rows.device == gpu
+            for c in np.unique(code[here]) if here.any() else ():
+                mine = here & (code == c)
+                if c >= 0:
+                    spans.setdefault(names[c], []).append(merged(rows.start_ns[mine], rows.end_ns[mine]))
+        found[gpu] = _device({name: union(parts) for name, parts in spans.items()})
+    return found
+
+
+def _device(spans: Mapping[str, Spans]) -> Device:
+    """Exposed time and partners from where each category ran: at every moment, the set of those that run."""
+    if len(spans) > BITS:  # the smallest share one bit
+        by_size = sorted(spans, key=lambda n: -spans[n].ns)
+        rest = union([spans[n] for n in by_size[BITS - 1 :]])
+        spans = {n: spans[n] for n in by_size[: BITS - 1]} | {"smaller categories": rest}
+    names = list(spans)
+    sets = at_once(list(spans.values()))
+    alone, behind = dict.fromkeys(names, 0), {name: dict[str, int]() for name in names}
+    overlapped = 0
+    for mask, ns in sets.items():
+        inside = [name for i, name in enumerate(names) if mask >> i & 1]
+        if len(inside) == 1:
+            alone[inside[0]] = ns
+            continue
+        overlapped += ns
+        for a in inside:
+            for b in inside:
+                if a != b:
+                    behind[a][b] = behind[a].get(b, 0) + ns
+    parts = {n: Part(spans[n].ns, alone[n], dict(sorted(behind[n].items(), key=lambda i: -i[1]))) for n in names}
+    return Device(parts, overlapped)
+
+
+def at_once(parts: Collection[Spans]) -> dict[int, int]:
+    """For every set of parts that ever run at once, as a bit mask, the time in which exactly these run, ns."""
+    if not parts:
+        return {}
+    bits = np.repeat(1 << np.arange(len(parts), dtype=np.int64), [len(p) for p in parts])
+    time = np.concatenate([*(p.start for p in parts), *(p.end for p in parts)])
+    order = np.argsort(time, kind="stable")
+    mask = np.cumsum(np.concatenate([bits, -bits])[order])[:-1]
+    length = np.diff(time[order])
+    keep = (mask != 0) & (length > 0)
+    values, code = intervals.compact(mask[keep])
+    return dict(zip(values.tolist(), np.bincount(code, length[keep]).astype(np.int64).tolist(), strict=True))
+
+
+def by_kernel(trace: Trace, rules: Rules | None = None) -> dict[str, tuple[int, str]]:
+    """Kernel name -> ns in which no other kernel, copy, fill or graph ran on its device, and what it hides behind most.
+
+    Rows that overlap nothing, nearly all of them, are added up; of the others every moment's count, sum and sum of
+    squares of the running labels says whether they are all one, and which two there are; of three nothing is said.
+    """
+    trace.require_timeline("exposed time")
+    rules = rules or categories.default()
+    names, codes = labels(trace)
+    busy = np.concatenate([~rules.waits(trace.names), np.ones(len(names) - len(trace.names), bool)])
+    start, end, device, code = (
+        np.concatenate(parts) for parts in (*([getattr(r, k) for r in trace.activities] for k in
+                                              ("start_ns", "end_ns", "device")), codes)
+    )  # fmt: skip
+    alone = np.zeros(len(names))
+    pairs: dict[tuple[int, int], int] = {}
+    for gpu in intervals.compact(device)[0]:
+        mine = np.flatnonzero((device == gpu) & busy[code])
+        mine = mine[np.argsort(start[mine], kind="stable")]
+        s, e, c = start[mine], end[mine], code[mine]
+        reached = np.maximum.accumulate(e)
+        free = np.ones(len(mine), bool)
+        free[1:] = s[1:] >= reached[:-1]
+        free[:-1] &= s[1:] >= reached[:-1]
+        alone += np.bincount(c[free], (e - s)[free], len(names))
+        s, e, c = s[~free], e[~free], c[~free] + 1
+        time = np.concatenate([s, e])
+        order = np.argsort(time, kind="stable")
+        length, sign = np.diff(time[order]), np.concatenate([np.ones(len(s), np.int64), -np.ones(len(s), np.int64)])
+        every = np.concatenate([c, c])
+        count, total, square = (np.cumsum((sign * w)[order])[:-1] for w in (1, every, every * every))
+        keep = (length > 0) & (count > 0)
+        length, count, total, square = length[keep], count[keep], total[keep], square[keep]
+        same = total * total == count * square
+        alone += np.bincount(total[same] // count[same] - 1, length[same], len(names))
+        two = ~same & (count == 2)
+        spread = np.rint(np.sqrt(2 * square[two] - total[two] ** 2)).astype(np.int64)
+        low = (total[two] - spread) // 2 - 1
+        key, which = intervals.compact(low * len(names) + low + spread)
+        for k, ns in zip(key.tolist(), np.bincount(which, length[two]).tolist(), strict=True):
+            a, b = divmod(k, len(names))
+            pairs[a, b] = pairs[a, b] + int(ns) if (a, b) in pairs else int(ns)
+    partner: dict[int, tuple[int, int]] = {}
+    for (a, b), ns in pairs.items():
+        for x, y in ((a, b), (b, a)):
+            partner[x] = max(partner.get(x, (0, -1)), (ns, y))
+    found: dict[str, tuple[int, str]] = {}
+    for i, name in enumerate(trace.names):
+        found[name] = (int(alone[i]) + found.get(name, (0, ""))[0], names[partner[i][1]] if i in partner else "")
+    return found
 
 
 @dataclass(frozen=True)
@@ -25,41 +198,6 @@ class Gap:
     us: float
     after: str
     before: str
-
-
-def exposed_us(trace: Trace, rules: Rules | None = None) -> dict[str, float]:
-    """Category -> us in which it ran and no other did; categories that wait are left out.
-
-    Raises BadInput without a timeline.
-    """
-    trace.require_timeline("exposed time")
-    rules = rules or categories.default()
-    found: dict[str, float] = {}
-    for gpu in sorted({int(d) for rows in trace.activities for d in rows.device}):
-        own = _own(trace, rules, gpu)
-        for name, spans in own.items():
-            others = union([other for label, other in own.items() if label != name])
-            found[name] = found.get(name, 0.0) + (spans.ns - spans.overlap_ns(others)) / 1e3
-    return found
-
-
-def _own(trace: Trace, rules: Rules, gpu: int) -> dict[str, Spans]:
-    """Busy category -> where it ran on one device."""
-    kernels = trace.kernels.take(trace.kernels.device == gpu)
-    named = np.array([rules.category(name) for name in trace.names] or [""])
-    category = named[kernels.name]
-    found = {}
-    for name in dict.fromkeys(category.tolist()):
-        if rules.busy(name):
-            rows = kernels.take(category == name)
-            found[name] = merged(rows.start_ns, rows.end_ns)
-    here = trace.memcpy.take(trace.memcpy.device == gpu)
-    moved = [(f"{MEMCPY} {label}", rows) for label, rows in by_direction(here).items()]
-    fills, graphs = (every.take(every.device == gpu) for every in (trace.memset, trace.graphs))
-    for label, rest in (*moved, (MEMSET, fills), (OPAQUE, graphs)):
-        if len(rest):
-            found[label] = merged(rest.start_ns, rest.end_ns)
-    return found
 
 
 def gaps(trace: Trace, rules: Rules | None = None, most: int = 10) -> list[Gap]:
@@ -83,4 +221,161 @@ def gaps(trace: Trace, rules: Rules | None = None, most: int = 10) -> list[Gap]:
         after = short_name(trace.names[kernels.name[by_end[last]]]) if last >= 0 else "the begin"
         before = short_name(trace.names[kernels.name[first]]) if first < len(kernels) else "the end"
         found.append(Gap((start - int(over.start[0])) / 1e3, (end - start) / 1e3, after, before))
+    return found
+
+
+# What a faster part gives ---------------------------------------------------------------------------------------------
+
+
+def what_if(
+    trace: Trace,
+    rules: Rules | None = None,
+    category: Collection[str] = (),
+    kernel: str = "",
+    wall_us: float | None = None,
+) -> WhatIf:
+    """The share of the span, or of `wall_us`, that vanishes with these categories and the kernels that `kernel` finds.
+
+    Raises BadInput for a category that is not there, an expression that finds nothing, a window with opaque graphs
+    (they may hold the part), and totals without a wall time.
+    """
+    rules = rules or categories.default()
+    names, of = grouped(trace, rules)
+    codes = labels(trace)[1]
+    present = {int(c) for rows in codes for c in np.unique(rows)}
+    known = {c: i for i, c in enumerate(names) if (of[list(present)] == i).any()}
+    wanted = [files.called(c, known, "busy category", trace.source) for c in category]
+    chosen = np.isin(of, wanted)
+    if kernel:
+        hit = np.array([bool(_expression(kernel).search(name)) for name in trace.names] or [False])
+        chosen[: len(hit)] |= hit[: len(trace.names)]
+        if not any(hit[i] for i in present if i < len(trace.names)):
+            raise BadInput("--kernel", f'"{kernel}" finds no kernel of {trace.source}', "see `lab trace` for the names")
+    if len(trace.graphs) and set(category) != {OPAQUE}:
+        what = f"{len(trace.graphs)} opaque graphs may hold more of it than the file names"
+        raise BadInput(trace.source, what, "capture with --cuda-graph-trace=node")
+    picked = [rows.take(chosen[code]) for rows, code in zip(trace.activities, codes, strict=True)]
+    us = sum(int(r.duration_ns.sum()) for r in picked) / 1e3
+    count = sum(len(r) for r in picked[1:]) + picked[0].count  # type: ignore[attr-defined]
+    what = " + ".join([*category, *([f"kernels {kernel}"] if kernel else [])])
+    if not trace.timeline:
+        if not wall_us:
+            remedy = "give the wall time of the same work: --wall US"
+            raise BadInput(trace.source, f"{trace.tool} totals say nothing of the wall time", remedy)
+        of_wall = min(us / wall_us, 1.0)
+        said = f"{wall_us:,.1f} us of wall time, as given; no timeline: all of it may be hidden"
+        return WhatIf(what, Interval(0.0, of_wall, of_wall), us, count, said, trace.warnings)
+    low, alone, most, span = saved(trace, chosen, codes)
+    whole = wall_us * 1e3 if wall_us else span
+    said = f"{whole / 1e3:,.1f} us, " + ("the wall time as given" if wall_us else "the span of " + (
+        trace.window_label or "the whole capture"))  # fmt: skip
+    if not trace.calls:
+        said += "; no API calls in the file: the host is assumed never to be late"
+    share = Interval(*(min(ns / whole, 1.0) for ns in (low, alone, most)))
+    return WhatIf(what, share, us, count, said, trace.warnings)
+
+
+def _expression(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise BadInput("--kernel", f'"{text}" is no regular expression ({error})', "mend it") from None
+
+
+def saved(trace: Trace, chosen: NDArray[np.bool_], codes: Collection[NDArray[np.int64]]) -> tuple[int, int, int, int]:
+    """(least, exposed, union, span) ns for the labels that `chosen` marks, over all devices at once; see above."""
+    own, rest, every = [], [], []
+    for rows, code in zip(trace.activities, codes, strict=True):
+        mine = chosen[code]
+        own.append(merged(rows.start_ns[mine], rows.end_ns[mine]))
+        rest.append(merged(rows.start_ns[~mine], rows.end_ns[~mine]))
+        every.append(rows)
+    picked, others = union(own), union(rest)
+    used = [(int(r.start_ns[0]), int(r.end_ns.max())) for r in every if len(r)]
+    begin, finish = np.array(trace.windows_ns or [(min(a for a, _ in used), max(b for _, b in used))], np.int64).T
+    over = merged(begin, finish, is_sorted=False)
+    alone = minus(picked, others)
+    return _least(trace, alone, over), concurrent([alone, over]).ns, concurrent([picked, over]).ns, over.ns
+
+
+def minus(a: Spans, b: Spans) -> Spans:
+    """What of `a` lies outside `b`."""
+    return concurrent([a, b.gaps(int(a.start[0]), int(a.end[-1]))]) if len(a) else NOTHING
+
+
+def _least(trace: Trace, alone: Spans, over: Spans) -> int:
+    """The part of `alone` that surely lies on the critical path, ns."""
+    start, end, launch, *stream = (
+        np.concatenate([of(r) for r in trace.activities]) for of in (_column("start_ns"), _column("end_ns"), launches,
+                                                                    *map(_column, ("device", "process", "context",
+                                                                                   "stream")))
+    )  # fmt: skip
+    order = np.argsort(start, kind="stable")
+    start, end, launch = start[order], end[order], launch[order]
+    _, which = intervals.group(*(s[order] for s in stream))
+    ends = np.sort(end, kind="stable")
+    at = np.searchsorted(ends, start, side="right")
+    since = np.where(at > 0, ends[np.maximum(at, 1) - 1], start[0] if len(start) else 0)
+    chained = np.zeros(len(start), bool)  # began while its own stream's last row ran: a programmatic launch
+    by_stream = np.argsort(which, kind="stable")
+    next_, last = by_stream[1:], by_stream[:-1]
+    chained[next_] = (which[next_] == which[last]) & (end[last] > start[next_])
+    odd = (since < start) & ~chained
+    unexplained = merged(since[odd], start[odd], is_sorted=False)
+    alone = minus(concurrent([alone, over]), unexplained)
+    if not len(trace.calls) or not len(alone):
+        return alone.ns
+    return _with_host(trace, alone, start, launch)
+
+
+def _column(name: str) -> Callable[[Activity], Int64]:
+    return lambda rows: getattr(rows, name).astype(np.int64)
+
+
+def _with_host(trace: Trace, alone: Spans, start: Int64, launch: Int64) -> int:
+    """`alone` less what kernels that the host launched just in time take back: see the head of this file."""
+    calls = trace.calls
+    order = np.argsort(launches(calls), kind="stable")
+    key = launches(calls)[order]
+    at = np.minimum(np.searchsorted(key, launch), len(key) - 1)
+    known = (key[at] == launch) & (calls.correlation[order[at]] != NONE)
+    call = order[at]
+    wait = start - calls.end_ns[call]
+    known &= wait >= 0
+    if not known.any():
+        return alone.ns
+    slack = wait - int(wait[known].min())
+    # Only the first row of a launch can be late, and only one that waited less than all there is to save.
+    first = np.zeros(len(start), bool)
+    first[np.unique(np.where(known, launch, NONE), return_index=True)[1]] = True
+    late = np.flatnonzero(known & first & (slack < alone.ns))
+    sync = np.flatnonzero(np.array([bool(SYNC.match(n)) for n in trace.call_names] or [False])[calls.name])
+    overhead = int(calls.duration_ns[sync].min(initial=np.iinfo(np.int64).max))  # of a call that need not wait
+    gained: dict[tuple[int, int], int] = {}
+    saved = before = 0
+    events = [(int(start[i]), 1, int(i)) for i in late] + [(int(calls.end_ns[i]), 0, int(i)) for i in sync]
+    shift_at_launch: dict[int, int] = {}
+    events += [(int(calls.start_ns[call[i]]), 2, int(call[i])) for i in late]
+    events.sort()
+    upto = alone.measure_before(np.array([t for t, _, _ in events], np.int64)).tolist()
+    for (_, kind, i), reached in zip(events, upto, strict=True):
+        saved, before = saved + reached - before, reached
+        if kind == 1:
+            saved = min(saved, int(slack[i]) + shift_at_launch.get(int(call[i]), 0))
+            continue
+        thread = (int(calls.process[i]), int(calls.thread[i]))
+        if kind == 2:
+            shift_at_launch[i] = gained.get(thread, 0)
+        else:
+            blocked = int(calls.duration_ns[i]) - overhead
+            gained[thread] = min(gained.get(thread, 0) + blocked, saved)
+    return saved + alone.ns - before
+
+
+def exposed_us(trace: Trace, rules: Rules | None = None) -> dict[str, float]:
+    """Category -> us in which it ran and no other did, summed over the devices. Raises BadInput without a timeline."""
+    found: dict[str, float] = {}
+    for device in by_device(trace, rules).values():
+        for name, part in device.parts.items():
+            found[name] = found.get(name, 0.0) + part.exposed_ns / 1e3
     return found

@@ -316,13 +316,14 @@ def _profile_page(timeline: Trace, part: str | None, faster: float) -> Iterable[
         yield _image(lambda: figures.Picture(draw.occupancy(timeline), "The span divided, and the summed durations."))
         yield _image(lambda: figures.Picture(draw.timeline(timeline), "Kernels, copies and idle time over the window."))
     chosen = next((c for c in found.categories if c.name == part), None)
-    if chosen and span:
+    if chosen and span and chosen.kind != "wait" and not found.refused:
         yield _head(f"What if {part} were {faster:.3g} times as fast?")
-        share = alone.get(chosen.name, 0.0) / span
-        promised = amdahl.project(Interval.of(share), Interval.of(faster))
+        asked = exposed.what_if(timeline, category=[chosen.name])
+        promised = amdahl.project(asked.share, Interval.of(faster), assumed=exposed.ASSUMED)
+        gain, most = promised.gain_pct, promised.ceiling_pct
         yield _note(
-            f"Exposed {share:.1%} of the span: {promised.gain_pct.mid:+.1f} % throughput, at most "
-            f"{promised.ceiling_pct.mid:+.1f} % with the part removed; {promised.assumed}."
+            f"Exposed {asked.share.mid:.1%} of the span: {gain.mid:+.1f} % throughput ({gain.low:+.1f} to "
+            f"{gain.high:+.1f}), at most {most.high:+.1f} % with the part removed; {promised.assumed}."
         )
         yield _head("The longest gaps")
         gaps = exposed.gaps(timeline)

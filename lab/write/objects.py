@@ -457,13 +457,11 @@ class Trace:
         return Table(found, _attributes("start_us", "us", "after", "before"), f"{self.path.name}: gaps")
 
     def what_if(self, category: str, speedup: float) -> Projection:
-        """Amdahl's law for a category of the exposed time: `gain_pct` and `ceiling_pct` of throughput."""
+        """What a faster category gives of throughput: `gain_pct` and `ceiling_pct`, from exposed to union time."""
         from lab.trace import amdahl, exposed
 
-        alone, whole = exposed.exposed_us(self.timeline), self.summary().span_us
-        if category not in alone:
-            raise BadInput(str(self.path), f'no busy category "{category}"', nearest(category, alone))
-        return amdahl.project(amdahl.Interval.of(alone[category] / whole), amdahl.Interval.of(speedup))
+        found = exposed.what_if(self.timeline, category=[category])
+        return amdahl.project(found.share, amdahl.Interval.of(speedup), assumed=exposed.ASSUMED)
 
     def steady(self) -> Trace:
         """The repeating decode steps only; a refusal where there are none."""

@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from lab.trace.amdahl import Interval, project
 from tests.loops import numbered, over
 from tests.refused import held, refused
 from tests.row.made import measurement
+from tests.trace.nsys_synthetic import Export
 
 REMOVED = Interval(math.inf, math.inf, math.inf)
 SHARES = st.tuples(st.floats(0, 0.95), st.floats(0, 0.04))
@@ -164,6 +166,8 @@ def test_lab_amdahl(capsys: pytest.CaptureFixture[str]) -> None:
 
 REFUSED: tuple[tuple[list[str], str, tuple[str, ...]], ...] = (
     (["--category", "memcpy"], "lab amdahl", ("--speedup", "--measured")),
+    (["--category", "memcpy", "--us", "3"], "lab amdahl", ("a2_dense_npl128_eager", "--category")),
+    (["--speedup", "3"], "lab amdahl", ("--kernel",)),
     (["--category", "memcpy", "--speedup", "2", "--needs", "p99"], "data/phases", ('"p99"',)),
     (["--category", "memcpy", "--speedup", "2", "--needs", "p6-kernel"], "p6-kernel.toml", ("throughput", "--needs")),
     (["--category", "memcpy", "--speedup", "-1"], "amdahl", ("-1",)),
@@ -185,3 +189,71 @@ def test_every_bound_is_of_the_wall() -> None:
     whole = project(Interval(0.1, 0.15, 0.25), speed)
     assert part.gain_pct.high == pytest.approx(whole.gain_pct.high)
     assert part.ceiling_pct.high == pytest.approx(100 * (1 / 0.75 - 1))
+
+
+# Of a profile ---------------------------------------------------------------------------------------------------------
+
+GEMM = "nvjet_tst_64x64"
+NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def answered(capsys: pytest.CaptureFixture[str], path: Path, *arguments: str) -> dict[str, Any]:
+    assert main.main(["amdahl", str(path), *arguments, "--json"]) == 0, capsys.readouterr().err
+    return dict(json.loads(capsys.readouterr().out))
+
+
+def test_kernels_that_overlap_in_their_stream(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Programmatic launches: each begins before the last one ends, so durations sum to more than the span."""
+    export = Export()
+    for i in range(10):
+        export.kernel(GEMM, i * 1000, i * 1000 + 1080)
+    path = export.write(tmp_path / "a.sqlite")
+    share = answered(capsys, path, "--category", "dense_gemm", "--speedup", "2")["projection"]["share"]
+    assert share == {"low": 1.0, "mid": 1.0, "high": 1.0}
+
+
+def test_hidden_communication_gains_what_was_exposed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """94.6 us hidden behind products and 4.2 exposed of 129: at most its union, at least what is exposed."""
+    export = Export()
+    export.kernel(GEMM, 0, 124_800)
+    export.kernel(NCCL, 30_200, 129_000, streamId=9)
+    path = export.write(tmp_path / "a.sqlite")
+    found = answered(capsys, path, "--category", "collective", "--speedup", "inf")
+    share = found["projection"]["share"]
+    assert (share["low"], share["mid"], share["high"]) == pytest.approx((4.2 / 129, 4.2 / 129, 98.8 / 129))
+    assert found["projection"]["ceiling_pct"]["mid"] == pytest.approx(3.4, abs=0.05)
+    assert "no API calls" in found["denominator"]
+
+
+def test_a_queue_that_waits_for_the_part_gains_all_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Launched long before: all of a kernel counts. Launched just in time: the host gives nothing back."""
+    for late, low in ((0, 0.5), (1, 0.0)):
+        export = Export()
+        for i, name in enumerate((GEMM, "splitkv_kernel")):
+            at = 19_990 if late and i else i * 10
+            export.call("cudaLaunchKernel_v7000", at, at + 5, i + 1)
+            export.kernel(name, 10_000 * (i + 1), 10_000 * (i + 2), correlationId=i + 1)
+        path = export.write(tmp_path / f"{late}.sqlite")
+        found = answered(capsys, path, "--kernel", "nvjet", "--us", "5")
+        assert found["projection"]["speedup"]["mid"] == 2.0
+        assert found["projection"]["share"]["low"] == pytest.approx(low, abs=0.001), late
+        assert found["projection"]["share"]["high"] == 0.5
+
+
+def test_a_profile_that_hides_work_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    export = Export(mode="Graph")
+    export.kernel(GEMM, 0, 1000)
+    export.memory("GRAPH_TRACE", 2000, 9000, graphId=4, graphExecId=4)
+    totals = tmp_path / "stats.csv"
+    totals.write_text('Time (%),Total Time (ns),Instances,Avg (ns),Name\n100.0,6000,2,3000,"nvjet_tst"\n')
+    opaque = export.write(tmp_path / "opaque.sqlite")
+    part = ["--category", "dense_gemm", "--speedup", "2"]
+    for path, words in ((opaque, "--cuda-graph-trace=node"), (totals, "--wall")):
+        assert main.main(["amdahl", str(path), *part]) == 2
+        held(capsys.readouterr().err, path.name, words)
+    found = answered(capsys, totals, *part, "--wall", "12")
+    assert found["projection"]["share"] == {"low": 0.0, "mid": 0.5, "high": 0.5}
+    assert found["warnings"], "what the reader says of totals is repeated"
+    for wrong in (["--kernel", "zzz"], ["--kernel", "("], ["--category", "norms"]):
+        assert main.main(["amdahl", str(totals), *wrong, "--speedup", "2", "--wall", "12"]) == 2
+        held(capsys.readouterr().err, "--kernel" if "--kernel" in wrong else totals.name, wrong[1])
