@@ -27,20 +27,26 @@
 # %%
 import pandas as pd
 
-from lab import device, judgements, phase, phases, picture, show
+from lab import device, judgements, phase, phases, show
 from lab.card import gate
 from lab.judge import rules, verdicts
 from lab.study import flips
-from lab.write import diagrams
 
 CARD = "p5-kernel"
 DEVICE = device().id  # the one with most measured rows
 
-# %%
-picture(diagrams.chain(), "Seven links: card, check, measure, place, trace, judge, write; where a chain may end early.")
-
 # %% [markdown]
 # ## One card through the chain
+#
+# | link | room | does | may end it as |
+# |:--|:--|:--|:--|
+# | card | `lab.card` | question, null and gate, before anyone measures | |
+# | check | `lab.check` | every output against the reference | INVALID: wrong |
+# | measure | `lab.bench` | arms in turn, blocks in pairs | BLOCKED: an arm is missing |
+# | place | `lab.place` | on the device's roofline | INVALID: faster than the device can |
+# | trace | `lab.trace` | time by kernel and category | VACUOUS: the candidate never ran |
+# | judge | `lab.judge` | the gate's conditions | GO, NO-GO, NEUTRAL, PARTIAL, CONDITIONAL-GO |
+# | write | `lab.write` | writeup, page, notebook | |
 #
 # **For a card of your own:** set `CARD`, or open the notebook `phase`.
 

@@ -24,7 +24,7 @@ from lab import device, draw, family, judgements, phase, picture, show, value
 from lab.base import devices, models
 from lab.card import recorded
 from lab.place import roofline
-from lab.write import diagrams, figures, notebook
+from lab.write import figures, notebook
 
 CARD = "p5-kernel"
 DEVICE = device().id  # the one with most measured rows
@@ -41,20 +41,18 @@ notebook.questions(ASKED)
 #
 # A state S (D x D) per v head decays, its guess for the key is compared with the value, and the scaled error is written
 # back. Chunks of C tokens turn this into matrix products and one triangular solve, but stay sequential through S.
-
-# %%
-picture(
-    diagrams.fused_or_split_scan(),
-    "Above, one kernel passes the state S from chunk to chunk on chip; below, six kernels exchange tensors through "
-    "memory, among them one state per chunk, written by the scan and read by the output kernel.",
-)
-
-# %%
-picture(
-    diagrams.passes_over_the_state(),
-    "Left, a gather kernel, the update and a copy each read and write the batch's states: six passes. Right, the "
-    "update reads and writes the rows where they stand: two passes.",
-)
+#
+# ```text
+# fused_chunk, one kernel     S -> chunk 1 -> S -> chunk 2 -> S -> ... -> chunk N      S never leaves the chip
+#                             memory: q, k, v, gates in; o out
+#
+# split_pipeline, six         1 cumsum -> 2 kkt -> 3 inverse -> 4 w, u -> 5 scan -> 6 output
+# kernels, all chunks at      memory:   G        A           X         W, U       h, V'       o
+# once but for the scan       every arrow is a tensor of all tokens; h is one D x D state a chunk, written and read
+#
+# decode, copied   pool -1-> gather -2-> states of the batch -3-> update -4-> states -5-> copy -6-> pool   six passes
+# decode, in place pool -1-> update (state_rows) -2-> pool                                                 two passes
+# ```
 
 # %% [markdown]
 # ## Checked here

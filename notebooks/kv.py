@@ -24,7 +24,7 @@ import pandas as pd
 from lab import device, draw, family, judgements, phase, picture, show, value
 from lab.base import devices, models
 from lab.study import reproduction
-from lab.write import diagrams, notebook
+from lab.write import notebook
 
 CARD = "p6-cuda"
 DEVICE = device().id  # the one with most measured rows
@@ -40,13 +40,14 @@ notebook.questions(ASKED)
 # The cache is a pool of pages. A page table says which hold a sequence's tokens. The tokens of a sequence are split:
 # each part computes a partial softmax (maximum m, sum l, weighted values acc) and a second kernel merges them. Query
 # heads that share a kv head are computed together: the cache is read once for them.
-
-# %%
-picture(
-    diagrams.split_attention(),
-    "A page table points into a pool of K and V pages; two parts of the sequence are attended by two programs, "
-    "which convert 8-bit values first, and a merge kernel combines their partial softmaxes.",
-)
+#
+# ```text
+# page table 3 0 5 2  ->  pool of pages, 16 tokens each: K, V in 16 bits, or in 8 bits with scales
+#
+# part 0: pages 3, 0  ->  8 bit to 16 bit, q K^T, online softmax, p V  ->  m, l, acc  \
+#                                                                                      merge -> o, all query heads
+# part 1: pages 5, 2  ->  8 bit to 16 bit, q K^T, online softmax, p V  ->  m, l, acc  /         of a kv head
+# ```
 
 # %% [markdown]
 # ## Checked here
@@ -110,8 +111,9 @@ picture(
 )  # fmt: skip
 
 # %%
-ours = [r for r in reproduction.reproduce() if r.id.startswith(("kv-prior", "kv-measured"))]
-show(notebook.reproduced(ours), code=["figure"])
+ours = [(r.recorded_id, r.recorded, r.ours, r.unit, "yes" if r.agrees else "no", r.assumption)
+        for r in reproduction.reproduce() if r.id.startswith(("kv-prior", "kv-measured"))]  # fmt: skip
+show(pd.DataFrame(ours, columns=["figure", "recorded", "ours", "unit", "agrees", "assumption"]), code=["figure"])
 
 # %% [markdown]
 # On the roofline the recorded attention stands just under the bandwidth line: it does wait for bytes.

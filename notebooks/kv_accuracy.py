@@ -25,7 +25,7 @@ import pandas as pd
 from lab import draw, phase, picture, show
 from lab.card.gate import Reading
 from lab.judge import verdicts
-from lab.write import notebook
+from lab.write import notebook, objects
 
 CARD, DRAWS, SPREAD = phase("p6-accuracy").card, 4, 2.0  # SPREAD: deviation of the logits over tokens
 from kernels.kv import accuracy_study as study
@@ -33,7 +33,7 @@ from kernels.kv import distributions
 
 HEADS = {h.name: h for h in distributions.HEADS}
 NAMES = [s.name for s in study.STORAGES]
-notebook.question(CARD)
+phase(CARD.id)
 
 # %% [markdown]
 # ## The heads, and ten ways to store them
@@ -133,7 +133,7 @@ show(pd.DataFrame(lines))
 
 # %%
 readings = {("nmse", h): Reading("nmse", candidate=float(nmse.loc[h, "fp8 head"]), kind="modelled") for h in HEADS}
-show(notebook.verdicts([verdicts.judgement(CARD, readings, "modelled", CARD.device, None)]), code=["phase"])
+objects.PhaseVerdict(verdicts.judgement(CARD, readings, "modelled", CARD.device, None))
 
 # %%
 notebook.would_change([CARD])

@@ -24,7 +24,7 @@ from lab.base import devices, models
 from lab.card.gate import Reading
 from lab.judge import decode_step, verdicts
 from lab.row import store
-from lab.write import notebook
+from lab.write import notebook, objects
 
 MODELS = {"dense": models.get("q36-27b"), "moe": models.get("q36-35b-a3b")}
 DEVICE = device().id  # the one with most measured rows
@@ -97,8 +97,7 @@ COLUMNS = ["model", "context", "sequences", "attention ms", "state ms", "weights
 show(pd.DataFrame(lines, columns=COLUMNS), code=COLUMNS[-2:])
 
 # %%
-judged = verdicts.judgement(STEP, readings, "modelled", DEVICE, None)
-show(notebook.verdicts([judged]), code=["phase"])
+objects.PhaseVerdict(verdicts.judgement(STEP, readings, "modelled", DEVICE, None))
 
 # %%
 panels = {m: {**{f"ceiling, {n} sequences": [(c, ceiling(DEVICE, m, n, c)) for c in CONTEXTS] for n in (8, 128)},
@@ -129,7 +128,7 @@ for workload in ROOM.workloads:
 show(pd.DataFrame(lines), code=["workload"])
 
 # %%
-show(notebook.verdicts([verdicts.judgement(ROOM, fits, "modelled", DEVICE, None)]), code=["phase"])
+objects.PhaseVerdict(verdicts.judgement(ROOM, fits, "modelled", DEVICE, None))
 
 # %% [markdown]
 # ## Paged against contiguous

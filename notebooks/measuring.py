@@ -22,7 +22,7 @@ import pandas as pd
 from lab import device, draw, picture, show
 from lab.bench import crosscheck
 from lab.place import ceilings
-from lab.write import repeats
+from lab.study import repeats
 
 DEVICE = device().id  # the one with most measured rows
 
@@ -80,7 +80,7 @@ show(table, code=["name", "workload_id"])
 # under the power cap, where two arms are slowed differently from run to run.
 
 # %%
-floors, again = repeats.compared(DEVICE), repeats.repeated(DEVICE)
+floors, again = repeats.floors(DEVICE), repeats.repeated(DEVICE)
 spread = {
     "ratio again": [(r.us, max(r.difference_pct, 0.01)) for r in again if not r.throttled],
     "A/A floor": [(f.us, max(f.aa_pct, 0.01)) for f in floors],

@@ -20,10 +20,10 @@
 # %%
 import pandas as pd
 
-from lab import device, draw, family, judgements, phase, picture, show, text, value
+from lab import device, draw, family, judgements, phase, picture, show, value
 from lab.base import devices
 from lab.check import aot
-from lab.write import diagrams, figures, notebook
+from lab.write import figures, notebook
 
 CARD = "lp11-kernel"
 DEVICE = device().id  # the one with most measured rows
@@ -43,13 +43,10 @@ asked
 M, N, K = 128, 5120, 6144
 trap, collapsed = route.choose_uncollapsed((K, 1, M)), route.choose((K, M))
 walked = nvfp4.parts.cost(nvfp4.parts.workload(f"m{M}_n{N}_k{K}"), "nvfp4-w4a16").bytes - 2 * (M * K + M * N)
-picture(
-    diagrams.walks_of_the_weights(M, N, K, walked, trap.calls, collapsed.calls),
-    f"Left: {M} GEMV passes walk the weights {M} times. Right: a 2-D view, one GEMM, walks once.",
-)
-
-# %%
-text(f"- the trap: `{trap}`\n- collapsed: `{collapsed}`")
+show(pd.DataFrame(
+    [(f"3-D operand [{K}, 1, {M}], dispatched on ne[1] = 1", trap.calls, trap.calls * walked / 1e6, str(trap)),
+     (f"2-D view [{K}, {M}], ne[1] = n_seqs", collapsed.calls, collapsed.calls * walked / 1e6, str(collapsed))],
+    columns=["operand", "walks of the weights", "MB walked", "route"]), code=["route"])  # fmt: skip
 
 # %% [markdown]
 # ## Checked here, before anything is timed

@@ -4,7 +4,6 @@ What their text says of committed figures and rows is held in tests/claims, each
 """
 
 import ast
-import dataclasses
 import json
 import os
 import re
@@ -262,9 +261,7 @@ def test_show_code_columns():
 
 
 def test_picture_needs_a_description():
-    figure, axes = notebook.canvas(1.0)
-    notebook.box(axes, 10, 10, 20, 20, "box")
-    notebook.arrow(axes, (30, 20), (60, 20))
+    figure = draw.levels([("box", 1.0, "x")], "t", "x")
     svg = notebook.picture(figure, 'a box & an "arrow"').bundle["image/svg+xml"]
     assert 'aria-label="a box &amp; an &quot;arrow&quot;"' in svg
     assert svg.startswith("<svg")
@@ -273,29 +270,6 @@ def test_picture_needs_a_description():
     assert repr(absent) == "Not measured. levels plot: nothing to draw; pass at least one row"
     with pytest.raises(BadInput, match="alt is empty"):
         notebook.picture(Figure(), " ")
-
-
-def test_gate_and_question_come_from_the_card():
-    card = phases.card("p1")
-    frame = notebook.gate(card)
-    assert len(frame) == sum(len(g.conditions()) for g in [gate for _, gate in card.gates])
-    assert set(frame.part) == {"gate", *(f"claim: {c.name}" for c in card.claims)}
-    shown = notebook.question(card).bundle["text/markdown"]
-    assert all(words in shown for words in (card.question, card.hypothesis, card.null, card.control, card.candidate))
-
-
-def test_verdicts_list_claims_beside_their_phase():
-    (judged,) = verdicts.judge_recorded([phases.card("p1")])
-    frame = notebook.verdicts([judged])
-    assert list(frame.verdict) == [judged.verdict.word, *(v.word for _, v in judged.claims)]
-    assert "note" not in frame.columns, "an empty column is left out"
-    noted = notebook.verdicts([dataclasses.replace(judged, note="gate changed after measuring")])
-    assert noted.note[0] == "gate changed after measuring"
-
-
-def test_measured_says_nothing_without_rows(tmp_path, monkeypatch):
-    monkeypatch.setattr(store, "FOLDER", tmp_path)
-    assert notebook.measured("lp11-kernel", "h200") is None
 
 
 def test_notebooks_set_no_font_or_backend():

@@ -34,21 +34,22 @@ class Picture:
     alt: str
 
 
-def judged_rows(card: Card, device: str) -> dict[str, dict[str, Measurement]]:
-    """workload -> arm's name -> row that is ok, of the run that the card is judged by; {} without rows.
+def judged_runs(card: Card, device: str) -> dict[str, list[Measurement]]:
+    """workload -> every row of the run that the card is judged by there, failed ones too; {} without rows.
 
     So figures beside each other, which a gate compares across workloads, are of one run wherever one holds them all.
     """
-    rows = list(store.rows(device=device, phase=card.id))
-    read = [r for r in rows if r.name in (card.control, card.candidate)]
-    judged = evidence.pairs(read, evidence.compared(card))
-    found = {}
-    for workload in card.workloads:
-        _, candidate = judged.get(workload, (None, None))
-        if candidate and candidate.status == "ok":
-            of_run = (r for r in rows if (r.workload_id, r.run) == (workload, candidate.run))
-            found[workload] = {r.name: r for r in of_run if r.status == "ok"}
-    return found
+    rows = store.rows(device, card.id)
+    pairs = evidence.pairs([r for r in rows if r.name in (card.control, card.candidate)], evidence.compared(card))
+    runs = {workload: {r.run for r in pair if r} for workload, pair in pairs.items()}
+    found = {w: [r for r in rows if r.workload_id == w and r.run in runs.get(w, ())] for w in card.workloads}
+    return {workload: own for workload, own in found.items() if own}
+
+
+def judged_rows(card: Card, device: str) -> dict[str, dict[str, Measurement]]:
+    """The same as workload -> arm's name -> row that is ok, where the candidate's is."""
+    found = {w: {r.name: r for r in own if r.status == "ok"} for w, own in judged_runs(card, device).items()}
+    return {workload: rows for workload, rows in found.items() if card.candidate in rows}
 
 
 def _measured(card: Card, device: str) -> dict[str, dict[str, Measurement]]:

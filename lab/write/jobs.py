@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import multiprocessing.connection
 import os
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,6 @@ class Done:
     job: Job
     value: Any
     failure: str
-    seconds: float
 
 
 def context(gpu: bool | None = None) -> Any:
@@ -58,44 +56,38 @@ def context(gpu: bool | None = None) -> Any:
     return made
 
 
-def run(jobs: Sequence[Job], workers: int, made: Any, tick: Callable[[], None] = lambda: None) -> Iterator[Done]:
-    """Each job's outcome as it ends, `workers` at a time; `tick` is called at least once a second."""
-    waiting = sorted(jobs, key=lambda job: job.seconds)
-    running: dict[Any, tuple[Job, Any, Path, float]] = {}
-    with tempfile.TemporaryDirectory() as folder:
+def run(jobs: Sequence[Job], workers: int, made: Any) -> Iterator[Done]:
+    """Each job's outcome as it ends, `workers` at a time."""
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(workers) as pool:
+        order = sorted(jobs, key=lambda job: -job.seconds)
+        waiting = [pool.submit(_watched, job, made, Path(folder) / f"{i}.err") for i, job in enumerate(order)]
         try:
-            while waiting or running:
-                while waiting and len(running) < workers:
-                    job = waiting.pop()
-                    said = Path(folder) / f"{len(waiting)}.err"
-                    here, there = made.Pipe(duplex=False)
-                    process = made.Process(target=_child, args=(there, said, job.run, job.arguments))
-                    process.start()
-                    there.close()
-                    running[here] = (job, process, said, time.perf_counter())
-                for here in multiprocessing.connection.wait([*running], timeout=1.0):
-                    yield _ended(here, *running.pop(here))
-                late = [h for h, (*_, start) in running.items() if time.perf_counter() - start > LIMIT_S]
-                for here in late:
-                    running[here][1].kill()
-                tick()
-        finally:
-            for _, process, _, _ in running.values():
+            for ended in as_completed(waiting):
+                yield ended.result()
+        except BaseException:  # interrupted, or nobody asks for more: what runs is not waited for
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
                 process.kill()
+            raise
 
 
-def _ended(here: Any, job: Job, process: Any, said: Path, start: float) -> Done:
-    try:
+def _watched(job: Job, made: Any, said: Path) -> Done:
+    """Start a job's process and wait for its answer, for LIMIT_S at most."""
+    here, there = made.Pipe(duplex=False)
+    process = made.Process(target=_child, args=(there, said, job.run, job.arguments))
+    process.start()
+    there.close()
+    value, failure, late = None, None, not here.poll(LIMIT_S)
+    if late:
+        process.kill()
+    with contextlib.suppress(EOFError, OSError):  # it died without a word
         value, failure = here.recv()
-    except (EOFError, OSError):  # it died without a word
-        value, failure = None, None
     process.join()
-    seconds = time.perf_counter() - start
     if failure is None:
         lines = said.read_text(errors="replace").strip().splitlines() if said.exists() else []
-        late = f"stopped after {LIMIT_S} s" if seconds > LIMIT_S else f"exit code {process.exitcode}"
-        failure = lines[-1][:300] if lines else late
-    return Done(job, value, failure, seconds)
+        how = f"stopped after {LIMIT_S} s" if late else f"exit code {process.exitcode}"
+        failure = lines[-1][:300] if lines else how
+    return Done(job, value, failure)
 
 
 def _child(there: Any, said: Path, run: Callable[..., Any], arguments: tuple[Any, ...]) -> None:

@@ -1,4 +1,4 @@
-"""What a notebook shows, from cards, rows and figures: tables, prose with numbers in it, pictures, and simple drawings.
+"""What a notebook shows, from cards, rows and figures: tables, prose with numbers in it, and pictures.
 
 A notebook cell ends with one of these calls. Tables are pandas frames, so that a reader can go on with them, and
 `show` turns a frame into a Markdown table: it reads well in JupyterLab, on a code host, in a terminal and in a diff,
@@ -18,25 +18,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyBboxPatch
 
 from lab import draw
 from lab.base.errors import BadInput
 from lab.card import phases
-from lab.card.gate import ROLES
 from lab.check.families import former
-from lab.judge.rules import Verdict
-from lab.judge.verdicts import Judgement, judge_measured
-from lab.row import store
 from lab.row.records import Measurement
-from lab.study import reproduction
-
-CONSEQUENCE = dict(
-    zip(ROLES, ("else INVALID", "else BLOCKED", "else VACUOUS", "NO-GO when it holds", "required"), strict=True)
-)
 
 PLAIN_WIDTH = 300  # characters
 
@@ -116,31 +104,6 @@ def show(frame: pd.DataFrame, code: Sequence[str] = ()) -> Shown:
     return Shown({"text/markdown": markdown, "text/plain": markdown if wide else plain})
 
 
-def question(card: phases.Card) -> Shown:
-    """A card's question, hypothesis, null and arms."""
-    lines = [f"**{card.title}** (`{card.id}`, row {card.row}, {card.system} on {card.device})", ""]
-    lines += [f"*Question.* {card.question}", "", f"*Hypothesis.* {card.hypothesis}", "", f"*If it fails.* {card.null}"]
-    lines += ["", f"*Control:* {card.control}. *Candidate:* {card.candidate}."]
-    return text("\n".join(lines))
-
-
-def gate(card: phases.Card) -> pd.DataFrame:
-    """A card's gate and claims: what is asked, what follows, and the recorded figure that states the threshold."""
-    gates = [(f"claim: {name}" if name else "gate", gate) for name, gate in card.gates]
-    return pd.DataFrame(
-        [
-            {
-                "part": part,
-                "condition": str(c),
-                "consequence": CONSEQUENCE[role],
-                "stated by": c.stated_by or "the card",
-            }
-            for part, g in gates
-            for role, c in g.conditions()
-        ]
-    )
-
-
 def questions(cards: Iterable[phases.Card]) -> Shown:
     """What several cards ask, and what is expected if they fail."""
     rows = [{"phase": c.id, "on": c.device, "question": c.question, "if it fails": c.null} for c in cards]
@@ -150,29 +113,6 @@ def questions(cards: Iterable[phases.Card]) -> Shown:
 def would_change(cards: Iterable[phases.Card]) -> Shown:
     """What would change the verdict of several cards."""
     return show(pd.DataFrame([{"phase": c.id, "what would change it": c.limits} for c in cards]), code=["phase"])
-
-
-def verdicts(judgements: Iterable[Judgement]) -> pd.DataFrame:
-    """Each verdict and claim in words: where, on what evidence, and the sentence that decided it."""
-    rows = []
-    for j in judgements:
-        parts: list[tuple[str, Verdict]] = [("", j.verdict), *j.claims]
-        for name, v in parts:
-            phase = f"{j.phase}: {name}" if name else j.phase
-            note = "" if name else j.note
-            word = "" if name else j.source_said
-            rows.append(
-                {"phase": phase, "device": j.device, "evidence": j.evidence, "verdict": v.word, "because": v.reason,
-                 "the source": word, "note": note}
-            )  # fmt: skip
-    return pd.DataFrame(rows).replace("", None).dropna(axis="columns", how="all")
-
-
-def measured(phase: str, device: str) -> Judgement | None:
-    """The verdict on a device's committed rows, None while profiles/ has none; `unmeasured` says so."""
-    if device not in store.measured_devices(phase):
-        return None
-    return judge_measured(phases.card(phase), device)
 
 
 def origin(rows: Iterable[Measurement]) -> str:
@@ -199,43 +139,3 @@ def _code(row: Measurement) -> str:
     if row.stated_commit:
         return f"commit {row.stated_commit[:7]}, as stated"
     return f"commit {row.commit[:7]}{' and changes on top of it' if row.dirty else ''}"
-
-
-def reproduced(rows: Iterable[reproduction.Reproduction]) -> pd.DataFrame:
-    """Recorded figures beside the same computed again from their source's inputs, and the assumption behind ours."""
-    return pd.DataFrame(
-        [
-            {"figure": r.recorded_id, "recorded": r.recorded, "ours": r.ours, "unit": r.unit,
-             "agrees": "yes" if r.agrees else "no", "assumption": r.assumption}
-            for r in rows
-        ]
-    )  # fmt: skip
-
-
-def canvas(height_in: float, width: float = 100.0, height: float = 50.0) -> tuple[Figure, Axes]:
-    """An empty light card for a drawing, notebook-wide; coordinates run from 0 to `width` and 0 to `height`, y up."""
-    figure = Figure(figsize=(draw.WIDTH_IN, height_in), facecolor=draw.CARD)
-    FigureCanvasAgg(figure)
-    axes = figure.add_axes((0.01, 0.01, 0.98, 0.98), facecolor=draw.CARD)
-    axes.set(xlim=(0, width), ylim=(0, height))
-    axes.axis("off")
-    return figure, axes
-
-
-def box(
-    axes: Axes, x: float, y: float, w: float, h: float, label: str = "", colour: str = draw.INK, fill: bool = False,
-    size: float = 9, **style: Any,
-) -> None:  # fmt: skip
-    """A rounded box with its lower left corner at (x, y) and a centred label; `fill` tints it with its colour."""
-    options = {"facecolor": (colour, 0.16) if fill else draw.CARD, "edgecolor": colour, "linewidth": 1.2, **style}
-    axes.add_patch(FancyBboxPatch((x, y), w, h, boxstyle="round,pad=0,rounding_size=0.8", **options))
-    if label:
-        axes.text(x + w / 2, y + h / 2, label, ha="center", va="center", color=draw.INK, fontsize=size)
-
-
-def arrow(
-    axes: Axes, start: tuple[float, float], end: tuple[float, float], colour: str = draw.INK, **style: Any
-) -> None:
-    """An arrow from start to end."""
-    options = {"arrowstyle": "-|>", "color": colour, "linewidth": 1.2, "shrinkA": 0, "shrinkB": 0, **style}
-    axes.annotate("", xy=end, xytext=start, arrowprops=options)

@@ -19,6 +19,7 @@ from lab.judge import evidence, verdicts
 from lab.place import roofline
 from lab.row import store
 from lab.row.records import Measurement
+from lab.write import figures
 
 # Between these lines of each kernels/<family>/NOTES.md stands the table.
 MARKS = ("<!-- written by lab write --notes -->", "<!-- end -->")
@@ -52,23 +53,23 @@ def table(family: str) -> list[str]:
 
 
 def _card(card: phases.Card, device: devices.Device) -> list[str]:
-    rows = list(store.rows(device=device.id, phase=card.id))
-    pairs = evidence.pairs([r for r in rows if r.name in (card.control, card.candidate)], evidence.compared(card))
     peers, lines, runs = set(families.load(card.family).peers), [], set()
-    for workload in card.workloads:
-        control, candidate = pairs.get(workload, (None, None))
+    for workload, own in figures.judged_runs(card, device.id).items():
+        arms = {r.name: r for r in own}
+        control, candidate = arms.get(card.control), arms.get(card.candidate)
         if candidate is None:
             continue
-        same = [r for r in rows if (r.run, r.workload_id) == (candidate.run, workload) and r.status == "ok"]
-        others = [r for r in same if r.name in card.beside]
-        others += _fastest(r for r in same if r.name in peers - {card.control, card.candidate, *card.beside})
-        by_block = evidence.change_pct(control, candidate)
+        right = [r for r in own if r.status == "ok"]
+        others = [r for r in right if r.name in card.beside]
+        rivals = [r for r in right if r.name in peers - {card.control, card.candidate, *card.beside}]
+        others += sorted(rivals, key=lambda r: r.time_us or math.inf)[:1]
+        by_block, share = evidence.change_pct(control, candidate), roofline.fraction_of(device, candidate)
         cells = [
             f"`{workload}`",
             _us(control),
             _us(candidate),
             "" if by_block is None else f"{by_block[0]:+.1f} %",
-            _share(candidate, device),
+            "" if share is None else f"{100 * share:.0f} %",
             ", ".join(f"{r.name} {_us(r)}" for r in others),
         ]
         lines.append("| " + " | ".join(cells) + " |")
@@ -80,10 +81,6 @@ def _card(card: phases.Card, device: devices.Device) -> list[str]:
     return [f"| {head} | | | | | |", *lines]
 
 
-def _fastest(rows: Iterable[Measurement]) -> list[Measurement]:
-    return sorted(rows, key=lambda r: r.time_us or math.inf)[:1]
-
-
 def _us(row: Measurement | None) -> str:
     """The median, or the status of an arm that has none."""
     if row is None:
@@ -92,11 +89,6 @@ def _us(row: Measurement | None) -> str:
     if us is None:
         return row.status
     return f"{us:,.0f}" if us >= 1000 else f"{us:.1f}" if us >= 10 else f"{us:.2f}"
-
-
-def _share(row: Measurement, device: devices.Device) -> str:
-    share = roofline.fraction_of(device, row)
-    return "" if share is None else f"{100 * share:.0f} %"
 
 
 def _runs(runs: Iterable[str]) -> str:

@@ -8,6 +8,7 @@ empty, and the page says "not measured".
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -213,15 +214,9 @@ def _pairs() -> list[flips.Pair]:
 
 def arms(card: Card, device: str) -> dict[str, list[Measurement]]:
     """workload -> every arm of the run that it is judged by: the card's two first, then by time; failed ones too."""
-    rows = store.rows(device, card.id)
-    chosen = evidence.pairs([r for r in rows if r.name in (card.control, card.candidate)], evidence.compared(card))
     order = {card.control: 0, card.candidate: 1}
-    found = {}
-    for workload in card.workloads:
-        runs = {r.run for r in chosen.get(workload, ()) if r}
-        same = {r.name: r for r in rows if r.workload_id == workload and r.run in runs}
-        found[workload] = sorted(same.values(), key=lambda r: (order.get(r.name, 2), r.time_us or float("inf")))
-    return {workload: own for workload, own in found.items() if own}
+    found = {w: {r.name: r for r in own}.values() for w, own in figures.judged_runs(card, device).items()}
+    return {w: sorted(own, key=lambda r: (order.get(r.name, 2), r.time_us or math.inf)) for w, own in found.items()}
 
 
 def changes(card: Card, own: Iterable[Measurement]) -> dict[str, float]:

@@ -5,7 +5,8 @@ import pandas as pd
 from lab.base import devices, facts
 from lab.card import phases, recorded, sweeps
 from lab.judge import verdicts
-from lab.write import figures, notebook
+from lab.write import figures
+from tests.claims.timed import judged_here
 
 
 def test_claims():
@@ -81,7 +82,7 @@ def test_claims():
     assert pick == "mmq"
     assert list(hopper["fastest"]) == ["warp8"] + ["cublas"] * 5
     assert rows[0]["mmq us"] < 1.02 * rows[0]["warp8 us"]
-    verdict = notebook.measured(q8.id, h200.id).verdict
+    verdict = judged_here(q8.id, h200.id).verdict
     assert verdict.word == "NO-GO"
     # 2. Where the weights lie
     rows = []

@@ -13,8 +13,7 @@ from lab.check import accuracy, families
 from lab.judge import verdicts
 from lab.place import roofline
 from lab.study import reproduction
-from lab.write import notebook
-from tests.claims.timed import timed_as_judged
+from tests.claims.timed import judged_here, timed_as_judged
 
 
 def test_claims():
@@ -108,7 +107,7 @@ def test_claims():
     assert [f.state for f in p5.findings] == ["fails", "holds", "holds"]
     assert "gdn_us_per_token +112" in p5.reason
     KERNEL_CARDS = [c for c in ASKED if c.device == "h200"]
-    measured = {c.id: j for c in KERNEL_CARDS if (j := notebook.measured(c.id, "h200"))}
+    measured = {c.id: j for c in KERNEL_CARDS if (j := judged_here(c.id, "h200"))}
     for phase, judgement in measured.items():
         timed_as_judged(phase, judgement)
     one = gdn.workload(phases.card("p5-kernel").workloads[0])

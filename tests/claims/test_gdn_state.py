@@ -13,7 +13,8 @@ from lab.check import families
 from lab.judge import decode_step, verdicts
 from lab.place import ceilings
 from lab.row import store
-from lab.write import figures, notebook
+from lab.write import figures
+from tests.claims.timed import judged_here
 
 
 def test_claims():
@@ -22,7 +23,7 @@ def test_claims():
     gdn, kv = families.load("gdn"), families.load("kv")
     _gb10, h200 = devices.get("gb10"), devices.get("h200")
     JUDGED = ("ik4-kernel", "lp10-kernel", "lp12-kernel", "lp13-kernel")
-    MEASURED = {name: notebook.measured(name, "h200") for name in JUDGED}
+    MEASURED = {name: judged_here(name, "h200") for name in JUDGED}
     # 1. LP12: what grows with the context
     FLAT = "lp.gdn-context-flat.gb10"
     short_us, long_us = (value(f"{FLAT}.gdn-us-per-launch.control.npl4.ctx{n}x") for n in (1, 4))

@@ -11,8 +11,7 @@ from lab.check import accuracy, families
 from lab.judge import verdicts
 from lab.place import roofline
 from lab.study import reproduction
-from lab.write import notebook
-from tests.claims.timed import timed_as_judged
+from tests.claims.timed import judged_here, timed_as_judged
 
 
 def test_claims():
@@ -103,7 +102,7 @@ def test_claims():
     assert [j.verdict.word for j in replayed.values()] == ["BLOCKED", "NO-GO", "NO-GO"]
     assert "incomplete" in replayed["lp.v.p6-analytical"].verdict.reason
     assert all(f"{change:+.2f} %" in replayed["lp.v.p6"].verdict.reason for change in PROXY.values())
-    if judgement := notebook.measured("p6-kernel", "h200"):
+    if judgement := judged_here("p6-kernel", "h200"):
         timed_as_judged("p6-kernel", judgement)
     # 9. What would change the verdicts
     token = {m: models.get(i).facts for m, i in MODELS.items()}

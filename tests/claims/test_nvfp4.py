@@ -16,7 +16,7 @@ from lab.judge import evidence, verdicts
 from lab.place import roofline
 from lab.row import store
 from lab.study.own import verdict as imported
-from lab.write import notebook
+from tests.claims.timed import judged_here
 
 
 def test_claims():
@@ -127,7 +127,7 @@ def test_claims():
     assert replayed.verdict.word == "GO"
     assert replayed.agrees
     assert "decode_share_of_vllm 85.9 %" in replayed.verdict.reason, replayed.verdict.reason
-    measured = {c.id: notebook.measured(c.id, DEVICE) for c in kernel_cards}
+    measured = {c.id: judged_here(c.id, DEVICE) for c in kernel_cards}
     for c in kernel_cards:
         pairs = evidence.pairs(store.rows(device=DEVICE, phase=c.id))
         wanted = {k.workload: k for k in c.gate.require}

@@ -3,9 +3,14 @@
 from lab.base import devices
 from lab.card import phases
 from lab.judge import evidence
-from lab.judge.verdicts import Judgement
+from lab.judge.verdicts import Judgement, judge_measured
 from lab.place import roofline
 from lab.row import store
+
+
+def judged_here(card: str, device: str) -> Judgement | None:
+    """The verdict on a device's committed rows, None without any."""
+    return judge_measured(phases.card(card), device) if device in store.measured_devices(card) else None
 
 
 def timed_as_judged(phase: str, judgement: Judgement) -> None:

@@ -16,7 +16,6 @@ from lab.check import families
 from lab.judge import evidence
 from lab.row import store
 from lab.row.records import Measurement
-from lab.study import reproduction
 from lab.write import figures, notebook
 from tests.row.made import changed, measurement
 
@@ -67,14 +66,6 @@ def test_arms_of_workloads_that_a_gate_compares_are_of_one_run(rows):
     assert {w: found[w][card.candidate].run for w in (small, large)} == {small: RUN, large: RUN}
     apart = structs.replace(card, gate=gate.Gate(), claims=())
     assert figures.judged_rows(apart, "h200")[small][card.candidate].run == later
-
-
-def test_reproduced_says_what_agrees():
-    first = reproduction.reproduce()[0]
-    frame = notebook.reproduced([first, dataclasses.replace(first, agrees=not first.agrees)])
-    assert set(frame["agrees"]) == {"yes", "no"}
-    assert frame["figure"][0] == first.recorded_id
-    assert (frame["recorded"][0], frame["ours"][0]) == (first.recorded, first.ours)
 
 
 def kernel_row(name: str, workload: str, config: str, **more: Any) -> Measurement:

@@ -183,7 +183,7 @@ def test_a_family_that_cannot_be_loaded_is_an_error_row(monkeypatch: pytest.Monk
 
     def outcomes(todo: list[jobs.Job], *_: Any) -> Iterator[jobs.Done]:
         for job in todo:
-            yield jobs.Done(job, None, f"BadInput: {job.name}", 1.0)
+            yield jobs.Done(job, None, f"BadInput: {job.name}")
 
     monkeypatch.setattr(families, "names", lambda: ["toy"])
     monkeypatch.setattr(families, "load", told)

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lab.base import devices
 from lab.card import phases
 from lab.judge import evidence
-from lab.place import roofline
 from lab.row import store
 from lab.row.records import Measurement
 
 
 @dataclass(frozen=True)
-class Compared:
-    """One comparison that is judged. us: the shorter arm's median; aa_pct: the control against itself.
-
-    change_pct: candidate against control with its interval; of_floor: the share of the roofline that it reached.
-    """
+class Floor:
+    """One comparison that is judged. us: the shorter arm's median; aa_pct: the control against itself."""
 
     card: str
     workload: str
     us: float
     aa_pct: float
-    change_pct: float
-    interval_pct: tuple[float, float]
-    of_floor: float
 
 
 @dataclass(frozen=True)
@@ -49,17 +41,14 @@ class Repeated:
         return 100 * (self.high / self.low - 1)
 
 
-def compared(device: str) -> list[Compared]:
+def floors(device: str) -> list[Floor]:
     """Every comparison of a device with blocks in pairs, in the order of the cards."""
-    place, found = devices.get(device), []
-    for card in phases.cards().values():
-        for workload, (control, candidate) in evidence.pairs(store.rows(device, card.id)).items():
-            change = evidence.change_pct(control, candidate)
-            if change and control and candidate and control.median_us and candidate.median_us:
-                us, share = min(control.median_us, candidate.median_us), roofline.fraction_of(place, candidate)
-                row = Compared(card.id, workload, us, candidate.aa_pct or 0.0, change[0], change[1:], share or 0.0)
-                found.append(row)
-    return found
+    return [
+        Floor(card.id, workload, min(a.time_us or 0.0, b.time_us or 0.0), b.aa_pct or 0.0)
+        for card in phases.cards().values()
+        for workload, (a, b) in evidence.pairs(store.rows(device, card.id)).items()
+        if a and b and evidence.change_pct(a, b)
+    ]
 
 
 def repeated(device: str) -> list[Repeated]:
@@ -73,8 +62,7 @@ def repeated(device: str) -> list[Repeated]:
         pairs: dict[str, list[tuple[float, Measurement, Measurement]]] = {}
         for run in sorted({row.run for row in same}):
             for workload, (a, b) in evidence.pairs(row for row in same if row.run == run).items():
-                change = evidence.change_pct(a, b)
-                if change and a and b:
+                if a and b and (change := evidence.change_pct(a, b)):
                     pairs.setdefault(workload, []).append((1 + change[0] / 100, a, b))
         for workload, runs in pairs.items():
             if len(runs) > 1:
