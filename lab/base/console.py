@@ -2,14 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from lab.base.errors import BadInput
+from lab.base.errors import BadInput, plain
+
+
+class Plain:
+    """A stream that passes on what it is given as `errors.plain` writes it; raw: the stream itself, for a bar."""
+
+    def __init__(self, raw: TextIO) -> None:
+        self.raw = raw
+
+    def write(self, text: str) -> int:
+        """Returns the characters written, escapes included."""
+        return self.raw.write(plain(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.raw, name)
+
+
+@contextlib.contextmanager
+def only_text() -> Iterator[None]:
+    """Within, no file's name, key or text can drive the terminal that a command prints to."""
+    streams = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = map(Plain, streams)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = streams
 
 
 def print_json(value: Any) -> None:

@@ -7,10 +7,16 @@ line prints its one line and exits with 2. Anything else that escapes is a defec
 from __future__ import annotations
 
 import difflib
+import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+LONGEST = 1000  # characters of what is wrong, for a hostile key or value may have millions
+# What drives a terminal or turns its text round: C0 and C1 but newline and tab, bidirectional marks, half surrogates.
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+ABSOLUTE = re.compile(r"(?<![\w/.~])/(?:[^\s/:;,'\"()]+/)+([^\s/:;,'\"()]*)")
 
 
 class BadInput(Exception):
@@ -23,15 +29,34 @@ class BadInput(Exception):
 
     def __init__(self, where: str | Path, what: str, remedy: str = "") -> None:
         self.where, self.what, self.remedy = shown(where), what, remedy
-        line = f"{self.where}: {what}" + (f"; {remedy}" if remedy else "")
-        super().__init__(" ".join(line.split()))
+        cut = what if len(what) <= LONGEST else f"{what[:LONGEST]}..."
+        line = f"{self.where}: {cut}" + (f"; {remedy}" if remedy else "")
+        super().__init__(plain(" ".join(line.split())))
 
 
 def shown(where: str | Path) -> str:
     """A path relative to the repository when it lies inside it, so that messages hold no path of a machine."""
-    if isinstance(where, Path) and (path := where.resolve()).is_relative_to(REPOSITORY):
+    # realpath: resolve() raises on a loop of links, which is for whoever opens the file to say
+    if isinstance(where, Path) and (path := Path(os.path.realpath(where))).is_relative_to(REPOSITORY):
         return str(path.relative_to(REPOSITORY))
     return str(where)
+
+
+def plain(text: str) -> str:
+    """Text that a terminal only shows: a control character as its escape (\\x1b), newlines and tabs as they are."""
+    return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def reason(error: BaseException) -> str:
+    """An exception's type and first line as a row may keep it: without control characters and without who or where."""
+    line = plain((str(error).splitlines() or [""])[0])[:LONGEST]
+    return f"{type(error).__name__}: {anonymous(line)}".rstrip(": ")
+
+
+def anonymous(text: str) -> str:
+    """Text whose absolute paths are relative to the repository, else no more than the file's name."""
+    text = text.replace(f"{REPOSITORY}/", "")
+    return ABSOLUTE.sub(lambda path: f"(path)/{path[1]}" if "." in path[1] else "(path)", text)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

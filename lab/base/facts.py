@@ -112,7 +112,7 @@ def read(path: Path, kind: type[E]) -> dict[str, E]:
     Raises BadInput, naming the file and the key, for malformed TOML, an unknown or missing key, what `kind` refuses,
     and a name that two entries claim.
     """
-    entries: dict[str, Any] = files.read(path, dict[str, kind])  # type: ignore[valid-type]
+    entries: dict[str, Any] = files.read(path, dict[files.Id, kind])  # type: ignore[valid-type]
     claims: dict[str, str] = {}
     for entry_id, entry in entries.items():
         force_setattr(entry, "id", entry_id)

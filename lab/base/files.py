@@ -17,15 +17,21 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
 from lab.base.errors import BadInput, nearest
 
+if TYPE_CHECKING:
+    from _typeshed import SupportsRead
+
 T = TypeVar("T")
 Row = TypeVar("Row", bound=msgspec.Struct)
+LARGEST = 16 << 20  # bytes; the largest file of data is a hundredth of it
 HUGE = 1e300  # beyond every quantity: a bound that infinity and NaN do not keep
+# What names a file or a folder: "..", a slash or a control character in it would lead elsewhere.
+Id = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z")]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 Finite = Annotated[float, msgspec.Meta(ge=-HUGE, le=HUGE)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0, le=HUGE)]
@@ -47,18 +53,32 @@ def parse_toml(text: bytes, path: Path) -> dict[str, Any]:
     """The text of a TOML file as plain data; raises BadInput naming the file."""
     try:
         return tomllib.loads(text.decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise BadInput(path, "not valid TOML (nested too deeply)", "write it without so many brackets") from None
+    except ValueError as error:  # TOML, UTF-8, or a number of thousands of digits
         raise BadInput(path, f"not valid TOML ({error})", "mend that line") from None
 
 
-def read_bytes(path: Path) -> bytes:
-    """The content of a file; raises BadInput when it cannot be read."""
+def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
+    """The content of a file; raises BadInput when it cannot be read or has more than `largest` bytes."""
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            return up_to(path, file, largest)
     except FileNotFoundError:
         raise BadInput(path, "no such file", "restore it from version control") from None
     except OSError as error:
         raise BadInput(path, f"cannot be read ({error.strerror})", "restore it from version control") from None
+
+
+def up_to(path: Path, file: SupportsRead[bytes], largest: int, of: str = "") -> bytes:
+    """What a file has left; raises BadInput for more than `largest` bytes, which it does not hold. of: what it is."""
+    parts, size = [], 0
+    while size <= largest and (part := file.read(1 << 20)):
+        parts.append(part)
+        size += len(part)
+    if size > largest:
+        raise BadInput(path, f"has more than {largest} bytes{of}", "give a shorter one, or a part of it")
+    return b"".join(parts)
 
 
 def read_csv(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
@@ -96,7 +116,7 @@ def table(
         if "params" in row:
             try:
                 plain["params"] = msgspec.json.decode(row["params"] or "{}")
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, RecursionError) as error:
                 raise BadInput(path, f"{row['id']}: params is not JSON ({error})", "mend that field") from None
         found[row["id"]] = convert(typed(plain), kind, path, row["id"])
     return found
@@ -173,7 +193,7 @@ def _refused(text: str, raw: Any, kind: Any, where: str | Path, entry: str) -> B
                 return _refused(str(error), element, kind, where, ", ".join(filter(None, (entry, inside))))
     path = ": ".join(filter(None, (entry, ".".join(keys))))
     prefix = f"{path}: " if path else ""
-    if found := re.search(r"unknown field `(.+)`$", what):
+    if found := re.search(r"unknown field `(.+)`$", what, re.DOTALL):
         return BadInput(where, f'{prefix}unknown key "{found[1]}"', nearest(found[1], _fields(kind)))
     if found := re.search(r"missing required field `(.+)`$", what):
         return BadInput(where, f'{prefix}key "{found[1]}" is missing', f"give {found[1]}")

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from lab.base.errors import plain
+
 # In a log, steps are dropped; lines about an arm that died or a comparison left out are kept.
 KEPT = ("left out", "already measured", "measuring process", "no answer for")
 
@@ -33,14 +35,15 @@ def shown(total: int, quiet: bool = False) -> Iterator[Shown]:
             result=lambda line: None if quiet else print(line, flush=True),
         )
         return
-    from rich import console, progress
+    from rich import console, markup, progress
 
     columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn())
     times = (progress.TimeElapsedColumn(), progress.TimeRemainingColumn())
-    with progress.Progress(*columns, *times, console=console.Console(stderr=True)) as bar:
+    screen = console.Console(file=getattr(sys.stderr, "raw", sys.stderr))  # a bar is drawn by control characters
+    with progress.Progress(*columns, *times, console=screen) as bar:
         task = bar.add_task("starting", total=total)
         yield Shown(
-            tell=lambda line: bar.update(task, description=line[-60:]),
+            tell=lambda line: bar.update(task, description=markup.escape(plain(line[-60:]))),
             advance=lambda: bar.advance(task),
-            result=lambda line: bar.console.print(line, highlight=False),
+            result=lambda line: bar.console.print(plain(line), highlight=False, markup=False),
         )

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from lab.base.errors import BadInput
+from lab.base.errors import BadInput, reason
 from lab.bench import sampling
 from lab.check import accuracy, families
 from lab.row.records import Role, Status
@@ -153,7 +153,7 @@ class Lost(Exception):
 
 def _blame(state: Outcome, error: Exception, where: str = "") -> bool:
     """Whatever a candidate throws is its arm's status and not ours; returns whether this process is lost."""
-    line = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}".rstrip(": ")
+    line = reason(error)
     status, lost = classified(line)
     state.fail(status, where + line)
     return lost

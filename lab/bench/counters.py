@@ -30,7 +30,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from lab.base.errors import REPOSITORY, BadInput, nearest
+from lab.base.errors import REPOSITORY, BadInput, nearest, reason
 from lab.bench import machine, measure, ncu
 from lab.card import phases
 from lab.check import accuracy, families
@@ -115,8 +115,8 @@ def bound(row: Counter) -> str:
     part = max(shares, key=lambda name: shares[name])
     words = f"{part} at {shares[part]:.0f} % of its peak"
     if shares[part] < BOUND_PCT:
-        reason, ratio = max(row.stalls.items(), key=lambda item: item[1], default=("none", 0.0))
-        words = f"latency: {reason.replace('_', ' ')} ({ratio:.1f} warps an issue), {words}"
+        stall, ratio = max(row.stalls.items(), key=lambda item: item[1], default=("none", 0.0))
+        words = f"latency: {stall.replace('_', ' ')} ({ratio:.1f} warps an issue), {words}"
     idle = 100 - (row.sm_active_pct or 0.0)
     return words + (f", multiprocessors idle {idle:.0f} %" if idle > 10 else "")
 
@@ -200,7 +200,7 @@ def uncounted(family: str, name: str, workload: Any, phase: str = "", role: Role
 
 def command(program: str, jobs: Path, log: Path) -> list[str]:
     """The command that runs `inside` under ncu, its table going to `log`."""
-    metrics = [m.ncu for m in METRICS.values()] + [STALL.format(reason) for reason in STALLS]
+    metrics = [m.ncu for m in METRICS.values()] + [STALL.format(stall) for stall in STALLS]
     options = "--profile-from-start off --clock-control none --cache-control all --csv --page raw --print-units base"
     files = ["--log-file", str(log), "--metrics", ",".join(metrics)]
     return [program, *options.split(), *files, sys.executable, "-m", "lab.bench.counters", str(jobs)]
@@ -218,8 +218,7 @@ def inside(path: Path) -> None:
         try:
             rows[number] = _watched(row)
         except Exception as error:  # what an arm throws is its row's status
-            said = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-            rows[number] = structs.replace(row, status="error", message=said)
+            rows[number] = structs.replace(row, status="error", message=reason(error))
         path.write_bytes(msgspec.json.encode(rows))
         gc.collect()
         torch.cuda.empty_cache()

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from msgspec import structs
 
 from lab.base import devices
-from lab.base.errors import BadInput
+from lab.base.errors import BadInput, reason
 from lab.bench import comparison, counters, machine, sampling
 from lab.bench import measure as measure_plan
 from lab.check import families
@@ -98,8 +98,7 @@ def measure(device: devices.Device, targets: Iterable[Target], seconds: float = 
         try:
             row = _compared(row, target, gap_us, seconds)
         except Exception as error:  # a candidate that cannot be captured is a row, not our end
-            said = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-            row = structs.replace(row, status="error", message=said)
+            row = structs.replace(row, status="error", message=reason(error))
         torch.cuda.empty_cache()
         if row.status == "ok":
             row = structs.replace(row, ncu_us=ncu_us(target))
@@ -112,8 +111,8 @@ def _compared(row: CrossCheck, target: Target, gap_us: float, seconds: float) ->
 
     family = families.load(target.family)
     workload, candidate = family.workload(target.workload), family.candidate(target.candidate)
-    if reason := families.unmet(candidate, families.gpu_capability()) or candidate.refuses(workload):
-        return structs.replace(row, status="skipped", message=reason)
+    if unmet := families.unmet(candidate, families.gpu_capability()) or candidate.refuses(workload):
+        return structs.replace(row, status="skipped", message=unmet)
     backend = comparison.gpu()
     job = comparison.Job(target.family, target.workload, (("control", target.candidate),))
     bench = comparison.Bench(job, backend, family, workload)

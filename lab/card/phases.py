@@ -91,7 +91,7 @@ class _File(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     beside:  further candidates of the family, timed in the same comparison and judged by nobody (a router's table).
     """
 
-    id: str
+    id: files.Id
     row: str
     system: str
     device: str

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from lab.base.errors import BadInput
+from lab.base.errors import BadInput, reason
 from lab.check import families
 from lab.row.records import Status
 
@@ -218,15 +218,14 @@ def _check(family: families.Family, candidate: Candidate, workload: Workload, se
     capability = families.gpu_capability() if device != "cpu" else None
     if device == "cpu" and candidate.needs.triton:  # in Triton's interpreter, to which no capability matters
         candidate = replace(candidate, needs=replace(candidate.needs, capability=(0, 0)))
-    reason = families.unmet(candidate, capability) or candidate.refuses(workload)
-    if reason:
-        return result("skipped", reason)
+    if unmet := families.unmet(candidate, capability) or candidate.refuses(workload):
+        return result("skipped", unmet)
     inputs = family.cases.inputs(workload, seed, device)
     kept = copied(inputs)
     try:
         out = run_once(family, candidate, workload, inputs)
     except Exception as error:  # whatever a candidate throws is its own row's status, not ours
-        return result("error", f"{type(error).__name__}: {error}".splitlines()[0][:300])
+        return result("error", reason(error))
     wanted = expected(family, workload, kept, candidate.precision)
     for name in family.cases.tolerance(workload, candidate.precision):
         if name not in out or name not in wanted:
@@ -250,8 +249,8 @@ def check_family(
     """
     family = families.load(name)
     chosen = [family.candidate(candidate)] if candidate else family.candidates.values()
-    for module, reason in family.unavailable.items() if candidate is None else ():
-        yield Check(name, module, "", "", "skipped", f"cannot be imported: {reason}")
+    for module, why in family.unavailable.items() if candidate is None else ():
+        yield Check(name, module, "", "", "skipped", f"cannot be imported: {why}")
     for c in chosen:
         small = [w for w in family.cases.WORKLOADS if w.role == "check" and not c.refuses(w)]
         for w in [family.workload(workload)] if workload else small:

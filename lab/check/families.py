@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from lab.base import devices
-from lab.base.errors import REPOSITORY, BadInput, nearest
+from lab.base.errors import REPOSITORY, BadInput, anonymous, nearest, plain
 from lab.check import interpreter
 from lab.row.records import Measurement
 
@@ -128,7 +128,7 @@ def load(name: str) -> Family:
         try:
             module = importlib.import_module(f"kernels.{name}.{place.replace('/', '.')}")
         except ImportError as error:
-            unavailable[place] = str(error)
+            unavailable[place] = anonymous(plain(str(error)))
             continue
         sources += getattr(module, "CUDA_SOURCES", ())
         for candidate in getattr(module, "CANDIDATES", ()):

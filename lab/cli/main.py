@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lab import __version__
+from lab.base import console
 from lab.base.errors import BadInput
 from lab.cli import MSGSPEC
 
@@ -230,7 +231,11 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; bad input is one line on standard error and 2."""
-    argv = sys.argv[1:] if argv is None else argv
+    with console.only_text():
+        return _run(sys.argv[1:] if argv is None else argv)
+
+
+def _run(argv: Sequence[str]) -> int:
     arguments = _parser(argv).parse_args(argv)
     module, _, name = COMMANDS[arguments.COMMAND].run.partition(":")
     try:

@@ -16,9 +16,11 @@ import fcntl
 import json
 import math
 import os
+import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,11 +28,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from lab.base import files
-from lab.base.errors import REPOSITORY, BadInput, shown
+from lab.base.errors import REPOSITORY, BadInput, plain, shown
 from lab.row.records import Measurement, Record
 
 FOLDER = REPOSITORY / "profiles"
 R = TypeVar("R", bound=Record)
+LARGEST = 256 << 20  # bytes of a file of records: ten times what all of profiles/ may take
+RUN = "%Y-%m-%dT%H%M%SZ"  # a run's name
+SILENT_S, POLL_S = 2.0, 0.02  # of a wait for a lock: how long it says nothing, and between two tries
 
 
 def append(folder: Path, record: Record) -> Path:
@@ -81,9 +86,28 @@ def refuse_unwritable(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock; it is released by the kernel when the process dies."""
-    with open(folder / ".lock", "a") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+    """Hold the folder's lock, in which its holder stands; it is released by the kernel when the process dies.
+
+    Who waits for it longer than SILENT_S says once what for, and goes on waiting; Ctrl-C ends that.
+    """
+    with open(folder / ".lock", "a+") as handle:
+        since = time.monotonic()
+        told = False
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not told and time.monotonic() - since > SILENT_S:
+                    handle.seek(0)
+                    holder = handle.read(20).strip() or "another process"
+                    line = f"{shown(folder / '.lock')}: held by {holder}; waiting for it, Ctrl-C ends the wait"
+                    print(f"lab: {plain(line)}", file=sys.stderr, flush=True)
+                    told = True
+                time.sleep(POLL_S)
+        with contextlib.suppress(OSError):  # a full disk is for what is written under the lock to say
+            os.ftruncate(handle.fileno(), 0)
+            os.write(handle.fileno(), f"process {os.getpid()}".encode())
         yield
 
 
@@ -126,10 +150,11 @@ def decode(line: bytes, kind: type[R], where: str | Path) -> R:
     Raises BadInput that names the file, the key and the remedy, for what is not JSON or not such a record.
     """
     try:
-        record = _decoder(kind).decode(line)
-    except msgspec.ValidationError:
-        record = _slowly(msgspec.json.decode(line), kind, where)
-    except msgspec.DecodeError as error:
+        try:
+            record = _decoder(kind).decode(line)
+        except msgspec.ValidationError:
+            record = _slowly(msgspec.json.decode(line), kind, where)
+    except (msgspec.DecodeError, RecursionError) as error:
         raise BadInput(where, f"not JSON ({error})", "remove that line or restore the file") from None
     if wrong := record.wrong():
         raise BadInput(where, *wrong)
@@ -158,7 +183,7 @@ def read(path: Path, kind: type[R]) -> list[R]:
         version = (state.st_ino, state.st_mtime_ns, state.st_size)
         known = _read.get((path, kind))
         if known is None or known[0] != version:
-            lines = path.read_bytes().splitlines()
+            lines = files.read_bytes(path, LARGEST).splitlines()
             where = shown(path)
             found = [decode(line, kind, f"{where} line {number}") for number, line in enumerate(lines, start=1)]
             known = _read[path, kind] = version, found
@@ -171,7 +196,7 @@ def rows(device: str | None = None, phase: str | None = None, family: str | None
     """Every committed measurement, oldest run first, filtered."""
     files = sorted(FOLDER.glob(f"{device or '*'}/{phase or '*'}/*/{Measurement.FILE}"))
     found = [row for path in files for row in read(path, Measurement) if family in (None, row.family)]
-    return sorted(found, key=lambda row: row.started)
+    return sorted(found, key=lambda row: row.run)  # within a run as they were written
 
 
 def kept(kind: type[R], device: str, phase: str) -> list[list[R]]:
@@ -192,6 +217,14 @@ def refuse_unmeasured(phase: str, device: str) -> None:
 
 
 def new_run(device: str, phase: str, now: datetime | None = None) -> tuple[str, Path]:
-    """A fresh run name (UTC time) and its folder profiles/<device>/<phase>/<run>; the folder is made by `append`."""
-    run = (now or datetime.now(UTC)).strftime("%Y-%m-%dT%H%M%SZ")
+    """A fresh run name (UTC time) and its folder profiles/<device>/<phase>/<run>; the folder is made by `append`.
+
+    Runs are ordered by their names, and the newest is judged: a clock that was set back, or that shows the second of
+    the run before, gives the second after the newest run of the device.
+    """
+    run = (now or datetime.now(UTC)).strftime(RUN)
+    for there in sorted((path.name for path in FOLDER.glob(f"{device}/*/*")), reverse=True):
+        with contextlib.suppress(ValueError, OverflowError):  # a folder that is no run
+            run = max(run, (datetime.strptime(there, RUN) + timedelta(seconds=1)).strftime(RUN))
+            break
     return run, FOLDER / device / phase / run

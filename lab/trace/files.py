@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import gzip
+import io
 import zlib
 from pathlib import Path
 
+from lab.base import files
 from lab.base.errors import BadInput
 from lab.trace.model import Trace
 
 REPORTS = {".nsys-rep": "nsys export --type sqlite", ".qdrep": "nsys export --type sqlite", ".ncu-rep": "ncu --csv -i"}
 SQLITE = b"SQLite format 3\0"
+LARGEST = 1 << 30  # bytes of text, which take some five times as much memory
+PACKED = 100  # times its size that a compressed profile may have: real ones have 5 to 30, a bomb 1000
 KINDS = "an nsys SQLite export, nsys stats CSV, a PyTorch profiler JSON or ncu --csv"
 
 
@@ -20,6 +24,18 @@ def read(path: Path | str) -> Trace:
     Raises BadInput, always one line, for a file that is missing, empty, cut off, corrupt, or of another kind.
     """
     path = Path(path)
+    try:
+        found = _read(path)
+    except BadInput as refused:
+        if refused.where != "trace":
+            raise
+        raise BadInput(path, refused.what, refused.remedy) from None  # of a column, which does not know its file
+    if not any(map(len, (*found.activities, found.ranges))):
+        raise BadInput(path, "holds neither GPU activity nor a range", "record it again with the CUDA activity")
+    return found
+
+
+def _read(path: Path) -> Trace:
     try:
         if path.is_dir():
             raise BadInput(path, "is a folder", "give a file")
@@ -53,9 +69,11 @@ def read(path: Path | str) -> Trace:
 def text(path: Path) -> str:
     """A text file's content, also compressed; raises BadInput."""
     try:
-        raw = path.read_bytes()
+        raw = files.read_bytes(path, LARGEST)
         if raw.startswith(b"\x1f\x8b"):
-            raw = gzip.decompress(raw)
+            most, of = max(min(LARGEST, PACKED * len(raw)), 1 << 20), f", unpacked from {len(raw)}"
+            with gzip.open(io.BytesIO(raw)) as unpacking:
+                raw = files.up_to(path, unpacking, most, of)
     except (OSError, EOFError, zlib.error) as error:
         raise BadInput(path, f"is not complete gzip ({error})", "copy it again") from None
     if raw.startswith(SQLITE):

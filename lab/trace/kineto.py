@@ -22,12 +22,13 @@ import msgspec
 from msgspec import Struct
 
 from lab.base.errors import BadInput
-from lab.trace.model import COPY_KINDS, NONE, Calls, Copies, Fills, Kernels, Ranges, Trace, interned
+from lab.trace.model import COPY_KINDS, NONE, Calls, Copies, Fills, Kernels, Ranges, Trace, interned, whole
 
 KERNEL, COPY, FILL = ("kernel", "gpu_kernel"), ("gpu_memcpy", "memcpy"), ("gpu_memset", "memset")
 CALL, RANGE = ("cuda_runtime", "cuda_driver", "runtime", "driver"), ("user_annotation",)
 HOST = {"synchronization": ("cuda_sync", "synchronization"), "profiler overhead": ("overhead",)}
 DIRECTION = re.compile(r"\b(" + "|".join(sorted(COPY_KINDS, key=len, reverse=True)) + r")\b")
+LATEST_US = 4 * 10**15  # year 2096
 GRAPH_LAUNCH = re.compile(r"cu(da)?GraphLaunch")
 
 
@@ -104,7 +105,7 @@ def read(path: Path, text: str) -> Trace:
     """The trace in a Kineto file's text; raises BadInput as `decode` does, and for a trace of another program."""
     file, by, odd, warnings = decode(path, text), dict[str, list[Event]](), 0, list[str]()
     for e in file.events or ():
-        if e.ph == "X" and e.ts is not None and e.dur is not None and e.dur >= 0:
+        if e.ph == "X" and e.ts is not None and e.dur is not None and _is_time(path, e, e.ts) and e.dur >= 0:
             by.setdefault(e.cat.lower(), []).append(e)
         else:
             odd += e.ph == "X"
@@ -156,8 +157,8 @@ def read(path: Path, text: str) -> Trace:
 
 def _whole(value: Any) -> int:
     """A whole number, also as text; NONE for anything else."""
-    if isinstance(value, str) and value.lstrip("-").isdigit():
-        return int(value)
+    if isinstance(value, str):
+        return whole(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else NONE
 
 
@@ -171,6 +172,15 @@ def _graph(event: Event, launches: set[int]) -> int:
     """The graph of a device event, 0 for one that is not named but was launched by a graph launch."""
     graph, node = event.arg("graph"), event.arg("graph_node")
     return max(graph, 0) if event.arg("correlation") in launches or graph > 0 or node > 0 else NONE
+
+
+def _is_time(path: Path, event: Event, ts: Decimal) -> bool:
+    """True; raises BadInput for a time that is NaN, infinite or beyond every clock, whose nanoseconds are no number."""
+    for us in (ts, event.dur or ts):
+        if not us.is_finite() or not -LATEST_US < us < LATEST_US:
+            what = f'event "{event.name[:80]}" has ts = {event.ts:.40}, dur = {event.dur:.40}'
+            raise BadInput(path, what, "export the trace again; times are in us")
+    return True
 
 
 def _ns(us: Decimal | None) -> int:

@@ -21,7 +21,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from lab.base.errors import BadInput
+from lab.base.errors import BadInput, plain
 
 Int64 = NDArray[np.int64]
 Int32 = NDArray[np.int32]
@@ -34,6 +34,8 @@ COPY_KINDS = (
 UNKNOWN_COPY = "of unknown kind"
 # Nanoseconds, bytes and 64-bit identifiers; every other column fits 32 bits.
 WIDE = ("start_ns", "end_ns", "correlation", "graph_node", "bytes", "thread", "instances")
+LIMIT_NS = 2**62  # of a time and of all durations together: beyond it, arithmetic on them would overflow
+LONGEST = 8192  # characters of a name: more is no name, and patterns take their time over it
 ZERO = ("start_ns", "end_ns", "bytes", "kind", "name", "label", "scope")  # where a column is not given; others NONE
 
 
@@ -61,7 +63,8 @@ class Columns:
     def of(cls, **columns: Any) -> Self:
         """Columns from sequences, sorted by start; a column not given is NONE or 0, stored once, not per row.
 
-        Raises BadInput when the columns differ in length, which only a defect of a reader can cause.
+        Raises BadInput for a value that is no whole number of its column's size, for times that no profile can have,
+        and when the columns differ in length, which only a defect of a reader can cause.
         """
         lengths = {len(v) for v in columns.values()} or {0}
         if len(lengths) != 1:
@@ -70,13 +73,47 @@ class Columns:
         for name in (f.name for f in fields(cls)):
             kind = np.int64 if name in WIDE else np.int32
             if name in columns:
-                full[name] = np.asarray(columns[name]).astype(kind, copy=False)
+                full[name] = whole_numbers(name, columns[name])
             elif name != "instances":
                 full[name] = np.broadcast_to(kind(0 if name in ZERO else NONE), tuple(lengths))
         built = cls(**full)
+        if len(built):
+            duration = built.end_ns.astype(float) - built.start_ns
+            late = max(-built.start_ns.min().astype(float), built.end_ns.max().astype(float))
+            if duration.min() < 0 or duration.sum() >= LIMIT_NS or late >= LIMIT_NS:
+                seen = f"from {built.start_ns.min()} to {built.end_ns.max()} ns, the shortest {duration.min():g} ns"
+                raise BadInput("trace", f"times of {cls.__name__} {seen}", "export the trace again")
         if (built.start_ns[1:] < built.start_ns[:-1]).any():
             return built.take(np.argsort(built.start_ns, kind="stable"))
         return built
+
+
+def whole_numbers(name: str, values: Any) -> NDArray[Any]:
+    """A column in its integer type; raises BadInput for a value that is none or that does not fit."""
+    try:
+        given = np.asarray(values)
+        found = given.astype(np.int64 if name in WIDE else np.int32, copy=False)
+        if given.dtype.kind in "iub" and found.dtype.itemsize >= given.dtype.itemsize and given.dtype.kind != "u":
+            return found
+        strange = given[~(found == given)] if len(given) else given
+    except (ValueError, OverflowError, TypeError):
+        bits = 63 if name in WIDE else 31
+        strange = np.asarray([v for v in values if not isinstance(v, int) or v.bit_length() > bits], dtype=object)
+    if len(strange):
+        raise BadInput("trace", f"{name} = {strange[0]!s:.40} is no whole number that fits", "export the trace again")
+    return found
+
+
+def whole(text: str) -> int:
+    """A whole number of up to 18 digits in a text, NONE for anything else."""
+    digits = text.removeprefix("-")
+    return int(text) if digits.isascii() and digits.isdigit() and len(digits) < 19 else NONE
+
+
+def _named(text: object) -> str:
+    """A text of a file as a name: on one line, only text, and no longer than a name can be."""
+    said = plain(str(text)).replace("\n", "\\n").replace("\t", "\\t")
+    return said if len(said) <= LONGEST else f"{said[:LONGEST]}... ({len(said)} characters)"
 
 
 @dataclass(frozen=True)
@@ -207,6 +244,15 @@ class Trace:
     steps: int | None = None
     domains: dict[int, str] = field(default_factory=dict)
     host: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Texts of a file are shown on terminals and pages; here they become names that can only be read."""
+        for key in ("tool_version", "schema_version"):
+            object.__setattr__(self, key, _named(getattr(self, key)))
+        for key in ("names", "labels", "call_names", "warnings"):
+            object.__setattr__(self, key, type(getattr(self, key))(map(_named, getattr(self, key))))
+        for key in ("gpus", "domains"):
+            object.__setattr__(self, key, {number: _named(text) for number, text in getattr(self, key).items()})
 
     @property
     def activities(self) -> tuple[Activity, ...]:

@@ -34,9 +34,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from lab.base.errors import BadInput
+from lab.base.errors import BadInput, anonymous
 from lab.trace.intervals import compact, group
-from lab.trace.model import NONE, WIDE, Activity, Calls, Copies, Fills, GraphLaunches, Kernels, Ranges, Trace
+from lab.trace.model import NONE, Activity, Calls, Copies, Fills, GraphLaunches, Kernels, Ranges, Trace, whole_numbers
 
 KIND, META = "CUPTI_ACTIVITY_KIND_", ("META_DATA_EXPORT", "EXPORT_META_DATA")
 PROCESS = "({} >> 24) & 16777215"  # the process id in a serialised globalPid or globalTid: bits 24 to 47
@@ -46,7 +46,6 @@ LISTED = "(SELECT value FROM json_each(?))"
 BATCH_ROWS = 65536
 SPLIT_ROWS = 200_000  # below, a second connection costs more than it saves
 LAUNCH = re.compile(r"cu(da)?GraphLaunch")
-ABSOLUTE = re.compile(r"(?<![\w/])/(?:[^\s/]+/)+[^\s,;]*")  # a path of the profiled machine
 COLUMNS = {
     "start_ns": '"start"',
     "end_ns": '"end"',
@@ -220,7 +219,8 @@ def _ranges(base: Database, warnings: list[str]) -> tuple[Ranges, list[str], dic
     encoded = table["label"].combine_chunks().dictionary_encode()
     columns = {name: table[name].to_numpy() for name in table.column_names} | {"label": encoded.indices.to_numpy()}
     process = np.where(columns["thread"] < 0, NONE, (columns["thread"] >> 24) & 0xFFFFFF)
-    return Ranges.of(**columns, process=process), encoded.dictionary.to_pylist(), domains
+    labels = [text.decode("utf-8", "replace") for text in encoded.dictionary.cast(pa.binary()).to_pylist()]
+    return Ranges.of(**columns, process=process), labels, domains
 
 
 def _types(base: Database, names: Mapping[str, int]) -> str:
@@ -272,7 +272,7 @@ def _gpus(
 def _diagnostics(base: Database) -> list[str]:
     """The profiler's own warnings and errors, without paths of the machine it ran on."""
     texts = base.rows("DISTINCT text", "DIAGNOSTIC_EVENT", ("severity", "text"), "WHERE severity >= 2")
-    return [f"nsys: {ABSOLUTE.sub('(path)', ' '.join(str(text).split()))}" for (text,) in texts]
+    return [f"nsys: {anonymous(' '.join(str(text).split()))}" for (text,) in texts]
 
 
 def _host(base: Database) -> dict[str, tuple[int, int]]:
@@ -335,7 +335,8 @@ class Database:
         if table not in self.columns or not self.columns[table].issuperset(needs):
             return []
         with self.one_line():
-            return self._base.execute(f'SELECT {what} FROM "{table}" {rest}', values).fetchall()
+            found = self._base.execute(f'SELECT {what} FROM "{table}" {rest}', values).fetchall()
+        return [tuple(v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in row) for row in found]
 
     def arrays(self, table: str, wanted: Mapping[str, str]) -> dict[str, NDArray[Any]]:
         """Large columns of one table: result name -> SQL expression of a column, left out where it has no such column.
@@ -354,17 +355,14 @@ class Database:
             """The batches of some rows, narrowed as they come, so that no 64-bit copy of the table is held."""
             return [
                 [
-                    column.to_numpy(zero_copy_only=False).astype(np.int64 if name in WIDE else np.int32)
+                    whole_numbers(name, column.to_numpy(zero_copy_only=False))
                     for name, column in zip(wanted, batch.columns, strict=True)
                 ]
                 for batch in self.batches(f'SELECT {select} FROM "{table}" WHERE rowid >= {a} AND rowid < {b}')
             ]
 
         with self.one_line(), ThreadPoolExecutor(workers) as pool:
-            try:
-                batches = [batch for found in pool.map(part, edges[:-1], edges[1:]) for batch in found]
-            except (ValueError, TypeError) as error:
-                raise BadInput(self.path, f"{table} holds text for a number ({error})", "export it again") from None
+            batches = [batch for found in pool.map(part, edges[:-1], edges[1:]) for batch in found]
         if not batches:
             return {name: np.empty(0, np.int64) for name in wanted}
         return dict(zip(wanted, map(np.concatenate, zip(*batches, strict=True)), strict=True))

@@ -125,7 +125,7 @@ def _times(s: Summary) -> list[str]:
 
 
 def _part(us: float, whole: float) -> str:
-    return f"{us / whole if whole else float('nan'):.1%}"
+    return f"{us / whole:.1%}" if whole else "-"
 
 
 def _us(value: float | None) -> str:

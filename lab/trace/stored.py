@@ -19,6 +19,7 @@ from lab.base.errors import BadInput
 from lab.trace.model import NONE, Calls, Columns, Copies, Fills, GraphLaunches, Kernels, Ranges, Trace, interned
 
 SCHEMA = 1
+MOST_ROWS = 100_000_000  # of a file that says so in a few bytes: a repeated value takes none
 KINDS: Mapping[str, type[Columns]] = {
     "kernels": Kernels,
     "memcpy": Copies,
@@ -102,7 +103,13 @@ def load(path: Path) -> Trace:
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    table, meta = _opened(path, pq.read_table)
+    def bounded(path: Path) -> Any:
+        with pq.ParquetFile(path) as file:
+            if file.metadata.num_rows > MOST_ROWS:
+                raise ValueError(f"{file.metadata.num_rows} rows")
+            return file.read()
+
+    table, meta = _opened(path, bounded)
     texts: dict[str, list[str]] = {name: [] for _, name in TEXTS.values()}
     built = {k: _rows(table.filter(pc.equal(table["kind"], k)), k, of, texts) for k, of in KINDS.items()}
     kept = {key: getattr(meta, key) for key in KEPT}

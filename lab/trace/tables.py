@@ -19,7 +19,7 @@ import numpy as np
 
 from lab.base.errors import BadInput
 from lab.bench import ncu
-from lab.trace.model import COPY_KINDS, NONE, Copies, Fills, Kernels, Trace, interned
+from lab.trace.model import COPY_KINDS, LIMIT_NS, NONE, Copies, Fills, Kernels, Trace, interned, whole
 
 UNIT_NS = {"ns": 1.0, "nsec": 1.0, "nsecond": 1.0, "us": 1e3, "usec": 1e3, "usecond": 1e3, "ms": 1e6, "msec": 1e6}
 UNIT_NS |= {"msecond": 1e6, "s": 1e9, "sec": 1e9, "second": 1e9}
@@ -44,7 +44,7 @@ class Line:
 
     def whole(self, *titles: str) -> int:
         """The first of these cells that is not empty as a whole number, NONE when it is none."""
-        return int(text) if (text := self.text(*titles)).isdigit() else NONE
+        return whole(self.text(*titles))
 
     def value(self, title: str, units: Mapping[str, float], default: float | None = None) -> float:
         """A number in base units, whose unit stands in its column's title; refuses an empty cell without a default."""
@@ -55,10 +55,11 @@ class Line:
             return default
         if units and unit and unit not in units:
             raise BadInput(self.path, f'unit "{unit}" of column "{title}"', "known: " + ", ".join(units))
-        try:
-            return float(text.replace(",", "")) * units.get(unit, 1.0)
-        except ValueError:
-            raise BadInput(self.path, f"line {self.number}: {text!r} is no number", "export the report again") from None
+        found = ncu.number(self.path, self.number, text)
+        if isinstance(found, str) or not 0 <= found * units.get(unit, 1.0) < LIMIT_NS:
+            what = f"line {self.number}: {text!r:.40} is no number that can stand there"
+            raise BadInput(self.path, what, "export the report again")
+        return found * units.get(unit, 1.0)
 
 
 def read(path: Path, text: str) -> Trace | None:
@@ -66,12 +67,20 @@ def read(path: Path, text: str) -> Trace | None:
 
     Raises BadInput, one line with the line number, for a row that is cut off or not a number.
     """
+    with ncu.whole_csv(path, text):
+        found = _read(path, text)
+        if found is None:
+            return None
+    return found
+
+
+def _read(path: Path, text: str) -> Trace | None:
     if ncu.is_table(text):
         return _ncu(path, ncu.launches(path, text))
     found: dict[str, list[Line]] = {}
     header: list[tuple[str, str]] = []
     own: list[Line] | None = None
-    reader = csv.reader(io.StringIO(text, newline=""))
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     for row in reader:
         cells = [c.strip() for c in row]
         titles = [(m["name"], m["unit"] or "") for c in cells if (m := TITLE.match(c))]
@@ -121,7 +130,7 @@ def _gpu_trace(path: Path, rows: list[Line]) -> Trace:
     moved = [MOVED.match(row.text("Name")) for row in rows]
     kind = np.array([found[1].lower() if found else "kernel" for found in moved])
     device = [DEVICE.match(row.text("Device")) for row in rows]
-    numbers = [int(d["number"]) if d else row.whole("Device") for d, row in zip(device, rows, strict=True)]
+    numbers = [whole(d["number"]) if d else row.whole("Device") for d, row in zip(device, rows, strict=True)]
     gpus = dict(sorted(zip(numbers, (d["name"] if d else "" for d in device), strict=True)))
     start = [round(row.value("Start", UNIT_NS)) for row in rows]
     columns = {
@@ -162,10 +171,12 @@ def _ncu(path: Path, launches: Sequence[ncu.Launch]) -> Trace:
     for launch in launches:
         value, unit = launch.metrics.get("gpu__time_duration.sum") or launch.metrics.get("Duration") or (None, "")
         length = round(value * UNIT_NS[unit]) if isinstance(value, float) and unit in UNIT_NS else None
+        if length is not None and length < 0:
+            raise BadInput(path, f"a launch of {launch.kernel[:80]} took {value:g} {unit}", "export the report again")
         lengths.append(length or 0)
         unknown += length is None
     codes, names = interned(launch.kernel for launch in launches)
-    devices = [int(launch.device) if launch.device.isdigit() else NONE for launch in launches]
+    devices = [whole(launch.device) for launch in launches]
     warnings = ["Nsight Compute replays kernels one by one, by default at locked clocks: times are no shares of a run"]
     if unknown:
         warnings.append(f"{unknown} of {len(codes)} kernels have no duration metric (gpu__time_duration.sum)")

@@ -4,6 +4,7 @@ Failures are made: the system calls that `append` relies on are replaced by ones
 folder), and real processes append side by side or are killed. Permissions are not used, because root ignores them.
 """
 
+import contextlib
 import errno
 import json
 import os
@@ -24,7 +25,7 @@ from lab.base.errors import REPOSITORY, BadInput
 from lab.bench import machine
 from lab.row import store
 from lab.row.records import PERFORMANCE, Ceiling, Counter, CrossCheck, Measurement, Record, Status
-from tests.refused import refused
+from tests.refused import held, refused
 from tests.row import made
 from tests.row.made import changed, measurement
 
@@ -340,18 +341,25 @@ def test_line_that_cannot_be_read(tmp_path: Path) -> None:
             store.read(path, Measurement)
 
 
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"schema": 1, "workload": ' + '{"a": ' * 100_000])
+def test_a_line_nested_without_end(text: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(f"{text}\n")
+    with refused("rows.jsonl line 1", remedy="remove"):
+        store.read(tmp_path / "rows.jsonl", Measurement)
+
+
 def test_rows_are_filtered_and_oldest_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "FOLDER", tmp_path)
     for device, phase, run, started in (
-        ("h200", "p5", "b", "2026-11-21"),
-        ("h200", "p5", "a", "2026-11-20"),
-        ("gb10", "p5", "a", "2026-11-19"),
-        ("h200", "p6", "a", "2026-11-18"),
+        ("h200", "p5", "d", "2026-11-18"),
+        ("h200", "p5", "c", "2026-11-20"),
+        ("gb10", "p5", "b", "2026-11-19"),
+        ("h200", "p6", "a", "2026-11-21"),
     ):
         made_then = replace(ROW, device=device, run=run, started=started)
         store.append(tmp_path / device / phase / run, made_then)
-    assert [r.run for r in store.rows(device="h200", phase="p5")] == ["a", "b"]
-    assert [r.started[-2:] for r in store.rows()] == ["18", "19", "20", "21"]
+    assert [r.run for r in store.rows(device="h200", phase="p5")] == ["c", "d"]
+    assert [r.run for r in store.rows()] == ["a", "b", "c", "d"]  # whatever a clock that was set back says of them
     assert len(store.rows(phase="p5")) == 3
     assert store.rows(family="kv") == []
 
@@ -379,12 +387,60 @@ def test_rows_of_one_card_can_be_told_without_its_serial(monkeypatch: pytest.Mon
     assert found[3].gpu_id is None
 
 
-def test_run_names_sort_by_time() -> None:
+def test_run_names_sort_by_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from datetime import UTC, datetime
 
+    monkeypatch.setattr(store, "FOLDER", tmp_path)
     times = [datetime(2026, 9, 30, 23, 59, 59, tzinfo=UTC), datetime(2026, 11, 2, 0, 0, 1, tzinfo=UTC)]
     names = [store.new_run("h200", "p5", t)[0] for t in times]
     assert names == sorted(names) == ["2026-09-30T235959Z", "2026-11-02T000001Z"]
+
+
+def test_a_run_is_newer_than_every_run_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the clock was set back, and within one second; what is newest is judged."""
+    from datetime import UTC, datetime
+
+    monkeypatch.setattr(store, "FOLDER", tmp_path)
+    (tmp_path / "h200" / "routes").mkdir(parents=True)
+    (tmp_path / "h200" / "routes" / "zz.json").touch()
+    names = []
+    for year in (2026, 2026, 2020):
+        name, folder = store.new_run("h200", "p5", datetime(year, 12, 31, 23, 59, 59, tzinfo=UTC))
+        store.append(folder, replace(ROW, run=name, started=f"{year}"))
+        names.append(name)
+    assert names == ["2026-12-31T235959Z", "2027-01-01T000000Z", "2027-01-01T000001Z"]
+    assert [r.run for r in store.rows()] == names
+    assert store.new_run("gb10", "p5", datetime(2020, 1, 1, tzinfo=UTC))[0].startswith("2020")
+
+
+def test_who_waits_for_a_lock_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once, with the file and the process that holds it; then it goes on waiting, and Ctrl-C ends it."""
+    monkeypatch.setattr(store, "SILENT_S", 0.0)
+    sleeps: list[float] = []
+    release = contextlib.ExitStack()
+
+    def sleep(seconds: float) -> None:
+        sleeps.append(seconds)
+        if len(sleeps) == 3:
+            release.close()
+
+    monkeypatch.setattr(store.time, "sleep", sleep)
+    with release:
+        release.enter_context(store._locked(tmp_path))
+        store.append(tmp_path, ROW)
+    assert (len(sleeps), rows_of(tmp_path)) == (3, [ROW])
+    said = capsys.readouterr().err
+    held(said, ".lock", f"process {os.getpid()}")
+
+    def interrupted(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store.time, "sleep", interrupted)
+    with store._locked(tmp_path), pytest.raises(KeyboardInterrupt):
+        store.append(tmp_path, ROW)
+    assert rows_of(tmp_path) == [ROW]
 
 
 def test_a_copy_may_state_the_commit_it_was_made_of(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -227,7 +227,7 @@ def test_environment_is_not_read() -> None:
     export.add("DIAGNOSTIC_EVENT", severity=2, text="see /home" + "/ada/run/stdout.log for output")
     t = export.trace()
     assert "hunter2" not in repr(t)
-    assert t.warnings == ("nsys: see (path) for output",)
+    assert t.warnings == ("nsys: see (path)/stdout.log for output",)
 
 
 def test_two_connections_read_every_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

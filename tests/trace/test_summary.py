@@ -16,6 +16,7 @@ from lab.trace.model import COPY_KINDS, Copies, Fills, GraphLaunches, Kernels, T
 from lab.trace.summary import Summary, summarise
 from tests.loops import numbered, over
 from tests.refused import held as refusal_held
+from tests.refused import refused
 from tests.trace.nsys_synthetic import Export, global_pid
 from tests.trace.test_readers import REAL, unpacked
 
@@ -316,6 +317,9 @@ def test_nvtx_labels_without_counters_and_with_domain() -> None:
 def test_nothing_on_the_device() -> None:
     export = Export()
     export.call("cudaMalloc_v3020", 0, 10, 1)
+    with refused("", "activity", remedy="record"):
+        export.trace()
+    export.nvtx("step", 0, 10)
     s = summary(export)
     assert (s["span_us"], s["busy_union_us"], s["kernel_count"], s["per_device"]) == (0, 0, 0, [])
 

@@ -19,10 +19,12 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from lab.base import files
 from lab.base.errors import BadInput
 from lab.study.own import backend_ops, batched_bench, ds4_bench, llama_bench
 from lab.study.own.sample import ANSI, Imported, objects
 
+LARGEST = 64 << 20  # bytes; a tool prints kilobytes
 KNOWN = "known: llama-bench -o jsonl or json, llama-batched-bench (table or jsonl), test-backend-ops (text, sql or csv)"
 KNOWN += ", ds4-bench (csv)"
 SUMMARY = re.compile(r"\|\s*t/s\s*\||^INSERT INTO llama_bench|^build_commit,")
@@ -55,10 +57,8 @@ READERS: tuple[tuple[Callable[[str], bool], Callable[[Path, str], Imported]], ..
 def read(path: Path) -> Imported:
     """The figures of one file; raises BadInput in one line for a file that is cut off, holds NaN or nothing usable."""
     try:
-        text = ANSI.sub("", path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        raise BadInput(path, "no such file", "give the file that the tool's output was written to") from None
-    except (OSError, UnicodeDecodeError) as error:
+        text = ANSI.sub("", files.read_bytes(path, LARGEST).decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
         raise BadInput(path, f"cannot be read ({error})", "give the tool's output as UTF-8 text") from None
     lines = text.splitlines()
     reader = next((reader for is_one, reader in READERS if any(map(is_one, lines))), None)

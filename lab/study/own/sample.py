@@ -193,7 +193,7 @@ def objects(path: Path, text: str) -> tuple[Objects, list[str]]:
         at, start = Line(path, text.count("\n", 0, found.end()) + 1), found.end()
         try:
             value, end = decoder.raw_decode(text, start)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             position = max(getattr(error, "pos", start), start)
             raise _bad(at, (text[start:position] + text[position:].partition("\n")[0]), text[position:]) from None
         read.append((at, value))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -76,7 +77,8 @@ def judge(
         if name and name not in card.workloads:
             raise BadInput(f"--map {name}", f"is no workload of {card.id}", nearest(name, card.workloads))
     flags = [which.rows_flag(word) for word in rows]
-    twice = {path for _, path in flags if [p.resolve() for _, p in flags].count(path.resolve()) > 1}
+    real = [os.path.realpath(path) for _, path in flags]
+    twice = {path for _, path in flags if real.count(os.path.realpath(path)) > 1}
     if twice:
         raise BadInput(f"--rows {min(twice)}", "is given twice", "a file compared with itself says nothing")
     files = tuple((arm, read(path)) for arm, path in flags)
