@@ -26,10 +26,10 @@ import statistics
 
 import pandas as pd
 
-from lab import draw, value
+from lab import value
 from lab.card import recorded
 from lab.study.audit import arms, find, run
-from lab.study.audit.subject import FLOOR_PCT, SEVERITIES
+from lab.study.audit.subject import SEVERITIES
 from lab.write import notebook
 
 result = run.audit()
@@ -100,13 +100,9 @@ notebook.text(
 # fixed length holds more or fewer launches, so its sum moves without the kernel getting faster or slower.
 
 # %%
-overturned = [f for f in fired["launch-drift"] if f.severity == "overturned"]
 captures = [s for name, s in result.asked if name == "launch-drift" and s.title.startswith("GDN decode phase")]
 changes = arms.launch_changes(captures)
-drawn = [(title.removeprefix("GDN decode "), raw, each) for title, raw, each in changes if abs(raw) < 20]
-left_out = [title for title, raw, _ in changes if abs(raw) >= 20]
-alt = f"Change of {len(drawn)} GDN decode phases in %, by capture and by launch; {len(overturned)} lose their effect"
-notebook.picture(draw.launches(drawn, FLOOR_PCT), alt)
+notebook.show(pd.DataFrame(changes, columns=["phase", "the capture's time %", "per launch %"]).round(2))
 
 # %%
 section("launch-drift")

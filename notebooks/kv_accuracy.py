@@ -52,8 +52,7 @@ show(pd.DataFrame([(s.name, s.bits, s.cost) for s in study.STORAGES],
 # %% [markdown]
 # ## Error of the attention output
 #
-# NMSE, mean of the draws: red above the card's line (twice what rounding predicts for e4m3), green well below. Sinks
-# and heavy tails do not hurt fp8: a float keeps its relative error. A scale per head is enough for sizes. An offset
+# NMSE, mean of the draws, beside the card's line (twice what rounding predicts for e4m3). Sinks and heavy tails do not hurt fp8: a float keeps its relative error. A scale per head is enough for sizes. An offset
 # that the softmax should cancel is where fp8 fails, and no scale mends it; keys centred by page do.
 
 # %%
@@ -61,18 +60,7 @@ problems = [distributions.draw_all(seed=seed, spread=SPREAD) for seed in range(D
 found = pd.DataFrame([asdict(e) for p in problems for e in study.study(p, NAMES)]).drop(columns="part")
 nmse = found.pivot_table(index="head", columns="storage", values="nmse").loc[list(HEADS), NAMES]
 line = CARD.gate.require[0].threshold
-
-
-def colour(value: float) -> str:
-    """Red above the card's line, green a twentieth of it and less."""
-    return draw.VERMILLION if value > line else draw.GREEN if value < line / 20 else draw.BLUE
-
-
-picture(
-    draw.grid(nmse.to_dict("index"), "NMSE of attention's output by head and storage", colour),
-    "Grid of heads by storage with the error of the output: red above twice the prediction for e4m3, blue near it, "
-    "green well below. The two offset heads are red under every scale of fp8 and blue where the keys were centred.",
-)
+show(nmse.map(lambda v: f"{v:.1e}{' above the line' if v > line else ''}").reset_index(), code=["head"])
 
 # %% [markdown]
 # ## What it does to the next word, and whether it is K or V

@@ -48,9 +48,6 @@ toy = Trace(
 )  # fmt: skip
 picture(draw.timeline(toy, title="One invented step"), "Two streams, a copy lane and idle time over 100 us.")
 
-# %%
-picture(draw.occupancy(toy, title="The same step, divided"), "The span divided, and the summed durations.")
-
 # %% [markdown]
 # The parts sum to the span exactly: durations, less what ran at the same time, plus idle time. Nothing is left out.
 

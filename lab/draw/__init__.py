@@ -1,15 +1,11 @@
-"""Figures in one style (`style`), one module for each kind: roofline, breakdown, waterfall, sweep, timeline, outcomes,
-rivals.
+"""Figures in one style (`style`), one module for each kind: roofline, plots, waterfall, sweep, timeline, staircase, ...
 
 In: points, breakdowns, differences, sweeps, traces. Out: matplotlib figures that save as SVG or PNG.
 Door: `from lab import draw`, then `draw.roofline(device, points)`, `draw.save(figure, path)` and the names below.
 """
 
-from lab.draw.breakdown import bars, breakdown
 from lab.draw.comparison import Group, Mark, Side, arms, conditions
-from lab.draw.outcomes import launches
-from lab.draw.plots import grid, levels, lines, scatter
-from lab.draw.rivals import rivals
+from lab.draw.plots import bars, breakdown, levels, lines, rivals, scatter
 from lab.draw.roofline import Point, point, roofline
 from lab.draw.style import (
     BLUE,
@@ -28,14 +24,14 @@ from lab.draw.style import (
     svg,
 )
 from lab.draw.sweep import COLOURS, DASHES, MARKERS, curves, times
-from lab.draw.timeline import divided, occupancy, timeline
+from lab.draw.timeline import timeline
 from lab.draw.waterfall import gap
 
 # fmt: off
 __all__ = [
     "BLUE", "CARD", "COLOURS", "DASHES", "GREEN", "INK", "MARKERS", "ORANGE", "PURPLE", "SOFT", "STYLE",
     "VERMILLION", "WIDTH_IN", "Group", "Mark", "Point", "Side", "arms", "bars", "breakdown", "conditions",
-    "curves", "divided", "gap", "grid", "launches", "levels", "lines", "occupancy", "plain", "png", "point",
+    "curves", "gap", "levels", "lines", "plain", "png", "point",
     "rivals", "roofline", "save", "scatter", "svg", "timeline", "times",
 ]
 # fmt: on

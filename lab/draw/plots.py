@@ -1,19 +1,23 @@
-"""Four plain kinds: lines in panels, points against a time, levels as bars, and a grid of numbers."""
+"""Plain kinds: lines in panels, points against a time, levels as bars, a breakdown as bars, and
+how many times as fast as its rival each kernel is."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from lab.base.errors import BadInput
 from lab.draw import style
 from lab.draw.sweep import DASHES, MARKERS
+from lab.trace.breakdowns import NO_PART, NOT_ATTRIBUTED, Breakdown
 
 Points = Sequence[tuple[float, float]]
+RATIOS = (0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8)
+SAME = 0.02  # a point within 2 % of its rival's time is neither a win nor a miss
 
 
 @style.styled
@@ -106,27 +110,91 @@ def levels(rows: Sequence[tuple[str, float, str]], title: str, xlabel: str, line
     return figure
 
 
-@style.styled
-def grid(
-    cells: Mapping[str, Mapping[str, float]], title: str, colour: Callable[[float], str], shown: str = ".1e"
-) -> Figure:
-    """Numbers in rows and columns, each on a tint of its colour: row -> column -> value. Raises BadInput when empty.
+def breakdown(b: Breakdown, title: str = "") -> Figure:
+    """A breakdown's categories; overlap and idle time are left to `timeline.occupancy`."""
+    parts: dict[str, float] = {}
+    for p in b.parts:
+        if p.value > 0 and p.category not in NO_PART:
+            parts[p.category] = parts.get(p.category, 0.0) + p.value
+    idle = any(p.category in NO_PART for p in b.parts)
+    words = "time added up, without idle" if idle else b.denominator
+    return bars(parts, words, b.unit, None if idle else max(b.whole, sum(parts.values())), title or b.title)
 
-    Heads of columns are broken at every space, so that neighbours do not run into each other.
+
+@style.styled
+def bars(
+    parts: Mapping[str, float], denominator: str, unit: str, total: float | None = None, title: str = ""
+) -> Figure:
+    """Parts as bars, largest first, each with its value and its share of the denominator.
+
+    denominator: what 100 % is, in words ("GPU time of one decode step"); it stands in the axis label with its value.
+    total:       the denominator in `unit`, None for the sum of the parts. What the parts leave of it is drawn hatched,
+                 "not attributed", because a breakdown that hides its rest reads as complete.
+    Raises BadInput for no parts, a negative or non-finite part, no denominator, and parts that exceed the total by more
+    than 0.5 %.
     """
-    heads = list(dict.fromkeys(column for row in cells.values() for column in row))
-    if not heads:
-        raise BadInput("grid plot", "no cell", "pass rows of numbers")
-    figure, axes = style.blank(1.1 + 0.34 * len(cells))
-    for y, row in enumerate(cells.values()):
-        for x, head in enumerate(heads):
-            if head in row:
-                axes.add_patch(Rectangle((x, y), 0.94, 0.9, facecolor=(colour(row[head]), 0.28), lw=0))
-                axes.text(x + 0.47, y + 0.45, format(row[head], shown), ha="center", va="center", fontsize=7.5)
-    axes.spines[:].set_visible(False)
-    axes.set(xlim=(0, len(heads)), ylim=(len(cells), 0))
-    axes.set_xticks([x + 0.47 for x in range(len(heads))], [h.replace(" ", "\n") for h in heads], fontsize=7.5)
-    axes.set_yticks([y + 0.45 for y in range(len(cells))], list(cells), fontsize=8.5)
-    axes.tick_params(length=0, labeltop=True, labelbottom=False)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=10, color=style.INK)
+    if not parts or not denominator.strip() or not unit.strip():
+        raise BadInput("bars", f"{len(parts)} parts of {denominator!r} in {unit!r}", "give parts, denominator and unit")
+    for name, value in parts.items():
+        if not (0 <= value < math.inf):
+            raise BadInput("bars", f"{name} = {value:g} {unit}", "a part is zero or more")
+    whole = sum(parts.values()) if total is None else total
+    if whole <= 0 or sum(parts.values()) > whole * 1.005:
+        raise BadInput("bars", f"parts sum to {sum(parts.values()):g} of {whole:g} {unit}", "check for nested parts")
+    rows = sorted(parts.items(), key=lambda item: -item[1])
+    rest = whole - sum(parts.values())
+    if rest > 0.005 * whole:
+        rows.append((NOT_ATTRIBUTED, rest))
+    figure, axes = style.blank(0.9 + 0.34 * len(rows))
+    for i, (name, value) in enumerate(rows):
+        own = name != NOT_ATTRIBUTED
+        axes.barh(i, value, height=0.66, color=style.BLUE if own else style.CARD, hatch="" if own else "////",
+                  edgecolor=style.BLUE if own else style.SOFT, linewidth=0.8)  # fmt: skip
+        style.beside(axes, f"{value:,.4g} {unit} ({value / whole:.1%})", (value, i), 5)
+    axes.set_yticks(range(len(rows)), [name for name, _ in rows])
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlim(0, max(value for _, value in rows) * 1.32)
+    axes.set_xlabel(f"{unit}; 100 % = {denominator}, {whole:,.5g} {unit}")
+    style.title(axes, title or denominator)
     return figure
+
+
+@style.styled
+def rivals(lines: Sequence[tuple[str, str, Sequence[float]]], title: str) -> Figure:
+    """(label, names of the rivals, the rival's time over ours by workload), top to bottom; the axis is logarithmic.
+
+    Raises BadInput without a point.
+    """
+    if not any(ratios for _, _, ratios in lines):
+        raise BadInput("rivals", "no workload has a row of ours and one of a rival", "measure with `--peers`")
+    picture, axes = style.blank(1.0 + 0.5 * len(lines))
+    axes.axvspan(1 - SAME, 1 + SAME, color=style.SOFT, alpha=0.18, linewidth=0)
+    axes.axvline(1, color=style.SOFT, linewidth=0.8)
+    kinds = (
+        ("faster", style.BLUE, "o", lambda r: r > 1 + SAME),
+        ("within 2 %", style.SOFT, "s", lambda r: abs(r - 1) <= SAME),
+        ("slower", style.VERMILLION, "D", lambda r: r < 1 - SAME),
+    )
+    for label, colour, marker, belongs in kinds:
+        # Neighbours at three heights, so that points of one ratio are seen one by one.
+        spread = ((r, y + 0.17 * (i % 3 - 1)) for y, (_, _, rs) in enumerate(lines) for i, r in enumerate(sorted(rs)))
+        at = [(ratio, y) for ratio, y in spread if belongs(ratio)]
+        name = f"{label} ({len(at)})"
+        look: Any = {"ls": "", "marker": marker, "color": colour, "ms": 5, "alpha": 0.8, "label": name}
+        axes.plot([x for x, _ in at], [y for _, y in at], **look)
+    axes.set_xscale("log")
+    every = [ratio for _, _, ratios in lines for ratio in ratios]
+    axes.set_xlim(min(0.9, min(every)) / 1.05, max(every) * 1.12)
+    axes.xaxis.set_major_locator(FixedLocator([t for t in RATIOS if axes.get_xlim()[0] < t < axes.get_xlim()[1]]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_yticks(range(len(lines)), [f"{label}\n{names}" for label, names, _ in lines], fontsize=8.5)
+    axes.set_ylim(len(lines) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(True, axis="x", color=style.GRID, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.set_xlabel("fastest rival's time over ours", fontsize=8.5)
+    picture.legend(*axes.get_legend_handles_labels(), loc="outside upper right", ncols=3, frameon=False, fontsize=8.5)
+    picture.suptitle(title, x=0.01, ha="left", fontsize=10, color=style.INK)
+    return picture

@@ -15,8 +15,6 @@ from lab.draw import style
 
 COLOURS = (style.BLUE, style.VERMILLION, style.GREEN, style.PURPLE, style.ORANGE, style.INK)
 MARKERS, DASHES = ("o", "s", "^", "D", "v", "P"), ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)))
-ROUND_US = [step * 10**power for power in range(-1, 6) for step in (1, 2, 5)]
-STEPS_US = [step * 10**power for power in range(-1, 5) for step in (1, 1.5, 2, 3, 4, 5, 6, 8)]
 AXES = {
     "context": "tokens in the cache",
     "depth": "tokens in the cache before the prompt",
@@ -117,10 +115,6 @@ def times(
         axes.axvline(mark, color=style.SOFT, lw=0.8, ls=":")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
-    us = [us for points in every for _, us in points]
-    wide = max(us) > 30 * min(us)
-    steps = [t for t in STEPS_US if not wide or t in ROUND_US]
-    axes.set_yticks([t for t in steps if min(us) / 1.3 < t < 1.3 * max(us)])
     style.plain_ticks(axes.xaxis, axes.yaxis)
     axes.minorticks_off()
     axes.grid(True, color=style.GRID, linewidth=0.6)

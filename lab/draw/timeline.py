@@ -1,11 +1,9 @@
-"""One trace over time: a strip of device time (one decode step), and the division of its span.
+"""One trace over time: a strip of device time, such as one decode step.
 
 A strip joins neighbours that lie closer than half a pixel, or one step of a serving engine would be a megabyte of SVG:
 joined blocks keep the colour of the longest, and shorter gaps are not drawn, though the busy share below counts them.
 Kernels that only wait are drawn where they ran and are not busy time.
-
-The division shows the span without counting anything twice, and beside it the summed durations: where these are longer,
-things ran at the same time. Given up: interaction (a profiler's own viewer has it).
+Given up: interaction (a profiler's own viewer has it).
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from matplotlib.figure import Figure
 
 from lab.base.errors import BadInput
 from lab.draw import style
-from lab.trace import categories, intervals
+from lab.trace import categories
 from lab.trace.categories import MEMCPY, MEMSET, OPAQUE, Rules
 from lab.trace.intervals import Spans, merged, union
 from lab.trace.model import Int64, Trace
@@ -27,14 +25,6 @@ PIXELS = 900  # half pixels of a timeline's width
 COPY: style.Look = (style.VERMILLION, "////")
 GRAPH: style.Look = ("#dddddd", "xxxx")
 LOOKS: Mapping[str, style.Look] = {MEMCPY: COPY, MEMSET: (style.VERMILLION, "...."), OPAQUE: GRAPH}
-DIVIDED: Mapping[str, style.Look] = {
-    "kernels": (style.BLUE, ""),
-    "kernels with copies": (style.BLUE, "////"),
-    "copies and fills": COPY,
-    "opaque graph": GRAPH,
-    "waiting": (style.YELLOW, ""),
-    "idle": style.IDLE_LOOK,
-}
 Lane = tuple[str, list[tuple[str, Spans]]]
 
 
@@ -132,78 +122,3 @@ def _blocks(start: Int64, end: Int64, label: Sequence[str], close_ns: float) -> 
     for s, e, names in blocks:
         by.setdefault(max(names, key=lambda n: names[n]), []).append((s, e))
     return [(n, Spans(np.array([s for s, _ in v]), np.array([e for _, e in v]))) for n, v in by.items()]
-
-
-@style.styled
-def occupancy(trace: Trace, rules: Rules | None = None, title: str = "") -> Figure:
-    """Two bars for each device: its time span divided without overlap (kernels, copies beside them, copies alone,
-    opaque graphs alone, idle), and the summed durations, which may exceed it.
-
-    Raises BadInput without a timeline or without any device activity.
-    """
-    found = divided(trace, rules)
-    rows = [(f"GPU {device} {what}", parts) for device, both in found.items() for what, parts in both.items()]
-    figure, axes = style.blank(1.45 + 0.42 * len(rows))
-    reach = max(sum(parts.values()) for _, parts in rows)
-    span = max(sum(both["time"].values()) for both in found.values())
-    axes.set_xlim(0, reach * 1.02)
-    figure.draw_without_rendering()
-    used: dict[str, style.Look] = {}
-    for y, (_, parts) in enumerate(rows):
-        left = 0.0
-        for name, us in parts.items():
-            if us <= 0:
-                continue
-            used[name] = colour, hatch = DIVIDED[name]
-            style.block(axes, y, left, us, used[name], height=0.64, line=0.4)
-            if us > 0.16 * reach and not hatch:
-                style.inside(axes, f"{style.number(us)} ({us / span:.1%})", (left + us / 2, y), colour, 8)
-            left += us
-    axes.axvline(span, color=style.INK, lw=0.8, ls="--")
-    axes.set_yticks(range(len(rows)), [name for name, _ in rows])
-    axes.set_ylim(len(rows) - 0.45, -0.55)
-    axes.tick_params(axis="y", length=0)
-    style.plain_ticks(axes.xaxis)
-    axes.set_xlabel(f"us; 100 % = span, {style.number(span)} us (dashed); sums beyond it ran at the same time")
-    style.title(axes, title or f"{trace.source} {trace.window_label}".strip())
-    style.legend_below(figure, used, min(len(used), 5))
-    return figure
-
-
-def divided(trace: Trace, rules: Rules | None = None) -> dict[int, dict[str, dict[str, float]]]:
-    """Device -> {"time": a division of the span, "summed": durations added up}, in us.
-
-    The division is exact: its parts sum to the span. Raises BadInput without a timeline or device activity.
-    """
-    trace.require_timeline("division of the span")
-    rules = rules or categories.default()
-    waits = rules.waits(trace.names)
-    devices = intervals.devices(trace, intervals.streams(trace, waits))
-    over = intervals.window(trace, intervals.together(list(devices.values())))
-    if not over.ns:
-        raise BadInput(trace.source, "has no device activity", "choose another window")
-    found = {}
-    for gpu in devices:
-        own = [a.take(a.device == gpu) for a in trace.activities]
-        kernels, copies, opaque = own[0], own[1:3], own[3]
-        waiting = waits[kernels.name]  # type: ignore[attr-defined]
-        work, wait = (merged(k.start_ns, k.end_ns) for k in (kernels.take(~waiting), kernels.take(waiting)))
-        copy = union([merged(a.start_ns, a.end_ns) for a in copies])
-        graph = merged(opaque.start_ns, opaque.end_ns)
-        both, busy = union([work, copy]), union([work, copy, graph])
-        time = {
-            "kernels": (work.ns - work.overlap_ns(copy)) / 1e3,
-            "kernels with copies": work.overlap_ns(copy) / 1e3,
-            "copies and fills": (both.ns - work.ns) / 1e3,
-            "opaque graph": (busy.ns - both.ns) / 1e3,
-            "waiting": (union([busy, wait]).ns - busy.ns) / 1e3,
-        }
-        time["idle"] = over.ns / 1e3 - sum(time.values())
-        summed = {
-            "kernels": int(kernels.duration_ns[~waiting].sum()) / 1e3,
-            "copies and fills": sum(int(a.duration_ns.sum()) for a in copies) / 1e3,
-            "opaque graph": int(opaque.duration_ns.sum()) / 1e3,
-            "waiting": int(kernels.duration_ns[waiting].sum()) / 1e3,
-        }
-        found[gpu] = {"time": time, "summed": summed}
-    return found

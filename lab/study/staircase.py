@@ -166,10 +166,10 @@ def _throughput(path: Path, stairs: Staircase, figure_id: str, arm: str) -> reco
 
 def picture(chosen: Sequence[Staircase]) -> Picture:
     """Panels one above the other, a staircase each: levels in tok/s and % of vLLM, mechanism under each step."""
-    from lab.draw import outcomes
+    from lab.draw import staircase as drawn
 
     panels = []
     for s in chosen:
         steps = [(f"patch {step.patch}\n{step.mechanism}", step.before, step.after) for step in s.steps]
-        panels.append(outcomes.Stairs(s.title, f"decode, {UNIT} at npl {s.npl}", UNIT, s.peer_tps, steps))
-    return outcomes.staircase(panels)
+        panels.append(drawn.Stairs(s.title, f"decode, {UNIT} at npl {s.npl}", UNIT, s.peer_tps, steps))
+    return drawn.staircase(panels)

@@ -313,7 +313,6 @@ def _profile_page(timeline: Trace, part: str | None, faster: float) -> Iterable[
         for c in found.categories
     ])  # fmt: skip
     if span:
-        yield _image(lambda: figures.Picture(draw.occupancy(timeline), "The span divided, and the summed durations."))
         yield _image(lambda: figures.Picture(draw.timeline(timeline), "Kernels, copies and idle time over the window."))
     chosen = next((c for c in found.categories if c.name == part), None)
     if chosen and span and chosen.kind != "wait" and not found.refused:

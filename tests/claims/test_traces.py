@@ -3,7 +3,6 @@
 import numpy as np
 import pandas as pd
 
-from lab import draw
 from lab.card import phases, recorded
 from lab.judge import projection
 from lab.row import store
@@ -26,9 +25,6 @@ def test_claims():
         kernels=Kernels.of(start_ns=start * 1000, end_ns=end * 1000, name=name, stream=stream, device=start * 0),
         memcpy=Copies.of(start_ns=[45_000, 60_000], end_ns=[55_000, 65_000], device=[0, 0], bytes=[1, 1], kind=[8, 1]),
     )
-    divided = draw.divided(toy)[0]
-    assert sum(divided["time"].values()) == 100.0
-    assert (divided["time"]["waiting"], divided["time"]["kernels with copies"]) == (10.0, 5.0)
     whole = breakdowns.from_trace(toy)
     assert abs(whole.not_attributed) < 1e-9
     # The decode step that was 99.4 % busy

@@ -105,28 +105,6 @@ def test_gap_refuses_an_empty_side() -> None:
         draw.gap(replace(d, b=replace(d.b, total=0.0)))
 
 
-def test_division_of_the_span_is_exact() -> None:
-    ((device, found),) = draw.divided(sample()).items()
-    assert device == 0
-    assert found["time"] == {
-        "kernels": 50.0,  # 0 to 45 and 95 to 100
-        "kernels with copies": 5.0,
-        "copies and fills": 10.0,
-        "opaque graph": 0.0,
-        "waiting": 10.0,
-        "idle": 25.0,
-    }
-    assert (found["summed"]["kernels"], found["summed"]["waiting"]) == (60.0, 10.0)
-    assert sum(found["time"].values()) == 100.0
-
-
-def test_occupancy_shows_both_bars() -> None:
-    text = words(draw.occupancy(sample()))
-    for word in ("GPU 0 time", "GPU 0 summed", "kernels", "copies and fills", "waiting", "idle", "50 (50.0%)"):
-        assert word in text, text
-    assert "opaque graph" not in text
-
-
 def test_timeline_has_lanes_and_the_busy_share() -> None:
     text = words(draw.timeline(sample(), title="one step"))
     for word in ("one step", "stream 1", "stream 2", "memcpy", "idle", "attention", "dense_gemm"):
@@ -151,8 +129,7 @@ def test_timeline_of_many_kernels_stays_small() -> None:
     assert len(draw.svg(figure)) < 250_000
 
 
-@pytest.mark.parametrize("draw", [draw.timeline, draw.occupancy])
-def test_no_timeline_no_picture(draw: Callable[[Trace], Figure]) -> None:
+def test_no_timeline_no_picture() -> None:
     totals = Trace(
         tool="t",
         source="s",
@@ -161,9 +138,9 @@ def test_no_timeline_no_picture(draw: Callable[[Trace], Figure]) -> None:
         timeline=False,
     )
     with refused("s", "timeline"):
-        draw(totals)
+        draw.timeline(totals)
     with refused("s", "device activity"):
-        draw(Trace(tool="t", source="s"))
+        draw.timeline(Trace(tool="t", source="s"))
 
 
 def test_breakdown_bars_state_the_denominator() -> None:
@@ -178,7 +155,7 @@ def test_svg_is_the_same_each_time_and_on_a_light_card(tmp_path: Path) -> None:
     first, second = (draw.svg(draw.gap(recorded_gap(), ("a", "b"))) for _ in range(2))
     assert first == second
     assert f"fill: {draw.CARD}" in first
-    assert draw.save(draw.occupancy(sample()), tmp_path / "o.svg").stat().st_size < 60_000
+    assert draw.save(draw.timeline(sample()), tmp_path / "o.svg").stat().st_size < 60_000
 
 
 def test_rivals_counts_wins_and_misses_and_shows_each_point_once() -> None:
@@ -200,8 +177,6 @@ def test_plots_say_what_they_were_given() -> None:
     assert "none (0)" not in words(points)
     levels = draw.levels([("read", 94.0, "4,512 GB/s")], "t", "%", 100)
     assert {"read", "4,512 GB/s"} <= set(words(levels))
-    grid = draw.grid({"plain": {"fp8 K centred": 0.5}}, "t", lambda value: draw.BLUE)
-    assert {"5.0e-01", "fp8", "K", "centred"} <= set(words(grid)), "a column's head is broken at its spaces"
 
 
 def test_arms_and_conditions_tell_what_is_missing() -> None:
@@ -224,7 +199,6 @@ def test_arms_and_conditions_tell_what_is_missing() -> None:
         (lambda: draw.lines({"p": {"a": [(1, 0.0)]}}, "t", "x", "y"), "above zero"),
         (lambda: draw.scatter({"a": []}, "t", "x", "y"), "no point"),
         (lambda: draw.levels([], "t", "x"), "nothing to draw"),
-        (lambda: draw.grid({"row": {}}, "t", str), "no cell"),
         (lambda: draw.arms([], "t"), "no workload"),
         (lambda: draw.conditions([], "t"), "no condition"),
     ],

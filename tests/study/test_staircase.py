@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from lab import draw
 from lab.card import phases, recorded
-from lab.draw import outcomes
+from lab.draw import staircase as drawn
 from lab.study import staircase
 from tests.loops import over
 from tests.refused import refused
@@ -149,7 +149,7 @@ def test_altered_figure_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     altered = DENSE.format("candidate")
     figures[altered] = replace(figures[altered], value=170.0)
     monkeypatch.setattr(recorded, "figures", lambda: figures)
-    drawn: list[outcomes.Stairs] = []
-    monkeypatch.setattr(outcomes, "staircase", drawn.extend)
+    shown: list[drawn.Stairs] = []
+    monkeypatch.setattr(drawn, "staircase", shown.extend)
     staircase.picture([s for s in staircase.load(staircase.FILE) if s.name == "dense"])
-    assert drawn[0].steps[0][1:] == (146.23, 170.0)
+    assert shown[0].steps[0][1:] == (146.23, 170.0)

@@ -1,4 +1,4 @@
-"""Pictures of what came of a plan: a staircase of steps, and a change per launch."""
+"""A staircase: what each step of a series brought, towards a peer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lab.base.errors import BadInput
 from lab.draw import style
 
 # A staircase ----------------------------------------------------------------------------------------------------------
@@ -63,35 +62,3 @@ def _stairs(axes: Axes, stairs: Stairs) -> None:
     axes.set_ylim(0, top * 1.12)
     axes.set_ylabel(stairs.axis)
     style.title(axes, stairs.title)
-
-
-# Changes per launch ---------------------------------------------------------------------------------------------------
-
-
-@style.styled
-def launches(rows: Sequence[tuple[str, float, float]], floor_pct: float) -> Figure:
-    """(title, change of the sum, change per launch) in %, each as a line between the two, the noise floor shaded.
-
-    Raises BadInput without rows.
-    """
-    if not rows:
-        raise BadInput("launches", "no subject has both arms and both launch counts", "give those of launch-drift")
-    figure, axes = style.blank(0.9 + 0.27 * len(rows))
-    style.clean(axes, left=False)
-    axes.axvspan(-floor_pct, floor_pct, color=style.SOFT, alpha=0.18, linewidth=0)
-    axes.axvline(0.0, color=style.SOFT, linewidth=0.8)
-    places = range(len(rows))
-    axes.hlines(places, [raw for _, raw, _ in rows], [each for *_, each in rows], color=style.SOFT, linewidth=1.0)
-    for value, words, marker, colour, ground in (
-        (1, "time of the capture", "D", style.VERMILLION, style.CARD),
-        (2, "time per launch", "o", style.BLUE, style.BLUE),
-    ):
-        axes.plot(
-            [row[value] for row in rows], places, ls="", marker=marker, ms=5.5, mec=colour, mfc=ground, label=words
-        )
-    axes.set_yticks(list(places), [title for title, _, _ in rows])
-    axes.invert_yaxis()
-    axes.set_xlabel(f"change against the control in %; shaded: the {floor_pct:g} % floor")
-    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False)
-    axes.tick_params(axis="y", length=0)
-    return figure
