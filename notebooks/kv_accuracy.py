@@ -52,8 +52,9 @@ show(pd.DataFrame([(s.name, s.bits, s.cost) for s in study.STORAGES],
 # %% [markdown]
 # ## Error of the attention output
 #
-# NMSE, mean of the draws, beside the card's line (twice what rounding predicts for e4m3). Sinks and heavy tails do not hurt fp8: a float keeps its relative error. A scale per head is enough for sizes. An offset
-# that the softmax should cancel is where fp8 fails, and no scale mends it; keys centred by page do.
+# NMSE, mean of the draws, beside the card's line (twice what rounding predicts for e4m3). Sinks and heavy tails do not
+# hurt fp8: a float keeps its relative error. A scale per head is enough for sizes. An offset that the softmax should
+# cancel is where fp8 fails, and no scale mends it; keys centred by page do.
 
 # %%
 problems = [distributions.draw_all(seed=seed, spread=SPREAD) for seed in range(DRAWS)]
