@@ -26,7 +26,7 @@ from lab.bench.worker import Death, Worker
 from lab.card import phases
 from lab.check import families
 from lab.place import ceilings
-from lab.row import store
+from lab.row import samples, store
 from lab.row.records import CEILINGS, Measurement, Provenance, Role
 
 SEED = 20261120
@@ -303,20 +303,23 @@ def row(
         return full
     clocks = tuple(c for c in comparison.clocks if c)
     again = comparison.again if outcome.name == comparison.control else None
+    each = len(timing.samples_us) // len(timing.blocks_us)
     timed = structs.replace(
         full,
-        **structs.asdict(timing) | {"samples_us": _rounded(timing.samples_us), "blocks_us": _rounded(timing.blocks_us)},
+        calls=timing.calls,
+        sets=timing.sets,
+        converged=timing.converged,
+        shape=(1, len(timing.blocks_us), each),
+        samples=samples.encode(timing.samples_us),
+        again_samples=samples.encode(again.samples_us) if again else None,
         prepare_us=outcome.prepare_us,
         prepared_bytes=outcome.prepared_bytes,
         timer=comparison.timer,
         l2=comparison.l2,
         order=comparison.order,
-        aa_pct=_finite(comparison.aa_pct),
         timed_against=comparison.control,
         clocks=clocks,
         throttled=", ".join(sorted({c.throttled for c in clocks if c.throttled})),
-        again_samples_us=_rounded(again.samples_us) if again else None,
-        again_blocks_us=_rounded(again.blocks_us) if again else None,
     )
     doubt = ceilings.suspect(timed)
     return structs.replace(timed, status="suspect", message=doubt) if doubt else timed
@@ -330,11 +333,6 @@ def work_of(family: families.Family, name: str, workload: Any) -> dict[str, Any]
     cost = family.cost(workload, candidate.precision)
     config = "" if candidate.refuses(workload) else candidate.config(workload)
     return {"workload": dict(workload.axes), **asdict(cost), "config": config}
-
-
-def _rounded(samples: Sequence[float]) -> tuple[float, ...]:
-    """To ten picoseconds, which no timer resolves."""
-    return tuple(round(sample, 5) for sample in samples)
 
 
 def _finite(number: float | None) -> float | None:

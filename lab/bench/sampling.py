@@ -17,8 +17,8 @@
    never dropped. Every sample is kept.
 
 The timer is an object with a name, which the row stores (lab/bench/timers.py). Here is only what needs no GPU, so that
-all of it is tested against made-up clocks: `compare` is the schedule, `settled`, `summarise`, `aa_floor_pct` and
-`ratio_interval` are the statistics.
+all of it is tested against made-up clocks: `compare` is the schedule, `settled` and `ratio_interval` are statistics,
+and lab/row/samples.py has those that a row computes too.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from lab.row import samples
 from lab.row.records import Clocks
 
 L2_FACTOR = 2.0
@@ -141,38 +142,15 @@ def settled(arm: Arm) -> bool:
 
 
 def summarise(arm: Arm) -> Timing:
-    """Median, interquartile range, minimum, deviation and drift (second half against first, %) of an arm's samples."""
-    samples = arm.samples_us
-    quartiles = statistics.quantiles(samples, n=4) if len(samples) > 1 else [samples[0]] * 3
-    half = len(samples) // 2 or 1
-    first, second = statistics.median(samples[:half]), statistics.median(samples[half:] or samples)
-    middle = statistics.median(samples)
+    """An arm's samples with what they say (lab/row/samples.py)."""
     return Timing(
-        median_us=middle,
-        iqr_us=quartiles[2] - quartiles[0],
-        min_us=min(samples),
-        stdev_us=statistics.stdev(samples) if len(samples) > 1 else 0.0,
-        n=len(samples),
+        **samples.summary(arm.samples_us, arm.blocks_us)._asdict(),
         calls=arm.calls,
         sets=len(arm.sets),
         converged=settled(arm),
-        sd_pct=100.0 * statistics.stdev(arm.blocks_us) / middle if len(arm.blocks_us) > 1 else 0.0,
-        drift_pct=100.0 * (second / first - 1.0),
-        samples_us=tuple(samples),
+        samples_us=tuple(arm.samples_us),
         blocks_us=tuple(arm.blocks_us),
     )
-
-
-def aa_floor_pct(control: Sequence[float], again: Sequence[float]) -> float:
-    """The A/A noise floor in %: 3 sigma of the control's block ratios to itself, or its bias if that is larger.
-
-    Without noise the ratio again / control of each block is 1. A bias (say, one set of buffers on slower memory) is
-    noise of the same kind and is not averaged away.
-    """
-    ratios = [b / a for a, b in zip(control, again, strict=True)]
-    if len(ratios) < 2:
-        return math.inf
-    return 100.0 * max(3.0 * statistics.stdev(ratios), abs(statistics.fmean(ratios) - 1.0))
 
 
 def ratio_interval(
@@ -268,7 +246,7 @@ def compare(
         arms={a.name: summarise(a) for a in arms if a.name != AGAIN},
         order=tuple(order),
         seed=seed,
-        aa_pct=aa_floor_pct(control.blocks_us, again.blocks_us) if again else math.inf,
+        aa_pct=samples.aa_floor_pct(control.blocks_us, again.blocks_us) if again else math.inf,
         timer=timer.name,
         clocks=tuple(windows),
         again=summarise(again) if again else None,

@@ -99,7 +99,7 @@ def readings(
             control=control.time_us if control else None,
             candidate=candidate.time_us if candidate else None,
             control_sd_pct=control.sd_pct if control else None,
-            noise_pct=candidate.aa_pct if candidate else None,
+            noise_pct=aa_pct(control, candidate),
             ids=ids,
             impossible=next(filter(None, (roofline.beyond(device, row) for row in arms)), ""),
             change_pct=None if by_block is None else by_block[0],
@@ -154,6 +154,11 @@ def change_pct(control: Measurement | None, candidate: Measurement | None) -> tu
         return None
     middle, low, high = sampling.ratio_interval([(a + b) / 2 for a, b in zip(base, again, strict=True)], blocks)
     return 100.0 * (middle - 1.0), 100.0 * (low - 1.0), 100.0 * (high - 1.0)
+
+
+def aa_pct(control: Measurement | None, candidate: Measurement | None) -> float | None:
+    """The A/A noise floor of a comparison, %: a row of schema 1 has it in every arm, later ones in the control's."""
+    return next((row.aa_pct for row in (candidate, control) if row and row.aa_pct is not None), None)
 
 
 def _interval(row: Measurement | None) -> tuple[float, float] | None:

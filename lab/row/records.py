@@ -3,21 +3,29 @@
 A type says for each key what it holds and what its absence means, so the files of every day since the first read as
 they are: a key that came later has the default that the code assumed before it. A key that no type knows is refused
 with the nearest one. What the types cannot say (no performance before the check is green) `wrong` does. The schema
-version is the first key of a line; a type whose version grows says in `UPGRADES` how an older line becomes a newer one.
+version is the first key of a line; an older version of a type is a subclass of it, read where the type is asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+import math
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
 
+from lab.row import samples
+from lab.row.samples import Summary
+
+T = TypeVar("T")
 Status = Literal["ok", "incorrect", "suspect", "error", "oom", "timeout", "skipped"]
 Role = Literal["control", "candidate", "peer"]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Magnitude = Annotated[float, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
 PERFORMANCE = ("median_us", "iqr_us", "min_us", "samples_us", "blocks_us", "n")
+DERIVED = (*Summary._fields, "samples_us", "blocks_us", "again_samples_us", "again_blocks_us", "aa_pct")
 JUDGED = ("ok", "incorrect", "suspect")  # an arm that ran out of memory, say, was not judged
 REST = 4.0  # a rested GEMM is followed by so many times its own duration of idle time
 
@@ -32,14 +40,10 @@ class Clocks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="schema", tag=1):
-    """One line of a file. FILE: its name; WORD: what such a line is called.
-
-    UPGRADES: older schema version -> what makes its line, as plain data, one of the next version.
-    """
+    """One line of a file. FILE: its name; WORD: what such a line is called."""
 
     FILE: ClassVar[str] = ""
     WORD: ClassVar[str] = "record"
-    UPGRADES: ClassVar[Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]]] = {}
 
     def to_json(self) -> dict[str, Any]:
         """The record as a program prints it: every key, null where there is nothing."""
@@ -73,7 +77,17 @@ class Provenance(Record, frozen=True, kw_only=True):
     driver: str | None = None
 
 
-class Measurement(Provenance, frozen=True, kw_only=True, tag=1):
+class _Figure(Generic[T]):
+    """A figure of a row's summary, None where it has no samples."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, row: Measurement, kind: type[Measurement]) -> T | None:
+        return getattr(row.summary, self.name, None)
+
+
+class Measurement(Provenance, frozen=True, kw_only=True, dict=True, tag=2):
     """One arm at one workload in one run. Only an arm that passed both checks has a performance field.
 
     beside:          an arm that the card names beside its two, and the gate does not ask about.
@@ -81,9 +95,17 @@ class Measurement(Provenance, frozen=True, kw_only=True, tag=1):
     errors:          relative error by output; relative_error is the largest, None when nothing was computed.
     flops, bytes:    compulsory work of the workload; pipe: the peak that it runs on.
     rest:            idle time after each visit, as a multiple of the visit; None in rows from before it was a choice.
-    n, calls, sets:  samples, calls a sample, distinct argument sets.
+    calls, sets:     calls a sample, distinct argument sets.
+    placements:      how often all arms' sets were allocated anew; processes: over how many processes these were spread.
+    shape:           (placements, blocks a placement, samples a block); a block's samples are those of its two visits.
+    samples:         every sample, us a call, as lab/row/samples.py encodes them, by placement, block and visit.
+    again_samples:   the same of the control's second self (A/A), in the control's row.
+    clock_pct:       largest disagreement of the harness's clock with the arm's own times, %.
     prepare_us:      wall time of the one-off repacking; prepared_bytes: memory it added, None where it is not seen.
-    again_*:         of the control's second self (A/A); aa_pct: the noise floor that the two of them showed.
+
+    Computed from the samples when read, never stored: `blocks` and `again_blocks`, block times in us by placement,
+    `blocks_us` and `again_blocks_us`, the same in one row, the fields of samples.Summary, and `aa_pct`, the noise floor
+    that the control and its second self showed, in the control's row.
     """
 
     FILE: ClassVar[str] = "rows.jsonl"
@@ -118,29 +140,77 @@ class Measurement(Provenance, frozen=True, kw_only=True, tag=1):
     card_hash: str = ""
     gate_hash: str | None = None
     profiled: bool = False
-    median_us: Positive | None = None
-    iqr_us: Magnitude | None = None
-    min_us: Positive | None = None
-    stdev_us: float | None = None
-    n: int | None = None
     calls: int | None = None
     sets: int | None = None
     converged: bool | None = None
-    sd_pct: float | None = None
-    drift_pct: float | None = None
-    samples_us: tuple[float, ...] | None = None
-    blocks_us: tuple[float, ...] | None = None
-    again_samples_us: tuple[float, ...] | None = None
-    again_blocks_us: tuple[float, ...] | None = None
+    placements: Count = 1
+    processes: Count = 1
+    shape: tuple[Count, Count, Count] | None = None
+    samples: str | None = None
+    again_samples: str | None = None
+    clock_pct: Magnitude | None = None
     prepare_us: float | None = None
     prepared_bytes: int | None = None
     timer: str | None = None
     l2: str | None = None
     order: tuple[str, ...] | None = None
-    aa_pct: float | None = None
     timed_against: str = ""
     clocks: tuple[Clocks, ...] = ()
     throttled: str = ""
+
+    median_us = _Figure[float]("median_us")
+    iqr_us = _Figure[float]("iqr_us")
+    min_us = _Figure[float]("min_us")
+    stdev_us = _Figure[float]("stdev_us")
+    n = _Figure[int]("n")
+    sd_pct = _Figure[float]("sd_pct")
+    drift_pct = _Figure[float]("drift_pct")
+
+    @cached_property
+    def samples_us(self) -> tuple[float, ...] | None:
+        """Every sample, us a call; raises ValueError when they cannot be decoded."""
+        return None if self.samples is None else samples.decode(self.samples)
+
+    @cached_property
+    def again_samples_us(self) -> tuple[float, ...] | None:
+        """Every sample of the control's second self, us a call."""
+        return None if self.again_samples is None else samples.decode(self.again_samples)
+
+    @cached_property
+    def blocks(self) -> tuple[tuple[float, ...], ...]:
+        """Block times in us by placement; empty without samples."""
+        return self._blocks(self.samples_us)
+
+    @cached_property
+    def again_blocks(self) -> tuple[tuple[float, ...], ...]:
+        """Block times in us of the control's second self, by placement; empty without it."""
+        return self._blocks(self.again_samples_us)
+
+    def _blocks(self, held: tuple[float, ...] | None) -> tuple[tuple[float, ...], ...]:
+        return () if held is None or self.shape is None else samples.blocks(held, self.shape)
+
+    @property
+    def blocks_us(self) -> tuple[float, ...] | None:
+        """The times of all blocks, us."""
+        return sum(self.blocks, ()) or None
+
+    @property
+    def again_blocks_us(self) -> tuple[float, ...] | None:
+        """The times of all blocks of the control's second self, us."""
+        return sum(self.again_blocks, ()) or None
+
+    @cached_property
+    def summary(self) -> Summary | None:
+        """What the samples say."""
+        return samples.summary(self.samples_us, self.blocks_us) if self.samples_us and self.blocks_us else None
+
+    @cached_property
+    def aa_pct(self) -> float | None:
+        """The noise floor of the comparison in %, in the control's row; None elsewhere and with a single block."""
+        if not self.blocks_us or not self.again_blocks_us:
+            return None
+        floor = samples.aa_floor_pct(self.blocks_us, self.again_blocks_us)
+        return floor if math.isfinite(floor) else None
 
     @property
     def id(self) -> str:
@@ -157,11 +227,65 @@ class Measurement(Provenance, frozen=True, kw_only=True, tag=1):
         """Its median, None unless the row is ok."""
         return self.median_us if self.ok else None
 
+    def to_json(self) -> dict[str, Any]:
+        """Every key and every figure that is computed from the samples, which stand there as numbers."""
+        stored = {k: v for k, v in super().to_json().items() if k not in ("samples", "again_samples")}
+        return stored | {key: getattr(self, key) for key in DERIVED}
+
     def wrong(self) -> tuple[str, str] | None:
-        """No number before the check is green."""
-        has = [key for key in PERFORMANCE if getattr(self, key) is not None]
-        if has and self.status not in ("ok", "suspect"):
-            return f'a row with status {self.status} carries "{has[0]}"', "no number before the check is green"
+        """No number before the check is green, and samples that can be: positive, finite, as many as the shape says."""
+        return self._early() or self._impossible()
+
+    def _early(self) -> tuple[str, str] | None:
+        """A performance field on a row that is neither ok nor suspect."""
+        if self.status in ("ok", "suspect"):
+            return None
+        has = [key for key in (*PERFORMANCE, "again_samples_us") if getattr(self, key) is not None]
+        return (f'status {self.status} carries "{has[0]}"', "no number before the check is green") if has else None
+
+    def _impossible(self) -> tuple[str, str] | None:
+        if (self.samples is None) != (self.shape is None) or (self.again_samples and not self.samples):
+            return "samples without their shape, or a shape without samples", "give both"
+        if self.shape and self.placements != self.shape[0]:
+            return f"{self.placements} placements and the shape {self.shape}", "the shape begins with the placements"
+        for key in ("samples", "again_samples"):
+            try:
+                held = getattr(self, f"{key}_us")
+                self._blocks(held)
+            except ValueError as error:
+                return f"{key} {error}", "remove the row and measure again"
+            if held is not None and not all(0 < sample < math.inf for sample in held):
+                return f"{key} hold a time that is not positive and finite", "remove the row and measure again"
+        return None
+
+
+class Earlier(Measurement, frozen=True, kw_only=True, tag=1):
+    """A row of schema 1: one placement, its summary stored, and samples rounded to ten picoseconds."""
+
+    median_us: Positive | None = None
+    iqr_us: Magnitude | None = None
+    min_us: Positive | None = None
+    stdev_us: float | None = None
+    n: int | None = None
+    sd_pct: float | None = None
+    drift_pct: float | None = None
+    samples_us: tuple[float, ...] | None = None
+    blocks_us: tuple[float, ...] | None = None
+    again_samples_us: tuple[float, ...] | None = None
+    again_blocks_us: tuple[float, ...] | None = None
+    aa_pct: float | None = None
+
+    @property
+    def blocks(self) -> tuple[tuple[float, ...], ...]:
+        """Block times in us, of the one placement; empty without."""
+        return (self.blocks_us,) if self.blocks_us else ()
+
+    @property
+    def again_blocks(self) -> tuple[tuple[float, ...], ...]:
+        """Block times in us of the control's second self; empty without it."""
+        return (self.again_blocks_us,) if self.again_blocks_us else ()
+
+    def _impossible(self) -> tuple[str, str] | None:
         return None
 
 

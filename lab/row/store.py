@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Union
 
 import msgspec
 
@@ -140,8 +140,8 @@ def _finite(value: Any) -> bool:
 
 
 @cache
-def _decoder(kind: type[R]) -> msgspec.json.Decoder[R]:
-    return msgspec.json.Decoder(kind)
+def _decoder(kind: type[R]) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(Union[(kind, *kind.__subclasses__())])
 
 
 def decode(line: bytes, kind: type[R], where: str | Path) -> R:
@@ -162,15 +162,14 @@ def decode(line: bytes, kind: type[R], where: str | Path) -> R:
 
 
 def _slowly(raw: Any, kind: type[R], where: str | Path) -> R:
-    """A line that is not of the present type: upgraded where its schema version is an older one, else refused."""
+    """A line that says no schema version, which is then the present one, or that is no such record and refused."""
     if not isinstance(raw, dict):
         raise BadInput(where, f"the {kind.WORD} is no object", "remove that line or restore the file")
-    while raw.get("schema") in kind.UPGRADES:
-        raw = kind.UPGRADES[raw["schema"]](raw)
-    if raw.get("schema", ours := kind.__struct_config__.tag) != ours:
-        what = f"{kind.WORD} has schema {raw['schema']}, this reads {ours}"
+    versions = {k.__struct_config__.tag: k for k in (kind, *kind.__subclasses__())}
+    if raw.setdefault("schema", kind.__struct_config__.tag) not in versions:
+        what = f"{kind.WORD} has schema {raw['schema']}, this reads {', '.join(map(str, versions))}"
         raise BadInput(where, what, "update the code or the writer of the row")
-    return files.convert(raw, kind, where)
+    return files.convert(raw, versions[raw["schema"]], where)
 
 
 _read: dict[tuple[Path, type[Record]], tuple[tuple[int, ...], list[Any]]] = {}

@@ -14,7 +14,7 @@ import pytest
 from msgspec import structs
 
 from lab.base import devices
-from lab.bench import machine, measure
+from lab.bench import machine, measure, sampling
 from lab.bench.comparison import Done, Outcome
 from lab.bench.measure import Settings
 from lab.bench.sampling import Arm, Comparison, summarise
@@ -139,9 +139,10 @@ def test_rows_of_a_sound_comparison(tmp_path: Path) -> None:
         assert (row.timer, row.l2, row.seed, row.timed_against) == ("graph", "cold", measure.SEED, "plain")
         assert (row.gate_hash, row.card_hash, row.run) == (card.gate_hash, card.card_hash, "run1")
         assert (row.workload, row.profiled, row.throttled) == ({"N": 63}, False, "")
-        assert row.aa_pct
-        assert row.aa_pct > 0
+        assert (row.placements, row.shape) == (1, (1, len(row.order or ()), 2 * sampling.VISIT))
         assert len(row.clocks) >= 2
+    assert (control.aa_pct or 0) > 0
+    assert candidate.aa_pct is None  # one arm has a second self
     verdict = rules.judge(card.gate, evidence.readings(rows, H200))
     assert verdict.word == "GO"
     assert "95 % interval -20" in verdict.reason
@@ -206,11 +207,11 @@ def test_throttled_window_is_flagged_and_kept(tmp_path: Path) -> None:
     item = measure.plan(fake_bench.card(tmp_path, ("n63",)))[0]
     free, capped = (Clocks("nvml", 1, 1, why) for why in ("", "software power cap"))
     facts = Comparison({}, (), 0, math.inf, "graph", (None, free, capped, capped), control="plain", l2="cold")
-    timing = summarise(Arm("plain", lambda args, out: None, [], samples_us=[1.000001], blocks_us=[1.0]))
+    timing = summarise(Arm("plain", lambda args, out: None, [], samples_us=[1.000001] * 2, blocks_us=[1.000001]))
     outcome = Outcome("control", "plain", timing=timing)
     row = measure.row(item, outcome, facts, H200, QUICK, Path("r"), "2026-11-20", Provenance())
     assert (row.throttled, len(row.clocks)) == ("software power cap", 3)
-    assert row.samples_us == (1.0,)
+    assert (row.samples_us, row.blocks) == ((1.000001,) * 2, ((1.000001,),))  # nothing is rounded
     assert row.aa_pct is None  # infinity is no JSON
 
 

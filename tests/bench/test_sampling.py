@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.bench import sampling
-from lab.bench.sampling import AGAIN, Arm, Comparison, aa_floor_pct, ratio_interval, sets_for, settled, summarise
+from lab.bench.sampling import AGAIN, Arm, Comparison, ratio_interval, sets_for, settled, summarise
+from lab.row.samples import aa_floor_pct
 
 MIB = 2**20
 CALLS = 100

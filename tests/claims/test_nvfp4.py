@@ -137,7 +137,7 @@ def test_claims():
         met = []
         for (control, candidate), condition in zip(arms, wanted.values(), strict=True):
             change = 100 * (candidate.median_us - control.median_us) / control.median_us
-            noise = max(2.0, 3 * control.sd_pct, candidate.aa_pct)
+            noise = max(2.0, 3 * control.sd_pct, evidence.aa_pct(control, candidate))
             met.append(change <= condition.threshold if abs(condition.threshold) > noise else change < -noise)
         word = measured[c.id].verdict.word
         assert word == "INVALID" or (word in ("GO", "CONDITIONAL-GO")) == all(met), (c.id, word, met)

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from lab.row.records import Counter, Measurement
+from lab.row.records import DERIVED, Counter, Earlier, Measurement
 
 ROW: dict[str, Any] = {
     "device": "h200",
@@ -23,8 +23,9 @@ ROW: dict[str, Any] = {
 
 
 def measurement(**given: Any) -> Measurement:
-    """A measured row; a key given as None is absent."""
-    return msgspec.convert({k: v for k, v in {**ROW, **given}.items() if v is not None}, Measurement)
+    """A measured row, one of schema 1 where a summary is given; a key given as None is absent."""
+    kind = Earlier if any(key in DERIVED for key in given) else Measurement
+    return msgspec.convert({k: v for k, v in {**ROW, **given}.items() if v is not None}, kind)
 
 
 def changed(row: Measurement, **given: Any) -> Measurement:
