@@ -124,7 +124,9 @@ class Reading(Struct, frozen=True):
                         differ, a change is formed per launch, and says so.
     interval_pct:       confidence interval of the change, low and high in %, None when nothing was repeated.
     interval:           the same of the candidate's figure, in `unit`.
-    repeats:            blocks or repetitions behind the intervals, 0 when unknown.
+    repeats:            placements, or blocks of the one, or repetitions behind the intervals, 0 when unknown.
+    placements:         how many the intervals are over; 1: over the blocks of one, 0: the figure comes of no placement.
+    unsettled:          why a figure over placements decides nothing yet (it was throttled), "" when it may.
     profiled:           taken under a profiler; such a throughput decides nothing.
     withdrawn:          why the source took a figure back, "" when all stand.
     impossible:         why the figure cannot be true (faster than the device's peak), "" when it can.
@@ -147,6 +149,8 @@ class Reading(Struct, frozen=True):
     interval_pct: tuple[float, float] | None = None
     interval: tuple[float, float] | None = None
     repeats: int = 0
+    placements: int = 0
+    unsettled: str = ""
     profiled: bool = False
     arrival: str = ""
 

@@ -15,6 +15,12 @@ Undecided. A condition is decided by its whole interval, where the evidence has 
 makes neither GO nor NO-GO. The verdict is then BLOCKED and says about how many more blocks would decide, unless another
 condition already fails clearly. It is so for recorded, imported and measured evidence.
 
+Placements. The interval of a comparison over placements holds the noise of both arms, so the floor is what the card
+declares and nothing measured is added to it. What lies within the floor is NEUTRAL where the interval is no wider than
+the floor, else undecided. A kill condition has fired where the whole interval lies beyond its line, and has not where
+none of it does, or none beyond the floor; else nobody can tell. Rows that did not converge, were throttled, or were
+timed by a clock that disagrees decide nothing (BLOCKED). Rows of one placement keep the rules above.
+
 Stated. A source may say that a result is identical, or that nothing crashed, and print no figure. Such evidence may
 stand in a GO, which then says what is stated and not shown.
 
@@ -33,15 +39,15 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from lab.base import vocabulary
+from lab.base import interval, vocabulary
 from lab.card.gate import OPERATORS, ROLES, WEIGHED, Condition, Evidence, Gate, Noise, Reading, arrival_of, short
 
 WORDS = ("INVALID", "BLOCKED", "VACUOUS", "GO", "CONDITIONAL-GO", "NO-GO", "NEUTRAL", "PARTIAL")
 THROUGHPUT = ("tok/s", "k tok/s")
-MOST = 10_000  # blocks; who needs more asks about nothing
+MOST = 10_000  # blocks or placements; who needs more asks about nothing
 # state of a finding -> what a sentence says of it; the other states are said as they are
 SAID = {"fails": "missed", "noise": "within noise", "missing": "no figure", "arrival": "another load"}
-SAID |= {"blind": "cannot see it", "undecided": "undecided"}
+SAID |= {"blind": "cannot see it", "undecided": "undecided", "unsettled": "not settled"}
 SAID_OF_A_KILL = {"holds": "fired", "fails": "did not fire"}
 
 
@@ -50,7 +56,7 @@ class Seen:
     """The numbers of a finding: what was observed and the line that it was held to, both in `unit`.
 
     interval: of the value, low and high, None where there are no blocks. control, candidate: the arms behind a change
-    or a difference, in `arms_unit`; None where the evidence states only the change.
+    or a difference, in `arms_unit`; None where the evidence states only the change. placements: as in a reading.
     """
 
     value: float
@@ -60,6 +66,13 @@ class Seen:
     control: float | None = None
     candidate: float | None = None
     arms_unit: str = ""
+    placements: int = 0
+
+    @property
+    def over(self) -> str:
+        """What the interval is over, "" where it is over no placements."""
+        words = {0: "", 1: "one placement"}
+        return words.get(self.placements, f"{self.placements} placements") if self.interval else ""
 
 
 @dataclass(frozen=True)
@@ -67,8 +80,8 @@ class Finding:
     """One condition held against the evidence.
 
     state: holds, fails, undecided (its line lies inside the interval), noise (cannot be told from no effect), missing,
-           arrival (another load than the one asked about), blind (the region cannot show it), withdrawn, unit,
-           broken (NaN, zero control).
+           arrival (another load than the one asked about), blind (the region cannot show it), unsettled (its rows
+           may not decide), withdrawn, unit, broken (NaN, zero control).
     seen:  the numbers, None where none could be formed.
     """
 
@@ -125,7 +138,7 @@ def judge(gate: Gate, evidence: Evidence) -> Verdict:
         return verdict("INVALID", bad)
     if bad := those("fails", roles=("correctness",)):
         return verdict("INVALID", bad, "not correct: ")
-    if bad := [*those("fails", roles=("complete",)), *those("missing", "arrival", "blind")]:
+    if bad := [*those("fails", roles=("complete",)), *those("missing", "arrival", "blind", "unsettled")]:
         return verdict("BLOCKED", bad, "evidence incomplete: ")
     if bad := those("fails", roles=("engaged",)):
         return verdict("VACUOUS", bad, "the candidate did not engage: ")
@@ -195,11 +208,29 @@ def _open(held: Held, seen: Seen, repeats: int) -> Held:
     """The finding, or, where its line lies inside its interval, that nobody can tell yet and what would."""
     if seen.interval is None or not seen.interval[0] <= seen.line <= seen.interval[1]:
         return held
-    reach, distance = abs(seen.interval[seen.line > seen.value] - seen.value), abs(seen.line - seen.value)
+    reach = abs(seen.interval[seen.line > seen.value] - seen.value)
+    return _undecided(held.observed, seen, reach, abs(seen.line - seen.value), repeats)
+
+
+def _undecided(observed: str, seen: Seen, reach: float, wanted: float, repeats: int) -> Held:
+    """An undecided finding that says what would bring the reach of its interval down to the wanted one."""
     # An interval narrows with the square root of what it stands on.
-    more = math.inf if not distance else max(1, math.ceil(repeats * ((reach / distance) ** 2 - 1)))
-    asked = f"about {more} more blocks would decide it" if more <= MOST else "no number of blocks would decide it"
-    return Held("undecided", f"{held.observed}, {asked if repeats else 'repetitions would decide it'}", seen)
+    more = math.inf if not wanted else max(1, math.ceil(repeats * ((reach / wanted) ** 2 - 1)))
+    what = "placement" if seen.placements > 1 else "block"
+    asked = f"about {more} more {what}{'s' * (more != 1)} would decide it"
+    asked = asked if more <= MOST else f"no number of {what}s would decide it"
+    return Held("undecided", f"{observed}, {asked if repeats else 'repetitions would decide it'}", seen)
+
+
+def _interval(seen: Seen) -> str:
+    """The interval of a finding in words, after a comma; "" without one."""
+    if seen.interval is None:
+        return ""
+    form = "{:+.2f}" if seen.unit == "%" else "{:.6g}"
+    low, high = (form.format(end) for end in seen.interval)
+    level = interval.PLACEMENT_LEVEL if seen.placements > 1 else interval.LEVEL
+    over = f", {seen.over}" if seen.placements == 1 else f" over {seen.over}" if seen.over else ""
+    return f", {100 * level:.0f} % interval {low} to {high} {seen.unit}{over}"
 
 
 def _weakest(readings: Iterable[Reading]) -> str:
@@ -212,6 +243,8 @@ def _between(there: Reading | None, here: Reading | None) -> Reading | None:
         return None
     both = (there, here)
     units = list(dict.fromkeys(r.unit for r in both))  # two of them disagree, which is no unit that a metric has
+    placed = min(r.placements for r in both)
+    change = _apart(there, here) if placed > 1 else None
     spread = [r.noise_pct for r in both if r.noise_pct is not None]
     return Reading(
         unit=" and ".join(units) if all(units) else "",
@@ -219,6 +252,11 @@ def _between(there: Reading | None, here: Reading | None) -> Reading | None:
         candidate=here.candidate,
         control_sd_pct=there.control_sd_pct,
         noise_pct=max(spread, default=None),
+        change_pct=change[0] if change else None,
+        interval_pct=change[1:] if change else None,
+        repeats=placed if change else 0,
+        placements=placed if change else 0,
+        unsettled=there.unsettled or here.unsettled,
         kind=_weakest(both),
         ids=(*there.ids, *here.ids),
         withdrawn=there.withdrawn or here.withdrawn,
@@ -230,6 +268,21 @@ def _between(there: Reading | None, here: Reading | None) -> Reading | None:
     )
 
 
+def _apart(there: Reading, here: Reading) -> tuple[float, float, float] | None:
+    """(change, low, high) in % between figures with an interval each, measured apart; None without both intervals.
+
+    The distances from a figure to the ends of its interval add in quadrature, on logarithms (Zou and Donner 2008).
+    """
+    figures = [(r.candidate, *(r.interval or ())) for r in (there, here)]
+    if any(len(figure) < 3 or not all(x and x > 0 for x in figure) for figure in figures):
+        return None
+    (was, was_low, was_high), (now, low, high) = ([math.log(x or 1.0) for x in figure] for figure in figures)
+    change = now - was
+    ends = change, change - math.hypot(now - low, was_high - was), change + math.hypot(high - now, was - was_low)
+    here_, low, high = (100.0 * math.expm1(end) for end in ends)
+    return here_, low, high
+
+
 def _unusable(condition: Condition, reading: Reading, other: Reading | None) -> Held | None:
     """Why figures are no evidence for a condition, whatever their size; None when they are."""
     named = [(condition.metric, reading)] + ([] if other is None else [(condition.than, other)])
@@ -238,6 +291,8 @@ def _unusable(condition: Condition, reading: Reading, other: Reading | None) -> 
             return Held("withdrawn", f"{metric} was withdrawn by its source ({r.withdrawn})")
         if r.impossible:
             return Held("broken", r.impossible)
+        if r.unsettled:
+            return Held("unsettled", f"{condition.of}: {r.unsettled}")
         if r.profiled and vocabulary.unit(r.unit) in THROUGHPUT:
             return Held("broken", f"{condition.of} was taken under a profiler, which slows what it counts")
     if not reading.unit:
@@ -285,10 +340,9 @@ def _value(condition: Condition, reading: Reading, other: Reading | None) -> Hel
             return Held("unit", f"{condition.than} is in {other.unit}, {condition.of} in {reading.unit}")
         threshold = other.candidate
         text += f" against {condition.than} {short(threshold)}"
-    interval = reading.interval if condition.compare == "value" else None
-    if interval:
-        text += f", 95 % interval {short(interval[0])} to {short(interval[1])} {reading.unit}"
-    seen = Seen(value, threshold, reading.unit, interval, control, reading.candidate, reading.unit)
+    ends = reading.interval if condition.compare == "value" else None
+    seen = Seen(value, threshold, reading.unit, ends, control, reading.candidate, reading.unit, reading.placements)
+    text += _interval(seen)
     meets = OPERATORS[condition.op]
     if meets(value, threshold):
         return Held("holds", text, seen)
@@ -305,7 +359,8 @@ def _change(role: str, condition: Condition, noise: Noise, reading: Reading) -> 
         # Not candidate / control - 1, which makes 1000 -> 900 a change of -9.999999999999998 %.
         by_block = change if reading.interval_pct else None
         change = 100.0 * (candidate - control) / control if by_block is None else by_block
-        arms = f" ({short(control)} -> {short(candidate)} {reading.unit}{'' if by_block is None else ', by pairs'})"
+        by = "" if by_block is None or condition.against else ", by pairs"
+        arms = f" ({short(control)} -> {short(candidate)} {reading.unit}{by})"
     if change is None:
         return Held("missing", f"{condition.of} has no {'control' if control is None else 'candidate'} arm")
     launches = (reading.control_launches, reading.candidate_launches)
@@ -313,19 +368,19 @@ def _change(role: str, condition: Condition, noise: Noise, reading: Reading) -> 
         per_launch = (1.0 + change / 100.0) * launches[0] / launches[1]
         arms += f", {change:+.2f} % before dividing by {short(launches[0])} and {short(launches[1])} launches"
         change = 100.0 * (per_launch - 1.0)
-    if reading.interval_pct:
-        arms += f", 95 % interval {reading.interval_pct[0]:+.2f} to {reading.interval_pct[1]:+.2f} %"
+    placed = reading.placements > 1 and reading.interval_pct is not None
     sigma_pct = noise.sigmas * (reading.control_sd_pct or 0.0)
-    floor = max(noise.floor_pct, sigma_pct, reading.noise_pct or 0.0)
-    text, noise_floor = f"{condition.of} {change:+.2f} %{arms}", f"noise floor {short(floor)} %"
-    if reading.interval_pct and reading.interval_pct[0] <= condition.threshold <= reading.interval_pct[1]:
-        text += ", across the line"
+    floor = noise.floor_pct if placed else max(noise.floor_pct, sigma_pct, reading.noise_pct or 0.0)
     # `effect` and `line` grow in the direction the condition asks for.
     sign = 1.0 if condition.op in (">", ">=") else -1.0
     threshold = condition.share * condition.threshold  # asked of the part, seen in the whole
     effect, line = sign * change, sign * threshold
     arms_unit = "" if candidate is None else reading.unit
-    numbers = Seen(change, threshold, "%", reading.interval_pct, control, candidate, arms_unit)
+    ends = reading.interval_pct
+    numbers = Seen(change, threshold, "%", ends, control, candidate, arms_unit, reading.placements)
+    text, noise_floor = f"{condition.of} {change:+.2f} %{arms}{_interval(numbers)}", f"noise floor {short(floor)} %"
+    if ends and ends[0] <= threshold <= ends[1]:
+        text += ", across the line"
     met = OPERATORS[condition.op](change, threshold)
     if condition.share < 1:
         seen = condition.share * (abs(condition.threshold) or 100.0)  # more than nothing: at most the part itself
@@ -334,6 +389,11 @@ def _change(role: str, condition: Condition, noise: Noise, reading: Reading) -> 
     if role not in WEIGHED:  # more noise must never make a result correct, complete or engaged
         return Held("holds" if met else "fails", text, numbers)
     if role == "kill":
+        if placed and ends:
+            least, most = sorted(sign * end for end in ends)
+            fired = met and effect > floor and least > line
+            state = "holds" if fired else "fails" if most <= max(line, floor) else "noise"
+            return Held(state, f"{text}, {noise_floor}", numbers)
         if not met or effect <= noise.floor_pct:
             return Held("fails", text, numbers)
         return Held("holds" if effect > floor else "noise", f"{text}, {noise_floor}", numbers)
@@ -346,4 +406,6 @@ def _change(role: str, condition: Condition, noise: Noise, reading: Reading) -> 
     else:
         state = "fails" if effect < -floor else "noise"
     text += f", the line lies inside the noise floor of {short(floor)} %" if line else f", {noise_floor}"
+    if state == "noise" and placed and ends and (reach := (ends[1] - ends[0]) / 2) > floor:
+        return _undecided(f"{text}, the interval is wider than that", numbers, reach, floor, reading.repeats)
     return Held(state, text, numbers)

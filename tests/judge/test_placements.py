@@ -1,0 +1,123 @@
+"""What an interval over placements decides: the judge on readings of several placements, beside those of one."""
+
+import math
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from lab.card.gate import Condition, Gate, Reading
+from lab.judge.rules import Verdict, judge
+from tests.judge.test_rules import FULL, change, with_
+from tests.loops import numbered, over
+
+ZERO, FIVE = (Gate(require=(change("kernel_us", op, line),)) for op, line in (("<", 0), ("<=", -5)))
+
+
+def reading(low: float, high: float, **more: Any) -> Reading:
+    """Eight placements whose change lies in the middle of its interval, from a control of 1000 us."""
+    middle = (low + high) / 2
+    numbers = {"change_pct": middle, "interval_pct": (low, high), "repeats": 8, "placements": 8}
+    return Reading("us", control=1000, candidate=1000 + 10 * middle, **numbers | more)  # type: ignore[arg-type]
+
+
+def held(gate: Gate, found: Reading) -> Verdict:
+    return judge(gate, {("kernel_us", ""): found})
+
+
+@over(
+    numbered(
+        [
+            (FIVE, -6.5, -5.1, "GO"),
+            (FIVE, -6.5, -4.9, "BLOCKED"),
+            (FIVE, -5.1, -3.5, "BLOCKED"),
+            (FIVE, -4.9, -3.5, "NO-GO"),
+            (ZERO, -3.5, -1.5, "GO"),
+            (ZERO, -2.5, -1.4, "NEUTRAL"),  # within the declared floor, whatever the interval says
+            (ZERO, -1.9, 1.9, "NEUTRAL"),
+            (ZERO, -2.1, 2.0, "BLOCKED"),  # too wide to tell whether the effect lies within the floor
+            (ZERO, -4.5, 0.1, "BLOCKED"),
+            (ZERO, 2.1, 3.5, "NO-GO"),
+        ]
+    )
+)
+def test_the_interval_decides(gate: Gate, low: float, high: float, word: str) -> None:
+    assert held(gate, reading(low, high)).word == word
+
+
+def test_what_is_in_the_interval_is_not_asked_for_twice() -> None:
+    """The control's deviation and the A/A floor are of blocks of one placement; pairs remove what they share."""
+    noisy = {"control_sd_pct": 5.0, "noise_pct": 15.0}
+    assert held(ZERO, reading(-3.5, -2.9, **noisy)).word == "GO"
+    assert held(ZERO, reading(-3.5, -2.9, **noisy, placements=1)).word == "NEUTRAL"
+
+
+def test_a_reading_says_what_its_interval_is_over() -> None:
+    assert "96 % interval -3.50 to -1.50 % over 8 placements" in held(ZERO, reading(-3.5, -1.5)).reason
+    one = held(ZERO, reading(-3.5, -1.5, placements=1))
+    assert "95 % interval -3.50 to -1.50 %, one placement" in one.reason
+    imported = held(ZERO, reading(-3.5, -1.5, placements=0))
+    assert "placement" not in imported.reason
+    overs = [v.findings[0].seen.over for v in (held(ZERO, reading(-3, -2)), one, imported) if v.findings[0].seen]
+    assert overs == ["8 placements", "one placement", ""]
+
+
+def test_undecided_says_how_many_placements_would_decide() -> None:
+    # The interval reaches 1 and the line is 0.5 away: four times the placements halve it.
+    assert "about 24 more placements would decide it" in held(FIVE, reading(-6.5, -4.5)).reason
+    assert "about 24 more blocks would decide it" in held(FIVE, reading(-6.5, -4.5, placements=1)).reason
+    assert "about 24 more placements would decide it" in held(ZERO, reading(-4.5, 3.5)).reason
+
+
+@over(
+    numbered(
+        [
+            (-4.0, -3.0, "NO-GO"),  # fired
+            (-4.5, 0.5, "NEUTRAL"),  # nobody can tell
+            (-2.5, 0.5, "NEUTRAL"),
+            (-1.9, 1.5, "GO"),  # within the declared floor it does not count
+            (1.0, 3.0, "GO"),
+        ]
+    )
+)
+def test_a_kill_is_held_by_its_interval(low: float, high: float, word: str) -> None:
+    kill = Reading("%", change_pct=(low + high) / 2, interval_pct=(low, high), repeats=8, placements=8)
+    assert judge(FULL, with_(aggregate_tps=kill)).word == word
+
+
+def test_rows_that_are_not_settled_decide_nothing() -> None:
+    found = held(FIVE, reading(-30, -29, unsettled="the candidate was throttled (power)"))
+    assert (found.word, found.findings[0].state) == ("BLOCKED", "unsettled")
+    assert "the candidate was throttled (power)" in found.reason
+
+
+def test_workloads_against_each_other_bring_both_intervals() -> None:
+    gate = Gate(require=(replace(change("kernel_us", "<", 0, "long"), against="short"),))
+
+    def word(short_us: tuple[float, float], long_us: tuple[float, float], **more: Any) -> Verdict:
+        pair = {
+            ("kernel_us", w): Reading(
+                "us", 1, math.sqrt(us[0] * us[1]), interval=us, repeats=8, **{"placements": 8, **more}
+            )
+            for w, us in (("short", short_us), ("long", long_us))
+        }
+        return judge(gate, pair)
+
+    quiet, noisy = (99.9, 100.1), (95.0, 105.3)
+    assert word(quiet, (96.4, 96.6)).word == "GO"
+    assert word(noisy, (96.4, 96.6)).word == word(quiet, (92.0, 101.2)).word == "BLOCKED"
+    found = word((98.0, 100 / 0.98), (96.0, 96.0 / 0.96)).findings[0].seen
+    assert found
+    # sqrt(96 x 100) = 97.98 against 100: the distances of the ends add in quadrature on logarithms.
+    reach = math.hypot(math.log(0.98), math.log(0.96) / 2)
+    assert found.interval == pytest.approx([100 * (0.97980 * math.exp(side * reach) - 1) for side in (-1, 1)], abs=1e-3)
+    assert word(quiet, (96.4, 96.6), placements=1).findings[0].seen.interval is None  # type: ignore[union-attr]
+
+
+def test_a_time_over_placements() -> None:
+    gate = Gate(require=(Condition("kernel_us", "<=", "us", 16),))
+    near = Reading("us", candidate=15.9, interval=(15.7, 16.1), repeats=8, placements=8)
+    found = judge(gate, {("kernel_us", ""): near})
+    assert found.word == "BLOCKED"
+    assert "96 % interval 15.7 to 16.1 us over 8 placements" in found.reason
+    assert "placement" in found.reason
