@@ -1,8 +1,10 @@
 """Measured rows as evidence for a gate: which rows pair up, and what they say. Arithmetic on rows that are given.
 
 A reading is formed within one run: the newest run that holds both arms of a workload, never one arm from each. What a
-gate compares across workloads is read from one run too, where one holds it all. A row that is not ok gives its status
-instead of a number. A row with a cold L2 whose compulsory bytes or flops per microsecond exceed the datasheet's peak
+gate compares across workloads is read from one run too, where one holds it all. Intervals are over placements
+(lab/base/interval.py); a row of schema 1 has one placement, and its interval is a bootstrap over the blocks of it. Of
+later rows only those decide that `unsettled` has nothing against. A row that is not ok gives its status instead of a
+number. A row with a cold L2 whose compulsory bytes or flops per microsecond exceed the datasheet's peak
 makes the phase INVALID.
 """
 
@@ -14,15 +16,17 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from lab.base import devices
+from lab.base import devices, interval
 from lab.bench import sampling
 from lab.card import phases
 from lab.card.gate import Reading, arrival_of, of_output
 from lab.place import roofline
-from lab.row.records import JUDGED, Measurement
+from lab.row.records import JUDGED, Earlier, Measurement
 
 Pair = tuple[Measurement | None, Measurement | None]
 """The control's and the candidate's row of one workload in one run."""
+PROCESSES = 2  # over which placements are spread at least
+CLOCK_PCT = 5.0  # by which the harness's clock may differ from an arm's own times
 
 
 def _by_run(rows: Iterable[Measurement]) -> dict[str, dict[str, Pair]]:
@@ -93,6 +97,8 @@ def readings(
         arms = [row for row in (control, candidate) if row]
         ids = tuple(row.id for row in arms)
         by_block = change_pct(control, candidate)
+        placed = candidate.placements if candidate and candidate.time_us is not None else 0
+        open_ = unsettled(control, candidate)
         arrival = arrival_of(str(row.workload.get("arrival", "")) for row in arms)
         found["kernel_us", workload] = Reading(
             unit="us",
@@ -105,7 +111,9 @@ def readings(
             change_pct=None if by_block is None else by_block[0],
             interval_pct=None if by_block is None else by_block[1:],
             interval=_interval(candidate),
-            repeats=len(candidate.blocks_us or ()) if candidate else 0,
+            repeats=placed if placed > 1 else len(candidate.blocks_us or ()) if candidate else 0,
+            placements=placed,
+            unsettled=open_,
             profiled=any(row.profiled for row in arms),
             arrival=arrival,
         )
@@ -130,7 +138,11 @@ def readings(
                 found[of_output("nmse", output), workload] = Reading("nmse", square, error**2, ids=ids)
         if control is not None and candidate.time_us is not None:
             control_share, share = (roofline.fraction_of(device, row) for row in (control, candidate))
-            found["roofline_fraction", workload] = Reading("ratio", control_share, share, ids=ids, arrival=arrival)
+            read = Reading("ratio", control_share, share, ids=ids, arrival=arrival, unsettled=open_)
+            if placed > 1 and share and (own := _interval(candidate)):
+                low, high = (share * candidate.time_us / us for us in reversed(own))
+                read = replace(read, interval=(low, high), repeats=placed, placements=placed)
+            found["roofline_fraction", workload] = read
     return found
 
 
@@ -141,13 +153,16 @@ def errors(row: Measurement) -> dict[str, float]:
 
 
 def change_pct(control: Measurement | None, candidate: Measurement | None) -> tuple[float, float, float] | None:
-    """(change, low, high) in %: median of the block ratios and its bootstrap interval; None without paired blocks.
+    """(change, low, high) in %, over placements, or over the blocks of a single one; None without paired blocks.
 
     The control of a block is the mean of its A/A pair where the row has both: the two differ by where their buffers
     lie, which moved a ratio of medians by 1.5 % between two runs on an H200.
     """
     if control is None or candidate is None or control.time_us is None or candidate.time_us is None:
         return None
+    if max(control.placements, candidate.placements) > 1:
+        found = _over_placements(control, candidate)
+        return found.change_pct if found else None
     base, blocks = control.blocks_us or (), candidate.blocks_us or ()
     again = control.again_blocks_us or base
     if not len(base) == len(again) == len(blocks) or not blocks:
@@ -156,18 +171,53 @@ def change_pct(control: Measurement | None, candidate: Measurement | None) -> tu
     return 100.0 * (middle - 1.0), 100.0 * (low - 1.0), 100.0 * (high - 1.0)
 
 
+def _over_placements(control: Measurement, candidate: Measurement) -> interval.Interval | None:
+    """The interval of a comparison; None where its blocks are no pairs."""
+    try:
+        return interval.over_placements(control.blocks, control.again_blocks or None, candidate.blocks)
+    except ValueError:
+        return None
+
+
+def unsettled(control: Measurement | None, candidate: Measurement | None) -> str:
+    """ "" or why this comparison decides nothing: too few placements, drift, a throttled arm, clocks that disagree.
+
+    Whether it converged is said by its placements (`Interval.converged`); a row's own `converged` is of the sampling
+    within one. Rows of schema 1, of before there were placements, keep their remarks instead.
+    """
+    arms = [row for row in (control, candidate) if row and row.time_us is not None and not isinstance(row, Earlier)]
+    if not arms:
+        return ""
+    placements, processes = min(row.placements for row in arms), min(row.processes for row in arms)
+    if placements < interval.PLACEMENTS or processes < PROCESSES:
+        return f"placements {placements} of {interval.PLACEMENTS}, processes {processes} of {PROCESSES}"
+    for row in arms:
+        if row.throttled:
+            return f"the {row.arm} was throttled ({row.throttled})"
+        if (row.clock_pct or 0.0) > CLOCK_PCT:
+            return f"the {row.arm}'s times and the harness's clock differ by {row.clock_pct:.1f} %"
+    found = _over_placements(arms[0], arms[-1])
+    if found is None:
+        return "the blocks of its arms are no pairs"
+    return "" if found.converged else "its placements drift, measure it again or with more of them"
+
+
 def aa_pct(control: Measurement | None, candidate: Measurement | None) -> float | None:
     """The A/A noise floor of a comparison, %: a row of schema 1 has it in every arm, later ones in the control's."""
     return next((row.aa_pct for row in (candidate, control) if row and row.aa_pct is not None), None)
 
 
 def _interval(row: Measurement | None) -> tuple[float, float] | None:
-    """Bootstrap interval of the median over an arm's blocks, us; None without a time or with fewer than two blocks."""
+    """The interval of an arm's own time, us, over placements or blocks; None without a time or with a single one."""
     if row is None or row.time_us is None or len(row.blocks_us or ()) < 2:
         return None
-    blocks = row.blocks_us or ()
-    _, low, high = sampling.ratio_interval([1.0] * len(blocks), blocks)
-    return min(low, row.time_us), max(high, row.time_us)  # the median is over samples, the interval over blocks
+    if row.placements > 1:
+        found = interval.of_arm(row.blocks)
+        low, high = found.low, found.high
+    else:
+        blocks = row.blocks_us or ()
+        _, low, high = sampling.ratio_interval([1.0] * len(blocks), blocks)
+    return min(low, row.time_us), max(high, row.time_us)  # the median is over samples, the interval is not
 
 
 def between_runs(rows: Iterable[Measurement]) -> dict[str, tuple[int, float]]:

@@ -1,15 +1,23 @@
 """What an interval over placements decides: the judge on readings of several placements, beside those of one."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from lab.base import interval
 from lab.card.gate import Condition, Gate, Reading
+from lab.judge import evidence
 from lab.judge.rules import Verdict, judge
+from lab.row import samples
+from lab.row.records import Measurement
+from tests.judge import test_evidence
+from tests.judge.test_evidence import H200
 from tests.judge.test_rules import FULL, change, with_
 from tests.loops import numbered, over
+from tests.row.made import measurement
 
 ZERO, FIVE = (Gate(require=(change("kernel_us", op, line),)) for op, line in (("<", 0), ("<=", -5)))
 
@@ -121,3 +129,89 @@ def test_a_time_over_placements() -> None:
     assert found.word == "BLOCKED"
     assert "96 % interval 15.7 to 16.1 us over 8 placements" in found.reason
     assert "placement" in found.reason
+
+
+# From rows ------------------------------------------------------------------------------------------------------------
+
+SPREAD = (0.0, 0.01, -0.01, 0.005, -0.005, 0.02, -0.02, 0.0)
+BLOCKS = 3
+
+
+def placed(arm: str, us: float, spread: Sequence[float] = SPREAD, **more: Any) -> Measurement:
+    """A row over placements that differ by `spread`, the control with a second self that has none."""
+    taken = [us * math.exp(x) for x in spread for _ in range(2 * BLOCKS)]
+    again = {"again_samples": samples.encode([us] * len(taken))} if arm == "control" else {}
+    shape = {"placements": len(spread), "processes": 2, "shape": (len(spread), BLOCKS, 2)}
+    base = {"workload_id": "a", "relative_error": 1e-3, "flops": 1e6, "bytes": 2**20, "pipe": "bf16", "l2": "cold"}
+    return measurement(**base | {"arm": arm, "samples": samples.encode(taken)} | again | shape | more)
+
+
+STILL = (0.0,) * 8
+FASTER = Gate(require=(Condition("kernel_us", "<", "%", 0, "change", "a"),))
+
+
+def read(*rows: Measurement) -> Reading:
+    return evidence.readings(rows, H200)["kernel_us", "a"]
+
+
+def test_rows_over_placements_are_read_with_their_interval() -> None:
+    found = read(placed("control", 1000.0, STILL), placed("candidate", 900.0))
+    expected = interval.of_arm([[900 * math.exp(x)] for x in SPREAD])
+    assert (found.placements, found.repeats, found.unsettled) == (8, 8, "")
+    assert found.interval == pytest.approx((expected.low, expected.high))
+    assert found.interval_pct == pytest.approx((expected.low / 10 - 100, expected.high / 10 - 100))
+    assert found.change_pct == pytest.approx(-10)
+
+
+@over(numbered([(arm,) for arm in ("control", "candidate")]))
+def test_the_noise_of_either_arm_widens_the_interval(arm: str) -> None:
+    quiet = read(placed("control", 1000.0, STILL), placed("candidate", 900.0, STILL)).interval_pct
+    noisy = (placed(a, us, SPREAD if a == arm else STILL) for a, us in (("control", 1000.0), ("candidate", 900.0)))
+    low, high = read(*noisy).interval_pct or (0, 0)
+    assert quiet == pytest.approx((-10, -10))
+    assert high - low > 0.5
+
+
+def test_a_share_of_the_roofline_has_the_interval_of_its_time() -> None:
+    rows = [placed("control", 1000.0, STILL), placed("candidate", 900.0)]
+    share, us = evidence.readings(rows, H200)["roofline_fraction", "a"], read(*rows).interval
+    assert share.candidate
+    assert us
+    assert share.interval == pytest.approx((share.candidate * 900 / us[1], share.candidate * 900 / us[0]))
+    assert share.placements == 8
+
+
+@over(
+    numbered(
+        [
+            ({"throttled": "software power cap"}, "software power cap"),
+            ({"clock_pct": 5.5}, "5.5 %"),
+            ({"processes": 1}, "processes 1 of 2"),
+            ({"spread": SPREAD[:7]}, "placements 7 of 8"),
+            ({"spread": [0.05 * i for i in range(8)]}, "drift"),
+            ({"spread": (*SPREAD, 0.0)}, "no pairs"),
+        ]
+    )
+)
+def test_what_is_not_settled_is_blocked_in_either_arm(more: dict[str, Any], said: str) -> None:
+    for bad in ("control", "candidate"):
+        rows = [
+            placed(arm, us, **more if arm == bad else {}) for arm, us in (("control", 1000.0), ("candidate", 800.0))
+        ]
+        found = judge(FASTER, evidence.readings(rows, H200))
+        assert (found.word, found.findings[0].state) == ("BLOCKED", "unsettled")
+        assert said in found.reason
+    sound: dict[str, Any] = {"clock_pct": 5.0, "converged": False}  # of the sampling within a placement
+    rows = [placed(arm, us, **sound) for arm, us in (("control", 1000.0), ("candidate", 800.0))]
+    assert judge(FASTER, evidence.readings(rows, H200)).word == "GO"
+
+
+def test_rows_of_one_placement_keep_their_remarks() -> None:
+    """Of schema 1: throttled and not converged, judged as they were, and marked."""
+    rows = [
+        test_evidence.row(arm, us, blocks_us=[us, us * 1.001, us * 0.999], throttled="power cap", converged=False)
+        for arm, us in (("control", 1000.0), ("candidate", 800.0))
+    ]
+    found = judge(FASTER, evidence.readings(rows, H200))
+    assert found.word == "GO"
+    assert "one placement" in found.reason
