@@ -26,11 +26,18 @@ def amount(value: float, unit: str, sign: bool = False) -> str:
 
 
 def interval(
-    value: float, line: float, unit: str, op: str, ends: tuple[float, float] | None = None, zero: bool = False
+    value: float,
+    line: float,
+    unit: str,
+    op: str,
+    ends: tuple[float, float] | None = None,
+    zero: bool = False,
+    over: str = "",
 ) -> str:
     """A value, its interval and the dashed line that it was held to; the side on which the gate is met is tinted.
 
-    ends: low and high of the interval; zero: keep zero in view, as for a change. The colour is the surrounding text's.
+    ends: low and high of the interval; over: what it is over ("one placement"); zero: keep zero in view, as for a
+    change. The colour is the surrounding text's.
     """
     low, high = ends or (value, value)
     points = [low, high, value, line, *([0.0] if zero else [])]
@@ -48,7 +55,7 @@ def interval(
     words = amount(line, unit, zero)
     left = x > 150
     said = f"{amount(value, unit, zero)}, gate {op} {words}"
-    said += f", interval {number(low)} to {number(high)}" if ends else ""
+    said += f", interval {number(low)} to {number(high)}{over and f', {over}'}" if ends else ""
     wide = max(met[1] - met[0], 0)
     parts = [
         f'<rect x="{met[0]:.1f}" y="4" width="{wide:.1f}" height="22" fill="var(--go)" opacity=".13"/>',

@@ -6,7 +6,7 @@ The notebooks, the site's pages and the writeups show the same ones. What is not
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from matplotlib.figure import Figure
@@ -84,7 +84,7 @@ def _role(card: Card, row: Measurement) -> str:
     return known.get(row.name, "peer")
 
 
-def gate(card: Card, findings: Iterable[Finding], where: str) -> Picture:
+def gate(card: Card, findings: Sequence[Finding], where: str) -> Picture:
     """Every condition of the gate with its figure and interval at its line; where: the evidence, for the title."""
     marks = []
     for f in findings:
@@ -96,7 +96,9 @@ def gate(card: Card, findings: Iterable[Finding], where: str) -> Picture:
             marks.append(draw.Mark(label, state, f.seen.unit, f.seen.line, f.seen.value, f.seen.interval))
     shown = [m for m in marks if m.line == m.line]  # a line that another metric draws is NaN without evidence
     alt = f"{len(shown)} conditions of {card.id}: " + "; ".join(f"{m.label}, {m.state}" for m in shown) + "."
-    return Picture(draw.conditions(shown, f"{card.id}, {where}: each condition at its line"), alt)
+    overs = dict.fromkeys(f.seen.over for f in findings if f.seen and f.seen.over)
+    over = f", intervals over {' or '.join(overs)}" if overs else ""
+    return Picture(draw.conditions(shown, f"{card.id}, {where}: each condition at its line{over}"), alt)
 
 
 def roofline(card: Card, device: str) -> Picture:

@@ -59,7 +59,7 @@ def interval(found: Finding) -> Markup:
     op = found.condition.op
     wanted = AGAINST.get(op, op) if found.role == "kill" else op  # a kill condition is to be missed
     changes = found.condition.compare == "change"
-    return Markup(inline.interval(seen.value, seen.line, seen.unit, wanted, seen.interval, changes))
+    return Markup(inline.interval(seen.value, seen.line, seen.unit, wanted, seen.interval, changes, seen.over))
 
 
 def value(seen: Seen) -> str:

@@ -127,6 +127,7 @@ def test_measured_phase_has_its_interval_and_its_roofline() -> None:
     verdict = p.verdict("h200")
     assert verdict.word == "GO"
     assert "95 % interval" in shows(verdict).text
+    assert "one placement" in shows(verdict).text
     assert all(isinstance(r, Measurement) for r in p.rows("h200"))
     svg = p.roofline("h200").bundle["image/svg+xml"]
     assert p.card.candidate in svg

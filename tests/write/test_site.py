@@ -156,6 +156,8 @@ def test_hostile_text_stays_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_figures_escape_and_keep_their_scale() -> None:
     strip = inline.interval(-12.1, -10, "%", "<", (-12.6, -9.9), True)
     assert 'aria-label="-12.1 %, gate &lt; -10 %, interval -12.6 to -9.9"' in plain(strip)
+    strip = inline.interval(-12.1, -10, "%", "<", (-12.6, -9.9), True, "one placement")
+    assert 'interval -12.6 to -9.9, one placement"' in plain(strip)
     assert "var(--" not in inline.plain(strip)
     assert "currentColor" not in inline.plain(strip)
     assert "<script" not in inline.interval(1.0, 2.0, EVIL, "<")
