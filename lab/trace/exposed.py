@@ -27,7 +27,7 @@ from lab.trace import categories, intervals
 from lab.trace.amdahl import Interval
 from lab.trace.categories import MEMCPY, MEMSET, OPAQUE, Rules
 from lab.trace.intervals import NOTHING, Spans, concurrent, merged, union
-from lab.trace.model import COPY_KINDS, NONE, UNKNOWN_COPY, Activity, Int64, Trace, launches, short_name
+from lab.trace.model import COPY_KINDS, NONE, UNKNOWN_COPY, Activity, Int64, Trace, call_of, launches
 
 ASSUMED = "nothing else changes: from the exposed time at least to the union at most"
 BITS = 62  # categories that one integer tells apart
@@ -86,18 +86,17 @@ def by_device(trace: Trace, rules: Rules | None = None) -> dict[int, Device]:
     """Exposed and hidden time of every busy category on every device. Raises BadInput without a timeline."""
     trace.require_timeline("exposed time")
     names, of = grouped(trace, rules or categories.default())
-    codes = [of[rows] for rows in labels(trace)[1]]
-    found = {}
-    for gpu in sorted({int(d) for rows in trace.activities for d in intervals.compact(rows.device)[0]}):
-        spans: dict[str, list[Spans]] = {}
-        for rows, code in zip(trace.activities, codes, strict=True):
-            here = rows.device == gpu
-            for c in np.unique(code[here]) if here.any() else ():
-                mine = here & (code == c)
-                if c >= 0:
-                    spans.setdefault(names[c], []).append(merged(rows.start_ns[mine], rows.end_ns[mine]))
-        found[gpu] = _device({name: union(parts) for name, parts in spans.items()})
-    return found
+    spans: dict[int, dict[str, list[Spans]]] = {}
+    for rows, code in zip(trace.activities, labels(trace)[1], strict=True):
+        keys, which = intervals.group(rows.device, of[code])
+        order = np.argsort(which.astype(np.min_scalar_type(len(keys))), kind="stable")  # by radix, in order of start
+        for (gpu, c), mine in zip(
+            keys, np.split(order, np.cumsum(np.bincount(which))[:-1]) if keys else (), strict=True
+        ):
+            if c >= 0:
+                one = merged(rows.start_ns[mine], rows.end_ns[mine])
+                spans.setdefault(gpu, {}).setdefault(names[c], []).append(one)
+    return {gpu: _device({name: union(parts) for name, parts in spans[gpu].items()}) for gpu in sorted(spans)}
 
 
 def _device(spans: Mapping[str, Spans]) -> Device:
@@ -187,40 +186,6 @@ def by_kernel(trace: Trace, rules: Rules | None = None) -> dict[str, tuple[int, 
     found: dict[str, tuple[int, str]] = {}
     for i, name in enumerate(trace.names):
         found[name] = (int(alone[i]) + found.get(name, (0, ""))[0], names[partner[i][1]] if i in partner else "")
-    return found
-
-
-@dataclass(frozen=True)
-class Gap:
-    """A stretch without any activity: its begin from the window's, its length, the kernels before and after it."""
-
-    start_us: float
-    us: float
-    after: str
-    before: str
-
-
-def gaps(trace: Trace, rules: Rules | None = None, most: int = 10) -> list[Gap]:
-    """The longest stretches in which no device did anything, longest first; [] where there is none.
-
-    Raises BadInput without a timeline.
-    """
-    trace.require_timeline("gaps")
-    rules = rules or categories.default()
-    devices = intervals.devices(trace, intervals.streams(trace, rules.waits(trace.names)))
-    used = intervals.together(list(devices.values()))
-    over = intervals.window(trace, used)
-    free = intervals.idle(used.work.spans, over)
-    kernels = trace.kernels
-    by_end = np.argsort(kernels.end_ns, kind="stable")
-    found = []
-    for i in np.argsort(free.start - free.end, kind="stable")[:most]:
-        start, end = int(free.start[i]), int(free.end[i])
-        last = int(np.searchsorted(kernels.end_ns[by_end], start, side="right")) - 1
-        first = int(np.searchsorted(kernels.start_ns, end, side="left"))
-        after = short_name(trace.names[kernels.name[by_end[last]]]) if last >= 0 else "the begin"
-        before = short_name(trace.names[kernels.name[first]]) if first < len(kernels) else "the end"
-        found.append(Gap((start - int(over.start[0])) / 1e3, (end - start) / 1e3, after, before))
     return found
 
 
@@ -334,12 +299,8 @@ def _column(name: str) -> Callable[[Activity], Int64]:
 
 def _with_host(trace: Trace, alone: Spans, start: Int64, launch: Int64) -> int:
     """`alone` less what kernels that the host launched just in time take back: see the head of this file."""
-    calls = trace.calls
-    order = np.argsort(launches(calls), kind="stable")
-    key = launches(calls)[order]
-    at = np.minimum(np.searchsorted(key, launch), len(key) - 1)
-    known = (key[at] == launch) & (calls.correlation[order[at]] != NONE)
-    call = order[at]
+    calls, call = trace.calls, call_of(trace, launch)
+    known = call >= 0
     wait = start - calls.end_ns[call]
     known &= wait >= 0
     if not known.any():

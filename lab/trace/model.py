@@ -271,6 +271,17 @@ class Trace:
             raise BadInput(self.source, f"{self.tool} totals have no timeline, so no {what}", remedy)
 
 
+def call_of(trace: Trace, launch: Int64) -> Int64:
+    """The index of the API call with each launch key, -1 where the file has none."""
+    key = launches(trace.calls)
+    order = np.argsort(key, kind="stable")
+    if not len(order):
+        return np.full(len(launch), -1)
+    at = np.minimum(np.searchsorted(key[order], launch), len(order) - 1)
+    known = (key[order[at]] == launch) & (trace.calls.correlation[order[at]] != NONE)
+    return np.where(known, order[at], -1)
+
+
 @dataclass(frozen=True)
 class NameTotal:
     """One kernel name's launches and summed time."""
@@ -309,14 +320,46 @@ def interned(texts: Iterable[str]) -> tuple[list[int], list[str]]:
     return [known.setdefault(text, len(known)) for text in texts], list(known)
 
 
-def short_name(name: str) -> str:
-    """A kernel's base name for display: without return type, templates, arguments and namespaces.
+# Functions that wrap what a generic kernel does; the functor that tells them apart is inside.
+GENERIC = re.compile(r"^(?:gpu_\w+|\w*(?:Binary|Unary)Functor\w*|opmath_\w+|ReduceOp|.*elementwise_kernel\w*)$")
+FUNCTOR = re.compile(r"(?<![\w:])(?:\w+::)*(\w*(?:Functor|Ops)\w*|\w+(?:_cuda|[kK]ernel_?[iI]mpl)|op_\w+)\b")
+WRAPPERS = re.compile(
+    r"elementwise_kernel|reduce_kernel|^(?:un|bin)ary\w*_op_kernel|multi_tensor_apply|^k_bin_bcast|^kernel$"
+)
 
-    `void at::native::vectorized_elementwise_kernel<4, ...>(int, ...)` gives `vectorized_elementwise_kernel`. Never
-    categorise by it: CUTLASS and ATen keep what tells kernels apart in the template arguments.
+
+def short_name(name: str) -> str:
+    """A kernel's base name for display: without return type, templates, arguments and namespaces, but with the functor
+    where a generic kernel has one, and with its namespace where it is called `kernel`.
+
+    `void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<int>, ...>(int, ...)` gives
+    `vectorized_elementwise_kernel<FillFunctor>`. Never categorise by it: CUTLASS and ATen keep what tells kernels apart
+    in the template arguments.
     """
-    plain, before = name, ""
-    while plain != before:
-        plain, before = re.sub(r"<[^<>]*>", "", plain), plain
-    words = re.split(r"<|(?<!::)\((?!anonymous namespace\))", plain)[0].split()
-    return (words[-1].split("::")[-1] if words else "") or name
+    plain = _untemplated(name.replace("(anonymous namespace)", "").replace("<unnamed>", ""))
+    words = plain.split("(")[0].split()
+    path = [part for part in (words[-1].split("::") if words else []) if part]
+    base = path[-1] if path else name
+    if base in ("kernel", "Kernel", "device_kernel") and len(path) > 1:
+        base = "::".join(path[-2:])
+    if WRAPPERS.search(base) and "<" in name:
+        inside = [f for f in FUNCTOR.findall(name) if not GENERIC.match(f) and f != base]
+        base += f"<{inside[-1]}>" if inside else ""
+    return base
+
+
+def _untemplated(name: str) -> str:
+    """A name without template arguments; a > inside parentheses, as in enable_if<((8)>(0))>, ends none."""
+    kept, depth, inside = [], 0, 0
+    for at, c in enumerate(name):
+        if depth and c in "()":
+            inside += 1 if c == "(" else -1
+        elif c == "<" and not inside and name[at - 8 : at] != "operator":
+            depth += 1
+        elif c == ">" and depth and not inside and name[at - 1] != "-":
+            depth -= 1
+        elif not depth:
+            kept.append(c)
+            if c == "(":
+                break  # the arguments
+    return "".join(kept)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from argparse import Namespace
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lab.base.errors import BadInput
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from lab.trace.model import Trace
     from lab.trace.summary import Summary
 
+WIDTH = 100  # of the report's tables
 UNITS_US = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
 
 
@@ -60,29 +61,51 @@ def _interval(text: str) -> tuple[float, float]:
 
 
 def render(s: Summary) -> str:
-    """The summary for a person."""
+    """The summary for a person, at most WIDTH columns wide."""
     version = f" {s.tool_version}" if s.tool_version else ""
     schema = f", schema {s.schema_version}" if s.schema_version else ""
     lines = [f"{s.source}: {s.tool}{version}{schema}, CUDA graphs: {s.graph_mode}, {s.window}"]
     lines += [f"GPU {g.device}: {g.name or 'not named in the file'}" for g in s.gpus]
     lines += ["", *_times(s), ""]
-    head = {"category": "<32", "count": ">9", "us": ">14", "us/launch": ">12", "of busy": ">10", "of kernels": ">12"}
     per = {"us/step": s.steps, "us/token": s.tokens}
-    lines += _table(head | {title: ">12" for title, count in per.items() if count}, [
-        (_cut(c.name, 31), str(c.count), f"{c.sum_us:,.1f}", _us(c.us_per_launch), _percent(c.share_of_busy),
-         _percent(c.share_of_kernel_sum), *(_us(us) for us in (c.us_per_step, c.us_per_token) if us is not None))
+    shown = [title for title, count in per.items() if count]
+    timed = s.span_us is not None
+    head = ["category", "count", "us", "us/launch", *(["exposed us"] if timed else []), "of busy", "of kernels", *shown]
+    lines += _table([*head, *(["<hidden behind"] if timed else [])], [
+        (c.name, str(c.count), f"{c.sum_us:,.1f}", _us(c.us_per_launch), *([_us(c.exposed_us, 1)] if timed else []),
+         _percent(c.share_of_busy), _percent(c.share_of_kernel_sum),
+         *(_us(us) for us in (c.us_per_step, c.us_per_token) if us is not None),
+         *([next(iter(c.behind), "")] if timed else []))
         for c in s.categories
     ])  # fmt: skip
     if s.top_kernels:
-        head = {"kernel": "<44", "category": "<20", "count": ">9", "us": ">14", "us/launch": ">12", "of kernels": ">12"}
+        head = [
+            "kernel",
+            "<category",
+            "count",
+            "us",
+            "us/launch",
+            "sigma",
+            *(["exposed us"] if timed else []),
+            "of kernels",
+        ]
         lines += ["", *_table(head, [
-            (_cut(k.short_name, 43), _cut(k.category, 19), str(k.count), f"{k.sum_us:,.1f}", _us(k.us_per_launch),
-             _percent(k.share_of_kernel_sum))
+            (k.short_name, k.category, str(k.count), f"{k.sum_us:,.1f}", _us(k.us_per_launch), _us(k.sigma_us),
+             *([_us(k.exposed_us, 1)] if timed else []), _percent(k.share_of_kernel_sum))
             for k in s.top_kernels
         ])]  # fmt: skip
+    if timed:
+        lines += ["", *_idle(s)]
     if s.nvtx:
-        rows = [(_cut(n.name, 63), str(n.count), f"{n.host_us:,.1f}") for n in s.nvtx]
-        lines += ["", *_table({"NVTX range": "<64", "count": ">9", "host us": ">16"}, rows)]
+        rows = [(n.name, str(n.count), f"{n.host_us:,.1f}") for n in s.nvtx]
+        lines += ["", *_table(["NVTX range", "count", "host us"], rows)]
+    if s.api:
+        calls = [(c.name, str(c.count), f"{c.sum_us:,.1f}", _us(c.median_us), _us(c.max_us)) for c in s.api[:8]]
+        lines += ["", *_table(["API call", "count", "host us", "median", "max"], calls)]
+    if s.launch_delay_us:
+        d = s.launch_delay_us
+        what = "us from a call to its kernel"
+        lines += ["", f"launch delay: median {d['median']:,.1f}, 95 % {d['p95']:,.1f}, longest {d['max']:,.1f} {what}"]
     lines.append("")
     for i in s.identities:
         word = "holds" if i.holds else "DOES NOT HOLD"
@@ -91,10 +114,40 @@ def render(s: Summary) -> str:
     return "\n".join([*lines, *(f"warning: {text}" for text in s.warnings)])
 
 
-def _table(columns: Mapping[str, str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Lines of a table. columns: title -> alignment and width."""
-    specs = columns.values()
-    return ["".join(f"{cell:{spec}}" for cell, spec in zip(row, specs, strict=True)) for row in (columns, *rows)]
+def _idle(s: Summary) -> list[str]:
+    """Each device's exposed, overlapped and idle time, the causes, and the longest gaps."""
+    rows = [
+        (f"device {d.device}", *(f"{us:,.1f}" for us in (d.span_us, d.exposed_us, d.overlapped_us, d.idle_us)))
+        for d in s.per_device
+    ]
+    lines = _table(["us by device", "span", "exposed", "overlapped", "idle"], rows)
+    found = [(d, cause, us) for d in s.per_device for cause, us in d.idle_by.items()]
+    if found:
+        causes = [(f"device {d.device}: {cause}", f"{us:,.1f}", _part(us, d.idle_us)) for d, cause, us in found]
+        lines += ["", *_table(["idle because", "us", "of idle"], causes)]
+    if s.gaps:
+        gaps = [(g.after, g.before, str(g.device), f"{g.start_us:,.1f}", f"{g.us:,.1f}", g.cause) for g in s.gaps]
+        lines += ["", *_table(["longest gaps: after", "<before", "GPU", "at us", "us", "<mostly"], gaps)]
+    return lines
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table WIDTH columns wide at most: texts to the left, numbers to the right, long texts cut.
+
+    The first column, and those whose title begins with "<", hold texts.
+    """
+    left = [i == 0 or t.startswith("<") for i, t in enumerate(titles)]
+    cells = [[t.removeprefix("<") for t in titles], *rows]
+    width = [max(len(row[i]) for row in cells) for i in range(len(titles))]
+    texts = [i for i, text in enumerate(left) if text]
+    while sum(width) + 2 * (len(width) - 1) > WIDTH and max(width[i] for i in texts) > 8:
+        width[max(texts, key=lambda i: width[i])] -= 1
+    return [
+        "  ".join(
+            f"{_cut(c, w):{'<' if text else '>'}{w}}" for c, w, text in zip(row, width, left, strict=True)
+        ).rstrip()
+        for row in cells
+    ]
 
 
 def _times(s: Summary) -> list[str]:
@@ -113,9 +166,6 @@ def _times(s: Summary) -> list[str]:
         text = f"{s.graph_launches} graph launches, {s.graph_launches_truncated} truncated"
         rows.append(("opaque graphs, sum", s.opaque_graph_us, text))
     lines = [f"{name:20}{us:16,.1f} us  {text}" for name, us, text in rows]
-    for d in s.per_device if len(s.per_device) > 1 else ():
-        busy_of = f"busy {d.busy_union_us:,.1f} us of {d.span_us:,.1f} us ({_part(d.busy_union_us, d.span_us)})"
-        lines.append(f"device {d.device}: {busy_of}, idle {d.idle_us:,.1f} us, kernels {d.kernel_union_us:,.1f} us")
     for t in s.per_stream[:12] if len(s.per_stream) > 1 else ():
         lines.append(
             f"device {t.device} process {t.process} stream {t.stream}: {t.union_us:,.1f} us busy, "
@@ -128,8 +178,8 @@ def _part(us: float, whole: float) -> str:
     return f"{us / whole:.1%}" if whole else "-"
 
 
-def _us(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.3f}"
+def _us(value: float | None, digits: int = 3) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
 
 
 def _percent(value: float | None) -> str:

@@ -13,6 +13,7 @@ structs are what `--json` prints; an UNSET field is left out.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,10 +21,11 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, Struct, UnsetType
 
-from lab.trace import categories, intervals, model, windows
+from lab.trace import categories, exposed, idle, intervals, model, windows
 from lab.trace.categories import OTHER, Rules, Summed
+from lab.trace.idle import CallTime, Gap
 from lab.trace.intervals import Spans, Usage, group, merged
-from lab.trace.model import NONE, Copies, Fills, Trace, short_name, totals_by_name
+from lab.trace.model import NONE, Copies, Fills, NameTotal, Trace, short_name, totals_by_name
 
 TOP = 20
 # PyTorch's emit_nvtx appends numbers to every label, which would make each a label of its own.
@@ -40,7 +42,11 @@ class Gpu(Struct, frozen=True):
 
 
 class DeviceTime(Struct, frozen=True):
-    """One device's times, us."""
+    """One device's times, us.
+
+    exposed: in which one category alone ran; overlapped: several; with idle they are the span. idle_by: idle time by
+    cause (lab/trace/idle.py).
+    """
 
     device: int
     span_us: float
@@ -51,6 +57,9 @@ class DeviceTime(Struct, frozen=True):
     idle_us: float
     overlap_us: float
     waiting_us: float
+    exposed_us: float
+    overlapped_us: float
+    idle_by: dict[str, float]
 
 
 class StreamTime(Struct, frozen=True):
@@ -97,7 +106,11 @@ class Moved(Struct, frozen=True):
 
 
 class CategoryTime(Struct, frozen=True):
-    """One category. kind: "kernel", "wait", "memcpy", "memset" or "graph"."""
+    """One category. kind: "kernel", "wait", "memcpy", "memset" or "graph".
+
+    union_us: when any of it ran, exposed_us: no other category of its device, hidden_us: the rest; behind: what else
+    ran then. Over several devices they are sums.
+    """
 
     name: str
     kind: str
@@ -108,10 +121,14 @@ class CategoryTime(Struct, frozen=True):
     us_per_launch: float | None
     us_per_step: float | None
     us_per_token: float | None
+    union_us: float | None = None
+    exposed_us: float | None = None
+    hidden_us: float | None = None
+    behind: dict[str, float] = {}
 
 
 class KernelTime(Struct, frozen=True):
-    """One kernel name."""
+    """One kernel name. exposed_us: no other kernel, copy or graph of its device ran; hidden_behind: what did most."""
 
     name: str
     short_name: str
@@ -120,6 +137,12 @@ class KernelTime(Struct, frozen=True):
     sum_us: float
     us_per_launch: float | None
     share_of_kernel_sum: float | None
+    exposed_us: float | None = None
+    hidden_behind: str = ""
+    min_us: float | None = None
+    median_us: float | None = None
+    max_us: float | None = None
+    sigma_us: float | None = None
 
 
 class RangeTime(Struct, frozen=True):
@@ -179,6 +202,9 @@ class Summary(Struct, frozen=True, kw_only=True):
     startup: Startup | UnsetType | None = UNSET
     per_device: list[DeviceTime] = []
     per_stream: list[StreamTime] = []
+    gaps: list[Gap] = []
+    api: list[CallTime] = []
+    launch_delay_us: dict[str, float] | None = None
     memcpy: dict[str, Moved]
     memset: Moved
     opaque_graph_us: float
@@ -218,7 +244,9 @@ def summarise(
         refused.append(f"shares of kernels: {what}; capture with --cuda-graph-trace=node")
     known_ns = None if refused else kernel_ns
     times, warnings = _timeline(trace, rules) if trace.timeline else ({}, [])
-    listed = _categories(summed, times.get("busy_union_us"), known_ns, steps, tokens)
+    parts = times.pop("parts", {})
+    busy_us = sum(d.busy_union_us for d in times["per_device"]) if times else None  # of all devices, added up
+    listed = _categories(summed, busy_us, known_ns, steps, tokens, parts)
     copies = model.by_direction(trace.memcpy)
     memcpy = {
         k: _moved(copies.get(k, Copies.of()))
@@ -243,18 +271,7 @@ def summarise(
         memset=memset,
         opaque_graph_us=opaque_us,
         categories=listed,
-        top_kernels=[
-            KernelTime(
-                name=t.name,
-                short_name=short_name(t.name),
-                category=rules.category(t.name),
-                count=t.count,
-                sum_us=t.sum_ns / 1e3,
-                us_per_launch=t.sum_ns / t.count / 1e3 if t.count else None,
-                share_of_kernel_sum=t.sum_ns / known_ns if known_ns else None,
-            )
-            for t in totals[:top]
-        ],
+        top_kernels=_kernels(trace, rules, totals[:top], known_ns),
         nvtx=_nvtx(trace, top),
         host={k: HostTime(n, ns / 1e3) for k, (n, ns) in trace.host.items()},
         identities=_identities(times, listed, kernel_ns / 1e3, total_us),
@@ -265,12 +282,26 @@ def summarise(
 
 def _timeline(trace: Trace, rules: Rules) -> tuple[dict[str, Any], list[str]]:
     """The fields that need a timeline, and what limits them."""
-    streams = intervals.streams(trace, rules.waits(trace.names))
+    waiting = rules.waits(trace.names)
+    streams = intervals.streams(trace, waiting)
     devices = intervals.devices(trace, streams)
     used = intervals.together(list(devices.values()))
     over = intervals.window(trace, used)
+    spans = {
+        number: over if trace.windows_ns is not None else intervals.window(trace, own)
+        for number, own in devices.items()
+    }
+    parts = exposed.by_device(trace, rules)
+    free = {n: (intervals.idle(own.work.spans, spans[n]), own.waits.spans) for n, own in devices.items()}
+    causes, gaps = idle.attribute(trace, waiting, free)
     per_device = [
-        DeviceTime(number, **_times(own, over if trace.windows_ns is not None else intervals.window(trace, own)))
+        DeviceTime(
+            number,
+            **_times(own, spans[number]),
+            exposed_us=sum(p.exposed_ns for p in parts[number].parts.values()) / 1e3 if number in parts else 0.0,
+            overlapped_us=parts[number].overlapped_ns / 1e3 if number in parts else 0.0,
+            idle_by={cause: ns / 1e3 for cause, ns in causes[number].items()},
+        )
         for number, own in devices.items()
     ]
     concurrent_ns = intervals.concurrent_ns(streams)
@@ -284,6 +315,10 @@ def _timeline(trace: Trace, rules: Rules) -> tuple[dict[str, Any], list[str]]:
         "kernels_without_api": int((~with_api).sum()) if len(trace.calls) else None,
         "startup": startup(trace, replayed),
         "per_device": per_device,
+        "parts": parts,
+        "gaps": gaps,
+        "api": idle.api(trace, TOP),
+        "launch_delay_us": idle.launch_delay_us(trace),
         "per_stream": [_stream(stream, own, concurrent_ns[stream]) for stream, own in streams.items()],
     }
     return fields, windows.truncation_warning(replayed) + _warnings(trace, fields, used.work.sum_ns / 1e3)
@@ -391,8 +426,9 @@ def _moved(rows: Copies | Fills) -> Moved:
 
 
 def _categories(
-    summed: list[Summed], busy_us: float | None, kernel_ns: int | None, steps: float | None, tokens: float | None
-) -> list[CategoryTime]:
+    summed: list[Summed], busy_us: float | None, kernel_ns: int | None, steps: float | None, tokens: float | None,
+    parts: dict[int, exposed.Device],
+) -> list[CategoryTime]:  # fmt: skip
     """The largest first; "other" wherever there are kernels."""
     kernels = [c.name for c in summed if c.kind in ("kernel", "wait")]
     other = [Summed(OTHER, "kernel", 0, 0)] if kernels and OTHER not in kernels else []
@@ -407,9 +443,52 @@ def _categories(
             us_per_launch=us / c.count if c.count else None,
             us_per_step=us / steps if steps else None,
             us_per_token=us / tokens if tokens else None,
+            **_hidden([d.parts[c.name] for d in parts.values() if c.name in d.parts]),
         )
         for c in sorted(summed + other, key=lambda c: (-c.sum_ns, c.name))
     ]
+
+
+def _hidden(parts: Sequence[exposed.Part]) -> dict[str, Any]:
+    """The exposed and the hidden time of a category over its devices."""
+    if not parts:
+        return {}
+    behind: Counter[str] = Counter()
+    for part in parts:
+        behind.update(part.behind)
+    union, alone = sum(p.union_ns for p in parts), sum(p.exposed_ns for p in parts)
+    times = {"union_us": union / 1e3, "exposed_us": alone / 1e3, "hidden_us": (union - alone) / 1e3}
+    return times | {"behind": {name: ns / 1e3 for name, ns in behind.most_common()}}
+
+
+def _kernels(trace: Trace, rules: Rules, totals: Sequence[NameTotal], known_ns: int | None) -> list[KernelTime]:
+    """The kernels with the most time, each with the spread of its launches where the file has single ones."""
+    alone = exposed.by_kernel(trace, rules) if trace.timeline and totals else {}
+    found = []
+    for t in totals:
+        spread: dict[str, float] = {}
+        if trace.kernels.instances is None:
+            mine = np.isin(trace.kernels.name, [i for i, n in enumerate(trace.names) if n == t.name])
+            us = trace.kernels.duration_ns[mine] / 1e3
+            keys = ("min_us", "median_us", "max_us", "sigma_us")
+            values = (us.min(), np.median(us), us.max(), us.std(ddof=1) if len(us) > 1 else 0.0)
+            spread = dict(zip(keys, map(float, values), strict=True))
+        ns, behind = alone.get(t.name, (None, ""))
+        found.append(
+            KernelTime(
+                name=t.name,
+                short_name=short_name(t.name),
+                category=rules.category(t.name),
+                count=t.count,
+                sum_us=t.sum_ns / 1e3,
+                us_per_launch=t.sum_ns / t.count / 1e3 if t.count else None,
+                share_of_kernel_sum=t.sum_ns / known_ns if known_ns else None,
+                exposed_us=None if ns is None else ns / 1e3,
+                hidden_behind=short_name(behind) if behind else "",
+                **spread,
+            )
+        )
+    return found
 
 
 def _nvtx(trace: Trace, top: int) -> list[RangeTime]:
@@ -430,6 +509,10 @@ def _identities(
 ) -> list[Identity]:
     per_device: list[DeviceTime] = times.get("per_device", [])
     sides = [(f"device {d.device}: busy + idle = span", d.busy_union_us + d.idle_us, d.span_us) for d in per_device]
+    for d in per_device:
+        three, name = d.exposed_us + d.overlapped_us + d.idle_us, f"device {d.device}"
+        sides.append((f"{name}: exposed + overlapped + idle = span", three, d.span_us))
+        sides.append((f"{name}: idle by cause = idle", sum(d.idle_by.values()), d.idle_us))
     if times:
         sides.append(("busy + idle = span", times["busy_union_us"] + times["idle_us"], times["span_us"]))
         sides.append(("kernels of all devices = kernel sum", sum(d.kernel_sum_us for d in per_device), kernel_us))

@@ -305,14 +305,16 @@ def _profile_page(timeline: Trace, part: str | None, faster: float) -> Iterable[
         yield _note(f"{said} and idle {found.idle_us:,.1f}. Summed times exceed the span by what ran side by side.")
     for warning in (*found.refused, *found.warnings):
         yield _note(warning)
-    alone = exposed.exposed_us(timeline) if span else {}
-    columns = ("category", "launches", "sum us", "exposed us", "of busy")
+    columns = ("category", "launches", "sum us", "exposed us", "hidden behind", "of busy")
     yield html_table(columns, [
-        (c.name, c.count, c.sum_us, alone.get(c.name, NOT_MEASURED if not span else 0.0),
+        (c.name, c.count, c.sum_us, _known(c.exposed_us), next(iter(c.behind), ""),
          NOT_MEASURED if c.share_of_busy is None else f"{c.share_of_busy:.1%}")
         for c in found.categories
     ])  # fmt: skip
     if span:
+        causes = [(d.device, cause, us) for d in found.per_device for cause, us in d.idle_by.items()]
+        yield _head("Idle time by cause")
+        yield html_table(("GPU", "cause", "us"), causes)
         yield _image(lambda: figures.Picture(draw.timeline(timeline), "Kernels, copies and idle time over the window."))
     chosen = next((c for c in found.categories if c.name == part), None)
     if chosen and span and chosen.kind != "wait" and not found.refused:
@@ -325,8 +327,8 @@ def _profile_page(timeline: Trace, part: str | None, faster: float) -> Iterable[
             f"{gain.high:+.1f}), at most {most.high:+.1f} % with the part removed; {promised.assumed}."
         )
         yield _head("The longest gaps")
-        gaps = exposed.gaps(timeline)
-        yield html_table(("at us", "idle us", "after", "before"), [(g.start_us, g.us, g.after, g.before) for g in gaps])
+        gaps = [(g.start_us, g.us, g.after, g.before, g.cause) for g in found.gaps]
+        yield html_table(("at us", "idle us", "after", "before", "mostly"), gaps)
     yield _head("Kernels")
     yield html_table(("kernel", "category", "launches", "sum us"),
                      [(k.short_name, k.category, k.count, k.sum_us) for k in found.top_kernels])  # fmt: skip

@@ -450,11 +450,9 @@ class Trace:
         return Table(tuple(exposed.exposed_us(self.timeline).items()), columns, f"{self.path.name}: exposed time")
 
     def gaps(self) -> Table:
-        """The longest stretches in which the GPU did nothing, and the kernels around them."""
-        from lab.trace import exposed
-
-        found = tuple(exposed.gaps(self.timeline))
-        return Table(found, _attributes("start_us", "us", "after", "before"), f"{self.path.name}: gaps")
+        """The longest stretches in which a GPU did nothing, why, and the kernels around them."""
+        columns = _attributes("start_us", "us", "cause", "after", "before")
+        return Table(tuple(self.summary().gaps), columns, f"{self.path.name}: gaps")
 
     def what_if(self, category: str, speedup: float) -> Projection:
         """What a faster category gives of throughput: `gain_pct` and `ceiling_pct`, from exposed to union time."""

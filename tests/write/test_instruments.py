@@ -134,7 +134,7 @@ def test_exposed_time_and_gaps_are_told(monkeypatch: pytest.MonkeyPatch, tmp_pat
     panel = instruments.profile(tmp_path / "any.sqlite")
     panel.controls["part"].value = "dense_gemm"
     assert "Exposed 15.0% of the span" in words(panel)
-    assert re.search(r"65\s+30\s+nvjet_tst_64x64\s+splitkv_kernel", words(panel))
+    assert re.search(r"65\s+30\s+memcpy HtoD\s+splitkv_kernel", words(panel))
     same = objects.Trace(sample(), tmp_path / "any.sqlite")
     assert [row[1] for row in same.exposed()] == [30.0, 15.0, 5.0, 5.0]
     assert [gap.us for gap in same.gaps()] == [30.0, 5.0]
