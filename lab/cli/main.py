@@ -49,6 +49,8 @@ WINDOW = (
         one_of="window"),
     arg("--replay", type=int, metavar="N", help="only the n-th CUDA graph launch (-1 the last)", one_of="window"),
     flag("--steady", "only the repeating decode steps", one_of="window"),
+    arg("--step", metavar="MARK", help="only the steps that begin at graph[:ID], nvtx:GLOB or kernel:REGEX",
+        one_of="window"),
 )  # fmt: skip
 COUNTS = (
     arg("--per", choices=("step", "token"), help="unit of recorded tables that print both"),

@@ -115,7 +115,8 @@ def _measured(name: str, arguments: Namespace, i: int) -> Breakdown:
     steps, tokens = _pair("--steps", arguments.steps)[i], _pair("--tokens", arguments.tokens)[i]
     if steps and tokens:
         raise BadInput("--steps", "given together with --tokens", "choose one unit")
-    count, per = (tokens, "token") if tokens else (steps or trace.steps or 1, "step" if steps or trace.steps else "")
+    per = "token" if tokens else "step" if steps else trace.unit if trace.steps else ""
+    count = tokens or steps or trace.steps or 1
     return breakdowns.from_trace(trace, rules, float(count), per)
 
 

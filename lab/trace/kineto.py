@@ -22,14 +22,26 @@ import msgspec
 from msgspec import Struct
 
 from lab.base.errors import BadInput
-from lab.trace.model import COPY_KINDS, NONE, Calls, Copies, Fills, Kernels, Ranges, Trace, interned, whole
+from lab.trace.model import (
+    COPY_KINDS,
+    GRAPH_LAUNCH,
+    NONE,
+    Calls,
+    Copies,
+    Fills,
+    Kernels,
+    Ranges,
+    Trace,
+    interned,
+    whole,
+)
+from lab.trace.windows import told_apart
 
 KERNEL, COPY, FILL = ("kernel", "gpu_kernel"), ("gpu_memcpy", "memcpy"), ("gpu_memset", "memset")
 CALL, RANGE = ("cuda_runtime", "cuda_driver", "runtime", "driver"), ("user_annotation",)
 HOST = {"synchronization": ("cuda_sync", "synchronization"), "profiler overhead": ("overhead",)}
 DIRECTION = re.compile(r"\b(" + "|".join(sorted(COPY_KINDS, key=len, reverse=True)) + r")\b")
 LATEST_US = 4 * 10**15  # year 2096
-GRAPH_LAUNCH = re.compile(r"cu(da)?GraphLaunch")
 
 
 class Arguments(Struct, frozen=True, omit_defaults=True):
@@ -134,7 +146,7 @@ def read(path: Path, text: str) -> Trace:
     (name, names), (label, labels), (call, call_names) = (interned(e.name for e in x) for x in (kernels, ranges, calls))
     known = {gpu.id: gpu.name or "" for gpu in file.gpus}
     correlation = [e.arg("correlation") for e in calls]
-    return Trace(
+    found = Trace(
         tool="kineto",
         source=path.name,
         schema_version=str(file.schema),
@@ -153,6 +165,7 @@ def read(path: Path, text: str) -> Trace:
         warnings=tuple(warnings),
         host={key: (len(x), sum(_ns(e.dur) for e in x)) for key, kind in HOST.items() if (x := of(kind))},
     )
+    return told_apart(found) if nodes else found
 
 
 def _whole(value: Any) -> int:

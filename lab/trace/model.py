@@ -32,6 +32,9 @@ COPY_KINDS = (
     *("UVM HtoD", "UVM DtoH", "UVM DtoD"),
 )
 UNKNOWN_COPY = "of unknown kind"
+GRAPH_LAUNCH = re.compile(r"(?:cu(?:da)?|hip)GraphLaunch")  # of an API call's name
+# PyTorch's emit_nvtx appends numbers to every label, which would make each a label of its own.
+NUMBERED = re.compile(r",? (seq|op_id|sizes|input_op_ids|stack) ?=.*$")
 # Nanoseconds, bytes and 64-bit identifiers; every other column fits 32 bits.
 WIDE = ("start_ns", "end_ns", "correlation", "graph_node", "bytes", "thread", "instances")
 LIMIT_NS = 2**62  # of a time and of all durations together: beyond it, arithmetic on them would overflow
@@ -216,6 +219,7 @@ class Trace:
     windows_ns:   the intervals that a window selected, None for the whole capture; the span is their union.
     whole:        the capture that this is a window of, None for a capture itself.
     steps:        how many equal units (decode steps, replays, instances of a range) the windows hold, None unknown.
+    unit:         what such a unit is called: "step", or "unit" where nothing says that it is one.
     domains:      names of NVTX domains by number, where the file has them.
     host:         host-side waits and profiler overhead, kind -> (count, summed ns); never part of busy time.
     """
@@ -242,6 +246,7 @@ class Trace:
     window_label: str = ""
     whole: Trace | None = field(default=None, repr=False)
     steps: int | None = None
+    unit: str = "step"
     domains: dict[int, str] = field(default_factory=dict)
     host: dict[str, tuple[int, int]] = field(default_factory=dict)
 

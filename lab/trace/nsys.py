@@ -36,7 +36,19 @@ from numpy.typing import NDArray
 
 from lab.base.errors import BadInput, anonymous
 from lab.trace.intervals import compact, group
-from lab.trace.model import NONE, Activity, Calls, Copies, Fills, GraphLaunches, Kernels, Ranges, Trace, whole_numbers
+from lab.trace.model import (
+    GRAPH_LAUNCH,
+    NONE,
+    Activity,
+    Calls,
+    Copies,
+    Fills,
+    GraphLaunches,
+    Kernels,
+    Ranges,
+    Trace,
+    whole_numbers,
+)
 
 KIND, META = "CUPTI_ACTIVITY_KIND_", ("META_DATA_EXPORT", "EXPORT_META_DATA")
 PROCESS = "({} >> 24) & 16777215"  # the process id in a serialised globalPid or globalTid: bits 24 to 47
@@ -45,7 +57,6 @@ PUSH_POP, START_END, DOMAIN = {"NvtxPushPopRange": 59}, {"NvtxStartEndRange": 60
 LISTED = "(SELECT value FROM json_each(?))"
 BATCH_ROWS = 65536
 SPLIT_ROWS = 200_000  # below, a second connection costs more than it saves
-LAUNCH = re.compile(r"cu(da)?GraphLaunch")
 COLUMNS = {
     "start_ns": '"start"',
     "end_ns": '"end"',
@@ -84,7 +95,7 @@ def read(path: Path) -> Trace:
         rows, gpus = _gpus(base, (kernels, memcpy, memset, graphs), warnings)
         warnings += _diagnostics(base)
         host = _host(base)
-    launches = int(np.isin(calls.name, [i for i, n in enumerate(call_names) if LAUNCH.match(n)]).sum())
+    launches = int(np.isin(calls.name, [i for i, n in enumerate(call_names) if GRAPH_LAUNCH.match(n)]).sum())
     mode = graph_mode(rows, launches, setting or len(calls), warnings)
     return Trace(
         tool="nsys",

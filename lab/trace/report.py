@@ -46,7 +46,8 @@ def windowed(trace: Trace, arguments: Namespace) -> Trace:
         return windows.by_time(trace, *_interval(arguments.time))
     if arguments.replay is not None:
         return windows.by_replay(trace, arguments.replay, arguments.graph)
-    return steady.steady_decode(trace) if arguments.steady else trace
+    asked = getattr(arguments, "step", None)
+    return steady.steady_decode(trace, asked) if arguments.steady or asked else trace
 
 
 def _interval(text: str) -> tuple[float, float]:
@@ -67,7 +68,7 @@ def render(s: Summary) -> str:
     lines = [f"{s.source}: {s.tool}{version}{schema}, CUDA graphs: {s.graph_mode}, {s.window}"]
     lines += [f"GPU {g.device}: {g.name or 'not named in the file'}" for g in s.gpus]
     lines += ["", *_times(s), ""]
-    per = {"us/step": s.steps, "us/token": s.tokens}
+    per = {f"us/{s.unit}": s.steps, "us/token": s.tokens}
     shown = [title for title, count in per.items() if count]
     timed = s.span_us is not None
     head = ["category", "count", "us", "us/launch", *(["exposed us"] if timed else []), "of busy", "of kernels", *shown]

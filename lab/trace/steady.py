@@ -1,20 +1,27 @@
-"""Steady decode: the part of a capture in which the same step repeats, found from the launches alone.
+"""Steady decode: the part of a capture in which the same step repeats, found from the launches.
 
 A decode step launches the same kernels in the same order, so the sequence of names on the busiest stream is periodic
-while decoding and not during start-up, graph capture, prefill or a change of batch. Candidates for the period are the
-distances at which short sequences of launches return. Layers repeat within a step and give short periods, which end
-with the step; the step is the shortest period whose unbroken repetition covers (nearly) the most launches.
+while decoding and not during start-up, graph capture, prefill or a change of batch. A graph replay counts as one name,
+opaque or not, so what repeats within it is never taken for a step. Candidates for the period are the distances at which
+short sequences of launches return; the unit is the shortest period whose unbroken repetition covers (nearly) the most
+launches. Layers repeat too, so a unit is called a step only where something says so, in this order: nearly all of its
+time is one graph replay within which layers repeat; it holds a sampling or LM-head kernel; else NVTX ranges named after
+steps, or the sampling kernels themselves, are where steps begin. What was used is said, and what nothing speaks for is
+a "repeating unit".
 
 A prefill between two steps breaks the repetition. One on another stream lengthens a step instead: steps with far more
 device time than the median, or followed by a far longer pause, are left out and counted. A step begins where the stream
 usually waits longest and lasts to the next step's begin, so the wait between steps (host time) belongs to it, and the
-last step of a stretch is dropped. An opaque graph counts as one name.
+last step of a stretch is dropped.
 """
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,8 +29,8 @@ from numpy.typing import NDArray
 
 from lab.base.errors import BadInput
 from lab.trace.intervals import compact, group, merged
-from lab.trace.model import Int64, Trace
-from lab.trace.windows import clip, extent
+from lab.trace.model import NONE, NUMBERED, Int64, Trace, launches, short_name
+from lab.trace.windows import by_nvtx, clip, extent, replays
 
 REPEATS = 3  # unbroken repetitions that make a decode
 CANDIDATES = 32  # periods tried
@@ -31,10 +38,17 @@ PIECE, SAMPLES = 200_000, 4  # launches looked at for candidates, in how many pl
 BUSIER, LONGER = 1.5, 2.0  # times the median: device time, length
 
 
+# Kernels that end a decode step, and what people call its ranges.
+LAST_OF_STEP = re.compile(r"(?i)sampl(?!e_?rate)|argmax|lm_head|multinomial|topk_?topp|top_k_top_p")
+STEP_RANGE = re.compile(r"(?i)\b(?:decode|step|iteration|generate|execute_model|ProfilerStep)")
+ONE_GRAPH = 0.9  # of a unit's device time
+
+
 @dataclass(frozen=True)
 class Steps:
-    """Steps on the device's clock: step i is [start[i], end[i]), ns. launches: device rows of the period.
+    """Steps on the device's clock: step i is [start[i], end[i]), ns. launches: device rows of a step.
 
+    how: what says that these are steps, "" for a repeating unit of which nothing does; inside: what repeats within it.
     excluded: steps left out because something else ran in them or after them.
     """
 
@@ -42,53 +56,166 @@ class Steps:
     end: Int64
     launches: int
     excluded: int
+    how: str = ""
+    inside: str = ""
 
 
-def steady_decode(trace: Trace) -> Trace:
-    """The window of the steady steps, with their number; raises BadInput when nothing repeats REPEATS times."""
-    found = find_steps(trace)
+def steady_decode(trace: Trace, step: str | None = None) -> Trace:
+    """The window of the steady steps, with their number; raises BadInput when nothing repeats REPEATS times.
+
+    step: the user's word for where steps begin: "graph" or "graph:ID", "nvtx:GLOB", "kernel:REGEX".
+    """
+    found = find_steps(trace, step)
     n = len(found.start)
-    label = f"steady decode, {n} steps of {found.launches} launches"
-    part = clip(trace, merged(found.start, found.end), label, n)
-    what = "held other work (a prefill?) or were followed by a long pause, and are left out"
-    said = f"{found.excluded} of {found.excluded + n} repeating steps {what}"
-    return part.but(warn=[said] if found.excluded else [])
+    named, unit = ("steady decode", "step") if found.how else ("repeating unit", "unit")
+    label = f"{named}, {n} {unit}s of {found.launches} launches" + (f" ({found.how})" if found.how else "")
+    part = clip(trace, merged(found.start, found.end), label, n).but(unit=unit)
+    said = []
+    if not found.how:
+        what = f"nothing says that this unit is a decode step{found.inside}: a layer repeats too"
+        said.append(f"{what}; --step takes your word (graph, nvtx:GLOB, kernel:REGEX)")
+    if found.excluded:
+        what = "held other work (a prefill?) or were followed by a long pause, and are left out"
+        said.append(f"{found.excluded} of {found.excluded + n} repeating {unit}s {what}")
+    return part.but(warn=said)
 
 
-def find_steps(trace: Trace) -> Steps:
+def find_steps(trace: Trace, step: str | None = None) -> Steps:
     """The steps of the longest repetition, and of every other stretch that repeats the same sequence."""
     extent(trace, "steady decode")
-    start, end, codes = _busiest_stream(trace)
+    if step:
+        return _marked(trace, _begins(trace, step), f"--step {step}")
+    start, end, codes, texts = _busiest_stream(trace)
     period = _period(codes)
-    if not period:
+    unit = None
+    if period:
+        runs = _runs(codes, period)
+        longest = runs[np.argmax(runs[:, 1] - runs[:, 0])]
+        anchor = longest[0] + _phase(start, end, longest, period)
+        cycle = slice(anchor, anchor + period)
+        unit = _unit(start, end, codes, runs, anchor, period)
+        found = _without_intruders(trace, *unit)
+        found = replace(found, how=_evidence(trace, codes[cycle], (end - start)[cycle], texts))
+        if found.how:
+            return found
+    for mark, how in ((_ranges(trace), "NVTX ranges"), (_sampling(trace), "sampling kernels")):
+        if len(mark) > REPEATS:
+            steps = _marked(trace, mark, how)
+            if len(steps.start) >= max(REPEATS, steps.excluded):
+                return steps
+    if unit is None:
         what = f"no sequence of launches repeats {REPEATS} times in a row on the busiest stream"
         raise BadInput(trace.source, what, "choose a window by NVTX range, time or replay")
-    runs = _runs(codes, period)
-    longest = runs[np.argmax(runs[:, 1] - runs[:, 0])]
-    anchor = longest[0] + _phase(start, end, longest, period)
+    inner = _period(codes[cycle])
+    return replace(found, inside=f" (within it {inner} launches repeat)" if inner else "")
+
+
+def _unit(
+    start: Int64, end: Int64, codes: NDArray[np.int64], runs: NDArray[np.int64], anchor: int, period: int
+) -> tuple[Int64, Int64]:
+    """Begins and ends of every repetition of the cycle that begins at `anchor`."""
     begins, ends = [], []
     for low, high in runs:
         # The same point of the cycle in every stretch, whatever launch the stretch happens to begin with.
         marks = np.arange(low + _align(codes, anchor, low, period), high, period)
         begins.append(start[marks[:-1]])
         ends.append(start[marks[1:]])
-    return _without_intruders(trace, np.concatenate(begins), np.concatenate(ends))
+    return np.concatenate(begins), np.concatenate(ends)
 
 
-def _busiest_stream(trace: Trace) -> tuple[Int64, Int64, NDArray[np.int64]]:
-    """Starts, ends and codes of the launches on the stream with the most kernel and opaque graph time, in order."""
+def _evidence(trace: Trace, cycle: NDArray[np.int64], length: Int64, texts: Mapping[int, str]) -> str:
+    """What says that a cycle of launches is a step, "" when nothing does. texts: what each code stands for."""
+    for code, ns in zip(cycle.tolist(), length.tolist(), strict=True):
+        if texts[code].startswith(GRAPH) and ns >= ONE_GRAPH * int(length.sum()):
+            rows = trace.kernels.take(trace.kernels.graph == code - len(trace.names) - 1)
+            names = rows.name[launches(rows) == launches(rows)[0]].astype(np.int64) if len(rows) else np.zeros(0, int)
+            if any(LAST_OF_STEP.search(trace.names[i]) for i in np.unique(names)) or _period(names):
+                return f"each one replay of {texts[code]}"
+    last = next((texts[code] for code in cycle.tolist() if LAST_OF_STEP.search(texts[code])), None)
+    return f"each with {short_name(last)}" if last else ""
+
+
+def _marked(trace: Trace, begins: Int64, how: str) -> Steps:
+    begins = np.unique(begins)
+    if len(begins) <= REPEATS:
+        what = f"{how} marks {len(begins)} places, and steps need {REPEATS + 1}"
+        raise BadInput(trace.source, what, "choose another mark, or a window")
+    return replace(_without_intruders(trace, begins[:-1], begins[1:]), how=f"by {how}")
+
+
+def _begins(trace: Trace, step: str) -> Int64:
+    """Where steps begin by the user's word."""
+    kind, _, what = step.partition(":")
+    if kind == "graph":
+        found = replays(trace)
+        graph = what or str(int(found.graph[np.argmax(found.duration_ns)]) if len(found) else "")
+        return found.start_ns[found.graph.astype(str) == graph]
+    if kind == "nvtx" and what:
+        windows = by_nvtx(trace, what).windows_ns or ()
+        return np.array([a for a, _ in windows], np.int64)
+    if kind == "kernel" and what:
+        return _kernels(trace, re.compile(what))
+    raise BadInput("--step", f'"{step}"', "give graph, graph:ID, nvtx:GLOB or kernel:REGEX")
+
+
+def _kernels(trace: Trace, name: re.Pattern[str]) -> Int64:
+    """The starts of kernels of such names; of several in a row the first."""
+    hit = np.array([bool(name.search(n)) for n in trace.names] or [False])[trace.kernels.name]
+    return trace.kernels.start_ns[hit & ~np.concatenate([[False], hit[:-1]])[: len(hit)]]
+
+
+def _sampling(trace: Trace) -> Int64:
+    """Where a step ends: the first row after each sampling kernel."""
+    hit = np.array([bool(LAST_OF_STEP.search(n)) for n in trace.names] or [False])[trace.kernels.name]
+    return trace.kernels.start_ns[1:][hit[:-1] & ~hit[1:]]
+
+
+def _ranges(trace: Trace) -> Int64:
+    """Where the device work of NVTX ranges named after steps begins, of the name with the most host time."""
+    names = [NUMBERED.sub("", label) for label in trace.labels]
+    time: Counter[str] = Counter()
+    for label, ns in zip(trace.ranges.label.tolist(), trace.ranges.duration_ns.tolist(), strict=True):
+        if STEP_RANGE.search(names[label]):
+            time[re.sub(r"\d+", "*", names[label])] += ns
+    for pattern, _ in time.most_common(3):
+        with contextlib.suppress(BadInput):
+            return np.array([a for a, _ in by_nvtx(trace, pattern).windows_ns or ()], np.int64)
+    return np.zeros(0, np.int64)
+
+
+GRAPH = "graph "
+
+
+def _busiest_stream(trace: Trace) -> tuple[Int64, Int64, NDArray[np.int64], dict[int, str]]:
+    """Starts, ends and codes of the launches on the stream with the most kernel and graph time, in order; the texts.
+
+    All rows of a graph's replay are one launch, from its first start to its last end.
+    """
     kernels, graphs = trace.kernels, trace.graphs
     start, end, *stream = (
         np.concatenate([getattr(rows, column) for rows in (kernels, graphs)])
         for column in ("start_ns", "end_ns", "device", "process", "context", "stream")
     )
-    code = np.concatenate([kernels.name.astype(np.int64), len(trace.names) + graphs.graph.astype(np.int64)])
     if not len(start):
         raise BadInput(trace.source, "has no kernels", "nothing to find steps in")
+    graph, node = (
+        np.concatenate([getattr(r, c).astype(np.int64) for r in (kernels, graphs)]) for c in ("graph", "graph_node")
+    )
+    launch = np.concatenate([launches(kernels), launches(graphs)])
+    inside = (graph != NONE) | (node != NONE)
+    code = np.concatenate([kernels.name.astype(np.int64), np.zeros(len(graphs), np.int64)])
+    code = np.where(inside, len(trace.names) + 1 + graph, code)
     _, which = group(*stream)
     mine = np.flatnonzero(which == np.argmax(np.bincount(which, weights=end - start)))
     mine = mine[np.argsort(start[mine], kind="stable")]
-    return start[mine], end[mine], code[mine]
+    start, end, code, launch, inside = start[mine], end[mine], code[mine], launch[mine], inside[mine]
+    # A replay's rows follow one another on a stream; a row begins a launch of its own unless it goes on with one.
+    new = np.ones(len(mine), bool)
+    new[1:] = ~(inside[1:] & inside[:-1] & (launch[1:] == launch[:-1]))
+    first = np.flatnonzero(new)
+    texts = {int(c): GRAPH + str(c - len(trace.names) - 1) for c in np.unique(code) if c >= len(trace.names)}
+    texts |= dict(enumerate(trace.names))
+    return start[first], np.maximum.reduceat(end, first), code[first], texts
 
 
 def _period(codes: NDArray[np.int64]) -> int:

@@ -12,7 +12,6 @@ structs are what `--json` prints; an UNSET field is left out.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -25,11 +24,9 @@ from lab.trace import categories, exposed, idle, intervals, model, windows
 from lab.trace.categories import OTHER, Rules, Summed
 from lab.trace.idle import CallTime, Gap
 from lab.trace.intervals import Spans, Usage, group, merged
-from lab.trace.model import NONE, Copies, Fills, NameTotal, Trace, short_name, totals_by_name
+from lab.trace.model import NONE, NUMBERED, Copies, Fills, NameTotal, Trace, short_name, totals_by_name
 
 TOP = 20
-# PyTorch's emit_nvtx appends numbers to every label, which would make each a label of its own.
-NUMBERED = re.compile(r",? (seq|op_id|sizes|input_op_ids|stack) ?=.*$")
 FAR = 0.01  # of the busy time; startup above it is worth a warning
 ALWAYS = ("HtoD", "DtoH", "DtoD", "PtoP")  # the copies that are listed also where there is none
 
@@ -184,6 +181,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     graph_setting: str
     window: str
     gpus: list[Gpu]
+    unit: str = "step"
     steps: float | None
     tokens: float | None
     span_us: float | None = None
@@ -264,6 +262,7 @@ def summarise(
         graph_setting=trace.graph_setting,
         window=trace.window_label or "whole capture",
         gpus=[Gpu(d, n or None) for d, n in sorted(trace.gpus.items())],
+        unit=trace.unit,
         steps=steps,
         tokens=tokens,
         **{"kernel_count": trace.kernels.count, "kernel_sum_us": kernel_ns / 1e3} | times,

@@ -143,6 +143,8 @@ def by_replay(trace: Trace, n: int, graph: int | None = None) -> Trace:
     one = found.take(mine[[_nth(n, len(mine), "--replay", f"launches of graph {graph}")]])
     part = _launched(trace, one.launch, np.zeros(1, np.int64), f"replay {n} of graph {graph}")
     said = f"this replay has {one.nodes[0]} of {one.expected[0]} nodes: its time is a lower bound"
+    if one.edge[0]:
+        said = f"this replay of {one.nodes[0]} nodes lies at the edge of the capture and may be cut off: a lower bound"
     return part.but(warn=[said] if one.truncated[0] else [])
 
 
@@ -199,6 +201,8 @@ class Replays(Columns):
     """Graph launches: who launched what (`model.launches`), when, and with how many nodes.
 
     expected: the node count of most launches of that graph (ties: the larger). For opaque launches nodes is 0.
+    edge: the only whole launch of its graph, with nothing after it in the capture, or before it the call that made it:
+    it may have been cut off there.
     """
 
     process: Int64
@@ -206,12 +210,13 @@ class Replays(Columns):
     graph: Int64
     nodes: Int64
     expected: Int64
+    edge: NDArray[np.bool_]
     opaque: bool
 
     @property
     def truncated(self) -> NDArray[np.bool_]:
-        """Launches with fewer nodes than the other launches of their graph."""
-        return self.nodes < self.expected
+        """Launches with fewer nodes than the other launches of their graph, or at the edge of the capture."""
+        return (self.nodes < self.expected) | self.edge
 
 
 def replays(trace: Trace) -> Replays:
@@ -229,7 +234,7 @@ def _replays(trace: Trace) -> Replays:
     if len(rows := trace.graphs):
         none = np.zeros(len(rows), np.int64)
         process, graph = rows.process.astype(np.int64), rows.graph.astype(np.int64)
-        return Replays(rows.start_ns, rows.end_ns, process, launches(rows), graph, none, none, True)
+        return Replays(rows.start_ns, rows.end_ns, process, launches(rows), graph, none, none, none > 0, True)
     parts = [(rows, _in_graphs(rows)) for rows in (trace.kernels, trace.memcpy, trace.memset)]
     process, correlation, graph, start, end = (
         np.concatenate([getattr(rows, column)[mine] for rows, mine in parts])
@@ -245,8 +250,46 @@ def _replays(trace: Trace) -> Replays:
         counts, times = np.unique(nodes[of_graph == one], return_counts=True)
         expected[of_graph == one] = counts[::-1][np.argmax(times[::-1])]
     launch = (pair[:, 0] << 32) + pair[:, 1]
-    found = Replays(first, last, pair[:, 0], launch, of_graph, nodes, expected, opaque=False)
+    alone = np.array([int((of_graph == g).sum()) == 1 for g in of_graph], bool)
+    edge = alone & _at_edge(trace, launch, first, last)
+    found = Replays(first, last, pair[:, 0], launch, of_graph, nodes, expected, edge, opaque=False)
     return found.take(np.argsort(first, kind="stable"))
+
+
+def _at_edge(trace: Trace, launch: Int64, first: Int64, last: Int64) -> NDArray[np.bool_]:
+    """Which launches end with the capture, or begin with it without the call that made them; none without calls."""
+    if not (len(launch) and len(trace.calls)):
+        return np.zeros(len(launch), bool)
+    every = [r for r in trace.activities if len(r)]
+    done = max(int(r.end_ns.max()) for r in (*every, trace.calls))
+    begun = min(int(r.start_ns[0]) for r in every)
+    return (last == done) | ((first == begun) & ~np.isin(launch, launches(trace.calls)))
+
+
+def told_apart(trace: Trace) -> Trace:
+    """Graphs that the file does not number (their rows have graph 0), numbered by their signature: which kernels they
+    launch, how often each. A launch at the edge of the capture that has a part of one signature is of that graph."""
+    kinds = (trace.kernels, trace.memcpy, trace.memset)
+    found = _replays(trace)
+    edge = set(found.launch[_at_edge(trace, found.launch, found.start_ns, found.end_ns)].tolist())
+    content: dict[int, Counter[tuple[int, int]]] = {}
+    for kind, rows in enumerate(kinds):
+        mine = np.flatnonzero(rows.graph == 0)
+        name = getattr(rows, "name", getattr(rows, "kind", np.zeros(len(rows), np.int32)))
+        for launch, which in zip(launches(rows)[mine].tolist(), name[mine].tolist(), strict=True):
+            content.setdefault(launch, Counter())[kind, which] += 1
+    known, of = dict[frozenset[Any], int](), dict[int, int]()
+    taken = max(int(r.graph.max(initial=0)) for r in kinds)
+    for launch in sorted(content, key=lambda x: x in edge):
+        whole = next((k for k in known if content[launch] <= Counter(dict(k))), None) if launch in edge else None
+        of[launch] = known.setdefault(whole or frozenset(content[launch].items()), len(known) + taken)
+    if len(known) < 2:
+        return trace
+    changed = []
+    for rows in kinds:
+        pairs = zip(launches(rows).tolist(), rows.graph.tolist(), strict=True)
+        changed.append(replace(rows, graph=np.array([of.get(x, g) if g == 0 else g for x, g in pairs], np.int32)))
+    return trace.but(**dict(zip(("kernels", "memcpy", "memset"), changed, strict=True)))
 
 
 def _in_graphs(rows: Activity) -> NDArray[np.bool_] | slice:

@@ -52,9 +52,10 @@ def test_each_gap_has_its_cause() -> None:
         "queued": idle.OTHER_STREAM,
         "unknown": idle.UNKNOWN,
     }
-    # late 0.9 launch-bound (the others 0.1 each) and 0.1 until it started; sync and copying 0.8, then the launch and its delay.
+    # late 0.9 launch-bound (the others 0.1 each) and 0.1 until it started; sync and copying 0.8, then the launch.
     assert found.per_device[0].idle_by == pytest.approx(
-        {idle.HOST: 1.2, idle.SYNCHRONISE: 0.8, idle.COPY: 0.8, idle.DELAY: 1.2} | {idle.OTHER_STREAM: 2.0, idle.UNKNOWN: 1.0}
+        {idle.HOST: 1.2, idle.SYNCHRONISE: 0.8, idle.COPY: 0.8, idle.DELAY: 1.2}
+        | {idle.OTHER_STREAM: 2.0, idle.UNKNOWN: 1.0}
     )  # fmt: skip
     assert found.launch_delay_us is not None
     assert {c.name: c.count for c in found.api} == {"cudaLaunchKernel": 7, "cudaStreamSynchronize": 1, "cudaMemcpy": 1}

@@ -9,6 +9,7 @@ from typing import Any
 from lab.bench import ncu
 from lab.trace.files import read
 from lab.trace.model import COPY_KINDS, NONE, totals_by_name
+from lab.trace.summary import summarise
 from tests.refused import refused
 from tests.trace.nsys_synthetic import Export, decode
 
@@ -97,6 +98,21 @@ def test_kineto_graph_kernels_are_those_of_a_graph_launch(tmp_path: Path) -> Non
     assert (t.graph_mode, t.kernels.graph.tolist(), t.memcpy.graph.tolist()) == ("node", [0, NONE], [0])
     assert COPY_KINDS[t.memcpy.kind[0]] == "PtoP"
     assert t.host["synchronization"] == (1, 1_000_000)
+
+
+def test_kineto_graphs_without_ids_are_told_apart(tmp_path: Path) -> None:
+    """HIP and CUDA; two graphs by what they launch, and a launch that the capture's end cut belongs to its graph."""
+    for api in ("cudaGraphLaunch", "hipGraphLaunch"):
+        events = []
+        for i, names in enumerate((["a", "b", "b"], ["c", "a"], ["b", "a", "b"], ["c", "a"], ["a", "b"])):
+            events.append(event("cuda_runtime", api, i * 10, 2, correlation=i + 1))
+            for j, name in enumerate(names):
+                events.append(event("kernel", name, 100 + i * 10 + j, 1, device=0, stream=7, correlation=i + 1))
+        (tmp_path / "t.json").write_text(f"[{','.join(events)}]")
+        found = summarise(read(tmp_path / "t.json"))
+        assert found.graph_mode == "node"
+        assert isinstance(found.graphs, list)
+        assert sorted((g.launches, g.nodes, g.truncated) for g in found.graphs) == [(2, 2, 0), (3, 3, 1)]
 
 
 # Refusals ------------------------------------------------------------------------------------------------------------

@@ -326,6 +326,91 @@ def test_opaque_graphs_have_steps() -> None:
     assert s["refused"]
 
 
+def eager(layers: int, **last: str) -> Export:
+    """One forward pass of layers of four launches, eager, after an embedding; `last` ends it."""
+    export = Export()
+    for i, name in enumerate(["embed", *["norm", "gemm", "attention", "mlp"] * layers, *last]):
+        export.kernel(name, i * 100, i * 100 + 80)
+    return export
+
+
+def test_layers_are_no_decode_steps() -> None:
+    """An eager prefill repeats its layers and samples once; a captured step's layers lie in one replay."""
+    t = steady_decode(eager(15, sample="").trace())
+    assert (t.steps, t.unit) == (14, "unit")
+    assert t.window_label.startswith("repeating unit, 14 units of 4 launches")
+    assert any("--step" in w for w in t.warnings)
+    export = Export()
+    for i in range(60):
+        export.kernel("abcd"[i % 4], i * 100, i * 100 + 80, graphId=3, graphNodeId=i + 1, correlationId=1)
+    with refused("a.sqlite", "3 times"):
+        steady_decode(export.trace())
+
+
+def test_piecewise_graphs_are_no_steps_until_something_samples() -> None:
+    """Each layer one replay and one eager kernel: the unit is a layer, unless a step is told by what ends it."""
+    found = []
+    for last in ("", "sampling_kernel"):
+        export = Export()
+        for i in range(48):
+            at, ids = i * 1000, {"graphId": i % 8 + 1, "graphNodeId": i % 8 + 1, "correlationId": i + 1}
+            export.kernel("piece", at, at + 900, **ids)
+            export.kernel(last if last and i % 8 == 7 else "attention", at + 900, at + 950)
+        found.append(steady_decode(export.trace()))
+    before, t = found
+    assert before.unit == "unit"
+    assert (t.steps, t.unit) == (5, "step")
+    assert "sampling_kernel" in t.window_label
+
+
+def test_steps_by_ranges_and_by_the_users_word() -> None:
+    """Steps whose launches differ repeat nothing: NVTX ranges named after them say where they begin."""
+    export = Export()
+    for step in range(6):
+        for i in range(3 + step % 2):
+            number = step * 10 + i + 1
+            export.call("cudaLaunchKernel_v7000", number * 10, number * 10 + 5, number)
+            export.kernel(f"k{step}_{i}", 10_000 + step * 1000 + i * 100, 10_050 + step * 1000 + i * 100,
+                          correlationId=number)  # fmt: skip
+        export.nvtx(f"decode step {step}", step * 100, step * 100 + 99)
+        export.nvtx("other", step * 100, step * 100 + 99)
+    t = steady_decode(export.trace())
+    assert (t.steps, t.unit) == (5, "step")
+    assert "NVTX" in t.window_label
+    asked = steady_decode(export.trace(), "nvtx:other")
+    assert asked.windows_ns == t.windows_ns
+    assert steady_decode(eager(12).trace(), "kernel:^gemm$").steps == 11
+    for word, where in (("kernel:zzz", "a.sqlite"), ("layer", "--step"), ("graph:9", "a.sqlite")):
+        with refused(where):
+            steady_decode(eager(12).trace(), word)
+
+
+def test_graphs_by_the_users_word() -> None:
+    t = steady_decode(decoded(63 * 100, 100), "graph")
+    assert (t.steps, t.unit) == (62, "step")
+    assert steady_decode(decoded(63 * 100, 100), "graph:3").windows_ns == t.windows_ns
+
+
+# Graphs ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_only_launch_that_ends_with_the_capture_may_be_cut() -> None:
+    """Nothing ran or was called after it; a host that synchronised afterwards saw its end."""
+    for synced in (False, True):
+        export = Export()
+        export.kernel("eager", 0, 100, correlationId=1)
+        export.call("cudaLaunchKernel_v7000", 0, 10, 1)
+        export.call("cudaGraphLaunch_v10000", 20, 30, 2)
+        for i in range(5):
+            export.kernel("node", 500 + i * 100, 590 + i * 100, graphId=3, graphNodeId=i + 1, correlationId=2)
+        if synced:
+            export.call("cudaStreamSynchronize_v3020", 40, 1200, 3)
+        s = summarise(export.trace())
+        assert s.graph_launches_truncated == (not synced)
+        assert any("graph 3" in w for w in s.warnings) == (not synced)
+        assert any("edge" in w for w in by_replay(export.trace(), 1).warnings) == (not synced)
+
+
 def test_startup_spin_and_sync_do_not_make_the_window_busy() -> None:
     export = decoding()
     export.kernel(SPIN, 4_500_000, 4_900_000, streamId=30)
@@ -346,9 +431,9 @@ def test_nothing_repeats() -> None:
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = decode(tmp_path / "a.sqlite", 63 * 100, per_step=100)
+    path = decode(tmp_path / "a.sqlite", 63 * 400, per_step=400)
     for arguments, line in (
-        (["--steady"], "steady decode, 62 steps of 110 launches"),
+        (["--steady"], "steady decode, 62 steps of 440 launches (each one replay of graph 3)"),
         (["--replay", "-1"], "replay -1 of graph 3"),
         (["--time", "1ms:2.5ms"], "1000 to 2500 us"),
     ):
