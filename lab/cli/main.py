@@ -43,7 +43,8 @@ def several(name: str, text: str, **options: Any) -> Arg:
 
 JSON = flag("--json", "print JSON for programs")
 WINDOW = (
-    arg("--rules", help="category rules: .toml, a folder, or a gputrc2graph JSON[#engine/model]"),
+    arg("--rules", metavar="TOML", help="category rules, a file or a folder, that come before the built-in ones"),
+    flag("--rules-only", "with --rules: not the built-in ones"),
     arg("--nvtx", metavar="GLOB", help="only what was launched inside these NVTX ranges", one_of="window"),
     arg("--time", metavar="START:END", help="only between these times after the first activity (us, 2ms)",
         one_of="window"),

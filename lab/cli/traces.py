@@ -104,7 +104,7 @@ def _windowed(name: str, arguments: Namespace, i: int = 0) -> tuple[Trace, Rules
         raise BadInput(f"lab {arguments.COMMAND}", f'"{name}" is neither a file nor a recorded breakdown', close)
     nvtx = (getattr(arguments, "nvtx_b", None) if i else None) or arguments.nvtx
     window = Namespace(**{**vars(arguments), "nvtx": nvtx, "nth": None, "graph": None})
-    return report.windowed(files.read(name), window), categories.load(arguments.rules)
+    return report.windowed(files.read(name), window), categories.load(arguments.rules, arguments.rules_only)
 
 
 def _measured(name: str, arguments: Namespace, i: int) -> Breakdown:

@@ -6,7 +6,7 @@ names as examples, which a test holds to their category under the whole list.
 
 The demangled name decides, never the short one: `elementwise_kernel` is a copy, a GEMM or a cast, depending on a
 functor four templates deep. A name without a rule is "other", which is always shown and warned about above OTHER_LIMIT.
-JSON rule files of vLLM's and SGLang's gputrc2graph.py (engine -> model -> regex -> category) work in place of ours.
+A user's rules stand before ours.
 Given up: rules on anything but the name (grid, stream, position in a step), so an LM head stays a dense GEMM.
 """
 
@@ -143,26 +143,25 @@ def sums(trace: Trace, rules: Rules, totals: Sequence[NameTotal]) -> list[Summed
     return found
 
 
-@cache
 def default() -> Rules:
     """The rules of data/categories, files in the order of their names."""
-    return load(FOLDER)
+    return _ours()
 
 
-def load(where: str | Path | None = None) -> Rules:
-    """Rules by name: None for ours, a folder or a .toml of this format, or FILE.json, FILE.json#engine/model.
+def load(where: str | Path | None = None, only: bool = False) -> Rules:
+    """The rules of a folder or a .toml of this format, before ours, or alone with `only`; None for ours.
 
-    Raises BadInput for a missing file, a malformed one, an unknown key, and a JSON file with several models when none
-    is chosen.
+    Raises BadInput for a missing file, a malformed one, an unknown key, and a category that neither declares.
     """
-    if where is None:
-        return default()
-    text, _, chosen = str(where).partition("#")
-    path = Path(text)
-    if path.suffix == ".json":
-        return _json(path, chosen)
+    if where is None or Path(where) == FOLDER:
+        return _ours()
+    path, ours = Path(where), None if only else _ours()
     if not path.is_dir() and path.suffix != ".toml":
-        raise BadInput(path, "is no file of category rules", "give a .toml, a folder of them, or a gputrc2graph .json")
+        raise BadInput(path, "is no file of category rules", "give a .toml or a folder of them")
+    return _read(path, ours)
+
+
+def _read(path: Path, ours: Rules | None) -> Rules:
     categories: dict[str, Category] = {}
     rules: list[tuple[Path, int, Rule]] = []
     for part in sorted(path.glob("*.toml")) if path.is_dir() else [path]:
@@ -173,33 +172,16 @@ def load(where: str | Path | None = None) -> Rules:
         rules += [(part, i, rule) for i, rule in enumerate(file.rule)]
     if not rules:
         raise BadInput(path, "holds no category rules", "write [[rule]] with category and match")
+    known = {**(ours.categories if ours else {}), **categories}
     for part, i, rule in rules if categories else ():
-        if rule.category not in categories:
+        if rule.category not in known:
             what = f'rule[{i}]: category "{rule.category}" is not declared'
-            raise BadInput(part, what, nearest(rule.category, categories))
+            raise BadInput(part, what, nearest(rule.category, known))
     every = tuple(rule for _, _, rule in rules)
-    return Rules(every, categories or {rule.category: Category() for rule in every})
+    known = {rule.category: Category() for rule in every} | known
+    return Rules(every + (ours.rules if ours else ()), known)
 
 
-def _json(path: Path, chosen: str) -> Rules:
-    """Rules of a gputrc2graph.py JSON file: {engine: {model: {regex: category}}}, in the file's order.
-
-    chosen: "engine/model"; may be left out when the file has one. A catch-all (`.*`) becomes "other", so that its share
-    is still reported as unattributed.
-    """
-    try:
-        raw = msgspec.json.decode(files.read_bytes(path))
-    except msgspec.DecodeError as error:
-        raise BadInput(path, f"cannot be read as JSON ({error})", "give a gputrc2graph rule file") from None
-    table = files.convert(raw, dict[str, dict[str, dict[str, str]]], path)  # engine -> model -> regex -> category
-    models = {f"{engine}/{model}": rules for engine, by_model in table.items() for model, rules in by_model.items()}
-    if not models:
-        raise BadInput(path, "has no engine -> model -> regex -> category table", "see vLLM's nsys_profile_tools")
-    if not chosen and len(models) > 1:
-        raise BadInput(path, f"has {len(models)} models ({', '.join(models)})", f"choose one: {path.name}#engine/model")
-    key = chosen or next(iter(models))
-    if key not in models:
-        raise BadInput(path, f'has no "{key}"', nearest(key, models))
-    entries = [{"match": regex, "category": OTHER if regex == ".*" else name} for regex, name in models[key].items()]
-    rules = tuple(files.convert(entries, list[Rule], path, key))
-    return Rules(rules, {rule.category: Category() for rule in rules if rule.category != OTHER})
+@cache
+def _ours() -> Rules:
+    return _read(FOLDER, None)

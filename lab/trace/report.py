@@ -30,7 +30,9 @@ def summary_of(arguments: Namespace) -> Summary:
     if arguments.top < 0:
         raise BadInput("--top", f"{arguments.top}", "give 0 or more")
     trace = windowed(read(arguments.file), arguments)
-    return summarise(trace, categories.load(arguments.rules), arguments.steps, arguments.tokens, arguments.top)
+    return summarise(
+        trace, categories.load(arguments.rules, arguments.rules_only), arguments.steps, arguments.tokens, arguments.top
+    )
 
 
 def windowed(trace: Trace, arguments: Namespace) -> Trace:

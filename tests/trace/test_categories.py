@@ -6,12 +6,19 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+import pytest
+
 from lab.base.errors import REPOSITORY
 from lab.check import families
+from lab.cli import main
 from lab.trace import breakdowns, categories
 from lab.trace.categories import OTHER
-from lab.trace.model import NameTotal
+from lab.trace.files import read
+from lab.trace.model import NameTotal, totals_by_name
 from tests.refused import refused
+from tests.trace.nsys_synthetic import Export
+from tests.trace.test_readers import REAL as REAL_FILES
+from tests.trace.test_readers import unpacked
 
 RULES = categories.default()
 EXAMPLES = [(rule, name) for rule in RULES.rules for name in rule.examples]
@@ -152,34 +159,6 @@ def test_other_warns_above_its_limit_and_names_the_largest() -> None:
 
 # Files --------------------------------------------------------------------------------------------------------------
 
-GPUTRC = {
-    "vllm": {
-        "llama": {
-            **{"fused_moe_kernel|bmm_": "moe_gemm", "gemm|nvjet": "gemm", "flash|fmha": "attn"},
-            **{"CUDA mem": "m", ".*": "misc"},
-        },
-        "ds": {"gemm": "gemm", ".*": "misc"},
-    }
-}  # fmt: skip
-
-
-def test_gputrc2graph_json_is_read_in_its_order(tmp_path: Path) -> None:
-    path = tmp_path / "vllm_engine_model.json"
-    path.write_text(json.dumps(GPUTRC))
-    rules = categories.load(f"{path}#vllm/llama")
-    assert rules.assign(["bmm_gemm_x", "nvjet_tst", "flash_fwd", "whatever"]) == ["moe_gemm", "gemm", "attn", OTHER]
-    assert list(rules.categories) == ["moe_gemm", "gemm", "attn", "m"]
-
-
-def test_json_with_several_models_asks_which(tmp_path: Path) -> None:
-    path = tmp_path / "rules.json"
-    path.write_text(json.dumps(GPUTRC))
-    with refused("rules.json", "vllm/llama", "vllm/ds", remedy="rules.json#engine/model"):
-        categories.load(path)
-    with refused("rules.json", '"vllm/lama"', remedy='"vllm/llama"'):
-        categories.load(f"{path}#vllm/lama")
-
-
 TOML = '[category.a]\nmeaning = "x"\n[[rule]]\ncategory = "a"\nmatch = "k"\n'
 REFUSED = (
     ("r.toml", TOML.replace('category = "a"', 'category = "b"'), '"b"'),
@@ -187,11 +166,6 @@ REFUSED = (
     ("r.toml", TOML.replace("match", "pattern"), '"pattern"'),
     ("r.toml", "", "rules"),
     ("r.toml", "x", "TOML"),
-    ("r.json", "{", "JSON"),
-    ("r.json", "[]", "[]"),
-    ("r.json", "{}", "model"),
-    ("r.json", '{"e": {"m": {"x": 1}}}', "x = 1"),
-    ("r.json", '{"e": {"m": {"(": "x"}}}', "'('"),
     ("r.txt", "", "category rules"),
 )
 
@@ -205,5 +179,57 @@ def test_refused(tmp_path: Path) -> None:
 
 def test_the_good_file_of_the_refusals_is_read(tmp_path: Path) -> None:
     (tmp_path / "r.toml").write_text(TOML)
-    assert categories.load(tmp_path / "r.toml").assign(["k", "z"]) == ["a", OTHER]
-    assert categories.load(tmp_path).category("k") == "a"
+    names = ["k", "z", "nvjet_tst_64x64"]
+    assert categories.load(tmp_path / "r.toml", only=True).assign(names) == ["a", OTHER, OTHER]
+    assert categories.load(tmp_path).assign(names) == ["a", OTHER, "dense_gemm"], "theirs first, then ours"
+
+
+def test_a_users_rules_make_other_smaller(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They come before ours, may use our categories, and replace them only when asked."""
+    export = Export()
+    for i, name in enumerate(("their_kernel", "nvjet_tst_64x64", "unknown")):
+        export.kernel(name, i * 100, i * 100 + 100)
+    path = str(export.write(tmp_path / "a.sqlite"))
+    rules = tmp_path / "r.toml"
+    rules.write_text('[[rule]]\ncategory = "attention"\nmatch = "their_"\n')
+    shown = {}
+    for option in ([], ["--rules", str(rules)], ["--rules", str(rules), "--rules-only"]):
+        assert main.main(["trace", path, "--json", *option]) == 0
+        found = json.loads(capsys.readouterr().out)["categories"]
+        shown[len(option)] = {c["name"]: c["count"] for c in found if c["count"]}
+    assert shown == {
+        0: {"other": 2, "dense_gemm": 1},
+        2: {"attention": 1, "dense_gemm": 1, "other": 1},
+        3: {"attention": 1, "other": 2},
+    }
+
+
+# Public captures, read whole: share of kernel time without a category. What was in "other" before is in examples of
+# data/categories/2b_libraries.toml; the names that are here were misfiled by a wider rule.
+MISFILED = {
+    "triton_poi_fused_addmm_gelu_view_15": "gate_elementwise",
+    "triton_poi_fused_addmm_clone_permute_view_25": "elementwise",
+    "triton_per_fused__to_copy_addmm_mean_pow_view_7": "reduce",
+    "triton_red_fused_add_addmm_mul_native_layer_norm_split_unsqueeze_view_16": "norms",
+    "triton_tem_fused_addmm_3": "dense_gemm",
+    "igemm_wrw_gtcx3_nhwc_bf16_bx0_ex1_bt64x64x64_wt32x32x8_ws1x1_wr1x1_ta1x4x1x4_1x16x1x16": "convolution",
+    "_ZN2ck16tensor_operation6device12_GLOBAL__N_139kernel_grouped_conv_fwd_xdl_cshuffle_v3": "convolution",
+    "sm50_xmma_pooling_fw_4d_FP16FP32NHWC_Max_FastFraction_execute_kernel_cudnn": "reduce",
+    "void cuda::swiglu_forward_with_weight_and_per_token_cast_to_fp8_with_channels_impl<__nv_bfloat16>(int)":
+        "gate_elementwise",
+    "void cuda::cast_back_impl<__nv_fp8x2_e4m3>(void const*, void*, float const*, int, int)": "layout_or_convert",
+    "void dpsk::ep::internode::notify_dispatch<false, 8>(int const*, long*, int, int const*)": "collective",
+    "void deep_gemm::transpose_fp32<512u, 64u>(float const*, float*, unsigned int)": "layout_or_convert",
+}  # fmt: skip
+
+
+def test_names_that_a_wider_rule_took() -> None:
+    assert misplaced(MISFILED.items()) == []
+
+
+def test_committed_captures_leave_little_in_other(tmp_path: Path) -> None:
+    for name in ("vllm_eager_b200.json.gz", "decode_kern_sum.csv", "two_gpus_2026.2.1.sqlite"):
+        path = unpacked(name, tmp_path) if name.endswith(".sqlite") else REAL_FILES / name
+        totals = totals_by_name(read(path))
+        rest = sum(t.sum_ns for t in totals if RULES.category(t.name) == OTHER)
+        assert rest < 0.03 * sum(t.sum_ns for t in totals), name
