@@ -123,7 +123,15 @@ def audit(arguments: Namespace) -> int:
 
 
 def rows(arguments: Namespace) -> int:
-    """The measured rows that profiles/ holds."""
+    """The measured rows that profiles/ holds; with --verify 1 when a record there is not as it was written."""
+    if arguments.verify:
+        from dataclasses import asdict
+
+        from lab.row import verify
+
+        report = verify.verify()
+        show(arguments.json, lambda: asdict(report), lambda: str(report))
+        return int(bool(report.wrong))
     from lab.write import listing
 
     listed = listing.measured(arguments.family, arguments.phase, arguments.device)

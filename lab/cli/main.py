@@ -120,8 +120,9 @@ COMMANDS = {
         flag("--cross-check", "compare our clock with Kineto's and ncu's instead"),
         arg("--out", type=Path, help="folder for the rows; default profiles/<device>/<phase>/<run>"),
     )),
-    "rows": Command("lab.cli.cards:rows", "the measured rows that profiles/ holds", tuple(
-        arg(f"--{name}", help=f"only rows of this {name}") for name in ("family", "phase", "device")
+    "rows": Command("lab.cli.cards:rows", "the measured rows that profiles/ holds", (
+        *(arg(f"--{name}", help=f"only rows of this {name}") for name in ("family", "phase", "device")),
+        flag("--verify", "whether every record under profiles/ is as it was written, and could have been measured"),
     )),
     "roofline": Command("lab.cli.kernels:roofline",
         "floor times of a family's workloads on a device, or the recorded analysis", (

@@ -24,6 +24,7 @@ Role = Literal["control", "candidate", "peer"]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Magnitude = Annotated[float, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
+Times = Annotated[tuple[Positive, ...], msgspec.Meta(min_length=1)]
 PERFORMANCE = ("median_us", "iqr_us", "min_us", "samples_us", "blocks_us", "n")
 DERIVED = (*Summary._fields, "samples_us", "blocks_us", "again_samples_us", "again_blocks_us", "aa_pct")
 JUDGED = ("ok", "incorrect", "suspect")  # an arm that ran out of memory, say, was not judged
@@ -129,8 +130,8 @@ class Measurement(Provenance, frozen=True, kw_only=True, dict=True, tag=2):
     relative_error: Magnitude | None = None
     errors: dict[str, float | None] = {}
     relative_error_after: float | None = None
-    flops: float | None = None
-    bytes: float | None = None
+    flops: Positive | None = None
+    bytes: Positive | None = None
     pipe: str | None = None
     seed: int | None = None
     started: str = ""
@@ -140,8 +141,8 @@ class Measurement(Provenance, frozen=True, kw_only=True, dict=True, tag=2):
     card_hash: str = ""
     gate_hash: str | None = None
     profiled: bool = False
-    calls: int | None = None
-    sets: int | None = None
+    calls: Count | None = None
+    sets: Count | None = None
     converged: bool | None = None
     placements: Count = 1
     processes: Count = 1
@@ -265,15 +266,15 @@ class Earlier(Measurement, frozen=True, kw_only=True, tag=1):
     median_us: Positive | None = None
     iqr_us: Magnitude | None = None
     min_us: Positive | None = None
-    stdev_us: float | None = None
-    n: int | None = None
-    sd_pct: float | None = None
+    stdev_us: Magnitude | None = None
+    n: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    sd_pct: Magnitude | None = None
     drift_pct: float | None = None
-    samples_us: tuple[float, ...] | None = None
-    blocks_us: tuple[float, ...] | None = None
-    again_samples_us: tuple[float, ...] | None = None
-    again_blocks_us: tuple[float, ...] | None = None
-    aa_pct: float | None = None
+    samples_us: Times | None = None
+    blocks_us: Times | None = None
+    again_samples_us: Times | None = None
+    again_blocks_us: Times | None = None
+    aa_pct: Magnitude | None = None
 
     @property
     def blocks(self) -> tuple[tuple[float, ...], ...]:
@@ -328,7 +329,7 @@ class Ceiling(Provenance, frozen=True, kw_only=True, tag=1):
     method: str
     run: str
     started: str
-    samples: tuple[float, ...]
+    samples: Times
     clocks: tuple[Clocks, ...] = ()
 
     def wrong(self) -> tuple[str, str] | None:

@@ -5,6 +5,9 @@ a lock, so a process killed at any moment leaves either the old file or the new 
 interleave. A record is never changed or removed. A failure is a row with a status and a message. Nothing is written
 that says who or where: the environment is an allow-list.
 
+The last key of a line is its hash, over the line and the one before (`linked`): a line that was changed, or taken out
+of the middle, is seen by `lab rows --verify` (lab/row/verify.py). Files from before there were hashes are pinned there.
+
 Every kind (lab/row/records.py) is decoded by `decode` and by nothing else; what is written is decoded first. A file is
 read once a process: as it is renamed into place, one that somebody appended to is another file and is read again.
 """
@@ -13,9 +16,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import math
 import os
+import re
 import sys
 import tempfile
 import time
@@ -33,6 +38,7 @@ from lab.row.records import Measurement, Record
 
 FOLDER = REPOSITORY / "profiles"
 R = TypeVar("R", bound=Record)
+_HASH = re.compile(rb',"hash":"([0-9a-f]{16})"}')
 LARGEST = 256 << 20  # bytes of a file of records: ten times what all of profiles/ may take
 RUN = "%Y-%m-%dT%H%M%SZ"  # a run's name
 SILENT_S, POLL_S = 2.0, 0.02  # of a wait for a lock: how long it says nothing, and between two tries
@@ -51,7 +57,7 @@ def append_all(folder: Path, records: Iterable[Record]) -> Path:
     """
     records = list(records)
     target = folder / type(records[0]).FILE
-    lines = b"".join(line(record, folder) for record in records)
+    lines = [line(record, folder) for record in records]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder):
@@ -60,7 +66,7 @@ def append_all(folder: Path, records: Iterable[Record]) -> Path:
             before = target.read_bytes() if target.exists() else b""
             if before and not before.endswith(b"\n"):
                 raise BadInput(target, "the last line is cut off", "restore the file, then append")
-            files.write(target, (before + lines).decode())
+            files.write(target, (before + chained(before, lines)).decode())
             _sync_folder(folder)
     except OSError as error:
         raise _unwritable(target, error) from None
@@ -121,14 +127,34 @@ def _sync_folder(folder: Path) -> None:
 
 
 def line(record: Record, where: Path) -> bytes:
-    """The record as a line of its file, once it could be read back; raises BadInput."""
+    """The record as a line of its file, without hash and end, once it could be read back; raises BadInput."""
     kept = msgspec.to_builtins(record)
     for key, value in kept.items():
         if not _finite(value):
             raise BadInput(where, f"{key} holds NaN or infinity", "give the row a status and a message instead")
     text = json.dumps(kept, separators=(",", ":")).encode()
     decode(text, type(record), where)
-    return text + b"\n"
+    return text
+
+
+def chained(before: bytes, lines: Iterable[bytes]) -> bytes:
+    """Lines to write after `before`, a file's content: each with its hash as the last key, and ended."""
+    last, added = (before.splitlines() or [b""])[-1], b""
+    for text in lines:
+        last = text[:-1] + b',"hash":"' + linked(last, text).encode() + b'"}'
+        added += last + b"\n"
+    return added
+
+
+def linked(before: bytes, text: bytes) -> str:
+    """The hash of a line: 16 hex digits of the SHA-256 of the line before it (with its hash), a newline, and itself."""
+    return hashlib.sha256(before + b"\n" + text).hexdigest()[:16]
+
+
+def parted(line: bytes) -> tuple[bytes, str]:
+    """(the line without its hash, the hash); "" for a line from before there were hashes."""
+    found = _HASH.fullmatch(line[-27:])
+    return (line[:-27] + b"}", found[1].decode()) if found else (line, "")
 
 
 def _finite(value: Any) -> bool:
@@ -149,6 +175,7 @@ def decode(line: bytes, kind: type[R], where: str | Path) -> R:
 
     Raises BadInput that names the file, the key and the remedy, for what is not JSON or not such a record.
     """
+    line, _ = parted(line)
     try:
         try:
             record = _decoder(kind).decode(line)
@@ -166,7 +193,7 @@ def _slowly(raw: Any, kind: type[R], where: str | Path) -> R:
     if not isinstance(raw, dict):
         raise BadInput(where, f"the {kind.WORD} is no object", "remove that line or restore the file")
     versions = {k.__struct_config__.tag: k for k in (kind, *kind.__subclasses__())}
-    if raw.setdefault("schema", kind.__struct_config__.tag) not in versions:
+    if raw.setdefault("schema", kind.__struct_config__.tag) not in list(versions):
         what = f"{kind.WORD} has schema {raw['schema']}, this reads {', '.join(map(str, versions))}"
         raise BadInput(where, what, "update the code or the writer of the row")
     return files.convert(raw, versions[raw["schema"]], where)
