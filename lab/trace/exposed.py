@@ -26,7 +26,7 @@ from lab.base.errors import BadInput
 from lab.trace import categories, intervals
 from lab.trace.amdahl import Interval
 from lab.trace.categories import MEMCPY, MEMSET, OPAQUE, Rules
-from lab.trace.intervals import NOTHING, Spans, concurrent, merged, union
+from lab.trace.intervals import NOTHING, Spans, concurrent, doubled, merged, union
 from lab.trace.model import COPY_KINDS, NONE, UNKNOWN_COPY, Activity, Int64, Trace, call_of, launches
 
 ASSUMED = "nothing else changes: from the exposed time at least to the union at most"
@@ -106,16 +106,13 @@ def _device(spans: Mapping[str, Spans]) -> Device:
         rest = union([spans[n] for n in by_size[BITS - 1 :]])
         spans = {n: spans[n] for n in by_size[: BITS - 1]} | {"smaller categories": rest}
     names = list(spans)
-    sets = at_once(list(spans.values()))
-    alone, behind = dict.fromkeys(names, 0), {name: dict[str, int]() for name in names}
+    alone, behind = {n: part.ns for n, part in spans.items()}, {name: dict[str, int]() for name in names}
     overlapped = 0
-    for mask, ns in sets.items():
+    for mask, ns in at_once(list(spans.values())).items():
         inside = [name for i, name in enumerate(names) if mask >> i & 1]
-        if len(inside) == 1:
-            alone[inside[0]] = ns
-            continue
         overlapped += ns
         for a in inside:
+            alone[a] -= ns
             for b in inside:
                 if a != b:
                     behind[a][b] = behind[a].get(b, 0) + ns
@@ -124,17 +121,22 @@ def _device(spans: Mapping[str, Spans]) -> Device:
 
 
 def at_once(parts: Collection[Spans]) -> dict[int, int]:
-    """For every set of parts that ever run at once, as a bit mask, the time in which exactly these run, ns."""
-    if not parts:
-        return {}
+    """For every set of several parts that ever run at once, as a bit mask, the time in which exactly these run, ns."""
+    keep = _sharing(parts, concurrent(list(parts)))
+    parts = [Spans(p.start[k], p.end[k]) for p, k in zip(parts, keep, strict=True)]
     bits = np.repeat(1 << np.arange(len(parts), dtype=np.int64), [len(p) for p in parts])
-    time = np.concatenate([*(p.start for p in parts), *(p.end for p in parts)])
+    time = np.concatenate([*(p.start for p in parts), *(p.end for p in parts), np.zeros(0, np.int64)])
     order = np.argsort(time, kind="stable")
     mask = np.cumsum(np.concatenate([bits, -bits])[order])[:-1]
     length = np.diff(time[order])
-    keep = (mask != 0) & (length > 0)
+    keep = ((mask & (mask - 1)) != 0) & (length > 0)
     values, code = intervals.compact(mask[keep])
     return dict(zip(values.tolist(), np.bincount(code, length[keep]).astype(np.int64).tolist(), strict=True))
+
+
+def _sharing(parts: Collection[Spans], shared: Spans) -> list[NDArray[np.bool_]]:
+    """Which intervals of each part run in the time that several share: few, where most work is in one stream."""
+    return [shared.measure_before(p.end) > shared.measure_before(p.start) for p in parts]
 
 
 def by_kernel(trace: Trace, rules: Rules | None = None) -> dict[str, tuple[int, str]]:
@@ -147,22 +149,22 @@ def by_kernel(trace: Trace, rules: Rules | None = None) -> dict[str, tuple[int, 
     rules = rules or categories.default()
     names, codes = labels(trace)
     busy = np.concatenate([~rules.waits(trace.names), np.ones(len(names) - len(trace.names), bool)])
-    start, end, device, code = (
-        np.concatenate(parts) for parts in (*([getattr(r, k) for r in trace.activities] for k in
-                                              ("start_ns", "end_ns", "device")), codes)
-    )  # fmt: skip
     alone = np.zeros(len(names))
     pairs: dict[tuple[int, int], int] = {}
-    for gpu in intervals.compact(device)[0]:
-        mine = np.flatnonzero((device == gpu) & busy[code])
-        mine = mine[np.argsort(start[mine], kind="stable")]
-        s, e, c = start[mine], end[mine], code[mine]
-        reached = np.maximum.accumulate(e)
-        free = np.ones(len(mine), bool)
-        free[1:] = s[1:] >= reached[:-1]
-        free[:-1] &= s[1:] >= reached[:-1]
-        alone += np.bincount(c[free], (e - s)[free], len(names))
-        s, e, c = s[~free], e[~free], c[~free] + 1
+    for gpu in sorted({int(d) for rows in trace.activities for d in intervals.compact(rows.device)[0]}):
+        parts, own = [], []
+        for rows, code in zip(trace.activities, codes, strict=True):
+            mine = busy[code] & (rows.device == gpu) & (rows.end_ns > rows.start_ns)
+            parts.append(Spans(rows.start_ns[mine], rows.end_ns[mine]))
+            own.append(code[mine])
+            alone += np.bincount(own[-1], parts[-1].end - parts[-1].start, len(names))
+        beside = _sharing(parts, doubled(parts))
+        s, e, c = (
+            np.concatenate([of[k] for of, k in zip(every, beside, strict=True)])
+            for every in ([p.start for p in parts], [p.end for p in parts], own)
+        )
+        alone -= np.bincount(c, e - s, len(names))
+        c = c + 1
         time = np.concatenate([s, e])
         order = np.argsort(time, kind="stable")
         length, sign = np.diff(time[order]), np.concatenate([np.ones(len(s), np.int64), -np.ones(len(s), np.int64)])

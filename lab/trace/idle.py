@@ -16,13 +16,13 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from lab.trace import intervals
 from lab.trace.exposed import labels, minus
 from lab.trace.intervals import Spans, merged
-from lab.trace.model import NONE, Int64, Trace, call_of, launches, short_name
+from lab.trace.model import NONE, Int64, Kernels, Trace, call_of, launches, short_name
 
 SYNCHRONIZE = re.compile(r"(?:cu|cuda|hip)(?:Stream|Device|Event|Ctx)Synchronize")
 COPYING = re.compile(r"(?:cu|cuda|hip)Mem(?:cpy|set)")
+CHUNK = 1 << 18  # gaps looked at together, which bounds the memory
 SUFFIX = re.compile(r"_v\d+$")
 HOST, SYNCHRONISE, COPY, DELAY, OTHER_STREAM, QUEUED, WAIT, FIRST, LAST, UNKNOWN = CAUSES = (
     *("launch-bound", "synchronisation", "copy", "launch delay", "dependency on another stream"),
@@ -52,33 +52,30 @@ class CallTime(Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Device rows of any kind in the order of their starts. name: index into texts; call: index of the launch or -1."""
+class Table:
+    """One kind's rows of a device in the order of start and of end. index: where they are among the kind's rows."""
 
+    kind: int
+    index: Int64
     start: Int64
     end: Int64
-    device: NDArray[np.int32]
-    stream: NDArray[np.int32]
+    by_end: Int64
+
+
+@dataclass(frozen=True)
+class Side:
+    """For each gap the row before or after it: its kind (-1 for none) and its place among the rows of that kind."""
+
     kind: NDArray[np.int8]
-    name: Int64
-    call: Int64
-    texts: list[str]
+    row: Int64
 
-
-def rows(trace: Trace) -> Rows:
-    """All device rows with the call that launched each."""
-    texts, names = labels(trace)
-    start, end, device, launch, *stream = (
-        np.concatenate(parts) for parts in zip(*(
-            (r.start_ns, r.end_ns, r.device, launches(r), r.device, r.process, r.context, r.stream)
-            for r in trace.activities
-        ), strict=True)
-    )  # fmt: skip
-    kind = np.repeat(np.arange(4, dtype=np.int8), [len(r) for r in trace.activities])
-    order = np.argsort(start, kind="stable")
-    name, call = np.concatenate(names)[order], call_of(trace, launch)[order]
-    stream_of = intervals.group(*stream)[1][order]
-    return Rows(start[order], end[order], device[order], stream_of, kind[order], name, call, texts)
+    def of(self, trace: Trace, column: str) -> Int64:
+        """A column of these rows; 0 where there is none."""
+        found = np.zeros(len(self.row), np.int64)
+        for kind, rows in enumerate(trace.activities):
+            mine = self.kind == kind
+            found[mine] = getattr(rows, column)[self.row[mine]]
+        return found
 
 
 def attribute(
@@ -88,84 +85,116 @@ def attribute(
 
     waiting: per kernel name, True when it only waits. idle: each device's idle time, and when such kernels ran.
     """
-    every, found, gaps = rows(trace), dict[int, dict[str, int]](), list[Gap]()
-    waits = np.concatenate([waiting, np.zeros(len(every.texts) - len(waiting), bool)])[every.name]
+    found, gaps, texts = dict[int, dict[str, int]](), list[Gap](), labels(trace)
     hosts = [(_host_spans(trace, names), cause) for names, cause in ((COPYING, COPY), (SYNCHRONIZE, SYNCHRONISE))]
-    origin = trace.windows_ns[0][0] if trace.windows_ns else int(every.start[0]) if len(every.start) else 0
+    order = np.argsort(launches(trace.calls), kind="stable")
+    origin = min((int(r.start_ns[0]) for r in trace.activities if len(r)), default=0)
+    origin = trace.windows_ns[0][0] if trace.windows_ns else origin
     for device, (spans, spun) in idle.items():
-        free = minus(spans, spun)
-        mine = np.flatnonzero((every.device == device) & ~waits)
-        before, after = _neighbours(every, mine, free)
-        of = np.searchsorted(spans.start, free.start, side="right") - 1  # the gap that a free piece lies in
-        parts = {
-            cause: np.bincount(of, ns, len(spans)).astype(np.int64)
-            for cause, ns in _causes(trace, every, free, before, after, hosts).items()
-        }
+        tables = _tables(trace, device, waiting)
+        sums = dict.fromkeys(CAUSES, 0)
+        for at in range(0, len(spans), CHUNK):
+            part = Spans(spans.start[at : at + CHUNK], spans.end[at : at + CHUNK])
+            for cause, each in _causes(trace, tables, part, spun, hosts, order).items():
+                sums[cause] += int(each.sum())
+        found[device] = {cause: ns for cause, ns in sums.items() if ns}
         length = spans.end - spans.start
-        parts[WAIT] = length - np.sum(list(parts.values()), axis=0)
-        found[device] = {cause: ns for cause in CAUSES if (ns := int(parts[cause].sum()))}
-        before, after = _neighbours(every, mine, spans)
-        for i in np.argsort(-length, kind="stable")[:most]:
+        top = np.argsort(-length, kind="stable")[:most]
+        longest = Spans(spans.start[np.sort(top)], spans.end[np.sort(top)])
+        parts = _causes(trace, tables, longest, spun, hosts, order)
+        names = [[_named(trace, texts, side, i) for i in range(len(longest))] for side in _neighbours(tables, longest)]
+        for i, (after, before) in enumerate(zip(*names, strict=True)):
+            at, ns = int(longest.start[i]) - origin, int(longest.end[i] - longest.start[i])
             cause = max(CAUSES, key=lambda c: parts[c][i])
-            names = _named(every, int(before[i])) or "the begin", _named(every, int(after[i])) or "the end"
-            gaps.append(Gap((int(spans.start[i]) - origin) / 1e3, int(length[i]) / 1e3, device, *names, cause))
+            gaps.append(Gap(at / 1e3, ns / 1e3, device, after or "the begin", before or "the end", cause))
     return found, sorted(gaps, key=lambda g: -g.us)[:most]
 
 
-def _named(every: Rows, row: int) -> str:
-    if row < 0:
+def _named(trace: Trace, texts: tuple[list[str], list[Int64]], side: Side, i: int) -> str:
+    kind = int(side.kind[i])
+    if kind < 0:
         return ""
-    text = every.texts[every.name[row]]
-    return text if every.kind[row] else short_name(text)
+    text = texts[0][int(texts[1][kind][side.row[i]])]
+    return text if kind else short_name(text)
 
 
-def _neighbours(every: Rows, mine: Int64, free: Spans) -> tuple[Int64, Int64]:
-    """For each gap the row that ended last before it and the first that begins at or after its end; -1 for none."""
-    start, end = every.start[mine], every.end[mine]
-    by_end = np.argsort(end, kind="stable")
-    last = np.searchsorted(end[by_end], free.start, side="right") - 1
-    first = np.searchsorted(start, free.end, side="left")
-    before = np.where(last >= 0, mine[by_end[np.maximum(last, 0)]] if len(mine) else -1, -1)
-    after = np.where(first < len(mine), mine[np.minimum(first, len(mine) - 1)] if len(mine) else -1, -1)
-    return before, after
+def _tables(trace: Trace, device: int, waiting: NDArray[np.bool_]) -> list[Table]:
+    """What ran on a device, without the kernels that only wait."""
+    found = []
+    for kind, rows in enumerate(trace.activities):
+        mine = rows.device == device
+        if isinstance(rows, Kernels) and waiting.any():
+            mine &= ~waiting[rows.name]
+        index = np.flatnonzero(mine)
+        if len(index):
+            end = rows.end_ns[index]
+            by_end = np.argsort(end, kind="stable")
+            found.append(Table(kind, index, rows.start_ns[index], end[by_end], by_end))
+    return found
+
+
+def _neighbours(tables: Sequence[Table], free: Spans) -> tuple[Side, Side]:
+    """For each gap the row that ended last before it and the first that begins at or after its end."""
+    nothing = [(np.full(len(free), -1, np.int8), np.zeros(len(free), np.int64)) for _ in range(2)]
+    (before, row_before), (after, row_after) = nothing
+    ended, begun = np.full(len(free), np.iinfo(np.int64).min), np.full(len(free), np.iinfo(np.int64).max)
+    for t in tables:
+        last = np.searchsorted(t.end, free.start, side="right") - 1
+        first = np.searchsorted(t.start, free.end, side="left")
+        closer = (last >= 0) & (t.end[np.maximum(last, 0)] > ended)
+        ended[closer], before[closer] = t.end[last[closer]], t.kind
+        row_before[closer] = t.index[t.by_end[last[closer]]]
+        closer = (first < len(t.start)) & (t.start[np.minimum(first, len(t.start) - 1)] < begun)
+        begun[closer], after[closer] = t.start[first[closer]], t.kind
+        row_after[closer] = t.index[first[closer]]
+    return Side(before, row_before), Side(after, row_after)
 
 
 def _causes(
-    trace: Trace, every: Rows, free: Spans, before: Int64, after: Int64,
+    trace: Trace,
+    tables: Sequence[Table],
+    spans: Spans,
+    spun: Spans,
     hosts: Sequence[tuple[dict[int, Spans], str]],
-) -> dict[str, Int64]:  # fmt: skip
-    """How much of each gap each cause took, ns; over the causes they sum to the gaps."""
-    length = free.end - free.start
-    inner = (before >= 0) & (after >= 0)
-    call = np.where(inner, every.call[np.maximum(after, 0)], -1) if len(every.call) else np.full(len(free), -1)
+    order: Int64,
+) -> dict[str, Int64]:
+    """How much of each gap each cause took, ns; over the causes they sum to the gaps. spun: kernels that only wait."""
+    free = minus(spans, spun) if len(spun) else spans
+    before, after = _neighbours(tables, free)
+    inner = (before.kind >= 0) & (after.kind >= 0)
+    launch = (after.of(trace, "process") << 32) + after.of(trace, "correlation")
+    call = np.where(inner, call_of(trace, launch, order), -1)
     known, calls = call >= 0, trace.calls
     none = np.zeros(len(free), np.int64)
     launched = calls.end_ns[np.maximum(call, 0)] if len(calls) else none
     thread = calls.thread[np.maximum(call, 0)] if len(calls) else none
     upto = np.where(known, np.clip(launched, free.start, free.end), free.start)
-    parts = {cause: none.copy() for cause in CAUSES if cause != WAIT}
-    for spans, cause in hosts:
-        for one in np.unique(thread[known]):
-            own = spans.get(int(one))
-            if own is not None:
-                at = np.flatnonzero(known & (thread == one))
-                parts[cause][at] = own.measure_before(upto[at]) - own.measure_before(free.start[at])
+    parts = {cause: none.copy() for cause in CAUSES}
+    for on, cause in hosts:
+        for one, when in on.items():
+            at = np.flatnonzero(known & (thread == one))
+            parts[cause][at] = when.measure_before(upto[at]) - when.measure_before(free.start[at])
     parts[SYNCHRONISE] = np.minimum(parts[SYNCHRONISE], upto - free.start - parts[COPY])  # where one calls the other
     parts[HOST] = upto - free.start - parts[SYNCHRONISE] - parts[COPY]
-    rest, late = free.end - upto, launched > free.start
-    near = [every.kind[np.maximum(i, 0)] if len(every.kind) else none for i in (before, after)]
-    same = every.stream[np.maximum(before, 0)] == every.stream[np.maximum(after, 0)] if len(every.stream) else inner
-    copies = np.isin(near[0], (1, 2)) | np.isin(near[1], (1, 2))
+    late, same = launched > free.start, np.ones(len(free), bool)
+    for column in ("process", "context", "stream"):
+        same &= before.of(trace, column) == after.of(trace, column)
+    copies = np.isin(before.kind, (1, 2)) | np.isin(after.kind, (1, 2))
     for cause, where in (
-        (FIRST, before < 0),
-        (LAST, (before >= 0) & (after < 0)),
+        (FIRST, before.kind < 0),
+        (LAST, (before.kind >= 0) & (after.kind < 0)),
         (UNKNOWN, inner & ~known),
         (DELAY, known & late),
         (COPY, known & ~late & copies),
         (OTHER_STREAM, known & ~late & ~copies & ~same),
         (QUEUED, known & ~late & ~copies & same),
     ):
-        parts[cause] = parts[cause] + np.where(where, np.where(known, rest, length), 0)
+        parts[cause] += np.where(where, free.end - upto, 0)
+    if free is spans:
+        return parts
+    of = np.searchsorted(spans.start, free.start, side="right") - 1  # the gap that a free piece lies in
+    parts = {cause: np.bincount(of, ns, len(spans)).astype(np.int64) for cause, ns in parts.items()}
+    parts[WAIT] = spans.end - spans.start - np.sum(list(parts.values()), axis=0)
     return parts
 
 

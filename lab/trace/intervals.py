@@ -100,8 +100,11 @@ def concurrent(parts: Sequence[Spans]) -> Spans:
     depth two begins where a start raises the depth to 2 and ends where an end lowers it to 1.
     """
     parts = [p for p in parts if len(p)]
-    if len(parts) < 2:
-        return NOTHING
+    return doubled(parts) if len(parts) > 1 else NOTHING
+
+
+def doubled(parts: Sequence[Spans]) -> Spans:
+    """The same where the intervals of a part may overlap too; none may be empty."""
     start = np.sort(np.concatenate([p.start for p in parts]), kind="stable")
     end = np.sort(np.concatenate([p.end for p in parts]), kind="stable")
     count = np.arange(1, len(start) + 1)

@@ -276,10 +276,10 @@ class Trace:
             raise BadInput(self.source, f"{self.tool} totals have no timeline, so no {what}", remedy)
 
 
-def call_of(trace: Trace, launch: Int64) -> Int64:
-    """The index of the API call with each launch key, -1 where the file has none."""
+def call_of(trace: Trace, launch: Int64, order: Int64 | None = None) -> Int64:
+    """The index of the API call with each launch key, -1 where the file has none. order: of the calls by their key."""
     key = launches(trace.calls)
-    order = np.argsort(key, kind="stable")
+    order = np.argsort(key, kind="stable") if order is None else order
     if not len(order):
         return np.full(len(launch), -1)
     at = np.minimum(np.searchsorted(key[order], launch), len(order) - 1)

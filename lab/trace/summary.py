@@ -463,12 +463,13 @@ def _hidden(parts: Sequence[exposed.Part]) -> dict[str, Any]:
 def _kernels(trace: Trace, rules: Rules, totals: Sequence[NameTotal], known_ns: int | None) -> list[KernelTime]:
     """The kernels with the most time, each with the spread of its launches where the file has single ones."""
     alone = exposed.by_kernel(trace, rules) if trace.timeline and totals else {}
-    found = []
+    found, index = [], dict[str, list[int]]()
+    for i, name in enumerate(trace.names):
+        index.setdefault(name, []).append(i)
     for t in totals:
         spread: dict[str, float] = {}
         if trace.kernels.instances is None:
-            mine = np.isin(trace.kernels.name, [i for i, n in enumerate(trace.names) if n == t.name])
-            us = trace.kernels.duration_ns[mine] / 1e3
+            us = np.concatenate([trace.kernels.duration_ns[trace.kernels.name == i] for i in index[t.name]]) / 1e3
             keys = ("min_us", "median_us", "max_us", "sigma_us")
             values = (us.min(), np.median(us), us.max(), us.std(ddof=1) if len(us) > 1 else 0.0)
             spread = dict(zip(keys, map(float, values), strict=True))
