@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 from msgspec import Struct
 
 from lab.base.errors import BadInput
@@ -39,6 +40,8 @@ from lab.trace.windows import told_apart
 
 KERNEL, COPY, FILL = ("kernel", "gpu_kernel"), ("gpu_memcpy", "memcpy"), ("gpu_memset", "memset")
 CALL, RANGE = ("cuda_runtime", "cuda_driver", "runtime", "driver"), ("user_annotation",)
+OPERATOR, FUNCTION, MODULE = ("cpu_op",), ("python_function",), "nn.Module: "
+DOMAINS = {1: "operator", 2: "module"}  # beside user annotations, which have none
 HOST = {"synchronization": ("cuda_sync", "synchronization"), "profiler overhead": ("overhead",)}
 DIRECTION = re.compile(r"\b(" + "|".join(sorted(COPY_KINDS, key=len, reverse=True)) + r")\b")
 LATEST_US = 4 * 10**15  # year 2096
@@ -129,7 +132,9 @@ def read(path: Path, text: str) -> Trace:
     def of(kind: Sequence[str]) -> list[Event]:
         return [e for category in kind for e in by.get(category, [])]
 
-    kernels, copies, fills, calls, ranges = map(of, (KERNEL, COPY, FILL, CALL, RANGE))
+    kernels, copies, fills, calls, user, operators = map(of, (KERNEL, COPY, FILL, CALL, RANGE, OPERATOR))
+    modules = [e for e in of(FUNCTION) if e.name.startswith(MODULE)]
+    ranges, domain = [*user, *operators, *modules], np.repeat([0, 1, 2], list(map(len, (user, operators, modules))))
     processes = {_whole(e.pid) for e in calls}
     process = processes.pop() if len(processes) == 1 else NONE
     if not calls:
@@ -157,7 +162,8 @@ def read(path: Path, text: str) -> Trace:
             **_activity(copies, process, launches), bytes=[e.bytes for e in copies], kind=[_kind(e) for e in copies]
         ),
         memset=Fills.of(**_activity(fills, process, launches), bytes=[e.bytes for e in fills]),
-        ranges=Ranges.of(**_host(ranges), label=label),
+        ranges=Ranges.of(**_host(ranges), label=label, domain=domain),
+        domains=DOMAINS,
         calls=Calls.of(**_host(calls), name=call, correlation=correlation),
         names=names,
         labels=labels,

@@ -99,9 +99,13 @@ def render(s: Summary) -> str:
         ])]  # fmt: skip
     if timed:
         lines += ["", *_idle(s)]
-    if s.nvtx:
-        rows = [(n.name, str(n.count), f"{n.host_us:,.1f}") for n in s.nvtx]
-        lines += ["", *_table(["NVTX range", "count", "host us"], rows)]
+    for title, ranges in (("NVTX range", s.nvtx), ("operator or module", s.operators)):
+        if ranges:
+            spans = [
+                (n.name, str(n.count), f"{n.host_us:,.1f}", _us(n.gpu_us, 1), _us(n.self_us, 1), _us(n.first_us, 1))
+                for n in ranges
+            ]
+            lines += ["", *_table([title, "count", "host us", "GPU us", "of its own", "first at us"], spans)]
     if s.api:
         calls = [(c.name, str(c.count), f"{c.sum_us:,.1f}", _us(c.median_us), _us(c.max_us)) for c in s.api[:8]]
         lines += ["", *_table(["API call", "count", "host us", "median", "max"], calls)]

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, Struct, UnsetType
 
-from lab.trace import categories, exposed, idle, intervals, model, windows
+from lab.trace import categories, exposed, idle, intervals, kineto, model, windows
 from lab.trace.categories import OTHER, Rules, Summed
 from lab.trace.idle import CallTime, Gap
 from lab.trace.intervals import Spans, Usage, group, merged
@@ -143,12 +143,17 @@ class KernelTime(Struct, frozen=True):
 
 
 class RangeTime(Struct, frozen=True):
-    """NVTX ranges of one label: host time, nested ranges count in each level."""
+    """Ranges of one label: host time, nested ranges count in each level; first_us: when the first began, from the first
+    device activity, as --time takes it. gpu_us: device time launched inside, self_us: and in no range within them.
+    """
 
     name: str
     domain: str | None
     count: int
     host_us: float
+    first_us: float | None = None
+    gpu_us: float | None = None
+    self_us: float | None = None
 
 
 class HostTime(Struct, frozen=True):
@@ -209,6 +214,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     categories: list[CategoryTime] = []
     top_kernels: list[KernelTime]
     nvtx: list[RangeTime]
+    operators: list[RangeTime] = []
     host: dict[str, HostTime]
     identities: list[Identity] = []
     refused: list[str]
@@ -245,6 +251,7 @@ def summarise(
     parts = times.pop("parts", {})
     busy_us = sum(d.busy_union_us for d in times["per_device"]) if times else None  # of all devices, added up
     listed = _categories(summed, busy_us, known_ns, steps, tokens, parts)
+    ranges, operators = _ranges(trace)
     copies = model.by_direction(trace.memcpy)
     memcpy = {
         k: _moved(copies.get(k, Copies.of()))
@@ -271,7 +278,8 @@ def summarise(
         opaque_graph_us=opaque_us,
         categories=listed,
         top_kernels=_kernels(trace, rules, totals[:top], known_ns),
-        nvtx=_nvtx(trace, top),
+        nvtx=ranges[:top],
+        operators=operators[:top],
         host={k: HostTime(n, ns / 1e3) for k, (n, ns) in trace.host.items()},
         identities=_identities(times, listed, kernel_ns / 1e3, total_us),
         refused=refused,
@@ -491,17 +499,30 @@ def _kernels(trace: Trace, rules: Rules, totals: Sequence[NameTotal], known_ns: 
     return found
 
 
-def _nvtx(trace: Trace, top: int) -> list[RangeTime]:
-    """Ranges by label and domain; the longest first."""
+def _ranges(trace: Trace) -> tuple[list[RangeTime], list[RangeTime]]:
+    """NVTX ranges by label and domain, the longest first, and operators and modules by the device time of their own."""
     keys, codes = group(trace.ranges.label, trace.ranges.domain)
     counts, sums = (np.bincount(codes, weights, len(keys)).tolist() for weights in (None, trace.ranges.duration_ns))
-    by: dict[tuple[str, int], tuple[int, float]] = {}
-    for (label, domain), n, ns in zip(keys, counts, sums, strict=True):
+    begun = np.full(len(keys), np.iinfo(np.int64).max)
+    np.minimum.at(begun, codes, trace.ranges.start_ns)
+    origin = min((int(r.start_ns[0]) for r in (trace.whole or trace).activities if len(r)), default=0)
+    by: dict[tuple[str, int], tuple[int, float, int]] = {}
+    for (label, domain), n, ns, first in zip(keys, counts, sums, begun.tolist(), strict=True):
         key = (NUMBERED.sub("", trace.labels[label]), domain)
-        count, total = by.get(key, (0, 0.0))
-        by[key] = (count + n, total + ns)
-    rows = [RangeTime(name, trace.domains.get(d, "") or None, n, ns / 1e3) for (name, d), (n, ns) in by.items()]
-    return sorted(rows, key=lambda r: (-r.host_us, r.name))[:top]
+        count, total, earliest = by.get(key, (0, 0.0, first))
+        by[key] = (count + n, total + ns, min(first, earliest))
+    spent = windows.gpu_time(trace) if trace.timeline else {}
+    rows = []
+    for (name, domain), (n, ns, first) in by.items():
+        both = spent.get((name, domain))
+        gpu, own = (None, None) if both is None else (both[0] / 1e3, both[1] / 1e3)
+        where = trace.domains.get(domain, "") or None
+        rows.append(RangeTime(name, where, n, ns / 1e3, (first - origin) / 1e3, gpu, own))
+    told = set(kineto.DOMAINS.values()) if trace.tool == "kineto" else set()
+    return (
+        sorted((r for r in rows if r.domain not in told), key=lambda r: (-r.host_us, r.name)),
+        sorted((r for r in rows if r.domain in told), key=lambda r: (-(r.self_us or 0.0), r.name)),
+    )
 
 
 def _identities(

@@ -24,9 +24,10 @@ from numpy.typing import NDArray
 
 from lab.base.errors import BadInput, nearest
 from lab.trace.intervals import Spans, compact, group, merged, union
-from lab.trace.model import NONE, Activity, Columns, Int64, Ranges, Trace, launches
+from lab.trace.model import NONE, NUMBERED, Activity, Columns, Int64, Ranges, Trace, call_of, launches
 
 Rows = TypeVar("Rows", bound=Activity)
+NO_LAUNCH: Int64 = np.zeros(0, np.int64)
 STEADY = 3  # a graph launched this often is being replayed for work, not warmed up
 
 
@@ -153,27 +154,78 @@ def by_nvtx(trace: Trace, pattern: str, nth: int | None = None) -> Trace:
 
     nth: only this instance (1 is the first, -1 the last). A push/pop range holds the calls of its own thread, a
     start/end range those of its process. Nested matches are one instance, the outermost. Raises BadInput when no
-    label matches (with the nearest ones), or when nothing that ran was launched inside.
+    label matches (with the nearest ones), or when nothing that ran was launched inside or ran while one was open.
     """
     trace.require_timeline("NVTX window")
-    labels = [i for i, label in enumerate(trace.labels) if label == pattern]
+    plain = [NUMBERED.sub("", label) for label in trace.labels]
+    labels = [i for i, label in enumerate(trace.labels) if pattern in (label, plain[i])]
     labels = labels or [i for i, label in enumerate(trace.labels) if fnmatchcase(label, pattern)]
     if not labels:
-        remedy = nearest(pattern, trace.labels) if len(trace.labels) else "the file has no NVTX ranges"
+        remedy = nearest(pattern, dict.fromkeys(plain)) if len(trace.labels) else "the file has no NVTX ranges"
         raise BadInput("--nvtx", f'no range "{pattern}"', remedy)
-    if not len(trace.calls):
-        what = "has no API calls, so no launch can be placed in a range"
-        raise BadInput(trace.source, what, "capture --trace=cuda,nvtx")
-    launch, instance, count = _launched_within(trace, trace.ranges.take(np.isin(trace.ranges.label, labels)))
-    if not len(launch):
-        raise BadInput("--nvtx", f'nothing was launched inside "{pattern}"', "was it launched from another thread?")
+    chosen = trace.ranges.take(np.isin(trace.ranges.label, labels))
+    launch, instance, count = _launched_within(trace, chosen) if len(trace.calls) else (NO_LAUNCH, NO_LAUNCH, 0)
     label = f'NVTX "{pattern}"'
+    if not np.isin(launch, np.concatenate([launches(rows) for rows in trace.activities])).any():
+        return _while_open(trace, chosen, label, pattern, nth)
     if nth is not None:
         mine = instance == _nth(nth, count, "--nth", f'instances of "{pattern}"')
         launch, instance, label = launch[mine], instance[mine], f"{label} instance {nth}"
         if not len(launch):
             raise BadInput("--nth", f"nothing was launched inside {label}", "choose another instance")
     return _launched(trace, launch, instance, label)
+
+
+def _while_open(trace: Trace, chosen: Ranges, label: str, pattern: str, nth: int | None) -> Trace:
+    """What ran while ranges were open: for those of another process, and where the file does not join launches."""
+    spans = merged(chosen.start_ns, chosen.end_ns)
+    if nth is not None:
+        at = _nth(nth, len(spans), "--nth", f'instances of "{pattern}"')
+        spans, label = Spans(spans.start[at : at + 1], spans.end[at : at + 1]), f"{label} instance {nth}"
+    if not any(len(_clipped(rows, spans)[0]) for rows in trace.activities):
+        where, remedy = (
+            (trace.source, "capture --trace=cuda,nvtx") if not len(trace.calls) else ("--nvtx", "see --time")
+        )
+        why = "has no API calls, so no launch can be placed in a range" if not len(trace.calls) else "nothing launched"
+        raise BadInput(where, f'{why}, and nothing ran while "{pattern}" was open', remedy)
+    said = "nothing joins its launches to this range (another process, or a graph): taken is what ran while it was open"
+    return clip(trace, spans, f"{label} by time", len(spans)).but(warn=[said])
+
+
+def gpu_time(trace: Trace) -> dict[tuple[str, int], tuple[int, int]]:
+    """(label without numbers, domain) -> (total, self) ns of device time launched inside such ranges.
+
+    Total counts a launch once, however often the label is nested; self only where no other range of the domain lies
+    between. A launch belongs to the ranges open on its thread (start/end ranges: in its process) when it was called.
+    """
+    calls, found = trace.calls, dict[tuple[str, int], tuple[int, int]]()
+    if not (len(calls) and len(trace.ranges)):
+        return found
+    spent = np.zeros(len(calls), np.int64)
+    order = np.argsort(launches(calls), kind="stable")
+    for rows in trace.activities:
+        at = call_of(trace, launches(rows), order)
+        np.add.at(spent, at[at >= 0], rows.duration_ns[at >= 0])
+    plain, code = np.unique([NUMBERED.sub("", label) for label in trace.labels], return_inverse=True)
+    for scope, owner in ((0, "thread"), (1, "process")):
+        ranges = trace.ranges.take(trace.ranges.scope == scope)
+        of_range, of_call = getattr(ranges, owner), getattr(calls, owner)
+        for one in np.unique(of_range):
+            mine = np.flatnonzero(of_call == one)
+            begun, cost = calls.start_ns[mine], np.concatenate([[0], np.cumsum(spent[mine])])
+            own = ranges.take(of_range == one)
+            keys, which = group(code[own.label], own.domain)
+            inner = {d: np.full(len(mine), -1) for d in np.unique(own.domain).tolist()}
+            low, high = (np.searchsorted(begun, t, side="left") for t in (own.start_ns, own.end_ns))
+            for i in np.lexsort((-own.end_ns, own.start_ns))[(high > low)[np.lexsort((-own.end_ns, own.start_ns))]]:
+                inner[int(own.domain[i])][low[i] : high[i]] = which[i]
+            for number, (name, domain) in enumerate(keys):
+                spans = merged(own.start_ns[which == number], own.end_ns[which == number])
+                a, b = (np.searchsorted(begun, t, side="left") for t in (spans.start, spans.end))
+                before = found.get((str(plain[name]), domain), (0, 0))
+                alone = int(spent[mine][inner[domain] == number].sum())
+                found[str(plain[name]), domain] = (before[0] + int((cost[b] - cost[a]).sum()), before[1] + alone)
+    return found
 
 
 def _launched_within(trace: Trace, ranges: Ranges) -> tuple[Int64, Int64, int]:
@@ -191,6 +243,8 @@ def _launched_within(trace: Trace, ranges: Ranges) -> tuple[Int64, Int64, int]:
             found.append(launches(own)[inside])
             instances.append(sum(len(b) for b in begins) + at[inside])
             begins.append(spans.start)
+    if not begins:
+        return NO_LAUNCH, NO_LAUNCH, 0
     starts = np.concatenate(begins)
     rank = np.argsort(np.argsort(starts, kind="stable"))
     return np.concatenate(found), rank[np.concatenate(instances)], len(starts)

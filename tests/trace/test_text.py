@@ -10,6 +10,7 @@ from lab.bench import ncu
 from lab.trace.files import read
 from lab.trace.model import COPY_KINDS, NONE, totals_by_name
 from lab.trace.summary import summarise
+from lab.trace.windows import by_nvtx
 from tests.refused import refused
 from tests.trace.nsys_synthetic import Export, decode
 
@@ -113,6 +114,28 @@ def test_kineto_graphs_without_ids_are_told_apart(tmp_path: Path) -> None:
         assert found.graph_mode == "node"
         assert isinstance(found.graphs, list)
         assert sorted((g.launches, g.nodes, g.truncated) for g in found.graphs) == [(2, 2, 0), (3, 3, 1)]
+
+
+def test_kineto_operators_and_modules_have_gpu_time(tmp_path: Path) -> None:
+    events = [
+        event("python_function", "nn.Module: Layer_0", 0, 100),
+        event("python_function", "forward", 0, 100),
+        event("cpu_op", "aten::linear", 10, 50),
+        event("cpu_op", "aten::addmm", 20, 20),
+        event("cuda_runtime", "cudaLaunchKernel", 25, 2, correlation=1),
+        event("cuda_runtime", "cudaLaunchKernel", 70, 2, correlation=2),
+        event("kernel", "a", 200, 5, device=0, stream=7, correlation=1),
+        event("kernel", "b", 210, 3, device=0, stream=7, correlation=2),
+    ]
+    (tmp_path / "t.json").write_text(f"[{','.join(events)}]")
+    s = summarise(read(tmp_path / "t.json"))
+    assert s.nvtx == []
+    assert {(n.name, n.domain): (n.gpu_us, n.self_us) for n in s.operators} == {
+        ("nn.Module: Layer_0", "module"): (8.0, 8.0),
+        ("aten::linear", "operator"): (5.0, 0.0),
+        ("aten::addmm", "operator"): (5.0, 5.0),
+    }
+    assert len(by_nvtx(read(tmp_path / "t.json"), "nn.Module: *").kernels) == 2
 
 
 # Refusals ------------------------------------------------------------------------------------------------------------

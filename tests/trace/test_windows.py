@@ -201,6 +201,40 @@ def test_nvtx_without_launches_or_calls() -> None:
         by_nvtx(export.trace(), "idle")
 
 
+def test_nvtx_names_are_taken_as_printed() -> None:
+    """PyTorch numbers its labels; the list shows them without, with where they began for --time."""
+    export = Export()
+    for i in range(2):
+        export.nvtx(f"aten::mm, op_id = {i}", i * 100, i * 100 + 50)
+        export.call("cudaLaunchKernel_v7000", i * 100 + 10, i * 100 + 20, i + 1)
+        export.kernel("a", 1000 + i * 100, 1050 + i * 100, correlationId=i + 1)
+    s = summarise(export.trace())
+    assert [(n.name, n.count, n.first_us, n.gpu_us) for n in s.nvtx] == [("aten::mm", 2, -1.0, 0.1)]
+    assert by_nvtx(export.trace(), s.nvtx[0].name).steps == 2
+
+
+def test_nvtx_of_another_process_and_of_graphs_is_taken_by_time() -> None:
+    export = Export(mode="Graph")
+    export.nvtx("request", 1000, 2000, globalTid=global_pid(99) | 1)
+    export.call("cudaGraphLaunch_v10000", 10, 20, 1)
+    export.memory("GRAPH_TRACE", 1500, 2500, graphId=4, graphExecId=4, correlationId=7)
+    t = by_nvtx(export.trace(), "request")
+    assert (t.windows_ns, len(t.graphs)) == (((1000, 2000),), 1)
+    assert any("while it was open" in w for w in t.warnings)
+
+
+def test_gpu_time_by_range_total_and_self() -> None:
+    """Nested ranges: total counts a launch once for a label, also where it nests in itself; self in the innermost."""
+    export = Export()
+    for label, start, end in (("outer", 0, 100), ("inner", 20, 60), ("inner", 30, 50), ("outer", 200, 260)):
+        export.nvtx(label, start, end)
+    for i, at in enumerate((10, 25, 40, 70, 210, 300)):
+        export.call("cudaLaunchKernel_v7000", at, at + 2, i + 1)
+        export.kernel("k", 1000 + i * 100, 1010 + i * 100, correlationId=i + 1)
+    found = {n.name: (n.gpu_us, n.self_us) for n in summarise(export.trace()).nvtx}
+    assert found == {"outer": (0.05, 0.03), "inner": (0.02, 0.02)}
+
+
 # Replays -------------------------------------------------------------------------------------------------------------
 
 
