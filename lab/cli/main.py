@@ -54,7 +54,11 @@ WINDOW = (
         one_of="window"),
 )  # fmt: skip
 COUNTS = (
-    arg("--per", choices=("step", "token"), help="unit of recorded tables that print both"),
+    arg(
+        "--per",
+        choices=("step", "token", "launch", "total"),
+        help="normalise by this work; for recorded tables that print both, the unit",
+    ),
     arg("--steps", metavar="A[,B]", help="steps in each side's window"),
     arg("--tokens", metavar="A[,B]", help="tokens made in each side's window"),
 )

@@ -48,6 +48,8 @@ def diff(arguments: Namespace) -> int:
     if len(sides) == 1:
         show(arguments.json, lambda: asdict(sides[0]), lambda: differences.render_one(sides[0]))
         return 0
+    if arguments.per == "launch":
+        sides[1] = differences.at_launches_of(*sides)
     found = differences.difference(*sides)
     show(arguments.json, lambda: asdict(found), lambda: differences.render(found))
     if arguments.svg:
@@ -80,7 +82,7 @@ def _sides(arguments: Namespace) -> list[Breakdown]:
 
     names = arguments.side if isinstance(arguments.side, list) else [arguments.side]
     known = [n for n in names if n in breakdowns.recorded_ids()]
-    unit = {"step": "ms/step", "token": "us/token", None: None}[arguments.per]
+    unit = {"step": "ms/step", "token": "us/token"}.get(arguments.per)
     if unit is None and len(known) == len(names) > 1:
         unit = diff.common_unit(known)
     found = []
@@ -117,6 +119,11 @@ def _measured(name: str, arguments: Namespace, i: int) -> Breakdown:
         raise BadInput("--steps", "given together with --tokens", "choose one unit")
     per = "token" if tokens else "step" if steps else trace.unit if trace.steps else ""
     count = tokens or steps or trace.steps or 1
+    if arguments.per == "total":
+        count, per = 1, ""
+    elif arguments.per in ("step", "token") and per != arguments.per:
+        remedy = f"give --{arguments.per}s" + (", or --steady or --step" if arguments.per == "step" else "")
+        raise BadInput(name, f"holds no known number of {arguments.per}s", remedy)
     return breakdowns.from_trace(trace, rules, float(count), per)
 
 

@@ -61,7 +61,8 @@ class Breakdown:
     parts:       disjoint; nested: parts inside them.
     total:       the whole that is stated (recorded) or measured (the span); None where the source states none.
     denominator: what the total is, in words.
-    kernels:     full kernel name -> time in `unit`; empty where per-kernel time is unknown or refused.
+    kernels:     full kernel name -> time in `unit`; empty where per-kernel time is unknown or refused; launches: how
+                 many of each, per the same unit.
     evidence:    "recorded", "estimate" or "measured"; invalid: why the source's own table must not be used, or "".
     """
 
@@ -74,6 +75,7 @@ class Breakdown:
     total_error: float = 0.0
     nested: tuple[Part, ...] = ()
     kernels: Mapping[str, float] = field(default_factory=dict)
+    launches: Mapping[str, float] = field(default_factory=dict)
     evidence: str = "measured"
     invalid: str = ""
     source: str = ""
@@ -258,6 +260,7 @@ def from_trace(trace: Trace, rules: Rules | None = None, count: float = 1.0, per
         total=span_ns / scale,
         denominator=denominator,
         kernels={} if len(trace.graphs) else {t.name: t.sum_ns / scale for t in totals},
+        launches={} if len(trace.graphs) else {t.name: t.count / count for t in totals},
         source=trace.source,
         warnings=tuple(warnings),
     )

@@ -16,8 +16,10 @@ from lab.base.errors import BadInput
 from lab.trace import breakdowns, categories
 from lab.trace.breakdowns import NOT_ATTRIBUTED, Breakdown, Part
 from lab.trace.model import short_name
+from lab.trace.report import table
 
-NOTHING = 1e-9  # a gap below this is none
+NOTHING = 1e-9  # a gap below this is none, and so is a rest below this part of the totals
+OTHER_WORK = 0.02  # launches of a category that differ by more mean different work
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Line:
 
     error: of the delta, from the printed digits. share: delta over the gap, None without a gap; share_low, share_high:
     the share's bounds for inputs within their printed digits. labels: the sources' words for it, where they differ.
+    counts: launches behind a and b, None where unknown.
     """
 
     name: str
@@ -37,6 +40,13 @@ class Line:
     share_low: float | None = None
     share_high: float | None = None
     labels: tuple[str, str] = ("", "")
+    counts: tuple[float | None, float | None] = (None, None)
+
+    @property
+    def split(self) -> tuple[float, float] | None:
+        """(by more or fewer launches at B's time each, by the time of each at A's launches), which sum to delta."""
+        n, m = self.counts
+        return ((n - m) * self.b / m, self.a - n * self.b / m) if n and m else None
 
     def of(self, gap: float, gap_error: float) -> Line:
         """The same with its share of a gap, where there is one beyond its own digits."""
@@ -98,13 +108,21 @@ def difference(a: Breakdown, b: Breakdown) -> Difference:
     lines = []
     for name in dict.fromkeys([*own, *other]):
         p, q = (side.get(name, Part(name, 0.0)) for side in (own, other))
-        line = Line(name, p.value, q.value, p.value - q.value, p.error + q.error, labels=(p.label, q.label))
+        labels, counts = (p.label, q.label), (p.count, q.count)
+        line = Line(name, p.value, q.value, p.value - q.value, p.error + q.error, labels=labels, counts=counts)
         lines.append(line.of(gap, gap_error))
     lines.sort(key=_largest)
     explained = sum(line.delta for line in lines)
-    found = Difference(a, b, a.unit, gap, gap_error, explained, gap - explained, tuple(lines))
+    rest = gap - explained
+    if abs(rest) <= NOTHING * max(abs(a.whole), abs(b.whole)):
+        rest = 0.0  # the rounding of sums of doubles
+    found = Difference(a, b, a.unit, gap, gap_error, explained, rest, tuple(lines))
     if a.kernels and b.kernels:  # by full name
-        both = [Line(n, v, b.kernels[n], v - b.kernels[n]).of(gap, 0.0) for n, v in a.kernels.items() if n in b.kernels]
+        both = [
+            Line(n, v, b.kernels[n], v - b.kernels[n], counts=(a.launches.get(n), b.launches.get(n))).of(gap, 0.0)
+            for n, v in a.kernels.items()
+            if n in b.kernels
+        ]
         only_a, only_b = _alone(a.kernels, b.kernels), _alone(b.kernels, a.kernels)
         found = replace(found, kernels=tuple(sorted(both, key=_largest)), only_a=only_a, only_b=only_b)
     return replace(found, warnings=tuple(_warnings(found)))
@@ -116,6 +134,26 @@ def _largest(line: Line) -> tuple[float, str]:
 
 def _alone(own: Mapping[str, float], other: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
     return tuple(sorted(((n, v) for n, v in own.items() if n not in other), key=lambda item: (-item[1], item[0])))
+
+
+def at_launches_of(a: Breakdown, b: Breakdown) -> Breakdown:
+    """B as if it had launched each category as often as A: what is left of the difference is the time of each launch.
+
+    Raises BadInput where a side knows no launches.
+    """
+    own = a.by_category()
+    if not any(p.count for p in a.parts) or not any(p.count for p in b.parts):
+        raise BadInput("--per launch", f"{a.id} and {b.id} do not both count launches", "compare profiles")
+    factor = {p.category: n / p.count for p in b.parts if p.count and (n := own.get(p.category, p).count)}
+    parts = tuple(
+        replace(
+            p, value=p.value * factor.get(p.category, 1.0), count=(p.count or 0) * factor.get(p.category, 1.0) or None
+        )
+        for p in b.parts
+    )
+    total = b.whole + sum(p.value for p in parts) - b.sum
+    title = f"{b.title}, at the launches of A"
+    return replace(b, parts=tuple(parts), total=total, title=title, kernels={}, launches={})
 
 
 def in_time(shares: Breakdown, total: float, unit: str) -> Breakdown:
@@ -145,6 +183,14 @@ def _warnings(d: Difference) -> list[str]:
                 f"{side.id}: parts sum to {side.sum:,.5g} of {side.whole:,.5g} {side.unit}; "
                 f"{side.not_attributed / side.whole:.1%} is not attributed"
             )
+    other = [
+        f"{line.name} {line.counts[0]:,.4g} against {line.counts[1]:,.4g}"
+        for line in d.lines
+        if line.counts[0] and line.counts[1] and abs(line.counts[0] / line.counts[1] - 1) > OTHER_WORK
+    ]
+    if other:
+        more = f" and {len(other) - 3} more" if len(other) > 3 else ""
+        found.append(f"the sides did different work: launches of {', '.join(other[:3])}{more}; see --per launch")
     if NOTHING < abs(d.gap) < 0.1 * sum(abs(line.delta) for line in d.lines):
         found.append("the differences largely cancel: shares of so small a gap are large and say little")
     if not d.a.evidence == d.b.evidence == "recorded" and d.unit == "us":
@@ -162,20 +208,25 @@ def render(d: Difference, limit: int = 12) -> str:
     """The difference as text: the gap, the categories with their shares of it, kernels, and what is not attributed."""
     denominator = d.a.denominator if d.a.denominator == d.b.denominator else f"{d.a.denominator} | {d.b.denominator}"
     text = [f"A: {d.a.id} ({d.a.title})", f"B: {d.b.id} ({d.b.title})", f"unit: {d.unit}; totals: {denominator}"]
-    text.append(f"{'category':28}{'A':>11}{'B':>11}{'A - B':>11}{'of the gap':>12}")
     rest = Line(NOT_ATTRIBUTED, d.a.not_attributed, d.b.not_attributed, d.rest).of(d.gap, d.gap_error)
     total = Line("total", d.a.whole, d.b.whole, d.gap, share=None if rest.share is None else 1.0)
+    rows = []
     for line in (*d.lines, rest, total):
-        words = f"  {line.labels[0]}" if line.labels[0] and line.labels[0] == line.labels[1] else ""
-        share = "-" if line.share is None else f"{100 * line.share:.1f} %"
-        text.append(f"{line.name:28}{_times(line)}{share:>12}{words}")
+        words = line.labels[0] if line.labels[0] == line.labels[1] else ""
+        rows.append((line.name, *_times(line), "-" if line.share is None else f"{100 * line.share:.1f} %", words))
+    text += table(["category", "A", "B", "A - B", "of the gap", "<"], rows)
     text.append(f"gap {d.gap:,.4g} {d.unit}; categories explain {d.explained:,.4g}, {d.rest:,.4g} is not attributed")
     drifted = [line for line in d.lines if all(line.labels) and line.labels[0] != line.labels[1]]
     text += [f'labels: {line.name} is "{line.labels[0]}" in A and "{line.labels[1]}" in B' for line in drifted]
+    counted = [(line.name, line) for line in d.lines]
     if d.kernels:
-        text.append("kernels on both sides:")
-        named = [(f"{short_name(k.name)[:38]} ({categories.default().category(k.name)})", k) for k in d.kernels[:limit]]
-        text += [f"  {name:60}{_times(k)}" for name, k in named]
+        counted += [(f"  {short_name(k.name)} ({categories.default().category(k.name)})", k) for k in d.kernels[:limit]]
+    launched = [(name, line) for name, line in counted if line.split]
+    if launched:
+        head = ["launches", "A", "B", "each A", "each B", "by launches", "by each"]
+        text += ["", *table(head, [(name, *_launches(line)) for name, line in launched])]
+    elif d.kernels:
+        text += ["", *table(["kernels on both sides", "A", "B", "A - B"], [(n, *_times(k)) for n, k in counted])]
     for side, alone in (("A", d.only_a), ("B", d.only_b)):
         if alone:
             names = ", ".join(f"{short_name(n)[:40]} {v:,.4g}" for n, v in alone[:5])
@@ -183,8 +234,14 @@ def render(d: Difference, limit: int = 12) -> str:
     return "\n".join([*text, *(f"warning: {w}" for w in d.warnings)])
 
 
-def _times(line: Line) -> str:
-    return f"{line.a:11,.2f}{line.b:11,.2f}{line.delta:+11,.2f}"
+def _times(line: Line) -> tuple[str, str, str]:
+    return f"{line.a:,.2f}", f"{line.b:,.2f}", f"{line.delta:+,.2f}"
+
+
+def _launches(line: Line) -> tuple[str, ...]:
+    (n, m), (by_count, by_each) = line.counts, line.split or (0.0, 0.0)
+    each = [f"{v / k:,.3f}" if k else "-" for v, k in ((line.a, n), (line.b, m))]
+    return f"{n or 0:,.4g}", f"{m or 0:,.4g}", *each, f"{by_count:+,.2f}", f"{by_each:+,.2f}"
 
 
 def render_one(b: Breakdown) -> str:

@@ -74,7 +74,7 @@ def render(s: Summary) -> str:
     shown = [title for title, count in per.items() if count]
     timed = s.span_us is not None
     head = ["category", "count", "us", "us/launch", *(["exposed us"] if timed else []), "of busy", "of kernels", *shown]
-    lines += _table([*head, *(["<hidden behind"] if timed else [])], [
+    lines += table([*head, *(["<hidden behind"] if timed else [])], [
         (c.name, str(c.count), f"{c.sum_us:,.1f}", _us(c.us_per_launch), *([_us(c.exposed_us, 1)] if timed else []),
          _percent(c.share_of_busy), _percent(c.share_of_kernel_sum),
          *(_us(us) for us in (c.us_per_step, c.us_per_token) if us is not None),
@@ -92,7 +92,7 @@ def render(s: Summary) -> str:
             *(["exposed us"] if timed else []),
             "of kernels",
         ]
-        lines += ["", *_table(head, [
+        lines += ["", *table(head, [
             (k.short_name, k.category, str(k.count), f"{k.sum_us:,.1f}", _us(k.us_per_launch), _us(k.sigma_us),
              *([_us(k.exposed_us, 1)] if timed else []), _percent(k.share_of_kernel_sum))
             for k in s.top_kernels
@@ -105,10 +105,10 @@ def render(s: Summary) -> str:
                 (n.name, str(n.count), f"{n.host_us:,.1f}", _us(n.gpu_us, 1), _us(n.self_us, 1), _us(n.first_us, 1))
                 for n in ranges
             ]
-            lines += ["", *_table([title, "count", "host us", "GPU us", "of its own", "first at us"], spans)]
+            lines += ["", *table([title, "count", "host us", "GPU us", "of its own", "first at us"], spans)]
     if s.api:
         calls = [(c.name, str(c.count), f"{c.sum_us:,.1f}", _us(c.median_us), _us(c.max_us)) for c in s.api[:8]]
-        lines += ["", *_table(["API call", "count", "host us", "median", "max"], calls)]
+        lines += ["", *table(["API call", "count", "host us", "median", "max"], calls)]
     if s.launch_delay_us:
         d = s.launch_delay_us
         what = "us from a call to its kernel"
@@ -127,18 +127,18 @@ def _idle(s: Summary) -> list[str]:
         (f"device {d.device}", *(f"{us:,.1f}" for us in (d.span_us, d.exposed_us, d.overlapped_us, d.idle_us)))
         for d in s.per_device
     ]
-    lines = _table(["us by device", "span", "exposed", "overlapped", "idle"], rows)
+    lines = table(["us by device", "span", "exposed", "overlapped", "idle"], rows)
     found = [(d, cause, us) for d in s.per_device for cause, us in d.idle_by.items()]
     if found:
         causes = [(f"device {d.device}: {cause}", f"{us:,.1f}", _part(us, d.idle_us)) for d, cause, us in found]
-        lines += ["", *_table(["idle because", "us", "of idle"], causes)]
+        lines += ["", *table(["idle because", "us", "of idle"], causes)]
     if s.gaps:
         gaps = [(g.after, g.before, str(g.device), f"{g.start_us:,.1f}", f"{g.us:,.1f}", g.cause) for g in s.gaps]
-        lines += ["", *_table(["longest gaps: after", "<before", "GPU", "at us", "us", "<mostly"], gaps)]
+        lines += ["", *table(["longest gaps: after", "<before", "GPU", "at us", "us", "<mostly"], gaps)]
     return lines
 
 
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines of a table WIDTH columns wide at most: texts to the left, numbers to the right, long texts cut.
 
     The first column, and those whose title begins with "<", hold texts.

@@ -19,6 +19,7 @@ from lab.trace.breakdowns import IDLE, OVERLAP, Breakdown, Part, digit_error
 from lab.trace.model import Copies, Fills, GraphLaunches, Kernels, Trace
 from tests.loops import numbered, over
 from tests.refused import held, refused
+from tests.trace.nsys_synthetic import Export
 
 ATTENTION, PRODUCT, UNKNOWN, WAIT = "splitkv_kernel", "nvjet_tst_64x64", "add_one(int)", "at::cuda::spin_kernel(long)"
 NAMES = (ATTENTION, PRODUCT, UNKNOWN, WAIT)
@@ -350,3 +351,56 @@ def test_lab_diff_refuses_in_one_line(capsys: pytest.CaptureFixture[str]) -> Non
 def test_lab_diff_of_shares_with_totals(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["diff", "ssmfix_gather_step1", "ssmfix_gather_step2", "--total", "690000,500000"]) == 0
     assert "get_rows" in capsys.readouterr().out
+
+
+# Work -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_difference_is_of_launches_and_of_the_time_of_each() -> None:
+    """64 launches against 21: two thirds of a step are missing, and no kernel got faster."""
+    a = breakdowns.from_trace(trace(*((i * 10, i * 10 + 8, 0, 1) for i in range(64))))
+    b = breakdowns.from_trace(trace(*((i * 10, i * 10 + 8, 0, 1) for i in range(21))))
+    d = diff.difference(a, b)
+    assert d.line("attention").delta == pytest.approx(344.0)
+    line = next(x for x in d.lines if x.name == "attention")
+    assert (line.counts, line.split) == ((64, 21), pytest.approx((344.0, 0.0)))
+    assert d.kernels[0].split == pytest.approx((344.0, 0.0))
+    assert [w for w in d.warnings if "attention 64 against 21" in w]
+    each = diff.difference(a, diff.at_launches_of(a, b))
+    assert each.line("attention").delta == pytest.approx(0.0)
+    assert not [w for w in each.warnings if "different work" in w]
+
+
+@given(st.lists(INTERVAL, min_size=1, max_size=12), st.lists(INTERVAL, min_size=1, max_size=12))
+def test_both_parts_sum_to_the_difference(
+    a: list[tuple[int, int, int, int]], b: list[tuple[int, int, int, int]]
+) -> None:
+    sides = [breakdowns.from_trace(trace(*((s, s + d, n, q) for s, d, n, q in rows))) for rows in (a, b)]
+    found = diff.difference(*sides)
+    for line in (*found.lines, *found.kernels):
+        assert line.split is None or sum(line.split) == pytest.approx(line.delta, abs=1e-9)
+    assert found.rest == 0.0, "rounding is no time"
+
+
+def test_per_what(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = []
+    for n in (64, 21):
+        export = Export()
+        for i in range(n):
+            export.kernel(ATTENTION, i * 10_000_000, i * 10_000_000 + 8_000_000)
+        paths.append(str(export.write(tmp_path / f"{n}.sqlite")))
+    gaps = {}
+    for per in ("launch", "total"):
+        assert main.main(["diff", *paths, "--per", per, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        gaps[per] = next(x["delta"] for x in found["lines"] if x["name"] == "attention")
+    assert gaps == {"launch": pytest.approx(0.0), "total": pytest.approx(344_000.0)}
+    assert main.main(["diff", *paths, "--per", "total"]) == 0
+    out = capsys.readouterr().out
+    assert "e-1" not in out
+    assert any(line.split()[:3] == ["attention", "512,000.00", "168,000.00"] for line in out.splitlines())
+    assert main.main(["diff", *paths, "--per", "step"]) == 2
+    held(capsys.readouterr().err, "64.sqlite", "--steps")
+    with refused("--per launch", "a2_dense_npl128_eager"):
+        one = breakdowns.from_recorded("a2_dense_npl128_eager")
+        diff.at_launches_of(replace(one, parts=(Part("x", 1.0),)), one)
