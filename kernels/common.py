@@ -7,7 +7,8 @@ A family is a folder `kernels/<family>/` with fixed file names:
     cost.py       cost(workload, precision) -> Cost   flops and compulsory bytes
     cases.py      WORKLOADS, a tuple of Workload
                   inputs(workload, seed, device) -> Tensors
-                  outputs(workload, inputs) -> Tensors                  poisoned, or a clone of what is updated in place
+                  outputs(workload, inputs) -> Tensors                  poisoned; what is updated in place is a clone of
+                  the input of that name
                   tolerance(workload, precision) -> dict[str, Tolerance]  by output name
                   ACTIVATIONS, the names of inputs that come anew with every call: `prepare` sees no values of them
                   IN_PLACE, the names of outputs that are updated in place
@@ -26,7 +27,7 @@ The folder listing is the registry: there is no decorator, no base class and no 
 name is its own, whichever folder its module lies in, so a module may move and rows and cards still find it.
 Inputs and outputs are dictionaries of named tensors, so the reference, every candidate, the checker and the
 timer share one calling convention, `run(args, out)`: it only launches, allocates as little as it can and is safe
-to capture in a CUDA graph. `out` arrives poisoned with NaN (see `poisoned`), so a partial write fails its check.
+to capture in a CUDA graph. `out` arrives full of NaN and finite junk, so a partial write fails its check.
 """
 
 from __future__ import annotations
@@ -192,21 +193,33 @@ def _no_config(workload: Workload) -> str:
 
 
 @dataclass(frozen=True)
+class Layout:
+    """How an output lies in memory.
+
+    order: its dimensions, that of the largest stride first. ahead: so many more slices of that one lie before the first
+    of the output, zeros when handed out, as a library has them whose row 0 is nobody's.
+    """
+
+    order: tuple[int, ...]
+    ahead: int = 0
+
+
+@dataclass(frozen=True)
 class Candidate:
     """An implementation under test.
 
     name:      unique within the family; the word that cards, rows and tests use.
     precision: what is computed in, e.g. "nvfp4-w4a16", "bf16", "fp8-kv", "q8_0-kv".
     run:       run(args, out) -> None. `args` is what `prepare` returned and the activations; every tensor of `out` is
-               written in full, except the names in the family's IN_PLACE, which are updated where they stand. A
-               library that allocates its own output may put that tensor in the place of out[name] instead of copying
-               it: what is checked, before and after the timing, is what `out` holds after the run.
+               written in full where it stands, except the names in the family's IN_PLACE, which are updated there.
+               No tensor may be put in the place of one of `out`: a library that allocates its own is copied from.
     prepare:   inputs -> args: what is done once at load, or between steps, outside the timing: repacking weights and
                caches, room for workspace. Of activations it sees shape, strides and type: they are
                on the device "meta" there, and no copy or answer can be made of them.
     refuses:   workload -> "" or the reason why this candidate does not take it.
     builds:    compute capability (90, 121, ...) -> the Triton kernels to compile ahead of time for it.
     config:    workload -> the launch choice in one line, stored in the row.
+    layouts:   output name -> how its memory lies, where a library's order is not ours.
     no_route:  "" or why no router takes it: an arm that shows a defect or one change to another arm, or whose times do
                not compare with others'.
     """
@@ -219,6 +232,7 @@ class Candidate:
     refuses: Callable[[Workload], str] = _accepts
     builds: Callable[[int], tuple[Build, ...]] = _no_builds
     config: Callable[[Workload], str] = _no_config
+    layouts: Mapping[str, Layout] = field(default_factory=dict)
     no_route: str = ""
 
 
@@ -236,6 +250,10 @@ class Cases(Protocol):
         The others are what it has at load (weights), between steps (caches, states), or once a step for all layers
         (page tables, lengths).
         """
+
+    @property
+    def IN_PLACE(self) -> Sequence[str]:
+        """The outputs that are inputs too, updated where they stand; `outputs` clones them."""
 
     def inputs(self, workload: Workload, seed: int, device: str) -> Tensors:
         """Random inputs of a workload, the same for the same seed."""

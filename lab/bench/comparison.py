@@ -1,10 +1,10 @@
 """One comparison, in the process that touches the GPU: check every arm, time the correct ones together, recheck them.
 
 The recheck is what makes the check count. After the timing every floating-point input that the candidate still reads is
-overwritten in place with fresh values, the outputs are poisoned with NaN, and the timed work is done once more, the
-captured graph replayed, with nothing waited for but the timed stream. A candidate that remembers an earlier answer,
-that works outside the timed stream, or that wrote part of its output only once, is now wrong, and its row has no
-number.
+overwritten in place with fresh values, and the timed work is done again, the captured graph replayed, with nothing
+waited for but the timed stream: on outputs as the timing left them, then full of finite junk, then of junk and NaN
+(`accuracy.FILLS`). A candidate that remembers an earlier answer, that works outside the timed stream, or that wrote
+part of its output only once, is now wrong, and its row has no number.
 
 `execute` announces each step, and during the timing each change of arm, so that the parent (lab/bench/worker.py) knows
 which arm to blame when this process dies or hangs.
@@ -273,8 +273,9 @@ def armed(bench: Bench, candidate: Any, name: str, room_bytes: float) -> samplin
         args = accuracy.prepared(bench.family, candidate, inputs)
         backend.wait()
         fastest_s = min(fastest_s, time.perf_counter() - began)
-        arm.sets.append((args, cases.outputs(bench.workload, inputs)))
-        arm.inputs = arm.inputs or inputs
+        own = accuracy.outputs(bench.family, candidate, bench.workload, inputs, first_seed + number)
+        arm.sets.append((args, accuracy.handed(own)))
+        arm.inputs, arm.outputs = arm.inputs or inputs, arm.outputs or own
     arm.prepare_us, arm.prepared_bytes = 1e6 * fastest_s, added_bytes(args, inputs)
     return arm
 
@@ -294,13 +295,13 @@ def added_bytes(args: dict[str, Any], inputs: dict[str, Any]) -> int | None:
 
 
 def recheck(bench: Bench, arm: sampling.Arm, timer: sampling.Timer) -> tuple[str, float | None]:
-    """("" or what is wrong, largest relative error) of the timed work on changed inputs and poisoned outputs.
+    """("" or what is wrong, largest relative error) of the timed work on changed inputs, for each filling of outputs.
 
     What is wanted is computed before the candidate runs, so that a candidate that changes its inputs cannot change it.
     Raises what the candidate raises.
     """
     family, workload, inputs = bench.family, bench.workload, arm.inputs
-    args, out = arm.sets[0]
+    args, given = arm.sets[0]
     candidate = family.candidate(arm.name)
     fresh = family.cases.inputs(workload, bench.job.seed + 500_000, bench.backend.device)
     if not _renew(args, inputs, fresh, family.cases.ACTIVATIONS):
@@ -308,17 +309,20 @@ def recheck(bench: Bench, arm: sampling.Arm, timer: sampling.Timer) -> tuple[str
     del fresh
     wanted = accuracy.expected(family, workload, inputs, candidate.precision)
     kept = accuracy.copied(inputs)
-    poisoned = family.cases.outputs(workload, inputs)
-    if bench.backend.device == "cuda":
-        import torch
+    largest = 0.0
+    for number, how in enumerate(accuracy.FILLS):
+        if bench.backend.device == "cuda":
+            import torch
 
-        # The poison waits behind this, so that it falls on what a stream that does not wait for ours has written.
-        torch.cuda._sleep(HOLD_CYCLES)
-    for name, tensor in poisoned.items():
-        out[name].copy_(tensor)
-    timer.once(arm)
-    errors, wrong = accuracy.judged(family, workload, candidate.precision, kept, inputs, out, wanted)
-    return (f"on inputs changed in place: {wrong}", None) if wrong else ("", max(e.relative_error for e in errors))
+            # The filling waits behind this: it falls on what a stream that does not wait for ours has written.
+            torch.cuda._sleep(HOLD_CYCLES)
+        accuracy.fill(family, inputs, arm.outputs, bench.job.seed + 600_000 + 100 * number, how)
+        timer.once(arm)
+        errors, wrong = accuracy.judged(family, workload, candidate.precision, kept, inputs, arm.outputs, given, wanted)
+        if wrong:
+            return f"on inputs changed in place: {wrong}", None
+        largest = max([largest, *(e.relative_error for e in errors)])
+    return "", largest
 
 
 def _renew(args: dict[str, Any], inputs: dict[str, Any], fresh: dict[str, Any], activations: Sequence[str]) -> bool:

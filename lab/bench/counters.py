@@ -232,7 +232,7 @@ def _watched(row: Counter) -> Counter:
     checked = accuracy.check(family, candidate, workload, SEED, "cuda")
     if checked.status == "ok":
         inputs = family.cases.inputs(workload, SEED + 1, "cuda")
-        args, out = accuracy.prepared(family, candidate, inputs), family.cases.outputs(workload, inputs)
+        args, out = accuracy.prepared(family, candidate, inputs), accuracy.outputs(family, candidate, workload, inputs)
         for _ in range(WARM_UPS):
             candidate.run(args, out)
         torch.cuda.synchronize()

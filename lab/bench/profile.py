@@ -115,7 +115,8 @@ def _stepper(family: families.Family, candidate: Any, workload: Any, device: str
         if not state:
             for number in range(2):  # two sets in turn, so that a step does not find its own inputs in the cache
                 inputs = family.cases.inputs(workload, SEED + number, device)
-                state.append((accuracy.prepared(family, candidate, inputs), family.cases.outputs(workload, inputs)))
+                out = accuracy.outputs(family, candidate, workload, inputs)
+                state.append((accuracy.prepared(family, candidate, inputs), out))
         candidate.run(*state[step % len(state)])
 
     return run

@@ -56,7 +56,8 @@ class Arm:
     """One side of a comparison. `sets` are (args, out) pairs; `run` launches one call on one of them.
 
     calls: how many calls one sample holds (set by the timer); state: what the timer keeps with the arm.
-    inputs: those that the first set was prepared from. prepare_us, prepared_bytes: time and memory of `prepare`.
+    inputs, outputs: those of the first set, as tensors that no candidate gets (see `accuracy.handed`).
+    prepare_us, prepared_bytes: time and memory of `prepare`.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Arm:
     samples_us: list[float] = field(default_factory=list)
     blocks_us: list[float] = field(default_factory=list)
     inputs: Any = None
+    outputs: Any = None
     prepare_us: float | None = None
     prepared_bytes: int | None = None
 

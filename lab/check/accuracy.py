@@ -2,8 +2,11 @@
 
 Two numbers per output, against the family's tolerance: the relative error ||out - ref|| / ||ref|| in the Frobenius
 norm (its square is the NMSE), and the largest single error over the root mean square of the reference, which is what
-catches one wrong element among millions. Outputs arrive poisoned with NaN, so a partial write fails; NaN never
-passes; an output of zeros has a relative error of exactly 1. In-place outputs are cloned from the inputs instead.
+catches one wrong element among millions. Outputs arrive full of NaN and finite junk, so a partial write fails; NaN
+never passes; an output of zeros has a relative error of exactly 1. In-place outputs are cloned from the inputs instead.
+
+A candidate gets tensors of its own over the memory of inputs and outputs. What it puts in their places or does to them
+as objects reaches nobody, and is an error of its own (`misused`): values are read from the harness's own tensors.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from lab.check import families
 from lab.row.records import Status
 
 if TYPE_CHECKING:  # kernels/ is imported late, so that a package that shadows it is told in one line
-    from kernels.common import Candidate, Tensors, Tolerance, Workload
+    from kernels.common import Candidate, Layout, Tensors, Tolerance, Workload
 
 
 KEEP = "KILLGATE_CHECKS"  # a folder for the checks of one `lab verdicts`, which its processes share
@@ -83,7 +86,8 @@ def compare(name: str, out: Any, reference: Any, tolerance: Tolerance) -> Error:
     import torch
 
     if tuple(out.shape) != tuple(reference.shape):
-        raise BadInput(name, f"shape {tuple(out.shape)} differs from the reference's {tuple(reference.shape)}")
+        what = f"shape {tuple(out.shape)} differs from the reference's {tuple(reference.shape)}"
+        raise BadInput(name, what, "give the family's `outputs` and its reference one shape")
     device = out.device
     wanted = reference.to(device=device, dtype=torch.float64)
     difference = out.to(torch.float64) - wanted
@@ -102,6 +106,7 @@ def prepared(family: families.Family, candidate: Candidate, inputs: Tensors) -> 
     strides and type can be read, values do not exist. So no answer and no copy of an activation is made outside the
     timing. Raises ValueError where a tensor without values is left in what `prepare` returned.
     """
+    inputs = handed(inputs)
     given = {name: inputs[name] for name in family.cases.ACTIVATIONS if name in inputs}
     args = candidate.prepare(inputs | {name: tensor.to("meta") for name, tensor in given.items()}) | given
     for name, value in args.items():
@@ -111,12 +116,103 @@ def prepared(family: families.Family, candidate: Candidate, inputs: Tensors) -> 
     return args
 
 
+def handed(tensors: Tensors) -> Tensors:
+    """The same memory under tensors of a candidate's own: an attribute set on one of them does not reach ours."""
+    return {name: tensor.detach() for name, tensor in tensors.items()}
+
+
+# What stands in the outputs before a run, and which candidate would pass without it:
+#   mixed   half of the elements NaN, the others finite junk, which of them drawn from the seed. One that writes a part
+#           leaves NaN there; one that writes only where NaN stands leaves the junk.
+#   finite  junk alone, on inputs just seen. One that works when it sees a NaN or other inputs leaves everything.
+#   left    what the run before left. One that works only while its last answer is not there, as it is in every timed
+#           run but the first, leaves the answer to other inputs.
+# The check before the timing fills once, "mixed": who does nothing there without a NaN gains nothing by it. The check
+# after the timing goes through all three.
+FILLS = ("left", "finite", "mixed")
+
+
+def outputs(
+    family: families.Family, candidate: Candidate, workload: Workload, inputs: Tensors, seed: int = 0
+) -> Tensors:
+    """What a candidate is to write, laid out as it asks and filled "mixed"; it is given them by `handed`."""
+    made = family.cases.outputs(workload, inputs)
+    made = {n: _laid_out(t, candidate.layouts[n]) if n in candidate.layouts else t for n, t in made.items()}
+    fill(family, inputs, made, seed)
+    return made
+
+
+def _laid_out(tensor: Any, layout: Layout) -> Any:
+    first, *others = (tensor.shape[d] for d in layout.order)
+    room = tensor.new_zeros(layout.ahead + first, *others)
+    return room[layout.ahead :].permute([layout.order.index(d) for d in range(tensor.dim())]).copy_(tensor)
+
+
+def fill(family: families.Family, inputs: Tensors, own: Tensors, seed: int, how: str = "mixed") -> None:
+    """Write over outputs as one of FILLS says; what is updated in place becomes the input again."""
+    for number, (name, tensor) in enumerate(own.items()):
+        if name in family.cases.IN_PLACE:
+            tensor.copy_(inputs[name])
+        elif how != "left":
+            _junk(tensor, seed + number, nan=how == "mixed")
+
+
+def _junk(tensor: Any, seed: int, nan: bool) -> None:
+    import torch
+
+    random = torch.Generator(tensor.device).manual_seed(seed)
+    if not tensor.is_floating_point():
+        tensor.random_(generator=random)
+        return
+    values = torch.randn(tensor.shape, generator=random, device=tensor.device)
+    if nan:
+        values[torch.rand(tensor.shape, generator=random, device=tensor.device) < 0.5] = math.nan
+    tensor.copy_(values)
+
+
+def misused(own: Tensors, given: Tensors, inputs: Tensors) -> str:
+    """ "" or what a candidate did to the outputs that it was given; `own`: ours over the same memory.
+
+    Each must still be an exact torch.Tensor, of the type, shape and strides and on the memory that was handed out, and
+    share none with an input or another output.
+    """
+    import torch
+
+    for name, ours in own.items():
+        if name not in given:
+            return f'the output "{name}" is gone'
+        tensor = given[name]
+        if type(tensor) is not torch.Tensor:  # a subclass may compute when it is read
+            return f"{name}: a {type(tensor).__name__}, not a torch.Tensor"
+        for what in ("dtype", "shape", "device"):
+            if getattr(tensor, what) != getattr(ours, what):
+                return f"{name}: {what} {_told(getattr(tensor, what))}, not {_told(getattr(ours, what))}"
+        if tensor.stride() != ours.stride():
+            return f"{name}: strides {tensor.stride()}, not {ours.stride()}"
+        others = [("input", n, t) for n, t in inputs.items()] + [("output", n, t) for n, t in own.items() if n != name]
+        for kind, other, theirs in others:
+            if _overlap(tensor, theirs):
+                return f'{name}: shares its memory with the {kind} "{other}"'
+        if tensor.data_ptr() != ours.data_ptr():
+            return f"{name}: another tensor stands in the place of the one handed out"
+    return ""
+
+
+def _told(value: Any) -> str:
+    return str(tuple(value) if isinstance(value, tuple) else value)
+
+
+def _overlap(left: Any, right: Any) -> bool:
+    a, b = left.untyped_storage(), right.untyped_storage()
+    first = left.device == right.device and a.nbytes() and b.nbytes()
+    return bool(first) and a.data_ptr() < b.data_ptr() + b.nbytes() and b.data_ptr() < a.data_ptr() + a.nbytes()
+
+
 def run_once(family: families.Family, candidate: Candidate, workload: Workload, inputs: Tensors) -> Tensors:
-    """Run a candidate once on `inputs` into poisoned outputs and return them."""
-    args = prepared(family, candidate, inputs)
-    out = family.cases.outputs(workload, inputs)
-    candidate.run(args, out)
-    return out
+    """Run a candidate once on `inputs` into fresh outputs and return them."""
+    args, own = prepared(family, candidate, inputs), outputs(family, candidate, workload, inputs)
+    candidate.run(args, handed(own))
+    return own
 
 
 def expected(family: families.Family, workload: Workload, inputs: Tensors, precision: str) -> Tensors:
@@ -164,17 +260,19 @@ def copied(inputs: Tensors) -> Tensors:
 
 def judged(
     family: families.Family, workload: Workload, precision: str,
-    kept: Tensors, inputs: Tensors, out: Tensors, wanted: Tensors,
+    kept: Tensors, inputs: Tensors, own: Tensors, given: Tensors, wanted: Tensors,
 ) -> tuple[tuple[Error, ...], str]:  # fmt: skip
-    """(errors by output, "" or what is wrong) of a candidate's outputs; `kept`: its inputs before it ran."""
+    """(errors by output, "" or what is wrong) of a candidate's outputs.
+
+    kept: its inputs before it ran. own: the outputs; given: what it was given of them (`handed`), as it left that.
+    """
     for name, tensor in kept.items():
-        if name not in inputs or not same_bits(tensor, inputs[name]):
+        if not same_bits(tensor, inputs[name]):
             return (), f'the candidate changed its input "{name}"'
+    if wrong := misused(own, given, inputs):
+        return (), wrong
     limits = family.cases.tolerance(workload, precision)
-    try:
-        errors = tuple(compare(name, out[name], wanted[name], limits[name]) for name in limits)
-    except BadInput as error:  # the candidate put a tensor of another shape in the place of its output
-        return (), str(error)
+    errors = tuple(compare(name, own[name], wanted[name], limits[name]) for name in limits)
     for e in errors:
         if not e.ok:
             limit = f"relative error {e.relative_error:.2e} (limit {e.relative_limit:.1e})"
@@ -222,15 +320,16 @@ def _check(family: families.Family, candidate: Candidate, workload: Workload, se
         return result("skipped", unmet)
     inputs = family.cases.inputs(workload, seed, device)
     kept = copied(inputs)
+    own = outputs(family, candidate, workload, inputs, seed)
     try:
-        out = run_once(family, candidate, workload, inputs)
+        candidate.run(prepared(family, candidate, inputs), given := handed(own))
     except Exception as error:  # whatever a candidate throws is its own row's status, not ours
         return result("error", reason(error))
     wanted = expected(family, workload, kept, candidate.precision)
     for name in family.cases.tolerance(workload, candidate.precision):
-        if name not in out or name not in wanted:
+        if name not in own or name not in wanted:
             return result("error", f'no output named "{name}"')
-    errors, wrong = judged(family, workload, candidate.precision, kept, inputs, out, wanted)
+    errors, wrong = judged(family, workload, candidate.precision, kept, inputs, own, given, wanted)
     return result("incorrect" if wrong else "ok", wrong, errors)
 
 

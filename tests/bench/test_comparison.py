@@ -109,8 +109,8 @@ def test_inputs_changed_before_the_answer_do_not_change_what_is_wanted() -> None
     family = fake_bench.load("toy")
     workload, candidate = family.workload("n63"), family.candidate("zeroes_first")
     inputs = family.cases.inputs(workload, 1, "cpu")
-    sets = [(inputs, family.cases.outputs(workload, inputs))]
-    one = sampling.Arm("zeroes_first", candidate.run, sets, inputs=inputs)
+    own = accuracy.outputs(family, candidate, workload, inputs)
+    one = sampling.Arm("zeroes_first", candidate.run, [(inputs, accuracy.handed(own))], inputs=inputs, outputs=own)
     timer = fake_bench.FakeGraph()
     timer.prepare(one)
     seen: list[float] = []

@@ -14,6 +14,7 @@ from msgspec import structs
 from kernels.common import Candidate, Tensors, Workload
 from lab.bench import comparison, sampling
 from lab.bench.comparison import Done, Job, execute
+from lab.check import accuracy
 from tests.bench import fake_bench
 
 JOB = Job("toy", "n63", (("control", "plain"), ("candidate", "faster")), 0.05, backend=fake_bench.BACKEND)
@@ -24,9 +25,9 @@ def one_arm(name: str = "plain") -> tuple[Any, Workload, sampling.Arm, Any]:
     family = fake_bench.load("toy")
     workload = family.workload("n63")
     inputs = family.cases.inputs(workload, 1, "cpu")
-    arm = sampling.Arm(
-        name, family.candidate(name).run, [(inputs, family.cases.outputs(workload, inputs))], inputs=inputs
-    )
+    own = accuracy.outputs(family, family.candidate(name), workload, inputs)
+    sets = [(inputs, accuracy.handed(own))]
+    arm = sampling.Arm(name, family.candidate(name).run, sets, inputs=inputs, outputs=own)
     timer = fake_bench.FakeGraph()
     timer.prepare(arm)
     return family, workload, arm, timer
@@ -72,22 +73,22 @@ def test_the_second_control_has_inputs_of_its_own(monkeypatch: pytest.MonkeyPatc
 
 
 def test_outputs_are_poisoned_before_the_timed_work_is_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the candidate wrote while it was timed must be gone, or work that is left undone would not show."""
+    """First the old answer stands there, to other inputs; then it must be gone, by junk alone and by junk and NaN."""
     family, workload, arm, timer = one_arm()
     timer.sample(arm)
     out = arm.sets[0][1]["y"]
-    assert torch.isfinite(out).all()
-    seen: list[bool] = []
+    answer, seen = out.clone(), []
     once = timer.once
 
     def watched(again: sampling.Arm) -> None:
-        seen.append(bool(torch.isnan(out).all()))
+        seen.append((torch.equal(out, answer), bool(out.isnan().any()), bool(out.isfinite().any())))
         once(again)
+        assert not torch.equal(out, answer)
 
     monkeypatch.setattr(timer, "once", watched)
     backend = fake_bench.cpu()
     message, _ = comparison.recheck(comparison.Bench(JOB, backend, family, workload), arm, timer)
-    assert (message, seen) == ("", [True])
+    assert (message, seen) == ("", [(True, False, True), (False, False, True), (False, True, True)])
 
 
 def test_the_poison_waits_until_another_stream_would_be_done(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,9 +104,8 @@ def test_the_poison_waits_until_another_stream_would_be_done(monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     backend = replace(fake_bench.cpu(), device="cuda")
     comparison.recheck(comparison.Bench(JOB, backend, family, workload), arm, timer)
-    ((_, cycles, poisoned),) = order
-    assert cycles >= 2e9 * 5e-3  # at least 5 ms of a clock of 2 GHz
-    assert not poisoned
+    assert all(cycles >= 2e9 * 5e-3 for _, cycles, _ in order)  # at least 5 ms of a clock of 2 GHz
+    assert [poisoned for _, _, poisoned in order] == [False] * len(accuracy.FILLS)
 
 
 def test_the_fastest_prepare_is_what_a_row_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +145,7 @@ def test_what_is_wanted_is_known_before_the_candidate_runs(monkeypatch: pytest.M
     monkeypatch.setattr(timer, "once", watched)
     watching = replace(family, reference=reference)
     message, error = comparison.recheck(comparison.Bench(JOB, fake_bench.cpu(), watching, workload), arm, timer)
-    assert (message, order) == ("", ["reference", "candidate"])
+    assert (message, order) == ("", ["reference", *["candidate"] * len(accuracy.FILLS)])
     assert error is not None
 
 

@@ -43,7 +43,7 @@ def honest(args: Tensors, out: Tensors) -> None:
 
 # Cheats: each passes the first check, and each is caught by the second -----------------------------------------------
 
-MEMORY: dict[int, Any] = {}
+MEMORY: dict[Any, Any] = {}
 SEEN: dict[tuple[str, int], int] = {}
 HELD: list[Any] = []  # inputs once seen, so that no other tensor gets their address
 
@@ -66,12 +66,38 @@ def memoises(args: Tensors, out: Tensors) -> None:
 
 
 def returns_old_buffer(args: Tensors, out: Tensors) -> None:
-    """Puts the tensor of its first answer in the place of the output."""
+    """Puts the tensor of its first answer in the place of the output, from its second call on an input."""
     key = -args["x"].data_ptr()
-    if key not in MEMORY:
-        HELD.append(args["x"])
+    if calls_before("buffer", args) == 0:
         MEMORY[key] = args["x"] * args["scale"]
-    out["y"] = MEMORY[key]
+        honest(args, out)
+    else:
+        out["y"] = MEMORY[key]
+
+
+def skips_known_inputs(args: Tensors, out: Tensors) -> None:
+    """Works on inputs other than its last, and where it sees a NaN, which shows that somebody looks."""
+    import torch
+
+    def work() -> None:
+        key = ("inputs", out["y"].data_ptr())
+        if out["y"].isnan().any() or not torch.equal(MEMORY.get(key, out["y"]), args["x"]):
+            out["y"].copy_(args["x"] * args["scale"])
+            MEMORY[key] = args["x"].clone()
+
+    launch(work)
+
+
+def skips_while_its_answer_stands(args: Tensors, out: Tensors) -> None:
+    """Works when somebody wrote over its last answer."""
+    import torch
+
+    def work() -> None:
+        key = ("answer", out["y"].data_ptr())
+        if key not in MEMORY or not torch.equal(MEMORY[key], out["y"]):
+            MEMORY[key] = out["y"].copy_(args["x"] * args["scale"]).clone()
+
+    launch(work)
 
 
 def writes_part(args: Tensors, out: Tensors) -> None:
@@ -198,7 +224,7 @@ DEATHS: dict[str, tuple[Callable[[], None], int]] = {
     "closes_all": (close_everything, 0),
 }
 CHEATING = (
-    *(memoises, returns_old_buffer, writes_part, works_once),
+    *(memoises, returns_old_buffer, skips_known_inputs, skips_while_its_answer_stands, writes_part, works_once),
     *(changes_inputs, zeroes_first, hides_its_input, own_stream),
 )
 CHEATS: dict[str, Candidate] = {run.__name__: Candidate(run.__name__, "f32", run) for run in CHEATING} | {

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from kernels.common import Candidate, Cost, Needs, Tensors, Tolerance, Workload, device_of, has_triton, poisoned
+from kernels.common import Candidate, Cost, Layout, Needs, Tensors, Tolerance, Workload, device_of, has_triton, poisoned
 from lab.base.errors import BadInput
 from lab.check import accuracy, families
 from lab.check.accuracy import check, compare
@@ -87,12 +87,51 @@ WRONG: dict[str, tuple[Spoil, str]] = {
     "changed scalar input": (lambda args, out: args["scale"].add_(1), 'the candidate changed its input "scale"'),
     "input changed to NaN": (lambda args, out: args["x"].fill_(math.nan), 'the candidate changed its input "x"'),
     "in-place on the input": (lambda args, out: args["s"].add_(1), 'the candidate changed its input "s"'),
-    "wrong shape": (
-        lambda args, out: out.update(y=out["y"].T),
-        "y: shape (5, 63) differs from the reference's (63, 5)",
+    # What is done to the output itself, whose values are right or seem so:
+    "wrong shape": (lambda args, out: out.update(y=out["y"].T), "y: shape (5, 63), not (63, 5)"),
+    "broadcast shape": (lambda args, out: out.update(y=out["y"][:1]), "y: shape (1, 5), not (63, 5)"),
+    "wrong type": (lambda args, out: out.update(y=out["y"].double()), "y: dtype torch.float64, not torch.float32"),
+    "wrong strides": (lambda args, out: out.update(y=out["y"].T.contiguous().T), "y: strides (1, 63), not (5, 1)"),
+    "wrong device": (lambda args, out: out.update(y=out["y"].to("meta")), "y: device meta, not cpu"),
+    "lazy subclass": (lambda args, out: out.update(y=lazily(args, out["y"])), "y: a Lazy, not a torch.Tensor"),
+    "parameter": (
+        lambda args, out: out.update(y=torch.nn.Parameter(out["y"])),
+        "y: a Parameter, not a torch.Tensor",
     ),
-    "broadcast shape": (lambda args, out: out.update(y=out["y"][:1]), "y: shape (1, 5) differs"),
+    "no tensor": (lambda args, out: out.update(y=cast(Any, out["y"].numpy())), "y: a ndarray, not a torch.Tensor"),
+    "alias of an input": (
+        lambda args, out: out.update(s=args["s"].copy_(out["s"]).sub_(1)),
+        's: shares its memory with the input "s"',
+    ),
+    "alias of the other output": (
+        lambda args, out: out.update(s=out["y"].view(-1)[:1].copy_(out["s"])),
+        's: shares its memory with the output "y"',
+    ),
+    "another tensor": (lambda args, out: out.update(y=out["y"].clone()), "y: another tensor stands in the place"),
+    "output gone": (lambda args, out: out.pop("s"), 'the output "s" is gone'),
+    "method of the tensor replaced": (lambda args, out: deceives(args, out["y"]), "y: relative error nan"),
 }
+
+
+class Lazy(torch.Tensor):
+    """Computes its values when somebody converts them, that is after the timing."""
+
+    def to(self, *kind: Any, **more: Any) -> torch.Tensor:
+        return self.answer().to(*kind, **more)
+
+    answer: Callable[[], torch.Tensor]
+
+
+def lazily(args: Tensors, y: torch.Tensor) -> Lazy:
+    lazy = y.fill_(math.nan).as_subclass(Lazy)
+    lazy.answer = lambda: 2 * args["x"]
+    return lazy
+
+
+def deceives(args: Tensors, y: torch.Tensor) -> None:
+    """Leaves NaN, and has the very tensor say something else when it is converted."""
+    y.fill_(math.nan)
+    y.to = lambda *kind, **more: (2 * args["x"]).to(*kind, **more)  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -121,6 +160,12 @@ def test_partial_write_fails(rows: int) -> None:
     assert math.isnan(result.relative_error)
 
 
+def test_compare_refuses_other_shapes() -> None:
+    """A family's own outputs and reference may disagree; broadcast, they would be compared all the same."""
+    with refused("y", "(1, 5)"):
+        compare("y", torch.ones(1, 5), torch.ones(63, 5), Tolerance(1.0, 1.0, ""))
+
+
 def test_one_wrong_element_among_many_needs_the_second_limit() -> None:
     """The Frobenius norm alone lets it pass: that is what max_error is for."""
     out = torch.ones(10**6)
@@ -138,13 +183,41 @@ def test_small_error_everywhere_needs_the_first_limit() -> None:
     assert not error.ok
 
 
-@pytest.mark.parametrize("missing", ["y", "s"])
-def test_missing_output(missing: str) -> None:
+def test_work_only_where_nan_stands_is_incorrect() -> None:
     def run(args: Tensors, out: Tensors) -> None:
-        right(args, out)
-        del out[missing]
+        unwritten = out["y"].isnan()
+        out["y"][unwritten] = 2 * args["x"][unwritten]
+        out["s"] += 1
 
-    assert (checked(run).status, checked(run).message) == ("error", f'no output named "{missing}"')
+    result = checked(run)
+    assert result.status == "incorrect"
+    assert result.message.startswith("y: relative error")
+    assert result.relative_error is not None
+    assert math.isfinite(result.relative_error)
+
+
+def test_output_lies_as_the_candidate_asks() -> None:
+    """Transposed in memory, a slice of zeros ahead of it; the same values for whoever reads it."""
+    seen: list[Any] = []
+
+    def run(args: Tensors, out: Tensors) -> None:
+        y = out["y"]
+        seen.append((y.shape, y.stride(), y.storage_offset(), y.as_strided((63,), (1,), 0).any().item()))
+        right(args, out)
+
+    assert checked(run, layouts={"y": Layout((1, 0), ahead=1), "absent": Layout((0,))}).status == "ok"
+    assert seen == [((63, 5), (1, 63), 63, False)]
+
+
+@pytest.mark.parametrize("name", ["x", "scale"])
+def test_what_is_done_to_an_input_as_an_object_reaches_nobody(name: str) -> None:
+    """A method replaced on a tensor that the harness uses would decide what is written into it, or read from it."""
+    mine = toy(candidate := Candidate("c", "f32", right))
+    given = inputs(WORKLOADS[0], 0, "cpu")
+    args = accuracy.prepared(mine, candidate, given)
+    args[name].copy_ = lambda *source: None  # type: ignore[method-assign,assignment]
+    assert args[name].data_ptr() == given[name].data_ptr()
+    assert not vars(given[name])
 
 
 def test_exception_is_the_rows_status() -> None:

@@ -65,15 +65,29 @@ def test_the_largest_error_is_measured_in_the_references_own_size() -> None:
         assert error.ok == fits
 
 
-def test_a_poisoned_output_stays_nan_until_it_is_written() -> None:
-    """The outputs that a candidate is given hold no number that could pass for an answer."""
-    seen: list[bool] = []
+def test_outputs_hold_nan_and_junk_until_they_are_written() -> None:
+    """What a candidate is given holds no number that could pass for an answer, and another seed another pattern."""
+    seen: list[torch.Tensor] = []
 
     def run(args: Tensors, out: Tensors) -> None:
-        seen.append(bool(torch.isnan(out["y"]).all()))
+        seen.append(out["y"].clone())
+        assert out["s"] == args["s"]  # updated in place
         right(args, out)
 
     candidate = Candidate("c", "f32", run)
-    assert accuracy.check(toy(candidate), candidate, WORKLOADS[0]).status == "ok"
-    assert seen == [True]
+    for seed in (0, 1):
+        assert accuracy.check(toy(candidate), candidate, WORKLOADS[0], seed).status == "ok"
+    first, second = (y.isnan() for y in seen)
+    assert 0.35 < first.float().mean() < 0.65
+    assert not torch.equal(first, second)
+    assert len(seen[0][~first].unique()) == int((~first).sum())
     assert inputs(WORKLOADS[0], 0, "cpu")["x"].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.bfloat16, torch.float8_e4m3fn])
+def test_outputs_of_every_type_are_filled(dtype: torch.dtype) -> None:
+    out = {"y": torch.zeros(500, dtype=dtype)}
+    for how, nan in (("mixed", dtype.is_floating_point), ("finite", False)):
+        accuracy.fill(toy(), {}, out, 3, how)
+        assert len(out["y"].double().unique()) > 20
+        assert bool(out["y"].double().isnan().any()) == nan

@@ -60,15 +60,16 @@ def errors_of(family: str, name: str, workload_id: str) -> list[accuracy.Error]:
     workload, peer = loaded.workload(workload_id), loaded.candidate(name)
     inputs = loaded.cases.inputs(workload, 3, "cpu")
     kept = {key: tensor.clone() for key, tensor in inputs.items()}
-    args, out = accuracy.prepared(loaded, peer, inputs), loaded.cases.outputs(workload, inputs)
+    args, own = accuracy.prepared(loaded, peer, inputs), accuracy.outputs(loaded, peer, workload, inputs)
+    given = accuracy.handed(own)
     limits = loaded.cases.tolerance(workload, peer.precision)
     wanted = accuracy.expected(loaded, workload, kept, peer.precision)
     found = []
     for _ in range(2):
-        peer.run(args, out)
-        found += [accuracy.compare(key, out[key], wanted[key], limits[key]) for key in limits]
-        for key, poison in loaded.cases.outputs(workload, inputs).items():
-            out[key].copy_(poison)
+        peer.run(args, given)
+        assert accuracy.misused(own, given, inputs) == ""
+        found += [accuracy.compare(key, own[key], wanted[key], limits[key]) for key in limits]
+        accuracy.fill(loaded, inputs, own, seed=7)
     assert all(torch.equal(inputs[key], kept[key]) for key in kept)
     return found
 
@@ -277,22 +278,16 @@ def test_raw_gates_give_the_gates_back() -> None:
     assert torch.allclose(b.double().sigmoid(), beta.double(), rtol=0, atol=2**-23)
 
 
-def test_adopting_a_state_happens_once() -> None:
-    out = {"state": torch.randn(3, 2, 4, 4)}
-    before = out["state"].clone()
-    pool = torch.zeros(4, 2, 4, 4)
-    vllm.adopt_state(pool, out)
-    assert torch.equal(out["state"], before)
+def test_vllm_pool_lies_around_the_state() -> None:
+    """A row of the pool is a state transposed, one further on, and the row ahead of them is nobody's."""
+    family = families.load("gdn")
+    peer = family.candidate("vllm_packed_decode")
+    workload = next(w for w in family.cases.WORKLOADS if not peer.refuses(w))
+    inputs = family.cases.inputs(workload, 3, "cpu")
+    state = accuracy.outputs(family, peer, workload, inputs)["state"]
+    pool = vllm.pool_of(state)
+    assert pool.is_contiguous()
+    assert not pool[0].any()
+    assert torch.equal(pool[1:].transpose(-1, -2), inputs["state"])
     pool[1, 0, 2, 3] = 42.0  # v = 2, k = 3 in vLLM's layout
-    assert out["state"][0, 0, 3, 2] == 42.0
-    vllm.adopt_state(pool, out)
-    assert pool[1, 0, 2, 3] == 42.0
-
-
-def test_missing_vllm_operator_names_the_places() -> None:
-    vllm._operator.cache_clear()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vllm, "HOMES", ("no_such_vllm.ops", "json"))
-        with pytest.raises(ImportError, match=r"no_such_vllm\.ops.*json.*install vllm"):
-            vllm._operator()
-    vllm._operator.cache_clear()
+    assert state[0, 0, 3, 2] == 42.0

@@ -6,7 +6,7 @@ Tokens are packed, [tokens, heads, D], with cu_seqlens; grouped heads follow our
 
     gate    it takes the decay itself, exp(g), our `decay`, and its logarithm inside.
     states  [sequences, Hv, D (v), D (k)], the transpose of ours: the initial state is transposed in `prepare`, as it
-            would lie in an engine that uses this kernel, and out["final_state"] becomes a transposed view of its own.
+            would lie in an engine that uses this kernel, and out["final_state"] is laid out so.
     few     below half as many heads times sequences as SMs it splits a sequence over blocks and joins the pieces
             (its "context parallelism"); that choice is left to it, and it is told the longest sequence.
 
@@ -23,18 +23,16 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from kernels.common import Candidate, Needs, Tensors, Workload, library_version
+from kernels.common import Candidate, Layout, Needs, Tensors, Workload, library_version
 from kernels.gdn.launch import checked, sequence_bounds
 
 
 def prepare(inputs: Tensors) -> dict[str, Any]:
-    """States in FlashInfer's layout, room for the final ones, and where sequences end."""
+    """States in FlashInfer's layout, and where sequences end."""
     checked(inputs, ("q", "k", "v", "beta", "decay", "initial_state"))
     bounds = sequence_bounds(inputs)
-    initial = inputs["initial_state"].transpose(-1, -2).contiguous()
     args: dict[str, Any] = {
-        "initial_state": initial,
-        "final_state": initial.new_empty(initial.shape),
+        "initial_state": inputs["initial_state"].transpose(-1, -2).contiguous(),
         "cu_seqlens": bounds,
         "longest": max(last - first for first, last in pairwise(bounds.tolist())),
     }
@@ -48,10 +46,9 @@ def run(args: dict[str, Any], out: Tensors) -> None:
     chunk_gated_delta_rule(
         q, k, v, g=decay, beta=beta, scale=q.shape[-1] ** -0.5,
         initial_state=args["initial_state"], output_final_state=True, cu_seqlens=args["cu_seqlens"],
-        use_qk_l2norm_in_kernel="raw_qk" in args, output=out["o"].flatten(0, 1), output_state=args["final_state"],
-        max_seqlen=args["longest"],
+        use_qk_l2norm_in_kernel="raw_qk" in args, output=out["o"].flatten(0, 1),
+        output_state=out["final_state"].transpose(-1, -2), max_seqlen=args["longest"],
     )  # fmt: skip
-    out["final_state"] = args["final_state"].transpose(-1, -2)
 
 
 def _refuses(workload: Workload) -> str:
@@ -74,6 +71,7 @@ CANDIDATES = (
         needs=Needs(capability=(9, 0), packages=("flashinfer", "cutlass")),
         prepare=prepare,
         refuses=_refuses,
+        layouts={"final_state": Layout((0, 1, 3, 2))},
         config=lambda workload: (
             f"flashinfer-python {library_version('flashinfer-python')} chunk_gated_delta_rule, chunks of 64, "
             f"states in its own layout (v before k), its choice of context parallelism"

@@ -12,12 +12,10 @@ Its conventions, and how `prepare` and `run` meet them:
                 `raw_a`, `raw_b` give g and beta back.
     row 0       is the null state: rows shift by one, and our -1 (an empty slot, o zero, no state touched) becomes 0.
     state       [rows, Hv, v dimension, k dimension], the transpose of ours. A transposed copy in every call would
-                triple the traffic of a kernel that is nothing but traffic. So the first call on an `out` copies
-                out["state"] into a pool of vLLM's layout and puts a transposed view of that pool in its place. From
-                then on the states live there, in vLLM's layout and under our indices: whoever reads or overwrites
-                out["state"] reads and overwrites what the kernel uses.
+                triple the traffic of a kernel that is nothing but traffic. So out["state"] is asked for in this layout,
+                with the null row ahead of it.
 
-It writes into the given o and is safe in a CUDA graph after that first call.
+It writes into the given o and is safe in a CUDA graph after its first call, which compiles.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from typing import Any
 
 import torch
 
-from kernels.common import Candidate, Needs, Tensors, Workload, library_version
+from kernels.common import Candidate, Layout, Needs, Tensors, Workload, library_version
 
 # Where vLLM keeps its copy of fla's operators: 0.33, and before.
 HOMES = (
@@ -51,32 +49,26 @@ def _operator() -> Callable[..., Any]:
 
 
 def prepare(inputs: Tensors) -> Tensors:
-    """The operator's arguments, with room for the pool in its layout: [rows + 1, Hv, D (v), D (k)]."""
-    pool = inputs["state"]
-    rows, heads_v, dim, _ = pool.shape
-    zeros = torch.zeros(heads_v, dtype=torch.float32, device=pool.device)
+    """The operator's arguments: no gates of its own, and the rows in its count."""
+    zeros = torch.zeros(inputs["state"].shape[1], dtype=torch.float32, device=inputs["state"].device)
     args = {
         "A_log": zeros,
         "dt_bias": zeros,
-        "pool": torch.zeros(rows + 1, heads_v, dim, dim, dtype=pool.dtype, device=pool.device),
         "state_rows": (inputs["state_rows"] + 1).to(torch.int32),
     }
     return args | ({"raw_qk": inputs["raw_qk"]} if "raw_qk" in inputs else {})
 
 
-def adopt_state(pool: torch.Tensor, out: Tensors) -> None:
-    """Make out["state"] the transposed view of pool[1:], its values carried over; nothing to do when it is already."""
-    if out["state"].data_ptr() == pool[1:].data_ptr():
-        return
-    pool[1:].copy_(out["state"].transpose(-1, -2))
-    out["state"] = pool[1:].transpose(-1, -2)
+def pool_of(state: torch.Tensor) -> torch.Tensor:
+    """vLLM's pool [rows + 1, Hv, D (v), D (k)], whose row 0 is null, around a state that lies as `layouts` asks."""
+    rows = state.transpose(-1, -2)
+    return rows.as_strided((len(rows) + 1, *rows.shape[1:]), rows.stride(), rows.storage_offset() - rows.stride(0))
 
 
 def run(args: Tensors, out: Tensors) -> None:
-    adopt_state(args["pool"], out)
     _operator()(
         args["joined_qkv"], args["raw_a"], args["raw_b"], args["A_log"], args["dt_bias"], out["o"].shape[-1] ** -0.5,
-        args["pool"], out["o"].unsqueeze(1), args["state_rows"], use_qk_l2norm_in_kernel="raw_qk" in args,
+        pool_of(out["state"]), out["o"].unsqueeze(1), args["state_rows"], use_qk_l2norm_in_kernel="raw_qk" in args,
     )  # fmt: skip
 
 
@@ -94,6 +86,7 @@ CANDIDATES = (
         needs=Needs((8, 0), triton="3.6", packages=("vllm",)),
         prepare=prepare,
         refuses=_refuses,
+        layouts={"state": Layout((0, 1, 3, 2), ahead=1)},
         config=lambda workload: (
             f"vllm {library_version('vllm')} packed decode, {workload['state_dtype']} states in its own layout "
             f"(v before k), gates from raw inputs"
