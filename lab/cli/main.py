@@ -135,13 +135,20 @@ COMMANDS = {
         flag("--recorded", "reproduce the recorded roofline figures"),
     )),
     "trace": Command("lab.cli.traces:trace", "where a profile's time went, every microsecond, or a refusal", (
-        arg("file", type=Path, help="nsys sqlite, nsys stats CSV, PyTorch profiler JSON(.gz), ncu --csv"),
+        arg("file", type=Path, nargs="+",
+            help="nsys sqlite, nsys stats CSV, PyTorch profiler JSON(.gz), ncu --csv; several: ranks of one run"),
         *WINDOW,
         arg("--nth", type=int, metavar="N", help="with --nvtx: only the n-th instance"),
         arg("--graph", type=int, metavar="ID", help="with --replay: of this graph, default the largest"),
         arg("--steps", type=float, help="steps in the window, for us per step"),
         arg("--tokens", type=float, help="tokens made in the window, for us per token"),
         arg("--top", type=int, default=20, help="how many kernels and ranges to list (default 20)"),
+        *(several(f"--{what}", f"only this {what}; may be repeated", type=int, metavar="N")
+          for what in ("device", "stream", "process")),
+        arg("--html", type=Path, metavar="FILE", help="write one page: timeline with zoom, tables that sort"),
+        arg("--svg", type=Path, metavar="FILE", help="write the picture of the timeline"),
+        arg("--csv", type=Path, metavar="FILE", help="write categories and kernels"),
+        arg("--perfetto", type=Path, metavar="FILE", help="write a Chrome trace, which ui.perfetto.dev opens"),
     )),
     "diff": Command("lab.cli.traces:diff", "whose microseconds the gap between two profiles is", (
         arg("side", nargs="*", help="A and B, or A alone: a profile, or the id of a recorded breakdown"),

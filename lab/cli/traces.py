@@ -20,15 +20,43 @@ if TYPE_CHECKING:
     from lab.trace.categories import Rules
     from lab.trace.diff import Difference
     from lab.trace.model import Trace
+    from lab.trace.summary import Summary
 
 
 def trace(arguments: Namespace) -> int:
-    """A profile's summary; 1 when one of its identities does not hold."""
+    """A profile's summary, or several as the ranks of one run; 1 when one of its identities does not hold."""
     from lab.trace import report
 
-    summary = report.summary_of(arguments)
+    found = [report.summary_of(arguments, path) for path in arguments.file]
+    if len(found) > 1:
+        many = [s for _, s in found]
+        show(arguments.json, lambda: [s.plain() for s in many], lambda: report.render_ranks(many))
+        return 0 if all(s.holds for s in many) else 1
+    ((one, summary),) = found
     show(arguments.json, summary.plain, lambda: report.render(summary))
+    _write(one, summary, arguments)
     return 0 if summary.holds else 1
+
+
+def _write(one: Trace, summary: Summary, arguments: Namespace) -> None:
+    """What --html, --svg, --csv and --perfetto ask for."""
+    from lab.base import files
+
+    if arguments.html:
+        from lab.write import trace_page
+
+        files.write(arguments.html, trace_page.page(one, summary))
+    if arguments.svg:
+        from lab import draw
+
+        files.write(arguments.svg, draw.svg(draw.timeline(one)))
+    if arguments.csv or arguments.perfetto:
+        from lab.trace import outputs
+
+        if arguments.csv:
+            files.write(arguments.csv, outputs.table(summary))
+        if arguments.perfetto:
+            files.write(arguments.perfetto, outputs.perfetto(one).decode())
 
 
 def diff(arguments: Namespace) -> int:

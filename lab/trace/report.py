@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from lab.base.errors import BadInput
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from lab.trace.model import Trace
     from lab.trace.summary import Summary
 
@@ -17,8 +19,8 @@ WIDTH = 100  # of the report's tables
 UNITS_US = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
 
 
-def summary_of(arguments: Namespace) -> Summary:
-    """The summary that the arguments ask for; raises BadInput for arguments that do not go together."""
+def summary_of(arguments: Namespace, file: Path) -> tuple[Trace, Summary]:
+    """A file's window and its summary; raises BadInput for arguments that do not go together."""
     from lab.trace import categories
     from lab.trace.files import read
     from lab.trace.summary import summarise
@@ -29,16 +31,30 @@ def summary_of(arguments: Namespace) -> Summary:
             raise BadInput(f"--{flag}", f"{value:g} is no count", "give a number above zero")
     if arguments.top < 0:
         raise BadInput("--top", f"{arguments.top}", "give 0 or more")
-    trace = windowed(read(arguments.file), arguments)
-    return summarise(
-        trace, categories.load(arguments.rules, arguments.rules_only), arguments.steps, arguments.tokens, arguments.top
-    )
+    trace = windowed(read(file), arguments)
+    rules = categories.load(arguments.rules, arguments.rules_only)
+    return trace, summarise(trace, rules, arguments.steps, arguments.tokens, arguments.top)
+
+
+def render_ranks(found: Sequence[Summary]) -> str:
+    """Several files, a line each: the ranks of one run."""
+    rows = []
+    for i, s in enumerate(found):
+        shared = next((c for c in s.categories if c.name == "collective"), None)
+        both = (shared.sum_us, shared.exposed_us) if shared else (0.0, 0.0)
+        times = (s.span_us, s.busy_union_us, s.idle_us, *both)
+        rows.append((s.source, str(i), *(_us(us, 1) for us in times)))
+    head = ["file", "rank", "span us", "busy", "idle", "collectives", "exposed"]
+    spans = [s.span_us for s in found if s.span_us]
+    said = f"spans differ by {max(spans) / min(spans) - 1:.1%}" if spans else "no file has a timeline"
+    return "\n".join([*table(head, rows), said])
 
 
 def windowed(trace: Trace, arguments: Namespace) -> Trace:
     """The window of a trace that the arguments choose; the whole trace when they choose none."""
     from lab.trace import steady, windows
 
+    trace = windows.only(trace, **{k: getattr(arguments, k, None) for k in ("device", "stream", "process")})
     for flag, needs in (("nth", "nvtx"), ("graph", "replay")):
         if getattr(arguments, flag) is not None and getattr(arguments, needs) is None:
             raise BadInput(f"--{flag}", f"needs --{needs}", f"add --{needs}")

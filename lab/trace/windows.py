@@ -118,6 +118,26 @@ def _extents(code: NDArray[np.int32], start: Int64, end: Int64) -> tuple[Int64, 
     return first, last
 
 
+def only(trace: Trace, **wanted: list[int] | None) -> Trace:
+    """Only the device rows with these numbers (device=, stream=, process=), [] or None for any.
+
+    Raises BadInput for a number that no row has.
+    """
+    for column, numbers in wanted.items():
+        if not numbers:
+            continue
+        known = sorted({int(n) for rows in trace.activities for n in compact(getattr(rows, column))[0]})
+        for number in set(numbers) - set(known):
+            raise BadInput(f"--{column}", f"{number} runs nothing", f"there are {', '.join(map(str, known[:20]))}")
+        parts = [rows.take(np.isin(getattr(rows, column), numbers)) for rows in trace.activities]
+        changes: dict[str, Any] = dict(zip(("kernels", "memcpy", "memset", "graphs"), parts, strict=True))
+        if column == "device":
+            changes["gpus"] = {d: name for d, name in trace.gpus.items() if d in numbers}
+        label = f"{column} {', '.join(map(str, numbers))}"
+        trace = trace.but(**changes, window_label=f"{trace.window_label}, {label}" if trace.window_label else label)
+    return trace
+
+
 def _nth(n: int, of: int, flag: str, what: str) -> int:
     """The index of the n-th of some (1 is the first, -1 the last); raises BadInput when there are fewer."""
     if n == 0 or abs(n) > of:
