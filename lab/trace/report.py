@@ -104,12 +104,11 @@ def render(s: Summary) -> str:
             "count",
             "us",
             "us/launch",
-            "sigma",
             *(["exposed us"] if timed else []),
             "of kernels",
         ]
         lines += ["", *table(head, [
-            (k.short_name, k.category, str(k.count), f"{k.sum_us:,.1f}", _us(k.us_per_launch), _us(k.sigma_us),
+            (k.short_name, k.category, str(k.count), f"{k.sum_us:,.1f}", _us(k.us_per_launch),
              *([_us(k.exposed_us, 1)] if timed else []), _percent(k.share_of_kernel_sum))
             for k in s.top_kernels
         ])]  # fmt: skip

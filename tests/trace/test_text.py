@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import random
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,47 @@ def test_kineto_operators_and_modules_have_gpu_time(tmp_path: Path) -> None:
     assert len(by_nvtx(read(tmp_path / "t.json"), "nn.Module: *").kernels) == 2
 
 
+def test_compressed_sqlite(tmp_path: Path) -> None:
+    plain = decode(tmp_path / "a.sqlite", 400, per_step=100)
+    packed = tmp_path / "a.sqlite.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert read(packed).kernels.start_ns.tolist() == read(plain).kernels.start_ns.tolist()
+    assert read(packed).source == "a.sqlite.gz"
+
+
+def test_rocprof_json(tmp_path: Path) -> None:
+    """Dispatches on two GPUs, a copy to one, HIP calls that launched them."""
+    agents = [{"id": {"handle": h}, "type": kind, "name": name, "product_name": name, "logical_node_type_id": n}
+              for h, kind, name, n in ((9, 1, "cpu", 0), (10, 2, "gfx942", 0), (11, 2, "gfx942", 1))]  # fmt: skip
+
+    def dispatch(i: int, agent: int, kernel: int, start: int) -> dict[str, Any]:
+        info = {"agent_id": {"handle": agent}, "queue_id": {"handle": 3}, "kernel_id": kernel}
+        at = {"start_timestamp": start, "end_timestamp": start + 100, "correlation_id": {"internal": i}}
+        return at | {"dispatch_info": info}
+
+    process = {
+        "agents": agents,
+        "kernel_symbols": [{"kernel_id": 7, "formatted_kernel_name": "attn_fwd"}],
+        "strings": {"buffer_records": [{"operations": ["hipLaunchKernel"]}]},
+        "buffer_records": {
+            "kernel_dispatch": [dispatch(1, 10, 7, 1000), dispatch(2, 11, 8, 1050)],
+            "memory_copy": [{"start_timestamp": 10, "end_timestamp": 20, "src_agent_id": {"handle": 9},
+                             "dst_agent_id": {"handle": 11}}],
+            "hip_api": [{"start_timestamp": 1, "end_timestamp": 2, "thread_id": 5, "correlation_id": {"internal": 1}}],
+        },
+    }  # fmt: skip
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps({"rocprofiler-sdk-tool": [process]}))
+    t = read(path)
+    assert (t.names, t.kernels.device.tolist(), t.memcpy.device.tolist()) == (["attn_fwd", "kernel 8"], [0, 1], [1])
+    assert COPY_KINDS[t.memcpy.kind[0]] == "HtoD"
+    s = summarise(t)
+    assert (s.holds, s.kernels_without_api, [c.name for c in s.api]) == (True, 1, ["hipLaunchKernel"])
+    path.write_text(json.dumps({"rocprofiler-sdk-tool": [process, process]}))
+    with refused("results.json", "one process"):
+        read(path)
+
+
 # Refusals ------------------------------------------------------------------------------------------------------------
 
 
@@ -202,11 +244,17 @@ def test_other_things_are_refused(tmp_path: Path) -> None:
         base.execute("CREATE TABLE friends (name)")
     base.close()
     packed.write_bytes(gzip.compress(path.read_bytes()))
+    torn, bomb = tmp_path / "torn.gz", tmp_path / "bomb.gz"
+    noise = b"SQLite format 3\0" + random.Random(0).randbytes(9_000)
+    torn.write_bytes(gzip.compress(noise)[:2000])
+    bomb.write_bytes(gzip.compress(b"SQLite format 3\0" + bytes(20_000_000)))
     for place, words, remedy in (
         (path, "not an nsys export", "nsys export"),
         (tmp_path, "folder", ""),
         (tmp_path / "absent", "No such file", "path"),
-        (packed, "SQLite", "gunzip"),
+        (packed, "not an nsys export", "nsys export"),
+        (torn, "not complete gzip", "copy"),
+        (bomb, "times its size", "gunzip"),
     ):
         with refused(place.name, words, remedy=remedy):
             read(place)
