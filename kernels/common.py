@@ -253,7 +253,7 @@ class Cases(Protocol):
 
     @property
     def IN_PLACE(self) -> Sequence[str]:
-        """The outputs that are inputs too, updated where they stand; `outputs` clones them."""
+        """The outputs that are updated where they stand; each has the name of the input that it begins as."""
 
     def inputs(self, workload: Workload, seed: int, device: str) -> Tensors:
         """Random inputs of a workload, the same for the same seed."""

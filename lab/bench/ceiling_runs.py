@@ -234,8 +234,8 @@ def _graph_gap() -> Samples:
     # An idle GPU takes a while to reach its clocks, and this is short work.
     sampling.warm_up(timer, arm)
     _eager(lambda: torch.cuda._sleep(10_000_000))
-    own_us = statistics.median(kineto.sample(arm) for _ in range(5))
-    return [timer.sample(arm) - own_us for _ in range(20)]
+    own_us = statistics.median(kineto.visit(arm, 5))
+    return [sample - own_us for sample in timer.visit(arm, 20)]
 
 
 MEASURES: dict[str, Callable[[], Samples]] = {

@@ -16,7 +16,7 @@ from msgspec import structs
 
 from lab.base import devices
 from lab.base.errors import BadInput, reason
-from lab.bench import comparison, counters, machine, sampling
+from lab.bench import backend, comparison, counters, machine, sampling
 from lab.bench import measure as measure_plan
 from lab.check import families
 from lab.row import store
@@ -113,10 +113,11 @@ def _compared(row: CrossCheck, target: Target, gap_us: float, seconds: float) ->
     workload, candidate = family.workload(target.workload), family.candidate(target.candidate)
     if unmet := families.unmet(candidate, families.gpu_capability()) or candidate.refuses(workload):
         return structs.replace(row, status="skipped", message=unmet)
-    backend = comparison.gpu()
+    here = backend.gpu()
     job = comparison.Job(target.family, target.workload, (("control", target.candidate),))
-    bench = comparison.Bench(job, backend, family, workload)
-    arm = comparison.armed(bench, candidate, target.candidate, comparison.MEMORY_SHARE * backend.memory_bytes)
+    arm = sampling.Arm(target.candidate, candidate.run, [])
+    room_bytes = comparison.MEMORY_SHARE * here.memory_bytes
+    comparison.armed(comparison.Bench(job, here, family, workload), candidate, arm, room_bytes, job.seed)
     timer = GraphTimer()
     timer.prepare(arm)
     before = machine.clocks()

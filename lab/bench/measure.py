@@ -19,8 +19,9 @@ from msgspec import structs
 
 from lab.base import devices
 from lab.base.errors import BadInput, nearest
-from lab.bench import machine
-from lab.bench.comparison import GPU_BACKEND, Job, Outcome
+from lab.base.interval import PLACEMENTS
+from lab.bench import machine, sampling
+from lab.bench.comparison import GPU_BACKEND, Done, Job, Outcome
 from lab.bench.sampling import Comparison
 from lab.bench.worker import Death, Worker
 from lab.card import phases
@@ -38,6 +39,7 @@ class Settings:
     """How to measure. seconds: most sampling a comparison; budget_s: most for everything; limits_s: as Worker has them.
 
     rest: how long the GPU idles after each visit of an arm, as a multiple of the visit (see lab/bench/sampling.py).
+    placements: how often the sets of all arms are allocated anew, spread over so many `processes`.
     """
 
     seconds: float = 2.0
@@ -48,11 +50,16 @@ class Settings:
     backend: str = GPU_BACKEND
     limits_s: tuple[tuple[str, float], ...] = ()
     rest: float = 0.0
+    placements: int = 8
+    processes: int = 2
 
     def __post_init__(self) -> None:
         if not 0 <= self.rest <= 20:
             what = f"{self.rest:g} is not between 0 and 20"
             raise BadInput("--rest", what, "4 lets a GPU at its power cap cool down")
+        if not 1 <= self.processes <= self.placements <= 200:
+            what = f"{self.placements} placements over {self.processes} processes"
+            raise BadInput("--placements", what, f"{PLACEMENTS} or more, at most 200, let an interval decide")
 
 
 @dataclass(frozen=True)
@@ -136,13 +143,13 @@ def measure(
     device = device or require_gpu()
     made = machine.provenance()
     run, _ = store.new_run(device.id, "")
-    worker = Worker(dict(settings.limits_s))
+    workers = [Worker(dict(settings.limits_s)) for _ in range(settings.processes)]
     start = time.monotonic()
     spent: list[float] = []
     left_out = []
 
     def once(item: Item, into: Path) -> list[Measurement]:
-        outcomes, comparison, started = compare(item, settings, worker, tell)
+        outcomes, comparison, started = compare(item, settings, workers, tell)
         rows = [row(item, o, comparison, device, settings, into, started, made) for o in outcomes]
         store.append_all(into, rows)
         return rows
@@ -165,11 +172,13 @@ def measure(
             yield rows
             if any(r.status == "suspect" for r in rows):
                 tell(f"{where}: suspect, so its ceilings and itself are measured again")
-                worker.stop()
+                for worker in workers:
+                    worker.stop()
                 measure_ceilings(device, rows, settings.l2)
                 yield once(item, into)
     finally:
-        worker.stop()
+        for worker in workers:
+            worker.stop()
         for where in left_out:
             tell(f"{where}: left out, the budget of {settings.budget_s:.0f} s is spent")
 
@@ -204,11 +213,12 @@ def missing(items: Sequence[Item], device: str) -> list[Item]:
 
 
 def compare(
-    item: Item, settings: Settings, worker: Worker, tell: Callable[[str], None]
+    item: Item, settings: Settings, workers: Sequence[Worker], tell: Callable[[str], None]
 ) -> tuple[list[Outcome], Comparison | None, str]:
     """One comparison: (how each arm did, facts about the comparison or None, when it started).
 
-    Done again without an arm whose process died. At most once per arm, so it ends.
+    Its placements are spread over the workers. Done again without an arm whose process died. At most once per arm, so
+    it ends.
     """
     gone: dict[str, Outcome] = {}
     roles = {name: role for role, name in item.arms}
@@ -218,22 +228,71 @@ def compare(
         arms = tuple((role, name) for role, name in item.arms if name not in gone)
         if not arms:
             return list(gone.values()), None, started
-        job = Job(
-            item.card.family, item.workload.id, arms, settings.seconds, settings.timer, settings.l2, settings.seed,
-            settings.backend, settings.rest,
-        )  # fmt: skip
-        answer = worker.run(job, lambda stage, arm: tell(f"{where}: {stage} {arm}".rstrip()))
-        if isinstance(answer, Death):
-            blamed = [answer.arm] if answer.arm else [name for _, name in arms]
+        done: Done | Death | None = None
+        for number, worker in enumerate(workers):
+            placements = (settings.placements + number) // len(workers)  # of eight over three: 2, 3, 3
+            blocks = done.comparison.shape[1] if isinstance(done, Done) and done.comparison else 0
+            job = Job(
+                item.card.family, item.workload.id, arms, settings.seconds * placements / settings.placements,
+                settings.timer, settings.l2, settings.seed + 10_000_000 * number, settings.backend, settings.rest,
+                placements, blocks,
+            )  # fmt: skip
+            answer = worker.run(job, lambda stage, arm: tell(f"{where}: {stage} {arm}".rstrip()))
+            done = together(done, answer) if isinstance(done, Done) and isinstance(answer, Done) else answer
+            if isinstance(done, Death) or done.fatal:
+                break
+        if isinstance(done, Death):
+            blamed = [done.arm] if done.arm else [name for _, name in arms]
             for name in blamed:
-                gone[name] = Outcome(roles[name], name, answer.status, answer.message)
-            tell(f"{where}: {', '.join(blamed)}: {answer.message}")
+                gone[name] = Outcome(roles[name], name, done.status, done.message)
+            tell(f"{where}: {', '.join(blamed)}: {done.message}")
             continue
-        by_name = {a.name: a for a in answer.arms} | gone
-        if answer.fatal:
-            gone[answer.fatal] = by_name[answer.fatal]
+        assert done is not None, "no worker"
+        by_name = {a.name: a for a in done.arms} | gone
+        if done.fatal:
+            gone[done.fatal] = by_name[done.fatal]
             continue
-        return [by_name[name] for _, name in item.arms], answer.comparison, started
+        return [by_name[name] for _, name in item.arms], done.comparison, started
+
+
+def together(first: Done, second: Done) -> Done:
+    """One comparison of two processes: an arm is as it was where it did worse, and has its samples of both."""
+    arms = []
+    for one, other in zip(first.arms, second.arms, strict=True):
+        worse = one if one.status != "ok" else other
+        joined = structs.replace(
+            worse,
+            relative_error=largest(one.relative_error, other.relative_error),
+            errors={name: largest(error, other.errors.get(name)) for name, error in one.errors.items()},
+            relative_error_after=largest(one.relative_error_after, other.relative_error_after),
+            prepare_us=min((x.prepare_us for x in (one, other) if x.prepare_us is not None), default=None),
+            clock_pct=largest(one.clock_pct, other.clock_pct),
+            timing=sampling.joined(one.timing, other.timing) if one.timing and other.timing else None,
+        )
+        if joined.status == "ok" and joined.timing is None:
+            joined.fail("error", "was timed in one of two processes only")
+        arms.append(joined)
+    one_c, other_c = first.comparison, second.comparison
+    if one_c is None or other_c is None:
+        return Done(arms, None, second.fatal)
+    if one_c.control != other_c.control:
+        for arm in arms:
+            arm.fail("error", f"timed against {one_c.control} in one process and {other_c.control} in another")
+        return Done(arms, None, second.fatal)
+    compared = structs.replace(
+        one_c,
+        order=one_c.order + other_c.order,
+        clocks=one_c.clocks + other_c.clocks,
+        again=sampling.joined(one_c.again, other_c.again) if one_c.again and other_c.again else None,
+        shape=(one_c.shape[0] + other_c.shape[0], *one_c.shape[1:]),
+        processes=one_c.processes + other_c.processes,
+    )
+    return Done(arms, compared, second.fatal)
+
+
+def largest(*numbers: float | None) -> float | None:
+    """The largest of those that are there."""
+    return max((x for x in numbers if x is not None), default=None)
 
 
 def run_to_resume(device_id: str, phase: str, run: str = "") -> Path:
@@ -303,13 +362,15 @@ def row(
         return full
     clocks = tuple(c for c in comparison.clocks if c)
     again = comparison.again if outcome.name == comparison.control else None
-    each = len(timing.samples_us) // len(timing.blocks_us)
     timed = structs.replace(
         full,
         calls=timing.calls,
         sets=timing.sets,
         converged=timing.converged,
-        shape=(1, len(timing.blocks_us), each),
+        placements=comparison.shape[0],
+        processes=comparison.processes,
+        shape=comparison.shape,
+        clock_pct=_finite(outcome.clock_pct),
         samples=samples.encode(timing.samples_us),
         again_samples=samples.encode(again.samples_us) if again else None,
         prepare_us=outcome.prepare_us,

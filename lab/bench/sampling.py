@@ -3,18 +3,20 @@
 1. Every arm rotates over `sets`, distinct (args, out) pairs. For a cold L2 their bytes exceed twice the cache that the
    device reports, so that a set has been evicted when its turn comes again; for a warm one there is a single set. The
    control is there twice, with sets of its own: the second is the A/A arm, and its spread is the measured noise floor.
-2. Warm-up of each arm: at least 10 samples and 25 ms.
-3. Interleaved blocks in palindromic order, A B C ... C B A, the order drawn for each block from a seeded generator, so
+2. A comparison is repeated over placements: all sets are given back and made anew, with fresh values, in drawn order.
+   Blocks of one placement agree within 0.3 % where placements of one kernel differ by up to 3 %, on an H200.
+3. Warm-up of each arm in each placement: at least 10 samples and 25 ms.
+4. Interleaved blocks in palindromic order, A B C ... C B A, the order drawn for each block from a seeded generator, so
    that neither order nor drift favours an arm; seed and order are stored. A ratio is formed within a block, never
-   across blocks.
-4. Sampling stops when every arm has converged (relative standard error below 0.1 %, or relative standard deviation
-   below 0.5 %), with at least 10 samples and 0.5 s of its own timed work; or when the time is up, and then `converged`
-   is false. The medians of the first and the second half are compared for drift.
+   across blocks. Every placement has as many blocks as the first.
+5. The first placement ends when every arm has converged (relative standard error below 0.1 %, or relative standard
+   deviation below 0.5 %), with at least 10 samples and 0.5 s of its own timed work; or when its share of the time is
+   up. The medians of the first and the second half are compared for drift.
    With `rest` the GPU idles after each visit of an arm, `rest` times as long as the visit took: a card at its power cap
    lowers its clock by what ran just before, so that arms of hundreds of us would inherit each other's heat. Rested
    figures are at the full clock, others at that of a loaded card; the row says which.
-5. SM and memory clock and throttle reasons are sampled before, in the middle and after. A throttled window is flagged,
-   never dropped. Every sample is kept.
+6. SM and memory clock and throttle reasons are sampled around each placement. A throttled window is flagged, never
+   dropped. Every sample is kept.
 
 The timer is an object with a name, which the row stores (lab/bench/timers.py). Here is only what needs no GPU, so that
 all of it is tested against made-up clocks: `compare` is the schedule, `settled` and `ratio_interval` are statistics,
@@ -47,6 +49,7 @@ STANDARD_DEVIATION = 0.005
 MIN_SAMPLES = 10
 MIN_TIMED_S = 0.5
 MIN_BLOCKS = 5
+PLACED_BLOCKS = 3  # of each of several placements: they differ by more than its blocks do
 VISIT = 5  # samples taken each time an arm is visited
 AGAIN = "control again"
 
@@ -55,9 +58,10 @@ AGAIN = "control again"
 class Arm:
     """One side of a comparison. `sets` are (args, out) pairs; `run` launches one call on one of them.
 
-    calls: how many calls one sample holds (set by the timer); state: what the timer keeps with the arm.
-    inputs, outputs: those of the first set, as tensors that no candidate gets (see `accuracy.handed`).
-    prepare_us, prepared_bytes: time and memory of `prepare`.
+    calls: how many calls one sample holds (set by the timer); state: what the timer keeps with the arm; turn: samples
+    that the timer took of these sets. inputs, outputs: those of each set, as tensors that no candidate gets (see
+    `accuracy.handed`). prepare_us, prepared_bytes: time and memory of `prepare`. stirred: the activations of all sets,
+    and copies. firsts: the first sample of each visit over the median of the others.
     """
 
     name: str
@@ -65,10 +69,13 @@ class Arm:
     sets: list[tuple[Any, Any]]
     calls: int = 1
     state: Any = None
+    turn: int = 0
     samples_us: list[float] = field(default_factory=list)
     blocks_us: list[float] = field(default_factory=list)
-    inputs: Any = None
-    outputs: Any = None
+    firsts: list[float] = field(default_factory=list)
+    inputs: list[Any] = field(default_factory=list)
+    outputs: list[Any] = field(default_factory=list)
+    stirred: tuple[list[Any], list[Any]] = ((), ())  # type: ignore[assignment]
     prepare_us: float | None = None
     prepared_bytes: int | None = None
 
@@ -76,17 +83,29 @@ class Arm:
 class Timer(Protocol):
     """What a timer does; its name is what a row stores."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """As the row stores it."""
+        ...
 
     def prepare(self, arm: Arm) -> None:
         """Run every set once; may capture them and choose `arm.calls`. Raises what the candidate raises."""
 
-    def sample(self, arm: Arm) -> float:
-        """One sample, us per call."""
+    def visit(self, arm: Arm, samples: int) -> list[float]:
+        """So many samples, us per call: of every set where `arm.calls` says so, else of one set after the other."""
         ...
 
-    def once(self, arm: Arm) -> None:
-        """The timed work of one call on the first set; waits for the timed stream alone."""
+    def release(self, arm: Arm) -> None:
+        """Let go of the sets."""
+
+
+def runs_of_sets(arm: Arm, samples: int) -> list[int]:
+    """How often each set runs in the next so many samples of a timer."""
+    count = len(arm.sets)
+    if arm.calls >= count:
+        return [samples * arm.calls // count] * count
+    turns = [(arm.turn + i) % count for i in range(samples)]
+    return [turns.count(i) for i in range(count)]
 
 
 class Timing(msgspec.Struct, frozen=True):
@@ -107,7 +126,9 @@ class Timing(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """Arms timed together. aa_pct: the A/A noise floor; clocks: samples before, in the middle and after.
+    """Arms timed together. aa_pct: the A/A noise floor; clocks: samples around each placement.
+
+    shape: (placements, blocks a placement, samples a block) of every arm; processes: how many the placements are of.
 
     again: the second control, None when there was none, and aa_pct is then infinite (None, once it went through JSON).
     control, l2: the arm that the others are held against, and the cache's state, as the caller asked for them.
@@ -122,6 +143,8 @@ class Comparison(msgspec.Struct, frozen=True):
     again: Timing | None = None
     control: str = ""
     l2: str = ""
+    shape: tuple[int, int, int] = (1, 1, 1)
+    processes: int = 1
 
 
 def sets_for(bytes_per_call: float, l2_bytes: int, l2: str = "cold", most: int = 64) -> int:
@@ -152,6 +175,19 @@ def summarise(arm: Arm) -> Timing:
         converged=settled(arm),
         samples_us=tuple(arm.samples_us),
         blocks_us=tuple(arm.blocks_us),
+    )
+
+
+def joined(first: Timing, second: Timing) -> Timing:
+    """The samples of one arm in two processes, by placement."""
+    blocks_us, samples_us = first.blocks_us + second.blocks_us, first.samples_us + second.samples_us
+    return Timing(
+        **samples.summary(samples_us, blocks_us)._asdict(),
+        calls=first.calls,
+        sets=first.sets,
+        converged=first.converged and second.converged,
+        samples_us=samples_us,
+        blocks_us=blocks_us,
     )
 
 
@@ -191,8 +227,25 @@ def warm_up(timer: Timer, arm: Arm) -> None:
     until = time.perf_counter() + WARM_UP_S
     taken = 0
     while taken < WARM_UP_SAMPLES or time.perf_counter() < until:
-        timer.sample(arm)
-        taken += 1
+        timer.visit(arm, VISIT)
+        taken += VISIT
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What happens around the samples; the defaults do nothing.
+
+    visiting: before each visit, so that an error or a crash can be attributed. stir: before each visit too, outside of
+    what `rest` follows. place: before each placement but the first, with the arms in the order to allocate them in.
+    between: before each block, with the numbers of the placement and the block.
+    """
+
+    clocks: Callable[[], Any] = lambda: None
+    sleep: Callable[[float], None] = time.sleep
+    visiting: Callable[[Arm], None] = lambda arm: None
+    stir: Callable[[Arm], None] = lambda arm: None
+    place: Callable[[int, Sequence[Arm]], None] = lambda number, turn: None
+    between: Callable[[int, int], None] = lambda number, block: None
 
 
 def compare(
@@ -200,48 +253,58 @@ def compare(
     timer: Timer,
     seconds: float = 2.0,
     seed: int = 0,
-    clocks: Callable[[], Any] = lambda: None,
     rest: float = 0.0,
-    sleep: Callable[[float], None] = time.sleep,
-    visiting: Callable[[Arm], None] = lambda arm: None,
+    hooks: Hooks = Hooks(),
+    placements: int = 1,
+    blocks: int = 0,
 ) -> Comparison:
     """Time prepared arms together; the first is the control, and one named AGAIN is its second self.
 
-    seconds: the most that sampling takes, warm-up apart; at least MIN_BLOCKS blocks are taken whatever it says.
-    rest: idle time after each visit as a multiple of the visit's own, slept by `sleep`.
-    visiting: called with the arm before each visit, so that an error or a crash can be attributed.
+    seconds: the most that sampling takes, warm-up apart; at least MIN_BLOCKS blocks are taken whatever it says, or
+    PLACED_BLOCKS of each of several placements. rest: idle time after each visit as a multiple of the visit's own.
+    blocks: of each placement, where it is not for the first of them to say.
     """
 
     @contextlib.contextmanager
     def visit(arm: Arm) -> Iterator[None]:
-        visiting(arm)
+        hooks.visiting(arm)
+        hooks.stir(arm)
         began = time.perf_counter()
         yield
         if rest > 0:
-            sleep(rest * (time.perf_counter() - began))
+            hooks.sleep(rest * (time.perf_counter() - began))
 
-    for arm in arms:
-        with visit(arm):
-            warm_up(timer, arm)
     draw = random.Random(seed)
+    least = PLACED_BLOCKS if placements > 1 else MIN_BLOCKS
     order: list[str] = []
-    windows = [clocks()]
-    start = time.perf_counter()
-    while len(order) < MIN_BLOCKS or (time.perf_counter() - start < seconds and not all(map(settled, arms))):
-        turn = list(arms)
-        draw.shuffle(turn)
-        order.append(" ".join(a.name for a in turn))
-        visits: dict[str, list[float]] = {a.name: [] for a in arms}
-        for arm in (*turn, *reversed(turn)):
-            with visit(arm):
-                taken = [timer.sample(arm) for _ in range(VISIT)]
-            arm.samples_us += taken
-            visits[arm.name].append(statistics.median(taken))
+    windows = []
+    for number in range(placements):
+        if number:
+            hooks.place(number, draw.sample(arms, len(arms)))
         for arm in arms:
-            arm.blocks_us.append(statistics.fmean(visits[arm.name]))
-        if len(windows) == 1 and time.perf_counter() - start > seconds / 2:
-            windows.append(clocks())
-    windows.append(clocks())
+            with visit(arm):
+                warm_up(timer, arm)
+        windows.append(hooks.clocks())
+        start, taken = time.perf_counter(), 0
+        while (
+            taken < (blocks or least)
+            or (not blocks and time.perf_counter() - start < seconds / placements and not all(map(settled, arms)))
+        ):  # fmt: skip
+            hooks.between(number, taken)
+            turn = draw.sample(arms, len(arms))
+            order.append(" ".join(a.name for a in turn))
+            visits: dict[str, list[float]] = {a.name: [] for a in arms}
+            for arm in (*turn, *reversed(turn)):
+                with visit(arm):
+                    samples_us = timer.visit(arm, VISIT)
+                arm.samples_us += samples_us
+                arm.firsts.append(samples_us[0] / statistics.median(samples_us[1:]))
+                visits[arm.name].append(statistics.median(samples_us))
+            for arm in arms:
+                arm.blocks_us.append(statistics.fmean(visits[arm.name]))
+            taken += 1
+        blocks = taken
+    windows.append(hooks.clocks())
     control = arms[0]
     again = next((a for a in arms if a.name == AGAIN), None)
     return Comparison(
@@ -253,4 +316,5 @@ def compare(
         clocks=tuple(windows),
         again=summarise(again) if again else None,
         control=control.name,
+        shape=(placements, blocks, 2 * VISIT),
     )

@@ -1,10 +1,10 @@
 """The timers: three ways to learn how long a call takes on the GPU. A row stores the name of the one that was used.
 
 graph   The default. Every arm becomes a CUDA graph of many calls that walk over its sets; a sample is one replay
-        between two events, divided by the calls. Python is out of the measurement; the gaps between a candidate's
-        kernels and between its calls are in it (`lab.place.ceilings` measures them), as they are in a captured decode
-        step. Work that a candidate does outside the captured stream is not replayed, and the check after the timing
-        sees it.
+        between two events, divided by the calls, and the samples of a visit follow each other without a pause. Python
+        is out of the measurement; the gaps between a candidate's kernels and between its calls are in it
+        (`lab.place.ceilings` measures them), as they are in a captured decode step. Work that a candidate does outside
+        the captured stream is not replayed, and the check among the blocks sees it.
 events  One call between two events, the L2 flushed before it when cold. For what cannot be captured. The host must
         stay ahead of the GPU: a candidate of many small launches is charged for its launches.
 cupti   The durations of the kernels themselves, from Kineto (torch.profiler), summed over the replay of the graph and
@@ -16,6 +16,7 @@ needed anyway.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -84,18 +85,23 @@ class GraphTimer:
         rounds = max(1, math.ceil(GRAPH_TARGET_US / max(each_us, 0.1) / len(arm.sets)))
         arm.calls = rounds * len(arm.sets)
         self.broken = True
-        # The check after the timing replays the second, one call on the first set: what is not captured is not done.
-        arm.state = captured(lambda: _walk(arm, rounds), stream), captured(lambda: arm.run(*arm.sets[0]), stream)
+        arm.state = captured(lambda: _walk(arm, rounds), stream)
         self.broken = False
 
-    def sample(self, arm: Arm) -> float:
-        """One replay, us per call."""
-        return elapsed_us(arm.state[0].replay) / arm.calls
+    def visit(self, arm: Arm, samples: int) -> list[float]:
+        """Replays, us per call; returns when this stream, and no other, is done."""
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(samples + 1)]
+        marks[0].record()
+        for mark in marks[1:]:
+            arm.state.replay()
+            mark.record()
+        marks[-1].synchronize()
+        arm.turn += samples
+        return [1000.0 * before.elapsed_time(after) / arm.calls for before, after in itertools.pairwise(marks)]
 
-    def once(self, arm: Arm) -> None:
-        """One call on the first set as it was captured; returns when this stream, and no other, is done."""
-        arm.state[1].replay()
-        torch.cuda.current_stream().synchronize()
+    def release(self, arm: Arm) -> None:
+        """Forget the graph."""
+        arm.state = None
 
 
 class EventsTimer:
@@ -106,7 +112,6 @@ class EventsTimer:
     def __init__(self, l2_bytes: int) -> None:
         self.flush_bytes = FLUSH_FACTOR * l2_bytes
         self.scratch: Any = None
-        self.turn = 0
 
     def prepare(self, arm: Arm) -> None:
         """Run every set once and allocate what overwrites the cache."""
@@ -115,19 +120,21 @@ class EventsTimer:
         if self.flush_bytes and self.scratch is None:
             self.scratch = torch.empty(self.flush_bytes, dtype=torch.uint8, device="cuda")
 
-    def sample(self, arm: Arm) -> float:
-        """One call, us. A spinning kernel before it gives the host its head start."""
-        args, out = arm.sets[self.turn % len(arm.sets)]
-        self.turn += 1
+    def visit(self, arm: Arm, samples: int) -> list[float]:
+        """Calls on one set after the other, us; returns when this stream, and no other, is done."""
+        return [self._call_us(arm) for _ in range(samples)]
+
+    def _call_us(self, arm: Arm) -> float:
+        """A spinning kernel before the call gives the host its head start."""
+        args, out = arm.sets[arm.turn % len(arm.sets)]
+        arm.turn += 1
         if self.scratch is not None:
-            self.scratch.fill_(self.turn % 255)
+            self.scratch.fill_(arm.turn % 255)
         torch.cuda._sleep(HEAD_START_CYCLES)
         return elapsed_us(lambda: arm.run(args, out))
 
-    def once(self, arm: Arm) -> None:
-        """One call on the first set; returns when this stream, and no other, is done."""
-        arm.run(*arm.sets[0])
-        torch.cuda.current_stream().synchronize()
+    def release(self, arm: Arm) -> None:
+        """Nothing is kept."""
 
 
 class CuptiTimer(GraphTimer):
@@ -135,9 +142,10 @@ class CuptiTimer(GraphTimer):
 
     name = "cupti"
 
-    def sample(self, arm: Arm) -> float:
-        """One profiled replay; raises RuntimeError as `kernel_durations_us` does."""
-        return math.fsum(kernel_durations_us(arm)) / arm.calls
+    def visit(self, arm: Arm, samples: int) -> list[float]:
+        """Profiled replays; raises RuntimeError as `kernel_durations_us` does."""
+        arm.turn += samples
+        return [math.fsum(kernel_durations_us(arm)) / arm.calls for _ in range(samples)]
 
 
 def kernel_durations_us(arm: Arm) -> list[float]:
@@ -145,10 +153,10 @@ def kernel_durations_us(arm: Arm) -> list[float]:
 
     Raises RuntimeError when Kineto lists none, rather than let a caller add up to 0.
     """
-    arm.state[0].replay()
+    arm.state.replay()
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as kineto:
-        arm.state[0].replay()
+        arm.state.replay()
         torch.cuda.synchronize()
     found = [e for e in kineto.events() if e.device_type == DeviceType.CUDA]
     if not found:

@@ -30,6 +30,10 @@ if TYPE_CHECKING:  # kernels/ is imported late, so that a package that shadows i
     from kernels.common import Candidate, Layout, Tensors, Tolerance, Workload
 
 
+class Elsewhere(Exception):
+    """What a candidate threw in a process of its own: its type and message, or how the process ended, in one line."""
+
+
 KEEP = "KILLGATE_CHECKS"  # a folder for the checks of one `lab verdicts`, which its processes share
 
 
@@ -260,19 +264,20 @@ def copied(inputs: Tensors) -> Tensors:
 
 def judged(
     family: families.Family, workload: Workload, precision: str,
-    kept: Tensors, inputs: Tensors, own: Tensors, given: Tensors, wanted: Tensors,
+    kept: Tensors, inputs: Tensors, out: Tensors, wanted: Tensors, calls: int = 1,
 ) -> tuple[tuple[Error, ...], str]:  # fmt: skip
-    """(errors by output, "" or what is wrong) of a candidate's outputs.
+    """(errors by output, "" or what is wrong) of a candidate's outputs; `kept`: its inputs before it ran.
 
-    kept: its inputs before it ran. own: the outputs; given: what it was given of them (`handed`), as it left that.
+    calls: so many ran one behind the other on a state that they update; roundings of each, independent, add as squares.
     """
     for name, tensor in kept.items():
         if not same_bits(tensor, inputs[name]):
             return (), f'the candidate changed its input "{name}"'
-    if wrong := misused(own, given, inputs):
-        return (), wrong
-    limits = family.cases.tolerance(workload, precision)
-    errors = tuple(compare(name, own[name], wanted[name], limits[name]) for name in limits)
+    limits = {
+        name: replace(t, relative_error=t.relative_error * math.sqrt(calls), max_error=t.max_error * math.sqrt(calls))
+        for name, t in family.cases.tolerance(workload, precision).items()
+    }
+    errors = tuple(compare(name, out[name], wanted[name], limits[name]) for name in limits)
     for e in errors:
         if not e.ok:
             limit = f"relative error {e.relative_error:.2e} (limit {e.relative_limit:.1e})"
@@ -324,12 +329,14 @@ def _check(family: families.Family, candidate: Candidate, workload: Workload, se
     try:
         candidate.run(prepared(family, candidate, inputs), given := handed(own))
     except Exception as error:  # whatever a candidate throws is its own row's status, not ours
-        return result("error", reason(error))
+        return result("error", str(error) if isinstance(error, Elsewhere) else reason(error))
     wanted = expected(family, workload, kept, candidate.precision)
     for name in family.cases.tolerance(workload, candidate.precision):
         if name not in own or name not in wanted:
             return result("error", f'no output named "{name}"')
-    errors, wrong = judged(family, workload, candidate.precision, kept, inputs, own, given, wanted)
+    if wrong := misused(own, given, inputs):
+        return result("incorrect", wrong)
+    errors, wrong = judged(family, workload, candidate.precision, kept, inputs, own, wanted)
     return result("incorrect" if wrong else "ok", wrong, errors)
 
 

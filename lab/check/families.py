@@ -101,8 +101,8 @@ def names() -> list[str]:
 
 
 @cache
-def load(name: str) -> Family:
-    """Import one family.
+def bare(name: str) -> Family:
+    """Import one family without its candidates: its reference, cost and cases.
 
     Raises BadInput when there is none of that name, when it lacks its reference, cost or cases, or when Hugging Face's
     package named `kernels` shadows ours.
@@ -115,10 +115,25 @@ def load(name: str) -> Family:
             remedy = "a family cannot be judged without its reference, cost and cases"
             raise BadInput(folder, f"{file} is missing", remedy)
     _refuse_shadow()
+    return Family(
+        name=name,
+        title=importlib.import_module(f"kernels.{name}").TITLE,
+        reference=importlib.import_module(f"kernels.{name}.reference").reference,
+        cost=importlib.import_module(f"kernels.{name}.cost").cost,
+        cases=cast("Cases", importlib.import_module(f"kernels.{name}.cases")),
+        candidates={},
+        cuda_sources=(),
+        unavailable={},
+    )
+
+
+@cache
+def load(name: str) -> Family:
+    """Import one family with its candidates; raises BadInput as `bare` does."""
+    family = bare(name)
+    folder = FOLDER / name
     if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None:
         interpreter.share_patches()
-    package = importlib.import_module(f"kernels.{name}")
-    cases = cast("Cases", importlib.import_module(f"kernels.{name}.cases"))
     candidates: dict[str, Candidate] = {}
     modules: dict[str, str] = {}
     sources: list[CudaSource] = []
@@ -134,19 +149,9 @@ def load(name: str) -> Family:
         for candidate in getattr(module, "CANDIDATES", ()):
             if candidate.name in candidates:
                 raise BadInput(path, f'a second candidate is named "{candidate.name}"', "rename one of them")
-            candidates[candidate.name] = _refusing(candidate, getattr(cases, "refuses", None))
+            candidates[candidate.name] = _refusing(candidate, getattr(family.cases, "refuses", None))
             modules[candidate.name] = place
-    return Family(
-        name=name,
-        title=package.TITLE,
-        reference=importlib.import_module(f"kernels.{name}.reference").reference,
-        cost=importlib.import_module(f"kernels.{name}.cost").cost,
-        cases=cases,
-        candidates=candidates,
-        cuda_sources=tuple(sources),
-        unavailable=unavailable,
-        modules=modules,
-    )
+    return replace(family, candidates=candidates, cuda_sources=tuple(sources), unavailable=unavailable, modules=modules)
 
 
 def _refusing(candidate: Candidate, shared: Callable[[Workload, str], str] | None) -> Candidate:

@@ -68,6 +68,8 @@ def measure(arguments: Namespace) -> int:
 
     settings = measure.Settings(
         seconds=arguments.seconds,
+        placements=arguments.placements,
+        processes=arguments.processes,
         timer=arguments.timer,
         l2=arguments.l2,
         budget_s=measure.parse_budget(arguments.budget) if arguments.budget else math.inf,

@@ -114,6 +114,8 @@ COMMANDS = {
         several("--workload", "only this workload; may be repeated"),
         flag("--missing", "only workloads without rows of the present kernels"),
         arg("--seconds", type=float, default=2.0, help="most sampling time a comparison (default 2)"),
+        arg("--placements", type=int, default=8, metavar="N", help="how often all sets are allocated anew (default 8)"),
+        arg("--processes", type=int, default=2, metavar="N", help="processes they are spread over (default 2)"),
         arg("--rest", type=float, default=0.0, help="idle after each visit, times its length (default 0)"),
         arg("--timer", default="graph", choices=("graph", "events", "cupti"), help="default graph"),
         arg("--l2", default="cold", choices=("cold", "warm"), help="default cold"),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from lab.base import devices
 from lab.base.errors import BadInput, nearest
-from lab.bench import comparison
+from lab.bench import backend, comparison
 from lab.check import accuracy, aot, families
 from lab.place import roofline
 from lab.row import store
@@ -170,7 +170,7 @@ class Shape:
         peers: tuple[tuple[Role, str], ...] = tuple(("peer", name) for name in beside)
         arms = (("control", self.candidate.name), *peers)
         job = comparison.Job(self.family.name, self.workload.id, arms, seconds,
-                             backend=f"{__name__}:backend")  # fmt: skip
+                             backend=f"{__name__}:here")  # fmt: skip
         *_, done = comparison.execute(job)
         assert isinstance(done, comparison.Done)
         return {arm.name: arm.timing.median_us if arm.timing else arm.message or arm.status for arm in done.arms}
@@ -187,8 +187,8 @@ def one_candidate(name: str) -> SimpleNamespace:
     return SimpleNamespace(candidates={candidate: family.candidates[candidate]}, cuda_sources=sources, unavailable={})
 
 
-def backend() -> comparison.Backend:
-    """The GPU here, for families that also know the shapes that were typed in this process."""
+def here() -> backend.Backend:
+    """The GPU here, in this process, for families that also know the shapes that were typed in it."""
 
     def load(name: str) -> families.Family:
         family = families.load(name)
@@ -196,7 +196,7 @@ def backend() -> comparison.Backend:
         parts = {n: getattr(family.cases, n) for n in dir(family.cases) if not n.startswith("__")}
         return replace(family, cases=SimpleNamespace(**{**parts, "WORKLOADS": listed}))
 
-    return replace(comparison.gpu(), load=load)
+    return replace(backend.gpu(), load=load, apart=False)
 
 
 @dataclass(frozen=True)

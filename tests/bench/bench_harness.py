@@ -45,7 +45,7 @@ def sweep(workloads: int, seconds: float) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         card = fake_bench.card(folder, tuple(f"w{i:02}" for i in range(workloads)))
-        settings = measure.Settings(seconds=seconds, backend="tests.bench.fake_bench:slow")
+        settings = measure.Settings(seconds=seconds, placements=1, processes=1, backend="tests.bench.fake_bench:slow")
         machine.provenance()  # imports torch into this process, which a real sweep does once as well
         begin = time.perf_counter()
         last = "start", begin

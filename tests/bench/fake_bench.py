@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from kernels.common import Candidate, Cost, Tensors, Tolerance, Workload
-from lab.bench import comparison, sampling
+from lab.bench import backend, comparison, sampling
 from lab.card import phases
 from lab.check import accuracy, families
 from lab.row.records import Clocks
@@ -45,32 +45,38 @@ class FakeGraph:
     def __init__(self, sleep: bool = False) -> None:
         self.noise = random.Random(1)
         self.sleep, self.busy_s = sleep, 0.0
-        self.control = ""
+        self.names: dict[str, Any] = {}
+        self.clocks: dict[str, str] = {}
 
     def prepare(self, arm: sampling.Arm) -> None:
-        self.control = self.control or arm.name
+        of = [name for name, run in self.names.items() if run == arm.run]
+        self.names[arm.name] = arm.run
+        self.clocks[arm.name] = min(of, key=lambda name: name != "plain") if arm.name == sampling.AGAIN else arm.name
         for args, out in arm.sets:
             arm.run(args, out)
         calls = [capture(lambda s=s: arm.run(*s)) for s in arm.sets]  # type: ignore[misc]
-        arm.calls = 1 if self.sleep else 1000
-        arm.state = SimpleNamespace(calls=calls, once=capture(lambda: arm.run(*arm.sets[0])), turn=0)
+        arm.calls = len(arm.sets) if self.sleep else 200 * len(arm.sets)
+        arm.state = calls
+
+    def visit(self, arm: sampling.Arm, samples: int) -> list[float]:
+        arm.turn += samples
+        return [self.sample(arm) for _ in range(samples)]
+
+    def release(self, arm: sampling.Arm) -> None:
+        arm.state = None
 
     def sample(self, arm: sampling.Arm) -> float:
         start = time.perf_counter()
-        for work in arm.state.calls[arm.state.turn % len(arm.sets)]:
-            work()
-        arm.state.turn += 1
-        taken_us = duration_us(self.control if arm.name == sampling.AGAIN else arm.name) * self.noise.gauss(1.0, NOISE)
+        for call in arm.state:
+            for work in call:
+                work()
+        taken_us = duration_us(self.clocks[arm.name]) * self.noise.gauss(1.0, NOISE)
         if self.sleep:
             time.sleep(1e-5 * taken_us)  # a millisecond, which is what a replay of a graph of many calls takes
             spent_s = time.perf_counter() - start
             self.busy_s += spent_s
             return 1e6 * spent_s
         return taken_us
-
-    def once(self, arm: sampling.Arm) -> None:
-        for work in arm.state.once:
-            work()
 
 
 class FakeEvents(FakeGraph):
@@ -80,8 +86,7 @@ class FakeEvents(FakeGraph):
 
     def prepare(self, arm: sampling.Arm) -> None:
         super().prepare(arm)
-        arm.state.calls = [[lambda s=s: arm.run(*s)] for s in arm.sets]
-        arm.state.once = [lambda: arm.run(*arm.sets[0])]
+        arm.state = [[lambda s=s: arm.run(*s)] for s in arm.sets]
 
 
 def duration_us(name: str) -> float:
@@ -140,14 +145,14 @@ def clocks(source: str = "made up") -> Clocks:
     return Clocks(source, 1980, 3201, "")
 
 
-def cpu() -> comparison.Backend:
+def cpu() -> backend.Backend:
     """Real checks on the CPU, made-up clock."""
-    return comparison.Backend(
+    return backend.Backend(
         "cpu", 0, lambda name, l2, size: {"graph": FakeGraph, "events": FakeEvents}[name](), clocks, load
     )
 
 
-def quick() -> comparison.Backend:
+def quick() -> backend.Backend:
     """No torch in the process: no inputs, and checks that call the candidate and compare nothing."""
 
     def check(family: Any, candidate: Any, workload: Any, seed: int, device: str) -> accuracy.Check:
@@ -172,19 +177,19 @@ def quick() -> comparison.Backend:
     accuracy.check = check  # type: ignore[assignment]
     comparison.recheck = lambda *_: ("", 1e-9)
     sampling.WARM_UP_S = 0.0
-    return comparison.Backend("cpu", 0, lambda name, l2, size: FakeGraph(), clocks, load_quick)
+    return backend.Backend("cpu", 0, lambda name, l2, size: FakeGraph(), clocks, load_quick)
 
 
 SLOW = FakeGraph(sleep=True)
 
 
-def slow() -> comparison.Backend:
+def slow() -> backend.Backend:
     """Like `cpu`, with samples that take their time; the clocks' source is its seconds inside them."""
     import torch  # as lab.comparison.gpu does, so that it is part of the process's start
 
     assert torch
-    SLOW.control = ""
-    return comparison.Backend("cpu", 0, lambda *_: SLOW, lambda: clocks(str(SLOW.busy_s)), load)
+    SLOW.names.clear()
+    return backend.Backend("cpu", 0, lambda *_: SLOW, lambda: clocks(str(SLOW.busy_s)), load)
 
 
 # Cards and a process that measures ------------------------------------------------------------------------------------
@@ -241,7 +246,7 @@ def main(folder: Path, count: int, candidate: str) -> None:
     made = folder.parent / f"card-{os.getpid()}"
     made.mkdir()
     toy = card(made, tuple(f"w{i:02}" for i in range(count)), candidate=candidate)
-    settings = measure.Settings(seconds=0.0, backend="tests.bench.fake_bench:quick")
+    settings = measure.Settings(seconds=0.0, placements=1, processes=1, backend="tests.bench.fake_bench:quick")
     for rows in measure.measure(measure.plan(toy), settings, folder, devices.get("h200")):
         print(rows[0].workload_id, flush=True)
 

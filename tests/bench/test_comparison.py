@@ -8,14 +8,13 @@ import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from lab.base import devices
-from lab.bench import comparison, measure, sampling
+from lab.bench import backend, comparison, measure, sampling
 from lab.bench.comparison import Done, Job, Outcome, Stage, classified, execute
 from lab.check import accuracy, families
 from lab.row import store
@@ -65,7 +64,8 @@ def test_honest_candidate_passes(workload: str, timer: str) -> None:
     facts = message.comparison
     assert (facts.timer, facts.l2, facts.control, facts.seed) == (timer, "cold", "plain", 0)
     assert 0 < facts.aa_pct < 1
-    assert len(facts.clocks) == 3 or len(facts.order) < 2 * sampling.MIN_BLOCKS
+    assert len(facts.clocks) == 2
+    assert facts.shape == (1, len(facts.order), 2 * sampling.VISIT)
     assert facts.again.n == control.n
     assert message.fatal == ""
 
@@ -88,7 +88,7 @@ def caught(name: str, timer: str, folder: Path, monkeypatch: pytest.MonkeyPatch)
     message = done("plain", name, timer=timer)
     found = arm(message, name)
     assert found.status == "incorrect"
-    assert found.message.startswith("after the timing: ")
+    assert found.message.startswith("on inputs changed in place: ")
     assert arm(message, "plain").status == "ok"  # and takes nobody with it
     row = row_of(found, message, folder, monkeypatch)
     store.append(folder, row)
@@ -110,7 +110,8 @@ def test_inputs_changed_before_the_answer_do_not_change_what_is_wanted() -> None
     workload, candidate = family.workload("n63"), family.candidate("zeroes_first")
     inputs = family.cases.inputs(workload, 1, "cpu")
     own = accuracy.outputs(family, candidate, workload, inputs)
-    one = sampling.Arm("zeroes_first", candidate.run, [(inputs, accuracy.handed(own))], inputs=inputs, outputs=own)
+    sets = [(inputs, accuracy.handed(own))]
+    one = sampling.Arm("zeroes_first", candidate.run, sets, inputs=[inputs], outputs=[own])
     timer = fake_bench.FakeGraph()
     timer.prepare(one)
     seen: list[float] = []
@@ -121,7 +122,7 @@ def test_inputs_changed_before_the_answer_do_not_change_what_is_wanted() -> None
 
     family = replace(family, reference=reference)
     job = Job("toy", "n63", ())
-    message, _ = comparison.recheck(comparison.Bench(job, fake_bench.cpu(), family, workload), one, timer)
+    message, _ = comparison.recheck(comparison.Bench(job, fake_bench.cpu(), family, workload), candidate, one, timer, 7)
     assert 'changed its input "x"' in message
     assert seen[0] > 0
 
@@ -196,11 +197,12 @@ def test_stages_name_the_arm() -> None:
     turns: list[Stage] = []
     job = Job("toy", "n63", (("control", "plain"), ("candidate", "faster")), 0.2, backend=fake_bench.BACKEND)
     *stages, _ = execute(job, turns.append)
-    assert [(s.stage, s.arm) for s in stages if isinstance(s, Stage)] == [
-        *[("check", "plain"), ("check", "faster"), ("prepare", "plain"), ("prepare", "faster"), ("time", "plain")],
-        *[("recheck", "plain"), ("recheck", "faster")],
-    ]
-    assert {t.stage for t in turns} == {"time"}
+    said = [(s.stage, s.arm) for s in stages if isinstance(s, Stage)]
+    assert said[:2] == [("check", "plain"), ("check", "faster")]
+    assert sorted(said[2:4]) == [("prepare", "faster"), ("prepare", "plain")]  # in drawn order
+    assert said[4:] == [("time", "plain")]
+    assert [t.arm for t in turns if t.stage == "recheck"] == ["plain", "faster"]
+    assert {t.stage for t in turns} == {"time", "recheck"}
     assert {t.arm for t in turns} == {"plain", "faster"}  # the second control is the control
     assert all(a != b for a, b in itertools.pairwise(turns))
 
@@ -227,11 +229,13 @@ def test_cuda_error_in_any_stage_is_fatal(stage: str, monkeypatch: pytest.Monkey
     if stage == "check":  # the kernel ran, and the check's own look at its output meets the error
         monkeypatch.setattr(accuracy, "compare", fail)
     else:
-        monkeypatch.setattr(fake_bench.FakeGraph, {"prepare": "prepare", "recheck": "once"}[stage], fail)
+        where = {"prepare": (fake_bench.FakeGraph, "prepare"), "recheck": (comparison, "recheck")}[stage]
+        monkeypatch.setattr(*where, fail)
     message = done("plain", "faster")
-    assert (message.fatal, message.comparison) == ("plain", None)
-    assert arm(message, "plain").status == "error"
-    assert "CUDA error" in arm(message, "plain").message
+    assert message.fatal in ("plain", "faster")
+    assert message.comparison is None
+    assert arm(message, message.fatal).status == "error"
+    assert "CUDA error" in arm(message, message.fatal).message
 
 
 @pytest.mark.parametrize("broken", [True, False])
@@ -252,17 +256,17 @@ def test_failed_capture_may_leave_a_process_that_is_no_good(broken: bool, monkey
 
 
 def test_error_in_the_second_check_is_an_error_of_its_arm(monkeypatch: pytest.MonkeyPatch) -> None:
-    once = fake_bench.FakeGraph.once
+    recheck = comparison.recheck
 
-    def fail(self: Any, one: sampling.Arm) -> None:
+    def fail(bench: Any, candidate: Any, one: sampling.Arm, *more: Any) -> Any:
         if one.name == "faster":
             raise ValueError("shape")
-        once(self, one)
+        return recheck(bench, candidate, one, *more)
 
-    monkeypatch.setattr(fake_bench.FakeGraph, "once", fail)
+    monkeypatch.setattr(comparison, "recheck", fail)
     message = done("plain", "faster")
     assert (arm(message, "faster").status, arm(message, "plain").status) == ("error", "ok")
-    assert arm(message, "faster").message == "after the timing: ValueError: shape"
+    assert arm(message, "faster").message == "in the check among the blocks: ValueError: shape"
 
 
 @over(
@@ -295,17 +299,22 @@ def test_an_error_is_told_in_one_line(error: Exception, line: str) -> None:
 
 
 class Still(fake_bench.FakeEvents):
-    """Runs a candidate once, after the timing: of samples an interpreter makes hours."""
+    """Runs a candidate in the check alone: of samples an interpreter makes hours."""
+
+    checking = False
 
     def prepare(self, one: sampling.Arm) -> None:
-        one.state = SimpleNamespace(once=[lambda: one.run(*one.sets[0])])
+        one.calls, one.sets, one.inputs = 1, one.sets[:1], one.inputs[:1]
 
-    def sample(self, one: sampling.Arm) -> float:
-        return 100.0
+    def visit(self, one: sampling.Arm, samples: int) -> list[float]:
+        for _ in range(samples if Still.checking else 0):
+            one.run(*one.sets[0])
+        one.turn += samples
+        return [100.0] * samples
 
 
-def still() -> comparison.Backend:
-    return comparison.Backend("cpu", 0, lambda *_: Still(), lambda: None)
+def still() -> backend.Backend:
+    return backend.Backend("cpu", 0, lambda *_: Still(), lambda: None)
 
 
 def first_workload(family: families.Family, candidate: Any) -> Any:
@@ -335,8 +344,18 @@ def test_own_candidate_passes_both_checks(name: str, candidate: str, monkeypatch
     passed = accuracy.Check(name, candidate, workload.id, "", "ok")
     monkeypatch.setattr(accuracy, "check", lambda *_: passed)
     role: Role = "peer" if candidate in family.peers else "control"
-    backend = "tests.bench.test_comparison:still"
-    *_, last = execute(Job(name, workload.id, ((role, candidate),), 0.0, l2="warm", backend=backend))  # one set
+    recheck = comparison.recheck
+
+    def checking(*arguments: Any) -> Any:
+        Still.checking = True
+        try:
+            return recheck(*arguments)
+        finally:
+            Still.checking = False
+
+    monkeypatch.setattr(comparison, "recheck", checking)
+    where = "tests.bench.test_comparison:still"
+    *_, last = execute(Job(name, workload.id, ((role, candidate),), 0.0, l2="warm", backend=where))  # one set
     assert isinstance(last, Done)
     found = last.arms[0]
     assert (found.status, found.message) == ("ok", "")

@@ -30,7 +30,7 @@ from tests.refused import refused
 from tests.row.made import measurement
 
 H200 = devices.get("h200")
-QUICK = Settings(seconds=0.0, backend="tests.bench.fake_bench:quick")
+QUICK = Settings(seconds=0.0, placements=1, processes=1, backend="tests.bench.fake_bench:quick")
 SMALL = ("w00", "w01", "w02", "w03")
 
 
@@ -158,7 +158,7 @@ def test_rest_reaches_the_worker_the_rows_and_the_key_of_a_resumed_run(tmp_path:
             return Done([Outcome(role, name, "skipped") for role, name in job.arms])
 
     rested = replace(QUICK, rest=0.5)
-    measure.compare(measure.plan(card)[0], rested, Spy(), told.append)  # type: ignore[arg-type]
+    measure.compare(measure.plan(card)[0], rested, [Spy()], told.append)  # type: ignore[list-item]
     assert [job.rest for job in jobs] == [0.5]
     rows = sweep(card, tmp_path / "run1", rested)
     assert {r.rest for r in rows} == {0.5}
@@ -206,7 +206,9 @@ def test_suspect_rows_have_their_ceilings_and_themselves_measured_again(
 def test_throttled_window_is_flagged_and_kept(tmp_path: Path) -> None:
     item = measure.plan(fake_bench.card(tmp_path, ("n63",)))[0]
     free, capped = (Clocks("nvml", 1, 1, why) for why in ("", "software power cap"))
-    facts = Comparison({}, (), 0, math.inf, "graph", (None, free, capped, capped), control="plain", l2="cold")
+    facts = Comparison(
+        {}, (), 0, math.inf, "graph", (None, free, capped, capped), control="plain", l2="cold", shape=(1, 1, 2)
+    )
     timing = summarise(Arm("plain", lambda args, out: None, [], samples_us=[1.000001] * 2, blocks_us=[1.000001]))
     outcome = Outcome("control", "plain", timing=timing)
     row = measure.row(item, outcome, facts, H200, QUICK, Path("r"), "2026-11-20", Provenance())
@@ -252,7 +254,7 @@ def test_candidates_beside_are_timed_and_judged_by_nobody(tmp_path: Path) -> Non
 def test_sweep_goes_on_whatever_its_arms_do(tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Real checks; as peers, one of each: a cheat, a kill, no memory, an odd shape, an absent library."""
     bad = {
-        "memoises": ("incorrect", "after the timing: on inputs changed in place: y: "),
+        "memoises": ("incorrect", "on inputs changed in place: set "),
         "killed": ("error", "SIGKILL in check"),
         "no_gpu_memory": ("oom", "OutOfMemoryError: CUDA out of memory"),
         "choosy": ("skipped", "takes no odd N"),
@@ -264,7 +266,7 @@ def test_sweep_goes_on_whatever_its_arms_do(tmp_path: Path, told: list[str], mon
     family = replace(fake_bench.load("toy"), modules=modules)
     monkeypatch.setattr(families, "load", lambda name: family)
     card = fake_bench.card(tmp_path, ("n63",))
-    settings = Settings(seconds=0.0, backend=fake_bench.BACKEND, limits_s=(("check", 20.0),))
+    settings = Settings(seconds=0.0, placements=1, processes=1, backend=fake_bench.BACKEND, limits_s=(("check", 20.0),))
     rows = sweep(card, tmp_path / "run", settings, told, peers=True)
     by_name = {r.name: r for r in rows}
     assert by_name.keys() == {"plain", "faster", *bad}
@@ -305,7 +307,9 @@ def test_control_that_dies_leaves_the_candidate_timed_and_the_judge_blocked(
     control: str, status: str, tmp_path: Path
 ) -> None:
     card = fake_bench.card(tmp_path, ("n63",), control=control)
-    settings = Settings(seconds=0.0, backend=QUICK.backend, limits_s=(("check", 0.5), ("time", 0.5)))
+    settings = Settings(
+        seconds=0.0, placements=1, processes=1, backend=QUICK.backend, limits_s=(("check", 0.5), ("time", 0.5))
+    )
     first, second = sweep(card, tmp_path / "run", settings)
     assert (first.arm, first.status) == ("control", status)
     assert (second.arm, second.status, second.timed_against) == ("candidate", "ok", "faster")
@@ -321,7 +325,7 @@ def test_nobody_left_is_rows_all_the_same(tmp_path: Path) -> None:
 
 
 def test_unknown_backend_blames_every_arm_and_ends(tmp_path: Path) -> None:
-    settings = Settings(backend="tests.bench.fake_bench:nosuch")
+    settings = Settings(backend="tests.bench.fake_bench:nosuch", placements=1, processes=1)
     rows = sweep(fake_bench.card(tmp_path, SMALL[:2]), tmp_path / "run", settings)
     assert {(r.status, r.message) for r in rows} == {("error", "the measuring process died of exit code 1 in start")}
     assert len(rows) == 4

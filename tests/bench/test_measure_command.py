@@ -23,7 +23,7 @@ from tests.bench import fake_bench
 from tests.refused import held
 
 H200 = devices.get("h200")
-QUICK = Settings(seconds=0.0, backend="tests.bench.fake_bench:quick")
+QUICK = Settings(seconds=0.0, placements=1, processes=1, backend="tests.bench.fake_bench:quick")
 SMALL = ("w00", "w01", "w02", "w03")
 
 

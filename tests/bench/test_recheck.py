@@ -27,10 +27,15 @@ def one_arm(name: str = "plain") -> tuple[Any, Workload, sampling.Arm, Any]:
     inputs = family.cases.inputs(workload, 1, "cpu")
     own = accuracy.outputs(family, family.candidate(name), workload, inputs)
     sets = [(inputs, accuracy.handed(own))]
-    arm = sampling.Arm(name, family.candidate(name).run, sets, inputs=inputs, outputs=own)
+    arm = sampling.Arm(name, family.candidate(name).run, sets, inputs=[inputs], outputs=[own])
     timer = fake_bench.FakeGraph()
     timer.prepare(arm)
     return family, workload, arm, timer
+
+
+def rechecked(family: Any, workload: Any, arm: sampling.Arm, timer: Any, backend: Any = None) -> Any:
+    bench = comparison.Bench(JOB, backend or fake_bench.cpu(), family, workload)
+    return comparison.recheck(bench, family.candidate(arm.name), arm, timer, 7)
 
 
 def test_no_two_checks_and_no_two_sets_see_the_same_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,12 +49,17 @@ def test_no_two_checks_and_no_two_sets_see_the_same_inputs(monkeypatch: pytest.M
         return make(workload, seed, device)
 
     monkeypatch.setattr(fake_bench, "make_inputs", inputs)
-    for message in execute(structs.replace(JOB, seed=7)):
+
+    def tell(message: Any) -> None:
+        nonlocal stage
         stage = {"prepare": "sets", "time": "sets", "recheck": "recheck"}.get(getattr(message, "stage", ""), stage)
+
+    for message in execute(structs.replace(JOB, seed=7), tell):
+        tell(message)
     assert set(asked["check"]) == {7}
     assert set(asked["recheck"]).isdisjoint({*asked["check"], *asked["sets"]})
     assert set(asked["sets"]).isdisjoint(asked["check"])
-    assert len(asked["recheck"]) == 2
+    assert len(asked["recheck"]) == 2 * len(set(asked["recheck"]))  # both arms are asked the same
 
 
 def test_the_second_control_has_inputs_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +73,7 @@ def test_the_second_control_has_inputs_of_its_own(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(fake_bench.FakeGraph, "prepare", kept)
     *_, last = execute(JOB)
-    assert [a.name for a in arms] == ["plain", sampling.AGAIN, "faster"]
+    assert sorted(a.name for a in arms) == sorted(["plain", sampling.AGAIN, "faster"])
     values = {name: [args["x"] for args, _ in arm.sets] for arm in arms for name in [arm.name]}
     assert not any(torch.equal(a, b) for a in values["plain"] for b in values[sampling.AGAIN])
     assert len({tuple(x.tolist()) for x in values["plain"]}) == len(values["plain"]) >= 2
@@ -75,26 +85,26 @@ def test_the_second_control_has_inputs_of_its_own(monkeypatch: pytest.MonkeyPatc
 def test_outputs_are_poisoned_before_the_timed_work_is_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """First the old answer stands there, to other inputs; then it must be gone, by junk alone and by junk and NaN."""
     family, workload, arm, timer = one_arm()
-    timer.sample(arm)
+    timer.visit(arm, 1)
     out = arm.sets[0][1]["y"]
     answer, seen = out.clone(), []
-    once = timer.once
+    visit = timer.visit
 
-    def watched(again: sampling.Arm) -> None:
+    def watched(again: sampling.Arm, samples: int) -> list[float]:
         seen.append((torch.equal(out, answer), bool(out.isnan().any()), bool(out.isfinite().any())))
-        once(again)
+        taken = visit(again, samples)
         assert not torch.equal(out, answer)
+        return taken
 
-    monkeypatch.setattr(timer, "once", watched)
-    backend = fake_bench.cpu()
-    message, _ = comparison.recheck(comparison.Bench(JOB, backend, family, workload), arm, timer)
+    monkeypatch.setattr(timer, "visit", watched)
+    message, _ = rechecked(family, workload, arm, timer)
     assert (message, seen) == ("", [(True, False, True), (False, False, True), (False, True, True)])
 
 
 def test_the_poison_waits_until_another_stream_would_be_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """Work on a stream that does not wait for ours lands under the poison only when that falls milliseconds later."""
     family, workload, arm, timer = one_arm()
-    timer.sample(arm)
+    timer.visit(arm, 1)
     out, order = arm.sets[0][1]["y"], []
 
     def sleep(cycles: int) -> None:
@@ -103,7 +113,7 @@ def test_the_poison_waits_until_another_stream_would_be_done(monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "_sleep", sleep)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     backend = replace(fake_bench.cpu(), device="cuda")
-    comparison.recheck(comparison.Bench(JOB, backend, family, workload), arm, timer)
+    rechecked(family, workload, arm, timer, backend)
     assert all(cycles >= 2e9 * 5e-3 for _, cycles, _ in order)  # at least 5 ms of a clock of 2 GHz
     assert [poisoned for _, _, poisoned in order] == [False] * len(accuracy.FILLS)
 
@@ -123,7 +133,8 @@ def test_the_fastest_prepare_is_what_a_row_says(monkeypatch: pytest.MonkeyPatch)
     candidate = Candidate("slow", "f32", family.candidate("plain").run, prepare=prepare)
     workload = family.workload("n63")
     backend = replace(fake_bench.cpu(), l2_bytes=10**6)
-    arm = comparison.armed(comparison.Bench(JOB, backend, family, workload), candidate, "slow", 1e12)
+    arm = sampling.Arm("slow", candidate.run, [])
+    comparison.armed(comparison.Bench(JOB, backend, family, workload), candidate, arm, 1e12, 1)
     assert len(arm.sets) >= 5
     assert arm.prepare_us == pytest.approx(1e3)
 
@@ -132,19 +143,18 @@ def test_what_is_wanted_is_known_before_the_candidate_runs(monkeypatch: pytest.M
     """A reference that looks only afterwards sees whatever the candidate left in its inputs."""
     family, workload, arm, timer = one_arm()
     order: list[str] = []
-    once = timer.once
+    visit = timer.visit
 
     def reference(given: Tensors) -> Tensors:
         order.append("reference")
         return fake_bench.reference(given)
 
-    def watched(again: sampling.Arm) -> None:
+    def watched(again: sampling.Arm, samples: int) -> list[float]:
         order.append("candidate")
-        once(again)
+        return visit(again, samples)
 
-    monkeypatch.setattr(timer, "once", watched)
-    watching = replace(family, reference=reference)
-    message, error = comparison.recheck(comparison.Bench(JOB, fake_bench.cpu(), watching, workload), arm, timer)
+    monkeypatch.setattr(timer, "visit", watched)
+    message, error = rechecked(replace(family, reference=reference), workload, arm, timer)
     assert (message, order) == ("", ["reference", *["candidate"] * len(accuracy.FILLS)])
     assert error is not None
 
@@ -155,5 +165,6 @@ def test_an_arm_with_too_little_room_keeps_two_sets_and_a_warm_one_has_one() -> 
     backend = replace(fake_bench.cpu(), l2_bytes=10**6)
     for l2, room, wanted in (("cold", 1.0, 2), ("warm", 1e12, 1), ("cold", 6001.0 * 3, 3)):
         bench = comparison.Bench(structs.replace(JOB, l2=l2), backend, family, workload)
-        arm = comparison.armed(bench, candidate, "plain", room)
+        arm = sampling.Arm("plain", candidate.run, [])
+        comparison.armed(bench, candidate, arm, room, 1)
         assert len(arm.sets) == wanted, (l2, room)

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.bench import sampling
-from lab.bench.sampling import AGAIN, Arm, Comparison, ratio_interval, sets_for, settled, summarise
+from lab.bench.sampling import AGAIN, Arm, Comparison, Hooks, ratio_interval, sets_for, settled, summarise
 from lab.row.samples import aa_floor_pct
 
 MIB = 2**20
@@ -204,6 +204,11 @@ class Bench:
         self.visited: list[str] = []
         monkeypatch.setattr(sampling, "time", SimpleNamespace(perf_counter=lambda: self.now))
 
+    def visit(self, one: Arm, samples: int) -> list[float]:
+        return [self.sample(one) for _ in range(samples)]
+
+    def release(self, one: Arm) -> None: ...
+
     def sample(self, one: Arm) -> float:
         taken = self.clock(one.name, len(self.visited), self.now)
         self.visited.append(one.name)
@@ -211,8 +216,6 @@ class Bench:
         return taken
 
     def prepare(self, one: Arm) -> None: ...
-
-    def once(self, one: Arm) -> None: ...
 
 
 def compared(
@@ -351,7 +354,7 @@ def test_floor_is_the_second_control_against_the_first(bias: float, monkeypatch:
     assert (alone.aa_pct, alone.again) == (math.inf, None)
 
 
-def test_clocks_are_read_before_in_the_middle_and_after(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clocks_are_read_around_each_placement(monkeypatch: pytest.MonkeyPatch) -> None:
     windows: list[float] = []
     bench = Bench(steady, monkeypatch)
     arms = [Arm(name, lambda args, out: None, [(None, None)], calls=CALLS) for name in ("control", "candidate")]
@@ -361,7 +364,7 @@ def test_clocks_are_read_before_in_the_middle_and_after(monkeypatch: pytest.Monk
         return f"throttled {len(windows)}"
 
     monkeypatch.setattr(sampling, "MIN_TIMED_S", 3.0)
-    found = sampling.compare(arms, bench, seconds=4.0, clocks=read)
+    found = sampling.compare(arms, bench, seconds=4.0, hooks=Hooks(clocks=read), placements=2)
     assert found.clocks == ("throttled 1", "throttled 2", "throttled 3")  # a throttled window is kept like any other
     start = windows[0]
     assert (windows[1] - start) / (windows[2] - start) == pytest.approx(0.5, abs=0.1)
@@ -377,7 +380,7 @@ def test_rest_idles_between_visits_and_is_no_part_of_a_sample(monkeypatch: pytes
         slept.append(seconds)
         bench.now += seconds
 
-    found = sampling.compare(arms, bench, seconds=0.1, rest=4.0, sleep=sleep)
+    found = sampling.compare(arms, bench, seconds=0.1, rest=4.0, hooks=Hooks(sleep=sleep))
     visit_s = sampling.VISIT * CALLS * 100e-6
     assert len(slept) == 2 + 2 * 2 * sampling.MIN_BLOCKS  # after each warm-up, and after each of two visits a block
     assert slept[2:] == pytest.approx([4.0 * visit_s] * (len(slept) - 2))
@@ -385,5 +388,5 @@ def test_rest_idles_between_visits_and_is_no_part_of_a_sample(monkeypatch: pytes
     assert found.arms["control"].n == 2 * sampling.VISIT * sampling.MIN_BLOCKS
 
     slept.clear()
-    sampling.compare(arms, bench, seconds=0.1, sleep=sleep)
+    sampling.compare(arms, bench, seconds=0.1, hooks=Hooks(sleep=sleep))
     assert slept == []

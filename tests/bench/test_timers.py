@@ -9,6 +9,7 @@ import pytest
 
 from kernels.common import Candidate, Tensors, Workload
 from lab.bench import comparison, sampling, timers
+from lab.bench.backend import Backend
 from lab.bench.sampling import Arm
 from tests.bench import fake_bench
 from tests.check import fake_candidates
@@ -50,7 +51,7 @@ def test_four_times_the_bytes_take_four_times_as_long(name: str) -> None:
         for _, out in one.sets:
             out.fill_(float("nan"))
         timer.prepare(one)
-        assert timer.sample(one) > 0
+        assert timer.visit(one, len(one.sets))[-1] > 0
         assert all(torch.equal(out, 2 * args) for args, out in one.sets)
         assert one.calls % len(one.sets) == 0 or name == "events"
     found = sampling.compare([small, large], timer, seconds=0.5)
@@ -63,8 +64,8 @@ def test_kernels_take_no_longer_than_the_replay_that_holds_them() -> None:
     timer, one = timers.GraphTimer(), doubling(2**20, 3)
     timer.prepare(one)
     for _ in range(20):
-        timer.sample(one)
-    assert 0.5 < timers.CuptiTimer().sample(one) / min(timer.sample(one) for _ in range(20)) < 1.02
+        timer.visit(one, 1)
+    assert 0.5 < timers.CuptiTimer().visit(one, 1)[0] / min(timer.visit(one, 20)) < 1.02
 
 
 @pytest.mark.gpu
@@ -142,8 +143,8 @@ def load(name: str) -> Any:
     return type(family)(**{**vars(family), "candidates": candidates})
 
 
-def backend() -> comparison.Backend:
-    return comparison.Backend("cuda", 60 * 2**20, timers.named, lambda: None, load)
+def backend() -> Backend:
+    return Backend("cuda", 60 * 2**20, timers.named, lambda: None, load)
 
 
 @pytest.mark.gpu

@@ -47,12 +47,14 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(families, "FOLDER", folder)
-    families.load.cache_clear()
+    for known in (families.load, families.bare):
+        known.cache_clear()
     importlib.invalidate_caches()
     yield folder
     for name in [n for n in sys.modules if n.split(".")[0] == "kernels" and n not in before]:
         del sys.modules[name]
-    families.load.cache_clear()
+    for known in (families.load, families.bare):
+        known.cache_clear()
 
 
 def write(path: Path, text: str) -> None:

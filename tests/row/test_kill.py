@@ -159,7 +159,7 @@ def measure_toy(tmp_path: Path, folder: Path, count: int) -> list[str]:
         patch.setattr(families, "load", fake_bench.load)
         patch.setattr(machine, "provenance", lambda: Provenance(commit="0"))
         card = fake_bench.card(tmp_path, tuple(f"w{i:02}" for i in range(COUNT)))
-        settings = measure.Settings(seconds=0.0, backend="tests.bench.fake_bench:quick")
+        settings = measure.Settings(seconds=0.0, placements=1, processes=1, backend="tests.bench.fake_bench:quick")
         return [rows[0].workload_id for rows in measure.measure(measure.plan(card)[:count], settings, folder, H200)]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lab.base.errors import BadInput
-from lab.bench import comparison, measure, sampling
+from lab.bench import backend, measure, sampling
 from lab.card import phases
 from lab.check import families
 from lab.row import store
@@ -276,17 +276,18 @@ class Clock:
             arm.run(args, out)
         arm.calls = 100_000
 
-    def sample(self, arm: sampling.Arm) -> float:
-        return 5.0
+    def visit(self, arm: sampling.Arm, samples: int) -> list[float]:
+        for args, out in arm.sets:
+            arm.run(args, out)
+        return [5.0] * samples
 
-    def once(self, arm: sampling.Arm) -> None:
-        arm.run(*arm.sets[0])
+    def release(self, arm: sampling.Arm) -> None: ...
 
 
 def test_a_sweep_is_timed_at_typed_shapes_with_rivals_and_appends_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a stand-in for the GPU: the comparison of `lab measure`, at shapes that no list has."""
-    backend = comparison.Backend("cpu", 0, lambda name, l2, size: Clock(), lambda: None)
-    monkeypatch.setattr(comparison, "gpu", lambda: backend)
+    made = backend.Backend("cpu", 0, lambda name, l2, size: Clock(), lambda: None)
+    monkeypatch.setattr(backend, "gpu", lambda: made)
     monkeypatch.setattr(measure, "require_gpu", lambda command: None)
     before = len(store.rows("h200"))
     panel = instruments.kernel(

@@ -1,0 +1,252 @@
+"""The harness's side of arms in processes of their own (lab/bench/arm.py).
+
+`Hands` stands for the candidates of one comparison in a process that imports none of them: each is a `Candidate` whose
+`run` asks the arm's process, and `RemoteTimer` is a timer whose visits are asked for. Every request has a nonce, which
+the reply repeats, so a line that was written ahead is no reply. Beside each visit of the graph timer runs the harness's
+own clock: what it reads beyond the arm's own times, and beyond what an empty visit costs, is `clock_pct`.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from lab.base.errors import REPOSITORY
+from lab.bench import arm as far
+from lab.bench import sampling
+from lab.bench.shared import Shelf
+from lab.check.accuracy import Elsewhere
+
+REPLY = msgspec.json.Decoder(far.Reply)
+EMPTY_VISITS = 5
+
+
+class Thrown(Elsewhere):
+    """What a candidate threw in its process, as type and message in one line."""
+
+
+class Died(Elsewhere):
+    """An arm's process is gone, or answered something else than what it was asked."""
+
+
+class Nursery:
+    """The process that arms are forked from, one for the life of a harness."""
+
+    def __init__(self) -> None:
+        self.link, theirs = socket.socketpair()
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "lab.bench.arm", str(theirs.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=2,
+                pass_fds=(theirs.fileno(),),
+                cwd=REPOSITORY,
+            )
+
+    def arm(self) -> tuple[socket.socket, int]:
+        """A new arm: (the socket to it, its pid). Raises Died when there is none to be had."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                socket.send_fds(self.link, [b"fork"], [theirs.fileno()])
+                said = self.link.recv(32)
+            except OSError as error:
+                raise Died("the process that arms are forked from is gone") from error
+        if not said:
+            raise Died("the process that arms are forked from is gone")
+        return ours, int(said)
+
+    def death(self, pid: int) -> str:
+        """What an arm that closed its socket died of."""
+        os.kill(pid, signal.SIGKILL)  # it may have closed its socket and live on
+        self.link.sendall(str(pid).encode())
+        code = int(self.link.recv(32) or 1)
+        return "closing its socket" if code == -signal.SIGKILL else _ended(code)
+
+    def stop(self) -> None:
+        """End it, and with it every arm."""
+        self.link.close()
+        self.process.kill()
+        self.process.wait()
+
+
+def _ended(code: int) -> str:
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+class Hand:
+    """One arm. wall_us, claimed_us: of its timed visits, by the harness's clock and by the arm's own."""
+
+    def __init__(self, nursery: Nursery, greeting: dict[str, Any]) -> None:
+        self.nursery = nursery
+        self.link, self.pid = nursery.arm()
+        self.buffer = b""
+        self.greeted: far.Reply | None = None
+        self.greeting = self._send(far.Hello, **greeting)
+        self.empty_us = self.wall_us = self.claimed_us = 0.0
+
+    @property
+    def hello(self) -> far.Reply:
+        """What it said of itself; all arms are greeted before the first answer is waited for."""
+        self.greeted = self.greeted or self._reply(self.greeting)
+        return self.greeted
+
+    def ask(self, kind: type[far.Request], **parts: Any) -> far.Reply:
+        """Ask and wait; raises Thrown for what the candidate threw and Died when the process is gone.
+
+        A process that says nothing is waited for: whoever watches the harness knows which arm it is at.
+        """
+        reply = self._reply(self._send(kind, **parts))
+        if reply.error:
+            raise Thrown(reply.error)
+        return reply
+
+    def _send(self, kind: type[far.Request], **parts: Any) -> str:
+        nonce = secrets.token_hex(8)
+        try:
+            self.link.sendall(msgspec.json.encode(kind(nonce=nonce, **parts)) + b"\n")
+        except OSError as error:
+            raise Died(self._gone()) from error
+        return nonce
+
+    def _reply(self, nonce: str) -> far.Reply:
+        while b"\n" not in self.buffer:
+            try:
+                chunk = self.link.recv(1 << 16)
+            except OSError:
+                chunk = b""
+            if not chunk:
+                raise Died(self._gone())
+            self.buffer += chunk
+        line, _, self.buffer = self.buffer.partition(b"\n")
+        try:
+            reply = REPLY.decode(line)
+        except msgspec.DecodeError:
+            reply = far.Reply("")
+        if reply.nonce != nonce or self.buffer:
+            raise Died("the candidate's process wrote an answer to a question that was not asked")
+        return reply
+
+    def _gone(self) -> str:
+        return f"the candidate's process died of {self.nursery.death(self.pid)}"
+
+    def stop(self) -> None:
+        """End it."""
+        self.link.close()
+        try:
+            os.kill(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+
+
+class Hands:
+    """The arms of one comparison, by name; the control's second self has a process of its own."""
+
+    def __init__(self, nursery: Nursery, names: Sequence[str], greeting: dict[str, Any]) -> None:
+        self.shelf = Shelf()
+        self.nursery, self.greeting = nursery, greeting
+        self.hands = {name: Hand(nursery, greeting | {"candidate": name}) for name in names}
+        self.again = Hand(nursery, greeting | {"candidate": names[0]}), names[0]
+
+    def second(self, name: str) -> None:
+        """Make ready the second self of the arm that is the control after all."""
+        if self.again[1] != name:
+            self.again[0].stop()
+            self.again = Hand(self.nursery, self.greeting | {"candidate": name}), name
+        self.hands[sampling.AGAIN] = self.again[0]
+        if self.again[0].hello.error:
+            raise Thrown(self.again[0].hello.error)
+
+    def __enter__(self) -> Hands:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hand in {*self.hands.values(), self.again[0]}:
+            hand.stop()
+        self.shelf.clear()
+
+    def candidate(self, name: str) -> Any:
+        """The candidate as the harness sees it; raises Thrown or Died."""
+        from kernels.common import Candidate, Layout
+
+        hand = self.hands[name]
+        if hand.hello.error:
+            raise Thrown(hand.hello.error)
+
+        def run(args: dict[str, Any], out: dict[str, Any]) -> None:
+            """One call in the arm's process, on copies of which the harness takes back what was written."""
+            near = [{key: self.shelf.tensor(value) for key, value in given.items()} for given in (args, out)]
+            handles = [{key: self.shelf.handle(value) for key, value in given.items()} for given in near]
+            _synchronize(near[1])
+            hand.ask(far.Once, inputs=handles[0], out=handles[1])
+            for given, seen in ((args, near[0]), (out, near[1])):
+                for key, value in given.items():
+                    if value is not seen[key]:
+                        value.copy_(seen[key])
+
+        layouts = {output: Layout(*given) for output, given in hand.hello.layouts.items()}
+        return Candidate(name, hand.hello.precision, run, refuses=lambda _: hand.hello.reason, layouts=layouts)
+
+
+def _synchronize(tensors: dict[str, Any]) -> None:
+    """Wait until what the harness wrote is there for another process to read."""
+    if any(tensor.is_cuda for tensor in tensors.values()):
+        import torch
+
+        torch.cuda.synchronize()
+
+
+class RemoteTimer:
+    """A timer of this name in the arms' processes."""
+
+    broken = False
+
+    def __init__(self, name: str, hands: Hands, watched: bool) -> None:
+        self.name, self.hands, self.watched = name, hands, watched and name == "graph"
+
+    def prepare(self, arm: sampling.Arm) -> None:
+        """Hand the sets over; raises Thrown or Died."""
+        hand, shelf = self.hands.hands[arm.name], self.hands.shelf
+        sets = tuple(
+            tuple({key: shelf.handle(value) for key, value in given.items()} for given in pair) for pair in arm.sets
+        )
+        _synchronize(arm.sets[0][1])
+        reply = hand.ask(far.Attach, sets=sets)
+        arm.calls, arm.prepare_us, arm.prepared_bytes = reply.calls, reply.prepare_us, reply.prepared_bytes
+        empty = [self._took(hand, 0)[1] for _ in range(EMPTY_VISITS)]
+        hand.empty_us, hand.wall_us, hand.claimed_us = statistics.median(empty), 0.0, 0.0
+
+    def visit(self, arm: sampling.Arm, samples: int) -> list[float]:
+        """So many samples, us per call; raises Thrown or Died."""
+        hand = self.hands.hands[arm.name]
+        _synchronize(arm.sets[0][1])
+        taken, wall_us = self._took(hand, samples)
+        if len(taken) != samples or not all(isinstance(s, float) and 0 < s < 1e12 for s in taken):
+            raise Died(f"the candidate's process says {str(taken)[:80]} for {samples} samples")
+        hand.wall_us += wall_us - hand.empty_us
+        hand.claimed_us += arm.calls * sum(taken)
+        return list(taken)
+
+    def _took(self, hand: Hand, samples: int) -> tuple[tuple[float, ...], float]:
+        began = time.perf_counter()
+        reply = hand.ask(far.Visit, samples=samples)
+        return reply.samples_us, 1e6 * (time.perf_counter() - began)
+
+    def clock_pct(self, arm: sampling.Arm) -> float | None:
+        """What our clock read beyond the arm's own times since `prepare`, %; None where the two are no pair."""
+        hand = self.hands.hands[arm.name]
+        return 100.0 * (hand.wall_us / hand.claimed_us - 1.0) if self.watched and hand.claimed_us else None
+
+    def release(self, arm: sampling.Arm) -> None:
+        """Have the sets given back; raises Thrown or Died."""
+        self.hands.hands[arm.name].ask(far.Release)

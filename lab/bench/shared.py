@@ -1,0 +1,89 @@
+"""Tensors that two processes see: of the GPU through CUDA's interprocess handles, of the host through files in memory.
+
+The harness owns them. What an arm's process is given is a `Handle` for each tensor: plain data, nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+MEMORY = Path("/dev/shm")  # a file system in memory, where there is one
+
+
+class Handle(msgspec.Struct, frozen=True):
+    """One tensor. storage: what finds its memory: a file's name, or the eight parts of CUDA's handle; see torch."""
+
+    storage: str | tuple[int, bytes, int, int, bytes, int, bytes, bool]
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+
+class Shelf:
+    """The harness's side: makes tensors that can be handed out. Files of the host's tensors go with `clear`."""
+
+    def __init__(self) -> None:
+        self.folder: Path | None = None
+        self.files: dict[int, str] = {}
+        self.made = 0
+
+    def tensor(self, given: Any) -> Any:
+        """`given` itself on a GPU; on the host a copy in a file that another process can map. Views keep their storage.
+
+        Two tensors of one storage become two copies on the host.
+        """
+        import torch
+
+        if given.is_cuda:
+            return given
+        if self.folder is None:
+            self.folder = Path(tempfile.mkdtemp(prefix="killgate-", dir=MEMORY if MEMORY.is_dir() else None))
+        self.made += 1
+        path = self.folder / str(self.made)
+        bytes_ = max(given.untyped_storage().nbytes(), 1)
+        with path.open("wb") as file:
+            file.truncate(bytes_)
+        storage = _mapped(str(path), bytes_)
+        storage.copy_(given.untyped_storage())
+        self.files[storage.data_ptr()] = str(path)
+        made = torch.empty(0, dtype=given.dtype)
+        return made.set_(storage, given.storage_offset(), given.shape, given.stride())
+
+    def handle(self, tensor: Any) -> Handle:
+        """What another process opens; raises KeyError for a host's tensor that is not of `tensor`."""
+        storage = tensor.untyped_storage()
+        found = storage._share_cuda_() if tensor.is_cuda else self.files[storage.data_ptr()]
+        kind = str(tensor.dtype).removeprefix("torch.")
+        return Handle(found, kind, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+
+    def clear(self) -> None:
+        """Forget every file; memory that somebody still maps stays his."""
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder, self.files = None, {}
+
+
+def _mapped(path: str, bytes_: int) -> Any:
+    import torch
+
+    return torch.from_file(path, shared=True, size=bytes_, dtype=torch.uint8).untyped_storage()
+
+
+def opened(handle: Handle) -> Any:
+    """The arm's side: the tensor of a handle, over the harness's memory."""
+    import torch
+
+    if isinstance(handle.storage, str):
+        storage = _mapped(handle.storage, Path(handle.storage).stat().st_size)
+        made = torch.empty(0, dtype=getattr(torch, handle.dtype))
+    else:
+        torch.cuda.init()
+        storage = torch.UntypedStorage._new_shared_cuda(*handle.storage)
+        made = torch.empty(0, dtype=getattr(torch, handle.dtype), device="cuda")
+    return made.set_(storage, handle.offset, handle.shape, handle.strides)
