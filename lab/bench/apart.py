@@ -8,6 +8,7 @@ own clock: what it reads beyond the arm's own times, and beyond what an empty vi
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
@@ -85,7 +86,7 @@ def _ended(code: int) -> str:
 
 
 class Hand:
-    """One arm. wall_us, claimed_us: of its timed visits, by the harness's clock and by the arm's own."""
+    """One arm. apart_pct: of each visit, what the harness's clock read beyond the arm's own times, %."""
 
     def __init__(self, nursery: Nursery, greeting: dict[str, Any]) -> None:
         self.nursery = nursery
@@ -93,7 +94,9 @@ class Hand:
         self.buffer = b""
         self.greeted: far.Reply | None = None
         self.greeting = self._send(far.Hello, **greeting)
-        self.empty_us = self.wall_us = self.claimed_us = 0.0
+        self.dead = False
+        self.empty_us = 0.0
+        self.apart_pct: list[float] = []
 
     @property
     def hello(self) -> far.Reply:
@@ -138,6 +141,7 @@ class Hand:
         return reply
 
     def _gone(self) -> str:
+        self.dead = True
         return f"the candidate's process died of {self.nursery.death(self.pid)}"
 
     def stop(self) -> None:
@@ -171,7 +175,12 @@ class Hands:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for hand in {*self.hands.values(), self.again[0]}:
+        every = {*self.hands.values(), self.again[0]}
+        for hand in every:
+            with contextlib.suppress(Elsewhere):
+                if not hand.dead:
+                    hand.ask(far.Release)  # memory that a process holds at its death stays lent for good
+        for hand in every:
             hand.stop()
         self.shelf.clear()
 
@@ -224,7 +233,7 @@ class RemoteTimer:
         reply = hand.ask(far.Attach, sets=sets)
         arm.calls, arm.prepare_us, arm.prepared_bytes = reply.calls, reply.prepare_us, reply.prepared_bytes
         empty = [self._took(hand, 0)[1] for _ in range(EMPTY_VISITS)]
-        hand.empty_us, hand.wall_us, hand.claimed_us = statistics.median(empty), 0.0, 0.0
+        hand.empty_us = statistics.median(empty)
 
     def visit(self, arm: sampling.Arm, samples: int) -> list[float]:
         """So many samples, us per call; raises Thrown or Died."""
@@ -233,8 +242,7 @@ class RemoteTimer:
         taken, wall_us = self._took(hand, samples)
         if len(taken) != samples or not all(isinstance(s, float) and 0 < s < 1e12 for s in taken):
             raise Died(f"the candidate's process says {str(taken)[:80]} for {samples} samples")
-        hand.wall_us += wall_us - hand.empty_us
-        hand.claimed_us += arm.calls * sum(taken)
+        hand.apart_pct.append(100.0 * ((wall_us - hand.empty_us) / (arm.calls * sum(taken)) - 1.0))
         return list(taken)
 
     def _took(self, hand: Hand, samples: int) -> tuple[tuple[float, ...], float]:
@@ -243,9 +251,13 @@ class RemoteTimer:
         return reply.samples_us, 1e6 * (time.perf_counter() - began)
 
     def clock_pct(self, arm: sampling.Arm) -> float | None:
-        """What our clock read beyond the arm's own times since `prepare`, %; None where the two are no pair."""
-        hand = self.hands.hands[arm.name]
-        return 100.0 * (hand.wall_us / hand.claimed_us - 1.0) if self.watched and hand.claimed_us else None
+        """What our clock read beyond the arm's own times, %, the mean over its visits; None where the two are no pair.
+
+        A tenth of the visits on either side is left out: a host stalls now and then, and a lie that pays is told often.
+        """
+        apart = sorted(self.hands.hands[arm.name].apart_pct)
+        cut = len(apart) // 10
+        return statistics.fmean(apart[cut : len(apart) - cut]) if self.watched and apart else None
 
     def release(self, arm: sampling.Arm) -> None:
         """Have the sets given back; raises Thrown or Died."""

@@ -271,9 +271,8 @@ def _timed(
     def place(number: int, order: Sequence[sampling.Arm]) -> None:
         for arm in arms:
             visiting(arm)
-            note_clock(arm)
             timer.release(arm)
-            arm.sets, arm.inputs, arm.outputs = [], [], []
+            arm.sets, arm.inputs, arm.outputs, arm.stirred = [], [], [], ([], [])
         if bench.hands:
             bench.hands.shelf.clear()
         backend.free()
@@ -285,7 +284,7 @@ def _timed(
         read = timer.clock_pct(arm) if isinstance(timer, RemoteTimer) else None
         if read is not None:
             state = by_name[arm.name]
-            state.clock_pct = max(abs(read), state.clock_pct or 0.0)
+            state.clock_pct = max(abs(read), state.clock_pct or 0.0)  # of the control: its own and its second self's
 
     # Drawn here and now, where no candidate can know it.
     when = secrets.randbelow(job.placements), secrets.randbelow(sampling.PLACED_BLOCKS)

@@ -75,7 +75,7 @@ class Arm:
     firsts: list[float] = field(default_factory=list)
     inputs: list[Any] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
-    stirred: tuple[list[Any], list[Any]] = ((), ())  # type: ignore[assignment]
+    stirred: tuple[list[Any], list[Any]] = field(default_factory=lambda: ([], []))
     prepare_us: float | None = None
     prepared_bytes: int | None = None
 

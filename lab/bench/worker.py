@@ -19,6 +19,7 @@ from lab.row.records import Status
 
 # Seconds a stage may take before it counts as hung. A check compiles kernels, which is slow the first time.
 LIMITS_S = {"start": 120.0, "check": 300.0, "prepare": 180.0, "time": 60.0, "recheck": 120.0}
+MOST_KEPT_BYTES = 1 << 30  # of the GPU's memory, between two jobs
 MESSAGES = msgspec.json.Decoder(Stage | Done)
 
 
@@ -89,7 +90,11 @@ def main(descriptor: str, parent: str) -> None:
             tell(message)
         gc.collect()
         if "torch" in sys.modules and sys.modules["torch"].cuda.is_available():
-            sys.modules["torch"].cuda.empty_cache()
+            cuda = sys.modules["torch"].cuda
+            cuda.ipc_collect()
+            cuda.empty_cache()
+            if cuda.memory_reserved() > MOST_KEPT_BYTES:  # lent to an arm that never gave it back
+                return
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ def keeps(args: Tensors, out: Tensors) -> None:
     if seen and bool((seen[0] == args["x"]).all()):
         out["y"].copy_(ANSWERS[out["y"].data_ptr()])
     else:
+        time.sleep(2e-3)  # far more than anything else here takes, so that a busy machine does not hide it
         ANSWERS[out["y"].data_ptr()] = out["y"].clone()
 
 
