@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct, field
 
@@ -84,6 +84,22 @@ class RecordedCase(Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(i for reading in self.evidence.values() for i in reading.ids)
 
 
+class Protocol(Struct, frozen=True, forbid_unknown_fields=True):
+    """How rows must have been taken to be judged by a card; what it does not say is that of the newest run.
+
+    rest: idle time after each visit, as a multiple of the visit. No part of the gate's hash.
+    """
+
+    timer: Literal["graph", "events", "cupti"] | None = None
+    l2: Literal["cold", "warm"] | None = None
+    rest: files.NotNegative | None = None
+
+    def other(self, timer: str, l2: str, rest: float) -> str:
+        """ "" or the first thing in which a way of measuring is another, as the card states it."""
+        given = {"timer": timer, "l2": l2, "rest": rest}
+        return next((f"{k} = {getattr(self, k)}" for k, v in given.items() if getattr(self, k) not in (None, v)), "")
+
+
 class _File(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A phase card as its file holds it.
 
@@ -109,6 +125,7 @@ class _File(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     claims: tuple[Claim, ...] = field(default=(), name="claim")
     recorded: tuple[RecordedCase, ...] = ()
     beside: tuple[files.Text, ...] = ()
+    measure: Protocol = Protocol()
 
 
 class Card(_File, frozen=True, kw_only=True):

@@ -84,6 +84,9 @@ def measure(arguments: Namespace) -> int:
     if named and not arguments.cross_check:
         raise BadInput("lab measure", f'"{named[0]}" is no card', "only --cross-check takes FAMILY/CANDIDATE@WORKLOAD")
     cards = [phases.card(p) for p in arguments.phase if p not in named]
+    for card in cards:
+        if pinned := card.measure.other(settings.timer, settings.l2, settings.rest):
+            raise BadInput(card.path, f"its rows are taken with {pinned}", f"pass --{pinned.replace(' = ', ' ')}")
     known = {w for card in cards for w in card.workloads}
     for name in arguments.workload if cards else ():
         if name not in known:

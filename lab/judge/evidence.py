@@ -3,9 +3,9 @@
 A reading is formed within one run: the newest run that holds both arms of a workload, never one arm from each. What a
 gate compares across workloads is read from one run too, where one holds it all. Intervals are over placements
 (lab/base/interval.py); a row of schema 1 has one placement, and its interval is a bootstrap over the blocks of it. Of
-later rows only those decide that `unsettled` has nothing against. A row that is not ok gives its status instead of a
-number. A row with a cold L2 whose compulsory bytes or flops per microsecond exceed the datasheet's peak
-makes the phase INVALID.
+later rows only those decide that `unsettled` has nothing against, and of all those whose arms are not `apart`. A row
+that is not ok gives its status instead of a number. A row with a cold L2 whose compulsory bytes or flops per
+microsecond exceed the datasheet's peak makes the phase INVALID.
 """
 
 from __future__ import annotations
@@ -26,7 +26,43 @@ from lab.row.records import JUDGED, Earlier, Measurement
 Pair = tuple[Measurement | None, Measurement | None]
 """The control's and the candidate's row of one workload in one run."""
 PROCESSES = 2  # over which placements are spread at least
+ALIKE = ("device", "gpu", "gpu_id", "driver", "commit", "timer", "l2", "rest")  # what arms of a comparison agree on
 CLOCK_PCT = 5.0  # by which the harness's clock may differ from an arm's own times
+
+
+def asked(rows: Iterable[Measurement], card: phases.Card) -> list[Measurement]:
+    """The rows of the card's two arms that were taken as it pins."""
+    arms = (card.control, card.candidate)
+    return [row for row in rows if row.name in arms and not card.measure.other(*protocol(row))]
+
+
+def protocol(row: Measurement) -> tuple[str, str, float]:
+    """(timer, L2 state, rest) of a row, as it was asked for where it was not timed."""
+    return row.timer or row.wanted_timer, row.l2 or row.wanted_l2, row.rest or 0.0
+
+
+def other_protocols(rows: Iterable[Measurement], together: Iterable[Iterable[str]] = ()) -> list[str]:
+    """One phrase for each protocol by which both arms were timed somewhere that `pairs` chose none of its runs."""
+    rows = [row for row in rows if row.time_us is not None]
+    chosen, runs = pairs(rows, together), _by_run(rows)
+    left: dict[tuple[str, str, float], int] = {}
+    for workload, pair in chosen.items():
+        ours = {protocol(row) for row in pair if row}
+        for way in {protocol(a) for a, b in runs[workload].values() if a and b} - ours:
+            left[way] = left.get(way, 0) + 1
+    return [
+        f"not judged: runs by {timer}, {l2} L2, rest {rest:g}, of {count} workload{'s' * (count > 1)}"
+        for (timer, l2, rest), count in sorted(left.items())
+    ]
+
+
+def apart(control: Measurement | None, candidate: Measurement | None) -> str:
+    """ "" or in what two arms differ that were timed together if this is a comparison."""
+    if control is None or candidate is None or control.time_us is None or candidate.time_us is None:
+        return ""
+    sides = {key: (getattr(control, key), getattr(candidate, key)) for key in ALIKE}
+    said = [f"{key} ({ours}, {theirs})" for key, (ours, theirs) in sides.items() if ours != theirs]
+    return f"its arms differ in {', '.join(said)}" if said else ""
 
 
 def _by_run(rows: Iterable[Measurement]) -> dict[str, dict[str, Pair]]:
@@ -180,11 +216,13 @@ def _over_placements(control: Measurement, candidate: Measurement) -> interval.I
 
 
 def unsettled(control: Measurement | None, candidate: Measurement | None) -> str:
-    """ "" or why this comparison decides nothing: too few placements, drift, a throttled arm, clocks that disagree.
+    """ "" or why this comparison decides nothing: arms apart, too few placements, drift, throttling, other clocks.
 
     Whether it converged is said by its placements (`Interval.converged`); a row's own `converged` is of the sampling
     within one. Rows of schema 1, of before there were placements, keep their remarks instead.
     """
+    if said := apart(control, candidate):
+        return said
     arms = [row for row in (control, candidate) if row and row.time_us is not None and not isinstance(row, Earlier)]
     if not arms:
         return ""

@@ -141,7 +141,8 @@ def judge_measured(card: Card, device_id: str) -> Judgement:
     they are; then the rows are read as evidence and judged.
     """
     device = devices.get(device_id)
-    rows = [r for r in store.rows(device=device.id, phase=card.id) if r.name in (card.control, card.candidate)]
+    every = store.rows(device=device.id, phase=card.id)
+    rows = evidence.asked(every, card)
     together = evidence.compared(card)
     chosen = evidence.pairs(rows, together)  # older runs answer to an older gate, workloads that left the card to none
     used = [row for workload in card.workloads for row in chosen.get(workload, ()) if row]
@@ -150,6 +151,9 @@ def judge_measured(card: Card, device_id: str) -> Judgement:
         f"{workload}: the ratio varies by {sd_pct:.2f} % over {count} runs"
         for workload, (count, sd_pct) in evidence.between_runs(rows).items()
     ]
+    notes += evidence.other_protocols(rows, together)
+    if left := len({row.run for row in every if card.measure.other(*evidence.protocol(row))}):
+        notes.append(f"{left} runs by another protocol than the card's are not judged")
     note = "; ".join(filter(None, notes))
     return judgement(card, evidence.readings(rows, device, together), "measured", device.id, None, note=note)
 

@@ -192,7 +192,7 @@ def _flip(pair: Pair, judged: verdicts.Judgement, here: str, path: Path) -> Flip
 
     places = dict.fromkeys((judged.device, here))
     bounds = {(device_id, arm): bounding(device_id, arm) for device_id in places for arm in ARMS}
-    rows = [r for r in store.rows(here, card.id) if r.name in (card.control, card.candidate)]
+    rows = evidence.asked(store.rows(here, card.id), card)
     return Flip(
         row=phases.card(judged.phase).row,
         question=pair.question,

@@ -136,7 +136,7 @@ def judged(card: Card, device: str, kind: str, line: float | None = None, which:
     store.refuse_unmeasured(card.id, device)
     if line is None:
         return verdicts.judge_measured(card, device)
-    rows = [r for r in store.rows(device=device, phase=card.id) if r.name in (card.control, card.candidate)]
+    rows = evidence.asked(store.rows(device=device, phase=card.id), card)
     given = evidence.readings(rows, devices.get(device), evidence.compared(card))
     return verdicts.judgement(moved, given, MEASURED, device, None, "the line was moved by hand")
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from lab.base import devices, progress
 from lab.bench import machine, measure
@@ -58,6 +59,17 @@ def test_command(command: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert captured.err.count("already measured in this run") == 4
     assert main.main(["measure", "toy", "--seconds", "0", "--resume", folder.name, "--timer", "events"]) == 0
     assert rows_in(folder) == 16
+
+
+def test_what_a_card_pins_is_not_measured_otherwise(
+    command: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pinned = structs.replace(phases.card("toy"), measure=phases.Protocol(l2="cold", rest=0.5))
+    monkeypatch.setattr(phases, "card", lambda name: pinned)
+    assert main.main(["measure", "toy", "--seconds", "0"]) == 2
+    assert "pass --rest 0.5" in capsys.readouterr().err
+    assert not command.exists()
+    assert main.main(["measure", "toy", "--seconds", "0", "--rest", "0.5", "--workload", "w00"]) == 0
 
 
 def test_command_out_and_json(command: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -114,6 +114,8 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "modelled": ("[gate]", '[gate]\nmodelled = "no"', ("gate.modelled", "'no'", "bool")),
     "expected": ("arithmetic =", "arithmetics =", ("expected", "arithmetics", '"arithmetic"')),
     "malformed": ("[gate]", "[gate", ("not valid TOML", "line")),
+    "protocol": ("[gate]", '[measure]\nl2 = "cool"\n\n[gate]', ("measure.l2", "cool", '"cold"')),
+    "negative rest": ("[gate]", "[measure]\nrest = -1.0\n\n[gate]", ("measure.rest", "-1", ">= 0")),
     "key twice": ("title =", 'title = "again"\ntitle =', ("not valid TOML", "line")),
 }
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from lab.base import devices
 from lab.card import history, phases
@@ -246,6 +247,41 @@ def test_no_interval_without_pairs_of_blocks(missing: str) -> None:
     time = evidence.readings(rows, H200)["kernel_us", "a"]
     assert (time.change_pct, time.interval_pct) == (None, None)
     assert word(*rows) == "GO"
+
+
+@over(numbered([(key,) for key in evidence.ALIKE]))
+def test_arms_of_two_comparisons_decide_nothing(key: str) -> None:
+    rows = [blocks("control", 1000.0), blocks("candidate", 800.0)]
+    assert word(*rows) == "GO"
+    verdict = judge(
+        GATE, evidence.readings([rows[0], changed(rows[1], **{key: 4.0 if key == "rest" else "other"})], H200)
+    )
+    assert verdict.word == "BLOCKED"
+    assert f"differ in {key} (" in verdict.reason
+
+
+def test_a_run_of_another_protocol_supersedes_nothing_in_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest run is judged, as ever, where the card pins nothing; a card that does keeps to its own."""
+    monkeypatch.setattr(store, "FOLDER", tmp_path)
+    card = phases.card("p3-kernel")
+    for run, rest, us in (("r1", 4.0, 800.0), ("r2", 4.0, 700.0), ("r3", None, 600.0)):
+        for arm, name, time in (("control", card.control, 1000.0), ("candidate", card.candidate, us)):
+            one = row(
+                arm, time, name=name, run=run, rest=rest, timer="graph", phase=card.id, workload_id=card.workloads[0]
+            )
+            store.append(tmp_path / "h200" / card.id / run, one)
+    rows = store.rows("h200", card.id)
+    free, pinned = replace(card, measure=phases.Protocol()), card
+    for asks, us in ((free, 600.0), (pinned, 700.0)):
+        judged = evidence.pairs(evidence.asked(rows, asks))[card.workloads[0]]
+        assert [row.time_us for row in judged if row] == [1000.0, us]
+    said = [verdicts.judge_measured(one, "h200").note for one in (free, pinned)]
+    assert "not judged: runs by graph, cold L2, rest 4, of 1 workload" in said[0]
+    assert "1 runs by another protocol than the card's are not judged" in said[1]
+    for pin in (phases.Protocol(timer="events"), phases.Protocol(l2="warm"), phases.Protocol(rest=1.0)):
+        assert evidence.asked(rows, replace(card, measure=pin)) == []
 
 
 def test_no_interval_for_an_arm_that_is_not_ok() -> None:

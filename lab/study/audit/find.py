@@ -137,7 +137,7 @@ def bodies(kind: str) -> list[Body]:
 def measured(card: phases.Card, place: str, rows: Iterable[Measurement]) -> Body:
     """The body of one card's rows on one device; peers' rows are kept for what concerns every row."""
     rows = tuple(rows)
-    judged = [r for r in rows if r.name in (card.control, card.candidate)]
+    judged = evidence.asked(rows, card)
     read = evidence.readings(judged, devices.get(place))
     parts = _parts(card, read)
     word = parts[0][2].word
