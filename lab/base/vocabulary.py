@@ -27,6 +27,10 @@ class Metric(Struct, frozen=True, forbid_unknown_fields=True):
     meaning: str
     recorded: tuple[str, ...] = ()
 
+    def for_the_worse(self, op: str) -> bool:
+        """Whether a change "beyond" (or "at least") a threshold is one that nobody wants: "<" of a throughput."""
+        return op in {"higher": ("<", "<="), "lower": (">", ">=")}.get(self.better, ())
+
 
 class Unit(Struct, frozen=True, forbid_unknown_fields=True):
     """A unit: other spellings found in the sources, what it measures ("time"), its factor to that's base unit."""

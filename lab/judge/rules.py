@@ -21,6 +21,9 @@ the floor, else undecided. A kill condition has fired where the whole interval l
 none of it does, or none beyond the floor; else nobody can tell. Rows that did not converge, were throttled, or were
 timed by a clock that disagrees decide nothing (BLOCKED). Rows of one placement keep the rules above.
 
+Direction. A gate may ask for what nobody wants (a divergence that has to show), and a slip of a sign looks the same:
+a GO that rests on a required change for the worse says so, unless the gate bounds that change from both sides.
+
 Stated. A source may say that a result is identical, or that nothing crashed, and print no figure. Such evidence may
 stand in a GO, which then says what is stated and not shown.
 
@@ -180,7 +183,19 @@ def _weigh(gate: Gate, findings: tuple[Finding, ...], verdict: Callable[..., Ver
     lead = f"on {' and '.join(sorted(weak))} evidence: " if weak else ""
     found = verdict("CONDITIONAL-GO" if weak else "GO", because, lead)
     stated = ", ".join(dict.fromkeys(f.condition.of for f in findings if f.kind == "stated"))
-    return replace(found, reason=f"{found.reason}; stated, not shown: {stated}") if stated else found
+    reason = found.reason + (f"; stated, not shown: {stated}" if stated else "")
+    return replace(found, reason="; mind: ".join([reason, *_for_the_worse(gate)]))
+
+
+def _for_the_worse(gate: Gate) -> list[str]:
+    """What a gate requires to get worse than the control's, where nothing else it requires bounds that."""
+    changes = [c for c in gate.require if c.compare != "value" and not (c.than or c.against or c.op == "==")]
+    metrics = vocabulary.metrics()
+    worse = {(c.of, c.workload): c.metric for c in changes if metrics[c.metric].for_the_worse(c.op)}
+    for c in changes:
+        if not metrics[c.metric].for_the_worse(c.op):  # bounded from both sides: it asks for no change at all
+            worse.pop((c.of, c.workload), None)
+    return [f"the gate asks for the worse, {of} is better {metrics[m].better}" for (of, _), m in worse.items()][:1]
 
 
 def hold(role: str, condition: Condition, noise: Noise, evidence: Evidence) -> Finding:

@@ -448,6 +448,26 @@ def test_no_number_of_blocks_decides_what_lies_on_the_line() -> None:
     ).reason  # fmt: skip
 
 
+# Direction ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_go_on_a_change_for_the_worse_says_so() -> None:
+    """A slip of a sign: -45 % of a throughput."""
+
+    def reason(*conditions: Condition) -> str:
+        evidence = {("decode_tps", ""): tps(100, 55), ("kernel_us", ""): Reading("us", 100, 190)}
+        found = judge(Gate(require=conditions), evidence)
+        assert found.word == "GO"
+        return found.reason
+
+    assert "; mind: the gate asks for the worse, decode_tps is better higher" in reason(change("decode_tps", "<", 0))
+    assert "; mind: the gate asks for the worse, kernel_us is better lower" in reason(change("kernel_us", ">=", 5))
+    assert "mind" not in reason(change("decode_tps", ">", -50), change("kernel_us", "<", 100))
+    null = change("decode_tps", "<=", 50), change("decode_tps", ">=", -50)
+    assert "mind" not in reason(*null)  # bounded from both sides: no change is what it asks for
+    assert "mind" not in reason(Condition("kernel_us", ">=", "us", 100))
+
+
 # Stated ---------------------------------------------------------------------------------------------------------------
 
 
