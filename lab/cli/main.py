@@ -126,6 +126,18 @@ COMMANDS = {
         flag("--cross-check", "compare our clock with Kineto's and ncu's instead"),
         arg("--out", type=Path, help="folder for the rows; default profiles/<device>/<phase>/<run>"),
     )),
+    "plan": Command("lab.study.plan:run",
+        "what measuring a card costs, and the smallest effect that its intervals would show", (
+        arg("phase", nargs="+", help="card ids"),
+        arg("--placements", type=int, default=8, help="allocations of each comparison (default 8, the fewest)"),
+        flag("--peers", "with the installed rival libraries"),
+    )),
+    "power": Command("lab.study.power:run",
+        "how often a verdict is wrong: the judge over simulated noise, one or two minutes", (
+        arg("--comparisons", type=int, default=2000, help="of each kind of noise (default 2000)"),
+        arg("--seed", type=int, default=20261123),
+        flag("--write", "keep the table: data/false_go.csv and the page that shows it"),
+    )),
     "rows": Command("lab.cli.cards:rows", "the measured rows that profiles/ holds", (
         *(arg(f"--{name}", help=f"only rows of this {name}") for name in ("family", "phase", "device")),
         flag("--verify", "whether every record under profiles/ is as it was written, and could have been measured"),

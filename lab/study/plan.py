@@ -1,0 +1,121 @@
+"""What measuring a card would cost, and how small an effect its intervals would show.
+
+By the spread of a family's ratios over placements in the committed rows, where there are any. A change is seen when its
+distance from the line exceeds the interval's reach by what nine in ten measurements stay within.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from argparse import Namespace
+from collections.abc import Sequence
+
+import msgspec
+
+from lab.base import interval
+from lab.base.console import print_json
+from lab.base.errors import BadInput
+from lab.bench import measure
+from lab.card import phases
+from lab.card.gate import Condition
+from lab.judge import evidence
+from lab.row import store
+
+PLACEMENT_S, PROCESS_S = 0.35, 4.0  # that one arm's sets take to make, and a process to start, on an H200
+ASSUMED_PCT = 1.0
+
+
+def run(arguments: Namespace) -> int:
+    """`lab plan`: the plans of the cards that were named."""
+    found = [plan(phases.card(name), arguments.placements, arguments.peers) for name in arguments.phase]
+    if arguments.json:
+        print_json([msgspec.to_builtins(one) for one in found])
+    else:
+        print("\n".join(map(render, found)))
+    return 0
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """What one line of a gate could be told from. go_from: the figure beyond which nine in ten measurements decide."""
+
+    condition: str
+    go_from: float
+    unit: str
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What measuring a card costs, and what it would show.
+
+    sets: times that sets are allocated in a placement, one for each arm and the control's second self.
+    spread_pct: standard deviation of a placement's ratio; compared: comparisons that it was seen in, 0 when assumed.
+    effect_pct: the smallest change from a line that nine in ten measurements see.
+    """
+
+    card: str
+    comparisons: int
+    sets: int
+    placements: int
+    processes: int
+    seconds: float
+    spread_pct: float
+    compared: int
+    effect_pct: float
+    lines: tuple[Seen, ...]
+
+
+def plan(card: phases.Card, placements: int = interval.PLACEMENTS, peers: bool = False) -> Plan:
+    """The plan of a card. Raises BadInput for one that can only be replayed, and for fewer than two placements."""
+    if placements < 2:
+        raise BadInput("--placements", f"{placements} have no spread", f"take {interval.PLACEMENTS} or more")
+    items = measure.plan(card, peers=peers)
+    arms = max(len(item.arms) for item in items)
+    spread_pct, compared = spread(card.family)
+    # The interval's reach, and beyond it what nine in ten measurements stay within.
+    steps = [interval.quantile(level, placements - 1) for level in (interval.PLACEMENT_LEVEL, 0.8)]
+    step = math.log1p(spread_pct / 100.0) / math.sqrt(placements)
+    floor = math.log1p(card.gate.noise.floor_pct / 100.0)
+    lines = [line for _, gate in card.gates for c in gate.require if (line := _seen(c, step, steps, floor))]
+    processes = evidence.PROCESSES * arms
+    a_comparison = PLACEMENT_S * placements * (arms + 1) + PROCESS_S * processes + measure.Settings().seconds
+    return Plan(card.id, len(items), arms + 1, placements, processes, len(items) * a_comparison,
+                spread_pct, compared, 100.0 * math.expm1(sum(steps) * step), tuple(lines))  # fmt: skip
+
+
+def _seen(c: Condition, step: float, steps: Sequence[float], floor: float) -> Seen | None:
+    """One required line; None where it is of no time that a placement changes."""
+    if c.metric not in ("kernel_us", "sequence_us", "roofline_fraction") or c.compare == "difference" or c.than:
+        return None
+    sign = 1.0 if c.op in (">", ">=") else -1.0
+    if c.compare == "value":
+        return Seen(str(c), c.threshold * math.exp(sign * sum(steps) * step), c.unit)
+    line, beyond = math.log1p(c.share * c.threshold / 100.0), sum(steps) * step
+    from_line = line + sign * beyond
+    if 0 <= sign * line <= floor:  # within the floor the figure has to lie beyond that too
+        from_line = sign * max(sign * from_line, floor + steps[1] * step)
+    return Seen(str(c), 100.0 * math.expm1(from_line), c.unit)
+
+
+def spread(family: str) -> tuple[float, int]:
+    """(median standard deviation in %, comparisons) of a family's ratios over placements; ASSUMED_PCT without."""
+    found = []
+    for card in phases.cards().values():
+        for device in store.measured_devices(card.id) if card.family == family else ():
+            for control, candidate in evidence.pairs(store.rows(device=device, phase=card.id)).values():
+                change = evidence.change_pct(control, candidate)
+                if change and candidate and candidate.placements >= interval.PLACEMENTS:
+                    low, high = (math.log1p(end / 100.0) for end in change[1:])
+                    n = candidate.placements
+                    reach = interval.quantile(interval.PLACEMENT_LEVEL, n - 1)
+                    found.append(100.0 * (high - low) / 2 / reach * math.sqrt(n))
+    return (statistics.median(found), len(found)) if found else (ASSUMED_PCT, 0)
+
+
+def render(found: Plan) -> str:
+    """A plan as text."""
+    of = f"in {found.compared} comparisons of its family" if found.compared else "assumed, its family has no such row"
+    lines = [
+        f"{found.card}: {found.comparisons} comparisons of {found.placements} placements, about {found.seconds:.0f} s",
+        f"a placement's ratio varies by {found.spread_pct:.2g} % ({of}); {found.effect_pct:.2g} % from a line is seen",
+    ]
+    return "\n".join([*lines, *(f"  {x.condition}: decided from {x.go_from:.4g} {x.unit}" for x in found.lines)])

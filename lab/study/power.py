@@ -1,0 +1,252 @@
+"""How often is a verdict wrong, and what can a measurement see: answered by the judge itself, over simulated noise.
+
+`simulate` makes rows as the bench does, with a change that is known and noise of one kind, and has evidence and judge
+decide them. Each comparison is judged three times: with no effect against "change < 0", with a change just on the wrong
+side of "change <= -5 %", and with a change of -3 % against "change < 0". The noise is multiplicative and has mean zero
+on logarithms, so that the change is the ratio of the arms' means over placements. A comparison has the fewest
+placements and blocks that the bench takes.
+"""
+
+from __future__ import annotations
+
+import math
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from lab.base import devices, files, interval
+from lab.base.console import between, print_json, table
+from lab.base.errors import REPOSITORY, BadInput
+from lab.card.gate import Condition, Gate
+from lab.judge import evidence, rules
+from lab.row import samples
+from lab.row.records import Measurement
+
+FILE = REPOSITORY / "data" / "false_go.csv"
+PAGE = REPOSITORY / "lab" / "write" / "docs" / "wrong.md"
+MARKS = ("<!-- written by lab power --write -->", "<!-- end -->")
+COMPARISONS, SEED = 2000, 20261123
+BLOCKS = 3  # of a placement
+LINE_PCT, BESIDE_PCT, EFFECT_PCT = -5.0, -4.99, -3.0
+OWN = 0.003  # standard deviation from block to block where the noise is of placements
+RESAMPLES = 1000
+
+Draw = Any
+"""numpy.random.Generator"""
+
+
+def run(arguments: Namespace) -> int:
+    """`lab power`: simulate every kind of noise; with --write keep what came of it."""
+    if arguments.comparisons < 1:
+        raise BadInput("--comparisons", f"{arguments.comparisons} show nothing", f"take {COMPARISONS}")
+    lines = [simulate(name, arguments.comparisons, arguments.seed) for name in NOISES]
+    if arguments.write:
+        write(lines)
+    if arguments.json:
+        print_json([msgspec.to_builtins(line) for line in lines])
+    else:
+        print(render(lines))
+    return 0
+
+
+def _normal(draw: Draw, sd: float, blocks: int = 1) -> Any:
+    return draw.normal(0.0, sd, (3, interval.PLACEMENTS, blocks))
+
+
+def _placement(draw: Draw, sd: float) -> Any:
+    return _normal(draw, sd) + _normal(draw, OWN, BLOCKS)
+
+
+def _walk(draw: Draw, correlation: float, sd: float, blocks: int) -> Any:
+    """A first-order autoregression [3, placements, blocks]: within a placement, or, with all its blocks, across."""
+    runs = 3 * interval.PLACEMENTS * BLOCKS // blocks
+    steps = draw.normal(0.0, sd, (runs, blocks))
+    for i in range(1, blocks):
+        steps[:, i] = correlation * steps[:, i - 1] + math.sqrt(1 - correlation**2) * steps[:, i]
+    return steps.reshape(3, interval.PLACEMENTS, BLOCKS)
+
+
+def _drift(draw: Draw, sd: float) -> Any:
+    """A random walk that all arms share, with this deviation at its end."""
+    count = interval.PLACEMENTS * BLOCKS
+    return draw.normal(0.0, sd / math.sqrt(count), count).cumsum().reshape(interval.PLACEMENTS, BLOCKS)
+
+
+def _modes(draw: Draw, gap: float, share: float, arms: Sequence[int]) -> Any:
+    """Placements of these arms (0 and 1 are the control and its second self) in one of two modes."""
+    slow = draw.random((3, interval.PLACEMENTS, 1)) < share
+    chosen = [[[arm in arms]] for arm in range(3)]
+    return gap * (slow - share) * chosen
+
+
+def _candidate(draw: Draw, sd: float) -> Any:
+    noise = _normal(draw, 0.001, BLOCKS)
+    noise[2] += draw.normal(0.0, sd, (interval.PLACEMENTS, 1)) + draw.normal(0.0, sd, (interval.PLACEMENTS, BLOCKS))
+    return noise
+
+
+def _heavy(draw: Draw, sd: float, blocks: int = BLOCKS) -> Any:
+    return sd * draw.standard_t(3, (3, interval.PLACEMENTS, blocks))
+
+
+class Noise(NamedTuple):
+    """One kind of noise: of log times [control, its second self, candidate][placements][blocks].
+
+    promised: whether the targets hold under it; powered: whether an effect of 3 % has to be seen too.
+    """
+
+    says: str
+    of: Callable[[Draw], Any]
+    promised: bool = True
+    powered: bool = False
+
+
+NOISES: dict[str, Noise] = {
+    "iid": Noise("1 % from block to block", lambda d: _normal(d, 0.01, BLOCKS), powered=True),
+    "ar1": Noise("1 %, correlated by 0.9 within a placement", lambda d: _walk(d, 0.9, 0.01, BLOCKS), powered=True),
+    "drift": Noise(
+        "5 % of drift that the arms share", lambda d: _drift(d, 0.05) + _normal(d, OWN, BLOCKS), powered=True
+    ),
+    "drift-20": Noise(
+        "20 % of drift that the arms share", lambda d: _drift(d, 0.2) + _normal(d, OWN, BLOCKS), powered=True
+    ),
+    "placement-0.5": Noise("0.5 % from placement to placement", lambda d: _placement(d, 0.005), powered=True),
+    "placement-1": Noise("1 % from placement to placement", lambda d: _placement(d, 0.01), powered=True),
+    "placement-1.5": Noise("1.5 % from placement to placement", lambda d: _placement(d, 0.015)),
+    "placement-2": Noise("2 % from placement to placement", lambda d: _placement(d, 0.02)),
+    "bimodal": Noise(
+        "the control in two modes 4 % apart", lambda d: _modes(d, 0.04, 0.5, (0, 1)) + _normal(d, OWN, BLOCKS)
+    ),
+    "candidate": Noise("the candidate alone, 2 % by placement and block", lambda d: _candidate(d, 0.02)),
+    "heavy": Noise(
+        "heavy tails (Student's t, 3 degrees): 0.5 % by placement, 1 % by block",
+        lambda d: _heavy(d, 0.005, 1) + _heavy(d, 0.01),
+    ),
+    "mixture": Noise(
+        "drift 5 %, placements 1 %, the control in two modes 3 % apart, heavy tails 0.5 %",
+        lambda d: _drift(d, 0.05) + _normal(d, 0.01) + _modes(d, 0.03, 0.5, (0, 1)) + _heavy(d, 0.005),
+    ),
+    "rare-mode": Noise(
+        "one placement in five of the candidate 4 % slower",
+        lambda d: _modes(d, 0.04, 0.2, (2,)) + _normal(d, OWN, BLOCKS),
+        promised=False,
+    ),
+    "outlives": Noise(
+        "1 % in each arm, correlated by 0.95 from block to block across placements",
+        lambda d: _walk(d, 0.95, 0.01, interval.PLACEMENTS * BLOCKS),
+        promised=False,
+    ),
+}
+
+
+class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What came of one kind of noise, in % of its comparisons.
+
+    false_go_pct:         GO with no effect, gate "change < 0".
+    false_go_at_line_pct: GO with a change of BESIDE_PCT, gate "change <= LINE_PCT".
+    coverage_pct:         intervals that hold the true change; bootstrap_pct: those of a bootstrap of the placements.
+    power_pct:            GO with a change of EFFECT_PCT, gate "change < 0".
+    """
+
+    id: str
+    comparisons: int
+    false_go_pct: float
+    false_go_at_line_pct: float
+    coverage_pct: float
+    bootstrap_pct: float
+    power_pct: float
+
+
+HEAD = ("noise", "false GO, no effect", f"false GO, {BESIDE_PCT:g} % at {LINE_PCT:g} %", "interval holds the truth",
+        "bootstrap would", f"GO at {EFFECT_PCT:g} %")  # fmt: skip
+
+
+def simulate(name: str, comparisons: int = COMPARISONS, seed: int = SEED) -> Line:
+    """One kind of noise through rows, evidence and judge."""
+    import numpy
+
+    draw = numpy.random.default_rng([seed, *name.encode()])
+    device = devices.get("h200")
+    zero, line = (_gate("<", 0.0), _gate("<=", LINE_PCT))
+    counts = dict.fromkeys(Line.__struct_fields__[2:], 0)
+    for _ in range(comparisons):
+        times = 100.0 * numpy.exp(NOISES[name].of(draw))
+        control = _row("control", times[0], times[1])
+
+        def judged(change_pct: float, gate: Gate, times: Any = times, control: Measurement = control) -> str:
+            rows = [control, _row("candidate", (1.0 + change_pct / 100.0) * times[2])]
+            return rules.judge(gate, evidence.readings(rows, device)).word
+
+        counts["false_go_pct"] += judged(0.0, zero) == "GO"
+        counts["false_go_at_line_pct"] += judged(BESIDE_PCT, line) == "GO"
+        counts["power_pct"] += judged(EFFECT_PCT, zero) == "GO"
+        found = interval.over_placements(*times.tolist())
+        counts["coverage_pct"] += found.low <= 1.0 <= found.high
+        counts["bootstrap_pct"] += _resampled(times, draw)
+    return Line(name, comparisons, **{key: 100.0 * n / comparisons for key, n in counts.items()})
+
+
+def _gate(op: Any, threshold: float) -> Gate:
+    return Gate(require=(Condition("kernel_us", op, "%", threshold, "change", "w"),))
+
+
+def _row(arm: Any, blocks: Any, again: Any = None) -> Measurement:
+    """A row of the bench: each block is two visits of one sample."""
+    shape = (*blocks.shape, 2)
+    return Measurement(
+        device="h200", phase="power", family="power", arm=arm, name=arm, precision="bf16", workload_id="w", workload={},
+        status="ok", run="r", relative_error=0.0, placements=shape[0], processes=evidence.PROCESSES, shape=shape,
+        samples=samples.encode(blocks.repeat(2).tolist()),
+        again_samples=None if again is None else samples.encode(again.repeat(2).tolist()),
+    )  # fmt: skip
+
+
+def _resampled(times: Any, draw: Draw) -> bool:
+    """Whether a bootstrap of the placements, at the same level, holds the truth."""
+    import numpy
+
+    logs = numpy.median(numpy.log(2.0 * times[2] / (times[0] + times[1])), axis=1)
+    means = logs[draw.integers(0, len(logs), (RESAMPLES, len(logs)))].mean(axis=1)
+    low, high = numpy.quantile(means, [(1 - interval.PLACEMENT_LEVEL) / 2, (1 + interval.PLACEMENT_LEVEL) / 2])
+    return bool(low <= 0.0 <= high)
+
+
+def committed() -> tuple[Line, ...]:
+    """The lines of data/false_go.csv."""
+
+    def typed(row: dict[str, Any]) -> dict[str, Any]:
+        numbers = {key: files.number(text) for key, text in row.items() if key != "id"}
+        count = numbers["comparisons"]
+        return row | numbers | ({"comparisons": round(count)} if isinstance(count, float) else {})
+
+    return tuple(files.table(FILE, Line, typed).values())
+
+
+def write(lines: Sequence[Line], file: Path = FILE, page: Path = PAGE) -> None:
+    """Keep the lines as data, and as the table of their page."""
+    rows = [Line.__struct_fields__, *(tuple(f"{x:g}" if x != line.id else x for x in msgspec.structs.astuple(line))
+                                      for line in lines)]  # fmt: skip
+    file.write_text("".join(",".join(row) + "\n" for row in rows), encoding="utf-8")
+    page.write_text(between(page.read_text(encoding="utf-8"), MARKS, markdown(lines), page), encoding="utf-8")
+
+
+def markdown(lines: Sequence[Line]) -> list[str]:
+    """The lines as a Markdown table."""
+    cells = [[*HEAD], ["---", *["--:"] * (len(HEAD) - 1)], *_cells(lines)]
+    return ["| " + " | ".join(row) + " |" for row in cells]
+
+
+def render(lines: Sequence[Line]) -> str:
+    """The lines as text."""
+    return table(HEAD, _cells(lines), (44, 10, 12, 12, 10, 8))
+
+
+def _cells(lines: Sequence[Line]) -> list[list[str]]:
+    def says(x: Line) -> str:
+        return NOISES[x.id].says + ("" if NOISES[x.id].promised else " (not covered)")
+
+    numbers = Line.__struct_fields__[2:]
+    return [[says(x), *(f"{getattr(x, n):.{2 if 'go' in n else 1}f} %" for n in numbers)] for x in lines]

@@ -1,0 +1,84 @@
+"""What measuring a card would cost and show."""
+
+import json
+import math
+
+import pytest
+
+from lab.base import interval
+from lab.card import phases
+from lab.card.gate import Condition
+from lab.cli import main
+from lab.row import store
+from lab.study import plan
+from tests.judge.test_placements import SPREAD, STILL, placed
+from tests.refused import refused
+
+CARD = phases.card("p5-cuda")
+
+
+def test_what_a_card_costs() -> None:
+    found = plan.plan(CARD)
+    assert (found.comparisons, found.placements) == (len(CARD.workloads), interval.PLACEMENTS)
+    assert found.sets == 2 + 1 + len(CARD.beside)
+    assert found.processes == 2 * (found.sets - 1)
+    each = 8 * found.sets * 0.35 + found.processes * 4.0 + 2.0
+    assert found.seconds == pytest.approx(found.comparisons * each)
+    assert plan.plan(CARD, 16).seconds > found.seconds
+
+
+def test_a_line_is_decided_beyond_what_the_interval_reaches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "spread", lambda family: (2.0, 3))
+    found = plan.plan(CARD)
+    # Student's t with 7 degrees: 2.517 for 96 % and, for nine in ten, 1.415.
+    reach = (2.517 + 1.415) * math.log(1.02) / math.sqrt(8)
+    assert found.effect_pct == pytest.approx(100 * math.expm1(reach), rel=1e-3)
+    (line,) = {one.go_from for one in found.lines}
+    assert line == pytest.approx(100 * (0.9 * math.exp(-reach) - 1), rel=1e-3)
+    finer = plan.plan(CARD, 32)
+    assert finer.effect_pct < found.effect_pct / 2
+    assert "-10 %" in plan.render(found)
+    assert "3 comparisons" in plan.render(found)
+
+
+def seen(condition: Condition) -> float | None:
+    steps = [interval.quantile(level, 7) for level in (0.96, 0.8)]
+    found = plan._seen(condition, 0.001, steps, math.log(1.02))
+    return found.go_from if found else None
+
+
+def test_lines_of_every_kind() -> None:
+    reach = sum(interval.quantile(level, 7) for level in (0.96, 0.8)) * 0.001
+    for op, line, go_from in (("<", -10, 0.9 * math.exp(-reach)), (">=", 10, 1.1 * math.exp(reach))):
+        assert seen(Condition("kernel_us", op, "%", line, "change")) == pytest.approx(100 * go_from - 100)  # type: ignore[arg-type]
+    zero = seen(Condition("kernel_us", "<", "%", 0, "change"))
+    beyond_floor = math.log(1.02) + interval.quantile(0.8, 7) * 0.001
+    assert zero == pytest.approx(100 * math.expm1(-beyond_floor))
+    assert seen(Condition("kernel_us", "<=", "%", 3, "change")) == pytest.approx(103 * math.exp(-reach) - 100)
+    assert seen(Condition("kernel_us", "<=", "us", 16)) == pytest.approx(16 * math.exp(-reach))
+    assert seen(Condition("roofline_fraction", ">=", "ratio", 0.8)) == pytest.approx(0.8 * math.exp(reach))
+    assert seen(Condition("relative_error", "<=", "ratio", 0.01)) is None
+    assert seen(Condition("kernel_us", "<=", "us", than="sequence_us")) is None
+
+
+def test_the_spread_is_what_the_familys_rows_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert plan.spread("no such family") == (plan.ASSUMED_PCT, 0)
+    pair = [placed("control", 1000.0, STILL), placed("candidate", 900.0)]
+    monkeypatch.setattr(store, "measured_devices", lambda card: ["h200"] if card == CARD.id else [])
+    monkeypatch.setattr(store, "rows", lambda **given: pair)
+    found, compared = plan.spread(CARD.family)
+    mean = sum(SPREAD) / 8
+    assert compared == 1
+    assert found == pytest.approx(100 * math.sqrt(sum((x - mean) ** 2 for x in SPREAD) / 7), rel=1e-3)
+    monkeypatch.setattr(store, "rows", lambda **given: [placed(r.arm, 1000.0, STILL[:4]) for r in pair])
+    assert plan.spread(CARD.family) == (plan.ASSUMED_PCT, 0)
+
+
+def test_lab_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["plan", CARD.id, "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["card"], len(found["lines"])) == (CARD.id, 3)
+    with refused("--placements", "1", remedy="8"):
+        plan.plan(CARD, 1)
+    assert main.main(["plan", "lp1"]) == 2
+    assert "lab judge" in capsys.readouterr().err
