@@ -140,8 +140,9 @@ def readings(
             unit="us",
             control=control.time_us if control else None,
             candidate=candidate.time_us if candidate else None,
-            control_sd_pct=control.sd_pct if control else None,
-            noise_pct=aa_pct(control, candidate),
+            # Over placements the interval has both arms' noise, and without what they share.
+            control_sd_pct=control.sd_pct if control and placed < 2 else None,
+            noise_pct=aa_pct(control, candidate) if placed < 2 else None,
             ids=ids,
             impossible=next(filter(None, (roofline.beyond(device, row) for row in arms)), ""),
             change_pct=None if by_block is None else by_block[0],

@@ -158,6 +158,7 @@ def test_rows_over_placements_are_read_with_their_interval() -> None:
     found = read(placed("control", 1000.0, STILL), placed("candidate", 900.0))
     expected = interval.of_arm([[900 * math.exp(x)] for x in SPREAD])
     assert (found.placements, found.repeats, found.unsettled) == (8, 8, "")
+    assert (found.control_sd_pct, found.noise_pct) == (None, None)
     assert found.interval == pytest.approx((expected.low, expected.high))
     assert found.interval_pct == pytest.approx((expected.low / 10 - 100, expected.high / 10 - 100))
     assert found.change_pct == pytest.approx(-10)
