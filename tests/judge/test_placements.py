@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from lab.base import interval
@@ -51,6 +53,16 @@ def held(gate: Gate, found: Reading) -> Verdict:
 )
 def test_the_interval_decides(gate: Gate, low: float, high: float, word: str) -> None:
     assert held(gate, reading(low, high)).word == word
+
+
+@given(st.floats(-30, 30), st.floats(0, 10), st.sampled_from(["<", "<=", ">", ">="]), st.floats(-20, 20))
+def test_neither_word_without_the_whole_interval(middle: float, reach: float, op: Any, line: float) -> None:
+    low, high = middle - reach, middle + reach
+    word = held(Gate(require=(change("kernel_us", op, line),)), reading(low, high)).word
+    if op in (">", ">="):
+        low, high, line = -high, -low, -line
+    assert word != "GO" or high < line
+    assert word != "NO-GO" or low > line
 
 
 def test_what_is_in_the_interval_is_not_asked_for_twice() -> None:
