@@ -230,7 +230,8 @@ def _open(held: Held, seen: Seen, repeats: int) -> Held:
 def _undecided(observed: str, seen: Seen, reach: float, wanted: float, repeats: int) -> Held:
     """An undecided finding that says what would bring the reach of its interval down to the wanted one."""
     # An interval narrows with the square root of what it stands on.
-    more = math.inf if not wanted else max(1, math.ceil(repeats * ((reach / wanted) ** 2 - 1)))
+    wider = min(reach / wanted, float(MOST)) if wanted else float(MOST)
+    more = max(1, math.ceil(repeats * (wider**2 - 1)))
     what = "placement" if seen.placements > 1 else "block"
     asked = f"about {more} more {what}{'s' * (more != 1)} would decide it"
     asked = asked if more <= MOST else f"no number of {what}s would decide it"
