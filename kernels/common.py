@@ -113,7 +113,10 @@ class Cost:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far an output may lie from the reference, and why that far.
+    """How far computing an output may lie from the reference, and why that far.
+
+    What storing it in its own type costs is not in these numbers: the checker rounds the reference itself and adds that
+    (`lab.check.accuracy.compare`), so the limit of a 16-bit output is its own rounding and hardly more.
 
     relative_error: limit on ||out - ref|| / ||ref|| (Frobenius); its square is the NMSE.
     max_error:      limit on max|out - ref| / rms(ref), so that one wrong element fails too.

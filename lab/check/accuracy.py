@@ -1,9 +1,10 @@
 """Is a candidate right? Every candidate is held against its family's reference on fresh inputs before anyone times it.
 
-Two numbers per output, against the family's tolerance: the relative error ||out - ref|| / ||ref|| in the Frobenius
-norm (its square is the NMSE), and the largest single error over the root mean square of the reference, which is what
-catches one wrong element among millions. Outputs arrive full of NaN and finite junk, so a partial write fails; NaN
-never passes; an output of zeros has a relative error of exactly 1. In-place outputs are cloned from the inputs instead.
+Two numbers per output, against the family's tolerance and the rounding of the output's own type: the relative error
+||out - ref|| / ||ref|| in the Frobenius norm (its square is the NMSE), and the largest single error over the root mean
+square of the reference, which is what catches one wrong element among millions. Outputs arrive full of NaN and finite
+junk, so a partial write fails; NaN never passes; an output of zeros has a relative error of exactly 1. In-place outputs
+are cloned from the inputs instead.
 
 A candidate gets tensors of its own over the memory of inputs and outputs. What it puts in their places or does to them
 as objects reaches nobody, and is an error of its own (`misused`): values are read from the harness's own tensors.
@@ -34,6 +35,7 @@ class Elsewhere(Exception):
     """What a candidate threw in a process of its own: its type and message, or how the process ended, in one line."""
 
 
+STORED = 1.01  # the two errors are independent in the mean only
 KEEP = "KILLGATE_CHECKS"  # a folder for the checks of one `lab verdicts`, which its processes share
 
 
@@ -85,6 +87,9 @@ class Check:
 def compare(name: str, out: Any, reference: Any, tolerance: Tolerance) -> Error:
     """Errors of one output tensor against the reference tensor (any dtypes and devices; compared in float64).
 
+    The limits are the tolerance's, which is for computing, and what storing the reference itself in `out`'s type costs:
+    its relative error in quadrature, as the two are independent, and half a unit in the last place of its largest
+    element. So nothing in between can hide behind the rounding of a 16-bit output. A limit of 0 asks for equal values.
     Raises BadInput when the shapes differ. A reference that is all zero is compared in absolute terms.
     """
     import torch
@@ -92,15 +97,23 @@ def compare(name: str, out: Any, reference: Any, tolerance: Tolerance) -> Error:
     if tuple(out.shape) != tuple(reference.shape):
         what = f"shape {tuple(out.shape)} differs from the reference's {tuple(reference.shape)}"
         raise BadInput(name, what, "give the family's `outputs` and its reference one shape")
-    device = out.device
-    wanted = reference.to(device=device, dtype=torch.float64)
-    difference = out.to(torch.float64) - wanted
-    norm = torch.linalg.vector_norm(wanted).item()
+    wanted = reference.to(device=out.device, dtype=torch.float64)
+
+    def norms(difference: Any) -> tuple[float, float]:
+        largest = difference.abs().max().item() if difference.numel() else 0.0
+        return torch.linalg.vector_norm(difference).item(), largest
+
+    norm, peak = norms(wanted)
     rms = norm / math.sqrt(max(reference.numel(), 1)) or 1.0
-    relative = torch.linalg.vector_norm(difference).item() / (norm or 1.0)
-    largest = difference.abs().max().item() / rms if difference.numel() else 0.0
-    # max() over a tensor with NaN is NaN and vector_norm too: both comparisons in Error.ok are then false.
-    return Error(name, relative, tolerance.relative_error, largest, tolerance.max_error)
+    # NaN in `out` makes max() and vector_norm NaN: both comparisons in Error.ok are then false.
+    error, largest = norms(out.to(torch.float64) - wanted)
+    limit, highest = tolerance.relative_error, tolerance.max_error
+    if limit and out.dtype in (torch.float32, torch.float16, torch.bfloat16):  # no output is declared to be coarser
+        stored = norms(wanted.to(out.dtype).to(torch.float64) - wanted)[0] / (norm or 1.0)
+        if math.isfinite(stored):  # else the reference is too large for the type, and nothing is added
+            limit = STORED * math.hypot(limit, stored)
+            highest += torch.finfo(out.dtype).eps / 2 * peak / rms
+    return Error(name, error / (norm or 1.0), limit, largest / rms, highest)
 
 
 def prepared(family: families.Family, candidate: Candidate, inputs: Tensors) -> Tensors:

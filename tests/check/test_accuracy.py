@@ -431,3 +431,23 @@ def test_prepare_sees_the_shape_of_activations_and_no_address() -> None:
 
     assert checked(right, prepare=prepare).status == "ok"
     assert seen == [((63, 5), (5, 1), torch.float32, 0, 0, None)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_limit_of_a_16_bit_output_is_its_own_rounding(dtype: torch.dtype) -> None:
+    """Stored once it passes; rounded twice on the way, or stored after an error of half its rounding, it does not."""
+    wanted = torch.randn(4096, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    tight, half = Tolerance(1e-6, 1e-5, ""), torch.finfo(dtype).eps / 8
+    noise = torch.randn(4096, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    assert compare("y", wanted.to(dtype), wanted, tight).ok
+    assert not compare("y", (wanted * (1 + half * noise)).to(dtype), wanted, tight).ok
+    summed = (wanted + noise).to(dtype).double() - noise.to(dtype).double()
+    assert not compare("y", summed.to(dtype), wanted, tight).ok
+    assert not compare("y", torch.zeros(4096, dtype=dtype), wanted, tight).ok
+
+
+def test_a_reference_too_large_for_the_type_adds_nothing_to_the_limit() -> None:
+    wanted = torch.full((8,), 1e6, dtype=torch.float64)
+    error = compare("y", wanted.to(torch.float16), wanted, Tolerance(1e-3, 1e-2, ""))
+    assert not error.ok
+    assert math.isfinite(error.relative_limit)

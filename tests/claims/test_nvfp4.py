@@ -73,8 +73,7 @@ def test_claims():
         for name in (card.control, card.candidate)
     )
     apart = ((per_sequence - at_once).norm() / at_once.norm()).item()
-    allowed = 2 * family.cases.tolerance(workload, "nvfp4-w4a16")["y"].relative_error
-    assert apart <= allowed
+    assert apart <= 2 * checks[0].errors[0].relative_limit
     # 4. Roofline: the floors, and where the recorded kernel stood
     sizes = [w for w in family.cases.WORKLOADS if w.role == "measure"]
     rows = []

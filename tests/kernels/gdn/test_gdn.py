@@ -18,6 +18,7 @@ if not torch.cuda.is_available():
 from kernels.common import Candidate, Tensors, Tolerance, Workload, has_triton
 from kernels.gdn import cases, cost
 from kernels.gdn.reference import reference
+from lab.check.accuracy import compare
 from tests.kernels import ahead
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -54,9 +55,8 @@ def errors(got: torch.Tensor, want: torch.Tensor) -> tuple[float, float]:
 def assert_close(got: Tensors, want: Tensors, limits: dict[str, Tolerance]) -> None:
     assert got.keys() == want.keys() == limits.keys()
     for name, limit in limits.items():
-        relative, largest = errors(got[name], want[name])
-        assert relative <= limit.relative_error, f"{name}: relative error {relative:.2e} > {limit}"
-        assert largest <= limit.max_error, f"{name}: largest error {largest:.2e} rms > {limit}"
+        error = compare(name, got[name], want[name], limit)
+        assert error.ok, error
 
 
 # --- the reference ---------------------------------------------------------------------------------------------------

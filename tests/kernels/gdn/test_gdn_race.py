@@ -24,6 +24,7 @@ from kernels.common import CudaSource, Tensors, Workload
 from kernels.gdn import cases, cuda_decode, cuda_decode_conv, cuda_scan
 from kernels.gdn.controls import cuda_decode_single
 from kernels.gdn.reference import reference
+from lab.check.accuracy import compare
 from tests.kernels import sass
 
 LIMIT_S = 60
@@ -51,8 +52,8 @@ def check(problem: Workload, precision: str, run: Callable[[Tensors, Tensors], N
     torch.cuda.synchronize()
     wanted = reference(inputs)
     for name, limit in cases.tolerance(problem, precision).items():
-        error = ((out[name].cpu().double() - wanted[name]).norm() / wanted[name].norm()).item()
-        assert error <= limit.relative_error, f"{problem.id} {name}: {error}"
+        error = compare(name, out[name].cpu(), wanted[name], limit)
+        assert error.ok, (problem.id, error)
 
 
 def decode() -> None:

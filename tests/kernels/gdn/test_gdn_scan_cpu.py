@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import math
 import struct
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 from kernels.common import Tensors, Workload
 from kernels.gdn import cases, cuda_scan
 from kernels.gdn.reference import reference
+from lab.check.accuracy import compare
 from tests.kernels.on_cpu.stand_in import UNCHANGED, Change, StandIn, Stopped, built, needs_compiler
 
 pytestmark = needs_compiler
@@ -139,12 +139,8 @@ PROBLEMS = tuple((variant, problem) for variant in cuda_scan.VARIANTS for proble
 def assert_within(problem: Workload, inputs: Tensors, out: Tensors, precision: str) -> None:
     wanted = reference(inputs)
     for name, limit in cases.tolerance(problem, precision).items():
-        error, norm = out[name].double() - wanted[name], wanted[name].norm()
-        relative = (error.norm() / norm).item()
-        print(f"{problem.id} {name} {relative:.2e}")
-        assert not math.isnan(relative)
-        assert relative <= limit.relative_error, name
-        assert (error.abs().max() / (norm / wanted[name].numel() ** 0.5)).item() <= limit.max_error, name
+        error = compare(name, out[name], wanted[name], limit)
+        assert error.ok, (problem.id, error)
 
 
 @pytest.mark.slow

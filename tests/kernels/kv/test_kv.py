@@ -131,7 +131,6 @@ def test_the_heaviest_token_of_many_is_within_the_largest_element(ctx: int, batc
     peak = float(o[0, 0].abs().max() / o.square().mean().sqrt())
     bound = 2 + cases._heaviest_token(workload)
     assert 0.6 * bound < peak < 1.15 * bound
-    assert cases.tolerance(workload, "fp8-kv")["o"].max_error > 1.5 * bound * 2.0**-8  # half an ulp of such an element
 
 
 def test_tolerance_and_reference_inputs_refuse_unknown_precision() -> None:

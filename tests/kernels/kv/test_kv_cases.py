@@ -75,8 +75,8 @@ def test_limits_of_a_spread_batch_pass_rounding_and_no_wrong_sequence(seed: int)
         cases._short_sequence(SPREAD), rel=0.1
     )
     largest = float(right.abs().max() / rms)
-    assert limit.max_error > 1.2 * largest * 2.0**-8  # half an ulp of the largest there is
-    assert limit.max_error < 0.2
+    assert rounded.max_limit > 1.2 * largest * 2.0**-8  # half an ulp of the largest there is
+    assert rounded.max_limit < 0.2
     for b in range(16):
         scaled, shorter = right.clone(), right.clone()
         scaled[b] *= 1.05
@@ -157,4 +157,4 @@ def test_measured_workloads_with_one_scale_stand_beside_those_with_one_per_head(
         assert dict(workload.axes) == dict(twin.axes) | {"scales": "tensor"}
         assert cost(workload, "fp8-kv") == cost(twin, "fp8-kv")
         assert not cuda_decode.refuses(workload)
-        assert math.isclose(cases.tolerance(workload, "fp8-kv")["o"].relative_error, 2.495e-3, rel_tol=1e-3)
+        assert math.isclose(cases.tolerance(workload, "fp8-kv")["o"].relative_error, 4.73e-4, rel_tol=1e-3)

@@ -126,7 +126,7 @@ def each(out: torch.Tensor, wanted: torch.Tensor, limit: Tolerance) -> None:
     assert together.ok, together
     for b in range(len(out)):
         error = accuracy.compare("o", out[b], wanted[b], limit)
-        assert error.relative_error <= limit.relative_error, (b, error)
+        assert error.relative_error <= error.relative_limit, (b, error)
 
 
 def cache_map(cache: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ import torch
 
 from kernels.nvfp4 import cases
 from kernels.nvfp4.reference import reference
+from lab.check.accuracy import compare
 from tests.kernels.on_cpu.stand_in import Change, StandIn, built
 
 
@@ -27,9 +28,7 @@ def simulated(library: StandIn, tensors: tuple[torch.Tensor, ...], numbers: tupl
 
 def accurate(y: torch.Tensor, wanted: torch.Tensor, limit: Any) -> bool:
     """Whether y is within a Tolerance of the float64 `wanted`; NaN is not."""
-    error = y.double() - wanted
-    close = error.norm() <= limit.relative_error * wanted.norm()
-    return bool(close and error.abs().max() <= limit.max_error * wanted.square().mean().sqrt())
+    return compare("y", y, wanted, limit).ok
 
 
 def within_tolerance(y: torch.Tensor, problem: Any, inputs: dict[str, torch.Tensor], precision: str) -> bool:
