@@ -160,8 +160,7 @@ def roofline(arguments: Namespace) -> int:
     """A family's floors, or the recorded analysis computed again."""
     from lab.base import console, devices
     from lab.check import families
-    from lab.place import roofline
-    from lab.study import reproduction
+    from lab.study import limits, reproduction
 
     if arguments.recorded:
         table = reproduction.reproduce()
@@ -170,13 +169,7 @@ def roofline(arguments: Namespace) -> int:
     if not arguments.family:
         raise BadInput("lab roofline", "needs a family or --recorded", nearest("", families.names()))
     device, family = devices.get(arguments.device, "--device"), families.load(arguments.family)
-    floors = []
-    for w in family.cases.WORKLOADS:
-        for precision in sorted({c.precision for c in family.candidates.values() if not c.refuses(w)}):
-            cost = family.cost(w, precision)
-            if w.role == "measure" and cost.pipe in device.peaks:
-                floor = roofline.place(device, cost.flops, cost.bytes, cost.pipe)
-                floors.append({"workload": w.id, "precision": precision, **asdict(cost), **asdict(floor)})
+    floors = limits.floors(family, device)
 
     def text() -> str:
         header = ("workload", "precision", "MB", "GFLOP", "floor us", "bound")

@@ -7,8 +7,9 @@ same clocks and the same cold L2. data/rivals.toml says which cards the README's
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -82,4 +83,16 @@ def limits(card: phases.Card, device: str) -> list[Limit]:
         rival, rival_us = min(alike, key=lambda pair: pair[1], default=(None, None))
         floor = roofline.place(known, ours.flops or 0.0, ours.bytes or 0.0, ours.pipe or "")
         found.append(Limit(card.id, workload, ours, ours_us, rival, rival_us, floor.floor_us))
+    return found
+
+
+def floors(family: families.Family, device: devices.Device) -> list[dict[str, Any]]:
+    """The floor of each measure workload and precision of a family on a device, with its cost, as flat objects."""
+    found = []
+    for w in family.cases.WORKLOADS:
+        for precision in sorted({c.precision for c in family.candidates.values() if not c.refuses(w)}):
+            cost = family.cost(w, precision)
+            if w.role == "measure" and cost.pipe in device.peaks:
+                floor = roofline.place(device, cost.flops, cost.bytes, cost.pipe)
+                found.append({"workload": w.id, "precision": precision, **asdict(cost), **asdict(floor)})
     return found

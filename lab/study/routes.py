@@ -9,7 +9,7 @@ accidents (a path 4x slower for as long as nobody had initialised a library).
 
 What a family routes by, and who may compete, its kernels/<family>/route.py says (ROUTER). Arms that show a defect or a
 single change never compete; some precisions only where they are asked for by name (`--precision`). Both are marked.
-A device without rows gets the roofline's prediction of every measured shape, which says that it is one.
+A device without rows has no table; for one shape the roofline answers there, and says so.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ class Crossover:
 
     shape, axis, at: where it is; interpolated: candidates without a point there, by the router's own rule.
     not_competing:   the time of those that do not compete, in their newest run there.
-    how:             "measured", or "predicted" by the roofline alone.
     """
 
     shape: Mapping[str, int]
@@ -58,7 +57,6 @@ class Crossover:
     at: int
     best: str
     times_us: Mapping[str, float]
-    how: str = "measured"
     interpolated: tuple[str, ...] = ()
     not_competing: Mapping[str, float] = field(default_factory=dict)
 
@@ -76,9 +74,7 @@ class Crossover:
         """The object that `lab routes FAMILY --json` prints."""
         whole = {"shape": self.shape, self.axis: self.at, "best": self.best, "times_us": self.times_us}
         whole |= {"worst": self.worst, "cost_of_worst": self.cost_of_worst}
-        if self.how == "measured":
-            whole |= {"interpolated": self.interpolated, "not_competing": self.not_competing}
-        return {**whole, "how": self.how}
+        return {**whole, "interpolated": self.interpolated, "not_competing": self.not_competing, "how": "measured"}
 
     def __str__(self) -> str:
         shape = " ".join(f"{a}={v}" for a, v in self.shape.items())
@@ -271,7 +267,7 @@ def crossovers(known: Table, aside: Mapping[Place, Mapping[str, float]] | None =
             best = min(times, key=times.__getitem__)
             near = tuple(sorted(times.keys() - {p.candidate for p in own if p.at == at}))
             beside = (aside or {}).get((shape, at), {})
-            found.append(Crossover(dict(shape), known.axis, at, best, times, "measured", near, beside))
+            found.append(Crossover(dict(shape), known.axis, at, best, times, near, beside))
     return found
 
 
@@ -339,29 +335,6 @@ def check_precisions(family: str, precisions: Sequence[str]) -> list[str]:
             remedy = nearest(word, known) if known else "leave it out: all compete"
             raise BadInput("--precision", f'"{word}" is none that {family} takes by name', remedy)
     return known
-
-
-def predictions(family: str, device: devices.Device, precisions: Sequence[str] = ()) -> list[Crossover]:
-    """As `crossovers`, for a device without rows: the roofline's times of every shape that is measured elsewhere."""
-    from kernels.common import Workload
-
-    asks = router(family)
-    found: dict[tuple[int, ...], Crossover] = {}
-    for w in families.load(family).cases.WORKLOADS:
-        if w.role == "measure" and all(w.axes.get(axis) == value for axis, value in asks.fixed.items()):
-            plain = Workload(w.id, {a: v for a, v in w.axes.items() if a not in SAME}, w.role, w.inputs, w.source)
-            try:
-                choice = choose(asks, plain, device, precisions)
-            except ValueError:
-                continue  # no candidate takes it: other weights
-            if choice.times_us:
-                shape, at = {axis: int(w[axis]) for axis in sorted(asks.shape)}, int(w[asks.axis])
-                place = Crossover(shape, asks.axis, at, choice.candidate, dict(choice.times_us), "predicted")
-                found[(*shape.values(), at)] = place
-    if not found:
-        what = f"{device.id} has no peak for what the candidates of {family} run on"
-        raise BadInput(devices.FILE, what, f"it has {', '.join(device.peaks) or 'none'}; add one with its source")
-    return [found[key] for key in sorted(found)]
 
 
 def choose(asks: Router, workload: Any, device: devices.Device, precisions: Sequence[str] = ()) -> Choice:
@@ -467,14 +440,11 @@ def _print_table(asks: Router, device: devices.Device, named: Sequence[str], arg
     groups = _groups(asks, device.id, None)
     known = _made(asks, device.id, groups)
     out = barred(asks.family, arguments.precision)
-    if known is None:
-        if arguments.write:
-            raise BadInput("--write", f"nothing of {asks.family} was measured on {device.id}", "measure a card first")
-        places = predictions(asks.family, device, arguments.precision)
-        title = f"{asks.family} on {device.id}: nothing measured there; predicted from its bandwidth and peaks alone"
-    else:
-        places = crossovers(competing(known, arguments.precision), _aside(groups, out))
-        title = f"{asks.family} on {device.id}, {known.source}"
+    if known is None and arguments.write:
+        raise BadInput("--write", f"nothing of {asks.family} was measured on {device.id}", "measure a card first")
+    places = crossovers(competing(known, arguments.precision), _aside(groups, out)) if known else []
+    source = f", {known.source}" if known else ": nothing measured there; a shape is predicted from the roofline alone"
+    title = f"{asks.family} on {device.id}{source}"
     if arguments.json:
         print_json([place.to_json() for place in places])
     else:

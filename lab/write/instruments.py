@@ -403,12 +403,8 @@ def kernel(family: str, candidate: str, shape: str = "", device: str | None = No
 def _kernel_page(at: shapes.Shape, device: str, swept: shapes.Sweep | None) -> Iterable[str]:
     c, floor = at.candidate, at.floor(device)
     yield _head(f"{at.family.name}/{c.name} at {at.workload.id}")
-    predicted, rows, counted = at.predicted(device), at.rows(device), at.counters(device)
+    expected, rows, counted = at.expected(device), at.rows(device), at.counters(device)
     newest = {r.name: r for r in rows}
-    expect = f"no row of it from {device} to predict from"
-    if predicted:
-        expect = f"{predicted.low_us:.4g} to {predicted.high_us:.4g} us, by the share of the floor that it reached at "
-        expect += ", ".join(predicted.nearby)
     resources = "compile it ahead of time (the button), or `lab counters` on a GPU"
     if counted:
         resources = f"{counted.registers:g} a thread, {counted.shared_bytes:g} bytes a block (counters)"
@@ -417,7 +413,7 @@ def _kernel_page(at: shapes.Shape, device: str, swept: shapes.Sweep | None) -> I
         ("precision", c.precision), ("needs here", families.unmet(c, families.gpu_capability()) or "nothing more"),
         ("launches", at.config(device) or "does not say"),
         ("floor", f"{floor.floor_us:.4g} us, bound by {floor.bound} ({floor.intensity:.4g} operations a byte)"),
-        ("predicted", expect),
+        ("expected by the router", "{:.4g} us ({})".format(*expected) if expected else "does not compare it"),
         ("measured", f"{ours.median_us:.4g} us ({ours.phase}, run {ours.run})" if ours else NOT_MEASURED),
         ("registers, shared memory", resources),
     ]  # fmt: skip

@@ -11,27 +11,28 @@ import html
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
+
+from lab import draw
 from lab.base import devices as device_facts
 from lab.base.errors import BadInput, nearest
+from lab.bench import measure
 from lab.card import phases as cards
 from lab.card import recorded as recorded_figures
+from lab.card.phases import Card
 from lab.check import accuracy, families
 from lab.judge import verdicts
 from lab.judge.verdicts import Judgement
-from lab.place import roofline
 from lab.row import store
-from lab.write import figures, listing, writeup
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from lab.card.phases import Card
-    from lab.trace.amdahl import Projection
-    from lab.trace.model import Trace as Timeline
-    from lab.write.notebook import Shown
-    from lab.write.shapes import Shape
+from lab.study import limits
+from lab.trace import amdahl, categories, exposed, files, report, steady, summary, windows
+from lab.trace.amdahl import Projection
+from lab.trace.model import Trace as Timeline
+from lab.trace.summary import Summary
+from lab.write import figures, listing, notebook, shapes, writeup
+from lab.write.notebook import Shown
 
 SHOWN_ROWS = 40
 
@@ -73,16 +74,11 @@ class Table(Sequence[Any]):
 
     def frame(self) -> pd.DataFrame:
         """The columns as a pandas frame."""
-        import pandas as pd
-
         return pd.DataFrame(self._lines(), columns=[*self.columns])
 
     def __repr__(self) -> str:
-        lines = [[shown(v) for v in line] for line in self._lines()]
-        wide = [min(40, max(map(len, column))) for column in zip([*self.columns], *lines, strict=True)]
-        table = ["  ".join(f"{v[:w]:{w}}" for v, w in zip(line, wide, strict=True)).rstrip() for line in
-                 ([*self.columns], *lines)]  # fmt: skip
-        return "\n".join(([self.title] if self.title else []) + table)
+        lines = pd.DataFrame([[shown(v) for v in line] for line in self._lines()], columns=[*self.columns])
+        return "\n".join(filter(None, (self.title, lines.to_string(index=False, max_colwidth=40))))
 
     def _repr_html_(self) -> str:
         title = f"<p><b>{html.escape(self.title)}</b></p>" if self.title else ""
@@ -100,8 +96,6 @@ def _attributes(*names: str) -> dict[str, Callable[[Any], Any]]:
 
 def _picture(make: Callable[[Card, str], figures.Picture], card: Card, place: str) -> Shown:
     """A card's figure for a device; where rows or a trace are missing, the line that says so."""
-    from lab.write import notebook
-
     device_id = device_facts.get(place).id
     try:
         found = make(card, device_id)
@@ -110,9 +104,16 @@ def _picture(make: Callable[[Card, str], figures.Picture], card: Card, place: st
     return notebook.picture(found.figure, found.alt)
 
 
-CHECK = {**_attributes("candidate", "workload", "status", "relative_error", "message")}
-ROW = {**_attributes("device", "phase", "arm", "name", "workload_id", "status", "median_us", "iqr_us"),
-       **_attributes("relative_error", "timer", "l2", "run")}  # fmt: skip
+CHECK = _attributes("candidate", "workload", "status", "relative_error", "message")
+ROW = _attributes("device", "phase", "arm", "name", "workload_id", "status", "median_us", "iqr_us", "relative_error",
+                  "timer", "l2", "run")  # fmt: skip
+
+
+def _checked(family: str, candidates: Sequence[str | None], workload: str | None) -> Table:
+    """Candidates, None for all, against the reference on this machine."""
+    gpu = "cuda" if families.gpu_capability() else "cpu"
+    found = [c for name in candidates for c in accuracy.check_family(family, name, workload, device=gpu)]
+    return Table(tuple(found), CHECK, f"{family}: checked on {gpu}")
 
 
 @dataclass(frozen=True)
@@ -176,11 +177,8 @@ class Phase:
 
     def check(self, workload: str | None = None) -> Table:
         """Its control and candidate against the reference, on the family's small workloads or on one."""
-        name = self._needs_kernels()
-        gpu = "cuda" if families.gpu_capability() else "cpu"
         arms = dict.fromkeys((self.card.control, self.card.candidate))
-        found = [c for arm in arms for c in accuracy.check_family(name, arm, workload, device=gpu)]
-        return Table(tuple(found), CHECK, f"{self.card.id}: checked on {gpu}")
+        return _checked(self._needs_kernels(), [*arms], workload)
 
     def verdict(self, device: str | None = None) -> PhaseVerdict:
         """The verdict on a device: measured rows where there are some, else the recorded figures, newest case."""
@@ -238,18 +236,12 @@ class Phase:
 
     def writeup(self) -> Shown:
         """The note of the phase."""
-        from lab.write import notebook
-
         return notebook.text(writeup.write(self.card))
 
     def measure(self, **settings: Any) -> Table | Shown:
         """On a GPU: check and time its arms, append rows, return them. Elsewhere: one line that says why not."""
-        from lab.write import notebook
-
         try:
             self._needs_kernels()
-            from lab.bench import measure
-
             device = measure.require_gpu()
         except BadInput as refused:
             return notebook.text(html.escape(str(refused), quote=False))
@@ -283,10 +275,8 @@ class Kernel:
 
     def at(self, **axes: int | str) -> At:
         """It at any shape; the axes not named are those of the nearest listed workload."""
-        from lab.write import shapes
-
         workload = shapes.shaped(self.family.parts, self.candidate, axes)
-        return At(shapes.Shape(self.family.parts, self.candidate, workload))
+        return At(self.family.parts, self.candidate, workload)
 
     def check(self, workload: str | None = None) -> Table:
         """Against the reference, on the small workloads or on one."""
@@ -307,35 +297,22 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class At:
-    """A kernel at one shape; `shape` has the family, the candidate and the workload."""
-
-    shape: Shape
-
-    def floor(self, place: str | None = None) -> roofline.Floor:
-        """The roofline's floor on a device, default the one with most rows."""
-        return self.shape.floor(device(place).id)
-
-    def check(self) -> Table:
-        """Against the reference, on this machine."""
-        return Table((self.shape.check(),), CHECK, f"{self.shape.workload.id}: checked here")
+class At(shapes.Shape):
+    """A kernel at one shape: what shapes.Shape answers, and how it shows itself."""
 
     def sweep(self, axis: str, values: Sequence[int], beside: Sequence[str] = (), place: str | None = None) -> Shown:
         """Its time over one axis from rows, rivals beside it, and the floor: a figure."""
-        from lab import draw
-        from lab.write import notebook, shapes
-
         where = device(place).id
-        found = shapes.sweep(self.shape, where, axis, values, beside)
+        found = shapes.sweep(self, where, axis, values, beside)
         figure = draw.times(found.measured, f"{found.fixed}, {where}", axis, "us", floor=found.floor)
         return notebook.picture(figure, f"Times of {', '.join(found.measured) or 'nobody'} over {axis}, and the floor.")
 
     def __repr__(self) -> str:
         where = device().id
-        floor, predicted = self.shape.floor(where), self.shape.predicted(where)
-        said = f"{self.shape.candidate.name} at {self.shape.workload.id} on {where}: {self.shape.config(where)}; "
+        floor, expected = self.floor(where), self.expected(where)
+        said = f"{self.candidate.name} at {self.workload.id} on {where}: {self.config(where)}; "
         said += f"floor {floor.floor_us:.4g} us, bound by {floor.bound}; "
-        return said + (f"predicted {predicted.low_us:.4g} to {predicted.high_us:.4g} us" if predicted else "no rows")
+        return said + ("expected {:.4g} us ({})".format(*expected) if expected else "not routed to")
 
     def _repr_html_(self) -> str:
         return f"<p>{html.escape(repr(self))}</p>"
@@ -363,22 +340,15 @@ class Family:
 
     def check(self, candidate: str | None = None, workload: str | None = None) -> Table:
         """Candidates against the reference on this machine."""
-        gpu = "cuda" if families.gpu_capability() else "cpu"
-        found = accuracy.check_family(self.name, candidate, workload, device=gpu)
-        return Table(tuple(found), CHECK, f"{self.name}: checked on {gpu}")
+        return _checked(self.name, [candidate], workload)
 
     def roofline(self, device: str) -> Table:
         """The floor of each measure workload and precision on a device."""
-        place, found = device_facts.get(device), []
-        for w in self.parts.cases.WORKLOADS:
-            for precision in sorted({c.precision for c in self.parts.candidates.values() if not c.refuses(w)}):
-                cost = self.parts.cost(w, precision)
-                if w.role == "measure" and cost.pipe in place.peaks:
-                    floor = roofline.place(place, cost.flops, cost.bytes, cost.pipe)
-                    found.append((w.id, precision, cost.bytes / 1e6, cost.flops / 1e9, floor.floor_us, floor.bound))
-        names = ("workload", "precision", "MB", "GFLOP", "floor us", "bound")
-        columns = {n: (lambda place: lambda line: line[place])(i) for i, n in enumerate(names)}
-        return Table(tuple(found), columns, f"{self.name} on {place.name}: floors")
+        place = device_facts.get(device)
+        columns = {"workload": lambda f: f["workload"], "precision": lambda f: f["precision"],
+                   "MB": lambda f: f["bytes"] / 1e6, "GFLOP": lambda f: f["flops"] / 1e9,
+                   "floor us": lambda f: f["floor_us"], "bound": lambda f: f["bound"]}  # fmt: skip
+        return Table(tuple(limits.floors(self.parts, place)), columns, f"{self.name} on {place.name}: floors")
 
     def rows(self, device: str | None = None) -> Table:
         """Its measured rows."""
@@ -431,10 +401,8 @@ class Trace:
     timeline: Timeline
     path: Path
 
-    def summary(self) -> Any:
+    def summary(self) -> Summary:
         """Span, busy, idle, categories, kernels, warnings: the typed answer of `lab trace`."""
-        from lab.trace import categories, summary
-
         return summary.summarise(self.timeline, categories.load(None))
 
     def breakdown(self) -> Table:
@@ -444,8 +412,6 @@ class Trace:
 
     def exposed(self) -> Table:
         """Categories with the time in which nothing else ran: what a faster one can gain at most."""
-        from lab.trace import exposed
-
         columns = {"category": lambda c: c[0], "exposed us": lambda c: c[1]}
         return Table(tuple(exposed.exposed_us(self.timeline).items()), columns, f"{self.path.name}: exposed time")
 
@@ -456,26 +422,18 @@ class Trace:
 
     def what_if(self, category: str, speedup: float) -> Projection:
         """What a faster category gives of throughput: `gain_pct` and `ceiling_pct`, from exposed to union time."""
-        from lab.trace import amdahl, exposed
-
         found = exposed.what_if(self.timeline, category=[category])
         return amdahl.project(found.share, amdahl.Interval.of(speedup), assumed=exposed.ASSUMED)
 
     def steady(self) -> Trace:
         """The repeating decode steps only; a refusal where there are none."""
-        from lab.trace import steady
-
         return Trace(steady.steady_decode(self.timeline), self.path)
 
     def nvtx(self, glob: str) -> Trace:
         """What was launched inside these NVTX ranges."""
-        from lab.trace import windows
-
         return Trace(windows.by_nvtx(self.timeline, glob), self.path)
 
     def __repr__(self) -> str:
-        from lab.trace import report
-
         return report.render(self.summary())
 
     def _repr_html_(self) -> str:
@@ -526,8 +484,6 @@ def rows(family: str | None = None, phase: str | None = None, device: str | None
 
 def trace(file: str | Path) -> Trace:
     """A profile of any tool that `lab trace` reads, or a stored trace."""
-    from lab.trace import files
-
     return Trace(files.read(Path(file)), Path(file))
 
 

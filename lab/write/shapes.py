@@ -20,23 +20,18 @@ from lab.check import accuracy, aot, families
 from lab.place import roofline
 from lab.row import store
 from lab.row.records import Counter, Measurement, Role
+from lab.study import routes
 
 if TYPE_CHECKING:  # kernels/ is imported late, so that a package that shadows it is told in one line
     from kernels.common import Candidate, Workload
 
-NEIGHBOURS = 3  # measured shapes that a prediction rests on
 _ASKED: dict[str, list[Workload]] = {}  # family -> typed workloads that a comparison of this process may name
 
 
 def parse(text: str) -> dict[str, int | str]:
     """ "M=48 N=17408, dtype=bf16" as axes; raises BadInput for a word that is no AXIS=VALUE."""
-    axes: dict[str, int | str] = {}
-    for word in text.replace(",", " ").split():
-        name, equals, value = word.partition("=")
-        if not (name and equals and value):
-            raise BadInput("shape", f'"{word}" is no AXIS=VALUE', "write M=48 N=17408 K=5120")
-        axes[name] = int(value) if value.lstrip("-").isdigit() else value
-    return axes
+    words = routes.words(text.replace(",", " ").split())
+    return {axis: int(value) if value.lstrip("-").isdigit() else value for axis, value in words.items()}
 
 
 def shaped(family: families.Family, candidate: Candidate, axes: Mapping[str, int | str]) -> Workload:
@@ -91,15 +86,6 @@ def rows_at(family: str, device: str, axes: Mapping[str, int | str], free: str =
 
 
 @dataclass(frozen=True)
-class Predicted:
-    """What a candidate would take, us: its floor over the shares of it that it reached at the workloads nearby."""
-
-    low_us: float
-    high_us: float
-    nearby: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Shape:
     """One candidate at one shape; `workload` has the axes."""
 
@@ -123,17 +109,16 @@ class Shape:
         """Rows at this very shape that are ok, rivals' too; newest last."""
         return rows_at(self.family.name, device, self.workload.axes)
 
-    def predicted(self, device: str) -> Predicted | None:
-        """From the shares of their floor that its nearest measured shapes reached; None without a row of it."""
-        place = devices.get(device)
-        newest = {r.workload_id: r for r in store.rows(device, family=self.family.name)
-                  if r.name == self.candidate.name and r.time_us}  # fmt: skip
-        near = sorted(newest.values(), key=lambda r: _apart(r.workload, self.workload.axes))[:NEIGHBOURS]
-        shares = [share for r in near if (share := roofline.fraction_of(place, r))]
-        if not shares:
+    def expected(self, device: str) -> tuple[float, str] | None:
+        """(us, how it is known) by the family's router; None where that does not compare the candidate."""
+        try:
+            asks, own = routes.router(self.family.name), self.candidate.precision
+            by_name = (own,) if asks.stored or own in asks.opt_in else ()
+            choice = routes.choose(asks, self.workload, devices.get(device), by_name)
+        except (BadInput, ValueError):
             return None
-        floor_us = self.floor(device).floor_us
-        return Predicted(floor_us / max(shares), floor_us / min(shares), tuple(r.workload_id for r in near))
+        us = choice.times_us.get(self.candidate.name)
+        return None if us is None else (us, choice.how)
 
     def counters(self, device: str) -> Counter | None:
         """The newest counters of its longest kernel here (registers and shared memory as launched), or None."""

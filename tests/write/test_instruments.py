@@ -249,14 +249,13 @@ def test_shapes_that_are_none_are_refused(axes: dict[str, int | str], said: str)
         shapes.shaped(family, family.candidate("cuda_gemm"), axes)
 
 
-def test_a_prediction_stands_on_the_shares_of_the_floor_nearby() -> None:
-    at = objects.family("nvfp4")["cuda_gemm"].at(M=128, N=17408, K=5120).shape
-    own = [r.median_us for r in at.rows("h200") if r.name == "cuda_gemm" and r.median_us]
-    predicted = at.predicted("h200")
-    assert predicted is not None
-    assert at.floor("h200").floor_us < predicted.low_us <= own[-1] <= predicted.high_us * 1.001
-    assert predicted.nearby[0] == at.workload.id
-    assert at.predicted("gb10") is None, "no row of it, no prediction"
+def test_what_to_expect_is_the_routers_word() -> None:
+    at = objects.family("nvfp4")["cuda_gemm"].at(M=128, N=17408, K=5120)
+    expected = at.expected("h200")
+    assert expected is not None
+    assert expected[1] == "measured"
+    assert at.floor("h200").floor_us < expected[0]
+    assert at.expected("gb10") is None, "no GPU of that kind takes it"
 
 
 def test_the_device_without_a_name_is_that_with_most_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
