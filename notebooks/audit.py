@@ -28,7 +28,7 @@ import pandas as pd
 
 from lab import value
 from lab.card import recorded
-from lab.study.audit import arms, find, run
+from lab.study.audit import checks, find, run
 from lab.study.audit.subject import SEVERITIES
 from lab.write import notebook
 
@@ -101,7 +101,7 @@ notebook.text(
 
 # %%
 captures = [s for name, s in result.asked if name == "launch-drift" and s.title.startswith("GDN decode phase")]
-changes = arms.launch_changes(captures)
+changes = checks.launch_changes(captures)
 notebook.show(pd.DataFrame(changes, columns=["phase", "the capture's time %", "per launch %"]).round(2))
 
 # %%

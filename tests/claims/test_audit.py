@@ -4,7 +4,7 @@ import statistics
 
 from lab import value
 from lab.card import recorded
-from lab.study.audit import arms, run
+from lab.study.audit import checks, run
 
 
 def test_claims():
@@ -25,7 +25,7 @@ def test_claims():
     # GDN decode, phases 79 to 96: how long was captured, or how fast?
     overturned = [f for f in fired["launch-drift"] if f.severity == "overturned"]
     captures = [s for name, s in result.asked if name == "launch-drift" and s.title.startswith("GDN decode phase")]
-    changes = arms.launch_changes(captures)
+    changes = checks.launch_changes(captures)
     left_out = [title for title, raw, _ in changes if abs(raw) >= 20]
     assert [title.split(":")[0] for title in left_out] == ["GDN decode phase 81"], "its effect would flatten the others"
     assert [f.subject.split(":")[0].removeprefix("GDN decode phase ") for f in overturned] == ["93", "95", "96"]

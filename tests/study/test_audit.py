@@ -16,7 +16,7 @@ from msgspec import structs
 from lab.base.errors import BadInput
 from lab.card import phases, recorded
 from lab.cli import main
-from lab.study.audit import bindings, record, run
+from lab.study.audit import bindings, checks, run
 from lab.study.audit.subject import SEVERITIES, Finding
 from tests.loops import numbered, over
 from tests.refused import held, refused
@@ -249,7 +249,7 @@ def test_numbers_come_from_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
             q.id for role in subject.roles.values() for q in role if q.value and recorded.figures().get(q.id)
         ):
             roles = {
-                role: tuple(replace(q, value=1.5 * q.value) if q.id == figure else q for q in quantities)
+                role: tuple(structs.replace(q, value=1.5 * q.value) if q.id == figure else q for q in quantities)
                 for role, quantities in subject.roles.items()
             }
             after = run.ask(run.CHECKS[check], replace(subject, roles=roles))
@@ -348,23 +348,23 @@ def test_a_finding_is_told_once(whole: run.Audit) -> None:
 
 def test_a_line_without_a_source_or_a_reason_is_named() -> None:
     """Four of our own cards declared lines and wrote down no arithmetic for them; a reason made up later is none."""
-    without = {c.id for c in phases.cards().values() if record.unreasoned(c)}
+    without = {c.id for c in phases.cards().values() if checks.unreasoned(c)}
     assert without == {"gdn-prefill-limit", "kv-fp8-limit", "w4a16-decode", "w4a16-prefill-limit"}
     card = phases.card("kv-bf16-limit")
-    assert record.unreasoned(card) == []
+    assert checks.unreasoned(card) == []
     bare = structs.replace(card, gate=structs.replace(card.gate, reason=""))
-    assert len(record.unreasoned(bare)) == len(card.gate.require)
-    assert record.unreasoned(phases.card("q8-paths")) == []  # its line is zero
+    assert len(checks.unreasoned(bare)) == len(card.gate.require)
+    assert checks.unreasoned(phases.card("q8-paths")) == []  # its line is zero
 
 
 def test_a_requirement_that_is_asked_before_is_named() -> None:
     card = phases.card("lb1-tq3")
-    assert record.asked_twice(card) == []
+    assert checks.asked_twice(card) == []
     twice = structs.replace(card, gate=structs.replace(card.gate, require=card.gate.engaged))
-    assert record.asked_twice(twice) == ["engagements > 0 launches"]
+    assert checks.asked_twice(twice) == ["engagements > 0 launches"]
 
 
 def test_only_figures_that_a_finding_touches_are_tainted() -> None:
     ids = ("lp.a2-cudagraph.gb10.gpu-busy.candidate", "lp.cells.stock.npl32.decode-agg.control")
-    assert list(record.touched("lp.v.a2-cudagraph", ids)) == [ids[0]]
-    assert list(record.touched("lp.v.p5", ids)) == []
+    assert list(checks.touched("lp.v.a2-cudagraph", ids)) == [ids[0]]
+    assert list(checks.touched("lp.v.p5", ids)) == []

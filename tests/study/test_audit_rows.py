@@ -140,7 +140,7 @@ def test_policy_on_measured_rows(tmp_path: Path) -> None:
     assert first is not last
     assert run.ask(check, subject) is None, "two runs of one control agree"
     roles = dict(subject.roles)
-    roles["later"] = tuple(dataclasses.replace(q, value=4 * q.value) for q in roles["later"])
+    roles["later"] = tuple(structs.replace(q, value=4 * q.value) for q in roles["later"])
     found = run.ask(check, dataclasses.replace(subject, roles=roles))
     assert found is not None
     assert "(4.0 times)" in found.sentence or "(3.9 times)" in found.sentence

@@ -6,8 +6,7 @@ meaning. Each check is a plain function on quantities, recorded or measured, and
 number is computed from them.
 
     subject.py   what a check is given, and what it answers
-    arms.py      checks on what two arms show
-    meaning.py   checks on what a figure is
+    checks.py    the checks
     bindings.py  data/audit.toml: the figures that a check is asked of
     find.py      subjects that every card and every measured row offer by themselves
     run.py       the checks by name, the audit, and how it is shown

@@ -19,7 +19,7 @@ from lab.base.files import Text
 from lab.card import recorded
 from lab.row import store
 from lab.row.records import Measurement
-from lab.study.audit.subject import Check, Facts, Quantity, Subject, from_figure
+from lab.study.audit.subject import Check, Quantity, Subject, from_figure
 from lab.study.figures import number
 
 FILE = REPOSITORY / "data" / "audit.toml"
@@ -70,7 +70,7 @@ def _subject(where: str, case: Case, checks: Mapping[str, Check]) -> tuple[Check
         wanted = " or ".join(" + ".join(group) for group in check.needs)
         raise BadInput(where, f"{check.name} needs {wanted}", "name a figure for each")
     words: list[str] = [recorded.verdict(v, where).reading for v in case.verdicts]
-    words += [q.facts.source_word for qs in roles.values() for q in qs if q.facts.source_word]
+    words += [q.source_word for qs in roles.values() for q in qs if q.source_word]
     ids = [q.id for qs in roles.values() for q in qs if q.id and not q.id.startswith("device:")]
     kind = "measured" if ids and all(i.startswith("profiles/") for i in ids) else "recorded"
     return check, Subject(case.title, kind, roles, words[0] if words else "", case.verdicts, case.cards)
@@ -103,6 +103,6 @@ def _row(name: str, where: str) -> Quantity:
 
 def from_row(row: Measurement) -> Quantity:
     """A measured row's median time as a quantity; its timer is its clock. One that is suspect counts as withdrawn."""
-    facts = Facts(row.device, row.workload_id, "kernel_us", clock=row.timer or "", profiled=row.profiled)
-    withdrawn = "" if row.status == "ok" else f"status {row.status}"
-    return Quantity(row.median_us or 0.0, "us", row.id, withdrawn, facts)
+    withdrawn, clock = "" if row.status == "ok" else f"status {row.status}", row.timer or ""
+    where = (row.device, row.workload_id, "kernel_us")
+    return Quantity(row.median_us or 0.0, "us", row.id, withdrawn, *where, clock=clock, profiled=row.profiled)

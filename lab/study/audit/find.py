@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-import msgspec
+from msgspec.structs import replace as changed
 
 from lab.base import devices
 from lab.card import phases, recorded
@@ -20,9 +20,9 @@ from lab.judge.rules import Verdict, judge
 from lab.judge.verdicts import staleness
 from lab.row import store
 from lab.row.records import Measurement
-from lab.study.audit import record
+from lab.study.audit import checks
 from lab.study.audit.bindings import TIMED, from_row
-from lab.study.audit.subject import Facts, Quantity, Subject, from_figure
+from lab.study.audit.subject import Quantity, Subject, from_figure
 
 ARMS = ("control", "candidate")
 CLAIMS = ("GO", "LANDED", "CONDITIONAL-GO")  # the words that say an effect is there
@@ -52,12 +52,12 @@ class Held:
     @property
     def floor(self) -> Quantity:
         """The noise floor that the gate declares, in %."""
-        return Quantity(self.gate.noise.floor_pct, "%", facts=Facts(sigmas=self.gate.noise.sigmas))
+        return Quantity(self.gate.noise.floor_pct, "%", sigmas=self.gate.noise.sigmas)
 
     def line(self, share_of: float = 1.0) -> Quantity:
         """The threshold, or what of it shows in the whole timed region."""
         c = self.condition
-        return Quantity(share_of * c.threshold, c.unit, c.stated_by, "", Facts(op=c.op))
+        return Quantity(share_of * c.threshold, c.unit, c.stated_by, op=c.op)
 
     def arms(self) -> dict[str, Quantity]:
         """The arms that the reading has, by name."""
@@ -160,8 +160,8 @@ def _arms(reading: Reading, metric: str) -> dict[str, Quantity]:
             found[arm] = from_figure(own[0])
             continue
         ids = [i for i in reading.ids if f"#{arm}@" in i] or [*reading.ids, ""]
-        facts = Facts(metric=metric, profiled=reading.profiled)
-        found[arm] = Quantity(value, reading.unit, ids[0], reading.withdrawn, facts)
+        unit, withdrawn = reading.unit, reading.withdrawn
+        found[arm] = Quantity(value, unit, ids[0], withdrawn, metric=metric, profiled=reading.profiled)
     return found
 
 
@@ -230,8 +230,7 @@ def _identical(body: Body) -> Iterator[Subject]:
 def _profiled(body: Body) -> Iterator[Subject]:
     for held in body.held("require", "kill"):
         if held.reading.profiled and (taken := held.arms().values()):
-            marked = tuple(replace(q, facts=msgspec.structs.replace(q.facts, profiled=True)) for q in taken)
-            yield body.subject(held.title, {"profiled": marked})
+            yield body.subject(held.title, {"profiled": tuple(changed(q, profiled=True) for q in taken)})
 
 
 def _sentinels(body: Body) -> Iterator[Subject]:
@@ -285,9 +284,9 @@ def _labels(body: Body) -> Iterator[Subject]:
         if row.status == "ok" and row.bytes:
             first = seen.setdefault((row.name, row.workload_id), row)
             if first.bytes != row.bytes:
-                facts = Facts(label=f"{row.name} at {row.workload_id}")
-                called, own = (Quantity(r.bytes or 0.0, "bytes", r.id, "", facts) for r in (first, row))
-                yield body.subject(facts.label, {"called": called, "same_label": own})
+                label = f"{row.name} at {row.workload_id}"
+                called, own = (Quantity(r.bytes or 0.0, "bytes", r.id, label=label) for r in (first, row))
+                yield body.subject(label, {"called": called, "same_label": own})
 
 
 def _impossible(body: Body) -> Iterator[Subject]:
@@ -310,8 +309,8 @@ def _stated(body: Body) -> Iterator[Subject]:
         roles: dict[str, tuple[Quantity, ...]] = {}
         for one, figures in held:
             for figure in figures:
-                facts = Facts(metric=one.condition.of, label=str(figure.params.get("lines", "")))
-                quantity = replace(from_figure(figure), facts=facts)
+                lines = str(figure.params.get("lines", ""))
+                quantity = changed(from_figure(figure), metric=one.condition.of, label=lines)
                 role = "stated" if figure.kind == "stated" else "shown"
                 roles[role] = (*roles.get(role, ()), quantity)
         yield body.subject("its evidence", roles)
@@ -321,12 +320,12 @@ def _tainted(body: Body) -> Iterator[Subject]:
     """Figures that a defect touches which the same source found later; the others of the same verdict are quiet."""
     if taint := recorded.taints().get(body.id):
         figures = {f.id: f for r in body.readings.values() for f in _figures(r)}
-        hit = set(record.touched(body.id, tuple(figures)))
-        facts = Facts(label=f"{taint.what} ({recorded.citation(taint.source, taint.lines)})", path=taint.weight)
+        hit = set(checks.touched(body.id, tuple(figures)))
+        label = f"{taint.what} ({recorded.citation(taint.source, taint.lines)})"
         roles: dict[str, tuple[Quantity, ...]] = {}
         for figure in figures.values():
             role = "tainted" if figure.id in hit else "untouched"
-            roles[role] = (*roles.get(role, ()), replace(from_figure(figure), facts=facts))
+            roles[role] = (*roles.get(role, ()), changed(from_figure(figure), label=label, path=taint.weight))
         yield body.subject("its evidence", roles)
 
 
@@ -336,9 +335,9 @@ def _undecidable(body: Body) -> Iterator[Subject]:
         if not held.condition.than and "candidate" in arms:
             control = {"control": arms["control"]} if "control" in arms else {}
             yield body.subject(held.title, {"line": held.line(), "candidate": arms["candidate"], **control})
-    for text in record.asked_twice(body.card):
+    for text in checks.asked_twice(body.card):
         yield body.subject(text, {}, "it is asked first under `complete` or `engaged`, so it cannot fail here")
-    if lines := record.unreasoned(body.card):
+    if lines := checks.unreasoned(body.card):
         more = f" and {len(lines) - 1} more" if len(lines) > 1 else ""
         yield body.subject(f"{lines[0]}{more}", {}, "neither a source nor a reason in the card gives the line")
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from lab.base.errors import BadInput, nearest
 from lab.card import recorded
-from lab.study.audit import arms, bindings, find, meaning, record
+from lab.study.audit import bindings, checks, find
 from lab.study.audit.subject import SEVERITIES, Answer, Check, Finding, Subject
 
-CHECKS = {c.name: c for module in (arms, meaning, record) for c in vars(module).values() if isinstance(c, Check)}
+CHECKS = {c.name: c for c in vars(checks).values() if isinstance(c, Check)}
 KINDS = ("recorded", "measured")
 NUMBERED = re.compile(r"(.+)\.\d+$")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
@@ -24,16 +24,24 @@ SEVERITIES = {
 FLOOR_PCT, SIGMAS = 2.0, 3.0  # the noise rule of the sources and of our judge where a card says nothing else
 
 
-class Facts(msgspec.Struct, frozen=True):
-    """What else is known of a number, "" or 0 where it is not.
+STATED = ("path", "clock", "label", "profiled", "estimate", "source_word", "stderr", "op")  # by a figure's parameters
 
+
+class Quantity(msgspec.Struct, frozen=True):
+    """A number of a subject, and what else is known of it, "" or 0 where it is not.
+
+    value, unit: as printed or measured; id: a figure's id, a row's id, or "" for a line that a card declares.
+    withdrawn:   the source's word for taking it back, "" when it stands.
     device, model, metric, path: what makes a figure the same quantity as another.
-    clock, label:    whose time it is; what its source calls it.
-    profiled, estimate: taken under a profiler; about so much.
-    source_word:     the verdict word that stands beside it. stderr: its standard error, in its unit.
-    op, sigmas:      of a line, how it is asked; of a floor, how many sigma of the control count.
+    clock, label: whose time it is; what its source calls it. profiled, estimate: taken under a profiler; about so much.
+    source_word: the verdict word that stands beside it. stderr: its standard error, in its unit.
+    op, sigmas:  of a line, how it is asked; of a floor, how many sigma of the control count.
     """
 
+    value: float
+    unit: str
+    id: str = ""
+    withdrawn: str = ""
     device: str = ""
     model: str = ""
     metric: str = ""
@@ -46,24 +54,6 @@ class Facts(msgspec.Struct, frozen=True):
     stderr: float = 0.0
     op: str = ">="
     sigmas: float = SIGMAS
-
-
-STATED = ("path", "clock", "label", "profiled", "estimate", "source_word", "stderr", "op")  # by a figure's parameters
-
-
-@dataclass(frozen=True)
-class Quantity:
-    """A number of a subject.
-
-    value, unit: as printed or measured; id: a figure's id, a row's id, or "" for a line that a card declares.
-    withdrawn:   the source's word for taking it back, "" when it stands.
-    """
-
-    value: float
-    unit: str
-    id: str = ""
-    withdrawn: str = ""
-    facts: Facts = field(default_factory=Facts)
 
     def __str__(self) -> str:
         return f"{short(self.value)} {self.unit}"
@@ -172,14 +162,14 @@ def short(number: float) -> str:
 
 def about(quantity: Quantity) -> str:
     """ "about " in front of a figure that is an estimate, else nothing."""
-    return "about " if quantity.facts.estimate else ""
+    return "about " if quantity.estimate else ""
 
 
 def from_figure(figure: Figure) -> Quantity:
     """A recorded figure as a quantity; the caller has made sure that its value is a number."""
     known = {key: figure.params[key] for key in STATED if figure.params.get(key)}
-    facts = msgspec.convert({**known, "device": figure.device, "model": figure.model, "metric": figure.metric}, Facts)
-    return Quantity(float(figure.value), vocabulary.unit(figure.unit), figure.id, figure.withdrawn, facts)
+    known |= {key: getattr(figure, key) for key in ("id", "withdrawn", "device", "model", "metric")}
+    return msgspec.convert({**known, "value": figure.value, "unit": vocabulary.unit(figure.unit)}, Quantity)
 
 
 def change_pct(control: Quantity, candidate: Quantity) -> float:
