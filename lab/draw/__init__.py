@@ -4,7 +4,7 @@ In: points, breakdowns, differences, sweeps, traces. Out: matplotlib figures tha
 Door: `from lab import draw`, then `draw.roofline(device, points)`, `draw.save(figure, path)` and the names below.
 """
 
-from lab.draw.comparison import Group, Mark, Side, arms, conditions
+from lab.draw.comparison import Group, Side, arms
 from lab.draw.plots import bars, breakdown, levels, lines, rivals, scatter
 from lab.draw.roofline import Point, point, roofline
 from lab.draw.style import (
@@ -30,7 +30,7 @@ from lab.draw.waterfall import gap
 # fmt: off
 __all__ = [
     "BLUE", "CARD", "COLOURS", "DASHES", "GREEN", "INK", "MARKERS", "ORANGE", "PURPLE", "SOFT", "STYLE",
-    "VERMILLION", "WIDTH_IN", "Group", "Mark", "Point", "Side", "arms", "bars", "breakdown", "conditions",
+    "VERMILLION", "WIDTH_IN", "Group", "Point", "Side", "arms", "bars", "breakdown",
     "curves", "gap", "levels", "lines", "plain", "png", "point",
     "rivals", "roofline", "save", "scatter", "svg", "timeline", "times",
 ]

@@ -1,8 +1,6 @@
-"""Arms beside each other and a gate's conditions at their lines: what a verdict looks like.
+"""Arms beside each other: a row for each workload, on an axis of times relative to the control's.
 
-`arms` has a row for each workload, on an axis of times relative to the control's, so that workloads of 5 and of 5000
-us stand in one figure; the times themselves are written beside it. `conditions` has a row for each condition of a gate:
-the figure with its interval, and the line that it was held to.
+So workloads of 5 and of 5000 us stand in one figure; the times themselves are written beside it.
 """
 
 from __future__ import annotations
@@ -20,14 +18,6 @@ from lab.draw import style
 from lab.draw.sweep import COLOURS, MARKERS
 
 RATIOS = (0.02, 0.05, 0.1, 0.2, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20, 50)
-# state of a finding -> (colour, word beside the figure)
-STATES = {
-    "holds": (style.GREEN, "holds"),
-    "fails": (style.VERMILLION, "missed"),
-    "noise": (style.ORANGE, "within noise"),
-    "fired": (style.VERMILLION, "fired"),
-    "quiet": (style.GREEN, "did not fire"),
-}
 NOT_MEASURED = "not measured"
 
 
@@ -48,18 +38,6 @@ class Group:
     workload: str
     sides: Sequence[Side] = field(default=())
     floor_us: float | None = None
-
-
-@dataclass(frozen=True)
-class Mark:
-    """One condition: its figure, the interval of it, and the line, all in `unit`; value None: there is no figure."""
-
-    label: str
-    state: str
-    unit: str
-    line: float
-    value: float | None = None
-    interval: tuple[float, float] | None = None
 
 
 @style.styled
@@ -132,45 +110,3 @@ def _rows(axes: Axes, labels: Sequence[str]) -> None:
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
-
-
-@style.styled
-def conditions(marks: Sequence[Mark], title: str) -> Figure:
-    """A row for each condition, a panel for each unit: the figure, its interval, and the line it was held to.
-
-    Colour and word say whether it holds; a condition without a figure says "not measured". Raises BadInput without one.
-    """
-    if not marks:
-        raise BadInput("conditions plot", "no condition", "give those of a gate")
-    units = list(dict.fromkeys(m.unit for m in marks))
-    panels = [[m for m in marks if m.unit == unit] for unit in units]
-    figure = style.sheet(0.5 + sum(0.75 + 0.3 * len(p) for p in panels))
-    drawn = figure.subplots(len(panels), 1, squeeze=False, height_ratios=[0.75 + 0.3 * len(p) for p in panels])[:, 0]
-    for axes, panel, unit in zip(drawn, panels, units, strict=True):
-        _conditions(axes, panel, unit)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=10, color=style.INK)
-    return figure
-
-
-def _conditions(axes: Axes, marks: Sequence[Mark], unit: str) -> None:
-    style.clean(axes)
-    # Lines in us of several workloads lie decades apart; there each figure is shown as a multiple of its own line.
-    multiple = unit != "%" and all(m.line > 0 for m in marks)
-    for y, mark in enumerate(marks):
-        scale = mark.line if multiple else 1.0
-        colour, word = STATES.get(mark.state, (style.SOFT, mark.state))
-        axes.plot([mark.line / scale] * 2, [y - 0.36, y + 0.36], color=style.INK, lw=1.4)
-        if mark.value is None:
-            words = NOT_MEASURED
-        else:
-            if mark.interval:
-                axes.plot([i / scale for i in mark.interval], [y, y], color=colour, lw=4, alpha=0.35,
-                          solid_capstyle="butt")  # fmt: skip
-            axes.plot([mark.value / scale], [y], "o", ms=6, color=colour)
-            words = f"{style.number(mark.value)}, {word}"
-        axes.annotate(words, (1.01, y), xycoords=("axes fraction", "data"), va="center", fontsize=8.5, color=colour,
-                      annotation_clip=False)  # fmt: skip
-    _rows(axes, [m.label for m in marks])
-    axes.margins(x=0.12)
-    axes.grid(True, axis="x", color=style.GRID, linewidth=0.6)
-    axes.set_xlabel(f"multiple of the line ({unit})" if multiple else f"{unit}; the line is upright")

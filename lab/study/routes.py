@@ -20,7 +20,7 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,55 +87,27 @@ class Crossover:
         return line + (f"; {costs}" if costs else "") + (f" [{aside}]" if aside else "")
 
 
-@dataclass(frozen=True)
-class Answer:
-    """The choice for one shape with what it rests on.
-
-    asked:     the shape; collapsed: what of the words was collapsed, "" for nothing.
-    us:        expected time, None where nothing is known; cost_of_*: another's time over it.
-    left_out:  candidates that were not compared, and why; never: those of them that no router takes.
-    override:  the environment variable that forced the choice, None where it is not set.
-    errors:    candidate -> relative errors of its sound rows.
-    """
-
-    family: str
-    device: str
-    asked: Mapping[str, int | str]
-    collapsed: str
-    candidate: str
-    precision: str
-    how: str
-    us: float | None
-    reason: str
-    runner_up: str | None
-    cost_of_runner_up: float | None
-    worst: str | None
-    cost_of_worst: float | None
-    times_us: Mapping[str, float]
-    left_out: Mapping[str, str]
-    never: Sequence[str]
-    override: str | None
-    errors: Mapping[str, Errors]
-
-    def __str__(self) -> str:
-        shape = " ".join(f"{axis}={value}" for axis, value in self.asked.items())
-        time = f", {self.us:.1f} us" if self.us is not None else ""
-        lines = [f"{self.family} on {self.device}: {shape}"]
-        lines += [f"  collapsed   {self.collapsed}"] if self.collapsed else []
-        lines += [f"  candidate   {self.candidate} ({self.precision}){time} ({self.how})"]
-        lines += [f"  reason      {self.reason}"]
-        if self.runner_up and self.us is not None:
-            price = f"runner-up {self.runner_up} {self.cost_of_runner_up:.2f}x"
-            lines += [f"  otherwise   {price}, worst {self.worst} {self.cost_of_worst:.2f}x"]
-        for name, by in sorted(self.errors.items()):
-            seen = "; ".join(f"{_percent(*pair)} on {words.split(':')[0]}" for words, pair in sorted(by.items()))
-            lines += [f"  error       {name}: {seen} (relative, in the rows)"]
-        for why in dict.fromkeys(why for name, why in self.left_out.items() if name not in self.never):
-            lines += [f"  left out    {', '.join(n for n, w in self.left_out.items() if w == why)}: {why}"]
-        if self.never:
-            lines += [f"  never       {', '.join(self.never)}: arms of a question, not kernels to choose between"]
-        forced = "is set, see the reason" if self.override else "is not set; a candidate's name in it overrides"
-        return "\n".join([*lines, f"  override    {variable(self.family)} {forced}"])
+def rendered(found: Mapping[str, Any]) -> str:
+    """An `answer` as text."""
+    shape = " ".join(f"{axis}={value}" for axis, value in found["asked"].items())
+    time = f", {found['us']:.1f} us" if found["us"] is not None else ""
+    lines = [f"{found['family']} on {found['device']}: {shape}"]
+    lines += [f"  collapsed   {found['collapsed']}"] if found["collapsed"] else []
+    lines += [f"  candidate   {found['candidate']} ({found['precision']}){time} ({found['how']})"]
+    lines += [f"  reason      {found['reason']}"]
+    if found["runner_up"] and found["us"] is not None:
+        price = f"runner-up {found['runner_up']} {found['cost_of_runner_up']:.2f}x"
+        lines += [f"  otherwise   {price}, worst {found['worst']} {found['cost_of_worst']:.2f}x"]
+    for name, by in sorted(found["errors"].items()):
+        seen = "; ".join(f"{_percent(*pair)} on {words.split(':')[0]}" for words, pair in sorted(by.items()))
+        lines += [f"  error       {name}: {seen} (relative, in the rows)"]
+    left_out, never = found["left_out"], found["never"]
+    for why in dict.fromkeys(why for name, why in left_out.items() if name not in never):
+        lines += [f"  left out    {', '.join(n for n, w in left_out.items() if w == why)}: {why}"]
+    if never:
+        lines += [f"  never       {', '.join(never)}: arms of a question, not kernels to choose between"]
+    forced = "is set, see the reason" if found["override"] else "is not set; a candidate's name in it overrides"
+    return "\n".join([*lines, f"  override    {variable(found['family'])} {forced}"])
 
 
 def _percent(low: float, high: float) -> str:
@@ -358,8 +330,14 @@ def errors(names: Iterable[str], rows: Iterable[Measurement]) -> dict[str, Error
     return {name: by for name, by in found.items() if by}
 
 
-def answer(family: str, device: devices.Device, words: Mapping[str, str], precisions: Sequence[str] = ()) -> Answer:
-    """The choice for the shape that AXIS=VALUE words give, from the stored table.
+def answer(
+    family: str, device: devices.Device, words: Mapping[str, str], precisions: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The choice for the shape that AXIS=VALUE words give, from the stored table, as `--json` prints it.
+
+    us: expected time, None where nothing is known; cost_of_*: another's time over it. collapsed: what of the words was.
+    left_out: candidates that were not compared, and why; never: those of them that no router takes. override: the
+    environment variable that forced the choice. errors: candidate -> relative errors of its sound rows.
 
     Raises BadInput for words that are no shape of the family and where no candidate takes it.
     """
@@ -377,26 +355,26 @@ def answer(family: str, device: devices.Device, words: Mapping[str, str], precis
     runner_up, worst = next(iter(others), None), max(others, key=times.__getitem__, default=None)
     every = families.load(family).candidates
     optional = [name for name, c in every.items() if c.precision in asks.opt_in and not c.no_route]
-    return Answer(
-        family=family,
-        device=device.id,
-        asked={axis: workload[axis] for axis in (asks.axis, *asks.shape)},
-        collapsed=collapsed,
-        candidate=choice.candidate,
-        precision=every[choice.candidate].precision,
-        how=choice.how,
-        us=own,
-        reason=choice.reason,
-        runner_up=runner_up,
-        cost_of_runner_up=times[runner_up] / own if runner_up and own else None,
-        worst=worst,
-        cost_of_worst=times[worst] / own if worst and own else None,
-        times_us=dict(times),
-        left_out=dict(choice.left_out),
-        never=[name for name in choice.left_out if every[name].no_route],
-        override=variable(family) if os.environ.get(variable(family)) else None,
-        errors=errors(dict.fromkeys([choice.candidate, *times, *optional]), store.rows(family=family)),
-    )
+    return {
+        "family": family,
+        "device": device.id,
+        "asked": {axis: workload[axis] for axis in (asks.axis, *asks.shape)},
+        "collapsed": collapsed,
+        "candidate": choice.candidate,
+        "precision": every[choice.candidate].precision,
+        "how": choice.how,
+        "us": own,
+        "reason": choice.reason,
+        "runner_up": runner_up,
+        "cost_of_runner_up": times[runner_up] / own if runner_up and own else None,
+        "worst": worst,
+        "cost_of_worst": times[worst] / own if worst and own else None,
+        "times_us": dict(times),
+        "left_out": dict(choice.left_out),
+        "never": [name for name in choice.left_out if every[name].no_route],
+        "override": variable(family) if os.environ.get(variable(family)) else None,
+        "errors": errors(dict.fromkeys([choice.candidate, *times, *optional]), store.rows(family=family)),
+    }
 
 
 def variable(family: str) -> str:
@@ -430,9 +408,9 @@ def run(arguments: Namespace) -> int:
         raise BadInput("--write", "stores the whole table", "leave the shape out")
     told = answer(asks.family, device, words(arguments.shape), arguments.precision)
     if arguments.json:
-        print_json(asdict(told))
+        print_json(told)
     else:
-        print(told)
+        print(rendered(told))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The figures of a card: arms, gate, roofline, kernels. Each is a `Picture`: a figure and what it shows in words.
+"""The figures of a card: arms, roofline, kernels. Each is a `Picture`: a figure and what it shows in words.
 
 The notebooks, the site's pages and the writeups show the same ones. What is not there is refused in one line
 (`BadInput`): no rows from a device, no committed trace.
@@ -16,14 +16,11 @@ from lab.base import devices
 from lab.base.errors import BadInput
 from lab.card.phases import Card
 from lab.judge import evidence
-from lab.judge.rules import Finding
 from lab.place import roofline as floors
 from lab.row import store
 from lab.row.records import Measurement
 from lab.trace import breakdowns, diff, stored, windows
 from lab.trace.model import short_name
-
-KILL = {"holds": "fired", "fails": "quiet"}  # a kill condition that holds is what must not be
 
 
 @dataclass(frozen=True)
@@ -82,23 +79,6 @@ def arms(card: Card, device: str) -> Picture:
 def _role(card: Card, row: Measurement) -> str:
     known = {card.control: "control", card.candidate: "candidate"}
     return known.get(row.name, "peer")
-
-
-def gate(card: Card, findings: Sequence[Finding], where: str) -> Picture:
-    """Every condition of the gate with its figure and interval at its line; where: the evidence, for the title."""
-    marks = []
-    for f in findings:
-        state = KILL.get(f.state, f.state) if f.role == "kill" else f.state
-        label = f"{f.condition.of} {f.condition.op}" + (f" at {f.condition.workload}" if f.condition.workload else "")
-        if f.seen is None:
-            marks.append(draw.Mark(label, state, f.condition.unit, f.condition.threshold))
-        else:
-            marks.append(draw.Mark(label, state, f.seen.unit, f.seen.line, f.seen.value, f.seen.interval))
-    shown = [m for m in marks if m.line == m.line]  # a line that another metric draws is NaN without evidence
-    alt = f"{len(shown)} conditions of {card.id}: " + "; ".join(f"{m.label}, {m.state}" for m in shown) + "."
-    overs = dict.fromkeys(f.seen.over for f in findings if f.seen and f.seen.over)
-    over = f", intervals over {' or '.join(overs)}" if overs else ""
-    return Picture(draw.conditions(shown, f"{card.id}, {where}: each condition at its line{over}"), alt)
 
 
 def roofline(card: Card, device: str) -> Picture:

@@ -224,7 +224,7 @@ def _phase_page(card: Card, device: str, kind: str, at: float, which: int | None
     yield _word(found)
     if line is not None:
         yield _note(f"With the card's own line: {judged(card, device, kind).verdict.word}.")
-    yield _image(lambda: figures.gate(card, found.verdict.findings, f"{found.evidence} on {found.device}"))
+    yield objects.conditions_html(found.verdict.findings)
     if kind == RECORDED:
         figures_used = dict.fromkeys(i for f in found.verdict.findings for i in f.ids)
         yield _note("Recorded figures: " + ", ".join(figures_used))

@@ -7,6 +7,7 @@ before it is shown. Nothing here needs a GPU; `measure()` says in a line why it 
 
 from __future__ import annotations
 
+import base64
 import html
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from markupsafe import Markup
 
 from lab import draw
 from lab.base import devices as device_facts
@@ -23,7 +25,9 @@ from lab.card import phases as cards
 from lab.card import recorded as recorded_figures
 from lab.card.phases import Card
 from lab.check import accuracy, families
+from lab.draw import inline
 from lab.judge import verdicts
+from lab.judge.rules import Finding
 from lab.judge.verdicts import Judgement
 from lab.row import store
 from lab.study import limits
@@ -31,7 +35,7 @@ from lab.trace import amdahl, categories, exposed, files, report, steady, summar
 from lab.trace.amdahl import Projection
 from lab.trace.model import Trace as Timeline
 from lab.trace.summary import Summary
-from lab.write import figures, listing, notebook, shapes, writeup
+from lab.write import figures, listing, notebook, render, shapes, writeup
 from lab.write.notebook import Shown
 
 SHOWN_ROWS = 40
@@ -45,10 +49,11 @@ def shown(value: Any) -> str:
 
 
 def html_table(header: Sequence[str], lines: Sequence[Sequence[Any]]) -> str:
-    """An HTML table of escaped cells, without a head where every word of it is empty."""
+    """An HTML table of cells, escaped but for Markup, without a head where every word of it is empty."""
     words = "".join(f"<th>{html.escape(word)}</th>" for word in header)
     head = f"<thead><tr>{words}</tr></thead>" if any(header) else ""
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(shown(v))}</td>" for v in line) + "</tr>" for line in lines)
+    cells = [[v if isinstance(v, Markup) else html.escape(shown(v)) for v in line] for line in lines]
+    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in line) + "</tr>" for line in cells)
     return f"<table>{head}<tbody>{body}</tbody></table>"
 
 
@@ -116,6 +121,18 @@ def _checked(family: str, candidates: Sequence[str | None], workload: str | None
     return Table(tuple(found), CHECK, f"{family}: checked on {gpu}")
 
 
+def conditions_html(findings: Sequence[Finding]) -> str:
+    """A gate's conditions as an HTML table, each figure drawn with its interval at its line."""
+
+    def strip(found: Finding) -> Markup:
+        data = base64.b64encode(inline.plain(render.interval(found)).encode()).decode()
+        alt = html.escape(found.observed, quote=True)
+        return Markup(f'<img alt="{alt}" width="240" src="data:image/svg+xml;base64,{data}">' if found.seen else "")
+
+    lines = [(f.role, str(f.condition), f.observed, f.state, strip(f)) for f in findings]
+    return html_table(("role", "condition", "observed", "state", "at its line"), lines)
+
+
 @dataclass(frozen=True)
 class PhaseVerdict:
     """A verdict on one body of evidence: its word, its sentence, and each condition with its interval at its line."""
@@ -149,7 +166,7 @@ class PhaseVerdict:
     def _repr_html_(self) -> str:
         note = f"<p>{html.escape(self.judgement.note)}</p>" if self.judgement.note else ""
         head = f"<p><b>{html.escape(self._title())}</b></p><p>{html.escape(self.reason)}.</p>{note}"
-        return head + self.conditions._repr_html_()
+        return head + conditions_html(self.judgement.verdict.findings)
 
 
 @dataclass(frozen=True)
@@ -201,14 +218,12 @@ class Phase:
         """Control, candidate and rivals at each workload, as a figure; where rows are missing it says so."""
         return _picture(figures.arms, self.card, device)
 
-    def at_the_line(self, device: str) -> Shown:
-        """Each condition of the gate with its figure and interval at its line."""
-
-        def make(card: Card, place: str) -> figures.Picture:
-            judged = self.verdict(place).judgement
-            return figures.gate(card, judged.verdict.findings, f"{judged.evidence} on {judged.device}")
-
-        return _picture(make, self.card, device)
+    def at_the_line(self, device: str) -> PhaseVerdict | Shown:
+        """The verdict there, each condition with its figure and interval at its line; without evidence it says so."""
+        try:
+            return self.verdict(device)
+        except BadInput as refused:
+            return notebook.text(f"{self.card.id}: not measured. {html.escape(str(refused), quote=False)}")
 
     def roofline(self, device: str) -> Shown:
         """The arms and rivals of its newest runs on a device's roofline, a roof for each pipe in use."""
