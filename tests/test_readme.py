@@ -8,7 +8,7 @@ import pytest
 
 from lab.check import families
 from lab.cli.main import COMMANDS
-from lab.write import rivals
+from lab.write import readme
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = sorted((ROOT / "lab" / "write" / "docs").glob("*.md"))
@@ -64,8 +64,8 @@ def test_the_readme_is_short_and_its_example_runs() -> None:
 def test_the_figure_is_what_the_rows_say() -> None:
     """`lab write --readme` draws it again after a measurement; places of ink differ between releases of matplotlib."""
     families.interpret_on_cpu()
-    assert f"({rivals.FILE.relative_to(ROOT)})" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"({readme.FIGURE.relative_to(ROOT)})" in (ROOT / "README.md").read_text(encoding="utf-8")
     now, then = (re.findall(r"<desc>.*?</desc>|<text[^>]*>.*?</text>", text, re.DOTALL)
-                 for text in (rivals.svg(), rivals.FILE.read_text(encoding="utf-8")))  # fmt: skip
+                 for text in (readme.figure(), readme.FIGURE.read_text(encoding="utf-8")))  # fmt: skip
     assert [re.sub("<[^>]*>", "", text) for text in now] == [re.sub("<[^>]*>", "", text) for text in then]
     assert now[0].count("profiles/h200/") > 40

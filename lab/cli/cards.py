@@ -147,7 +147,7 @@ def write(arguments: Namespace) -> int:
         return _writeup(arguments)
     from lab.check import families
     from lab.study import flips
-    from lab.write import notes, readme, rivals
+    from lab.write import notes, readme
 
     families.interpret_on_cpu()
     if arguments.notes:
@@ -157,7 +157,7 @@ def write(arguments: Namespace) -> int:
     out = arguments.out or readme.FILE
     text = readme.written(readme.FILE.read_text(encoding="utf-8"), flips.flips())
     try:
-        rivals.write(rivals.FILE if out == readme.FILE else out.with_name(rivals.FILE.name))
+        readme.draw_figure(readme.FIGURE if out == readme.FILE else out.with_name(readme.FIGURE.name))
         out.write_text(text, encoding="utf-8")
     except OSError as error:
         raise BadInput(out, f"cannot be written ({error.strerror})", "choose another --out") from None

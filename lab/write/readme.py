@@ -1,17 +1,25 @@
-"""What the README says of verdicts: whose words the record has, and the pairs of data/flips.toml marked `front`."""
+"""What `lab write --readme` makes: whose words the record has, the `front` pairs of data/flips.toml, and a figure.
+
+The figure is our kernels beside the fastest rival of the same run, by the cards of data/rivals.toml.
+"""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from html import escape
+from pathlib import Path
 
+from lab import draw
+from lab.base import devices
 from lab.base.console import between
 from lab.base.errors import REPOSITORY
 from lab.card import phases
 from lab.judge import verdicts
+from lab.study import limits
 from lab.study.flips import UNDECIDED, Flip
 
-FILE = REPOSITORY / "README.md"
+FILE, FIGURE = REPOSITORY / "README.md", REPOSITORY / "data" / "rivals.svg"
 MARKS = ("<!-- written by lab write --readme -->", "<!-- end -->")
 PROJECTS = "LocalAI's paged llama.cpp, ds4, ik_llama.cpp, imp and lucebox"
 
@@ -44,3 +52,25 @@ def written(text: str, found: Sequence[Flip]) -> str:
         here_word = f"{flip.word_here} ({flip.here})" if flip.word_here else "not measured yet"
         lines.append(f"| {flip.row} | {question} | {word} | {here_word} | {change} | `{flip.card}` |")
     return between(text, MARKS, lines, FILE)
+
+
+def figure(device: str = "h200") -> str:
+    """The figure of data/rivals.toml on a device, as SVG that describes itself by its rows, for readers and for tests.
+
+    Raises BadInput where no card has rows with a rival.
+    """
+    drawn, said = [], []
+    for line in limits.lines():
+        points = [p for p in limits.limits(phases.card(line.card), device) if p.times_as_fast]
+        names = ", ".join(sorted({p.rival.name for p in points if p.rival}))
+        said += [f"{p.ours.id} {p.ours_us:.2f} us, {p.rival.name} {p.rival_us:.2f} us" for p in points if p.rival]
+        drawn.append((line.title, names, [p.times_as_fast for p in points if p.times_as_fast]))
+    name = devices.get(device).name
+    picture = draw.svg(draw.rivals(drawn, f"{name}: our kernels beside the fastest rival"))
+    head, tag, body = picture.partition("<svg")
+    return head + tag + body.replace(">", "><desc>" + escape("\n".join(said)) + "</desc>", 1)
+
+
+def draw_figure(path: Path = FIGURE) -> None:
+    """Draw it again. Raises OSError where the file cannot be written."""
+    path.write_text(figure(), encoding="utf-8")

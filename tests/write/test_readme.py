@@ -10,7 +10,7 @@ from lab.check import families
 from lab.cli import main
 from lab.judge import verdicts
 from lab.study import flips
-from lab.write import readme, rivals
+from lab.write import readme
 from tests.refused import refused
 from tests.study.test_flips import a_flip
 
@@ -64,7 +64,7 @@ def test_the_command_changes_the_table_alone(
     stale = tmp_path / "README.md"
     stale.write_text(f"before\n{readme.MARKS[0]}\nold\n{readme.MARKS[1]}\nafter\n")
     monkeypatch.setattr(readme, "FILE", stale)
-    monkeypatch.setattr(rivals, "FILE", tmp_path / "rivals.svg")
+    monkeypatch.setattr(readme, "FIGURE", tmp_path / "rivals.svg")
     monkeypatch.setattr(flips, "flips", lambda: committed)
     assert main.main(["write", "--readme"]) == 0
     text = stale.read_text()
@@ -72,6 +72,6 @@ def test_the_command_changes_the_table_alone(
     assert text.endswith("after\n")
     assert "`lp11-kernel`" in text
     assert "old" not in text
-    assert rivals.FILE.exists()
+    assert readme.FIGURE.exists()
     assert main.main(["write"]) == main.main(["write", "p5", "--readme"]) == 2
     assert "--readme" in capsys.readouterr().err
