@@ -76,8 +76,9 @@ def _cell(value: Any, code: bool) -> str:
         return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
     words = " ".join(str(value).split()).replace("|", "\\|")
     if code:
-        quote = "``" if "`" in words else "`"
-        return f"{quote}{words}{quote}" if words else ""
+        quote = "`" * (1 + max(map(len, re.findall("`+", words)), default=0))  # longer than any that would end it
+        inside = f" {words} " if words.startswith("`") or words.endswith("`") else words
+        return f"{quote}{inside}{quote}" if words else ""
     return words.replace("*", "\\*").replace("<", "&lt;").replace("$", "\\$")
 
 
@@ -94,7 +95,7 @@ def show(frame: pd.DataFrame, code: Sequence[str] = ()) -> Shown:
         if name not in frame.columns:
             raise BadInput("show", f'no column "{name}"', f"it has {', '.join(map(str, frame.columns))}")
     right = [pd.api.types.is_numeric_dtype(frame[c]) and not pd.api.types.is_bool_dtype(frame[c]) for c in frame]
-    lines = ["| " + " | ".join(map(str, frame.columns)) + " |"]
+    lines = ["| " + " | ".join(_cell(name, False) for name in frame.columns) + " |"]
     lines.append("|" + "|".join("--:" if r else ":--" for r in right) + "|")
     for row in frame.itertuples(index=False):
         cells = [_cell(value, name in code) for name, value in zip(frame.columns, row, strict=True)]

@@ -90,8 +90,7 @@ def write_pages(out: Path, judgements: Sequence[Judgement]) -> None:
     """Every page but the board, the cards' and the notebooks': families, devices, sources, the audit."""
     families.interpret_on_cpu()
     found = pages.views(judgements)
-    for name in ("site.css", "board.js"):
-        written(out, name, (render.TEMPLATES / name).read_text(encoding="utf-8"))
+    written(out, "site.css", (render.TEMPLATES / "site.css").read_text(encoding="utf-8"))
     for name in families.names():
         _write_family(out, name, [v for v in found if v.card.family == name])
         for file in pages.family_files(name):

@@ -147,6 +147,28 @@ def test_counts_filter_and_say_so(page: Any, built: Path) -> None:
     assert button.get_attribute("aria-pressed") == "false"
 
 
+def test_no_script_of_data_runs(chromium: Any, built: Path, tmp_path: Path) -> None:
+    """Markup that got past the escaping, from a file: the page's policy stops it, and the board goes on working."""
+    attacks = (
+        "<script>window.hit = 1</script><img src=x onerror='window.hit = 2'><svg onload='window.hit = 3'></svg>"
+        "<iframe srcdoc='<script>parent.hit = 4</script>'></iframe><a id='evil' href='javascript:window.hit = 5'>a</a>"
+        "<script src='evil.js'></script><base href='https://example.com/'>"
+    )
+    (tmp_path / "evil.js").write_text("window.hit = 6")
+    text = (built / "index.html").read_text(encoding="utf-8")
+    page = tmp_path / "index.html"
+    for policy, hit in ((text, False), (text.replace("Content-Security-Policy", "x-none"), True)):
+        page.write_text(policy.replace("</main>", f"{attacks}</main>"), encoding="utf-8")
+        context = chromium.new_context()
+        made = context.new_page()
+        made.goto(page.as_uri())
+        made.evaluate("document.getElementById('evil').click()")
+        made.wait_for_timeout(200)
+        assert (made.evaluate("window.hit") is not None) == hit
+        assert made.locator("form.filter").is_visible()
+        context.close()
+
+
 def test_board_reads_without_javascript(chromium: Any, built: Path) -> None:
     context = chromium.new_context(java_script_enabled=False)
     page = context.new_page()

@@ -1,9 +1,13 @@
 """The site without a browser: every page is reached, nothing is fetched from elsewhere, hostile text stays text."""
 
+import base64
+import hashlib
+import html
 import re
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from msgspec import structs
 
@@ -15,7 +19,7 @@ from lab.draw import inline
 from lab.judge import rules, verdicts
 from lab.row import store
 from lab.study.audit.run import audit
-from lab.write import pages, render, site
+from lab.write import notebook, pages, render, site
 from tests.row.made import measurement
 from tests.write.crawl import Page, check_links, read
 
@@ -56,7 +60,7 @@ def test_nothing_is_fetched_from_elsewhere(whole: Path) -> None:
     style = (whole / "site.css").read_text()
     assert "url(" not in style
     assert "@import" not in style
-    assert not re.search(r"fetch\(|XMLHttp|https?:", (whole / "board.js").read_text())
+    assert not re.search(r"fetch\(|XMLHttp|https?:", (render.TEMPLATES / "board.js").read_text())
     for path, page in read(whole).items():
         for load in page.loads:
             assert load.startswith("data:") or (path.parent / load).exists(), f"{path}: {load}"
@@ -144,13 +148,32 @@ def test_hostile_text_stays_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         {"output_type": "display_data", "metadata": {}, "data": {"text/markdown": EVIL}},
         {"output_type": "display_data", "metadata": {}, "data": drawn},
     ]}]  # fmt: skip
-    site.write_notebook(tmp_path, "nb", EVIL, cells)
+    link = f"[link](javascript:alert(1)) <a href='javascript:alert(2)'>`{EVIL}`</a> ![x](javascript:alert(3))"
+    column = notebook.show(pd.DataFrame({EVIL: [f"``{EVIL}", EVIL]}), code=[EVIL]).bundle
+    for markdown in (link, column["text/markdown"]):
+        cells += [{"cell_type": "code", "source": "", "outputs": [
+            {"output_type": "display_data", "metadata": {}, "data": {"text/markdown": markdown}}]}]  # fmt: skip
+    site.write_notebook(tmp_path, "nb", EVIL, [*cells, {"cell_type": "markdown", "source": link}])
     for name in ("index.html", "cards/p1.html", "notebooks/nb.html"):
         page, text = Page(tmp_path / name), (tmp_path / name).read_text()
+        assert not re.search(r"""<[^<>]*(href|src)=["']?\s*javascript:""", text), name
         assert page.tags.count("script") == (name == "index.html"), name
         assert "alert" in page.text, name
         assert not re.search(r"<script>alert|onclick|data:text/html|\b49\b.*bold", text), name
     assert FIGURE in (tmp_path / "notebooks/nb.html").read_text(), "an instrument's figure is shown"
+
+
+@pytest.mark.slow
+def test_every_page_lets_no_script_run_but_the_board(whole: Path) -> None:
+    """By its hash and without 'unsafe-inline': what gets past the escaping does nothing."""
+    held = re.findall(r"<script>(.*?)</script>", (whole / "index.html").read_text(encoding="utf-8"), re.DOTALL)
+    (digest,) = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in held)
+    for path in whole.rglob("*.html"):
+        head = path.read_text(encoding="utf-8").partition("<title>")[0]
+        (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', head)
+        rules = dict(rule.split(" ", 1) for rule in html.unescape(policy).split("; "))
+        assert (rules["default-src"], rules["script-src"]) == ("'none'", f"'sha256-{digest}'"), path
+        assert "http" not in policy, path
 
 
 def test_figures_escape_and_keep_their_scale() -> None:
