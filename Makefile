@@ -5,6 +5,7 @@
 #   PYTHON            the Python >= 3.11 that makes .venv                    (python3)
 #   TORCH_INDEX       index that torch is taken from, e.g. the PyTorch project's CPU wheel index
 #   ALLOW_CUDA_TORCH  1 accepts a CUDA build of torch on a machine without an NVIDIA GPU
+#   LOCK              file of the releases to install; auto is .ci/cpu.lock or .ci/cuda.lock, empty goes by ranges  (auto)
 #   WORKERS           processes that run tests side by side; 0 is none beside pytest's own, as --pdb needs      (auto)
 #   BASE              what `changed` compares with                                                              (main)
 #   ARGS              further arguments: pytest's for `test`, `quick`, `changed`; lab's, JupyterLab's; sizes for `bench`
@@ -14,7 +15,8 @@ PYTHON ?= python3
 ARGS ?=
 WORKERS ?= auto
 BASE ?= main
-export TORCH_INDEX ALLOW_CUDA_TORCH
+LOCK ?= auto
+export LOCK TORCH_INDEX ALLOW_CUDA_TORCH
 
 BIN := .venv/bin
 CUDA_SOURCES = $(shell git ls-files "*.cu" "*.cuh")
@@ -31,7 +33,7 @@ pytest = rm -f $(KILLGATE_RUNNING_TEST)*; status=0; $(PYTEST) $(1) $(ARGS) || { 
 	if [ -s $$f ]; then echo "killgate: pytest itself died, in $$(cat $$f)" >&2; fi; done; }
 
 .DEFAULT_GOAL := help
-.PHONY: help install verdicts test browser quick changed mistakes lint style types lab notebooks bench clean
+.PHONY: help install lock verdicts test browser quick changed mistakes lint style types lab notebooks bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -40,6 +42,9 @@ help:  ## list the targets
 install:  ## create or update .venv; does nothing when it is up to date
 	@command -v $(PYTHON) >/dev/null 2>&1 || { echo "killgate: no $(PYTHON) here; apt install python3 python3-venv, or name one: make PYTHON=python3.12 ..." >&2; exit 2; }
 	@$(PYTHON) .ci/install.py
+
+lock:  ## resolve the ranges of pyproject.toml anew and write .ci/cpu.lock and .ci/cuda.lock
+	@$(PYTHON) .ci/install.py lock
 
 verdicts: install  ## judge, check every family, execute the notebooks, write build/site: about a minute; needs no GPU
 	$(BIN)/python -m lab verdicts $(ARGS)
@@ -50,8 +55,8 @@ test: style  ## lint, types and every test but those marked gpu or browser
 	@{ $(TYPES); } >build/types.txt 2>&1 & types=$$!; $(call pytest,-m "$(SELECT)"); \
 	wait $$types || status=1; cat build/types.txt; exit $$status
 
-browser: install  ## the tests that need a browser: the site, a PDF, JupyterLab; Debian's chromium and pango first
-	@$(BIN)/python -m pip install -qq --editable ".[browser,pdf]"
+browser:  ## the tests that need a browser: the site, a PDF, JupyterLab; Debian's chromium and pango first
+	@$(PYTHON) .ci/install.py browser pdf
 	$(BIN)/python -m pytest -m browser $(ARGS) tests/browser
 
 quick: install  ## the tests that need no ahead-of-time build and no long simulation

@@ -15,8 +15,16 @@ import tomllib
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+import msgspec
 import pytest
+import torch
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from lab.cli import doctor
+from lab.row import store
 
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -69,6 +77,7 @@ def undeclared(root: Path, requirements: list[str]) -> set[str]:
     declared |= {"yaml"} if "pyyaml" in declared else set()
     declared |= {"pil"} if "pillow" in declared else set()
     declared |= {"markupsafe"} if "jinja2" in declared else set()  # whose escaping it is
+    declared |= {"packaging"} if "pytest" in declared else set()  # which brings it
     declared |= {"ipython"} if "ipykernel" in declared else set()  # which is its kernel, and brings it
     declared |= {"cupy", "pynvml", "playwright"} | {"lab", "kernels", "tests"} | set(sys.stdlib_module_names)
     found: set[str] = set()
@@ -107,7 +116,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The script, standing in a small checkout of its own."""
     module = install_script()
     (tmp_path / ".ci").mkdir()
-    for name in ("pyproject.toml", ".ci/install.py"):
+    for name in ("pyproject.toml", ".ci/install.py", ".ci/cpu.lock", ".ci/cuda.lock"):
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())
     monkeypatch.setattr(module, "ROOT", str(tmp_path))
     monkeypatch.setattr(module, "VENV", str(tmp_path / ".venv"))
@@ -155,23 +164,32 @@ def test_second_run_installs_nothing(script: ModuleType, monkeypatch: pytest.Mon
         python.touch()
         python.chmod(0o755)
 
-    monkeypatch.setattr(script, "make_venv", make_venv)
+    monkeypatch.setattr(script, "make_venv", lambda _: make_venv())
     script.main()
-    assert calls == ["install -qq --editable .[cpu,notebooks,test]"]
+    by_lock = f"install -qq --constraint {script.ROOT}/.ci/cpu.lock --editable"
+    assert calls == [f"{by_lock} .[cpu,notebooks,test]"]
     script.main()
     assert len(calls) == 1
     Path(script.VENV_PYTHON).unlink()
     script.main()
     assert len(calls) == 2
+    script.main(["browser", "pdf"])
+    assert calls[2:] == [f"{by_lock} .[browser,pdf]"], "an extra of one target, by the same lock"
+    Path(script.ROOT, ".ci", "cpu.lock").write_text("torch==2.13.1\n")
+    script.main()
+    assert len(calls) == 4, "another lock is another environment"
 
 
 @pytest.mark.parametrize(
     ("gpu", "variables", "expected"),
     [
         (False, {}, ["asked", "--editable .[cpu,notebooks,test]"]),
-        (False, {"TORCH_INDEX": "i"}, ["asked", "--index-url i torch==", "--editable .[cpu,notebooks,test]"]),
-        (False, {"ALLOW_CUDA_TORCH": "1"}, ["--editable .[notebooks,test]"]),
-        (True, {}, ["--editable .[cuda,notebooks,test]"]),
+        (False, {"TORCH_INDEX": "i"}, ["asked", "cpu.lock --index-url i torch==", "--editable .[cpu,notebooks,test]"]),
+        (False, {"LOCK": ""}, ["asked", "install -qq --editable .[cpu,notebooks,test]"]),
+        (False, {"LOCK": ".ci/cuda.lock"}, ["asked", "/.ci/cuda.lock --editable .[cpu,notebooks,test]"]),
+        (False, {"ALLOW_CUDA_TORCH": "1"}, ["install -qq --editable .[notebooks,test]"]),
+        (True, {}, ["/.ci/cuda.lock --editable .[cuda,notebooks,test]"]),
+        (True, {"LOCK": ""}, ["install -qq --editable .[cuda,notebooks,test]"]),
         (True, {"TORCH_INDEX": "i"}, ["--index-url i torch>=", "--editable .[cuda,notebooks,test]"]),
     ],
 )
@@ -181,7 +199,7 @@ def test_choice(
     calls: list[str] = []
     Path(script.VENV).mkdir()
     monkeypatch.setattr(script, "has_gpu", lambda: gpu)
-    monkeypatch.setattr(script, "make_venv", lambda: None)
+    monkeypatch.setattr(script, "make_venv", lambda _: None)
     monkeypatch.setattr(script, "refuse_cuda_build", lambda *_: calls.append("asked"))
     monkeypatch.setattr(script, "pip", lambda *arguments: calls.append(" ".join(arguments)))
     for name, value in variables.items():
@@ -214,6 +232,82 @@ def test_cpu_build_is_accepted(
     assert pip_would_install(monkeypatch, script, *packages) == []
     script.refuse_cuda_build("torch==2.13.0", [])
     assert capsys.readouterr().err == ""
+
+
+# The locks -----------------------------------------------------------------------------------------------------------
+
+LOCKS = {name: (ROOT / ".ci" / f"{name}.lock").read_text().splitlines() for name in ("cpu", "cuda")}
+
+
+def released(name: str) -> dict[str, Version]:
+    return {package: Version(version) for package, version in (line.split("==") for line in LOCKS[name][1:])}
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_lock_names_one_release_of_everything_that_is_asked_for(name: str) -> None:
+    """Inside the ranges, in order, and without a word of where it was found."""
+    wanted = [r for extra in (name, "notebooks", "test", "browser", "pdf") for r in EXTRAS[extra]]
+    found = released(name)
+    for requirement in map(Requirement, [*PYPROJECT["dependencies"], *wanted, install_script().PIP]):
+        held = found[canonicalize_name(requirement.name)]
+        assert held in requirement.specifier, f"{requirement} and {held}: make lock"
+    assert LOCKS[name][1:] == sorted(set(LOCKS[name][1:]))
+    assert [line for line in LOCKS[name] if re.search(r"[:/@]|\+", line)] == []
+
+
+def test_the_cuda_lock_is_of_the_machine_that_rows_were_measured_on() -> None:
+    rows = store.rows(device="h200")
+    made = {(r.torch.partition("+")[0], r.triton, r.python.rpartition(".")[0]) for r in rows}
+    held = released("cuda")
+    assert made == {(str(held["torch"]), str(held["triton"]), install_script().MEASURED_PYTHON)}
+
+
+def test_locks_are_what_pip_answers(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = {"install": [{"metadata": {"name": n, "version": v}} for n, v in (("Torch", "2.13.0+cpu"), ("a_b", "1"))]}
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> SimpleNamespace:
+        commands.append(command)
+        return SimpleNamespace(returncode=0, stdout=json.dumps(report))
+
+    monkeypatch.setattr(script, "subprocess", SimpleNamespace(run=run, PIPE=subprocess.PIPE))
+    monkeypatch.setattr(script, "make_venv", lambda _: None)
+    script.main(["lock"])
+    for name, python in (("cpu", f"3.{sys.version_info[1]}"), ("cuda", script.MEASURED_PYTHON)):
+        head, *lines = (Path(script.ROOT) / ".ci" / f"{name}.lock").read_text().splitlines()
+        assert lines == ["a-b==1", "torch==2.13.0"]
+        assert f"Python {python} " in head
+    assert set(EXTRAS["cpu"]) <= set(commands[0])
+    assert {*script.MEASURED, *EXTRAS["cuda"]} <= set(commands[1])
+
+
+def test_an_index_without_a_release_of_the_lock_is_named_with_the_way_out(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(script.subprocess, "call", lambda *_, **__: 1)
+    with pytest.raises(SystemExit) as ended:
+        script.pip("install", "--constraint", f"{script.ROOT}/.ci/cpu.lock", "--editable", ".")
+    line = capsys.readouterr().err
+    assert (ended.value.code, line.count("\n")) == (2, 1)
+    assert ".ci/cpu.lock" in line
+    assert "LOCK=" in line
+    monkeypatch.setenv("LOCK", "nowhere.lock")
+    with pytest.raises(SystemExit):
+        script.main()
+    assert "nowhere.lock" in capsys.readouterr().err
+
+
+def test_doctor_names_each_package_that_drifts(tmp_path: Path) -> None:
+    lock = tmp_path / "cpu.lock"
+    ours = f"torch=={torch.__version__.partition('+')[0]}\n"
+    lock.write_text(f"# head\nmsgspec==0.1\nnumpy==0.2\nno-such-package==1\n{ours}")
+    found = doctor.drift(lock)
+    assert [(f.what, f.status) for f in found] == [("msgspec", "drift"), ("numpy", "drift")]
+    assert "0.1" in found[0].detail
+    assert msgspec.__version__ in found[0].detail
+    lock.write_text(ours)
+    assert [(f.what, f.status) for f in doctor.drift(lock)] == [("lock", "ok")]
+    assert doctor.drift(tmp_path / "none.lock") == []
 
 
 def test_old_python_gets_a_sentence(

@@ -17,14 +17,11 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
 from lab.base.errors import BadInput, nearest
-
-if TYPE_CHECKING:
-    from _typeshed import SupportsRead
 
 T = TypeVar("T")
 Row = TypeVar("Row", bound=msgspec.Struct)
@@ -70,7 +67,7 @@ def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
         raise BadInput(path, f"cannot be read ({error.strerror})", "restore it from version control") from None
 
 
-def up_to(path: Path, file: SupportsRead[bytes], largest: int, of: str = "") -> bytes:
+def up_to(path: Path, file: io.BufferedIOBase, largest: int, of: str = "") -> bytes:
     """What a file has left; raises BadInput for more than `largest` bytes, which it does not hold. of: what it is."""
     parts, size = [], 0
     while size <= largest and (part := file.read(1 << 20)):

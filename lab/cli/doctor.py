@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import importlib.util
+import re
 import shutil
 import sys
 from argparse import Namespace
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
+from lab.base.errors import REPOSITORY, shown
 from lab.check import families
 from lab.cli import MSGSPEC, show
 from lab.row import store
@@ -17,7 +20,10 @@ from lab.row import store
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the examination. status: ok, absent (something optional is missing) or broken (nothing works)."""
+    """One line of the examination.
+
+    status: ok, absent (something optional is missing), drift (a release not the lock's), broken (nothing works).
+    """
 
     what: str
     status: str
@@ -73,7 +79,35 @@ def examine() -> list[Finding]:
     devices = sorted({path.parts[-4] for path in store.FOLDER.glob("*/*/*/rows.jsonl")})
     detail = f"rows of {', '.join(devices)}" if devices else "no measured rows"
     findings.append(Finding("profiles", "ok" if devices else "absent", detail, "lab measure, on a GPU"))
-    return findings
+    return findings + drift(REPOSITORY / ".ci" / f"{_build()}.lock")
+
+
+def drift(lock: Path) -> list[Finding]:
+    """A finding for each installed package of another release than the lock names, or that there is none.
+
+    A local version (2.13.0+cpu) is a build of its release. Packages of the lock that are not installed are of extras.
+    """
+    if not lock.exists():  # not a checkout
+        return []
+    named = dict(line.split("==") for line in lock.read_text(encoding="utf-8").splitlines() if "==" in line)
+    here = {re.sub("[-_.]+", "-", d.name).lower(): d.version for d in importlib.metadata.distributions()}
+    both = {name: (here[name], version) for name, version in named.items() if name in here}
+    remedy = "make clean install, or make lock where these releases are meant"
+    found = [
+        Finding(name, "drift", f"{has} is installed, {shown(lock)} names {wanted}", remedy)
+        for name, (has, wanted) in both.items()
+        if has.partition("+")[0] != wanted
+    ]
+    return found or [Finding("lock", "ok", f"{len(both)} packages as {shown(lock)} names them")]
+
+
+def _build() -> str:
+    """Which lock an environment answers to: that of its torch."""
+    if importlib.util.find_spec("torch") is None:
+        return "cpu"
+    import torch
+
+    return "cpu" if torch.version.cuda is None else "cuda"
 
 
 def _optional(what: str, found: str, purpose: str, remedy: str) -> Finding:

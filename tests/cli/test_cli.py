@@ -54,6 +54,13 @@ def process(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, **more)
 
 
+def test_a_file_name_reaches_the_terminal_as_text(capsys: Capture, tmp_path: Path) -> None:
+    path = tmp_path / "a\x1b[31m.csv"
+    path.write_text("Time (%),Total Time (ns),Instances,Name\n100.0,5,1,k\n")
+    assert main.main(["trace", str(path)]) == 0
+    assert capsys.readouterr().out.startswith(r"a\x1b[31m.csv: nsys")
+
+
 def test_the_docs_list_every_command() -> None:
     page = REPOSITORY / "lab" / "write" / "docs" / "commands.md"
     listed = re.findall(r"^\| `([a-z]+)` \|", page.read_text(encoding="utf-8"), re.MULTILINE)
