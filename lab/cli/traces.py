@@ -133,7 +133,8 @@ def _windowed(name: str, arguments: Namespace, i: int = 0) -> tuple[Trace, Rules
         close = nearest(name, breakdowns.recorded_ids())
         raise BadInput(f"lab {arguments.COMMAND}", f'"{name}" is neither a file nor a recorded breakdown', close)
     nvtx = (getattr(arguments, "nvtx_b", None) if i else None) or arguments.nvtx
-    window = Namespace(**{**vars(arguments), "nvtx": nvtx, "nth": None, "graph": None})
+    # `lab amdahl --device` says whose measured rows to take, not which GPU of the profile.
+    window = Namespace(**{**vars(arguments), "nvtx": nvtx, "nth": None, "graph": None, "device": None})
     return report.windowed(files.read(name), window), categories.load(arguments.rules, arguments.rules_only)
 
 

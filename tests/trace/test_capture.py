@@ -8,6 +8,7 @@ import stat
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -104,11 +105,13 @@ def test_steps_take_turns_on_two_sets_of_inputs() -> None:
     seen = []
 
     class Candidate:
-        def prepare(self, inputs: dict[str, object]) -> int:
-            return id(inputs)
+        layouts: ClassVar[dict[str, object]] = {}
 
-        def run(self, args: int, out: object) -> None:
-            seen.append(args)
+        def prepare(self, inputs: dict[str, object]) -> dict[str, object]:
+            return dict(inputs)
+
+        def run(self, args: dict[str, object], out: object) -> None:
+            seen.append(id(args))
 
     run = profile._stepper(family, Candidate(), workload, "cpu")
     for step in range(4):
@@ -180,7 +183,9 @@ def test_where_arrow_is_absent_a_cleaned_file_is_kept_and_stored_later(raw: Path
     path = capture.store_cleaned(kept)
     assert not kept.exists()
     assert stored.about(path) == {"phase": "card", "steps": 2}
-    assert stored.load(path).labels == files.read(raw).labels
+    found = files.read(raw)
+    ours = {found.labels[i] for i in found.ranges.label[found.ranges.domain == 0]}
+    assert set(stored.load(path).labels) == ours
 
 
 def test_store_refuses_another_file(tmp_path: Path) -> None:
