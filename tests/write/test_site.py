@@ -19,7 +19,7 @@ from lab.draw import inline
 from lab.judge import rules, verdicts
 from lab.row import store
 from lab.study.audit.run import audit
-from lab.write import notebook, pages, render, site
+from lab.write import instruments, notebook, pages, render, site
 from tests.row.made import measurement
 from tests.write.crawl import Page, check_links, read
 
@@ -205,7 +205,9 @@ def test_the_deciding_figure() -> None:
     assert view.deciding is not None
     assert view.deciding.seen is not None
     assert view.deciding.condition.workload == "b32_t2048_hk16_hv32_d128"
-    assert view.flags == ["interval across the line"]
+    assert view.flags == []
+    crossing = instruments.judged(phases.card("p5-35b"), "h200", "measured", line=-12.5, which=1)
+    assert pages.View(phases.card("p5-35b"), crossing).flags == ["interval across the line"]
     assert plain(render.value(view.deciding.seen)).startswith("-12")
     held = pages.View(phases.card("w4a16-decode"), verdicts.judge_measured(phases.card("w4a16-decode"), "h200"))
     assert (held.word, held.deciding and held.deciding.condition.workload) == ("GO", "m8_n5120_k17408")
