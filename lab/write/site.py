@@ -109,12 +109,12 @@ def docs() -> list[Path]:
 
 
 def _write_doc(out: Path, path: Path) -> None:
-    """A page of the reference; a file of the repository that it links to is shown as a source."""
+    """A page of the reference; a file of the repository that it links to is shown as a source, one beside it as a page."""
 
     def shown(match: re.Match[str]) -> str:
         file = Path(match[1])
         if not (REPOSITORY / file).is_file():
-            return match[0]
+            return f"]({file.stem}.html)" if (path.parent / file).is_file() else match[0]
         text = (REPOSITORY / file).read_text(encoding="utf-8")
         page(out, "source.html", render.page_of(file), title=file.as_posix(), text=text, family="")
         return f"](../{render.page_of(file)})"

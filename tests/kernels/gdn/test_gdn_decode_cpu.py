@@ -152,7 +152,7 @@ def found(
     variant: DecodeVariant, problem: Workload, cpu: Cpu, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Tensors, Tensors]:
     """(args, outputs) of one launch of this variant on a CPU."""
-    inputs = cases.inputs(problem, 1, "cpu")
+    inputs = cases.inputs(problem, 2, "cpu")
     out = cases.outputs(problem, inputs)
     monkeypatch.setattr(cuda_decode, "cuda", cpu)
     monkeypatch.setattr(cuda_decode_conv, "cuda", cpu)
