@@ -109,7 +109,7 @@ def docs() -> list[Path]:
 
 
 def _write_doc(out: Path, path: Path) -> None:
-    """A page of the reference; a file of the repository that it links to is shown as a source, one beside it as a page."""
+    """A page of the reference, with links to its neighbours; other files of the repository are shown as sources."""
 
     def shown(match: re.Match[str]) -> str:
         file = Path(match[1])
