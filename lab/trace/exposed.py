@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,7 @@ from lab.trace import categories, intervals
 from lab.trace.amdahl import Interval
 from lab.trace.categories import MEMCPY, MEMSET, OPAQUE, Rules
 from lab.trace.intervals import NOTHING, Spans, concurrent, doubled, merged, union
-from lab.trace.model import COPY_KINDS, NONE, UNKNOWN_COPY, Activity, Int64, Trace, call_of, launches
+from lab.trace.model import COPY_KINDS, NONE, UNKNOWN_COPY, Activity, Int64, Trace, callers, launches
 
 ASSUMED = "nothing else changes: from the exposed time at least to the union at most"
 BITS = 62  # categories that one integer tells apart
@@ -63,14 +64,14 @@ class WhatIf:
     warnings: tuple[str, ...] = ()
 
 
-def labels(trace: Trace) -> tuple[list[str], list[NDArray[np.int64]]]:
+def labels(trace: Trace) -> tuple[list[str], list[NDArray[Any]]]:
     """What can be told apart, kernel names first and then copies, fills and graphs, and each activity row's index."""
     found = [*trace.names, *(f"{MEMCPY} {kind}" for kind in (*COPY_KINDS, UNKNOWN_COPY)), MEMSET, OPAQUE]
     first = len(trace.names)
     kind = trace.memcpy.kind.astype(np.int64)
     kind = np.where((kind >= 0) & (kind < len(COPY_KINDS)), kind, len(COPY_KINDS)) + first
     rest = [np.full(len(rows), first + len(COPY_KINDS) + n) for n, rows in ((1, trace.memset), (2, trace.graphs))]
-    return found, [trace.kernels.name.astype(np.int64), kind, *rest]
+    return found, [trace.kernels.name, kind, *rest]
 
 
 def grouped(trace: Trace, rules: Rules) -> tuple[list[str], NDArray[np.int64]]:
@@ -79,7 +80,7 @@ def grouped(trace: Trace, rules: Rules) -> tuple[list[str], NDArray[np.int64]]:
     own = [*rules.assign(trace.names), *found[len(trace.names) :]]
     known: dict[str, int] = {}
     codes = [known.setdefault(c, len(known)) if rules.busy(c) else -1 for c in own]
-    return list(known), np.array(codes, np.int64)
+    return list(known), np.array(codes, np.int32)
 
 
 def by_device(trace: Trace, rules: Rules | None = None) -> dict[int, Device]:
@@ -89,10 +90,7 @@ def by_device(trace: Trace, rules: Rules | None = None) -> dict[int, Device]:
     spans: dict[int, dict[str, list[Spans]]] = {}
     for rows, code in zip(trace.activities, labels(trace)[1], strict=True):
         keys, which = intervals.group(rows.device, of[code])
-        order = np.argsort(which.astype(np.min_scalar_type(len(keys))), kind="stable")  # by radix, in order of start
-        for (gpu, c), mine in zip(
-            keys, np.split(order, np.cumsum(np.bincount(which))[:-1]) if keys else (), strict=True
-        ):
+        for (gpu, c), mine in zip(keys, intervals.rows_of(which, len(keys)), strict=True):
             if c >= 0:
                 one = merged(rows.start_ns[mine], rows.end_ns[mine])
                 spans.setdefault(gpu, {}).setdefault(names[c], []).append(one)
@@ -136,7 +134,11 @@ def at_once(parts: Collection[Spans]) -> dict[int, int]:
 
 def _sharing(parts: Collection[Spans], shared: Spans) -> list[NDArray[np.bool_]]:
     """Which intervals of each part run in the time that several share: few, where most work is in one stream."""
-    return [shared.measure_before(p.end) > shared.measure_before(p.start) for p in parts]
+    found = []
+    for p in parts:
+        at = np.searchsorted(shared.end, p.start, side="right")  # the first shared interval that ends after the start
+        found.append(np.append(shared.start, np.iinfo(np.int64).max)[at] < p.end)
+    return found
 
 
 def by_kernel(trace: Trace, rules: Rules | None = None) -> dict[str, tuple[int, str]]:
@@ -164,7 +166,7 @@ def by_kernel(trace: Trace, rules: Rules | None = None) -> dict[str, tuple[int, 
             for every in ([p.start for p in parts], [p.end for p in parts], own)
         )
         alone -= np.bincount(c, e - s, len(names))
-        c = c + 1
+        c = c.astype(np.int64) + 1
         time = np.concatenate([s, e])
         order = np.argsort(time, kind="stable")
         length, sign = np.diff(time[order]), np.concatenate([np.ones(len(s), np.int64), -np.ones(len(s), np.int64)])
@@ -301,7 +303,7 @@ def _column(name: str) -> Callable[[Activity], Int64]:
 
 def _with_host(trace: Trace, alone: Spans, start: Int64, launch: Int64) -> int:
     """`alone` less what kernels that the host launched just in time take back: see the head of this file."""
-    calls, call = trace.calls, call_of(trace, launch)
+    calls, call = trace.calls, callers(trace)(launch)
     known = call >= 0
     wait = start - calls.end_ns[call]
     known &= wait >= 0

@@ -9,7 +9,8 @@ Kernels that only wait are idle time of a cause of their own. Without API calls 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,11 +19,11 @@ from numpy.typing import NDArray
 
 from lab.trace.exposed import labels, minus
 from lab.trace.intervals import Spans, merged
-from lab.trace.model import NONE, Int64, Kernels, Trace, call_of, launches, short_name
+from lab.trace.model import NONE, Int32, Int64, Kernels, Trace, callers, short_name
 
 SYNCHRONIZE = re.compile(r"(?:cu|cuda|hip)(?:Stream|Device|Event|Ctx)Synchronize")
 COPYING = re.compile(r"(?:cu|cuda|hip)Mem(?:cpy|set)")
-CHUNK = 1 << 18  # gaps looked at together, which bounds the memory
+CHUNK = 1 << 16  # gaps looked at together: their columns stay in the cache
 SUFFIX = re.compile(r"_v\d+$")
 HOST, SYNCHRONISE, COPY, DELAY, OTHER_STREAM, QUEUED, WAIT, FIRST, LAST, UNKNOWN = CAUSES = (
     *("launch-bound", "synchronisation", "copy", "launch delay", "dependency on another stream"),
@@ -56,10 +57,10 @@ class Table:
     """One kind's rows of a device in the order of start and of end. index: where they are among the kind's rows."""
 
     kind: int
-    index: Int64
+    index: Int32
     start: Int64
     end: Int64
-    by_end: Int64
+    by_end: Int32
 
 
 @dataclass(frozen=True)
@@ -87,21 +88,26 @@ def attribute(
     """
     found, gaps, texts = dict[int, dict[str, int]](), list[Gap](), labels(trace)
     hosts = [(_host_spans(trace, names), cause) for names, cause in ((COPYING, COPY), (SYNCHRONIZE, SYNCHRONISE))]
-    order = np.argsort(launches(trace.calls), kind="stable")
+    calls_of = callers(trace)
     origin = min((int(r.start_ns[0]) for r in trace.activities if len(r)), default=0)
     origin = trace.windows_ns[0][0] if trace.windows_ns else origin
     for device, (spans, spun) in idle.items():
         tables = _tables(trace, device, waiting)
         sums = dict.fromkeys(CAUSES, 0)
-        for at in range(0, len(spans), CHUNK):
-            part = Spans(spans.start[at : at + CHUNK], spans.end[at : at + CHUNK])
-            for cause, each in _causes(trace, tables, part, spun, hosts, order).items():
-                sums[cause] += int(each.sum())
+
+        def part(at: int, spans: Spans = spans, tables: Sequence[Table] = tables, spun: Spans = spun) -> dict[str, int]:
+            some = Spans(spans.start[at : at + CHUNK], spans.end[at : at + CHUNK])
+            causes = _causes(trace, tables, some, spun, hosts, calls_of)
+            return {cause: int(each.sum()) for cause, each in causes.items()}
+
+        with ThreadPoolExecutor(2) as pool:
+            for one in pool.map(part, range(0, len(spans), CHUNK)):
+                sums = {cause: ns + one[cause] for cause, ns in sums.items()}
         found[device] = {cause: ns for cause, ns in sums.items() if ns}
         length = spans.end - spans.start
         top = np.argsort(-length, kind="stable")[:most]
         longest = Spans(spans.start[np.sort(top)], spans.end[np.sort(top)])
-        parts = _causes(trace, tables, longest, spun, hosts, order)
+        parts = _causes(trace, tables, longest, spun, hosts, calls_of)
         names = [[_named(trace, texts, side, i) for i in range(len(longest))] for side in _neighbours(tables, longest)]
         for i, (after, before) in enumerate(zip(*names, strict=True)):
             at, ns = int(longest.start[i]) - origin, int(longest.end[i] - longest.start[i])
@@ -127,9 +133,9 @@ def _tables(trace: Trace, device: int, waiting: NDArray[np.bool_]) -> list[Table
             mine &= ~waiting[rows.name]
         index = np.flatnonzero(mine)
         if len(index):
-            end = rows.end_ns[index]
-            by_end = np.argsort(end, kind="stable")
-            found.append(Table(kind, index, rows.start_ns[index], end[by_end], by_end))
+            own = rows if len(index) == len(rows) else rows.take(index)
+            by_end = np.argsort(own.end_ns, kind="stable").astype(np.int32)
+            found.append(Table(kind, index.astype(np.int32), own.start_ns, own.end_ns[by_end], by_end))
     return found
 
 
@@ -156,14 +162,14 @@ def _causes(
     spans: Spans,
     spun: Spans,
     hosts: Sequence[tuple[dict[int, Spans], str]],
-    order: Int64,
+    calls_of: Callable[[Int64], Int64],
 ) -> dict[str, Int64]:
     """How much of each gap each cause took, ns; over the causes they sum to the gaps. spun: kernels that only wait."""
     free = minus(spans, spun) if len(spun) else spans
     before, after = _neighbours(tables, free)
     inner = (before.kind >= 0) & (after.kind >= 0)
     launch = (after.of(trace, "process") << 32) + after.of(trace, "correlation")
-    call = np.where(inner, call_of(trace, launch, order), -1)
+    call = np.where(inner, calls_of(launch), -1)
     known, calls = call >= 0, trace.calls
     none = np.zeros(len(free), np.int64)
     launched = calls.end_ns[np.maximum(call, 0)] if len(calls) else none
@@ -223,9 +229,11 @@ def api(trace: Trace, most: int) -> list[CallTime]:
     return sorted(found, key=lambda c: (-c.sum_us, c.name))[:most]
 
 
-def launch_delay_us(trace: Trace) -> dict[str, float] | None:
-    """Median, 95th percentile and largest time from a call's end to its kernel's start; None without calls."""
-    call = call_of(trace, launches(trace.kernels))
+def launch_delay_us(trace: Trace, call: Int64) -> dict[str, float] | None:
+    """Median, 95th percentile and largest time from a call's end to its kernel's start; None without calls.
+
+    call: of each kernel the index of its API call.
+    """
     eager = (call >= 0) & (trace.kernels.graph_node == NONE) & (trace.kernels.graph == NONE)
     if not eager.any():
         return None

@@ -75,12 +75,9 @@ def merged(start: Int64, end: Int64, is_sorted: bool = True) -> Spans:
         end = np.maximum.accumulate(end)
     else:
         start, end = np.sort(start, kind="stable"), np.sort(end, kind="stable")
-    new = np.empty(len(start), bool)
-    new[0] = True
-    np.greater(start[1:], end[:-1], out=new[1:])
-    first = np.flatnonzero(new)
-    last = np.append(first[1:] - 1, len(start) - 1)
-    start, end = start[first], end[last]
+    apart = np.ones(len(start) + 1, bool)  # one span ends before row i, and another begins
+    np.greater(start[1:], end[:-1], out=apart[1:-1])
+    start, end = start[apart[:-1]], end[apart[1:]]
     keep = end > start
     return Spans(start, end) if keep.all() else Spans(start[keep], end[keep])
 
@@ -94,23 +91,24 @@ def union(parts: Sequence[Spans]) -> Spans:
 
 
 def concurrent(parts: Sequence[Spans]) -> Spans:
-    """Where at least two of the parts are active at once; touching is not overlapping.
-
-    Depth after a start is the starts up to it less the ends up to its time, and likewise after an end. A stretch of
-    depth two begins where a start raises the depth to 2 and ends where an end lowers it to 1.
-    """
+    """Where at least two of the parts are active at once; touching is not overlapping."""
     parts = [p for p in parts if len(p)]
     return doubled(parts) if len(parts) > 1 else NOTHING
 
 
 def doubled(parts: Sequence[Spans]) -> Spans:
-    """The same where the intervals of a part may overlap too; none may be empty."""
-    start = np.sort(np.concatenate([p.start for p in parts]), kind="stable")
-    end = np.sort(np.concatenate([p.end for p in parts]), kind="stable")
-    count = np.arange(1, len(start) + 1)
-    rises = start[count - np.searchsorted(end, start, side="right") == 2]
-    falls = end[np.searchsorted(start, end, side="left") - count == 1]
-    return merged(rises, falls)
+    """The same where the intervals of a part, which are by start, may overlap too.
+
+    At a time within an interval another one that began earlier is active exactly when the latest of their ends is
+    still to come, so in order of start each interval shares what it has before that end.
+    """
+    start, end = (np.concatenate([getattr(p, edge) for p in parts]) for edge in ("start", "end"))
+    if sum(map(bool, map(len, parts))) > 1:
+        order = np.argsort(start, kind="stable")
+        start, end = start[order], end[order]
+    shared = np.minimum(end[1:], np.maximum.accumulate(end)[:-1])
+    keep = shared > start[1:]
+    return merged(start[1:][keep], shared[keep])
 
 
 def compact(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int32]]:
@@ -137,10 +135,21 @@ def group(*columns: NDArray[Any]) -> tuple[list[tuple[int, ...]], NDArray[np.int
     for column in columns:
         unique, code = compact(column)
         pairs: NDArray[Any] = np.arange(len(keys))
-        if len(unique) > 1:
+        if len(unique) > 1 and len(keys) == 1:
+            pairs, codes = np.arange(len(unique)), code
+        elif len(unique) > 1:
             pairs, codes = compact(codes.astype(np.int64) * len(unique) + code)
         keys = [(*keys[int(p) // len(unique)], int(unique[int(p) % len(unique)])) for p in pairs]
     return keys, codes
+
+
+def rows_of(codes: NDArray[Any], count: int) -> list[Any]:
+    """The indices of the rows of each code from 0 to count, in order: a slice where all rows have one code."""
+    if count < 2:
+        return [slice(None)] * count
+    # NumPy sorts 16-bit integers by radix, which is several times faster here, and keeps order within a part.
+    order = np.argsort(codes.astype(np.min_scalar_type(count)), kind="stable").astype(np.int32)
+    return np.split(order, np.cumsum(np.bincount(codes, minlength=count))[:-1])
 
 
 @dataclass(frozen=True)
@@ -191,12 +200,7 @@ def streams(trace: Trace, waiting: NDArray[np.bool_]) -> dict[Stream, Usage]:
         if isinstance(rows, Kernels) and waiting.any():
             wait = waiting[rows.name].astype(np.int8)
         keys, codes = group(rows.device, rows.process, rows.context, rows.stream, wait)
-        order: Any = [slice(None)] * len(keys)
-        if len(keys) > 1:
-            # NumPy sorts 16-bit integers by radix, which is several times faster here, and keeps order within a part.
-            ordered = np.argsort(codes.astype(np.min_scalar_type(len(keys))), kind="stable")
-            order = np.split(ordered, np.cumsum(np.bincount(codes))[:-1])
-        for (*stream, waits), mine in zip(keys, order, strict=True):
+        for (*stream, waits), mine in zip(keys, rows_of(codes, len(keys)), strict=True):
             start, end = rows.start_ns[mine], rows.end_ns[mine]
             ran, none = Ran(len(start), int((end - start).sum()), merged(start, end)), Ran()
             kernel = ran if isinstance(rows, Kernels) else none

@@ -14,7 +14,7 @@ Given up: what only one tool knows (register counts, call stacks, payloads).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
@@ -37,6 +37,7 @@ GRAPH_LAUNCH = re.compile(r"(?:cu(?:da)?|hip)GraphLaunch")  # of an API call's n
 NUMBERED = re.compile(r",? (seq|op_id|sizes|input_op_ids|stack) ?=.*$")
 # Nanoseconds, bytes and 64-bit identifiers; every other column fits 32 bits.
 WIDE = ("start_ns", "end_ns", "correlation", "graph_node", "bytes", "thread", "instances")
+PLACES = ("device", "context", "stream", "process", "thread")  # often one for all rows, and then stored once
 LIMIT_NS = 2**62  # of a time and of all durations together: beyond it, arithmetic on them would overflow
 LONGEST = 8192  # characters of a name: more is no name, and patterns take their time over it
 ZERO = ("start_ns", "end_ns", "bytes", "kind", "name", "label", "scope")  # where a column is not given; others NONE
@@ -59,8 +60,12 @@ class Columns:
 
     def take(self, rows: NDArray[Any] | slice) -> Self:
         """The rows selected by a mask, by indices or by a slice, in that order."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return type(self)(**{k: v[rows] if isinstance(v, np.ndarray) else v for k, v in values.items()})
+        start = self.start_ns[rows]
+        values = {f.name: getattr(self, f.name) for f in fields(self)} | {"start_ns": start}
+        for name, v in values.items():
+            if isinstance(v, np.ndarray) and v is not start:
+                values[name] = v[rows] if v.strides[0] or not len(v) else np.broadcast_to(v[0], start.shape)
+        return type(self)(**values)
 
     @classmethod
     def of(cls, **columns: Any) -> Self:
@@ -76,7 +81,9 @@ class Columns:
         for name in (f.name for f in fields(cls)):
             kind = np.int64 if name in WIDE else np.int32
             if name in columns:
-                full[name] = whole_numbers(name, columns[name])
+                full[name] = one = whole_numbers(name, columns[name])
+                if name in PLACES and len(one) and (one == one[0]).all():
+                    full[name] = np.broadcast_to(one[0], one.shape)
             elif name != "instances":
                 full[name] = np.broadcast_to(kind(0 if name in ZERO else NONE), tuple(lengths))
         built = cls(**full)
@@ -276,15 +283,20 @@ class Trace:
             raise BadInput(self.source, f"{self.tool} totals have no timeline, so no {what}", remedy)
 
 
-def call_of(trace: Trace, launch: Int64, order: Int64 | None = None) -> Int64:
-    """The index of the API call with each launch key, -1 where the file has none. order: of the calls by their key."""
-    key = launches(trace.calls)
-    order = np.argsort(key, kind="stable") if order is None else order
-    if not len(order):
-        return np.full(len(launch), -1)
-    at = np.minimum(np.searchsorted(key[order], launch), len(order) - 1)
-    known = (key[order[at]] == launch) & (trace.calls.correlation[order[at]] != NONE)
-    return np.where(known, order[at], -1)
+def callers(trace: Trace) -> Callable[[Int64], Int64]:
+    """What gives, for launch keys, the index of the API call with each, -1 where the file has none."""
+    keyed = np.flatnonzero(trace.calls.correlation != NONE)
+    key = launches(trace.calls)[keyed]
+    order = np.argsort(key, kind="stable")
+    key, index = key[order], keyed[order]
+
+    def found(launch: Int64) -> Int64:
+        if not len(key):
+            return np.full(len(launch), -1)
+        at = np.minimum(np.searchsorted(key, launch), len(key) - 1)
+        return np.where(key[at] == launch, index[at], -1)
+
+    return found
 
 
 @dataclass(frozen=True)

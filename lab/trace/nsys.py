@@ -38,6 +38,7 @@ from lab.trace.intervals import compact, group
 from lab.trace.model import (
     GRAPH_LAUNCH,
     NONE,
+    WIDE,
     Activity,
     Calls,
     Copies,
@@ -54,7 +55,7 @@ PROCESS = "({} >> 24) & 16777215"  # the process id in a serialised globalPid or
 # Event types where the file has no ENUM table to ask.
 PUSH_POP, START_END, DOMAIN = {"NvtxPushPopRange": 59}, {"NvtxStartEndRange": 60}, {"NvtxDomainCreate": 75}
 LISTED = "(SELECT value FROM json_each(?))"
-BATCH_ROWS = 65536
+BATCH_ROWS = 16384  # buffers small enough that the allocator gives the same ones again
 SPLIT_ROWS = 200_000  # below, a second connection costs more than it saves
 COLUMNS = {
     "start_ns": '"start"',
@@ -64,8 +65,8 @@ COLUMNS = {
     "stream": '"streamId"',
     "correlation": '"correlationId"',
     "process": PROCESS.format('"globalPid"'),
-    "graph_node": 'NULLIF("graphNodeId", 0)',  # 0 and NULL both mean outside graphs
-    "graph": 'NULLIF("graphId", 0)',
+    "graph_node": '"graphNodeId"',
+    "graph": '"graphId"',
 }
 HOST = {
     "synchronization": f"{KIND}SYNCHRONIZATION",
@@ -149,6 +150,7 @@ def _activity(base: Database, table: str, warnings: list[str], **more: str) -> d
         warnings.append(f"{int((~good).sum())} rows of {table} have no usable times and were dropped")
         found = {name: column[good] for name, column in found.items()}
     for name in {"graph_node", "graph"} & found.keys():
+        found[name][found[name] == 0] = NONE  # 0 and NULL both mean outside graphs
         if not (found[name] > 0).any():  # without any graph, the column is stored once, not per row
             found[name] = np.broadcast_to(found[name].dtype.type(NONE), found[name].shape)
     return found
@@ -351,31 +353,39 @@ class Database:
     def arrays(self, table: str, wanted: Mapping[str, str]) -> dict[str, NDArray[Any]]:
         """Large columns of one table: result name -> SQL expression of a column, left out where it has no such column.
 
-        NULL becomes NONE: ADBC takes a column's type from the first batch. Raises BadInput when a column holds
-        something else than whole numbers.
+        NULL becomes NONE. Raises BadInput when a column holds something else than whole numbers. Batches are written
+        where they belong as they come, so that the rows are in memory once, and narrow.
         """
         have = self.columns[table]
         wanted = {name: value for name, value in wanted.items() if value.split('"')[1] in have}
-        select = ", ".join(f"IFNULL({value}, {NONE})" for value in wanted.values())
-        low, high = (value or 0 for value in self.rows("min(rowid), max(rowid)", table, ())[0])
-        workers = 2 if high - low > SPLIT_ROWS and (os.cpu_count() or 1) > 1 else 1
+        # Asked for one by one, since SQLite scans the table for both together.
+        low, high = (self.rows(f"{edge}(rowid)", table, ())[0][0] or 0 for edge in ("min", "max"))
+        rows = high - low + 1
+        if rows > self.path.stat().st_size:  # numbers with holes: no row takes less than a byte
+            ((rows,),) = self.rows("count(*)", table, ())
+        workers = min(4, os.cpu_count() or 1) if SPLIT_ROWS < rows == high - low + 1 else 1
         edges = [low + (high - low + 1) * i // workers for i in range(workers + 1)]
+        full = {name: np.empty(rows, np.int64 if name in WIDE else np.int32) for name in wanted}
 
-        def part(a: int, b: int) -> list[list[NDArray[Any]]]:
-            """The batches of some rows, narrowed as they come, so that no 64-bit copy of the table is held."""
-            return [
-                [
-                    whole_numbers(name, column.to_numpy(zero_copy_only=False))
-                    for name, column in zip(wanted, batch.columns, strict=True)
-                ]
-                for batch in self.batches(f'SELECT {select} FROM "{table}" WHERE rowid >= {a} AND rowid < {b}')
-            ]
+        def part(a: int, b: int) -> tuple[int, int]:
+            """Where the rows from a to b begin and end."""
+            at = first = a - low
+            query = f'SELECT {", ".join(wanted.values())} FROM "{table}" WHERE rowid >= {a} AND rowid < {b}'
+            for batch in self.batches(query):
+                for name, column in zip(wanted, batch.columns, strict=True):
+                    known = column.fill_null(NONE) if column.null_count else column
+                    full[name][at : at + len(column)] = whole_numbers(name, known.to_numpy(zero_copy_only=False))
+                at += batch.num_rows
+            return first, at
 
         with self.one_line(), ThreadPoolExecutor(workers) as pool:
-            batches = [batch for found in pool.map(part, edges[:-1], edges[1:]) for batch in found]
-        if not batches:
-            return {name: np.empty(0, np.int64) for name in wanted}
-        return dict(zip(wanted, map(np.concatenate, zip(*batches, strict=True)), strict=True))
+            parts = list(pool.map(part, edges[:-1], edges[1:]))
+        at = parts[0][1]
+        for first, end in parts[1:]:
+            for column in full.values() if at < first else ():
+                column[at : at + end - first] = column[first:end]
+            at += end - first
+        return {name: column[:at] for name, column in full.items()}
 
     def batches(self, query: str) -> Iterator[pa.RecordBatch]:
         """Arrow record batches of a query, on a connection of their own."""

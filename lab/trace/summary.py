@@ -298,6 +298,9 @@ def _timeline(trace: Trace, rules: Rules) -> tuple[dict[str, Any], list[str]]:
         number: over if trace.windows_ns is not None else intervals.window(trace, own)
         for number, own in devices.items()
     }
+    concurrent_ns = intervals.concurrent_ns(streams)
+    per_stream = [_stream(stream, own, concurrent_ns[stream]) for stream, own in streams.items()]
+    del streams  # of the millions of a long capture, nothing stays longer than it is needed
     parts = exposed.by_device(trace, rules)
     free = {n: (intervals.idle(own.work.spans, spans[n]), own.waits.spans) for n, own in devices.items()}
     causes, gaps = idle.attribute(trace, waiting, free)
@@ -311,22 +314,21 @@ def _timeline(trace: Trace, rules: Rules) -> tuple[dict[str, Any], list[str]]:
         )
         for number, own in devices.items()
     ]
-    concurrent_ns = intervals.concurrent_ns(streams)
     replayed, kernels = windows.replays(trace), used.kernels.spans
-    with_api = np.isin(model.launches(trace.kernels), model.launches(trace.calls))
+    call = model.callers(trace)(model.launches(trace.kernels))
     fields = _times(used, over) | {
         "kernel_span_us": (int(kernels.end[-1]) - int(kernels.start[0])) / 1e3 if len(kernels) else 0.0,
         "graph_launches": len(replayed),
         "graph_launches_truncated": int(replayed.truncated.sum()),
         "graphs": _graphs(replayed),
-        "kernels_without_api": int((~with_api).sum()) if len(trace.calls) else None,
+        "kernels_without_api": int((call < 0).sum()) if len(trace.calls) else None,
         "startup": startup(trace, replayed),
         "per_device": per_device,
         "parts": parts,
         "gaps": gaps,
         "api": idle.api(trace, TOP),
-        "launch_delay_us": idle.launch_delay_us(trace),
-        "per_stream": [_stream(stream, own, concurrent_ns[stream]) for stream, own in streams.items()],
+        "launch_delay_us": idle.launch_delay_us(trace, call),
+        "per_stream": per_stream,
     }
     return fields, windows.truncation_warning(replayed) + _warnings(trace, fields, used.work.sum_ns / 1e3)
 

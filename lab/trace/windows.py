@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from lab.base.errors import BadInput, nearest
 from lab.trace.intervals import Spans, compact, group, merged, union
-from lab.trace.model import NONE, NUMBERED, Activity, Columns, Int64, Ranges, Trace, call_of, launches
+from lab.trace.model import NONE, NUMBERED, Activity, Columns, Int64, Ranges, Trace, callers, launches
 
 Rows = TypeVar("Rows", bound=Activity)
 NO_LAUNCH: Int64 = np.zeros(0, np.int64)
@@ -222,9 +222,9 @@ def gpu_time(trace: Trace) -> dict[tuple[str, int], tuple[int, int]]:
     if not (len(calls) and len(trace.ranges)):
         return found
     spent = np.zeros(len(calls), np.int64)
-    order = np.argsort(launches(calls), kind="stable")
+    calls_of = callers(trace)
     for rows in trace.activities:
-        at = call_of(trace, launches(rows), order)
+        at = calls_of(launches(rows))
         np.add.at(spent, at[at >= 0], rows.duration_ns[at >= 0])
     plain, code = np.unique([NUMBERED.sub("", label) for label in trace.labels], return_inverse=True)
     for scope, owner in ((0, "thread"), (1, "process")):
