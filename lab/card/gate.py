@@ -123,7 +123,7 @@ class Reading(Struct, frozen=True):
     control_launches, candidate_launches: kernel launches behind each arm's figure, None when unknown; where they
                         differ, a change is formed per launch, and says so.
     interval_pct:       confidence interval of the change, low and high in %, None when nothing was repeated.
-    interval:           the same of the candidate's figure, in `unit`.
+    interval:           the same of the candidate's figure, in `unit`; difference: of candidate minus control.
     repeats:            placements, or blocks of the one, or repetitions behind the intervals, 0 when unknown.
     placements:         how many the intervals are over; 1: over the blocks of one, 0: the figure comes of no placement.
     unsettled:          why a figure over placements decides nothing yet (it was throttled), "" when it may.
@@ -148,6 +148,7 @@ class Reading(Struct, frozen=True):
     candidate_launches: float | None = None
     interval_pct: tuple[float, float] | None = None
     interval: tuple[float, float] | None = None
+    difference: tuple[float, float] | None = None
     repeats: int = 0
     placements: int = 0
     unsettled: str = ""

@@ -52,8 +52,9 @@ def judge(arguments: Namespace) -> int:
     from lab.card import phases
     from lab.judge import rules
 
-    if not arguments.rows and (arguments.arm or arguments.map):
-        raise BadInput("lab judge", "--arm and --map need --rows", "give --rows control=FILE --rows candidate=FILE")
+    if not arguments.rows and (arguments.arm or arguments.map or arguments.metric):
+        what, remedy = "--arm, --map and --metric need --rows", "give --rows control=FILE --rows candidate=FILE"
+        raise BadInput("lab judge", what, remedy)
     if not arguments.rows and bool(arguments.phase) == arguments.all:
         raise BadInput("lab judge", "needs card ids or --all", "see `lab phases`")
     fail_on = [word for word in arguments.fail_on.split(",") if word]
@@ -180,7 +181,8 @@ def _writeup(arguments: Namespace) -> int:
     card = phases.load(Path(arguments.phase)) if own else phases.card(arguments.phase)
     judged = pages.judged([card])
     if arguments.rows:
-        judged.insert(0, verdict.judge(card, arguments.rows, arguments.arm, arguments.map, arguments.device).judgement)
+        how = arguments.arm, arguments.map, arguments.device, arguments.metric
+        judged.insert(0, verdict.judge(card, arguments.rows, *how).judgement)
     try:
         text, flagged = writeup.made(pages.page_of(card, judged), kind, arguments.out)
         if isinstance(text, bytes):

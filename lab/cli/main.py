@@ -62,6 +62,12 @@ COUNTS = (
     arg("--steps", metavar="A[,B]", help="steps in each side's window"),
     arg("--tokens", metavar="A[,B]", help="tokens made in each side's window"),
 )
+FILES = (
+    several("--arm", "with --rows FILE: tells the arms apart", metavar="ARM:FIELD=VALUE"),
+    several("--map", "with --rows: which figures a workload takes", metavar="WORKLOAD:FIELD=VALUE"),
+    several("--metric", "with --rows: how a metric is read of a profile (category=, kernel=) or a table (column=)",
+        metavar="METRIC:KEY=VALUE"),
+)  # fmt: skip
 PROMPT = "The code word is {word}. Repeat the code word and nothing else."
 
 
@@ -84,10 +90,9 @@ COMMANDS = {
         flag("--all", "every card"),
         arg("--evidence", default="recorded", choices=("recorded", "measured")),
         arg("--device", help="measured evidence of this device only; with --rows the GPU the files are from"),
-        arg("--rows", action="append", metavar="[ARM=]FILE",
+        arg("--rows", action="append", metavar="[ARM[@WORKLOAD]=]FILE",
             help="somebody's own A/B: control=FILE and candidate=FILE"),
-        several("--arm", "with --rows FILE: tells the arms apart", metavar="ARM:FIELD=VALUE"),
-        several("--map", "which figures a workload takes", metavar="WORKLOAD:FIELD=VALUE"),
+        *FILES,
         arg("--fail-on", default="", metavar="WORDS", help="exit 1 on any of these verdicts (comma-separated)"),
     )),
     "audit": Command("lab.cli.cards:audit",
@@ -243,8 +248,7 @@ COMMANDS = {
         "one card's writeup as Markdown, HTML or PDF, or the tables of README.md and NOTES.md", (
         arg("phase", nargs="?", help="a card's id; with --rows also the path of one of your own"),
         arg("--rows", action="append", metavar="[ARM=]FILE", help="of somebody's own A/B, as `lab judge` takes them"),
-        several("--arm", "with --rows FILE: tells the arms apart", metavar="ARM:FIELD=VALUE"),
-        several("--map", "with --rows: which figures a workload takes", metavar="WORKLOAD:FIELD=VALUE"),
+        *FILES,
         arg("--device", help="with --rows: the GPU the files are from"),
         arg("--format", choices=("md", "html", "pdf"), help="default: by the suffix of --out, else md"),
         flag("--readme", "make the README's table again from cards and rows"),

@@ -356,7 +356,7 @@ def _value(condition: Condition, reading: Reading, other: Reading | None) -> Hel
             return Held("unit", f"{condition.than} is in {other.unit}, {condition.of} in {reading.unit}")
         threshold = other.candidate
         text += f" against {condition.than} {short(threshold)}"
-    ends = reading.interval if condition.compare == "value" else None
+    ends = reading.interval if condition.compare == "value" else reading.difference
     seen = Seen(value, threshold, reading.unit, ends, control, reading.candidate, reading.unit, reading.placements)
     text += _interval(seen)
     meets = OPERATORS[condition.op]

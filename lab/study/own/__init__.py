@@ -1,9 +1,12 @@
-"""Somebody's own A/B as evidence: files of llama.cpp's tools and of ds4-bench, held against a card.
+"""Somebody's own A/B as evidence: files of the field's tools, held against a card.
 
     sample.py     what a figure is, whichever tool printed it, and what the readers share
-    llama_bench.py, batched_bench.py, backend_ops.py, ds4_bench.py   one reader a tool: names, units, contradictions
+    llama_bench.py, batched_bench.py, backend_ops.py, ds4_bench.py, perplexity.py, serving.py, kernel_benches.py
+                  one reader a tool, or a kind of them: names, units, contradictions
+    plain.py, profiles.py   tables with declared columns, and profiles by what `--metric` asks of them
     arms.py       which figures are the control, which the candidate, and which of the card's workloads they are
     verdict.py    the readings, what must be said beside them, and the verdict
+    gate.py       the verdict as an exit status and a comment; the rows that were accepted last
 
 A file is recognised by what stands in it, never by its name. Nothing is guessed for the user: a workload is matched by
 axes that its name declares or that the command line gives, and the match is part of the output.
@@ -21,18 +24,24 @@ from pathlib import Path
 
 from lab.base import files
 from lab.base.errors import BadInput
-from lab.study.own import backend_ops, batched_bench, ds4_bench, llama_bench
-from lab.study.own.sample import ANSI, Imported, objects
+from lab.study.own import backend_ops, batched_bench, ds4_bench, kernel_benches, llama_bench, perplexity, plain, serving
+from lab.study.own.sample import ANSI, NOTHING_ASKED, Asked, Imported, objects
 
 LARGEST = 64 << 20  # bytes; a tool prints kilobytes
 KNOWN = "known: llama-bench -o jsonl or json, llama-batched-bench (table or jsonl), test-backend-ops (text, sql or csv)"
-KNOWN += ", ds4-bench (csv)"
+KNOWN += ", ds4-bench (csv), llama-perplexity, llama-server, vLLM and SGLang serving JSON, nvbench, flashinfer-trace, "
+KNOWN += "pytest-benchmark, a table with metric, value and unit, or --metric METRIC:column=NAME,unit=U, or a profile"
 SUMMARY = re.compile(r"\|\s*t/s\s*\||^INSERT INTO llama_bench|^build_commit,")
-OBJECTS = (llama_bench, batched_bench)
+OBJECTS = (llama_bench, batched_bench, serving, kernel_benches)
+HEADS = (b"SQLite format 3\0", b"\x1f\x8b", b"PAR1")  # of profiles that are no text
+TRACE = re.compile(r'"(?:traceEvents|rocprofiler-sdk-tool)"|^"?ID"?,.*Kernel Name|^(?:Time|Total Time|Start) ?\(', re.M)
+ENDLESS = re.compile(r'("request_rate":\s*)Infinity')  # SGLang's "inf", which is no JSON
 
 
-def _read_json(path: Path, text: str) -> Imported:
-    entries, log = objects(path, text)
+def _read_json(path: Path, text: str, asked: Asked) -> Imported:
+    entries, log = objects(path, ENDLESS.sub(r'\1"inf"', text))
+    if entries and all(plain.is_one(entry, asked) for _, entry in entries):
+        return plain.read_rows(path, entries, asked)
     by_tool = [next((tool for tool in OBJECTS if tool.is_one(entry)), None) for _, entry in entries]
     tool = by_tool[0]
     if None in by_tool or tool is None:
@@ -50,24 +59,48 @@ READERS: tuple[tuple[Callable[[str], bool], Callable[[Path, str], Imported]], ..
     (backend_ops.is_csv, backend_ops.read_csv),
     (batched_bench.is_header, batched_bench.read_table),
     (backend_ops.is_text, backend_ops.read_text),
-    (lambda line: line.lstrip().startswith("{"), _read_json),
+    (perplexity.is_line, perplexity.read),
 )
 
 
-def read(path: Path) -> Imported:
+def read(path: Path, asked: Asked = NOTHING_ASKED) -> Imported:
     """The figures of one file; raises BadInput in one line for a file that is cut off, holds NaN or nothing usable."""
-    try:
-        text = ANSI.sub("", files.read_bytes(path, LARGEST).decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise BadInput(path, f"cannot be read ({error})", "give the tool's output as UTF-8 text") from None
-    lines = text.splitlines()
-    reader = next((reader for is_one, reader in READERS if any(map(is_one, lines))), None)
-    if reader is None:
-        if any(map(SUMMARY.search, lines)):
-            raise BadInput(path, "is llama-bench's summary, without its repetitions", "run it with -o jsonl")
-        raise BadInput(path, "is not the output of a tool that is known here", KNOWN)
-    imported = reader(path, text)
+    imported = _read(path, asked)
     if not imported.samples:
         why = f" ({'; '.join(imported.notes)})" if imported.notes else ""
         raise BadInput(path, f"holds no figure of {imported.tool} that can be used{why}", "repeat the run")
     return imported
+
+
+def _read(path: Path, asked: Asked) -> Imported:
+    from lab.study.own import profiles  # lab/trace costs what only a profile needs
+
+    try:
+        with path.open("rb") as file:
+            head = file.read(1 << 16)
+    except OSError:
+        head = b""  # which the reading of the whole says better
+    if (
+        head.startswith(HEADS)
+        or path.suffix in (".nsys-rep", ".ncu-rep")
+        or TRACE.search(head.decode("utf-8", "ignore"))
+    ):
+        return profiles.read(path, asked)
+    try:
+        text = ANSI.sub("", files.read_bytes(path, LARGEST).decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise BadInput(path, f"cannot be read ({error})", "give the tool's output as UTF-8 text") from None
+    if not text.strip():
+        raise BadInput(path, "is empty", f"give the output of a tool; {KNOWN}")
+    lines = text.splitlines()
+    reader = next((reader for is_one, reader in READERS if any(map(is_one, lines))), None)
+    if reader:
+        return reader(path, text)
+    if any(line.lstrip().startswith("{") for line in lines):
+        return _read_json(path, text, asked)
+    if any(map(SUMMARY.search, lines)):
+        raise BadInput(path, "is llama-bench's summary, without its repetitions", "run it with -o jsonl")
+    found = plain.read(path, text, asked)
+    if found is None:
+        raise BadInput(path, "is not the output of a tool that is known here", KNOWN)
+    return found

@@ -3,7 +3,8 @@
 Two files are two arms (`--rows control=A --rows candidate=B`); one file holds both when a field tells them apart
 (`--rows FILE --arm control:flash_attn=0 --arm candidate:flash_attn=1`). A card's workload says its axes in its name
 (npl32, npp512, ntg128, depth4096, ctx2048, or a llama-bench test such as tg128 or pp512@d4096);
-`--map WORKLOAD:FIELD=VALUE,...` adds what the name does not say. Values may hold * and ?.
+`--map WORKLOAD:FIELD=VALUE,...` adds what the name does not say. Values may hold * and ?. A file of one workload may
+say so where it is given (`--rows control@npl32=FILE`), or in a column `workload`: it then stands for no other one.
 
 A workload takes figures of one shape and one configuration per arm, and the same shape in both. Where several remain,
 nothing is averaged and none is picked: the workload stays without evidence, and the reason names the fields that
@@ -28,6 +29,7 @@ DECLARED = re.compile(r"(?<![A-Za-z0-9])(npl|npp|ntg|depth|ctx)(\d+)(?![A-Za-z0-
 AXES = {"npl", "npp", "ntg", "depth", "ctx", "test"}
 TEST = re.compile(r"(?:pp|tg)\d+(?:@d\d+)?")
 WITHIN_ONE_ARM = ("file",)  # repetitions of one configuration may come from several files
+DIFFERENCE = {"kl_delta": "kl"}  # what may be formed from both arms' figures of another metric
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Match:
     """What stands for one (metric, workload) of the card. reason: why there is no evidence, "" where there is.
 
     where: the fields asked for; of the workload's name only `unchecked` words were not compared with anything.
+    paired: whether the control is needed too; a count is asked of the candidate alone.
     """
 
     metric: str
@@ -44,6 +47,7 @@ class Match:
     candidate: tuple[Sample, ...] = ()
     reason: str = ""
     unchecked: str = ""
+    paired: bool = True
 
     @property
     def title(self) -> str:
@@ -68,14 +72,17 @@ class Match:
         return replace(self, control=(), candidate=(), reason=reason)
 
 
-def rows_flag(word: str) -> tuple[str, Path]:
-    """`control=FILE`, `candidate=FILE` or `FILE` -> (arm or "", file); raises BadInput for a misspelt arm."""
-    arm, separator, rest = word.partition("=")
+def rows_flag(word: str, workloads: Iterable[str] = ()) -> tuple[str, str, Path]:
+    """`control=FILE`, `candidate@WORKLOAD=FILE` or `FILE` -> (arm or "", workload or "", file); raises BadInput."""
+    name, separator, rest = word.partition("=")
+    arm, at, workload = name.partition("@")
     if separator and arm in ARMS:
-        return arm, Path(rest)
+        if at and workload not in workloads:
+            raise BadInput(f"--rows {word}", f'"{workload}" is no workload of the card', nearest(workload, workloads))
+        return arm, workload, Path(rest)
     if separator and not Path(word).exists() and re.fullmatch(r"[A-Za-z]+", arm):
         raise BadInput(f"--rows {word}", f'"{arm}" is no arm', nearest(arm, ARMS))
-    return "", Path(word)
+    return "", "", Path(word)
 
 
 def selector(flag: str, word: str) -> tuple[str, dict[str, str]]:
@@ -88,6 +95,7 @@ def selector(flag: str, word: str) -> tuple[str, dict[str, str]]:
 
 
 EXAMPLES = {"--arm": "control:flash_attn=0", "--map": "WORKLOAD:npl=32,npp=128"}
+EXAMPLES["--metric"] = "gdn_us_per_token:category=gdn_recurrence,tokens=2048"
 
 
 def agrees(sample: Sample, where: Where) -> bool:
@@ -102,6 +110,15 @@ def _same(have: str, want: str) -> bool:
     except ValueError:
         # A bracket is part of a parameter (ne=[8,1,1,1]) and no character class.
         return fnmatch.fnmatchcase(have, want.replace("[", "[[]"))
+
+
+def _stands_for(sample: Sample, m: Match) -> bool:
+    """Whether a figure is one of a match's workload: by its own label, else by the fields asked for."""
+    label = sample.axes.get("workload")
+    if label is None:
+        return bool(m.where or not m.workload) and agrees(sample, m.where)
+    have = sample.fields
+    return label == m.workload and agrees(sample, {key: value for key, value in m.where.items() if key in have})
 
 
 def known_fields(flag: str, where: Where, samples: Iterable[Sample]) -> None:
@@ -171,12 +188,12 @@ def declared(workload: str) -> tuple[dict[str, str], str]:
 
 
 def match(
-    wanted: Iterable[tuple[str, str]],
+    wanted: Mapping[tuple[str, str], bool],
     arms: Mapping[str, Sequence[Sample]],
     maps: Mapping[str, Where],
     arm_fields: Iterable[str] = (),
 ) -> list[Match]:
-    """For each (metric, workload) of the card, the figures of both arms, or why there are none.
+    """For each (metric, workload) of the card and whether it needs the control, the figures, or why there are none.
 
     Raises BadInput where the arms were timed by two tools.
 
@@ -184,11 +201,13 @@ def match(
     arm_fields: fields that tell the arms apart, in which the shapes may therefore differ.
     """
     asked = []
-    for metric, workload in wanted:
+    for (metric, workload), paired in wanted.items():
         axes, words = declared(workload)
         given = maps.get(workload, {})
         # A further axis (npp=128) says nothing about the name's other words; a model, a file or an operator may.
-        asked.append(Match(metric, workload, {**axes, **given}, unchecked="" if given.keys() - AXES else words))
+        asked.append(
+            Match(metric, workload, {**axes, **given}, unchecked="" if given.keys() - AXES else words, paired=paired)
+        )
     found = [_evidence(m, asked, arms, tuple(arm_fields)) for m in asked]
     return [_alone(m, found) for m in found]
 
@@ -198,7 +217,7 @@ def _alone(m: Match, found: Iterable[Match]) -> Match:
     own = {id(s) for s in (*m.control, *m.candidate)}
     for other in found:
         shared = [s for s in (*other.control, *other.candidate) if id(s) in own]
-        if shared and m.workload and other.workload and (other.metric, other.workload) != (m.metric, m.workload):
+        if shared and m.workload and other.workload and other.workload != m.workload:
             names = " and ".join(sorted([m.workload, other.workload]))
             return m.without(f"{names} both match {shared[0].id}: tell them apart with --map")
     return m
@@ -209,24 +228,32 @@ def _evidence(
 ) -> Match:
     """The match with the figures of both arms, or with the reason why there are none."""
     name = m.workload or "the whole phase"
+    printed = {s.metric for arm in ARMS for s in arms[arm]}
+    source = m.metric if m.metric in printed else DIFFERENCE.get(m.metric, m.metric)
+    labelled = any(s.axes.get("workload") == m.workload for arm in ARMS for s in arms[arm] if s.metric == source)
+    m = replace(m, paired=m.paired or source != m.metric, unchecked="" if labelled else m.unchecked)
     remedy = f"say which figures they are with --map {m.workload}:FIELD=VALUE"
-    if m.workload and not m.where:
+    if m.workload and not m.where and not labelled:
         return m.without(f"{name} declares no axis (npl, npp, ntg, depth, ctx or a test name): {remedy}")
     twins = [o.workload for o in asked if (o.metric, o.where) == (m.metric, m.where) and o.workload != m.workload]
-    if twins:
+    if m.where and twins and not labelled:
         names = sorted([name, *twins])
         how = f"tell them apart with --map {names[0]}:FIELD=VALUE"
         return m.without(f"{' and '.join(names)} ask for the same, {m.asked}: {how}")
     chosen: dict[str, tuple[Sample, ...]] = {}
     for arm in ARMS:
-        relevant = [s for s in arms[arm] if s.metric == m.metric and agrees(s, m.where)]
+        relevant = [s for s in arms[arm] if s.metric == source and _stands_for(s, m)]
         found = [s for s in relevant if s.status == "ok"]
-        if not found:
+        if not found and any(s.kind == "ceiling" for s in chosen.get("control", ())):
+            found = [*chosen["control"]]  # of what the control's run leaves to gain
+        if not found and (m.paired or arm == "candidate"):
             refused = next((f": {s.id} says unsupported" for s in relevant if s.status == "unsupported"), "")
             return m.without(f"{arm} has no {m.metric} for {name} ({m.asked}){refused}")
         if differ := differing(found, WITHIN_ONE_ARM):
             return m.without(f"{arm} has several figures for {name} ({m.asked}) that differ in {differ}: {remedy}")
         chosen[arm] = tuple(found)
+    if not chosen["control"]:
+        return replace(m, candidate=chosen["candidate"])
     one, other = (found[0] for found in chosen.values())
     if one.tool != other.tool:
         what = f"{name}: the control is from {one.tool}, the candidate from {other.tool}"

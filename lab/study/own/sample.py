@@ -1,9 +1,9 @@
 """One figure of somebody else's tool, with its unit, where it stands and how it was made; and what the readers share.
 
-A figure keeps the unit that the file states. It is never converted and never assumed: a table's unit is read from its
-header, and where a format has no unit (JSON keys) the figure is computed again from the time beside it, which only the
-right unit survives. A figure whose unit nothing confirms has unit "" and is missing evidence to the judge; one that
-contradicts its own time carries the sentence in `wrong` and makes the verdict INVALID.
+A unit is never assumed: a table's is read from its header, and where a format has none (JSON keys) the figure is
+computed again from the time beside it, which only the right unit survives. A figure whose unit nothing confirms has
+unit "" and is missing evidence to the judge; one that contradicts its own time carries the sentence in `wrong` and
+makes the verdict INVALID. What is stated in another unit of the same quantity (ms) is brought to the metric's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from lab.base import files
+from lab.base import files, vocabulary
 from lab.base.errors import BadInput, shown
 from lab.base.files import NotNegative, Positive
 
@@ -95,7 +95,7 @@ class Line:
 class Sample:
     """One figure, or one operator test without a time.
 
-    metric:   decode_tps, prefill_tps or kernel_us.
+    metric:   as a card names it.
     unit:     as the file states it, "" when nothing confirms it.
     values:   one number per repetition, in `unit`; empty when `status` is not "ok".
     axes:     the shape (test, npp, ntg, npl, depth; or op and its parameters).
@@ -104,6 +104,8 @@ class Sample:
     flop_s:   floating-point operations per second that the tool computed, 0 where it computed none.
     wrong:    why the figure cannot be what it says, "" when it can.
     when:     ISO time of the test, "" when the file has none.
+    error:    standard deviation of one value in `unit`, as the tool prints it beside it; 0 where it prints none.
+    kind:     "measured", or "ceiling" for what a faster part of the control's run can give at most.
     """
 
     tool: str
@@ -118,6 +120,8 @@ class Sample:
     flop_s: float = 0.0
     wrong: str = ""
     when: str = ""
+    error: float = 0.0
+    kind: str = "measured"
 
     @property
     def id(self) -> str:
@@ -129,6 +133,31 @@ class Sample:
         """Everything that `--arm` and `--map` can select by, as text."""
         own = {"tool": self.tool, "file": self.at.path.name}
         return {k: str(v) for k, v in {**self.made.stated(), **self.settings, **self.axes, **own}.items()}
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What the user says of a file that does not say it: how a metric is read. units: of every metric by name."""
+
+    units: Mapping[str, str]
+    how: Mapping[str, Mapping[str, str]] = {}
+
+    def of(self, key: str) -> dict[str, Mapping[str, str]]:
+        """The metrics whose reading has this key."""
+        return {metric: how for metric, how in self.how.items() if key in how}
+
+    def brought(self, at: Line, metric: str, value: float, unit: str) -> tuple[float, str]:
+        """A figure in its metric's unit; raises BadInput for a unit of another quantity. "" stays: missing evidence."""
+        want, have = vocabulary.unit(self.units.get(metric, unit)), vocabulary.unit(unit)
+        if have == want or not have:
+            return value, have
+        one, other = vocabulary.measures(have), vocabulary.measures(want)
+        alike = one.quantity == other.quantity and have.partition("/")[2] == want.partition("/")[2]
+        if not (alike and one.factor and other.factor):
+            raise BadInput(str(at), f'{metric} = {value:g} {unit} is in "{unit}"', f"it is in {want}: mend the unit")
+        return value * one.factor / other.factor, want
+
+
+NOTHING_ASKED = Asked({name: metric.unit for name, metric in vocabulary.metrics().items()})
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace as replaced
+
 from lab.base import console, devices, interval, vocabulary
 from lab.base.errors import BadInput, nearest
 from lab.card import history, phases
@@ -27,9 +29,10 @@ from lab.judge import verdicts
 from lab.study.own import arms as which
 from lab.study.own import backend_ops, batched_bench, read
 from lab.study.own.arms import ARMS, Match
-from lab.study.own.sample import Imported, Sample
+from lab.study.own.sample import Asked, Imported, Sample
 
-METRICS = ("decode_tps", "prefill_tps", "kernel_us")
+METRICS = ("decode_tps", "prefill_tps", "kernel_us")  # asked of any file, that a reason says what is missing of them
+NORMAL = 1.96  # standard errors to either side of a figure that its tool printed with one
 BUILD = ("build_commit", "build_number")
 MODEL = ("model_filename", "model_type", "model_size", "model_n_params")
 HARDWARE = ("gpu_info", "cpu_info")
@@ -46,6 +49,7 @@ class Outcome:
     matches: tuple[Match, ...]
     files: tuple[tuple[str, Imported], ...]
     notes: tuple[str, ...]
+    readings: Mapping[tuple[str, str], Reading]
 
     def to_json(self) -> dict[str, Any]:
         """The judgement's object with `imported`: the files, the mapping and the warnings."""
@@ -66,28 +70,40 @@ def judge(
     arm_flags: Sequence[str] = (),
     map_flags: Sequence[str] = (),
     device: str | None = None,
+    metric_flags: Sequence[str] = (),
 ) -> Outcome:
     """Hold a card's gate against somebody's own files; raises BadInput for what cannot be compared at all.
 
     rows:      values of `--rows`; arm_flags, map_flags: values of `--arm` and `--map` (see lab/study/own/arms.py).
     device:    the GPU, where the files do not name one.
+    metric_flags: values of `--metric`, which say how a metric is read of a table or a profile (plain.py, profiles.py).
     """
     selectors, maps = _once("--arm", arm_flags), _once("--map", map_flags)
     for name in maps:
         if name and name not in card.workloads:
             raise BadInput(f"--map {name}", f"is no workload of {card.id}", nearest(name, card.workloads))
-    flags = [which.rows_flag(word) for word in rows]
-    real = [os.path.realpath(path) for _, path in flags]
-    twice = {path for _, path in flags if real.count(os.path.realpath(path)) > 1}
+    units = {name: metric.unit for name, metric in vocabulary.metrics().items()}
+    asked = Asked(units, _once("--metric", metric_flags))
+    for name in asked.how:
+        if name not in units:
+            raise BadInput(f"--metric {name}", "is no metric", nearest(name, units))
+    flags = [which.rows_flag(word, card.workloads) for word in rows]
+    real = [os.path.realpath(path) for *_, path in flags]
+    twice = {path for *_, path in flags if real.count(os.path.realpath(path)) > 1}
     if twice:
         raise BadInput(f"--rows {min(twice)}", "is given twice", "a file compared with itself says nothing")
-    files = tuple((arm, read(path)) for arm, path in flags)
+    files = tuple((arm, _labelled(read(path, asked), workload)) for arm, workload, path in flags)
     arms, neither = which.split([(arm, i.samples) for arm, i in files], selectors)
     for where in maps.values():
         which.known_fields("--map", where, [*arms["control"], *arms["candidate"]])
-    wanted = dict.fromkeys(
-        (c.metric, c.workload) for _, gate in card.gates for _, c in gate.conditions() if c.metric in METRICS
-    )
+    printed = {s.metric for arm in ARMS for s in arms[arm]} | {*METRICS}
+    printed |= {metric for metric, source in which.DIFFERENCE.items() if source in printed}
+    wanted: dict[tuple[str, str], bool] = {}
+    for c in (c for _, gate in card.gates for _, c in gate.conditions()):
+        keys = {(c.of, c.workload): c.compare != "value" and not c.against}
+        keys |= {(c.than, c.workload): False} if c.than else {}
+        keys |= {(c.of, c.against): False} if c.against else {}
+        wanted |= {key: wanted.get(key, False) or paired for key, paired in keys.items() if key[0] in printed}
     arm_fields = [key for where in selectors.values() for key in where]
     matches = tuple(which.match(wanted, arms, maps, arm_fields))
     used = [m for m in matches if not m.reason]
@@ -95,6 +111,8 @@ def judge(
     place = _place(used or [Match("", "", {}, tuple(arms["control"]), tuple(arms["candidate"]))], device)
     peaks = [p.base for p in devices.get(place).peaks.values()] if place in devices.ids() else []
     readings = {(m.metric, m.workload): _reading(m, arms, max(peaks, default=math.inf)) for m in used}
+    counted = {(c.of, c.workload) for _, gate in card.gates for _, c in gate.conditions()} - wanted.keys()
+    readings |= {key: found for key in counted if (found := _count(key[0], used, arms))}
     notes = [note for _, imported in files for note in imported.notes]
     notes += [f"{neither} figures belong to neither arm"] if neither else []
     notes += _warnings(card, used, arms, place)
@@ -102,7 +120,32 @@ def judge(
     notes += [text for text in [history.changed_since(card, starts)] if text]
     notes = list(dict.fromkeys(notes))
     judgement = verdicts.judgement(card, readings, "imported", place, None, note="; ".join(notes))
-    return Outcome(_explained(judgement, matches), matches, files, tuple(notes))
+    known = printed | {metric for metric, _ in readings}
+    return Outcome(_explained(judgement, matches, known), matches, files, tuple(notes), readings)
+
+
+def _labelled(imported: Imported, workload: str) -> Imported:
+    """A file's figures, all of one workload where the user says so; raises BadInput where the file says otherwise."""
+    for s in imported.samples if workload else ():
+        if s.axes.get("workload", workload) != workload:
+            raise BadInput(str(s.at), f"is of workload {s.axes['workload']}", f"give it without @{workload}")
+    own = {"workload": workload} if workload else {}
+    return replace(imported, samples=tuple(replace(s, axes={**s.axes, **own}) for s in imported.samples))
+
+
+def _count(metric: str, used: Sequence[Match], arms: Mapping[str, Sequence[Sample]]) -> Reading | None:
+    """What is counted over the files where none states it: finished runs, repetitions, operator tests."""
+    paired = [m for m in used if m.paired]
+    tests = [s.status for s in arms["candidate"] if s.status in ("passed", "incorrect")]
+    runs = {s.id for m in paired for arm in ARMS for s in m.arm(arm)}
+    counts = {
+        "runs_complete": (bool(runs), "runs", len(runs)),
+        "repetitions": (bool(runs), "reps", min((len(m.values(arm)) for m in paired for arm in ARMS), default=0)),
+        "failures": (bool(tests), "cases", tests.count("incorrect")),
+        "op_tests_passed": (bool(tests), "cases", tests.count("passed")),
+    }
+    there, unit, number = counts.get(metric, (False, "", 0))
+    return Reading(unit, candidate=float(number)) if there else None
 
 
 def _once(flag: str, words: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -115,14 +158,14 @@ def _once(flag: str, words: Sequence[str]) -> dict[str, dict[str, str]]:
     return found
 
 
-def _explained(judgement: verdicts.Judgement, matches: Iterable[Match]) -> verdicts.Judgement:
+def _explained(judgement: verdicts.Judgement, matches: Iterable[Match], known: set[str]) -> verdicts.Judgement:
     """BLOCKED with the reason: why each workload without evidence has none, and what these tools never print."""
     if judgement.verdict.word != "BLOCKED":
         return judgement
     unmatched = {(m.metric, m.workload): m.reason for m in matches if m.reason}
-    asked = [(f.condition.metric, f.condition.workload) for f in judgement.verdict.decisive]
+    asked = [(f.condition.of, f.condition.workload) for f in judgement.verdict.decisive]
     reasons = list(dict.fromkeys(unmatched[key] for key in asked if key in unmatched))
-    never = sorted({metric for metric, _ in asked} - set(METRICS))
+    never = sorted({metric for metric, _ in asked} - known)
     if never:
         reasons.append(f"these tools do not print {', '.join(never)}")
     if all(key in unmatched or key[0] in never for key in asked):
@@ -166,6 +209,8 @@ def _reading(m: Match, arms: Mapping[str, Sequence[Sample]], peak_flop_s: float)
     samples = [*m.control, *m.candidate]
     units = list(dict.fromkeys(vocabulary.unit(s.unit) for s in samples))
     control, candidate = m.values("control"), m.values("candidate")
+    if m.control and all(s.kind == "ceiling" for s in samples):
+        candidate = control  # what a part of the control's run can give at most
     wrong = next((s.wrong for s in samples if s.wrong), "")
     failed = [s for arm in ARMS for t in m.arm(arm)[:1] for s in _tests(t, arms[arm]) if s.status == "incorrect"]
     fast = [s for s in samples if s.flop_s > peak_flop_s]
@@ -174,18 +219,41 @@ def _reading(m: Match, arms: Mapping[str, Sequence[Sample]], peak_flop_s: float)
         wrong = f"{fast[0].id} claims {fast[0].flop_s / 1e12:.0f} TFLOP/s, above {peak}"
     if failed:
         wrong = f"{failed[0].axes['op']} fails {failed[0].tool} ({failed[0].id})"
-    changed = interval.change_pct(control, candidate) if control and candidate and len(units) == 1 else None
-    return Reading(
+    before, after = (statistics.fmean(arm) if arm else None for arm in (control, candidate))
+    reading = Reading(
         unit="" if "" in units else " and ".join(units),
-        control=statistics.fmean(control) if control else None,
-        candidate=statistics.fmean(candidate) if candidate else None,
-        control_sd_pct=100 * statistics.stdev(control) / statistics.fmean(control) if len(control) > 1 else None,
-        interval_pct=changed and changed[1:],
-        repeats=min(len(control), len(candidate)),
+        control=before,
+        candidate=after,
+        control_sd_pct=_spread_pct(m.control, control),
+        repeats=min(len(control), len(candidate)) if control else len(candidate),
         ids=tuple(s.id for s in samples),
         impossible=wrong,
         arrival=arrival_of(_arrival(s) for s in samples),
+        kind="ceiling" if any(s.kind == "ceiling" for s in samples) else "measured",
     )
+    if len(units) != 1 or after is None:
+        return reading
+    error, its = (m.arm(arm)[0].error if len(m.values(arm)) == 1 else 0.0 for arm in ARMS)
+    own = (after - NORMAL * its, after + NORMAL * its) if its else None
+    if before is None:
+        return replaced(reading, interval=own)
+    changed, apart = interval.change_pct(control, candidate), None
+    if before and error and its and (before, error) != (after, its):  # alike to the last digit: nothing was changed
+        # Errors of two runs over the same tokens go together, so that their difference is known better than this says.
+        reach, share = (NORMAL * math.hypot(*both) for both in ((error, its), (error / before, its / after)))
+        apart = (after - before - reach, after - before + reach)
+        low, here, high = (100 * (after / before * math.exp(end) - 1) for end in (-share, 0.0, share))
+        changed = changed or (here, low, high)
+    if samples[0].metric != m.metric:  # formed from both arms
+        return replaced(reading, control=None, candidate=after - before, interval=apart)
+    return replaced(reading, interval_pct=changed and changed[1:], interval=own, difference=apart)
+
+
+def _spread_pct(samples: Sequence[Sample], values: Sequence[float]) -> float | None:
+    """Standard deviation of an arm's figures in % of their mean: of its repetitions, else as its tool printed it."""
+    mean = statistics.fmean(values) if values else 0.0
+    spread = statistics.stdev(values) if len(values) > 1 else samples[0].error if values else 0.0
+    return 100 * spread / mean if mean and (spread or len(values) > 1) else None
 
 
 def _arrival(sample: Sample) -> str:
@@ -215,22 +283,25 @@ def _warnings(
         return
     if place != card.device:
         yield f"the card asks about {card.device}, these figures are from {place}"
-    sides = {arm: [s for m in used for s in m.arm(arm)] for arm in ARMS}
+    paired = [m for m in used if m.paired]
+    sides = {arm: [s for m in paired for s in m.arm(arm)] for arm in ARMS}
     everything = sides["control"] + sides["candidate"]
+    if not everything:
+        return
     yield from _provenance(sides)
     before, after = ({k: v for s in sides[arm] for k, v in s.settings.items()} for arm in ARMS)
     changed = [k for k in before if after.get(k) != before[k]]
     if len(changed) > 1:
         listed = which.differing(everything, {k for s in everything for k in s.fields} - set(changed))
         yield f"the arms differ in {len(changed)} settings: {listed}"
-    for m in used:
+    for m in paired:
         counts = {arm: len(m.values(arm)) for arm in ARMS}
-        if min(counts.values()) < FEW:
+        if min(counts.values()) < FEW and not all(s.error for arm in ARMS for s in m.arm(arm)):
             had = " and ".join(f"{n} of the {arm}" for arm, n in counts.items())
             yield f"{m.title}: {had} repetitions, too few for a noise floor; the card's minimum is used"
         if m.unchecked:
             yield f'{m.workload}: nothing in the files was compared with "{m.unchecked}"'
-        if m.metric == "kernel_us":
+        if m.candidate[0].tool == backend_ops.TOOL:
             operator = m.candidate[0].axes
             yield f"{m.title} is taken to be {operator['op']}({operator['params']}) on the user's word"
             if not all(_tests(m.arm(arm)[0], arms[arm]) for arm in ARMS):
@@ -238,7 +309,8 @@ def _warnings(
         for arm in ARMS:
             files = dict.fromkeys(s.at.path.name for s in m.arm(arm))
             if len(files) > 1:
-                yield f"{m.title}: {len(files)} files of the {arm} are pooled as repetitions ({', '.join(files)})"
+                named = ", ".join([*files][:4]) + (", ..." if len(files) > 4 else "")
+                yield f"{m.title}: {len(files)} files of the {arm} are pooled as repetitions ({named})"
     if any(s.tool == backend_ops.TOOL for s in everything):
         yield "test-backend-ops times a repeated graph by the host's clock: warm L2, launch gaps included, a mean"
     times = {arm: [t for s in sides[arm] if (t := _time(s))] for arm in ARMS}
@@ -298,7 +370,9 @@ def render(outcome: Outcome) -> str:
     cells = []
     for m in outcome.matches:
         shown = [_shown(m, arm) for arm in ARMS] if not m.reason else ["-", "-"]
-        source = m.reason or f"{', '.join(s.id for s in m.control)}; {', '.join(s.id for s in m.candidate)}"
+        ids = [[s.id for s in m.arm(arm)] for arm in ARMS]
+        listed = [", ".join(own[:3]) + (f" and {len(own) - 3} more" if len(own) > 3 else "") for own in ids]
+        source = m.reason or "; ".join(filter(None, listed))
         cells.append((m.workload or "(phase)", m.metric, m.asked, *shown, source))
     if cells:
         header = ("workload", "metric", "is", "control", "candidate", "from")
@@ -310,6 +384,8 @@ def render(outcome: Outcome) -> str:
 
 def _shown(m: Match, arm: str) -> str:
     values = m.values(arm)
+    if not values:
+        return "-"
     spread = f" sd {statistics.stdev(values):.3g}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):.6g} {m.arm(arm)[0].unit or 'no unit'}{spread}, n {len(values)}"
 
@@ -320,4 +396,4 @@ def run(arguments: argparse.Namespace) -> Outcome:
         raise BadInput("lab judge --rows", "needs exactly one card", "see `lab phases`, or give a card's .toml file")
     (word,) = arguments.phase
     card = phases.load(Path(word)) if word.endswith(".toml") else phases.card(word)
-    return judge(card, arguments.rows, arguments.arm, arguments.map, arguments.device)
+    return judge(card, arguments.rows, arguments.arm, arguments.map, arguments.device, arguments.metric)
