@@ -1,8 +1,9 @@
 """`lab measure`: a phase's arms on one GPU, checked, timed together, checked again, then appended as rows.
 
-This is the parent: it plans, watches the worker (lab/bench/worker.py) and writes. The rows of one comparison are
-appended in one piece, so a run that is killed never holds half a comparison, and `resume` skips what is complete. When
-the worker dies, the arm it was working on gets a row saying so and the comparison is done again without it.
+This is the parent: it plans, watches the worker (lab/bench/worker.py) and writes; it imports no candidate. The rows of
+one comparison are appended in one piece, so a run that is killed never holds half a comparison, and `resume` skips what
+is complete. When the worker dies, the arm it was working on gets a row saying so and the comparison is done again
+without it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from lab.row import samples, store
 from lab.row.records import CEILINGS, Measurement, Provenance, Role
 
 SEED = 20261120
+HOPPER = 9, 0  # planned for where there is no GPU
 FIRST_GUESS_S = 20.0  # what a comparison costs beside its sampling, until one has been seen
 
 
@@ -94,6 +96,11 @@ def parse_budget(text: str) -> float:
     return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
 
 
+def described(family: str) -> families.Launches:
+    """What a family's candidates would launch on the GPU here, on a Hopper where there is none."""
+    return families.launches(family, families.gpu_capability() or HOPPER)
+
+
 def plan(card: phases.Card, only: Sequence[str] = (), peers: bool = False) -> list[Item]:
     """The comparisons of a card; raises BadInput for a card that can only be replayed.
 
@@ -102,9 +109,10 @@ def plan(card: phases.Card, only: Sequence[str] = (), peers: bool = False) -> li
     """
     if not card.family:
         raise BadInput(card.path, "has no family, so there is nothing to run", "replay it with `lab judge`")
-    family = families.load(card.family)
+    family = families.bare(card.family)
+    told = described(card.family)
     for name in (card.control, card.candidate, *card.beside):
-        family.candidate(name)  # raises with the reason
+        families.refuse_unknown(card.family, name, told.configs, told.unavailable)
     known = {w.id: w for w in family.cases.WORKLOADS}
     wanted = [known[w] for w in card.workloads if w in known and (not only or w in only)]
     if not wanted:
@@ -115,12 +123,12 @@ def plan(card: phases.Card, only: Sequence[str] = (), peers: bool = False) -> li
     items = []
     for workload in wanted:
         arms: list[tuple[Role, str]] = [("control", card.control), ("candidate", card.candidate)]
-        arms += [("candidate", name) for name in card.beside if not family.candidates[name].refuses(workload)]
+        arms += [("candidate", name) for name in card.beside if told.configs[name][workload.id] is not None]
         if peers:
             own = {name for _, name in arms}
-            arms += [("peer", name) for name in family.peers if name not in own]
-            arms += [("peer", module) for module in family.unavailable if families.is_peer(module)]
-        cost = family.cost(workload, family.candidate(card.control).precision)
+            arms += [("peer", name) for name in told.peers if name not in own]
+            arms += [("peer", module) for module in told.unavailable if families.is_peer(module)]
+        cost = family.cost(workload, told.precisions[card.control])
         items.append(Item(card, workload, tuple(arms), workload.id in asked, cost.bytes))
     return items
 
@@ -328,11 +336,11 @@ def row(
     made: Provenance,
 ) -> Measurement:
     """The row of one arm. Only an arm that passed both checks has a performance field."""
-    family = families.load(item.card.family)
-    candidate = family.candidates.get(outcome.name)
+    family = families.bare(item.card.family)
+    told = families.launches(item.card.family, device.capability)
     full = Measurement(
         **structs.asdict(made),
-        **work_of(family, outcome.name, item.workload),
+        **work_of(family, told, outcome.name, item.workload),
         device=device.id,
         phase=item.card.id,
         family=family.name,
@@ -340,7 +348,7 @@ def row(
         arm=outcome.role,
         name=outcome.name,
         beside=outcome.name in item.card.beside,
-        precision=candidate.precision if candidate else "",
+        precision=told.precisions.get(outcome.name, ""),
         workload_id=item.workload.id,
         inputs=item.workload.inputs,
         status=outcome.status,
@@ -386,14 +394,12 @@ def row(
     return structs.replace(timed, status="suspect", message=doubt) if doubt else timed
 
 
-def work_of(family: families.Family, name: str, workload: Any) -> dict[str, Any]:
+def work_of(family: families.Family, told: families.Launches, name: str, workload: Any) -> dict[str, Any]:
     """What a record says of a candidate's work: axes, flops, bytes, pipe, config; None of one that is not there."""
-    candidate = family.candidates.get(name)
-    if candidate is None:
+    if name not in told.configs:
         return {"workload": dict(workload.axes), "flops": None, "bytes": None, "pipe": None, "config": ""}
-    cost = family.cost(workload, candidate.precision)
-    config = "" if candidate.refuses(workload) else candidate.config(workload)
-    return {"workload": dict(workload.axes), **asdict(cost), "config": config}
+    cost = family.cost(workload, told.precisions[name])
+    return {"workload": dict(workload.axes), **asdict(cost), "config": told.configs[name][workload.id] or ""}
 
 
 def _finite(number: float | None) -> float | None:

@@ -13,8 +13,10 @@ import importlib
 import importlib.util
 import os
 import re
+import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -72,13 +74,18 @@ class Family:
 
     def candidate(self, name: str) -> Candidate:
         """The candidate with this name; raises BadInput naming the nearest, or why its module did not import."""
-        if name not in self.candidates:
-            for module, reason in self.unavailable.items():
-                if name in module or module.rpartition("/")[2] in name:
-                    where = f"kernels/{self.name}/{module}.py"
-                    raise BadInput(where, f"cannot be imported ({reason})", "see `lab doctor`")
-            raise BadInput(f"kernels/{self.name}", f'no candidate is named "{name}"', nearest(name, self.candidates))
+        refuse_unknown(self.name, name, self.candidates, self.unavailable)
         return self.candidates[name]
+
+
+def refuse_unknown(family: str, name: str, candidates: Collection[str], unavailable: Mapping[str, str]) -> None:
+    """BadInput naming the nearest candidate of a family, or why the module of this one did not import."""
+    if name in candidates:
+        return
+    for module, reason in unavailable.items():
+        if name in module or module.rpartition("/")[2] in name:
+            raise BadInput(f"kernels/{family}/{module}.py", f"cannot be imported ({reason})", "see `lab doctor`")
+    raise BadInput(f"kernels/{family}", f'no candidate is named "{name}"', nearest(name, candidates))
 
 
 def is_peer(module: str) -> bool:
@@ -245,48 +252,74 @@ def interpret_on_cpu() -> None:
 
 
 class Launches(msgspec.Struct, frozen=True):
-    """What the code of a family would launch on GPUs of one compute capability.
+    """What the code of a family would launch on GPUs of one compute capability: all that a process has to know of it.
 
-    lacking: whether a module could not be imported. configs: candidate of ours -> workload -> `config`, None: refused.
+    peers: the candidates that call a library. unavailable: module that cannot be imported -> the reason.
+    precisions: of every candidate. configs: candidate -> workload -> `config`, None: refused.
     """
 
     peers: tuple[str, ...]
-    lacking: bool
+    unavailable: dict[str, str]
     workloads: tuple[str, ...]
+    precisions: dict[str, str]
     configs: dict[str, dict[str, str | None]]
 
 
+LAUNCHES = msgspec.json.Decoder(dict[str, Launches])
+
+
 def described(family: Family, capability: tuple[int, int]) -> Launches:
-    """Every candidate of ours asked for the `config` of every workload it takes."""
+    """Every candidate asked for the `config` of every workload it takes."""
     from kernels.common import described_for  # here, so that `doctor` can name a package that shadows ours
 
-    workloads = family.cases.WORKLOADS
+    workloads, candidates = family.cases.WORKLOADS, family.candidates
     with described_for(capability):
         configs = {
             name: {w.id: None if candidate.refuses(w) else candidate.config(w) for w in workloads}
-            for name, candidate in family.candidates.items()
-            if name not in family.peers
+            for name, candidate in candidates.items()
         }
-    return Launches(family.peers, bool(family.unavailable), tuple(w.id for w in workloads), configs)
+    precisions = {name: candidate.precision for name, candidate in candidates.items()}
+    return Launches(family.peers, dict(family.unavailable), tuple(w.id for w in workloads), precisions, configs)
+
+
+def describe(path: str, major: str, minor: str) -> None:
+    """In a process of its own: `described` of every family, into a file."""
+    capability = int(major), int(minor)
+    Path(path).write_bytes(msgspec.json.encode({name: described(load(name), capability) for name in names()}))
+
+
+def launches(name: str, capability: tuple[int, int]) -> Launches:
+    """`described` of a family, for a process that judges: it imports no candidate. Raises BadInput as `bare` does."""
+    known = every(capability)
+    if name not in known:
+        raise BadInput(FOLDER, f'no family is named "{name}"', nearest(name, known))
+    return known[name]
 
 
 @cache
-def launches(name: str, capability: tuple[int, int]) -> Launches:
-    """`described`, kept between processes for these sources and packages: a judge of rows then imports no torch."""
+def every(capability: tuple[int, int]) -> dict[str, Launches]:
+    """`described` of every family, asked in a process of its own and kept for these sources and packages."""
     _refuse_shadow()
     from kernels import build_cache
 
     def make(folder: Path) -> None:
-        (folder / "launches.json").write_bytes(msgspec.json.encode(described(load(name), capability)))
+        program = "import sys; from lab.check import families; families.describe(*sys.argv[1:])"
+        asked = [sys.executable, "-c", program, str(folder / "launches.json"), *map(str, capability)]
+        done = subprocess.run(asked, cwd=REPOSITORY, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        if done.returncode:
+            said = anonymous(plain((done.stderr.strip().splitlines() or ["no word"])[-1]))
+            raise BadInput(FOLDER, f"its families cannot be described: {said}", "see `lab doctor`")
 
     # An installed or removed package changes its folder's time.
     packages = [f"{place} {os.stat(place).st_mtime_ns}" for place in sys.path if os.path.exists(place)]
-    parts = [sources_hash(name), str(capability), sys.version, os.environ.get("TRITON_INTERPRET", ""), *packages]
+    sources = [f"{name} {sources_hash(name)}" for name in names()]
+    parts = [*sources, str(capability), sys.version, os.environ.get("TRITON_INTERPRET", ""), *packages]
     try:
-        made = build_cache.kept(f"launches-{name}", parts, make) / "launches.json"
-        return msgspec.json.decode(made.read_bytes(), type=Launches)
+        return LAUNCHES.decode((build_cache.kept("launches", parts, make) / "launches.json").read_bytes())
     except OSError:  # no place to keep it
-        return described(load(name), capability)
+        with tempfile.TemporaryDirectory() as folder:
+            make(Path(folder))
+            return LAUNCHES.decode((Path(folder) / "launches.json").read_bytes())
 
 
 def former(row: Measurement) -> str:
@@ -300,7 +333,7 @@ def former(row: Measurement) -> str:
     if row.name in present.peers:
         return ""
     if row.name not in present.configs:
-        return "cannot be compared" if present.lacking else "former kernel, gone"
+        return "cannot be compared" if present.unavailable else "former kernel, gone"
     if row.workload_id not in present.workloads:
         return "former workload, gone"
     config = present.configs[row.name][row.workload_id]

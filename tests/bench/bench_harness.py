@@ -16,11 +16,11 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 from lab.base import devices
 from lab.base.errors import REPOSITORY
 from lab.bench import machine, measure
-from lab.check import families
 from tests.bench import fake_bench
 
 LIMIT = 0.15
@@ -32,7 +32,7 @@ IMPORT += "; print(json.dumps([t, sorted({m.split('.')[0] for m in sys.modules})
 
 def sweep(workloads: int, seconds: float) -> dict[str, float]:
     """Seconds of one sweep: wall, start (of the worker, with torch), timer (samples and warm-up), harness, by stage."""
-    families.load = fake_bench.load  # type: ignore[assignment]
+    fake_bench.use(SimpleNamespace(setattr=setattr))
     stages: dict[str, float] = {}
     last: tuple[str, float] = ("start", time.perf_counter())
 

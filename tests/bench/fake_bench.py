@@ -12,6 +12,7 @@ import os
 import random
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -138,6 +139,16 @@ def load(name: str) -> families.Family:
     )
 
 
+def use(monkeypatch: Any, load: Callable[[str], families.Family] = load) -> None:
+    """Let this family stand for every family, also where only what it would launch is known of it.
+
+    monkeypatch: pytest's, or what has a `setattr` that stays.
+    """
+    monkeypatch.setattr(families, "load", load)
+    monkeypatch.setattr(families, "bare", load)
+    monkeypatch.setattr(families, "launches", lambda name, capability: families.described(load(name), capability))
+
+
 # Backends ------------------------------------------------------------------------------------------------------------
 
 
@@ -240,7 +251,7 @@ def main(folder: Path, count: int, candidate: str) -> None:
     from lab.bench import machine, measure
     from lab.row.records import Provenance
 
-    families.load = load  # type: ignore[assignment]
+    use(SimpleNamespace(setattr=setattr))
     machine.provenance = lambda: Provenance(commit="0")
     folder.mkdir(parents=True, exist_ok=True)
     made = folder.parent / f"card-{os.getpid()}"

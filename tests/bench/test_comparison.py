@@ -41,7 +41,7 @@ def arm(message: Done, name: str) -> Any:
 
 def row_of(found: Outcome, message: Done, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The row that `lab measure` writes of it."""
-    monkeypatch.setattr(families, "load", fake_bench.load)
+    fake_bench.use(monkeypatch)
     card = fake_bench.card(folder, ("n63",), candidate=found.name)
     item = measure.plan(card)[0]
     where = devices.get("h200"), measure.Settings(), Path("r"), "2026-11-20", Provenance()

@@ -37,7 +37,7 @@ SMALL = ("w00", "w01", "w02", "w03")
 @pytest.fixture(autouse=True)
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The toy family, rows under a temporary folder, and a row's provenance that costs no import of torch."""
-    monkeypatch.setattr(families, "load", fake_bench.load)
+    fake_bench.use(monkeypatch)
     monkeypatch.setattr(store, "FOLDER", tmp_path / "profiles")
     monkeypatch.setattr(machine, "provenance", lambda: Provenance(commit="0"))
 
@@ -96,6 +96,8 @@ def test_a_peer_that_the_card_names_is_timed_once(tmp_path: Path) -> None:
     for beside, role in ((("packs",), "candidate"), ((), "peer")):
         (item,) = measure.plan(structs.replace(plain, beside=beside), peers=True)
         assert [r for r, name in item.arms if name == "packs"] == [role]
+    refused_there = structs.replace(plain, beside=("choosy",))
+    assert [name for _, name in measure.plan(refused_there)[0].arms] == ["plain", "faster"]
 
 
 @over(numbered([("90s", 90), ("8m", 480), ("1h", 3600), ("1.5m", 90), (" 0s ", 0)]))
@@ -264,7 +266,7 @@ def test_sweep_goes_on_whatever_its_arms_do(tmp_path: Path, told: list[str], mon
     }
     modules = {name: f"peers/{name}" for name in bad if name != "peers/odd"}
     family = replace(fake_bench.load("toy"), modules=modules)
-    monkeypatch.setattr(families, "load", lambda name: family)
+    fake_bench.use(monkeypatch, lambda name: family)
     card = fake_bench.card(tmp_path, ("n63",))
     settings = Settings(seconds=0.0, placements=1, processes=1, backend=fake_bench.BACKEND, limits_s=(("check", 20.0),))
     rows = sweep(card, tmp_path / "run", settings, told, peers=True)

@@ -35,7 +35,7 @@ def rows_in(folder: Path) -> int:
 @pytest.fixture
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """`lab measure toy` on a machine that says it is an H200; the folder that its rows go to by default."""
-    monkeypatch.setattr(families, "load", fake_bench.load)
+    fake_bench.use(monkeypatch)
     monkeypatch.setattr(store, "FOLDER", tmp_path / "profiles")
     monkeypatch.setattr(machine, "provenance", lambda: Provenance(commit="0"))
     card = fake_bench.card(tmp_path, SMALL, candidate="faster")

@@ -4,7 +4,6 @@ Hugging Face's package of the same name is played by an empty one that comes fir
 it would come from site-packages: a regular package anywhere on the path wins over our namespace folder.
 """
 
-import functools
 import importlib
 import json
 import os
@@ -12,7 +11,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from kernels.common import Candidate, Needs
@@ -47,13 +48,13 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(families, "FOLDER", folder)
-    for known in (families.load, families.bare):
+    for known in (families.load, families.bare, families.every):
         known.cache_clear()
     importlib.invalidate_caches()
     yield folder
     for name in [n for n in sys.modules if n.split(".")[0] == "kernels" and n not in before]:
         del sys.modules[name]
-    for known in (families.load, families.bare):
+    for known in (families.load, families.bare, families.every):
         known.cache_clear()
 
 
@@ -254,29 +255,68 @@ def test_a_change_of_a_source_changes_the_hash_of_its_family_alone(kernels: Path
 def test_launches_are_kept_until_a_source_changes(
     kernels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a family would launch is asked once; another source, capability or package asks again."""
+    """What the families would launch is asked once, elsewhere; another source, capability or package asks again."""
     importlib.import_module("kernels.build_cache")
     monkeypatch.setenv("KILLGATE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(families, "_refuse_shadow", lambda: None)
-    monkeypatch.setattr(families, "load", functools.cache(lambda name: name))
     write(tmp_path / "packages" / "one" / "__init__.py", "")
     monkeypatch.setattr(sys, "path", [str(tmp_path / "packages")])
-    asked: list[tuple[str, tuple[int, int]]] = []
+    asked: list[tuple[str, ...]] = []
 
-    def described(name: str, capability: tuple[int, int]) -> families.Launches:
-        asked.append((name, capability))
-        return families.Launches((), False, (), {"c": {"w": f"launch {len(asked)}"}})
+    def process(command: list[str], **_: object) -> SimpleNamespace:
+        asked.append(tuple(command[-2:]))
+        told = families.Launches((), {}, ("w",), {"c": "f32"}, {"c": {"w": f"launch {len(asked)}"}})
+        Path(command[-3]).write_bytes(msgspec.json.encode({"toy": told}))
+        return SimpleNamespace(returncode=0)
 
-    monkeypatch.setattr(families, "described", described)
+    monkeypatch.setattr(families.subprocess, "run", process)
 
     def launches(capability: tuple[int, int] = (9, 0)) -> str | None:
-        families.launches.cache_clear()  # another process
+        families.every.cache_clear()  # another process
         return families.launches("toy", capability).configs["c"]["w"]
 
     assert [launches(), launches()] == ["launch 1", "launch 1"]
     assert launches((12, 1)) == "launch 2"
+    assert asked == [("9", "0"), ("12", "1")]
     write(kernels / "toy" / "triton_fast.py", "CANDIDATES = ()\n")
     assert [launches(), launches()] == ["launch 3", "launch 3"]
     write(tmp_path / "packages" / "two" / "__init__.py", "")
     assert launches() == "launch 4"
-    families.launches.cache_clear()
+    with refused("kernels", '"tyo"', remedy="toy"):
+        families.launches("tyo", (9, 0))
+
+
+def test_families_that_cannot_be_described_say_so_in_one_line(
+    kernels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And who judges has imported none of their candidates."""
+    monkeypatch.setenv("KILLGATE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(families, "_refuse_shadow", lambda: None)
+    monkeypatch.setattr(families, "REPOSITORY", tmp_path)
+    write(tmp_path / "lab" / "__init__.py", "")
+    write(tmp_path / "lab" / "check" / "__init__.py", "")
+    write(tmp_path / "lab" / "check" / "families.py", "def describe(*_): raise ValueError('candidate of mine')\n")
+    with refused("kernels", "ValueError: candidate of mine", remedy="lab doctor"):
+        families.launches("toy", (9, 0))
+
+
+@pytest.mark.slow
+def test_judging_and_planning_import_no_candidate(tmp_path: Path) -> None:
+    """Also the first time, when what the families would launch is asked anew."""
+    program = """
+import sys
+from lab.bench import measure
+from lab.card import phases
+from lab.cli import main
+main.main(["judge", "q8-paths", "--evidence", "measured"])
+measure.plan(phases.card("q8-paths"), peers=True)
+from lab.check import families
+modules = {f"kernels.{name}.{p.relative_to(families.FOLDER / name).with_suffix('').as_posix().replace('/', '.')}"
+           for name in families.names() for p in families.candidate_files(name)}
+print(sorted(modules & set(sys.modules)), len(modules) > 20)
+"""
+    environment = os.environ | {"KILLGATE_CACHE": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=REPOSITORY, env=environment, capture_output=True, text=True
+    )
+    assert done.stdout.splitlines()[-1:] == ["[] True"], done.stdout + done.stderr

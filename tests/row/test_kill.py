@@ -23,7 +23,6 @@ from lab.base import devices
 from lab.base.errors import REPOSITORY
 from lab.bench import machine, measure
 from lab.card import phases
-from lab.check import families
 from lab.cli import main
 from lab.row import store
 from lab.row.records import Measurement, Provenance
@@ -149,14 +148,14 @@ def test_two_processes_in_one_folder(tmp_path: Path) -> None:
 
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(families, "load", fake_bench.load)
+    fake_bench.use(monkeypatch)
     monkeypatch.setattr(machine, "provenance", lambda: Provenance(commit="0"))
 
 
 def measure_toy(tmp_path: Path, folder: Path, count: int) -> list[str]:
     """Measure the first `count` workloads in this process; those whose rows were reported safe."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(families, "load", fake_bench.load)
+        fake_bench.use(patch)
         patch.setattr(machine, "provenance", lambda: Provenance(commit="0"))
         card = fake_bench.card(tmp_path, tuple(f"w{i:02}" for i in range(COUNT)))
         settings = measure.Settings(seconds=0.0, placements=1, processes=1, backend="tests.bench.fake_bench:quick")
