@@ -29,7 +29,7 @@ from lab.trace import files, kineto, stored
 from lab.trace.model import Trace
 
 # Of a Kineto file: device rows, API calls and our ranges; of them, what kineto.Event has.
-KEPT = (*kineto.KERNEL, *kineto.COPY, *kineto.FILL, *kineto.CALL, *kineto.RANGE)
+KEPT = (kineto.KERNEL, kineto.COPY, kineto.FILL, kineto.CALL, kineto.RANGE)
 
 
 @dataclass(frozen=True)
@@ -105,8 +105,8 @@ def _stored(trace: Trace, capture: profile.Capture, folder: Path) -> Path:
 
 def cleaned(raw: Path, target: Path, about: dict[str, Any]) -> Path:
     """Write a Kineto file with device rows, API calls and our ranges only, gzip-compressed, and what it is about."""
-    file = kineto.decode(raw, raw.read_text(encoding="utf-8"))
-    events = [e for e in file.events or () if e.ph == "X" and e.cat in KEPT]
+    file = kineto.decode(raw, raw.read_bytes())
+    events = [e for e in file.events or () if e.ph == "X" and kineto.KINDS.get(e.cat.lower()) in KEPT]
     body = msgspec.structs.replace(file, events=events, killgate=about)
     target.write_bytes(gzip.compress(msgspec.json.Encoder(decimal_format="number").encode(body)))
     return target
@@ -114,7 +114,7 @@ def cleaned(raw: Path, target: Path, about: dict[str, Any]) -> Path:
 
 def store_cleaned(path: Path) -> Path:
     """Turn a file that `cleaned` wrote into trace.parquet beside it, and remove it."""
-    about = kineto.decode(path, files.text(path)).killgate if path.exists() else None
+    about = kineto.decode(path, files.unpacked(path)).killgate if path.exists() else None
     if about is None:
         raise BadInput(path, "is no profile of `lab profile` that waits for its Parquet", "give its trace.json.gz")
     target = stored.save(files.read(path), path.parent / "trace.parquet", about)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import gzip
 import io
@@ -61,10 +62,10 @@ def _read(path: Path) -> Trace:
         return _from_packed(path)
     from lab.trace import kineto, rocm, tables
 
-    content = text(path)
-    if content.lstrip()[:1] in ("{", "["):
-        return (rocm if '"rocprofiler-sdk-tool"' in content[:1000] else kineto).read(path, content)
-    found = tables.read(path, content)
+    content = unpacked(path)
+    if content[:1000].lstrip()[:1] in (b"{", b"["):
+        return (rocm if b'"rocprofiler-sdk-tool"' in content[:1000] else kineto).read(path, content)
+    found = tables.read(path, text(path, content))
     if found is None:
         raise BadInput(path, "is no profile that is known here", f"give {KINDS}")
     return found
@@ -99,8 +100,16 @@ def _from_packed(path: Path) -> Trace:
             raise BadInput(path, refused.what, refused.remedy) from None
 
 
-def text(path: Path) -> str:
+def text(path: Path, content: bytes | None = None) -> str:
     """A text file's content, also compressed; raises BadInput."""
+    try:
+        return (unpacked(path) if content is None else content).decode("utf-8")
+    except UnicodeDecodeError:
+        raise BadInput(path, "is neither SQLite nor text", f"give {KINDS}") from None
+
+
+def unpacked(path: Path) -> bytes:
+    """A file's content without compression and byte order mark; raises BadInput."""
     try:
         raw = files.read_bytes(path, LARGEST)
         if raw.startswith(GZIP):
@@ -109,7 +118,4 @@ def text(path: Path) -> str:
                 raw = files.up_to(path, unpacking, most, of)
     except (OSError, EOFError, zlib.error) as error:
         raise BadInput(path, f"is not complete gzip ({error})", "copy it again") from None
-    try:
-        return raw.decode("utf-8").lstrip("\ufeff")
-    except UnicodeDecodeError:
-        raise BadInput(path, "is neither SQLite nor text", f"give {KINDS}") from None
+    return raw.removeprefix(codecs.BOM_UTF8)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -38,16 +37,22 @@ from lab.trace.model import (
 )
 from lab.trace.windows import told_apart
 
-KERNEL, COPY, FILL = ("kernel", "gpu_kernel"), ("gpu_memcpy", "memcpy"), ("gpu_memset", "memset")
-CALL, RANGE = ("cuda_runtime", "cuda_driver", "runtime", "driver"), ("user_annotation",)
-OPERATOR, FUNCTION, MODULE = ("cpu_op",), ("python_function",), "nn.Module: "
+KERNEL, COPY, FILL, CALL, RANGE, OPERATOR, FUNCTION = (
+    *("kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime", "user_annotation", "cpu_op", "python_function"),
+)
+HOST = ("synchronization", "profiler overhead")
+KINDS = {  # a category as some release writes it, in small letters -> what it is here
+    **{name: name for name in (KERNEL, COPY, FILL, CALL, RANGE, OPERATOR, FUNCTION, HOST[0])},
+    **{"gpu_kernel": KERNEL, "memcpy": COPY, "memset": FILL, "cuda_driver": CALL, "runtime": CALL, "driver": CALL},
+    **{"cuda_sync": HOST[0], "overhead": HOST[1]},
+}
+MODULE = "nn.Module: "
 DOMAINS = {1: "operator", 2: "module"}  # beside user annotations, which have none
-HOST = {"synchronization": ("cuda_sync", "synchronization"), "profiler overhead": ("overhead",)}
 DIRECTION = re.compile(r"\b(" + "|".join(sorted(COPY_KINDS, key=len, reverse=True)) + r")\b")
 LATEST_US = 4 * 10**15  # year 2096
 
 
-class Arguments(Struct, frozen=True, omit_defaults=True):
+class Arguments(Struct, frozen=True, omit_defaults=True, gc=False):
     """What is read of an event's arguments: whole numbers, some of them as text."""
 
     correlation: Any = None
@@ -59,7 +64,10 @@ class Arguments(Struct, frozen=True, omit_defaults=True):
     graph_node: Any = msgspec.field(name="graph node id", default=None)
 
 
-class Event(Struct, frozen=True, omit_defaults=True):
+NO_ARGUMENTS = Arguments()
+
+
+class Event(Struct, frozen=True, omit_defaults=True, gc=False):
     """What is read of an event; ts, dur in us."""
 
     ph: str = ""
@@ -69,16 +77,7 @@ class Event(Struct, frozen=True, omit_defaults=True):
     dur: Decimal | None = Decimal(0)
     pid: Any = None
     tid: Any = None
-    args: Arguments | None = None
-
-    def arg(self, name: str) -> int:
-        """An argument as a whole number, NONE where it is none."""
-        return _whole(getattr(self.args, name, None))
-
-    @property
-    def bytes(self) -> int:
-        """Moved by a copy or a fill."""
-        return max(self.arg("bytes"), 0)
+    args: Arguments | None = NO_ARGUMENTS
 
 
 class Gpu(Struct, frozen=True):
@@ -97,7 +96,7 @@ class File(Struct, frozen=True):
     killgate: dict[str, Any] | None = None
 
 
-def decode(path: Path, text: str) -> File:
+def decode(path: Path, text: str | bytes) -> File:
     """A Kineto file's text; raises BadInput, one line, when it is cut off, not JSON, or JSON of something else."""
     try:
         try:
@@ -116,52 +115,52 @@ def decode(path: Path, text: str) -> File:
     return file
 
 
-def read(path: Path, text: str) -> Trace:
+def read(path: Path, text: bytes) -> Trace:
     """The trace in a Kineto file's text; raises BadInput as `decode` does, and for a trace of another program."""
-    file, by, odd, warnings = decode(path, text), dict[str, list[Event]](), 0, list[str]()
+    file, by = decode(path, text), {kind: list[Event]() for kind in dict.fromkeys(KINDS.values())}
     for e in file.events or ():
-        if e.ph == "X" and e.ts is not None and e.dur is not None and _is_time(path, e, e.ts) and e.dur >= 0:
-            by.setdefault(e.cat.lower(), []).append(e)
-        else:
-            odd += e.ph == "X"
-    if odd:
-        warnings.append(f"{odd} events without a usable time were dropped")
-    if not file.schema and not any(c in by for c in (*KERNEL, *COPY, *CALL, "cpu_op")):
+        kind = KINDS.get(e.cat) or KINDS.get(e.cat.lower()) if e.ph == "X" else None
+        if kind and (kind != FUNCTION or e.name.startswith(MODULE)):
+            by[kind].append(e)
+    schema, known = file.schema, {gpu.id: gpu.name or "" for gpu in file.gpus}
+    del file  # most of a file's events are of no use here
+    if not schema and not any(by[kind] for kind in (KERNEL, COPY, CALL, OPERATOR)):
         raise BadInput(path, "a Chrome trace without any event of PyTorch's profiler", "see README.md for what is read")
-
-    def of(kind: Sequence[str]) -> list[Event]:
-        return [e for category in kind for e in by.get(category, [])]
-
-    kernels, copies, fills, calls, user, operators = map(of, (KERNEL, COPY, FILL, CALL, RANGE, OPERATOR))
-    modules = [e for e in of(FUNCTION) if e.name.startswith(MODULE)]
+    before = sum(map(len, by.values()))
+    by = {kind: _timed(path, events) for kind, events in by.items()}
+    odd = before - sum(map(len, by.values()))
+    warnings = [f"{odd} events without a usable time were dropped"] if odd else []
+    kernels, copies, fills, calls, user, operators, modules = (
+        by[kind] for kind in (KERNEL, COPY, FILL, CALL, RANGE, OPERATOR, FUNCTION)
+    )
     ranges, domain = [*user, *operators, *modules], np.repeat([0, 1, 2], list(map(len, (user, operators, modules))))
-    processes = {_whole(e.pid) for e in calls}
+    correlation = _of_arguments(calls, "correlation")
+    (name, names), (label, labels), (call, call_names) = (
+        interned([e.name for e in events]) for events in (kernels, ranges, calls)
+    )
+    processes = {_whole(pid) for pid in {e.pid for e in calls}}
     process = processes.pop() if len(processes) == 1 else NONE
     if not calls:
         warnings.append("no CUDA API calls in the file: kernels cannot be joined to their launches")
     elif process == NONE:
         warnings.append("several processes in one file: kernels cannot be told apart by process")
-    launches = {e.arg("correlation") for e in calls if GRAPH_LAUNCH.match(e.name)} - {NONE}
-    device = [e for part in (kernels, copies, fills) for e in part]
-    nodes = any(_graph(e, launches) != NONE for e in device)
+    replaying = {i for i, text in enumerate(call_names) if GRAPH_LAUNCH.match(text)}
+    launches = {c for c, i in zip(correlation, call, strict=True) if i in replaying} - {NONE}
+    rows = [_activity(events, process, launches) for events in (kernels, copies, fills)]
+    nodes = any(g != NONE for columns in rows for g in columns["graph"])
     if launches and not nodes:
         warnings.append(f"{len(launches)} graph launches in the API calls, but no graph work in the file")
-    if not device:
+    if not (kernels or copies or fills):
         warnings.append("no device activity in the file: was the CUDA activity recorded?")
-    (name, names), (label, labels), (call, call_names) = (interned(e.name for e in x) for x in (kernels, ranges, calls))
-    known = {gpu.id: gpu.name or "" for gpu in file.gpus}
-    correlation = [e.arg("correlation") for e in calls]
     found = Trace(
         tool="kineto",
         source=path.name,
-        schema_version=str(file.schema),
+        schema_version=str(schema),
         graph_mode="node" if nodes else "unknown" if launches or not calls else "none",
-        gpus={d: known.get(d, "") for d in sorted({_place(e, "device", e.pid) for e in device})},
-        kernels=Kernels.of(**_activity(kernels, process, launches), name=name),
-        memcpy=Copies.of(
-            **_activity(copies, process, launches), bytes=[e.bytes for e in copies], kind=[_kind(e) for e in copies]
-        ),
-        memset=Fills.of(**_activity(fills, process, launches), bytes=[e.bytes for e in fills]),
+        gpus={d: known.get(d, "") for d in sorted({d for columns in rows for d in columns["device"]})},
+        kernels=Kernels.of(**rows[0], name=name),
+        memcpy=Copies.of(**rows[1], bytes=_bytes(copies), kind=[_kind(e) for e in copies]),
+        memset=Fills.of(**rows[2], bytes=_bytes(fills)),
         ranges=Ranges.of(**_host(ranges), label=label, domain=domain),
         domains=DOMAINS,
         calls=Calls.of(**_host(calls), name=call, correlation=correlation),
@@ -169,7 +168,7 @@ def read(path: Path, text: str) -> Trace:
         labels=labels,
         call_names=call_names,
         warnings=tuple(warnings),
-        host={key: (len(x), sum(_ns(e.dur) for e in x)) for key, kind in HOST.items() if (x := of(kind))},
+        host={kind: (len(by[kind]), sum(_durations(by[kind]))) for kind in HOST if by[kind]},
     )
     return told_apart(found) if nodes else found
 
@@ -181,52 +180,70 @@ def _whole(value: Any) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) else NONE
 
 
-def _place(event: Event, name: str, otherwise: Any) -> int:
-    """The device or stream: the argument where there is one, else the row that the event is drawn in."""
-    own = getattr(event.args, name, None)
-    return _whole(otherwise if own is None else own)
+def _numbers(values: list[Any]) -> list[int]:
+    """Whole numbers of what a file holds, nearly always whole numbers."""
+    return values if set(map(type, values)) <= {int} else [_whole(value) for value in values]
 
 
-def _graph(event: Event, launches: set[int]) -> int:
-    """The graph of a device event, 0 for one that is not named but was launched by a graph launch."""
-    graph, node = event.arg("graph"), event.arg("graph_node")
-    return max(graph, 0) if event.arg("correlation") in launches or graph > 0 or node > 0 else NONE
+def _of_arguments(events: list[Event], name: str) -> list[int]:
+    return _numbers([getattr(e.args, name, None) for e in events])
 
 
-def _is_time(path: Path, event: Event, ts: Decimal) -> bool:
-    """True; raises BadInput for a time that is NaN, infinite or beyond every clock, whose nanoseconds are no number."""
-    for us in (ts, event.dur or ts):
-        if not us.is_finite() or not -LATEST_US < us < LATEST_US:
-            what = f'event "{event.name[:80]}" has ts = {event.ts:.40}, dur = {event.dur:.40}'
+def _bytes(events: list[Event]) -> list[int]:
+    """Moved by copies or fills."""
+    return [max(n, 0) for n in _of_arguments(events, "bytes")]
+
+
+def _places(events: list[Event], name: str, otherwise: str) -> list[int]:
+    """The devices or streams: the argument where there is one, else the row that the event is drawn in."""
+    own = [getattr(e.args, name, None) for e in events]
+    if None in own:
+        own = [getattr(e, otherwise) if v is None else v for v, e in zip(own, events, strict=True)]
+    return _numbers(own)
+
+
+def _timed(path: Path, events: list[Event]) -> list[Event]:
+    """The events with a usable time; raises BadInput for a time that is NaN, infinite or beyond every clock, whose
+    nanoseconds are no number."""
+    timed: list[Any] = [e for e in events if e.ts is not None and e.dur is not None]
+    for values in ([e.ts for e in timed], [e.dur for e in timed]):
+        if values and not (all(map(Decimal.is_finite, values)) and -LATEST_US < min(values) <= max(values) < LATEST_US):
+            at = next(i for i, v in enumerate(values) if not (v.is_finite() and -LATEST_US < v < LATEST_US))
+            what = f'event "{timed[at].name[:80]}" has ts = {timed[at].ts:.40}, dur = {timed[at].dur:.40}'
             raise BadInput(path, what, "export the trace again; times are in us")
-    return True
+    return [e for e in timed if not e.dur < 0]
 
 
-def _ns(us: Decimal | None) -> int:
-    return round((us or 0) * 1000)
+def _durations(events: list[Event]) -> list[int]:
+    return [round(e.dur * 1000) for e in events]  # type: ignore[operator]  # the events are timed
 
 
 def _times(events: list[Event]) -> dict[str, Any]:
     """Start and end; the end is the start plus the rounded duration, so that durations stay exact."""
-    start = [_ns(e.ts) for e in events]
-    return {"start_ns": start, "end_ns": [s + _ns(e.dur) for s, e in zip(start, events, strict=True)]}
+    start = [round(e.ts * 1000) for e in events]  # type: ignore[operator]
+    return {"start_ns": start, "end_ns": [s + d for s, d in zip(start, _durations(events), strict=True)]}
 
 
 def _activity(events: list[Event], process: int, launches: set[int]) -> dict[str, Any]:
-    """Columns of device events."""
+    """Columns of device events. The graph is 0 for one that is not named but was launched by a graph launch."""
+    correlation, graph, node = (_of_arguments(events, name) for name in ("correlation", "graph", "graph_node"))
     return _times(events) | {
-        "device": [_place(e, "device", e.pid) for e in events],
-        "stream": [_place(e, "stream", e.tid) for e in events],
-        "context": [e.arg("context") for e in events],
+        "device": _places(events, "device", "pid"),
+        "stream": _places(events, "stream", "tid"),
+        "context": _of_arguments(events, "context"),
         "process": [process] * len(events),
-        "correlation": [e.arg("correlation") for e in events],
-        "graph": [_graph(e, launches) for e in events],
-        "graph_node": [node if (node := e.arg("graph_node")) > 0 else NONE for e in events],
+        "correlation": correlation,
+        "graph": [
+            max(g, 0) if c in launches or g > 0 or n > 0 else NONE
+            for c, g, n in zip(correlation, graph, node, strict=True)
+        ],
+        "graph_node": [n if n > 0 else NONE for n in node],
     }
 
 
 def _host(events: list[Event]) -> dict[str, Any]:
-    return _times(events) | {"process": [_whole(e.pid) for e in events], "thread": [_whole(e.tid) for e in events]}
+    process, thread = ([getattr(e, name) for e in events] for name in ("pid", "tid"))
+    return _times(events) | {"process": _numbers(process), "thread": _numbers(thread)}
 
 
 def _kind(event: Event) -> int:

@@ -91,7 +91,7 @@ class File(Struct, frozen=True):
     processes: list[Process] = msgspec.field(name="rocprofiler-sdk-tool")
 
 
-def read(path: Path, text: str) -> Trace:
+def read(path: Path, text: bytes) -> Trace:
     """The trace in a rocprofv3 file's text; raises BadInput, one line, for anything else."""
     try:
         file = msgspec.json.decode(text, type=File)
