@@ -27,7 +27,7 @@ def trace(arguments: Namespace) -> int:
     """A profile's summary, or several as the ranks of one run; 1 when one of its identities does not hold."""
     from lab.trace import report
 
-    found = [report.summary_of(arguments, path) for path in arguments.file]
+    found = [one for path in arguments.file for one in report.summaries_of(arguments, path)]
     if len(found) > 1:
         many = [s for _, s in found]
         show(arguments.json, lambda: [s.plain() for s in many], lambda: report.render_ranks(many))

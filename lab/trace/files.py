@@ -6,9 +6,14 @@ import codecs
 import contextlib
 import gzip
 import io
+import re
+import tarfile
 import tempfile
+import zipfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from lab.base import files
 from lab.base.errors import BadInput
@@ -17,8 +22,9 @@ from lab.trace.model import Trace
 REPORTS = {".nsys-rep": "nsys export --type sqlite", ".qdrep": "nsys export --type sqlite", ".ncu-rep": "ncu --csv -i"}
 SQLITE, GZIP = b"SQLite format 3\0", b"\x1f\x8b"
 LARGEST = 1 << 30  # bytes of text, which take some five times as much memory
+JSON = re.compile(rb"\s*(?:\{|\[\s*(?:[{\]]|$))")
 PACKED = 100  # times its size that a compressed profile may have: real ones have 5 to 30, a bomb 1000
-KINDS = "an nsys SQLite export, nsys stats CSV, a PyTorch profiler JSON, rocprofv3 JSON or ncu --csv"
+KINDS = "an nsys SQLite export, nsys stats, a PyTorch profiler JSON, rocprof JSON or CSV, xplane.pb or ncu --csv"
 
 
 def read(path: Path | str) -> Trace:
@@ -36,6 +42,66 @@ def read(path: Path | str) -> Trace:
     if not any(map(len, (*found.activities, found.ranges))):
         raise BadInput(path, "holds neither GPU activity nor a range", "record it again with the CUDA activity")
     return found
+
+
+def read_all(path: Path | str) -> list[Trace]:
+    """The traces of a file: one, or those in an archive (zip, tar, compressed or not), which are the ranks of a run.
+
+    What else an archive holds is named in a warning. Raises BadInput as `read` does, and for an archive without any.
+    """
+    path = Path(path)
+    if not (path.is_file() and _is_archive(path)):
+        return [read(path)]
+    found, others = list[Trace](), list[str]()
+    with tempfile.TemporaryDirectory(prefix="killgate-") as folder:
+        try:
+            for i, (name, member) in enumerate(_members(path)):
+                target = Path(folder) / f"{i}{''.join(Path(name).suffixes[-2:])}"
+                _unpack(path, member, target, PACKED * path.stat().st_size)
+                try:
+                    found.append(read(target).but(source=Path(name).name))
+                except BadInput:
+                    others.append(Path(name).name)
+                target.unlink()
+        except (OSError, EOFError, ValueError, RuntimeError, zlib.error, tarfile.TarError, zipfile.BadZipFile) as error:
+            raise BadInput(path, f"is no whole archive ({error})", "copy it again") from None
+    if not found:
+        raise BadInput(path, "is an archive without a profile that is known here", f"give {KINDS}")
+    if others:
+        found[0] = found[0].but(warn=[f"{len(others)} files of {path.name} are no profiles: {', '.join(others[:5])}"])
+    return found
+
+
+def _is_archive(path: Path) -> bool:
+    with contextlib.suppress(OSError, EOFError, zlib.error):
+        return zipfile.is_zipfile(path) or tarfile.is_tarfile(path)
+    return False
+
+
+def _members(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
+    """Name and content of each file in an archive, in the order of names."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as zipped:
+            for name in sorted(m.filename for m in zipped.infolist() if not m.is_dir()):
+                with zipped.open(name) as member:
+                    yield name, member
+        return
+    with tarfile.open(path) as archive:
+        for one in sorted((m for m in archive.getmembers() if m.isfile()), key=lambda m: m.name):
+            content = archive.extractfile(one)
+            if content is not None:
+                yield one.name, content
+
+
+def _unpack(path: Path, packed: IO[bytes] | gzip.GzipFile, target: Path, most: int) -> None:
+    """Write what is packed to a file; raises BadInput for more than `most` bytes, which no profile unpacks to."""
+    size = 0
+    with target.open("wb") as file:
+        while part := packed.read(1 << 20):
+            size += file.write(part)
+            if size > most:
+                what = f"unpacks to more than {PACKED} times its size"
+                raise BadInput(path, what, "unpack it yourself if it is yours: gunzip, unzip, tar")
 
 
 def _read(path: Path) -> Trace:
@@ -60,10 +126,14 @@ def _read(path: Path) -> Trace:
         raise BadInput(path, f"is a {path.suffix} report, which only its tool reads", f"run: {REPORTS[path.suffix]}")
     if head.startswith(GZIP) and _begin(path) == SQLITE:
         return _from_packed(path)
-    from lab.trace import kineto, rocm, tables
+    from lab.trace import kineto, rocm, tables, xplane
 
+    if _is_archive(path):
+        raise BadInput(path, "is an archive", "give it to `lab trace`, or unpack it and give one file")
     content = unpacked(path)
-    if content[:1000].lstrip()[:1] in (b"{", b"["):
+    if xplane.is_space(content):
+        return xplane.read(path, content)
+    if JSON.match(content):
         return (rocm if b'"rocprofiler-sdk-tool"' in content[:1000] else kineto).read(path, content)
     found = tables.read(path, text(path, content))
     if found is None:
@@ -82,16 +152,10 @@ def _from_packed(path: Path) -> Trace:
     """The trace of a compressed SQLite export, unpacked beside the system's temporary files while it is read."""
     from lab.trace import nsys
 
-    most, size = PACKED * path.stat().st_size, 0
     with tempfile.TemporaryDirectory(prefix="killgate-") as folder, gzip.open(path) as unpacking:
         target = Path(folder) / path.stem
         try:
-            with target.open("wb") as file:
-                while part := unpacking.read(1 << 20):
-                    size += file.write(part)
-                    if size > most:
-                        what = f"unpacks to more than {PACKED} times its size"
-                        raise BadInput(path, what, "unpack it yourself if it is yours: gunzip")
+            _unpack(path, unpacking, target, PACKED * path.stat().st_size)
         except (OSError, EOFError, zlib.error) as error:
             raise BadInput(path, f"is not complete gzip ({error})", "copy it again") from None
         try:

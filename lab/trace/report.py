@@ -19,10 +19,10 @@ WIDTH = 100  # of the report's tables
 UNITS_US = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
 
 
-def summary_of(arguments: Namespace, file: Path) -> tuple[Trace, Summary]:
-    """A file's window and its summary; raises BadInput for arguments that do not go together."""
+def summaries_of(arguments: Namespace, file: Path) -> list[tuple[Trace, Summary]]:
+    """The window and the summary of each trace in a file; raises BadInput for arguments that do not go together."""
     from lab.trace import categories
-    from lab.trace.files import read
+    from lab.trace.files import read_all
     from lab.trace.summary import summarise
 
     for flag in ("steps", "tokens"):
@@ -31,9 +31,9 @@ def summary_of(arguments: Namespace, file: Path) -> tuple[Trace, Summary]:
             raise BadInput(f"--{flag}", f"{value:g} is no count", "give a number above zero")
     if arguments.top < 0:
         raise BadInput("--top", f"{arguments.top}", "give 0 or more")
-    trace = windowed(read(file), arguments)
     rules = categories.load(arguments.rules, arguments.rules_only)
-    return trace, summarise(trace, rules, arguments.steps, arguments.tokens, arguments.top)
+    parts = [windowed(trace, arguments) for trace in read_all(file)]
+    return [(part, summarise(part, rules, arguments.steps, arguments.tokens, arguments.top)) for part in parts]
 
 
 def render_ranks(found: Sequence[Summary]) -> str:

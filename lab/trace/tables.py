@@ -1,9 +1,10 @@
-"""The profilers' CSV output as a trace: `nsys stats` (cuda_gpu_kern_sum, cuda_gpu_trace) and Nsight Compute.
+"""The profilers' tables as a trace: `nsys stats` (cuda_gpu_kern_sum, cuda_gpu_trace), rocprof's CSV, Nsight Compute.
 
-`nsys stats` prints several reports one below the other among lines of its own, so a table begins at its header and ends
-at the next one or at a blank line. Units stand in the header and are read, never assumed. cuda_gpu_kern_sum and Nsight
-Compute give totals without a timeline; cuda_gpu_trace has one and no graphs, NVTX or API calls, and its sizes are
-rounded to the printed digits (MB is 1e6 bytes).
+`nsys stats` prints its tables as CSV or in columns under a line of dashes, and several reports one below the other
+among lines of its own: a table begins at its header and ends at the next one or at a blank line. Units stand in the
+header and are read, never assumed. cuda_gpu_kern_sum and Nsight Compute give totals without a timeline; cuda_gpu_trace
+and rocprof's traces have one and no graphs, ranges or API calls, and nsys's sizes are rounded to the printed digits (MB
+is 1e6 bytes).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,9 +26,22 @@ UNIT_NS = {"ns": 1.0, "nsec": 1.0, "nsecond": 1.0, "us": 1e3, "usec": 1e3, "usec
 UNIT_NS |= {"msecond": 1e6, "s": 1e9, "sec": 1e9, "second": 1e9}
 UNIT_BYTES = {"B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 1024.0, "MiB": 1024.0**2, "GiB": 1024.0**3}
 TITLE = re.compile(r"^(?P<name>.*?)(?:\s*\((?P<unit>[^)]*)\))?$")
-DEVICE = re.compile(r"^(?P<name>.*?)\s*\((?P<number>\d+)\)$")
-MOVED = re.compile(r"^\[(?:CUDA )?mem(cpy|set)", re.IGNORECASE)
-REPORT_LINE = re.compile(r"^\s*(Generating|Processing|Exporting|NOTICE|WARNING|SKIPPED|==\w+==|\*\*)")
+DEVICE = re.compile(r"^(?:(?P<name>.*?)\s*\((?P<number>\d+)\)|Agent (?P<agent>\d+))$")
+MOVED = re.compile(r"^\[(?:CUDA )?mem(cpy|set)|^(?:MEMORY_COPY_)?(?:HOST|DEVICE)_TO_", re.IGNORECASE)
+RULE = re.compile(r"^\s*-+(?: +-+)+\s*$")  # under the titles of a table in columns
+GROUPED = re.compile(r"^\d{1,3}(?:,\d{3})+(?:\.\d+)?$")
+CUT = "\u2026"  # stands for what nsys leaves out of a long name in columns
+# rocprofv3's and rocprof's titles as nsys has them.
+ROCM = {
+    **dict.fromkeys(("Kernel_Name", "KernelName", "Direction"), "Name"),
+    **dict.fromkeys(("Start_Timestamp", "BeginNs"), "Start (ns)"),
+    **dict.fromkeys(("End_Timestamp", "EndNs"), "End (ns)"),
+    **dict.fromkeys(("Stream_Id", "Queue_Id", "queue-id"), "Strm"),
+    **dict.fromkeys(("Agent_Id", "gpu-id", "Source_Agent_Id"), "Device"),
+    **{"TotalDurationNs": "Total Time (ns)", "Calls": "Instances", "Percentage": "Time (%)"},
+    "Correlation_Id": "CorrId",
+}
+REPORT_LINE = re.compile(r"^\s*(Generating|Processing|Exporting|NOTICE|WARNING|SKIPPED|==\w+==|\*\*|\[\d+/\d+\])")
 
 
 @dataclass(frozen=True)
@@ -37,6 +51,7 @@ class Line:
     path: Path
     number: int
     cells: Mapping[str, tuple[str, str]]
+    rocm: bool = False
 
     def text(self, *titles: str) -> str:
         """The first of these cells that is not empty, "" when all are."""
@@ -55,11 +70,14 @@ class Line:
             return default
         if units and unit and unit not in units:
             raise BadInput(self.path, f'unit "{unit}" of column "{title}"', "known: " + ", ".join(units))
-        found = ncu.number(self.path, self.number, text)
-        if isinstance(found, str) or not 0 <= found * units.get(unit, 1.0) < LIMIT_NS:
+        scale = units.get(unit, 1.0)
+        # Nanoseconds since 1970 are more than a double holds.
+        exact = scale == 1 and text.isascii() and text.isdigit() and len(text) < 20
+        found = int(text) if exact else ncu.number(self.path, self.number, text)
+        if isinstance(found, str) or not 0 <= found * scale < LIMIT_NS:
             what = f"line {self.number}: {text!r:.40} is no number that can stand there"
             raise BadInput(self.path, what, "export the report again")
-        return found * units.get(unit, 1.0)
+        return found if scale == 1 else found * scale
 
 
 def read(path: Path, text: str) -> Trace | None:
@@ -80,21 +98,21 @@ def _read(path: Path, text: str) -> Trace | None:
     found: dict[str, list[Line]] = {}
     header: list[tuple[str, str]] = []
     own: list[Line] | None = None
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    for row in reader:
-        cells = [c.strip() for c in row]
-        titles = [(m["name"], m["unit"] or "") for c in cells if (m := TITLE.match(c))]
+    rocm = False
+    for number, cells in _rows(text):
+        titles = [(m["name"], m["unit"] or "") for c in cells if (m := TITLE.match(ROCM.get(c, c)))]
         report = _report(cells, {name for name, _ in titles})
         if report is not None:
             header, own = titles, found.setdefault(report, []) if report else None
+            rocm = any(cell in ROCM for cell in cells if cell != "Name")
         elif not any(cells) or (len(cells) == 1 and REPORT_LINE.match(cells[0])):
             own = own if not own else None
         elif own is not None:
             if len(cells) < len(header):
-                what = f"line {reader.line_num} has {len(cells)} of {len(header)} cells"
+                what = f"line {number} has {len(cells)} of {len(header)} cells"
                 raise BadInput(path, what, "the file is cut off; export again")
             named = {name: (cell, unit) for (name, unit), cell in zip(header, cells, strict=False)}
-            own.append(Line(path, reader.line_num, named))
+            own.append(Line(path, number, named, rocm))
     for report, convert in (("gpu_trace", _gpu_trace), ("kern_sum", _kern_sum)):
         if report in found:
             if not found[report]:
@@ -103,9 +121,29 @@ def _read(path: Path, text: str) -> Trace | None:
     return None
 
 
+def _rows(text: str) -> Iterator[tuple[int, list[str]]]:
+    """The cells of each line with its number: of CSV, or of columns as wide as the dashes under their titles."""
+    lines = text.splitlines()
+    if not any(RULE.match(line) for line in lines):
+        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+        yield from ((reader.line_num, [c.strip() for c in row]) for row in reader)
+        return
+    columns: list[slice] = []
+    for number, line in enumerate(lines, 1):
+        if number < len(lines) and RULE.match(lines[number]):
+            edges = [m.start() for m in re.finditer("-+", lines[number])]
+            columns = [slice(a, b) for a, b in zip(edges, [*edges[1:], None], strict=True)]
+        elif not line.strip():
+            columns = []
+        if not RULE.match(line):
+            cells = [line[at].strip() for at in columns] or [line.strip()]
+            yield number, [c.replace(",", "") if GROUPED.match(c) else c for c in cells]
+
+
 def _report(cells: Sequence[str], titles: set[str]) -> str | None:
     """A known table's report, "" for another report's header, None for a line that is no header."""
-    if titles >= {"Start", "Duration", "Name"} and len(titles & {"Strm", "Device", "CorrId", "Stream"}) >= 2:
+    known = len(titles & {"Strm", "Device", "CorrId", "Stream"})
+    if titles >= {"Start", "Name"} and titles & {"Duration", "End"} and known >= 2:
         return "gpu_trace"
     if titles >= {"Total Time", "Instances", "Name"}:
         return "kern_sum"
@@ -121,21 +159,38 @@ def _kern_sum(path: Path, rows: list[Line]) -> Trace:
     # Each printed share is rounded to 0.1, so n rows may be 0.05 n off.
     if missing > 0.05 * len(rows) + 0.1:
         warnings.append(f"the rows' shares sum to {100 - missing:.1f} %: rows are missing from the file")
+    warnings += _cut(names)
     kernels = Kernels.of(start_ns=[0] * len(codes), end_ns=totals, name=codes, instances=counts)
-    return Trace("nsys stats", path.name, kernels=kernels, names=names, warnings=tuple(warnings), timeline=False)
+    return Trace(_tool(rows), path.name, kernels=kernels, names=names, warnings=tuple(warnings), timeline=False)
+
+
+def _cut(names: Sequence[str]) -> list[str]:
+    short = sum(CUT in name for name in names)
+    return [f"{short} names are cut off in the text, which may hide their category: export --format csv"] * bool(short)
+
+
+def _tool(rows: Sequence[Line]) -> str:
+    return "rocprof" if rows[0].rocm else "nsys stats"
 
 
 def _gpu_trace(path: Path, rows: list[Line]) -> Trace:
-    """Kernels, `[CUDA memcpy ...]` and `[CUDA memset]` rows of cuda_gpu_trace."""
+    """Kernels, `[CUDA memcpy ...]` and `[CUDA memset]` rows of cuda_gpu_trace, and rocprof's."""
     moved = [MOVED.match(row.text("Name")) for row in rows]
-    kind = np.array([found[1].lower() if found else "kernel" for found in moved])
-    device = [DEVICE.match(row.text("Device")) for row in rows]
-    numbers = [whole(d["number"]) if d else row.whole("Device") for d, row in zip(device, rows, strict=True)]
-    gpus = dict(sorted(zip(numbers, (d["name"] if d else "" for d in device), strict=True)))
+    kind = np.array([(found[1] or "cpy").lower() if found else "kernel" for found in moved])
+    # Of a copy from the host the destination is the GPU.
+    ends = ["Destination_Agent_Id" if "HOST_TO" in row.text("Name") else "Device" for row in rows]
+    device = [DEVICE.match(row.text(end, "Device")) for row, end in zip(rows, ends, strict=True)]
+    numbers = [
+        whole(d["number"] or d["agent"]) if d else row.whole("Device") for d, row in zip(device, rows, strict=True)
+    ]
+    gpus = dict(sorted(zip(numbers, ((d["name"] or "") if d else "" for d in device), strict=True)))
     start = [round(row.value("Start", UNIT_NS)) for row in rows]
     columns = {
         "start_ns": start,
-        "end_ns": [s + round(row.value("Duration", UNIT_NS)) for s, row in zip(start, rows, strict=True)],
+        "end_ns": [
+            s + round(row.value("Duration", UNIT_NS)) if "Duration" in row.cells else round(row.value("End", UNIT_NS))
+            for s, row in zip(start, rows, strict=True)
+        ],
         "device": numbers,
         "context": [row.whole("Ctx", "Context") for row in rows],
         "stream": [row.whole("Strm", "Stream") for row in rows],
@@ -148,11 +203,14 @@ def _gpu_trace(path: Path, rows: list[Line]) -> Trace:
     codes, names = interned(row.text("Name") for row, found in zip(rows, moved, strict=True) if not found)
     directions = [_direction(row.text("Name")) for row, k in zip(rows, kind, strict=True) if k == "cpy"]
     return Trace(
-        "nsys stats",
+        _tool(rows),
         path.name,
         names=names,
         gpus=gpus,
-        warnings=("the report names no graphs: opaque graph launches, if there were any, are missing from busy time",),
+        warnings=(
+            "the report names no graphs: opaque graph launches, if there were any, are missing from busy time",
+            *_cut(names),
+        ),
         kernels=Kernels.of(**own, name=codes),
         memcpy=Copies.of(**copied, bytes=size[kind == "cpy"], kind=directions),
         memset=Fills.of(**filled, bytes=size[kind == "set"]),
@@ -161,8 +219,8 @@ def _gpu_trace(path: Path, rows: list[Line]) -> Trace:
 
 def _direction(name: str) -> int:
     """COPY_KINDS' index from `[CUDA memcpy Host-to-Device]` or `[CUDA memcpy HtoD]`; 0 when neither."""
-    found = re.search(r"(Host|Device|Array|Peer)-to-(Host|Device|Array|Peer)", name)
-    short = f"{found[1][0]}to{found[2][0]}" if found else name.strip("[] ").split(" ")[-1]
+    found = re.search(r"(Host|Device|Array|Peer)[-_]to[-_](Host|Device|Array|Peer)", name, re.IGNORECASE)
+    short = f"{found[1][0].upper()}to{found[2][0].upper()}" if found else name.strip("[] ").split(" ")[-1]
     return COPY_KINDS.index(short) if short in COPY_KINDS else 0
 
 
