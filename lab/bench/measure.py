@@ -96,9 +96,9 @@ def parse_budget(text: str) -> float:
     return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
 
 
-def described(family: str) -> families.Launches:
+def described(family: str, workload: str = "") -> families.Launches:
     """What a family's candidates would launch on the GPU here, on a Hopper where there is none."""
-    return families.launches(family, families.gpu_capability() or HOPPER)
+    return families.launches(family, families.gpu_capability() or HOPPER, workload if "=" in workload else "")
 
 
 def plan(card: phases.Card, only: Sequence[str] = (), peers: bool = False) -> list[Item]:
@@ -114,7 +114,8 @@ def plan(card: phases.Card, only: Sequence[str] = (), peers: bool = False) -> li
     for name in (card.control, card.candidate, *card.beside):
         families.refuse_unknown(card.family, name, told.configs, told.unavailable)
     known = {w.id: w for w in family.cases.WORKLOADS}
-    wanted = [known[w] for w in card.workloads if w in known and (not only or w in only)]
+    chosen = [w for w in card.workloads if not only or w in only]
+    wanted = [family.workload(w) for w in chosen if card.own or "=" in w or w in known]
     if not wanted:
         named = ", ".join(only or card.workloads) or "none"
         what = f"none of its workloads ({named}) is a workload of {family.name}"
@@ -122,8 +123,9 @@ def plan(card: phases.Card, only: Sequence[str] = (), peers: bool = False) -> li
     asked = {c.workload for c in card.gate.require}
     items = []
     for workload in wanted:
+        configs = described(card.family, workload.id).configs
         arms: list[tuple[Role, str]] = [("control", card.control), ("candidate", card.candidate)]
-        arms += [("candidate", name) for name in card.beside if told.configs[name][workload.id] is not None]
+        arms += [("candidate", name) for name in card.beside if configs[name][workload.id] is not None]
         if peers:
             own = {name for _, name in arms}
             arms += [("peer", name) for name in told.peers if name not in own]
@@ -164,7 +166,7 @@ def measure(
 
     try:
         for item in sorted(items, key=lambda i: (not i.decisive, i.bytes)):
-            into = folder or store.FOLDER / device.id / item.card.id / run
+            into = folder or store.folder() / device.id / item.card.id / run
             where = f"{item.card.id} {item.workload.id}"
             if key(item, settings) in completed(into):
                 tell(f"{where}: already measured in this run")
@@ -305,7 +307,7 @@ def largest(*numbers: float | None) -> float | None:
 
 def run_to_resume(device_id: str, phase: str, run: str = "") -> Path:
     """The folder of a named run of a phase, or of its newest; raises BadInput when there is none."""
-    folder = store.FOLDER / device_id / phase
+    folder = store.folder() / device_id / phase
     runs = sorted(path.parent.name for path in folder.glob("*/rows.jsonl"))
     if not runs or (run and run not in runs):
         what = f"no run {run or 'at all'} of {phase} on {device_id}"

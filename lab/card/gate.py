@@ -19,6 +19,8 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct, field
 from msgspec.structs import force_setattr, replace
 
+from lab.base import vocabulary
+
 ROLES = ("correctness", "complete", "engaged", "kill", "require")
 WEIGHED = ("kill", "require")  # the roles that the arrivals of a gate apply to; the others ask what ran, not how fast
 ERRORS = ("relative_error", "nmse")  # metrics that exist of each output, and of the worst
@@ -85,6 +87,7 @@ class Gate(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     modelled: marks an end-to-end gate judged from kernel rows.
     source:   the recorded verdict that states the criterion, or that nobody does; "" where the gate is no card's.
     reason:   why the lines lie where they do, for those that no source states; prose, and no part of the gate's hash.
+    metric:   those that the vocabulary does not have; a card declares them for its gate and claims together.
     """
 
     correctness: tuple[Condition, ...] = ()
@@ -97,6 +100,12 @@ class Gate(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     modelled: bool = False
     source: str = ""
     reason: str = ""
+    metric: dict[str, vocabulary.Metric] = {}
+
+    @property
+    def metrics(self) -> Mapping[str, vocabulary.Metric]:
+        """Every metric that its conditions may name."""
+        return {**vocabulary.metrics(), **self.metric}
 
     def __post_init__(self) -> None:
         if self.arrival:

@@ -4,6 +4,9 @@ A card says what is asked, what is expected if the idea fails, the gate, and whi
 the gate reads. Everything in it is data and is checked on loading: an unknown key, metric, unit, row or id is refused
 in one line that names the file, the key and the nearest valid word.
 
+A card of one's own may lie anywhere (lab/base/own.py): its row and system are free words, its device may be left open,
+and it declares the metrics that data/vocabulary.toml lacks.
+
 The recorded verdict's word is never typed into a card; a card names the verdict's id and the word is looked up. Where
 our judge differs from the source, the card must carry one sentence saying why, and where it agrees it must not.
 """
@@ -19,8 +22,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from msgspec import Struct, field
+from msgspec.structs import force_setattr
 
-from lab.base import files, vocabulary
+from lab.base import devices, files, own, vocabulary
 from lab.base.errors import REPOSITORY, BadInput, nearest
 from lab.card import recorded
 from lab.card.gate import ERRORS, Condition, Evidence, Gate, Reading, arrival_of
@@ -103,14 +107,14 @@ class Protocol(Struct, frozen=True, forbid_unknown_fields=True):
 class _File(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A phase card as its file holds it.
 
+    row, system, device: "" for a card of one's own that leaves them open.
+    workloads: ids, or with a family also axes ("M=8 N=5120 K=6144").
+    metric:  what the gate asks for and data/vocabulary.toml does not have.
     family:  "" for a question that can only be replayed so far.
     beside:  further candidates of the family, timed in the same comparison and judged by nobody (a router's table).
     """
 
     id: files.Id
-    row: str
-    system: str
-    device: str
     title: str
     question: str
     hypothesis: str
@@ -121,6 +125,10 @@ class _File(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     gate: Gate
     expected: Expected
     limits: str
+    row: str = ""
+    system: str = ""
+    device: str = ""
+    metric: dict[files.Id, vocabulary.Metric] = {}
     family: str = ""
     claims: tuple[Claim, ...] = field(default=(), name="claim")
     recorded: tuple[RecordedCase, ...] = ()
@@ -139,6 +147,11 @@ class Card(_File, frozen=True, kw_only=True):
     gate_hash: str
 
     @property
+    def own(self) -> bool:
+        """Whether it is somebody's own, and not one of data/phases."""
+        return not _house(self.path)
+
+    @property
     def gates(self) -> tuple[tuple[str, Gate], ...]:
         """The gate, named "", and each claim with its name."""
         return ("", self.gate), *((claim.name, claim) for claim in self.claims)
@@ -149,6 +162,7 @@ def gate_hash(card: Mapping[str, Any]) -> str:
     gate, claims = card.get("gate"), card.get("claim")
     judged: dict[str, Any] = {"gate": _bare(gate), "claim": claims and [_bare(c) for c in claims]}
     judged["workloads"] = card.get("workloads")
+    judged |= {"metric": card["metric"]} if card.get("metric") else {}
     if card.get("family"):  # then the arms are names of code, elsewhere they are prose
         judged |= {key: card.get(key) for key in ("family", "control", "candidate")}
     return _hash(json.dumps(judged, sort_keys=True).encode())
@@ -163,18 +177,37 @@ def _bare(gate: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     return gate and {key: value for key, value in gate.items() if key != "reason"}
 
 
-@cache
 def cards() -> Mapping[str, Card]:
-    """Every card by id, in the order of the rows."""
-    loaded = [load(path) for path in FOLDER.rglob("*.toml")]
+    """Every card by id: the repository's in the order of the rows, then those of the card directory in use.
+
+    A copy of one of the repository's stands in its place, and is judged by the same rows.
+    """
+    return {**_cards(FOLDER), **own_cards()}
+
+
+@cache
+def _cards(folder: Path) -> Mapping[str, Card]:
+    loaded = [load(path) for path in folder.rglob("*.toml")]
     order = list(vocabulary.row_ids())
     loaded.sort(key=lambda card: (order.index(card.row), card.id))
     return {card.id: card for card in loaded}
 
 
-def card(card_id: str) -> Card:
-    """The card with this id; raises BadInput naming the nearest."""
-    return files.called(card_id, cards(), "card", FOLDER)
+def own_cards() -> Mapping[str, Card]:
+    """Those of the card directory in use, {} without one: its .toml files but the devices', and what has no gate."""
+    place = own.folder()
+    paths = [path for path in sorted(place.glob("*.toml")) if path.name != own.DEVICES] if place else []
+    loaded = [load(path) for path in paths if {"gate", "question"} & files.read_toml(path).keys()]
+    return {card.id: card for card in loaded}
+
+
+def card(word: str) -> Card:
+    """The card with this id, or at this path (*.toml); raises BadInput naming the nearest."""
+    return load(Path(word)) if word.endswith(".toml") else files.called(word, cards(), "card", own.folder() or FOLDER)
+
+
+def _house(path: Path) -> bool:
+    return path.absolute().is_relative_to(FOLDER)
 
 
 def load(path: Path) -> Card:
@@ -183,7 +216,9 @@ def load(path: Path) -> Card:
     raw = files.parse_toml(text, path)
     held = files.convert(raw, _File, path)
     try:
-        _check(held, path.stem)
+        for gate in (held.gate, *held.claims):
+            force_setattr(gate, "metric", held.metric | gate.metric)
+        _check(held, path.stem, _house(path))
         for case in held.recorded:
             _ = case.verdict, case.evidence
     except BadInput as refused:  # which knows the key, and not the file that it stands in
@@ -203,14 +238,21 @@ def _known(key: str, word: str, known: Iterable[str]) -> None:
         raise BadInput("card", f'{key} = "{word}" is unknown', nearest(word, known))
 
 
-def _check(card: _File, stem: str) -> None:
+def _check(card: _File, stem: str, house: bool) -> None:
     """What types cannot say of a card; raises BadInput for its first mistake."""
     _refuse(card.id != stem, f'id = "{card.id}" differs from the file name', f'write id = "{stem}"')
-    _known("row", card.row, vocabulary.row_ids())
-    _known("system", card.system, vocabulary.words().system)
+    if house:
+        for key in ("row", "system", "device"):
+            _refuse(not getattr(card, key), f'key "{key}" is missing', f"give {key}")
+        _known("row", card.row, vocabulary.row_ids())
+        _known("system", card.system, vocabulary.words().system)
+    else:
+        _known("device", card.device, devices.ids())
+    for name in card.metric:
+        _refuse(name in vocabulary.metrics(), f"metric.{name} is declared already", "leave it out, or rename yours")
     for key, names in (("workloads", card.workloads), ("beside", card.beside)):
         _refuse(len(set(names)) != len(names), f"{key} has the same word twice", "name each once")
-    if card.gate.source not in (NOT_STATED, DECLARED_HERE):
+    if card.gate.source not in (NOT_STATED, DECLARED_HERE, *([] if house else [""])):
         recorded.verdict(card.gate.source)
     for claim in card.claims:
         remedy = "the gate alone names its criterion's source"
@@ -224,7 +266,7 @@ def _check(card: _File, stem: str) -> None:
             "declare at least one required condition",
         )
         for role, condition in gate.conditions():
-            _check_condition(f"{where}.{role}", condition, card.workloads, vocabulary.metrics())
+            _check_condition(f"{where}.{role}", condition, card.workloads, gate.metrics)
     for bound in (bound for case in card.recorded for bound in case.bound):
         _known("recorded.figure: workload", bound.workload, card.workloads)
 

@@ -26,6 +26,7 @@ import msgspec
 
 from lab.base import devices
 from lab.base.errors import REPOSITORY, BadInput, anonymous, nearest, plain
+from lab.card.phases import Card
 from lab.check import interpreter
 from lab.row.records import Measurement
 
@@ -65,12 +66,46 @@ class Family:
         return tuple(name for name, module in self.modules.items() if is_peer(module))
 
     def workload(self, workload_id: str) -> Workload:
-        """The workload with this id; raises BadInput naming the nearest."""
+        """The workload with this id, or of axes ("M=8 N=5120 K=6144"); raises BadInput naming the nearest."""
         by_id = {w.id: w for w in self.cases.WORKLOADS}
+        if "=" in workload_id:
+            return self._shaped(workload_id)
         if workload_id not in by_id:
             where = f"kernels/{self.name}/cases.py"
             raise BadInput(where, f'no workload has the id "{workload_id}"', nearest(workload_id, by_id))
         return by_id[workload_id]
+
+    def _shaped(self, text: str) -> Workload:
+        """The workload of axes in words; those that are left out are as in the listed workloads with the same axes.
+
+        That is so for a word (dtype), for a flag (0 or 1) and for a number that the real models' share; every other
+        number has to be given.
+        """
+        where = f"{self.name}: {text}"
+        given = dict(word.partition("=")[::2] for word in text.split())
+        every = [w for role in ("measure", "check") for w in self.cases.WORKLOADS if w.role == role]
+        known = {axis: [w.axes[axis] for w in every if axis in w.axes] for w in every for axis in w.axes}
+        for axis, word in given.items():
+            if axis not in known:
+                raise BadInput(where, f'no axis is named "{axis}"', nearest(axis, known))
+            number = isinstance(known[axis][0], int)
+            if number and not (word.isascii() and word.isdigit() and (int(word) > 0 or 0 in known[axis])):
+                raise BadInput(where, f'"{axis}={word}" is no size', "write a whole number above zero")
+            if not number and word not in known[axis]:
+                raise BadInput(where, f'{axis} = "{word}" is unknown', nearest(word, map(str, known[axis])))
+        near = [w for w in every if given.keys() <= w.axes.keys()]
+        fewest = min((len(w.axes) for w in near), default=0)
+        alike = [w for w in near if len(w.axes) == fewest]
+        if len(given) != len(text.split()) or not alike:
+            raise BadInput(where, "no listed workload has these axes, each once", f"valid: {', '.join(known)}")
+        usual = [w for w in alike if w.role == "measure"] or alike
+        axes: dict[str, int | str] = {}
+        for axis, value in usual[0].axes.items():
+            seen = {w.axes[axis] for w in usual}
+            if axis not in given and isinstance(value, int) and len(seen) > 1 and not seen <= {0, 1}:
+                raise BadInput(where, f"the axis {axis} is missing", f"give {axis}=SIZE")
+            axes[axis] = type(value)(given.get(axis, value))
+        return replace(usual[0], id=text, axes=axes, source="")
 
     def candidate(self, name: str) -> Candidate:
         """The candidate with this name; raises BadInput naming the nearest, or why its module did not import."""
@@ -268,11 +303,11 @@ class Launches(msgspec.Struct, frozen=True):
 LAUNCHES = msgspec.json.Decoder(dict[str, Launches])
 
 
-def described(family: Family, capability: tuple[int, int]) -> Launches:
-    """Every candidate asked for the `config` of every workload it takes."""
+def described(family: Family, capability: tuple[int, int], shape: str = "") -> Launches:
+    """Every candidate asked for the `config` of every listed workload it takes, or of the one of `shape`."""
     from kernels.common import described_for  # here, so that `doctor` can name a package that shadows ours
 
-    workloads, candidates = family.cases.WORKLOADS, family.candidates
+    workloads, candidates = [family.workload(shape)] if shape else family.cases.WORKLOADS, family.candidates
     with described_for(capability):
         configs = {
             name: {w.id: None if candidate.refuses(w) else candidate.config(w) for w in workloads}
@@ -282,29 +317,30 @@ def described(family: Family, capability: tuple[int, int]) -> Launches:
     return Launches(family.peers, dict(family.unavailable), tuple(w.id for w in workloads), precisions, configs)
 
 
-def describe(path: str, major: str, minor: str) -> None:
-    """In a process of its own: `described` of every family, into a file."""
-    capability = int(major), int(minor)
-    Path(path).write_bytes(msgspec.json.encode({name: described(load(name), capability) for name in names()}))
+def describe(path: str, major: str, minor: str, *shaped: str) -> None:
+    """In a process of its own: `described` of every family, or of one and a shape, into a file."""
+    capability, shape = (int(major), int(minor)), "".join(shaped[1:])
+    told = {name: described(load(name), capability, shape) for name in shaped[:1] or names()}
+    Path(path).write_bytes(msgspec.json.encode(told))
 
 
-def launches(name: str, capability: tuple[int, int]) -> Launches:
+def launches(name: str, capability: tuple[int, int], shape: str = "") -> Launches:
     """`described` of a family, for a process that judges: it imports no candidate. Raises BadInput as `bare` does."""
-    known = every(capability)
+    known = every(capability, *((name, shape) if shape else ()))
     if name not in known:
         raise BadInput(FOLDER, f'no family is named "{name}"', nearest(name, known))
     return known[name]
 
 
 @cache
-def every(capability: tuple[int, int]) -> dict[str, Launches]:
-    """`described` of every family, asked in a process of its own and kept for these sources and packages."""
+def every(capability: tuple[int, int], *shaped: str) -> dict[str, Launches]:
+    """`described` of every family, or of one and a shape, asked in a process of its own and kept for these sources and packages."""
     _refuse_shadow()
     from kernels import build_cache
 
     def make(folder: Path) -> None:
         program = "import sys; from lab.check import families; families.describe(*sys.argv[1:])"
-        asked = [sys.executable, "-c", program, str(folder / "launches.json"), *map(str, capability)]
+        asked = [sys.executable, "-c", program, str(folder / "launches.json"), *map(str, capability), *shaped]
         done = subprocess.run(asked, cwd=REPOSITORY, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if done.returncode:
             said = anonymous(plain((done.stderr.strip().splitlines() or ["no word"])[-1]))
@@ -313,13 +349,32 @@ def every(capability: tuple[int, int]) -> dict[str, Launches]:
     # An installed or removed package changes its folder's time.
     packages = [f"{place} {os.stat(place).st_mtime_ns}" for place in sys.path if os.path.exists(place)]
     sources = [f"{name} {sources_hash(name)}" for name in names()]
-    parts = [*sources, str(capability), sys.version, os.environ.get("TRITON_INTERPRET", ""), *packages]
+    parts = [*sources, str(capability), *shaped, sys.version, os.environ.get("TRITON_INTERPRET", ""), *packages]
     try:
         return LAUNCHES.decode((build_cache.kept("launches", parts, make) / "launches.json").read_bytes())
     except OSError:  # no place to keep it
         with tempfile.TemporaryDirectory() as folder:
             make(Path(folder))
             return LAUNCHES.decode((Path(folder) / "launches.json").read_bytes())
+
+
+def refuse_card(card: Card) -> None:
+    """Raise BadInput for a card whose family, arms or workloads are not here, naming it and the nearest valid word.
+
+    An arm of a library that is not installed passes: its rows can be judged anywhere.
+    """
+    if not card.family:
+        return
+    try:
+        family, told = bare(card.family), launches(card.family, gpu_capability() or (9, 0))
+        absent = [module.rpartition("/")[2] for module in told.unavailable]
+        for name in (card.control, card.candidate, *card.beside):
+            if not any(name in module or module in name for module in absent):
+                refuse_unknown(card.family, name, told.configs, {})
+        for workload in card.workloads:
+            family.workload(workload)
+    except BadInput as refused:
+        raise BadInput(card.path, f"{refused.where}: {refused.what}", refused.remedy) from None
 
 
 def former(row: Measurement) -> str:
@@ -329,7 +384,13 @@ def former(row: Measurement) -> str:
     absent. A difference proves a change; the same words do not prove the same kernel. Libraries' rows are never former.
     The candidate is asked for the row's device, whichever is here.
     """
-    present = launches(row.family, devices.get(row.device).capability)
+    shape = row.workload_id if "=" in row.workload_id else ""
+    try:
+        present = launches(row.family, devices.get(row.device).capability, shape)
+    except BadInput:
+        if not shape:
+            raise
+        return "former workload, gone"  # an axis that the family no longer has
     if row.name in present.peers:
         return ""
     if row.name not in present.configs:

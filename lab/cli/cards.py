@@ -6,7 +6,7 @@ from argparse import Namespace
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lab.base.errors import BadInput, nearest
+from lab.base.errors import BadInput, nearest, shown
 from lab.cli import show
 
 if TYPE_CHECKING:
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 def phases(arguments: Namespace) -> int:
-    """The cards, by system and row."""
+    """The cards, by system and row; those of a card directory alone where one is in use."""
+    from lab.base import own
     from lab.card import phases
     from lab.row import store
 
@@ -25,7 +26,7 @@ def phases(arguments: Namespace) -> int:
         own = {k: getattr(c, k) for k in (*keys, "card_hash", "gate_hash", "workloads")}
         return own | {"recorded": [r.verdict.id for r in c.recorded], "measured": store.measured_devices(c.id)}
 
-    cards = list(phases.cards().values())
+    cards = list((phases.own_cards() if own.folder() else phases.cards()).values())
     show(arguments.json, lambda: [value(c) for c in cards], lambda: _by_system(cards))
     return 0
 
@@ -36,9 +37,10 @@ def _by_system(cards: list[Card]) -> str:
     from lab.write import listing
 
     lines = []
-    for system, what in vocabulary.words().system.items():
+    known = vocabulary.words().system
+    for system, what in {**known, **{c.system: "cards of your own" for c in cards if c.system not in known}}.items():
         own = [c for c in cards if c.system == system]
-        lines += [f"{system}: {what}"] if own else []
+        lines += [f"{system}: {what}".removeprefix(": ")] if own else []
         for c in own:
             places = ["replay" if c.recorded else "", *store.measured_devices(c.id)]
             places += [f"kernels/{c.family}" if c.family else "", *(f"notebooks/{n}" for n in listing.elsewhere(c))]
@@ -49,6 +51,7 @@ def _by_system(cards: list[Card]) -> str:
 
 def judge(arguments: Namespace) -> int:
     """The board and a sentence each; 1 when --fail-on names a word that was given."""
+    from lab.base import own
     from lab.card import phases
     from lab.judge import rules
 
@@ -67,7 +70,8 @@ def judge(arguments: Namespace) -> int:
         outcome = verdict.run(arguments)
         show(arguments.json, lambda: [outcome.to_json()], lambda: verdict.render(outcome))
         return 1 if outcome.judgement.verdict.word in fail_on else 0
-    chosen = list(phases.cards().values()) if arguments.all else [phases.card(p) for p in arguments.phase]
+    every = phases.own_cards if own.folder() else phases.cards
+    chosen = list(every().values()) if arguments.all else [phases.card(p) for p in arguments.phase]
     judgements = _judged(chosen, arguments)
     show(arguments.json, lambda: [j.to_json() for j in judgements], lambda: _board(chosen, judgements, arguments))
     return 1 if any(j.verdict.word in fail_on for j in judgements) else 0
@@ -75,24 +79,36 @@ def judge(arguments: Namespace) -> int:
 
 def _judged(chosen: list[Card], arguments: Namespace) -> list[Judgement]:
     from lab.base import devices
+    from lab.check import families
     from lab.judge import verdicts
     from lab.row import store
     from lab.write import listing
 
-    if arguments.evidence == "recorded":
-        return verdicts.judge_recorded(chosen)
-    judgements = []
-    for c in chosen:
+    judgements = verdicts.judge_recorded(chosen) if arguments.evidence == "recorded" else []
+    for c in (c for c in chosen if (c.own and not c.recorded) or arguments.evidence == "measured"):
+        if c.own:
+            families.refuse_card(c)
         if arguments.device and not arguments.all:
             store.refuse_unmeasured(c.id, arguments.device)
         places = store.measured_devices(c.id)
-        ours = (c.family or not c.recorded) and c.device in devices.ids()
-        if ours and not (places or arguments.all or arguments.device):
-            waiting = verdicts.judge_measured(c, c.device)  # BLOCKED, and the reason names what is missing
-            remedy = f": `lab measure {c.id}` makes its rows" if c.family and not listing.elsewhere(c) else ""
-            judgements.append(replace(waiting, note=f"Not measured yet{remedy}"))
+        ours = (c.family or not c.recorded) and (c.own or c.device in devices.ids())
+        if ours and not (places or (arguments.all and not c.own) or arguments.device):
+            # BLOCKED, and the reason names what is missing
+            waiting = verdicts.judgement(c, {}, "measured", c.device or "any device", None)
+            judgements.append(replace(waiting, note="Not measured yet" + ("" if listing.elsewhere(c) else _needed(c))))
         judgements += [verdicts.judge_measured(c, d) for d in places if arguments.device in (None, d)]
     return judgements
+
+
+def _needed(c: Card) -> str:
+    """Which rows, or figures of somebody's own, a card without any waits for."""
+    metrics = dict.fromkeys(condition.of for _, gate in c.gates for _, condition in gate.conditions())
+    what = f"{c.control} and {c.candidate} at {', '.join(c.workloads) or 'the whole phase'}"
+    word = shown(c.path) if c.own else c.id
+    if c.family:
+        return f": `lab measure {word}` makes rows of {what}"
+    how = f"`lab judge {word} --rows control=FILE --rows candidate=FILE`"
+    return f": needs {', '.join(metrics)} of {what}, as in {how}"
 
 
 def _board(chosen: list[Card], judgements: list[Judgement], arguments: Namespace) -> str:
@@ -168,7 +184,6 @@ def write(arguments: Namespace) -> int:
 def _writeup(arguments: Namespace) -> int:
     """A card's page as a file; 1 when a number of the author's prose is no figure of the card."""
     import sys
-    from pathlib import Path
 
     from lab.card import phases
     from lab.study.own import verdict
@@ -177,8 +192,7 @@ def _writeup(arguments: Namespace) -> int:
     kind = writeup.format_of(arguments.format, arguments.out)
     if kind == "pdf" and arguments.out is None:
         raise BadInput("--format pdf", "a PDF is no text", "give --out FILE.pdf")
-    own = arguments.phase.endswith(".toml")
-    card = phases.load(Path(arguments.phase)) if own else phases.card(arguments.phase)
+    card = phases.card(arguments.phase)
     judged = pages.judged([card])
     if arguments.rows:
         how = arguments.arm, arguments.map, arguments.device, arguments.metric

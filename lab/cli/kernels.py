@@ -80,7 +80,7 @@ def measure(arguments: Namespace) -> int:
     device = measure.require_gpu()
     if arguments.ceilings:
         _ceilings(device, arguments.json)
-    named = [p for p in arguments.phase if "/" in p]
+    named = [p for p in arguments.phase if "/" in p and not p.endswith(".toml")]
     if named and not arguments.cross_check:
         raise BadInput("lab measure", f'"{named[0]}" is no card', "only --cross-check takes FAMILY/CANDIDATE@WORKLOAD")
     cards = [phases.card(p) for p in arguments.phase if p not in named]
@@ -102,7 +102,7 @@ def measure(arguments: Namespace) -> int:
             raise BadInput("--resume", "stands beside --out", "give one; an --out that holds rows is continued anyway")
         if len(arguments.phase) > 1:
             raise BadInput("--resume", "continues one phase's run", "name one phase")
-        folder = measure.run_to_resume(device.id, arguments.phase[0], arguments.resume)
+        folder = measure.run_to_resume(device.id, cards[0].id, arguments.resume)
     failed = False
     printed = []
     with progress.shown(len(items), quiet=arguments.json) as shown:

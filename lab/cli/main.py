@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lab import __version__
-from lab.base import console
+from lab.base import console, own
 from lab.base.errors import BadInput
 from lab.cli import MSGSPEC
 
@@ -42,6 +42,7 @@ def several(name: str, text: str, **options: Any) -> Arg:
 
 
 JSON = flag("--json", "print JSON for programs")
+CARDS = arg("--cards", metavar="DIR", help="a card directory of your own, with its profiles/; default $KILLGATE_CARDS")
 WINDOW = (
     arg("--rules", metavar="TOML", help="category rules, a file or a folder, that come before the built-in ones"),
     flag("--rules-only", "with --rules: not the built-in ones"),
@@ -84,9 +85,10 @@ class Command:
 
 COMMANDS = {
     "doctor": Command("lab.cli.doctor:run", "what is installed, what is missing and how to get it"),
-    "phases": Command("lab.cli.cards:phases", "the phase cards, by system and row"),
+    "phases": Command("lab.cli.cards:phases", "the phase cards, by system and row", (CARDS,)),
     "judge": Command("lab.cli.cards:judge", "hold gates against evidence", (
-        arg("phase", nargs="*", help="card ids; none with --all"),
+        CARDS,
+        arg("phase", nargs="*", help="card ids, or paths of your own; none with --all"),
         flag("--all", "every card"),
         arg("--evidence", default="recorded", choices=("recorded", "measured")),
         arg("--device", help="measured evidence of this device only; with --rows the GPU the files are from"),
@@ -115,6 +117,7 @@ COMMANDS = {
     )),
     "measure": Command("lab.cli.kernels:measure",
         "check and time a phase's arms together on this GPU, and append rows", (
+        CARDS,
         arg("phase", nargs="*"),
         several("--workload", "only this workload; may be repeated"),
         flag("--missing", "only workloads without rows of the present kernels"),
@@ -133,6 +136,7 @@ COMMANDS = {
     )),
     "plan": Command("lab.study.plan:run",
         "what measuring a card costs, and the smallest effect that its intervals would show", (
+        CARDS,
         arg("phase", nargs="+", help="card ids"),
         arg("--placements", type=int, default=8, help="allocations of each comparison (default 8, the fewest)"),
         flag("--peers", "with the installed rival libraries"),
@@ -144,6 +148,7 @@ COMMANDS = {
         flag("--write", "keep the table: data/false_go.csv and the page that shows it"),
     )),
     "rows": Command("lab.cli.cards:rows", "the measured rows that profiles/ holds", (
+        CARDS,
         *(arg(f"--{name}", help=f"only rows of this {name}") for name in ("family", "phase", "device")),
         flag("--verify", "whether every record under profiles/ is as it was written, and could have been measured"),
     )),
@@ -195,6 +200,7 @@ COMMANDS = {
         *WINDOW, *COUNTS,
     )),
     "profile": Command("lab.cli.kernels:profile", "a phase's arms under nsys or torch.profiler", (
+        CARDS,
         arg("phase", nargs="*", help="card ids"),
         arg("--workload", help="only this workload"),
         arg("--steps", type=int, default=20, help="steps recorded for each arm (default 20)"),
@@ -206,6 +212,7 @@ COMMANDS = {
     ), json=False),
     "counters": Command("lab.cli.kernels:counters",
         "a card's arms under Nsight Compute: what binds each kernel", (
+        CARDS,
         arg("phase", nargs="*", help="card ids"),
         arg("--workload", help="only this workload"),
         arg("--arm", help="only this candidate, or the arms of this role: control, candidate, peer"),
@@ -246,7 +253,8 @@ COMMANDS = {
     )),
     "write": Command("lab.cli.cards:write",
         "one card's writeup as Markdown, HTML or PDF, or the tables of README.md and NOTES.md", (
-        arg("phase", nargs="?", help="a card's id; with --rows also the path of one of your own"),
+        CARDS,
+        arg("phase", nargs="?", help="a card's id, or the path of one of your own"),
         arg("--rows", action="append", metavar="[ARM=]FILE", help="of somebody's own A/B, as `lab judge` takes them"),
         *FILES,
         arg("--device", help="with --rows: the GPU the files are from"),
@@ -271,8 +279,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str]) -> int:
     arguments = _parser(argv).parse_args(argv)
     module, _, name = COMMANDS[arguments.COMMAND].run.partition(":")
+    named = getattr(arguments, "phase", None) or ()
     try:
-        code = int(getattr(importlib.import_module(module), name)(arguments))
+        with own.used(getattr(arguments, "cards", None), [named] if isinstance(named, str) else named):
+            code = int(getattr(importlib.import_module(module), name)(arguments))
         sys.stdout.flush()  # here, where a reader that went away is caught, and not at exit
         return code
     except BadInput as error:

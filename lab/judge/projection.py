@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from lab.base import files, vocabulary
+from lab.base import files
 from lab.base.errors import BadInput
 from lab.card import phases
 from lab.judge import evidence
@@ -79,7 +79,7 @@ def needs(card: phases.Card) -> list[Need]:
     for _, gate in card.gates:
         for condition in gate.require:
             rises = condition.compare == "change" and condition.op in (">", ">=") and math.isfinite(condition.threshold)
-            if rises and vocabulary.metrics()[condition.metric].unit.endswith("tok/s"):
+            if rises and gate.metrics[condition.metric].unit.endswith("tok/s"):
                 found.append(Need(card.id, condition.threshold, str(condition)))
     return found
 

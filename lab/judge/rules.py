@@ -127,7 +127,7 @@ class Verdict:
 
 def judge(gate: Gate, evidence: Evidence) -> Verdict:
     """Hold every condition of `gate` against `evidence`; see the module docstring for the rules."""
-    findings = tuple(hold(role, condition, gate.noise, evidence) for role, condition in gate.conditions())
+    findings = tuple(hold(role, condition, gate, evidence) for role, condition in gate.conditions())
 
     def those(*states: str, roles: tuple[str, ...] = ROLES) -> list[Finding]:
         return [f for f in findings if f.state in states and f.role in roles]
@@ -190,7 +190,7 @@ def _weigh(gate: Gate, findings: tuple[Finding, ...], verdict: Callable[..., Ver
 def _for_the_worse(gate: Gate) -> list[str]:
     """What a gate requires to get worse than the control's, where nothing else it requires bounds that."""
     changes = [c for c in gate.require if c.compare != "value" and not (c.than or c.against or c.op == "==")]
-    metrics = vocabulary.metrics()
+    metrics = gate.metrics
     worse = {(c.of, c.workload): c.metric for c in changes if metrics[c.metric].for_the_worse(c.op)}
     for c in changes:
         if not metrics[c.metric].for_the_worse(c.op):  # bounded from both sides: it asks for no change at all
@@ -198,8 +198,8 @@ def _for_the_worse(gate: Gate) -> list[str]:
     return [f"the gate asks for the worse, {of} is better {metrics[m].better}" for (of, _), m in worse.items()][:1]
 
 
-def hold(role: str, condition: Condition, noise: Noise, evidence: Evidence) -> Finding:
-    """One condition against the evidence."""
+def hold(role: str, condition: Condition, gate: Gate, evidence: Evidence) -> Finding:
+    """One condition of a gate against the evidence."""
     reading = evidence.get((condition.of, condition.workload))
     if condition.against:
         reading = _between(evidence.get((condition.of, condition.against)), reading)
@@ -207,10 +207,10 @@ def hold(role: str, condition: Condition, noise: Noise, evidence: Evidence) -> F
     used = [r for r in (reading, other) if r is not None]
     if reading is None:
         held = Held("missing", f"{condition.of} is not in the evidence")
-    elif unusable := _unusable(condition, reading, other):
+    elif unusable := _unusable(condition, reading, other, gate.metrics[condition.metric].unit):
         held = unusable
     elif condition.compare == "change":
-        held = _change(role, condition, noise, reading)
+        held = _change(role, condition, gate.noise, reading)
     else:
         held = _value(condition, reading, other)
     if role == "require" and held.state in ("holds", "fails") and held.seen and reading:
@@ -299,8 +299,8 @@ def _apart(there: Reading, here: Reading) -> tuple[float, float, float] | None:
     return here_, low, high
 
 
-def _unusable(condition: Condition, reading: Reading, other: Reading | None) -> Held | None:
-    """Why figures are no evidence for a condition, whatever their size; None when they are."""
+def _unusable(condition: Condition, reading: Reading, other: Reading | None, unit: str) -> Held | None:
+    """Why figures are no evidence for a condition of a metric in `unit`, whatever their size; None when they are."""
     named = [(condition.metric, reading)] + ([] if other is None else [(condition.than, other)])
     for metric, r in named:
         if r.withdrawn:
@@ -313,7 +313,6 @@ def _unusable(condition: Condition, reading: Reading, other: Reading | None) -> 
             return Held("broken", f"{condition.of} was taken under a profiler, which slows what it counts")
     if not reading.unit:
         return Held("missing", f"{condition.of} has no unit")
-    unit = vocabulary.metrics()[condition.metric].unit
     change_alone = reading.change_pct is not None and reading.candidate is None
     if vocabulary.unit(reading.unit) not in ({unit, "%"} if change_alone else {unit}):
         return Held("unit", f"{condition.of} is in {reading.unit}, not {unit}")

@@ -32,7 +32,7 @@ from typing import Any, TypeVar, Union
 
 import msgspec
 
-from lab.base import files
+from lab.base import files, own
 from lab.base.errors import REPOSITORY, BadInput, plain, shown
 from lab.row.records import Measurement, Record
 
@@ -218,21 +218,32 @@ def read(path: Path, kind: type[R]) -> list[R]:
     return list(known[1])
 
 
+def folder() -> Path:
+    """Where records are written: profiles/ of the card directory in use, else of the repository."""
+    return own.profiles(FOLDER)[-1]
+
+
+def found(pattern: str) -> list[Path]:
+    """The files and folders of a pattern below profiles/, the repository's and one's own, by their names in it."""
+    places = [(path.relative_to(top).parts, path) for top in own.profiles(FOLDER) for path in top.glob(pattern)]
+    return [path for _, path in sorted(places)]
+
+
 def rows(device: str | None = None, phase: str | None = None, family: str | None = None) -> list[Measurement]:
     """Every committed measurement, oldest run first, filtered."""
-    files = sorted(FOLDER.glob(f"{device or '*'}/{phase or '*'}/*/{Measurement.FILE}"))
-    found = [row for path in files for row in read(path, Measurement) if family in (None, row.family)]
-    return sorted(found, key=lambda row: row.run)  # within a run as they were written
+    paths = found(f"{device or '*'}/{phase or '*'}/*/{Measurement.FILE}")
+    every = [row for path in paths for row in read(path, Measurement) if family in (None, row.family)]
+    return sorted(every, key=lambda row: row.run)  # within a run as they were written
 
 
 def kept(kind: type[R], device: str, phase: str) -> list[list[R]]:
     """The records of a kind in each run of a phase on a device, oldest run first."""
-    return [read(path, kind) for path in sorted((FOLDER / device / phase).glob(f"*/{kind.FILE}"))]
+    return [read(path, kind) for path in found(f"{device}/{phase}/*/{kind.FILE}")]
 
 
 def measured_devices(phase: str) -> list[str]:
     """The devices for which profiles/ holds rows of a phase."""
-    return sorted({path.parts[-4] for path in FOLDER.glob(f"*/{phase}/*/{Measurement.FILE}")})
+    return sorted({path.parts[-4] for path in found(f"*/{phase}/*/{Measurement.FILE}")})
 
 
 def refuse_unmeasured(phase: str, device: str) -> None:
@@ -249,8 +260,8 @@ def new_run(device: str, phase: str, now: datetime | None = None) -> tuple[str, 
     the run before, gives the second after the newest run of the device.
     """
     run = (now or datetime.now(UTC)).strftime(RUN)
-    for there in sorted((path.name for path in FOLDER.glob(f"{device}/*/*")), reverse=True):
+    for there in sorted((path.name for path in found(f"{device}/*/*")), reverse=True):
         with contextlib.suppress(ValueError, OverflowError):  # a folder that is no run
             run = max(run, (datetime.strptime(there, RUN) + timedelta(seconds=1)).strftime(RUN))
             break
-    return run, FOLDER / device / phase / run
+    return run, folder() / device / phase / run

@@ -52,7 +52,7 @@ class Report:
 
 def verify(folder: Path | None = None) -> Report:
     """Walk every file of records under `folder`, default profiles/; raises BadInput where one cannot be read."""
-    folder = folder or store.FOLDER
+    folder = folder or store.folder()
     pinned = {}
     if (path := folder / PINS).exists():
         pinned = {name: digest for digest, name in (line.split("  ", 1) for line in path.read_text().splitlines())}

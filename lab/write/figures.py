@@ -107,9 +107,9 @@ def sides(card: Card, device: str) -> tuple[breakdowns.Breakdown, breakdowns.Bre
     Raises BadInput where none is committed, or it lacks an arm.
     """
     place = devices.get(device).id
-    files = sorted(store.FOLDER.glob(f"{place}/{card.id}/*/trace.parquet"))
+    files = store.found(f"{place}/{card.id}/*/trace.parquet")
     if not files:
-        traced = sorted({p.parent.parent.name for p in store.FOLDER.glob("*/*/*/trace.parquet")})
+        traced = sorted({p.parent.parent.name for p in store.found("*/*/*/trace.parquet")})
         raise BadInput(card.id, f"no trace from {place} is committed", f"traced are {', '.join(traced) or 'none'}")
     timeline, found = stored.load(files[-1]), {}
     for workload in card.workloads:

@@ -248,7 +248,7 @@ WHOLE, STEADY = "whole capture", "steady decode steps"
 
 def default_profile() -> Path:
     """The newest committed trace; raises BadInput where there is none."""
-    found = sorted(store.FOLDER.glob("*/*/*/trace.parquet"), key=lambda p: p.parent.name)
+    found = sorted(store.found("*/*/*/trace.parquet"), key=lambda p: p.parent.name)
     if not found:
         raise BadInput(store.FOLDER, "no trace is committed", "give the path of a profile of your own")
     return found[-1]

@@ -41,7 +41,7 @@ def measured(family: str | None = None, phase: str | None = None, device: str | 
     """
     if family is not None and family not in families.names():
         raise BadInput("--family", f'no family is named "{family}"', nearest(family, families.names()))
-    known = {*phases.cards(), *(path.parts[-3] for path in store.FOLDER.glob("*/*/*/rows.jsonl"))}
+    known = {*phases.cards(), *(path.parts[-3] for path in store.found("*/*/*/rows.jsonl"))}
     if phase is not None and phase not in known:  # a phase whose card is gone keeps its rows
         raise BadInput("--phase", f'no phase has the id "{phase}"', nearest(phase, known))
     place = None if device is None else devices.get(device, "--device").id

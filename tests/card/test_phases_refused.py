@@ -41,8 +41,6 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "unit": ('unit = "runs"', 'unit = "rnus"', ("unit", "rnus", '"runs"')),
     "unit of another metric": ('unit = "runs"', 'unit = "reps"', ("reps", "runs_complete", 'write unit = "runs"')),
     "unit of a change": ('unit = "%"', 'unit = "ms"', ("ms", "change", 'write unit = "%"')),
-    "row": ('row = "LP4"', 'row = "LP44"', ("row", "LP44", '"LP4"')),
-    "system": ('"localai-paged"', '"localai"', ("system", "localai", '"localai-paged"')),
     "workload": ('workload = "n32"', 'workload = "n33"', ("workload", "n33", '"n32"')),
     "workload of a figure": (
         'workload = "n32"\ncontrol',
@@ -143,6 +141,26 @@ def test_refused(tmp_path: Path) -> None:
     def each(old: str, new: str, named: tuple[str, ...]) -> None:
         assert old in TEXT, "the card changed: choose other text for this mistake"
         line = refusal(tmp_path, TEXT.replace(old, new, -1 if old == "gate.require" else 1))
+        assert [word for word in named if word not in line] == [], line
+
+    each()
+
+
+# What is free in a card of one's own: the words of a card of data/phases are checked.
+HOUSE = {
+    "row": ('row = "LP4"', 'row = "LP44"', ("row", "LP44", '"LP4"')),
+    "no row": ('row = "LP4"', "", ('"row" is missing',)),
+    "no device": ('device = "', '# device = "', ('"device" is missing',)),
+    "system": ('"localai-paged"', '"localai"', ("system", "localai", '"localai-paged"')),
+}
+
+
+def test_words_of_the_house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(phases, "FOLDER", tmp_path)
+
+    @over(HOUSE)
+    def each(old: str, new: str, named: tuple[str, ...]) -> None:
+        line = refusal(tmp_path, TEXT.replace(old, new, 1))
         assert [word for word in named if word not in line] == [], line
 
     each()

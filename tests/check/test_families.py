@@ -119,6 +119,34 @@ def test_unknown_words_name_the_nearest(kernels: Path) -> None:
         family.workload("m36")
 
 
+SHAPES = """
+from kernels.common import Workload
+def w(m, dtype, role, **more):
+    return Workload(f"m{m}{dtype}", {"M": m, "K": 64, "dtype": dtype, "norm": m % 2, **more}, role)
+WORKLOADS = [w(63, "f32", "check"), w(8, "bf16", "measure"), w(9, "bf16", "measure"), w(5, "bf16", "check", page=16)]
+"""
+
+
+def test_a_workload_may_be_axes(kernels: Path) -> None:
+    write(kernels / "toy" / "cases.py", SHAPES)
+    family = families.load("toy")
+    found = family.workload("M=70 norm=1")  # the rest as the real models' shapes have it
+    assert (found.id, found.axes) == ("M=70 norm=1", {"M": 70, "K": 64, "dtype": "bf16", "norm": 1})
+    assert family.workload("M=70 dtype=f32 K=128").axes == {"M": 70, "K": 128, "dtype": "f32", "norm": 0}
+    assert family.workload("page=32 M=5").axes["page"] == 32
+    for text, what, remedy in (
+        ("m=70", 'named "m"', "valid: K, M"),
+        ("M=70 dtyp=f32", '"dtyp"', '"dtype"'),
+        ("M=70 dtype=f23", "f23", '"f32"'),
+        ("K=64", "axis M", "M=SIZE"),
+        ("M=0", "M=0", "above zero"),
+        ("M=1.5", "M=1.5", "above zero"),
+        ("M=1 M=2", "each once", "valid: M, K"),
+    ):
+        with refused(f"toy: {text}", what, remedy=remedy):
+            family.workload(text)
+
+
 def test_our_own_families_load() -> None:
     assert families.importable() == ""
     for name in families.names():
@@ -271,9 +299,9 @@ def test_launches_are_kept_until_a_source_changes(
 
     monkeypatch.setattr(families.subprocess, "run", process)
 
-    def launches(capability: tuple[int, int] = (9, 0)) -> str | None:
+    def launches(capability: tuple[int, int] = (9, 0), shape: str = "") -> str | None:
         families.every.cache_clear()  # another process
-        return families.launches("toy", capability).configs["c"]["w"]
+        return families.launches("toy", capability, shape).configs["c"]["w"]
 
     assert [launches(), launches()] == ["launch 1", "launch 1"]
     assert launches((12, 1)) == "launch 2"
@@ -282,6 +310,8 @@ def test_launches_are_kept_until_a_source_changes(
     assert [launches(), launches()] == ["launch 3", "launch 3"]
     write(tmp_path / "packages" / "two" / "__init__.py", "")
     assert launches() == "launch 4"
+    assert launches(shape="M=8 N=1") == "launch 5"
+    assert asked[-1] == ("toy", "M=8 N=1")
     with refused("kernels", '"tyo"', remedy="toy"):
         families.launches("tyo", (9, 0))
 

@@ -178,7 +178,6 @@ def test_usage_error(arguments: list[str], capsys: Capture) -> None:
 def test_malformed_card_ends_every_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     (tmp_path / "p5.toml").write_text("id = ")
     monkeypatch.setattr(phases, "FOLDER", tmp_path)
-    monkeypatch.setattr(phases, "cards", phases.cards.__wrapped__)
     for command in (["judge", "--all"], ["phases"], ["write", "p5"]):
         assert re.search(r"p5\.toml: not valid TOML .*; mend that line$", refused(capsys, *command))
 
@@ -284,6 +283,61 @@ def test_a_card_without_rows_is_blocked_and_says_what_makes_them(
     assert "Not measured yet" in said
     assert main.main(["judge", "p1", "--evidence", "measured"]) == 0  # a replay: nothing here measures it
     assert capsys.readouterr().out == "no measured evidence for these cards\n"
+
+
+OWN = """
+id = "mine"
+title = "My shape"
+question = "Is the GEMM faster here?"
+hypothesis = "It is."
+null = "It is not."
+family = "q8"
+control = "torch_bf16"
+candidate = "triton_gemm"
+workloads = ["M=8 N=64 K=64"]
+limits = "One shape."
+expected = { recovery = "10 %", arithmetic = "a guess" }
+
+[[gate.require]]
+metric = "kernel_us"
+compare = "change"
+op = "<"
+threshold = -5
+unit = "%"
+workload = "M=8 N=64 K=64"
+"""
+
+
+@pytest.mark.slow
+def test_a_card_of_ones_own(tmp_path: Path, capsys: Capture) -> None:
+    ours, theirs = candidates_of("q8")
+    text = OWN.replace("torch_bf16", theirs).replace("triton_gemm", ours)
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    for arguments in (["mine", "--cards", str(tmp_path)], ["--all", "--cards", str(tmp_path)], [str(path)]):
+        assert main.main(["judge", *arguments, "--json"]) == 0
+        (judged,) = strict(capsys.readouterr().out)
+        assert (judged["phase"], judged["verdict"], judged["device"]) == ("mine", "BLOCKED", "any device")
+        assert [w for w in ("lab measure", ours, theirs, "M=8 N=64 K=64") if w not in judged["note"]] == []
+    assert main.main(["phases", "--cards", str(tmp_path), "--json"]) == 0
+    assert [card["id"] for card in strict(capsys.readouterr().out)] == ["mine"]
+    assert main.main(["write", str(path)]) == 0
+    assert "BLOCKED" in capsys.readouterr().out
+    for old, new, words in (
+        ('"q8"', '"q9"', ('"q9"', '"q8"')),
+        (f'"{ours}"', f'"{ours}z"', (f'"{ours}z"', f'"{ours}"')),
+        ("K=64", "k=64", ('"k"', "K")),
+    ):
+        path.write_text(text.replace(old, new))
+        line = refused(capsys, "judge", str(path))
+        assert [word for word in ("mine.toml", *words) if word not in line] == [], line
+    assert "nowhere" in refused(capsys, "judge", "--all", "--cards", str(tmp_path / "nowhere"))
+
+
+def candidates_of(family: str) -> tuple[str, str]:
+    """One of ours, and one of torch's."""
+    found = families.load(family)
+    return next(n for n in found.candidates if n not in found.peers), next(n for n in found.peers)
 
 
 def test_judge_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:

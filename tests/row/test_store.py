@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 import zlib
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -24,6 +25,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from lab.base import own
 from lab.base.errors import REPOSITORY, BadInput
 from lab.bench import machine
 from lab.row import samples, store
@@ -491,3 +493,16 @@ def test_a_copy_may_state_the_commit_it_was_made_of(monkeypatch: pytest.MonkeyPa
     assert (found.commit, found.dirty, found.stated_commit) == ("0123456789ab", True, "abc1234")
     monkeypatch.delenv("KILLGATE_COMMIT")
     assert machine.provenance().stated_commit == ""
+
+
+def test_rows_of_ones_own_lie_beside_its_cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "FOLDER", tmp_path / "house")
+    store.append(store.folder() / "h200" / "p" / "2026-01-02T000000Z", measurement(phase="p", run="2026-01-02T000000Z"))
+    monkeypatch.setenv(own.VARIABLE, str(tmp_path))
+    run, folder = store.new_run("h200", "mine", datetime(2026, 1, 1, tzinfo=UTC))
+    assert folder == tmp_path / "profiles" / "h200" / "mine" / "2026-01-02T000001Z"  # newer than the house's
+    store.append(folder, measurement(phase="mine", run=run))
+    assert [row.phase for row in store.rows()] == ["p", "mine"]
+    assert store.measured_devices("mine") == ["h200"]
+    monkeypatch.delenv(own.VARIABLE)
+    assert store.measured_devices("mine") == []

@@ -102,7 +102,7 @@ def test_a_row_of_a_kernel_that_changed_is_marked(name: str, workload: str, conf
 def test_what_could_not_be_imported_is_not_called_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = families.load("nvfp4")
     lacking = dataclasses.replace(whole, candidates={}, unavailable={"cuda_decode": "No module named x"})
-    monkeypatch.setattr(families, "launches", lambda name, capability: families.described(lacking, capability))
+    monkeypatch.setattr(families, "launches", lambda name, *asked: families.described(lacking, *asked))
     assert families.former(kernel_row("cuda_decode", FEW, "")) == "cannot be compared"
 
 

@@ -16,7 +16,6 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace as replaced
@@ -395,5 +394,5 @@ def run(arguments: argparse.Namespace) -> Outcome:
     if arguments.all or len(arguments.phase) != 1:
         raise BadInput("lab judge --rows", "needs exactly one card", "see `lab phases`, or give a card's .toml file")
     (word,) = arguments.phase
-    card = phases.load(Path(word)) if word.endswith(".toml") else phases.card(word)
+    card = phases.card(word)
     return judge(card, arguments.rows, arguments.arm, arguments.map, arguments.device, arguments.metric)

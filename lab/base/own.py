@@ -1,0 +1,46 @@
+"""A card directory of one's own, outside the repository: cards (*.toml), devices (devices.toml) and rows (profiles/).
+
+It is named by `--cards DIR`, else by KILLGATE_CARDS; a card that is given by its path brings the folder that it is in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from lab.base.errors import REPOSITORY, BadInput
+
+VARIABLE = "KILLGATE_CARDS"
+DEVICES = "devices.toml"
+
+
+def folder() -> Path | None:
+    """The card directory in use, None without one; raises BadInput for one that is not there."""
+    named = os.environ.get(VARIABLE)
+    if not named:
+        return None
+    if not Path(named).is_dir():
+        raise BadInput("--cards", f"{named} is no folder", f"make it, or mend {VARIABLE}")
+    return Path(named)
+
+
+def profiles(house: Path = REPOSITORY / "profiles") -> list[Path]:
+    """The folders that rows are read from; the last one is where they are written."""
+    return [house, *(place / "profiles" for place in [folder()] if place)]
+
+
+@contextlib.contextmanager
+def used(named: str | None, cards: Iterable[str] = ()) -> Iterator[None]:
+    """Inside, the card directory is `named`, else as the environment says, else that of a card given by its path."""
+    before = os.environ.get(VARIABLE)
+    paths = [Path(card).absolute().parent for card in cards if card.endswith(".toml")]
+    outside = [path for path in paths if not path.is_relative_to(REPOSITORY / "data")]
+    if chosen := named or before or "".join(map(str, outside[:1])):
+        os.environ[VARIABLE] = chosen
+    try:
+        yield
+    finally:
+        os.environ.pop(VARIABLE, None)
+        os.environ.update({VARIABLE: before} if before is not None else {})
