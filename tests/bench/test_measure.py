@@ -77,7 +77,7 @@ def test_plan(tmp_path: Path) -> None:
     assert [(i.workload.id, i.decisive, i.bytes) for i in items] == [("n500", False, 6000.0), ("n63", True, 756.0)]
     assert {i.arms for i in items} == {(("control", "plain"), ("candidate", "faster"))}
     assert [i.workload.id for i in measure.plan(card, ["n500"])] == ["n500"]
-    with refused("toy.toml", "(nosuch)", remedy="replay"):
+    with refused("p4.toml", "(nosuch)", remedy="replay"):
         measure.plan(card, ["nosuch"])
     with refused("kernels/toy", '"fster"', remedy='"faster"'):
         measure.plan(fake_bench.card(tmp_path, ("n63",), candidate="fster"))

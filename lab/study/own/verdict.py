@@ -81,7 +81,7 @@ def judge(
     for name in maps:
         if name and name not in card.workloads:
             raise BadInput(f"--map {name}", f"is no workload of {card.id}", nearest(name, card.workloads))
-    units = {name: metric.unit for name, metric in vocabulary.metrics().items()}
+    units = {name: metric.unit for name, metric in card.gate.metrics.items()}
     asked = Asked(units, _once("--metric", metric_flags))
     for name in asked.how:
         if name not in units:
@@ -280,7 +280,7 @@ def _warnings(
     """What a reader of the verdict must know about these figures."""
     if not used:
         return
-    if place != card.device:
+    if card.device and place != card.device:
         yield f"the card asks about {card.device}, these figures are from {place}"
     paired = [m for m in used if m.paired]
     sides = {arm: [s for m in paired for s in m.arm(arm)] for arm in ARMS}
