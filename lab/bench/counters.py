@@ -182,7 +182,7 @@ def plan(cards: Sequence[phases.Card], only: str | None, arm: str | None, peers:
 def uncounted(family: str, name: str, workload: Any, phase: str = "", role: Role = "candidate") -> Counter:
     """The row of a candidate that the profiled process did not get to."""
     return Counter(
-        **measure.work_of(families.bare(family), measure.described(family), name, workload),
+        **measure.work_of(families.bare(family), measure.described(family, workload.id), name, workload),
         device="",
         phase=phase,
         family=family,

@@ -98,7 +98,7 @@ def parse_budget(text: str) -> float:
 
 def described(family: str, workload: str = "") -> families.Launches:
     """What a family's candidates would launch on the GPU here, on a Hopper where there is none."""
-    return families.launches(family, families.gpu_capability() or HOPPER, workload if "=" in workload else "")
+    return families.launches(family, families.gpu_capability() or HOPPER, workload)
 
 
 def plan(card: phases.Card, only: Sequence[str] = (), peers: bool = False) -> list[Item]:
@@ -339,7 +339,7 @@ def row(
 ) -> Measurement:
     """The row of one arm. Only an arm that passed both checks has a performance field."""
     family = families.bare(item.card.family)
-    told = families.launches(item.card.family, device.capability)
+    told = families.launches(item.card.family, device.capability, item.workload.id)
     full = Measurement(
         **structs.asdict(made),
         **work_of(family, told, outcome.name, item.workload),

@@ -324,9 +324,12 @@ def describe(path: str, major: str, minor: str, *shaped: str) -> None:
     Path(path).write_bytes(msgspec.json.encode(told))
 
 
-def launches(name: str, capability: tuple[int, int], shape: str = "") -> Launches:
-    """`described` of a family, for a process that judges: it imports no candidate. Raises BadInput as `bare` does."""
-    known = every(capability, *((name, shape) if shape else ()))
+def launches(name: str, capability: tuple[int, int], workload: str = "") -> Launches:
+    """`described` of a family, for a process that judges: it imports no candidate. Raises BadInput as `bare` does.
+
+    workload: where it is of axes, they are the one that is described.
+    """
+    known = every(capability, *((name, workload) if "=" in workload else ()))
     if name not in known:
         raise BadInput(FOLDER, f'no family is named "{name}"', nearest(name, known))
     return known[name]
@@ -334,7 +337,10 @@ def launches(name: str, capability: tuple[int, int], shape: str = "") -> Launche
 
 @cache
 def every(capability: tuple[int, int], *shaped: str) -> dict[str, Launches]:
-    """`described` of every family, or of one and a shape, asked in a process of its own and kept for these sources and packages."""
+    """`described` of every family, or of one and a shape, asked in a process of its own.
+
+    It is kept for these sources and packages.
+    """
     _refuse_shadow()
     from kernels import build_cache
 
@@ -384,11 +390,10 @@ def former(row: Measurement) -> str:
     absent. A difference proves a change; the same words do not prove the same kernel. Libraries' rows are never former.
     The candidate is asked for the row's device, whichever is here.
     """
-    shape = row.workload_id if "=" in row.workload_id else ""
     try:
-        present = launches(row.family, devices.get(row.device).capability, shape)
+        present = launches(row.family, devices.get(row.device).capability, row.workload_id)
     except BadInput:
-        if not shape:
+        if "=" not in row.workload_id:
             raise
         return "former workload, gone"  # an axis that the family no longer has
     if row.name in present.peers:

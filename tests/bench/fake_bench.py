@@ -146,7 +146,7 @@ def use(monkeypatch: Any, load: Callable[[str], families.Family] = load) -> None
     """
     monkeypatch.setattr(families, "load", load)
     monkeypatch.setattr(families, "bare", load)
-    monkeypatch.setattr(families, "launches", lambda name, capability: families.described(load(name), capability))
+    monkeypatch.setattr(families, "launches", lambda name, *asked: families.described(load(name), *asked))
 
 
 # Backends ------------------------------------------------------------------------------------------------------------

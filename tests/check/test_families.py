@@ -294,7 +294,7 @@ def test_launches_are_kept_until_a_source_changes(
     def process(command: list[str], **_: object) -> SimpleNamespace:
         asked.append(tuple(command[-2:]))
         told = families.Launches((), {}, ("w",), {"c": "f32"}, {"c": {"w": f"launch {len(asked)}"}})
-        Path(command[-3]).write_bytes(msgspec.json.encode({"toy": told}))
+        Path(next(word for word in command if word.endswith(".json"))).write_bytes(msgspec.json.encode({"toy": told}))
         return SimpleNamespace(returncode=0)
 
     monkeypatch.setattr(families.subprocess, "run", process)
