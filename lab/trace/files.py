@@ -134,7 +134,10 @@ def _read(path: Path) -> Trace:
     if xplane.is_space(content):
         return xplane.read(path, content)
     if JSON.match(content):
-        return (rocm if b'"rocprofiler-sdk-tool"' in content[:1000] else kineto).read(path, content)
+        reader = rocm if b'"rocprofiler-sdk-tool"' in content[:1000] else kineto
+        only = [content]
+        del content  # so that the reader can let go of it
+        return reader.read(path, only.pop())
     found = tables.read(path, text(path, content))
     if found is None:
         raise BadInput(path, "is no profile that is known here", f"give {KINDS}")

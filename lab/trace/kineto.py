@@ -22,6 +22,7 @@ import numpy as np
 from msgspec import Struct
 
 from lab.base.errors import BadInput
+from lab.trace import roofline
 from lab.trace.model import (
     COPY_KINDS,
     GRAPH_LAUNCH,
@@ -30,8 +31,10 @@ from lab.trace.model import (
     Copies,
     Fills,
     Kernels,
+    Launch,
     Ranges,
     Trace,
+    Work,
     interned,
     whole,
 )
@@ -62,6 +65,14 @@ class Arguments(Struct, frozen=True, omit_defaults=True, gc=False):
     bytes: Any = None
     graph: Any = msgspec.field(name="graph id", default=None)
     graph_node: Any = msgspec.field(name="graph node id", default=None)
+    external: Any = msgspec.field(name="External id", default=None)
+    registers: Any = msgspec.field(name="registers per thread", default=None)
+    shared: Any = msgspec.field(name="shared memory", default=None)
+    block: Any = None
+    grid: Any = None
+    dims: Any = msgspec.field(name="Input Dims", default=None)
+    types: Any = msgspec.field(name="Input type", default=None)
+    given: Any = msgspec.field(name="Concrete Inputs", default=None)
 
 
 NO_ARGUMENTS = Arguments()
@@ -118,6 +129,7 @@ def decode(path: Path, text: str | bytes) -> File:
 def read(path: Path, text: bytes) -> Trace:
     """The trace in a Kineto file's text; raises BadInput as `decode` does, and for a trace of another program."""
     file, by = decode(path, text), {kind: list[Event]() for kind in dict.fromkeys(KINDS.values())}
+    del text
     for e in file.events or ():
         kind = KINDS.get(e.cat) or KINDS.get(e.cat.lower()) if e.ph == "X" else None
         if kind and (kind != FUNCTION or e.name.startswith(MODULE)):
@@ -168,6 +180,8 @@ def read(path: Path, text: bytes) -> Trace:
         labels=labels,
         call_names=call_names,
         warnings=tuple(warnings),
+        launched=_launched(kernels, name),
+        work=_work(kernels, name, operators),
         host={kind: (len(by[kind]), sum(_durations(by[kind]))) for kind in HOST if by[kind]},
     )
     return told_apart(found) if nodes else found
@@ -244,6 +258,28 @@ def _activity(events: list[Event], process: int, launches: set[int]) -> dict[str
 def _host(events: list[Event]) -> dict[str, Any]:
     process, thread = ([getattr(e, name) for e in events] for name in ("pid", "tid"))
     return _times(events) | {"process": _numbers(process), "thread": _numbers(thread)}
+
+
+def _launched(kernels: list[Event], names: list[int]) -> dict[int, Launch]:
+    """How the first kernel of each name was launched."""
+    first: dict[int, Launch] = {}
+    for e, name in zip(kernels, names, strict=True):
+        a = e.args
+        if name not in first and a and a.grid and a.block:
+            sizes = (tuple(map(_whole, v)) if isinstance(v, list) else () for v in (a.block, a.grid))
+            first[name] = Launch(_whole(a.registers), _whole(a.shared), *sizes)
+    return first
+
+
+def _work(kernels: list[Event], names: list[int], operators: list[Event]) -> tuple[Work, ...]:
+    """What the operators that have shapes ask of their kernels."""
+    stated = {
+        _whole(e.args.external): (e.name, e.args.dims, e.args.types, e.args.given)
+        for e in operators
+        if e.name in roofline.OPERATORS and e.args and e.args.dims
+    }
+    ran = zip([_whole(e.args.external) if e.args else NONE for e in kernels], names, _durations(kernels), strict=True)
+    return roofline.of_operators(list(ran), stated) if stated else ()
 
 
 def _kind(event: Event) -> int:

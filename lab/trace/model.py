@@ -8,7 +8,7 @@ captured as a whole: a duration without contents, never split. NVTX ranges and A
 time. Tools that give totals (nsys stats' kernel summary, Nsight Compute) use the same type with `timeline=False`: start
 is 0, end is the total, `instances` the launches in it; span, union, idle time and overlap do not exist for them.
 
-Given up: what only one tool knows (register counts, call stacks, payloads).
+Given up: what only one tool knows (call stacks, payloads).
 """
 
 from __future__ import annotations
@@ -212,6 +212,32 @@ def launches(rows: Activity | Calls) -> Int64:
 
 
 @dataclass(frozen=True)
+class Launch:
+    """How a kernel is launched: registers of a thread, bytes of shared memory of a block, threads, blocks (x, y, z)."""
+
+    registers: int
+    shared_bytes: int
+    block: tuple[int, ...]
+    grid: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a file states of a kernel's work on one shape. name: index into Trace.names. launches, ns: of all of them.
+
+    flops, bytes: of one launch; flops None where they are not counted. pipe: what computes, as in data/devices.toml.
+    """
+
+    name: int
+    shape: str
+    launches: int
+    ns: int
+    flops: float | None
+    bytes: float
+    pipe: str
+
+
+@dataclass(frozen=True)
 class Trace:
     """One capture, or one window of it.
 
@@ -229,6 +255,8 @@ class Trace:
     unit:         what such a unit is called: "step", or "unit" where nothing says that it is one.
     domains:      names of NVTX domains by number, where the file has them.
     host:         host-side waits and profiler overhead, kind -> (count, summed ns); never part of busy time.
+    launched:     how the first launch of a kernel name was configured, by its index, where the file says so.
+    work:         what kernels moved and computed in the whole capture, where the file says so.
     """
 
     tool: str
@@ -256,6 +284,8 @@ class Trace:
     unit: str = "step"
     domains: dict[int, str] = field(default_factory=dict)
     host: dict[str, tuple[int, int]] = field(default_factory=dict)
+    launched: dict[int, Launch] = field(default_factory=dict)
+    work: tuple[Work, ...] = ()
 
     def __post_init__(self) -> None:
         """Texts of a file are shown on terminals and pages; here they become names that can only be read."""

@@ -45,6 +45,7 @@ from lab.trace.model import (
     Fills,
     GraphLaunches,
     Kernels,
+    Launch,
     Ranges,
     Trace,
     whole_numbers,
@@ -68,6 +69,11 @@ COLUMNS = {
     "graph_node": '"graphNodeId"',
     "graph": '"graphId"',
 }
+LAUNCH = (
+    *("registersPerThread", "staticSharedMemory", "dynamicSharedMemory"),
+    *("blockX", "blockY", "blockZ", "gridX", "gridY", "gridZ"),
+)
+LOOKED_AT = 20_000  # rows asked how they were launched, spread over the table: nearly all launch few kernels often
 HOST = {
     "synchronization": f"{KIND}SYNCHRONIZATION",
     "profiler overhead": "PROFILER_OVERHEAD",
@@ -84,7 +90,7 @@ def read(path: Path) -> Trace:
         if not any(t.startswith(KIND) or t in META for t in base.columns):
             raise BadInput(path, "an SQLite file, but not an nsys export", "make one: nsys export --type sqlite")
         warnings: list[str] = []
-        kernels, names, in_node = _kernels(base, warnings)
+        kernels, names, in_node, launched = _kernels(base, warnings)
         copied = _activity(base, "MEMCPY", warnings, bytes='"bytes"', kind='"copyKind"')
         memcpy = Copies.of(**_with_graph(copied, in_node))
         memset = Fills.of(**_with_graph(_activity(base, "MEMSET", warnings, bytes='"bytes"'), in_node))
@@ -114,6 +120,7 @@ def read(path: Path) -> Trace:
         warnings=tuple(warnings),
         domains=domains,
         host=host,
+        launched=launched,
     )
 
 
@@ -165,26 +172,43 @@ def _with_graph(found: dict[str, NDArray[Any]], in_node: bool) -> dict[str, NDAr
     return found | {"graph": np.where((graph == NONE) & (node > 0), node >> 32, graph)}
 
 
-def _kernels(base: Database, warnings: list[str]) -> tuple[Kernels, list[str], bool]:
-    """The kernels, their names, and whether a node number's upper half is its graph's number.
+def _kernels(base: Database, warnings: list[str]) -> tuple[Kernels, list[str], bool, dict[int, Launch]]:
+    """The kernels, their names, whether a node number's upper half is its graph's number, and the first launches.
 
     It was so in every file looked at, and is documented nowhere, so rows of this file with both numbers may veto it.
     """
     have = base.columns.get(KIND + "KERNEL", set())
     column = next((c for c in ("demangledName", "shortName", "mangledName") if c in have), None)
     if not have:
-        return Kernels.of(), [], True
+        return Kernels.of(), [], True, {}
     if column is None:
         raise BadInput(base.path, f"{KIND}KERNEL has no name column", "export it again")
     found = _activity(base, "KERNEL", warnings, name=f'"{column}"')
     if not {"process", "correlation"} <= found.keys():
         warnings.append("kernels carry no process or no correlation: they cannot be joined to API calls")
+    launched = _launched(base, column, compact(found["name"])[0].tolist())
     found["name"], names = _named(base, found["name"])
     in_node = True
     if {"graph", "graph_node"} <= found.keys():
         both = (found["graph"] > 0) & (found["graph_node"] > 0)
         in_node = bool((found["graph_node"][both] >> 32 == found["graph"][both]).all())
-    return Kernels.of(**_with_graph(found, in_node)), names, in_node
+    return Kernels.of(**_with_graph(found, in_node)), names, in_node, launched
+
+
+def _launched(base: Database, column: str, ids: list[int]) -> dict[int, Launch]:
+    """How the first launch of each name was configured, of LOOKED_AT rows: reading all would take as long again."""
+    table = KIND + "KERNEL"
+    if not base.columns[table].issuperset(LAUNCH):
+        return {}
+    low, high = base.edges(table)
+    rows = str([*range(low, high + 1, (high - low) // LOOKED_AT + 1)])
+    first: dict[int, Launch] = {}
+    what = ", ".join(f'"{c}"' for c in (column, *LAUNCH))
+    for name, *found in base.rows(what, table, (), f"WHERE rowid IN {LISTED}", rows):
+        if name not in first and all(isinstance(v, int) for v in found):
+            registers, static, dynamic, *sizes = found
+            first[name] = Launch(registers, static + dynamic, tuple(sizes[:3]), tuple(sizes[3:]))
+    return {i: first[number] for i, number in enumerate(ids) if number in first}
 
 
 def _named(base: Database, ids: NDArray[Any]) -> tuple[NDArray[Any], list[str]]:
@@ -350,6 +374,11 @@ class Database:
             found = self._base.execute(f'SELECT {what} FROM "{table}" {rest}', values).fetchall()
         return [tuple(v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in row) for row in found]
 
+    def edges(self, table: str) -> tuple[int, int]:
+        """The first and the last row's number: asked for one by one, since SQLite scans the table for both together."""
+        low, high = (self.rows(f"{edge}(rowid)", table, ())[0][0] or 0 for edge in ("min", "max"))
+        return low, high
+
     def arrays(self, table: str, wanted: Mapping[str, str]) -> dict[str, NDArray[Any]]:
         """Large columns of one table: result name -> SQL expression of a column, left out where it has no such column.
 
@@ -358,8 +387,7 @@ class Database:
         """
         have = self.columns[table]
         wanted = {name: value for name, value in wanted.items() if value.split('"')[1] in have}
-        # Asked for one by one, since SQLite scans the table for both together.
-        low, high = (self.rows(f"{edge}(rowid)", table, ())[0][0] or 0 for edge in ("min", "max"))
+        low, high = self.edges(table)
         rows = high - low + 1
         if rows > self.path.stat().st_size:  # numbers with holes: no row takes less than a byte
             ((rows,),) = self.rows("count(*)", table, ())

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from lab.trace.model import Trace
-    from lab.trace.summary import Summary
+    from lab.trace.summary import KernelTime, Summary
 
 WIDTH = 100  # of the report's tables
 UNITS_US = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
@@ -112,6 +112,19 @@ def render(s: Summary) -> str:
              *([_us(k.exposed_us, 1)] if timed else []), _percent(k.share_of_kernel_sum))
             for k in s.top_kernels
         ])]  # fmt: skip
+    if any(k.median_us is not None or k.registers is not None for k in s.top_kernels):
+        head = ["of a launch, us", "min", "median", "max", "sigma", "registers", "shared KB", "block", "grid"]
+        lines += ["", *table(head, [
+            (k.short_name, *(_us(us) for us in (k.min_us, k.median_us, k.max_us, k.sigma_us)), *_launched(k))
+            for k in s.top_kernels
+        ])]  # fmt: skip
+    if s.roofline:
+        head = ["roofline", "<shape", "launches", "us", "TFLOP/s", "GB/s", "FLOP/byte", "of roof", "<bound"]
+        lines += ["", *table(head, [
+            (p.short_name, p.shape, str(p.launches), _us(p.us, 2), _us(p.tflop_s, 1), _us(p.gb_s, 0),
+             _us(p.flop_per_byte, 1), _percent(p.of_roof), p.bound)
+            for p in s.roofline
+        ]), s.roofline_of]  # fmt: skip
     if timed:
         lines += ["", *_idle(s)]
     for title, ranges in (("NVTX range", s.nvtx), ("operator or module", s.operators)):
@@ -134,6 +147,12 @@ def render(s: Summary) -> str:
         lines.append(f"{word}: {i.identity}: {i.left_us:,.3f} and {i.right_us:,.3f} us")
     lines += [f"refused: {text}" for text in s.refused]
     return "\n".join([*lines, *(f"warning: {text}" for text in s.warnings)])
+
+
+def _launched(k: KernelTime) -> tuple[str, ...]:
+    if k.registers is None or k.shared_bytes is None:
+        return "-", "-", "-", "-"
+    return str(k.registers), f"{k.shared_bytes / 1024:.1f}", k.block, k.grid
 
 
 def _idle(s: Summary) -> list[str]:

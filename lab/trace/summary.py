@@ -20,11 +20,12 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, Struct, UnsetType
 
-from lab.trace import categories, exposed, idle, intervals, kineto, model, windows
+from lab.trace import categories, exposed, idle, intervals, kineto, model, roofline, windows
 from lab.trace.categories import OTHER, Rules, Summed
 from lab.trace.idle import CallTime, Gap
 from lab.trace.intervals import Spans, Usage, group, merged
 from lab.trace.model import NONE, NUMBERED, Copies, Fills, NameTotal, Trace, short_name, totals_by_name
+from lab.trace.roofline import Placed
 
 TOP = 20
 FAR = 0.01  # of the busy time; startup above it is worth a warning
@@ -125,7 +126,10 @@ class CategoryTime(Struct, frozen=True):
 
 
 class KernelTime(Struct, frozen=True):
-    """One kernel name. exposed_us: no other kernel, copy or graph of its device ran; hidden_behind: what did most."""
+    """One kernel name. exposed_us: no other kernel, copy or graph of its device ran; hidden_behind: what did most.
+
+    registers of a thread, shared_bytes of a block, block and grid (x, y, z): of its first launch.
+    """
 
     name: str
     short_name: str
@@ -140,6 +144,10 @@ class KernelTime(Struct, frozen=True):
     median_us: float | None = None
     max_us: float | None = None
     sigma_us: float | None = None
+    registers: int | None = None
+    shared_bytes: int | None = None
+    block: str = ""
+    grid: str = ""
 
 
 class RangeTime(Struct, frozen=True):
@@ -213,6 +221,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     opaque_graph_us: float
     categories: list[CategoryTime] = []
     top_kernels: list[KernelTime]
+    roofline: list[Placed] = []
+    roofline_of: str = ""
     nvtx: list[RangeTime]
     operators: list[RangeTime] = []
     host: dict[str, HostTime]
@@ -252,6 +262,7 @@ def summarise(
     busy_us = sum(d.busy_union_us for d in times["per_device"]) if times else None  # of all devices, added up
     listed = _categories(summed, busy_us, known_ns, steps, tokens, parts)
     ranges, operators = _ranges(trace)
+    placed, placed_of = roofline.placed(trace) if trace.whole is None else ([], "")
     copies = model.by_direction(trace.memcpy)
     memcpy = {
         k: _moved(copies.get(k, Copies.of()))
@@ -278,6 +289,8 @@ def summarise(
         opaque_graph_us=opaque_us,
         categories=listed,
         top_kernels=_kernels(trace, rules, totals[:top], known_ns),
+        roofline=placed[:top],
+        roofline_of=placed_of,
         nvtx=ranges[:top],
         operators=operators[:top],
         host={k: HostTime(n, ns / 1e3) for k, (n, ns) in trace.host.items()},
@@ -477,12 +490,16 @@ def _kernels(trace: Trace, rules: Rules, totals: Sequence[NameTotal], known_ns: 
     for i, name in enumerate(trace.names):
         index.setdefault(name, []).append(i)
     for t in totals:
-        spread: dict[str, float] = {}
+        spread: dict[str, Any] = {}
         if trace.kernels.instances is None:
             us = np.concatenate([trace.kernels.duration_ns[trace.kernels.name == i] for i in index[t.name]]) / 1e3
             keys = ("min_us", "median_us", "max_us", "sigma_us")
             values = (us.min(), np.median(us), us.max(), us.std(ddof=1) if len(us) > 1 else 0.0)
             spread = dict(zip(keys, map(float, values), strict=True))
+        launch = next((trace.launched[i] for i in index[t.name] if i in trace.launched), None)
+        if launch:
+            sizes = {"block": "x".join(map(str, launch.block)), "grid": "x".join(map(str, launch.grid))}
+            spread |= {"registers": launch.registers, "shared_bytes": launch.shared_bytes} | sizes
         ns, behind = alone.get(t.name, (None, ""))
         found.append(
             KernelTime(

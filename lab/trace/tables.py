@@ -20,11 +20,14 @@ import numpy as np
 
 from lab.base.errors import BadInput
 from lab.bench import ncu
-from lab.trace.model import COPY_KINDS, LIMIT_NS, NONE, Copies, Fills, Kernels, Trace, interned, whole
+from lab.trace.model import COPY_KINDS, LIMIT_NS, NONE, Copies, Fills, Kernels, Launch, Trace, Work, interned, whole
 
 UNIT_NS = {"ns": 1.0, "nsec": 1.0, "nsecond": 1.0, "us": 1e3, "usec": 1e3, "usecond": 1e3, "ms": 1e6, "msec": 1e6}
 UNIT_NS |= {"msecond": 1e6, "s": 1e9, "sec": 1e9, "second": 1e9}
 UNIT_BYTES = {"B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 1024.0, "MiB": 1024.0**2, "GiB": 1024.0**3}
+LAUNCH = ("registers_per_thread", "shared_mem_per_block", "block_size", "grid_size")
+MOVED_BYTES = ("dram__bytes_read.sum", "dram__bytes_write.sum")
+BYTES = {"byte": 1.0, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}  # as Nsight Compute has them
 TITLE = re.compile(r"^(?P<name>.*?)(?:\s*\((?P<unit>[^)]*)\))?$")
 DEVICE = re.compile(r"^(?:(?P<name>.*?)\s*\((?P<number>\d+)\)|Agent (?P<agent>\d+))$")
 MOVED = re.compile(r"^\[(?:CUDA )?mem(cpy|set)|^(?:MEMORY_COPY_)?(?:HOST|DEVICE)_TO_", re.IGNORECASE)
@@ -240,4 +243,23 @@ def _ncu(path: Path, launches: Sequence[ncu.Launch]) -> Trace:
         warnings.append(f"{unknown} of {len(codes)} kernels have no duration metric (gpu__time_duration.sum)")
     kernels = Kernels.of(start_ns=[0] * len(codes), end_ns=lengths, name=codes, device=devices)
     gpus = dict.fromkeys(sorted({*devices} - {NONE}), "")
-    return Trace("ncu", path.name, kernels=kernels, timeline=False, names=names, gpus=gpus, warnings=tuple(warnings))
+    work: dict[int, Work] = {}
+    launched: dict[int, Launch] = {}
+    for code, length, launch in zip(codes, lengths, launches, strict=True):
+        how = [launch.metrics.get(f"launch__{n}", (None, ""))[0] for n in LAUNCH]
+        if code not in launched and all(isinstance(v, float) for v in how):
+            registers, shared, block, grid = map(int, how)
+            launched[code] = Launch(registers, shared, (block,), (grid,))
+        both = [_bytes(launch.metrics.get(name)) for name in MOVED_BYTES]
+        if length and None not in both:
+            moved, seen = sum(n for n in both if n), work.get(code, Work(code, "", 0, 0, None, 0.0, ""))
+            count, mean = seen.launches + 1, (seen.bytes * seen.launches + moved) / (seen.launches + 1)
+            work[code] = Work(code, "", count, seen.ns + length, None, mean, "")
+    return Trace("ncu", path.name, kernels=kernels, timeline=False, names=names, gpus=gpus, warnings=tuple(warnings),
+                 work=tuple(work.values()), launched=launched)  # fmt: skip
+
+
+def _bytes(metric: tuple[object, str] | None) -> float | None:
+    """A metric in bytes, None where it is absent or no number of bytes."""
+    value, unit = metric or (None, "")
+    return value * BYTES[unit] if isinstance(value, float) and value >= 0 and unit in BYTES else None

@@ -78,15 +78,19 @@ def _timeline(trace: Trace) -> tuple[dict[str, object], int]:
 def _tables(s: Summary) -> list[tuple[str, list[str], list[list[object]]]]:
     kernels: list[list[object]] = [
         [k.short_name, k.category, k.count, k.sum_us, k.us_per_launch, k.min_us, k.median_us, k.max_us, k.sigma_us,
-         k.exposed_us, k.hidden_behind] for k in s.top_kernels
+         k.exposed_us, k.hidden_behind, k.registers, k.shared_bytes, k.block, k.grid] for k in s.top_kernels
     ]  # fmt: skip
     timed = ["count", "us", "us/launch"]
     return [
         ("By category", ["category", *timed, "exposed us", "hidden us", "hidden behind"],
          [[c.name, c.count, c.sum_us, c.us_per_launch, c.exposed_us, c.hidden_us, ", ".join(list(c.behind)[:3])]
           for c in s.categories]),
-        ("By kernel", ["kernel", "category", *timed, "min", "median", "max", "sigma", "exposed us", "hidden behind"],
-         kernels),
+        ("By kernel", ["kernel", "category", *timed, "min", "median", "max", "sigma", "exposed us", "hidden behind",
+                       "registers", "shared bytes", "block", "grid"], kernels),
+        ("Roofline: " + s.roofline_of, ["kernel", "shape", "launches", "us", "TFLOP/s", "GB/s", "FLOP/byte",
+                                        "floor us", "of the roof", "bound"],
+         [[p.short_name, p.shape, p.launches, p.us, p.tflop_s, p.gb_s, p.flop_per_byte, p.floor_us, p.of_roof, p.bound]
+          for p in s.roofline]),
         ("By device", ["device", "span us", "exposed", "overlapped", "idle"],
          [[d.device, d.span_us, d.exposed_us, d.overlapped_us, d.idle_us] for d in s.per_device]),
         ("Idle because", ["device", "cause", "us"],
