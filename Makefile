@@ -8,7 +8,7 @@
 #   LOCK              file of the releases to install; auto is .ci/cpu.lock or .ci/cuda.lock, empty goes by ranges  (auto)
 #   WORKERS           processes that run tests side by side; 0 is none beside pytest's own, as --pdb needs      (auto)
 #   BASE              what `changed` compares with                                                              (main)
-#   ARGS              further arguments: pytest's for `test`, `quick`, `changed`; lab's, JupyterLab's; sizes for `bench`
+#   ARGS              further arguments: pytest's for `test`, `quick`, `changed`; lab's, JupyterLab's; cases for `bench`
 # pip's own variables (PIP_INDEX_URL, PIP_FIND_LINKS, ...) and configuration work as usual.
 
 PYTHON ?= python3
