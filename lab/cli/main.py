@@ -160,7 +160,7 @@ COMMANDS = {
     )),
     "trace": Command("lab.cli.traces:trace", "where a profile's time went, every microsecond, or a refusal", (
         arg("file", type=Path, nargs="+",
-            help="nsys sqlite, nsys stats CSV, PyTorch profiler JSON(.gz), ncu --csv; several: ranks of one run"),
+            help="nsys sqlite or stats, PyTorch profiler JSON, rocprof, xplane.pb, ncu --csv; several or a zip: ranks"),
         *WINDOW,
         arg("--nth", type=int, metavar="N", help="with --nvtx: only the n-th instance"),
         arg("--graph", type=int, metavar="ID", help="with --replay: of this graph, default the largest"),

@@ -124,7 +124,7 @@ def render(s: Summary) -> str:
             (p.short_name, p.shape, str(p.launches), _us(p.us, 2), _us(p.tflop_s, 1), _us(p.gb_s, 0),
              _us(p.flop_per_byte, 1), _percent(p.of_roof), p.bound)
             for p in s.roofline
-        ]), s.roofline_of]  # fmt: skip
+        ]), *s.roofline_of.split("; ")]  # fmt: skip
     if timed:
         lines += ["", *_idle(s)]
     for title, ranges in (("NVTX range", s.nvtx), ("operator or module", s.operators)):

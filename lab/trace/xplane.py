@@ -19,7 +19,8 @@ from lab.trace.model import COPY_KINDS, NONE, Calls, Copies, Fills, Kernels, Ran
 
 DEVICE = re.compile(r"/device:(?:GPU|TPU):(\d+)")
 CALLS, HOST = "/host:CUPTI", "/host:CPU"
-MOVED = re.compile(r"Mem(?:cpy([HDP])2([HDP])|set)", re.IGNORECASE)
+CALL = re.compile(r"(?:cuda|cu|hip)[A-Z]")
+MOVED = re.compile(r"Mem(?:cpy([HDP])2([HDP])|set)|Copy(Host|Device)To(Host|Device)", re.IGNORECASE)
 SIZE = re.compile(r"\b(?:size|num_bytes):(\d+)")
 Message = dict[int, list[Any]]  # field number -> values in order: int, or bytes
 
@@ -70,14 +71,14 @@ def _trace(path: Path, planes: list[Message]) -> Trace:
                 for what, at, found in _events(line, events, stats):
                     gpus[number] = str(about.get("device_type_string", ""))
                     moved = MOVED.match(what)
-                    rows = (copies if moved[1] else fills) if moved else kernels
+                    rows = (copies if moved[1] or moved[3] else fills) if moved else kernels
                     size = SIZE.search(str(found.get("memcpy_details", found.get("memset_details", ""))))
                     where = {"device": number, "stream": _int(line, 1), "correlation": _number(found)}
                     rows.add(what, int(size[1]) if size else 0, **at, **where)
         elif name in (CALLS, HOST):
             for line in lines:
                 for what, at, found in _events(line, events, stats):
-                    if name == CALLS:
+                    if name == CALLS or CALL.match(what):
                         calls.add(what, **at, thread=_int(line, 1), process=0, correlation=_number(found))
                     elif not what.startswith("$"):  # a Python frame
                         ranges.add(what, **at, thread=_int(line, 1), process=0)
@@ -133,7 +134,8 @@ def _number(stats: dict[str, Any]) -> int:
 
 def _kind(name: str) -> int:
     found = MOVED.match(name)
-    short = f"{found[1]}to{found[2]}" if found and found[1] else ""
+    ends = [(word or "")[:1].upper() for word in found.groups() if word] if found else []
+    short = "to".join(ends)
     return COPY_KINDS.index(short) if short in COPY_KINDS else 0
 
 

@@ -1,6 +1,7 @@
 """Which category a kernel's name gets: every example of every rule, lists of real names, our own, JSON rules."""
 
 import ast
+import csv
 import json
 import re
 from collections.abc import Iterable
@@ -233,3 +234,14 @@ def test_committed_captures_leave_little_in_other(tmp_path: Path) -> None:
         totals = totals_by_name(read(path))
         rest = sum(t.sum_ns for t in totals if RULES.category(t.name) == OTHER)
         assert rest < 0.03 * sum(t.sum_ns for t in totals), name
+
+
+def test_names_of_public_captures_keep_their_category() -> None:
+    """What was looked at: a name of each kind in forty public captures of TraceLens and Holistic Trace Analysis (H100,
+    B200, MI210 to MI350; PyTorch, vLLM, SGLang, diffusers, JAX) and the given ones. In none is 3 % of the time "other".
+    """
+    with (REAL_FILES / "names.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) > 300
+    assert misplaced((row["name"], row["category"]) for row in rows) == []
+    assert sum(row["category"] == OTHER for row in rows) < 20, "each of them is below 1 % of its capture"
