@@ -188,7 +188,7 @@ def lock():
         ("cpu", index, (), f"{sys.version_info[0]}.{sys.version_info[1]}"),
         ("cuda", there, MEASURED, MEASURED_PYTHON),
     ):
-        asked = [*pinned, *requirements("", kind, "notebooks", "test", "browser", "pdf")]
+        asked = [*pinned, *requirements("", kind, "notebooks", "test", "browser", "pdf", "cluster")]
         found = would_install("--ignore-installed", *how, PIP, *asked)
         releases = sorted({f"{re.sub('[-_.]+', '-', name).lower()}=={v.split('+')[0]}" for name, v in found.items()})
         head = f"# The releases that `make` installs, resolved for Python {python} on Linux x86-64 by `make lock`."

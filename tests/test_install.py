@@ -51,7 +51,7 @@ def test_conda_environment_in_step() -> None:
     assert active == EXTRAS["cpu"] + everywhere + EXTRAS["notebooks"] + EXTRAS["test"] + ["-e ."]
     assert commented == gpu_build + EXTRAS["cuda"]
     # What only `make browser` and a PDF need is installed for them.
-    assert set(EXTRAS) == {"cpu", "cuda", "notebooks", "test", "browser", "pdf"}
+    assert set(EXTRAS) == {"cpu", "cuda", "notebooks", "test", "browser", "pdf", "cluster"}
 
 
 def test_conda_python_in_step() -> None:
@@ -246,7 +246,7 @@ def released(name: str) -> dict[str, Version]:
 @pytest.mark.parametrize("name", LOCKS)
 def test_a_lock_names_one_release_of_everything_that_is_asked_for(name: str) -> None:
     """Inside the ranges, in order, and without a word of where it was found."""
-    wanted = [r for extra in (name, "notebooks", "test", "browser", "pdf") for r in EXTRAS[extra]]
+    wanted = [r for extra in (name, "notebooks", "test", "browser", "pdf", "cluster") for r in EXTRAS[extra]]
     found = released(name)
     for requirement in map(Requirement, [*PYPROJECT["dependencies"], *wanted, install_script().PIP]):
         held = found[canonicalize_name(requirement.name)]

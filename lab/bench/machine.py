@@ -1,8 +1,8 @@
 """The machine that a row was made on: GPU, driver, versions, commit and an allow-list of the environment, and clocks.
 
-Clocks and throttle reasons of GPU 0 are sampled around a measurement, by NVML where nvidia-ml-py is, else by
+Clocks and throttle reasons of CUDA's first GPU are sampled around a measurement, by NVML where nvidia-ml-py is, else by
 nvidia-smi; a sample names its source, because the two differ in how long they take. They are read, never set: a bench
-that locks clocks measures another machine than its users have.
+that locks clocks measures another machine than its users have. Who else uses a GPU is asked in the same way.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ import importlib.util
 import os
 import platform
 import subprocess
+from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Any, TypeVar
 
 from msgspec import structs
 
 from lab.base.errors import REPOSITORY
 from lab.row.records import Clocks, Provenance
 
+T = TypeVar("T")
 ENVIRONMENT = ("CUDA_VISIBLE_DEVICES", "CUDA_MODULE_LOADING", "TRITON_INTERPRET", "PYTORCH_CUDA_ALLOC_CONF")
 # Bits of NVML's clocks event (throttle) reasons that mean "slower than asked for"; idle and the applications clock
 # setting are not among them. Source: NVML API reference, nvmlClocksEventReasons.
@@ -29,6 +32,7 @@ THROTTLE_BITS = {
     0x40: "hardware thermal slowdown",
     0x80: "hardware power brake",
 }
+IDLE_MIB = 4096  # of a GPU's memory, which a driver may hold; more is somebody's whose process another namespace hides
 
 
 def now() -> str:
@@ -37,10 +41,13 @@ def now() -> str:
 
 
 def commit() -> tuple[str, bool | None]:
-    """The checked-out commit's short hash and whether tracked files differ from it; ("unknown", None) without git."""
+    """The checked-out commit's short hash and whether tracked files differ from it; ("unknown", None) without git.
+
+    Those of profiles/ do not count: a run that is continued adds to them.
+    """
     try:
         head = _git("rev-parse", "--short=12", "HEAD")
-        return head, bool(_git("status", "--porcelain", "--untracked-files=no"))
+        return head, bool(_git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!profiles"))
     except (OSError, subprocess.CalledProcessError):
         return os.environ.get("KILLGATE_COMMIT", "unknown"), None
 
@@ -64,7 +71,7 @@ def provenance() -> Provenance:
         torch=str(torch.__version__),  # a subclass of str, which is no JSON to msgspec
         cuda=torch.version.cuda,
         triton=importlib.import_module("triton").__version__ if there else None,
-        environment={key: os.environ[key] for key in ENVIRONMENT if key in os.environ},
+        environment={key: _masked(os.environ[key]) for key in ENVIRONMENT if key in os.environ},
     )
     if not torch.cuda.is_available():
         return facts
@@ -84,13 +91,76 @@ def same_card(uuid: str | None) -> str | None:
     return hashlib.sha256(uuid.encode()).hexdigest()[:8] if uuid else None
 
 
-def smi(*fields: str) -> str | None:
-    """Fields of nvidia-smi's query for GPU 0 as one comma-separated line, None where it is absent."""
-    command = ["nvidia-smi", "-i", "0", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+def _masked(devices: str) -> str:
+    """A list of GPUs in which a UUID is no more than its `same_card`."""
+    return ",".join(f"GPU-{same_card(x)}" if x.startswith(("GPU-", "MIG-")) else x for x in devices.split(","))
+
+
+def uuid() -> str:
+    """The UUID of the GPU that is CUDA's first here, as NVML and nvidia-smi write it."""
+    import torch
+
+    return f"GPU-{torch.cuda.get_device_properties(0).uuid}"
+
+
+def card() -> str:
+    """What NVML and nvidia-smi know CUDA's first GPU by: its UUID where others are hidden, else its number."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0]
+    return visible if visible.startswith(("GPU-", "MIG-")) else uuid() if visible.isdecimal() else "0"
+
+
+def gpus() -> list[str]:
+    """The UUIDs of this host's GPUs that CUDA_VISIBLE_DEVICES leaves visible; [] without nvidia-smi."""
+    every = (smi("uuid", which="") or "").split()
+    asked = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if asked is None:
+        return every
+    by_name = {str(number): name for number, name in enumerate(every)} | {name: name for name in every}
+    return [by_name[word] for word in asked.split(",") if word in by_name]
+
+
+def smi(*fields: str, which: str | None = None, query: str = "gpu") -> str | None:
+    """Fields of nvidia-smi's query as comma-separated lines, None where it is absent or fails.
+
+    which: a GPU, "" all of them, default CUDA's first here.
+    """
+    which = card() if which is None else which
+    command = ["nvidia-smi", *(["-i", which] if which else []), f"--query-{query}={','.join(fields)}"]
+    command.append("--format=csv,noheader,nounits")
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def _nvml(which: str, ask: Callable[[Any, Any], T]) -> T | None:
+    """What `ask` makes of NVML and a GPU's handle; None without nvidia-ml-py, or where NVML does not answer."""
+    if importlib.util.find_spec("pynvml") is None:
+        return None
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        by_number = which.isdecimal()
+        gpu = pynvml.nvmlDeviceGetHandleByIndex(int(which)) if by_number else pynvml.nvmlDeviceGetHandleByUUID(which)
+        return ask(pynvml, gpu)
+    except pynvml.NVMLError:
+        return None
+
+
+def users(which: str, ours: int = 0) -> str | None:
+    """Who uses a GPU: "" nobody, else a phrase; None where neither NVML nor nvidia-smi says. ours: a pid left out."""
+    pids = _nvml(which, lambda nvml, gpu: {p.pid for p in nvml.nvmlDeviceGetComputeRunningProcesses(gpu)})
+    used = _nvml(which, lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used >> 20)
+    if pids is None:
+        listed, used = smi("pid", which=which, query="compute-apps"), smi("memory.used", which=which)
+        if listed is None:
+            return None
+        pids = {int(word) if word.isdecimal() else -1 for word in listed.split()}
+    if others := pids - {ours}:
+        return f"{len(others)} other process{'es' * (len(others) > 1)} on it"
+    used = int(str(used)) if str(used).isdecimal() else 0  # a GPU that shares the host's memory has none of its own
+    return f"{used} MiB of its memory in use" if used > IDLE_MIB and not pids else ""
 
 
 def reasons(mask: int) -> str:
@@ -99,19 +169,15 @@ def reasons(mask: int) -> str:
 
 
 def clocks() -> Clocks | None:
-    """One sample of GPU 0, None where neither source answers."""
-    if importlib.util.find_spec("pynvml") is not None:
-        import pynvml
+    """One sample of CUDA's first GPU, None where neither source answers."""
 
-        try:
-            pynvml.nvmlInit()
-            handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-            mask = int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
-            sm = int(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))
-            memory = int(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM))
-            return Clocks("nvml", sm, memory, reasons(mask))
-        except pynvml.NVMLError:
-            pass
+    def ask(nvml: Any, gpu: Any) -> Clocks:
+        mask = int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu))
+        sm, memory = (int(nvml.nvmlDeviceGetClockInfo(gpu, x)) for x in (nvml.NVML_CLOCK_SM, nvml.NVML_CLOCK_MEM))
+        return Clocks("nvml", sm, memory, reasons(mask))
+
+    if found := _nvml(card(), ask):
+        return found
     line = smi("clocks.sm", "clocks.mem", "clocks_event_reasons.active")
     return parse_smi(line) if line else None
 

@@ -12,7 +12,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,10 @@ class Settings:
         if not 1 <= self.processes <= self.placements <= 200:
             what = f"{self.placements} placements over {self.processes} processes"
             raise BadInput("--placements", what, f"{PLACEMENTS} or more, at most 200, let an interval decide")
+
+    def of(self, card: phases.Card) -> Settings:
+        """These, but for what the card pins."""
+        return replace(self, **{k: v for k, v in structs.asdict(card.measure).items() if v is not None})
 
 
 @dataclass(frozen=True)
@@ -159,16 +163,17 @@ def measure(
     left_out = []
 
     def once(item: Item, into: Path) -> list[Measurement]:
-        outcomes, comparison, started = compare(item, settings, workers, tell)
-        rows = [row(item, o, comparison, device, settings, into, started, made) for o in outcomes]
+        way = settings.of(item.card)
+        outcomes, comparison, started = compare(item, way, workers, tell)
+        rows = [row(item, o, comparison, device, way, into, started, made) for o in outcomes]
         store.append_all(into, rows)
         return rows
 
     try:
-        for item in sorted(items, key=lambda i: (not i.decisive, i.bytes)):
+        for item in in_order(items):
             into = folder or store.folder() / device.id / item.card.id / run
             where = f"{item.card.id} {item.workload.id}"
-            if key(item, settings) in completed(into):
+            if key(item, settings.of(item.card)) in completed(into):
                 tell(f"{where}: already measured in this run")
                 continue
             guess = sum(spent) / len(spent) if spent else FIRST_GUESS_S + settings.seconds
@@ -184,13 +189,18 @@ def measure(
                 tell(f"{where}: suspect, so its ceilings and itself are measured again")
                 for worker in workers:
                     worker.stop()
-                measure_ceilings(device, rows, settings.l2)
+                measure_ceilings(device, rows, rows[0].wanted_l2)
                 yield once(item, into)
     finally:
         for worker in workers:
             worker.stop()
         for where in left_out:
             tell(f"{where}: left out, the budget of {settings.budget_s:.0f} s is spent")
+
+
+def in_order(items: Sequence[Item]) -> list[Item]:
+    """Those that decide first, and of them the cheap ones."""
+    return sorted(items, key=lambda item: (not item.decisive, item.bytes))
 
 
 def measure_ceilings(device: devices.Device, rows: Sequence[Measurement], l2: str) -> None:

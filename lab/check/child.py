@@ -88,8 +88,8 @@ class Child:
         os.close(self.messages)
 
 
-def serve(descriptor: str, parent: str) -> tuple[Callable[[bytes], None], Iterator[str]]:
-    """The child's side: (what sends a line, the lines that it is asked). Ends with its parent, also while it hangs.
+def end_with(parent: str) -> None:
+    """Have this process end when its parent does, also while it hangs. parent: its pid.
 
     Linux only; elsewhere a child ends when it next reads its input or sends a line.
     """
@@ -97,6 +97,11 @@ def serve(descriptor: str, parent: str) -> tuple[Callable[[bytes], None], Iterat
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != int(parent):  # it died before the line above
             sys.exit(0)
+
+
+def serve(descriptor: str, parent: str) -> tuple[Callable[[bytes], None], Iterator[str]]:
+    """The child's side: (what sends a line, the lines that it is asked). Ends with its parent; see `end_with`."""
+    end_with(parent)
     out: Any = os.fdopen(int(descriptor), "wb", buffering=0)
 
     def send(line: bytes) -> None:

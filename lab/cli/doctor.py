@@ -48,6 +48,7 @@ PACKAGES = (
     ("nbclient", "nbclient", "executing notebooks", "make verdicts"),
     ("cupy", "cupy-cuda13x", "CUDA C++ candidates", CUDA),
     ("nvtx", "nvtx", "named ranges in profiles", CUDA),
+    ("distributed", "distributed", "many machines (--on, lab cluster)", "pip install 'killgate[cluster]'"),
 )
 TOOLS = (
     ("nvcc", "compiling CUDA C++ without a GPU", "install the CUDA toolkit, or rely on NVRTC through CuPy"),

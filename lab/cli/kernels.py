@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import math
+import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
+
+import msgspec
 
 from lab.base.console import print_json
 from lab.base.errors import BadInput, nearest
@@ -18,25 +22,56 @@ UNPRINTED = ("samples_us", "blocks_us", "order")  # of a row as `lab measure --j
 
 def check(arguments: Namespace) -> int:
     """Each candidate against its reference; 1 when one is incorrect or fails."""
+    checks = []
+    for c in _far_checks(arguments) if arguments.on else _checks(arguments):
+        checks.append(c)
+        if not arguments.json:
+            error = "" if c["relative_error"] is None else f"relative error {c['relative_error']:.1e}"
+            what = f"{c['family']}/{c['candidate']} {c['workload']}"
+            print(f"{c['status']:9} {what} {error} {c['message']}".rstrip(), flush=True)
+    if arguments.json:
+        print_json(checks)
+    elif not any(c["status"] == "ok" for c in checks):
+        print("nothing was checked")
+    return 1 if any(c["status"] in ("incorrect", "error") for c in checks) else 0
+
+
+def _checks(arguments: Namespace) -> Iterator[dict[str, Any]]:
     from lab.check import accuracy, families
 
     families.interpret_on_cpu()
     device = arguments.device or ("cuda" if families.gpu_capability() else "cpu")
     if device == "cuda" and families.gpu_capability() is None:
         raise BadInput("--device", "cuda, but no CUDA GPU is usable here", "leave it out to check on the CPU")
-    checks = []
     for name in arguments.family or families.names():
         for c in accuracy.check_family(name, arguments.candidate, arguments.workload, arguments.seed, device):
-            checks.append(c)
-            if not arguments.json:
-                error = "" if c.relative_error is None else f"relative error {c.relative_error:.1e}"
-                what = f"{c.family}/{c.candidate} {c.workload}"
-                print(f"{c.status:9} {what} {error} {c.message}".rstrip(), flush=True)
-    if arguments.json:
-        print_json([c.to_json() for c in checks])
-    elif not any(c.status == "ok" for c in checks):
-        print("nothing was checked")
-    return 1 if any(c.status in ("incorrect", "error") for c in checks) else 0
+            yield c.to_json()
+
+
+def _far_checks(arguments: Namespace) -> Iterator[dict[str, Any]]:
+    """Each family a cell, on a GPU unless "cpu" is asked for or no worker has one."""
+    from lab.bench import cluster
+    from lab.check import accuracy, families
+
+    with _joined(arguments) as joined:
+        gpu = arguments.device == "cuda" or (not arguments.device and any(s.facts.gpu for s in joined.spots.values()))
+        options = [f"--seed={arguments.seed}", *["--device=cpu"] * (not gpu), "--json"]
+        options += [f"--{k}={v}" for k in ("candidate", "workload") if (v := getattr(arguments, k)) is not None]
+        names = arguments.family or families.names()
+        cells = [cluster.Cell(name, ["check", name, *options], "cuda" if gpu else "") for name in names]
+        for cell, told in cluster.sweep(joined, cells):
+            failed = accuracy.Check(cell.name, "(family)", "", "", "error", told.get("died", "")).to_json()
+            yield from told.get("out", [failed])
+
+
+@contextlib.contextmanager
+def _joined(arguments: Namespace) -> Iterator[Any]:
+    """The cluster of --on; what it says goes to standard error."""
+    from lab.bench import cluster
+
+    joined = cluster.Cluster(arguments.on, lambda line: print(line, file=sys.stderr, flush=True))
+    with contextlib.closing(joined):
+        yield joined
 
 
 def compile(arguments: Namespace) -> int:
@@ -54,15 +89,30 @@ def compile(arguments: Namespace) -> int:
         if arguments.write:
             today = datetime.date.today().isoformat()
             store.append_all(aot.PROBED.parent, [replace(row, date=today) for row in rows])
+    elif arguments.on:
+        rows = _far_rows(arguments, targets or compile.TARGETS)
     else:
         rows = compile.compile_family(arguments.family, targets or compile.TARGETS)
     show(arguments.json, lambda: [row.to_json() for row in rows], lambda: compile.render(rows))
     return int(any(row.status == "error" for row in rows))
 
 
+def _far_rows(arguments: Namespace, targets: Sequence[int]) -> list[Any]:
+    """The table, each target a cell."""
+    from lab.bench import cluster
+    from lab.check.aot import AotRow
+
+    name, found = arguments.family, dict[str, list[AotRow]]()
+    words = {f"{name} sm_{t}": ["compile", name, "--targets", str(t), "--json"] for t in targets}
+    with _joined(arguments) as joined:
+        for cell, told in cluster.sweep(joined, [cluster.Cell(*both) for both in words.items()]):
+            failed = AotRow(name, "(family)", "", int(cell.arguments[3]), "", "error", told.get("died", ""))
+            found[cell.name] = msgspec.convert(told["out"], list[AotRow]) if "out" in told else [failed]
+    return [row for cell in words for row in found[cell]]
+
+
 def measure(arguments: Namespace) -> int:
-    """Rows of this GPU; 1 when an arm is neither ok nor skipped."""
-    from lab.base import progress
+    """Rows of this GPU, or of a cluster's; 1 when an arm is neither ok nor skipped."""
     from lab.bench import measure
     from lab.card import phases
 
@@ -75,9 +125,13 @@ def measure(arguments: Namespace) -> int:
         budget_s=measure.parse_budget(arguments.budget) if arguments.budget else math.inf,
         rest=arguments.rest,
     )
-    if not arguments.phase and not arguments.ceilings:
-        raise BadInput("lab measure", "needs card ids or --ceilings", "see `lab phases`")
-    device = measure.require_gpu()
+    if not (arguments.phase or arguments.all or arguments.ceilings):
+        raise BadInput("lab measure", "needs card ids, --all or --ceilings", "see `lab phases`")
+    if arguments.on and (arguments.ceilings or arguments.cross_check):
+        raise BadInput("--on", "stands beside --ceilings or --cross-check", "run these on the GPU that they are about")
+    if arguments.device and not arguments.on:
+        raise BadInput("--device", "stands without --on", "leave it out: what is measured is the GPU that is here")
+    device = None if arguments.on else measure.require_gpu()
     if arguments.ceilings:
         _ceilings(device, arguments.json)
     named = [p for p in arguments.phase if "/" in p and not p.endswith(".toml")]
@@ -87,26 +141,52 @@ def measure(arguments: Namespace) -> int:
     for card in cards:
         if pinned := card.measure.other(settings.timer, settings.l2, settings.rest):
             raise BadInput(card.path, f"its rows are taken with {pinned}", f"pass --{pinned.replace(' = ', ' ')}")
+    if arguments.all:
+        only = set(arguments.workload)
+        cards = [c for c in phases.cards().values() if c.family and (only & {*c.workloads} or not only)]
     known = {w for card in cards for w in card.workloads}
-    for name in arguments.workload if cards else ():
+    for name in arguments.workload if cards or arguments.all else ():
         if name not in known:
             raise BadInput("--workload", f'no card named here has "{name}"', nearest(name, known))
-    items = [i for c in cards for i in measure.plan(c, arguments.workload, arguments.peers)]
-    if arguments.missing:
-        items = measure.missing(items, device.id)
+    with _joined(arguments) if arguments.on else contextlib.nullcontext() as joined:
+        return _measured(arguments, settings, cards, named, device, joined)
+
+
+def _measured(arguments: Namespace, settings: Any, cards: Any, named: Sequence[str], device: Any, joined: Any) -> int:
+    """Measure cards on the device that is here, or on a cluster; those of --all that cannot be are left out aloud."""
+    from lab.base import progress
+    from lab.bench import cluster, measure
+
+    items = []
+    for card in cards:
+        try:
+            place = joined.device(card, arguments.device) if joined else device.id
+            planned = measure.plan(card, arguments.workload, arguments.peers)
+        except BadInput as unfit:
+            if not arguments.all:
+                raise
+            print(f"{card.id}: left out: {unfit}", file=sys.stderr)
+        else:
+            items += [(item, place) for item in (measure.missing(planned, place) if arguments.missing else planned)]
     if arguments.cross_check:
-        return _cross_check(device, items, named, arguments.json)
+        return _cross_check(device, [item for item, _ in items], named, arguments.json)
     folder = arguments.out
     if arguments.resume is not None:
         if arguments.out is not None:
             raise BadInput("--resume", "stands beside --out", "give one; an --out that holds rows is continued anyway")
-        if len(arguments.phase) > 1:
+        if len(cards) != 1:
             raise BadInput("--resume", "continues one phase's run", "name one phase")
-        folder = measure.run_to_resume(device.id, cards[0].id, arguments.resume)
+        place = joined.device(cards[0], arguments.device) if joined else device.id
+        folder = measure.run_to_resume(place, cards[0].id, arguments.resume)
     failed = False
     printed = []
     with progress.shown(len(items), quiet=arguments.json) as shown:
-        for rows in measure.measure(items, settings, folder, device, shown.tell):
+        if joined:
+            joined.tell = shown.tell
+            found = cluster.measure(joined, items, settings, arguments.peers, folder)
+        else:
+            found = measure.measure([item for item, _ in items], settings, folder, device, shown.tell)
+        for rows in found:
             shown.advance()
             for row in rows:
                 failed |= row.status not in ("ok", "skipped")

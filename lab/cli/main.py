@@ -43,6 +43,7 @@ def several(name: str, text: str, **options: Any) -> Arg:
 
 JSON = flag("--json", "print JSON for programs")
 CARDS = arg("--cards", metavar="DIR", help="a card directory of your own, with its profiles/; default $KILLGATE_CARDS")
+ON = arg("--on", metavar="ADDRESS", help="on the workers of this Dask scheduler (tcp://HOST:PORT; see `lab cluster`)")
 WINDOW = (
     arg("--rules", metavar="TOML", help="category rules, a file or a folder, that come before the built-in ones"),
     flag("--rules-only", "with --rules: not the built-in ones"),
@@ -108,17 +109,27 @@ COMMANDS = {
         arg("--workload", help="only this workload (a measure workload too)"),
         arg("--seed", type=int, default=0),
         arg("--device", default="", choices=("", "cpu", "cuda"), help="default: cuda where there is one"),
+        ON,
     )),
     "compile": Command("lab.cli.kernels:compile", "ahead-of-time table: resources and instructions, no GPU", (
         arg("family", nargs="?", help="a folder of kernels/"),
         arg("--targets", help="compute capabilities, e.g. 90,121"),
         flag("--probe", "what this Triton makes of e2m1 x e2m1 dot_scaled"),
         flag("--write", "with --probe: keep the rows under profiles/aot/"),
+        ON,
     )),
+    "cluster": Command("lab.bench.local:run",
+        "a Dask scheduler and workers on this host, one a GPU, until Ctrl-C; prints the address for --on", (
+        arg("--local", type=int, required=True, metavar="N", help="workers; at most one a GPU where there are GPUs"),
+        arg("--port", type=int, default=8786, help="of the scheduler (default 8786); 0 takes a free one"),
+    ), json=False),
     "measure": Command("lab.cli.kernels:measure",
         "check and time a phase's arms together on this GPU, and append rows", (
         CARDS,
         arg("phase", nargs="*"),
+        flag("--all", "every card that can be measured, each as it pins its protocol"),
+        ON,
+        arg("--device", help="with --on: the device to measure on, default each card's own"),
         several("--workload", "only this workload; may be repeated"),
         flag("--missing", "only workloads without rows of the present kernels"),
         arg("--seconds", type=float, default=2.0, help="most sampling time a comparison (default 2)"),

@@ -36,7 +36,7 @@ from lab.base import files, own
 from lab.base.errors import REPOSITORY, BadInput, plain, shown
 from lab.row.records import Measurement, Record
 
-FOLDER = REPOSITORY / "profiles"
+FOLDER = Path(os.environ.get("KILLGATE_PROFILES") or REPOSITORY / "profiles")  # another for a cell of a cluster
 R = TypeVar("R", bound=Record)
 _HASH = re.compile(rb',"hash":"([0-9a-f]{16})"}')
 LARGEST = 256 << 20  # bytes of a file of records: ten times what all of profiles/ may take

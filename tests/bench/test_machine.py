@@ -2,7 +2,7 @@
 
 import sys
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -68,6 +68,16 @@ class Nvml(ModuleType):
     def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
         return f"gpu{index}"
 
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        assert uuid in ("GPU-1", "GPU-2")
+        return uuid
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[SimpleNamespace]:
+        return [SimpleNamespace(pid=7)] if handle == "GPU-1" else []
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str) -> SimpleNamespace:
+        return SimpleNamespace(used=9 << 30)
+
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: str) -> int:
         return 0x20
 
@@ -113,6 +123,46 @@ def test_nvidia_smi_where_nvml_does_not_answer(
     assert smi[1:] == [("clocks.sm", "clocks.mem", "clocks_event_reasons.active")]
     smi[0] = None
     assert machine.clocks() is None
+
+
+def test_who_else_uses_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml(broken=False))
+    assert "1 other process" in str(machine.users("GPU-1"))
+    assert machine.users("GPU-1", ours=7) == ""
+    assert "9216 MiB" in str(machine.users("GPU-2"))  # of a process that is not seen from here
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml(broken=True))
+    answers: dict[str, str | None] = {"compute-apps": "12\n[Not Found]\n", "gpu": "600"}
+    monkeypatch.setattr(machine, "smi", lambda *fields, which, query="gpu": answers[query])
+    assert "2 other processes" in str(machine.users("GPU-1"))
+    answers["compute-apps"] = ""
+    assert machine.users("GPU-1") == ""
+    answers["compute-apps"] = None
+    assert machine.users("GPU-1") is None
+
+
+def test_a_gpu_among_several_is_asked_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: Any) -> SimpleNamespace:
+        commands.append(command)
+        return SimpleNamespace(stdout="GPU-a\nGPU-b\nGPU-c\n")
+
+    monkeypatch.setattr(machine.subprocess, "run", run)
+    monkeypatch.setattr(machine, "uuid", lambda: "GPU-b")
+    for visible, card, seen in (
+        (None, "0", ["GPU-a", "GPU-b", "GPU-c"]),
+        ("GPU-c,GPU-a", "GPU-c", ["GPU-c", "GPU-a"]),
+        ("1", "GPU-b", ["GPU-b"]),
+        ("", "0", []),
+    ):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert machine.gpus() == seen
+        machine.smi("uuid")
+        assert commands[-1][1:3] == ["-i", card]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-c")
+    assert machine.provenance().environment["CUDA_VISIBLE_DEVICES"] == f"GPU-{machine.same_card('GPU-c')}"
 
 
 @pytest.mark.gpu

@@ -72,6 +72,22 @@ def test_what_a_card_pins_is_not_measured_otherwise(
     assert main.main(["measure", "toy", "--seconds", "0", "--rest", "0.5", "--workload", "w00"]) == 0
 
 
+def test_all_cards_are_measured_as_each_pins_its_protocol(
+    command: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    toy = phases.card("toy")
+    pinned = structs.replace(toy, id="pinned", measure=phases.Protocol(l2="warm", rest=0.5))
+    every = [toy, pinned, structs.replace(toy, id="told", family=""), structs.replace(toy, id="gone", workloads=("x",))]
+    monkeypatch.setattr(phases, "cards", lambda: {card.id: card for card in every})
+    assert main.main(["measure", "--all", "--seconds", "0"]) == 0
+    held(capsys.readouterr().err, "gone", "left out", '"x"')
+    rows = store.rows()
+    assert {(row.phase, row.l2, row.rest) for row in rows} == {("toy", "cold", 0.0), ("pinned", "warm", 0.5)}
+    assert len(rows) == 2 * 2 * len(SMALL)
+    assert main.main(["measure", "--all", "--seconds", "0", "--workload", "nosuch"]) == 2
+    held(capsys.readouterr().err, "--workload", '"nosuch"')
+
+
 def test_command_out_and_json(command: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "elsewhere"
     arguments = ["measure", "toy", "--seconds", "0", "--out", str(out), "--json"]
