@@ -23,7 +23,7 @@ from lab.judge.verdicts import Judgement
 from lab.place import ceilings
 from lab.study import flips, limits, routes
 from lab.study.audit import run as auditing
-from lab.write import pages, render
+from lab.write import arena, pages, render
 from lab.write.pages import View
 
 GROUPS = (
@@ -119,7 +119,10 @@ def _write_doc(out: Path, path: Path) -> None:
         page(out, "source.html", render.page_of(file), title=file.as_posix(), text=text, family="")
         return f"](../{render.page_of(file)})"
 
-    text = re.sub(r"\]\(([\w./-]+)\)", shown, path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    if arena.PLACE in text:
+        text = text.replace(arena.PLACE, arena.markdown())
+    text = re.sub(r"\]\(([\w./-]+)\)", shown, text)
     page(out, "source.html", f"docs/{path.stem}.html", title=path.name, text=text, family="")
 
 

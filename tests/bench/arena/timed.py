@@ -1,0 +1,240 @@
+"""Work where it is looked at and none where it is timed, work behind the clock's back, and answers made when read."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from kernels.common import Candidate, Tensors
+from tests.bench.arena.family import capturing, honest, launch, made, multiply
+
+TIMING_WORDS = ("sample", "visit", "warm_up", "elapsed_us", "replays", "timed")
+
+
+def _when(needed: Callable[[], bool]) -> Candidate:
+    """Works in a replay if `needed()`."""
+    return made(lambda args, out: launch(args, lambda: multiply(args, out) if needed() else None))
+
+
+def works_at_capture_only() -> Candidate:
+    """Works while a graph is captured, on a stream that the capture does not see."""
+    return made(lambda args, out: launch(args, lambda: multiply(args, out), own_stream=capturing(args)))
+
+
+def empty_when_captured() -> Candidate:
+    return made(lambda args, out: None if capturing(args) else honest(args, out))
+
+
+def empty_after_some_calls() -> Candidate:
+    calls = iter(range(1 << 62))
+    return _when(lambda: next(calls) < 20)
+
+
+def empty_between_calls() -> Candidate:
+    """Works in one replay of a hundred calls, in the hope that a check comes then."""
+    calls = iter(range(1 << 62))
+    return _when(lambda: next(calls) % 500 < 100)
+
+
+def empty_by_stack() -> Candidate:
+    """Reads the names of the functions above it."""
+
+    def needed() -> bool:
+        frame: Any = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code.co_name in TIMING_WORDS:
+                return False
+            frame = frame.f_back
+        return True
+
+    return _when(needed)
+
+
+def empty_by_rhythm() -> Candidate:
+    """Takes calls that follow each other closely for timed ones."""
+    last = [0.0]
+
+    def needed() -> bool:
+        since, last[0] = time.monotonic() - last[0], time.monotonic()
+        return since > 0.002
+
+    return _when(needed)
+
+
+def empty_by_length() -> Candidate:
+    """Takes a request for the same call over and over for a timed one, and one that stands alone for a check."""
+    last: list[int] = [0, 0]
+
+    def run(args: Tensors, out: Tensors) -> None:
+        def work() -> None:
+            key = out["y"].data_ptr()
+            last[1] = last[1] + 1 if key == last[0] else 0
+            last[0] = key
+            if last[1] == 0:
+                multiply(args, out)
+
+        launch(args, work)
+
+    return made(run)
+
+
+def empty_while_the_harness_sleeps() -> Candidate:
+    """Works only if its parent, who writes inputs and checks outputs, has used the processor since the last call."""
+    last = [b""]
+
+    def needed() -> bool:
+        with open(f"/proc/{os.getppid()}/stat", "rb") as file:
+            used = b" ".join(file.read().rpartition(b")")[2].split()[11:13])
+        since, last[0] = used != last[0], used
+        return since
+
+    return _when(needed)
+
+
+def empty_once_it_was_right() -> Candidate:
+    """Works until the inputs changed twice, which is when a check that changes them has passed."""
+    seen: dict[int, list[float]] = {}
+
+    def run(args: Tensors, out: Tensors) -> None:
+        def work() -> None:
+            firsts = seen.setdefault(args["x"].data_ptr(), [])
+            if (first := float(args["x"][0, 0])) not in firsts:
+                firsts.append(first)
+            if len(firsts) < 3:
+                multiply(args, out)
+
+        launch(args, work)
+
+    return made(run)
+
+
+def side_stream() -> Candidate:
+    return made(lambda args, out: launch(args, lambda: multiply(args, out), own_stream=True))
+
+
+def _in_thread(delay_s: float) -> Candidate:
+    def later(args: Tensors, out: Tensors) -> None:
+        time.sleep(delay_s)
+        multiply(args, out)
+
+    def work(args: Tensors, out: Tensors) -> None:
+        threading.Thread(target=later, args=(args, out), daemon=True).start()
+
+    return made(lambda args, out: launch(args, lambda: work(args, out)))
+
+
+def in_a_thread() -> Candidate:
+    return _in_thread(0.0)
+
+
+def deferred_until_after_the_timer() -> Candidate:
+    return _in_thread(0.02)
+
+
+def one_thread_for_the_last_call() -> Candidate:
+    """A replay leaves a note; one thread does what is noted when no call came for a millisecond."""
+    todo: dict[int, tuple[Tensors, Tensors]] = {}
+    last = [0.0]
+
+    def worker() -> None:
+        while True:
+            time.sleep(0.0005)
+            if todo and time.monotonic() - last[0] > 0.001:
+                for key in list(todo):
+                    multiply(*todo.pop(key))
+
+    threading.Thread(target=worker, daemon=True).start()
+
+    def work(args: Tensors, out: Tensors) -> None:
+        todo[out["y"].data_ptr()] = args, out
+        last[0] = time.monotonic()
+
+    return made(lambda args, out: launch(args, lambda: work(args, out)))
+
+
+def in_another_process() -> Candidate:
+    """A forked child works on the shared memory and is not waited for."""
+    import torch
+
+    sets: list[tuple[Tensors, Tensors]] = []
+    pipe: list[int] = []
+
+    def serve(read: int) -> None:
+        torch.set_num_threads(1)
+        while order := os.read(read, 1):
+            multiply(*sets[order[0]])
+
+    def run(args: Tensors, out: Tensors) -> None:
+        if not pipe:
+            known = [o["y"].data_ptr() for _, o in sets]
+            if out["y"].data_ptr() not in known:
+                sets.append((args, out))
+            elif len(sets) > 1:
+                read, write = os.pipe()
+                if os.fork() == 0:
+                    os.close(write)
+                    serve(read)
+                    os._exit(0)
+                pipe.append(write)
+        if not pipe:
+            return honest(args, out)
+        place = [o["y"].data_ptr() for _, o in sets].index(out["y"].data_ptr())
+        launch(args, lambda: os.write(pipe[0], bytes([place])))
+
+    return made(run)
+
+
+def lazy_tensor() -> Candidate:
+    """Puts a subclass in the place of the output, which multiplies when somebody looks."""
+    import torch
+
+    class Lazy(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            def real(value: Any) -> Any:
+                if isinstance(value, Lazy):
+                    plain = value.as_subclass(torch.Tensor)
+                    return torch.mm(*value.operands, out=plain) if hasattr(value, "operands") else plain
+                return value
+
+            return function(*map(real, args), **{k: real(v) for k, v in (kwargs or {}).items()})
+
+    def run(args: Tensors, out: Tensors) -> None:
+        lazy: Any = out["y"].as_subclass(Lazy)
+        lazy.operands = args["x"], args["w"]
+        out["y"] = lazy
+
+    return made(run)
+
+
+def lazy_dictionary() -> Candidate:
+    """The same with `args`: `prepare` returns a dictionary that multiplies into the output when it is asked again."""
+
+    class Args(dict[str, Any]):
+        out: Any = None
+
+        def values(self) -> Any:
+            if self.out is not None:
+                multiply(self, self.out)
+            return super().values()
+
+    def run(args: Any, out: Tensors) -> None:
+        args.out = out
+
+    return made(run, prepare=lambda inputs: Args(inputs))
+
+
+def slow_in_the_warm_up() -> Candidate:
+    """Sleeps at first, so that fewer calls and samples are asked for; its timed work is whole."""
+    calls = iter(range(1 << 62))
+
+    def work(args: Tensors, out: Tensors) -> None:
+        if next(calls) < 10:
+            time.sleep(0.05)
+        multiply(args, out)
+
+    return made(lambda args, out: launch(args, lambda: work(args, out)))
