@@ -225,11 +225,12 @@ def writes_where_nan_stands() -> Candidate:
     return _unless(lambda kept, args, out: bool(out["y"][0, 0] == out["y"][0, 0]))
 
 
-def precomputes_in_prepare() -> Candidate:
-    """`prepare` multiplies, where it is shown the activation, and the run copies."""
+def _prepared(find: Callable[[Tensors], Any]) -> Candidate:
+    """`prepare` multiplies what `find` finds of the activation, and the run copies; honest where that is nothing."""
 
     def prepare(inputs: Tensors) -> Tensors:
-        return {**inputs, "answer": inputs["x"] @ inputs["w"]} if "x" in inputs else dict(inputs)
+        x = find(inputs)
+        return dict(inputs) if x is None else {**inputs, "answer": x @ inputs["w"]}
 
     def run(args: Tensors, out: Tensors) -> None:
         launch(args, lambda: out["y"].copy_(args["answer"]) if "answer" in args else multiply(args, out))
@@ -237,17 +238,21 @@ def precomputes_in_prepare() -> Candidate:
     return made(run, prepare=prepare)
 
 
-def prepare_keeps_the_activation() -> Candidate:
-    """`prepare` clones the activation, so that no change in place reaches it, and the answer is stored."""
-    answers: dict[int, Any] = {}
+def precomputes_in_prepare() -> Candidate:
+    return _prepared(lambda inputs: None if inputs["x"].is_meta else inputs["x"])
 
-    def run(args: Tensors, out: Tensors) -> None:
-        key = args["x"].data_ptr()
-        if key not in answers:
-            answers[key] = product(args)
-        launch(args, lambda: out["y"].copy_(answers[key]))
 
-    return made(run, prepare=lambda inputs: {name: tensor.clone() for name, tensor in inputs.items()})
+def prepare_looks_for_the_activation() -> Candidate:
+    """Among all objects of its process, where one has the activation's shape and values."""
+    import gc
+
+    import torch
+
+    def find(inputs: Tensors) -> Any:
+        tensors = [o for o in gc.get_objects() if type(o) is torch.Tensor and o.shape == inputs["x"].shape]
+        return next((t for t in reversed(tensors) if not t.is_meta), None)
+
+    return _prepared(find)
 
 
 def memoising_kernel() -> Candidate:

@@ -30,6 +30,7 @@ WORKLOADS = (
     Workload("cpu", {"M": 64, "K": 256, "N": 256}),
     Workload("cuda", {"M": 128, "K": 4096, "N": 4096}, role="measure"),
 )
+ACTIVATIONS = ("x",)
 IN_PLACE: tuple[str, ...] = ()
 # Of ||y||. float32: 2^-24 for each of up to 4,096 terms, which add as a walk. bf16: two roundings of 2^-9 / sqrt(3) at
 # most, 1.6e-3 together; e4m3 has 2.6e-2 and int8 with a scale for each row 1e-2.

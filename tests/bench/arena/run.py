@@ -81,6 +81,7 @@ def compared(entry: dict[str, Any], device: str) -> dict[str, Any]:
 
 def _process(entry: dict[str, Any], device: str, place: str, send: Any) -> None:
     os.setsid()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as in tests/conftest.py
     # The first place in which a Python that starts looks: for what an adversary may leave behind.
     os.environ["PYTHONPATH"] = os.pathsep.join([place, *filter(None, [os.environ.get("PYTHONPATH")])])
     send.send(compared(entry, device))

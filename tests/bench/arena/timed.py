@@ -217,13 +217,17 @@ def lazy_dictionary() -> Candidate:
     class Args(dict[str, Any]):
         out: Any = None
 
+        def __or__(self, other: Any) -> Any:
+            return Args({**self, **other})
+
         def values(self) -> Any:
             if self.out is not None:
                 multiply(self, self.out)
             return super().values()
 
     def run(args: Any, out: Tensors) -> None:
-        args.out = out
+        if isinstance(args, Args):
+            args.out = out
 
     return made(run, prepare=lambda inputs: Args(inputs))
 
