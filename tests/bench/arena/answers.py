@@ -249,7 +249,8 @@ def prepare_looks_for_the_activation() -> Candidate:
     import torch
 
     def find(inputs: Tensors) -> Any:
-        tensors = [o for o in gc.get_objects() if type(o) is torch.Tensor and o.shape == inputs["x"].shape]
+        x = inputs["x"]
+        tensors = [o for o in gc.get_objects() if type(o) is torch.Tensor and (o.shape, o.dtype) == (x.shape, x.dtype)]
         return next((t for t in reversed(tensors) if not t.is_meta), None)
 
     return _prepared(find)

@@ -58,20 +58,22 @@ def compared(entry: dict[str, Any], device: str) -> dict[str, Any]:
     limits = LIMITS_S[device]
     worker = Worker(limits)
 
-    def job(name: str) -> Job:
+    def against_control(name: str, of: dict[str, Any], anew: bool) -> dict[str, Any]:
+        nonlocal worker
+        if anew:
+            worker.stop()
+            worker = Worker(limits)
         arms: Any = (("control", "plain"), ("candidate", name))
-        return Job("arena", device, arms, SECONDS[device], backend=f"tests.bench.arena.family:{device}")
+        job = Job("arena", device, arms, SECONDS[device], backend=f"tests.bench.arena.family:{device}")
+        return verdict(of, worker.run(job), name)
 
     try:
         for _ in range(TRIES if entry.get("whole") else 1):  # noise makes an honest arm look fast once, not always
-            found = verdict(entry, worker.run(job(entry["name"])), entry["name"])
+            found = against_control(entry["name"], entry, anew=True)
             if found["gets"] != "a false number":
                 break
         if then := entry.get("then"):
-            if entry.get("anew"):
-                worker.stop()
-                worker = Worker(limits)
-            left = verdict({}, worker.run(job(then)), then)
+            left = against_control(then, {}, entry.get("anew", False))
             if left["gets"] == "a false number":
                 found = left | {"message": f"{then}, compared after it, has a number"}
         return found

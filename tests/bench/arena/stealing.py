@@ -86,13 +86,13 @@ def spoils_the_checker() -> Candidate:
     """Writes zeros, and zeros over every float64 tensor of the answer's shape, whoever holds it."""
     import torch
 
-    def work(args: Tensors, out: Tensors) -> None:
+    def zero(args: Tensors, out: Tensors) -> Any:
         for tensor in _collected():
             if tensor.shape == out["y"].shape and tensor.dtype == torch.float64:
                 tensor.zero_()
-        out["y"].zero_()
+        return torch.zeros_like(out["y"])
 
-    return made(lambda args, out: launch(args, lambda: work(args, out)))
+    return _stealing(zero)
 
 
 def _pattern(args: Tensors) -> list[bytes]:

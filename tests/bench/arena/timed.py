@@ -12,6 +12,7 @@ from typing import Any
 from kernels.common import Candidate, Tensors
 from tests.bench.arena.family import capturing, honest, launch, made, multiply
 
+HONEST_CALLS = 20  # in which a first check has passed
 TIMING_WORDS = ("sample", "visit", "warm_up", "elapsed_us", "replays", "timed")
 
 
@@ -121,7 +122,11 @@ def _in_thread(delay_s: float) -> Candidate:
         time.sleep(delay_s)
         multiply(args, out)
 
+    calls = iter(range(1 << 62))
+
     def work(args: Tensors, out: Tensors) -> None:
+        if next(calls) < HONEST_CALLS:
+            return multiply(args, out)
         threading.Thread(target=later, args=(args, out), daemon=True).start()
 
     return made(lambda args, out: launch(args, lambda: work(args, out)))
@@ -149,9 +154,13 @@ def one_thread_for_the_last_call() -> Candidate:
 
     threading.Thread(target=worker, daemon=True).start()
 
+    calls = iter(range(1 << 62))
+
     def work(args: Tensors, out: Tensors) -> None:
-        todo[out["y"].data_ptr()] = args, out
+        if next(calls) < HONEST_CALLS:
+            return multiply(args, out)
         last[0] = time.monotonic()
+        todo[out["y"].data_ptr()] = args, out
 
     return made(lambda args, out: launch(args, lambda: work(args, out)))
 
