@@ -240,7 +240,11 @@ class Candidate:
 
 
 class Cases(Protocol):
-    """What a family's cases.py holds, for what reads it; `reference_inputs` and `refuses` may be absent."""
+    """What a family's cases.py holds, for what reads it.
+
+    `reference_inputs`, `refuses` and `activations` may be absent. The last is `inputs` with activations alone, drawn
+    again before every visit of a bench; they need not be those of `inputs` for a seed.
+    """
 
     @property
     def WORKLOADS(self) -> Sequence[Workload]:

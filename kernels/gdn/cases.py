@@ -279,24 +279,34 @@ def _before_the_step(workload: Workload, rng: torch.Generator) -> Tensors:
     }
 
 
+def _drawn_first(workload: Workload, rng: torch.Generator) -> Tensors:
+    """The activations of a workload, and the weights of conv_decode."""
+    if workload["op"] == "conv_decode":
+        return _before_the_step(workload, rng)
+    decode = workload["op"] != "prefill"
+    step = _at_the_step(workload, (workload["batch"],) if decode else (workload["batch"], workload["T"]), rng)
+    return step | _in_other_forms(step, decode)
+
+
+def activations(workload: Workload, seed: int, device: torch.device | str) -> Tensors:
+    """Those of `inputs` for this seed."""
+    drawn = _drawn_first(workload, torch.Generator(device).manual_seed(seed))
+    return {name: tensor for name, tensor in drawn.items() if name in ACTIVATIONS}
+
+
 def inputs(workload: Workload, seed: int, device: torch.device | str) -> Tensors:
     """The tensors of a workload (see the file's docstring), drawn on `device` from `seed`; v and states are normal."""
     rng = torch.Generator(device).manual_seed(seed)
     dtype, state_dtype = DTYPES[workload["dtype"]], DTYPES[workload["state_dtype"]]
     batch, tokens, heads_k, heads_v, dim = (workload[a] for a in ("batch", "T", "Hk", "Hv", "D"))
     decode = workload["op"] != "prefill"
-    lead = (batch,) if decode else (batch, tokens)
 
     spread = state_variance(workload) ** 0.5
 
     def normal(*shape: int) -> torch.Tensor:
         return _normal(workload, shape, rng)
 
-    if workload["op"] == "conv_decode":
-        tensors = _before_the_step(workload, rng)
-    else:
-        tensors = _at_the_step(workload, lead, rng)
-        tensors |= _in_other_forms(tensors, decode)
+    tensors = _drawn_first(workload, rng)
     if workload["qk_l2norm"]:
         tensors["raw_qk"] = torch.ones(1, device=device)
     if decode:

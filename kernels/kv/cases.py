@@ -156,6 +156,15 @@ def inputs(workload: Workload, seed: int, device: torch.device | str) -> Tensors
     return given
 
 
+def activations(workload: Workload, seed: int, device: torch.device | str) -> Tensors:
+    """q alone, of the same distribution."""
+    if workload.inputs == OUTLIERS:
+        return {"q": inputs(workload, seed, device)["q"]}
+    gen = torch.Generator(device).manual_seed(seed)
+    shape = (workload["batch"], workload["Hq"], workload["D"])
+    return {"q": torch.randn(shape, dtype=_DTYPES[workload["dtype"]], device=device, generator=gen)}
+
+
 def outputs(workload: Workload, inputs: Tensors) -> Tensors:
     """{"o": [batch, Hq, D]} in the workload's dtype, every element NaN."""
     shape = (workload["batch"], workload["Hq"], workload["D"])

@@ -146,6 +146,15 @@ def inputs(workload: Workload, seed: int = 0, device: torch.device | str = "cpu"
     }
 
 
+def activations(workload: Workload, seed: int, device: torch.device | str) -> Tensors:
+    """x alone, of the same distribution."""
+    generator = torch.Generator(device=device).manual_seed(seed)
+    x = torch.randn(workload["M"], workload["K"], generator=generator, device=device)
+    if workload.inputs == OUTLIER:
+        x *= 1 + 29 * (torch.rand(workload["K"], generator=generator, device=device) < 0.02)
+    return {"x": (x.abs() if workload.inputs == POSITIVE else x).to(DTYPES[workload["dtype"]])}
+
+
 def outputs(workload: Workload, inputs: Tensors) -> Tensors:
     """{"y": [M, N]} in x's dtype, every element NaN."""
     return {"y": poisoned((workload["M"], workload["N"]), DTYPES[workload["dtype"]], inputs["x"].device)}

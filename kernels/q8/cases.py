@@ -53,6 +53,13 @@ def inputs(workload: Workload, seed: int = 0, device: torch.device | str = "cpu"
     return {"x": x.to(DTYPES[workload["dtype"]]), "w_q": w_q, "w_d": w_d}
 
 
+def activations(workload: Workload, seed: int, device: torch.device | str) -> Tensors:
+    """x alone, of the same distribution."""
+    generator = torch.Generator(device=device).manual_seed(seed)
+    x = torch.randn(workload["M"], workload["K"], generator=generator, device=device)
+    return {"x": x.to(DTYPES[workload["dtype"]])}
+
+
 def outputs(workload: Workload, inputs: Tensors) -> Tensors:
     """{"y": [M, N]} in x's dtype, every element NaN."""
     return {"y": poisoned((workload["M"], workload["N"]), DTYPES[workload["dtype"]], inputs["x"].device)}

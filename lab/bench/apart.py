@@ -3,7 +3,8 @@
 `Hands` stands for the candidates of one comparison in a process that imports none of them: each is a `Candidate` whose
 `run` asks the arm's process, and `RemoteTimer` is a timer whose visits are asked for. Every request has a nonce, which
 the reply repeats, so a line that was written ahead is no reply. Beside each visit of the graph timer runs the harness's
-own clock: what it reads beyond the arm's own times, and beyond what an empty visit costs, is `clock_pct`.
+own clock: what it reads beyond the arm's own times, and beyond what an empty visit costs, is `clock_pct`. An arm that
+was not asked stands still, with every process that it started: it can neither slow the others nor write behind a visit.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -27,9 +28,11 @@ from lab.bench import arm as far
 from lab.bench import sampling
 from lab.bench.shared import Shelf
 from lab.check.accuracy import Elsewhere
+from lab.check.child import children, signal_tree
 
 REPLY = msgspec.json.Decoder(far.Reply)
 EMPTY_VISITS = 5
+SILENT_S = 1.0  # without a reply, an arm is let go on once more
 
 
 class Thrown(Elsewhere):
@@ -44,6 +47,7 @@ class Nursery:
     """The process that arms are forked from, one for the life of a harness."""
 
     def __init__(self) -> None:
+        self.arms: set[int] = set()
         self.link, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
@@ -58,6 +62,7 @@ class Nursery:
         """A new arm: (the socket to it, its pid). Raises Died when there is none to be had."""
         ours, theirs = socket.socketpair()
         with theirs:
+            os.kill(self.process.pid, signal.SIGCONT)  # an arm may have stopped it
             try:
                 socket.send_fds(self.link, [b"fork"], [theirs.fileno()])
                 said = self.link.recv(32)
@@ -65,19 +70,31 @@ class Nursery:
                 raise Died("the process that arms are forked from is gone") from error
         if not said:
             raise Died("the process that arms are forked from is gone")
+        self.arms.add(int(said))
         return ours, int(said)
+
+    def end_orphans(self) -> None:
+        """End what an arm started and let go of: the nursery takes it in."""
+        for pid in children(self.process.pid):
+            if pid not in self.arms:
+                signal_tree(pid, signal.SIGKILL)
 
     def death(self, pid: int) -> str:
         """What an arm that closed its socket died of."""
-        os.kill(pid, signal.SIGKILL)  # it may have closed its socket and live on
-        self.link.sendall(str(pid).encode())
-        code = int(self.link.recv(32) or 1)
+        for each, number in ((pid, signal.SIGKILL), (self.process.pid, signal.SIGCONT)):  # closed it and live on?
+            with contextlib.suppress(OSError):
+                os.kill(each, number)
+        try:
+            self.link.sendall(str(pid).encode())
+            code = int(self.link.recv(32) or 1)
+        except OSError:
+            return "the end of the process that arms are forked from"
         return "closing its socket" if code == -signal.SIGKILL else _ended(code)
 
     def stop(self) -> None:
         """End it, and with it every arm."""
         self.link.close()
-        self.process.kill()
+        signal_tree(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
 
@@ -86,22 +103,29 @@ def _ended(code: int) -> str:
 
 
 class Hand:
-    """One arm. apart_pct: of each visit, what the harness's clock read beyond the arm's own times, %."""
+    """One arm. apart_pct: of each visit, what the harness's clock read beyond the arm's own times, %.
+
+    pass_us: what one call on each set took by the harness's clock, us.
+    """
 
     def __init__(self, nursery: Nursery, greeting: dict[str, Any]) -> None:
         self.nursery = nursery
         self.link, self.pid = nursery.arm()
+        self.link.settimeout(SILENT_S)
         self.buffer = b""
         self.greeted: far.Reply | None = None
         self.greeting = self._send(far.Hello, **greeting)
         self.dead = False
         self.empty_us = 0.0
         self.apart_pct: list[float] = []
+        self.pass_us: list[float] = []
 
     @property
     def hello(self) -> far.Reply:
         """What it said of itself; all arms are greeted before the first answer is waited for."""
-        self.greeted = self.greeted or self._reply(self.greeting)
+        if self.greeted is None:
+            self.greeted = self._reply(self.greeting)
+            self._freeze()
         return self.greeted
 
     def ask(self, kind: type[far.Request], **parts: Any) -> far.Reply:
@@ -109,27 +133,36 @@ class Hand:
 
         A process that says nothing is waited for: whoever watches the harness knows which arm it is at.
         """
+        signal_tree(self.pid, signal.SIGCONT)
         reply = self._reply(self._send(kind, **parts))
+        self._freeze()
         if reply.error:
             raise Thrown(reply.error)
         return reply
+
+    def _freeze(self) -> None:
+        signal_tree(self.pid, signal.SIGSTOP)
+        self.nursery.end_orphans()
 
     def _send(self, kind: type[far.Request], **parts: Any) -> str:
         nonce = secrets.token_hex(8)
         try:
             self.link.sendall(msgspec.json.encode(kind(nonce=nonce, **parts)) + b"\n")
         except OSError as error:
-            raise Died(self._gone()) from error
+            raise Died(self.gone()) from error
         return nonce
 
     def _reply(self, nonce: str) -> far.Reply:
         while b"\n" not in self.buffer:
             try:
                 chunk = self.link.recv(1 << 16)
+            except TimeoutError:  # another arm may have stopped it, on its own way to a standstill
+                signal_tree(self.pid, signal.SIGCONT)
+                continue
             except OSError:
                 chunk = b""
             if not chunk:
-                raise Died(self._gone())
+                raise Died(self.gone())
             self.buffer += chunk
         line, _, self.buffer = self.buffer.partition(b"\n")
         try:
@@ -140,17 +173,16 @@ class Hand:
             raise Died("the candidate's process wrote an answer to a question that was not asked")
         return reply
 
-    def _gone(self) -> str:
+    def gone(self) -> str:
+        """What it died of, in a sentence."""
         self.dead = True
         return f"the candidate's process died of {self.nursery.death(self.pid)}"
 
     def stop(self) -> None:
         """End it."""
         self.link.close()
-        try:
-            os.kill(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return
+        signal_tree(self.pid, signal.SIGKILL)
+        self.nursery.end_orphans()
 
 
 class Hands:
@@ -181,7 +213,8 @@ class Hands:
                 if not hand.dead:
                     hand.ask(far.Release)  # memory that a process holds at its death stays lent for good
         for hand in every:
-            hand.stop()
+            if not hand.dead:
+                hand.stop()
         self.shelf.clear()
 
     def candidate(self, name: str) -> Any:
@@ -220,8 +253,25 @@ class RemoteTimer:
 
     broken = False
 
-    def __init__(self, name: str, hands: Hands, watched: bool) -> None:
-        self.name, self.hands, self.watched = name, hands, watched and name == "graph"
+    def __init__(self, name: str, hands: Hands, clock: Callable[[int], float] | None) -> None:
+        self.name, self.hands, self.clock = name, hands, clock if name == "graph" else None
+
+    def one_pass(self, arm: sampling.Arm, stir: Callable[[], None]) -> None:
+        """One call on each set, by the harness's clock alone, each of two on new inputs; raises Thrown or Died.
+
+        The first fetches code and weights, which what was asked in between took from the caches.
+        """
+        hand = self.hands.hands[arm.name]
+        for _ in range(2):
+            stir()
+            _synchronize(arm.sets[0][1])
+            taken_us = self._took(hand, far.Pass)[1]
+        hand.pass_us.append(taken_us - hand.empty_us)
+
+    def pass_us(self, arm: sampling.Arm) -> float | None:
+        """What a pass takes, us: a quarter took less, for a busy host adds. None where the two clocks are no pair."""
+        taken = sorted(self.hands.hands[arm.name].pass_us)
+        return taken[len(taken) // 4] if self.clock and taken else None
 
     def prepare(self, arm: sampling.Arm) -> None:
         """Hand the sets over; raises Thrown or Died."""
@@ -232,23 +282,32 @@ class RemoteTimer:
         _synchronize(arm.sets[0][1])
         reply = hand.ask(far.Attach, sets=sets)
         arm.calls, arm.prepare_us, arm.prepared_bytes = reply.calls, reply.prepare_us, reply.prepared_bytes
-        empty = [self._took(hand, 0)[1] for _ in range(EMPTY_VISITS)]
+        if self.clock:
+            hand.ask(far.Pass)  # which captures it
+        empty = [self._took(hand, far.Visit, samples=0)[1] for _ in range(EMPTY_VISITS)]
         hand.empty_us = statistics.median(empty)
 
     def visit(self, arm: sampling.Arm, samples: int) -> list[float]:
         """So many samples, us per call; raises Thrown or Died."""
         hand = self.hands.hands[arm.name]
         _synchronize(arm.sets[0][1])
-        taken, wall_us = self._took(hand, samples)
+        reply, wall_us = self._took(hand, far.Visit, samples=samples)
+        taken = reply.samples_us
+        arm.turn += samples
         if len(taken) != samples or not all(isinstance(s, float) and 0 < s < 1e12 for s in taken):
             raise Died(f"the candidate's process says {str(taken)[:80]} for {samples} samples")
         hand.apart_pct.append(100.0 * ((wall_us - hand.empty_us) / (arm.calls * sum(taken)) - 1.0))
         return list(taken)
 
-    def _took(self, hand: Hand, samples: int) -> tuple[tuple[float, ...], float]:
-        began = time.perf_counter()
-        reply = hand.ask(far.Visit, samples=samples)
-        return reply.samples_us, 1e6 * (time.perf_counter() - began)
+    def _took(self, hand: Hand, kind: type[far.Request], **parts: Any) -> tuple[far.Reply, float]:
+        """The reply, and by the harness's clock how long it took, us."""
+        clock = self.clock or (lambda _: time.perf_counter())
+        try:
+            began = clock(hand.pid)
+            reply = hand.ask(kind, **parts)
+            return reply, 1e6 * (clock(hand.pid) - began)
+        except OSError as error:
+            raise Died(hand.gone()) from error
 
     def clock_pct(self, arm: sampling.Arm) -> float | None:
         """What our clock read beyond the arm's own times, %, the mean over its visits; None where the two are no pair.
@@ -257,7 +316,7 @@ class RemoteTimer:
         """
         apart = sorted(self.hands.hands[arm.name].apart_pct)
         cut = len(apart) // 10
-        return statistics.fmean(apart[cut : len(apart) - cut]) if self.watched and apart else None
+        return statistics.fmean(apart[cut : len(apart) - cut]) if self.clock and apart else None
 
     def release(self, arm: sampling.Arm) -> None:
         """Have the sets given back; raises Thrown or Died."""

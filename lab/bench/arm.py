@@ -25,7 +25,7 @@ from lab.bench import sampling, shared
 from lab.bench.backend import Backend, added_bytes
 from lab.bench.shared import Handle
 from lab.check import accuracy, families
-from lab.check.child import PR_SET_PDEATHSIG
+from lab.check.child import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG
 
 Handles = dict[str, Handle]
 
@@ -65,6 +65,10 @@ class Visit(Request, frozen=True, tag=True):
     """Take so many samples, one behind the other; none of them only says that the arm is there."""
 
     samples: int
+
+
+class Pass(Request, frozen=True, tag=True):
+    """Do one call on each set."""
 
 
 class Release(Request, frozen=True, tag=True):
@@ -117,6 +121,11 @@ class Arm:
             assert not asked.samples or (self.timer and self.arm), "asked before there are sets"
             taken = self.timer.visit(self.arm, asked.samples) if asked.samples else ()  # type: ignore[union-attr,arg-type]
             return Reply(asked.nonce, samples_us=tuple(taken))
+        if isinstance(asked, Pass):
+            timer: Any = self.timer
+            assert timer, "asked before there are sets"
+            timer.one_pass(self.arm)
+            return Reply(asked.nonce)
         self.arm = self.timer = None
         gc.collect()
         self.backend.free()
@@ -161,7 +170,7 @@ def _opened(handles: Handles) -> dict[str, Any]:
     return {name: shared.opened(handle) for name, handle in handles.items()}
 
 
-REQUESTS = msgspec.json.Decoder(Hello | Once | Attach | Visit | Release)
+REQUESTS = msgspec.json.Decoder(Hello | Once | Attach | Visit | Pass | Release)
 
 
 def serve(descriptor: int) -> None:
@@ -183,11 +192,13 @@ def nursery(descriptor: str, parent: str) -> None:
     A fork costs 10 ms where importing torch costs seconds. Nothing here touches the GPU: no context survives a fork.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     if os.getppid() != int(parent):  # it died before the line above
         sys.exit(0)
     import torch
 
     torch.set_num_threads(1)  # a pool of threads would not survive a fork
+    gc.freeze()  # what is here an arm need not collect, which takes a tenth of a second and copies every page
     with socket.socket(fileno=int(descriptor)) as link:
         while True:
             word, sent, _, _ = socket.recv_fds(link, 32, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,8 @@ class Backend:
 
     load:  imports a family with its candidates; bare: the same without importing any of them.
     apart: whether each arm has a process of its own, and this one then never imports a candidate.
+    clock: the harness's own beside an arm, s, given the arm's process.
+    clock_pct: how far it and the arm's own times may be apart, %; None where they are no pair.
     """
 
     device: str
@@ -27,6 +30,8 @@ class Backend:
     memory_bytes: float = math.inf
     apart: bool = False
     bare: Callable[[str], families.Family] = families.bare
+    clock: Callable[[int], float] = lambda pid: time.perf_counter()
+    clock_pct: float | None = None
 
     def wait(self) -> None:
         """Until the device has done what it was given."""
@@ -52,7 +57,10 @@ def gpu() -> Backend:
     from lab.bench import machine, timers
 
     card = torch.cuda.get_device_properties(0)
-    return Backend("cuda", card.L2_cache_size, timers.named, machine.clocks, memory_bytes=card.total_memory, apart=True)
+    return Backend(
+        "cuda", card.L2_cache_size, timers.named, machine.clocks, memory_bytes=card.total_memory, apart=True,
+        clock_pct=5.0,
+    )  # fmt: skip
 
 
 def added_bytes(args: dict[str, Any], inputs: dict[str, Any]) -> int | None:

@@ -4,11 +4,13 @@ On a GPU each arm runs in a process of its own (lab/bench/apart.py) and this one
 candidate: inputs, outputs, reference, clock and judgement are out of a candidate's reach. In tests and notebooks the
 arms may run here.
 
-What is timed is what is checked. At a drawn moment among the blocks every activation that the candidates read is
-overwritten in place with values of a seed drawn then, states and outputs are set anew, and the arm is asked for a visit
-in the words that a timed visit is asked for: the very graph runs, and every set's outputs are compared. Before every
-visit the activations change a little, so an arm that remembers its answers recomputes in the first sample of a visit
-and not in the others, which shows. A candidate that does either is wrong, and its row has no number.
+What is timed is what is checked. Before every visit the activations are drawn anew and states are set back, and which
+timed visits are looked at is drawn once they are over: inputs and outputs of one set are held against the reference. At
+a drawn moment among the blocks the very graph runs on outputs full of junk, and every set is compared.
+
+An arm that remembers its answers works in the first call on a set and not in the others: the first sample of its visits
+is slower, and so is, by the harness's clock, a pass of one call on each set against what its samples say of so many.
+A candidate that does any of this is wrong, and its row has no number.
 
 `execute` announces each step, and during the timing each change of arm, so that the parent (lab/bench/worker.py) knows
 which arm to blame when this process dies or hangs.
@@ -22,6 +24,7 @@ import importlib
 import math
 import random
 import secrets
+import statistics
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -46,7 +49,8 @@ FATAL = (
 GPU_BACKEND = "lab.bench.backend:gpu"
 HOLD_CYCLES = 20_000_000  # of the GPU's clock, about 10 ms
 RECHECK_S = 8.0  # of the reference's time; a delta rule of 2048 tokens in float64 takes seconds
-CLOCK_PCT = 5.0  # more than this between the harness's clock and an arm's own times is an error
+LOOKS, LOOKS_S = 6, 4.0  # of a placement's visits, how many are looked at; in all, for so long an arm
+PASS_PCT, PASS_US = 25.0, 20.0  # by which a pass may take longer than its samples say, beyond what the control's does
 FIRST_PCT = 5.0  # so much slower than the samples behind it, against the control's, is an arm that had to compute
 
 
@@ -191,7 +195,9 @@ def _compared(
             greeting["l2_bytes"] = backend.l2_bytes
             hands = stack.enter_context(Hands(_nursery(), [s.name for s in states], greeting))
             family = backend.bare(job.family)
-            timer: sampling.Timer = RemoteTimer(job.timer, hands, backend.device == "cuda")
+            timer: sampling.Timer = RemoteTimer(
+                job.timer, hands, backend.clock if backend.clock_pct is not None else None
+            )
         else:
             hands, family = None, backend.load(job.family)
             timer = backend.timer(job.timer, job.l2, backend.l2_bytes)
@@ -200,8 +206,16 @@ def _compared(
 
 
 @functools.cache
+def _nurseries() -> list[Nursery]:
+    return [Nursery()]
+
+
 def _nursery() -> Nursery:
-    return Nursery()
+    """That of this process, or a new one where an arm ended it."""
+    kept = _nurseries()
+    if kept[0].process.poll() is not None:
+        kept[0] = Nursery()
+    return kept[0]
 
 
 def _timed(
@@ -268,11 +282,48 @@ def _timed(
             turn = by_name[arm.name]
             tell(Stage("time", turn.name))
 
+    looks: dict[str, list[Look]] = {}
+    seen: dict[str, int] = {}
+    spent_s: dict[str, float] = {}
+
+    def look(arm: sampling.Arm, ran: list[int]) -> None:
+        """Keep what a visit left in a set drawn now; of a placement's visits LOOKS, each as likely as any other."""
+        number = secrets.randbelow(len(ran))
+        if arm.name == sampling.AGAIN or not ran[number]:
+            return
+        seen[arm.name] = seen.get(arm.name, 0) + 1
+        mine = looks.setdefault(arm.name, [])
+        place = len(mine) if len(mine) < LOOKS else secrets.randbelow(seen[arm.name])
+        if place < LOOKS:
+            outputs = accuracy.copied(arm.outputs[number])
+            mine[place : place + 1] = [Look(number, ran[number], arm.made + number, arm.stirred + number, outputs)]
+
+    def judge_looks() -> None:
+        """Set by set in drawn order, so that the inputs of one are made once for all arms."""
+        every = [(name, taken) for name, mine in looks.items() for taken in mine]
+        every = random.Random(secrets.randbits(32)).sample(every, len(every))
+        rank = {made: number for number, made in enumerate({taken.made: "" for _, taken in every})}
+        given: dict[str, Any] = {}
+        made = -1
+        for name, taken in sorted(every, key=lambda it: rank[it[1].made]):
+            state = by_name[name]
+            if state.status != "ok" or spent_s.get(name, 0.0) > LOOKS_S:
+                continue
+            began = time.perf_counter()
+            if taken.made != made:
+                given, made = family.cases.inputs(bench.workload, taken.made, backend.device), taken.made
+            if wrong := looked_at(bench, candidates[name].precision, given, taken):
+                state.fail("incorrect", f"in a timed visit, on set {taken.number + 1}: {wrong}")
+            spent_s[name] = spent_s.get(name, 0.0) + time.perf_counter() - began
+        looks.clear()
+        seen.clear()
+
     def place(number: int, order: Sequence[sampling.Arm]) -> None:
+        judge_looks()
         for arm in arms:
             visiting(arm)
             timer.release(arm)
-            arm.sets, arm.inputs, arm.outputs, arm.stirred = [], [], [], ([], [])
+            arm.sets, arm.inputs, arm.outputs = [], [], []
         if bench.hands:
             bench.hands.shelf.clear()
         backend.free()
@@ -290,6 +341,11 @@ def _timed(
     when = secrets.randbelow(job.placements), secrets.randbelow(sampling.PLACED_BLOCKS)
 
     def between(number: int, block: int) -> None:
+        if isinstance(timer, RemoteTimer) and timer.clock:
+            for arm in random.Random(secrets.randbits(32)).sample(arms, len(arms)):
+                visiting(arm)
+                timer.one_pass(arm, functools.partial(stir, bench, arm))
+                look(arm, [1] * len(arm.sets))
         if (number, block) != when:
             return
         seed = secrets.randbelow(1 << 31)
@@ -303,9 +359,13 @@ def _timed(
                     state.fail("incorrect", f"on inputs changed in place: {wrong}")
         tell(Stage("time", turn.name))
 
-    hooks = sampling.Hooks(clocks=backend.clocks, visiting=visiting, stir=stir, place=place, between=between)
+    hooks = sampling.Hooks(
+        clocks=backend.clocks, visiting=visiting, stir=lambda arm: stir(bench, arm), place=place, between=between,
+        visited=lambda arm: look(arm, sampling.runs_of_sets(arm, sampling.VISIT, arm.turn - sampling.VISIT)),
+    )  # fmt: skip
     try:
         compared = sampling.compare(arms, timer, job.seconds, job.seed, job.rest, hooks, job.placements, job.blocks)
+        judge_looks()
         for arm in arms:
             note_clock(arm)
     except Lost:
@@ -315,23 +375,44 @@ def _timed(
         raise Lost(turn.name) from error
     for arm in [arm for arm in arms if arm.name != sampling.AGAIN]:
         state = by_name[arm.name]
-        if state.status == "ok" and bench.hands and remembers(arms[0], arm):
+        if state.status == "ok" and bench.hands and remembers(arms[:2], arm):
             said = f"{FIRST_PCT:g} % slower than the samples behind it, against the control's"
             state.fail("incorrect", f"the first sample on inputs that it has not seen is {said}: it remembers answers")
-        if state.status == "ok" and (state.clock_pct or 0.0) > CLOCK_PCT:
+        if state.status == "ok" and (state.clock_pct or 0.0) > (backend.clock_pct or math.inf):
             state.fail("error", f"its own times and the harness's clock differ by {state.clock_pct:.1f} %")
+        if state.status == "ok" and isinstance(timer, RemoteTimer) and (said := repeats_less(timer, arms[:2], arm)):
+            state.fail("error", said)
         if state.status == "ok":
             state.timing = compared.arms[arm.name]
     return compared
 
 
-def remembers(control: sampling.Arm, arm: sampling.Arm) -> bool:
-    """Whether nine of ten visits began slower, against the samples behind, than the control's visit of the block did.
+def remembers(controls: Sequence[sampling.Arm], arm: sampling.Arm) -> bool:
+    """Whether nine of ten visits began slower, against the samples behind, than both of the control's in the block did.
 
-    Where nothing is remembered it is about every second.
+    Where nothing is remembered it is about every third.
     """
-    slower = [here > (1 + FIRST_PCT / 100.0) * there for here, there in zip(arm.firsts, control.firsts, strict=True)]
+    theirs = map(max, *(control.firsts for control in controls))
+    slower = [here > (1 + FIRST_PCT / 100.0) * there for here, there in zip(arm.firsts, theirs, strict=True)]
     return sum(slower) >= 0.9 * len(slower)
+
+
+def repeats_less(timer: RemoteTimer, controls: Sequence[sampling.Arm], arm: sampling.Arm) -> str:
+    """ "" or by how much one call on each set takes longer than an arm's samples say that so many calls do.
+
+    What a pass costs by itself (its launch, caches that others used) is what it costs the control or its second self.
+    """
+    over_us = {}
+    for one in (*controls, arm):
+        pass_us, called_us = timer.pass_us(one), len(one.sets) * statistics.median(one.blocks_us)
+        if pass_us is None:
+            return ""
+        over_us[one.name] = pass_us - called_us
+    itself_us = max(0.0, *(over_us[one.name] for one in controls))
+    if over_us[arm.name] <= 1.5 * itself_us + PASS_US + PASS_PCT / 100.0 * called_us:
+        return ""
+    said = f"one call on each set takes {pass_us:.0f} us, where its samples say {called_us:.0f}"
+    return f"{said}: it leaves out what it did before"
 
 
 def armed(bench: Bench, candidate: Any, arm: sampling.Arm, room_bytes: float, first_seed: int) -> None:
@@ -346,7 +427,7 @@ def armed(bench: Bench, candidate: Any, arm: sampling.Arm, room_bytes: float, fi
     count = sampling.sets_for(moved, backend.l2_bytes, job.l2)
     count = min(count, max(2 if job.l2 == "cold" else 1, int(min(room_bytes / max(moved, 1.0), count))))
     fastest_s = math.inf
-    arm.turn = 0
+    arm.turn, arm.made = 0, first_seed
     for number in range(count):
         inputs = cases.inputs(bench.workload, first_seed + number, backend.device)
         own = accuracy.outputs(bench.family, candidate, bench.workload, inputs, first_seed + number)
@@ -363,27 +444,44 @@ def armed(bench: Bench, candidate: Any, arm: sampling.Arm, room_bytes: float, fi
         arm.sets.append((args, out))
         arm.inputs.append(inputs)
         arm.outputs.append(own)
-    floating = [
-        tensor
-        for inputs in arm.inputs
-        for name, tensor in inputs.items()
-        if name in cases.ACTIVATIONS and tensor.is_floating_point() and tensor.itemsize > 1
-    ]
-    arm.stirred = floating, [tensor.clone() for tensor in floating]
 
 
-def stir(arm: sampling.Arm) -> None:
-    """Change the activations a little, so that no answer of an earlier visit is one of the next.
+def stir(bench: Bench, arm: sampling.Arm) -> None:
+    """Draw every activation anew and set states back, so that no answer of an earlier visit is one of the next.
 
-    They are what they were, times a number just below 1 that is drawn anew: the distribution stays, and so does every
-    bound that a kernel may rely on.
+    Values that are the old ones times a number would not do: of a product an arm could scale its old answer.
     """
-    now, kept = arm.stirred
-    if now:
-        import torch
+    arm.stirred = secrets.randbits(48)
+    for number, (inputs, own) in enumerate(zip(arm.inputs, arm.outputs, strict=True)):
+        for name, fresh in drawn(bench, arm.stirred + number).items():
+            inputs[name].copy_(fresh)
+        accuracy.fill(bench.family, inputs, own, 0, "left")
 
-        torch._foreach_copy_(now, kept)
-        torch._foreach_mul_(now, 1.0 - secrets.randbelow(1 << 20) / (1 << 26))
+
+def drawn(bench: Bench, seed: int) -> dict[str, Any]:
+    """The floating-point activations of a seed: by the family's `activations` where it has one, which is quicker."""
+    cases = bench.family.cases
+    made = getattr(cases, "activations", cases.inputs)(bench.workload, seed, bench.backend.device)
+    return {name: t for name, t in made.items() if name in cases.ACTIVATIONS and t.is_floating_point()}
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a visit left in one set after so many calls on it. made, stirred: seeds of its inputs and activations."""
+
+    number: int
+    calls: int
+    made: int
+    stirred: int
+    outputs: dict[str, Any]
+
+
+def looked_at(bench: Bench, precision: str, given: dict[str, Any], look: Look) -> str:
+    """ "" or what is wrong with a look. given: the set's inputs made anew: an arm gains nothing by changing its own."""
+    given = given | drawn(bench, look.stirred)
+    calls = look.calls if any(name in given for name in bench.family.cases.IN_PLACE) else 1
+    wanted = _wanted(bench, given, precision, calls)
+    return accuracy.judged(bench.family, bench.workload, precision, {}, given, look.outputs, wanted, calls)[1]
 
 
 Wanted = dict[tuple[int, str, int], tuple[dict[str, Any], float]]

@@ -58,10 +58,11 @@ AGAIN = "control again"
 class Arm:
     """One side of a comparison. `sets` are (args, out) pairs; `run` launches one call on one of them.
 
-    calls: how many calls one sample holds (set by the timer); state: what the timer keeps with the arm; turn: samples
-    that the timer took of these sets. inputs, outputs: those of each set, as tensors that no candidate gets (see
-    `accuracy.handed`). prepare_us, prepared_bytes: time and memory of `prepare`. stirred: the activations of all sets,
-    and copies. firsts: the first sample of each visit over the median of the others.
+    calls: how many calls one sample holds (set by the timer); state, once: what the timer keeps with the arm, for a
+    sample and for one call on each set; turn: samples that the timer took of these sets. inputs, outputs: those of each
+    set, as tensors that no candidate gets (see `accuracy.handed`). prepare_us, prepared_bytes: time and memory of
+    `prepare`. made, stirred: the first set's seed, of the inputs and of its activations since. firsts: the first sample
+    of each visit over the median of the others.
     """
 
     name: str
@@ -69,13 +70,15 @@ class Arm:
     sets: list[tuple[Any, Any]]
     calls: int = 1
     state: Any = None
+    once: Any = None
     turn: int = 0
     samples_us: list[float] = field(default_factory=list)
     blocks_us: list[float] = field(default_factory=list)
     firsts: list[float] = field(default_factory=list)
     inputs: list[Any] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
-    stirred: tuple[list[Any], list[Any]] = field(default_factory=lambda: ([], []))
+    made: int = 0
+    stirred: int = 0
     prepare_us: float | None = None
     prepared_bytes: int | None = None
 
@@ -99,12 +102,12 @@ class Timer(Protocol):
         """Let go of the sets."""
 
 
-def runs_of_sets(arm: Arm, samples: int) -> list[int]:
-    """How often each set runs in the next so many samples of a timer."""
+def runs_of_sets(arm: Arm, samples: int, turn: int | None = None) -> list[int]:
+    """How often each set runs in so many samples of a timer, behind those already taken or behind `turn`."""
     count = len(arm.sets)
     if arm.calls >= count:
         return [samples * arm.calls // count] * count
-    turns = [(arm.turn + i) % count for i in range(samples)]
+    turns = [((arm.turn if turn is None else turn) + i) % count for i in range(samples)]
     return [turns.count(i) for i in range(count)]
 
 
@@ -236,14 +239,15 @@ class Hooks:
     """What happens around the samples; the defaults do nothing.
 
     visiting: before each visit, so that an error or a crash can be attributed. stir: before each visit too, outside of
-    what `rest` follows. place: before each placement but the first, with the arms in the order to allocate them in.
-    between: before each block, with the numbers of the placement and the block.
+    what `rest` follows. visited: behind each that is no warm-up. place: before each placement but the first, with the
+    arms in the order to allocate them in. between: before each block, with the numbers of the placement and the block.
     """
 
     clocks: Callable[[], Any] = lambda: None
     sleep: Callable[[float], None] = time.sleep
     visiting: Callable[[Arm], None] = lambda arm: None
     stir: Callable[[Arm], None] = lambda arm: None
+    visited: Callable[[Arm], None] = lambda arm: None
     place: Callable[[int, Sequence[Arm]], None] = lambda number, turn: None
     between: Callable[[int, int], None] = lambda number, block: None
 
@@ -297,6 +301,7 @@ def compare(
             for arm in (*turn, *reversed(turn)):
                 with visit(arm):
                     samples_us = timer.visit(arm, VISIT)
+                hooks.visited(arm)
                 arm.samples_us += samples_us
                 arm.firsts.append(samples_us[0] / statistics.median(samples_us[1:]))
                 visits[arm.name].append(statistics.median(samples_us))

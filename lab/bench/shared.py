@@ -1,18 +1,15 @@
 """Tensors that two processes see: of the GPU through CUDA's interprocess handles, of the host through files in memory.
 
 The harness owns them. What an arm's process is given is a `Handle` for each tensor: plain data, nothing is unpickled.
+Files have no name but that of the harness's descriptor, so that nothing is left of them when it is killed (Linux).
 """
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from pathlib import Path
+import os
 from typing import Any
 
 import msgspec
-
-MEMORY = Path("/dev/shm")  # a file system in memory, where there is one
 
 
 class Handle(msgspec.Struct, frozen=True):
@@ -29,9 +26,8 @@ class Shelf:
     """The harness's side: makes tensors that can be handed out. Files of the host's tensors go with `clear`."""
 
     def __init__(self) -> None:
-        self.folder: Path | None = None
-        self.files: dict[int, str] = {}
-        self.made = 0
+        self.files: dict[int, int] = {}  # descriptors by the address that they are mapped at
+        self.open: list[int] = []
 
     def tensor(self, given: Any) -> Any:
         """`given` itself on a GPU; on the host a copy in a file that another process can map. Views keep their storage.
@@ -42,31 +38,31 @@ class Shelf:
 
         if given.is_cuda:
             return given
-        if self.folder is None:
-            self.folder = Path(tempfile.mkdtemp(prefix="killgate-", dir=MEMORY if MEMORY.is_dir() else None))
-        self.made += 1
-        path = self.folder / str(self.made)
-        bytes_ = max(given.untyped_storage().nbytes(), 1)
-        with path.open("wb") as file:
-            file.truncate(bytes_)
-        storage = _mapped(str(path), bytes_)
+        file = os.memfd_create("killgate")
+        os.truncate(file, bytes_ := max(given.untyped_storage().nbytes(), 1))
+        storage = _mapped(_path(file), bytes_)
         storage.copy_(given.untyped_storage())
-        self.files[storage.data_ptr()] = str(path)
+        self.files[storage.data_ptr()] = file
+        self.open.append(file)
         made = torch.empty(0, dtype=given.dtype)
         return made.set_(storage, given.storage_offset(), given.shape, given.stride())
 
     def handle(self, tensor: Any) -> Handle:
         """What another process opens; raises KeyError for a host's tensor that is not of `tensor`."""
         storage = tensor.untyped_storage()
-        found = storage._share_cuda_() if tensor.is_cuda else self.files[storage.data_ptr()]
+        found = storage._share_cuda_() if tensor.is_cuda else _path(self.files[storage.data_ptr()])
         kind = str(tensor.dtype).removeprefix("torch.")
         return Handle(found, kind, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
 
     def clear(self) -> None:
         """Forget every file; memory that somebody still maps stays his."""
-        if self.folder is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder, self.files = None, {}
+        for file in self.open:
+            os.close(file)
+        self.files, self.open = {}, []
+
+
+def _path(file: int) -> str:
+    return f"/proc/{os.getpid()}/fd/{file}"
 
 
 def _mapped(path: str, bytes_: int) -> Any:
@@ -80,7 +76,7 @@ def opened(handle: Handle) -> Any:
     import torch
 
     if isinstance(handle.storage, str):
-        storage = _mapped(handle.storage, Path(handle.storage).stat().st_size)
+        storage = _mapped(handle.storage, os.stat(handle.storage).st_size)
         made = torch.empty(0, dtype=getattr(torch, handle.dtype))
     else:
         torch.cuda.init()

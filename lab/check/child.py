@@ -21,7 +21,30 @@ from typing import IO, Any
 from lab.base.errors import REPOSITORY
 
 GRACE_S = 5.0  # between a child's closed pipe and its death
-PR_SET_PDEATHSIG = 1  # Linux: prctl(2)
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # Linux: prctl(2)
+
+
+def signal_tree(pid: int, number: int) -> None:
+    """Send a signal to a process and to all that is under it (Linux); stopped first, so that nobody loses a parent."""
+    pids = [pid]
+    for each in pids:
+        with contextlib.suppress(OSError):
+            os.kill(each, signal.SIGSTOP if number == signal.SIGKILL else number)
+        pids += children(each)
+    if number == signal.SIGKILL:
+        for each in pids:
+            with contextlib.suppress(OSError):
+                os.kill(each, number)
+
+
+def children(pid: int) -> list[int]:
+    """The processes that this one started or took in; none where it is gone, or the system does not say."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/children") as file:
+                found += map(int, file.read().split())
+    return found
 
 
 class Child:
@@ -78,7 +101,9 @@ class Child:
         return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
     def stop(self) -> None:
-        """End the child and whatever it started."""
+        """End the child and whatever it started, what left its session too."""
+        if self.alive:
+            signal_tree(self.process.pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -95,6 +120,7 @@ def end_with(parent: str) -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # what loses its parent stays where `stop` finds it
         if os.getppid() != int(parent):  # it died before the line above
             sys.exit(0)
 

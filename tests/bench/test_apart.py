@@ -1,22 +1,22 @@
 """Arms in processes of their own: the harness imports no candidate, keeps its own clock, and believes no line that it
-did not ask for. Real processes and real time on the CPU; the arena (tests/bench/arena) has the list
+did not ask for. Real processes and real work on the CPU; the arena (tests/bench/arena) has the list
 of adversaries.
 """
 
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
 
 from kernels.common import Candidate, Tensors, Workload
-from lab.bench import apart, sampling
+from lab.bench import apart, comparison, sampling, shared
 from lab.bench.backend import Backend
 from lab.bench.comparison import Done, Job, execute
-from lab.check import families
+from lab.check import child, families
 from tests.bench import fake_bench
 
 SIZE = 20_000
@@ -41,12 +41,14 @@ def remembers(args: Tensors, out: Tensors) -> None:
 
 def keeps(args: Tensors, out: Tensors) -> None:
     """The same with a copy of its answer, which is right wherever it is looked at."""
+    began = time.process_time()
     seen = [value.clone() for value in (SEEN.get(args["x"].data_ptr()),) if value is not None]
     remembers(args, out)
     if seen and bool((seen[0] == args["x"]).all()):
         out["y"].copy_(ANSWERS[out["y"].data_ptr()])
     else:
-        time.sleep(2e-3)  # far more than anything else here takes, so that a busy machine does not hide it
+        while time.process_time() < began + 2e-3:  # far more than anything else here takes
+            pass
         ANSWERS[out["y"].data_ptr()] = out["y"].clone()
 
 
@@ -72,16 +74,34 @@ def raises(args: Tensors, out: Tensors) -> None:
     raise ValueError("M = 63 must be divisible by 16")
 
 
-RUNS: Mapping[str, Any] = {run.__name__: run for run in (honest, remembers, keeps, writes_ahead, dies, raises)} | {
-    "plain": honest
-}
+def forks(args: Tensors, out: Tensors) -> None:
+    """Leaves a child that sleeps, and one whose parent is gone, in a session of its own."""
+    for escapes in (False, True):
+        if os.fork() == 0:
+            if escapes:
+                os.setsid()
+                if os.fork():
+                    os._exit(0)
+            time.sleep(60)
+            os._exit(0)
+    time.sleep(0.1)
+    honest(args, out)
 
 
-class Wall:
-    """A timer of real time: a sample is ten rounds over all sets. `lies`: the factor by which it shortens its times."""
+RUNS: Mapping[str, Any] = {
+    run.__name__: run for run in (honest, remembers, keeps, writes_ahead, dies, raises, forks)
+} | {"plain": honest}
+
+
+class Processor:
+    """A timer of the processor's time, which a busy machine hardly changes: a sample is ten rounds over all sets.
+
+    lies: the factor by which it shortens its times; rounds: how many it does in the place of ten.
+    """
 
     name = "graph"
     lies: ClassVar[dict[str, float]] = {}
+    rounds: ClassVar[dict[str, int]] = {}
 
     def prepare(self, arm: sampling.Arm) -> None:
         arm.calls = 10 * len(arm.sets)
@@ -90,12 +110,15 @@ class Wall:
         return [self._sample(arm) for _ in range(samples)]
 
     def _sample(self, arm: sampling.Arm) -> float:
-        began = time.perf_counter()
-        for _ in range(10):
-            for args, out in arm.sets:
-                arm.run(args, out)
+        began = time.process_time()
+        for _ in range(self.rounds.get(arm.name, 10)):
+            self.one_pass(arm)
         arm.turn += 1
-        return 1e6 * (time.perf_counter() - began) / arm.calls * self.lies.get(arm.name, 1.0)
+        return 1e6 * (time.process_time() - began) / arm.calls * self.lies.get(arm.name, 1.0)
+
+    def one_pass(self, arm: sampling.Arm) -> None:
+        for args, out in arm.sets:
+            arm.run(args, out)
 
     def release(self, arm: sampling.Arm) -> None: ...
 
@@ -112,12 +135,22 @@ def load(name: str) -> families.Family:
 
 
 def backend() -> Backend:
-    return Backend("cpu", 0, lambda *_: Wall(), lambda: None, load, apart=True, bare=bare)
+    return Backend("cpu", 0, lambda *_: Processor(), lambda: None, load, apart=True, bare=bare)
 
 
 def liar() -> Backend:
-    Wall.lies = {"honest": 0.8}
-    return backend()
+    Processor.lies = {"honest": 0.8}
+    return watched()
+
+
+def forgetful() -> Backend:
+    """Its `honest` does one round for ten: outputs and clocks agree with that."""
+    Processor.rounds = {"honest": 1}
+    return watched()
+
+
+def watched() -> Backend:
+    return replace(backend(), clock=lambda pid: time.clock_gettime(~pid << 3 | 2), clock_pct=18.0)  # Linux: of any
 
 
 def compared(*names: str, where: str = "backend", **how: Any) -> Done:
@@ -132,10 +165,8 @@ def compared(*names: str, where: str = "backend", **how: Any) -> Done:
 
 
 def _nursery() -> apart.Nursery | None:
-    from lab.bench import comparison
-
-    made = comparison._nursery() if comparison._nursery.cache_info().currsize else None
-    comparison._nursery.cache_clear()
+    made = comparison._nursery() if comparison._nurseries.cache_info().currsize else None
+    comparison._nurseries.cache_clear()
     return made
 
 
@@ -175,15 +206,80 @@ def test_what_an_arm_does_in_its_process_costs_it_alone(name: str, status: str, 
     assert done.fatal == ""
 
 
-def test_a_time_that_the_harness_cannot_confirm_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the CPU the two clocks agree less well than on a GPU, where a visit takes its time whatever the host does."""
-    watched = apart.RemoteTimer.__init__
-    monkeypatch.setattr(apart.RemoteTimer, "__init__", lambda self, name, hands, _: watched(self, name, hands, True))
-    monkeypatch.setattr("lab.bench.comparison.CLOCK_PCT", 18.0)
-    control, found = compared("honest", where="liar").arms
+@pytest.mark.parametrize(
+    ("where", "said"), [("liar", "the harness's clock differ by"), ("forgetful", "one call on each set takes")]
+)
+def test_a_time_that_the_harness_cannot_confirm_is_an_error(
+    where: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lab.bench.comparison.FIRST_PCT", 1e9)  # a busy machine slows this one and that
+    control, found = compared("honest", where=where).arms
     assert (found.status, found.timing) == ("error", None)
-    assert "the harness's clock differ by" in found.message
+    assert said in found.message
     assert control.status == "ok"
+
+
+def test_an_arm_that_was_not_asked_stands_still_and_leaves_nobody() -> None:
+    import torch
+
+    nursery = apart.Nursery()
+    try:
+        greeting = {"backend": "tests.bench.test_apart:backend", "family": "toy", "workload": "n", "timer": "graph"}
+        with apart.Hands(nursery, ["forks"], greeting | {"l2": "cold", "l2_bytes": 0}) as hands:
+            args = {"x": torch.ones(SIZE), "scale": torch.ones(SIZE)}
+            hands.candidate("forks").run(args, {"y": torch.empty(SIZE)})
+            pid = hands.hands["forks"].pid
+            under = [each for each in child.children(pid) if state(each) != "Z"]
+            assert len(under) == 1
+            for each in (pid, *under):
+                wait_for(lambda each=each: state(each) == "T")  # type: ignore[misc]
+            left = set(child.children(nursery.process.pid)) - nursery.arms
+            wait_for(lambda: {state(each) for each in left} <= {"", "Z"})
+        wait_for(lambda: state(under[0]) in ("", "Z"))
+    finally:
+        nursery.stop()
+
+
+def state(pid: int) -> str:
+    """The letter of a process's state, empty where it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def wait_for(met: Callable[[], bool]) -> None:
+    until = time.monotonic() + 10
+    while not met():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_a_nursery_that_an_arm_ended_is_replaced() -> None:
+    try:
+        first = comparison._nursery()
+        assert comparison._nursery() is first
+        first.process.kill()
+        first.process.wait()
+        second = comparison._nursery()
+        assert second is not first
+        assert second.arm()[1] > 0
+    finally:
+        nursery.stop() if (nursery := _nursery()) else None
+
+
+def test_what_two_processes_share_has_no_name_and_is_gone_with_its_owner() -> None:
+    import torch
+
+    given = torch.arange(6.0).reshape(2, 3).T
+    shelf = shared.Shelf()
+    handle = shelf.handle(shelf.tensor(given))
+    assert isinstance(handle.storage, str)
+    assert handle.storage.startswith(f"/proc/{os.getpid()}/fd/")
+    assert torch.equal(shared.opened(handle), given)
+    shelf.clear()
+    assert not os.path.exists(handle.storage)
 
 
 def test_the_harness_imports_no_candidate() -> None:

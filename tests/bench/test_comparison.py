@@ -100,8 +100,18 @@ def caught(name: str, timer: str, folder: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("timer", ["graph", "events"])
 def test_without_the_second_check_the_cheats_have_numbers(timer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparison, "recheck", lambda *_: ("", 0.0))
+    monkeypatch.setattr(comparison, "looked_at", lambda *_: "")
     message = done("plain", *fake_candidates.CHEATS, timer=timer)
     assert {a.status for a in message.arms} == {"ok"}
+
+
+def test_a_look_at_timed_visits_alone_sees_whoever_leaves_a_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One computes whatever is timed. Zeros that another makes of its input are not the answer to what was asked."""
+    monkeypatch.setattr(comparison, "recheck", lambda *_: ("", 0.0))
+    message = done("plain", *fake_candidates.CHEATS)
+    found = {a.name: a.status for a in message.arms}
+    assert {name for name, status in found.items() if status == "ok"} == {"plain", "skips_known_inputs"}
+    assert all(a.message.startswith("in a timed visit, on set ") for a in message.arms if a.status != "ok")
 
 
 def test_inputs_changed_before_the_answer_do_not_change_what_is_wanted() -> None:
@@ -299,15 +309,16 @@ def test_an_error_is_told_in_one_line(error: Exception, line: str) -> None:
 
 
 class Still(fake_bench.FakeEvents):
-    """Runs a candidate in the check alone: of samples an interpreter makes hours."""
+    """Runs a candidate in the check alone, or at one sample a visit: of more an interpreter makes hours."""
 
     checking = False
+    runs = False
 
     def prepare(self, one: sampling.Arm) -> None:
         one.calls, one.sets, one.inputs = 1, one.sets[:1], one.inputs[:1]
 
     def visit(self, one: sampling.Arm, samples: int) -> list[float]:
-        for _ in range(samples if Still.checking else 0):
+        for _ in range(samples if Still.checking or Still.runs else 0):
             one.run(*one.sets[0])
         one.turn += samples
         return [100.0] * samples
@@ -354,6 +365,7 @@ def test_own_candidate_passes_both_checks(name: str, candidate: str, monkeypatch
             Still.checking = False
 
     monkeypatch.setattr(comparison, "recheck", checking)
+    monkeypatch.setattr(comparison, "looked_at", lambda *_: "")
     where = "tests.bench.test_comparison:still"
     *_, last = execute(Job(name, workload.id, ((role, candidate),), 0.0, l2="warm", backend=where))  # one set
     assert isinstance(last, Done)
@@ -361,3 +373,31 @@ def test_own_candidate_passes_both_checks(name: str, candidate: str, monkeypatch
     assert (found.status, found.message) == ("ok", "")
     assert found.relative_error_after is not None  # 0.0 where a workload of one key leaves nothing to round
     assert math.isfinite(found.relative_error_after)
+
+
+LOOKED_AT = [("gdn", "torch_chunk"), ("gdn", "recurrent_decode"), ("kv", "torch_sdpa"), ("q8", "torch_cached")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "candidate"), [*LOOKED_AT, ("nvfp4", "torch_bf16")])
+def test_own_candidate_passes_every_look(name: str, candidate: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On activations of the family's own that are drawn before each visit, with states set back."""
+    family = families.load(name)
+    workload = first_workload(family, family.candidate(candidate))
+    monkeypatch.setattr(families, "gpu_capability", lambda: None)
+    monkeypatch.setattr(Still, "runs", True)
+    monkeypatch.setattr(comparison, "recheck", lambda *_: ("", 0.0))
+    monkeypatch.setattr(sampling, "WARM_UP_S", 0.0)
+    looks: list[comparison.Look] = []
+    look = comparison.looked_at
+
+    def kept(bench: Any, precision: str, given: Any, taken: comparison.Look) -> str:
+        looks.append(taken)
+        return look(bench, precision, given, taken)
+
+    monkeypatch.setattr(comparison, "looked_at", kept)
+    where = "tests.bench.test_comparison:still"
+    *_, last = execute(Job(name, workload.id, (("control", candidate),), 0.0, l2="warm", backend=where))
+    assert [(a.status, a.message) for a in last.arms] == [("ok", "")]  # type: ignore[union-attr]
+    assert len(looks) == comparison.LOOKS
+    assert len({taken.stirred for taken in looks}) == len(looks)
