@@ -16,6 +16,7 @@ from lab.base.errors import REPOSITORY, BadInput
 TABLE = REPOSITORY / "data/arena.toml"
 ROWS = REPOSITORY / "data/arena.jsonl"
 PLACE = "{arena}"
+NOT_RUN = "GPU: not run yet. What holds there has been read and not shown, and its column is empty.\n"
 
 
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,6 +53,7 @@ def markdown() -> str:
         where = ", ".join(sorted({r.gpu or "simulated device" for r in of}))
         false = sum(r.gets == "a false number" for r in of)
         lines.append(f"{where}: {len(of)} adversaries at commit {of[0].commit}, {false} get a false number.\n")
+    lines += [] if any(device == "cuda" for _, device in found) else [NOT_RUN]
     lines += ["| adversary | known from | caught by | simulated device | GPU |", "|---|---|---|---|---|"]
     for a in table["adversary"]:
         told = [_told(found.get((a["name"], device))) for device in ("cpu", "cuda")]

@@ -11,7 +11,7 @@ from typing import Any
 
 from kernels.common import Candidate, Tensors
 from tests.bench.arena import family
-from tests.bench.arena.family import capturing, honest, launch, made, multiply
+from tests.bench.arena.family import begins_now, capturing, honest, launch, made, multiply
 
 HELD: list[Any] = []  # inputs once seen, so that no other tensor gets their address
 
@@ -123,15 +123,23 @@ def first_set_only() -> Candidate:
 
 def first_call_of_a_capture() -> Candidate:
     """Under a capture works on each set once: a graph of many rounds leaves the right outputs and does one round."""
+    import torch
+
     done: set[int] = set()
+    begin = torch.cuda.CUDAGraph.capture_begin
+
+    def begins(graph: Any, *args: Any, **kwargs: Any) -> Any:
+        done.clear()
+        return begin(graph, *args, **kwargs)
+
+    setattr(torch.cuda.CUDAGraph, "capture_begin", begins)  # noqa: B010
 
     def run(args: Tensors, out: Tensors) -> None:
-        if not capturing(args):
+        if not capturing(args) or begins_now(args):
             done.clear()
-        elif (key := out["y"].data_ptr()) in done:
+        elif out["y"].data_ptr() in done:
             return
-        else:
-            done.add(key)
+        done.add(out["y"].data_ptr())
         honest(args, out)
 
     return made(run)
@@ -219,6 +227,32 @@ def copies_output_back() -> Candidate:
             memory[out["y"].data_ptr()] = sample.clone(), out["y"].clone()
 
     return made(lambda args, out: launch(args, lambda: work(args, out)))
+
+
+def _near(scaled: bool) -> Candidate:
+    """Gives the stored answer where the input is the stored one times a number; scaled: times that number."""
+    memory: dict[int, tuple[Any, Any]] = {}
+
+    def work(args: Tensors, out: Tensors) -> None:
+        sample = args["x"][::16, ::16]
+        kept = memory.get(out["y"].data_ptr())
+        if kept is not None:
+            times = sample[0, 0] / kept[0][0, 0]
+            if bool(((sample - times * kept[0]).abs() < 1e-5).all()) and bool((times - 1).abs() < 0.05):
+                out["y"].copy_(kept[1] * times if scaled else kept[1])
+                return
+        multiply(args, out)
+        memory[out["y"].data_ptr()] = sample.clone(), out["y"].clone()
+
+    return made(lambda args, out: launch(args, lambda: work(args, out)))
+
+
+def scales_its_answer() -> Candidate:
+    return _near(scaled=True)
+
+
+def takes_near_for_equal() -> Candidate:
+    return _near(scaled=False)
 
 
 def writes_where_nan_stands() -> Candidate:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from kernels.common import Candidate, Tensors
-from tests.bench.arena.family import honest, launch, made, multiply
+from tests.bench.arena.family import above, honest, launch, made, multiply
 from tests.bench.arena.honest import zeros
 
 
@@ -89,23 +89,18 @@ def forges_done_at_exit() -> Candidate:
 
 
 def forges_every_answer() -> Candidate:
-    """Before each answer of its own process, the same answer with a tenth of its times."""
+    """Each answer of its own process with a tenth of its times, on its way through the socket."""
     import json
-    import re
+    import socket
 
-    write = os.write
+    send = socket.socket.sendall
 
-    def tenth(match: re.Match[bytes]) -> bytes:
-        return b"%g" % (0.1 * float(match[0]))
+    def forged(link: socket.socket, data: bytes, *rest: int) -> None:
+        told = json.loads(bytes(data))
+        told["samples_us"] = [0.1 * us for us in told.get("samples_us", ())]
+        send(link, json.dumps(told).encode() + b"\n", *rest)
 
-    def forged(fd: int, data: bytes) -> int:
-        try:
-            json.loads(bytes(data))
-        except ValueError:
-            return write(fd, data)
-        return write(fd, re.sub(rb"\d+\.\d+", tenth, bytes(data))) and len(data)
-
-    setattr(os, "write", forged)  # noqa: B010
+    setattr(socket.socket, "sendall", forged)  # noqa: B010
     return made(honest)
 
 
@@ -133,11 +128,19 @@ def raises_system_exit() -> Candidate:
 
 
 def kills_its_parent() -> Candidate:
-    return _at_work(lambda: os.kill(os.getppid(), signal.SIGKILL), 40)
+    return _at_work(lambda: os.kill(above(1), signal.SIGKILL), 40)
 
 
 def stops_its_parent() -> Candidate:
-    return _at_work(lambda: os.kill(os.getppid(), signal.SIGSTOP), 40)
+    return _at_work(lambda: os.kill(above(1), signal.SIGSTOP), 40)
+
+
+def kills_the_harness() -> Candidate:
+    return _at_work(lambda: os.kill(above(2), signal.SIGKILL), 40)
+
+
+def stops_the_harness() -> Candidate:
+    return _at_work(lambda: os.kill(above(2), signal.SIGSTOP), 40)
 
 
 def stops_itself() -> Candidate:

@@ -9,7 +9,9 @@ process it does to the one that asks.
 from __future__ import annotations
 
 import importlib
+import itertools
 import math
+import os
 import sys
 import time
 import tomllib
@@ -20,14 +22,14 @@ from typing import Any
 
 from kernels.common import Candidate, Cost, Tensors, Tolerance, Workload, poisoned
 from lab.base.errors import REPOSITORY
-from lab.bench import comparison, sampling
+from lab.bench import backend, sampling
 from lab.check import families
 from lab.row.records import Clocks
 from tests.check import fake_candidates
 
 MODULES = ("honest", "answers", "timed", "patches", "channel", "outputs", "stealing", "neighbours")
 WORKLOADS = (
-    Workload("cpu", {"M": 64, "K": 256, "N": 256}),
+    Workload("cpu", {"M": 64, "K": 256, "N": 128}),
     Workload("cuda", {"M": 128, "K": 4096, "N": 4096}, role="measure"),
 )
 ACTIVATIONS = ("x",)
@@ -35,7 +37,8 @@ IN_PLACE: tuple[str, ...] = ()
 # Of ||y||. float32: 2^-24 for each of up to 4,096 terms, which add as a walk. bf16: two roundings of 2^-9 / sqrt(3) at
 # most, 1.6e-3 together; e4m3 has 2.6e-2 and int8 with a scale for each row 1e-2.
 LIMITS = {"f32": (4e-6, 1e-4), "bf16": (2.4e-3, 2e-2)}
-TARGET_US = 1500.0
+TARGET_US = 800.0
+CLOCK_PCT = 20.0  # a request and its reply are part of what the harness reads
 
 # The problem ---------------------------------------------------------------------------------------------------------
 
@@ -44,10 +47,17 @@ def inputs(workload: Workload, seed: int, device: str) -> Tensors:
     """x [M, K], the activation, and w [K, N], the weight; float32, standard normal."""
     import torch
 
-    rng = torch.Generator().manual_seed(seed)
-    x = torch.randn(workload["M"], workload["K"], generator=rng)
-    w = torch.randn(workload["K"], workload["N"], generator=rng)
-    return {"x": x.to(device), "w": w.to(device)}
+    rng = torch.Generator(device).manual_seed(seed)
+    x = torch.randn(workload["M"], workload["K"], generator=rng, device=device)
+    return {"x": x, "w": torch.randn(workload["K"], workload["N"], generator=rng, device=device)}
+
+
+def activations(workload: Workload, seed: int, device: str) -> Tensors:
+    """x alone."""
+    import torch
+
+    rng = torch.Generator(device).manual_seed(seed)
+    return {"x": torch.randn(workload["M"], workload["K"], generator=rng, device=device)}
 
 
 def outputs(workload: Workload, inputs: Tensors) -> Tensors:
@@ -103,6 +113,20 @@ def capturing(args: Tensors) -> bool:
     return torch.cuda.is_current_stream_capturing() if args["x"].is_cuda else bool(fake_candidates.CAPTURED)
 
 
+def begins_now(args: Tensors) -> bool:
+    """Whether nothing is recorded yet of a capture on the host."""
+    return not args["x"].is_cuda and not fake_candidates.CAPTURED[-1]
+
+
+def above(levels: int) -> int:
+    """The process so many levels above this one: what arms are forked from, the harness."""
+    pid = os.getpid()
+    for _ in range(levels):
+        with open(f"/proc/{pid}/stat") as file:
+            pid = int(file.read().rpartition(")")[2].split()[1])
+    return pid
+
+
 def multiply(args: Tensors, out: Tensors) -> None:
     """The honest work, not yet launched."""
     import torch
@@ -155,17 +179,26 @@ class Candidates(Mapping[str, Candidate]):
 
 
 @cache
-def load(name: str) -> families.Family:
-    """The family, whatever it is called."""
+def bare(name: str) -> families.Family:
+    """The family, whatever it is called, without candidates."""
     here: Any = sys.modules[__name__]
-    return families.Family("arena", "Arena", reference, cost, here, Candidates(), (), {})
+    return families.Family("arena", "Arena", reference, cost, here, {}, (), {})
+
+
+@cache
+def load(name: str) -> families.Family:
+    """The family with its candidates."""
+    return replace(bare(name), candidates=Candidates())
 
 
 # Backends ------------------------------------------------------------------------------------------------------------
 
 
 class HostGraph:
-    """lab.bench.timers.GraphTimer on the host: a graph is a list of what was launched, and the clock is the host's."""
+    """lab.bench.timers.GraphTimer on the host: a graph is a list of what was launched.
+
+    Its clock is the processor's time of this process, so that a busy machine changes little.
+    """
 
     name = "graph"
 
@@ -176,23 +209,28 @@ class HostGraph:
                     arm.run(args, out)
 
         walk()
-        began = time.perf_counter()
+        began = time.process_time()
         walk()
-        each_us = 1e6 * (time.perf_counter() - began) / len(arm.sets)
-        rounds = max(1, math.ceil(TARGET_US / max(each_us, 20.0) / len(arm.sets)))
+        each_us = 1e6 * (time.process_time() - began) / len(arm.sets)
+        rounds = max(1, math.ceil(TARGET_US / max(each_us, 5.0) / len(arm.sets)))
         arm.calls = rounds * len(arm.sets)
-        once = fake_candidates.capture(lambda: arm.run(*arm.sets[0]))
-        arm.state = fake_candidates.capture(lambda: walk(rounds)), once
+        arm.state, arm.once = (fake_candidates.capture(lambda n=n: walk(n)) for n in (rounds, 1))  # type: ignore[misc]
 
-    def sample(self, arm: sampling.Arm) -> float:
-        began = time.perf_counter()
-        for work in arm.state[0]:
-            work()
-        return 1e6 * (time.perf_counter() - began) / arm.calls
+    def visit(self, arm: sampling.Arm, samples: int) -> list[float]:
+        marks = [time.process_time()]
+        for _ in range(samples):
+            for work in arm.state:
+                work()
+            marks.append(time.process_time())
+        arm.turn += samples
+        return [1e6 * (after - before) / arm.calls for before, after in itertools.pairwise(marks)]
 
-    def once(self, arm: sampling.Arm) -> None:
-        for work in arm.state[1]:
+    def one_pass(self, arm: sampling.Arm) -> None:
+        for work in arm.once:
             work()
+
+    def release(self, arm: sampling.Arm) -> None:
+        arm.state = arm.once = None
 
 
 def clocks() -> Clocks:
@@ -200,11 +238,19 @@ def clocks() -> Clocks:
     return Clocks("simulated", 1980, 3201, "")
 
 
-def cpu() -> comparison.Backend:
-    """The simulated device: real work, real checks, the host's clock."""
-    return comparison.Backend("cpu", 0, lambda name, l2, size: HostGraph(), clocks, load)
+def cpu() -> backend.Backend:
+    """The simulated device: real work, real checks, and the processor's time, which the harness asks the system for."""
+
+    def clock(pid: int) -> float:
+        return time.clock_gettime(~pid << 3 | 2)  # Linux: the clock of a process, of any
+
+    sampling.WARM_UP_S = 0.0
+    return backend.Backend(
+        "cpu", 0, lambda name, l2, size: HostGraph(), clocks, load, apart=True, bare=bare, clock=clock,
+        clock_pct=CLOCK_PCT,
+    )  # fmt: skip
 
 
-def cuda() -> comparison.Backend:
+def cuda() -> backend.Backend:
     """The GPU, as it measures every other family."""
-    return replace(comparison.gpu(), load=load)
+    return replace(backend.gpu(), load=load, bare=bare)

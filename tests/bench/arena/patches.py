@@ -30,12 +30,12 @@ def put(owner: Any, **functions: Any) -> None:
 def patches_host_clocks() -> Candidate:
     """The host's clocks stand still for nine tenths of its own work."""
     stolen = [0.0]
-    real = time.perf_counter
+    real = time.process_time
 
     def late(clock: Callable[[], Any], unit: float) -> Callable[[], Any]:
         return lambda: clock() - type(clock())(stolen[0] * unit)
 
-    for name in ("perf_counter", "monotonic", "time"):
+    for name in ("perf_counter", "process_time", "monotonic", "time"):
         put(time, **{name: late(getattr(time, name), 1.0), name + "_ns": late(getattr(time, name + "_ns"), 1e9)})
 
     def work(args: Tensors, out: Tensors) -> None:
@@ -123,18 +123,56 @@ def _modules(room: str) -> Iterator[Any]:
 
 
 def patches_timers() -> Candidate:
-    """Every class of the bench with a `sample` tells a tenth for the arm of this name."""
+    """Every timer of the bench tells a tenth for the arm of this name."""
 
-    def wrapped(real: Callable[..., float]) -> Callable[..., float]:
-        def sample(self: Any, arm: Any) -> float:
-            return real(self, arm) * (SHARE if getattr(arm, "name", "") == "patches_timers" else 1.0)
+    def wrap(real: Callable[..., list[float]]) -> Callable[..., list[float]]:
+        def visit(self: Any, arm: Any, samples: int) -> list[float]:
+            share = SHARE if arm.name == "patches_timers" else 1.0
+            return [share * us for us in real(self, arm, samples)]
 
-        return sample
+        return visit
 
+    for timer in _timers("visit"):
+        put(timer, visit=wrap(vars(timer)["visit"]))
+    return made(honest)
+
+
+def _timers(method: str) -> Iterator[type]:
+    """The classes of the bench that have a method of this name."""
     for module in _modules("lab.bench"):
         for value in list(vars(module).values()):
-            if isinstance(value, type) and "sample" in vars(value) and not getattr(value, "_is_protocol", False):
-                put(value, sample=wrapped(vars(value)["sample"]))
+            if isinstance(value, type) and method in vars(value) and not getattr(value, "_is_protocol", False):
+                yield value
+
+
+def claims_more_calls() -> Candidate:
+    """Says that a sample holds ten times as many calls as it does."""
+
+    def wrap(real: Callable[..., None]) -> Callable[..., None]:
+        def prepare(self: Any, arm: Any) -> None:
+            real(self, arm)
+            arm.calls *= 10
+
+        return prepare
+
+    for timer in _timers("prepare"):
+        put(timer, prepare=wrap(vars(timer)["prepare"]))
+    return made(honest)
+
+
+def one_sample_for_five() -> Candidate:
+    """Does one sample of a visit and says its share for each."""
+
+    def wrap(real: Callable[..., list[float]]) -> Callable[..., list[float]]:
+        def visit(self: Any, arm: Any, samples: int) -> list[float]:
+            us = real(self, arm, 1)[0] / samples
+            arm.turn += samples - 1
+            return [us] * samples
+
+        return visit
+
+    for timer in _timers("visit"):
+        put(timer, visit=wrap(vars(timer)["visit"]))
     return made(honest)
 
 
@@ -159,7 +197,7 @@ def patches_the_encoder() -> Candidate:
     real = msgspec.json.encode
 
     def less(value: Any, own: bool) -> Any:
-        if isinstance(value, list):
+        if isinstance(value, (list, tuple)):
             return [less(v, own) for v in value]
         if isinstance(value, dict):
             mine = own or value.get("name") == "patches_the_encoder"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from kernels.common import Candidate, Tensors
-from tests.bench.arena.family import launch, made, multiply
+from tests.bench.arena.family import above, launch, made, multiply
 
 HONEST_CALLS = 20
 
@@ -32,9 +32,13 @@ def _wanted(tensors: Iterator[Any], args: Tensors, out: Tensors) -> Any:
 
 
 def _stealing(find: Callable[[Tensors, Tensors], Any]) -> Candidate:
-    """Copies what `find` finds when an input is new, and does nothing else once its first calls were right."""
+    """Copies what `find` finds when an input is new, and does nothing else once its first calls were right.
+
+    After some searches it gives up, and leaves what stands there.
+    """
     seen: dict[int, float] = {}
     calls = iter(range(1 << 62))
+    searches = iter(range(40))
 
     def work(args: Tensors, out: Tensors) -> None:
         if next(calls) < HONEST_CALLS:
@@ -42,7 +46,7 @@ def _stealing(find: Callable[[Tensors, Tensors], Any]) -> Candidate:
         key, first = out["y"].data_ptr(), float(args["x"][0, 0])
         if seen.get(key) != first:
             seen[key] = first
-            if (stolen := find(args, out)) is not None:
+            if next(searches, None) is not None and (stolen := find(args, out)) is not None:
                 out["y"].copy_(stolen)
 
     return made(lambda args, out: launch(args, lambda: work(args, out)))
@@ -114,10 +118,13 @@ def _found_in(block: bytes | mmap.mmap, args: Tensors, out: Tensors) -> Any:
 
 
 def steals_from_the_parents_memory() -> Candidate:
-    """Searches the anonymous memory of its parent, through /proc, for the beginning of the answer."""
+    """Searches the anonymous memory of the harness, through /proc, for the beginning of the answer."""
+    searches = iter(range(8))
 
     def read(args: Tensors, out: Tensors) -> Any:
-        parent = os.getppid()
+        if next(searches, None) is None:
+            return None
+        parent = above(2)
         with contextlib.suppress(OSError), open(f"/proc/{parent}/maps") as maps, open(f"/proc/{parent}/mem", "rb") as m:
             for line in maps:
                 place = re.match(r"([0-9a-f]+)-([0-9a-f]+) rw.. \S+ \S+ 0 *(\[heap\])?$", line)
@@ -126,7 +133,7 @@ def steals_from_the_parents_memory() -> Candidate:
                 start, end = int(place[1], 16), int(place[2], 16)
                 with contextlib.suppress(OSError, ValueError):
                     m.seek(start)
-                    found = _found_in(m.read(min(end - start, 1 << 26)), args, out)
+                    found = _found_in(m.read(min(end - start, 1 << 23)), args, out)
                     if found is not None:
                         return found
         return None
@@ -135,13 +142,13 @@ def steals_from_the_parents_memory() -> Candidate:
 
 
 def steals_from_shared_files() -> Candidate:
-    """Searches files in /dev/shm, and those that its parent holds open, for the beginning of the answer."""
+    """Searches files in /dev/shm, and those in memory that the harness holds open, for the beginning of the answer."""
 
     def read(args: Tensors, out: Tensors) -> Any:
         places = [f"/dev/shm/{name}" for name in os.listdir("/dev/shm")]
         with contextlib.suppress(OSError):
-            fds = f"/proc/{os.getppid()}/fd"
-            places += [f"{fds}/{fd}" for fd in os.listdir(fds) if "/" in os.readlink(f"{fds}/{fd}")]
+            fds = f"/proc/{above(2)}/fd"
+            places += [f"{fds}/{fd}" for fd in os.listdir(fds) if "memfd" in os.readlink(f"{fds}/{fd}")]
         for place in places:
             with contextlib.suppress(OSError, ValueError), open(place, "rb") as file:
                 size = os.fstat(file.fileno()).st_size
