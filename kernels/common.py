@@ -66,6 +66,7 @@ class Needs:
     """What a candidate cannot do without; `lab` turns an unmet need into a skip with its reason.
 
     capability: lowest CUDA compute capability, e.g. (9, 0); (0, 0) also runs on CPU (Triton's interpreter or torch).
+    architecture: the only one it runs on, e.g. "sm_90a"; where a module's CUDA_SOURCES are for one, `lab` knows.
     triton:     lowest Triton version, e.g. "3.6"; "" when Triton is not used.
     packages:   import names that must be present, e.g. ("cupy",).
     """
@@ -73,6 +74,7 @@ class Needs:
     capability: tuple[int, int] = (0, 0)
     triton: str = ""
     packages: tuple[str, ...] = ()
+    architecture: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""Devices and their peaks, read from data/devices.toml.
+"""Devices and their peaks, read from data/devices.toml, and from what one's own rows and card directory hold.
+
+A GPU that nobody listed has a file beside its rows, profiles/<device>/device.toml, with what its driver reports
+(`lab measure` writes it): its peaks are unknown there, and its shares are of ceilings that were measured.
 
 A roofline is only as honest as the bandwidth under it, so nothing here is a bare number: each fact names its source
 and keeps what contradicts it (see lab/base/facts.py). A pipe without a figure is refused rather than derived from
@@ -9,17 +12,20 @@ measured in the run at hand, never a substitute for ceilings measured beside the
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
 from msgspec import Struct, field
 
-from lab.base import facts, files
+from lab.base import facts, files, own
 from lab.base.errors import REPOSITORY, BadInput, nearest
 from lab.base.facts import Fact
 
 FILE = REPOSITORY / "data" / "devices.toml"
+DRIVER = "device.toml"  # beside the rows of a GPU that no list has
 PIPES = ("bf16", "fp8", "int8", "fp4", "f32")
 CEILINGS = ("read", "copy", "memset", *PIPES)
 # fact -> what its unit measures
@@ -43,9 +49,9 @@ class Device(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     id: str = ""
     name: files.Text
     aliases: tuple[str, ...] = ()
-    compute_capability: Fact
-    sms: Fact
-    memory_bandwidth: Fact
+    compute_capability: Fact | None = None
+    sms: Fact | None = None
+    memory_bandwidth: Fact | None = None
     l2_bytes: Fact | None = None
     smem_optin_bytes_per_block: Fact | None = None
     vram: Fact | None = None
@@ -85,16 +91,25 @@ class Device(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
             raise BadInput(FILE, what, f"it has {', '.join(self.peaks) or 'none'}; add [{self.id}.peak.{pipe}]")
         return self.peaks[pipe]
 
+    def knows(self, pipe: str | None) -> bool:
+        """Whether a source gives both the peak of a pipe and the bandwidth."""
+        return pipe in self.peaks and self.memory_bandwidth is not None
+
     @property
     def bandwidth(self) -> Fact:
-        """DRAM bandwidth."""
-        return self.memory_bandwidth
+        """DRAM bandwidth; raises BadInput when no source gives one."""
+        return self._sourced("memory_bandwidth")
 
     @property
     def capability(self) -> tuple[int, int]:
-        """The compute capability, e.g. (12, 1)."""
-        major, minor = f"{self.compute_capability.value:.1f}".split(".")
+        """The compute capability, e.g. (12, 1); raises BadInput for a GPU that has none."""
+        major, minor = f"{self._sourced('compute_capability').value:.1f}".split(".")
         return int(major), int(minor)
+
+    def _sourced(self, name: str) -> Fact:
+        if name not in self.facts:
+            raise BadInput(FILE, f"{self.id} has no {name} with a source", f"add [{self.id}.{name}]")
+        return self.facts[name]
 
 
 def load(path: Path = FILE) -> dict[str, Device]:
@@ -102,14 +117,33 @@ def load(path: Path = FILE) -> dict[str, Device]:
     return facts.read(path, Device)
 
 
-@cache
 def _devices() -> Mapping[str, Device]:
-    return load()
+    places = [path for top in own.profiles() for path in sorted(top.glob(f"*/{DRIVER}"))]
+    places += [path for top in [own.folder()] if top and (path := top / own.DEVICES).exists()]
+    return _read((FILE, *places), tuple(path.stat().st_mtime_ns for path in places))
+
+
+@cache
+def _read(places: tuple[Path, ...], _: tuple[int, ...]) -> Mapping[str, Device]:
+    found: dict[str, Device] = {}
+    for path in places:
+        found |= load(path)
+    return found
 
 
 def ids() -> list[str]:
-    """The ids of the known devices, in the order of the file."""
+    """The ids of the known devices, in the order of the files."""
     return list(_devices())
+
+
+def reported(name: str, facts_: Mapping[str, tuple[float, str]]) -> str:
+    """The text of a device.toml: what a driver reports of a GPU, fact -> (value, unit), and no peaks."""
+    word = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    lines = ["# As the driver reports it. Peaks are unknown: add them from a datasheet, as in data/devices.toml.", ""]
+    lines += [f"[{word}]", f"name = {json.dumps(name)}"]
+    source = 'source = "reported by the driver", kind = "measured"'
+    lines += [f'{key} = {{ unit = "{unit}", value = {value!r}, {source} }}' for key, (value, unit) in facts_.items()]
+    return "\n".join(lines) + "\n"
 
 
 def get(device_id: str, where: str | Path = "device") -> Device:

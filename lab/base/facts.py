@@ -118,7 +118,7 @@ def read(path: Path, kind: type[E]) -> dict[str, E]:
         force_setattr(entry, "id", entry_id)
         for name, fact in entry.named.items():
             force_setattr(fact, "key", f"{entry_id}.{name}")
-        for word in {entry_id, *entry.aliases}:
+        for word in {entry_id, entry.name, *entry.aliases}:
             if word in claims:
                 raise BadInput(path, f'"{word}" names {claims[word]} and {entry_id}', "give it to one of them")
             claims[word] = entry_id
@@ -127,5 +127,5 @@ def read(path: Path, kind: type[E]) -> dict[str, E]:
 
 def by_name(what: str, word: str, entries: Mapping[str, Any], where: str | Path) -> Any:
     """The device or model with this id or alias; raises BadInput naming `where` and the nearest id."""
-    known = {alias: entry for entry in entries.values() for alias in entry.aliases}
+    known = {alias: entry for entry in entries.values() for alias in (entry.name, *entry.aliases)}
     return files.called(word, {**known, **entries}, what, where)

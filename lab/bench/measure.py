@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +19,7 @@ from typing import Any
 
 from msgspec import structs
 
-from lab.base import devices
+from lab.base import devices, files
 from lab.base.errors import BadInput, nearest
 from lab.base.interval import PLACEMENTS
 from lab.bench import machine, sampling
@@ -80,7 +81,7 @@ class Item:
 
 
 def require_gpu(command: str = "lab measure") -> devices.Device:
-    """The device record of the GPU here; raises BadInput without one, or when data/devices.toml does not know it.
+    """The device record of the GPU here, made of what its driver reports where no list has it; BadInput without one.
 
     command: who needs it, for the message.
     """
@@ -89,7 +90,38 @@ def require_gpu(command: str = "lab measure") -> devices.Device:
     if not torch.cuda.is_available():
         remedy = "run it where there is one; `lab judge` replays the stored rows"
         raise BadInput(command, "no CUDA GPU is usable here", remedy)
-    return devices.get(torch.cuda.get_device_name(0), "GPU")
+    name = torch.cuda.get_device_name(0)
+    try:
+        return devices.get(name, "GPU")
+    except BadInput:  # no list has it
+        with tempfile.TemporaryDirectory() as folder:
+            path = files.write(Path(folder) / devices.DRIVER, devices.reported(name, _reported()))
+            (device,) = devices.load(path).values()
+        return device
+
+
+def _reported() -> dict[str, tuple[float, str]]:
+    """What the driver says of the GPU here: fact -> (value, unit)."""
+    import torch
+
+    card, (major, minor) = torch.cuda.get_device_properties(0), torch.cuda.get_device_capability()
+    found = {
+        "compute_capability": (major + minor / 10, "capability"),
+        "sms": (card.multi_processor_count, "SMs"),
+        "l2_bytes": (card.L2_cache_size, "bytes"),
+        "smem_optin_bytes_per_block": (getattr(card, "shared_memory_per_block_optin", 0), "bytes"),
+        "vram": (card.total_memory, "bytes"),
+    }
+    return {name: (value, unit) for name, (value, unit) in found.items() if value > 0}
+
+
+def remember(device: devices.Device) -> Path:
+    """Write an unlisted GPU's facts beside the rows it is about to have, so that any machine can judge them."""
+    path = store.folder() / device.id / devices.DRIVER
+    if device.id not in devices.ids():
+        said = {name: (fact.value, fact.unit) for name, fact in device.facts.items()}
+        files.write(path, devices.reported(device.name, said))
+    return path
 
 
 def parse_budget(text: str) -> float:
@@ -156,6 +188,8 @@ def measure(
     """
     device = device or require_gpu()
     made = machine.provenance()
+    if folder is None:
+        remember(device)
     run, _ = store.new_run(device.id, "")
     workers = [Worker(dict(settings.limits_s)) for _ in range(settings.processes)]
     start = time.monotonic()

@@ -191,6 +191,9 @@ def load(name: str) -> Family:
         for candidate in getattr(module, "CANDIDATES", ()):
             if candidate.name in candidates:
                 raise BadInput(path, f'a second candidate is named "{candidate.name}"', "rename one of them")
+            only = {source.architecture for source in getattr(module, "CUDA_SOURCES", ())} - {""}
+            if len(only) == 1 and not candidate.needs.architecture:
+                candidate = replace(candidate, needs=replace(candidate.needs, architecture=only.pop()))
             candidates[candidate.name] = _refusing(candidate, getattr(family.cases, "refuses", None))
             modules[candidate.name] = place
     return replace(family, candidates=candidates, cuda_sources=tuple(sources), unavailable=unavailable, modules=modules)
@@ -248,18 +251,28 @@ def version_tuple(version: str) -> tuple[int, ...]:
     return tuple(int(n) for n in re.findall(r"\d+", version.split("+")[0])[:3])
 
 
+def unfit(candidate: Candidate, capability: tuple[int, int]) -> str:
+    """ "" when the candidate is for GPUs of this compute capability, else one sentence saying for which it is."""
+    needs, here = candidate.needs, "sm_{}{}".format(*capability)
+    if capability < needs.capability:
+        return f"needs sm_{needs.capability[0]}{needs.capability[1]} or newer, this GPU is {here}"
+    if needs.architecture not in ("", f"{here}a"):
+        return f"is for {needs.architecture} alone, this GPU is {here}"
+    return ""
+
+
 def unmet(candidate: Candidate, capability: tuple[int, int] | None) -> str:
     """ "" when the candidate can run here, else one sentence saying what is missing.
 
     capability: of the GPU that would run it, None on a machine without one (Triton then runs in its interpreter).
     """
     needs = candidate.needs
-    if needs.capability > (0, 0):
-        wanted = "sm_{}{}".format(*needs.capability)
+    if needs.capability > (0, 0) or needs.architecture:
         if capability is None:
-            return f"needs a GPU ({wanted} or newer), none is here"
-        if capability < needs.capability:
-            return f"needs {wanted} or newer, this GPU is sm_{capability[0]}{capability[1]}"
+            wanted = needs.architecture or "sm_{}{} or newer".format(*needs.capability)
+            return f"needs a GPU ({wanted}), none is here"
+        if said := unfit(candidate, capability):
+            return said
     for package in needs.packages:
         if importlib.util.find_spec(package) is None:
             return f"needs the package {package}, which is not installed"

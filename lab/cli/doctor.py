@@ -77,6 +77,7 @@ def examine() -> list[Finding]:
     detail = shadow or f"families: {', '.join(families.names())}"
     remedy = "run from the repository, or uninstall Hugging Face's package `kernels` in this environment"
     findings.append(Finding("kernels", "broken" if shadow else "ok", detail, remedy))
+    findings += [] if shadow else _skipped()
     devices = sorted({path.parts[-4] for path in store.found("*/*/*/rows.jsonl")})
     detail = f"rows of {', '.join(devices)}" if devices else "no measured rows"
     findings.append(Finding("profiles", "ok" if devices else "absent", detail, "lab measure, on a GPU"))
@@ -100,6 +101,17 @@ def drift(lock: Path) -> list[Finding]:
         if has.partition("+")[0] != wanted
     ]
     return found or [Finding("lock", "ok", f"{len(both)} packages as {shown(lock)} names them")]
+
+
+def _skipped() -> list[Finding]:
+    """What of our kernels cannot run on the GPU here, a line for each reason; nothing without a GPU."""
+    here, why = families.gpu_capability() if importlib.util.find_spec("torch") else None, dict[str, list[str]]()
+    for name in families.names() if here else ():
+        for candidate in families.load(name).candidates.values():
+            if said := families.unmet(candidate, here):
+                why.setdefault(said, []).append(f"{name}/{candidate.name}")
+    remedy = "check and measure skip them here"
+    return [Finding("candidates", "absent", f"{', '.join(of)}: {said}", remedy) for said, of in why.items()]
 
 
 def _build() -> str:

@@ -199,9 +199,10 @@ def _measured(arguments: Namespace, settings: Any, cards: Any, named: Sequence[s
 
 
 def _ceilings(device: Any, as_json: bool) -> None:
-    from lab.bench import ceiling_runs
+    from lab.bench import ceiling_runs, measure
 
     rows = []
+    measure.remember(device)
     for row in ceiling_runs.measure(device):
         rows.append(row)
         if not as_json:

@@ -175,6 +175,8 @@ def readings(
                 found[of_output("nmse", output), workload] = Reading("nmse", square, error**2, ids=ids)
         if control is not None and candidate.time_us is not None:
             control_share, share = (roofline.fraction_of(device, row) for row in (control, candidate))
+            if share is None:
+                continue  # nobody knows the peak
             read = Reading("ratio", control_share, share, ids=ids, arrival=arrival, unsettled=open_)
             if placed > 1 and share and (own := _interval(candidate)):
                 low, high = (share * candidate.time_us / us for us in reversed(own))

@@ -70,7 +70,8 @@ def of_row(device: Device, row: Measurement) -> Floor:
 
 def beyond(device: Device, row: Measurement) -> str:
     """ "" or one sentence: the row is faster than the datasheet's bandwidth (cold rows) or peak allows."""
-    if row.median_us is None or row.bytes is None:  # not time_us: a suspect row may beat this ceiling too
+    # Not time_us: a suspect row may beat this ceiling too.
+    if row.median_us is None or row.bytes is None or not device.knows(row.pipe):
         return ""
     floor = of_row(device, row)
     limit_us = floor.floor_us if row.l2 == "cold" else floor.compute_us
@@ -80,8 +81,8 @@ def beyond(device: Device, row: Measurement) -> str:
 
 
 def fraction_of(device: Device, row: Measurement) -> float | None:
-    """Share of its datasheet roofline that a row reached; None without a time or without stated work."""
-    if row.time_us is None or row.bytes is None:
+    """Share of its datasheet roofline that a row reached; None without a time, stated work or a known peak."""
+    if row.time_us is None or row.bytes is None or not device.knows(row.pipe):
         return None
     return roofline_fraction(of_row(device, row).floor_us, row.time_us)
 

@@ -75,7 +75,7 @@ def limits(card: phases.Card, device: str) -> list[Limit]:
     timed = [(r, us) for r, us in rows if us is not None and r.flops is not None and r.bytes is not None and r.pipe]
     for workload in dict.fromkeys(c.workload for c in card.gate.require):
         own = [(r, us) for r, us in timed if r.workload_id == workload and r.name == card.candidate]
-        if not own:
+        if not own or not known.knows(own[-1][0].pipe):
             continue
         ours, ours_us = max(own, key=lambda pair: pair[0].run)
         rivals = [(r, us) for r, us in timed if (r.workload_id, r.run) == (workload, ours.run) and r.name in peers]

@@ -17,7 +17,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import sys
 from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -286,14 +285,8 @@ def router(family: str) -> Router:
 
 def able(family: str, device: devices.Device) -> tuple[Candidate, ...]:
     """Our candidates that could run on a device, and torch's: by its capability, and by what their sources are for."""
-    here = "sm_{}{}a".format(*device.capability)
-    found = []
-    for c in families.load(family).candidates.values():
-        module = sys.modules[getattr(c.run, "func", c.run).__module__]
-        only = {source.architecture for source in getattr(module, "CUDA_SOURCES", ())} - {""}
-        if set(c.needs.packages) <= OWN and device.capability >= c.needs.capability and (not only or here in only):
-            found.append(c)
-    return tuple(found)
+    ours = [c for c in families.load(family).candidates.values() if set(c.needs.packages) <= OWN]
+    return tuple(c for c in ours if not families.unfit(c, device.capability))
 
 
 def check_precisions(family: str, precisions: Sequence[str]) -> list[str]:
@@ -354,6 +347,8 @@ def answer(
     others = [name for name in times if name != choice.candidate]
     runner_up, worst = next(iter(others), None), max(others, key=times.__getitem__, default=None)
     every = families.load(family).candidates
+    left_out = dict(choice.left_out)
+    left_out |= {n: why for n, c in every.items() if n in left_out and (why := families.unfit(c, device.capability))}
     optional = [name for name, c in every.items() if c.precision in asks.opt_in and not c.no_route]
     return {
         "family": family,
@@ -370,7 +365,7 @@ def answer(
         "worst": worst,
         "cost_of_worst": times[worst] / own if worst and own else None,
         "times_us": dict(times),
-        "left_out": dict(choice.left_out),
+        "left_out": left_out,
         "never": [name for name in choice.left_out if every[name].no_route],
         "override": variable(family) if os.environ.get(variable(family)) else None,
         "errors": errors(dict.fromkeys([choice.candidate, *times, *optional]), store.rows(family=family)),

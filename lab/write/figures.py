@@ -66,7 +66,11 @@ def arms(card: Card, device: str) -> Picture:
         sides = [draw.Side(name, _role(card, row), row.median_us or 0.0, row.iqr_us or 0.0)
                  for name, row in rows.items() if row.time_us]  # fmt: skip
         ours = rows.get(card.candidate)
-        floor = None if ours is None or ours.bytes is None else floors.of_row(place, ours).floor_us
+        floor = (
+            None
+            if ours is None or ours.bytes is None or not place.knows(ours.pipe)
+            else floors.of_row(place, ours).floor_us
+        )
         groups.append(draw.Group(workload, sides, floor))
     pairs = {w: (r[card.control].median_us, r[card.candidate].median_us) for w, r in found.items() if card.control in r}
     changes = [f"{100 * (us / base - 1):+.0f} % at {w}" for w, (base, us) in pairs.items() if us and base]

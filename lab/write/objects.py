@@ -488,7 +488,11 @@ def device(name: str | None = None) -> Device:
 
 def devices() -> Table:
     """Every device with its bandwidth."""
-    columns = {"id": lambda d: d.id, "name": lambda d: d.name, "bandwidth": lambda d: d.bandwidth.shown()}
+    columns = {
+        "id": lambda d: d.id,
+        "name": lambda d: d.name,
+        "bandwidth": lambda d: d.memory_bandwidth.shown() if d.memory_bandwidth else "unknown",
+    }
     return Table(tuple(device(i) for i in device_facts.ids()), columns, "devices")
 
 

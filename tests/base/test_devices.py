@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.base import devices, files, models
+from lab.base import devices, files, models, own
 from lab.base.errors import BadInput
 from lab.base.facts import KINDS, Fact, from_base, to_base
 from lab.card import recorded
@@ -198,7 +198,6 @@ def test_the_good_file_is_good(tmp_path: Path) -> None:
         ("value = 10,", "value = inf,", ("one", "memory_bandwidth", "value = inf")),
         ('value = 10, source = "words"', 'value = 10, source = " "', ("one", "memory_bandwidth", "source = ' '")),
         ("[one.sms]", "[one.smss]", ("one", 'unknown key "smss"', 'did you mean "sms"')),
-        ("[one.memory_bandwidth]", "[one.vram]", ("one", "memory_bandwidth", "missing")),
         ("[one.peak.bf16]", "[one.peak.bf61]", ("one", "peak", 'unknown key "bf61"', 'did you mean "bf16"')),
         ('unit = "TFLOP/s"', 'unit = "GB/s"', ("one", "peak.bf16", "unit = GB/s", "bandwidth", "rate")),
         ('name = "One"', 'name = "One"\nid = "two"', ("one", 'key "id"', "leave it out")),
@@ -207,7 +206,7 @@ def test_the_good_file_is_good(tmp_path: Path) -> None:
         (
             'name = "One"',
             'name = "One"\naliases = ["one", "two"]\n[two]\nname = "Two"',
-            ("two", "compute_capability", "missing"),
+            ("two", "names one and two"),
         ),
     ],
 )
@@ -261,3 +260,59 @@ def test_bad_model_file_is_refused_in_one_line(tmp_path: Path, text: str, named:
 def test_missing_file_is_refused(tmp_path: Path) -> None:
     with refused("nowhere.toml"):
         devices.load(tmp_path / "nowhere.toml")
+
+
+NAMES = {  # as nvidia-smi and torch report them
+    "NVIDIA A100-SXM4-80GB": "a100",
+    "NVIDIA A100-SXM4-40GB": "a100-40gb",
+    "NVIDIA A100 80GB PCIe": "a100-pcie",
+    "NVIDIA A10": "a10",
+    "NVIDIA L4": "l4",
+    "NVIDIA L40S": "l40s",
+    "NVIDIA H100 80GB HBM3": "h100",
+    "NVIDIA H100 PCIe": "h100-pcie",
+    "NVIDIA H100 NVL": "h100-nvl",
+    "NVIDIA H200": "h200",
+    "NVIDIA GH200 480GB": "gh200",
+    "NVIDIA B200": "b200",
+    "NVIDIA B300 SXM6 AC": "b300",
+    "NVIDIA GB200": "gb200",
+    "NVIDIA GB10": "gb10",
+    "NVIDIA GeForce RTX 3090": "rtx-3090",
+    "NVIDIA GeForce RTX 4090": "rtx-4090",
+    "NVIDIA GeForce RTX 5080": "rtx-5080",
+    "NVIDIA GeForce RTX 5090": "rtx-5090",
+    "NVIDIA RTX PRO 6000 Blackwell Workstation Edition": "rtx-pro-6000",
+    "NVIDIA RTX A6000": "rtx-a6000",
+    "AMD Instinct MI300X": "mi300x",
+}
+
+
+def test_gpus_are_known_by_the_names_they_report() -> None:
+    assert {name: devices.get(name).id for name in NAMES} == NAMES
+    for name in NAMES:
+        device = devices.get(name)
+        assert device.memory_bandwidth
+        assert {"bf16", "f32"} <= device.peaks.keys()
+        assert device.peaks["bf16"].base <= device.peaks.get("fp8", device.peaks["bf16"]).base
+    with refused("data/devices.toml", "mi300x", "compute_capability"):
+        _ = devices.get("mi300x").capability
+
+
+def test_a_gpu_of_no_list_is_read_from_what_its_driver_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = 'NVIDIA "Odd" L20'
+    text = devices.reported(name, {"sms": (92, "SMs"), "compute_capability": (8.9, "capability")})
+    (tmp_path / "profiles" / "nvidia-odd-l20").mkdir(parents=True)
+    (tmp_path / "profiles" / "nvidia-odd-l20" / devices.DRIVER).write_text(text)
+    with refused("GPU", "Odd"):
+        devices.get(name, "GPU")
+    monkeypatch.setenv(own.VARIABLE, str(tmp_path))
+    odd = devices.get(name)
+    assert (odd.id, odd.capability, odd.knows("bf16")) == ("nvidia-odd-l20", (8, 9), False)
+    assert odd.facts["sms"].value == 92
+    with refused("data/devices.toml", "no memory_bandwidth", remedy="nvidia-odd-l20.memory_bandwidth"):
+        _ = odd.bandwidth
+    (tmp_path / own.DEVICES).write_text(text.replace("92", "93"))  # one's own list comes last
+    assert devices.get("nvidia-odd-l20").sms != odd.sms

@@ -13,17 +13,18 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from lab.base import devices
+from lab.base import devices, own
 from lab.bench import machine, measure, sampling
 from lab.bench.comparison import Done, Outcome
 from lab.bench.measure import Settings
 from lab.bench.sampling import Arm, Comparison, summarise
 from lab.card import phases
 from lab.check import families
-from lab.judge import evidence, rules
+from lab.judge import evidence, rules, verdicts
 from lab.place import ceilings
 from lab.row import store
 from lab.row.records import CEILINGS, PERFORMANCE, Clocks, Measurement, Provenance
+from lab.write import pages, writeup
 from tests.bench import fake_bench
 from tests.loops import numbered, over
 from tests.refused import refused
@@ -441,3 +442,38 @@ def test_what_is_complete_costs_no_budget(tmp_path: Path, monkeypatch: pytest.Mo
     assert order == ["w00", "w01"]
     sweep(card, tmp_path / "run", Settings(**{**vars(QUICK), "budget_s": 1e9}))
     assert order == list(SMALL)
+
+
+# A GPU that no list has ------------------------------------------------------------------------------------------
+
+
+def test_an_unlisted_gpu_is_measured_and_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its facts are written beside its rows, so that a machine without it can judge them; its peaks are unknown."""
+    import torch
+
+    card = SimpleNamespace(
+        multi_processor_count=92, L2_cache_size=96 << 20, total_memory=48 << 30, shared_memory_per_block_optin=101376
+    )
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA L20")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 9))
+    monkeypatch.setattr(own, "profiles", lambda *_: [tmp_path / "profiles"])
+    monkeypatch.setenv(own.VARIABLE, str(tmp_path))
+    device = measure.require_gpu()
+    assert (device.id, device.capability, device.peaks) == ("nvidia-l20", (8, 9), {})
+    assert device.l2_bytes
+    assert device.l2_bytes.base == 96 << 20
+    asked = fake_bench.card(tmp_path, ("n63",))
+    settings = Settings(seconds=0.0, placements=1, processes=1, backend="tests.bench.fake_bench:quick")
+    (rows,) = list(measure.measure(measure.plan(asked), settings, device=device))
+    assert [(row.device, row.status) for row in rows] == [("nvidia-l20", "ok")] * 2
+    assert devices.get("nvidia-l20").facts == device.facts
+    assert measure.require_gpu() == devices.get("nvidia-l20")  # the second time it is listed
+    judged = verdicts.judge_measured(asked, "nvidia-l20")
+    assert "peaks unknown" in judged.note
+    assert "kernel_us" in judged.verdict.reason
+    assert judged.verdict.word != "INVALID"
+    assert "roofline_fraction" not in {m for m, _ in evidence.readings(rows, device)}
+    assert pages.judged([asked])[0].device == "nvidia-l20"
+    assert "peaks unknown" in writeup.write(asked)

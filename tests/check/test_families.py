@@ -203,6 +203,10 @@ def test_doctor_without_the_shadow(capsys: pytest.CaptureFixture[str]) -> None:
         (Needs(capability=(9, 0)), (9, 0), ""),
         (Needs(capability=(9, 0)), (12, 1), ""),
         (Needs(capability=(9, 0)), None, "needs a GPU (sm_90 or newer), none is here"),
+        (Needs(capability=(9, 0), architecture="sm_90a"), (9, 0), ""),
+        (Needs(capability=(9, 0), architecture="sm_90a"), (12, 1), "is for sm_90a alone, this GPU is sm_121"),
+        (Needs(capability=(9, 0), architecture="sm_90a"), (8, 0), "needs sm_90 or newer, this GPU is sm_80"),
+        (Needs(architecture="sm_90a"), None, "needs a GPU (sm_90a), none is here"),
         (Needs(capability=(12, 1)), (9, 0), "needs sm_121 or newer, this GPU is sm_90"),
         (Needs(packages=("json",)), None, ""),
         (
@@ -221,6 +225,23 @@ def test_unmet(needs: Needs, capability: tuple[int, int] | None, said: str, monk
     monkeypatch.setattr(triton, "__version__", "3.7.0+git1234")
     said = said.replace("3.7.0 is", "3.7.0+git1234 is")
     assert families.unmet(Candidate("c", "f32", lambda args, out: None, needs), capability) == said
+
+
+def test_sources_for_one_architecture_skip_their_candidates_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In check and measure by `unmet`, in `lab doctor` a line for each reason."""
+    only = {
+        f"{name}/{c.name}": families.unfit(c, (12, 1))
+        for name in families.names()
+        for c in families.load(name).candidates.values()
+        if c.needs.architecture
+    }
+    assert len(only) > 5
+    assert {said.split(",")[0] for said in only.values()} == {"is for sm_90a alone"}
+    monkeypatch.setattr(families, "gpu_capability", lambda: (12, 1))
+    monkeypatch.setattr(doctor, "_gpu", lambda: doctor.Finding("GPU", "ok", ""))
+    lines = {f.detail.partition(": ")[2]: f for f in doctor.examine() if f.what == "candidates"}
+    named = lines["is for sm_90a alone, this GPU is sm_121"].detail
+    assert [name for name in only if name not in named] == []
 
 
 def test_unmet_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:

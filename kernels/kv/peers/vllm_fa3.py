@@ -107,7 +107,7 @@ def _config(workload: Workload, text: str) -> str:
     return f"vllm {library_version('vllm')} FA3 {text}, pages of {workload['page']} tokens, splits by its heuristic"
 
 
-_NEEDS = Needs(capability=(9, 0), packages=("vllm",))
+_NEEDS = Needs(capability=(9, 0), packages=("vllm",), architecture="sm_90a")
 
 CANDIDATES = (
     Candidate(
