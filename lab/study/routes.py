@@ -347,8 +347,9 @@ def answer(
     others = [name for name in times if name != choice.candidate]
     runner_up, worst = next(iter(others), None), max(others, key=times.__getitem__, default=None)
     every = families.load(family).candidates
-    left_out = dict(choice.left_out)
-    left_out |= {n: why for n, c in every.items() if n in left_out and (why := families.unfit(c, device.capability))}
+    ours = {name: c for name, c in every.items() if set(c.needs.packages) <= OWN}
+    unfit = {name: why for name, c in ours.items() if (why := families.unfit(c, device.capability))}
+    left_out = {**choice.left_out, **unfit}
     optional = [name for name, c in every.items() if c.precision in asks.opt_in and not c.no_route]
     return {
         "family": family,

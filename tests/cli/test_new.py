@@ -81,8 +81,11 @@ def test_a_family_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(families, "FOLDER", tmp_path / "kernels")
     monkeypatch.setattr(new, "REPOSITORY", tmp_path)
 
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+    def full(source: Path, place: Path) -> None:
+        if place.parts[-1] == "scale" and "tests" not in place.parts[-3:]:
+            place.mkdir()  # the first of two gets through
+        else:
+            raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(new.shutil, "move", full)
     assert main.main(["new", "family", "scale"]) == 2

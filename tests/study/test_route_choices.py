@@ -179,3 +179,11 @@ def test_times_of_another_dtype_are_not_called_measured(capsys: pytest.CaptureFi
     out = json.loads(told(capsys, "nvfp4", "--shape", "K=6144", "M=128", "N=5120", "dtype=fp16", "--json"))
     assert out["how"] == "nearest"
     assert out["reason"].endswith("; the table is of dtype=bf16")
+
+
+def test_what_is_for_another_architecture_is_left_out_with_the_reason() -> None:
+    """By the rule of `lab check`: kernels for sm_90a alone on the newer sm_121."""
+    told_ = routes.answer("gdn", devices.get("gb10"), {"T": "2048", "Hk": "16", "Hv": "48", "D": "128"})
+    assert told_["left_out"]["cuda_scan"] == families.unfit(families.load("gdn").candidates["cuda_scan"], (12, 1))
+    assert "sm_90a" in told_["left_out"]["cuda_scan"]
+    assert "cuda_scan" not in told_["times_us"]
