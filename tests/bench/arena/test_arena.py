@@ -97,6 +97,14 @@ def test_page_holds_every_adversary_and_what_became_of_it(tmp_path: Path, monkey
         arena.markdown()
 
 
+def test_committed_rows_are_of_known_adversaries_and_none_has_a_false_number() -> None:
+    rows = arena.rows()
+    assert {r.name for r in rows} <= {*family.adversaries(), run.HONEST["name"]}
+    assert sum(r.device == "cpu" for r in rows) >= 40
+    assert [r.name for r in rows if r.gets == "a false number"] == []
+    assert all(r.gets == "its honest time" for r in rows if r.name == run.HONEST["name"])
+
+
 PARTS = 4
 
 
