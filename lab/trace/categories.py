@@ -111,7 +111,7 @@ def other_warning(
     sum_ns = sum(t.sum_ns for t in rest)
     if sum_ns <= OTHER_LIMIT * whole_ns:
         return []
-    names = ", ".join(f"{short_name(t.name)} {t.sum_ns / scale:,.4g} {unit}" for t in rest[:SHOWN])
+    names = ", ".join(f"{short_name(t.name)[:60]} {t.sum_ns / scale:,.4g} {unit}" for t in rest[:SHOWN])
     more = f" and {len(rest) - SHOWN} more" if len(rest) > SHOWN else ""
     share = f"{sum_ns / whole_ns:.1%} of the total (limit {OTHER_LIMIT:.0%})"
     return [f'"other" is {share}: {names}{more}; add a rule for them']

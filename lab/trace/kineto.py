@@ -150,7 +150,7 @@ def read(path: Path, text: bytes) -> Trace:
     (name, names), (label, labels), (call, call_names) = (
         interned([e.name for e in events]) for events in (kernels, ranges, calls)
     )
-    processes = {_whole(pid) for pid in {e.pid for e in calls}}
+    processes = set(_numbers([e.pid for e in calls]))
     process = processes.pop() if len(processes) == 1 else NONE
     if not calls:
         warnings.append("no CUDA API calls in the file: kernels cannot be joined to their launches")
@@ -266,8 +266,10 @@ def _launched(kernels: list[Event], names: list[int]) -> dict[int, Launch]:
     for e, name in zip(kernels, names, strict=True):
         a = e.args
         if name not in first and a and a.grid and a.block:
-            sizes = (tuple(map(_whole, v)) if isinstance(v, list) else () for v in (a.block, a.grid))
-            first[name] = Launch(_whole(a.registers), _whole(a.shared), *sizes)
+            block, grid = (tuple(map(_whole, v)) if isinstance(v, list) else (NONE,) for v in (a.block, a.grid))
+            found = Launch(_whole(a.registers), _whole(a.shared), block[:3], grid[:3])
+            if NONE not in (found.registers, found.shared_bytes, *block, *grid):
+                first[name] = found
     return first
 
 
@@ -276,7 +278,7 @@ def _work(kernels: list[Event], names: list[int], operators: list[Event]) -> tup
     stated = {
         _whole(e.args.external): (e.name, e.args.dims, e.args.types, e.args.given)
         for e in operators
-        if e.name in roofline.OPERATORS and e.args and e.args.dims
+        if e.name in roofline.OPERATORS and e.args and e.args.dims and _whole(e.args.external) != NONE
     }
     ran = zip([_whole(e.args.external) if e.args else NONE for e in kernels], names, _durations(kernels), strict=True)
     return roofline.of_operators(list(ran), stated) if stated else ()

@@ -29,6 +29,7 @@ HEADS_FIRST = ("aten::_scaled_dot_product_flash_attention", "aten::_scaled_dot_p
                "aten::_scaled_dot_product_cudnn_attention", "aten::_scaled_dot_product_attention_math")  # fmt: skip
 HEADS_LAST = ("aten::_flash_attention_forward", "aten::_efficient_attention_forward")
 OPERATORS = (*PRODUCTS, *HEADS_FIRST, *HEADS_LAST)
+LARGEST = 1 << 40  # dimension
 TYPES = {"c10::BFloat16": ("bf16", 2), "c10::Half": ("bf16", 2), "signed char": ("int8", 1)}
 TYPES |= dict.fromkeys(("c10::Float8_e4m3fn", "c10::Float8_e5m2"), ("fp8", 1))
 
@@ -90,16 +91,16 @@ def operator_work(name: str, dims: Any, types: Any, given: Any) -> tuple[str, fl
     """(shape, operations, bytes, pipe) of an operator of OPERATORS, None where its arguments do not say it."""
     at = PRODUCTS.get(name, (0, 1))
     try:
-        a, b = ([int(n) for n in dims[i]] for i in at)
+        a, b = (_sizes(dims[i]) for i in at)
         (pipe, size), (_, other) = (TYPES[types[i]] for i in at)
         if name in PRODUCTS:
             (*batch, m, k), (*_, k2, n) = a, b
-            if k != k2 or min(m, n, k) < 1:
+            if k != k2:
                 return None
             times = math.prod(batch)
             moved = times * (m * k * size + k * n * other + m * n * max(2, size))
             return " x ".join(map(str, [*batch, m, n, k])), 2.0 * times * m * n * k, float(moved), pipe
-        v = [int(n) for n in dims[2]]
+        v = _sizes(dims[2])
         heads, length = (1, 2) if name in HEADS_FIRST else (2, 1)
         (batch_, h, sq, d), sk, dv = (a[0], a[heads], a[length], a[3]), b[length], v[3]
     except (KeyError, IndexError, TypeError, ValueError):
@@ -108,6 +109,13 @@ def operator_work(name: str, dims: Any, types: Any, given: Any) -> tuple[str, fl
     flops = 2.0 * batch_ * h * sq * sk * (d + dv) * (0.5 if causal and sq == sk else 1.0)
     moved = size * (math.prod(a) + math.prod(b) + math.prod(v) + batch_ * h * sq * dv)
     return f"{batch_} x {h} x {sq} x {sk} x {d}{' causal' if causal else ''}", flops, float(moved), pipe
+
+
+def _sizes(dims: Any) -> list[int]:
+    """Dimensions; raises ValueError for what can be none."""
+    if not all(isinstance(n, int) and 0 < n < LARGEST for n in dims):
+        raise ValueError(dims)
+    return list(dims)
 
 
 def of_operators(

@@ -75,6 +75,28 @@ def test_one_line_and_2(name: str, tmp_path: Path, capsys: pytest.CaptureFixture
     held(capsys.readouterr().err, "a.profile", words)
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"grid": ["\x1b[31m", 1e30, None], "block": [2**80, 1, 1]},
+        {"grid": 3, "block": {}, "registers per thread": "x" * 10_000, "shared memory": {"a": 1}},
+        {"External id": [1], "Input Dims": [[1e400, 2], [2, 3]], "Input type": [["a"], {}]},
+        {"External id": 5, "Input Dims": [[10**30, 2], [2, 10**30]], "Input type": ["c10::BFloat16"] * 2},
+    ],
+)
+def test_odd_arguments_say_nothing(args: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of an operator, a call and a kernel; their places are odd too."""
+    path = tmp_path / "a.json"
+    at = {"ph": "X", "ts": 0, "dur": 1, "pid": [1], "tid": {}, "args": args}
+    events = [{**at, "cat": cat, "name": "aten::mm"} for cat in ("cpu_op", "cuda_runtime", "kernel")]
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    assert main.main(["trace", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert max(map(len, out.splitlines())) < 200
+    assert read(path).launched == {}
+
+
 def test_what_is_no_number_of_a_stream_is_none(tmp_path: Path) -> None:
     path = tmp_path / "a.profile"
     for stream in ("9" * 30, "9" * 5000, "\u00b2", "-", "x"):

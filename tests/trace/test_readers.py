@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from lab.bench import ncu
+from lab.trace import nsys
 from lab.trace.files import read
 from lab.trace.model import COPY_KINDS, NONE, Kernels, short_name, totals_by_name
 from tests.loops import numbered, over
@@ -270,3 +271,24 @@ def test_short_name(name: str, short: str) -> None:
 def test_columns_must_agree() -> None:
     with refused("trace", "Kernels", "[1, 2]"):
         Kernels.of(start_ns=[1, 2], end_ns=[3])
+
+
+def test_rows_with_holes_between_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts are read side by side, each to where its numbers say; what is missing leaves no row behind."""
+    export = Export()
+    for i in range(20):
+        export.kernel(f"k{i}", i * 10, i * 10 + 5)
+    path = export.write(tmp_path / "a.sqlite")
+    monkeypatch.setattr(nsys, "SPLIT_ROWS", 3)
+    monkeypatch.setattr(nsys.os, "cpu_count", lambda: 4)
+    for change, left in (
+        ("DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL WHERE rowid IN (2, 3, 9, 20)", [*range(0, 20)]),
+        ("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET rowid = 1000000000000 WHERE rowid = 19", [*range(0, 20)]),
+    ):
+        with sqlite3.connect(path) as base:
+            base.execute(change)
+        base.close()
+        left = [i for i in left if i not in (1, 2, 8, 19)]
+        t = read(path)
+        assert t.kernels.start_ns.tolist() == [i * 10 for i in left]
+        assert [t.names[i] for i in t.kernels.name] == [f"k{i}" for i in left]

@@ -54,6 +54,7 @@ def kineto(path: Path, gpu: str = "NVIDIA H200") -> Path:
         events.append(event("cpu_op", "aten::mm", i * 10, 5, **{"External id": i + 1}, **shape))
         events.append(event("kernel", "nvjet_tst", 1000 + i * 1000, 200 + i * 200, **at, **how))
         events.append(event("kernel", "splitKreduce", 1500 + i * 1000, 20, **at))
+    events.append(event("cpu_op", "aten::mm", 90, 5, **shape))
     events.append(event("kernel", "mystery", 5000, 380, device=0, stream=7, correlation=9))
     path.write_text(json.dumps({"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": gpu}],
                                 "traceEvents": events}))  # fmt: skip
