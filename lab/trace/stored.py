@@ -51,6 +51,7 @@ class Meta(msgspec.Struct, frozen=True):
     gpus: dict[int, str]
     windows_ns: tuple[tuple[int, int], ...] | None
     about: dict[str, Any] = {}
+    domains: dict[int, str] = {}
 
 
 # What the trace calls as the file does.

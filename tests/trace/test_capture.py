@@ -164,6 +164,7 @@ def test_capture_is_read_and_stored_without_what_it_says_about_the_machine(raw: 
     path = stored.save(trace, tmp_path / "trace.parquet", {"phase": "card"})
     again = stored.load(path)
     assert labels <= set(again.labels)
+    assert again.domains == trace.domains == {1: "operator", 2: "module"}, "operators stay apart from ranges"
     assert list(again.ranges.duration_ns) == list(trace.ranges.duration_ns)
     content = path.read_bytes()
     for word in (SECRET, str(raw.parent), os.getcwd(), str(os.getpid())):
