@@ -1,5 +1,6 @@
 """Cost in rows, small enough for CI (at most 100,000 kernels); the large runs are `make bench`."""
 
+import json
 import subprocess
 import sys
 import time
@@ -9,6 +10,7 @@ import pytest
 
 from lab.trace.files import read
 from lab.trace.summary import Moved, summarise
+from tests.trace.bench_traces import ROWS
 from tests.trace.nsys_synthetic import decode
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,6 +47,17 @@ def test_summary_of_100k_rows_is_right(large: Path) -> None:
     assert s.memcpy["DtoD"] == Moved(count=10_000, bytes=10_000 * 4096, sum_us=10_000 * 0.9)
     assert s.kernels_without_api == 0
     assert [len(s.per_device), len(s.per_stream)] == [1, 2]
+
+
+def test_committed_rows_keep_the_limits() -> None:
+    """bench.jsonl: the newest row of each case, beside pandas reading the same file for its union alone. The wall clock
+    of a machine that others use says little; memory and processor time do."""
+    newest = {(row["case"], row["what"]): row for row in map(json.loads, ROWS.read_text().splitlines())}
+    for case, peak_mb in (("nsys:5000000", 1200), ("kineto:300", 1500)):
+        ours, plain = newest[case, "lab trace"], newest[case, "pandas"]
+        assert ours["peak_mb"] <= min(peak_mb, plain["peak_mb"])
+        assert ours["cpu_s"] <= plain["cpu_s"]
+        assert not ours["dirty"]
 
 
 def test_import_of_the_command_line_is_light() -> None:
