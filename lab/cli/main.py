@@ -47,6 +47,7 @@ ON = arg("--on", metavar="ADDRESS", help="on the workers of this Dask scheduler 
 WINDOW = (
     arg("--rules", metavar="TOML", help="category rules, a file or a folder, that come before the built-in ones"),
     flag("--rules-only", "with --rules: not the built-in ones"),
+    arg("--unpack", type=int, default=0, metavar="MB", help="read files that have or unpack to so much (default 100x)"),
     arg("--nvtx", metavar="GLOB", help="only what was launched inside these NVTX ranges", one_of="window"),
     arg("--time", metavar="START:END", help="only between these times after the first activity (us, 2ms)",
         one_of="window"),

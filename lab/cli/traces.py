@@ -135,7 +135,9 @@ def _windowed(name: str, arguments: Namespace, i: int = 0) -> tuple[Trace, Rules
     nvtx = (getattr(arguments, "nvtx_b", None) if i else None) or arguments.nvtx
     # `lab amdahl --device` says whose measured rows to take, not which GPU of the profile.
     window = Namespace(**{**vars(arguments), "nvtx": nvtx, "nth": None, "graph": None, "device": None})
-    return report.windowed(files.read(name), window), categories.load(arguments.rules, arguments.rules_only)
+    return report.windowed(files.read(name, arguments.unpack * 1_000_000), window), categories.load(
+        arguments.rules, arguments.rules_only
+    )
 
 
 def _measured(name: str, arguments: Namespace, i: int) -> Breakdown:

@@ -23,18 +23,19 @@ REPORTS = {".nsys-rep": "nsys export --type sqlite", ".qdrep": "nsys export --ty
 SQLITE, GZIP = b"SQLite format 3\0", b"\x1f\x8b"
 LARGEST = 1 << 30  # bytes of text, which take some five times as much memory
 JSON = re.compile(rb"\s*(?:\{|\[\s*(?:[{\]]|$))")
+UNPACK = "gunzip, unzip, tar"
 PACKED = 100  # times its size that a compressed profile may have: real ones have 5 to 30, a bomb 1000
 KINDS = "an nsys SQLite export, nsys stats, a PyTorch profiler JSON, rocprof JSON or CSV, xplane.pb or ncu --csv"
 
 
-def read(path: Path | str) -> Trace:
-    """The trace of any file that this package reads.
+def read(path: Path | str, most: int = 0) -> Trace:
+    """The trace of any file that this package reads. most: bytes that it may unpack to, if not as PACKED and LARGEST.
 
     Raises BadInput, always one line, for a file that is missing, empty, cut off, corrupt, or of another kind.
     """
     path = Path(path)
     try:
-        found = _read(path)
+        found = _read(path, most)
     except BadInput as refused:
         if refused.where != "trace":
             raise
@@ -44,22 +45,22 @@ def read(path: Path | str) -> Trace:
     return found
 
 
-def read_all(path: Path | str) -> list[Trace]:
+def read_all(path: Path | str, most: int = 0) -> list[Trace]:
     """The traces of a file: one, or those in an archive (zip, tar, compressed or not), which are the ranks of a run.
 
     What else an archive holds is named in a warning. Raises BadInput as `read` does, and for an archive without any.
     """
     path = Path(path)
     if not (path.is_file() and _is_archive(path)):
-        return [read(path)]
+        return [read(path, most)]
     found, others = list[Trace](), list[str]()
     with tempfile.TemporaryDirectory(prefix="killgate-") as folder:
         try:
             for i, (name, member) in enumerate(_members(path)):
                 target = Path(folder) / f"{i}{''.join(Path(name).suffixes[-2:])}"
-                _unpack(path, member, target, PACKED * path.stat().st_size)
+                _unpack(path, member, target, most)
                 try:
-                    found.append(read(target).but(source=Path(name).name))
+                    found.append(read(target, most).but(source=Path(name).name))
                 except BadInput:
                     others.append(Path(name).name)
                 target.unlink()
@@ -94,17 +95,17 @@ def _members(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
 
 
 def _unpack(path: Path, packed: IO[bytes] | gzip.GzipFile, target: Path, most: int) -> None:
-    """Write what is packed to a file; raises BadInput for more than `most` bytes, which no profile unpacks to."""
-    size = 0
+    """Write what is packed to a file; raises BadInput for more than it may unpack to."""
+    size, most = 0, most or PACKED * path.stat().st_size
     with target.open("wb") as file:
         while part := packed.read(1 << 20):
             size += file.write(part)
             if size > most:
-                what = f"unpacks to more than {PACKED} times its size"
-                raise BadInput(path, what, "unpack it yourself if it is yours: gunzip, unzip, tar")
+                what = f"unpacks to more than {most} bytes, {most // path.stat().st_size} times its size"
+                raise BadInput(path, what, f"give --unpack MB if it is yours, or unpack it: {UNPACK}")
 
 
-def _read(path: Path) -> Trace:
+def _read(path: Path, most: int) -> Trace:
     try:
         if path.is_dir():
             raise BadInput(path, "is a folder", "give a file")
@@ -125,12 +126,12 @@ def _read(path: Path) -> Trace:
     if path.suffix in REPORTS:
         raise BadInput(path, f"is a {path.suffix} report, which only its tool reads", f"run: {REPORTS[path.suffix]}")
     if head.startswith(GZIP) and _begin(path) == SQLITE:
-        return _from_packed(path)
+        return _from_packed(path, most)
     from lab.trace import kineto, rocm, tables, xplane
 
     if _is_archive(path):
         raise BadInput(path, "is an archive", "give it to `lab trace`, or unpack it and give one file")
-    content = unpacked(path)
+    content = unpacked(path, most)
     if xplane.is_space(content):
         return xplane.read(path, content)
     if JSON.match(content):
@@ -151,14 +152,14 @@ def _begin(path: Path) -> bytes:
     return b""
 
 
-def _from_packed(path: Path) -> Trace:
+def _from_packed(path: Path, most: int) -> Trace:
     """The trace of a compressed SQLite export, unpacked beside the system's temporary files while it is read."""
     from lab.trace import nsys
 
     with tempfile.TemporaryDirectory(prefix="killgate-") as folder, gzip.open(path) as unpacking:
         target = Path(folder) / path.stem
         try:
-            _unpack(path, unpacking, target, PACKED * path.stat().st_size)
+            _unpack(path, unpacking, target, most)
         except (OSError, EOFError, zlib.error) as error:
             raise BadInput(path, f"is not complete gzip ({error})", "copy it again") from None
         try:
@@ -175,12 +176,13 @@ def text(path: Path, content: bytes | None = None) -> str:
         raise BadInput(path, "is neither SQLite nor text", f"give {KINDS}") from None
 
 
-def unpacked(path: Path) -> bytes:
+def unpacked(path: Path, most: int = 0) -> bytes:
     """A file's content without compression and byte order mark; raises BadInput."""
     try:
-        raw = files.read_bytes(path, LARGEST)
+        raw = files.read_bytes(path, most or LARGEST)
         if raw.startswith(GZIP):
-            most, of = max(min(LARGEST, PACKED * len(raw)), 1 << 20), f", unpacked from {len(raw)}"
+            most = most or max(min(LARGEST, PACKED * len(raw)), 1 << 20)
+            of = f", unpacked from {len(raw)} (--unpack MB)"
             with gzip.open(io.BytesIO(raw)) as unpacking:
                 raw = files.up_to(path, unpacking, most, of)
     except (OSError, EOFError, zlib.error) as error:

@@ -32,7 +32,7 @@ def summaries_of(arguments: Namespace, file: Path) -> list[tuple[Trace, Summary]
     if arguments.top < 0:
         raise BadInput("--top", f"{arguments.top}", "give 0 or more")
     rules = categories.load(arguments.rules, arguments.rules_only)
-    parts = [windowed(trace, arguments) for trace in read_all(file)]
+    parts = [windowed(trace, arguments) for trace in read_all(file, arguments.unpack * 1_000_000)]
     return [(part, summarise(part, rules, arguments.steps, arguments.tokens, arguments.top)) for part in parts]
 
 

@@ -218,6 +218,11 @@ def test_an_archive_that_hurts(tmp_path: Path, capsys: pytest.CaptureFixture[str
             archive.writestr(member, content)
         assert main.main(["trace", str(tmp_path / name)]) == 2
         held(capsys.readouterr().err, name, words)
+    assert main.main(["trace", str(tmp_path / "bomb.zip"), "--unpack", "31"]) == 2
+    held(capsys.readouterr().err, "bomb.zip", "without a profile")
+    packed = written(tmp_path, "long.json.gz", gzip.compress((ROCPROF + " " * 4_000_000 + "\n").encode()))
+    assert main.main(["trace", str(packed)]) == 2
+    held(capsys.readouterr().err, packed.name, "--unpack")
     with zipfile.ZipFile(tmp_path / "torn.zip", "w") as archive:
         archive.writestr("a.md", "text")
     torn = written(tmp_path, "torn.zip", (tmp_path / "torn.zip").read_bytes().replace(b"text", b"test"))
