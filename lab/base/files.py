@@ -154,13 +154,14 @@ def once(path: Path, what: str, names: Iterable[str]) -> None:
         seen.add(name)
 
 
-def write(path: Path, text: str) -> Path:
+def write(path: Path, text: str | bytes) -> Path:
     """The whole text or the former file, whenever the process dies; raises BadInput when it cannot be written."""
     temporary = ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        binary = isinstance(text, bytes)
+        with os.fdopen(handle, "wb" if binary else "w", encoding=None if binary else "utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

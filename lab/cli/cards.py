@@ -151,7 +151,16 @@ def rows(arguments: Namespace) -> int:
         return int(bool(report.wrong))
     from lab.write import listing
 
+    if arguments.out and not arguments.export:
+        raise BadInput("lab rows", "--out needs --export", "say in which format")
     listed = listing.measured(arguments.family, arguments.phase, arguments.device)
+    if arguments.export:
+        from lab.base import files
+        from lab.write import exports
+
+        text = exports.text(listed, arguments.export)
+        files.write(arguments.out, text) if arguments.out else print(text, end="")
+        return 0
     show(arguments.json, lambda: [listing.value(row) for row in listed], lambda: listing.render(listed))
     return 0
 

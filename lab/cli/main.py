@@ -71,6 +71,14 @@ FILES = (
     several("--metric", "with --rows: how a metric is read of a profile (category=, kernel=) or a table (column=)",
         metavar="METRIC:KEY=VALUE"),
 )  # fmt: skip
+ROWS = (
+    arg("--rows", action="append", metavar="[ARM[@WORKLOAD]=]FILE",
+        help="somebody's own A/B: control=FILE and candidate=FILE"),
+    *FILES,
+    arg("--device", help="measured evidence of this device only; with --rows the GPU the files are from"),
+)  # fmt: skip
+PASSING = arg("--pass", dest="passing", default="GO,CONDITIONAL-GO", metavar="WORDS",
+    help="verdicts that pass, comma-separated (default GO,CONDITIONAL-GO)")  # fmt: skip
 PROMPT = "The code word is {word}. Repeat the code word and nothing else."
 
 
@@ -93,12 +101,26 @@ COMMANDS = {
         arg("phase", nargs="*", help="card ids, or paths of your own; none with --all"),
         flag("--all", "every card"),
         arg("--evidence", default="recorded", choices=("recorded", "measured")),
-        arg("--device", help="measured evidence of this device only; with --rows the GPU the files are from"),
-        arg("--rows", action="append", metavar="[ARM[@WORKLOAD]=]FILE",
-            help="somebody's own A/B: control=FILE and candidate=FILE"),
-        *FILES,
+        *ROWS,
         arg("--fail-on", default="", metavar="WORDS", help="exit 1 on any of these verdicts (comma-separated)"),
     )),
+    "gate": Command("lab.study.own.gate:run",
+        "a verdict as an exit status, and as a comment for a pull request: 0 passes, 1 does not, 2 bad input", (
+        arg("phase", help="a card's id, or the path of one of your own"),
+        CARDS,
+        *ROWS,
+        PASSING,
+        arg("--baseline", type=Path, metavar="DIR", help="the control is what `lab baseline` kept there"),
+        arg("--comment", type=Path, metavar="FILE", help="write the comment here too, 25 lines of Markdown at most"),
+    ), json=False),
+    "baseline": Command("lab.study.own.gate:baseline",
+        "keep the candidate's files of a run that passes, as the next one's control; 1 where it does not pass", (
+        arg("phase", help="a card's id, or the path of one of your own"),
+        CARDS,
+        *ROWS,
+        PASSING,
+        arg("--dir", type=Path, required=True, help="where they are kept: commit it, or cache it between runs"),
+    ), json=False),
     "audit": Command("lab.cli.cards:audit",
         "check what verdicts rest on: engagement, noise, launches, labels, possible speeds", (
         arg("check", nargs="*", help="checks by name; none means all"),
@@ -170,6 +192,8 @@ COMMANDS = {
         arg("phase", nargs="+", help="card ids"),
         arg("--placements", type=int, default=8, help="allocations of each comparison (default 8, the fewest)"),
         flag("--peers", "with the installed rival libraries"),
+        arg("--rows", action="append", metavar="FILE", help="repeated runs of one's own control: how many are needed"),
+        *FILES[1:],
     )),
     "power": Command("lab.study.power:run",
         "how often a verdict is wrong: the judge over simulated noise, one or two minutes", (
@@ -181,6 +205,9 @@ COMMANDS = {
         CARDS,
         *(arg(f"--{name}", help=f"only rows of this {name}") for name in ("family", "phase", "device")),
         flag("--verify", "whether every record under profiles/ is as it was written, and could have been measured"),
+        arg("--export", choices=("flashinfer-trace", "nvbench", "github-action-benchmark"),
+            help="the newest row of every arm and workload, for another tool"),
+        arg("--out", type=Path, help="with --export: a file; default standard output"),
     )),
     "roofline": Command("lab.cli.kernels:roofline",
         "floor times of a family's workloads on a device, or the recorded analysis", (

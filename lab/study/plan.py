@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import statistics
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from lab.base import interval
 from lab.base.console import print_json
@@ -21,13 +22,17 @@ from lab.card import phases
 from lab.card.gate import Condition
 from lab.judge import evidence
 from lab.row import store
+from lab.study.own import verdict
 
+MOST = 1000  # observations; who needs more asks for less than the noise allows
 PLACEMENT_S, PROCESS_S = 0.35, 4.0  # that one arm's sets take to make, and a process to start, on an H200
 ASSUMED_PCT = 1.0
 
 
 def run(arguments: Namespace) -> int:
-    """`lab plan`: the plans of the cards that were named."""
+    """`lab plan`: the plans of the cards that were named; with --rows, the repetitions that files of one's own need."""
+    if arguments.rows:
+        return _own(arguments)
     found = [plan(phases.card(name), arguments.placements, arguments.peers) for name in arguments.phase]
     if arguments.json:
         print_json([msgspec.to_builtins(one) for one in found])
@@ -37,11 +42,15 @@ def run(arguments: Namespace) -> int:
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """What one line of a gate could be told from. go_from: the figure beyond which nine in ten measurements decide."""
+    """What one line of a gate could be told from. go_from: the figure beyond which nine in ten measurements decide.
+
+    needed: placements by which nine in ten tell an effect as large as the line from none, 0 for a line of no change.
+    """
 
     condition: str
     go_from: float
     unit: str
+    needed: int = 0
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -75,7 +84,13 @@ def plan(card: phases.Card, placements: int = interval.PLACEMENTS, peers: bool =
     steps = [interval.quantile(level, placements - 1) for level in (interval.PLACEMENT_LEVEL, 0.8)]
     step = math.log1p(spread_pct / 100.0) / math.sqrt(placements)
     floor = math.log1p(card.gate.noise.floor_pct / 100.0)
-    lines = [line for _, gate in card.gates for c in gate.require if (line := _seen(c, step, steps, floor))]
+    spread_log = math.log1p(spread_pct / 100.0)
+    lines = [
+        replace(line, needed=_needed(c, floor, lambda n: spread_log / math.sqrt(n), interval.PLACEMENT_LEVEL))
+        for _, gate in card.gates
+        for c in gate.require
+        if (line := _seen(c, step, steps, floor))
+    ]
     processes = evidence.PROCESSES * arms
     a_comparison = PLACEMENT_S * placements * (arms + 1) + PROCESS_S * processes + measure.Settings().seconds
     return Plan(card.id, len(items), arms + 1, placements, processes, len(items) * a_comparison,
@@ -94,6 +109,29 @@ def _seen(c: Condition, step: float, steps: Sequence[float], floor: float) -> Se
     if 0 <= sign * line <= floor:  # within the floor the figure has to lie beyond that too
         from_line = sign * max(sign * from_line, floor + steps[1] * step)
     return Seen(str(c), 100.0 * math.expm1(from_line), c.unit)
+
+
+def _needed(c: Condition, floor: float, error: Callable[[int], float], level: float, arms: int = 1) -> int:
+    """The fewest observations whose interval tells an effect as large as the line, or the floor, from none."""
+    if c.compare != "change":
+        return 0
+    size = max(abs(math.log1p(c.share * c.threshold / 100.0)), floor)
+    for n in range(interval.PLACEMENTS if arms == 1 else 2, MOST):
+        if sum(interval.quantile(p, arms * (n - 1)) for p in (level, 0.8)) * error(n) <= size:
+            return n
+    return MOST
+
+
+def _own(arguments: Namespace) -> int:
+    """Repetitions an arm that show each change that a gate requires, by the spread of the control's own files."""
+    card = phases.card(*arguments.phase[:1])
+    for c, workload, sd_pct, count in verdict.spreads(card, arguments.rows, arguments.map, arguments.metric):
+        sd, floor = math.log1p(sd_pct / 100.0), math.log1p(card.gate.noise.floor_pct / 100.0)
+        n = _needed(c, floor, lambda n, sd=sd: sd * math.sqrt(2.0 / n), interval.LEVEL, arms=2)  # type: ignore[misc]
+        print(
+            f"{workload or card.id}: {c}: {n} repetitions an arm show it, at {sd_pct:.2g} % over the control's {count}"
+        )
+    return 0
 
 
 def spread(family: str) -> tuple[float, int]:
@@ -118,4 +156,7 @@ def render(found: Plan) -> str:
         f"{found.card}: {found.comparisons} comparisons of {found.placements} placements, about {found.seconds:.0f} s",
         f"a placement's ratio varies by {found.spread_pct:.2g} % ({of}); {found.effect_pct:.2g} % from a line is seen",
     ]
-    return "\n".join([*lines, *(f"  {x.condition}: decided from {x.go_from:.4g} {x.unit}" for x in found.lines)])
+    for x in found.lines:
+        needed = f"; {x.needed} placements show an effect as large as the line" if x.needed else ""
+        lines.append(f"  {x.condition}: decided from {x.go_from:.4g} {x.unit}{needed}")
+    return "\n".join(lines)

@@ -23,7 +23,7 @@ from msgspec.structs import replace as replaced
 from lab.base import console, devices, interval, vocabulary
 from lab.base.errors import BadInput, nearest
 from lab.card import history, phases
-from lab.card.gate import Reading, arrival_of
+from lab.card.gate import Condition, Reading, arrival_of
 from lab.judge import verdicts
 from lab.study.own import arms as which
 from lab.study.own import backend_ops, batched_bench, read
@@ -81,17 +81,13 @@ def judge(
     for name in maps:
         if name and name not in card.workloads:
             raise BadInput(f"--map {name}", f"is no workload of {card.id}", nearest(name, card.workloads))
-    units = {name: metric.unit for name, metric in card.gate.metrics.items()}
-    asked = Asked(units, _once("--metric", metric_flags))
-    for name in asked.how:
-        if name not in units:
-            raise BadInput(f"--metric {name}", "is no metric", nearest(name, units))
+    wanted_of = asked(card, metric_flags)
     flags = [which.rows_flag(word, card.workloads) for word in rows]
     real = [os.path.realpath(path) for *_, path in flags]
     twice = {path for *_, path in flags if real.count(os.path.realpath(path)) > 1}
     if twice:
         raise BadInput(f"--rows {min(twice)}", "is given twice", "a file compared with itself says nothing")
-    files = tuple((arm, _labelled(read(path, asked), workload)) for arm, workload, path in flags)
+    files = tuple((arm, _labelled(read(path, wanted_of), workload)) for arm, workload, path in flags)
     arms, neither = which.split([(arm, i.samples) for arm, i in files], selectors)
     for where in maps.values():
         which.known_fields("--map", where, [*arms["control"], *arms["candidate"]])
@@ -121,6 +117,40 @@ def judge(
     judgement = verdicts.judgement(card, readings, "imported", place, None, note="; ".join(notes))
     known = printed | {metric for metric, _ in readings}
     return Outcome(_explained(judgement, matches, known), matches, files, tuple(notes), readings)
+
+
+def asked(card: phases.Card, metric_flags: Sequence[str]) -> Asked:
+    """What `--metric` says; raises BadInput for a metric that there is not."""
+    units = {name: metric.unit for name, metric in card.gate.metrics.items()}
+    how = _once("--metric", metric_flags)
+    for name in how:
+        if name not in units:
+            raise BadInput(f"--metric {name}", "is no metric", nearest(name, units))
+    return Asked(units, how)
+
+
+def spreads(
+    card: phases.Card, rows: Sequence[str], map_flags: Sequence[str], metric_flags: Sequence[str]
+) -> Iterable[tuple[Condition, str, float, int]]:
+    """(condition, workload, standard deviation in %, repetitions) of each required change, over the files given.
+
+    Raises BadInput where they hold no repetitions of any.
+    """
+    flags, wanted_of = [which.rows_flag(word, card.workloads) for word in rows], asked(card, metric_flags)
+    samples = [s for _, workload, path in flags for s in _labelled(read(path, wanted_of), workload).samples]
+    changes = [c for _, gate in card.gates for c in gate.require if c.compare == "change" and not c.against]
+    both, maps = dict.fromkeys(ARMS, samples), _once("--map", map_flags)
+    matches = which.match({(c.of, c.workload): True for c in changes}, both, maps)
+    by = {(m.metric, m.workload): m for m in matches}
+    found = [
+        (c, c.workload, sd_pct, len(m.values("control")))
+        for c in changes
+        if (m := by[c.of, c.workload]) and (sd_pct := _spread_pct(m.control, m.values("control")))
+    ]
+    if not found:
+        reason = next((m.reason for m in matches if m.reason), "they have one repetition each")
+        raise BadInput("lab plan --rows", f"no spread of what {card.id} asks ({reason})", "repeat the control's run")
+    return found
 
 
 def _labelled(imported: Imported, workload: str) -> Imported:
@@ -393,6 +423,5 @@ def run(arguments: argparse.Namespace) -> Outcome:
     """The verdict that `lab judge CARD --rows ...` asks for; a card by its id, or by the path of one's own."""
     if arguments.all or len(arguments.phase) != 1:
         raise BadInput("lab judge --rows", "needs exactly one card", "see `lab phases`, or give a card's .toml file")
-    (word,) = arguments.phase
-    card = phases.card(word)
-    return judge(card, arguments.rows, arguments.arm, arguments.map, arguments.device, arguments.metric)
+    how = arguments.arm, arguments.map, arguments.device, arguments.metric
+    return judge(phases.card(*arguments.phase), arguments.rows, *how)
