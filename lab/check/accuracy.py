@@ -17,7 +17,7 @@ import math
 import os
 import time
 from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +71,7 @@ class Check:
     status: Status
     message: str = ""
     errors: tuple[Error, ...] = ()
-    seconds: float = 0.0
+    seconds: float = field(default=0.0, repr=False)  # a notebook that runs again stays as it was
 
     def to_json(self) -> dict[str, Any]:
         """The object that `lab check --json` prints."""
