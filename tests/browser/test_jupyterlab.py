@@ -99,12 +99,12 @@ def saved_as_committed(page: Any, folder: Path, name: str) -> None:
 
 def test_phase_answers_its_slider(opened: Any, served: tuple[str, Path]) -> None:
     page = opened("phase")
-    first = page.locator(PICTURE).first
-    before, word = first.get_attribute("src"), page.locator(".widget-html p > b").nth(1).inner_text()
+    drawn = "s => [...document.querySelectorAll(s)].map(x => x.src).join()"
+    before, word = page.evaluate(drawn, PICTURE), page.locator(".widget-html p > b").nth(1).inner_text()
     handle = page.locator(".widget-slider .noUi-handle").first
     handle.focus()
     handle.press("Home")  # the line at its least, beyond the figure
-    page.wait_for_function("([s, old]) => document.querySelector(s).src !== old", arg=[PICTURE, before])
+    page.wait_for_function(f"([s, old]) => ({drawn})(s) !== old", arg=[PICTURE, before])
     page.get_by_text("With the card's own line").wait_for()
     assert page.locator(".widget-html p > b").nth(1).inner_text() != word
     saved_as_committed(page, served[1], "phase")
