@@ -146,6 +146,7 @@ def use(monkeypatch: Any, load: Callable[[str], families.Family] = load) -> None
     """
     monkeypatch.setattr(families, "load", load)
     monkeypatch.setattr(families, "bare", load)
+    monkeypatch.setattr(families, "gpu_capability", lambda: None)  # without an import of torch
     monkeypatch.setattr(families, "launches", lambda name, *asked: families.described(load(name), *asked))
 
 

@@ -143,7 +143,9 @@ def test_claims():
     file = str(REPOSITORY / "data/imported/ggml-d99724f2-h200.sql")
     sides = ["control:n=1,nr=[128,1]", "candidate:n=128,nr=[1,1]"]
     which = [f"{name}:type_a={name},m={N},k={K}" for name in ("nvfp4", "mxfp4", "q8_0")]
-    ggml = imported.run(Namespace(phase=["lp11-ggml"], all=False, device=None, rows=[file], arm=sides, map=which))
+    ggml = imported.run(
+        Namespace(phase=["lp11-ggml"], all=False, device=None, rows=[file], arm=sides, map=which, metric=[])
+    )
     times = {m.workload: [arm[0].values[0] for arm in (m.control, m.candidate)] for m in ggml.matches}
     assert [once < 0.5 * passes for passes, once in times.values()] == [True] * 3
     assert (ggml.judgement.verdict.word, ggml.judgement.evidence) == ("GO", "imported")
