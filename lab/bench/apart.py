@@ -3,8 +3,10 @@
 `Hands` stands for the candidates of one comparison in a process that imports none of them: each is a `Candidate` whose
 `run` asks the arm's process, and `RemoteTimer` is a timer whose visits are asked for. Every request has a nonce, which
 the reply repeats, so a line that was written ahead is no reply. Beside each visit of the graph timer runs the harness's
-own clock: what it reads beyond the arm's own times, and beyond what an empty visit costs, is `clock_pct`. An arm that
-was not asked stands still, with every process that it started: it can neither slow the others nor write behind a visit.
+own clock: what it reads beyond the arm's own times, and beyond what an empty visit costs, is `clock_pct`. Visits are
+about 15 ms and an empty one 0.6 ms: the GPU goes from one process to the other. It costs every arm the same, so
+the cheapest arm's counts: one that dawdles over an empty visit gains nothing. An arm that was not asked stands still,
+with every process that it started: it can neither slow the others nor write behind a visit.
 """
 
 from __future__ import annotations
@@ -31,7 +33,6 @@ from lab.check.accuracy import Elsewhere
 from lab.check.child import children, signal_tree
 
 REPLY = msgspec.json.Decoder(far.Reply)
-EMPTY_VISITS = 5
 SILENT_S = 1.0  # without a reply, an arm is let go on once more
 
 
@@ -103,9 +104,9 @@ def _ended(code: int) -> str:
 
 
 class Hand:
-    """One arm. apart_pct: of each visit, what the harness's clock read beyond the arm's own times, %.
+    """One arm. visits_us: of each visit, what the harness's clock read and what the arm's own times add up to, us.
 
-    pass_us: what one call on each set took by the harness's clock, us.
+    empty_us, pass_us: what the harness's clock read of each empty visit and of one call on each set, us.
     """
 
     def __init__(self, nursery: Nursery, greeting: dict[str, Any]) -> None:
@@ -116,8 +117,8 @@ class Hand:
         self.greeted: far.Reply | None = None
         self.greeting = self._send(far.Hello, **greeting)
         self.dead = False
-        self.empty_us = 0.0
-        self.apart_pct: list[float] = []
+        self.visits_us: list[tuple[float, float]] = []
+        self.empty_us: list[float] = []
         self.pass_us: list[float] = []
 
     @property
@@ -257,21 +258,30 @@ class RemoteTimer:
         self.name, self.hands, self.clock = name, hands, clock if name == "graph" else None
 
     def one_pass(self, arm: sampling.Arm, stir: Callable[[], None]) -> None:
-        """One call on each set, by the harness's clock alone, each of two on new inputs; raises Thrown or Died.
+        """An empty visit and one call on each set, by the harness's clock alone; raises Thrown or Died.
 
-        The first fetches code and weights, which what was asked in between took from the caches.
+        Each of two passes is on new inputs. The first fetches code and weights, which what was asked in between took
+        from the caches.
         """
-        hand = self.hands.hands[arm.name]
-        for _ in range(2):
+
+        def took_us(kind: type[far.Request], **parts: Any) -> float:
             stir()
             _synchronize(arm.sets[0][1])
-            taken_us = self._took(hand, far.Pass)[1]
-        hand.pass_us.append(taken_us - hand.empty_us)
+            return self._took(hand, kind, **parts)[1]
+
+        hand = self.hands.hands[arm.name]
+        hand.empty_us.append(took_us(far.Visit, samples=0))
+        took_us(far.Pass)
+        hand.pass_us.append(took_us(far.Pass))
 
     def pass_us(self, arm: sampling.Arm) -> float | None:
         """What a pass takes, us: a quarter took less, for a busy host adds. None where the two clocks are no pair."""
         taken = sorted(self.hands.hands[arm.name].pass_us)
-        return taken[len(taken) // 4] if self.clock and taken else None
+        return taken[len(taken) // 4] - self._empty_us() if self.clock and taken else None
+
+    def _empty_us(self) -> float:
+        """What a visit costs by itself, us: the median of the arm where that is least."""
+        return min(statistics.median(hand.empty_us) for hand in self.hands.hands.values() if hand.empty_us)
 
     def prepare(self, arm: sampling.Arm) -> None:
         """Hand the sets over; raises Thrown or Died."""
@@ -282,10 +292,6 @@ class RemoteTimer:
         _synchronize(arm.sets[0][1])
         reply = hand.ask(far.Attach, sets=sets)
         arm.calls, arm.prepare_us, arm.prepared_bytes = reply.calls, reply.prepare_us, reply.prepared_bytes
-        if self.clock:
-            hand.ask(far.Pass)  # which captures it
-        empty = [self._took(hand, far.Visit, samples=0)[1] for _ in range(EMPTY_VISITS)]
-        hand.empty_us = statistics.median(empty)
 
     def visit(self, arm: sampling.Arm, samples: int) -> list[float]:
         """So many samples, us per call; raises Thrown or Died."""
@@ -296,7 +302,7 @@ class RemoteTimer:
         arm.turn += samples
         if len(taken) != samples or not all(isinstance(s, float) and 0 < s < 1e12 for s in taken):
             raise Died(f"the candidate's process says {str(taken)[:80]} for {samples} samples")
-        hand.apart_pct.append(100.0 * ((wall_us - hand.empty_us) / (arm.calls * sum(taken)) - 1.0))
+        hand.visits_us.append((wall_us, arm.calls * sum(taken)))
         return list(taken)
 
     def _took(self, hand: Hand, kind: type[far.Request], **parts: Any) -> tuple[far.Reply, float]:
@@ -314,9 +320,13 @@ class RemoteTimer:
 
         A tenth of the visits on either side is left out: a host stalls now and then, and a lie that pays is told often.
         """
-        apart = sorted(self.hands.hands[arm.name].apart_pct)
+        hand = self.hands.hands[arm.name]
+        if not self.clock or not hand.visits_us or not hand.empty_us:
+            return None
+        empty_us = self._empty_us()
+        apart = sorted(100.0 * ((wall_us - empty_us) / own_us - 1.0) for wall_us, own_us in hand.visits_us)
         cut = len(apart) // 10
-        return statistics.fmean(apart[cut : len(apart) - cut]) if self.clock and apart else None
+        return statistics.fmean(apart[cut : len(apart) - cut])
 
     def release(self, arm: sampling.Arm) -> None:
         """Have the sets given back; raises Thrown or Died."""

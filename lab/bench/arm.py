@@ -62,7 +62,7 @@ class Attach(Request, frozen=True, tag=True):
 
 
 class Visit(Request, frozen=True, tag=True):
-    """Take so many samples, one behind the other; none of them only says that the arm is there."""
+    """Take so many samples, one behind the other; none of them is what a visit costs by itself."""
 
     samples: int
 
@@ -118,9 +118,9 @@ class Arm:
         if isinstance(asked, Attach):
             return self._attach(asked, candidate)
         if isinstance(asked, Visit):
-            assert not asked.samples or (self.timer and self.arm), "asked before there are sets"
-            taken = self.timer.visit(self.arm, asked.samples) if asked.samples else ()  # type: ignore[union-attr,arg-type]
-            return Reply(asked.nonce, samples_us=tuple(taken))
+            assert self.timer, "asked before there are sets"
+            assert self.arm
+            return Reply(asked.nonce, samples_us=tuple(self.timer.visit(self.arm, asked.samples)))
         if isinstance(asked, Pass):
             timer: Any = self.timer
             assert timer, "asked before there are sets"

@@ -30,6 +30,7 @@ from lab.bench.sampling import Arm, Timer
 
 NAMES = ("graph", "events", "cupti")
 GRAPH_TARGET_US = 3000.0  # long, so that what a replay costs by itself is a small part of a sample
+GUESSES = 3  # replays of one call on each set that say how many calls take so long
 HEAD_START_CYCLES = 400_000  # about 200 us in which the host queues what is to be timed
 FLUSH_FACTOR = 2
 
@@ -76,20 +77,25 @@ class GraphTimer:
     broken = False  # a capture that fails leaves torch's random generators unusable in this process
 
     def prepare(self, arm: Arm) -> None:
-        """Run every set once, choose how many calls a graph holds, capture it. Raises what the candidate raises."""
+        """Run every set once, choose how many calls a graph holds, capture it. Raises what the candidate raises.
+
+        How many is what a graph of one call on each set says: launched one by one, short kernels wait for the host.
+        """
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             _walk(arm)
-            each_us = elapsed_us(lambda: _walk(arm)) / len(arm.sets)
-        rounds = max(1, math.ceil(GRAPH_TARGET_US / max(each_us, 0.1) / len(arm.sets)))
-        arm.calls = rounds * len(arm.sets)
         self.broken = True
-        arm.state = captured(lambda: _walk(arm, rounds), stream)
+        arm.once = captured(lambda: _walk(arm), stream)
+        arm.once.replay()
+        pass_us = elapsed_us(lambda: [arm.once.replay() for _ in range(GUESSES)]) / GUESSES
+        rounds = max(1, math.ceil(GRAPH_TARGET_US / max(pass_us, 0.1 * len(arm.sets))))
+        arm.calls = rounds * len(arm.sets)
+        arm.state = arm.once if rounds == 1 else captured(lambda: _walk(arm, rounds), stream)
         self.broken = False
 
     def visit(self, arm: Arm, samples: int) -> list[float]:
-        """Replays, us per call; returns when this stream, and no other, is done."""
+        """Replays, us per call; returns when this stream, and no other, is done. Of no samples it is only that."""
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(samples + 1)]
         marks[0].record()
         for mark in marks[1:]:
@@ -101,8 +107,6 @@ class GraphTimer:
 
     def one_pass(self, arm: Arm) -> None:
         """One call on each set, as a graph of its own; returns when this stream is done."""
-        if arm.once is None:
-            arm.once = arm.state if arm.calls == len(arm.sets) else captured(lambda: _walk(arm))
         arm.once.replay()
         torch.cuda.current_stream().synchronize()
 

@@ -123,6 +123,8 @@ def test_no_adversary_gets_a_false_number_and_the_honest_candidate_gets_one(part
 def test_a_process_that_outlives_its_run_is_named(tmp_path: Path) -> None:
     place = str(tmp_path)
     with subprocess.Popen(["sleep", "60"], env={"PYTHONPATH": place}) as process:
+        while not Path(f"/proc/{process.pid}/environ").read_bytes():
+            pass  # its exec is under way
         assert run.survivors(place) == [process.pid]
         process.kill()
     assert run.survivors(place) == []
