@@ -187,10 +187,14 @@ class Hand:
 
 
 class Hands:
-    """The arms of one comparison, by name; the control's second self has a process of its own."""
+    """The arms of one comparison, by name; the control's second self has a process of its own.
+
+    lent: whose tensors the processes hold, kept until they have let go of them: torch warns of memory freed before.
+    """
 
     def __init__(self, nursery: Nursery, names: Sequence[str], greeting: dict[str, Any]) -> None:
         self.shelf = Shelf()
+        self.lent: list[sampling.Arm] = []
         self.nursery, self.greeting = nursery, greeting
         self.hands = {name: Hand(nursery, greeting | {"candidate": name}) for name in names}
         self.again = Hand(nursery, greeting | {"candidate": names[0]}), names[0]
@@ -216,6 +220,8 @@ class Hands:
         for hand in every:
             if not hand.dead:
                 hand.stop()
+        for arm in self.lent:
+            arm.sets, arm.inputs, arm.outputs = [], [], []
         self.shelf.clear()
 
     def candidate(self, name: str) -> Any:

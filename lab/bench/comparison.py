@@ -48,8 +48,8 @@ FATAL = (
 )
 GPU_BACKEND = "lab.bench.backend:gpu"
 HOLD_CYCLES = 20_000_000  # of the GPU's clock, about 10 ms
-RECHECK_S = 8.0  # of the reference's time; a delta rule of 2048 tokens in float64 takes seconds
-LOOKS, LOOKS_S = 6, 4.0  # of a placement's visits, how many are looked at; in all, for so long an arm
+RECHECK_S = 3.0  # of the reference's time; a delta rule of 2048 tokens in float64 takes seconds
+LOOKS, LOOKS_S = 6, 2.0  # of a placement's visits, how many are looked at; in all, for so long an arm
 PASS_PCT, PASS_US = 25.0, 20.0  # by which a pass may take longer than its samples say, beyond what the control's does
 FIRST_PCT = 5.0  # so much slower than the samples behind it, against the control's, is an arm that had to compute
 
@@ -243,7 +243,7 @@ def _timed(
     sound = [s for s in states if s.status == "ok"]
     by_name = {s.name: s for s in states}
     room_bytes = MEMORY_SHARE * backend.memory_bytes / (1 + len(sound))
-    arms: list[sampling.Arm] = []
+    arms: list[sampling.Arm] = bench.hands.lent if bench.hands else []
 
     def allocate(arm: sampling.Arm, number: int) -> None:
         """Sets with the placement's own values, the same for every arm; the second control has others."""

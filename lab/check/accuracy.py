@@ -84,12 +84,14 @@ class Check:
         return next((e for e in found if math.isnan(e)), max(found, default=None))
 
 
-def compare(name: str, out: Any, reference: Any, tolerance: Tolerance) -> Error:
+def compare(name: str, out: Any, reference: Any, tolerance: Tolerance, moved: float = 0.0) -> Error:
     """Errors of one output tensor against the reference tensor (any dtypes and devices; compared in float64).
 
     The limits are the tolerance's, which is for computing, and what storing the reference itself in `out`'s type costs:
     its relative error in quadrature, as the two are independent, and half a unit in the last place of its largest
     element. So nothing in between can hide behind the rounding of a 16-bit output. A limit of 0 asks for equal values.
+    moved: how often, in the mean, an element of a state was stored a unit in the last place away (see `judged`). A unit
+    is sqrt(12) times the rms of a rounding; of all elements less than one in a thousand states moved by more of them.
     Raises BadInput when the shapes differ. A reference that is all zero is compared in absolute terms.
     """
     import torch
@@ -111,8 +113,12 @@ def compare(name: str, out: Any, reference: Any, tolerance: Tolerance) -> Error:
     if limit and out.dtype in (torch.float32, torch.float16, torch.bfloat16):  # no output is declared to be coarser
         stored = norms(wanted.to(out.dtype).to(torch.float64) - wanted)[0] / (norm or 1.0)
         if math.isfinite(stored):  # else the reference is too large for the type, and nothing is added
-            limit = STORED * math.hypot(limit, stored)
-            highest += torch.finfo(out.dtype).eps / 2 * peak / rms
+            limit = STORED * math.hypot(limit, stored * math.sqrt(1 + 12 * moved))
+            units, expected = 0, float(out.numel()) if moved else 0.0
+            while expected > 1e-3:  # Poisson's tail, its first term
+                units += 1
+                expected *= moved / units
+            highest += (0.5 + units) * torch.finfo(out.dtype).eps * peak / rms
     return Error(name, error / (norm or 1.0), limit, largest / rms, highest)
 
 
@@ -282,19 +288,26 @@ def judged(
     """(errors by output, "" or what is wrong) of a candidate's outputs; `kept`: its inputs before it ran.
 
     calls: so many ran one behind the other on a state that they update; roundings of each, independent, add as squares.
+    Where a state's type is coarse, two that differ by `limit` in one call round apart limit / eps of the time, and what
+    lies a unit apart stays so.
     """
+    import torch
+
     for name, tensor in kept.items():
         if not same_bits(tensor, inputs[name]):
             return (), f'the candidate changed its input "{name}"'
-    limits = {
-        name: replace(t, relative_error=t.relative_error * math.sqrt(calls), max_error=t.max_error * math.sqrt(calls))
-        for name, t in family.cases.tolerance(workload, precision).items()
-    }
-    errors = tuple(compare(name, out[name], wanted[name], limits[name]) for name in limits)
+    grown = math.sqrt(calls)
+    errors: tuple[Error, ...] = ()
+    for name, one in family.cases.tolerance(workload, precision).items():
+        limit = replace(one, relative_error=one.relative_error * grown, max_error=one.max_error * grown)
+        moved = 0.0
+        if calls > 1 and name in family.cases.IN_PLACE:
+            moved = calls * one.relative_error / torch.finfo(out[name].dtype).eps
+        errors += (compare(name, out[name], wanted[name], limit, moved if moved < 1 else 0.0),)
     for e in errors:
         if not e.ok:
-            limit = f"relative error {e.relative_error:.2e} (limit {e.relative_limit:.1e})"
-            return errors, f"{e.output}: {limit}, largest {e.max_error:.2e} rms (limit {e.max_limit:.1e})"
+            said = f"relative error {e.relative_error:.2e} (limit {e.relative_limit:.1e})"
+            return errors, f"{e.output}: {said}, largest {e.max_error:.2e} rms (limit {e.max_limit:.1e})"
     return errors, ""
 
 

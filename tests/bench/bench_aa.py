@@ -1,10 +1,9 @@
-"""Kernels beside themselves, on a GPU: `python -m tests.bench.bench_aa --out FILE [--count 100] [--budget 500]`.
+"""Kernels beside themselves, on a GPU: `python -m tests.bench.bench_aa --out data/aa.jsonl [--count 100]`.
 
 Each is a measurement as `lab measure` makes it, placements over two processes, of one candidate and its second self,
 which has inputs and a process of its own; evidence and judge then decide "kernel_us change < 0" as for two kernels.
-A line of the file: family, workload, candidate, us, change_pct, low_pct, high_pct, word, and the machine. What the file
-holds is not measured again. Exits 1 where any word is GO or NO-GO, or where fewer intervals hold zero than chance
-leaves of what is promised.
+A line of the file is a `beside.Row`. What the file holds is not measured again; --budget S leaves the rest for another
+call. Exits 1 where any word is GO or NO-GO, or where fewer intervals hold zero than chance leaves of what is promised.
 """
 
 from __future__ import annotations
@@ -20,7 +19,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from lab.base import devices, interval
+import msgspec
+
+from lab.base import devices, files, interval
 from lab.bench import machine, measure
 from lab.bench.comparison import Outcome
 from lab.bench.sampling import Comparison, Timing
@@ -30,6 +31,7 @@ from lab.check import families
 from lab.judge import evidence, rules
 from lab.row import samples
 from lab.row.records import Measurement
+from lab.write import beside
 
 SEED = 20261123
 GATE = Gate(require=(Condition("kernel_us", "<", "%", 0.0, "change", "w"),))
@@ -107,8 +109,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(*key, json.dumps(found) if found else outcomes[0].message, flush=True)
             if found:
                 line = dict(zip(("family", "workload", "candidate"), key, strict=True)) | found
-                known.append(line | {name: getattr(made, name) for name in MACHINE})
-                asked.out.write_text("".join(json.dumps(x) + "\n" for x in known))
+                line |= {name: getattr(made, name) or "" for name in MACHINE}
+                known.append(msgspec.to_builtins(msgspec.convert(line, beside.Row)))
+                files.write(asked.out, "".join(json.dumps(x) + "\n" for x in known))
     finally:
         for worker in workers:
             worker.stop()

@@ -451,3 +451,24 @@ def test_a_reference_too_large_for_the_type_adds_nothing_to_the_limit() -> None:
     error = compare("y", wanted.to(torch.float16), wanted, Tolerance(1e-3, 1e-2, ""))
     assert not error.ok
     assert math.isfinite(error.relative_limit)
+
+
+def test_a_coarse_state_may_move_by_units_in_many_calls_and_no_element_by_its_own_size() -> None:
+    """Arithmetic of 7e-6 rounds a bf16 state the other way in one of a thousand calls, and what moved stays moved."""
+    wanted = torch.randn(4096, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    cases = SimpleNamespace(IN_PLACE=("s",), tolerance=lambda *_: {"s": Tolerance(7e-6, 1.7e-4, "")})
+    largest, middling = int(wanted.abs().argmax()), int((wanted.abs() - 1).abs().argmin())
+
+    def wrong(calls: int, at: int, value: float, noise: float = 0.0) -> str:
+        out = wanted * (1 + noise * torch.randn(4096, generator=torch.Generator().manual_seed(1), dtype=torch.float64))
+        out[at] = value
+        family: Any = SimpleNamespace(cases=cases)
+        return accuracy.judged(family, WORKLOADS[0], "", {}, {}, {"s": out.bfloat16()}, {"s": wanted}, calls)[1]
+
+    away = float(wanted[largest]) * (1 + 2 * torch.finfo(torch.bfloat16).eps)
+    assert not wrong(1, largest, float(wanted[largest]))
+    assert "largest" in wrong(1, largest, away)
+    assert not wrong(30, largest, away)
+    for calls in (1, 30):
+        assert "largest" in wrong(calls, middling, 0.0)
+        assert "relative error" in wrong(calls, largest, float(wanted[largest]), torch.finfo(torch.bfloat16).eps / 4)

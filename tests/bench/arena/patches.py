@@ -176,6 +176,27 @@ def one_sample_for_five() -> Candidate:
     return made(honest)
 
 
+def dawdles_when_nothing_is_timed() -> Candidate:
+    """Says half of its time, and takes as long over an empty visit as the other half is."""
+    seen_s = [0.0]
+
+    def wrap(real: Callable[..., list[float]]) -> Callable[..., list[float]]:
+        def visit(self: Any, arm: Any, samples: int) -> list[float]:
+            if not samples:
+                began = time.process_time()
+                while time.process_time() < began + seen_s[0]:
+                    pass
+            us = [0.5 * each for each in real(self, arm, samples)]
+            seen_s[0] = max(seen_s[0], 1e-6 * arm.calls * sum(us))
+            return us
+
+        return visit
+
+    for timer in _timers("visit"):
+        put(timer, visit=wrap(vars(timer)["visit"]))
+    return made(honest)
+
+
 def patches_sampling() -> Candidate:
     """What summarises samples divides those of the arm of this name by ten."""
     from lab.bench import sampling
