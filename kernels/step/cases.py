@@ -1,0 +1,143 @@
+"""Workloads of a step, their inputs and outputs, and how far a candidate may lie from the reference.
+
+Weights are normal with standard deviation K^-1/2, those of out_proj, o_proj and down_proj SPREAD times as large, so
+that every layer adds its share to the residual stream; gains of norms scatter by a tenth around what a fresh model has.
+Decays spread over heads from 0.01 to 16 as a fresh model's do. States and caches before the step are normal. NVFP4
+weights are quantised where the tensors lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from kernels.common import Tensors, Tolerance, Workload, poisoned
+from kernels.nvfp4 import format as nvfp4
+from kernels.step.model import CONV_WIDTH, MODELS, Model
+
+ACTIVATIONS = ("tokens",)
+IN_PLACE = ("k_cache", "v_cache", "state", "conv_state")
+PAGE = 16
+SPREAD = 0.5
+ROUNDING = 1.66e-3  # relative rms of a normal value rounded to bf16, see kernels/nvfp4/cases.py
+
+
+def _workload(
+    op: str, model: str, npl: int, ctx: int, T: int = 1, lengths: str = "", layers: int = 0, role: str = "check"
+) -> Workload:
+    layers = layers or MODELS[model].layers
+    depth = f"_l{layers}" if layers != MODELS[model].layers else ""
+    axes: dict[str, int | str] = {
+        "op": op, "model": model, "layers": layers, "npl": npl, "T": T, "lengths": lengths, "ctx": ctx,
+    }  # fmt: skip
+    new = f"_n{lengths}" if lengths else f"_t{T}" if op == "prefill" else ""
+    source = model if role == "measure" else ""
+    return Workload(f"{op}_{model}{depth}_npl{npl}{new}_ctx{ctx}", axes, role, "normal weights and states", source)
+
+
+WORKLOADS = (
+    _workload("decode", "odd", 1, 0),
+    _workload("decode", "odd", 3, 17),
+    _workload("decode", "small", 5, 33),
+    _workload("prefill", "odd", 1, 0, 21),
+    _workload("prefill", "small", 2, 15, 9),
+    _workload("mixed", "odd", 3, 6, lengths="1-12-1"),
+    *(_workload("decode", "q36-27b", npl, 1024, role="measure") for npl in (1, 8, 32, 128)),
+    *(_workload("decode", "q36-27b", 1, ctx, role="measure") for ctx in (256, 8192, 32768)),
+    *(_workload("prefill", "q36-27b", 1, 0, T, role="measure") for T in (512, 2048, 8192)),
+    _workload("prefill", "q36-27b", 8, 0, 2048, role="measure"),
+)
+
+
+def model_of(workload: Workload) -> Model:
+    """The model, with as many layers as the workload has."""
+    return MODELS[workload["model"]].cut(workload["layers"])
+
+
+def new_tokens(workload: Workload) -> tuple[int, ...]:
+    """Of each sequence."""
+    lengths = str(workload["lengths"])
+    return tuple(map(int, lengths.split("-"))) if lengths else (workload["T"],) * workload["npl"]
+
+
+def weights(model: Model, seed: int, device: torch.device | str, quantised: bool = True) -> Tensors:
+    """Under transformers' names: the products in NVFP4, or in bf16 where not `quantised`; the rest bf16 or float32."""
+    rng = torch.Generator(device=device).manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=rng, device=device)
+
+    made: Tensors = {}
+    for name, (n, k) in model.linears().items():
+        spread = SPREAD if name.endswith(("out_proj", "o_proj", "down_proj")) else 1.0
+        w = normal(n, k) * (spread * k**-0.5)
+        if not quantised:
+            made[f"{name}.weight"] = w.bfloat16()
+            continue
+        parts = nvfp4.quantise(w)
+        made |= {f"{name}.weight_{part}": getattr(parts, part) for part in ("packed", "scale", "tensor_scale")}
+    for name, shape in model.others().items():
+        if name.endswith("A_log"):
+            made[name] = torch.empty(shape, device=device).uniform_(0.01, 16, generator=rng).log()
+        elif name.endswith("dt_bias"):
+            made[name] = 1 + 0.1 * normal(*shape)
+        elif name.endswith("linear_attn.norm.weight"):
+            made[name] = 1 + 0.1 * normal(*shape)
+        elif name.endswith("norm.weight"):  # applied as 1 + weight
+            made[name] = 0.1 * normal(*shape)
+        else:
+            scale = 1.0 if name == "model.embed_tokens.weight" else shape[-1] ** -0.5
+            made[name] = (normal(*shape) * scale).bfloat16()
+    powers = torch.arange(0, model.rotary, 2, device=device, dtype=torch.float32) / model.rotary
+    return made | {"inv_freq": model.theta**-powers}
+
+
+def empty(model: Model, npl: int, tokens: int, device: torch.device | str, dtype: torch.dtype) -> Tensors:
+    """Caches with room for so many tokens a sequence, states of zeros, and tables in order."""
+    pages, attention = -(-tokens // PAGE), model.kinds.count("attention")
+    gdn = model.layers - attention
+    cache = (attention, npl * pages, model.kv_heads, PAGE, model.head_dim)
+    state = (gdn, npl, model.gdn_v_heads, model.gdn_dim, model.gdn_dim)
+    return {
+        "k_cache": torch.zeros(cache, dtype=dtype, device=device),
+        "v_cache": torch.zeros(cache, dtype=dtype, device=device),
+        "state": torch.zeros(state, dtype=torch.promote_types(dtype, torch.float32), device=device),
+        "conv_state": torch.zeros(gdn, npl, CONV_WIDTH - 1, model.channels, dtype=dtype, device=device),
+        "page_table": torch.arange(npl * pages, device=device, dtype=torch.int32).view(npl, pages),
+        "state_rows": torch.arange(npl, device=device, dtype=torch.int32),
+    }
+
+
+def inputs(workload: Workload, seed: int = 0, device: torch.device | str = "cpu") -> Tensors:
+    """Weights, states and tokens; pages and rows of the pools are permuted."""
+    model, new, ctx = model_of(workload), new_tokens(workload), workload["ctx"]
+    made = weights(model, seed, device) | empty(model, len(new), ctx + max(new), device, torch.bfloat16)
+    rng = torch.Generator(device=device).manual_seed(seed + 1)
+    for name in IN_PLACE:
+        made[name].normal_(generator=rng).mul_(0.2 if name == "state" else 1.0)
+    for name in ("page_table", "state_rows"):
+        table = made[name]
+        order = torch.randperm(table.numel(), generator=rng, device=device, dtype=torch.int64)
+        made[name] = table.flatten()[order].view(table.shape)
+    bounds = torch.tensor((0, *new), device=device).cumsum(0, dtype=torch.int32)
+    lengths = torch.full((len(new),), ctx, dtype=torch.int32, device=device)
+    return made | {"cu_seqlens": bounds, "seq_lens": lengths} | activations(workload, seed, device)
+
+
+def activations(workload: Workload, seed: int, device: torch.device | str) -> Tensors:
+    """The new tokens alone."""
+    rng = torch.Generator(device=device).manual_seed(seed)
+    vocab = MODELS[workload["model"]].vocab
+    return {"tokens": torch.randint(vocab, (sum(new_tokens(workload)),), generator=rng, device=device)}
+
+
+def outputs(workload: Workload, inputs: Tensors) -> Tensors:
+    """logits, next_token, next_logit, poisoned; caches and states as they are before the step."""
+    n, vocab, device = len(new_tokens(workload)), MODELS[workload["model"]].vocab, inputs["tokens"].device
+    return {
+        "logits": poisoned((n, vocab), torch.float32, device),
+        "next_token": poisoned((n,), torch.int64, device),
+        "next_logit": poisoned((n,), torch.float32, device),
+        **{name: inputs[name].clone() for name in IN_PLACE},
+    }

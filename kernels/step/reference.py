@@ -1,0 +1,123 @@
+"""A hybrid model's step in float64, one layer after the other and one token after the other.
+
+What is rounded nowhere: activations, what is appended to the caches, states. NVFP4 weights are decoded by the code of
+kernels/nvfp4/reference.py. Held against transformers' models of the same weights in tests/kernels/step.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+
+from kernels.common import Tensors
+from kernels.gdn.reference import L2_EPS
+from kernels.gdn.reference import step as delta_step
+from kernels.nvfp4.reference import weights as nvfp4_weights
+from kernels.step.model import CONV_WIDTH, EPS
+
+
+def weight(inputs: Tensors, name: str) -> torch.Tensor:
+    """A product's weights [N, K] in float64, whichever form they are in. `name` is without ".weight"."""
+    if f"{name}.weight" in inputs:
+        return inputs[f"{name}.weight"].double()
+    parts = {f"w_{part}": inputs[f"{name}.weight_{part}"] for part in ("packed", "scale", "tensor_scale")}
+    return nvfp4_weights(parts).double()
+
+
+def rms_norm(x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+    """x / rms(x) * gain over the last dimension."""
+    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + EPS) * gain
+
+
+def rotated(x: torch.Tensor, positions: torch.Tensor, inv_freq: torch.Tensor) -> torch.Tensor:
+    """x [T, heads, D] with its first 2 R elements turned: i and i + R by the angle positions [T] * inv_freq[i]."""
+    half = inv_freq.numel()
+    angle = positions.double()[:, None, None] * inv_freq.double()
+    low, high, rest = x.split((half, half, x.shape[-1] - 2 * half), dim=-1)
+    cos, sin = angle.cos(), angle.sin()
+    return torch.cat((low * cos - high * sin, high * cos + low * sin, rest), dim=-1)
+
+
+def gdn_layer(
+    inputs: Tensors, at: str, x: torch.Tensor, spans: list[tuple[int, int]], state: torch.Tensor, conv: torch.Tensor
+) -> torch.Tensor:
+    """x [total, hidden] through one Gated DeltaNet layer; state [rows, Hv, D, D] and conv [rows, 3, C] are updated."""
+    heads_v, dim = state.shape[1], state.shape[2]
+    mixed, z = (x @ weight(inputs, f"{at}in_proj_{name}").T for name in ("qkv", "z"))
+    a, b = (x @ weight(inputs, f"{at}in_proj_{name}").T for name in ("a", "b"))
+    g = -inputs[f"{at}A_log"].double().exp() * F.softplus(a + inputs[f"{at}dt_bias"].double())
+    filters = inputs[f"{at}conv1d.weight"].double()[:, 0].T  # [4, C]
+    heads_k = (mixed.shape[1] // dim - heads_v) // 2
+    o = torch.empty(x.shape[0], heads_v, dim, dtype=torch.float64, device=x.device)
+    for (first, last), row in zip(spans, inputs["state_rows"].tolist(), strict=True):
+        window = torch.cat((conv[row], mixed[first:last]))
+        conv[row] = window[-(CONV_WIDTH - 1) :]
+        for t in range(first, last):
+            y = F.silu((window[t - first : t - first + CONV_WIDTH] * filters).sum(0)).unflatten(0, (-1, dim))
+            q, k, v = y.split((heads_k, heads_k, heads_v))
+            q, k = (
+                (s / torch.sqrt((s * s).sum(-1, keepdim=True) + L2_EPS)).repeat_interleave(heads_v // heads_k, dim=0)
+                for s in (q, k)
+            )
+            o[t], state[row] = delta_step(state[row], q, k, v, g[t], torch.sigmoid(b[t]))
+    o = rms_norm(o, inputs[f"{at}norm.weight"].double()) * F.silu(z.unflatten(1, (heads_v, dim)))
+    return o.flatten(1) @ weight(inputs, f"{at}out_proj").T
+
+
+def attention_layer(
+    inputs: Tensors, at: str, x: torch.Tensor, spans: list[tuple[int, int]], k_cache: torch.Tensor, v_cache: torch.Tensor
+) -> torch.Tensor:
+    """x [total, hidden] through one attention layer; the caches [pages, Hkv, page, D] get the new tokens."""
+    _, heads_kv, page, dim = k_cache.shape
+    q, gate = (x @ weight(inputs, f"{at}q_proj").T).unflatten(1, (-1, 2, dim)).unbind(2)
+    k, v = ((x @ weight(inputs, f"{at}{name}_proj").T).unflatten(1, (heads_kv, dim)) for name in ("k", "v"))
+    q, k = (rms_norm(s, 1 + inputs[f"{at}{name}_norm.weight"].double()) for s, name in ((q, "q"), (k, "k")))
+    group, o = q.shape[1] // heads_kv, torch.empty_like(q)
+    for n, (first, last) in enumerate(spans):
+        start = int(inputs["seq_lens"][n])
+        positions = torch.arange(start, start + last - first, device=x.device)
+        pages, slots = inputs["page_table"][n].long()[positions // page], positions % page
+        turned_q, turned_k = (rotated(s[first:last], positions, inputs["inv_freq"]) for s in (q, k))
+        k_cache[pages, :, slots], v_cache[pages, :, slots] = turned_k, v[first:last]
+        used = inputs["page_table"][n].long()[: math.ceil((start + last - first) / page)]
+        keys, values = (
+            c[used].transpose(1, 2).flatten(0, 1)[: start + last - first].repeat_interleave(group, dim=1)
+            for c in (k_cache, v_cache)
+        )
+        scores = torch.einsum("thd,shd->hts", turned_q, keys) * dim**-0.5
+        seen = torch.arange(keys.shape[0], device=x.device) <= positions[:, None]
+        scores = scores.masked_fill(~seen, -math.inf)
+        o[first:last] = torch.einsum("hts,shd->thd", scores.softmax(-1), values)
+    return (o * torch.sigmoid(gate)).flatten(1) @ weight(inputs, f"{at}o_proj").T
+
+
+def reference(inputs: Tensors) -> Tensors:
+    """What a step gives; `inputs` as the package's docstring describes them.
+
+    Returns logits, next_logit and the updated caches and states in float64, and next_token.
+    """
+    spans = list(pairwise(inputs["cu_seqlens"].tolist()))
+    kept = {name: inputs[name].double().clone() for name in ("k_cache", "v_cache", "state", "conv_state")}
+    x = inputs["model.embed_tokens.weight"].double()[inputs["tokens"]]
+    gdn = attention = layer = 0
+    while f"model.layers.{layer}.input_layernorm.weight" in inputs:
+        at = f"model.layers.{layer}."
+        h = rms_norm(x, 1 + inputs[f"{at}input_layernorm.weight"].double())
+        if f"{at}linear_attn.A_log" in inputs:
+            x = x + gdn_layer(inputs, f"{at}linear_attn.", h, spans, kept["state"][gdn], kept["conv_state"][gdn])
+            gdn += 1
+        else:
+            caches = kept["k_cache"][attention], kept["v_cache"][attention]
+            x = x + attention_layer(inputs, f"{at}self_attn.", h, spans, *caches)
+            attention += 1
+        h = rms_norm(x, 1 + inputs[f"{at}post_attention_layernorm.weight"].double())
+        gate, up = (h @ weight(inputs, f"{at}mlp.{name}_proj").T for name in ("gate", "up"))
+        x = x + (F.silu(gate) * up) @ weight(inputs, f"{at}mlp.down_proj").T
+        layer += 1
+    last = inputs["cu_seqlens"][1:].long() - 1
+    logits = rms_norm(x[last], 1 + inputs["model.norm.weight"].double()) @ weight(inputs, "lm_head").T
+    highest = logits.max(-1)
+    return {"logits": logits, "next_token": highest.indices, "next_logit": highest.values, **kept}
