@@ -8,8 +8,6 @@ weights are quantised where the tensors lie.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from kernels.common import Tensors, Tolerance, Workload, poisoned
@@ -80,9 +78,7 @@ def weights(model: Model, seed: int, device: torch.device | str, quantised: bool
     for name, shape in model.others().items():
         if name.endswith("A_log"):
             made[name] = torch.empty(shape, device=device).uniform_(0.01, 16, generator=rng).log()
-        elif name.endswith("dt_bias"):
-            made[name] = 1 + 0.1 * normal(*shape)
-        elif name.endswith("linear_attn.norm.weight"):
+        elif name.endswith("dt_bias") or name.endswith("linear_attn.norm.weight"):
             made[name] = 1 + 0.1 * normal(*shape)
         elif name.endswith("norm.weight"):  # applied as 1 + weight
             made[name] = 0.1 * normal(*shape)
@@ -140,4 +136,33 @@ def outputs(workload: Workload, inputs: Tensors) -> Tensors:
         "next_token": poisoned((n,), torch.int64, device),
         "next_logit": poisoned((n,), torch.float32, device),
         **{name: inputs[name].clone() for name in IN_PLACE},
+    }
+
+
+def tolerance(workload: Workload, precision: str) -> dict[str, Tolerance]:
+    """Limits by output name for activations and residual stream in `precision`; raises ValueError on an unknown one.
+
+    A sublayer rounds about six times on its way (norm, products, gate, what it adds), the residual stream once: of its
+    energy e against the stream's that is 1 + 6 e roundings of the stream, and what was off before stays off, because
+    every layer norms what it reads. With e of a half, and three roundings for the head, L layers of two sublayers err
+    by sqrt(8 L + 4) roundings. In the checks logits take 0.5 to 0.9 of that and a state, whose gates are exponents, up
+    to 1.2; half more is allowed. Of the caches only the new tokens can be off. Heavy tails: one element of a state is
+    the product of a key and a value.
+
+    This is for wiring, order and updates: a layer left out, a position off by one, a state not written. What formats a
+    product may use is the products' own check (kernels/nvfp4, gdn, kv), which 64 layers of rounding would hide.
+    """
+    if precision != "bf16":
+        raise ValueError(f'precision {precision!r} is unknown: use "bf16"')
+    limit = 1.5 * ROUNDING * (8 * workload["layers"] + 4) ** 0.5
+    new = new_tokens(workload)
+    fresh = sum(new) / (len(new) * (workload["ctx"] + max(new)))
+    why = f"{workload['layers']} layers of bf16 roundings"
+    return {
+        "logits": Tolerance(limit, 8 * limit, why),
+        "next_logit": Tolerance(limit, 8 * limit, why),
+        "k_cache": Tolerance(limit * fresh**0.5, 16 * limit, f"{why}, in {fresh:.1%} of the cache"),
+        "v_cache": Tolerance(limit * fresh**0.5, 16 * limit, f"{why}, in {fresh:.1%} of the cache"),
+        "state": Tolerance(limit, 45 * limit, why),
+        "conv_state": Tolerance(limit, 16 * limit, why),
     }

@@ -68,7 +68,12 @@ def gdn_layer(
 
 
 def attention_layer(
-    inputs: Tensors, at: str, x: torch.Tensor, spans: list[tuple[int, int]], k_cache: torch.Tensor, v_cache: torch.Tensor
+    inputs: Tensors,
+    at: str,
+    x: torch.Tensor,
+    spans: list[tuple[int, int]],
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
 ) -> torch.Tensor:
     """x [total, hidden] through one attention layer; the caches [pages, Hkv, page, D] get the new tokens."""
     _, heads_kv, page, dim = k_cache.shape

@@ -1,0 +1,62 @@
+"""Flops and compulsory bytes of a step, part by part.
+
+Weights, caches and states once each: what a token needs of a weight is on the chip when the next one needs it. Between
+sublayers nothing is compulsory, so activations do not count; of the embedding the tokens' rows do. A floor of the step
+is the sum over parts of the longer of bytes and flops: a part cannot hide behind another that needs its result.
+"""
+
+from __future__ import annotations
+
+from kernels.common import Cost, Workload
+from kernels.gdn.cost import CHUNK, chunk_flops
+from kernels.step.cases import model_of, new_tokens
+from kernels.step.model import CONV_WIDTH
+
+BYTES = {"bf16": 2.0, "nvfp4-w4a16": 0.5 + 1 / 16}  # of a product's weight: e2m1, and an e4m3 scale for 16
+STATE_BYTES = 4
+
+
+def parts(workload: Workload, precision: str) -> dict[str, Cost]:
+    """Costs of "ffn", "gdn products", "gdn", "attention products", "attention" and "head", over all layers.
+
+    Raises ValueError on a precision whose weights have no known size.
+    """
+    if precision not in BYTES:
+        raise ValueError(f"precision={precision!r} is not one of {sorted(BYTES)}; use one of them")
+    model, new, ctx = model_of(workload), new_tokens(workload), workload["ctx"]
+    tokens, npl = sum(new), len(new)
+    attention = model.kinds.count("attention")
+    gdn = model.layers - attention
+
+    def products(*ends: str) -> Cost:
+        sizes = [n * k for name, (n, k) in model.linears().items() if name.endswith(ends)]
+        return Cost(2.0 * tokens * sum(sizes), BYTES[precision] * sum(sizes))
+
+    small = 2 * model.gdn_v_heads * model.hidden  # in_proj_a and in_proj_b, never quantised
+    gdn_products = products("in_proj_qkv", "in_proj_z", "out_proj")
+    state = model.gdn_v_heads * model.gdn_dim**2
+    window = model.channels * CONV_WIDTH
+    chunked = sum(chunk_flops(CHUNK, model.gdn_dim, model.gdn_v_heads // model.gdn_k_heads).values())
+    by_token, pipe = (chunked * model.gdn_v_heads, "bf16") if max(new) > 1 else (7.0 * state, "f32")
+    conv_bytes = 2 * (window + npl * 2 * (CONV_WIDTH - 1) * model.channels)
+    seen = sum(count * ctx + count * (count + 1) / 2 for count in new)  # keys that each new token looks at
+    row = model.kv_heads * model.head_dim * 2 * 2  # K and V of a token in bf16
+    return {
+        "ffn": products("gate_proj", "up_proj", "down_proj"),
+        "gdn products": Cost(gdn_products.flops + 2.0 * tokens * gdn * small, gdn_products.bytes + 2.0 * gdn * small),
+        "gdn": Cost(gdn * tokens * (by_token + 2 * window), gdn * (2.0 * npl * state * STATE_BYTES + conv_bytes), pipe),
+        "attention products": products("q_proj", "k_proj", "v_proj", "o_proj"),
+        "attention": Cost(
+            4.0 * attention * model.heads * model.head_dim * seen, float(attention * row * (npl * ctx + 2 * tokens))
+        ),
+        "head": Cost(
+            2.0 * npl * model.vocab * model.hidden,
+            2.0 * model.hidden * (model.vocab + tokens) + 4.0 * npl * model.vocab,
+        ),
+    }
+
+
+def cost(workload: Workload, precision: str) -> Cost:
+    """The sum of the parts, on the "bf16" pipe."""
+    every = parts(workload, precision).values()
+    return Cost(sum(part.flops for part in every), sum(part.bytes for part in every))

@@ -1,0 +1,129 @@
+"""A step's candidate against its reference, what the check must refuse, and the floor's arithmetic."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.common import Tensors, Workload
+from kernels.step import cases, torch_eager
+from kernels.step.cost import cost, parts
+from kernels.step.model import MODELS
+from lab.check import families
+from lab.check.accuracy import check
+
+CHECKS = [w for w in cases.WORKLOADS if w.role == "check"]
+BY_ID = {w.id: w for w in cases.WORKLOADS}
+
+
+def checked(workload: Workload, run: Any = None, seed: int = 0) -> str:
+    """ "" or what is wrong with the step, its `run` replaced."""
+    family = families.load("step")
+    candidate = family.candidate("torch_eager")
+    found = check(family, dataclasses.replace(candidate, run=run or candidate.run), workload, seed)
+    return found.message if found.status != "ok" else ""
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("workload", CHECKS, ids=lambda w: w.id)
+def test_plain_torch_is_a_step(workload: Workload, seed: int) -> None:
+    assert checked(workload, seed=seed) == ""
+
+
+def spoilt(name: str) -> Any:
+    """torch_eager's `run` with one thing wrong."""
+
+    def run(args: dict[str, Any], out: Tensors) -> None:
+        args = dict(args)
+        before = {key: out[key].clone() for key in cases.IN_PLACE}
+        if name == "no_gate":
+            args |= {k: torch.zeros_like(v) for k, v in args.items() if k.endswith("in_proj_z.weight")}
+        elif name == "late_position":
+            turned = [a + args["inv_freq"] for a in args["angle"]]
+            args["angles"] = [(a.cos(), a.sin()) for a in turned]
+        elif name == "no_mask":
+            args["seen"] = [torch.ones_like(s) for s in args["seen"]]
+        elif name == "layer_left_out":
+            args |= {k: torch.zeros_like(v) for k, v in args.items() if k == "model.layers.2.mlp.down_proj.weight"}
+        elif name == "swapped_rows":
+            args["rows"] = args["rows"][::-1]
+        torch_eager.run(args, out)
+        if name.startswith("stale_"):  # of the last layer alone
+            out[name.removeprefix("stale_")][-1].copy_(before[name.removeprefix("stale_")][-1])
+        elif name == "wrong_token":
+            out["next_logit"].copy_(out["logits"].min(-1).values)
+        elif name == "bf16_logits_of_another":
+            out["logits"].copy_(out["logits"].roll(1, 0))
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("no_gate", "late_position", "no_mask", "layer_left_out", "swapped_rows", "wrong_token"),
+        *("bf16_logits_of_another", *(f"stale_{name}" for name in cases.IN_PLACE)),
+    ],
+)
+def test_a_step_with_one_thing_wrong_is_refused(name: str) -> None:
+    said = checked(BY_ID["mixed_odd_npl3_n1-12-1_ctx6"], spoilt(name))
+    assert "relative error" in said, said
+
+
+def test_a_stale_cache_is_refused_behind_a_long_context() -> None:
+    """One new token in 200: next to nothing of the cache's energy, and one element off is enough."""
+    workload = cases._workload("decode", "odd", 2, 200)
+    assert checked(workload) == ""
+    for name in ("k_cache", "v_cache"):
+        assert "relative error" in checked(workload, spoilt(f"stale_{name}"))
+
+
+def test_a_prompt_in_two_steps_is_the_prompt() -> None:
+    """The reference: a prefill of 12 tokens, or of 7 and then 5 on what that left."""
+    from kernels.step.reference import reference
+
+    whole = cases.inputs(cases._workload("prefill", "odd", 2, 6, 12), 3)
+    tokens = whole["tokens"].view(2, 12)
+
+    def of(first: int, last: int, given: Tensors, before: int) -> Tensors:
+        bounds = torch.tensor([0, last - first, 2 * (last - first)], dtype=torch.int32)
+        new = {"tokens": tokens[:, first:last].flatten(), "cu_seqlens": bounds}
+        return reference(given | new | {"seq_lens": torch.full((2,), before, dtype=torch.int32)})
+
+    at_once, first = of(0, 12, whole, 6), of(0, 7, whole, 6)
+    second = of(7, 12, whole | {name: first[name] for name in cases.IN_PLACE}, 13)
+    for name, tensor in at_once.items():
+        assert torch.allclose(tensor.double(), second[name].double(), rtol=1e-9, atol=1e-11), name
+
+
+def test_the_parts_are_the_27b() -> None:
+    """Weights of a step in NVFP4: 13.7 GB in the layers, 2.5 GB in the head; 48 states of 3.1 MB, in and out.
+
+    A window of the convolution is three tokens of 10,240 channels in bf16, its weights four.
+    """
+    one = parts(BY_ID["decode_q36-27b_npl1_ctx1024"], "nvfp4-w4a16")
+    layers = one["ffn"].bytes + one["gdn products"].bytes + one["attention products"].bytes
+    assert layers == pytest.approx(13.7e9, rel=0.01)
+    assert one["head"].bytes == pytest.approx(2.54e9, rel=0.01)
+    assert one["gdn"].bytes == 48 * 2 * (3145728 + (4 + 2 * 3) * 10240)
+    assert one["attention"].bytes == 65536 * 1026
+    many = cost(BY_ID["decode_q36-27b_npl128_ctx1024"], "nvfp4-w4a16")
+    assert many.bytes - cost(BY_ID["decode_q36-27b_npl1_ctx1024"], "nvfp4-w4a16").bytes == pytest.approx(
+        127 * (48 * 2 * 3145728 + 65536 * 1026 + 4 * 248320 + 2 * 5120 + 48 * 12 * 10240), rel=1e-6
+    )
+
+
+def test_weights_have_the_names_and_shapes_of_the_model() -> None:
+    for name in ("small", "odd"):
+        model = MODELS[name]
+        plain = cases.weights(model, 0, "cpu", quantised=False)
+        assert {k: tuple(v.shape) for k, v in plain.items() if k != "inv_freq"} == {
+            **{f"{k}.weight": v for k, v in model.linears().items()},
+            **model.others(),
+        }
+        packed = cases.weights(model, 0, "cpu")
+        for k, (rows, columns) in model.linears().items():
+            assert packed[f"{k}.weight_packed"].shape == (rows, columns // 2)
