@@ -30,7 +30,7 @@ def _workload(
         "op": op, "model": model, "layers": layers, "npl": npl, "T": T, "lengths": lengths, "ctx": ctx,
     }  # fmt: skip
     new = f"_n{lengths}" if lengths else f"_t{T}" if op == "prefill" else ""
-    source = model if role == "measure" else ""
+    source = f"{model}.step" if role == "measure" else ""
     return Workload(f"{op}_{model}{depth}_npl{npl}{new}_ctx{ctx}", axes, role, "normal weights and states", source)
 
 

@@ -12,6 +12,7 @@ from kernels.common import Tensors, Workload
 from kernels.step import cases, torch_eager
 from kernels.step.cost import cost, parts
 from kernels.step.model import MODELS
+from lab.base import models
 from lab.check import families
 from lab.check.accuracy import check
 
@@ -127,3 +128,15 @@ def test_weights_have_the_names_and_shapes_of_the_model() -> None:
         packed = cases.weights(model, 0, "cpu")
         for k, (rows, columns) in model.linears().items():
             assert packed[f"{k}.weight_packed"].shape == (rows, columns // 2)
+
+
+def test_the_27b_is_that_of_the_models_file() -> None:
+    facts = models.get("q36-27b").facts
+    named = {
+        "layers": "layers", "hidden": "hidden", "ffn": "ffn", "heads": "attention_heads", "kv_heads": "kv_heads",
+        "head_dim": "head_dim", "gdn_k_heads": "gdn_k_heads", "gdn_v_heads": "gdn_v_heads", "gdn_dim": "gdn_head_dim",
+        "vocab": "vocab",
+    }  # fmt: skip
+    model = MODELS["q36-27b"]
+    assert {key: getattr(model, key) for key in named} == {key: facts[name].value for key, name in named.items()}
+    assert model.kinds.count("attention") == facts["attention_layers"].value
