@@ -1,16 +1,20 @@
-"""Calls of the CUDA driver that CuPy does not offer, through ctypes: extended launches, tensor maps, clusters at once.
+"""Calls of the CUDA driver through ctypes: launches, tensor maps, how many clusters run at once.
+
+Every launch goes this way. It takes the stream's handle and makes the device's primary context (torch's, CuPy's and the
+CUDA runtime's) current for the call where another or none is, as in a thread that has not touched the GPU yet.
 
 An extended launch may be programmatic: the kernel's blocks may start while the kernel before it on the stream still
 runs, once all blocks of that one have said griddepcontrol.launch_dependents (or ended); griddepcontrol.wait then holds
 them until it has ended and its writes are visible. CUDA graphs record it as such an edge. A kernel that says neither is
-simply ordered as usual. Arguments by value may be of any size here, so a tensor map goes in as its 128 bytes.
+simply ordered as usual. Arguments by value may be of any size, so a tensor map goes in as its 128 bytes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 CLUSTER_DIMENSION, PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6  # CU_LAUNCH_ATTRIBUTE_...
@@ -46,30 +50,81 @@ def _checked(name: str, code: int) -> None:
         raise RuntimeError(f"{name} failed with CUresult {code} (see cuda.h)")
 
 
-def launch(
-    function: int,
-    grid: Sequence[int],
-    threads: int,
-    arguments: Sequence[bytes],
-    stream: int,
-    shared_bytes: int,
-    programmatic: bool,
-) -> None:
-    """Launch a CUfunction; each argument is the bytes of its value. Raises RuntimeError with the driver's code."""
-    values = [ctypes.create_string_buffer(a, len(a)) for a in arguments]
-    pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
-    attribute = _Attribute(id=PROGRAMMATIC_STREAM_SERIALIZATION)
-    attribute.value[0] = 1
-    config = _Config(
-        grid=(ctypes.c_uint * 3)(*(*grid, 1, 1)[:3]),
-        block=(ctypes.c_uint * 3)(threads, 1, 1),
-        shared_bytes=shared_bytes,
-        stream=stream,
-        attributes=ctypes.pointer(attribute),
-        count=int(programmatic),
-    )
-    code = _library().cuLaunchKernelEx(ctypes.byref(config), ctypes.c_void_p(function), pointers, None)
-    _checked("cuLaunchKernelEx", code)
+@functools.cache
+def _primary(device: int) -> int:
+    """The primary context of a device, kept for the life of the process."""
+    ordinal, context = ctypes.c_int(), ctypes.c_void_p()
+    _checked("cuInit", _library().cuInit(0))
+    _checked("cuDeviceGet", _library().cuDeviceGet(ctypes.byref(ordinal), device))
+    _checked("cuDevicePrimaryCtxRetain", _library().cuDevicePrimaryCtxRetain(ctypes.byref(context), ordinal))
+    return context.value or 0
+
+
+class Current:
+    """True while a device's primary context is current on the calling thread; for one thread at a time."""
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+        self._wanted = _primary(device)
+        self._now = ctypes.c_void_p()
+        self._at = ctypes.byref(self._now)
+        self._ask = _library().cuCtxGetCurrent
+
+    def __bool__(self) -> bool:
+        if code := self._ask(self._at):
+            _checked("cuCtxGetCurrent", code)
+        return self.before == self._wanted
+
+    @property
+    def before(self) -> int | None:
+        """The context that was current when it was last asked."""
+        return self._now.value
+
+
+@contextlib.contextmanager
+def _switched(context: int, before: int | None) -> Iterator[None]:
+    _checked("cuCtxSetCurrent", _library().cuCtxSetCurrent(ctypes.c_void_p(context)))
+    try:
+        yield
+    finally:
+        _checked("cuCtxSetCurrent", _library().cuCtxSetCurrent(ctypes.c_void_p(before)))
+
+
+def in_context(device: int) -> contextlib.AbstractContextManager[None]:
+    """Inside, the device's primary context is current on this thread; nothing is done where it is already."""
+    here = Current(device)
+    return contextlib.nullcontext() if here else _switched(_primary(device), here.before)
+
+
+class Launch:
+    """A launch of a CUfunction whose arguments are laid out once and may be set again.
+
+    values: the bytes of each argument. A launch is not safe to use from two threads at once: a plan has a lock.
+    """
+
+    def __init__(
+        self, function: int, grid: Sequence[int], threads: int, values: Sequence[bytes], shared_bytes: int, early: bool
+    ) -> None:
+        self.values = [ctypes.create_string_buffer(a, len(a)) for a in values]
+        self._function = ctypes.c_void_p(function)
+        self._pointers = (ctypes.c_void_p * len(self.values))(*(ctypes.addressof(v) for v in self.values))
+        attribute = _Attribute(id=PROGRAMMATIC_STREAM_SERIALIZATION)
+        attribute.value[0] = 1
+        self._config = _Config(
+            grid=(ctypes.c_uint * 3)(*(*grid, 1, 1)[:3]),
+            block=(ctypes.c_uint * 3)(threads, 1, 1),
+            shared_bytes=shared_bytes,
+            attributes=ctypes.pointer(attribute),
+            count=int(early),
+        )
+        self._at = ctypes.byref(self._config)
+        self._launch = _library().cuLaunchKernelEx
+
+    def __call__(self, stream: int) -> None:
+        """Launch on a stream; raises RuntimeError with the driver's code."""
+        self._config.stream = stream
+        if code := self._launch(self._at, self._function, self._pointers, None):
+            _checked("cuLaunchKernelEx", code)
 
 
 def most_clusters(function: int, size: int, threads: int, shared_bytes: int) -> int:
@@ -91,10 +146,17 @@ def most_clusters(function: int, size: int, threads: int, shared_bytes: int) -> 
     return found.value
 
 
+class TensorMap(bytes):
+    """The 128 bytes of a CUtensorMap; `address`: of its matrix; `at(address)`: the same map of another address."""
+
+    address: int
+    at: Callable[[int], TensorMap]
+
+
 @functools.lru_cache(maxsize=4096)
 def tensor_map(
     address: int, element: str, rows: int, columns: int, box_rows: int, *, promotion_bytes: int = 256
-) -> bytes:
+) -> TensorMap:
     """A CUtensorMap of a contiguous matrix [rows, columns] of 16-bit elements, in boxes of 128 bytes by `box_rows`.
 
     element: "bf16" or "fp16". A box lands in shared memory with the 128-byte swizzle; what lies outside reads as zero.
@@ -105,11 +167,15 @@ def tensor_map(
     if promotion_bytes not in PROMOTIONS:
         raise ValueError(f"promotion_bytes={promotion_bytes}: pass one of {', '.join(map(str, PROMOTIONS))}")
     dims, strides, box = (columns, rows), (columns * 2,), (ROW_BYTES // 2, box_rows)
-    return _encoded(address, ELEMENT_CODES[element], dims, strides, box, promotion_bytes)
+    made = _encoded(address, ELEMENT_CODES[element], dims, strides, box, promotion_bytes)
+    # As its callers write it: the cache takes an argument left out for another than its default.
+    given = {} if promotion_bytes == 256 else {"promotion_bytes": promotion_bytes}
+    made.at = lambda to: tensor_map(to, element, rows, columns, box_rows, **given)
+    return made
 
 
 @functools.lru_cache(maxsize=4096)
-def line_map(address: int, rows: int, row_bytes: int, box_rows: int) -> bytes:
+def line_map(address: int, rows: int, row_bytes: int, box_rows: int) -> TensorMap:
     """A CUtensorMap of contiguous rows of bytes, in boxes of `box_rows` whole rows.
 
     Coordinates are (0, row, 0): a box lands as the first 128 bytes of each row, then their next 128 bytes, with the
@@ -118,12 +184,14 @@ def line_map(address: int, rows: int, row_bytes: int, box_rows: int) -> bytes:
     """
     lines = row_bytes // ROW_BYTES
     dims, strides, box = (ROW_BYTES, rows, lines), (row_bytes, ROW_BYTES), (ROW_BYTES, box_rows, lines)
-    return _encoded(address, BYTES, dims, strides, box, 0)
+    made = _encoded(address, BYTES, dims, strides, box, 0)
+    made.at = lambda to: line_map(to, rows, row_bytes, box_rows)
+    return made
 
 
 def _encoded(
     address: int, element: int, dims: Sequence[int], strides: Sequence[int], box: Sequence[int], promotion_bytes: int
-) -> bytes:
+) -> TensorMap:
     room = ctypes.create_string_buffer(TENSOR_MAP_BYTES + 64)
     start = (ctypes.addressof(room) + 63) // 64 * 64  # the driver wants 64-byte alignment
     n = len(dims)
@@ -142,4 +210,6 @@ def _encoded(
         ctypes.c_int(0),  # outside reads as zero
     )
     _checked("cuTensorMapEncodeTiled", code)
-    return ctypes.string_at(start, TENSOR_MAP_BYTES)
+    made = TensorMap(ctypes.string_at(start, TENSOR_MAP_BYTES))
+    made.address = address
+    return made

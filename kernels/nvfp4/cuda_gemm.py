@@ -190,7 +190,7 @@ def workspace(config: GemmConfig, device: torch.device) -> Tensors:
 def prepare(inputs: Tensors) -> Tensors:
     """x as it is, the weights as the tiles of the kernel that x's shape gets, the tensor scale, the workspace."""
     x, packed, scale = inputs["x"], inputs["w_packed"], inputs["w_scale"]
-    config, device = _config_of(x, packed.shape[0], packed.device), packed.device
+    config, device = config_of(x, packed.shape[0], packed.device), packed.device
     same = {"x": x, "w_tensor_scale": inputs["w_tensor_scale"]}
     if isinstance(config, ResidentConfig):
         return same | {"w": resident.tile_weights(packed, scale, x.dtype)}
@@ -224,7 +224,18 @@ def launch(args: Tensors, y: torch.Tensor, config: GemmConfig, programmatic: boo
     cuda.launch(kernel, (config.grid,), config.threads, arguments, config.shared_bytes, programmatic)
 
 
-def _config_of(x: torch.Tensor, n: int, place: torch.device) -> Config:
+def most_workspace(layout: str, device: torch.device) -> Tensors:
+    """Scratch for every launch on a device whose configuration is of the class `layout`, none where it takes none."""
+    sms = hopper.multiprocessors(device.index or 0) if device.type == "cuda" else SMS
+    if layout == "StreamConfig":
+        return stream.workspace(StreamConfig("bf16", max(stream.TOKENS), stream.STAGES, sms), device)
+    if layout == "GemmConfig":
+        return workspace(GemmConfig("bf16", max(TOKEN_TILES), 1, 3, grid=sms), device)
+    return {}
+
+
+def config_of(x: torch.Tensor, n: int, place: torch.device) -> Config:
+    """The configuration for x [M, K] (its values are not looked at) and n weight rows on a device."""
     (m, k), dtype = x.shape, "bf16" if x.dtype == torch.bfloat16 else "fp16"
     if place.type != "cuda":
         return choose(m, n, k, dtype)
@@ -239,7 +250,7 @@ def _config_of(x: torch.Tensor, n: int, place: torch.device) -> Config:
 def run(args: Tensors, out: Tensors) -> None:
     """y[M, N] = x[M, K] @ w^T in one launch."""
     x, y = args["x"], out["y"]
-    config = _config_of(x, y.shape[1], x.device)
+    config = config_of(x, y.shape[1], x.device)
     if isinstance(config, ResidentConfig):
         resident.launch(args, y, config)
     elif isinstance(config, StreamConfig):

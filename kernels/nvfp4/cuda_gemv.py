@@ -3,21 +3,16 @@
 A second implementation earns its place twice: it is the check on the Triton one (other language, other weight layout,
 other decoding), and it is where the ladder continues, because the loads, the registers and the order of the unpacking
 are written down here and not chosen by a compiler pass.
-
-CuPy is imported lazily, so a machine without it can still list, read and compile the source. Tensors go in as raw
-pointers on torch's current stream, which makes the launch safe inside a CUDA graph once the module is loaded; load it
-with a warm-up call, since loading a module while capturing is not allowed.
 """
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from kernels import cuda
 from kernels.common import Candidate, CudaSource, Needs, Tensors, Workload
 
 WARPS = 4
@@ -58,25 +53,8 @@ def choose_config(m: int, n: int, k: int, dtype: str) -> GemvConfig:
     return GemvConfig(f"nvfp4_gemv_{dtype}_m{held}_g{1 if k % 32 else 2}", grid, 32 * WARPS)
 
 
-@functools.cache
-def _module() -> Any:
-    import cupy
-
-    return cupy.RawModule(code=SOURCE.read_text(), backend="nvrtc", options=CUDA_SOURCES[0].options)
-
-
-@functools.cache
-def _kernel(name: str, device: int) -> Any:
-    import cupy
-
-    with cupy.cuda.Device(device):
-        return _module().get_function(name)
-
-
 def run(args: Tensors, out: Tensors) -> None:
     """y[M, N] = x[M, K] @ w^T in one launch on torch's current stream."""
-    import cupy
-
     x, w, y = args["x"], args["w_packed"], out["y"]
     (m, k), n = x.shape, w.shape[0]
     if x.dtype not in (torch.bfloat16, torch.float16) or not (x.is_contiguous() and w.is_contiguous()):
@@ -88,10 +66,9 @@ def run(args: Tensors, out: Tensors) -> None:
     if x.data_ptr() % 16 or w.data_ptr() % 16:
         raise ValueError("x and w_packed must start on 16 bytes for the wide loads; clone() the view")
     config = choose_config(m, n, k, "bf16" if x.dtype == torch.bfloat16 else "fp16")
-    pointers = (x, w, args["w_scale"], args["w_tensor_scale"], y)
-    arguments = tuple(cupy.uintp(t.data_ptr()) for t in pointers) + tuple(cupy.int32(v) for v in (m, n, k))
-    with cupy.cuda.ExternalStream(torch.cuda.current_stream(x.device).cuda_stream, x.device.index):
-        _kernel(config.kernel, x.device.index)((config.grid,), (config.threads,), arguments)
+    kernel = cuda.load(CUDA_SOURCES[0], config.kernel, x.device.index or 0)
+    arguments = (x, w, args["w_scale"], args["w_tensor_scale"], y, *map(cuda.i32, (m, n, k)))
+    cuda.launch(kernel, (config.grid,), config.threads, arguments)
 
 
 def _refuses(workload: Workload) -> str:

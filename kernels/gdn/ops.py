@@ -1,0 +1,179 @@
+"""`killgate::gdn_decode` and `killgate::gdn_prefill`: the gated delta rule as torch operators.
+
+    o = torch.ops.killgate.gdn_decode(q, k, v, g, beta, state, state_rows, raw_qk)        # state is updated in place
+
+    batch = ops.batch((512, 7), heads_k, heads_v, dim, torch.bfloat16, device)            # once for these lengths
+    o, final_state = batch(q, k, v, g, beta, initial_state)
+
+A decode step needs nothing prepared: a CUDA graph takes it after one call as warm-up. Prefill does: the tables of a
+batch's lengths and the scratch are made on the host, so a captured call uses those of its `Batch`. A batch may serve
+every layer of a model in turn; two streams at once need two. Shapes and types are in kernels/gdn/cases.py.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+
+from kernels import operators
+from kernels.gdn.route import ROUTER
+
+FAMILY = "gdn"
+DECODERS = ("cuda_decode", "recurrent_decode")  # the first that runs here; NOTES.md has their times
+TABLES = ("cu_seqlens", "chunks", "chunk_offsets", "blocks", "units")  # of what `prepare` makes, the rest is scratch
+PRECISIONS = {torch.bfloat16: "bf16", torch.float16: "bf16", torch.float32: "tf32"}
+
+
+@functools.cache
+def _decoder(device: int) -> str:
+    if device < 0:
+        return operators.REFERENCE
+    able = operators.candidates(FAMILY, torch.cuda.get_device_capability(device))
+    name = next((name for name in DECODERS if name in able), "")
+    if not name:
+        raise ValueError(f"gdn_decode: none of {', '.join(DECODERS)} runs here; see `lab doctor`")
+    return name
+
+
+def _decode(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+    state_rows: torch.Tensor,
+    raw_qk: bool = False,
+) -> torch.Tensor:
+    if not state.is_contiguous():
+        raise ValueError(f"state has strides {state.stride()}: pass the whole contiguous pool [rows, Hv, D, D]")
+    moving = [t.contiguous() for t in (q, k, v, g, beta, state_rows)]
+    o = torch.empty_like(moving[2])
+    route = _decoder(v.get_device()) + (" state !raw_qk" if raw_qk else " state")
+    names = ("q", "k", "v", "g", "beta", "state_rows")
+    operators.perform(FAMILY, route, names, moving, (state,), {"o": o}, {"state": state})
+    return o
+
+
+def _decode_fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: object) -> torch.Tensor:
+    return torch.empty_like(v, memory_format=torch.contiguous_format)
+
+
+operators.define(
+    "gdn_decode(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor(a!) state, Tensor state_rows, "
+    "bool raw_qk=False) -> Tensor",
+    _decode,
+    _decode_fake,
+)
+
+
+def _prefill(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    initial_state: torch.Tensor,
+    tables: Sequence[torch.Tensor],
+    scratch: Sequence[torch.Tensor],
+    route: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    moving = [t.contiguous() for t in (q, k, v, g, beta, initial_state)]
+    out = {"o": torch.empty_like(moving[2]), "final_state": torch.empty_like(moving[5])}
+    operators.perform(FAMILY, route, ("q", "k", "v", "g", "beta", "initial_state"), moving, (*tables, *scratch), out)
+    return out["o"], out["final_state"]
+
+
+def _prefill_fake(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    initial_state: torch.Tensor,
+    *_: object,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    like = torch.contiguous_format
+    return torch.empty_like(v, memory_format=like), torch.empty_like(initial_state, memory_format=like)
+
+
+operators.define(
+    "gdn_prefill(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor initial_state, Tensor[] tables, "
+    "Tensor(a!)[] scratch, str route) -> (Tensor, Tensor)",
+    _prefill,
+    _prefill_fake,
+)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What `gdn_prefill` takes for sequences of these lengths, beside the activations."""
+
+    lengths: tuple[int, ...]
+    route: str
+    tables: list[torch.Tensor]
+    scratch: list[torch.Tensor]
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        initial_state: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(o, final_state). Raises ValueError where the tensors are not of these lengths."""
+        if v.shape[0] * v.shape[1] != sum(self.lengths) or initial_state.shape[0] != len(self.lengths):
+            raise ValueError(
+                f"v {tuple(v.shape)}, initial_state {tuple(initial_state.shape)} and lengths {self.lengths}"
+            )
+        call = torch.ops.killgate.gdn_prefill.default
+        o, final_state = call(q, k, v, g, beta, initial_state, self.tables, self.scratch, self.route)
+        return o, final_state
+
+
+def batch(
+    lengths: Sequence[int],
+    heads_k: int,
+    heads_v: int,
+    dim: int,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    raw_qk: bool = False,
+) -> Batch:
+    """The `Batch` of sequences with these lengths: packed, v [1, sum, Hv, D], or equal ones as v [B, T, Hv, D].
+
+    raw_qk: q and k arrive without their norms taken out. Raises ValueError where no candidate takes the shape.
+    """
+    device, mark = torch.device(device), " !raw_qk" if raw_qk else ""
+    lengths = tuple(map(int, lengths))
+    if not lengths or min(lengths) < 1:
+        raise ValueError(f"{lengths=} must be one positive length for every sequence; leave empty ones out")
+    bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
+    if device.type != "cuda":
+        equal = len(set(lengths)) == 1
+        return Batch(
+            lengths, operators.REFERENCE + ("" if equal else " cu_seqlens") + mark, [] if equal else [bounds], []
+        )
+    count, total = len(lengths), sum(lengths)
+    axes = {"T": -(-total // count), "batch": count, "Hk": heads_k, "Hv": heads_v, "D": dim}
+    word = operators.dtype_word(dtype)
+    chosen = operators.choose(ROUTER, device, PRECISIONS[dtype], dtype=word, **axes)
+    heads = {"q": (heads_k, dim), "k": (heads_k, dim), "v": (heads_v, dim), "g": (heads_v,), "beta": (heads_v,)}
+    inputs = {
+        name: torch.empty(1, total, *shape, dtype=torch.float32 if name in ("g", "beta") else dtype, device="meta")
+        for name, shape in heads.items()
+    }
+    inputs |= {"initial_state": torch.empty(count, heads_v, dim, dim, device=device), "cu_seqlens": bounds}
+    if raw_qk:
+        inputs["raw_qk"] = bounds
+    made = {n: t for n, t in chosen.prepare(inputs).items() if n not in inputs or n == "cu_seqlens"}
+    tables = {n: t for n, t in made.items() if n in TABLES}
+    scratch = {n: t for n, t in made.items() if n not in TABLES}
+    route = " ".join((chosen.name, *tables, *scratch)) + mark
+    return Batch(lengths, route, list(tables.values()), list(scratch.values()))

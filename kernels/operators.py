@@ -1,0 +1,276 @@
+"""What the families' torch operators (kernels/<family>/ops.py) share: the choice of a candidate, and launch plans.
+
+An operator takes tensors, numbers and one string, the route: the candidate's name and the names of the prepared tensors
+in the order in which they are passed, such as "cuda_gemm w w_tensor_scale parts flags". A word "!raw_qk" passes no
+tensor, only that the name is there. Whoever loads the weights makes both once; so torch.compile sees an operator with a
+schema and a fake, a CUDA graph its launches and nothing else. The operators are for inference: none has a derivative.
+
+The first call of a shape goes through the candidate's Python and notes what it launches. Where that was everything it
+did (no torch operator, every pointer known), later calls set the addresses and the stream in the finished launches: a
+plan. It holds for the shapes, types and addresses it was made for; activations and outputs may move. Tensor maps are
+made once for an address. On the CPU an operator is the family's reference, so that a model can be traced and tested
+without a GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import importlib.util
+import threading
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kernels import cuda, cuda_driver, routing
+from kernels.common import Candidate, Tensors
+
+LIBRARY = torch.library.Library("killgate", "FRAGMENT")
+TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
+REFERENCE = "reference"  # the route of tensors on the CPU
+FOLDER = Path(__file__).resolve().parent
+DEVICES = FOLDER.parent / "data" / "devices.toml"
+MOST_PLANS = 8192  # about 2 KB each; beyond it they are made again
+NUMBERS = {"GB/s": 1.0, "TB/s": 1e3, "TFLOP/s": 1.0, "TOP/s": 1.0}
+
+
+def define(schema: str, call: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """Register `killgate::<schema>` for CPU and CUDA tensors, with what it returns for fake ones."""
+    name = schema.partition("(")[0]
+    LIBRARY.define(schema, tags=TAGS)
+    for key in ("CPU", "CUDA"):
+        LIBRARY.impl(name, call, key)
+    torch.library.register_fake(f"killgate::{name}", fake, lib=LIBRARY)
+
+
+# The choice of a candidate --------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def candidates(family: str, capability: tuple[int, int]) -> Mapping[str, Candidate]:
+    """The candidates in a family's own folder that run on a GPU of this compute capability with what is installed."""
+    found = {}
+    for path in sorted((FOLDER / family).glob("*.py")):
+        if not path.stem.startswith(("cuda_", "triton_", "torch_")):
+            continue
+        try:
+            module = importlib.import_module(f"kernels.{family}.{path.stem}")
+        except ImportError:  # Triton is absent, or older than the module needs
+            continue
+        only = {f"sm_{capability[0]}{capability[1]}a", ""}
+        if not {source.architecture for source in getattr(module, "CUDA_SOURCES", ())} <= only:
+            continue
+        for candidate in getattr(module, "CANDIDATES", ()):
+            needs, absent = candidate.needs, [p for p in candidate.needs.packages if not importlib.util.find_spec(p)]
+            if needs.architecture in only and needs.capability <= capability and not absent and _triton(needs.triton):
+                found[candidate.name] = candidate
+    return found
+
+
+def _triton(lowest: str) -> bool:
+    if not lowest:
+        return True
+    if importlib.util.find_spec("triton") is None:
+        return False
+    here = importlib.import_module("triton").__version__
+    return [int(n) for n in here.split(".")[:2]] >= [int(n) for n in lowest.split(".")[:2]]
+
+
+@functools.cache
+def device_facts(name: str) -> tuple[str, float, Mapping[str, float]]:
+    """(id, read bandwidth in GB/s, peaks in TFLOP/s by pipe) of a GPU by the name that its driver reports.
+
+    One that data/devices.toml does not list is ("", 1, {}): a router then takes the first candidate.
+    """
+    listed = tomllib.loads(DEVICES.read_text(encoding="utf-8")) if DEVICES.exists() else {}
+    for device, facts in listed.items():
+        if name in (facts.get("name"), *facts.get("aliases", ())):
+            peaks = {pipe: _fact(fact) for pipe, fact in facts.get("peak", {}).items()}
+            return device, _fact(facts["memory_bandwidth"]) if "memory_bandwidth" in facts else 1.0, peaks
+    return "", 1.0, {}
+
+
+def _fact(fact: Mapping[str, Any]) -> float:
+    value = fact["values"][fact.get("use", 0)]["value"] if "values" in fact else fact["value"]
+    return float(value) * NUMBERS.get(fact["unit"], 1.0)
+
+
+def choose(router: routing.Router, device: torch.device, precision: str, **axes: int | str) -> Candidate:
+    """The candidate of a precision that a family's router takes for these axes on a CUDA device.
+
+    ValueError where none takes them.
+    """
+    capability = torch.cuda.get_device_capability(device)
+    known, read_gb_s, peaks = device_facts(torch.cuda.get_device_name(device))
+    able = {n: c for n, c in candidates(router.family, capability).items() if c.precision == precision}
+    workload, _ = router.asked({axis: str(value) for axis, value in axes.items()})
+    by_name = (precision,) if precision in router.opt_in or router.stored else ()
+    chosen = routing.route(router, workload, known, tuple(able.values()), read_gb_s, peaks, None, by_name)
+    return able[chosen.candidate]
+
+
+# Plans ----------------------------------------------------------------------------------------------------------------
+
+
+class Plan:
+    """The launches of one call, ready to be repeated with other addresses; several threads may call it."""
+
+    def __init__(self, device: int, launches: Sequence[cuda_driver.Launch]) -> None:
+        self.launches = launches
+        self._here = cuda_driver.Current(device)
+        self._pointers: list[tuple[Any, int]] = []
+        self._maps: list[tuple[Any, int, Callable[[int], bytes]]] = []
+        self._lock = threading.Lock()
+
+    def move(self, value: Any, place: int, make: Callable[[int], bytes] | None = None) -> None:
+        """An argument is the address at `place`, or what `make` makes of it."""
+        if make is None:
+            self._pointers.append((ctypes.c_uint64.from_buffer(value), place))
+        else:
+            self._maps.append((value, place, make))
+
+    def __call__(self, addresses: Sequence[int], stream: int) -> None:
+        """Launch everything on a stream, the moving arguments at these addresses."""
+        with self._lock:
+            for pointer, place in self._pointers:
+                pointer.value = addresses[place]
+            for value, place, make in self._maps:
+                value.raw = make(addresses[place])
+            if self._here:
+                for launch in self.launches:
+                    launch(stream)
+            else:
+                with cuda_driver.in_context(self._here.device):
+                    for launch in self.launches:
+                        launch(stream)
+
+
+class _Watch(TorchDispatchMode):
+    """Whether any torch operator was called."""
+
+    called = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.called = True
+        return func(*args, **(kwargs or {}))
+
+
+def planned(run: Callable[[], None], moving: Sequence[torch.Tensor], fixed: Sequence[torch.Tensor]) -> Plan | None:
+    """Call `run` and return its plan, None where a repetition of its launches alone might not be the same.
+
+    moving: tensors whose addresses may change between calls; fixed: the other tensors that `run` was given.
+    """
+    notes: list[tuple[cuda_driver.Launch, int, tuple[Any, ...]]] = []
+    token = cuda.RECORDED.set(notes)
+    try:
+        with _Watch() as watch:
+            run()
+    finally:
+        cuda.RECORDED.reset(token)
+    places = {t.data_ptr(): i for i, t in enumerate(moving)}
+    known = {t.data_ptr() for t in fixed}
+    if watch.called or not notes or len(places) < len(moving) or places.keys() & known or 0 in places:
+        return None
+    plan = Plan(notes[0][1], [launch for launch, _, _ in notes])
+    for launch, device, arguments in notes:
+        for value, argument in zip(launch.values, arguments, strict=True):
+            if isinstance(argument, torch.Tensor):
+                address, make = argument.data_ptr(), None
+            elif isinstance(argument, cuda_driver.TensorMap):
+                address, make = argument.address, argument.at
+            elif isinstance(argument, bytes) or (argument.nbytes == 8 and int(argument)):
+                return None  # what it points to is not known
+            else:
+                continue
+            if address in places:
+                plan.move(value, places[address], make)
+            elif address not in known or device != notes[0][1]:
+                return None
+    return plan
+
+
+PLANS: dict[Any, Plan | None] = {}
+
+
+@functools.lru_cache(maxsize=4096)
+def _parsed(family: str, route: str) -> tuple[str, tuple[str, ...]]:
+    name, *names = route.split()
+    return name, tuple(names)
+
+
+@functools.cache
+def _reference(family: str) -> Callable[[Tensors], Tensors]:
+    found: Callable[[Tensors], Tensors] = importlib.import_module(f"kernels.{family}.reference").reference
+    return found
+
+
+def index_of(tensor: torch.Tensor) -> int:
+    """The index of a tensor's CUDA device, -1 on the CPU."""
+    return tensor.get_device()
+
+
+def perform(
+    family: str,
+    route: str,
+    names: Sequence[str],
+    moving: Sequence[torch.Tensor],
+    fixed: Sequence[torch.Tensor],
+    outputs: Mapping[str, torch.Tensor],
+    in_place: Mapping[str, torch.Tensor] | None = None,
+) -> None:
+    """Run a route: `names` are those of the moving tensors, the route's own words those of `fixed`.
+
+    outputs are written in full. in_place: outputs that are updated where they stand, tensors that `fixed` has too.
+    Moving tensors and outputs are contiguous.
+    Raises ValueError where the route's words and the tensors do not match, and as the candidate does.
+    """
+    first, every = moving[0], (*moving, *outputs.values())
+    index = index_of(first)
+    if index >= 0:
+        addresses, aligned = [], 0
+        parts: list[Any] = [family, route, index]
+        for t in every:
+            address = t.data_ptr()
+            addresses.append(address)
+            aligned |= address
+            parts += t.shape, t.dtype
+        for t in fixed:
+            parts += t.data_ptr(), t.shape, t.dtype, t.is_contiguous()
+        key = (aligned & 15, *parts)
+        plan = PLANS.get(key)
+        if plan is not None:
+            plan(addresses, cuda.stream_of(index))
+            return
+    name, words = _parsed(family, route)
+    named = [word for word in words if word[0] != "!"]
+    if len(named) != len(fixed):
+        raise ValueError(f'{family}: the route "{route}" names {len(named)} tensors, {len(fixed)} came; pass them all')
+    args = {**dict(zip(names, moving, strict=True)), **dict(zip(named, fixed, strict=True))}
+    args |= {word[1:]: first for word in words if word[0] == "!"}
+    out = {**outputs, **(in_place or {})}
+    if name == REFERENCE:
+        for key_, value in _reference(family)(args).items():
+            out[key_].copy_(value)
+        return
+    candidate = candidates(family, torch.cuda.get_device_capability(index)).get(name)
+    if candidate is None:
+        raise ValueError(f"{family}: no candidate {name} runs on this GPU; prepare the operands here once more")
+    if key in PLANS or candidate.needs.triton or torch.compiler.is_compiling():
+        candidate.run(args, out)
+        return
+    if len(PLANS) >= MOST_PLANS:
+        PLANS.clear()
+    PLANS[key] = planned(lambda: candidate.run(args, out), every, fixed)
+
+
+def dtype_word(dtype: torch.dtype) -> str:
+    """ "bf16", "fp16" or "f32", as workloads write it; ValueError for another type."""
+    words = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "f32"}
+    if dtype not in words:
+        raise ValueError(f"{dtype} is not taken; pass {', '.join(map(str, words))}")
+    return words[dtype]

@@ -1,0 +1,389 @@
+"""The torch operators: schema, fake, torch.compile and CUDA graphs; and the launch plans that repeat a call."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from kernels import cuda, cuda_driver, operators
+from kernels.common import Candidate, Tensors, Workload
+from kernels.gdn import cases as gdn_cases
+from kernels.gdn import ops as gdn_ops
+from kernels.gdn.reference import reference as gdn_reference
+from kernels.kv import cases as kv_cases
+from kernels.kv import format as kv_format
+from kernels.kv import ops as kv_ops
+from kernels.kv.reference import reference as kv_reference
+from kernels.nvfp4 import cases as nvfp4_cases
+from kernels.nvfp4 import ops as nvfp4_ops
+from kernels.nvfp4.reference import reference as nvfp4_reference
+from lab.check import accuracy
+from tests.kernels.stub_driver import CONTEXT, OTHER, Driver, stubbed
+
+WEIGHT = ("w_packed", "w_scale", "w_tensor_scale")
+STEP = ("q", "k", "v", "g", "beta", "state", "state_rows")
+SCAN = ("q", "k", "v", "g", "beta", "initial_state")
+OP = torch.ops.killgate
+
+
+LINEAR = nvfp4_cases.WORKLOADS[0]
+DECODE = next(w for w in gdn_cases.WORKLOADS if w["op"] == "decode" and w["pad"])
+PREFILL = next(w for w in gdn_cases.WORKLOADS if w["lengths"] and w["dtype"] == "bf16")
+DENSE = next(w for w in gdn_cases.WORKLOADS if w["op"] == "prefill" and w["batch"] == 2)
+PAGED = next(w for w in kv_cases.WORKLOADS if w["batch"] > 1 and w.role == "check")
+
+
+def scan_batch(workload: Workload, device: str) -> gdn_ops.Batch:
+    lengths = [int(n) for n in str(workload["lengths"]).split("-") if n] or [workload["T"]] * workload["batch"]
+    dtype = gdn_cases.DTYPES[workload["dtype"]]
+    heads = (workload["Hk"], workload["Hv"], workload["D"])
+    return gdn_ops.batch(lengths, *heads, dtype, device, bool(workload["qk_l2norm"]))
+
+
+def cache(inputs: Tensors, kind: str) -> Any:
+    if kind == "16bit":
+        return [inputs["k_cache"], inputs["v_cache"]]
+    quantise = {"fp8": kv_format.quantise_fp8, "q8_0": kv_format.quantise_q8_0}[kind]
+    (k, k_scale), (v, v_scale) = (quantise(inputs[name]) for name in ("k_cache", "v_cache"))
+    return [k, v, k_scale, v_scale]
+
+
+def paged_batch(workload: Workload, kept: list[torch.Tensor], dtype: torch.dtype, device: str) -> kv_ops.Batch:
+    axes = [workload[axis] for axis in ("batch", "ctx", "Hq", "Hkv", "D", "page")]
+    given: Any = [*axes, kept[0].dtype, dtype, device]
+    return kv_ops.batch(*given)
+
+
+def calls(device: str) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    """Each operator with the arguments of a small problem."""
+    inputs = nvfp4_cases.inputs(LINEAR, 0, device)
+    _, route, operands, scratch = nvfp4_ops.Linear(*(inputs[n] for n in WEIGHT)).parts[0]
+    step, scan, paged = (
+        gdn_cases.inputs(DECODE, 0, device),
+        gdn_cases.inputs(PREFILL, 0, device),
+        kv_cases.inputs(PAGED, 0, device),
+    )
+    batch = scan_batch(PREFILL, device)
+    kept = cache(paged, "fp8")
+    pages = paged_batch(PAGED, kept, paged["q"].dtype, device)
+    table = (paged["page_table"], paged["seq_lens"])
+    return {
+        "nvfp4_linear": (OP.nvfp4_linear, (inputs["x"], operands, scratch, route, LINEAR["N"])),
+        "gdn_decode": (OP.gdn_decode, (*(step[n] for n in STEP), "raw_qk" in step)),
+        "gdn_prefill": (OP.gdn_prefill, (*(scan[n] for n in SCAN), batch.tables, batch.scratch, batch.route)),
+        "kv_decode": (OP.kv_decode, (paged["q"], kept, *table, pages.scratch, pages.route)),
+    }
+
+
+NAMES = ("nvfp4_linear", "gdn_decode", "gdn_prefill", "kv_decode")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_an_operator_is_what_its_schema_and_its_fake_say(name: str) -> None:
+    operator, arguments = calls("cpu")[name]
+    found = torch.library.opcheck(operator.default, arguments)
+    assert set(found.values()) == {"SUCCESS"}
+
+
+def test_a_wrong_fake_or_an_undeclared_write_does_not_pass() -> None:
+    """The check of the test above sees both."""
+    library = torch.library.Library("killgate_wrong", "FRAGMENT")
+    library.define("fake(Tensor x) -> Tensor")
+    library.define("write(Tensor x) -> Tensor")
+    library.impl("fake", lambda x: x.new_empty(x.shape), "CPU")
+    library.impl("write", lambda x: x.add_(1).clone(), "CPU")
+    for name, shape in (("fake", (3,)), ("write", (2,))):
+        torch.library.register_fake(f"killgate_wrong::{name}", lambda x, shape=shape: x.new_empty(shape), lib=library)
+        operator = getattr(torch.ops.killgate_wrong, name).default
+        with pytest.raises(Exception, match=r"\w"):
+            torch.library.opcheck(operator, (torch.ones(2),), test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_linear_compiles_into_one_graph_for_any_number_of_tokens(backend: str) -> None:
+    inputs = nvfp4_cases.inputs(LINEAR, 0)
+    linear = nvfp4_ops.Linear(*(inputs[n] for n in WEIGHT), tokens=(1, 64))
+    graphs = []
+
+    def count(graph: Any, example: Any) -> Any:
+        graphs.append(graph)
+        return torch._dynamo.lookup_backend(backend)(graph, example)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(linear, fullgraph=True, backend=count, dynamic=True)
+    for rows in (2, 3, 17, 64):
+        x = torch.randn(rows, 1, LINEAR["K"]).to(torch.bfloat16)
+        wanted = nvfp4_reference({"x": x[:, 0], **{n: inputs[n] for n in WEIGHT}})["y"].to(torch.bfloat16)
+        torch.testing.assert_close(compiled(x)[:, 0], wanted, rtol=0, atol=0)
+    assert len(graphs) == 1
+
+
+@pytest.mark.slow
+def test_a_decode_step_compiles_and_updates_the_pool_in_place() -> None:
+    inputs = gdn_cases.inputs(DECODE, 0, "cpu")
+    wanted = gdn_reference(inputs)
+
+    def layer(*given: torch.Tensor) -> torch.Tensor:
+        return torch.ops.killgate.gdn_decode(*given, "raw_qk" in inputs) + 0
+
+    torch._dynamo.reset()
+    o = torch.compile(layer, fullgraph=True, backend="aot_eager")(*(inputs[n] for n in STEP))
+    torch.testing.assert_close(o, wanted["o"].to(o.dtype), rtol=0, atol=0)
+    torch.testing.assert_close(inputs["state"], wanted["state"].to(inputs["state"].dtype), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("workload", [PREFILL, DENSE], ids=lambda w: w.id)
+def test_prefill_is_the_reference(workload: Workload) -> None:
+    inputs = gdn_cases.inputs(workload, 0, "cpu")
+    o, final_state = scan_batch(workload, "cpu")(*(inputs[n] for n in SCAN))
+    wanted = gdn_reference(inputs)
+    torch.testing.assert_close(o, wanted["o"].to(o.dtype), rtol=0, atol=0)
+    torch.testing.assert_close(final_state, wanted["final_state"].to(final_state.dtype), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["16bit", "fp8", "q8_0"])
+def test_attention_is_the_reference_in_each_format(kind: str) -> None:
+    inputs = kv_cases.inputs(PAGED, 0, "cpu")
+    kept = cache(inputs, kind)
+    batch = paged_batch(PAGED, kept, inputs["q"].dtype, "cpu")
+    given: Any = [inputs["q"], *kept[:2], inputs["page_table"], inputs["seq_lens"], *kept[2:]]
+    o = batch(*given)
+    words = dict(zip(("k_cache", "v_cache", "k_scale", "v_scale"), kept, strict=False))
+    wanted = kv_reference({**{n: inputs[n] for n in ("q", "page_table", "seq_lens")}, **words})["o"]
+    torch.testing.assert_close(o, wanted.to(o.dtype), rtol=0, atol=0)
+
+
+def test_wrong_tensors_are_refused() -> None:
+    inputs = nvfp4_cases.inputs(LINEAR, 0)
+    weight = [inputs[n] for n in WEIGHT]
+    linear = nvfp4_ops.Linear(*weight, tokens=(1, 4))
+    x = inputs["x"]
+    for wrong, said in ((x.half(), "packed for"), (x.expand(5, -1), "at most 4"), (x[:, 1:], "K=")):
+        with pytest.raises(ValueError, match=said):
+            linear(wrong)
+    with pytest.raises(ValueError, match="K / 16"):
+        nvfp4_ops.Linear(weight[0], weight[1][:, 1:], weight[2])
+    with pytest.raises(ValueError, match="names 3 tensors, 2 came"):
+        OP.nvfp4_linear(inputs["x"], weight[:2], [], "reference w_packed w_scale w_tensor_scale", 75)
+    kv = kv_cases.inputs(PAGED, 0, "cpu")
+    kept = cache(kv, "fp8")
+    without_scales: Any = [kv["q"], *kept[:2], kv["page_table"], kv["seq_lens"]]
+    with pytest.raises(ValueError, match="takes k_scale and v_scale"):
+        paged_batch(PAGED, kept, kv["q"].dtype, "cpu")(*without_scales)
+    with pytest.raises(ValueError, match="one positive length"):
+        gdn_ops.batch([3, 0], 1, 1, 64, torch.bfloat16, "cpu")
+
+
+def test_a_weight_is_packed_once_for_every_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ladder's choices are joined where neighbours agree; the last holds to the end of the range."""
+
+    def choose(router: Any, device: torch.device, precision: str, **axes: Any) -> Any:
+        return SimpleNamespace(name="cuda_decode" if axes["M"] <= 12 else "triton_gemm")
+
+    monkeypatch.setattr(operators, "choose", choose)
+    nvfp4_ops.segments.cache_clear()
+    found = nvfp4_ops.segments(75, 64, torch.bfloat16, torch.device("cuda", 0), (1, 1000))
+    assert found == ((12, "cuda_decode", ""), (1000, "triton_gemm", ""))
+    assert nvfp4_ops.segments(75, 64, torch.bfloat16, torch.device("cuda", 0), (3, 3)) == ((3, "cuda_decode", ""),)
+    nvfp4_ops.segments.cache_clear()
+
+
+def test_scratch_is_shared_and_grows() -> None:
+    kept = nvfp4_ops.Workspace()
+    small, large = torch.zeros(4), torch.zeros(9)
+    assert kept.at_least("a", {"parts": small})["parts"] is small
+    assert kept.at_least("a", {"parts": large})["parts"] is large
+    assert kept.at_least("a", {"parts": small})["parts"] is large
+    assert kept.at_least("b", {"parts": small})["parts"] is small
+
+
+def test_an_unlisted_device_has_no_facts_and_a_listed_one_its_peaks() -> None:
+    assert operators.device_facts("a GPU of nobody") == ("", 1.0, {})
+    device, bandwidth, peaks = operators.device_facts("NVIDIA H200")
+    assert (device, bandwidth, peaks["bf16"]) == ("h200", pytest.approx(4800, rel=0.1), pytest.approx(989, rel=0.01))
+
+
+# Plans ----------------------------------------------------------------------------------------------------------------
+
+
+def candidate(run: Callable[[Tensors, Tensors], None]) -> dict[str, Candidate]:
+    return {"toy": Candidate(name="toy", precision="nvfp4-w4a16", run=run)}
+
+
+def launching(*more: Any) -> Callable[[Tensors, Tensors], None]:
+    """A candidate that launches x, w, y and a number, and `more` of the tensors."""
+    ran: list[int] = []
+
+    def run(args: Tensors, out: Tensors) -> None:
+        ran.append(1)
+        x, y = args["x"], out["y"]
+        given = [make(x, args["w"], y) for make in more]
+        cuda.launch(cuda.load(None, "toy", 0), (2,), 32, [x, args["w"], y, cuda.i32(x.shape[0]), *given])
+
+    run.ran = ran  # type: ignore[attr-defined]
+    return run
+
+
+def linear(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y: torch.Tensor = OP.nvfp4_linear(x, [w], [], "toy w", 4)
+    return y
+
+
+def test_a_second_call_repeats_the_launch_at_its_own_addresses() -> None:
+    run, driver = launching(), Driver([8, 8, 8, 4])
+    x, w = torch.zeros(3, 16, dtype=torch.bfloat16), torch.zeros(5)
+    with torch.no_grad(), stubbed(driver, candidate(run)):
+        for given in (x, torch.ones_like(x), x):
+            y = linear(given, w)
+            assert driver.launches[-1] == (5, [given.data_ptr(), w.data_ptr(), y.data_ptr(), 3])
+        assert len(run.ran) == 1  # type: ignore[attr-defined]
+        for other in (x[:2], x.half()):  # another shape, another type
+            linear(other, w)
+        linear(x, torch.zeros(5))  # another weight
+        assert len(run.ran) == 4  # type: ignore[attr-defined]
+        shifted = torch.zeros(49, dtype=torch.bfloat16)[1:].view(3, 16)  # its alignment may choose another kernel
+        linear(shifted, w)
+        assert len(run.ran) == 5  # type: ignore[attr-defined]
+
+
+def test_tensor_maps_are_made_once_for_an_address() -> None:
+    def over(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor) -> bytes:
+        return cuda_driver.tensor_map(x.data_ptr(), "bf16", 3, 16, 3)
+
+    driver = Driver([8, 8, 8, 4, 128])
+    x, other = torch.zeros(3, 16, dtype=torch.bfloat16), torch.ones(3, 16, dtype=torch.bfloat16)
+    with torch.no_grad(), stubbed(driver, candidate(run := launching(over))):
+        for given in (x, other, x, other):
+            linear(given, torch_weight)
+            assert driver.launches[-1][1][4] == given.data_ptr()
+        assert (driver.maps, len(run.ran)) == (2, 1)  # type: ignore[attr-defined]
+
+
+torch_weight = torch.zeros(5)
+UNKNOWN = torch.zeros(3)
+
+
+@pytest.mark.parametrize(
+    ("extra", "size"),
+    [
+        (lambda x, w, y: UNKNOWN, 8),
+        (lambda x, w, y: x.view(-1)[4:], 8),
+        (lambda x, w, y: cuda.i64(UNKNOWN.data_ptr()), 8),
+        (lambda x, w, y: bytes(16), 16),
+        (lambda x, w, y: cuda.i32(int(x.sum())), 4),
+    ],
+    ids=["a tensor of its own", "part of x", "an address as a number", "bytes", "a number from the values"],
+)
+def test_what_a_plan_cannot_know_is_never_repeated(extra: Any, size: int) -> None:
+    run, driver = launching(extra), Driver([8, 8, 8, 4, size])
+    x = torch.zeros(3, 16, dtype=torch.bfloat16)
+    with torch.no_grad(), stubbed(driver, candidate(run)):
+        for _ in range(3):
+            linear(x, torch_weight)
+    assert len(run.ran) == len(driver.launches) == 3  # type: ignore[attr-defined]
+
+
+def test_one_tensor_given_twice_is_not_planned() -> None:
+    driver, x = Driver([8, 8, 8, 4]), torch.zeros(3, 16, dtype=torch.bfloat16)
+    run = launching()
+    with torch.no_grad(), stubbed(driver, candidate(run)):
+        linear(x, x)
+        linear(x, x)
+    assert len(run.ran) == 2  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("current", [OTHER, 0])
+def test_a_launch_finds_its_context_and_leaves_the_callers(current: int) -> None:
+    driver = Driver([8, 8, 8, 4], current=current)
+    x = torch.zeros(3, 16, dtype=torch.bfloat16)
+    with torch.no_grad(), stubbed(driver, candidate(launching())):
+        linear(x, torch_weight)
+        linear(x, torch_weight)
+    assert driver.contexts == [CONTEXT, CONTEXT]
+    assert (driver.current or 0) == current
+
+
+def test_a_failed_launch_says_the_drivers_code() -> None:
+    driver, x = Driver([8, 8, 8, 4]), torch.zeros(3, 16, dtype=torch.bfloat16)
+    with torch.no_grad(), stubbed(driver, candidate(launching())):
+        linear(x, torch_weight)
+        driver.code = 700
+        with pytest.raises(RuntimeError, match="CUresult 700"):
+            linear(x, torch_weight)
+
+
+# On a GPU -------------------------------------------------------------------------------------------------------------
+
+
+def captured(call: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """A CUDA graph of a call, and what it writes."""
+    for _ in range(2):
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = call()
+    return graph, out
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [1, 8, 24, 130])
+def test_a_linear_on_the_gpu_eager_planned_captured_and_compiled(tokens: int) -> None:
+    workload = nvfp4_cases._measure(tokens, 5120, 6144, "")
+    inputs = nvfp4_cases.inputs(workload, 0, "cuda")
+    module = nvfp4_ops.Linear(*(inputs[n] for n in WEIGHT), tokens=(tokens, tokens))
+    limits, wanted = nvfp4_cases.tolerance(workload, nvfp4_ops.EXACT), nvfp4_reference(inputs)
+    x = inputs["x"].clone()
+    first = module(x)
+    planned, elsewhere = module(x), module(x.clone())
+    graph, replayed = captured(lambda: module(x))
+    x.mul_(2)
+    graph.replay()
+    x.div_(2)
+    compiled = torch.compile(module, fullgraph=True)(x)
+    for y in (first, planned, elsewhere, replayed / 2, compiled):
+        assert accuracy.compare("y", y, wanted["y"], limits["y"]).ok
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NAMES)
+def test_an_operator_on_the_gpu_is_what_its_schema_says(name: str) -> None:
+    operator, arguments = calls("cuda")[name]
+    found = torch.library.opcheck(operator.default, arguments, test_utils=("test_faketensor", "test_schema"))
+    assert set(found.values()) == {"SUCCESS"}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NAMES)
+def test_a_captured_operator_is_the_eager_one(name: str) -> None:
+    operator, arguments = calls("cuda")[name]
+    states = [t for t in arguments if isinstance(t, torch.Tensor) and name == "gdn_decode"][5:6]
+    kept = [t.clone() for t in states]
+    eager = [t.clone() for t in torch.utils._pytree.tree_leaves(operator(*arguments))]
+    graph, out = captured(lambda: operator(*arguments))
+    for state, before in zip(states, kept, strict=True):
+        state.copy_(before)
+    graph.replay()
+    for got, wanted in zip(torch.utils._pytree.tree_leaves(out), eager, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+    fresh: dict[str, Any] = calls("cpu")
+    on_cpu = torch.utils._pytree.tree_leaves(fresh[name][0](*fresh[name][1]))
+    for got, wanted in zip(eager, on_cpu, strict=True):
+        assert float((got.cpu().float() - wanted.float()).norm() / wanted.float().norm()) < 0.02
+
+
+@pytest.mark.gpu
+def test_a_thread_that_has_not_touched_the_gpu_may_launch() -> None:
+    import threading
+
+    operator, arguments = calls("cuda")["nvfp4_linear"]
+    wanted, seen = operator(*arguments), []
+    operator(*arguments)
+    thread = threading.Thread(target=lambda: seen.append(operator(*arguments)))
+    thread.start()
+    thread.join()
+    torch.testing.assert_close(seen[0], wanted, rtol=0, atol=0)
