@@ -136,7 +136,9 @@ def _sharing(parts: Collection[Spans], shared: Spans) -> list[NDArray[np.bool_]]
     """Which intervals of each part run in the time that several share: few, where most work is in one stream."""
     found = []
     for p in parts:
-        at = np.searchsorted(shared.end, p.start, side="right")  # the first shared interval that ends after the start
+        # The first shared interval that ends after the start: as many as end before it. There are few of them.
+        ended = np.bincount(np.searchsorted(p.start, shared.end), minlength=len(p) + 1)
+        at = np.cumsum(ended[: len(p)])
         found.append(np.append(shared.start, np.iinfo(np.int64).max)[at] < p.end)
     return found
 
@@ -156,7 +158,8 @@ def by_kernel(trace: Trace, rules: Rules | None = None) -> dict[str, tuple[int, 
     for gpu in sorted({int(d) for rows in trace.activities for d in intervals.compact(rows.device)[0]}):
         parts, own = [], []
         for rows, code in zip(trace.activities, codes, strict=True):
-            mine = busy[code] & (rows.device == gpu) & (rows.end_ns > rows.start_ns)
+            mine: Any = busy[code] & (rows.device == gpu) & (rows.end_ns > rows.start_ns)
+            mine = slice(None) if mine.all() else mine  # which copies nothing
             parts.append(Spans(rows.start_ns[mine], rows.end_ns[mine]))
             own.append(code[mine])
             alone += np.bincount(own[-1], parts[-1].end - parts[-1].start, len(names))

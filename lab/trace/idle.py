@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from msgspec import Struct
@@ -74,8 +74,8 @@ class Side:
         """A column of these rows; 0 where there is none."""
         found = np.zeros(len(self.row), np.int64)
         for kind, rows in enumerate(trace.activities):
-            mine = self.kind == kind
-            found[mine] = getattr(rows, column)[self.row[mine]]
+            mine, values = self.kind == kind, getattr(rows, column)
+            found[mine] = values[self.row[mine]] if values.strides[0] else values[:1]
         return found
 
 
@@ -94,19 +94,17 @@ def attribute(
     for device, (spans, spun) in idle.items():
         tables = _tables(trace, device, waiting)
         sums = dict.fromkeys(CAUSES, 0)
-
-        def part(at: int, spans: Spans = spans, tables: Sequence[Table] = tables, spun: Spans = spun) -> dict[str, int]:
+        for at in range(0, len(spans), CHUNK):
             some = Spans(spans.start[at : at + CHUNK], spans.end[at : at + CHUNK])
-            causes = _causes(trace, tables, some, spun, hosts, calls_of)
-            return {cause: int(each.sum()) for cause, each in causes.items()}
-
-        with ThreadPoolExecutor(2) as pool:
-            for one in pool.map(part, range(0, len(spans), CHUNK)):
-                sums = {cause: ns + one[cause] for cause, ns in sums.items()}
+            for cause, each in _causes(trace, tables, some, spun, hosts, calls_of).items():
+                sums[cause] += int(each.sum())
         found[device] = {cause: ns for cause, ns in sums.items() if ns}
-        length = spans.end - spans.start
-        top = np.argsort(-length, kind="stable")[:most]
-        longest = Spans(spans.start[np.sort(top)], spans.end[np.sort(top)])
+        length, top = spans.end - spans.start, list[int]()
+        while len(top) < min(most, len(spans)):  # of equal ones the first
+            top.append(int(length.argmax()))
+            length[top[-1]] = -1
+        top.sort()
+        longest = Spans(spans.start[top], spans.end[top])
         parts = _causes(trace, tables, longest, spun, hosts, calls_of)
         names = [[_named(trace, texts, side, i) for i in range(len(longest))] for side in _neighbours(tables, longest)]
         for i, (after, before) in enumerate(zip(*names, strict=True)):
@@ -145,8 +143,7 @@ def _neighbours(tables: Sequence[Table], free: Spans) -> tuple[Side, Side]:
     (before, row_before), (after, row_after) = nothing
     ended, begun = np.full(len(free), np.iinfo(np.int64).min), np.full(len(free), np.iinfo(np.int64).max)
     for t in tables:
-        last = np.searchsorted(t.end, free.start, side="right") - 1
-        first = np.searchsorted(t.start, free.end, side="left")
+        last, first = _sought(t.end, free.start, "right") - 1, _sought(t.start, free.end, "left")
         closer = (last >= 0) & (t.end[np.maximum(last, 0)] > ended)
         ended[closer], before[closer] = t.end[last[closer]], t.kind
         row_before[closer] = t.index[t.by_end[last[closer]]]
@@ -154,6 +151,14 @@ def _neighbours(tables: Sequence[Table], free: Spans) -> tuple[Side, Side]:
         begun[closer], after[closer] = t.start[first[closer]], t.kind
         row_after[closer] = t.index[first[closer]]
     return Side(before, row_before), Side(after, row_after)
+
+
+def _sought(among: Int64, times: Int64, side: Literal["left", "right"]) -> Int64:
+    """np.searchsorted for sorted times that lie close together: among those between the first and the last."""
+    if not len(times):
+        return np.zeros(0, np.int64)
+    low, high = np.searchsorted(among, times[[0, -1]], side=side)
+    return np.searchsorted(among[low:high], times, side=side) + low
 
 
 def _causes(
@@ -175,10 +180,11 @@ def _causes(
     launched = calls.end_ns[np.maximum(call, 0)] if len(calls) else none
     thread = calls.thread[np.maximum(call, 0)] if len(calls) else none
     upto = np.where(known, np.clip(launched, free.start, free.end), free.start)
+    waited = upto > free.start
     parts = {cause: none.copy() for cause in CAUSES}
     for on, cause in hosts:
         for one, when in on.items():
-            at = np.flatnonzero(known & (thread == one))
+            at = np.flatnonzero(waited & (thread == one))
             parts[cause][at] = when.measure_before(upto[at]) - when.measure_before(free.start[at])
     parts[SYNCHRONISE] = np.minimum(parts[SYNCHRONISE], upto - free.start - parts[COPY])  # where one calls the other
     parts[HOST] = upto - free.start - parts[SYNCHRONISE] - parts[COPY]

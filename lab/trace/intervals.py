@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ class Spans:
     start: Int64
     end: Int64
 
-    @property
+    @cached_property
     def ns(self) -> int:
         """Their total length."""
         return int((self.end - self.start).sum())
@@ -42,10 +43,15 @@ class Spans:
         """How many ns of these spans lie before each time."""
         if not len(self):
             return np.zeros(len(times), np.int64)
-        before = np.concatenate([[0], np.cumsum(self.end - self.start)])
+        before = self._before
         i = np.searchsorted(self.start, times, side="right")  # spans that begin at or before the time
         cut = np.where(i > 0, np.maximum(self.end[np.maximum(i - 1, 0)] - times, 0), 0)
         return before[i] - cut
+
+    @cached_property
+    def _before(self) -> Int64:
+        """Of each span, and at last of all: how long those before it are together."""
+        return np.concatenate([[0], np.cumsum(self.end - self.start)])
 
     def overlap_ns(self, other: Spans) -> int:
         """Length of the intersection."""
@@ -53,9 +59,14 @@ class Spans:
 
     def gaps(self, low: int, high: int) -> Spans:
         """What [low, high) has outside these spans."""
-        start = np.concatenate([[low], np.clip(self.end, low, high)])
-        end = np.concatenate([np.clip(self.start, low, high), [high]])
+        start, end = np.empty((2, len(self) + 1), np.int64)
+        start[0], end[-1] = low, high
+        np.clip(self.end, low, high, out=start[1:])
+        np.clip(self.start, low, high, out=end[:-1])
         keep = end > start
+        if keep[1:-1].all():  # nearly always: nothing is copied
+            inner = slice(not keep[0], len(keep) - (not keep[-1]))
+            return Spans(start[inner], end[inner])
         return Spans(start[keep], end[keep])
 
 
@@ -74,10 +85,23 @@ def merged(start: Int64, end: Int64, is_sorted: bool = True) -> Spans:
     if is_sorted:
         end = np.maximum.accumulate(end)
     else:
-        start, end = np.sort(start, kind="stable"), np.sort(end, kind="stable")
+        start, end = _edges([start]), _edges([end])
+    return _joined(start, end)
+
+
+def _edges(parts: Sequence[Int64]) -> Int64:
+    """All of these times, sorted."""
+    found = np.concatenate(parts)
+    found.sort(kind="stable")
+    return found
+
+
+def _joined(start: Int64, end: Int64) -> Spans:
+    """Spans from starts and ends, each sorted."""
     apart = np.ones(len(start) + 1, bool)  # one span ends before row i, and another begins
     np.greater(start[1:], end[:-1], out=apart[1:-1])
-    start, end = start[apart[:-1]], end[apart[1:]]
+    if not apart.all():
+        start, end = start[apart[:-1]], end[apart[1:]]
     keep = end > start
     return Spans(start, end) if keep.all() else Spans(start[keep], end[keep])
 
@@ -87,7 +111,7 @@ def union(parts: Sequence[Spans]) -> Spans:
     parts = [p for p in parts if len(p)]
     if len(parts) < 2:
         return parts[0] if parts else NOTHING
-    return merged(np.concatenate([p.start for p in parts]), np.concatenate([p.end for p in parts]), is_sorted=False)
+    return _joined(_edges([p.start for p in parts]), _edges([p.end for p in parts]))
 
 
 def concurrent(parts: Sequence[Spans]) -> Spans:
@@ -97,18 +121,14 @@ def concurrent(parts: Sequence[Spans]) -> Spans:
 
 
 def doubled(parts: Sequence[Spans]) -> Spans:
-    """The same where the intervals of a part, which are by start, may overlap too.
+    """The same where the intervals of a part may overlap too.
 
-    At a time within an interval another one that began earlier is active exactly when the latest of their ends is
-    still to come, so in order of start each interval shares what it has before that end.
+    At least two are active at a time exactly when, of n that have begun, at most n - 2 have ended: when the last of
+    the n smallest starts lies before the time, and the smallest end but n - 2 after it.
     """
-    start, end = (np.concatenate([getattr(p, edge) for p in parts]) for edge in ("start", "end"))
-    if sum(map(bool, map(len, parts))) > 1:
-        order = np.argsort(start, kind="stable")
-        start, end = start[order], end[order]
-    shared = np.minimum(end[1:], np.maximum.accumulate(end)[:-1])
-    keep = shared > start[1:]
-    return merged(start[1:][keep], shared[keep])
+    start, end = _edges([p.start for p in parts])[1:], _edges([p.end for p in parts])[:-1]
+    keep = end > start
+    return _joined(start[keep], end[keep]) if keep.any() else NOTHING
 
 
 def compact(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int32]]:
@@ -192,29 +212,32 @@ def together(parts: Sequence[Usage]) -> Usage:
     return Usage(kernels, work, waits, first, last)
 
 
-def streams(trace: Trace, waiting: NDArray[np.bool_]) -> dict[Stream, Usage]:
-    """Every stream with what ran on it, in order. waiting: per kernel name, True when it only waits."""
-    found: dict[Stream, list[Usage]] = {}
+def used(trace: Trace, waiting: NDArray[np.bool_], *columns: str) -> dict[tuple[int, ...], Usage]:
+    """What ran by the values of these columns, in order. waiting: per kernel name, True when it only waits."""
+    found: dict[tuple[int, ...], list[Usage]] = {}
     for rows in trace.activities:
         wait: NDArray[Any] = np.broadcast_to(np.int8(0), len(rows))
         if isinstance(rows, Kernels) and waiting.any():
             wait = waiting[rows.name].astype(np.int8)
-        keys, codes = group(rows.device, rows.process, rows.context, rows.stream, wait)
-        for (*stream, waits), mine in zip(keys, rows_of(codes, len(keys)), strict=True):
+        keys, codes = group(*(getattr(rows, column) for column in columns), wait)
+        for (*key, waits), mine in zip(keys, rows_of(codes, len(keys)), strict=True):
             start, end = rows.start_ns[mine], rows.end_ns[mine]
             ran, none = Ran(len(start), int((end - start).sum()), merged(start, end)), Ran()
             kernel = ran if isinstance(rows, Kernels) else none
             usage = Usage(kernel, none if waits else ran, ran if waits else none, int(start[0]), int(end.max()))
-            found.setdefault(tuple(stream), []).append(usage)
-    return {stream: together(found[stream]) for stream in sorted(found)}
+            found.setdefault(tuple(key), []).append(usage)
+    return {key: together(found[key]) for key in sorted(found)}
 
 
-def devices(trace: Trace, by_stream: dict[Stream, Usage]) -> dict[int, Usage]:
+def streams(trace: Trace, waiting: NDArray[np.bool_]) -> dict[Stream, Usage]:
+    """Every stream with what ran on it, in order."""
+    return used(trace, waiting, "device", "process", "context", "stream")
+
+
+def devices(trace: Trace, waiting: NDArray[np.bool_]) -> dict[int, Usage]:
     """Every device of the trace, also one that ran nothing, by number."""
-    return {
-        number: together([usage for stream, usage in by_stream.items() if stream[0] == number])
-        for number in sorted({int(d) for d in trace.gpus} | {stream[0] for stream in by_stream})
-    }
+    found = {number: usage for (number,), usage in used(trace, waiting, "device").items()}
+    return {number: found.get(number) or together([]) for number in sorted({int(d) for d in trace.gpus} | found.keys())}
 
 
 def concurrent_ns(by_stream: dict[Stream, Usage]) -> dict[Stream, int]:

@@ -88,10 +88,11 @@ class Columns:
                 full[name] = np.broadcast_to(kind(0 if name in ZERO else NONE), tuple(lengths))
         built = cls(**full)
         if len(built):
-            duration = built.end_ns.astype(float) - built.start_ns
-            late = max(-built.start_ns.min().astype(float), built.end_ns.max().astype(float))
-            if duration.min() < 0 or duration.sum() >= LIMIT_NS or late >= LIMIT_NS:
-                seen = f"from {built.start_ns.min()} to {built.end_ns.max()} ns, the shortest {duration.min():g} ns"
+            first, last = int(built.start_ns.min()), int(built.end_ns.max())
+            total = float(built.end_ns.sum(dtype=float) - built.start_ns.sum(dtype=float))
+            if (built.end_ns < built.start_ns).any() or total >= LIMIT_NS or max(-first, last) >= LIMIT_NS:
+                shortest = (built.end_ns.astype(float) - built.start_ns).min()
+                seen = f"from {first} to {last} ns, the shortest {shortest:g} ns"
                 raise BadInput("trace", f"times of {cls.__name__} {seen}", "export the trace again")
         if (built.start_ns[1:] < built.start_ns[:-1]).any():
             return built.take(np.argsort(built.start_ns, kind="stable"))
@@ -208,7 +209,8 @@ class Calls(Columns):
 
 def launches(rows: Activity | Calls) -> Int64:
     """What joins activity to the call that launched it, as one number: process and correlation (32 bits in CUPTI)."""
-    return (rows.process.astype(np.int64) << 32) + rows.correlation
+    process = rows.process if rows.process.strides[0] else rows.process[:1]
+    return (process.astype(np.int64) << 32) + rows.correlation
 
 
 @dataclass(frozen=True)
@@ -323,8 +325,12 @@ def callers(trace: Trace) -> Callable[[Int64], Int64]:
     def found(launch: Int64) -> Int64:
         if not len(key):
             return np.full(len(launch), -1)
-        at = np.minimum(np.searchsorted(key, launch), len(key) - 1)
-        return np.where(key[at] == launch, index[at], -1)
+        new = np.ones(len(launch), bool)  # a graph's rows have one launch, and follow one another
+        np.not_equal(launch[1:], launch[:-1], out=new[1:])
+        first = np.flatnonzero(new)
+        at = np.minimum(np.searchsorted(key, launch[first]), len(key) - 1)
+        call = np.where(key[at] == launch[first], index[at], -1)
+        return np.repeat(call, np.diff(first, append=len(launch)))
 
     return found
 

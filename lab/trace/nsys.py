@@ -7,9 +7,9 @@ output and the host's name lie in the same file. Three properties of the format 
 - a CUDA graph captured as a whole is one GRAPH_TRACE row and its kernels are not in the file;
 - device numbers are a process's own; TARGET_INFO_CUDA_DEVICE tells apart two processes that use the same number.
 
-Large columns go through ADBC into NumPy, without the interpreter's lock, so two connections read half of the rows each:
-0.30 s of processor time for 500,000 rows of ten columns (`sqlite3` with `fetchmany` 0.87 s). Small tables go through
-`sqlite3`, which tells a broken file apart more clearly.
+Large columns of whole numbers are read from the file's pages by lab/trace/btree.py, 0.1 s of processor time for
+500,000 rows of ten columns, and where that refuses by `sqlite3` with `fetchmany` (0.9 s), as small tables are: it tells
+a broken file apart more clearly.
 
 Sources: the comments in the exporter's CREATE TABLE statements, the user guide's schema chapter, CUPTI's documentation.
 """
@@ -18,22 +18,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sqlite3
 from collections.abc import Collection, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import adbc_driver_manager
-import adbc_driver_sqlite
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from lab.base.errors import BadInput, anonymous
+from lab.trace import btree
 from lab.trace.intervals import compact, group
 from lab.trace.model import (
     GRAPH_LAUNCH,
@@ -56,18 +52,17 @@ PROCESS = "({} >> 24) & 16777215"  # the process id in a serialised globalPid or
 # Event types where the file has no ENUM table to ask.
 PUSH_POP, START_END, DOMAIN = {"NvtxPushPopRange": 59}, {"NvtxStartEndRange": 60}, {"NvtxDomainCreate": 75}
 LISTED = "(SELECT value FROM json_each(?))"
-BATCH_ROWS = 16384  # buffers small enough that the allocator gives the same ones again
-SPLIT_ROWS = 200_000  # below, a second connection costs more than it saves
+FETCHED = 16384  # rows of SQLite that are Python objects at a time
 COLUMNS = {
-    "start_ns": '"start"',
-    "end_ns": '"end"',
-    "device": '"deviceId"',
-    "context": '"contextId"',
-    "stream": '"streamId"',
-    "correlation": '"correlationId"',
-    "process": PROCESS.format('"globalPid"'),
-    "graph_node": '"graphNodeId"',
-    "graph": '"graphId"',
+    "start_ns": "start",
+    "end_ns": "end",
+    "device": "deviceId",
+    "context": "contextId",
+    "stream": "streamId",
+    "correlation": "correlationId",
+    "process": "globalPid",
+    "graph_node": "graphNodeId",
+    "graph": "graphId",
 }
 LAUNCH = (
     *("registersPerThread", "staticSharedMemory", "dynamicSharedMemory"),
@@ -91,10 +86,10 @@ def read(path: Path) -> Trace:
             raise BadInput(path, "an SQLite file, but not an nsys export", "make one: nsys export --type sqlite")
         warnings: list[str] = []
         kernels, names, in_node, launched = _kernels(base, warnings)
-        copied = _activity(base, "MEMCPY", warnings, bytes='"bytes"', kind='"copyKind"')
+        copied = _activity(base, "MEMCPY", warnings, bytes="bytes", kind="copyKind")
         memcpy = Copies.of(**_with_graph(copied, in_node))
-        memset = Fills.of(**_with_graph(_activity(base, "MEMSET", warnings, bytes='"bytes"'), in_node))
-        graphs = GraphLaunches.of(**_activity(base, "GRAPH_TRACE", warnings, graph_exec='"graphExecId"'))
+        memset = Fills.of(**_with_graph(_activity(base, "MEMSET", warnings, bytes="bytes"), in_node))
+        graphs = GraphLaunches.of(**_activity(base, "GRAPH_TRACE", warnings, graph_exec="graphExecId"))
         calls, call_names = _calls(base)
         ranges, labels, domains = _ranges(base, warnings)
         version, schema, setting = _versions(base, warnings)
@@ -168,8 +163,9 @@ def _with_graph(found: dict[str, NDArray[Any]], in_node: bool) -> dict[str, NDAr
     node = found.get("graph_node")
     if node is None or not in_node or not node.strides[0]:
         return found
-    graph = found.get("graph", np.full(len(node), NONE))
-    return found | {"graph": np.where((graph == NONE) & (node > 0), node >> 32, graph)}
+    graph = found.get("graph", np.broadcast_to(np.int32(NONE), node.shape))
+    missing = (graph == NONE) & (node > 0)
+    return found | {"graph": np.where(missing, node >> 32, graph)} if missing.any() else found
 
 
 def _kernels(base: Database, warnings: list[str]) -> tuple[Kernels, list[str], bool, dict[int, Launch]]:
@@ -183,15 +179,15 @@ def _kernels(base: Database, warnings: list[str]) -> tuple[Kernels, list[str], b
         return Kernels.of(), [], True, {}
     if column is None:
         raise BadInput(base.path, f"{KIND}KERNEL has no name column", "export it again")
-    found = _activity(base, "KERNEL", warnings, name=f'"{column}"')
+    found = _activity(base, "KERNEL", warnings, name=column)
     if not {"process", "correlation"} <= found.keys():
         warnings.append("kernels carry no process or no correlation: they cannot be joined to API calls")
     launched = _launched(base, column, compact(found["name"])[0].tolist())
     found["name"], names = _named(base, found["name"])
     in_node = True
     if {"graph", "graph_node"} <= found.keys():
-        both = (found["graph"] > 0) & (found["graph_node"] > 0)
-        in_node = bool((found["graph_node"][both] >> 32 == found["graph"][both]).all())
+        graph, node = found["graph"], found["graph_node"]
+        in_node = bool(((node >> 32 == graph) | (graph <= 0) | (node <= 0)).all())
     return Kernels.of(**_with_graph(found, in_node)), names, in_node, launched
 
 
@@ -222,7 +218,7 @@ def _calls(base: Database) -> tuple[Calls, list[str]]:
     if not {"start", "end", "nameId"} <= base.columns.get(KIND + "RUNTIME", set()):
         return Calls.of(), []
     columns = {k: COLUMNS[k] for k in ("start_ns", "end_ns", "correlation")}
-    columns |= {"name": '"nameId"', "thread": '"globalTid"', "process": PROCESS.format('"globalTid"')}
+    columns |= {"name": "nameId", "thread": "globalTid", "process": "globalTid"}
     found = base.arrays(KIND + "RUNTIME", columns)
     found["name"], names = _named(base, found["name"])
     return Calls.of(**found), names
@@ -244,19 +240,30 @@ def _ranges(base: Database, warnings: list[str]) -> tuple[Ranges, list[str], dic
     if unfinished:
         warnings.append(f"{unfinished} NVTX ranges never ended and are left out")
     query = (
-        f'SELECT n.start AS start_ns, n."end" AS end_ns, {thread} AS thread, {domain} AS domain, {label} AS label, '
-        f'n.eventType IN ({across}) AS scope FROM NVTX_EVENTS {of_type} ({both}) AND n."end" IS NOT NULL'
+        f'SELECT n.start, n."end", {thread}, {domain}, n.eventType IN ({across}), {label} FROM NVTX_EVENTS {of_type} '
+        f'({both}) AND n."end" IS NOT NULL'
     )
+    known: dict[str, int] = {}
+    parts: list[list[NDArray[Any]]] = []
     with base.one_line():
-        batches = [b for b in base.batches(query) if b.num_rows]
-    if not batches:
+        for *numbers, texts in base.batches(query):
+            codes = [known.setdefault(_decoded(text), len(known)) for text in texts]
+            parts.append([whole_numbers("start_ns", column) for column in (*numbers, codes)])
+    if not parts:
         return Ranges.of(), [], domains
-    table = pa.Table.from_batches(batches)
-    encoded = table["label"].combine_chunks().dictionary_encode()
-    columns = {name: table[name].to_numpy() for name in table.column_names} | {"label": encoded.indices.to_numpy()}
-    process = np.where(columns["thread"] < 0, NONE, (columns["thread"] >> 24) & 0xFFFFFF)
-    labels = [text.decode("utf-8", "replace") for text in encoded.dictionary.cast(pa.binary()).to_pylist()]
-    return Ranges.of(**columns, process=process), labels, domains
+    names = ("start_ns", "end_ns", "thread", "domain", "scope", "label")
+    columns = dict(zip(names, map(np.concatenate, zip(*parts, strict=True)), strict=True))
+    return Ranges.of(**columns, process=_process(columns["thread"])), list(known), domains
+
+
+def _process(ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The processes in serialised ids; NONE stays NONE."""
+    return np.where(ids == NONE, NONE, ids >> 24 & 0xFFFFFF)
+
+
+def _decoded(value: Any) -> Any:
+    """A text that was stored as a blob as text."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 def _types(base: Database, names: Mapping[str, int]) -> str:
@@ -357,10 +364,10 @@ class Database:
 
     @contextlib.contextmanager
     def one_line(self) -> Iterator[None]:
-        """Whatever a broken file makes SQLite or ADBC raise becomes one line."""
+        """Whatever a broken file makes SQLite raise becomes one line."""
         try:
             yield
-        except (sqlite3.Error, OSError, adbc_driver_manager.Error, pa.ArrowException) as error:
+        except (sqlite3.Error, OSError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise BadInput(self.path, f"cannot be read as SQLite ({reason})", "copy or export it again") from None
 
@@ -372,7 +379,7 @@ class Database:
             return []
         with self.one_line():
             found = self._base.execute(f'SELECT {what} FROM "{table}" {rest}', values).fetchall()
-        return [tuple(v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in row) for row in found]
+        return [tuple(map(_decoded, row)) for row in found]
 
     def edges(self, table: str) -> tuple[int, int]:
         """The first and the last row's number: asked for one by one, since SQLite scans the table for both together."""
@@ -380,49 +387,57 @@ class Database:
         return low, high
 
     def arrays(self, table: str, wanted: Mapping[str, str]) -> dict[str, NDArray[Any]]:
-        """Large columns of one table: result name -> SQL expression of a column, left out where it has no such column.
+        """Large columns of one table: result name -> column, left out where it has no such column.
 
-        NULL becomes NONE. Raises BadInput when a column holds something else than whole numbers. Batches are written
-        where they belong as they come, so that the rows are in memory once, and narrow.
+        NULL becomes NONE, and the serialised id in `process` a process. Raises BadInput when a column holds something
+        else than whole numbers.
         """
-        have = self.columns[table]
-        wanted = {name: value for name, value in wanted.items() if value.split('"')[1] in have}
+        wanted = {name: column for name, column in wanted.items() if column in self.columns[table]}
         low, high = self.edges(table)
         rows = high - low + 1
         if rows > self.path.stat().st_size:  # numbers with holes: no row takes less than a byte
             ((rows,),) = self.rows("count(*)", table, ())
-        workers = min(4, os.cpu_count() or 1) if SPLIT_ROWS < rows == high - low + 1 else 1
-        edges = [low + (high - low + 1) * i // workers for i in range(workers + 1)]
         full = {name: np.empty(rows, np.int64 if name in WIDE else np.int32) for name in wanted}
-
-        def part(a: int, b: int) -> tuple[int, int]:
-            """Where the rows from a to b begin and end."""
-            at = first = a - low
-            query = f'SELECT {", ".join(wanted.values())} FROM "{table}" WHERE rowid >= {a} AND rowid < {b}'
-            for batch in self.batches(query):
-                for name, column in zip(wanted, batch.columns, strict=True):
-                    known = column.fill_null(NONE) if column.null_count else column
-                    full[name][at : at + len(column)] = whole_numbers(name, known.to_numpy(zero_copy_only=False))
-                at += batch.num_rows
-            return first, at
-
-        with self.one_line(), ThreadPoolExecutor(workers) as pool:
-            parts = list(pool.map(part, edges[:-1], edges[1:]))
-        at = parts[0][1]
-        for first, end in parts[1:]:
-            for column in full.values() if at < first else ():
-                column[at : at + end - first] = column[first:end]
-            at += end - first
+        try:
+            at = self._fill(full, self._from_pages(table, wanted), rows)
+        except btree.Unusual:
+            at = self._fill(full, self._from_rows(table, wanted), rows)
         return {name: column[:at] for name, column in full.items()}
 
-    def batches(self, query: str) -> Iterator[pa.RecordBatch]:
-        """Arrow record batches of a query, on a connection of their own."""
-        with (
-            adbc_driver_sqlite.connect(self.uri) as database,
-            adbc_driver_manager.AdbcConnection(database) as connection,
-            adbc_driver_manager.AdbcStatement(connection) as statement,
-        ):
-            statement.set_options(**{"adbc.sqlite.query.batch_rows": str(BATCH_ROWS)})
-            statement.set_sql_query(query)
-            handle, _ = statement.execute_query()
-            yield from pa.RecordBatchReader.from_stream(handle)
+    def _fill(self, full: dict[str, NDArray[Any]], blocks: Iterator[dict[str, NDArray[Any]]], rows: int) -> int:
+        """Write blocks where they belong, so that the rows are in memory once, and narrow; returns their number."""
+        at = 0
+        with self.one_line():
+            for block in blocks:
+                count = len(next(iter(block.values())))
+                if at + count > rows:
+                    raise btree.Unusual
+                for name, column in block.items():
+                    full[name][at : at + count] = whole_numbers(name, _process(column) if name == "process" else column)
+                at += count
+        return at
+
+    def _from_pages(self, table: str, wanted: Mapping[str, str]) -> Iterator[dict[str, NDArray[Any]]]:
+        """Blocks of columns by btree; raises Unusual for what only SQLite reads."""
+        query = "SELECT name, cid, pk + hidden FROM pragma_table_xinfo(?)"
+        ((root,),) = self._base.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,))
+        listed = self._base.execute(query, (table,)).fetchall()
+        if any(odd for *_, odd in listed):
+            raise btree.Unusual
+        place = {name: cid for name, cid, _ in listed}
+        with self.path.open("rb", buffering=0) as file:
+            for block in btree.columns(file, root, {place[column] for column in wanted.values()}, NONE):
+                yield {name: block[place[column]] for name, column in wanted.items()}
+
+    def _from_rows(self, table: str, wanted: Mapping[str, str]) -> Iterator[dict[str, NDArray[Any]]]:
+        """The same by SQLite."""
+        what = ", ".join(f'"{column}"' for column in wanted.values())
+        for columns in self.batches(f'SELECT {what} FROM "{table}"'):
+            known = ([NONE if v is None else v for v in column] for column in columns)
+            yield {name: whole_numbers("start_ns", column) for name, column in zip(wanted, known, strict=True)}
+
+    def batches(self, query: str) -> Iterator[Iterator[tuple[Any, ...]]]:
+        """The columns of a query, FETCHED rows at a time."""
+        found = self._base.execute(query)
+        while rows := found.fetchmany(FETCHED):
+            yield zip(*rows, strict=True)

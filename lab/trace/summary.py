@@ -303,24 +303,24 @@ def summarise(
 def _timeline(trace: Trace, rules: Rules) -> tuple[dict[str, Any], list[str]]:
     """The fields that need a timeline, and what limits them."""
     waiting = rules.waits(trace.names)
-    streams = intervals.streams(trace, waiting)
-    devices = intervals.devices(trace, streams)
+    devices = intervals.devices(trace, waiting)
     used = intervals.together(list(devices.values()))
     over = intervals.window(trace, used)
     spans = {
         number: over if trace.windows_ns is not None else intervals.window(trace, own)
         for number, own in devices.items()
     }
+    streams = intervals.streams(trace, waiting)
     concurrent_ns = intervals.concurrent_ns(streams)
     per_stream = [_stream(stream, own, concurrent_ns[stream]) for stream, own in streams.items()]
     del streams  # of the millions of a long capture, nothing stays longer than it is needed
     parts = exposed.by_device(trace, rules)
-    free = {n: (intervals.idle(own.work.spans, spans[n]), own.waits.spans) for n, own in devices.items()}
-    causes, gaps = idle.attribute(trace, waiting, free)
+    free = {n: intervals.idle(own.work.spans, spans[n]) for n, own in devices.items()}
+    causes, gaps = idle.attribute(trace, waiting, {n: (free[n], own.waits.spans) for n, own in devices.items()})
     per_device = [
         DeviceTime(
             number,
-            **_times(own, spans[number]),
+            **_times(own, spans[number], free[number]),
             exposed_us=sum(p.exposed_ns for p in parts[number].parts.values()) / 1e3 if number in parts else 0.0,
             overlapped_us=parts[number].overlapped_ns / 1e3 if number in parts else 0.0,
             idle_by={cause: ns / 1e3 for cause, ns in causes[number].items()},
@@ -329,7 +329,7 @@ def _timeline(trace: Trace, rules: Rules) -> tuple[dict[str, Any], list[str]]:
     ]
     replayed, kernels = windows.replays(trace), used.kernels.spans
     call = model.callers(trace)(model.launches(trace.kernels))
-    fields = _times(used, over) | {
+    fields = _times(used, over, free[next(iter(free))] if len(free) == 1 else intervals.idle(used.work.spans, over)) | {
         "kernel_span_us": (int(kernels.end[-1]) - int(kernels.start[0])) / 1e3 if len(kernels) else 0.0,
         "graph_launches": len(replayed),
         "graph_launches_truncated": int(replayed.truncated.sum()),
@@ -374,15 +374,15 @@ def _warnings(trace: Trace, times: dict[str, Any], sum_us: float) -> list[str]:
     return found
 
 
-def _times(used: Usage, over: Spans) -> dict[str, Any]:
-    """The times of a device, or of all, within a span."""
+def _times(used: Usage, over: Spans, free: Spans) -> dict[str, Any]:
+    """The times of a device, or of all, within a span, of which `free` is idle."""
     return {
         "span_us": over.ns / 1e3,
         "kernel_count": used.kernels.count,
         "kernel_sum_us": used.kernels.sum_ns / 1e3,
         "kernel_union_us": used.kernels.spans.ns / 1e3,
         "busy_union_us": used.work.spans.ns / 1e3,
-        "idle_us": intervals.idle(used.work.spans, over).ns / 1e3,
+        "idle_us": free.ns / 1e3,
         "overlap_us": (used.work.sum_ns - used.work.spans.ns) / 1e3,
         "waiting_us": used.waits.spans.ns / 1e3,
     }
@@ -489,10 +489,11 @@ def _kernels(trace: Trace, rules: Rules, totals: Sequence[NameTotal], known_ns: 
     found, index = [], dict[str, list[int]]()
     for i, name in enumerate(trace.names):
         index.setdefault(name, []).append(i)
+    duration, rows = trace.kernels.duration_ns, intervals.rows_of(trace.kernels.name, len(trace.names))
     for t in totals:
         spread: dict[str, Any] = {}
         if trace.kernels.instances is None:
-            us = np.concatenate([trace.kernels.duration_ns[trace.kernels.name == i] for i in index[t.name]]) / 1e3
+            us = np.concatenate([duration[rows[i]] for i in index[t.name]]) / 1e3
             keys = ("min_us", "median_us", "max_us", "sigma_us")
             values = (us.min(), np.median(us), us.max(), us.std(ddof=1) if len(us) > 1 else 0.0)
             spread = dict(zip(keys, map(float, values), strict=True))

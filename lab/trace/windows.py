@@ -309,25 +309,38 @@ def _replays(trace: Trace) -> Replays:
         none = np.zeros(len(rows), np.int64)
         process, graph = rows.process.astype(np.int64), rows.graph.astype(np.int64)
         return Replays(rows.start_ns, rows.end_ns, process, launches(rows), graph, none, none, none > 0, True)
-    parts = [(rows, _in_graphs(rows)) for rows in (trace.kernels, trace.memcpy, trace.memset)]
-    process, correlation, graph, start, end = (
-        np.concatenate([getattr(rows, column)[mine] for rows, mine in parts])
-        for column in ("process", "correlation", "graph", "start_ns", "end_ns")
-    )
+    process, correlation, graph, start, end, count = _runs(trace)
     keys, code = group(process, correlation)
     first, last = _extents(code, start, end)
     pair, of_graph = np.array(keys, np.int64).reshape(-1, 2), np.full(len(keys), NONE, np.int64)
     np.maximum.at(of_graph, code, graph.astype(np.int64))
-    nodes = np.bincount(code, minlength=len(keys))
+    nodes = np.bincount(code, count, minlength=len(keys)).astype(np.int64)
     expected = np.zeros(len(keys), np.int64)
     for one in np.unique(of_graph):
         counts, times = np.unique(nodes[of_graph == one], return_counts=True)
         expected[of_graph == one] = counts[::-1][np.argmax(times[::-1])]
     launch = (pair[:, 0] << 32) + pair[:, 1]
-    alone = np.array([int((of_graph == g).sum()) == 1 for g in of_graph], bool)
-    edge = alone & _at_edge(trace, launch, first, last)
+    _, which, times = np.unique(of_graph, return_inverse=True, return_counts=True)
+    edge = (times[which] == 1) & _at_edge(trace, launch, first, last)
     found = Replays(first, last, pair[:, 0], launch, of_graph, nodes, expected, edge, opaque=False)
     return found.take(np.argsort(first, kind="stable"))
+
+
+def _runs(trace: Trace) -> list[Int64]:
+    """The rows that ran in graphs, those of a launch that follow one another as one: process, correlation, the largest
+    graph number, first start, last end, how many."""
+    parts = []
+    for rows in (trace.kernels, trace.memcpy, trace.memset):
+        mine = _in_graphs(rows)
+        process, correlation, graph, start, end = (
+            getattr(rows, column)[mine] for column in ("process", "correlation", "graph", "start_ns", "end_ns")
+        )
+        new = (np.diff(process) != 0) | (np.diff(correlation) != 0)
+        at = np.flatnonzero(np.append(True, new))[: len(start)]
+        most = (np.maximum.reduceat(column, at) if len(at) else column for column in (graph, end))
+        graph, end = most
+        parts.append([process[at], correlation[at], graph, start[at], end, np.diff(at, append=len(start))])
+    return [np.concatenate(columns) for columns in zip(*parts, strict=True)]
 
 
 def _at_edge(trace: Trace, launch: Int64, first: Int64, last: Int64) -> NDArray[np.bool_]:

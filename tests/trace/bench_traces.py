@@ -118,7 +118,7 @@ def provenance() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "load": round(os.getloadavg()[0], 1),
         "python": platform.python_version(),
-    } | {name: version(name) for name in ("numpy", "msgspec", "adbc-driver-sqlite", "pandas")}
+    } | {name: version(name) for name in ("numpy", "msgspec", "pandas")}
 
 
 def main() -> None:

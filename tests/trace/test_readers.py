@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from lab.bench import ncu
-from lab.trace import nsys
 from lab.trace.files import read
 from lab.trace.model import COPY_KINDS, NONE, Kernels, short_name, totals_by_name
 from tests.loops import numbered, over
@@ -231,12 +230,11 @@ def test_environment_is_not_read() -> None:
     assert t.warnings == ("nsys: see (path)/stdout.log for output",)
 
 
-def test_two_connections_read_every_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The halves meet without a gap, also where rows were deleted."""
-    from lab.trace import nsys
+def test_every_row_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of pages meet without a gap, also where rows were deleted."""
+    from lab.trace import btree
 
-    monkeypatch.setattr(nsys, "SPLIT_ROWS", 100)
-    monkeypatch.setattr(nsys, "BATCH_ROWS", 63)
+    monkeypatch.setattr(btree, "BLOCK", 3 * 4096)
     path = decode(tmp_path / "a.sqlite", 1500, per_step=500)
     one = read(path)
     assert len(np.unique(one.kernels.start_ns)) == len(one.kernels) == 1500
@@ -273,14 +271,12 @@ def test_columns_must_agree() -> None:
         Kernels.of(start_ns=[1, 2], end_ns=[3])
 
 
-def test_rows_with_holes_between_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts are read side by side, each to where its numbers say; what is missing leaves no row behind."""
+def test_rows_with_holes_between_their_numbers(tmp_path: Path) -> None:
+    """As many rows as there are numbers are made room for; what is missing leaves no row behind."""
     export = Export()
     for i in range(20):
         export.kernel(f"k{i}", i * 10, i * 10 + 5)
     path = export.write(tmp_path / "a.sqlite")
-    monkeypatch.setattr(nsys, "SPLIT_ROWS", 3)
-    monkeypatch.setattr(nsys.os, "cpu_count", lambda: 4)
     for change, left in (
         ("DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL WHERE rowid IN (2, 3, 9, 20)", [*range(0, 20)]),
         ("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET rowid = 1000000000000 WHERE rowid = 19", [*range(0, 20)]),
