@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from kernels.common import Tensors, Workload
-from kernels.step import cases, torch_eager
+from kernels.step import cases, torch_eager, wiring
 from kernels.step.cost import cost, parts
 from kernels.step.model import MODELS
 from lab.base import models
@@ -24,7 +24,7 @@ def checked(workload: Workload, run: Any = None, seed: int = 0) -> str:
     """ "" or what is wrong with the step, its `run` replaced."""
     family = families.load("step")
     candidate = family.candidate("torch_eager")
-    found = check(family, dataclasses.replace(candidate, run=run or candidate.run), workload, seed)
+    found = check(family, replace(candidate, run=run or candidate.run), workload, seed)
     return found.message if found.status != "ok" else ""
 
 
@@ -38,20 +38,21 @@ def spoilt(name: str) -> Any:
     """torch_eager's `run` with one thing wrong."""
 
     def run(args: dict[str, Any], out: Tensors) -> None:
-        args = dict(args)
+        args, parts = dict(args), torch_eager.PLAIN
         before = {key: out[key].clone() for key in cases.IN_PLACE}
         if name == "no_gate":
             args |= {k: torch.zeros_like(v) for k, v in args.items() if k.endswith("in_proj_z.weight")}
         elif name == "late_position":
-            turned = [a + args["inv_freq"] for a in args["angle"]]
-            args["angles"] = [(a.cos(), a.sin()) for a in turned]
+            late = {"positions": args["positions"] + 1}
+            parts = replace(parts, rotate=lambda given, *rest: torch_eager.rotate(given | late, *rest))
         elif name == "no_mask":
-            args["seen"] = [torch.ones_like(s) for s in args["seen"]]
+            late = {"positions": args["positions"] + 5}
+            parts = replace(parts, attend=lambda given, *rest: torch_eager.attend(given | late, *rest))
         elif name == "layer_left_out":
             args |= {k: torch.zeros_like(v) for k, v in args.items() if k == "model.layers.2.mlp.down_proj.weight"}
         elif name == "swapped_rows":
             args["rows"] = args["rows"][::-1]
-        torch_eager.run(args, out)
+        wiring.run(parts, args, out)
         if name.startswith("stale_"):  # of the last layer alone
             out[name.removeprefix("stale_")][-1].copy_(before[name.removeprefix("stale_")][-1])
         elif name == "wrong_token":
