@@ -68,11 +68,9 @@ def gated_norm(o: torch.Tensor, gain: torch.Tensor, z: torch.Tensor) -> torch.Te
     return (norm(o, gain).float() * F.silu(z.view(o.shape).float())).to(o.dtype).flatten(1)
 
 
-def turned(x: torch.Tensor, positions: torch.Tensor, inv_freq: torch.Tensor) -> torch.Tensor:
-    """x [tokens, heads, D] with its first elements turned by the positions."""
-    half = inv_freq.numel()
-    angle = positions.float()[:, None, None] * inv_freq
-    cos, sin = angle.cos(), angle.sin()
+def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """x [tokens, heads, D] with its first 2 R elements turned; cos and sin are [tokens, 1, R]."""
+    half = cos.shape[-1]
     low, high, rest = x.float().split((half, half, x.shape[-1] - 2 * half), dim=-1)
     return torch.cat((low * cos - high * sin, high * cos + low * sin, rest), dim=-1).to(x.dtype)
 
@@ -88,16 +86,14 @@ def rotate(
 ) -> torch.Tensor:
     """Norm, rotation, and a scatter into the pages."""
     q, k = norm(gated[:, :, 0], args[f"{at}q_norm.weight"]), norm(k, args[f"{at}k_norm.weight"])
-    q, k = (turned(s, args["positions"], args["inv_freq"]) for s in (q, k))
+    q, k = (turned(s, args["cos"], args["sin"]) for s in (q, k))
     page = k_cache.shape[2]
     places = args["slots"] // page, slice(None), args["slots"] % page
     k_cache[places], v_cache[places] = k, v
     return q
 
 
-def attend(
-    args: Args, q: torch.Tensor, gated: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
-) -> torch.Tensor:
+def attend(args: Args, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
     """The library's attention over each sequence's gathered pages."""
     o = torch.empty_like(q)
     for n, (first, last) in enumerate(args["spans"]):
@@ -107,15 +103,20 @@ def attend(
             q[first:last].transpose(0, 1)[None], keys, values, attn_mask=seen, enable_gqa=True
         )
         o[first:last] = y[0].transpose(0, 1)
-    return (o.float() * gated[:, :, 1].float().sigmoid()).to(q.dtype).flatten(1)
+    return o
 
 
-def activate(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+def gate(o: torch.Tensor, gated: torch.Tensor) -> torch.Tensor:
+    """What attention gives, times the sigmoid of its gate."""
+    return (o.float() * gated[:, :, 1].float().sigmoid()).to(o.dtype).flatten(1)
+
+
+def activate(gates: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """SiLU(gate) * up, rounded in between as two calls do."""
-    return F.silu(gate) * up
+    return F.silu(gates) * up
 
 
-PLAIN = Parts(linear, add_norm, delta_rule, gated_norm, rotate, attend, activate)
+PLAIN = Parts(linear, add_norm, delta_rule, gated_norm, rotate, attend, gate, activate)
 
 
 def prepare(inputs: Tensors) -> Args:

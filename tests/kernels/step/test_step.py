@@ -8,30 +8,94 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.common import Tensors, Workload
+from kernels.common import Tensors, Workload, has_triton, interpreted
 from kernels.step import cases, torch_eager, wiring
 from kernels.step.cost import cost, parts
 from kernels.step.model import MODELS
 from lab.base import models
 from lab.check import families
 from lab.check.accuracy import check
+from tests.kernels import ahead
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+needs_triton = pytest.mark.skipif(
+    not has_triton() or (DEVICE == "cpu" and not interpreted()), reason="needs Triton, on a GPU or in its interpreter"
+)
 CHECKS = [w for w in cases.WORKLOADS if w.role == "check"]
 BY_ID = {w.id: w for w in cases.WORKLOADS}
 
 
-def checked(workload: Workload, run: Any = None, seed: int = 0) -> str:
+def checked(workload: Workload, run: Any = None, seed: int = 0, name: str = "torch_eager") -> str:
     """ "" or what is wrong with the step, its `run` replaced."""
     family = families.load("step")
-    candidate = family.candidate("torch_eager")
-    found = check(family, replace(candidate, run=run or candidate.run), workload, seed)
+    candidate = family.candidate(name)
+    found = check(family, replace(candidate, run=run or candidate.run), workload, seed, DEVICE)
     return found.message if found.status != "ok" else ""
 
 
 @pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("name", ["torch_eager", pytest.param("triton_fused", marks=needs_triton)])
 @pytest.mark.parametrize("workload", CHECKS, ids=lambda w: w.id)
-def test_plain_torch_is_a_step(workload: Workload, seed: int) -> None:
-    assert checked(workload, seed=seed) == ""
+def test_a_candidate_is_a_step(workload: Workload, name: str, seed: int) -> None:
+    assert checked(workload, seed=seed, name=name) == ""
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE, torch.bfloat16)
+
+
+def near(got: torch.Tensor, wanted: torch.Tensor) -> None:
+    """Within what rounding the wanted values once, and those in between once or twice, costs."""
+    error = (got.double() - wanted.double()).norm() / wanted.double().norm()
+    assert float(error) < 3 * cases.ROUNDING
+    assert float((got.double() - wanted.double()).abs().max()) < 0.05 * float(wanted.double().abs().max())
+
+
+@needs_triton
+@pytest.mark.parametrize(("tokens", "hidden"), [(1, 80), (3, 5120), (17, 1)])
+def test_a_fused_part_is_the_plain_one(tokens: int, hidden: int) -> None:
+    """Where a sum is stored the bits are the same; elsewhere fused kernels round less."""
+    from kernels.step import triton_fused
+
+    plain, fused = torch_eager.PLAIN, triton_fused.FUSED
+    x, delta, gain = drawn(tokens, hidden), drawn(tokens, hidden + 1)[:, :hidden].contiguous(), drawn(hidden).float()
+    for given in (None, delta):
+        summed, normed = fused.add_norm(x, given, gain)
+        assert torch.equal(summed, plain.add_norm(x, given, gain)[0])
+        near(normed, plain.add_norm(x, given, gain)[1])
+    near(fused.activate(x, delta), plain.activate(x, delta))
+    o, z, head = drawn(tokens, 3, 64), drawn(tokens, 192), drawn(64).float()
+    near(fused.gated_norm(o, head, z), plain.gated_norm(o, head, z))
+    gated = drawn(tokens, 6, 2, 32)
+    near(fused.gate(gated[:, :, 0].contiguous(), gated), plain.gate(gated[:, :, 0].contiguous(), gated))
+
+
+@needs_triton
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "rotary"), [(6, 1, 64, 16), (4, 2, 32, 32), (24, 4, 256, 64)])
+def test_rotated_heads_lie_in_their_pages(heads: int, kv_heads: int, dim: int, rotary: int) -> None:
+    from kernels.step import triton_fused
+
+    gated, k, v = drawn(5, heads, 2, dim), drawn(5, kv_heads, dim), drawn(5, kv_heads, dim + 1)[..., :dim].contiguous()
+    angle = torch.tensor([0.0, 1.0, 700.0, 32767.0, 3.0])[:, None, None] * 1e7 ** -(torch.arange(0, rotary, 2) / rotary)
+    args: dict[str, Any] = {"cos": angle.cos().to(DEVICE), "sin": angle.sin().to(DEVICE)}
+    args |= {"slots": torch.tensor([0, 15, 16, 47, 33], device=DEVICE)}
+    args |= {f"{name}_norm.weight": 1 + drawn(dim).float() for name in ("q", "k")}
+    found = []
+    for one in (torch_eager.PLAIN, triton_fused.FUSED):
+        caches = [torch.full((3, kv_heads, 16, dim), 7.0, dtype=torch.bfloat16, device=DEVICE) for _ in range(2)]
+        found.append((one.rotate(args, "", gated, k, v, *caches), *caches))
+    near(found[1][0], found[0][0])
+    near(found[1][1], found[0][1])
+    assert torch.equal(found[1][2], found[0][2])
+    assert torch.equal(found[1][1] == 7.0, found[0][1] == 7.0), "a key in another place"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_triton(), reason="needs Triton")
+def test_builds_compile_ahead_of_time_without_spills() -> None:
+    made = ahead.rows("step")
+    assert {row["target"] for row in made} == set(ahead.TARGETS)
+    assert [row for row in made if (row["status"], row["fits"], row["spill_bytes"] or 0) != ("ok", True, 0)] == []
 
 
 def spoilt(name: str) -> Any:
@@ -43,8 +107,10 @@ def spoilt(name: str) -> Any:
         if name == "no_gate":
             args |= {k: torch.zeros_like(v) for k, v in args.items() if k.endswith("in_proj_z.weight")}
         elif name == "late_position":
-            late = {"positions": args["positions"] + 1}
-            parts = replace(parts, rotate=lambda given, *rest: torch_eager.rotate(given | late, *rest))
+            parts = replace(
+                parts,
+                rotate=lambda given, *rest: torch_eager.rotate(given | {"cos": given["cos"].roll(1, 0)}, *rest),
+            )
         elif name == "no_mask":
             late = {"positions": args["positions"] + 5}
             parts = replace(parts, attend=lambda given, *rest: torch_eager.attend(given | late, *rest))

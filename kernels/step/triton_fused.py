@@ -1,0 +1,271 @@
+"""What stands between the large kernels, one launch each: the small kernels that every engine fuses.
+
+    add_norm    the residual stream plus what a sublayer gives, and its RMS norm: one pass over a row
+    gated_norm  the norm of each GDN head times SiLU(z)
+    rotate      RMS norm and rotation of q and k, and k and v appended to their pages
+    gate        attention times the sigmoid of its gate
+    activate    SiLU(gate) * up
+
+Each reads and writes its rows once; computing is float32 and nothing is rounded on the way. A row is one program: at
+few tokens such a kernel is its launch, which a captured graph with programmatic launch hides, and splitting rows over
+more of them would add a second one. Products, recurrence and attention are torch_eager's, so the arm shows what these
+five are worth.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.common import Build, Candidate, Needs, Tensors, interpreted
+from kernels.rounding import round_output
+from kernels.step import torch_eager, wiring
+from kernels.step.model import EPS
+from kernels.step.wiring import Args
+
+ELEMENTS = 1024  # of an elementwise program
+
+
+@triton.jit
+def add_norm_kernel(
+    x_ptr,  # [tokens, H]
+    delta_ptr,  # [tokens, H], not read without HAS_DELTA
+    gain_ptr,  # f32 [H]
+    sum_ptr,  # [tokens, H], not written without HAS_DELTA
+    out_ptr,  # [tokens, H]
+    H,
+    EPS: tl.constexpr,
+    HAS_DELTA: tl.constexpr,
+    BLOCK: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    at = tl.arange(0, BLOCK)
+    held = at < H
+    row = tl.program_id(0).to(tl.int64) * H + at
+    x = tl.load(x_ptr + row, mask=held, other=0.0).to(tl.float32)
+    if HAS_DELTA:
+        x += tl.load(delta_ptr + row, mask=held, other=0.0).to(tl.float32)
+        stored = round_output(x, sum_ptr.dtype.element_ty, INTERPRETED)
+        tl.store(sum_ptr + row, stored, mask=held)
+        x = stored.to(tl.float32)  # the stream is what the next sublayer adds to
+    scale = tl.rsqrt(tl.sum(x * x, axis=0) / H + EPS)
+    gain = tl.load(gain_ptr + at, mask=held, other=0.0)
+    tl.store(out_ptr + row, round_output(x * scale * gain, out_ptr.dtype.element_ty, INTERPRETED), mask=held)
+
+
+@triton.jit
+def gated_norm_kernel(
+    o_ptr,  # [tokens, Hv, D]
+    gain_ptr,  # f32 [D]
+    z_ptr,  # [tokens, Hv, D]
+    out_ptr,  # [tokens, Hv, D]
+    rows,
+    EPS: tl.constexpr,
+    D: tl.constexpr,
+    ROWS: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    at = row.to(tl.int64)[:, None] * D + tl.arange(0, D)[None, :]
+    held = (row < rows)[:, None]
+    o = tl.load(o_ptr + at, mask=held, other=0.0).to(tl.float32)
+    z = tl.load(z_ptr + at, mask=held, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(o * o, axis=1) / D + EPS)
+    y = o * scale[:, None] * tl.load(gain_ptr + tl.arange(0, D))[None, :] * z * tl.sigmoid(z)
+    tl.store(out_ptr + at, round_output(y, out_ptr.dtype.element_ty, INTERPRETED), mask=held)
+
+
+@triton.jit
+def rotate_kernel(
+    q_ptr,  # [tokens, Hq, 2, D]: each head's q, then its gate
+    k_ptr,  # [tokens, Hkv, D]
+    v_ptr,  # [tokens, Hkv, D]
+    q_gain_ptr,  # f32 [D]
+    k_gain_ptr,  # f32 [D]
+    cos_ptr,  # f32 [tokens, HALF]
+    sin_ptr,  # f32 [tokens, HALF]
+    slots_ptr,  # i64 [tokens]: page * PAGE + place in it
+    out_ptr,  # [tokens, Hq, D]
+    k_cache_ptr,  # [pages, Hkv, PAGE, D]
+    v_cache_ptr,  # [pages, Hkv, PAGE, D]
+    Hq,
+    Hkv,
+    EPS: tl.constexpr,
+    D: tl.constexpr,
+    HALF: tl.constexpr,  # pairs that turn
+    PAGE: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    at = tl.arange(0, D)
+    slot = tl.load(slots_ptr + token)
+    is_q, is_v = head < Hq, head >= Hq + Hkv
+    kv_head = tl.where(is_v, head - Hq - Hkv, head - Hq)
+    cached = ((slot // PAGE) * Hkv + kv_head) * PAGE * D + (slot % PAGE) * D
+    if is_v:
+        tl.store(v_cache_ptr + cached + at, tl.load(v_ptr + (token * Hkv + kv_head) * D + at))
+    else:
+        partner = tl.where(at < HALF, at + HALF, tl.where(at < 2 * HALF, at - HALF, at))
+        source = tl.where(is_q, q_ptr + (token * Hq + head) * 2 * D, k_ptr + (token * Hkv + kv_head) * D)
+        gain_ptr = tl.where(is_q, q_gain_ptr, k_gain_ptr)
+        x = tl.load(source + at).to(tl.float32)
+        scale = tl.rsqrt(tl.sum(x * x, axis=0) / D + EPS)
+        x = x * scale * tl.load(gain_ptr + at)
+        other = tl.load(source + partner).to(tl.float32) * scale * tl.load(gain_ptr + partner)
+        turns = at < 2 * HALF
+        pair = token * HALF + tl.where(at < HALF, at, at - HALF)
+        cos = tl.load(cos_ptr + pair, mask=turns, other=1.0)
+        sin = tl.load(sin_ptr + pair, mask=turns, other=0.0)
+        y = x * cos + tl.where(at < HALF, -other, other) * sin
+        if is_q:
+            tl.store(out_ptr + (token * Hq + head) * D + at, round_output(y, out_ptr.dtype.element_ty, INTERPRETED))
+        else:
+            tl.store(k_cache_ptr + cached + at, round_output(y, k_cache_ptr.dtype.element_ty, INTERPRETED))
+
+
+@triton.jit
+def gate_kernel(
+    o_ptr,  # [tokens, Hq, D]
+    q_ptr,  # [tokens, Hq, 2, D]: each head's q, then its gate
+    out_ptr,  # [tokens, Hq, D]
+    count,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    held = at < count
+    o = tl.load(o_ptr + at, mask=held, other=0.0).to(tl.float32)
+    gate = tl.load(q_ptr + (at // D * 2 + 1) * D + at % D, mask=held, other=0.0).to(tl.float32)
+    tl.store(out_ptr + at, round_output(o * tl.sigmoid(gate), out_ptr.dtype.element_ty, INTERPRETED), mask=held)
+
+
+@triton.jit
+def activate_kernel(
+    gate_ptr,  # [tokens, F]
+    up_ptr,  # [tokens, F]
+    out_ptr,  # [tokens, F]
+    count,
+    BLOCK: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    held = at < count
+    gate = tl.load(gate_ptr + at, mask=held, other=0.0).to(tl.float32)
+    up = tl.load(up_ptr + at, mask=held, other=0.0).to(tl.float32)
+    y = gate * tl.sigmoid(gate) * up
+    tl.store(out_ptr + at, round_output(y, out_ptr.dtype.element_ty, INTERPRETED), mask=held)
+
+
+def add_norm(x: torch.Tensor, delta: torch.Tensor | None, gain: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [tokens, H] plus delta, and the norm of that: see wiring.Parts."""
+    tokens, hidden = x.shape
+    summed, out = x if delta is None else torch.empty_like(x), torch.empty_like(x)
+    block = triton.next_power_of_2(hidden)
+    add_norm_kernel[(tokens,)](
+        x, x if delta is None else delta, gain, summed, out, hidden, EPS=EPS, HAS_DELTA=delta is not None, BLOCK=block,
+        INTERPRETED=interpreted(), num_warps=_warps(block),
+    )  # fmt: skip
+    return summed, out
+
+
+def gated_norm(o: torch.Tensor, gain: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    """o [tokens, Hv, D] normed by head, times SiLU(z): see wiring.Parts."""
+    (tokens, heads, dim), out = o.shape, torch.empty_like(z)
+    rows = max(1, 512 // dim)
+    gated_norm_kernel[(triton.cdiv(tokens * heads, rows),)](
+        o, gain, z, out, tokens * heads, EPS=EPS, D=dim, ROWS=rows, INTERPRETED=interpreted(), num_warps=4
+    )
+    return out
+
+
+def rotate(
+    args: Args, at: str, gated: torch.Tensor, k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+) -> torch.Tensor:  # fmt: skip
+    """q normed and turned; k and v in their pages: see wiring.Parts."""
+    tokens, heads_q, _, dim = gated.shape
+    heads_kv, page = k_cache.shape[1:3]
+    out = torch.empty(tokens, heads_q, dim, dtype=gated.dtype, device=gated.device)
+    rotate_kernel[(tokens, heads_q + 2 * heads_kv)](
+        gated, k, v, args[f"{at}q_norm.weight"], args[f"{at}k_norm.weight"], args["cos"], args["sin"], args["slots"],
+        out, k_cache, v_cache, heads_q, heads_kv, EPS=EPS, D=dim, HALF=args["cos"].shape[-1], PAGE=page,
+        INTERPRETED=interpreted(), num_warps=1,
+    )  # fmt: skip
+    return out
+
+
+def gate(o: torch.Tensor, gated: torch.Tensor) -> torch.Tensor:
+    """o [tokens, Hq, D] times sigmoid of its gate: see wiring.Parts."""
+    out = torch.empty_like(o)
+    gate_kernel[(triton.cdiv(o.numel(), ELEMENTS),)](
+        o, gated, out, o.numel(), D=o.shape[-1], BLOCK=ELEMENTS, INTERPRETED=interpreted()
+    )
+    return out.flatten(1)
+
+
+def activate(gates: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """SiLU(gates) * up: see wiring.Parts."""
+    out = torch.empty_like(up)
+    activate_kernel[(triton.cdiv(up.numel(), ELEMENTS),)](
+        gates, up, out, up.numel(), BLOCK=ELEMENTS, INTERPRETED=interpreted()
+    )
+    return out
+
+
+def _warps(block: int) -> int:
+    return min(16, max(1, block // 512))
+
+
+FUSED = replace(
+    torch_eager.PLAIN, add_norm=add_norm, gated_norm=gated_norm, rotate=rotate, gate=gate, activate=activate
+)
+
+
+def run(args: Args, out: Tensors) -> None:
+    """One step."""
+    wiring.run(FUSED, args, out)
+
+
+def _builds(capability: int) -> tuple[Build, ...]:
+    """At the sizes of Qwen3.6-27B."""
+
+    def build(
+        label: str, kernel: object, pointers: str, sizes: tuple[str, ...], warps: int, **constants: float
+    ) -> Build:
+        kinds = dict(pair.split(":") for pair in pointers.split())
+        constexprs = {**constants, "INTERPRETED": False}
+        signature = {f"{k}_ptr": f"*{v}" for k, v in kinds.items()} | dict.fromkeys(sizes, "i32")
+        signature |= dict.fromkeys(constexprs, "constexpr")
+        return Build(label, kernel, signature, constexprs, warps, aligned=(*(f"{k}_ptr" for k in kinds), *sizes))
+
+    return (
+        build(
+            "add_norm 5120", add_norm_kernel, "x:bf16 delta:bf16 gain:fp32 sum:bf16 out:bf16", ("H",), 16,
+            EPS=EPS, HAS_DELTA=True, BLOCK=8192,
+        ),
+        build(
+            "gated_norm 128", gated_norm_kernel, "o:bf16 gain:fp32 z:bf16 out:bf16", ("rows",), 4, EPS=EPS, D=128,
+            ROWS=4,
+        ),
+        build(
+            "rotate 256",
+            rotate_kernel,
+            "q:bf16 k:bf16 v:bf16 q_gain:fp32 k_gain:fp32 cos:fp32 sin:fp32 slots:i64 out:bf16 k_cache:bf16 "
+            "v_cache:bf16",
+            ("Hq", "Hkv"), 1, EPS=EPS, D=256, HALF=32, PAGE=16,
+        ),
+        build("gate 256", gate_kernel, "o:bf16 q:bf16 out:bf16", ("count",), 4, D=256, BLOCK=ELEMENTS),
+        build("activate", activate_kernel, "gate:bf16 up:bf16 out:bf16", ("count",), 4, BLOCK=ELEMENTS),
+    )  # fmt: skip
+
+
+CANDIDATES = (
+    Candidate(
+        "triton_fused", "bf16", run, Needs(triton="3.6"), prepare=torch_eager.prepare, refuses=wiring.refuses,
+        builds=_builds,
+    ),
+)  # fmt: skip
