@@ -114,6 +114,19 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class Work:
+    """What a candidate's launch makes the device do, as counts, for the model of its time (kernels/timing.py).
+
+    at_once: what runs side by side, so that the slowest binds. in_turn: what follows one another. By name, with these
+    units: "launches"; "bytes" through memory, padding and every pass included; "sm_bytes" of the busiest
+    multiprocessor; every other name is an estimate in clocks of the busiest multiprocessor.
+    """
+
+    at_once: Mapping[str, float]
+    in_turn: Mapping[str, float] = field(default_factory=lambda: {"launches": 1.0})
+
+
+@dataclass(frozen=True)
 class Tolerance:
     """How far computing an output may lie from the reference, and why that far.
 
@@ -224,6 +237,7 @@ class Candidate:
     refuses:   workload -> "" or the reason why this candidate does not take it.
     builds:    compute capability (90, 121, ...) -> the Triton kernels to compile ahead of time for it.
     config:    workload -> the launch choice in one line, stored in the row.
+    work:      (workload, multiprocessors) -> the counts that its `config` implies; None for what no router takes.
     layouts:   output name -> how its memory lies, where a library's order is not ours.
     no_route:  "" or why no router takes it: an arm that shows a defect or one change to another arm, or whose times do
                not compare with others'.
@@ -237,6 +251,7 @@ class Candidate:
     refuses: Callable[[Workload], str] = _accepts
     builds: Callable[[int], tuple[Build, ...]] = _no_builds
     config: Callable[[Workload], str] = _no_config
+    work: Callable[[Workload, int], Work] | None = None
     layouts: Mapping[str, Layout] = field(default_factory=dict)
     no_route: str = ""
 

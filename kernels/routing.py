@@ -1,21 +1,21 @@
-"""Which candidate a shape gets: from a table of measured times, else from a prediction that says it is one.
+"""Which candidate a shape gets: the one with the least expected time, measured there or by the fitted time model.
 
-A table is profiles/<device>/routes/<family>.json, written by `lab routes FAMILY --write` from measured rows: for each
-shape (every axis but one) and each value of that one axis, the median time of every candidate. The times of one point
-are of one run; an older run adds a candidate only where an arm of both runs took the same within 5 %
-(lab/study/routes.py). A candidate's time elsewhere on the axis is interpolated between its own points (both axes
-logarithmic), never beyond them, and the fastest wins. `Choice.how` says how near the measurement is:
+A router's file is profiles/<device>/routes/<family>.json, which `lab routes FAMILY --write` makes of measured rows: the
+places where candidates were timed together (a shape, a value of the one axis that is not in it, the median of each) and
+the parameters of the time model of each (kernels/timing.py, lab/study/timefit.py). The times of one place are of one
+run; an older run adds a candidate only where an arm of both runs took the same within 5 % (lab/study/routes.py).
+`Choice.how` says what the times are:
 
-    measured      every candidate compared has a point at this shape and value of the axis
-    interpolated  this shape, at least one time from points on both sides
-    nearest       the nearest measured place is not farther than NEAR; times from there, scaled by the roofline
-    predicted     farther than that, scaled the same way; or no table at all, and the roofline alone
+    measured      every candidate compared was timed at this shape and value of the axis
+    fitted        at least one time is the model's, with its 90 % interval
+    predicted     nothing was fitted for this device: the roofline alone
 
-Distance is a factor: the product, over the axes, of the larger value over the smaller.
+Why a model and not a rule of thumb: tiers by memory bandwidth were tried by others, and picked the slower path on the
+device that they were made for. Why not the nearest measured place, scaled by the roofline, as it was here: a launch, a
+last wave and a fix-up do not scale, and 17 tokens of 14336 x 4096 went to a kernel that took twice what was said.
+An environment variable, KILLGATE_ROUTE_<FAMILY>=<candidate>, overrides both: for a user who knows better, and tests.
 
-Why a table and not a rule of thumb: tiers by memory bandwidth were tried by others, and picked the slower path on the
-device that they were made for. An environment variable, KILLGATE_ROUTE_<FAMILY>=<candidate>, overrides both: for a user
-who knows better, and tests.
+`route` asks every candidate for its configuration; `plan` does that once for a weight, and then answers by bisection.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ import functools
 import json
 import math
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from kernels.common import Candidate, Cost, Workload
+from kernels.common import Candidate, Cost, Work, Workload
+from kernels.timing import Fit, Time, predict
 
 PROFILES = Path(__file__).resolve().parent.parent / "profiles"
-SCHEMA = 1
-NEAR = 2.0  # an octave: how far from a measured place, as a factor, a choice is still called "nearest"
+SCHEMA = 2
+SMS = 132  # multiprocessors where nobody says how many: an H200's
 ABSENT = "not among the candidates here"
 Shape = tuple[tuple[str, int], ...]
 
@@ -49,13 +51,27 @@ class Point:
 
 @dataclass(frozen=True)
 class Table:
-    """The points of one family on one device; axis: the routed one, e.g. "M"; source: the runs they are from."""
+    """The points of one family on one device; axis: the routed one, e.g. "M"; source: the runs they are from.
+
+    fits: candidate -> its parameters. validation: what was left out in turn ("shape", "model") -> how far the model was
+    off there, as lab/study/timefit.py's Score has it.
+    """
 
     device: str
     family: str
     axis: str
     points: tuple[Point, ...]
     source: str
+    fits: Mapping[str, Fit] = field(default_factory=dict)
+    validation: Mapping[str, Mapping[str, float | str]] = field(default_factory=dict)
+
+    @functools.cached_property
+    def at(self) -> Mapping[tuple[Shape, int], Mapping[str, float]]:
+        """(shape, value of the axis) -> the time of each candidate that was timed there, us."""
+        found: dict[tuple[Shape, int], dict[str, float]] = {}
+        for p in self.points:
+            found.setdefault((p.shape, p.at), {})[p.candidate] = p.median_us
+        return found
 
 
 @dataclass(frozen=True)
@@ -64,6 +80,7 @@ class Choice:
 
     times_us: what each candidate compared is expected to take, the fastest first.
     left_out: candidates that were not compared, and why.
+    fitted: of those whose time is the model's, the interval and what binds.
     """
 
     candidate: str
@@ -71,6 +88,7 @@ class Choice:
     reason: str
     times_us: Mapping[str, float]
     left_out: Mapping[str, str] = field(default_factory=dict)
+    fitted: Mapping[str, Time] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.candidate} ({self.how}): {self.reason}"
@@ -128,7 +146,12 @@ def read(path: Path) -> Table:
         )
         if not points or any(not p.median_us > 0 or not math.isfinite(p.median_us) or p.at < 1 for p in points):
             raise ValueError("a time or an axis value that is not positive, or no point at all")
-        return Table(data["device"], data["family"], data["axis"], points, data["source"])
+        fits = {
+            name: Fit(one["us"], tuple(map(tuple, one["covariance"])), one["spread"], one["rows"])
+            for name, one in data["fits"].items()
+        }
+        head = (data["device"], data["family"], data["axis"], points, data["source"])
+        return Table(*head, fits, data["validation"])
     except OSError as problem:
         raise ValueError(f"{path.name}: cannot be read ({problem.strerror}); write it again with lab routes") from None
     except (KeyError, TypeError, AttributeError, ValueError) as problem:
@@ -220,62 +243,22 @@ def roofline_us(cost: Cost, read_gb_s: float, peak_tflop_s: Mapping[str, float])
     return max(cost.bytes / (read_gb_s * 1e3), cost.flops / (peak * 1e6) if peak else math.inf)
 
 
-def _apart(known: Mapping[str, int], wanted: Mapping[str, int]) -> float:
-    """How far apart two shapes lie, as a factor; infinite where their axes differ."""
-    if known.keys() != wanted.keys():
-        return math.inf
-    return math.exp(sum(abs(math.log(known[a] / wanted[a])) for a in wanted))
-
-
-def times(points: Sequence[Point], at: int) -> dict[str, float]:
-    """Expected time of each candidate at one value of the axis, us, from the points of one shape.
-
-    Each candidate's between its own points on both sides of `at`, or its point exactly there; others are not in it.
-    """
-    found = {}
-    for name in dict.fromkeys(p.candidate for p in points):
-        own = {p.at: p.median_us for p in points if p.candidate == name}
-        below, above = max((k for k in own if k <= at), default=0), min((k for k in own if k >= at), default=0)
-        if not below or not above:
-            continue
-        if above == below:
-            found[name] = own[at]
-            continue
-        share = math.log(at / below) / math.log(above / below)
-        found[name] = math.exp((1 - share) * math.log(own[below]) + share * math.log(own[above]))
-    return found
-
-
-def place(points: Sequence[Point], shape: Mapping[str, int], at: int) -> tuple[Shape, int, float]:
-    """(shape, value of the axis, distance): the nearest place of which `times` knows something, (, 0, inf) if none.
-
-    The distance is 1 exactly where `shape` has a candidate with points on both sides of `at`, or at it.
-    """
-    best: tuple[float, Shape, int] = (math.inf, (), 0)
-    for known in sorted({p.shape for p in points}):
-        own = [p for p in points if p.shape == known]
-        low, high = min(p.at for p in own), max(p.at for p in own)
-        there = min(max(at, low), high)
-        if not times(own, there):
-            there = min({p.at for p in own}, key=lambda value: abs(math.log(value / at)))
-        best = min(best, (_apart(dict(known), shape) * max(there / at, at / there), known, there))
-    return best[1], best[2], best[0]
-
-
 def choose(
     family: str,
     device: str,
     shape: Mapping[str, int],
     at: int,
     candidates: Sequence[str],
-    predict: Callable[[str, Mapping[str, int], int], float],
+    floor: Callable[[str], float],
+    work: Callable[[str], Work | None],
     known: Table | None = None,
     refused: Mapping[str, str] | None = None,
 ) -> Choice:
     """The candidate for one shape and one value of the routed axis.
 
     candidates: those that take the shape and can run here, in the order of preference at equal times.
-    predict:    (candidate, shape, value of the axis) -> time in us from the roofline, infinite for a pipe without peak.
+    floor:      candidate -> time in us from the roofline, infinite for a pipe without peak.
+    work:       candidate -> the counts of its configuration, None where it states none.
     known:      the table to use; by default the committed one of `device`.
     refused:    candidate -> why it does not take this workload. A table may name it all the same: its rows can be of a
                 former kernel. It is passed over, and the reason says so where it would have won.
@@ -290,52 +273,47 @@ def choose(
     if wanted and wanted not in candidates:
         raise ValueError(f"{variable}={wanted}: not one of {', '.join(candidates)}; unset it or name one of them")
     known = known or table(device, family)
-    usable = [p for p in known.points if p.candidate in candidates] if known is not None else []
-    nearest, there, distance = place(usable, shape, at)
-    if known is not None and distance < math.inf:
-        floors = {n: (predict(n, shape, at), predict(n, dict(nearest), there)) for n in candidates}
-        choice = _from_table(known, nearest, there, distance, candidates, floors, refused)
+    here = known.at.get((tuple(sorted(shape.items())), at), {}) if known else {}
+    fitted: dict[str, Time] = {}
+    for name in candidates:
+        counts = work(name) if known and name in known.fits and name not in here else None
+        time = predict(counts, known.fits[name]) if known and counts else None
+        if time is not None:
+            fitted[name] = time
+    expected = {n: here[n] if n in here else fitted[n].us for n in candidates if n in here or n in fitted}
+    if known and expected:
+        where = " ".join(f"{a}={v}" for a, v in sorted(shape.items())) + f" {known.axis}={at} on {known.device}"
+        choice = _by_time(where, expected, fitted, candidates, refused, here)
     else:
-        expected = {name: predict(name, shape, at) for name in candidates}
-        choice = _from_roofline(device, known, expected, refused)
+        choice = _from_roofline(device, known, {name: floor(name) for name in candidates}, refused)
     if wanted:
         return replace(choice, candidate=wanted, how="override", reason=f"{variable} is set; without it {choice}")
     return choice
 
 
-def _from_table(
-    known: Table,
-    nearest: Shape,
-    there: int,
-    distance: float,
+def _by_time(
+    where: str,
+    expected: Mapping[str, float],
+    fitted: Mapping[str, Time],
     candidates: Sequence[str],
-    floors: Mapping[str, tuple[float, float]],
     refused: Mapping[str, str],
+    here: Mapping[str, float],
 ) -> Choice:
-    """The choice by the times of one place; floors: candidate -> roofline of the question, and of that place."""
-    points = [p for p in known.points if p.shape == nearest]
-    own = [p for p in points if p.candidate in candidates]
-    there_us, here = times(own, there), {p.candidate for p in own if p.at == there}
-    where = " ".join(f"{a}={v}" for a, v in nearest) + f" {known.axis}={there} on {known.device}"
-    if not set(there_us) <= here:
-        where += f" (~: between its own points at {_between(own, there_us, here, there)})"
-    scaled = distance > 1 and max(max(floors[n]) for n in there_us) < math.inf
-    expected = {n: us * floors[n][0] / floors[n][1] if scaled else us for n, us in there_us.items()}
-    if distance > 1:
-        far = f"no measured place within {NEAR:g}x, the nearest is" if distance > NEAR else "nearest measured place"
-        where = f"{far} {where}, {distance:.2f}x away; times from there{', scaled by the roofline' * scaled}"
-        how = "predicted" if distance > NEAR else "nearest"
-    else:
-        how = "measured" if set(there_us) <= here else "interpolated"
+    """The choice by expected times. here: what was measured at this very place, of candidates that refuse it too."""
     ranked = sorted(expected, key=lambda name: (expected[name], candidates.index(name)))
-    told = [f"{'' if n in here else '~'}{expected[n]:.1f}" for n in ranked]
+    told = [f"{'~' * (n in fitted)}{expected[n]:.1f}" for n in ranked]
     others = ", ".join(f"{name} {us}" for name, us in zip(ranked[1:], told[1:], strict=True))
-    reason = f"{where}: {told[0]} us" + (f" against {others}" if others else "")
-    for name, us in sorted(times(points, there).items(), key=lambda item: (item[1], item[0])):
-        if name not in candidates and us < there_us[ranked[0]]:
+    reason = f"{where}: {told[0]} us"
+    if ranked[0] in fitted:
+        time = fitted[ranked[0]]
+        reason += f" by the fitted model (90 % within {time.low:.1f} and {time.high:.1f}, most of it {time.bound})"
+    reason += f" against {others}" if others else ""
+    for name, us in sorted(here.items(), key=lambda item: (item[1], item[0])):
+        if name not in candidates and us < expected[ranked[0]]:
             reason += f"; passed over {name}, {us:.1f} in the table: {refused.get(name, ABSENT)}"
-    unmeasured = {n: "no measured time there, nor on both sides" for n in candidates if n not in expected}
-    return Choice(ranked[0], how, reason, {n: expected[n] for n in ranked}, {**refused, **unmeasured})
+    unknown = {n: "neither measured there nor fitted" for n in candidates if n not in expected}
+    how = "fitted" if fitted else "measured"
+    return Choice(ranked[0], how, reason, {n: expected[n] for n in ranked}, {**refused, **unknown}, fitted)
 
 
 def _from_roofline(
@@ -358,14 +336,6 @@ def _from_roofline(
     return Choice(best, "predicted", reason, some, {**refused, **unknown})
 
 
-def _between(points: Sequence[Point], names: Sequence[str] | Mapping[str, float], here: set[str], at: int) -> str:
-    """ "512 and 2048": the points between which the times of those without one at `at` lie, the widest of each side."""
-    own = {n: [p.at for p in points if p.candidate == n] for n in names if n not in here}
-    low = min(max(k for k in values if k < at) for values in own.values())
-    high = max(min(k for k in values if k > at) for values in own.values())
-    return f"{low} and {high}"
-
-
 def route(
     router: Router,
     workload: Workload,
@@ -375,6 +345,7 @@ def route(
     peak_tflop_s: Mapping[str, float],
     known: Table | None = None,
     precisions: Sequence[str] = (),
+    sms: int = SMS,
 ) -> Choice:
     """The candidate of a family for a workload on a device (its id in data/devices.toml).
 
@@ -382,6 +353,7 @@ def route(
     read_gb_s, peak_tflop_s: the device's read bandwidth, and its peaks by pipe ("bf16", "f32", ...), for predictions.
     known:       the table to use; by default the committed one of the device.
     precisions:  those asked for by name, see `Router`.
+    sms:         the device's multiprocessors.
     Raises ValueError when no candidate takes the workload, the override names none that does, or a precision is none
     that the router takes by name.
     """
@@ -393,14 +365,41 @@ def route(
     refused = {c.name: why for c in candidates if c.name not in barred and (why := c.refuses(workload))} | barred
     takes = {c.name: c for c in candidates if c.name not in refused}
 
-    def predict(name: str, shape: Mapping[str, int], at: int) -> float:
-        there = replace(workload, axes={**workload.axes, **shape, router.axis: at})
-        return roofline_us(router.cost(there, takes[name]), read_gb_s, peak_tflop_s)
+    def work(name: str) -> Work | None:
+        counts = takes[name].work
+        return counts(workload, sms) if counts else None
 
-    shape = {axis: int(workload[axis]) for axis in router.shape}
-    choice = choose(router.family, device, shape, int(workload[router.axis]), tuple(takes), predict, known, refused)
+    def floor(name: str) -> float:
+        return roofline_us(router.cost(workload, takes[name]), read_gb_s, peak_tflop_s)
+
+    shape, at = {axis: int(workload[axis]) for axis in router.shape}, int(workload[router.axis])
+    choice = choose(router.family, device, shape, at, tuple(takes), floor, work, known, refused)
     other = ", ".join(f"{axis}={value}" for axis, value in router.fixed.items() if workload[axis] != value)
     if not other or choice.how == "predicted":
         return choice
-    how = "override" if choice.how == "override" else "nearest"
+    how = "override" if choice.how == "override" else "fitted"
     return replace(choice, how=how, reason=f"{choice.reason}; the table is of {other}")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The choices for one shape, made once: `plan[M]` is a bisection.
+
+    at: ascending values of the routed axis. A value between two of them gets the choice of the one above, which every
+    tile, chunk or page of the kernels is rounded up to as well, and one beyond the last the last.
+    """
+
+    at: tuple[int, ...]
+    choices: tuple[Choice, ...]
+
+    def __getitem__(self, value: int) -> Choice:
+        return self.choices[min(bisect_left(self.at, value), len(self.at) - 1)]
+
+
+# Each value up to 64, where limits of kernels lie; then eight to the octave, in multiples of 16, to 4096.
+VALUES = (*range(1, 65), *sorted({-(-round(2 ** (k / 8)) // 16) * 16 for k in range(49, 97)}))
+
+
+def plan(choice: Callable[[int], Choice], at: Sequence[int] = VALUES) -> Plan:
+    """The choices of `route` for one shape at each value of the routed axis, as `choice` makes them."""
+    return Plan(tuple(at), tuple(map(choice, at)))

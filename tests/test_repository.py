@@ -76,7 +76,7 @@ def family_arrows(root: Path) -> list[str]:
     wrong = []
     for path in python_files(root, "kernels"):
         shown, modules = path.relative_to(root), imports(path, root)
-        shared = {"common", "cuda", "routing"}
+        shared = {"common", "cuda", "routing", "timing"}
         own = shared | {shown.parts[1]} if len(shown.parts) > 2 else shared
         tops = {m.split(".")[0] for m in modules}
         others = tops - FAMILY_MAY_IMPORT - set(sys.stdlib_module_names)

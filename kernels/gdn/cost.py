@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from kernels.common import Cost, Workload
+from kernels.common import Cost, Work, Workload
 
 ELEMENT_BYTES = {"f32": 4, "fp16": 2, "bf16": 2}
 CHUNK = 64
@@ -104,6 +104,18 @@ def algorithm_cost(
         moved += tokens * heads_v * intermediate_bytes(chunk, dim, element_bytes)
         flops += w_flops(chunk, dim)
     return Cost(flops=tokens * heads_v * flops, bytes=moved, pipe=pipe)
+
+
+def chain_work(workload: Workload, chunk: int, tile: int, places: int) -> Work:
+    """The counts of a kernel that keeps all on chip: its chain of chunk steps, and what it reads and writes.
+
+    tile: as in `chain_steps`; places: multiprocessors, of which each runs two programs side by side: in the time of the
+    longer chain, or in that of both programs' products.
+    """
+    steps, step = chain_steps(workload, chunk, tile, 2 * places), 7000.0 + chunk * workload["D"] * tile / 36
+    programs = sequences(workload) * workload["Hv"] * math.ceil(workload["D"] / tile)
+    beside = math.ceil(programs / places) * math.ceil(workload["T"] / chunk)
+    return Work({"bytes": cost(workload, "bf16").bytes, "steps": steps * step, "steps_beside": beside * step / 2})
 
 
 def chain_steps(workload: Workload, chunk: int, tile: int, places: int) -> int:

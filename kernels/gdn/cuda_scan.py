@@ -35,8 +35,9 @@ from typing import Any
 import torch
 
 from kernels import cuda, cuda_driver
-from kernels.common import Candidate, CudaSource, Needs, Tensors, Workload, device_of
+from kernels.common import Candidate, CudaSource, Needs, Tensors, Work, Workload, device_of
 from kernels.gdn import order
+from kernels.gdn.cost import chain_steps, cost, sequences
 from kernels.gdn.launch import checked, sequence_bounds
 
 CHUNK = 64
@@ -313,6 +314,23 @@ def describe(workload: Workload) -> str:
     return f"chunks of {CHUNK}, {choose_config(len(lengths), workload['Hv'], workload['D'], name, raw).kernel}"
 
 
+def work(workload: Workload, sms: int) -> Work:
+    """The scans' chain, chunk by chunk in waves of half a head or one per block, beside or behind the preparation."""
+    name = WIDE if "out_dtype" in workload.axes else str(workload["dtype"])
+    heads, dim = sequences(workload) * workload["Hv"], workload["D"]
+    units = -(-workload["T"] // CHUNK) * sequences(workload) * workload["Hk"] * (1 + workload["Hv"] / workload["Hk"])
+    moved = cost(workload, "bf16").bytes
+    if fuses(sequences(workload), workload["Hv"], dim, name):
+        steps = chain_steps(workload, CHUNK, 64, sms)
+        beside = {"bytes": moved, "fused_steps": 1500.0 * steps, "fused_units": 3000.0 * units / (sms - 2 * heads)}
+        return Work(beside, {"launches": 1.0, "first": 4000.0})
+    variant = choose_config(sequences(workload), workload["Hv"], dim, name, bool(workload.axes.get("qk_l2norm")))
+    steps = chain_steps(workload, CHUNK, 64 * variant.groups, sms)
+    passed = variant.block_bytes * units * 2
+    at_once = {"bytes": moved + passed, f"steps{variant.groups}": 2000.0 * steps}
+    return Work(at_once, {"launches": 2.0, "preparation": 1000.0 * units / sms})
+
+
 CANDIDATES = (
     Candidate(
         name="cuda_scan",
@@ -322,6 +340,7 @@ CANDIDATES = (
         prepare=_prepare,
         refuses=refuses,
         config=describe,
+        work=work,
     ),
     Candidate(
         name="cuda_scan_fp16",
@@ -331,5 +350,6 @@ CANDIDATES = (
         prepare=_prepare_wide,
         refuses=refuses_wide,
         config=describe,
+        work=work,
     ),
 )

@@ -11,7 +11,8 @@ from itertools import pairwise
 
 import torch
 
-from kernels.common import Candidate, Tensors, Workload
+from kernels.common import Candidate, Tensors, Work, Workload
+from kernels.gdn.cost import sequences
 
 CHUNK = 64
 L2_EPS = 1e-6  # as transformers' l2norm
@@ -71,6 +72,13 @@ def _refuses(workload: Workload) -> str:
     return "" if workload["op"] == "prefill" else f"op = {workload['op']}: torch_chunk does prefill only"
 
 
+def work(workload: Workload, sms: int) -> Work:
+    """Some thirty launches a chunk of all sequences, whose tensors go through memory; the steps are in turn."""
+    steps, rows = -(-workload["T"] // CHUNK), sequences(workload) * workload["Hv"] * workload["D"]
+    moved = steps * rows * 64.0 * (CHUNK + workload["D"])
+    return Work({"bytes": moved}, {"launches": 10.0, "steps": 100_000.0 * steps})
+
+
 CANDIDATES = (
     Candidate(
         name="torch_chunk",
@@ -78,5 +86,6 @@ CANDIDATES = (
         run=_run,
         refuses=_refuses,
         config=lambda workload: f"plain torch, chunks of {CHUNK}",
+        work=work,
     ),
 )

@@ -27,7 +27,8 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from kernels.common import Build, Candidate, Needs, Tensors, Workload, interpreted
+from kernels.common import Build, Candidate, Needs, Tensors, Work, Workload, interpreted
+from kernels.gdn.cost import chain_work
 from kernels.gdn.launch import capability, checked, current_capability, sequence_bounds
 from kernels.gdn.tiles import as_format, as_operand, inverse_norm, matmul, matmul_add, pair_decay, unit_lower_inverse
 
@@ -150,6 +151,12 @@ def _refuses(workload: Workload) -> str:
     return ""
 
 
+def work(workload: Workload, sms: int, chunk: int) -> Work:
+    """One program a multiprocessor carries the columns of `v_tile`, chunk by chunk."""
+    config = config_for(current_capability(), workload["D"], chunk)
+    return chain_work(workload, config.chunk, config.v_tile, sms)
+
+
 def _builds(cc: int, precision: str, io: str, chunk: int) -> tuple[Build, ...]:
     config = config_for(divmod(cc, 10), 128, chunk)
     pointers = {"q": io, "k": io, "v": io, "g": "fp32", "beta": "fp32", "initial_state": "fp32", "o": io}
@@ -175,6 +182,7 @@ def _candidate(name: str, precision: str, operand: str, chunk: int = 0) -> Candi
         refuses=_refuses,
         builds=lambda cc: _builds(cc, operand, "bf16", chunk),
         config=lambda workload: f"{operand} operands, {config_for(current_capability(), workload['D'], chunk)}",
+        work=lambda workload, sms: work(workload, sms, chunk),
     )
 
 

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 import triton
 
-from kernels.common import Build, Candidate, Needs, Tensors, Workload, device_of, interpreted
+from kernels.common import Build, Candidate, Needs, Tensors, Work, Workload, device_of, interpreted
 from kernels.gdn import split_kernels as stages
+from kernels.gdn.cost import algorithm_cost, chain_steps, sequences
 from kernels.gdn.launch import capability, checked, current_capability, sequence_bounds
 
 OPERANDS = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32}
@@ -125,6 +126,15 @@ def _refuses(workload: Workload) -> str:
     return ""
 
 
+def work(workload: Workload, sms: int, precision: str) -> Work:
+    """Six launches: the chain of the scan's steps, then chunks side by side, whose tensors go through memory."""
+    config, element = config_for(current_capability(), workload["D"], precision), 4 if precision == "tf32" else 2
+    steps = chain_steps(workload, config.chunk, config.scan_tile, 2 * sms)
+    moved = algorithm_cost(workload, config.chunk, element, through_memory=True).bytes
+    chunks = -(-workload["T"] // config.chunk) * sequences(workload) * workload["Hv"] / sms
+    return Work({"bytes": moved, "chunks": 5000.0 * chunks}, {"launches": 6.0, "steps": 2000.0 * steps})
+
+
 def _builds(cc: int, precision: str) -> tuple[Build, ...]:
     """The six kernels at Hk = 16, Hv = 48, D = 128 with bf16 activations."""
     config = config_for(divmod(cc, 10), 128, precision)
@@ -172,6 +182,7 @@ def _candidate(name: str, precision: str, operand: str) -> Candidate:
         refuses=_refuses,
         builds=lambda cc: _builds(cc, operand),
         config=lambda workload: f"{operand} operands, {config_for(current_capability(), workload['D'], operand)}",
+        work=lambda workload, sms: work(workload, sms, operand),
     )
 
 

@@ -21,8 +21,9 @@ from typing import Any
 import torch
 
 from kernels import cuda, cuda_driver
-from kernels.common import Candidate, CudaSource, Needs, Tensors, Workload
+from kernels.common import Candidate, CudaSource, Needs, Tensors, Work, Workload
 from kernels.kv import format as kv_format
+from kernels.kv.cost import cost
 from kernels.kv.format import KV_OF_PRECISION
 from kernels.kv.plan import LOG2_E
 
@@ -37,6 +38,7 @@ CAPPED_BELOW = (
     400  # units: where a block's range is shorter, 96 KB of bulk copies are in flight and not all of the ring
 )
 PRODUCERS = 4  # PRODUCERS in decode.cu: warps that bring tiles
+FILL_BYTES = 96 * 1024  # of a block's ring, which no product overlaps
 LEAST_BUSY = 0.95  # of the blocks: a team may be as wide as this allows
 SHARED_BYTES = 232_448  # all that an sm_90 block can have; one block per SM
 
@@ -223,6 +225,18 @@ def config_text(workload: Workload, kv: str) -> str:
     return str(choose_config(workload["dtype"] if kv == "16bit" else kv, workload["D"], workload["Hkv"]))
 
 
+def work(workload: Workload, sms: int, precision: str) -> Work:
+    """An even cut of all tokens over the blocks, the ring filled once, and the merge of what was cut."""
+    batch, heads, group = workload["batch"], workload["Hkv"], workload["Hq"] // workload["Hkv"]
+    moved = cost(workload, precision).bytes
+    tokens = batch * heads * workload["ctx"] / sms
+    at_once = {"bytes": moved, "sm_bytes": moved / sms, "tokens": tokens * workload["D"] / 32}
+    parts = min(sms / (batch * heads), workload["ctx"] / 16)
+    merge = parts * group * workload["D"] / 8 if parts > 1 else 0.0
+    in_turn = {"merge": merge, "items": 2000.0 * batch * heads / sms, "fill": min(moved / sms, FILL_BYTES) / 16}
+    return Work(at_once, {"launches": 1.0, **in_turn})
+
+
 def _candidate(name: str, precision: str) -> Candidate:
     kv = KV_OF_PRECISION[precision]
     return Candidate(
@@ -233,6 +247,7 @@ def _candidate(name: str, precision: str) -> Candidate:
         prepare=partial(prepare, kv=kv),
         refuses=refuses,
         config=partial(config_text, kv=kv),
+        work=partial(work, precision=precision),
     )
 
 

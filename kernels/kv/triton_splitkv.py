@@ -31,10 +31,11 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.common import Build, Candidate, Needs, Tensors, Workload, interpreted
+from kernels.common import Build, Candidate, Needs, Tensors, Work, Workload, interpreted
 from kernels.kv import format as kv_format
+from kernels.kv.cost import cost
 from kernels.kv.format import KV_OF_PRECISION
-from kernels.kv.plan import LOG2_E, SplitPlan, split_plan
+from kernels.kv.plan import LOG2_E, SplitPlan, split_plan, tile
 
 MERGE_CHUNK = 8  # splits per step of the merge: 8 x 256 float32 stay in registers
 
@@ -319,6 +320,18 @@ def _config(workload: Workload, kv: str) -> str:
     return str(split_plan(workload["batch"], workload["Hkv"], pages * workload["page"], workload["D"], kv))
 
 
+def work(workload: Workload, sms: int, precision: str) -> Work:
+    """Waves of programs by the tiles that each walks, and the merge."""
+    pages, dim, kv = -(-workload["ctx"] // workload["page"]), workload["D"], KV_OF_PRECISION[precision]
+    plan = split_plan(workload["batch"], workload["Hkv"], pages * workload["page"], dim, kv, sms=sms)
+    programs = workload["batch"] * workload["Hkv"] * plan.splits
+    waves = -(-programs // (sms * tile(dim, kv).blocks_per_sm))
+    walked = triton.cdiv(triton.cdiv(workload["ctx"], plan.block_t), plan.splits)
+    merge = plan.splits * dim / 4 * max(1.0, workload["batch"] * workload["Hq"] / sms) if plan.splits > 1 else 0.0
+    at_once = {"bytes": cost(workload, precision).bytes, "tiles": 2000.0 * waves * walked}
+    return Work(at_once, {"launches": 1.0 + (plan.splits > 1), "merge": merge, "tile": 500.0 * walked})
+
+
 def _builds(capability: int, kv: str) -> tuple[Build, ...]:
     """The kernels as the two model shapes launch them at ctx 8192: batch 8 (several parts) and 128 (one, direct)."""
     data, scale = {"16bit": ("*bf16", "*i32"), "fp8": ("*u8", "*fp32"), "q8_0": ("*i8", "*fp16")}[kv]
@@ -374,6 +387,7 @@ def _candidate(name: str, precision: str) -> Candidate:
         refuses=_refuses,
         builds=partial(_builds, kv=kv),
         config=partial(_config, kv=kv),
+        work=partial(work, precision=precision),
     )
 
 

@@ -17,7 +17,7 @@ import functools
 import torch
 
 from kernels import cuda
-from kernels.common import Candidate, Needs, Tensors, Workload
+from kernels.common import Candidate, Needs, Tensors, Work, Workload
 from kernels.nvfp4 import hopper, tiles
 from kernels.nvfp4.hopper import SHARED_BYTES
 from kernels.nvfp4.ring_config import M_MAX, RingConfig, choose_cluster, choose_ring, choose_warps, instead, source
@@ -86,6 +86,20 @@ def _config(workload: Workload, chained: bool = False) -> str:
     return str(choose_ring(m, n, k, workload["dtype"], pdl=chained))
 
 
+def work(workload: Workload, sms: int) -> Work:
+    """Row tiles of the busiest cluster, by what a warp does for each: unpacking, and products of 8 tokens."""
+    m, n, k = (int(workload[axis]) for axis in "MNK")
+    config = choose_ring(m, n, k, workload["dtype"], sms if choose_cluster(m, k) <= 2 else 0)
+    row_tiles, columns = -(-n // tiles.ROWS), config.tokens // 8
+    of_worker = -(-row_tiles // (config.grid // config.cluster))
+    share = config.k_tiles * config.warps * tiles.TILE_BYTES
+    clocks = {"unpack": 40.0 * of_worker * config.k_tiles, "products": 20.0 * of_worker * config.k_tiles * columns}
+    moved = row_tiles * -(-k // tiles.COLS) * tiles.TILE_BYTES + 2.0 * m * (k + n)
+    x_bytes = config.k_tiles * config.warps * tiles.COLS * config.tokens * 2
+    at_once = {"bytes": moved, "sm_bytes": float(of_worker * share), **clocks}
+    return Work(at_once, {"launches": 1.0, "x": x_bytes / 32, "clusters": 1000.0 * (config.cluster - 1)})
+
+
 CUDA_SOURCES = tuple(
     source(choose_ring(m, n, k, dtype))
     for m, n, k, dtype in (
@@ -113,6 +127,7 @@ CANDIDATES = tuple(
         prepare=prepare,
         refuses=_refuses,
         config=functools.partial(_config, chained=chained),
+        work=work,
         no_route="timed in a chain of its own kind only" if chained else "",
     )
     for name, function, chained in (("cuda_decode", run, False), ("cuda_decode_chained", run_chained, True))

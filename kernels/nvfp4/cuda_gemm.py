@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from kernels import cuda, cuda_driver
-from kernels.common import Candidate, CudaSource, Needs, Tensors, Workload
-from kernels.nvfp4 import gemm_tiles, hopper, resident, stream
+from kernels.common import Candidate, CudaSource, Needs, Tensors, Work, Workload
+from kernels.nvfp4 import gemm_tiles, hopper, resident, stream, tiles
 from kernels.nvfp4.hopper import SHARED_BYTES, SMS
 from kernels.nvfp4.resident import ResidentConfig
 from kernels.nvfp4.stream import StreamConfig
@@ -268,6 +268,29 @@ def _config(workload: Workload) -> str:
     return str(choose(workload["M"], workload["N"], workload["K"], workload["dtype"]))
 
 
+def work(workload: Workload, sms: int) -> Work:
+    """Of the kernel that the shape gets: stages of a k slice, stream-K iterations, or tiles and their fix-up."""
+    m, n, k = (int(workload[axis]) for axis in "MNK")
+    config = choose(m, n, k, workload["dtype"], sms)
+    moved = n * k * tiles.TILE_BYTES / (tiles.ROWS * tiles.COLS) + 2.0 * m * (k + n)
+    if isinstance(config, ResidentConfig):
+        row_blocks = -(-n // resident.ROWS)
+        of_cluster = -(-row_blocks // config.clusters) * config.depth
+        at_once = {"bytes": moved, "sm_bytes": float(of_cluster * resident.STAGE_BYTES)}
+        return Work(at_once, {"launches": 1.0, "resident": config.depth * 2 * 128 * resident.TOKENS / 32 + 2000.0})
+    if isinstance(config, StreamConfig):
+        iterations = -(-stream.iterations_of(n, k) // config.workers)
+        clocks = {"stream": 250.0 * iterations, "stream_tokens": 15.0 * iterations * config.tokens}
+        return Work({"bytes": moved, "sm_bytes": float(iterations * stream.ITERATION_BYTES), **clocks})
+    k_blocks, workers = gemm_tiles.k_blocks_of(k), config.grid // config.cluster
+    tiles_ = -(-n // config.rows) * -(-m // config.tokens)
+    left = 0 if config.split_k else max(0, tiles_ - config.waves * workers)
+    blocks = k_blocks / 2 if config.split_k else (config.waves + STREAM_K_FACTOR * left / workers) * k_blocks
+    at_once = {"bytes": moved, f"tile{config.tokens}": blocks * K_BLOCK_CLOCKS[config.tokens]}
+    fixup = FIXUP_CLOCKS + -(-workers // left) * (PEER_CLOCKS + PEER_TOKEN_CLOCKS * config.tokens) if left else 0.0
+    return Work(at_once, {"launches": 1.0, "fixup": fixup + SPLIT_K_CLOCKS * config.split_k})
+
+
 def _source_of(config: Config) -> CudaSource:
     if isinstance(config, ResidentConfig):
         return resident.source(config)
@@ -310,5 +333,6 @@ CANDIDATES = (
         prepare=prepare,
         refuses=_refuses,
         config=_config,
+        work=work,
     ),
 )

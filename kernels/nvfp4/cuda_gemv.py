@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from kernels import cuda
-from kernels.common import Candidate, CudaSource, Needs, Tensors, Workload
+from kernels.common import Candidate, CudaSource, Needs, Tensors, Work, Workload
 
 WARPS = 4
 M_MAX = 8
@@ -80,6 +80,16 @@ def _config(workload: Workload) -> str:
     return str(choose_config(workload["M"], workload["N"], workload["K"], workload["dtype"]))
 
 
+def work(workload: Workload, sms: int) -> Work:
+    """Products on CUDA cores: the weights of a multiprocessor are unpacked once, and multiplied for every row of x."""
+    m, n, k = (int(workload[axis]) for axis in "MNK")
+    held = next(size for size in ROWS_PER_WARP if size >= m)
+    rows = WARPS * ROWS_PER_WARP[held]
+    weights = -(-n // (rows * 4 * sms)) * 4 * rows * k
+    at_once = {"bytes": n * k * 9 / 16 + 2.0 * m * (k + n), "unpack": weights / 32, "multiply": weights * held / 128}
+    return Work(at_once, {"launches": 1.0, "row": k / 4})
+
+
 CANDIDATES = (
     Candidate(
         name="cuda_gemv",
@@ -88,5 +98,6 @@ CANDIDATES = (
         needs=Needs(capability=(8, 0), packages=("cupy",)),
         refuses=_refuses,
         config=_config,
+        work=work,
     ),
 )

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from kernels import cuda, cuda_driver
-from kernels.common import Candidate, CudaSource, Needs, Tensors, Workload
+from kernels.common import Candidate, CudaSource, Needs, Tensors, Work, Workload
 from kernels.nvfp4 import hopper, w4a8_tiles
 from kernels.nvfp4.hopper import SHARED_BYTES, SMS
 
@@ -253,6 +253,21 @@ def _config(workload: Workload, promoted: bool = False) -> str:
     return str(choose_config(int(m), int(n), int(k), str(dtype), promoted=promoted))
 
 
+def work(workload: Workload, sms: int, promoted: bool = False) -> Work:
+    """The quantiser, then tiles and their fix-up."""
+    m, n, k = (int(workload[axis]) for axis in "MNK")
+    config = choose_config(m, n, k, workload["dtype"], sms, promoted)
+    k_blocks, tiles = w4a8_tiles.k_blocks_of(k), -(-n // w4a8_tiles.ROWS) * -(-m // config.tokens)
+    left = max(0, tiles - config.waves * config.grid)
+    blocks = (config.waves + STREAM_K_FACTOR * left / config.grid) * k_blocks
+    at_once = {
+        "bytes": n * k * w4a8_tiles.ROW_TILE_BYTES / (16 * w4a8_tiles.COLS) + 2.0 * m * n,
+        f"tile{config.tokens}": blocks * K_BLOCK_CLOCKS[config.tokens],
+    }
+    fixup = FIXUP_CLOCKS + -(-config.grid // left) * (PEER_CLOCKS + PEER_TOKEN_CLOCKS * config.tokens) if left else 0.0
+    return Work(at_once, {"launches": 2.0, "quantise": m * k / sms / 4, "fixup": fixup})
+
+
 CUDA_SOURCES = (
     *dict.fromkeys(
         source(choose_config(m, 17408, 5120, dtype))
@@ -272,6 +287,7 @@ CANDIDATES = tuple(
         prepare=functools.partial(prepare, promoted=promoted),
         refuses=_refuses,
         config=functools.partial(_config, promoted=promoted),
+        work=functools.partial(work, promoted=promoted),
     )
     for name, precision, promoted in (
         ("cuda_w4a8", "nvfp4-w4a8-fast", False),

@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.common import Build, Candidate, Needs, Tensors, Workload, interpreted
+from kernels.common import Build, Candidate, Needs, Tensors, Work, Workload, asked_capability, interpreted
 from kernels.nvfp4.decode import BF16_SHIFT, FP16_SHIFT, dequantise_tile
 from kernels.nvfp4.layout import HALF, SPAN, group_of, prepare
 from kernels.rounding import round_output
@@ -195,12 +195,25 @@ def run(args: Tensors, out: Tensors) -> None:
     launch(args, out["y"])
 
 
+def _capability() -> int:
+    """That which a description asks for, else that of the GPU here, else a Hopper's; 10 * major + minor."""
+    here = torch.cuda.get_device_capability() if torch.cuda.is_available() else (9, 0)
+    major, minor = asked_capability.get() or here
+    return 10 * major + minor
+
+
 def _config(workload: Workload) -> str:
-    capability = 90
-    if torch.cuda.is_available():
-        major, minor = torch.cuda.get_device_capability()
-        capability = 10 * major + minor
-    return str(choose_config(workload["M"], workload["N"], capability))
+    return str(choose_config(workload["M"], workload["N"], _capability()))
+
+
+def work(workload: Workload, sms: int) -> Work:
+    """Waves of tiles: the weights of a tile are unpacked for each, and multiplied for its tokens."""
+    m, n, k = (int(workload[axis]) for axis in "MNK")
+    config = choose_config(m, n, _capability())
+    tiles = -(-m // config.block_m) * -(-n // config.block_n)
+    each = -(-tiles // sms) * config.block_n * k
+    at_once = {"bytes": n * k * 9 / 16 + 2.0 * m * (k + n)}
+    return Work(at_once, {"launches": 1.0, "unpack": each / 32, "multiply": each * config.block_m / 4096, "row": k / 4})
 
 
 def _builds(capability: int) -> tuple[Build, ...]:
@@ -243,5 +256,6 @@ CANDIDATES = (
         prepare=prepare,
         builds=_builds,
         config=_config,
+        work=work,
     ),
 )

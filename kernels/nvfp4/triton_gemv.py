@@ -21,7 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.common import Build, Candidate, Needs, Tensors, Workload, interpreted
+from kernels.common import Build, Candidate, Needs, Tensors, Work, Workload, interpreted
 from kernels.nvfp4.decode import e2m1_to_fp16, ue4m3_to_fp16
 from kernels.nvfp4.layout import HALF, SPAN, group_of, prepare
 from kernels.rounding import round_output
@@ -169,6 +169,18 @@ def _config(workload: Workload) -> str:
     return str(choose_config(workload["M"], workload["N"]))
 
 
+def work(workload: Workload, sms: int) -> Work:
+    """Products on CUDA cores, a pass over the weights for every `rows` of x."""
+    m, n, k = (int(workload[axis]) for axis in "MNK")
+    rows = choose_config(m, n).rows
+    passes = -(-m // rows)
+    weights = passes * n * k / sms
+    moved = passes * n * k * 9 / 16 + 2.0 * m * (k + n)
+    return Work(
+        {"bytes": moved, "unpack": weights / 32, "multiply": weights * rows / 128}, {"launches": 1.0, "row": k / 4}
+    )
+
+
 def _builds(capability: int) -> tuple[Build, ...]:
     builds = []
     for m, dtype in ((1, "bf16"), (1, "fp16"), (4, "bf16"), (8, "bf16")):
@@ -201,5 +213,6 @@ CANDIDATES = (
         refuses=_refuses,
         builds=_builds,
         config=_config,
+        work=work,
     ),
 )

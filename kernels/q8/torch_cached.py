@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from kernels.common import Candidate, Tensors, Workload
+from kernels.common import Candidate, Tensors, Work, Workload
 from kernels.q8 import format as fmt
+from kernels.timing import library_product
 
 
 def prepare(inputs: Tensors) -> Tensors:
@@ -21,4 +22,9 @@ def _refuses(workload: Workload) -> str:
     return "" if workload["dtype"] == "bf16" else f"dtype={workload['dtype']}: this control is bf16 throughout"
 
 
-CANDIDATES = (Candidate(name="torch_cached", precision="bf16", run=run, prepare=prepare, refuses=_refuses),)
+def work(workload: Workload, sms: int) -> Work:
+    """Two bytes a weight, and the library's product."""
+    return library_product(workload["M"], workload["N"], workload["K"], sms)
+
+
+CANDIDATES = (Candidate("torch_cached", "bf16", run, prepare=prepare, refuses=_refuses, work=work),)

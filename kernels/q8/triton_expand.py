@@ -12,8 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.common import Build, Candidate, Needs, Tensors, Workload, device_of, interpreted
+from kernels.common import Build, Candidate, Needs, Tensors, Work, Workload, device_of, interpreted
 from kernels.rounding import round_output
+from kernels.timing import library_product
 
 BLOCKS = 64  # scale groups a program: 2,048 values
 
@@ -58,6 +59,13 @@ def _builds(capability: int) -> tuple[Build, ...]:
     return (Build("expand", expand_kernel, signature, constexprs, num_warps=4, aligned=aligned),)
 
 
+def work(workload: Workload, sms: int) -> Work:
+    """The expansion reads 1.0625 bytes a weight and writes 2, then the library's product reads them."""
+    m, n, k = (int(workload[axis]) for axis in "MNK")
+    product = library_product(m, n, k, sms)
+    return Work(product.at_once, {"launches": 2.0, "expansion": n * k * 3.0625 / sms / 16})
+
+
 def _refuses(workload: Workload) -> str:
     """The library's product in fp16 sums in float32 only by a setting; bf16 always does."""
     return "" if workload["dtype"] == "bf16" else f"dtype={workload['dtype']}: the product here is bf16"
@@ -72,5 +80,6 @@ CANDIDATES = (
         prepare=prepare,
         refuses=_refuses,
         builds=_builds,
+        work=work,
     ),
 )

@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.common import Build, Candidate, Needs, Tensors, device_of, interpreted
+from kernels.common import Build, Candidate, Needs, Tensors, Work, Workload, device_of, interpreted
 from kernels.rounding import round_output
 
 VECTOR_MAX = 1
@@ -234,6 +234,20 @@ def _builds(capability: int) -> tuple[Build, ...]:
     return tuple(builds)
 
 
+def work(workload: Workload, sms: int) -> Work:
+    """The quantiser, then waves of tiles, or passes of the vector form."""
+    m, n, k = (int(workload[axis]) for axis in "MNK")
+    config, moved = choose_config(m, k), n * k * 1.0625 + 3.0 * m * k + 2.0 * m * n
+    if not config.block_m:
+        weights = n * k / sms
+        return Work({"bytes": moved, "vector": weights * m / 32, "decode": weights / 32}, {"launches": 2.0})
+    tiles = -(-m // config.block_m) * -(-n // config.block_n)
+    each = -(-tiles // sms) * config.block_n * k
+    chain = {"tile": -(-tiles // (3 * sms)) * k * (8 + config.block_m / 16)}
+    at_once = {"bytes": moved, "multiply": each * config.block_m / 2048 + each / 32, **chain}
+    return Work(at_once, {"launches": 2.0})
+
+
 CANDIDATES = (
     Candidate(
         name="triton_mmq",
@@ -243,5 +257,6 @@ CANDIDATES = (
         prepare=prepare,
         builds=_builds,
         config=lambda workload: str(choose_config(workload["M"], workload["K"])),
+        work=work,
     ),
 )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import triton
 import triton.language as tl
 
-from kernels.common import Build, Candidate, Needs, Tensors, Workload, interpreted
+from kernels.common import Build, Candidate, Needs, Tensors, Work, Workload, interpreted
 from kernels.rounding import round_output
 
 ROWS_MAX = 8
@@ -105,6 +105,16 @@ def _refuses(workload: Workload) -> str:
     return "" if passes <= 16 else f"M={workload['M']}: the weights would be read {passes} times"
 
 
+def work(workload: Workload, sms: int) -> Work:
+    """Products on CUDA cores, a pass over the weights for every `rows` of x."""
+    m, n, k = (int(workload[axis]) for axis in "MNK")
+    rows = choose_config(m).rows
+    passes = -(-m // rows)
+    weights = passes * n * k / sms
+    moved = passes * n * k * 1.0625 + 2.0 * m * (k + n)
+    return Work({"bytes": moved, "decode": weights / 32, "multiply": weights * rows / 128})
+
+
 CANDIDATES = (
     Candidate(
         name="triton_warp_row",
@@ -114,5 +124,6 @@ CANDIDATES = (
         refuses=_refuses,
         builds=_builds,
         config=lambda workload: str(choose_config(workload["M"])),
+        work=work,
     ),
 )

@@ -1,11 +1,14 @@
 """`lab routes FAMILY`: the router's table, and with --shape the choice for one shape, as a user would get it.
 
+With --validate it says what the time model is worth where nothing was measured.
+
 The table has a line for every shape and value of the routed axis at which at least two candidates were timed in one
 run. It takes the newest such run, and from older runs the candidates that the newer did not time, where an arm common
 to both took the same within JOIN. Only rows that passed their checks and were taken from a cold L2 count. Two runs of
 one commit in which the same candidate, launched the same way on the same workload, differs by more than AGREE are
 refused instead of averaged: one of them is an artefact, and a policy tuned on an artefact was one of the recorded
-accidents (a path 4x slower for as long as nobody had initialised a library).
+accidents (a path 4x slower for as long as nobody had initialised a library). The time model (kernels/timing.py) is
+fitted to the same times; where a candidate has none, its own stands in the table with a ~.
 
 What a family routes by, and who may compete, its kernels/<family>/route.py says (ROUTER). Arms that show a defect or a
 single change never compete; some precisions only where they are asked for by name (`--precision`). Both are marked.
@@ -18,25 +21,28 @@ import importlib
 import json
 import os
 from argparse import Namespace
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lab.base import devices, files
+from lab.base import devices, files, models
 from lab.base.console import print_json
 from lab.base.errors import BadInput, nearest, shown
 from lab.check import families
 from lab.row import store
 from lab.row.records import Measurement
+from lab.study import timefit
 
 if TYPE_CHECKING:  # kernels/ is imported late, so that a package that shadows it is told in one line
     from kernels.common import Candidate
     from kernels.routing import Choice, Router, Table
+    from kernels.timing import Fit
 
 AGREE = 1.15  # runs of one commit of the same thing stayed within 1.02 on an H200; a power cap moves up to 1.1
 JOIN = 1.05  # how far an arm of two runs may differ for the older one to add what the newer one did not time
 SAME = {"n_seqs"}  # axes that say where the columns came from: a router collapses them
+SMS = 132  # where no source gives a device's
 OWN = {"cupy", "triton"}  # a rival library's arm is timed beside ours and never routed to; torch is always there
 Place = tuple[tuple[tuple[str, int], ...], int]  # shape, value of the routed axis
 Groups = dict[Place, dict[str, dict[str, Measurement]]]  # run -> candidate -> row, at each place
@@ -47,7 +53,7 @@ Errors = dict[str, tuple[float, float]]  # inputs in words -> (lowest, highest) 
 class Crossover:
     """One place of a table: the fastest candidate and the time of each, us.
 
-    shape, axis, at: where it is; interpolated: candidates without a point there, by the router's own rule.
+    shape, axis, at: where it is; fitted: candidates without a point there, by the time model.
     not_competing:   the time of those that do not compete, in their newest run there.
     """
 
@@ -56,7 +62,7 @@ class Crossover:
     at: int
     best: str
     times_us: Mapping[str, float]
-    interpolated: tuple[str, ...] = ()
+    fitted: tuple[str, ...] = ()
     not_competing: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -73,11 +79,11 @@ class Crossover:
         """The object that `lab routes FAMILY --json` prints."""
         whole = {"shape": self.shape, self.axis: self.at, "best": self.best, "times_us": self.times_us}
         whole |= {"worst": self.worst, "cost_of_worst": self.cost_of_worst}
-        return {**whole, "interpolated": self.interpolated, "not_competing": self.not_competing, "how": "measured"}
+        return {**whole, "fitted": self.fitted, "not_competing": self.not_competing, "how": "measured"}
 
     def __str__(self) -> str:
         shape = " ".join(f"{a}={v}" for a, v in self.shape.items())
-        near = {name: "~" for name in self.interpolated}
+        near = {name: "~" for name in self.fitted}
         best = self.times_us[self.best]
         others = sorted((t, n) for n, t in self.times_us.items() if n != self.best)
         costs = ", ".join(f"{n} {near.get(n, '')}{t:.1f} ({t / best:.2f}x)" for t, n in others)
@@ -90,6 +96,7 @@ def rendered(found: Mapping[str, Any]) -> str:
     """An `answer` as text."""
     shape = " ".join(f"{axis}={value}" for axis, value in found["asked"].items())
     time = f", {found['us']:.1f} us" if found["us"] is not None else ""
+    time += " ({:.1f} to {:.1f})".format(*found["interval_us"]) if found["interval_us"] else ""
     lines = [f"{found['family']} on {found['device']}: {shape}"]
     lines += [f"  collapsed   {found['collapsed']}"] if found["collapsed"] else []
     lines += [f"  candidate   {found['candidate']} ({found['precision']}){time} ({found['how']})"]
@@ -129,6 +136,53 @@ def table(family: str, device: str, rows: Iterable[Measurement] | None = None) -
     return known
 
 
+def timed(known: Table) -> list[timefit.Timed]:
+    """The points of a table with the counts of what the present code would launch there; those it refuses are out."""
+    from kernels.common import described_for
+
+    asks, device, found = router(known.family), devices.get(known.device), []
+    every = families.load(known.family).candidates
+    with described_for(device.capability):
+        for p in known.points:
+            work = every[p.candidate].work
+            workload, _ = asks.asked({axis: str(value) for axis, value in (*p.shape, (asks.axis, p.at))})
+            if work is not None and not every[p.candidate].refuses(workload):
+                found.append(timefit.Timed(p.candidate, p.shape, p.at, work(workload, _sms(device)), p.median_us))
+    return found
+
+
+def _sms(device: devices.Device) -> int:
+    return int(device.sms.base) if device.sms else SMS
+
+
+def validated(known: Table) -> Table:
+    """The table with what its model is worth: each shape left out in turn, and each model's shapes together."""
+    rows, device = timed(known), devices.get(known.device)
+    ways = {way: timefit.validate(rows, device, group, _question(known.family)) for way, group in LEFT_OUT.items()}
+    return replace(known, validation={way: score.to_json() for way, score in ways.items() if score.predictions})
+
+
+def _question(family: str) -> Callable[[str], str]:
+    """Of a candidate: which choice it belongs to, by the precision that has to be asked for ("": the usual one)."""
+    asks, every = router(family), families.load(family).candidates
+
+    def of(name: str) -> str:
+        precision = every[name].precision
+        return precision if asks.stored or precision in asks.opt_in else ""
+
+    return of
+
+
+def _model(row: timefit.Timed) -> str:
+    """The real model that a place is of, by the axes that its shapes share; a place of none is a model of its own."""
+    axes = dict(row.shape).items()
+    named = {m.id for m in models.load().values() for kind in m.shapes.values() if kind.axes.items() <= axes}
+    return min(named, default=str(row.shape))
+
+
+LEFT_OUT: dict[str, Callable[[timefit.Timed], Any]] = {"shape": lambda row: row.shape, "model": _model}
+
+
 def _made(asks: Router, place: str, groups: Groups) -> Table | None:
     from kernels.routing import Point, Table
 
@@ -138,8 +192,10 @@ def _made(asks: Router, place: str, groups: Groups) -> Table | None:
         routed = {run: {n: row for n, row in arms.items() if not every[n].no_route} for run, arms in by_run.items()}
         joined, sources = _joined(routed)
         runs |= sources
-        points += [Point(name, shape, at, _us(row)) for name, row in sorted(joined.items())]
-    return Table(place, asks.family, asks.axis, tuple(points), "runs " + ", ".join(sorted(runs))) if points else None
+        points += [Point(name, shape, at, round(_us(row), 3)) for name, row in sorted(joined.items())]
+    source = "runs " + ", ".join(sorted(runs))
+    known = Table(place, asks.family, asks.axis, tuple(points), source)
+    return replace(known, fits=timefit.fits(timed(known), devices.get(place))) if points else None
 
 
 def _groups(asks: Router, place: str, rows: Iterable[Measurement] | None) -> Groups:
@@ -219,26 +275,24 @@ def barred(family: str, precisions: Sequence[str] = ()) -> dict[str, str]:
 def competing(known: Table, precisions: Sequence[str] = ()) -> Table:
     """The table without the candidates that do not compete when these precisions are asked for."""
     out = barred(known.family, precisions)
-    return replace(known, points=tuple(p for p in known.points if p.candidate not in out))
+    fits = {name: fit for name, fit in known.fits.items() if name not in out}
+    return replace(known, points=tuple(p for p in known.points if p.candidate not in out), fits=fits)
 
 
 def crossovers(known: Table, aside: Mapping[Place, Mapping[str, float]] | None = None) -> list[Crossover]:
     """By shape and measured value of the axis: the fastest, the time of each, and the cost of the worst choice.
 
     All candidates of the table compete (see `competing`); aside: place -> times of those that do not. A candidate
-    without a point there is interpolated as the router does it; one that has points on one side only is not compared.
+    without a point there is there by the time model, as the router does it.
     """
-    from kernels import routing
-
+    asks, device = router(known.family), devices.get(known.device)
     found = []
-    for shape in dict.fromkeys(p.shape for p in known.points):
-        own = [p for p in known.points if p.shape == shape]
-        for at in sorted({p.at for p in own}):
-            times = routing.times(own, at)
-            best = min(times, key=times.__getitem__)
-            near = tuple(sorted(times.keys() - {p.candidate for p in own if p.at == at}))
-            beside = (aside or {}).get((shape, at), {})
-            found.append(Crossover(dict(shape), known.axis, at, best, times, near, beside))
+    for shape, at in sorted(known.at):
+        workload, _ = asks.asked({axis: str(value) for axis, value in (*shape, (known.axis, at))})
+        choice = choose(asks, workload, device, known=known)
+        beside = (aside or {}).get((shape, at), {})
+        near = tuple(sorted(choice.fitted))
+        found.append(Crossover(dict(shape), known.axis, at, choice.candidate, choice.times_us, near, beside))
     return found
 
 
@@ -252,11 +306,28 @@ def text(known: Table) -> str:
     from kernels import routing
 
     points = [
-        {"candidate": p.candidate, "shape": dict(p.shape), "at": p.at, "median_us": round(p.median_us, 3)}
-        for p in known.points
+        {"candidate": p.candidate, "shape": dict(p.shape), "at": p.at, "median_us": p.median_us} for p in known.points
     ]
-    head = {key: getattr(known, key) for key in ("device", "family", "axis", "source")}
-    return json.dumps({"schema": routing.SCHEMA, **head, "points": points}, indent=1) + "\n"
+    head = {key: getattr(known, key) for key in ("device", "family", "axis", "source", "validation")}
+    lines = [f' "{key}": {json.dumps(value)}' for key, value in {"schema": routing.SCHEMA, **head}.items()]
+    fits = [f'  "{name}": {json.dumps(asdict(fit))}' for name, fit in sorted(known.fits.items())]
+    lines += [' "fits": {\n' + ",\n".join(fits) + "\n }"]
+    lines += [' "points": [\n  ' + ",\n  ".join(map(json.dumps, points)) + "\n ]"]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def same(one: Table, other: Table) -> bool:
+    """Whether two tables have the same points, and parameters within 1 %, which another machine's sums keep."""
+
+    def close(a: Fit, b: Fit) -> bool:
+        return a.us.keys() == b.us.keys() and all(abs(a.us[n] / b.us[n] - 1) < 0.01 for n in a.us)
+
+    points = [replace(t, fits={}, validation={}) for t in (one, other)]
+    return (
+        points[0] == points[1]
+        and one.fits.keys() == other.fits.keys()
+        and all(close(fit, other.fits[name]) for name, fit in one.fits.items())
+    )
 
 
 def _aside(groups: Groups, out: Mapping[str, str]) -> dict[Place, dict[str, float]]:
@@ -302,14 +373,25 @@ def check_precisions(family: str, precisions: Sequence[str]) -> list[str]:
     return known
 
 
-def choose(asks: Router, workload: Any, device: devices.Device, precisions: Sequence[str] = ()) -> Choice:
-    """What the family's router takes for a workload on a device; ValueError where it takes nothing."""
+def choose(
+    asks: Router, workload: Any, device: devices.Device, precisions: Sequence[str] = (), known: Table | None = None
+) -> Choice:
+    """What the family's router takes for a workload on a device; ValueError where it takes nothing.
+
+    known: another table than the stored one; then all candidates of it compete.
+    """
     from kernels import routing
+    from kernels.common import described_for
 
     peaks = {pipe: fact.base / 1e12 for pipe, fact in device.peaks.items()}
-    read_gb_s = device.bandwidth.base / 1e9
+    read_gb_s = device.bandwidth.base / 1e9 if device.memory_bandwidth else timefit.BYTES_S / 1e9
     candidates = able(asks.family, device)
-    return routing.route(asks, workload, device.id, candidates, read_gb_s, peaks, None, precisions)
+    if known is not None:
+        here = {p.candidate for p in known.points}
+        candidates = tuple(c for c in candidates if c.name in here)
+        precisions = [*asks.opt_in, *{c.precision for c in candidates if asks.stored}]
+    with described_for(device.capability):
+        return routing.route(asks, workload, device.id, candidates, read_gb_s, peaks, known, precisions, _sms(device))
 
 
 def errors(names: Iterable[str], rows: Iterable[Measurement]) -> dict[str, Errors]:
@@ -328,9 +410,10 @@ def answer(
 ) -> dict[str, Any]:
     """The choice for the shape that AXIS=VALUE words give, from the stored table, as `--json` prints it.
 
-    us: expected time, None where nothing is known; cost_of_*: another's time over it. collapsed: what of the words was.
-    left_out: candidates that were not compared, and why; never: those of them that no router takes. override: the
-    environment variable that forced the choice. errors: candidate -> relative errors of its sound rows.
+    us: expected time, None where nothing is known; interval_us: of 90 %, where it is the fitted model's; cost_of_*:
+    another's time over it. collapsed: what of the words was. left_out: candidates that were not compared, and why;
+    never: those of them that no router takes. override: the environment variable that forced the choice. errors:
+    candidate -> relative errors of its sound rows.
 
     Raises BadInput for words that are no shape of the family and where no candidate takes it.
     """
@@ -343,7 +426,7 @@ def answer(
         choice = choose(asks, workload, device, precisions)
     except ValueError as problem:
         raise BadInput("lab routes", str(problem)) from None
-    times, own = choice.times_us, choice.times_us.get(choice.candidate)
+    times, own, fit = choice.times_us, choice.times_us.get(choice.candidate), choice.fitted.get(choice.candidate)
     others = [name for name in times if name != choice.candidate]
     runner_up, worst = next(iter(others), None), max(others, key=times.__getitem__, default=None)
     every = families.load(family).candidates
@@ -360,6 +443,7 @@ def answer(
         "precision": every[choice.candidate].precision,
         "how": choice.how,
         "us": own,
+        "interval_us": [round(x, 3) for x in (fit.low, fit.high)] if fit else None,
         "reason": choice.reason,
         "runner_up": runner_up,
         "cost_of_runner_up": times[runner_up] / own if runner_up and own else None,
@@ -411,6 +495,8 @@ def run(arguments: Namespace) -> int:
 
 
 def _print_table(asks: Router, device: devices.Device, named: Sequence[str], arguments: Namespace) -> None:
+    from kernels import routing
+
     groups = _groups(asks, device.id, None)
     known = _made(asks, device.id, groups)
     out = barred(asks.family, arguments.precision)
@@ -432,6 +518,6 @@ def _print_table(asks: Router, device: devices.Device, named: Sequence[str], arg
         return
     stored = path(known)
     if arguments.write:
-        print(f"written: {shown(files.write(stored, text(known)))}")
-    elif not arguments.json and not (stored.exists() and stored.read_text(encoding="utf-8") == text(known)):
+        print(f"written: {shown(files.write(stored, text(validated(known))))}")
+    elif not arguments.json and not (stored.exists() and same(routing.read(stored), known)):
         print("the stored table, which the router reads, is not this one; --write stores it")

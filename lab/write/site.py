@@ -141,8 +141,8 @@ def _write_family(out: Path, name: str, lines: Sequence[View]) -> None:
                 (device, own, f"{name}-{device}.svg", f"{title}: ours and the fastest rival of the same run, by card")
             )
         with contextlib.suppress(BadInput):  # nothing was timed together there
-            known = routes.competing(routes.table(name, device))
-            routed.append((device, routes.crossovers(known), known.source))
+            known = routes.validated(routes.table(name, device))
+            routed.append((device, routes.crossovers(routes.competing(known)), known))
     stems = sorted({stem for v in lines for stem in pages.notebooks(v.card)})
     values = {"limits": shown, "routes": routed, "files": pages.family_files(name), "books": stems}
     title = families.load(name).title

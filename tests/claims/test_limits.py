@@ -134,7 +134,7 @@ def test_claims():
                     "at": f"{table.axis}={entry.at}",
                     "fastest": best,
                     "crossover": "here" if turned else "",
-                    "us": ("~" if best in entry.interpolated else "") + f"{entry.times_us[best]:.1f}",
+                    "us": ("~" if best in entry.fitted else "") + f"{entry.times_us[best]:.1f}",
                     "worst": entry.worst,
                     "costs": f"{entry.cost_of_worst:.2f}x",
                 }

@@ -2,15 +2,17 @@
 
 import json
 import math
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kernels import routing
+from kernels.common import Work
 from kernels.nvfp4.route import ROUTER as NVFP4
 from kernels.q8.route import ROUTER as Q8_0
 from kernels.routing import Point, Table
+from kernels.timing import Fit, predict
 from lab.card import recorded
 
 SHAPE = {"N": 17408, "K": 5120}
@@ -22,63 +24,71 @@ def table(**times: dict[int, float]) -> Table:
     return Table("h200", "toy", "M", points, "run")
 
 
-# They cross between 8 and 32: 16 against 64 at 8, 64 against 16 at 32, equal at 16.
 CROSSING = table(gemv={8: 16.0, 32: 64.0}, gemm={8: 64.0, 32: 16.0})
+# A launch of 2 us; gemv takes 1 us a token after it, gemm 10 us whatever they are.
+FITS = {
+    "gemv": Fit({"launches": 2.0, "tokens": 1.0}, ((0.0, 0.0), (0.0, 0.0)), 0.1, 8),
+    "gemm": Fit({"launches": 2.0, "bytes": 1.0}, ((0.0, 0.0), (0.0, 0.01)), 0.1, 8),
+}
 
 
-def predict(name: str, shape: Mapping[str, int], at: int) -> float:
-    """Of gemv twice as long as of gemm; proportional to the weights, whatever the columns."""
-    return {"gemv": 2.0, "gemm": 1.0}[name] * shape["N"] * shape["K"] / (17408 * 5120)
+def choose(
+    at: int, known: Table | None = CROSSING, names: tuple[str, ...] = ("gemv", "gemm"), device: str = "h200"
+) -> routing.Choice:
+    """The roofline knows that gemv takes twice as long as gemm."""
+
+    def work(name: str) -> Work:
+        return Work({"tokens": float(at)} if name == "gemv" else {"bytes": 10.0})
+
+    return routing.choose("toy", device, SHAPE, at, names, {"gemv": 2.0, "gemm": 1.0}.__getitem__, work, known)
 
 
-def choose(at: int, known: Table | None = CROSSING, names: tuple[str, ...] = ("gemv", "gemm")) -> routing.Choice:
-    return routing.choose("toy", "h200", SHAPE, at, names, predict, known)
+@pytest.mark.parametrize(("at", "name"), [(8, "gemv"), (32, "gemm")])
+def test_a_measured_place_decides(at: int, name: str) -> None:
+    choice = choose(at, replace(CROSSING, fits=FITS))  # by the model alone gemv would take 10 us at 8, gemm 12 at 32
+    assert (choice.candidate, choice.how, choice.fitted) == (name, "measured", {})
+    assert f"M={at} on h200: 16.0 us against" in choice.reason
+    assert "64.0" in choice.reason
 
 
-@pytest.mark.parametrize(
-    ("at", "name", "how"),
-    [
-        (8, "gemv", "measured"),
-        (15, "gemv", "interpolated"),
-        (17, "gemm", "interpolated"),
-        (32, "gemm", "measured"),
-        (4, "gemv", "nearest"),
-        (64, "gemm", "nearest"),
-        (3, "gemv", "predicted"),
-        (4096, "gemm", "predicted"),
-    ],
-)
-def test_the_measured_crossover_decides_and_says_how_near_it_is(at: int, name: str, how: str) -> None:
-    choice = choose(at)
-    assert (choice.candidate, choice.how) == (name, how)
-    assert "on h200" in choice.reason
+def test_between_and_beyond_measured_places_the_model_decides_with_its_interval() -> None:
+    known = replace(CROSSING, fits=FITS)
+    few, many = choose(7, known), choose(4096, known)
+    assert (few.candidate, few.how) == ("gemv", "fitted")
+    assert few.times_us == pytest.approx({"gemv": 9.0, "gemm": 12.0})
+    assert "~9.0 us by the fitted model (90 % within 8.1 and 9.9, most of it tokens) against gemm ~12.0" in few.reason
+    assert (many.candidate, many.how) == ("gemm", "fitted")
+    # The covariance of log "bytes" is (0.1)^2, its share 10 / 12: twice NOISE, so wider by sqrt(1 + (10 / 6)^2).
+    assert math.log(many.fitted["gemm"].high / 12.0) == pytest.approx(0.1 * math.hypot(1, 10 / 6))
 
 
-def test_times_are_interpolated_on_logarithms() -> None:
-    assert routing.times(CROSSING.points, 16) == pytest.approx({"gemv": 32.0, "gemm": 32.0})
-    assert routing.times(CROSSING.points, 1) == {}
-    assert "between its own points at 8 and 32" in choose(16).reason
+def test_a_candidate_without_a_time_there_has_the_model_s_beside_measured_ones() -> None:
+    choice = choose(8, replace(table(gemv={8: 16.0}), fits=FITS))
+    assert (choice.candidate, choice.how) == ("gemm", "fitted")
+    assert choice.times_us == pytest.approx({"gemm": 12.0, "gemv": 16.0})
+    assert choice.reason.endswith("against gemv 16.0")
 
 
-def test_a_candidate_is_interpolated_between_its_own_points() -> None:
-    """At 1024 only one was timed; the others stood at 512 and 2048 and must be compared all the same."""
-    known = table(gemv={512: 100.0, 1024: 210.0, 2048: 400.0}, gemm={512: 90.0, 2048: 360.0})
-    choice = choose(1024, known)
-    assert (choice.candidate, choice.how) == ("gemm", "interpolated")
-    assert choice.times_us == pytest.approx({"gemm": 180.0, "gemv": 210.0})
-    assert "~180.0 us against gemv 210.0" in choice.reason
-    assert choose(2048, known).how == "measured"
+def test_what_was_neither_measured_there_nor_fitted_is_not_compared() -> None:
+    choice = choose(8, table(gemv={8: 16.0}, gemm={32: 1.0}))
+    assert (choice.candidate, choice.how) == ("gemv", "measured")
+    assert choice.left_out == {"gemm": "neither measured there nor fitted"}
+    assert choose(9).how == "predicted"
 
 
-def test_a_candidate_measured_on_one_side_only_is_not_extrapolated() -> None:
-    choice = choose(16, table(gemv={8: 1.0}, gemm={8: 64.0, 32: 16.0}))
-    assert choice.candidate == "gemm"
-    assert choice.left_out == {"gemv": "no measured time there, nor on both sides"}
+def test_a_count_that_was_never_fitted_is_no_basis() -> None:
+    fit = FITS["gemm"]
+    assert predict(Work({"bytes": 10.0}), fit) is not None
+    assert predict(Work({"tile64": 10.0}), fit) is None
 
 
-def test_points_on_different_sides_are_no_interpolation() -> None:
-    choice = choose(16, table(gemv={8: 16.0}, gemm={32: 1.0}))
-    assert (choice.candidate, choice.how) == ("gemv", "nearest")  # 8 and 32 are as near; the smaller one is taken
+def test_a_plan_answers_what_the_router_answers_at_the_value_above() -> None:
+    known = replace(CROSSING, fits=FITS)
+    made = routing.plan(lambda at: choose(at, known))
+    for at in (1, 8, 9, 10, 11, 32, 64):
+        assert made[at] == choose(at, known)
+    assert made[65] == made[80] == choose(80, known)
+    assert made[10**6] == choose(4096, known)
 
 
 def test_a_candidate_that_cannot_run_here_is_not_chosen() -> None:
@@ -89,7 +99,7 @@ def test_a_candidate_that_cannot_run_here_is_not_chosen() -> None:
 
 def test_a_candidate_that_the_table_prefers_but_that_refuses_is_passed_over_and_named() -> None:
     reason = "M=8: not any more; use gemm"
-    args = ("toy", "h200", SHAPE, 8, ("gemm",), predict)
+    args = ("toy", "h200", SHAPE, 8, ("gemm",), lambda name: 1.0, lambda name: None)
     choice = routing.choose(*args, CROSSING, {"gemv": reason})
     assert (choice.candidate, choice.how) == ("gemm", "measured")
     assert f"64.0 us; passed over gemv, 16.0 in the table: {reason}" in str(choice)
@@ -97,58 +107,32 @@ def test_a_candidate_that_the_table_prefers_but_that_refuses_is_passed_over_and_
     only = routing.choose(*args, table(gemv={8: 16.0}), {"gemv": reason})
     assert (only.candidate, only.how) == ("gemm", "predicted")
     assert f"passed over gemv, which is in the table: {reason}" in str(only)
-    far = routing.choose("toy", "h200", {"N": 34816, "K": 5120}, 8, ("gemm",), predict, CROSSING, {"gemv": reason})
-    assert f"128.0 us; passed over gemv, 16.0 in the table: {reason}" in str(far)
-    slower = routing.choose("toy", "h200", SHAPE, 32, ("gemm",), predict, CROSSING, {"gemv": reason})
+    slower = routing.choose("toy", "h200", SHAPE, 32, ("gemm",), *args[5:], CROSSING, {"gemv": reason})
     assert "passed over" not in str(slower)
 
 
-def at_shape(n: int, k: int, at: int = 8) -> routing.Choice:
-    far = Point("gemm", (("K", 64), ("N", 64)), 8, 0.1)
-    known = Table("h200", "toy", "M", (*CROSSING.points, far), "run")
-    return routing.choose("toy", "h200", {"N": n, "K": k}, at, ("gemv", "gemm"), predict, known)
-
-
-def test_the_nearest_shape_is_used_scaled_and_named() -> None:
-    near = at_shape(8704, 5120)
-    assert (near.candidate, near.how) == ("gemv", "nearest")
-    assert "nearest measured place K=5120 N=17408 M=8 on h200, 2.00x away" in near.reason
-    assert near.times_us == pytest.approx({"gemv": 8.0, "gemm": 32.0})
-    assert "M=16 on h200 (~: between its own points at 8 and 32), 2.00x away" in at_shape(8704, 5120, 16).reason
-
-
-def test_a_shape_far_from_every_point_is_never_called_measured() -> None:
-    """One more row than half, one column less than half: told as a prediction, from the same place."""
-    for far in (at_shape(8703, 5120), at_shape(8704, 5120, 7), at_shape(17408, 5120, 3), at_shape(4096, 2048)):
-        assert far.how == "predicted"
-        assert "no measured place within 2x, the nearest is K=5120 N=17408" in far.reason
-    assert at_shape(4096, 2048).times_us == pytest.approx({"gemv": 16.0 / 10.625, "gemm": 64.0 / 10.625})
-
-
 def test_without_rows_the_prediction_decides_and_says_so() -> None:
-    choice = routing.choose("toy", "no-such-device", SHAPE, 8, ("gemv", "gemm"), predict)
+    choice = choose(8, None, device="no-such-device")
     assert (choice.candidate, choice.how) == ("gemm", "predicted")
     assert "nothing measured on no-such-device" in choice.reason
     assert "equal" not in choice.reason
-    level = routing.choose("toy", "no-such-device", SHAPE, 8, ("gemv", "gemm"), lambda name, shape, at: 1.0)
+    arguments = ("toy", "no-such-device", SHAPE, 8, ("gemv", "gemm"), lambda name: 1.0, lambda name: None)
+    level = routing.choose(*arguments)
     assert level.candidate == "gemv"
     assert "(equal ones in the order of preference)" in level.reason
 
 
 def test_a_pipe_without_a_peak_is_no_prediction() -> None:
-    def only(name: str, shape: Mapping[str, int], at: int) -> float:
-        return 5.0 if name == "gemv" else math.inf
+    def asked(*names: str) -> routing.Choice:
+        floors = {"gemv": 5.0, "gemm": math.inf}
+        return routing.choose("toy", "no-such-device", SHAPE, 8, names, floors.__getitem__, lambda name: None)
 
-    choice = routing.choose("toy", "no-such-device", SHAPE, 8, ("gemm", "gemv"), only)
+    choice = asked("gemm", "gemv")
     assert (choice.candidate, choice.times_us) == ("gemv", {"gemv": 5.0})
     assert choice.left_out == {"gemm": "no peak for its pipe"}
-    none = routing.choose("toy", "no-such-device", SHAPE, 8, ("gemm",), only)
+    none = asked("gemm")
     assert (none.candidate, none.times_us) == ("gemm", {})
     assert "no peak for the pipe of any candidate, the first is taken" in none.reason
-    unscaled = routing.choose("toy", "h200", SHAPE, 4, ("gemv", "gemm"), only, CROSSING)
-    assert unscaled.times_us == {"gemv": 16.0, "gemm": 64.0}
-    assert unscaled.reason.startswith("nearest measured place")
-    assert "scaled" not in unscaled.reason
 
 
 def test_the_environment_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,8 +152,19 @@ def test_the_environment_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
         "",
         "[]",
         '{"schema": 9}',
-        json.dumps({"schema": 1, "device": "d", "family": "f", "axis": "M", "source": "s", "points": []}),
-        '{"schema": 1, "device": "d", "family": "f", "axis": "M", "source": "s",'
+        json.dumps(
+            {
+                "schema": 2,
+                "device": "d",
+                "family": "f",
+                "axis": "M",
+                "source": "s",
+                "points": [],
+                "fits": {},
+                "validation": {},
+            }
+        ),
+        '{"schema": 2, "device": "d", "family": "f", "axis": "M", "source": "s",'
         ' "points": [{"candidate": "a", "shape": {"N": 1}, "at": 1, "median_us": NaN}]}',
     ],
 )
@@ -247,7 +242,7 @@ SOUND = {
 
 
 def routed(known: Table, names: tuple[str, ...] = ("mmq", "cublas", "warp8")) -> routing.Choice:
-    return routing.choose("q8", known.device, SHAPE, 2048, names, lambda *where: 1.0, known)
+    return routing.choose("q8", known.device, SHAPE, 2048, names, lambda name: 1.0, lambda name: None, known)
 
 
 @pytest.mark.parametrize("bandwidth_gb_s", [273, 546])  # both are in the record

@@ -1,6 +1,7 @@
 """`lab routes`: tables from rows, and the refusal to make a policy of an artefact."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,15 @@ def test_what_is_written_is_what_the_router_reads(tmp_path: Path) -> None:
     known = routes.table("nvfp4", "h200", PAIR)
     path = files.write(routes.path(known, tmp_path), routes.text(known))
     assert routing.read(path) == known
+    more = [row(name, m, 20.0 + m) for name in CANDIDATES for m in (1, 2, 4, 8, 16)]
+    fitted = routes.validated(routes.table("nvfp4", "h200", more))
+    assert set(fitted.fits) == set(CANDIDATES)
+    back = routing.read(files.write(path, routes.text(fitted)))
+    assert back == fitted
+    assert routes.same(back, fitted)
+    slower = replace(fitted.fits["triton_gemm"], us=dict.fromkeys(fitted.fits["triton_gemm"].us, 1.0))
+    assert not routes.same(replace(fitted, fits={**fitted.fits, "triton_gemm": slower}), fitted)
+    assert not routes.same(known, fitted)
 
 
 def test_a_wrong_choice_has_its_price() -> None:
@@ -155,13 +165,14 @@ def test_arms_of_a_question_make_no_route_and_are_marked(
     assert "M=128: cuda_w4a8_promoted 30.0 us; torch_bf16 50.0" in capsys.readouterr().out
 
 
-def test_a_candidate_without_a_point_is_interpolated_in_the_table() -> None:
-    other = [row("torch_bf16", m, us) for m, us in ((4, 30.0), (16, 120.0))]
-    known = routes.table("nvfp4", "h200", [*PAIR, *other, row("triton_gemm", 4, 9.0), row("triton_gemm", 16, 90.0)])
+def test_a_candidate_without_a_point_has_the_model_s_time_in_the_table() -> None:
+    times = {1: 15.0, 2: 15.5, 4: 16.0, 16: 17.0, 32: 19.0}
+    other = [row("torch_bf16", m, us) for m, us in times.items()]
+    known = routes.table("nvfp4", "h200", [*PAIR, *other, *(row("triton_gemm", m, 90.0) for m in times)])
     (place,) = (p for p in routes.crossovers(known) if p.at == 8)
-    assert place.interpolated == ("torch_bf16",)
-    assert place.times_us["torch_bf16"] == pytest.approx(60.0)
-    assert "torch_bf16 ~60.0 (3.00x)" in str(place)
+    assert place.fitted == ("torch_bf16",)  # triton_gemm was timed there, and triton_gemv once only
+    assert 15.0 < place.times_us["torch_bf16"] < 19.0
+    assert f"torch_bf16 ~{place.times_us['torch_bf16']:.1f}" in str(place)
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

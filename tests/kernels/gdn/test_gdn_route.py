@@ -26,10 +26,10 @@ TABLE = routing.Table(
     "gdn",
     "T",
     (
-        routing.Point("split", SHAPE, 256, 20.0),
-        routing.Point("scan", SHAPE, 256, 40.0),
-        routing.Point("split", SHAPE, 4096, 400.0),
-        routing.Point("scan", SHAPE, 4096, 100.0),
+        routing.Point("split", SHAPE, 512, 20.0),
+        routing.Point("scan", SHAPE, 512, 40.0),
+        routing.Point("split", SHAPE, 2048, 400.0),
+        routing.Point("scan", SHAPE, 2048, 100.0),
     ),
     "r",
 )
@@ -40,7 +40,6 @@ def chosen(workload: Workload, known: routing.Table | None = TABLE) -> routing.C
 
 
 def test_the_scan_length_decides() -> None:
-    # split 20 -> 400 and scan 40 -> 100 over a factor of 16 cross at T = 645
     assert chosen(SHORT).candidate == "split"
     assert chosen(LONG).candidate == "scan"
     assert "T=2048" in chosen(LONG).reason
