@@ -152,8 +152,8 @@ def tolerance(workload: Workload, precision: str) -> dict[str, Tolerance]:
     This is for wiring, order and updates: a layer left out, a position off by one, a state not written. What formats a
     product may use is the products' own check (kernels/nvfp4, gdn, kv), which 64 layers of rounding would hide.
     """
-    if precision != "bf16":
-        raise ValueError(f'precision {precision!r} is unknown: use "bf16"')
+    if precision not in ("bf16", "nvfp4-w4a16"):
+        raise ValueError(f'precision {precision!r} is unknown: use "bf16" or "nvfp4-w4a16"')
     limit = 1.5 * ROUNDING * (8 * workload["layers"] + 4) ** 0.5
     new = new_tokens(workload)
     fresh = sum(new) / (len(new) * (workload["ctx"] + max(new)))

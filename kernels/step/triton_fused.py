@@ -230,7 +230,7 @@ def run(args: Args, out: Tensors) -> None:
     wiring.run(FUSED, args, out)
 
 
-def _builds(capability: int) -> tuple[Build, ...]:
+def builds(capability: int) -> tuple[Build, ...]:
     """At the sizes of Qwen3.6-27B."""
 
     def build(
@@ -266,6 +266,6 @@ def _builds(capability: int) -> tuple[Build, ...]:
 CANDIDATES = (
     Candidate(
         "triton_fused", "bf16", run, Needs(triton="3.6"), prepare=torch_eager.prepare, refuses=wiring.refuses,
-        builds=_builds,
+        builds=builds,
     ),
 )  # fmt: skip

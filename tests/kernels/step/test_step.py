@@ -21,6 +21,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 needs_triton = pytest.mark.skipif(
     not has_triton() or (DEVICE == "cpu" and not interpreted()), reason="needs Triton, on a GPU or in its interpreter"
 )
+TRITON = ("triton_fused", "served")
 CHECKS = [w for w in cases.WORKLOADS if w.role == "check"]
 BY_ID = {w.id: w for w in cases.WORKLOADS}
 
@@ -34,7 +35,7 @@ def checked(workload: Workload, run: Any = None, seed: int = 0, name: str = "tor
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize("name", ["torch_eager", pytest.param("triton_fused", marks=needs_triton)])
+@pytest.mark.parametrize("name", ["torch_eager", *(pytest.param(n, marks=needs_triton) for n in TRITON)])
 @pytest.mark.parametrize("workload", CHECKS, ids=lambda w: w.id)
 def test_a_candidate_is_a_step(workload: Workload, name: str, seed: int) -> None:
     assert checked(workload, seed=seed, name=name) == ""
