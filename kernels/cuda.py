@@ -84,7 +84,7 @@ def nvcc_architecture(name: str) -> tuple[str, ...]:
     return ("-gencode", f"arch=compute_{name.removeprefix('sm_')},code={name}")
 
 
-def _texts(path: Path, folders: tuple[Path, ...], seen: dict[Path, str] | None = None) -> dict[Path, str]:
+def texts(path: Path, folders: tuple[Path, ...], seen: dict[Path, str] | None = None) -> dict[Path, str]:
     """The text of a source and of every header of ours that it includes, directly or not."""
     seen = {} if seen is None else seen
     if path not in seen:
@@ -92,7 +92,7 @@ def _texts(path: Path, folders: tuple[Path, ...], seen: dict[Path, str] | None =
         for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', seen[path], re.M):
             header = next((f / name for f in (path.parent, *folders) if (f / name).exists()), None)
             if header is not None:
-                _texts(header.resolve(), folders, seen)
+                texts(header.resolve(), folders, seen)
     return seen
 
 
@@ -163,9 +163,9 @@ def compiled(source: CudaSource, capability: tuple[int, int], prefer: str = "nvr
         )
     name = prefer if prefer in here else next(iter(here))
     arch, compiler = architecture(source, capability), f"{name} {here[name]}"
-    texts = _texts(source.path.resolve(), include_folders(source))
+    read = texts(source.path.resolve(), include_folders(source))
     by = _by_nvrtc if name == "nvrtc" else _by_nvcc
-    parts = [compiler, arch, *source.options, *texts.values()]
+    parts = [compiler, arch, *source.options, *read.values()]
     return compiler, build_cache.kept(f"{source.path.stem}-{arch}", parts, functools.partial(by, source, arch))
 
 

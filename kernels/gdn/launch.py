@@ -18,9 +18,13 @@ INTERPRETER = (0, 0)  # stands for "no GPU": Triton's interpreter
 
 
 @lru_cache
+def _of_gpu(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
+
+
 def capability(device: torch.device) -> tuple[int, int]:
-    """Compute capability of a device, (0, 0) for the CPU."""
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else INTERPRETER
+    """Compute capability of a device; for the CPU that which a launch is described for, else (0, 0)."""
+    return _of_gpu(device) if device.type == "cuda" else asked_capability.get() or INTERPRETER
 
 
 def current_capability() -> tuple[int, int]:

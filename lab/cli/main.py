@@ -141,6 +141,13 @@ COMMANDS = {
         flag("--write", "with --probe: keep the rows under profiles/aot/"),
         ON,
     )),
+    "export": Command("lab.check.export:run", "a folder that runs a kernel without Python, with a test of its own", (
+        arg("family"),
+        arg("candidate"),
+        arg("--shape", required=True, metavar="AXIS=VALUE,...", help="e.g. M=8,N=5120,K=6144; or a workload's id"),
+        arg("--device", default="h200", help="the GPU it is for (default h200)"),
+        arg("out", type=Path, metavar="OUT", help="a new folder"),
+    ), json=False),
     "cluster": Command("lab.bench.local:run",
         "a Dask scheduler and workers on this host, one a GPU, until Ctrl-C; prints the address for --on", (
         arg("--local", type=int, required=True, metavar="N", help="workers; at most one a GPU where there are GPUs"),
