@@ -75,15 +75,18 @@ class Noting:
     launches: list[Noted] = field(default_factory=list)
 
     def load(self, source: CudaSource, name: str, device: int, shared_bytes: int = 0) -> Any:
+        """In the place of `kernels.cuda.load`: nothing is compiled."""
         return SimpleNamespace(name=name, source=source, device=0, function=SimpleNamespace(ptr=0))
 
     def launch(
         self, kernel: Any, grid: Any, threads: int, arguments: Any, shared_bytes: int = 0, programmatic: bool = False
     ) -> None:
+        """In the place of `kernels.cuda.launch`."""
         given = (kernel.name, kernel.source, (*grid, 1, 1)[:3], threads, shared_bytes, programmatic, tuple(arguments))
         self.launches.append(Noted(*given))
 
     def encoded(self, address: int, element: int, dims: Any, strides: Any, box: Any, promotion_bytes: int) -> Any:
+        """A tensor map that knows what it was asked to be."""
         from kernels.cuda_driver import PROMOTIONS, TensorMap
 
         made = TensorMap(128)
