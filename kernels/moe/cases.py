@@ -1,0 +1,113 @@
+"""Workloads of a mixture's layer, their inputs, and how far an output may lie from the reference.
+
+Weights are normal with standard deviation K^-1/2, so that what an expert gives is of one size at every width. Logits
+are float32 and no two of a token are equal, so every implementation picks the same experts.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.common import Tensors, Tolerance, Workload, poisoned
+from kernels.nvfp4 import format as nvfp4
+
+ACTIVATIONS = ("x", "logits")
+IN_PLACE: tuple[str, ...] = ()
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+UNIT = {"bf16": 2.0**-8, "fp16": 2.0**-11}
+ROUTINGS = ("uniform", "zipf", "one")
+PARTS = ("packed", "scale", "tensor_scale")
+
+
+def _workload(
+    T: int, experts: int, top_k: int, H: int, F: int, routing: str = "uniform", shared: int = 0, dtype: str = "bf16",
+    role: str = "check", source: str = "",
+) -> Workload:  # fmt: skip
+    axes: dict[str, int | str] = {
+        "T": T, "experts": experts, "top_k": top_k, "H": H, "F": F, "shared": shared, "routing": routing,
+        "dtype": dtype,
+    }  # fmt: skip
+    name = f"t{T}_e{experts}_k{top_k}_h{H}_f{F}" + f"_{routing}" * (routing != "uniform") + f"_s{shared}" * bool(shared)
+    return Workload(name + f"_{dtype}" * (role == "check"), axes, role, f"normal, {routing} routing", source)
+
+
+def _35b(T: int, routing: str = "uniform") -> Workload:
+    return _workload(T, 256, 8, 2048, 512, routing, 512, role="measure", source="q36-35b-a3b.moe")
+
+
+WORKLOADS = (
+    # one token, fewer tokens than experts, rows that are no multiple of a tile, experts without a token
+    _workload(1, 8, 2, 64, 32),
+    _workload(2, 8, 2, 80, 48, shared=32),
+    _workload(8, 16, 4, 64, 48, "zipf", dtype="fp16"),
+    _workload(17, 8, 2, 128, 64, "one", shared=64),
+    _workload(63, 5, 3, 64, 80),
+    _workload(75, 32, 8, 80, 32, "zipf"),
+    *map(_35b, (1, 2, 8, 17, 32, 128, 257, 512, 1024, 2048)),
+    *(_35b(T, "zipf") for T in (8, 32, 128, 512)),
+    *(_35b(T, "one") for T in (32, 128, 512)),
+)
+
+
+def _stack(count: int, rows: int, columns: int, rng: torch.Generator, name: str) -> Tensors:
+    """`count` quantised matrices [rows, columns], each with a tensor scale of its own."""
+    made = []
+    for _ in range(count):
+        w = torch.randn(rows, columns, generator=rng, device=rng.device) * columns**-0.5
+        made.append(nvfp4.quantise(w))
+    stacked = {f"{name}_{part}": torch.stack([getattr(q, part) for q in made]) for part in ("packed", "scale")}
+    return stacked | {f"{name}_tensor_scale": torch.cat([q.tensor_scale for q in made])}
+
+
+def inputs(workload: Workload, seed: int = 0, device: torch.device | str = "cpu") -> Tensors:
+    """As in the package's docstring; top_k int64 [] besides."""
+    rng = torch.Generator(device=device).manual_seed(seed)
+    experts, width, inner, shared = (workload[axis] for axis in ("experts", "H", "F", "shared"))
+    made = _stack(experts, 2 * inner, width, rng, "gate_up") | _stack(experts, width, inner, rng, "down")
+    if shared:
+        made |= _stack(1, 2 * shared, width, rng, "shared_gate_up") | _stack(1, width, shared, rng, "shared_down")
+        made["shared_gate"] = (torch.randn(width, generator=rng, device=device) * width**-0.5).to(torch.bfloat16)
+    made["top_k"] = torch.tensor(workload["top_k"], device=device)
+    return made | activations(workload, seed + 1, device)
+
+
+def activations(workload: Workload, seed: int, device: torch.device | str) -> Tensors:
+    """x and logits. The largest of log p_e plus Gumbel noise are draws with odds p_e that take no expert twice."""
+    rng = torch.Generator(device=device).manual_seed(seed)
+    tokens, experts, routing = workload["T"], workload["experts"], workload["routing"]
+    if routing not in ROUTINGS:
+        raise ValueError(f"routing={routing!r} is not one of {ROUTINGS}; use one of them")
+    x = torch.randn(tokens, workload["H"], generator=rng, device=device).to(DTYPES[workload["dtype"]])
+    uniform = torch.rand(tokens, experts, generator=rng, device=device).clamp(1e-12, 1 - 1e-7)
+    logits = -torch.log(-torch.log(uniform))
+    if routing == "zipf":
+        logits -= torch.arange(1, experts + 1, device=device).log()
+    elif routing == "one":
+        logits[:, 0] += 30.0
+    return {"x": x, "logits": logits}
+
+
+def outputs(workload: Workload, inputs: Tensors) -> Tensors:
+    """{"y": [T, H]} in x's dtype, every element NaN."""
+    return {"y": poisoned((workload["T"], workload["H"]), DTYPES[workload["dtype"]], inputs["x"].device)}
+
+
+def tolerance(workload: Workload, precision: str) -> dict[str, Tolerance]:
+    """Limits for "y"; raises ValueError naming the known precisions otherwise.
+
+    Between the products h is rounded to the type of x: 0.58 of a unit rms at most, which an average over F keeps. A
+    library rounds more on the way ("bf16"): weights once (0.64 of 2^-8 at the worst tensor scale, see
+    kernels/nvfp4/cases.py) in both products, gate and up and SiLU between, and what each expert gives before the sum.
+    SiLU's slope is up to 1.1 and gate and up both carry the first product's error, so that one counts twice.
+    """
+    tokens, width = workload["T"], workload["H"]
+    sums = (max(workload["H"], workload["F"]) / 16 + 16) * 2.0**-23
+    unit = UNIT[workload["dtype"]]
+    counts = {"nvfp4-w4a16": ((1, 0.58 * unit),), "bf16": ((3, 1.1 * 0.64 * 2.0**-8), (5, 0.58 * unit))}
+    if precision not in counts:
+        raise ValueError(f"precision={precision!r} is not one of {sorted(counts)}; use one of them")
+    rounded = sum(n * each**2 for n, each in counts[precision]) ** 0.5
+    small = workload["experts"] * workload["H"] * workload["F"]  # a few mantissas scatter, as in kernels/nvfp4
+    limit = rounded * (1 + 2.25 / (tokens * width) ** 0.5) * (1 + 20 / small**0.5 * (precision == "bf16")) + sums
+    why = "h rounded once, float32 sums" if precision == "nvfp4-w4a16" else "weights, h and what lies between rounded"
+    return {"y": Tolerance(limit, 8 * limit, why)}

@@ -1,0 +1,42 @@
+"""Flops and compulsory bytes of a mixture's layer.
+
+6 H F flops for each token and expert, and for the shared one. Bytes: the weights of every expert that is hit, once;
+x, logits and y once. How many are hit: for uniform routing the expectation E (1 - (1 - k / E)^T), else the mean over
+draws of the case's own logits.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from kernels.common import Cost, Workload
+
+WEIGHT_BYTES = {"nvfp4-w4a16": 0.5 + 1 / 16, "bf16": 2.0}
+DRAWS = 4
+
+
+@functools.cache
+def _hit(T: int, experts: int, top_k: int, routing: str) -> float:
+    if routing == "uniform":
+        return float(experts * (1.0 - (1.0 - top_k / experts) ** T))
+    from kernels.moe import cases
+
+    axes = {"T": T, "experts": experts, "top_k": top_k, "H": 1, "routing": routing, "dtype": "bf16"}
+    drawn = (cases.activations(Workload("", axes), seed, "cpu")["logits"] for seed in range(DRAWS))
+    return sum(len(logits.topk(top_k, dim=-1).indices.unique()) for logits in drawn) / DRAWS
+
+
+def experts_hit(workload: Workload) -> float:
+    """Experts with at least one token, in the mean."""
+    return _hit(*(workload[axis] for axis in ("T", "experts", "top_k", "routing")))
+
+
+def cost(workload: Workload, precision: str) -> Cost:
+    """Cost of `workload` at `precision`; raises ValueError naming the known precisions otherwise."""
+    if precision not in WEIGHT_BYTES:
+        raise ValueError(f"precision={precision!r} is not one of {sorted(WEIGHT_BYTES)}; use one of them")
+    tokens, width, inner, shared = (workload[axis] for axis in ("T", "H", "F", "shared"))
+    flops = 6.0 * tokens * width * (workload["top_k"] * inner + shared)
+    weights = 3.0 * width * (experts_hit(workload) * inner + shared)
+    moved = tokens * (2 * 2 * width + 4 * workload["experts"])
+    return Cost(flops, WEIGHT_BYTES[precision] * weights + moved)

@@ -1,0 +1,69 @@
+"""The library's grouped product on bf16 weights, tokens sorted by expert: what an engine has without a kernel.
+
+Nothing is asked of the host: order and offsets are tensors, so it can be captured. On the CPU, where torch has no
+grouped product, the groups are a loop.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from kernels.common import Candidate, Needs, Tensors
+from kernels.nvfp4 import format as nvfp4
+
+
+def _matrices(inputs: Tensors, name: str) -> torch.Tensor:
+    """[E, N, K] in bf16."""
+    parts = [inputs[f"{name}_{part}"] for part in ("packed", "scale")]
+    scales = inputs[f"{name}_tensor_scale"]
+    each = (nvfp4.Nvfp4(*(p[e] for p in parts), scales[e : e + 1]) for e in range(len(scales)))
+    return torch.stack([nvfp4.dequantise(q).bfloat16() for q in each])
+
+
+def prepare(inputs: Tensors) -> dict[str, Any]:
+    """Weights in bf16."""
+    names = ["gate_up", "down"] + ["shared_gate_up", "shared_down"] * ("shared_gate" in inputs)
+    kept: dict[str, Any] = {name: _matrices(inputs, name) for name in names}
+    if "shared_gate" in inputs:
+        kept["shared_gate"] = inputs["shared_gate"]
+    return kept | {"k": int(inputs["top_k"])}
+
+
+def grouped(x: torch.Tensor, w: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """Rows ends[e - 1] to ends[e] of x [rows, K] times w[e] [N, K] transposed."""
+    if x.is_cuda:
+        return torch._grouped_mm(x, w.transpose(1, 2), offs=ends)
+    bounds = [0, *ends.tolist()]
+    return torch.cat([F.linear(x[a:b], w[e]) for e, (a, b) in enumerate(pairwise(bounds))])
+
+
+def run(args: dict[str, Any], out: Tensors) -> None:
+    """Route, sort, two grouped products, weighted sum, shared expert."""
+    x, kind = args["x"], args["x"].dtype
+    chosen = args["logits"].topk(args["k"], dim=-1)
+    order = chosen.indices.flatten().sort(stable=True)
+    ends = torch.searchsorted(order.values, torch.arange(len(args["down"]), device=x.device), right=True).int()
+    token = order.indices // args["k"]
+    gate, up = grouped(x[token].bfloat16(), args["gate_up"], ends).chunk(2, dim=-1)
+    y = grouped(F.silu(gate) * up, args["down"], ends)
+    weight = chosen.values.softmax(-1).flatten()[order.indices]
+    # Each token's rows back in its own order, so that they are added up in one way on every run.
+    back = torch.empty_like(order.indices).scatter_(0, order.indices, torch.arange(len(token), device=x.device))
+    total = (y.float() * weight[:, None])[back].view(*chosen.indices.shape, -1).sum(1)
+    if "shared_gate" in args:
+        gate, up = F.linear(x.bfloat16(), args["shared_gate_up"][0]).chunk(2, dim=-1)
+        share = torch.sigmoid(x.float() @ args["shared_gate"].float())
+        total += share[:, None] * F.linear(F.silu(gate) * up, args["shared_down"][0]).float()
+    out["y"].copy_(total.to(kind))
+
+
+CANDIDATES = (
+    Candidate(
+        "torch_grouped", "bf16", run, Needs(), prepare=prepare,
+        refuses=lambda w: "" if w["dtype"] == "bf16" else f"dtype={w['dtype']}: its products are in bf16",
+    ),
+)  # fmt: skip
