@@ -18,9 +18,8 @@ from kernels.nvfp4 import format as nvfp4
 
 def _matrices(inputs: Tensors, name: str) -> torch.Tensor:
     """[E, N, K] in bf16."""
-    parts = [inputs[f"{name}_{part}"] for part in ("packed", "scale")]
-    scales = inputs[f"{name}_tensor_scale"]
-    each = (nvfp4.Nvfp4(*(p[e] for p in parts), scales[e : e + 1]) for e in range(len(scales)))
+    packed, scale, tensor_scale = (inputs[f"{name}_{part}"] for part in ("packed", "scale", "tensor_scale"))
+    each = (nvfp4.Nvfp4(packed[e], scale[e], tensor_scale[e : e + 1]) for e in range(len(packed)))
     return torch.stack([nvfp4.dequantise(q).bfloat16() for q in each])
 
 

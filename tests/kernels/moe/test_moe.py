@@ -114,7 +114,7 @@ def test_int8_activations_are_refused_where_16_bits_are_declared(operand: str) -
 
 def test_routing_is_what_its_name_says() -> None:
     tokens = 4096
-    axes = {"T": tokens, "experts": 16, "top_k": 2, "H": 1, "dtype": "bf16"}
+    axes: dict[str, int | str] = {"T": tokens, "experts": 16, "top_k": 2, "H": 1, "dtype": "bf16"}
     for routing, low, high in (("uniform", 0.11, 0.14), ("zipf", 0.45, 0.6), ("one", 1.0, 1.0)):
         logits = cases.activations(Workload("", axes | {"routing": routing}), 0, "cpu")["logits"]
         chosen, weight = routed(logits, 2)
