@@ -24,6 +24,7 @@ FOLDERS = {"notebooks", "lab", "kernels", "profiles", "data", "tests", ".ci"}
 FAMILY_MAY_IMPORT = {"torch", "triton", "cupy", "numpy", "kernels"}
 CANDIDATES = ("triton_", "cuda_", "torch_", "peers.")
 WHOLE = {"step"}  # families that are made of others
+FORMAT_OF = {"moe": {"nvfp4"}}  # families whose weights are in another's format
 ORDINARY = {"step"}  # families whose word lab/ needs for something else: the steps of a trace
 
 
@@ -84,7 +85,7 @@ def family_arrows(root: Path) -> list[str]:
             others &= FOLDERS
         wrong += [f"{shown} imports {m}" for m in sorted(others)]
         whole = len(shown.parts) > 2 and shown.parts[1] in WHOLE
-        others = set() if whole else families(root) - own
+        others = set() if whole else families(root) - own - FORMAT_OF.get(shown.parts[1], set())
         wrong += [f"{shown} imports kernels.{f}" for f in others if at_or_under(modules, f"kernels.{f}")]
         if path.name == "__init__.py":
             wrong += [f"{shown} imports {m}" for m in sorted(tops & {"torch", "triton", "cupy"})]
