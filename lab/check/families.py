@@ -303,7 +303,8 @@ class Launches(msgspec.Struct, frozen=True):
     """What the code of a family would launch on GPUs of one compute capability: all that a process has to know of it.
 
     peers: the candidates that call a library. unavailable: module that cannot be imported -> the reason.
-    precisions: of every candidate. configs: candidate -> workload -> `config`, None: refused.
+    precisions: of every candidate. configs: candidate -> workload -> `config`, None: refused. never: those that no
+    router takes.
     """
 
     peers: tuple[str, ...]
@@ -311,29 +312,32 @@ class Launches(msgspec.Struct, frozen=True):
     workloads: tuple[str, ...]
     precisions: dict[str, str]
     configs: dict[str, dict[str, str | None]]
+    never: tuple[str, ...] = ()
 
 
 LAUNCHES = msgspec.json.Decoder(dict[str, Launches])
 
 
-def described(family: Family, capability: tuple[int, int], shape: str = "") -> Launches:
-    """Every candidate asked for the `config` of every listed workload it takes, or of the one of `shape`."""
+def described(family: Family, capability: tuple[int, int], *shapes: str) -> Launches:
+    """Every candidate asked for the `config` of every listed workload it takes, or of those of `shapes`."""
     from kernels.common import described_for  # here, so that `doctor` can name a package that shadows ours
 
-    workloads, candidates = [family.workload(shape)] if shape else family.cases.WORKLOADS, family.candidates
+    named = [family.workload(shape) for shape in shapes if shape]
+    workloads, candidates = named or family.cases.WORKLOADS, family.candidates
     with described_for(capability):
         configs = {
             name: {w.id: None if candidate.refuses(w) else candidate.config(w) for w in workloads}
             for name, candidate in candidates.items()
         }
     precisions = {name: candidate.precision for name, candidate in candidates.items()}
-    return Launches(family.peers, dict(family.unavailable), tuple(w.id for w in workloads), precisions, configs)
+    never = tuple(name for name, candidate in candidates.items() if candidate.no_route)
+    return Launches(family.peers, dict(family.unavailable), tuple(w.id for w in workloads), precisions, configs, never)
 
 
 def describe(path: str, major: str, minor: str, *shaped: str) -> None:
-    """In a process of its own: `described` of every family, or of one and a shape, into a file."""
-    capability, shape = (int(major), int(minor)), "".join(shaped[1:])
-    told = {name: described(load(name), capability, shape) for name in shaped[:1] or names()}
+    """In a process of its own: `described` of every family, or of one and shapes, into a file."""
+    capability = int(major), int(minor)
+    told = {name: described(load(name), capability, *shaped[1:]) for name in shaped[:1] or names()}
     Path(path).write_bytes(msgspec.json.encode(told))
 
 
@@ -342,15 +346,27 @@ def launches(name: str, capability: tuple[int, int], workload: str = "") -> Laun
 
     workload: where it is of axes, they are the one that is described.
     """
+    if found := _together.get((name, capability, workload)):
+        return found
     known = every(capability, *((name, workload) if "=" in workload else ()))
     if name not in known:
         raise BadInput(FOLDER, f'no family is named "{name}"', nearest(name, known))
     return known[name]
 
 
+_together: dict[tuple[str, tuple[int, int], str], Launches] = {}
+
+
+def together(name: str, capability: tuple[int, int], workloads: Iterable[str]) -> None:
+    """Describe many workloads of axes in one process, so that `launches` has them; one at a time takes seconds each."""
+    asked = sorted({w for w in workloads if "=" in w and (name, capability, w) not in _together})
+    if asked:
+        _together.update({(name, capability, w): every(capability, name, *asked)[name] for w in asked})
+
+
 @cache
 def every(capability: tuple[int, int], *shaped: str) -> dict[str, Launches]:
-    """`described` of every family, or of one and a shape, asked in a process of its own.
+    """`described` of every family, or of one and shapes, asked in a process of its own.
 
     It is kept for these sources and packages.
     """
@@ -368,7 +384,15 @@ def every(capability: tuple[int, int], *shaped: str) -> dict[str, Launches]:
     # An installed or removed package changes its folder's time.
     packages = [f"{place} {os.stat(place).st_mtime_ns}" for place in sys.path if os.path.exists(place)]
     sources = [f"{name} {sources_hash(name)}" for name in names()]
-    parts = [*sources, str(capability), *shaped, sys.version, os.environ.get("TRITON_INTERPRET", ""), *packages]
+    parts = [
+        *sources,
+        *Launches.__struct_fields__,
+        str(capability),
+        *shaped,
+        sys.version,
+        os.environ.get("TRITON_INTERPRET", ""),
+        *packages,
+    ]
     try:
         return LAUNCHES.decode((build_cache.kept("launches", parts, make) / "launches.json").read_bytes())
     except OSError:  # no place to keep it

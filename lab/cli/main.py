@@ -302,6 +302,8 @@ COMMANDS = {
         several("--precision",
             "let candidates of this precision compete too, which takes asking for by name; may be repeated"),
         flag("--write", "store the table that the family's route.py reads"),
+        flag("--calibrate", "on a GPU: measure at shapes of public models, fit the times, store the table"),
+        arg("--minutes", type=float, default=2.0, help="of --calibrate (2)"),
     ), epilog=(
         "KILLGATE_ROUTE_<FAMILY>=<candidate> in the environment overrides a family's router. "
         "Without --shape the table is printed, and under it the axes that the family asks for."

@@ -1,6 +1,6 @@
 """`lab routes FAMILY`: the router's table, and with --shape the choice for one shape, as a user would get it.
 
-With --validate it says what the time model is worth where nothing was measured.
+With --calibrate it measures where that tells most (lab/study/calibrate.py) and stores the table.
 
 The table has a line for every shape and value of the routed axis at which at least two candidates were timed in one
 run. It takes the newest such run, and from older runs the candidates that the newer did not time, where an arm common
@@ -26,13 +26,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lab.base import devices, files, models
+from lab.base import devices, files, models, progress
 from lab.base.console import print_json
 from lab.base.errors import BadInput, nearest, shown
 from lab.check import families
 from lab.row import store
 from lab.row.records import Measurement
-from lab.study import timefit
+from lab.study import calibrate, timefit
 
 if TYPE_CHECKING:  # kernels/ is imported late, so that a package that shadows it is told in one line
     from kernels.common import Candidate
@@ -216,7 +216,9 @@ def _groups(asks: Router, place: str, rows: Iterable[Measurement] | None) -> Gro
     def kind(row: Measurement) -> tuple[Any, ...]:
         return (row.inputs, *sorted((a, v) for a, v in row.workload.items() if a not in (*axes, *SAME)))
 
-    timed = [row for row in (store.rows(place, family=asks.family) if rows is None else rows) if usable(row)]
+    every = list(store.rows(place, family=asks.family) if rows is None else rows)
+    families.together(asks.family, devices.get(place).capability, (row.workload_id for row in every))
+    timed = [row for row in every if usable(row)]
     contradiction(timed)
     kinds = [kind(row) for row in timed]
     usual = max(dict.fromkeys(kinds), key=kinds.count, default=None)
@@ -479,7 +481,10 @@ def words(shape: Sequence[str]) -> dict[str, str]:
 
 def run(arguments: Namespace) -> int:
     """Print the table, and store it with --write; with --shape print the choice for that one."""
-    asks, device = router(arguments.family), devices.get(arguments.device, "--device")
+    asks = router(arguments.family)
+    if arguments.calibrate:
+        return _calibrate(asks, arguments)
+    device = devices.get(arguments.device, "--device")
     named = check_precisions(asks.family, arguments.precision)
     if not arguments.shape:
         _print_table(asks, device, named, arguments)
@@ -492,6 +497,37 @@ def run(arguments: Namespace) -> int:
     else:
         print(rendered(told))
     return 0
+
+
+def _calibrate(asks: Router, arguments: Namespace) -> int:
+    """Measure, fit and store; 1 where nothing was timed."""
+    if arguments.shape or arguments.json:
+        raise BadInput("--calibrate", "measures and stores, and answers nothing", "leave --shape and --json out")
+    timed = failed = 0
+    with progress.shown(calibrate.MOST, quiet=False) as shown_:
+        for rows in calibrate.run(asks, arguments.minutes, tell=shown_.tell):
+            shown_.advance()
+            timed += any(row.status == "ok" for row in rows)
+            failed += sum(row.status not in ("ok", "refused") for row in rows)
+            place = rows[0].device
+    if not timed:
+        print("no place was timed")
+        return 1
+    known = validated(table(asks.family, place))
+    where = files.write(path(known), text(known))
+    print(f"{timed} places timed, {failed} arms without a time; {len(known.fits)} candidates fitted: {shown(where)}")
+    for way, score in known.validation.items():
+        print(f"  each {way} left out: {_score(score)}")
+    return 0
+
+
+def _score(score: Mapping[str, float | str]) -> str:
+    """A validation in one line."""
+    pct = {name: f"{100 * value:.1f} %" for name, value in score.items() if isinstance(value, float)}
+    return (
+        f"median error {pct['median']}, 95th percentile {pct['p95']}, {pct['coverage']} in their intervals; the choice "
+        f"costs {pct['mean_regret']} in the mean, {pct['worst_regret']} at worst"
+    )
 
 
 def _print_table(asks: Router, device: devices.Device, named: Sequence[str], arguments: Namespace) -> None:

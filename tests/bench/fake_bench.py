@@ -148,6 +148,7 @@ def use(monkeypatch: Any, load: Callable[[str], families.Family] = load) -> None
     monkeypatch.setattr(families, "bare", load)
     monkeypatch.setattr(families, "gpu_capability", lambda: None)  # without an import of torch
     monkeypatch.setattr(families, "launches", lambda name, *asked: families.described(load(name), *asked))
+    monkeypatch.setattr(families, "together", lambda name, capability, workloads: None)
 
 
 # Backends ------------------------------------------------------------------------------------------------------------

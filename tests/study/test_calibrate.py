@@ -1,0 +1,147 @@
+"""`lab routes FAMILY --calibrate`: where it measures, and that on a simulated device it makes routes from nothing."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernels import routing
+from kernels.common import Cost, Work, Workload
+from lab.base import devices
+from lab.bench import machine, measure
+from lab.check import families
+from lab.cli import main
+from lab.row import store
+from lab.row.records import Provenance
+from lab.study import calibrate, routes
+from tests.bench import fake_bench
+from tests.refused import held
+
+# The pool -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_pool_are_sixty_linear_shapes_from_half_a_billion_to_405_billion_parameters() -> None:
+    models = calibrate.public_models()
+    shapes = {shape for model in models for shape in calibrate.linear_shapes(model)}
+    assert len(shapes) >= 60
+    assert (min(shapes), max(shapes)) == ((896, 896), (53248, 16384))
+    assert all(model.source.startswith("config.json of ") for model in models)
+    assert all(model.heads % model.kv_heads == 0 for model in models)
+    # 18,432 x 5120 of Qwen3-14B: (40 + 2 x 8) heads of 128
+    assert (7168, 5120) in calibrate.linear_shapes(next(m for m in models if m.id == "Qwen3-14B"))
+
+
+@pytest.mark.parametrize("family", ["nvfp4", "q8", "kv", "gdn"])
+def test_every_place_of_a_pool_answers_its_router_and_is_a_workload(family: str) -> None:
+    asks, found = routes.router(family), families.bare(family)
+    pool = calibrate.pool(asks)
+    assert len(pool) >= calibrate.MOST
+    for place in pool[:: len(pool) // 20]:
+        workload, _ = asks.asked({axis: str(value) for axis, value in place.axes})
+        named = found.workload(calibrate.words(asks, place))
+        assert {axis: named.axes.get(axis) for axis in workload.axes} == workload.axes
+        assert place.models
+
+
+# Which of it ----------------------------------------------------------------------------------------------------------
+
+
+def line(*values: int) -> list[calibrate.Place]:
+    return [calibrate.Place((("N", value),), ("m",)) for value in values]
+
+
+def test_each_place_is_the_farthest_from_those_before_it_and_from_what_is_known() -> None:
+    pool = line(1, 2, 4, 8, 16, 32, 64, 128, 256)
+    order = [dict(p.axes)["N"] for p in calibrate.spread(pool, [], 5)]
+    assert order[:3] == [16, 1, 256]  # the middle, and the ends
+    assert set(order[3:]) == {4, 64}
+    assert [dict(p.axes)["N"] for p in calibrate.spread(pool, [{"N": 1}], 2)] == [256, 16]
+    assert calibrate.spread(line(1, 2), [{"N": 1}, {"N": 2}], 5) == []
+
+
+# The simulated device -------------------------------------------------------------------------------------------------
+
+QUICK = measure.Settings(seconds=0.0, placements=1, processes=1, backend="tests.bench.fake_bench:cpu")
+SIZES = (64, 128, 256, 512, 1024, 2048)
+
+
+def toy(name: str) -> families.Family:
+    """The toy family with two candidates, whose counts are a launch, and a rival that is not installed."""
+    made = fake_bench.load(name)
+    named = {n: replace(c, work=lambda w, sms: Work({"bytes": 12.0 * w["N"]})) for n, c in made.candidates.items()}
+    return replace(made, candidates={n: named[n] for n in ("plain", "faster")}, unavailable={}, modules={})
+
+
+def asked(words: Any) -> tuple[Workload, str]:
+    return Workload("asked", routing.axes(words, N=None)), ""
+
+
+ROUTER = routing.Router("toy", "N", (), {}, lambda w, c: Cost(w["N"], 12.0 * w["N"], "f32"), asked, "N=VALUES")
+
+
+@pytest.fixture
+def simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    fake_bench.use(monkeypatch, toy)
+    monkeypatch.setattr(store, "FOLDER", tmp_path)
+    monkeypatch.setattr(machine, "provenance", lambda: Provenance(commit="0"))
+    monkeypatch.setattr(routes, "router", lambda family: ROUTER)
+    monkeypatch.setattr(measure, "require_gpu", lambda command: devices.get("h200"))
+    monkeypatch.setattr(calibrate, "SETTINGS", QUICK)
+    monkeypatch.setattr(calibrate.run, "__defaults__", (2.0, None, QUICK, lambda line: None))
+
+    def sizes(model: calibrate.PublicModel) -> Iterator[dict[str, int]]:
+        return ({"N": size} for size in SIZES)
+
+    monkeypatch.setattr(calibrate, "POOLS", (sizes,))
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_it_makes_routes_from_nothing(simulated: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def choice(n: int) -> routing.Choice:
+        stored = simulated / "h200" / "routes" / "toy.json"
+        known = routing.read(stored) if stored.exists() else routing.Table("h200", "toy", "N", (), "")
+        return routes.choose(ROUTER, asked({"N": str(n)})[0], devices.get("h200"), known=known)
+
+    assert main.main(["routes", "toy", "--calibrate", "--minutes", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "6 places timed, 0 arms without a time; 2 candidates fitted" in out
+    assert "each shape left out" not in out  # one shape, so there is nothing to fit without it
+    found = store.rows("h200", family="toy")
+    assert {(r.phase, r.name) for r in found} == {("calibration-toy", n) for n in ("plain", "faster")}
+    assert {r.workload["N"] for r in found} == set(SIZES)
+    measured, fitted = choice(256), choice(300)
+    assert (measured.candidate, measured.how) == ("faster", "measured")
+    assert (fitted.candidate, fitted.how) == ("faster", "fitted")
+    # The made-up clock: 100 us for the control, 80 for the other, whatever the size.
+    assert fitted.times_us == pytest.approx({"faster": 80.0, "plain": 100.0}, rel=0.05)
+    assert main.main(["routes", "toy", "--calibrate"]) == 1  # nothing is left to learn
+    assert "no place was timed" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_no_minute_is_no_place_and_what_was_left_out_is_said(
+    simulated: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(["routes", "toy", "--calibrate", "--minutes", "0"]) == 1
+    assert "left out" in capsys.readouterr().err
+    assert not list(simulated.glob("h200/routes/*"))
+
+
+def test_it_needs_a_gpu_and_answers_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["routes", "nvfp4", "--calibrate", "--json"]) == 2
+    held(capsys.readouterr().err, "--calibrate", "--json")
+    if families.gpu_capability() is None:
+        assert main.main(["routes", "nvfp4", "--calibrate"]) == 2
+        held(capsys.readouterr().err, "lab routes --calibrate", "GPU")
+
+
+def test_a_place_that_this_gpu_has_no_room_for_is_left_out(monkeypatch: pytest.MonkeyPatch, simulated: Path) -> None:
+    h200 = devices.get("h200")
+    every = calibrate.items(ROUTER, h200, [])
+    assert [item.bytes for item in every] == list(range(len(SIZES)))  # the turn stands for the order
+    monkeypatch.setattr(calibrate, "LARGEST", 12 * 200 / (h200.vram.base if h200.vram else math.nan))
+    assert {item.workload["N"] for item in calibrate.items(ROUTER, h200, [])} == {64, 128}
