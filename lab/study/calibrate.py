@@ -106,7 +106,8 @@ POOLS: tuple[Callable[[PublicModel], Iterator[dict[str, int]]], ...] = (_linear,
 
 def pool(asks: Router) -> tuple[Place, ...]:
     """The places of public models that answer a router's question; BadInput where none has its axes."""
-    wanted, found = {asks.axis, *asks.shape}, {}
+    wanted: set[str] = {asks.axis, *asks.shape}
+    found: dict[tuple[tuple[str, int], ...], tuple[str, ...]] = {}
     for model in public_models():
         for axes in (axes for make in POOLS for axes in make(model) if axes.keys() == wanted):
             key = tuple(sorted(axes.items()))
@@ -159,7 +160,7 @@ def items(asks: Router, device: devices.Device, known: Sequence[Mapping[str, int
     chosen = spread(fitting, known, MOST)
     names = [words(asks, place) for place in chosen]
     families.together(asks.family, families.gpu_capability() or measure.HOPPER, names)
-    found = []
+    found: list[measure.Item] = []
     for name in names:
         here = measure.described(asks.family, name)
         takes = [n for n, by in here.configs.items() if by[name] is not None and n not in here.never]

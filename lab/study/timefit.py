@@ -72,12 +72,12 @@ def priors(names: Sequence[str], device: devices.Device) -> tuple[np.ndarray, np
 
 def fit(rows: Sequence[Timed], device: devices.Device) -> Fit | None:
     """The parameters of one candidate's rows; None where they are fewer than LEAST_ROWS."""
-    from scipy.optimize import least_squares
+    if len(rows) < LEAST_ROWS:
+        return None
+    from scipy.optimize import least_squares  # half a second, which a table without a fit need not pay
 
     from kernels.timing import NOISE, POWER, Fit
 
-    if len(rows) < LEAST_ROWS:
-        return None
     names = list(dict.fromkeys(name for r in rows for name in (*r.work.in_turn, *r.work.at_once)))
     turn = np.array([[r.work.in_turn.get(n, 0.0) for n in names] for r in rows])
     once = np.array([[r.work.at_once.get(n, 0.0) for n in names] for r in rows])
