@@ -104,6 +104,8 @@ class Router:
     asked:   AXIS=VALUE words -> (workload, what was collapsed or ""); ValueError says what is wrong with them.
     usage:   those words for a reader, e.g. "T=TOKENS [batch=1]".
     opt_in:  precision -> why its candidates compete only where it is asked for by name.
+    policies: in words -> (workload, read bandwidth in GB/s) -> (candidate, calls, each with an equal part of the axis):
+             rules that were in use elsewhere, kept to say what they cost.
     stored:  where the precision is the format in which the data lies, the usual one: no other precision competes
              unless it is asked for, and then no other than that.
     """
@@ -117,6 +119,7 @@ class Router:
     usage: str
     opt_in: Mapping[str, str] = field(default_factory=dict)
     stored: str = ""
+    policies: Mapping[str, Callable[[Workload, float], tuple[str, int]]] = field(default_factory=dict)
 
     def bars(self, candidate: Candidate, precisions: Sequence[str] = ()) -> str:
         """ "" or why a candidate does not compete when these precisions were asked for."""

@@ -327,7 +327,7 @@ def work(workload: Workload, sms: int) -> Work:
     variant = choose_config(sequences(workload), workload["Hv"], dim, name, bool(workload.axes.get("qk_l2norm")))
     steps = chain_steps(workload, CHUNK, 64 * variant.groups, sms)
     passed = variant.block_bytes * units * 2
-    at_once = {"bytes": moved + passed, f"steps{variant.groups}": 2000.0 * steps}
+    at_once = {"bytes": moved + passed, "steps": 2000.0 * steps * (1.0 if variant.groups == 2 else HALF)}
     return Work(at_once, {"launches": 2.0, "preparation": 1000.0 * units / sms})
 
 

@@ -286,7 +286,7 @@ def work(workload: Workload, sms: int) -> Work:
     tiles_ = -(-n // config.rows) * -(-m // config.tokens)
     left = 0 if config.split_k else max(0, tiles_ - config.waves * workers)
     blocks = k_blocks / 2 if config.split_k else (config.waves + STREAM_K_FACTOR * left / workers) * k_blocks
-    at_once = {"bytes": moved, f"tile{config.tokens}": blocks * K_BLOCK_CLOCKS[config.tokens]}
+    at_once = {"bytes": moved, "tiles": blocks * K_BLOCK_CLOCKS[config.tokens]}
     fixup = FIXUP_CLOCKS + -(-workers // left) * (PEER_CLOCKS + PEER_TOKEN_CLOCKS * config.tokens) if left else 0.0
     return Work(at_once, {"launches": 1.0, "fixup": fixup + SPLIT_K_CLOCKS * config.split_k})
 

@@ -262,7 +262,7 @@ def work(workload: Workload, sms: int, promoted: bool = False) -> Work:
     blocks = (config.waves + STREAM_K_FACTOR * left / config.grid) * k_blocks
     at_once = {
         "bytes": n * k * w4a8_tiles.ROW_TILE_BYTES / (16 * w4a8_tiles.COLS) + 2.0 * m * n,
-        f"tile{config.tokens}": blocks * K_BLOCK_CLOCKS[config.tokens],
+        "tiles": blocks * K_BLOCK_CLOCKS[config.tokens],
     }
     fixup = FIXUP_CLOCKS + -(-config.grid // left) * (PEER_CLOCKS + PEER_TOKEN_CLOCKS * config.tokens) if left else 0.0
     return Work(at_once, {"launches": 2.0, "quantise": m * k / sms / 4, "fixup": fixup})

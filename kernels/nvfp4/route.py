@@ -73,4 +73,12 @@ def _cost(workload: Workload, candidate: Candidate) -> Cost:
     return replace(need, bytes=need.bytes * ceil(workload["M"] / shared), pipe="f32")
 
 
-ROUTER = routing.linear_router(FAMILY, _cost, block=16, opt_in=ROUNDED)
+def _policy(route: Route) -> tuple[str, int]:
+    return route.candidate, route.calls
+
+
+POLICIES = {
+    "the 3-D operand [K, 1, sequences], not collapsed": lambda w, _: _policy(choose_uncollapsed((w["K"], 1, w["M"]))),
+    "collapsed, the vector kernel up to 8 columns": lambda w, _: _policy(choose((w["K"], w["M"]))),
+}
+ROUTER = replace(routing.linear_router(FAMILY, _cost, block=16, opt_in=ROUNDED), policies=POLICIES)

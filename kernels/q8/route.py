@@ -25,4 +25,9 @@ def _cost(workload: Workload, candidate: Candidate) -> Cost:
     return replace(need, bytes=need.bytes + EXPANDED_BYTES * workload["N"] * workload["K"])
 
 
-ROUTER = routing.linear_router(FAMILY, _cost, block=32)
+def _tier(read_gb_s: float) -> str:
+    return "triton_mmq" if read_gb_s > 800 else "torch_cached" if read_gb_s > 200 else "triton_warp_row"
+
+
+POLICIES = {"tiers by memory bandwidth": lambda workload, read_gb_s: (_tier(read_gb_s), 1)}
+ROUTER = replace(routing.linear_router(FAMILY, _cost, block=32), policies=POLICIES)

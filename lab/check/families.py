@@ -384,15 +384,8 @@ def every(capability: tuple[int, int], *shaped: str) -> dict[str, Launches]:
     # An installed or removed package changes its folder's time.
     packages = [f"{place} {os.stat(place).st_mtime_ns}" for place in sys.path if os.path.exists(place)]
     sources = [f"{name} {sources_hash(name)}" for name in names()]
-    parts = [
-        *sources,
-        *Launches.__struct_fields__,
-        str(capability),
-        *shaped,
-        sys.version,
-        os.environ.get("TRITON_INTERPRET", ""),
-        *packages,
-    ]
+    parts = [*sources, str(capability), *shaped, sys.version, os.environ.get("TRITON_INTERPRET", ""), *packages]
+    parts += Launches.__struct_fields__
     try:
         return LAUNCHES.decode((build_cache.kept("launches", parts, make) / "launches.json").read_bytes())
     except OSError:  # no place to keep it

@@ -304,6 +304,7 @@ COMMANDS = {
         flag("--write", "store the table that the family's route.py reads"),
         flag("--calibrate", "on a GPU: measure at shapes of public models, fit the times, store the table"),
         arg("--minutes", type=float, default=2.0, help="of --calibrate (2)"),
+        flag("--survey", "by the model, at shapes of public models: where time is lost, what other rules cost"),
     ), epilog=(
         "KILLGATE_ROUTE_<FAMILY>=<candidate> in the environment overrides a family's router. "
         "Without --shape the table is printed, and under it the axes that the family asks for."

@@ -32,7 +32,7 @@ from lab.base.errors import BadInput, nearest, shown
 from lab.check import families
 from lab.row import store
 from lab.row.records import Measurement
-from lab.study import calibrate, timefit
+from lab.study import calibrate, places, timefit
 
 if TYPE_CHECKING:  # kernels/ is imported late, so that a package that shadows it is told in one line
     from kernels.common import Candidate
@@ -484,6 +484,8 @@ def run(arguments: Namespace) -> int:
     asks = router(arguments.family)
     if arguments.calibrate:
         return _calibrate(asks, arguments)
+    if arguments.survey:
+        return places.run(asks, devices.get(arguments.device, "--device"), arguments)
     device = devices.get(arguments.device, "--device")
     named = check_precisions(asks.family, arguments.precision)
     if not arguments.shape:

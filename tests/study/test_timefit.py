@@ -10,7 +10,7 @@ from kernels.common import Work
 from kernels.timing import predict, shares
 from lab.base import devices
 from lab.check import families
-from lab.study import routes, timefit
+from lab.study import calibrate, routes, timefit
 from lab.study.timefit import Timed
 from tests.loops import over
 
@@ -83,6 +83,24 @@ def test_a_validation_knows_nothing_of_what_it_left_out() -> None:
     assert score.mean_regret == pytest.approx(1.0)  # each time the slower one, which takes twice as long
     apart = timefit.validate(rows, H200, lambda row: row.shape, compete=lambda name: name)
     assert apart.choices == 0
+
+
+@pytest.mark.slow
+def test_every_candidate_that_is_fitted_has_a_time_at_every_place_of_public_models() -> None:
+    """A kernel whose other instantiation was never measured would be left out where it is the best."""
+
+    @over({str(x): (x,) for x in ("nvfp4", "q8", "kv", "gdn")})
+    def each(family: str) -> None:
+        asks, every, known = routes.router(family), families.load(family).candidates, routing.table("h200", family)
+        assert known is not None
+        for place in calibrate.pool(asks)[::7]:
+            workload, _ = asks.asked({axis: str(value) for axis, value in place.axes})
+            for name, fit in known.fits.items():
+                work = every[name].work
+                if work is not None and not every[name].refuses(workload):
+                    assert predict(work(workload, 132), fit) is not None, (name, place)
+
+    each()
 
 
 @pytest.mark.slow

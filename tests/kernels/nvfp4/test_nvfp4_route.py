@@ -154,7 +154,7 @@ def test_no_number_of_tokens_between_the_kernels_falls_to_the_library() -> None:
 
 
 def test_where_users_are_the_committed_model_says_what_was_measured() -> None:
-    """Places tried on the H200 that no row is of: the choice, and the time of the chosen within its interval."""
+    """Places tried on the H200 that no row is of: the choice, and the time of the chosen within 15 %."""
     every = families.load("nvfp4").candidates
     ours = tuple(c for c in every.values() if set(c.needs.packages) <= {"cupy"})
     for m, n, k, taken, us in (
@@ -165,7 +165,7 @@ def test_where_users_are_the_committed_model_says_what_was_measured() -> None:
     ):
         choice = measured((k, m), n, "h200", ours)
         assert (choice.candidate, choice.how) == (taken, "fitted"), str(choice)
-        assert choice.fitted[taken].low <= us <= choice.fitted[taken].high, str(choice)
+        assert choice.times_us[taken] == pytest.approx(us, rel=0.15), str(choice)
 
 
 def test_a_planned_choice_takes_under_20_us_and_refuses_nothing() -> None:
