@@ -58,13 +58,14 @@ def paged_batch(workload: Workload, kept: list[torch.Tensor], dtype: torch.dtype
 
 def calls(device: str) -> dict[str, tuple[Any, tuple[Any, ...]]]:
     """Each operator with the arguments of a small problem."""
-    inputs = nvfp4_cases.inputs(LINEAR, 0, device)
-    _, route, operands, scratch = nvfp4_ops.Linear(*(inputs[n] for n in WEIGHT)).parts[0]
-    step, scan, paged = (
-        gdn_cases.inputs(DECODE, 0, device),
-        gdn_cases.inputs(PREFILL, 0, device),
-        kv_cases.inputs(PAGED, 0, device),
+    drawn = (
+        nvfp4_cases.inputs(LINEAR, 0, "cpu"),  # a GPU would draw others
+        gdn_cases.inputs(DECODE, 0, "cpu"),
+        gdn_cases.inputs(PREFILL, 0, "cpu"),
+        kv_cases.inputs(PAGED, 0, "cpu"),
     )
+    inputs, step, scan, paged = ({name: t.to(device) for name, t in given.items()} for given in drawn)
+    _, route, operands, scratch = nvfp4_ops.Linear(*(inputs[n] for n in WEIGHT), tokens=(1, 64)).parts[0]
     batch = scan_batch(PREFILL, device)
     kept = cache(paged, "fp8")
     pages = paged_batch(PAGED, kept, paged["q"].dtype, device)
