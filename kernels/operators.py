@@ -18,6 +18,7 @@ import ctypes
 import functools
 import importlib
 import importlib.util
+import re
 import threading
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -85,14 +86,15 @@ def _triton(lowest: str) -> bool:
 def device_facts(name: str) -> tuple[str, float, Mapping[str, float]]:
     """(id, read bandwidth in GB/s, peaks in TFLOP/s by pipe) of a GPU by the name that its driver reports.
 
-    One that data/devices.toml does not list is ("", 1, {}): a router then takes the first candidate.
+    One that data/devices.toml does not list has the id under which `lab routes --calibrate` stores its table, 1 GB/s
+    and no peaks: without such a table a router takes the first candidate.
     """
     listed = tomllib.loads(DEVICES.read_text(encoding="utf-8")) if DEVICES.exists() else {}
     for device, facts in listed.items():
         if name in (facts.get("name"), *facts.get("aliases", ())):
             peaks = {pipe: _fact(fact) for pipe, fact in facts.get("peak", {}).items()}
             return device, _fact(facts["memory_bandwidth"]) if "memory_bandwidth" in facts else 1.0, peaks
-    return "", 1.0, {}
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-"), 1.0, {}
 
 
 def _fact(fact: Mapping[str, Any]) -> float:
@@ -110,7 +112,8 @@ def choose(router: routing.Router, device: torch.device, precision: str, **axes:
     able = {n: c for n, c in candidates(router.family, capability).items() if c.precision == precision}
     workload, _ = router.asked({axis: str(value) for axis, value in axes.items()})
     by_name = (precision,) if precision in router.opt_in or router.stored else ()
-    chosen = routing.route(router, workload, known, tuple(able.values()), read_gb_s, peaks, None, by_name)
+    sms = torch.cuda.get_device_properties(device).multi_processor_count
+    chosen = routing.route(router, workload, known, tuple(able.values()), read_gb_s, peaks, None, by_name, sms)
     return able[chosen.candidate]
 
 

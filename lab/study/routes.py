@@ -17,6 +17,7 @@ A device without rows has no table; for one shape the roofline answers there, an
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -158,7 +159,9 @@ def _sms(device: devices.Device) -> int:
 def validated(known: Table) -> Table:
     """The table with what its model is worth: each shape left out in turn, and each model's shapes together."""
     rows, device = timed(known), devices.get(known.device)
-    ways = {way: timefit.validate(rows, device, group, _question(known.family)) for way, group in LEFT_OUT.items()}
+    left_out: dict[str, Callable[[timefit.Timed], Any]] = {"shape": lambda row: row.shape}
+    left_out["model"] = _models(router(known.family))
+    ways = {way: timefit.validate(rows, device, group, _question(known.family)) for way, group in left_out.items()}
     return replace(known, validation={way: score.to_json() for way, score in ways.items() if score.predictions})
 
 
@@ -173,14 +176,22 @@ def _question(family: str) -> Callable[[str], str]:
     return of
 
 
-def _model(row: timefit.Timed) -> str:
-    """The real model that a place is of, by the axes that its shapes share; a place of none is a model of its own."""
-    axes = dict(row.shape).items()
-    named = {m.id for m in models.load().values() for kind in m.shapes.values() if kind.axes.items() <= axes}
-    return min(named, default=str(row.shape))
+def _models(asks: Router) -> Callable[[timefit.Timed], str]:
+    """Of a place: the real model that it is of, by its shape; a place of none is a model of its own.
 
+    A shape that several models have goes to the first of them by name, those of data/models.toml before others.
+    """
+    listed = [(m.id, kind.axes) for m in models.load().values() for kind in m.shapes.values()]
+    public: dict[tuple[tuple[str, int], ...], str] = {}
+    with contextlib.suppress(BadInput):  # a family whose axes no public model has
+        for place in calibrate.pool(asks):
+            public.setdefault(tuple(pair for pair in place.axes if pair[0] in asks.shape), min(place.models))
 
-LEFT_OUT: dict[str, Callable[[timefit.Timed], Any]] = {"shape": lambda row: row.shape, "model": _model}
+    def of(row: timefit.Timed) -> str:
+        named = {name for name, axes in listed if axes.items() <= dict(row.shape).items()}
+        return min(named, default=public.get(row.shape, str(row.shape)))
+
+    return of
 
 
 def _made(asks: Router, place: str, groups: Groups) -> Table | None:

@@ -19,6 +19,7 @@ from kernels.kv.reference import reference as kv_reference
 from kernels.nvfp4 import cases as nvfp4_cases
 from kernels.nvfp4 import ops as nvfp4_ops
 from kernels.nvfp4.reference import reference as nvfp4_reference
+from lab.base import devices
 from lab.check import accuracy
 from tests.kernels.stub_driver import CONTEXT, OTHER, Driver, stubbed
 
@@ -203,7 +204,8 @@ def test_scratch_is_shared_and_grows() -> None:
 
 
 def test_an_unlisted_device_has_no_facts_and_a_listed_one_its_peaks() -> None:
-    assert operators.device_facts("a GPU of nobody") == ("", 1.0, {})
+    assert operators.device_facts("a GPU of nobody") == ("a-gpu-of-nobody", 1.0, {})
+    assert "[a-gpu-of-nobody]" in devices.reported("a GPU of nobody", {})  # what `lab` calls it when it is measured
     device, bandwidth, peaks = operators.device_facts("NVIDIA H200")
     assert (device, bandwidth, peaks["bf16"]) == ("h200", pytest.approx(4800, rel=0.1), pytest.approx(989, rel=0.01))
 
