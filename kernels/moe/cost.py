@@ -21,7 +21,14 @@ def _hit(T: int, experts: int, top_k: int, routing: str) -> float:
         return float(experts * (1.0 - (1.0 - top_k / experts) ** T))
     from kernels.moe import cases
 
-    axes: dict[str, int | str] = {"T": T, "experts": experts, "top_k": top_k, "H": 1, "routing": routing, "dtype": "bf16"}
+    axes: dict[str, int | str] = {
+        "T": T,
+        "experts": experts,
+        "top_k": top_k,
+        "H": 1,
+        "routing": routing,
+        "dtype": "bf16",
+    }
     drawn = (cases.activations(Workload("", axes), seed, "cpu")["logits"] for seed in range(DRAWS))
     return sum(len(logits.topk(top_k, dim=-1).indices.unique()) for logits in drawn) / DRAWS
 

@@ -32,6 +32,23 @@ def prepare(inputs: Tensors) -> dict[str, Any]:
     return kept | {"k": int(inputs["top_k"])}
 
 
+def sorted_by_expert(
+    logits: torch.Tensor, top_k: int, experts: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(chosen [T, top_k], token [rows], weight [rows] float32, ends int32 [E], back [rows]), rows = T top_k by expert.
+
+    ends: one behind each expert's last row; back: where a token's rows lie, in its own order, so that they are added
+    up in one way on every run.
+    """
+    chosen = logits.topk(top_k, dim=-1)
+    order = chosen.indices.flatten().sort(stable=True)
+    ends = torch.searchsorted(order.values, torch.arange(experts, device=logits.device), right=True).int()
+    weight = chosen.values.softmax(-1).flatten()[order.indices]
+    rows = torch.arange(len(weight), device=logits.device)
+    back = torch.empty_like(order.indices).scatter_(0, order.indices, rows)
+    return chosen.indices, order.indices // top_k, weight, ends, back
+
+
 def grouped(x: torch.Tensor, w: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     """Rows ends[e - 1] to ends[e] of x [rows, K] times w[e] [N, K] transposed."""
     if x.is_cuda:
@@ -43,16 +60,10 @@ def grouped(x: torch.Tensor, w: torch.Tensor, ends: torch.Tensor) -> torch.Tenso
 def run(args: dict[str, Any], out: Tensors) -> None:
     """Route, sort, two grouped products, weighted sum, shared expert."""
     x, kind = args["x"], args["x"].dtype
-    chosen = args["logits"].topk(args["k"], dim=-1)
-    order = chosen.indices.flatten().sort(stable=True)
-    ends = torch.searchsorted(order.values, torch.arange(len(args["down"]), device=x.device), right=True).int()
-    token = order.indices // args["k"]
+    chosen, token, weight, ends, back = sorted_by_expert(args["logits"], args["k"], len(args["down"]))
     gate, up = grouped(x[token].bfloat16(), args["gate_up"], ends).chunk(2, dim=-1)
     y = grouped(F.silu(gate) * up, args["down"], ends)
-    weight = chosen.values.softmax(-1).flatten()[order.indices]
-    # Each token's rows back in its own order, so that they are added up in one way on every run.
-    back = torch.empty_like(order.indices).scatter_(0, order.indices, torch.arange(len(token), device=x.device))
-    total = (y.float() * weight[:, None])[back].view(*chosen.indices.shape, -1).sum(1)
+    total = (y.float() * weight[:, None])[back].view(*chosen.shape, -1).sum(1)
     if "shared_gate" in args:
         gate, up = F.linear(x.bfloat16(), args["shared_gate_up"][0]).chunk(2, dim=-1)
         share = torch.sigmoid(x.float() @ args["shared_gate"].float())

@@ -8,15 +8,19 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.common import Tensors, Workload
+from kernels.common import Tensors, Workload, has_triton, interpreted
 from kernels.moe import cases
 from kernels.moe.cost import cost, experts_hit
 from kernels.moe.reference import expert, reference, routed
 from kernels.nvfp4.reference import weights
 from lab.check import families
 from lab.check.accuracy import check
+from tests.kernels import ahead
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+needs_triton = pytest.mark.skipif(
+    not has_triton() or (DEVICE == "cpu" and not interpreted()), reason="needs Triton, on a GPU or in its interpreter"
+)
 CHECKS = [w for w in cases.WORKLOADS if w.role == "check"]
 BY_ID = {w.id: w for w in cases.WORKLOADS}
 
@@ -55,10 +59,14 @@ def test_the_reference_is_transformers_layer(workload: Workload) -> None:
     assert torch.allclose(found, wanted, rtol=0, atol=1e-6 * float(wanted.std()))
 
 
-RUNS = [(name, w) for name in ("torch_grouped",) for w in CHECKS]
+RUNS = [
+    pytest.param(name, w, id=f"{name}-{w.id}", marks=[needs_triton] * name.startswith("triton"))
+    for name in ("torch_grouped", "triton_experts")
+    for w in CHECKS
+]
 
 
-@pytest.mark.parametrize(("name", "workload"), RUNS, ids=[f"{n}-{w.id}" for n, w in RUNS])
+@pytest.mark.parametrize(("name", "workload"), RUNS)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_candidate_is_the_reference(name: str, workload: Workload, seed: int) -> None:
     family = families.load("moe")
@@ -142,3 +150,39 @@ def test_an_expert_is_its_own_weights() -> None:
     given = cases.inputs(CHECKS[0], 0)
     x = given["x"].double()
     assert not torch.allclose(expert(given, "", 0, x), expert(given, "", 1, x))
+
+
+@pytest.mark.parametrize("block_m", [16, 64])
+@pytest.mark.parametrize("counts", [(0, 1, 16, 17, 0, 130), (5,), (0, 0, 3), (64, 64)])
+def test_blocks_hold_every_row_once(counts: tuple[int, ...], block_m: int) -> None:
+    triton_experts = pytest.importorskip("kernels.moe.triton_experts")
+    ends = torch.tensor(counts).cumsum(0).int()
+    expert, start = triton_experts.blocks(ends, sum(counts), block_m)
+    seen: list[int] = []
+    for e, first in zip(expert.tolist(), start.tolist(), strict=True):
+        if e < len(counts):
+            last = min(first + block_m, int(ends[e]))
+            assert int(ends[e]) - counts[e] <= first < last
+            seen += range(first, last)
+    assert sorted(seen) == list(range(sum(counts)))
+
+
+@needs_triton
+def test_every_run_gives_the_same_bits() -> None:
+    family, workload = families.load("moe"), BY_ID["t75_e32_k8_h80_f32_zipf_bf16"]
+    candidate, given = family.candidate("triton_experts"), cases.inputs(workload, 0, DEVICE)
+    args = candidate.prepare(given) | {name: given[name] for name in cases.ACTIVATIONS}
+    found = []
+    for _ in range(2):
+        out = cases.outputs(workload, given)
+        candidate.run(args, out)
+        found.append(out["y"])
+    assert torch.equal(*found)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_triton(), reason="needs Triton")
+def test_builds_compile_ahead_of_time() -> None:
+    made = ahead.rows("moe")
+    assert {row["target"] for row in made} == set(ahead.TARGETS)
+    assert [row for row in made if (row["status"], row["fits"]) != ("ok", True) or (row["spill_bytes"] or 0) > 16] == []
