@@ -159,10 +159,19 @@ def _sms(device: devices.Device) -> int:
 def validated(known: Table) -> Table:
     """The table with what its model is worth: each shape left out in turn, and each model's shapes together."""
     rows, device = timed(known), devices.get(known.device)
-    left_out: dict[str, Callable[[timefit.Timed], Any]] = {"shape": lambda row: row.shape}
-    left_out["model"] = _models(router(known.family))
-    ways = {way: timefit.validate(rows, device, group, _question(known.family)) for way, group in left_out.items()}
+    apart: dict[str, Callable[[timefit.Timed], Any]] = {"shape": lambda row: row.shape}
+    apart["model"] = _models(router(known.family))
+    ways = {way: timefit.validate(rows, device, group, _question(known.family)) for way, group in apart.items()}
     return replace(known, validation={way: score.to_json() for way, score in ways.items() if score.predictions})
+
+
+def left_out(known: Table) -> dict[str, list[tuple[float, float]]]:
+    """By candidate (measured us, predicted us over it) of each shape, by the fit of the others."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for told in timefit.held_out(timed(known), devices.get(known.device), lambda row: row.shape):
+        for row, time in told:
+            found.setdefault(row.candidate, []).append((row.us, time.us / row.us))
+    return found
 
 
 def _question(family: str) -> Callable[[str], str]:

@@ -9,7 +9,7 @@ the prediction, its interval and the choice against what was measured.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from lab.base import devices
 
 if TYPE_CHECKING:
     from kernels.common import Work
-    from kernels.timing import Fit
+    from kernels.timing import Fit, Time
 
 LAUNCH_US, CLOCK_GHZ, BYTES_S = 2.5, 1.7, 1e12  # where no source gives a device's; the first for all
 # Of the logarithm of a parameter, about what the device's facts give: launches, bytes, and estimates in clocks.
@@ -133,30 +133,37 @@ def fits(rows: Iterable[Timed], device: devices.Device) -> dict[str, Fit]:
     return {name: one for name, one in made.items() if one is not None}
 
 
+def held_out(
+    rows: Sequence[Timed], device: devices.Device, group: Callable[[Timed], Any]
+) -> Iterator[list[tuple[Timed, Time]]]:
+    """One group of places after another: each of its rows with what the fit of all the other groups says of it."""
+    from kernels.timing import predict
+
+    for left_out in dict.fromkeys(map(group, rows)):
+        known = fits([r for r in rows if group(r) != left_out], device)
+        own = [r for r in rows if group(r) == left_out and r.candidate in known]
+        times = [(r, predict(r.work, known[r.candidate])) for r in own]
+        yield [(r, time) for r, time in times if time is not None]
+
+
 def validate(
     rows: Sequence[Timed],
     device: devices.Device,
     group: Callable[[Timed], Any],
     compete: Callable[[str], Any] = lambda name: 0,
 ) -> Score:
-    """Leave one group of places out at a time, fit the rest, and score what that predicts of the group.
+    """What `held_out` is worth, as a Score.
 
     compete: candidate -> the question that it answers; a choice is among those of one question at one place, and only
-    where all of two or more are predicted.
+    where two or more are predicted.
     """
-    from kernels.timing import predict
-
     errors, inside, regrets = [], [], []
-    for left_out in dict.fromkeys(map(group, rows)):
-        own = [r for r in rows if group(r) == left_out]
-        known = fits([r for r in rows if group(r) != left_out], device)
+    for told in held_out(rows, device, group):
         places: dict[tuple[Any, ...], list[tuple[float, float, str]]] = {}
-        for r in own:
-            time = predict(r.work, known[r.candidate]) if r.candidate in known else None
-            if time is not None:
-                errors.append(abs(math.log(time.us / r.us)))
-                inside.append(time.low <= r.us <= time.high)
-                places.setdefault((r.shape, r.at, compete(r.candidate)), []).append((time.us, r.us, r.candidate))
+        for r, time in told:
+            errors.append(abs(math.log(time.us / r.us)))
+            inside.append(time.low <= r.us <= time.high)
+            places.setdefault((r.shape, r.at, compete(r.candidate)), []).append((time.us, r.us, r.candidate))
         for (shape, at, _), times in places.items():
             if len(times) > 1:
                 chosen, best = min(times), min(us for _, us, _ in times)

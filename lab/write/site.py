@@ -143,6 +143,14 @@ def _write_family(out: Path, name: str, lines: Sequence[View]) -> None:
         with contextlib.suppress(BadInput):  # nothing was timed together there
             known = routes.validated(routes.table(name, device))
             routed.append((device, routes.crossovers(routes.competing(known)), known))
+            if points := routes.left_out(routes.competing(known)):
+                level = [
+                    [(us, 1.0) for us in (min(x), max(x))] for x in [[us for of in points.values() for us, _ in of]]
+                ]
+                words = "measured us", "predicted over measured"
+                some = dict(list(points.items())[: len(draw.MARKERS)])
+                drawn_ = draw.scatter(some, f"{name} on {device}: shapes left out of the fit", *words, level)
+                written(out, f"families/{name}-{device}-model.svg", draw.svg(drawn_))
     stems = sorted({stem for v in lines for stem in pages.notebooks(v.card)})
     values = {"limits": shown, "routes": routed, "files": pages.family_files(name), "books": stems}
     title = families.load(name).title
