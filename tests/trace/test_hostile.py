@@ -136,10 +136,12 @@ def test_blobs_where_text_belongs(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert main.main(["trace", str(path)]) == 0
         assert "\\x1b[" in capsys.readouterr().out
         path.unlink()
-    for change, words in ((f'{kernel} "end" = {2**63 - 1}', "ns"), (f"{kernel} deviceId = {2**40}", f"{2**40}"),
+    again = "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL SELECT * FROM CUPTI_ACTIVITY_KIND_KERNEL"
+    for change, words in ((f'{kernel} "end" = {2**63 - 1}', "ns"), (f'{kernel} "end" = {2**61};{again};{again}', "ns"),
+                               (f"{kernel} deviceId = {2**40}", f"{2**40}"),
                                (f"{kernel} start = 1.5", "1.5"), (f"{kernel} start = x'ff'", "start"),
                                ("UPDATE NVTX_EVENTS SET start = 'soon'", "soon")):  # fmt: skip
-        path = database(tmp_path, change)
+        path = database(tmp_path, *change.split(";"))
         with refused("a.sqlite", words, remedy="export"):
             read(path)
         path.unlink()
