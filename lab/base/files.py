@@ -60,17 +60,20 @@ def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
     """The content of a file; raises BadInput when it cannot be read or has more than `largest` bytes."""
     try:
         with path.open("rb") as file:
-            return up_to(path, file, largest)
+            return up_to(path, file, largest, at_once=min(path.stat().st_size, largest) + 1)
     except FileNotFoundError:
         raise BadInput(path, "no such file", "restore it from version control") from None
     except OSError as error:
         raise BadInput(path, f"cannot be read ({error.strerror})", "restore it from version control") from None
 
 
-def up_to(path: Path, file: io.BufferedIOBase, largest: int, of: str = "") -> bytes:
-    """What a file has left; raises BadInput for more than `largest` bytes, which it does not hold. of: what it is."""
+def up_to(path: Path, file: io.BufferedIOBase, largest: int, of: str = "", at_once: int = 1 << 20) -> bytes:
+    """What a file has left; raises BadInput for more than `largest` bytes, which it does not hold. of: what it is.
+
+    at_once: bytes to ask for; all of a large file, which then is in memory once.
+    """
     parts, size = [], 0
-    while size <= largest and (part := file.read(1 << 20)):
+    while size <= largest and (part := file.read(at_once)):
         parts.append(part)
         size += len(part)
     if size > largest:

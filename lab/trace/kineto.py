@@ -2,8 +2,8 @@
 
 A Chrome trace: events with a category, a start and a duration in microseconds. Kernels, memcpys and memsets occupy the
 device (their category names differ in case between releases); the rest is host time, or a copy of host ranges drawn
-over the device (gpu_user_annotation). Absolute times have 16 digits before the point, where a double is 250 ns coarse:
-they are read as decimals and rounded to nanoseconds once.
+over the device (gpu_user_annotation). Times are read as doubles where these tell the file's nanoseconds apart, and else
+as decimals: absolute times have 16 digits before the point, where a double is 250 ns coarse.
 
 CUPTI lists a CUDA graph's kernels one by one with the correlation id of the cudaGraphLaunch; the graph is known where
 the event says "graph id". The whole file is parsed in memory: captures of gigabytes belong in nsys.
@@ -12,10 +12,12 @@ the event says "graph id". The whole file is parsed in memory: captures of gigab
 from __future__ import annotations
 
 import json
+import math
 import re
+from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -30,6 +32,7 @@ from lab.trace.model import (
     Calls,
     Copies,
     Fills,
+    Int64,
     Kernels,
     Launch,
     Ranges,
@@ -37,6 +40,7 @@ from lab.trace.model import (
     Work,
     interned,
     whole,
+    whole_numbers,
 )
 from lab.trace.windows import told_apart
 
@@ -53,6 +57,8 @@ MODULE = "nn.Module: "
 DOMAINS = {1: "operator", 2: "module"}  # beside user annotations, which have none
 DIRECTION = re.compile(r"\b(" + "|".join(sorted(COPY_KINDS, key=len, reverse=True)) + r")\b")
 LATEST_US = 4 * 10**15  # year 2096
+DOUBLES_US = 2**42  # below, doubles lie less than half a nanosecond apart
+N = TypeVar("N", float, Decimal)
 
 
 class Arguments(Struct, frozen=True, omit_defaults=True, gc=False):
@@ -78,14 +84,14 @@ class Arguments(Struct, frozen=True, omit_defaults=True, gc=False):
 NO_ARGUMENTS = Arguments()
 
 
-class Event(Struct, frozen=True, omit_defaults=True, gc=False):
+class Event(Struct, Generic[N], frozen=True, omit_defaults=True, gc=False):
     """What is read of an event; ts, dur in us."""
 
     ph: str = ""
     cat: str = ""
     name: str = ""
-    ts: Decimal | None = None
-    dur: Decimal | None = Decimal(0)
+    ts: N | None = None
+    dur: N | None = 0  # type: ignore[assignment]
     pid: Any = None
     tid: Any = None
     args: Arguments | None = NO_ARGUMENTS
@@ -98,24 +104,41 @@ class Gpu(Struct, frozen=True):
     name: str | None = None
 
 
-class File(Struct, frozen=True):
+@dataclass(frozen=True)
+class Timed:
+    """Events of one kind that have a usable time, ns."""
+
+    events: list[Event[Any]]
+    start: Int64
+    duration: Int64
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+    def __add__(self, other: Timed) -> Timed:
+        start, duration = (np.concatenate([getattr(s, k) for s in (self, other)]) for k in ("start", "duration"))
+        return Timed(self.events + other.events, start, duration)
+
+
+class File(Struct, Generic[N], frozen=True):
     """What is read of a file, and what `lab profile` keeps of it, with what the profile is about."""
 
     schema: Any = msgspec.field(name="schemaVersion", default="")
     gpus: list[Gpu] = msgspec.field(name="deviceProperties", default_factory=list)
-    events: list[Event] | None = msgspec.field(name="traceEvents", default=None)
+    events: list[Event[N]] | None = msgspec.field(name="traceEvents", default=None)
     killgate: dict[str, Any] | None = None
 
 
-def decode(path: Path, text: str | bytes) -> File:
+def decode(path: Path, text: str | bytes) -> File[Any]:
     """A Kineto file's text; raises BadInput, one line, when it is cut off, not JSON, or JSON of something else."""
     try:
         try:
-            found = msgspec.json.decode(text, type=File | list[Event])
+            found = _in_doubles(text) or msgspec.json.decode(text, type=File[Decimal] | list[Event[Decimal]])
         except msgspec.ValidationError:
             raise
         except msgspec.DecodeError:  # Python's json writes and reads NaN, which is no JSON
-            found = msgspec.convert(json.loads(text, parse_float=Decimal), File | list[Event], strict=False)
+            content = json.loads(text, parse_float=Decimal)
+            found = msgspec.convert(content, File[Decimal] | list[Event[Decimal]], strict=False)
     except msgspec.ValidationError as error:
         raise BadInput(path, f"JSON of another form ({error})", "export the trace again") from None
     except (ValueError, RecursionError) as error:
@@ -126,31 +149,45 @@ def decode(path: Path, text: str | bytes) -> File:
     return file
 
 
+def _in_doubles(text: str | bytes) -> File[Any] | list[Event[Any]] | None:
+    """The file where each time is the double of a whole number of ns and so small that no other number of ns has it."""
+    try:
+        found = msgspec.json.decode(text, type=File[float] | list[Event[float]])
+    except msgspec.DecodeError:
+        return None
+    events = (found.events if isinstance(found, File) else found) or []
+    for name in ("ts", "dur"):
+        us = np.array([getattr(e, name) or 0.0 for e in events])
+        if not (np.abs(us) < DOUBLES_US).all() or (np.rint(us * 1e3) / 1e3 != us).any():
+            return None
+    return found
+
+
 def read(path: Path, text: bytes) -> Trace:
     """The trace in a Kineto file's text; raises BadInput as `decode` does, and for a trace of another program."""
-    file, by = decode(path, text), {kind: list[Event]() for kind in dict.fromkeys(KINDS.values())}
+    file, found = decode(path, text), {kind: list[Event[Any]]() for kind in dict.fromkeys(KINDS.values())}
     del text
     for e in file.events or ():
         kind = KINDS.get(e.cat) or KINDS.get(e.cat.lower()) if e.ph == "X" else None
         if kind and (kind != FUNCTION or e.name.startswith(MODULE)):
-            by[kind].append(e)
+            found[kind].append(e)
     schema, known = file.schema, {gpu.id: gpu.name or "" for gpu in file.gpus}
     del file  # most of a file's events are of no use here
-    if not schema and not any(by[kind] for kind in (KERNEL, COPY, CALL, OPERATOR)):
+    if not schema and not any(found[kind] for kind in (KERNEL, COPY, CALL, OPERATOR)):
         raise BadInput(path, "a Chrome trace without any event of PyTorch's profiler", "see README.md for what is read")
-    before = sum(map(len, by.values()))
-    by = {kind: _timed(path, events) for kind, events in by.items()}
+    before = sum(map(len, found.values()))
+    by = {kind: _timed(path, events) for kind, events in found.items()}
     odd = before - sum(map(len, by.values()))
     warnings = [f"{odd} events without a usable time were dropped"] if odd else []
     kernels, copies, fills, calls, user, operators, modules = (
         by[kind] for kind in (KERNEL, COPY, FILL, CALL, RANGE, OPERATOR, FUNCTION)
     )
-    ranges, domain = [*user, *operators, *modules], np.repeat([0, 1, 2], list(map(len, (user, operators, modules))))
-    correlation = _of_arguments(calls, "correlation")
+    ranges, domain = user + operators + modules, np.repeat([0, 1, 2], list(map(len, (user, operators, modules))))
+    correlation = _of_arguments(calls.events, "correlation")
     (name, names), (label, labels), (call, call_names) = (
-        interned([e.name for e in events]) for events in (kernels, ranges, calls)
+        interned([e.name for e in rows.events]) for rows in (kernels, ranges, calls)
     )
-    processes = set(_numbers([e.pid for e in calls]))
+    processes = set(_numbers([e.pid for e in calls.events]))
     process = processes.pop() if len(processes) == 1 else NONE
     if not calls:
         warnings.append("no CUDA API calls in the file: kernels cannot be joined to their launches")
@@ -158,21 +195,21 @@ def read(path: Path, text: bytes) -> Trace:
         warnings.append("several processes in one file: kernels cannot be told apart by process")
     replaying = {i for i, text in enumerate(call_names) if GRAPH_LAUNCH.match(text)}
     launches = {c for c, i in zip(correlation, call, strict=True) if i in replaying} - {NONE}
-    rows = [_activity(events, process, launches) for events in (kernels, copies, fills)]
-    nodes = any(g != NONE for columns in rows for g in columns["graph"])
+    rows = [_activity(timed, process, launches) for timed in (kernels, copies, fills)]
+    nodes = any((columns["graph"] != NONE).any() for columns in rows)
     if launches and not nodes:
         warnings.append(f"{len(launches)} graph launches in the API calls, but no graph work in the file")
     if not (kernels or copies or fills):
         warnings.append("no device activity in the file: was the CUDA activity recorded?")
-    found = Trace(
+    trace = Trace(
         tool="kineto",
         source=path.name,
         schema_version=str(schema),
         graph_mode="node" if nodes else "unknown" if launches or not calls else "none",
         gpus={d: known.get(d, "") for d in sorted({d for columns in rows for d in columns["device"]})},
         kernels=Kernels.of(**rows[0], name=name),
-        memcpy=Copies.of(**rows[1], bytes=_bytes(copies), kind=[_kind(e) for e in copies]),
-        memset=Fills.of(**rows[2], bytes=_bytes(fills)),
+        memcpy=Copies.of(**rows[1], bytes=_bytes(copies.events), kind=[_kind(e) for e in copies.events]),
+        memset=Fills.of(**rows[2], bytes=_bytes(fills.events)),
         ranges=Ranges.of(**_host(ranges), label=label, domain=domain),
         domains=DOMAINS,
         calls=Calls.of(**_host(calls), name=call, correlation=correlation),
@@ -182,9 +219,9 @@ def read(path: Path, text: bytes) -> Trace:
         warnings=tuple(warnings),
         launched=_launched(kernels, name),
         work=_work(kernels, name, operators),
-        host={kind: (len(by[kind]), sum(_durations(by[kind]))) for kind in HOST if by[kind]},
+        host={kind: (len(by[kind]), int(by[kind].duration.sum())) for kind in HOST if by[kind]},
     )
-    return told_apart(found) if nodes else found
+    return told_apart(trace) if nodes else trace
 
 
 def _whole(value: Any) -> int:
@@ -196,19 +233,22 @@ def _whole(value: Any) -> int:
 
 def _numbers(values: list[Any]) -> list[int]:
     """Whole numbers of what a file holds, nearly always whole numbers."""
-    return values if set(map(type, values)) <= {int} else [_whole(value) for value in values]
+    types = set(map(type, values))
+    if types == {type(None)}:  # no event has it
+        return [NONE] * len(values)
+    return values if types <= {int} else [_whole(value) for value in values]
 
 
-def _of_arguments(events: list[Event], name: str) -> list[int]:
+def _of_arguments(events: list[Event[Any]], name: str) -> list[int]:
     return _numbers([getattr(e.args, name, None) for e in events])
 
 
-def _bytes(events: list[Event]) -> list[int]:
+def _bytes(events: list[Event[Any]]) -> list[int]:
     """Moved by copies or fills."""
     return [max(n, 0) for n in _of_arguments(events, "bytes")]
 
 
-def _places(events: list[Event], name: str, otherwise: str) -> list[int]:
+def _places(events: list[Event[Any]], name: str, otherwise: str) -> list[int]:
     """The devices or streams: the argument where there is one, else the row that the event is drawn in."""
     own = [getattr(e.args, name, None) for e in events]
     if None in own:
@@ -216,54 +256,59 @@ def _places(events: list[Event], name: str, otherwise: str) -> list[int]:
     return _numbers(own)
 
 
-def _timed(path: Path, events: list[Event]) -> list[Event]:
+def _timed(path: Path, events: list[Event[Any]]) -> Timed:
     """The events with a usable time; raises BadInput for a time that is NaN, infinite or beyond every clock, whose
-    nanoseconds are no number."""
+    nanoseconds are no number. The end of an event is its start plus its rounded duration, so that durations stay exact.
+    """
     timed: list[Any] = [e for e in events if e.ts is not None and e.dur is not None]
-    for values in ([e.ts for e in timed], [e.dur for e in timed]):
-        if values and not (all(map(Decimal.is_finite, values)) and -LATEST_US < min(values) <= max(values) < LATEST_US):
-            at = next(i for i, v in enumerate(values) if not (v.is_finite() and -LATEST_US < v < LATEST_US))
+    times = [e.ts for e in timed], [e.dur for e in timed]
+    for values in times:
+        if values and not (all(map(math.isfinite, values)) and -LATEST_US < min(values) <= max(values) < LATEST_US):
+            at = next(i for i, v in enumerate(values) if not (math.isfinite(v) and -LATEST_US < v < LATEST_US))
             what = f'event "{timed[at].name[:80]}" has ts = {timed[at].ts:.40}, dur = {timed[at].dur:.40}'
             raise BadInput(path, what, "export the trace again; times are in us")
-    return [e for e in timed if not e.dur < 0]
+    if timed and min(times[1]) < 0:
+        return _timed(path, [e for e in timed if not e.dur < 0])
+    return Timed(timed, *map(_ns, times))
 
 
-def _durations(events: list[Event]) -> list[int]:
-    return [round(e.dur * 1000) for e in events]  # type: ignore[operator]  # the events are timed
+def _ns(us: list[Any]) -> Int64:
+    """Nanoseconds of times that are all doubles (see _in_doubles) or all decimals."""
+    if not all(isinstance(v, float) for v in us[:1]):
+        return np.array([round(v * 1000) for v in us], np.int64)
+    return np.rint(np.array(us) * 1e3).astype(np.int64)
 
 
-def _times(events: list[Event]) -> dict[str, Any]:
-    """Start and end; the end is the start plus the rounded duration, so that durations stay exact."""
-    start = [round(e.ts * 1000) for e in events]  # type: ignore[operator]
-    return {"start_ns": start, "end_ns": [s + d for s, d in zip(start, _durations(events), strict=True)]}
-
-
-def _activity(events: list[Event], process: int, launches: set[int]) -> dict[str, Any]:
+def _activity(rows: Timed, process: int, launches: set[int]) -> dict[str, Any]:
     """Columns of device events. The graph is 0 for one that is not named but was launched by a graph launch."""
-    correlation, graph, node = (_of_arguments(events, name) for name in ("correlation", "graph", "graph_node"))
-    return _times(events) | {
+    events = rows.events
+    correlation, graph, node = (
+        whole_numbers(name, _of_arguments(events, name)) for name in ("correlation", "graph", "graph_node")
+    )
+    in_graph = np.isin(correlation, list(launches)) | (graph > 0) | (node > 0)
+    return {
+        "start_ns": rows.start,
+        "end_ns": rows.start + rows.duration,
         "device": _places(events, "device", "pid"),
         "stream": _places(events, "stream", "tid"),
         "context": _of_arguments(events, "context"),
-        "process": [process] * len(events),
+        "process": np.full(len(events), process),
         "correlation": correlation,
-        "graph": [
-            max(g, 0) if c in launches or g > 0 or n > 0 else NONE
-            for c, g, n in zip(correlation, graph, node, strict=True)
-        ],
-        "graph_node": [n if n > 0 else NONE for n in node],
+        "graph": np.where(in_graph, np.maximum(graph, 0), NONE),
+        "graph_node": np.where(node > 0, node, NONE),
     }
 
 
-def _host(events: list[Event]) -> dict[str, Any]:
-    process, thread = ([getattr(e, name) for e in events] for name in ("pid", "tid"))
-    return _times(events) | {"process": _numbers(process), "thread": _numbers(thread)}
+def _host(rows: Timed) -> dict[str, Any]:
+    process, thread = (_numbers([getattr(e, name) for e in rows.events]) for name in ("pid", "tid"))
+    times = {"start_ns": rows.start, "end_ns": rows.start + rows.duration}
+    return times | {"process": process, "thread": thread}
 
 
-def _launched(kernels: list[Event], names: list[int]) -> dict[int, Launch]:
+def _launched(kernels: Timed, names: list[int]) -> dict[int, Launch]:
     """How the first kernel of each name was launched."""
     first: dict[int, Launch] = {}
-    for e, name in zip(kernels, names, strict=True):
+    for e, name in zip(kernels.events, names, strict=True):
         a = e.args
         if name not in first and a and a.grid and a.block:
             block, grid = (tuple(map(_whole, v)) if isinstance(v, list) else (NONE,) for v in (a.block, a.grid))
@@ -273,18 +318,20 @@ def _launched(kernels: list[Event], names: list[int]) -> dict[int, Launch]:
     return first
 
 
-def _work(kernels: list[Event], names: list[int], operators: list[Event]) -> tuple[Work, ...]:
+def _work(kernels: Timed, names: list[int], operators: Timed) -> tuple[Work, ...]:
     """What the operators that have shapes ask of their kernels."""
     stated = {
         _whole(e.args.external): (e.name, e.args.dims, e.args.types, e.args.given)
-        for e in operators
+        for e in operators.events
         if e.name in roofline.OPERATORS and e.args and e.args.dims and _whole(e.args.external) != NONE
     }
-    ran = zip([_whole(e.args.external) if e.args else NONE for e in kernels], names, _durations(kernels), strict=True)
-    return roofline.of_operators(list(ran), stated) if stated else ()
+    if not stated:
+        return ()
+    asked = [_whole(e.args.external) if e.args else NONE for e in kernels.events]
+    return roofline.of_operators(list(zip(asked, names, kernels.duration.tolist(), strict=True)), stated)
 
 
-def _kind(event: Event) -> int:
+def _kind(event: Event[Any]) -> int:
     """The direction in a name such as `Memcpy HtoD (Pinned -> Device)`."""
     found = DIRECTION.search(event.name)
     return COPY_KINDS.index(found[1]) if found else 0

@@ -85,6 +85,15 @@ def test_kineto_keeps_nanoseconds_of_absolute_times(tmp_path: Path) -> None:
     assert t.kernels.duration_ns.tolist() == [1001]
 
 
+def test_kineto_rounds_what_is_finer_than_a_nanosecond_once(tmp_path: Path) -> None:
+    """Where the nearest double would round the other way; half a nanosecond goes to the even one."""
+    path = tmp_path / "t.json"
+    starts = {"0.0005": 0, "0.0015": 2, "2.0": 2000, "4100000000000.0006": 4100000000000001}
+    events = [event("kernel", "a", ts, 1, device=0, stream=7, correlation=5) for ts in starts]
+    path.write_text(f'{{"schemaVersion": 1, "traceEvents": [{",".join(events)}]}}')
+    assert read(path).kernels.start_ns.tolist() == [*starts.values()]
+
+
 def test_kineto_graph_kernels_are_those_of_a_graph_launch(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     events = [
