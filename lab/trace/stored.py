@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from lab.base.errors import BadInput
-from lab.trace.model import NONE, Calls, Columns, Copies, Fills, GraphLaunches, Kernels, Ranges, Trace, interned
+from lab.trace.model import NONE, Calls, Columns, Copies, Fills, GraphLaunches, Kernels, Launch, Ranges, Trace, interned
 
 SCHEMA = 1
 MOST_ROWS = 100_000_000  # of a file that says so in a few bytes: a repeated value takes none
@@ -35,7 +35,9 @@ RENAMED = {"kind": "direction"}  # of a copy; the table's own `kind` says what s
 
 
 class Meta(msgspec.Struct, frozen=True):
-    """What stands beside the rows, as JSON. about: what `save` was told (phase, run, device, arms)."""
+    """What stands beside the rows, as JSON. about: what `save` was told (phase, run, device, arms). launched: by the
+    kernel's name, which files of earlier releases do not have.
+    """
 
     schema: int
     source: str
@@ -52,10 +54,11 @@ class Meta(msgspec.Struct, frozen=True):
     windows_ns: tuple[tuple[int, int], ...] | None
     about: dict[str, Any] = {}
     domains: dict[int, str] = {}
+    launched: dict[str, Launch] = {}
 
 
 # What the trace calls as the file does.
-KEPT = tuple(name for name in Meta.__struct_fields__ if name not in ("schema", "windows_ns", "about"))
+KEPT = tuple(name for name in Meta.__struct_fields__ if name not in ("schema", "windows_ns", "about", "launched"))
 
 
 def save(trace: Trace, path: Path, about: Mapping[str, Any] | None = None) -> Path:
@@ -69,7 +72,8 @@ def save(trace: Trace, path: Path, about: Mapping[str, Any] | None = None) -> Pa
     tables = [_table(trace, kind, origin, numbers) for kind in rows]
     windows = trace.windows_ns and tuple((a - origin, b - origin) for a, b in trace.windows_ns)
     kept = {key: getattr(trace, key) for key in KEPT}
-    meta = Meta(schema=SCHEMA, windows_ns=windows, about=dict(about or {}), **kept)
+    launched = {trace.names[i]: launch for i, launch in trace.launched.items()}
+    meta = Meta(schema=SCHEMA, windows_ns=windows, about=dict(about or {}), launched=launched, **kept)
     table = pa.concat_tables(tables, promote_options="default")
     table = table.replace_schema_metadata({"killgate": msgspec.json.encode(meta)})
     try:
@@ -114,7 +118,8 @@ def load(path: Path) -> Trace:
     texts: dict[str, list[str]] = {name: [] for _, name in TEXTS.values()}
     built = {k: _rows(table.filter(pc.equal(table["kind"], k)), k, of, texts) for k, of in KINDS.items()}
     kept = {key: getattr(meta, key) for key in KEPT}
-    return Trace(**kept | built | texts | {"source": path.name, "windows_ns": meta.windows_ns})
+    launched = {i: meta.launched[name] for i, name in enumerate(texts["names"]) if name in meta.launched}
+    return Trace(**kept | built | texts | {"source": path.name, "windows_ns": meta.windows_ns, "launched": launched})
 
 
 def _rows(table: Any, kind: str, of: type[Columns], texts: dict[str, list[str]]) -> Columns:

@@ -22,6 +22,7 @@ from lab.cli import main
 from lab.trace import breakdowns, capture, files, stored
 from lab.trace.model import Calls, Copies, Fills, GraphLaunches, Kernels, Ranges, Trace
 from tests.refused import held, refused
+from tests.trace.nsys_synthetic import Export
 
 SECRET = "s3cret-value-of-the-environment"
 CARD = phases.card("p5-kernel")  # its arms run in the interpreter too
@@ -187,6 +188,20 @@ def test_where_arrow_is_absent_a_cleaned_file_is_kept_and_stored_later(raw: Path
     found = files.read(raw)
     ours = {found.labels[i] for i in found.ranges.label[found.ranges.domain == 0]}
     assert set(stored.load(path).labels) == ours
+
+
+def test_how_kernels_were_launched_is_stored(tmp_path: Path) -> None:
+    export = Export()
+    for name, start, registers in (("b", 10, 40), ("a", 20, 255)):
+        sizes = {"staticSharedMemory": 1024, "dynamicSharedMemory": 100, "blockX": 128, "gridX": 7, "gridY": 3}
+        export.kernel(name, start, start + 5, registersPerThread=registers, **sizes)
+    trace = export.trace()
+    again = stored.load(stored.save(trace, tmp_path / "trace.parquet"))
+    assert {again.names[i]: (how.registers, how.shared_bytes, how.block[0], how.grid[:2]) for i, how in
+            again.launched.items()} == {"b": (40, 1124, 128, (7, 3)), "a": (255, 1124, 128, (7, 3))}  # fmt: skip
+    assert {again.names[i]: how for i, how in again.launched.items()} == {
+        trace.names[i]: how for i, how in trace.launched.items()
+    }
 
 
 def test_store_refuses_another_file(tmp_path: Path) -> None:
