@@ -78,7 +78,7 @@ def test_floor_grows_with_work_and_is_a_bound(
 @given(share=fraction, saved=below_one)
 def test_saving_ceiling_is_bounded(share: float, saved: float) -> None:
     gain = roofline.saving_ceiling(share, saved)
-    assert 0 <= gain <= saved / (1 - saved) * (1 + 1e-12)
+    assert 0 <= gain <= saved / (1 - saved) * (1 + 1e-12) + 1e-15  # 1 / (1 - saved) is rounded at one
     assert roofline.saving_ceiling(share / 2, saved) <= gain
 
 
