@@ -259,8 +259,10 @@ class Candidate:
 class Cases(Protocol):
     """What a family's cases.py holds, for what reads it.
 
-    `reference_inputs`, `refuses` and `activations` may be absent. The last is `inputs` with activations alone, drawn
-    again before every visit of a bench; they need not be those of `inputs` for a seed.
+    `reference_inputs`, `refuses`, `activations`, `held` and `own` may be absent. `activations` is `inputs` with
+    activations alone, drawn again before every visit of a bench; they need not be those of `inputs` for a seed.
+    held(workload, device) is what all calls have in common whatever their seed, too large for each arm of a comparison
+    to have its own (a model's weights); own(workload, seed, device) is the rest of `inputs`.
     """
 
     @property

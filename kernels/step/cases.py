@@ -105,10 +105,15 @@ def empty(model: Model, npl: int, tokens: int, device: torch.device | str, dtype
     }
 
 
-def inputs(workload: Workload, seed: int = 0, device: torch.device | str = "cpu") -> Tensors:
-    """Weights, states and tokens; pages and rows of the pools are permuted."""
+def held(workload: Workload, device: torch.device | str) -> Tensors:
+    """The weights, of one seed: 16 GB of Qwen3.6-27B, which all arms of a comparison read."""
+    return weights(model_of(workload), 0, device)
+
+
+def own(workload: Workload, seed: int, device: torch.device | str) -> Tensors:
+    """States, caches, tables and tokens; pages and rows of the pools are permuted."""
     model, new, ctx = model_of(workload), new_tokens(workload), workload["ctx"]
-    made = weights(model, seed, device) | empty(model, len(new), ctx + max(new), device, torch.bfloat16)
+    made = empty(model, len(new), ctx + max(new), device, torch.bfloat16)
     rng = torch.Generator(device=device).manual_seed(seed + 1)
     for name in IN_PLACE:
         made[name].normal_(generator=rng).mul_(0.2 if name == "state" else 1.0)
@@ -119,6 +124,11 @@ def inputs(workload: Workload, seed: int = 0, device: torch.device | str = "cpu"
     bounds = torch.tensor((0, *new), device=device).cumsum(0, dtype=torch.int32)
     lengths = torch.full((len(new),), ctx, dtype=torch.int32, device=device)
     return made | {"cu_seqlens": bounds, "seq_lens": lengths} | activations(workload, seed, device)
+
+
+def inputs(workload: Workload, seed: int = 0, device: torch.device | str = "cpu") -> Tensors:
+    """Weights of this seed, and what is a step's own."""
+    return weights(model_of(workload), seed, device) | own(workload, seed, device)
 
 
 def activations(workload: Workload, seed: int, device: torch.device | str) -> Tensors:

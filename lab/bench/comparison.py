@@ -27,7 +27,7 @@ import secrets
 import statistics
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -82,13 +82,38 @@ class Job(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Bench:
-    """One workload of a family on a backend, as a job asks for it."""
+    """One workload of a family on a backend, as a job asks for it.
+
+    held: what all sets of all arms share, where the family's cases have it (`kernels.common.Cases.held`), made at its
+    first use; marks: what `fingerprint` said of it then.
+    """
 
     job: Job
     backend: Backend
     family: families.Family
     workload: Any
     hands: Hands | None = None
+    held: dict[str, Any] = field(default_factory=dict)
+    marks: dict[str, int] = field(default_factory=dict)
+    secret: int = field(default_factory=lambda: secrets.randbits(48))
+
+    def inputs(self, seed: int) -> dict[str, Any]:
+        """The workload's inputs of a seed, the shared ones the same tensors each time."""
+        cases: Any = self.family.cases
+        device = self.backend.device
+        if not hasattr(cases, "held"):
+            made: dict[str, Any] = cases.inputs(self.workload, seed, device)
+            return made
+        if not self.held:
+            for name, tensor in cases.held(self.workload, device).items():
+                self.held[name] = self.hands.shelf.tensor(tensor) if self.hands else tensor
+                self.marks[name] = accuracy.fingerprint(self.held[name], self.secret)
+        return self.held | cases.own(self.workload, seed, device)
+
+    def changed(self) -> str:
+        """ "" or what a candidate did to the shared inputs, which nobody may write."""
+        found = [n for n, tensor in self.held.items() if accuracy.fingerprint(tensor, self.secret) != self.marks[n]]
+        return f'the candidate changed its input "{found[0]}"' if found else ""
 
 
 class Outcome(msgspec.Struct):
@@ -311,7 +336,7 @@ def _timed(
                 continue
             began = time.perf_counter()
             if taken.made != made:
-                given, made = family.cases.inputs(bench.workload, taken.made, backend.device), taken.made
+                given, made = bench.inputs(taken.made), taken.made
             if wrong := looked_at(bench, candidates[name].precision, given, taken):
                 state.fail("incorrect", f"in a timed visit, on set {taken.number + 1}: {wrong}")
             spent_s[name] = spent_s.get(name, 0.0) + time.perf_counter() - began
@@ -325,7 +350,7 @@ def _timed(
             timer.release(arm)
             arm.sets, arm.inputs, arm.outputs = [], [], []
         if bench.hands:
-            bench.hands.shelf.clear()
+            bench.hands.shelf.clear(bench.held.values())
         backend.free()
         for arm in order:
             visiting(arm)
@@ -422,17 +447,20 @@ def armed(bench: Bench, candidate: Any, arm: sampling.Arm, room_bytes: float, fi
     load costs once memory is at hand. Compiling is over by then, since the check has prepared before. An arm in a
     process of its own prepares there.
     """
-    job, backend, cases = bench.job, bench.backend, bench.family.cases
+    job, backend = bench.job, bench.backend
     moved = bench.family.cost(bench.workload, candidate.precision).bytes
     count = sampling.sets_for(moved, backend.l2_bytes, job.l2)
     count = min(count, max(2 if job.l2 == "cold" else 1, int(min(room_bytes / max(moved, 1.0), count))))
     fastest_s = math.inf
     arm.turn, arm.made = 0, first_seed
     for number in range(count):
-        inputs = cases.inputs(bench.workload, first_seed + number, backend.device)
+        inputs = bench.inputs(first_seed + number)
         own = accuracy.outputs(bench.family, candidate, bench.workload, inputs, first_seed + number)
         if bench.hands:
-            inputs, own = ({key: bench.hands.shelf.tensor(value) for key, value in t.items()} for t in (inputs, own))
+            inputs, own = (
+                {key: value if key in bench.held else bench.hands.shelf.tensor(value) for key, value in t.items()}
+                for t in (inputs, own)
+            )
             args, out = inputs, own
         else:
             backend.wait()
@@ -505,13 +533,13 @@ def recheck(
     states: list[dict[str, Any]] = []
     kept: list[dict[str, Any]] = []
     for number, (inputs, own) in enumerate(zip(arm.inputs, arm.outputs, strict=True)):
-        fresh = cases.inputs(workload, seed + number, bench.backend.device)
+        fresh = bench.inputs(seed + number)
         changed = _renew(inputs, fresh, cases.ACTIVATIONS)
         states.append({name: fresh[name] for name in cases.IN_PLACE if name in own})
         changed |= any(not accuracy.same_bits(inputs[name], state) for name, state in states[-1].items())
         if not changed:
             return "no input differs with another seed, so nothing could be changed", None
-        kept.append(accuracy.copied(inputs))
+        kept.append(accuracy.copied({name: t for name, t in inputs.items() if name not in bench.held}))
     # Before the visit, and on the host, where no candidate can reach it.
     asked: list[tuple[int, str, int]] = []
     spent_s = 0.0
@@ -521,7 +549,8 @@ def recheck(
         key = (number, candidate.precision, calls[number])
         if key not in wanted:
             began = time.perf_counter()
-            wanted[key] = _wanted(bench, kept[number] | states[number], *key[1:]), time.perf_counter() - began
+            given = bench.held | kept[number] | states[number]
+            wanted[key] = _wanted(bench, given, *key[1:]), time.perf_counter() - began
         asked.append(key)
         spent_s += wanted[key][1]
     worst = 0.0
@@ -547,6 +576,8 @@ def recheck(
             if wrong:
                 return f"set {number + 1} of {len(kept)}: {wrong}", None
             worst = max(worst, *(e.relative_error for e in errors))
+    if wrong := bench.changed():
+        return wrong, None
     for inputs, own in zip(arm.inputs, arm.outputs, strict=True):  # no answer is left for the next arm to find
         accuracy.fill(family, inputs, own, seed, "finite")
     return "", worst

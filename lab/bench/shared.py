@@ -7,6 +7,7 @@ Files have no name but that of the harness's descriptor, so that nothing is left
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -27,7 +28,6 @@ class Shelf:
 
     def __init__(self) -> None:
         self.files: dict[int, int] = {}  # descriptors by the address that they are mapped at
-        self.open: list[int] = []
 
     def tensor(self, given: Any) -> Any:
         """`given` itself on a GPU; on the host a copy in a file that another process can map. Views keep their storage.
@@ -42,8 +42,9 @@ class Shelf:
         os.truncate(file, bytes_ := max(given.untyped_storage().nbytes(), 1))
         storage = _mapped(_path(file), bytes_)
         storage.copy_(given.untyped_storage())
+        if (gone := self.files.pop(storage.data_ptr(), None)) is not None:  # of a tensor that was dropped
+            os.close(gone)
         self.files[storage.data_ptr()] = file
-        self.open.append(file)
         made = torch.empty(0, dtype=given.dtype)
         return made.set_(storage, given.storage_offset(), given.shape, given.stride())
 
@@ -54,11 +55,11 @@ class Shelf:
         kind = str(tensor.dtype).removeprefix("torch.")
         return Handle(found, kind, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
 
-    def clear(self) -> None:
-        """Forget every file; memory that somebody still maps stays his."""
-        for file in self.open:
-            os.close(file)
-        self.files, self.open = {}, []
+    def clear(self, kept: Iterable[Any] = ()) -> None:
+        """Forget every file but those of `kept`; memory that somebody still maps stays his."""
+        places = {tensor.untyped_storage().data_ptr() for tensor in kept}
+        for place in [place for place in self.files if place not in places]:
+            os.close(self.files.pop(place))
 
 
 def _path(file: int) -> str:

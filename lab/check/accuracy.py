@@ -153,6 +153,7 @@ def handed(tensors: Tensors) -> Tensors:
 # The check before the timing fills once, "mixed": who does nothing there without a NaN gains nothing by it. The check
 # after the timing goes through all three.
 FILLS = ("left", "finite", "mixed")
+FINGERPRINT_WORDS = 1 << 24  # of four bytes, that are looked at together
 
 
 def outputs(
@@ -274,6 +275,23 @@ def same_bits(left: Any, right: Any) -> bool:
 
     same_kind = left.shape == right.shape and left.dtype == right.dtype
     return same_kind and bool(torch.equal(_bytes(left), _bytes(right)))
+
+
+def fingerprint(tensor: Any, secret: int) -> int:
+    """64 bits of a tensor's bytes that somebody without `secret` cannot keep while he changes them.
+
+    The sum modulo 2^64 of each four bytes times an odd number drawn from the secret, for tensors too large to copy.
+    """
+    import torch
+
+    rng = torch.Generator(device=tensor.device).manual_seed(secret)
+    raw = tensor.detach().contiguous().flatten().view(torch.uint8)
+    raw = torch.nn.functional.pad(raw, (0, -raw.numel() % 4)).view(torch.int32)
+    total = 0
+    for words in raw.split(FINGERPRINT_WORDS):
+        drawn = torch.randint(-(1 << 62), 1 << 62, words.shape, generator=rng, device=words.device) * 2 + 1
+        total += int((words.long() * drawn).sum())
+    return total % (1 << 64)
 
 
 def copied(inputs: Tensors) -> Tensors:

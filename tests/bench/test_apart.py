@@ -88,8 +88,19 @@ def forks(args: Tensors, out: Tensors) -> None:
     honest(args, out)
 
 
+def spoils(args: Tensors, out: Tensors) -> None:
+    """Right, and once it was checked it changes a weight that all arms read."""
+    honest(args, out)
+    CALLS.append(0)
+    if len(CALLS) > 20:
+        args["table"][0] += 1
+
+
+CALLS: list[int] = []
+
+
 RUNS: Mapping[str, Any] = {
-    run.__name__: run for run in (honest, remembers, keeps, writes_ahead, dies, raises, forks)
+    run.__name__: run for run in (honest, remembers, keeps, writes_ahead, dies, raises, forks, spoils)
 } | {"plain": honest}
 
 
@@ -136,6 +147,23 @@ def load(name: str) -> families.Family:
 
 def backend() -> Backend:
     return Backend("cpu", 0, lambda *_: Processor(), lambda: None, load, apart=True, bare=bare)
+
+
+def held() -> Backend:
+    """The same with one copy of `scale` and `table` for all arms."""
+
+    def sharing(name: str) -> families.Family:
+        family = bare(name)
+        cases: Any = family.cases
+        cases.held = lambda workload, device: without(cases.inputs(workload, 0, device), "x")
+        cases.own = lambda workload, seed, device: {"x": cases.inputs(workload, seed, device)["x"]}
+        return family
+
+    return replace(backend(), bare=sharing)
+
+
+def without(tensors: Tensors, name: str) -> Tensors:
+    return {key: tensor for key, tensor in tensors.items() if key != name}
 
 
 def liar() -> Backend:
@@ -217,6 +245,30 @@ def test_a_time_that_the_harness_cannot_confirm_is_an_error(
     assert (found.status, found.timing) == ("error", None)
     assert said in found.message
     assert control.status == "ok"
+
+
+def test_arms_share_what_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    taken = shared.Shelf.tensor
+
+    def counted(shelf: shared.Shelf, given: Any) -> Any:
+        made.append(given.numel() if given.dtype.is_floating_point else -given.numel())
+        return taken(shelf, given)
+
+    monkeypatch.setattr(shared.Shelf, "tensor", counted)
+    done = compared("honest", where="held", placements=2)
+    assert [(a.status, a.message) for a in done.arms] == [("ok", "")] * 2
+    once = made.count(-SIZE)  # of the table: the checks ahead of the timing have copies of their own
+    made.clear()
+    compared("honest", where="backend", placements=2)
+    assert once == 3  # each arm's check, and the shared one
+    assert made.count(-SIZE) > 20
+
+
+def test_who_changes_what_all_arms_read_has_no_number() -> None:
+    done = compared("spoils", where="held")
+    assert done.arms[1].status == "incorrect"
+    assert 'changed its input "table"' in done.arms[1].message
 
 
 def test_an_arm_that_was_not_asked_stands_still_and_leaves_nobody() -> None:

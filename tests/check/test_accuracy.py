@@ -472,3 +472,19 @@ def test_a_coarse_state_may_move_by_units_in_many_calls_and_no_element_by_its_ow
     for calls in (1, 30):
         assert "largest" in wrong(calls, middling, 0.0)
         assert "relative error" in wrong(calls, largest, float(wanted[largest]), torch.finfo(torch.bfloat16).eps / 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.int64])
+@pytest.mark.parametrize("count", [1, 3, 4097])
+def test_a_fingerprint_tells_one_element(dtype: torch.dtype, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accuracy, "FINGERPRINT_WORDS", 1000)
+    tensor = torch.arange(1, count + 1).to(dtype)
+    mark = accuracy.fingerprint(tensor, 5)
+    assert accuracy.fingerprint(tensor.clone(), 5) == mark
+    assert accuracy.fingerprint(tensor, 6) != mark
+    for at in {0, count // 2, count - 1}:
+        other = tensor.clone()
+        other[at] += 1
+        assert (accuracy.fingerprint(other, 5) == mark) == torch.equal(other, tensor)  # bf16 does not count to 4097
+    if count > 3:
+        assert accuracy.fingerprint(tensor.flip(0), 5) != mark
