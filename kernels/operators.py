@@ -200,6 +200,11 @@ def planned(run: Callable[[], None], moving: Sequence[torch.Tensor], fixed: Sequ
 PLANS: dict[Any, Plan | None] = {}
 
 
+def scratch_of(made: Tensors, device: torch.device) -> Tensors:
+    """`made`, or one empty tensor where there is none: torch 2.11 cannot compile a change to a list of no tensors."""
+    return made or {"none": torch.empty(0, device=device)}
+
+
 @functools.lru_cache(maxsize=4096)
 def _parsed(family: str, route: str) -> tuple[str, tuple[str, ...]]:
     name, *names = route.split()

@@ -157,9 +157,9 @@ def batch(
     bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
     if device.type != "cuda":
         equal = len(set(lengths)) == 1
-        return Batch(
-            lengths, operators.REFERENCE + ("" if equal else " cu_seqlens") + mark, [] if equal else [bounds], []
-        )
+        tables, scratch = {} if equal else {"cu_seqlens": bounds}, operators.scratch_of({}, device)
+        route = " ".join((operators.REFERENCE, *tables, *scratch)) + mark
+        return Batch(lengths, route, list(tables.values()), list(scratch.values()))
     count, total = len(lengths), sum(lengths)
     axes = {"T": -(-total // count), "batch": count, "Hk": heads_k, "Hv": heads_v, "D": dim}
     word = operators.dtype_word(dtype)
@@ -174,6 +174,6 @@ def batch(
         inputs["raw_qk"] = bounds
     made = {n: t for n, t in chosen.prepare(inputs).items() if n not in inputs or n == "cu_seqlens"}
     tables = {n: t for n, t in made.items() if n in TABLES}
-    scratch = {n: t for n, t in made.items() if n not in TABLES}
+    scratch = operators.scratch_of({n: t for n, t in made.items() if n not in TABLES}, device)
     route = " ".join((chosen.name, *tables, *scratch)) + mark
     return Batch(lengths, route, list(tables.values()), list(scratch.values()))

@@ -104,7 +104,8 @@ def batch(
     floating = cache_dtype.is_floating_point
     if device.type != "cuda":
         names = ("k_cache", "v_cache") if floating else ("k_cache", "v_cache", "k_scale", "v_scale")
-        return Batch(cache_dtype, " ".join((operators.REFERENCE, *names)), [])
+        scratch = operators.scratch_of({}, device)
+        return Batch(cache_dtype, " ".join((operators.REFERENCE, *names, *scratch)), list(scratch.values()))
     axes = {"ctx": tokens, "batch": size, "Hq": q_heads, "Hkv": kv_heads, "D": dim, "page": page}
     word = operators.dtype_word(dtype)
     chosen = operators.choose(ROUTER, device, PRECISIONS[cache_dtype], dtype=word, **axes)
@@ -118,6 +119,7 @@ def batch(
             "seq_lens": torch.ones(size, dtype=torch.int32, device=device),
         }
     )
-    scratch = {name: tensor for name, tensor in made.items() if name not in (*OPERANDS, *MOVING)}
+    used = (*OPERANDS, *MOVING)
+    scratch = operators.scratch_of({name: tensor for name, tensor in made.items() if name not in used}, device)
     scales = ("!k_scale", "!v_scale") if floating else ("k_scale", "v_scale")  # of 16 bits: passed, never read
     return Batch(cache_dtype, " ".join((chosen.name, "k", "v", *scales, *scratch)), list(scratch.values()))

@@ -157,7 +157,8 @@ def _packed(
     """The route, and its operands and scratch, for the weights in one layout."""
     place = weight["w_packed"].device
     if name == operators.REFERENCE:
-        return " ".join((name, *weight)), list(weight.values()), []
+        none = operators.scratch_of({}, place)
+        return " ".join((name, *weight, *none)), list(weight.values()), list(none.values())
     candidate = operators.candidates(FAMILY, torch.cuda.get_device_capability(place))[name]
     x = torch.empty(m, 2 * weight["w_packed"].shape[1], dtype=dtype, device="meta")
     made = candidate.prepare({"x": x, **weight})
@@ -166,5 +167,6 @@ def _packed(
         from kernels.nvfp4 import cuda_gemm
 
         scratch = workspace.at_least(layout, cuda_gemm.most_workspace(layout, place))
+    scratch = operators.scratch_of(scratch, place)
     operands = {key: tensor for key, tensor in made.items() if key not in (*SCRATCH, "x")}
     return " ".join((name, *operands, *scratch)), list(operands.values()), list(scratch.values())

@@ -34,7 +34,10 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *c, CUdevice d) { *c = (CUcontext)1;
 CUresult cuCtxSetCurrent(CUcontext c) { return 0; }
 CUresult cuCtxSynchronize(void) { return 0; }
 CUresult cuGetErrorString(CUresult r, const char **s) { *s = "told"; return 0; }
-CUresult cuMemAlloc(CUdeviceptr *p, size_t n) { *p = (CUdeviceptr)aligned_alloc(256, (n + 255) / 256 * 256); return 0; }
+CUresult cuMemAlloc(CUdeviceptr *p, size_t n) {
+    *p = (CUdeviceptr)aligned_alloc(256, (n + 255) / 256 * 256);
+    return n ? 0 : CUDA_ERROR_INVALID_VALUE;
+}
 CUresult cuMemcpyHtoD(CUdeviceptr d, const void *s, size_t n) { memcpy((void *)d, s, n); return 0; }
 CUresult cuMemcpyDtoH(void *d, CUdeviceptr s, size_t n) { memcpy(d, (void *)s, n); return 0; }
 CUresult cuMemsetD8(CUdeviceptr d, unsigned char v, size_t n) { memset((void *)d, v, n); return 0; }

@@ -362,11 +362,16 @@ def test_an_operator_on_the_gpu_is_what_its_schema_says(name: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", NAMES)
-def test_a_captured_operator_is_the_eager_one(name: str) -> None:
+def test_a_captured_or_compiled_operator_is_the_eager_one(name: str) -> None:
     operator, arguments = calls("cuda")[name]
     states = [t for t in arguments if isinstance(t, torch.Tensor) and name == "gdn_decode"][5:6]
     kept = [t.clone() for t in states]
     eager = [t.clone() for t in torch.utils._pytree.tree_leaves(operator(*arguments))]
+    for state, before in zip(states, kept, strict=True):
+        state.copy_(before)
+    compiled = torch.utils._pytree.tree_leaves(torch.compile(operator.default, fullgraph=True)(*arguments))
+    for got, wanted in zip(compiled, eager, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=0)
     graph, out = captured(lambda: operator(*arguments))
     for state, before in zip(states, kept, strict=True):
         state.copy_(before)

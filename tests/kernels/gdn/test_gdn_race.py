@@ -140,7 +140,8 @@ def program() -> Callable[..., str]:
         environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
         root = str(Path(__file__).resolve().parents[3])
         # An allocation of its own for every tensor: memcheck sees no stray access inside a pool.
-        environment |= {"PYTHONPATH": root, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+        paths = os.pathsep.join(filter(None, (root, environment.get("PYTHONPATH"))))
+        environment |= {"PYTHONPATH": paths, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
         under = [sanitizer, "--tool", tool] if tool else []
         command = [*under, sys.executable, str(Path(__file__).resolve()), what, *more]
         limit = LIMIT_S if tool else 300  # without a tool it also compiles
