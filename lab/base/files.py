@@ -81,6 +81,14 @@ def up_to(path: Path, file: io.BufferedIOBase, largest: int, of: str = "", at_on
     return b"".join(parts)
 
 
+def read_lines(path: Path, kind: type[Row], remedy: str) -> list[Row]:
+    """The records of a file of JSON lines, none where it is not there; raises BadInput for a line that is no record."""
+    try:
+        return msgspec.json.Decoder(kind).decode_lines(read_bytes(path)) if path.exists() else []
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadInput(path, str(error), remedy) from error
+
+
 def read_csv(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
     """The rows of a CSV that has at least these columns.
 

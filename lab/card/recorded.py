@@ -9,7 +9,7 @@ an artefact in one place and a sound control in another).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -182,10 +182,25 @@ def target(figure_id: str) -> Figure:
     return found
 
 
+def number(where: str | Path, figure_id: str, kinds: Collection[str] = (), *, stands: bool = False) -> Figure:
+    """The figure with this id, whose value is a number, for a file of data/ that binds it.
+
+    Raises BadInput naming `where` for one that is none, that is not of one of these kinds, or that its source withdrew
+    although it must stand.
+    """
+    found = figure(figure_id, where)
+    if kinds and found.kind not in kinds:
+        raise BadInput(where, f"{found.id} is {found.kind}", f"bind a figure that is {' or '.join(kinds)} here")
+    if stands and found.withdrawn:
+        raise BadInput(where, f"{found.id} was withdrawn ({found.withdrawn})", "bind a figure that stands")
+    if not isinstance(found.value, float):
+        raise BadInput(where, f'{found.id} = "{found.value}" is not a number', "bind another figure")
+    return found
+
+
 @cache
 def sources() -> Mapping[str, Source]:
     """Every document by the name that `source` of a figure or a verdict gives it."""
-
     return files.table(FOLDER / "sources.csv", Source, lambda row: row | {"lines": int(row["lines"] or 0)})
 
 

@@ -20,7 +20,7 @@ import msgspec
 from lab.base import files
 from lab.base.errors import REPOSITORY, BadInput, nearest, shown
 from lab.base.files import Text
-from lab.study.figures import number
+from lab.card import recorded
 from lab.study.reproduction import callable_with
 from lab.trace import amdahl, breakdowns, diff
 from lab.trace.amdahl import Interval
@@ -158,7 +158,7 @@ class Number(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.figure is None:
             printed = self.value or ""
             return Interval.of(float(printed), digit_error(printed)), self.unit or "", self.source or ""
-        found = number(where, self.figure)
+        found = recorded.number(where, self.figure)
         return Interval.of(float(found.value), digit_error(f"{found.value:g}")), found.unit, found.id
 
 

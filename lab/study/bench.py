@@ -18,7 +18,6 @@ from lab.base.console import print_json
 from lab.base.errors import BadInput
 from lab.bench import measure
 from lab.card import phases
-from lab.card.gate import Gate
 from lab.check import families
 from lab.judge import evidence
 from lab.place import ceilings, roofline
@@ -44,7 +43,8 @@ def run(arguments: Namespace) -> int:
         seconds=arguments.seconds, placements=arguments.placements, processes=min(2, arguments.placements),
         l2=arguments.l2,
     )  # fmt: skip
-    asked = card(family.name, arguments.candidate, rivals, names)
+    control = (rivals or [arguments.candidate])[0]
+    asked = phases.ungated("bench", family.name, control, arguments.candidate, tuple(names), Path("lab bench"))
     arms, precision = _arms(arguments.candidate, rivals), told.precisions[arguments.candidate]
     items = [measure.Item(asked, w, arms, False, family.cost(w, precision).bytes) for w in workloads]
     rows: dict[str, list[Measurement]] = {}
@@ -88,16 +88,6 @@ def against(told: families.Launches, candidate: str, named: Sequence[str]) -> li
         raise BadInput("--against", f"{', '.join(named)} beside {candidate}", "name each rival once")
     others = [name for name in told.configs if name != candidate]
     return list(named) or [name for name in others if name in told.peers] or others
-
-
-def card(family: str, candidate: str, rivals: Sequence[str], names: Sequence[str]) -> phases.Card:
-    """What stands in the place of a card: no gate, and so nothing to judge."""
-    say = "bench"
-    return phases.Card(
-        id=say, title=say, question=say, hypothesis=say, null=say, limits=say, card_hash=say, gate_hash=say,
-        family=family, control=(rivals or [candidate])[0], candidate=candidate, workloads=tuple(names), gate=Gate(),
-        expected=phases.Expected("", ""), path=Path("lab bench"),
-    )  # fmt: skip
 
 
 def _arms(candidate: str, rivals: Sequence[str]) -> tuple[tuple[Role, str], ...]:

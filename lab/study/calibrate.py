@@ -23,7 +23,6 @@ from lab.base import devices, files
 from lab.base.errors import REPOSITORY, BadInput
 from lab.bench import measure
 from lab.card import phases
-from lab.card.gate import Gate
 from lab.check import families
 from lab.row import store
 from lab.row.records import Measurement, Role
@@ -170,23 +169,15 @@ def items(asks: Router, device: devices.Device, known: Sequence[Mapping[str, int
             continue
         roles: list[tuple[Role, str]] = [("control", ours[0]), *(("candidate", n) for n in ours[1:])]
         arms = (*roles, *(("peer", n) for n in rivals))
+        say = f"calibration-{asks.family}"
+        card = phases.ungated(say, asks.family, ours[0], ours[-1], tuple(names), FILE)
         # `bytes` only orders: the place's turn stands in for them.
-        found.append(measure.Item(_card(asks.family, ours, names), family.workload(name), arms, False, len(found)))
+        found.append(measure.Item(card, family.workload(name), arms, False, len(found)))
     return found
 
 
 def _workload(family: families.Family, asks: Router, place: Place) -> Any:
     return family.workload(words(asks, place))
-
-
-def _card(family: str, ours: Sequence[str], names: Sequence[str]) -> phases.Card:
-    """What stands in the place of a card: no gate, and so nothing to judge."""
-    say = f"calibration-{family}"
-    return phases.Card(
-        id=say, title=say, question=say, hypothesis=say, null=say, limits=say, card_hash=say, gate_hash=say,
-        family=family, control=ours[0], candidate=ours[-1], workloads=tuple(names), gate=Gate(),
-        expected=phases.Expected("", ""), path=FILE,
-    )  # fmt: skip
 
 
 def run(

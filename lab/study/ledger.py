@@ -24,7 +24,6 @@ from lab.base.console import print_json
 from lab.base.errors import REPOSITORY, BadInput, shown
 from lab.card import phases, recorded
 from lab.judge import verdicts
-from lab.study.figures import number
 
 FILE = REPOSITORY / "data" / "ledger.toml"
 # A number said beforehand, and one found afterwards: a ceiling is either, depending on what it was computed from.
@@ -137,7 +136,7 @@ def _entry(path: Path, bound: Bound, tolerance_pct: float, words: Mapping[str | 
     used: list[recorded.Figure] = []
 
     def values(*ids: str, kinds: Collection[str] = AFTER, stands: bool = True) -> list[float]:
-        found = [number(where, i, kinds, stands=stands) for i in ids if i]
+        found = [recorded.number(where, i, kinds, stands=stands) for i in ids if i]
         used.extend(found)
         return [float(f.value) for f in found]
 

@@ -26,7 +26,6 @@ from lab.base.facts import from_base, to_base
 from lab.base.files import Positive, Text
 from lab.card import recorded
 from lab.place import roofline
-from lab.study.figures import number
 
 FILE = REPOSITORY / "data" / "roofline_cases.toml"
 FORMS = (
@@ -161,7 +160,7 @@ def _input(ref: Argument | list[Argument], where: str) -> _Input:
             raise BadInput(where, what, "name a parameter that is one")
         return _Input(value, f"{value:g} ({figure.id})")
     if ref.figure:
-        figure = number(where, ref.figure)
+        figure = recorded.number(where, ref.figure)
         base = to_base(float(figure.value), figure.unit, where)
         return _Input(base, f"{figure.value:g} {figure.unit} ({figure.id})")
     if ref.fact:
@@ -223,9 +222,9 @@ def _reproduced(case: Case, path: Path) -> Reproduction:
     if case.recorded is None:
         unit, low, high = "%", 0.0, case.limit_pct or 0.0
     else:
-        figure = number(where, case.recorded)
+        figure = recorded.number(where, case.recorded)
         unit, low = figure.unit, float(figure.value)
-        high = float(number(where, case.recorded_high).value) if case.recorded_high else low
+        high = float(recorded.number(where, case.recorded_high).value) if case.recorded_high else low
     ours = from_base(base, unit, path)
     nearest_end = min(max(ours, low), high)
     return Reproduction(

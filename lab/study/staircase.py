@@ -20,7 +20,6 @@ from msgspec import Meta
 from lab.base import files, vocabulary
 from lab.base.errors import REPOSITORY, BadInput
 from lab.card import phases, recorded
-from lab.study.figures import number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
@@ -145,7 +144,7 @@ def load(path: Path) -> tuple[Staircase, ...]:
             files.called(step.card, phases.cards(), "card", path)
             figures += [_throughput(path, stairs, getattr(step, arm), arm) for arm in ("control", "candidate")]
             for share in step.share or ():
-                number(path, share, stands=True)
+                recorded.number(path, share, stands=True)
         for field in ("device", "model"):
             if len(words := sorted({getattr(f, field) for f in figures})) > 1:
                 what = f"{stairs.name} mixes {field}s: {', '.join(words)}"
@@ -154,7 +153,7 @@ def load(path: Path) -> tuple[Staircase, ...]:
 
 
 def _throughput(path: Path, stairs: Staircase, figure_id: str, arm: str) -> recorded.Figure:
-    figure = number(path, figure_id, stands=True)
+    figure = recorded.number(path, figure_id, stands=True)
     if vocabulary.unit(figure.unit) != UNIT or not float(figure.value) > 0:
         raise BadInput(path, f"{figure_id} is {figure.value} {figure.unit}", f"bind a throughput in {UNIT}")
     if not figure.arm.startswith(arm):

@@ -11,7 +11,8 @@ from typing import Literal
 
 import msgspec
 
-from lab.base.errors import REPOSITORY, BadInput
+from lab.base import files
+from lab.base.errors import REPOSITORY
 
 TABLE = REPOSITORY / "data/arena.toml"
 ROWS = REPOSITORY / "data/arena.jsonl"
@@ -36,11 +37,8 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def rows() -> list[Row]:
-    """The committed rows, none where the file is not there; raises BadInput for a line that is no row."""
-    try:
-        return msgspec.json.Decoder(Row).decode_lines(ROWS.read_bytes()) if ROWS.exists() else []
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadInput(ROWS, str(error), "write it with `python -m tests.bench.arena.run --out`") from error
+    """The committed rows; raises BadInput for a line that is no row."""
+    return files.read_lines(ROWS, Row, "write it with `python -m tests.bench.arena.run --out`")
 
 
 def markdown() -> str:

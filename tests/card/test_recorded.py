@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from lab.base.errors import BadInput
 from lab.card import recorded, sweeps
@@ -26,6 +27,8 @@ ROW = {
     "kind": "measured",
     "source": "here",
 }
+MEASURED = "lp.patch-0018.gb10.decode-agg.control.npl128.npp128"
+TAKEN_BACK = "lp.a2-cudagraph.gb10.gpu-busy.candidate"
 CSVS = sorted(recorded.FOLDER.glob("*.csv"))
 
 
@@ -272,3 +275,19 @@ def test_every_declared_gate_has_its_figures() -> None:
     rows = {int(f.params["raw_gates_row"]) for f in recorded.figures().values() if "raw_gates_row" in f.params}
     without_number = {49, 146, 217, 218, 219, 270, 349, 364}
     assert set(range(1, 367)) - rows == without_number
+
+
+def test_a_bound_figure_is_a_number_of_its_kind_that_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert recorded.number("data", MEASURED, ("measured",), stands=True).value == 146.23
+    assert recorded.number("data", TAKEN_BACK).withdrawn
+    for figure, kinds, held, remedy in (
+        (MEASURED, ("predicted", "ceiling"), f"{MEASURED} is measured", "predicted or ceiling"),
+        (TAKEN_BACK, (), f"{TAKEN_BACK} was withdrawn (artifact", ""),
+        (MEASURED + "x", (), f'"{MEASURED}x"', MEASURED),
+    ):
+        with refused("data", held, remedy=remedy):
+            recorded.number("data", figure, kinds, stands=True)
+    text = {MEASURED: replace(recorded.figure(MEASURED), value="about 150")}
+    monkeypatch.setattr(recorded, "figures", lambda: text)
+    with refused("data", f'{MEASURED} = "about 150"'):
+        recorded.number("data", MEASURED)

@@ -20,7 +20,6 @@ from lab.card import recorded
 from lab.row import store
 from lab.row.records import Measurement
 from lab.study.audit.subject import Check, Quantity, Subject, from_figure
-from lab.study.figures import number
 
 FILE = REPOSITORY / "data" / "audit.toml"
 TIMED = ("ok", "suspect")  # statuses of a row with a time
@@ -89,7 +88,7 @@ def quantities(name: str, where: str) -> list[Quantity]:
         ids = sorted(i for i in recorded.figures() if i.startswith(name[:-1]))
         if not ids:
             raise BadInput(where, f'no recorded figure has an id that begins with "{name[:-1]}"', "mend the id")
-    return [from_figure(number(where, i)) for i in ids]
+    return [from_figure(recorded.number(where, i)) for i in ids]
 
 
 def _row(name: str, where: str) -> Quantity:
