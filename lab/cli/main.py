@@ -271,7 +271,6 @@ COMMANDS = {
         arg("--tool", choices=("nsys", "torch.profiler"), help="default: nsys with its importer, else torch"),
         arg("--device", default="cuda", choices=("cuda", "cpu"), help="cpu records host ranges only"),
         arg("--out", type=Path, help="folder; <phase>/trace.parquet goes below it"),
-        arg("--store", type=Path, metavar="FILE", help="make the Parquet of a trace.json.gz from elsewhere"),
         flag("--inside", argparse.SUPPRESS),
     ), json=False),
     "counters": Command("lab.cli.kernels:counters",

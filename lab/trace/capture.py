@@ -1,35 +1,26 @@
 """`lab profile PHASE`: a phase's arms under a profiler (lab/bench/profile.py), stored as one small trace.
 
 The profiler's own file holds the environment, the command line and the output of the process: it lives in a temporary
-folder that is deleted. Where Arrow is absent (some GPU machines) a cleaned Kineto file is kept, and
-`lab profile --store` makes the Parquet of it elsewhere.
+folder that is deleted.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import gzip
-import importlib.util
 import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from lab.base.errors import BadInput
 from lab.bench import profile
 from lab.card import phases
 from lab.check import families
 from lab.row import store
-from lab.trace import files, kineto, stored
+from lab.trace import files, stored
 from lab.trace.model import Trace
-
-# Of a Kineto file: device rows, API calls and our ranges; of them, what kineto.Event has.
-KEPT = (kineto.KERNEL, kineto.COPY, kineto.FILL, kineto.CALL, kineto.RANGE)
 
 
 @dataclass(frozen=True)
@@ -43,9 +34,6 @@ class Profile:
 
 def run(arguments: argparse.Namespace) -> Iterator[str]:
     """`lab profile`: yields the lines to print."""
-    if arguments.store:
-        yield f"stored {store_cleaned(arguments.store)}"
-        return
     if not arguments.phase or arguments.steps < 1:
         raise BadInput("lab profile", "needs card ids and at least one step", "see `lab phases`")
     tool = profile.choose()
@@ -83,7 +71,7 @@ def profiled(
     with tempfile.TemporaryDirectory(prefix="killgate-") as temporary:
         capture = profile.capture(card, only, steps, device, tool, run_id, Path(temporary))
         trace = files.read(capture.raw)
-        path = _stored(trace, capture, out or default)
+        path = stored.save(trace, (out or default) / "trace.parquet", capture.about)
     seen = {label.split("/")[1] for label in trace.labels if label.startswith(f"{card.id}/")}
     if not seen:
         raise BadInput(path, "the profiler recorded no range of ours", "see NSYS_NVTX_PROFILER_REGISTER_ONLY in nsys")
@@ -92,31 +80,3 @@ def profiled(
         missing = [arm for arm in ("control", "candidate") if arm not in seen]
         left_out += [f"{card.id}/{arm}: no range recorded, see `lab check`" for arm in missing]
     return Profile(path, trace, tuple(left_out))
-
-
-def _stored(trace: Trace, capture: profile.Capture, folder: Path) -> Path:
-    if importlib.util.find_spec("pyarrow") is not None:
-        return stored.save(trace, folder / "trace.parquet", capture.about)
-    if trace.tool != "kineto":
-        raise BadInput("lab profile", "pyarrow is missing, which writes Parquet", "install it, or use torch.profiler")
-    folder.mkdir(parents=True, exist_ok=True)
-    return cleaned(capture.raw, folder / "trace.json.gz", capture.about)
-
-
-def cleaned(raw: Path, target: Path, about: dict[str, Any]) -> Path:
-    """Write a Kineto file with device rows, API calls and our ranges only, gzip-compressed, and what it is about."""
-    file = kineto.decode(raw, raw.read_bytes())
-    events = [e for e in file.events or () if e.ph == "X" and kineto.KINDS.get(e.cat.lower()) in KEPT]
-    body = msgspec.structs.replace(file, events=events, killgate=about)
-    target.write_bytes(gzip.compress(msgspec.json.Encoder(decimal_format="number").encode(body)))
-    return target
-
-
-def store_cleaned(path: Path) -> Path:
-    """Turn a file that `cleaned` wrote into trace.parquet beside it, and remove it."""
-    about = kineto.decode(path, files.unpacked(path)).killgate if path.exists() else None
-    if about is None:
-        raise BadInput(path, "is no profile of `lab profile` that waits for its Parquet", "give its trace.json.gz")
-    target = stored.save(files.read(path), path.parent / "trace.parquet", about)
-    path.unlink()
-    return target

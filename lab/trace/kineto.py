@@ -61,7 +61,7 @@ DOUBLES_US = 2**42  # below, doubles lie less than half a nanosecond apart
 N = TypeVar("N", float, Decimal)
 
 
-class Arguments(Struct, frozen=True, omit_defaults=True, gc=False):
+class Arguments(Struct, frozen=True, gc=False):
     """What is read of an event's arguments: whole numbers, some of them as text."""
 
     correlation: Any = None
@@ -84,7 +84,7 @@ class Arguments(Struct, frozen=True, omit_defaults=True, gc=False):
 NO_ARGUMENTS = Arguments()
 
 
-class Event(Struct, Generic[N], frozen=True, omit_defaults=True, gc=False):
+class Event(Struct, Generic[N], frozen=True, gc=False):
     """What is read of an event; ts, dur in us."""
 
     ph: str = ""
@@ -121,12 +121,11 @@ class Timed:
 
 
 class File(Struct, Generic[N], frozen=True):
-    """What is read of a file, and what `lab profile` keeps of it, with what the profile is about."""
+    """What is read of a file."""
 
     schema: Any = msgspec.field(name="schemaVersion", default="")
     gpus: list[Gpu] = msgspec.field(name="deviceProperties", default_factory=list)
     events: list[Event[N]] | None = msgspec.field(name="traceEvents", default=None)
-    killgate: dict[str, Any] | None = None
 
 
 def decode(path: Path, text: str | bytes) -> File[Any]:

@@ -1,7 +1,6 @@
 """`lab profile` without a GPU: the choice of the profiler, the ranges, what is stored and what is not."""
 
 import contextlib
-import gzip
 import json
 import os
 import stat
@@ -19,7 +18,7 @@ from lab.bench.profile import Job, Tool
 from lab.card import phases
 from lab.check import families
 from lab.cli import main
-from lab.trace import breakdowns, capture, files, stored
+from lab.trace import breakdowns, files, stored
 from lab.trace.model import Calls, Copies, Fills, GraphLaunches, Kernels, Ranges, Trace
 from tests.refused import held, refused
 from tests.trace.nsys_synthetic import Export
@@ -173,23 +172,6 @@ def test_capture_is_read_and_stored_without_what_it_says_about_the_machine(raw: 
     assert stored.about(path) == {"phase": "card"}
 
 
-@pytest.mark.slow
-def test_where_arrow_is_absent_a_cleaned_file_is_kept_and_stored_later(raw: Path, tmp_path: Path) -> None:
-    kept = capture.cleaned(raw, tmp_path / "trace.json.gz", {"phase": "card", "steps": 2})
-    with gzip.open(kept, "rt") as file:
-        body = json.load(file)
-    assert {e["cat"] for e in body["traceEvents"]} == {"user_annotation"}, (
-        "a CPU capture has CPU operators; none is kept"
-    )
-    assert set(body) == {"schemaVersion", "deviceProperties", "traceEvents", "killgate"}
-    path = capture.store_cleaned(kept)
-    assert not kept.exists()
-    assert stored.about(path) == {"phase": "card", "steps": 2}
-    found = files.read(raw)
-    ours = {found.labels[i] for i in found.ranges.label[found.ranges.domain == 0]}
-    assert set(stored.load(path).labels) == ours
-
-
 def test_how_kernels_were_launched_is_stored(tmp_path: Path) -> None:
     export = Export()
     for name, start, registers in (("b", 10, 40), ("a", 20, 255)):
@@ -202,14 +184,6 @@ def test_how_kernels_were_launched_is_stored(tmp_path: Path) -> None:
     assert {again.names[i]: how for i, how in again.launched.items()} == {
         trace.names[i]: how for i, how in trace.launched.items()
     }
-
-
-def test_store_refuses_another_file(tmp_path: Path) -> None:
-    other = tmp_path / "trace.json.gz"
-    other.write_bytes(gzip.compress(b'{"traceEvents": []}'))
-    for path in (other, tmp_path / "missing.json.gz"):
-        with refused(path.name, "Parquet", remedy="trace.json.gz"):
-            capture.store_cleaned(path)
 
 
 @pytest.mark.slow
