@@ -202,12 +202,6 @@ COMMANDS = {
         arg("--rows", action="append", metavar="FILE", help="repeated runs of one's own control: how many are needed"),
         *FILES[1:],
     )),
-    "power": Command("lab.study.power:run",
-        "how often a verdict is wrong: the judge over simulated noise, one or two minutes", (
-        arg("--comparisons", type=int, default=2000, help="of each kind of noise (default 2000)"),
-        arg("--seed", type=int, default=20261123),
-        flag("--write", "keep the table: data/false_go.csv and the page that shows it"),
-    )),
     "rows": Command("lab.cli.cards:rows", "the measured rows that profiles/ holds", (
         CARDS,
         *(arg(f"--{name}", help=f"only rows of this {name}") for name in ("family", "phase", "device")),

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from lab.cli import main
-from lab.study import power
 from lab.write import site
+from tests.bench import bench_power as power
 from tests.refused import refused
 
 LINES = {line.id: line for line in power.committed()}
@@ -63,9 +62,10 @@ def test_the_same_seed_is_the_same_table_and_it_is_kept(tmp_path: Path, monkeypa
         power.write(lines, file, page)
 
 
-def test_lab_power(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(power, "NOISES", {"iid": power.NOISES["iid"]})
-    assert main.main(["power", "--comparisons", "2"]) == 0
+    assert power.main(["--comparisons", "2"]) == 0
     assert power.NOISES["iid"].says in capsys.readouterr().out
-    assert main.main(["power", "--comparisons", "0"]) == 2
+    with pytest.raises(SystemExit):
+        power.main(["--comparisons", "0"])
     assert "--comparisons" in capsys.readouterr().err

@@ -1,4 +1,6 @@
-"""How often is a verdict wrong, and what can a measurement see: answered by the judge itself, over simulated noise.
+"""How often is a verdict wrong, and what can a measurement see: `python -m tests.bench.bench_power [--write]`.
+
+Answered by the judge itself over simulated noise, a minute or two; bench_aa.py asks the same of kernels on a GPU.
 
 `simulate` makes rows as the bench does, with a change that is known and noise of one kind, and has evidence and judge
 decide them. Each comparison is judged three times: with no effect against "change < 0", with a change just on the wrong
@@ -9,8 +11,9 @@ placements and blocks that the bench takes.
 
 from __future__ import annotations
 
+import argparse
 import math
-from argparse import Namespace
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,8 +21,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from lab.base import devices, files, interval
-from lab.base.console import between, print_json, table
-from lab.base.errors import REPOSITORY, BadInput
+from lab.base.console import between, table
+from lab.base.errors import REPOSITORY
 from lab.card.gate import Condition, Gate
 from lab.judge import evidence, rules
 from lab.row import samples
@@ -27,7 +30,7 @@ from lab.row.records import Measurement
 
 FILE = REPOSITORY / "data" / "false_go.csv"
 PAGE = REPOSITORY / "lab" / "write" / "docs" / "wrong.md"
-MARKS = ("<!-- written by lab power --write -->", "<!-- end -->")
+MARKS = ("<!-- written by python -m tests.bench.bench_power --write -->", "<!-- end -->")
 COMPARISONS, SEED = 2000, 20261123
 BLOCKS = 3  # of a placement
 LINE_PCT, BESIDE_PCT, EFFECT_PCT = -5.0, -4.99, -3.0
@@ -38,17 +41,19 @@ Draw = Any
 """numpy.random.Generator"""
 
 
-def run(arguments: Namespace) -> int:
-    """`lab power`: simulate every kind of noise; with --write keep what came of it."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Simulate every kind of noise and print what came of it; with --write keep it."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.bench_power", description=__doc__)
+    parser.add_argument("--comparisons", type=int, default=COMPARISONS, help=f"of each kind (default {COMPARISONS})")
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--write", action="store_true", help="keep the table: data/false_go.csv and its page")
+    arguments = parser.parse_args(argv)
     if arguments.comparisons < 1:
-        raise BadInput("--comparisons", f"{arguments.comparisons} show nothing", f"take {COMPARISONS}")
+        parser.error(f"--comparisons {arguments.comparisons} show nothing")
     lines = [simulate(name, arguments.comparisons, arguments.seed) for name in NOISES]
     if arguments.write:
         write(lines)
-    if arguments.json:
-        print_json([msgspec.to_builtins(line) for line in lines])
-    else:
-        print(render(lines))
+    print(render(lines))
     return 0
 
 
@@ -250,3 +255,7 @@ def _cells(lines: Sequence[Line]) -> list[list[str]]:
 
     numbers = Line.__struct_fields__[2:]
     return [[says(x), *(f"{getattr(x, n):.{2 if 'go' in n else 1}f} %" for n in numbers)] for x in lines]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
