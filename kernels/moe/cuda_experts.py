@@ -1,0 +1,281 @@
+"""A mixture's experts for few tokens in CUDA C++: router.cu chooses and sorts, experts.cu multiplies; two launches.
+
+Nothing is asked of the host. The second launch is a programmatic one, so its blocks set up while the first one's last
+block sorts; experts.cu says how the work is shared and where sums are added. Weights are tiles of kernels/nvfp4/tiles.py
+(4.5 bits a weight), rows of gate and up alternating in eights. The shared expert is one expert more, which has every
+token; where it is narrower than the others it is padded with zeros.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernels import cuda
+from kernels.common import Candidate, CudaSource, Needs, Tensors, Workload
+from kernels.nvfp4 import hopper, tiles
+from kernels.nvfp4.hopper import SHARED_BYTES, SMS
+
+ROUTER_SOURCE, SOURCE = (Path(__file__).with_name(name) for name in ("router.cu", "experts.cu"))
+TOKENS_MAX, EXPERTS_MAX, TOP_K_MAX = 128, 1024, 31
+WARPS, SLOTS, SUM_STAGES, BARRIER_BYTES = 8, 4, 2, 1024  # as in experts.cu
+THREADS = 32 * (WARPS + 3)
+PRECISION = "nvfp4-w4a16"
+SCRATCH = ("pairs", "masks", "rows", "blocks", "state", "h", "parts")
+
+
+@dataclass(frozen=True)
+class ExpertsConfig:
+    """A compiled experts.cu (dtype .. round_items) and its launch (grid). The macros are explained there.
+
+    width, inner: of the model and of an expert. n_tiles: eights of tokens of a block. row_tiles: tiles of 16 rows of y
+    that a CTA adds up; parts: CTAs that share them. stages: of weights; h_stages: of h.
+    """
+
+    dtype: str
+    width: int
+    inner: int
+    n_tiles: int
+    row_tiles: int
+    parts: int
+    stages: int
+    h_stages: int
+    round_items: int
+    grid: int
+
+    @property
+    def kernel(self) -> str:
+        """The kernel's name, which tells its macros."""
+        sizes = {"h": self.width, "f": self.inner, "n": self.n_tiles, "r": self.row_tiles, "p": self.parts}
+        sizes |= {"st": self.stages, "hs": self.h_stages, "i": self.round_items}
+        return "_".join(("moe_experts", self.dtype, *(f"{name}{size}" for name, size in sizes.items())))
+
+    @property
+    def block_tokens(self) -> int:
+        return 8 * self.n_tiles
+
+    @property
+    def groups(self) -> int:
+        """Groups of row tiles of y, which `parts` CTAs each share."""
+        return -(-self.width // 16 // self.row_tiles)
+
+    @property
+    def stage_bytes(self) -> int:
+        up, slot = -(-self.width // tiles.COLS) * tiles.TILE_BYTES, -(-self.inner // tiles.COLS) * tiles.TILE_BYTES
+        return _round_up(max(up, SLOTS * slot), 128)
+
+    @property
+    def h_stage_bytes(self) -> int:
+        return _round_up(SLOTS // self.row_tiles * self.block_tokens * (2 * self.inner + 16), 128)
+
+    def shared_bytes(self, tokens: int, rows: int, blocks: int) -> int:
+        """Barriers, stages, sums, h, sums of y, and both lists: as experts.cu lays them out."""
+        sums = SUM_STAGES * WARPS * self.n_tiles * 512
+        fixed = BARRIER_BYTES + self.stages * self.stage_bytes + sums + self.h_stages * self.h_stage_bytes
+        return fixed + self.row_tiles * tokens * 64 + 8 * (rows + blocks)
+
+    def blocks(self, tokens: int, top_k: int, experts: int, shared: bool) -> int:
+        """As many blocks as any choice may need."""
+        pairs = tokens * top_k
+        return pairs // self.block_tokens + min(experts, pairs) + shared * -(-tokens // self.block_tokens)
+
+    def __str__(self) -> str:
+        return f"{self.kernel} grid={self.grid}"
+
+
+def _round_up(x: int, unit: int) -> int:
+    return -(-x // unit) * unit
+
+
+def choose_config(tokens: int, width: int, inner: int, dtype: str, sms: int = SMS) -> ExpertsConfig:
+    """Blocks of 8 tokens up to 8 tokens, else of 16; more rows of y a CTA the more rows of h are read for each of them.
+
+    Of the numbers of row tiles from there on the first that keeps nine tenths of `sms` at work, else the one that keeps
+    most.
+    """
+    n_tiles, least = (1, 1) if tokens <= 8 else (2, 2 if tokens <= 32 else 4)
+    best: tuple[float, int, int] = (0.0, 4, 1)
+    for row_tiles in (1, 2, 4):
+        groups = -(-width // 16 // row_tiles)
+        parts = sms // groups
+        busy = min(groups * parts / sms, 0.9)
+        if row_tiles >= least and busy > best[0]:
+            best = (busy, row_tiles, parts)
+    _, row_tiles, parts = best
+    return ExpertsConfig(dtype, width, inner, n_tiles, row_tiles, parts, 4, 2, 24, sms)
+
+
+def _pairs(tokens: int, top_k: int, shared: bool) -> int:
+    return tokens * (top_k + shared)
+
+
+def refuses(tokens: int, experts: int, top_k: int, width: int, inner: int, shared: int, sms: int = SMS) -> str:
+    """Why the pair of kernels does not take a layer, "" where it does."""
+    if tokens > TOKENS_MAX:
+        return f"T={tokens} > {TOKENS_MAX}: a block's sums of y would not fit in shared memory; use triton_experts"
+    if experts > EXPERTS_MAX or top_k > TOP_K_MAX:
+        return f"experts={experts}, top_k={top_k}: the router holds {EXPERTS_MAX} and {TOP_K_MAX}; use triton_experts"
+    if width % 16 or inner % 16:
+        return f"H={width}, F={inner}: both must be multiples of 16, a scale group"
+    if shared > inner:
+        return f"shared={shared} > F={inner}: run the shared expert as a linear of kernels/nvfp4"
+    config = choose_config(tokens, width, inner, "bf16", sms)
+    blocks = config.blocks(tokens, top_k, experts, bool(shared))
+    need = config.shared_bytes(tokens, _pairs(tokens, top_k, bool(shared)), blocks)
+    if need > SHARED_BYTES or config.groups > sms:
+        return f"H={width}, F={inner}: needs {need} bytes of shared memory, {config.groups} CTAs; use triton_experts"
+    return ""
+
+
+@functools.cache
+def router_source(experts: int, dtype: str, block_tokens: int) -> CudaSource:
+    """router.cu for so many experts, x of `dtype`, and blocks of so many tokens."""
+    macros = {"X_BF16": int(dtype == "bf16"), "EXPERTS": experts, "BLOCK_TOKENS": block_tokens}
+    name = f"moe_router_{dtype}_e{experts}_b{block_tokens}"
+    return hopper.source(ROUTER_SOURCE, name, router_shared_bytes(experts), macros)
+
+
+def router_warps(experts: int) -> int:
+    """Warps of the router's blocks; a warp a token, and in the last block a thread an expert."""
+    return max(8, -(-experts // 32))
+
+
+def router_shared_bytes(experts: int) -> int:
+    return 4 * (router_warps(experts) + 1 + (1 + TOKENS_MAX // 32) * experts)
+
+
+@functools.cache
+def source(config: ExpertsConfig) -> CudaSource:
+    """experts.cu of a configuration, with the shared memory of TOKENS_MAX tokens, top 8 of 256 and a shared expert."""
+    macros = {
+        "X_BF16": int(config.dtype == "bf16"), "WIDTH": config.width, "INNER": config.inner,
+        "N_TILES": config.n_tiles, "ROW_TILES": config.row_tiles, "PARTS": config.parts, "STAGES": config.stages,
+        "H_STAGES": config.h_stages, "ROUND_ITEMS": config.round_items,
+    }  # fmt: skip
+    tokens = 8 if config.n_tiles == 1 else 32 if config.row_tiles == 2 else TOKENS_MAX
+    shared = config.shared_bytes(tokens, 9 * tokens, config.blocks(tokens, 8, 256, True))
+    return hopper.source(SOURCE, config.kernel, shared, macros)
+
+
+def _tiled(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Tiles [E, row tiles, k tiles, 576] of E matrices."""
+    return torch.stack([tiles.tile_weights(p, s, dtype) for p, s in zip(packed, scale, strict=True)])
+
+
+def _alternating(x: torch.Tensor, inner: int) -> torch.Tensor:
+    """[E, 2 inner, ...] with eight rows of gate, eight of up, from [E, 2 f, ...], f <= inner: rows past f are zero."""
+    halves = x.unflatten(1, (2, -1))
+    halves = torch.nn.functional.pad(halves, (0, 0, 0, inner - halves.shape[2]))
+    return halves.unflatten(2, (-1, 8)).transpose(1, 2).flatten(1, 3).contiguous()
+
+
+def prepare(inputs: Tensors) -> dict[str, Any]:
+    """The weights of every expert as tiles, the shared one behind the others, and scratch for as many tokens as x."""
+    x, experts = inputs["x"], inputs["down_packed"].shape[0]
+    inner = 2 * inputs["down_packed"].shape[2]
+    made: dict[str, list[torch.Tensor]] = {"up": [], "down": [], "up_scale": [], "down_scale": []}
+    for prefix in ("", "shared_")[: 1 + ("shared_gate" in inputs)]:
+        parts = (inputs[f"{prefix}gate_up_{part}"] for part in ("packed", "scale"))
+        made["up"].append(_tiled(*(_alternating(part, inner) for part in parts), x.dtype))
+        packed, scale = (inputs[f"{prefix}down_{part}"] for part in ("packed", "scale"))
+        more = inner - 2 * packed.shape[2]
+        packed, scale = (torch.nn.functional.pad(t, (0, n)) for t, n in ((packed, more // 2), (scale, more // 16)))
+        made["down"].append(_tiled(packed, scale, x.dtype))
+        for name in ("up", "down"):
+            stored = "gate_up" if name == "up" else name
+            made[f"{name}_scale"].append(inputs[f"{prefix}{stored}_tensor_scale"])
+    kept: dict[str, Any] = {name: torch.cat(each) for name, each in made.items()}
+    kept |= {key: inputs[key] for key in ("shared_gate",) if key in inputs}
+    top_k = int(inputs["top_k"])
+    device = inputs["down_packed"].device
+    return kept | {"k": top_k} | scratch(x.shape, x.dtype, experts, top_k, inner, "shared_gate" in inputs, device)
+
+
+def scratch(
+    shape: torch.Size, dtype: torch.dtype, experts: int, top_k: int, inner: int, shared: bool, device: torch.device
+) -> Tensors:
+    """What the two kernels leave each other, by SCRATCH's names, for x of `shape`. Only the ticket in `state` must be 0."""
+    tokens, width = shape
+    config = configured(tokens, width, inner, hopper.ELEMENTS.get(dtype, ""), device)
+    pairs, blocks = _pairs(tokens, top_k, shared), config.blocks(tokens, top_k, experts, shared)
+    sums = config.groups * config.parts * config.row_tiles * tokens * 16 if config.parts > 1 else 1
+
+    def zeros(*size: int, kind: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.zeros(*size, dtype=kind, device=device)
+
+    return {
+        "pairs": zeros(pairs, 2), "masks": zeros(tokens, -(-experts // 32)), "rows": zeros(pairs, 2),
+        "blocks": zeros(blocks, 2), "state": zeros(2 + blocks + config.groups), "h": zeros(pairs, inner, kind=dtype),
+        "parts": zeros(sums, kind=torch.float32),
+    }  # fmt: skip
+
+
+@functools.lru_cache(maxsize=1024)
+def configured(tokens: int, width: int, inner: int, dtype: str, device: torch.device) -> ExpertsConfig:
+    """choose_config's for the multiprocessors of a device; those of an H200 where it is no GPU."""
+    sms = hopper.multiprocessors(device.index or 0) if device.type == "cuda" else SMS
+    return choose_config(tokens, width, inner, dtype, sms)
+
+
+def numbers(args: dict[str, Any], config: ExpertsConfig) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """(router.cu's numbers, experts.cu's, its dynamic shared memory) for a call's x."""
+    tokens, width = args["x"].shape
+    pairs, blocks = len(args["pairs"]), len(args["blocks"])
+    return (tokens, width, args["k"], blocks + config.groups), (tokens, pairs, blocks), config.shared_bytes(
+        tokens, pairs, blocks
+    )
+
+
+def run(args: dict[str, Any], out: Tensors) -> None:
+    """y in two launches: choose and sort; then both products and the weighted sum. ValueError on a mismatch."""
+    x, logits, y, h = args["x"], args["logits"], out["y"], args["h"]
+    element, (tokens, width) = hopper.ELEMENTS.get(x.dtype, ""), x.shape
+    if not element or not x.is_contiguous() or x.data_ptr() % 16 or not logits.is_contiguous():
+        raise ValueError(f"x is {x.dtype} with strides {x.stride()}; pass contiguous bf16 or fp16 x on 16 bytes")
+    shared = "shared_gate" in args
+    if len(args["pairs"]) != _pairs(tokens, args["k"], shared) or logits.shape[0] != tokens or y.shape != x.shape:
+        raise ValueError(f"x {tuple(x.shape)} and what was prepared for {len(h)} rows: prepare for this many tokens")
+    device = x.device.index or 0
+    config = configured(tokens, width, h.shape[1], element, x.device)
+    of_router, of_experts, shared_bytes = numbers(args, config)
+    experts = logits.shape[1]
+    chooser = router_source(experts, element, config.block_tokens)
+    warps = router_warps(experts)
+    scratch_of_router = (args[name] for name in ("pairs", "masks", "rows", "blocks", "state"))
+    gate = args["shared_gate"] if shared else cuda.i64(0)
+    cuda.launch(
+        cuda.load(chooser, chooser.kernels[0], device), (-(-tokens // warps),), 32 * warps,
+        (logits, x, gate, *scratch_of_router, *map(cuda.i32, of_router)), router_shared_bytes(experts),
+    )  # fmt: skip
+    tensors = (x, *(args[name] for name in ("up", "down", "up_scale", "down_scale", "rows", "blocks", "state")))
+    cuda.launch(
+        cuda.load(source(config), config.kernel, device, SHARED_BYTES), (config.grid,), THREADS,
+        (*tensors, h, args["parts"], y, *map(cuda.i32, of_experts)), shared_bytes, programmatic=True,
+    )  # fmt: skip
+
+
+def _refuses(workload: Workload) -> str:
+    return refuses(*(workload[axis] for axis in ("T", "experts", "top_k", "H", "F", "shared")))
+
+
+def _config(workload: Workload) -> str:
+    return str(choose_config(*(workload[axis] for axis in ("T", "H", "F", "dtype"))))
+
+
+CUDA_SOURCES = (
+    *(source(choose_config(tokens, 2048, 512, "bf16")) for tokens in (8, 32, 128)),
+    *(source(choose_config(tokens, 2816, 704, "bf16")) for tokens in (8, 128)),
+    source(choose_config(128, 2048, 512, "fp16")),
+    *(router_source(256, "bf16", block) for block in (8, 16)),
+)
+
+CANDIDATES = (
+    Candidate(
+        "cuda_experts", PRECISION, run, Needs(capability=(9, 0), packages=("cupy",)), prepare=prepare,
+        refuses=_refuses, config=_config,
+    ),
+)  # fmt: skip

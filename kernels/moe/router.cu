@@ -1,0 +1,155 @@
+// The router of a mixture for few tokens: the top_k largest of a token's logits, their softmax, the shared expert's gate,
+// and the choice sorted by expert, for experts.cu. One launch, no atomic sum: the same bits on every run.
+//
+//   every block      a warp a token: top_k rounds of a maximum over the warp; which experts were taken, as a mask
+//   the last block   turns the masks into each expert's tokens (a bit a token), counts, and lays rows out by expert and
+//                    then by token; experts are cut into blocks of at most BLOCK_TOKENS rows
+//
+// Macros: KERNEL (name), X_BF16 0/1 (type of x), EXPERTS, BLOCK_TOKENS.
+#include "sm90/ptx.cuh"
+
+constexpr int MOST_TOKENS = 128, WORDS = MOST_TOKENS / 32;
+constexpr int VALUES = (EXPERTS + 31) / 32;  // a lane's logits; and words of a token's mask
+constexpr int WARPS = VALUES > 8 ? VALUES : 8, THREADS = 32 * WARPS;
+static_assert(EXPERTS <= 1024, "an expert a thread");
+constexpr u32 ALL = 0xFFFFFFFFu;
+constexpr float LOG2_E = 1.4426950408889634f;
+
+// Numbers in the order of the floats; the same backwards.
+DEVICE u32 in_order(u32 bits) { return bits ^ (bits >> 31 ? ALL : 0x80000000u); }
+DEVICE u32 from_order(u32 key) { return key ^ (key >> 31 ? 0x80000000u : ALL); }
+DEVICE float warp_sum(float x) {
+    for (int by = 16; by; by /= 2) x += shuffle_xor(x, by);
+    return x;
+}
+
+// logits: [tokens, EXPERTS]. x: [tokens, width] and shared_gate: bf16 [width], or null without a shared expert, which is
+// expert EXPERTS of every token. pairs: [tokens, top_k or one more] (expert, weight). masks: [tokens, VALUES].
+// rows: (token, weight), sorted. blocks: (expert | rows << 16, first row). state: [2 + counters] the number of blocks, a
+// ticket that is left at zero, and what experts.cu counts in, which is set to zero.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    KERNEL(const float* logits, const unsigned char* x, const unsigned char* shared_gate, uint2* pairs, u32* masks,
+           uint2* rows, uint2* blocks, u32* state, int tokens, int width, int top_k, int counters) {
+    DYNAMIC_SHARED(shared);
+    u32* of_warps = reinterpret_cast<u32*>(shared);  // [WARPS], then a flag
+    u32* offsets = of_warps + WARPS + 1;             // [EXPERTS]
+    u32* members = offsets + EXPERTS;                // [WORDS, EXPERTS]
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, token = blockIdx.x * WARPS + warp;
+    const int with_shared = shared_gate != nullptr, chosen = top_k + with_shared;
+    launch_dependent_grids();
+    if (token < tokens) {
+        u32 keys[VALUES], taken = 0, expert = 0;
+        float logit = 0.0f;
+#pragma unroll
+        for (int i = 0; i < VALUES; i++) {
+            const int e = 32 * i + lane;
+            const float* at = logits + static_cast<size_t>(token) * EXPERTS + e;
+            keys[i] = e < EXPERTS ? in_order(__float_as_uint(ldg_float(at))) : 0;
+        }
+        for (int j = 0; j < top_k; j++) {
+            u32 best = 0;
+            int which = 0;
+#pragma unroll
+            for (int i = 0; i < VALUES; i++) {
+                if (keys[i] > best) best = keys[i], which = i;
+            }
+            const u32 most = warp_max(best);
+            const int leader = __ffs(warp_ballot(best == most)) - 1;
+            const int e = 32 * __shfl_sync(ALL, which, leader) + leader;
+            if (lane == leader) taken |= 1u << which;
+#pragma unroll
+            for (int i = 0; i < VALUES; i++) {
+                if (lane == leader && i == which) keys[i] = 0;
+            }
+            if (lane == j) expert = e, logit = __uint_as_float(from_order(most));
+        }
+        const float largest = __shfl_sync(ALL, logit, 0);
+        const float odds = lane < top_k ? exp2_fast((logit - largest) * LOG2_E) : 0.0f, all = warp_sum(odds);
+        if (lane < top_k) pairs[token * chosen + lane] = make_uint2(expert, __float_as_uint(odds / all));
+        u32 mask = 0;
+#pragma unroll
+        for (int i = 0; i < VALUES; i++) {
+            const u32 word = warp_ballot(taken >> i & 1);
+            if (lane == i) mask = word;
+        }
+        if (lane < VALUES) masks[token * VALUES + lane] = mask;
+        if (with_shared) {
+            float sum = 0.0f;
+            for (int k = 8 * lane; k < width; k += 256) {
+                const uint4 a = ldg128(x + 2 * (static_cast<size_t>(token) * width + k)), b = ldg128(shared_gate + 2 * k);
+                const u32 of_x[4] = {a.x, a.y, a.z, a.w}, of_gate[4] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    sum += to_float<X_BF16>(of_x[i] & 0xFFFFu) * to_float<true>(of_gate[i] & 0xFFFFu);
+                    sum += to_float<X_BF16>(of_x[i] >> 16) * to_float<true>(of_gate[i] >> 16);
+                }
+            }
+            sum = warp_sum(sum);
+            const float share = 1.0f / (1.0f + exp2_fast(-sum * LOG2_E));
+            if (lane == 0) pairs[token * chosen + top_k] = make_uint2(EXPERTS, __float_as_uint(share));
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) of_warps[WARPS] = atomic_add_acq_rel(state + 1, 1) == gridDim.x - 1;
+    __syncthreads();
+    if (!of_warps[WARPS]) return;
+
+    // A thread an expert: its tokens, where its rows begin, and its first block.
+    const int e = threadIdx.x;
+    u32 mine[WORDS] = {};
+    int count = 0;
+#pragma unroll
+    for (int w = 0; w < WORDS; w++) {
+        if (32 * w < tokens && warp < VALUES) {
+            const u32 word = 32 * w + lane < tokens ? ldg32(masks + (32 * w + lane) * VALUES + warp) : 0;
+#pragma unroll
+            for (int bit = 0; bit < 32; bit++) {
+                const u32 tokens_of_bit = warp_ballot(word >> bit & 1);
+                if (lane == bit) mine[w] = tokens_of_bit;
+            }
+        }
+        count += __popc(mine[w]);
+        if (e < EXPERTS) members[w * EXPERTS + e] = mine[w];
+    }
+    const int cuts = (count + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
+    int upto = count | cuts << 16;  // two sums in one scan
+    for (int by = 1; by < 32; by *= 2) {
+        const int before = __shfl_up_sync(ALL, upto, by);
+        if (lane >= by) upto += before;
+    }
+    if (lane == 31) of_warps[warp] = upto;
+    for (int i = threadIdx.x; i < counters; i += THREADS) state[2 + i] = 0;
+    __syncthreads();
+    u32 total = 0;
+    for (int w = 0; w < WARPS; w++) {
+        if (w == warp) upto += total;
+        total += of_warps[w];
+    }
+    const int first = (upto & 0xFFFF) - count, routed = total & 0xFFFF, cut = total >> 16;
+    if (e < EXPERTS) offsets[e] = first;
+    for (int b = 0; b < cuts; b++) {
+        const int begin = b * BLOCK_TOKENS;
+        blocks[(upto >> 16) - cuts + b] = make_uint2(e | min(BLOCK_TOKENS, count - begin) << 16, first + begin);
+    }
+    const int of_shared = with_shared ? (tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS : 0;
+    for (int b = threadIdx.x; b < of_shared; b += THREADS) {
+        const int begin = b * BLOCK_TOKENS;
+        blocks[cut + b] = make_uint2(EXPERTS | min(BLOCK_TOKENS, tokens - begin) << 16, routed + begin);
+    }
+    if (threadIdx.x == 0) state[0] = cut + of_shared, state[1] = 0;
+    __syncthreads();
+    for (int i = threadIdx.x; i < tokens * chosen; i += THREADS) {
+        const int t = i / chosen;
+        const u32 of = ldg32(pairs + i), weight = ldg32(reinterpret_cast<const u32*>(pairs + i) + 1);
+        u32 at = routed + t;
+        if (of < EXPERTS) {
+            at = offsets[of];
+#pragma unroll
+            for (int w = 0; w < WORDS; w++) {
+                const u32 upto_t = 32 * w + 32 <= t ? ALL : 32 * w <= t ? (1u << (t & 31)) - 1 : 0;
+                at += __popc(members[w * EXPERTS + of] & upto_t);
+            }
+        }
+        rows[at] = make_uint2(t, weight);
+    }
+}
