@@ -35,6 +35,10 @@ def _35b(T: int, routing: str = "uniform") -> Workload:
     return _workload(T, 256, 8, 2048, 512, routing, 512, role="measure", source="q36-35b-a3b.moe")
 
 
+def _26b(T: int) -> Workload:
+    return _workload(T, 128, 8, 2816, 704, role="measure", source="gemma4-26b-a4b.moe")
+
+
 WORKLOADS = (
     # one token, fewer tokens than experts, rows that are no multiple of a tile, experts without a token
     _workload(1, 8, 2, 64, 32),
@@ -46,6 +50,7 @@ WORKLOADS = (
     *map(_35b, (1, 2, 8, 17, 32, 128, 257, 512, 1024, 2048)),
     *(_35b(T, "zipf") for T in (8, 32, 128, 512)),
     *(_35b(T, "one") for T in (32, 128, 512)),
+    *map(_26b, (1, 8, 32, 128, 512)),
 )
 
 

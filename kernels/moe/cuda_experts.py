@@ -1,9 +1,9 @@
 """A mixture's experts for few tokens in CUDA C++: router.cu chooses and sorts, experts.cu multiplies; two launches.
 
 Nothing is asked of the host. The second launch is a programmatic one, so its blocks set up while the first one's last
-block sorts; experts.cu says how the work is shared and where sums are added. Weights are tiles of kernels/nvfp4/tiles.py
-(4.5 bits a weight), rows of gate and up alternating in eights. The shared expert is one expert more, which has every
-token; where it is narrower than the others it is padded with zeros.
+block sorts; experts.cu says how the work is shared and where sums are added. Weights are tiles of nvfp4's tiles.py (4.5
+bits a weight), rows of gate and up alternating in eights. The shared expert is one expert more, which has every token;
+where it is narrower than the others it is padded with zeros.
 """
 
 from __future__ import annotations
@@ -179,8 +179,8 @@ def prepare(inputs: Tensors) -> dict[str, Any]:
     inner = 2 * inputs["down_packed"].shape[2]
     made: dict[str, list[torch.Tensor]] = {"up": [], "down": [], "up_scale": [], "down_scale": []}
     for prefix in ("", "shared_")[: 1 + ("shared_gate" in inputs)]:
-        parts = (inputs[f"{prefix}gate_up_{part}"] for part in ("packed", "scale"))
-        made["up"].append(_tiled(*(_alternating(part, inner) for part in parts), x.dtype))
+        packed, scale = (_alternating(inputs[f"{prefix}gate_up_{part}"], inner) for part in ("packed", "scale"))
+        made["up"].append(_tiled(packed, scale, x.dtype))
         packed, scale = (inputs[f"{prefix}down_{part}"] for part in ("packed", "scale"))
         more = inner - 2 * packed.shape[2]
         packed, scale = (torch.nn.functional.pad(t, (0, n)) for t, n in ((packed, more // 2), (scale, more // 16)))
@@ -198,7 +198,7 @@ def prepare(inputs: Tensors) -> dict[str, Any]:
 def scratch(
     shape: torch.Size, dtype: torch.dtype, experts: int, top_k: int, inner: int, shared: bool, device: torch.device
 ) -> Tensors:
-    """What the two kernels leave each other, by SCRATCH's names, for x of `shape`. Only the ticket in `state` must be 0."""
+    """What the two kernels leave each other, by SCRATCH's names, for x of `shape`; all zero, as the ticket must be."""
     tokens, width = shape
     config = configured(tokens, width, inner, hopper.ELEMENTS.get(dtype, ""), device)
     pairs, blocks = _pairs(tokens, top_k, shared), config.blocks(tokens, top_k, experts, shared)
@@ -225,8 +225,10 @@ def numbers(args: dict[str, Any], config: ExpertsConfig) -> tuple[tuple[int, ...
     """(router.cu's numbers, experts.cu's, its dynamic shared memory) for a call's x."""
     tokens, width = args["x"].shape
     pairs, blocks = len(args["pairs"]), len(args["blocks"])
-    return (tokens, width, args["k"], blocks + config.groups), (tokens, pairs, blocks), config.shared_bytes(
-        tokens, pairs, blocks
+    return (
+        (tokens, width, args["k"], blocks + config.groups),
+        (tokens, pairs, blocks),
+        config.shared_bytes(tokens, pairs, blocks),
     )
 
 

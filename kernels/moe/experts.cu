@@ -201,6 +201,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             if (there(turn, of) && which % ROW_TILES < row_tiles) {
                 const Block block(block_list[block_of(turn, of)]);
                 columns = warp_uniform((block.count + 7) / 8);
+                // Rows past the block's hold junk, in columns of sums that are not used.
                 const unsigned char* of_h = shared + H_RING + h_at.stage * H_STAGE_BYTES + of * H_BLOCK;
                 const unsigned char* tiles = shared + RING + at.stage * STAGE_BYTES + which * SLOT_BYTES;
 #pragma unroll
@@ -211,7 +212,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
                     for (int b = 0; b < N_TILES; b++) {
                         if (b > 0 && b >= columns) break;
-                        const unsigned char* from = of_h + min(8 * b + g, block.count - 1) * H_ROW + 2 * k;
+                        const unsigned char* from = of_h + (8 * b + g) * H_ROW + 2 * k;
                         const bool inside = INNER % 64 == 0 || k < INNER;
                         const uint4 low = inside ? *reinterpret_cast<const uint4*>(from) : uint4{0, 0, 0, 0};
                         put(o[b], low, inside ? *reinterpret_cast<const uint4*>(from + 16) : uint4{0, 0, 0, 0});

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,12 +16,14 @@ from kernels.moe.reference import expert, reference, routed
 from kernels.nvfp4.reference import weights
 from lab.check import families
 from lab.check.accuracy import check
+from lab.place import ceilings
 from tests.kernels import ahead
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 needs_triton = pytest.mark.skipif(
     not has_triton() or (DEVICE == "cpu" and not interpreted()), reason="needs Triton, on a GPU or in its interpreter"
 )
+NOTES = Path(cases.__file__).with_name("NOTES.md")
 CHECKS = [w for w in cases.WORKLOADS if w.role == "check"]
 BY_ID = {w.id: w for w in cases.WORKLOADS}
 
@@ -144,6 +147,22 @@ def test_the_floor_is_that_of_the_35b() -> None:
     assert experts_hit(BY_ID["t128_e256_k8_h2048_f512_zipf_s512"]) < experts_hit(BY_ID["t128_e256_k8_h2048_f512_s512"])
     with pytest.raises(ValueError, match="nvfp4-w4a16"):
         cost(one, "fp8")
+
+
+def test_the_notes_floors_are_those_at_the_measured_ceilings() -> None:
+    rows = [
+        line.strip("| ").split(" | ")
+        for line in NOTES.read_text(encoding="utf-8").splitlines()
+        if line.startswith("| ")
+    ]
+    rows = [row for row in rows if len(row) == 7 and row[0].isdigit()]
+    assert [row[0] for row in rows] == ["1", "2", "8", "17", "32", "128", "257", "512", "1024", "2048"]
+    for tokens, *figures in rows:
+        for routing, hit, floor in zip(cases.ROUTINGS, figures[::2], figures[1::2], strict=True):
+            workload = cases._35b(int(tokens), routing)
+            need = cost(workload, "nvfp4-w4a16")
+            us = ceilings.floor_us("h200", need.flops, need.bytes, need.pipe)
+            assert (hit, floor) == (f"{experts_hit(workload):.0f}", f"{us:.1f}"), (tokens, routing)
 
 
 def test_an_expert_is_its_own_weights() -> None:

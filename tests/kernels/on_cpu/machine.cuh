@@ -341,7 +341,10 @@ float4 ld_relaxed(const float4* p) {
     return looks_at[p]++ ? *p : float4{none, none, none, none};  // a store may be seen late
 }
 void st_relaxed(float4* p, const float4& x) { *p = x, looks = looks_at[p] = 0, moved(); }
-u32 atomic_add_acq_rel(u32* p, u32 x) { return std::exchange(*p, *p + x); }
+u32 atomic_add_acq_rel(u32* p, u32 x) {
+    looks = 0, moved();
+    return std::exchange(*p, *p + x);
+}
 u32 atomic_add_relaxed(u32* p, u32 x) { return std::exchange(*p, *p + x); }
 void spin_pause(int&) { stop("waits for a block of higher index"); }  // blocks run in turn
 std::function<void()> on_global_fence;

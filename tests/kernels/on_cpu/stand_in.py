@@ -72,6 +72,10 @@ def _stand_in() -> Path:
     return build_cache.kept("sm90_on_cpu", (_compiler(), *FLAGS, *texts), make)
 
 
+def _headers(folder: str) -> list[Path]:
+    return sorted((cuda.HEADERS / folder).glob("*.cuh"))
+
+
 def built(source: Path, entry: str, *changes: Change, options: Sequence[str] = (), keep: Any = None) -> StandIn:
     """A .cu with `entry`, C++ that launches its kernels, as a library.
 
@@ -81,14 +85,15 @@ def built(source: Path, entry: str, *changes: Change, options: Sequence[str] = (
     text = "\n".join(line for line in source.read_text().splitlines() if keep is None or keep(line))
     texts = {"kernel.cpp": text + entry}
     texts |= {header.name: header.read_text() for header in source.parent.glob("*.cuh")}
-    texts |= {f"sm90/{header.name}": header.read_text() for header in (cuda.HEADERS / "sm90").glob("*.cuh")}
+    texts |= {f"{folder}/{h.name}": h.read_text() for folder in ("sm90", "nvfp4") for h in _headers(folder)}
     for old, new in changes:
         assert any(old in text for text in texts.values()), f"{old!r} is in no source of {source.name} any more"
         texts = {path: text.replace(old, new) if old else text for path, text in texts.items()}
     defines = [option for option in options if option.startswith("-D")]
 
     def make(folder: Path) -> None:
-        (folder / "sm90").mkdir()
+        for name in ("sm90", "nvfp4"):
+            (folder / name).mkdir()
         for path, text in texts.items():
             (folder / path).write_text(text)
         command = ["g++", *FLAGS, "-shared", "-include", str(_stand_in() / HEADER.name), "-I.", *defines]

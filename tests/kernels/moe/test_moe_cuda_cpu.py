@@ -1,0 +1,303 @@
+"""kernels/moe/router.cu and experts.cu as they are, run on a CPU, and compiled ahead of time.
+
+The launches are `cuda_experts.run`'s own; on_cpu/sm90.cuh stands in for their PTX (tests/kernels/on_cpu). CTAs run side
+by side, copies land late, shared memory starts as junk. Timing does not show.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.common import Workload
+from kernels.moe import cases, cuda_experts
+from kernels.moe.reference import reference, routed
+from kernels.nvfp4 import hopper
+from lab.check import aot_worker
+from lab.check.accuracy import compare
+from tests.kernels.on_cpu.nvfp4_on_cpu import skip_unless_hopper
+from tests.kernels.on_cpu.stand_in import UNCHANGED, Change, StandIn, built, needs_compiler, unless_stopped
+
+BY_ID = {w.id: w for w in cases.WORKLOADS}
+ROUTER_ENTRY = """
+struct Arguments {
+  const float* logits; const unsigned char *x, *gate; uint2* pairs; u32* masks; uint2 *rows, *blocks; u32* state;
+  int tokens, width, top_k, counters;
+} given;
+static void entry() {
+  KERNEL(given.logits, given.x, given.gate, given.pairs, given.masks, given.rows, given.blocks, given.state,
+         given.tokens, given.width, given.top_k, given.counters);
+}
+extern "C" void simulated(const float* logits, const unsigned char* x, const unsigned char* gate, uint2* pairs,
+                          u32* masks, uint2* rows, uint2* blocks, u32* state, int tokens, int width, int top_k,
+                          int counters, int grid, int threads, int bytes, int seed) {
+  given = {logits, x, gate, pairs, masks, rows, blocks, state, tokens, width, top_k, counters};
+  if (threads != THREADS) why_stopped = "other threads than the kernel's";
+  else launch_on_cpu({{grid, 1, 1}, THREADS, 1, 1, (u32)bytes, seed}, entry);
+}
+"""
+EXPERTS_ENTRY = """
+struct Arguments {
+  const unsigned char *x, *up, *down; const float *up_scale, *down_scale; const uint2 *rows, *blocks; u32* state;
+  u16* h; float* parts; u16* y; int tokens, n_rows, most_blocks;
+} given;
+static void entry() {
+  KERNEL(given.x, given.up, given.down, given.up_scale, given.down_scale, given.rows, given.blocks, given.state,
+         given.h, given.parts, given.y, given.tokens, given.n_rows, given.most_blocks);
+}
+extern "C" void simulated(const unsigned char* x, const unsigned char* up, const unsigned char* down,
+                          const float* up_scale, const float* down_scale, const uint2* rows, const uint2* blocks,
+                          u32* state, u16* h, float* parts, u16* y, int tokens, int n_rows, int most_blocks, int grid,
+                          int threads, int bytes, int seed) {
+  given = {x, up, down, up_scale, down_scale, rows, blocks, state, h, parts, y, tokens, n_rows, most_blocks};
+  const int lists = ROW_TILES * tokens * 64 + 8 * (n_rows + (int)state[0]);
+  if (threads != THREADS) why_stopped = "other threads than the kernel's";
+  else if (bytes < (int)LISTS + lists) why_stopped = "less shared memory than the kernel takes";
+  else launch_on_cpu({.grid = {grid, 1, 1}, .threads = THREADS, .at_once = grid, .shared_bytes = (u32)bytes,
+                      .seed = seed, .backwards = seed % 3 == 1, .uneven = seed % 2 == 1}, entry);
+}
+"""
+
+
+@functools.cache
+def on_cpu(source: Any, change: Change = UNCHANGED) -> StandIn:
+    entry = ROUTER_ENTRY if source.path == cuda_experts.ROUTER_SOURCE else EXPERTS_ENTRY
+    return built(source.path, entry, change, options=source.options)
+
+
+class Simulated:
+    """cuda_experts.run on the stand-in: `launch` and `load` of kernels.cuda, each of its sources with a change."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, sms: int, **levers: Any) -> None:
+        self.seed = 0
+        self.changes: dict[Path, Change] = {}
+        choose = cuda_experts.choose_config
+
+        def config_of(tokens: int, width: int, inner: int, dtype: str, device: Any) -> Any:
+            return replace(choose(tokens, width, inner, dtype, sms), **levers)
+
+        monkeypatch.setattr(cuda_experts, "configured", config_of)
+        monkeypatch.setattr(cuda_experts.cuda, "load", self.load)
+        monkeypatch.setattr(cuda_experts.cuda, "launch", self.launch)
+        for name in ("i32", "i64"):
+            monkeypatch.setattr(cuda_experts.cuda, name, int)
+
+    def load(self, source: Any, *_: Any) -> StandIn:
+        return on_cpu(source, self.changes.get(source.path, UNCHANGED))
+
+    def launch(self, kernel: StandIn, grid: Any, threads: int, arguments: Any, shared: int, programmatic=False) -> None:
+        given = [
+            ctypes.c_void_p(a.data_ptr()) if isinstance(a, torch.Tensor) else ctypes.c_void_p() if i == 2 else a
+            for i, a in enumerate(arguments)
+        ]
+        kernel.simulated(*given, *map(ctypes.c_int, (*grid, threads, shared, self.seed)))
+
+
+def right(simulated: Simulated, workload: Workload, seeds: int = 2) -> bool:
+    """Whether y is within tolerance and the same to the bit for every order of threads and in a second call."""
+    given = cases.inputs(workload, 1)
+    for name in given:
+        if name.endswith("_scale") and given[name].dtype == torch.uint8:
+            given[name].view(-1)[::5] = 0
+    wanted, limit = reference(given)["y"], cases.tolerance(workload, cuda_experts.PRECISION)["y"]
+    kept = cuda_experts.prepare(given) | {name: given[name] for name in cases.ACTIVATIONS}
+    first = None
+    for seed in range(seeds):
+        simulated.seed = seed
+        out = cases.outputs(workload, given)
+        cuda_experts.run(kept, out)
+        first = out["y"] if first is None else first
+        if not (compare("y", out["y"], wanted, limit).ok and torch.equal(first, out["y"])):
+            return False
+    return True
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("name", "sms", "levers"),
+    [
+        ("t1_e8_k2_h64_f32_bf16", 5, {}),
+        ("t2_e8_k2_h80_f48_s32_bf16", 5, {}),
+        ("t8_e16_k4_h64_f48_zipf_fp16", 4, {"round_items": 2}),
+        ("t17_e8_k2_h128_f64_one_s64_bf16", 8, {}),
+        ("t63_e5_k3_h64_f80_bf16", 3, {"stages": 2, "round_items": 3}),
+        ("t75_e32_k8_h80_f32_zipf_bf16", 6, {}),
+    ],
+)
+def test_the_kernels_run_on_a_cpu(monkeypatch: pytest.MonkeyPatch, name: str, sms: int, levers: dict[str, int]) -> None:
+    assert right(Simulated(monkeypatch, sms, **levers), BY_ID[name])
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("weights.init(1, WARPS)", "weights.init(1, 1)"),
+        ("hidden.init(1, WARPS)", "hidden.init(1, 1)"),
+        ("while (ld_acquire(block_items + index) < UP_ROWS) continue;", ""),
+        ("if (use > 0) mbarrier_wait", "if (0) mbarrier_wait"),
+        ("group_parts + group) < PARTS", "group_parts + group) < 1"),
+        ("(8 * b + g) * H_ROW + 2 * k", "(8 * b + g) * H_BYTES + 2 * k"),
+        ("line.at / UP_ROWS != loaded_block", "loaded_block < 0"),
+        ("OPERAND_TO_VALUE = 128", "OPERAND_TO_VALUE = 127"),
+        ("weight = __uint_as_float(row.y) * scale", "weight = scale"),
+        ("p < PARTS; p++", "p < PARTS - 1; p++"),
+        ("round % 2 ? workers - 1 - worker : worker", "worker / 2"),
+    ],
+)
+def test_the_simulation_sees_mistakes_in_the_experts(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
+    simulated = Simulated(monkeypatch, 8, stages=2, round_items=3)
+    simulated.changes = {cuda_experts.SOURCE: change}
+    assert not unless_stopped(lambda: right(simulated, BY_ID["t17_e8_k2_h128_f64_one_s64_bf16"], 4))
+
+
+def _routed(simulated: Simulated, tokens: int, experts: int, top_k: int, block_tokens: int, routing: str) -> bool:
+    """Whether router.cu's rows and blocks are the reference's choice, sorted by expert and then by token."""
+    axes: dict[str, int | str] = {
+        "T": tokens, "experts": experts, "top_k": top_k, "H": 64, "routing": routing, "dtype": "bf16",
+    }  # fmt: skip
+    given = cases.activations(Workload("", axes), 3, "cpu")
+    given["logits"] -= 3  # so that some of those chosen are negative
+    gate = torch.randn(64).to(torch.bfloat16)
+    pairs = tokens * (top_k + 1)
+    source = cuda_experts.router_source(experts, "bf16", block_tokens)
+    rows, blocks = torch.full((pairs, 2), -1, dtype=torch.int32), torch.full((pairs + 1, 2), -1, dtype=torch.int32)
+    state = torch.full((7,), 9, dtype=torch.int32)
+    state[1] = 0
+    scratch = torch.zeros(pairs, 2, dtype=torch.int32), torch.zeros(tokens, -(-experts // 32), dtype=torch.int32)
+    warps = cuda_experts.router_warps(experts)
+    arguments = (given["logits"], given["x"], gate, *scratch, rows, blocks, state, tokens, 64, top_k, 5)
+    kernel = on_cpu(source, simulated.changes.get(source.path, UNCHANGED))
+    addresses = [ctypes.c_void_p(a.data_ptr()) if isinstance(a, torch.Tensor) else a for a in arguments]
+    bytes_ = cuda_experts.router_shared_bytes(experts)
+    kernel.simulated(*addresses, *map(ctypes.c_int, (-(-tokens // warps), 32 * warps, bytes_, simulated.seed)))
+
+    chosen, weight = routed(given["logits"], top_k)
+    share = torch.sigmoid(given["x"].double() @ gate.double())
+    by_expert = sorted((e, t, float(weight[t, j])) for t in range(tokens) for j, e in enumerate(chosen[t].tolist()))
+    by_expert += [(experts, t, float(share[t])) for t in range(tokens)]
+    listed = []
+    for e in range(experts + 1):
+        its = [i for i, (of, *_) in enumerate(by_expert) if of == e]
+        cuts = [its[i : i + block_tokens] for i in range(0, len(its), block_tokens)]
+        listed += [[e | len(cut) << 16, cut[0]] for cut in cuts]
+    odds = torch.tensor([p for *_, p in by_expert])
+    return (
+        blocks[: state[0]].tolist() == listed
+        and not state[1:].any()
+        and rows[:, 0].tolist() == [t for _, t, _ in by_expert]
+        and bool(((rows[:, 1].view(torch.float32) - odds).abs() <= 1e-5 * odds).all())
+    )
+
+
+ROUTINGS = [(1, 8, 2, 8, "uniform"), (9, 300, 8, 8, "uniform"), (40, 40, 5, 16, "zipf"), (128, 16, 3, 16, "one")]
+
+
+@needs_compiler
+@pytest.mark.parametrize(("tokens", "experts", "top_k", "block_tokens", "routing"), ROUTINGS)
+def test_the_router_sorts_the_choice(monkeypatch, tokens, experts, top_k, block_tokens, routing):
+    assert _routed(Simulated(monkeypatch, 4), tokens, experts, top_k, block_tokens, routing)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("if (lane == leader && i == which) keys[i] = 0;", ""),
+        ("(bits >> 31 ? ALL : 0x80000000u)", "0x80000000u"),
+        ("(1u << (t & 31)) - 1", "(2u << (t & 31)) - 1"),
+        ("== gridDim.x - 1", "== gridDim.x"),
+        ("count - begin) << 16", "count) << 16"),
+        ("if (w == warp) upto += total;", ""),
+        ("state[1] = 0", "state[1] = 1"),
+        ("odds / all", "odds"),
+    ],
+)
+def test_the_simulation_sees_mistakes_in_the_router(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
+    simulated = Simulated(monkeypatch, 4)
+    simulated.changes = {cuda_experts.ROUTER_SOURCE: change}
+    assert not unless_stopped(lambda: _routed(simulated, 40, 40, 5, 16, "zipf"))
+
+
+@needs_compiler
+def test_a_negative_zero_and_infinite_logits_are_taken_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = BY_ID["t1_e8_k2_h64_f32_bf16"]
+    given = cases.inputs(w, 0)
+    given["logits"] = torch.tensor([[-1.0, -0.0, -2.0, float("-inf"), -3.0, 1e-30, -1e-30, -5.0]])
+    kept = cuda_experts.prepare(given) | {name: given[name] for name in cases.ACTIVATIONS}
+    Simulated(monkeypatch, 5)
+    kept = cuda_experts.prepare(given) | {name: given[name] for name in cases.ACTIVATIONS}
+    cuda_experts.run(kept, cases.outputs(w, given))
+    assert sorted(kept["blocks"][:2, 0].bitwise_and(0xFFFF).tolist()) == [1, 5]
+
+
+@pytest.mark.parametrize(("axis", "value", "word"), [
+    ("T", 129, "triton_experts"), ("H", 88, "16"), ("shared", 600, "linear"), ("experts", 2000, "1024"),
+    ("H", 16384, "shared memory"),
+])  # fmt: skip
+def test_what_the_kernels_cannot_hold_is_refused(axis: str, value: int, word: str) -> None:
+    axes: dict[str, int | str] = {
+        "T": 128,
+        "experts": 256,
+        "top_k": 8,
+        "H": 2048,
+        "F": 512,
+        "shared": 512,
+        "dtype": "bf16",
+    }
+    candidate = cuda_experts.CANDIDATES[0]
+    assert candidate.refuses(Workload("", axes)) == ""
+    assert word in candidate.refuses(Workload("", axes | {axis: value}))
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 17, 32, 128])
+@pytest.mark.parametrize(("width", "inner", "busy"), [(2048, 512, 0.96), (2816, 704, 0.98)])
+def test_nine_tenths_of_the_multiprocessors_add_up_y(tokens: int, width: int, inner: int, busy: float) -> None:
+    config = cuda_experts.choose_config(tokens, width, inner, "bf16")
+    assert config.groups * config.parts / hopper.SMS >= busy
+    assert config.groups * config.row_tiles * 16 >= width
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", cuda_experts.CUDA_SOURCES, ids=lambda s: s.kernels[0])
+def test_sources_compile_without_spills(source: Any) -> None:
+    (row,) = aot_worker.compile_cuda(source, 90)
+    assert (row["status"], row["spill_bytes"], row["fits"]) == ("ok", 0, True), row
+    if source.path == cuda_experts.SOURCE:
+        assert row["instruction"].startswith("mma.sync m16n8k16")
+        assert row["registers"] <= 65536 // cuda_experts.THREADS
+
+
+ON_A_GPU = [w for w in cases.WORKLOADS if not cuda_experts.CANDIDATES[0].refuses(w)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("workload", ON_A_GPU, ids=lambda w: w.id)
+def test_on_a_gpu_within_tolerance_and_the_same_bits_captured(workload: Workload) -> None:
+    skip_unless_hopper()
+    given = cases.inputs(workload, 1, "cuda")
+    kept = cuda_experts.prepare(given) | {name: given[name] for name in cases.ACTIVATIONS}
+    wanted, limit = reference(given)["y"], cases.tolerance(workload, cuda_experts.PRECISION)["y"]
+    out = cases.outputs(workload, given)
+    cuda_experts.run(kept, out)
+    first = out["y"].clone()
+    assert compare("y", first, wanted, limit).ok
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        cuda_experts.run(kept, out)
+    for _ in range(20):
+        out["y"].fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(out["y"], first)
+    # Another routing in the same graph: nothing of the choice is in it.
+    other = cases.activations(workload, 7, "cuda")
+    for name, tensor in other.items():
+        kept[name].copy_(tensor)
+    graph.replay()
+    assert compare("y", out["y"], reference(given | other)["y"], limit).ok
