@@ -66,21 +66,28 @@ def gate_kernel(a, b, a_log, dt_bias, g, beta, count, HV: tl.constexpr, BLOCK: t
     tl.store(beta + i, tl.sigmoid(tl.load(b + i, mask=inside).to(tl.float32)), mask=inside)
 
 
-def _prepare(inputs: Tensors) -> Tensors:
+def between(
+    batch: int, heads_k: int, heads_v: int, dim: int, dtype: torch.dtype, device: torch.device | str
+) -> Tensors:
     """Room for what lies between the launches."""
-    cuda_decode_conv.checked(inputs)
-    mixed, device, (_, heads_v, dim, _) = inputs["mixed_qkv"], inputs["state"].device, inputs["state"].shape
-    batch, heads_k = mixed.shape[0], (mixed.shape[1] // dim - heads_v) // 2
 
     def room(*shape: int) -> torch.Tensor:
         # Zeros: the channels of an empty slot are never written, and the step may read them.
-        return torch.zeros(batch, *shape, dtype=mixed.dtype if len(shape) == 2 else torch.float32, device=device)
+        return torch.zeros(batch, *shape, dtype=dtype if len(shape) == 2 else torch.float32, device=device)
 
-    between = {"q": room(heads_k, dim), "k": room(heads_k, dim), "v": room(heads_v, dim)}
-    return inputs | between | {"g": room(heads_v), "beta": room(heads_v)}
+    made = {"q": room(heads_k, dim), "k": room(heads_k, dim), "v": room(heads_v, dim)}
+    return made | {"g": room(heads_v), "beta": room(heads_v)}
 
 
-def _run(step: Callable[[Tensors, torch.Tensor, torch.Tensor], None], args: Tensors, out: Tensors) -> None:
+def _prepare(inputs: Tensors) -> Tensors:
+    cuda_decode_conv.checked(inputs)
+    (batch, channels), (_, heads_v, dim, _) = inputs["mixed_qkv"].shape, inputs["state"].shape
+    heads_k = (channels // dim - heads_v) // 2
+    return inputs | between(batch, heads_k, heads_v, dim, inputs["mixed_qkv"].dtype, inputs["state"].device)
+
+
+def run(step: Callable[[Tensors, torch.Tensor, torch.Tensor], None], args: Tensors, out: Tensors) -> None:
+    """Convolution, gates, then `step` on what they left in args["q"], "k", "v", "g" and "beta"."""
     (batch, channels), heads_v = args["mixed_qkv"].shape, args["v"].shape[1]
     conv_kernel[(triton.cdiv(channels, BLOCK), batch)](
         args["mixed_qkv"], args["conv_weight"], out["conv_state"], args["state_rows"], args["q"], args["k"], args["v"],
@@ -102,7 +109,7 @@ CANDIDATES = (
     Candidate(
         name="conv_then_recurrent_decode",
         precision="bf16",
-        run=partial(_run, triton_decode.launch),
+        run=partial(run, triton_decode.launch),
         needs=Needs(triton="3.6"),
         prepare=_prepare,
         refuses=cuda_decode_conv.refuses,
@@ -111,7 +118,7 @@ CANDIDATES = (
     Candidate(
         name="conv_then_cuda_decode",
         precision="bf16",
-        run=partial(_run, cuda_decode.launch),
+        run=partial(run, cuda_decode.launch),
         needs=Needs((9, 0), triton="3.6", packages=("cupy",)),
         prepare=_prepare,
         refuses=cuda_decode_conv.refuses,

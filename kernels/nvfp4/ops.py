@@ -26,7 +26,12 @@ from kernels.nvfp4.route import ROUTER
 FAMILY = "nvfp4"
 EXACT = "nvfp4-w4a16"
 LADDER = (*range(1, 65), *(1 << power for power in range(7, 21)))  # numbers of tokens that are asked for
-SCRATCH = ("parts", "flags")  # what kernels leave each other; the rest of what they prepare is read only
+SCRATCH = (
+    "parts",
+    "flags",
+    "x_e4m3",
+    "x_scale",
+)  # what kernels leave each other; the rest of what they prepare is read only
 
 
 class Workspace:
@@ -74,14 +79,16 @@ operators.define(
 
 @functools.lru_cache(maxsize=4096)
 def segments(
-    n: int, k: int, dtype: torch.dtype, device: torch.device, tokens: tuple[int, int]
+    n: int, k: int, dtype: torch.dtype, device: torch.device, tokens: tuple[int, int], only: str = ""
 ) -> tuple[tuple[int, str, str], ...]:
     """(largest number of tokens, candidate, layout of its weights) in ascending order, for y[M, n] = x[M, k] w^T.
 
-    tokens: the least and the most M. A choice holds from its place on the ladder up to the next.
+    tokens: the least and the most M. A choice holds from its place on the ladder up to the next. only: the candidate.
     """
     if device.type != "cuda":
         return ((tokens[1], operators.REFERENCE, ""),)
+    if only:
+        return ((tokens[1], only, _layout(only, tokens[1], n, k, dtype, device)),)
     found: list[tuple[int, str, str]] = []
     asked = sorted({m for m in LADDER if tokens[0] <= m <= tokens[1]} | set(tokens))
     for m, following in zip(asked, [*(m - 1 for m in asked[1:]), tokens[1]], strict=True):
@@ -107,7 +114,8 @@ class Linear(torch.nn.Module):
 
     w_packed uint8 [N, K / 2], w_scale uint8 [N, K / 16], w_tensor_scale float32 [1], as in format.py; dtype: of x and
     y, bf16 or fp16; tokens: the least and the most rows of x. Raises ValueError for shapes that do not belong together
-    and where no kernel takes the shape; a call raises it for more tokens, and for x of another type or K.
+    and where no kernel takes the shape; a call raises it for more tokens, and for x of another type or K. only: the
+    candidate for all of them, which need not compete (one that rounds x, one that is launched programmatically).
     """
 
     def __init__(
@@ -119,6 +127,7 @@ class Linear(torch.nn.Module):
         dtype: torch.dtype = torch.bfloat16,
         tokens: tuple[int, int] = (1, 8192),
         workspace: Workspace = SHARED,
+        only: str = "",
     ) -> None:
         super().__init__()
         (self.n, half), self.dtype, self.tokens = w_packed.shape, dtype, tokens
@@ -131,7 +140,7 @@ class Linear(torch.nn.Module):
         weight = {"w_packed": w_packed, "w_scale": w_scale, "w_tensor_scale": w_tensor_scale}
         packed: dict[tuple[str, str], tuple[str, list[torch.Tensor], list[torch.Tensor]]] = {}
         self.parts: list[tuple[int, str, list[torch.Tensor], list[torch.Tensor]]] = []
-        for last, name, layout in segments(self.n, self.k, dtype, w_packed.device, tokens):
+        for last, name, layout in segments(self.n, self.k, dtype, w_packed.device, tokens, only):
             if (name, layout) not in packed:
                 packed[name, layout] = _packed(weight, name, layout, dtype, last, workspace)
             self.parts.append((last, *packed[name, layout]))
@@ -167,6 +176,8 @@ def _packed(
         from kernels.nvfp4 import cuda_gemm
 
         scratch = workspace.at_least(layout, cuda_gemm.most_workspace(layout, place))
+    elif "x_e4m3" in scratch:  # of this shape of x
+        scratch = workspace.at_least(f"{name} {tuple(x.shape)}", scratch)
     scratch = operators.scratch_of(scratch, place)
     operands = {key: tensor for key, tensor in made.items() if key not in (*SCRATCH, "x")}
     return " ".join((name, *operands, *scratch)), list(operands.values()), list(scratch.values())

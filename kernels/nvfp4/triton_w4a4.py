@@ -24,18 +24,9 @@ import triton.language as tl
 
 from kernels.common import Build, Candidate, Needs, Tensors, Workload, device_of, interpreted
 from kernels.nvfp4.decode import decode_tile_float32, ue4m3_to_float32
-from kernels.rounding import round_output
+from kernels.rounding import float32_to_ue4m3, round_output
 
 QUANTISE_BLOCK = 1024  # values a trip of the quantiser
-
-
-@triton.jit
-def float32_to_ue4m3(value):
-    """float32 in [0, 448] -> e4m3 byte (uint8), nearest even. Below 2^-6 the grid is 2^-9, float32's ulp at 2^14."""
-    bits = value.to(tl.uint32, bitcast=True)
-    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)
-    subnormal = (value + 16384.0).to(tl.uint32, bitcast=True) & 0xF
-    return tl.where(value < 0.015625, subnormal, normal).to(tl.uint8)
 
 
 @triton.jit

@@ -8,6 +8,9 @@ weights are quantised where the tensors lie.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+
 import torch
 
 from kernels.common import Tensors, Tolerance, Workload, poisoned
@@ -16,22 +19,28 @@ from kernels.step.model import CONV_WIDTH, MODELS, Model
 
 ACTIVATIONS = ("tokens",)
 IN_PLACE = ("k_cache", "v_cache", "state", "conv_state")
+SCALES = "k_scale", "v_scale"
 PAGE = 16
 SPREAD = 0.5
+E4M3 = 0.034  # relative rms of a product of e4m3 weights and activations, see kernels/nvfp4/cases.py
 ROUNDING = 1.66e-3  # relative rms of a normal value rounded to bf16, see kernels/nvfp4/cases.py
 
 
 def _workload(
-    op: str, model: str, npl: int, ctx: int, T: int = 1, lengths: str = "", layers: int = 0, role: str = "check"
-) -> Workload:
+    op: str, model: str, npl: int, ctx: int, T: int = 1, lengths: str = "", layers: int = 0, role: str = "check",
+    state: str = "f32", cache: str = "bf16",
+) -> Workload:  # fmt: skip
+    """An axis at its default is not in the id."""
     layers = layers or MODELS[model].layers
     depth = f"_l{layers}" if layers != MODELS[model].layers else ""
     axes: dict[str, int | str] = {
         "op": op, "model": model, "layers": layers, "npl": npl, "T": T, "lengths": lengths, "ctx": ctx,
     }  # fmt: skip
+    forms = {k: v for k, v, usual in (("state_dtype", state, "f32"), ("cache", cache, "bf16")) if v != usual}
     new = f"_n{lengths}" if lengths else f"_t{T}" if op == "prefill" else ""
+    name = f"{op}_{model}{depth}_npl{npl}{new}_ctx{ctx}" + "".join(f"_{k[:5]}-{v}" for k, v in forms.items())
     source = f"{model}.step" if role == "measure" else ""
-    return Workload(f"{op}_{model}{depth}_npl{npl}{new}_ctx{ctx}", axes, role, "normal weights and states", source)
+    return Workload(name, axes | forms, role, "normal weights and states", source)
 
 
 WORKLOADS = (
@@ -41,11 +50,29 @@ WORKLOADS = (
     _workload("prefill", "odd", 1, 0, 21),
     _workload("prefill", "small", 2, 15, 9),
     _workload("mixed", "odd", 3, 6, lengths="1-12-1"),
+    _workload("decode", "odd", 3, 17, state="bf16"),
+    _workload("decode", "odd", 3, 17, cache="fp8"),
+    _workload("mixed", "small", 3, 6, lengths="1-5-1", state="bf16", cache="fp8"),
     *(_workload("decode", "q36-27b", npl, 1024, role="measure") for npl in (1, 8, 32, 128)),
     *(_workload("decode", "q36-27b", 1, ctx, role="measure") for ctx in (256, 8192, 32768)),
     *(_workload("prefill", "q36-27b", 1, 0, T, role="measure") for T in (512, 2048, 8192)),
     _workload("prefill", "q36-27b", 8, 0, 2048, role="measure"),
+    # 128 sequences of all layers do not fit beside a second arm: a quarter of them, four of each four layers.
+    _workload("decode", "q36-27b", 128, 1024, layers=16, role="measure"),
+    *(_workload("decode", "q36-27b", npl, 1024, role="measure", state="bf16") for npl in (1, 8, 32)),
+    _workload("decode", "q36-27b", 128, 1024, layers=16, role="measure", state="bf16"),
+    *(_workload("decode", "q36-27b", npl, ctx, role="measure") for npl, ctx in ((8, 8192), (32, 256))),
+    _workload("decode", "q36-27b", 32, 8192, layers=16, role="measure"),
+    *(
+        _workload("decode", "q36-27b", npl, ctx, role="measure", cache="fp8")
+        for npl, ctx in ((1, 1024), (32, 256), (32, 1024), (1, 8192), (8, 8192), (1, 32768))
+    ),
+    _workload("decode", "q36-27b", 32, 8192, layers=16, role="measure", cache="fp8"),
+    _workload("decode", "q36-27b", 128, 1024, layers=16, role="measure", cache="fp8"),
 )
+# Products of one input that a lever may compute as one; a checkpoint that is served so has one tensor scale there.
+PACKS = (("in_proj_qkv", "in_proj_z"), ("gate_proj", "up_proj"))
+E4M3_AT_8 = 8 / 448  # a scale by which values of an rms of one do not saturate
 
 
 def model_of(workload: Workload) -> Model:
@@ -67,14 +94,20 @@ def weights(model: Model, seed: int, device: torch.device | str, quantised: bool
         return torch.randn(*shape, generator=rng, device=device)
 
     made: Tensors = {}
-    for name, (n, k) in model.linears().items():
-        spread = SPREAD if name.endswith(("out_proj", "o_proj", "down_proj")) else 1.0
-        w = normal(n, k) * (spread * k**-0.5)
+    for names in _packs(model):
+        drawn = {}
+        for name in names:
+            n, k = model.linears()[name]
+            spread = SPREAD if name.endswith(("out_proj", "o_proj", "down_proj")) else 1.0
+            drawn[name] = normal(n, k) * (spread * k**-0.5)
         if not quantised:
-            made[f"{name}.weight"] = w.bfloat16()
+            made |= {f"{name}.weight": w.bfloat16() for name, w in drawn.items()}
             continue
-        parts = nvfp4.quantise(w)
-        made |= {f"{name}.weight_{part}": getattr(parts, part) for part in ("packed", "scale", "tensor_scale")}
+        largest = torch.stack([w.abs().max() for w in drawn.values()]).max()
+        shared = (largest / (nvfp4.E2M1_MAX * nvfp4.E4M3_MAX)).reshape(1)
+        for name, w in drawn.items():
+            parts = nvfp4.quantise(w, shared)
+            made |= {f"{name}.weight_{part}": getattr(parts, part) for part in ("packed", "scale", "tensor_scale")}
     for name, shape in model.others().items():
         if name.endswith("A_log"):
             made[name] = torch.empty(shape, device=device).uniform_(0.01, 16, generator=rng).log()
@@ -87,6 +120,32 @@ def weights(model: Model, seed: int, device: torch.device | str, quantised: bool
             made[name] = (normal(*shape) * scale).bfloat16()
     powers = torch.arange(0, model.rotary, 2, device=device, dtype=torch.float32) / model.rotary
     return made | {"inv_freq": model.theta**-powers}
+
+
+def _packs(model: Model) -> Iterator[tuple[str, ...]]:
+    """The products whose weights share a tensor scale, alone where they share it with none."""
+    linears, done = model.linears(), set[str]()
+    for name in linears:
+        at, _, own = name.rpartition(".")
+        pack = next((tuple(f"{at}.{one}" for one in pack) for pack in PACKS if own in pack), (name,))
+        if name not in done:
+            done |= {*pack}
+            yield pack
+
+
+def bytes_of(workload: Workload) -> dict[str, float]:
+    """Of a step's inputs: "products" in NVFP4, "other weights", "states", "caches"."""
+    model, new = model_of(workload), new_tokens(workload)
+    attention, cache = model.kinds.count("attention"), 1.0 if workload.axes.get("cache") == "fp8" else 2.0
+    tokens = len(new) * -(-(workload["ctx"] + max(new)) // PAGE) * PAGE
+    state = model.gdn_v_heads * model.gdn_dim**2 * (2.0 if workload.axes.get("state_dtype") == "bf16" else 4.0)
+    state += (CONV_WIDTH - 1) * model.channels * 2.0
+    return {
+        "products": 0.5625 * sum(n * k for n, k in model.linears().values()),
+        "other weights": 2.0 * sum(math.prod(shape) for shape in model.others().values()),
+        "states": (model.layers - attention) * len(new) * state,
+        "caches": attention * tokens * 2 * model.kv_heads * model.head_dim * cache,
+    }
 
 
 def empty(model: Model, npl: int, tokens: int, device: torch.device | str, dtype: torch.dtype) -> Tensors:
@@ -111,12 +170,24 @@ def held(workload: Workload, device: torch.device | str) -> Tensors:
 
 
 def own(workload: Workload, seed: int, device: torch.device | str) -> Tensors:
-    """States, caches, tables and tokens; pages and rows of the pools are permuted."""
+    """States, caches, tables and tokens; pages and rows of the pools are permuted.
+
+    A cache of fp8 is float8_e4m3fn, a value its code times k_scale or v_scale [attention layers, Hkv] float32.
+    """
     model, new, ctx = model_of(workload), new_tokens(workload), workload["ctx"]
     made = empty(model, len(new), ctx + max(new), device, torch.bfloat16)
     rng = torch.Generator(device=device).manual_seed(seed + 1)
     for name in IN_PLACE:
         made[name].normal_(generator=rng).mul_(0.2 if name == "state" else 1.0)
+    if workload.axes.get("state_dtype") == "bf16":
+        made["state"] = made["state"].bfloat16()
+    if workload.axes.get("cache") == "fp8":
+        heads = model.kinds.count("attention"), model.kv_heads
+        for name, scale in zip(("k_cache", "v_cache"), SCALES, strict=True):
+            made[scale] = E4M3_AT_8 * (1 + torch.rand(heads, generator=rng, device=device))
+            for layer, by in zip(made[name], made[scale], strict=True):  # one at a time: they are gigabytes
+                layer.div_(by[:, None, None])
+            made[name] = made[name].to(torch.float8_e4m3fn)
     for name in ("page_table", "state_rows"):
         table = made[name]
         order = torch.randperm(table.numel(), generator=rng, device=device, dtype=torch.int64)
@@ -155,24 +226,31 @@ def tolerance(workload: Workload, precision: str) -> dict[str, Tolerance]:
     A sublayer rounds about six times on its way (norm, products, gate, what it adds), the residual stream once: of its
     energy e against the stream's that is 1 + 6 e roundings of the stream, and what was off before stays off, because
     every layer norms what it reads. With e of a half, and three roundings for the head, L layers of two sublayers err
-    by sqrt(8 L + 4) roundings. In the checks logits take 0.5 to 0.9 of that and a state, whose gates are exponents, up
-    to 1.2; half more is allowed. Of the caches only the new tokens can be off. Heavy tails: one element of a state is
-    the product of a key and a value.
+    by sqrt(8 L + 4) roundings; half more is allowed, and the tests hold that logits take a quarter of it at least. Of
+    the caches only the new tokens can be off. Heavy tails: one element of a state is the product of a key and a value.
 
     This is for wiring, order and updates: a layer left out, a position off by one, a state not written. What formats a
     product may use is the products' own check (kernels/nvfp4, gdn, kv), which 64 layers of rounding would hide.
+
+    In nvfp4-w4a8 the two products in turn of a sublayer round by E4M3 instead: of its six roundings two. A cache of
+    fp8 stores a new token's key a whole code away where the two computations lie on two sides of a midpoint,
+    which an error of `limit` makes as likely as limit over the code's width, 2^-3 of a value at most and half that in
+    the mean: sqrt(limit / 16) of the new tokens' energy, and one code of the largest value.
     """
-    if precision not in ("bf16", "nvfp4-w4a16"):
-        raise ValueError(f'precision {precision!r} is unknown: use "bf16" or "nvfp4-w4a16"')
-    limit = 1.5 * ROUNDING * (8 * workload["layers"] + 4) ** 0.5
+    sublayer = {"bf16": 4 * ROUNDING**2, "nvfp4-w4a16": 4 * ROUNDING**2, "nvfp4-w4a8": 3 * ROUNDING**2 + E4M3**2}
+    if precision not in sublayer:
+        raise ValueError(f"precision {precision!r} is unknown: use one of {', '.join(sublayer)}")
+    limit = 1.5 * (2 * workload["layers"] * sublayer[precision] + 4 * ROUNDING**2) ** 0.5
     new = new_tokens(workload)
     fresh = sum(new) / (len(new) * (workload["ctx"] + max(new)))
-    why = f"{workload['layers']} layers of bf16 roundings"
+    why = f"{workload['layers']} layers of {'e4m3' if precision == 'nvfp4-w4a8' else 'bf16'} roundings"
+    by_code = workload.axes.get("cache") == "fp8"
+    cached, largest = ((limit / 16) ** 0.5 + limit, 16 * limit + 0.7) if by_code else (limit, 16 * limit)
     return {
         "logits": Tolerance(limit, 8 * limit, why),
         "next_logit": Tolerance(limit, 8 * limit, why),
-        "k_cache": Tolerance(limit * fresh**0.5, 16 * limit, f"{why}, in {fresh:.1%} of the cache"),
-        "v_cache": Tolerance(limit * fresh**0.5, 16 * limit, f"{why}, in {fresh:.1%} of the cache"),
+        "k_cache": Tolerance(cached * fresh**0.5, largest, f"{why}, in {fresh:.1%} of the cache"),
+        "v_cache": Tolerance(cached * fresh**0.5, largest, f"{why}, in {fresh:.1%} of the cache"),
         "state": Tolerance(limit, 45 * limit, why),
         "conv_state": Tolerance(limit, 16 * limit, why),
     }

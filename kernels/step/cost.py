@@ -7,13 +7,21 @@ is the sum over parts of the longer of bytes and flops: a part cannot hide behin
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kernels.common import Cost, Workload
 from kernels.gdn.cost import CHUNK, chunk_flops
 from kernels.step.cases import model_of, new_tokens
+from kernels.step.config import W4A8_FROM
 from kernels.step.model import CONV_WIDTH
 
-BYTES = {"bf16": 2.0, "nvfp4-w4a16": 0.5 + 1 / 16}  # of a product's weight: e2m1, and an e4m3 scale for 16
-STATE_BYTES = 4
+BYTES = {
+    "bf16": 2.0,
+    "nvfp4-w4a16": 0.5 + 1 / 16,
+    "nvfp4-w4a8": 0.5 + 1 / 16,
+}  # of a product's weight: e2m1, and an e4m3 scale for 16
+STATE_BYTES = {"f32": 4, "bf16": 2}
+CACHE_BYTES = {"bf16": 2, "fp8": 1}
 
 
 def parts(workload: Workload, precision: str) -> dict[str, Cost]:
@@ -30,7 +38,8 @@ def parts(workload: Workload, precision: str) -> dict[str, Cost]:
 
     def products(*ends: str) -> Cost:
         sizes = [n * k for name, (n, k) in model.linears().items() if name.endswith(ends)]
-        return Cost(2.0 * tokens * sum(sizes), BYTES[precision] * sum(sizes))
+        narrow = precision == "nvfp4-w4a8" and tokens >= W4A8_FROM
+        return Cost(2.0 * tokens * sum(sizes), BYTES[precision] * sum(sizes), "fp8" if narrow else "bf16")
 
     small = 2 * model.gdn_v_heads * model.hidden  # in_proj_a and in_proj_b, never quantised
     gdn_products = products("in_proj_qkv", "in_proj_z", "out_proj")
@@ -40,11 +49,18 @@ def parts(workload: Workload, precision: str) -> dict[str, Cost]:
     by_token, pipe = (chunked * model.gdn_v_heads, "bf16") if max(new) > 1 else (7.0 * state, "f32")
     conv_bytes = 2 * (window + npl * 2 * (CONV_WIDTH - 1) * model.channels)
     seen = sum(count * ctx + count * (count + 1) / 2 for count in new)  # keys that each new token looks at
-    row = model.kv_heads * model.head_dim * 2 * 2  # K and V of a token in bf16
+    row = (
+        model.kv_heads * model.head_dim * 2 * CACHE_BYTES[str(workload.axes.get("cache", "bf16"))]
+    )  # K and V of a token
+    state_bytes = STATE_BYTES[str(workload.axes.get("state_dtype", "f32"))]
     return {
         "ffn": products("gate_proj", "up_proj", "down_proj"),
-        "gdn products": Cost(gdn_products.flops + 2.0 * tokens * gdn * small, gdn_products.bytes + 2.0 * gdn * small),
-        "gdn": Cost(gdn * tokens * (by_token + 2 * window), gdn * (2.0 * npl * state * STATE_BYTES + conv_bytes), pipe),
+        "gdn products": replace(
+            gdn_products,
+            flops=gdn_products.flops + 2.0 * tokens * gdn * small,
+            bytes=gdn_products.bytes + 2.0 * gdn * small,
+        ),
+        "gdn": Cost(gdn * tokens * (by_token + 2 * window), gdn * (2.0 * npl * state * state_bytes + conv_bytes), pipe),
         "attention products": products("q_proj", "k_proj", "v_proj", "o_proj"),
         "attention": Cost(
             4.0 * attention * model.heads * model.head_dim * seen, float(attention * row * (npl * ctx + 2 * tokens))

@@ -32,6 +32,12 @@ def rms_norm(x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
     return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + EPS) * gain
 
 
+def in_e4m3(x: torch.Tensor) -> torch.Tensor:
+    """x rounded to the nearest e4m3 value, even at a tie, saturating at 448: three bits behind the first."""
+    exponent = torch.frexp(x).exponent.clamp(min=-5).double() - 4  # 2^-9 apart below 2^-6
+    return ((x / exponent.exp2()).round() * exponent.exp2()).clamp(-448, 448)
+
+
 def rotated(x: torch.Tensor, positions: torch.Tensor, inv_freq: torch.Tensor) -> torch.Tensor:
     """x [T, heads, D] with its first 2 R elements turned: i and i + R by the angle positions [T] * inv_freq[i]."""
     half = inv_freq.numel()
@@ -74,8 +80,12 @@ def attention_layer(
     spans: list[tuple[int, int]],
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
+    scales: tuple[torch.Tensor, ...] = (),
 ) -> torch.Tensor:
-    """x [total, hidden] through one attention layer; the caches [pages, Hkv, page, D] get the new tokens."""
+    """x [total, hidden] through one attention layer; the caches [pages, Hkv, page, D] get the new tokens.
+
+    scales: [Hkv] of k and v where the caches hold e4m3 values; what is stored then loses what the format does.
+    """
     _, heads_kv, page, dim = k_cache.shape
     q, gate = (x @ weight(inputs, f"{at}q_proj").T).unflatten(1, (-1, 2, dim)).unbind(2)
     k, v = ((x @ weight(inputs, f"{at}{name}_proj").T).unflatten(1, (heads_kv, dim)) for name in ("k", "v"))
@@ -86,12 +96,16 @@ def attention_layer(
         positions = torch.arange(start, start + last - first, device=x.device)
         pages, slots = inputs["page_table"][n].long()[positions // page], positions % page
         turned_q, turned_k = (rotated(s[first:last], positions, inputs["inv_freq"]) for s in (q, k))
-        k_cache[pages, :, slots], v_cache[pages, :, slots] = turned_k, v[first:last]
+        for cache, new, by in zip((k_cache, v_cache), (turned_k, v[first:last]), scales or (None, None), strict=True):
+            cache[pages, :, slots] = new if by is None else in_e4m3(new / by.double()[:, None])
         used = inputs["page_table"][n].long()[: math.ceil((start + last - first) / page)]
         keys, values = (
             c[used].transpose(1, 2).flatten(0, 1)[: start + last - first].repeat_interleave(group, dim=1)
             for c in (k_cache, v_cache)
         )
+        if scales:
+            wide = (by.double().repeat_interleave(group)[:, None] for by in scales)
+            keys, values = (codes * by for codes, by in zip((keys, values), wide, strict=True))
         scores = torch.einsum("thd,shd->hts", turned_q, keys) * dim**-0.5
         seen = torch.arange(keys.shape[0], device=x.device) <= positions[:, None]
         scores = scores.masked_fill(~seen, -math.inf)
@@ -116,7 +130,8 @@ def reference(inputs: Tensors) -> Tensors:
             gdn += 1
         else:
             caches = kept["k_cache"][attention], kept["v_cache"][attention]
-            x = x + attention_layer(inputs, f"{at}self_attn.", h, spans, *caches)
+            scales = tuple(inputs[name][attention] for name in ("k_scale", "v_scale") if name in inputs)
+            x = x + attention_layer(inputs, f"{at}self_attn.", h, spans, *caches, scales)
             attention += 1
         h = rms_norm(x, 1 + inputs[f"{at}post_attention_layernorm.weight"].double())
         gate, up = (h @ weight(inputs, f"{at}mlp.{name}_proj").T for name in ("gate", "up"))

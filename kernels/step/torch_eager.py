@@ -16,6 +16,7 @@ from kernels.step.model import CONV_WIDTH, EPS
 from kernels.step.wiring import Args, Parts
 
 L2_EPS = 1e-6
+E4M3_MAX = 448.0
 
 
 def linear(args: Args, name: str, x: torch.Tensor) -> torch.Tensor:
@@ -30,9 +31,9 @@ def norm(x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
 
 
 def add_norm(x: torch.Tensor, delta: torch.Tensor | None, gain: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The residual stream with what a sublayer adds, and its norm."""
+    """The residual stream, bf16 or float32, with what a sublayer adds, and its norm in bf16."""
     x = x if delta is None else x + delta
-    return x, norm(x, gain)
+    return x, norm(x, gain).to(torch.bfloat16)
 
 
 def delta_rule(
@@ -89,15 +90,29 @@ def rotate(
     q, k = (turned(s, args["cos"], args["sin"]) for s in (q, k))
     page = k_cache.shape[2]
     places = args["slots"] // page, slice(None), args["slots"] % page
-    k_cache[places], v_cache[places] = k, v
+    for cache, new, scale in ((k_cache, k, f"{at}k_scale"), (v_cache, v, f"{at}v_scale")):
+        if scale in args:
+            new = (new.float() / args[scale][:, None]).clamp(-E4M3_MAX, E4M3_MAX).to(cache.dtype)
+        cache.view(torch.uint8 if scale in args else cache.dtype)[places] = (
+            new.view(torch.uint8) if scale in args else new
+        )
     return q
 
 
-def attend(args: Args, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
+def widened(args: Args, scale: str, pages: torch.Tensor) -> torch.Tensor:
+    """Gathered pages [n, Hkv, page, D] in bf16."""
+    return (pages.float() * args[scale][:, None, None]).bfloat16() if scale in args else pages
+
+
+def attend(args: Args, at: str, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
     """The library's attention over each sequence's gathered pages."""
     o = torch.empty_like(q)
     for n, (first, last) in enumerate(args["spans"]):
-        keys, values = (c[args["page_table"][n].long()].transpose(0, 1).flatten(1, 2)[None] for c in (k_cache, v_cache))
+        pages = args["page_table"][n].long()
+        keys, values = (
+            widened(args, f"{at}{name}_scale", cache[pages]).transpose(0, 1).flatten(1, 2)[None]
+            for name, cache in (("k", k_cache), ("v", v_cache))
+        )
         seen = torch.arange(keys.shape[2], device=q.device) <= args["positions"][first:last, None]
         y = F.scaled_dot_product_attention(
             q[first:last].transpose(0, 1)[None], keys, values, attn_mask=seen, enable_gqa=True

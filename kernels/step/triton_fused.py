@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from kernels.common import Build, Candidate, Needs, Tensors, interpreted
-from kernels.rounding import round_output
+from kernels.rounding import float32_to_ue4m3, round_output
 from kernels.step import torch_eager, wiring
 from kernels.step.model import EPS
 from kernels.step.wiring import Args
@@ -34,7 +34,7 @@ def add_norm_kernel(
     x_ptr,  # [tokens, H]
     delta_ptr,  # [tokens, H], not read without HAS_DELTA
     gain_ptr,  # f32 [H]
-    sum_ptr,  # [tokens, H], not written without HAS_DELTA
+    sum_ptr,  # [tokens, H] of x's type, not written without HAS_DELTA
     out_ptr,  # [tokens, H]
     H,
     EPS: tl.constexpr,
@@ -79,6 +79,12 @@ def gated_norm_kernel(
 
 
 @triton.jit
+def in_e4m3(x):
+    """float32 x -> e4m3 byte, saturating."""
+    return float32_to_ue4m3(tl.minimum(tl.abs(x), 448.0)) | ((x < 0).to(tl.uint8) << 7)
+
+
+@triton.jit
 def rotate_kernel(
     q_ptr,  # [tokens, Hq, 2, D]: each head's q, then its gate
     k_ptr,  # [tokens, Hkv, D]
@@ -89,14 +95,17 @@ def rotate_kernel(
     sin_ptr,  # f32 [tokens, HALF]
     slots_ptr,  # i64 [tokens]: page * PAGE + place in it
     out_ptr,  # [tokens, Hq, D]
-    k_cache_ptr,  # [pages, Hkv, PAGE, D]
+    k_cache_ptr,  # [pages, Hkv, PAGE, D], bytes with FP8
     v_cache_ptr,  # [pages, Hkv, PAGE, D]
+    k_scale_ptr,  # f32 [Hkv], not read without FP8
+    v_scale_ptr,  # f32 [Hkv], not read without FP8
     Hq,
     Hkv,
     EPS: tl.constexpr,
     D: tl.constexpr,
     HALF: tl.constexpr,  # pairs that turn
     PAGE: tl.constexpr,
+    FP8: tl.constexpr,  # the caches are e4m3, a value its code times the head's scale; else as k and v
     INTERPRETED: tl.constexpr,
 ):
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -106,7 +115,11 @@ def rotate_kernel(
     kv_head = tl.where(is_v, head - Hq - Hkv, head - Hq)
     cached = ((slot // PAGE) * Hkv + kv_head) * PAGE * D + (slot % PAGE) * D
     if is_v:
-        tl.store(v_cache_ptr + cached + at, tl.load(v_ptr + (token * Hkv + kv_head) * D + at))
+        v = tl.load(v_ptr + (token * Hkv + kv_head) * D + at)
+        if FP8:
+            tl.store(v_cache_ptr + cached + at, in_e4m3(v.to(tl.float32) / tl.load(v_scale_ptr + kv_head)))
+        else:
+            tl.store(v_cache_ptr + cached + at, v)
     else:
         partner = tl.where(at < HALF, at + HALF, tl.where(at < 2 * HALF, at - HALF, at))
         source = tl.where(is_q, q_ptr + (token * Hq + head) * 2 * D, k_ptr + (token * Hkv + kv_head) * D)
@@ -122,6 +135,8 @@ def rotate_kernel(
         y = x * cos + tl.where(at < HALF, -other, other) * sin
         if is_q:
             tl.store(out_ptr + (token * Hq + head) * D + at, round_output(y, out_ptr.dtype.element_ty, INTERPRETED))
+        elif FP8:
+            tl.store(k_cache_ptr + cached + at, in_e4m3(y / tl.load(k_scale_ptr + kv_head)))
         else:
             tl.store(k_cache_ptr + cached + at, round_output(y, k_cache_ptr.dtype.element_ty, INTERPRETED))
 
@@ -145,17 +160,21 @@ def gate_kernel(
 
 @triton.jit
 def activate_kernel(
-    gate_ptr,  # [tokens, F]
-    up_ptr,  # [tokens, F]
+    gate_ptr,  # [tokens, F], rows gate_stride apart
+    up_ptr,  # [tokens, F], rows up_stride apart
     out_ptr,  # [tokens, F]
     count,
+    F,
+    gate_stride,
+    up_stride,
     BLOCK: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     held = at < count
-    gate = tl.load(gate_ptr + at, mask=held, other=0.0).to(tl.float32)
-    up = tl.load(up_ptr + at, mask=held, other=0.0).to(tl.float32)
+    row, column = at // F, at % F
+    gate = tl.load(gate_ptr + row * gate_stride + column, mask=held, other=0.0).to(tl.float32)
+    up = tl.load(up_ptr + row * up_stride + column, mask=held, other=0.0).to(tl.float32)
     y = gate * tl.sigmoid(gate) * up
     tl.store(out_ptr + at, round_output(y, out_ptr.dtype.element_ty, INTERPRETED), mask=held)
 
@@ -163,7 +182,7 @@ def activate_kernel(
 def add_norm(x: torch.Tensor, delta: torch.Tensor | None, gain: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """x [tokens, H] plus delta, and the norm of that: see wiring.Parts."""
     tokens, hidden = x.shape
-    summed, out = x if delta is None else torch.empty_like(x), torch.empty_like(x)
+    summed, out = x if delta is None else torch.empty_like(x), torch.empty_like(x, dtype=torch.bfloat16)
     block = triton.next_power_of_2(hidden)
     add_norm_kernel[(tokens,)](
         x, x if delta is None else delta, gain, summed, out, hidden, EPS=EPS, HAS_DELTA=delta is not None, BLOCK=block,
@@ -190,10 +209,13 @@ def rotate(
     tokens, heads_q, _, dim = gated.shape
     heads_kv, page = k_cache.shape[1:3]
     out = torch.empty(tokens, heads_q, dim, dtype=gated.dtype, device=gated.device)
+    fp8 = f"{at}k_scale" in args
+    scales = (args[f"{at}k_scale"], args[f"{at}v_scale"]) if fp8 else (args["cos"], args["cos"])
+    caches = (c.view(torch.uint8) if fp8 else c for c in (k_cache, v_cache))
     rotate_kernel[(tokens, heads_q + 2 * heads_kv)](
         gated, k, v, args[f"{at}q_norm.weight"], args[f"{at}k_norm.weight"], args["cos"], args["sin"], args["slots"],
-        out, k_cache, v_cache, heads_q, heads_kv, EPS=EPS, D=dim, HALF=args["cos"].shape[-1], PAGE=page,
-        INTERPRETED=interpreted(), num_warps=1,
+        out, *caches, *scales, heads_q, heads_kv, EPS=EPS, D=dim, HALF=args["cos"].shape[-1], PAGE=page,
+        FP8=fp8, INTERPRETED=interpreted(), num_warps=1,
     )  # fmt: skip
     return out
 
@@ -209,9 +231,17 @@ def gate(o: torch.Tensor, gated: torch.Tensor) -> torch.Tensor:
 
 def activate(gates: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """SiLU(gates) * up: see wiring.Parts."""
-    out = torch.empty_like(up)
+    out = torch.empty_like(up, memory_format=torch.contiguous_format)
     activate_kernel[(triton.cdiv(up.numel(), ELEMENTS),)](
-        gates, up, out, up.numel(), BLOCK=ELEMENTS, INTERPRETED=interpreted()
+        gates,
+        up,
+        out,
+        up.numel(),
+        up.shape[-1],
+        gates.stride(0),
+        up.stride(0),
+        BLOCK=ELEMENTS,
+        INTERPRETED=interpreted(),
     )
     return out
 
@@ -255,11 +285,21 @@ def builds(capability: int) -> tuple[Build, ...]:
             "rotate 256",
             rotate_kernel,
             "q:bf16 k:bf16 v:bf16 q_gain:fp32 k_gain:fp32 cos:fp32 sin:fp32 slots:i64 out:bf16 k_cache:bf16 "
-            "v_cache:bf16",
-            ("Hq", "Hkv"), 1, EPS=EPS, D=256, HALF=32, PAGE=16,
+            "v_cache:bf16 k_scale:fp32 v_scale:fp32",
+            ("Hq", "Hkv"), 1, EPS=EPS, D=256, HALF=32, PAGE=16, FP8=False,
+        ),
+        build(
+            "rotate 256 to fp8",
+            rotate_kernel,
+            "q:bf16 k:bf16 v:bf16 q_gain:fp32 k_gain:fp32 cos:fp32 sin:fp32 slots:i64 out:bf16 k_cache:u8 v_cache:u8 "
+            "k_scale:fp32 v_scale:fp32",
+            ("Hq", "Hkv"), 1, EPS=EPS, D=256, HALF=32, PAGE=16, FP8=True,
         ),
         build("gate 256", gate_kernel, "o:bf16 q:bf16 out:bf16", ("count",), 4, D=256, BLOCK=ELEMENTS),
-        build("activate", activate_kernel, "gate:bf16 up:bf16 out:bf16", ("count",), 4, BLOCK=ELEMENTS),
+        build(
+            "activate", activate_kernel, "gate:bf16 up:bf16 out:bf16", ("count", "F", "gate_stride", "up_stride"), 4,
+            BLOCK=ELEMENTS,
+        ),
     )  # fmt: skip
 
 

@@ -5,20 +5,29 @@ convolution in one launch (kernels/gdn/cuda_decode_conv.py), a prompt's is killg
 plain torch. Attention is killgate::kv_decode on the paged cache, and the library's for prompts. Every choice is made in
 `prepare`, so a step launches and does nothing else. On the CPU the operators are their references, which is how the
 wiring is tested.
+
+`made` builds a candidate of any configuration (config.py); `served` is the one in which no lever is pulled.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
-from kernels.common import Candidate, Needs, Tensors
+from kernels.common import Build, Candidate, Needs, Tensors, Workload, asked_capability
 from kernels.gdn import ops as gdn_ops
+from kernels.gdn import triton_decode, triton_decode_conv
+from kernels.gdn.controls import triton_decode_copied, triton_decode_gather
 from kernels.kv import ops as kv_ops
+from kernels.nvfp4 import format as nvfp4
 from kernels.nvfp4 import ops as nvfp4_ops
 from kernels.step import torch_eager, triton_fused, wiring
+from kernels.step.cases import SCALES
+from kernels.step.config import USUAL, W4A8_FROM, Config
 from kernels.step.model import CONV_WIDTH
 from kernels.step.wiring import Args
 
@@ -27,6 +36,23 @@ def linear(args: Args, name: str, x: torch.Tensor) -> torch.Tensor:
     """The packed weight's operator; a product of the library where the weight is not quantised."""
     packed = args["linears"].get(name)
     return packed(x) if packed is not None else F.linear(x, args[f"{name}.weight"])
+
+
+def anew(packed: nvfp4_ops.Linear) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The product with scratch of its own in every call: zeros, as what adds up in it expects."""
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        kept, packed.parts = (
+            packed.parts,
+            [(*part[:3], [torch.zeros_like(t) for t in part[3]]) for part in packed.parts],
+        )
+        try:
+            y: torch.Tensor = packed(x)
+        finally:
+            packed.parts = kept
+        return y
+
+    return call
 
 
 def delta_rule(
@@ -57,45 +83,84 @@ def delta_rule(
     q, k, v = F.silu(convolved).view(*by_sequence, -1, dim).split((heads_k, heads_k, heads_v), dim=2)
     g = -args[f"{at}A_log"].exp() * F.softplus(a.float() + args[f"{at}dt_bias"])
     gates = (gate.view(*by_sequence, heads_v) for gate in (g, b.float().sigmoid()))
-    o, final_state = args["prompt"](q, k, v, *gates, state[rows])
-    state[rows] = final_state
+    o, final_state = args["prompt"](q, k, v, *gates, state[rows].float())
+    state[rows] = final_state.to(state.dtype)
     flat: torch.Tensor = o.flatten(0, 1)
     return flat
 
 
-def attend(args: Args, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
+STATES = {
+    "by_id": triton_decode.CANDIDATES[0].run,
+    "gathered": triton_decode_gather.CANDIDATES[0].run,
+    "copied": triton_decode_copied.CANDIDATES[0].run,
+}
+
+
+def delta_rule_apart(
+    args: Args, at: str, mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor, state: torch.Tensor, conv: torch.Tensor
+) -> torch.Tensor:
+    """A decode step in three launches, the third of which finds the states as the configuration says."""
+    o = torch.empty(mixed.shape[0], *state.shape[1:3], dtype=mixed.dtype, device=mixed.device)
+    given = args["room"] | {"mixed_qkv": mixed, "a": a, "b": b, "conv_weight": args[f"{at}conv_weight"]}
+    given |= {name: args[f"{at}{name}"] for name in ("A_log", "dt_bias")} | {"state_rows": args["state_rows"]}
+    step = STATES[args["config"].state]
+
+    def stepped(given: Tensors, state: torch.Tensor, o: torch.Tensor) -> None:
+        step(given | args["moved"], {"state": state, "o": o})
+
+    triton_decode_conv.run(stepped, given, {"state": state, "conv_state": conv, "o": o})
+    return o
+
+
+def attend(args: Args, at: str, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
     """Paged decode attention, or the library's where a sequence has several new tokens."""
-    if args["decode"]:
-        o: torch.Tensor = args["batch"](q, k_cache, v_cache, args["page_table"], args["seen"])
-        return o
-    return torch_eager.attend(args, q, k_cache, v_cache)
+    if not args["decode"]:
+        return torch_eager.attend(args, at, q, k_cache, v_cache)
+    scales = [args[f"{at}{name}"] for name in SCALES if f"{at}{name}" in args]
+    caches = (c.view(torch.uint8) if scales else c for c in (k_cache, v_cache))
+    o: torch.Tensor = args["batch"](q, *caches, args["page_table"], args["seen"], *scales)
+    return o
 
 
 SERVED = replace(triton_fused.FUSED, linear=linear, delta_rule=delta_rule, attend=attend)
+# What levers name of the NVFP4 family; on the CPU a product that rounds is rounded here, since the operator is exact.
+W4A8, CHAINED = "cuda_w4a8", "cuda_decode_chained"
 
 
-def prepare(inputs: Tensors) -> Args:
+def prepare(inputs: Tensors, config: Config = USUAL) -> Args:
     """Weights packed for this number of tokens, and the tables of this batch."""
+    packed, replaced = wiring.packed(inputs, config)
+    inputs = inputs | packed
     args, device = wiring.plan(inputs), inputs["k_cache"].device
+    args["config"] = config
     tokens = int(inputs["cu_seqlens"][-1])
-    names = [key.removesuffix(".weight_packed") for key in inputs if key.endswith(".weight_packed")]
-    args["linears"] = {
-        name: nvfp4_ops.Linear(
-            *(inputs[f"{name}.weight_{part}"] for part in ("packed", "scale", "tensor_scale")), tokens=(tokens, tokens)
+    args["linears"] = {}
+    for name in (key.removesuffix(".weight_packed") for key in inputs if key.endswith(".weight_packed")):
+        weight = [inputs[f"{name}.weight_{part}"] for part in ("packed", "scale", "tensor_scale")]
+        rows = 1 if config.per_sequence and name.endswith("out_proj") else tokens
+        if name in replaced:
+            continue
+        if config.products == "w4a8" and device.type != "cuda":
+            args["linears"][name] = partial(in_e4m3, weight)
+            continue
+        only = (
+            W4A8 if config.products == "w4a8" and rows >= W4A8_FROM else CHAINED if config.launch == "chained" else ""
         )
-        for name in names
-    }
+        one = nvfp4_ops.Linear(*weight, tokens=(rows, rows), only=only)
+        args["linears"][name] = anew(one) if config.scratch else one
     lengths = [last - first for first, last in args["spans"]]
     args["decode"], args["equal"] = max(lengths) == 1, len(set(lengths)) == 1
     _, heads_v, dim = inputs["state"].shape[1:4]
     heads_k = (inputs["conv_state"].shape[3] // dim - heads_v) // 2
+    if config.recurrence == "apart":
+        args |= _apart(inputs, args["rows"], heads_k, config)
     args["prompt"] = gdn_ops.batch(lengths, heads_k, heads_v, dim, torch.bfloat16, device, raw_qk=True)
     _, _, heads_kv, page, head_dim = inputs["k_cache"].shape
     gate_rows = next(v.shape[0] for k, v in inputs.items() if "q_proj.weight" in k and v.dim() == 2)
     table = inputs["page_table"]
     args["batch"] = kv_ops.batch(
         len(lengths), table.shape[1] * page, gate_rows // (2 * head_dim), heads_kv, head_dim, page,
-        inputs["k_cache"].dtype, torch.bfloat16, device,
+        torch.uint8 if "k_scale" in inputs else inputs["k_cache"].dtype, torch.bfloat16, device,
     )  # fmt: skip
     args["seen"] = inputs["seq_lens"] + 1
     args["arrived"] = torch.zeros(len(lengths), heads_k, dtype=torch.int32, device=device)
@@ -104,11 +169,73 @@ def prepare(inputs: Tensors) -> Args:
     return args
 
 
+def in_e4m3(weight: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """The product as cuda_w4a8 rounds it, in plain torch: x by rows of one scale, the weight by rows of a power of two.
+
+    weight: w_packed, w_scale and w_tensor_scale.
+    """
+    w = nvfp4.dequantise(nvfp4.Nvfp4(weight[0], weight[1], torch.ones_like(weight[2])))
+    powers = (w.abs().amax(1, keepdim=True) / 448).log2().ceil().exp2()
+    by = (x.float().abs().amax(1, keepdim=True) / 448).clamp_min(1e-30)
+    rounded = [(t / s).to(torch.float8_e4m3fn).float() * s for t, s in ((x.float(), by), (w, powers))]
+    return (rounded[0] @ rounded[1].T * weight[2]).to(x.dtype)
+
+
+def _apart(inputs: Tensors, rows: Sequence[int], heads_k: int, config: Config) -> Args:
+    """Room between the launches of a recurrence in three, and what `state` needs beside the pool."""
+    _, _, heads_v, dim, _ = inputs["state"].shape
+    device, ids = inputs["state"].device, inputs["state_rows"]
+    moved: Tensors = {"raw_qk": ids}
+    if config.state != "by_id":
+        moved |= {"pool_rows": ids.long(), "scratch": torch.empty_like(inputs["state"][0, : len(rows)])}
+    if config.state == "copied":
+        moved["state_rows"] = torch.arange(len(rows), dtype=torch.int32, device=device)
+    room = triton_decode_conv.between(len(rows), heads_k, heads_v, dim, torch.bfloat16, device)
+    return {"room": room, "moved": moved}
+
+
 def run(args: Args, out: Tensors) -> None:
     """One step."""
-    wiring.run(SERVED, args, out)
+    config = args["config"]
+    wiring.run(replace(SERVED, delta_rule=RULES[config.recurrence]), args, out, config)
 
 
-CANDIDATES = (
-    Candidate("served", "nvfp4-w4a16", run, Needs(triton="3.6"), prepare=prepare, builds=triton_fused.builds),
-)
+def replay(args: Args, out: Tensors) -> None:
+    """One step: launched one by one at the first call on these outputs, captured at the second, replayed from there."""
+    if not out["logits"].is_cuda:
+        return run(args, out)
+    graphs, at = args["graphs"], (out["logits"].data_ptr(), args["tokens"].data_ptr())
+    if at not in graphs:
+        graphs[at] = None
+        return run(args, out)
+    if graphs[at] is None:
+        graphs[at] = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graphs[at]):
+            run(args, out)
+    graphs[at].replay()
+    return None
+
+
+RULES = {"fused": delta_rule, "apart": delta_rule_apart}
+
+
+def made(name: str, config: Config) -> Candidate:
+    """The candidate of a configuration."""
+    return Candidate(
+        name, config.precision, replay if config.replayed else run, Needs(triton="3.6"),
+        prepare=partial(prepare, config=config), refuses=partial(_refuses, config),
+        builds=triton_fused.builds if name == "served" else _no_builds, config=lambda workload: str(config),
+    )  # fmt: skip
+
+
+def _no_builds(capability: int) -> tuple[Build, ...]:
+    return ()
+
+
+def _refuses(config: Config, workload: Workload) -> str:
+    """As `Config.refuses`; where a GPU is here and none was asked for, memory counts."""
+    here = torch.cuda.is_available() and asked_capability.get() is None
+    return config.refuses(workload, torch.cuda.get_device_properties(0).total_memory if here else None)
+
+
+CANDIDATES = (made("served", USUAL),)

@@ -16,6 +16,8 @@ import torch
 
 from kernels.common import Tensors, Workload
 from kernels.nvfp4 import format as nvfp4
+from kernels.step.cases import PACKS, SCALES
+from kernels.step.config import USUAL, Config
 
 Args = dict[str, Any]
 LONGEST_PROMPT = 64
@@ -23,7 +25,7 @@ LONGEST_PROMPT = 64
 
 @dataclass(frozen=True)
 class Parts:
-    """What a candidate computes with. x and all activations [tokens, features] are bf16, gains float32.
+    """What a candidate computes with. Activations [tokens, features] are bf16, x is too or float32, gains float32.
 
     linear:     (args, name, x) -> x @ weight(name)^T.
     add_norm:   (x, delta or None, gain) -> (x + delta, its RMS norm times gain).
@@ -32,9 +34,10 @@ class Parts:
     gated_norm: (o [tokens, Hv, D], gain, z) -> RMS norm of o times gain times SiLU(z), [tokens, Hv D].
     rotate:     (args, at, q [tokens, Hq, 2, D] with its gate, k, v, k_cache, v_cache) -> q normed and turned; k, normed
                 and turned, and v are in the caches. args["cos"], args["sin"] [tokens, 1, R] float32.
-    attend:     (args, q, k_cache, v_cache) -> o [tokens, Hq, D].
+    attend:     (args, at, q, k_cache, v_cache) -> o [tokens, Hq, D]. args[f"{at}k_scale"] and v_scale [Hkv] float32
+                where the caches are fp8.
     gate:       (o, q with its gate) -> o * sigmoid(gate), [tokens, Hq D].
-    activate:   (gate, up) -> SiLU(gate) * up.
+    activate:   (gate, up) -> SiLU(gate) * up; both may be columns of one tensor.
     """
 
     linear: Callable[[Args, str, torch.Tensor], torch.Tensor]
@@ -67,7 +70,35 @@ def plan(inputs: Tensors) -> Args:
         slots.append(table[n][here // page] * page + here % page)
     args["positions"], args["slots"] = torch.cat(positions).int(), torch.cat(slots)
     args["last"] = inputs["cu_seqlens"][1:].long() - 1
+    for number, name in enumerate(k for k in inputs if k.endswith("q_norm.weight")):
+        args |= {name.replace("q_norm.weight", s): inputs[s][number] for s in SCALES if s in inputs}
     return args
+
+
+def packed(inputs: Tensors, config: Config) -> tuple[Tensors, set[str]]:
+    """(weights side by side as the configuration has them, under names of their own; the products that they replace).
+
+    ValueError where NVFP4 weights that are to be one have two tensor scales.
+    """
+    found: Tensors = {}
+    replaced: set[str] = set()
+    packs = {"in_proj_ab": ("in_proj_a", "in_proj_b")} if config.packing != "none" else {}
+    packs |= {"in_proj_qkvz": PACKS[0]} if config.packing == "all" else {}
+    packs |= {"gate_up_proj": PACKS[1]} if config.gate_up else {}
+    for key in inputs:
+        at, _, own = key.removesuffix(".weight_packed").removesuffix(".weight").rpartition(".")
+        for name, members in packs.items():
+            if own != members[0] or not key.endswith((".weight_packed", ".weight")):
+                continue
+            replaced |= {f"{at}.{member}" for member in members}
+            for part in ("_packed", "_scale") if key.endswith("_packed") else ("",):
+                found[f"{at}.{name}.weight{part}"] = torch.cat([inputs[f"{at}.{m}.weight{part}"] for m in members])
+            if key.endswith("_packed"):
+                scales = [inputs[f"{at}.{m}.weight_tensor_scale"] for m in members]
+                if any(not torch.equal(scales[0], other) for other in scales):
+                    raise ValueError(f"{at}: {', '.join(members)} have tensor scales of their own: do not pack them")
+                found[f"{at}.{name}.weight_tensor_scale"] = scales[0]
+    return found, replaced
 
 
 def in_bf16(inputs: Tensors) -> Tensors:
@@ -79,9 +110,24 @@ def in_bf16(inputs: Tensors) -> Tensors:
     }
 
 
-def run(parts: Parts, args: Args, out: Tensors) -> None:
+def into_gdn(parts: Parts, config: Config, args: Args, at: str, h: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """(mixed, z, a, b), contiguous, by as many products as the configuration has."""
+    linear = parts.linear
+    if config.packing == "none":
+        return tuple(linear(args, f"{at}in_proj_{name}", h) for name in ("qkv", "z", "a", "b"))
+    a, b = (t.contiguous() for t in linear(args, f"{at}in_proj_ab", h).chunk(2, dim=-1))
+    if config.packing == "alpha_beta":
+        return linear(args, f"{at}in_proj_qkv", h), linear(args, f"{at}in_proj_z", h), a, b
+    both = linear(args, f"{at}in_proj_qkvz", h)
+    channels = args[f"{at}conv1d.weight"].shape[0]
+    mixed, z = (t.contiguous() for t in both.split((channels, both.shape[1] - channels), dim=-1))
+    return mixed, z, a, b
+
+
+def run(parts: Parts, args: Args, out: Tensors, config: Config = USUAL) -> None:
     """One step."""
     x, delta = args["model.embed_tokens.weight"][args["tokens"]], None
+    x = x.float() if config.stream == "f32" else x
     angle = args["positions"][:, None, None] * args["inv_freq"]
     args = args | {"cos": angle.cos(), "sin": angle.sin()}
     linear, gdn, attention, layer = parts.linear, 0, 0, 0
@@ -90,9 +136,12 @@ def run(parts: Parts, args: Args, out: Tensors) -> None:
         x, h = parts.add_norm(x, delta, args[f"{at}input_layernorm.weight"])
         if f"{at}linear_attn.A_log" in args:
             at += "linear_attn."
-            mixed, z, a, b = (linear(args, f"{at}in_proj_{name}", h) for name in ("qkv", "z", "a", "b"))
+            mixed, z, a, b = into_gdn(parts, config, args, at, h)
             o = parts.delta_rule(args, at, mixed, a, b, out["state"][gdn], out["conv_state"][gdn])
-            delta = linear(args, f"{at}out_proj", parts.gated_norm(o, args[f"{at}norm.weight"], z))
+            o = parts.gated_norm(o, args[f"{at}norm.weight"], z)
+            one_by_one = o.split(1) if config.per_sequence else (o,)
+            deltas = [linear(args, f"{at}out_proj", rows) for rows in one_by_one]
+            delta = torch.cat(deltas) if config.per_sequence else deltas[0]
             gdn += 1
         else:
             at += "self_attn."
@@ -101,16 +150,24 @@ def run(parts: Parts, args: Args, out: Tensors) -> None:
             q, k, v = (linear(args, f"{at}{name}_proj", h).unflatten(1, (-1, dim)) for name in ("q", "k", "v"))
             gated = q.unflatten(1, (-1, 2))
             turned = parts.rotate(args, at, gated, k, v, *caches)
-            delta = linear(args, f"{at}o_proj", parts.gate(parts.attend(args, turned, *caches), gated))
+            delta = linear(args, f"{at}o_proj", parts.gate(parts.attend(args, at, turned, *caches), gated))
             attention += 1
         at = f"model.layers.{layer}."
         x, h = parts.add_norm(x, delta, args[f"{at}post_attention_layernorm.weight"])
-        hidden = parts.activate(*(linear(args, f"{at}mlp.{name}_proj", h) for name in ("gate", "up")))
+        if config.gate_up:
+            halves = linear(args, f"{at}mlp.gate_up_proj", h).chunk(2, dim=-1)
+        else:
+            halves = tuple(linear(args, f"{at}mlp.{name}_proj", h) for name in ("gate", "up"))
+        hidden = parts.activate(*halves)
         delta = linear(args, f"{at}mlp.down_proj", hidden)
         layer += 1
     assert delta is not None
-    _, h = parts.add_norm(x[args["last"]], delta[args["last"]], args["model.norm.weight"])
-    out["logits"].copy_(linear(args, "lm_head", h))
+    if config.all_logits:
+        _, h = parts.add_norm(x, delta, args["model.norm.weight"])
+        out["logits"].copy_(linear(args, "lm_head", h)[args["last"]])
+    else:
+        _, h = parts.add_norm(x[args["last"]], delta[args["last"]], args["model.norm.weight"])
+        out["logits"].copy_(linear(args, "lm_head", h))
     torch.max(out["logits"], dim=-1, out=(out["next_logit"], out["next_token"]))
 
 

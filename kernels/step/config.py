@@ -1,0 +1,148 @@
+"""What a step may do in two ways, as one frozen configuration, and the memory that it takes.
+
+A card compares two configurations, each a candidate of the family under a name of its own (NAMED). What lies in memory
+between steps, in which format the states and the caches are, is the workload's (`state_dtype`, `cache`), since the
+reference must see the same bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from kernels.common import Workload
+from kernels.step.cases import bytes_of, model_of, new_tokens
+
+VALUES = {
+    "products": ("w4a16", "w4a8"),
+    "launch": ("waiting", "chained"),
+    "recurrence": ("fused", "apart"),
+    "state": ("by_id", "gathered", "copied"),
+    "stream": ("bf16", "f32"),
+    "packing": ("none", "alpha_beta", "all"),
+}
+W4A8_FROM = 17  # tokens, the fewest that the kernel of e4m3 products takes; with fewer they are as with w4a16
+MOST_CHAINED = 8  # tokens, of the kernel that is launched programmatically at every shape of the model
+
+
+@dataclass(frozen=True)
+class Config:
+    """The levers. Raises ValueError, in one line, for a word that is none and for two that exclude each other.
+
+    products:   activations of the NVFP4 products in 16 bits, or rounded to e4m3 from W4A8_FROM tokens on (LP16).
+    launch:     a product waits for the kernel ahead, or is launched programmatically and sets up meanwhile.
+    recurrence: convolution, gates and delta rule of a decode step in one launch, or in three.
+    state:      the recurrent state read and written at its row; gathered first and written there (LP10); gathered,
+                updated in scratch and copied back (LP9).
+    per_sequence: the GDN output projection is a product for each sequence (LP11).
+    stream:     what the residual stream is stored in (LP14).
+    packing:    the four products into a GDN layer: one each; alpha and beta in one; beside that qkv and z in one, which
+                is as far as two formats of weights can be packed (IM5).
+    gate_up:    gate and up in one product.
+    all_logits: the head is computed for every new token, and the last ones are kept (LB10).
+    scratch:    what products add up in is allocated and zeroed with every call (IM4).
+    replayed:   the step captures itself at its second call and is one launch from then on (LP7, IM3); for a timer that
+                does not capture.
+    """
+
+    products: str = "w4a16"
+    launch: str = "waiting"
+    recurrence: str = "fused"
+    state: str = "by_id"
+    per_sequence: bool = False
+    stream: str = "bf16"
+    packing: str = "none"
+    gate_up: bool = False
+    all_logits: bool = False
+    scratch: bool = False
+    replayed: bool = False
+
+    def __post_init__(self) -> None:
+        for name, known in VALUES.items():
+            if (value := getattr(self, name)) not in known:
+                raise ValueError(f"{name}={value!r} is not one of {', '.join(known)}; use one of them")
+        if self.state != "by_id" and self.recurrence == "fused":
+            raise ValueError(
+                f'state="{self.state}" with recurrence="fused": one launch reads states by id; use "apart"'
+            )
+        if self.launch == "chained" and self.products != "w4a16":
+            raise ValueError('launch="chained" with products="w4a8": only the w4a16 kernel has that form; take one')
+        if self.scratch and self.launch == "chained":
+            raise ValueError('scratch=True with launch="chained": what zeroes it stands in the chain; take one')
+
+    @property
+    def precision(self) -> str:
+        """Of the candidate."""
+        return "nvfp4-w4a8" if self.products == "w4a8" else "nvfp4-w4a16"
+
+    def __str__(self) -> str:
+        """The levers that are not as in `served`."""
+        own = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default]
+        return ", ".join(own) or "served"
+
+    def refuses(self, workload: Workload, room: float | None = None) -> str:
+        """ "" or why a step of this configuration does not take a workload. room: bytes of the GPU, None: any."""
+        new, needed = new_tokens(workload), sum(memory(workload, self).values())
+        if room is not None and needed > room:
+            where = f"{len(new)} sequences of {workload['ctx'] + max(new)} tokens, {workload['layers']} layers"
+            return f"{where} take {needed / 1e9:.1f} GB, {room / 1e9:.1f} are there: fewer of either, or of layers"
+        if max(new) > 1 and (self.recurrence == "apart" or self.per_sequence):
+            return f"{self}: a lever of decode steps, this one has {max(new)} new tokens of a sequence"
+        if self.launch == "chained" and sum(new) > MOST_CHAINED:
+            return f"{self}: {sum(new)} tokens, the kernel with that form takes {MOST_CHAINED}"
+        return ""
+
+
+USUAL = Config()
+
+# One lever against `served`, or against the name that the card's control has.
+NAMED = {
+    "served_apart": Config(recurrence="apart"),
+    "served_gathered": Config(recurrence="apart", state="gathered"),
+    "served_copied": Config(recurrence="apart", state="copied"),
+    "served_per_sequence": Config(per_sequence=True),
+    "served_stream_f32": Config(stream="f32"),
+    "served_w4a8": Config(products="w4a8"),
+    "served_alpha_beta": Config(packing="alpha_beta"),
+    "served_packed": Config(packing="all"),
+    "served_gate_up": Config(gate_up=True),
+    "served_all_logits": Config(all_logits=True),
+    "served_scratch": Config(scratch=True),
+    "served_chained": Config(launch="chained"),
+    "served_replayed": Config(replayed=True),
+    # The staircase: each has the levers of those before it; the last is `served`.
+    "stock": Config(recurrence="apart", state="copied", per_sequence=True),
+    "stock_in_place": Config(recurrence="apart", state="gathered", per_sequence=True),
+    "stock_by_id": Config(recurrence="apart", per_sequence=True),
+    "stock_2d": Config(recurrence="apart"),
+}
+STAIRCASE = ("stock", "stock_in_place", "stock_by_id", "stock_2d", "served")
+
+
+def of(name: str) -> Config:
+    """The configuration of a candidate of this family; KeyError for one that has none."""
+    return USUAL if name == "served" else NAMED[name]
+
+
+def memory(workload: Workload, config: Config = USUAL) -> dict[str, float]:
+    """Bytes that one arm of a step takes, by what they are for.
+
+    weights, states and caches as inputs; packed, the same weights in the layouts of the kernels, and what is packed
+    side by side once more; outputs, states and caches among them, as a bench hands them out; activations.
+    """
+    model, tokens = model_of(workload), sum(new_tokens(workload))
+    sizes = bytes_of(workload)
+    rows = tokens if config.all_logits else 0
+    kept = sizes["states"] + sizes["caches"]
+    scratch = sizes["states"] / max(1, model.kinds.count("gdn")) * (config.state != "by_id")
+    wide = 4.0 * max(model.ffn, model.channels, 2 * model.heads * model.head_dim)
+    again = 0.0
+    if config.gate_up:
+        again += sum(n * k for name, (n, k) in model.linears().items() if name.endswith(("gate_proj", "up_proj")))
+    if config.packing == "all":
+        again += sum(n * k for name, (n, k) in model.linears().items() if name.endswith(("in_proj_qkv", "in_proj_z")))
+    return {
+        **sizes,
+        "packed": sizes["products"] + again * 0.5625,
+        "outputs": kept + 4.0 * model.vocab * len(new_tokens(workload)),
+        "activations": tokens * (4 * wide + 8.0 * model.hidden) + 2.0 * model.vocab * rows + scratch,
+    }

@@ -1,0 +1,238 @@
+"""The levers of a step: what each promises, which exclude each other, and the memory that a configuration takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.common import Tensors, has_triton, interpreted
+from kernels.step import cases, torch_eager, wiring
+from kernels.step.config import NAMED, STAIRCASE, Config, memory
+from lab.check import accuracy, families
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+needs_triton = pytest.mark.skipif(
+    not has_triton() or (DEVICE == "cpu" and not interpreted()), reason="needs Triton, on a GPU or in its interpreter"
+)
+BY_ID = {w.id: w for w in cases.WORKLOADS}
+DECODE, MIXED = BY_ID["decode_odd_npl3_ctx17"], BY_ID["mixed_odd_npl3_n1-12-1_ctx6"]
+PERMUTED = 1  # a seed whose rows are not 0, 1, 2
+SAME = {  # lever: what it must equal bit for bit
+    "served_gathered": "served_apart", "served_copied": "served_apart", "stock_in_place": "stock",
+    "stock_by_id": "stock", "stock_2d": "served_apart", "served_per_sequence": "served", "served_alpha_beta": "served",
+    "served_packed": "served", "served_gate_up": "served", "served_all_logits": "served", "served_scratch": "served",
+    "served_replayed": "served",
+}  # fmt: skip
+
+
+@cache
+def step(name: str, at: str = DECODE.id, seed: int = 0, times: int = 1) -> Tensors:
+    workload = BY_ID[at]
+    family = families.load("step")
+    candidate = family.candidate(name)
+    inputs = cases.inputs(workload, seed, DEVICE)
+    out = cases.outputs(workload, inputs)
+    args = accuracy.prepared(family, candidate, inputs)
+    for _ in range(times):
+        candidate.run(args, out)
+    return out
+
+
+@needs_triton
+@pytest.mark.parametrize("name", NAMED)
+def test_a_lever_is_a_step(name: str) -> None:
+    family = families.load("step")
+    found = accuracy.check(family, family.candidate(name), DECODE, 0, DEVICE)
+    assert found.status == "ok", found.message
+
+
+@needs_triton
+@pytest.mark.parametrize("workload", [DECODE, MIXED], ids=lambda w: w.id)
+@pytest.mark.parametrize(("name", "control"), SAME.items())
+def test_what_a_lever_must_not_change_has_the_same_bits(name: str, control: str, workload: Any) -> None:
+    if Config().refuses(workload) or NAMED[name].refuses(workload):
+        return
+    times = 3 if workload is DECODE else 1  # a graph is replayed from the third call on
+    got, wanted = (step(n, workload.id, PERMUTED, times) for n in (name, control))
+    for output in wanted:
+        if DEVICE == "cpu" or output == "next_token":
+            assert torch.equal(got[output], wanted[output]), output
+
+
+def divergence(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Of the softmax of logits, the mean KL in nats."""
+    p, q = wanted.double().log_softmax(-1), got.double().log_softmax(-1)
+    return float((p.exp() * (p - q)).sum(-1).mean())
+
+
+@needs_triton
+def test_a_wide_stream_is_nearer_to_the_reference() -> None:
+    from kernels.step.reference import reference
+
+    ratios = []
+    for seed in range(3):
+        wanted = reference(cases.inputs(DECODE, seed, DEVICE))["logits"]
+        narrow, wide = (divergence(step(n, seed=seed)["logits"], wanted) for n in ("served", "served_stream_f32"))
+        assert 0 < wide < narrow < 1e-3
+        ratios.append(wide / narrow)
+    assert max(ratios) < 0.8
+
+
+@needs_triton
+def test_products_in_e4m3_cost_what_their_rounding_says() -> None:
+    from kernels.step.reference import reference
+
+    wanted = reference(cases.inputs(DECODE, 0, DEVICE))["logits"]
+    rounded, exact = (divergence(step(n)["logits"], wanted) for n in ("served_w4a8", "served"))
+    assert 10 * exact < rounded < 0.03
+
+
+@needs_triton
+@pytest.mark.parametrize(("axis", "value", "limit"), [("state_dtype", "bf16", 1e-3), ("cache", "fp8", 1e-2)])
+def test_a_narrow_format_costs_little_after_one_step(axis: str, value: str, limit: float) -> None:
+    """The same states or caches rounded to it once, against as they are, by the float64 reference."""
+    from kernels.step.reference import reference
+
+    inputs = cases.inputs(DECODE, 0, DEVICE)
+    wanted = reference(inputs)["logits"]
+    if axis == "state_dtype":
+        inputs["state"] = inputs["state"].bfloat16()
+    else:
+        for name in ("k", "v"):
+            cache = inputs[f"{name}_cache"].float()
+            scale = cache.abs().amax((1, 3, 4)) / 448
+            inputs[f"{name}_cache"] = (cache / scale[:, None, :, None, None]).to(torch.float8_e4m3fn)
+            inputs[f"{name}_scale"] = scale
+    found = divergence(reference(inputs)["logits"], wanted)
+    assert 0 < found < limit
+
+
+@needs_triton
+def test_a_cache_of_fp8_takes_the_plain_codes() -> None:
+    from kernels.step import triton_fused
+
+    drawn = torch.Generator().manual_seed(1)
+    gated, k, v = (torch.randn(5, *shape, generator=drawn).to(DEVICE, torch.bfloat16) for shape in
+                   ((4, 2, 32), (2, 32), (2, 32)))  # fmt: skip
+    v[0, 0, :3] = torch.tensor([1000.0, -1000.0, 0.0])
+    args: dict[str, Any] = {name: torch.ones(5, 1, 4, device=DEVICE) * x for name, x in (("cos", 0.8), ("sin", 0.6))}
+    args |= {"slots": torch.tensor([0, 15, 16, 47, 33], device=DEVICE)}
+    args |= {f"{name}_norm.weight": torch.ones(32, device=DEVICE) for name in ("q", "k")}
+    args |= {f"{name}_scale": torch.tensor([0.01, 0.02], device=DEVICE) for name in ("k", "v")}
+    found = []
+    for one in (torch_eager.PLAIN, triton_fused.FUSED):
+        caches = [torch.zeros((3, 2, 16, 32), device=DEVICE).to(torch.float8_e4m3fn) for _ in range(2)]
+        one.rotate(args, "", gated, k, v, *caches)
+        found.append(caches)
+    assert torch.equal(found[0][1].view(torch.uint8), found[1][1].view(torch.uint8))
+    assert float(found[1][1].float().max()) == 448.0
+    keys = [caches[0].float() for caches in found]  # k is rounded to bf16 on the plain way
+    assert torch.equal(keys[0] == 0, keys[1] == 0)
+    assert float((keys[0] - keys[1]).abs().max()) <= 0.126 * float(keys[0].abs().max())
+    assert float((keys[0] != keys[1]).float().mean()) < 0.05
+
+
+@needs_triton
+def test_scratch_of_every_call_is_new_and_zero() -> None:
+    from kernels.step.triton_served import anew
+
+    seen = []
+
+    class Product:
+        parts = [(4, "", [torch.ones(2)], [torch.ones(3)])]  # noqa: RUF012 (as the module has them)
+
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(self.parts[0])
+            return x
+
+    product: Any = Product()
+    kept = product.parts
+    x = torch.ones(1)
+    assert anew(product)(x) is x
+    assert product.parts is kept
+    (_, _, operands, scratch) = seen[0]
+    assert operands is kept[0][2]
+    assert not scratch[0].any()
+    assert kept[0][3][0].all()
+
+
+@pytest.mark.parametrize(
+    ("levers", "named"),
+    [
+        ({"state": "copied"}, ("state", "recurrence")),
+        ({"launch": "chained", "products": "w4a8"}, ("launch", "products")),
+        ({"launch": "chained", "scratch": True}, ("scratch", "launch")),
+        ({"packing": "both"}, ("packing", "both", "alpha_beta")),
+    ],
+)
+def test_levers_that_exclude_each_other_are_refused_in_one_line(levers: Any, named: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match=levers[named[0]] if isinstance(levers[named[0]], str) else "True") as raised:
+        Config(**levers)
+    said = str(raised.value)
+    assert "\n" not in said
+    assert all(word in said for word in named)
+
+
+def test_memory_is_refused_with_the_number_before_anything_is_made() -> None:
+    """128 sequences of 1,024 tokens: products of 13.7 GB twice, 5.1 of embedding and head, states 19.7, caches 8.7."""
+    workload = BY_ID["decode_q36-27b_npl128_ctx1024"]
+    sizes = memory(workload)
+    assert sizes["products"] == pytest.approx(13.7e9, rel=0.01)
+    assert sizes["states"] == 48 * 128 * (48 * 128 * 128 * 4 + 3 * 10240 * 2)
+    assert sizes["caches"] == 16 * 128 * 1040 * 2 * 4 * 256 * 2
+    needed = sum(sizes.values())
+    assert Config().refuses(workload, needed) == ""
+    said = Config().refuses(workload, needed - 1)
+    assert f"{needed / 1e9:.1f} GB" in said
+    assert "128 sequences of 1025 tokens" in said
+    few = BY_ID["decode_q36-27b_npl1_ctx1024"]
+    assert sum(memory(few, Config(gate_up=True)).values()) > sum(memory(few).values()) + 6e9
+    fp8 = BY_ID["decode_q36-27b_npl32_ctx1024_cache-fp8"]
+    assert memory(fp8)["caches"] * 2 == memory(BY_ID["decode_q36-27b_npl32_ctx1024"])["caches"]
+
+
+def test_a_candidate_refuses_what_its_gpu_cannot_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kernels.common import described_for
+
+    pytest.importorskip("triton")
+    candidate = families.load("step").candidate("served")
+
+    class Small:
+        total_memory = 10e9
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Small)
+    workload = BY_ID["decode_q36-27b_npl1_ctx1024"]
+    assert "10.0 are there" in candidate.refuses(workload)
+    with described_for((9, 0)):  # what would be launched on another device
+        assert candidate.refuses(workload) == ""
+
+
+def test_weights_of_two_tensor_scales_are_not_packed() -> None:
+    inputs = cases.inputs(DECODE, 0, DEVICE)
+    found, replaced = wiring.packed(inputs, Config(packing="all", gate_up=True))
+    at = "model.layers.0."
+    assert found[f"{at}mlp.gate_up_proj.weight_packed"].shape == (224, 40)
+    assert f"{at}mlp.gate_proj" in replaced
+    assert f"{at}mlp.down_proj" not in replaced
+    assert found[f"{at}linear_attn.in_proj_ab.weight"].shape == (8, 80)
+    inputs[f"{at}mlp.up_proj.weight_tensor_scale"] = inputs[f"{at}mlp.up_proj.weight_tensor_scale"] * 2
+    with pytest.raises(ValueError, match="tensor scales") as raised:
+        wiring.packed(inputs, Config(gate_up=True))
+    assert "gate_proj, up_proj" in str(raised.value)
+
+
+def test_a_stair_pulls_one_lever() -> None:
+    def levers(name: str) -> dict[str, Any]:
+        config = Config() if name == "served" else NAMED[name]
+        return {field: getattr(config, field) for field in Config.__dataclass_fields__}
+
+    for lower, upper in pairwise(STAIRCASE):
+        below, above = levers(lower), levers(upper)
+        assert sum(below[field] != above[field] for field in below) == 1, (lower, upper)
+    assert replace(Config(), replayed=True) == NAMED["served_replayed"]
