@@ -39,7 +39,7 @@ def _workload(
     forms = {k: v for k, v, usual in (("state_dtype", state, "f32"), ("cache", cache, "bf16")) if v != usual}
     new = f"_n{lengths}" if lengths else f"_t{T}" if op == "prefill" else ""
     name = f"{op}_{model}{depth}_npl{npl}{new}_ctx{ctx}" + "".join(f"_{k[:5]}-{v}" for k, v in forms.items())
-    source = f"{model}.step" if role == "measure" else ""
+    source = f"{model}.step" if role == "measure" and not depth else ""
     return Workload(name, axes | forms, role, "normal weights and states", source)
 
 
