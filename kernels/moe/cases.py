@@ -6,10 +6,13 @@ are float32 and no two of a token are equal, so every implementation picks the s
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from kernels.common import Tensors, Tolerance, Workload, poisoned
 from kernels.nvfp4 import format as nvfp4
+from kernels.nvfp4.cases import W4A8_NORMAL_WEIGHT, W4A8_NORMAL_X
 
 ACTIVATIONS = ("x", "logits")
 IN_PLACE: tuple[str, ...] = ()
@@ -103,16 +106,23 @@ def tolerance(workload: Workload, precision: str) -> dict[str, Tolerance]:
     Between the products h is rounded to the type of x: 0.58 of a unit rms at most, which an average over F keeps. A
     library rounds more on the way ("bf16"): weights once (0.64 of 2^-8 at the worst tensor scale, see
     kernels/nvfp4/cases.py) in both products, gate and up and SiLU between, and what each expert gives before the sum.
-    SiLU's slope is up to 1.1 and gate and up both carry the first product's error, so that one counts twice.
+    SiLU's slope is up to 1.1 and gate and up both carry the first product's error, so that one counts twice. Where both
+    operands of both products are rounded to e4m3 ("nvfp4-w4a8"), each has the two rms errors of kernels/nvfp4/cases.py.
     """
     tokens, width = workload["T"], workload["H"]
     sums = (max(workload["H"], workload["F"]) / 16 + 16) * 2.0**-23
     unit = UNIT[workload["dtype"]]
-    counts = {"nvfp4-w4a16": ((1, 0.58 * unit),), "bf16": ((3, 1.1 * 0.64 * 2.0**-8), (5, 0.58 * unit))}
+    e4m3 = 1.05 * math.hypot(W4A8_NORMAL_WEIGHT, W4A8_NORMAL_X)
+    counts = {
+        "nvfp4-w4a16": ((1, 0.58 * unit),),
+        "bf16": ((3, 1.1 * 0.64 * 2.0**-8), (5, 0.58 * unit)),
+        "nvfp4-w4a8": ((3, 1.1 * e4m3),),
+    }
     if precision not in counts:
         raise ValueError(f"precision={precision!r} is not one of {sorted(counts)}; use one of them")
     rounded = sum(n * each**2 for n, each in counts[precision]) ** 0.5
     small = workload["experts"] * workload["H"] * workload["F"]  # a few mantissas scatter, as in kernels/nvfp4
-    limit = rounded * (1 + 2.25 / (tokens * width) ** 0.5) * (1 + 20 / small**0.5 * (precision == "bf16")) + sums
-    why = "h rounded once, float32 sums" if precision == "nvfp4-w4a16" else "weights, h and what lies between rounded"
-    return {"y": Tolerance(limit, 8 * limit, why)}
+    limit = rounded * (1 + 2.25 / (tokens * width) ** 0.5) * (1 + 20 / small**0.5 * (precision != "nvfp4-w4a16")) + sums
+    why = {"nvfp4-w4a16": "h rounded once, float32 sums", "bf16": "weights, h and what lies between rounded"}
+    why |= {"nvfp4-w4a8": "both operands of three products rounded to e4m3"}
+    return {"y": Tolerance(limit, 8 * limit, why[precision])}

@@ -11,7 +11,7 @@ import functools
 
 from kernels.common import Cost, Workload
 
-WEIGHT_BYTES = {"nvfp4-w4a16": 0.5 + 1 / 16, "bf16": 2.0}
+WEIGHT_BYTES = {"nvfp4-w4a16": 0.5 + 1 / 16, "nvfp4-w4a8": 0.5 + 1 / 16, "bf16": 2.0}
 DRAWS = 4
 
 
@@ -46,4 +46,4 @@ def cost(workload: Workload, precision: str) -> Cost:
     flops = 6.0 * tokens * width * (workload["top_k"] * inner + shared)
     weights = 3.0 * width * (experts_hit(workload) * inner + shared)
     moved = tokens * (2 * 2 * width + 4 * workload["experts"])
-    return Cost(flops, WEIGHT_BYTES[precision] * weights + moved)
+    return Cost(flops, WEIGHT_BYTES[precision] * weights + moved, "fp8" if precision == "nvfp4-w4a8" else "bf16")

@@ -1,8 +1,8 @@
 """Two grouped products on packed weights, unpacked in registers: tokens sorted by expert, a block has one expert.
 
-    up_kernel    h = SiLU(x Wg^T) * (x Wu^T): a block reads the same rows of Wg and of Wu and keeps two sums, so that
+    first        h = SiLU(x Wg^T) * (x Wu^T): a block reads the same rows of Wg and of Wu and keeps two sums, so that
                  gate and up never leave the chip
-    down_kernel  p_e h Wd^T in float32, a row for each token and expert; the rows of a token are added up in its own
+    second       p_e h Wd^T in float32, a row for each token and expert; the rows of a token are added up in its own
                  order behind it, so that every run gives the same bits
 
 Which block is of which expert is worked out in torch from the sorted choice, with as many blocks as any routing may
@@ -13,6 +13,7 @@ few tokens pads them to 16.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,17 +29,32 @@ from kernels.nvfp4.layout import HALF, SPAN
 from kernels.nvfp4.triton_gemm import capability_of
 from kernels.rounding import round_output
 
+FP8_SHIFT = 3  # log2(value / operand) of weights in e4m3
+
+
+@triton.jit
+def round_e4m3(value, WIDEN: tl.constexpr):
+    """To e4m3, nearest even, where |value| <= 448. WIDEN: float32 of 4 significant bits, without e4m3's subnormals."""
+    if WIDEN:  # the interpreter's conversion loses the mantissa's carry (seen in Triton 3.9.0)
+        bits = value.to(tl.float32).to(tl.uint32, bitcast=True)
+        bits = (bits + 0x7FFFF + ((bits >> 20) & 1)) & 0xFFF00000
+        return bits.to(tl.float32, bitcast=True)
+    else:
+        return value.to(tl.float8e4nv)
+
 
 @triton.jit
 def _unpacked_dot(
     acc, w_tile, s_tile, x_low, x_high, BLOCK_N: tl.constexpr, HALF: tl.constexpr, BF16: tl.constexpr,
-    WIDEN: tl.constexpr,
+    FP8: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """acc [BLOCK_N, BLOCK_M] plus 128 values of K."""
     w = tl.load(w_tile)
     s_low, s_high = tl.split(tl.reshape(tl.load(s_tile), (BLOCK_N, HALF // 16, 2)))
     w_low = dequantise_tile(w & 15, s_low, BF16, BLOCK_N, HALF, 16)
     w_high = dequantise_tile(w >> 4, s_high, BF16, BLOCK_N, HALF, 16)
+    if FP8:  # fp16 of value * 2^-7, at most 21, to e4m3 of value * 2^-3
+        w_low, w_high = round_e4m3(w_low * 16.0, WIDEN), round_e4m3(w_high * 16.0, WIDEN)
     if WIDEN:
         acc += tl.dot(w_low.to(tl.float32), x_low.to(tl.float32), input_precision="ieee")
         acc += tl.dot(w_high.to(tl.float32), x_high.to(tl.float32), input_precision="ieee")
@@ -49,25 +65,29 @@ def _unpacked_dot(
 
 
 @triton.jit
-def up_kernel(
-    x_ptr,  # [T, K]
-    token_ptr,  # i64 [rows]: the token of a sorted row
-    w_ptr,  # u8 [E, 2 N, SPANS * HALF]
-    s_ptr,  # u8 [E, 2 N, SPANS * SPAN / 16]
+def experts_kernel(
+    x_ptr,  # GATED: [T, K], else [rows, K]
+    x_scale_ptr,  # f32, of a row of x; read where FP8
+    token_ptr,  # i64 [rows]: the token of a sorted row; read where GATED
+    weight_ptr,  # f32 [rows]: p of a sorted row; read where not
+    w_ptr,  # u8 [E, N or 2 N where GATED, SPANS * HALF]
+    s_ptr,  # u8 [E, the same, SPANS * SPAN / 16]
     ts_ptr,  # f32 [E]
     expert_ptr,  # i64 [blocks]; E where a block has no work
     start_ptr,  # i64 [blocks]: its first row
     end_ptr,  # i32 [E]: one behind an expert's last row
-    h_ptr,  # [rows, N]
+    y_ptr,  # [rows, N], f32 where not GATED
     E,
     N,
     K,
     SPANS,
+    GATED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SPAN: tl.constexpr,
     BF16: tl.constexpr,
     SHIFT: tl.constexpr,
+    FP8: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
     HALF: tl.constexpr = SPAN // 2
@@ -75,78 +95,39 @@ def up_kernel(
     if expert < E:
         rows = tl.load(start_ptr + tl.program_id(0)) + tl.arange(0, BLOCK_M)
         live = rows < tl.load(end_ptr + expert)
-        token = tl.load(token_ptr + rows, mask=live, other=0)
         n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-        gate_row = expert * 2 * N + (n % N).to(tl.int64)  # past the end they are read again and not stored
         at = tl.arange(0, HALF)
-        w_gate = w_ptr + gate_row[:, None] * (SPANS * HALF) + at[None, :]
-        w_up = w_gate + N.to(tl.int64) * (SPANS * HALF)
-        s_gate = s_ptr + gate_row[:, None] * (SPANS * (SPAN // 16)) + tl.arange(0, SPAN // 16)[None, :]
-        s_up = s_gate + N.to(tl.int64) * (SPANS * (SPAN // 16))
-        x_tile = x_ptr + token[None, :] * K + at[:, None]
-        gate = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
+        if GATED:
+            source = tl.load(token_ptr + rows, mask=live, other=0)
+            row = expert * 2 * N + (n % N).to(tl.int64)  # past the end they are read again and not stored
+        else:
+            source = tl.where(live, rows, 0)
+            row = expert * N + (n % N).to(tl.int64)
+        w_tile = w_ptr + row[:, None] * (SPANS * HALF) + at[None, :]
+        s_tile = s_ptr + row[:, None] * (SPANS * (SPAN // 16)) + tl.arange(0, SPAN // 16)[None, :]
+        x_tile = x_ptr + source[None, :] * K + at[:, None]
+        acc = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
         up = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
         for span in range(0, SPANS):
             left = K - span * SPAN
-            x_low = tl.load(x_tile, mask=at[:, None] < left, other=0.0)
-            x_high = tl.load(x_tile + HALF, mask=at[:, None] < left - HALF, other=0.0)
-            gate = _unpacked_dot(gate, w_gate, s_gate, x_low, x_high, BLOCK_N, HALF, BF16, WIDEN)
-            up = _unpacked_dot(up, w_up, s_up, x_low, x_high, BLOCK_N, HALF, BF16, WIDEN)
-            w_gate += HALF
-            w_up += HALF
-            s_gate += SPAN // 16
-            s_up += SPAN // 16
-            x_tile += SPAN
-        scale = tl.load(ts_ptr + expert) * (1 << SHIFT)
-        gate, up = gate * scale, up * scale
-        h = round_output(tl.trans(gate * tl.sigmoid(gate) * up), h_ptr.dtype.element_ty, WIDEN)
-        tl.store(h_ptr + rows[:, None] * N + n[None, :], h, mask=live[:, None] & (n < N)[None, :])
-
-
-@triton.jit
-def down_kernel(
-    h_ptr,  # [rows, K]
-    weight_ptr,  # f32 [rows]: p of a sorted row
-    w_ptr,  # u8 [E, N, SPANS * HALF]
-    s_ptr,  # u8 [E, N, SPANS * SPAN / 16]
-    ts_ptr,  # f32 [E]
-    expert_ptr,  # i64 [blocks]
-    start_ptr,  # i64 [blocks]
-    end_ptr,  # i32 [E]
-    y_ptr,  # f32 [rows, N]
-    E,
-    N,
-    K,
-    SPANS,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    SPAN: tl.constexpr,
-    BF16: tl.constexpr,
-    SHIFT: tl.constexpr,
-    WIDEN: tl.constexpr,
-):
-    HALF: tl.constexpr = SPAN // 2
-    expert = tl.load(expert_ptr + tl.program_id(0))
-    if expert < E:
-        rows = tl.load(start_ptr + tl.program_id(0)) + tl.arange(0, BLOCK_M)
-        live = rows < tl.load(end_ptr + expert)
-        n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-        row = expert * N + (n % N).to(tl.int64)
-        at = tl.arange(0, HALF)
-        w_tile = w_ptr + row[:, None] * (SPANS * HALF) + at[None, :]
-        s_tile = s_ptr + row[:, None] * (SPANS * (SPAN // 16)) + tl.arange(0, SPAN // 16)[None, :]
-        h_tile = h_ptr + tl.where(live, rows, 0)[None, :] * K + at[:, None]
-        acc = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
-        for span in range(0, SPANS):
-            left = K - span * SPAN
-            low = tl.load(h_tile, mask=at[:, None] < left, other=0.0)
-            high = tl.load(h_tile + HALF, mask=at[:, None] < left - HALF, other=0.0)
-            acc = _unpacked_dot(acc, w_tile, s_tile, low, high, BLOCK_N, HALF, BF16, WIDEN)
+            low = tl.load(x_tile, mask=at[:, None] < left, other=0.0)
+            high = tl.load(x_tile + HALF, mask=at[:, None] < left - HALF, other=0.0)
+            acc = _unpacked_dot(acc, w_tile, s_tile, low, high, BLOCK_N, HALF, BF16, FP8, WIDEN)
+            if GATED:
+                w_up = w_tile + N.to(tl.int64) * (SPANS * HALF)
+                s_up = s_tile + N.to(tl.int64) * (SPANS * (SPAN // 16))
+                up = _unpacked_dot(up, w_up, s_up, low, high, BLOCK_N, HALF, BF16, FP8, WIDEN)
             w_tile += HALF
             s_tile += SPAN // 16
-            h_tile += SPAN
-        p = tl.load(weight_ptr + rows, mask=live, other=0.0)
-        y = tl.trans(acc) * (tl.load(ts_ptr + expert) * (1 << SHIFT)) * p[:, None]
+            x_tile += SPAN
+        scale = tl.load(ts_ptr + expert) * (1 << SHIFT)
+        if FP8:
+            scale = (scale * tl.load(x_scale_ptr + source))[None, :]
+        acc = acc * scale
+        if GATED:
+            y = round_output(tl.trans(acc * tl.sigmoid(acc) * (up * scale)), y_ptr.dtype.element_ty, WIDEN)
+        else:
+            y = tl.trans(acc) * tl.load(weight_ptr + rows, mask=live, other=0.0)[:, None]
         tl.store(y_ptr + rows[:, None] * N + n[None, :], y, mask=live[:, None] & (n < N)[None, :])
 
 
@@ -161,6 +142,9 @@ class ExpertConfig:
 
     def __str__(self) -> str:
         return f"block_m={self.block_m} block_n={self.block_n} warps={self.num_warps} stages={self.num_stages}"
+
+
+Choice = Callable[[int, int, int, int], ExpertConfig]
 
 
 def choose_config(tokens: int, top_k: int, experts: int, capability: int) -> ExpertConfig:
@@ -208,46 +192,61 @@ def prepare(inputs: Tensors) -> dict[str, Any]:
     return kept | {key: inputs[key] for key in ("shared_gate",) if key in inputs}
 
 
-def _experts(
+def grouped(
+    args: dict[str, Any], name: str, source: torch.Tensor, token: torch.Tensor, weight: torch.Tensor,
+    ends: torch.Tensor, config: ExpertConfig, kind: torch.dtype | None = None, x_scale: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """A product of rows sorted by expert with the weights `name`: float32 [rows, N] times weight, or h of `kind`.
+
+    source: [T, K] with the rows' tokens in `token` for h, else [rows, K]; ends: one behind an expert's last row.
+    x_scale: float32, of source's rows, which are e4m3 then.
+    """
+    w, rows = args[f"{name}_w"], len(token)
+    n = w.shape[1] // (1 if kind is None else 2)
+    expert, start = blocks(ends, rows, config.block_m)
+    bf16 = source.dtype == torch.bfloat16 and not interpreted()
+    shift = FP8_SHIFT if x_scale is not None else BF16_SHIFT if bf16 else FP16_SHIFT
+    made = torch.empty(rows, n, dtype=kind or torch.float32, device=source.device)
+    experts_kernel[(len(expert), triton.cdiv(n, config.block_n))](
+        source, weight if x_scale is None else x_scale, token, weight, w, args[f"{name}_s"], args[f"{name}_ts"],
+        expert, start, ends, made, len(ends), n, source.shape[1], w.shape[2] // HALF, GATED=kind is not None,
+        BLOCK_M=config.block_m, BLOCK_N=config.block_n, SPAN=SPAN, BF16=bf16, SHIFT=shift, FP8=x_scale is not None,
+        WIDEN=interpreted(), num_warps=config.num_warps, num_stages=config.num_stages,
+    )  # fmt: skip
+    return made
+
+
+Layer = Callable[
+    [dict[str, Any], str, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, ExpertConfig], torch.Tensor
+]
+
+
+def layer(
     args: dict[str, Any], prefix: str, x: torch.Tensor, token: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor,
     config: ExpertConfig,
 ) -> torch.Tensor:  # fmt: skip
     """float32 [rows, H]: what each sorted row's expert gives for its token, times its weight."""
-    up_w, down_w = args[f"{prefix}gate_up_w"], args[f"{prefix}down_w"]
-    experts, inner, width, rows = len(ends), up_w.shape[1] // 2, down_w.shape[1], len(token)
-    expert, start = blocks(ends, rows, config.block_m)
-    bf16 = x.dtype != torch.float16 and not interpreted()
-    shared = {
-        "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "SPAN": SPAN, "BF16": bf16,
-        "SHIFT": BF16_SHIFT if bf16 else FP16_SHIFT, "WIDEN": interpreted(), "num_warps": config.num_warps,
-        "num_stages": config.num_stages,
-    }  # fmt: skip
-    h = torch.empty(rows, inner, dtype=x.dtype, device=x.device)
-    up_kernel[(len(expert), triton.cdiv(inner, config.block_n))](
-        x, token, up_w, args[f"{prefix}gate_up_s"], args[f"{prefix}gate_up_ts"], expert, start, ends, h, experts, inner,
-        x.shape[1], up_w.shape[2] // HALF, **shared,
-    )  # fmt: skip
-    y = torch.empty(rows, width, dtype=torch.float32, device=x.device)
-    down_kernel[(len(expert), triton.cdiv(width, config.block_n))](
-        h, weight, down_w, args[f"{prefix}down_s"], args[f"{prefix}down_ts"], expert, start, ends, y, experts, width,
-        inner, down_w.shape[2] // HALF, **shared,
-    )  # fmt: skip
-    return y
+    h = grouped(args, f"{prefix}gate_up", x, token, weight, ends, config, x.dtype)
+    return grouped(args, f"{prefix}down", h, token, weight, ends, config)
 
 
-def run(args: dict[str, Any], out: Tensors) -> None:
-    """Route, sort, two grouped products, sum; the shared expert is a group of one."""
+def run(args: dict[str, Any], out: Tensors, choose: Choice | None = None, experts_of: Layer = layer) -> None:
+    """Route, sort, two grouped products, sum; the shared expert is a group of one.
+
+    choose, experts_of: instead of choose_config and layer.
+    """
+    choose = choose or choose_config
     x, tokens = args["x"], len(args["x"])
     experts = len(args["down_w"])
     chosen, token, weight, ends, back = torch_grouped.sorted_by_expert(args["logits"], args["k"], experts)
     here = capability_of(x)
-    config = choose_config(tokens, args["k"], experts, here)
-    total = _experts(args, "", x, token, weight, ends, config)[back].view(*chosen.shape, -1).sum(1)
+    config = choose(tokens, args["k"], experts, here)
+    total = experts_of(args, "", x, token, weight, ends, config)[back].view(*chosen.shape, -1).sum(1)
     if "shared_gate" in args:
         every = torch.arange(tokens, device=x.device)
         share = torch.sigmoid(x.float() @ args["shared_gate"].float())
         whole = torch.full((1,), tokens, dtype=torch.int32, device=x.device)
-        total += _experts(args, "shared_", x, every, share, whole, choose_config(tokens, 1, 1, here))
+        total += experts_of(args, "shared_", x, every, share, whole, choose(tokens, 1, 1, here))
     out["y"].copy_(total)
 
 
@@ -256,34 +255,35 @@ def _config(workload: Workload) -> str:
     return str(choose_config(workload["T"], workload["top_k"], workload["experts"], 10 * major + minor))
 
 
-def _builds(capability: int) -> tuple[Build, ...]:
+def builds(
+    capability: int, choose: Choice = choose_config, asked: tuple[int, ...] = (8, 2048), fp8: bool = False
+) -> tuple[Build, ...]:
     """At the sizes of Qwen3.6-35B-A3B, for few tokens and for many."""
     made = []
-    for tokens in (8, 2048):
-        config = choose_config(tokens, 8, 256, capability)
-        for kernel, first, last in (
-            (up_kernel, ("x:bf16", "token:i64"), "h:bf16"), (down_kernel, ("h:bf16", "weight:fp32"), "y:fp32"),
-        ):  # fmt: skip
-            kinds = dict(
-                pair.split(":")
-                for pair in (*first, "w:u8", "s:u8", "ts:fp32", "expert:i64", "start:i64", "end:i32", last)
-            )
+    for tokens in asked:
+        config = choose(tokens, 8, 256, capability)
+        for gated in (True, False):
+            kinds = {"x": "fp8e4nv" if fp8 else "bf16", "y": "bf16", "x_scale": "fp32"}
+            kinds |= {"token": "i64", "weight": "fp32", "w": "u8", "s": "u8"}
+            kinds |= {"ts": "fp32", "expert": "i64", "start": "i64", "end": "i32"} | ({} if gated else {"y": "fp32"})
             constexprs = {
-                "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "SPAN": SPAN, "BF16": True, "SHIFT": BF16_SHIFT,
-                "WIDEN": False,
+                "GATED": gated, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "SPAN": SPAN, "BF16": not fp8,
+                "SHIFT": FP8_SHIFT if fp8 else BF16_SHIFT, "FP8": fp8, "WIDEN": False,
             }  # fmt: skip
-            signature = {f"{name}_ptr": f"*{kind}" for name, kind in kinds.items()}
+            order = ("x", "x_scale", "token", "weight", "w", "s", "ts", "expert", "start", "end", "y")
+            signature = {f"{name}_ptr": f"*{kinds[name]}" for name in order}
             signature |= dict.fromkeys(("E", "N", "K", "SPANS"), "i32") | dict.fromkeys(constexprs, "constexpr")
-            label = f"{kernel.fn.__name__} {config.block_n}x{config.block_m}"
-            aligned = (*(f"{name}_ptr" for name in kinds), "N", "K")
+            label = f"{'gate_up' if gated else 'down'} {config.block_n}x{config.block_m}"
+            aligned = (*(f"{name}_ptr" for name in order), "N", "K")
             made.append(
-                Build(label, kernel, signature, constexprs, config.num_warps, config.num_stages, aligned=aligned)
-            )
+                Build(label, experts_kernel, signature, constexprs, config.num_warps, config.num_stages,
+                      aligned=aligned)
+            )  # fmt: skip
     return tuple(made)
 
 
 CANDIDATES = (
     Candidate(
-        "triton_experts", "nvfp4-w4a16", run, Needs(triton="3.6"), prepare=prepare, builds=_builds, config=_config
+        "triton_experts", "nvfp4-w4a16", run, Needs(triton="3.6"), prepare=prepare, builds=builds, config=_config
     ),
 )

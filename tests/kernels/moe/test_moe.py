@@ -62,10 +62,14 @@ def test_the_reference_is_transformers_layer(workload: Workload) -> None:
     assert torch.allclose(found, wanted, rtol=0, atol=1e-6 * float(wanted.std()))
 
 
+LEVERS = (
+    "experts_stock_tile", "experts_capped_tile", "experts_by_density", "experts_narrow_tile", "experts_narrow_rows",
+    "experts_gathered", "experts_apart", "experts_w4a8",
+)  # fmt: skip
 RUNS = [
-    pytest.param(name, w, id=f"{name}-{w.id}", marks=[needs_triton] * name.startswith("triton"))
-    for name in ("torch_grouped", "triton_experts")
-    for w in CHECKS
+    pytest.param(name, w, id=f"{name}-{w.id}", marks=[needs_triton] * (name != "torch_grouped"))
+    for name in ("torch_grouped", "triton_experts", *LEVERS)
+    for w in (CHECKS if name not in LEVERS else (CHECKS[1], CHECKS[3]))
 ]
 
 
