@@ -26,6 +26,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
 from lab.base import devices
 from lab.base.errors import BadInput
 from lab.check import accuracy, families
@@ -243,13 +245,32 @@ def _found(tensors: Mapping[str, Any], address: int) -> tuple[str, int]:
 
 
 class Writer:
-    """Writes one problem into a folder."""
+    """Writes one problem into a folder: standalone/ has the C text, this says what stands in it."""
 
     def __init__(self, made: Problem, folder: Path, capability: tuple[int, int]) -> None:
         self.made, self.folder, self.capability = made, folder, capability
         self.sources = list(dict.fromkeys(launch.source for launch in made.launches))
-        self.used: list[str] = []
-        self.body = [line for i, launch in enumerate(made.launches) for line in self._launch(i, launch)]
+        self.used: list[str] = []  # tensors, in the order in which launches point to them
+        self.launches = [
+            {
+                **vars(launch),
+                "module": self.sources.index(launch.source),
+                "arguments": [*map(self._argument, launch.arguments)],
+            }
+            for launch in made.launches
+        ]
+
+    def _argument(self, argument: Any) -> dict[str, Any]:
+        """An argument of a launch in C: its type and value, or the tensor map to make of the matrix at `value`."""
+        import torch
+
+        if isinstance(argument, torch.Tensor):
+            return {"map": None, "type": "CUdeviceptr", "value": self._pointer(argument.data_ptr())}
+        if isinstance(argument, bytes):
+            told: Map = argument.noted  # type: ignore[attr-defined]
+            return {"map": told, "value": self._pointer(told.address)}
+        kind, value = argument.dtype.name, argument.item()
+        return {"map": None, "type": SCALARS[kind], "value": f"{value.hex()}f" if kind == "float32" else value}
 
     def _pointer(self, address: int) -> str:
         name, offset = _found(self.made.tensors, address)
@@ -257,91 +278,35 @@ class Writer:
             self.used.append(name)
         return f"{name} + {offset}" if offset else name
 
-    def _launch(self, at: int, launch: Noted) -> Iterator[str]:
-        import torch
-
-        yield f"    {{ /* {launch.kernel} */"
-        names = []
-        for i, argument in enumerate(launch.arguments):
-            names.append(f"&a{i}")
-            if isinstance(argument, torch.Tensor):
-                yield f"        CUdeviceptr a{i} = {self._pointer(argument.data_ptr())};"
-            elif isinstance(argument, bytes):
-                told: Map = argument.noted  # type: ignore[attr-defined]
-                yield f"        CUtensorMap a{i};"
-                for word, values in (("dims", told.dims), ("strides", told.strides)):
-                    yield f"        cuuint64_t {word}{i}[] = {{{', '.join(map(str, values))}}};"
-                for word, values in (("box", told.box), ("steps", (1,) * len(told.dims))):
-                    yield f"        cuuint32_t {word}{i}[] = {{{', '.join(map(str, values))}}};"
-                yield f"        code = cuTensorMapEncodeTiled(&a{i}, (CUtensorMapDataType){told.element},"
-                yield f"            {len(told.dims)}, (void *)({self._pointer(told.address)}),"
-                yield f"            dims{i}, strides{i}, box{i}, steps{i},"
-                yield "            CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,"
-                yield f"            (CUtensorMapL2promotion){told.promotion}, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);"
-                yield "        if (code != CUDA_SUCCESS) return code;"
-            else:
-                kind, value = argument.dtype.name, argument.item()
-                text = f"{value.hex()}f" if kind == "float32" else str(value)
-                yield f"        {SCALARS[kind]} a{i} = {text};"
-        x, y, z = launch.grid
-        yield f"        void *arguments[] = {{{', '.join(names)}}};"
-        yield "        CUlaunchAttribute early = {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION};"
-        yield "        early.value.programmaticStreamSerializationAllowed = 1;"
-        yield f"        CUlaunchConfig config = {{.gridDimX = {x}, .gridDimY = {y}, .gridDimZ = {z},"
-        yield f"            .blockDimX = {launch.threads}, .blockDimY = 1, .blockDimZ = 1,"
-        yield f"            .sharedMemBytes = {launch.shared_bytes}, .hStream = stream, .attrs = &early,"
-        yield f"            .numAttrs = {int(launch.early)}}};"
-        yield f"        code = cuLaunchKernelEx(&config, kernels->functions[{at}], arguments, NULL);"
-        yield "        if (code != CUDA_SUCCESS) return code;"
-        yield "    }"
-
     def write(self, title: str) -> None:
         """Everything but export.json."""
-        tensors = {name: self.made.tensors[name] for name in self.used}
-        rules = "".join(self._source(i, source) for i, source in enumerate(self.sources))
-        signature = ", ".join(["const killgate *kernels", *(f"CUdeviceptr {n}" for n in tensors), "CUstream stream"])
-        told = "\n".join(f" *   {n:16} {str(t.dtype)[6:]} {list(t.shape)}" for n, t in tensors.items())
-        files = {
-            "killgate.h": f"""/* {title}
- *
- * {self.made.config}
- * Tensors, contiguous, each on 16 bytes:
-{told}
- * Scratch keeps its contents from run to run, so two streams need two; vectors/ and case.h say how each begins. */
-#ifndef KILLGATE_H
-#define KILLGATE_H
-#include <cuda.h>
-#ifdef __cplusplus
-extern "C" {{
-#endif
-typedef struct {{
-    CUmodule modules[{len(self.sources)}];
-    CUfunction functions[{len(self.made.launches)}];
-}} killgate;
-CUresult killgate_load(killgate *kernels); /* into the current context */
-CUresult killgate_run({signature});
-CUresult killgate_unload(killgate *kernels);
-#ifdef __cplusplus
-}}
-#endif
-#endif
-""",
-            "launcher.c": self._launcher(signature),
-            "case.h": self._case(tensors),
-            "Makefile": _makefile(rules, [f"kernel_{i}.cubin" for i in range(len(self.sources))]),
+        (self.folder / "vectors").mkdir()
+        rules = [rule for i, source in enumerate(self.sources) if (rule := self._source(i, source))]
+        tensors = [self._tensor(name, self.made.tensors[name]) for name in self.used]
+        signature = ", ".join(["const killgate *kernels", *(f"CUdeviceptr {n}" for n in self.used), "CUstream stream"])
+        values: dict[str, Any] = {
+            "title": title,
+            "config": self.made.config,
+            "tensors": tensors,
+            "signature": signature,
+            "rules": rules,
         }
-        for name, text in files.items():
-            (self.folder / name).write_text(text, encoding="utf-8")
+        values |= {"modules": len(self.sources), "launches": self.launches, "checks": [*self._checks()]}
+        loader = FileSystemLoader(HERE)
+        made = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
+        for template in sorted(HERE.glob("*.j2")):
+            text = made.get_template(template.name).render(**values, poison=f"{POISON:#x}u")
+            (self.folder / template.stem).write_text(text, encoding="utf-8")
         shutil.copy(HERE / "test.c", self.folder / "test.c")
 
-    def _source(self, index: int, source: Any) -> str:
-        """Put a source where `make` finds it; returns its rule."""
+    def _source(self, index: int, source: Any) -> dict[str, Any]:
+        """Put a source where `make` finds it; returns what its rule is made of, {} for a cubin, which needs none."""
         from kernels import cuda
 
         if isinstance(source, tuple):
             (self.folder / f"kernel_{index}.cubin").write_bytes(source[0])
             (self.folder / f"kernel_{index}.ptx").write_text(source[1], encoding="utf-8")
-            return ""
+            return {}
         path, kept = source.path.resolve(), []
         for text in cuda.texts(path, cuda.include_folders(source)):
             to = self.folder / "src" / text.relative_to(cuda.HEADERS)
@@ -350,88 +315,29 @@ CUresult killgate_unload(killgate *kernels);
             kept.append(to.relative_to(self.folder).as_posix())
         arch = cuda.architecture(source, self.capability)
         options = [*cuda.nvcc_architecture(arch), *source.options, f"-Isrc/{path.parent.name}", "-Isrc"]
-        return f"kernel_{index}.cubin: {' '.join(kept)}\n\t$(NVCC) -cubin {' '.join(options)} $< -o $@\n"
+        return {"index": index, "sources": kept, "options": options}
 
-    def _launcher(self, signature: str) -> str:
-        embedded = "".join(
-            f'__asm__(".section .rodata\\n.balign 16\\n"\n'
-            f'        "killgate_cubin_{i}: .incbin \\"kernel_{i}.cubin\\"\\n.previous");\n'
-            f"extern const char killgate_cubin_{i}[];\n"
-            for i in range(len(self.sources))
-        )
-        cubins = ", ".join(f"killgate_cubin_{i}" for i in range(len(self.sources)))
-        table = ",\n".join(
-            f'    {{"{launch.kernel}", {self.sources.index(launch.source)}, {launch.shared_bytes}}}'
-            for launch in self.made.launches
-        )
-        body = "\n".join(self.body)
-        return f"""#include "killgate.h"
-#include <stddef.h>
-#include <stdint.h>
+    def _tensor(self, name: str, tensor: Any) -> dict[str, Any]:
+        """What the C text says of a tensor, and its file where it is not all one word."""
+        fill, begins = _fill(tensor), f'"vectors/{name}.bin"'
+        if name in self.made.limits and not bool(self.made.outputs[name].isfinite().any()):  # not updated in place
+            fill = POISON
+        if fill is None:
+            (self.folder / f"vectors/{name}.bin").write_bytes(_bytes(tensor))
+        else:
+            begins = "0"
+        said = {"dtype": str(tensor.dtype)[6:], "shape": list(tensor.shape), "bytes": tensor.nbytes}
+        return {"name": name, "begins": begins, "fill": f"{fill or 0:#x}u", **said}
 
-{embedded}
-static const struct {{ const char *name; int module, shared_bytes; }} KERNELS[] = {{
-{table},
-}};
-
-CUresult killgate_load(killgate *kernels) {{
-    const char *cubins[] = {{{cubins}}};
-    for (int i = 0; i < {len(self.sources)}; i++) {{
-        CUresult code = cuModuleLoadData(&kernels->modules[i], cubins[i]);
-        if (code != CUDA_SUCCESS) return code;
-    }}
-    for (int i = 0; i < {len(self.made.launches)}; i++) {{
-        CUmodule module = kernels->modules[KERNELS[i].module];
-        CUresult code = cuModuleGetFunction(&kernels->functions[i], module, KERNELS[i].name);
-        if (code == CUDA_SUCCESS)
-            code = cuFuncSetAttribute(kernels->functions[i], CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                                      KERNELS[i].shared_bytes);
-        if (code != CUDA_SUCCESS) return code;
-    }}
-    return CUDA_SUCCESS;
-}}
-
-CUresult killgate_run({signature}) {{
-    CUresult code;
-{body}
-    return CUDA_SUCCESS;
-}}
-
-CUresult killgate_unload(killgate *kernels) {{
-    for (int i = 0; i < {len(self.sources)}; i++) {{
-        CUresult code = cuModuleUnload(kernels->modules[i]);
-        if (code != CUDA_SUCCESS) return code;
-    }}
-    return CUDA_SUCCESS;
-}}
-"""
-
-    def _case(self, tensors: Mapping[str, Any]) -> str:
-        vectors = self.folder / "vectors"
-        vectors.mkdir()
-        rows, checks = [], []
-        for index, (name, tensor) in enumerate(tensors.items()):
-            fill, begins = _fill(tensor), f'"vectors/{name}.bin"'
-            if name in self.made.limits and name not in self._in_place():
-                fill = POISON
-            if fill is None:
-                (vectors / f"{name}.bin").write_bytes(_bytes(tensor))
-            else:
-                begins = "0"
-            rows.append(f'    {{"{name}", {begins}, {tensor.nbytes}, {fill or 0:#x}u}},')
+    def _checks(self) -> Iterator[tuple[Any, ...]]:
+        """The rows of CHECKS, and the file of each output that is expected."""
+        for index, name in enumerate(self.used):
             if name in self.made.limits:
-                wanted, (relative, largest) = self.made.expected[name].double().cpu(), self.made.limits[name]
-                (vectors / f"{name}.expected.bin").write_bytes(_bytes(wanted))
+                wanted, limits = self.made.expected[name].double().cpu(), self.made.limits[name]
+                (self.folder / f"vectors/{name}.expected.bin").write_bytes(_bytes(wanted))
+                tensor = self.made.tensors[name]
                 kind = KINDS[str(tensor.dtype)]
-                row = f'{index}, "vectors/{name}.expected.bin", {tensor.numel()}, {kind}, {relative!r}, {largest!r}'
-                checks.append(f"    {{{row}}},")
-        places = ", ".join(f"(at)[{i}]" for i in range(len(tensors)))
-        lines = [f"#define POISON {POISON:#x}u", "static const tensor TENSORS[] = {", *rows, "};"]
-        lines += ["static const check CHECKS[] = {", *checks, "};"]
-        return "\n".join([*lines, f"#define RUN(kernels, at, stream) killgate_run(kernels, {places}, stream)", ""])
-
-    def _in_place(self) -> set[str]:
-        return {name for name, tensor in self.made.outputs.items() if bool(tensor.isfinite().any())}
+                yield index, f'"vectors/{name}.expected.bin"', tensor.numel(), kind, *map(repr, limits)
 
 
 def _bytes(tensor: Any) -> bytes:
@@ -448,22 +354,6 @@ def _fill(tensor: Any) -> int | None:
         return None
     words = tensor.reshape(-1).view(torch.uint8).view(torch.int32)
     return int(words[0]) & 0xFFFFFFFF if bool((words == words[0]).all()) else None
-
-
-def _makefile(rules: str, cubins: list[str]) -> str:
-    return f"""# `make check` builds the kernel and its test and runs it on the GPU. Needs nvcc and a C compiler.
-NVCC ?= nvcc
-LDLIBS ?= -lcuda -lm
-CFLAGS ?= -O2
-
-test: test.c launcher.c killgate.h case.h {" ".join(cubins)}
-\t$(NVCC) $(CFLAGS) test.c launcher.c -o $@ $(LDLIBS)
-
-check: test
-\t./test
-{rules}
-.PHONY: check
-"""
 
 
 def export(family: families.Family, name: str, shape: str, device: devices.Device, out: Path) -> Problem:
