@@ -7,7 +7,7 @@ import json
 import math
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -42,6 +42,14 @@ def only_text() -> Iterator[None]:
 def print_json(value: Any) -> None:
     """Print `value`; NaN and infinity, which are no JSON, as null. What JSON does not know goes through str."""
     print(json.dumps(_finite(value), indent=1, default=str, allow_nan=False))
+
+
+def show(as_json: bool, value: Callable[[], Any], text: Callable[[], str]) -> None:
+    """Print the JSON for programs or the text for people; only what is printed is computed."""
+    if as_json:
+        print_json(value())
+    else:
+        print(text())
 
 
 def _finite(value: Any) -> Any:

@@ -6,8 +6,8 @@ from argparse import Namespace
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from lab.base.console import show
 from lab.base.errors import BadInput, nearest, shown
-from lab.cli import show
 
 if TYPE_CHECKING:
     from lab.card.phases import Card

@@ -12,9 +12,10 @@ from argparse import Namespace
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from lab.base.console import show
 from lab.base.errors import REPOSITORY, shown
 from lab.check import families
-from lab.cli import MSGSPEC, show
+from lab.cli import MSGSPEC
 from lab.row import store
 
 

@@ -13,9 +13,8 @@ from typing import Any
 
 import msgspec
 
-from lab.base.console import print_json
+from lab.base.console import print_json, show
 from lab.base.errors import BadInput, nearest
-from lab.cli import show
 
 UNPRINTED = ("samples_us", "blocks_us", "order")  # of a row as `lab measure --json` prints it
 

@@ -275,10 +275,10 @@ COMMANDS = {
         arg("--arm", help="only this candidate, or the arms of this role: control, candidate, peer"),
         flag("--peers", "the installed rival libraries too"),
     )),
-    "identity": Command("lab.cli.proofs:identity", "do two builds give the same token ids, prompt by prompt", (
+    "identity": Command("lab.study.identity:command", "do two builds give the same token ids, prompt by prompt", (
         arg("plan", type=Path, help="TOML: reference, budgets, [[profile]] command, [[suite]] prompts"),
     )),
-    "crossbleed": Command("lab.cli.proofs:crossbleed",
+    "crossbleed": Command("lab.study.crossbleed:command",
         "does a sequence of a batch ever say another one's code word", (
         arg("--np", default="1,2,3,4,6,7", help="batch sizes (default 1,2,3,4,6,7)"),
         arg("--seed", type=int, default=0, help="of the code words"),

@@ -12,8 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lab.base.console import show
 from lab.base.errors import BadInput, nearest
-from lab.cli import show
 
 if TYPE_CHECKING:
     from lab.trace.breakdowns import Breakdown

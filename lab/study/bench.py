@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lab.base import console, devices, progress
-from lab.base.console import print_json
+from lab.base.console import show
 from lab.base.errors import BadInput
 from lab.bench import measure
 from lab.card import phases
@@ -53,13 +53,11 @@ def run(arguments: Namespace) -> int:
             shown.advance()
             rows[done[0].workload_id] = done
     found = [rows[name] for name in names if name in rows]
-    if arguments.json:
-        print_json([_value(row) for row in itertools.chain.from_iterable(found)])
-    else:
-        print(render(found, arguments.candidate, device, settings))
+    every = list(itertools.chain.from_iterable(found))
+    show(arguments.json, lambda: list(map(_value, every)), lambda: render(found, arguments.candidate, device, settings))
     if arguments.svg:
         _plot(arguments.svg, found, axis, f"{family.name} on {device.name}", device)
-    return int(any(r.status != "ok" for of in found for r in of if r.name == arguments.candidate))
+    return int(any(r.status != "ok" for r in every if r.name == arguments.candidate))
 
 
 def shapes(words: Sequence[str]) -> list[str]:

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import json
 import random
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import msgspec
 
+from lab.base.console import show
 from lab.base.errors import BadInput
 from lab.study.identity import TIMEOUT_S, Failed, output
 
@@ -134,3 +136,14 @@ def render(batches: Sequence[Batch]) -> str:
         ]
         lines.append(f"np={batch.np}: {batch.status}" + (f" ({'; '.join(told)})" if told else ""))
     return "\n".join(lines)
+
+
+def command(arguments: Namespace) -> int:
+    """`lab crossbleed`: 0 when every batch is clean, 1 otherwise."""
+    try:
+        sizes = [int(word) for word in arguments.np.split(",") if word.strip()]
+    except ValueError:
+        raise BadInput("--np", f'"{arguments.np}" is not a list of numbers', "write 1,2,3,4") from None
+    found = run(by_command(arguments.command, arguments.prompt, arguments.timeout), sizes, arguments.seed)
+    show(arguments.json, lambda: to_json(found), lambda: render(found))
+    return int(any(batch.status != "clean" for batch in found))

@@ -23,6 +23,7 @@ import json
 import re
 import subprocess
 import tempfile
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -33,6 +34,7 @@ import msgspec
 from msgspec import Meta
 
 from lab.base import files
+from lab.base.console import show
 from lab.base.errors import BadInput, nearest
 from lab.base.files import Positive, Text
 
@@ -256,3 +258,10 @@ def render(cells: Sequence[Cell]) -> str:
     """A line per cell that does not pass and a count per status."""
     counts = ", ".join(f"{n} {status}" for status, n in sorted(Counter(cell.status for cell in cells).items()))
     return "\n".join([*(str(c) for c in cells if c.status != "identical"), f"{len(cells)} cells: {counts}"])
+
+
+def command(arguments: Namespace) -> int:
+    """`lab identity`: 0 when every cell is identical, 1 otherwise."""
+    cells = from_plan(arguments.plan)
+    show(arguments.json, lambda: to_json(cells), lambda: render(cells))
+    return int(not passed(cells))

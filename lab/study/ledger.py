@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from lab.base import files, vocabulary
-from lab.base.console import print_json
+from lab.base.console import show
 from lab.base.errors import REPOSITORY, BadInput, shown
 from lab.card import phases, recorded
 from lab.judge import verdicts
@@ -233,9 +233,6 @@ def _range(ends: Range) -> str:
 def run(arguments: Namespace) -> int:
     """Print the ledger; 0 always, because a forecast that failed is a result."""
     rows = entries()
-    if arguments.json:
-        objects = [{**asdict(e), "landed": e.landed, "part_pct": e.part_pct} for e in rows]
-        print_json({"entries": objects, "summary": summary(rows)})
-    else:
-        print(render(rows))
+    objects = [{**asdict(e), "landed": e.landed, "part_pct": e.part_pct} for e in rows]
+    show(arguments.json, lambda: {"entries": objects, "summary": summary(rows)}, lambda: render(rows))
     return 0

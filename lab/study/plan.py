@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from lab.base import interval
-from lab.base.console import print_json
+from lab.base.console import show
 from lab.base.errors import BadInput
 from lab.bench import measure
 from lab.card import phases
@@ -34,10 +34,7 @@ def run(arguments: Namespace) -> int:
     if arguments.rows:
         return _own(arguments)
     found = [plan(phases.card(name), arguments.placements, arguments.peers) for name in arguments.phase]
-    if arguments.json:
-        print_json([msgspec.to_builtins(one) for one in found])
-    else:
-        print("\n".join(map(render, found)))
+    show(arguments.json, lambda: msgspec.to_builtins(found), lambda: "\n".join(map(render, found)))
     return 0
 
 

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab.base import devices, files, models, progress
-from lab.base.console import print_json
+from lab.base.console import print_json, show
 from lab.base.errors import BadInput, nearest, shown
 from lab.check import families
 from lab.row import store
@@ -514,10 +514,7 @@ def run(arguments: Namespace) -> int:
     if arguments.write:
         raise BadInput("--write", "stores the whole table", "leave the shape out")
     told = answer(asks.family, device, words(arguments.shape), arguments.precision)
-    if arguments.json:
-        print_json(told)
-    else:
-        print(rendered(told))
+    show(arguments.json, lambda: told, lambda: rendered(told))
     return 0
 
 

@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Meta
 
 from lab.base import files, vocabulary
-from lab.base.console import print_json
+from lab.base.console import show
 from lab.base.errors import BadInput, nearest
 from lab.base.files import Positive
 from lab.study import own
@@ -245,10 +245,7 @@ def run(arguments: Namespace) -> int:
         word = "regression" if failed else "pass"
         said = {"verdict": word, "results": [asdict(r) for r in results], "notes": notes}
         lines, notes = list(map(str, results)), [*notes, f"{word}: {arguments.baseline.name}"]
-    if arguments.json:
-        print_json(said)
-    else:
-        print("\n".join([*lines, *notes]))
+    show(arguments.json, lambda: said, lambda: "\n".join([*lines, *notes]))
     return int(failed)
 
 
