@@ -8,9 +8,7 @@ What is timed is what is checked. Before every visit the activations are drawn a
 timed visits are looked at is drawn once they are over: inputs and outputs of one set are held against the reference. At
 a drawn moment among the blocks the very graph runs on outputs full of junk, and every set is compared.
 
-An arm that remembers its answers works in the first call on a set and not in the others: the first sample of its visits
-is slower, and so is, by the harness's clock, a pass of one call on each set against what its samples say of so many.
-A candidate that does any of this is wrong, and its row has no number.
+A candidate that fails any of this (lab/bench/recheck.py) is wrong, and its row has no number.
 
 `execute` announces each step, and during the timing each change of arm, so that the parent (lab/bench/worker.py) knows
 which arm to blame when this process dies or hangs.
@@ -24,10 +22,8 @@ import importlib
 import math
 import random
 import secrets
-import statistics
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -36,8 +32,10 @@ from msgspec import structs
 from lab.base.errors import BadInput, reason
 from lab.bench import sampling
 from lab.bench.apart import Hands, Nursery, RemoteTimer
-from lab.bench.backend import Backend, added_bytes
-from lab.check import accuracy, families
+from lab.bench.backend import Backend
+from lab.bench.recheck import FIRST_PCT, Look, Wanted, looked_at, recheck, remembers, repeats_less
+from lab.bench.sets import Bench, armed, stir
+from lab.check import accuracy
 from lab.row.records import Role, Status
 
 MEMORY_SHARE = 0.45  # of the GPU's memory, for all arms: the reference works in float64 beside them
@@ -47,11 +45,7 @@ FATAL = (
     *("unspecified launch failure", "illegal instruction", "device-side assert"),
 )
 GPU_BACKEND = "lab.bench.backend:gpu"
-HOLD_CYCLES = 20_000_000  # of the GPU's clock, about 10 ms
-RECHECK_S = 3.0  # of the reference's time; a delta rule of 2048 tokens in float64 takes seconds
 LOOKS, LOOKS_S = 6, 2.0  # of a placement's visits, how many are looked at; in all, for so long an arm
-PASS_PCT, PASS_US = 25.0, 20.0  # by which a pass may take longer than its samples say, beyond what the control's does
-FIRST_PCT = 5.0  # so much slower than the samples behind it, against the control's, is an arm that had to compute
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -78,42 +72,6 @@ class Job(msgspec.Struct, frozen=True):
         if twice := sorted({name for name in names if names.count(name) > 1}):
             what = f'"{twice[0]}" is an arm twice'
             raise BadInput(f"comparison of {self.family} {self.workload}", what, "name each arm once in the card")
-
-
-@dataclass(frozen=True)
-class Bench:
-    """One workload of a family on a backend, as a job asks for it.
-
-    held: what all sets of all arms share, where the family's cases have it (`kernels.common.Cases.held`), made at its
-    first use; marks: what `fingerprint` said of it then.
-    """
-
-    job: Job
-    backend: Backend
-    family: families.Family
-    workload: Any
-    hands: Hands | None = None
-    held: dict[str, Any] = field(default_factory=dict)
-    marks: dict[str, int] = field(default_factory=dict)
-    secret: int = field(default_factory=lambda: secrets.randbits(48))
-
-    def inputs(self, seed: int) -> dict[str, Any]:
-        """The workload's inputs of a seed, the shared ones the same tensors each time."""
-        cases: Any = self.family.cases
-        device = self.backend.device
-        if not hasattr(cases, "held"):
-            made: dict[str, Any] = cases.inputs(self.workload, seed, device)
-            return made
-        if not self.held:
-            for name, tensor in cases.held(self.workload, device).items():
-                self.held[name] = self.hands.shelf.tensor(tensor) if self.hands else tensor
-                self.marks[name] = accuracy.fingerprint(self.held[name], self.secret)
-        return self.held | cases.own(self.workload, seed, device)
-
-    def changed(self) -> str:
-        """ "" or what a candidate did to the shared inputs, which nobody may write."""
-        found = [n for n, tensor in self.held.items() if accuracy.fingerprint(tensor, self.secret) != self.marks[n]]
-        return f'the candidate changed its input "{found[0]}"' if found else ""
 
 
 class Outcome(msgspec.Struct):
@@ -410,198 +368,3 @@ def _timed(
         if state.status == "ok":
             state.timing = compared.arms[arm.name]
     return compared
-
-
-def remembers(controls: Sequence[sampling.Arm], arm: sampling.Arm) -> bool:
-    """Whether nine of ten visits began slower, against the samples behind, than both of the control's in the block did.
-
-    Where nothing is remembered it is about every third.
-    """
-    theirs = map(max, *(control.firsts for control in controls))
-    slower = [here > (1 + FIRST_PCT / 100.0) * there for here, there in zip(arm.firsts, theirs, strict=True)]
-    return sum(slower) >= 0.9 * len(slower)
-
-
-def repeats_less(timer: RemoteTimer, controls: Sequence[sampling.Arm], arm: sampling.Arm) -> str:
-    """ "" or by how much one call on each set takes longer than an arm's samples say that so many calls do.
-
-    What a pass costs by itself (its launch, caches that others used) is what it costs the control or its second self.
-    """
-    over_us = {}
-    for one in (*controls, arm):
-        pass_us, called_us = timer.pass_us(one), len(one.sets) * statistics.median(one.blocks_us)
-        if pass_us is None:
-            return ""
-        over_us[one.name] = pass_us - called_us
-    itself_us = max(0.0, *(over_us[one.name] for one in controls))
-    if over_us[arm.name] <= 1.5 * itself_us + PASS_US + PASS_PCT / 100.0 * called_us:
-        return ""
-    said = f"one call on each set takes {pass_us:.0f} us, where its samples say {called_us:.0f}"
-    return f"{said}: it leaves out what it did before"
-
-
-def armed(bench: Bench, candidate: Any, arm: sampling.Arm, room_bytes: float, first_seed: int) -> None:
-    """Give an arm its sets, as many as the L2 state asks for and `room_bytes` holds.
-
-    prepare_us is the wall clock's, the device idle before and done after, the fastest over the sets: what packing at
-    load costs once memory is at hand. Compiling is over by then, since the check has prepared before. An arm in a
-    process of its own prepares there.
-    """
-    job, backend = bench.job, bench.backend
-    moved = bench.family.cost(bench.workload, candidate.precision).bytes
-    count = sampling.sets_for(moved, backend.l2_bytes, job.l2)
-    count = min(count, max(2 if job.l2 == "cold" else 1, int(min(room_bytes / max(moved, 1.0), count))))
-    fastest_s = math.inf
-    arm.turn, arm.made = 0, first_seed
-    for number in range(count):
-        inputs = bench.inputs(first_seed + number)
-        own = accuracy.outputs(bench.family, candidate, bench.workload, inputs, first_seed + number)
-        if bench.hands:
-            inputs, own = (
-                {key: value if key in bench.held else bench.hands.shelf.tensor(value) for key, value in t.items()}
-                for t in (inputs, own)
-            )
-            args, out = inputs, own
-        else:
-            backend.wait()
-            began = time.perf_counter()
-            args, out = accuracy.prepared(bench.family, candidate, inputs), accuracy.handed(own)
-            backend.wait()
-            fastest_s = min(fastest_s, time.perf_counter() - began)
-            arm.prepare_us, arm.prepared_bytes = 1e6 * fastest_s, added_bytes(args, inputs)
-        arm.sets.append((args, out))
-        arm.inputs.append(inputs)
-        arm.outputs.append(own)
-
-
-def stir(bench: Bench, arm: sampling.Arm) -> None:
-    """Draw every activation anew and set states back, so that no answer of an earlier visit is one of the next.
-
-    Values that are the old ones times a number would not do: of a product an arm could scale its old answer.
-    """
-    arm.stirred = secrets.randbits(48)
-    for number, (inputs, own) in enumerate(zip(arm.inputs, arm.outputs, strict=True)):
-        for name, fresh in drawn(bench, arm.stirred + number).items():
-            inputs[name].copy_(fresh)
-        accuracy.fill(bench.family, inputs, own, 0, "left")
-
-
-def drawn(bench: Bench, seed: int) -> dict[str, Any]:
-    """The floating-point activations of a seed: by the family's `activations` where it has one, which is quicker."""
-    cases = bench.family.cases
-    made = getattr(cases, "activations", cases.inputs)(bench.workload, seed, bench.backend.device)
-    return {name: t for name, t in made.items() if name in cases.ACTIVATIONS and t.is_floating_point()}
-
-
-@dataclass(frozen=True)
-class Look:
-    """What a visit left in one set after so many calls on it. made, stirred: seeds of its inputs and activations."""
-
-    number: int
-    calls: int
-    made: int
-    stirred: int
-    outputs: dict[str, Any]
-
-
-def looked_at(bench: Bench, precision: str, given: dict[str, Any], look: Look) -> str:
-    """ "" or what is wrong with a look. given: the set's inputs made anew: an arm gains nothing by changing its own."""
-    given = given | drawn(bench, look.stirred)
-    calls = look.calls if any(name in given for name in bench.family.cases.IN_PLACE) else 1
-    wanted = _wanted(bench, given, precision, calls)
-    return accuracy.judged(bench.family, bench.workload, precision, {}, given, look.outputs, wanted, calls)[1]
-
-
-Wanted = dict[tuple[int, str, int], tuple[dict[str, Any], float]]
-
-
-def recheck(
-    bench: Bench, candidate: Any, arm: sampling.Arm, timer: sampling.Timer, seed: int, wanted: Wanted | None = None
-) -> tuple[str, float | None]:
-    """("" or what is wrong, largest relative error) of the timed work of every set, on inputs and outputs set anew.
-
-    What is wanted is computed from a copy of the inputs that the candidate does not see. Outputs are filled before the
-    visit, and a state that is updated in place is what the reference makes of it in as many calls as the visit holds.
-    Where the reference takes long, sets are compared in drawn order until RECHECK_S are spent, two of them at least.
-    wanted: the reference's outputs by set, precision and calls, for the arms that are checked with the same seed.
-    Raises what the candidate raises.
-    """
-    family, workload, cases = bench.family, bench.workload, bench.family.cases
-    wanted = {} if wanted is None else wanted
-    visits = 1 if arm.calls >= len(arm.sets) else -(-len(arm.sets) // sampling.VISIT)
-    calls = sampling.runs_of_sets(arm, visits * sampling.VISIT)
-    states: list[dict[str, Any]] = []
-    kept: list[dict[str, Any]] = []
-    for number, (inputs, own) in enumerate(zip(arm.inputs, arm.outputs, strict=True)):
-        fresh = bench.inputs(seed + number)
-        changed = _renew(inputs, fresh, cases.ACTIVATIONS)
-        states.append({name: fresh[name] for name in cases.IN_PLACE if name in own})
-        changed |= any(not accuracy.same_bits(inputs[name], state) for name, state in states[-1].items())
-        if not changed:
-            return "no input differs with another seed, so nothing could be changed", None
-        kept.append(accuracy.copied({name: t for name, t in inputs.items() if name not in bench.held}))
-    # Before the visit, and on the host, where no candidate can reach it.
-    asked: list[tuple[int, str, int]] = []
-    spent_s = 0.0
-    for number in random.Random(seed).sample(range(len(kept)), len(kept)):
-        if len(asked) >= 2 and spent_s > RECHECK_S:
-            break
-        key = (number, candidate.precision, calls[number])
-        if key not in wanted:
-            began = time.perf_counter()
-            given = bench.held | kept[number] | states[number]
-            wanted[key] = _wanted(bench, given, *key[1:]), time.perf_counter() - began
-        asked.append(key)
-        spent_s += wanted[key][1]
-    worst = 0.0
-    for round_, how in enumerate(accuracy.FILLS):
-        if bench.backend.device == "cuda":
-            import torch
-
-            # The filling waits behind this: it falls on what a stream that does not wait for ours has written.
-            torch.cuda._sleep(HOLD_CYCLES)
-        for number, (inputs, own) in enumerate(zip(arm.inputs, arm.outputs, strict=True)):
-            accuracy.fill(family, inputs | states[number], own, seed + 1000 * round_ + number, how)
-        for _ in range(visits):
-            timer.visit(arm, sampling.VISIT)
-        seen = {key[0]: accuracy.copied(arm.outputs[key[0]]) for key in asked}
-        for key in asked:
-            number = key[0]
-            if wrong := accuracy.misused(arm.outputs[number], arm.sets[number][1], arm.inputs[number]):
-                return f"set {number + 1} of {len(kept)}: {wrong}", None
-            errors, wrong = accuracy.judged(
-                family, workload, candidate.precision, kept[number], arm.inputs[number], seen[number], wanted[key][0],
-                calls[number] if cases.IN_PLACE else 1,
-            )  # fmt: skip
-            if wrong:
-                return f"set {number + 1} of {len(kept)}: {wrong}", None
-            worst = max(worst, *(e.relative_error for e in errors))
-    if wrong := bench.changed():
-        return wrong, None
-    for inputs, own in zip(arm.inputs, arm.outputs, strict=True):  # no answer is left for the next arm to find
-        accuracy.fill(family, inputs, own, seed, "finite")
-    return "", worst
-
-
-def _wanted(bench: Bench, inputs: dict[str, Any], precision: str, calls: int) -> dict[str, Any]:
-    """The reference's outputs after so many calls, a state updated in place kept in its own type between them."""
-    cases = bench.family.cases
-    of = getattr(cases, "reference_inputs", lambda _, given, __: given)
-    wanted: dict[str, Any] = {}
-    for _ in range(calls if any(name in inputs for name in cases.IN_PLACE) else 1):
-        wanted = bench.family.reference(of(bench.workload, inputs, precision))
-        inputs = inputs | {name: wanted[name].to(inputs[name]) for name in cases.IN_PLACE if name in inputs}
-    return {name: tensor.cpu() for name, tensor in wanted.items()}
-
-
-def _renew(inputs: dict[str, Any], fresh: dict[str, Any], activations: Sequence[str]) -> bool:
-    """Overwrite the floating-point activations in place; False when nothing changed.
-
-    Weights, caches, sizes and tables stay, because a candidate was prepared, and a launch captured, for them.
-    """
-    changed = False
-    for name, tensor in inputs.items():
-        if name in activations and tensor.is_floating_point() and tensor.shape == fresh[name].shape:
-            changed |= not accuracy.same_bits(tensor, fresh[name])
-            tensor.copy_(fresh[name])
-    return changed

@@ -16,7 +16,7 @@ from msgspec import structs
 
 from lab.base import devices
 from lab.base.errors import BadInput, reason
-from lab.bench import backend, comparison, counters, machine, sampling
+from lab.bench import backend, comparison, counters, machine, sampling, sets
 from lab.bench import measure as measure_plan
 from lab.check import families
 from lab.row import store
@@ -117,7 +117,7 @@ def _compared(row: CrossCheck, target: Target, gap_us: float, seconds: float) ->
     job = comparison.Job(target.family, target.workload, (("control", target.candidate),))
     arm = sampling.Arm(target.candidate, candidate.run, [])
     room_bytes = comparison.MEMORY_SHARE * here.memory_bytes
-    comparison.armed(comparison.Bench(job, here, family, workload), candidate, arm, room_bytes, job.seed)
+    sets.armed(sets.Bench(job, here, family, workload), candidate, arm, room_bytes, job.seed)
     timer = GraphTimer()
     timer.prepare(arm)
     before = machine.clocks()

@@ -240,7 +240,7 @@ def test_what_an_arm_does_in_its_process_costs_it_alone(name: str, status: str, 
 def test_a_time_that_the_harness_cannot_confirm_is_an_error(
     where: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lab.bench.comparison.FIRST_PCT", 1e9)  # a busy machine slows this one and that
+    monkeypatch.setattr("lab.bench.recheck.FIRST_PCT", 1e9)  # a busy machine slows this one and that
     control, found = compared("honest", where=where).arms
     assert (found.status, found.timing) == ("error", None)
     assert said in found.message

@@ -159,8 +159,8 @@ def test_row_says_what_repacking_cost(tmp_path: Path, monkeypatch: pytest.Monkey
     skipped = arm(done("plain", "absent"), "absent")
     assert (skipped.prepare_us, skipped.prepared_bytes) == (None, None)
     x = torch.ones(8)
-    assert comparison.added_bytes({"x": x[2:], "w": (w := torch.ones(4)), "again": w[1:], "scale": 2.0}, {"x": x}) == 16
-    assert comparison.added_bytes({"layer": object()}, {"x": x}) is None
+    assert backend.added_bytes({"x": x[2:], "w": (w := torch.ones(4)), "again": w[1:], "scale": 2.0}, {"x": x}) == 16
+    assert backend.added_bytes({"layer": object()}, {"x": x}) is None
 
 
 def test_one_name_is_one_arm() -> None:

@@ -12,7 +12,7 @@ import torch
 from msgspec import structs
 
 from kernels.common import Candidate, Tensors, Workload
-from lab.bench import comparison, sampling
+from lab.bench import recheck, sampling, sets
 from lab.bench.comparison import Done, Job, execute
 from lab.check import accuracy
 from tests.bench import fake_bench
@@ -34,8 +34,8 @@ def one_arm(name: str = "plain") -> tuple[Any, Workload, sampling.Arm, Any]:
 
 
 def rechecked(family: Any, workload: Any, arm: sampling.Arm, timer: Any, backend: Any = None) -> Any:
-    bench = comparison.Bench(JOB, backend or fake_bench.cpu(), family, workload)
-    return comparison.recheck(bench, family.candidate(arm.name), arm, timer, 7)
+    bench = sets.Bench(JOB, backend or fake_bench.cpu(), family, workload)
+    return recheck.recheck(bench, family.candidate(arm.name), arm, timer, 7)
 
 
 def test_no_two_checks_and_no_two_sets_see_the_same_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,13 +127,13 @@ def test_the_fastest_prepare_is_what_a_row_says(monkeypatch: pytest.MonkeyPatch)
         now += next(took)
         return inputs
 
-    monkeypatch.setattr(comparison, "time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(sets, "time", SimpleNamespace(perf_counter=lambda: now))
     family = fake_bench.load("toy")
     candidate = Candidate("slow", "f32", family.candidate("plain").run, prepare=prepare)
     workload = family.workload("n63")
     backend = replace(fake_bench.cpu(), l2_bytes=10**6)
     arm = sampling.Arm("slow", candidate.run, [])
-    comparison.armed(comparison.Bench(JOB, backend, family, workload), candidate, arm, 1e12, 1)
+    sets.armed(sets.Bench(JOB, backend, family, workload), candidate, arm, 1e12, 1)
     assert len(arm.sets) >= 5
     assert arm.prepare_us == pytest.approx(1e3)
 
@@ -163,7 +163,7 @@ def test_an_arm_with_too_little_room_keeps_two_sets_and_a_warm_one_has_one() -> 
     candidate, workload = family.candidate("plain"), family.workload("n500")
     backend = replace(fake_bench.cpu(), l2_bytes=10**6)
     for l2, room, wanted in (("cold", 1.0, 2), ("warm", 1e12, 1), ("cold", 6001.0 * 3, 3)):
-        bench = comparison.Bench(structs.replace(JOB, l2=l2), backend, family, workload)
+        bench = sets.Bench(structs.replace(JOB, l2=l2), backend, family, workload)
         arm = sampling.Arm("plain", candidate.run, [])
-        comparison.armed(bench, candidate, arm, room, 1)
+        sets.armed(bench, candidate, arm, room, 1)
         assert len(arm.sets) == wanted, (l2, room)
