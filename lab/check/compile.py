@@ -27,7 +27,7 @@ from lab.check.child import Child
 
 TARGETS = (80, 90, 100, 120, 121)
 FAMILIES = "lab.check.families:load"
-PROBE = "kernels.nvfp4.probe:probe"
+PROBE = "kernels.dot_scaled:probe"
 JOB_LIMIT_S = 1800.0
 WIDTH = 120
 
@@ -45,7 +45,7 @@ def compile_family(name: str, targets: Sequence[int] = TARGETS, provider: str = 
 
 
 def probe_rows(targets: Sequence[int] = (90, 100, 120, 121)) -> list[AotRow]:
-    """What the installed Triton makes of `tl.dot_scaled` on two e2m1 operands (kernels/nvfp4/probe.py), live."""
+    """What the installed Triton makes of `tl.dot_scaled` on two e2m1 operands (kernels/dot_scaled.py), live."""
     return compile_family("dot_scaled", targets, PROBE)
 
 

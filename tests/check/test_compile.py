@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.nvfp4 import probe
+from kernels import dot_scaled
 from lab.base import devices
 from lab.check import aot, compile
 from lab.check.aot import AotRow, matrix_instruction, occupancy, one_line
@@ -320,7 +320,7 @@ def _kept(version: str, target: int, label: str) -> AotRow:
 class TestDotScaledByTriton:
     """The finding, from the rows kept under profiles/aot/, and those rows against the installed Triton."""
 
-    group32, group16 = tuple(probe.FORMATS)
+    group32, group16 = tuple(dot_scaled.FORMATS)
 
     @pytest.mark.parametrize("version", ["3.6.0", "3.7.1"])
     def test_before_3_8_gb10_has_no_native_e2m1(self, version: str) -> None:
