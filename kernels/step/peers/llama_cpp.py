@@ -1,0 +1,76 @@
+"""A user's llama-batched-bench on the step's weights: `python -m kernels.step.peers.llama_cpp --binary B --model F`.
+
+The file is gguf_file.py's. Prints what the tool prints as JSON lines, whole or not at all, with the lines of its log
+that name build and GPU; `lab judge CARD --rows candidate=OUT` and `lab.study.own.read` read it. A prefill without
+decode takes --ntg 0. The tool needs room for npl * (npp + ntg) tokens in its cache, which -c asks for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+NEEDED = ("pp", "tg", "pl", "speed_pp", "speed_tg")
+LOGGED = ("build", "Device ", "loaded meta data")  # what names build, GPU and model
+LONGEST_S = 3600
+
+
+def command(binary: Path, model: Path, npl: Sequence[int], npp: int, ntg: int, more: Sequence[str] = ()) -> list[str]:
+    """The words of a run on one GPU with every layer on it; `more` comes last, such as ("-ctk", "q8_0")."""
+    sizes = ["-npp", str(npp), "-ntg", str(ntg), "-npl", ",".join(map(str, npl)), "-c", str(max(npl) * (npp + ntg))]
+    return [str(binary), "-m", str(model), "-ngl", "99", "-fa", "on", *sizes, "--output-format", "jsonl", *more]
+
+
+def run(words: Sequence[str]) -> str:
+    """What the tool printed; raises ValueError in one line where it failed, or a line of a size is missing."""
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=LONGEST_S)
+    except (OSError, subprocess.TimeoutExpired) as problem:
+        raise ValueError(f"{words[0]}: cannot be run ({problem}); pass the path of llama-batched-bench") from None
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["nothing on stderr"])[-1]
+        raise ValueError(f"{words[0]}: exited with {done.returncode}: {last}; run it by itself and mend that")
+    try:
+        rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    except ValueError as problem:
+        raise ValueError(f"{words[0]}: printed a line that is no JSON ({problem}); it was stopped: run again") from None
+    wanted = words[words.index("-npl") + 1].split(",")
+    missing = [n for n in wanted if not any(str(r.get("pl")) == n and all(k in r for k in NEEDED) for r in rows)]
+    if missing:
+        raise ValueError(f"{words[0]}: printed no line for npl {missing[0]}; it may lack memory: give fewer --npl")
+    log = [line for line in done.stderr.splitlines() if any(word in line for word in LOGGED)]
+    return "\n".join((*log, *map(json.dumps, rows))) + "\n"
+
+
+def main() -> None:
+    """Run it, and write what it printed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--binary", type=Path, required=True, help="a llama-batched-bench")
+    parser.add_argument("--model", type=Path, required=True, help="a file of kernels.step.peers.gguf_file")
+    parser.add_argument("--npl", default="1,8,32,128")
+    parser.add_argument("--npp", type=int, default=1024)
+    parser.add_argument("--ntg", type=int, default=64)
+    parser.add_argument("--out", type=Path, help="a file; else standard output")
+    parser.add_argument("more", nargs="*", help="further words for the tool, after --")
+    asked = parser.parse_args()
+    try:
+        sizes = [int(n) for n in asked.npl.split(",")]
+        text = run(command(asked.binary, asked.model, sizes, asked.npp, asked.ntg, asked.more))
+    except ValueError as problem:
+        print(f"llama_cpp: {problem}", file=sys.stderr)
+        raise SystemExit(2) from None
+    if not asked.out:
+        print(text, end="")
+        return
+    scratch = asked.out.with_name(f".{asked.out.name}.part")
+    scratch.write_text(text, encoding="utf-8")
+    os.replace(scratch, asked.out)
+
+
+if __name__ == "__main__":
+    main()
