@@ -73,6 +73,7 @@ def parts(workload: Workload, precision: str) -> dict[str, Cost]:
 
 
 def cost(workload: Workload, precision: str) -> Cost:
-    """The sum of the parts, on the "bf16" pipe."""
+    """The sum of the parts, on the fastest pipe that one of them is on: no step is faster than that allows."""
     every = parts(workload, precision).values()
-    return Cost(sum(part.flops for part in every), sum(part.bytes for part in every))
+    pipe = "fp8" if any(part.pipe == "fp8" for part in every) else "bf16"
+    return Cost(sum(part.flops for part in every), sum(part.bytes for part in every), pipe)

@@ -193,6 +193,11 @@ COMMANDS = {
         arg("name", nargs="?", help="of the card or family; a device is the GPU here"),
         arg("--family", help="with card: ask about this family's kernels"),
     ), json=False),
+    "predict": Command("lab.study.composed:run",
+        "what a step's cards are expected to show, from rows of the kernels that it launches, and what they showed", (
+        CARDS,
+        arg("phase", nargs="*", help="card ids; default every card that can be predicted"),
+    )),
     "plan": Command("lab.study.plan:run",
         "what measuring a card costs, and the smallest effect that its intervals would show", (
         CARDS,

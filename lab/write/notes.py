@@ -7,6 +7,7 @@ the paired blocks), and beside them stand the card's other arms and the fastest 
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,10 +20,13 @@ from lab.judge import evidence, verdicts
 from lab.place import roofline
 from lab.row import store
 from lab.row.records import Measurement
+from lab.study import composed
 from lab.write import figures
 
 # Between these lines of each kernels/<family>/NOTES.md stands the table.
 MARKS = ("<!-- written by lab write --notes -->", "<!-- end -->")
+FLOORS = ("<!-- floors by lab write --notes -->", "<!-- end of floors -->")
+EXPECTED = ("<!-- expected by lab write --notes -->", "<!-- end of expected -->")
 HEAD = (
     "Median us of the runs that each verdict stands on. Change: the candidate's, median of the paired blocks. Of",
     "roofline: the datasheet's floor over the candidate's time. Other arms: the card's, and the run's fastest rival.",
@@ -38,8 +42,43 @@ def path(family: str) -> Path:
 
 
 def written(family: str, text: str) -> str:
-    """The notes' text with their table made again; BadInput where its marks are gone."""
+    """The notes' text with their tables made again; BadInput where the marks of the results are gone."""
+    for marks, lines in ((FLOORS, floors), (EXPECTED, expected)):
+        if marks[0] in text:
+            text = between(text, marks, lines(family), path(family))
     return between(text, MARKS, table(family), path(family))
+
+
+def floors(family: str, device_id: str = "h200") -> list[str]:
+    """Of a family whose cost is in parts: each part's floor at the measured ceilings, ms, at every real shape.
+
+    In the precision that moves the fewest bytes.
+    """
+    parts = importlib.import_module(f"kernels.{family}.cost").parts
+    loaded, device = families.load(family), devices.get(device_id)
+    shapes = [w for w in loaded.cases.WORKLOADS if w.source]
+    precision = min({c.precision for c in loaded.candidates.values() if not c.no_route},
+                    key=lambda word: loaded.cost(shapes[0], word).bytes)  # fmt: skip
+    lines: list[str] = []
+    for w in shapes:
+        each = {name: composed.floor_us(device, cost) / 1e3 for name, cost in parts(w, precision).items()}
+        if not lines:
+            lines = [f"| {precision}, ms | {' | '.join(each)} | sum |", "|---" * (len(each) + 2) + "|"]
+        cells = [f"{ms:.2f}" if ms < 100 else f"{ms:.0f}" for ms in (*each.values(), sum(each.values()))]
+        lines.append(f"| `{w.id}` | {' | '.join(cells)} |")
+    return lines
+
+
+def expected(family: str) -> list[str]:
+    """Of a family that is made of others' kernels: what its cards are expected to show, and what they showed."""
+    lines = ["| card | workload | control ms | expected | within | measured |", "|---|---|---|---|---|---|"]
+    for card in (card for card in composed.cards() if card.family == family):
+        for one in composed.lines(card):
+            seen = "-" if one.measured_pct is None else f"{one.measured_pct:+.1f} %" + " outside" * (not one.inside)
+            cells = (one.card, f"`{one.workload}`", f"{one.control_us / 1e3:.2f}", f"{one.change_pct:+.1f} %",
+                     f"{one.low_pct:+.1f} to {one.high_pct:+.1f} %", seen)  # fmt: skip
+            lines.append(f"| {' | '.join(cells)} |")
+    return lines
 
 
 def table(family: str) -> list[str]:

@@ -192,8 +192,8 @@ def test_memory_is_refused_with_the_number_before_anything_is_made() -> None:
     assert "128 sequences of 1025 tokens" in said
     few = BY_ID["decode_q36-27b_npl1_ctx1024"]
     assert sum(memory(few, Config(gate_up=True)).values()) > sum(memory(few).values()) + 6e9
-    fp8 = BY_ID["decode_q36-27b_npl32_ctx1024_cache-fp8"]
-    assert memory(fp8)["caches"] * 2 == memory(BY_ID["decode_q36-27b_npl32_ctx1024"])["caches"]
+    fp8 = BY_ID["decode_q36-27b_l16_npl32_ctx1024_cache-fp8"]
+    assert memory(fp8)["caches"] * 2 == memory(BY_ID["decode_q36-27b_l16_npl32_ctx1024"])["caches"]
 
 
 def test_a_candidate_refuses_what_its_gpu_cannot_hold(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,141 @@
+"""The kernels that a step launches, by configuration: what its time is predicted from (lab/study/composed.py).
+
+A call names a family's workload by its axes and, where the configuration says which, the candidate; else the router's
+choice is meant. What no family measures (norms, gates, library products) has a cost and a number of launches instead.
+Only what stands here can change a prediction, so a lever that is forgotten here is predicted to change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kernels.common import Cost, Workload
+from kernels.step.cases import model_of, new_tokens
+from kernels.step.config import W4A8_FROM, Config, of
+from kernels.step.cost import parts
+
+PARTIAL_SUMS = 4.0 * 132 * 128 * 128  # bytes in which a product of many tokens adds up: a tile for each multiprocessor
+SUMS_FROM = 17  # tokens, the fewest at which products add up in memory
+NOTHING = Cost(0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Call:
+    """`times` equal calls of a step. part: which it is of.
+
+    family, axes: a workload of that family; name: its candidate, "" the router's for `precision` ("" the usual one).
+    Without a family: cost and launches of one call.
+    """
+
+    part: str
+    times: float
+    family: str = ""
+    axes: Mapping[str, int | str] = field(default_factory=dict)
+    name: str = ""
+    precision: str = ""
+    cost: Cost = NOTHING
+    launches: int = 1
+
+
+def calls(workload: Workload, name: str) -> tuple[Call, ...]:
+    """Of the candidate with this name; KeyError for one that is no configuration."""
+    config, model, new = of(name), model_of(workload), new_tokens(workload)
+    attention, tokens = model.kinds.count("attention"), sum(new)
+    gdn = model.layers - attention
+    found = [*_products(workload, config), *_recurrence(workload, config, gdn), *_attention(workload, attention)]
+    found += _small(workload, config, gdn, attention)
+    head = parts(workload, config.precision)["head"]
+    rows = tokens if config.all_logits else len(new)
+    logits = (2.0 + 4.0) * rows * model.vocab
+    found.append(Call("head", 1, cost=Cost(2.0 * rows * model.vocab * model.hidden, head.bytes + logits), launches=4))
+    return tuple(found)
+
+
+def host_launches(workload: Workload, name: str) -> float:
+    """How often a step that is not captured asks the driver for something."""
+    if of(name).replayed:
+        return 1
+    return sum(call.times * (call.launches if not call.family else 1) for call in calls(workload, name))
+
+
+def _products(workload: Workload, config: Config) -> list[Call]:
+    model, new = model_of(workload), new_tokens(workload)
+    tokens, found = sum(new), dict[tuple[str, int, int, int], float]()
+    sizes = model.linears()
+    for name, (n, k) in sizes.items():
+        at, _, own = name.rpartition(".")
+        part = "ffn" if ".mlp." in name else "gdn products" if ".linear_attn." in name else "attention products"
+        if own in ("gate_proj", "in_proj_qkv") and (config.gate_up if own == "gate_proj" else config.packing == "all"):
+            n += sizes[f"{at}.{'up_proj' if own == 'gate_proj' else 'in_proj_z'}"][0]
+        elif own in ("up_proj", "in_proj_z") and (config.gate_up if own == "up_proj" else config.packing == "all"):
+            continue
+        alone = config.per_sequence and own == "out_proj"
+        key = (part, 1 if alone else tokens, n, k)
+        found[key] = found.get(key, 0) + (len(new) if alone else 1)
+    made = []
+    for (part, m, n, k), times in found.items():
+        narrow = config.products == "w4a8" and m >= W4A8_FROM
+        name = "cuda_w4a8" if narrow else "cuda_decode_chained" if config.launch == "chained" else ""
+        axes: dict[str, int | str] = {"M": m, "N": n, "K": k}
+        made.append(Call(part, times, "nvfp4", axes, name, "nvfp4-w4a8-fast" if narrow else ""))
+        if config.scratch and m >= SUMS_FROM:
+            made.append(Call("scratch", times, cost=Cost(0.0, PARTIAL_SUMS), launches=2))
+    return made
+
+
+def _recurrence(workload: Workload, config: Config, gdn: int) -> list[Call]:
+    model, new = model_of(workload), new_tokens(workload)
+    state = str(workload.axes.get("state_dtype", "f32"))
+    heads: dict[str, int | str] = {"Hk": model.gdn_k_heads, "Hv": model.gdn_v_heads, "D": model.gdn_dim}
+    mixed = 2.0 * sum(new) * model.channels
+    if max(new) > 1:  # convolution and gates of a prompt are plain torch: a dozen passes over the mixed rows
+        around = Cost(0.0, 12 * mixed)
+        scan: dict[str, int | str] = {"T": max(new), "batch": len(new), **heads}
+        return [Call("gdn", gdn, cost=around, launches=10 + 3 * len(new)), Call("gdn", gdn, "gdn", scan)]
+    axes = {"batch": len(new), **heads, "state_dtype": state, "dtype": "bf16", "pad": 0}
+    if config.recurrence == "fused":
+        return [Call("gdn", gdn, "gdn", {"op": "conv_decode", **axes}, "cuda_decode_conv")]
+    forms = {"by_id": "recurrent_decode", "gathered": "recurrent_decode_gathered", "copied": "recurrent_decode_copied"}
+    step = Call("gdn", gdn, "gdn", {"op": "decode", **axes}, forms[config.state])
+    return [step, Call("gdn", gdn, cost=Cost(0.0, 5 * mixed), launches=2)]
+
+
+def _attention(workload: Workload, attention: int) -> list[Call]:
+    model, new, ctx = model_of(workload), new_tokens(workload), workload["ctx"]
+    if max(new) > 1:
+        need = parts(workload, "nvfp4-w4a16")["attention"]
+        each = Cost(need.flops / attention, 3 * need.bytes / attention)  # pages gathered, read again
+        return [Call("attention", attention, cost=each, launches=8 * len(new))]
+    axes = {"ctx": max(ctx, 1), "batch": len(new), "Hq": model.heads, "Hkv": model.kv_heads, "D": model.head_dim}
+    form = "fp8-kv" if workload.axes.get("cache") == "fp8" else "bf16"
+    return [Call("attention", attention, "kv", {**axes, "page": 16}, precision=form)]
+
+
+def _small(workload: Workload, config: Config, gdn: int, attention: int) -> list[Call]:
+    """Between the large kernels: bytes in and out, a launch each."""
+    model, new = model_of(workload), new_tokens(workload)
+    tokens = float(sum(new))
+    stream = 4.0 if config.stream == "f32" else 2.0
+    value, query = 2.0 * model.gdn_v_heads * model.gdn_dim, 2.0 * model.heads * model.head_dim
+    alphas = 2.0 * 2 * model.gdn_v_heads * model.hidden
+
+    def moved(part: str, times: float, each: float, launches: int = 1) -> Call:
+        return Call(part, times, cost=Cost(0.0, each), launches=launches)
+
+    found = [
+        moved("residual", 2 * model.layers, tokens * model.hidden * (2 * stream + 2 * 2.0)),
+        moved("small", gdn, tokens * 3 * value),
+        moved("small", attention, tokens * (3 * query + 8.0 * model.kv_heads * model.head_dim)),
+        moved("small", attention, tokens * 4 * query),
+        moved("activation", model.layers, tokens * 3 * 2.0 * model.ffn),
+        moved("small", 1, tokens * model.hidden * 8, 8),
+        moved("alpha and beta", gdn, alphas, 1 if config.packing != "none" else 2),
+    ]
+    if config.packing != "none" and tokens > 1:
+        found.append(moved("copies", gdn, tokens * 8.0 * model.gdn_v_heads, 2))
+    if config.packing == "all" and tokens > 1:
+        found.append(moved("copies", gdn, tokens * 2 * (2.0 * model.channels + value), 2))
+    if config.per_sequence:
+        found.append(moved("copies", gdn, tokens * 4.0 * model.hidden))
+    return found

@@ -1,0 +1,276 @@
+"""`lab predict`: what a step is expected to take, and a lever to change, from the kernels that it launches.
+
+A family whose workloads are made of other families' kernels says in kernels/<family>/calls.py which ones an arm
+launches, how often. Each is timed by the newest cold row of just that problem and, where there is none, by the router's
+time model with its interval. What no family measures counts by its floor at the measured ceilings and by launches: a
+library product takes SLACK times the floor, what only moves bytes MOVED, and each launch adds a time within SMALL_US.
+What two arms share cancels, so the interval
+of a change is that of the calls in which they differ. It is written before a card is measured and graded by it
+afterwards: `measured` is empty until rows exist.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from argparse import Namespace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from typing import Any
+
+from lab.base import devices
+from lab.base.console import print_json, table
+from lab.base.errors import BadInput
+from lab.card import phases
+from lab.check import families
+from lab.judge import evidence
+from lab.place import ceilings, roofline
+from lab.row import store
+from lab.row.records import Measurement
+from lab.study import routes
+
+PROCESS = 0.02  # by which the same kernel differs from process to process on an H200, at most
+SLACK = 1.0, 1.15, 1.5  # times the floor that a library product takes: least, expected, most
+MOVED = 0.25, 1.0, 1.5  # the same of what only moves bytes, which may lie in the L2 cache
+SMALL_US = 0.3, 1.5, 4.0  # that a launch adds in a captured chain: least (the gap of a graph), expected, most
+Counts = dict[str, tuple[Any, float]]
+HOST_US = 4.0, 10.0, 25.0  # of the host for a launch from Python, where a step is not captured
+
+
+@dataclass(frozen=True)
+class Time:
+    """Expected time in us with the interval that it lies in, and what it comes from."""
+
+    us: float
+    low: float
+    high: float
+    how: str = ""
+
+    def __add__(self, other: Time) -> Time:
+        return Time(self.us + other.us, self.low + other.low, self.high + other.high)
+
+    def times(self, count: float) -> Time:
+        """So many of them; a negative count takes them away, and turns the interval over."""
+        low, high = sorted((count * self.low, count * self.high))
+        return Time(count * self.us, low, high, self.how)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A required change of a card: expected and measured, in %, of the control's step; None without either.
+
+    control_us: the control's expected step. parts: what the change is made of, us by part.
+    """
+
+    card: str
+    workload: str
+    control: str
+    candidate: str
+    control_us: float
+    change_pct: float
+    low_pct: float
+    high_pct: float
+    parts: Mapping[str, float]
+    measured_pct: float | None = None
+
+    @property
+    def inside(self) -> bool | None:
+        """Whether what was measured lies in the interval; None before it was measured."""
+        return None if self.measured_pct is None else self.low_pct <= self.measured_pct <= self.high_pct
+
+
+def calls_of(family: str) -> Any:
+    """The module kernels/<family>/calls.py; BadInput for a family that is no composition."""
+    if importlib.util.find_spec(f"kernels.{family}.calls") is None:
+        raise BadInput(
+            families.FOLDER / family, "calls.py is missing", "only what is made of others' kernels is predicted"
+        )
+    return importlib.import_module(f"kernels.{family}.calls")
+
+
+def time_of(call: Any, device: devices.Device) -> Time:
+    """One call's time. Raises BadInput where neither a row nor the router knows it."""
+    if not call.family:
+        ends = (share * floor_us(device, call.cost) for share in (SLACK if call.cost.flops else MOVED))
+        low, us, high = (end + call.launches * more for end, more in zip(ends, SMALL_US, strict=True))
+        return Time(us, low, high, "floor and launches")
+    rows = _rows(device.id, call.family)
+    if row := _nearest(rows, call.name, call.axes):
+        return _of_row(row)
+    asks = routes.router(call.family)
+    try:
+        asked, _ = asks.asked({axis: str(value) for axis, value in call.axes.items()})
+        choice = routes.choose(asks, asked, device, (call.precision,) if call.precision else ())
+    except ValueError as problem:
+        raise BadInput(f"lab predict: {call.family}", str(problem), "measure that call by itself") from None
+    name = call.name if call.name in choice.times_us else choice.candidate
+    if row := _nearest(rows, name, call.axes):
+        found = _of_row(row)
+    elif fitted := choice.fitted.get(name):
+        found = Time(fitted.us, fitted.low, fitted.high, f"{name}, by the time model")
+    else:
+        what = f"{choice.candidate} was not measured at {dict(call.axes)}"
+        raise BadInput(f"profiles/{device.id}", what, f"measure it, or `lab routes {call.family} --calibrate`")
+    if call.name not in ("", name):  # a launch form that was not timed there: at best a fifth faster
+        found = replace(found, low=0.8 * found.low, how=f"{found.how}, launched otherwise")
+    return found
+
+
+def _of_row(row: Measurement) -> Time:
+    us = row.time_us or 0.0
+    return Time(us, us * (1 - PROCESS), us * (1 + PROCESS), f"{row.name} {row.workload_id}")
+
+
+def floor_us(device: devices.Device, cost: Any) -> float:
+    """Of a cost at the device's measured ceilings; a pipe without one counts at the datasheet's peak."""
+    us = ceilings.floor_us(device.id, cost.flops, cost.bytes, cost.pipe)
+    if us is None:
+        moved = ceilings.floor_us(device.id, 0.0, cost.bytes, "bf16")
+        if moved is None:
+            raise BadInput(f"profiles/{device.id}", "its ceilings were not measured", "`lab roofline --measure` there")
+        us = max(moved, roofline.place(device, cost.flops, cost.bytes, cost.pipe).compute_us)
+    return us
+
+
+@cache
+def _rows(device: str, family: str) -> tuple[Measurement, ...]:
+    rows = store.rows(device, family=family)
+    return tuple(r for r in rows if r.time_us and r.l2 == "cold" and r.timer == "graph")
+
+
+def _nearest(rows: Iterable[Measurement], name: str, axes: Mapping[str, int | str]) -> Measurement | None:
+    """The newest row of a candidate at these axes; of several problems that have them, the one with fewest others."""
+    fit = [r for r in rows if r.name == name and axes.items() <= {**r.workload}.items()]
+    return min(fit, key=lambda r: (len(r.workload), -_order(r.run)), default=None)
+
+
+def _order(run: str) -> int:
+    return int("".join(c for c in run if c.isdigit()) or 0)
+
+
+def expected(family: str, workload: str, name: str, device: devices.Device, timer: str = "graph") -> Time:
+    """The whole of an arm's step. timer: "events" launches from the host what does not replay itself."""
+    total = _sum(_counts(family, workload, name).values(), device)
+    return total + waiting(family, workload, name, total) if timer == "events" else total
+
+
+def _sum(counts: Iterable[tuple[Any, float]], device: devices.Device) -> Time:
+    total = Time(0.0, 0.0, 0.0)
+    for call, times in counts:
+        total += time_of(call, device).times(times)
+    return total
+
+
+def waiting(family: str, workload: str, name: str, step: Time) -> Time:
+    """By how much the host is slower than the device, where it launches one by one."""
+    launches = calls_of(family).host_launches(families.bare(family).workload(workload), name)
+    low, us, high = (launches * each if launches > 1 else 0.0 for each in HOST_US)
+    return Time(max(0.0, us - step.us), max(0.0, low - step.high), max(0.0, high - step.low))
+
+
+def _counts(family: str, workload: str, name: str) -> Counts:
+    """What a call is, in words -> the call and how often it is made.
+
+    Launches, and bytes that are only moved, are counted one by one, so that those which two arms share cancel.
+    """
+    try:
+        made = calls_of(family).calls(families.bare(family).workload(workload), name)
+    except KeyError:
+        raise BadInput(family, f'"{name}" is no configuration', "predict a candidate that calls.py knows") from None
+    parted = [call for call in made if call.family]
+    for call in (call for call in made if not call.family):
+        one, byte = replace(call.cost, flops=0.0, bytes=0.0), replace(call.cost, bytes=1.0)
+        parted.append(replace(call, part="launches", times=call.times * call.launches, cost=one, launches=1))
+        moved = replace(call, times=call.times * call.cost.bytes, cost=byte, launches=0)
+        parted.append(replace(call, launches=0) if call.cost.flops else moved)
+    found: Counts = {}
+    for call in parted:
+        key = str(replace(call, times=0, axes=dict(sorted(call.axes.items()))))
+        found[key] = call, found.get(key, (call, 0.0))[1] + call.times
+    return found
+
+
+def change(
+    family: str, control: tuple[str, str], candidate: tuple[str, str], device: devices.Device, timer: str = "graph"
+) -> tuple[Time, Time, dict[str, float]]:
+    """(the control's step, the candidate's less it, that by part in us) of two (workload, name)."""
+    before, after = _counts(family, *control), _counts(family, *candidate)
+    difference, parts = Time(0.0, 0.0, 0.0), dict[str, float]()
+    for key in {**before, **after}:
+        call = (before.get(key) or after[key])[0]
+        was, now = (side[key][1] if key in side else 0.0 for side in (before, after))
+        if now != was:
+            one = time_of(call, device).times(now - was)
+            difference += one
+            parts[call.part] = parts.get(call.part, 0.0) + one.us
+    base = _sum(before.values(), device)
+    if timer == "events":
+        ahead, behind = waiting(family, *control, base), waiting(family, *candidate, base + difference)
+        difference += behind + ahead.times(-1)
+        return base + ahead, difference, {**parts, "waiting for the host": behind.us - ahead.us}
+    return base, difference, parts
+
+
+def lines(card: phases.Card) -> list[Line]:
+    """The required changes of a card's time, in the gate's order; BadInput where one cannot be predicted."""
+    device, found = devices.get(card.device), []
+    pairs = evidence.pairs(store.rows(card.device, card.id))
+    for c in card.gate.require:
+        if c.compare != "change" or c.metric != "kernel_us":
+            continue
+        control = (c.against, card.candidate) if c.against else (c.workload, card.control)
+        timer = card.measure.timer or "graph"
+        base, by, parts = change(card.family, control, (c.workload, card.candidate), device, timer)
+        bounds = [100 * part / whole for part in (by.low, by.high) for whole in (base.low, base.high)]
+        if timer == "events":  # the waiting that goes away is a part of the control's step
+            bounds = [100 * part / (base.low - min(part, 0.0)) for part in (by.low, by.high)]
+        found.append(
+            Line(
+                card.id, c.workload, " ".join(reversed(control)) if c.against else control[1], card.candidate, base.us,
+                100 * by.us / base.us, min(bounds), max(bounds), parts, _measured(pairs, c, card),
+            )
+        )  # fmt: skip
+    return found
+
+
+def _measured(pairs: Mapping[str, Any], c: Any, card: phases.Card) -> float | None:
+    control, candidate = pairs.get(c.workload, (None, None))
+    if c.against:
+        control = pairs.get(c.against, (None, None))[1]
+        if control is None or candidate is None or not control.time_us or not candidate.time_us:
+            return None
+        return 100 * float(candidate.time_us / control.time_us - 1)
+    seen = evidence.change_pct(control, candidate)
+    return None if seen is None else seen[0]
+
+
+def cards() -> list[phases.Card]:
+    """Those whose family is made of other families' kernels."""
+    return [c for c in phases.cards().values() if c.family and (families.FOLDER / c.family / "calls.py").exists()]
+
+
+def rendered(found: Iterable[Line]) -> str:
+    """The lines as a table."""
+    header = ("card", "workload", "control ms", "expected %", "within", "measured %")
+    shown = [
+        (
+            line.card, line.workload, f"{line.control_us / 1e3:.2f}", f"{line.change_pct:+.1f}",
+            f"{line.low_pct:+.1f} to {line.high_pct:+.1f}",
+            "-" if line.measured_pct is None else f"{line.measured_pct:+.1f}" + ("" if line.inside else " outside"),
+        )
+        for line in found
+    ]  # fmt: skip
+    widths = [max(map(len, column)) for column in zip(header, *shown, strict=True)]
+    return table(header, shown, widths)
+
+
+def run(arguments: Namespace) -> int:
+    """`lab predict [CARD...]`: expected against measured of the cards named, else of all that can be predicted."""
+    named = [phases.card(name) for name in arguments.phase] or cards()
+    found = [line for card in named for line in lines(card)]
+    if arguments.json:
+        print_json([{**asdict(line), "inside": line.inside} for line in found])
+    else:
+        print(rendered(found))
+    return 0
