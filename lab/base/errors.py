@@ -66,3 +66,9 @@ def nearest(word: str, known: Iterable[str]) -> str:
     if close:
         return f'did you mean "{close[0]}"?'
     return "valid: " + ", ".join(options[:12]) + (", ..." if len(options) > 12 else "")
+
+
+def refuse_unknown(where: str | Path, what: str, word: str, known: Iterable[str]) -> None:
+    """Raise BadInput for a word that is not known, naming the nearest that is. what: which kind of word it is."""
+    if word not in (words := list(known)):
+        raise BadInput(where, f'no {what} is named "{word}"', nearest(word, words))

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from lab.base import devices
+from lab.base import devices, errors
 from lab.base.errors import REPOSITORY, BadInput, anonymous, nearest, plain
 from lab.card.phases import Card
 from lab.check import interpreter
@@ -86,8 +86,7 @@ class Family:
         every = [w for role in ("measure", "check") for w in self.cases.WORKLOADS if w.role == role]
         known = {axis: [w.axes[axis] for w in every if axis in w.axes] for w in every for axis in w.axes}
         for axis, word in given.items():
-            if axis not in known:
-                raise BadInput(where, f'no axis is named "{axis}"', nearest(axis, known))
+            errors.refuse_unknown(where, "axis", axis, known)
             number = isinstance(known[axis][0], int)
             if number and not (word.isascii() and word.isdigit() and (int(word) > 0 or 0 in known[axis])):
                 raise BadInput(where, f'"{axis}={word}" is no size', "write a whole number above zero")
@@ -149,8 +148,7 @@ def bare(name: str) -> Family:
     Raises BadInput when there is none of that name, when it lacks its reference, cost or cases, or when Hugging Face's
     package named `kernels` shadows ours.
     """
-    if name not in names():
-        raise BadInput(FOLDER, f'no family is named "{name}"', nearest(name, names()))
+    errors.refuse_unknown(FOLDER, "family", name, names())
     folder = FOLDER / name
     for file in NEEDED_FILES:
         if not (folder / file).exists():
@@ -349,8 +347,7 @@ def launches(name: str, capability: tuple[int, int], workload: str = "") -> Laun
     if found := _together.get((name, capability, workload)):
         return found
     known = every(capability, *((name, workload) if "=" in workload else ()))
-    if name not in known:
-        raise BadInput(FOLDER, f'no family is named "{name}"', nearest(name, known))
+    errors.refuse_unknown(FOLDER, "family", name, known)
     return known[name]
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lab.base.console import show
-from lab.base.errors import BadInput, nearest, shown
+from lab.base.errors import BadInput, refuse_unknown, shown
 
 if TYPE_CHECKING:
     from lab.card.phases import Card
@@ -62,8 +62,7 @@ def judge(arguments: Namespace) -> int:
         raise BadInput("lab judge", "needs card ids or --all", "see `lab phases`")
     fail_on = [word for word in arguments.fail_on.split(",") if word]
     for word in fail_on:
-        if word not in rules.WORDS:
-            raise BadInput("--fail-on", f'"{word}" is no verdict word', nearest(word, rules.WORDS))
+        refuse_unknown("--fail-on", "verdict", word, rules.WORDS)
     if arguments.rows:
         from lab.study.own import verdict
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from lab.base.console import print_json, show
-from lab.base.errors import BadInput, nearest
+from lab.base.errors import BadInput, nearest, refuse_unknown
 
 UNPRINTED = ("samples_us", "blocks_us", "order")  # of a row as `lab measure --json` prints it
 
@@ -145,8 +145,7 @@ def measure(arguments: Namespace) -> int:
         cards = [c for c in phases.cards().values() if c.family and (only & {*c.workloads} or not only)]
     known = {w for card in cards for w in card.workloads}
     for name in arguments.workload if cards or arguments.all else ():
-        if name not in known:
-            raise BadInput("--workload", f'no card named here has "{name}"', nearest(name, known))
+        refuse_unknown("--workload", "workload of a card here", name, known)
     with _joined(arguments) if arguments.on else contextlib.nullcontext() as joined:
         return _measured(arguments, settings, cards, named, device, joined)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure
 
 from lab.base.devices import Device
-from lab.base.errors import BadInput, nearest
+from lab.base.errors import BadInput, refuse_unknown
 from lab.base.facts import Fact, to_base
 from lab.draw import style
 
@@ -71,8 +71,7 @@ def roofline(
     """
     points = tuple(points)
     for p in points:
-        if p.kind not in KINDS:
-            raise BadInput("roofline plot", f'{p.label}: kind = "{p.kind}" is unknown', nearest(p.kind, KINDS))
+        refuse_unknown(f"roofline plot, {p.label}", "kind", p.kind, KINDS)
         if not (0 < p.intensity < math.inf and 0 < p.rate_tflop_s < math.inf):
             what = f"{p.label}: intensity {p.intensity:g}, {p.rate_tflop_s:g} TFLOP/s"
             raise BadInput("roofline plot", what, "both must be positive and finite")

@@ -18,7 +18,7 @@ from typing import Literal
 import msgspec
 
 from lab.base import files
-from lab.base.errors import REPOSITORY, BadInput, nearest, shown
+from lab.base.errors import REPOSITORY, BadInput, refuse_unknown, shown
 from lab.base.files import Text
 from lab.card import recorded
 from lab.study.reproduction import callable_with
@@ -51,8 +51,7 @@ class Attribution:
 def _sum(table: breakdowns.Breakdown, categories: Sequence[str]) -> Interval:
     known = table.by_category() | {p.category: p for p in table.nested if p.category not in table.by_category()}
     for name in categories:
-        if name not in known:
-            raise BadInput(FILE, f'{table.id} has no category "{name}"', nearest(name, known))
+        refuse_unknown(FILE, f"category of {table.id}", name, known)
     return Interval.of(sum(known[n].value for n in categories), sum(known[n].error for n in categories))
 
 

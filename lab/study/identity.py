@@ -35,7 +35,7 @@ from msgspec import Meta
 
 from lab.base import files
 from lab.base.console import show
-from lab.base.errors import BadInput, nearest
+from lab.base.errors import BadInput, refuse_unknown
 from lab.base.files import Positive, Text
 
 Contract = Literal["tokens", "bytes"]
@@ -120,8 +120,7 @@ def run(
     Raises BadInput for an unknown reference or contract, and for a run that would compare nothing.
     """
     for what, word, known in (("profile", reference, list(profiles)), ("contract", contract, get_args(Contract))):
-        if word not in known:
-            raise BadInput("identity", f'no {what} is named "{word}"', nearest(word, known))
+        refuse_unknown("identity", what, word, known)
     if len(profiles) < 2 or not any(suites.values()) or not budgets or min(budgets) < 1:
         shape = f"{len(profiles)} profiles, {sum(map(len, suites.values()))} prompts, budgets {list(budgets)}"
         raise BadInput("identity", f"{shape} compare nothing", "give two profiles, a prompt and a budget of 1 or more")

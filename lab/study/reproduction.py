@@ -21,7 +21,7 @@ from typing import Any, Literal
 import msgspec
 
 from lab.base import devices, files, models
-from lab.base.errors import REPOSITORY, BadInput, nearest, shown
+from lab.base.errors import REPOSITORY, BadInput, refuse_unknown, shown
 from lab.base.facts import from_base, to_base
 from lab.base.files import Positive, Text
 from lab.card import recorded
@@ -179,12 +179,10 @@ def callable_with(
     formulas: Mapping[str, Callable[..., Any]], name: str, given: Iterable[str], where: str
 ) -> Callable[..., Any]:
     """The formula of this name, which takes these arguments; raises BadInput for what is unknown or missing."""
-    if name not in formulas:
-        raise BadInput(where, f'formula = "{name}" is unknown', nearest(name, formulas))
+    refuse_unknown(where, "formula", name, formulas)
     takes = inspect.signature(formulas[name]).parameters
     for word in given:
-        if word not in takes:
-            raise BadInput(where, f'arguments: unknown key "{word}"', nearest(word, takes))
+        refuse_unknown(where, f"argument of {name}", word, takes)
     for word, parameter in takes.items():
         if word not in given and parameter.default is parameter.empty:
             raise BadInput(where, f"{name} needs {word}", f"add {word} to its arguments")

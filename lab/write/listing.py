@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from lab.base import console, devices
-from lab.base.errors import REPOSITORY, BadInput, nearest
+from lab.base.errors import REPOSITORY, refuse_unknown
 from lab.card import phases
 from lab.check import families
 from lab.row import store
@@ -39,11 +39,11 @@ def measured(family: str | None = None, phase: str | None = None, device: str | 
     device: an id or a name that the driver reports.
     Raises BadInput, naming the nearest word, for a family, phase or device that is unknown.
     """
-    if family is not None and family not in families.names():
-        raise BadInput("--family", f'no family is named "{family}"', nearest(family, families.names()))
+    if family is not None:
+        refuse_unknown("--family", "family", family, families.names())
     known = {*phases.cards(), *(path.parts[-3] for path in store.found("*/*/*/rows.jsonl"))}
-    if phase is not None and phase not in known:  # a phase whose card is gone keeps its rows
-        raise BadInput("--phase", f'no phase has the id "{phase}"', nearest(phase, known))
+    if phase is not None:  # a phase whose card is gone keeps its rows
+        refuse_unknown("--phase", "phase", phase, known)
     place = None if device is None else devices.get(device, "--device").id
     return store.rows(place, phase, family)
 

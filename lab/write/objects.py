@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from lab import draw
 from lab.base import devices as device_facts
-from lab.base.errors import BadInput, nearest
+from lab.base.errors import BadInput, nearest, refuse_unknown
 from lab.bench import measure
 from lab.card import phases as cards
 from lab.card import recorded as recorded_figures
@@ -464,8 +464,8 @@ def phases(system: str | None = None) -> Table:
     """Every card, or a system's."""
     every = tuple(Phase(c) for c in cards.cards().values())
     systems = sorted({p.system for p in every})
-    if system is not None and system not in systems:
-        raise BadInput("phases", f'no system is named "{system}"', nearest(system, systems))
+    if system is not None:
+        refuse_unknown("phases", "system", system, systems)
     columns = {"row": lambda p: p.row, "id": lambda p: p.id, "system": lambda p: p.system, "title": lambda p: p.title}
     return Table(tuple(p for p in every if system in (None, p.system)), columns, "cards")
 

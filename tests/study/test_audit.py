@@ -324,7 +324,7 @@ def test_command(whole: run.Audit, capsys: pytest.CaptureFixture[str], monkeypat
 
 def test_evidence_keeps_apart() -> None:
     assert {s.evidence for _, s in run.audit("measured").asked} == {"measured"}  # the record: test_audit_rows.py
-    with refused("lab audit", 'evidence = "imported"'):
+    with refused("lab audit", 'evidence is named "imported"'):
         run.audit("imported")
 
 

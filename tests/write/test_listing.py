@@ -99,7 +99,7 @@ def test_filters(flags: list[str], phases: list[str], capsys: Capture) -> None:
     ("flags", "said"),
     [
         (["--family", "gnd"], '--family: no family is named "gnd"; did you mean "gdn"?'),
-        (["--phase", "lp9kernel"], '--phase: no phase has the id "lp9kernel"; did you mean "lp9-kernel"?'),
+        (["--phase", "lp9kernel"], '--phase: no phase is named "lp9kernel"; did you mean "lp9-kernel"?'),
         (["--device", "h20"], '--device: no device has the id "h20"; did you mean "h200"?'),
     ],
 )

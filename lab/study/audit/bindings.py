@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from lab.base import devices, files
-from lab.base.errors import REPOSITORY, BadInput, nearest, shown
+from lab.base.errors import REPOSITORY, BadInput, refuse_unknown, shown
 from lab.base.files import Text
 from lab.card import recorded
 from lab.row import store
@@ -54,13 +54,11 @@ def read(checks: Mapping[str, Check], path: Path | None = None) -> list[tuple[Ch
 
 
 def _subject(where: str, case: Case, checks: Mapping[str, Check]) -> tuple[Check, Subject]:
-    if case.check not in checks:
-        raise BadInput(where, f'check = "{case.check}" is unknown', nearest(case.check, checks))
+    refuse_unknown(where, "check", case.check, checks)
     check = checks[case.check]
     known = {role for group in (*check.needs, check.may) for role in group}
     for role in case.roles:
-        if role not in known:
-            raise BadInput(where, f'unknown key "{role}"', nearest(role, known | set(OWN_KEYS)))
+        refuse_unknown(where, "key", role, known | set(OWN_KEYS))
     roles = {
         role: tuple(q for i in ([ids] if isinstance(ids, str) else ids) for q in quantities(i, where))
         for role, ids in case.roles.items()

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.base.errors import BadInput, nearest
+from lab.base.errors import refuse_unknown
 from lab.card import recorded
 from lab.study.audit import bindings, checks, find
 from lab.study.audit.subject import SEVERITIES, Answer, Check, Finding, Subject
@@ -42,10 +42,8 @@ def audit(kind: str | None = None, names: Iterable[str] = (), path: Path | None 
     """
     chosen = list(names) or list(CHECKS)
     for name in chosen:
-        if name not in CHECKS:
-            raise BadInput("lab audit", f'no check is named "{name}"', nearest(name, CHECKS))
-    if kind is not None and kind not in KINDS:
-        raise BadInput("lab audit", f'evidence = "{kind}" is unknown', nearest(kind, KINDS))
+        refuse_unknown("lab audit", "check", name, CHECKS)
+    refuse_unknown("lab audit", "evidence", kind or KINDS[0], KINDS)
     asked = [(check.name, subject) for check, subject in bindings.read(CHECKS, path)]
     for one in KINDS if kind is None else (kind,):
         for body in find.bodies(one):

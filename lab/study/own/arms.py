@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lab.base.errors import BadInput, nearest
+from lab.base.errors import BadInput, nearest, refuse_unknown
 from lab.study.own.sample import Sample
 
 ARMS = ("control", "candidate")
@@ -77,8 +77,8 @@ def rows_flag(word: str, workloads: Iterable[str] = ()) -> tuple[str, str, Path]
     name, separator, rest = word.partition("=")
     arm, at, workload = name.partition("@")
     if separator and arm in ARMS:
-        if at and workload not in workloads:
-            raise BadInput(f"--rows {word}", f'"{workload}" is no workload of the card', nearest(workload, workloads))
+        if at:
+            refuse_unknown(f"--rows {word}", "workload of the card", workload, workloads)
         return arm, workload, Path(rest)
     if separator and not Path(word).exists() and re.fullmatch(r"[A-Za-z]+", arm):
         raise BadInput(f"--rows {word}", f'"{arm}" is no arm', nearest(arm, ARMS))
@@ -125,8 +125,7 @@ def known_fields(flag: str, where: Where, samples: Iterable[Sample]) -> None:
     """Raise BadInput for a field that no figure has."""
     known = {key for sample in samples for key in sample.fields}
     for key in where:
-        if key not in known:
-            raise BadInput(flag, f'no figure has a field "{key}"', nearest(key, known))
+        refuse_unknown(flag, "field of a figure", key, known)
 
 
 def split(
@@ -138,8 +137,7 @@ def split(
     selectors: arm -> fields, from `--arm`; needed for files without an arm.
     """
     for arm, where in selectors.items():
-        if arm not in ARMS:
-            raise BadInput("--arm", f'"{arm}" is no arm', nearest(arm, ARMS))
+        refuse_unknown("--arm", "arm", arm, ARMS)
         known_fields("--arm", where, [s for _, samples in labelled for s in samples])
     arms: dict[str, list[Sample]] = {arm: [] for arm in ARMS}
     neither = 0

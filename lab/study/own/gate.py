@@ -25,7 +25,7 @@ from pathlib import Path
 import msgspec
 
 from lab.base import devices, files, interval
-from lab.base.errors import BadInput, nearest, plain
+from lab.base.errors import BadInput, plain, refuse_unknown
 from lab.card import phases
 from lab.judge import evidence, rules, verdicts
 from lab.place import roofline
@@ -135,8 +135,7 @@ def _control(folder: Path | None, card: phases.Card, first: bool = False) -> lis
 def _words(text: str) -> list[str]:
     words = text.split(",")
     for word in words:
-        if word not in rules.WORDS:
-            raise BadInput("--pass", f'"{word}" is no verdict word', nearest(word, rules.WORDS))
+        refuse_unknown("--pass", "verdict", word, rules.WORDS)
     return words
 
 

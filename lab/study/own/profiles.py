@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lab.base.errors import BadInput, nearest
+from lab.base.errors import BadInput, nearest, refuse_unknown
 from lab.study.own.sample import Asked, Imported, Line, Made, Sample
 from lab.trace import breakdowns, categories, exposed, files, report
 from lab.trace.breakdowns import IDLE, Breakdown
@@ -42,8 +42,7 @@ def read(path: Path, asked: Asked) -> Imported:
 def _figure(path: Path, trace: Trace, metric: str, unit: str, how: Mapping[str, str], notes: list[str]) -> Sample:
     flag = f"--metric {metric}"
     for key in how:
-        if key not in KEYS:
-            raise BadInput(flag, f'"{key}" says nothing of a profile', nearest(key, KEYS))
+        refuse_unknown(flag, "key for a profile", key, KEYS)
     replay = how.get("replay")
     window: dict[str, Any] = {key: how.get(key) for key in ("device", "stream", "process", "nth", "graph", *WINDOW)}
     window["replay"] = None if replay is None else int(_count(flag, "replay", replay, least=-(2.0**31)))
@@ -113,8 +112,7 @@ def _part(
     parts = [*whole.parts, *whole.nested]
     known = {*rules.categories, *(part.category for part in parts)}
     for name in names:
-        if name not in known:
-            raise BadInput(flag, f'no category is named "{name}"', nearest(name, known))
+        refuse_unknown(flag, "category", name, known)
     try:
         pattern = re.compile(kernel) if kernel else None
     except re.error as error:

@@ -21,7 +21,7 @@ from typing import Any
 from msgspec.structs import replace as replaced
 
 from lab.base import console, devices, interval, vocabulary
-from lab.base.errors import BadInput, nearest
+from lab.base.errors import BadInput, refuse_unknown
 from lab.card import history, phases
 from lab.card.gate import Condition, Reading, arrival_of
 from lab.judge import verdicts
@@ -79,8 +79,8 @@ def judge(
     """
     selectors, maps = _once("--arm", arm_flags), _once("--map", map_flags)
     for name in maps:
-        if name and name not in card.workloads:
-            raise BadInput(f"--map {name}", f"is no workload of {card.id}", nearest(name, card.workloads))
+        if name:
+            refuse_unknown(f"--map {name}", f"workload of {card.id}", name, card.workloads)
     wanted_of = asked(card, metric_flags)
     flags = [which.rows_flag(word, card.workloads) for word in rows]
     real = [os.path.realpath(path) for *_, path in flags]
@@ -124,8 +124,7 @@ def asked(card: phases.Card, metric_flags: Sequence[str]) -> Asked:
     units = {name: metric.unit for name, metric in card.gate.metrics.items()}
     how = _once("--metric", metric_flags)
     for name in how:
-        if name not in units:
-            raise BadInput(f"--metric {name}", "is no metric", nearest(name, units))
+        refuse_unknown("--metric", "metric", name, units)
     return Asked(units, how)
 
 
