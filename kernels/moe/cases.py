@@ -48,6 +48,7 @@ WORKLOADS = (
     _workload(2, 8, 2, 80, 48, shared=32),
     _workload(8, 16, 4, 64, 48, "zipf", dtype="fp16"),
     _workload(17, 8, 2, 128, 64, "one", shared=64),
+    _workload(9, 8, 2, 128, 128, shared=128),  # what rival libraries' tiles take
     _workload(63, 5, 3, 64, 80),
     _workload(75, 32, 8, 80, 32, "zipf"),
     *map(_35b, (1, 2, 8, 17, 32, 128, 257, 512, 1024, 2048)),
@@ -116,6 +117,7 @@ def tolerance(workload: Workload, precision: str) -> dict[str, Tolerance]:
     counts = {
         "nvfp4-w4a16": ((1, 0.58 * unit),),
         "bf16": ((3, 1.1 * 0.64 * 2.0**-8), (5, 0.58 * unit)),
+        "nvfp4-w4a16-rounded": ((3, 1.1 * 0.64 * 2.0**-8), (5, 0.58 * unit)),
         "nvfp4-w4a8": ((3, 1.1 * e4m3),),
     }
     if precision not in counts:
@@ -123,6 +125,6 @@ def tolerance(workload: Workload, precision: str) -> dict[str, Tolerance]:
     rounded = sum(n * each**2 for n, each in counts[precision]) ** 0.5
     small = workload["experts"] * workload["H"] * workload["F"]  # a few mantissas scatter, as in kernels/nvfp4
     limit = rounded * (1 + 2.25 / (tokens * width) ** 0.5) * (1 + 20 / small**0.5 * (precision != "nvfp4-w4a16")) + sums
-    why = {"nvfp4-w4a16": "h rounded once, float32 sums", "bf16": "weights, h and what lies between rounded"}
-    why |= {"nvfp4-w4a8": "both operands of three products rounded to e4m3"}
+    why = dict.fromkeys(counts, "weights, h and what lies between rounded")
+    why |= {"nvfp4-w4a16": "h rounded once, float32 sums", "nvfp4-w4a8": "both operands of three products in e4m3"}
     return {"y": Tolerance(limit, 8 * limit, why[precision])}

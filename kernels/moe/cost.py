@@ -11,7 +11,10 @@ import functools
 
 from kernels.common import Cost, Workload
 
-WEIGHT_BYTES = {"nvfp4-w4a16": 0.5 + 1 / 16, "nvfp4-w4a8": 0.5 + 1 / 16, "bf16": 2.0}
+FP4_BYTES = 0.5 + 1 / 16
+WEIGHT_BYTES = dict.fromkeys(("nvfp4-w4a16", "nvfp4-w4a16-rounded", "nvfp4-w4a8", "nvfp4-w4a4"), FP4_BYTES)
+WEIGHT_BYTES |= {"bf16": 2.0}
+PIPES = {"nvfp4-w4a8": "fp8", "nvfp4-w4a4": "fp4"}  # of activations rounded before each product
 DRAWS = 4
 
 
@@ -46,4 +49,4 @@ def cost(workload: Workload, precision: str) -> Cost:
     flops = 6.0 * tokens * width * (workload["top_k"] * inner + shared)
     weights = 3.0 * width * (experts_hit(workload) * inner + shared)
     moved = tokens * (2 * 2 * width + 4 * workload["experts"])
-    return Cost(flops, WEIGHT_BYTES[precision] * weights + moved, "fp8" if precision == "nvfp4-w4a8" else "bf16")
+    return Cost(flops, WEIGHT_BYTES[precision] * weights + moved, PIPES.get(precision, "bf16"))

@@ -57,6 +57,13 @@ def grouped(x: torch.Tensor, w: torch.Tensor, ends: torch.Tensor) -> torch.Tenso
     return torch.cat([F.linear(x[a:b], w[e]) for e, (a, b) in enumerate(pairwise(bounds))])
 
 
+def shared(args: dict[str, Any], x: torch.Tensor) -> torch.Tensor:
+    """float32 [T, H]: what the shared expert gives, times its gate."""
+    gate, up = F.linear(x.bfloat16(), args["shared_gate_up"][0]).chunk(2, dim=-1)
+    share = torch.sigmoid(x.float() @ args["shared_gate"].float())
+    return share[:, None] * F.linear(F.silu(gate) * up, args["shared_down"][0]).float()
+
+
 def run(args: dict[str, Any], out: Tensors) -> None:
     """Route, sort, two grouped products, weighted sum, shared expert."""
     x, kind = args["x"], args["x"].dtype
@@ -65,9 +72,7 @@ def run(args: dict[str, Any], out: Tensors) -> None:
     y = grouped(F.silu(gate) * up, args["down"], ends)
     total = (y.float() * weight[:, None])[back].view(*chosen.shape, -1).sum(1)
     if "shared_gate" in args:
-        gate, up = F.linear(x.bfloat16(), args["shared_gate_up"][0]).chunk(2, dim=-1)
-        share = torch.sigmoid(x.float() @ args["shared_gate"].float())
-        total += share[:, None] * F.linear(F.silu(gate) * up, args["shared_down"][0]).float()
+        total += shared(args, x)
     out["y"].copy_(total.to(kind))
 
 

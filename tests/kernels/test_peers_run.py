@@ -17,7 +17,9 @@ from kernels.gdn import cases as gdn_cases
 from kernels.gdn.peers import vllm
 from kernels.gdn.reference import step
 from kernels.kv.peers import vllm_fa3
+from kernels.moe.peers import vllm_marlin_moe
 from kernels.nvfp4.peers import vllm_marlin
+from kernels.nvfp4.reference import weights
 from lab.check import accuracy, families
 from tests.kernels.peer_layouts import marlin_codes, marlin_scales
 
@@ -41,6 +43,20 @@ FA3_METADATA = (
     "Tensor? cu_seqlens_k_new, Tensor? seqused_q, Tensor? leftpad_k, int? page_size, int max_seqlen_k_new, "
     "bool is_causal, int window_size_left, int window_size_right, bool has_softcap, int num_splits, bool? pack_gqa, "
     "int sm_margin) -> Tensor"
+)
+MOE = {
+    "topk_softmax": "Tensor! topk_weights, Tensor! topk_indices, Tensor! token_expert_indices, Tensor gating_output, "
+    "bool renormalize, Tensor? bias",
+    "moe_align_block_size": "Tensor topk_ids, int num_experts, int block_size, Tensor! sorted_token_ids, "
+    "Tensor! experts_ids, Tensor! num_tokens_post_pad, Tensor? maybe_expert_map",
+    "moe_sum": "Tensor input, Tensor! output",
+}
+MOE_GEMM = (
+    "moe_wna16_marlin_gemm(Tensor! a, Tensor? c_or_none, Tensor! b_q_weight, Tensor? b_bias_or_none, Tensor! b_scales, "
+    "Tensor? a_scales, Tensor? global_scale, Tensor? b_zeros_or_none, Tensor! workspace, Tensor sorted_token_ids, "
+    "Tensor! expert_ids, Tensor! num_tokens_past_padded, Tensor! topk_weights, int moe_block_size, int top_k, "
+    "bool mul_topk_weights, int b_type_id, int size_m, int size_n, int size_k, bool use_atomic_add, "
+    "bool use_fp32_reduce, bool is_zp_float, int thread_k, int thread_n, int blocks_per_sm) -> Tensor"
 )
 Tensors = dict[str, torch.Tensor]
 
@@ -97,6 +113,96 @@ def marlin_gemm(a: torch.Tensor, c_or_none: torch.Tensor, b_q_weight: torch.Tens
     # As in the kernel: scales come without their 2^7, and the exponent left out of bf16 is 2^-126 to be made good.
     w = table[marlin_codes(b_q_weight).long()] * marlin_scales(b_scales).repeat_interleave(16, dim=1) * 2.0**7
     return c_or_none.copy_(a.double() @ (w * 2.0**-126 * global_scale.double()).T)
+
+
+def topk_softmax(odds: torch.Tensor, ids: torch.Tensor, _: torch.Tensor, logits: torch.Tensor, *rest: Any) -> None:
+    assert rest == (True, None)
+    chosen = logits.double().softmax(-1).topk(ids.shape[1], dim=-1)
+    odds.copy_(chosen.values / chosen.values.sum(-1, keepdim=True))
+    ids.copy_(chosen.indices)
+
+
+def moe_align_block_size(
+    ids: torch.Tensor, experts: int, block: int, places: torch.Tensor, of_block: torch.Tensor, padded: torch.Tensor,
+    _: None,
+) -> None:  # fmt: skip
+    """Pairs by expert, each expert's padded to whole blocks with a number that no pair has; the last experts first."""
+    flat = ids.flatten()
+    listed: list[int] = []
+    owners: list[int] = []
+    for e in range(experts):
+        its = (flat == e).nonzero().flatten().tolist()
+        its += [flat.numel()] * (-len(its) % block)
+        listed, owners = listed + its, owners + [e] * (len(its) // block)
+    places[: len(listed)], of_block[: len(owners)] = (torch.tensor(x, dtype=torch.int32) for x in (listed, owners))
+    padded.fill_(len(listed))
+
+
+def moe_marlin(a: torch.Tensor, c: torch.Tensor, words: torch.Tensor, *rest: Any) -> torch.Tensor:
+    names = [x.name for x in torch.ops._moe_C.moe_wna16_marlin_gemm.default._schema.arguments][3:]
+    given = dict(zip(names, rest, strict=True))
+    n = given["size_n"]
+    assert (given["size_m"], given["size_k"], c.shape[1]) == (*a.shape, n)
+    for i in range(int(given["num_tokens_past_padded"]) // given["moe_block_size"]):
+        e = int(given["expert_ids"][i])
+        places = given["sorted_token_ids"][i * given["moe_block_size"] :][: given["moe_block_size"]].long()
+        places = places[places < len(c)]
+        x, y = a[places // given["top_k"]], torch.empty(len(places), n, dtype=c.dtype)
+        one = (words[e], None, given["b_scales"][e], None, given["global_scale"][e], None, given["workspace"])
+        marlin_gemm(x, y, *one, given["b_type_id"], *x.shape[:1], n, x.shape[1], False, True, False)
+        odds = given["topk_weights"].flatten()[places, None] if given["mul_topk_weights"] else 1
+        c[places] = (y.double() * odds).to(c.dtype)
+    return c
+
+
+def moe_sum(x: torch.Tensor, out: torch.Tensor) -> None:
+    out.copy_(x.double().sum(1))
+
+
+def silu_and_mul(out: torch.Tensor, x: torch.Tensor) -> None:
+    gate, up = x.double().chunk(2, dim=-1)
+    out.copy_(torch.nn.functional.silu(gate) * up)
+
+
+class HummingLayer:
+    """A layer of one weight, or of one for each expert whose rows expert_layout bounds."""
+
+    humming_config = None
+
+    def __init__(
+        self, *, shape_n: int, shape_k: int, weight_config: Any, torch_dtype: Any, num_experts: int = 0
+    ) -> None:
+        assert weight_config == {"quant_method": "modelopt", "quant_algo": "nvfp4"}
+        self.shape, self.experts = (shape_n, shape_k), num_experts
+
+    def to(self, _: Any) -> "HummingLayer":
+        return self
+
+    def load_from_tensors(self, tensors: Tensors) -> None:
+        packed, scale, whole = (tensors[name] for name in ("weight", "weight_scale", "weight_scale_2"))
+        each = zip(packed, scale, whole, strict=True) if self.experts else ((packed, scale, whole[0]),)
+        self.weights = [
+            weights({"w_packed": p, "w_scale": s.view(torch.uint8), "w_tensor_scale": w.reshape(1)}) for p, s, w in each
+        ]
+        assert all(w.shape == self.shape for w in self.weights)
+
+    def transform(self) -> None: ...
+
+    def __call__(self, x: torch.Tensor, compute_config: str, tuning_config: str, **more: torch.Tensor) -> torch.Tensor:
+        kind = "grouped_contiguous" if self.experts else "dense"
+        assert (kind in compute_config, "tuned" in tuning_config) == (True, True)
+        bounds = more["expert_layout"].tolist() if more else [0, len(x)]
+        parts = zip(bounds, bounds[1:], self.weights, strict=False)
+        return torch.cat([(x[a:b].double() @ w.double().T).to(x.dtype) for a, b, w in parts])
+
+
+def deep_gemm(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor, expert: torch.Tensor) -> None:
+    """Tiles of 128 rows have one expert, or none; what has none is not written."""
+    for at in range(0, len(x), 128):
+        owners = set(expert[at : at + 128].tolist()) - {-1}
+        assert len(owners) <= 1
+        for e in owners:
+            out[at : at + 128] = (x[at : at + 128].double() @ w[e].double().T).to(out.dtype)
 
 
 def fa3(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> list[torch.Tensor]:
@@ -209,6 +315,7 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every stand-in in the place of its library."""
     monkeypatch.setattr(vllm_marlin, "load_operators", lambda package, stem: None)
     monkeypatch.setattr(vllm_fa3, "load_operators", lambda package, stem: None)
+    monkeypatch.setattr(vllm_marlin_moe, "load_operators", lambda package, stem: None)
     sms = types.SimpleNamespace(multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: sms)
     monkeypatch.setattr(vllm, "_operator", lambda: packed_decode)
@@ -216,6 +323,9 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     modules = {
         "flashinfer": types.SimpleNamespace(BatchDecodeWithPagedKVCacheWrapper=FlashInferWrapper),
         "flashinfer.gdn_prefill": types.SimpleNamespace(chunk_gated_delta_rule=flashinfer_rule),
+        "humming.layer": types.SimpleNamespace(HummingLayer=HummingLayer),
+        "humming.tune": types.SimpleNamespace(get_heuristics_config=lambda *_, **__: {"tuned": 1}),
+        "deep_gemm": types.SimpleNamespace(m_grouped_bf16_gemm_nt_contiguous=deep_gemm),
         "fla": types.SimpleNamespace(),
         "fla.ops": types.SimpleNamespace(),
         "fla.ops.gated_delta_rule": types.SimpleNamespace(**rules),
@@ -224,6 +334,9 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setitem(__import__("sys").modules, name, module)
     defined = [
         define("_C", MARLIN, marlin_gemm),
+        define("_C", "silu_and_mul(Tensor! result, Tensor input) -> ()", silu_and_mul),
+        define("_moe_C", MOE_GEMM, moe_marlin),
+        *(define("_moe_C", f"{name}({given}) -> ()", globals()[name]) for name, given in MOE.items()),
         define("_vllm_fa3_C", FA3, fa3),
         define("_vllm_fa3_C", FA3_METADATA, lambda *given: torch.tensor([7], dtype=torch.int32)),
     ]
@@ -236,6 +349,7 @@ RUNS = [
     *checks("nvfp4", "vllm_marlin"),
     *(run for name in ("fla_chunk", "fla_fused_recurrent", "vllm_packed_decode") for run in checks("gdn", name)),
     *checks("gdn", "flashinfer_chunk"),
+    *(run for name in ("vllm_marlin_moe", "humming_moe", "deep_gemm_moe") for run in checks("moe", name)),
     *(run for name in ("vllm_fa3", "vllm_fa3_fp8", "flashinfer_bf16", "flashinfer_fp8") for run in checks("kv", name)),
 ]
 

@@ -18,7 +18,7 @@ from tests.refused import refused
 
 GB10, H200 = devices.get("gb10"), devices.get("h200")
 families.interpret_on_cpu()
-ROWS = {"LP1", "LP6", "LP9", "LP10", "LP11", "LP12", "LP13", "LP16", "LP17", "LP18", "DS1", "DS2"}
+ROWS = {"IM4", "LP5", "LP15", "LP1", "LP6", "LP9", "LP10", "LP11", "LP12", "LP13", "LP16", "LP17", "LP18", "DS1", "DS2"}
 
 
 def test_terms_by_hand() -> None:
