@@ -40,8 +40,8 @@ class Config:
     gate_up:    gate and up in one product.
     all_logits: the head is computed for every new token, and the last ones are kept (LB10).
     scratch:    what products add up in is allocated and zeroed with every call (IM4).
-    replayed:   the step captures itself at its second call and is one launch from then on (LP7, IM3); for a timer that
-                does not capture.
+    replayed:   the step captures itself behind its first call and is one launch from then on (LP7, IM3); for a timer
+                that does not capture.
     """
 
     products: str = "w4a16"

@@ -26,7 +26,7 @@ from kernels.kv import ops as kv_ops
 from kernels.nvfp4 import format as nvfp4
 from kernels.nvfp4 import ops as nvfp4_ops
 from kernels.step import torch_eager, triton_fused, wiring
-from kernels.step.cases import SCALES
+from kernels.step.cases import SCALES, model_of
 from kernels.step.config import USUAL, W4A8_FROM, Config
 from kernels.step.model import CONV_WIDTH
 from kernels.step.wiring import Args
@@ -125,6 +125,7 @@ def attend(args: Args, at: str, q: torch.Tensor, k_cache: torch.Tensor, v_cache:
 SERVED = replace(triton_fused.FUSED, linear=linear, delta_rule=delta_rule, attend=attend)
 # What levers name of the NVFP4 family; on the CPU a product that rounds is rounded here, since the operator is exact.
 W4A8, CHAINED = "cuda_w4a8", "cuda_decode_chained"
+GDN_DIMS = (64, 128)
 
 
 def prepare(inputs: Tensors, config: Config = USUAL) -> Args:
@@ -132,7 +133,7 @@ def prepare(inputs: Tensors, config: Config = USUAL) -> Args:
     packed, replaced = wiring.packed(inputs, config)
     inputs = inputs | packed
     args, device = wiring.plan(inputs), inputs["k_cache"].device
-    args["config"] = config
+    args |= {"config": config, "graphs": {}}
     tokens = int(inputs["cu_seqlens"][-1])
     args["linears"] = {}
     for name in (key.removesuffix(".weight_packed") for key in inputs if key.endswith(".weight_packed")):
@@ -201,18 +202,19 @@ def run(args: Args, out: Tensors) -> None:
 
 
 def replay(args: Args, out: Tensors) -> None:
-    """One step: launched one by one at the first call on these outputs, captured at the second, replayed from there."""
+    """One step: launched one by one at the first call on these outputs and captured behind it; a replay from there."""
     if not out["logits"].is_cuda:
         return run(args, out)
-    graphs, at = args["graphs"], (out["logits"].data_ptr(), args["tokens"].data_ptr())
-    if at not in graphs:
-        graphs[at] = None
-        return run(args, out)
-    if graphs[at] is None:
-        graphs[at] = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graphs[at]):
-            run(args, out)
-    graphs[at].replay()
+    graphs, at = args["graphs"], (args["tokens"].data_ptr(), *(t.data_ptr() for t in out.values()))
+    if at in graphs:
+        graphs[at].replay()
+        return None
+    run(args, out)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):  # nothing runs meanwhile, so the states are left as they are
+        run(args, out)
+    graphs[at] = graph
     return None
 
 
@@ -233,9 +235,13 @@ def _no_builds(capability: int) -> tuple[Build, ...]:
 
 
 def _refuses(config: Config, workload: Workload) -> str:
-    """As `Config.refuses`; where a GPU is here and none was asked for, memory counts."""
-    here = torch.cuda.is_available() and asked_capability.get() is None
-    return config.refuses(workload, torch.cuda.get_device_properties(0).total_memory if here else None)
+    """As `Config.refuses`; where a GPU is here and none was asked for, its memory counts, and what its kernels take."""
+    if not torch.cuda.is_available() or asked_capability.get() is not None:
+        return config.refuses(workload)
+    dim = model_of(workload).gdn_dim
+    if dim not in GDN_DIMS:
+        return f"GDN heads of {dim}: the kernels take {' and '.join(map(str, GDN_DIMS))}"
+    return config.refuses(workload, torch.cuda.get_device_properties(0).total_memory)
 
 
 CANDIDATES = (made("served", USUAL),)

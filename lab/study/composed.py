@@ -58,8 +58,9 @@ class Time:
 
 @dataclass(frozen=True)
 class Line:
-    """A required change of a card: expected and measured, in %, of the control's step; None without either.
+    """A change that a card asks about: expected and measured, in % of the control's step; None before it was measured.
 
+    control: the arm, or the workload at which the candidate itself stands for it.
     control_us: the control's expected step. parts: what the change is made of, us by part.
     """
 
@@ -213,36 +214,59 @@ def change(
 
 
 def lines(card: phases.Card) -> list[Line]:
-    """The required changes of a card's time, in the gate's order; BadInput where one cannot be predicted."""
-    device, found = devices.get(card.device), []
-    pairs = evidence.pairs(store.rows(card.device, card.id))
-    for c in card.gate.require:
-        if c.compare != "change" or c.metric != "kernel_us":
+    """The changes of time that a card asks about; BadInput where one cannot be expected.
+
+    The candidate and the arms beside it against the control, at each workload; or the candidate at one workload against
+    another, where the gate compares workloads.
+    """
+    device, timer = devices.get(card.device), card.measure.timer or "graph"
+    across = [((c.against, card.candidate), (c.workload, card.candidate)) for c in card.gate.require if c.against]
+    arms = (*card.beside, card.candidate)
+    pairs = across or [((w, card.control), (w, arm)) for w in card.workloads for arm in arms]
+    told = evidence.pairs(store.rows(card.device, card.id))
+    found = []
+    for control, candidate in pairs:
+        if _refused(card.family, *candidate, device):
             continue
-        control = (c.against, card.candidate) if c.against else (c.workload, card.control)
-        timer = card.measure.timer or "graph"
-        base, by, parts = change(card.family, control, (c.workload, card.candidate), device, timer)
+        base, by, parts = change(card.family, control, candidate, device, timer)
         bounds = [100 * part / whole for part in (by.low, by.high) for whole in (base.low, base.high)]
         if timer == "events":  # the waiting that goes away is a part of the control's step
             bounds = [100 * part / (base.low - min(part, 0.0)) for part in (by.low, by.high)]
-        found.append(
-            Line(
-                card.id, c.workload, " ".join(reversed(control)) if c.against else control[1], card.candidate, base.us,
-                100 * by.us / base.us, min(bounds), max(bounds), parts, _measured(pairs, c, card),
-            )
-        )  # fmt: skip
+        seen = _measured(told, control, candidate, card)
+        against = control[0 if across else 1]
+        shares = 100 * by.us / base.us, min(bounds), max(bounds)
+        found.append(Line(card.id, candidate[0], against, candidate[1], base.us, *shares, parts, seen))
     return found
 
 
-def _measured(pairs: Mapping[str, Any], c: Any, card: phases.Card) -> float | None:
-    control, candidate = pairs.get(c.workload, (None, None))
-    if c.against:
-        control = pairs.get(c.against, (None, None))[1]
-        if control is None or candidate is None or not control.time_us or not candidate.time_us:
-            return None
-        return 100 * float(candidate.time_us / control.time_us - 1)
-    seen = evidence.change_pct(control, candidate)
-    return None if seen is None else seen[0]
+def _refused(family: str, workload: str, name: str, device: devices.Device) -> bool:
+    from kernels.common import described_for
+
+    loaded = families.load(family)
+    with described_for(device.capability):
+        return bool(loaded.candidate(name).refuses(loaded.workload(workload)))
+
+
+def _measured(
+    told: Mapping[str, Any], control: tuple[str, str], candidate: tuple[str, str], card: phases.Card
+) -> float | None:
+    """The change in %, of the run that the card is judged by."""
+
+    def row(workload: str, name: str) -> Measurement | None:
+        both = told.get(workload, (None, None))
+        if found := next((r for r in both if r is not None and r.name == name), None):
+            return found
+        runs = {r.run for r in both if r is not None}
+        rows = store.rows(card.device, card.id) if runs else []
+        return next((r for r in rows if (r.workload_id, r.name) == (workload, name) and r.run in runs), None)
+
+    before, after = row(*control), row(*candidate)
+    if control[0] == candidate[0]:
+        seen = evidence.change_pct(before, after)
+        return None if seen is None else seen[0]
+    if before is None or after is None or not before.time_us or not after.time_us:
+        return None
+    return 100 * (after.time_us / before.time_us - 1)
 
 
 def cards() -> list[phases.Card]:
@@ -252,10 +276,10 @@ def cards() -> list[phases.Card]:
 
 def rendered(found: Iterable[Line]) -> str:
     """The lines as a table."""
-    header = ("card", "workload", "control ms", "expected %", "within", "measured %")
+    header = ("card", "arm", "workload", "control ms", "expected %", "within", "measured %")
     shown = [
         (
-            line.card, line.workload, f"{line.control_us / 1e3:.2f}", f"{line.change_pct:+.1f}",
+            line.card, line.candidate, line.workload, f"{line.control_us / 1e3:.2f}", f"{line.change_pct:+.1f}",
             f"{line.low_pct:+.1f} to {line.high_pct:+.1f}",
             "-" if line.measured_pct is None else f"{line.measured_pct:+.1f}" + ("" if line.inside else " outside"),
         )

@@ -71,13 +71,14 @@ def floors(family: str, device_id: str = "h200") -> list[str]:
 
 def expected(family: str) -> list[str]:
     """Of a family that is made of others' kernels: what its cards are expected to show, and what they showed."""
-    lines = ["| card | workload | control ms | expected | within | measured |", "|---|---|---|---|---|---|"]
+    lines = ["| card, arm | workload | control ms | expected | within | measured |", "|---|---|---|---|---|---|"]
     for card in (card for card in composed.cards() if card.family == family):
         for one in composed.lines(card):
             seen = "-" if one.measured_pct is None else f"{one.measured_pct:+.1f} %" + " outside" * (not one.inside)
-            cells = (one.card, f"`{one.workload}`", f"{one.control_us / 1e3:.2f}", f"{one.change_pct:+.1f} %",
-                     f"{one.low_pct:+.1f} to {one.high_pct:+.1f} %", seen)  # fmt: skip
-            lines.append(f"| {' | '.join(cells)} |")
+            numbers = (
+                f"{one.control_us / 1e3:.2f} | {one.change_pct:+.1f} % | {one.low_pct:+.1f} to {one.high_pct:+.1f} %"
+            )
+            lines.append(f"| {one.card}, {one.candidate} | `{one.workload}` | {numbers} | {seen} |")
     return lines
 
 

@@ -31,6 +31,8 @@ def checked(workload: Workload, run: Any = None, seed: int = 0, name: str = "tor
     family = families.load("step")
     candidate = family.candidate(name)
     found = check(family, replace(candidate, run=run or candidate.run), workload, seed, DEVICE)
+    if DEVICE == "cuda" and found.status == "skipped":  # its kernels are for some shapes, references for all
+        pytest.skip(found.message)
     if found.status == "ok" and name == "torch_eager":  # a limit that nothing comes near would let anything pass
         logits = next(e for e in found.errors if e.output == "logits")
         assert logits.relative_error > 0.25 * logits.relative_limit
