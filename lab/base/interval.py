@@ -129,9 +129,9 @@ def over_placements(
     return _student(logs, level)
 
 
-def of_arm(arm: Sequence[Sequence[float]], level: float = PLACEMENT_LEVEL) -> Interval:
+def of_arm(arm: Sequence[Sequence[float]]) -> Interval:
     """The interval of one arm's own time in us, as the ratio to 1 us. Raises as `over_placements` does."""
-    return over_placements([[1.0] * len(blocks) for blocks in arm], None, arm, level)
+    return over_placements([[1.0] * len(blocks) for blocks in arm], None, arm)
 
 
 def _student(logs: Sequence[float], level: float) -> Interval:

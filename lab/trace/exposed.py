@@ -340,10 +340,10 @@ def _with_host(trace: Trace, alone: Spans, start: Int64, launch: Int64) -> int:
     return saved + alone.ns - before
 
 
-def exposed_us(trace: Trace, rules: Rules | None = None) -> dict[str, float]:
+def exposed_us(trace: Trace) -> dict[str, float]:
     """Category -> us in which it ran and no other did, summed over the devices. Raises BadInput without a timeline."""
     found: dict[str, float] = {}
-    for device in by_device(trace, rules).values():
+    for device in by_device(trace).values():
         for name, part in device.parts.items():
             found[name] = found.get(name, 0.0) + part.exposed_ns / 1e3
     return found

@@ -42,11 +42,10 @@ class Done:
     failure: str
 
 
-def context(gpu: bool | None = None) -> Any:
+def context() -> Any:
     """How processes start here: forks of a warm server without a GPU, bare ones with it. Starts the server at once."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    has_gpu = shutil.which("nvidia-smi") is not None if gpu is None else gpu
-    if has_gpu or "forkserver" not in multiprocessing.get_all_start_methods():
+    if shutil.which("nvidia-smi") is not None or "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     made = multiprocessing.get_context("forkserver")
     made.set_forkserver_preload(["lab.write.warm"])
