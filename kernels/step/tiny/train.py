@@ -4,9 +4,9 @@ The forward pass is written for autograd and for whole sequences: the recurrence
 system, between chunks the state), attention as the library's. It computes what kernels/step/reference.py computes token
 by token, which tests/kernels/step/test_tiny.py holds it to. Weights are float32 while they train; from QUANTISED of the
 steps on products see them rounded to NVFP4 (the gradient passes the rounding), so that what is stored loses little when
-it is quantised. In the share ALONE of the sequences attention adds nothing, so that the recurrent layers learn to
-recall: without that the attention layer does all of it, and what is done to a state is felt by no answer. AdamW,
-warm-up and cosine; answers weigh ANSWER times as much as the rest of the text.
+it is quantised. AdamW, warm-up and cosine; answers weigh ANSWER times as much as the rest of the text. In a share
+`alone` of the sequences attention adds nothing, so that the recurrent layers learn to recall by themselves: with none,
+the attention layer does all of it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ from kernels.gdn.reference import L2_EPS
 from kernels.nvfp4 import format as nvfp4
 from kernels.step.model import CONV_WIDTH, EPS, Model
 from kernels.step.tiny import corpus
-from kernels.step.tiny.stored import MODELS, save
+from kernels.step.tiny.stored import MODELS, load, save
 
 CHUNK = 32
 ANSWER = 4.0
-ALONE = 0.7
 QUANTISED = 0.6
 
 
@@ -136,13 +135,24 @@ def rounded(w: torch.Tensor) -> torch.Tensor:
 
 
 def train(
-    model: Model, steps: int, size: int, length: int, rate: float, seed: int, device: str, every: int = 0
+    model: Model,
+    steps: int,
+    size: int,
+    length: int,
+    rate: float,
+    seed: int,
+    device: str,
+    every: int = 0,
+    start: Tensors | None = None,
+    alone: float = 0.0,
 ) -> tuple[Tensors, list[float]]:
     """Weights after `steps` batches of `size` sequences of `length` tokens, and the loss of every step.
 
-    every: print a line after so many steps; 0 prints none.
+    every: print a line after so many steps; 0 prints none. start: weights to go on from. alone: share of the sequences
+    to which attention adds nothing.
     """
-    w = {name: value.requires_grad_() for name, value in fresh(model, seed, device).items()}
+    given = {n: v.to(device).float() for n, v in (start or {}).items() if n != "inv_freq"}
+    w = {name: value.requires_grad_() for name, value in (given or fresh(model, seed, device)).items()}
     powers = torch.arange(0, model.rotary, 2, device=device, dtype=torch.float32) / model.rotary
     inv_freq = model.theta**-powers
     products = {f"{name}.weight" for name in model.linears()}
@@ -158,7 +168,8 @@ def train(
             group["lr"] = rate * min(1, (step + 1) / warm) * (0.02 + 0.98 * (0.5 + 0.5 * math.cos(math.pi * share)))
         tokens, answers = (x.to(device) for x in corpus.batch(size, length, rng))
         seen = {n: rounded(v) if share >= QUANTISED and n in products else v for n, v in w.items()}
-        attended = torch.tensor([float(rng.random() >= ALONE) for _ in range(size)], device=device)
+        drawn = [float(rng.random() >= alone) for _ in range(size)] if alone else None
+        attended = None if drawn is None else torch.tensor(drawn, device=device)
         logits = forward(model, seen | {"inv_freq": inv_freq}, tokens[:, :-1], attended)
         each = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
         weight = 1 + (ANSWER - 1) * answers[:, 1:].flatten().float()
@@ -179,16 +190,20 @@ def main() -> None:
     """Train and store."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--start", type=Path, help="weights to go on from")
     parser.add_argument("--model", choices=MODELS, default="tiny")
-    parser.add_argument("--steps", type=int, default=2500)
-    parser.add_argument("--batch", type=int, default=24)
-    parser.add_argument("--length", type=int, default=96)
+    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--rate", type=float, default=3e-3)
+    parser.add_argument("--alone", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     asked = parser.parse_args()
     model = MODELS[asked.model]
-    w, _ = train(model, asked.steps, asked.batch, asked.length, asked.rate, asked.seed, asked.device, 50)
+    start = load(asked.start) if asked.start else None
+    sizes = asked.steps, asked.batch, asked.length
+    w, _ = train(model, *sizes, asked.rate, asked.seed, asked.device, 50, start, asked.alone)
     save(asked.out, w)
 
 

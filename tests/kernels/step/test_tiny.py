@@ -1,0 +1,289 @@
+"""The tiny model: what it computes, that it has learnt, and the gates on its logits, each also once wrong."""
+
+from __future__ import annotations
+
+import csv
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.step import cases
+from kernels.step.model import Model
+from kernels.step.reference import reference
+from kernels.step.tiny import corpus, engine, measure, say, train
+from kernels.step.tiny.engine import Arm, Batch, Engine, arm_of
+from kernels.step.tiny.stored import MODELS, WEIGHTS, load, save
+from lab.card import phases
+from lab.cli import main
+from lab.study import crossbleed, identity
+from lab.study.own import verdict
+from tests.refused import held
+
+MB = 1 << 20
+WORDS = tuple[str, ...]
+
+
+@cache
+def weights() -> dict[str, torch.Tensor]:
+    return load()
+
+
+def text(count: int, length: int) -> torch.Tensor:
+    return corpus.batch(count, length, random.Random(5))[0]
+
+
+# What it computes -----------------------------------------------------------------------------------------------------
+
+
+def test_training_decoding_and_the_reference_compute_the_same() -> None:
+    """Chunks of the recurrence for autograd, the engine in any pattern of steps, and float64 token by token."""
+    model, w = MODELS["tiny"], weights()
+    tokens = text(3, 80)[:, :-1]
+    whole = train.forward(model, {name: value.float() for name, value in w.items()}, tokens)
+    for words in (("weights=f32", "stream=f32"), ("weights=f32", "stream=f32", "batch=alone")):
+        exact = Engine(arm_of(words), w)
+        for pattern in ((1,), (80,), (1, 12, 3)):
+            assert torch.allclose(exact.score(tokens, pattern), whole, rtol=0, atol=2e-3), pattern
+    state = cases.empty(model, 3, 80, "cpu", torch.float64)
+    bounds = torch.tensor([0, 80, 160, 240])
+    made = {"tokens": tokens.flatten(), "cu_seqlens": bounds, "seq_lens": torch.zeros(3, dtype=torch.int32)}
+    assert torch.allclose(reference(w | state | made)["logits"].float(), whole[:, -1], rtol=0, atol=2e-3)
+
+
+def test_a_pattern_that_does_not_fit_and_forms_that_are_none_are_refused() -> None:
+    with pytest.raises(ValueError, match="multiple of 16"):
+        Engine(Arm(), weights()).score(text(1, 20)[:, :-1], (1, 12, 3))
+    wrong = {
+        "state_dtype=f16": "state_dtype='f16'",
+        "residual=f32": "'residual'",
+        "weights=f32 products=w4a8": "weights='nvfp4'",
+    }
+    for words, said in wrong.items():
+        with pytest.raises(ValueError, match=said):
+            arm_of(words.split())
+    with pytest.raises(ValueError, match="no character"):
+        corpus.encode("É")
+
+
+@pytest.mark.parametrize("value", [0.3, -1.7, 100.0])
+def test_formats_round_as_their_families_do(value: float) -> None:
+    row = torch.tensor([[value, 448.0, 0.0, -3.0] * 4])
+    assert torch.equal(engine.e4m3(row), row.to(torch.float8_e4m3fn).float())
+    assert float((engine.e2m1(row)[0, 1] - 448).abs()) < 1e-3
+    x = torch.cat((row, row), dim=1)[:, None]
+    for form, limit in (("bf16", 0.0), ("q8_0", 1.01 * 448 / 254), ("fp8", abs(value) / 16)):
+        error = (engine.through_cache(Arm(cache=form), x) - x).abs()  # type: ignore[arg-type]
+        assert float(error[..., 0].max()) <= limit
+
+
+# Training -------------------------------------------------------------------------------------------------------------
+
+SMALL = Model(4, 64, 64, 2, 1, 32, 1, 2, 16, len(corpus.VOCAB), rotary=8, theta=1e4)
+
+
+@pytest.mark.slow
+def test_training_repeats_and_learns(tmp_path: Path) -> None:
+    first, losses = train.train(SMALL, 50, 8, 48, 6e-3, 3, "cpu")
+    again, other = (train.train(SMALL, 3, 8, 48, 6e-3, 3, "cpu")[0] for _ in range(2))
+    assert all(torch.equal(again[name], other[name]) for name in again)
+    assert sum(losses[-5:]) / 5 < losses[0] - 0.8
+    save(tmp_path / "w.npz", first)
+    stored = load(tmp_path / "w.npz")
+    assert stored.keys() == first.keys()
+    for name, value in stored.items():
+        assert torch.equal(value, first[name].bfloat16() if value.ndim > 1 else first[name])
+
+
+def test_a_file_that_holds_no_weights_is_refused(tmp_path: Path) -> None:
+    broken = tmp_path / "w.npz"
+    for content in (b"", b"PK", b"PK\3\4 and nothing behind it"):
+        broken.write_bytes(content)
+        with pytest.raises(ValueError, match=r"w\.npz.*kernels\.step\.tiny\.train"):
+            load(broken)
+    save(broken, {"lm_head.weight": torch.zeros(2, 2)})
+    with pytest.raises(ValueError, match="tiny"):
+        Engine(Arm(), load(broken))
+
+
+# What it has learnt ---------------------------------------------------------------------------------------------------
+
+
+def test_the_weights_are_small() -> None:
+    assert WEIGHTS.stat().st_size <= 8 * MB
+
+
+@pytest.mark.parametrize("words", [(), ("weights=f32", "stream=f32")], ids=["nvfp4", "exact"])
+def test_it_recalls_copies_and_knows_code_words(words: WORDS) -> None:
+    """Chance is 5 % for one letter, next to nothing for a word."""
+    model, rng = Engine(arm_of(words), weights()), random.Random(7)
+    found = {}
+    for kind, size in measure.SIZES.items():
+        asked = corpus.questions(kind, 32, rng, size)
+        found[kind] = measure.right(measure.replies(model, asked, 8), asked)
+    assert all(count >= 29 for count in found.values()), found
+
+
+# The gates ------------------------------------------------------------------------------------------------------------
+
+
+LOGITS = measure.Size(8, 48, gaps=(128,), slots=())
+SLOTS = measure.Size(4, 48, gaps=())
+
+
+@cache
+def rows(*words: str, against: WORDS = (), size: measure.Size = LOGITS) -> list[measure.Row]:
+    return measure.measure(arm_of(words), weights(), arm_of(against), size)
+
+
+def judged(folder: Path, card: str, control: list[measure.Row], candidate: list[measure.Row]) -> Any:
+    """The verdict of `lab judge CARD --rows` on two tables."""
+    for name, found in (("control", control), ("candidate", candidate)):
+        with (folder / f"{name}.csv").open("w", encoding="utf-8") as file:
+            csv.writer(file, lineterminator="\n").writerows([measure.Row._fields, *found])
+    files = [f"{name}={folder / name}.csv" for name in ("control", "candidate")]
+    return verdict.judge(phases.card(card), files, device="h200").judgement.verdict
+
+
+GATES: list[tuple[str, WORDS, WORDS, measure.Size]] = [
+    ("lp13-logits", (), ("state_dtype=bf16",), LOGITS),
+    ("lp14-logits", ("stream=f32",), (), LOGITS),
+    ("lp16-logits", (), ("products=w4a8",), LOGITS),
+    ("lp18-logits", (), ("cache=fp8",), LOGITS),
+    ("lp18-logits", (), ("cache=q8_0",), LOGITS),
+    ("lb10-last-token", ("logits=all",), (), LOGITS),
+    ("ik1-cross-bleed", ("pool=shared",), (), SLOTS),
+    ("ik2-decomposition", ("weights=f32", "batch=alone"), ("weights=f32",), SLOTS),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("card", "control", "candidate", "size"), GATES)
+def test_a_gate_passes(tmp_path: Path, card: str, control: WORDS, candidate: WORDS, size: measure.Size) -> None:
+    found = judged(tmp_path, card, rows(*control, size=size), rows(*candidate, against=control, size=size))
+    assert found.word == "GO", found
+
+
+class Wrong(Engine):
+    """An engine with one thing wrong."""
+
+    what = ""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        parts = self.parts
+        if self.what == "narrow_residual":
+            self.parts = replace(parts, add_norm=lambda x, *more: parts.add_norm(narrow(x), *more))
+        if self.what == "clipped_activations":
+            self.parts = replace(parts, linear=lambda args, name, x: parts.linear(args, name, x.clamp(-1, 1)))
+
+    def feed(
+        self, batch: Batch, new: Sequence[Sequence[int]], every: bool = False, members: Sequence[int] = ()
+    ) -> torch.Tensor:
+        if self.what == "first_token" and not every:
+            return super().feed(batch, new, True, members)[list(accumulate(map(len, new), initial=0))[:-1]]
+        found = super().feed(batch, new, every, members)
+        if self.what == "narrow_state":
+            batch.kept["state"] = narrow(batch.kept["state"])
+        return found
+
+
+def narrow(x: torch.Tensor) -> torch.Tensor:
+    """Two bits of mantissa."""
+    return x.to(torch.float8_e5m2).to(x.dtype)
+
+
+WRONG = [
+    ("narrow_state", "lp13-logits"),
+    ("narrow_residual", "lp14-logits"),
+    ("clipped_activations", "lp16-logits"),
+    ("unread_scale", "lp18-logits"),
+    ("first_token", "lb10-last-token"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("what", "card"), WRONG)
+def test_a_wrong_arm_fails_its_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, card: str) -> None:
+    """PARTIAL where the divergence is over its line and the words are still right."""
+    control, candidate = next((control, candidate) for name, control, candidate, _ in GATES if name == card)
+    before = rows(*control)
+    monkeypatch.setattr(Wrong, "what", what)
+    if what == "unread_scale":
+        monkeypatch.setattr(engine, "through_cache", lambda arm, x: x / 2 if arm.cache != "bf16" else x)
+    built = iter((Wrong, Engine, Engine))  # the candidate, what its tokens are compared with, the reference
+    monkeypatch.setattr(measure, "Engine", lambda *given: next(built)(*given))
+    after = measure.measure(arm_of(candidate), weights(), arm_of(control), LOGITS)
+    found = judged(tmp_path, card, before, after)
+    assert found.word in (("INVALID",) if what == "first_token" else ("NO-GO", "PARTIAL")), found
+
+
+@pytest.mark.slow
+def test_a_shared_pool_fails_the_gates_of_sequences(tmp_path: Path) -> None:
+    shared = rows("weights=f32", "pool=shared", size=SLOTS)
+    for card in ("ik1-cross-bleed", "ik2-decomposition"):
+        found = judged(tmp_path, card, rows("weights=f32", "batch=alone", size=SLOTS), shared)
+        assert found.word in ("NO-GO", "PARTIAL"), found
+
+
+# The harnesses of identity and code words -----------------------------------------------------------------------------
+
+
+def recall(arm: Arm) -> crossbleed.Recall:
+    def reply(words: Sequence[str]) -> list[str]:
+        rng = random.Random(len(words))
+        prompts = [corpus.encode("\n" + corpus.told(word, 24, rng)) for word in words]
+        return [corpus.decode(tokens) for tokens in Engine(arm, weights()).greedy(prompts, corpus.CODE)]
+
+    return reply
+
+
+def test_code_words_are_of_the_harness() -> None:
+    assert (corpus.LETTERS, corpus.CODE) == (crossbleed.ALPHABET, crossbleed.LENGTH)
+
+
+def test_code_words_are_clean_with_a_row_each_and_not_over_the_dirty_pool() -> None:
+    sizes = (1, 2, 3, 4, 6, 7)
+    assert [b.status for b in crossbleed.run(recall(Arm()), sizes)] == ["clean"] * 6
+    alone = crossbleed.run(recall(Arm(batch="alone")), sizes[:4])
+    assert [b.status for b in alone] == ["clean"] * 4
+    shared = [b.status for b in crossbleed.run(recall(Arm(pool="shared")), sizes)]
+    assert shared[:2] == ["clean"] * 2
+    assert "clean" not in shared[2:], shared
+
+
+@pytest.mark.slow
+def test_greedy_tokens_are_held_by_the_harness_of_identity() -> None:
+    def produce(*words: str) -> identity.Produce:
+        model = Engine(arm_of(words), weights())
+        return lambda prompt, budget: model.greedy([corpus.encode("\n" + prompt)], budget)[0]
+
+    rng = random.Random(2)
+    suites = {kind: [q.removeprefix("\n") for q, _ in corpus.questions(kind, 1, rng, 6)] for kind in corpus.KINDS}
+    profiles = {"control": produce(), "all": produce("logits=all"), "coarse": produce("products=w4a4")}
+    found = identity.run(profiles, "control", suites, (20,))
+    status = {name: {cell.status for cell in found if cell.profile == name} for name in profiles}
+    assert status["all"] == {"identical"}
+    assert "diverged" in status["coarse"]
+
+
+@pytest.mark.slow
+def test_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    program = [sys.executable, "-m", "kernels.step.tiny.say", "--prompts", "{prompts_file}"]
+    asked = ["crossbleed", "--np", "3", "--prompt", "!{word} some filler #", "--", *program]
+    assert main.main(asked) == 0
+    assert main.main([*asked, "pool=shared"]) == 1
+    capsys.readouterr()
+    for module, words in ((measure, ["state_dtype=f16"]), (say, ["state_dtype=f16", "--prompt", "x"])):
+        monkeypatch.setattr(sys, "argv", ["program", *words])
+        with pytest.raises(SystemExit) as left:
+            module.main()
+        assert left.value.code == 2
+        held(capsys.readouterr().err, "tiny", "state_dtype='f16'", "bf16, f32")
