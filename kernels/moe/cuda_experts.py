@@ -190,26 +190,32 @@ def prepare(inputs: Tensors) -> dict[str, Any]:
             made[f"{name}_scale"].append(inputs[f"{prefix}{stored}_tensor_scale"])
     kept: dict[str, Any] = {name: torch.cat(each) for name, each in made.items()}
     kept |= {key: inputs[key] for key in ("shared_gate",) if key in inputs}
-    top_k = int(inputs["top_k"])
-    device = inputs["down_packed"].device
-    return kept | {"k": top_k} | scratch(x.shape, x.dtype, experts, top_k, inner, "shared_gate" in inputs, device)
+    top_k, device = int(inputs["top_k"]), inputs["down_packed"].device
+    kept |= {"k": torch.zeros(top_k, dtype=torch.uint8, device=device)}  # its length: operators pass tensors only
+    return kept | scratch(x.shape, x.dtype, experts, top_k, inner, "shared_gate" in inputs, device)
 
 
 def scratch(
     shape: torch.Size, dtype: torch.dtype, experts: int, top_k: int, inner: int, shared: bool, device: torch.device
 ) -> Tensors:
-    """What the two kernels leave each other, by SCRATCH's names, for x of `shape`; all zero, as the ticket must be."""
+    """What the two kernels leave each other, by SCRATCH's names, for x of `shape` or of fewer rows; all zero.
+
+    The ticket in `state` must be zero before a call, and is behind it.
+    """
     tokens, width = shape
-    config = configured(tokens, width, inner, hopper.ELEMENTS.get(dtype, ""), device)
-    pairs, blocks = _pairs(tokens, top_k, shared), config.blocks(tokens, top_k, experts, shared)
-    sums = config.groups * config.parts * config.row_tiles * tokens * 16 if config.parts > 1 else 1
+    pairs, blocks, sums, groups = _pairs(tokens, top_k, shared), 0, 1, 0
+    for fewer in {min(tokens, each) for each in (8, 32, tokens)}:  # where the configuration changes
+        config = configured(fewer, width, inner, hopper.ELEMENTS.get(dtype, ""), device)
+        blocks = max(blocks, config.blocks(fewer, top_k, experts, shared))
+        groups = max(groups, config.groups)
+        sums = max(sums, (config.parts > 1) * config.groups * config.parts * config.row_tiles * fewer * 16)
 
     def zeros(*size: int, kind: torch.dtype = torch.int32) -> torch.Tensor:
         return torch.zeros(*size, dtype=kind, device=device)
 
     return {
         "pairs": zeros(pairs, 2), "masks": zeros(tokens, -(-experts // 32)), "rows": zeros(pairs, 2),
-        "blocks": zeros(blocks, 2), "state": zeros(2 + blocks + config.groups), "h": zeros(pairs, inner, kind=dtype),
+        "blocks": zeros(blocks, 2), "state": zeros(2 + blocks + groups), "h": zeros(pairs, inner, kind=dtype),
         "parts": zeros(sums, kind=torch.float32),
     }  # fmt: skip
 
@@ -221,42 +227,33 @@ def configured(tokens: int, width: int, inner: int, dtype: str, device: torch.de
     return choose_config(tokens, width, inner, dtype, sms)
 
 
-def numbers(args: dict[str, Any], config: ExpertsConfig) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """(router.cu's numbers, experts.cu's, its dynamic shared memory) for a call's x."""
-    tokens, width = args["x"].shape
-    pairs, blocks = len(args["pairs"]), len(args["blocks"])
-    return (
-        (tokens, width, args["k"], blocks + config.groups),
-        (tokens, pairs, blocks),
-        config.shared_bytes(tokens, pairs, blocks),
-    )
-
-
 def run(args: dict[str, Any], out: Tensors) -> None:
     """y in two launches: choose and sort; then both products and the weighted sum. ValueError on a mismatch."""
     x, logits, y, h = args["x"], args["logits"], out["y"], args["h"]
     element, (tokens, width) = hopper.ELEMENTS.get(x.dtype, ""), x.shape
     if not element or not x.is_contiguous() or x.data_ptr() % 16 or not logits.is_contiguous():
         raise ValueError(f"x is {x.dtype} with strides {x.stride()}; pass contiguous bf16 or fp16 x on 16 bytes")
-    shared = "shared_gate" in args
-    if len(args["pairs"]) != _pairs(tokens, args["k"], shared) or logits.shape[0] != tokens or y.shape != x.shape:
-        raise ValueError(f"x {tuple(x.shape)} and what was prepared for {len(h)} rows: prepare for this many tokens")
+    shared, top_k, experts = "shared_gate" in args, len(args["k"]), logits.shape[1]
+    pairs = _pairs(tokens, top_k, shared)
+    if len(h) < pairs or logits.shape[0] != tokens or y.shape != x.shape:
+        raise ValueError(f"x {tuple(x.shape)} and scratch for {len(h)} rows: prepare for at least {tokens} tokens")
     device = x.device.index or 0
     config = configured(tokens, width, h.shape[1], element, x.device)
-    of_router, of_experts, shared_bytes = numbers(args, config)
-    experts = logits.shape[1]
+    blocks = config.blocks(tokens, top_k, experts, shared)
     chooser = router_source(experts, element, config.block_tokens)
     warps = router_warps(experts)
-    scratch_of_router = (args[name] for name in ("pairs", "masks", "rows", "blocks", "state"))
     gate = args["shared_gate"] if shared else cuda.i64(0)
+    between = [args[name] for name in ("rows", "blocks", "state")]
+    counts = map(cuda.i32, (tokens, width, top_k, blocks + config.groups))
     cuda.launch(
         cuda.load(chooser, chooser.kernels[0], device), (-(-tokens // warps),), 32 * warps,
-        (logits, x, gate, *scratch_of_router, *map(cuda.i32, of_router)), router_shared_bytes(experts),
+        (logits, x, gate, args["pairs"], args["masks"], *between, *counts), router_shared_bytes(experts),
     )  # fmt: skip
-    tensors = (x, *(args[name] for name in ("up", "down", "up_scale", "down_scale", "rows", "blocks", "state")))
+    weights = [args[name] for name in ("up", "down", "up_scale", "down_scale")]
     cuda.launch(
         cuda.load(source(config), config.kernel, device, SHARED_BYTES), (config.grid,), THREADS,
-        (*tensors, h, args["parts"], y, *map(cuda.i32, of_experts)), shared_bytes, programmatic=True,
+        (x, *weights, *between, h, args["parts"], y, *map(cuda.i32, (tokens, pairs, blocks))),
+        config.shared_bytes(tokens, pairs, blocks), programmatic=True,
     )  # fmt: skip
 
 

@@ -186,7 +186,8 @@ def _packed(inputs: Tensors, name: str, x: torch.Tensor) -> Tensors:
 def prepare(inputs: Tensors) -> dict[str, Any]:
     """Weights in the paired layout."""
     names = ["gate_up", "down"] + ["shared_gate_up", "shared_down"] * ("shared_gate" in inputs)
-    kept: dict[str, Any] = {"k": int(inputs["top_k"])}
+    top_k, device = int(inputs["top_k"]), inputs["down_packed"].device
+    kept: dict[str, Any] = {"k": torch.zeros(top_k, dtype=torch.uint8, device=device)}  # its length: see cuda_experts
     for name in names:
         kept |= _packed(inputs, name, inputs["x"])
     return kept | {key: inputs[key] for key in ("shared_gate",) if key in inputs}
@@ -237,10 +238,10 @@ def run(args: dict[str, Any], out: Tensors, choose: Choice | None = None, expert
     """
     choose = choose or choose_config
     x, tokens = args["x"], len(args["x"])
-    experts = len(args["down_w"])
-    chosen, token, weight, ends, back = torch_grouped.sorted_by_expert(args["logits"], args["k"], experts)
+    experts, top_k = len(args["down_w"]), len(args["k"])
+    chosen, token, weight, ends, back = torch_grouped.sorted_by_expert(args["logits"], top_k, experts)
     here = capability_of(x)
-    config = choose(tokens, args["k"], experts, here)
+    config = choose(tokens, top_k, experts, here)
     total = experts_of(args, "", x, token, weight, ends, config)[back].view(*chosen.shape, -1).sum(1)
     if "shared_gate" in args:
         every = torch.arange(tokens, device=x.device)

@@ -16,6 +16,9 @@ from kernels.kv import cases as kv_cases
 from kernels.kv import format as kv_format
 from kernels.kv import ops as kv_ops
 from kernels.kv.reference import reference as kv_reference
+from kernels.moe import cases as moe_cases
+from kernels.moe import ops as moe_ops
+from kernels.moe.reference import reference as moe_reference
 from kernels.nvfp4 import cases as nvfp4_cases
 from kernels.nvfp4 import ops as nvfp4_ops
 from kernels.nvfp4.reference import reference as nvfp4_reference
@@ -33,6 +36,7 @@ LINEAR = nvfp4_cases.WORKLOADS[0]
 DECODE = next(w for w in gdn_cases.WORKLOADS if w["op"] == "decode" and w["pad"])
 PREFILL = next(w for w in gdn_cases.WORKLOADS if w["lengths"] and w["dtype"] == "bf16")
 DENSE = next(w for w in gdn_cases.WORKLOADS if w["op"] == "prefill" and w["batch"] == 2)
+MIXTURE = next(w for w in moe_cases.WORKLOADS if w["shared"] and w["H"] % 128 == 0)
 PAGED = next(w for w in kv_cases.WORKLOADS if w["batch"] > 1 and w.role == "check")
 
 
@@ -41,6 +45,11 @@ def scan_batch(workload: Workload, device: str) -> gdn_ops.Batch:
     dtype = gdn_cases.DTYPES[workload["dtype"]]
     heads = (workload["Hk"], workload["Hv"], workload["D"])
     return gdn_ops.batch(lengths, *heads, dtype, device, bool(workload["qk_l2norm"]))
+
+
+def mixture(inputs: Tensors, tokens: tuple[int, int] = (1, 64)) -> moe_ops.Layer:
+    weights = {name: t for name, t in inputs.items() if name not in (*moe_cases.ACTIVATIONS, "top_k")}
+    return moe_ops.Layer(weights, top_k=MIXTURE["top_k"], tokens=tokens)
 
 
 def cache(inputs: Tensors, kind: str) -> Any:
@@ -64,14 +73,17 @@ def calls(device: str) -> dict[str, tuple[Any, tuple[Any, ...]]]:
         gdn_cases.inputs(DECODE, 0, "cpu"),
         gdn_cases.inputs(PREFILL, 0, "cpu"),
         kv_cases.inputs(PAGED, 0, "cpu"),
+        moe_cases.inputs(MIXTURE, 0, "cpu"),
     )
-    inputs, step, scan, paged = ({name: t.to(device) for name, t in given.items()} for given in drawn)
+    inputs, step, scan, paged, mixed = ({name: t.to(device) for name, t in given.items()} for given in drawn)
     _, route, operands, scratch = nvfp4_ops.Linear(*(inputs[n] for n in WEIGHT), tokens=(1, 64)).parts[0]
     batch = scan_batch(PREFILL, device)
     kept = cache(paged, "fp8")
     pages = paged_batch(PAGED, kept, paged["q"].dtype, device)
     table = (paged["page_table"], paged["seq_lens"])
+    _, of_experts, experts, between = mixture(mixed).parts[0]
     return {
+        "moe": (OP.moe, (mixed["x"], mixed["logits"], experts, between, of_experts)),
         "nvfp4_linear": (OP.nvfp4_linear, (inputs["x"], operands, scratch, route, LINEAR["N"])),
         "gdn_decode": (OP.gdn_decode, (*(step[n] for n in STEP), "raw_qk" in step)),
         "gdn_prefill": (OP.gdn_prefill, (*(scan[n] for n in SCAN), batch.tables, batch.scratch, batch.route)),
@@ -79,7 +91,7 @@ def calls(device: str) -> dict[str, tuple[Any, tuple[Any, ...]]]:
     }
 
 
-NAMES = ("nvfp4_linear", "gdn_decode", "gdn_prefill", "kv_decode")
+NAMES = ("moe", "nvfp4_linear", "gdn_decode", "gdn_prefill", "kv_decode")
 
 
 @pytest.mark.slow
@@ -157,6 +169,54 @@ def test_attention_is_the_reference_in_each_format(kind: str) -> None:
     words = dict(zip(("k_cache", "v_cache", "k_scale", "v_scale"), kept, strict=False))
     wanted = kv_reference({**{n: inputs[n] for n in ("q", "page_table", "seq_lens")}, **words})["o"]
     torch.testing.assert_close(o, wanted.to(o.dtype), rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_a_mixture_is_the_reference_and_compiles_into_one_graph() -> None:
+    inputs = moe_cases.inputs(MIXTURE, 0, "cpu")
+    layer, graphs = mixture(inputs), []
+
+    def count(graph: Any, example: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend=count, dynamic=True)
+    for tokens in (2, 5, 17):
+        given = inputs | {name: inputs[name][:tokens] for name in moe_cases.ACTIVATIONS}
+        wanted = moe_reference(given)["y"].to(torch.bfloat16)
+        for call in (layer, compiled):
+            torch.testing.assert_close(call(given["x"], given["logits"]), wanted, rtol=0, atol=0)
+    assert len(graphs) == 1
+
+
+def test_a_mixture_takes_the_kernel_for_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ladder's choices are joined where neighbours agree; a kernel's last number of tokens is a place of it."""
+
+    def choose(router: Any, device: torch.device, precision: str, **axes: Any) -> Any:
+        return SimpleNamespace(name="cuda_experts" if axes["T"] <= 128 else "triton_experts")
+
+    monkeypatch.setattr(operators, "choose", choose)
+    moe_ops.segments.cache_clear()
+    shape = (256, 8, 2048, 512, 512, torch.bfloat16, torch.device("cuda", 0))
+    assert moe_ops.segments(*shape, (1, 1000)) == ((128, "cuda_experts"), (1000, "triton_experts"))
+    assert moe_ops.segments(*shape, (200, 300)) == ((300, "triton_experts"),)
+    moe_ops.segments.cache_clear()
+
+
+def test_wrong_experts_and_logits_are_refused() -> None:
+    inputs = moe_cases.inputs(MIXTURE, 0, "cpu")
+    layer, x, logits = mixture(inputs, (1, 4)), inputs["x"][:4], inputs["logits"][:4]
+    for wrong, said in (
+        ((x.half(), logits), "packed for"),
+        ((x, logits[:3]), "logits are"),
+        ((x, logits.double()), "float32"),
+        ((inputs["x"], inputs["logits"]), "at most 4"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            layer(*wrong)
+    with pytest.raises(ValueError, match="gate_up"):
+        mixture(inputs | {"gate_up_packed": inputs["gate_up_packed"][:, 2:]})
 
 
 def test_wrong_tensors_are_refused() -> None:
@@ -350,6 +410,22 @@ def test_a_linear_on_the_gpu_eager_planned_captured_and_compiled(tokens: int) ->
     compiled = torch.compile(module, fullgraph=True)(x)
     for y in (first, planned, elsewhere, replayed / 2, compiled):
         assert accuracy.compare("y", y, wanted["y"], limits["y"]).ok
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [1, 8, 32, 128, 257])
+def test_a_mixture_on_the_gpu_eager_planned_captured_and_compiled(tokens: int) -> None:
+    workload = next(w for w in moe_cases.WORKLOADS if (w["T"], w["experts"], w["routing"]) == (tokens, 256, "uniform"))
+    inputs = moe_cases.inputs(workload, 0, "cuda")
+    weights = {name: t for name, t in inputs.items() if name not in (*moe_cases.ACTIVATIONS, "top_k")}
+    module, given = moe_ops.Layer(weights, top_k=8, tokens=(1, 512)), (inputs["x"], inputs["logits"])
+    limit, wanted = moe_cases.tolerance(workload, moe_ops.EXACT)["y"], moe_reference(inputs)["y"]
+    first, planned, elsewhere = module(*given), module(*given), module(*(t.clone() for t in given))
+    graph, replayed = captured(lambda: module(*given))
+    graph.replay()
+    compiled = torch.compile(module, fullgraph=True)(*given)
+    for y in (first, planned, elsewhere, replayed, compiled):
+        assert accuracy.compare("y", y, wanted, limit).ok
 
 
 @pytest.mark.gpu

@@ -139,7 +139,7 @@ def prepare_apart(inputs: Tensors) -> dict[str, Any]:
 
 def run_apart(args: dict[str, Any], out: Tensors) -> None:
     """Each product sorts, gathers, multiplies and puts its rows back; SiLU and the sum in the tokens' order."""
-    x, k, experts = args["x"], args["k"], len(args["down_w"])
+    x, k, experts = args["x"], len(args["k"]), len(args["down_w"])
     config = triton_experts.choose_config(len(x), k, experts, triton_experts.capability_of(x))
 
     def product(name: str, source: torch.Tensor, by_row: bool) -> torch.Tensor:

@@ -226,6 +226,22 @@ def test_the_simulation_sees_mistakes_in_the_router(monkeypatch: pytest.MonkeyPa
 
 
 @needs_compiler
+def test_scratch_for_more_tokens_serves_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a layer keeps it for all its calls, whatever the last one left there."""
+    simulated = Simulated(monkeypatch, 8)
+    most = BY_ID["t17_e8_k2_h128_f64_one_s64_bf16"]
+    kept = cuda_experts.prepare(cases.inputs(most, 1))
+    for tokens in (17, 3, 9, 17):
+        given = cases.inputs(most, 1)
+        given |= {name: given[name][:tokens].contiguous() for name in cases.ACTIVATIONS}
+        y = torch.full((tokens, 128), float("nan"), dtype=torch.bfloat16)
+        cuda_experts.run(kept | {name: given[name] for name in cases.ACTIVATIONS}, {"y": y})
+        limit = cases.tolerance(most, cuda_experts.PRECISION)["y"]
+        assert compare("y", y, reference(given)["y"], limit).ok, tokens
+        simulated.seed += 1
+
+
+@needs_compiler
 def test_a_negative_zero_and_infinite_logits_are_taken_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     w = BY_ID["t1_e8_k2_h64_f32_bf16"]
     given = cases.inputs(w, 0)
