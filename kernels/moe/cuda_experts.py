@@ -9,7 +9,7 @@ where it is narrower than the others it is padded with zeros.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ ROUTER_SOURCE, SOURCE = (Path(__file__).with_name(name) for name in ("router.cu"
 TOKENS_MAX, EXPERTS_MAX, TOP_K_MAX = 128, 1024, 31
 WARPS, SLOTS, SUM_STAGES, BARRIER_BYTES = 8, 4, 2, 1024  # as in experts.cu
 THREADS = 32 * (WARPS + 3)
+H_STAGES_MAX = 4  # an h takes a microsecond to come, two items
 PRECISION = "nvfp4-w4a16"
 SCRATCH = ("pairs", "masks", "rows", "blocks", "state", "h", "parts")
 
@@ -106,7 +107,15 @@ def choose_config(tokens: int, width: int, inner: int, dtype: str, sms: int = SM
         if row_tiles >= least and busy > best[0]:
             best = (busy, row_tiles, parts)
     _, row_tiles, parts = best
-    return ExpertsConfig(dtype, width, inner, n_tiles, row_tiles, parts, 4, 2, 24, sms)
+    config = ExpertsConfig(dtype, width, inner, n_tiles, row_tiles, parts, 4, 1, 24, sms)
+    room = SHARED_BYTES - _shared_bytes_of(config)
+    return replace(config, h_stages=max(1, min(H_STAGES_MAX, 1 + room // config.h_stage_bytes)))
+
+
+def _shared_bytes_of(config: ExpertsConfig) -> int:
+    """Of the most tokens that a configuration is chosen for, top 8 of 256 and a shared expert."""
+    tokens = 8 if config.n_tiles == 1 else TOKENS_MAX
+    return config.shared_bytes(tokens, 9 * tokens, config.blocks(tokens, 8, 256, True))
 
 
 def _pairs(tokens: int, top_k: int, shared: bool) -> int:
@@ -150,15 +159,13 @@ def router_shared_bytes(experts: int) -> int:
 
 @functools.cache
 def source(config: ExpertsConfig) -> CudaSource:
-    """experts.cu of a configuration, with the shared memory of TOKENS_MAX tokens, top 8 of 256 and a shared expert."""
+    """The translation unit of a configuration: experts.cu with its macros."""
     macros = {
         "X_BF16": int(config.dtype == "bf16"), "WIDTH": config.width, "INNER": config.inner,
         "N_TILES": config.n_tiles, "ROW_TILES": config.row_tiles, "PARTS": config.parts, "STAGES": config.stages,
         "H_STAGES": config.h_stages, "ROUND_ITEMS": config.round_items,
     }  # fmt: skip
-    tokens = 8 if config.n_tiles == 1 else 32 if config.row_tiles == 2 else TOKENS_MAX
-    shared = config.shared_bytes(tokens, 9 * tokens, config.blocks(tokens, 8, 256, True))
-    return hopper.source(SOURCE, config.kernel, shared, macros)
+    return hopper.source(SOURCE, config.kernel, _shared_bytes_of(config), macros)
 
 
 def _tiled(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

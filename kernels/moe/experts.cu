@@ -74,7 +74,10 @@ struct UpLine {
 // Of router.cu: expert | rows << 16, first row.
 struct Block {
     int expert, count, start;
-    DEVICE explicit Block(uint2 x) : expert(x.x & 0xFFFF), count(x.x >> 16), start(x.y) {}
+    DEVICE explicit Block(const uint2* at) {
+        const uint2 x = lds64(shared_address(at));
+        expert = x.x & 0xFFFF, count = x.x >> 16, start = x.y;
+    }
 };
 
 // c += a tile of weights times 64 k of tokens, which start at the fragments o; columns: eights of tokens.
@@ -160,7 +163,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         for (UpLine line(n_blocks, worker, workers); line.valid(); line.next()) {
             if (line.at / UP_ROWS != loaded_block) {
                 loaded_block = line.at / UP_ROWS;
-                const Block block(block_list[loaded_block]);
+                const Block block(block_list + loaded_block);
                 columns = warp_uniform((block.count + 7) / 8);
 #pragma unroll
                 for (int i = 0; i < N_TILES; i++) {
@@ -199,7 +202,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             weights.consumer_wait(at);
             hidden.consumer_wait(h_at);
             if (there(turn, of) && which % ROW_TILES < row_tiles) {
-                const Block block(block_list[block_of(turn, of)]);
+                const Block block(block_list + block_of(turn, of));
                 columns = warp_uniform((block.count + 7) / 8);
                 // Rows past the block's hold junk, in columns of sums that are not used.
                 const unsigned char* of_h = shared + H_RING + h_at.stage * H_STAGE_BYTES + of * H_BLOCK;
@@ -234,7 +237,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             const u64 policy = evict_first_policy();
             Weights::State to;
             for (UpLine line(n_blocks, worker, workers); line.valid(); line.next()) {
-                const size_t item = static_cast<size_t>(Block(block_list[line.at / UP_ROWS]).expert) * UP_ROWS;
+                const size_t item = static_cast<size_t>(Block(block_list + line.at / UP_ROWS).expert) * UP_ROWS;
                 weights.producer_acquire(to);
                 weights.producer_expect(to, UP_BYTES);
                 tma_load_1d(base + RING + to.stage * STAGE_BYTES, up + (item + line.at % UP_ROWS) * UP_BYTES, UP_BYTES,
@@ -247,7 +250,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 weights.producer_acquire(to);
                 weights.producer_expect(to, here * bytes);
                 for (int i = 0; i < here; i++) {
-                    const size_t expert = Block(block_list[block_of(turn, i)]).expert;
+                    const size_t expert = Block(block_list + block_of(turn, i)).expert;
                     const unsigned char* from = down + (expert * DOWN_ROWS + group * ROW_TILES) * SLOT_BYTES;
                     tma_load_1d(base + RING + to.stage * STAGE_BYTES + i * ROW_TILES * SLOT_BYTES, from, bytes,
                                 weights.full(to.stage), policy);
@@ -257,22 +260,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         }
     } else if (warp == H_PRODUCER) {
         Hidden::State to;
+        int whole = 0;  // so many of the worker's blocks are known to be: a look at 32 costs what one costs
         for (int turn = 0; turn < turns; turn++) {
             const int here = min(BLOCKS_AT_ONCE, mine - turn * BLOCKS_AT_ONCE);
             int count = 0;
-            if (lane == 0) hidden.producer_acquire(to);
-            for (int i = 0; i < here; i++) {
-                const int index = block_of(turn, i);
-                count += Block(block_list[index]).count;
-                if (lane == 0) {
-                    while (ld_acquire(block_items + index) < UP_ROWS) continue;
-                }
+            for (int i = 0; i < here; i++) count += Block(block_list + block_of(turn, i)).count;
+            while (whole < turn * BLOCKS_AT_ONCE + here) {
+                const int index = part + PARTS * (whole + lane);
+                const bool done = whole + lane < mine && ld_acquire(block_items + index) >= UP_ROWS;
+                const u32 others = ~warp_ballot(done);
+                whole += others ? __ffs(others) - 1 : 32;
             }
+            if (lane == 0) hidden.producer_acquire(to);
             if (lane == 0) hidden.producer_expect(to, count * H_BYTES);
             __syncwarp();
             fence_proxy_async_global();  // other workers wrote h by plain stores
             for (int i = 0; i < here; i++) {
-                const Block block(block_list[block_of(turn, i)]);
+                const Block block(block_list + block_of(turn, i));
                 const u32 stage = base + H_RING + to.stage * H_STAGE_BYTES + i * H_BLOCK;
                 if (lane < block.count) {
                     tma_load_1d(stage + lane * H_ROW, h + static_cast<size_t>(block.start + lane) * INNER, H_BYTES,
@@ -295,9 +299,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             if (lane == 0) mbarrier_arrive(once_loaded(sums.empty(slot), loaded, zero));
             if (++slot == SUM_STAGES) slot = 0, phase ^= 1;
         };
-        for (UpLine line(n_blocks, worker, workers); line.valid(); line.next()) {
+        int items = 0;  // of a block, not yet told of: telling waits for the stores of h
+        for (UpLine line(n_blocks, worker, workers); line.valid();) {
             const int index = line.at / UP_ROWS;
-            const Block block(block_list[index]);
+            const Block block(block_list + index);
             const float scale = ldg_float(up_scale + block.expert) * OPERAND_TO_VALUE;
             float4 sum[N_TILES];
             u32 loaded = 0;
@@ -320,8 +325,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     if (row < block.count) *to = round16<X_BF16>(value);
                 }
             }
-            __syncwarp();
-            if (lane == 0) atomic_add_acq_rel(block_items + index, 1);
+            items++, line.next();
+            if (!line.valid() || line.at / UP_ROWS != index) {
+                __syncwarp();
+                if (lane == 0) atomic_add_acq_rel(block_items + index, items);
+                items = 0;
+            }
         }
         for (int turn = 0; turn < turns; turn++) {
             float4 sum[SLOTS][N_TILES];
@@ -339,7 +348,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
             for (int s = 0; s < SLOTS; s++) {
                 if (!there(turn, s / ROW_TILES) || s % ROW_TILES >= row_tiles) continue;
-                const Block block(block_list[block_of(turn, s / ROW_TILES)]);
+                const Block block(block_list + block_of(turn, s / ROW_TILES));
                 const float scale = ldg_float(down_scale + block.expert) * OPERAND_TO_VALUE;
 #pragma unroll
                 for (int i = 0; i < N_TILES; i++) {
@@ -348,7 +357,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     for (int e = 0; e < 2; e++) {
                         const int column = 8 * i + 2 * t + e;
                         if (column >= block.count) continue;
-                        const uint2 row = rows[block.start + column];
+                        const uint2 row = lds64(shared_address(rows + block.start + column));
                         const float weight = __uint_as_float(row.y) * scale;
                         float* to = of_y + ((s % ROW_TILES) * tokens + static_cast<int>(row.x)) * 16 + g;
                         to[0] += values[e] * weight;
