@@ -27,15 +27,15 @@ def _l2_normalised(x: torch.Tensor) -> torch.Tensor:
 def step(
     state: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token of one sequence: q, k, v [Hv, D] (heads already repeated), g, beta [Hv], state [Hv, D, D], all float64.
+    """One token: q, k, v [..., Hv, D] (heads already repeated), g, beta [..., Hv], state [..., Hv, D, D], all float64.
 
-    Returns (o [Hv, D], the new state). arXiv 2412.06464 equation 10, with the read scaled by D^-0.5.
+    Returns (o [..., Hv, D], the new state). arXiv 2412.06464 equation 10, with the read scaled by D^-0.5.
     """
-    state = state * torch.exp(g)[:, None, None]
-    guess = torch.einsum("hkv,hk->hv", state, k)
-    update = beta[:, None] * (v - guess)
-    state = state + torch.einsum("hk,hv->hkv", k, update)
-    return torch.einsum("hkv,hk->hv", state, q) * q.shape[-1] ** -0.5, state
+    state = state * torch.exp(g)[..., None, None]
+    guess = torch.einsum("...hkv,...hk->...hv", state, k)
+    update = beta[..., None] * (v - guess)
+    state = state + torch.einsum("...hk,...hv->...hkv", k, update)
+    return torch.einsum("...hkv,...hk->...hv", state, q) * q.shape[-1] ** -0.5, state
 
 
 def before_the_step(inputs: Tensors) -> tuple[Tensors, torch.Tensor]:
@@ -85,24 +85,23 @@ def reference(inputs: Tensors) -> Tensors:
 def _prefill(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, inputs: Tensors
 ) -> Tensors:
-    o, final_state = torch.zeros_like(v), inputs["initial_state"].double()
+    o, state = torch.zeros_like(v), inputs["initial_state"].double().clone()
     if "cu_seqlens" in inputs:
-        bounds = inputs["cu_seqlens"].tolist()
-        spans = [(0, first, last) for first, last in pairwise(bounds)]
+        for n, (first, last) in enumerate(pairwise(inputs["cu_seqlens"].tolist())):
+            for t in range(first, last):
+                o[0, t], state[n] = step(state[n], q[0, t], k[0, t], v[0, t], g[0, t], beta[0, t])
     else:
-        spans = [(row, 0, v.shape[1]) for row in range(v.shape[0])]
-    final_state = final_state.clone()
-    for n, (row, first, last) in enumerate(spans):
-        for t in range(first, last):
-            o[row, t], final_state[n] = step(final_state[n], q[row, t], k[row, t], v[row, t], g[row, t], beta[row, t])
-    return {"o": o, "final_state": final_state}
+        for t in range(v.shape[1]):
+            o[:, t], state = step(state, q[:, t], k[:, t], v[:, t], g[:, t], beta[:, t])
+    return {"o": o, "final_state": state}
 
 
 def _decode(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, inputs: Tensors
 ) -> Tensors:
     o, pool = torch.zeros_like(v), inputs["state"].double().clone()
-    for b, row in enumerate(inputs["state_rows"].tolist()):
-        if row >= 0:  # -1 marks an empty slot: o stays zero and no state is touched
-            o[b], pool[row] = step(pool[row], q[b], k[b], v[b], g[b], beta[b])
+    rows = inputs["state_rows"].long()
+    live = rows >= 0  # -1 marks an empty slot: o stays zero and no state is touched
+    rows = rows[live]
+    o[live], pool[rows] = step(pool[rows], q[live], k[live], v[live], g[live], beta[live])
     return {"o": o, "state": pool}

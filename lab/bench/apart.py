@@ -6,7 +6,8 @@ the reply repeats, so a line that was written ahead is no reply. Beside each vis
 own clock: what it reads beyond the arm's own times, and beyond what an empty visit costs, is `clock_pct`. Visits are
 about 15 ms and an empty one 0.6 ms: the GPU goes from one process to the other. It costs every arm the same, so
 the cheapest arm's counts: one that dawdles over an empty visit gains nothing. An arm that was not asked stands still,
-with every process that it started: it can neither slow the others nor write behind a visit.
+with every process that it started: it can neither slow the others nor write behind a visit. During a visit those that
+it started stand still too.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ class Hand:
         self.buffer = b""
         self.greeted: far.Reply | None = None
         self.greeting = self._send(far.Hello, **greeting)
-        self.dead = False
+        self.died = ""
         self.visits_us: list[tuple[float, float]] = []
         self.empty_us: list[float] = []
         self.pass_us: list[float] = []
@@ -134,12 +135,29 @@ class Hand:
 
         A process that says nothing is waited for: whoever watches the harness knows which arm it is at.
         """
-        signal_tree(self.pid, signal.SIGCONT)
-        reply = self._reply(self._send(kind, **parts))
-        self._freeze()
-        if reply.error:
-            raise Thrown(reply.error)
-        return reply
+        return self.asked(kind, **parts)()
+
+    def asked(self, kind: type[far.Request], **parts: Any) -> Callable[[], far.Reply]:
+        """Ask, and return what waits as `ask` does."""
+        self._go(kind)
+        nonce = self._send(kind, **parts)
+
+        def answer() -> far.Reply:
+            reply = self._reply(nonce, kind)
+            self._freeze()
+            if reply.error:
+                raise Thrown(reply.error)
+            return reply
+
+        return answer
+
+    def _go(self, kind: type[far.Request]) -> None:
+        """Let it run: for a timed visit it alone, since what it started could work on behind its back."""
+        if kind in (far.Visit, far.Pass):
+            with contextlib.suppress(OSError):
+                os.kill(self.pid, signal.SIGCONT)
+        else:
+            signal_tree(self.pid, signal.SIGCONT)
 
     def _freeze(self) -> None:
         signal_tree(self.pid, signal.SIGSTOP)
@@ -153,12 +171,12 @@ class Hand:
             raise Died(self.gone()) from error
         return nonce
 
-    def _reply(self, nonce: str) -> far.Reply:
+    def _reply(self, nonce: str, kind: type[far.Request] = far.Hello) -> far.Reply:
         while b"\n" not in self.buffer:
             try:
                 chunk = self.link.recv(1 << 16)
             except TimeoutError:  # another arm may have stopped it, on its own way to a standstill
-                signal_tree(self.pid, signal.SIGCONT)
+                self._go(kind)
                 continue
             except OSError:
                 chunk = b""
@@ -176,8 +194,8 @@ class Hand:
 
     def gone(self) -> str:
         """What it died of, in a sentence."""
-        self.dead = True
-        return f"the candidate's process died of {self.nursery.death(self.pid)}"
+        self.died = self.died or f"the candidate's process died of {self.nursery.death(self.pid)}"
+        return self.died
 
     def stop(self) -> None:
         """End it."""
@@ -215,10 +233,10 @@ class Hands:
         every = {*self.hands.values(), self.again[0]}
         for hand in every:
             with contextlib.suppress(Elsewhere):
-                if not hand.dead:
+                if not hand.died:
                     hand.ask(far.Release)  # memory that a process holds at its death stays lent for good
         for hand in every:
-            if not hand.dead:
+            if not hand.died:
                 hand.stop()
         for arm in self.lent:
             arm.sets, arm.inputs, arm.outputs = [], [], []
@@ -233,18 +251,26 @@ class Hands:
             raise Thrown(hand.hello.error)
 
         def run(args: dict[str, Any], out: dict[str, Any]) -> None:
-            """One call in the arm's process, on copies of which the harness takes back what was written."""
-            near = [{key: self.shelf.tensor(value) for key, value in given.items()} for given in (args, out)]
-            handles = [{key: self.shelf.handle(value) for key, value in given.items()} for given in near]
-            _synchronize(near[1])
-            hand.ask(far.Once, inputs=handles[0], out=handles[1])
+            self.called(name, args, out)()
+
+        layouts = {output: Layout(*given) for output, given in hand.hello.layouts.items()}
+        return Candidate(name, hand.hello.precision, run, refuses=lambda _: hand.hello.reason, layouts=layouts)
+
+    def called(self, name: str, args: dict[str, Any], out: dict[str, Any]) -> Callable[[], None]:
+        """Begin one call in an arm's process, on copies, and return what waits and takes back what was written."""
+        near = [{key: self.shelf.tensor(value) for key, value in given.items()} for given in (args, out)]
+        handles = [{key: self.shelf.handle(value) for key, value in given.items()} for given in near]
+        _synchronize(near[1])
+        answer = self.hands[name].asked(far.Once, inputs=handles[0], out=handles[1])
+
+        def back() -> None:
+            answer()
             for given, seen in ((args, near[0]), (out, near[1])):
                 for key, value in given.items():
                     if value is not seen[key]:
                         value.copy_(seen[key])
 
-        layouts = {output: Layout(*given) for output, given in hand.hello.layouts.items()}
-        return Candidate(name, hand.hello.precision, run, refuses=lambda _: hand.hello.reason, layouts=layouts)
+        return back
 
 
 def _synchronize(tensors: dict[str, Any]) -> None:

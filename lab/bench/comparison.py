@@ -206,6 +206,8 @@ def _timed(
 ) -> Generator[Stage, None, sampling.Comparison | None]:
     job, backend, family = bench.job, bench.backend, bench.family
     candidates: dict[str, Any] = {}
+    if bench.hands and len(states) > 1:
+        yield from _compiled(bench, bench.hands, [s.name for s in states])
     for state in states:
         yield Stage("check", state.name)
         if state.name in family.unavailable:
@@ -269,9 +271,12 @@ def _timed(
     seen: dict[str, int] = {}
     spent_s: dict[str, float] = {}
 
-    def look(arm: sampling.Arm, ran: list[int]) -> None:
-        """Keep what a visit left in a set drawn now; of a placement's visits LOOKS, each as likely as any other."""
-        number = secrets.randbelow(len(ran))
+    def look(arm: sampling.Arm, ran: list[int], last: int) -> None:
+        """Keep what a visit left in a set drawn now; of a placement's visits LOOKS, each as likely as any other.
+
+        Every other time it is the last set: work that is still under way when a visit ends is missing there.
+        """
+        number = last if secrets.randbelow(2) else secrets.randbelow(len(ran))
         if arm.name == sampling.AGAIN or not ran[number]:
             return
         seen[arm.name] = seen.get(arm.name, 0) + 1
@@ -328,7 +333,7 @@ def _timed(
             for arm in random.Random(secrets.randbits(32)).sample(arms, len(arms)):
                 visiting(arm)
                 timer.one_pass(arm, functools.partial(stir, bench, arm))
-                look(arm, [1] * len(arm.sets))
+                look(arm, [1] * len(arm.sets), len(arm.sets) - 1)
         if (number, block) != when:
             return
         seed = secrets.randbelow(1 << 31)
@@ -344,7 +349,9 @@ def _timed(
 
     hooks = sampling.Hooks(
         clocks=backend.clocks, visiting=visiting, stir=lambda arm: stir(bench, arm), place=place, between=between,
-        visited=lambda arm: look(arm, sampling.runs_of_sets(arm, sampling.VISIT, arm.turn - sampling.VISIT)),
+        visited=lambda arm: look(
+            arm, sampling.runs_of_sets(arm, sampling.VISIT, arm.turn - sampling.VISIT), sampling.last_set(arm)
+        ),
     )  # fmt: skip
     try:
         compared = sampling.compare(arms, timer, job.seconds, job.seed, job.rest, hooks, job.placements, job.blocks)
@@ -368,3 +375,22 @@ def _timed(
         if state.status == "ok":
             state.timing = compared.arms[arm.name]
     return compared
+
+
+def _compiled(bench: Bench, hands: Hands, names: Sequence[str]) -> Iterator[Stage]:
+    """Have every arm do one call, all of them at once, so that their compilers share the host's cores.
+
+    What goes wrong here the check meets again and says.
+    """
+    seed, waiting = bench.job.seed + 99_999, {}  # no other inputs' seed
+    inputs = bench.inputs(seed)
+    for name in names:
+        with contextlib.suppress(accuracy.Elsewhere):
+            candidate = hands.candidate(name)
+            if not candidate.refuses(bench.workload):
+                out = accuracy.outputs(bench.family, candidate, bench.workload, inputs, seed)
+                waiting[name] = hands.called(name, inputs, out)
+    for name, answer in waiting.items():
+        yield Stage("check", name)
+        with contextlib.suppress(accuracy.Elsewhere):
+            answer()

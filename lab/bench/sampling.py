@@ -111,6 +111,12 @@ def runs_of_sets(arm: Arm, samples: int, turn: int | None = None) -> list[int]:
     return [turns.count(i) for i in range(count)]
 
 
+def last_set(arm: Arm) -> int:
+    """The set that the last sample ended with."""
+    count = len(arm.sets)
+    return count - 1 if arm.calls >= count else (arm.turn - 1) % count
+
+
 class Timing(msgspec.Struct, frozen=True):
     """The samples of one arm, us per call. sd_pct: standard deviation of the block medians in % of the median."""
 

@@ -8,12 +8,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
 from kernels.common import Candidate, Tensors, Workload
 from lab.bench import apart, comparison, sampling, shared
+from lab.bench import arm as far
 from lab.bench.backend import Backend
 from lab.bench.comparison import Done, Job, execute
 from lab.check import child, families
@@ -99,9 +101,19 @@ def spoils(args: Tensors, out: Tensors) -> None:
 CALLS: list[int] = []
 
 
+def meets(args: Tensors, out: Tensors) -> None:
+    """In its first call it waits for another arm to be in its own: as two compilers that share the host."""
+    if not CALLS:
+        CALLS.append(0)
+        folder = Path(os.environ["KILLGATE_TEST_MEETING"])
+        (folder / str(os.getpid())).touch()
+        wait_for(lambda: len(list(folder.iterdir())) > 1)
+    honest(args, out)
+
+
 RUNS: Mapping[str, Any] = {
-    run.__name__: run for run in (honest, remembers, keeps, writes_ahead, dies, raises, forks, spoils)
-} | {"plain": honest}
+    run.__name__: run for run in (honest, remembers, keeps, writes_ahead, dies, raises, forks, spoils, meets)
+} | {"plain": honest, "meets_too": meets}
 
 
 class Processor:
@@ -215,6 +227,11 @@ def test_honest_arms_are_timed_apart_over_placements() -> None:
     assert 0.4 < control / candidate < 2.5  # the same work, on a busy machine
 
 
+def test_arms_compile_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KILLGATE_TEST_MEETING", str(tmp_path))
+    assert [(a.status, a.message) for a in compared("meets", "meets_too").arms] == [("ok", "")] * 3
+
+
 @pytest.mark.parametrize(
     ("name", "status", "said"),
     [
@@ -261,7 +278,7 @@ def test_arms_share_what_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     once = made.count(-SIZE)  # of the table: the checks ahead of the timing have copies of their own
     made.clear()
     compared("honest", where="backend", placements=2)
-    assert once == 3  # each arm's check, and the shared one
+    assert once == 5  # each arm's first call, its check, and the shared one
     assert made.count(-SIZE) > 20
 
 
@@ -287,6 +304,15 @@ def test_an_arm_that_was_not_asked_stands_still_and_leaves_nobody() -> None:
                 wait_for(lambda each=each: state(each) == "T")  # type: ignore[misc]
             left = set(child.children(nursery.process.pid)) - nursery.arms
             wait_for(lambda: {state(each) for each in left} <= {"", "Z"})
+            answer = hands.hands["forks"].asked(far.Visit, samples=0)
+            wait_for(lambda: state(pid) != "T")
+            assert state(under[0]) == "T"  # what an arm started does not run while it is timed
+            with pytest.raises(apart.Thrown):
+                answer()
+            wait_for(lambda: state(pid) == "T")
+            answer = hands.hands["forks"].asked(far.Release)
+            wait_for(lambda: state(under[0]) != "T")
+            answer()
         wait_for(lambda: state(under[0]) in ("", "Z"))
     finally:
         nursery.stop()
