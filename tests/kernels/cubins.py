@@ -26,12 +26,12 @@ HERE = Path(__file__).resolve().parents[2]
 
 
 def sources() -> Iterator[Any]:
-    """Every CudaSource of gdn, kv and nvfp4, for all of their workloads."""
+    """Every CudaSource of gdn, kv, moe and nvfp4; of the last for all of its workloads."""
     from kernels.nvfp4 import cases, cuda_gemm, cuda_w4a8, ring_config
 
     # In the checkouts that this one is compared with it may have its name of before.
     pdl = "pdl" if "pdl" in inspect.signature(ring_config.choose_ring).parameters else "chained"
-    for name in ("gdn", "kv", "nvfp4"):
+    for name in ("gdn", "kv", "moe", "nvfp4"):
         for path in sorted(Path("kernels", name).rglob("cuda_*.py")):
             module = importlib.import_module(".".join(path.with_suffix("").parts))
             yield from getattr(module, "CUDA_SOURCES", ())

@@ -135,6 +135,13 @@ def test_the_kernels_run_on_a_cpu(monkeypatch: pytest.MonkeyPatch, name: str, sm
 
 
 @needs_compiler
+@pytest.mark.parametrize(("tokens", "width", "inner", "sms"), [(12, 528, 144, 9), (9, 1040, 528, 17)])
+def test_the_kernels_walk_several_tiles_of_k(monkeypatch, tokens, width, inner, sms):
+    """More than one tile a warp in both products, with warps that have one less, and a last tile that is not full."""
+    assert right(Simulated(monkeypatch, sms), cases._workload(tokens, 3, 2, width, inner))
+
+
+@needs_compiler
 @pytest.mark.parametrize(
     "change",
     [

@@ -72,10 +72,6 @@ def _stand_in() -> Path:
     return build_cache.kept("sm90_on_cpu", (_compiler(), *FLAGS, *texts), make)
 
 
-def _headers(folder: str) -> list[Path]:
-    return sorted((cuda.HEADERS / folder).glob("*.cuh"))
-
-
 def built(source: Path, entry: str, *changes: Change, options: Sequence[str] = (), keep: Any = None) -> StandIn:
     """A .cu with `entry`, C++ that launches its kernels, as a library.
 
@@ -85,14 +81,15 @@ def built(source: Path, entry: str, *changes: Change, options: Sequence[str] = (
     text = "\n".join(line for line in source.read_text().splitlines() if keep is None or keep(line))
     texts = {"kernel.cpp": text + entry}
     texts |= {header.name: header.read_text() for header in source.parent.glob("*.cuh")}
-    texts |= {f"{folder}/{h.name}": h.read_text() for folder in ("sm90", "nvfp4") for h in _headers(folder)}
+    folders = ("sm90", "nvfp4") if '#include "nvfp4/' in text else ("sm90",)
+    texts |= {f"{name}/{h.name}": h.read_text() for name in folders for h in (cuda.HEADERS / name).glob("*.cuh")}
     for old, new in changes:
         assert any(old in text for text in texts.values()), f"{old!r} is in no source of {source.name} any more"
         texts = {path: text.replace(old, new) if old else text for path, text in texts.items()}
     defines = [option for option in options if option.startswith("-D")]
 
     def make(folder: Path) -> None:
-        for name in ("sm90", "nvfp4"):
+        for name in folders:
             (folder / name).mkdir()
         for path, text in texts.items():
             (folder / path).write_text(text)
