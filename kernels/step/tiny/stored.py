@@ -1,4 +1,8 @@
-"""The tiny model's weights: bf16, in the numpy archive WEIGHTS as uint16 bits; float32 where the step has float32."""
+"""The tiny model's weights: bf16, in a numpy archive as uint16 bits; float32 where the step has float32.
+
+Two trainings are kept, since a lever is felt only by what recalls through it: WEIGHTS recalls by its attention layer,
+RECURRENT by its states.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,7 @@ MODELS = {
     "small": Model(8, 192, 384, 6, 2, 64, 2, 4, 64, _VOCAB, rotary=16, theta=1e4),
 }
 WEIGHTS = Path(__file__).with_name("weights.npz")
+RECURRENT = Path(__file__).with_name("recurrent.npz")
 
 
 def save(path: Path, weights: Tensors) -> None:
