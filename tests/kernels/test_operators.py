@@ -350,6 +350,38 @@ def test_what_a_plan_cannot_know_is_never_repeated(extra: Any, size: int) -> Non
     assert len(run.ran) == len(driver.launches) == 3  # type: ignore[attr-defined]
 
 
+def test_a_mixtures_two_launches_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its Python runs once: no torch operator in it, and every pointer is known, that of no shared expert too."""
+    cuda_experts = pytest.importorskip("kernels.moe.cuda_experts")
+    monkeypatch.setattr(cuda_experts.hopper, "multiprocessors", lambda device: 132)
+    ran: list[int] = []
+    launched: list[int] = []
+    driver = SimpleNamespace(**{name: getattr(Driver([]), name) for name in dir(Driver) if name.startswith("cu")})
+
+    def launch(*_: Any) -> int:
+        launched.append(1)
+        return 0
+
+    def run(args: Tensors, out: Tensors) -> None:
+        ran.append(1)
+        cuda_experts.run(args, out)
+
+    driver.cuLaunchKernelEx = launch
+    able = candidate(run)
+    for workload in moe_cases.WORKLOADS[:2]:
+        inputs = moe_cases.inputs(workload, 0)
+        kept = cuda_experts.prepare(inputs)
+        between = {name: kept.pop(name) for name in cuda_experts.SCRATCH}
+        given = [*kept.values()], [*between.values()], " ".join(("toy", *kept, *between))
+        with torch.no_grad(), stubbed(driver, able):
+            for calls in (2, 4, 6):
+                OP.moe(inputs["x"].clone(), inputs["logits"].clone(), *given)
+                assert len(launched) == calls
+        assert len(ran) == 1
+        ran.clear()
+        launched.clear()
+
+
 def test_one_tensor_given_twice_is_not_planned() -> None:
     driver, x = Driver([8, 8, 8, 4]), torch.zeros(3, 16, dtype=torch.bfloat16)
     run = launching()
