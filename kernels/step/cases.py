@@ -57,17 +57,29 @@ WORKLOADS = (
     *(_workload("decode", "q36-27b", 1, ctx, role="measure") for ctx in (256, 8192, 32768)),
     *(_workload("prefill", "q36-27b", 1, 0, T, role="measure") for T in (512, 2048, 8192)),
     _workload("prefill", "q36-27b", 8, 0, 2048, role="measure"),
-    # What cards compare: a quarter of the layers, so that several arms with their states fit beside each other.
-    *(_workload("decode", "q36-27b", npl, 1024, layers=16, role="measure") for npl in (1, 8, 32, 128)),
-    *(_workload("decode", "q36-27b", npl, 1024, layers=16, role="measure", state="bf16") for npl in (1, 8, 32, 128)),
+    # What cards compare, of fewer layers: of each arm two sets lie beside each other, states and caches in and out, and
+    # the reference goes through prompts token by token.
     *(
-        _workload("decode", "q36-27b", npl, ctx, layers=16, role="measure", cache=cache)
-        for npl, ctx in ((1, 1024), (32, 256), (32, 1024), (1, 8192), (8, 8192), (32, 8192), (1, 32768))
+        _workload("decode", "q36-27b", npl, 1024, layers=layers, role="measure", state=state)
+        for npl, layers in ((1, 16), (8, 16), (32, 16), (128, 8))
+        for state in ("f32", "bf16")
+    ),
+    *(
+        _workload("decode", "q36-27b", npl, ctx, layers=layers, role="measure", cache=cache)
+        for npl, ctx, layers in (
+            (1, 1024, 16),
+            (32, 256, 16),
+            (32, 1024, 16),
+            (1, 8192, 16),
+            (8, 8192, 16),
+            (32, 8192, 8),
+            (1, 32768, 16),
+        )
         for cache in ("bf16", "fp8")
         if (ctx, cache) != (1024, "bf16")
     ),
-    *(_workload("prefill", "q36-27b", 1, 0, T, layers=16, role="measure") for T in (512, 2048)),
-    _workload("decode", "q36-27b", 128, 1024, layers=8, role="measure"),
+    *(_workload("prefill", "q36-27b", 1, 0, T, layers=8, role="measure") for T in (512, 2048)),
+    _workload("decode", "q36-27b", 128, 1024, layers=4, role="measure"),
 )
 # Products of one input that a lever may compute as one; a checkpoint that is served so has one tensor scale there.
 PACKS = (("in_proj_qkv", "in_proj_z"), ("gate_proj", "up_proj"))

@@ -71,14 +71,14 @@ def newest(name: str, workload: str) -> float:
 
 
 def test_a_copied_state_by_hand() -> None:
-    """Twelve GDN layers: recurrent_decode_copied less recurrent_decode_gathered at 128 sequences."""
+    """Six GDN layers: recurrent_decode_copied less recurrent_decode_gathered at 128 sequences."""
     where = "decode_b128_hk16_hv48_d128"
     each = newest("recurrent_decode_gathered", where) - newest("recurrent_decode_copied", where)
     line = LINES["step-lp9"][-1]
-    assert line.parts["gdn"] == pytest.approx(12 * each)
+    assert line.parts["gdn"] == pytest.approx(6 * each)
     base = composed.expected("step", line.workload, "served_copied", H200)
     assert line.control_us == base.us
-    assert line.change_pct == pytest.approx(100 * 12 * each / base.us)
+    assert line.change_pct == pytest.approx(100 * 6 * each / base.us)
 
 
 def test_a_step_is_expected_between_its_floor_and_twice_that() -> None:
@@ -116,7 +116,7 @@ def test_what_no_family_measures_counts_by_floor_and_launches() -> None:
 
 
 def test_an_eager_step_waits_for_its_host() -> None:
-    small, large = "decode_q36-27b_l16_npl1_ctx1024", "decode_q36-27b_l16_npl128_ctx1024"
+    small, large = "decode_q36-27b_l16_npl1_ctx1024", "decode_q36-27b_l8_npl128_ctx1024"
     for workload, waits in ((small, True), (large, False)):
         step = composed.expected("step", workload, "served", H200)
         eager = composed.expected("step", workload, "served", H200, "events")
