@@ -197,6 +197,7 @@ COMMANDS = {
         "what a step's cards are expected to show, from rows of the kernels that it launches, and what they showed", (
         CARDS,
         arg("phase", nargs="*", help="card ids; default every card that can be predicted"),
+        arg("--out", type=Path, metavar="FILE", help="draw them too, into an SVG or PNG file"),
     )),
     "plan": Command("lab.study.plan:run",
         "what measuring a card costs, and the smallest effect that its intervals would show", (

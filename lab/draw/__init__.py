@@ -5,7 +5,7 @@ Door: `from lab import draw`, then `draw.roofline(device, points)`, `draw.save(f
 """
 
 from lab.draw.comparison import Group, Side, arms
-from lab.draw.plots import bars, breakdown, levels, lines, rivals, scatter
+from lab.draw.plots import bars, breakdown, intervals, levels, lines, rivals, scatter
 from lab.draw.roofline import Point, point, roofline
 from lab.draw.style import CARD, GREEN, INK, VERMILLION, png, save, svg
 from lab.draw.sweep import MARKERS, curves, times
@@ -15,6 +15,7 @@ from lab.draw.waterfall import gap
 # fmt: off
 __all__ = [
     "CARD", "GREEN", "INK", "MARKERS", "VERMILLION", "Group", "Point", "Side", "arms", "bars", "breakdown", "curves",
-    "gap", "levels", "lines", "png", "point", "rivals", "roofline", "save", "scatter", "svg", "timeline", "times",
+    "gap", "intervals", "levels", "lines", "png", "point", "rivals", "roofline", "save", "scatter", "svg", "timeline",
+    "times",
 ]
 # fmt: on

@@ -110,6 +110,31 @@ def levels(rows: Sequence[tuple[str, float, str]], title: str, xlabel: str, line
     return figure
 
 
+@style.styled
+def intervals(rows: Sequence[tuple[str, tuple[float, float, float], float | None]], title: str, xlabel: str) -> Figure:
+    """(label, (low, expected, high), measured or None), one a row, beside an upright line at zero.
+
+    A measured value is a dot, a hollow square where it lies outside. Raises BadInput for no row.
+    """
+    if not rows:
+        raise BadInput("intervals plot", "nothing to draw", "pass at least one row")
+    figure, axes = style.blank(0.9 + 0.2 * len(rows))
+    for y, (_, (low, expected, high), measured) in enumerate(rows):
+        axes.barh(y, high - low, left=low, height=0.5, color=style.SKY)
+        axes.plot([expected, expected], [y - 0.3, y + 0.3], color=style.BLUE, lw=1.4)
+        if measured is not None:
+            outside = not low <= measured <= high
+            face, marker = (style.CARD, "s") if outside else (style.INK, "o")
+            axes.plot(measured, y, marker, ms=4.5, color=style.VERMILLION if outside else style.INK, mfc=face)
+    axes.axvline(0, color=style.INK, lw=0.8)
+    axes.set_yticks(range(len(rows)), [label for label, _, _ in rows], fontsize=7)
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel(xlabel)
+    style.title(axes, title)
+    return figure
+
+
 def breakdown(b: Breakdown, title: str = "") -> Figure:
     """A breakdown's categories; overlap and idle time are left to `timeline.occupancy`."""
     parts: dict[str, float] = {}

@@ -17,7 +17,7 @@ from argparse import Namespace
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lab.base import devices
 from lab.base.console import print_json, table
@@ -29,6 +29,9 @@ from lab.place import ceilings, roofline
 from lab.row import store
 from lab.row.records import Measurement
 from lab.study import routes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PROCESS = 0.02  # by which the same kernel differs from process to process on an H200, at most
 SLACK = 1.0, 1.15, 1.5  # times the floor that a library product takes: least, expected, most
@@ -289,6 +292,18 @@ def rendered(found: Iterable[Line]) -> str:
     return table(header, shown, widths)
 
 
+def picture(found: Iterable[Line]) -> Figure:
+    """The lines as intervals, with what was measured."""
+    from lab import draw
+
+    rows = [
+        (f"{one.card} {one.candidate} {one.workload}", (one.low_pct, one.change_pct, one.high_pct), one.measured_pct)
+        for one in found
+    ]
+    title = "Expected from the kernels' rows, and measured (dot: inside, square: outside)"
+    return draw.intervals(rows, title, "change of the step, %")
+
+
 def run(arguments: Namespace) -> int:
     """`lab predict [CARD...]`: expected against measured of the cards named, else of all that can be predicted."""
     named = [phases.card(name) for name in arguments.phase] or cards()
@@ -297,4 +312,8 @@ def run(arguments: Namespace) -> int:
         print_json([{**asdict(line), "inside": line.inside} for line in found])
     else:
         print(rendered(found))
+    if arguments.out:
+        from lab import draw
+
+        draw.save(picture(found), arguments.out)
     return 0

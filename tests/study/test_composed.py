@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -150,6 +151,17 @@ def test_what_cannot_be_expected_is_refused() -> None:
         with pytest.raises(BadInput) as raised:
             composed.expected(family, "decode_q36-27b_l16_npl1_ctx1024", name, H200)
         assert said in str(raised.value)
+
+
+def test_lab_predict_draws_the_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["predict", "step-lp9", "--out", str(tmp_path / "lp9.svg")]) == 0
+    drawn = (tmp_path / "lp9.svg").read_text(encoding="utf-8")
+    assert f"step-lp9 served_gathered {LINES['step-lp9'][0].workload}" in drawn
+    inside, outside = (
+        composed.picture([replace(LINES["step-lp9"][0], measured_pct=seen)]).axes[0].lines[1].get_marker()
+        for seen in (LINES["step-lp9"][0].change_pct, 50.0)
+    )
+    assert (inside, outside) == ("o", "s")
 
 
 def test_lab_predict_prints_the_lines(capsys: pytest.CaptureFixture[str]) -> None:
