@@ -128,7 +128,7 @@ def intervals(rows: Sequence[tuple[str, tuple[float, float, float], float | None
             axes.plot(measured, y, marker, ms=4.5, color=style.VERMILLION if outside else style.INK, mfc=face)
     axes.axvline(0, color=style.INK, lw=0.8)
     axes.set_yticks(range(len(rows)), [label for label, _, _ in rows], fontsize=7)
-    axes.invert_yaxis()
+    axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel(xlabel)
     style.title(axes, title)

@@ -300,8 +300,7 @@ def picture(found: Iterable[Line]) -> Figure:
         (f"{one.card} {one.candidate} {one.workload}", (one.low_pct, one.change_pct, one.high_pct), one.measured_pct)
         for one in found
     ]
-    title = "Expected from the kernels' rows, and measured (dot: inside, square: outside)"
-    return draw.intervals(rows, title, "change of the step, %")
+    return draw.intervals(rows, "Expected and measured", "change of the step, %; dot: measured, square: outside")
 
 
 def run(arguments: Namespace) -> int:
