@@ -79,7 +79,9 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
     number, folder, bytes_before = 0, tmp_path / "0" / "run", b""
     safe: list[str] = []
     cut_short, finished = 0, 0
-    for kill in range(KILLS):
+    for kill in range(4 * KILLS):
+        if kill >= KILLS and cut_short >= KILLS // 4:  # a machine that was busy at the rehearsal takes more
+            break
         process = start(folder, mark=f"{os.getpid()}-{kill}")
         time.sleep(chosen.uniform(0.0, 1.1 * span_s))
         process.send_signal(signal.SIGKILL)

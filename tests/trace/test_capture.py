@@ -18,8 +18,10 @@ from lab.bench.profile import Job, Tool
 from lab.card import phases
 from lab.check import families
 from lab.cli import main
+from lab.row import store
 from lab.trace import breakdowns, files, stored
 from lab.trace.model import Calls, Copies, Fills, GraphLaunches, Kernels, Ranges, Trace
+from tests.loops import over
 from tests.refused import held, refused
 from tests.trace.nsys_synthetic import Export
 
@@ -332,3 +334,24 @@ def arms() -> Trace:
         ranges=Ranges.of(start_ns=low, end_ns=high, label=number, scope=[0] * n, **both),
         calls=Calls.of(start_ns=host, end_ns=host + 500, name=[0] * n, correlation=number, **both),
     )
+
+
+def test_every_measured_card_has_a_trace_of_what_it_compares() -> None:
+    """Of its present arms, and of kernels that are on the GPU: pages show it beside the verdict."""
+    measured = {row.phase for row in store.rows("h200")} & phases.cards().keys()
+
+    @over({name: (phases.card(name),) for name in sorted(measured)})
+    def each(card) -> None:
+        files = store.found(f"h200/{card.id}/*/trace.parquet")
+        assert files, f"no trace: lab profile {card.id}"
+        newest = max(files, key=lambda path: path.parent.name)
+        told, trace = stored.about(newest), stored.load(newest)
+        assert (told["control"], told["candidate"]) == (card.control, card.candidate), newest
+        steps = {arm: [x for x in trace.labels if x.startswith(f"{card.id}/{arm}/")] for arm in ARMS}
+        assert all(steps.values()), newest
+        assert len(trace.kernels), newest
+
+    each()
+
+
+ARMS = ("control", "candidate")
