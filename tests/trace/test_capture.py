@@ -337,7 +337,7 @@ def arms() -> Trace:
 
 
 def test_every_measured_card_has_a_trace_of_what_it_compares() -> None:
-    """Of its present arms, and of kernels that are on the GPU: pages show it beside the verdict."""
+    """Of its present arms, a library that was not installed apart: pages show it beside the verdict."""
     measured = {row.phase for row in store.rows("h200")} & phases.cards().keys()
 
     @over({name: (phases.card(name),) for name in sorted(measured)})
@@ -347,11 +347,9 @@ def test_every_measured_card_has_a_trace_of_what_it_compares() -> None:
         newest = max(files, key=lambda path: path.parent.name)
         told, trace = stored.about(newest), stored.load(newest)
         assert (told["control"], told["candidate"]) == (card.control, card.candidate), newest
-        steps = {arm: [x for x in trace.labels if x.startswith(f"{card.id}/{arm}/")] for arm in ARMS}
-        assert all(steps.values()), newest
+        for arm, name in (("control", card.control), ("candidate", card.candidate)):
+            ran = any(label.startswith(f"{card.id}/{arm}/") for label in trace.labels)
+            assert ran or name in families.load(card.family).peers, f"{newest}: no {arm}"
         assert len(trace.kernels), newest
 
     each()
-
-
-ARMS = ("control", "candidate")

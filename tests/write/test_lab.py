@@ -238,7 +238,7 @@ def test_a_verdict_and_a_row_cannot_bring_markup() -> None:
 
 
 def test_without_a_trace_the_table_says_so() -> None:
-    table = lab.phase("p6-cuda").breakdown("h200")
+    table = lab.phase("moe-skew").breakdown("h200")
     assert len(table) == 0
     assert "no trace from h200 is committed; traced are" in repr(table)
     assert "not measured" in table._repr_html_()

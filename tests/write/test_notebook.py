@@ -170,7 +170,7 @@ def test_kernels_of_both_arms_come_from_the_committed_trace():
     assert ours.whole < theirs.whole
     assert {p.category for p in ours.parts} != {p.category for p in theirs.parts}
     with pytest.raises(BadInput, match="no trace from h200 is committed"):
-        figures.breakdown(phases.card("p6-cuda"), "h200")
+        figures.breakdown(phases.card("moe-skew"), "h200")
 
 
 def test_a_picture_is_svg_and_a_small_png_with_its_description():
