@@ -52,7 +52,10 @@ using Sums = Pipeline<SUM_STAGES, SUMMED, FREE>;
 struct UpLine {
     int items, rounds, worker, workers, round = 0, at = 0, end = 0;
     DEVICE UpLine(int blocks, int worker_, int workers_)
-        : items(blocks * UP_ROWS), rounds(max(1, items / (workers_ * ROUND_ITEMS))), worker(worker_), workers(workers_) {
+        : items(blocks * UP_ROWS),
+          rounds(max(1, items / (workers_ * ROUND_ITEMS))),
+          worker(worker_),
+          workers(workers_) {
         locate();
     }
     DEVICE void locate() {
@@ -81,7 +84,8 @@ struct Block {
 };
 
 // c += a tile of weights times 64 k of tokens, which start at the fragments o; columns: eights of tokens.
-DEVICE u32 multiply(float (&c)[N_TILES][4], const unsigned char* tile, const u32 (&o)[N_TILES][8], int columns, int lane) {
+DEVICE u32 multiply(float (&c)[N_TILES][4], const unsigned char* tile, const u32 (&o)[N_TILES][8], int columns,
+                    int lane) {
     const uint4 codes = *reinterpret_cast<const uint4*>(tile + 16 * lane);
     const u32 scales = *reinterpret_cast<const u16*>(tile + TILE_CODE_BYTES + 2 * lane);
     u32 a[4][4];
@@ -146,7 +150,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (warp < WARPS) {
         Weights::State at;
         int slot = 0, use = 0;  // of the sums
-        const auto leave = [&](const float(&c)[N_TILES][4], int columns) {
+        const auto leave = [&](const float (&c)[N_TILES][4], int columns) {
             if (use > 0) mbarrier_wait(sums.empty(slot), (use - 1) & 1);
 #pragma unroll
             for (int i = 0; i < N_TILES; i++) {
@@ -289,7 +293,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         int slot = 0;
         u32 phase = 0;
         const auto sum_of = [&](int i, int first, int count) {
-            const unsigned char* from = shared + SUMS + slot * SUM_STAGE_BYTES + first * SUMS_BYTES + 512 * i + 16 * lane;
+            const unsigned char* from =
+                shared + SUMS + slot * SUM_STAGE_BYTES + first * SUMS_BYTES + 512 * i + 16 * lane;
             float4 sum = *reinterpret_cast<const float4*>(from);
             for (int w = 1; w < count; w++) sum = sum + *reinterpret_cast<const float4*>(from + w * SUMS_BYTES);
             return sum;
@@ -316,7 +321,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             release(loaded);
 #pragma unroll
             for (int i = 0; i < N_TILES; i++) {
-                const float gate[2] = {sum[i].x * scale, sum[i].y * scale}, up_[2] = {sum[i].z * scale, sum[i].w * scale};
+                const float gate[2] = {sum[i].x * scale, sum[i].y * scale},
+                            up_[2] = {sum[i].z * scale, sum[i].w * scale};
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
                     const int row = 8 * i + 2 * t + e;

@@ -76,7 +76,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if (with_shared) {
             float sum = 0.0f;
             for (int k = 8 * lane; k < width; k += 256) {
-                const uint4 a = ldg128(x + 2 * (static_cast<size_t>(token) * width + k)), b = ldg128(shared_gate + 2 * k);
+                const uint4 a = ldg128(x + 2 * (static_cast<size_t>(token) * width + k)),
+                            b = ldg128(shared_gate + 2 * k);
                 const u32 of_x[4] = {a.x, a.y, a.z, a.w}, of_gate[4] = {b.x, b.y, b.z, b.w};
 #pragma unroll
                 for (int i = 0; i < 4; i++) {

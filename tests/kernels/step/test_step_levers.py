@@ -131,8 +131,9 @@ def test_a_wide_stream_is_nearer_to_the_reference() -> None:
 def test_products_in_e4m3_cost_what_their_rounding_says() -> None:
     from kernels.step.reference import reference
 
-    wanted = reference(cases.inputs(DECODE, 0, DEVICE))["logits"]
-    rounded, exact = (divergence(step(n)["logits"], wanted) for n in ("served_w4a8", "served"))
+    at = DECODE if CPU else BY_ID["prefill_small_npl2_t9_ctx15"]  # on a GPU fewer than 17 tokens keep W4A16
+    wanted = reference(cases.inputs(at, 0, DEVICE))["logits"]
+    rounded, exact = (divergence(step(n, at.id)["logits"], wanted) for n in ("served_w4a8", "served"))
     assert 10 * exact < rounded < 0.03
 
 
