@@ -202,8 +202,8 @@ def tolerance(workload: Workload, precision: str) -> dict[str, Tolerance]:
     if precision == "bf16":
         # Weights rounded to 8 bits put an independent relative error on each product, so the same on the sum; six
         # deviations of it for the worst element. A code times its scale has few mantissas, eighty values of them in a
-        # tensor of millions, and the tensor's scale puts them all well or all badly: over 20,000 scales their rms is
-        # 0.001 to 0.640 of 2^-8, and small tensors scatter more. Among outliers a few columns' weights make y.
+        # tensor of millions, and the tensor's scale puts them all well or all badly: over a binade of scales their rms
+        # is nothing to 0.64 of 2^-8, and small tensors scatter more. Among outliers a few columns' weights make y.
         weight = 2.0**-8 * (1.25 if workload.inputs == OUTLIER else 1.11) * (1 + 20 / (n * k) ** 0.5)
         return {"y": Tolerance(rms * weight + sums, 6 * 0.58 * weight, "weights rounded to bf16 (independent errors)")}
     if precision == "nvfp4-w4a4":

@@ -3,11 +3,11 @@
 `Hands` stands for the candidates of one comparison in a process that imports none of them: each is a `Candidate` whose
 `run` asks the arm's process, and `RemoteTimer` is a timer whose visits are asked for. Every request has a nonce, which
 the reply repeats, so a line that was written ahead is no reply. Beside each visit of the graph timer runs the harness's
-own clock: what it reads beyond the arm's own times, and beyond what an empty visit costs, is `clock_pct`. Visits are
-about 15 ms and an empty one 0.6 ms: the GPU goes from one process to the other. It costs every arm the same, so
-the cheapest arm's counts: one that dawdles over an empty visit gains nothing. An arm that was not asked stands still,
-with every process that it started: it can neither slow the others nor write behind a visit. During a visit those that
-it started stand still too.
+own clock: what it reads beyond the arm's own times, and beyond what an empty visit costs, is `clock_pct`. An empty
+visit takes as long as the GPU takes to go from one process to the other. It costs every arm the same, so the cheapest
+arm's counts: one that dawdles over an empty visit gains nothing. An arm that was not asked stands still, with every
+process that it started: it can neither slow the others nor write behind a visit. During a visit what it started stands
+still too.
 """
 
 from __future__ import annotations

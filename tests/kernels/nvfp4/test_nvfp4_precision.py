@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from kernels.common import Tensors, Workload
 from kernels.nvfp4 import cases
+from kernels.nvfp4 import format as fmt
 from kernels.nvfp4.reference import reference, weights
 from tests.kernels.cheaper import EIGHT_BITS, FORMATS, FOUR_BITS, Rounding, admitted, refused, stored
 
@@ -87,3 +89,18 @@ def test_a_sum_rounded_on_the_way_is_refused(workload: Workload) -> None:
     halves = [x[:, k] @ w[:, k].T for k in (slice(half), slice(half, None))]
     out = stored(cases, workload, inputs, {"y": sum(y.to(dtype).double() for y in halves)})  # type: ignore[dict-item]
     assert refused(cases, workload, precision, out, reference(inputs))
+
+
+def test_weights_rounded_to_bf16_err_as_the_limit_says() -> None:
+    """Of normal weights' values, a code times its block's scale, at tensor scales over a binade."""
+    weight = fmt.quantise(torch.randn(256, 256, generator=torch.Generator().manual_seed(0)))
+    values = (fmt.dequantise(weight).double() / weight.tensor_scale.double()).abs()
+    mantissas, counts = torch.frexp(values[values > 0])[0].unique(return_inverse=True)
+    energy = torch.zeros(len(mantissas)).double().index_add_(0, counts, values[values > 0] ** 2)
+    exact = mantissas * torch.linspace(1, 2, 4001, dtype=torch.float64)[:, None]
+    error = (exact.float().bfloat16().double() - exact) / exact
+    rms = (error**2 @ energy / energy.sum()).sqrt() * 2**8
+    assert rms.min() < 1e-3
+    assert 0.62 < rms.max() < 0.645
+    given = cases._measure(4096, 4096, 4096, "")
+    assert 0.98 < cases.tolerance(given, "bf16")["y"].relative_error / (0.645 * 2**-8) < 1.05
