@@ -39,8 +39,9 @@ WIDE = (
         for r in ("keep", "forget", "beta0", "beta1", "similar")
     ),
     cases._prefill(137, (1, 4), D=128, dtype="bf16", out_dtype="f32", lengths="7-64-1-65", qk_l2norm=1),
-    # One token writes one product a head, of which few large elements hold the energy: 16 heads, so that it averages.
-    *(cases._prefill(T, h, D=128, dtype="bf16", out_dtype="f32") for T, h in ((1, (4, 16)), (64, (1, 1)))),
+    cases._prefill(64, (1, 1), D=128, dtype="bf16", out_dtype="f32"),
+    # Normal operands: one token writes one product a head, and with heavy tails a few elements hold all its energy.
+    cases._prefill(1, (4, 16), D=128, dtype="bf16", out_dtype="f32", role="measure"),
     *(cases._prefill(129, (1, 3), dtype="bf16", regime=r) for r in ("keep", "forget", "beta0", "beta1", "similar")),
     *(cases._prefill(8193, heads, D=128, dtype="bf16") for heads in ((1, 1), (2, 8))),
     cases._prefill(8193, (1, 1), D=128, dtype="bf16", out_dtype="f32"),
