@@ -19,7 +19,7 @@
 # %%
 from lab import instruments, trace
 
-FILE = instruments.default_profile()  # the newest trace that is committed
+FILE = instruments.default_profile()  # the newest trace of p6-kernel that is committed
 
 # %%
 instruments.profile(FILE)

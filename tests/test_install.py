@@ -51,7 +51,7 @@ def test_conda_environment_in_step() -> None:
     assert active == EXTRAS["cpu"] + everywhere + EXTRAS["notebooks"] + EXTRAS["test"] + ["-e ."]
     assert commented == gpu_build + EXTRAS["cuda"]
     # What only `make browser` and a PDF need is installed for them.
-    assert set(EXTRAS) == {"cpu", "cuda", "notebooks", "test", "browser", "pdf", "cluster"}
+    assert set(EXTRAS) == {"cpu", "cuda", "notebooks", "test", "browser", "pdf", "cluster", "gguf"}
 
 
 def test_conda_python_in_step() -> None:

@@ -247,10 +247,10 @@ WHOLE, STEADY = "whole capture", "steady decode steps"
 
 
 def default_profile() -> Path:
-    """The newest committed trace; raises BadInput where there is none."""
-    found = sorted(store.found("*/*/*/trace.parquet"), key=lambda p: p.parent.name)
+    """The newest committed trace of a card of attention; raises BadInput where there is none."""
+    found = sorted(store.found("*/p6-kernel/*/trace.parquet"), key=lambda p: p.parent.name)
     if not found:
-        raise BadInput(store.FOLDER, "no trace is committed", "give the path of a profile of your own")
+        raise BadInput(store.FOLDER, "no trace of p6-kernel is committed", "give the path of a profile of your own")
     return found[-1]
 
 
@@ -264,7 +264,7 @@ def windowed(timeline: Trace, window: str) -> Trace:
 def profile(file: str | Path | None = None) -> Panel:
     """Any profile that `lab trace` reads: where the time went, exposed time, idle time, and what a faster part gives.
 
-    file: a path, default the newest committed trace. window: "steady decode steps" or a glob of NVTX ranges.
+    file: a path, default the newest committed trace of p6-kernel. window: "steady decode steps" or a glob of NVTX ranges.
     """
     given = Path(file) if file else default_profile()
     start = given.relative_to(REPOSITORY) if given.is_absolute() and given.is_relative_to(REPOSITORY) else given

@@ -170,7 +170,7 @@ def test_hostile_names_show_as_text(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 def test_without_a_committed_trace_a_path_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(store, "FOLDER", tmp_path)
-    with pytest.raises(BadInput, match="no trace is committed; give the path"):
+    with pytest.raises(BadInput, match="no trace of p6-kernel is committed; give the path"):
         instruments.profile()
 
 
