@@ -264,7 +264,7 @@ def windowed(timeline: Trace, window: str) -> Trace:
 def profile(file: str | Path | None = None) -> Panel:
     """Any profile that `lab trace` reads: where the time went, exposed time, idle time, and what a faster part gives.
 
-    file: a path, default the newest committed trace of p6-kernel. window: "steady decode steps" or a glob of NVTX ranges.
+    file: a path, default p6-kernel's newest committed trace. window: "steady decode steps" or a glob of NVTX ranges.
     """
     given = Path(file) if file else default_profile()
     start = given.relative_to(REPOSITORY) if given.is_absolute() and given.is_relative_to(REPOSITORY) else given
