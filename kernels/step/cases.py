@@ -122,7 +122,12 @@ def weights(model: Model, seed: int, device: torch.device | str, quantised: bool
     for name, shape in model.others().items():
         if name.endswith("A_log"):
             made[name] = torch.empty(shape, device=device).uniform_(0.01, 16, generator=rng).log()
-        elif name.endswith("dt_bias") or name.endswith("linear_attn.norm.weight"):
+        elif name.endswith("dt_bias"):
+            # softplus(dt_bias) from 0.001 to 0.1, as the layer is initialised before it is trained: a state outlives
+            # many tokens. One forgotten at once leaves (q k) v, of which the norm behind it keeps the rounding alone.
+            dt = torch.empty(shape, device=device).uniform_(math.log(1e-3), math.log(0.1), generator=rng).exp()
+            made[name] = dt.expm1().log()
+        elif name.endswith("linear_attn.norm.weight"):
             made[name] = 1 + 0.1 * normal(*shape)
         elif name.endswith("norm.weight"):  # applied as 1 + weight
             made[name] = 0.1 * normal(*shape)

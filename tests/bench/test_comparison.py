@@ -330,8 +330,6 @@ def still() -> backend.Backend:
 
 def first_workload(family: families.Family, candidate: Any) -> Any:
     small = [w for w in family.cases.WORKLOADS if w.role == "check" and not candidate.refuses(w)]
-    # A step of few heads of few columns errs beyond its limit with one seed in ten, and here the seed is drawn.
-    small = [w for w in small if w.axes.get("model") != "odd"]
     return min(small, key=lambda w: family.cost(w, candidate.precision).flops, default=None)
 
 
