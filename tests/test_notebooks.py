@@ -16,9 +16,6 @@ from matplotlib.figure import Figure
 
 from lab import draw
 from lab.base.errors import REPOSITORY, BadInput
-from lab.card import phases
-from lab.judge import verdicts
-from lab.row import store
 from lab.write import jobs, notebook, pairing, replay
 
 FOLDER = REPOSITORY / "notebooks"
@@ -117,35 +114,45 @@ def test_says_what_to_edit_for_ones_own(name):
     assert "**For " in "".join(c.source for c in read(name).cells if c.cell_type == "markdown")
 
 
-@pytest.mark.slow
-def test_committed_board_is_current():
-    """The page that readers see first shows the verdicts that the committed figures and rows give now."""
-    cards = phases.cards().values()
-    seen = "\n".join(texts(read("00_start_here")))
-    recorded = verdicts.judge_recorded(cards)
-    counts = pd.DataFrame([{"source": j.system, "judge": j.verdict.word, "agrees": j.agrees} for j in recorded])
-    table = counts.groupby(["source", "judge"]).size().unstack(fill_value=0)
-    table.insert(0, "agrees", counts.agrees.groupby(counts.source).sum())
-    for line in notebook.show(table.reset_index(), code=["source"]).bundle["text/markdown"].splitlines()[2:]:
-        assert line in seen, f"{line}: execute notebooks/00_start_here.py again"
-    for card in (c for c in cards if c.system == "killgate" and "h200" in store.measured_devices(c.id)):
-        verdict = verdicts.judge_measured(card, "h200").verdict
-        frame = pd.DataFrame([{"card": card.id, "word": verdict.word, "observed": verdict.observed}])
-        line = notebook.show(frame, code=["card"]).bundle["text/markdown"].splitlines()[2]
-        assert line in seen, f"{card.id}: execute notebooks/00_start_here.py again"
-
-
 # Executing -----------------------------------------------------------------------------------------------------------
+
+
+def told(book: nbformat.NotebookNode) -> list[str]:
+    """What a reader is told: texts, tables and what each picture's description says; not where a line is drawn."""
+    found = []
+    for output in outputs(book):
+        data = output.get("data", {"text/plain": output.get("text", "")})
+        # `alt` of a picture that a page holds; the description of one that is the output itself.
+        for kind, text in sorted(data.items()):
+            if not kind.startswith("image/"):
+                found.append(re.sub(r'src="data:[^"]*"', "", "".join(text)))
+        found += re.findall(r'aria-label="([^"]*)"', "".join(data.get("image/svg+xml", "")))
+    return found
+
+
+def again(name: str) -> tuple[str, list[str]]:
+    """("" or what failed, what a notebook tells when it is executed); for a process of its own."""
+    book = pairing.from_source(FOLDER / f"{name}.py")
+    return pairing.execute(book), told(book)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_executes(name, tmp_path):
-    """As `lab verdicts` does it, to a page; its source is what the .ipynb holds (test_pair_is_in_sync)."""
-    job = jobs.Job(name, replay.execute, (FOLDER / f"{name}.ipynb", tmp_path))
-    (done,) = jobs.run([job], 1, jobs.context())
+def test_executed_again_it_tells_what_is_committed(name):
+    """The figures that readers see first are those of the present cards, rows and traces."""
+    (done,) = jobs.run([jobs.Job(name, again, (name,))], 1, jobs.context())
     assert done.failure == ""
-    assert done.value[1] == ""
+    failed, now = done.value
+    assert failed == ""
+    assert now == told(read(name)), f"execute notebooks/{name}.py again: make notebooks"
+
+
+@pytest.mark.slow
+def test_a_page_is_made_of_an_executed_notebook(tmp_path):
+    """As `lab verdicts` does it; its source is what the .ipynb holds (test_pair_is_in_sync)."""
+    name = "00_start_here"
+    (done,) = jobs.run([jobs.Job(name, replay.execute, (FOLDER / f"{name}.ipynb", tmp_path))], 1, jobs.context())
+    assert (done.failure, done.value[1]) == ("", "")
     assert (tmp_path / "notebooks" / f"{name}.html").stat().st_size > 10_000
 
 
