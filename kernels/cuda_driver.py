@@ -61,7 +61,7 @@ def _primary(device: int) -> int:
 
 
 class Current:
-    """True while a device's primary context is current on the calling thread; for one thread at a time."""
+    """Asks whether a device's primary context is current on the calling thread; for one thread at a time."""
 
     def __init__(self, device: int) -> None:
         self.device = device
@@ -70,10 +70,11 @@ class Current:
         self._at = ctypes.byref(self._now)
         self._ask = _library().cuCtxGetCurrent
 
-    def __bool__(self) -> bool:
+    def now(self) -> bool:
+        """Whether it is."""
         if code := self._ask(self._at):
             _checked("cuCtxGetCurrent", code)
-        return self.before == self._wanted
+        return self._now.value == self._wanted
 
     @property
     def before(self) -> int | None:
@@ -93,7 +94,7 @@ def _switched(context: int, before: int | None) -> Iterator[None]:
 def in_context(device: int) -> contextlib.AbstractContextManager[None]:
     """Inside, the device's primary context is current on this thread; nothing is done where it is already."""
     here = Current(device)
-    return contextlib.nullcontext() if here else _switched(_primary(device), here.before)
+    return contextlib.nullcontext() if here.now() else _switched(_primary(device), here.before)
 
 
 class Launch:
@@ -119,10 +120,16 @@ class Launch:
         )
         self._at = ctypes.byref(self._config)
         self._launch = _library().cuLaunchKernelEx
+        self._stream = -1
+
+    def point(self, number: int, address: int) -> None:
+        """Take an argument from this address, whose memory the caller keeps, from now on."""
+        self._pointers[number] = address
 
     def __call__(self, stream: int) -> None:
         """Launch on a stream; raises RuntimeError with the driver's code."""
-        self._config.stream = stream
+        if stream != self._stream:
+            self._config.stream = self._stream = stream
         if code := self._launch(self._at, self._function, self._pointers, None):
             _checked("cuLaunchKernelEx", code)
 

@@ -8,8 +8,9 @@ schema and a fake, a CUDA graph its launches and nothing else. The operators are
 The first call of a shape goes through the candidate's Python and notes what it launches. Where that was everything it
 did (no torch operator, every pointer known), later calls set the addresses and the stream in the finished launches: a
 plan. It holds for the shapes, types and addresses it was made for; activations and outputs may move. Tensor maps are
-made once for an address. On the CPU an operator is the family's reference, so that a model can be traced and tested
-without a GPU.
+made once for an address. What keeps its operands (a module, a batch) keeps its plans too: it asks of a call only how
+the call's own tensors look, and leaves torch's dispatcher out where nothing watches (`direct`). On the CPU an operator
+is the family's reference, so that a model can be traced and tested without a GPU.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import functools
 import importlib
 import importlib.util
 import re
+import struct
 import threading
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -120,37 +122,47 @@ def choose(router: routing.Router, device: torch.device, precision: str, **axes:
 # Plans ----------------------------------------------------------------------------------------------------------------
 
 
-class Plan:
-    """The launches of one call, ready to be repeated with other addresses; several threads may call it."""
+Plan = Callable[[Sequence[int], int], None]
+Place = tuple[int, Callable[[int], bytes] | None]
 
-    def __init__(self, device: int, launches: Sequence[cuda_driver.Launch]) -> None:
-        self.launches = launches
-        self._here = cuda_driver.Current(device)
-        self._pointers: list[tuple[Any, int]] = []
-        self._maps: list[tuple[Any, int, Callable[[int], bytes]]] = []
-        self._lock = threading.Lock()
 
-    def move(self, value: Any, place: int, make: Callable[[int], bytes] | None = None) -> None:
-        """An argument is the address at `place`, or what `make` makes of it."""
-        if make is None:
-            self._pointers.append((ctypes.c_uint64.from_buffer(value), place))
-        else:
-            self._maps.append((value, place, make))
+def plan_of(
+    device: int, launches: Sequence[cuda_driver.Launch], places: Sequence[Sequence[Place | None]], count: int
+) -> Plan:
+    """The launches of one call, to be repeated with other addresses and on another stream by any thread.
 
-    def __call__(self, addresses: Sequence[int], stream: int) -> None:
-        """Launch everything on a stream, the moving arguments at these addresses."""
-        with self._lock:
-            for pointer, place in self._pointers:
-                pointer.value = addresses[place]
-            for value, place, make in self._maps:
-                value.raw = make(addresses[place])
-            if self._here:
-                for launch in self.launches:
+    places: for each argument of each launch (place, None) where it is the address there, (place, make) where it is what
+    `make` makes of that address, None where it never changes. count: how many addresses there are.
+    """
+    # All addresses stand in one block that the launches' arguments point into, so that one call sets them.
+    block = (ctypes.c_uint64 * max(count, 1))()
+    pack, lock, here = struct.Struct(f"={count}Q").pack_into, threading.Lock(), cuda_driver.Current(device)
+    maps: list[list[Any]] = []  # the value, its place, what makes it, the address it is of
+    for launch, of_launch in zip(launches, places, strict=True):
+        for number, found in enumerate(of_launch):
+            if found is None:
+                continue
+            place, make = found
+            if make is None:
+                launch.point(number, ctypes.addressof(block) + 8 * place)
+            else:
+                maps.append([launch.values[number], place, make, 0])
+
+    def repeat(addresses: Sequence[int], stream: int) -> None:
+        with lock:
+            pack(block, 0, *addresses)
+            for entry in maps:
+                if (address := addresses[entry[1]]) != entry[3]:
+                    entry[0].raw, entry[3] = entry[2](address), address
+            if here.now():
+                for launch in launches:
                     launch(stream)
             else:
-                with cuda_driver.in_context(self._here.device):
-                    for launch in self.launches:
+                with cuda_driver.in_context(device):
+                    for launch in launches:
                         launch(stream)
+
+    return repeat
 
 
 class _Watch(TorchDispatchMode):
@@ -179,9 +191,10 @@ def planned(run: Callable[[], None], moving: Sequence[torch.Tensor], fixed: Sequ
     known = {t.data_ptr() for t in fixed}
     if watch.called or not notes or len(places) < len(moving) or places.keys() & known or 0 in places:
         return None
-    plan = Plan(notes[0][1], [launch for launch, _, _ in notes])
-    for launch, device, arguments in notes:
-        for value, argument in zip(launch.values, arguments, strict=True):
+    given: list[list[Place | None]] = []
+    for _, device, arguments in notes:
+        given.append([])
+        for argument in arguments:
             if isinstance(argument, torch.Tensor):
                 address, make = argument.data_ptr(), None
             elif isinstance(argument, cuda_driver.TensorMap):
@@ -189,15 +202,31 @@ def planned(run: Callable[[], None], moving: Sequence[torch.Tensor], fixed: Sequ
             elif isinstance(argument, bytes) or (argument.nbytes == 8 and int(argument)):
                 return None  # what it points to is not known
             else:
+                given[-1].append(None)
                 continue
             if address in places:
-                plan.move(value, places[address], make)
-            elif address not in known or device != notes[0][1]:
+                given[-1].append((places[address], make))
+            elif address in known and device == notes[0][1]:
+                given[-1].append(None)
+            else:
                 return None
-    return plan
+    return plan_of(notes[0][1], [launch for launch, _, _ in notes], given, len(moving))
 
 
-PLANS: dict[Any, Plan | None] = {}
+class Plans(dict[Any, Plan | None]):
+    """Plans by what they were made for. A copy is empty: they hold addresses of this process and of these tensors."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Plans, ()
+
+
+PLANS = Plans()
+
+# Asked for each eager call: torch keeps no public names for most of them.
+_PLAIN = frozenset({torch.Tensor})
+_GRADIENTS, _PROFILED = torch.is_grad_enabled, torch.autograd._profiler_enabled
+_DISPATCH_MODES, _FUNCTION_MODES = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
+_TRANSFORMS, _TRACING = torch._C._functorch.peek_interpreter_stack, torch._C._get_tracing_state
 
 
 def scratch_of(made: Tensors, device: torch.device) -> Tensors:
@@ -222,6 +251,49 @@ def index_of(tensor: torch.Tensor) -> int:
     return tensor.get_device()
 
 
+def direct(*moving: torch.Tensor) -> bool:
+    """Whether a call may leave torch's dispatcher out: plain tensors, and nothing compiles, traces, differentiates,
+    transforms or profiles what is called.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    if _GRADIENTS() or _DISPATCH_MODES() or _FUNCTION_MODES() or _PROFILED() or _TRACING() or _TRANSFORMS() is not None:
+        return False
+    return _PLAIN.issuperset(map(type, moving))
+
+
+def facts(*fixed: torch.Tensor) -> tuple[Any, ...]:
+    """What a plan holds of tensors that it takes at their addresses."""
+    found: list[Any] = []
+    for t in fixed:
+        found += t.data_ptr(), t.shape, t.dtype, t.is_contiguous()
+    return tuple(found)
+
+
+def known(plans: Plans, moving: Sequence[torch.Tensor], *more: object) -> tuple[Any, Plan | None, list[int]]:
+    """(key, plan, addresses) of a call whose other tensors, but for what `more` says, are always those of `plans`.
+
+    The key is None where a tensor is not contiguous. The caller allocates outputs and appends their addresses.
+    """
+    if len(moving) == 1:  # as below, in two thirds of the time
+        (t,) = moving
+        if not t.is_contiguous():
+            return None, None, []
+        address = t.data_ptr()
+        key: Any = (address & 15, t.shape, t.dtype, t.get_device(), more)
+        return key, plans.get(key), [address]
+    addresses: list[int] = []
+    aligned, parts = 0, [moving[0].get_device(), *more]
+    for t in moving:
+        if not t.is_contiguous():
+            return None, None, addresses
+        addresses.append(address := t.data_ptr())
+        aligned |= address
+        parts += t.shape, t.dtype
+    key = (aligned & 15, *parts)
+    return key, plans.get(key), addresses
+
+
 def perform(
     family: str,
     route: str,
@@ -230,28 +302,32 @@ def perform(
     fixed: Sequence[torch.Tensor],
     outputs: Mapping[str, torch.Tensor],
     in_place: Mapping[str, torch.Tensor] | None = None,
+    plans: Plans | None = None,
+    key: Any = None,
 ) -> None:
     """Run a route: `names` are those of the moving tensors, the route's own words those of `fixed`.
 
-    outputs are written in full. in_place: outputs that are updated where they stand, tensors that `fixed` has too.
-    Moving tensors and outputs are contiguous.
+    outputs are new, and written in full. in_place: outputs that are updated where they stand, tensors that `fixed` has
+    too. Moving tensors and outputs are contiguous. plans, key: where the plan is kept by a caller who found none under
+    a key of `known`; else it is kept by the facts of all tensors.
     Raises ValueError where the route's words and the tensors do not match, and as the candidate does.
     """
-    first, every = moving[0], (*moving, *outputs.values())
+    first = moving[0]
     index = index_of(first)
-    if index >= 0:
+    if plans is None or key is None:
+        plans, key = PLANS, None
+    if index >= 0 and key is None:
         addresses, aligned = [], 0
         parts: list[Any] = [family, route, index]
-        for t in every:
-            address = t.data_ptr()
-            addresses.append(address)
+        for t in moving:
+            addresses.append(address := t.data_ptr())
             aligned |= address
             parts += t.shape, t.dtype
-        for t in fixed:
-            parts += t.data_ptr(), t.shape, t.dtype, t.is_contiguous()
-        key = (aligned & 15, *parts)
-        plan = PLANS.get(key)
-        if plan is not None:
+        for t in outputs.values():
+            addresses.append(t.data_ptr())
+            parts += t.shape, t.dtype
+        key = (aligned & 15, *parts, *facts(*fixed))
+        if (plan := plans.get(key)) is not None:
             plan(addresses, cuda.stream_of(index))
             return
     name, words = _parsed(family, route)
@@ -268,12 +344,12 @@ def perform(
     candidate = candidates(family, torch.cuda.get_device_capability(index)).get(name)
     if candidate is None:
         raise ValueError(f"{family}: no candidate {name} runs on this GPU; prepare the operands here once more")
-    if key in PLANS or candidate.needs.triton or torch.compiler.is_compiling():
+    if key in plans or candidate.needs.triton or torch.compiler.is_compiling():
         candidate.run(args, out)
         return
-    if len(PLANS) >= MOST_PLANS:
-        PLANS.clear()
-    PLANS[key] = planned(lambda: candidate.run(args, out), every, fixed)
+    if len(plans) >= MOST_PLANS:
+        plans.clear()
+    plans[key] = planned(lambda: candidate.run(args, out), (*moving, *outputs.values()), fixed)
 
 
 def dtype_word(dtype: torch.dtype) -> str:

@@ -1,6 +1,6 @@
 """`killgate::gdn_decode` and `killgate::gdn_prefill`: the gated delta rule as torch operators.
 
-    o = torch.ops.killgate.gdn_decode(q, k, v, g, beta, state, state_rows, raw_qk)        # state is updated in place
+    o = ops.decode(q, k, v, g, beta, state, state_rows, raw_qk)                           # state is updated in place
 
     batch = ops.batch((512, 7), heads_k, heads_v, dim, torch.bfloat16, device)            # once for these lengths
     o, final_state = batch(q, k, v, g, beta, initial_state)
@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
 
 import torch
 
-from kernels import operators
+from kernels import cuda, operators
 from kernels.gdn.route import ROUTER
 
 FAMILY = "gdn"
@@ -48,6 +49,8 @@ def _decode(
     state: torch.Tensor,
     state_rows: torch.Tensor,
     raw_qk: bool = False,
+    plans: operators.Plans | None = None,
+    key: Any = None,
 ) -> torch.Tensor:
     if not state.is_contiguous():
         raise ValueError(f"state has strides {state.stride()}: pass the whole contiguous pool [rows, Hv, D, D]")
@@ -55,7 +58,30 @@ def _decode(
     o = torch.empty_like(moving[2])
     route = _decoder(v.get_device()) + (" state !raw_qk" if raw_qk else " state")
     names = ("q", "k", "v", "g", "beta", "state_rows")
-    operators.perform(FAMILY, route, names, moving, (state,), {"o": o}, {"state": state})
+    operators.perform(FAMILY, route, names, moving, (state,), {"o": o}, {"state": state}, plans, key)
+    return o
+
+
+def decode(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+    state_rows: torch.Tensor,
+    raw_qk: bool = False,
+) -> torch.Tensor:
+    """`killgate::gdn_decode`; an eager call that nothing watches leaves torch's dispatcher out."""
+    moving = (q, k, v, g, beta, state_rows)
+    if not operators.direct(*moving, state):
+        o: torch.Tensor = torch.ops.killgate.gdn_decode.default(q, k, v, g, beta, state, state_rows, raw_qk)
+        return o
+    key, plan, addresses = operators.known(operators.PLANS, moving, "gdn_decode", raw_qk, operators.facts(state))
+    if plan is None:
+        return _decode(q, k, v, g, beta, state, state_rows, raw_qk, operators.PLANS, key)
+    o = torch.empty_like(v)
+    plan((*addresses, o.data_ptr()), cuda.stream_of(v.get_device()))
     return o
 
 
@@ -81,10 +107,13 @@ def _prefill(
     tables: Sequence[torch.Tensor],
     scratch: Sequence[torch.Tensor],
     route: str,
+    plans: operators.Plans | None = None,
+    key: Any = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     moving = [t.contiguous() for t in (q, k, v, g, beta, initial_state)]
     out = {"o": torch.empty_like(moving[2]), "final_state": torch.empty_like(moving[5])}
-    operators.perform(FAMILY, route, ("q", "k", "v", "g", "beta", "initial_state"), moving, (*tables, *scratch), out)
+    names = ("q", "k", "v", "g", "beta", "initial_state")
+    operators.perform(FAMILY, route, names, moving, (*tables, *scratch), out, None, plans, key)
     return out["o"], out["final_state"]
 
 
@@ -117,6 +146,7 @@ class Batch:
     route: str
     tables: list[torch.Tensor]
     scratch: list[torch.Tensor]
+    plans: operators.Plans = field(default_factory=operators.Plans, repr=False, compare=False)
 
     def __call__(
         self,
@@ -128,10 +158,19 @@ class Batch:
         initial_state: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(o, final_state). Raises ValueError where the tensors are not of these lengths."""
+        moving, key = (q, k, v, g, beta, initial_state), None
+        if eager := operators.direct(*moving):
+            key, plan, addresses = operators.known(self.plans, moving)
+            if plan is not None:  # a call with tensors like these has been checked
+                o, final_state = torch.empty_like(v), torch.empty_like(initial_state)
+                plan((*addresses, o.data_ptr(), final_state.data_ptr()), cuda.stream_of(v.get_device()))
+                return o, final_state
         if v.shape[0] * v.shape[1] != sum(self.lengths) or initial_state.shape[0] != len(self.lengths):
             raise ValueError(
                 f"v {tuple(v.shape)}, initial_state {tuple(initial_state.shape)} and lengths {self.lengths}"
             )
+        if eager:
+            return _prefill(*moving, self.tables, self.scratch, self.route, self.plans, key)
         call = torch.ops.killgate.gdn_prefill.default
         o, final_state = call(q, k, v, g, beta, initial_state, self.tables, self.scratch, self.route)
         return o, final_state

@@ -11,11 +11,12 @@ two streams at once need two. Nothing is read on the host, so a CUDA graph may b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
-from kernels import operators
+from kernels import cuda, operators
 from kernels.kv.route import ROUTER
 
 FAMILY = "kv"
@@ -31,12 +32,14 @@ def _call(
     seq_lens: torch.Tensor,
     scratch: Sequence[torch.Tensor],
     route: str,
+    plans: operators.Plans | None = None,
+    key: Any = None,
 ) -> torch.Tensor:
     if not all(t.is_contiguous() for t in cache):
         raise ValueError("k, v and their scales must be contiguous: keep the cache as [pages, Hkv, page, D]")
     moving = [t.contiguous() for t in (q, page_table, seq_lens)]
     o = torch.empty_like(moving[0])
-    operators.perform(FAMILY, route, MOVING, moving, (*cache, *scratch), {"o": o})
+    operators.perform(FAMILY, route, MOVING, moving, (*cache, *scratch), {"o": o}, None, plans, key)
     return o
 
 
@@ -59,6 +62,7 @@ class Batch:
     cache_dtype: torch.dtype
     route: str
     scratch: list[torch.Tensor]
+    plans: operators.Plans = field(default_factory=operators.Plans, repr=False, compare=False)
 
     def __call__(
         self,
@@ -71,15 +75,23 @@ class Batch:
         v_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """o [batch, Hq, D]. Raises ValueError where the cache is of another type, or its scales are missing."""
-        scales = [t for t in (k_scale, v_scale) if t is not None]
+        cache, key = [t for t in (k, v, k_scale, v_scale) if t is not None], None
+        if eager := operators.direct(q, *cache, page_table, seq_lens):
+            moving = (q, page_table, seq_lens)
+            key, plan, addresses = operators.known(self.plans, moving, operators.facts(*cache))
+            if plan is not None:  # a call with tensors like these has been checked
+                o = torch.empty_like(q)
+                plan((*addresses, o.data_ptr()), cuda.stream_of(q.get_device()))
+                return o
+        scales = cache[2:]
         if k.dtype != self.cache_dtype or len(scales) != (0 if k.dtype.is_floating_point else 2):
             raise ValueError(
                 f"a cache of {k.dtype} with {len(scales)} scales; the batch is for {self.cache_dtype}, and a cache of "
                 "bytes takes k_scale and v_scale"
             )
-        o: torch.Tensor = torch.ops.killgate.kv_decode.default(
-            q, [k, v, *scales], page_table, seq_lens, self.scratch, self.route
-        )
+        if eager:
+            return _call(q, cache, page_table, seq_lens, self.scratch, self.route, self.plans, key)
+        o = torch.ops.killgate.kv_decode.default(q, cache, page_table, seq_lens, self.scratch, self.route)
         return o
 
 

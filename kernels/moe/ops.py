@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from kernels import operators
+from kernels import cuda, operators
 from kernels.common import Tensors
 from kernels.moe.route import ROUTER
 from kernels.nvfp4.ops import SHARED, Workspace
@@ -35,11 +35,13 @@ def _call(
     operands: Sequence[torch.Tensor],
     scratch: Sequence[torch.Tensor],
     route: str,
+    plans: operators.Plans | None = None,
+    key: Any = None,
 ) -> torch.Tensor:
     moving = [x.contiguous(), logits.contiguous()]
     y = torch.empty_like(moving[0])
     if len(y):
-        operators.perform(FAMILY, route, MOVING, moving, (*operands, *scratch), {"y": y})
+        operators.perform(FAMILY, route, MOVING, moving, (*operands, *scratch), {"y": y}, None, plans, key)
     return y
 
 
@@ -102,6 +104,7 @@ class Layer(torch.nn.Module):
             raise ValueError(f"{tokens=}: pass the least and the most rows of x")
         given = {**weights, "top_k": torch.tensor(top_k, device=up.device)}
         self.parts: list[tuple[int, str, list[torch.Tensor], list[torch.Tensor]]] = []
+        self.plans = operators.Plans()
         shape = (self.experts, top_k, self.width, inner, shared)
         for last, name in segments(*shape, dtype, up.device, tokens):
             x = torch.empty(last, self.width, dtype=dtype, device="meta")
@@ -109,12 +112,21 @@ class Layer(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """y [T, H] in x's dtype from x [T, H] and logits float32 [T, E]."""
+        key = None
+        if eager := operators.direct(x, logits):
+            key, plan, addresses = operators.known(self.plans, (x, logits))
+            if plan is not None:  # a call with tensors like these has been checked
+                y = torch.empty_like(x)
+                plan((*addresses, y.data_ptr()), cuda.stream_of(x.get_device()))
+                return y
         if x.dtype != self.dtype or x.dim() != 2 or x.shape[1] != self.width:
             raise ValueError(f"x is {x.dtype} {tuple(x.shape)}; the layer was packed for {self.dtype}, H={self.width}")
         if logits.dtype != torch.float32 or logits.shape != (len(x), self.experts):
             raise ValueError(f"logits are {logits.dtype} {tuple(logits.shape)}; pass float32 [T, {self.experts}]")
         for last, route, operands, scratch in self.parts:
             if len(x) <= last:
+                if eager:
+                    return _call(x, logits, operands, scratch, route, self.plans, key)
                 return torch.ops.killgate.moe.default(x, logits, operands, scratch, route)
         raise ValueError(f"{len(x)} tokens, the layer was packed for at most {self.tokens[1]}; pass tokens=")
 

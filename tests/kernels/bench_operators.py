@@ -48,12 +48,15 @@ def stub() -> int:
     args = candidate.prepare(given)
     y, operands = torch.empty(m, n, dtype=x.dtype), [args["w"], args["w_tensor_scale"]]
     config = cuda_decode.choose_ring(m, n, k, "bf16")
-    call = torch.ops.killgate.nvfp4_linear.default
+    call, route = torch.ops.killgate.nvfp4_linear.default, "cuda_decode w w_tensor_scale"
+    module = ops.Linear(weight.packed, weight.scale, weight.tensor_scale)
+    module.parts = [(last, route, operands, []) for last, *_ in module.parts]
     with torch.no_grad(), stub_driver.stubbed(stub_driver.compiled(), {"cuda_decode": candidate}):
         cuda_decode.configured = lambda *_: config  # type: ignore[assignment]
         found = host_us(
             {
-                "operator, planned": lambda: call(x, operands, [], "cuda_decode w w_tensor_scale", n),
+                "operator, planned": lambda: call(x, operands, [], route, n),
+                "module, planned": lambda: module(x),
                 "candidate's run": lambda: candidate.run(args, {"y": y}),
                 "an empty torch operator": lambda: torch.ops.aten.alias.default(x),
             },

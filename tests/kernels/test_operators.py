@@ -1,11 +1,14 @@
 """The torch operators: schema, fake, torch.compile and CUDA graphs; and the launch plans that repeat a call."""
 
+import copy
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels import cuda, cuda_driver, operators
 from kernels.common import Candidate, Tensors, Workload
@@ -311,6 +314,75 @@ def test_a_second_call_repeats_the_launch_at_its_own_addresses() -> None:
         shifted = torch.zeros(49, dtype=torch.bfloat16)[1:].view(3, 16)  # its alignment may choose another kernel
         linear(shifted, w)
         assert len(run.ran) == 5  # type: ignore[attr-defined]
+
+
+def toy_module(w: torch.Tensor) -> nvfp4_ops.Linear:
+    """A module for x [.., 16] of at most 64 rows, whose kernel takes one tensor."""
+    module = nvfp4_ops.Linear(torch.zeros(4, 8, dtype=torch.uint8), torch.zeros(4, 1), torch.ones(1), tokens=(1, 64))
+    module.parts = [(64, "toy w", [w], [])]
+    return module
+
+
+def test_a_modules_second_call_repeats_the_launch_without_the_operator() -> None:
+    run, driver, w = launching(), Driver([8, 8, 8, 4]), torch.zeros(5)
+    module, x = toy_module(w), torch.zeros(3, 16, dtype=torch.bfloat16)
+    with torch.no_grad(), stubbed(driver, candidate(run)):
+        for given in (x, torch.ones_like(x), x):
+            y = module(given)
+            assert driver.launches[-1] == (5, [given.data_ptr(), w.data_ptr(), y.data_ptr(), 3])
+        assert len(run.ran) == 1  # type: ignore[attr-defined]
+        shifted = torch.zeros(49, dtype=torch.bfloat16)[1:].view(3, 16)
+        for number, other in enumerate((x[:2], shifted, x.view(1, 3, 16))):
+            assert module(other).shape == (*other.shape[:-1], 4)
+            assert len(run.ran) == 2 + number  # type: ignore[attr-defined]
+        rows = torch.zeros(3, 32, dtype=torch.bfloat16)[:, :16]  # a copy of it is launched, so nothing of it is kept
+        for _ in range(2):
+            module(rows)
+            assert driver.launches[-1][1][0] != rows.data_ptr()
+        assert copy.deepcopy(module).plans == {} != module.plans
+        with pytest.raises(ValueError, match="packed for"):
+            module(x.half())
+
+
+def test_a_plan_with_another_stream_launches_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver, module, x = Driver([8, 8, 8, 4]), toy_module(torch.zeros(5)), torch.zeros(3, 16, dtype=torch.bfloat16)
+    with torch.no_grad(), stubbed(driver, candidate(launching())):
+        for stream in (5, 5, 9, None, 5):
+            monkeypatch.setattr(cuda, "stream_of", lambda device, stream=stream: stream)
+            module(x)
+            assert driver.launches[-1][0] == stream
+
+
+class Watching(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class WatchingFunctions(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_call_that_something_watches_goes_through_the_dispatcher() -> None:
+    x = torch.ones(2)
+    with torch.no_grad():
+        assert operators.direct(x, x)
+        assert not operators.direct(x, torch.nn.Parameter(x))
+        for watched in (Watching, WatchingFunctions, torch.enable_grad, torch.profiler.profile):
+            with watched():
+                assert not operators.direct(x), watched
+        seen: list[bool] = []
+
+        def note(t: torch.Tensor) -> torch.Tensor:
+            seen.append(operators.direct(t))
+            return t + 0
+
+        torch.func.vmap(note)(x)
+        torch.jit.trace(note, x, check_trace=False)
+        torch.fx.experimental.proxy_tensor.make_fx(note)(x)
+        assert seen == [False] * 3
+    with torch.inference_mode():
+        assert operators.direct(x)
 
 
 def test_tensor_maps_are_made_once_for_an_address() -> None:
