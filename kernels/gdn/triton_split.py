@@ -10,6 +10,7 @@ launches stand where `triton_fused` has one. The workspace is allocated in `prep
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -68,7 +69,8 @@ def workspace_shapes(
     }
 
 
-def _prepare(inputs: Tensors, precision: str) -> Tensors:
+def prepare(inputs: Tensors, precision: str) -> Tensors:
+    """The args of `run`: tables of chunks and sequences, and room for what passes between the launches."""
     checked(inputs, ("q", "k", "v", "g", "beta", "initial_state"))
     heads_v, dim = inputs["v"].shape[-2:]
     device = device_of(inputs)
@@ -88,7 +90,24 @@ def _prepare(inputs: Tensors, precision: str) -> Tensors:
     return inputs | workspace | tables
 
 
-def _run(args: Tensors, out: Tensors, precision: str) -> None:
+def launch_scan(
+    args: Tensors, config: SplitConfig, initial: torch.Tensor, final: torch.Tensor, keywords: dict[str, Any]
+) -> None:
+    """`scan_kernel` over the sequences [cu_seqlens[i], cu_seqlens[i + 1]), with a state of each in and out."""
+    names = ("running", "h", "v_new", "cu_seqlens", "chunk_offsets")
+    running, h, v_new, bounds, offsets = (args[name] for name in names)
+    stages.scan_kernel[(keywords["D"] // config.scan_tile, keywords["HV"], bounds.numel() - 1)](
+        args["k"], args["w"], args["u"], running, initial, h, v_new, final, bounds, offsets,
+        **keywords, V_TILE=config.scan_tile, num_warps=config.warps, num_stages=config.scan_stages,
+    )  # fmt: skip
+
+
+def _scan(args: Tensors, out: Tensors, config: SplitConfig, keywords: dict[str, Any]) -> None:
+    launch_scan(args, config, args["initial_state"], out["final_state"], keywords)
+
+
+def run(args: Tensors, out: Tensors, precision: str, scan: Callable[..., None] = _scan) -> None:
+    """The six launches; scan: (args, out, config, keywords) does the fourth, from k, w, u to h, v_new, final_state."""
     q, k, v, g, beta, chunks = (args[name] for name in ("q", "k", "v", "g", "beta", "chunks"))
     running, a, x, w, u, v_new, h = (args[name] for name in ("running", "a", "x", "w", "u", "v_new", "h"))
     heads_k, (heads_v, dim), count = k.shape[-2], v.shape[-2:], chunks.shape[0]
@@ -97,7 +116,6 @@ def _run(args: Tensors, out: Tensors, precision: str) -> None:
     numerics = {"PRECISION": precision, "INTERPRETED": interpreted()}
     norm = {"L2_NORM": "raw_qk" in args}
     warps = {"num_warps": config.warps}
-    scan_warps = warps | {"num_stages": config.scan_stages}
 
     stages.cumsum_kernel[(count, triton.cdiv(heads_v, HEAD_TILE))](
         g, running, chunks, HV=heads_v, C=config.chunk, HEAD_TILE=HEAD_TILE, **warps
@@ -108,17 +126,15 @@ def _run(args: Tensors, out: Tensors, precision: str) -> None:
         num_warps=config.inverse_warps,
     )  # fmt: skip
     stages.wu_kernel[(count, heads_v)](k, v, running, beta, x, w, u, chunks, **shape, **norm, **numerics, **warps)
-    stages.scan_kernel[(dim // config.scan_tile, heads_v, args["cu_seqlens"].numel() - 1)](
-        k, w, u, running, args["initial_state"], h, v_new, out["final_state"], args["cu_seqlens"],
-        args["chunk_offsets"], **shape, V_TILE=config.scan_tile, **norm, **numerics, **scan_warps,
-    )  # fmt: skip
+    scan(args, out, config, shape | norm | numerics)
     stages.output_kernel[(count, heads_v, dim // config.output_tile)](
         q, k, running, h, v_new, out["o"], chunks, dim**-0.5,
         **shape, V_TILE=config.output_tile, **norm, **numerics, **warps,
     )  # fmt: skip
 
 
-def _refuses(workload: Workload) -> str:
+def refuses(workload: Workload) -> str:
+    """Prefill, D = 64 or 128."""
     if workload["op"] != "prefill":
         return f"op = {workload['op']}: split_pipeline does prefill; decode is recurrent_decode's"
     if workload["D"] not in (64, 128):
@@ -176,10 +192,10 @@ def _candidate(name: str, precision: str, operand: str) -> Candidate:
     return Candidate(
         name=name,
         precision=precision,
-        run=lambda args, out: _run(args, out, operand),
+        run=lambda args, out: run(args, out, operand),
         needs=Needs(triton="3.6"),
-        prepare=lambda inputs: _prepare(inputs, operand),
-        refuses=_refuses,
+        prepare=lambda inputs: prepare(inputs, operand),
+        refuses=refuses,
         builds=lambda cc: _builds(cc, operand),
         config=lambda workload: f"{operand} operands, {config_for(current_capability(), workload['D'], operand)}",
         work=lambda workload, sms: work(workload, sms, operand),

@@ -22,7 +22,11 @@ from lab.check.accuracy import compare
 from tests.kernels import ahead
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-MODULES = ("torch_chunk", "triton_decode", "triton_fused", "triton_split") if has_triton() else ("torch_chunk",)
+MODULES = (
+    ("torch_chunk", "triton_decode", "triton_fused", "triton_segments", "triton_split")
+    if has_triton()
+    else ("torch_chunk",)
+)
 CANDIDATES = [c for name in MODULES for c in importlib.import_module(f"kernels.gdn.{name}").CANDIDATES]
 CHECKS = [w for w in cases.WORKLOADS if w.role == "check"]
 DENSE = [w for w in CHECKS if w["op"] == "prefill" and not w["lengths"]]
@@ -389,9 +393,9 @@ def test_steps_of_a_chain_by_hand(name: str, chunk: int, tile: int, places: int,
 @pytest.mark.skipif(not has_triton(), reason="ahead-of-time builds need triton: pip install triton")
 def test_every_build_compiles_and_fits() -> None:
     rows = ahead.rows("gdn")
-    assert len(rows) == len(ahead.TARGETS) * (3 + 4 + 3 * 6)
+    assert len(rows) == len(ahead.TARGETS) * (3 + 4 + 3 * 6 + 2)
     for row in rows:
-        matrix = row["build"].startswith(("fused_chunk", "split")) and "cumsum" not in row["build"]
+        matrix = row["build"].startswith(("fused_chunk", "split", "segments")) and "cumsum" not in row["build"]
         assert row["status"] == "ok", row
         assert row["fits"], row
         assert (row["instruction"] != "none") == matrix, row
