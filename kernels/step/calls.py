@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from kernels.common import Cost, Workload
 from kernels.step.cases import model_of, new_tokens
 from kernels.step.config import W4A8_FROM, Config, of
-from kernels.step.cost import parts
+from kernels.step.cost import mixture_of, parts
 
 PARTIAL_SUMS = 4.0 * 132 * 128 * 128  # bytes in which a product of many tokens adds up: a tile for each multiprocessor
 SUMS_FROM = 17  # tokens, the fewest at which products add up in memory
@@ -25,7 +25,7 @@ class Call:
     """`times` equal calls of a step. part: which it is of.
 
     family, axes: a workload of that family; name: its candidate, "" the router's for `precision` ("" the usual one).
-    Without a family: cost and launches of one call.
+    Without a family: cost and launches of one call; with one, its cost counts where no row and no model does.
     """
 
     part: str
@@ -65,6 +65,8 @@ def _products(workload: Workload, config: Config) -> list[Call]:
     sizes = model.linears()
     for name, (n, k) in sizes.items():
         at, _, own = name.rpartition(".")
+        if model.experts and ".mlp." in name:
+            continue
         part = "ffn" if ".mlp." in name else "gdn products" if ".linear_attn." in name else "attention products"
         if own in ("gate_proj", "in_proj_qkv") and (config.gate_up if own == "gate_proj" else config.packing == "all"):
             n += sizes[f"{at}.{'up_proj' if own == 'gate_proj' else 'in_proj_z'}"][0]
@@ -74,6 +76,12 @@ def _products(workload: Workload, config: Config) -> list[Call]:
         key = (part, 1 if alone else tokens, n, k)
         found[key] = found.get(key, 0) + (len(new) if alone else 1)
     made = []
+    if model.experts:
+        logits, whole = 2.0 * model.experts * model.hidden, parts(workload, config.precision)["ffn"]
+        asked = {axis: value for axis, value in mixture_of(workload).axes.items() if axis != "routing"}
+        each = Cost(whole.flops / model.layers, whole.bytes / model.layers)
+        made.append(Call("ffn", model.layers, "moe", asked, cost=each))
+        made.append(Call("router", model.layers, cost=Cost(tokens * logits, logits), launches=2))
     for (part, m, n, k), times in found.items():
         narrow = config.products == "w4a8" and m >= W4A8_FROM
         name = "cuda_w4a8" if narrow else "cuda_decode_chained" if config.launch == "chained" else ""
@@ -94,10 +102,12 @@ def _recurrence(workload: Workload, config: Config, gdn: int) -> list[Call]:
         scan: dict[str, int | str] = {"T": max(new), "batch": len(new), **heads}
         return [Call("gdn", gdn, cost=around, launches=10 + 3 * len(new)), Call("gdn", gdn, "gdn", scan)]
     axes = {"batch": len(new), **heads, "state_dtype": state, "dtype": "bf16", "pad": 0}
+    whole, passes = parts(workload, config.precision)["gdn"], {"by_id": 1, "gathered": 2, "copied": 3}[config.state]
+    each = Cost(whole.flops / gdn, passes * whole.bytes / gdn, "f32")
     if config.recurrence == "fused":
-        return [Call("gdn", gdn, "gdn", {"op": "conv_decode", **axes}, "cuda_decode_conv")]
+        return [Call("gdn", gdn, "gdn", {"op": "conv_decode", **axes}, "cuda_decode_conv", cost=each)]
     forms = {"by_id": "recurrent_decode", "gathered": "recurrent_decode_gathered", "copied": "recurrent_decode_copied"}
-    step = Call("gdn", gdn, "gdn", {"op": "decode", **axes}, forms[config.state])
+    step = Call("gdn", gdn, "gdn", {"op": "decode", **axes}, forms[config.state], cost=each)
     return [step, Call("gdn", gdn, cost=Cost(0.0, 5 * mixed), launches=2)]
 
 
@@ -128,10 +138,11 @@ def _small(workload: Workload, config: Config, gdn: int, attention: int) -> list
         moved("small", gdn, tokens * 3 * value),
         moved("small", attention, tokens * (3 * query + 8.0 * model.kv_heads * model.head_dim)),
         moved("small", attention, tokens * 4 * query),
-        moved("activation", model.layers, tokens * 3 * 2.0 * model.ffn),
         moved("small", 1, tokens * model.hidden * 8, 8),
         moved("alpha and beta", gdn, alphas, 1 if config.packing != "none" else 2),
     ]
+    if not model.experts:
+        found.append(moved("activation", model.layers, tokens * 3 * 2.0 * model.ffn))
     if config.packing != "none" and tokens > 1:
         found.append(moved("copies", gdn, tokens * 8.0 * model.gdn_v_heads, 2))
     if config.packing == "all" and tokens > 1:

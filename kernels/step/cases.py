@@ -4,6 +4,12 @@ Weights are normal with standard deviation K^-1/2, those of out_proj, o_proj and
 that every layer adds its share to the residual stream; gains of norms scatter by a tenth around what a fresh model has.
 Decays spread over heads from 0.01 to 16 as a fresh model's do. States and caches before the step are normal. NVFP4
 weights are quantised where the tensors lie.
+
+Which experts a token has, the token says: an eighth and ninth logit of 256 lie so near to each other that roundings of
+the layers ahead would often swap two experts, and an output off by one expert of eight is no error of rounding. So
+the first E elements of an embedding are a code of top_k random experts, positive there and negative elsewhere; each
+layer's router reads them in an order of its own; and no layer adds to them more than ASIDE of what it adds elsewhere.
+Routing is then uniform over experts, with shares that differ, and the step is a mixture's in bytes and in time.
 """
 
 from __future__ import annotations
@@ -22,6 +28,9 @@ IN_PLACE = ("k_cache", "v_cache", "state", "conv_state")
 SCALES = "k_scale", "v_scale"
 PAGE = 16
 SPREAD = 0.5
+ENDS = ("out_proj", "o_proj", "down_proj")  # of products that add to the residual stream
+ASIDE = 1 / 256  # not zero: a format's scale of a row of zeros is none
+CODE = 2.0  # the least size of a code's elements, where an embedding's others are normal
 E4M3 = 0.034  # relative rms of a product of e4m3 weights and activations, see kernels/nvfp4/cases.py
 ROUNDING = 1.66e-3  # relative rms of a normal value rounded to bf16, see kernels/nvfp4/cases.py
 
@@ -53,6 +62,10 @@ WORKLOADS = (
     _workload("decode", "odd", 3, 17, state="bf16"),
     _workload("decode", "odd", 3, 17, cache="fp8"),
     _workload("mixed", "small", 3, 6, lengths="1-5-1", state="bf16", cache="fp8"),
+    _workload("decode", "odd-moe", 3, 17),
+    _workload("mixed", "odd-moe", 3, 6, lengths="1-12-1"),
+    _workload("decode", "small-moe", 5, 33),
+    _workload("prefill", "small-moe", 2, 15, 9),
     *(_workload("decode", "q36-27b", npl, 1024, role="measure") for npl in (1, 8, 32, 128)),
     *(_workload("decode", "q36-27b", 1, ctx, role="measure") for ctx in (256, 8192, 32768)),
     *(_workload("prefill", "q36-27b", 1, 0, T, role="measure") for T in (512, 2048, 8192)),
@@ -80,6 +93,10 @@ WORKLOADS = (
     ),
     *(_workload("prefill", "q36-27b", 1, 0, T, layers=8, role="measure") for T in (512, 2048)),
     _workload("decode", "q36-27b", 128, 1024, layers=4, role="measure"),
+    # The mixture's weights are a few times what a step reads of them, so all of its layers fit up to 32 sequences.
+    *(_workload("decode", "q36-35b-a3b", npl, 1024, role="measure") for npl in (1, 8, 32, 128)),
+    _workload("decode", "q36-35b-a3b", 128, 1024, layers=20, role="measure"),
+    _workload("prefill", "q36-35b-a3b", 1, 0, 2048, role="measure"),
 )
 # Products of one input that a lever may compute as one; a checkpoint that is served so has one tensor scale there.
 PACKS = (("in_proj_qkv", "in_proj_z"), ("gate_proj", "up_proj"))
@@ -109,8 +126,8 @@ def weights(model: Model, seed: int, device: torch.device | str, quantised: bool
         drawn = {}
         for name in names:
             n, k = model.linears()[name]
-            spread = SPREAD if name.endswith(("out_proj", "o_proj", "down_proj")) else 1.0
-            drawn[name] = normal(n, k) * (spread * k**-0.5)
+            spread = SPREAD if name.endswith(ENDS) else 1.0
+            drawn[name] = _aside(model, name, normal(n, k) * (spread * k**-0.5))
         if not quantised:
             made |= {f"{name}.weight": w.bfloat16() for name, w in drawn.items()}
             continue
@@ -119,6 +136,15 @@ def weights(model: Model, seed: int, device: torch.device | str, quantised: bool
         for name, w in drawn.items():
             parts = nvfp4.quantise(w, shared)
             made |= {f"{name}.weight_{part}": getattr(parts, part) for part in ("packed", "scale", "tensor_scale")}
+    for name, (experts, n, k) in model.stacks().items():
+        w = normal(experts, n, k) * ((SPREAD if name.endswith(ENDS) else 1.0) * k**-0.5)
+        w = _aside(model, name, w)
+        if quantised:
+            one = nvfp4.quantise(w.flatten(0, 1))
+            made |= {f"{name}_{part}": getattr(one, part).view(experts, n, -1) for part in ("packed", "scale")}
+            made[f"{name}_tensor_scale"] = one.tensor_scale.repeat(experts)
+        else:
+            made[name] = w.bfloat16()
     for name, shape in model.others().items():
         if name.endswith("A_log"):
             made[name] = torch.empty(shape, device=device).uniform_(0.01, 16, generator=rng).log()
@@ -133,9 +159,27 @@ def weights(model: Model, seed: int, device: torch.device | str, quantised: bool
             made[name] = 0.1 * normal(*shape)
         else:
             scale = 1.0 if name == "model.embed_tokens.weight" else shape[-1] ** -0.5
-            made[name] = (normal(*shape) * scale).bfloat16()
+            w = normal(*shape) * scale
+            if model.experts and name == "model.embed_tokens.weight":
+                w[:, : model.experts] = -CODE
+                picked = torch.rand(model.vocab, model.experts, generator=rng, device=device).topk(model.top_k).indices
+                w.scatter_(1, picked, CODE * (1 + torch.rand(picked.shape, generator=rng, device=device)))
+            elif name.endswith("mlp.gate.weight"):
+                w *= 0.1
+                order = torch.randperm(model.experts, generator=rng, device=device)
+                w[torch.arange(model.experts, device=device), order] = 1.0
+            made[name] = w.bfloat16()
+    if model.experts:
+        made["top_k"] = torch.tensor(model.top_k, device=device)
     powers = torch.arange(0, model.rotary, 2, device=device, dtype=torch.float32) / model.rotary
     return made | {"inv_freq": model.theta**-powers}
+
+
+def _aside(model: Model, name: str, w: torch.Tensor) -> torch.Tensor:
+    """The weights [..., N, K] with the rows that would add to a mixture's codes made small."""
+    if model.experts and name.endswith(ENDS):
+        w[..., : model.experts, :] *= ASIDE
+    return w
 
 
 def _packs(model: Model) -> Iterator[tuple[str, ...]]:
@@ -157,7 +201,7 @@ def bytes_of(workload: Workload) -> dict[str, float]:
     state = model.gdn_v_heads * model.gdn_dim**2 * (2.0 if workload.axes.get("state_dtype") == "bf16" else 4.0)
     state += (CONV_WIDTH - 1) * model.channels * 2.0
     return {
-        "products": 0.5625 * sum(n * k for n, k in model.linears().values()),
+        "products": 0.5625 * sum(map(math.prod, (*model.linears().values(), *model.stacks().values()))),
         "other weights": 2.0 * sum(math.prod(shape) for shape in model.others().values()),
         "states": (model.layers - attention) * len(new) * state,
         "caches": attention * tokens * 2 * model.kv_heads * model.head_dim * cache,

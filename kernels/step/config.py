@@ -82,6 +82,8 @@ class Config:
     def refuses(self, workload: Workload, room: float | None = None) -> str:
         """ "" or why a step of this configuration does not take a workload. room: bytes of the GPU, None: any."""
         new, needed = new_tokens(workload), sum(memory(workload, self).values())
+        if model_of(workload).experts and (self.gate_up or self.products == "w4a8"):
+            return f"{self}: a lever of dense layers, {workload['model']} has experts"
         if room is not None and needed > room:
             where = f"{len(new)} sequences of {workload['ctx'] + max(new)} tokens, {workload['layers']} layers"
             return f"{where} take {needed / 1e9:.1f} GB, {room / 1e9:.1f} are there: fewer of either, or of layers"
@@ -134,7 +136,7 @@ def memory(workload: Workload, config: Config = USUAL) -> dict[str, float]:
     rows = tokens if config.all_logits else 0
     kept = sizes["states"] + sizes["caches"]
     scratch = sizes["states"] / max(1, model.kinds.count("gdn")) * (config.state != "by_id")
-    wide = 4.0 * max(model.ffn, model.channels, 2 * model.heads * model.head_dim)
+    wide = 4.0 * max(model.ffn + model.top_k * model.expert_ffn, model.channels, 2 * model.heads * model.head_dim)
     again = 0.0
     if config.gate_up:
         again += sum(n * k for name, (n, k) in model.linears().items() if name.endswith(("gate_proj", "up_proj")))

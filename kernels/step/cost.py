@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from kernels.common import Cost, Workload
 from kernels.gdn.cost import CHUNK, chunk_flops
+from kernels.moe.cost import cost as mixture_cost
 from kernels.step.cases import model_of, new_tokens
 from kernels.step.config import W4A8_FROM
 from kernels.step.model import CONV_WIDTH
@@ -41,6 +42,12 @@ def parts(workload: Workload, precision: str) -> dict[str, Cost]:
         narrow = precision == "nvfp4-w4a8" and tokens >= W4A8_FROM
         return Cost(2.0 * tokens * sum(sizes), BYTES[precision] * sum(sizes), "fp8" if narrow else "bf16")
 
+    ffn = products("gate_proj", "up_proj", "down_proj")
+    if model.experts:
+        one, logits = mixture_cost(mixture_of(workload), precision), 2.0 * model.experts * model.hidden
+        # of x, logits and y that layer's cost has the bytes; in a step they are not compulsory
+        weights = one.bytes - tokens * (4.0 * model.hidden + 4 * model.experts) + logits
+        ffn = Cost(model.layers * (one.flops + tokens * logits), model.layers * weights)
     small = 2 * model.gdn_v_heads * model.hidden  # in_proj_a and in_proj_b, never quantised
     gdn_products = products("in_proj_qkv", "in_proj_z", "out_proj")
     state = model.gdn_v_heads * model.gdn_dim**2
@@ -54,7 +61,7 @@ def parts(workload: Workload, precision: str) -> dict[str, Cost]:
     )  # K and V of a token
     state_bytes = STATE_BYTES[str(workload.axes.get("state_dtype", "f32"))]
     return {
-        "ffn": products("gate_proj", "up_proj", "down_proj"),
+        "ffn": ffn,
         "gdn products": replace(
             gdn_products,
             flops=gdn_products.flops + 2.0 * tokens * gdn * small,
@@ -70,6 +77,14 @@ def parts(workload: Workload, precision: str) -> dict[str, Cost]:
             2.0 * model.hidden * (model.vocab + tokens) + 4.0 * npl * model.vocab,
         ),
     }
+
+
+def mixture_of(workload: Workload) -> Workload:
+    """The mixture's layer of a step, as a problem of kernels/moe with uniform routing."""
+    model = model_of(workload)
+    axes: dict[str, int | str] = {"T": sum(new_tokens(workload)), "experts": model.experts, "top_k": model.top_k}
+    axes |= {"H": model.hidden, "F": model.expert_ffn, "shared": model.ffn, "routing": "uniform", "dtype": "bf16"}
+    return Workload("mixture", axes)
 
 
 def cost(workload: Workload, precision: str) -> Cost:

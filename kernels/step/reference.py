@@ -113,6 +113,31 @@ def attention_layer(
     return (o * torch.sigmoid(gate)).flatten(1) @ weight(inputs, f"{at}o_proj").T
 
 
+def mixture(inputs: Tensors, at: str, x: torch.Tensor) -> torch.Tensor:
+    """x [total, hidden] through one mixture: the experts that each token's logits pick, and the shared one."""
+
+    def swiglu(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+        return (F.silu(x @ gate.T) * (x @ up.T)) @ down.T
+
+    def matrix(name: str, e: int) -> torch.Tensor:
+        name = f"{at}experts.{name}"
+        if name in inputs:
+            return inputs[name][e].double()
+        parts = {f"w_{part}": inputs[f"{name}_{part}"][e] for part in ("packed", "scale", "tensor_scale")}
+        return nvfp4_weights(parts).double()
+
+    picked = (x @ weight(inputs, f"{at}gate").T).topk(int(inputs["top_k"]), dim=-1)
+    share = picked.values.softmax(-1)
+    one = swiglu(x, *(weight(inputs, f"{at}shared_expert.{name}_proj") for name in ("gate", "up", "down")))
+    y = torch.sigmoid(x @ weight(inputs, f"{at}shared_expert_gate").T) * one
+    for e in picked.indices.unique().tolist():
+        token, place = torch.nonzero(picked.indices == e, as_tuple=True)
+        gate, up = matrix("gate_up_proj", e).chunk(2)
+        own = swiglu(x[token], gate, up, matrix("down_proj", e))
+        y.index_add_(0, token, share[token, place, None] * own)
+    return y
+
+
 def reference(inputs: Tensors) -> Tensors:
     """What a step gives; `inputs` as the package's docstring describes them.
 
@@ -134,8 +159,11 @@ def reference(inputs: Tensors) -> Tensors:
             x = x + attention_layer(inputs, f"{at}self_attn.", h, spans, *caches, scales)
             attention += 1
         h = rms_norm(x, 1 + inputs[f"{at}post_attention_layernorm.weight"].double())
-        gate, up = (h @ weight(inputs, f"{at}mlp.{name}_proj").T for name in ("gate", "up"))
-        x = x + (F.silu(gate) * up) @ weight(inputs, f"{at}mlp.down_proj").T
+        if f"{at}mlp.gate.weight" in inputs:
+            x = x + mixture(inputs, f"{at}mlp.", h)
+        else:
+            gate, up = (h @ weight(inputs, f"{at}mlp.{name}_proj").T for name in ("gate", "up"))
+            x = x + (F.silu(gate) * up) @ weight(inputs, f"{at}mlp.down_proj").T
         layer += 1
     last = inputs["cu_seqlens"][1:].long() - 1
     logits = rms_norm(x[last], 1 + inputs["model.norm.weight"].double()) @ weight(inputs, "lm_head").T

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.common import Candidate, Tensors
+from kernels.moe import torch_grouped
 from kernels.step import wiring
 from kernels.step.model import CONV_WIDTH, EPS
 from kernels.step.wiring import Args, Parts
@@ -131,12 +132,20 @@ def activate(gates: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return F.silu(gates) * up
 
 
-PLAIN = Parts(linear, add_norm, delta_rule, gated_norm, rotate, attend, gate, activate)
+def mixture(args: Args, at: str, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """The library's grouped products on bf16 weights."""
+    y = torch.empty_like(x)
+    torch_grouped.run({**args["mixtures"][at], "x": x, "logits": logits}, {"y": y})
+    return y
+
+
+PLAIN = Parts(linear, add_norm, delta_rule, gated_norm, rotate, attend, gate, activate, mixture)
 
 
 def prepare(inputs: Tensors) -> Args:
     """Weights in bf16, and the step's plan."""
-    return wiring.plan(inputs) | wiring.in_bf16(inputs)
+    mixtures = {at: torch_grouped.prepare(own) for at, own in wiring.mixtures(inputs).items()}
+    return wiring.plan(inputs) | wiring.in_bf16(inputs) | {"mixtures": mixtures}
 
 
 def run(args: Args, out: Tensors) -> None:

@@ -2,9 +2,9 @@
 
 Products are killgate::nvfp4_linear, so weights stay in 4.5 bits. A decode step's recurrence starts from the
 convolution in one launch (kernels/gdn/cuda_decode_conv.py), a prompt's is killgate::gdn_prefill behind a convolution in
-plain torch. Attention is killgate::kv_decode on the paged cache, and the library's for prompts. Every choice is made in
-`prepare`, so a step launches and does nothing else. On the CPU the operators are their references, which is how the
-wiring is tested.
+plain torch. A mixture is killgate::moe. Attention is killgate::kv_decode on the paged cache, and the library's for
+prompts. Every choice is made in `prepare`, so a step launches and does nothing else. On the CPU the operators are their
+references, which is how the wiring is tested.
 
 `made` builds a candidate of any configuration (config.py); `served` is the one in which no lever is pulled.
 """
@@ -23,6 +23,7 @@ from kernels.gdn import ops as gdn_ops
 from kernels.gdn import triton_decode, triton_decode_conv
 from kernels.gdn.controls import triton_decode_copied, triton_decode_gather
 from kernels.kv import ops as kv_ops
+from kernels.moe import ops as moe_ops
 from kernels.nvfp4 import format as nvfp4
 from kernels.nvfp4 import ops as nvfp4_ops
 from kernels.step import torch_eager, triton_fused, wiring
@@ -122,7 +123,13 @@ def attend(args: Args, at: str, q: torch.Tensor, k_cache: torch.Tensor, v_cache:
     return o
 
 
-SERVED = replace(triton_fused.FUSED, linear=linear, delta_rule=delta_rule, attend=attend)
+def mixture(args: Args, at: str, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """The operator of the layer's experts, the shared one among them."""
+    y: torch.Tensor = args["mixtures"][at](x, logits)
+    return y
+
+
+SERVED = replace(triton_fused.FUSED, linear=linear, delta_rule=delta_rule, attend=attend, mixture=mixture)
 # What levers name of the NVFP4 family; on the CPU a product that rounds is rounded here, since the operator is exact.
 W4A8, CHAINED = "cuda_w4a8", "cuda_decode_chained"
 GDN_DIMS = (64, 128)
@@ -135,11 +142,15 @@ def prepare(inputs: Tensors, config: Config = USUAL) -> Args:
     args, device = wiring.plan(inputs), inputs["k_cache"].device
     args |= {"config": config, "graphs": {}}
     tokens = int(inputs["cu_seqlens"][-1])
+    top_k = int(inputs.get("top_k", 0))
+    args["mixtures"] = {
+        at: moe_ops.Layer(own, top_k=top_k, tokens=(tokens, tokens)) for at, own in wiring.mixtures(inputs).items()
+    }
     args["linears"] = {}
     for name in (key.removesuffix(".weight_packed") for key in inputs if key.endswith(".weight_packed")):
         weight = [inputs[f"{name}.weight_{part}"] for part in ("packed", "scale", "tensor_scale")]
         rows = 1 if config.per_sequence and name.endswith("out_proj") else tokens
-        if name in replaced:
+        if name in replaced or ".shared_expert." in name:
             continue
         if config.products == "w4a8" and device.type != "cuda":
             args["linears"][name] = partial(in_e4m3, weight)

@@ -38,6 +38,7 @@ class Parts:
                 where the caches are fp8.
     gate:       (o, q with its gate) -> o * sigmoid(gate), [tokens, Hq D].
     activate:   (gate, up) -> SiLU(gate) * up; both may be columns of one tensor.
+    mixture:    (args, at, x, logits float32 [tokens, E]) -> what the picked experts and the shared one give.
     """
 
     linear: Callable[[Args, str, torch.Tensor], torch.Tensor]
@@ -48,6 +49,7 @@ class Parts:
     attend: Callable[..., torch.Tensor]
     gate: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     activate: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    mixture: Callable[[Args, str, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def plan(inputs: Tensors) -> Args:
@@ -55,7 +57,7 @@ def plan(inputs: Tensors) -> Args:
 
     positions [tokens] int32; slots [tokens] int64, page * page size + place in it; spans, the tokens of each sequence.
     """
-    args: Args = {k: v for k, v in inputs.items() if ".weight_" not in k}
+    args: Args = {k: v for k, v in inputs.items() if ".weight_" not in k and ".experts." not in k}
     args |= {
         k: v.float() if "linear_attn" in k else 1 + v.float() for k, v in args.items() if k.endswith("norm.weight")
     }
@@ -101,12 +103,29 @@ def packed(inputs: Tensors, config: Config) -> tuple[Tensors, set[str]]:
     return found, replaced
 
 
+def mixtures(inputs: Tensors) -> dict[str, Tensors]:
+    """By name such as "model.layers.0.mlp.": a mixture's NVFP4 weights under the names of kernels/moe, and top_k."""
+    found = {}
+    for at in (key.removesuffix("gate.weight") for key in inputs if key.endswith(".mlp.gate.weight")):
+        made = {"top_k": inputs["top_k"], "shared_gate": inputs[f"{at}shared_expert_gate.weight"][0]}
+        for part in ("packed", "scale", "tensor_scale"):
+            gate, up, down = (inputs[f"{at}shared_expert.{name}_proj.weight_{part}"] for name in ("gate", "up", "down"))
+            made |= {f"{name}_{part}": inputs[f"{at}experts.{name}_proj_{part}"] for name in ("gate_up", "down")}
+            if part == "tensor_scale":  # of gate and up one and the same, see cases.PACKS
+                made |= {f"shared_gate_up_{part}": gate, f"shared_down_{part}": down}
+            else:
+                made |= {f"shared_gate_up_{part}": torch.cat((gate, up))[None], f"shared_down_{part}": down[None]}
+        found[at] = made
+    return found
+
+
 def in_bf16(inputs: Tensors) -> Tensors:
     """Every NVFP4 weight dequantised, under its name with ".weight"."""
     parts = ("packed", "scale", "tensor_scale")
     return {
         name: nvfp4.dequantise(nvfp4.Nvfp4(*(inputs[f"{name}_{part}"] for part in parts))).bfloat16()
         for name in (k.removesuffix("_packed") for k in inputs if k.endswith(".weight_packed"))
+        if ".shared_expert." not in name
     }
 
 
@@ -122,6 +141,17 @@ def into_gdn(parts: Parts, config: Config, args: Args, at: str, h: torch.Tensor)
     channels = args[f"{at}conv1d.weight"].shape[0]
     mixed, z = (t.contiguous() for t in both.split((channels, both.shape[1] - channels), dim=-1))
     return mixed, z, a, b
+
+
+def feed_forward(parts: Parts, config: Config, args: Args, at: str, h: torch.Tensor) -> torch.Tensor:
+    """What a layer's feed-forward adds: a mixture's where it has a router."""
+    if f"{at}gate.weight" in args:
+        return parts.mixture(args, at, h, parts.linear(args, f"{at}gate", h).float())
+    if config.gate_up:
+        halves = parts.linear(args, f"{at}gate_up_proj", h).chunk(2, dim=-1)
+    else:
+        halves = tuple(parts.linear(args, f"{at}{name}_proj", h) for name in ("gate", "up"))
+    return parts.linear(args, f"{at}down_proj", parts.activate(*halves))
 
 
 def run(parts: Parts, args: Args, out: Tensors, config: Config = USUAL) -> None:
@@ -154,12 +184,7 @@ def run(parts: Parts, args: Args, out: Tensors, config: Config = USUAL) -> None:
             attention += 1
         at = f"model.layers.{layer}."
         x, h = parts.add_norm(x, delta, args[f"{at}post_attention_layernorm.weight"])
-        if config.gate_up:
-            halves = linear(args, f"{at}mlp.gate_up_proj", h).chunk(2, dim=-1)
-        else:
-            halves = tuple(linear(args, f"{at}mlp.{name}_proj", h) for name in ("gate", "up"))
-        hidden = parts.activate(*halves)
-        delta = linear(args, f"{at}mlp.down_proj", hidden)
+        delta = feed_forward(parts, config, args, f"{at}mlp.", h)
         layer += 1
     assert delta is not None
     if config.all_logits:

@@ -84,18 +84,26 @@ def _judged(chosen: list[Card], arguments: Namespace) -> list[Judgement]:
     from lab.write import listing
 
     judgements = verdicts.judge_recorded(chosen) if arguments.evidence == "recorded" else []
-    for c in (c for c in chosen if (c.own and not c.recorded) or arguments.evidence == "measured"):
+    asked = arguments.device
+
+    def on_rows(c: Card) -> bool:
+        """A named card of a family without recorded figures has no other evidence, whichever was asked for."""
+        named = c.own or bool(c.family and not arguments.all)
+        return arguments.evidence == "measured" or (named and not c.recorded)
+
+    for c in filter(on_rows, chosen):
         if c.own:
             families.refuse_card(c)
-        if arguments.device and not arguments.all:
-            store.refuse_unmeasured(c.id, arguments.device)
         places = store.measured_devices(c.id)
         ours = (c.family or not c.recorded) and (c.own or c.device in devices.ids())
-        if ours and not (places or (arguments.all and not c.own) or arguments.device):
+        named = c.own or not arguments.all
+        if named and asked and not ours:
+            store.refuse_unmeasured(c.id, asked)
+        if named and ours and (asked not in places if asked else not places):
             # BLOCKED, and the reason names what is missing
-            waiting = verdicts.judgement(c, {}, "measured", c.device or "any device", None)
+            waiting = verdicts.judgement(c, {}, "measured", asked or c.device or "any device", None)
             judgements.append(replace(waiting, note="Not measured yet" + ("" if listing.elsewhere(c) else _needed(c))))
-        judgements += [verdicts.judge_measured(c, d) for d in places if arguments.device in (None, d)]
+        judgements += [verdicts.judge_measured(c, d) for d in places if asked in (None, d)]
     return judgements
 
 

@@ -3,10 +3,10 @@
 A family whose workloads are made of other families' kernels says in kernels/<family>/calls.py which ones an arm
 launches, how often. Each is timed by the newest cold row of just that problem and, where there is none, by the router's
 time model with its interval. What no family measures counts by its floor at the measured ceilings and by launches: a
-library product takes SLACK times the floor, what only moves bytes MOVED, and each launch adds a time within SMALL_US.
-What two arms share cancels, so the interval
-of a change is that of the calls in which they differ. It is written before a card is measured and graded by it
-afterwards: `measured` is empty until rows exist.
+library product takes SLACK times the floor, what only moves bytes MOVED, a kernel of a family that nobody timed yet
+UNTIMED, and each launch adds a time within SMALL_US. What two arms share cancels, so the interval of a change is that
+of the calls in which they differ. It is written before a card is measured and graded by it afterwards: `measured` is
+empty until rows exist.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from argparse import Namespace
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from lab.base import devices
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 PROCESS = 0.02  # by which the same kernel differs from process to process on an H200, at most
 SLACK = 1.0, 1.15, 1.5  # times the floor that a library product takes: least, expected, most
+UNTIMED = 1.0, 1.3, 2.5  # the same of a family's kernel without a row and without a model
 MOVED = 0.25, 1.0, 1.5  # the same of what only moves bytes, which may lie in the L2 cache
 SMALL_US = 0.3, 1.5, 4.0  # that a launch adds in a captured chain: least (the gap of a graph), expected, most
 Counts = dict[str, tuple[Any, float]]
@@ -94,11 +96,9 @@ def calls_of(family: str) -> Any:
 
 
 def time_of(call: Any, device: devices.Device) -> Time:
-    """One call's time. Raises BadInput where neither a row nor the router knows it."""
+    """One call's time. Raises BadInput where neither a row nor the router knows it, and the call names no cost."""
     if not call.family:
-        ends = (share * floor_us(device, call.cost) for share in (SLACK if call.cost.flops else MOVED))
-        low, us, high = (end + call.launches * more for end, more in zip(ends, SMALL_US, strict=True))
-        return Time(us, low, high, "floor and launches")
+        return _of_floor(call, device, SLACK if call.cost.flops else MOVED)
     rows = _rows(device.id, call.family)
     if row := _nearest(rows, call.name, call.axes):
         return _of_row(row)
@@ -107,18 +107,28 @@ def time_of(call: Any, device: devices.Device) -> Time:
         asked, _ = asks.asked({axis: str(value) for axis, value in call.axes.items()})
         choice = routes.choose(asks, asked, device, (call.precision,) if call.precision else ())
     except ValueError as problem:
+        if call.cost.bytes:
+            return _of_floor(call, device, UNTIMED)
         raise BadInput(f"lab predict: {call.family}", str(problem), "measure that call by itself") from None
     name = call.name if call.name in choice.times_us else choice.candidate
     if row := _nearest(rows, name, call.axes):
         found = _of_row(row)
     elif fitted := choice.fitted.get(name):
         found = Time(fitted.us, fitted.low, fitted.high, f"{name}, by the time model")
+    elif call.cost.bytes:
+        return _of_floor(call, device, UNTIMED)
     else:
         what = f"{choice.candidate} was not measured at {dict(call.axes)}"
         raise BadInput(f"profiles/{device.id}", what, f"measure it, or `lab routes {call.family} --calibrate`")
     if call.name not in ("", name):  # a launch form that was not timed there: at best a fifth faster
         found = replace(found, low=0.8 * found.low, how=f"{found.how}, launched otherwise")
     return found
+
+
+def _of_floor(call: Any, device: devices.Device, shares: tuple[float, float, float]) -> Time:
+    ends = (share * floor_us(device, call.cost) for share in shares)
+    low, us, high = (end + call.launches * more for end, more in zip(ends, SMALL_US, strict=True))
+    return Time(us, low, high, "floor and launches")
 
 
 def _of_row(row: Measurement) -> Time:
@@ -237,7 +247,7 @@ def lines(card: phases.Card) -> list[Line]:
             bounds = [100 * part / (base.low - min(part, 0.0)) for part in (by.low, by.high)]
         seen = _measured(told, control, candidate, card)
         against = control[0 if across else 1]
-        shares = 100 * by.us / base.us, min(bounds), max(bounds)
+        shares = 100 * by.us / base.us, max(min(bounds), -100.0), max(bounds)
         found.append(Line(card.id, candidate[0], against, candidate[1], base.us, *shares, parts, seen))
     return found
 
@@ -278,18 +288,23 @@ def cards() -> list[phases.Card]:
 
 
 def rendered(found: Iterable[Line]) -> str:
-    """The lines as a table."""
-    header = ("card", "arm", "workload", "control ms", "expected %", "within", "measured %")
+    """A table of each card and arm under their names, at most 100 columns wide."""
+    every = list(found)
+    header = ("workload", "control ms", "expected %", "within", "measured %")
     shown = [
         (
-            line.card, line.candidate, line.workload, f"{line.control_us / 1e3:.2f}", f"{line.change_pct:+.1f}",
+            line.workload, f"{line.control_us / 1e3:.2f}", f"{line.change_pct:+.1f}",
             f"{line.low_pct:+.1f} to {line.high_pct:+.1f}",
             "-" if line.measured_pct is None else f"{line.measured_pct:+.1f}" + ("" if line.inside else " outside"),
         )
-        for line in found
+        for line in every
     ]  # fmt: skip
     widths = [max(map(len, column)) for column in zip(header, *shown, strict=True)]
-    return table(header, shown, widths)
+    first, rule, *rows = table(header, shown, widths).splitlines()
+    lines = [first, rule]
+    for arm, group in groupby(zip(every, rows, strict=True), key=lambda pair: (pair[0].card, pair[0].candidate)):
+        lines += ["{}, {}".format(*arm), *(row for _, row in group)]
+    return "\n".join(lines)
 
 
 def picture(found: Iterable[Line]) -> Figure:

@@ -277,10 +277,12 @@ def test_a_card_without_rows_is_blocked_and_says_what_makes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setattr(store, "FOLDER", tmp_path)
-    assert main.main(["judge", "gdn-prefill-limit", "--evidence", "measured"]) == 0
-    said = capsys.readouterr().out
-    assert "gdn-prefill-limit on measured evidence, h200: BLOCKED." in said
-    assert "Not measured yet" in said
+    measured = ["--evidence", "measured"]
+    for more in ([], measured, [*measured, "--device", "h200"], ["--device", "h200"]):  # no figure of it is recorded
+        assert main.main(["judge", "gdn-prefill-limit", *more]) == 0
+        said = capsys.readouterr().out
+        assert "gdn-prefill-limit on measured evidence, h200: BLOCKED." in said
+        assert "Not measured yet" in said
     assert main.main(["judge", "p1", "--evidence", "measured"]) == 0  # a replay: nothing here measures it
     assert capsys.readouterr().out == "no measured evidence for these cards\n"
 

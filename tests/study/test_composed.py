@@ -32,6 +32,8 @@ PARTS = {  # of the step that a card's lever changes, in the model
     "step-lb10": {"head"},
     "step-conv-fusion": {"gdn", "launches"}, "step-lp7": {"waiting for the host"}, "step-im3": {"waiting for the host"},
     "step-staircase": {"gdn", "gdn products", "copies", "launches"},
+    "step-35b-lp7": {"waiting for the host"}, "step-35b-lp9": {"gdn"}, "step-35b-lp10": {"gdn"},
+    "step-35b-lp11": {"gdn products", "copies", "launches"},
 }  # fmt: skip
 LINES = {name: composed.lines(card) for name, card in CARDS.items()}
 
@@ -132,8 +134,11 @@ def test_measured_is_held_against_the_interval() -> None:
     assert replace(line, measured_pct=line.change_pct).inside is True
     assert replace(line, measured_pct=line.high_pct + 0.1).inside is False
     shown = composed.rendered([replace(line, measured_pct=line.high_pct + 0.1), line])
-    assert "outside" in shown.splitlines()[2]
-    assert shown.splitlines()[3].endswith("-")
+    assert shown.splitlines()[2] == "step-lp9, served_gathered"
+    assert "outside" in shown.splitlines()[3]
+    assert shown.splitlines()[4].endswith("-")
+    everything = [replace(line, measured_pct=-100.0) for lines in LINES.values() for line in lines]
+    assert max(map(len, composed.rendered(everything).splitlines())) <= 100
     stairs = [line.change_pct for line in LINES["step-staircase"] if "npl128" in line.workload]
     arms = ["stock_in_place", "stock_by_id", "stock_2d", "served"]
     assert [line.candidate for line in LINES["step-staircase"][:4]] == arms

@@ -95,6 +95,8 @@ def tensors(model: Model, weights: Tensors, form: str) -> Iterator[tuple[str, An
     """
     import gguf
 
+    if model.experts:
+        raise ValueError("a mixture's experts have no layout here: pass a dense model")
     if form not in FORMS:
         raise ValueError(f"{form=} must be one of {', '.join(FORMS)}")
     for name in model.linears():

@@ -128,6 +128,12 @@ def spoilt(name: str) -> Any:
             parts = replace(parts, attend=lambda given, *rest: torch_eager.attend(given | late, *rest))
         elif name == "layer_left_out":
             args |= {k: torch.zeros_like(v) for k, v in args.items() if k == "model.layers.2.mlp.down_proj.weight"}
+        elif name == "another_router":
+            args |= {k: v.roll(1, 0) for k, v in args.items() if k == "model.layers.2.mlp.gate.weight"}
+        elif name in ("one_expert_fewer", "no_shared_expert"):
+            of = args["mixtures"]["model.layers.3.mlp."]
+            wrong = {"k": 1} if name == "one_expert_fewer" else {"shared_gate": of["shared_gate"] * 0 - 9.0}
+            args["mixtures"] = args["mixtures"] | {"model.layers.3.mlp.": of | wrong}
         elif name == "swapped_rows":
             args["rows"] = args["rows"][::-1]
         wiring.run(parts, args, out)
@@ -151,6 +157,30 @@ def spoilt(name: str) -> Any:
 def test_a_step_with_one_thing_wrong_is_refused(name: str) -> None:
     said = checked(BY_ID["mixed_odd_npl3_n1-12-1_ctx6"], spoilt(name))
     assert "relative error" in said, said
+
+
+@pytest.mark.parametrize("name", ["another_router", "one_expert_fewer", "no_shared_expert"])
+def test_a_mixture_with_one_thing_wrong_is_refused(name: str) -> None:
+    said = checked(BY_ID["mixed_odd-moe_npl3_n1-12-1_ctx6"], spoilt(name))
+    assert "relative error" in said, said
+
+
+def test_no_rounding_picks_another_expert() -> None:
+    """The least of a mixture's picked logits lies far above the largest of the others, in every layer and token."""
+    from kernels.step.reference import weight
+
+    model = MODELS["small-moe"]
+    weights = cases.weights(model, 0, DEVICE)
+    embedded = weights["model.embed_tokens.weight"].float()
+    for layer in range(model.layers):
+        router = weights[f"model.layers.{layer}.mlp.gate.weight"].float()
+        logits = (embedded @ router.T).sort(descending=True).values
+        assert float((logits[:, model.top_k - 1] - logits[:, model.top_k]).min()) > cases.CODE
+        added = weight(weights, f"model.layers.{layer}.mlp.shared_expert.down_proj")
+        assert float(added[: model.experts].norm(dim=1).max()) < 0.02 * float(added[model.experts :].norm(dim=1).min())
+    hits = (embedded[:, : model.experts] > 0).sum(0)
+    assert set((embedded[:, : model.experts] > 0).sum(1).tolist()) == {model.top_k}
+    assert float(hits.max()) < 2 * float(hits.min())
 
 
 def test_a_stale_cache_is_refused_behind_a_long_context() -> None:
@@ -197,11 +227,12 @@ def test_the_parts_are_the_27b() -> None:
 
 
 def test_weights_have_the_names_and_shapes_of_the_model() -> None:
-    for name in ("small", "odd"):
+    for name in ("small", "odd", "odd-moe"):
         model = MODELS[name]
         plain = cases.weights(model, 0, "cpu", quantised=False)
-        assert {k: tuple(v.shape) for k, v in plain.items() if k != "inv_freq"} == {
+        assert {k: tuple(v.shape) for k, v in plain.items() if k not in ("inv_freq", "top_k")} == {
             **{f"{k}.weight": v for k, v in model.linears().items()},
+            **model.stacks(),
             **model.others(),
         }
         packed = cases.weights(model, 0, "cpu")
@@ -209,13 +240,17 @@ def test_weights_have_the_names_and_shapes_of_the_model() -> None:
             assert packed[f"{k}.weight_packed"].shape == (rows, columns // 2)
 
 
-def test_the_27b_is_that_of_the_models_file() -> None:
-    facts = models.get("q36-27b").facts
+@pytest.mark.parametrize("name", ["q36-27b", "q36-35b-a3b"])
+def test_a_model_is_that_of_the_models_file(name: str) -> None:
+    facts = models.get(name).facts
     named = {
-        "layers": "layers", "hidden": "hidden", "ffn": "ffn", "heads": "attention_heads", "kv_heads": "kv_heads",
+        "layers": "layers", "hidden": "hidden", "heads": "attention_heads", "kv_heads": "kv_heads",
         "head_dim": "head_dim", "gdn_k_heads": "gdn_k_heads", "gdn_v_heads": "gdn_v_heads", "gdn_dim": "gdn_head_dim",
         "vocab": "vocab",
     }  # fmt: skip
-    model = MODELS["q36-27b"]
+    model = MODELS[name]
+    if model.experts:
+        named |= {"experts": "experts", "top_k": "experts_per_token", "expert_ffn": "expert_ffn"}
+    named["ffn"] = "shared_expert_ffn" if model.experts else "ffn"
     assert {key: getattr(model, key) for key in named} == {key: facts[name].value for key, name in named.items()}
     assert model.kinds.count("attention") == facts["attention_layers"].value

@@ -1,4 +1,4 @@
-"""The reference against transformers' Qwen3.5 with the same weights: prefill, decode, and both in one step.
+"""The reference against transformers' Qwen3.5, dense and mixture, with the same weights: prefill, decode and mixed.
 
 transformers computes its norms and rotations in float32, so the two agree to about 1e-6. Skipped where it is not
 installed.
@@ -20,10 +20,17 @@ transformers = pytest.importorskip("transformers")
 
 
 def theirs(model: Model, weights: Tensors) -> Any:
-    from transformers.models.qwen3_5 import configuration_qwen3_5, modeling_qwen3_5
+    from transformers.models import qwen3_5, qwen3_5_moe
 
-    config = configuration_qwen3_5.Qwen3_5TextConfig(
-        vocab_size=model.vocab, hidden_size=model.hidden, intermediate_size=model.ffn, num_hidden_layers=model.layers,
+    widths = {"intermediate_size": model.ffn}
+    if model.experts:
+        widths = {
+            "num_experts": model.experts, "num_experts_per_tok": model.top_k,
+            "moe_intermediate_size": model.expert_ffn, "shared_expert_intermediate_size": model.ffn,
+        }  # fmt: skip
+    configured = qwen3_5_moe.Qwen3_5MoeTextConfig if model.experts else qwen3_5.Qwen3_5TextConfig
+    config = configured(
+        vocab_size=model.vocab, hidden_size=model.hidden, num_hidden_layers=model.layers, **widths,
         num_attention_heads=model.heads, num_key_value_heads=model.kv_heads, head_dim=model.head_dim,
         linear_conv_kernel_dim=4, linear_key_head_dim=model.gdn_dim, linear_value_head_dim=model.gdn_dim,
         linear_num_key_heads=model.gdn_k_heads, linear_num_value_heads=model.gdn_v_heads,
@@ -32,12 +39,15 @@ def theirs(model: Model, weights: Tensors) -> Any:
             "partial_rotary_factor": model.rotary / model.head_dim,
         },
     )  # fmt: skip
-    made = modeling_qwen3_5.Qwen3_5ForCausalLM(config).double().eval()
-    made.load_state_dict({name: tensor.double() for name, tensor in weights.items() if name != "inv_freq"})
+    causal = qwen3_5_moe.Qwen3_5MoeForCausalLM if model.experts else qwen3_5.Qwen3_5ForCausalLM
+    made = causal(config).double().eval()
+    made.config._experts_implementation = "eager"  # the grouped product takes no float64
+    ours = "inv_freq", "top_k"
+    made.load_state_dict({name: tensor.double() for name, tensor in weights.items() if name not in ours})
     return made
 
 
-@pytest.mark.parametrize("name", ["small", "odd"])
+@pytest.mark.parametrize("name", ["small", "odd", "small-moe", "odd-moe"])
 def test_prefill_decode_and_mixed_steps_are_transformers(name: str) -> None:
     model = MODELS[name]
     weights = cases.weights(model, 1, "cpu", quantised=False)
