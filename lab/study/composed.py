@@ -200,7 +200,8 @@ def _counts(family: str, workload: str, name: str) -> Counts:
         parted.append(replace(call, launches=0) if call.cost.flops else moved)
     found: Counts = {}
     for call in parted:
-        key = str(replace(call, times=0, axes=dict(sorted(call.axes.items()))))
+        one = replace(call, times=0, axes=dict(sorted(call.axes.items())))
+        key = str(replace(one, cost=None) if call.family else one)
         found[key] = call, found.get(key, (call, 0.0))[1] + call.times
     return found
 
