@@ -107,6 +107,7 @@ def _ended(code: int) -> str:
 class Hand:
     """One arm. visits_us: of each visit, what the harness's clock read and what the arm's own times add up to, us.
 
+    failed: whether its candidate threw anything, so that the process is good for nothing else.
     empty_us, pass_us: what the harness's clock read of each empty visit and of one call on each set, us.
     """
 
@@ -115,9 +116,14 @@ class Hand:
         self.link, self.pid = nursery.arm()
         self.link.settimeout(SILENT_S)
         self.buffer = b""
+        self.died, self.failed = "", False
+        self.greet(greeting)
+
+    def greet(self, greeting: dict[str, Any]) -> None:
+        """Have it load a candidate for a comparison; what earlier comparisons read of it is forgotten."""
+        self._go(far.Hello)
         self.greeted: far.Reply | None = None
         self.greeting = self._send(far.Hello, **greeting)
-        self.died = ""
         self.visits_us: list[tuple[float, float]] = []
         self.empty_us: list[float] = []
         self.pass_us: list[float] = []
@@ -127,6 +133,7 @@ class Hand:
         """What it said of itself; all arms are greeted before the first answer is waited for."""
         if self.greeted is None:
             self.greeted = self._reply(self.greeting)
+            self.failed |= bool(self.greeted.error)
             self._freeze()
         return self.greeted
 
@@ -146,6 +153,7 @@ class Hand:
             reply = self._reply(nonce, kind)
             self._freeze()
             if reply.error:
+                self.failed = True
                 raise Thrown(reply.error)
             return reply
 
@@ -208,20 +216,34 @@ class Hands:
     """The arms of one comparison, by name; the control's second self has a process of its own.
 
     lent: whose tensors the processes hold, kept until they have let go of them: torch warns of memory freed before.
+    spare: processes of earlier comparisons by (family, candidate), of which these take theirs and leave them again.
     """
 
-    def __init__(self, nursery: Nursery, names: Sequence[str], greeting: dict[str, Any]) -> None:
+    def __init__(
+        self, nursery: Nursery, names: Sequence[str], greeting: dict[str, Any],
+        spare: dict[tuple[str, str], list[Hand]] | None = None,
+    ) -> None:  # fmt: skip
         self.shelf = Shelf()
         self.lent: list[sampling.Arm] = []
-        self.nursery, self.greeting = nursery, greeting
-        self.hands = {name: Hand(nursery, greeting | {"candidate": name}) for name in names}
-        self.again = Hand(nursery, greeting | {"candidate": names[0]}), names[0]
+        self.nursery, self.greeting, self.spare = nursery, greeting, spare
+        self.hands = {name: self._hand(name) for name in names}
+        self.again = self._hand(names[0]), names[0]
+
+    def _hand(self, name: str) -> Hand:
+        greeting = self.greeting | {"candidate": name}
+        own = (self.spare or {}).get((self.greeting["family"], name), [])
+        while own:
+            with contextlib.suppress(Died):
+                if (hand := own.pop()).nursery is self.nursery:  # else it is gone, and its arms with it
+                    hand.greet(greeting)
+                    return hand
+        return Hand(self.nursery, greeting)
 
     def second(self, name: str) -> None:
         """Make ready the second self of the arm that is the control after all."""
         if self.again[1] != name:
             self.again[0].stop()
-            self.again = Hand(self.nursery, self.greeting | {"candidate": name}), name
+            self.again = self._hand(name), name
         self.hands[sampling.AGAIN] = self.again[0]
         if self.again[0].hello.error:
             raise Thrown(self.again[0].hello.error)
@@ -230,13 +252,16 @@ class Hands:
         return self
 
     def __exit__(self, *_: object) -> None:
-        every = {*self.hands.values(), self.again[0]}
-        for hand in every:
+        every = {**self.hands, sampling.AGAIN: self.again[0]}
+        for hand in every.values():
             with contextlib.suppress(Elsewhere):
                 if not hand.died:
                     hand.ask(far.Release)  # memory that a process holds at its death stays lent for good
-        for hand in every:
-            if not hand.died:
+        for name, hand in every.items():
+            if self.spare is not None and not (hand.died or hand.failed):
+                of = self.again[1] if name == sampling.AGAIN else name
+                self.spare.setdefault((self.greeting["family"], of), []).append(hand)
+            elif not hand.died:
                 hand.stop()
         for arm in self.lent:
             arm.sets, arm.inputs, arm.outputs = [], [], []
@@ -317,13 +342,24 @@ class RemoteTimer:
 
     def prepare(self, arm: sampling.Arm) -> None:
         """Hand the sets over; raises Thrown or Died."""
+        reply = self.begun(arm)()
+        arm.prepare_us, arm.prepared_bytes = reply.prepare_us, reply.prepared_bytes
+
+    def begun(self, arm: sampling.Arm) -> Callable[[], far.Reply]:
+        """Begin to hand the sets over, and return what waits as `prepare` does; what it took is then nobody's."""
         hand, shelf = self.hands.hands[arm.name], self.hands.shelf
         sets = tuple(
             tuple({key: shelf.handle(value) for key, value in given.items()} for given in pair) for pair in arm.sets
         )
         _synchronize(arm.sets[0][1])
-        reply = hand.ask(far.Attach, sets=sets)
-        arm.calls, arm.prepare_us, arm.prepared_bytes = reply.calls, reply.prepare_us, reply.prepared_bytes
+        answer = hand.asked(far.Attach, sets=sets)
+
+        def ready() -> far.Reply:
+            reply = answer()
+            arm.calls = reply.calls
+            return reply
+
+        return ready
 
     def visit(self, arm: sampling.Arm, samples: int) -> list[float]:
         """So many samples, us per call; raises Thrown or Died."""

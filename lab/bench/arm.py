@@ -133,6 +133,7 @@ class Arm:
 
     def _hello(self, asked: Hello) -> Reply:
         module, _, function = asked.backend.partition(":")
+        self.arm = self.timer = None
         self.at, self.backend = asked, getattr(importlib.import_module(module), function)()
         self.family = family = self.backend.load(asked.family)
         if asked.candidate in family.unavailable:

@@ -31,7 +31,7 @@ from msgspec import structs
 
 from lab.base.errors import BadInput, reason
 from lab.bench import sampling
-from lab.bench.apart import Hands, Nursery, RemoteTimer
+from lab.bench.apart import Hand, Hands, Nursery, RemoteTimer
 from lab.bench.backend import Backend
 from lab.bench.recheck import FIRST_PCT, Look, Wanted, looked_at, recheck, remembers, repeats_less
 from lab.bench.sets import Bench, armed, stir
@@ -46,11 +46,15 @@ FATAL = (
 )
 GPU_BACKEND = "lab.bench.backend:gpu"
 LOOKS, LOOKS_S = 6, 2.0  # of a placement's visits, how many are looked at; in all, for so long an arm
+BRIEF_LOOKS, BRIEF_LOOKS_S = 1, 0.3  # the same of a brief comparison, for so long all arms together
 
 
 class Job(msgspec.Struct, frozen=True):
     """What to compare. arms: (role, candidate name), the control first; backend: "module:function" giving a Backend.
 
+    brief: as a calibration measures, many places for a time each. The arms' processes are those of the brief comparison
+    before it, what a set is given is drawn once and copied for every arm, arms prepare side by side (so that nobody
+    knows what each took), and fewer timed calls and sets are held against the reference. For no card.
     Raises BadInput for a name that is an arm twice: samples, inputs and answers are kept by name, so the second check
     of the one would find its inputs changed by that of the other, and neither would keep its number.
     """
@@ -66,6 +70,7 @@ class Job(msgspec.Struct, frozen=True):
     rest: float = 0.0
     placements: int = 1
     blocks: int = 0
+    brief: bool = False
 
     def __post_init__(self) -> None:
         names = [name for _, name in self.arms]
@@ -107,11 +112,15 @@ class Stage(msgspec.Struct, frozen=True, tag=True):
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """The last message. fatal: the arm without which the comparison is to be done again in a new process, or ""."""
+    """The last message. fatal: the arm without which the comparison is to be done again in a new process, or "".
+
+    seconds: that each stage took.
+    """
 
     arms: list[Outcome]
     comparison: sampling.Comparison | None = None
     fatal: str = ""
+    seconds: dict[str, float] = {}
 
 
 def classified(line: str) -> tuple[Status, bool]:
@@ -156,18 +165,38 @@ def execute(job: Job, tell: Callable[[Stage], None] = lambda message: None) -> I
     the samples.
     """
     states = [Outcome(role, name) for role, name in job.arms]
-    try:
-        compared = yield from _compared(job, states, tell)
-    except Lost as lost:
-        yield Done(states, fatal=str(lost))
-    else:
-        yield Done(states, compared and structs.replace(compared, arms={}, l2=job.l2))
+    seconds: dict[str, float] = {}
+    at, since = "start", time.perf_counter()
+
+    def entered(stage: str) -> None:
+        nonlocal at, since
+        now = time.perf_counter()
+        seconds[at] = seconds.get(at, 0.0) + now - since
+        at, since = stage, now
+
+    def told(message: Stage) -> None:
+        entered(message.stage)
+        tell(message)
+
+    compared, fatal = None, ""
+    with contextlib.closing(_compared(job, states, told, seconds)) as stages:
+        try:
+            while True:
+                stage = next(stages)
+                entered(stage.stage)
+                yield stage
+        except StopIteration as done:
+            compared = done.value and structs.replace(done.value, arms={}, l2=job.l2)
+        except Lost as lost:
+            fatal = str(lost)
+    entered("")
+    yield Done(states, compared, fatal, seconds)
 
 
 def _compared(
-    job: Job, states: list[Outcome], tell: Callable[[Stage], None]
+    job: Job, states: list[Outcome], tell: Callable[[Stage], None], seconds: dict[str, float]
 ) -> Generator[Stage, None, sampling.Comparison | None]:
-    """The stages of `execute`; `states` are updated in place. None where no arm is correct."""
+    """The stages of `execute`; `states` and `seconds` are updated in place. None where no arm is correct."""
     module, _, function = job.backend.partition(":")
     backend: Backend = getattr(importlib.import_module(module), function)()
     with contextlib.ExitStack() as stack:
@@ -176,7 +205,8 @@ def _compared(
                 key: getattr(job, key) for key in ("backend", "family", "workload", "timer", "l2")
             }
             greeting["l2_bytes"] = backend.l2_bytes
-            hands = stack.enter_context(Hands(_nursery(), [s.name for s in states], greeting))
+            spare = _spare() if job.brief else None
+            hands = stack.enter_context(Hands(_nursery(), [s.name for s in states], greeting, spare))
             family = backend.bare(job.family)
             timer: sampling.Timer = RemoteTimer(
                 job.timer, hands, backend.clock if backend.clock_pct is not None else None
@@ -185,7 +215,13 @@ def _compared(
             hands, family = None, backend.load(job.family)
             timer = backend.timer(job.timer, job.l2, backend.l2_bytes)
         bench = Bench(job, backend, family, family.workload(job.workload), hands)
-        return (yield from _timed(bench, timer, states, tell))
+        return (yield from _timed(bench, timer, states, tell, seconds))
+
+
+@functools.cache
+def _spare() -> dict[tuple[str, str], list[Hand]]:
+    """Processes of brief comparisons; they end with this one."""
+    return {}
 
 
 @functools.cache
@@ -202,7 +238,11 @@ def _nursery() -> Nursery:
 
 
 def _timed(
-    bench: Bench, timer: sampling.Timer, states: list[Outcome], tell: Callable[[Stage], None]
+    bench: Bench,
+    timer: sampling.Timer,
+    states: list[Outcome],
+    tell: Callable[[Stage], None],
+    seconds: dict[str, float],
 ) -> Generator[Stage, None, sampling.Comparison | None]:
     job, backend, family = bench.job, bench.backend, bench.family
     candidates: dict[str, Any] = {}
@@ -227,25 +267,38 @@ def _timed(
 
     sound = [s for s in states if s.status == "ok"]
     by_name = {s.name: s for s in states}
-    room_bytes = MEMORY_SHARE * backend.memory_bytes / (1 + len(sound))
+    room_bytes = MEMORY_SHARE * backend.memory_bytes / (1 + len(sound) + job.brief)
     arms: list[sampling.Arm] = bench.hands.lent if bench.hands else []
 
-    def allocate(arm: sampling.Arm, number: int) -> None:
-        """Sets with the placement's own values, the same for every arm; the second control has others."""
+    def allocate(arm: sampling.Arm, number: int) -> Callable[[], object]:
+        """Sets with the placement's own values, the same for every arm; the second control has others.
+
+        Returns what waits until the arm is ready, which it is but in a brief comparison.
+        """
         state = by_name[arms[0].name if arm.name == sampling.AGAIN else arm.name]
-        seed = job.seed + 1 + 100_000 * number + 1000 * (arm.name == sampling.AGAIN)
+        seed = job.seed + 1 + 100_000 * number + 1000 * (arm.name == sampling.AGAIN) * (not job.brief)
         armed(bench, candidates[state.name], arm, room_bytes, seed)
+        if job.brief and isinstance(timer, RemoteTimer):
+            return timer.begun(arm)
         timer.prepare(arm)
         if arm.name != sampling.AGAIN:
             state.prepare_us = min(x for x in (state.prepare_us, arm.prepare_us, math.inf) if x is not None)
             state.prepared_bytes = arm.prepared_bytes
+        return lambda: None
 
+    waiting: list[tuple[sampling.Arm, Callable[[], object]]] = []
     for state in random.Random(job.seed).sample(sound, len(sound)):
         yield Stage("prepare", state.name)
         with _blamed(state, broken=lambda: getattr(timer, "broken", False)):
             arm = sampling.Arm(state.name, candidates[state.name].run, [])
-            allocate(arm, 0)
+            waiting.append((arm, allocate(arm, 0)))
             arms.append(arm)
+    for arm, ready in waiting if job.brief else ():
+        yield Stage("prepare", arm.name)
+        with _blamed(by_name[arm.name], broken=lambda: getattr(timer, "broken", False)):
+            ready()
+            continue
+        arms.remove(arm)
     if not arms:
         return None
     arms.sort(key=lambda arm: [s.name for s in states].index(arm.name))
@@ -253,7 +306,7 @@ def _timed(
     with _blamed(by_name[arms[0].name]):
         if bench.hands:
             bench.hands.second(arms[0].name)
-        allocate(again, 0)
+        allocate(again, 0)()
         arms.insert(1, again)
     if len(arms) == 1 or arms[1] is not again:
         raise Lost(arms[0].name)
@@ -267,12 +320,13 @@ def _timed(
             turn = by_name[arm.name]
             tell(Stage("time", turn.name))
 
+    looks_most, looks_s = (BRIEF_LOOKS, BRIEF_LOOKS_S) if job.brief else (LOOKS, LOOKS_S)
     looks: dict[str, list[Look]] = {}
     seen: dict[str, int] = {}
     spent_s: dict[str, float] = {}
 
     def look(arm: sampling.Arm, ran: list[int], last: int) -> None:
-        """Keep what a visit left in a set drawn now; of a placement's visits LOOKS, each as likely as any other.
+        """Keep what a visit left in a set drawn now; of a placement's visits so many, each as likely as any other.
 
         Every other time it is the last set: work that is still under way when a visit ends is missing there.
         """
@@ -281,13 +335,14 @@ def _timed(
             return
         seen[arm.name] = seen.get(arm.name, 0) + 1
         mine = looks.setdefault(arm.name, [])
-        place = len(mine) if len(mine) < LOOKS else secrets.randbelow(seen[arm.name])
-        if place < LOOKS:
+        place = len(mine) if len(mine) < looks_most else secrets.randbelow(seen[arm.name])
+        if place < looks_most:
             outputs = accuracy.copied(arm.outputs[number])
             mine[place : place + 1] = [Look(number, ran[number], arm.made + number, arm.stirred + number, outputs)]
 
     def judge_looks() -> None:
         """Set by set in drawn order, so that the inputs of one are made once for all arms."""
+        started = time.perf_counter()
         every = [(name, taken) for name, mine in looks.items() for taken in mine]
         every = random.Random(secrets.randbits(32)).sample(every, len(every))
         rank = {made: number for number, made in enumerate({taken.made: "" for _, taken in every})}
@@ -295,19 +350,23 @@ def _timed(
         made = -1
         for name, taken in sorted(every, key=lambda it: rank[it[1].made]):
             state = by_name[name]
-            if state.status != "ok" or spent_s.get(name, 0.0) > LOOKS_S:
+            spent = sum(spent_s.values()) if job.brief else spent_s.get(name, 0.0)
+            if state.status != "ok" or spent > looks_s:
                 continue
             began = time.perf_counter()
             if taken.made != made:
-                given, made = bench.inputs(taken.made), taken.made
+                given, made = bench.of_set(taken.made), taken.made
             if wrong := looked_at(bench, candidates[name].precision, given, taken):
                 state.fail("incorrect", f"in a timed visit, on set {taken.number + 1}: {wrong}")
             spent_s[name] = spent_s.get(name, 0.0) + time.perf_counter() - began
         looks.clear()
         seen.clear()
+        took = time.perf_counter() - started
+        seconds["look"], seconds["time"] = seconds.get("look", 0.0) + took, seconds.get("time", 0.0) - took
 
     def place(number: int, order: Sequence[sampling.Arm]) -> None:
         judge_looks()
+        bench.made.clear()
         for arm in arms:
             visiting(arm)
             timer.release(arm)
@@ -317,7 +376,7 @@ def _timed(
         backend.free()
         for arm in order:
             visiting(arm)
-            allocate(arm, number)
+            allocate(arm, number)()
 
     def note_clock(arm: sampling.Arm) -> None:
         read = timer.clock_pct(arm) if isinstance(timer, RemoteTimer) else None

@@ -43,6 +43,7 @@ class Settings:
 
     rest: how long the GPU idles after each visit of an arm, as a multiple of the visit (see lab/bench/sampling.py).
     placements: how often the sets of all arms are allocated anew, spread over so many `processes`.
+    brief: as a calibration does it, with so many blocks; see Job.
     """
 
     seconds: float = 2.0
@@ -55,6 +56,7 @@ class Settings:
     rest: float = 0.0
     placements: int = 8
     processes: int = 2
+    brief: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.rest <= 20:
@@ -285,11 +287,12 @@ def compare(
         done: Done | Death | None = None
         for number, worker in enumerate(workers):
             placements = (settings.placements + number) // len(workers)  # of eight over three: 2, 3, 3
-            blocks = done.comparison.shape[1] if isinstance(done, Done) and done.comparison else 0
+            blocks = sampling.PLACED_BLOCKS if settings.brief else 0
+            blocks = done.comparison.shape[1] if isinstance(done, Done) and done.comparison else blocks
             job = Job(
                 item.card.family, item.workload.id, arms, settings.seconds * placements / settings.placements,
                 settings.timer, settings.l2, settings.seed + 10_000_000 * number, settings.backend, settings.rest,
-                placements, blocks,
+                placements, blocks, settings.brief,
             )  # fmt: skip
             answer = worker.run(job, lambda stage, arm: tell(f"{where}: {stage} {arm}".rstrip()))
             done = together(done, answer) if isinstance(done, Done) and isinstance(answer, Done) else answer
@@ -302,6 +305,9 @@ def compare(
             tell(f"{where}: {', '.join(blamed)}: {done.message}")
             continue
         assert done is not None, "no worker"
+        if settings.brief:
+            spent = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in done.seconds.items())
+            tell(f"{where}: {sum(done.seconds.values()):.1f} s ({spent})")
         by_name = {a.name: a for a in done.arms} | gone
         if done.fatal:
             gone[done.fatal] = by_name[done.fatal]
@@ -408,6 +414,7 @@ def row(
         wanted_timer=settings.timer,
         wanted_l2=settings.l2,
         rest=settings.rest,
+        brief=settings.brief,
         card_hash=item.card.card_hash,
         gate_hash=item.card.gate_hash,
     )

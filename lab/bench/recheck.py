@@ -22,6 +22,7 @@ from lab.check import accuracy
 
 HOLD_CYCLES = 20_000_000  # of the GPU's clock, about 10 ms
 RECHECK_S = 3.0  # of the reference's time; a delta rule of 2048 tokens in float64 takes seconds
+BRIEF_S, BRIEF_SETS = 0.2, 4  # the same of a brief comparison, and the most sets
 PASS_PCT, PASS_US = 25.0, 20.0  # by which a pass may take longer than its samples say, beyond what the control's does
 FIRST_PCT = 5.0  # so much slower than the samples behind it, against the control's, is an arm that had to compute
 
@@ -48,6 +49,11 @@ def looked_at(bench: Bench, precision: str, given: dict[str, Any], look: Look) -
 Wanted = dict[tuple[int, str, int], tuple[dict[str, Any], float]]
 
 
+def seen_as(bench: Bench, precision: str) -> str:
+    """The precision where the reference's inputs depend on it, else ""."""
+    return precision if hasattr(bench.family.cases, "reference_inputs") else ""
+
+
 def recheck(
     bench: Bench, candidate: Any, arm: sampling.Arm, timer: sampling.Timer, seed: int, wanted: Wanted | None = None
 ) -> tuple[str, float | None]:
@@ -55,8 +61,10 @@ def recheck(
 
     What is wanted is computed from a copy of the inputs that the candidate does not see. Outputs are filled before the
     visit, and a state that is updated in place is what the reference makes of it in as many calls as the visit holds.
-    Where the reference takes long, sets are compared in drawn order until RECHECK_S are spent, two of them at least.
-    wanted: the reference's outputs by set, precision and calls, for the arms that are checked with the same seed.
+    Where the reference takes long, sets are compared in drawn order until RECHECK_S are spent, two of them at least;
+    in a brief comparison until BRIEF_S are, one of them at least and BRIEF_SETS at most.
+    wanted: the reference's outputs by set, what it sees of the inputs and calls, for the arms that are checked with the
+    same seed.
     Raises what the candidate raises.
     """
     family, workload, cases = bench.family, bench.workload, bench.family.cases
@@ -66,9 +74,10 @@ def recheck(
     states: list[dict[str, Any]] = []
     kept: list[dict[str, Any]] = []
     for number, (inputs, own) in enumerate(zip(arm.inputs, arm.outputs, strict=True)):
-        fresh = bench.inputs(seed + number)
+        in_place = [name for name in cases.IN_PLACE if name in own]
+        fresh = bench.inputs(seed + number) if in_place else drawn(bench, seed + number)  # weights stay: none are made
         changed = _renew(inputs, fresh, cases.ACTIVATIONS)
-        states.append({name: fresh[name] for name in cases.IN_PLACE if name in own})
+        states.append({name: fresh[name] for name in in_place})
         changed |= any(not accuracy.same_bits(inputs[name], state) for name, state in states[-1].items())
         if not changed:
             return "no input differs with another seed, so nothing could be changed", None
@@ -76,14 +85,16 @@ def recheck(
     # Before the visit, and on the host, where no candidate can reach it.
     asked: list[tuple[int, str, int]] = []
     spent_s = 0.0
+    brief = bench.job.brief
+    least, most, most_s = (1, BRIEF_SETS, BRIEF_S) if brief else (2, len(kept), RECHECK_S)
     for number in random.Random(seed).sample(range(len(kept)), len(kept)):
-        if len(asked) >= 2 and spent_s > RECHECK_S:
+        if len(asked) >= least and (len(asked) >= most or spent_s > most_s):
             break
-        key = (number, candidate.precision, calls[number])
+        key = (number, seen_as(bench, candidate.precision), calls[number])
         if key not in wanted:
             began = time.perf_counter()
             given = bench.held | kept[number] | states[number]
-            wanted[key] = _wanted(bench, given, *key[1:]), time.perf_counter() - began
+            wanted[key] = _wanted(bench, given, candidate.precision, calls[number]), time.perf_counter() - began
         asked.append(key)
         spent_s += wanted[key][1]
     worst = 0.0

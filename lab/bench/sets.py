@@ -26,7 +26,7 @@ class Bench:
     """One workload of a family on a backend, as a job asks for it.
 
     held: what all sets of all arms share, where the family's cases have it (`kernels.common.Cases.held`), made at its
-    first use; marks: what `fingerprint` said of it then.
+    first use; marks: what `fingerprint` said of it then. made: of a brief comparison, each set's inputs by their seed.
     """
 
     job: Job
@@ -37,6 +37,7 @@ class Bench:
     held: dict[str, Any] = field(default_factory=dict)
     marks: dict[str, int] = field(default_factory=dict)
     secret: int = field(default_factory=lambda: secrets.randbits(48))
+    made: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def inputs(self, seed: int) -> dict[str, Any]:
         """The workload's inputs of a seed, the shared ones the same tensors each time."""
@@ -50,6 +51,14 @@ class Bench:
                 self.held[name] = self.hands.shelf.tensor(tensor) if self.hands else tensor
                 self.marks[name] = accuracy.fingerprint(self.held[name], self.secret)
         return self.held | cases.own(self.workload, seed, device)
+
+    def of_set(self, seed: int) -> dict[str, Any]:
+        """`inputs`, of a brief comparison drawn once for all arms; who writes to them takes copies."""
+        if not self.job.brief:
+            return self.inputs(seed)
+        if seed not in self.made:
+            self.made[seed] = self.inputs(seed)
+        return self.made[seed]
 
     def changed(self) -> str:
         """ "" or what a candidate did to the shared inputs, which nobody may write."""
@@ -71,7 +80,9 @@ def armed(bench: Bench, candidate: Any, arm: sampling.Arm, room_bytes: float, fi
     fastest_s = math.inf
     arm.turn, arm.made = 0, first_seed
     for number in range(count):
-        inputs = bench.inputs(first_seed + number)
+        inputs = bench.of_set(first_seed + number)
+        if job.brief:
+            inputs = {key: value if key in bench.held else value.clone() for key, value in inputs.items()}
         own = accuracy.outputs(bench.family, candidate, bench.workload, inputs, first_seed + number)
         if bench.hands:
             inputs, own = (

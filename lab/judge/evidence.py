@@ -31,9 +31,9 @@ CLOCK_PCT = 5.0  # by which the harness's clock may differ from an arm's own tim
 
 
 def asked(rows: Iterable[Measurement], card: phases.Card) -> list[Measurement]:
-    """The rows of the card's two arms that were taken as it pins."""
+    """The rows of the card's two arms that were taken as it pins, and checked as a card's are."""
     arms = (card.control, card.candidate)
-    return [row for row in rows if row.name in arms and not card.measure.other(*protocol(row))]
+    return [row for row in rows if row.name in arms and not row.brief and not card.measure.other(*protocol(row))]
 
 
 def protocol(row: Measurement) -> tuple[str, str, float]:

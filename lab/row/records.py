@@ -88,6 +88,9 @@ class _Figure(Generic[T]):
         return getattr(row.summary, self.name, None)
 
 
+CALIBRATION = "calibration-"  # how the phases of calibrations begin, which no card has
+
+
 class Measurement(Provenance, frozen=True, kw_only=True, dict=True, tag=2):
     """One arm at one workload in one run. Only an arm that passed both checks has a performance field.
 
@@ -95,6 +98,7 @@ class Measurement(Provenance, frozen=True, kw_only=True, dict=True, tag=2):
     config:          what the candidate launches for this workload, in words.
     errors:          relative error by output; relative_error is the largest, None when nothing was computed.
     flops, bytes:    compulsory work of the workload; pipe: the peak that it runs on.
+    brief:           timed and checked as a calibration does; no card is judged by it.
     rest:            idle time after each visit, as a multiple of the visit; None in rows from before it was a choice.
     calls, sets:     calls a sample, distinct argument sets.
     placements:      how often all arms' sets were allocated anew; processes: over how many processes these were spread.
@@ -138,6 +142,7 @@ class Measurement(Provenance, frozen=True, kw_only=True, dict=True, tag=2):
     wanted_timer: str = ""
     wanted_l2: str = ""
     rest: float | None = None
+    brief: bool = False
     card_hash: str = ""
     gate_hash: str | None = None
     profiled: bool = False
@@ -222,6 +227,11 @@ class Measurement(Provenance, frozen=True, kw_only=True, dict=True, tag=2):
     def ok(self) -> bool:
         """Whether its time may be used: both checks passed and no ceiling doubts it."""
         return self.status == "ok"
+
+    @property
+    def calibration(self) -> bool:
+        """Whether it is of `lab routes FAMILY --calibrate`: a card's row at the same place comes before it."""
+        return self.phase.startswith(CALIBRATION)
 
     @property
     def time_us(self) -> float | None:

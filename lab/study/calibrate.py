@@ -4,9 +4,11 @@ The pool are the shapes of public models (data/public_models.csv), from 0.5B to 
 tokens; their heads, whole and shared among 2, 4 and 8 GPUs, at lengths and batches. Of it the places are taken one
 after another, each the farthest from all before it and from what is measured already (distance: of the logarithms of
 the axes), so that whatever the minutes allow is spread as evenly as so many places can be. At each place all that a
-router may take, and the rivals that are installed, are measured as for a card (lab/bench/measure.py): checked, timed
-together, checked again. Nothing is judged; the rows are kept as phase `calibration-<family>` and the router's file is
-written from all rows of the device. So it makes routes from nothing on a GPU that no list has.
+router may take, and the rivals that are installed, are checked, timed together, and checked again, as for a card but
+briefly (lab/bench/comparison.py: Job.brief): one placement of three blocks, which holds a median to about 2 %, and the
+arms' processes live on from place to place. Nothing is judged; the rows say that they are brief, are kept as phase
+`calibration-<family>`, and never take the place of a card's. The router's file is written from all rows of the device.
+So it makes routes from nothing on a GPU that no list has.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from lab.bench import measure
 from lab.card import phases
 from lab.check import families
 from lab.row import store
-from lab.row.records import Measurement, Role
+from lab.row.records import CALIBRATION, Measurement, Role
 
 if TYPE_CHECKING:  # kernels/ is imported late, so that a package that shadows it is told in one line
     from kernels.routing import Router
@@ -41,8 +43,7 @@ LENGTHS, CACHES, BATCHES, SHARES = (
     (1, 2, 4, 8),
 )
 LARGEST = 1 / 40  # of the GPU's memory, of what a product of 16-bit operands reads: its reference takes float64
-# Little at each of many places: the model is fitted over them, and 0.3 s hold an arm's median to about 1 %.
-SETTINGS = measure.Settings(seconds=0.3, placements=2, processes=1)
+SETTINGS = measure.Settings(seconds=0.3, placements=1, processes=1, brief=True)
 
 
 class PublicModel(Struct, frozen=True):
@@ -169,7 +170,7 @@ def items(asks: Router, device: devices.Device, known: Sequence[Mapping[str, int
             continue
         roles: list[tuple[Role, str]] = [("control", ours[0]), *(("candidate", n) for n in ours[1:])]
         arms = (*roles, *(("peer", n) for n in rivals))
-        say = f"calibration-{asks.family}"
+        say = CALIBRATION + asks.family
         card = phases.ungated(say, asks.family, ours[0], ours[-1], tuple(names), FILE)
         # `bytes` only orders: the place's turn stands in for them.
         found.append(measure.Item(card, family.workload(name), arms, False, len(found)))

@@ -154,9 +154,12 @@ def _rows(device: str, family: str) -> tuple[Measurement, ...]:
 
 
 def _nearest(rows: Iterable[Measurement], name: str, axes: Mapping[str, int | str]) -> Measurement | None:
-    """The newest row of a candidate at these axes; of several problems that have them, the one with fewest others."""
+    """The newest row of a candidate at these axes, a calibration's where no card has one.
+
+    Of several problems that have them, the one with fewest others.
+    """
     fit = [r for r in rows if r.name == name and axes.items() <= {**r.workload}.items()]
-    return min(fit, key=lambda r: (len(r.workload), -_order(r.run)), default=None)
+    return min(fit, key=lambda r: (len(r.workload), r.calibration, -_order(r.run)), default=None)
 
 
 def _order(run: str) -> int:

@@ -253,11 +253,14 @@ def _groups(asks: Router, place: str, rows: Iterable[Measurement] | None) -> Gro
 def _joined(by_run: Mapping[str, Mapping[str, Measurement]]) -> tuple[dict[str, Measurement], set[str]]:
     """(candidate -> row, runs): the newest run that compared, and what older ones timed besides.
 
+    A calibration counts as older than every card's run, since it samples little.
     An older run adds a candidate only where an arm of both took as long as before (JOIN), so that the times compare.
     """
     joined: dict[str, Measurement] = {}
     sources = set()
-    for run in sorted(by_run, reverse=True):
+    for run in sorted(
+        by_run, key=lambda run: (not any(r.calibration for r in by_run[run].values()), run), reverse=True
+    ):
         arms = by_run[run]
         ratios = [_us(arms[name]) / _us(joined[name]) for name in arms if name in joined]
         if len(arms) > 1 and (not joined or any(1 / JOIN <= r <= JOIN for r in ratios)):

@@ -77,12 +77,16 @@ def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
 
 
 def rows_at(family: str, device: str, axes: Mapping[str, int | str], free: str = "") -> list[Measurement]:
-    """The rows that are ok, with exactly these axes; free: an axis that may have any value. Newest last."""
+    """The rows that are ok, with exactly these axes; free: an axis that may have any value.
+
+    Newest last, a calibration's ahead of all that are of cards.
+    """
     fixed = {a: v for a, v in axes.items() if a != free}
-    return [
+    found = [
         r for r in store.rows(device, family=family)
         if r.time_us and {a: v for a, v in r.workload.items() if a != free} == fixed
     ]  # fmt: skip
+    return sorted(found, key=lambda r: not r.calibration)
 
 
 @dataclass(frozen=True)

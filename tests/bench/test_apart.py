@@ -374,3 +374,38 @@ print([m for m in found if m.rpartition(".")[2].startswith(("triton_", "cuda_", 
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_arms_of_brief_comparisons_live_on_unless_their_candidate_threw(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+    make = fake_bench.make_inputs
+
+    def inputs(workload: Workload, seed: int, device: str) -> Tensors:
+        drawn.append(seed)
+        return make(workload, seed, device)
+
+    monkeypatch.setattr(fake_bench, "make_inputs", inputs)
+    arms: Any = (("control", "plain"), ("candidate", "honest"), ("candidate", "raises"))
+    job = Job(
+        "toy", "n", arms, 0.0, backend="tests.bench.test_apart:backend", blocks=sampling.PLACED_BLOCKS, brief=True
+    )
+    comparison._spare().clear()
+    try:
+        pids = []
+        for _ in range(2):
+            *_, last = execute(job)
+            assert isinstance(last, Done)
+            assert [a.status for a in last.arms] == ["ok", "ok", "error"]
+            assert last.arms[1].timing is not None
+            assert last.arms[1].relative_error_after is not None
+            assert last.arms[1].prepare_us is None  # they prepare side by side
+            assert sum(last.seconds.values()) > 0
+            spare = comparison._spare()
+            pids.append({name: sorted(hand.pid for hand in hands) for (_, name), hands in spare.items()})
+        assert pids[0] == pids[1]  # nobody was forked anew
+        assert {name: len(mine) for name, mine in pids[0].items()} == {"plain": 2, "honest": 1}
+        first = [seed for seed in drawn if seed in range(job.seed + 1, job.seed + 1 + sampling.MIN_SETS)]
+        assert len(first) == 2 * sampling.MIN_SETS  # of both comparisons, once for all arms
+    finally:
+        nursery.stop() if (nursery := _nursery()) else None
+        comparison._spare().clear()

@@ -280,6 +280,7 @@ def test_a_run_of_another_protocol_supersedes_nothing_in_silence(
     said = [verdicts.judge_measured(one, "h200").note for one in (free, pinned)]
     assert "not judged: runs by graph, cold L2, rest 4, of 1 workload" in said[0]
     assert "1 runs by another protocol than the card's are not judged" in said[1]
+    assert evidence.asked([changed(row, brief=True) for row in rows], free) == []
     for pin in (phases.Protocol(timer="events"), phases.Protocol(l2="warm"), phases.Protocol(rest=1.0)):
         assert evidence.asked(rows, replace(card, measure=pin)) == []
 

@@ -64,7 +64,7 @@ def test_each_place_is_the_farthest_from_those_before_it_and_from_what_is_known(
 
 # The simulated device -------------------------------------------------------------------------------------------------
 
-QUICK = measure.Settings(seconds=0.0, placements=1, processes=1, backend="tests.bench.fake_bench:cpu")
+QUICK = replace(calibrate.SETTINGS, seconds=0.0, backend="tests.bench.fake_bench:cpu")
 SIZES = (64, 128, 256, 512, 1024, 2048)
 
 
@@ -113,6 +113,7 @@ def test_it_makes_routes_from_nothing(simulated: Path, capsys: pytest.CaptureFix
     found = store.rows("h200", family="toy")
     assert {(r.phase, r.name) for r in found} == {("calibration-toy", n) for n in ("plain", "faster")}
     assert {r.workload["N"] for r in found} == set(SIZES)
+    assert all(r.brief and r.calibration and r.shape == (1, 3, 10) for r in found)
     measured, fitted = choice(256), choice(300)
     assert (measured.candidate, measured.how) == ("faster", "measured")
     assert (fitted.candidate, fitted.how) == ("faster", "fitted")

@@ -53,6 +53,14 @@ def test_the_newest_run_that_compared_decides() -> None:
     assert made(*PAIR, *later, alone) == {("triton_gemv", 8): 30.0, ("triton_gemm", 8): 25.0}
 
 
+def test_a_newer_calibration_takes_no_place_of_a_card() -> None:
+    phase = {"phase": "calibration-nvfp4", "commit": "b", "brief": True}
+    calibrated = [row(name, 8, us, "r2", **phase) for name, us in (("triton_gemv", 10.0), ("triton_gemm", 40.0))]
+    elsewhere = [row(name, 16, us, "r2", **phase) for name, us in (("triton_gemv", 30.0), ("triton_gemm", 45.0))]
+    assert made(*PAIR, *calibrated) == {("triton_gemv", 8): 20.0, ("triton_gemm", 8): 40.0}
+    assert made(*PAIR, *elsewhere)["triton_gemv", 16] == 30.0
+
+
 AN_OLDER_RUN_ADDS_WHAT_THE_NEWEST_DID_NOT_TIME_WHERE_THEY_COMPARE_CASES: list[tuple[float, bool]] = [
     (40.0, True),
     (41.9, True),
