@@ -151,6 +151,9 @@ WORKLOADS: tuple[Workload, ...] = (
     _prefill(2048, (16, 48), D=128, batch=8, dtype="bf16", role="measure", source=_27B),
     # scans of a chunk or a few, for the router by length
     *(_prefill(T, (16, 48), D=128, dtype="bf16", role="measure", source=_27B) for T in (16, 32, 64, 128, 256)),
+    # what one of several GPUs has of a layer: heads of a share, a long prompt. No model's own shape
+    *(_prefill(T, (2, 8), D=128, dtype="bf16", role="measure") for T in (8192, 32768, 65536)),
+    _prefill(32768, (4, 12), D=128, dtype="bf16", role="measure"),
     # the same without rounding what comes out, which alone is NMSE 2.8e-6
     *(
         _prefill(2048, (16, 48), D=128, batch=b, dtype="bf16", out_dtype="f32", role="measure", source=_27B)

@@ -25,9 +25,10 @@
             prepare_units<D, TYPE>(Work{q, k, g, beta, workspace, scale, hk, hv, normalise, nullptr, nullptr},        \
                                    units + a.y, a.z, sync + FLAGS, chunks, epoch);                                    \
         else                                                                                                          \
-            scan<D, TYPE, 1, STAGES, TYPE, false, true>(Scan{                                                         \
-                &k_map,  &q_map,  &v_map, &o_map, q,          k,      v,    workspace, initial_state, final_state, o, \
-                nullptr, nullptr, hk,     hv,     state_type, blocks, sync, epoch,     chunks,        scans});        \
+            scan<D, TYPE, 1, STAGES, TYPE, false, true>(                                                              \
+                Scan{&k_map,        &q_map,      &v_map, &o_map,  q,       k,    v,         workspace,                \
+                     initial_state, final_state, o,      nullptr, nullptr, hk,   hv,        state_type,               \
+                     blocks,        sync,        epoch,  chunks,  scans,   0.0f, state_type});                        \
     }
 
 FUSED(128, bf16, BF16, 3)

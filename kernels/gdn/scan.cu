@@ -16,8 +16,8 @@
         const u16* v, const char* workspace, const void* initial_state, void* final_state, u16* o, const int* bounds, \
         const int* chunk_offsets, int hk, int hv, int state_type, float scale) {                                      \
         Scan s{&k_map, &q_map, &v_map, &o_map, q, k, v, workspace, initial_state, final_state, o};                    \
-        s.bounds = bounds, s.chunk_offsets = chunk_offsets, s.hk = hk, s.hv = hv, s.state_type = state_type;          \
-        s.scale = scale;                                                                                              \
+        s.bounds = bounds, s.chunk_offsets = chunk_offsets, s.hk = hk, s.hv = hv, s.scale = scale;                    \
+        s.state_type = s.final_type = state_type;                                                                     \
         scan<D, __VA_ARGS__>(s);                                                                                      \
     }
 

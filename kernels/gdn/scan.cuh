@@ -43,7 +43,8 @@ struct Scan {
     u32* sync;           // epoch of the launch before, scans that are through; from [FLAGS] on flags [hk, chunks]
     u32 epoch;
     int chunks, scans;
-    float scale;  // where the scan is RECOMPUTE
+    float scale;     // where the scan is RECOMPUTE
+    int final_type;  // as state_type, of final_state
 };
 constexpr int FLAGS = 32;  // a line of its own for what is counted
 
@@ -317,7 +318,7 @@ DEVICE void consume(const Scan& s, char* stages, char* out, u64* full, u64* empt
 #pragma unroll
     for (int i = 0; i < D / 2; i++) {
         const long at = at_state + (long)(i / 4 * 8 + 2 * pair + (i & 1)) * D + (i >> 1 & 1) * 8;
-        if (s.state_type == BF16) static_cast<u16*>(s.final_state)[at] = (u16)pack16<BF16>(t[i], 0.0f);
+        if (s.final_type == BF16) static_cast<u16*>(s.final_state)[at] = (u16)pack16<BF16>(t[i], 0.0f);
         else static_cast<float*>(s.final_state)[at] = t[i];
     }
 }

@@ -17,7 +17,7 @@ import torch
 
 from kernels import cuda
 from kernels.common import CudaSource
-from kernels.gdn import cuda_scan
+from kernels.gdn import cuda_scan, cuda_segments
 from kernels.kv import cuda_decode as kv_decode
 from kernels.moe import cuda_experts
 from kernels.nvfp4 import cuda_decode, cuda_gemm, cuda_w4a8, ring_config
@@ -35,6 +35,7 @@ SOURCES = [
     *cuda_gemm.CUDA_SOURCES,
     *cuda_w4a8.CUDA_SOURCES,
     *cuda_scan.CUDA_SOURCES,
+    *cuda_segments.CUDA_SOURCES,
     *kv_decode.CUDA_SOURCES,
     *cuda_experts.CUDA_SOURCES,
 ]
@@ -76,7 +77,7 @@ def test_every_release_waits_for_the_loads_ahead_of_it(source: CudaSource) -> No
         if source in cuda_experts.CUDA_SOURCES:  # pairs of words are the lists, which nobody overwrites
             found = [x for x in found if not re.search(r"while 0x\w+ LDS.64 R\d", x)]
         assert found == [], name
-        if not any(word in name for word in ("prepare", "quantise", "router")):
+        if not any(word in name for word in ("prepare", "quantise", "router", "compose")):
             assert any(instruction.releases for instruction in code), name
 
 

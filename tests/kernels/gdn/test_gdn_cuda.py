@@ -16,7 +16,7 @@ import torch
 
 from kernels import cuda_driver
 from kernels.common import Candidate, CudaSource, Tensors, Workload
-from kernels.gdn import cases, cuda_decode, cuda_decode_conv, cuda_scan, order
+from kernels.gdn import cases, cuda_decode, cuda_decode_conv, cuda_scan, cuda_segments, order, segments
 from kernels.gdn.controls import cuda_decode_single
 from kernels.gdn.launch import sequence_bounds
 from kernels.gdn.reference import reference
@@ -215,6 +215,10 @@ def test_refusals_say_why() -> None:
     assert "more than 8" in cuda_scan.refuses(cases._prefill(5, (1, 9), dtype="bf16"))
     assert "cuda_scan_fp16's" in cuda_scan.refuses(cases._prefill(5, (1, 1), dtype="bf16", out_dtype="f32"))
     assert "D = 64" in cuda_scan.refuses_wide(cases._prefill(5, (1, 1), dtype="bf16", out_dtype="f32"))
+    long = cases._prefill(8192, (16, 48), D=128, dtype="bf16")
+    assert "not worth splitting" in cuda_segments.refuses(long)
+    with pytest.raises(ValueError, match="use cuda_scan"):
+        cuda_segments.prepare(cases.inputs(cases._prefill(65, (1, 1), D=128, dtype="bf16"), 0, "cpu"))
     assert "op = prefill" in cuda_decode.refuses(prefill)
     assert not cuda_decode.refuses(decode)
 
@@ -223,6 +227,7 @@ def test_shared_memory_fits() -> None:
     sizes = {v.kernel: v.shared_bytes for v in cuda_scan.VARIANTS}
     assert {name: size for name, size in sizes.items() if size > SHARED_LIMIT} == {}
     assert cuda_scan.fused_shared_bytes() <= SHARED_LIMIT
+    assert max(cuda_segments.SHARED.values()) <= SHARED_LIMIT
     for name, shared_bytes in cuda_scan.PREPARATIONS.items():  # blocks an SM, as the launch bounds ask
         assert (5 if name.endswith("_lean") else 4) * (shared_bytes + RESERVED) <= SM_SHARED, name
 
@@ -231,7 +236,7 @@ def test_shared_memory_fits() -> None:
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="nvcc is not installed")
 @pytest.mark.parametrize(
     "source",
-    [*cuda_scan.CUDA_SOURCES, cuda_decode.SOURCE, cuda_decode_conv.SOURCE],
+    [*cuda_scan.CUDA_SOURCES, cuda_segments.SOURCE, cuda_decode.SOURCE, cuda_decode_conv.SOURCE],
     ids=lambda s: s.path.stem,
 )
 def test_compiles_for_hopper_without_spills(source: CudaSource) -> None:
@@ -246,7 +251,7 @@ def test_compiles_for_hopper_without_spills(source: CudaSource) -> None:
         if row["build"].startswith("gdn_prepare"):
             asked = 5 if row["build"].endswith("_lean") else 4  # *PREPARE_BLOCKS of prepare.cuh
             assert row["blocks_per_sm"] == asked, row["build"]
-        if row["build"].startswith(("gdn_scan", "gdn_prepare", "gdn_fused")):
+        if row["build"].startswith(("gdn_scan", "gdn_prepare", "gdn_fused", "gdn_segment_maps", "gdn_segment_scan")):
             assert "wgmma" in row["instruction"]
 
 
@@ -312,6 +317,31 @@ def test_one_launch_gives_the_bits_of_two_under_a_graph(problem: Workload) -> No
         assert all(torch.equal(out[name], wanted[name]) for name in wanted), f"replay {turn}"
         assert not any(x.isnan().any() for x in out.values())
     assert args["sync"][:2].tolist() == [51, 0]
+
+
+SPLIT = [w for w in WIDE if w["D"] == 128 and w["T"] > 128 and "out_dtype" not in w.axes]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("problem", SPLIT, ids=lambda p: p.id)
+def test_segments_against_reference(problem: Workload) -> None:
+    """Of one chunk, of two and of sixteen; then replayed in a workspace full of NaN."""
+    needs_hopper()
+    inputs = cases.inputs(problem, 1, "cuda")
+    wanted = reference(inputs)
+    plans = [segments.Plan(chunks, groups, 0.0, 0) for chunks in (1, 2, 16) for groups in (1, 2)]
+    for plan in plans:
+        args, out = cuda_segments.prepare(inputs, plan), cases.outputs(problem, inputs)
+        cuda_segments.run(args, out)
+        assert_within(out, inputs, problem, str(problem["dtype"]), wanted)
+        again = cases.outputs(problem, inputs)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            cuda_segments.run(args, again)
+        for name in ("workspace", "starts", "transitions"):
+            args[name].view(torch.uint8).fill_(0xFF)
+        graph.replay()
+        assert all(torch.equal(out[name], again[name]) for name in out), plan
 
 
 @pytest.mark.gpu

@@ -21,7 +21,7 @@ import torch
 
 from kernels import cuda
 from kernels.common import CudaSource, Tensors, Workload
-from kernels.gdn import cases, cuda_decode, cuda_decode_conv, cuda_scan
+from kernels.gdn import cases, cuda_decode, cuda_decode_conv, cuda_scan, cuda_segments, segments
 from kernels.gdn.controls import cuda_decode_single
 from kernels.gdn.reference import reference
 from lab.check.accuracy import compare
@@ -36,7 +36,7 @@ RACING = """extern "C" __global__ void racing(int* to) {
 """
 KERNELS = {
     "decode": {*cuda_decode.SOURCE.kernels, *cuda_decode_conv.SOURCE.kernels},
-    "scan": {*cuda_scan.SOURCE.kernels, *cuda_scan.FUSED.kernels},
+    "scan": {*cuda_scan.SOURCE.kernels, *cuda_scan.FUSED.kernels, *cuda_segments.SOURCE.kernels},
     "racing": {"racing"},
 }
 
@@ -99,6 +99,12 @@ def scan() -> None:
             cuda_scan.prefill_at_once(args | cuda_scan.in_order(args, 3), out)
 
         check(problem, dtype, one)
+        for groups in (1, 2):
+
+            def split(inputs: Tensors, out: Tensors, groups: int = groups) -> None:
+                cuda_segments.run(cuda_segments.prepare(inputs, segments.Plan(4, groups, 0.0, 0)), out)
+
+            check(problem, dtype, split)
 
 
 def racing() -> None:
@@ -165,7 +171,8 @@ def test_no_hazards_in_shared_memory_and_no_wild_address(what: str, program: Cal
     found = hazards(said)
     assert bool(found) == ("SUMMARY: 0 hazards" not in said)
     if what == "scan":
-        code = {name: at for source in cuda_scan.CUDA_SOURCES for name, at in addressed(source).items()}
+        sources = (*cuda_scan.CUDA_SOURCES, cuda_segments.SOURCE)
+        code = {name: at for source in sources for name, at in addressed(source).items()}
         for name in code:
             assert ("_lean" in name and "scan" in name) == any(text.startswith(MAKER) for text in code[name].values())
         found = [pair for pair in found if not ordered_by_barrier(*(code[name][at] for name, at in pair))]

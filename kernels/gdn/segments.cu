@@ -1,0 +1,316 @@
+// Gated delta rule over long sequences on few heads, split along time (segments.py; sm_90a), behind the preparation of
+// scan.cu:
+//   maps     a block carries 64 columns of B (from zero) and 64 of A (from the identity, no values) through a segment:
+//            two warpgroups on the same k, X and vectors. A sequence's first segment scans with outputs instead
+//   compose  S_{i+1} = A_i S_i + B_i in float32
+//   scan     the scan of scan.cuh, each segment from its own S
+// rows: two entries a segment, {first token, tokens, first chunk, sequence}, {its number, whether its sequence's first,
+// whether the last, 0}. starts [segments, hv, D, D] float32: before each segment S, until it is composed B. transitions
+// likewise: A transposed, [in, out]; once used up, room for the states behind segments that nobody reads.
+
+#include "scan.cuh"
+
+struct Segment {
+    int first, tokens, chunk0, sequence, number, leads, ends;
+};
+DEVICE Segment segment_of(const int4* rows) {
+    const int4 a = __ldg(rows + 2 * blockIdx.z), b = __ldg(rows + 2 * blockIdx.z + 1);
+    return {a.x, a.y, a.z, a.w, b.x, b.y, b.z};
+}
+struct Joint {
+    float *starts, *transitions;
+};
+template <int D>
+DEVICE long state_row(const Scan& s, int row) {
+    return (long)row * s.hv * D * D;
+}
+
+constexpr int FLOAT32 = 2;  // of a state, as the host says it
+constexpr int SCAN_STAGES = 3, MAP_STAGES = 4;
+template <int D>
+struct MapStage {
+    static constexpr int V = D / 64 * TILE, X = V + TILE, VECTORS = X + TILE, BYTES = VECTORS + 1024;
+};
+
+// Zeros above the triangles of each stage, and barriers that all threads see.
+template <int STAGES, int BYTES, int TRIANGLES>
+DEVICE void clear_triangles(char* triangles) {
+    constexpr int PIECES = TRIANGLES * TILE / 16;
+    for (int at = threadIdx.x; at < STAGES * PIECES; at += blockDim.x)
+        ASYNC_SHARED(uint4, triangles + at / PIECES * BYTES + at % PIECES * 16) = make_uint4(0, 0, 0, 0);
+    fence_proxy_async_shared();
+    mbarrier_init_fence();
+    __syncthreads();
+}
+
+// A segment with its outputs, by GROUPS warpgroups, one that loads and stores, and idle ones. LEADS: from the
+// sequence's initial state, else from its own S.
+template <int D, int TYPE, int GROUPS, bool LEADS>
+DEVICE void scan_segment(Scan& s, const Joint& joint, char* shared, const Segment& x) {
+    using At = Stage<D, GROUPS, false>;
+    constexpr int STAGES = SCAN_STAGES;
+    char* staging = shared + STAGES * At::BYTES;
+    u64* full = reinterpret_cast<u64*>(staging + GROUPS * TILE);
+    u64 *empty = full + STAGES, *filled = empty + STAGES, *drained = filled + GROUPS;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; i++) mbarrier_init(full + i, 1), mbarrier_init(empty + i, 4 * GROUPS);
+        for (int i = 0; i < GROUPS; i++) mbarrier_init(filled + i, 4), mbarrier_init(drained + i, 1);
+    }
+    clear_triangles<STAGES, At::BYTES, 2>(shared + At::X);
+    const int group = threadIdx.x / 128, head = blockIdx.y, column0 = blockIdx.x * 64 * GROUPS;
+    if (group > GROUPS) {
+        warpgroup_reg_dealloc<24>();
+    } else if (group == GROUPS) {
+        warpgroup_reg_dealloc<56>();
+        const int warp = (int)(threadIdx.x / 32) - 4 * GROUPS;
+        if (warp == 0)
+            produce<D, GROUPS, STAGES, false, false, false>(s, shared, full, empty, x.first, x.tokens, x.chunk0, head,
+                                                            column0);
+        else if (warp <= GROUPS)
+            store_outputs<D>(s, staging + (warp - 1) * TILE, filled + warp - 1, drained + warp - 1, x.first, x.tokens,
+                             head * D + column0 + (warp - 1) * 64);
+    } else {
+        warpgroup_reg_alloc<224>();
+        const long of_sequence = state_row<D>(s, x.sequence) * (s.state_type == BF16 ? 2 : 4);
+        s.final_type = s.state_type;
+        if (x.ends) {
+            s.final_state = static_cast<char*>(s.final_state) + of_sequence;
+        } else {
+            s.final_state =
+                (LEADS ? joint.starts + state_row<D>(s, x.number + 1) : joint.transitions + state_row<D>(s, x.number));
+            s.final_type = FLOAT32;
+        }
+        if (LEADS) {
+            s.initial_state = static_cast<const char*>(s.initial_state) + of_sequence;
+        } else {
+            s.initial_state = joint.starts + state_row<D>(s, x.number);
+            s.state_type = FLOAT32;
+            wait_on_dependent_grids();  // composed
+        }
+        consume<D, TYPE, GROUPS, STAGES, TYPE, false, false>(s, shared, staging + group * TILE, full, empty,
+                                                             filled + group, drained + group, nullptr, x.first,
+                                                             x.tokens, 0, head, column0 + 64 * group);
+    }
+}
+
+// The producer warp of a map: k, 64 columns of v, X and vectors of whole chunks, which are all that a segment has
+// unless it ends its sequence.
+template <int D>
+DEVICE void produce_map(const Scan& s, char* stages, u64* full, u64* empty, const Segment& x, int head, int column0) {
+    using At = MapStage<D>;
+    const int head_k = head / (s.hv / s.hk);
+    const char* block = s.workspace + ((long)x.chunk0 * s.hv + head) * BLOCK;
+    int at_stage = 0, phase = 1;
+#pragma unroll 1
+    for (int at = 0; at < x.tokens; at += C) {
+        char* stage = stages + at_stage * At::BYTES;
+        u64* bar = full + at_stage;
+        mbarrier_wait(empty + at_stage, phase);
+        mbarrier_arrive_expect_tx(bar, At::X + TRIANGLE + 1024);
+#pragma unroll
+        for (int i = 0; i < D / 64; i++)
+            tma_load_2d(shared_address(stage + i * TILE), s.k_map, head_k * D + i * 64, x.first + at,
+                        shared_address(bar));
+        tma_load_2d(shared_address(stage + At::V), s.v_map, head * D + column0, x.first + at, shared_address(bar));
+        if (at == 0) wait_on_dependent_grids();  // the preparation
+#pragma unroll
+        for (int m = 0; m < 4; m++)
+            tma_load_1d(shared_address(stage + At::X + 2560 * m), block + triangle_step(m), 2048 - 512 * m,
+                        shared_address(bar));
+        tma_load_1d(shared_address(stage + At::VECTORS), block + 2 * TRIANGLE, 1024, shared_address(bar));
+        block += (long)s.hv * BLOCK;
+        if (++at_stage == MAP_STAGES) at_stage = 0, phase ^= 1;
+    }
+}
+
+// One warpgroup's 64 columns of B (VALUES) or A, as `consume` carries a state: the same products in the same order
+// without what outputs need. Writes B [k, v] or A transposed [in, out], float32.
+template <int D, int TYPE, bool VALUES>
+DEVICE void carry_map(char* stages, u64* full, u64* empty, int count, float* to, int column0) {
+    using At = MapStage<D>;
+    const int warp = threadIdx.x / 32 & 3, lane = threadIdx.x & 31, quad = lane >> 2, pair = lane & 3;
+    const int group = lane >> 3, in_group = lane & 7, row = column0 + warp * 16 + quad;
+    const int transposed = swizzled(8 * (group >> 1) + in_group, 2 * warp + (group & 1));
+    float t[D / 2], y[32], u[32];
+    u32 state[D / 4], left[16];
+#pragma unroll
+    for (int i = 0; i < D / 2; i++)
+        t[i] = !VALUES && row + (i >> 1 & 1) * 8 == i / 4 * 8 + 2 * pair + (i & 1) ? 1.0f : 0.0f;
+#pragma unroll
+    for (int i = 0; i < D / 4; i++) state[i] = pack16<TYPE>(t[2 * i], t[2 * i + 1]);
+    const auto load_factors = [&](float2(&x)[8], const float* from) {
+#pragma unroll
+        for (int j = 0; j < 8; j++) x[j] = *reinterpret_cast<const float2*>(from + 8 * j);
+    };
+    const auto step = [](int i) { return (u64)(((i >> 2) * TILE + (i & 3) * 32) >> 4); };  // 16 columns on
+#pragma unroll 1
+    for (int n = 0, at_stage = 0, phase = 0; n < count; n++) {
+        char* stage = stages + at_stage * At::BYTES;
+        mbarrier_wait(full + at_stage, phase);
+        const u32 base = warp_uniform(shared_address(stage));
+        const u64 k_columns = smem_descriptor_128B(base), k_rows = smem_descriptor_128B(base, TILE);
+        const float* vectors = reinterpret_cast<const float*>(stage + At::VECTORS) + 2 * pair;
+        float2 factors[8];
+
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < D / 16; i++) wgmma_rs<64, TYPE == BF16>(y, state + 4 * i, k_columns + step(i), i > 0);
+        wgmma_commit();
+        u32 v[4][4] = {};
+        if (VALUES)
+#pragma unroll
+            for (int j = 0; j < 8; j += 2)
+                ldmatrix_x4_trans(v[j / 2], shared_address(stage + At::V + transposed + j * 1024));
+        load_factors(factors, vectors);
+        wgmma_wait<0>(y);
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const u32 word = v[j / 2][j % 2 * 2 + i];
+                const float low = widen<TYPE>((u16)word), high = widen<TYPE>((u16)(word >> 16));
+                left[2 * j + i] =
+                    pack16<FP16>(low - factors[j].x * y[4 * j + 2 * i], high - factors[j].y * y[4 * j + 2 * i + 1]);
+            }
+        wgmma_fence();
+        times_triangle(u, left, base + At::X, 0);
+        wgmma_commit();
+        const float total = vectors[3 * C - 2 * pair];
+        load_factors(factors, vectors + 2 * C);
+#pragma unroll
+        for (int i = 0; i < D / 2; i++) t[i] *= total;
+        wgmma_wait<0>(u);
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                left[2 * j + i] = pack16<TYPE>(factors[j].x * u[4 * j + 2 * i], factors[j].y * u[4 * j + 2 * i + 1]);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < 4; i++) wgmma_rs<D, TYPE == BF16, true>(t, left + 4 * i, k_rows + (u64)(i * 2048 >> 4), 1);
+        wgmma_commit();
+        wgmma_wait<0>(t);
+#pragma unroll
+        for (int i = 0; i < D / 4; i++) state[i] = pack16<TYPE>(t[2 * i], t[2 * i + 1]);
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(empty + at_stage);
+        if (++at_stage == MAP_STAGES) at_stage = 0, phase ^= 1;
+    }
+#pragma unroll
+    for (int i = 0; i < D / 2; i += 2) {
+        const int k = i / 4 * 8 + 2 * pair, column = row + (i >> 1 & 1) * 8;
+        if (VALUES) to[(long)k * D + column] = t[i], to[(long)(k + 1) * D + column] = t[i + 1];
+        else *reinterpret_cast<float2*>(to + (long)column * D + k) = float2{t[i], t[i + 1]};
+    }
+}
+
+template <int D, int TYPE>
+DEVICE void map_segment(const Scan& s, const Joint& joint, char* shared, const Segment& x) {
+    using At = MapStage<D>;
+    u64 *full = reinterpret_cast<u64*>(shared + MAP_STAGES * At::BYTES), *empty = full + MAP_STAGES;
+    if (threadIdx.x == 0)
+        for (int i = 0; i < MAP_STAGES; i++) mbarrier_init(full + i, 1), mbarrier_init(empty + i, 8);
+    clear_triangles<MAP_STAGES, At::BYTES, 1>(shared + At::X);
+    const int group = threadIdx.x / 128, head = blockIdx.y, column0 = blockIdx.x * 64;
+    if (group == 2) {
+        warpgroup_reg_dealloc<56>();
+        if (threadIdx.x == 2 * 128) produce_map<D>(s, shared, full, empty, x, head, column0);
+    } else {
+        warpgroup_reg_alloc<224>();
+        const long of_head = (long)head * D * D;
+        if (group == 0)
+            carry_map<D, TYPE, true>(shared, full, empty, x.tokens / C,
+                                     joint.starts + state_row<D>(s, x.number + 1) + of_head, column0);
+        else
+            carry_map<D, TYPE, false>(shared, full, empty, x.tokens / C,
+                                      joint.transitions + state_row<D>(s, x.number) + of_head, column0);
+    }
+}
+
+#define ARGUMENTS                                                                                                     \
+    const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap q_map,                                 \
+        const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap o_map, const u16 *q, const u16 *k, \
+        const u16 *v, const char *workspace, const void *initial_state, void *final_state, u16 *o, const int4 *rows,  \
+        float *starts, float *transitions, int hk, int hv, int state_type
+#define GIVEN                                                                       \
+    DYNAMIC_SHARED(memory);                                                         \
+    char* const shared = reinterpret_cast<char*>(memory);                           \
+    const Segment x = segment_of(rows);                                             \
+    const Joint joint{starts, transitions};                                         \
+    Scan s{&k_map,        &q_map,      &v_map, &o_map,  q,       k,  v,  workspace, \
+           initial_state, final_state, o,      nullptr, nullptr, hk, hv, state_type};
+// Grid (2, hv, segments that are not their sequence's last, and those that are all of it): halves of a head.
+#define MAPS(D, NAME, TYPE)                                                                          \
+    extern "C" __global__ void __launch_bounds__(384, 1) gdn_segment_maps_d##D##_##NAME(ARGUMENTS) { \
+        GIVEN                                                                                        \
+        if (x.leads) scan_segment<D, TYPE, 1, true>(s, joint, shared, x);                            \
+        else map_segment<D, TYPE>(s, joint, shared, x);                                              \
+    }
+// Grid (2 / GROUPS, hv, segments that are not their sequence's first).
+#define SCANS(D, NAME, TYPE, GROUPS)                                    \
+    extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1) \
+        gdn_segment_scan_d##D##_##NAME##_g##GROUPS(ARGUMENTS) {         \
+        GIVEN                                                           \
+        scan_segment<D, TYPE, GROUPS, false>(s, joint, shared, x);      \
+    }
+
+MAPS(128, bf16, BF16)
+MAPS(128, fp16, FP16)
+SCANS(128, bf16, BF16, 1)
+SCANS(128, bf16, BF16, 2)
+SCANS(128, fp16, FP16, 1)
+SCANS(128, fp16, FP16, 2)
+
+// Grid (D / 16, hv, sequences), 512 threads: 16 columns of S through the segments [firsts[z], firsts[z + 1]) of a
+// sequence. Thread (part, k) sums a quarter of the inputs for output k, all columns; then the quarters are added.
+constexpr int COLUMNS = 16, PARTS = 4, SUM_STRIDE = COLUMNS + 4;
+extern "C" __global__ void __launch_bounds__(512, 1)
+    gdn_segment_compose_d128(float* starts, const float* transitions, const int* firsts, int hv) {
+    constexpr int D = 128;
+    DYNAMIC_SHARED(memory);
+    float* const state = reinterpret_cast<float*>(memory);  // [D in][COLUMNS]
+    float* const sums = state + D * COLUMNS;                // [PARTS][D][SUM_STRIDE]
+    const int k = threadIdx.x & 127, part = threadIdx.x / 128;
+    const int row = threadIdx.x / 4, column = threadIdx.x % 4 * 4;  // of what this thread adds up
+    const int last = firsts[blockIdx.z + 1] - 1;
+    const long of_head = (long)blockIdx.y * D * D, segment = (long)hv * D * D;
+    float* own = starts + of_head + row * D + blockIdx.x * COLUMNS + column;
+    float a[D / PARTS];
+    const auto load = [&](int i) {
+        const float* from = transitions + i * segment + of_head + part * (D / PARTS) * D + k;
+#pragma unroll
+        for (int j = 0; j < D / PARTS; j++) a[j] = from[j * D];
+    };
+    int i = firsts[blockIdx.z] + 1;
+    wait_on_dependent_grids();
+    if (i >= last) return;
+    load(i);
+    *reinterpret_cast<float4*>(state + row * COLUMNS + column) = *reinterpret_cast<const float4*>(own + i * segment);
+    __syncthreads();
+#pragma unroll 1
+    for (; i < last; i++) {
+        float sum[COLUMNS] = {};
+        float4 s = *reinterpret_cast<const float4*>(own + (i + 1) * segment);  // B
+#pragma unroll
+        for (int j = 0; j < D / PARTS; j++)
+#pragma unroll
+            for (int c = 0; c < COLUMNS; c += 4) {
+                const float4 x =
+                    *reinterpret_cast<const float4*>(state + (part * (D / PARTS) + j) * COLUMNS + c);  // a broadcast
+                sum[c] = fmaf(a[j], x.x, sum[c]), sum[c + 1] = fmaf(a[j], x.y, sum[c + 1]);
+                sum[c + 2] = fmaf(a[j], x.z, sum[c + 2]), sum[c + 3] = fmaf(a[j], x.w, sum[c + 3]);
+            }
+        float* to = sums + (part * D + k) * SUM_STRIDE;
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c += 4)
+            *reinterpret_cast<float4*>(to + c) = make_float4(sum[c], sum[c + 1], sum[c + 2], sum[c + 3]);
+        if (i + 1 < last) load(i + 1);
+        __syncthreads();
+#pragma unroll
+        for (int p = 0; p < PARTS; p++)
+            s = s + *reinterpret_cast<const float4*>(sums + (p * D + row) * SUM_STRIDE + column);
+        *reinterpret_cast<float4*>(own + (i + 1) * segment) = s;
+        *reinterpret_cast<float4*>(state + row * COLUMNS + column) = s;
+        __syncthreads();
+    }
+}
