@@ -239,6 +239,8 @@ class Candidate:
     config:    workload -> the launch choice in one line, stored in the row.
     work:      (workload, multiprocessors) -> the counts that its `config` implies; None for what no router takes.
     layouts:   output name -> how its memory lies, where a library's order is not ours.
+    eager:     (args, out) -> outputs by name, as a server calls it without a graph: it allocates what it returns, and
+               takes of `out` only what is updated in place. The timer "host" calls it; None where that is `run`.
     no_route:  "" or why no router takes it: an arm that shows a defect or one change to another arm, or whose times do
                not compare with others'.
     """
@@ -254,6 +256,7 @@ class Candidate:
     work: Callable[[Workload, int], Work] | None = None
     layouts: Mapping[str, Layout] = field(default_factory=dict)
     no_route: str = ""
+    eager: Callable[[Tensors, Tensors], Tensors] | None = None
 
 
 class Cases(Protocol):

@@ -24,6 +24,11 @@ def run(args: Tensors, out: Tensors) -> None:
     torch.matmul(args["x"], args["w"].T, out=out["y"])
 
 
+def eager(args: Tensors, out: Tensors) -> Tensors:
+    """As a layer of a model calls it."""
+    return {"y": torch.nn.functional.linear(args["x"], args["w"])}
+
+
 def _refuses(workload: Workload) -> str:
     return "" if workload["dtype"] == "bf16" else f"dtype={workload['dtype']}: this control is bf16 throughout"
 
@@ -33,4 +38,4 @@ def work(workload: Workload, sms: int) -> Work:
     return library_product(workload["M"], workload["N"], workload["K"], sms)
 
 
-CANDIDATES = (Candidate("torch_bf16", "bf16", run, prepare=prepare, refuses=_refuses, work=work),)
+CANDIDATES = (Candidate("torch_bf16", "bf16", run, prepare=prepare, refuses=_refuses, work=work, eager=eager),)

@@ -18,6 +18,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
+from kernels import operators
 from kernels.common import Build, Candidate, Needs, Tensors, Workload, asked_capability
 from kernels.gdn import ops as gdn_ops
 from kernels.gdn import triton_decode, triton_decode_conv
@@ -43,14 +44,13 @@ def anew(packed: nvfp4_ops.Linear) -> Callable[[torch.Tensor], torch.Tensor]:
     """The product with scratch of its own in every call: zeros, as what adds up in it expects."""
 
     def call(x: torch.Tensor) -> torch.Tensor:
-        kept, packed.parts = (
-            packed.parts,
-            [(*part[:3], [torch.zeros_like(t) for t in part[3]]) for part in packed.parts],
-        )
+        kept = packed.parts, packed.plans
+        packed.parts = [(*part[:3], [torch.zeros_like(t) for t in part[3]]) for part in packed.parts]
+        packed.plans = operators.Plans()  # they hold the scratch that they were made for
         try:
             y: torch.Tensor = packed(x)
         finally:
-            packed.parts = kept
+            packed.parts, packed.plans = kept
         return y
 
     return call

@@ -152,7 +152,7 @@ class Arm:
         assert self.backend
         assert self.family
         self.timer = self.backend.timer(self.at.timer, self.at.l2, self.at.l2_bytes)
-        self.arm = arm = sampling.Arm(self.at.candidate, candidate.run, [])
+        self.arm = arm = sampling.Arm(self.at.candidate, candidate.run, [], eager=candidate.eager)
         fastest_s, held = float("inf"), None
         for inputs, out in asked.sets:
             given = _opened(inputs)

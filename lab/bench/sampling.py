@@ -62,7 +62,7 @@ class Arm:
     sample and for one call on each set; turn: samples that the timer took of these sets. inputs, outputs: those of each
     set, as tensors that no candidate gets (see `accuracy.handed`). prepare_us, prepared_bytes: time and memory of
     `prepare`. made, stirred: the first set's seed, of the inputs and of its activations since. firsts: the first sample
-    of each visit over the median of the others.
+    of each visit over the median of the others. eager: as in `kernels.common.Candidate`.
     """
 
     name: str
@@ -75,6 +75,7 @@ class Arm:
     samples_us: list[float] = field(default_factory=list)
     blocks_us: list[float] = field(default_factory=list)
     firsts: list[float] = field(default_factory=list)
+    eager: Callable[[Any, Any], Any] | None = None
     inputs: list[Any] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
     made: int = 0

@@ -1,4 +1,6 @@
-"""The timers: three ways to learn how long a call takes on the GPU. A row stores the name of the one that was used.
+"""The timers: three ways to learn how long a call takes on the GPU, one for how long it keeps the host.
+
+A row stores the name of the one that was used.
 
 graph   The default. Every arm becomes a CUDA graph of many calls that walk over its sets; a sample is one replay
         between two events, divided by the calls, and the samples of a visit follow each other without a pause. Python
@@ -9,6 +11,10 @@ events  One call between two events, the L2 flushed before it when cold. For wha
         stay ahead of the GPU: a candidate of many small launches is charged for its launches.
 cupti   The durations of the kernels themselves, from Kineto (torch.profiler), summed over the replay of the graph and
         divided by the calls. No gaps at all; slow to take. Used for the cross-check, and for very short kernels.
+host    The calling thread's time for an eager call (`Candidate.eager`) in inference mode, by the host's clock: calls
+        that walk over the sets, the GPU idle before the first. They are too few to fill the launch queue, so the GPU's
+        own time is not in it. Its rows have `host_us` and no time of a kernel; a process tells its own time, as under
+        `events`.
 
 None falls back to another: a candidate that cannot be captured is an error under `graph`. Imported only where torch is
 needed anyway.
@@ -18,6 +24,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -28,11 +35,12 @@ from torch.profiler import ProfilerActivity, profile
 from lab.base.errors import BadInput, nearest
 from lab.bench.sampling import Arm, Timer
 
-NAMES = ("graph", "events", "cupti")
+NAMES = ("graph", "events", "cupti", "host")
 GRAPH_TARGET_US = 3000.0  # long, so that what a replay costs by itself is a small part of a sample
 GUESSES = 3  # replays of one call on each set that say how many calls take so long
 HEAD_START_CYCLES = 400_000  # about 200 us in which the host queues what is to be timed
 FLUSH_FACTOR = 2
+HOST_CALLS = 100  # of a sample; a queue of launches holds a thousand
 
 
 def named(name: str, l2: str, l2_bytes: int) -> Timer:
@@ -41,6 +49,8 @@ def named(name: str, l2: str, l2_bytes: int) -> Timer:
         return EventsTimer(l2_bytes if l2 == "cold" else 0)
     if name not in NAMES:
         raise BadInput("--timer", f'"{name}" is no timer', nearest(name, NAMES))
+    if name == "host":
+        return HostTimer()
     return GraphTimer() if name == "graph" else CuptiTimer()
 
 
@@ -146,6 +156,51 @@ class EventsTimer:
 
     def release(self, arm: Arm) -> None:
         """Nothing is kept."""
+
+
+class HostTimer:
+    """See the module: the host's clock around eager calls."""
+
+    name = "host"
+
+    def prepare(self, arm: Arm) -> None:
+        """Call each set twice, so that nothing is left to compile, and say how many calls a sample holds."""
+        arm.calls = max(1, HOST_CALLS // len(arm.sets)) * len(arm.sets)
+        with torch.inference_mode():
+            for _ in range(2):
+                self._calls(arm, len(arm.sets))
+
+    def visit(self, arm: Arm, samples: int) -> list[float]:
+        """Rounds of calls over all sets, us a call; what the last call on each gave ends in its outputs."""
+        with torch.inference_mode():
+            taken = [self._calls(arm, arm.calls) for _ in range(samples)]
+        arm.turn += samples
+        return taken
+
+    def _calls(self, arm: Arm, calls: int) -> float:
+        given: list[Any] = [None] * len(arm.sets)
+        _wait()
+        began = time.perf_counter_ns()
+        if arm.eager is None:
+            _walk(arm, calls // len(arm.sets))
+        else:
+            for _ in range(calls // len(arm.sets)):
+                for number, (args, out) in enumerate(arm.sets):
+                    given[number] = arm.eager(args, out)
+        taken = (time.perf_counter_ns() - began) / 1e3 / calls
+        for made, (_, out) in zip(given, arm.sets, strict=True):
+            for name, tensor in (made or {}).items():
+                out[name].copy_(tensor)
+        _wait()
+        return taken
+
+    def release(self, arm: Arm) -> None:
+        """Nothing is kept."""
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 class CuptiTimer(GraphTimer):

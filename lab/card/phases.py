@@ -94,7 +94,7 @@ class Protocol(Struct, frozen=True, forbid_unknown_fields=True):
     rest: idle time after each visit, as a multiple of the visit. No part of the gate's hash.
     """
 
-    timer: Literal["graph", "events", "cupti"] | None = None
+    timer: Literal["graph", "events", "cupti", "host"] | None = None
     l2: Literal["cold", "warm"] | None = None
     rest: files.NotNegative | None = None
 
@@ -255,6 +255,12 @@ def _check(card: _File, stem: str, house: bool) -> None:
         _known("system", card.system, vocabulary.words().system)
     else:
         _known("device", card.device, devices.ids())
+    asked = {c.metric for gate in (card.gate, *card.claims) for _, c in gate.conditions()}
+    host = card.measure.timer == "host"
+    if card.family and (host or "host_us" in asked):
+        wrong = sorted(asked & {"kernel_us", "sequence_us", "roofline_fraction"}) if host else ["host_us"]
+        what = f'asks for {", ".join(wrong)} with measure.timer = "{card.measure.timer or "graph"}"'
+        _refuse(bool(wrong), what, 'host_us stands on rows of timer = "host", and they hold no other time')
     for name in card.metric:
         _refuse(name in vocabulary.metrics(), f"metric.{name} is declared already", "leave it out, or rename yours")
     for key, names in (("workloads", card.workloads), ("beside", card.beside)):

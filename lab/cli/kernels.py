@@ -189,7 +189,7 @@ def _measured(arguments: Namespace, settings: Any, cards: Any, named: Sequence[s
             for row in rows:
                 failed |= row.status not in ("ok", "skipped")
                 printed.append({k: v for k, v in row.to_json().items() if not k.endswith(UNPRINTED)})
-                result = f"{row.status}: {row.message}" if row.time_us is None else f"{row.time_us:.2f} us"
+                result = f"{row.status}: {row.message}" if row.own_us is None else f"{row.own_us:.2f} us"
                 shown.result(f"{row.phase} {row.workload_id} {row.arm} {row.name}: {result}")
     if arguments.json:
         print_json(printed)

@@ -166,7 +166,7 @@ COMMANDS = {
         arg("--placements", type=int, default=8, metavar="N", help="how often all sets are allocated anew (default 8)"),
         arg("--processes", type=int, default=2, metavar="N", help="processes they are spread over (default 2)"),
         arg("--rest", type=float, default=0.0, help="idle after each visit, times its length (default 0)"),
-        arg("--timer", default="graph", choices=("graph", "events", "cupti"), help="default graph"),
+        arg("--timer", default="graph", choices=("graph", "events", "cupti", "host"), help="default graph"),
         arg("--l2", default="cold", choices=("cold", "warm"), help="default cold"),
         flag("--peers", "time the installed rival libraries in the same run"),
         arg("--budget", metavar="TIME", help="stop before this is spent, e.g. 8m: most decisive first"),

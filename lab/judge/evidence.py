@@ -43,7 +43,7 @@ def protocol(row: Measurement) -> tuple[str, str, float]:
 
 def other_protocols(rows: Iterable[Measurement], together: Iterable[Iterable[str]] = ()) -> list[str]:
     """One phrase for each protocol by which both arms were timed somewhere that `pairs` chose none of its runs."""
-    rows = [row for row in rows if row.time_us is not None]
+    rows = [row for row in rows if row.own_us is not None]
     chosen, runs = pairs(rows, together), _by_run(rows)
     left: dict[tuple[str, str, float], int] = {}
     for workload, pair in chosen.items():
@@ -58,7 +58,7 @@ def other_protocols(rows: Iterable[Measurement], together: Iterable[Iterable[str
 
 def apart(control: Measurement | None, candidate: Measurement | None) -> str:
     """ "" or in what two arms differ that were timed together if this is a comparison."""
-    if control is None or candidate is None or control.time_us is None or candidate.time_us is None:
+    if control is None or candidate is None or control.own_us is None or candidate.own_us is None:
         return ""
     sides = {key: (getattr(control, key), getattr(candidate, key)) for key in ALIKE}
     said = [f"{key} ({ours}, {theirs})" for key, (ours, theirs) in sides.items() if ours != theirs]
@@ -124,7 +124,7 @@ def compared(card: phases.Card) -> list[list[str]]:
 def readings(
     rows: Iterable[Measurement], device: devices.Device, together: Iterable[Iterable[str]] = ()
 ) -> dict[tuple[str, str], Reading]:
-    """Evidence from rows, for each workload: kernel_us, sequence_us, errors, engagements and roofline_fraction.
+    """Evidence from rows, for each workload: times (kernel_us, sequence_us or host_us), errors and the rest.
 
     together: as in `pairs`.
     """
@@ -133,13 +133,14 @@ def readings(
         arms = [row for row in (control, candidate) if row]
         ids = tuple(row.id for row in arms)
         by_block = change_pct(control, candidate)
-        placed = candidate.placements if candidate and candidate.time_us is not None else 0
+        placed = candidate.placements if candidate and candidate.own_us is not None else 0
         open_ = unsettled(control, candidate)
         arrival = arrival_of(str(row.workload.get("arrival", "")) for row in arms)
-        found["kernel_us", workload] = Reading(
+        metric = arms[0].metric
+        found[metric, workload] = Reading(
             unit="us",
-            control=control.time_us if control else None,
-            candidate=candidate.time_us if candidate else None,
+            control=control.own_us if control else None,
+            candidate=candidate.own_us if candidate else None,
             # Over placements the interval has both arms' noise, and without what they share.
             control_sd_pct=control.sd_pct if control and placed < 2 else None,
             noise_pct=aa_pct(control, candidate) if placed < 2 else None,
@@ -154,8 +155,8 @@ def readings(
             profiled=any(row.profiled for row in arms),
             arrival=arrival,
         )
-        if batch := arms[0].workload.get("batch"):
-            us = found["kernel_us", workload]
+        if metric == "kernel_us" and (batch := arms[0].workload.get("batch")):
+            us = found[metric, workload]
             shares = [None if arm is None else arm / float(batch) for arm in (us.control, us.candidate)]
             own = us.interval and (us.interval[0] / float(batch), us.interval[1] / float(batch))
             found["sequence_us", workload] = replace(us, control=shares[0], candidate=shares[1], interval=own)
@@ -197,7 +198,7 @@ def change_pct(control: Measurement | None, candidate: Measurement | None) -> tu
     The control of a block is the mean of its A/A pair where the row has both: the two differ by where their buffers
     lie, which moved a ratio of medians by 1.5 % between two runs on an H200.
     """
-    if control is None or candidate is None or control.time_us is None or candidate.time_us is None:
+    if control is None or candidate is None or control.own_us is None or candidate.own_us is None:
         return None
     if max(control.placements, candidate.placements) > 1:
         found = _over_placements(control, candidate)
@@ -226,7 +227,7 @@ def unsettled(control: Measurement | None, candidate: Measurement | None) -> str
     """
     if said := apart(control, candidate):
         return said
-    arms = [row for row in (control, candidate) if row and row.time_us is not None and not isinstance(row, Earlier)]
+    arms = [row for row in (control, candidate) if row and row.own_us is not None and not isinstance(row, Earlier)]
     if not arms:
         return ""
     placements, processes = min(row.placements for row in arms), min(row.processes for row in arms)
@@ -250,7 +251,7 @@ def aa_pct(control: Measurement | None, candidate: Measurement | None) -> float 
 
 def _interval(row: Measurement | None) -> tuple[float, float] | None:
     """The interval of an arm's own time, us, over placements or blocks; None without a time or with a single one."""
-    if row is None or row.time_us is None or len(row.blocks_us or ()) < 2:
+    if row is None or row.own_us is None or len(row.blocks_us or ()) < 2:
         return None
     if row.placements > 1:
         found = interval.of_arm(row.blocks)
@@ -258,7 +259,7 @@ def _interval(row: Measurement | None) -> tuple[float, float] | None:
     else:
         blocks = row.blocks_us or ()
         _, low, high = sampling.ratio_interval([1.0] * len(blocks), blocks)
-    return min(low, row.time_us), max(high, row.time_us)  # the median is over samples, the interval is not
+    return min(low, row.own_us), max(high, row.own_us)  # the median is over samples, the interval is not
 
 
 def between_runs(rows: Iterable[Measurement]) -> dict[str, tuple[int, float]]:
@@ -268,10 +269,10 @@ def between_runs(rows: Iterable[Measurement]) -> dict[str, tuple[int, float]]:
     newest one launched: that a former kernel had another time is no noise.
     """
     spread = {}
-    for workload, by_run in _by_run(row for row in rows if row.time_us is not None).items():
+    for workload, by_run in _by_run(row for row in rows if row.own_us is not None).items():
         both = [(control, candidate) for control, candidate in by_run.values() if control and candidate]
         alike = [pair for pair in both if _launches(pair) == _launches(both[-1])]
-        ratios = [(candidate.time_us or 0.0) / (control.time_us or math.inf) for control, candidate in alike]
+        ratios = [(candidate.own_us or 0.0) / (control.own_us or math.inf) for control, candidate in alike]
         if len(ratios) > 1:
             spread[workload] = len(ratios), 100.0 * statistics.stdev(ratios) / statistics.fmean(ratios)
     return spread

@@ -56,7 +56,7 @@ def floor_of(row: Measurement) -> float | None:
 
 
 def _floor_of(row: Measurement, ways: tuple[str, ...]) -> float | None:
-    if row.flops is None or row.bytes is None or row.pipe is None:
+    if row.metric != "kernel_us" or row.flops is None or row.bytes is None or row.pipe is None:
         return None
     return floor_us(row.device, row.flops, row.bytes, row.pipe, row.l2 or "cold", ways)
 

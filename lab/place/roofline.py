@@ -71,7 +71,7 @@ def of_row(device: Device, row: Measurement) -> Floor:
 def beyond(device: Device, row: Measurement) -> str:
     """ "" or one sentence: the row is faster than the datasheet's bandwidth (cold rows) or peak allows."""
     # Not time_us: a suspect row may beat this ceiling too.
-    if row.median_us is None or row.bytes is None or not device.knows(row.pipe):
+    if row.metric != "kernel_us" or row.median_us is None or row.bytes is None or not device.knows(row.pipe):
         return ""
     floor = of_row(device, row)
     limit_us = floor.floor_us if row.l2 == "cold" else floor.compute_us

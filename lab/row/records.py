@@ -234,9 +234,19 @@ class Measurement(Provenance, frozen=True, kw_only=True, dict=True, tag=2):
         return self.phase.startswith(CALIBRATION)
 
     @property
-    def time_us(self) -> float | None:
-        """Its median, None unless the row is ok."""
+    def metric(self) -> str:
+        """What its samples are of: "host_us" or "kernel_us"."""
+        return "host_us" if (self.timer or self.wanted_timer) == "host" else "kernel_us"
+
+    @property
+    def own_us(self) -> float | None:
+        """Its median, whichever `metric` that is; None unless the row is ok."""
         return self.median_us if self.ok else None
+
+    @property
+    def time_us(self) -> float | None:
+        """Its median time on the GPU; None unless the row is ok, and of one that is of the host."""
+        return self.own_us if self.metric == "kernel_us" else None
 
     def to_json(self) -> dict[str, Any]:
         """Every key and every figure that is computed from the samples, which stand there as numbers."""

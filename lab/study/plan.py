@@ -96,7 +96,11 @@ def plan(card: phases.Card, placements: int = interval.PLACEMENTS, peers: bool =
 
 def _seen(c: Condition, step: float, steps: Sequence[float], floor: float) -> Seen | None:
     """One required line; None where it is of no time that a placement changes."""
-    if c.metric not in ("kernel_us", "sequence_us", "roofline_fraction") or c.compare == "difference" or c.than:
+    if (
+        c.metric not in ("kernel_us", "sequence_us", "host_us", "roofline_fraction")
+        or c.compare == "difference"
+        or c.than
+    ):
         return None
     sign = 1.0 if c.op in (">", ">=") else -1.0
     if c.compare == "value":

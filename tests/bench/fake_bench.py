@@ -90,6 +90,12 @@ class FakeEvents(FakeGraph):
         arm.state = [[lambda s=s: arm.run(*s)] for s in arm.sets]
 
 
+class FakeHost(FakeEvents):
+    """Made-up times under the name of lab.bench.timers.HostTimer."""
+
+    name = "host"
+
+
 def duration_us(name: str) -> float:
     """The made-up clock: controls take 100 us, everything else 80."""
     return CONTROL_US if name.startswith("plain") else CANDIDATE_US
@@ -191,7 +197,8 @@ def quick() -> backend.Backend:
     comparison.recheck = lambda *_: ("", 1e-9)
     comparison.looked_at = lambda *_: ""
     sampling.WARM_UP_S = 0.0
-    return backend.Backend("cpu", 0, lambda name, l2, size: FakeGraph(), clocks, load_quick)
+    made: dict[str, type[FakeGraph]] = {"host": FakeHost}
+    return backend.Backend("cpu", 0, lambda name, l2, size: made.get(name, FakeGraph)(), clocks, load_quick)
 
 
 SLOW = FakeGraph(sleep=True)

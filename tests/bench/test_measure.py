@@ -21,7 +21,7 @@ from lab.bench.sampling import Arm, Comparison, summarise
 from lab.card import phases
 from lab.check import families
 from lab.judge import evidence, rules, verdicts
-from lab.place import ceilings
+from lab.place import ceilings, roofline
 from lab.row import store
 from lab.row.records import CEILINGS, PERFORMANCE, Clocks, Measurement, Provenance
 from lab.write import pages, writeup
@@ -152,6 +152,41 @@ def test_rows_of_a_sound_comparison(tmp_path: Path) -> None:
     verdict = rules.judge(card.gate, evidence.readings(rows, H200))
     assert verdict.word == "BLOCKED"
     assert "placements 1 of 8" in verdict.reason
+
+
+def of_the_host(folder: Path) -> phases.Card:
+    path = folder / "toy.toml"
+    made = fake_bench.card(folder, ("n63",))
+    text = made.path.read_text().replace('metric = "kernel_us"', 'metric = "host_us"')
+    path.write_text(text.replace("[gate]", '[measure]\ntimer = "host"\n[gate]', 1))
+    return phases.load(path)
+
+
+def test_rows_of_the_hosts_time_are_judged_as_such_and_as_nothing_else(tmp_path: Path) -> None:
+    card = of_the_host(tmp_path)
+    way = replace(QUICK, placements=8, processes=2)
+    control, candidate = rows = sweep(card, tmp_path / "run1", way)
+    assert [(r.timer, r.metric, r.time_us) for r in rows] == [("host", "host_us", None)] * 2
+    assert candidate.own_us == pytest.approx(80, rel=0.01)
+    assert (control.aa_pct or 0) > 0
+    found = evidence.readings(rows, H200)
+    assert {metric for metric, _ in found} == {"host_us", "engagements"}
+    read = found["host_us", "n63"]
+    assert (read.control, read.candidate, read.placements) == (control.own_us, candidate.own_us, 8)
+    assert rules.judge(card.gate, found).word == "GO"
+    quick = structs.replace(candidate, flops=1e18, bytes=1e18, pipe="bf16")
+    assert not roofline.beyond(H200, quick)
+    assert roofline.fraction_of(H200, quick) is None
+    assert roofline.beyond(H200, structs.replace(quick, timer="graph"))
+
+
+def test_a_card_asks_for_the_hosts_time_of_the_hosts_timer(tmp_path: Path) -> None:
+    path = of_the_host(tmp_path).path
+    text = path.read_text()
+    for changed in (text.replace('timer = "host"', 'timer = "graph"'), text.replace('"host_us"', '"kernel_us"')):
+        path.write_text(changed)
+        with refused("toy.toml", "measure.timer", remedy='timer = "host"'):
+            phases.load(path)
 
 
 def test_rest_reaches_the_worker_the_rows_and_the_key_of_a_resumed_run(tmp_path: Path, told: list[str]) -> None:

@@ -28,6 +28,30 @@ def test_events_flush_only_when_cold() -> None:
     assert vars(timers.named("events", "warm", 60))["flush_bytes"] == 0
 
 
+def test_the_hosts_timer_calls_what_a_server_calls_and_keeps_its_last_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    seen: list[bool] = []
+
+    def eager(args: Any, out: Any) -> Any:
+        seen.append(torch.is_inference_mode_enabled())
+        return {"y": args * 2}
+
+    sets = [(torch.full((3,), float(number)), {"y": torch.zeros(3)}) for number in range(3)]
+    arm, timer = Arm("eager", lambda args, out: out["y"].fill_(-1), sets, eager=eager), timers.named("host", "cold", 0)
+    timer.prepare(arm)
+    assert (arm.calls, seen.count(True)) == (99, len(seen))
+    seen.clear()
+    times = timer.visit(arm, 2)
+    assert (len(times), len(seen), arm.turn) == (2, 2 * 99, 2)
+    assert all(0 < us < 1e5 for us in times)
+    assert all(torch.equal(out["y"], 2 * args) for args, out in sets)
+    arm.eager = None
+    timer.visit(arm, 1)
+    assert all(bool((out["y"] == -1).all()) for _, out in sets)
+
+
 def doubling(elements: int, sets: int, name: str = "control") -> Arm:
     import torch
 

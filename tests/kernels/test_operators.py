@@ -344,6 +344,22 @@ def test_a_modules_second_call_repeats_the_launch_without_the_operator() -> None
             module(x.half())
 
 
+def test_a_module_with_scratch_of_its_own_in_every_call_repeats_nothing() -> None:
+    served = pytest.importorskip("kernels.step.triton_served")
+    run, driver, scratch = launching(), Driver([8, 8, 8, 4]), torch.ones(5)
+    module, x = toy_module(scratch), torch.zeros(3, 16, dtype=torch.bfloat16)
+    module.parts = [(64, "toy w", [], [scratch])]
+    with torch.no_grad(), stubbed(driver, candidate(run)):
+        module(x)
+        kept = driver.launches[-1][1][1]
+        for _ in range(2):
+            served.anew(module)(x)
+            assert driver.launches[-1][1][1] != kept == scratch.data_ptr()
+        module(x)
+        assert driver.launches[-1][1][1] == kept
+        assert len(run.ran) == 3  # type: ignore[attr-defined]
+
+
 def test_a_plan_with_another_stream_launches_there(monkeypatch: pytest.MonkeyPatch) -> None:
     driver, module, x = Driver([8, 8, 8, 4]), toy_module(torch.zeros(5)), torch.zeros(3, 16, dtype=torch.bfloat16)
     with torch.no_grad(), stubbed(driver, candidate(launching())):

@@ -101,5 +101,5 @@ def _row(name: str, where: str) -> Quantity:
 def from_row(row: Measurement) -> Quantity:
     """A measured row's median time as a quantity; its timer is its clock. One that is suspect counts as withdrawn."""
     withdrawn, clock = "" if row.status == "ok" else f"status {row.status}", row.timer or ""
-    where = (row.device, row.workload_id, "kernel_us")
+    where = (row.device, row.workload_id, row.metric)
     return Quantity(row.median_us or 0.0, "us", row.id, withdrawn, *where, clock=clock, profiled=row.profiled)

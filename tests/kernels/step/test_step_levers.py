@@ -190,6 +190,7 @@ def test_scratch_of_every_call_is_new_and_zero() -> None:
 
     class Product:
         parts = [(4, "", [torch.ones(2)], [torch.ones(3)])]  # noqa: RUF012 (as the module has them)
+        plans: dict[str, str] = {}  # noqa: RUF012
 
         def __call__(self, x: torch.Tensor) -> torch.Tensor:
             seen.append(self.parts[0])
