@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from msgspec import structs
 
+from kernels import issue
 from lab.base import devices
 from lab.bench import machine, sampling, timers
 from lab.row import store
@@ -32,7 +33,8 @@ def measure(device: devices.Device, names: tuple[str, ...] = tuple(CEILINGS)) ->
     """Measure ceilings on the GPU that is here, append each as a row and yield it."""
     run, folder = store.new_run(device.id, "ceilings")
     made = machine.provenance()
-    for name in names:
+    hopper = torch.cuda.get_device_capability() == issue.SOURCE.capability
+    for name in (name for name in names if hopper or not name.startswith("issue_")):
         unit, method = CEILINGS[name]
         before, started = machine.clocks(), machine.now()
         samples = MEASURES[name]()
@@ -216,6 +218,12 @@ def _product(pipe: str, rest: float, quiet: bool) -> Samples:
     return _best(trial(*shape) for shape in shapes)
 
 
+def _issue(name: str) -> Samples:
+    call, operations, held = issue.ready(name)
+    seconds = _eager(call)
+    return _rates(held, seconds) if name == "decode" else _rates(1e-3 * operations, seconds)
+
+
 def _launch() -> Samples:
     x = torch.empty(1, device="cuda")
 
@@ -246,6 +254,7 @@ MEASURES: dict[str, Callable[[], Samples]] = {
     **{f"update_{mib}_mib": functools.partial(_update, mib) for mib in UPDATE_MIB},
     "l2_read": _l2_read,
     **{pipe + way: functools.partial(_product, pipe, *how) for way, how in WAYS.items() for pipe in PRODUCTS},
+    **{name: functools.partial(_issue, name.removeprefix("issue_")) for name in CEILINGS if name.startswith("issue_")},
     "launch": _launch,
     "graph_gap": _graph_gap,
 }

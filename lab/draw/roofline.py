@@ -59,7 +59,12 @@ def _lines(fact: Fact, name: str, seen: Fact | None) -> list[tuple[float, str, o
 
 @style.styled
 def roofline(
-    device: Device, points: Iterable[Point] = (), pipes: Sequence[str] = (), title: str = "", seen: bool = True
+    device: Device,
+    points: Iterable[Point] = (),
+    pipes: Sequence[str] = (),
+    title: str = "",
+    seen: bool = True,
+    issue: Sequence[tuple[float, float]] = (),
 ) -> Figure:
     """The roofline of a device with points on it, a colour and marker for each series, filled where it was measured.
 
@@ -67,6 +72,8 @@ def roofline(
            contradicting value of a peak or of the bandwidth is drawn too, dashed and marked "also stated"; solid is
            the default of data/devices.toml.
     seen:  also draw, dotted, the read ceiling and the pipes' ceilings that the device was seen to reach.
+    issue: (intensity, TFLOP/s) that products reach beside the decoding of their weights, by tokens: a second roof. With
+           fewer tokens than a point has, its products take as long.
     Raises BadInput for a pipe without a peak, an unknown kind of point, and a point that is not positive and finite.
     """
     points = tuple(points)
@@ -86,7 +93,7 @@ def roofline(
     right = max([6 * highest / slowest, *(p.intensity * 3 for p in points)])
     lowest = min([slowest * left, *(p.rate_tflop_s * 1e12 / 2.5 for p in points)])
     series = {p.series or p.label: p.kind for p in sorted(points, key=lambda p: p.kind)}
-    rows = math.ceil((len(series) + len(memory) + sum(map(len, peaks.values()))) / 3)
+    rows = math.ceil((len(series) + bool(issue) + len(memory) + sum(map(len, peaks.values()))) / 3)
     figure, axes = style.blank(style.HEIGHT_IN + 0.17 * rows)
     axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(lowest / 1e12, highest / 1e12 * 3))
     axes.set_xlabel("arithmetic intensity: operations per byte of compulsory traffic")
@@ -103,6 +110,13 @@ def roofline(
         for peak, words, dash in lines:
             ends = [peak / fastest, right]
             axes.plot(ends, [peak / 1e12] * 2, color=PIPE_COLOURS[pipe], lw=1.5, ls=dash, label=words)
+    if issue:
+        steps = [left * (right / left) ** (i / 400) for i in range(401)]
+        own = [max((rate * min(1.0, x / at) for at, rate in issue)) for x in steps]
+        shown = [(x, rate) for x, rate in zip(steps, own, strict=True) if rate * 1e12 >= lowest]
+        axes.plot(
+            *zip(*shown, strict=True), color=style.INK, lw=1.3, ls="-.", label="issue: products beside NVFP4 decode"
+        )
     for i, (name, kind) in enumerate(series.items()):
         mine, colour = [p for p in points if (p.series or p.label) == name], style.CYCLE[i % len(style.CYCLE)]
         words = name if kind == "measured" else f"{name} ({kind})"

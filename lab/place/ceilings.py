@@ -9,6 +9,9 @@ A GEMM reaches the power cap, and its power depends on its operands: random ones
 significant bits do. What is possible must not depend on that, so GEMM ceilings are measured three ways: on random data
 back to back (shares are of these), the same with idle time between them ("rested"), and rested on zeros, which toggle
 no bit ("quiet"). A row is suspect only when it beats the fastest of the three.
+
+A kernel that decodes its weights has a second roof, "issue": what products reach while the next weights are decoded.
+It is drawn where it was measured and makes no row suspect, for another decode may take fewer instructions.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from collections.abc import Mapping
 from itertools import chain
 
 from lab.row import store
-from lab.row.records import Ceiling, Measurement
+from lab.row.records import ISSUE_TOKENS, Ceiling, Measurement
 
 FOR_L2: Mapping[str, tuple[str, ...]] = {"cold": ("read", "write", "copy_kernel"), "warm": ("l2_read",)}
 POSSIBLE = ("", "_rested", "_quiet")  # what a pipe's ceilings end in that together say which speed is possible
@@ -32,6 +35,17 @@ def latest(device_id: str) -> dict[str, Ceiling]:
         if known is None or (found.value < known.value) == (found.unit == "us"):
             best[found.name] = found
     return best
+
+
+def issue_roof(device_id: str) -> tuple[tuple[float, float], ...]:
+    """(operations a byte of weights, TFLOP/s) of products beside NVFP4 decode, by tokens; () where none was measured.
+
+    A weight of 4.5 bits is decoded once for n tokens: 2 n operations for 9/16 of a byte.
+    """
+    known = latest(device_id)
+    rates = {n: known[f"issue_{way}_{n}_beside"].value for way, counts in ISSUE_TOKENS.items() for n in counts
+             if f"issue_{way}_{n}_beside" in known}  # fmt: skip
+    return tuple((2 * n / (9 / 16), rate) for n, rate in sorted(rates.items()))
 
 
 def floor_us(

@@ -320,6 +320,9 @@ PRODUCTS: Mapping[str, tuple[str, str]] = {
 }
 _RESTED = f"each followed by {REST:g} times its duration of idleness, as rows with rest are taken"
 _PLAIN, _QUIET = "random data", "zeros, operands that toggle no bit and so draw least"
+# Tokens that a decoded tile of weights is multiplied by, and how decode and products share a warp (kernels/issue.cu).
+ISSUE_TOKENS: Mapping[str, tuple[int, ...]] = {"mma": (8, 32), "wgmma": (64, 128, 256)}
+_FORMS = {"alone": "nothing decoded", "turn": "each tile decoded first", "beside": "the next tile decoded meanwhile"}
 CEILINGS: Mapping[str, tuple[str, str]] = {
     # name -> (unit, method)
     "copy_kernel": ("GB/s", "device copy of 4 GiB by the framework's copy kernel, read plus write"),
@@ -331,6 +334,13 @@ CEILINGS: Mapping[str, tuple[str, str]] = {
     **{pipe: (unit, method.format(_PLAIN)) for pipe, (unit, method) in PRODUCTS.items()},
     **{f"{p}_rested": (unit, f"{method.format(_PLAIN)}, {_RESTED}") for p, (unit, method) in PRODUCTS.items()},
     **{f"{p}_quiet": (unit, f"{method.format(_QUIET)}, {_RESTED}") for p, (unit, method) in PRODUCTS.items()},
+    "issue_decode": ("GB/s", "NVFP4 codes and scales decoded to bf16 operands in registers, by kernels/issue.cu"),
+    **{
+        f"issue_{way}_{n}_{form}": ("TFLOP/s", f"{way} of 16 x 64 weights by {n} bf16 tokens a tile, {_FORMS[form]}")
+        for way, counts in ISSUE_TOKENS.items()
+        for n in counts
+        for form in _FORMS
+    },
     "launch": ("us", "an empty kernel launched eagerly, back to back"),
     "graph_gap": ("us", "an empty kernel as one of hundreds of nodes of a graph, less its own duration by Kineto"),
 }

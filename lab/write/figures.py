@@ -16,11 +16,14 @@ from lab.base import devices
 from lab.base.errors import BadInput
 from lab.card.phases import Card
 from lab.judge import evidence
+from lab.place import ceilings
 from lab.place import roofline as floors
 from lab.row import store
 from lab.row.records import Measurement
 from lab.trace import breakdowns, diff, stored, windows
 from lab.trace.model import short_name
+
+WEIGHTS_ALONE = "-w4a16"  # of a precision whose kernels decode weights of four bits for products of 16
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,9 @@ def roofline_of(rows: Sequence[Measurement], device: str, title: str) -> Picture
         if r.time_us and r.flops and r.bytes and r.pipe
     ]  # fmt: skip
     states = " and ".join(sorted({r.l2 for r in rows if r.l2}))
-    figure = draw.roofline(place, points, title=f"{place.name}: {title}" + (f", L2 {states}" if states else ""))
+    issue = ceilings.issue_roof(place.id) if any(r.precision.endswith(WEIGHTS_ALONE) for r in rows) else ()
+    title_ = f"{place.name}: {title}" + (f", L2 {states}" if states else "")
+    figure = draw.roofline(place, points, title=title_, issue=issue)
     return Picture(figure, f"Roofline of {place.name} with {len(points)} measured points of {title}.")
 
 

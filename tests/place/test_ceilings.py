@@ -100,6 +100,13 @@ def add(folder: Path, name: str, value: float) -> None:
     store.append(folder / "h200" / "ceilings" / run, ceiling(name, value, run))
 
 
+def test_the_issue_roof_is_of_products_beside_decode_by_the_tokens_that_were_measured(measured: Path) -> None:
+    assert ceilings.issue_roof("h200") == ()
+    for name, value in (("mma_8_beside", 90), ("wgmma_64_beside", 400), ("wgmma_64_alone", 600), ("mma_8_turn", 70)):
+        add(measured, f"issue_{name}", value)
+    assert ceilings.issue_roof("h200") == ((pytest.approx(16 * 16 / 9), 90), (pytest.approx(128 * 16 / 9), 400))
+
+
 @pytest.mark.parametrize("rest", [0.0, 4.0])
 def test_what_is_possible_is_what_the_fastest_products_reach(measured: Path, rest: float) -> None:
     """140 GFLOP: 200 us at the 700 TFLOP/s of products back to back, 175 at 800 of rested ones, 160 at 875 of quiet."""

@@ -326,6 +326,17 @@ def test_roofline_picture_names_every_roof_and_series(device_id: str) -> None:
         assert all(f"{v.value:g} {fact.unit}" in shown for v in fact.values)
 
 
+def test_the_issue_roof_is_drawn_where_it_was_measured() -> None:
+    device, points = devices.get("h200"), _points()
+    plain = draw.roofline(device, points, pipes=("bf16",))
+    both = draw.roofline(device, points, pipes=("bf16",), issue=((28.0, 90.0), (228.0, 400.0)))
+    (line,) = [own for own in both.axes[0].lines if str(own.get_label()).startswith("issue")]
+    assert not [own for own in plain.axes[0].lines if str(own.get_label()).startswith("issue")]
+    found = list(zip(*line.get_data(), strict=True))
+    for at, rate in ((14.0, 45.0), (28.0, 90.0), (114.0, 200.0), (500.0, 400.0)):
+        assert min(found, key=lambda p: abs(p[0] - at))[1] == pytest.approx(rate, rel=0.04)
+
+
 def test_picture_is_the_same_each_time() -> None:
     first, second = (draw.svg(draw.roofline(devices.get("gb10"), _points(), pipes=("fp4",))) for _ in range(2))
     assert first == second
