@@ -332,7 +332,8 @@ def test_the_issue_roof_is_drawn_where_it_was_measured() -> None:
     both = draw.roofline(device, points, pipes=("bf16",), issue=((28.0, 90.0), (228.0, 400.0)))
     (line,) = [own for own in both.axes[0].lines if str(own.get_label()).startswith("issue")]
     assert not [own for own in plain.axes[0].lines if str(own.get_label()).startswith("issue")]
-    found = list(zip(*line.get_data(), strict=True))
+    data: Any = line.get_data()
+    found = list(zip(*data, strict=True))
     for at, rate in ((14.0, 45.0), (28.0, 90.0), (114.0, 200.0), (500.0, 400.0)):
         assert min(found, key=lambda p: abs(p[0] - at))[1] == pytest.approx(rate, rel=0.04)
 
