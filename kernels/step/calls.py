@@ -7,7 +7,8 @@ Only what stands here can change a prediction, so a lever that is forgotten here
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kernels.common import Cost, Workload
@@ -18,6 +19,7 @@ from kernels.step.cost import mixture_of, parts
 PARTIAL_SUMS = 4.0 * 132 * 128 * 128  # bytes in which a product of many tokens adds up: a tile for each multiprocessor
 SUMS_FROM = 17  # tokens, the fewest at which products add up in memory
 NOTHING = Cost(0.0, 0.0)
+SMALL = re.compile(r"^(add_norm|gated_norm|rotate|gate|activate)_kernel|elementwise|gather_kernel|CatArray")
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,26 @@ def calls(workload: Workload, name: str) -> tuple[Call, ...]:
     logits = (2.0 + 4.0) * rows * model.vocab
     found.append(Call("head", 1, cost=Cost(2.0 * rows * model.vocab * model.hidden, head.bytes + logits), launches=4))
     return tuple(found)
+
+
+def launched(workload: Workload, names: Sequence[str]) -> list[str]:
+    """What each launch of a served step is of, by the kernels' names in their order.
+
+    "gdn", "attention", "ffn", "head", or "small" for what stands between products, recurrence and attention. A norm of
+    the residual stream is ahead of every sublayer and of the head. Raises ValueError where a step has another number.
+    """
+    model = model_of(workload)
+    found, sublayer, last = [], -1, 2 * model.layers
+    for name in names:
+        sublayer += name.startswith("add_norm_kernel")
+        if sublayer < 0 or sublayer > last or SMALL.search(name):
+            found.append("small")
+        else:
+            kinds = model.kinds[sublayer // 2] if sublayer < last else "head"
+            found.append("ffn" if sublayer % 2 else kinds)
+    if sublayer != last:
+        raise ValueError(f"{sublayer + 1} norms of the residual stream: a step of {model.layers} layers has {last + 1}")
+    return found
 
 
 def host_launches(workload: Workload, name: str) -> float:

@@ -5,6 +5,9 @@ writes a file that nothing there can read), else PyTorch's profiler, which also 
 nsys runs this very command again as its child, with node-level graph tracing (without it a replayed graph is one opaque
 row), CUDA and NVTX only, recording nothing but the range CAPTURE, so that checks and warm-ups are outside.
 
+What is composed of other families' kernels (calls.py) is captured first where its card times it so: its gaps are then
+a graph's and not the host's.
+
 An arm is checked against its reference first, at the shape that is profiled: a breakdown of a wrong kernel explains
 nothing. Ranges are called phase/arm/workload and, inside, phase/arm/workload/step N; `lab trace --nvtx` takes them by
 name. Profiled times are perturbed and are not measurements: they say where time goes, `lab measure` how long it takes.
@@ -19,6 +22,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +97,9 @@ def jobs(card: phases.Card, only: str | None, device: str) -> tuple[list[Job], l
         wanted = [w for w in family.cases.WORKLOADS if w.id in card.workloads]
     if not wanted:
         raise BadInput(card.path, f"none of its workloads is one of {family.name}", "name one with --workload")
-    found, left_out = [], []
+    captured = device == "cuda" and (card.measure.timer or "graph") == "graph"
+    captured = captured and (families.FOLDER / family.name / "calls.py").exists()
+    found, left_out, held = [], [], dict[str, Any]()
     for workload in wanted:
         for arm, name in (("control", card.control), ("candidate", card.candidate)):
             candidate = family.candidate(name)
@@ -101,23 +107,45 @@ def jobs(card: phases.Card, only: str | None, device: str) -> tuple[list[Job], l
             if check.status != "ok":
                 left_out.append(f"{card.id}/{arm}/{workload.id}: {check.status}: {check.message}")
                 continue
-            found.append(Job(f"{card.id}/{arm}/{workload.id}", _stepper(family, candidate, workload, device)))
+            found.append(
+                Job(f"{card.id}/{arm}/{workload.id}", _stepper(family, candidate, workload, device, held, captured))
+            )
         if device == "cpu" and [job.label.rpartition("/")[2] for job in found[-2:]] == [workload.id] * 2:
             return found[-2:], []  # one workload that both arms take is enough to see the ranges
     return found, left_out
 
 
-def _stepper(family: families.Family, candidate: Any, workload: Any, device: str) -> Callable[[int], None]:
-    """A function that launches one step; inputs are made at the first call, which is a warm-up and not recorded."""
-    state: list[tuple[Any, Any]] = []
+def _stepper(
+    family: families.Family, candidate: Any, workload: Any, device: str, held: dict[str, Any], captured: bool
+) -> Callable[[int], None]:
+    """A function that launches one step; inputs are made at the first call, which is a warm-up and not recorded.
+
+    held: what steps of one workload have in common, here as the first of them makes it. captured: as a graph.
+    """
+    state: list[tuple[Any, Any, Callable[[], Any]]] = []
+
+    def inputs_of(seed: int) -> Any:
+        cases: Any = family.cases
+        if not hasattr(cases, "held"):
+            return cases.inputs(workload, seed, device)
+        if workload.id not in held:
+            held[workload.id] = cases.held(workload, device)
+        return held[workload.id] | cases.own(workload, seed, device)
 
     def run(step: int) -> None:
         if not state:
             for number in range(2):  # two sets in turn, so that a step does not find its own inputs in the cache
-                inputs = family.cases.inputs(workload, SEED + number, device)
+                inputs = inputs_of(SEED + number)
                 out = accuracy.outputs(family, candidate, workload, inputs)
-                state.append((accuracy.prepared(family, candidate, inputs), out))
-        candidate.run(*state[step % len(state)])
+                args = accuracy.prepared(family, candidate, inputs)
+                call: Callable[[], Any] = partial(candidate.run, args, out)
+                if captured:
+                    from lab.bench import timers
+
+                    call()
+                    call = timers.captured(call).replay
+                state.append((args, out, call))  # a graph reads args and writes out
+        state[step % len(state)][-1]()
 
     return run
 

@@ -20,6 +20,8 @@ from functools import cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from lab.base import devices
 from lab.base.console import print_json, table
 from lab.base.errors import BadInput
@@ -30,6 +32,9 @@ from lab.place import ceilings, roofline
 from lab.row import store
 from lab.row.records import Measurement
 from lab.study import routes
+from lab.trace import breakdowns, windows
+from lab.trace.categories import Rules
+from lab.trace.model import Trace, interned
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -289,6 +294,37 @@ def _measured(
 def cards() -> list[phases.Card]:
     """Those whose family is made of other families' kernels."""
     return [c for c in phases.cards().values() if c.family and (families.FOLDER / c.family / "calls.py").exists()]
+
+
+def by_part(trace: Trace, pattern: str, family: str, workload: str) -> breakdowns.Breakdown | None:
+    """Where the time of one step went, us: of the ranges that `pattern` names the one of median span, node by node.
+
+    Its parts are those of the family's calls.py, copies, idle time between nodes, and overlap as a negative part, so
+    that they add up to the span. None for a family that is no composition. Raises BadInput for a pattern without a
+    range, and for a trace of something else than that family's step.
+    """
+    if importlib.util.find_spec(f"kernels.{family}.calls") is None:
+        return None
+    count = windows.by_nvtx(trace, pattern).steps or 1
+    every = [windows.by_nvtx(trace, pattern, nth + 1) for nth in range(int(count))]
+    step = sorted(every, key=lambda one: int(one.kernels.end_ns.max() - one.kernels.start_ns.min()))[len(every) // 2]
+    rows = step.kernels
+    order = np.argsort(rows.start_ns, kind="stable")
+    try:
+        told = calls_of(family).launched(
+            families.bare(family).workload(workload), [step.names[i] for i in rows.name[order]]
+        )
+    except ValueError as problem:
+        raise BadInput(trace.source, str(problem), "profile the card again: `lab profile`") from None
+    found, names = interned(told)
+    codes = np.empty_like(rows.name)
+    codes[order] = found
+    parted = replace(step, names=names, kernels=replace(rows, name=codes), launched={})
+    whole = breakdowns.from_trace(parted, Rules((), {}, {name: name for name in names}), per="step")
+    gaps = rows.start_ns[order][1:] - np.maximum.accumulate(rows.end_ns[order])[:-1]
+    at = int(gaps.argmax()) if len(gaps) else 0
+    widest = f"the widest gap, {gaps[at] / 1e3:.2f} us, is ahead of {step.names[rows.name[order][at + 1]]}"
+    return replace(whole, warnings=(*whole.warnings, widest) if len(gaps) else whole.warnings)
 
 
 def rendered(found: Iterable[Line]) -> str:

@@ -20,6 +20,7 @@ from lab.place import ceilings
 from lab.place import roofline as floors
 from lab.row import store
 from lab.row.records import Measurement
+from lab.study import composed
 from lab.trace import breakdowns, diff, stored, windows
 from lab.trace.model import short_name
 
@@ -111,7 +112,9 @@ def roofline_of(rows: Sequence[Measurement], device: str, title: str) -> Picture
 
 
 def sides(card: Card, device: str) -> tuple[breakdowns.Breakdown, breakdowns.Breakdown, str]:
-    """(candidate's, control's) kernels, us of one step, and the workload, of the newest committed trace.
+    """(candidate's, control's) kernels, or a composed step's parts, us of one step, and the workload.
+
+    Of the newest committed trace.
 
     Raises BadInput where none is committed, or it lacks an arm.
     """
@@ -124,8 +127,11 @@ def sides(card: Card, device: str) -> tuple[breakdowns.Breakdown, breakdowns.Bre
     for workload in card.workloads:
         for arm in ("candidate", "control"):
             try:
-                window = windows.by_nvtx(timeline, f"{card.id}/{arm}/{workload}/step *")
+                window = windows.by_nvtx(timeline, steps := f"{card.id}/{arm}/{workload}/step *")
             except BadInput:  # the trace was taken on one of the workloads
+                continue
+            if parts := composed.by_part(timeline, steps, card.family, workload):
+                found[workload, arm] = parts
                 continue
             whole = breakdowns.from_trace(window, count=window.steps or 1.0, per="step")
             found[workload, arm] = _by_kernel(whole)
@@ -147,7 +153,7 @@ def breakdown(card: Card, device: str) -> Picture:
     """The kernels of candidate and control from the newest committed trace, and the waterfall between them."""
     ours, theirs, workload = sides(card, device)
     between = diff.difference(theirs, ours)
-    title = f"{card.id} at {workload}: kernels of a step, {between.unit}"
+    title = f"{card.id} at {workload}: where a step's time goes, {between.unit}"
     figure = draw.gap(between, (card.control, card.candidate), title)
     spans = f"{card.control}, {theirs.whole:.4g} {between.unit}, and {card.candidate}, {ours.whole:.4g}"
     alt = f"Kernels of a step of {spans}, and the waterfall between them."

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from kernels.common import Cost
@@ -19,6 +20,9 @@ from lab.cli import main
 from lab.row import store
 from lab.study import composed
 from lab.study.composed import Line, Time
+from lab.trace import breakdowns, stored
+from lab.trace.model import Calls, Kernels, Ranges, Trace
+from lab.write import figures
 
 H200 = devices.get("h200")
 families.interpret_on_cpu()
@@ -156,6 +160,97 @@ def test_what_cannot_be_expected_is_refused() -> None:
         with pytest.raises(BadInput) as raised:
             composed.expected(family, "decode_q36-27b_l16_npl1_ctx1024", name, H200)
         assert said in str(raised.value)
+
+
+NORM = "add_norm_kernel"
+MIXERS = {
+    "gdn": ["nvfp4_gemv", "decode_conv", "gated_norm_kernel", "nvfp4_gemv"],
+    "attention": ["nvfp4_gemv", "rotate_kernel", "splitkv", "gate_kernel", "nvfp4_gemv"],
+}
+STEP = ["vectorized_gather_kernel"]
+for kind in ("gdn", "gdn", "gdn", "attention"):
+    STEP += [NORM, *MIXERS[kind], NORM, "nvfp4_gemv", "nvfp4_gemv", "activate_kernel", "nvfp4_gemv"]
+STEP += ["index_elementwise_kernel", NORM, "nvjet_head", "elementwise_kernel", "reduce_kernel"]
+
+
+def steps(names: list[str], each_ns: list[int]) -> Trace:
+    """Steps of a replayed graph: kernels of that many ns, 500 ns from one to the next, 1500 ahead of the second."""
+    known = list(dict.fromkeys(names))
+    starts, ends, host, at = [], [], [], 0
+    for number, ns in enumerate(each_ns):
+        host.append(at)
+        at += 20_000
+        for i in range(len(names)):
+            at += 1_500 if i == 1 else 500
+            starts.append(at)
+            at += ns + (i == 3) * number  # the fourth takes longer in each step
+            ends.append(at)
+        at += 90_000
+    of = [n for n in range(len(each_ns)) for _ in names]
+    both = {"process": [1] * len(host), "thread": [1] * len(host)}
+    return Trace(
+        tool="kineto", source="made up", names=tuple(known), gpus={0: "x"},
+        labels=tuple(f"c/control/w/step {n}" for n in range(len(each_ns))), call_names=("cudaGraphLaunch",),
+        kernels=Kernels.of(
+            start_ns=starts, end_ns=ends, name=[known.index(n) for n in names] * len(each_ns), device=[0] * len(of),
+            stream=[7] * len(of), process=[1] * len(of), correlation=of,
+        ),
+        ranges=Ranges.of(
+            start_ns=host, end_ns=[h + 10_000 for h in host], label=[*range(len(host))], scope=[0] * len(host), **both
+        ),
+        calls=Calls.of(
+            start_ns=[h + 1_000 for h in host], end_ns=[h + 2_000 for h in host], name=[0] * len(host),
+            correlation=list(range(len(host))), **both,
+        ),
+    )  # fmt: skip
+
+
+def test_a_step_by_its_nodes_adds_up_to_its_span() -> None:
+    where = "decode_odd_npl3_ctx17"
+    trace = steps(STEP, [2_000, 4_000, 3_000])
+    whole = composed.by_part(trace, "c/control/w/step *", "step", where)
+    assert whole is not None
+    n, parts = len(STEP), {part.category: part for part in whole.parts}
+    assert whole.whole == pytest.approx((n * 3_000 + 2 + (n - 1) * 500 + 1_000) / 1e3)  # the step of median span
+    assert whole.sum == pytest.approx(whole.whole, rel=1e-9)
+    counts = {"gdn": 3 * 3, "attention": 3, "ffn": 4 * 3, "head": 2}
+    counts["small"] = n - sum(counts.values())
+    assert {name: part.count for name, part in parts.items() if part.count} == counts
+    assert parts["gdn"].value == pytest.approx(27.002)
+    assert parts[breakdowns.IDLE].value == pytest.approx(((n - 1) * 500 + 1_000) / 1e3)
+    assert any("1.50 us" in warning and NORM in warning for warning in whole.warnings)
+    assert composed.by_part(trace, "c/control/w/step *", "gdn", where) is None
+
+
+def test_a_page_shows_a_step_by_its_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    where = "decode_odd_npl3_ctx17"
+    card = msgspec.structs.replace(CARDS["step-lp9"], workloads=(where,))
+    both = [f"step-lp9/{arm}/{where}/step 0" for arm in ("control", "candidate")]
+    stored.save(replace(steps(STEP, [2_000, 4_000]), labels=both), tmp_path / "h200/step-lp9/r1/trace.parquet")
+    monkeypatch.setattr(store, "FOLDER", tmp_path)
+    ours, theirs, workload = figures.sides(card, "h200")
+    assert workload == where
+    assert (ours.by_category()["ffn"].value, theirs.by_category()["ffn"].value) == (48.0, 24.0)
+
+
+def test_kernels_that_overlap_are_not_counted_twice() -> None:
+    """As with programmatic launch: each begins 200 ns ahead of the end of the one before."""
+    trace = steps(STEP, [2_000])
+    early = trace.kernels.start_ns - 700
+    whole = composed.by_part(
+        replace(trace, kernels=replace(trace.kernels, start_ns=early)), "c/control/w/step *", "step",
+        "decode_odd_npl3_ctx17",
+    )  # fmt: skip
+    assert whole is not None
+    assert whole.by_category()[breakdowns.OVERLAP].value == pytest.approx(-(len(STEP) - 2) * 0.2)
+    assert whole.sum == pytest.approx(whole.whole, rel=1e-9)
+
+
+def test_what_is_no_step_is_refused() -> None:
+    for names in (STEP[:-6], [*STEP, NORM], STEP * 2):
+        with pytest.raises(BadInput, match="norms") as raised:
+            composed.by_part(steps(names, [2_000]), "c/control/w/step *", "step", "decode_odd_npl3_ctx17")
+        assert "lab profile" in str(raised.value)
 
 
 def test_lab_predict_draws_the_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

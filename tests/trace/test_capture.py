@@ -115,7 +115,7 @@ def test_steps_take_turns_on_two_sets_of_inputs() -> None:
         def run(self, args: dict[str, object], out: object) -> None:
             seen.append(id(args))
 
-    run = profile._stepper(family, Candidate(), workload, "cpu")
+    run = profile._stepper(family, Candidate(), workload, "cpu", {}, False)
     for step in range(4):
         run(step)
     assert seen[:2] == seen[2:]
