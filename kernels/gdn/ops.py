@@ -184,10 +184,12 @@ def batch(
     dtype: torch.dtype,
     device: torch.device | str,
     raw_qk: bool = False,
+    only: str = "",
 ) -> Batch:
     """The `Batch` of sequences with these lengths: packed, v [1, sum, Hv, D], or equal ones as v [B, T, Hv, D].
 
-    raw_qk: q and k arrive without their norms taken out. Raises ValueError where no candidate takes the shape.
+    raw_qk: q and k arrive without their norms taken out. only: this candidate, instead of the router's choice. Raises
+    ValueError where no candidate takes the shape.
     """
     device, mark = torch.device(device), " !raw_qk" if raw_qk else ""
     lengths = tuple(map(int, lengths))
@@ -202,7 +204,10 @@ def batch(
     count, total = len(lengths), sum(lengths)
     axes = {"T": -(-total // count), "batch": count, "Hk": heads_k, "Hv": heads_v, "D": dim}
     word = operators.dtype_word(dtype)
-    chosen = operators.choose(ROUTER, device, PRECISIONS[dtype], dtype=word, **axes)
+    if only:
+        chosen = operators.candidates(FAMILY, torch.cuda.get_device_capability(device))[only]
+    else:
+        chosen = operators.choose(ROUTER, device, PRECISIONS[dtype], dtype=word, **axes)
     heads = {"q": (heads_k, dim), "k": (heads_k, dim), "v": (heads_v, dim), "g": (heads_v,), "beta": (heads_v,)}
     inputs = {
         name: torch.empty(1, total, *shape, dtype=torch.float32 if name in ("g", "beta") else dtype, device="meta")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from kernels.common import Cost, Workload
 from kernels.step.cases import model_of, new_tokens
-from kernels.step.config import W4A8_FROM, Config, of
+from kernels.step.config import SCANS, W4A8_FROM, Config, of
 from kernels.step.cost import mixture_of, parts
 
 PARTIAL_SUMS = 4.0 * 132 * 128 * 128  # bytes in which a product of many tokens adds up: a tile for each multiprocessor
@@ -122,7 +122,10 @@ def _recurrence(workload: Workload, config: Config, gdn: int) -> list[Call]:
     if max(new) > 1:  # convolution and gates of a prompt are plain torch: a dozen passes over the mixed rows
         around = Cost(0.0, 12 * mixed)
         scan: dict[str, int | str] = {"T": max(new), "batch": len(new), **heads}
-        return [Call("gdn", gdn, cost=around, launches=10 + 3 * len(new)), Call("gdn", gdn, "gdn", scan)]
+        return [
+            Call("gdn", gdn, cost=around, launches=10 + 3 * len(new)),
+            Call("gdn", gdn, "gdn", scan, SCANS[config.scan]),
+        ]
     axes = {"batch": len(new), **heads, "state_dtype": state, "dtype": "bf16", "pad": 0}
     whole, passes = parts(workload, config.precision)["gdn"], {"by_id": 1, "gathered": 2, "copied": 3}[config.state]
     each = Cost(whole.flops / gdn, passes * whole.bytes / gdn, "f32")
@@ -169,6 +172,8 @@ def _small(workload: Workload, config: Config, gdn: int, attention: int) -> list
         found.append(moved("copies", gdn, tokens * 8.0 * model.gdn_v_heads, 2))
     if config.packing == "all" and tokens > 1:
         found.append(moved("copies", gdn, tokens * 2 * (2.0 * model.channels + value), 2))
+    if config.waits:
+        found.append(moved("waits", 2, 0.0))
     if config.per_sequence:
         found.append(moved("copies", gdn, tokens * 4.0 * model.hidden))
     return found

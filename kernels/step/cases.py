@@ -92,6 +92,7 @@ WORKLOADS = (
         if (ctx, cache) != (1024, "bf16")
     ),
     *(_workload("prefill", "q36-27b", 1, 0, T, layers=8, role="measure") for T in (512, 2048)),
+    *(_workload("prefill", "q36-27b", npl, 0, T, layers=4, role="measure") for npl, T in ((1, 8192), (8, 2048))),
     _workload("decode", "q36-27b", 128, 1024, layers=4, role="measure"),
     # The mixture's weights are a few times what a step reads of them, so all of its layers fit up to 32 sequences.
     *(_workload("decode", "q36-35b-a3b", npl, 1024, role="measure") for npl in (1, 8, 32, 128)),

@@ -17,6 +17,7 @@ VALUES = {
     "launch": ("waiting", "chained"),
     "recurrence": ("fused", "apart"),
     "state": ("by_id", "gathered", "copied"),
+    "scan": ("routed", "fused", "split"),
     "stream": ("bf16", "f32"),
     "packing": ("none", "alpha_beta", "all"),
 }
@@ -33,6 +34,7 @@ class Config:
     recurrence: convolution, gates and delta rule of a decode step in one launch, or in three.
     state:      the recurrent state read and written at its row; gathered first and written there (LP10); gathered,
                 updated in scratch and copied back (LP9).
+    scan:       of a prompt: the routed kernel, one that keeps its state on chip, or six through memory (LP17).
     per_sequence: the GDN output projection is a product for each sequence (LP11).
     stream:     what the residual stream is stored in (LP14).
     packing:    the four products into a GDN layer: one each; alpha and beta in one; beside that qkv and z in one, which
@@ -42,12 +44,14 @@ class Config:
     scratch:    what products add up in is allocated and zeroed with every call (IM4).
     replayed:   the step captures itself behind its first call and is one launch from then on (LP7, IM3); for a timer
                 that does not capture.
+    waits:      a replayed step runs on a stream of its own, which waits for the caller's and is waited for (DS8).
     """
 
     products: str = "w4a16"
     launch: str = "waiting"
     recurrence: str = "fused"
     state: str = "by_id"
+    scan: str = "routed"
     per_sequence: bool = False
     stream: str = "bf16"
     packing: str = "none"
@@ -55,6 +59,7 @@ class Config:
     all_logits: bool = False
     scratch: bool = False
     replayed: bool = False
+    waits: bool = False
 
     def __post_init__(self) -> None:
         for name, known in VALUES.items():
@@ -66,6 +71,8 @@ class Config:
             )
         if self.launch == "chained" and self.products != "w4a16":
             raise ValueError('launch="chained" with products="w4a8": only the w4a16 kernel has that form; take one')
+        if self.waits and not self.replayed:
+            raise ValueError("waits=True with replayed=False: they are around a replay; capture it too")
         if self.scratch and self.launch == "chained":
             raise ValueError('scratch=True with launch="chained": what zeroes it stands in the chain; take one')
 
@@ -87,6 +94,8 @@ class Config:
         if room is not None and needed > room:
             where = f"{len(new)} sequences of {workload['ctx'] + max(new)} tokens, {workload['layers']} layers"
             return f"{where} take {needed / 1e9:.1f} GB, {room / 1e9:.1f} are there: fewer of either, or of layers"
+        if max(new) == 1 and self.scan != "routed":
+            return f"{self}: a lever of prompts, this step decodes"
         if max(new) > 1 and (self.recurrence == "apart" or self.per_sequence):
             return f"{self}: a lever of decode steps, this one has {max(new)} new tokens of a sequence"
         if self.launch == "chained" and sum(new) > MOST_CHAINED:
@@ -111,12 +120,16 @@ NAMED = {
     "served_scratch": Config(scratch=True),
     "served_chained": Config(launch="chained"),
     "served_replayed": Config(replayed=True),
+    "served_replayed_waits": Config(replayed=True, waits=True),
+    "served_fused_scan": Config(scan="fused"),
+    "served_split_scan": Config(scan="split"),
     # The staircase: each has the levers of those before it; the last is `served`.
     "stock": Config(recurrence="apart", state="copied", per_sequence=True),
     "stock_in_place": Config(recurrence="apart", state="gathered", per_sequence=True),
     "stock_by_id": Config(recurrence="apart", per_sequence=True),
     "stock_2d": Config(recurrence="apart"),
 }
+SCANS = {"routed": "", "fused": "fused_chunk", "split": "split_pipeline"}
 STAIRCASE = ("stock", "stock_in_place", "stock_by_id", "stock_2d", "served")
 
 

@@ -18,6 +18,8 @@ from kernels.gdn.reference import step as delta_step
 from kernels.nvfp4.reference import weights as nvfp4_weights
 from kernels.step.model import CONV_WIDTH, EPS
 
+SCORED = 512  # tokens whose scores are computed at once
+
 
 def weight(inputs: Tensors, name: str) -> torch.Tensor:
     """A product's weights [N, K] in float64, whichever form they are in. `name` is without ".weight"."""
@@ -106,10 +108,11 @@ def attention_layer(
         if scales:
             wide = (by.double().repeat_interleave(group)[:, None] for by in scales)
             keys, values = (codes * by for codes, by in zip((keys, values), wide, strict=True))
-        scores = torch.einsum("thd,shd->hts", turned_q, keys) * dim**-0.5
-        seen = torch.arange(keys.shape[0], device=x.device) <= positions[:, None]
-        scores = scores.masked_fill(~seen, -math.inf)
-        o[first:last] = torch.einsum("hts,shd->thd", scores.softmax(-1), values)
+        for some in torch.arange(last - first, device=x.device).split(SCORED):  # of a long prompt they are gigabytes
+            scores = torch.einsum("thd,shd->hts", turned_q[some], keys) * dim**-0.5
+            seen = torch.arange(keys.shape[0], device=x.device) <= positions[some, None]
+            scores = scores.masked_fill(~seen, -math.inf)
+            o[first + some] = torch.einsum("hts,shd->thd", scores.softmax(-1), values)
     return (o * torch.sigmoid(gate)).flatten(1) @ weight(inputs, f"{at}o_proj").T
 
 

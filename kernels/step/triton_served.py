@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +29,7 @@ from kernels.nvfp4 import format as nvfp4
 from kernels.nvfp4 import ops as nvfp4_ops
 from kernels.step import torch_eager, triton_fused, wiring
 from kernels.step.cases import SCALES, model_of
-from kernels.step.config import USUAL, W4A8_FROM, Config
+from kernels.step.config import SCANS, USUAL, W4A8_FROM, Config
 from kernels.step.model import CONV_WIDTH
 from kernels.step.wiring import Args
 
@@ -166,7 +166,7 @@ def prepare(inputs: Tensors, config: Config = USUAL) -> Args:
     heads_k = (inputs["conv_state"].shape[3] // dim - heads_v) // 2
     if config.recurrence == "apart":
         args |= _apart(inputs, args["rows"], heads_k, config)
-    args["prompt"] = gdn_ops.batch(lengths, heads_k, heads_v, dim, torch.bfloat16, device, raw_qk=True)
+    args["prompt"] = gdn_ops.batch(lengths, heads_k, heads_v, dim, torch.bfloat16, device, True, SCANS[config.scan])
     _, _, heads_kv, page, head_dim = inputs["k_cache"].shape
     gate_rows = next(v.shape[0] for k, v in inputs.items() if "q_proj.weight" in k and v.dim() == 2)
     table = inputs["page_table"]
@@ -212,13 +212,33 @@ def run(args: Args, out: Tensors) -> None:
     wiring.run(replace(SERVED, delta_rule=RULES[config.recurrence]), args, out, config)
 
 
+def launched(graph: torch.cuda.CUDAGraph) -> None:
+    """On the caller's stream, which is all the order that a step needs."""
+    graph.replay()
+
+
+def waiting(graph: torch.cuda.CUDAGraph) -> None:
+    """On another stream: it waits for what the caller launched, and the caller's waits for the step."""
+    caller = torch.cuda.current_stream()
+    own = _stream(caller.device)
+    own.wait_stream(caller)
+    with torch.cuda.stream(own):
+        graph.replay()
+    caller.wait_stream(own)
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
 def replay(args: Args, out: Tensors) -> None:
     """One step: launched one by one at the first call on these outputs and captured behind it; a replay from there."""
     if not out["logits"].is_cuda:
         return run(args, out)
     graphs, at = args["graphs"], (args["tokens"].data_ptr(), *(t.data_ptr() for t in out.values()))
     if at in graphs:
-        graphs[at].replay()
+        (waiting if args["config"].waits else launched)(graphs[at])
         return None
     run(args, out)
     torch.cuda.synchronize()

@@ -17,7 +17,6 @@ from argparse import Namespace
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -329,7 +328,10 @@ def by_part(trace: Trace, pattern: str, family: str, workload: str) -> breakdown
 
 def rendered(found: Iterable[Line]) -> str:
     """A table of each card and arm under their names, at most 100 columns wide."""
-    every = list(found)
+    groups: dict[tuple[str, str], list[Line]] = {}
+    for line in found:
+        groups.setdefault((line.card, line.candidate), []).append(line)
+    every = [line for group in groups.values() for line in group]
     header = ("workload", "control ms", "expected %", "within", "measured %")
     shown = [
         (
@@ -341,9 +343,9 @@ def rendered(found: Iterable[Line]) -> str:
     ]  # fmt: skip
     widths = [max(map(len, column)) for column in zip(header, *shown, strict=True)]
     first, rule, *rows = table(header, shown, widths).splitlines()
-    lines = [first, rule]
-    for arm, group in groupby(zip(every, rows, strict=True), key=lambda pair: (pair[0].card, pair[0].candidate)):
-        lines += ["{}, {}".format(*arm), *(row for _, row in group)]
+    lines, at = [first, rule], iter(rows)
+    for arm, group in groups.items():
+        lines += ["{}, {}".format(*arm), *(next(at) for _ in group)]
     return "\n".join(lines)
 
 

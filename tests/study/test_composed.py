@@ -36,6 +36,7 @@ PARTS = {  # of the step that a card's lever changes, in the model
     "step-lb10": {"head"},
     "step-conv-fusion": {"gdn", "launches"}, "step-lp7": {"waiting for the host"}, "step-im3": {"waiting for the host"},
     "step-staircase": {"gdn", "gdn products", "copies", "launches"},
+    "step-lp17": {"gdn"}, "step-ds8": {"launches", "waiting for the host"},
     "step-35b-lp7": {"waiting for the host"}, "step-35b-lp9": {"gdn"}, "step-35b-lp10": {"gdn"},
     "step-35b-lp11": {"gdn products", "copies", "launches"},
 }  # fmt: skip
