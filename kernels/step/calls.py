@@ -143,7 +143,7 @@ def _attention(workload: Workload, attention: int) -> list[Call]:
         each = Cost(need.flops / attention, 3 * need.bytes / attention)  # pages gathered, read again
         return [Call("attention", attention, cost=each, launches=8 * len(new))]
     axes = {"ctx": max(ctx, 1), "batch": len(new), "Hq": model.heads, "Hkv": model.kv_heads, "D": model.head_dim}
-    form = "fp8-kv" if workload.axes.get("cache") == "fp8" else "bf16"
+    form = {"fp8": "fp8-kv", "q8_0": "q8_0-kv"}.get(str(workload.axes.get("cache")), "bf16")
     return [Call("attention", attention, "kv", {**axes, "page": 16}, precision=form)]
 
 

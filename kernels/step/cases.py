@@ -20,18 +20,22 @@ from collections.abc import Iterator
 import torch
 
 from kernels.common import Tensors, Tolerance, Workload, poisoned
+from kernels.kv import format as kv_format
 from kernels.nvfp4 import format as nvfp4
 from kernels.step.model import CONV_WIDTH, MODELS, Model
 
 ACTIVATIONS = ("tokens",)
-IN_PLACE = ("k_cache", "v_cache", "state", "conv_state")
 SCALES = "k_scale", "v_scale"
+BLOCKS = "k_block", "v_block"
+IN_PLACE = ("k_cache", "v_cache", "state", "conv_state", *BLOCKS)  # the last two of a Q8_0 cache alone
 PAGE = 16
 SPREAD = 0.5
 ENDS = ("out_proj", "o_proj", "down_proj")  # of products that add to the residual stream
 ASIDE = 1 / 256  # not zero: a format's scale of a row of zeros is none
 CODE = 2.0  # the least size of a code's elements, where an embedding's others are normal
 E4M3 = 0.034  # relative rms of a product of e4m3 weights and activations, see kernels/nvfp4/cases.py
+BY_BLOCK = 0.29 * 2**0.5 / 50
+CACHE_BYTES = {"bf16": 2.0, "fp8": 1.0, "q8_0": 1 + 2 / 32}  # of a value, with its block's scale
 ROUNDING = 1.66e-3  # relative rms of a normal value rounded to bf16, see kernels/nvfp4/cases.py
 
 
@@ -62,6 +66,8 @@ WORKLOADS = (
     _workload("decode", "odd", 3, 17, state="bf16"),
     _workload("decode", "odd", 3, 17, cache="fp8"),
     _workload("mixed", "small", 3, 6, lengths="1-5-1", state="bf16", cache="fp8"),
+    _workload("decode", "odd", 3, 17, cache="q8_0"),
+    _workload("mixed", "small", 3, 6, lengths="1-5-1", cache="q8_0"),
     _workload("decode", "odd-moe", 3, 17),
     _workload("mixed", "odd-moe", 3, 6, lengths="1-12-1"),
     _workload("decode", "small-moe", 5, 33),
@@ -88,7 +94,7 @@ WORKLOADS = (
             (32, 8192, 8),
             (1, 32768, 16),
         )
-        for cache in ("bf16", "fp8")
+        for cache in ("bf16", "fp8", "q8_0")
         if (ctx, cache) != (1024, "bf16")
     ),
     *(_workload("prefill", "q36-27b", 1, 0, T, layers=8, role="measure") for T in (512, 2048)),
@@ -197,7 +203,7 @@ def _packs(model: Model) -> Iterator[tuple[str, ...]]:
 def bytes_of(workload: Workload) -> dict[str, float]:
     """Of a step's inputs: "products" in NVFP4, "other weights", "states", "caches"."""
     model, new = model_of(workload), new_tokens(workload)
-    attention, cache = model.kinds.count("attention"), 1.0 if workload.axes.get("cache") == "fp8" else 2.0
+    attention, cache = model.kinds.count("attention"), CACHE_BYTES[str(workload.axes.get("cache", "bf16"))]
     tokens = len(new) * -(-(workload["ctx"] + max(new)) // PAGE) * PAGE
     state = model.gdn_v_heads * model.gdn_dim**2 * (2.0 if workload.axes.get("state_dtype") == "bf16" else 4.0)
     state += (CONV_WIDTH - 1) * model.channels * 2.0
@@ -233,12 +239,14 @@ def held(workload: Workload, device: torch.device | str) -> Tensors:
 def own(workload: Workload, seed: int, device: torch.device | str) -> Tensors:
     """States, caches, tables and tokens; pages and rows of the pools are permuted.
 
-    A cache of fp8 is float8_e4m3fn, a value its code times k_scale or v_scale [attention layers, Hkv] float32.
+    A cache of fp8 is float8_e4m3fn, a value its code times k_scale or v_scale [attention layers, Hkv] float32; one of
+    Q8_0 is int8, a value its code times that in k_block or v_block [attention layers, pages, Hkv, page, D / 32] half,
+    which are updated with it.
     """
     model, new, ctx = model_of(workload), new_tokens(workload), workload["ctx"]
     made = empty(model, len(new), ctx + max(new), device, torch.bfloat16)
     rng = torch.Generator(device=device).manual_seed(seed + 1)
-    for name in IN_PLACE:
+    for name in (name for name in IN_PLACE if name in made):
         made[name].normal_(generator=rng).mul_(0.2 if name == "state" else 1.0)
     if workload.axes.get("state_dtype") == "bf16":
         made["state"] = made["state"].bfloat16()
@@ -249,6 +257,10 @@ def own(workload: Workload, seed: int, device: torch.device | str) -> Tensors:
             for layer, by in zip(made[name], made[scale], strict=True):  # one at a time: they are gigabytes
                 layer.div_(by[:, None, None])
             made[name] = made[name].to(torch.float8_e4m3fn)
+    if workload.axes.get("cache") == "q8_0":
+        for name, block in zip(("k_cache", "v_cache"), BLOCKS, strict=True):
+            layers = [kv_format.quantise_q8_0(layer) for layer in made[name]]
+            made[name], made[block] = (torch.stack(parts) for parts in zip(*layers, strict=True))
     for name in ("page_table", "state_rows"):
         table = made[name]
         order = torch.randperm(table.numel(), generator=rng, device=device, dtype=torch.int64)
@@ -277,7 +289,7 @@ def outputs(workload: Workload, inputs: Tensors) -> Tensors:
         "logits": poisoned((n, vocab), torch.float32, device),
         "next_token": poisoned((n,), torch.int64, device),
         "next_logit": poisoned((n,), torch.float32, device),
-        **{name: inputs[name].clone() for name in IN_PLACE},
+        **{name: inputs[name].clone() for name in IN_PLACE if name in inputs},
     }
 
 
@@ -296,7 +308,8 @@ def tolerance(workload: Workload, precision: str) -> dict[str, Tolerance]:
     In nvfp4-w4a8 the two products in turn of a sublayer round by E4M3 instead: of its six roundings two. A cache of
     fp8 stores a new token's key a whole code away where the two computations lie on two sides of a midpoint,
     which an error of `limit` makes as likely as limit over the code's width, 2^-3 of a value at most and half that in
-    the mean: sqrt(limit / 16) of the new tokens' energy, and one code of the largest value.
+    the mean: sqrt(limit / 16) of the new tokens' energy, and one code of the largest value. A code of Q8_0
+    is of about 50, rms: two roundings of it are BY_BLOCK.
     """
     sublayer = {"bf16": 4 * ROUNDING**2, "nvfp4-w4a16": 4 * ROUNDING**2, "nvfp4-w4a8": 3 * ROUNDING**2 + E4M3**2}
     if precision not in sublayer:
@@ -307,11 +320,16 @@ def tolerance(workload: Workload, precision: str) -> dict[str, Tolerance]:
     why = f"{workload['layers']} layers of {'e4m3' if precision == 'nvfp4-w4a8' else 'bf16'} roundings"
     by_code = workload.axes.get("cache") == "fp8"
     cached, largest = ((limit / 16) ** 0.5 + limit, 16 * limit + 0.7) if by_code else (limit, 16 * limit)
+    blocks = {}
+    if workload.axes.get("cache") == "q8_0":
+        cached, largest = limit + BY_BLOCK, 16 * limit + 0.1
+        blocks = {name: Tolerance(limit * fresh**0.5, 16 * limit, f"{why}, a block's largest value") for name in BLOCKS}
     return {
         "logits": Tolerance(limit, 8 * limit, why),
         "next_logit": Tolerance(limit, 8 * limit, why),
         "k_cache": Tolerance(cached * fresh**0.5, largest, f"{why}, in {fresh:.1%} of the cache"),
         "v_cache": Tolerance(cached * fresh**0.5, largest, f"{why}, in {fresh:.1%} of the cache"),
+        **blocks,
         "state": Tolerance(limit, 45 * limit, why),
         "conv_state": Tolerance(limit, 16 * limit, why),
     }

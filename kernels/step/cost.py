@@ -12,7 +12,7 @@ from dataclasses import replace
 from kernels.common import Cost, Workload
 from kernels.gdn.cost import CHUNK, chunk_flops
 from kernels.moe.cost import cost as mixture_cost
-from kernels.step.cases import model_of, new_tokens
+from kernels.step.cases import CACHE_BYTES, model_of, new_tokens
 from kernels.step.config import W4A8_FROM
 from kernels.step.model import CONV_WIDTH
 
@@ -22,7 +22,6 @@ BYTES = {
     "nvfp4-w4a8": 0.5 + 1 / 16,
 }  # of a product's weight: e2m1, and an e4m3 scale for 16
 STATE_BYTES = {"f32": 4, "bf16": 2}
-CACHE_BYTES = {"bf16": 2, "fp8": 1}
 
 
 def parts(workload: Workload, precision: str) -> dict[str, Cost]:

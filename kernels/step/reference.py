@@ -40,6 +40,14 @@ def in_e4m3(x: torch.Tensor) -> torch.Tensor:
     return ((x / exponent.exp2()).round() * exponent.exp2()).clamp(-448, 448)
 
 
+def in_q8_0(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(codes, scales of 32 values each): ggml's Q8_0 of x [..., D], halves away from zero, scales rounded to half."""
+    blocks = x.unflatten(-1, (-1, 32))
+    d = blocks.abs().amax(-1) / 127
+    codes = blocks / d.clamp_min(1e-300)[..., None]
+    return (codes.sign() * (codes.abs() + 0.5).floor()).flatten(-2), d.half().double()
+
+
 def rotated(x: torch.Tensor, positions: torch.Tensor, inv_freq: torch.Tensor) -> torch.Tensor:
     """x [T, heads, D] with its first 2 R elements turned: i and i + R by the angle positions [T] * inv_freq[i]."""
     half = inv_freq.numel()
@@ -83,10 +91,12 @@ def attention_layer(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     scales: tuple[torch.Tensor, ...] = (),
+    blocks: tuple[torch.Tensor, ...] = (),
 ) -> torch.Tensor:
     """x [total, hidden] through one attention layer; the caches [pages, Hkv, page, D] get the new tokens.
 
     scales: [Hkv] of k and v where the caches hold e4m3 values; what is stored then loses what the format does.
+    blocks: [pages, Hkv, page, D / 32] of k and v where they hold Q8_0 codes; the new tokens' are written too.
     """
     _, heads_kv, page, dim = k_cache.shape
     q, gate = (x @ weight(inputs, f"{at}q_proj").T).unflatten(1, (-1, 2, dim)).unbind(2)
@@ -100,11 +110,17 @@ def attention_layer(
         turned_q, turned_k = (rotated(s[first:last], positions, inputs["inv_freq"]) for s in (q, k))
         for cache, new, by in zip((k_cache, v_cache), (turned_k, v[first:last]), scales or (None, None), strict=True):
             cache[pages, :, slots] = new if by is None else in_e4m3(new / by.double()[:, None])
+        for cache, new, block in zip((k_cache, v_cache), (turned_k, v[first:last]), blocks, strict=False):
+            cache[pages, :, slots], block[pages, :, slots] = in_q8_0(new)
         used = inputs["page_table"][n].long()[: math.ceil((start + last - first) / page)]
         keys, values = (
             c[used].transpose(1, 2).flatten(0, 1)[: start + last - first].repeat_interleave(group, dim=1)
             for c in (k_cache, v_cache)
         )
+        if blocks:
+            every = (b[used].transpose(1, 2).flatten(0, 1)[: start + last - first] for b in blocks)
+            wide = (b.repeat_interleave(32, dim=-1).repeat_interleave(group, dim=1) for b in every)
+            keys, values = (codes * by for codes, by in zip((keys, values), wide, strict=True))
         if scales:
             wide = (by.double().repeat_interleave(group)[:, None] for by in scales)
             keys, values = (codes * by for codes, by in zip((keys, values), wide, strict=True))
@@ -147,7 +163,8 @@ def reference(inputs: Tensors) -> Tensors:
     Returns logits, next_logit and the updated caches and states in float64, and next_token.
     """
     spans = list(pairwise(inputs["cu_seqlens"].tolist()))
-    kept = {name: inputs[name].double().clone() for name in ("k_cache", "v_cache", "state", "conv_state")}
+    names = "k_cache", "v_cache", "state", "conv_state", "k_block", "v_block"
+    kept = {name: inputs[name].double().clone() for name in names if name in inputs}
     x = inputs["model.embed_tokens.weight"].double()[inputs["tokens"]]
     gdn = attention = layer = 0
     while f"model.layers.{layer}.input_layernorm.weight" in inputs:
@@ -159,7 +176,8 @@ def reference(inputs: Tensors) -> Tensors:
         else:
             caches = kept["k_cache"][attention], kept["v_cache"][attention]
             scales = tuple(inputs[name][attention] for name in ("k_scale", "v_scale") if name in inputs)
-            x = x + attention_layer(inputs, f"{at}self_attn.", h, spans, *caches, scales)
+            blocks = tuple(kept[name][attention] for name in ("k_block", "v_block") if name in kept)
+            x = x + attention_layer(inputs, f"{at}self_attn.", h, spans, *caches, scales, blocks)
             attention += 1
         h = rms_norm(x, 1 + inputs[f"{at}post_attention_layernorm.weight"].double())
         if f"{at}mlp.gate.weight" in inputs:

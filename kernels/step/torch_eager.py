@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.common import Candidate, Tensors
+from kernels.kv import format as kv_format
 from kernels.moe import torch_grouped
 from kernels.step import wiring
 from kernels.step.model import CONV_WIDTH, EPS
@@ -91,6 +92,11 @@ def rotate(
     q, k = (turned(s, args["cos"], args["sin"]) for s in (q, k))
     page = k_cache.shape[2]
     places = args["slots"] // page, slice(None), args["slots"] % page
+    if f"{at}k_block" in args:
+        for cache, new, name in ((k_cache, k, "k_block"), (v_cache, v, "v_block")):
+            codes, scales = kv_format.quantise_q8_0(new[:, :, None])
+            cache[places], args[f"{at}{name}"][places] = codes[:, :, 0], scales[:, :, 0]
+        return q
     for cache, new, scale in ((k_cache, k, f"{at}k_scale"), (v_cache, v, f"{at}v_scale")):
         if scale in args:
             new = (new.float() / args[scale][:, None]).clamp(-E4M3_MAX, E4M3_MAX).to(cache.dtype)
@@ -100,8 +106,11 @@ def rotate(
     return q
 
 
-def widened(args: Args, scale: str, pages: torch.Tensor) -> torch.Tensor:
-    """Gathered pages [n, Hkv, page, D] in bf16."""
+def widened(args: Args, name: str, cache: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
+    """The pages `of` a cache [n, Hkv, page, D] in bf16. name: with the layer's, such as "...self_attn.k"."""
+    pages, scale = cache[of], f"{name}_scale"
+    if f"{name}_block" in args:
+        return kv_format.dequantise_q8_0(pages, args[f"{name}_block"][of]).bfloat16()
     return (pages.float() * args[scale][:, None, None]).bfloat16() if scale in args else pages
 
 
@@ -111,7 +120,7 @@ def attend(args: Args, at: str, q: torch.Tensor, k_cache: torch.Tensor, v_cache:
     for n, (first, last) in enumerate(args["spans"]):
         pages = args["page_table"][n].long()
         keys, values = (
-            widened(args, f"{at}{name}_scale", cache[pages]).transpose(0, 1).flatten(1, 2)[None]
+            widened(args, f"{at}{name}", cache, pages).transpose(0, 1).flatten(1, 2)[None]
             for name, cache in (("k", k_cache), ("v", v_cache))
         )
         seen = torch.arange(keys.shape[2], device=q.device) <= args["positions"][first:last, None]

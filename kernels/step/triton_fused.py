@@ -85,6 +85,17 @@ def in_e4m3(x):
 
 
 @triton.jit
+def store_q8_0(x, codes_ptr, scale_ptr, D: tl.constexpr):
+    """float32 x [D] as ggml's Q8_0: of 32 values the largest magnitude / 127 in half, and codes, ties away from 0."""
+    blocks = tl.reshape(x, [D // 32, 32])
+    d = tl.max(tl.abs(blocks), axis=1) / 127.0
+    scaled = blocks * (1.0 / tl.maximum(d, 1e-38))[:, None]  # zeros stay zeros
+    codes = tl.where(scaled < 0, -1.0, 1.0) * tl.floor(tl.abs(scaled) + 0.5)
+    tl.store(codes_ptr + tl.arange(0, D), tl.reshape(codes, [D]).to(tl.int8))
+    tl.store(scale_ptr + tl.arange(0, D // 32), d.to(tl.float16))
+
+
+@triton.jit
 def rotate_kernel(
     q_ptr,  # [tokens, Hq, 2, D]: each head's q, then its gate
     k_ptr,  # [tokens, Hkv, D]
@@ -95,10 +106,10 @@ def rotate_kernel(
     sin_ptr,  # f32 [tokens, HALF]
     slots_ptr,  # i64 [tokens]: page * PAGE + place in it
     out_ptr,  # [tokens, Hq, D]
-    k_cache_ptr,  # [pages, Hkv, PAGE, D], bytes with FP8
+    k_cache_ptr,  # [pages, Hkv, PAGE, D], bytes with FP8, int8 with Q8_0
     v_cache_ptr,  # [pages, Hkv, PAGE, D]
-    k_scale_ptr,  # f32 [Hkv], not read without FP8
-    v_scale_ptr,  # f32 [Hkv], not read without FP8
+    k_scale_ptr,  # f32 [Hkv] with FP8; f16 [pages, Hkv, PAGE, D / 32] with Q8_0, written with the codes
+    v_scale_ptr,  # as k_scale
     Hq,
     Hkv,
     EPS: tl.constexpr,
@@ -106,6 +117,7 @@ def rotate_kernel(
     HALF: tl.constexpr,  # pairs that turn
     PAGE: tl.constexpr,
     FP8: tl.constexpr,  # the caches are e4m3, a value its code times the head's scale; else as k and v
+    Q8_0: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -116,7 +128,9 @@ def rotate_kernel(
     cached = ((slot // PAGE) * Hkv + kv_head) * PAGE * D + (slot % PAGE) * D
     if is_v:
         v = tl.load(v_ptr + (token * Hkv + kv_head) * D + at)
-        if FP8:
+        if Q8_0:
+            store_q8_0(v.to(tl.float32), v_cache_ptr + cached, v_scale_ptr + cached // 32, D)
+        elif FP8:
             tl.store(v_cache_ptr + cached + at, in_e4m3(v.to(tl.float32) / tl.load(v_scale_ptr + kv_head)))
         else:
             tl.store(v_cache_ptr + cached + at, v)
@@ -135,6 +149,8 @@ def rotate_kernel(
         y = x * cos + tl.where(at < HALF, -other, other) * sin
         if is_q:
             tl.store(out_ptr + (token * Hq + head) * D + at, round_output(y, out_ptr.dtype.element_ty, INTERPRETED))
+        elif Q8_0:
+            store_q8_0(y, k_cache_ptr + cached, k_scale_ptr + cached // 32, D)
         elif FP8:
             tl.store(k_cache_ptr + cached + at, in_e4m3(y / tl.load(k_scale_ptr + kv_head)))
         else:
@@ -209,13 +225,14 @@ def rotate(
     tokens, heads_q, _, dim = gated.shape
     heads_kv, page = k_cache.shape[1:3]
     out = torch.empty(tokens, heads_q, dim, dtype=gated.dtype, device=gated.device)
-    fp8 = f"{at}k_scale" in args
-    scales = (args[f"{at}k_scale"], args[f"{at}v_scale"]) if fp8 else (args["cos"], args["cos"])
+    fp8, q8_0 = f"{at}k_scale" in args, f"{at}k_block" in args
+    kind = "scale" if fp8 else "block"
+    scales = [args[f"{at}{name}_{kind}"] for name in ("k", "v")] if fp8 or q8_0 else [args["cos"], args["cos"]]
     caches = (c.view(torch.uint8) if fp8 else c for c in (k_cache, v_cache))
     rotate_kernel[(tokens, heads_q + 2 * heads_kv)](
         gated, k, v, args[f"{at}q_norm.weight"], args[f"{at}k_norm.weight"], args["cos"], args["sin"], args["slots"],
         out, *caches, *scales, heads_q, heads_kv, EPS=EPS, D=dim, HALF=args["cos"].shape[-1], PAGE=page,
-        FP8=fp8, INTERPRETED=interpreted(), num_warps=1,
+        FP8=fp8, Q8_0=q8_0, INTERPRETED=interpreted(), num_warps=1,
     )  # fmt: skip
     return out
 
@@ -286,14 +303,21 @@ def builds(capability: int) -> tuple[Build, ...]:
             rotate_kernel,
             "q:bf16 k:bf16 v:bf16 q_gain:fp32 k_gain:fp32 cos:fp32 sin:fp32 slots:i64 out:bf16 k_cache:bf16 "
             "v_cache:bf16 k_scale:fp32 v_scale:fp32",
-            ("Hq", "Hkv"), 1, EPS=EPS, D=256, HALF=32, PAGE=16, FP8=False,
+            ("Hq", "Hkv"), 1, EPS=EPS, D=256, HALF=32, PAGE=16, FP8=False, Q8_0=False,
         ),
         build(
             "rotate 256 to fp8",
             rotate_kernel,
             "q:bf16 k:bf16 v:bf16 q_gain:fp32 k_gain:fp32 cos:fp32 sin:fp32 slots:i64 out:bf16 k_cache:u8 v_cache:u8 "
             "k_scale:fp32 v_scale:fp32",
-            ("Hq", "Hkv"), 1, EPS=EPS, D=256, HALF=32, PAGE=16, FP8=True,
+            ("Hq", "Hkv"), 1, EPS=EPS, D=256, HALF=32, PAGE=16, FP8=True, Q8_0=False,
+        ),
+        build(
+            "rotate 256 to Q8_0",
+            rotate_kernel,
+            "q:bf16 k:bf16 v:bf16 q_gain:fp32 k_gain:fp32 cos:fp32 sin:fp32 slots:i64 out:bf16 k_cache:i8 v_cache:i8 "
+            "k_scale:fp16 v_scale:fp16",
+            ("Hq", "Hkv"), 1, EPS=EPS, D=256, HALF=32, PAGE=16, FP8=False, Q8_0=True,
         ),
         build("gate 256", gate_kernel, "o:bf16 q:bf16 out:bf16", ("count",), 4, D=256, BLOCK=ELEMENTS),
         build(

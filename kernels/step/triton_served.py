@@ -28,7 +28,7 @@ from kernels.moe import ops as moe_ops
 from kernels.nvfp4 import format as nvfp4
 from kernels.nvfp4 import ops as nvfp4_ops
 from kernels.step import torch_eager, triton_fused, wiring
-from kernels.step.cases import SCALES, model_of
+from kernels.step.cases import BLOCKS, SCALES, model_of
 from kernels.step.config import SCANS, USUAL, W4A8_FROM, Config
 from kernels.step.model import CONV_WIDTH
 from kernels.step.wiring import Args
@@ -117,8 +117,8 @@ def attend(args: Args, at: str, q: torch.Tensor, k_cache: torch.Tensor, v_cache:
     """Paged decode attention, or the library's where a sequence has several new tokens."""
     if not args["decode"]:
         return torch_eager.attend(args, at, q, k_cache, v_cache)
-    scales = [args[f"{at}{name}"] for name in SCALES if f"{at}{name}" in args]
-    caches = (c.view(torch.uint8) if scales else c for c in (k_cache, v_cache))
+    scales = [args[f"{at}{name}"] for name in (*SCALES, *BLOCKS) if f"{at}{name}" in args]
+    caches = (c.view(torch.uint8) if f"{at}k_scale" in args else c for c in (k_cache, v_cache))
     o: torch.Tensor = args["batch"](q, *caches, args["page_table"], args["seen"], *scales)
     return o
 

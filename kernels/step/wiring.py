@@ -16,7 +16,7 @@ import torch
 
 from kernels.common import Tensors, Workload
 from kernels.nvfp4 import format as nvfp4
-from kernels.step.cases import PACKS, SCALES
+from kernels.step.cases import BLOCKS, PACKS, SCALES
 from kernels.step.config import USUAL, Config
 
 Args = dict[str, Any]
@@ -35,7 +35,8 @@ class Parts:
     rotate:     (args, at, q [tokens, Hq, 2, D] with its gate, k, v, k_cache, v_cache) -> q normed and turned; k, normed
                 and turned, and v are in the caches. args["cos"], args["sin"] [tokens, 1, R] float32.
     attend:     (args, at, q, k_cache, v_cache) -> o [tokens, Hq, D]. args[f"{at}k_scale"] and v_scale [Hkv] float32
-                where the caches are fp8.
+                where the caches are fp8; k_block and v_block [pages, Hkv, page, D / 32] half where they are Q8_0,
+                which `rotate` writes with them.
     gate:       (o, q with its gate) -> o * sigmoid(gate), [tokens, Hq D].
     activate:   (gate, up) -> SiLU(gate) * up; both may be columns of one tensor.
     mixture:    (args, at, x, logits float32 [tokens, E]) -> what the picked experts and the shared one give.
@@ -176,6 +177,7 @@ def run(parts: Parts, args: Args, out: Tensors, config: Config = USUAL) -> None:
         else:
             at += "self_attn."
             caches = out["k_cache"][attention], out["v_cache"][attention]
+            args |= {f"{at}{name}": out[name][attention] for name in BLOCKS if name in out}
             dim = caches[0].shape[3]
             q, k, v = (linear(args, f"{at}{name}_proj", h).unflatten(1, (-1, dim)) for name in ("q", "k", "v"))
             gated = q.unflatten(1, (-1, 2))

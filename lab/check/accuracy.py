@@ -320,7 +320,9 @@ def judged(
         limit = replace(one, relative_error=one.relative_error * grown, max_error=one.max_error * grown)
         moved = 0.0
         if calls > 1 and name in family.cases.IN_PLACE:
-            moved = calls * one.relative_error / torch.finfo(out[name].dtype).eps
+            kind = out[name].dtype
+            eps = torch.finfo(kind).eps if kind.is_floating_point else 1 / torch.iinfo(kind).max
+            moved = calls * one.relative_error / eps
         errors += (compare(name, out[name], wanted[name], limit, moved if moved < 1 else 0.0),)
     for e in errors:
         if not e.ok:

@@ -29,6 +29,7 @@ families.interpret_on_cpu()
 CARDS = {card.id: card for card in composed.cards()}
 PARTS = {  # of the step that a card's lever changes, in the model
     "step-lp9": {"gdn"}, "step-lp10": {"gdn"}, "step-lp13": {"gdn"}, "step-lp18": {"attention"},
+    "step-lp18-q8": {"attention"},
     "step-lp11": {"gdn products", "copies", "launches"}, "step-lp14": {"residual"},
     "step-lp16": {"ffn", "gdn products", "attention products"}, "step-im4": {"scratch", "launches"},
     "step-chained": {"ffn", "gdn products", "attention products"}, "step-gate-up": {"ffn"},

@@ -182,7 +182,7 @@ class Engine:
             args["last"] = torch.arange(bounds[-1], device=self.device)
         rows = len(args["last"])
         out = {
-            **{name: batch.kept[name] for name in cases.IN_PLACE},
+            **{name: batch.kept[name] for name in cases.IN_PLACE if name in batch.kept},
             "logits": torch.empty(rows, self.model.vocab, dtype=torch.float32, device=self.device),
             "next_logit": torch.empty(rows, dtype=torch.float32, device=self.device),
             "next_token": torch.empty(rows, dtype=torch.int64, device=self.device),

@@ -22,6 +22,7 @@ needs_triton = pytest.mark.skipif(
     not has_triton() or (DEVICE == "cpu" and not interpreted()), reason="needs Triton, on a GPU or in its interpreter"
 )
 TRITON = ("triton_fused", "served")
+STATEFUL = ("k_cache", "v_cache", "state", "conv_state")
 CHECKS = [w for w in cases.WORKLOADS if w.role == "check"]
 BY_ID = {w.id: w for w in cases.WORKLOADS}
 
@@ -115,7 +116,7 @@ def spoilt(name: str) -> Any:
 
     def run(args: dict[str, Any], out: Tensors) -> None:
         args, parts = dict(args), torch_eager.PLAIN
-        before = {key: out[key].clone() for key in cases.IN_PLACE}
+        before = {key: out[key].clone() for key in cases.IN_PLACE if key in out}
         if name == "no_gate":
             args |= {k: torch.zeros_like(v) for k, v in args.items() if k.endswith("in_proj_z.weight")}
         elif name == "late_position":
@@ -151,7 +152,7 @@ def spoilt(name: str) -> Any:
     "name",
     [
         *("no_gate", "late_position", "no_mask", "layer_left_out", "swapped_rows", "wrong_token"),
-        *("bf16_logits_of_another", *(f"stale_{name}" for name in cases.IN_PLACE)),
+        *("bf16_logits_of_another", *(f"stale_{name}" for name in STATEFUL)),
     ],
 )
 def test_a_step_with_one_thing_wrong_is_refused(name: str) -> None:
@@ -191,6 +192,19 @@ def test_a_stale_cache_is_refused_behind_a_long_context() -> None:
         assert "relative error" in checked(workload, spoilt(f"stale_{name}"))
 
 
+def test_a_stale_block_of_a_quantised_cache_is_refused() -> None:
+    """Codes and scales are one value: neither may stay as it was."""
+    workload = BY_ID["decode_odd_npl3_ctx17_cache-q8_0"]
+    for name in ("k_cache", "v_block"):
+
+        def run(args: dict[str, Any], out: Tensors, name: str = name) -> None:
+            before = out[name].clone()
+            torch_eager.run(args, out)
+            out[name].copy_(before)
+
+        assert "relative error" in checked(workload, run)
+
+
 def test_a_prompt_in_two_steps_is_the_prompt() -> None:
     """The reference: a prefill of 12 tokens, or of 7 and then 5 on what that left."""
     from kernels.step.reference import reference
@@ -204,7 +218,7 @@ def test_a_prompt_in_two_steps_is_the_prompt() -> None:
         return reference(given | new | {"seq_lens": torch.full((2,), before, dtype=torch.int32)})
 
     at_once, first = of(0, 12, whole, 6), of(0, 7, whole, 6)
-    second = of(7, 12, whole | {name: first[name] for name in cases.IN_PLACE}, 13)
+    second = of(7, 12, whole | {name: first[name] for name in STATEFUL}, 13)
     for name, tensor in at_once.items():
         assert torch.allclose(tensor.double(), second[name].double(), rtol=1e-9, atol=1e-11), name
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from kernels.common import Tensors, has_triton, interpreted
+from kernels.kv import format as kv_format
 from kernels.step import cases, torch_eager, wiring
 from kernels.step.config import NAMED, STAIRCASE, Config, memory
 from lab.check import accuracy, families
@@ -181,7 +182,9 @@ def test_products_in_e4m3_cost_what_their_rounding_says() -> None:
 
 
 @needs_triton
-@pytest.mark.parametrize(("axis", "value", "limit"), [("state_dtype", "bf16", 1e-3), ("cache", "fp8", 1e-2)])
+@pytest.mark.parametrize(("axis", "value", "limit"), [
+    ("state_dtype", "bf16", 1e-3), ("cache", "fp8", 1e-2), ("cache", "q8_0", 1e-3),
+])  # fmt: skip
 def test_a_narrow_format_costs_little_after_one_step(axis: str, value: str, limit: float) -> None:
     """The same states or caches rounded to it once, against as they are, by the float64 reference."""
     from kernels.step.reference import reference
@@ -193,6 +196,10 @@ def test_a_narrow_format_costs_little_after_one_step(axis: str, value: str, limi
     else:
         for name in ("k", "v"):
             cache = inputs[f"{name}_cache"].float()
+            if value == "q8_0":
+                layers = [kv_format.quantise_q8_0(layer) for layer in cache]
+                inputs[f"{name}_cache"], inputs[f"{name}_block"] = map(torch.stack, zip(*layers, strict=True))
+                continue
             scale = cache.abs().amax((1, 3, 4)) / 448
             inputs[f"{name}_cache"] = (cache / scale[:, None, :, None, None]).to(torch.float8_e4m3fn)
             inputs[f"{name}_scale"] = scale
@@ -223,6 +230,34 @@ def test_a_cache_of_fp8_takes_the_plain_codes() -> None:
     assert torch.equal(keys[0] == 0, keys[1] == 0)
     assert float((keys[0] - keys[1]).abs().max()) <= 0.126 * float(keys[0].abs().max())
     assert float((keys[0] != keys[1]).float().mean()) < 0.05
+
+
+@needs_triton
+@pytest.mark.parametrize("dim", [32, 64, 256])
+def test_a_cache_of_q8_0_takes_the_plain_codes_and_scales(dim: int) -> None:
+    """V bit for bit, a block of zeros and the largest halves among them; K as near as bf16 on the plain way allows."""
+    from kernels.step import triton_fused
+
+    drawn = torch.Generator().manual_seed(1)
+    gated, k, v = (torch.randn(5, *shape, generator=drawn).to(DEVICE, torch.bfloat16) for shape in
+                   ((4, 2, dim), (2, dim), (2, dim)))  # fmt: skip
+    v[0, 0, :32], v[1, 1, 3] = 0.0, 60000.0
+    args: dict[str, Any] = {name: torch.ones(5, 1, 4, device=DEVICE) * x for name, x in (("cos", 0.8), ("sin", 0.6))}
+    args |= {"slots": torch.tensor([0, 15, 16, 47, 33], device=DEVICE)}
+    args |= {f"{name}_norm.weight": torch.ones(dim, device=DEVICE) for name in ("q", "k")}
+    found = []
+    for one in (torch_eager.PLAIN, triton_fused.FUSED):
+        caches = [torch.full((3, 2, 16, dim), -128, dtype=torch.int8, device=DEVICE) for _ in range(2)]
+        blocks = [torch.full((3, 2, 16, dim // 32), 0.5, dtype=torch.float16, device=DEVICE) for _ in range(2)]
+        one.rotate(args | {"k_block": blocks[0], "v_block": blocks[1]}, "", gated, k, v, *caches)
+        found.append((*caches, *blocks))
+    (k0, v0, kb0, vb0), (k1, v1, kb1, vb1) = found
+    assert torch.equal(vb0, vb1)
+    assert float((v0.int() - v1.int()).abs().max()) <= (0 if CPU else 1)  # a GPU's reciprocal is of two units
+    assert torch.equal(kb0 == 0.5, kb1 == 0.5)
+    assert torch.equal(k0 == -128, k1 == -128)
+    wide = [kv_format.dequantise_q8_0(*pair) for pair in ((k0, kb0), (k1, kb1))]
+    assert float((wide[0] - wide[1]).norm() / wide[0].norm()) < 0.012
 
 
 @needs_triton
@@ -283,6 +318,8 @@ def test_memory_is_refused_with_the_number_before_anything_is_made() -> None:
     few = BY_ID["decode_q36-27b_npl1_ctx1024"]
     assert sum(memory(few, Config(gate_up=True)).values()) > sum(memory(few).values()) + 6e9
     fp8 = BY_ID["decode_q36-27b_l16_npl32_ctx1024_cache-fp8"]
+    q8_0 = BY_ID["decode_q36-27b_l16_npl32_ctx1024_cache-q8_0"]
+    assert memory(q8_0)["caches"] == memory(fp8)["caches"] * 34 / 32
     assert memory(fp8)["caches"] * 2 == memory(BY_ID["decode_q36-27b_l16_npl32_ctx1024"])["caches"]
 
 
