@@ -100,9 +100,8 @@ WORKLOADS = (
     *(_workload("prefill", "q36-27b", 1, 0, T, layers=8, role="measure") for T in (512, 2048)),
     *(_workload("prefill", "q36-27b", npl, 0, T, layers=4, role="measure") for npl, T in ((1, 8192), (8, 2048))),
     _workload("decode", "q36-27b", 128, 1024, layers=4, role="measure"),
-    # The mixture's weights are a few times what a step reads of them, so all of its layers fit up to 32 sequences.
     *(_workload("decode", "q36-35b-a3b", npl, 1024, role="measure") for npl in (1, 8, 32, 128)),
-    _workload("decode", "q36-35b-a3b", 128, 1024, layers=20, role="measure"),
+    *(_workload("decode", "q36-35b-a3b", npl, 1024, layers=20, role="measure") for npl in (1, 8, 32, 128)),
     _workload("prefill", "q36-35b-a3b", 1, 0, 2048, role="measure"),
 )
 # Products of one input that a lever may compute as one; a checkpoint that is served so has one tensor scale there.
