@@ -2,13 +2,15 @@
 
 `cuda_scan`'s preparation, then three launches, each programmatic behind the one before: maps of segments side by side,
 their composition, and the scan of cuda_scan from every segment's own state. Outputs in the activations' type, D = 128.
-The scan's roundings are cuda_scan's; a state that a segment starts from is composed in float32.
+The scan's roundings are cuda_scan's; a state that a segment starts from is composed in float32. Rows of q and k without
+norms recompute the scores, as there: what is prepared of them takes two thirds of the time, the scans a little more.
 
-Given up: one launch; recomputed scores; shapes that segments.make does not split, which stay cuda_scan's.
+Given up: one launch; shapes that segments.make does not split, which stay cuda_scan's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +24,24 @@ DIM, COMPOSE_THREADS, COLUMNS, MAP_STAGES = 128, 512, 16, 4
 NAMES = tuple(cuda_scan.TYPES.values())
 
 
-def scan_shared_bytes(groups: int) -> int:
-    """Dynamic shared memory of a scan by `groups` halves of a head: cuda_scan's."""
-    return cuda_scan.ScanVariant(DIM, "bf16", groups).shared_bytes
+def scan_of(name: str, groups: int, lean: bool) -> cuda_scan.ScanVariant:
+    """cuda_scan's with its preparation, block and shared memory; lean: it recomputes scores."""
+    return cuda_scan.ScanVariant(DIM, name, groups, lean)
 
 
-# A block scans half a head or makes maps: stages of k, 64 columns of v, X and vectors, and the barriers.
-MAP_SHARED = max(scan_shared_bytes(1), MAP_STAGES * (4 * cuda_scan.TILE_BYTES + 1024) + 128)
-COMPOSE_SHARED = 4 * (DIM * COLUMNS + 4 * DIM * (COLUMNS + 4))  # a tile of the state, and the sums of four quarters
-SHARED = (
-    {f"gdn_segment_maps_d128_{name}": MAP_SHARED for name in NAMES}
-    | {f"gdn_segment_scan_d128_{name}_g{groups}": scan_shared_bytes(groups) for name in NAMES for groups in (1, 2)}
-    | {"gdn_segment_compose_d128": COMPOSE_SHARED}
-)
+def _shared_bytes() -> dict[str, int]:
+    found = {"gdn_segment_compose_d128": 4 * (DIM * COLUMNS + 4 * DIM * (COLUMNS + 4))}  # a tile, sums of four quarters
+    for name in NAMES:
+        for lean, mark in ((False, ""), (True, "_lean")):
+            # A block scans half a head or makes maps: stages of k, 64 columns of v, X, vectors and sums, the barriers.
+            maps = MAP_STAGES * (4 * cuda_scan.TILE_BYTES + 1024 * (1 + lean)) + 128
+            found[f"gdn_segment_maps_d128_{name}{mark}"] = max(scan_of(name, 1, lean).shared_bytes, maps)
+            for groups in (1, 2):
+                found[f"gdn_segment_scan_d128_{name}_g{groups}{mark}"] = scan_of(name, groups, lean).shared_bytes
+    return found
+
+
+SHARED = _shared_bytes()
 SOURCE = CudaSource(
     path=Path(__file__).with_name("segments.cu"),
     kernels=tuple(SHARED),
@@ -59,7 +66,7 @@ def prepare(inputs: Tensors, plan: segments.Plan | None = None) -> dict[str, Any
 
     state = (len(rows), heads_v, DIM, DIM)
     return args | {
-        "workspace": cuda_scan.workspace(args, variant(args)),
+        "workspace": cuda_scan.workspace(args, variant(args | {"groups": plan.groups})),
         "groups": plan.groups,
         "mapped": table([row for row in rows if row[5] or not row[6]]),
         "scanned": table([row for row in rows if not row[5]]).view(-1, segments.ROW),
@@ -69,43 +76,47 @@ def prepare(inputs: Tensors, plan: segments.Plan | None = None) -> dict[str, Any
     }
 
 
-def variant(args: Tensors) -> cuda_scan.ScanVariant:
-    """The scan of cuda_scan whose preparation this is."""
-    return cuda_scan.ScanVariant(DIM, cuda_scan.TYPES[args["v"].dtype], 1)
+def variant(args: dict[str, Any]) -> cuda_scan.ScanVariant:
+    """The scan of cuda_scan whose preparation and threads these are."""
+    return scan_of(cuda_scan.TYPES[args["v"].dtype], args["groups"], "raw_qk" not in args)
+
+
+def launches(args: dict[str, Any], out: Tensors) -> dict[str, Callable[[], None]]:
+    """What is launched in turn, by name; each programmatic behind the one before it."""
+    q, k, v, initial, o = *(args[n] for n in "qkv"), args["initial_state"], out["o"]
+    scan, heads_v, device = variant(args), v.shape[-2], v.device.index or 0
+    joints = args["starts"], args["transitions"]
+
+    def launch(kernel: str, grid: tuple[int, ...], threads: int, arguments: Sequence[Any]) -> None:
+        loaded = cuda.load(SOURCE, kernel, device, SHARED[kernel])
+        cuda.launch(loaded, grid, threads, arguments, SHARED[kernel], programmatic=True)
+
+    def walk(kernel: str, rows: torch.Tensor, blocks: int, threads: int) -> None:
+        tensors = (q, k, v, args["workspace"], initial, out["final_state"], o, rows, *joints)
+        numbers = (k.shape[-2], heads_v, 0 if initial.dtype == torch.bfloat16 else 2)
+        maps = map(cuda_scan._map, (k, q, v, o))
+        arguments: list[Any] = [*maps, *tensors, *map(cuda.i32, numbers), cuda.f32(DIM**-0.5)]
+        launch(kernel + "_lean" * scan.recompute, (blocks, heads_v, rows.shape[0]), threads, arguments)
+
+    grid = (DIM // COLUMNS, heads_v, args["firsts"].numel() - 1)
+    to_compose = (*joints, args["firsts"], cuda.i32(heads_v))
+    found: dict[str, Callable[[], None]] = {
+        "prepare": lambda: cuda_scan.prepare_chunks(args, scan),
+        "maps": lambda: walk(f"gdn_segment_maps_d128_{scan.dtype}", args["mapped"], 2, 384),
+    }
+    if not args["scanned"].numel():
+        return found
+    last = f"gdn_segment_scan_d128_{scan.dtype}_g{scan.groups}"
+    return found | {
+        "compose": lambda: launch("gdn_segment_compose_d128", grid, COMPOSE_THREADS, to_compose),
+        "scan": lambda: walk(last, args["scanned"], 2 // scan.groups, scan.threads),
+    }
 
 
 def run(args: dict[str, Any], out: Tensors) -> None:
-    """Outputs and final states in four launches."""
-    q, k, v, initial, o = (args[n] if n != "o" else out[n] for n in ("q", "k", "v", "initial_state", "o"))
-    heads_v, name, groups, device = v.shape[-2], cuda_scan.TYPES[v.dtype], args["groups"], v.device.index or 0
-    cuda_scan.prepare_chunks(args, variant(args))
-
-    def launch(kernel: str, rows: torch.Tensor, halves: int, threads: int) -> None:
-        tensors = (
-            q,
-            k,
-            v,
-            args["workspace"],
-            initial,
-            out["final_state"],
-            o,
-            rows,
-            args["starts"],
-            args["transitions"],
-        )
-        numbers = (k.shape[-2], heads_v, 0 if initial.dtype == torch.bfloat16 else 2)
-        arguments: list[Any] = [*map(cuda_scan._map, (k, q, v, o)), *tensors, *map(cuda.i32, numbers)]
-        loaded = cuda.load(SOURCE, kernel, device, SHARED[kernel])
-        cuda.launch(loaded, (2 // halves, heads_v, rows.shape[0]), threads, arguments, SHARED[kernel], True)
-
-    launch(f"gdn_segment_maps_d128_{name}", args["mapped"], 1, 384)
-    if not args["scanned"].numel():
-        return
-    compose = cuda.load(SOURCE, "gdn_segment_compose_d128", device, COMPOSE_SHARED)
-    arguments = [args["starts"], args["transitions"], args["firsts"], cuda.i32(heads_v)]
-    grid = (DIM // COLUMNS, heads_v, args["firsts"].numel() - 1)
-    cuda.launch(compose, grid, COMPOSE_THREADS, arguments, COMPOSE_SHARED, True)
-    launch(f"gdn_segment_scan_d128_{name}_g{groups}", args["scanned"], groups, 128 * (groups + 1))
+    """Outputs and final states."""
+    for launch in launches(args, out).values():
+        launch()
 
 
 def _plan(workload: Workload) -> segments.Plan | None:

@@ -7,6 +7,8 @@
 // rows: two entries a segment, {first token, tokens, first chunk, sequence}, {its number, whether its sequence's first,
 // whether the last, 0}. starts [segments, hv, D, D] float32: before each segment S, until it is composed B. transitions
 // likewise: A transposed, [in, out]; once used up, room for the states behind segments that nobody reads.
+// RECOMPUTE (_lean), for rows without norms: the preparation leaves X and the gates' sums, as for scan.cuh's; a warp of
+// a map makes the vectors, a warpgroup of a scan those and the scores.
 
 #include "scan.cuh"
 
@@ -27,9 +29,10 @@ DEVICE long state_row(const Scan& s, int row) {
 
 constexpr int FLOAT32 = 2;  // of a state, as the host says it
 constexpr int SCAN_STAGES = 3, MAP_STAGES = 4;
-template <int D>
+template <int D, bool RECOMPUTE>
 struct MapStage {
-    static constexpr int V = D / 64 * TILE, X = V + TILE, VECTORS = X + TILE, BYTES = VECTORS + 1024;
+    static constexpr int V = D / 64 * TILE, X = V + TILE, VECTORS = X + TILE, SUMS = VECTORS + 1024;
+    static constexpr int BYTES = RECOMPUTE ? SUMS + 1024 : SUMS;
 };
 
 // Zeros above the triangles of each stage, and barriers that all threads see.
@@ -43,34 +46,38 @@ DEVICE void clear_triangles(char* triangles) {
     __syncthreads();
 }
 
-// A segment with its outputs, by GROUPS warpgroups, one that loads and stores, and idle ones. LEADS: from the
+// A segment with its outputs, by GROUPS warpgroups, one that loads and stores, and one that makes scores or is idle. LEADS: from the
 // sequence's initial state, else from its own S.
-template <int D, int TYPE, int GROUPS, bool LEADS>
+template <int D, int TYPE, int GROUPS, bool LEADS, bool RECOMPUTE>
 DEVICE void scan_segment(Scan& s, const Joint& joint, char* shared, const Segment& x) {
-    using At = Stage<D, GROUPS, false>;
+    using At = Stage<D, GROUPS, RECOMPUTE>;
     constexpr int STAGES = SCAN_STAGES;
     char* staging = shared + STAGES * At::BYTES;
     u64* full = reinterpret_cast<u64*>(staging + GROUPS * TILE);
-    u64 *empty = full + STAGES, *filled = empty + STAGES, *drained = filled + GROUPS;
+    u64 *empty = full + STAGES, *filled = empty + STAGES, *drained = filled + GROUPS, *made = drained + GROUPS;
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) mbarrier_init(full + i, 1), mbarrier_init(empty + i, 4 * GROUPS);
         for (int i = 0; i < GROUPS; i++) mbarrier_init(filled + i, 4), mbarrier_init(drained + i, 1);
+        for (int i = 0; i < STAGES && RECOMPUTE; i++) mbarrier_init(made + i, 4);
     }
     clear_triangles<STAGES, At::BYTES, 2>(shared + At::X);
     const int group = threadIdx.x / 128, head = blockIdx.y, column0 = blockIdx.x * 64 * GROUPS;
-    if (group > GROUPS) {
+    if (RECOMPUTE && group > GROUPS) {
+        warpgroup_reg_dealloc<64>();
+        make_scores<D, TYPE, STAGES, At>(shared, full, made, x.tokens, s.scale);
+    } else if (group > GROUPS) {
         warpgroup_reg_dealloc<24>();
     } else if (group == GROUPS) {
-        warpgroup_reg_dealloc<56>();
+        warpgroup_reg_dealloc<RECOMPUTE ? 48 : 56>();
         const int warp = (int)(threadIdx.x / 32) - 4 * GROUPS;
         if (warp == 0)
-            produce<D, GROUPS, STAGES, false, false, false>(s, shared, full, empty, x.first, x.tokens, x.chunk0, head,
-                                                            column0);
+            produce<D, GROUPS, STAGES, false, false, RECOMPUTE>(s, shared, full, empty, x.first, x.tokens, x.chunk0,
+                                                                head, column0);
         else if (warp <= GROUPS)
             store_outputs<D>(s, staging + (warp - 1) * TILE, filled + warp - 1, drained + warp - 1, x.first, x.tokens,
                              head * D + column0 + (warp - 1) * 64);
     } else {
-        warpgroup_reg_alloc<224>();
+        warpgroup_reg_alloc<RECOMPUTE && GROUPS == 2 ? 200 : 224>();
         const long of_sequence = state_row<D>(s, x.sequence) * (s.state_type == BF16 ? 2 : 4);
         s.final_type = s.state_type;
         if (x.ends) {
@@ -87,26 +94,27 @@ DEVICE void scan_segment(Scan& s, const Joint& joint, char* shared, const Segmen
             s.state_type = FLOAT32;
             wait_on_dependent_grids();  // composed
         }
-        consume<D, TYPE, GROUPS, STAGES, TYPE, false, false>(s, shared, staging + group * TILE, full, empty,
-                                                             filled + group, drained + group, nullptr, x.first,
-                                                             x.tokens, 0, head, column0 + 64 * group);
+        consume<D, TYPE, GROUPS, STAGES, TYPE, false, RECOMPUTE>(s, shared, staging + group * TILE, full, empty,
+                                                                 filled + group, drained + group, made, x.first,
+                                                                 x.tokens, 0, head, column0 + 64 * group);
     }
 }
 
 // The producer warp of a map: k, 64 columns of v, X and vectors of whole chunks, which are all that a segment has
 // unless it ends its sequence.
-template <int D>
+template <int D, bool RECOMPUTE>
 DEVICE void produce_map(const Scan& s, char* stages, u64* full, u64* empty, const Segment& x, int head, int column0) {
-    using At = MapStage<D>;
+    using At = MapStage<D, RECOMPUTE>;
     const int head_k = head / (s.hv / s.hk);
-    const char* block = s.workspace + ((long)x.chunk0 * s.hv + head) * BLOCK;
+    constexpr int PREPARED = RECOMPUTE ? RECOMPUTE_BLOCK : BLOCK, MORE = RECOMPUTE ? C * 4 : 1024;
+    const char* block = s.workspace + ((long)x.chunk0 * s.hv + head) * PREPARED;
     int at_stage = 0, phase = 1;
 #pragma unroll 1
     for (int at = 0; at < x.tokens; at += C) {
         char* stage = stages + at_stage * At::BYTES;
         u64* bar = full + at_stage;
         mbarrier_wait(empty + at_stage, phase);
-        mbarrier_arrive_expect_tx(bar, At::X + TRIANGLE + 1024);
+        mbarrier_arrive_expect_tx(bar, At::X + TRIANGLE + MORE);
 #pragma unroll
         for (int i = 0; i < D / 64; i++)
             tma_load_2d(shared_address(stage + i * TILE), s.k_map, head_k * D + i * 64, x.first + at,
@@ -117,17 +125,43 @@ DEVICE void produce_map(const Scan& s, char* stages, u64* full, u64* empty, cons
         for (int m = 0; m < 4; m++)
             tma_load_1d(shared_address(stage + At::X + 2560 * m), block + triangle_step(m), 2048 - 512 * m,
                         shared_address(bar));
-        tma_load_1d(shared_address(stage + At::VECTORS), block + 2 * TRIANGLE, 1024, shared_address(bar));
-        block += (long)s.hv * BLOCK;
+        tma_load_1d(shared_address(stage + (RECOMPUTE ? At::SUMS : At::VECTORS)),
+                    block + (RECOMPUTE ? 1 : 2) * TRIANGLE, MORE, shared_address(bar));
+        block += (long)s.hv * PREPARED;
+        if (++at_stage == MAP_STAGES) at_stage = 0, phase ^= 1;
+    }
+}
+
+// A warp that makes the vectors a, e and c_C of each chunk from the gates' sums.
+template <int D>
+DEVICE void make_vectors(char* stages, u64* full, u64* made, int count) {
+    using At = MapStage<D, true>;
+    const int lane = threadIdx.x & 31;
+#pragma unroll 1
+    for (int n = 0, at_stage = 0, phase = 0; n < count; n++) {
+        mbarrier_wait(full + at_stage, phase);
+        char* stage = stages + at_stage * At::BYTES;
+        const float* sum = reinterpret_cast<const float*>(stage + At::SUMS);
+        float* vector = reinterpret_cast<float*>(stage + At::VECTORS);
+        const float last = sum[C - 1];
+#pragma unroll
+        for (int token = lane; token < C; token += 32) {
+            const float own = sum[token];
+            vector[token] = exp2_fast(own);
+            vector[2 * C + token] = exp2_fast(last - own);
+        }
+        if (lane == 0) vector[3 * C] = exp2_fast(last);
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(made + at_stage);
         if (++at_stage == MAP_STAGES) at_stage = 0, phase ^= 1;
     }
 }
 
 // One warpgroup's 64 columns of B (VALUES) or A, as `consume` carries a state: the same products in the same order
 // without what outputs need. Writes B [k, v] or A transposed [in, out], float32.
-template <int D, int TYPE, bool VALUES>
-DEVICE void carry_map(char* stages, u64* full, u64* empty, int count, float* to, int column0) {
-    using At = MapStage<D>;
+template <int D, int TYPE, bool VALUES, bool RECOMPUTE>
+DEVICE void carry_map(char* stages, u64* full, u64* empty, u64* made, int count, float* to, int column0) {
+    using At = MapStage<D, RECOMPUTE>;
     const int warp = threadIdx.x / 32 & 3, lane = threadIdx.x & 31, quad = lane >> 2, pair = lane & 3;
     const int group = lane >> 3, in_group = lane & 7, row = column0 + warp * 16 + quad;
     const int transposed = swizzled(8 * (group >> 1) + in_group, 2 * warp + (group & 1));
@@ -161,6 +195,7 @@ DEVICE void carry_map(char* stages, u64* full, u64* empty, int count, float* to,
 #pragma unroll
             for (int j = 0; j < 8; j += 2)
                 ldmatrix_x4_trans(v[j / 2], shared_address(stage + At::V + transposed + j * 1024));
+        if (RECOMPUTE) mbarrier_wait(made + at_stage, phase);
         load_factors(factors, vectors);
         wgmma_wait<0>(y);
 #pragma unroll
@@ -204,26 +239,29 @@ DEVICE void carry_map(char* stages, u64* full, u64* empty, int count, float* to,
     }
 }
 
-template <int D, int TYPE>
+template <int D, int TYPE, bool RECOMPUTE>
 DEVICE void map_segment(const Scan& s, const Joint& joint, char* shared, const Segment& x) {
-    using At = MapStage<D>;
-    u64 *full = reinterpret_cast<u64*>(shared + MAP_STAGES * At::BYTES), *empty = full + MAP_STAGES;
+    using At = MapStage<D, RECOMPUTE>;
+    u64* full = reinterpret_cast<u64*>(shared + MAP_STAGES * At::BYTES);
+    u64 *empty = full + MAP_STAGES, *made = empty + MAP_STAGES;
     if (threadIdx.x == 0)
-        for (int i = 0; i < MAP_STAGES; i++) mbarrier_init(full + i, 1), mbarrier_init(empty + i, 8);
+        for (int i = 0; i < MAP_STAGES; i++)
+            mbarrier_init(full + i, 1), mbarrier_init(empty + i, 8), mbarrier_init(made + i, 1);
     clear_triangles<MAP_STAGES, At::BYTES, 1>(shared + At::X);
-    const int group = threadIdx.x / 128, head = blockIdx.y, column0 = blockIdx.x * 64;
+    const int group = threadIdx.x / 128, head = blockIdx.y, column0 = blockIdx.x * 64, count = x.tokens / C;
     if (group == 2) {
         warpgroup_reg_dealloc<56>();
-        if (threadIdx.x == 2 * 128) produce_map<D>(s, shared, full, empty, x, head, column0);
+        if (threadIdx.x == 2 * 128) produce_map<D, RECOMPUTE>(s, shared, full, empty, x, head, column0);
+        else if (RECOMPUTE && threadIdx.x / 32 == 9) make_vectors<D>(shared, full, made, count);
     } else {
         warpgroup_reg_alloc<224>();
         const long of_head = (long)head * D * D;
         if (group == 0)
-            carry_map<D, TYPE, true>(shared, full, empty, x.tokens / C,
-                                     joint.starts + state_row<D>(s, x.number + 1) + of_head, column0);
+            carry_map<D, TYPE, true, RECOMPUTE>(shared, full, empty, made, count,
+                                                joint.starts + state_row<D>(s, x.number + 1) + of_head, column0);
         else
-            carry_map<D, TYPE, false>(shared, full, empty, x.tokens / C,
-                                      joint.transitions + state_row<D>(s, x.number) + of_head, column0);
+            carry_map<D, TYPE, false, RECOMPUTE>(shared, full, empty, made, count,
+                                                 joint.transitions + state_row<D>(s, x.number) + of_head, column0);
     }
 }
 
@@ -231,35 +269,41 @@ DEVICE void map_segment(const Scan& s, const Joint& joint, char* shared, const S
     const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap q_map,                                 \
         const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap o_map, const u16 *q, const u16 *k, \
         const u16 *v, const char *workspace, const void *initial_state, void *final_state, u16 *o, const int4 *rows,  \
-        float *starts, float *transitions, int hk, int hv, int state_type
-#define GIVEN                                                                       \
-    DYNAMIC_SHARED(memory);                                                         \
-    char* const shared = reinterpret_cast<char*>(memory);                           \
-    const Segment x = segment_of(rows);                                             \
-    const Joint joint{starts, transitions};                                         \
-    Scan s{&k_map,        &q_map,      &v_map, &o_map,  q,       k,  v,  workspace, \
-           initial_state, final_state, o,      nullptr, nullptr, hk, hv, state_type};
+        float *starts, float *transitions, int hk, int hv, int state_type, float scale
+#define GIVEN                                                                                  \
+    DYNAMIC_SHARED(memory);                                                                    \
+    char* const shared = reinterpret_cast<char*>(memory);                                      \
+    const Segment x = segment_of(rows);                                                        \
+    const Joint joint{starts, transitions};                                                    \
+    Scan s{&k_map, &q_map, &v_map, &o_map, q, k, v, workspace, initial_state, final_state, o}; \
+    s.hk = hk, s.hv = hv, s.state_type = state_type, s.scale = scale;
 // Grid (2, hv, segments that are not their sequence's last, and those that are all of it): halves of a head.
-#define MAPS(D, NAME, TYPE)                                                                          \
+#define MAPS(D, NAME, TYPE, RECOMPUTE)                                                               \
     extern "C" __global__ void __launch_bounds__(384, 1) gdn_segment_maps_d##D##_##NAME(ARGUMENTS) { \
         GIVEN                                                                                        \
-        if (x.leads) scan_segment<D, TYPE, 1, true>(s, joint, shared, x);                            \
-        else map_segment<D, TYPE>(s, joint, shared, x);                                              \
+        if (x.leads) scan_segment<D, TYPE, 1, true, RECOMPUTE>(s, joint, shared, x);                 \
+        else map_segment<D, TYPE, RECOMPUTE>(s, joint, shared, x);                                   \
     }
 // Grid (2 / GROUPS, hv, segments that are not their sequence's first).
-#define SCANS(D, NAME, TYPE, GROUPS)                                    \
-    extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1) \
-        gdn_segment_scan_d##D##_##NAME##_g##GROUPS(ARGUMENTS) {         \
-        GIVEN                                                           \
-        scan_segment<D, TYPE, GROUPS, false>(s, joint, shared, x);      \
+#define SCANS(D, NAME, TYPE, GROUPS, RECOMPUTE)                                     \
+    extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1 + RECOMPUTE), 1) \
+        gdn_segment_scan_d##D##_##NAME(ARGUMENTS) {                                 \
+        GIVEN                                                                       \
+        scan_segment<D, TYPE, GROUPS, false, RECOMPUTE>(s, joint, shared, x);       \
     }
 
-MAPS(128, bf16, BF16)
-MAPS(128, fp16, FP16)
-SCANS(128, bf16, BF16, 1)
-SCANS(128, bf16, BF16, 2)
-SCANS(128, fp16, FP16, 1)
-SCANS(128, fp16, FP16, 2)
+MAPS(128, bf16, BF16, false)
+MAPS(128, fp16, FP16, false)
+MAPS(128, bf16_lean, BF16, true)
+MAPS(128, fp16_lean, FP16, true)
+SCANS(128, bf16_g1, BF16, 1, false)
+SCANS(128, bf16_g2, BF16, 2, false)
+SCANS(128, fp16_g1, FP16, 1, false)
+SCANS(128, fp16_g2, FP16, 2, false)
+SCANS(128, bf16_g1_lean, BF16, 1, true)
+SCANS(128, bf16_g2_lean, BF16, 2, true)
+SCANS(128, fp16_g1_lean, FP16, 1, true)
+SCANS(128, fp16_g2_lean, FP16, 2, true)
 
 // Grid (D / 16, hv, sequences), 512 threads: 16 columns of S through the segments [firsts[z], firsts[z + 1]) of a
 // sequence. Thread (part, k) sums a quarter of the inputs for output k, all columns; then the quarters are added.

@@ -81,10 +81,10 @@ def kernels(cubin: Path) -> dict[str, list[Instruction]]:
 def _next(code: list[Instruction]) -> list[list[int]]:
     """Where each instruction may go on."""
     index = {instruction.address: i for i, instruction in enumerate(code)}
-    meets: dict[str, list[int]] = {}
+    meets: dict[str, list[tuple[int, int]]] = {}  # of a barrier's name: where it is set, and where all go on
     for instruction in code:
         if match := re.match(r"BSSY\S* (B\d+), 0x([0-9a-f]+)", instruction.text):
-            meets.setdefault(match.group(1), []).append(index[int(match.group(2), 16)])
+            meets.setdefault(match.group(1), []).append((instruction.address, int(match.group(2), 16)))
     ways = []
     for i, instruction in enumerate(code):
         word, _, rest = instruction.text.partition(" ")
@@ -94,7 +94,9 @@ def _next(code: list[Instruction]) -> list[list[int]]:
             always = jump == "BRA" and not instruction.predicate and rest.startswith("0x") and word == "BRA"
             ways.append(target if always else target + falls)
         elif jump == "BSYNC":
-            ways.append(meets[rest.split()[0]] + (falls if instruction.predicate else []))
+            named = meets[rest.split()[0]]  # roles share names: those around this one, where there are such
+            around = [end for start, end in named if start < instruction.address < end] or [end for _, end in named]
+            ways.append([index[end] for end in around] + (falls if instruction.predicate else []))
         elif jump in ("EXIT", "RET"):
             ways.append(falls if instruction.predicate else [])
         else:

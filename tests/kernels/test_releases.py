@@ -46,6 +46,13 @@ def program(*lines: tuple[str, int, int]) -> list[Instruction]:
     return [Instruction(16 * i, "", text, sets, waits) for i, (text, sets, waits) in enumerate(lines)]
 
 
+# The second one's threads meet behind it, not where the first one's do under the same name.
+TWO_ROLES = program(
+    *(("BRA.U UP0, 0x50", 7, 0), ("BSSY B0, 0x30", 7, 0), ("BSYNC B0", 7, 0), (FREE, 7, 0), ("EXIT", 7, 0)),
+    *(("LDS R4, [R3]", 0, 0), ("BSSY B0, 0x80", 7, 0), ("BSYNC B0", 7, 0), ("EXIT", 7, 0)),
+)
+
+
 @pytest.mark.parametrize(
     ("code", "found"),
     [
@@ -58,6 +65,7 @@ def program(*lines: tuple[str, int, int]) -> list[Instruction]:
         (program((FREE, 7, 0), ("LDS R4, [R3]", 0, 0), ("BRA 0x0", 7, 0)), 1),
         (program(("LDS R4, [R3]", 0, 0), ("BRA.U UP0, 0x30", 7, 0), ("MOV R5, R4", 7, 1), (FREE, 7, 0)), 1),
         (program(("BRA 0x20", 7, 0), ("LDS R4, [R3]", 0, 0), (FREE, 7, 0)), 0),
+        (TWO_ROLES, 0),
     ],
 )
 def test_loads_in_flight_are_found(code: list[Instruction], found: int) -> None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import ctypes
 import functools
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
+from kernels import cuda
 from kernels.common import Tensors, Workload
 from kernels.gdn import cases, cuda_scan, cuda_segments, segments
 from kernels.gdn.reference import reference
@@ -28,79 +30,89 @@ static void not_too_early(const void* from, u32) {
     const Range& x = of_preparation;
     if (!cpu.now->waited && from >= x.begin && from < (const char*)x.begin + x.bytes) stop("read too early");
 }
-extern "C" void segments_on_cpu(int kernel, int x, int hv, int count, int threads, const TensorMap* maps, const u16* q,
-                                const u16* k, const u16* v, const char* workspace, const void* initial,
-                                void* final_state, u16* o, const int4* rows, float* starts, float* transitions, int hk,
-                                int state_type, long workspace_bytes) {
+extern "C" void segments_on_cpu(int kernel, int x, int y, int z, int threads, long workspace_bytes,
+                                const TensorMap* maps, const u16* q, const u16* k, const u16* v, const char* workspace,
+                                const void* initial, void* final_state, u16* o, const int4* rows, float* starts,
+                                float* transitions, int hk, int hv, int state_type, float scale) {
     of_preparation = {workspace, workspace_bytes};
     on_async_read = not_too_early;
     const auto run = [&](auto launched) {
-        launch_on_cpu({.grid = {x, hv, count}, .threads = threads, .copies = AT_WAIT}, [=] {
+        launch_on_cpu({.grid = {x, y, z}, .threads = threads, .copies = AT_WAIT}, [=] {
             launched(maps[0], maps[1], maps[2], maps[3], q, k, v, workspace, initial, final_state, o, rows, starts,
-                     transitions, hk, hv, state_type);
+                     transitions, hk, hv, state_type, scale);
         });
     };
-    if (kernel == 0) run(gdn_segment_maps_d128_TYPE);
-    else if (kernel == 1) run(gdn_segment_scan_d128_TYPE_g1);
-    else run(gdn_segment_scan_d128_TYPE_g2);
+    if (kernel == 0) run(gdn_segment_maps_d128_NAME);
+    else if (kernel == 1) run(gdn_segment_scan_d128_TYPE_g1_MARK);
+    else run(gdn_segment_scan_d128_TYPE_g2_MARK);
 }
-extern "C" void compose_on_cpu(int x, int hv, int count, int threads, float* starts, const float* transitions,
-                               const int* firsts) {
+extern "C" void compose_on_cpu(int x, int y, int z, int threads, float* starts, const float* transitions,
+                               const int* firsts, int hv) {
     on_async_read = nullptr;
-    launch_on_cpu({.grid = {x, hv, count}, .threads = threads, .copies = AT_WAIT},
+    launch_on_cpu({.grid = {x, y, z}, .threads = threads, .copies = AT_WAIT},
                   [=] { gdn_segment_compose_d128(starts, transitions, firsts, hv); });
 }
 extern "C" void sizes_on_cpu(int* to) {
-    const int found[] = {SCAN_STAGES, MAP_STAGES * MapStage<128>::BYTES + 2 * 8 * MAP_STAGES,
+    const int found[] = {SCAN_STAGES, MAP_STAGES * MapStage<128, LEAN>::BYTES + 3 * 8 * MAP_STAGES,
                          COLUMNS, 4 * (128 * COLUMNS + PARTS * 128 * SUM_STRIDE)};
     for (int n : found) *to++ = n;
 }
 """
 
 
-def launches(dtype: str = "bf16", change: Change = UNCHANGED) -> StandIn:
-    keep = lambda line: f"(128, {dtype}," in line or not line.startswith(("MAPS(128", "SCANS(128"))  # noqa: E731
-    return built(cuda_segments.SOURCE.path, ENTRY.replace("TYPE(", f"{dtype}(").replace("_TYPE", f"_{dtype}"), change,
-                 keep=keep)  # fmt: skip
+def launches(dtype: str = "bf16", lean: bool = True, change: Change = UNCHANGED) -> StandIn:
+    """A library of one type's launches; lean: which recompute scores."""
+    kept = f"(128, {dtype}"
+    keep = lambda line: (kept in line and ("_lean" in line) is lean) or not line.startswith(("MAPS(128", "SCANS(128"))  # noqa: E731
+    entry = ENTRY.replace("NAME", f"{dtype}_MARK").replace("_MARK", "_lean" * lean)
+    entry = entry.replace("TYPE", dtype).replace("LEAN", str(lean).lower())
+    return built(cuda_segments.SOURCE.path, entry, change, keep=keep)
 
 
 @pytest.fixture(scope="module")
 def on_cpu() -> Any:
-    """Of a type: the preparation's library, and that of the launches behind it."""
-    return functools.cache(lambda dtype: (two.two_launches(cuda_scan.ScanVariant(128, dtype, 1)), launches(dtype)))
+    """Of a type, and whether scores are recomputed: the preparation's library, and that of the launches behind it."""
+    return functools.cache(
+        lambda dtype, lean: (two.two_launches(cuda_scan.ScanVariant(128, dtype, 2, lean)), launches(dtype, lean))
+    )
 
 
-def run(libraries: tuple[Any, Any], inputs: Tensors, out: Tensors, plan: segments.Plan) -> dict[str, Any]:
+def run(libraries: tuple[Any, Any], inputs: Tensors, out: Tensors, plan: segments.Plan) -> None:
+    """`cuda_segments.run`, whose launches come here with the arguments of the kernels."""
     preparation, own = libraries
     args = cuda_segments.prepare(inputs, plan)
     args["workspace"].fill_(0x7F)
     for name in ("starts", "transitions"):
         args[name].fill_(float("nan"))
-    q, k, v = (args[n] for n in "qkv")
-    heads_k, (heads_v, dim), pointer = k.shape[-2], v.shape[-2:], two.pointer
-    given = [args[n] for n in ("q", "k", "g", "beta", "chunks", "workspace")]
-    preparation.prepare_on_cpu(
-        args["chunks"].shape[0], heads_k, *map(pointer, given), ctypes.c_float(dim**-0.5), heads_v,
-        int("raw_qk" in args), None, None,
-    )  # fmt: skip
-    maps = two.tensor_maps(k, q, v, out["o"])
 
-    def launch(kernel: int, rows: torch.Tensor, halves: int, threads: int) -> None:
-        given = [maps, q, k, v, args["workspace"], args["initial_state"], out["final_state"], out["o"], rows]
-        own.segments_on_cpu(
-            kernel, 2 // halves, heads_v, rows.shape[0], threads, *map(pointer, given), pointer(args["starts"]),
-            pointer(args["transitions"]), heads_k, 0 if args["initial_state"].dtype == torch.bfloat16 else 2,
-            ctypes.c_long(args["workspace"].numel()),
-        )  # fmt: skip
+    def launch(
+        kernel: str, grid: tuple[int, ...], threads: int, arguments: list[Any], shared: int, programmatic: bool = False
+    ) -> None:
+        given = [two.pointer(x) if isinstance(x, torch.Tensor) else x.item() for x in arguments if type(x) is not bytes]
+        given = [ctypes.c_float(x) if isinstance(x, float) else x for x in given]
+        x, y, z = (*grid, 1)[:3]
+        if kernel.startswith("gdn_prepare"):
+            tensors, (heads_k, heads_v, raw, *_) = given[:6], given[7:]
+            preparation.prepare_on_cpu(x, y, *tensors, ctypes.c_float(arguments[6].item()), heads_v, raw, None, None)
+            assert heads_k == y
+            return
+        assert programmatic
+        assert shared == cuda_segments.SHARED[kernel]
+        if "compose" in kernel:
+            own.compose_on_cpu(x, y, z, threads, *given)
+            return
+        maps = torch.zeros(5 * 128, dtype=torch.uint8)
+        maps = maps[-maps.data_ptr() % 64 :][: 4 * 128]
+        maps.copy_(torch.frombuffer(bytearray(b"".join(arguments[:4])), dtype=torch.uint8))
+        number = 0 if "maps" in kernel else args["groups"]
+        size = ctypes.c_long(args["workspace"].numel())
+        own.segments_on_cpu(number, x, y, z, threads, size, two.pointer(maps), *given)
 
-    launch(0, args["mapped"], 1, 384)
-    if args["scanned"].numel():
-        own.compose_on_cpu(
-            8, heads_v, args["firsts"].numel() - 1, cuda_segments.COMPOSE_THREADS,
-            *(pointer(args[n]) for n in ("starts", "transitions", "firsts")),
-        )  # fmt: skip
-        launch(args["groups"], args["scanned"], args["groups"], 128 * (args["groups"] + 1))
-    return args
+    with (
+        mock.patch.multiple(cuda, load=lambda source, name, device, shared: name, launch=launch),
+        mock.patch.multiple(cuda_scan, _map=two.tensor_map),
+    ):
+        cuda_segments.run(args, out)
 
 
 def split(chunks: int, groups: int) -> segments.Plan:
@@ -114,6 +126,7 @@ PROBLEMS = (  # the problem, chunks a segment, halves of a head per block of the
     (cases._prefill(524, (1, 3), lengths="64-1-330-129", qk_l2norm=1, **SHAPE), 1, 2),
     (cases._prefill(524, (2, 4), lengths="320-75-1-128", **SHAPE), 2, 1),
     (cases._prefill(330, (1, 1), D=128, dtype="fp16"), 1, 1),
+    (cases._prefill(330, (2, 4), D=128, dtype="fp16", qk_l2norm=1), 2, 1),
     *((cases._prefill(520, (1, 1), regime=r, **SHAPE), 2, 2) for r in ("keep", "similar", "beta0", "beta1", "forget")),
 )
 
@@ -123,7 +136,9 @@ PROBLEMS = (  # the problem, chunks a segment, halves of a head per block of the
 def test_on_cpu(on_cpu: Any, problem: Workload, chunks: int, groups: int) -> None:
     inputs = cases.inputs(problem, 1, "cpu")
     out = cases.outputs(problem, inputs)
-    run(on_cpu(problem["dtype"]), inputs, out, split(chunks, groups))
+    libraries = on_cpu(problem["dtype"], not problem["qk_l2norm"])
+    libraries[1].slow_on_cpu(288)
+    run(libraries, inputs, out, split(chunks, groups))
     two.assert_within(problem, inputs, out, str(problem["dtype"]))
 
 
@@ -132,24 +147,26 @@ def test_two_segments_have_the_bits_of_the_whole_scan(on_cpu: Any) -> None:
     problem = cases._prefill(256, (1, 2), **SHAPE)
     inputs = cases.inputs(problem, 1, "cpu")
     out, whole = cases.outputs(problem, inputs), cases.outputs(problem, inputs)
-    run(on_cpu("bf16"), inputs, out, split(2, 1))
+    run(on_cpu("bf16", True), inputs, out, split(2, 1))
     variant = cuda_scan.ScanVariant(128, "bf16", 1)
-    two.run(on_cpu("bf16")[0], variant, inputs, whole)
+    two.run(two.two_launches(variant), variant, inputs, whole)
     # The first ends where the second starts, and nothing is composed.
     assert torch.equal(out["o"], whole["o"])
     assert torch.equal(out["final_state"], whole["final_state"])
 
 
 @pytest.mark.slow
-def test_the_sizes_of_host_and_kernels_agree(on_cpu: Any) -> None:
+@pytest.mark.parametrize("lean", [False, True])
+def test_the_sizes_of_host_and_kernels_agree(on_cpu: Any, lean: bool) -> None:
     found = (ctypes.c_int * 4)()
-    on_cpu("bf16")[1].sizes_on_cpu(found)
+    on_cpu("bf16", lean)[1].sizes_on_cpu(found)
     stages, map_bytes, columns, compose_bytes = found
     assert stages == cuda_scan.STAGES
-    assert map_bytes <= cuda_segments.MAP_SHARED
-    assert (columns, compose_bytes) == (cuda_segments.COLUMNS, cuda_segments.COMPOSE_SHARED)
+    assert map_bytes <= cuda_segments.SHARED["gdn_segment_maps_d128_bf16" + "_lean" * lean]
+    assert (columns, compose_bytes) == (cuda_segments.COLUMNS, cuda_segments.SHARED["gdn_segment_compose_d128"])
 
 
+FACTORS = "        load_factors(factors, vectors);\n        wgmma_wait<0>(y);"
 BROKEN: dict[str, Change] = {
     "a map from zero": ("? 1.0f : 0.0f;", "? 0.0f : 0.0f;"),
     "a map that is not transposed": ("to + (long)column * D + k) = float2{t[i], t[i + 1]}",
@@ -160,6 +177,7 @@ BROKEN: dict[str, Change] = {
     "a quarter of the inputs left out": ("for (int p = 0; p < PARTS; p++)", "for (int p = 1; p < PARTS; p++)"),
     "the last segment's state kept back": ("if (x.ends) {", "if (x.ends && LEADS) {"),
     "the workspace read before its preparation": ("if (at == 0) wait_on_dependent_grids();", ""),
+    "vectors read before they are made": ("if (RECOMPUTE) mbarrier_wait(made + at_stage, phase);\n" + FACTORS, FACTORS),
     "one stage for all": ("mbarrier_wait(empty + at_stage, phase);\n        mbarrier_arrive_expect_tx(bar, At::X",
                           "mbarrier_arrive_expect_tx(bar, At::X"),
 }  # fmt: skip
@@ -171,9 +189,10 @@ def test_a_broken_segment_is_seen(on_cpu: Any, change: Change) -> None:
     problem = cases._prefill(1700, (1, 1), **SHAPE)
     inputs = cases.inputs(problem, 1, "cpu")
     out = cases.outputs(problem, inputs)
-    libraries = on_cpu("bf16")[0], launches("bf16", change)
+    libraries = on_cpu("bf16", True)[0], launches("bf16", True, change)
 
     def sound() -> bool:
+        libraries[1].slow_on_cpu(288)  # the warp of a map that makes vectors, and those that make scores
         run(libraries, inputs, out, split(6, 1))
         wanted = reference(inputs)
         limits = cases.tolerance(problem, "bf16")
