@@ -52,6 +52,7 @@ template <int D, int TYPE, int GROUPS, bool LEADS, bool RECOMPUTE>
 DEVICE void scan_segment(Scan& s, const Joint& joint, char* shared, const Segment& x) {
     using At = Stage<D, GROUPS, RECOMPUTE>;
     constexpr int STAGES = SCAN_STAGES;
+    constexpr bool TWO = GROUPS == 1 && !LEADS && !RECOMPUTE;  // warpgroups, which have registers enough
     char* staging = shared + STAGES * At::BYTES;
     u64* full = reinterpret_cast<u64*>(staging + GROUPS * TILE);
     u64 *empty = full + STAGES, *filled = empty + STAGES, *drained = filled + GROUPS, *made = drained + GROUPS;
@@ -68,7 +69,7 @@ DEVICE void scan_segment(Scan& s, const Joint& joint, char* shared, const Segmen
     } else if (group > GROUPS) {
         warpgroup_reg_dealloc<24>();
     } else if (group == GROUPS) {
-        warpgroup_reg_dealloc<RECOMPUTE ? 48 : 56>();
+        if (!TWO) warpgroup_reg_dealloc<RECOMPUTE ? 48 : 56>();
         const int warp = (int)(threadIdx.x / 32) - 4 * GROUPS;
         if (warp == 0)
             produce<D, GROUPS, STAGES, false, false, RECOMPUTE>(s, shared, full, empty, x.first, x.tokens, x.chunk0,
@@ -77,7 +78,7 @@ DEVICE void scan_segment(Scan& s, const Joint& joint, char* shared, const Segmen
             store_outputs<D>(s, staging + (warp - 1) * TILE, filled + warp - 1, drained + warp - 1, x.first, x.tokens,
                              head * D + column0 + (warp - 1) * 64);
     } else {
-        warpgroup_reg_alloc<RECOMPUTE && GROUPS == 2 ? 200 : 224>();
+        if (!TWO) warpgroup_reg_alloc<RECOMPUTE && GROUPS == 2 ? 200 : 224>();
         const long of_sequence = state_row<D>(s, x.sequence) * (s.state_type == BF16 ? 2 : 4);
         s.final_type = s.state_type;
         if (x.ends) {

@@ -99,13 +99,16 @@ def compose_kernel(starts, transitions, firsts, HV: tl.constexpr, D: tl.constexp
         i += 1
 
 
-def _prepare(inputs: Tensors, precision: str) -> dict[str, Any]:
+def prepare(inputs: Tensors, precision: str, chunks: int = 0) -> dict[str, Any]:
+    """The args of triton_split.run with `scan`. chunks: of a segment, 0 for what segments.make takes.
+
+    In the interpreter that is 1: its problems have a few chunks.
+    """
     args: dict[str, Any] = triton_split.prepare(inputs, precision)
     bounds, device, heads_v = args["cu_seqlens"].tolist(), args["cu_seqlens"].device, inputs["v"].shape[-2]
     plan = segments.make(bounds, heads_v, SMS)
-    # The interpreter's problems have a few chunks, each a segment.
-    one = capability(device) == INTERPRETER
-    rows = segments.rows(bounds, 1 if one else plan.chunks if plan else max(segments.chunks_of(bounds)))
+    chosen = 1 if capability(device) == INTERPRETER else plan.chunks if plan else max(segments.chunks_of(bounds))
+    rows = segments.rows(bounds, chunks or chosen)
     firsts = [row[4] for row in rows if row[5]]
     state = (len(rows), heads_v, *inputs["initial_state"].shape[-2:])
 
@@ -124,7 +127,8 @@ def _prepare(inputs: Tensors, precision: str) -> dict[str, Any]:
     }
 
 
-def _scan(args: Tensors, out: Tensors, config: triton_split.SplitConfig, keywords: dict[str, Any]) -> None:
+def scan(args: Tensors, out: Tensors, config: triton_split.SplitConfig, keywords: dict[str, Any]) -> None:
+    """h, v_new and final states, as triton_split.run takes them from its fourth launch."""
     starts, transitions, mapped, dim = args["starts"], args["transitions"], args["mapped"], keywords["D"]
     starts.index_copy_(0, args["first_rows"], args["initial_state"].float())
     if mapped.numel():
@@ -175,9 +179,9 @@ CANDIDATES = (
     Candidate(
         name="split_segments",
         precision="bf16",
-        run=lambda args, out: triton_split.run(args, out, "bf16", _scan),
+        run=lambda args, out: triton_split.run(args, out, "bf16", scan),
         needs=Needs(triton="3.6"),
-        prepare=lambda inputs: _prepare(inputs, "bf16"),
+        prepare=lambda inputs: prepare(inputs, "bf16"),
         refuses=triton_split.refuses,
         builds=_builds,
         config=describe,

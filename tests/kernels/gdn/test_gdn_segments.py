@@ -6,14 +6,20 @@ The Triton form itself is held to the reference with all others in test_gdn.py, 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
 import torch
 
-from kernels.common import Tensors
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+from kernels.common import Tensors, has_triton
 from kernels.gdn import cases, segments
+from kernels.gdn.reference import reference
+from lab.check.accuracy import compare
 
 Rounding = Callable[[torch.Tensor], torch.Tensor]
 
@@ -58,6 +64,23 @@ def test_long_sequences_on_few_heads_are_split(lengths: tuple[int, ...], heads_v
         blocks = heads_v * sum(not row[5] for row in segments.rows(bounds, plan.chunks))
         assert 2 // plan.groups * blocks <= 132  # one wave with outputs
         assert plan.us < max(lengths) / 64 * segments.HALF_CHUNK
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_triton(), reason="the portable form needs triton: pip install triton")
+@pytest.mark.parametrize("chunks", [1, 2, 3])
+def test_the_portable_form_agrees_with_the_reference(chunks: int) -> None:
+    """On a GPU it splits no problem as small as the checks are; several sequences, one of them a single segment."""
+    from kernels.gdn import triton_segments, triton_split
+
+    problem = cases._prefill(460, (1, 2), lengths="330-64-66", dtype="bf16", qk_l2norm=1)
+    inputs = cases.inputs(problem, 1, "cuda" if torch.cuda.is_available() else "cpu")
+    args, out = triton_segments.prepare(inputs, "bf16", chunks), cases.outputs(problem, inputs)
+    triton_split.run(args, out, "bf16", triton_segments.scan)
+    wanted = reference(inputs)
+    for name, limit in cases.tolerance(problem, "bf16").items():
+        error = compare(name, out[name], wanted[name], limit)
+        assert error.ok, error
 
 
 # --- how exactly: the kernels' roundings in torch --------------------------------------------------------------------

@@ -156,6 +156,23 @@ def test_two_segments_have_the_bits_of_the_whole_scan(on_cpu: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("regime", ["keep", "similar", "idle"])
+def test_eight_segments_err_as_the_whole_scan_does(on_cpu: Any, regime: str) -> None:
+    """NOTES.md has 65,536 tokens. idle: decay and rate both slow, so that states outlive segments."""
+    problem = cases._prefill(2048, (1, 1), regime=regime.replace("idle", "keep"), role="measure", **SHAPE)
+    inputs = cases.inputs(problem, 1, "cpu")
+    if regime == "idle":
+        inputs |= {name: 1e-2 * inputs[name] for name in ("g", "beta")}
+    wanted, out, whole = reference(inputs), cases.outputs(problem, inputs), cases.outputs(problem, inputs)
+    run(on_cpu("bf16", True), inputs, out, split(4, 2))
+    variant = cuda_scan.ScanVariant(128, "bf16", 1)
+    two.run(two.two_launches(variant), variant, inputs, whole)
+    for name, want in wanted.items():
+        of_split, of_whole = (float((x[name].double() - want).norm() / want.norm()) for x in (out, whole))
+        assert 0 < of_split < 1.1 * of_whole, name
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("lean", [False, True])
 def test_the_sizes_of_host_and_kernels_agree(on_cpu: Any, lean: bool) -> None:
     found = (ctypes.c_int * 4)()
