@@ -110,12 +110,20 @@ def chain_work(workload: Workload, chunk: int, tile: int, places: int) -> Work:
     """The counts of a kernel that keeps all on chip: its chain of chunk steps, and what it reads and writes.
 
     tile: as in `chain_steps`; places: multiprocessors, of which each runs two programs side by side: in the time of the
-    longer chain, or in that of both programs' products.
+    longer chain, or in that of both programs' products. The states of a multiprocessor's programs come and go ahead of
+    the first step and behind the last, so that many short sequences cost more than their bytes.
     """
     steps, step = chain_steps(workload, chunk, tile, 2 * places), 7000.0 + chunk * workload["D"] * tile / 36
     programs = sequences(workload) * workload["Hv"] * math.ceil(workload["D"] / tile)
     beside = math.ceil(programs / places) * math.ceil(workload["T"] / chunk)
-    return Work({"bytes": cost(workload, "bf16").bytes, "steps": steps * step, "steps_beside": beside * step / 2})
+    at_once = {"bytes": cost(workload, "bf16").bytes, "steps": steps * step, "steps_beside": beside * step / 2}
+    return Work(at_once, {"launches": 1.0, "states": state_clocks(workload, tile, places)})
+
+
+def state_clocks(workload: Workload, tile: int, places: int) -> float:
+    """Clocks in which the busiest multiprocessor reads and writes the float32 states of its programs, 16 bytes each."""
+    programs = sequences(workload) * workload["Hv"] * math.ceil(workload["D"] / tile)
+    return math.ceil(programs / places) * workload["D"] * min(tile, workload["D"]) * 8 / 16
 
 
 def chain_steps(workload: Workload, chunk: int, tile: int, places: int) -> int:

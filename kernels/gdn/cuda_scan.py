@@ -37,7 +37,7 @@ import torch
 from kernels import cuda, cuda_driver
 from kernels.common import Candidate, CudaSource, Needs, Tensors, Work, Workload, device_of
 from kernels.gdn import order
-from kernels.gdn.cost import chain_steps, cost, sequences
+from kernels.gdn.cost import chain_steps, cost, sequences, state_clocks
 from kernels.gdn.launch import checked, sequence_bounds
 
 CHUNK = 64
@@ -323,12 +323,13 @@ def work(workload: Workload, sms: int) -> Work:
     if fuses(sequences(workload), workload["Hv"], dim, name):
         steps = chain_steps(workload, CHUNK, 64, sms)
         beside = {"bytes": moved, "fused_steps": 1500.0 * steps, "fused_units": 3000.0 * units / (sms - 2 * heads)}
-        return Work(beside, {"launches": 1.0, "first": 4000.0})
+        return Work(beside, {"launches": 1.0, "first": 4000.0, "states": state_clocks(workload, 64, sms)})
     variant = choose_config(sequences(workload), workload["Hv"], dim, name, bool(workload.axes.get("qk_l2norm")))
     steps = chain_steps(workload, CHUNK, 64 * variant.groups, sms)
     passed = variant.block_bytes * units * 2
     at_once = {"bytes": moved + passed, "steps": 2000.0 * steps * (1.0 if variant.groups == 2 else HALF)}
-    return Work(at_once, {"launches": 2.0, "preparation": 1000.0 * units / sms})
+    in_turn = {"launches": 2.0, "preparation": 1000.0 * units / sms, "states": state_clocks(workload, 64, sms)}
+    return Work(at_once, in_turn)
 
 
 CANDIDATES = (
