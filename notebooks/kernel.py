@@ -19,6 +19,8 @@
 # **For a kernel of your own:** add it to its family's folder (`kernels/common.py` says how); it is then in the list.
 
 # %%
+import pandas as pd
+
 from lab import device, family, instruments
 
 FAMILY, CANDIDATE = "nvfp4", "cuda_gemm"
@@ -39,6 +41,33 @@ kernel
 
 # %%
 family(FAMILY)["triton_gemm"].at(M=5, N=64, K=128, dtype="bf16").check()
+
+# %% [markdown]
+# ## What it takes where nobody measured
+#
+# A model of each kernel's time is fitted to the rows and answers for other shapes (`lab routes FAMILY --shape ...`).
+# What it is worth: each shape left out in turn, and each model's shapes together, it predicts from the others.
+
+# %%
+pd.concat({name: family(name).validation(DEVICE).frame() for name in ("nvfp4", "q8", "kv", "gdn")})
+
+# %%
+family("nvfp4").model(DEVICE)
+
+# %%
+family("q8").model(DEVICE)
+
+# %%
+family("kv").model(DEVICE)
+
+# %%
+family("gdn").model(DEVICE)
+
+# %% [markdown]
+# By the same model, where the models of data/public_models.csv lose most, because no kernel there is near its floor:
+
+# %%
+family(FAMILY).lost(DEVICE)
 
 # %%
 family(FAMILY)

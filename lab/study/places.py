@@ -4,14 +4,15 @@ At every place of the calibration's pool (lab/study/calibrate.py) the router cho
 the fitted model. Lost is what its choice takes over the roofline of that choice; a place is listed where the best is
 FAR from its floor, so that the list is where a better kernel would gain, not where a better choice would. A policy of
 the family's route.py (the operand that was not collapsed, tiers by bandwidth) is charged what its own choice takes at
-the same places over the router's. All of it is modelled: a place that matters is worth a card.
+the same places over the router's. All of it is modelled: a place that matters is worth a card. `charged` is the same
+at the places that were measured, place by place, which no card can hold: its gate compares two arms, not two rules.
 """
 
 from __future__ import annotations
 
 import math
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from lab.base.errors import BadInput
 from lab.study import calibrate
 
 if TYPE_CHECKING:
-    from kernels.routing import Choice, Router
+    from kernels.routing import Choice, Router, Table
 
 FAR = 1.5
 SHOWN = 15
@@ -45,6 +46,21 @@ class Lost:
 
 
 @dataclass(frozen=True)
+class Charged:
+    """What the router chooses at a place and its time, and by rule (candidate, calls, us); us is inf without a kernel.
+
+    floor_us: the roofline of the router's choice; how: Choice.how.
+    """
+
+    axes: Mapping[str, int]
+    candidate: str
+    us: float
+    floor_us: float
+    how: str
+    rules: Mapping[str, tuple[str, int, float]]
+
+
+@dataclass(frozen=True)
 class Policy:
     """What a rule costs over the router at `places`; it had no kernel at `refused` more."""
 
@@ -58,33 +74,58 @@ class Policy:
 
 def survey(asks: Router, device: devices.Device, precisions: Sequence[str] = ()) -> tuple[list[Lost], list[Policy]]:
     """(places far from their floor, the most lost first; the rules); BadInput for a device without a table."""
+    models = {place.axes: place.models for place in calibrate.pool(asks)}
+    found: list[Lost] = []
+    costs: dict[str, list[tuple[float, str]]] = {rule: [] for rule in asks.policies}
+    for one in _charged(asks, device, map(dict, models), precisions):
+        own = models[tuple(sorted(one.axes.items()))]
+        if one.how != "predicted" and one.us > FAR * one.floor_us:
+            found.append(Lost(one.axes, own, one.candidate, one.us, one.floor_us, one.how))
+        for rule, (_, _, us) in one.rules.items():
+            costs[rule].append((us / one.us, " ".join(f"{axis}={value}" for axis, value in one.axes.items())))
+    return sorted(found, key=lambda one: -one.lost_us), [_policy(rule, ratios) for rule, ratios in costs.items()]
+
+
+def charged(asks: Router, device: devices.Device) -> list[Charged]:
+    """The router's choice and every rule's at each place of the device's table; BadInput without one."""
+    return list(
+        _charged(asks, device, [{**dict(shape), asks.axis: at} for shape, at in sorted(_known(asks, device).at)])
+    )
+
+
+def _known(asks: Router, device: devices.Device) -> Table:
+    from kernels import routing
+
+    if known := routing.table(device.id, asks.family):
+        return known
+    what = f"nothing of {asks.family} was measured on {device.id}"
+    raise BadInput("--survey", what, f"measure there first: lab routes {asks.family} --calibrate")
+
+
+def _charged(
+    asks: Router, device: devices.Device, at: Iterable[Mapping[str, int]], precisions: Sequence[str] = ()
+) -> Iterator[Charged]:
     from kernels import routing
     from lab.study import routes
 
-    known = routing.table(device.id, asks.family)
-    if known is None:
-        what = f"nothing of {asks.family} was measured on {device.id}"
-        raise BadInput("--survey", what, f"measure there first: lab routes {asks.family} --calibrate")
+    _known(asks, device)
     peaks = {pipe: fact.base / 1e12 for pipe, fact in device.peaks.items()}
     read_gb_s = device.bandwidth.base / 1e9
     by_name = {c.name: c for c in routes.able(asks.family, device)}
-    found: list[Lost] = []
-    costs: dict[str, list[tuple[float, str]]] = {rule: [] for rule in asks.policies}
-    for place in calibrate.pool(asks):
-        workload, _ = asks.asked({axis: str(value) for axis, value in place.axes})
+    for axes in at:
+        workload, _ = asks.asked({axis: str(value) for axis, value in axes.items()})
         try:
             choice = routes.choose(asks, workload, device, precisions)
         except ValueError:  # no candidate takes it
             continue
-        us = choice.times_us.get(choice.candidate, math.inf)
         floor = routing.roofline_us(asks.cost(workload, by_name[choice.candidate]), read_gb_s, peaks)
-        if choice.how != "predicted" and us > FAR * floor:
-            found.append(Lost(dict(place.axes), place.models, choice.candidate, us, floor, choice.how))
+        rules = {}
         for rule, policy in asks.policies.items():
             name, calls = policy(workload, read_gb_s)
             taken = calls * _time(asks, workload, device, name, calls, choice, precisions)
-            costs[rule].append((taken / us, calibrate.words(asks, place)))
-    return sorted(found, key=lambda one: -one.lost_us), [_policy(rule, ratios) for rule, ratios in costs.items()]
+            rules[rule] = name, calls, taken
+        us = choice.times_us.get(choice.candidate, math.inf)
+        yield Charged(axes, choice.candidate, us, floor, choice.how, rules)
 
 
 def _time(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
 
@@ -20,9 +21,12 @@ from lab.place import ceilings
 from lab.place import roofline as floors
 from lab.row import store
 from lab.row.records import Measurement
-from lab.study import composed
+from lab.study import composed, routes
 from lab.trace import breakdowns, diff, stored, windows
 from lab.trace.model import short_name
+
+if TYPE_CHECKING:  # kernels/ is imported late, so that a package that shadows it is told in one line
+    from kernels.routing import Table
 
 WEIGHTS_ALONE = "-w4a16"  # of a precision whose kernels decode weights of four bits for products of 16
 
@@ -59,6 +63,20 @@ def _measured(card: Card, device: str) -> dict[str, dict[str, Measurement]]:
         store.refuse_unmeasured(card.id, device)
         raise BadInput(f"profiles/{device}/{card.id}", "no row of the candidate is ok", "see `lab rows`")
     return found
+
+
+def model(known: Table) -> Picture:
+    """What the time model of a router's table is worth: predicted over measured, each shape by the fit of the others.
+
+    Raises BadInput where too little was measured for a fit.
+    """
+    points = dict(list(routes.left_out(routes.competing(known)).items())[: len(draw.MARKERS)])
+    times = [us for of in points.values() for us, _ in of]
+    level = [[(us, 1.0) for us in (min(times), max(times))]] if times else []
+    title = f"{known.family} on {known.device}: shapes left out of the fit"
+    figure = draw.scatter(points, title, "measured us", "predicted over measured", level)
+    alt = "Predicted over measured time of each kernel at each shape, by a fit that had not seen the shape, over the "
+    return Picture(figure, alt + "measured time; the dashed line is 1")
 
 
 def arms(card: Card, device: str) -> Picture:

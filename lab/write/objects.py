@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import html
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ from lab.judge import verdicts
 from lab.judge.rules import Finding
 from lab.judge.verdicts import Judgement
 from lab.row import store
-from lab.study import limits
+from lab.study import limits, places, routes
 from lab.trace import amdahl, categories, exposed, files, report, steady, summary, windows
 from lab.trace.amdahl import Projection
 from lab.trace.model import Trace as Timeline
@@ -368,6 +369,27 @@ class Family:
     def rows(self, device: str | None = None) -> Table:
         """Its measured rows."""
         return rows(family=self.name, device=device)
+
+    def model(self, device: str) -> Shown:
+        """What predicts its kernels' times there is worth at shapes that it has not seen, as a picture."""
+        found = figures.model(routes.table(self.name, device))
+        return notebook.picture(found.figure, found.alt)
+
+    def validation(self, device: str) -> Table:
+        """The same as numbers: each shape, and each model's shapes together, left out in turn."""
+        found = routes.validated(routes.table(self.name, device)).validation
+        names = ("predictions", "median", "p95", "coverage", "choices", "mean_regret", "worst_regret", "worst")
+        lines = [{"left out": way, **score} for way, score in found.items()]
+        columns = {name.replace("_", " "): operator.itemgetter(name) for name in ("left out", *names)}
+        return Table(tuple(lines), columns, f"{self.name} on {device}: the model of its kernels' times")
+
+    def lost(self, device: str) -> Table:
+        """Where public models lose most time there because every kernel is far from its floor."""
+        found, _ = places.survey(routes.router(self.name), device_facts.get(device))
+        columns = {"place": lambda p: " ".join(f"{a}={v}" for a, v in p.axes.items()), "best": lambda p: p.candidate,
+                   "us": lambda p: p.us, "floor us": lambda p: p.floor_us, "how": lambda p: p.how,
+                   "models": lambda p: ", ".join(p.models)}  # fmt: skip
+        return Table(tuple(found[: places.SHOWN]), columns, f"{self.name} on {device}: most time lost")
 
     def __repr__(self) -> str:
         return f"{self.name}: {self.parts.title}, {len(self.parts.candidates)} candidates"

@@ -21,9 +21,9 @@ from lab.card import phases, recorded
 from lab.check import families
 from lab.judge.verdicts import Judgement
 from lab.place import ceilings
-from lab.study import flips, limits, routes
+from lab.study import flips, limits, places, routes
 from lab.study.audit import run as auditing
-from lab.write import arena, beside, pages, render
+from lab.write import arena, beside, figures, pages, render
 from lab.write.pages import View
 
 GROUPS = (
@@ -142,15 +142,13 @@ def _write_family(out: Path, name: str, lines: Sequence[View]) -> None:
             )
         with contextlib.suppress(BadInput):  # nothing was timed together there
             known = routes.validated(routes.table(name, device))
-            routed.append((device, routes.crossovers(routes.competing(known)), known))
-            if points := routes.left_out(routes.competing(known)):
-                level = [
-                    [(us, 1.0) for us in (min(x), max(x))] for x in [[us for of in points.values() for us, _ in of]]
-                ]
-                words = "measured us", "predicted over measured"
-                some = dict(list(points.items())[: len(draw.MARKERS)])
-                drawn_ = draw.scatter(some, f"{name} on {device}: shapes left out of the fit", *words, level)
-                written(out, f"families/{name}-{device}-model.svg", draw.svg(drawn_))
+            asks, place = routes.router(name), devices.get(device)
+            worth: tuple[Any, ...] = (), (), ()
+            with contextlib.suppress(BadInput):  # of axes that no public model has
+                worth = *places.survey(asks, place), places.charged(asks, place) if asks.policies else ()
+            routed.append((device, routes.crossovers(routes.competing(known)), known, *worth))
+            if known.validation:
+                written(out, f"families/{name}-{device}-model.svg", draw.svg(figures.model(known).figure))
     stems = sorted({stem for v in lines for stem in pages.notebooks(v.card)})
     values = {"limits": shown, "routes": routed, "files": pages.family_files(name), "books": stems}
     title = families.load(name).title

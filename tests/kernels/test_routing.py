@@ -2,6 +2,7 @@
 
 import json
 import math
+import timeit
 from dataclasses import replace
 from pathlib import Path
 
@@ -89,6 +90,12 @@ def test_a_plan_answers_what_the_router_answers_at_the_value_above() -> None:
         assert made[at] == choose(at, known)
     assert made[65] == made[80] == choose(80, known)
     assert made[10**6] == choose(4096, known)
+
+
+def test_a_choice_of_a_plan_takes_less_than_20_us() -> None:
+    """The fastest of many, which a busy machine leaves alone."""
+    made = routing.plan(lambda at: choose(at, replace(CROSSING, fits=FITS)))
+    assert min(timeit.repeat(lambda: made[37], number=100, repeat=20)) / 100 < 20e-6
 
 
 def test_a_candidate_that_cannot_run_here_is_not_chosen() -> None:

@@ -48,6 +48,19 @@ def test_the_operand_that_is_not_collapsed_costs_a_vector_call_a_sequence(qwen: 
     assert trap.mean > limit.mean > 1
 
 
+def test_at_measured_places_each_rule_is_charged_what_its_own_choice_takes() -> None:
+    known = routing.table("h200", "nvfp4")
+    assert known is not None
+    found = places.charged(ASKS, H200)
+    assert [({**dict(shape), "M": at}) for shape, at in sorted(known.at)] == [one.axes for one in found]
+    (one,) = (one for one in found if one.axes == {"K": 5120, "N": 17408, "M": 128})
+    here, alone = (known.at[(("K", 5120), ("N", 17408)), at] for at in (128, 1))
+    assert one.us == here[one.candidate]
+    trap, limit = one.rules.values()
+    assert trap == ("triton_gemv", 128, pytest.approx(128 * alone["triton_gemv"]))
+    assert limit == ("triton_gemm", 1, here["triton_gemm"])
+
+
 def test_tiers_by_bandwidth_pick_the_path_that_loses_most_here() -> None:
     policy = routes.router("q8").policies["tiers by memory bandwidth"]
     workload, _ = routes.router("q8").asked({"M": "1", "N": "32", "K": "32"})

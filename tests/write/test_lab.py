@@ -17,6 +17,7 @@ from lab.card import phases as cards
 from lab.check import families
 from lab.row import store
 from lab.row.records import Measurement
+from lab.study import places
 from lab.write import objects
 
 EVIL = '<script>alert("x")</script>'
@@ -180,6 +181,17 @@ def test_family_kernel_and_device() -> None:
     assert h200.bandwidth.source in shows(h200).text
     assert {d.id for d in lab.devices()} >= {"h200", "gb10"}
     assert {r.device for r in h200.rows()} == {"h200"}
+
+
+def test_a_family_shows_what_its_time_model_is_worth_and_where_time_is_lost() -> None:
+    q8 = lab.family("q8")
+    assert q8.model("h200").alt.startswith("Predicted over measured")
+    ways = q8.validation("h200").frame()
+    assert list(ways["left out"]) == ["shape", "model"]
+    assert (ways["predictions"] >= ways["choices"]).all()
+    lost = q8.lost("h200").frame()
+    assert len(lost) == places.SHOWN
+    assert (lost["us"] > places.FAR * lost["floor us"]).all()
 
 
 def test_check_of_a_phase_compares_both_arms() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from kernels import routing
 from kernels.common import Candidate, Workload
-from kernels.gdn import cases, route
+from kernels.gdn import cases, cost, route
 from lab.check import families
 
 PEAKS = {"bf16": 759.0, "tf32": 380.0, "f32": 60.0}
@@ -75,3 +75,16 @@ def test_tokens_sequences_and_heads_make_the_question() -> None:
     assert (workload["op"], workload["T"], workload["batch"], workload["D"]) == ("prefill", 2048, 8, 128)
     with pytest.raises(ValueError, match=r"Hv=40\b.*Hk=16\b"):
         route.ROUTER.asked({"T": "2048", "Hk": "16", "Hv": "40"})
+
+
+def test_states_of_many_short_sequences_are_read_ahead_of_the_first_step() -> None:
+    """256 heads of 16 tokens are four programs of 64 columns a multiprocessor; 48 heads of 8,192 tokens are one."""
+
+    def states(batch: int, heads: int, tokens: int) -> float:
+        axes = {"op": "prefill", "batch": batch, "T": tokens, "lengths": "", "Hk": heads // 4, "Hv": heads, "D": 128}
+        asked = Workload("w", axes | {"dtype": "bf16", "state_dtype": "f32"})
+        return cost.chain_work(asked, 64, 64, 132).in_turn["states"]
+
+    one = 128 * 64 * 4 * 2 / 16  # D x columns, four bytes, read and written, 16 bytes a clock
+    assert states(1, 48, 8192) == one
+    assert states(64, 4, 16) == 4 * one
