@@ -91,3 +91,20 @@ def test_outputs_of_every_type_are_filled(dtype: torch.dtype) -> None:
         accuracy.fill(toy(), {}, out, 3, how)
         assert len(out["y"].double().unique()) > 20
         assert bool(out["y"].double().isnan().any()) == nan
+
+
+def test_on_a_gpu_an_answer_is_known_by_every_byte_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There the tensor is summed where it lies; here the sums stand in for the digest of the host."""
+
+    class OnGpu(torch.Tensor):
+        is_cuda = True
+
+    x = torch.arange(999, dtype=torch.int16)
+    digests = {accuracy._digest(x.as_subclass(OnGpu))}
+    for place in range(0, 999, 37):
+        y = x.clone()
+        y[place] ^= 1 << place % 15
+        digests.add(accuracy._digest(y.as_subclass(OnGpu)))
+    assert len(digests) == 1 + len(range(0, 999, 37))
+    monkeypatch.setattr(accuracy, "_SECRETS", (1, 2))
+    assert accuracy._digest(x.as_subclass(OnGpu)) not in digests  # the sums are weighed by what nobody knows

@@ -81,7 +81,15 @@ def test_states_of_many_short_sequences_are_read_ahead_of_the_first_step() -> No
     """256 heads of 16 tokens are four programs of 64 columns a multiprocessor; 48 heads of 8,192 tokens are one."""
 
     def states(batch: int, heads: int, tokens: int) -> float:
-        axes = {"op": "prefill", "batch": batch, "T": tokens, "lengths": "", "Hk": heads // 4, "Hv": heads, "D": 128}
+        axes: dict[str, int | str] = {
+            "op": "prefill",
+            "batch": batch,
+            "T": tokens,
+            "lengths": "",
+            "Hk": heads // 4,
+            "Hv": heads,
+            "D": 128,
+        }
         asked = Workload("w", axes | {"dtype": "bf16", "state_dtype": "f32"})
         return cost.chain_work(asked, 64, 64, 132).in_turn["states"]
 
