@@ -85,7 +85,7 @@ def work(workload: Workload, sms: int) -> Work:
     m, n, k = (int(workload[axis]) for axis in "MNK")
     held = next(size for size in ROWS_PER_WARP if size >= m)
     rows = WARPS * ROWS_PER_WARP[held]
-    weights = -(-n // (rows * 4 * sms)) * 4 * rows * k
+    weights = -(-n // (rows * sms)) * rows * k
     at_once = {"bytes": n * k * 9 / 16 + 2.0 * m * (k + n), "unpack": weights / 32, "multiply": weights * held / 128}
     return Work(at_once, {"launches": 1.0, "row": k / 4})
 

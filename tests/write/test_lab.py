@@ -183,6 +183,7 @@ def test_family_kernel_and_device() -> None:
     assert {r.device for r in h200.rows()} == {"h200"}
 
 
+@pytest.mark.slow
 def test_a_family_shows_what_its_time_model_is_worth_and_where_time_is_lost() -> None:
     q8 = lab.family("q8")
     assert q8.model("h200").alt.startswith("Predicted over measured")
