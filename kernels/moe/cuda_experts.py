@@ -9,6 +9,7 @@ where it is narrower than the others it is padded with zeros.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,9 @@ from kernels.common import Candidate, CudaSource, Needs, Tensors, Workload
 from kernels.nvfp4 import hopper, tiles
 from kernels.nvfp4.hopper import SHARED_BYTES, SMS
 
-ROUTER_SOURCE, SOURCE = (Path(__file__).with_name(name) for name in ("router.cu", "experts.cu"))
+ROUTER_SOURCE, SOURCE, TEAMS_SOURCE = (
+    Path(__file__).with_name(name) for name in ("router.cu", "experts.cu", "experts_teams.cu")
+)
 TOKENS_MAX, EXPERTS_MAX, TOP_K_MAX = 128, 1024, 31
 WARPS, SLOTS, SUM_STAGES, BARRIER_BYTES = 8, 4, 2, 1024  # as in experts.cu
 THREADS = 32 * (WARPS + 3)
@@ -32,6 +35,8 @@ SCRATCH = ("pairs", "masks", "rows", "blocks", "state", "h", "parts")
 @dataclass(frozen=True)
 class ExpertsConfig:
     """A compiled experts.cu (dtype .. round_items) and its launch (grid). The macros are explained there.
+
+    teams: of math warps; 0 is experts.cu, more is experts_teams.cu, whose blocks have eight tokens.
 
     width, inner: of the model and of an expert. n_tiles: eights of tokens of a block. row_tiles: tiles of 16 rows of y
     that a CTA adds up; parts: CTAs that share them. stages: of weights; h_stages: of h.
@@ -47,13 +52,19 @@ class ExpertsConfig:
     h_stages: int
     round_items: int
     grid: int
+    teams: int = 0
+
+    @property
+    def threads(self) -> int:
+        return 32 * (WARPS * self.teams + 6) if self.teams else THREADS
 
     @property
     def kernel(self) -> str:
         """The kernel's name, which tells its macros."""
         sizes = {"h": self.width, "f": self.inner, "n": self.n_tiles, "r": self.row_tiles, "p": self.parts}
         sizes |= {"st": self.stages, "hs": self.h_stages, "i": self.round_items}
-        return "_".join(("moe_experts", self.dtype, *(f"{name}{size}" for name, size in sizes.items())))
+        word = f"moe_teams{self.teams}" if self.teams else "moe_experts"
+        return "_".join((word, self.dtype, *(f"{name}{size}" for name, size in sizes.items())))
 
     @property
     def block_tokens(self) -> int:
@@ -75,7 +86,7 @@ class ExpertsConfig:
 
     def shared_bytes(self, tokens: int, rows: int, blocks: int) -> int:
         """Barriers, stages, sums, h, sums of y, and both lists: as experts.cu lays them out."""
-        sums = SUM_STAGES * WARPS * self.n_tiles * 512
+        sums = (4 if self.teams else SUM_STAGES) * WARPS * self.n_tiles * 512
         fixed = BARRIER_BYTES + self.stages * self.stage_bytes + sums + self.h_stages * self.h_stage_bytes
         return fixed + self.row_tiles * tokens * 64 + 8 * (rows + blocks)
 
@@ -90,6 +101,9 @@ class ExpertsConfig:
 
 def _round_up(x: int, unit: int) -> int:
     return -(-x // unit) * unit
+
+
+Choice = Callable[[int, int, int, str, int], ExpertsConfig]
 
 
 def choose_config(tokens: int, width: int, inner: int, dtype: str, sms: int = SMS) -> ExpertsConfig:
@@ -107,14 +121,18 @@ def choose_config(tokens: int, width: int, inner: int, dtype: str, sms: int = SM
         if row_tiles >= least and busy > best[0]:
             best = (busy, row_tiles, parts)
     _, row_tiles, parts = best
-    config = ExpertsConfig(dtype, width, inner, n_tiles, row_tiles, parts, 4, 1, 24, sms)
-    room = SHARED_BYTES - _shared_bytes_of(config)
-    return replace(config, h_stages=max(1, min(H_STAGES_MAX, 1 + room // config.h_stage_bytes)))
+    return with_h_stages(ExpertsConfig(dtype, width, inner, n_tiles, row_tiles, parts, 4, 1, 24, sms), tokens)
 
 
-def _shared_bytes_of(config: ExpertsConfig) -> int:
+def with_h_stages(config: ExpertsConfig, tokens: int) -> ExpertsConfig:
+    """As many stages of h as there is room for, up to H_STAGES_MAX; a multiple of the teams."""
+    room, each = SHARED_BYTES - _shared_bytes_of(replace(config, h_stages=1), tokens), max(1, config.teams)
+    return replace(config, h_stages=max(each, min(H_STAGES_MAX, 1 + room // config.h_stage_bytes) // each * each))
+
+
+def _shared_bytes_of(config: ExpertsConfig, tokens: int = TOKENS_MAX) -> int:
     """Of the most tokens that a configuration is chosen for, top 8 of 256 and a shared expert."""
-    tokens = 8 if config.n_tiles == 1 else TOKENS_MAX
+    tokens = 8 if tokens <= 8 else TOKENS_MAX
     return config.shared_bytes(tokens, 9 * tokens, config.blocks(tokens, 8, 256, True))
 
 
@@ -165,7 +183,11 @@ def source(config: ExpertsConfig) -> CudaSource:
         "N_TILES": config.n_tiles, "ROW_TILES": config.row_tiles, "PARTS": config.parts, "STAGES": config.stages,
         "H_STAGES": config.h_stages, "ROUND_ITEMS": config.round_items,
     }  # fmt: skip
-    return hopper.source(SOURCE, config.kernel, _shared_bytes_of(config), macros)
+    if config.teams:
+        macros = {"TEAMS": config.teams} | {name: value for name, value in macros.items() if name != "N_TILES"}
+    tokens = 8 if config.n_tiles == 1 and not config.teams else TOKENS_MAX
+    path = TEAMS_SOURCE if config.teams else SOURCE
+    return hopper.source(path, config.kernel, min(SHARED_BYTES, _shared_bytes_of(config, tokens)), macros)
 
 
 def _tiled(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -180,7 +202,7 @@ def _alternating(x: torch.Tensor, inner: int) -> torch.Tensor:
     return halves.unflatten(2, (-1, 8)).transpose(1, 2).flatten(1, 3).contiguous()
 
 
-def prepare(inputs: Tensors) -> dict[str, Any]:
+def prepare(inputs: Tensors, choose: Choice = choose_config) -> dict[str, Any]:
     """The weights of every expert as tiles, the shared one behind the others, and scratch for as many tokens as x."""
     x, experts = inputs["x"], inputs["down_packed"].shape[0]
     inner = 2 * inputs["down_packed"].shape[2]
@@ -199,12 +221,13 @@ def prepare(inputs: Tensors) -> dict[str, Any]:
     kept |= {key: inputs[key] for key in ("shared_gate",) if key in inputs}
     top_k, device = int(inputs["top_k"]), inputs["down_packed"].device
     kept |= {"k": torch.zeros(top_k, dtype=torch.uint8, device=device)}  # its length: operators pass tensors only
-    return kept | scratch(x.shape, x.dtype, experts, top_k, inner, "shared_gate" in inputs, device)
+    return kept | scratch(x.shape, x.dtype, experts, top_k, inner, "shared_gate" in inputs, device, choose)
 
 
 def scratch(
-    shape: torch.Size, dtype: torch.dtype, experts: int, top_k: int, inner: int, shared: bool, device: torch.device
-) -> Tensors:
+    shape: torch.Size, dtype: torch.dtype, experts: int, top_k: int, inner: int, shared: bool, device: torch.device,
+    choose: Choice = choose_config,
+) -> Tensors:  # fmt: skip
     """What the two kernels leave each other, by SCRATCH's names, for x of `shape` or of fewer rows; all zero.
 
     The ticket in `state` must be zero before a call, and is behind it.
@@ -212,7 +235,7 @@ def scratch(
     tokens, width = shape
     pairs, blocks, sums, groups = _pairs(tokens, top_k, shared), 0, 1, 0
     for fewer in {min(tokens, each) for each in (8, 32, tokens)}:  # where the configuration changes
-        config = configured(fewer, width, inner, hopper.ELEMENTS.get(dtype, ""), device)
+        config = configured(fewer, width, inner, hopper.ELEMENTS.get(dtype, ""), device, choose)
         blocks = max(blocks, config.blocks(fewer, top_k, experts, shared))
         groups = max(groups, config.groups)
         sums = max(sums, (config.parts > 1) * config.groups * config.parts * config.row_tiles * fewer * 16)
@@ -228,13 +251,15 @@ def scratch(
 
 
 @functools.lru_cache(maxsize=1024)
-def configured(tokens: int, width: int, inner: int, dtype: str, device: torch.device) -> ExpertsConfig:
-    """choose_config's for the multiprocessors of a device; those of an H200 where it is no GPU."""
+def configured(
+    tokens: int, width: int, inner: int, dtype: str, device: torch.device, choose: Choice = choose_config
+) -> ExpertsConfig:
+    """`choose`'s for the multiprocessors of a device; those of an H200 where it is no GPU."""
     sms = hopper.multiprocessors(device.index or 0) if device.type == "cuda" else SMS
-    return choose_config(tokens, width, inner, dtype, sms)
+    return choose(tokens, width, inner, dtype, sms)
 
 
-def run(args: dict[str, Any], out: Tensors) -> None:
+def run(args: dict[str, Any], out: Tensors, choose: Choice = choose_config) -> None:
     """y in two launches: choose and sort; then both products and the weighted sum. ValueError on a mismatch."""
     x, logits, y, h = args["x"], args["logits"], out["y"], args["h"]
     element, (tokens, width) = hopper.ELEMENTS.get(x.dtype, ""), x.shape
@@ -245,7 +270,7 @@ def run(args: dict[str, Any], out: Tensors) -> None:
     if len(h) < pairs or logits.shape[0] != tokens or y.shape != x.shape:
         raise ValueError(f"x {tuple(x.shape)} and scratch for {len(h)} rows: prepare for at least {tokens} tokens")
     device = x.device.index or 0
-    config = configured(tokens, width, h.shape[1], element, x.device)
+    config = configured(tokens, width, h.shape[1], element, x.device, choose)
     blocks = config.blocks(tokens, top_k, experts, shared)
     chooser = router_source(experts, element, config.block_tokens)
     warps = router_warps(experts)
@@ -258,7 +283,7 @@ def run(args: dict[str, Any], out: Tensors) -> None:
     )  # fmt: skip
     weights = [args[name] for name in ("up", "down", "up_scale", "down_scale")]
     cuda.launch(
-        cuda.load(source(config), config.kernel, device, SHARED_BYTES), (config.grid,), THREADS,
+        cuda.load(source(config), config.kernel, device, SHARED_BYTES), (config.grid,), config.threads,
         (x, *weights, *between, h, args["parts"], y, *map(cuda.i32, (tokens, pairs, blocks))),
         config.shared_bytes(tokens, pairs, blocks), programmatic=True,
     )  # fmt: skip

@@ -56,7 +56,7 @@ extern "C" void simulated(const unsigned char* x, const unsigned char* up, const
                           u32* state, u16* h, float* parts, u16* y, int tokens, int n_rows, int most_blocks, int grid,
                           int threads, int bytes, int seed) {
   given = {x, up, down, up_scale, down_scale, rows, blocks, state, h, parts, y, tokens, n_rows, most_blocks};
-  const int lists = ROW_TILES * tokens * 64 + 8 * (n_rows + (int)state[0]);
+  const int lists = ROW_TILES * tokens * 64 + 8 * (n_rows + most_blocks);
   if (threads != THREADS) why_stopped = "other threads than the kernel's";
   else if (bytes < (int)LISTS + lists) why_stopped = "less shared memory than the kernel takes";
   else launch_on_cpu({.grid = {grid, 1, 1}, .threads = THREADS, .at_once = grid, .shared_bytes = (u32)bytes,
@@ -79,7 +79,7 @@ class Simulated:
         self.changes: dict[Path, Change] = {}
         choose = cuda_experts.choose_config
 
-        def config_of(tokens: int, width: int, inner: int, dtype: str, device: Any) -> Any:
+        def config_of(tokens: int, width: int, inner: int, dtype: str, device: Any, _: Any = None) -> Any:
             return replace(choose(tokens, width, inner, dtype, sms), **levers)
 
         monkeypatch.setattr(cuda_experts, "configured", config_of)
@@ -128,6 +128,17 @@ def right(simulated: Simulated, workload: Workload, seeds: int = 2) -> bool:
         ("t17_e8_k2_h128_f64_one_s64_bf16", 8, {}),
         ("t63_e5_k3_h64_f80_bf16", 3, {"stages": 2, "round_items": 3, "h_stages": 1}),
         ("t75_e32_k8_h80_f32_zipf_bf16", 6, {}),
+        *(
+            (name, sms, {"teams": teams, "n_tiles": 1, "round_items": 5, **more})
+            for name, sms, teams, more in (
+                ("t1_e8_k2_h64_f32_bf16", 5, 2, {}),
+                ("t2_e8_k2_h80_f48_s32_bf16", 5, 1, {"stages": 3}),
+                ("t8_e16_k4_h64_f48_zipf_fp16", 4, 2, {"h_stages": 2}),
+                ("t17_e8_k2_h128_f64_one_s64_bf16", 8, 2, {}),
+                ("t63_e5_k3_h64_f80_bf16", 3, 1, {"stages": 2}),
+                ("t75_e32_k8_h80_f32_zipf_bf16", 6, 2, {"stages": 6}),
+            )
+        ),
     ],
 )
 def test_the_kernels_run_on_a_cpu(monkeypatch: pytest.MonkeyPatch, name: str, sms: int, levers: dict[str, int]) -> None:
@@ -136,9 +147,10 @@ def test_the_kernels_run_on_a_cpu(monkeypatch: pytest.MonkeyPatch, name: str, sm
 
 @needs_compiler
 @pytest.mark.parametrize(("tokens", "width", "inner", "sms"), [(12, 528, 144, 9), (9, 1040, 528, 17)])
-def test_the_kernels_walk_several_tiles_of_k(monkeypatch, tokens, width, inner, sms):
+@pytest.mark.parametrize("levers", [{}, {"teams": 2, "n_tiles": 1}], ids=["one", "teams"])
+def test_the_kernels_walk_several_tiles_of_k(monkeypatch, tokens, width, inner, sms, levers):
     """More than one tile a warp in both products, with warps that have one less, and a last tile that is not full."""
-    assert right(Simulated(monkeypatch, sms), cases._workload(tokens, 3, 2, width, inner))
+    assert right(Simulated(monkeypatch, sms, **levers), cases._workload(tokens, 3, 2, width, inner))
 
 
 @needs_compiler
@@ -164,6 +176,39 @@ def test_the_simulation_sees_mistakes_in_the_experts(monkeypatch: pytest.MonkeyP
     simulated = Simulated(monkeypatch, 8, stages=2, round_items=3, h_stages=1)
     simulated.changes = {cuda_experts.SOURCE: change}
     assert not unless_stopped(lambda: right(simulated, BY_ID["t17_e8_k2_h128_f64_one_s64_bf16"], 4))
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("n % TEAMS != team", "n % TEAMS == 2"),
+        ("mbarrier_init(barrier(FREE, i), REDUCERS)", "mbarrier_init(barrier(FREE, i), REDUCERS + 1)"),
+        ("(before - up_items) / SUM_STAGES & 1", "1"),
+        ("before / SUM_STAGES & 1);\n            }\n            leave", "0);\n            }\n            leave"),
+        ("if (line.at / UP_ROWS != told) tell(), told", "if (line.at / UP_ROWS != told) told"),
+        ("block_items + told, items)", "block_items + told, 1)"),
+        ("named_barrier_sync_unaligned(REDUCERS_MEET, 32 * REDUCERS);", ""),
+        ("n % REDUCERS != reducer", "n % REDUCERS == reducer"),
+        ("row = 2 * reducer + lane / 16 + 8", "row = 2 * reducer + lane / 16 + 4"),
+        ("1024 * s + 128 * reducer", "1024 * s + 64 * reducer"),
+        ("sum[i * ROW_TILES + r]", "sum[i * ROW_TILES]"),
+        ("column = 2 * (lane / 4 % 4)", "column = (lane / 4 % 4)"),
+        ("lds32(at + 512)", "lds32(at)"),
+    ],
+)
+def test_the_simulation_sees_mistakes_in_the_teams(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
+    def sound(sms: int, name: str, **levers: int) -> bool:
+        simulated = Simulated(monkeypatch, sms, teams=2, n_tiles=1, round_items=5, h_stages=2, **levers)
+        simulated.changes = {cuda_experts.TEAMS_SOURCE: change}
+        found = unless_stopped(lambda: right(simulated, BY_ID[name], 4))
+        monkeypatch.undo()
+        return found
+
+    assert not (
+        sound(8, "t17_e8_k2_h128_f64_one_s64_bf16", stages=2, row_tiles=4, parts=1)
+        and sound(4, "t8_e16_k4_h64_f48_zipf_fp16")
+    )
 
 
 def _routed(simulated: Simulated, tokens: int, experts: int, top_k: int, block_tokens: int, routing: str) -> bool:

@@ -363,6 +363,7 @@ u32 max_u16x2(u32 a, u32 b);
 static float exp2_fast(float x) { return exp2f(x); }
 static float rsqrt_fast(float x) { return 1 / sqrtf(x); }
 static float __fdiv_rn(float a, float b) { return a / b; }
+static float __fdividef(float a, float b) { return a / b; }
 u32 prmt(u32 a, u32 b, u32 selector);
 u32 __byte_perm(u32 a, u32 b, u32 selector);
 static u32 select_bits(u32 a, u32 b, u32 mask) { return (a & mask) | (b & ~mask); }

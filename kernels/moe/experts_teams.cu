@@ -1,0 +1,398 @@
+// The experts of a mixture for few tokens as experts.cu, which explains the two products, the order and the macros; what
+// differs is how a CTA's warps share the work, for there two math warps a scheduler wait for their own latencies:
+//
+//   TEAMS of 8 math warps  take items in turn, so one decodes while the other waits for its stage, its sums or its x
+//   blocks of 8 tokens     one product of tensor cores a fragment: a second eight that few experts have costs them all
+//   4 reducer warps        an item of the first product each, in turn; of the second, four rows of each row tile, an
+//                          element of a tile's 16 x 8 a lane, so that y's sums are added in one order by one thread
+//
+// Macros: KERNEL, X_BF16, WIDTH, INNER, ROW_TILES, PARTS, STAGES, H_STAGES, ROUND_ITEMS as there; TEAMS 1/2.
+#include "nvfp4/operand.cuh"
+#include "sm90/pipeline.cuh"
+#include "sm90/scheduler.cuh"
+
+constexpr int TEAM = 8, WARPS = TEAM * TEAMS, PRODUCER = WARPS, H_PRODUCER = WARPS + 1, REDUCERS = 4;
+constexpr int THREADS = 32 * (WARPS + 2 + REDUCERS), SUM_STAGES = 4;
+constexpr int EVERYONE = 1, REDUCERS_MEET = 2, SLOTS = 4, BLOCKS_AT_ONCE = SLOTS / ROW_TILES, BLOCK_TOKENS = 8;
+constexpr int UP_K = (WIDTH + 63) / 64, DOWN_K = (INNER + 63) / 64;  // tiles along K
+constexpr int UP_ROWS = INNER / 8, DOWN_ROWS = WIDTH / 16, GROUPS = (DOWN_ROWS + ROW_TILES - 1) / ROW_TILES;
+static_assert(INNER % 16 == 0 && WIDTH % 16 == 0 && SLOTS % ROW_TILES == 0, "whole scale groups, whole slots");
+
+constexpr unsigned UP_BYTES = UP_K * TILE_BYTES, SLOT_BYTES = DOWN_K * TILE_BYTES;
+constexpr unsigned STAGE_BYTES = ((UP_BYTES > SLOTS * SLOT_BYTES ? UP_BYTES : SLOTS * SLOT_BYTES) + 127) / 128 * 128;
+// Rows of h 16 bytes apart modulo 128, so that eight lanes that read two rows meet no bank twice.
+constexpr unsigned H_BYTES = 2 * INNER, H_ROW = H_BYTES + 16, H_BLOCK = BLOCK_TOKENS * H_ROW;
+constexpr unsigned H_STAGE_BYTES = (BLOCKS_AT_ONCE * H_BLOCK + 127) / 128 * 128;
+
+constexpr unsigned SUM_STAGE_BYTES = TEAM * 512;
+constexpr unsigned FULL = 0, EMPTY = FULL + 8 * STAGES, H_FULL = EMPTY + 8 * STAGES, H_EMPTY = H_FULL + 8 * H_STAGES;
+constexpr unsigned SUMMED = H_EMPTY + 8 * H_STAGES, FREE_UP = SUMMED + 8 * SUM_STAGES, FREE = FREE_UP + 8 * SUM_STAGES;
+constexpr unsigned RING = 1024, SUMS = RING + STAGES * STAGE_BYTES, H_RING = SUMS + SUM_STAGES * SUM_STAGE_BYTES;
+constexpr unsigned LISTS = H_RING + H_STAGES * H_STAGE_BYTES;  // y's sums, rows, blocks
+static_assert(FREE + 8 * SUM_STAGES <= RING, "too many barriers");
+static_assert(STAGES % TEAMS == 0 && H_STAGES % TEAMS == 0, "who skips a round of a barrier mistakes its parity");
+static_assert(SUM_STAGES % TEAMS == 0 && SUM_STAGES % REDUCERS == 0, "a place of sums has one team and one reducer");
+
+using Weights = Pipeline<STAGES, FULL, EMPTY>;
+using Hidden = Pipeline<H_STAGES, H_FULL, H_EMPTY>;
+constexpr int UP_TILES = (UP_K + TEAM - 1) / TEAM, DOWN_TILES = (DOWN_K + 1) / 2;
+
+// A worker's walk over the line of the first product. Odd rounds go backwards over the workers, so that it is not always
+// the same ones that have one item more.
+struct UpLine {
+    int items, rounds, worker, workers, round = 0, at = 0, end = 0;
+    DEVICE UpLine(int blocks, int worker_, int workers_)
+        : items(blocks * UP_ROWS),
+          rounds(max(1, items / (workers_ * ROUND_ITEMS))),
+          worker(worker_),
+          workers(workers_) {
+        locate();
+    }
+    DEVICE void locate() {
+        for (; round < rounds; round++) {
+            const int first = static_cast<int>(static_cast<long long>(items) * round / rounds);
+            const int behind = static_cast<int>(static_cast<long long>(items) * (round + 1) / rounds);
+            const StreamKPartition parts = stream_k_partition(behind - first, workers);
+            const int turn = round % 2 ? workers - 1 - worker : worker;
+            at = first + parts.begin(turn), end = first + parts.begin(turn + 1);
+            if (at < end) return;
+        }
+    }
+    DEVICE bool valid() const { return round < rounds; }
+    DEVICE void next() {
+        if (++at == end) round++, locate();
+    }
+};
+
+// Of router.cu: expert | rows << 16, first row.
+struct Block {
+    int expert, count, start;
+    DEVICE explicit Block(const uint2* at) {
+        const uint2 x = lds64(shared_address(at));
+        expert = x.x & 0xFFFF, count = x.x >> 16, start = x.y;
+    }
+};
+
+// c += a tile of weights times 64 k of eight tokens, which start at the fragments o.
+DEVICE u32 multiply(float (&c)[4], const unsigned char* tile, const u32 (&o)[8], int lane) {
+    const uint4 codes = *reinterpret_cast<const uint4*>(tile + 16 * lane);
+    const u32 scales = *reinterpret_cast<const u16*>(tile + TILE_CODE_BYTES + 2 * lane);
+    u32 a[4][4];
+    tile_fragments<X_BF16>(codes, scales, a);
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        mma_16816<X_BF16>(c, a[j][0], a[j][1], a[j][2], a[j][3], o[2 * j], o[2 * j + 1]);
+    }
+    return a[3][3];
+}
+
+DEVICE void put(u32 (&o)[8], const uint4& low, const uint4& high) {
+    o[0] = low.x, o[1] = low.y, o[2] = low.z, o[3] = low.w;
+    o[4] = high.x, o[5] = high.y, o[6] = high.z, o[7] = high.w;
+}
+
+// A worker's share of the second product: its group of row tiles of y, and `mine` blocks, every PARTS-th from `part`.
+struct Own {
+    int group, part, mine;
+    DEVICE int row_tiles() const { return min(ROW_TILES, DOWN_ROWS - group * ROW_TILES); }
+    DEVICE int turns() const { return (mine + BLOCKS_AT_ONCE - 1) / BLOCKS_AT_ONCE; }
+    // Block i of a turn; whether it is there.
+    DEVICE bool there(int turn, int i) const { return turn * BLOCKS_AT_ONCE + i < mine; }
+    DEVICE int block_of(int turn, int i) const { return part + PARTS * (turn * BLOCKS_AT_ONCE + i); }
+};
+
+// By one thread: the stages of both products, in order.
+template <class Weights>
+DEVICE void load_weights(const Weights& weights, const Own& own, const unsigned char* up, const unsigned char* down,
+                         const uint2* block_list, int n_blocks, u32 ring) {
+    const u64 policy = evict_first_policy();
+    typename Weights::State to;
+    for (UpLine line(n_blocks, blockIdx.x, gridDim.x); line.valid(); line.next()) {
+        const size_t item = static_cast<size_t>(Block(block_list + line.at / UP_ROWS).expert) * UP_ROWS;
+        weights.producer_acquire(to);
+        weights.producer_expect(to, UP_BYTES);
+        tma_load_1d(ring + to.stage * STAGE_BYTES, up + (item + line.at % UP_ROWS) * UP_BYTES, UP_BYTES,
+                    weights.full(to.stage), policy);
+        to.advance();
+    }
+    for (int turn = 0; turn < own.turns(); turn++) {
+        const int here = min(BLOCKS_AT_ONCE, own.mine - turn * BLOCKS_AT_ONCE);
+        const u32 bytes = own.row_tiles() * SLOT_BYTES;
+        weights.producer_acquire(to);
+        weights.producer_expect(to, here * bytes);
+        for (int i = 0; i < here; i++) {
+            const size_t expert = Block(block_list + own.block_of(turn, i)).expert;
+            const unsigned char* from = down + (expert * DOWN_ROWS + own.group * ROW_TILES) * SLOT_BYTES;
+            tma_load_1d(ring + to.stage * STAGE_BYTES + i * ROW_TILES * SLOT_BYTES, from, bytes, weights.full(to.stage),
+                        policy);
+        }
+        to.advance();
+    }
+}
+
+// By a warp: the rows of h of the second product's blocks, each when it is whole.
+template <class Hidden>
+DEVICE void load_hidden(const Hidden& hidden, const Own& own, const u16* h, const uint2* block_list,
+                        const u32* block_items, u32 ring, int lane) {
+    typename Hidden::State to;
+    int whole = 0;  // so many of the worker's blocks are known to be: a look at 32 costs what one costs
+    for (int turn = 0; turn < own.turns(); turn++) {
+        const int here = min(BLOCKS_AT_ONCE, own.mine - turn * BLOCKS_AT_ONCE);
+        int count = 0;
+        for (int i = 0; i < here; i++) count += Block(block_list + own.block_of(turn, i)).count;
+        while (whole < turn * BLOCKS_AT_ONCE + here) {
+            const int index = own.part + PARTS * (whole + lane);
+            const bool done = whole + lane < own.mine && ld_acquire(block_items + index) >= UP_ROWS;
+            const u32 others = ~warp_ballot(done);
+            whole += others ? __ffs(others) - 1 : 32;
+        }
+        if (lane == 0) hidden.producer_acquire(to);
+        if (lane == 0) hidden.producer_expect(to, count * H_BYTES);
+        __syncwarp();
+        fence_proxy_async_global();  // other workers wrote h by plain stores
+        for (int i = 0; i < here; i++) {
+            const Block block(block_list + own.block_of(turn, i));
+            const u32 stage = ring + to.stage * H_STAGE_BYTES + i * H_BLOCK;
+            if (lane < block.count) {
+                tma_load_1d(stage + lane * H_ROW, h + static_cast<size_t>(block.start + lane) * INNER, H_BYTES,
+                            hidden.full(to.stage));
+            }
+        }
+        to.advance();
+    }
+}
+
+// By every thread: y from the sums of its rows in shared memory, [ROW_TILES, tokens, 16], and those of the other parts.
+DEVICE void write_y(const float* of_y, float* parts, u32* group_parts, u16* y, int group, int part, int tokens,
+                    int threads) {
+    named_barrier_sync_unaligned(EVERYONE, threads);
+    const int sums_of_y = ROW_TILES * tokens * 16, row_tiles = min(ROW_TILES, DOWN_ROWS - group * ROW_TILES);
+    const int quads = row_tiles * tokens * 4;
+    const auto write = [&](int i, const float4& sum) {
+        const int at = i / 4, token = at % tokens, row = (group * ROW_TILES + at / tokens) * 16 + i % 4 * 4;
+        *reinterpret_cast<uint2*>(y + static_cast<size_t>(token) * WIDTH + row) =
+            make_uint2(pack_pair<X_BF16>(sum.x, sum.y), pack_pair<X_BF16>(sum.z, sum.w));
+    };
+    const float4* own = reinterpret_cast<const float4*>(of_y);
+    if constexpr (PARTS == 1) {
+        for (int i = threadIdx.x; i < quads; i += threads) write(i, own[i]);
+    } else {
+        float4* of_group = reinterpret_cast<float4*>(parts) + static_cast<size_t>(group) * PARTS * (sums_of_y / 4);
+        for (int i = threadIdx.x; i < quads; i += threads) of_group[part * (sums_of_y / 4) + i] = own[i];
+        named_barrier_sync_unaligned(EVERYONE, threads);
+        if (threadIdx.x == 0) {
+            atomic_add_acq_rel(group_parts + group, 1);
+            while (ld_acquire(group_parts + group) < PARTS) continue;
+        }
+        named_barrier_sync_unaligned(EVERYONE, threads);
+        for (int i = quads * part / PARTS + threadIdx.x; i < quads * (part + 1) / PARTS; i += threads) {
+            float4 sum = ldg_cg_float4(of_group + i);
+            for (int p = 1; p < PARTS; p++) sum = sum + ldg_cg_float4(of_group + p * (sums_of_y / 4) + i);
+            write(i, sum);
+        }
+    }
+}
+
+// Operands as experts.cu's.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    KERNEL(const unsigned char* x, const unsigned char* up, const unsigned char* down, const float* up_scale,
+           const float* down_scale, const uint2* listed, const uint2* blocks, u32* state, u16* h, float* parts, u16* y,
+           int tokens, int n_rows, int most_blocks) {
+    DYNAMIC_SHARED(shared);
+    const u32 base = shared_address(shared);
+    const int warp = warp_uniform(threadIdx.x / 32), lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int worker = blockIdx.x, workers = gridDim.x;
+    const u32 zero = static_cast<u32>(tokens) >> 31;  // for once_loaded
+    const Weights weights{base};
+    const Hidden hidden{base};
+    const auto sums = [&](int n) { return base + SUMS + n % SUM_STAGES * SUM_STAGE_BYTES; };  // of item n
+    const auto barrier = [&](u32 of, int n) { return base + of + 8 * (n % SUM_STAGES); };
+    if (warp == PRODUCER && lane == 0) {
+        weights.init(1, TEAM), hidden.init(1, TEAM);
+        for (int i = 0; i < SUM_STAGES; i++) {
+            mbarrier_init(barrier(SUMMED, i), TEAM);
+            mbarrier_init(barrier(FREE_UP, i), 1), mbarrier_init(barrier(FREE, i), REDUCERS);
+        }
+        mbarrier_init_fence();
+        fence_proxy_async_shared();
+    }
+    const int sums_of_y = ROW_TILES * tokens * 16;
+    float* of_y = reinterpret_cast<float*>(shared + LISTS);  // [ROW_TILES, tokens, 16]
+    uint2* rows = reinterpret_cast<uint2*>(of_y + sums_of_y);
+    uint2* block_list = rows + n_rows;
+    for (int i = threadIdx.x; i < sums_of_y; i += THREADS) of_y[i] = 0.0f;
+    wait_on_dependent_grids();
+    const int n_blocks = ldg32(state);  // the lists beside it, not behind it: what is past it is not looked at
+    for (int i = threadIdx.x; i < most_blocks; i += THREADS) block_list[i] = blocks[i];
+    for (int i = threadIdx.x; i < n_rows; i += THREADS) rows[i] = listed[i];
+    __syncthreads();
+
+    const int group = worker / PARTS, part = worker % PARTS;
+    const Own own{group, part, group < GROUPS ? (n_blocks - part + PARTS - 1) / PARTS : 0};
+    const int row_tiles = own.row_tiles(), turns = own.turns();
+    u32* block_items = state + 2;
+    u32* group_parts = block_items + most_blocks;
+
+    if (warp < WARPS) {
+        const int team = warp / TEAM, member = warp % TEAM;
+        Weights::State at;
+        int n = 0;  // items so far, of both products
+        const auto leave = [&](const float (&c)[4]) {
+            sts128(sums(n) + 512 * member + 16 * lane,
+                   uint4{__float_as_uint(c[0]), __float_as_uint(c[1]), __float_as_uint(c[2]), __float_as_uint(c[3])});
+            __syncwarp();
+            if (lane == 0) mbarrier_arrive(barrier(SUMMED, n));
+        };
+        u32 operand[UP_TILES][8];
+        int loaded_block = -1;
+        for (UpLine line(n_blocks, worker, workers); line.valid(); line.next(), n++, at.advance()) {
+            if (n % TEAMS != team) continue;
+            if (line.at / UP_ROWS != loaded_block) {
+                loaded_block = line.at / UP_ROWS;
+                const Block block(block_list + loaded_block);
+                // Columns past the block's rows repeat the last one; their sums are not used. k past WIDTH is zero.
+                const u32 token = rows[block.start + min(g, block.count - 1)].x;
+#pragma unroll
+                for (int c = 0; c < UP_TILES; c++) {
+                    const int k = (c * TEAM + member) * 64 + 16 * t;
+                    const unsigned char* from = x + 2 * (static_cast<size_t>(token) * WIDTH + k);
+                    const bool inside = k < WIDTH;
+                    const uint4 low = inside ? ldg128(from) : uint4{0, 0, 0, 0};
+                    put(operand[c], low, inside ? ldg128(from + 16) : uint4{0, 0, 0, 0});
+                }
+            }
+            float c[4] = {};
+            u32 loaded = 0;
+            weights.consumer_wait(at);
+#pragma unroll
+            for (int i = 0; i < UP_TILES; i++) {
+                const int tile = i * TEAM + member;
+                if (UP_K % TEAM != 0 && tile >= UP_K) break;
+                loaded = multiply(c, shared + RING + at.stage * STAGE_BYTES + tile * TILE_BYTES, operand[i], lane);
+            }
+            __syncwarp();
+            if (lane == 0) mbarrier_arrive(once_loaded(weights.empty(at.stage), loaded, zero));
+            if (n >= SUM_STAGES) mbarrier_wait(barrier(FREE_UP, n), n / SUM_STAGES - 1 & 1);
+            leave(c);
+        }
+        const int up_items = n, which = member / 2, half = member % 2, of = which / ROW_TILES;
+        Hidden::State h_at;
+        for (int turn = 0; turn < turns; turn++, n++, at.advance(), h_at.advance()) {
+            if (n % TEAMS != team) continue;
+            float c[4] = {};
+            u32 loaded = 0;
+            weights.consumer_wait(at);
+            hidden.consumer_wait(h_at);
+            if (own.there(turn, of) && which % ROW_TILES < row_tiles) {
+                // Rows past the block's hold junk, in columns of sums that are not used.
+                const unsigned char* of_h = shared + H_RING + h_at.stage * H_STAGE_BYTES + of * H_BLOCK + g * H_ROW;
+                const unsigned char* tiles = shared + RING + at.stage * STAGE_BYTES + which * SLOT_BYTES;
+#pragma unroll
+                for (int i = 0; i < DOWN_TILES; i++) {
+                    const int tile = 2 * i + half, k = tile * 64 + 16 * t;
+                    if (DOWN_K % 2 != 0 && tile >= DOWN_K) break;
+                    const bool inside = INNER % 64 == 0 || k < INNER;
+                    const uint4* from = reinterpret_cast<const uint4*>(of_h + 2 * k);
+                    const uint4 low = inside ? from[0] : uint4{0, 0, 0, 0}, high = inside ? from[1] : uint4{0, 0, 0, 0};
+                    u32 o[8];
+                    put(o, low, high);
+                    loaded |= multiply(c, tiles + tile * TILE_BYTES, o, lane) | low.w | high.w;
+                }
+            }
+            __syncwarp();
+            if (lane == 0) {
+                mbarrier_arrive(once_loaded(weights.empty(at.stage), loaded, zero));
+                mbarrier_arrive(once_loaded(hidden.empty(h_at.stage), loaded, zero));
+            }
+            if (const int before = n - SUM_STAGES; before >= up_items) {
+                mbarrier_wait(barrier(FREE, n), (before - up_items) / SUM_STAGES & 1);
+            } else if (before >= 0) {
+                mbarrier_wait(barrier(FREE_UP, n), before / SUM_STAGES & 1);
+            }
+            leave(c);
+        }
+    } else if (warp == PRODUCER) {
+        if (lane == 0) load_weights(weights, own, up, down, block_list, n_blocks, base + RING);
+    } else if (warp == H_PRODUCER) {
+        load_hidden(hidden, own, h, block_list, block_items, base + H_RING, lane);
+    } else {
+        const int reducer = warp - H_PRODUCER - 1;
+        int n = 0, told = 0, items = 0;  // items of block `told` that are not yet told of: telling waits for the stores
+        const auto tell = [&] {
+            if (items == 0) return;
+            __syncwarp();
+            if (lane == 0) atomic_add_acq_rel(block_items + told, items);
+            items = 0;
+        };
+        for (UpLine line(n_blocks, worker, workers); line.valid(); line.next(), n++) {
+            if (line.at / UP_ROWS != told) tell(), told = line.at / UP_ROWS;
+            if (n % REDUCERS != reducer) continue;
+            const Block block(block_list + told);
+            const float scale = ldg_float(up_scale + block.expert) * OPERAND_TO_VALUE;
+            mbarrier_wait(barrier(SUMMED, n), n / SUM_STAGES & 1);
+            float4 each[TEAM], sum;
+#pragma unroll
+            for (int w = 0; w < TEAM; w++) each[w] = lds_float4(sums(n) + 512 * w + 16 * lane);
+            sum = each[0];
+#pragma unroll
+            for (int w = 1; w < TEAM; w++) sum = sum + each[w];
+            __syncwarp();
+            if (lane == 0) mbarrier_arrive(once_loaded(barrier(FREE_UP, n), __float_as_uint(sum.x), zero));
+            const float gate[2] = {sum.x * scale, sum.y * scale}, up_[2] = {sum.z * scale, sum.w * scale};
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                const int row = 2 * t + e;
+                const float value = __fdividef(gate[e], 1.0f + exp2_fast(-1.4426950408889634f * gate[e])) * up_[e];
+                u16* to = h + static_cast<size_t>(block.start + row) * INNER + line.at % UP_ROWS * 8 + g;
+                if (row < block.count) *to = round16<X_BF16>(value);
+            }
+            items++;
+        }
+        tell();
+        // From here on all four look at every place of sums, so none may be a round behind.
+        named_barrier_sync_unaligned(REDUCERS_MEET, 32 * REDUCERS);
+        // Of an item of the second product: four rows of a row tile, element `mine` of each of its 8 columns.
+        const int up_items = n, column = 2 * (lane / 4 % 4) + lane % 2;
+        const int row = 2 * reducer + lane / 16 + 8 * (lane / 2 % 2);
+        for (int turn = 0; turn < turns; turn++, n++) {
+            float weight[BLOCKS_AT_ONCE];
+            float* to[BLOCKS_AT_ONCE];
+#pragma unroll
+            for (int i = 0; i < BLOCKS_AT_ONCE; i++) {
+                to[i] = nullptr;
+                if (!own.there(turn, i)) continue;
+                const Block block(block_list + own.block_of(turn, i));
+                if (column >= block.count) continue;
+                const uint2 of = lds64(shared_address(rows + block.start + column));
+                weight[i] = __uint_as_float(of.y) * (ldg_float(down_scale + block.expert) * OPERAND_TO_VALUE);
+                to[i] = of_y + 16 * of.x + row;
+            }
+            float sum[SLOTS];
+            mbarrier_wait(barrier(SUMMED, n), n / SUM_STAGES & 1);
+            u32 loaded = 0;
+#pragma unroll
+            for (int s = 0; s < SLOTS; s++) {
+                const u32 at = sums(n) + 1024 * s + 128 * reducer + 4 * lane;
+                sum[s] = __uint_as_float(lds32(at)) + __uint_as_float(lds32(at + 512));
+                loaded |= __float_as_uint(sum[s]);
+            }
+            __syncwarp();
+            if (lane == 0) mbarrier_arrive(once_loaded(barrier(FREE, n), loaded, zero));
+#pragma unroll
+            for (int i = 0; i < BLOCKS_AT_ONCE; i++) {
+                if (to[i]) {
+#pragma unroll
+                    for (int r = 0; r < ROW_TILES; r++) {
+                        if (r < row_tiles) to[i][16 * r * tokens] += sum[i * ROW_TILES + r] * weight[i];
+                    }
+                }
+                if (BLOCKS_AT_ONCE > 1) __syncwarp();  // a token may be another lane's in the next block
+            }
+            __syncwarp();
+        }
+    }
+
+    if (group >= GROUPS) return;
+    __syncwarp();
+    write_y(of_y, parts, group_parts, y, group, part, tokens, THREADS);
+}
