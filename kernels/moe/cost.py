@@ -19,26 +19,38 @@ DRAWS = 4
 
 
 @functools.cache
-def _hit(T: int, experts: int, top_k: int, routing: str) -> float:
-    if routing == "uniform":
-        return float(experts * (1.0 - (1.0 - top_k / experts) ** T))
+def drawn_rows(T: int, experts: int, top_k: int, routing: str) -> tuple[tuple[int, ...], ...]:
+    """Rows of each expert in DRAWS draws of the cases' own logits."""
     from kernels.moe import cases
 
     axes: dict[str, int | str] = {
-        "T": T,
-        "experts": experts,
-        "top_k": top_k,
-        "H": 1,
-        "routing": routing,
-        "dtype": "bf16",
-    }
+        "T": T, "experts": experts, "top_k": top_k, "H": 1, "routing": routing, "dtype": "bf16",
+    }  # fmt: skip
     drawn = (cases.activations(Workload("", axes), seed, "cpu")["logits"] for seed in range(DRAWS))
-    return sum(len(logits.topk(top_k, dim=-1).indices.unique()) for logits in drawn) / DRAWS
+    chosen = (logits.topk(top_k, dim=-1).indices.flatten() for logits in drawn)
+    return tuple(tuple(each.bincount(minlength=experts).tolist()) for each in chosen)
+
+
+def _hit(T: int, experts: int, top_k: int, routing: str) -> float:
+    if routing == "uniform":
+        return float(experts * (1.0 - (1.0 - top_k / experts) ** T))
+    return sum(sum(n > 0 for n in rows) for rows in drawn_rows(T, experts, top_k, routing)) / DRAWS
 
 
 def experts_hit(workload: Workload) -> float:
     """Experts with at least one token, in the mean."""
     return _hit(*(workload[axis] for axis in ("T", "experts", "top_k", "routing")))
+
+
+def block_sizes(workload: Workload, block: int) -> tuple[tuple[int, float], ...]:
+    """(rows, how many in the mean) of the blocks of at most `block` rows of one expert, the shared one's included."""
+    sizes: dict[int, float] = {}
+    shared = [workload["T"]] * (workload["shared"] > 0)
+    for rows in drawn_rows(*(workload[axis] for axis in ("T", "experts", "top_k", "routing"))):
+        for n in (*rows, *shared):
+            for size in [block] * (n // block) + [n % block] * (n % block > 0):
+                sizes[size] = sizes.get(size, 0.0) + 1 / DRAWS
+    return tuple(sorted(sizes.items()))
 
 
 def cost(workload: Workload, precision: str) -> Cost:

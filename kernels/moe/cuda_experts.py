@@ -9,6 +9,7 @@ where it is narrower than the others it is padded with zeros.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +18,8 @@ from typing import Any
 import torch
 
 from kernels import cuda
-from kernels.common import Candidate, CudaSource, Needs, Tensors, Workload
+from kernels.common import Candidate, CudaSource, Needs, Tensors, Work, Workload
+from kernels.moe.cost import block_sizes, cost
 from kernels.nvfp4 import hopper, tiles
 from kernels.nvfp4.hopper import SHARED_BYTES, SMS
 
@@ -202,20 +204,23 @@ def _alternating(x: torch.Tensor, inner: int) -> torch.Tensor:
     return halves.unflatten(2, (-1, 8)).transpose(1, 2).flatten(1, 3).contiguous()
 
 
+def padded(inputs: Tensors, prefix: str, inner: int) -> tuple[tuple[str, str, tuple[torch.Tensor, torch.Tensor]], ...]:
+    """("up", its name in `inputs`, (packed, scale)), "down"'s; rows of gate and up alternate, f is padded to inner."""
+    up = tuple(_alternating(inputs[f"{prefix}gate_up_{part}"], inner) for part in ("packed", "scale"))
+    packed, scale = (inputs[f"{prefix}down_{part}"] for part in ("packed", "scale"))
+    more = inner - 2 * packed.shape[2]
+    down = tuple(torch.nn.functional.pad(t, (0, n)) for t, n in ((packed, more // 2), (scale, more // 16)))
+    return ("up", "gate_up", (up[0], up[1])), ("down", "down", (down[0], down[1]))
+
+
 def prepare(inputs: Tensors, choose: Choice = choose_config) -> dict[str, Any]:
     """The weights of every expert as tiles, the shared one behind the others, and scratch for as many tokens as x."""
     x, experts = inputs["x"], inputs["down_packed"].shape[0]
     inner = 2 * inputs["down_packed"].shape[2]
     made: dict[str, list[torch.Tensor]] = {"up": [], "down": [], "up_scale": [], "down_scale": []}
     for prefix in ("", "shared_")[: 1 + ("shared_gate" in inputs)]:
-        packed, scale = (_alternating(inputs[f"{prefix}gate_up_{part}"], inner) for part in ("packed", "scale"))
-        made["up"].append(_tiled(packed, scale, x.dtype))
-        packed, scale = (inputs[f"{prefix}down_{part}"] for part in ("packed", "scale"))
-        more = inner - 2 * packed.shape[2]
-        packed, scale = (torch.nn.functional.pad(t, (0, n)) for t, n in ((packed, more // 2), (scale, more // 16)))
-        made["down"].append(_tiled(packed, scale, x.dtype))
-        for name in ("up", "down"):
-            stored = "gate_up" if name == "up" else name
+        for name, stored, parts in padded(inputs, prefix, inner):
+            made[name].append(_tiled(*parts, x.dtype))
             made[f"{name}_scale"].append(inputs[f"{prefix}{stored}_tensor_scale"])
     kept: dict[str, Any] = {name: torch.cat(each) for name, each in made.items()}
     kept |= {key: inputs[key] for key in ("shared_gate",) if key in inputs}
@@ -297,6 +302,20 @@ def _config(workload: Workload) -> str:
     return str(choose_config(*(workload[axis] for axis in ("T", "H", "F", "dtype"))))
 
 
+def work(workload: Workload, sms: int) -> Work:
+    """Stages of the busiest worker, by what a math warp and the reducer do for each (clocks: NOTES.md)."""
+    config = choose_config(workload["T"], workload["H"], workload["F"], workload["dtype"], sms)
+    blocks = sum(count for _, count in block_sizes(workload, config.block_tokens))
+    items = math.ceil(blocks * config.inner / 8 / sms)
+    turns = math.ceil(math.ceil(blocks / config.parts) / (SLOTS // config.row_tiles))
+    clocks = {"math": 4 * (50.0 + 95 * config.n_tiles) * (items + turns), "reduce": 700.0 * items + 1650.0 * turns}
+    moved = cost(workload, PRECISION).bytes
+    return Work(
+        {"bytes": moved, "sm_bytes": float((items + turns) * config.stage_bytes), **clocks},
+        {"launches": 2.0, "handover": 2500.0},
+    )
+
+
 CUDA_SOURCES = (
     *(source(choose_config(tokens, 2048, 512, "bf16")) for tokens in (8, 32, 128)),
     *(source(choose_config(tokens, 2816, 704, "bf16")) for tokens in (8, 128)),
@@ -307,6 +326,6 @@ CUDA_SOURCES = (
 CANDIDATES = (
     Candidate(
         "cuda_experts", PRECISION, run, Needs(capability=(9, 0), packages=("cupy",)), prepare=prepare,
-        refuses=_refuses, config=_config,
+        refuses=_refuses, config=_config, work=work,
     ),
 )  # fmt: skip

@@ -13,6 +13,7 @@ few tokens pads them to 16.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,8 +22,9 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.common import Build, Candidate, Needs, Tensors, Workload, asked_capability, interpreted
+from kernels.common import Build, Candidate, Needs, Tensors, Work, Workload, asked_capability, interpreted
 from kernels.moe import torch_grouped
+from kernels.moe.cost import block_sizes, cost
 from kernels.nvfp4 import layout
 from kernels.nvfp4.decode import BF16_SHIFT, FP16_SHIFT, dequantise_tile
 from kernels.nvfp4.layout import HALF, SPAN
@@ -256,6 +258,20 @@ def _config(workload: Workload) -> str:
     return str(choose_config(workload["T"], workload["top_k"], workload["experts"], 10 * major + minor))
 
 
+def work(workload: Workload, sms: int) -> Work:
+    """Spans of 128 k of all blocks; the sort, the sum and the shared expert are torch's launches."""
+    config = choose_config(workload["T"], workload["top_k"], workload["experts"], 90)
+    blocks = sum(count for _, count in block_sizes(workload, config.block_m))
+    spans = sum(
+        math.ceil(blocks * -(-n // config.block_n) / sms) * -(-k // SPAN) * halves
+        for n, k, halves in ((workload["F"], workload["H"], 2), (workload["H"], workload["F"], 1))
+    )
+    rows = workload["T"] * (workload["top_k"] + (workload["shared"] > 0))
+    moved = cost(workload, "nvfp4-w4a16").bytes + rows * (4.0 * workload["F"] + 8.0 * workload["H"])
+    clocks = {"unpack": 16.0 * config.block_n * spans, "products": 0.5 * config.block_n * config.block_m * spans}
+    return Work({"bytes": moved, **clocks}, {"launches": 30.0})
+
+
 def builds(
     capability: int, choose: Choice = choose_config, asked: tuple[int, ...] = (8, 2048), fp8: bool = False
 ) -> tuple[Build, ...]:
@@ -285,6 +301,13 @@ def builds(
 
 CANDIDATES = (
     Candidate(
-        "triton_experts", "nvfp4-w4a16", run, Needs(triton="3.6"), prepare=prepare, builds=builds, config=_config
+        "triton_experts",
+        "nvfp4-w4a16",
+        run,
+        Needs(triton="3.6"),
+        prepare=prepare,
+        builds=builds,
+        config=_config,
+        work=work,
     ),
 )

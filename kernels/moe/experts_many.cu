@@ -1,0 +1,287 @@
+// A product of a mixture's experts for many tokens on wgmma: rows sorted by expert times each one's NVFP4 weights, as
+// y^T = w x^T. GATED: h = SiLU(Wg x) * (Wu x), rows of gate and up alternating in eights, with the token rows gathered
+// here; else what each row's expert gives, as fp16, for weighted_sum.cu.
+//
+//   four producer warps      a stage is 64 k: two bulk copies of weights, and the block's rows of x or h by 16 bytes
+//                            (cp.async), for they lie anywhere; a stage is told of LAG stages later, when they are there
+//   two consumer warpgroups  128 weight rows each, as two m64: decode one half into its fragments while the other's
+//                            wgmmas are in flight
+//
+// 256 weight rows a CTA, so that rows of x come through L2 once for each 256 of them: with 128 they would be half of what
+// L2 gives. A tile is a block (at most BLOCK_M rows of one expert, from router_many.cu) by 256 weight rows; its products
+// have as many columns as its rows need, in steps of 32. Tiles stand in a line, a block's weight rows side by side, and
+// their k in one line with them, which the CTAs share evenly (stream-K, sm90/scheduler.cuh): who has a tile's first k
+// adds what the others left, in the order of k. So the same bits on every run.
+//
+// Macros: KERNEL (name), X_BF16 0/1, GATED 0/1, ROWS (of weights: 2 INNER, or WIDTH), K, BLOCK_M 32/64/96, STAGES.
+#include "nvfp4/gemm_operand.cuh"
+#include "sm90/epilogue.cuh"
+#include "sm90/pipeline.cuh"
+#include "sm90/scheduler.cuh"
+
+constexpr int BLOCK_N = 256, HALF_N = 128, CONSUMERS = 2, PRODUCERS = 4, THREADS = 128 * (CONSUMERS + 1);
+constexpr int K_BLOCKS = (K + 255) / 256 * 4;  // of 64 k, as gemm_tiles.py pads
+constexpr int ROW_TILES = (ROWS + BLOCK_N - 1) / BLOCK_N, LAST_HALF = (ROWS + HALF_N - 1) / HALF_N - 1;
+constexpr int GROUPS = BLOCK_M > 64 ? 2 : 1, ACC = BLOCK_M < 64 ? BLOCK_M / 2 : 32;  // of 64 tokens; of a thread
+constexpr int SLICE = 32, FEATURES = GATED ? HALF_N / 2 : HALF_N, OUT_COLUMNS = GATED ? ROWS / 2 : ROWS;
+constexpr int LAG = STAGES - 2;
+constexpr unsigned W_BYTES = 8 * TILE_BYTES, X_BYTES = BLOCK_M * 128, OUT_STRIDE = 2 * FEATURES + 16;
+constexpr unsigned X = 0, OUT = STAGES * X_BYTES, W = OUT + CONSUMERS * SLICE * OUT_STRIDE;
+constexpr unsigned FULL = W + STAGES * 2 * W_BYTES, EMPTY = FULL + 8 * STAGES, SHARED_BYTES = EMPTY + 8 * STAGES;
+using Pipe = Pipeline<STAGES, FULL, EMPTY>;
+static_assert(SHARED_BYTES <= 227 * 1024, "too much shared memory");
+static_assert(STAGES >= 3 && (CONSUMERS * SLICE * OUT_STRIDE) % 128 == 0, "a stage is loaded while two are in use");
+constexpr int EPILOGUE = 1;                              // named barriers, one for each warpgroup
+constexpr int PART_FLOATS = 128 * 2 * GROUPS * ACC;      // of one warpgroup
+constexpr int ROWS_OF_LANE = BLOCK_M / (4 * PRODUCERS);  // of a stage: a quarter of a warp copies a row
+
+template <int N>
+struct Count {
+    static constexpr int value = N;
+};
+struct Block {
+    int expert, count, start;
+    DEVICE explicit Block(const uint2* at) {
+        const u32 x = ldg32(at);
+        expert = x & 0xFFFF, count = x >> 16, start = ldg32(reinterpret_cast<const u32*>(at) + 1);
+    }
+};
+
+// x: GATED: [tokens, K], else h [rows, K]. w: [experts, rows by 128, K_BLOCKS, 8, 576], gemm_tiles.py's. rows, blocks,
+// state: router_many.cu's. out: [rows, OUT_COLUMNS], of x's type where GATED, else fp16. parts: [CTAs, 2, PART_FLOATS].
+// flags: zeros, [CTAs, 2].
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    KERNEL(const unsigned char* x, const unsigned char* w, const float* tensor_scale, const uint2* rows,
+           const uint2* blocks, const u32* state, u16* out, float* parts, u32* flags) {
+    DYNAMIC_SHARED(shared);
+    const u32 base = shared_address(shared);
+    const int group = warp_uniform(threadIdx.x / 128), workers = gridDim.x, worker = workers - 1 - blockIdx.x;
+    const Pipe pipeline{base};
+    if (threadIdx.x == 128 * CONSUMERS) {
+        pipeline.init(1 + PRODUCERS, 4 * CONSUMERS);
+        mbarrier_init_fence();
+        fence_proxy_async_shared();
+    }
+    __syncthreads();
+    launch_dependent_grids();
+    wait_on_dependent_grids();
+    const int tiles = ldg32(state) * ROW_TILES;
+    const StreamKPartition partition = stream_k_partition(tiles * K_BLOCKS, workers);
+
+    if (group == CONSUMERS) {
+        warpgroup_reg_dealloc<64>();
+        const int warp = warp_uniform(threadIdx.x % 128 / 32), lane = threadIdx.x % 32, piece = lane % 8;
+        const int first = 4 * warp + lane / 8;  // of this lane's rows of a stage, which are 16 apart
+        const u32 to = base + X + 128 * first + 16 * (piece ^ first % 8);
+        Pipe::State state_, behind;
+        int issued = 0;
+        // What was copied into the stage that is LAG behind is there: wgmma may read it.
+        const auto told = [&] {
+            fence_proxy_async_shared();
+            __syncwarp();
+            if (lane == 0) mbarrier_arrive(pipeline.full(behind.stage));
+            behind.advance();
+        };
+        int loaded = -1, count = 0;
+        u32 from[ROWS_OF_LANE];  // sixteens of bytes from x on
+        for (StreamKScheduler work(partition, worker, workers, tiles, K_BLOCKS, 0); work.valid(); work.next()) {
+            const int index = work.tile / ROW_TILES, row_tile = work.tile % ROW_TILES;
+            const Block block(blocks + index);
+            if (index != loaded) {
+                loaded = index, count = block.count;
+#pragma unroll
+                for (int i = 0; i < ROWS_OF_LANE; i++) {
+                    const int row = block.start + min(first + 16 * i, count - 1);
+                    const u32 at = GATED ? ldg32(rows + row) : row;
+                    from[i] = at * (K / 8) + piece;
+                }
+            }
+            const unsigned char* halves[2];
+#pragma unroll
+            for (int half = 0; half < 2; half++) {  // past ROWS: the last once more, whose sums are not written
+                const size_t at =
+                    static_cast<size_t>(block.expert) * (LAST_HALF + 1) + min(2 * row_tile + half, LAST_HALF);
+                halves[half] = w + at * (K_BLOCKS * W_BYTES);
+            }
+            for (int k = work.iter_begin; k < work.iter_end; k++) {
+                pipeline.producer_acquire(state_);
+                if (warp == 0 && lane == 0) {
+                    pipeline.producer_expect(state_, 2 * W_BYTES);
+#pragma unroll
+                    for (int half = 0; half < 2; half++) {
+                        tma_load_1d(base + W + (2 * state_.stage + half) * W_BYTES, halves[half] + k * W_BYTES, W_BYTES,
+                                    pipeline.full(state_.stage));
+                    }
+                }
+                const bool inside = K % 256 == 0 || 64 * k + 8 * piece < K;
+#pragma unroll
+                for (int i = 0; i < ROWS_OF_LANE; i++) {
+                    if (first + 16 * i < count) {
+                        cp_async_16(to + state_.stage * X_BYTES + 2048 * i,
+                                    x + (inside ? 16 * (static_cast<size_t>(from[i]) + 8 * k) : 0), inside);
+                    }
+                }
+                cp_async_commit();
+                state_.advance();
+                if (++issued > LAG) {
+                    cp_async_wait<LAG>();
+                    told();
+                }
+            }
+        }
+        cp_async_wait<0>();
+        for (int i = min(issued, LAG); i > 0; i--) told();
+    } else {
+        warpgroup_reg_alloc<224>();
+        const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
+        u32 a[2][4][4];
+        float acc[2][GROUPS][ACC];
+        Pipe::State at;
+        const u32 row_tile_at = base + W + group * W_BYTES + warp * TILE_BYTES;
+        const u32 my_codes = opaque(row_tile_at + 16 * lane);
+        const u32 my_scales = opaque(row_tile_at + TILE_CODE_BYTES + 8 * (lane / 4));
+        // After the wgmmas of the stage, which have taken what was loaded from it: no need of once_loaded.
+        const auto release = [&](int stage) {
+            __syncwarp();
+            if (lane == 0) pipeline.consumer_release(stage);
+        };
+        // The k of a tile, in products of LOW columns and of HIGH more.
+        const auto multiply = [&](auto low, auto high, int count) {
+            constexpr int LOW = decltype(low)::value, HIGH = decltype(high)::value;
+            int before = -1;
+#pragma unroll 1
+            for (; count > 0; count--) {
+                const int stage = at.stage;
+                const u64 operand = x_descriptor(base + X + warp_uniform(stage) * X_BYTES);
+                pipeline.consumer_wait(at);
+                at.advance();
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    Packed packed;
+                    packed.load(my_codes + stage * 2 * W_BYTES + half * 4 * TILE_BYTES,
+                                my_scales + stage * 2 * W_BYTES + half * 4 * TILE_BYTES);
+                    decode_fragments(packed, a[half]);
+                    pin(a[half]);
+                    wgmma_fence();
+#pragma unroll
+                    for (int j = 0; j < 4; j++) {
+                        wgmma_rs<LOW, X_BF16>(reinterpret_cast<float (&)[LOW / 2]>(acc[half][0]), a[half][j],
+                                              operand + 2 * j);
+                        if constexpr (HIGH > 0) {
+                            wgmma_rs<HIGH, X_BF16>(reinterpret_cast<float (&)[HIGH / 2]>(acc[half][GROUPS - 1]),
+                                                   a[half][j], operand + 64 * 128 / 16 + 2 * j);
+                        }
+                    }
+                    wgmma_commit();
+                    wgmma_wait<1>();
+                    if (half == 0 && before >= 0) release(before);
+                }
+                before = stage;
+            }
+            wgmma_wait<0>();
+            release(before);
+        };
+
+        for (StreamKScheduler work(partition, worker, workers, tiles, K_BLOCKS, 0); work.valid(); work.next()) {
+            const int stages = work.iter_end - work.iter_begin, count = ldg32(blocks + work.tile / ROW_TILES) >> 16;
+#pragma unroll
+            for (int i = 0; i < 2 * GROUPS * ACC; i++) acc[i / (GROUPS * ACC)][i / ACC % GROUPS][i % ACC] = 0.0f;
+            if (BLOCK_M == 32 || count <= 32) {
+                multiply(Count<32>{}, Count<0>{}, stages);
+            } else if constexpr (BLOCK_M > 32) {
+                if (BLOCK_M == 64 || count <= 64) {
+                    multiply(Count<64>{}, Count<0>{}, stages);
+                } else if constexpr (BLOCK_M == 96) {
+                    multiply(Count<64>{}, Count<32>{}, stages);
+                }
+            }
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                pin(acc[half][0]);
+                if constexpr (BLOCK_M == 96) pin(reinterpret_cast<float (&)[16]>(acc[half][1]));
+            }
+
+            // Read late: it would take registers from the products.
+            const Block block(blocks + work.tile / ROW_TILES);
+            const float scale = ldg_float(tensor_scale + block.expert) * OPERAND_TO_VALUE;
+            // Sums of 16 tokens' rows are eight of a thread's: n of them from 16 `i` tokens on.
+            const auto partial = [&](int of) {
+                return reinterpret_cast<float4*>(parts + static_cast<size_t>(of * 2 + group) * PART_FLOATS) + thread;
+            };
+            const auto each = [&](auto take) {
+#pragma unroll
+                for (int i = 0; i < 2 * GROUPS * ACC / 4; i++) {
+                    const int half = i / (GROUPS * ACC / 4), g = i / (ACC / 4) % GROUPS, e = i % (ACC / 4);
+                    if (64 * g + 8 * e < BLOCK_M && 64 * g + 8 * e < block.count) take(i, &acc[half][g][4 * e]);
+                    if (i == GROUPS * ACC / 4 - 1) __syncwarp();  // not all loads at once
+                }
+            };
+            if (!work.owns_tile()) {
+                float4* const mine = partial(worker);
+                each([&](int i, const float* v) { mine[128 * i] = float4{v[0], v[1], v[2], v[3]}; });
+                named_barrier_sync(EPILOGUE + group, 128);
+                if (thread == 0) flag_raise(flags + worker * 2 + group);
+                continue;
+            }
+            // The other workers of the tile: a thread for each one's flag, then their sums without a stop.
+            const int peers = work.peers(partition);
+            for (int i = thread; i < peers; i += 128) flag_take(flags + (worker + 1 + i) * 2 + group);
+            if (peers > 0) named_barrier_sync(EPILOGUE + group, 128);
+#pragma unroll 1
+            for (int peer = worker + 1; peer <= worker + peers; peer++) {
+                const float4* const theirs = partial(peer);
+                each([&](int i, float* v) {
+                    const float4 more = ldg_cg_float4(theirs + 128 * i);
+                    v[0] += more.x, v[1] += more.y, v[2] += more.z, v[3] += more.w;
+                });
+            }
+            // Through shared memory: a lane has two rows' features of two tokens, out wants a row's features side by side.
+            const u32 staged = base + OUT + group * SLICE * OUT_STRIDE;
+            const int feature = (work.tile % ROW_TILES * 2 + group) * FEATURES;
+#pragma unroll
+            for (int s = 0; s < BLOCK_M; s += SLICE) {
+                if (s >= block.count) break;
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+#pragma unroll
+                    for (int i = 0; i < SLICE; i += 16) {
+                        const float* v = &acc[half][s / 64][(s % 64 + i) / 2];
+                        const u32 row = staged + (i + lane % 8) * OUT_STRIDE;
+                        if constexpr (GATED) {
+                            u32 pairs[2];
+#pragma unroll
+                            for (int p = 0; p < 2; p++) {
+                                float value[2];
+#pragma unroll
+                                for (int e = 0; e < 2; e++) {
+                                    const float gate = v[4 * p + e] * scale, up = v[4 * p + 2 + e] * scale;
+                                    value[e] = __fdividef(gate, 1.0f + exp2_fast(-1.4426950408889634f * gate)) * up;
+                                }
+                                pairs[p] = pack_pair<X_BF16>(value[0], value[1]);
+                            }
+                            stmatrix_x2_trans(row + lane / 8 % 2 * 8 * OUT_STRIDE + 2 * (32 * half + 8 * warp),
+                                              pairs[0], pairs[1]);
+                        } else {
+                            u32 pairs[4];
+#pragma unroll
+                            for (int p = 0; p < 4; p++) pairs[p] = pack_half2(v[2 * p] * scale, v[2 * p + 1] * scale);
+                            stmatrix_x4_trans(
+                                row + lane / 16 * 8 * OUT_STRIDE + 2 * (64 * half + 16 * warp + 8 * (lane / 8 % 2)),
+                                pairs[0], pairs[1], pairs[2], pairs[3]);
+                        }
+                    }
+                }
+                named_barrier_sync(EPILOGUE + group, 128);
+#pragma unroll
+                for (int i = thread; i < SLICE * FEATURES / 8; i += 128) {
+                    const int token = s + i / (FEATURES / 8), column = feature + i % (FEATURES / 8) * 8;
+                    if (token < block.count && column < OUT_COLUMNS) {
+                        stg128(out + static_cast<size_t>(block.start + token) * OUT_COLUMNS + column,
+                               lds128(staged + (token - s) * OUT_STRIDE + 2 * (column - feature)));
+                    }
+                }
+                named_barrier_sync(EPILOGUE + group, 128);
+            }
+        }
+    }
+}

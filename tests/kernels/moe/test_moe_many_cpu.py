@@ -1,0 +1,281 @@
+"""kernels/moe/cuda_many.py: its launches as they are, run on a CPU (tests/kernels/on_cpu), and ahead-of-time builds."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.common import Workload
+from kernels.moe import cases, cuda_experts, cuda_many
+from kernels.moe.cost import block_sizes, cost
+from kernels.moe.reference import reference, routed
+from lab.check import aot_worker, families
+from lab.check.accuracy import compare
+from tests.kernels.on_cpu.nvfp4_on_cpu import skip_unless_hopper
+from tests.kernels.on_cpu.stand_in import UNCHANGED, Change, StandIn, built, needs_compiler, unless_stopped
+
+BY_ID = {w.id: w for w in cases.WORKLOADS}
+LAUNCH = """
+extern "C" void simulated({parameters}, int grid, int threads, int bytes, int seed) {{
+  static std::function<void()> call;
+  call = [=] {{ KERNEL({names}); }};
+  launch_on_cpu({{.grid = {{grid, 1, 1}}, .threads = threads, .at_once = grid, .shared_bytes = (u32)bytes, .seed = seed,
+                 .backwards = seed % 3 == 1, .uneven = seed % 2 == 1}}, [] {{ call(); }});
+}}
+"""
+PARAMETERS = {
+    "router.cu": "const float* logits, const unsigned char* x, const unsigned char* gate, uint2* pairs, u32* masks, "
+    "uint2* rows, uint2* blocks, u32* state, int tokens, int width, int top_k, int counters, u32* back",
+    "experts_many.cu": "const unsigned char* x, const unsigned char* w, const float* scale, const uint2* rows, "
+    "const uint2* blocks, const u32* state, u16* out, float* parts, u32* flags",
+    "weighted_sum.cu": "const u16* given, const uint2* pairs, const u32* back, u16* y, int chosen",
+}
+
+
+@functools.cache
+def on_cpu(source: Any, change: Change = UNCHANGED) -> StandIn:
+    parameters = PARAMETERS[source.path.name]
+    names = ", ".join(each.split()[-1].strip("*") for each in parameters.split(","))
+    entry = LAUNCH.format(parameters=parameters, names=names)
+    return built(source.path, entry, change, options=source.options)
+
+
+class Simulated:
+    """cuda_many.run on the stand-in, of so many workers, with blocks of so many rows; sources with a change."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, workers: int, block: int) -> None:
+        self.seed = 0
+        self.changes: dict[Path, Change] = {}
+        monkeypatch.setattr(cuda_many, "SMS", workers)
+        monkeypatch.setattr(cuda_many, "block_tokens", lambda *_: block)
+        monkeypatch.setattr(cuda_many.cuda, "load", lambda s, *_: on_cpu(s, self.changes.get(s.path, UNCHANGED)))
+        monkeypatch.setattr(cuda_many.cuda, "launch", self.launch)
+        for name in ("i32", "i64"):
+            monkeypatch.setattr(cuda_many.cuda, name, int)
+
+    def launch(self, kernel: StandIn, grid: Any, threads: int, arguments: Any, shared: int, programmatic=False) -> None:
+        given = [
+            ctypes.c_void_p(a.data_ptr()) if isinstance(a, torch.Tensor) else ctypes.c_void_p() if i == 2 else a
+            for i, a in enumerate(arguments)
+        ]
+        kernel.simulated(*given, *map(ctypes.c_int, (*grid, threads, shared, self.seed)))
+
+
+def right(simulated: Simulated, workload: Workload, seeds: int = 2) -> bool:
+    """Whether y is within tolerance and the same to the bit for every order of threads and in a second call."""
+    given = cases.inputs(workload, 1)
+    for name in given:
+        if name.endswith("_scale") and given[name].dtype == torch.uint8:
+            given[name].view(-1)[::5] = 0
+    wanted, limit = reference(given)["y"], cases.tolerance(workload, cuda_many.PRECISION)["y"]
+    kept = cuda_many.prepare(given) | {name: given[name] for name in cases.ACTIVATIONS}
+    kept["h"].fill_(float("nan")), kept["given"].fill_(float("nan"))
+    first = None
+    for seed in range(seeds):
+        simulated.seed = seed
+        out = cases.outputs(workload, given)
+        cuda_many.run(kept, out)
+        first = out["y"] if first is None else first
+        if not (compare("y", out["y"], wanted, limit).ok and torch.equal(first, out["y"])):
+            return False
+    return not kept["flags"].any() and not kept["state"][1:].any()
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("workload", "workers", "block"),
+    [
+        (BY_ID["t2_e8_k2_h80_f48_s32_bf16"], 3, 32),
+        (BY_ID["t17_e8_k2_h128_f64_one_s64_bf16"], 5, 32),
+        (BY_ID["t63_e5_k3_h64_f80_bf16"], 4, 64),
+        (BY_ID["t75_e32_k8_h80_f32_zipf_bf16"], 2, 32),
+        (cases._workload(130, 3, 2, 528, 144, "one", shared=144), 6, 96),
+        (cases._workload(100, 2, 1, 272, 80, dtype="fp16"), 7, 96),
+    ],
+    ids=lambda w: getattr(w, "id", str(w)),
+)
+def test_the_kernels_run_on_a_cpu(monkeypatch, workload, workers, block):
+    """Blocks of one to 96 rows, tiles that two and more workers share, weight rows that do not fill a tile."""
+    assert right(Simulated(monkeypatch, workers, block), workload)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("pipeline.init(1 + PRODUCERS", "pipeline.init(1"),
+        ("for (int i = min(issued, LAG); i > 0; i--) told();", ""),
+        ("&& 64 * g + 8 * e < block.count", "&& 64 * g + 8 * e < 8"),
+        ("BLOCK_M == 64 || count <= 64", "BLOCK_M == 64 || count <= 96"),
+        ("operand + 64 * 128 / 16 + 2 * j", "operand + 2 * j"),
+        ("if (half == 0 && before >= 0) release(before);", "if (half == 0) release(stage);"),
+        ("peer <= worker + peers", "peer < worker + peers"),
+        ("GATED ? ldg32(rows + row) : row;", "GATED ? ldg32(rows + row) ^ 1 : row;"),
+        ("static_cast<size_t>(from[i]) + 8 * k", "static_cast<size_t>(from[i]) + 4 * k"),
+        ("min(2 * row_tile + half, LAST_HALF)", "2 * row_tile"),
+        ("(token - s) * OUT_STRIDE", "token * OUT_STRIDE"),
+        ("piece ^ first % 8", "piece"),
+    ],
+)
+def test_the_simulation_sees_mistakes_in_the_products(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
+    simulated = Simulated(monkeypatch, 7, 96)
+    simulated.changes = {cuda_many.SOURCE: change}
+    workload = cases._workload(130, 3, 2, 528, 144, "one", shared=144)
+    assert not unless_stopped(lambda: right(simulated, workload, 3))
+
+
+def _routed(simulated: Simulated, tokens: int, experts: int, top_k: int, block: int, routing: str) -> bool:
+    """Whether router.cu's rows, blocks and places are the reference's choice, sorted by expert and then by token."""
+    axes: dict[str, int | str] = {
+        "T": tokens, "experts": experts, "top_k": top_k, "H": 64, "routing": routing, "dtype": "bf16",
+    }  # fmt: skip
+    given = cases.activations(Workload("", axes), 3, "cpu")
+    gate, pairs = torch.randn(64).to(torch.bfloat16), tokens * (top_k + 1)
+    source, grid = cuda_many.router_source(experts, "bf16", block), -(-tokens // cuda_many.ROUTER_TOKENS)
+    rows, blocks, chosen_pairs = (torch.full((pairs, 2), -1, dtype=torch.int32) for _ in range(3))
+    state, back = torch.zeros(4, dtype=torch.int32), torch.full((pairs,), -1, dtype=torch.int32)
+    masks = torch.full(((2 * grid + 1) * experts,), -1, dtype=torch.int32)
+    kernel = on_cpu(source, simulated.changes.get(source.path, UNCHANGED))
+    threads, shared = 32 * cuda_experts.router_warps(experts), cuda_experts.router_shared_bytes(experts)
+    arguments = (
+        given["logits"],
+        given["x"],
+        gate,
+        chosen_pairs,
+        masks,
+        rows,
+        blocks,
+        state,
+        tokens,
+        64,
+        top_k,
+        0,
+        back,
+    )
+    simulated.launch(kernel, (grid,), threads, arguments, shared)
+
+    chosen, weight = routed(given["logits"], top_k)
+    share = torch.sigmoid(given["x"].double() @ gate.double())
+    by_expert = sorted((e, t, float(weight[t, j])) for t in range(tokens) for j, e in enumerate(chosen[t].tolist()))
+    by_expert += [(experts, t, float(share[t])) for t in range(tokens)]
+    listed = []
+    for e in range(experts + 1):
+        its = [i for i, (of, *_) in enumerate(by_expert) if of == e]
+        listed += [[e | len(its[i : i + block]) << 16, its[i]] for i in range(0, len(its), block)]
+    odds = torch.tensor([p for *_, p in by_expert])
+    places = [by_expert[i][:2] for i in back.tolist()]
+    return (
+        blocks[: state[0]].tolist() == listed
+        and not state[1:].any()
+        and rows[:, 0].tolist() == [t for _, t, _ in by_expert]
+        and bool(((rows[:, 1].view(torch.float32) - odds).abs() <= 1e-5 * odds).all())
+        and places == [(int(e), i // (top_k + 1)) for i, e in enumerate(chosen_pairs[:, 0])]
+    )
+
+
+ROUTINGS = [(33, 8, 2, 32, "uniform"), (70, 300, 8, 32, "uniform"), (140, 40, 5, 64, "zipf"), (300, 16, 3, 96, "one")]
+
+
+@needs_compiler
+@pytest.mark.parametrize(("tokens", "experts", "top_k", "block", "routing"), ROUTINGS)
+def test_the_router_sorts_the_choice_of_many(monkeypatch, tokens, experts, top_k, block, routing):
+    assert _routed(Simulated(monkeypatch, 4, block), tokens, experts, top_k, block, routing)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("(1u << (t & 31)) - 1)", "(2u << (t & 31)) - 1)"),
+        ("EXPERTS + e] = count;", "EXPERTS + e] = 0;"),
+        ("back[i] = at;", "back[i] = at - 1;"),
+        ("== grid - 1) state", "== grid) state"),
+        ("st_release(state + 2, 1);", ";"),
+        ("min(BLOCK_TOKENS, count - begin) << 16, first + begin", "count << 16, first + begin"),
+    ],
+)
+def test_the_simulation_sees_mistakes_in_the_router_of_many(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
+    simulated = Simulated(monkeypatch, 4, 64)
+    simulated.changes = {cuda_experts.ROUTER_SOURCE: change}
+    assert not unless_stopped(lambda: _routed(simulated, 140, 40, 5, 64, "zipf"))
+
+
+@pytest.mark.parametrize(("tokens", "block"), [(129, 32), (512, 32), (1024, 64), (2048, 96)])
+def test_a_block_holds_an_experts_rows_where_routing_is_even(tokens: int, block: int) -> None:
+    """One block an expert, for all but one in a hundred."""
+    assert cuda_many.block_tokens(tokens, 8, 256) == block
+    rows = torch.distributions.Binomial(tokens, torch.tensor(8 / 256)).sample((4000,))
+    assert float((rows > block).float().mean()) < 0.01
+
+
+@pytest.mark.parametrize(("axis", "value", "word"), [
+    ("T", 20000, "parts"), ("H", 88, "16"), ("shared", 600, "linear"), ("experts", 2000, "1024"),
+])  # fmt: skip
+def test_what_the_kernels_cannot_hold_is_refused(axis: str, value: int, word: str) -> None:
+    axes: dict[str, int | str] = dict(BY_ID["t512_e256_k8_h2048_f512_s512"].axes)
+    candidate = cuda_many.CANDIDATES[0]
+    assert candidate.refuses(Workload("", axes)) == ""
+    assert word in candidate.refuses(Workload("", axes | {axis: value}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", cuda_many.CUDA_SOURCES, ids=lambda s: s.kernels[0])
+def test_sources_compile_without_spills(source: Any) -> None:
+    (row,) = aot_worker.compile_cuda(source, 90)
+    assert (row["status"], row["spill_bytes"], row["fits"]) == ("ok", 0, True), row
+    if source.path == cuda_many.SOURCE:
+        assert row["instruction"].startswith("wgmma m64")
+
+
+ON_A_GPU = [w for w in cases.WORKLOADS if not cuda_many.CANDIDATES[0].refuses(w)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("workload", ON_A_GPU, ids=lambda w: w.id)
+def test_on_a_gpu_within_tolerance_and_the_same_bits_captured(workload: Workload) -> None:
+    skip_unless_hopper()
+    given = cases.inputs(workload, 1, "cuda")
+    kept = cuda_many.prepare(given) | {name: given[name] for name in cases.ACTIVATIONS}
+    wanted, limit = reference(given)["y"], cases.tolerance(workload, cuda_many.PRECISION)["y"]
+    out = cases.outputs(workload, given)
+    cuda_many.run(kept, out)
+    first = out["y"].clone()
+    assert compare("y", first, wanted, limit).ok
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        cuda_many.run(kept, out)
+    for _ in range(20):
+        out["y"].fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(out["y"], first)
+    other = cases.activations(workload, 7, "cuda")
+    for name, tensor in other.items():
+        kept[name].copy_(tensor)
+    graph.replay()
+    assert compare("y", out["y"], reference(given | other)["y"], limit).ok
+
+
+@pytest.mark.parametrize("name", ["cuda_experts", "cuda_experts_many", "triton_experts", "torch_grouped"])
+def test_counts_of_work_grow_with_tokens_and_hold_the_bytes(name: str) -> None:
+    candidate = families.load("moe").candidate(name)
+    assert candidate.work
+    before: dict[str, float] = {}
+    for tokens in (1, 8, 32, 128, *(257, 512, 2048) * (name != "cuda_experts")):
+        workload = BY_ID[f"t{tokens}_e256_k8_h2048_f512_s512"]
+        counts = candidate.work(workload, 132)
+        assert counts.at_once["bytes"] >= cost(workload, candidate.precision).bytes
+        assert all(value >= before.get(each, 0.0) for each, value in counts.at_once.items()), tokens
+        before = dict(counts.at_once)
+
+
+def test_blocks_hold_every_row_once() -> None:
+    workload = BY_ID["t512_e256_k8_h2048_f512_zipf_s512"]
+    for block in (8, 32, 96):
+        sizes = block_sizes(workload, block)
+        assert sum(rows * count for rows, count in sizes) == 512 * 9
+        assert max(rows for rows, _ in sizes) == block
