@@ -21,7 +21,7 @@
 # | `kernel` | a kernel at any shape: check, config, floor, sweep beside rivals |
 # | `limits` | our kernels between their floor and the fastest rival, misses named |
 # | `measuring`, `audit` | whether the clock and the verdicts can be trusted |
-# | `nvfp4`, `gdn`, `gdn_state`, `kv`, `kv_accuracy`, `kv_ceiling`, `p5_p6_h200`, `traces` | the families' stories |
+# | `nvfp4`, `gdn`, `gdn_state`, `kv`, `kv_accuracy`, `kv_ceiling`, `moe`, `p5_p6_h200`, `traces` | families' stories |
 # | `localai_p1_p6`, `staircase`, `ds4`, `ik_llama`, `imp`, `lucebox` | the sources' stories |
 
 # %%
