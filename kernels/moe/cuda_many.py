@@ -4,6 +4,9 @@ router.cu (MANY) chooses and lays rows out by expert; experts_many.cu multiplies
 gathers the tokens' rows itself, and ends in SiLU), then with down; weighted_sum.cu adds a token's rows in the order of
 its choice. What an expert gives lies in between as fp16, 11 bits where bf16 has 8: beyond 65504 it would be infinite.
 Nothing is asked of the host. Weights are gemm_tiles.py's tiles; the shared expert is one expert more.
+
+W4A8: x, and h behind the first product, are rounded to e4m3 with a scale a row by nvfp4's quantiser (two launches
+more), weights become e4m3 in registers (w4a8_tiles.py): twice the matrix rate for 3.4 % rms in each product.
 """
 
 from __future__ import annotations
@@ -20,13 +23,15 @@ from kernels.common import Candidate, CudaSource, Needs, Tensors, Work, Workload
 from kernels.moe import cuda_experts
 from kernels.moe.cost import block_sizes, cost
 from kernels.moe.cuda_experts import EXPERTS_MAX, PRECISION, TOP_K_MAX
-from kernels.nvfp4 import gemm_tiles, hopper
+from kernels.nvfp4 import cuda_w4a8, gemm_tiles, hopper, w4a8_tiles
 from kernels.nvfp4.hopper import SHARED_BYTES, SMS
 
 SOURCE, SUM_SOURCE = (Path(__file__).with_name(name) for name in ("experts_many.cu", "weighted_sum.cu"))
 TOKENS_MAX = 16384  # the router's blocks wait for each other: all of them must run at once
 ROUTER_TOKENS, HALF_ROWS, SLICE, THREADS, SUM_THREADS = 32, 128, 32, 384, 256
 STAGES_MAX = 10
+F32 = torch.float32
+W4A8 = "nvfp4-w4a8"
 
 
 @dataclass(frozen=True)
@@ -38,25 +43,29 @@ class ManyConfig:
     rows: int
     k: int
     block_tokens: int
+    fp8: bool = False
 
     @property
     def kernel(self) -> str:
         which = "up" if self.gated else "down"
-        return f"moe_many_{which}_{self.dtype}_n{self.rows}_k{self.k}_b{self.block_tokens}"
+        return f"moe_many_{which}_{'w4a8_' * self.fp8}{self.dtype}_n{self.rows}_k{self.k}_b{self.block_tokens}"
 
     @property
     def out_bytes(self) -> int:
         return 2 * SLICE * (2 * (HALF_ROWS // 2 if self.gated else HALF_ROWS) + 16)
 
     @property
+    def stage_bytes(self) -> int:
+        """Of 64 k, or 128 where fp8, of 256 weight rows and a block; and of its barriers."""
+        return 128 * self.block_tokens + 2 * (w4a8_tiles if self.fp8 else gemm_tiles).K_BLOCK_BYTES + 16
+
+    @property
     def stages(self) -> int:
-        each = 128 * self.block_tokens + 2 * gemm_tiles.K_BLOCK_BYTES + 16
-        return min(STAGES_MAX, (SHARED_BYTES - self.out_bytes) // each)
+        return min(STAGES_MAX, (SHARED_BYTES - self.out_bytes) // self.stage_bytes)
 
     @property
     def shared_bytes(self) -> int:
-        each = 128 * self.block_tokens + 2 * gemm_tiles.K_BLOCK_BYTES + 16
-        return self.out_bytes + self.stages * each
+        return self.out_bytes + self.stages * self.stage_bytes
 
     @property
     def part_floats(self) -> int:
@@ -75,17 +84,17 @@ def block_tokens(tokens: int, top_k: int, experts: int) -> int:
     return next((block for block in (32, 64) if mean + 2.5 * mean**0.5 <= block), 96)
 
 
-def configs(block: int, width: int, inner: int, dtype: str) -> tuple[ManyConfig, ManyConfig]:
+def configs(block: int, width: int, inner: int, dtype: str, fp8: bool = False) -> tuple[ManyConfig, ManyConfig]:
     """Of both products."""
-    return ManyConfig(dtype, True, 2 * inner, width, block), ManyConfig(dtype, False, width, inner, block)
+    return ManyConfig(dtype, True, 2 * inner, width, block, fp8), ManyConfig(dtype, False, width, inner, block, fp8)
 
 
 @functools.cache
 def source(config: ManyConfig) -> CudaSource:
     """The translation unit of a product."""
     macros = {
-        "X_BF16": int(config.dtype == "bf16"), "GATED": int(config.gated), "ROWS": config.rows, "K": config.k,
-        "BLOCK_M": config.block_tokens, "STAGES": config.stages,
+        "X_BF16": int(config.dtype == "bf16"), "GATED": int(config.gated), "FP8": int(config.fp8),
+        "ROWS": config.rows, "K": config.k, "BLOCK_M": config.block_tokens, "STAGES": config.stages,
     }  # fmt: skip
     return hopper.source(SOURCE, config.kernel, config.shared_bytes, macros)
 
@@ -110,17 +119,25 @@ def most_blocks(tokens: int, top_k: int, experts: int, shared: bool, block: int)
     return pairs // block + min(experts, pairs) + shared * -(-tokens // block)
 
 
-def prepare(inputs: Tensors) -> dict[str, Any]:
-    """The weights of every expert in gemm_tiles.py's layout, the shared one behind the others, and scratch for x."""
+def _tiled(packed: torch.Tensor, scale: torch.Tensor, ts: torch.Tensor, x: torch.Tensor, fp8: bool) -> Tensors:
+    """An expert's matrix and what its sums are multiplied by: the tensor scale, or one of each row up to 128."""
+    if not fp8:
+        return {"": gemm_tiles.tile_weights(packed, scale, x.dtype), "_scale": ts}
+    made, powers = w4a8_tiles.tile_weights(packed, scale)
+    return {"": made, "_scale": torch.nn.functional.pad(powers * ts, (0, -len(powers) % HALF_ROWS))}
+
+
+def prepare(inputs: Tensors, fp8: bool = False) -> dict[str, Any]:
+    """The weights of every expert as tiles, the shared one behind the others, and scratch for x."""
     x, experts = inputs["x"], inputs["down_packed"].shape[0]
     (tokens, width), inner, device = x.shape, 2 * inputs["down_packed"].shape[2], inputs["down_packed"].device
     made: dict[str, list[torch.Tensor]] = {"up": [], "down": [], "up_scale": [], "down_scale": []}
     for prefix in ("", "shared_")[: 1 + ("shared_gate" in inputs)]:
         for name, stored, parts in cuda_experts.padded(inputs, prefix, inner):
-            made[name] += [gemm_tiles.tile_weights(p, s, x.dtype) for p, s in zip(*parts, strict=True)]
-            made[f"{name}_scale"].append(inputs[f"{prefix}{stored}_tensor_scale"])
-    kept: dict[str, Any] = {name: torch.stack(made[name]) for name in ("up", "down")}
-    kept |= {f"{name}_scale": torch.cat(made[f"{name}_scale"]) for name in ("up", "down")}
+            for p, s, ts in zip(*parts, inputs[f"{prefix}{stored}_tensor_scale"], strict=True):
+                for suffix, tensor in _tiled(p, s, ts.view(1), x, fp8).items():
+                    made[f"{name}{suffix}"].append(tensor)
+    kept: dict[str, Any] = {name: torch.stack(each) for name, each in made.items()}
     kept |= {key: inputs[key] for key in ("shared_gate",) if key in inputs}
     shared, top_k = "shared_gate" in inputs, int(inputs["top_k"])
     pairs = tokens * (top_k + shared)
@@ -131,17 +148,21 @@ def prepare(inputs: Tensors) -> dict[str, Any]:
     def zeros(*size: int, kind: torch.dtype = torch.int32) -> torch.Tensor:
         return torch.zeros(*size, dtype=kind, device=device)
 
+    if fp8:
+        for name, rows, k in (("x", tokens, width), ("h", pairs, inner)):
+            padded_k = w4a8_tiles.k_blocks_of(k) * w4a8_tiles.COLS
+            kept |= {f"{name}_e4m3": zeros(rows, padded_k, kind=torch.uint8), f"{name}_rows": zeros(rows, kind=F32)}
     return kept | {
         "k": zeros(top_k, kind=torch.uint8), "pairs": zeros(pairs, 2), "rows": zeros(pairs, 2), "back": zeros(pairs),
         "masks": zeros((2 * -(-tokens // ROUTER_TOKENS) + 1) * experts), "state": zeros(4),
         "blocks": zeros(most_blocks(tokens, top_k, experts, shared, block), 2), "flags": zeros(2 * workers),
         "h": zeros(pairs, inner, kind=x.dtype), "given": zeros(pairs, width, kind=torch.float16),
-        "parts": zeros(workers * max(up.part_floats, down.part_floats), kind=torch.float32),
+        "parts": zeros(workers * max(up.part_floats, down.part_floats), kind=F32),
     }  # fmt: skip
 
 
-def run(args: dict[str, Any], out: Tensors) -> None:
-    """y in four launches. ValueError on a mismatch."""
+def run(args: dict[str, Any], out: Tensors, fp8: bool = False) -> None:
+    """y in four launches, six where fp8. ValueError on a mismatch."""
     x, logits, y, h = args["x"], args["logits"], out["y"], args["h"]
     element, (tokens, width) = hopper.ELEMENTS.get(x.dtype, ""), x.shape
     if not element or not x.is_contiguous() or x.data_ptr() % 16 or not logits.is_contiguous():
@@ -159,13 +180,17 @@ def run(args: dict[str, Any], out: Tensors) -> None:
         (logits, x, gate, args["pairs"], args["masks"], *lists, *map(cuda.i32, (tokens, width, top_k, 0)),
          args["back"]), cuda_experts.router_shared_bytes(experts),
     )  # fmt: skip
-    between = (args["parts"], args["flags"])
-    for config, given, name, made in zip(
-        configs(block, width, inner, element), (x, h), ("up", "down"), (h, args["given"]), strict=True
+    for config, given, of, name, made in zip(
+        configs(block, width, inner, element, fp8), (x, h), "xh", ("up", "down"), (h, args["given"]), strict=True
     ):
+        by_row: Any = cuda.i64(0)
+        if fp8:
+            by_row = args[f"{of}_rows"]
+            cuda_w4a8.quantise({"x": given, "x_e4m3": args[f"{of}_e4m3"], "x_scale": by_row})
         cuda.launch(
             cuda.load(source(config), config.kernel, device, SHARED_BYTES), (len(args["flags"]) // 2,), THREADS,
-            (given, args[name], args[f"{name}_scale"], *lists, made, *between), config.shared_bytes, programmatic=True,
+            (args[f"{of}_e4m3"] if fp8 else given, args[name], args[f"{name}_scale"], *lists, made, args["parts"],
+             args["flags"], by_row), config.shared_bytes, programmatic=True,
         )  # fmt: skip
     adder = sum_source(width, element)
     cuda.launch(
@@ -187,39 +212,48 @@ def _refuses(workload: Workload) -> str:
     return f"shared={shared} > F={inner}: run the shared expert as a linear of kernels/nvfp4" * (shared > inner)
 
 
-def work(workload: Workload, sms: int) -> Work:
+def work(workload: Workload, sms: int, fp8: bool = False) -> Work:
     """Stages a multiprocessor, by what decoding and products of as many columns as a block needs take."""
-    up, down = _of(workload)
+    up, down = _of(workload, fp8)
     sizes = block_sizes(workload, up.block_tokens)
-    per_block = sum(config.tiles * gemm_tiles.k_blocks_of(config.k) for config in (up, down))
+    per_block = sum(config.tiles * (w4a8_tiles if fp8 else gemm_tiles).k_blocks_of(config.k) for config in (up, down))
     stages = sum(count for _, count in sizes) * per_block / sms
     columns = sum(count * -(-rows // SLICE) * SLICE for rows, count in sizes) * per_block / sms
     rows = workload["T"] * (workload["top_k"] + (workload["shared"] > 0))
     between = rows * (4.0 * workload["F"] + 4.0 * workload["H"])  # h and what experts give, written and read
     at_once = {
-        "bytes": cost(workload, PRECISION).bytes + between, "decode": 300.0 * stages, "products": 8.0 * columns,
-        "sm_bytes": 2.0 * gemm_tiles.K_BLOCK_BYTES * stages + 128.0 * columns,
+        "bytes": cost(workload, W4A8 if fp8 else PRECISION).bytes + between,
+        "decode": 300.0 * stages, "products": 8.0 * columns,
+        "sm_bytes": (up.stage_bytes - 128.0 * up.block_tokens) * stages + 128.0 * columns,
     }  # fmt: skip
-    return Work(at_once, {"launches": 4.0, "ends": 4000.0})
+    return Work(at_once, {"launches": 6.0 if fp8 else 4.0, "ends": 4000.0})
 
 
-def _of(workload: Workload) -> tuple[ManyConfig, ManyConfig]:
+def _of(workload: Workload, fp8: bool = False) -> tuple[ManyConfig, ManyConfig]:
     tokens, top_k, experts, width, inner = (workload[axis] for axis in ("T", "top_k", "experts", "H", "F"))
-    return configs(block_tokens(tokens, top_k, experts), width, inner, workload["dtype"])
+    return configs(block_tokens(tokens, top_k, experts), width, inner, workload["dtype"], fp8)
+
+
+def _config(workload: Workload, fp8: bool) -> str:
+    return " ".join(f"{c.kernel}_s{c.stages}" for c in _of(workload, fp8))
 
 
 CUDA_SOURCES = (
     *(source(c) for block in (32, 64, 96) for c in configs(block, 2048, 512, "bf16")),
     *(source(c) for c in configs(96, 2816, 704, "bf16")),
     *(source(c) for c in configs(64, 2048, 512, "fp16")),
+    *(source(c) for block in (32, 64, 96) for c in configs(block, 2048, 512, "bf16", True)),
     *(router_source(256, "bf16", block) for block in (32, 96)),
     sum_source(2048, "bf16"),
 )
 
-CANDIDATES = (
+CANDIDATES = tuple(
     Candidate(
-        "cuda_experts_many", PRECISION, run, Needs(capability=(9, 0), packages=("cupy",)), prepare=prepare,
-        refuses=_refuses, config=lambda w: " ".join(f"{c.kernel}_s{c.stages}" for c in _of(w)),
-        work=work, no_route="not measured on a device yet",
-    ),
+        name, precision, functools.partial(run, fp8=fp8), Needs(capability=(9, 0), packages=("cupy",)),
+        prepare=functools.partial(prepare, fp8=fp8), refuses=_refuses, config=functools.partial(_config, fp8=fp8),
+        work=functools.partial(work, fp8=fp8), no_route="not measured on a device yet",
+    )
+    for name, precision, fp8 in (
+        ("cuda_experts_many", PRECISION, False), ("cuda_experts_many_w4a8", W4A8, True),
+    )
 )  # fmt: skip

@@ -13,19 +13,25 @@
 // their k in one line with them, which the CTAs share evenly (stream-K, sm90/scheduler.cuh): who has a tile's first k
 // adds what the others left, in the order of k. So the same bits on every run.
 //
-// Macros: KERNEL (name), X_BF16 0/1, GATED 0/1, ROWS (of weights: 2 INNER, or WIDTH), K, BLOCK_M 32/64/96, STAGES.
+// FP8: x and h are e4m3 with a scale a row (nvfp4's quantise_e4m3.cu), weights w4a8_tiles.py's with one a weight row, and
+// a stage is 128 k. The tensor cores' sums keep about 14 bits and are not promoted.
+//
+// Macros: KERNEL (name), X_BF16 0/1, GATED 0/1, FP8 0/1, ROWS (of weights: 2 INNER, or WIDTH), K, BLOCK_M 32/64/96,
+// STAGES.
 #include "nvfp4/gemm_operand.cuh"
+#include "nvfp4/w4a8_operand.cuh"
 #include "sm90/epilogue.cuh"
 #include "sm90/pipeline.cuh"
 #include "sm90/scheduler.cuh"
 
 constexpr int BLOCK_N = 256, HALF_N = 128, CONSUMERS = 2, PRODUCERS = 4, THREADS = 128 * (CONSUMERS + 1);
-constexpr int K_BLOCKS = (K + 255) / 256 * 4;  // of 64 k, as gemm_tiles.py pads
+constexpr int K_BLOCKS = (K + 255) / 256 * (FP8 ? 2 : 4);  // of 64 or 128 k, as gemm_tiles.py and w4a8_tiles.py pad
 constexpr int ROW_TILES = (ROWS + BLOCK_N - 1) / BLOCK_N, LAST_HALF = (ROWS + HALF_N - 1) / HALF_N - 1;
 constexpr int GROUPS = BLOCK_M > 64 ? 2 : 1, ACC = BLOCK_M < 64 ? BLOCK_M / 2 : 32;  // of 64 tokens; of a thread
 constexpr int SLICE = 32, FEATURES = GATED ? HALF_N / 2 : HALF_N, OUT_COLUMNS = GATED ? ROWS / 2 : ROWS;
 constexpr int LAG = STAGES - 2;
-constexpr unsigned W_BYTES = 8 * TILE_BYTES, X_BYTES = BLOCK_M * 128, OUT_STRIDE = 2 * FEATURES + 16;
+constexpr unsigned ROW_TILE_BYTES = FP8 ? 1152 : TILE_BYTES, W_BYTES = 8 * ROW_TILE_BYTES, X_BYTES = BLOCK_M * 128,
+                   OUT_STRIDE = 2 * FEATURES + 16;
 constexpr unsigned X = 0, OUT = STAGES * X_BYTES, W = OUT + CONSUMERS * SLICE * OUT_STRIDE;
 constexpr unsigned FULL = W + STAGES * 2 * W_BYTES, EMPTY = FULL + 8 * STAGES, SHARED_BYTES = EMPTY + 8 * STAGES;
 using Pipe = Pipeline<STAGES, FULL, EMPTY>;
@@ -47,12 +53,24 @@ struct Block {
     }
 };
 
-// x: GATED: [tokens, K], else h [rows, K]. w: [experts, rows by 128, K_BLOCKS, 8, 576], gemm_tiles.py's. rows, blocks,
+// The first N / 2 of a thread's sums += a times N columns of b.
+template <int N, int COUNT>
+DEVICE void multiply_by(float (&sums)[COUNT], const u32* a, u64 b) {
+    float (&d)[N / 2] = reinterpret_cast<float (&)[N / 2]>(sums);
+    if constexpr (FP8) {
+        wgmma_rs_e4m3<N>(d, a, b, 1);
+    } else {
+        wgmma_rs<N, X_BF16>(d, a, b);
+    }
+}
+
+// x: GATED: [tokens, K], else h [rows, K], with x_scale and K padded where FP8; tensor_scale is float32 [experts, weight
+// rows up to 128] then. w: [experts, rows by 128, K_BLOCKS, 8, 576], gemm_tiles.py's. rows, blocks,
 // state: router_many.cu's. out: [rows, OUT_COLUMNS], of x's type where GATED, else fp16. parts: [CTAs, 2, PART_FLOATS].
 // flags: zeros, [CTAs, 2].
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     KERNEL(const unsigned char* x, const unsigned char* w, const float* tensor_scale, const uint2* rows,
-           const uint2* blocks, const u32* state, u16* out, float* parts, u32* flags) {
+           const uint2* blocks, const u32* state, u16* out, float* parts, u32* flags, const float* x_scale) {
     DYNAMIC_SHARED(shared);
     const u32 base = shared_address(shared);
     const int group = warp_uniform(threadIdx.x / 128), workers = gridDim.x, worker = workers - 1 - blockIdx.x;
@@ -93,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 for (int i = 0; i < ROWS_OF_LANE; i++) {
                     const int row = block.start + min(first + 16 * i, count - 1);
                     const u32 at = GATED ? ldg32(rows + row) : row;
-                    from[i] = at * (K / 8) + piece;
+                    from[i] = at * (FP8 ? 8 * K_BLOCKS : K / 8) + piece;
                 }
             }
             const unsigned char* halves[2];
@@ -113,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                                     pipeline.full(state_.stage));
                     }
                 }
-                const bool inside = K % 256 == 0 || 64 * k + 8 * piece < K;
+                const bool inside = FP8 || K % 256 == 0 || 64 * k + 8 * piece < K;
 #pragma unroll
                 for (int i = 0; i < ROWS_OF_LANE; i++) {
                     if (first + 16 * i < count) {
@@ -137,9 +155,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         u32 a[2][4][4];
         float acc[2][GROUPS][ACC];
         Pipe::State at;
-        const u32 row_tile_at = base + W + group * W_BYTES + warp * TILE_BYTES;
+        const u32 row_tile_at = base + W + group * W_BYTES + warp * ROW_TILE_BYTES;
         const u32 my_codes = opaque(row_tile_at + 16 * lane);
-        const u32 my_scales = opaque(row_tile_at + TILE_CODE_BYTES + 8 * (lane / 4));
+        const u32 my_scales = opaque(row_tile_at + (FP8 ? 1024 + 4 * lane : TILE_CODE_BYTES + 8 * (lane / 4)));
         // After the wgmmas of the stage, which have taken what was loaded from it: no need of once_loaded.
         const auto release = [&](int stage) {
             __syncwarp();
@@ -157,19 +175,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 at.advance();
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
-                    Packed packed;
-                    packed.load(my_codes + stage * 2 * W_BYTES + half * 4 * TILE_BYTES,
-                                my_scales + stage * 2 * W_BYTES + half * 4 * TILE_BYTES);
-                    decode_fragments(packed, a[half]);
+                    const u32 of_half = stage * 2 * W_BYTES + half * 4 * ROW_TILE_BYTES;
+                    if constexpr (FP8) {
+                        Packed8 packed;
+                        packed.load(my_codes + of_half, my_scales + of_half);
+                        decode_fragments8(packed, a[half]);
+                    } else {
+                        Packed packed;
+                        packed.load(my_codes + of_half, my_scales + of_half);
+                        decode_fragments(packed, a[half]);
+                    }
                     pin(a[half]);
                     wgmma_fence();
 #pragma unroll
                     for (int j = 0; j < 4; j++) {
-                        wgmma_rs<LOW, X_BF16>(reinterpret_cast<float (&)[LOW / 2]>(acc[half][0]), a[half][j],
-                                              operand + 2 * j);
+                        multiply_by<LOW>(acc[half][0], a[half][j], operand + 2 * j);
                         if constexpr (HIGH > 0) {
-                            wgmma_rs<HIGH, X_BF16>(reinterpret_cast<float (&)[HIGH / 2]>(acc[half][GROUPS - 1]),
-                                                   a[half][j], operand + 64 * 128 / 16 + 2 * j);
+                            multiply_by<HIGH>(acc[half][GROUPS - 1], a[half][j], operand + 64 * 128 / 16 + 2 * j);
                         }
                     }
                     wgmma_commit();
@@ -203,7 +225,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
             // Read late: it would take registers from the products.
             const Block block(blocks + work.tile / ROW_TILES);
-            const float scale = ldg_float(tensor_scale + block.expert) * OPERAND_TO_VALUE;
+            // Of rows g and g + 8 of either half of the weight rows.
+            float scale[2][2];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int row = min(work.tile % ROW_TILES * 2 + group, LAST_HALF) * HALF_N + 64 * (i / 2) + 16 * warp +
+                                lane / 4 + 8 * (i % 2);
+                scale[i / 2][i % 2] =
+                    FP8 ? ldg_float(tensor_scale + static_cast<size_t>(block.expert) * (LAST_HALF + 1) * HALF_N + row)
+                        : ldg_float(tensor_scale + block.expert) * OPERAND_TO_VALUE;
+            }
             // Sums of 16 tokens' rows are eight of a thread's: n of them from 16 `i` tokens on.
             const auto partial = [&](int of) {
                 return reinterpret_cast<float4*>(parts + static_cast<size_t>(of * 2 + group) * PART_FLOATS) + thread;
@@ -246,6 +277,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
                     for (int i = 0; i < SLICE; i += 16) {
                         const float* v = &acc[half][s / 64][(s % 64 + i) / 2];
+                        float of[4] = {1.0f, 1.0f, 1.0f, 1.0f};  // of its four tokens
+#pragma unroll
+                        for (int e = 0; FP8 && e < 4; e++) {
+                            const int token = s + i + 8 * (e / 2) + 2 * (lane % 4) + e % 2;
+                            const int at_row = block.start + min(token, block.count - 1);
+                            of[e] = ldg_float(x_scale + (GATED ? ldg32(rows + at_row) : at_row));
+                        }
                         const u32 row = staged + (i + lane % 8) * OUT_STRIDE;
                         if constexpr (GATED) {
                             u32 pairs[2];
@@ -254,7 +292,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                                 float value[2];
 #pragma unroll
                                 for (int e = 0; e < 2; e++) {
-                                    const float gate = v[4 * p + e] * scale, up = v[4 * p + 2 + e] * scale;
+                                    const float gate = v[4 * p + e] * (scale[half][0] * of[2 * p + e]);
+                                    const float up = v[4 * p + 2 + e] * (scale[half][1] * of[2 * p + e]);
                                     value[e] = __fdividef(gate, 1.0f + exp2_fast(-1.4426950408889634f * gate)) * up;
                                 }
                                 pairs[p] = pack_pair<X_BF16>(value[0], value[1]);
@@ -264,7 +303,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                         } else {
                             u32 pairs[4];
 #pragma unroll
-                            for (int p = 0; p < 4; p++) pairs[p] = pack_half2(v[2 * p] * scale, v[2 * p + 1] * scale);
+                            for (int p = 0; p < 4; p++) {
+                                const float by = scale[half][p % 2];
+                                pairs[p] = pack_half2(v[2 * p] * (by * of[p / 2 * 2]),
+                                                      v[2 * p + 1] * (by * of[p / 2 * 2 + 1]));
+                            }
                             stmatrix_x4_trans(
                                 row + lane / 16 * 8 * OUT_STRIDE + 2 * (64 * half + 16 * warp + 8 * (lane / 8 % 2)),
                                 pairs[0], pairs[1], pairs[2], pairs[3]);

@@ -24,15 +24,16 @@ LAUNCH = """
 extern "C" void simulated({parameters}, int grid, int threads, int bytes, int seed) {{
   static std::function<void()> call;
   call = [=] {{ KERNEL({names}); }};
-  launch_on_cpu({{.grid = {{grid, 1, 1}}, .threads = threads, .at_once = grid, .shared_bytes = (u32)bytes, .seed = seed,
-                 .backwards = seed % 3 == 1, .uneven = seed % 2 == 1}}, [] {{ call(); }});
+  launch_on_cpu({{.grid = {{grid, 1, 1}}, .threads = threads, .at_once = {at_once}, .shared_bytes = (u32)bytes,
+                 .seed = seed, .backwards = seed % 3 == 1, .uneven = seed % 2 == 1}}, [] {{ call(); }});
 }}
 """
 PARAMETERS = {
     "router.cu": "const float* logits, const unsigned char* x, const unsigned char* gate, uint2* pairs, u32* masks, "
     "uint2* rows, uint2* blocks, u32* state, int tokens, int width, int top_k, int counters, u32* back",
     "experts_many.cu": "const unsigned char* x, const unsigned char* w, const float* scale, const uint2* rows, "
-    "const uint2* blocks, const u32* state, u16* out, float* parts, u32* flags",
+    "const uint2* blocks, const u32* state, u16* out, float* parts, u32* flags, const float* x_scale",
+    "quantise_e4m3.cu": "const unsigned short* x, unsigned char* out, float* scales, int k, int padded",
     "weighted_sum.cu": "const u16* given, const uint2* pairs, const u32* back, u16* y, int chosen",
 }
 
@@ -41,7 +42,8 @@ PARAMETERS = {
 def on_cpu(source: Any, change: Change = UNCHANGED) -> StandIn:
     parameters = PARAMETERS[source.path.name]
     names = ", ".join(each.split()[-1].strip("*") for each in parameters.split(","))
-    entry = LAUNCH.format(parameters=parameters, names=names)
+    at_once = 1 if source.path.name == "quantise_e4m3.cu" else "grid"  # its static shared memory is one for all
+    entry = LAUNCH.format(parameters=parameters, names=names, at_once=at_once)
     return built(source.path, entry, change, options=source.options)
 
 
@@ -58,7 +60,7 @@ class Simulated:
         for name in ("i32", "i64"):
             monkeypatch.setattr(cuda_many.cuda, name, int)
 
-    def launch(self, kernel: StandIn, grid: Any, threads: int, arguments: Any, shared: int, programmatic=False) -> None:
+    def launch(self, kernel: StandIn, grid: Any, threads: int, arguments: Any, shared: int = 0, **_: bool) -> None:
         given = [
             ctypes.c_void_p(a.data_ptr()) if isinstance(a, torch.Tensor) else ctypes.c_void_p() if i == 2 else a
             for i, a in enumerate(arguments)
@@ -66,20 +68,21 @@ class Simulated:
         kernel.simulated(*given, *map(ctypes.c_int, (*grid, threads, shared, self.seed)))
 
 
-def right(simulated: Simulated, workload: Workload, seeds: int = 2) -> bool:
+def right(simulated: Simulated, workload: Workload, seeds: int = 2, fp8: bool = False) -> bool:
     """Whether y is within tolerance and the same to the bit for every order of threads and in a second call."""
     given = cases.inputs(workload, 1)
     for name in given:
         if name.endswith("_scale") and given[name].dtype == torch.uint8:
             given[name].view(-1)[::5] = 0
-    wanted, limit = reference(given)["y"], cases.tolerance(workload, cuda_many.PRECISION)["y"]
-    kept = cuda_many.prepare(given) | {name: given[name] for name in cases.ACTIVATIONS}
+    wanted, precision = reference(given)["y"], cuda_many.W4A8 if fp8 else cuda_many.PRECISION
+    limit = cases.tolerance(workload, precision)["y"]
+    kept = cuda_many.prepare(given, fp8) | {name: given[name] for name in cases.ACTIVATIONS}
     kept["h"].fill_(float("nan")), kept["given"].fill_(float("nan"))
     first = None
     for seed in range(seeds):
         simulated.seed = seed
         out = cases.outputs(workload, given)
-        cuda_many.run(kept, out)
+        cuda_many.run(kept, out, fp8)
         first = out["y"] if first is None else first
         if not (compare("y", out["y"], wanted, limit).ok and torch.equal(first, out["y"])):
             return False
@@ -99,9 +102,10 @@ def right(simulated: Simulated, workload: Workload, seeds: int = 2) -> bool:
     ],
     ids=lambda w: getattr(w, "id", str(w)),
 )
-def test_the_kernels_run_on_a_cpu(monkeypatch, workload, workers, block):
+@pytest.mark.parametrize("fp8", [False, True], ids=["w4a16", "w4a8"])
+def test_the_kernels_run_on_a_cpu(monkeypatch, workload, workers, block, fp8):
     """Blocks of one to 96 rows, tiles that two and more workers share, weight rows that do not fill a tile."""
-    assert right(Simulated(monkeypatch, workers, block), workload)
+    assert right(Simulated(monkeypatch, workers, block), workload, fp8=fp8)
 
 
 @needs_compiler
@@ -127,6 +131,24 @@ def test_the_simulation_sees_mistakes_in_the_products(monkeypatch: pytest.Monkey
     simulated.changes = {cuda_many.SOURCE: change}
     workload = cases._workload(130, 3, 2, 528, 144, "one", shared=144)
     assert not unless_stopped(lambda: right(simulated, workload, 3))
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("at * (FP8 ? 8 * K_BLOCKS", "at * (FP8 ? 4 * K_BLOCKS"),
+        ("ldg32(rows + at_row) :", "(ldg32(rows + at_row) ^ 1) :"),
+        ("scale[half][p % 2]", "scale[half][1 - p % 2]"),
+        ("8 * (e / 2) + 2 * (lane % 4)", "8 * (e / 2)"),
+        ("FP8 ? 1024 + 4 * lane", "FP8 ? 1024 + 4 * (lane / 4)"),
+    ],
+)
+def test_the_simulation_sees_mistakes_in_w4a8(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
+    simulated = Simulated(monkeypatch, 7, 96)
+    simulated.changes = {cuda_many.SOURCE: change}
+    workload = cases._workload(130, 3, 2, 528, 144, "one", shared=144)
+    assert not unless_stopped(lambda: right(simulated, workload, fp8=True))
 
 
 def _routed(simulated: Simulated, tokens: int, experts: int, top_k: int, block: int, routing: str) -> bool:
@@ -260,7 +282,9 @@ def test_on_a_gpu_within_tolerance_and_the_same_bits_captured(workload: Workload
     assert compare("y", out["y"], reference(given | other)["y"], limit).ok
 
 
-@pytest.mark.parametrize("name", ["cuda_experts", "cuda_experts_many", "triton_experts", "torch_grouped"])
+@pytest.mark.parametrize(
+    "name", ["cuda_experts", "cuda_experts_many", "cuda_experts_many_w4a8", "triton_experts", "torch_grouped"]
+)
 def test_counts_of_work_grow_with_tokens_and_hold_the_bytes(name: str) -> None:
     candidate = families.load("moe").candidate(name)
     assert candidate.work
