@@ -87,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const StreamKPartition partition = stream_k_partition(tiles * K_BLOCKS, workers);
 
     if (group == CONSUMERS) {
-        warpgroup_reg_dealloc<64>();
+        warpgroup_reg_dealloc<56>();
         const int warp = warp_uniform(threadIdx.x % 128 / 32), lane = threadIdx.x % 32, piece = lane % 8;
         const int first = 4 * warp + lane / 8;  // of this lane's rows of a stage, which are 16 apart
         const u32 to = base + X + 128 * first + 16 * (piece ^ first % 8);

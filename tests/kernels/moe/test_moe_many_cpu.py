@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +253,10 @@ def test_sources_compile_without_spills(source: Any) -> None:
     assert (row["status"], row["spill_bytes"], row["fits"]) == ("ok", 0, True), row
     if source.path == cuda_many.SOURCE:
         assert row["instruction"].startswith("wgmma m64")
+        # What the producers give back is what the consumers take, or their setmaxnreg never ends.
+        text = source.path.read_text()
+        fewer, more = (int(re.findall(rf"reg_{word}<(\d+)>", text)[0]) for word in ("dealloc", "alloc"))
+        assert 128 * (row["registers"] - fewer) >= 256 * (more - row["registers"])
 
 
 ON_A_GPU = [w for w in cases.WORKLOADS if not cuda_many.CANDIDATES[0].refuses(w)]
