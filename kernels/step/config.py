@@ -150,7 +150,9 @@ def memory(workload: Workload, config: Config = USUAL) -> dict[str, float]:
     kept = sizes["states"] + sizes["caches"]
     scratch = sizes["states"] / max(1, model.kinds.count("gdn")) * (config.state != "by_id")
     wide = 4.0 * max(model.ffn + model.top_k * model.expert_ffn, model.channels, 2 * model.heads * model.head_dim)
-    again = 0.0
+    again, most = 0.0, max(new_tokens(workload))
+    # On a full cache the library masks, and computes every score of a sequence, twice.
+    scores = 4.0 * model.heads * most * (workload["ctx"] + most) * (most > 1 and workload["ctx"] > 0)
     if config.gate_up:
         again += sum(n * k for name, (n, k) in model.linears().items() if name.endswith(("gate_proj", "up_proj")))
     if config.packing == "all":
@@ -159,5 +161,5 @@ def memory(workload: Workload, config: Config = USUAL) -> dict[str, float]:
         **sizes,
         "packed": sizes["products"] + again * 0.5625,
         "outputs": kept + 4.0 * model.vocab * len(new_tokens(workload)),
-        "activations": tokens * (4 * wide + 8.0 * model.hidden) + 2.0 * model.vocab * rows + scratch,
+        "activations": tokens * (4 * wide + 8.0 * model.hidden) + 2.0 * model.vocab * rows + scratch + scores,
     }

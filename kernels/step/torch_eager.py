@@ -115,7 +115,7 @@ def widened(args: Args, name: str, cache: torch.Tensor, of: torch.Tensor) -> tor
 
 
 def attend(args: Args, at: str, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
-    """The library's attention over each sequence's gathered pages."""
+    """The library's attention over each sequence's gathered pages; a prompt's own mask is one that its kernels know."""
     o = torch.empty_like(q)
     for n, (first, last) in enumerate(args["spans"]):
         pages = args["page_table"][n].long()
@@ -123,10 +123,13 @@ def attend(args: Args, at: str, q: torch.Tensor, k_cache: torch.Tensor, v_cache:
             widened(args, f"{at}{name}", cache, pages).transpose(0, 1).flatten(1, 2)[None]
             for name, cache in (("k", k_cache), ("v", v_cache))
         )
-        seen = torch.arange(keys.shape[2], device=q.device) <= args["positions"][first:last, None]
+        fresh, length = args["starts"][n] == 0, args["starts"][n] + last - first
+        keys, values = keys[:, :, :length], values[:, :, :length]
+        seen = torch.arange(length, device=q.device) <= args["positions"][first:last, None]
         y = F.scaled_dot_product_attention(
-            q[first:last].transpose(0, 1)[None], keys, values, attn_mask=seen, enable_gqa=True
-        )
+            q[first:last].transpose(0, 1)[None], keys, values, attn_mask=None if fresh else seen, is_causal=fresh,
+            enable_gqa=True,
+        )  # fmt: skip
         o[first:last] = y[0].transpose(0, 1)
     return o
 

@@ -156,7 +156,9 @@ def spoilt(name: str) -> Any:
     ],
 )
 def test_a_step_with_one_thing_wrong_is_refused(name: str) -> None:
-    said = checked(BY_ID["mixed_odd_npl3_n1-12-1_ctx6"], spoilt(name))
+    # A token that looks ahead is seen where a layer comes behind attention.
+    where = "prefill_small_npl2_t9_ctx15" if name == "no_mask" else "mixed_odd_npl3_n1-12-1_ctx6"
+    said = checked(BY_ID[where], spoilt(name))
     assert "relative error" in said, said
 
 

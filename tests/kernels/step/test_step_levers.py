@@ -323,6 +323,14 @@ def test_memory_is_refused_with_the_number_before_anything_is_made() -> None:
     assert memory(fp8)["caches"] * 2 == memory(BY_ID["decode_q36-27b_l16_npl32_ctx1024"])["caches"]
 
 
+def test_a_prompt_on_a_full_cache_has_its_scores_in_memory() -> None:
+    """24 heads of 8,192 new tokens by 16,384 keys, twice in 16 bits."""
+    at_once, behind = (cases._workload("prefill", "q36-27b", 1, ctx, 8192, layers=4) for ctx in (0, 8192))
+    more = memory(behind)["activations"] - memory(at_once)["activations"]
+    assert more == 2 * 2 * 24 * 8192 * 16384
+    assert f"{sum(memory(behind).values()) / 1e9:.1f} GB" in Config().refuses(behind, 1e9)
+
+
 def test_a_candidate_refuses_what_its_gpu_cannot_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     from kernels.common import described_for
 
