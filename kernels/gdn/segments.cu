@@ -49,7 +49,7 @@ DEVICE void clear_triangles(char* triangles) {
 // A segment with its outputs, by GROUPS warpgroups, one that loads and stores, and one that makes scores or is idle. LEADS: from the
 // sequence's initial state, else from its own S.
 template <int D, int TYPE, int GROUPS, bool LEADS, bool RECOMPUTE>
-DEVICE void scan_segment(Scan& s, const Joint& joint, char* shared, const Segment& x) {
+DEVICE void scan_segment(Scan& s, const Joint& joint, char* shared, const int4* rows) {
     using At = Stage<D, GROUPS, RECOMPUTE>;
     constexpr int STAGES = SCAN_STAGES;
     constexpr bool TWO = GROUPS == 1 && !LEADS && !RECOMPUTE;  // warpgroups, which have registers enough
@@ -62,14 +62,15 @@ DEVICE void scan_segment(Scan& s, const Joint& joint, char* shared, const Segmen
         for (int i = 0; i < STAGES && RECOMPUTE; i++) mbarrier_init(made + i, 4);
     }
     clear_triangles<STAGES, At::BYTES, 2>(shared + At::X);
-    const int group = threadIdx.x / 128, head = blockIdx.y, column0 = blockIdx.x * 64 * GROUPS;
+    const int group = threadIdx.x / 128, head = blockIdx.y, column0 = GROUPS == D / 64 ? 0 : blockIdx.x * 64 * GROUPS;
     if (RECOMPUTE && group > GROUPS) {
         warpgroup_reg_dealloc<64>();
-        make_scores<D, TYPE, STAGES, At>(shared, full, made, x.tokens, s.scale);
+        make_scores<D, TYPE, STAGES, At>(shared, full, made, segment_of(rows).tokens, s.scale);
     } else if (group > GROUPS) {
         warpgroup_reg_dealloc<24>();
     } else if (group == GROUPS) {
-        if (!TWO) warpgroup_reg_dealloc<RECOMPUTE ? 48 : 56>();
+        if (!TWO) warpgroup_reg_dealloc<RECOMPUTE ? 32 : 56>();
+        const Segment x = segment_of(rows);  // by each role, since these have few registers
         const int warp = (int)(threadIdx.x / 32) - 4 * GROUPS;
         if (warp == 0)
             produce<D, GROUPS, STAGES, false, false, RECOMPUTE>(s, shared, full, empty, x.first, x.tokens, x.chunk0,
@@ -78,7 +79,8 @@ DEVICE void scan_segment(Scan& s, const Joint& joint, char* shared, const Segmen
             store_outputs<D>(s, staging + (warp - 1) * TILE, filled + warp - 1, drained + warp - 1, x.first, x.tokens,
                              head * D + column0 + (warp - 1) * 64);
     } else {
-        if (!TWO) warpgroup_reg_alloc<RECOMPUTE && GROUPS == 2 ? 200 : 224>();
+        if (!TWO) warpgroup_reg_alloc<RECOMPUTE && GROUPS == 2 ? 208 : 224>();
+        const Segment x = segment_of(rows);
         const long of_sequence = state_row<D>(s, x.sequence) * (s.state_type == BF16 ? 2 : 4);
         s.final_type = s.state_type;
         if (x.ends) {
@@ -274,7 +276,6 @@ DEVICE void map_segment(const Scan& s, const Joint& joint, char* shared, const S
 #define GIVEN                                                                                  \
     DYNAMIC_SHARED(memory);                                                                    \
     char* const shared = reinterpret_cast<char*>(memory);                                      \
-    const Segment x = segment_of(rows);                                                        \
     const Joint joint{starts, transitions};                                                    \
     Scan s{&k_map, &q_map, &v_map, &o_map, q, k, v, workspace, initial_state, final_state, o}; \
     s.hk = hk, s.hv = hv, s.state_type = state_type, s.scale = scale;
@@ -282,7 +283,8 @@ DEVICE void map_segment(const Scan& s, const Joint& joint, char* shared, const S
 #define MAPS(D, NAME, TYPE, RECOMPUTE)                                                               \
     extern "C" __global__ void __launch_bounds__(384, 1) gdn_segment_maps_d##D##_##NAME(ARGUMENTS) { \
         GIVEN                                                                                        \
-        if (x.leads) scan_segment<D, TYPE, 1, true, RECOMPUTE>(s, joint, shared, x);                 \
+        const Segment x = segment_of(rows);                                                          \
+        if (x.leads) scan_segment<D, TYPE, 1, true, RECOMPUTE>(s, joint, shared, rows);              \
         else map_segment<D, TYPE, RECOMPUTE>(s, joint, shared, x);                                   \
     }
 // Grid (2 / GROUPS, hv, segments that are not their sequence's first).
@@ -290,7 +292,7 @@ DEVICE void map_segment(const Scan& s, const Joint& joint, char* shared, const S
     extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1 + RECOMPUTE), 1) \
         gdn_segment_scan_d##D##_##NAME(ARGUMENTS) {                                 \
         GIVEN                                                                       \
-        scan_segment<D, TYPE, GROUPS, false, RECOMPUTE>(s, joint, shared, x);       \
+        scan_segment<D, TYPE, GROUPS, false, RECOMPUTE>(s, joint, shared, rows);    \
     }
 
 MAPS(128, bf16, BF16, false)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from kernels import cuda_driver
+from kernels import cuda, cuda_driver
 from kernels.common import Candidate, CudaSource, Tensors, Workload
 from kernels.gdn import cases, cuda_decode, cuda_decode_conv, cuda_scan, cuda_segments, order, segments
 from kernels.gdn.controls import cuda_decode_single
@@ -253,6 +255,19 @@ def test_compiles_for_hopper_without_spills(source: CudaSource) -> None:
             assert row["blocks_per_sm"] == asked, row["build"]
         if row["build"].startswith(("gdn_scan", "gdn_prepare", "gdn_fused", "gdn_segment_maps", "gdn_segment_scan")):
             assert "wgmma" in row["instruction"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("nvcc"), reason="nvcc is not installed")
+@pytest.mark.parametrize("source", [*cuda_scan.CUDA_SOURCES, cuda_segments.SOURCE], ids=lambda s: s.path.stem)
+def test_no_product_waits_for_registers(source: CudaSource, tmp_path: Path) -> None:
+    """The assembler says where products of wgmma wait for each other, for want of registers or since fragments move."""
+    folders = [word for folder in cuda.include_folders(source) for word in ("-I", str(folder))]
+    command = ["nvcc", *cuda.nvcc_architecture("sm_90a"), "-std=c++17", "-cubin", *folders]
+    done = subprocess.run(
+        [*command, "-o", str(tmp_path / "out"), str(source.path)], capture_output=True, text=True, check=True
+    )
+    assert "serialized" not in done.stdout + done.stderr
 
 
 # --- on a Hopper GPU -------------------------------------------------------------------------------------------------
