@@ -81,7 +81,7 @@ def built(source: Path, entry: str, *changes: Change, options: Sequence[str] = (
     text = "\n".join(line for line in source.read_text().splitlines() if keep is None or keep(line))
     texts = {"kernel.cpp": text + entry}
     texts |= {header.name: header.read_text() for header in source.parent.glob("*.cuh")}
-    folders = ("sm90", "nvfp4") if '#include "nvfp4/' in text else ("sm90",)
+    folders = ("sm90", "nvfp4") if any('#include "nvfp4/' in text for text in texts.values()) else ("sm90",)
     texts |= {f"{name}/{h.name}": h.read_text() for name in folders for h in (cuda.HEADERS / name).glob("*.cuh")}
     for old, new in changes:
         assert any(old in text for text in texts.values()), f"{old!r} is in no source of {source.name} any more"
