@@ -23,7 +23,7 @@ FOLDERS = {"notebooks", "lab", "kernels", "profiles", "data", "tests", ".ci"}
 # What a family may build on; a module of peers/ may also import the library that it adapts.
 FAMILY_MAY_IMPORT = {"torch", "triton", "cupy", "numpy", "kernels"}
 CANDIDATES = ("triton_", "cuda_", "torch_", "peers.")
-WHOLE = {"step"}  # families that are made of others
+WHOLE = {"step", "chained"}  # families that are made of others
 FORMAT_OF = {"moe": {"nvfp4"}}  # families whose weights are in another's format
 ORDINARY = {"step"}  # families whose word lab/ needs for something else: the steps of a trace
 

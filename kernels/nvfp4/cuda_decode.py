@@ -7,7 +7,7 @@ cuda_gemm.py takes that, or cuda_gemv.py up to 8 tokens.
 take their places and set up their barriers while the kernel ahead of it in the stream drains, and read nothing before
 that one has ended. It gains only where the kernel ahead says griddepcontrol.launch_dependents, as these do; in a CUDA
 graph the edge between two such kernels is a programmatic one. A figure from such a chain is not comparable with one of
-launches that wait.
+launches that wait; that of a sequence of dependent products is (kernels/chained).
 """
 
 from __future__ import annotations
@@ -32,8 +32,11 @@ def prepare(inputs: Tensors) -> Tensors:
     }
 
 
-def launch(args: Tensors, y: torch.Tensor, config: RingConfig) -> None:
-    """y[M, N] = x[M, K] @ w^T with `config`, one launch on torch's current stream. ValueError on a mismatch."""
+def launch(args: Tensors, y: torch.Tensor, config: RingConfig, waits: bool = False) -> None:
+    """y[M, N] = x[M, K] @ w^T with `config`, one launch on torch's current stream. ValueError on a mismatch.
+
+    waits: for the kernel ahead even where `config` is of the form that is launched programmatically.
+    """
     x, w = args["x"], args["w"]
     (m, k), n = x.shape, y.shape[1]
     k_tiles = -(-k // tiles.COLS)
@@ -42,7 +45,9 @@ def launch(args: Tensors, y: torch.Tensor, config: RingConfig) -> None:
     # The limit of shared memory belongs to the kernel, which other shapes use too: always the most.
     kernel = cuda.load(source(config), config.kernel, device, SHARED_BYTES)
     arguments = (x, w, args["w_tensor_scale"], y, *(cuda.i32(value) for value in (m, n, k, k_tiles)))
-    cuda.launch(kernel, (config.grid,), config.threads, arguments, config.shared_bytes, programmatic=config.pdl)
+    cuda.launch(
+        kernel, (config.grid,), config.threads, arguments, config.shared_bytes, programmatic=config.pdl and not waits
+    )
 
 
 @functools.lru_cache(maxsize=1024)
@@ -128,7 +133,7 @@ CANDIDATES = tuple(
         refuses=_refuses,
         config=functools.partial(_config, chained=chained),
         work=work,
-        no_route="timed in a chain of its own kind only" if chained else "",
+        no_route="timed in a chain of its own kind only; kernels/chained compares" if chained else "",
     )
     for name, function, chained in (("cuda_decode", run, False), ("cuda_decode_chained", run_chained, True))
 )

@@ -67,6 +67,11 @@ class Driver:
         return self.code
 
 
+def addresses(pointers: Any, at: tuple[int, ...]) -> list[int]:
+    """The addresses that these arguments of a launch hold."""
+    return [ctypes.c_uint64.from_address(pointers[number]).value for number in at]
+
+
 def compiled() -> Any:
     """The same in C, for timing; RuntimeError without a C compiler."""
     compiler = shutil.which("cc")

@@ -1,0 +1,1 @@
+"""Rivals: their products one after the other, launched as the library does, which is to wait."""
