@@ -25,7 +25,7 @@ FAMILY_MAY_IMPORT = {"torch", "triton", "cupy", "numpy", "kernels"}
 CANDIDATES = ("triton_", "cuda_", "torch_", "peers.")
 WHOLE = {"step", "chained"}  # families that are made of others
 FORMAT_OF = {"moe": {"nvfp4"}}  # families whose weights are in another's format
-ORDINARY = {"step"}  # families whose word lab/ needs for something else: the steps of a trace
+ORDINARY = {"step", "chained"}  # families whose word lab/ needs for something else: steps of a trace, chained files
 
 
 # Reading -------------------------------------------------------------------------------------------------------------
