@@ -1,7 +1,9 @@
 """The torch operators: schema, fake, torch.compile and CUDA graphs; and the launch plans that repeat a call."""
 
 import copy
+import ctypes
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -344,6 +346,57 @@ def test_a_modules_second_call_repeats_the_launch_without_the_operator() -> None
             module(x.half())
 
 
+def of_a_toy(found: Any) -> Any:
+    """A batch or layer whose route is the toy's."""
+    if isinstance(found, moe_ops.Layer):
+        found.parts = [(last, route.replace("reference", "toy"), a, b) for last, route, a, b in found.parts]
+        return found
+    return replace(found, route=found.route.replace("reference", "toy"))
+
+
+@pytest.mark.parametrize("name", ["moe", "gdn_decode", "gdn_prefill", "kv_decode"])
+def test_what_keeps_its_operands_repeats_its_launch_at_the_addresses_of_a_call(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gdn_ops, "_decoder", lambda device: "toy")
+    given = calls("cpu")[name][1]
+    call, moving, fixed = {
+        "moe": lambda: (of_a_toy(mixture(moe_cases.inputs(MIXTURE, 0, "cpu"))), given[:2], ()),
+        "gdn_decode": lambda: (gdn_ops.decode, given[:5], given[5:]),
+        "gdn_prefill": lambda: (of_a_toy(scan_batch(PREFILL, "cpu")), given[:6], ()),
+        "kv_decode": lambda: (
+            of_a_toy(paged_batch(PAGED, given[1], given[0].dtype, "cpu")),
+            given[:1],
+            (*given[1][:2], *given[2:4], *given[1][2:]),
+        ),
+    }[name]()
+    ran: list[int] = []
+    seen: list[set[int]] = []
+
+    def run(args: Tensors, out: Tensors) -> None:
+        ran.append(1)
+        known = [t for t in (*args.values(), *out.values()) if t.numel()]
+        cuda.launch(cuda.load(None, "toy", 0), (2,), 32, list({t.data_ptr(): t for t in known}.values()))
+
+    driver = Driver([])
+
+    def launch(config: Any, function: Any, pointers: Any, extra: Any) -> int:
+        seen.append({ctypes.c_uint64.from_address(at).value for at in pointers})
+        return 0
+
+    driver.cuLaunchKernelEx = launch  # type: ignore[method-assign]
+    with torch.no_grad(), stubbed(driver, candidate(run)):
+        for _ in range(3):
+            moved = [t.clone() for t in moving]
+            made = call(*moved, *fixed)
+            outputs = made if isinstance(made, tuple) else (made,)
+            assert {t.data_ptr() for t in (*moved, *outputs)} <= seen[-1]
+        assert len(ran) == 1
+        if name == "gdn_decode":  # another pool
+            call(*moved, fixed[0].clone(), *fixed[1:])
+            assert len(ran) == 2
+
+
 def test_a_module_with_scratch_of_its_own_in_every_call_repeats_nothing() -> None:
     served = pytest.importorskip("kernels.step.triton_served")
     run, driver, scratch = launching(), Driver([8, 8, 8, 4]), torch.ones(5)
@@ -522,8 +575,10 @@ def test_a_linear_on_the_gpu_eager_planned_captured_and_compiled(tokens: int) ->
     limits, wanted = nvfp4_cases.tolerance(workload, nvfp4_ops.EXACT), nvfp4_reference(inputs)
     x = inputs["x"].clone()
     first = module(x)
-    planned, elsewhere = module(x), module(x.clone())
-    graph, replayed = captured(lambda: module(x))
+    with torch.no_grad():  # without the dispatcher
+        module(x)
+        planned, elsewhere = module(x), module(x.clone())
+        graph, replayed = captured(lambda: module(x))
     x.mul_(2)
     graph.replay()
     x.div_(2)
@@ -540,8 +595,11 @@ def test_a_mixture_on_the_gpu_eager_planned_captured_and_compiled(tokens: int) -
     weights = {name: t for name, t in inputs.items() if name not in (*moe_cases.ACTIVATIONS, "top_k")}
     module, given = moe_ops.Layer(weights, top_k=8, tokens=(1, 512)), (inputs["x"], inputs["logits"])
     limit, wanted = moe_cases.tolerance(workload, moe_ops.EXACT)["y"], moe_reference(inputs)["y"]
-    first, planned, elsewhere = module(*given), module(*given), module(*(t.clone() for t in given))
-    graph, replayed = captured(lambda: module(*given))
+    first = module(*given)
+    with torch.no_grad():  # without the dispatcher
+        module(*given)
+        planned, elsewhere = module(*given), module(*(t.clone() for t in given))
+        graph, replayed = captured(lambda: module(*given))
     graph.replay()
     compiled = torch.compile(module, fullgraph=True)(*given)
     for y in (first, planned, elsewhere, replayed, compiled):
