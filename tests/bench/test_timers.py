@@ -65,7 +65,16 @@ def doubling(elements: int, sets: int, name: str = "control") -> Arm:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", timers.NAMES)
+def test_the_hosts_time_has_none_of_the_gpus() -> None:
+    timer, small, large = timers.named("host", "cold", 0), doubling(2**10, 3), doubling(2**26, 3)
+    for one in (small, large):
+        timer.prepare(one)
+    times = [min(timer.visit(one, 10)) for one in (small, large)]
+    assert times[1] < 2 * times[0] < 60  # on the GPU the large ones take more than 100 us
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [name for name in timers.NAMES if name != "host"])
 def test_four_times_the_bytes_take_four_times_as_long(name: str) -> None:
     import torch
 
