@@ -5,9 +5,9 @@ other. The time of a whole sequence does: its first product waits for what is ah
 of its last, so that only overlap within it counts. What a layer has between its products (norms, convolution,
 activation) is left out; the step's cards have that form.
 
-Axes: M rows of x, dims the widths from x to y such as "5120-6144-5120", dtype "bf16".
-Tensors: x [M, first of dims]; of product i from 0: wi_packed u8 [N, K / 2], wi_scale u8 [N, K / 16] and wi_tensor_scale
-float32 [1]. Output: y [M, last of dims].
+Axes: M rows of x, D0, D1, .. (at most ten) the widths from x to y, dtype "bf16".
+Tensors: x [M, D0]; of product i from 0: wi_packed u8 [N, K / 2], wi_scale u8 [N, K / 16] and wi_tensor_scale
+float32 [1]. Output: y [M, last D].
 """
 
 TITLE = "Dependent products in sequence"

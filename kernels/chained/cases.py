@@ -13,17 +13,18 @@ from kernels.nvfp4 import format as fmt
 
 ACTIVATIONS = ("x",)
 IN_PLACE: tuple[str, ...] = ()
-LAYER = "5120-6144-5120-17408-5120"  # of a dense model of 27 B: into the recurrence and out of it, up and down
+LAYER = (5120, 6144, 5120, 17408, 5120)  # of a dense model of 27 B: into the recurrence and out of it, up and down
 
 
-def _workload(m: int, dims: str, role: str, source: str = "") -> Workload:
-    return Workload(f"m{m}_d{dims}", {"M": m, "dims": dims, "dtype": "bf16"}, role, "standard normal", source)
+def _workload(m: int, dims: tuple[int, ...], role: str, source: str = "") -> Workload:
+    axes: dict[str, int | str] = {"M": m, **{f"D{i}": width for i, width in enumerate(dims)}, "dtype": "bf16"}
+    return Workload(f"m{m}_d{'-'.join(map(str, dims))}", axes, role, "standard normal", source)
 
 
 WORKLOADS = (
-    _workload(1, "64-96-48", "check"),
-    _workload(3, "128-64-128-32", "check"),
-    *(_workload(m, LAYER, "measure") for m in (1, 8)),
+    _workload(1, (64, 96, 48), "check"),
+    _workload(3, (128, 64, 128, 32), "check"),
+    *(_workload(m, LAYER, "measure", "q36-27b.products") for m in (1, 8)),
 )
 
 

@@ -10,7 +10,7 @@ from kernels.nvfp4 import cost as of_product
 
 def products(workload: Workload) -> tuple[Workload, ...]:
     """The sequence as workloads of the product's family."""
-    dims = [int(width) for width in str(workload["dims"]).split("-")]
+    dims = [workload[axis] for axis in sorted(axis for axis in workload.axes if axis.startswith("D"))]
     axes = {"M": workload["M"], "dtype": workload["dtype"]}
     return tuple(Workload("", {**axes, "N": n, "K": k}) for k, n in itertools.pairwise(dims))
 
