@@ -19,7 +19,7 @@ from typing import Any
 
 CLUSTER_DIMENSION, PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6  # CU_LAUNCH_ATTRIBUTE_...
 TENSOR_MAP_BYTES = 128
-ELEMENT_CODES, BYTES = {"fp16": 6, "bf16": 9}, 0  # CU_TENSOR_MAP_DATA_TYPE_..., of bytes
+ELEMENT_CODES, BYTES, WORDS = {"fp16": 6, "bf16": 9}, 0, 4  # CU_TENSOR_MAP_DATA_TYPE_..., of bytes and of 8
 SWIZZLE_128 = 3  # CU_TENSOR_MAP_SWIZZLE_128B
 PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}  # bytes -> CU_TENSOR_MAP_L2_PROMOTION_...
 ROW_BYTES = 128  # of a box: as wide as the swizzle
@@ -196,8 +196,25 @@ def line_map(address: int, rows: int, row_bytes: int, box_rows: int) -> TensorMa
     return made
 
 
+@functools.lru_cache(maxsize=4096)
+def word_map(address: int, rows: int, words: int, box_rows: int, box_words: int) -> TensorMap:
+    """A CUtensorMap of a contiguous matrix [rows, words] of 8 bytes, in boxes of `box_words` by `box_rows`, no swizzle.
+
+    What lies outside reads as zero. Raises RuntimeError as `tensor_map` does: `words` and `box_words` are even.
+    """
+    made = _encoded(address, WORDS, (words, rows), (8 * words,), (box_words, box_rows), 128, swizzle=0)
+    made.at = lambda to: word_map(to, rows, words, box_rows, box_words)
+    return made
+
+
 def _encoded(
-    address: int, element: int, dims: Sequence[int], strides: Sequence[int], box: Sequence[int], promotion_bytes: int
+    address: int,
+    element: int,
+    dims: Sequence[int],
+    strides: Sequence[int],
+    box: Sequence[int],
+    promotion_bytes: int,
+    swizzle: int = SWIZZLE_128,
 ) -> TensorMap:
     room = ctypes.create_string_buffer(TENSOR_MAP_BYTES + 64)
     start = (ctypes.addressof(room) + 63) // 64 * 64  # the driver wants 64-byte alignment
@@ -212,7 +229,7 @@ def _encoded(
         (ctypes.c_uint32 * n)(*box),
         (ctypes.c_uint32 * n)(*(1,) * n),
         ctypes.c_int(0),  # not interleaved
-        ctypes.c_int(SWIZZLE_128),
+        ctypes.c_int(swizzle),
         ctypes.c_int(PROMOTIONS[promotion_bytes]),
         ctypes.c_int(0),  # outside reads as zero
     )

@@ -183,7 +183,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     } else {
                         Packed packed;
                         packed.load(my_codes + of_half, my_scales + of_half);
-                        decode_fragments(packed, a[half]);
+                        decode_fragments<X_BF16>(packed, a[half]);
                     }
                     pin(a[half]);
                     wgmma_fence();

@@ -185,7 +185,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     pipeline.consumer_wait(state);
                     packed.load(my_codes + stage * W_BYTES, my_scales + stage * W_BYTES);
                     state.advance();
-                    decode_fragments(packed, a[c]);
+                    decode_fragments<X_BF16>(packed, a[c]);
                     pin(a[c]);
                     wgmma_fence();
 #pragma unroll

@@ -15,28 +15,42 @@
 // ABSENT back. (A CTA that goes on to another block owns none: it would have to come back.) So the same bits on every
 // run.
 //
-// Macros: KERNEL (name), X_BF16 0/1, BLOCK_M 16/24/32 (tokens), STAGES (a power of two, at least 4).
-#include "operand.cuh"
+// NATURAL: weights are row tiles in wgmma's own order of k (row_tiles.py), so x comes as it is, both by tensor maps, a
+// thread of one more warpgroup issues all copies, and tokens go up to 128. CLUSTER 2: two CTAs, which make blocks of
+// their own at the same k, each load half of x for both (multicast).
+//
+// Macros: KERNEL (name), X_BF16 0/1, BLOCK_M 16/24/32 (tokens; NATURAL: multiples of 16 up to 128), STAGES (a power of
+// two, at least 4); NATURAL 0/1, CONSUMERS (warpgroups) and CLUSTER 1/2 where it is 1.
+#ifndef NATURAL
+#define NATURAL 0
+#define CONSUMERS 4
+#define CLUSTER 1
+#endif
+#include "gemm_operand.cuh"
 #include "sm90/epilogue.cuh"
 #include "sm90/pipeline.cuh"
 #include "sm90/scheduler.cuh"
 
-constexpr int CONSUMERS = 4, WARPS = 4 * CONSUMERS, BLOCK_N = 64 * CONSUMERS, X_WARPS = BLOCK_M / 8;
+constexpr int WARPS = 4 * CONSUMERS, BLOCK_N = 64 * CONSUMERS, X_WARPS = NATURAL ? 4 : BLOCK_M / 8;
 constexpr int THREADS = 32 * (WARPS + X_WARPS);
 constexpr int K_BLOCKS = 2;     // of 64 k, in an iteration
 constexpr int W_BEFORE_X = 1;   // stages of weights that are loaded before x: later loads queue behind them
 constexpr int FIRST_X = 4;      // iterations whose x the warpgroups load
 constexpr int X_IN_FLIGHT = 3;  // iterations of x that an x warp has in flight
 static_assert(STAGES >= 4 && (STAGES & (STAGES - 1)) == 0, "stages are counted modulo a power of two");
-static_assert(FIRST_X <= STAGES && FIRST_X * X_WARPS <= WARPS && WARPS <= 32, "8 tokens of an iteration a warp");
+static_assert(FIRST_X <= STAGES && (NATURAL || FIRST_X * X_WARPS <= WARPS) && WARPS <= 32,
+              "8 tokens of an iteration a warp");
+static_assert(CLUSTER == 1 || (NATURAL && BLOCK_M % 16 == 0), "a half of x must keep the swizzle's phase");
 constexpr unsigned W_BLOCK_BYTES = WARPS * TILE_BYTES, X_BLOCK_BYTES = BLOCK_M * 128;
 constexpr unsigned X = K_BLOCKS * W_BLOCK_BYTES, STAGE_BYTES = X + K_BLOCKS * X_BLOCK_BYTES;
 constexpr unsigned STAGED = STAGES * STAGE_BYTES, FULL = STAGED + 2 * BLOCK_N * BLOCK_M, EMPTY = FULL + 8 * STAGES;
 using Pipe = Pipeline<STAGES, FULL, EMPTY>;
+static_assert(EMPTY + 8 * STAGES <= 227 * 1024, "too much shared memory");
 constexpr int INITIALISED = 1, X_READY = 2;  // named barriers
 constexpr int N_TILES = BLOCK_M / 8;
 constexpr int TILES = WARPS * N_TILES, TILE_LANES = 32 * WARPS, PART_LANES = TILE_LANES * N_TILES;
 constexpr int FEW_SHARERS = 3, AT_ONCE = 8;  // partial sums of others that a lane has in flight
+constexpr int BATCH = N_TILES % 4 ? N_TILES : 4;  // tiles of another, of so many tokens at once
 
 // A lane's part of 8 tokens of an iteration's x: 8 k of each k block, of tokens r and r + 4. Tokens past M repeat the last one,
 // and their sums are not written. k past K is zero.
@@ -116,17 +130,79 @@ struct Sharers {
 // x: [m, k] 16-bit. w: [blocks of 256 rows, iterations of 128 k, 2, 16, 576] in tiles.py's order. y: [m, n] 16-bit.
 // parts: [2 CTAs, 256 * BLOCK_M], ABSENT between launches. iters: of a block. each, more: every CTA has
 // `each` iterations, the first `more` of them one more.
+//
+// NATURAL: x_map: x, boxes of 64 k by BLOCK_M / CLUSTER tokens. w_map: row tiles [tiles of 16 rows, tiles of 64 k, 72
+// words of 8 bytes], boxes of 2 tiles of k by WARPS row tiles. A worker is a cluster, a block CLUSTER * 256 rows; parts:
+// [CLUSTER, 2 workers, 256 * BLOCK_M].
+#if NATURAL
+#if CLUSTER == 2
+extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1)
+#else
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+#endif
+    KERNEL(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap w_map, const float* tensor_scale,
+           unsigned short* y, float4* parts, int m, int n, int iters, int each, int more) {
+#else
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     KERNEL(const unsigned char* x, const unsigned char* w, const float* tensor_scale, unsigned short* y, float4* parts,
            int m, int n, int k, int iters, int each, int more) {
+#endif
     DYNAMIC_SHARED(shared);
     const unsigned base = shared_address(shared);
     const Pipe pipeline{base};
-    const int warp = warp_uniform(threadIdx.x / 32), lane = threadIdx.x % 32, worker = blockIdx.x, workers = gridDim.x;
+    const int warp = warp_uniform(threadIdx.x / 32), lane = threadIdx.x % 32, rank = CLUSTER == 2 ? cluster_rank() : 0;
+    const int worker = blockIdx.x / CLUSTER, workers = gridDim.x / CLUSTER;
     const StreamKPartition partition{each, more};
     const int line_begin = partition.begin(worker), first_iter = line_begin % iters;
     const unsigned count = partition.begin(worker + 1) - line_begin;
 
+#if NATURAL
+    if (threadIdx.x == 32 * WARPS) {
+        pipeline.init(1, WARPS * CLUSTER);  // a stage is empty when the warps of both CTAs have read it
+        mbarrier_init_fence();
+        fence_proxy_async_shared();
+    }
+    __syncwarp();
+    if constexpr (CLUSTER == 2) {
+        cluster_sync();
+    } else {
+        __syncthreads();
+    }
+    if (warp >= WARPS) {
+        warpgroup_reg_dealloc<CONSUMERS == 4 ? 32 : 56>();
+        if (threadIdx.x == 32 * WARPS) {
+            launch_dependent_grids();
+            const unsigned long long policy = evict_first_policy();
+            int block = line_begin / iters, iter = first_iter;
+            for (unsigned at = 0; at < count; at++) {
+                const unsigned stage = at % STAGES, to = base + stage * STAGE_BYTES, full = pipeline.full(stage);
+                pipeline.producer_acquire(Pipe::State::of(at));
+                mbarrier_arrive_expect_tx(full, STAGE_BYTES);
+                tma_load_words(to, &w_map, 72 * K_BLOCKS * iter, WARPS * (CLUSTER * block + rank), full, policy);
+                // x: weights wait for nobody, no other kernel has written them.
+                if (at == 0) wait_on_dependent_grids();
+#pragma unroll
+                for (int c = 0; c < K_BLOCKS; c++) {
+                    const int column = 64 * (K_BLOCKS * iter + c);
+                    const unsigned x_to = to + X + c * X_BLOCK_BYTES + rank * (X_BLOCK_BYTES / CLUSTER);
+                    if constexpr (CLUSTER == 2) {
+                        tma_load_2d_multicast(x_to, &x_map, column, rank * (BLOCK_M / 2), full);
+                    } else {
+                        tma_load_2d(x_to, &x_map, column, 0, full);
+                    }
+                }
+                if (++iter == iters) iter = 0, block++;
+            }
+        }
+        if constexpr (CLUSTER == 2) {
+            __syncwarp();
+            cluster_sync();  // the other CTA still sends here
+        }
+        return;
+    }
+    warpgroup_reg_alloc<CONSUMERS == 4 ? 112 : 224>();
+    wait_on_dependent_grids();  // they may still read y's and the sums' old values
+#else
     if (warp >= WARPS) {
         const int tokens_at = 8 * (warp - WARPS);
         const bool producer = warp == WARPS && lane == 0;
@@ -203,9 +279,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         __syncwarp();
         named_barrier_sync_unaligned(X_READY, 32 * (WARPS + 1));
     }
+#endif
     const Pipe ring{warp_uniform(base)};  // told to be uniform, it is not rematerialised at each use
-    const unsigned row_tile = ring.base + warp * TILE_BYTES;
+    const unsigned row_tile = ring.base + warp * TILE_BYTES * (NATURAL ? K_BLOCKS : 1);
+#if NATURAL
+    const unsigned my_codes = kept(row_tile + 16 * lane), my_scales = kept(row_tile + TILE_CODE_BYTES + 8 * (lane / 4));
+    const unsigned my_empty = kept(ring.empty(0));
+#else
     const unsigned my_codes = opaque(row_tile + 16 * lane), my_scales = opaque(row_tile + TILE_CODE_BYTES + 2 * lane);
+#endif
     const float scale = *tensor_scale * OPERAND_TO_VALUE;  // early: at the end its latency would show
     const bool y_in_sixteens = n % 8 == 0 && reinterpret_cast<unsigned long long>(y) % 16 == 0;
     unsigned a[K_BLOCKS][4][4];
@@ -213,7 +295,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const unsigned long long operand_0 = x_descriptor(ring.base + X);
     const auto release = [&](unsigned stage) {
         __syncwarp();
-        if (lane == 0) ring.consumer_release(stage);
+        if constexpr (CLUSTER == 2) {
+            if (lane < 2) mbarrier_arrive_cluster(map_to_rank(ring.empty(stage), lane));
+        } else if constexpr (NATURAL) {
+            if (lane == 0) mbarrier_arrive(my_empty + 8 * stage);
+        } else {
+            if (lane == 0) ring.consumer_release(stage);
+        }
     };
 
 #pragma unroll 1
@@ -228,17 +316,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         for (; at < end; at++) {
             const unsigned stage = at % STAGES, stage_at = stage * STAGE_BYTES;
             const unsigned long long operand = operand_0 + stage * (STAGE_BYTES / 16);
+            ring.consumer_wait(Pipe::State::of(at));
+#if NATURAL
+            Packed packed[K_BLOCKS];
+#pragma unroll
+            for (int c = 0; c < K_BLOCKS; c++) {
+                packed[c].load(my_codes + stage_at + c * TILE_BYTES, my_scales + stage_at + c * TILE_BYTES);
+            }
+#else
             uint4 codes[K_BLOCKS];
             unsigned scales[K_BLOCKS];
-            ring.consumer_wait(Pipe::State::of(at));
 #pragma unroll
             for (int c = 0; c < K_BLOCKS; c++) {
                 codes[c] = lds128(my_codes + stage_at + c * W_BLOCK_BYTES);
                 scales[c] = lds16(my_scales + stage_at + c * W_BLOCK_BYTES);
             }
+#endif
 #pragma unroll
             for (int c = 0; c < K_BLOCKS; c++) {
+#if NATURAL
+                decode_fragments<X_BF16>(packed[c], a[c]);
+#else
                 tile_fragments_by_half<X_BF16>(codes[c], scales[c], a[c]);
+#endif
                 pin(a[c]);
                 wgmma_fence();
 #pragma unroll
@@ -247,7 +347,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 }
                 wgmma_commit();
                 wgmma_wait<1>();
-                if (c == 0) release((at - 1) % STAGES);  // whose wgmmas are done; at 0 of one that had none
+                // Whose wgmmas are done; at 0 of one that had none, which a producer that waits for each must not see.
+                if (c == 0 && (!NATURAL || at > 0)) release((at - 1) % STAGES);
             }
         }
         wgmma_wait<0>();
@@ -263,7 +364,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                               pack_pair<X_BF16>(v.x * scale, v.y * scale), pack_pair<X_BF16>(v.z * scale, v.w * scale));
         };
         const auto write = [&](int e) {
-            const int token = 8 * e + late_lane / 2, row = BLOCK_N * block + 16 * warp + late_lane % 2 * 8;
+            const int token = 8 * e + late_lane / 2;
+            const int row = BLOCK_N * (CLUSTER * block + rank) + 16 * warp + late_lane % 2 * 8;
             if (late_lane >= 16 || token >= m || row >= n) return;
             unsigned short* const to = y + static_cast<size_t>(token) * n + row;
             const unsigned source = staged + 256 * e + 16 * late_lane;
@@ -273,7 +375,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 for (int i = 0; i < min(8, n - row); i++) to[i] = static_cast<unsigned short>(lds16(source + 2 * i));
             }
         };
-        float4* const slots = parts + 32 * warp + late_lane;
+        float4* const slots = parts + (CLUSTER == 2 ? 2 * workers * PART_LANES * rank : 0) + 32 * warp + late_lane;
         float4* const own_slot = slots + sharers.slot(worker, workers);
         const int first = sharers.first, last = sharers.last;
         const float4 absent = absent_float4();
@@ -287,23 +389,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         }
         if (worker >= sharers.owners) continue;
         if (last - first <= FEW_SHARERS) {  // a CTA has many tiles of few others: all of one's at once
+#pragma unroll
+            for (int from = 0; from < N_TILES; from += BATCH) {
 #pragma unroll 1
-            for (int of = first; of < last; of++) {
-                if (of == worker) continue;
-                const float4* const theirs = slots + sharers.slot(of, workers);
-                float4 v[N_TILES] = {};
-                bool waiting;
-                do {
-                    waiting = false;
+                for (int of = first; of < last; of++) {
+                    if (of == worker) continue;
+                    const float4* const theirs = slots + sharers.slot(of, workers);
+                    float4 v[BATCH] = {};
+                    bool waiting;
+                    do {
+                        waiting = false;
 #pragma unroll
-                    for (int e = 0; e < N_TILES; e++) {
-                        if (owned[e]) v[e] = ld_relaxed(theirs + TILE_LANES * e);
-                    }
+                        for (int e = 0; e < BATCH; e++) {
+                            if (owned[from + e]) v[e] = ld_relaxed(theirs + TILE_LANES * (from + e));
+                        }
 #pragma unroll
-                    for (int e = 0; e < N_TILES; e++) waiting |= is_absent(v[e]);
-                } while (warp_any(waiting));
+                        for (int e = 0; e < BATCH; e++) waiting |= is_absent(v[e]);
+                    } while (warp_any(waiting));
 #pragma unroll
-                for (int e = 0; e < N_TILES; e++) sum[e] = sum[e] + v[e];
+                    for (int e = 0; e < BATCH; e++) sum[from + e] = sum[from + e] + v[e];
+                }
             }
 #pragma unroll
             for (int e = 0; e < N_TILES; e++) {
@@ -355,5 +460,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 if (of != worker) st_relaxed(others + sharers.slot(of, workers), absent);
             }
         }
+    }
+    if constexpr (CLUSTER == 2) {
+        __syncwarp();
+        cluster_sync();
     }
 }

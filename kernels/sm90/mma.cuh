@@ -46,11 +46,12 @@ DEVICE void wgmma_wait() {
 #define WGMMA_ACC_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define WGMMA_ACC_12 WGMMA_ACC_8 ", %8, %9, %10, %11"
 #define WGMMA_ACC_16 WGMMA_ACC_12 ", %12, %13, %14, %15"
-#define WGMMA_ACC_32 WGMMA_ACC_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define WGMMA_ACC_64                                                                                    \
-    WGMMA_ACC_32                                                                                        \
-    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, " \
-    "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define WGMMA_ACC_24 WGMMA_ACC_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define WGMMA_ACC_32 WGMMA_ACC_24 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define WGMMA_ACC_40 WGMMA_ACC_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define WGMMA_ACC_48 WGMMA_ACC_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define WGMMA_ACC_56 WGMMA_ACC_48 ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define WGMMA_ACC_64 WGMMA_ACC_56 ", %56, %57, %58, %59, %60, %61, %62, %63"
 #define WGMMA_ACC_88                                                                                    \
     WGMMA_ACC_64                                                                                        \
     ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, " \
@@ -64,7 +65,11 @@ DEVICE void wgmma_wait() {
 #define WGMMA_D_8(i) WGMMA_D_4(i), WGMMA_D_4(i + 4)
 #define WGMMA_D_12(i) WGMMA_D_8(i), WGMMA_D_4(i + 8)
 #define WGMMA_D_16(i) WGMMA_D_8(i), WGMMA_D_8(i + 8)
+#define WGMMA_D_24(i) WGMMA_D_16(i), WGMMA_D_8(i + 16)
 #define WGMMA_D_32(i) WGMMA_D_16(i), WGMMA_D_16(i + 16)
+#define WGMMA_D_40(i) WGMMA_D_32(i), WGMMA_D_8(i + 32)
+#define WGMMA_D_48(i) WGMMA_D_32(i), WGMMA_D_16(i + 32)
+#define WGMMA_D_56(i) WGMMA_D_48(i), WGMMA_D_8(i + 48)
 #define WGMMA_D_64(i) WGMMA_D_32(i), WGMMA_D_32(i + 32)
 #define WGMMA_D_88(i) WGMMA_D_64(i), WGMMA_D_16(i + 64), WGMMA_D_8(i + 80)
 #define WGMMA_D_128(i) WGMMA_D_64(i), WGMMA_D_64(i + 64)
@@ -93,11 +98,15 @@ DEVICE void wgmma_wait() {
 // K-major or MN-major.
 template <int N, bool BF16, bool MN_MAJOR = false>
 DEVICE void wgmma_rs(float (&d)[N / 2], const u32* a, u64 b, int scale_d = 1) {
-    static_assert(N == 16 || N == 24 || N == 32 || N == 64 || N == 128 || N == 176 || N == 256, "no such wgmma here");
+    static_assert(N == 24 || (N % 16 == 0 && N <= 128) || N == 176 || N == 256, "no such wgmma here");
     WGMMA_RS_16BIT(16, 8, "%8, %9, %10, %11", "%12", "%13")
     WGMMA_RS_16BIT(24, 12, "%12, %13, %14, %15", "%16", "%17")
     WGMMA_RS_16BIT(32, 16, "%16, %17, %18, %19", "%20", "%21")
+    WGMMA_RS_16BIT(48, 24, "%24, %25, %26, %27", "%28", "%29")
     WGMMA_RS_16BIT(64, 32, "%32, %33, %34, %35", "%36", "%37")
+    WGMMA_RS_16BIT(80, 40, "%40, %41, %42, %43", "%44", "%45")
+    WGMMA_RS_16BIT(96, 48, "%48, %49, %50, %51", "%52", "%53")
+    WGMMA_RS_16BIT(112, 56, "%56, %57, %58, %59", "%60", "%61")
     WGMMA_RS_16BIT(128, 64, "%64, %65, %66, %67", "%68", "%69")
     WGMMA_RS_16BIT(176, 88, "%88, %89, %90, %91", "%92", "%93")
     WGMMA_RS_16BIT(256, 128, "%128, %129, %130, %131", "%132", "%133")

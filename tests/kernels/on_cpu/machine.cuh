@@ -245,6 +245,20 @@ void tma_load_rows(u32 to, const TensorMap* map, int row, u32 barrier) {
         }
     });
 }
+void tma_load_words(u32 to, const TensorMap* map, int word, int row, u32 barrier, u64) {
+    const TensorMap m = *map;
+    const u32 bytes = 8 * m.box_words * m.box_rows;
+    place(to, bytes, 128);
+    async_reads(m.from, 1);
+    copy_later(to, bytes, barrier, false, [=] {
+        for (int r = 0; r < m.box_rows; r++)
+            for (int c = 0; c < m.box_words; c++) {
+                u64 v = 0;
+                if (row + r < m.rows && word + c < m.columns) memcpy(&v, m.from + 8 * ((row + r) * m.columns + word + c), 8);
+                memcpy(place(to + 8 * (m.box_words * r + c), 8), &v, 8);
+            }
+    });
+}
 void tma_store_1d(void* to, u32 from, u32 bytes) {
     place(from, bytes, 16);
     if ((uintptr_t)to % 16 || bytes % 16) stop("bulk store not on 16 bytes");

@@ -70,8 +70,8 @@ struct Axes {
 // Of 16-bit elements; boxes have box_rows rows of 64 elements.
 struct alignas(64) TensorMap {
     unsigned char* from;
-    long long rows, columns, box_rows;
-    char unused[96];
+    long long rows, columns, box_rows, box_words;  // the last of a word_map, whose columns are words
+    char unused[88];
 };
 static_assert(sizeof(TensorMap) == 128, "as the driver's");
 
@@ -238,6 +238,7 @@ static u64 evict_first_policy() { return 0; }
 void tma_load_2d(u32 to, const TensorMap* map, int column, int row, u32 barrier);
 void tma_load_2d_multicast(u32 to, const TensorMap* map, int column, int row, u32 barrier);
 void tma_load_rows(u32 to, const TensorMap* map, int row, u32 barrier);
+void tma_load_words(u32 to, const TensorMap* map, int word, int row, u32 barrier, u64 policy);
 void tma_store_1d(void* to, u32 from, u32 bytes);
 void tma_store_2d(const TensorMap* map, int column, int row, u32 from);
 void stores_read(u32 but);
@@ -331,6 +332,7 @@ template <class T>
 static T opaque(T x) {
     return x;
 }
+static u32 kept(u32 x) { return x; }
 template <class T>
 static void pin(T&) {}
 

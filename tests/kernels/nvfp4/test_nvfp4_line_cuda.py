@@ -1,0 +1,178 @@
+"""kernels/nvfp4/line.py: the one layout, the configuration and wgmma_stream.cu by tensor maps on a CPU, and on a GPU."""
+
+import functools
+import shutil
+
+import pytest
+import torch
+
+from kernels.common import Tensors
+from kernels.nvfp4 import cases, gemm_tiles, hopper, line, row_tiles, tiles
+from lab.check.aot_worker import compile_cuda
+from tests.kernels.on_cpu.nvfp4_on_cpu import library, right_every_time, simulated, skip_unless_hopper, within_tolerance
+from tests.kernels.on_cpu.stand_in import UNCHANGED, Change, StandIn, needs_compiler, unless_stopped
+
+TAKEN = [w for w in cases.WORKLOADS if w["M"] <= max(line.TOKENS) and not cases.refuses(w, "nvfp4-w4a16")]
+ENTRY = """
+struct Arguments {
+  TensorMap x, w; const float* scale; unsigned short* y; float4* parts; int m, n, iters, each, more;
+} given;
+static void entry() {
+  KERNEL(given.x, given.w, given.scale, given.y, given.parts, given.m, given.n, given.iters, given.each, given.more);
+}
+extern "C" void simulated(const void* x, const void* w, const void* scale, void* y, void* parts, int m, int n, int iters,
+                          int each, int more, int k, int row_tiles, int k_tiles, int shared, int blocks, int threads,
+                          int seed) {
+  given = {{(unsigned char*)x, m, k, BLOCK_M / CLUSTER}, {(unsigned char*)w, row_tiles, 72 * k_tiles, WARPS, 144},
+           (const float*)scale, (unsigned short*)y, (float4*)parts, m, n, iters, each, more};
+  if (threads != THREADS) why_stopped = "other threads than the kernel's";
+  else launch_on_cpu({{blocks, 1, 1}, THREADS, CLUSTER, blocks, (u32)shared, seed}, entry);
+}
+"""
+
+
+def on_cpu(config: line.LineConfig, change: Change = UNCHANGED) -> StandIn:
+    return library(line.source(config), ENTRY, change)
+
+
+def simulate(kernel: StandIn, config: line.LineConfig, inputs: Tensors, seed: int) -> torch.Tensor:
+    """y, NaN where the launch leaves sums behind; raises Stopped."""
+    x, n = inputs["x"], inputs["w_packed"].shape[0]
+    w = row_tiles.tile_weights(inputs["w_packed"], inputs["w_scale"], x.dtype)
+    y = torch.full((x.shape[0], n), float("nan"), dtype=x.dtype)
+    parts = line.workspace(config, x.device)["parts"]
+    told = (*line.numbers(x.shape[0], n, x.shape[1], config), x.shape[1], *w.shape[:2], config.shared_bytes)
+    blocks = config.workers * config.cluster
+    simulated(kernel, (x, w, inputs["w_tensor_scale"], y, parts), (*told, blocks, config.threads, seed))
+    return y if (parts == -1).all() else torch.full_like(y, float("nan"))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_row_tiles_are_the_gemms_side_by_side_along_k(dtype):
+    inputs = cases.inputs(cases._check(1, 300, 208, dtype), seed=3)
+    blocks = gemm_tiles.tile_weights(inputs["w_packed"], inputs["w_scale"], inputs["x"].dtype)
+    tiled = row_tiles.tile_weights(inputs["w_packed"], inputs["w_scale"], inputs["x"].dtype)
+    assert tuple(tiled.shape) == row_tiles.shape(300, 208) == (19, 4, tiles.TILE_BYTES)
+    for row_tile in range(19):
+        assert torch.equal(tiled[row_tile], blocks[row_tile // 8, :4, row_tile % 8])
+
+
+def test_configurations_fit_and_share_all_iterations():
+    for problem in TAKEN:
+        m, n, k = problem["M"], problem["N"], problem["K"]
+        config = line.choose_config(m, n, k, problem["dtype"])
+        assert config.tokens >= m
+        assert config.shared_bytes <= hopper.SHARED_BYTES
+        assert config.workers * config.cluster <= 132
+        iterations = line.iterations_of(n, k, config.rows)
+        each, more = line.numbers(m, n, k, config)[-2:]
+        assert each * config.workers + more == iterations
+    assert str(line.choose_config(33, 17408, 5120, "bf16")) == "nvfp4_line_bf16_t48_g4_x1_s4 workers=132"
+    assert str(line.choose_config(64, 17408, 5120, "bf16")) == "nvfp4_line_bf16_t64_g4_x2_s4 workers=66"
+    assert str(line.choose_config(33, 1000, 4112, "bf16")) == "nvfp4_line_bf16_t48_g4_x1_s4 workers=132"
+
+
+def test_refuses_what_it_cannot_do():
+    with pytest.raises(ValueError, match=r"m=129\b.*\b128\b"):
+        line.choose_config(129, 128, 128, "bf16")
+    with pytest.raises(ValueError, match=r"k=72\b.*\b16\b"):
+        line.choose_config(32, 128, 72, "bf16")
+    for fixed in ({"stages": 3}, {"stages": 16}, {"groups": 4}):
+        with pytest.raises(ValueError, match="power of two"):
+            line.choose_config(128, 128, 128, "bf16", **fixed)
+    problem = cases._check(20, 300, 528, "bf16")
+    inputs, config = cases.inputs(problem), line.choose_config(20, 300, 528, "bf16")
+    w = row_tiles.tile_weights(inputs["w_packed"], inputs["w_scale"], inputs["x"].dtype)
+    args, y = inputs | {"w": w} | line.workspace(config, w.device), cases.outputs(problem, inputs)["y"]
+    for wrong, told in (
+        ({"x": args["x"].T}, "contiguous"),
+        ({"w": w[1:]}, "prepare this pair"),
+        ({"parts": args["parts"][1:]}, r"workspace\(\)"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            line.launch(args | wrong, y, config)
+    with pytest.raises(ValueError, match=r"\(20, 528\).*\b16$"):
+        line.launch(args, y, line.choose_config(16, 300, 528, "bf16"))
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("m", "n", "k", "dtype", "fixed"),
+    [
+        (33, 500, 1040, "bf16", {"workers": 5}),  # two to three CTAs a block, an odd number of tiles of k
+        (64, 300, 528, "fp16", {"workers": 2, "cluster": 2}),
+        (17, 201, 2064, "fp16", {"workers": 7}),  # seven of one block, y two bytes at a time
+        (24, 520, 528, "bf16", {"workers": 1}),  # whole blocks, more iterations than stages
+        (90, 700, 656, "bf16", {"workers": 3, "cluster": 2, "groups": 2}),  # x of half a cluster's rows past N
+        (100, 264, 2096, "bf16", {"workers": 8}),
+        (128, 160, 1040, "fp16", {"workers": 4, "cluster": 1}),
+    ],
+)
+def test_the_kernel_runs_on_a_cpu(m, n, k, dtype, fixed):
+    problem = cases._check(m, n, k, dtype)
+    inputs = cases.inputs(problem, seed=1)
+    inputs["w_scale"].view(-1)[::5] = 0
+    config = line.choose_config(m, n, k, dtype, **fixed)
+    kernel = on_cpu(config)
+    right_every_time((simulate(kernel, config, inputs, seed) for seed in range(2)), problem, inputs)
+
+
+MISTAKES = [
+    ("wgmma_wait<1>();", "wgmma_wait<2>();"),
+    ("if (c == 0 && (!NATURAL || at > 0)) release((at - 1) % STAGES);", "if (c == 0) release(at % STAGES);"),
+    ("8 * (lane / 4)", "8 * (lane % 4)"),
+    ("72 * K_BLOCKS * iter", "72 * iter"),
+    ("WARPS * (CLUSTER * block + rank)", "WARPS * (CLUSTER * block)"),
+    ("if (++iter == iters) iter = 0, block++;", "iter++;"),
+    ("pipeline.init(1, WARPS * CLUSTER);", "pipeline.init(1, WARPS);"),
+    ("rank * (BLOCK_M / 2), full", "0, full"),
+    ("BLOCK_N * (CLUSTER * block + rank)", "BLOCK_N * CLUSTER * block"),
+    ("2 * workers * PART_LANES * rank", "0"),
+    ("warp * TILE_BYTES * (NATURAL ? K_BLOCKS : 1)", "warp * TILE_BYTES"),
+]
+
+
+@needs_compiler
+@pytest.mark.parametrize("change", MISTAKES, ids=lambda c: c[0][:40])
+def test_the_simulation_sees_mistakes(change):
+    problem = cases._check(64, 500, 1040, "bf16")
+    inputs = cases.inputs(problem, seed=1)
+    config = line.choose_config(64, 500, 1040, "bf16", workers=3, cluster=2, groups=2)
+
+    def sound() -> bool:
+        return within_tolerance(simulate(on_cpu(config, change), config, inputs, 0), problem, inputs, "nvfp4-w4a16")
+
+    assert not unless_stopped(sound)
+
+
+@pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
+@pytest.mark.parametrize(
+    ("m", "n", "k", "dtype"),
+    [(33, 17408, 5120, "bf16"), (64, 17408, 5120, "bf16"), (96, 17408, 5120, "bf16"), (100, 2048, 7168, "bf16")]
+    + [(33, 1000, 4112, "bf16"), (128, 17408, 5120, "fp16"), (64, 5120, 17408, "fp16")],
+)
+def test_sources_compile_without_spills_to_wgmma(m, n, k, dtype):
+    (row,) = compile_cuda(line.source(line.choose_config(m, n, k, dtype)), 90)
+    assert (row["status"], row["spill_bytes"], row["fits"]) == ("ok", 0, True), row
+    assert "wgmma" in row["instruction"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("problem", [w for w in TAKEN if w["M"] >= 9], ids=lambda w: w.id)
+def test_on_a_gpu_within_tolerance_and_the_same_twice(problem):
+    skip_unless_hopper()
+    inputs = cases.inputs(problem, seed=1, device="cuda")
+    m, n, k, dtype = problem["M"], problem["N"], problem["K"], problem["dtype"]
+    for cluster in (1, 2):
+        choose = functools.partial(line.choose_config, m, n, k, dtype, hopper.multiprocessors(0))
+        config = choose(cluster=cluster)
+        w = row_tiles.tile_weights(inputs["w_packed"], inputs["w_scale"], inputs["x"].dtype)
+        args = inputs | {"w": w} | line.workspace(config, w.device)
+
+        def launched(args: Tensors, config: line.LineConfig) -> torch.Tensor:
+            y = cases.outputs(problem, inputs)["y"]
+            line.launch(args, y, config)
+            assert (args["parts"] == -1).all()
+            return y
+
+        right_every_time((launched(args, config) for _ in range(3)), problem, inputs)
