@@ -20,7 +20,7 @@ import torch
 
 from kernels import cuda, cuda_driver
 from kernels.common import Candidate, CudaSource, Needs, Tensors, Work, Workload
-from kernels.nvfp4 import gemm_tiles, hopper, resident, stream, tiles
+from kernels.nvfp4 import gemm_tiles, hopper, resident, row_tiles, stream, tiles
 from kernels.nvfp4.hopper import SHARED_BYTES, SMS
 from kernels.nvfp4.resident import ResidentConfig
 from kernels.nvfp4.stream import StreamConfig
@@ -46,7 +46,8 @@ class GemmConfig:
     """A compiled kernel (dtype .. split_k) and its launch (grid, waves).
 
     tokens: of a tile, by 128 weight rows. cluster: CTAs that share x. stages: of 64 k. split_k: two CTAs halve the k of
-    a tile. grid: CTAs. waves: of data-parallel tiles, before the stream-K partition of the tiles left.
+    a tile. grid: CTAs. waves: of data-parallel tiles, before the stream-K partition of the tiles left. row_tiles:
+    weights in the one layout.
     """
 
     dtype: str
@@ -56,11 +57,12 @@ class GemmConfig:
     split_k: bool = False
     grid: int = SMS
     waves: int = 0
+    row_tiles: bool = False
 
     @property
     def kernel(self) -> str:
         """The kernel's name, which tells its macros."""
-        halves = "_split" if self.split_k else ""
+        halves = ("_split" if self.split_k else "") + ("_rows" if self.row_tiles else "")
         return f"nvfp4_gemm_{self.dtype}_t{self.tokens}_x{self.cluster}_s{self.stages}{halves}"
 
     @property
@@ -175,7 +177,7 @@ def source(config: GemmConfig) -> CudaSource:
         "CLUSTER": config.cluster,
         "SPLIT_K": int(config.split_k),
         "STAGES": config.stages,
-    }
+    } | ({"ROW_TILES": 1} if config.row_tiles else {})
     return hopper.source(SOURCE, config.kernel, config.shared_bytes, macros)
 
 
@@ -207,7 +209,8 @@ def launch(args: Tensors, y: torch.Tensor, config: GemmConfig, programmatic: boo
     x, w = args["x"], args["w"]
     (m, k), n = x.shape, y.shape[1]
     k_blocks = gemm_tiles.k_blocks_of(k)
-    dtype = hopper.check(x, w, y, gemm_tiles.ROWS, k_blocks)
+    rows, k_tiles = (tiles.ROWS, -(-k // tiles.COLS)) if config.row_tiles else (gemm_tiles.ROWS, k_blocks)
+    dtype = hopper.check(x, w, y, rows, k_tiles)
     if dtype != config.dtype:
         raise ValueError(f"x is {x.dtype}; {config} takes {config.dtype}")
     parts, flags = args["parts"], args["flags"]
@@ -220,7 +223,17 @@ def launch(args: Tensors, y: torch.Tensor, config: GemmConfig, programmatic: boo
     numbers = (m, n, k_blocks // ITERATION_K_BLOCKS, row_blocks, token_tiles, config.waves)
     mapped = n % 8 == 0 and y.data_ptr() % 16 == 0
     y_map = cuda_driver.tensor_map(y.data_ptr(), dtype, m, n, config.tokens) if mapped else x_map
-    arguments = (x_map, y_map, w, args["w_tensor_scale"], y, parts, flags, *(cuda.i32(number) for number in numbers))
+    weights = row_tiles.boxes(w, gemm_tiles.ROW_TILES, 1) if config.row_tiles else w
+    arguments = (
+        x_map,
+        y_map,
+        weights,
+        args["w_tensor_scale"],
+        y,
+        parts,
+        flags,
+        *(cuda.i32(number) for number in numbers),
+    )
     cuda.launch(kernel, (config.grid,), config.threads, arguments, config.shared_bytes, programmatic)
 
 

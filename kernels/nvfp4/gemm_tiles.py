@@ -33,6 +33,8 @@ def k_blocks_of(k: int) -> int:
 
 def tile_weights(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """uint8 [row blocks, k blocks, 8, 576] from uint8 [N, K / 2] and [N, K / 16], for x of `dtype` (bf16 or fp16)."""
+    if (made := tiles.on_gpu(packed, scale, dtype, "gemm_tiles")) is not None:
+        return made
     codes = fmt.unpack(packed)
     codes = torch.where((scale == 0).repeat_interleave(fmt.BLOCK, dim=1), codes & 8, codes)
     n, k = codes.shape

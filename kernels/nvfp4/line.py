@@ -22,6 +22,7 @@ from kernels.nvfp4.hopper import SHARED_BYTES, SMS
 
 TOKENS = (16, 32, 48, 64, 80, 96, 112, 128)  # of a compiled kernel
 STAGES = 4
+K_BLOCKS = 2  # of 64 k, in an iteration
 # Clocks of a CTA for 128 k: of 64 rows' decoding, of their products with one token, and of the rest. By the rule that
 # products and other instructions of a multiprocessor add up (NOTES.md); of one block's sums, by token; of a launch.
 DECODE_CLOCKS, TOKEN_CLOCKS, ITERATION_CLOCKS, SUM_CLOCKS, PAIR_CLOCKS = 170, 4, 60, 16, 800
@@ -60,7 +61,7 @@ class LineConfig:
 
     @property
     def stage_bytes(self) -> int:
-        return row_tiles.K_BLOCKS * (4 * self.groups * tiles.TILE_BYTES + 128 * self.tokens)
+        return K_BLOCKS * (4 * self.groups * tiles.TILE_BYTES + 128 * self.tokens)
 
     @property
     def shared_bytes(self) -> int:
@@ -78,7 +79,7 @@ class LineConfig:
 
 def depth_of(k: int) -> int:
     """Iterations (of 128 k) along K."""
-    return -(-k // (row_tiles.K_BLOCKS * tiles.COLS))
+    return -(-k // (K_BLOCKS * tiles.COLS))
 
 
 def iterations_of(n: int, k: int, rows: int) -> int:
@@ -89,8 +90,8 @@ def iterations_of(n: int, k: int, rows: int) -> int:
 def _clocks(config: LineConfig, n: int, k: int) -> float:
     """Of the longest walk and of the sums that a worker adds up."""
     each = -(-iterations_of(n, k, config.rows) // config.workers)
-    iteration = config.groups * (DECODE_CLOCKS + TOKEN_CLOCKS * config.tokens) + ITERATION_CLOCKS
-    iteration *= TWO_GROUPS_FACTOR if config.groups == 2 else 1
+    factor = TWO_GROUPS_FACTOR if config.groups == 2 else 1.0
+    iteration = factor * (config.groups * (DECODE_CLOCKS + TOKEN_CLOCKS * config.tokens) + ITERATION_CLOCKS)
     return each * iteration + SUM_CLOCKS * config.groups * config.tokens + PAIR_CLOCKS * (config.cluster - 1)
 
 
@@ -155,7 +156,7 @@ def launch(args: Tensors, y: torch.Tensor, config: LineConfig, programmatic: boo
     device = x.device.index or 0
     kernel = cuda.load(source(config), config.kernel, device, config.shared_bytes)
     x_map = cuda_driver.tensor_map(x.data_ptr(), config.dtype, m, k, config.tokens // config.cluster)
-    w_map = row_tiles.boxes(w, 4 * config.groups)
+    w_map = row_tiles.boxes(w, 4 * config.groups, K_BLOCKS)
     arguments = (x_map, w_map, args["w_tensor_scale"], y, parts, *(cuda.i32(v) for v in numbers(m, n, k, config)))
     blocks = config.workers * config.cluster
     cuda.launch(kernel, (blocks,), config.threads, arguments, config.shared_bytes, programmatic)

@@ -40,7 +40,7 @@ class RingConfig:
     cluster: CTAs of a cluster, which split K. stage_tiles: tiles per warp and stage. stages: of the CTA. sum_stages: of
     partial sums, a row tile each. ragged_tiles: tiles that some warp's k slice may lack of `k_tiles`. reducers: reducer
     warps, which add the sums. registers: a thread's in `warps`, where the other warps have fewer; else 0. evict_first:
-    the L2 policy of the weights. pdl: a programmatic dependent launch.
+    the L2 policy of the weights. pdl: a programmatic dependent launch. natural: tiles of row_tiles.py, not tiles.py.
     """
 
     dtype: str
@@ -57,6 +57,7 @@ class RingConfig:
     evict_first: bool
     pdl: bool
     grid: int
+    natural: bool = False
 
     @property
     def kernel(self) -> str:
@@ -65,7 +66,7 @@ class RingConfig:
         sizes |= {"p": self.stage_tiles, "st": self.stages, "s": self.sum_stages, "m": self.ragged_tiles}
         sizes |= {"f": self.reducers} if self.reducers > 1 else {}
         sizes |= {"r": self.registers} if self.registers else {}
-        flags = {"once": self.evict_first, "chained": self.pdl}
+        flags = {"once": self.evict_first, "chained": self.pdl, "natural": self.natural}
         parts = (self.dtype, *(f"{name}{size}" for name, size in sizes.items()))
         return "_".join(("nvfp4_ring", *parts, *(name for name, is_set in flags.items() if is_set)))
 
@@ -169,6 +170,7 @@ def choose_ring(
     reducers: int = 0,
     evict_first: bool = True,
     pdl: bool = False,
+    natural: bool = False,
 ) -> RingConfig:
     """The configuration for m tokens, n weight rows, k values, dtype "bf16" or "fp16".
 
@@ -205,6 +207,7 @@ def choose_ring(
         evict_first=evict_first,
         pdl=pdl,
         grid=workers * cluster,
+        natural=natural,
     )
     room = (SHARED_BYTES - config.shared_bytes) // config.stage_bytes + 1
     flight = (LONG_FLIGHT_BYTES if reads_x_for_long(m, k) else FLIGHT_BYTES) // config.stage_bytes
@@ -229,5 +232,5 @@ def source(config: RingConfig) -> CudaSource:
         "REGISTERS": config.registers,
         "EVICT_FIRST": int(config.evict_first),
         "PDL": int(config.pdl),
-    }
+    } | ({"NATURAL": 1} if config.natural else {})
     return hopper.source(SOURCE, config.kernel, config.shared_bytes, macros)

@@ -21,7 +21,11 @@
 // REDUCERS, CLUSTER 1/2/4, STAGE_TILES (tiles per warp and stage), STAGES, SUM_STAGES (row tiles that wait for their
 // sum), RAGGED_TILES (tiles that some warp's share lacks of K_TILES), REGISTERS (a thread's in the math warps, by
 // setmaxnreg; 0: all warps have as many), EVICT_FIRST 0/1 (the weights' L2 policy), PDL 0/1 (a programmatic dependent
-// launch: this kernel starts while the one ahead ends, and reads nothing before that one has ended).
+// launch: this kernel starts while the one ahead ends, and reads nothing before that one has ended), NATURAL 0/1 (the
+// one layout, row_tiles.py).
+#ifndef NATURAL
+#define NATURAL 0
+#endif
 #include "operand.cuh"
 #include "sm90/pipeline.cuh"
 
@@ -60,6 +64,27 @@ static_assert(ARRIVED + 8 * PLACES * REDUCERS <= PLACE, "too many barriers");
 
 using Weights = Pipeline<STAGES, FULL, EMPTY>;
 using Sums = Pipeline<SUM_STAGES, SUMMED, FREE>;
+
+// A quad's lane t has words 8 t .. 8 t + 7 of 64 k of x; -> words 8 j + t and 8 j + 4 + t at 2 j and 2 j + 1: what it
+// multiplies where k is in wgmma's own order.
+DEVICE void deal_to_quad(unsigned (&o)[8], int t) {
+    unsigned v[2][4] = {{o[0], o[1], o[2], o[3]}, {o[4], o[5], o[6], o[7]}};
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+#pragma unroll
+        for (int mask = 1; mask <= 2; mask++) {  // two halves of a transposition of 4 x 4 words
+            const bool upper = t & mask;
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                if (i & mask) continue;
+                const unsigned got = shuffle_xor(upper ? v[h][i] : v[h][i + mask], mask);
+                upper ? v[h][i] = got : v[h][i + mask] = got;
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < 4; j++) o[2 * j + h] = v[h][j];
+    }
+}
 
 // x: [m, k] 16-bit. w: [row tiles of 16, k_tiles of 64 k] tiles. y: [m, n] 16-bit.
 #if CLUSTER > 1
@@ -147,6 +172,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 unsigned (&o)[8] = operand[i][c];
                 o[0] = low.x, o[1] = low.y, o[2] = low.z, o[3] = low.w;
                 o[4] = high.x, o[5] = high.y, o[6] = high.z, o[7] = high.w;
+                if constexpr (NATURAL) deal_to_quad(o, t);
             }
         }
         sync_all();
@@ -165,9 +191,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     if (c >= K_TILES || (c >= K_TILES - RAGGED_TILES && c * WARPS + warp >= mine)) break;
                     const unsigned char* tile = stage + i * WARPS * TILE_BYTES;
                     const uint4 codes = *reinterpret_cast<const uint4*>(tile + 16 * lane);
-                    const unsigned scales = *reinterpret_cast<const unsigned short*>(tile + TILE_CODE_BYTES + 2 * lane);
                     unsigned a[4][4];
+#if NATURAL
+                    const uint2 scales = *reinterpret_cast<const uint2*>(tile + TILE_CODE_BYTES + 8 * g);
+                    decode_fragments<X_BF16>(Packed{codes, scales}, a);
+#else
+                    const unsigned scales = *reinterpret_cast<const unsigned short*>(tile + TILE_CODE_BYTES + 2 * lane);
                     tile_fragments<X_BF16>(codes, scales, a);
+#endif
                     loaded = a[3][3];  // of codes and scales of the last tile: a warp's loads come back in order
 #pragma unroll
                     for (int j = 0; j < 4; j++) {

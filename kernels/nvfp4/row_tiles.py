@@ -2,9 +2,9 @@
 
     tiles: uint8 [ceil(N / 16), ceil(K / 64), 576], each a tile of gemm_tiles.py: 16 rows x 64 k
 
-so a row tile is one contiguous run along K, which is what the decode kernel streams, and any 2 tiles of k by 8 or 16 row
-tiles are one box of a tensor map (cuda_driver.word_map, 72 words of 8 bytes a tile), which is what wgmma's kernels take
-as a stage. What lies past N or K a box reads as zeros, so nothing is padded.
+so a row tile is one contiguous run along K, which is what the decode kernel streams, and 1 or 2 tiles of k by 8 or 16
+row tiles are one box of a tensor map (cuda_driver.word_map, 72 words of 8 bytes a tile), which is what wgmma's kernels
+take as a stage. What lies past N or K a box reads as zeros, so nothing is padded.
 
 x needs no order of its own in shared memory: a tensor map brings it. Where it goes to registers (ring_decode.cu) a lane
 wants k = 16 j + 2 t + {0, 1, 8, 9} of a row's 64 instead of 16 t .. 16 t + 15.
@@ -18,7 +18,6 @@ from kernels import cuda_driver
 from kernels.nvfp4 import gemm_tiles, tiles
 
 WORDS = tiles.TILE_BYTES // 8
-K_BLOCKS = 2  # tiles of k in a box
 
 
 def shape(n: int, k: int) -> tuple[int, int, int]:
@@ -28,12 +27,13 @@ def shape(n: int, k: int) -> tuple[int, int, int]:
 
 def tile_weights(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """uint8 [row tiles, k tiles, 576] from uint8 [N, K / 2] and [N, K / 16], for x of `dtype` (bf16 or fp16)."""
+    if (made := tiles.on_gpu(packed, scale, dtype, "row_tiles")) is not None:
+        return made
     row_tiles, k_tiles, _ = shape(packed.shape[0], 2 * packed.shape[1])
     blocks = gemm_tiles.tile_weights(packed, scale, dtype)
     return blocks.transpose(1, 2).flatten(0, 1)[:row_tiles, :k_tiles].contiguous()
 
 
-def boxes(w: torch.Tensor, row_tiles: int) -> cuda_driver.TensorMap:
-    """The tensor map of tiles `w`, in boxes of `row_tiles` by K_BLOCKS tiles of k."""
-    rows, k_tiles, _ = w.shape
-    return cuda_driver.word_map(w.data_ptr(), rows, k_tiles * WORDS, row_tiles, K_BLOCKS * WORDS)
+def boxes(w: torch.Tensor, row_tiles: int, k_tiles: int) -> cuda_driver.TensorMap:
+    """The tensor map of tiles `w`, in boxes of `row_tiles` by `k_tiles` of them."""
+    return cuda_driver.word_map(w.data_ptr(), w.shape[0], w.shape[1] * WORDS, row_tiles, k_tiles * WORDS)

@@ -101,6 +101,8 @@ def source(config: StreamConfig) -> CudaSource:
 
 def tile_weights(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """uint8 [blocks of 256 rows, k blocks, 16, 576] from uint8 [N, K / 2] and [N, K / 16], for x of `dtype`."""
+    if (made := tiles.on_gpu(packed, scale, dtype, "stream")) is not None:
+        return made
     row_tiles = tiles.tile_weights(packed, scale, dtype)
     row_tiles = torch.nn.functional.pad(
         row_tiles, (0, 0, 0, row_tiles.shape[1] % K_BLOCKS, 0, -row_tiles.shape[0] % ROW_TILES)

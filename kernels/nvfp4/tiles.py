@@ -75,8 +75,19 @@ def scale_bytes(scale: torch.Tensor) -> torch.Tensor:
     return table.to(torch.uint8)[scale.to(torch.int64)]
 
 
+def on_gpu(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, layout: str) -> torch.Tensor | None:
+    """The tiles of a layout by repack.py, one launch, where the weights lie on a GPU; None elsewhere."""
+    if not packed.is_cuda:
+        return None
+    from kernels.nvfp4 import repack  # imports this module, and Triton
+
+    return repack.from_modelopt(packed, scale, dtype, layout)
+
+
 def tile_weights(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """uint8 [row tiles, k tiles, 576] from uint8 [N, K / 2] and [N, K / 16], for x of `dtype` (bf16 or fp16)."""
+    if (made := on_gpu(packed, scale, dtype, "tiles")) is not None:
+        return made
     codes = fmt.unpack(packed)
     codes = torch.where((scale == 0).repeat_interleave(fmt.BLOCK, dim=1), codes & 8, codes)
     n, k = codes.shape

@@ -24,7 +24,10 @@
 // where results go later. x is not shared then.
 //
 // Macros: KERNEL (name), X_BF16 0/1, BLOCK_M 64/128/176/256, CLUSTER 1/2 (CTAs that share x; 1 where SPLIT_K), SPLIT_K
-// 0/1, STAGES (of BLOCK_K = 64).
+// 0/1, STAGES (of BLOCK_K = 64), ROW_TILES 0/1 (weights come by a tensor map from the one layout, row_tiles.py).
+#ifndef ROW_TILES
+#define ROW_TILES 0
+#endif
 #include "gemm_operand.cuh"
 #include "sm90/epilogue.cuh"
 #include "sm90/pipeline.cuh"
@@ -56,13 +59,19 @@ constexpr int PART_FLOATS = 128 * ACC;  // of one warpgroup
 // at where y has no such map (N no multiple of 8, or not on 16 bytes). w: [tiles of 128 rows, k blocks of 64, 8, 576].
 // y: [m, n] 16-bit. parts: float32 [workers * CLUSTER, 2, PART_FLOATS]. flags: zeros, [workers * CLUSTER, 2].
 // iters: of a tile, K_BLOCKS * 64 k each. n_tiles of CLUSTER * BLOCK_N weight rows, m_tiles of BLOCK_M tokens. waves:
-// whole tiles per worker. SPLIT_K: waves 0, iters even, two workers for each tile.
+// whole tiles per worker. SPLIT_K: waves 0, iters even, two workers for each tile. ROW_TILES: w is the map of row tiles
+// [tiles of 16 rows, tiles of 64 k, 72 words of 8 bytes], boxes of a tile of k by 8 row tiles.
+#if ROW_TILES
+#define WEIGHTS const __grid_constant__ TensorMap w
+#else
+#define WEIGHTS const unsigned char* w
+#endif
 #if CLUSTER == 2 || SPLIT_K
 extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1)
 #else
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #endif
-    KERNEL(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap y_map, const unsigned char* w,
+    KERNEL(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap y_map, WEIGHTS,
            const float* tensor_scale, unsigned short* y, float* parts, unsigned* flags, int m, int n, int iters,
            int n_tiles, int m_tiles, int waves) {
     DYNAMIC_SHARED(shared);
@@ -75,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const auto token_of = [&](int tile) { return tile % m_tiles * BLOCK_M; };
     const StreamKPartition partition = stream_k_partition(shared_iters, workers);
     const Pipe pipeline{base};
-    const int k_blocks = iters * K_BLOCKS, last_tile = (n + 127) / 128 - 1;
+    [[maybe_unused]] const int k_blocks = iters * K_BLOCKS, last_tile = (n + 127) / 128 - 1;
     if (threadIdx.x == 128 * CONSUMERS) {
         pipeline.init(1, 8 * CLUSTER);  // the warps of two warpgroups of each CTA release a stage
         if constexpr (SPLIT_K) mbarrier_init(base + PEER_SUMS, 1);
@@ -96,6 +105,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             const bool read_once = m_tiles == 1;
             Pipe::State state;
             for (StreamKScheduler work(partition, worker, workers, tiles, iters, waves); work.valid(); work.next()) {
+#if ROW_TILES
+                const int row_tile = row_of(work.tile) / 16;
+                for (int k = work.iter_begin * K_BLOCKS; k < work.iter_end * K_BLOCKS; k++, state.advance()) {
+                    const unsigned full = pipeline.full(state.stage), to = base + W + state.stage * W_BYTES;
+                    pipeline.producer_acquire(state);
+                    pipeline.producer_expect(state, STAGE_BYTES);
+                    if (read_once) {
+                        tma_load_words(to, &w, TILE_BYTES / 8 * k, row_tile, full, evict_first_policy());
+                    } else {
+                        tma_load_words(to, &w, TILE_BYTES / 8 * k, row_tile, full);
+                    }
+                }
+#else
                 // Rows past N: the last tile once more; its sums are not written.
                 const size_t tile = min(row_of(work.tile) / 128, last_tile);
                 const unsigned char* source = w + (tile * k_blocks + work.iter_begin * K_BLOCKS) * W_BYTES;
@@ -110,6 +132,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                         tma_load_1d(to, source, W_BYTES, full);
                     }
                 }
+#endif
             }
         }
         __syncwarp();

@@ -49,7 +49,7 @@ static_assert(EMPTY + 8 * STAGES <= 227 * 1024, "too much shared memory");
 constexpr int INITIALISED = 1, X_READY = 2;  // named barriers
 constexpr int N_TILES = BLOCK_M / 8;
 constexpr int TILES = WARPS * N_TILES, TILE_LANES = 32 * WARPS, PART_LANES = TILE_LANES * N_TILES;
-constexpr int FEW_SHARERS = 3, AT_ONCE = 8;  // partial sums of others that a lane has in flight
+constexpr int FEW_SHARERS = 3, AT_ONCE = 8;       // partial sums of others that a lane has in flight
 constexpr int BATCH = N_TILES % 4 ? N_TILES : 4;  // tiles of another, of so many tokens at once
 
 // A lane's part of 8 tokens of an iteration's x: 8 k of each k block, of tokens r and r + 4. Tokens past M repeat the last one,
@@ -285,7 +285,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #if NATURAL
     const unsigned my_codes = kept(row_tile + 16 * lane), my_scales = kept(row_tile + TILE_CODE_BYTES + 8 * (lane / 4));
     const unsigned my_empty = kept(ring.empty(0));
+#define RELEASE(stage) mbarrier_arrive(my_empty + 8 * stage)
 #else
+#define RELEASE(stage) ring.consumer_release(stage)
     const unsigned my_codes = opaque(row_tile + 16 * lane), my_scales = opaque(row_tile + TILE_CODE_BYTES + 2 * lane);
 #endif
     const float scale = *tensor_scale * OPERAND_TO_VALUE;  // early: at the end its latency would show
@@ -297,10 +299,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         __syncwarp();
         if constexpr (CLUSTER == 2) {
             if (lane < 2) mbarrier_arrive_cluster(map_to_rank(ring.empty(stage), lane));
-        } else if constexpr (NATURAL) {
-            if (lane == 0) mbarrier_arrive(my_empty + 8 * stage);
         } else {
-            if (lane == 0) ring.consumer_release(stage);
+            if (lane == 0) RELEASE(stage);
         }
     };
 

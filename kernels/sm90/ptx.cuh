@@ -112,6 +112,14 @@ DEVICE void tma_load_2d(u32 to, const TensorMap* map, int column, int row, u32 b
         "l"(map), "r"(column), "r"(row), "r"(barrier)
         : "memory");
 }
+// The same into the same place of both CTAs of a cluster, each one's barrier counting the bytes.
+DEVICE void tma_load_2d_multicast(u32 to, const TensorMap* map, int column, int row, u32 barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+        "l"(map), "r"(column), "r"(row), "r"(barrier), "h"(static_cast<u16>(3))
+        : "memory");
+}
 // The box at (word of 8 bytes, row) of a map without a swizzle (kernels/cuda_driver.py's word_map), with an L2 policy.
 DEVICE void tma_load_words(u32 to, const TensorMap* map, int word, int row, u32 barrier, u64 policy) {
     asm volatile(
@@ -120,13 +128,8 @@ DEVICE void tma_load_words(u32 to, const TensorMap* map, int word, int row, u32 
         "l"(map), "r"(word), "r"(row), "r"(barrier), "l"(policy)
         : "memory");
 }
-// The same into the same place of both CTAs of a cluster, each one's barrier counting the bytes.
-DEVICE void tma_load_2d_multicast(u32 to, const TensorMap* map, int column, int row, u32 barrier) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
-        "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
-        "l"(map), "r"(column), "r"(row), "r"(barrier), "h"(static_cast<u16>(3))
-        : "memory");
+DEVICE void tma_load_words(u32 to, const TensorMap* map, int word, int row, u32 barrier) {
+    tma_load_2d(to, map, word, row, barrier);
 }
 // The box at (0, row, 0) of a three-dimensional map (kernels/cuda_driver.py's line_map).
 DEVICE void tma_load_rows(u32 to, const TensorMap* map, int row, u32 barrier) {
@@ -399,6 +402,7 @@ DEVICE int warp_uniform(int x) { return __shfl_sync(0xFFFFFFFFu, x, 0); }
 DEVICE u32 warp_uniform(u32 x) { return __shfl_sync(0xFFFFFFFFu, x, 0); }
 // A lane's own value, from an instruction that ptxas does not repeat at each use (it does what `opaque` hides).
 DEVICE u32 kept(u32 x) { return __shfl_sync(0xFFFFFFFFu, x, threadIdx.x % 32); }
+DEVICE u32 shuffle_xor(u32 x, int mask) { return __shfl_xor_sync(0xFFFFFFFFu, x, mask); }
 DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(0xFFFFFFFFu, x, mask); }
 DEVICE bool warp_any(bool x) { return __any_sync(0xFFFFFFFFu, x); }
 DEVICE u32 warp_ballot(bool x) { return __ballot_sync(0xFFFFFFFFu, x); }

@@ -408,6 +408,7 @@ static int up_lane(int by) { return own_lane() >= by ? own_lane() - by : own_lan
 int __shfl_up_sync(u32, int x, int by) { return (int)shuffled(x, up_lane(by)); }
 float __shfl_up_sync(u32, float x, int by) { return float_of(shuffled(bits_of(x), up_lane(by))); }
 float shuffle_xor(float x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
+u32 shuffle_xor(u32 x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
 u32 warp_ballot(bool x) {
     const Given all = exchange({x});
     u32 mask = 0;

@@ -238,7 +238,7 @@ static u64 evict_first_policy() { return 0; }
 void tma_load_2d(u32 to, const TensorMap* map, int column, int row, u32 barrier);
 void tma_load_2d_multicast(u32 to, const TensorMap* map, int column, int row, u32 barrier);
 void tma_load_rows(u32 to, const TensorMap* map, int row, u32 barrier);
-void tma_load_words(u32 to, const TensorMap* map, int word, int row, u32 barrier, u64 policy);
+void tma_load_words(u32 to, const TensorMap* map, int word, int row, u32 barrier, u64 policy = 0);
 void tma_store_1d(void* to, u32 from, u32 bytes);
 void tma_store_2d(const TensorMap* map, int column, int row, u32 from);
 void stores_read(u32 but);
@@ -309,6 +309,7 @@ float __shfl_xor_sync(u32, float x, int mask);
 int __shfl_up_sync(u32, int x, int by);
 float __shfl_up_sync(u32, float x, int by);
 float shuffle_xor(float x, int mask);
+u32 shuffle_xor(u32 x, int mask);
 u32 warp_ballot(bool x);
 u32 __ballot_sync(u32, bool x);
 bool warp_any(bool x);

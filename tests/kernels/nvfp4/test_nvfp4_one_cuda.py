@@ -1,18 +1,26 @@
-"""kernels/nvfp4/line.py: the one layout, the configuration and wgmma_stream.cu by tensor maps on a CPU, and on a GPU."""
+"""The one layout of the weights (row_tiles.py) and the kernels that read it, on a CPU and on a GPU.
+
+line.py (wgmma_stream.cu by tensor maps) has its tests here; of ring_decode.cu and wgmma_gemm.cu what is different with
+this layout, the rest is in test_nvfp4_decode_cpu.py and test_nvfp4_gemm_cuda.py.
+"""
 
 import functools
 import shutil
+from typing import Any
 
 import pytest
 import torch
 
 from kernels.common import Tensors
-from kernels.nvfp4 import cases, gemm_tiles, hopper, line, row_tiles, tiles
+from kernels.nvfp4 import cases, cuda_gemm, gemm_tiles, hopper, line, ring_config, row_tiles, tiles
+from kernels.nvfp4.controls import cuda_one
 from lab.check.aot_worker import compile_cuda
+from tests.kernels.nvfp4 import test_nvfp4_decode_cpu as ring
 from tests.kernels.on_cpu.nvfp4_on_cpu import library, right_every_time, simulated, skip_unless_hopper, within_tolerance
 from tests.kernels.on_cpu.stand_in import UNCHANGED, Change, StandIn, needs_compiler, unless_stopped
 
-TAKEN = [w for w in cases.WORKLOADS if w["M"] <= max(line.TOKENS) and not cases.refuses(w, "nvfp4-w4a16")]
+EXACT = [w for w in cases.WORKLOADS if not cases.refuses(w, "nvfp4-w4a16")]
+TAKEN = [w for w in EXACT if w["M"] <= max(line.TOKENS)]
 ENTRY = """
 struct Arguments {
   TensorMap x, w; const float* scale; unsigned short* y; float4* parts; int m, n, iters, each, more;
@@ -20,9 +28,9 @@ struct Arguments {
 static void entry() {
   KERNEL(given.x, given.w, given.scale, given.y, given.parts, given.m, given.n, given.iters, given.each, given.more);
 }
-extern "C" void simulated(const void* x, const void* w, const void* scale, void* y, void* parts, int m, int n, int iters,
-                          int each, int more, int k, int row_tiles, int k_tiles, int shared, int blocks, int threads,
-                          int seed) {
+extern "C" void simulated(const void* x, const void* w, const void* scale, void* y, void* parts, int m, int n,
+                          int iters, int each, int more, int k, int row_tiles, int k_tiles, int shared, int blocks,
+                          int threads, int seed) {
   given = {{(unsigned char*)x, m, k, BLOCK_M / CLUSTER}, {(unsigned char*)w, row_tiles, 72 * k_tiles, WARPS, 144},
            (const float*)scale, (unsigned short*)y, (float4*)parts, m, n, iters, each, more};
   if (threads != THREADS) why_stopped = "other threads than the kernel's";
@@ -69,7 +77,7 @@ def test_configurations_fit_and_share_all_iterations():
         assert each * config.workers + more == iterations
     assert str(line.choose_config(33, 17408, 5120, "bf16")) == "nvfp4_line_bf16_t48_g4_x1_s4 workers=132"
     assert str(line.choose_config(64, 17408, 5120, "bf16")) == "nvfp4_line_bf16_t64_g4_x2_s4 workers=66"
-    assert str(line.choose_config(33, 1000, 4112, "bf16")) == "nvfp4_line_bf16_t48_g4_x1_s4 workers=132"
+    assert str(line.choose_config(33, 1000, 4112, "bf16")) == "nvfp4_line_bf16_t48_g2_x1_s4 workers=132"
 
 
 def test_refuses_what_it_cannot_do():
@@ -145,11 +153,92 @@ def test_the_simulation_sees_mistakes(change):
     assert not unless_stopped(sound)
 
 
+GEMM_ENTRY = """
+struct Arguments {
+  TensorMap map, y_map, w; const float* scale; unsigned short* y; float* parts; unsigned* flags;
+  int m, n, iters, n_tiles, m_tiles, waves;
+} given;
+static void entry() {
+  KERNEL(given.map, given.y_map, given.w, given.scale, given.y, given.parts, given.flags, given.m, given.n, given.iters,
+         given.n_tiles, given.m_tiles, given.waves);
+}
+extern "C" void simulated(const void* x, const void* w, const void* scale, void* y, void* parts, void* flags, int m,
+                          int n, int k, int row_tiles, int k_tiles, int iters, int n_tiles, int m_tiles, int waves,
+                          int blocks, int seed) {
+  given = {{(unsigned char*)x, m, k, BLOCK_M / CLUSTER}, {(unsigned char*)y, m, n, BLOCK_M},
+           {(unsigned char*)w, row_tiles, 72 * k_tiles, 8, 72}, (const float*)scale, (unsigned short*)y, (float*)parts,
+           (unsigned*)flags, m, n, iters, n_tiles, m_tiles, waves};
+  launch_on_cpu({{blocks, 1, 1}, THREADS, CLUSTER << SPLIT_K, 1, SHARED_BYTES, seed}, entry);
+}
+"""
+
+
+def gemm_is_right(m: int, n: int, k: int, dtype: str, sms: int, change: Change = UNCHANGED, **fixed: int) -> bool:
+    problem = cases._check(m, n, k, dtype)
+    inputs = cases.inputs(problem, seed=1)
+    config = cuda_gemm.choose_config(m, n, k, dtype, sms, row_tiles=True, **fixed)
+    w = row_tiles.tile_weights(inputs["w_packed"], inputs["w_scale"], inputs["x"].dtype)
+    y = torch.full((m, n), float("nan"), dtype=inputs["x"].dtype)
+    space = cuda_gemm.workspace(config, w.device)
+    depth = gemm_tiles.k_blocks_of(k) // cuda_gemm.ITERATION_K_BLOCKS
+    told = (*w.shape[:2], depth, -(-n // config.rows), -(-m // config.tokens), config.waves, config.grid, 0)
+    tensors = (inputs["x"], w, inputs["w_tensor_scale"], y, space["parts"], space["flags"])
+    simulated(library(cuda_gemm.source(config), GEMM_ENTRY, change), tensors, (m, n, k, *told))
+    return not space["flags"].any() and within_tolerance(y, problem, inputs, "nvfp4-w4a16")
+
+
+@needs_compiler
+def test_the_gemm_takes_row_tiles_on_a_cpu():
+    assert gemm_is_right(140, 300, 1104, "bf16", 4, tokens=128)  # 18 tiles of k where the kernel walks 20
+    assert gemm_is_right(100, 520, 528, "fp16", 4, cluster=2, tokens=64)
+    for change in (("TILE_BYTES / 8 * k", "TILE_BYTES / 8 * (k + 1)"), ("row_of(work.tile) / 16", "0")):
+        assert not unless_stopped(functools.partial(gemm_is_right, 140, 300, 1104, "bf16", 4, change, tokens=128))
+
+
+def ring_is_right(m: int, n: int, k: int, dtype: str, sms: int, change: Change = UNCHANGED, **fixed: Any) -> bool:
+    config = ring_config.choose_ring(m, n, k, dtype, sms, natural=True, **fixed)
+    x, _, scale, wanted, limit = ring.given(cases._check(m, n, k, dtype))
+    inputs = cases.inputs(cases._check(m, n, k, dtype), seed=1)
+    inputs["w_scale"].view(-1)[::5] = 0
+    w = row_tiles.tile_weights(inputs["w_packed"], inputs["w_scale"], x.dtype)
+    return ring.right(ring.on_cpu(config, change), config, (x, w, scale, wanted, limit), 2)
+
+
+@needs_compiler
+def test_the_ring_deals_x_in_the_order_of_row_tiles_on_a_cpu():
+    assert ring_is_right(8, 500, 1040, "bf16", 4, cluster=2, warps=6, stage_tiles=2)
+    assert ring_is_right(13, 600, 1040, "fp16", 4, cluster=2, warps=2, stage_tiles=3)
+    for change in (("t & mask", "!(t & mask)"), ("TILE_CODE_BYTES + 8 * g", "TILE_CODE_BYTES + 8 * t")):
+        assert not unless_stopped(functools.partial(ring_is_right, 8, 500, 1040, "bf16", 4, change, cluster=2, warps=6))
+
+
+def test_one_layout_serves_every_number_of_tokens():
+    for problem in EXACT:
+        m, n, k = problem["M"], problem["N"], problem["K"]
+        config = cuda_one.choose(m, n, k, problem["dtype"])
+        natural = isinstance(config, line.LineConfig) or getattr(config, "natural", getattr(config, "row_tiles", False))
+        assert natural, f"{problem.id}: {config}"
+        if m <= ring_config.M_MAX // 4 or m > max(line.TOKENS):
+            assert type(config) is (ring_config.RingConfig if m <= 8 else cuda_gemm.GemmConfig)
+        assert m not in (63, 128) or type(config) is line.LineConfig
+        meta = {"x": torch.empty(m, k, dtype=cases.DTYPES[problem["dtype"]], device="meta")}
+        if problem.role == "check":
+            made = cuda_one.prepare(cases.inputs(problem) | meta)
+            assert tuple(made["w"].shape) == row_tiles.shape(n, k)
+
+
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
 @pytest.mark.parametrize(
     ("m", "n", "k", "dtype"),
-    [(33, 17408, 5120, "bf16"), (64, 17408, 5120, "bf16"), (96, 17408, 5120, "bf16"), (100, 2048, 7168, "bf16")]
-    + [(33, 1000, 4112, "bf16"), (128, 17408, 5120, "fp16"), (64, 5120, 17408, "fp16")],
+    [
+        (33, 17408, 5120, "bf16"),
+        (64, 17408, 5120, "bf16"),
+        (96, 17408, 5120, "bf16"),
+        (100, 2048, 7168, "bf16"),
+        (33, 1000, 4112, "bf16"),
+        (128, 17408, 5120, "fp16"),
+        (64, 5120, 17408, "fp16"),
+    ],
 )
 def test_sources_compile_without_spills_to_wgmma(m, n, k, dtype):
     (row,) = compile_cuda(line.source(line.choose_config(m, n, k, dtype)), 90)
@@ -176,3 +265,20 @@ def test_on_a_gpu_within_tolerance_and_the_same_twice(problem):
             return y
 
         right_every_time((launched(args, config) for _ in range(3)), problem, inputs)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "problem", [w for w in cases.WORKLOADS if not cases.refuses(w, "nvfp4-w4a16")], ids=lambda w: w.id
+)
+def test_one_copy_is_right_on_a_gpu(problem):
+    skip_unless_hopper()
+    inputs = cases.inputs(problem, seed=1, device="cuda")
+    args = cuda_one.prepare(inputs)
+
+    def launched() -> torch.Tensor:
+        out = cases.outputs(problem, inputs)
+        cuda_one.run(args, out)
+        return out["y"]
+
+    right_every_time((launched() for _ in range(2)), problem, inputs)
