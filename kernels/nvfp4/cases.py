@@ -101,6 +101,10 @@ WORKLOADS = (
     # Between those at 16, which cuda_decode wins at these two shapes, and those at 32, which it refuses there.
     _measure(24, 17408, 5120, "q36-27b.ffn_up"),
     _measure(24, 5120, 6144, "q36-27b.ssm_out"),
+    # Past 32 tokens, where a kernel of tiles took over from one that decodes once; two shapes of few blocks.
+    *(_measure(m, 17408, 5120, "q36-27b.ffn_up") for m in (33, 64, 96)),
+    _measure(100, 2048, 7168, ""),
+    _measure(33, 1000, 4112, ""),
     # Activations in float32, for the question where they are cast (controls/triton_levers.py).
     *(_measure(m, 17408, 5120, "q36-27b.ffn_up", dtype="f32") for m in (128, 512, 2048)),
     _measure(128, 5120, 6144, "q36-27b.ssm_out", n_seqs=128, weights="mxfp4"),

@@ -86,9 +86,9 @@ def repack_kernel(
         if GGML:
             # Column c of a group: nibble c / 8 of byte c % 8.
             first = 8 * group + (2 * t if WGMMA else 2 * p % 8)
-            nibble: tl.constexpr = 4 * (p % 2) if WGMMA else 4 * (p // 4)
-            low = tl.load(codes_at + first, mask=live, other=0).to(tl.uint32) >> nibble & 15
-            high = tl.load(codes_at + first + 1, mask=live, other=0).to(tl.uint32) >> nibble & 15
+            low = tl.load(codes_at + first, mask=live, other=0).to(tl.uint32)
+            high = tl.load(codes_at + first + 1, mask=live, other=0).to(tl.uint32)
+            low, high = low >> (4 * (p % 2 if WGMMA else p // 4)) & 15, high >> (4 * (p % 2 if WGMMA else p // 4)) & 15
         else:
             both = tl.load(codes_at + (4 * p + t if WGMMA else 8 * t + p), mask=live, other=0).to(tl.uint32)
             low, high = both & 15, both >> 4
@@ -118,8 +118,7 @@ def repack_kernel(
             w1 |= low << 4 * (p - 4) | high << 4 * p
         if WGMMA:
             if p % 2 == 0:  # bytes of scales 0, 2, 1, 3
-                byte: tl.constexpr = p // 4 + 2 * (p // 2 % 2)
-                scales |= _scale_byte(scale) << 8 * byte
+                scales |= _scale_byte(scale) << 8 * (p // 4 + 2 * (p // 2 % 2))
         elif p == 0:
             scales = _scale_byte(scale)
     if BF16:
