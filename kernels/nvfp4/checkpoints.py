@@ -74,6 +74,18 @@ def from_ggml(blocks: torch.Tensor, tensor_scale: torch.Tensor | None = None) ->
     return fmt.Nvfp4(fmt.pack(codes), _check_scales(scale, "blocks"), own)
 
 
+def pack_ggml(blocks: torch.Tensor, dtype: torch.dtype, layout: str) -> torch.Tensor:
+    """Rows of block_nvfp4 on a GPU as the tiles of a kernels' layout (repack.LAYOUTS) in one launch, for x of `dtype`.
+
+    The tensor scale is left to the caller. Raises ValueError as from_ggml and repack.from_ggml do.
+    """
+    from kernels.nvfp4 import repack  # Triton, which a reader of files need not have
+
+    made = repack.from_ggml(blocks, dtype, layout)
+    _check_scales(blocks.unflatten(1, (-1, GGML_BYTES))[..., :4], "blocks")
+    return made
+
+
 def _check_scales(scale: torch.Tensor, where: str) -> torch.Tensor:
     wrong = int(((scale & 0x7F) == fmt.E4M3_NAN).sum() + ((scale > 0x80) & (scale != 0xFF)).sum())
     if wrong:

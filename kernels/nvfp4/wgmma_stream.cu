@@ -49,7 +49,8 @@ static_assert(EMPTY + 8 * STAGES <= 227 * 1024, "too much shared memory");
 constexpr int INITIALISED = 1, X_READY = 2;  // named barriers
 constexpr int N_TILES = BLOCK_M / 8;
 constexpr int TILES = WARPS * N_TILES, TILE_LANES = 32 * WARPS, PART_LANES = TILE_LANES * N_TILES;
-constexpr int FEW_SHARERS = 3, AT_ONCE = 8;       // partial sums of others that a lane has in flight
+// Partial sums of others that a lane has in flight: as many as four warpgroups' registers hold.
+constexpr int FEW_SHARERS = 3, AT_ONCE = N_TILES > 8 && CONSUMERS == 4 ? 4 : 8;
 constexpr int BATCH = N_TILES % 4 ? N_TILES : 4;  // tiles of another, of so many tokens at once
 
 // A lane's part of 8 tokens of an iteration's x: 8 k of each k block, of tokens r and r + 4. Tokens past M repeat the last one,

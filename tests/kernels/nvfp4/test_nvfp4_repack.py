@@ -30,7 +30,7 @@ def same(n: int, k: int, dtype: torch.dtype, layout: str, device: str = "cpu") -
     assert torch.equal(repack.from_modelopt(q.packed, q.scale, dtype, layout).cpu(), wanted)
     if k % 64 == 0:
         blocks = checkpoints.to_ggml(q)
-        assert torch.equal(repack.from_ggml(blocks, dtype, layout).cpu(), wanted)
+        assert torch.equal(checkpoints.pack_ggml(blocks, dtype, layout).cpu(), wanted)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
@@ -48,6 +48,10 @@ def test_refuses_what_does_not_belong_together():
         repack.from_modelopt(q.packed, q.scale, torch.bfloat16, "columns")
     with pytest.raises(ValueError, match=r"\(16, 35\)"):
         repack.from_ggml(checkpoints.to_ggml(q)[:, :35], torch.bfloat16, "tiles")
+    blocks = checkpoints.to_ggml(q)
+    blocks[3, 2] = fmt.E4M3_NAN
+    with pytest.raises(ValueError, match="1 of 64 block scales"):
+        checkpoints.pack_ggml(blocks, torch.bfloat16, "tiles")
 
 
 @pytest.mark.gpu
