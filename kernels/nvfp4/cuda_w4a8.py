@@ -36,22 +36,22 @@ QUANTISER = Path(__file__).with_name("quantise_e4m3.cu")
 M_MIN = 17
 ALIGN_BYTES = 1024
 TOKEN_TILES = (32, 64, 128, 256)
-THREADS = 384
 ITERATION_K_BLOCKS = 2  # k blocks of 128 in a stream-K iteration
 # K blocks of 128 between additions to float32 sums by tokens of a tile, 0 for none; and of the promoted candidate.
-PROMOTE = {32: 4, 64: 4, 128: 8, 256: 0}
+PROMOTE = {32: 4, 48: 4, 64: 4, 128: 8, 256: 0}
 PROMOTED = 4
 # Clocks of one CTA for 128 k of 128 rows by so many tokens; of a stream-K tile: the fix-up, and adding one
 # worker's sums; and what it costs that workers stand at different k. Fitted to one trial of 18 shapes with none held
 # out: to order the choices and not to predict.
-K_BLOCK_CLOCKS = {32: 600, 64: 760, 128: 1075, 256: 1660}
+K_BLOCK_CLOCKS = {32: 600, 48: 680, 64: 760, 128: 1075, 256: 1660}
 FIXUP_CLOCKS, PEER_CLOCKS, PEER_TOKEN_CLOCKS = 4300, 100, 11.3
 # What stream-K tiles cost against data-parallel ones: little, unless x is so large that L2 cannot hold what workers at
 # different k read of it. The second factor rests on one shape.
 STREAM_K_FACTOR, STREAM_K_FACTOR_LARGE = 1.015, 1.26
 LARGE_X_BYTES = 25e6  # of e4m3: half of an H200's L2
 # Of 128 k. More were slower at 32 and 128 tokens, and no more fit at 256 (NOTES.md).
-STAGES = {32: 6, 64: 6, 128: 5, 256: 5}
+STAGES = {32: 6, 48: 6, 64: 6, 128: 5, 256: 5}
+WIDE_TOKENS, WIDE_GROUPS = (48, 64), 3  # cuda_w4a8_wide: twelve warps that decode, for 33 to 64 tokens
 QUANTISER_GROUPS = 512  # of 16 values, the most that a block takes at once
 
 
@@ -59,8 +59,8 @@ QUANTISER_GROUPS = 512  # of 16 values, the most that a block takes at once
 class W4a8Config:
     """A compiled kernel (dtype .. promote) and its launch (grid, waves).
 
-    tokens: of a tile, by 128 weight rows. promote: k blocks of 128 between additions to float32 sums, 0 for none.
-    waves: of data-parallel tiles, before the stream-K partition of the tiles left.
+    tokens: of a tile, by 64 weight rows a warpgroup. promote: k blocks of 128 between additions to float32 sums, 0 for
+    none. waves: of data-parallel tiles, before the stream-K partition of the tiles left. groups: warpgroups.
     """
 
     dtype: str
@@ -69,32 +69,43 @@ class W4a8Config:
     promote: int
     grid: int = SMS
     waves: int = 0
+    groups: int = 2
 
     @property
     def kernel(self) -> str:
         """The kernel's name, which tells its macros."""
-        return f"nvfp4_w4a8_{self.dtype}_t{self.tokens}_s{self.stages}_p{self.promote}"
+        wide = f"_g{self.groups}" if self.groups != 2 else ""
+        return f"nvfp4_w4a8_{self.dtype}_t{self.tokens}_s{self.stages}_p{self.promote}{wide}"
+
+    @property
+    def threads(self) -> int:
+        return 128 * (self.groups + 1)
+
+    @property
+    def rows(self) -> int:
+        """Weight rows of a tile."""
+        return 64 * self.groups
 
     @property
     def stage_bytes(self) -> int:
-        return 128 * self.tokens + w4a8_tiles.K_BLOCK_BYTES
+        return 128 * self.tokens + self.groups * w4a8_tiles.K_BLOCK_BYTES // 2
 
     @property
     def part_floats(self) -> int:
         """Partial sums of one CTA."""
-        return w4a8_tiles.ROWS * self.tokens
+        return self.rows * self.tokens
 
     @property
     def shared_bytes(self) -> int:
         """Stages, two warpgroups' results, barriers and room to align: as w4a8_gemm.cu lays them out."""
-        return _fixed_bytes(self.tokens) + self.stages * (self.stage_bytes + 16)
+        return _fixed_bytes(self.tokens, self.groups) + self.stages * (self.stage_bytes + 16)
 
     def __str__(self) -> str:
         return f"{self.kernel} grid={self.grid} waves={self.waves}"
 
 
-def _fixed_bytes(tokens: int) -> int:
-    return 2 * min(64, tokens) * (128 + 16) + ALIGN_BYTES
+def _fixed_bytes(tokens: int, groups: int = 2) -> int:
+    return groups * min(64, tokens) * (128 + 16) + ALIGN_BYTES
 
 
 def _clocks(m: int, tokens: int, k_blocks: int, tiles: int, workers: int, waves: int) -> float:
@@ -123,9 +134,9 @@ def choose_config(
         if too_many and "tokens" not in fixed:
             continue
         config = replace(W4a8Config(dtype, tokens, 1, PROMOTED if promoted else PROMOTE[tokens]), **fixed)
-        room = (SHARED_BYTES - _fixed_bytes(tokens)) // (config.stage_bytes + 16)
+        room = (SHARED_BYTES - _fixed_bytes(tokens, config.groups)) // (config.stage_bytes + 16)
         config = replace(config, stages=min(room, fixed.get("stages", STAGES[tokens])))
-        tiles = -(-n // w4a8_tiles.ROWS) * -(-m // tokens)
+        tiles = -(-n // config.rows) * -(-m // tokens)
         whole = tiles // sms
         for waves in {fixed["waves"]} if "waves" in fixed else {0, max(0, whole - 1), whole, -(-tiles // sms)}:
             iterations = tiles if waves * sms >= tiles else tiles * (k_blocks // ITERATION_K_BLOCKS)
@@ -144,7 +155,7 @@ def _source(kernel: W4a8Config) -> CudaSource:
         "BLOCK_M": kernel.tokens,
         "STAGES": kernel.stages,
         "PROMOTE": kernel.promote,
-    }
+    } | ({"CONSUMERS": kernel.groups} if kernel.groups != 2 else {})
     return hopper.source(SOURCE, kernel.kernel, kernel.shared_bytes, macros)
 
 
@@ -171,20 +182,29 @@ def workspace(config: W4a8Config, device: torch.device) -> Tensors:
     """What the CTAs of one launch leave to each other: sums, and flags that every launch puts back to zero."""
     return {
         "parts": torch.empty(config.grid * config.part_floats, device=device),
-        "flags": torch.zeros(2 * config.grid, dtype=torch.int32, device=device),
+        "flags": torch.zeros(config.groups * config.grid, dtype=torch.int32, device=device),
     }
 
 
-def _config_of(x: torch.Tensor, n: int, device: torch.device, promoted: bool) -> W4a8Config:
+def choose_wide(m: int, n: int, k: int, dtype: str, sms: int = SMS) -> W4a8Config:
+    """For 33 to 64 tokens: tiles of 192 rows by 48 or 64 tokens. Raises ValueError for other numbers of tokens."""
+    if not 32 < m <= max(WIDE_TOKENS):
+        raise ValueError(f"m={m}: tiles of 192 rows take 33 to {max(WIDE_TOKENS)} tokens; use cuda_w4a8")
+    tokens = next(t for t in WIDE_TOKENS if t >= m)
+    return choose_config(m, n, k, dtype, sms, tokens=tokens, groups=WIDE_GROUPS)
+
+
+def _config_of(x: torch.Tensor, n: int, device: torch.device, promoted: bool, wide: bool = False) -> W4a8Config:
     """The configuration for x [M, K] and n weight rows on a device, y of x's dtype."""
     (m, k), sms = x.shape, hopper.multiprocessors(device.index or 0) if device.type == "cuda" else SMS
-    return choose_config(m, n, k, hopper.ELEMENTS.get(x.dtype, ""), sms, promoted)
+    dtype = hopper.ELEMENTS.get(x.dtype, "")
+    return choose_wide(m, n, k, dtype, sms) if wide else choose_config(m, n, k, dtype, sms, promoted)
 
 
-def prepare(inputs: Tensors, promoted: bool = False) -> Tensors:
+def prepare(inputs: Tensors, promoted: bool = False, wide: bool = False) -> Tensors:
     """x as it is, weights as tiles with a scale per row (w4a8_tiles.py), room for x as e4m3, and the workspace."""
     x, scale = inputs["x"], inputs["w_tensor_scale"]
-    config = _config_of(x, inputs["w_packed"].shape[0], scale.device, promoted)
+    config = _config_of(x, inputs["w_packed"].shape[0], scale.device, promoted, wide)
     tiles, powers = w4a8_tiles.tile_weights(inputs["w_packed"], inputs["w_scale"])
     padded = w4a8_tiles.k_blocks_of(x.shape[1]) * w4a8_tiles.COLS
     return {
@@ -223,22 +243,22 @@ def multiply(args: Tensors, y: torch.Tensor, config: W4a8Config, programmatic: b
     if hopper.ELEMENTS.get(y.dtype, "") != config.dtype:
         raise ValueError(f"y is {y.dtype} and {config} writes {config.dtype}; pass y of that type")
     parts, flags = args["parts"], args["flags"]
-    if parts.numel() < config.grid * config.part_floats or flags.numel() < 2 * config.grid:
+    if parts.numel() < config.grid * config.part_floats or flags.numel() < config.groups * config.grid:
         raise ValueError(f"{parts.numel()} partial sums are too few for {config}; pass its workspace()")
     device = x.device.index or 0
     kernel = cuda.load(source(config), config.kernel, device, config.shared_bytes)
-    numbers = (m, n, k_blocks // ITERATION_K_BLOCKS, w.shape[0], -(-m // config.tokens), config.waves)
+    numbers = (m, n, k_blocks // ITERATION_K_BLOCKS, -(-n // config.rows), -(-m // config.tokens), config.waves)
     # To the copy engine a row of bytes is a row of half as many 16-bit elements.
     x_map = cuda_driver.tensor_map(x.data_ptr(), "bf16", m, padded // 2, config.tokens)
     arguments = (x_map, args["x_scale"], w, args["w_row_scale"], y, parts, flags, *map(cuda.i32, numbers))
-    cuda.launch(kernel, (config.grid,), THREADS, arguments, config.shared_bytes, programmatic)
+    cuda.launch(kernel, (config.grid,), config.threads, arguments, config.shared_bytes, programmatic)
 
 
-def run(args: Tensors, out: Tensors, promoted: bool = False) -> None:
+def run(args: Tensors, out: Tensors, promoted: bool = False, wide: bool = False) -> None:
     """y[M, N] = x[M, K] @ w^T in two launches, the quantisation of x included."""
     y = out["y"]
     quantise(args)
-    multiply(args, y, _config_of(args["x"], y.shape[1], y.device, promoted))
+    multiply(args, y, _config_of(args["x"], y.shape[1], y.device, promoted, wide))
 
 
 def _refuses(workload: Workload) -> str:
@@ -251,6 +271,15 @@ def _refuses(workload: Workload) -> str:
 def _config(workload: Workload, promoted: bool = False) -> str:
     m, n, k, dtype = (workload.axes[axis] for axis in ("M", "N", "K", "dtype"))
     return str(choose_config(int(m), int(n), int(k), str(dtype), promoted=promoted))
+
+
+def _refuses_wide(workload: Workload) -> str:
+    m = workload["M"]
+    return _refuses(workload) or ("" if 32 < m <= max(WIDE_TOKENS) else f"M={m}: for 33 to 64 tokens; use cuda_w4a8")
+
+
+def _config_wide(workload: Workload) -> str:
+    return str(choose_wide(workload["M"], workload["N"], workload["K"], workload["dtype"]))
 
 
 def work(workload: Workload, sms: int, promoted: bool = False) -> Work:
@@ -274,23 +303,37 @@ CUDA_SOURCES = (
         for m, dtype in ((32, "bf16"), (64, "bf16"), (128, "bf16"), (512, "bf16"), (64, "fp16"), (512, "fp16"))
     ),
     source(choose_config(128, 17408, 5120, "bf16", promoted=True)),
+    source(choose_wide(33, 17408, 5120, "bf16")),
+    source(choose_wide(64, 17408, 5120, "bf16")),
     quantiser_source("bf16", 1),
     quantiser_source("fp16", 3),
 )
 
-CANDIDATES = tuple(
+CANDIDATES = (
+    *(
+        Candidate(
+            name=name,
+            precision=precision,
+            run=functools.partial(run, promoted=promoted),
+            needs=Needs(capability=(9, 0), packages=("cupy",)),
+            prepare=functools.partial(prepare, promoted=promoted),
+            refuses=_refuses,
+            config=functools.partial(_config, promoted=promoted),
+            work=functools.partial(work, promoted=promoted),
+        )
+        for name, precision, promoted in (
+            ("cuda_w4a8", "nvfp4-w4a8-fast", False),
+            ("cuda_w4a8_promoted", "nvfp4-w4a8", True),
+        )
+    ),
     Candidate(
-        name=name,
-        precision=precision,
-        run=functools.partial(run, promoted=promoted),
+        name="cuda_w4a8_wide",
+        precision="nvfp4-w4a8",
+        run=functools.partial(run, wide=True),
         needs=Needs(capability=(9, 0), packages=("cupy",)),
-        prepare=functools.partial(prepare, promoted=promoted),
-        refuses=_refuses,
-        config=functools.partial(_config, promoted=promoted),
-        work=functools.partial(work, promoted=promoted),
-    )
-    for name, precision, promoted in (
-        ("cuda_w4a8", "nvfp4-w4a8-fast", False),
-        ("cuda_w4a8_promoted", "nvfp4-w4a8", True),
-    )
+        prepare=functools.partial(prepare, wide=True),
+        refuses=_refuses_wide,
+        config=_config_wide,
+        no_route="not measured yet: the card w4a8-33-tokens asks whether twelve warps serve 33 to 64 tokens faster",
+    ),
 )

@@ -14,24 +14,28 @@
 // Scheduled as wgmma_gemm.cu: `waves` whole tiles per worker (a CTA), the rest stream-K; the owner of a tile adds the
 // others' float32 sums in the order of k. A worker waits only for CTAs of lower index.
 //
-// Macros: KERNEL (name), OUT_BF16 0/1, BLOCK_M 32/64/128/256, STAGES (of BLOCK_K = 128), PROMOTE (a power of two).
+// Macros: KERNEL (name), OUT_BF16 0/1, BLOCK_M 32/48/64/128/256, STAGES (of BLOCK_K = 128), PROMOTE (a power of two),
+// CONSUMERS 2/3 (warpgroups of 64 rows).
+#ifndef CONSUMERS
+#define CONSUMERS 2
+#endif
 #include "w4a8_operand.cuh"
 #include "sm90/epilogue.cuh"
 #include "sm90/pipeline.cuh"
 #include "sm90/scheduler.cuh"
 
-constexpr int BLOCK_N = 128, CONSUMERS = 2, THREADS = 128 * (CONSUMERS + 1);
+constexpr int BLOCK_N = 64 * CONSUMERS, THREADS = 128 * (CONSUMERS + 1);
 constexpr int K_BLOCKS = 2;       // stages of a stream-K iteration
 constexpr int ACC = BLOCK_M / 2;  // accumulators of a thread
 constexpr int SLICE = BLOCK_M < 64 ? BLOCK_M : 64;
-constexpr unsigned ROW_TILE_BYTES = 1152, W_BYTES = 8 * ROW_TILE_BYTES, X_BYTES = BLOCK_M * 128;
+constexpr unsigned ROW_TILE_BYTES = 1152, W_BYTES = 4 * CONSUMERS * ROW_TILE_BYTES, X_BYTES = BLOCK_M * 128;
 constexpr unsigned STAGE_BYTES = X_BYTES + W_BYTES;
 constexpr unsigned OUT_STRIDE = 128 + 16;  // bytes of a token's results of a warpgroup, and a shift of banks
 constexpr unsigned OUT_BYTES = SLICE * OUT_STRIDE;
 
 // Shared memory, from a multiple of 1024 bytes: x of all stages, weights of all stages, results, barriers.
 constexpr unsigned X = 0, W = STAGES * X_BYTES, OUT = W + STAGES * W_BYTES;
-constexpr unsigned FULL = OUT + 2 * OUT_BYTES, EMPTY = FULL + 8 * STAGES, SHARED_BYTES = EMPTY + 8 * STAGES;
+constexpr unsigned FULL = OUT + CONSUMERS * OUT_BYTES, EMPTY = FULL + 8 * STAGES, SHARED_BYTES = EMPTY + 8 * STAGES;
 using Pipe = Pipeline<STAGES, FULL, EMPTY>;
 static_assert(SHARED_BYTES + 1024 <= 227 * 1024, "too much shared memory");
 
@@ -66,19 +70,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
 
     if (group == CONSUMERS) {
-        warpgroup_reg_dealloc<56>();
+        warpgroup_reg_dealloc<CONSUMERS == 2 ? 56 : 32>();
         if (threadIdx.x % 128 == 0) {
             const int k_blocks = iters * K_BLOCKS;
             const StreamKPartition partition = stream_k_partition(shared_iters, workers);
             const auto fetch_weights = [&](int tile, int k, int stage) {
                 const unsigned full = pipeline.full(stage), to = base + W + stage * W_BYTES;
                 mbarrier_arrive_expect_tx(full, STAGE_BYTES);
+#if CONSUMERS == 2
                 const unsigned char* source = w + (static_cast<size_t>(tile / m_tiles) * k_blocks + k) * W_BYTES;
                 if (m_tiles == 1) {
                     tma_load_1d_evict_first(to, source, W_BYTES, full);
                 } else {
                     tma_load_1d(to, source, W_BYTES, full);
                 }
+#else
+#pragma unroll
+                for (int i = 0; i < CONSUMERS; i++) {  // 64 rows each, half of a block of the layout
+                    constexpr unsigned HALF = W_BYTES / CONSUMERS;
+                    // Rows past N: the last block once more; its sums are not written.
+                    const int half = min(CONSUMERS * (tile / m_tiles) + i, (n - 1) / 64);
+                    const size_t block = static_cast<size_t>(half / 2) * k_blocks + k;
+                    tma_load_1d_evict_first(to + i * HALF, w + (2 * block + half % 2) * HALF, HALF, full);
+                }
+#endif
             };
             int early = 0;
             for (StreamKScheduler work(partition, worker, workers, tiles, iters, waves); work.valid() && early < STAGES;
@@ -103,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             }
         }
     } else {
-        warpgroup_reg_alloc<224>();
+        warpgroup_reg_alloc<CONSUMERS == 2 ? 224 : 160>();
         const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
         unsigned char* const out = shared + OUT + group * OUT_BYTES;
         unsigned a[2][4][4];
@@ -172,7 +187,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             release(before);
 
             if (!work.owns_tile()) {
-                const size_t place = worker * 2 + group;
+                const size_t place = worker * CONSUMERS + group;
                 float4* const partial = reinterpret_cast<float4*>(parts + place * PART_FLOATS) + thread;
 #pragma unroll
                 for (int i = 0; i < ACC; i += 4) partial[32 * i] = float4{acc[i], acc[i + 1], acc[i + 2], acc[i + 3]};
@@ -182,11 +197,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             }
             // The other workers of the tile: a thread for each one's flag, then their sums without a stop.
             const int peers = work.peers(partition);
-            for (int i = thread; i < peers; i += 128) flag_take(flags + (worker + 1 + i) * 2 + group);
+            for (int i = thread; i < peers; i += 128) flag_take(flags + (worker + 1 + i) * CONSUMERS + group);
             if (peers > 0) named_barrier_sync(EPILOGUE + group, 128);
 #pragma unroll 1
             for (int peer = worker + 1; peer <= worker + peers; peer++) {
-                const size_t place = peer * 2 + group;
+                const size_t place = peer * CONSUMERS + group;
                 const float4* const partial = reinterpret_cast<const float4*>(parts + place * PART_FLOATS) + thread;
 #pragma unroll
                 for (int i = 0; i < ACC; i += 4) {

@@ -123,8 +123,9 @@ DEVICE void wgmma_ss_n64(float (&d)[32], u64 a, u64 b, int scale_d) {
 // d[64 x N] likewise, with a[64 x 32] and b[32 x N] of e4m3. Sums keep about 14 bits between products.
 template <int N>
 DEVICE void wgmma_rs_e4m3(float (&d)[N / 2], const u32* a, u64 b, int scale_d) {
-    static_assert(N == 32 || N == 64 || N == 128 || N == 256, "no such wgmma here");
+    static_assert(N == 32 || N == 48 || N == 64 || N == 128 || N == 256, "no such wgmma here");
     WGMMA_RS_E4M3(32, 16, "%16, %17, %18, %19", "%20", "%21");
+    WGMMA_RS_E4M3(48, 24, "%24, %25, %26, %27", "%28", "%29");
     WGMMA_RS_E4M3(64, 32, "%32, %33, %34, %35", "%36", "%37");
     WGMMA_RS_E4M3(128, 64, "%64, %65, %66, %67", "%68", "%69");
     WGMMA_RS_E4M3(256, 128, "%128, %129, %130, %131", "%132", "%133");

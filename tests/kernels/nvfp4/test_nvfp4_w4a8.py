@@ -38,7 +38,7 @@ static void entry() {
          given.iters, given.n_tiles, given.m_tiles, given.waves);
 }
 extern "C" int shared_bytes() { return SHARED_BYTES + 1024; }
-extern "C" int part_floats() { return 2 * PART_FLOATS; }
+extern "C" int part_floats() { return CONSUMERS * PART_FLOATS; }
 extern "C" void simulated(const void* x, const void* x_scale, const void* w, const void* row_scale, void* y,
                           void* parts, void* flags, int m, int n, int iters, int n_tiles, int m_tiles, int waves,
                           int blocks, int seed) {
@@ -114,10 +114,10 @@ def simulate(kernel: StandIn, config: cuda_w4a8.W4a8Config, inputs: Tensors, see
     x.copy_(values[:, k_order(padded)].to(torch.float8_e4m3fn).view(torch.uint8))
     args["x_scale"][:m] = scale[:, 0]
     parts = torch.full((config.grid, kernel.part_floats()), float("nan"))
-    flags = torch.zeros(config.grid, 2, dtype=torch.int32)
+    flags = torch.zeros(config.grid, config.groups, dtype=torch.int32)
     y = torch.full((m, n), float("nan"), dtype=inputs["x"].dtype)
     depth = padded // w4a8_tiles.COLS // cuda_w4a8.ITERATION_K_BLOCKS
-    numbers = (m, n, depth, -(-n // 128), -(-m // config.tokens), config.waves, config.grid, seed)
+    numbers = (m, n, depth, -(-n // config.rows), -(-m // config.tokens), config.waves, config.grid, seed)
     given = (x, args["x_scale"], args["w"], args["w_row_scale"], y, parts, flags)
     simulated(kernel, given, numbers)
     return y, int(flags.sum())
@@ -327,6 +327,8 @@ def test_the_quantiser_on_a_cpu_rounds_as_torch_does(k, dtype, m):
         (63, 300, 1040, "bf16", 8, {"tokens": 64, "waves": 0}),
         (31, 300, 528, "bf16", 8, {"promote": 8, "waves": 0}),
         (128, 1100, 272, "bf16", 8, {"tokens": 128, "stages": 2, "waves": 0}),
+        (40, 300, 1040, "bf16", 3, {"tokens": 48, "groups": 3, "waves": 0}),  # the second tile has a block past N
+        (64, 600, 528, "fp16", 2, {"tokens": 64, "groups": 3}),
     ],
 )
 def test_the_gemm_runs_on_a_cpu(m, n, k, dtype, sms, variant):
