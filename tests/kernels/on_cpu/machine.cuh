@@ -254,7 +254,8 @@ void tma_load_words(u32 to, const TensorMap* map, int word, int row, u32 barrier
         for (int r = 0; r < m.box_rows; r++)
             for (int c = 0; c < m.box_words; c++) {
                 u64 v = 0;
-                if (row + r < m.rows && word + c < m.columns) memcpy(&v, m.from + 8 * ((row + r) * m.columns + word + c), 8);
+                if (row + r < m.rows && word + c < m.columns)
+                    memcpy(&v, m.from + 8 * ((row + r) * m.columns + word + c), 8);
                 memcpy(place(to + 8 * (m.box_words * r + c), 8), &v, 8);
             }
     });
