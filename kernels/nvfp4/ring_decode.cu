@@ -26,7 +26,7 @@
 #ifndef NATURAL
 #define NATURAL 0
 #endif
-#include "operand.cuh"
+#include "gemm_operand.cuh"
 #include "sm90/pipeline.cuh"
 
 constexpr int N_TILES = BLOCK_M / 8;

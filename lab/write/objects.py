@@ -372,12 +372,18 @@ class Family:
 
     def model(self, device: str) -> Shown:
         """What predicts its kernels' times there is worth at shapes that it has not seen, as a picture."""
-        found = figures.model(routes.table(self.name, device))
+        try:
+            found = figures.model(routes.table(self.name, device))
+        except BadInput as refused:
+            return notebook.text(f"{self.name}: not measured. {html.escape(str(refused), quote=False)}")
         return notebook.picture(found.figure, found.alt)
 
     def validation(self, device: str) -> Table:
         """The same as numbers: each shape, and each model's shapes together, left out in turn."""
-        found = routes.validated(routes.table(self.name, device)).validation
+        try:
+            found = routes.validated(routes.table(self.name, device)).validation
+        except BadInput as refused:
+            return Table((), {}, f"{self.name}: not measured. {refused}")
         names = ("predictions", "median", "p95", "coverage", "choices", "mean_regret", "worst_regret", "worst")
         lines = [{"left out": way, **score} for way, score in found.items()]
         columns = {name.replace("_", " "): operator.itemgetter(name) for name in ("left out", *names)}
@@ -385,7 +391,10 @@ class Family:
 
     def lost(self, device: str) -> Table:
         """Where public models lose most time there because every kernel is far from its floor."""
-        found, _ = places.survey(routes.router(self.name), device_facts.get(device))
+        try:
+            found, _ = places.survey(routes.router(self.name), device_facts.get(device))
+        except BadInput as refused:
+            return Table((), {}, f"{self.name}: not measured. {refused}")
         columns = {"place": lambda p: " ".join(f"{a}={v}" for a, v in p.axes.items()), "best": lambda p: p.candidate,
                    "us": lambda p: p.us, "floor us": lambda p: p.floor_us, "how": lambda p: p.how,
                    "models": lambda p: ", ".join(p.models)}  # fmt: skip

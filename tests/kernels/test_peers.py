@@ -52,7 +52,8 @@ loaded = {{name: families.load(name) for name in {list(PEERS)!r}}}
 print(json.dumps({{
     "unavailable": {{n: dict(f.unavailable) for n, f in loaded.items()}},
     "reasons": {{n: {{c: families.unmet(p, (9, 0)) for c, p in f.candidates.items()}} for n, f in loaded.items()}},
-    "versions": [p.config(f.cases.WORKLOADS[0]) for f in loaded.values() for c, p in f.candidates.items()],
+    "versions": [p.config(next(w for w in f.cases.WORKLOADS if not p.refuses(w)))
+                 for f in loaded.values() for p in f.candidates.values()],
 }}))
 """
 
