@@ -46,6 +46,14 @@ def _runs_on_cpu(module: Any) -> bool:
     return any(str(getattr(x, "__module__", "")).startswith("tests.kernels.on_cpu") for x in vars(module).values())
 
 
+def pytest_collection_finish() -> None:
+    """Interpret as `lab` does; every module that imports Triton is imported by now."""
+    if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") == "1":
+        from lab.check import interpreter
+
+        interpreter.quicken()
+
+
 @pytest.hookimpl(tryfirst=True)  # before the marks are asked for
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what runs a kernel compiled for the CPU, or a notebook's numbers, `slow`; skip `gpu` without a GPU."""

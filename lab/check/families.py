@@ -173,7 +173,7 @@ def load(name: str) -> Family:
     family = bare(name)
     folder = FOLDER / name
     if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None:
-        interpreter.share_patches()
+        interpreter.quicken()
     candidates: dict[str, Candidate] = {}
     modules: dict[str, str] = {}
     sources: list[CudaSource] = []
