@@ -11,6 +11,7 @@ more), weights become e4m3 in registers (w4a8_tiles.py): twice the matrix rate f
 
 from __future__ import annotations
 
+import bisect
 import functools
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,11 @@ SOURCE, SUM_SOURCE = (Path(__file__).with_name(name) for name in ("experts_many.
 TOKENS_MAX = 16384  # the router's blocks wait for each other: all of them must run at once
 ROUTER_TOKENS, HALF_ROWS, SLICE, THREADS, SUM_THREADS = 32, 128, 32, 384, 256
 STAGES_MAX = 10
+BLOCKS = (32, 64, 96)  # rows
+SCRATCH = (
+    "pairs", "masks", "rows", "back", "blocks", "state", "flags", "h", "given", "parts", "x_e4m3", "x_rows", "h_e4m3",
+    "h_rows",
+)  # fmt: skip
 F32 = torch.float32
 W4A8 = "nvfp4-w4a8"
 
@@ -81,7 +87,7 @@ class ManyConfig:
 def block_tokens(tokens: int, top_k: int, experts: int) -> int:
     """Rows of a block: an expert's mean and two and a half standard deviations, where routing is even."""
     mean = tokens * top_k / experts
-    return next((block for block in (32, 64) if mean + 2.5 * mean**0.5 <= block), 96)
+    return next((block for block in BLOCKS if mean + 2.5 * mean**0.5 <= block), BLOCKS[-1])
 
 
 def configs(block: int, width: int, inner: int, dtype: str, fp8: bool = False) -> tuple[ManyConfig, ManyConfig]:
@@ -130,7 +136,7 @@ def _tiled(packed: torch.Tensor, scale: torch.Tensor, ts: torch.Tensor, x: torch
 def prepare(inputs: Tensors, fp8: bool = False) -> dict[str, Any]:
     """The weights of every expert as tiles, the shared one behind the others, and scratch for x."""
     x, experts = inputs["x"], inputs["down_packed"].shape[0]
-    (tokens, width), inner, device = x.shape, 2 * inputs["down_packed"].shape[2], inputs["down_packed"].device
+    inner, device = 2 * inputs["down_packed"].shape[2], inputs["down_packed"].device
     made: dict[str, list[torch.Tensor]] = {"up": [], "down": [], "up_scale": [], "down_scale": []}
     for prefix in ("", "shared_")[: 1 + ("shared_gate" in inputs)]:
         for name, stored, parts in cuda_experts.padded(inputs, prefix, inner):
@@ -139,25 +145,40 @@ def prepare(inputs: Tensors, fp8: bool = False) -> dict[str, Any]:
                     made[f"{name}{suffix}"].append(tensor)
     kept: dict[str, Any] = {name: torch.stack(each) for name, each in made.items()}
     kept |= {key: inputs[key] for key in ("shared_gate",) if key in inputs}
-    shared, top_k = "shared_gate" in inputs, int(inputs["top_k"])
+    top_k = int(inputs["top_k"])
+    kept |= {"k": torch.zeros(top_k, dtype=torch.uint8, device=device)}  # its length: operators pass tensors only
+    return kept | scratch(x.shape, x.dtype, experts, top_k, inner, "shared_gate" in inputs, device, fp8)
+
+
+def scratch(
+    shape: torch.Size, dtype: torch.dtype, experts: int, top_k: int, inner: int, shared: bool, device: torch.device,
+    fp8: bool = False,
+) -> Tensors:  # fmt: skip
+    """What the launches leave each other, by SCRATCH's names, for x of `shape` or of fewer rows; all zero."""
+    tokens, width = shape
     pairs = tokens * (top_k + shared)
-    block = block_tokens(tokens, top_k, experts)
-    up, down = configs(block, width, inner, hopper.ELEMENTS.get(x.dtype, ""))
     workers = hopper.multiprocessors(device.index or 0) if device.type == "cuda" else SMS
+    blocks, sums = 0, 0
+    for block in BLOCKS:
+        # The most tokens that get blocks of so many rows: fewer rows of narrower blocks may be more of them.
+        most = bisect.bisect_right(range(1, tokens + 1), block, key=lambda t: block_tokens(t, top_k, experts))
+        blocks = max(blocks, most_blocks(most, top_k, experts, shared, block))
+        sums = max(sums, *(c.part_floats for c in configs(block, width, inner, "")))
 
     def zeros(*size: int, kind: torch.dtype = torch.int32) -> torch.Tensor:
         return torch.zeros(*size, dtype=kind, device=device)
 
+    made: Tensors = {}
     if fp8:
         for name, rows, k in (("x", tokens, width), ("h", pairs, inner)):
             padded_k = w4a8_tiles.k_blocks_of(k) * w4a8_tiles.COLS
-            kept |= {f"{name}_e4m3": zeros(rows, padded_k, kind=torch.uint8), f"{name}_rows": zeros(rows, kind=F32)}
-    return kept | {
-        "k": zeros(top_k, kind=torch.uint8), "pairs": zeros(pairs, 2), "rows": zeros(pairs, 2), "back": zeros(pairs),
+            made |= {f"{name}_e4m3": zeros(rows, padded_k, kind=torch.uint8), f"{name}_rows": zeros(rows, kind=F32)}
+    return made | {
+        "pairs": zeros(pairs, 2), "rows": zeros(pairs, 2), "back": zeros(pairs),
         "masks": zeros((2 * -(-tokens // ROUTER_TOKENS) + 1) * experts), "state": zeros(4),
-        "blocks": zeros(most_blocks(tokens, top_k, experts, shared, block), 2), "flags": zeros(2 * workers),
-        "h": zeros(pairs, inner, kind=x.dtype), "given": zeros(pairs, width, kind=torch.float16),
-        "parts": zeros(workers * max(up.part_floats, down.part_floats), kind=F32),
+        "blocks": zeros(blocks, 2), "flags": zeros(2 * workers),
+        "h": zeros(pairs, inner, kind=dtype), "given": zeros(pairs, width, kind=torch.float16),
+        "parts": zeros(workers * sums, kind=F32),
     }  # fmt: skip
 
 
@@ -169,8 +190,9 @@ def run(args: dict[str, Any], out: Tensors, fp8: bool = False) -> None:
         raise ValueError(f"x is {x.dtype} with strides {x.stride()}; pass contiguous bf16 or fp16 x on 16 bytes")
     top_k, experts, shared = len(args["k"]), logits.shape[1], "shared_gate" in args
     chosen = top_k + shared
-    if len(h) != tokens * chosen or logits.shape[0] != tokens or y.shape != x.shape:
-        raise ValueError(f"x {tuple(x.shape)} and scratch for {len(h)} rows: prepare for {tokens} tokens")
+    pairs = tokens * chosen
+    if len(h) < pairs or logits.shape[0] != tokens or y.shape != x.shape:
+        raise ValueError(f"x {tuple(x.shape)} and scratch for {len(h)} rows: prepare for at least {tokens} tokens")
     device, block, inner = x.device.index or 0, block_tokens(tokens, top_k, experts), h.shape[1]
     router, warps = router_source(experts, element, block), cuda_experts.router_warps(experts)
     gate = args["shared_gate"] if shared else cuda.i64(0)
@@ -181,12 +203,17 @@ def run(args: dict[str, Any], out: Tensors, fp8: bool = False) -> None:
          args["back"]), cuda_experts.router_shared_bytes(experts),
     )  # fmt: skip
     for config, given, of, name, made in zip(
-        configs(block, width, inner, element, fp8), (x, h), "xh", ("up", "down"), (h, args["given"]), strict=True
+        configs(block, width, inner, element, fp8),
+        (x, h[:pairs]),
+        "xh",
+        ("up", "down"),
+        (h, args["given"]),
+        strict=True,
     ):
         by_row: Any = cuda.i64(0)
         if fp8:
             by_row = args[f"{of}_rows"]
-            cuda_w4a8.quantise({"x": given, "x_e4m3": args[f"{of}_e4m3"], "x_scale": by_row})
+            cuda_w4a8.quantise({"x": given, "x_e4m3": args[f"{of}_e4m3"][: len(given)], "x_scale": by_row})
         cuda.launch(
             cuda.load(source(config), config.kernel, device, SHARED_BYTES), (len(args["flags"]) // 2,), THREADS,
             (args[f"{of}_e4m3"] if fp8 else given, args[name], args[f"{name}_scale"], *lists, made, args["parts"],

@@ -143,12 +143,13 @@ def _packed(
     if name == operators.REFERENCE:
         made, scratch = dict(weights), operators.scratch_of({}, place)
     else:
-        from kernels.moe.cuda_experts import SCRATCH
+        from kernels.moe import cuda_experts, cuda_many
 
         made = dict(
             operators.candidates(FAMILY, torch.cuda.get_device_capability(place))[name].prepare(weights | {"x": x})
         )
-        scratch = {key: made.pop(key) for key in SCRATCH if key in made}
+        names = {*cuda_experts.SCRATCH, *cuda_many.SCRATCH}
+        scratch = {key: made.pop(key) for key in sorted(names) if key in made}
         scratch = operators.scratch_of(workspace.at_least(f"{name} {shape} {x.dtype}", scratch), place)
     operands: dict[str, Any] = {key: t for key, t in made.items() if key not in MOVING}
     return " ".join((name, *operands, *scratch)), list(operands.values()), list(scratch.values())

@@ -39,6 +39,10 @@ PARAMETERS = {
 }
 
 
+def of_rows(workload: Workload, count: int) -> Workload:
+    return Workload(workload.id, {**workload.axes, "T": count})
+
+
 @functools.cache
 def on_cpu(source: Any, change: Change = UNCHANGED) -> StandIn:
     parameters = PARAMETERS[source.path.name]
@@ -257,6 +261,38 @@ def test_sources_compile_without_spills(source: Any) -> None:
         text = source.path.read_text()
         fewer, more = (int(re.findall(rf"reg_{word}<(\d+)>", text)[0]) for word in ("dealloc", "alloc"))
         assert 128 * (row["registers"] - fewer) >= 256 * (more - row["registers"])
+
+
+@needs_compiler
+@pytest.mark.parametrize("fp8", [False, True], ids=["w4a16", "w4a8"])
+def test_scratch_of_many_tokens_serves_fewer(monkeypatch: pytest.MonkeyPatch, fp8: bool) -> None:
+    """As a layer keeps it: 70 tokens, then 9 behind them in what those have left, then 70 again."""
+    Simulated(monkeypatch, 3, 32)
+    workload = cases._workload(70, 5, 2, 80, 48, shared=32)
+    given = cases.inputs(workload, 1)
+    kept = cuda_many.prepare(given, fp8)
+    for count in (70, 9, 70):
+        few = {name: given[name][:count].contiguous() for name in cases.ACTIVATIONS}
+        limit = cases.tolerance(of_rows(workload, count), cuda_many.W4A8 if fp8 else cuda_many.PRECISION)["y"]
+        out = cases.outputs(of_rows(workload, count), few)
+        cuda_many.run(kept | few, out, fp8)
+        assert compare("y", out["y"], reference(given | few)["y"], limit).ok
+    more = {name: given[name][[*range(70), 0]] for name in cases.ACTIVATIONS}
+    with pytest.raises(ValueError, match="at least 71"):
+        cuda_many.run(kept | more, {"y": more["x"]}, fp8)
+
+
+def test_scratch_has_the_blocks_of_one_token_less() -> None:
+    """They are narrower and so may be more: 467 for the last number of tokens that gets 64 rows, 397 for the next."""
+    needed, grew = 0, False
+    for tokens in range(1, 2049):
+        size = torch.Size((tokens, 64))
+        made = cuda_many.scratch(size, torch.bfloat16, 256, 8, 64, True, torch.device("meta"))
+        assert made.keys() <= set(cuda_many.SCRATCH)
+        own = cuda_many.most_blocks(tokens, 8, 256, True, cuda_many.block_tokens(tokens, 8, 256))
+        grew, needed = grew or own < needed, max(own, needed)
+        assert len(made["blocks"]) >= needed
+    assert grew
 
 
 ON_A_GPU = [w for w in cases.WORKLOADS if not cuda_many.CANDIDATES[0].refuses(w)]
