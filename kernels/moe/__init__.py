@@ -14,6 +14,8 @@ Axes of a workload
     shared   width of the shared expert, 0 without one
     routing  how logits are drawn: "uniform"; "zipf", expert e as likely as 1 / (e + 1); "one", every token has expert 0
     dtype    of x and y: "bf16" or "fp16"
+    weights  "mxfp4", or not there: values of MXFP4, whose scales NVFP4 has too, so that libraries of either format
+             multiply the same numbers
 
 Tensors: x [T, H]; logits [T, E] float32; gate_up_packed uint8 [E, 2 F, H / 2] (rows of Wg, then of Wu), gate_up_scale
 uint8 [E, 2 F, H / 16], gate_up_tensor_scale float32 [E]; down_packed [E, H, F / 2], down_scale, down_tensor_scale; with

@@ -12,6 +12,7 @@ import torch
 
 from kernels.common import Tensors, Tolerance, Workload, poisoned
 from kernels.nvfp4 import format as nvfp4
+from kernels.nvfp4 import mxfp4
 from kernels.nvfp4.cases import W4A8_NORMAL_WEIGHT, W4A8_NORMAL_X
 
 ACTIVATIONS = ("x", "logits")
@@ -24,18 +25,21 @@ PARTS = ("packed", "scale", "tensor_scale")
 
 def _workload(
     T: int, experts: int, top_k: int, H: int, F: int, routing: str = "uniform", shared: int = 0, dtype: str = "bf16",
-    role: str = "check", source: str = "",
+    role: str = "check", source: str = "", weights: str = "",
 ) -> Workload:  # fmt: skip
     axes: dict[str, int | str] = {
         "T": T, "experts": experts, "top_k": top_k, "H": H, "F": F, "shared": shared, "routing": routing,
         "dtype": dtype,
     }  # fmt: skip
+    if weights:
+        axes["weights"] = weights
     name = f"t{T}_e{experts}_k{top_k}_h{H}_f{F}" + f"_{routing}" * (routing != "uniform") + f"_s{shared}" * bool(shared)
-    return Workload(name + f"_{dtype}" * (role == "check"), axes, role, f"normal, {routing} routing", source)
+    name += f"_{dtype}" * (role == "check") + f"_{weights}" * bool(weights)
+    return Workload(name, axes, role, f"normal, {routing} routing", source)
 
 
-def _35b(T: int, routing: str = "uniform") -> Workload:
-    return _workload(T, 256, 8, 2048, 512, routing, 512, role="measure", source="q36-35b-a3b.moe")
+def _35b(T: int, routing: str = "uniform", weights: str = "") -> Workload:
+    return _workload(T, 256, 8, 2048, 512, routing, 512, role="measure", source="q36-35b-a3b.moe", weights=weights)
 
 
 def _26b(T: int) -> Workload:
@@ -49,21 +53,31 @@ WORKLOADS = (
     _workload(8, 16, 4, 64, 48, "zipf", dtype="fp16"),
     _workload(17, 8, 2, 128, 64, "one", shared=64),
     _workload(9, 8, 2, 128, 128, shared=128),  # what rival libraries' tiles take
+    _workload(9, 8, 2, 128, 128, shared=128, weights="mxfp4"),
     _workload(63, 5, 3, 64, 80),
     _workload(75, 32, 8, 80, 32, "zipf"),
     *map(_35b, (1, 2, 8, 17, 32, 128, 257, 512, 1024, 2048)),
     *(_35b(T, "zipf") for T in (8, 32, 128, 512)),
     *(_35b(T, "one") for T in (32, 128, 512)),
     *map(_26b, (1, 8, 32, 128, 512)),
+    *(_35b(T, weights="mxfp4") for T in (1, 8, 32, 128, 512, 2048)),
 )
 
 
-def _stack(count: int, rows: int, columns: int, rng: torch.Generator, name: str) -> Tensors:
+def _quantised(w: torch.Tensor, weights: str) -> nvfp4.Nvfp4:
+    """w in NVFP4; with `weights` "mxfp4" in MXFP4, whose values NVFP4 has too."""
+    if weights != "mxfp4":
+        return nvfp4.quantise(w)
+    packed, scale = mxfp4.quantise(w)
+    return nvfp4.Nvfp4(packed, *mxfp4.as_nvfp4(scale))
+
+
+def _stack(count: int, rows: int, columns: int, rng: torch.Generator, name: str, weights: str) -> Tensors:
     """`count` quantised matrices [rows, columns], each with a tensor scale of its own."""
     made = []
     for _ in range(count):
         w = torch.randn(rows, columns, generator=rng, device=rng.device) * columns**-0.5
-        made.append(nvfp4.quantise(w))
+        made.append(_quantised(w, weights))
     stacked = {f"{name}_{part}": torch.stack([getattr(q, part) for q in made]) for part in ("packed", "scale")}
     return stacked | {f"{name}_tensor_scale": torch.cat([q.tensor_scale for q in made])}
 
@@ -72,9 +86,13 @@ def inputs(workload: Workload, seed: int = 0, device: torch.device | str = "cpu"
     """As in the package's docstring; top_k int64 [] besides."""
     rng = torch.Generator(device=device).manual_seed(seed)
     experts, width, inner, shared = (workload[axis] for axis in ("experts", "H", "F", "shared"))
-    made = _stack(experts, 2 * inner, width, rng, "gate_up") | _stack(experts, width, inner, rng, "down")
+    sizes = {"gate_up": (experts, 2 * inner, width), "down": (experts, width, inner)}
     if shared:
-        made |= _stack(1, 2 * shared, width, rng, "shared_gate_up") | _stack(1, width, shared, rng, "shared_down")
+        sizes |= {"shared_gate_up": (1, 2 * shared, width), "shared_down": (1, width, shared)}
+    made: Tensors = {}
+    for name, size in sizes.items():
+        made |= _stack(*size, rng, name, str(workload.axes.get("weights", "nvfp4")))
+    if shared:
         made["shared_gate"] = (torch.randn(width, generator=rng, device=device) * width**-0.5).to(torch.bfloat16)
     made["top_k"] = torch.tensor(workload["top_k"], device=device)
     return made | activations(workload, seed + 1, device)
@@ -117,7 +135,7 @@ def tolerance(workload: Workload, precision: str) -> dict[str, Tolerance]:
     counts = {
         "nvfp4-w4a16": ((1, 0.58 * unit),),
         "bf16": ((3, 1.1 * 0.64 * 2.0**-8), (5, 0.58 * unit)),
-        "nvfp4-w4a16-rounded": ((3, 1.1 * 0.64 * 2.0**-8), (5, 0.58 * unit)),
+        **dict.fromkeys(("nvfp4-w4a16-rounded", "mxfp4-w4a16-rounded"), ((3, 1.1 * 0.64 * 2.0**-8), (5, 0.58 * unit))),
         "nvfp4-w4a8": ((3, 1.1 * e4m3),),
     }
     if precision not in counts:

@@ -13,7 +13,7 @@ from kernels.common import Cost, Workload
 
 FP4_BYTES = 0.5 + 1 / 16
 WEIGHT_BYTES = dict.fromkeys(("nvfp4-w4a16", "nvfp4-w4a16-rounded", "nvfp4-w4a8", "nvfp4-w4a4"), FP4_BYTES)
-WEIGHT_BYTES |= {"bf16": 2.0}
+WEIGHT_BYTES |= {"bf16": 2.0, "mxfp4-w4a16-rounded": 0.5 + 1 / 32}
 PIPES = {"nvfp4-w4a8": "fp8", "nvfp4-w4a4": "fp4"}  # of activations rounded before each product
 DRAWS = 4
 

@@ -44,6 +44,34 @@ def relative(scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return moved, factor.to(scale.device)
 
 
+def as_nvfp4(scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(e4m3 scale bytes uint8 [rows, cols / 16], float32 [1] tensor scale) of the same values; codes stay as they are.
+
+    e4m3 has the powers of two from 2^-9 to 2^8. Raises ValueError where the scales span more; of a block of zeros the
+    scale is zero.
+    """
+    moved, factor = relative(scale)
+    power = moved.to(torch.float32) - BIAS + 8
+    if bool(((power < -9) & (scale > 0)).any()):
+        raise ValueError("block scales span more than the 17 powers of two that e4m3 has; keep them in MXFP4")
+    e4m3 = torch.where(scale > 0, torch.exp2(power), 0.0).to(torch.float8_e4m3fn).view(torch.uint8)
+    return e4m3.repeat_interleave(BLOCK // fmt.BLOCK, dim=1), factor * 2.0**-8
+
+
+def of_nvfp4(scale: torch.Tensor, tensor_scale: torch.Tensor) -> torch.Tensor:
+    """e8m0 bytes [rows, cols / 32] of what `as_nvfp4` made.
+
+    Raises ValueError where a scale is no power of two, or the two groups of a block differ.
+    """
+    value = scale.view(torch.float8_e4m3fn).float() * tensor_scale
+    mantissa, exponent = torch.frexp(value)
+    first, second = value.unflatten(1, (-1, BLOCK // fmt.BLOCK)).unbind(-1)
+    if bool(((mantissa != 0.5) & (value != 0)).any()) or not torch.equal(first, second):
+        raise ValueError("scales are not one power of two for 32 values; this is NVFP4, not MXFP4")
+    byte = torch.where(value != 0, exponent - 1 + BIAS, 0)[:, :: BLOCK // fmt.BLOCK]
+    return byte.to(torch.uint8).contiguous()
+
+
 def dequantise(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """[rows, cols] of the values; exact in float32 but for scales under 2^-125."""
     value = fmt.decode_e2m1(fmt.unpack(packed)).unflatten(1, (-1, BLOCK))

@@ -22,7 +22,7 @@ from lab.check import families
 from tests.kernels.peer_layouts import marlin_codes, marlin_scales
 
 # Import names of every library that an adapter may use, and what a user sees of them in a skip.
-LIBRARIES = ("vllm", "fla", "einops", "flashinfer", "humming", "quack", "cutlass", "deep_gemm")
+LIBRARIES = ("vllm", "fla", "einops", "flashinfer", "humming", "quack", "cutlass", "deep_gemm", "triton_kernels")
 PEERS = {
     "gdn": {
         "fla_chunk": "fla", "fla_fused_recurrent": "fla", "flashinfer_chunk": "flashinfer",
@@ -31,7 +31,10 @@ PEERS = {
     "kv": {
         "vllm_fa3": "vllm", "vllm_fa3_fp8": "vllm", "flashinfer_bf16": "flashinfer", "flashinfer_fp8": "flashinfer",
     },
-    "moe": {"vllm_marlin_moe": "vllm", "humming_moe": "humming", "deep_gemm_moe": "deep_gemm"},
+    "moe": {
+        "vllm_marlin_moe": "vllm", "humming_moe": "humming", "deep_gemm_moe": "deep_gemm",
+        "triton_kernels_moe": "triton_kernels",
+    },
     "nvfp4": {
         "vllm_marlin": "vllm", "humming_w4a16": "humming", "quack_w4a16": "quack",
     },

@@ -18,6 +18,7 @@ from kernels.gdn.peers import vllm
 from kernels.gdn.reference import step
 from kernels.kv.peers import vllm_fa3
 from kernels.moe.peers import vllm_marlin_moe
+from kernels.nvfp4 import mxfp4
 from kernels.nvfp4.peers import vllm_marlin
 from kernels.nvfp4.reference import weights
 from lab.check import accuracy, families
@@ -205,6 +206,43 @@ def deep_gemm(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor, expert: torch
             out[at : at + 128] = (x[at : at + 128].double() @ w[e].double().T).to(out.dtype)
 
 
+class RaggedProduct:
+    """triton_kernels: routing, and products of rows by expert whose MXFP4 weights lie [E, K / 2, N]."""
+
+    Scales = types.SimpleNamespace  # PrecisionConfig(weight_scale=...)
+
+    @staticmethod
+    def routing(logits: torch.Tensor, top_k: int) -> tuple[Any, Any, Any]:
+        chosen = logits.topk(top_k, dim=-1)
+        order = chosen.indices.flatten().sort(stable=True)
+        weight = chosen.values.softmax(-1).flatten()[order.indices]
+        data = types.SimpleNamespace(gate_scal=weight, expert=order.values, token=order.indices // top_k)
+        return data, "gather", "scatter"
+
+    @staticmethod
+    def laid_out(tensor: torch.Tensor, layout: str, **told: int) -> torch.Tensor:
+        assert (layout, told) in [("values", {"mx_axis": 1}), ("scales", {"mx_axis": 1, "num_warps": 8})]
+        assert tensor.dtype == torch.uint8
+        return tensor
+
+    @staticmethod
+    def matmul_ogs(
+        x: torch.Tensor, w: torch.Tensor, bias: None, *, precision_config: Any, routing_data: Any = None,
+        gather_indx: str = "", scatter_indx: str = "", gammas: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        scales = precision_config.weight_scale
+        each = [mxfp4.dequantise(p.T.contiguous(), s.T).double() for p, s in zip(w, scales, strict=True)]
+        if routing_data is None:
+            return (x.double() @ each[0].T).to(x.dtype)
+        rows = x[routing_data.token] if gather_indx == "gather" else x
+        y = torch.stack([each[e] @ row.double() for e, row in zip(routing_data.expert, rows, strict=True)])
+        if scatter_indx != "scatter":
+            return y.to(x.dtype)
+        assert gammas is not None
+        total = y.new_zeros(int(routing_data.token.max()) + 1, y.shape[1])
+        return total.index_add_(0, routing_data.token, y * gammas[:, None]).to(x.dtype)
+
+
 def fa3(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> list[torch.Tensor]:
     names = [a.name for a in torch.ops._vllm_fa3_C.fwd.default._schema.arguments][3:]
     given = dict(zip(names, rest, strict=True))
@@ -326,6 +364,22 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "humming.layer": types.SimpleNamespace(HummingLayer=HummingLayer),
         "humming.tune": types.SimpleNamespace(get_heuristics_config=lambda *_, **__: {"tuned": 1}),
         "deep_gemm": types.SimpleNamespace(m_grouped_bf16_gemm_nt_contiguous=deep_gemm),
+        "triton_kernels.matmul_ogs": types.SimpleNamespace(
+            matmul_ogs=RaggedProduct.matmul_ogs, PrecisionConfig=RaggedProduct.Scales
+        ),
+        "triton_kernels.matmul_ogs_details": types.SimpleNamespace(
+            opt_flags=types.SimpleNamespace(update_opt_flags_constraints=lambda given: None)
+        ),
+        "triton_kernels.routing": types.SimpleNamespace(routing=RaggedProduct.routing),
+        "triton_kernels.tensor": types.SimpleNamespace(
+            FP4="fp4", convert_layout=RaggedProduct.laid_out, wrap_torch_tensor=lambda tensor, dtype=None: tensor
+        ),
+        "triton_kernels.tensor_details": types.SimpleNamespace(
+            layout=types.SimpleNamespace(
+                make_default_matmul_mxfp4_w_layout=lambda mx_axis: ("values", {"mx_axis": mx_axis}),
+                make_default_matmul_mxfp4_w_scale_layout=lambda **told: ("scales", told),
+            )
+        ),
         "fla": types.SimpleNamespace(),
         "fla.ops": types.SimpleNamespace(),
         "fla.ops.gated_delta_rule": types.SimpleNamespace(**rules),
@@ -345,11 +399,12 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         library._destroy()
 
 
+MIXTURES = ("vllm_marlin_moe", "humming_moe", "deep_gemm_moe", "triton_kernels_moe")
 RUNS = [
     *checks("nvfp4", "vllm_marlin"),
     *(run for name in ("fla_chunk", "fla_fused_recurrent", "vllm_packed_decode") for run in checks("gdn", name)),
     *checks("gdn", "flashinfer_chunk"),
-    *(run for name in ("vllm_marlin_moe", "humming_moe", "deep_gemm_moe") for run in checks("moe", name)),
+    *(run for name in MIXTURES for run in checks("moe", name)),
     *(run for name in ("vllm_fa3", "vllm_fa3_fp8", "flashinfer_bf16", "flashinfer_fp8") for run in checks("kv", name)),
 ]
 

@@ -169,6 +169,25 @@ def test_relative_scales_give_back_what_they_took() -> None:
     assert factor.item() == 2.0**-7
 
 
+def test_mxfp4_in_the_form_of_nvfp4_has_the_same_values() -> None:
+    w = torch.randn(8, 96, generator=torch.Generator().manual_seed(0)) * torch.exp2(torch.arange(-8.0, 0))[:, None]
+    w[3, 32:64] = 0
+    packed, scale = mxfp4.quantise(w)
+    same = fmt.Nvfp4(packed, *mxfp4.as_nvfp4(scale))
+    assert torch.equal(fmt.dequantise(same), mxfp4.dequantise(packed, scale))
+    assert torch.equal(mxfp4.of_nvfp4(same.scale, same.tensor_scale), scale)
+
+
+def test_what_is_not_in_both_formats_is_refused() -> None:
+    wide = torch.tensor([[127, 110, 0, 111]], dtype=torch.uint8)
+    assert mxfp4.of_nvfp4(*mxfp4.as_nvfp4(wide)).equal(wide)
+    with pytest.raises(ValueError, match="17 powers"):
+        mxfp4.as_nvfp4(torch.tensor([[127, 109]], dtype=torch.uint8))
+    for groups in ([0x38, 0x40], [0x39, 0x39]):  # 1 and 2; 1.125 twice
+        with pytest.raises(ValueError, match="not MXFP4"):
+            mxfp4.of_nvfp4(torch.tensor([groups], dtype=torch.uint8), torch.ones(1))
+
+
 def test_layout_tells_the_formats_apart() -> None:
     for weights_of, group in (("nvfp4", 16), ("mxfp4", 32)):
         inputs = cases.inputs(problem(2, 3, 160, weights=weights_of))
