@@ -16,6 +16,7 @@ from itertools import accumulate
 from typing import Any, Literal, get_args, get_type_hints
 
 import torch
+import torch.nn.functional as F
 
 from kernels.common import Tensors
 from kernels.kv import format as kv_format
@@ -23,8 +24,9 @@ from kernels.nvfp4 import format as nvfp4
 from kernels.nvfp4 import w4a8_tiles
 from kernels.step import cases, wiring
 from kernels.step.config import Config
+from kernels.step.model import CONV_WIDTH
 from kernels.step.tiny.stored import model_of
-from kernels.step.torch_eager import PLAIN, norm
+from kernels.step.torch_eager import L2_EPS, PLAIN, norm
 from kernels.step.wiring import Args, Parts
 
 Kind = Literal["bf16", "f32"]
@@ -107,6 +109,45 @@ def through_cache(arm: Arm, x: torch.Tensor) -> torch.Tensor:
     return kv_format.dequantise_fp8(*kv_format.quantise_fp8(paged, scale=ones))[:, :, 0].to(x.dtype)
 
 
+def delta_rule(
+    args: Args, at: str, mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor, state: torch.Tensor, conv: torch.Tensor
+) -> torch.Tensor:
+    """kernels/step's plain part to the bit on a CPU, sequences of as many new tokens side by side: a few times faster.
+
+    Two that share a row see each other's state, so they go one after the other.
+    """
+    rows, spans = args["rows"], args["spans"]
+    if len(set(rows)) < len(rows):
+        return PLAIN.delta_rule(args, at, mixed, a, b, state, conv)
+    heads_v, dim = state.shape[1], state.shape[2]
+    decay = torch.exp(-args[f"{at}A_log"].exp() * F.softplus(a.float() + args[f"{at}dt_bias"]))[..., None, None]
+    beta, filters = b.float().sigmoid()[..., None], args[f"{at}conv1d.weight"].float()
+    heads_k = (mixed.shape[1] // dim - heads_v) // 2
+    o = torch.empty(mixed.shape[0], heads_v, dim, dtype=mixed.dtype, device=mixed.device)
+    for length in {last - first for first, last in spans}:
+        firsts, own = zip(
+            *((f, row) for (f, last), row in zip(spans, rows, strict=True) if last - f == length), strict=True
+        )
+        tokens = torch.tensor(firsts, device=mixed.device) + torch.arange(length, device=mixed.device)[:, None]
+        held = list(own)
+        window = torch.cat((conv[held], mixed[tokens.T]), dim=1)  # [sequences, 3 + length, C]
+        conv[held] = window[:, 1 - CONV_WIDTH :]
+        y = F.silu(F.conv1d(window.transpose(1, 2).float(), filters, groups=filters.shape[0])).to(mixed.dtype)
+        q, k, v = y.permute(2, 0, 1).unflatten(2, (-1, dim)).float().split((heads_k, heads_k, heads_v), dim=2)
+        q, k = (
+            (s * torch.rsqrt(s.square().sum(-1, keepdim=True) + L2_EPS)).repeat_interleave(heads_v // heads_k, dim=2)
+            for s in (q, k)
+        )
+        now = state[held].float()
+        for t, at_t in enumerate(tokens):
+            now = now * decay[at_t]
+            update = beta[at_t] * (v[t] - torch.einsum("nhkv,nhk->nhv", now, k[t]))
+            now = now + torch.einsum("nhk,nhv->nhkv", k[t], update)
+            o[at_t] = (torch.einsum("nhkv,nhk->nhv", now, q[t]) * dim**-0.5).to(o.dtype)
+        state[held] = now.to(state.dtype)
+    return o
+
+
 def parts_of(arm: Arm, quantised: frozenset[str]) -> Parts:
     """kernels/step's plain parts with the arm's formats. quantised: names of the products that have such weights."""
     rounded: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"w4a16": lambda x: x, "w4a8": e4m3, "w4a4": e2m1}
@@ -126,7 +167,7 @@ def parts_of(arm: Arm, quantised: frozenset[str]) -> Parts:
             cache[places] = through_cache(arm, cache[places])
         return q
 
-    return replace(PLAIN, linear=linear, add_norm=add_norm, rotate=rotate)
+    return replace(PLAIN, linear=linear, add_norm=add_norm, delta_rule=delta_rule, rotate=rotate)
 
 
 @dataclass
