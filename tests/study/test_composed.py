@@ -39,7 +39,8 @@ PARTS = {  # of the step that a card's lever changes, in the model
     "step-staircase": {"gdn", "gdn products", "copies", "launches"},
     "step-lp17": {"gdn"}, "step-ds8": {"launches", "waiting for the host"},
     "step-35b-lp7": {"waiting for the host"}, "step-35b-lp9": {"gdn"}, "step-35b-lp10": {"gdn"},
-    "step-35b-lp11": {"gdn products", "copies", "launches"},
+    "step-35b-lp11": {"gdn products", "copies", "launches"}, "step-limit": {"residual"},
+    "step-limit-w4a8": {"ffn", "gdn products", "attention products"},
 }  # fmt: skip
 LINES = {name: composed.lines(card) for name, card in CARDS.items()}
 
