@@ -66,6 +66,10 @@ class Bench:
         return f'the candidate changed its input "{found[0]}"' if found else ""
 
 
+# A call that moves so many times the cache finds at most a hundredth of its bytes there, left by the call before.
+ALONE_FACTOR = 100
+
+
 def armed(bench: Bench, candidate: Any, arm: sampling.Arm, room_bytes: float, first_seed: int) -> None:
     """Give an arm its sets, as many as the L2 state asks for and `room_bytes` holds.
 
@@ -76,7 +80,8 @@ def armed(bench: Bench, candidate: Any, arm: sampling.Arm, room_bytes: float, fi
     job, backend = bench.job, bench.backend
     moved = bench.family.cost(bench.workload, candidate.precision).bytes
     count = sampling.sets_for(moved, backend.l2_bytes, job.l2)
-    count = min(count, max(2 if job.l2 == "cold" else 1, int(min(room_bytes / max(moved, 1.0), count))))
+    fewest = 2 if job.l2 == "cold" and moved < ALONE_FACTOR * backend.l2_bytes else 1
+    count = min(count, max(fewest, int(min(room_bytes / max(moved, 1.0), count))))
     fastest_s = math.inf
     arm.turn, arm.made = 0, first_seed
     for number in range(count):

@@ -161,9 +161,14 @@ def test_what_is_wanted_is_known_before_the_candidate_runs(monkeypatch: pytest.M
 def test_an_arm_with_too_little_room_keeps_two_sets_and_a_warm_one_has_one() -> None:
     family = fake_bench.load("toy")
     candidate, workload = family.candidate("plain"), family.workload("n500")
-    backend = replace(fake_bench.cpu(), l2_bytes=10**6)
-    for l2, room, wanted in (("cold", 1.0, 2), ("warm", 1e12, 1), ("cold", 6001.0 * 3, 3)):
+    moved = int(family.cost(workload, candidate.precision).bytes)
+    small, large = moved // 100, 10**6  # beside a small cache a call of one set is cold by itself
+    for l2, l2_bytes, room, wanted in (
+        ("cold", large, 1.0, 2), ("warm", large, 1e12, 1), ("cold", large, 3.0 * moved, 3), ("cold", small, 1.0, 1),
+        ("cold", small + 1, 1.0, 2), ("cold", small, 2.0 * moved, 2),
+    ):  # fmt: skip
+        backend = replace(fake_bench.cpu(), l2_bytes=l2_bytes)
         bench = sets.Bench(structs.replace(JOB, l2=l2), backend, family, workload)
         arm = sampling.Arm("plain", candidate.run, [])
         sets.armed(bench, candidate, arm, room, 1)
-        assert len(arm.sets) == wanted, (l2, room)
+        assert len(arm.sets) == wanted, (l2, l2_bytes, room)
