@@ -35,7 +35,7 @@ WORKLOADS = (
     _workload(1, 131, 1056, "fp16"),
     _workload(3, 75, 256, "fp16"),
     _workload(8, 128, 1056),
-    _workload(16, 75, 32, n_seqs=16),
+    _workload(16, 11, 32, n_seqs=16),
     _workload(17, 64, 256),
     _workload(63, 75, 1056),
     _workload(130, 64, 256, "fp16"),
