@@ -26,6 +26,14 @@ if not HAS_CUDA:
         raise RuntimeError("triton was imported before tests/conftest.py could set TRITON_INTERPRET=1; set it yourself")
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# Tests start hundreds of processes, which would compile the same modules each: here Python may keep what it compiled,
+# whatever the environment says.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+# What is written stays in the page cache though its writer be killed: no test pulls a plug, and none waits for a disk.
+os.fsync = lambda fd: None
+
 # One thread, here and in the processes that tests start: with two, threads that wait for each other on a busy machine
 # spin, and 1,024 steps of small products took 15 s of processor time instead of 0.6 s. More threads would also make a
 # float32 sum depend on the machine.

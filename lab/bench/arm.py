@@ -198,6 +198,8 @@ def nursery(descriptor: str, parent: str) -> None:
         sys.exit(0)
     import torch
 
+    import kernels.common  # noqa: F401  what every family stands on
+
     torch.set_num_threads(1)  # a pool of threads would not survive a fork
     gc.freeze()  # what is here an arm need not collect, which takes a tenth of a second and copies every page
     with socket.socket(fileno=int(descriptor)) as link:
