@@ -8,6 +8,7 @@ import contextlib
 import itertools
 import json
 import os
+import platform
 import random
 import signal
 import socket
@@ -46,7 +47,7 @@ GPUS = tuple(f"GPU-{number}" for number in range(4))
 SMI = """#!/bin/sh
 case "$*" in
   *--query-gpu=uuid*) printf '%s\\n' {gpus} ;;
-  *--query-compute-apps*) cat "{folder}/used" 2>/dev/null; true ;;
+  *--query-compute-apps*) test ! -f "{folder}/used" || cat "{folder}/used" ;;
   *) echo 10 ;;
 esac
 """
@@ -68,9 +69,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     fake_bench.use(monkeypatch)
     monkeypatch.setattr(phases, "card", lambda name: phases.load(folder / f"{name}.toml"))
     monkeypatch.setattr(store, "FOLDER", tmp_path / "profiles")
-    monkeypatch.setattr(
-        machine, "provenance", lambda: Provenance(commit="0", python=fake_cell.platform.python_version())
-    )
+    monkeypatch.setattr(machine, "provenance", lambda: Provenance(commit="0", python=platform.python_version()))
     monkeypatch.setattr(cluster, "LOOK_S", 0.1)
     return folder
 
@@ -85,16 +84,15 @@ def items(count: int = len(CARDS), only: tuple[str, ...] = ()) -> list[tuple[mea
 
 
 def alone(folder: Path, wanted: list[tuple[measure.Item, str]]) -> dict[str, list[Measurement]]:
-    """The rows of each card as one machine measures them, kept in a file by card and workload."""
+    """The rows of each card as one machine measures them; each workload has a file for tests/bench/fake_cell.py."""
     found: dict[str, list[Measurement]] = {}
-    file: dict[str, Any] = {}
+    (folder / "told").mkdir()
     home, store.FOLDER = store.FOLDER, folder / "alone"
     for rows in measure.measure([item for item, _ in wanted], QUICK, None, H200):
-        file[f"{rows[0].phase} {rows[0].workload_id}"] = [msgspec.to_builtins(row) for row in rows]
+        (folder / "told" / f"{rows[0].phase} {rows[0].workload_id}").write_bytes(msgspec.json.encode(rows))
         lines = [store.line(row, folder) for row in rows]
         found.setdefault(rows[0].phase, []).extend(store.decode(line, Measurement, "alone") for line in lines)
     store.FOLDER = home
-    (folder / "told.json").write_text(json.dumps(file))
     return found
 
 
@@ -321,7 +319,7 @@ def test_rows_come_home_once(one: str, tmp_path: Path, told: list[str], monkeypa
         device="h200", name="read", value=1.0, unit="GB/s", method="m", run="r", started="s", samples=(1.0,)
     )
     store.append(store.FOLDER / "h200" / "ceilings" / "r", known)
-    monkeypatch.setenv("KILLGATE_TOLD", str(tmp_path / "told.json"))
+    monkeypatch.setenv("KILLGATE_TOLD", str(tmp_path / "told"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", GPUS[2])
     monkeypatch.setattr(cluster, "BUSY_S", 0.2)
     (tmp_path / "used").write_text("4711\n")
@@ -391,7 +389,7 @@ def test_300_cells_whoever_dies(toy: Path, tmp_path: Path, told: list[str], monk
     wanted = items()
     assert len(wanted) == 300
     there = alone(tmp_path, wanted)
-    monkeypatch.setenv("KILLGATE_TOLD", str(tmp_path / "told.json"))
+    monkeypatch.setenv("KILLGATE_TOLD", str(tmp_path / "told"))
     monkeypatch.setenv("KILLGATE_SLOW", GPUS[3])
     draw = random.Random(20261123)
     with local_cluster(4) as (made, address, _):
