@@ -48,7 +48,7 @@ extern "C" void simulated(const void* x, const void* x_scale, const void* w, con
   // Blocks run one after another, so that a flag raised too early would harm nobody: its sums must be there.
   on_release = [](u32* flag, u32) {
     const float* const sums = given.parts + (flag - given.flags) * PART_FLOATS;
-    for (int i = 0; i < PART_FLOATS; i++) if (std::isnan(sums[i])) stop("a flag ahead of its sums");
+    for (int i = 0; i < PART_FLOATS; i++) if (isnan(sums[i])) stop("a flag ahead of its sums");
   };
   launch_on_cpu({{blocks, 1, 1}, THREADS, 1, 1, SHARED_BYTES, seed}, entry);
 }

@@ -1,8 +1,11 @@
 // What the instructions of sm90.cuh do, and the launch: compiled once, linked into each kernel's library.
 #include "sm90.cuh"
 
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
+#include <string>
 
 Axes threadIdx, blockIdx, blockDim, gridDim;
 Cpu cpu;
@@ -13,7 +16,7 @@ Cpu cpu;
 struct Stop {
     std::string why;
 };
-std::string why_stopped;
+const char* why_stopped;
 static std::string position() {
     std::string at = "block " + std::to_string(blockIdx.x);
     if (gridDim.y * gridDim.z > 1) at += " " + std::to_string(blockIdx.y) + " " + std::to_string(blockIdx.z);
@@ -25,18 +28,18 @@ static std::string position() {
     throw Stop{why + at + ": " + position()};
 }
 void stop(const char* why, u32 address) { stop(std::string(why), address); }
+static std::string first_why;
 template <class Run>
 static void until_stopped(Run run) {
     try {
         run();
     } catch (const Stop& s) {
-        if (why_stopped.empty()) why_stopped = s.why;
+        if (!why_stopped) first_why = s.why, why_stopped = first_why.c_str();
     }
 }
 extern "C" const char* why_it_stopped() {  // since it was last asked; empty if it was not
-    static std::string told;
-    told = std::exchange(why_stopped, "");
-    return told.c_str();
+    const char* told = std::exchange(why_stopped, nullptr);
+    return told ? told : "";
 }
 
 // ---- fibers, CTAs, barriers -----------------------------------------------------------------------------------------
@@ -641,7 +644,7 @@ static void resume(Fiber& f) {
         f.started = true;
         swapcontext(&cpu.main, &f.first);
     }
-    if (!why_stopped.empty()) throw Stop{why_stopped};
+    if (why_stopped) throw Stop{why_stopped};
 }
 static bool can_go_on(Fiber& f) {
     if (f.meeting && f.meeting->generation == f.generation) return false;
@@ -656,6 +659,7 @@ static void start_cta(int i, int block) {
     Cta& cta = cpu.ctas[i];
     const Axes& grid = cpu.launch.grid;
     static std::vector<unsigned char*> memories;
+    static std::vector<std::unique_ptr<char[]>> stacks;
     while ((int)memories.size() <= i) memories.push_back((unsigned char*)aligned_alloc(1024, MOST_SHARED));
     cta = Cta();
     cta.x = block % grid.x, cta.y = block / grid.x % grid.y, cta.z = block / grid.x / grid.y;
@@ -664,12 +668,12 @@ static void start_cta(int i, int block) {
     for (int t = 0; t < cpu.launch.threads; t++) {
         const size_t at = i * cpu.launch.threads + t;
         constexpr size_t STACK = 1 << 16;
-        if (cpu.stacks.size() <= at) cpu.stacks.emplace_back(new char[STACK]);
+        if (stacks.size() <= at) stacks.emplace_back(new char[STACK]);
         Fiber& f = cpu.fibers[at];
         f = Fiber();
         f.cta = i, f.thread = t;
         getcontext(&f.first);
-        f.first.uc_stack.ss_sp = cpu.stacks[at].get(), f.first.uc_stack.ss_size = STACK, f.first.uc_link = nullptr;
+        f.first.uc_stack.ss_sp = stacks[at].get(), f.first.uc_stack.ss_size = STACK, f.first.uc_link = nullptr;
         makecontext(&f.first, fiber, 0);
     }
 }

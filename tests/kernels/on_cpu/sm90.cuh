@@ -17,16 +17,19 @@
 #include <setjmp.h>
 #include <ucontext.h>
 
+// Not <cmath>, <memory> and <string>: g++ instantiates their templates anew in every build, for 0.1 s, though this
+// header is precompiled. The C header has the functions.
+#define _GLIBCXX_INCLUDE_NEXT_C_HEADERS
+#include <math.h>
+#undef _GLIBCXX_INCLUDE_NEXT_C_HEADERS
+
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <deque>
 #include <functional>
 #include <initializer_list>
 #include <map>
-#include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 using std::max;
@@ -80,7 +83,7 @@ static_assert(sizeof(TensorMap) == 128, "as the driver's");
 extern Axes threadIdx, blockIdx, blockDim, gridDim;
 
 // ---- a launch that must not go on ------------------------------------------------------------------------------------
-extern std::string why_stopped;
+extern const char* why_stopped;  // null where nothing was
 [[noreturn]] void stop(const char* why, u32 address = 0);
 
 // ---- fibers, CTAs, barriers -----------------------------------------------------------------------------------------
@@ -165,7 +168,6 @@ struct Launch {
 struct Cpu {
     Launch launch;
     std::vector<Fiber> fibers;
-    std::vector<std::unique_ptr<char[]>> stacks;
     std::vector<Cta> ctas;
     std::vector<Meeting> clusters;
     std::vector<Copy> copies;
