@@ -56,18 +56,20 @@ def sources() -> Iterator[Any]:
                 yield source(choose(*shape, **more))
 
 
-def code_of(cubin: bytes) -> dict[str, str]:
-    """A hash of each kernel's instructions and registers."""
+def code(cubin: bytes) -> Iterator[tuple[str, bytes, int]]:
+    """Each kernel's name, instructions and registers."""
     start, count, names_at = struct.unpack_from("<Q", cubin, 40)[0], *struct.unpack_from("<2H", cubin, 60)
     sections = [struct.unpack_from("<IIQQQQIIQQ", cubin, start + 64 * i) for i in range(count)]
     names = sections[names_at][4]
-    found = {}
     for name_at, _, _, _, at, size, _, info, _, _ in sections:
         name = cubin[names + name_at : cubin.index(b"\0", names + name_at)].decode()
         if name.startswith(".text."):
-            code = cubin[at : at + size] + bytes([info >> 24])
-            found[name.removeprefix(".text.")] = hashlib.sha256(code).hexdigest()[:16]
-    return found
+            yield name.removeprefix(".text."), cubin[at : at + size], info >> 24
+
+
+def code_of(cubin: bytes) -> dict[str, str]:
+    """A hash of each kernel's instructions and registers."""
+    return {name: hashlib.sha256(its + bytes([used])).hexdigest()[:16] for name, its, used in code(cubin)}
 
 
 def hashes(pattern: str = "") -> dict[str, str]:
