@@ -46,9 +46,9 @@ def read(site: Path) -> dict[Path, Page]:
     return {path.resolve(): Page(path) for path in sorted(site.rglob("*.html"))}
 
 
-def check_links(site: Path) -> list[str]:
+def check_links(site: Path, pages: dict[Path, Page]) -> list[str]:
     """Links to a page, file or anchor that is not there, and pages that no other page links to; the board is home."""
-    pages, wrong, reached = read(site), [], {(site / "index.html").resolve()}
+    wrong, reached = [], {(site / "index.html").resolve()}
     for path, page in pages.items():
         for link in page.links:
             if re.match(r"[a-z]+:", link):

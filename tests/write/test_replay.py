@@ -1,8 +1,7 @@
-"""`lab verdicts`: what it prints, what makes it fail, and (slow) the whole job on this checkout."""
+"""`lab verdicts`: what it prints, what makes it fail, and its processes; the whole job is in test_site."""
 
 import os
 import re
-import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,14 +10,13 @@ from typing import Any
 
 import pytest
 
-from lab.base.errors import REPOSITORY, BadInput
+from lab.base.errors import BadInput
 from lab.card import phases
 from lab.check import families
 from lab.cli import main
 from lab.judge import verdicts as judging
 from lab.row import store
 from lab.write import jobs, pages, replay, site
-from tests.write.crawl import check_links
 
 JUDGEMENTS = judging.judge_recorded(phases.cards().values())
 Capture = pytest.CaptureFixture[str]
@@ -219,25 +217,6 @@ def test_a_job_that_hangs_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "LIMIT_S", 1)
     (done,) = jobs.run([jobs.Job("hangs", stuck, (60.0,))], 1, jobs.context())
     assert done.failure == "stopped after 1 s"
-
-
-@pytest.mark.slow
-def test_the_whole_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    """On one family and two notebooks; tests/kernels checks every candidate, tests/test_notebooks executes the rest."""
-    (tmp_path / "books").mkdir()
-    for name in ("audit", "measuring"):
-        shutil.copy(REPOSITORY / "notebooks" / f"{name}.ipynb", tmp_path / "books")
-    monkeypatch.setattr(pages, "NOTEBOOKS", tmp_path / "books")
-    slices = replay._slices
-    monkeypatch.setattr(replay, "_slices", lambda name, kept: slices(name, kept) if name == "q8" else [])
-    assert main.main(["verdicts", "--out", str(tmp_path / "site")]) == 0
-    text = capsys.readouterr().out
-    assert "2 notebooks executed" in text
-    index = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
-    assert re.search(r"Q8_0 linear; (\d+) of \1 checks ok", index)
-    # The cards' pages were written beside, where every notebook of the repository is known.
-    assert [w for w in check_links(tmp_path / "site") if "notebooks/" not in w] == []
-    assert sorted(p.stem for p in (tmp_path / "site" / "notebooks").glob("*.html")) == ["audit", "measuring"]
 
 
 def test_missing_package_is_one_line_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:

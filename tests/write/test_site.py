@@ -1,10 +1,13 @@
 """The site without a browser: every page is reached, nothing is fetched from elsewhere, hostile text stays text."""
 
 import base64
+import contextlib
 import hashlib
 import html
+import io
 import re
-from dataclasses import replace
+import shutil
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
@@ -15,17 +18,19 @@ from lab.base import devices
 from lab.card import phases
 from lab.card.gate import Condition
 from lab.check import families
+from lab.cli import main
 from lab.draw import inline
 from lab.judge import rules, verdicts
 from lab.row import store
 from lab.study.audit.run import audit
-from lab.write import instruments, notebook, pages, render, site
+from lab.write import instruments, notebook, pages, render, replay, site
 from tests.row.made import measurement
 from tests.write.crawl import Page, check_links, read
 
 EVIL = '<script>alert("x")</script> & <b>bold</b> {{ 7 * 7 }}'
 CHECKS = [{"family": "q8", "candidate": "c", "workload": "", "status": s, "message": EVIL} for s in ("ok", "error")]
 FIGURE = "data:image/svg+xml;base64,PHN2Zy8+"
+EXECUTED = ("audit", "measuring")
 INSTRUMENT = f'<img alt="arms" src="{FIGURE}"><a href="data:text/html,x">y</a><img src="data:text/html,x">'
 
 
@@ -33,35 +38,78 @@ def plain(text: str) -> str:
     return text.replace("\N{NO-BREAK SPACE}", " ").replace("\N{MINUS SIGN}", "-")
 
 
+@dataclass(frozen=True)
+class Job:
+    """What `lab verdicts` came to: its exit status and text, the board that it wrote, the links that lead nowhere."""
+
+    out: Path
+    code: int
+    text: str
+    board: str
+    dead: list[str]
+    executed: list[str]
+
+
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site of this checkout without executed notebooks: each has the page of one that failed."""
-    out = tmp_path_factory.mktemp("site")
-    judgements = pages.judged()
-    site.write_pages(out, judgements)
-    site.write_cards(out, judgements)
-    broken = {f"notebooks/{p.stem}.ipynb": EVIL for p in pages.NOTEBOOKS.glob("*.py")}
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """The whole job, on one family and two notebooks: its site takes half a minute, so that every test here reads it.
+
+    tests/kernels checks every candidate, tests/test_notebooks executes the rest.
+    """
+    out, books = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("books")
+    for name in EXECUTED:
+        shutil.copy(pages.NOTEBOOKS / f"{name}.ipynb", books)
+    slices = replay._slices
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as said:
+        patch.setattr(pages, "NOTEBOOKS", books)
+        patch.setattr(replay, "_slices", lambda name, kept: slices(name, kept) if name == "q8" else [])
+        code = main.main(["verdicts", "--out", str(out)])
+    executed = sorted(p.stem for p in (out / "notebooks").glob("*.html"))
+    board = (out / "index.html").read_text(encoding="utf-8")
+    return Job(out, code, said.getvalue(), board, check_links(out, read(out)), executed)
+
+
+@pytest.fixture(scope="module")
+def whole(job: Job) -> Path:
+    """The site with a page for each notebook that the job did not execute, as of one that failed, and failed checks."""
+    out, judgements = job.out, pages.judged()
+    broken = {f"notebooks/{p.stem}.ipynb": EVIL for p in pages.NOTEBOOKS.glob("*.py") if p.stem not in EXECUTED}
     for name, message in broken.items():
         site.write_notebook(out, Path(name).stem, Path(name).stem, [], message)
-    site.write_index(out, pages.views(judgements), CHECKS, {}, broken)
+    site.write_index(out, pages.views(judgements), CHECKS, dict.fromkeys(EXECUTED, "a title"), broken)
     return out
 
 
+@pytest.fixture(scope="module")
+def parsed(whole: Path) -> dict[Path, Page]:
+    return read(whole)
+
+
 @pytest.mark.slow
-def test_every_page_is_reached_and_every_link_leads_somewhere(whole: Path) -> None:
-    assert check_links(whole) == []
-    found = {p.relative_to(whole.resolve()).as_posix() for p in read(whole)}
+def test_the_whole_job(job: Job) -> None:
+    assert job.code == 0
+    assert "2 notebooks executed" in job.text
+    assert re.search(r"Q8_0 linear; (\d+) of \1 checks ok", job.board)
+    # The cards' pages were written beside, where every notebook of the repository is known.
+    assert [w for w in job.dead if "notebooks/" not in w] == []
+    assert job.executed == list(EXECUTED)
+
+
+@pytest.mark.slow
+def test_every_page_is_reached_and_every_link_leads_somewhere(whole: Path, parsed: dict[Path, Page]) -> None:
+    assert check_links(whole, parsed) == []
+    found = {p.relative_to(whole.resolve()).as_posix() for p in parsed}
     assert {f"cards/{c}.html" for c in phases.cards()} <= found
     assert {f"families/{f}.html" for f in families.names()} | {f"devices/{d}.html" for d in devices.ids()} <= found
 
 
 @pytest.mark.slow
-def test_nothing_is_fetched_from_elsewhere(whole: Path) -> None:
+def test_nothing_is_fetched_from_elsewhere(whole: Path, parsed: dict[Path, Page]) -> None:
     style = (whole / "site.css").read_text()
     assert "url(" not in style
     assert "@import" not in style
     assert not re.search(r"fetch\(|XMLHttp|https?:", (render.TEMPLATES / "board.js").read_text())
-    for path, page in read(whole).items():
+    for path, page in parsed.items():
         for load in page.loads:
             assert load.startswith("data:") or (path.parent / load).exists(), f"{path}: {load}"
         assert page.tags.count("script") == (path.name == "index.html"), path
@@ -69,8 +117,8 @@ def test_nothing_is_fetched_from_elsewhere(whole: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ids_are_unique_and_pages_have_one_title(whole: Path) -> None:
-    for path, page in read(whole).items():
+def test_ids_are_unique_and_pages_have_one_title(parsed: dict[Path, Page]) -> None:
+    for path, page in parsed.items():
         assert len(set(page.ids)) == len(page.ids), path
         assert page.tags.count("h1") == 1, path
         assert page.tags.count("main") == 1, path
@@ -93,9 +141,9 @@ def test_counts_are_the_judges(whole: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_card_says_everything(whole: Path) -> None:
+def test_a_card_says_everything(whole: Path, parsed: dict[Path, Page]) -> None:
     for card in phases.cards().values():
-        page = Page(whole / "cards" / f"{card.id}.html")
+        page = parsed[(whole / "cards" / f"{card.id}.html").resolve()]
         text = " ".join(page.text.split())
         for part in (card.question, card.null, card.expected.recovery, card.limits, card.card_hash, "Run it again"):
             assert " ".join(part.replace("`", "").split()) in text, (card.id, part)
@@ -108,7 +156,7 @@ def test_a_card_says_everything(whole: Path) -> None:
             assert "BLOCKED" in text
     for f in audit().findings:
         for card_id in f.cards if f.evidence == "measured" else ():
-            assert f.check in Page(whole / "cards" / f"{card_id}.html").text
+            assert f.check in parsed[(whole / "cards" / f"{card_id}.html").resolve()].text
 
 
 @pytest.mark.slow
