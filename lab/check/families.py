@@ -378,8 +378,10 @@ def every(capability: tuple[int, int], *shaped: str) -> dict[str, Launches]:
             said = anonymous(plain((done.stderr.strip().splitlines() or ["no word"])[-1]))
             raise BadInput(FOLDER, f"its families cannot be described: {said}", "see `lab doctor`")
 
-    # An installed or removed package changes its folder's time.
-    packages = [f"{place} {os.stat(place).st_mtime_ns}" for place in sys.path if os.path.exists(place)]
+    # An installed or removed package changes its folder's time. The checkout is told by its sources: each file written
+    # at its root, a cache's folder say, would change its time, and a notebook has it twice.
+    places = {os.path.realpath(place) for place in sys.path if os.path.exists(place)} - {str(REPOSITORY)}
+    packages = [f"{place} {os.stat(place).st_mtime_ns}" for place in sorted(places)]
     sources = [f"{name} {sources_hash(name)}" for name in names()]
     parts = [*sources, str(capability), *shaped, sys.version, os.environ.get("TRITON_INTERPRET", ""), *packages]
     parts += Launches.__struct_fields__

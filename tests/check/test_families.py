@@ -331,6 +331,9 @@ def test_launches_are_kept_until_a_source_changes(
     assert [launches(), launches()] == ["launch 3", "launch 3"]
     write(tmp_path / "packages" / "two" / "__init__.py", "")
     assert launches() == "launch 4"
+    # A notebook, a job of it and a command have the checkout and the packages on their paths in other orders.
+    monkeypatch.setattr(sys, "path", [str(families.REPOSITORY), *sys.path, *sys.path])
+    assert launches() == "launch 4"
     assert launches(shape="M=8 N=1") == "launch 5"
     assert asked[-1] == ("toy", "M=8 N=1")
     with refused("kernels", '"tyo"', remedy="toy"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -42,15 +43,31 @@ PARTS = {  # of the step that a card's lever changes, in the model
     "step-35b-lp11": {"gdn products", "copies", "launches"}, "step-limit": {"residual"},
     "step-limit-w4a8": {"ffn", "gdn products", "attention products"},
 }  # fmt: skip
-LINES = {name: composed.lines(card) for name, card in CARDS.items()}
+TIMED = composed.time_of
+KEPT: dict[str, Time] = {}
+
+
+def timed(call: Any, device: devices.Device) -> Time:
+    """`composed.time_of`, each call once: the arms of all cards are made of the same few hundred."""
+    key = f"{device.id} {call}"
+    if key not in KEPT:
+        KEPT[key] = TIMED(call, device)
+    return KEPT[key]
+
+
+@functools.cache
+def lines(name: str) -> list[Line]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(composed, "time_of", timed)
+        return composed.lines(CARDS[name])
 
 
 def test_every_card_is_expected_to_change_the_parts_of_its_lever() -> None:
     assert CARDS.keys() == PARTS.keys()
-    for name, lines in LINES.items():
-        own = [line for line in lines if line.candidate == CARDS[name].candidate]
+    for name in CARDS:
+        own = [line for line in lines(name) if line.candidate == CARDS[name].candidate]
         assert set().union(*(line.parts for line in own)) == PARTS[name], name
-        for line in lines:
+        for line in lines(name):
             assert line.low_pct <= line.change_pct <= line.high_pct, line
             assert line.control_us > 0
 
@@ -58,15 +75,13 @@ def test_every_card_is_expected_to_change_the_parts_of_its_lever() -> None:
 @pytest.mark.parametrize("name", [name for name, parts in PARTS.items() if not parts & {"waiting for the host"}])
 def test_an_expectation_stands_on_the_part_that_the_lever_changes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the times of that part nothing is expected to change; without those of any other the change stays."""
-    at = max(range(len(LINES[name])), key=lambda i: len(LINES[name][i].parts))
-    line = LINES[name][at]
+    at = max(range(len(lines(name))), key=lambda i: len(lines(name)[i].parts))
+    line = lines(name)[at]
     whole = line.change_pct / 100 * line.control_us
-    timed = composed.time_of
 
     def without(part: str) -> float:
         monkeypatch.setattr(composed, "time_of", lambda call, device: timed(call, device).times(call.part != part))
         changed = composed.lines(CARDS[name])[at]
-        monkeypatch.setattr(composed, "time_of", timed)
         return changed.change_pct / 100 * changed.control_us
 
     for part in {"ffn", "attention", "head", "gdn"} | line.parts.keys():
@@ -84,7 +99,7 @@ def test_a_copied_state_by_hand() -> None:
     """Six GDN layers: recurrent_decode_copied less recurrent_decode_gathered at 128 sequences."""
     where = "decode_b128_hk16_hv48_d128"
     each = newest("recurrent_decode_gathered", where) - newest("recurrent_decode_copied", where)
-    line = LINES["step-lp9"][-1]
+    line = lines("step-lp9")[-1]
     assert line.parts["gdn"] == pytest.approx(6 * each)
     base = composed.expected("step", line.workload, "served_copied", H200)
     assert line.control_us == base.us
@@ -135,7 +150,7 @@ def test_an_eager_step_waits_for_its_host() -> None:
 
 
 def test_measured_is_held_against_the_interval() -> None:
-    line = LINES["step-lp9"][-1]
+    line = lines("step-lp9")[-1]
     assert line.measured_pct is None
     assert line.inside is None
     assert replace(line, measured_pct=line.change_pct).inside is True
@@ -144,11 +159,11 @@ def test_measured_is_held_against_the_interval() -> None:
     assert shown.splitlines()[2] == "step-lp9, served_gathered"
     assert "outside" in shown.splitlines()[3]
     assert shown.splitlines()[4].endswith("-")
-    everything = [replace(line, measured_pct=-100.0) for lines in LINES.values() for line in lines]
+    everything = [replace(line, measured_pct=-100.0) for name in CARDS for line in lines(name)]
     assert max(map(len, composed.rendered(everything).splitlines())) <= 100
-    stairs = [line.change_pct for line in LINES["step-staircase"] if "npl128" in line.workload]
+    stairs = [line.change_pct for line in lines("step-staircase") if "npl128" in line.workload]
     arms = ["stock_in_place", "stock_by_id", "stock_2d", "served"]
-    assert [line.candidate for line in LINES["step-staircase"][:4]] == arms
+    assert [line.candidate for line in lines("step-staircase")[:4]] == arms
     assert stairs == sorted(stairs, reverse=True)
     card = CARDS["step-lp13"]
     few, many = card.workloads[:2]
@@ -259,10 +274,10 @@ def test_what_is_no_step_is_refused() -> None:
 def test_lab_predict_draws_the_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["predict", "step-lp9", "--out", str(tmp_path / "lp9.svg")]) == 0
     drawn = (tmp_path / "lp9.svg").read_text(encoding="utf-8")
-    assert f"step-lp9 served_gathered {LINES['step-lp9'][0].workload}" in drawn
+    assert f"step-lp9 served_gathered {lines('step-lp9')[0].workload}" in drawn
     inside, outside = (
-        composed.picture([replace(LINES["step-lp9"][0], measured_pct=seen)]).axes[0].lines[1].get_marker()
-        for seen in (LINES["step-lp9"][0].change_pct, 50.0)
+        composed.picture([replace(lines("step-lp9")[0], measured_pct=seen)]).axes[0].lines[1].get_marker()
+        for seen in (lines("step-lp9")[0].change_pct, 50.0)
     )
     assert (inside, outside) == ("o", "s")
 
@@ -272,6 +287,6 @@ def test_lab_predict_prints_the_lines(capsys: pytest.CaptureFixture[str]) -> Non
     told = json.loads(capsys.readouterr().out)
     assert [one["workload"] for one in told] == list(phases.card("step-lp9").workloads)
     assert told[0]["inside"] is None
-    assert isinstance(LINES["step-lp9"][0], Line)
+    assert isinstance(lines("step-lp9")[0], Line)
     assert main.main(["predict", "step-lp9"]) == 0
     assert f"{told[0]['change_pct']:+.1f}" in capsys.readouterr().out
