@@ -61,18 +61,17 @@ def read(path: Path, root: Path) -> Module:
             start = node.values[0]
             if isinstance(start, ast.Constant) and re.match(r"(?:lab|kernels|tests)\.", str(start.value)):
                 found.around.add(str(start.value))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             found.strings.append(node.value)
             found.later.update(NAME.findall(node.value))
             if node.value == "lab":  # python -m lab
                 found.later.add("lab.__main__")
         inner = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
         for child in ast.iter_child_nodes(node):
-            visit(child, inner)
+            if not (isinstance(node, ast.Expr) and isinstance(child, ast.Constant)):  # a docstring runs nothing
+                visit(child, inner)
 
-    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
-    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings run nothing
-    visit(tree, False)
+    visit(ast.parse(path.read_text(encoding="utf-8"), str(path)), False)
     return found
 
 
@@ -185,6 +184,12 @@ class Graph:
         return found or None
 
 
+@functools.cache
+def here() -> Graph:
+    """The graph of this checkout."""
+    return Graph()
+
+
 def of_all(paths: Iterable[str], graph: Graph) -> tuple[set[str], str]:
     """(tests that changed files reach, "" or the first file for which all tests have to run)."""
     found = {test for test in ALWAYS if test in graph.tests}
@@ -221,7 +226,7 @@ def main(arguments: list[str]) -> int:
             file=sys.stderr,
         )
         return 2
-    tests, why = of_all(paths, Graph())
+    tests, why = of_all(paths, here())
     all_of = f", all of them for {why}" if why else ""
     print(f"{len(paths)} files changed since {base}: {len(tests)} test files{all_of}", file=sys.stderr)
     print("\n".join(sorted(tests)))

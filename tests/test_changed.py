@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests import changed
-from tests.changed import Graph, of_all
+from tests.changed import Graph, here, of_all
 
 FILES = {
     "lab/__init__.py": "def phase():\n    from lab.card import gate\n    return gate\n",
@@ -111,7 +111,7 @@ def test_an_unknown_base_is_refused_in_one_line(capsys: pytest.CaptureFixture[st
 @pytest.mark.slow
 def test_most_of_a_room_does_not_run_the_kernels() -> None:
     """A list that is always the whole suite would miss nothing either."""
-    graph = Graph()
+    graph = here()
     for path in ("lab/judge/rules.py", "lab/draw/style.py", "lab/trace/amdahl.py", "kernels/kv/cases.py"):
         tests = graph.of(path)
         assert tests is not None, path

@@ -6,7 +6,7 @@ import pytest
 
 from lab.base.errors import BadInput
 from tests import mistakes
-from tests.changed import Graph
+from tests.changed import here
 from tests.mistakes import LIST, Mistake, load
 
 
@@ -24,10 +24,10 @@ def test_there_are_enough_and_no_two_are_the_same() -> None:
 @pytest.mark.slow
 def test_what_a_change_runs_includes_the_test_that_sees_a_mistake_there() -> None:
     """`make changed` on the file of each mistake: a list of 60 edges that its graph must not miss."""
-    graph = Graph()
-    for file in sorted({m.file for m in load()}):
+    graph, listed = here(), load()
+    for file in sorted({m.file for m in listed}):
         reached = graph.of(file)
-        wanted = {name.split("::")[0] for m in load() if m.file == file for name in m.test}
+        wanted = {name.split("::")[0] for m in listed if m.file == file for name in m.test}
         assert reached is None or wanted <= reached, f"{file} does not reach {wanted - (reached or set())}"
 
 

@@ -252,6 +252,19 @@ def _nodes(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [place for key, value in below for place in ((*path, key), *_nodes(value, (*path, key)))]
 
 
+def _broken(tree: Any, place: tuple[Any, ...], value: Any) -> Any:
+    """The tree with another value at a place, or None for nothing there; what is beside the way is shared."""
+    key, *below = place
+    made = copy.copy(tree)
+    if below:
+        made[key] = _broken(tree[key], tuple(below), value)
+    elif value is None:
+        del made[key]
+    else:
+        made[key] = value
+    return made
+
+
 FILES: dict[str, tuple[Path, Callable[[Path], object]]] = {
     "devices": (devices.FILE, devices.load),
     "models": (models.FILE, models.load),
@@ -268,14 +281,7 @@ def test_a_file_broken_anywhere_is_refused_or_still_good(name: str, monkeypatch:
     places, broken, lines = _nodes(parsed), Path("broken.toml"), []
     values: tuple[Any, ...] = (None, 0, -1, 1.5, True, "", "x", [], {}, [1], float("nan"))
     for place, value in zip(places, itertools.cycle(values), strict=False):
-        tree = copy.deepcopy(parsed)
-        parent = tree
-        for key in place[:-1]:
-            parent = parent[key]
-        if value is None:
-            del parent[place[-1]]
-        else:
-            parent[place[-1]] = value
+        tree = _broken(parsed, place, value)
         monkeypatch.setattr(files, "read_toml", lambda path, tree=tree: tree if path == broken else read(path))
         try:
             load(broken)
@@ -283,6 +289,7 @@ def test_a_file_broken_anywhere_is_refused_or_still_good(name: str, monkeypatch:
             lines.append(str(error))
     assert len(lines) > len(places) / 2
     assert not [line for line in lines if "\n" in line]
+    assert parsed == read(file), "what each broken file shares with the sound one was changed"
 
 
 def test_arithmetic_needs_no_torch_and_no_matplotlib() -> None:
