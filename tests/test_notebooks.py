@@ -130,9 +130,8 @@ def told(book: nbformat.NotebookNode) -> list[str]:
     return found
 
 
-def again(name: str) -> tuple[str, list[str]]:
+def again(book: nbformat.NotebookNode) -> tuple[str, list[str]]:
     """("" or what failed, what a notebook tells when it is executed); for a process of its own."""
-    book = pairing.from_source(FOLDER / f"{name}.py")
     return pairing.execute(book), told(book)
 
 
@@ -140,7 +139,7 @@ def again(name: str) -> tuple[str, list[str]]:
 @pytest.mark.parametrize("name", NAMES)
 def test_executed_again_it_tells_what_is_committed(name):
     """The figures that readers see first are those of the present cards, rows and traces."""
-    (done,) = jobs.run([jobs.Job(name, again, (name,))], 1, jobs.context())
+    (done,) = jobs.run([jobs.Job(name, again, (pairing.from_source(FOLDER / f"{name}.py"),))], 1, jobs.context())
     assert done.failure == ""
     failed, now = done.value
     assert failed == ""
@@ -156,19 +155,16 @@ def test_a_page_is_made_of_an_executed_notebook(tmp_path):
     assert (tmp_path / "notebooks" / f"{name}.html").stat().st_size > 10_000
 
 
-def without_rows(name: str) -> str:
-    """What a notebook says when its device is one that nothing was measured on; for a process of its own."""
-    book = pairing.from_source(FOLDER / f"{name}.py")
-    for cell in book.cells:
-        cell.source = cell.source.replace("device().id", '"gb10"')
-    return pairing.execute(book)
-
-
 @pytest.mark.slow
 def test_a_device_without_rows_is_not_measured_and_no_failure():
     names = [name for name in NAMES if "device().id" in (FOLDER / f"{name}.py").read_text()]
     assert len(names) > 8
-    todo = [jobs.Job(name, without_rows, (name,)) for name in names]
+    todo = []
+    for name in names:
+        book = pairing.from_source(FOLDER / f"{name}.py")
+        for cell in book.cells:
+            cell.source = cell.source.replace("device().id", '"gb10"')
+        todo.append(jobs.Job(name, pairing.execute, (book,)))
     ended = {d.job.name: d.failure or d.value for d in jobs.run(todo, os.cpu_count() or 1, jobs.context())}
     assert {name: end for name, end in ended.items() if end} == {}
 
