@@ -116,7 +116,9 @@ def compilers() -> dict[str, str]:
 def _by_nvrtc(source: CudaSource, arch: str, folder: Path) -> None:
     from cupy.cuda import get_cuda_path, nvrtc
 
-    options = [f"--gpu-architecture={arch}", "--ptxas-options=-v", *source.options]
+    # NVRTC before 13.5 takes a generic lambda in device code for a host function, which nvcc does not.
+    options = [f"--gpu-architecture={arch}", "--ptxas-options=-v", "--device-as-default-execution-space"]
+    options += source.options
     options += [f"-I{path}" for path in include_folders(source)]
     if home := get_cuda_path():
         options.append(f"-I{home}/include")

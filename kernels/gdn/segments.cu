@@ -257,7 +257,7 @@ DEVICE void map_segment(const Scan& s, const Joint& joint, char* shared, const S
         if (threadIdx.x == 2 * 128) produce_map<D, RECOMPUTE>(s, shared, full, empty, x, head, column0);
         else if (RECOMPUTE && threadIdx.x / 32 == 9) make_vectors<D>(shared, full, made, count);
     } else {
-        warpgroup_reg_alloc<224>();
+        warpgroup_reg_alloc<RECOMPUTE ? 216 : 224>();  // 3 x 168 are there
         const long of_head = (long)head * D * D;
         if (group == 0)
             carry_map<D, TYPE, true, RECOMPUTE>(shared, full, empty, made, count,

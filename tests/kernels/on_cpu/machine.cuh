@@ -59,6 +59,22 @@ static void moved() { cpu.moves++; }
 void others() {
     if (!_setjmp(cpu.now->later)) _longjmp(cpu.scheduler, 1);
 }
+// A CTA starts with what an SM's 65,536 leave each thread in steps of 8, at most 248, and gets no more: a kernel whose
+// warpgroups ask for more hangs on the GPU as soon as nobody exits.
+void set_registers(int count) {
+    Cta& cta = own_cta();
+    const int warpgroups = blockDim.x / 128, mine = threadIdx.x / 128;
+    const int launched = min(248, (int)(65536 / blockDim.x) / 8 * 8);
+    const auto held = [&] {
+        int sum = count;
+        for (int i = 0; i < warpgroups; i++)
+            if (i != mine) sum += cta.registers[i] ? cta.registers[i] : launched;
+        return sum;
+    };
+    while (held() > launched * warpgroups) others();
+    cta.registers[mine] = count;
+    moved();
+}
 static void arrive(Meeting& m, int count) {
     moved();
     if (++m.here == count) m.here = 0, m.generation++;

@@ -150,6 +150,7 @@ struct Cta {
     Warpgroup warpgroups[8];
     Exchange warps[32];
     int bulk_issued, bulk_in_flight;
+    int registers[8] = {};  // of a thread of each warpgroup by setmaxnreg; 0: as launched
 };
 // When copies land: at random, when they are issued (an early overwrite shows), when their barrier is waited for (an
 // early read shows).
@@ -324,10 +325,17 @@ static T warp_uniform(T x) {
 }
 static int __popc(u32 x) { return __builtin_popcount(x); }
 static int __ffs(u32 x) { return __builtin_ffs(x); }
+void set_registers(int count);  // waits until the CTA's other warpgroups leave as many
 template <int COUNT>
-static void warpgroup_reg_alloc() {}
+static void warpgroup_reg_alloc() {
+    static_assert(COUNT % 8 == 0 && COUNT >= 24 && COUNT <= 256);
+    set_registers(COUNT);
+}
 template <int COUNT>
-static void warpgroup_reg_dealloc() {}
+static void warpgroup_reg_dealloc() {
+    static_assert(COUNT % 8 == 0 && COUNT >= 24 && COUNT <= 256);
+    set_registers(COUNT);
+}
 static void launch_dependent_grids() {}
 void wait_on_dependent_grids();
 static void spin_clocks(u32) {}
