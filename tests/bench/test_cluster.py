@@ -434,7 +434,7 @@ def test_a_local_cluster_ends_well(how: signal.Signals) -> None:
             assert {worker["name"] for worker in client.scheduler_info()["workers"].values()} == set(GPUS[:2])
             assert set(client.run(os.getenv, "CUDA_VISIBLE_DEVICES").values()) == set(GPUS[:2])
         made.send_signal(how)
-        out, said = made.communicate(timeout=30)
+        out, said = made.communicate(timeout=120)  # two workers, beside all other tests
     assert (made.returncode, out, said) == (0, "", "")
     assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
 
