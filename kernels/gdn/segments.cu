@@ -322,22 +322,25 @@ extern "C" __global__ void __launch_bounds__(512, 1)
     const int last = firsts[blockIdx.z + 1] - 1;
     const long of_head = (long)blockIdx.y * D * D, segment = (long)hv * D * D;
     float* own = starts + of_head + row * D + blockIdx.x * COLUMNS + column;
-    float a[D / PARTS];
-    const auto load = [&](int i) {
+    float a[D / PARTS], next[D / PARTS];  // of this segment; of the one after, on its way while this one is multiplied
+    const auto load = [&](float (&to)[D / PARTS], int i) {
         const float* from = transitions + i * segment + of_head + part * (D / PARTS) * D + k;
 #pragma unroll
-        for (int j = 0; j < D / PARTS; j++) a[j] = from[j * D];
+        for (int j = 0; j < D / PARTS; j++) to[j] = from[j * D];
     };
     int i = firsts[blockIdx.z] + 1;
     wait_on_dependent_grids();
     if (i >= last) return;
-    load(i);
+    load(next, i);
     *reinterpret_cast<float4*>(state + row * COLUMNS + column) = *reinterpret_cast<const float4*>(own + i * segment);
     __syncthreads();
 #pragma unroll 1
     for (; i < last; i++) {
         float sum[COLUMNS] = {};
         float4 s = *reinterpret_cast<const float4*>(own + (i + 1) * segment);  // B
+#pragma unroll
+        for (int j = 0; j < D / PARTS; j++) a[j] = next[j];
+        if (i + 1 < last) load(next, i + 1);
 #pragma unroll
         for (int j = 0; j < D / PARTS; j++)
 #pragma unroll
@@ -351,7 +354,6 @@ extern "C" __global__ void __launch_bounds__(512, 1)
 #pragma unroll
         for (int c = 0; c < COLUMNS; c += 4)
             *reinterpret_cast<float4*>(to + c) = make_float4(sum[c], sum[c + 1], sum[c + 2], sum[c + 3]);
-        if (i + 1 < last) load(i + 1);
         __syncthreads();
 #pragma unroll
         for (int p = 0; p < PARTS; p++)

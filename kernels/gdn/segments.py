@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 CHUNK = 64
-# us on an H200, of a chunk and of what comes once: estimates until rows are there (NOTES.md).
-HALF_CHUNK, WHOLE_CHUNK, MAP_CHUNK = 1.06, 1.77, 1.15
+# us on a Hopper GPU, of a chunk and of what comes once: tests/kernels/gdn/bench_segments.py prints them.
+HALF_CHUNK, WHOLE_CHUNK, MAP_CHUNK = 1.19, 1.75, 1.2
 L2_BYTES_US = 5.2e6  # from L2 in a us, all multiprocessors together
 HALF_BYTES, WHOLE_BYTES = 59e3, 75e3  # of a chunk of half a head, of one: k, q, v, X, P, vectors and o
-COMPOSE_US, LAUNCH_US = 1.2, 2.0  # of a segment; a launch, with the first chunk's latency
+COMPOSE_US, LAUNCH_US = 2.5, 5.0  # of a segment; a launch, with the first chunk's latency
 ROW = 8  # numbers of a segment's row
 Row = tuple[int, ...]
 
