@@ -164,7 +164,7 @@ def reference(inputs: Tensors) -> Tensors:
     """
     spans = list(pairwise(inputs["cu_seqlens"].tolist()))
     names = "k_cache", "v_cache", "state", "conv_state", "k_block", "v_block"
-    kept = {name: inputs[name].double().clone() for name in names if name in inputs}
+    kept = {name: inputs[name].to(torch.float64, copy=True) for name in names if name in inputs}
     x = inputs["model.embed_tokens.weight"].double()[inputs["tokens"]]
     gdn = attention = layer = 0
     while f"model.layers.{layer}.input_layernorm.weight" in inputs:

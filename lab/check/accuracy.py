@@ -17,7 +17,7 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,19 +100,24 @@ def compare(name: str, out: Any, reference: Any, tolerance: Tolerance, moved: fl
     if tuple(out.shape) != tuple(reference.shape):
         what = f"shape {tuple(out.shape)} differs from the reference's {tuple(reference.shape)}"
         raise BadInput(name, what, "give the family's `outputs` and its reference one shape")
-    wanted = reference.to(device=out.device, dtype=torch.float64)
 
-    def norms(difference: Any) -> tuple[float, float]:
-        largest = difference.abs().max().item() if difference.numel() else 0.0
-        return torch.linalg.vector_norm(difference).item(), largest
+    def norms(of: Callable[[Any, Any], Any]) -> tuple[float, float]:
+        """(norm, largest) of of(out, reference), a part at a time: of a state of gigabytes float64 would not fit."""
+        found = [(0.0, 0.0)]
+        for got, wanted in zip(*(t.flatten().split(COMPARED_ELEMENTS) for t in (out, reference)), strict=True):
+            if wanted.numel():
+                part = of(got.double(), wanted.to(out.device).double())
+                found.append((torch.linalg.vector_norm(part).item(), part.abs().max().item()))
+        norm_of_parts = math.hypot(*(norm for norm, _ in found))
+        return norm_of_parts, torch.tensor([most for _, most in found], dtype=torch.float64).max().item()
 
-    norm, peak = norms(wanted)
+    norm, peak = norms(lambda _, wanted: wanted)
     rms = norm / math.sqrt(max(reference.numel(), 1)) or 1.0
     # NaN in `out` makes max() and vector_norm NaN: both comparisons in Error.ok are then false.
-    error, largest = norms(out.to(torch.float64) - wanted)
+    error, largest = norms(lambda got, wanted: got - wanted)
     limit, highest = tolerance.relative_error, tolerance.max_error
     if limit and out.dtype in (torch.float32, torch.float16, torch.bfloat16):  # no output is declared to be coarser
-        stored = norms(wanted.to(out.dtype).to(torch.float64) - wanted)[0] / (norm or 1.0)
+        stored = norms(lambda _, wanted: wanted.to(out.dtype).double() - wanted)[0] / (norm or 1.0)
         if math.isfinite(stored):  # else the reference is too large for the type, and nothing is added
             limit = STORED * math.hypot(limit, stored * math.sqrt(1 + 12 * moved))
             units, expected = 0, float(out.numel()) if moved else 0.0
@@ -155,6 +160,7 @@ def handed(tensors: Tensors) -> Tensors:
 # after the timing goes through all three.
 FILLS = ("left", "finite", "mixed")
 FINGERPRINT_WORDS = 1 << 24  # of four bytes, that are looked at together
+COMPARED_ELEMENTS = 1 << 26  # in float64 at once
 
 
 def outputs(

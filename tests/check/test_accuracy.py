@@ -183,6 +183,22 @@ def test_small_error_everywhere_needs_the_first_limit() -> None:
     assert not error.ok
 
 
+@pytest.mark.parametrize("wrong", [math.nan, 100.0], ids=["nan", "one"])
+@pytest.mark.parametrize("at", [0, 6, 10], ids=["first part", "middle part", "last part, which is shorter"])
+def test_a_large_output_is_compared_in_parts_and_each_of_them_counts(
+    at: int, wrong: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, tolerance = torch.randn(11, dtype=torch.float64), Tolerance(1e-3, 1e-2, "here")
+    whole = compare("y", (wanted + 1e-5).float(), wanted, tolerance)
+    monkeypatch.setattr(accuracy, "COMPARED_ELEMENTS", 4)
+    parts = compare("y", (wanted + 1e-5).float(), wanted, tolerance)
+    assert parts.ok
+    assert dataclasses.astuple(parts)[1:] == pytest.approx(dataclasses.astuple(whole)[1:], rel=1e-12)
+    out = wanted.float()
+    out[at] = wrong
+    assert not compare("y", out, wanted, tolerance).ok
+
+
 def test_work_only_where_nan_stands_is_incorrect() -> None:
     def run(args: Tensors, out: Tensors) -> None:
         unwritten = out["y"].isnan()
