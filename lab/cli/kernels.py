@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from lab.base.console import print_json, show
 from lab.base.errors import BadInput, nearest, refuse_unknown
@@ -115,14 +116,13 @@ def measure(arguments: Namespace) -> int:
     from lab.bench import measure
     from lab.card import phases
 
+    given = {way: value for way in ("timer", "l2", "rest") if (value := getattr(arguments, way)) is not None}
     settings = measure.Settings(
         seconds=arguments.seconds,
         placements=arguments.placements,
         processes=arguments.processes,
-        timer=arguments.timer,
-        l2=arguments.l2,
         budget_s=measure.parse_budget(arguments.budget) if arguments.budget else math.inf,
-        rest=arguments.rest,
+        **given,
     )
     if not (arguments.phase or arguments.all or arguments.ceilings):
         raise BadInput("lab measure", "needs card ids, --all or --ceilings", "see `lab phases`")
@@ -138,8 +138,9 @@ def measure(arguments: Namespace) -> int:
         raise BadInput("lab measure", f'"{named[0]}" is no card', "only --cross-check takes FAMILY/CANDIDATE@WORKLOAD")
     cards = [phases.card(p) for p in arguments.phase if p not in named]
     for card in cards:
-        if pinned := card.measure.other(settings.timer, settings.l2, settings.rest):
-            raise BadInput(card.path, f"its rows are taken with {pinned}", f"pass --{pinned.replace(' = ', ' ')}")
+        if pinned := card.measure.other(**structs.asdict(card.measure) | given):
+            option = f"--{pinned.partition(' ')[0]}"
+            raise BadInput(card.path, f"its rows are taken with {pinned}", f"leave {option} out")
     if arguments.all:
         only = set(arguments.workload)
         cards = [c for c in phases.cards().values() if c.family and (only & {*c.workloads} or not only)]

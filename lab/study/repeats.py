@@ -44,7 +44,7 @@ class Repeated:
 def floors(device: str) -> list[Floor]:
     """Every comparison of a device with blocks in pairs, in the order of the cards."""
     return [
-        Floor(card.id, workload, min(a.time_us or 0.0, b.time_us or 0.0), evidence.aa_pct(a, b) or 0.0)
+        Floor(card.id, workload, min(a.own_us or 0.0, b.own_us or 0.0), evidence.aa_pct(a, b) or 0.0)
         for card in phases.cards().values()
         for workload, (a, b) in evidence.pairs(store.rows(device, card.id)).items()
         if a and b and evidence.change_pct(a, b)

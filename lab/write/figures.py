@@ -86,20 +86,21 @@ def arms(card: Card, device: str) -> Picture:
     for workload in card.workloads:
         rows = found.get(workload, {})
         sides = [draw.Side(name, _role(card, row), row.median_us or 0.0, row.iqr_us or 0.0)
-                 for name, row in rows.items() if row.time_us]  # fmt: skip
+                 for name, row in rows.items() if row.own_us]  # fmt: skip
         ours = rows.get(card.candidate)
-        floor = (
-            None
-            if ours is None or ours.bytes is None or not place.knows(ours.pipe)
-            else floors.of_row(place, ours).floor_us
-        )
-        groups.append(draw.Group(workload, sides, floor))
+        bound = ours is not None and ours.metric == "kernel_us" and ours.bytes is not None and place.knows(ours.pipe)
+        groups.append(draw.Group(workload, sides, floors.of_row(place, ours).floor_us if ours and bound else None))
     pairs = {w: (r[card.control].median_us, r[card.candidate].median_us) for w, r in found.items() if card.control in r}
     changes = [f"{100 * (us / base - 1):+.0f} % at {w}" for w, (base, us) in pairs.items() if us and base]
     alt = (
         f"Times of {card.candidate} against {card.control} on {place.name}: {', '.join(changes) or 'no pair of rows'}."
     )
-    return Picture(draw.arms(groups, f"{card.id} on {place.name}: median times"), alt)
+    what = "host time of an eager call" if _of_host(found) else "median times"
+    return Picture(draw.arms(groups, f"{card.id} on {place.name}: {what}"), alt)
+
+
+def _of_host(found: dict[str, dict[str, Measurement]]) -> bool:
+    return any(row.metric == "host_us" for rows in found.values() for row in rows.values())
 
 
 def _role(card: Card, row: Measurement) -> str:
@@ -109,7 +110,10 @@ def _role(card: Card, row: Measurement) -> str:
 
 def roofline(card: Card, device: str) -> Picture:
     """The rows that the card is judged by on the device's roofline, a roof for each pipe that they use."""
-    rows = [row for rows in _measured(card, device).values() for row in rows.values()]
+    found = _measured(card, device)
+    if _of_host(found):
+        raise BadInput(f"profiles/{device}/{card.id}", "its rows are of the host", "ask for its arms")
+    rows = [row for rows in found.values() for row in rows.values()]
     return roofline_of(rows, device, card.id)
 
 

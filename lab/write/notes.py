@@ -102,7 +102,7 @@ def _card(card: phases.Card, device: devices.Device) -> list[str]:
         right = [r for r in own if r.status == "ok"]
         others = [r for r in right if r.name in card.beside]
         rivals = [r for r in right if r.name in peers - {card.control, card.candidate, *card.beside}]
-        others += sorted(rivals, key=lambda r: r.time_us or math.inf)[:1]
+        others += sorted(rivals, key=lambda r: r.own_us or math.inf)[:1]
         by_block, share = evidence.change_pct(control, candidate), roofline.fraction_of(device, candidate)
         cells = [
             f"`{workload}`",
@@ -118,6 +118,8 @@ def _card(card: phases.Card, device: devices.Device) -> list[str]:
         return []
     word = verdicts.judge_measured(card, device.id).verdict.word
     head = f"**{card.id}: {word}** on {device.id}, {card.candidate} against {card.control}, {_runs(runs)}"
+    if card.measure.timer == "host":
+        head += ", us of the host"
     return [f"| {head} | | | | | |", *lines]
 
 
@@ -125,7 +127,7 @@ def _us(row: Measurement | None) -> str:
     """The median, or the status of an arm that has none."""
     if row is None:
         return ""
-    us = row.time_us
+    us = row.own_us
     if us is None:
         return row.status
     return f"{us:,.0f}" if us >= 1000 else f"{us:.1f}" if us >= 10 else f"{us:.2f}"

@@ -216,16 +216,16 @@ def arms(card: Card, device: str) -> dict[str, list[Measurement]]:
     """workload -> every arm of the run that it is judged by: the card's two first, then by time; failed ones too."""
     order = {card.control: 0, card.candidate: 1}
     found = {w: {r.name: r for r in own}.values() for w, own in figures.judged_runs(card, device).items()}
-    return {w: sorted(own, key=lambda r: (order.get(r.name, 2), r.time_us or math.inf)) for w, own in found.items()}
+    return {w: sorted(own, key=lambda r: (order.get(r.name, 2), r.own_us or math.inf)) for w, own in found.items()}
 
 
 def changes(card: Card, own: Iterable[Measurement]) -> dict[str, float]:
     """Arm of one run and workload -> change against the control in %."""
-    rows = {r.name: r for r in own if r.time_us}
+    rows = {r.name: r for r in own if r.own_us}
     control = rows.get(card.control)
     if control is None:
         return {}
-    found = {n: 100 * ((r.time_us or 0) / (control.time_us or 1) - 1) for n, r in rows.items() if r is not control}
+    found = {n: 100 * ((r.own_us or 0) / (control.own_us or 1) - 1) for n, r in rows.items() if r is not control}
     paired = evidence.change_pct(control, rows.get(card.candidate))
     return found | ({card.candidate: paired[0]} if paired and card.candidate in found else {})
 

@@ -38,7 +38,7 @@ def figures(shown: CardPage) -> Figures:
                 add(seen.control, seen.arms_unit, f"{where}, control")
                 add(seen.candidate, seen.arms_unit, f"{where}, candidate")
     for row in shown.rows:
-        add(row.time_us, "us", row.id)
+        add(row.own_us, "us", row.id)
         add(row.iqr_us, "us", f"the IQR of {row.id}")
         for share, name in (
             (of_roofline(row), "roofline"),

@@ -66,10 +66,12 @@ def test_what_a_card_pins_is_not_measured_otherwise(
 ) -> None:
     pinned = structs.replace(phases.card("toy"), measure=phases.Protocol(l2="cold", rest=0.5))
     monkeypatch.setattr(phases, "card", lambda name: pinned)
-    assert main.main(["measure", "toy", "--seconds", "0"]) == 2
-    assert "pass --rest 0.5" in capsys.readouterr().err
+    assert main.main(["measure", "toy", "--seconds", "0", "--rest", "0"]) == 2
+    held(capsys.readouterr().err, "toy.toml", "rest = 0.5", "--rest")
     assert not command.exists()
-    assert main.main(["measure", "toy", "--seconds", "0", "--rest", "0.5", "--workload", "w00"]) == 0
+    for given in ([], ["--rest", "0.5"]):
+        assert main.main(["measure", "toy", "--seconds", "0", "--workload", "w00", *given]) == 0
+    assert {row.rest for path in command.rglob("rows.jsonl") for row in store.read(path, Measurement)} == {0.5}
 
 
 def test_all_cards_are_measured_as_each_pins_its_protocol(

@@ -219,6 +219,13 @@ def test_what_is_not_settled_is_blocked_in_either_arm(more: dict[str, Any], said
     assert judge(FASTER, evidence.readings(rows, H200)).word == "GO"
 
 
+def test_a_clock_of_the_gpu_that_is_held_down_settles_nothing_of_the_gpu_and_leaves_the_hosts_time_alone() -> None:
+    for timer, said in (("graph", "software power cap"), ("host", "")):
+        arms = [placed(arm, 20.0, throttled="software power cap", timer=timer) for arm in ("control", "candidate")]
+        assert said in evidence.unsettled(*arms)
+        assert bool(evidence.unsettled(*arms)) == bool(said)
+
+
 def test_rows_of_one_placement_keep_their_remarks() -> None:
     """Of schema 1: throttled and not converged, judged as they were, and marked."""
     rows = [

@@ -136,7 +136,6 @@ def test_the_stored_validation_is_that_of_the_rows_and_the_choice_keeps_its_targ
 MISSED = {
     ("kv", "shape"): {"coverage", "mean_regret", "p95", "worst_regret"},
     ("kv", "model"): {"mean_regret", "p95", "worst_regret"},
-    ("nvfp4", "shape"): {"p95"},
     ("q8", "shape"): {"coverage", "mean_regret", "p95", "worst_regret"},
     ("q8", "model"): {"coverage", "median", "p95"},
     ("gdn", "shape"): {"p95", "worst_regret"},
