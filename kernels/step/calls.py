@@ -164,11 +164,12 @@ def _small(workload: Workload, config: Config, gdn: int, attention: int) -> list
         moved("small", attention, tokens * (3 * query + 8.0 * model.kv_heads * model.head_dim)),
         moved("small", attention, tokens * 4 * query),
         moved("small", 1, tokens * model.hidden * 8, 8),
-        moved("alpha and beta", gdn, alphas, 1 if config.packing != "none" else 2),
+        # The library's products of 48 rows sum parts of K in a second launch each.
+        moved("alpha and beta", gdn, alphas, {"none": 4, "alpha_beta_gemv": 1}.get(config.packing, 2)),
     ]
     if not model.experts:
         found.append(moved("activation", model.layers, tokens * 3 * 2.0 * model.ffn))
-    if config.packing != "none" and tokens > 1:
+    if config.packing in ("alpha_beta", "all") and tokens > 1:
         found.append(moved("copies", gdn, tokens * 8.0 * model.gdn_v_heads, 2))
     if config.packing == "all" and tokens > 1:
         found.append(moved("copies", gdn, tokens * 2 * (2.0 * model.channels + value), 2))

@@ -19,9 +19,10 @@ VALUES = {
     "state": ("by_id", "gathered", "copied"),
     "scan": ("routed", "fused", "split"),
     "stream": ("bf16", "f32"),
-    "packing": ("none", "alpha_beta", "all"),
+    "packing": ("none", "alpha_beta", "alpha_beta_gemv", "all"),
 }
 W4A8_FROM = 17  # tokens, the fewest that the kernel of e4m3 products takes; with fewer they are as with w4a16
+GEMV_TOKENS = 8  # the most of the vector kernel for alpha and beta
 MOST_CHAINED = 8  # tokens, of the kernel that is launched programmatically at every shape of the model
 
 
@@ -37,8 +38,9 @@ class Config:
     scan:       of a prompt: the routed kernel, one that keeps its state on chip, or six through memory (LP17).
     per_sequence: the GDN output projection is a product for each sequence (LP11).
     stream:     what the residual stream is stored in (LP14).
-    packing:    the four products into a GDN layer: one each; alpha and beta in one; beside that qkv and z in one, which
-                is as far as two formats of weights can be packed (IM5).
+    packing:    the four products into a GDN layer: one each; alpha and beta in one; these in one launch of a vector
+                kernel of ours, for up to GEMV_TOKENS tokens; beside alpha and beta qkv and z in one, which is as far as
+                two formats of weights can be packed (IM5).
     gate_up:    gate and up in one product.
     all_logits: the head is computed for every new token, and the last ones are kept (LB10).
     scratch:    what products add up in is allocated and zeroed with every call (IM4).
@@ -94,6 +96,8 @@ class Config:
         if room is not None and needed > room:
             where = f"{len(new)} sequences of {workload['ctx'] + max(new)} tokens, {workload['layers']} layers"
             return f"{where} take {needed / 1e9:.1f} GB, {room / 1e9:.1f} are there: fewer of either, or of layers"
+        if self.packing == "alpha_beta_gemv" and sum(new) > GEMV_TOKENS:
+            return f"{self}: {sum(new)} tokens, a vector kernel of {GEMV_TOKENS} at most"
         if max(new) == 1 and self.scan != "routed":
             return f"{self}: a lever of prompts, this step decodes"
         if max(new) > 1 and (self.recurrence == "apart" or self.per_sequence):
@@ -114,6 +118,7 @@ NAMED = {
     "served_stream_f32": Config(stream="f32"),
     "served_w4a8": Config(products="w4a8"),
     "served_alpha_beta": Config(packing="alpha_beta"),
+    "served_alpha_beta_gemv": Config(packing="alpha_beta_gemv"),
     "served_packed": Config(packing="all"),
     "served_gate_up": Config(gate_up=True),
     "served_all_logits": Config(all_logits=True),

@@ -26,6 +26,12 @@ def linear(args: Args, name: str, x: torch.Tensor) -> torch.Tensor:
     return F.linear(x, args[f"{name}.weight"])
 
 
+def alpha_beta(weight: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x times both weights in one product."""
+    a, b = (t.contiguous() for t in F.linear(x, weight).chunk(2, dim=-1))
+    return a, b
+
+
 def norm(x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
     """RMS norm over the last dimension, in float32."""
     wide = x.float()
@@ -151,7 +157,7 @@ def mixture(args: Args, at: str, x: torch.Tensor, logits: torch.Tensor) -> torch
     return y
 
 
-PLAIN = Parts(linear, add_norm, delta_rule, gated_norm, rotate, attend, gate, activate, mixture)
+PLAIN = Parts(linear, alpha_beta, add_norm, delta_rule, gated_norm, rotate, attend, gate, activate, mixture)
 
 
 def prepare(inputs: Tensors) -> Args:

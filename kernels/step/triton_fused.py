@@ -1,6 +1,7 @@
 """What stands between the large kernels, one launch each: the small kernels that every engine fuses.
 
     add_norm    the residual stream plus what a sublayer gives, and its RMS norm: one pass over a row
+    alpha_beta  the two small products into a GDN layer, at few tokens
     gated_norm  the norm of each GDN head times SiLU(z)
     rotate      RMS norm and rotation of q and k, and k and v appended to their pages
     gate        attention times the sigmoid of its gate
@@ -9,7 +10,7 @@
 Each reads and writes its rows once; computing is float32 and nothing is rounded on the way. A row is one program: at
 few tokens such a kernel is its launch, which a captured graph with programmatic launch hides, and splitting rows over
 more of them would add a second one. Products, recurrence and attention are torch_eager's, so the arm shows what these
-five are worth.
+are worth.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ def add_norm_kernel(
     at = tl.arange(0, BLOCK)
     held = at < H
     row = tl.program_id(0).to(tl.int64) * H + at
+    gain = tl.load(gain_ptr + at, mask=held, other=0.0)  # ahead of the sum, so that its latency is not behind it
     x = tl.load(x_ptr + row, mask=held, other=0.0).to(tl.float32)
     if HAS_DELTA:
         x += tl.load(delta_ptr + row, mask=held, other=0.0).to(tl.float32)
@@ -52,8 +54,29 @@ def add_norm_kernel(
         tl.store(sum_ptr + row, stored, mask=held)
         x = stored.to(tl.float32)  # the stream is what the next sublayer adds to
     scale = tl.rsqrt(tl.sum(x * x, axis=0) / H + EPS)
-    gain = tl.load(gain_ptr + at, mask=held, other=0.0)
     tl.store(out_ptr + row, round_output(x * scale * gain, out_ptr.dtype.element_ty, INTERPRETED), mask=held)
+
+
+@triton.jit
+def alpha_beta_kernel(
+    x_ptr,  # [tokens, H]
+    w_ptr,  # [2 HEADS, H]: alpha's rows, then beta's
+    out_ptr,  # [2, tokens, HEADS]
+    tokens,
+    H,
+    HEADS: tl.constexpr,
+    T_BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    row, token = tl.program_id(0), tl.program_id(1) * T_BLOCK + tl.arange(0, T_BLOCK)
+    at = tl.arange(0, BLOCK)
+    held, here = at < H, token < tokens
+    w = tl.load(w_ptr + row.to(tl.int64) * H + at, mask=held, other=0.0).to(tl.float32)
+    of = token.to(tl.int64)[:, None] * H + at[None, :]
+    x = tl.load(x_ptr + of, mask=here[:, None] & held[None, :], other=0.0).to(tl.float32)
+    y = round_output(tl.sum(x * w[None, :], axis=1), out_ptr.dtype.element_ty, INTERPRETED)
+    tl.store(out_ptr + (row // HEADS * tokens + token) * HEADS + row % HEADS, y, mask=here)
 
 
 @triton.jit
@@ -71,10 +94,11 @@ def gated_norm_kernel(
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     at = row.to(tl.int64)[:, None] * D + tl.arange(0, D)[None, :]
     held = (row < rows)[:, None]
+    gain = tl.load(gain_ptr + tl.arange(0, D))
     o = tl.load(o_ptr + at, mask=held, other=0.0).to(tl.float32)
     z = tl.load(z_ptr + at, mask=held, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(o * o, axis=1) / D + EPS)
-    y = o * scale[:, None] * tl.load(gain_ptr + tl.arange(0, D))[None, :] * z * tl.sigmoid(z)
+    y = o * scale[:, None] * gain[None, :] * z * tl.sigmoid(z)
     tl.store(out_ptr + at, round_output(y, out_ptr.dtype.element_ty, INTERPRETED), mask=held)
 
 
@@ -138,14 +162,15 @@ def rotate_kernel(
         partner = tl.where(at < HALF, at + HALF, tl.where(at < 2 * HALF, at - HALF, at))
         source = tl.where(is_q, q_ptr + (token * Hq + head) * 2 * D, k_ptr + (token * Hkv + kv_head) * D)
         gain_ptr = tl.where(is_q, q_gain_ptr, k_gain_ptr)
-        x = tl.load(source + at).to(tl.float32)
-        scale = tl.rsqrt(tl.sum(x * x, axis=0) / D + EPS)
-        x = x * scale * tl.load(gain_ptr + at)
-        other = tl.load(source + partner).to(tl.float32) * scale * tl.load(gain_ptr + partner)
+        x, gain = tl.load(source + at).to(tl.float32), tl.load(gain_ptr + at)
+        other, other_gain = tl.load(source + partner).to(tl.float32), tl.load(gain_ptr + partner)
         turns = at < 2 * HALF
         pair = token * HALF + tl.where(at < HALF, at, at - HALF)
         cos = tl.load(cos_ptr + pair, mask=turns, other=1.0)
         sin = tl.load(sin_ptr + pair, mask=turns, other=0.0)
+        scale = tl.rsqrt(tl.sum(x * x, axis=0) / D + EPS)
+        x = x * scale * gain
+        other = other * scale * other_gain
         y = x * cos + tl.where(at < HALF, -other, other) * sin
         if is_q:
             tl.store(out_ptr + (token * Hq + head) * D + at, round_output(y, out_ptr.dtype.element_ty, INTERPRETED))
@@ -205,6 +230,22 @@ def add_norm(x: torch.Tensor, delta: torch.Tensor | None, gain: torch.Tensor) ->
         INTERPRETED=interpreted(), num_warps=_warps(block),
     )  # fmt: skip
     return summed, out
+
+
+def alpha_beta(weight: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [tokens, H] times both weights: see wiring.Parts.
+
+    A program holds a row of a weight and of two tokens at once, all loads in flight: 96 rows of 10 KB are 0.2 us of
+    memory, so what counts is that a program waits for it once.
+    """
+    (tokens, hidden), heads = x.shape, weight.shape[0] // 2
+    out, block = torch.empty(2, tokens, heads, dtype=x.dtype, device=x.device), triton.next_power_of_2(hidden)
+    together = min(2, tokens)
+    alpha_beta_kernel[(2 * heads, triton.cdiv(tokens, together))](
+        x, weight, out, tokens, hidden, HEADS=heads, T_BLOCK=together, BLOCK=block, INTERPRETED=interpreted(),
+        num_warps=_warps(together * block // 2),
+    )  # fmt: skip
+    return out[0], out[1]
 
 
 def gated_norm(o: torch.Tensor, gain: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
@@ -268,7 +309,13 @@ def _warps(block: int) -> int:
 
 
 FUSED = replace(
-    torch_eager.PLAIN, add_norm=add_norm, gated_norm=gated_norm, rotate=rotate, gate=gate, activate=activate
+    torch_eager.PLAIN,
+    alpha_beta=alpha_beta,
+    add_norm=add_norm,
+    gated_norm=gated_norm,
+    rotate=rotate,
+    gate=gate,
+    activate=activate,
 )
 
 
@@ -293,6 +340,13 @@ def builds(capability: int) -> tuple[Build, ...]:
         build(
             "add_norm 5120", add_norm_kernel, "x:bf16 delta:bf16 gain:fp32 sum:bf16 out:bf16", ("H",), 16,
             EPS=EPS, HAS_DELTA=True, BLOCK=8192,
+        ),
+        *(
+            build(
+                f"alpha_beta 5120, {together} tokens", alpha_beta_kernel, "x:bf16 w:bf16 out:bf16", ("tokens", "H"),
+                8 * together, HEADS=48, T_BLOCK=together, BLOCK=8192,
+            )
+            for together in (1, 2)
         ),
         build(
             "gated_norm 128", gated_norm_kernel, "o:bf16 gain:fp32 z:bf16 out:bf16", ("rows",), 4, EPS=EPS, D=128,

@@ -28,6 +28,7 @@ class Parts:
     """What a candidate computes with. Activations [tokens, features] are bf16, x is too or float32, gains float32.
 
     linear:     (args, name, x) -> x @ weight(name)^T.
+    alpha_beta: (weight [2 Hv, H], x) -> alpha and beta [tokens, Hv], contiguous.
     add_norm:   (x, delta or None, gain) -> (x + delta, its RMS norm times gain).
     delta_rule: (args, at, mixed, a, b, state, conv) -> o [tokens, Hv, D]: convolution, gates and recurrence; both
                 states of the layer are updated.
@@ -43,6 +44,7 @@ class Parts:
     """
 
     linear: Callable[[Args, str, torch.Tensor], torch.Tensor]
+    alpha_beta: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
     add_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     delta_rule: Callable[..., torch.Tensor]
     gated_norm: Callable[..., torch.Tensor]
@@ -135,8 +137,11 @@ def into_gdn(parts: Parts, config: Config, args: Args, at: str, h: torch.Tensor)
     linear = parts.linear
     if config.packing == "none":
         return tuple(linear(args, f"{at}in_proj_{name}", h) for name in ("qkv", "z", "a", "b"))
-    a, b = (t.contiguous() for t in linear(args, f"{at}in_proj_ab", h).chunk(2, dim=-1))
-    if config.packing == "alpha_beta":
+    if config.packing == "alpha_beta_gemv":
+        a, b = parts.alpha_beta(args[f"{at}in_proj_ab.weight"], h)
+    else:
+        a, b = (t.contiguous() for t in linear(args, f"{at}in_proj_ab", h).chunk(2, dim=-1))
+    if config.packing != "all":
         return linear(args, f"{at}in_proj_qkv", h), linear(args, f"{at}in_proj_z", h), a, b
     both = linear(args, f"{at}in_proj_qkvz", h)
     channels = args[f"{at}conv1d.weight"].shape[0]

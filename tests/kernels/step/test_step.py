@@ -79,6 +79,10 @@ def test_a_fused_part_is_the_plain_one(tokens: int, hidden: int) -> None:
     near(narrow, plain.add_norm(x.float(), delta, gain)[1])
     o, z, head = drawn(tokens, 3, 64), drawn(tokens, 192), drawn(64).float()
     near(fused.gated_norm(o, head, z), plain.gated_norm(o, head, z))
+    weight = drawn(10, hidden)
+    for got, wanted in zip(fused.alpha_beta(weight, x), plain.alpha_beta(weight, x), strict=True):
+        assert got.is_contiguous()
+        near(got, wanted)
     gated = drawn(tokens, 6, 2, 32)
     near(fused.gate(gated[:, :, 0].contiguous(), gated), plain.gate(gated[:, :, 0].contiguous(), gated))
 
