@@ -2,7 +2,7 @@
 
 `cuda_scan`'s preparation, then three launches, each programmatic behind the one before: maps of segments side by side,
 their composition, and the scan of cuda_scan from every segment's own state. Outputs in the activations' type, D = 128.
-The scan's roundings are cuda_scan's; a state that a segment starts from is composed in float32. Rows of q and k without
+The scan's roundings are cuda_scan's; a state that a segment starts from is composed to 2^-17. Rows of q and k without
 norms recompute the scores, as there: what is prepared of them takes two thirds of the time, the scans a little more.
 
 Given up: one launch; shapes that segments.make does not split, which stay cuda_scan's.
@@ -20,7 +20,7 @@ from kernels import cuda
 from kernels.common import Candidate, CudaSource, Needs, Tensors, Workload, device_of
 from kernels.gdn import cuda_scan, segments
 
-DIM, COMPOSE_THREADS, COLUMNS, MAP_STAGES = 128, 512, 16, 4
+DIM, COMPOSE_THREADS, COLUMNS, MAP_STAGES = 128, 256, 16, 4
 NAMES = tuple(cuda_scan.TYPES.values())
 
 
@@ -30,7 +30,7 @@ def scan_of(name: str, groups: int, lean: bool) -> cuda_scan.ScanVariant:
 
 
 def _shared_bytes() -> dict[str, int]:
-    found = {"gdn_segment_compose_d128": 4 * (DIM * COLUMNS + 4 * DIM * (COLUMNS + 4))}  # a tile, sums of four quarters
+    found = {"gdn_segment_compose_d128": 2 * 2 * 2 * COLUMNS * (DIM + 8)}  # two buffers of both bf16 parts of a tile
     for name in NAMES:
         for lean, mark in ((False, ""), (True, "_lean")):
             # A block scans half a head or makes maps: stages of k, 64 columns of v, X, vectors and sums, the barriers.

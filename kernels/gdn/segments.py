@@ -4,7 +4,7 @@ Over any stretch of tokens the rule is affine in the state, S_out = A S_in + B: 
 the identity of values that are all zero, without outputs. So segments of a sequence run side by side:
 
     maps     the first segment scans with its outputs, from the initial state; every other but the last gives A and B
-    compose  S_{i+1} = A_i S_i + B_i, one segment after the other, in float32
+    compose  S_{i+1} = A_i S_i + B_i, one segment after the other, as good as in float32
     scan     every segment but the first scans with its outputs from its own S
 
 One v head and chunk takes 2 x 640 tensor clocks for each of A and B and 2 x 1,024 for a scan with outputs (D = 128,
@@ -12,7 +12,8 @@ chunks of 64): 2.25 times a scan's products, in a chain of two segments. NOTES.m
 weighed against this form.
 
 Precision (tests/kernels/gdn/test_gdn_segments.py): products of A as any scan's, 16-bit operands and float32 sums;
-composing in float32. In bf16 it rounds the whole state once a segment, where a scan rounds only what it guesses from.
+composing of operands in two bf16 parts each. In one part it would round the whole state once a segment, where a scan
+rounds only what it guesses from.
 
 A segment is whole chunks. A sequence of one segment is a scan as ever.
 """
