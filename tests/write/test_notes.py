@@ -7,9 +7,10 @@ import pytest
 from msgspec.structs import replace
 
 from lab.base import devices
+from lab.base.console import between
 from lab.card import phases
 from lab.check import families
-from lab.cli import main
+from lab.cli import main, new
 from lab.judge import evidence, verdicts
 from lab.row import store
 from lab.row.records import Measurement
@@ -26,6 +27,11 @@ def test_the_notes_say_what_the_rows_say(family: str) -> None:
     for heading in ("## Floor and prediction", "## Results", "## Design", "## Dead ends", "## What bounds it now"):
         assert heading in text
     assert "| ok |" not in text, "an arm that is right has its time, the host's too"
+
+
+def test_a_new_familys_notes_have_the_table_of_no_rows() -> None:
+    text = (new.TEMPLATES / "family" / "NOTES.md").read_text(encoding="utf-8")
+    assert between(text, notes.MARKS, notes.HEAD, Path("NOTES.md")) == text
 
 
 def line(text: list[str], card: str, workload: str) -> list[str]:
