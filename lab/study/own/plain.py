@@ -3,8 +3,9 @@
 A table with the columns metric, value and unit has a figure a row; `workload`, `arrival`, `gpu`, `model`, `build` and
 `error` (a standard deviation) may stand beside them. In any other, `--metric METRIC:column=NAME,unit=U` says which
 column is what, NAME with * and ?, and the column is then a field to tell arms apart by. Two tools' tables need no word:
-perf_report writes "NAME (ms)" (triton.testing's documentation), tritonbench "NAME-latency", in ms as its metrics' page
-says, with "(±x%)" behind a figure. Of the other columns numbers are the shape and words are settings.
+perf_report writes "NAME (ms)" (triton.testing's documentation), tritonbench "NAME-latency" between semicolons (its
+triton_op.py), in ms as its metrics' page says, with "(±x%)" behind a figure and a row of averages at the end. Of the
+other columns numbers are the shape and words are settings.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ def read(path: Path, text: str, asked: Asked) -> Imported | None:
         if line.strip():
             cells = [cell.strip() for cell in next(csv.reader([line], delimiter=delimiter))]
             found.append((at, dict(at.columns(header, cells))))
+    if any(name.endswith("-latency") for name in header):  # tritonbench's last row is over all of its shapes
+        found = [(at, row) for at, row in found if row[header[0]] != "average"]
     if not text.endswith("\n"):
         raise BadInput(path, "its last line does not end, so it may be cut off", "write it again, or add a newline")
     return read_rows(path, found, asked)
