@@ -135,7 +135,7 @@ def _wanted(bench: Bench, inputs: dict[str, Any], precision: str, calls: int) ->
     for _ in range(calls if any(name in inputs for name in cases.IN_PLACE) else 1):
         wanted = bench.family.reference(of(bench.workload, inputs, precision))
         inputs = inputs | {name: wanted[name].to(inputs[name]) for name in cases.IN_PLACE if name in inputs}
-    return {name: tensor.cpu() for name, tensor in wanted.items()}
+    return {name: accuracy.on_host(tensor) for name, tensor in wanted.items()}
 
 
 def _renew(inputs: dict[str, Any], fresh: dict[str, Any], activations: Sequence[str]) -> bool:

@@ -161,6 +161,7 @@ def handed(tensors: Tensors) -> Tensors:
 FILLS = ("left", "finite", "mixed")
 FINGERPRINT_WORDS = 1 << 24  # of four bytes, that are looked at together
 COMPARED_ELEMENTS = 1 << 26  # in float64 at once
+PINNED_BYTES = 1 << 31  # of a tensor
 
 
 def outputs(
@@ -257,13 +258,26 @@ def expected(family: families.Family, workload: Workload, inputs: Tensors, preci
     if key not in _known:
         while len(_known) >= KNOWN:
             del _known[next(iter(_known))]
-        _known[key] = {name: tensor.cpu() for name, tensor in family.reference(of).items()}
+        _known[key] = {name: on_host(tensor) for name, tensor in family.reference(of).items()}
     return _known[key]
 
 
 KNOWN = 2  # a comparison asks for two: of the inputs of its check, and of those changed behind its timing
 _known: dict[Any, Tensors] = {}
 _SECRETS = tuple(secrets.randbits(48) for _ in range(2))  # of this process, like what is known
+
+
+def on_host(tensor: Any) -> Any:
+    """A tensor's copy on the host, where no candidate can reach it.
+
+    Page-locked where it comes from a GPU, so that each check fetches it again at the bus's speed, of which pageable memory
+    gives a tenth; not above PINNED_BYTES, since the allocator rounds up to a power of two and keeps what it has.
+    """
+    import torch
+
+    if not tensor.is_cuda or tensor.nbytes > PINNED_BYTES:
+        return tensor.cpu()
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
 
 
 def _digest(tensor: Any) -> bytes:
