@@ -168,7 +168,12 @@ def _measured(arguments: Namespace, settings: Any, cards: Any, named: Sequence[s
         else:
             items += [(item, place) for item in (measure.missing(planned, place) if arguments.missing else planned)]
     if arguments.cross_check:
-        return _cross_check(device, [item for item, _ in items], named, arguments.json)
+        from lab.bench import crosscheck
+
+        targets = [*crosscheck.targets(item for item, _ in items), *map(crosscheck.parse, named)]
+        checked = list(crosscheck.measure(device, targets))
+        show(arguments.json, lambda: [row.to_json() for row in checked], lambda: crosscheck.render(checked))
+        return 0 if all(row.status in ("ok", "skipped") and row.within for row in checked) else 1
     folder = arguments.out
     if arguments.resume is not None:
         if arguments.out is not None:
@@ -208,14 +213,6 @@ def _ceilings(device: Any, as_json: bool) -> None:
             print(f"{row.name:12} {row.value:10.2f} {row.unit:8} {row.method}", flush=True)
     if as_json:
         print_json([row.to_json() for row in rows])
-
-
-def _cross_check(device: Any, items: Any, named: Sequence[str], as_json: bool) -> int:
-    from lab.bench import crosscheck
-
-    rows = list(crosscheck.measure(device, [*crosscheck.targets(items), *map(crosscheck.parse, named)]))
-    show(as_json, lambda: [row.to_json() for row in rows], lambda: crosscheck.render(rows))
-    return 0 if all(row.status in ("ok", "skipped") and row.within for row in rows) else 1
 
 
 def profile(arguments: Namespace) -> int:

@@ -65,7 +65,11 @@ def diff(arguments: Namespace) -> int:
     from lab.trace import diff as differences
 
     if arguments.recorded:
-        return _recorded(arguments)
+        from lab.study import attributions
+
+        claims = attributions.reproduce()
+        show(arguments.json, lambda: {"attributions": [asdict(c) for c in claims]}, lambda: attributions.render(claims))
+        return 1 if any(c.agrees != (c.expected == "agrees") for c in claims) else 0
     if arguments.list:
         for name in breakdowns.recorded_ids():
             print(f"{name:48} {', '.join(breakdowns.units(name)) or 'no unit for all of its parts'}")
@@ -95,14 +99,6 @@ def _picture(found: Difference, path: Path) -> None:
         draw.save(draw.gap(found, names), path)
     except OSError as error:
         raise BadInput(path, f"cannot be written ({error.strerror})", "choose another --svg") from None
-
-
-def _recorded(arguments: Namespace) -> int:
-    from lab.study import attributions
-
-    claims = attributions.reproduce()
-    show(arguments.json, lambda: {"attributions": [asdict(c) for c in claims]}, lambda: attributions.render(claims))
-    return 1 if any(c.agrees != (c.expected == "agrees") for c in claims) else 0
 
 
 def _sides(arguments: Namespace) -> list[Breakdown]:
@@ -197,12 +193,8 @@ def amdahl(arguments: Namespace) -> int:
             raise BadInput("lab amdahl", f"{arguments.side} has categories only", "give --category and --speedup")
         side = _sides(arguments)[0]
         what, share = f"{' + '.join(arguments.category)} in {side.id}", projection.share(side, arguments.category)
-        said, warnings, assumed, mean_us = (
-            f"{side.denominator}, {side.whole:,.5g} {side.unit}",
-            side.warnings,
-            ASSUMED,
-            0.0,
-        )
+        said, warnings = f"{side.denominator}, {side.whole:,.5g} {side.unit}", side.warnings
+        assumed, mean_us = ASSUMED, 0.0
     else:
         from lab.trace import exposed
 

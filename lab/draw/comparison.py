@@ -81,7 +81,10 @@ def arms(groups: Sequence[Group], title: str) -> Figure:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
     axes.grid(True, axis="x", color=style.GRID, linewidth=0.6)
-    _rows(axes, [g.workload for g in groups])
+    axes.set_yticks(range(len(groups)), [g.workload for g in groups], fontsize=8.5)
+    axes.set_ylim(len(groups) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
     axes.set_xlabel("time over the control's; left is faster")
     style.title(axes, title)
     handles, names = axes.get_legend_handles_labels()
@@ -103,10 +106,3 @@ def _looks(side: Side, rivals: Sequence[str]) -> tuple[str, str, str, str]:
 def _once(axes: Axes, name: str) -> str:
     """A legend's label, hidden where it stands there already."""
     return "_" + name if name in axes.get_legend_handles_labels()[1] else name
-
-
-def _rows(axes: Axes, labels: Sequence[str]) -> None:
-    axes.set_yticks(range(len(labels)), list(labels), fontsize=8.5)
-    axes.set_ylim(len(labels) - 0.5, -0.5)
-    axes.tick_params(axis="y", length=0)
-    axes.spines["left"].set_visible(False)

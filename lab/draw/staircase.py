@@ -11,8 +11,6 @@ from matplotlib.figure import Figure
 
 from lab.draw import style
 
-# A staircase ----------------------------------------------------------------------------------------------------------
-
 FLAT = 0.34  # half a landing: a step runs from its control, left, to its candidate, right
 
 

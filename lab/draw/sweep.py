@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lab.base.errors import BadInput
@@ -62,7 +61,8 @@ def curves(
     for axes, panel in zip(grid, every, strict=True):
         style.clean(axes, grid="both")
         for i, s in enumerate(panel):
-            _curve(axes, i, s.xs, s.ys, s.label)
+            look: Any = {"color": COLOURS[i], "marker": MARKERS[i], "ls": DASHES[i]}
+            axes.plot(s.xs, s.ys, **look, ms=4, lw=1.3, mfc=style.CARD, label=s.label)
         if ratios and panel is every[-1]:
             axes.axhline(1.0, color=style.SOFT, lw=0.8)
             axes.set_ylabel("ratio")
@@ -80,10 +80,6 @@ def curves(
     grid[-1].set_xlabel(AXES.get(every[0][0].axis, every[0][0].axis))
     style.title(grid[0], title)
     return figure
-
-
-def _curve(axes: Axes, i: int, xs: Sequence[float], ys: Sequence[float], label: str) -> None:
-    axes.plot(xs, ys, color=COLOURS[i], marker=MARKERS[i], ls=DASHES[i], ms=4, lw=1.3, mfc=style.CARD, label=label)
 
 
 @style.styled

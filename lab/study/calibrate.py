@@ -36,12 +36,8 @@ FILE = REPOSITORY / "data" / "public_models.csv"
 MOST = 60  # places of one calibration
 MINUTES = 2.0  # of one family
 ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 2048, 4096)
-LENGTHS, CACHES, BATCHES, SHARES = (
-    (16, 64, 256, 1024, 4096),
-    (256, 1024, 8192, 32768),
-    (1, 4, 16, 64),
-    (1, 2, 4, 8),
-)
+LENGTHS, CACHES = (16, 64, 256, 1024, 4096), (256, 1024, 8192, 32768)
+BATCHES, SHARES = (1, 4, 16, 64), (1, 2, 4, 8)
 LARGEST = 1 / 40  # of the GPU's memory, of what a product of 16-bit operands reads: its reference takes float64
 SETTINGS = measure.Settings(seconds=0.3, placements=1, processes=1, brief=True)
 
@@ -194,9 +190,7 @@ def run(
     """
     device = device or measure.require_gpu("lab routes --calibrate")
     axes = {asks.axis, *asks.shape}
-    rows = [
-        row for row in store.rows(device.id, family=asks.family) if row.status == "ok" and axes <= row.workload.keys()
-    ]
-    known = [{axis: int(row.workload[axis]) for axis in axes} for row in rows]
+    rows = (row.workload for row in store.rows(device.id, family=asks.family) if row.ok)
+    known = [{axis: int(workload[axis]) for axis in axes} for workload in rows if axes <= workload.keys()]
     budget = replace(settings, budget_s=60 * minutes)
     yield from measure.measure(items(asks, device, known), budget, None, device, tell)

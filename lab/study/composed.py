@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lab.base import devices
-from lab.base.console import print_json, table
+from lab.base.console import show, table
 from lab.base.errors import BadInput
 from lab.card import phases
 from lab.check import families
@@ -163,11 +163,8 @@ def _nearest(rows: Iterable[Measurement], name: str, axes: Mapping[str, int | st
     Of several problems that have them, the one with fewest others.
     """
     fit = [r for r in rows if r.name == name and axes.items() <= {**r.workload}.items()]
-    return min(fit, key=lambda r: (len(r.workload), r.calibration, -_order(r.run)), default=None)
-
-
-def _order(run: str) -> int:
-    return int("".join(c for c in run if c.isdigit()) or 0)
+    newest = sorted(fit, key=lambda r: r.run, reverse=True)
+    return min(newest, key=lambda r: (len(r.workload), r.calibration), default=None)
 
 
 def expected(family: str, workload: str, name: str, device: devices.Device, timer: str = "graph") -> Time:
@@ -310,9 +307,8 @@ def by_part(trace: Trace, pattern: str, family: str, workload: str) -> breakdown
     rows = step.kernels
     order = np.argsort(rows.start_ns, kind="stable")
     try:
-        told = calls_of(family).launched(
-            families.bare(family).workload(workload), [step.names[i] for i in rows.name[order]]
-        )
+        names = [step.names[i] for i in rows.name[order]]
+        told = calls_of(family).launched(families.bare(family).workload(workload), names)
     except ValueError as problem:
         raise BadInput(trace.source, str(problem), "profile the card again: `lab profile`") from None
     found, names = interned(told)
@@ -364,10 +360,7 @@ def run(arguments: Namespace) -> int:
     """`lab predict [CARD...]`: expected against measured of the cards named, else of all that can be predicted."""
     named = [phases.card(name) for name in arguments.phase] or cards()
     found = [line for card in named for line in lines(card)]
-    if arguments.json:
-        print_json([{**asdict(line), "inside": line.inside} for line in found])
-    else:
-        print(rendered(found))
+    show(arguments.json, lambda: [{**asdict(x), "inside": x.inside} for x in found], lambda: rendered(found))
     if arguments.out:
         from lab import draw
 

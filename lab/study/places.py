@@ -88,9 +88,8 @@ def survey(asks: Router, device: devices.Device, precisions: Sequence[str] = ())
 
 def charged(asks: Router, device: devices.Device) -> list[Charged]:
     """The router's choice and every rule's at each place of the device's table; BadInput without one."""
-    return list(
-        _charged(asks, device, [{**dict(shape), asks.axis: at} for shape, at in sorted(_known(asks, device).at)])
-    )
+    places = [{**dict(shape), asks.axis: at} for shape, at in sorted(_known(asks, device).at)]
+    return list(_charged(asks, device, places))
 
 
 def _known(asks: Router, device: devices.Device) -> Table:
@@ -157,9 +156,8 @@ def run(asks: Router, device: devices.Device, arguments: Namespace) -> int:
     """Print both lists."""
     lost, rules = survey(asks, device, arguments.precision)
     if arguments.json:
-        print_json(
-            {"lost": [{**asdict(one), "lost_us": one.lost_us} for one in lost], "policies": list(map(asdict, rules))}
-        )
+        told = [{**asdict(one), "lost_us": one.lost_us} for one in lost]
+        print_json({"lost": told, "policies": list(map(asdict, rules))})
         return 0
     print(f"{asks.family} on {device.id}: {len(lost)} places of public models are over {FAR:g} times their floor")
     for one in lost[:SHOWN]:

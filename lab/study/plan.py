@@ -27,6 +27,7 @@ from lab.study.own import verdict
 MOST = 1000  # observations; who needs more asks for less than the noise allows
 PLACEMENT_S, PROCESS_S = 0.35, 4.0  # that one arm's sets take to make, and a process to start, on an H200
 ASSUMED_PCT = 1.0
+PLACED = ("kernel_us", "sequence_us", "host_us", "roofline_fraction")  # metrics that a placement changes
 
 
 def run(arguments: Namespace) -> int:
@@ -79,9 +80,8 @@ def plan(card: phases.Card, placements: int = interval.PLACEMENTS, peers: bool =
     spread_pct, compared = spread(card.family)
     # The interval's reach, and beyond it what nine in ten measurements stay within.
     steps = [interval.quantile(level, placements - 1) for level in (interval.PLACEMENT_LEVEL, 0.8)]
-    step = math.log1p(spread_pct / 100.0) / math.sqrt(placements)
-    floor = math.log1p(card.gate.noise.floor_pct / 100.0)
-    spread_log = math.log1p(spread_pct / 100.0)
+    spread_log, floor = math.log1p(spread_pct / 100.0), math.log1p(card.gate.noise.floor_pct / 100.0)
+    step = spread_log / math.sqrt(placements)
     lines = [
         replace(line, needed=_needed(c, floor, lambda n: spread_log / math.sqrt(n), interval.PLACEMENT_LEVEL))
         for _, gate in card.gates
@@ -96,11 +96,7 @@ def plan(card: phases.Card, placements: int = interval.PLACEMENTS, peers: bool =
 
 def _seen(c: Condition, step: float, steps: Sequence[float], floor: float) -> Seen | None:
     """One required line; None where it is of no time that a placement changes."""
-    if (
-        c.metric not in ("kernel_us", "sequence_us", "host_us", "roofline_fraction")
-        or c.compare == "difference"
-        or c.than
-    ):
+    if c.metric not in PLACED or c.compare == "difference" or c.than:
         return None
     sign = 1.0 if c.op in (">", ">=") else -1.0
     if c.compare == "value":

@@ -85,25 +85,12 @@ class Cases(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 # The functions of lab/place/roofline.py that a case may name: numbers in base units in, one number in base units out.
-FORMULAS: Mapping[str, Callable[..., float]] = {
-    f.__name__: f
-    for f in (
-        roofline.weight_read_floor,
-        roofline.decode_floor,
-        roofline.floor_over_peer,
-        roofline.crossover_m,
-        roofline.efficiency,
-        roofline.ratio,
-        roofline.part_of,
-        roofline.part_saving_ceiling,
-        roofline.ceiling_rate,
-        roofline.kv_saving_ceiling,
-        roofline.kv_read_share,
-        roofline.bandwidth_share,
-        roofline.decode_bandwidth_share,
-        roofline.gdn_state_bytes,
-    )
-}
+FORMULAS: Mapping[str, Callable[..., float]] = {f.__name__: f for f in (
+    roofline.weight_read_floor, roofline.decode_floor, roofline.floor_over_peer, roofline.crossover_m,
+    roofline.efficiency, roofline.ratio, roofline.part_of, roofline.part_saving_ceiling, roofline.ceiling_rate,
+    roofline.kv_saving_ceiling, roofline.kv_read_share, roofline.bandwidth_share, roofline.decode_bandwidth_share,
+    roofline.gdn_state_bytes,
+)}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -293,11 +293,8 @@ def label_drift(subject: Subject) -> Answer | None:
     A figure `called` by a label whose own figure (`same_label`) is another; `other_label`: what it equals instead;
     `against`: what it was compared with, whose ratio the drift changes.
     """
-    called, own, other, against = (
-        subject["called"],
-        subject["same_label"],
-        *map(subject.get, ("other_label", "against")),
-    )
+    called, own = subject["called"], subject["same_label"]
+    other, against = subject.get("other_label"), subject.get("against")
     if not abs(change_pct(own, called)) > FLOOR_PCT:
         return None
     told = f"{called} and {short(own.value)} {own.unit} both go by {called.label or 'one label'}"
@@ -383,10 +380,8 @@ def later_defect(subject: Subject) -> Answer | None:
     tainted: figures that the defect touches, their label what was found and their path how heavily it weighs;
     untouched: the verdict's other figures.
     """
-    tainted = subject.every("tainted")
-    if not tainted:
-        return None
-    return Answer(tainted[0].label, WEIGHTS[tainted[0].path])
+    tainted = subject.get("tainted")
+    return Answer(tainted.label, WEIGHTS[tainted.path]) if tainted else None
 
 
 @check("gate-cannot-decide", "unsound", "line candidate", "control")

@@ -119,9 +119,8 @@ def _control(folder: Path | None, card: phases.Card, first: bool = False) -> lis
     if path is None or (first and not path.exists()):
         return []
     if not path.exists():
-        raise BadInput(
-            path, "no baseline was kept there", f"lab baseline {card.id} --rows candidate=FILE --dir {folder}"
-        )
+        remedy = f"lab baseline {card.id} --rows candidate=FILE --dir {folder}"
+        raise BadInput(path, "no baseline was kept there", remedy)
     try:
         made = msgspec.json.decode(files.read_bytes(path), type=Baseline)
     except msgspec.DecodeError as error:

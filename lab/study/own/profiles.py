@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from argparse import Namespace
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +58,9 @@ def _figure(path: Path, trace: Trace, metric: str, unit: str, how: Mapping[str, 
         share = exposed.what_if(trace, rules, names, how.get("kernel", "")).share.high
         left = 1.0 - share * (1.0 - 1.0 / by)
         if unit != "%" or left <= 0:
-            raise BadInput(
-                flag, f"a gain of {share:.0%} sped up {by:g} times is no figure in {unit}", "leave speedup out"
-            )
-        return _with(sample, 100.0 * (1.0 / left - 1.0), kind="ceiling")
+            what = f"a gain of {share:.0%} sped up {by:g} times is no figure in {unit}"
+            raise BadInput(flag, what, "leave speedup out")
+        return replace(sample, values=(100.0 * (1.0 / left - 1.0),), kind="ceiling")
     whole = breakdowns.from_trace(trace, rules)
     if len(trace.graphs):
         what = f"{len(trace.graphs)} opaque graphs may hold more of {metric} than the file names"
@@ -69,14 +69,15 @@ def _figure(path: Path, trace: Trace, metric: str, unit: str, how: Mapping[str, 
         raise BadInput(path, f"{timeless} of its kernels have no time", "export them with gpu__time_duration.sum")
     us, launches = _part(flag, whole, rules, names, how.get("kernel", ""))
     if unit == "launches":
-        return _with(sample, launches)
+        return replace(sample, values=(launches,))
     if unit == "%":
-        return _with(sample, 100.0 * us / _whole(flag, whole, rules, how.get("of", "kernels")))
+        return replace(sample, values=(100.0 * us / _whole(flag, whole, rules, how.get("of", "kernels")),))
     time, _, per = unit.partition("/")
     if time not in US or not (per == "launch" or per in COUNTS):
         raise BadInput(flag, f'is in "{unit}", which no profile gives', "launches, %, us/tok, us/step, us/launch or us")
     if not launches:  # a share or a count may be zero, but a time of nothing would be the fastest there is
-        raise BadInput(path, f"holds nothing of {metric} ({_said(how)})", "see `lab trace` for its names")
+        said = ", ".join(f"{key} {how[key]}" for key in ("category", "kernel") if key in how)
+        raise BadInput(path, f"holds nothing of {metric} ({said})", "see `lab trace` for its names")
     over = launches
     if per != "launch":
         key = COUNTS[per]
@@ -84,15 +85,7 @@ def _figure(path: Path, trace: Trace, metric: str, unit: str, how: Mapping[str, 
         if not stated:
             raise BadInput(flag, f"is in {unit}, and nothing says over how many {key}", f"add {key}=N")
         over = _count(flag, key, stated)
-    return _with(sample, us * US[time] / over)
-
-
-def _with(sample: Sample, value: float, kind: str = "measured") -> Sample:
-    return Sample(sample.tool, sample.at, sample.metric, sample.unit, (value,), made=sample.made, kind=kind)
-
-
-def _said(how: Mapping[str, str]) -> str:
-    return ", ".join(f"{key} {how[key]}" for key in ("category", "kernel") if key in how)
+    return replace(sample, values=(us * US[time] / over,))
 
 
 def _count(flag: str, key: str, text: str, least: float = 0.0) -> float:
