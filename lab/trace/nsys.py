@@ -69,11 +69,8 @@ LAUNCH = (
     *("blockX", "blockY", "blockZ", "gridX", "gridY", "gridZ"),
 )
 LOOKED_AT = 20_000  # rows asked how they were launched, spread over the table: nearly all launch few kernels often
-HOST = {
-    "synchronization": f"{KIND}SYNCHRONIZATION",
-    "profiler overhead": "PROFILER_OVERHEAD",
-    "CUPTI overhead": f"{KIND}OVERHEAD",
-}
+HOST = {"synchronization": f"{KIND}SYNCHRONIZATION", "profiler overhead": "PROFILER_OVERHEAD"}
+HOST["CUPTI overhead"] = f"{KIND}OVERHEAD"
 
 
 def read(path: Path) -> Trace:
@@ -94,7 +91,8 @@ def read(path: Path) -> Trace:
         ranges, labels, domains = _ranges(base, warnings)
         version, schema, setting = _versions(base, warnings)
         rows, gpus = _gpus(base, (kernels, memcpy, memset, graphs), warnings)
-        warnings += _diagnostics(base)
+        told = base.rows("DISTINCT text", "DIAGNOSTIC_EVENT", ("severity", "text"), "WHERE severity >= 2")
+        warnings += [f"nsys: {anonymous(' '.join(str(text).split()))}" for (text,) in told]  # no paths of that machine
         host = _host(base)
     launches = int(np.isin(calls.name, [i for i, n in enumerate(call_names) if GRAPH_LAUNCH.match(n)]).sum())
     mode = graph_mode(rows, launches, setting or len(calls), warnings)
@@ -310,12 +308,6 @@ def _gpus(
             own[(r.process == process) & (r.device == device)] = gpu
         moved.append(replace(r, device=own))
     return moved, {int(d): by_id.get(int(d), "") for r in moved for d in compact(r.device)[0]}
-
-
-def _diagnostics(base: Database) -> list[str]:
-    """The profiler's own warnings and errors, without paths of the machine it ran on."""
-    texts = base.rows("DISTINCT text", "DIAGNOSTIC_EVENT", ("severity", "text"), "WHERE severity >= 2")
-    return [f"nsys: {anonymous(' '.join(str(text).split()))}" for (text,) in texts]
 
 
 def _host(base: Database) -> dict[str, tuple[int, int]]:

@@ -101,9 +101,8 @@ def read(path: Path, text: bytes) -> Trace:
             for kind in ("kernel_dispatch", "memory_copy", "hip_api")
         )
     except (msgspec.DecodeError, ValueError) as error:
-        raise BadInput(
-            path, f"no rocprofv3 JSON of one process ({error})", "export it again, one process a file"
-        ) from None
+        what = f"no rocprofv3 JSON of one process ({error})"
+        raise BadInput(path, what, "export it again, one process a file") from None
     gpus = {a.id.handle: a for a in one.agents if a.type == GPU}
     symbols = {s.kernel_id: s.formatted_kernel_name for s in one.kernel_symbols}
     ran = [(r, r.dispatch_info) for r in dispatches if r.dispatch_info is not None]

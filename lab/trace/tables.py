@@ -89,10 +89,7 @@ def read(path: Path, text: str) -> Trace | None:
     Raises BadInput, one line with the line number, for a row that is cut off or not a number.
     """
     with ncu.whole_csv(path, text):
-        found = _read(path, text)
-        if found is None:
-            return None
-    return found
+        return _read(path, text)
 
 
 def _read(path: Path, text: str) -> Trace | None:

@@ -81,31 +81,25 @@ def model(known: Table) -> Picture:
 
 def arms(card: Card, device: str) -> Picture:
     """Control, candidate and rivals at each workload of the card; one without rows says "not measured"."""
-    place, found = devices.get(device), _measured(card, device)
-    groups = []
+    place, found, groups = devices.get(device), _measured(card, device), []
+    roles = {card.control: "control", card.candidate: "candidate"}
     for workload in card.workloads:
         rows = found.get(workload, {})
-        sides = [draw.Side(name, _role(card, row), row.median_us or 0.0, row.iqr_us or 0.0)
+        sides = [draw.Side(name, roles.get(name, "peer"), row.median_us or 0.0, row.iqr_us or 0.0)
                  for name, row in rows.items() if row.own_us]  # fmt: skip
         ours = rows.get(card.candidate)
         bound = ours is not None and ours.metric == "kernel_us" and ours.bytes is not None and place.knows(ours.pipe)
         groups.append(draw.Group(workload, sides, floors.of_row(place, ours).floor_us if ours and bound else None))
     pairs = {w: (r[card.control].median_us, r[card.candidate].median_us) for w, r in found.items() if card.control in r}
     changes = [f"{100 * (us / base - 1):+.0f} % at {w}" for w, (base, us) in pairs.items() if us and base]
-    alt = (
-        f"Times of {card.candidate} against {card.control} on {place.name}: {', '.join(changes) or 'no pair of rows'}."
-    )
+    said = ", ".join(changes) or "no pair of rows"
+    alt = f"Times of {card.candidate} against {card.control} on {place.name}: {said}."
     what = "host time of an eager call" if _of_host(found) else "median times"
     return Picture(draw.arms(groups, f"{card.id} on {place.name}: {what}"), alt)
 
 
 def _of_host(found: dict[str, dict[str, Measurement]]) -> bool:
     return any(row.metric == "host_us" for rows in found.values() for row in rows.values())
-
-
-def _role(card: Card, row: Measurement) -> str:
-    known = {card.control: "control", card.candidate: "candidate"}
-    return known.get(row.name, "peer")
 
 
 def roofline(card: Card, device: str) -> Picture:

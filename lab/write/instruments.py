@@ -53,21 +53,13 @@ class Panel:
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         rows = [ipywidgets.HBox([*self.controls.values()], layout=ipywidgets.Layout(flex_flow="row wrap")), self.shown]
         live = ipywidgets.VBox(rows)._repr_mimebundle_()
-        return {
-            **live,
-            "text/html": self.shown.value.removeprefix(STYLE),
-            "text/plain": ", ".join(map(_told, self.controls.items())),
-        }
+        told = (f"{name}: {getattr(widget, 'value', widget.description)}" for name, widget in self.controls.items())
+        return {**live, "text/html": self.shown.value.removeprefix(STYLE), "text/plain": ", ".join(told)}
 
     @property
     def html(self) -> str:
         """What it shows now."""
         return str(self.shown.value)
-
-
-def _told(control: tuple[str, Any]) -> str:
-    name, widget = control
-    return f"{name}: {getattr(widget, 'value', widget.description)}"
 
 
 def _panel(
