@@ -90,10 +90,7 @@ def read_lines(path: Path, kind: type[Row], remedy: str) -> list[Row]:
 
 
 def read_csv(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
-    """The rows of a CSV that has at least these columns.
-
-    Raises BadInput when the file is missing, a column is missing or a row has another length.
-    """
+    """The rows of a CSV with these columns; BadInput for a missing file or column, or a row of another length."""
     try:
         lines = csv.reader(io.StringIO(read_bytes(path).decode("utf-8"), newline=""))
         header, rows = next(lines, []), [row for row in lines if row]
@@ -232,13 +229,11 @@ def _bare(kind: Any) -> list[Any]:
 
 
 def _fields(kind: Any) -> dict[str, Any]:
-    """The keys of a table and their types."""
     structs = [member for member in _bare(kind) if hasattr(member, "__struct_fields__")]
     return {f.encode_name: f.type for member in structs for f in msgspec.structs.fields(member)}
 
 
 def _inner(kind: Any) -> Any:
-    """The type of the elements of a list or a table."""
     held = [get_args(member) for member in _bare(kind) if get_origin(member) in (list, tuple, dict)]
     return next((args[1 if args[1:] and args[1] is not Ellipsis else 0] for args in held), Any)
 

@@ -122,10 +122,7 @@ def bound(row: Counter) -> str:
 
 
 def parse(path: Path) -> list[Launch]:
-    """The launches in ncu's CSV (raw page), in order.
-
-    A separator has its name alone. Raises BadInput when a metric is missing or comes in an unknown unit.
-    """
+    """The launches in ncu's CSV (raw page), in order, separators too; BadInput for a missing metric or odd unit."""
     found = []
     for launch in ncu.launches(path, path.read_text(encoding="utf-8", errors="replace")):
         kernel, metrics = launch.kernel, launch.metrics

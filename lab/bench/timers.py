@@ -215,10 +215,7 @@ class CuptiTimer(GraphTimer):
 
 
 def kernel_durations_us(arm: Arm) -> list[float]:
-    """Kineto's duration of each kernel, memcpy and memset in one replay of a captured arm, us.
-
-    Raises RuntimeError when Kineto lists none, rather than let a caller add up to 0.
-    """
+    """Kineto's duration of each kernel, copy and fill in one replay of an arm, us; RuntimeError where it lists none."""
     arm.state.replay()
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as kineto:

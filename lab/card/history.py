@@ -73,7 +73,6 @@ def _versions(repository: Path, folder: Path) -> dict[str, list[tuple[str, datet
 
 
 def _blobs(repository: Path, blobs: list[str]) -> dict[str, str]:
-    """The text of each blob, by one `git cat-file --batch`."""
     raw = _git(repository, "cat-file", "--batch", given="".join(f"{blob}\n" for blob in blobs))
     texts, at = {}, 0
     for blob in blobs:

@@ -240,7 +240,6 @@ def _refuse(mistaken: bool, what: str, remedy: str) -> None:
 
 
 def _known(key: str, word: str, known: Iterable[str]) -> None:
-    """Raise BadInput for a word that is not in a list; "" says nothing."""
     if word and word not in known:
         raise BadInput("card", f'{key} = "{word}" is unknown', nearest(word, known))
 

@@ -80,7 +80,6 @@ class Row(Struct, frozen=True):
             raise ValueError("holds no metric; leave the row out")
 
     def __getitem__(self, metric: str) -> float:
-        """The value of a metric; raises BadInput naming those the row has."""
         return files.called(metric, self.values, "metric", self.id)
 
 

@@ -21,10 +21,7 @@ from lab.row import store
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the examination.
-
-    status: ok, absent (something optional is missing), drift (a release not the lock's), broken (nothing works).
-    """
+    """A line. status: ok, absent (something optional), drift (a release not the lock's), broken (nothing works)."""
 
     what: str
     status: str
@@ -129,7 +126,6 @@ def _optional(what: str, found: str, purpose: str, remedy: str) -> Finding:
 
 
 def _version(module: str, distribution: str) -> str:
-    """ "" where the module cannot be imported."""
     if importlib.util.find_spec(module) is None:
         return ""
     for name in (distribution, module):

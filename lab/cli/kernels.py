@@ -98,7 +98,6 @@ def compile(arguments: Namespace) -> int:
 
 
 def _far_rows(arguments: Namespace, targets: Sequence[int]) -> list[Any]:
-    """The table, each target a cell."""
     from lab.bench import cluster
     from lab.check.aot import AotRow
 

@@ -75,7 +75,6 @@ def _arms(family_name: str) -> Mapping[str, str]:
 
 
 def _family(name: str) -> Path:
-    """kernels/NAME and tests/kernels/NAME from the templates."""
     from lab.check import families
 
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):

@@ -39,7 +39,6 @@ def trace(arguments: Namespace) -> int:
 
 
 def _write(one: Trace, summary: Summary, arguments: Namespace) -> None:
-    """What --html, --svg, --csv and --perfetto ask for."""
     from lab.base import files
 
     if arguments.html:

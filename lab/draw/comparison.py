@@ -94,7 +94,6 @@ def arms(groups: Sequence[Group], title: str) -> Figure:
 
 
 def _looks(side: Side, rivals: Sequence[str]) -> tuple[str, str, str, str]:
-    """Marker, colour, ground and the legend's words of a side."""
     if side.role == "control":
         return "D", style.SOFT, style.CARD, f"control: {side.name}"
     if side.role == "candidate":

@@ -1,5 +1,4 @@
-"""Plain kinds: lines in panels, points against a time, levels as bars, a breakdown as bars, and
-how many times as fast as its rival each kernel is."""
+"""Plain kinds: lines in panels, points against a time, levels and breakdowns as bars, ratios to rivals."""
 
 from __future__ import annotations
 
@@ -65,10 +64,7 @@ def lines(
 def scatter(
     series: Mapping[str, Points], title: str, xlabel: str, ylabel: str, limits: Sequence[Points] = (), log: str = "x"
 ) -> Figure:
-    """Points; limits: dashed lines; log: the axes that are logarithmic, of "x" and "y".
-
-    Raises BadInput without a point.
-    """
+    """Points; limits: dashed lines; log: the logarithmic axes, of "x" and "y". Raises BadInput without a point."""
     if not any(series.values()):
         raise BadInput("scatter plot", "no point", "pass rows that are ok")
     figure, axes = style.blank(3.4)

@@ -57,10 +57,7 @@ def _rows(d: Difference) -> list[_Row]:
 
 @style.styled
 def gap(d: Difference, names: tuple[str, str] = ("A", "B"), title: str = "") -> Figure:
-    """Two stacked bars and the waterfall of the gap between them; names: what the reader calls the two sides.
-
-    Raises BadInput when a total is not positive.
-    """
+    """Two stacked bars, called `names`, and the waterfall of the gap between them; BadInput unless both > 0."""
     if min(d.a.whole, d.b.whole) <= 0:
         raise BadInput("gap picture", f"totals {d.a.whole:g} and {d.b.whole:g} {d.unit}", "both must be above zero")
     rows = _rows(d)

@@ -66,7 +66,6 @@ def apart(control: Measurement | None, candidate: Measurement | None) -> str:
 
 
 def _by_run(rows: Iterable[Measurement]) -> dict[str, dict[str, Pair]]:
-    """workload id -> run -> its pair."""
     found: dict[str, dict[str, dict[str, Measurement]]] = {}
     for row in rows:
         if row.arm in ("control", "candidate") and not row.beside:
@@ -124,10 +123,7 @@ def compared(card: phases.Card) -> list[list[str]]:
 def readings(
     rows: Iterable[Measurement], device: devices.Device, together: Iterable[Iterable[str]] = ()
 ) -> dict[tuple[str, str], Reading]:
-    """Evidence from rows, for each workload: times (kernel_us, sequence_us or host_us), errors and the rest.
-
-    together: as in `pairs`.
-    """
+    """Evidence from rows by workload: times (kernel_us, sequence_us or host_us), errors, the rest; see `pairs`."""
     found: dict[tuple[str, str], Reading] = {}
     for workload, (control, candidate) in pairs(rows, together).items():
         arms = [row for row in (control, candidate) if row]

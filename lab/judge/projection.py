@@ -45,10 +45,7 @@ class Answer:
 
 
 def speedup(control: Measurement, candidate: Measurement) -> Interval:
-    """Time of the control over time of the candidate, bounded by half the quartile distance of both.
-
-    Raises BadInput when an arm has no time (a failed check, an error).
-    """
+    """The control's time over the candidate's, bounded by half of both quartile distances; BadInput without a time."""
     bounds = []
     for row in (control, candidate):
         if not row.time_us:
@@ -85,10 +82,7 @@ def needs(card: phases.Card) -> list[Need]:
 
 
 def share(b: Breakdown, names: list[str]) -> Interval:
-    """Categories' share of a breakdown's whole, with the bounds of its printed digits; 0 to 1.
-
-    Raises BadInput for a category that the breakdown does not have.
-    """
+    """Categories' share of a breakdown's whole, 0 to 1, by its printed digits; BadInput for one that it lacks."""
     known = b.by_category()
     parts = [files.called(name, known, "category", b.id) for name in names]
     value, error = sum(p.value for p in parts), sum(p.error for p in parts)

@@ -151,7 +151,6 @@ def judge(gate: Gate, evidence: Evidence) -> Verdict:
 
 
 def _weigh(gate: Gate, findings: tuple[Finding, ...], verdict: Callable[..., Verdict]) -> Verdict:
-    """The required conditions: global ones first, then workload by workload."""
     required = [f for f in findings if f.role == "require"]
     unsure = [f for f in findings if f.role == "kill" and f.state == "noise"]
     overall = [f for f in required if not f.condition.workload]

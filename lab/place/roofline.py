@@ -54,10 +54,7 @@ def floor(flops: float, bytes_moved: float, peak_flop_s: float, bandwidth_bytes_
 
 
 def place(device: Device, flops: float, bytes_moved: float, pipe: str) -> Floor:
-    """The floor of a cost (operations, compulsory bytes, pipe) by a device's dense peak and memory bandwidth.
-
-    Raises BadInput for a pipe that the device does not have.
-    """
+    """The floor of a cost by a device's dense peak and memory bandwidth; raises BadInput for a pipe that it lacks."""
     return floor(flops, bytes_moved, device.peak(pipe).base, device.bandwidth.base)
 
 
@@ -100,10 +97,7 @@ def weight_read_floor(weight_bytes: float, bandwidth: float) -> float:
 
 
 def decode_floor(sequences: float, weight_bytes: float, bandwidth: float) -> float:
-    """Tokens/s of a decode step that only reads the weights, once for all sequences: sequences * bandwidth / bytes.
-
-    Source: LocalAI FP4_GEMM_SCOPE_B section 2a.
-    """
+    """Tokens/s of a decode step that reads the weights once for all sequences. Source: as above, section 2a."""
     return sequences / weight_read_floor(weight_bytes, bandwidth)
 
 
@@ -192,18 +186,12 @@ def bandwidth_share(moved: float, seconds: float, bandwidth: float) -> float:
 
 
 def decode_bandwidth_share(moved: float, sequences: float, rate: float, bandwidth: float) -> float:
-    """Share of the bandwidth of a decode step that moves `moved` bytes: bytes * rate / sequences / bandwidth.
-
-    Source: LocalAI DECODE_PARITY_EXPLORE, the 55.5 GB step.
-    """
+    """Share of the bandwidth of a step that moves `moved` bytes. Source: LocalAI DECODE_PARITY_EXPLORE, 55.5 GB."""
     return bandwidth_share(moved, sequences / rate, bandwidth)
 
 
 def gdn_state_bytes(
     layers: float, v_heads: float, head_dim: float, element_bytes: float, sequences: float, passes: float
 ) -> float:
-    """Bytes of recurrent state: layers * sequences * heads * head_dim^2 * element * passes (2: read and written).
-
-    Source: the state S [head_dim, head_dim] per value head of the gated delta rule; no term grows with the context.
-    """
+    """Bytes of recurrent state, S [head_dim, head_dim] a value head; passes: 2 where it is read and written."""
     return layers * sequences * v_heads * head_dim**2 * element_bytes * passes

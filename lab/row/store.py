@@ -118,7 +118,6 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the rename itself durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -171,10 +170,7 @@ def _decoder(kind: type[R]) -> msgspec.json.Decoder[Any]:
 
 
 def decode(line: bytes, kind: type[R], where: str | Path) -> R:
-    """One record from its line, one of an older schema version too.
-
-    Raises BadInput that names the file, the key and the remedy, for what is not JSON or not such a record.
-    """
+    """One record from its line, of an older schema too; BadInput that names file, key and remedy for what is none."""
     line, _ = parted(line)
     try:
         try:

@@ -160,7 +160,6 @@ def _comparison(rows: Rows, tell: Callable[[int, str], None]) -> bool:
 
 
 def _summary(number: int, row: Earlier, double: bool, tell: Callable[[int, str], None]) -> None:
-    """Tell of a row of schema 1 that states something else than its samples say."""
     if not row.blocks_us or not row.samples_us:
         return tell(number, "has no blocks")
     pairs = [(row.samples_us, row.blocks_us)]

@@ -146,7 +146,6 @@ class Number(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: Text | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a number of neither form, and one that is none."""
         form = {name for name in self.__struct_fields__ if getattr(self, name) is not None}
         if form not in ({"figure"}, {"value", "unit", "source"}):
             raise ValueError('is no number; write { figure = "id" } or { value = "1.0", unit = , source = }')

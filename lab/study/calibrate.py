@@ -1,14 +1,12 @@
 """`lab routes FAMILY --calibrate`: measures where the time model knows least, and fits it.
 
-The pool are the shapes of public models (data/public_models.csv), from 0.5B to 405B: their linear layers at 1 to 4096
-tokens; their heads, whole and shared among 2, 4 and 8 GPUs, at lengths and batches. Of it the places are taken one
-after another, each the farthest from all before it and from what is measured already (distance: of the logarithms of
-the axes), so that whatever the minutes allow is spread as evenly as so many places can be. At each place all that a
-router may take, and the rivals that are installed, are checked, timed together, and checked again, as for a card but
-briefly (lab/bench/comparison.py: Job.brief): one placement of three blocks, which holds a median to about 2 %, and the
-arms' processes live on from place to place. Nothing is judged; the rows say that they are brief, are kept as phase
-`calibration-<family>`, and never take the place of a card's. The router's file is written from all rows of the device.
-So it makes routes from nothing on a GPU that no list has.
+The pool are the shapes of public models (data/public_models.csv), from 0.5B to 405B. Of it the places are taken one
+after another, each the farthest from all before it and from what is measured already, so that whatever the minutes
+allow is spread as evenly as so many places can be. At each, all that a router may take and the rivals that are
+installed are timed and checked as for a card but briefly (lab/bench/comparison.py: Job.brief): one placement of three
+blocks, which holds a median to about 2 %, in arms' processes that live on from place to place. Nothing is judged; the
+rows are kept as phase `calibration-<family>` and never take the place of a card's. The router's file is written from
+all rows of the device, so this makes routes from nothing on a GPU that no list has.
 """
 
 from __future__ import annotations
@@ -184,10 +182,7 @@ def run(
     settings: measure.Settings = SETTINGS,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Iterator[list[Measurement]]:
-    """Measure where it tells most for so many minutes, and yield the rows of each place once they are on the disk.
-
-    device: default the GPU of this machine. Raises BadInput without one.
-    """
+    """Measure where it tells most for so many minutes; yields the rows of each place once they are on the disk."""
     device = device or measure.require_gpu("lab routes --calibrate")
     axes = {asks.axis, *asks.shape}
     rows = (row.workload for row in store.rows(device.id, family=asks.family) if row.ok)

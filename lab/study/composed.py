@@ -1,12 +1,9 @@
 """`lab predict`: what a step is expected to take, and a lever to change, from the kernels that it launches.
 
-A family whose workloads are made of other families' kernels says in kernels/<family>/calls.py which ones an arm
-launches, how often. Each is timed by the newest cold row of just that problem and, where there is none, by the router's
-time model with its interval. What no family measures counts by its floor at the measured ceilings and by launches: a
-library product takes SLACK times the floor, what only moves bytes MOVED, a kernel of a family that nobody timed yet
-UNTIMED, and each launch adds a time within SMALL_US. What two arms share cancels, so the interval of a change is that
-of the calls in which they differ. It is written before a card is measured and graded by it afterwards: `measured` is
-empty until rows exist.
+kernels/<family>/calls.py says which kernels of other families an arm launches, how often. Each is timed by the newest
+cold row of just that problem, else by the router's time model with its interval; what no family measures, by its floor
+at the measured ceilings and its launches (the constants below). What two arms share cancels, so the interval of a
+change is that of the calls in which they differ. It is written before a card is measured and graded by it afterwards.
 """
 
 from __future__ import annotations
@@ -268,8 +265,6 @@ def _refused(family: str, workload: str, name: str, device: devices.Device) -> b
 def _measured(
     told: Mapping[str, Any], control: tuple[str, str], candidate: tuple[str, str], card: phases.Card
 ) -> float | None:
-    """The change in %, of the run that the card is judged by."""
-
     def row(workload: str, name: str) -> Measurement | None:
         both = told.get(workload, (None, None))
         if found := next((r for r in both if r is not None and r.name == name), None):

@@ -47,10 +47,7 @@ class Batch:
 
 
 def code_words(count: int, seed: int) -> list[str]:
-    """`count` words of LENGTH letters, any two of which differ in every place, so that half a word is still nobody's.
-
-    Raises BadInput for more sequences than there are letters.
-    """
+    """`count` words of LENGTH letters, any two different in every place; BadInput for more than there are letters."""
     if not 1 <= count <= len(ALPHABET):
         raise BadInput("crossbleed", f"np = {count}", f"choose 1 to {len(ALPHABET)} sequences")
     rng = random.Random(seed)

@@ -148,10 +148,7 @@ def _kept(word: str) -> str:
 
 
 def bound(device: devices.Device, cost: Cost, walks: float, launches: float, gap_us: float) -> Bound:
-    """The three terms of a cost (kernels/common.py) on a device, us.
-
-    walks: how often the compulsory bytes are moved. A pipe that the device has no peak for counts as bf16.
-    """
+    """The three terms of a cost, us; walks: how often its bytes are moved. A pipe without a peak counts as bf16."""
     pipe = cost.pipe if cost.pipe in device.peaks else INSTEAD
     floor = roofline.place(device, cost.flops, cost.bytes, pipe)
     return Bound(walks * floor.memory_us, floor.compute_us, launches * gap_us, pipe)

@@ -51,7 +51,6 @@ class Bound(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     caveat: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse two ways of saying what was delivered, and none."""
         if bool(self.delivered) == bool(self.before and self.after):
             raise ValueError("needs delivered, or before and after; give exactly one of them")
 

@@ -49,7 +49,6 @@ class Argument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     arguments: dict[str, Argument | list[Argument]] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what names no number."""
         if {name for name in self.__struct_fields__ if getattr(self, name) is not None} not in FORMS:
             raise ValueError(f"names no number; give one of: {'; '.join(' + '.join(sorted(f)) for f in FORMS)}")
 
@@ -73,7 +72,6 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     limit_pct: Positive | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a case of neither kind, or of both."""
         if (self.recorded is None) == (self.limit_pct is None):
             raise ValueError("needs recorded or limit_pct; give exactly one of them")
 
@@ -192,10 +190,7 @@ def _evaluate(
 
 
 def reproduce(path: Path = FILE) -> list[Reproduction]:
-    """Every recorded figure that the cases compute again, in the order of the file.
-
-    Raises BadInput, naming the file and the case, for an unknown key, formula, argument, figure, device or model.
-    """
+    """Every figure that the cases compute again, in the file's order; BadInput names the file and the case."""
     cases = files.read(path, Cases).case
     files.once(path, "id", (case.id for case in cases))
     return [_reproduced(case, path) for case in cases]

@@ -51,7 +51,6 @@ class Pin(msgspec.Struct, frozen=True, kw_only=True):
     limit_pct: Annotated[float, Meta(gt=0, lt=100)]
 
     def __post_init__(self) -> None:
-        """Refuse an unknown metric and a wrong unit."""
         known = vocabulary.metrics()
         if self.metric not in known:
             raise ValueError(f'metric = "{self.metric}" is unknown; {nearest(self.metric, known)}')
@@ -87,7 +86,6 @@ class Baseline(msgspec.Struct, frozen=True):
     made: Made = Made()
 
     def __post_init__(self) -> None:
-        """Refuse a file that pins nothing, or one thing twice."""
         names = [pin.name for pin in self.metrics]
         if not names:
             raise ValueError(f"pins no metric; {AGAIN}")

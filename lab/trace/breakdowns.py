@@ -171,10 +171,7 @@ def digit_error(text: str) -> float:
 
 
 def from_recorded(trace_id: str, unit: str | None = None) -> Breakdown:
-    """A recorded breakdown by its trace id, in `unit` or in the first of UNITS that it is printed in.
-
-    Raises BadInput for an unknown id, and for a unit in which the source does not print every part.
-    """
+    """A recorded breakdown in `unit`, default the first of UNITS; BadInput where a part is not printed in it."""
     own, offered = rows(trace_id), units(trace_id)
     chosen = unit or next(iter(offered), None)
     if chosen is None or chosen not in offered:

@@ -80,7 +80,6 @@ def _pages(file: IO[bytes], numbers: NDArray[np.int64], size: int) -> NDArray[np
 
 
 def _children(page: NDArray[np.uint8], size: int) -> NDArray[np.int64]:
-    """The pages below an interior page, in order."""
     if page[0] != INTERIOR:
         raise Unusual
     at = page[12 : 12 + 2 * int(page[3:5].view(">u2")[0])].view(">u2")

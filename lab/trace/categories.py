@@ -52,7 +52,6 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     examples: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what is no regular expression."""
         try:
             re.compile(self.match)
         except re.error as error:
@@ -103,10 +102,7 @@ class Rules:
 def other_warning(
     rules: Rules, totals: Sequence[NameTotal], whole_ns: int, scale: float = 1e3, unit: str = "us"
 ) -> list[str]:
-    """One sentence naming what "other" holds, when it exceeds OTHER_LIMIT of the whole. totals: largest first.
-
-    scale: ns per `unit`, in which times are printed.
-    """
+    """What "other" holds, when over OTHER_LIMIT of the whole. totals: largest first; scale: ns per printed `unit`."""
     rest = [t for t in totals if rules.category(t.name) == OTHER]
     sum_ns = sum(t.sum_ns for t in rest)
     if sum_ns <= OTHER_LIMIT * whole_ns:

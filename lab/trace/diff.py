@@ -137,10 +137,7 @@ def _alone(own: Mapping[str, float], other: Mapping[str, float]) -> tuple[tuple[
 
 
 def at_launches_of(a: Breakdown, b: Breakdown) -> Breakdown:
-    """B as if it had launched each category as often as A: what is left of the difference is the time of each launch.
-
-    Raises BadInput where a side knows no launches.
-    """
+    """B as if it launched each category as often as A, which leaves the time of a launch; BadInput without counts."""
     own = a.by_category()
     if not any(p.count for p in a.parts) or not any(p.count for p in b.parts):
         raise BadInput("--per launch", f"{a.id} and {b.id} do not both count launches", "compare profiles")

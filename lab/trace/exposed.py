@@ -133,7 +133,6 @@ def at_once(parts: Collection[Spans]) -> dict[int, int]:
 
 
 def _sharing(parts: Collection[Spans], shared: Spans) -> list[NDArray[np.bool_]]:
-    """Which intervals of each part run in the time that several share: few, where most work is in one stream."""
     found = []
     for p in parts:
         # The first shared interval that ends after the start: as many as end before it. There are few of them.

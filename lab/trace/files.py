@@ -80,7 +80,6 @@ def _is_archive(path: Path) -> bool:
 
 
 def _members(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    """Name and content of each file in an archive, in the order of names."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as zipped:
             for name in sorted(m.filename for m in zipped.infolist() if not m.is_dir()):

@@ -123,7 +123,6 @@ def _named(trace: Trace, texts: tuple[list[str], list[Int64]], side: Side, i: in
 
 
 def _tables(trace: Trace, device: int, waiting: NDArray[np.bool_]) -> list[Table]:
-    """What ran on a device, without the kernels that only wait."""
     found = []
     for kind, rows in enumerate(trace.activities):
         mine = rows.device == device
@@ -236,10 +235,7 @@ def api(trace: Trace, most: int) -> list[CallTime]:
 
 
 def launch_delay_us(trace: Trace, call: Int64) -> dict[str, float] | None:
-    """Median, 95th percentile and largest time from a call's end to its kernel's start; None without calls.
-
-    call: of each kernel the index of its API call.
-    """
+    """Median, 95th percentile and largest time from a kernel's call, by index, to its start; None without calls."""
     eager = (call >= 0) & (trace.kernels.graph_node == NONE) & (trace.kernels.graph == NONE)
     if not eager.any():
         return None

@@ -90,14 +90,12 @@ def merged(start: Int64, end: Int64, is_sorted: bool = True) -> Spans:
 
 
 def _edges(parts: Sequence[Int64]) -> Int64:
-    """All of these times, sorted."""
     found = np.concatenate(parts)
     found.sort(kind="stable")
     return found
 
 
 def _joined(start: Int64, end: Int64) -> Spans:
-    """Spans from starts and ends, each sorted."""
     apart = np.ones(len(start) + 1, bool)  # one span ends before row i, and another begins
     np.greater(start[1:], end[:-1], out=apart[1:-1])
     if not apart.all():

@@ -224,7 +224,6 @@ def read(path: Path, text: bytes) -> Trace:
 
 
 def _whole(value: Any) -> int:
-    """A whole number, also as text; NONE for anything else."""
     if isinstance(value, str):
         return whole(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else NONE
@@ -243,7 +242,6 @@ def _of_arguments(events: list[Event[Any]], name: str) -> list[int]:
 
 
 def _bytes(events: list[Event[Any]]) -> list[int]:
-    """Moved by copies or fills."""
     return [max(n, 0) for n in _of_arguments(events, "bytes")]
 
 
@@ -305,7 +303,6 @@ def _host(rows: Timed) -> dict[str, Any]:
 
 
 def _launched(kernels: Timed, names: list[int]) -> dict[int, Launch]:
-    """How the first kernel of each name was launched."""
     first: dict[int, Launch] = {}
     for e, name in zip(kernels.events, names, strict=True):
         a = e.args
@@ -331,6 +328,5 @@ def _work(kernels: Timed, names: list[int], operators: Timed) -> tuple[Work, ...
 
 
 def _kind(event: Event[Any]) -> int:
-    """The direction in a name such as `Memcpy HtoD (Pinned -> Device)`."""
     found = DIRECTION.search(event.name)
     return COPY_KINDS.index(found[1]) if found else 0

@@ -74,10 +74,7 @@ HOST["CUPTI overhead"] = f"{KIND}OVERHEAD"
 
 
 def read(path: Path) -> Trace:
-    """The trace of an nsys SQLite export.
-
-    Raises BadInput, one line, for a file that is truncated, corrupt, or not an nsys export.
-    """
+    """The trace of an nsys SQLite export; BadInput, one line, for a file that is truncated, corrupt or none."""
     with Database(path) as base:
         if not any(t.startswith(KIND) or t in META for t in base.columns):
             raise BadInput(path, "an SQLite file, but not an nsys export", "make one: nsys export --type sqlite")
@@ -260,7 +257,6 @@ def _process(ids: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _decoded(value: Any) -> Any:
-    """A text that was stored as a blob as text."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
@@ -311,7 +307,6 @@ def _gpus(
 
 
 def _host(base: Database) -> dict[str, tuple[int, int]]:
-    """Count and summed ns of host waits and of the profiler's overhead: reported, and never busy time."""
     sums = 'count(*), IFNULL(sum("end" - start), 0)'
     return {
         label: (int(count), int(total))
@@ -422,7 +417,6 @@ class Database:
                 yield {name: block[place[column]] for name, column in wanted.items()}
 
     def _from_rows(self, table: str, wanted: Mapping[str, str]) -> Iterator[dict[str, NDArray[Any]]]:
-        """The same by SQLite."""
         what = ", ".join(f'"{column}"' for column in wanted.values())
         for columns in self.batches(f'SELECT {what} FROM "{table}"'):
             known = ([NONE if v is None else v for v in column] for column in columns)

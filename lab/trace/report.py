@@ -173,10 +173,7 @@ def _idle(s: Summary) -> list[str]:
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table WIDTH columns wide at most: texts to the left, numbers to the right, long texts cut.
-
-    The first column, and those whose title begins with "<", hold texts.
-    """
+    """Lines of a table at most WIDTH wide; texts, in the first column and under "<TITLE", to the left, and cut."""
     left = [i == 0 or t.startswith("<") for i, t in enumerate(titles)]
     cells = [[t.removeprefix("<") for t in titles], *rows]
     width = [max(len(row[i]) for row in cells) for i in range(len(titles))]

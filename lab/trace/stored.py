@@ -142,7 +142,6 @@ def about(path: Path) -> dict[str, Any]:
 
 
 def _opened(path: Path, read: Callable[[Path], Any]) -> tuple[Any, Meta]:
-    """The table or the schema of a stored trace, and what stands beside it."""
     import pyarrow as pa
 
     try:

@@ -243,10 +243,7 @@ class Summary(Struct, frozen=True, kw_only=True):
 def summarise(
     trace: Trace, rules: Rules | None = None, steps: float | None = None, tokens: float | None = None, top: int = TOP
 ) -> Summary:
-    """The summary of a trace or of a window of it.
-
-    steps: decode steps in the window, default what the window knows. tokens: made in the window. top: kernels listed.
-    """
+    """The summary of a trace or a window. steps, tokens: made in it, default as it knows; top: kernels listed."""
     rules = rules or categories.default()
     steps = steps if steps is not None else trace.steps
     totals = totals_by_name(trace)
@@ -301,7 +298,6 @@ def summarise(
 
 
 def _timeline(trace: Trace, rules: Rules) -> tuple[dict[str, Any], list[str]]:
-    """The fields that need a timeline, and what limits them."""
     waiting = rules.waits(trace.names)
     devices = intervals.devices(trace, waiting)
     used = intervals.together(list(devices.values()))
@@ -375,7 +371,6 @@ def _warnings(trace: Trace, times: dict[str, Any], sum_us: float) -> list[str]:
 
 
 def _times(used: Usage, over: Spans, free: Spans) -> dict[str, Any]:
-    """The times of a device, or of all, within a span, of which `free` is idle."""
     return {
         "span_us": over.ns / 1e3,
         "kernel_count": used.kernels.count,
@@ -405,7 +400,6 @@ def _stream(stream: intervals.Stream, used: Usage, concurrent_ns: int) -> Stream
 
 
 def _graphs(replayed: windows.Replays) -> list[Graph]:
-    """Launches of each graph; the most launched first."""
     by_graph = {int(number): replayed.take(replayed.graph == number) for number in np.unique(replayed.graph)}
     rows = [
         Graph(
@@ -422,10 +416,7 @@ def _graphs(replayed: windows.Replays) -> list[Graph]:
 
 
 def startup(trace: Trace, replayed: windows.Replays) -> Startup | None:
-    """Kernels that run only before the first replayed graph (initialisation, warm-up, capture): not serving time.
-
-    None when the trace has no graph that is replayed, so that nothing marks where the work begins.
-    """
+    """Kernels that run only before the first replayed graph: no serving time. None where no graph is replayed."""
     begin = windows.first_steady_ns(replayed if trace.whole is None else windows.replays(trace.whole))
     if begin is None:
         return None
@@ -472,7 +463,6 @@ def _categories(
 
 
 def _hidden(parts: Sequence[exposed.Part]) -> dict[str, Any]:
-    """The exposed and the hidden time of a category over its devices."""
     if not parts:
         return {}
     behind: Counter[str] = Counter()

@@ -84,10 +84,7 @@ class Line:
 
 
 def read(path: Path, text: str) -> Trace | None:
-    """The trace in a CSV's text, None for text of no known report; a timeline is taken rather than totals.
-
-    Raises BadInput, one line with the line number, for a row that is cut off or not a number.
-    """
+    """The trace in a CSV's text, rather a timeline than totals; None for no known report, BadInput for a broken row."""
     with ncu.whole_csv(path, text):
         return _read(path, text)
 
@@ -174,7 +171,6 @@ def _tool(rows: Sequence[Line]) -> str:
 
 
 def _gpu_trace(path: Path, rows: list[Line]) -> Trace:
-    """Kernels, `[CUDA memcpy ...]` and `[CUDA memset]` rows of cuda_gpu_trace, and rocprof's."""
     moved = [MOVED.match(row.text("Name")) for row in rows]
     kind = np.array([(found[1] or "cpy").lower() if found else "kernel" for found in moved])
     # Of a copy from the host the destination is the GPU.
@@ -257,6 +253,5 @@ def _ncu(path: Path, launches: Sequence[ncu.Launch]) -> Trace:
 
 
 def _bytes(metric: tuple[object, str] | None) -> float | None:
-    """A metric in bytes, None where it is absent or no number of bytes."""
     value, unit = metric or (None, "")
     return value * BYTES[unit] if isinstance(value, float) and value >= 0 and unit in BYTES else None

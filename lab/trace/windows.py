@@ -119,10 +119,7 @@ def _extents(code: NDArray[np.int32], start: Int64, end: Int64) -> tuple[Int64, 
 
 
 def only(trace: Trace, **wanted: list[int] | None) -> Trace:
-    """Only the device rows with these numbers (device=, stream=, process=), [] or None for any.
-
-    Raises BadInput for a number that no row has.
-    """
+    """Only the device rows with these numbers, [] or None for any; raises BadInput for a number that no row has."""
     for column, numbers in wanted.items():
         if not numbers:
             continue

@@ -140,7 +140,6 @@ def _kind(name: str) -> int:
 
 
 def _int(message: Message, number: int) -> int:
-    """A whole number, 0 where the field is absent; negative ones have 64 bits."""
     value = int(message.get(number, (0,))[-1])
     return value - (1 << 64) if value >> 63 else value
 

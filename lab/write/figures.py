@@ -66,10 +66,7 @@ def _measured(card: Card, device: str) -> dict[str, dict[str, Measurement]]:
 
 
 def model(known: Table) -> Picture:
-    """What the time model of a router's table is worth: predicted over measured, each shape by the fit of the others.
-
-    Raises BadInput where too little was measured for a fit.
-    """
+    """A time model: predicted over measured, each shape by a fit without it; BadInput where too few were measured."""
     points = dict(list(routes.left_out(routes.competing(known)).items())[: len(draw.MARKERS)])
     times = [us for of in points.values() for us, _ in of]
     level = [[(us, 1.0) for us in (min(times), max(times))]] if times else []
@@ -128,12 +125,7 @@ def roofline_of(rows: Sequence[Measurement], device: str, title: str) -> Picture
 
 
 def sides(card: Card, device: str) -> tuple[breakdowns.Breakdown, breakdowns.Breakdown, str]:
-    """(candidate's, control's) kernels, or a composed step's parts, us of one step, and the workload.
-
-    Of the newest committed trace.
-
-    Raises BadInput where none is committed, or it lacks an arm.
-    """
+    """(candidate's, control's) kernels or parts of one step, us, and the workload, of the newest trace; or BadInput."""
     place = devices.get(device).id
     files = store.found(f"{place}/{card.id}/*/trace.parquet")
     if not files:

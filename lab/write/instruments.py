@@ -190,7 +190,6 @@ def _range(card: Card, device: str, kind: str, which: int) -> tuple[float, float
 
 
 def _place(card: Card) -> str:
-    """The device with rows of the card, else the recorded one."""
     return [card.device, *store.measured_devices(card.id)][-1]
 
 

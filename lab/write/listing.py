@@ -34,11 +34,7 @@ KEYS += ("timer", "l2", "median_us", "iqr_us", "n", "converged", "relative_error
 
 
 def measured(family: str | None = None, phase: str | None = None, device: str | None = None) -> list[Measurement]:
-    """The rows that pass the filters, oldest run first.
-
-    device: an id or a name that the driver reports.
-    Raises BadInput, naming the nearest word, for a family, phase or device that is unknown.
-    """
+    """The rows that pass the filters, oldest run first; device: id or driver's name. BadInput for an unknown word."""
     if family is not None:
         refuse_unknown("--family", "family", family, families.names())
     known = {*phases.cards(), *(path.parts[-3] for path in store.found("*/*/*/rows.jsonl"))}

@@ -50,10 +50,7 @@ def written(family: str, text: str) -> str:
 
 
 def floors(family: str, device_id: str = "h200") -> list[str]:
-    """Of a family whose cost is in parts: each part's floor at the measured ceilings, ms, at every real shape.
-
-    In the precision that moves the fewest bytes.
-    """
+    """Each part's floor at the measured ceilings, ms, by real shape, in the precision that moves the fewest bytes."""
     parts = importlib.import_module(f"kernels.{family}.cost").parts
     loaded, device = families.load(family), devices.get(device_id)
     shapes = [w for w in loaded.cases.WORKLOADS if w.source]

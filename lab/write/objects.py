@@ -116,7 +116,6 @@ ROW = _attributes("device", "phase", "arm", "name", "workload_id", "status", "me
 
 
 def _checked(family: str, candidates: Sequence[str | None], workload: str | None) -> Table:
-    """Candidates, None for all, against the reference on this machine."""
     gpu = "cuda" if families.gpu_capability() else "cpu"
     found = [c for name in candidates for c in accuracy.check_family(family, name, workload, device=gpu)]
     return Table(tuple(found), CHECK, f"{family}: checked on {gpu}")

@@ -365,16 +365,12 @@ class CardPage:
 
 
 def _criterion(source: str) -> str:
-    """Who states a gate's lines: document and lines of a recorded verdict, or the card's own words."""
     known = recorded.verdicts().get(source)
     return f"{known.cited} ({source})" if known else source
 
 
 def values(shown: CardPage, keep: Callable[[str, str], str] | None) -> dict[str, Any]:
-    """What templates/card_body.html asks for, but for where its links lead.
-
-    keep: (a figure's name, its SVG) -> the address at which the page finds it; None draws none.
-    """
+    """What templates/card_body.html asks for. keep: (name, SVG) -> the figure's address; None draws none."""
     card = shown.card
     plots: dict[str, list[tuple[str, str]]] = {device: [] for device in shown.arms}
     if keep is not None:

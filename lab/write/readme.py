@@ -55,10 +55,7 @@ def written(text: str, found: Sequence[Flip]) -> str:
 
 
 def figure(device: str = "h200") -> str:
-    """The figure of data/rivals.toml on a device, as SVG that describes itself by its rows, for readers and for tests.
-
-    Raises BadInput where no card has rows with a rival.
-    """
+    """The figure of data/rivals.toml on a device, as SVG that tells its rows; BadInput where no row has a rival."""
     drawn, said = [], []
     for line in limits.lines():
         points = [p for p in limits.limits(phases.card(line.card), device) if p.times_as_fast]

@@ -77,10 +77,7 @@ def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
 
 
 def rows_at(family: str, device: str, axes: Mapping[str, int | str], free: str = "") -> list[Measurement]:
-    """The rows that are ok, with exactly these axes; free: an axis that may have any value.
-
-    Newest last, a calibration's ahead of all that are of cards.
-    """
+    """The ok rows with exactly these axes, any value of `free`; newest last, a calibration's ahead of all others."""
     fixed = {a: v for a, v in axes.items() if a != free}
     found = [
         r for r in store.rows(device, family=family)
@@ -148,10 +145,7 @@ class Shape:
         return compile.compile_family(name, [10 * major + minor], f"{__name__}:one_candidate")
 
     def time(self, beside: Sequence[str] = (), seconds: float = 0.5) -> dict[str, float | str]:
-        """name -> median us on this GPU, timed together as `lab measure` does, or why there is none. Appends no row.
-
-        Raises BadInput without a GPU.
-        """
+        """name -> median us on this GPU, or why there is none; appends no row. Raises BadInput without a GPU."""
         from lab.bench import measure
 
         measure.require_gpu("timing a shape")

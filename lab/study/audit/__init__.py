@@ -4,10 +4,4 @@ A verdict follows from a gate and its figures. Whether the figures can carry it 
 never have run, the effect may be smaller than the same code run twice, the counter behind a share may have changed its
 meaning. Each check is a plain function on quantities, recorded or measured, and answers with one sentence whose every
 number is computed from them.
-
-    subject.py   what a check is given, and what it answers
-    checks.py    the checks
-    bindings.py  data/audit.toml: the figures that a check is asked of
-    find.py      subjects that every card and every measured row offer by themselves
-    run.py       the checks by name, the audit, and how it is shown
 """

@@ -60,7 +60,6 @@ def audit(kind: str | None = None, names: Iterable[str] = (), path: Path | None 
 
 
 def _said(found: Finding, earlier: Finding) -> bool:
-    """Whether an earlier finding of the same check already stands on these very figures."""
     same = found.check == earlier.check and set(found.figures) <= set(earlier.figures)
     return same and bool(found.figures) and found.verdicts == earlier.verdicts
 

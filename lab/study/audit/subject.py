@@ -77,7 +77,6 @@ class Subject:
     note: str = ""
 
     def __getitem__(self, role: str) -> Quantity:
-        """The first quantity of a role that the check needs."""
         return self.roles[role][0]
 
     def get(self, role: str) -> Quantity | None:

@@ -1,13 +1,5 @@
 """Somebody's own A/B as evidence: files of the field's tools, held against a card.
 
-    sample.py     what a figure is, whichever tool printed it, and what the readers share
-    llama_bench.py, batched_bench.py, backend_ops.py, ds4_bench.py, perplexity.py, serving.py, kernel_benches.py
-                  one reader a tool, or a kind of them: names, units, contradictions
-    plain.py, profiles.py   tables with declared columns, and profiles by what `--metric` asks of them
-    arms.py       which figures are the control, which the candidate, and which of the card's workloads they are
-    verdict.py    the readings, what must be said beside them, and the verdict
-    gate.py       the verdict as an exit status and a comment; the rows that were accepted last
-
 A file is recognised by what stands in it, never by its name. Nothing is guessed for the user: a workload is matched by
 axes that its name declares or that the command line gives, and the match is part of the output.
 

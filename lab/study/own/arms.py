@@ -211,7 +211,6 @@ def match(
 
 
 def _alone(m: Match, found: Iterable[Match]) -> Match:
-    """The match, or none where another workload of the card stands on the same figures."""
     own = {id(s) for s in (*m.control, *m.candidate)}
     for other in found:
         shared = [s for s in (*other.control, *other.candidate) if id(s) in own]

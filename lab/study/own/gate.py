@@ -166,7 +166,6 @@ def _apart(m: which.Match) -> float:
 
 
 def _measured(card: phases.Card, name: str | None) -> Held:
-    """The committed rows of a card on one device."""
     places = store.measured_devices(card.id)
     place = devices.get(name or (places[0] if places else card.device), "--device")
     store.refuse_unmeasured(card.id, place.id)

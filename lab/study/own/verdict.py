@@ -210,7 +210,6 @@ def _stated(samples: Iterable[Sample], keys: Iterable[str]) -> str:
 
 
 def _refuse_another_setup(used: Iterable[Match]) -> None:
-    """Raise BadInput where the arms of one workload cannot be one comparison."""
     for m in used:
         for key in (*HARDWARE, "model_n_params"):
             one, other = (_stated(m.arm(arm), (key,)) for arm in ARMS)
@@ -306,7 +305,6 @@ def _time(sample: Sample) -> datetime | None:
 def _warnings(
     card: phases.Card, used: Sequence[Match], arms: Mapping[str, Sequence[Sample]], place: str
 ) -> Iterable[str]:
-    """What a reader of the verdict must know about these figures."""
     if not used:
         return
     if card.device and place != card.device:
