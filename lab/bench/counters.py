@@ -320,14 +320,15 @@ def render(row: Counter) -> str:
     )
 
 
-def run(arguments: argparse.Namespace) -> Iterator[str]:
-    """`lab counters`: yields the lines to print."""
+def run(arguments: argparse.Namespace) -> int:
+    """`lab counters`: what Nsight Compute counts of the cards' arms, as rows."""
     if not arguments.phase:
         raise BadInput("lab counters", "needs card ids", "see `lab phases`")
     cards = [phases.card(name) for name in arguments.phase]
     plan(cards, arguments.workload, arguments.arm, arguments.peers)  # refuses a misspelt name before a GPU is needed
     for row in measured(cards, arguments.workload, arguments.arm, arguments.peers):
-        yield json.dumps(row.to_json()) if arguments.json else render(row)
+        print(json.dumps(row.to_json()) if arguments.json else render(row), flush=True)
+    return 0
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from argparse import Namespace
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from lab.base import own
 from lab.base.console import show
 from lab.base.errors import BadInput, refuse_unknown, shown
 
@@ -16,15 +17,14 @@ if TYPE_CHECKING:
 
 def phases(arguments: Namespace) -> int:
     """The cards, by system and row; those of a card directory alone where one is in use."""
-    from lab.base import own
     from lab.card import phases
     from lab.row import store
 
     keys = ("id", "row", "system", "device", "title", "question", "family", "control", "candidate")
 
     def value(c: Card) -> dict[str, Any]:
-        own = {k: getattr(c, k) for k in (*keys, "card_hash", "gate_hash", "workloads")}
-        return own | {"recorded": [r.verdict.id for r in c.recorded], "measured": store.measured_devices(c.id)}
+        held = {k: getattr(c, k) for k in (*keys, "card_hash", "gate_hash", "workloads")}
+        return held | {"recorded": [r.verdict.id for r in c.recorded], "measured": store.measured_devices(c.id)}
 
     cards = list((phases.own_cards() if own.folder() else phases.cards()).values())
     show(arguments.json, lambda: [value(c) for c in cards], lambda: _by_system(cards))
@@ -39,9 +39,9 @@ def _by_system(cards: list[Card]) -> str:
     lines = []
     known = vocabulary.words().system
     for system, what in {**known, **{c.system: "cards of your own" for c in cards if c.system not in known}}.items():
-        own = [c for c in cards if c.system == system]
-        lines += [f"{system}: {what}".removeprefix(": ")] if own else []
-        for c in own:
+        of_it = [c for c in cards if c.system == system]
+        lines += [f"{system}: {what}".removeprefix(": ")] if of_it else []
+        for c in of_it:
             places = ["replay" if c.recorded else "", *store.measured_devices(c.id)]
             places += [f"kernels/{c.family}" if c.family else "", *(f"notebooks/{n}" for n in listing.elsewhere(c))]
             where = ", ".join(filter(None, places)) or "not measured yet"
@@ -51,7 +51,6 @@ def _by_system(cards: list[Card]) -> str:
 
 def judge(arguments: Namespace) -> int:
     """The board and a sentence each; 1 when --fail-on names a word that was given."""
-    from lab.base import own
     from lab.card import phases
     from lab.judge import rules
 

@@ -1,4 +1,4 @@
-"""`lab check`, `compile`, `measure`, `profile`, `counters` and `roofline`: what is asked of a family's kernels."""
+"""`lab check`, `compile`, `measure` and `roofline`: what is asked of a family's kernels."""
 
 from __future__ import annotations
 
@@ -212,24 +212,6 @@ def _ceilings(device: Any, as_json: bool) -> None:
             print(f"{row.name:12} {row.value:10.2f} {row.unit:8} {row.method}", flush=True)
     if as_json:
         print_json([row.to_json() for row in rows])
-
-
-def profile(arguments: Namespace) -> int:
-    """One stored trace of a phase's arms."""
-    from lab.trace import capture
-
-    for line in capture.run(arguments):
-        print(line, flush=True)
-    return 0
-
-
-def counters(arguments: Namespace) -> int:
-    """What Nsight Compute counts of a card's arms, as rows."""
-    from lab.bench import counters
-
-    for line in counters.run(arguments):
-        print(line, flush=True)
-    return 0
 
 
 def roofline(arguments: Namespace) -> int:

@@ -263,7 +263,7 @@ COMMANDS = {
         arg("--needs", metavar="PHASE|PCT", help="a card whose gate asks for throughput, or a rise in %%"),
         *WINDOW, *COUNTS,
     )),
-    "profile": Command("lab.cli.kernels:profile", "a phase's arms under nsys or torch.profiler", (
+    "profile": Command("lab.trace.capture:run", "a phase's arms under nsys or torch.profiler", (
         CARDS,
         arg("phase", nargs="*", help="card ids"),
         arg("--workload", help="only this workload"),
@@ -273,7 +273,7 @@ COMMANDS = {
         arg("--out", type=Path, help="folder; <phase>/trace.parquet goes below it"),
         flag("--inside", argparse.SUPPRESS),
     ), json=False),
-    "counters": Command("lab.cli.kernels:counters",
+    "counters": Command("lab.bench.counters:run",
         "a card's arms under Nsight Compute: what binds each kernel", (
         CARDS,
         arg("phase", nargs="*", help="card ids"),

@@ -15,15 +15,8 @@ from lab.base.errors import REPOSITORY, BadInput, shown
 
 TEMPLATES = REPOSITORY / "data" / "new"
 WORD = "newfamily"  # in the templates, for the family's name
-PROSE = {
-    "FAMILY": "",
-    "CONTROL": "the parent commit",
-    "CANDIDATE": "the change",
-    "WORKLOAD": "tg128",
-    "METRIC": "decode_tps",
-    "SIGN": ">",
-    "THRESHOLD": "5",
-}
+PROSE = {"FAMILY": "", "CONTROL": "the parent commit", "CANDIDATE": "the change", "WORKLOAD": "tg128"}
+PROSE |= {"METRIC": "decode_tps", "SIGN": ">", "THRESHOLD": "5"}
 
 
 def run(arguments: Namespace) -> int:

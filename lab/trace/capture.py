@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,8 +31,8 @@ class Profile:
     left_out: tuple[str, ...]
 
 
-def run(arguments: argparse.Namespace) -> Iterator[str]:
-    """`lab profile`: yields the lines to print."""
+def run(arguments: argparse.Namespace) -> int:
+    """`lab profile`: one stored trace of each phase's arms."""
     if not arguments.phase or arguments.steps < 1:
         raise BadInput("lab profile", "needs card ids and at least one step", "see `lab phases`")
     tool = profile.choose()
@@ -54,9 +53,10 @@ def run(arguments: argparse.Namespace) -> Iterator[str]:
         out = arguments.out / card.id if arguments.out else None
         done = profiled(card, arguments.workload, arguments.steps, arguments.device, tool, out)
         size = done.path.stat().st_size / 1000
-        yield f"{card.id}: {tool.name} ({tool.why}); {len(done.trace.kernels)} kernels, {size:.0f} KB in {done.path}"
-        yield from (f"left out: {reason}" for reason in done.left_out)
-        yield from (f"warning: {warning}" for warning in done.trace.warnings)
+        said = [f"{card.id}: {tool.name} ({tool.why}); {len(done.trace.kernels)} kernels, {size:.0f} KB in {done.path}"]
+        said += [f"left out: {reason}" for reason in done.left_out]
+        print("\n".join([*said, *(f"warning: {warning}" for warning in done.trace.warnings)]), flush=True)
+    return 0
 
 
 def profiled(
