@@ -134,9 +134,6 @@ FORMULAS: Mapping[str, Callable[..., Interval]] = {
 }
 
 
-# The file -----------------------------------------------------------------------------------------------------------
-
-
 class Number(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A number by the id of its recorded figure, or as its source prints it, with unit and source."""
 

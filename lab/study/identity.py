@@ -135,8 +135,6 @@ def run(
     ]
 
 
-# Commands -------------------------------------------------------------------------------------------------------------
-
 TIMEOUT_S = 600.0
 
 
@@ -237,9 +235,6 @@ def from_plan(path: Path) -> list[Cell]:
     profiles = {p.name: by_command(p.command, plan.contract, plan.timeout_s) for p in plan.profile}
     suites = {s.name: s.prompts for s in plan.suite}
     return run(profiles, plan.reference, suites, plan.budgets, plan.contract, plan.stop)
-
-
-# Output ---------------------------------------------------------------------------------------------------------------
 
 
 def passed(cells: Sequence[Cell]) -> bool:

@@ -139,9 +139,10 @@ def sums(trace: Trace, rules: Rules, totals: Sequence[NameTotal]) -> list[Summed
     return found
 
 
+@cache
 def default() -> Rules:
     """The rules of data/categories, files in the order of their names."""
-    return _ours()
+    return _read(FOLDER, None)
 
 
 def load(where: str | Path | None = None, only: bool = False) -> Rules:
@@ -150,8 +151,8 @@ def load(where: str | Path | None = None, only: bool = False) -> Rules:
     Raises BadInput for a missing file, a malformed one, an unknown key, and a category that neither declares.
     """
     if where is None or Path(where) == FOLDER:
-        return _ours()
-    path, ours = Path(where), None if only else _ours()
+        return default()
+    path, ours = Path(where), None if only else default()
     if not path.is_dir() and path.suffix != ".toml":
         raise BadInput(path, "is no file of category rules", "give a .toml or a folder of them")
     return _read(path, ours)
@@ -176,8 +177,3 @@ def _read(path: Path, ours: Rules | None) -> Rules:
     every = tuple(rule for _, _, rule in rules)
     known = {rule.category: Category() for rule in every} | known
     return Rules(every + (ours.rules if ours else ()), known)
-
-
-@cache
-def _ours() -> Rules:
-    return _read(FOLDER, None)

@@ -142,15 +142,11 @@ def at_launches_of(a: Breakdown, b: Breakdown) -> Breakdown:
     if not any(p.count for p in a.parts) or not any(p.count for p in b.parts):
         raise BadInput("--per launch", f"{a.id} and {b.id} do not both count launches", "compare profiles")
     factor = {p.category: n / p.count for p in b.parts if p.count and (n := own.get(p.category, p).count)}
-    parts = tuple(
-        replace(
-            p, value=p.value * factor.get(p.category, 1.0), count=(p.count or 0) * factor.get(p.category, 1.0) or None
-        )
-        for p in b.parts
-    )
+    by = [(p, factor.get(p.category, 1.0)) for p in b.parts]
+    parts = tuple(replace(p, value=p.value * times, count=(p.count or 0) * times or None) for p, times in by)
     total = b.whole + sum(p.value for p in parts) - b.sum
     title = f"{b.title}, at the launches of A"
-    return replace(b, parts=tuple(parts), total=total, title=title, kernels={}, launches={})
+    return replace(b, parts=parts, total=total, title=title, kernels={}, launches={})
 
 
 def in_time(shares: Breakdown, total: float, unit: str) -> Breakdown:

@@ -195,9 +195,6 @@ def by_kernel(trace: Trace, rules: Rules | None = None) -> dict[str, tuple[int, 
     return found
 
 
-# What a faster part gives ---------------------------------------------------------------------------------------------
-
-
 def what_if(
     trace: Trace,
     rules: Rules | None = None,
@@ -218,7 +215,7 @@ def what_if(
     wanted = [files.called(c, known, "busy category", trace.source) for c in category]
     chosen = np.isin(of, wanted)
     if kernel:
-        hit = np.array([bool(_expression(kernel).search(name)) for name in trace.names] or [False])
+        hit = np.array([bool(expression(kernel).search(name)) for name in trace.names] or [False])
         chosen[: len(hit)] |= hit[: len(trace.names)]
         if not any(hit[i] for i in present if i < len(trace.names)):
             raise BadInput("--kernel", f'"{kernel}" finds no kernel of {trace.source}', "see `lab trace` for the names")
@@ -246,11 +243,12 @@ def what_if(
     return WhatIf(what, share, us, count, said, trace.warnings)
 
 
-def _expression(text: str) -> re.Pattern[str]:
+def expression(text: str, flag: str = "--kernel") -> re.Pattern[str]:
+    """A user's regular expression; raises BadInput naming the flag."""
     try:
         return re.compile(text)
     except re.error as error:
-        raise BadInput("--kernel", f'"{text}" is no regular expression ({error})', "mend it") from None
+        raise BadInput(flag, f'"{text}" is no regular expression ({error})', "mend it") from None
 
 
 def saved(trace: Trace, chosen: NDArray[np.bool_], codes: Collection[NDArray[np.int64]]) -> tuple[int, int, int, int]:
@@ -276,11 +274,9 @@ def minus(a: Spans, b: Spans) -> Spans:
 
 def _least(trace: Trace, alone: Spans, over: Spans) -> int:
     """The part of `alone` that surely lies on the critical path, ns."""
-    start, end, launch, *stream = (
-        np.concatenate([of(r) for r in trace.activities]) for of in (_column("start_ns"), _column("end_ns"), launches,
-                                                                    *map(_column, ("device", "process", "context",
-                                                                                   "stream")))
-    )  # fmt: skip
+    columns = map(_column, ("start_ns", "end_ns", "device", "process", "context", "stream"))
+    start, end, *stream = (np.concatenate([of(r) for r in trace.activities]) for of in columns)
+    launch = np.concatenate([launches(r) for r in trace.activities])
     order = np.argsort(start, kind="stable")
     start, end, launch = start[order], end[order], launch[order]
     _, which = intervals.group(*(s[order] for s in stream))

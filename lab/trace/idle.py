@@ -213,9 +213,8 @@ def _host_spans(trace: Trace, names: re.Pattern[str]) -> dict[int, Spans]:
     """Thread -> when it was in a call of such a name."""
     hit = np.array([bool(names.match(n)) for n in trace.call_names] or [False])
     mine = trace.calls.take(hit[trace.calls.name])
-    return {
-        int(t): merged(mine.start_ns[mine.thread == t], mine.end_ns[mine.thread == t]) for t in np.unique(mine.thread)
-    }
+    own = {int(t): mine.take(mine.thread == t) for t in np.unique(mine.thread)}
+    return {t: merged(rows.start_ns, rows.end_ns) for t, rows in own.items()}
 
 
 def api(trace: Trace, most: int) -> list[CallTime]:

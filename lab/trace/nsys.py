@@ -54,16 +54,9 @@ PUSH_POP, START_END, DOMAIN = {"NvtxPushPopRange": 59}, {"NvtxStartEndRange": 60
 LISTED = "(SELECT value FROM json_each(?))"
 FETCHED = 16384  # rows of SQLite that are Python objects at a time
 COLUMNS = {
-    "start_ns": "start",
-    "end_ns": "end",
-    "device": "deviceId",
-    "context": "contextId",
-    "stream": "streamId",
-    "correlation": "correlationId",
-    "process": "globalPid",
-    "graph_node": "graphNodeId",
-    "graph": "graphId",
-}
+    "start_ns": "start", "end_ns": "end", "device": "deviceId", "context": "contextId", "stream": "streamId",
+    "correlation": "correlationId", "process": "globalPid", "graph_node": "graphNodeId", "graph": "graphId",
+}  # fmt: skip
 LAUNCH = (
     *("registersPerThread", "staticSharedMemory", "dynamicSharedMemory"),
     *("blockX", "blockY", "blockZ", "gridX", "gridY", "gridZ"),

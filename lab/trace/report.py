@@ -98,15 +98,7 @@ def render(s: Summary) -> str:
         for c in s.categories
     ])  # fmt: skip
     if s.top_kernels:
-        head = [
-            "kernel",
-            "<category",
-            "count",
-            "us",
-            "us/launch",
-            *(["exposed us"] if timed else []),
-            "of kernels",
-        ]
+        head = ["kernel", "<category", "count", "us", "us/launch", *["exposed us"] * timed, "of kernels"]
         lines += ["", *table(head, [
             (k.short_name, k.category, str(k.count), f"{k.sum_us:,.1f}", _us(k.us_per_launch),
              *([_us(k.exposed_us, 1)] if timed else []), _percent(k.share_of_kernel_sum))
@@ -174,17 +166,14 @@ def _idle(s: Summary) -> list[str]:
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines of a table at most WIDTH wide; texts, in the first column and under "<TITLE", to the left, and cut."""
-    left = [i == 0 or t.startswith("<") for i, t in enumerate(titles)]
+    sides = ["<" if i == 0 or t.startswith("<") else ">" for i, t in enumerate(titles)]
     cells = [[t.removeprefix("<") for t in titles], *rows]
     width = [max(len(row[i]) for row in cells) for i in range(len(titles))]
-    texts = [i for i, text in enumerate(left) if text]
+    texts = [i for i, side in enumerate(sides) if side == "<"]
     while sum(width) + 2 * (len(width) - 1) > WIDTH and max(width[i] for i in texts) > 8:
         width[max(texts, key=lambda i: width[i])] -= 1
     return [
-        "  ".join(
-            f"{_cut(c, w):{'<' if text else '>'}{w}}" for c, w, text in zip(row, width, left, strict=True)
-        ).rstrip()
-        for row in cells
+        "  ".join(f"{_cut(c, w):{at}{w}}" for c, w, at in zip(row, width, sides, strict=True)).rstrip() for row in cells
     ]
 
 

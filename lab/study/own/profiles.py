@@ -10,7 +10,6 @@ categories. Several categories are joined by +.
 
 from __future__ import annotations
 
-import re
 from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import replace
@@ -106,10 +105,7 @@ def _part(
     known = {*rules.categories, *(part.category for part in parts)}
     for name in names:
         refuse_unknown(flag, "category", name, known)
-    try:
-        pattern = re.compile(kernel) if kernel else None
-    except re.error as error:
-        raise BadInput(flag, f'"{kernel}" is no regular expression ({error})', "mend it") from None
+    pattern = exposed.expression(kernel, flag) if kernel else None
     found = [(part.value, part.count or 0.0) for part in parts if part.category in names]
     found += [
         (us, whole.launches[name])
