@@ -35,22 +35,10 @@ FILE = recorded.FOLDER / "sweeps.csv"
 TEXT = ("id", "system", "device", "model", "arm", "params", "status", "tool", "source")
 # column -> unit
 METRICS: Mapping[str, str] = {
-    "prefill_tps": "tok/s",
-    "decode_tps": "tok/s",
-    "decode_steady_tps": "tok/s",
-    "decode_per_sequence_tps": "tok/s",
-    "aggregate_tps": "tok/s",
-    "ttft_ms": "ms",
-    "ttft_max_ms": "ms",
-    "itl_ms": "ms",
-    "first_token_ms": "ms",
-    "vram_gb": "GB",
-    "wall_s": "s",
-    "prefill_s": "s",
-    "decode_s": "s",
-    "accept_len": "tokens",
-    "accept_rate": "ratio",
-}
+    "prefill_tps": "tok/s", "decode_tps": "tok/s", "decode_steady_tps": "tok/s", "decode_per_sequence_tps": "tok/s",
+    "aggregate_tps": "tok/s", "ttft_ms": "ms", "ttft_max_ms": "ms", "itl_ms": "ms", "first_token_ms": "ms",
+    "vram_gb": "GB", "wall_s": "s", "prefill_s": "s", "decode_s": "s", "accept_len": "tokens", "accept_rate": "ratio",
+}  # fmt: skip
 
 
 class Row(Struct, frozen=True):

@@ -6,6 +6,7 @@ page's CSS variables, text is text. `plain` puts fixed colours in their place, f
 
 from __future__ import annotations
 
+import base64
 import re
 from html import escape
 
@@ -70,6 +71,11 @@ def interval(
     ]  # fmt: skip
     head = '<svg xmlns="http://www.w3.org/2000/svg" class="strip" viewBox="0 0 240 30" role="img"'
     return f'{head} aria-label="{escape(said)}" font-family="system-ui, sans-serif">{"".join(parts)}</svg>'
+
+
+def uri(svg: str) -> str:
+    """SVG as the address of a picture that a page holds itself."""
+    return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
 
 
 def plain(svg: str, colour: str = PAPER["ink"]) -> str:

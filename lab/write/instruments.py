@@ -10,7 +10,6 @@ Nothing here computes: a word is the judge's, a time a row's, a floor the roofli
 
 from __future__ import annotations
 
-import base64
 import html
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from lab.base.errors import REPOSITORY, BadInput
 from lab.card import phases
 from lab.card.phases import Card
 from lab.check import families
+from lab.draw import inline
 from lab.judge import evidence, verdicts
 from lab.judge.verdicts import Judgement
 from lab.row import store
@@ -103,9 +103,8 @@ def _image(make: Callable[[], figures.Picture]) -> str:
         picture = make()
     except BadInput as refused:
         return _note(f"{NOT_MEASURED}: {refused}" if "no measured rows" in str(refused) else str(refused))
-    data = base64.b64encode(draw.svg(picture.figure).encode()).decode()
     alt = html.escape(picture.alt, quote=True)
-    return f'<img style="max-width:100%" alt="{alt}" src="data:image/svg+xml;base64,{data}">'
+    return f'<img style="max-width:100%" alt="{alt}" src="{inline.uri(draw.svg(picture.figure))}">'
 
 
 # A card ---------------------------------------------------------------------------------------------------------------

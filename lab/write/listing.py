@@ -18,19 +18,8 @@ from lab.check import families
 from lab.row import store
 from lab.row.records import Measurement
 
-KEYS: tuple[str, ...] = (
-    "device",
-    "phase",
-    "family",
-    "arm",
-    "name",
-    "precision",
-    "workload_id",
-    "workload",
-    "status",
-    "message",
-)
-KEYS += ("timer", "l2", "median_us", "iqr_us", "n", "converged", "relative_error", "run", "commit")
+KEYS: tuple[str, ...] = ("device", "phase", "family", "arm", "name", "precision", "workload_id", "workload", "status")
+KEYS += ("message", "timer", "l2", "median_us", "iqr_us", "n", "converged", "relative_error", "run", "commit")
 
 
 def measured(family: str | None = None, phase: str | None = None, device: str | None = None) -> list[Measurement]:

@@ -72,10 +72,9 @@ def expected(family: str) -> list[str]:
     for card in (card for card in composed.cards() if card.family == family):
         for one in composed.lines(card):
             seen = "-" if one.measured_pct is None else f"{one.measured_pct:+.1f} %" + " outside" * (not one.inside)
-            numbers = (
-                f"{one.control_us / 1e3:.2f} | {one.change_pct:+.1f} % | {one.low_pct:+.1f} to {one.high_pct:+.1f} %"
-            )
-            lines.append(f"| {one.card}, {one.candidate} | `{one.workload}` | {numbers} | {seen} |")
+            within = f"{one.change_pct:+.1f} % | {one.low_pct:+.1f} to {one.high_pct:+.1f} %"
+            what = f"{one.card}, {one.candidate} | `{one.workload}`"
+            lines.append(f"| {what} | {one.control_us / 1e3:.2f} | {within} | {seen} |")
     return lines
 
 
@@ -101,14 +100,8 @@ def _card(card: phases.Card, device: devices.Device) -> list[str]:
         rivals = [r for r in right if r.name in peers - {card.control, card.candidate, *card.beside}]
         others += sorted(rivals, key=lambda r: r.own_us or math.inf)[:1]
         by_block, share = evidence.change_pct(control, candidate), roofline.fraction_of(device, candidate)
-        cells = [
-            f"`{workload}`",
-            _us(control),
-            _us(candidate),
-            "" if by_block is None else f"{by_block[0]:+.1f} %",
-            "" if share is None else f"{100 * share:.0f} %",
-            ", ".join(f"{r.name} {_us(r)}" for r in others),
-        ]
+        cells = [f"`{workload}`", _us(control), _us(candidate), "" if by_block is None else f"{by_block[0]:+.1f} %"]
+        cells += ["" if share is None else f"{100 * share:.0f} %", ", ".join(f"{r.name} {_us(r)}" for r in others)]
         lines.append("| " + " | ".join(cells) + " |")
         runs.add(candidate.run)
     if not lines:

@@ -7,7 +7,6 @@ before it is shown. Nothing here needs a GPU; `measure()` says in a line why it 
 
 from __future__ import annotations
 
-import base64
 import html
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -125,9 +124,8 @@ def conditions_html(findings: Sequence[Finding]) -> str:
     """A gate's conditions as an HTML table, each figure drawn with its interval at its line."""
 
     def strip(found: Finding) -> Markup:
-        data = base64.b64encode(inline.plain(render.interval(found)).encode()).decode()
-        alt = html.escape(found.observed, quote=True)
-        return Markup(f'<img alt="{alt}" width="240" src="data:image/svg+xml;base64,{data}">' if found.seen else "")
+        alt, source = html.escape(found.observed, quote=True), inline.uri(inline.plain(render.interval(found)))
+        return Markup(f'<img alt="{alt}" width="240" src="{source}">' if found.seen else "")
 
     lines = [(f.role, str(f.condition), f.observed, f.state, strip(f)) for f in findings]
     return html_table(("role", "condition", "observed", "state", "at its line"), lines)
@@ -518,11 +516,8 @@ def device(name: str | None = None) -> Device:
 
 def devices() -> Table:
     """Every device with its bandwidth."""
-    columns = {
-        "id": lambda d: d.id,
-        "name": lambda d: d.name,
-        "bandwidth": lambda d: d.memory_bandwidth.shown() if d.memory_bandwidth else "unknown",
-    }
+    columns = {"id": lambda d: d.id, "name": lambda d: d.name,
+               "bandwidth": lambda d: d.memory_bandwidth.shown() if d.memory_bandwidth else "unknown"}  # fmt: skip
     return Table(tuple(device(i) for i in device_facts.ids()), columns, "devices")
 
 

@@ -209,9 +209,6 @@ def _pairs() -> list[flips.Pair]:
     return [p for p in files.read(flips.FILE, flips.Pairs).flip if not p.asks_otherwise]
 
 
-# A card's page --------------------------------------------------------------------------------------------------------
-
-
 def arms(card: Card, device: str) -> dict[str, list[Measurement]]:
     """workload -> every arm of the run that it is judged by: the card's two first, then by time; failed ones too."""
     order = {card.control: 0, card.candidate: 1}

@@ -40,11 +40,8 @@ def figures(shown: CardPage) -> Figures:
     for row in shown.rows:
         add(row.own_us, "us", row.id)
         add(row.iqr_us, "us", f"the IQR of {row.id}")
-        for share, name in (
-            (of_roofline(row), "roofline"),
-            (of_ceiling(row), "ceilings"),
-            (row.relative_error, "error"),
-        ):
+        shares = {"roofline": of_roofline(row), "ceilings": of_ceiling(row), "error": row.relative_error}
+        for name, share in shares.items():
             add(None if share is None else 100 * share, "%", f"{name}, {row.id}")
     for change in shown.changes.values():
         for name, pct in change.items():

@@ -28,25 +28,11 @@ POLICY = "default-src 'none'; style-src 'self' file: 'unsafe-inline'; img-src 's
 @cache
 def environment() -> Environment:
     """The templates with their filters; an unknown name in one is an error."""
-    made = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=select_autoescape(["html"]),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    made = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=select_autoescape(["html"]),
+                       undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)  # fmt: skip
     made.filters |= {"interval": interval, "value": value, "beside": beside, "markdown": markdown, "page": page_of}
-    made.filters |= {
-        "number": inline.number,
-        "markup": Markup,
-        "us": us,
-        "share": share,
-        "error": error,
-        "cell": cell,
-        "ticked": ticked,
-        "change": change,
-        "said": said,
-    }
+    made.filters |= {"number": inline.number, "markup": Markup, "us": us, "share": share, "error": error}
+    made.filters |= {"cell": cell, "ticked": ticked, "change": change, "said": said}
     board = (TEMPLATES / "board.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(board.encode()).digest()).decode()
     made.globals |= {"board": board, "policy": f"{POLICY}form-action 'none'; script-src 'sha256-{digest}'"}

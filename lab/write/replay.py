@@ -109,20 +109,10 @@ def _changes(found: Sequence[View], path: Path) -> list[str]:
     path.write_text(json.dumps(now, indent=0), encoding="utf-8")
     if not before:
         return ["no earlier run to compare with"]
-    changed = [
-        f"  {k}: {before.get(k, 'new')} -> {now.get(k, 'gone')}"
-        for k in {**before, **now}
-        if before.get(k) != now.get(k)
-    ]
-    more = [f"  and {len(changed) - SHOWN} more"] if len(changed) > SHOWN else []
-    return [
-        "since the last run: " + (f"{len(changed)} changed" if changed else "nothing changed"),
-        *changed[:SHOWN],
-        *more,
-    ]
-
-
-# Side by side ---------------------------------------------------------------------------------------------------------
+    other = [k for k in {**before, **now} if before.get(k) != now.get(k)]
+    changed = [f"  {k}: {before.get(k, 'new')} -> {now.get(k, 'gone')}" for k in other[:SHOWN]]
+    more = [f"  and {len(other) - SHOWN} more"] if len(other) > SHOWN else []
+    return [f"since the last run: {len(other) or 'nothing'} changed", *changed, *more]
 
 
 def _side_by_side(

@@ -125,7 +125,7 @@ class Shape:
         """The newest counters of its longest kernel here (registers and shared memory as launched), or None."""
         found = [
             c
-            for folder in sorted((store.FOLDER / device / "counters").glob("*")) or []
+            for folder in sorted((store.FOLDER / device / "counters").glob("*"))
             for c in store.read(folder / Counter.FILE, Counter)
             if (c.name, c.workload_id, c.status) == (self.candidate.name, self.workload.id, "ok")
         ]  # fmt: skip

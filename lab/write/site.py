@@ -6,7 +6,6 @@ them is reached by a link. What a page shows is gathered in lab/write/pages.py.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import re
 from collections import Counter
@@ -19,6 +18,7 @@ from lab.base import devices, vocabulary
 from lab.base.errors import REPOSITORY, BadInput
 from lab.card import phases, recorded
 from lab.check import families
+from lab.draw import inline
 from lab.judge.verdicts import Judgement
 from lab.place import ceilings
 from lab.study import flips, limits, places, routes
@@ -46,10 +46,7 @@ def write_notebook(out: Path, stem: str, title: str, cells: Sequence[Any], failu
         told = [m.get("alt", "") for m in output.get("metadata", {}).values() if isinstance(m, dict)]
         return next(filter(None, told), "") or str(output["data"].get("text/plain", "figure"))
 
-    def uri(svg: str) -> str:
-        return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
-
-    values = {"alt": alt, "uri": uri, "clean": clean, "failure": failure}
+    values = {"alt": alt, "uri": inline.uri, "clean": clean, "failure": failure}
     page(out, "notebook.html", f"notebooks/{stem}.html", title=title, cells=cells, **values)
 
 
@@ -137,9 +134,8 @@ def _write_family(out: Path, name: str, lines: Sequence[View]) -> None:
             title = f"{name} on {device}"
             figure = draw.rivals([(c, n, r) for (c, r), n in zip(drawn, names, strict=True)], title)
             written(out, f"families/{name}-{device}.svg", draw.svg(figure))
-            shown.append(
-                (device, own, f"{name}-{device}.svg", f"{title}: ours and the fastest rival of the same run, by card")
-            )
+            alt = f"{title}: ours and the fastest rival of the same run, by card"
+            shown.append((device, own, f"{name}-{device}.svg", alt))
         with contextlib.suppress(BadInput):  # nothing was timed together there
             known = routes.validated(routes.table(name, device))
             asks, place = routes.router(name), devices.get(device)

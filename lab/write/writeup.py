@@ -6,7 +6,6 @@ ids, the verdict and its sentence from the judge. A negative result gets the sam
 
 from __future__ import annotations
 
-import base64
 import logging
 import re
 import textwrap
@@ -94,9 +93,8 @@ def format_of(word: str | None, out: Path | None) -> str:
     suffix = (out.suffix.removeprefix(".").lower() if out else "") or "md"
     known = {"markdown": "md", "htm": "html"}.get(suffix, suffix)
     if word is None and known not in FORMATS:
-        raise BadInput(
-            out or "--out", f'"{suffix}" is no format of a writeup', f"end in .{', .'.join(FORMATS)}, or give --format"
-        )
+        remedy = f"end in .{', .'.join(FORMATS)}, or give --format"
+        raise BadInput(out or "--out", f'"{suffix}" is no format of a writeup', remedy)
     return word or known
 
 
@@ -106,6 +104,7 @@ def made(shown: CardPage, kind: str, out: Path | None) -> tuple[str | bytes, lis
     HTML and PDF hold their figures; Markdown names files, which are written beside `out` and left out without it.
     Raises BadInput where what makes a PDF is not installed.
     """
+    from lab.draw import inline
     from lab.write import pages, render
 
     def beside(name: str, drawn: str) -> str:
@@ -114,10 +113,8 @@ def made(shown: CardPage, kind: str, out: Path | None) -> tuple[str | bytes, lis
         file.write_text(drawn, encoding="utf-8")
         return file.name
 
-    def inside(_: str, drawn: str) -> str:
-        return "data:image/svg+xml;base64," + base64.b64encode(drawn.encode()).decode()
-
-    values = pages.values(shown, inside if kind != "md" else beside if out else None)
+    inside = beside if out else None
+    values = pages.values(shown, inside if kind == "md" else lambda _, drawn: inline.uri(drawn))
     if kind == "md":
         return re.sub(r"\n{3,}", "\n\n", render.render("writeup.md", **values)), values["flagged"]
     style = (render.TEMPLATES / "site.css").read_text(encoding="utf-8")
