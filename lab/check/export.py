@@ -19,7 +19,7 @@ import shutil
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -137,10 +137,8 @@ class Noting:
         threads = re.search(r"\.(?:reqntid|maxntid)\s+(\d+)", ptx)
         shape = (*(grid(given) if callable(grid) else grid), 1, 1)[:3]
         count = int(threads.group(1)) if threads else 32 * made.metadata.num_warps
-        binary = (made.asm["cubin"], ptx)
-        self.launches.append(
-            Noted(made.metadata.name, binary, shape, count, made.metadata.shared, False, tuple(passed))
-        )
+        name, binary = made.metadata.name, (made.asm["cubin"], ptx)
+        self.launches.append(Noted(name, binary, shape, count, made.metadata.shared, False, tuple(passed)))
 
     @contextmanager
     def instead(self) -> Iterator[None]:
@@ -159,7 +157,8 @@ class Noting:
             enter(mock.patch.multiple(cuda_driver, _encoded=self.encoded, most_clusters=self.most_clusters))
             enter(mock.patch.multiple(torch.cuda, get_device_properties=lambda *_: facts))
             enter(mock.patch.multiple(torch.cuda, get_device_capability=lambda *_: self.capability))
-            if (jit := _triton_jit()) is not None:
+            with suppress(ImportError):  # without Triton there is nothing to stand in for
+                jit = importlib.import_module("triton.runtime.jit").JITFunction
                 enter(mock.patch.object(jit, "run", lambda kernel, *args, **more: self.triton(kernel, *args, **more)))
             for cache in caches:
                 cache.cache_clear()
@@ -167,19 +166,11 @@ class Noting:
             yield
 
 
-def _triton_jit() -> Any:
-    try:
-        return importlib.import_module("triton.runtime.jit").JITFunction
-    except ImportError:
-        return None
-
-
 def _scalar(kind: str, value: float) -> Any:
     import numpy
 
-    of = {"fp32": numpy.float32, "i32": numpy.int32, "i64": numpy.int64, "u64": numpy.uint64}[kind]
-    made: Any = of
-    return made(value)
+    of: Any = {"fp32": numpy.float32, "i32": numpy.int32, "i64": numpy.int64, "u64": numpy.uint64}[kind]
+    return of(value)
 
 
 @dataclass(frozen=True)
@@ -222,9 +213,8 @@ def problem(family: families.Family, name: str, shape: str, device: devices.Devi
     finally:
         torch.use_deterministic_algorithms(before)
     if not noting.launches:
-        raise BadInput(
-            where, "launches no kernel of its own", "export a CUDA C++ or Triton candidate, without TRITON_INTERPRET"
-        )
+        remedy = "export a CUDA C++ or Triton candidate, without TRITON_INTERPRET"
+        raise BadInput(where, "launches no kernel of its own", remedy)
     reference = accuracy.expected(family, workload, inputs, candidate.precision)
     limits = {}
     for key, limit in family.cases.tolerance(workload, candidate.precision).items():
@@ -251,12 +241,9 @@ class Writer:
         self.made, self.folder, self.capability = made, folder, capability
         self.sources = list(dict.fromkeys(launch.source for launch in made.launches))
         self.used: list[str] = []  # tensors, in the order in which launches point to them
+        modules = {source: number for number, source in enumerate(self.sources)}
         self.launches = [
-            {
-                **vars(launch),
-                "module": self.sources.index(launch.source),
-                "arguments": [*map(self._argument, launch.arguments)],
-            }
+            {**vars(launch), "module": modules[launch.source], "arguments": [*map(self._argument, launch.arguments)]}
             for launch in made.launches
         ]
 
@@ -284,14 +271,9 @@ class Writer:
         rules = [rule for i, source in enumerate(self.sources) if (rule := self._source(i, source))]
         tensors = [self._tensor(name, self.made.tensors[name]) for name in self.used]
         signature = ", ".join(["const killgate *kernels", *(f"CUdeviceptr {n}" for n in self.used), "CUstream stream"])
-        values: dict[str, Any] = {
-            "title": title,
-            "config": self.made.config,
-            "tensors": tensors,
-            "signature": signature,
-            "rules": rules,
-        }
-        values |= {"modules": len(self.sources), "launches": self.launches, "checks": [*self._checks()]}
+        values: dict[str, Any] = {"title": title, "config": self.made.config, "tensors": tensors, "rules": rules}
+        values |= {"signature": signature, "modules": len(self.sources), "launches": self.launches}
+        values["checks"] = [*self._checks()]
         loader = FileSystemLoader(HERE)
         made = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
         for template in sorted(HERE.glob("*.j2")):
@@ -366,14 +348,9 @@ def export(family: families.Family, name: str, shape: str, device: devices.Devic
         folder = Path(scratch, "export")
         folder.mkdir()
         Writer(made, folder, device.capability).write(f"{family.title}: {name}, {shape}, for {device.name}")
-        said: dict[str, Any] = {
-            "family": family.name,
-            "candidate": name,
-            "shape": shape,
-            "device": device.id,
-            "config": made.config,
-        }
-        said |= {"sources": families.sources_hash(family.name), "kernels": [noted.kernel for noted in made.launches]}
+        said: dict[str, Any] = {"family": family.name, "candidate": name, "shape": shape, "device": device.id}
+        said |= {"config": made.config, "sources": families.sources_hash(family.name)}
+        said["kernels"] = [noted.kernel for noted in made.launches]
         (folder / "export.json").write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
         if out.exists():
             out.rmdir()
