@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import torch
 
@@ -139,9 +139,13 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 def words(o: torch.Tensor, size: torch.Tensor, seed: int = 1) -> torch.Tensor:
     """Log probabilities [Hkv, N, WORDS] behind outputs [Hkv, N, D]; size [Hkv, 1, 1] is the rms of the exact ones."""
+    return torch.log_softmax(o / size * WORD_LOGITS @ _embedding(o.shape[-1], seed), dim=-1)
+
+
+@cache  # drawing it takes as long as the product with it, and a study asks for one, a hundred times
+def _embedding(width: int, seed: int) -> torch.Tensor:
     gen = torch.Generator().manual_seed(seed)
-    matrix = torch.randn(o.shape[-1], WORDS, generator=gen, dtype=torch.float64) * o.shape[-1] ** -0.5
-    return torch.log_softmax(o / size * WORD_LOGITS @ matrix, dim=-1)
+    return torch.randn(width, WORDS, generator=gen, dtype=torch.float64) * width**-0.5
 
 
 def study(problem: Problem, storages: Iterable[str], parts: Iterable[str] = ("K and V",)) -> list[Effect]:
@@ -149,6 +153,7 @@ def study(problem: Problem, storages: Iterable[str], parts: Iterable[str] = ("K 
     exact = attend(problem.q, problem.k, problem.v)
     size = exact.square().mean(dim=(1, 2), keepdim=True).sqrt()
     p = words(exact, size)
+    chance, likeliest = p.exp(), p.argmax(dim=-1)
     found = []
     for name in storages:
         k, v = BY_NAME[name].keys(problem.k), BY_NAME[name].values(problem.v)
@@ -156,8 +161,8 @@ def study(problem: Problem, storages: Iterable[str], parts: Iterable[str] = ("K 
             o = attend(problem.q, k if "K" in part else problem.k, v if "V" in part else problem.v)
             nmse = (o - exact).square().sum(dim=(1, 2)) / exact.square().sum(dim=(1, 2))
             seen = words(o, size)
-            kl = (p.exp() * (p - seen)).sum(dim=-1).mean(dim=1)
-            top1 = (seen.argmax(dim=-1) == p.argmax(dim=-1)).double().mean(dim=1)
+            kl = (chance * (p - seen)).sum(dim=-1).mean(dim=1)
+            top1 = (seen.argmax(dim=-1) == likeliest).double().mean(dim=1)
             found += [
                 Effect(head, name, part, *(float(x[i]) for x in (nmse, kl, top1)))
                 for i, head in enumerate(problem.heads)
