@@ -9,10 +9,11 @@ is how `lab` finds the families, is invisible here.
 
 import ast
 import csv
+import functools
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from pathlib import Path
 
 import pytest
@@ -35,23 +36,32 @@ def python_files(root: Path, folder: str) -> list[Path]:
     return sorted(p for p in (root / folder).rglob("*.py") if "__pycache__" not in p.parts)
 
 
-def imports(path: Path, root: Path) -> set[str]:
+@functools.cache  # several rules ask for the same files, and parsing takes longer than most of what they ask
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+@functools.cache  # two rules ask for the same files
+def imports(path: Path, root: Path) -> frozenset[str]:
     """Every module that a file may import, dotted: `from a import b` gives both a and a.b, as b may be a module."""
     package = path.relative_to(root).parent.parts
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             above = package[: len(package) - node.level + 1] if node.level else ()
             base = ".".join((*above, *([node.module] if node.module else [])))
             found |= {base} | {f"{base}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("importlib.import_module", "import_module"):
-            found |= {a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)}
-    return found
+        elif isinstance(node, ast.Call):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            # The last word first: to write every call's name out takes longer than to parse the file.
+            if called == "import_module" and ast.unparse(node.func) in ("importlib.import_module", "import_module"):
+                found |= {a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)}
+    return frozenset(found)
 
 
-def at_or_under(modules: set[str], name: str) -> bool:
+def at_or_under(modules: Set[str], name: str) -> bool:
     """True when `name`, or something inside it, is among the modules."""
     return any(m == name or m.startswith(name + ".") for m in modules)
 
@@ -122,17 +132,20 @@ def notebook_arrows(root: Path) -> list[str]:
     ]
 
 
+NAMING = {"id", "attr", "arg", "name", "asname", "value"}  # fields of a syntax tree's nodes that may hold a text
+
+
 def lab_names_family(root: Path) -> list[str]:
     """A name or a string in lab/ that is a family's word; docstrings may give one as an example, code may not."""
     word = re.compile(rf"\b(?:{'|'.join(sorted(families(root) - ORDINARY)) or '(?!)'})\b")
     wrong = []
     for path in python_files(root, "lab"):
-        tree = ast.parse(path.read_text(), str(path))
-        prose = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)}
-        for node in ast.walk(tree):
+        nodes = list(ast.walk(tree(path)))
+        prose = {id(n.value) for n in nodes if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)}
+        for node in nodes:
             if id(node) in prose:
                 continue
-            texts = [getattr(node, field, None) for field in ("id", "attr", "arg", "name", "asname", "value")]
+            texts = [getattr(node, field) for field in node._fields if field in NAMING]
             wrong += [
                 f"{path.relative_to(root)}:{getattr(node, 'lineno', '?')} names {text!r}"
                 for text in texts
@@ -156,9 +169,9 @@ def undocumented(root: Path) -> list[str]:
 
     wrong = []
     for path in python_files(root, "lab"):
-        tree, shown = ast.parse(path.read_text(), str(path)), path.relative_to(root)
-        wrong += [str(shown)] if not ast.get_docstring(tree) else []
-        wrong += [f"{shown}: {name}" for name in public(tree.body, "")]
+        module, shown = tree(path), path.relative_to(root)
+        wrong += [str(shown)] if not ast.get_docstring(module) else []
+        wrong += [f"{shown}: {name}" for name in public(module.body, "")]
     return wrong
 
 
