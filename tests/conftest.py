@@ -6,6 +6,7 @@ that compiles ahead of time needs the variable unset and therefore runs in a sub
 """
 
 import functools
+import gc
 import os
 import sys
 from collections.abc import Generator
@@ -55,7 +56,12 @@ def _runs_on_cpu(module: Any) -> bool:
 
 
 def pytest_collection_finish() -> None:
-    """Interpret as `lab` does; every module that imports Triton is imported by now."""
+    """Interpret as `lab` does; every module that imports Triton is imported by now.
+
+    Modules and tests are hundreds of thousands of objects that stay: no collection of garbage visits them again.
+    """
+    gc.collect()
+    gc.freeze()
     if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") == "1":
         from lab.check import interpreter
 
