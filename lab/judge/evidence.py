@@ -158,8 +158,9 @@ def readings(
             found["sequence_us", workload] = replace(us, control=shares[0], candidate=shares[1], interval=own)
         if candidate is None:
             continue
-        launched = float((candidate.n or 0) * (1 if candidate.calls is None else candidate.calls))
-        found["engagements", workload] = Reading("launches", candidate=launched, ids=ids)
+        if candidate.own_us is not None:  # what ran out of memory was launched who knows how often
+            launched = float((candidate.n or 0) * (1 if candidate.calls is None else candidate.calls))
+            found["engagements", workload] = Reading("launches", candidate=launched, ids=ids)
         if candidate.status == "incorrect":  # before its error, which is NaN, and so absent, for an output with NaN
             text = f"{candidate.name} is incorrect: {candidate.message}"
             found["relative_error", workload] = Reading("ratio", ids=ids, impossible=text)

@@ -501,3 +501,10 @@ def test_control_of_a_block_is_the_mean_of_its_two_selves() -> None:
     found = evidence.change_pct(control, candidate)
     assert found == pytest.approx((-20, -20, -20))
     assert evidence.change_pct(changed(control, again_blocks_us=[105.0] * 4), candidate) is None
+
+
+def test_what_was_never_timed_says_nothing_of_its_launches() -> None:
+    """An arm without room in memory is no arm that engaged zero times."""
+    for us, status in ((9.0, "ok"), (None, "oom")):
+        found = evidence.readings([row("control", 10.0), row("candidate", us, status=status)], devices.get("h200"))
+        assert (("engagements", "a") in found) == (status == "ok")

@@ -23,8 +23,9 @@ OK = [row for row in store.rows("h200") if row.ok and row.relative_error is not 
 
 
 def dtype_of(workload: Workload, output: str) -> str:
-    states = {"state", "final_state"}
-    return str(workload["state_dtype"] if output in states else workload.axes.get("out_dtype", workload["dtype"]))
+    """Of an output as it is stored; float32, which allows the least, where a family has no axis for it."""
+    axes, states = workload.axes, {"state", "final_state"}
+    return str(axes.get("state_dtype", "f32") if output in states else axes.get("out_dtype", axes.get("dtype", "f32")))
 
 
 def errors(row: Measurement, limits: dict[str, Tolerance]) -> Iterator[tuple[str, float]]:
