@@ -21,7 +21,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -107,6 +107,9 @@ def jobs(card: phases.Card, only: str | None, device: str) -> tuple[list[Job], l
             if check.status != "ok":
                 left_out.append(f"{card.id}/{arm}/{workload.id}: {check.status}: {check.message}")
                 continue
+            eager: Any = candidate.eager
+            if card.measure.timer == "host" and eager:  # what its rows time
+                candidate = replace(candidate, run=eager)
             found.append(
                 Job(f"{card.id}/{arm}/{workload.id}", _stepper(family, candidate, workload, device, held, captured))
             )

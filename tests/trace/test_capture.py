@@ -11,7 +11,9 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from msgspec import structs
 
+from kernels.common import Candidate, Tensors
 from lab.base.errors import BadInput
 from lab.bench import profile
 from lab.bench.profile import Job, Tool
@@ -106,7 +108,7 @@ def test_steps_take_turns_on_two_sets_of_inputs() -> None:
     workload = next(w for w in family.cases.WORKLOADS if w.role == "check")
     seen = []
 
-    class Candidate:
+    class Fake:
         layouts: ClassVar[dict[str, object]] = {}
 
         def prepare(self, inputs: dict[str, object]) -> dict[str, object]:
@@ -115,7 +117,7 @@ def test_steps_take_turns_on_two_sets_of_inputs() -> None:
         def run(self, args: dict[str, object], out: object) -> None:
             seen.append(id(args))
 
-    run = profile._stepper(family, Candidate(), workload, "cpu", {}, False)
+    run = profile._stepper(family, Fake(), workload, "cpu", {}, False)
     for step in range(4):
         run(step)
     assert seen[:2] == seen[2:]
@@ -130,6 +132,26 @@ def test_a_wrong_arm_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == []
     assert len(left_out) == 2
     assert left_out[0].endswith("incorrect: off by one")
+
+
+def test_a_card_of_the_hosts_time_is_profiled_by_its_eager_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    family, called = families.load(CARD.family), list[str]()
+
+    def run(args: Tensors, out: Tensors) -> None:
+        called.append("run")
+
+    def eager(args: Tensors, out: Tensors) -> Tensors:
+        called.append("eager")
+        return {}
+
+    both = Candidate("both", "bf16", run, eager=eager)
+    monkeypatch.setattr(families.Family, "candidate", lambda self, name: both)
+    monkeypatch.setattr(profile.accuracy, "check", lambda *_: Namespace(status="ok", message=""))
+    for protocol, wanted in ((phases.Protocol(timer="host"), "eager"), (phases.Protocol(), "run")):
+        card = structs.replace(CARD, measure=protocol)
+        found, _ = profile.jobs(card, next(w.id for w in family.cases.WORKLOADS), "cpu")
+        found[0].run(0)
+        assert called.pop() == wanted
 
 
 def test_cards_without_code_are_refused() -> None:
