@@ -67,7 +67,14 @@ LEVERS = (
     "experts_gathered", "experts_apart", "experts_w4a8",
 )  # fmt: skip
 RUNS = [
-    pytest.param(name, w, id=f"{name}-{w.id}", marks=[needs_triton] * (name != "torch_grouped"))
+    pytest.param(
+        name,
+        w,
+        id=f"{name}-{w.id}",
+        # Triton's interpreter runs the largest of them and the levers' second one half a second each.
+        marks=[needs_triton] * (name != "torch_grouped")
+        + [pytest.mark.slow] * (name != "torch_grouped" and w["T"] > 9),
+    )
     for name in ("torch_grouped", "triton_experts", *LEVERS)
     for w in (CHECKS if name not in LEVERS else (CHECKS[1], CHECKS[3]))
 ]

@@ -40,9 +40,20 @@ def checked(workload: Workload, run: Any = None, seed: int = 0, name: str = "tor
     return found.message if found.status != "ok" else ""
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize("name", ["torch_eager", *(pytest.param(n, marks=needs_triton) for n in TRITON)])
-@pytest.mark.parametrize("workload", CHECKS, ids=lambda w: w.id)
+# Triton's interpreter takes as long as there are tokens: `make quick` leaves it the steps that decode, of one seed.
+RUNS = [
+    pytest.param(w, name, seed, id=f"{w.id}-{name}-{seed}", marks=marks)
+    for w in CHECKS
+    for name in ("torch_eager", *TRITON)
+    for seed in (0, 1)
+    for marks in [
+        [needs_triton] * (name in TRITON)
+        + [pytest.mark.slow] * (name in TRITON and (bool(seed) or not w.id.startswith("decode")))
+    ]
+]
+
+
+@pytest.mark.parametrize(("workload", "name", "seed"), RUNS)
 def test_a_candidate_is_a_step(workload: Workload, name: str, seed: int) -> None:
     assert checked(workload, seed=seed, name=name) == ""
 

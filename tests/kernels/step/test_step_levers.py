@@ -59,6 +59,7 @@ def test_a_lever_is_a_step(name: str) -> None:
 
 
 @needs_triton
+@pytest.mark.slow  # two steps in Triton's interpreter for each; that a lever is a step at all is quick
 @pytest.mark.parametrize("workload", [DECODE, MIXED], ids=lambda w: w.id)
 @pytest.mark.parametrize(("name", "control"), SAME.items())
 def test_what_a_lever_must_not_change_has_the_same_bits(name: str, control: str, workload: Any) -> None:
