@@ -182,6 +182,17 @@ def test_a_jupyter_kernel_gives_the_outputs_that_are_committed():
     assert shown == [(o.output_type, o.get("data"), o.get("text")) for o in outputs(read(name))]
 
 
+@pytest.mark.slow
+def test_a_wide_table_reads_as_in_a_kernel():
+    """pandas cuts what is wider than a terminal and wraps it in a kernel: JupyterLab would save another text."""
+    cell = nbformat.v4.new_code_cell("import pandas as pd; pd.DataFrame({f'a column {i}': [i] for i in range(12)})")
+    book = nbformat.v4.new_notebook(cells=[cell], metadata=pairing.METADATA)
+    (done,) = jobs.run([jobs.Job("wide", again, (book,))], 1, jobs.context())
+    failed, shown = done.value
+    assert failed == ""
+    assert "a column 6" in shown[-1]
+
+
 # The pair writer -----------------------------------------------------------------------------------------------------
 
 HEADER = "# ---\n# jupyter:\n#   jupytext:\n#     formats: ipynb,py:percent\n# ---\n\n"

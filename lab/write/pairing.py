@@ -54,6 +54,7 @@ def execute(notebook: Any) -> str:
 
     Outputs are those of a Jupyter kernel, whose start this spares; a cell's printed lines stand before what it shows.
     """
+    import pandas as pd
     from IPython.core.displayhook import CapturingDisplayHook
     from IPython.core.interactiveshell import InteractiveShell
     from IPython.utils.capture import capture_output
@@ -61,6 +62,8 @@ def execute(notebook: Any) -> str:
     os.chdir(REPOSITORY / "notebooks")
     sys.path[:0] = [str(REPOSITORY), ""]
     shell = InteractiveShell.instance(history_manager=None)
+    # A kernel's; pandas takes this shell for a terminal, to whose width it cuts tables.
+    pd.set_option("display.max_columns", 20)
     for number, cell in enumerate((c for c in notebook.cells if c.cell_type == "code"), 1):
         results: list[dict[str, Any]] = []
         with capture_output() as printed:
