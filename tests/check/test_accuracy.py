@@ -129,9 +129,10 @@ def lazily(args: Tensors, y: torch.Tensor) -> Lazy:
 
 
 def deceives(args: Tensors, y: torch.Tensor) -> None:
-    """Leaves NaN, and has the very tensor say something else when it is converted."""
+    """Leaves NaN, and has the very tensor say something else when it is converted or taken apart."""
     y.fill_(math.nan)
     y.to = lambda *kind, **more: (2 * args["x"]).to(*kind, **more)  # type: ignore[method-assign]
+    y.flatten = lambda *of: (2 * args["x"]).flatten(*of)  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -94,6 +94,7 @@ def test_undecided_says_how_many_placements_would_decide() -> None:
         [
             (-4.0, -3.0, "NO-GO"),  # fired
             (-4.5, 0.5, "NEUTRAL"),  # nobody can tell
+            (-6.5, 0.5, "NEUTRAL"),  # beyond the floor in the middle, across the line at one end
             (-2.5, 0.5, "NEUTRAL"),
             (-1.9, 1.5, "GO"),  # within the declared floor it does not count
             (1.0, 3.0, "GO"),

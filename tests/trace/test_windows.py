@@ -384,15 +384,16 @@ def test_layers_are_no_decode_steps() -> None:
 def test_piecewise_graphs_are_no_steps_until_something_samples() -> None:
     """Each layer one replay and one eager kernel: the unit is a layer, unless a step is told by what ends it."""
     found = []
-    for last in ("", "sampling_kernel"):
+    for last, graphs in (("", 8), ("", 1), ("sampling_kernel", 8)):  # each layer's own, or one that all replay
         export = Export()
         for i in range(48):
-            at, ids = i * 1000, {"graphId": i % 8 + 1, "graphNodeId": i % 8 + 1, "correlationId": i + 1}
+            node = i % graphs + 1
+            at, ids = i * 1000, {"graphId": node, "graphNodeId": node, "correlationId": i + 1}
             export.kernel("piece", at, at + 900, **ids)
             export.kernel(last if last and i % 8 == 7 else "attention", at + 900, at + 950)
         found.append(steady_decode(export.trace()))
-    before, t = found
-    assert before.unit == "unit"
+    *before, t = found
+    assert [one.unit for one in before] == ["unit", "unit"]
     assert (t.steps, t.unit) == (5, "step")
     assert "sampling_kernel" in t.window_label
 
