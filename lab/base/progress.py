@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from lab.base.errors import plain
 
-# In a log, steps are dropped; lines about an arm that died, a comparison left out or a cluster are kept.
-KEPT = ("left out", "already measured", "measuring process", "no answer for", "cluster: ")
+# In a log, steps are dropped; what a comparison took is kept, and an arm that died, what is left out, and a cluster.
+KEPT = (": took ", "left out", "already measured", "measuring process", "no answer for", "cluster: ")
 
 
 @dataclass(frozen=True)

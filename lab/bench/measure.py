@@ -305,9 +305,8 @@ def compare(
             tell(f"{where}: {', '.join(blamed)}: {done.message}")
             continue
         assert done is not None, "no worker"
-        if settings.brief:
-            spent = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in done.seconds.items())
-            tell(f"{where}: {sum(done.seconds.values()):.1f} s ({spent})")
+        spent = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in done.seconds.items())
+        tell(f"{where}: took {sum(done.seconds.values()):.1f} s: {spent}")
         by_name = {a.name: a for a in done.arms} | gone
         if done.fatal:
             gone[done.fatal] = by_name[done.fatal]
@@ -332,13 +331,15 @@ def together(first: Done, second: Done) -> Done:
         if joined.status == "ok" and joined.timing is None:
             joined.fail("error", "was timed in one of two processes only")
         arms.append(joined)
+    stages = dict.fromkeys((*first.seconds, *second.seconds))
+    seconds = {stage: first.seconds.get(stage, 0.0) + second.seconds.get(stage, 0.0) for stage in stages}
     one_c, other_c = first.comparison, second.comparison
     if one_c is None or other_c is None:
-        return Done(arms, None, second.fatal)
+        return Done(arms, None, second.fatal, seconds)
     if one_c.control != other_c.control:
         for arm in arms:
             arm.fail("error", f"timed against {one_c.control} in one process and {other_c.control} in another")
-        return Done(arms, None, second.fatal)
+        return Done(arms, None, second.fatal, seconds)
     compared = structs.replace(
         one_c,
         order=one_c.order + other_c.order,
@@ -347,7 +348,7 @@ def together(first: Done, second: Done) -> Done:
         shape=(one_c.shape[0] + other_c.shape[0], *one_c.shape[1:]),
         processes=one_c.processes + other_c.processes,
     )
-    return Done(arms, compared, second.fatal)
+    return Done(arms, compared, second.fatal, seconds)
 
 
 def largest(*numbers: float | None) -> float | None:
