@@ -143,7 +143,7 @@ CANDIDATES = (
         needs=Needs((9, 0), packages=("cupy",)),
         prepare=prepare,
         refuses=refuses,
-        config=lambda workload: f"chunks of {segments.CHUNK}, {_plan(workload)}",
-        no_route="not measured on any device yet",
+        config=lambda workload: f"chunks of {segments.CHUNK}, {_plan(workload)}, composed in bf16 parts",
+        no_route="its rows are of another composition of segments; measure gdn-long-few-heads",
     ),
 )

@@ -28,8 +28,7 @@ def linear(args: Args, name: str, x: torch.Tensor) -> torch.Tensor:
 
 def alpha_beta(weight: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """x times both weights in one product."""
-    a, b = (t.contiguous() for t in F.linear(x, weight).chunk(2, dim=-1))
-    return a, b
+    return wiring.halves(F.linear(x, weight))
 
 
 def norm(x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:

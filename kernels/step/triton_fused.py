@@ -46,7 +46,6 @@ def add_norm_kernel(
     at = tl.arange(0, BLOCK)
     held = at < H
     row = tl.program_id(0).to(tl.int64) * H + at
-    gain = tl.load(gain_ptr + at, mask=held, other=0.0)  # ahead of the sum, so that its latency is not behind it
     x = tl.load(x_ptr + row, mask=held, other=0.0).to(tl.float32)
     if HAS_DELTA:
         x += tl.load(delta_ptr + row, mask=held, other=0.0).to(tl.float32)
@@ -54,6 +53,7 @@ def add_norm_kernel(
         tl.store(sum_ptr + row, stored, mask=held)
         x = stored.to(tl.float32)  # the stream is what the next sublayer adds to
     scale = tl.rsqrt(tl.sum(x * x, axis=0) / H + EPS)
+    gain = tl.load(gain_ptr + at, mask=held, other=0.0)
     tl.store(out_ptr + row, round_output(x * scale * gain, out_ptr.dtype.element_ty, INTERPRETED), mask=held)
 
 
@@ -94,11 +94,10 @@ def gated_norm_kernel(
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     at = row.to(tl.int64)[:, None] * D + tl.arange(0, D)[None, :]
     held = (row < rows)[:, None]
-    gain = tl.load(gain_ptr + tl.arange(0, D))
     o = tl.load(o_ptr + at, mask=held, other=0.0).to(tl.float32)
     z = tl.load(z_ptr + at, mask=held, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(o * o, axis=1) / D + EPS)
-    y = o * scale[:, None] * gain[None, :] * z * tl.sigmoid(z)
+    y = o * scale[:, None] * tl.load(gain_ptr + tl.arange(0, D))[None, :] * z * tl.sigmoid(z)
     tl.store(out_ptr + at, round_output(y, out_ptr.dtype.element_ty, INTERPRETED), mask=held)
 
 
@@ -162,15 +161,14 @@ def rotate_kernel(
         partner = tl.where(at < HALF, at + HALF, tl.where(at < 2 * HALF, at - HALF, at))
         source = tl.where(is_q, q_ptr + (token * Hq + head) * 2 * D, k_ptr + (token * Hkv + kv_head) * D)
         gain_ptr = tl.where(is_q, q_gain_ptr, k_gain_ptr)
-        x, gain = tl.load(source + at).to(tl.float32), tl.load(gain_ptr + at)
-        other, other_gain = tl.load(source + partner).to(tl.float32), tl.load(gain_ptr + partner)
+        x = tl.load(source + at).to(tl.float32)
+        scale = tl.rsqrt(tl.sum(x * x, axis=0) / D + EPS)
+        x = x * scale * tl.load(gain_ptr + at)
+        other = tl.load(source + partner).to(tl.float32) * scale * tl.load(gain_ptr + partner)
         turns = at < 2 * HALF
         pair = token * HALF + tl.where(at < HALF, at, at - HALF)
         cos = tl.load(cos_ptr + pair, mask=turns, other=1.0)
         sin = tl.load(sin_ptr + pair, mask=turns, other=0.0)
-        scale = tl.rsqrt(tl.sum(x * x, axis=0) / D + EPS)
-        x = x * scale * gain
-        other = other * scale * other_gain
         y = x * cos + tl.where(at < HALF, -other, other) * sin
         if is_q:
             tl.store(out_ptr + (token * Hq + head) * D + at, round_output(y, out_ptr.dtype.element_ty, INTERPRETED))

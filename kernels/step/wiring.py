@@ -132,6 +132,12 @@ def in_bf16(inputs: Tensors) -> Tensors:
     }
 
 
+def halves(y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both halves of the columns, each contiguous."""
+    a, b = (t.contiguous() for t in y.chunk(2, dim=-1))
+    return a, b
+
+
 def into_gdn(parts: Parts, config: Config, args: Args, at: str, h: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """(mixed, z, a, b), contiguous, by as many products as the configuration has."""
     linear = parts.linear
@@ -140,7 +146,7 @@ def into_gdn(parts: Parts, config: Config, args: Args, at: str, h: torch.Tensor)
     if config.packing == "alpha_beta_gemv":
         a, b = parts.alpha_beta(args[f"{at}in_proj_ab.weight"], h)
     else:
-        a, b = (t.contiguous() for t in linear(args, f"{at}in_proj_ab", h).chunk(2, dim=-1))
+        a, b = halves(linear(args, f"{at}in_proj_ab", h))
     if config.packing != "all":
         return linear(args, f"{at}in_proj_qkv", h), linear(args, f"{at}in_proj_z", h), a, b
     both = linear(args, f"{at}in_proj_qkvz", h)

@@ -270,8 +270,8 @@ _SECRETS = tuple(secrets.randbits(48) for _ in range(2))  # of this process, lik
 def on_host(tensor: Any) -> Any:
     """A tensor's copy on the host, where no candidate can reach it.
 
-    Page-locked where it comes from a GPU: each check fetches it again at the bus's speed, of which pageable memory
-    gives a tenth. Not above PINNED_BYTES, since the allocator rounds up to a power of two and keeps what it has.
+    Page-locked where it comes from a GPU, since each check fetches it again. Not above PINNED_BYTES: the allocator
+    rounds up to a power of two and keeps what it has.
     """
     import torch
 

@@ -72,7 +72,9 @@ def gap(d: Difference, names: tuple[str, str] = ("A", "B"), title: str = "") -> 
     bars.set_yticks([0, 1], list(names))
     style.plain_ticks(bars.xaxis)
     bars.set_xlabel(f"{d.unit}; whole = {d.a.denominator}")
-    style.title(bars, title or f"{names[0]} against {names[1]}, {d.unit}")
+    # Over the figure: above the bars it would begin behind the longest kernel's name, and end outside.
+    heading = title or f"{names[0]} against {names[1]}, {d.unit}"
+    figure.suptitle(heading, x=0.01, ha="left", fontsize=10, color=style.INK)
     _waterfall(falls, d, rows, names)
     figure.draw_without_rendering()  # fixes the layout, so that text can be measured against its part
     figure.set_layout_engine("none")

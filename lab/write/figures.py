@@ -91,20 +91,19 @@ def arms(card: Card, device: str) -> Picture:
     changes = [f"{100 * (us / base - 1):+.0f} % at {w}" for w, (base, us) in pairs.items() if us and base]
     said = ", ".join(changes) or "no pair of rows"
     alt = f"Times of {card.candidate} against {card.control} on {place.name}: {said}."
-    what = "host time of an eager call" if _of_host(found) else "median times"
+    what = "host time of an eager call" if card.measure.timer == "host" else "median times"
     return Picture(draw.arms(groups, f"{card.id} on {place.name}: {what}"), alt)
 
 
-def _of_host(found: dict[str, dict[str, Measurement]]) -> bool:
-    return any(row.metric == "host_us" for rows in found.values() for row in rows.values())
+def _of_gpu(card: Card) -> None:
+    if card.measure.timer == "host":
+        raise BadInput(card.path, "its rows are of the host's time", "ask for its arms")
 
 
 def roofline(card: Card, device: str) -> Picture:
     """The rows that the card is judged by on the device's roofline, a roof for each pipe that they use."""
-    found = _measured(card, device)
-    if _of_host(found):
-        raise BadInput(f"profiles/{device}/{card.id}", "its rows are of the host", "ask for its arms")
-    rows = [row for rows in found.values() for row in rows.values()]
+    _of_gpu(card)
+    rows = [row for rows in _measured(card, device).values() for row in rows.values()]
     return roofline_of(rows, device, card.id)
 
 
@@ -159,6 +158,7 @@ def _by_kernel(whole: breakdowns.Breakdown) -> breakdowns.Breakdown:
 
 def breakdown(card: Card, device: str) -> Picture:
     """The kernels of candidate and control from the newest committed trace, and the waterfall between them."""
+    _of_gpu(card)
     ours, theirs, workload = sides(card, device)
     between = diff.difference(theirs, ours)
     title = f"{card.id} at {workload}: where a step's time goes, {between.unit}"

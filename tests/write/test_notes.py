@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.text import Text
 from msgspec.structs import replace
 
 from lab.base import devices
@@ -14,7 +15,7 @@ from lab.cli import main, new
 from lab.judge import evidence, verdicts
 from lab.row import store
 from lab.row.records import Measurement
-from lab.write import notes
+from lab.write import notes, pages
 
 H200 = devices.get("h200")
 
@@ -94,3 +95,16 @@ def test_lab_write_notes_changes_the_tables_alone(
     assert "put them around the table" in capsys.readouterr().err
     assert main.main(["write", "p5", "--notes"]) == main.main(["write", "--readme", "--notes"]) == 2
     assert "needs one card id, or --readme or --notes alone" in capsys.readouterr().err
+
+
+def test_a_card_of_the_hosts_time_shows_its_rows_and_no_picture_of_the_gpu() -> None:
+    card = phases.card("host-time-w4a16")
+    found = pages.arms(card, "h200")
+    assert all(row.metric == "host_us" and row.own_us for own in found.values() for row in own)
+    assert all(pages.changes(card, own).keys() == {card.candidate, *card.beside} for own in found.values())
+    ((name, picture),) = pages.pictures(card, "h200")
+    assert name == "arms"
+    drawn = [text.get_text() for text in picture.figure.findobj(Text)]
+    assert sum(" us to " in text for text in drawn) == len(card.workloads)
+    head = next(text for text in notes.table(card.family) if f"**{card.id}:" in text)
+    assert "us of the host" in head
