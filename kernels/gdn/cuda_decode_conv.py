@@ -12,6 +12,7 @@ next launch is what reads the columns that were moved.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ SOURCE = CudaSource(
     capability=(9, 0),
     architecture="sm_90a",
 )
+CHAINED = replace(SOURCE, options=(*SOURCE.options, "-DPDL=1"))  # waits by itself for the kernel ahead
 CUDA_SOURCES = (SOURCE,)
 
 
@@ -68,16 +70,20 @@ def _prepare(inputs: Tensors) -> Tensors:
     return inputs | {"arrived": torch.zeros(batch, heads_k, dtype=torch.int32, device=device)}
 
 
-def launch(args: Tensors, out: Tensors, variant: DecodeVariant | None = None) -> None:
-    """One token for each sequence: out["state"] and out["conv_state"] are updated at args["state_rows"], o written."""
+def launch(args: Tensors, out: Tensors, variant: DecodeVariant | None = None, chained: bool = False) -> None:
+    """One token for each sequence: out["state"] and out["conv_state"] are updated at args["state_rows"], o written.
+
+    chained: a programmatic launch, for a step whose kernels are all launched so.
+    """
     (batch, heads_k), (_, heads_v, dim, _) = args["arrived"].shape, out["state"].shape
     chosen = variant or cuda_decode.choose_config(batch, heads_v, dim, STATES[out["state"].dtype])
-    kernel = cuda.load(SOURCE, kernel_name(chosen), out["o"].device.index or 0)
+    kernel = cuda.load(CHAINED if chained else SOURCE, kernel_name(chosen), out["o"].device.index or 0)
     tensors = [args[n] for n in ("mixed_qkv", "a", "b", "conv_weight", "A_log", "dt_bias")]
     tensors += [out["conv_state"], out["state"], args["state_rows"], args["arrived"], out["o"]]
     numbers = (batch, heads_k, heads_v, int("raw_qk" in args), FORMATS[args["mixed_qkv"].dtype])
     arguments: list[Any] = [*tensors, cuda.f32(dim**-0.5), *map(cuda.i32, numbers)]
-    cuda.launch(kernel, (dim // chosen.v_tile, heads_v, batch), 32 * warps(chosen), arguments)
+    grid = (dim // chosen.v_tile, heads_v, batch)
+    cuda.launch(kernel, grid, 32 * warps(chosen), arguments, programmatic=chained)
 
 
 def refuses(workload: Workload) -> str:

@@ -8,8 +8,12 @@
 // The state of the convolution moves by one column where it stands. The channels of q and k are read by all blocks of a
 // k head (its v heads, their column tiles), so the last of them to have read, by a ticket, moves them.
 
+// PDL 0/1 (0 where it is not given): a programmatic dependent launch.
 #include "decode_token.cuh"
 
+#ifndef PDL
+#define PDL 0
+#endif
 constexpr int WIDTH = 4;  // of the convolution; its state holds WIDTH - 1 columns
 
 // As load_element, for memory that this launch also writes: no read-only path.
@@ -86,6 +90,7 @@ DEVICE void decode_conv(ARGUMENTS) {
     __shared__ u32 newer[2 * D][WIDTH - 1];  // a thread's own columns, out of its registers
     __shared__ float gates[2];
     __shared__ int last;
+    if constexpr (PDL) launch_dependent_grids(), wait_on_dependent_grids();
     const int head = blockIdx.y, b = blockIdx.z, me = threadIdx.x, warp = me / 32, lane = me & 31;
     const int at = (lane % LV) * VEC, column = blockIdx.x * V_TILE + at, row = warp * RL + lane / LV;
     const int k_head = head / (hv / hk), channels = (2 * hk + hv) * D;

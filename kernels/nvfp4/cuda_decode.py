@@ -4,9 +4,10 @@ It takes the tiles of tiles.py and keeps x in registers, so it refuses more x th
 cuda_gemm.py takes that, or cuda_gemv.py up to 8 tokens.
 
 `cuda_decode` launches as libraries do. `cuda_decode_chained` is the same kernel launched programmatically: its blocks
-take their places and set up their barriers while the kernel ahead of it in the stream drains, and read nothing before
-that one has ended. It gains only where the kernel ahead says griddepcontrol.launch_dependents, as these do; in a CUDA
-graph the edge between two such kernels is a programmatic one. A figure from such a chain is not comparable with one of
+take the places of the kernel ahead of it in the stream as that one drains and fetch weights, which must not be what
+that one writes; x is read and y written when it has ended. It gains only where the kernel ahead says
+griddepcontrol.launch_dependents, as these do; in a CUDA graph the edge between two such kernels is a programmatic one.
+A figure from such a chain is not comparable with one of
 launches that wait; that of a sequence of dependent products is (kernels/chained).
 """
 

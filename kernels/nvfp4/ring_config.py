@@ -30,6 +30,7 @@ OPERAND_TILES = {10: (17, 7, 5, 3), 14: (12, 5, 3, 2), 18: (6, 3, 1, 1)}
 UNEVEN = {16: (12, 152, 6), 24: (8, 224, 6)}
 # Bulk copies of weights in flight; 8 tokens of long K read x for longer. More is slower: later loads queue behind them.
 FLIGHT_BYTES, LONG_FLIGHT_BYTES = 46 * 1024, 84 * 1024
+PDL_FLIGHT_BYTES = 92 * 1024  # what arrives while the kernel ahead ends, about 2.7 us of memory
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class RingConfig:
         sizes |= {"p": self.stage_tiles, "st": self.stages, "s": self.sum_stages, "m": self.ragged_tiles}
         sizes |= {"f": self.reducers} if self.reducers > 1 else {}
         sizes |= {"r": self.registers} if self.registers else {}
-        flags = {"once": self.evict_first, "chained": self.pdl, "natural": self.natural}
+        flags = {"once": self.evict_first, "pdl": self.pdl, "natural": self.natural}
         parts = (self.dtype, *(f"{name}{size}" for name, size in sizes.items()))
         return "_".join(("nvfp4_ring", *parts, *(name for name, is_set in flags.items() if is_set)))
 
@@ -210,7 +211,8 @@ def choose_ring(
         natural=natural,
     )
     room = (SHARED_BYTES - config.shared_bytes) // config.stage_bytes + 1
-    flight = (LONG_FLIGHT_BYTES if reads_x_for_long(m, k) else FLIGHT_BYTES) // config.stage_bytes
+    most = PDL_FLIGHT_BYTES if pdl else LONG_FLIGHT_BYTES if reads_x_for_long(m, k) else FLIGHT_BYTES
+    flight = most // config.stage_bytes
     stages = min(stages or max(2, flight) + 1, room, MAX_STAGES)
     return replace(config, stages=max(1, min(stages, -(-row_tiles // workers) * stages_a_row_tile)))
 

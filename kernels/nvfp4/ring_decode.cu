@@ -21,8 +21,8 @@
 // REDUCERS, CLUSTER 1/2/4, STAGE_TILES (tiles per warp and stage), STAGES, SUM_STAGES (row tiles that wait for their
 // sum), RAGGED_TILES (tiles that some warp's share lacks of K_TILES), REGISTERS (a thread's in the math warps, by
 // setmaxnreg; 0: all warps have as many), EVICT_FIRST 0/1 (the weights' L2 policy), PDL 0/1 (a programmatic dependent
-// launch: this kernel starts while the one ahead ends, and reads nothing before that one has ended), NATURAL 0/1 (the
-// one layout, row_tiles.py).
+// launch: this kernel starts while the one ahead ends; it fetches weights, which no kernel writes, and reads x and
+// writes y when that one has ended), NATURAL 0/1 (the one layout, row_tiles.py).
 #ifndef NATURAL
 #define NATURAL 0
 #endif
@@ -132,10 +132,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     float scale = 0.0f;
     // Issue this load before the weights, as x before all but the first of them: later loads queue behind what is in
     // flight.
-    if (warp >= REDUCER) {
-        if constexpr (PDL) wait_on_dependent_grids();
-        scale = ldg_float(tensor_scale);
-    }
+    if (warp >= REDUCER) scale = ldg_float(tensor_scale);
     if (warp == PRODUCER && lane == 0) {
         if constexpr (EVICT_FIRST) policy = evict_first_policy();
         weights.init(1, WARPS);
@@ -143,7 +140,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         for (int i = 0; i < PLACES * REDUCERS; i++) mbarrier_init(base + ARRIVED + 8 * i, 1);
         mbarrier_init_fence();
         fence_proxy_async_shared();
-        if constexpr (PDL) wait_on_dependent_grids();
         fetch(policy);
     }
     const auto sync_all = [&]() {
@@ -158,7 +154,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (warp < PRODUCER) {
         if constexpr (UNEVEN) warpgroup_reg_alloc<REGISTERS>();
         unsigned operand[N_TILES][K_TILES][8];
-        if constexpr (PDL) wait_on_dependent_grids();
+        // The reducers write y behind what these warps read: one wait is enough for both.
+        if constexpr (PDL) sync_all(), wait_on_dependent_grids();
 #pragma unroll
         for (int c = 0; c < K_TILES; c++) {
             const int tile = c * WARPS + warp, at = (first + tile) * 64 + 16 * t;
@@ -175,7 +172,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 if constexpr (NATURAL) deal_to_quad(o, t);
             }
         }
-        sync_all();
+        if constexpr (!PDL) sync_all();
         Weights::State at;
         int slot = 0, use = 0;  // of the slot
         for (int now = 0; now < row_tiles; now++) {

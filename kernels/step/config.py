@@ -31,7 +31,8 @@ class Config:
     """The levers. Raises ValueError, in one line, for a word that is none and for two that exclude each other.
 
     products:   activations of the NVFP4 products in 16 bits, or rounded to e4m3 from W4A8_FROM tokens on (LP16).
-    launch:     a product waits for the kernel ahead, or is launched programmatically and sets up meanwhile.
+    launch:     a kernel waits for the one ahead, or is launched programmatically: it takes its place meanwhile, and a
+                product fetches weights (products, small kernels and the recurrence).
     recurrence: convolution, gates and delta rule of a decode step in one launch, or in three.
     state:      the recurrent state read and written at its row; gathered first and written there (LP10); gathered,
                 updated in scratch and copied back (LP9).
@@ -124,6 +125,8 @@ NAMED = {
     "served_all_logits": Config(all_logits=True),
     "served_scratch": Config(scratch=True),
     "served_chained": Config(launch="chained"),
+    "served_quick": Config(launch="chained", packing="alpha_beta_gemv"),
+    "served_quick_gate_up": Config(launch="chained", packing="alpha_beta_gemv", gate_up=True),
     "served_replayed": Config(replayed=True),
     "served_replayed_waits": Config(replayed=True, waits=True),
     "served_fused_scan": Config(scan="fused"),

@@ -165,7 +165,7 @@ def reference(inputs: Tensors) -> Tensors:
     spans = list(pairwise(inputs["cu_seqlens"].tolist()))
     names = "k_cache", "v_cache", "state", "conv_state", "k_block", "v_block"
     kept = {name: inputs[name].to(torch.float64, copy=True) for name in names if name in inputs}
-    x = inputs["model.embed_tokens.weight"].double()[inputs["tokens"]]
+    x = inputs["model.embed_tokens.weight"][inputs["tokens"]].double()
     gdn = attention = layer = 0
     while f"model.layers.{layer}.input_layernorm.weight" in inputs:
         at = f"model.layers.{layer}."

@@ -11,6 +11,10 @@ Each reads and writes its rows once; computing is float32 and nothing is rounded
 few tokens such a kernel is its launch, which a captured graph with programmatic launch hides, and splitting rows over
 more of them would add a second one. Products, recurrence and attention are torch_eager's, so the arm shows what these
 are worth.
+
+With PDL a kernel is launched programmatically (Hopper and later): it says at once that its own dependent may start, and
+waits for the kernel ahead before it reads what that one wrote or writes what that one may still read. Gains and small
+weights, which no kernel writes, it reads before it waits.
 """
 
 from __future__ import annotations
@@ -31,6 +35,18 @@ ELEMENTS = 1024  # of an elementwise program
 
 
 @triton.jit
+def start_dependents(PDL: tl.constexpr):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def wait_ahead(PDL: tl.constexpr):
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
 def add_norm_kernel(
     x_ptr,  # [tokens, H]
     delta_ptr,  # [tokens, H], not read without HAS_DELTA
@@ -42,10 +58,14 @@ def add_norm_kernel(
     HAS_DELTA: tl.constexpr,
     BLOCK: tl.constexpr,
     INTERPRETED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    start_dependents(PDL)
     at = tl.arange(0, BLOCK)
     held = at < H
     row = tl.program_id(0).to(tl.int64) * H + at
+    gain = tl.load(gain_ptr + at, mask=held, other=0.0)
+    wait_ahead(PDL)
     x = tl.load(x_ptr + row, mask=held, other=0.0).to(tl.float32)
     if HAS_DELTA:
         x += tl.load(delta_ptr + row, mask=held, other=0.0).to(tl.float32)
@@ -53,7 +73,6 @@ def add_norm_kernel(
         tl.store(sum_ptr + row, stored, mask=held)
         x = stored.to(tl.float32)  # the stream is what the next sublayer adds to
     scale = tl.rsqrt(tl.sum(x * x, axis=0) / H + EPS)
-    gain = tl.load(gain_ptr + at, mask=held, other=0.0)
     tl.store(out_ptr + row, round_output(x * scale * gain, out_ptr.dtype.element_ty, INTERPRETED), mask=held)
 
 
@@ -68,12 +87,15 @@ def alpha_beta_kernel(
     T_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr,
     INTERPRETED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    start_dependents(PDL)
     row, token = tl.program_id(0), tl.program_id(1) * T_BLOCK + tl.arange(0, T_BLOCK)
     at = tl.arange(0, BLOCK)
     held, here = at < H, token < tokens
     w = tl.load(w_ptr + row.to(tl.int64) * H + at, mask=held, other=0.0).to(tl.float32)
     of = token.to(tl.int64)[:, None] * H + at[None, :]
+    wait_ahead(PDL)
     x = tl.load(x_ptr + of, mask=here[:, None] & held[None, :], other=0.0).to(tl.float32)
     y = round_output(tl.sum(x * w[None, :], axis=1), out_ptr.dtype.element_ty, INTERPRETED)
     tl.store(out_ptr + (row // HEADS * tokens + token) * HEADS + row % HEADS, y, mask=here)
@@ -90,14 +112,18 @@ def gated_norm_kernel(
     D: tl.constexpr,
     ROWS: tl.constexpr,
     INTERPRETED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    start_dependents(PDL)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     at = row.to(tl.int64)[:, None] * D + tl.arange(0, D)[None, :]
     held = (row < rows)[:, None]
+    gain = tl.load(gain_ptr + tl.arange(0, D))
+    wait_ahead(PDL)
     o = tl.load(o_ptr + at, mask=held, other=0.0).to(tl.float32)
     z = tl.load(z_ptr + at, mask=held, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(o * o, axis=1) / D + EPS)
-    y = o * scale[:, None] * tl.load(gain_ptr + tl.arange(0, D))[None, :] * z * tl.sigmoid(z)
+    y = o * scale[:, None] * gain[None, :] * z * tl.sigmoid(z)
     tl.store(out_ptr + at, round_output(y, out_ptr.dtype.element_ty, INTERPRETED), mask=held)
 
 
@@ -142,9 +168,12 @@ def rotate_kernel(
     FP8: tl.constexpr,  # the caches are e4m3, a value its code times the head's scale; else as k and v
     Q8_0: tl.constexpr,
     INTERPRETED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    start_dependents(PDL)
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = tl.arange(0, D)
+    wait_ahead(PDL)
     slot = tl.load(slots_ptr + token)
     is_q, is_v = head < Hq, head >= Hq + Hkv
     kv_head = tl.where(is_v, head - Hq - Hkv, head - Hq)
@@ -189,9 +218,12 @@ def gate_kernel(
     D: tl.constexpr,
     BLOCK: tl.constexpr,
     INTERPRETED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    start_dependents(PDL)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     held = at < count
+    wait_ahead(PDL)
     o = tl.load(o_ptr + at, mask=held, other=0.0).to(tl.float32)
     gate = tl.load(q_ptr + (at // D * 2 + 1) * D + at % D, mask=held, other=0.0).to(tl.float32)
     tl.store(out_ptr + at, round_output(o * tl.sigmoid(gate), out_ptr.dtype.element_ty, INTERPRETED), mask=held)
@@ -208,29 +240,34 @@ def activate_kernel(
     up_stride,
     BLOCK: tl.constexpr,
     INTERPRETED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    start_dependents(PDL)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     held = at < count
     row, column = at // F, at % F
+    wait_ahead(PDL)
     gate = tl.load(gate_ptr + row * gate_stride + column, mask=held, other=0.0).to(tl.float32)
     up = tl.load(up_ptr + row * up_stride + column, mask=held, other=0.0).to(tl.float32)
     y = gate * tl.sigmoid(gate) * up
     tl.store(out_ptr + at, round_output(y, out_ptr.dtype.element_ty, INTERPRETED), mask=held)
 
 
-def add_norm(x: torch.Tensor, delta: torch.Tensor | None, gain: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def add_norm(
+    x: torch.Tensor, delta: torch.Tensor | None, gain: torch.Tensor, pdl: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
     """x [tokens, H] plus delta, and the norm of that: see wiring.Parts."""
     tokens, hidden = x.shape
     summed, out = x if delta is None else torch.empty_like(x), torch.empty_like(x, dtype=torch.bfloat16)
     block = triton.next_power_of_2(hidden)
     add_norm_kernel[(tokens,)](
         x, x if delta is None else delta, gain, summed, out, hidden, EPS=EPS, HAS_DELTA=delta is not None, BLOCK=block,
-        INTERPRETED=interpreted(), num_warps=_warps(block),
+        INTERPRETED=interpreted(), **_launch(pdl), num_warps=_warps(block),
     )  # fmt: skip
     return summed, out
 
 
-def alpha_beta(weight: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def alpha_beta(weight: torch.Tensor, x: torch.Tensor, pdl: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """x [tokens, H] times both weights: see wiring.Parts.
 
     A program holds a row of a weight and of two tokens at once, all loads in flight: 96 rows of 10 KB are 0.2 us of
@@ -241,24 +278,34 @@ def alpha_beta(weight: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, tor
     together = min(2, tokens)
     alpha_beta_kernel[(2 * heads, triton.cdiv(tokens, together))](
         x, weight, out, tokens, hidden, HEADS=heads, T_BLOCK=together, BLOCK=block, INTERPRETED=interpreted(),
-        num_warps=_warps(together * block // 2),
+        **_launch(pdl), num_warps=_warps(together * block // 2),
     )  # fmt: skip
     return out[0], out[1]
 
 
-def gated_norm(o: torch.Tensor, gain: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+def gated_norm(o: torch.Tensor, gain: torch.Tensor, z: torch.Tensor, pdl: bool = False) -> torch.Tensor:
     """o [tokens, Hv, D] normed by head, times SiLU(z): see wiring.Parts."""
     (tokens, heads, dim), out = o.shape, torch.empty_like(z)
     rows = max(1, 512 // dim)
     gated_norm_kernel[(triton.cdiv(tokens * heads, rows),)](
-        o, gain, z, out, tokens * heads, EPS=EPS, D=dim, ROWS=rows, INTERPRETED=interpreted(), num_warps=4
+        o,
+        gain,
+        z,
+        out,
+        tokens * heads,
+        EPS=EPS,
+        D=dim,
+        ROWS=rows,
+        INTERPRETED=interpreted(),
+        **_launch(pdl),
+        num_warps=4,
     )
     return out
 
 
 def rotate(
     args: Args, at: str, gated: torch.Tensor, k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    v_cache: torch.Tensor, pdl: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """q normed and turned; k and v in their pages: see wiring.Parts."""
     tokens, heads_q, _, dim = gated.shape
@@ -271,21 +318,21 @@ def rotate(
     rotate_kernel[(tokens, heads_q + 2 * heads_kv)](
         gated, k, v, args[f"{at}q_norm.weight"], args[f"{at}k_norm.weight"], args["cos"], args["sin"], args["slots"],
         out, *caches, *scales, heads_q, heads_kv, EPS=EPS, D=dim, HALF=args["cos"].shape[-1], PAGE=page,
-        FP8=fp8, Q8_0=q8_0, INTERPRETED=interpreted(), num_warps=1,
+        FP8=fp8, Q8_0=q8_0, INTERPRETED=interpreted(), **_launch(pdl), num_warps=1,
     )  # fmt: skip
     return out
 
 
-def gate(o: torch.Tensor, gated: torch.Tensor) -> torch.Tensor:
+def gate(o: torch.Tensor, gated: torch.Tensor, pdl: bool = False) -> torch.Tensor:
     """o [tokens, Hq, D] times sigmoid of its gate: see wiring.Parts."""
     out = torch.empty_like(o)
     gate_kernel[(triton.cdiv(o.numel(), ELEMENTS),)](
-        o, gated, out, o.numel(), D=o.shape[-1], BLOCK=ELEMENTS, INTERPRETED=interpreted()
+        o, gated, out, o.numel(), D=o.shape[-1], BLOCK=ELEMENTS, INTERPRETED=interpreted(), **_launch(pdl)
     )
     return out.flatten(1)
 
 
-def activate(gates: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+def activate(gates: torch.Tensor, up: torch.Tensor, pdl: bool = False) -> torch.Tensor:
     """SiLU(gates) * up: see wiring.Parts."""
     out = torch.empty_like(up, memory_format=torch.contiguous_format)
     activate_kernel[(triton.cdiv(up.numel(), ELEMENTS),)](
@@ -298,8 +345,13 @@ def activate(gates: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         up.stride(0),
         BLOCK=ELEMENTS,
         INTERPRETED=interpreted(),
+        **_launch(pdl),
     )
     return out
+
+
+def _launch(pdl: bool) -> dict[str, bool]:
+    return {"PDL": True, "launch_pdl": True} if pdl and not interpreted() else {"PDL": False}
 
 
 def _warps(block: int) -> int:
@@ -329,7 +381,7 @@ def builds(capability: int) -> tuple[Build, ...]:
         label: str, kernel: object, pointers: str, sizes: tuple[str, ...], warps: int, **constants: float
     ) -> Build:
         kinds = dict(pair.split(":") for pair in pointers.split())
-        constexprs = {**constants, "INTERPRETED": False}
+        constexprs = {"PDL": False, **constants, "INTERPRETED": False}
         signature = {f"{k}_ptr": f"*{v}" for k, v in kinds.items()} | dict.fromkeys(sizes, "i32")
         signature |= dict.fromkeys(constexprs, "constexpr")
         return Build(label, kernel, signature, constexprs, warps, aligned=(*(f"{k}_ptr" for k in kinds), *sizes))

@@ -68,7 +68,8 @@ def delta_rule(
         given = {"mixed_qkv": mixed, "a": a, "b": b, "conv_weight": args[f"{at}conv_weight"], "raw_qk": args["last"]}
         given |= {name: args[f"{at}{name}"] for name in ("A_log", "dt_bias")}
         given |= {"state_rows": args["state_rows"], "arrived": args["arrived"]}
-        cuda_decode_conv.launch(given, {"o": o, "state": state, "conv_state": conv})
+        chained = args["config"].launch == "chained"
+        cuda_decode_conv.launch(given, {"o": o, "state": state, "conv_state": conv}, chained=chained)
         return o
     heads_k = (mixed.shape[1] // dim - heads_v) // 2
     filters = args[f"{at}conv1d.weight"]
@@ -130,6 +131,11 @@ def mixture(args: Args, at: str, x: torch.Tensor, logits: torch.Tensor) -> torch
 
 
 SERVED = replace(triton_fused.FUSED, linear=linear, delta_rule=delta_rule, attend=attend, mixture=mixture)
+SMALL = ("alpha_beta", "add_norm", "gated_norm", "rotate", "gate", "activate")
+PARTS = {
+    "waiting": SERVED,
+    "chained": replace(SERVED, **{name: partial(getattr(triton_fused, name), pdl=True) for name in SMALL}),
+}
 # What levers name of the NVFP4 family; on the CPU a product that rounds is rounded here, since the operator is exact.
 W4A8, CHAINED = "cuda_w4a8", "cuda_decode_chained"
 GDN_DIMS = (64, 128)
@@ -209,7 +215,7 @@ def _apart(inputs: Tensors, rows: Sequence[int], heads_k: int, config: Config) -
 def run(args: Args, out: Tensors) -> None:
     """One step."""
     config = args["config"]
-    wiring.run(replace(SERVED, delta_rule=RULES[config.recurrence]), args, out, config)
+    wiring.run(replace(PARTS[config.launch], delta_rule=RULES[config.recurrence]), args, out, config)
 
 
 def launched(graph: torch.cuda.CUDAGraph) -> None:

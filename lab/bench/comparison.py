@@ -24,6 +24,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -46,6 +47,7 @@ FATAL = (
 )
 GPU_BACKEND = "lab.bench.backend:gpu"
 LOOKS, LOOKS_S = 6, 2.0  # of a placement's visits, how many are looked at; in all, for so long an arm
+LOOK_BYTES = 1 << 31  # what a look keeps on the GPU; one of more waits on the host, and is a placement's only one
 BRIEF_LOOKS, BRIEF_LOOKS_S = 1, 0.3  # the same of a brief comparison, for so long all arms together
 
 
@@ -255,7 +257,11 @@ def _timed(
             continue
         with _blamed(state):  # what a candidate left behind on the GPU can throw out of the check itself
             candidate = bench.hands.candidate(state.name) if bench.hands else family.candidate(state.name)
-            found = accuracy.check(family, candidate, bench.workload, job.seed, backend.device)
+            given = bench.inputs(job.seed) if hasattr(family.cases, "held") else None
+            found = accuracy.check(family, candidate, bench.workload, job.seed, backend.device, given, bench.held)
+            if found.status == "ok" and (wrong := bench.changed()):
+                found = replace(found, status="incorrect", message=wrong)
+            del given
             state.relative_error = found.relative_error
             state.errors = {e.output: e.relative_error for e in found.errors}
             status, fatal = classified(found.message) if found.status == "error" else (found.status, False)
@@ -265,6 +271,7 @@ def _timed(
                 raise Lost(state.name)
             candidates[state.name] = candidate
 
+    backend.free()  # what checks and the reference took: arms are about to allocate in processes of their own
     sound = [s for s in states if s.status == "ok"]
     by_name = {s.name: s for s in states}
     room_bytes = MEMORY_SHARE * backend.memory_bytes / (1 + len(sound) + job.brief)
@@ -336,9 +343,11 @@ def _timed(
             return
         seen[arm.name] = seen.get(arm.name, 0) + 1
         mine = looks.setdefault(arm.name, [])
-        place = len(mine) if len(mine) < looks_most else secrets.randbelow(seen[arm.name])
-        if place < looks_most:
-            outputs = accuracy.copied(arm.outputs[number])
+        large = sum(tensor.nbytes for tensor in arm.outputs[number].values()) > LOOK_BYTES
+        most = 1 if large else looks_most
+        place = len(mine) if len(mine) < most else secrets.randbelow(seen[arm.name])
+        if place < most:
+            outputs = accuracy.copied(arm.outputs[number], "cpu" if large else None)
             mine[place : place + 1] = [Look(number, ran[number], arm.made + number, arm.stirred + number, outputs)]
 
     def judge_looks() -> None:
@@ -362,6 +371,7 @@ def _timed(
             spent_s[name] = spent_s.get(name, 0.0) + time.perf_counter() - began
         looks.clear()
         seen.clear()
+        given.clear()
         took = time.perf_counter() - started
         seconds["look"], seconds["time"] = seconds.get("look", 0.0) + took, seconds.get("time", 0.0) - took
 

@@ -43,7 +43,8 @@ def looked_at(bench: Bench, precision: str, given: dict[str, Any], look: Look) -
     given = given | drawn(bench, look.stirred)
     calls = look.calls if any(name in given for name in bench.family.cases.IN_PLACE) else 1
     wanted = _wanted(bench, given, precision, calls)
-    return accuracy.judged(bench.family, bench.workload, precision, {}, given, look.outputs, wanted, calls)[1]
+    seen = {name: tensor.to(bench.backend.device) for name, tensor in look.outputs.items()}
+    return accuracy.judged(bench.family, bench.workload, precision, {}, given, seen, wanted, calls)[1]
 
 
 Wanted = dict[tuple[int, str, int], tuple[dict[str, Any], float]]
@@ -73,15 +74,19 @@ def recheck(
     calls = sampling.runs_of_sets(arm, visits * sampling.VISIT)
     states: list[dict[str, Any]] = []
     kept: list[dict[str, Any]] = []
+    marks: list[dict[str, int]] = []  # of inputs that are updated in place: their values are not used, and large
     for number, (inputs, own) in enumerate(zip(arm.inputs, arm.outputs, strict=True)):
         in_place = [name for name in cases.IN_PLACE if name in own]
         fresh = bench.inputs(seed + number) if in_place else drawn(bench, seed + number)  # weights stay: none are made
         changed = _renew(inputs, fresh, cases.ACTIVATIONS)
         states.append({name: fresh[name] for name in in_place})
+        del fresh
+        marks.append({name: accuracy.fingerprint(inputs[name], bench.secret) for name in in_place})
         changed |= any(not accuracy.same_bits(inputs[name], state) for name, state in states[-1].items())
         if not changed:
             return "no input differs with another seed, so nothing could be changed", None
-        kept.append(accuracy.copied({name: t for name, t in inputs.items() if name not in bench.held}))
+        own = {name: t for name, t in inputs.items() if name not in bench.held and name not in in_place}
+        kept.append(accuracy.copied(own))
     # Before the visit, and on the host, where no candidate can reach it.
     asked: list[tuple[int, str, int]] = []
     spent_s = 0.0
@@ -97,6 +102,7 @@ def recheck(
             wanted[key] = _wanted(bench, given, candidate.precision, calls[number]), time.perf_counter() - began
         asked.append(key)
         spent_s += wanted[key][1]
+    bench.backend.free()
     worst = 0.0
     for round_, how in enumerate(accuracy.FILLS):
         if bench.backend.device == "cuda":
@@ -120,6 +126,10 @@ def recheck(
             if wrong:
                 return f"set {number + 1} of {len(kept)}: {wrong}", None
             worst = max(worst, *(e.relative_error for e in errors))
+    for number, of_set in enumerate(marks):
+        for name, mark in of_set.items():
+            if accuracy.fingerprint(arm.inputs[number][name], bench.secret) != mark:
+                return f'set {number + 1} of {len(kept)}: the candidate changed its input "{name}"', None
     if wrong := bench.changed():
         return wrong, None
     for inputs, own in zip(arm.inputs, arm.outputs, strict=True):  # no answer is left for the next arm to find
@@ -133,8 +143,9 @@ def _wanted(bench: Bench, inputs: dict[str, Any], precision: str, calls: int) ->
     of = getattr(cases, "reference_inputs", lambda _, given, __: given)
     wanted: dict[str, Any] = {}
     for _ in range(calls if any(name in inputs for name in cases.IN_PLACE) else 1):
+        inputs = inputs | {name: wanted[name].to(inputs[name]) for name in cases.IN_PLACE if name in wanted}
+        wanted = {}  # a state of gigabytes in float64 once, not twice
         wanted = bench.family.reference(of(bench.workload, inputs, precision))
-        inputs = inputs | {name: wanted[name].to(inputs[name]) for name in cases.IN_PLACE if name in inputs}
     return {name: accuracy.on_host(tensor) for name, tensor in wanted.items()}
 
 

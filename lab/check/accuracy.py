@@ -247,14 +247,18 @@ def run_once(family: families.Family, candidate: Candidate, workload: Workload, 
     return own
 
 
-def expected(family: families.Family, workload: Workload, inputs: Tensors, precision: str) -> Tensors:
+def expected(
+    family: families.Family, workload: Workload, inputs: Tensors, precision: str, held: Collection[str] = ()
+) -> Tensors:
     """The reference's outputs, on the host, for what `precision` sees of the inputs (its own rounding of a cache, say).
 
     The arms of a comparison are checked on the same bits, and a float64 reference can take longer than all of them: the
-    newest results are kept and given out again for a reference and inputs that are the same bit for bit.
+    newest results are kept and given out again for a reference and inputs that are the same bit for bit. Those named in
+    `held` are the workload's only ones, which the caller watches: they are not read to find that out.
     """
     of = getattr(family.cases, "reference_inputs", lambda _, given, __: given)(workload, inputs, precision)
-    key = (family.reference, *((name, str(t.dtype), tuple(t.shape), _digest(t)) for name, t in sorted(of.items())))
+    own = sorted((name, t) for name, t in of.items() if name not in held)
+    key = (family.reference, workload.id, *((name, str(t.dtype), tuple(t.shape), _digest(t)) for name, t in own))
     if key not in _known:
         while len(_known) >= KNOWN:
             del _known[next(iter(_known))]
@@ -318,9 +322,9 @@ def fingerprint(tensor: Any, secret: int) -> int:
     return total % (1 << 64)
 
 
-def copied(inputs: Tensors) -> Tensors:
-    """Inputs as they are now, to see later whether a candidate changed them."""
-    return {name: tensor.clone() for name, tensor in inputs.items()}
+def copied(tensors: Tensors, device: str | None = None) -> Tensors:
+    """Tensors as they are now, on this device: to see later whether a candidate changed its inputs, say."""
+    return {name: tensor.to(device, copy=True) if device else tensor.clone() for name, tensor in tensors.items()}
 
 
 def judged(
@@ -356,13 +360,18 @@ def judged(
 
 
 def check(
-    family: families.Family, candidate: Candidate, workload: Workload, seed: int = 0, device: str = "cpu"
-) -> Check:
-    """Hold one candidate against the reference on fresh random inputs; never raises for what the candidate does."""
+    family: families.Family, candidate: Candidate, workload: Workload, seed: int = 0, device: str = "cpu",
+    made: Tensors | None = None, held: Collection[str] = (),
+) -> Check:  # fmt: skip
+    """Hold one candidate against the reference on fresh random inputs; never raises for what the candidate does.
+
+    made: the inputs of that seed, where the caller has them; held: those of them that he watches himself, because they
+    are what all arms share and too large to copy.
+    """
     kept = _kept(family, candidate, workload, seed, device)
     if kept is not None and kept.exists():
         return msgspec.json.decode(kept.read_bytes(), type=Check)
-    done = _check(family, candidate, workload, seed, device)
+    done = _check(family, candidate, workload, seed, device, made, held)
     if kept is not None and done.status == "ok":
         partial = kept.with_suffix(f".{os.getpid()}")
         partial.write_bytes(msgspec.json.encode(done))
@@ -381,7 +390,10 @@ def _kept(family: families.Family, candidate: Candidate, workload: Workload, see
     return Path(folder) / f"{family.name}-{candidate.name}-{workload.id}-{seed}-{device}.json"
 
 
-def _check(family: families.Family, candidate: Candidate, workload: Workload, seed: int, device: str) -> Check:
+def _check(
+    family: families.Family, candidate: Candidate, workload: Workload, seed: int, device: str, made: Tensors | None,
+    held: Collection[str],
+) -> Check:  # fmt: skip
     start = time.perf_counter()
 
     def result(status: Status, message: str = "", errors: tuple[Error, ...] = ()) -> Check:
@@ -393,14 +405,14 @@ def _check(family: families.Family, candidate: Candidate, workload: Workload, se
         candidate = replace(candidate, needs=replace(candidate.needs, capability=(0, 0)))
     if unmet := families.unmet(candidate, capability) or candidate.refuses(workload):
         return result("skipped", unmet)
-    inputs = family.cases.inputs(workload, seed, device)
-    kept = copied(inputs)
+    inputs = family.cases.inputs(workload, seed, device) if made is None else made
+    kept = copied({name: tensor for name, tensor in inputs.items() if name not in held})
     own = outputs(family, candidate, workload, inputs, seed)
     try:
         candidate.run(prepared(family, candidate, inputs), given := handed(own))
     except Exception as error:  # whatever a candidate throws is its own row's status, not ours
         return result("error", str(error) if isinstance(error, Elsewhere) else reason(error))
-    wanted = expected(family, workload, kept, candidate.precision)
+    wanted = expected(family, workload, inputs | kept, candidate.precision, held)
     for name in family.cases.tolerance(workload, candidate.precision):
         if name not in own or name not in wanted:
             return result("error", f'no output named "{name}"')

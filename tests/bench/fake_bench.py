@@ -174,7 +174,7 @@ def cpu() -> backend.Backend:
 def quick() -> backend.Backend:
     """No torch in the process: no inputs, and checks that call the candidate and compare nothing."""
 
-    def check(family: Any, candidate: Any, workload: Any, seed: int, device: str) -> accuracy.Check:
+    def check(family: Any, candidate: Any, workload: Any, seed: int, device: str, *_: Any) -> accuracy.Check:
         def result(status: Any, message: str) -> accuracy.Check:
             return accuracy.Check(family.name, candidate.name, workload.id, "f32", status, message)
 

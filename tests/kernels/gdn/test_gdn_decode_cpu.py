@@ -127,7 +127,9 @@ class Cpu:
         made = library(source, self.change, name if self.change != UNCHANGED else "")
         return name, getattr(made, f"cpu_{name}"), made
 
-    def launch(self, kernel: Any, grid: tuple[int, ...], threads: int, arguments: list[Any]) -> None:
+    def launch(
+        self, kernel: Any, grid: tuple[int, ...], threads: int, arguments: list[Any], programmatic: bool = False
+    ) -> None:
         name, function, made = kernel
         self.launched.append((name, list(arguments)))
         made.writes(None, ctypes.c_uint64(0))

@@ -187,7 +187,7 @@ def test_the_shape_chooses_warps_and_stage_tiles():
     assert chosen(4, 5120, 20480) == (2, 14, 4)  # 12 and 13 warps would have too many tiles each
     assert chosen(4, 5120, 21760) == (2, 10, 6)  # and 14 have too few registers for these
     assert chosen(4, 5120, 28672) == (4, 12, 4)  # and two CTAs for these
-    assert ring_config.choose_ring(8, 5120, 17408, "bf16", pdl=True).kernel.endswith("_chained")
+    assert ring_config.choose_ring(8, 5120, 17408, "bf16", pdl=True).kernel.endswith("_pdl")
 
 
 def test_two_stages_at_least_are_under_way_and_one_is_read():
