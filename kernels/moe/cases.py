@@ -84,6 +84,24 @@ def _stack(count: int, rows: int, columns: int, rng: torch.Generator, name: str,
 
 def inputs(workload: Workload, seed: int = 0, device: torch.device | str = "cpu") -> Tensors:
     """As in the package's docstring; top_k int64 [] besides."""
+    return weights(workload, seed, device) | own(workload, seed, device)
+
+
+def held(workload: Workload, device: torch.device | str) -> Tensors:
+    """The weights, of one seed: half a gigabyte of 35B-A3B, which all arms of a comparison read.
+
+    The sets of an arm then differ in their tokens and so in their experts, as the calls of a layer do.
+    """
+    return weights(workload, 0, device)
+
+
+def own(workload: Workload, seed: int, device: torch.device | str) -> Tensors:
+    """x and logits of a seed."""
+    return activations(workload, seed + 1, device)
+
+
+def weights(workload: Workload, seed: int, device: torch.device | str) -> Tensors:
+    """The experts', the shared one's with its gate, and top_k."""
     rng = torch.Generator(device=device).manual_seed(seed)
     experts, width, inner, shared = (workload[axis] for axis in ("experts", "H", "F", "shared"))
     sizes = {"gate_up": (experts, 2 * inner, width), "down": (experts, width, inner)}
@@ -95,7 +113,7 @@ def inputs(workload: Workload, seed: int = 0, device: torch.device | str = "cpu"
     if shared:
         made["shared_gate"] = (torch.randn(width, generator=rng, device=device) * width**-0.5).to(torch.bfloat16)
     made["top_k"] = torch.tensor(workload["top_k"], device=device)
-    return made | activations(workload, seed + 1, device)
+    return made
 
 
 def activations(workload: Workload, seed: int, device: torch.device | str) -> Tensors:

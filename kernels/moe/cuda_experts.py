@@ -1,9 +1,10 @@
-"""A mixture's experts for few tokens in CUDA C++: router.cu chooses and sorts, experts.cu multiplies; two launches.
+"""A mixture's experts for few tokens in CUDA C++: router.cu chooses and sorts, experts_teams.cu multiplies.
 
-Nothing is asked of the host. The second launch is a programmatic one, so its blocks set up while the first one's last
-block sorts; experts.cu says how the work is shared and where sums are added. Weights are tiles of nvfp4's tiles.py (4.5
-bits a weight), rows of gate and up alternating in eights. The shared expert is one expert more, which has every token;
-where it is narrower than the others it is padded with zeros.
+Two launches, and nothing is asked of the host. The second is a programmatic one, so its blocks set up while the first
+one's last block sorts; experts.cu, the same with one team of math warps, which cards compare
+(controls/cuda_levers.py), says how the work is shared and where sums are added. Weights are tiles of nvfp4's tiles.py
+(4.5 bits a weight), rows of gate and up alternating in eights. The shared expert is one expert more, which has every
+token; where it is narrower than the others it is padded with zeros.
 """
 
 from __future__ import annotations
@@ -108,13 +109,31 @@ def _round_up(x: int, unit: int) -> int:
 Choice = Callable[[int, int, int, str, int], ExpertsConfig]
 
 
-def choose_config(tokens: int, width: int, inner: int, dtype: str, sms: int = SMS) -> ExpertsConfig:
-    """Blocks of 8 tokens up to 8 tokens, else of 16; more rows of y a CTA the more rows of h are read for each of them.
+def choose_config(
+    tokens: int, width: int, inner: int, dtype: str, sms: int = SMS, *, teams: int = 2, stages: int = 6,
+    round_items: int = 0, row_tiles: int = 0,
+) -> ExpertsConfig:  # fmt: skip
+    """experts_teams.cu with `teams` teams; of `stages` of weights as many as leave room for two of h.
 
-    Of the numbers of row tiles from there on the first that keeps nine tenths of `sms` at work, else the one that keeps
-    most.
+    One team where a warp has more than four tiles of x: 80 registers would not hold them. round_items, row_tiles: 0
+    chooses.
     """
-    n_tiles, least = (1, 1) if tokens <= 8 else (2, 2 if tokens <= 32 else 4)
+    teams = teams if width <= 4 * WARPS * tiles.COLS else 1
+    row_tiles, parts = row_tiles_of(tokens, width, sms, row_tiles)
+    round_items = round_items or (24 if tokens <= 8 else 48)
+    config = ExpertsConfig(dtype, width, inner, 1, row_tiles, parts, stages, 2, round_items, sms, teams)
+    while config.stages > 2 * teams and _shared_bytes_of(config, tokens) > SHARED_BYTES:
+        config = replace(config, stages=config.stages - teams)
+    return with_h_stages(config, tokens)
+
+
+def row_tiles_of(tokens: int, width: int, sms: int, wanted: int = 0) -> tuple[int, int]:
+    """(tiles of rows of y that a CTA adds up, CTAs that share them): more rows a CTA, fewer times h is read.
+
+    From the least that tokens ask for on, or `wanted`, the first that keeps nine tenths of `sms` at work, else the one
+    that keeps most.
+    """
+    least = wanted or (1 if tokens <= 8 else 2 if tokens <= 32 else 4)
     best: tuple[float, int, int] = (0.0, 4, 1)
     for row_tiles in (1, 2, 4):
         groups = -(-width // 16 // row_tiles)
@@ -122,8 +141,7 @@ def choose_config(tokens: int, width: int, inner: int, dtype: str, sms: int = SM
         busy = min(groups * parts / sms, 0.9)
         if row_tiles >= least and busy > best[0]:
             best = (busy, row_tiles, parts)
-    _, row_tiles, parts = best
-    return with_h_stages(ExpertsConfig(dtype, width, inner, n_tiles, row_tiles, parts, 4, 1, 24, sms), tokens)
+    return best[1:]
 
 
 def with_h_stages(config: ExpertsConfig, tokens: int) -> ExpertsConfig:
@@ -173,8 +191,9 @@ def router_warps(experts: int) -> int:
     return max(8, -(-experts // 32))
 
 
-def router_shared_bytes(experts: int) -> int:
-    return 4 * (router_warps(experts) + 1 + (1 + TOKENS_MAX // 32) * experts)
+def router_shared_bytes(experts: int, warps: int = 0) -> int:
+    """warps: of a block, where they are not `router_warps`."""
+    return 4 * ((warps or router_warps(experts)) + 1 + (1 + TOKENS_MAX // 32) * experts)
 
 
 @functools.cache
@@ -193,8 +212,8 @@ def source(config: ExpertsConfig) -> CudaSource:
 
 
 def _tiled(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Tiles [E, row tiles, k tiles, 576] of E matrices."""
-    return torch.stack([tiles.tile_weights(p, s, dtype) for p, s in zip(packed, scale, strict=True)])
+    """Tiles [E, row tiles, k tiles, 576] of E matrices, whose rows are multiples of a tile's 16: as one matrix."""
+    return tiles.tile_weights(packed.flatten(0, 1), scale.flatten(0, 1), dtype).unflatten(0, (len(packed), -1))
 
 
 def _alternating(x: torch.Tensor, inner: int) -> torch.Tensor:
@@ -308,7 +327,8 @@ def work(workload: Workload, sms: int) -> Work:
     blocks = sum(count for _, count in block_sizes(workload, config.block_tokens))
     items = math.ceil(blocks * config.inner / 8 / sms)
     turns = math.ceil(math.ceil(blocks / config.parts) / (SLOTS // config.row_tiles))
-    clocks = {"math": 4 * (50.0 + 95 * config.n_tiles) * (items + turns), "reduce": 700.0 * items + 1650.0 * turns}
+    of_tile = 4 * (50.0 + 95 * config.n_tiles)
+    clocks = {"math": of_tile * (items + turns) / max(1, config.teams), "reduce": 200.0 * items + 400.0 * turns}
     moved = cost(workload, PRECISION).bytes
     return Work(
         {"bytes": moved, "sm_bytes": float((items + turns) * config.stage_bytes), **clocks},
@@ -320,7 +340,7 @@ CUDA_SOURCES = (
     *(source(choose_config(tokens, 2048, 512, "bf16")) for tokens in (8, 32, 128)),
     *(source(choose_config(tokens, 2816, 704, "bf16")) for tokens in (8, 128)),
     source(choose_config(128, 2048, 512, "fp16")),
-    *(router_source(256, "bf16", block) for block in (8, 16)),
+    router_source(256, "bf16", 8),
 )
 
 CANDIDATES = (

@@ -29,6 +29,7 @@ from kernels.nvfp4.hopper import SHARED_BYTES, SMS
 
 SOURCE, SUM_SOURCE = (Path(__file__).with_name(name) for name in ("experts_many.cu", "weighted_sum.cu"))
 TOKENS_MAX = 16384  # the router's blocks wait for each other: all of them must run at once
+FEWEST_SMS = 100  # of an H100 or H200, with some to spare
 ROUTER_TOKENS, HALF_ROWS, SLICE, THREADS, SUM_THREADS = 32, 128, 32, 384, 256
 STAGES_MAX = 10
 BLOCKS = (32, 64, 96)  # rows
@@ -105,12 +106,17 @@ def source(config: ManyConfig) -> CudaSource:
     return hopper.source(SOURCE, config.kernel, config.shared_bytes, macros)
 
 
+def router_warps(tokens: int, experts: int) -> int:
+    """Of a block of 32 tokens: one each as long as so many blocks run at once on the smallest of this architecture."""
+    return 32 if tokens <= ROUTER_TOKENS * FEWEST_SMS else cuda_experts.router_warps(experts)
+
+
 @functools.cache
-def router_source(experts: int, dtype: str, block: int) -> CudaSource:
+def router_source(experts: int, dtype: str, block: int, warps: int) -> CudaSource:
     """router.cu for many tokens."""
-    macros = {"X_BF16": int(dtype == "bf16"), "EXPERTS": experts, "BLOCK_TOKENS": block, "MANY": 1}
-    name = f"moe_router_many_{dtype}_e{experts}_b{block}"
-    return hopper.source(cuda_experts.ROUTER_SOURCE, name, cuda_experts.router_shared_bytes(experts), macros)
+    macros = {"X_BF16": int(dtype == "bf16"), "EXPERTS": experts, "BLOCK_TOKENS": block, "MANY": 1, "WARPS": warps}
+    name = f"moe_router_many_{dtype}_e{experts}_b{block}_w{warps}"
+    return hopper.source(cuda_experts.ROUTER_SOURCE, name, cuda_experts.router_shared_bytes(experts, warps), macros)
 
 
 @functools.cache
@@ -194,13 +200,14 @@ def run(args: dict[str, Any], out: Tensors, fp8: bool = False) -> None:
     if len(h) < pairs or logits.shape[0] != tokens or y.shape != x.shape:
         raise ValueError(f"x {tuple(x.shape)} and scratch for {len(h)} rows: prepare for at least {tokens} tokens")
     device, block, inner = x.device.index or 0, block_tokens(tokens, top_k, experts), h.shape[1]
-    router, warps = router_source(experts, element, block), cuda_experts.router_warps(experts)
+    warps = router_warps(tokens, experts)
+    router = router_source(experts, element, block, warps)
     gate = args["shared_gate"] if shared else cuda.i64(0)
     lists = [args[name] for name in ("rows", "blocks", "state")]
     cuda.launch(
         cuda.load(router, router.kernels[0], device), (-(-tokens // ROUTER_TOKENS),), 32 * warps,
         (logits, x, gate, args["pairs"], args["masks"], *lists, *map(cuda.i32, (tokens, width, top_k, 0)),
-         args["back"]), cuda_experts.router_shared_bytes(experts),
+         args["back"]), cuda_experts.router_shared_bytes(experts, warps),
     )  # fmt: skip
     for config, given, of, name, made in zip(
         configs(block, width, inner, element, fp8),
@@ -270,7 +277,7 @@ CUDA_SOURCES = (
     *(source(c) for c in configs(96, 2816, 704, "bf16")),
     *(source(c) for c in configs(64, 2048, 512, "fp16")),
     *(source(c) for block in (32, 64, 96) for c in configs(block, 2048, 512, "bf16", True)),
-    *(router_source(256, "bf16", block) for block in (32, 96)),
+    *(router_source(256, "bf16", block, 32) for block in (32, 96)),
     sum_source(2048, "bf16"),
 )
 

@@ -29,14 +29,16 @@ constexpr int K_BLOCKS = (K + 255) / 256 * (FP8 ? 2 : 4);  // of 64 or 128 k, as
 constexpr int ROW_TILES = (ROWS + BLOCK_N - 1) / BLOCK_N, LAST_HALF = (ROWS + HALF_N - 1) / HALF_N - 1;
 constexpr int GROUPS = BLOCK_M > 64 ? 2 : 1, ACC = BLOCK_M < 64 ? BLOCK_M / 2 : 32;  // of 64 tokens; of a thread
 constexpr int SLICE = 32, FEATURES = GATED ? HALF_N / 2 : HALF_N, OUT_COLUMNS = GATED ? ROWS / 2 : ROWS;
-constexpr int LAG = STAGES - 2;
+// A stage is told of when LAG more are asked for, which takes as many empty ones: with STAGES - 2 the producers wait for
+// the stage that the consumers have just left, and these for the producers.
+constexpr int LAG = STAGES / 2;
 constexpr unsigned ROW_TILE_BYTES = FP8 ? 1152 : TILE_BYTES, W_BYTES = 8 * ROW_TILE_BYTES, X_BYTES = BLOCK_M * 128,
                    OUT_STRIDE = 2 * FEATURES + 16;
 constexpr unsigned X = 0, OUT = STAGES * X_BYTES, W = OUT + CONSUMERS * SLICE * OUT_STRIDE;
 constexpr unsigned FULL = W + STAGES * 2 * W_BYTES, EMPTY = FULL + 8 * STAGES, SHARED_BYTES = EMPTY + 8 * STAGES;
 using Pipe = Pipeline<STAGES, FULL, EMPTY>;
 static_assert(SHARED_BYTES <= 227 * 1024, "too much shared memory");
-static_assert(STAGES >= 3 && (CONSUMERS * SLICE * OUT_STRIDE) % 128 == 0, "a stage is loaded while two are in use");
+static_assert(LAG >= 1 && (CONSUMERS * SLICE * OUT_STRIDE) % 128 == 0, "a stage is loaded while two are in use");
 constexpr int EPILOGUE = 1;                              // named barriers, one for each warpgroup
 constexpr int PART_FLOATS = 128 * 2 * GROUPS * ACC;      // of one warpgroup
 constexpr int ROWS_OF_LANE = BLOCK_M / (4 * PRODUCERS);  // of a stage: a quarter of a warp copies a row

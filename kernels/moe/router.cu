@@ -8,7 +8,8 @@
 // MANY (for experts_many.cu): 32 tokens a block, and which of them an expert has is a word of the block's. The last block
 // only counts; then every block places its own tokens' rows, and says where they lie. All blocks run at once.
 //
-// Macros: KERNEL (name), X_BF16 0/1 (type of x), EXPERTS, BLOCK_TOKENS, MANY 0/1 (0 where it is not given).
+// Macros: KERNEL (name), X_BF16 0/1 (type of x), EXPERTS, BLOCK_TOKENS, MANY 0/1 (0 where it is not given), WARPS (with
+// MANY: 32, a token each, as long as all blocks then run at once).
 #include "sm90/ptx.cuh"
 
 #ifndef MANY
@@ -16,7 +17,10 @@
 #endif
 constexpr int MOST_TOKENS = 128, WORDS = MOST_TOKENS / 32;
 constexpr int VALUES = (EXPERTS + 31) / 32;  // a lane's logits; and words of a token's mask
-constexpr int WARPS = VALUES > 8 ? VALUES : 8, THREADS = 32 * WARPS;
+#ifndef WARPS
+constexpr int WARPS = VALUES > 8 ? VALUES : 8;
+#endif
+constexpr int THREADS = 32 * WARPS;
 static_assert(EXPERTS <= 1024, "an expert a thread");
 constexpr u32 ALL = 0xFFFFFFFFu;
 constexpr float LOG2_E = 1.4426950408889634f;
@@ -99,6 +103,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #endif
         if (with_shared) {
             float sum = 0.0f;
+#pragma unroll 8  // loads side by side: one behind the other they are four of the launch's six us
             for (int k = 8 * lane; k < width; k += 256) {
                 const uint4 a = ldg128(x + 2 * (static_cast<size_t>(token) * width + k)),
                             b = ldg128(shared_gate + 2 * k);

@@ -8,6 +8,7 @@ it says about itself (its times above all) the harness holds against its own clo
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -28,6 +29,7 @@ from lab.check import accuracy, families
 from lab.check.child import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG
 
 Handles = dict[str, Handle]
+GPU = "/dev/nvidiactl"  # there where NVIDIA's driver is; to ask CUDA would make a context, which no fork survives
 
 
 class Request(msgspec.Struct, frozen=True, tag=True):
@@ -200,6 +202,10 @@ def nursery(descriptor: str, parent: str) -> None:
 
     import kernels.common  # noqa: F401  what every family stands on
 
+    if os.path.exists(GPU):  # what most candidates import first; neither makes a context
+        for name in ("cupy", "triton"):
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
     torch.set_num_threads(1)  # a pool of threads would not survive a fork
     gc.freeze()  # what is here an arm need not collect, which takes a tenth of a second and copies every page
     with socket.socket(fileno=int(descriptor)) as link:

@@ -208,7 +208,7 @@ def _compared(
             }
             greeting["l2_bytes"] = backend.l2_bytes
             spare = _spare() if job.brief else None
-            hands = stack.enter_context(Hands(_nursery(), [s.name for s in states], greeting, spare))
+            hands = stack.enter_context(Hands(nursery(), [s.name for s in states], greeting, spare))
             family = backend.bare(job.family)
             timer: sampling.Timer = RemoteTimer(
                 job.timer, hands, backend.clock if backend.clock_pct is not None else None
@@ -231,7 +231,7 @@ def _nurseries() -> list[Nursery]:
     return [Nursery()]
 
 
-def _nursery() -> Nursery:
+def nursery() -> Nursery:
     """That of this process, or a new one where an arm ended it."""
     kept = _nurseries()
     if kept[0].process.poll() is not None:

@@ -285,6 +285,8 @@ def compare(
         if not arms:
             return list(gone.values()), None, started
         done: Done | Death | None = None
+        for worker in workers:
+            worker.start(settings.backend)
         for number, worker in enumerate(workers):
             placements = (settings.placements + number) // len(workers)  # of eight over three: 2, 3, 3
             blocks = sampling.PLACED_BLOCKS if settings.brief else 0

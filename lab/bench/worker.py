@@ -7,13 +7,14 @@ being worked on, records that, replaces the worker and goes on without the arm.
 from __future__ import annotations
 
 import gc
+import importlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
 
-from lab.bench.comparison import Done, Job, Stage, execute
+from lab.bench.comparison import GPU_BACKEND, Done, Job, Stage, execute, nursery
 from lab.check.child import Child, serve
 from lab.row.records import Status
 
@@ -44,11 +45,16 @@ class Worker:
         """How long a stage may say nothing: its limit, and twice the sampling and its rest while arms are timed."""
         return self.limits_s[stage] + (job.seconds * 2 * (1 + job.rest) if stage == "time" else 0.0)
 
-    def run(self, job: Job, tell: Callable[[str, str], None] = lambda stage, arm: None) -> Done | Death:
-        """Do a job and return its last message, or how the worker died over it. `tell` is called with each stage."""
+    def start(self, backend: str) -> None:
+        """Start the process where there is none, so that it imports what it needs while others are at work."""
         if self.child is None or not self.child.alive:
             self.stop()
-            self.child = Child("lab.bench.worker")
+            self.child = Child("lab.bench.worker", backend)
+
+    def run(self, job: Job, tell: Callable[[str, str], None] = lambda stage, arm: None) -> Done | Death:
+        """Do a job and return its last message, or how the worker died over it. `tell` is called with each stage."""
+        self.start(job.backend)
+        assert self.child is not None
         stage, arm = "start", ""
         status: Status = "error"
         try:
@@ -78,9 +84,12 @@ class Worker:
             self.child = None
 
 
-def main(descriptor: str, parent: str) -> None:
-    """The worker's loop: a job a line, answered by its messages."""
+def main(descriptor: str, parent: str, backend: str = "") -> None:
+    """The worker's loop: a job a line, answered by its messages. backend: of the jobs that are to be expected."""
     send, asked = serve(descriptor, parent)
+    if backend == GPU_BACKEND:  # seconds of imports, here and where arms are forked from
+        nursery()
+        importlib.import_module("torch")
 
     def tell(message: Stage | Done) -> None:
         send(msgspec.json.encode(message))

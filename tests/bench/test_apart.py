@@ -126,7 +126,7 @@ def test_who_changes_what_all_arms_read_has_no_number() -> None:
 def test_an_arm_that_was_not_asked_stands_still_and_leaves_nobody() -> None:
     import torch
 
-    nursery = comparison._nursery()
+    nursery = comparison.nursery()
     greeting = {"backend": "tests.bench.fake_arms:backend", "family": "toy", "workload": "n", "timer": "graph"}
     with apart.Hands(nursery, ["forks"], greeting | {"l2": "cold", "l2_bytes": 0}) as hands:
         args = {"x": torch.ones(SIZE), "scale": torch.ones(SIZE)}
@@ -160,11 +160,11 @@ def state(pid: int) -> str:
 
 
 def test_a_nursery_that_an_arm_ended_is_replaced() -> None:
-    first = comparison._nursery()
-    assert comparison._nursery() is first
+    first = comparison.nursery()
+    assert comparison.nursery() is first
     first.process.kill()
     first.process.wait()
-    second = comparison._nursery()
+    second = comparison.nursery()
     assert second is not first
     assert second.arm()[1] > 0
 

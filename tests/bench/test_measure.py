@@ -194,6 +194,9 @@ def test_rest_reaches_the_worker_the_rows_and_the_key_of_a_resumed_run(tmp_path:
     jobs = []
 
     class Spy:
+        def start(self, backend: str) -> None:
+            pass
+
         def run(self, job: Any, tell: Any) -> Done:
             jobs.append(job)
             return Done([Outcome(role, name, "skipped") for role, name in job.arms])

@@ -428,7 +428,9 @@ class Recorder(Cpu):
     def load(self, source: CudaSource, name: str, device: int) -> Any:
         return name
 
-    def launch(self, kernel: Any, grid: tuple[int, ...], threads: int, arguments: list[Any]) -> None:
+    def launch(
+        self, kernel: Any, grid: tuple[int, ...], threads: int, arguments: list[Any], programmatic: bool = False
+    ) -> None:
         self.launched.append((kernel, arguments))
 
 

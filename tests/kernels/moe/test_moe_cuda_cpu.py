@@ -17,6 +17,7 @@ import torch
 
 from kernels.common import Workload
 from kernels.moe import cases, cuda_experts
+from kernels.moe.controls import cuda_levers
 from kernels.moe.reference import reference, routed
 from kernels.nvfp4 import hopper
 from lab.check import aot_worker
@@ -77,7 +78,7 @@ class Simulated:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, sms: int, **levers: Any) -> None:
         self.seed = 0
         self.changes: dict[Path, Change] = {}
-        choose = cuda_experts.choose_config
+        choose = cuda_levers.one_team
 
         def config_of(tokens: int, width: int, inner: int, dtype: str, device: Any, _: Any = None) -> Any:
             return replace(choose(tokens, width, inner, dtype, sms), **levers)
@@ -339,9 +340,10 @@ def test_nine_tenths_of_the_multiprocessors_add_up_y(tokens: int, width: int, in
 def test_sources_compile_without_spills(source: Any) -> None:
     (row,) = aot_worker.compile_cuda(source, 90)
     assert (row["status"], row["spill_bytes"], row["fits"]) == ("ok", 0, True), row
-    if source.path == cuda_experts.SOURCE:
+    if source.path == cuda_experts.TEAMS_SOURCE:
         assert row["instruction"].startswith("mma.sync m16n8k16")
-        assert row["registers"] <= 65536 // cuda_experts.THREADS
+        teams = int(source.kernels[0].partition("teams")[2][0])
+        assert row["registers"] <= 65536 // (32 * (cuda_experts.WARPS * teams + 6))
 
 
 ON_A_GPU = [w for w in cases.WORKLOADS if not cuda_experts.CANDIDATES[0].refuses(w)]

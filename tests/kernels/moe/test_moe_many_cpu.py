@@ -163,12 +163,13 @@ def _routed(simulated: Simulated, tokens: int, experts: int, top_k: int, block: 
     }  # fmt: skip
     given = cases.activations(Workload("", axes), 3, "cpu")
     gate, pairs = torch.randn(64).to(torch.bfloat16), tokens * (top_k + 1)
-    source, grid = cuda_many.router_source(experts, "bf16", block), -(-tokens // cuda_many.ROUTER_TOKENS)
+    warps, grid = cuda_many.router_warps(tokens, experts), -(-tokens // cuda_many.ROUTER_TOKENS)
+    source = cuda_many.router_source(experts, "bf16", block, warps)
     rows, blocks, chosen_pairs = (torch.full((pairs, 2), -1, dtype=torch.int32) for _ in range(3))
     state, back = torch.zeros(4, dtype=torch.int32), torch.full((pairs,), -1, dtype=torch.int32)
     masks = torch.full(((2 * grid + 1) * experts,), -1, dtype=torch.int32)
     kernel = on_cpu(source, simulated.changes.get(source.path, UNCHANGED))
-    threads, shared = 32 * cuda_experts.router_warps(experts), cuda_experts.router_shared_bytes(experts)
+    threads, shared = 32 * warps, cuda_experts.router_shared_bytes(experts, warps)
     arguments = (
         given["logits"],
         given["x"],
