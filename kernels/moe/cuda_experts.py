@@ -192,8 +192,9 @@ def router_warps(experts: int) -> int:
 
 
 def router_shared_bytes(experts: int, warps: int = 0) -> int:
-    """warps: of a block, where they are not `router_warps`."""
-    return 4 * ((warps or router_warps(experts)) + 1 + (1 + TOKENS_MAX // 32) * experts)
+    """warps: of a block, where they are not `router_warps`. Of few experts a word a token takes more than the masks."""
+    masks = max(TOKENS_MAX // 32 * experts, 32 * -(-experts // 32))
+    return 4 * ((warps or router_warps(experts)) + 1 + experts + masks)
 
 
 @functools.cache

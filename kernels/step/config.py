@@ -125,8 +125,7 @@ NAMED = {
     "served_all_logits": Config(all_logits=True),
     "served_scratch": Config(scratch=True),
     "served_chained": Config(launch="chained"),
-    "served_quick": Config(launch="chained", packing="alpha_beta_gemv"),
-    "served_quick_gate_up": Config(launch="chained", packing="alpha_beta_gemv", gate_up=True),
+    "served_few": Config(launch="chained", packing="alpha_beta_gemv", gate_up=True),  # what gains at few tokens
     "served_replayed": Config(replayed=True),
     "served_replayed_waits": Config(replayed=True, waits=True),
     "served_fused_scan": Config(scan="fused"),

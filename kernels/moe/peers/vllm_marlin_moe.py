@@ -94,7 +94,7 @@ def run(args: dict[str, Any], out: Tensors) -> None:
     ops, experts = torch.ops._moe_C, logits.shape[1]
     softmax = {
         "topk_weights": args["odds"], "topk_indices": args["ids"], "token_expert_indices": args["order"],
-        "gating_output": logits, "renormalize": True, "bias": None,
+        "gating_output": logits, "renormalize": True, "bias": None, "is_padding": None,
     }  # fmt: skip
     names = [argument.name for argument in ops.topk_softmax.default._schema.arguments]
     ops.topk_softmax(**{name: softmax[name] for name in names})
