@@ -216,3 +216,10 @@ def test_builds_compile_ahead_of_time() -> None:
     made = ahead.rows("moe")
     assert {row["target"] for row in made} == set(ahead.TARGETS)
     assert [row for row in made if (row["status"], row["fits"]) != ("ok", True) or (row["spill_bytes"] or 0) > 16] == []
+
+
+def test_no_token_has_two_equal_logits() -> None:
+    """Else the eighth expert may be one or the other, and both are right; of 2048 tokens three would have a pair."""
+    for seed in range(3):
+        logits = cases.activations(cases._35b(2048), seed, "cpu")["logits"]
+        assert int((logits.sort().values.diff() == 0).sum()) == 0

@@ -345,3 +345,11 @@ def test_blocks_hold_every_row_once() -> None:
         sizes = block_sizes(workload, block)
         assert sum(rows * count for rows, count in sizes) == 512 * 9
         assert max(rows for rows, _ in sizes) == block
+
+
+@pytest.mark.parametrize("experts", [1, 5, 33, 256])
+def test_the_router_has_room_for_a_block_s_masks(experts: int) -> None:
+    """A word of 32 experts for each of 32 tokens lies where a word an expert does later; of few experts it is more."""
+    for warps in (8, 32):
+        behind = warps + 1 + experts  # totals of the warps and a flag, and where each expert's rows begin
+        assert cuda_experts.router_shared_bytes(experts, warps) >= 4 * (behind + 32 * -(-experts // 32))
