@@ -22,11 +22,32 @@
 #pragma once
 
 #include "scores.cuh"
+#include "sm90/pipeline.cuh"
 
 template <int D, int GROUPS, bool RECOMPUTE>
 struct Stage {
     static constexpr int Q = D / 64 * TILE, V = 2 * Q, X = V + GROUPS * TILE, P = X + TILE, VECTORS = P + TILE;
     static constexpr int SUMS = VECTORS + 1024, BYTES = RECOMPUTE ? SUMS + 1024 : SUMS, ROWS = V + GROUPS * TILE;
+};
+
+// A scan's shared memory: the stages, a tile of outputs for each warpgroup, and the barriers of what its warps hand on.
+// Loads: a chunk, to all that read it. Scores: what a RECOMPUTE scan makes of one in the same stage; who reads them
+// empties the stage, so that they need no empty barriers of their own. Outputs: a warpgroup's, to the warp that stores
+// them; the next warpgroup's barriers lie 8 bytes on.
+template <int D, int GROUPS, int STAGES, bool RECOMPUTE>
+struct ScanMemory {
+    static constexpr u32 OUT = STAGES * Stage<D, GROUPS, RECOMPUTE>::BYTES, FULL = OUT + GROUPS * TILE;
+    static constexpr u32 EMPTY = FULL + 8 * STAGES, FILLED = EMPTY + 8 * STAGES, DRAINED = FILLED + 8 * GROUPS;
+    static constexpr u32 MADE = DRAINED + 8 * GROUPS;
+    using Loads = Pipeline<STAGES, FULL, EMPTY>;
+    using Scores = Pipeline<STAGES, MADE, EMPTY>;
+    using Outputs = Pipeline<1, FILLED, DRAINED>;
+    // By one thread. Where several warps fill or read, each arrives once.
+    DEVICE static void init(u32 base) {
+        Loads{base}.init(1, 4 * GROUPS);
+        for (int i = 0; i < GROUPS; i++) Outputs{base + 8 * i}.init(4, 1);
+        for (int i = 0; i < STAGES && RECOMPUTE; i++) mbarrier_init(Scores{base}.full(i), 4);
+    }
 };
 
 struct Scan {
@@ -68,37 +89,35 @@ DEVICE void copy_rows(char* tile, const u16* from, int start, int live, int stri
 
 // The producer warp, chunk after chunk. In ONE launch it loads k, q and v first and then looks at the flags of the next
 // 32 chunks at once, again only when it has used up those that it saw raised.
-template <int D, int GROUPS, int STAGES, bool WIDE, bool ONE, bool RECOMPUTE>
-DEVICE void produce(const Scan& s, char* stages, u64* full, u64* empty, int first, int tokens, int chunk0, int head,
+template <int D, int GROUPS, bool WIDE, bool ONE, bool RECOMPUTE, class Loads>
+DEVICE void produce(const Scan& s, char* stages, const Loads& loads, int first, int tokens, int chunk0, int head,
                     int column0) {
     using At = Stage<D, GROUPS, RECOMPUTE>;
     const int lane = threadIdx.x & 31, head_k = head / (s.hv / s.hk);
     constexpr int PREPARED = RECOMPUTE ? RECOMPUTE_BLOCK : BLOCK;
     const char* block = s.workspace + ((long)chunk0 * s.hv + head) * PREPARED;
-    int at_stage = 0, phase = 1;
+    typename Loads::State place;
     const u32* flags = ONE ? s.sync + FLAGS + (long)head_k * s.chunks + chunk0 : nullptr;
     int ready = 0;                        // chunks whose flag was seen
     if (WIDE) wait_on_dependent_grids();  // q and k in fp16 are the preparation's too
     for (int live = tokens; live > 0; live -= C) {
-        char* stage = stages + at_stage * At::BYTES;
-        u64* bar = full + at_stage;
+        char* stage = stages + place.stage * At::BYTES;
+        const u32 full = loads.full(place.stage);
         const int start = first + tokens - live;
-        mbarrier_wait(empty + at_stage, phase);
+        loads.producer_acquire(place);
         if (live >= C) {
             if (lane == 0) {
-                mbarrier_arrive_expect_tx(bar, At::ROWS + PREPARED);
+                loads.producer_expect(place, At::ROWS + PREPARED);
 #pragma unroll
                 for (int i = 0; i < D / 64; i++)
-                    tma_load_2d(shared_address(stage + i * TILE), s.k_map, head_k * D + i * 64, start,
-                                shared_address(bar));
+                    tma_load_2d(shared_address(stage + i * TILE), s.k_map, head_k * D + i * 64, start, full);
 #pragma unroll
                 for (int i = 0; i < D / 64; i++)
-                    tma_load_2d(shared_address(stage + At::Q + i * TILE), s.q_map, head_k * D + i * 64, start,
-                                shared_address(bar));
+                    tma_load_2d(shared_address(stage + At::Q + i * TILE), s.q_map, head_k * D + i * 64, start, full);
 #pragma unroll
                 for (int i = 0; i < GROUPS; i++)
                     tma_load_2d(shared_address(stage + At::V + i * TILE), s.v_map, head * D + column0 + i * 64, start,
-                                shared_address(bar));
+                                full);
             }
         } else {
             copy_rows<D / 8>(stage, s.k + head_k * D, start, live, s.hk * D);
@@ -108,7 +127,7 @@ DEVICE void produce(const Scan& s, char* stages, u64* full, u64* empty, int firs
             cp_async_wait<0>();
             fence_proxy_async_shared();
             __syncwarp();
-            if (lane == 0) mbarrier_arrive_expect_tx(bar, PREPARED);
+            if (lane == 0) loads.producer_expect(place, PREPARED);
         }
         const int n = (tokens - live) / C;
         if (ONE && n >= ready) {
@@ -126,16 +145,15 @@ DEVICE void produce(const Scan& s, char* stages, u64* full, u64* empty, int firs
             for (int i = 0; i < (RECOMPUTE ? 4 : 8); i++) {
                 const int m = i & 3;  // a step of X, then of P: its first 16 m rows are zero and stay so
                 tma_load_1d(shared_address(stage + (i < 4 ? At::X : At::P) + 2560 * m),
-                            block + i / 4 * TRIANGLE + triangle_step(m), 2048 - 512 * m, shared_address(bar));
+                            block + i / 4 * TRIANGLE + triangle_step(m), 2048 - 512 * m, full);
             }
             if (RECOMPUTE)
-                tma_load_1d(shared_address(stage + At::SUMS), block + TRIANGLE, RECOMPUTE_BLOCK - TRIANGLE,
-                            shared_address(bar));
-            else tma_load_1d(shared_address(stage + At::VECTORS), block + 2 * TRIANGLE, 1024, shared_address(bar));
+                tma_load_1d(shared_address(stage + At::SUMS), block + TRIANGLE, RECOMPUTE_BLOCK - TRIANGLE, full);
+            else tma_load_1d(shared_address(stage + At::VECTORS), block + 2 * TRIANGLE, 1024, full);
         }
         __syncwarp();
         block += (long)s.hv * PREPARED;
-        if (++at_stage == STAGES) at_stage = 0, phase ^= 1;
+        place.advance();
     }
     if (ONE && lane == 0 &&
         atomic_add_acq_rel(s.sync + 1, 1) == s.scans - 1) {  // nobody looks at flags or epoch any more
@@ -152,18 +170,17 @@ DEVICE void times_triangle(float (&u)[32], const u32 (&left)[16], u32 triangle, 
 }
 
 // One warp stores the finished chunks of a warpgroup: tile [64 tokens][64 columns], swizzled.
-template <int D>
-DEVICE void store_outputs(const Scan& s, const char* tile, u64* filled, u64* drained, int first, int tokens,
-                          int column) {
+template <int D, class Outputs>
+DEVICE void store_outputs(const Scan& s, const char* tile, const Outputs& outputs, int first, int tokens, int column) {
     const int lane = threadIdx.x & 31;
     for (int n = 0; n * C < tokens; n++) {
         const int start = first + n * C, live = tokens - n * C;
-        mbarrier_wait(filled, n & 1);
+        outputs.consumer_wait(Outputs::State::of(n));
         if (live >= C) {
             if (lane == 0) {
                 tma_store_2d(s.o_map, column, start, shared_address(tile));
                 tma_store_wait_read<0>();
-                mbarrier_arrive(drained);
+                outputs.consumer_release(0);
             }
             __syncwarp();
         } else {  // the last chunk, short: what follows in memory is another sequence's
@@ -179,9 +196,9 @@ DEVICE void store_outputs(const Scan& s, const char* tile, u64* filled, u64* dra
 // One warpgroup's 64 columns of v. Accumulators: rows warp * 16 + quad (+ 8), columns 8 j + 2 pair (+ 1) at
 // [4 j + ...].
 // The tensor cores' queue: Y; half of R while Z is formed; U and the other half; T; O.
-template <int D, int TYPE, int GROUPS, int STAGES, int VALUES, bool WIDE, bool RECOMPUTE>
-DEVICE void consume(const Scan& s, char* stages, char* out, u64* full, u64* empty, u64* filled, u64* drained, u64* made,
-                    int first, int tokens, int sequence, int head, int column0) {
+template <int D, int TYPE, int GROUPS, int VALUES, bool WIDE, bool RECOMPUTE, class Loads, class Scores, class Outputs>
+DEVICE void consume(const Scan& s, char* stages, char* out, const Loads& loads, const Scores& scores,
+                    const Outputs& outputs, int first, int tokens, int sequence, int head, int column0) {
     using At = Stage<D, GROUPS, RECOMPUTE>;
     constexpr int EARLY = D / 32;  // of the D / 16 steps of R
     const int warp = threadIdx.x / 32 & 3, lane = threadIdx.x & 31, quad = lane >> 2, pair = lane & 3;
@@ -204,14 +221,14 @@ DEVICE void consume(const Scan& s, char* stages, char* out, u64* full, u64* empt
 
     // Hands chunk n, in packed_o, to the warp that stores.
     const auto hand_over = [&](int n) {
-        mbarrier_wait(drained, (n & 1) ^ 1);
+        outputs.producer_acquire(Outputs::State::of(n));
 #pragma unroll
         for (int j = 0; j < 8; j += 2)
             stmatrix_x4_trans(shared_address(out + transposed + j * 1024), packed_o[2 * j], packed_o[2 * j + 1],
                               packed_o[2 * j + 2], packed_o[2 * j + 3]);
         fence_proxy_async_shared();
         __syncwarp();
-        if (lane == 0) mbarrier_arrive(filled);
+        if (lane == 0) mbarrier_arrive(outputs.full(0));
     };
     const auto pack_outputs = [&] {
 #pragma unroll
@@ -233,9 +250,10 @@ DEVICE void consume(const Scan& s, char* stages, char* out, u64* full, u64* empt
     };
 
     const auto step = [](int i) { return (u64)(((i >> 2) * TILE + (i & 3) * 32) >> 4); };  // 16 columns on
-    for (int n = 0, at_stage = 0, phase = 0; n < count; n++) {
-        char* stage = stages + at_stage * At::BYTES;
-        mbarrier_wait(full + at_stage, phase);
+    typename Loads::State place;
+    for (int n = 0; n < count; n++) {
+        char* stage = stages + place.stage * At::BYTES;
+        loads.consumer_wait(place);
         const u32 base = warp_uniform(shared_address(stage));
         const u64 k_columns = smem_descriptor_128B(base);
         const u64 q_columns = smem_descriptor_128B(base + At::Q), k_rows = smem_descriptor_128B(base, TILE);
@@ -254,7 +272,7 @@ DEVICE void consume(const Scan& s, char* stages, char* out, u64* full, u64* empt
 #pragma unroll
         for (int j = 0; j < 8; j += 2)
             ldmatrix_x4_trans(v[j / 2], shared_address(stage + v_tile + transposed + j * 1024));
-        if (RECOMPUTE) mbarrier_wait(made + at_stage, phase);
+        if (RECOMPUTE) scores.consumer_wait(place);
         load_factors(factors, vectors);
 
         wgmma_wait<1>(y);
@@ -311,8 +329,8 @@ DEVICE void consume(const Scan& s, char* stages, char* out, u64* full, u64* empt
         if constexpr (WIDE) store_wide(n);
         else pack_outputs();
         __syncwarp();
-        if (lane == 0) mbarrier_arrive(empty + at_stage);
-        if (++at_stage == STAGES) at_stage = 0, phase ^= 1;
+        if (lane == 0) loads.consumer_release(place.stage);
+        place.advance();
     }
     if (!WIDE && count) hand_over(count - 1);
 #pragma unroll
@@ -330,16 +348,14 @@ template <int D, int TYPE, int GROUPS, int STAGES, int VALUES = TYPE, bool WIDE 
           bool RECOMPUTE = false>
 DEVICE void scan(const Scan& s) {
     using At = Stage<D, GROUPS, RECOMPUTE>;
+    using Memory = ScanMemory<D, GROUPS, STAGES, RECOMPUTE>;
     DYNAMIC_SHARED(memory);
     char* const shared = reinterpret_cast<char*>(memory);
-    char* staging = shared + STAGES * At::BYTES;
-    u64* full = reinterpret_cast<u64*>(staging + GROUPS * TILE);
-    u64 *empty = full + STAGES, *filled = empty + STAGES, *drained = filled + GROUPS, *made = drained + GROUPS;
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES; i++) mbarrier_init(full + i, 1), mbarrier_init(empty + i, 4 * GROUPS);
-        for (int i = 0; i < GROUPS; i++) mbarrier_init(filled + i, 4), mbarrier_init(drained + i, 1);
-        for (int i = 0; i < STAGES && RECOMPUTE; i++) mbarrier_init(made + i, 4);
-    }
+    char* staging = shared + Memory::OUT;
+    const u32 base = shared_address(shared);
+    const typename Memory::Loads loads{base};
+    const typename Memory::Scores scores{base};
+    if (threadIdx.x == 0) Memory::init(base);
     for (int at = threadIdx.x; at < STAGES * 1024; at += blockDim.x)  // X and P of each stage, 16 bytes at a time
         ASYNC_SHARED(uint4, shared + at / 1024 * At::BYTES + At::X + at % 1024 * 16) = make_uint4(0, 0, 0, 0);
     fence_proxy_async_shared();
@@ -348,7 +364,7 @@ DEVICE void scan(const Scan& s) {
     const int group = threadIdx.x / 128;
     if (RECOMPUTE && group > GROUPS) {
         warpgroup_reg_dealloc<64>();
-        make_scores<D, TYPE, STAGES, At>(shared, full, made, s.bounds[blockIdx.z + 1] - s.bounds[blockIdx.z], s.scale);
+        make_scores<D, TYPE, At>(shared, loads, scores, s.bounds[blockIdx.z + 1] - s.bounds[blockIdx.z], s.scale);
     } else if (ONE && group > GROUPS) {
         warpgroup_reg_dealloc<24>();
     } else if (group == GROUPS) {
@@ -360,11 +376,11 @@ DEVICE void scan(const Scan& s) {
         const int tokens = ONE ? entry(s, 1).y : s.bounds[sequence + 1] - first;
         const int warp = (int)(threadIdx.x / 32) - 4 * GROUPS;
         if (warp == 0)
-            produce<D, GROUPS, STAGES, WIDE, ONE, RECOMPUTE>(
-                s, shared, full, empty, first, tokens, ONE ? entry(s, 1).z : s.chunk_offsets[sequence], head, column0);
+            produce<D, GROUPS, WIDE, ONE, RECOMPUTE>(s, shared, loads, first, tokens,
+                                                     ONE ? entry(s, 1).z : s.chunk_offsets[sequence], head, column0);
         else if (!WIDE && warp <= GROUPS)
-            store_outputs<D>(s, staging + (warp - 1) * TILE, filled + warp - 1, drained + warp - 1, first, tokens,
-                             head * D + column0 + (warp - 1) * 64);
+            store_outputs<D>(s, staging + (warp - 1) * TILE, typename Memory::Outputs{base + 8 * (warp - 1)}, first,
+                             tokens, head * D + column0 + (warp - 1) * 64);
     } else {
         if (RECOMPUTE) warpgroup_reg_alloc<208>();
         else if (ONE) warpgroup_reg_alloc<240>();
@@ -373,8 +389,8 @@ DEVICE void scan(const Scan& s) {
         const int column0 = ONE ? entry(s, 0).w : blockIdx.x * 64 * GROUPS;
         const int first = ONE ? entry(s, 1).x : s.bounds[sequence];
         const int tokens = ONE ? entry(s, 1).y : s.bounds[sequence + 1] - first;
-        consume<D, TYPE, GROUPS, STAGES, VALUES, WIDE, RECOMPUTE>(s, shared, staging + group * TILE, full, empty,
-                                                                  filled + group, drained + group, made, first, tokens,
-                                                                  sequence, head, column0 + 64 * group);
+        consume<D, TYPE, GROUPS, VALUES, WIDE, RECOMPUTE>(s, shared, staging + group * TILE, loads, scores,
+                                                          typename Memory::Outputs{base + 8 * group}, first, tokens,
+                                                          sequence, head, column0 + 64 * group);
     }
 }

@@ -37,16 +37,16 @@ DEVICE void write_scores(const float (&qk)[32], char* to, const float* sum, cons
 
 // One warpgroup, chunk after chunk; At: where a stage has its parts. The latency of this chain shows in the scan's time
 // although it runs ahead: hence a form for each warp, with no branch among its columns.
-template <int D, int TYPE, int STAGES, class At>
-DEVICE void make_scores(char* stages, u64* full, u64* made, int tokens, float scale) {
+template <int D, int TYPE, class At, class Loads, class Scores>
+DEVICE void make_scores(char* stages, const Loads& loads, const Scores& scores, int tokens, float scale) {
     const int thread = threadIdx.x & 127, warp = warp_uniform(thread / 32), quad = (thread & 31) >> 2,
               pair = thread & 3;
     const int row0 = warp * 16 + quad;
-    int at_stage = 0, phase = 0;
+    typename Loads::State place;
 #pragma unroll 1
     for (int n = 0; n * C < tokens; n++) {
-        char* stage = stages + at_stage * At::BYTES;
-        mbarrier_wait(full + at_stage, phase);
+        char* stage = stages + place.stage * At::BYTES;
+        loads.consumer_wait(place);
         const u32 base = warp_uniform(shared_address(stage));
         const u64 k_columns = smem_descriptor_128B(base), q_columns = smem_descriptor_128B(base + At::Q);
         float qk[32];  // rows row0, row0 + 8, columns 8 j + 2 pair, + 1 at [4 j + ...]
@@ -75,7 +75,7 @@ DEVICE void make_scores(char* stages, u64* full, u64* made, int tokens, float sc
         else write_scores<3>(qk, to, sum, row_sum, scale, quad, pair);
         fence_proxy_async_shared();
         __syncwarp();
-        if ((thread & 31) == 0) mbarrier_arrive(made + at_stage);
-        if (++at_stage == STAGES) at_stage = 0, phase ^= 1;
+        if ((thread & 31) == 0) mbarrier_arrive(scores.full(place.stage));
+        place.advance();
     }
 }

@@ -51,21 +51,18 @@ DEVICE void clear_triangles(char* triangles) {
 template <int D, int TYPE, int GROUPS, bool LEADS, bool RECOMPUTE>
 DEVICE void scan_segment(Scan& s, const Joint& joint, char* shared, const int4* rows) {
     using At = Stage<D, GROUPS, RECOMPUTE>;
-    constexpr int STAGES = SCAN_STAGES;
+    using Memory = ScanMemory<D, GROUPS, SCAN_STAGES, RECOMPUTE>;
     constexpr bool TWO = GROUPS == 1 && !LEADS && !RECOMPUTE;  // warpgroups, which have registers enough
-    char* staging = shared + STAGES * At::BYTES;
-    u64* full = reinterpret_cast<u64*>(staging + GROUPS * TILE);
-    u64 *empty = full + STAGES, *filled = empty + STAGES, *drained = filled + GROUPS, *made = drained + GROUPS;
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES; i++) mbarrier_init(full + i, 1), mbarrier_init(empty + i, 4 * GROUPS);
-        for (int i = 0; i < GROUPS; i++) mbarrier_init(filled + i, 4), mbarrier_init(drained + i, 1);
-        for (int i = 0; i < STAGES && RECOMPUTE; i++) mbarrier_init(made + i, 4);
-    }
-    clear_triangles<STAGES, At::BYTES, 2>(shared + At::X);
+    char* staging = shared + Memory::OUT;
+    const u32 base = shared_address(shared);
+    const typename Memory::Loads loads{base};
+    const typename Memory::Scores scores{base};
+    if (threadIdx.x == 0) Memory::init(base);
+    clear_triangles<SCAN_STAGES, At::BYTES, 2>(shared + At::X);
     const int group = threadIdx.x / 128, head = blockIdx.y, column0 = GROUPS == D / 64 ? 0 : blockIdx.x * 64 * GROUPS;
     if (RECOMPUTE && group > GROUPS) {
         warpgroup_reg_dealloc<64>();
-        make_scores<D, TYPE, STAGES, At>(shared, full, made, segment_of(rows).tokens, s.scale);
+        make_scores<D, TYPE, At>(shared, loads, scores, segment_of(rows).tokens, s.scale);
     } else if (group > GROUPS) {
         warpgroup_reg_dealloc<24>();
     } else if (group == GROUPS) {
@@ -73,11 +70,10 @@ DEVICE void scan_segment(Scan& s, const Joint& joint, char* shared, const int4* 
         const Segment x = segment_of(rows);  // by each role, since these have few registers
         const int warp = (int)(threadIdx.x / 32) - 4 * GROUPS;
         if (warp == 0)
-            produce<D, GROUPS, STAGES, false, false, RECOMPUTE>(s, shared, full, empty, x.first, x.tokens, x.chunk0,
-                                                                head, column0);
+            produce<D, GROUPS, false, false, RECOMPUTE>(s, shared, loads, x.first, x.tokens, x.chunk0, head, column0);
         else if (warp <= GROUPS)
-            store_outputs<D>(s, staging + (warp - 1) * TILE, filled + warp - 1, drained + warp - 1, x.first, x.tokens,
-                             head * D + column0 + (warp - 1) * 64);
+            store_outputs<D>(s, staging + (warp - 1) * TILE, typename Memory::Outputs{base + 8 * (warp - 1)}, x.first,
+                             x.tokens, head * D + column0 + (warp - 1) * 64);
     } else {
         if (!TWO) warpgroup_reg_alloc<RECOMPUTE && GROUPS == 2 ? 208 : 224>();
         const Segment x = segment_of(rows);
@@ -97,9 +93,9 @@ DEVICE void scan_segment(Scan& s, const Joint& joint, char* shared, const int4* 
             s.state_type = FLOAT32;
             wait_on_dependent_grids();  // composed
         }
-        consume<D, TYPE, GROUPS, STAGES, TYPE, false, RECOMPUTE>(s, shared, staging + group * TILE, full, empty,
-                                                                 filled + group, drained + group, made, x.first,
-                                                                 x.tokens, 0, head, column0 + 64 * group);
+        consume<D, TYPE, GROUPS, TYPE, false, RECOMPUTE>(s, shared, staging + group * TILE, loads, scores,
+                                                         typename Memory::Outputs{base + 8 * group}, x.first, x.tokens,
+                                                         0, head, column0 + 64 * group);
     }
 }
 

@@ -295,9 +295,9 @@ def test_a_missing_proxy_fence_stops_the_launch(name: str) -> None:
         )
 
 
-EARLY = "        if ((thread & 31) == 0) mbarrier_arrive(made + at_stage);\n"
+EARLY = "        if ((thread & 31) == 0) mbarrier_arrive(scores.full(place.stage));\n"
 BROKEN = {
-    "vectors and P read before they are made": ("        if (RECOMPUTE) mbarrier_wait(made + at_stage, phase);\n", ""),
+    "vectors and P read before they are made": ("        if (RECOMPUTE) scores.consumer_wait(place);\n", ""),
     "arrived ahead of the stores": (
         "        char* to = stage + At::P;\n",
         EARLY + "        char* to = stage + At::P;\n",
