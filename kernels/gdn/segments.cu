@@ -33,6 +33,9 @@ template <int D, bool RECOMPUTE>
 struct MapStage {
     static constexpr int V = D / 64 * TILE, X = V + TILE, VECTORS = X + TILE, SUMS = VECTORS + 1024;
     static constexpr int BYTES = RECOMPUTE ? SUMS + 1024 : SUMS;
+    static constexpr u32 FULL = MAP_STAGES * BYTES, EMPTY = FULL + 8 * MAP_STAGES, MADE = EMPTY + 8 * MAP_STAGES;
+    using Loads = Pipeline<MAP_STAGES, FULL, EMPTY>;
+    using Vectors = Pipeline<MAP_STAGES, MADE, EMPTY>;  // made where a chunk was loaded, read when that is emptied
 };
 
 // Zeros above the triangles of each stage, and barriers that all threads see.
@@ -102,44 +105,46 @@ DEVICE void scan_segment(Scan& s, const Joint& joint, char* shared, const int4* 
 // The producer warp of a map: k, 64 columns of v, X and vectors of whole chunks, which are all that a segment has
 // unless it ends its sequence.
 template <int D, bool RECOMPUTE>
-DEVICE void produce_map(const Scan& s, char* stages, u64* full, u64* empty, const Segment& x, int head, int column0) {
+DEVICE void produce_map(const Scan& s, char* stages, const Segment& x, int head, int column0) {
     using At = MapStage<D, RECOMPUTE>;
+    const typename At::Loads loads{shared_address(stages)};
+    typename At::Loads::State place;
     const int head_k = head / (s.hv / s.hk);
     constexpr int PREPARED = RECOMPUTE ? RECOMPUTE_BLOCK : BLOCK, MORE = RECOMPUTE ? C * 4 : 1024;
     const char* block = s.workspace + ((long)x.chunk0 * s.hv + head) * PREPARED;
-    int at_stage = 0, phase = 1;
 #pragma unroll 1
     for (int at = 0; at < x.tokens; at += C) {
-        char* stage = stages + at_stage * At::BYTES;
-        u64* bar = full + at_stage;
-        mbarrier_wait(empty + at_stage, phase);
-        mbarrier_arrive_expect_tx(bar, At::X + TRIANGLE + MORE);
+        char* stage = stages + place.stage * At::BYTES;
+        const u32 full = loads.full(place.stage);
+        loads.producer_acquire(place);
+        loads.producer_expect(place, At::X + TRIANGLE + MORE);
 #pragma unroll
         for (int i = 0; i < D / 64; i++)
-            tma_load_2d(shared_address(stage + i * TILE), s.k_map, head_k * D + i * 64, x.first + at,
-                        shared_address(bar));
-        tma_load_2d(shared_address(stage + At::V), s.v_map, head * D + column0, x.first + at, shared_address(bar));
+            tma_load_2d(shared_address(stage + i * TILE), s.k_map, head_k * D + i * 64, x.first + at, full);
+        tma_load_2d(shared_address(stage + At::V), s.v_map, head * D + column0, x.first + at, full);
         if (at == 0) wait_on_dependent_grids();  // the preparation
 #pragma unroll
         for (int m = 0; m < 4; m++)
-            tma_load_1d(shared_address(stage + At::X + 2560 * m), block + triangle_step(m), 2048 - 512 * m,
-                        shared_address(bar));
+            tma_load_1d(shared_address(stage + At::X + 2560 * m), block + triangle_step(m), 2048 - 512 * m, full);
         tma_load_1d(shared_address(stage + (RECOMPUTE ? At::SUMS : At::VECTORS)),
-                    block + (RECOMPUTE ? 1 : 2) * TRIANGLE, MORE, shared_address(bar));
+                    block + (RECOMPUTE ? 1 : 2) * TRIANGLE, MORE, full);
         block += (long)s.hv * PREPARED;
-        if (++at_stage == MAP_STAGES) at_stage = 0, phase ^= 1;
+        place.advance();
     }
 }
 
 // A warp that makes the vectors a, e and c_C of each chunk from the gates' sums.
 template <int D>
-DEVICE void make_vectors(char* stages, u64* full, u64* made, int count) {
+DEVICE void make_vectors(char* stages, int count) {
     using At = MapStage<D, true>;
+    const typename At::Loads loads{shared_address(stages)};
+    const typename At::Vectors made{shared_address(stages)};
+    typename At::Loads::State place;
     const int lane = threadIdx.x & 31;
 #pragma unroll 1
-    for (int n = 0, at_stage = 0, phase = 0; n < count; n++) {
-        mbarrier_wait(full + at_stage, phase);
-        char* stage = stages + at_stage * At::BYTES;
+    for (int n = 0; n < count; n++) {
+        loads.consumer_wait(place);
+        char* stage = stages + place.stage * At::BYTES;
         const float* sum = reinterpret_cast<const float*>(stage + At::SUMS);
         float* vector = reinterpret_cast<float*>(stage + At::VECTORS);
         const float last = sum[C - 1];
@@ -151,16 +156,19 @@ DEVICE void make_vectors(char* stages, u64* full, u64* made, int count) {
         }
         if (lane == 0) vector[3 * C] = exp2_fast(last);
         __syncwarp();
-        if (lane == 0) mbarrier_arrive(made + at_stage);
-        if (++at_stage == MAP_STAGES) at_stage = 0, phase ^= 1;
+        if (lane == 0) mbarrier_arrive(made.full(place.stage));
+        place.advance();
     }
 }
 
 // One warpgroup's 64 columns of B (VALUES) or A, as `consume` carries a state: the same products in the same order
 // without what outputs need. Writes B [k, v] or A transposed [in, out], float32.
 template <int D, int TYPE, bool VALUES, bool RECOMPUTE>
-DEVICE void carry_map(char* stages, u64* full, u64* empty, u64* made, int count, float* to, int column0) {
+DEVICE void carry_map(char* stages, int count, float* to, int column0) {
     using At = MapStage<D, RECOMPUTE>;
+    const typename At::Loads loads{shared_address(stages)};
+    const typename At::Vectors made{shared_address(stages)};
+    typename At::Loads::State place;
     const int warp = threadIdx.x / 32 & 3, lane = threadIdx.x & 31, quad = lane >> 2, pair = lane & 3;
     const int group = lane >> 3, in_group = lane & 7, row = column0 + warp * 16 + quad;
     const int transposed = swizzled(8 * (group >> 1) + in_group, 2 * warp + (group & 1));
@@ -177,9 +185,9 @@ DEVICE void carry_map(char* stages, u64* full, u64* empty, u64* made, int count,
     };
     const auto step = [](int i) { return (u64)(((i >> 2) * TILE + (i & 3) * 32) >> 4); };  // 16 columns on
 #pragma unroll 1
-    for (int n = 0, at_stage = 0, phase = 0; n < count; n++) {
-        char* stage = stages + at_stage * At::BYTES;
-        mbarrier_wait(full + at_stage, phase);
+    for (int n = 0; n < count; n++) {
+        char* stage = stages + place.stage * At::BYTES;
+        loads.consumer_wait(place);
         const u32 base = warp_uniform(shared_address(stage));
         const u64 k_columns = smem_descriptor_128B(base), k_rows = smem_descriptor_128B(base, TILE);
         const float* vectors = reinterpret_cast<const float*>(stage + At::VECTORS) + 2 * pair;
@@ -194,7 +202,7 @@ DEVICE void carry_map(char* stages, u64* full, u64* empty, u64* made, int count,
 #pragma unroll
             for (int j = 0; j < 8; j += 2)
                 ldmatrix_x4_trans(v[j / 2], shared_address(stage + At::V + transposed + j * 1024));
-        if (RECOMPUTE) mbarrier_wait(made + at_stage, phase);
+        if (RECOMPUTE) made.consumer_wait(place);
         load_factors(factors, vectors);
         wgmma_wait<0>(y);
 #pragma unroll
@@ -227,8 +235,8 @@ DEVICE void carry_map(char* stages, u64* full, u64* empty, u64* made, int count,
 #pragma unroll
         for (int i = 0; i < D / 4; i++) state[i] = pack16<TYPE>(t[2 * i], t[2 * i + 1]);
         __syncwarp();
-        if (lane == 0) mbarrier_arrive(empty + at_stage);
-        if (++at_stage == MAP_STAGES) at_stage = 0, phase ^= 1;
+        if (lane == 0) loads.consumer_release(place.stage);
+        place.advance();
     }
 #pragma unroll
     for (int i = 0; i < D / 2; i += 2) {
@@ -241,26 +249,26 @@ DEVICE void carry_map(char* stages, u64* full, u64* empty, u64* made, int count,
 template <int D, int TYPE, bool RECOMPUTE>
 DEVICE void map_segment(const Scan& s, const Joint& joint, char* shared, const Segment& x) {
     using At = MapStage<D, RECOMPUTE>;
-    u64* full = reinterpret_cast<u64*>(shared + MAP_STAGES * At::BYTES);
-    u64 *empty = full + MAP_STAGES, *made = empty + MAP_STAGES;
-    if (threadIdx.x == 0)
-        for (int i = 0; i < MAP_STAGES; i++)
-            mbarrier_init(full + i, 1), mbarrier_init(empty + i, 8), mbarrier_init(made + i, 1);
+    if (threadIdx.x == 0) {
+        const u32 base = shared_address(shared);
+        typename At::Loads{base}.init(1, 8);
+        for (int i = 0; i < MAP_STAGES; i++) mbarrier_init(typename At::Vectors{base}.full(i), 1);
+    }
     clear_triangles<MAP_STAGES, At::BYTES, 1>(shared + At::X);
     const int group = threadIdx.x / 128, head = blockIdx.y, column0 = blockIdx.x * 64, count = x.tokens / C;
     if (group == 2) {
         warpgroup_reg_dealloc<RECOMPUTE ? 64 : 56>();  // tests/kernels/gdn/test_gdn_race.py knows makers by their 64
-        if (threadIdx.x == 2 * 128) produce_map<D, RECOMPUTE>(s, shared, full, empty, x, head, column0);
-        else if (RECOMPUTE && threadIdx.x / 32 == 9) make_vectors<D>(shared, full, made, count);
+        if (threadIdx.x == 2 * 128) produce_map<D, RECOMPUTE>(s, shared, x, head, column0);
+        else if (RECOMPUTE && threadIdx.x / 32 == 9) make_vectors<D>(shared, count);
     } else {
         warpgroup_reg_alloc<RECOMPUTE ? 216 : 224>();  // 3 x 168 are there
         const long of_head = (long)head * D * D;
         if (group == 0)
-            carry_map<D, TYPE, true, RECOMPUTE>(shared, full, empty, made, count,
-                                                joint.starts + state_row<D>(s, x.number + 1) + of_head, column0);
+            carry_map<D, TYPE, true, RECOMPUTE>(shared, count, joint.starts + state_row<D>(s, x.number + 1) + of_head,
+                                                column0);
         else
-            carry_map<D, TYPE, false, RECOMPUTE>(shared, full, empty, made, count,
-                                                 joint.transitions + state_row<D>(s, x.number) + of_head, column0);
+            carry_map<D, TYPE, false, RECOMPUTE>(shared, count, joint.transitions + state_row<D>(s, x.number) + of_head,
+                                                 column0);
     }
 }
 

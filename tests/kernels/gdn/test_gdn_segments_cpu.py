@@ -225,9 +225,9 @@ BROKEN: dict[str, Change] = {
                                  "(of[part] >> 16), to[PART_STRIDE] = (u16)of[part];"),
     "the last segment's state kept back": ("if (x.ends) {", "if (x.ends && LEADS) {"),
     "the workspace read before its preparation": ("if (at == 0) wait_on_dependent_grids();", ""),
-    "vectors read before they are made": ("if (RECOMPUTE) mbarrier_wait(made + at_stage, phase);\n" + FACTORS, FACTORS),
-    "one stage for all": ("mbarrier_wait(empty + at_stage, phase);\n        mbarrier_arrive_expect_tx(bar, At::X",
-                          "mbarrier_arrive_expect_tx(bar, At::X"),
+    "vectors read before they are made": ("if (RECOMPUTE) made.consumer_wait(place);\n" + FACTORS, FACTORS),
+    "one stage for all": ("loads.producer_acquire(place);\n        loads.producer_expect(place, At::X",
+                          "loads.producer_expect(place, At::X"),
 }  # fmt: skip
 
 
