@@ -568,12 +568,4 @@ DEVICE u32 mul2_by_half(u32 a, u32 b) {
 }
 DEVICE float4 operator+(const float4& a, const float4& b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
 
-// mbarriers by pointer.
-DEVICE void mbarrier_init(u64* barrier, u32 arrivals) { mbarrier_init(shared_address(barrier), arrivals); }
-DEVICE void mbarrier_arrive(u64* barrier) { mbarrier_arrive(shared_address(barrier)); }
-DEVICE void mbarrier_arrive_expect_tx(u64* barrier, u32 bytes) {
-    mbarrier_arrive_expect_tx(shared_address(barrier), bytes);
-}
-DEVICE void mbarrier_wait(u64* barrier, u32 parity) { mbarrier_wait(shared_address(barrier), parity); }
-
 #endif
