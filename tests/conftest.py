@@ -1,8 +1,10 @@
 """What must be true before any test module is imported, and nothing else.
 
 Triton reads TRITON_INTERPRET when a kernel is decorated, and its own library is decorated at import: the variable has
-to stand before the first `import triton`. pytest imports this file before it collects, so this is the place. A test
+to stand before the first `import triton`. pytest configures this file before it collects, so this is the place. A test
 that compiles ahead of time needs the variable unset and therefore runs in a subprocess.
+
+The process that hands tests out to others runs none: it imports neither torch nor hypothesis, for which they would wait.
 """
 
 import functools
@@ -13,19 +15,11 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import pytest
-import torch
 
 # jsonschema, which nbformat brings, builds its grammar of internationalised addresses at import: a second in every
 # process, for a format that no notebook has. It does without where there is none.
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
-
-HAS_CUDA = torch.cuda.is_available()
-if not HAS_CUDA:
-    if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
-        raise RuntimeError("triton was imported before tests/conftest.py could set TRITON_INTERPRET=1; set it yourself")
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # Tests start hundreds of processes, which would compile the same modules each: here Python may keep what it compiled,
 # whatever the environment says.
@@ -39,14 +33,27 @@ os.fsync = lambda fd: None
 # spin, and 1,024 steps of small products took 15 s of processor time instead of 0.6 s. More threads would also make a
 # float32 sum depend on the machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-torch.set_num_threads(1)
 
 # What a test builds, another one needs too, in this run or the next; `make clean` removes it.
 os.environ.setdefault("KILLGATE_CACHE", str(Path(__file__).resolve().parent.parent / "build" / "cache"))
 
-# A first call compiles or interprets a kernel: hypothesis's 200 ms deadline would judge the machine, not the code.
-hypothesis.settings.register_profile("killgate", deadline=None)
-hypothesis.settings.load_profile("killgate")
+
+def _prepare() -> None:
+    """For the processes that import tests."""
+    import hypothesis
+    import torch
+
+    if not torch.cuda.is_available():
+        if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
+            raise RuntimeError(
+                "triton was imported before tests/conftest.py could set TRITON_INTERPRET=1; set it yourself"
+            )
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+    torch.set_num_threads(1)
+    # A first call compiles or interprets a kernel: hypothesis's 200 ms deadline would judge the machine, not the code.
+    hypothesis.settings.register_profile("killgate", deadline=None)
+    hypothesis.settings.load_profile("killgate")
+    gc.disable()  # until everything is collected: while modules are imported there is nothing to find
 
 
 @functools.cache
@@ -62,6 +69,7 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
     if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") == "1":
         from lab.check import interpreter
 
@@ -75,7 +83,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         # The claims compute a notebook's numbers once more.
         if isinstance(item, pytest.Function) and (_runs_on_cpu(item.module) or item.path.parent.name == "claims"):
             item.add_marker(pytest.mark.slow)
-    if HAS_CUDA:
+    import torch
+
+    if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason=f"no CUDA GPU: torch {torch.__version__} reports none available")
     for item in items:
@@ -92,6 +102,8 @@ RUNNING = os.environ.get("KILLGATE_RUNNING_TEST", "") + (WORKER and f".{WORKER}"
 def pytest_configure(config: pytest.Config) -> None:
     global RUNNING
     controls = config.getoption("numprocesses", None) and not WORKER
+    if not controls:
+        _prepare()
     if controls or "KILLGATE_RUNNING_TEST" not in os.environ:
         RUNNING = ""
 
