@@ -21,6 +21,7 @@ from lab.trace.model import Trace
 
 REPORTS = {".nsys-rep": "nsys export --type sqlite", ".qdrep": "nsys export --type sqlite", ".ncu-rep": "ncu --csv -i"}
 SQLITE, GZIP = b"SQLite format 3\0", b"\x1f\x8b"
+COMPRESSED = {GZIP: "gz", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"]\0\0": "xz"}  # what a packed tar begins with
 LARGEST = 1 << 30  # bytes of text, which take some five times as much memory
 JSON = re.compile(rb"\s*(?:\{|\[\s*(?:[{\]]|$))")
 UNPACK = "gunzip, unzip, tar"
@@ -74,9 +75,20 @@ def read_all(path: Path | str, most: int = 0) -> list[Trace]:
 
 
 def _is_archive(path: Path) -> bool:
-    with contextlib.suppress(OSError, EOFError, zlib.error):
-        return zipfile.is_zipfile(path) or tarfile.is_tarfile(path)
+    with contextlib.suppress(OSError, EOFError, zlib.error, tarfile.TarError):
+        if zipfile.is_zipfile(path):
+            return True
+        with _tar(path):
+            return True
     return False
+
+
+def _tar(path: Path) -> tarfile.TarFile:
+    """A tar archive, by its first bytes: trying every compression, tarfile takes zeros for endless empty streams."""
+    with path.open("rb") as file:
+        head = file.read(16)
+    way = next((way for begin, way in COMPRESSED.items() if head.startswith(begin)), "")
+    return tarfile.open(path, f"r:{way}")  # type: ignore[call-overload]
 
 
 def _members(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
@@ -86,7 +98,7 @@ def _members(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
                 with zipped.open(name) as member:
                     yield name, member
         return
-    with tarfile.open(path) as archive:
+    with _tar(path) as archive:
         for one in sorted((m for m in archive.getmembers() if m.isfile()), key=lambda m: m.name):
             content = archive.extractfile(one)
             if content is not None:
