@@ -1,14 +1,16 @@
-"""Triton's interpreter, without what it does again and again to no end: a check takes a third of the time.
+"""Triton's interpreter, without what it does again and again to no end: a check takes a quarter of the time.
 
 The interpreter runs a kernel as Python, an operation at a time, and most of its time is not the operation:
 
     shared patches      Before the body it replaces every builtin of `triton.language` by one on NumPy, and puts the old
                         ones back behind it. It does the same around each @triton.jit function that the body calls,
-                        where it finds everything replaced already.
+                        where it finds everything replaced already. To know what to replace it asks every name of the
+                        language, at each launch.
     discarded checks    Around each sum, difference and product of integers it computes whether it overflowed, in ten
                         operations, for an assertion that it makes with `debug` alone, which it does not set.
     equal types         Each operation makes its result's type anew: a shape as a tuple of constexpr, a name, the size,
                         a table of NumPy's types; and asks in a loop whether operands of one shape need a broadcast.
+    equal operands      For operands of one type it works out the result's type, casts both to it and compares types.
     bfloat16            Taken apart into sign, exponent and significand and put together again, where the upper half of
                         a float32 is meant.
 
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -27,8 +30,10 @@ from typing import Any
 def quicken() -> None:
     """Leave out what changes no number; a second call changes nothing more."""
     share_patches()
+    remember_builtins()
     drop_discarded_checks()
     share_types()
+    pass_equal_operands()
     cut_bfloat16()
 
 
@@ -69,6 +74,43 @@ def share_patches() -> None:
 
     if scope is not None:
         _replace(interpreter, "_patch_lang", sharing)
+
+
+def remember_builtins() -> None:
+    """Find the builtins of a module or class once, and call what they wrap."""
+    from triton.language import core
+    from triton.runtime import interpreter
+
+    found: dict[Any, list[tuple[str, Any, Any]]] = {}  # name, the builtin, what stands for it
+    plain = core.builtin(lambda: None).__code__  # of the wrapper that only asks whether `_semantic` was given
+
+    def replacement(member: Any) -> Any:
+        inner, semantic = member, interpreter.interpreter_semantic
+        if getattr(member, "__code__", None) is plain:
+            inner = member.__wrapped__
+
+        def interpreted(*args: Any, **kwargs: Any) -> Any:
+            kwargs["_semantic"] = semantic
+            return inner(*args, **kwargs)
+
+        return interpreted
+
+    def remembering(_: Any) -> Any:
+        def patch(owner: Any, builder: Any, scope: Any) -> None:
+            if owner not in found:
+                members = inspect.getmembers(owner)
+                found[owner] = [(name, m, replacement(m)) for name, m in members if core.is_builtin(m)]
+            for name, member, by in found[owner]:
+                present = getattr(owner, name, None)
+                if present is member:
+                    scope.set_attr(owner, name, by)
+                elif core.is_builtin(present):  # another one by now; what was replaced already is none
+                    scope.set_attr(owner, name, replacement(present))
+
+        return patch
+
+    if hasattr(interpreter, "interpreter_semantic"):
+        _replace(interpreter, "_patch_builtin", remembering)
 
 
 def drop_discarded_checks() -> None:
@@ -136,6 +178,49 @@ def share_types() -> None:
     _replace(getattr(core, "tensor", None), "__init__", of_tensor)
     _replace(interpreter, "_get_np_dtype", of_numpy)
     _replace(getattr(interpreter, "interpreter_semantic", None), "broadcast_impl_value", unless_equal)
+
+
+def pass_equal_operands() -> None:
+    """Leave two tensors of one type as they are, and a pointer and its offset, where nothing is cast."""
+    from triton.language import core
+    from triton.runtime import interpreter
+
+    semantic: Any = getattr(interpreter, "interpreter_semantic", None)
+    tensor = core.tensor
+    known: dict[Any, Any] = {}
+
+    def of_operands(check: Any) -> Any:
+        def operands(
+            lhs: Any,
+            rhs: Any,
+            allow_lhs_ptr: bool = False,
+            allow_rhs_ptr: bool = False,
+            arithmetic_check: bool = True,
+            div_or_mod: bool = False,
+        ) -> Any:
+            if type(lhs) is tensor and type(rhs) is tensor:
+                one, other = lhs.dtype, rhs.dtype
+                if one.is_ptr():
+                    alike = allow_lhs_ptr and other.is_int()  # an offset
+                else:
+                    alike = (one is other or one.name == other.name) and not (div_or_mod and one.is_floating())
+                if alike:
+                    return semantic.broadcast_impl_value(lhs, rhs)
+            return check(lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
+
+        return operands
+
+    def of_types(find: Any) -> Any:
+        def computed(a_ty: Any, a_is_scalar: bool, b_ty: Any, b_is_scalar: bool, div_or_mod: bool) -> Any:
+            key = a_ty.name, a_is_scalar, b_ty.name, b_is_scalar, div_or_mod
+            if key not in known:
+                known[key] = find(a_ty, a_is_scalar, b_ty, b_is_scalar, div_or_mod)
+            return known[key]
+
+        return computed
+
+    _replace(semantic, "binary_op_type_checking_impl", of_operands)
+    _replace(semantic, "computation_type_impl", of_types)
 
 
 def cut_bfloat16() -> None:
