@@ -1,10 +1,12 @@
 """Every candidate prepares from weights and caches alone; the CUDA ones too, since to prepare needs no GPU."""
 
+import functools
 from dataclasses import replace
 
 import pytest
 import torch
 
+from kernels.common import Tensors
 from lab.check import accuracy, families
 
 CANDIDATES = [
@@ -20,9 +22,15 @@ CANDIDATES = [
 def test_activations_are_inputs(name: str) -> None:
     """Each declared name is an input of some workload, and no workload is without one."""
     cases = families.load(name).cases
-    small = [set(cases.inputs(w, 0, "cpu")) for w in cases.WORKLOADS if w.role == "check"]
+    small = [set(inputs_of(name, w.id)) for w in cases.WORKLOADS if w.role == "check"]
     assert set(cases.ACTIVATIONS) <= set().union(*small)
     assert all(given.intersection(cases.ACTIVATIONS) for given in small)
+
+
+@functools.cache  # their values are not looked at, so a family's candidates share them
+def inputs_of(name: str, workload: str) -> Tensors:
+    family = families.load(name)
+    return family.cases.inputs(family.workload(workload), 0, "cpu")
 
 
 @pytest.mark.parametrize(("name", "candidate"), CANDIDATES)
@@ -32,7 +40,7 @@ def test_prepares_without_activations(name: str, candidate: str) -> None:
     made = family.candidate(candidate)
     small = [w for w in family.cases.WORKLOADS if w.role == "check" and not made.refuses(w)]
     for workload in small[:3]:
-        inputs = family.cases.inputs(workload, 0, "cpu")
+        inputs = inputs_of(name, workload.id)
         args = accuracy.prepared(family, made, inputs)
         assert all(args[key].data_ptr() == inputs[key].data_ptr() for key in family.cases.ACTIVATIONS if key in inputs)
         assert {v.device.type for v in args.values() if isinstance(v, torch.Tensor)} == {"cpu"}
