@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+CLOSE = 0.5  # how much of a word its neighbour has, by difflib's ratio
 LONGEST = 1000  # characters of what is wrong, for a hostile key or value may have millions
 # What drives a terminal or turns its text round: C0 and C1 but newline and tab, bidirectional marks, half surrogates.
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -62,10 +63,30 @@ def anonymous(text: str) -> str:
 def nearest(word: str, known: Iterable[str]) -> str:
     """A remedy clause naming the nearest valid word, e.g. `did you mean "metric"?`, or the whole short list."""
     options = sorted({str(k) for k in known})
-    close = difflib.get_close_matches(str(word), options, n=1, cutoff=0.5)
-    if close:
-        return f'did you mean "{close[0]}"?'
+    if close := _closest(str(word), options):
+        return f'did you mean "{close}"?'
     return "valid: " + ", ".join(options[:12]) + (", ..." if len(options) > 12 else "")
+
+
+def _closest(word: str, options: Iterable[str]) -> str:
+    """The option most like a word, "" where none is at least half like it.
+
+    What difflib.get_close_matches finds, which asks everything of every option: of a thousand ids that takes long.
+    """
+    matcher = difflib.SequenceMatcher()
+    matcher.set_seq2(word)
+    bounds = []
+    for option in options:
+        matcher.set_seq1(option)
+        if matcher.real_quick_ratio() >= CLOSE and (most := matcher.quick_ratio()) >= CLOSE:
+            bounds.append((most, option))
+    best = (CLOSE, "")
+    for most, option in sorted(bounds, reverse=True):
+        if most < best[0]:
+            break
+        matcher.set_seq1(option)
+        best = max(best, (matcher.ratio(), option))
+    return best[1]
 
 
 def refuse_unknown(where: str | Path, what: str, word: str, known: Iterable[str]) -> None:
