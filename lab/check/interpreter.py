@@ -133,6 +133,7 @@ def share_types() -> None:
     ] = {}  # what a block_type of this element and shape has, but for the element's type
     tensors: dict[Any, dict[str, Any]] = {}  # the shape and the size of a tensor
     numpy_types: dict[str, Any] = {}
+    fitting: set[tuple[int, str]] = set()  # bytes of an element and a type that they fit
 
     def of_block(make: Any) -> Any:
         def block(self: Any, element_ty: Any, shape: Any) -> None:
@@ -157,6 +158,17 @@ def share_types() -> None:
 
         return tensor
 
+    def of_handle(make: Any) -> Any:
+        def handle(self: Any, data: Any, dtype: Any, attr: Any = None) -> None:
+            key = data.itemsize, dtype.name
+            if key in fitting:
+                self.data, self.dtype, self.attr = data, dtype, {} if attr is None else attr
+                return
+            make(self, data, dtype, {} if attr is None else attr)
+            fitting.add(key)
+
+        return handle
+
     def of_numpy(find: Any) -> Any:
         def numpy_type(type: Any) -> Any:
             if type.name not in numpy_types:
@@ -176,6 +188,7 @@ def share_types() -> None:
 
     _replace(getattr(core, "block_type", None), "__init__", of_block)
     _replace(getattr(core, "tensor", None), "__init__", of_tensor)
+    _replace(getattr(interpreter, "TensorHandle", None), "__init__", of_handle)
     _replace(interpreter, "_get_np_dtype", of_numpy)
     _replace(getattr(interpreter, "interpreter_semantic", None), "broadcast_impl_value", unless_equal)
 

@@ -92,9 +92,12 @@ def replaced() -> list[tuple[Any, str]]:
     from triton.runtime import interpreter as triton_interpreter
 
     return [
-        *((triton_interpreter, name) for name in ("_patch_lang", "_get_np_dtype", "_convert_float")),
-        (triton_interpreter.interpreter_semantic, "broadcast_impl_value"),
-        *((kind, "__init__") for kind in (core.block_type, core.tensor)),
+        *((triton_interpreter, name) for name in ("_patch_lang", "_patch_builtin", "_get_np_dtype", "_convert_float")),
+        *(
+            (triton_interpreter.interpreter_semantic, name)
+            for name in ("broadcast_impl_value", "binary_op_type_checking_impl", "computation_type_impl")
+        ),
+        *((kind, "__init__") for kind in (core.block_type, core.tensor, triton_interpreter.TensorHandle)),
     ]
 
 
