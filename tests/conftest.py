@@ -68,7 +68,6 @@ def pytest_collection_finish() -> None:
     Modules and tests are hundreds of thousands of objects that stay: no collection of garbage visits them again. Others
     are visited after 50,000 of them, not 700: an interpreted kernel makes that many in a moment.
     """
-    gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
     gc.enable()

@@ -185,7 +185,7 @@ def test_two_reports_one_below_the_other_are_not_merged(tmp_path: Path) -> None:
 
 def test_a_bomb_takes_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "bomb.json.gz"
-    path.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * (256 << 20), 9))
+    path.write_bytes(gzip.compress(b'{"traceEvents": [') + 256 * gzip.compress(b" " * (1 << 20), 9))
     tracemalloc.start()
     with refused("bomb.json.gz", "bytes", remedy="shorter"):
         read(path)
