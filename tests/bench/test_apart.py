@@ -1,6 +1,6 @@
 """Arms in processes of their own: the harness imports no candidate, keeps its own clock, and believes no line that it
 did not ask for. Real processes and real work on the CPU; the arena (tests/bench/arena) has the list
-of adversaries.
+of adversaries. A comparison is four processes and half a second: `make quick` has one that is honest and two that fail.
 """
 
 import itertools
@@ -62,6 +62,7 @@ def test_honest_arms_are_timed_apart_over_placements() -> None:
     assert 0.4 < control / candidate < 2.5  # the same work, on a busy machine
 
 
+@pytest.mark.slow
 def test_arms_compile_at_the_same_time(meeting: Path) -> None:
     assert list(meeting.iterdir()) == []
     assert [(a.status, a.message) for a in compared("meets", "meets_too").arms] == [("ok", "")] * 3
@@ -71,9 +72,9 @@ def test_arms_compile_at_the_same_time(meeting: Path) -> None:
     ("name", "status", "said"),
     [
         ("remembers", "incorrect", "on inputs changed in place: set"),
-        ("keeps", "incorrect", "it remembers answers"),
-        ("writes_ahead", "error", "not asked"),
-        ("dies", "error", "exit code 3"),
+        pytest.param("keeps", "incorrect", "it remembers answers", marks=pytest.mark.slow),
+        pytest.param("writes_ahead", "error", "not asked", marks=pytest.mark.slow),
+        pytest.param("dies", "error", "exit code 3", marks=pytest.mark.slow),
         ("raises", "error", "ValueError: M = 63"),
     ],
 )
@@ -86,6 +87,7 @@ def test_what_an_arm_does_in_its_process_costs_it_alone(name: str, status: str, 
     assert done.fatal == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "said"), [("liar", "the harness's clock differ by"), ("forgetful", "one call on each set takes")]
 )
@@ -99,6 +101,7 @@ def test_a_time_that_the_harness_cannot_confirm_is_an_error(
     assert control.status == "ok"
 
 
+@pytest.mark.slow
 def test_arms_share_what_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     taken = shared.Shelf.tensor
@@ -117,6 +120,7 @@ def test_arms_share_what_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made.count(-SIZE) > 20
 
 
+@pytest.mark.slow
 def test_who_changes_what_all_arms_read_has_no_number() -> None:
     done = compared("spoils", where="held")
     assert done.arms[1].status == "incorrect"
@@ -198,6 +202,7 @@ print([m for m in found if m.rpartition(".")[2].startswith(("triton_", "cuda_", 
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_arms_of_brief_comparisons_live_on_unless_their_candidate_threw(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[int] = []
     make = fake_bench.make_inputs

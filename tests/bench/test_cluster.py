@@ -71,6 +71,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(store, "FOLDER", tmp_path / "profiles")
     monkeypatch.setattr(machine, "provenance", lambda: Provenance(commit="0", python=platform.python_version()))
     monkeypatch.setattr(cluster, "LOOK_S", 0.1)
+    monkeypatch.setattr(cluster, "POLL_S", 0.01)
     return folder
 
 

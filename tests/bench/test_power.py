@@ -34,7 +34,12 @@ def test_what_stays_uncovered_is_in_the_table() -> None:
     assert [name for name in LINES if LINES[name].coverage_pct < 93] == [n for n in LINES if n not in PROMISED]
 
 
-@pytest.mark.parametrize("name", ["iid", "drift", "placement-1", "candidate", "heavy"])
+SLOW = pytest.mark.slow  # a third of a second each
+
+
+@pytest.mark.parametrize(
+    "name", ["iid", *(pytest.param(name, marks=SLOW) for name in ("drift", "placement-1", "candidate", "heavy"))]
+)
 def test_the_judge_of_today(name: str) -> None:
     """400 comparisons: room for three standard errors about what was promised."""
     line = power.simulate(name, 400, seed=1)
