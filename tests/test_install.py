@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -70,6 +71,16 @@ def test_requirement_without_reason_is_found(line: str) -> None:
     assert unexplained(f"dependencies = [\n# reason\n{line}\n]") == []
 
 
+def statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """Every statement, without what is in expressions: no import stands there."""
+    todo: list[ast.AST] = [tree]
+    while todo:
+        yield (node := todo.pop())
+        for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+            inner = getattr(node, field, ())
+            todo += inner if isinstance(inner, list) else ()
+
+
 def undeclared(root: Path, requirements: list[str]) -> set[str]:
     """Packages that lab/, tests/ or notebooks/ import and no requirement names."""
     declared = {re.split(r"[^A-Za-z0-9_.-]", r)[0].lower().replace("-", "_") for r in requirements}
@@ -82,7 +93,7 @@ def undeclared(root: Path, requirements: list[str]) -> set[str]:
     declared |= {"cupy", "pynvml", "playwright"} | {"lab", "kernels", "tests"} | set(sys.stdlib_module_names)
     found: set[str] = set()
     for path in (p for folder in ("lab", "tests", "notebooks") for p in (root / folder).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        for node in statements(ast.parse(path.read_text(), str(path))):
             if isinstance(node, ast.Import):
                 found |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

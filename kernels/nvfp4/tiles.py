@@ -15,6 +15,7 @@ Padding rows and k are zeros. The repack is a permutation plus a table, done onc
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -66,6 +67,17 @@ def bit_order(decode: Callable[[Any, Any], tuple[Any, ...]], lowest: int) -> lis
     return order
 
 
+@functools.cache
+def word_bits(bf16: bool) -> torch.Tensor:
+    """int32 [word, 16 * which code + its value] -> the bits of that word that the code's value sets."""
+    order = bit_order(decode16_bf16, 6) if bf16 else bit_order(decode16_fp16, 9)
+    bits = torch.zeros(2, 16, 16, dtype=torch.int64)
+    for word, row in enumerate(order):
+        for bit, (code, part) in enumerate(row):
+            bits[word, code] |= (torch.arange(16) >> part & 1) << bit
+    return bits.flatten(1).to(torch.int32)
+
+
 def scale_bytes(scale: torch.Tensor) -> torch.Tensor:
     """uint8, the kernel's scale bytes of e4m3 bytes (sign bit clear); zero for zero."""
     value = fmt.decode_ue4m3(torch.arange(fmt.E4M3_NAN, device=scale.device, dtype=torch.uint8))
@@ -97,11 +109,9 @@ def tile_weights(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) 
     # [row tile, row half, g, k tile, t, 16 codes] -> [row tile, k tile, g, t, row half, 16 codes]
     lanes = codes.view(row_tiles, 2, 8, k_tiles, 4, fmt.BLOCK).permute(0, 3, 2, 4, 1, 5)
     bf16 = dtype == torch.bfloat16
-    order = bit_order(decode16_bf16, 6) if bf16 else bit_order(decode16_fp16, 9)
-    words = torch.zeros(*lanes.shape[:-1], 2, dtype=torch.int32, device=packed.device)
-    for word, bits in enumerate(order):
-        for bit, (code, part) in enumerate(bits):
-            words[..., word] |= (lanes[..., code] >> part & 1).to(torch.int32) << bit
+    entries = lanes.to(torch.int32) + torch.arange(0, 256, 16, dtype=torch.int32, device=packed.device)
+    bits = word_bits(bf16).to(packed.device)[:, entries.flatten()].view(2, *lanes.shape)
+    words = bits.sum(-1, dtype=torch.int32).movedim(0, -1).contiguous()  # no two codes share a bit
     tiles = torch.empty(row_tiles, k_tiles, TILE_BYTES, dtype=torch.uint8, device=packed.device)
     tiles[..., :CODE_BYTES] = words.reshape(row_tiles, k_tiles, -1).view(torch.uint8)
     tiles[..., CODE_BYTES:] = (

@@ -1,6 +1,6 @@
 """Arms in processes of their own: the harness imports no candidate, keeps its own clock, and believes no line that it
 did not ask for. Real processes and real work on the CPU; the arena (tests/bench/arena) has the list
-of adversaries. A comparison is four processes and half a second: `make quick` has one that is honest and two that fail.
+of adversaries. A comparison is four processes and half a second: `make quick` has one that is honest and one that fails.
 """
 
 import itertools
@@ -71,7 +71,7 @@ def test_arms_compile_at_the_same_time(meeting: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "status", "said"),
     [
-        ("remembers", "incorrect", "on inputs changed in place: set"),
+        pytest.param("remembers", "incorrect", "on inputs changed in place: set", marks=pytest.mark.slow),
         pytest.param("keeps", "incorrect", "it remembers answers", marks=pytest.mark.slow),
         pytest.param("writes_ahead", "error", "not asked", marks=pytest.mark.slow),
         pytest.param("dies", "error", "exit code 3", marks=pytest.mark.slow),
@@ -163,6 +163,7 @@ def state(pid: int) -> str:
         return ""
 
 
+@pytest.mark.slow
 def test_a_nursery_that_an_arm_ended_is_replaced() -> None:
     first = comparison.nursery()
     assert comparison.nursery() is first

@@ -313,6 +313,7 @@ def one() -> Iterator[str]:
         yield made.scheduler_address
 
 
+@pytest.mark.slow
 def test_rows_come_home_once(one: str, tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = items(2, ("w00", "w01"))
     there = alone(tmp_path, wanted)
