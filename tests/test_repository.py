@@ -282,8 +282,8 @@ def test_rules_see_this_checkout() -> None:
 # What is, or would be, committed -------------------------------------------------------------------------------------
 
 # Absolute paths of somebody's machine, and the addresses of package registries. Each pattern is written so that it
-# does not match its own text here.
-MACHINE_PATH = re.compile(r"(?:^|[^A-Za-z0-9_./-])/(?:root|work|farm|mnt|home/[A-Za-z]+|Users/[A-Za-z]+)/")
+# does not match its own text here. The slash first: to a letter that it begins with a search jumps.
+MACHINE_PATH = re.compile(r"/(?:(?<=^/)|(?<=[^A-Za-z0-9_./-]/))(?:root|work|farm|mnt|home/[A-Za-z]+|Users/[A-Za-z]+)/")
 REGISTRY = re.compile(
     r"\b(?:pypi\.org|pythonhosted\.org|download\.pytorch\.org|conda\.anaconda\.org|registry\.npmjs\.org|ghcr\.io"
     r"|docker\.io|nvcr\.io|quay\.io)\b|https?://[^\s\"']+/(?:simple|whl)\b"

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import hashlib
 import json
 import math
@@ -221,7 +222,11 @@ def folder() -> Path:
 
 def found(pattern: str) -> list[Path]:
     """The files and folders of a pattern below profiles/, the repository's and one's own, by their names in it."""
-    places = [(path.relative_to(top).parts, path) for top in own.profiles(FOLDER) for path in top.glob(pattern)]
+    places = [
+        (name.split(os.sep), top / name)
+        for top in own.profiles(FOLDER)
+        for name in glob.glob(pattern, root_dir=top, include_hidden=True)  # twice as fast as a Path's
+    ]
     return [path for _, path in sorted(places)]
 
 
