@@ -1,4 +1,4 @@
-"""Triton's interpreter, without what it does again and again to no end: a check takes a quarter of the time.
+"""Triton's interpreter, without what it does again and again to no end: a check takes a third of the time.
 
 The interpreter runs a kernel as Python, an operation at a time, and most of its time is not the operation:
 

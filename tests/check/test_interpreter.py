@@ -125,6 +125,7 @@ def test_no_bit_changes(plain: Any) -> None:
         x = tl.load(at + row * 32 + column)
         y = tl.load(narrow + row * 32 + column, mask=row + column < n, other=1.0).to(tl.float32)
         z = tl.sum(x * y, axis=1)[:, None] + tl.where(row > column, x, y) - tl.max(y, axis=0)[None, :]
+        z += (x.to(tl.bfloat16) / (y + 1).to(tl.bfloat16)).to(tl.float32)  # computed in float32
         tl.store(out + row * 32 + column, z)
         tl.store(narrow + row * 32 + column, (x * 0.75).to(tl.bfloat16))
         tl.store(wide + row * 32 + column, (row + column) * 2147483647 + (x.to(tl.uint32, bitcast=True) >> 3) // 7)
