@@ -28,7 +28,7 @@ CHUNK = 64
 HALF_CHUNK, WHOLE_CHUNK, MAP_CHUNK = 1.19, 1.75, 1.2
 L2_BYTES_US = 5.2e6  # from L2 in a us, all multiprocessors together
 HALF_BYTES, WHOLE_BYTES = 59e3, 75e3  # of a chunk of half a head, of one: k, q, v, X, P, vectors and o
-COMPOSE_US, LAUNCH_US = 2.5, 5.0  # of a segment; a launch, with the first chunk's latency
+COMPOSE_US, LAUNCH_US = 2.35, 5.0  # of a segment; a launch, with the first chunk's latency
 ROW = 8  # numbers of a segment's row
 Row = tuple[int, ...]
 

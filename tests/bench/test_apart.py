@@ -1,6 +1,6 @@
 """Arms in processes of their own: the harness imports no candidate, keeps its own clock, and believes no line that it
-did not ask for. Real processes and real work on the CPU; the arena (tests/bench/arena) has the list
-of adversaries. A comparison is four processes and half a second: `make quick` has one that is honest and one that fails.
+did not ask for. Real processes and real work on the CPU; the arena (tests/bench/arena) has the list of adversaries. A
+comparison is four processes and half a second: `make quick` has one that is honest and one that fails.
 """
 
 import itertools

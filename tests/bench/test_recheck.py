@@ -173,3 +173,40 @@ def test_an_arm_with_too_little_room_keeps_two_sets_and_a_warm_one_has_one() -> 
         arm = sampling.Arm("plain", candidate.run, [])
         sets.armed(bench, candidate, arm, room, 1)
         assert len(arm.sets) == wanted, (l2, l2_bytes, room)
+
+
+def test_an_input_that_is_updated_in_place_may_not_be_written() -> None:
+    """Of a state the output is updated; its input, which is too large to copy, is known by a fingerprint."""
+    toy = fake_bench.load("toy")
+    made = SimpleNamespace(**vars(toy.cases) | {"IN_PLACE": ("s",)})
+    made.inputs = lambda workload, seed, device: {
+        **toy.cases.inputs(workload, seed, device), "s": torch.full((4,), float(seed)),
+    }  # fmt: skip
+    made.outputs = lambda workload, given: {**toy.cases.outputs(workload, given), "s": given["s"].clone()}
+    limit = next(iter(toy.cases.tolerance(toy.workload("n63"), "f32").values()))
+    made.tolerance = lambda workload, precision: {"y": limit, "s": limit}
+
+    def honest(args: Tensors, out: Tensors) -> None:
+        torch.mul(args["x"], args["scale"], out=out["y"])
+        out["s"] += 1
+
+    def writes(args: Tensors, out: Tensors) -> None:
+        honest(args, out)
+        args["s"] += 1
+
+    def reference(given: Tensors) -> Tensors:
+        return {"y": given["x"].double() * given["scale"].double(), "s": given["s"].double() + 1}
+
+    said = {}
+    for run in (honest, writes):
+        candidate = Candidate(run.__name__, "f32", run)
+        family = replace(toy, cases=made, reference=reference, candidates={run.__name__: candidate})
+        workload = family.workload("n63")
+        given = made.inputs(workload, 1, "cpu")
+        own = accuracy.outputs(family, candidate, workload, given)
+        arm = sampling.Arm(run.__name__, run, [(given, accuracy.handed(own))], inputs=[given], outputs=[own])
+        timer = fake_bench.FakeEvents()
+        timer.prepare(arm)
+        arm.calls = 1
+        said[run.__name__] = rechecked(family, workload, arm, timer)[0]
+    assert said == {"honest": "", "writes": 'set 1 of 1: the candidate changed its input "s"'}

@@ -19,6 +19,7 @@ from lab.row.records import Measurement
 
 ROUNDING = {"bf16": 0.45 * 2.0**-8, "fp16": 0.45 * 2.0**-11, "f32": 2.0**-25}
 EXACT = {"nvfp4-w4a16", "mxfp4-w4a16", "q8_0-w8a16", "f32"}  # precisions that round nothing but the output
+SEVERAL_PRODUCTS = {"moe", "chained"}
 OK = [row for row in store.rows("h200") if row.ok and row.relative_error is not None]
 
 
@@ -57,7 +58,10 @@ def test_rows_are_within_the_limits(family: str) -> None:
 
 
 def test_exact_kernels_agree_in_their_errors() -> None:
-    """By 1e-4 of the error where the outputs are bf16, drawn from the same seed: what is left is y's own rounding."""
+    """By 1e-4 of the error where the outputs are bf16, drawn from the same seed: what is left is y's own rounding.
+
+    By 1e-3 where a product's output is rounded and goes into another: sums in another order turn some of those over.
+    """
     found: dict[tuple[str, ...], set[tuple[str, float]]] = defaultdict(set)
     for row in OK:
         if row.precision in EXACT and row.workload.get("dtype") == "bf16":
@@ -66,4 +70,5 @@ def test_exact_kernels_agree_in_their_errors() -> None:
                     found[row.family, row.workload_id, row.run].add((row.name, error))
     several = {key: [e for _, e in pairs] for key, pairs in found.items() if len({n for n, _ in pairs}) > 1}
     assert len(several) > 50
-    assert all(max(e) <= min(e) * 1.0001 for e in several.values())
+    apart = {key: 1e-3 if key[0] in SEVERAL_PRODUCTS else 1e-4 for key in several}
+    assert [key for key, e in several.items() if max(e) > min(e) * (1 + apart[key])] == []
