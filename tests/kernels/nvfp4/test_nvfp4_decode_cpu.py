@@ -95,7 +95,8 @@ def test_the_ring_runs_on_a_cpu(m, n, k, dtype, sms, variant):
     assert config.stage_bytes % 128 == 0
     kernel = on_cpu(config)
     assert right(kernel, config, given(cases._check(m, n, k, dtype)), 3)
-    assert kernel.copies_before_loads() == 1
+    # x comes behind the first stage of weights; where it waits for the kernel ahead, all stages may be there before.
+    assert kernel.copies_before_loads() == (config.stages if config.pdl else 1)
     assert kernel.copies_in_flight() <= max(1, config.stages - 1)
 
 
