@@ -216,6 +216,6 @@ def rivals(lines: Sequence[tuple[str, str, Sequence[float]]], title: str) -> Fig
     axes.grid(True, axis="x", color=style.GRID, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.set_xlabel("fastest rival's time over ours", fontsize=8.5)
-    picture.legend(*axes.get_legend_handles_labels(), loc="outside upper right", ncols=3, frameon=False, fontsize=8.5)
+    picture.legend(*axes.get_legend_handles_labels(), loc="outside lower right", ncols=3, frameon=False, fontsize=8.5)
     picture.suptitle(title, x=0.01, ha="left", fontsize=10, color=style.INK)
     return picture

@@ -169,6 +169,13 @@ def test_rivals_counts_wins_and_misses_and_shows_each_point_once() -> None:
         draw.rivals([("a", "", [])], "")
 
 
+def test_the_title_of_rivals_is_not_under_the_legend() -> None:
+    figure = draw.rivals([("a", "x, y", [2.0, 1.01, 0.9])], "NVIDIA H200 SXM: our kernels beside the fastest rival")
+    figure.draw_without_rendering()
+    (legend,), title = figure.legends, next(text for text in figure.texts if "beside" in text.get_text())
+    assert not title.get_window_extent().overlaps(legend.get_window_extent())
+
+
 def test_plots_say_what_they_were_given() -> None:
     lines = draw.lines({"left": {"a": [(1, 2.0), (8, 4.0)]}, "right": {"b": [(1, 3.0)]}}, "a title", "tokens", "us")
     assert {"a title", "left", "right", "a", "b", "tokens", "us"} <= set(words(lines))
