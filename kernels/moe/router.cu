@@ -103,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #endif
         if (with_shared) {
             float sum = 0.0f;
-#pragma unroll 8  // loads side by side: one behind the other they are four of the launch's six us
+#pragma unroll 8  // so that its loads are under way together
             for (int k = 8 * lane; k < width; k += 256) {
                 const uint4 a = ldg128(x + 2 * (static_cast<size_t>(token) * width + k)),
                             b = ldg128(shared_gate + 2 * k);

@@ -4,12 +4,14 @@ What segments.make's estimate stands on: us of a chunk of maps and of a scan by 
 segment, of what a launch costs. Medians of 21 graphs of ten launches, warm; no rows.
 """
 
+import statistics
 import sys
 from collections.abc import Callable
 
 import torch
 
 from kernels.gdn import cases, cuda_scan, cuda_segments, segments
+from tests.kernels.replayed import replay_us
 
 
 def us(launch: Callable[[], None], repeats: int = 10) -> float:
@@ -19,15 +21,7 @@ def us(launch: Callable[[], None], repeats: int = 10) -> float:
     with torch.cuda.graph(graph):
         for _ in range(repeats):
             launch()
-    times = []
-    for _ in range(21):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(1e3 * start.elapsed_time(end) / repeats)
-    return sorted(times)[10]
+    return statistics.median(replay_us(graph) for _ in range(21)) / repeats
 
 
 def main(tokens: int = 32768, heads_k: int = 2, heads_v: int = 8) -> None:

@@ -236,7 +236,13 @@ def test_shared_memory_fits() -> None:
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="nvcc is not installed")
 @pytest.mark.parametrize(
     "source",
-    [*cuda_scan.CUDA_SOURCES, cuda_segments.SOURCE, cuda_decode.SOURCE, cuda_decode_conv.SOURCE],
+    [
+        *cuda_scan.CUDA_SOURCES,
+        cuda_segments.SOURCE,
+        cuda_decode.SOURCE,
+        cuda_decode_conv.SOURCE,
+        cuda_decode_conv.CHAINED,
+    ],
     ids=lambda s: s.path.stem,
 )
 def test_compiles_for_hopper_without_spills(source: CudaSource) -> None:

@@ -6,6 +6,7 @@ whose name begins so, and what each of their kernels takes (Kineto, of the graph
 """
 
 import re
+import statistics
 import sys
 import time
 from typing import Any
@@ -17,6 +18,7 @@ from kernels.moe import cases, cuda_experts, cuda_many
 from kernels.moe.controls import cuda_levers
 from kernels.moe.reference import reference
 from lab.check.accuracy import compare
+from tests.kernels.replayed import replay_us
 
 CALLS = 10
 TOKENS = (1, 2, 8, 17, 32, 128, 257, 512, 1024, 2048)
@@ -30,19 +32,6 @@ def captured(candidate: Candidate, kept: list[Tensors], outs: list[Tensors]) -> 
         for args, out in zip(kept, outs, strict=True):
             candidate.run(args, out)
     return graph
-
-
-def us(graph: torch.cuda.CUDAGraph) -> float:
-    """Median us of a call."""
-    times = []
-    for _ in range(21):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(1e3 * start.elapsed_time(end) / CALLS)
-    return sorted(times)[10]
 
 
 def kernels(graph: torch.cuda.CUDAGraph) -> str:
@@ -76,7 +65,7 @@ def main(*words: str) -> None:
             outs = [cases.outputs(workload, weights | given) for given in acts]
             graph = captured(candidate, [made | given for given in acts], outs)
             parts = kernels(graph) if names else ""
-            took_us = us(graph)
+            took_us = statistics.median(replay_us(graph) for _ in range(21)) / CALLS
             seen = compare("y", outs[0]["y"], wanted, cases.tolerance(workload, candidate.precision)["y"])
             said = "right" if seen.ok else f"WRONG {seen}"
             print(f"  {candidate.name:24} {took_us:8.1f} us  {said}  {parts or candidate.config(workload)}", flush=True)

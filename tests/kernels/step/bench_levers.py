@@ -1,7 +1,7 @@
 """Captured steps of several configurations: `python -m tests.kernels.step.bench_levers WORKLOAD [NAME ...]`, on a GPU.
 
 A quick look before a card is measured: medians of 5 x 11 replays, the configurations in turn, each on states of its
-own; logits held against those of `served`. With one NAME more than once nothing is gained. No rows.
+own; logits held against those of `served`. No rows.
 """
 
 import statistics
@@ -11,18 +11,9 @@ import time
 import torch
 
 from kernels.step import cases, config, triton_served
+from tests.kernels.replayed import replay_us
 
 ROUNDS, REPLAYS = 5, 11
-
-
-def timed_us(graph: torch.cuda.CUDAGraph) -> float:
-    """One replay."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    graph.replay()
-    end.record()
-    end.synchronize()
-    return 1e3 * start.elapsed_time(end)
 
 
 def main(workload_id: str, *names: str) -> None:
@@ -48,11 +39,11 @@ def main(workload_id: str, *names: str) -> None:
         graphs[name] = graph, args, out
     for name in graphs:
         for _ in range(3):
-            timed_us(graphs[name][0])
+            replay_us(graphs[name][0])
     times: dict[str, list[float]] = {name: [] for name in graphs}
     for _ in range(ROUNDS):
         for name in graphs:
-            times[name] += [timed_us(graphs[name][0]) for _ in range(REPLAYS)]
+            times[name] += [replay_us(graphs[name][0]) for _ in range(REPLAYS)]
     served = statistics.median(times["served"])
     for name, taken in times.items():
         us, apart = statistics.median(taken), (logits[name] - logits["served"]).norm() / logits["served"].norm()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import timeit
 from contextlib import nullcontext
 from dataclasses import replace
@@ -16,6 +20,7 @@ from kernels.common import Tensors, has_triton, interpreted
 from kernels.kv import format as kv_format
 from kernels.step import cases, torch_eager, wiring
 from kernels.step.config import NAMED, STAIRCASE, Config, memory
+from lab.base.errors import REPOSITORY
 from lab.check import accuracy, families
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -372,3 +377,40 @@ def test_a_stair_pulls_one_lever() -> None:
         below, above = levers(lower), levers(upper)
         assert sum(below[field] != above[field] for field in below) == 1, (lower, upper)
     assert replace(Config(), replayed=True) == NAMED["served_replayed"]
+
+
+# In a process of its own: here Triton interprets.
+PDL_PTX = """
+import json
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from kernels.step import triton_fused
+found = {}
+for build in triton_fused.builds(90):
+    source = ASTSource(build.kernel, dict(build.signature), {**build.constexprs, "PDL": True})
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": build.num_warps})
+    found[build.label] = made.asm["ptx"]
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_a_small_kernel_of_the_chain_writes_nothing_before_the_kernel_ahead_has_ended() -> None:
+    """Before its wait it says that its own dependent may start, and reads a norm's gain or a small weight at most."""
+    pytest.importorskip("triton")
+    from kernels.step.triton_served import SMALL
+
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    said = subprocess.run(
+        [sys.executable, "-c", PDL_PTX], capture_output=True, text=True, check=True, cwd=REPOSITORY, env=environment
+    )
+    found = json.loads(said.stdout)
+    assert len({label.split()[0] for label in found}) == len(SMALL)
+    for label, ptx in found.items():
+        ahead, _, behind = ptx.partition("griddepcontrol.wait")
+        assert "griddepcontrol.launch_dependents" in ahead, label
+        assert "st.global" not in ahead, label
+        assert "st.global" in behind, label
+        assert "ld.global" in behind, label
+        assert ("ld.global" in ahead) == label.startswith(("add_norm", "alpha_beta", "gated_norm")), label
