@@ -3,6 +3,12 @@
 import torch
 
 
+def require_gpu() -> None:
+    """End with one line where no CUDA GPU is usable."""
+    if not torch.cuda.is_available():
+        raise SystemExit("no CUDA GPU is usable here; run it where there is one")
+
+
 def replay_us(graph: torch.cuda.CUDAGraph) -> float:
     """us of one replay on torch's current stream."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

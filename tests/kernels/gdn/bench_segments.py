@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from kernels.gdn import cases, cuda_scan, cuda_segments, segments
-from tests.kernels.replayed import replay_us
+from tests.kernels.replayed import replay_us, require_gpu
 
 
 def us(launch: Callable[[], None], repeats: int = 10) -> float:
@@ -26,6 +26,7 @@ def us(launch: Callable[[], None], repeats: int = 10) -> float:
 
 def main(tokens: int = 32768, heads_k: int = 2, heads_v: int = 8) -> None:
     """Print a line for each plan with the times and the estimate, the chosen plan's marked, and cuda_scan's."""
+    require_gpu()
     problem = cases._prefill(tokens, (heads_k, heads_v), D=128, dtype="bf16", role="measure")
     inputs = cases.inputs(problem, 0, "cuda")
     out, count = cases.outputs(problem, inputs), -(-tokens // segments.CHUNK)

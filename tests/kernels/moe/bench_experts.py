@@ -18,7 +18,7 @@ from kernels.moe import cases, cuda_experts, cuda_many
 from kernels.moe.controls import cuda_levers
 from kernels.moe.reference import reference
 from lab.check.accuracy import compare
-from tests.kernels.replayed import replay_us
+from tests.kernels.replayed import replay_us, require_gpu
 
 CALLS = 10
 TOKENS = (1, 2, 8, 17, 32, 128, 257, 512, 1024, 2048)
@@ -48,6 +48,7 @@ def kernels(graph: torch.cuda.CUDAGraph) -> str:
 
 def main(*words: str) -> None:
     """A line for each number of tokens and candidate."""
+    require_gpu()
     began = time.monotonic()
     names = tuple(word for word in words if not word.isdigit())
     weights: Tensors = {}

@@ -11,13 +11,14 @@ import time
 import torch
 
 from kernels.step import cases, config, triton_served
-from tests.kernels.replayed import replay_us
+from tests.kernels.replayed import replay_us, require_gpu
 
 ROUNDS, REPLAYS = 5, 11
 
 
 def main(workload_id: str, *names: str) -> None:
     """A line for each configuration."""
+    require_gpu()
     began = time.monotonic()
     workload = next(w for w in cases.WORKLOADS if w.id == workload_id)
     inputs = cases.held(workload, "cuda") | cases.own(workload, 1, "cuda")
