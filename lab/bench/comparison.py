@@ -367,7 +367,7 @@ def _timed(
             if taken.made != made:
                 given, made = bench.of_set(taken.made), taken.made
             if wrong := looked_at(bench, candidates[name].precision, given, taken):
-                state.fail("incorrect", f"in a timed visit, on set {taken.number + 1}: {wrong}")
+                state.fail("incorrect", f"in a timed visit, on set {taken.number + 1}: {bench.changed() or wrong}")
             spent_s[name] = spent_s.get(name, 0.0) + time.perf_counter() - began
         looks.clear()
         seen.clear()

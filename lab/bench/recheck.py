@@ -124,7 +124,7 @@ def recheck(
                 calls[number] if cases.IN_PLACE else 1,
             )  # fmt: skip
             if wrong:
-                return f"set {number + 1} of {len(kept)}: {wrong}", None
+                return f"set {number + 1} of {len(kept)}: {bench.changed() or wrong}", None
             worst = max(worst, *(e.relative_error for e in errors))
     for number, of_set in enumerate(marks):
         for name, mark in of_set.items():
