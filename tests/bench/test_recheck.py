@@ -175,6 +175,16 @@ def test_an_arm_with_too_little_room_keeps_two_sets_and_a_warm_one_has_one() -> 
         assert len(arm.sets) == wanted, (l2, l2_bytes, room)
 
 
+class OneByOne:
+    """As lab.bench.timers.EventsTimer: a sample is one call, on the set behind that of the sample before."""
+
+    def visit(self, arm: sampling.Arm, samples: int) -> list[float]:
+        for _ in range(samples):
+            arm.run(*arm.sets[arm.turn % len(arm.sets)])
+            arm.turn += 1
+        return [1.0] * samples
+
+
 def test_an_input_that_is_updated_in_place_may_not_be_written() -> None:
     """Of a state the output is updated; its input, which is too large to copy, is known by a fingerprint."""
     toy = fake_bench.load("toy")
@@ -197,16 +207,15 @@ def test_an_input_that_is_updated_in_place_may_not_be_written() -> None:
     def reference(given: Tensors) -> Tensors:
         return {"y": given["x"].double() * given["scale"].double(), "s": given["s"].double() + 1}
 
-    said = {}
-    for run in (honest, writes):
+    def answer(run: Any, count: int) -> str:
         candidate = Candidate(run.__name__, "f32", run)
         family = replace(toy, cases=made, reference=reference, candidates={run.__name__: candidate})
         workload = family.workload("n63")
-        given = made.inputs(workload, 1, "cpu")
-        own = accuracy.outputs(family, candidate, workload, given)
-        arm = sampling.Arm(run.__name__, run, [(given, accuracy.handed(own))], inputs=[given], outputs=[own])
-        timer = fake_bench.FakeEvents()
-        timer.prepare(arm)
-        arm.calls = 1
-        said[run.__name__] = rechecked(family, workload, arm, timer)[0]
-    assert said == {"honest": "", "writes": 'set 1 of 1: the candidate changed its input "s"'}
+        given = [made.inputs(workload, 1 + number, "cpu") for number in range(count)]
+        own = [accuracy.outputs(family, candidate, workload, inputs) for inputs in given]
+        pairs = [(inputs, accuracy.handed(out)) for inputs, out in zip(given, own, strict=True)]
+        arm = sampling.Arm(run.__name__, run, pairs, inputs=given, outputs=own)
+        return str(rechecked(family, workload, arm, OneByOne())[0])
+
+    assert answer(writes, 1) == 'set 1 of 1: the candidate changed its input "s"'
+    assert [answer(honest, count) for count in (1, 3, 7)] == [""] * 3
