@@ -1,8 +1,9 @@
-"""What a second GPU gives a sweep: `python -m tests.bench.bench_cluster CARD...`, on two GPUs, in a clean checkout.
+"""What a second GPU gives a sweep: `python -m tests.bench.bench_cluster CARD... [--keep]`, in a clean checkout.
 
-The cards are measured on a cluster of one worker, then on one of two, into a folder that is thrown away. Printed are
-both wall times and, for each comparison, the interval of the change on one GPU and the change on two. Exits 1 where two
-are less than 1.85 times as fast, or where the intervals of a comparison do not overlap.
+The cards are measured on a cluster of one worker, then on one of two, into a folder that is thrown away; --keep puts
+the rows of the second sweep where rows lie. Printed are both wall times and, for each comparison, the interval of the
+change on one GPU and the change on two. Exits 1 where two are less than 1.85 times as fast, or where the intervals of a
+comparison do not overlap.
 """
 
 from __future__ import annotations
@@ -43,8 +44,10 @@ def sweep(workers: int, cards: list[str], home: Path) -> tuple[float, dict[tuple
 
 def main(*cards: str) -> int:
     """Print the table and return the exit status."""
+    cards, keep = tuple(c for c in cards if c != "--keep"), "--keep" in cards
     with tempfile.TemporaryDirectory() as folder:
-        (one_s, one), (two_s, two) = (sweep(n, list(cards), Path(folder) / str(n)) for n in (1, 2))
+        one_s, one = sweep(1, list(cards), Path(folder) / "1")
+        two_s, two = sweep(2, list(cards), store.folder() if keep else Path(folder) / "2")
     apart = 0
     for key, pair in one.items():
         first, second = evidence.change_pct(*pair), evidence.change_pct(*two[key])

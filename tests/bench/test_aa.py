@@ -28,7 +28,9 @@ def test_a_kernel_beside_itself_is_judged_and_kept(tmp_path: Path, monkeypatch: 
     chosen = [*bench_aa.items(1000)]
     monkeypatch.setattr(bench_aa, "items", lambda count: iter([i for i in chosen if i.card.control == "plain"][:1]))
     out = tmp_path / "aa.jsonl"
-    assert bench_aa.main(["--out", str(out), "--count", "1"]) == 0
+    assert bench_aa.main(["--out", str(out), "--count", "1", "--part", "2/2"]) == 0
+    assert not out.exists()
+    assert bench_aa.main(["--out", str(out), "--count", "1", "--part", "1/2"]) == 0
     (line,) = map(json.loads, out.read_text().splitlines())
     assert (line["candidate"], line["word"]) == ("plain", "NEUTRAL")
     assert line["low_pct"] <= line["change_pct"] <= line["high_pct"]
