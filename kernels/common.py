@@ -4,6 +4,8 @@ A family is a folder `kernels/<family>/` with fixed file names:
 
     __init__.py   TITLE; light (importing it must need no GPU and no Triton)
     reference.py  reference(inputs) -> outputs        float64 or float32, the simplest right thing, CPU-capable
+                  repeated(inputs, calls) -> outputs  of the last of so many calls on what is updated in place, only
+                  where that is quicker than one call after the other
     cost.py       cost(workload, precision) -> Cost   flops and compulsory bytes
     cases.py      WORKLOADS, a tuple of Workload
                   inputs(workload, seed, device) -> Tensors

@@ -157,36 +157,55 @@ def mixture(inputs: Tensors, at: str, x: torch.Tensor) -> torch.Tensor:
     return y
 
 
+def decoded(inputs: Tensors, at: str) -> Tensors:
+    """`inputs` with the NVFP4 weights of the products below `at` in float64 beside them."""
+    names = [n.removesuffix(".weight_packed") for n in inputs if n.startswith(at) and n.endswith(".weight_packed")]
+    return inputs | {f"{name}.weight": weight(inputs, name) for name in names}
+
+
 def reference(inputs: Tensors) -> Tensors:
     """What a step gives; `inputs` as the package's docstring describes them.
 
     Returns logits, next_logit and the updated caches and states in float64, and next_token.
     """
+    return repeated(inputs, 1)
+
+
+def repeated(inputs: Tensors, calls: int) -> Tensors:
+    """What the last of so many steps gives, each on the caches and states that the one before stored in their types.
+
+    The same as `reference` so often. Layer by layer, so that the weights of one are decoded once and not for each call.
+    """
     spans = list(pairwise(inputs["cu_seqlens"].tolist()))
     names = "k_cache", "v_cache", "state", "conv_state", "k_block", "v_block"
     kept = {name: inputs[name].to(torch.float64, copy=True) for name in names if name in inputs}
-    x = inputs["model.embed_tokens.weight"][inputs["tokens"]].double()
+    streams = [inputs["model.embed_tokens.weight"][inputs["tokens"]].double() for _ in range(calls)]
     gdn = attention = layer = 0
     while f"model.layers.{layer}.input_layernorm.weight" in inputs:
         at = f"model.layers.{layer}."
-        h = rms_norm(x, 1 + inputs[f"{at}input_layernorm.weight"].double())
-        if f"{at}linear_attn.A_log" in inputs:
-            x = x + gdn_layer(inputs, f"{at}linear_attn.", h, spans, kept["state"][gdn], kept["conv_state"][gdn])
-            gdn += 1
-        else:
-            caches = kept["k_cache"][attention], kept["v_cache"][attention]
-            scales = tuple(inputs[name][attention] for name in ("k_scale", "v_scale") if name in inputs)
-            blocks = tuple(kept[name][attention] for name in ("k_block", "v_block") if name in kept)
-            x = x + attention_layer(inputs, f"{at}self_attn.", h, spans, *caches, scales, blocks)
-            attention += 1
-        h = rms_norm(x, 1 + inputs[f"{at}post_attention_layernorm.weight"].double())
-        if f"{at}mlp.gate.weight" in inputs:
-            x = x + mixture(inputs, f"{at}mlp.", h)
-        else:
-            gate, up = (h @ weight(inputs, f"{at}mlp.{name}_proj").T for name in ("gate", "up"))
-            x = x + (F.silu(gate) * up) @ weight(inputs, f"{at}mlp.down_proj").T
-        layer += 1
+        given = decoded(inputs, at) if calls > 1 else inputs
+        recurrent = f"{at}linear_attn.A_log" in inputs
+        for call, x in enumerate(streams):
+            of_layer = {n: t[gdn if recurrent else attention] for n, t in kept.items() if ("state" in n) == recurrent}
+            for name, tensor in of_layer.items() if call else ():
+                tensor.copy_(tensor.to(inputs[name].dtype))
+            h = rms_norm(x, 1 + inputs[f"{at}input_layernorm.weight"].double())
+            if recurrent:
+                x = x + gdn_layer(given, f"{at}linear_attn.", h, spans, of_layer["state"], of_layer["conv_state"])
+            else:
+                scales = tuple(inputs[name][attention] for name in ("k_scale", "v_scale") if name in inputs)
+                blocks = tuple(of_layer[name] for name in ("k_block", "v_block") if name in of_layer)
+                caches = of_layer["k_cache"], of_layer["v_cache"]
+                x = x + attention_layer(given, f"{at}self_attn.", h, spans, *caches, scales, blocks)
+            h = rms_norm(x, 1 + inputs[f"{at}post_attention_layernorm.weight"].double())
+            if f"{at}mlp.gate.weight" in inputs:
+                x = x + mixture(given, f"{at}mlp.", h)
+            else:
+                gate, up = (h @ weight(given, f"{at}mlp.{name}_proj").T for name in ("gate", "up"))
+                x = x + (F.silu(gate) * up) @ weight(given, f"{at}mlp.down_proj").T
+            streams[call] = x
+        gdn, attention, layer = gdn + recurrent, attention + (not recurrent), layer + 1
     last = inputs["cu_seqlens"][1:].long() - 1
-    logits = rms_norm(x[last], 1 + inputs["model.norm.weight"].double()) @ weight(inputs, "lm_head").T
+    logits = rms_norm(streams[-1][last], 1 + inputs["model.norm.weight"].double()) @ weight(inputs, "lm_head").T
     highest = logits.max(-1)
     return {"logits": logits, "next_token": highest.indices, "next_logit": highest.values, **kept}

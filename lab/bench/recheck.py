@@ -144,7 +144,10 @@ def _wanted(bench: Bench, inputs: dict[str, Any], precision: str, calls: int) ->
     cases = bench.family.cases
     of = getattr(cases, "reference_inputs", lambda _, given, __: given)
     wanted: dict[str, Any] = {}
-    for _ in range(calls if any(name in inputs for name in cases.IN_PLACE) else 1):
+    calls = calls if any(name in inputs for name in cases.IN_PLACE) else 1
+    if bench.family.repeated and calls > 1:
+        wanted, calls = bench.family.repeated(of(bench.workload, inputs, precision), calls), 0
+    for _ in range(calls):
         inputs = inputs | {name: wanted[name].to(inputs[name]) for name in cases.IN_PLACE if name in wanted}
         wanted = {}  # a state of gigabytes in float64 once, not twice
         wanted = bench.family.reference(of(bench.workload, inputs, precision))

@@ -48,6 +48,7 @@ class Family:
     candidates:  by name.
     modules:     candidate -> the module it is from, as a path in the family's folder: "peers/vllm_marlin".
     unavailable: module that failed to import -> the reason.
+    repeated:    the reference of many calls on what is updated in place; see kernels/common.py.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Family:
     cuda_sources: tuple[CudaSource, ...]
     unavailable: Mapping[str, str]
     modules: Mapping[str, str] = field(default_factory=dict)
+    repeated: Callable[[Tensors, int], Tensors] | None = None
 
     @property
     def peers(self) -> tuple[str, ...]:
@@ -155,10 +157,12 @@ def bare(name: str) -> Family:
             remedy = "a family cannot be judged without its reference, cost and cases"
             raise BadInput(folder, f"{file} is missing", remedy)
     _refuse_shadow()
+    reference = importlib.import_module(f"kernels.{name}.reference")
     return Family(
         name=name,
         title=importlib.import_module(f"kernels.{name}").TITLE,
-        reference=importlib.import_module(f"kernels.{name}.reference").reference,
+        reference=reference.reference,
+        repeated=getattr(reference, "repeated", None),
         cost=importlib.import_module(f"kernels.{name}.cost").cost,
         cases=cast("Cases", importlib.import_module(f"kernels.{name}.cases")),
         candidates={},

@@ -50,7 +50,7 @@ def items(count: int) -> Iterator[measure.Item]:
             continue
         told = measure.described(name)
         for workload in (w for w in families.bare(name).cases.WORKLOADS if w.role == "measure"):
-            if workload.axes.get("T", 0) > MOST_TOKENS:
+            if int(workload.axes.get("T", 0)) > MOST_TOKENS:
                 continue
             for candidate, configs in told.configs.items():
                 if candidate not in told.peers and configs[workload.id] is not None:

@@ -207,9 +207,12 @@ def test_an_input_that_is_updated_in_place_may_not_be_written() -> None:
     def reference(given: Tensors) -> Tensors:
         return {"y": given["x"].double() * given["scale"].double(), "s": given["s"].double() + 1}
 
-    def answer(run: Any, count: int) -> str:
+    def twice(given: Tensors, calls: int) -> Tensors:
+        return reference(given) | {"s": given["s"].double() + 2 * calls}
+
+    def answer(run: Any, count: int, repeated: Any = None) -> str:
         candidate = Candidate(run.__name__, "f32", run)
-        family = replace(toy, cases=made, reference=reference, candidates={run.__name__: candidate})
+        family = replace(toy, cases=made, reference=reference, candidates={run.__name__: candidate}, repeated=repeated)
         workload = family.workload("n63")
         given = [made.inputs(workload, 1 + number, "cpu") for number in range(count)]
         own = [accuracy.outputs(family, candidate, workload, inputs) for inputs in given]
@@ -219,3 +222,4 @@ def test_an_input_that_is_updated_in_place_may_not_be_written() -> None:
 
     assert answer(writes, 1) == 'set 1 of 1: the candidate changed its input "s"'
     assert [answer(honest, count) for count in (1, 3, 7)] == [""] * 3
+    assert "s: relative error" in answer(honest, 1, twice)  # where a family has it, it says what many calls leave

@@ -240,6 +240,21 @@ def test_a_prompt_in_two_steps_is_the_prompt() -> None:
         assert torch.allclose(tensor.double(), second[name].double(), rtol=1e-9, atol=1e-11), name
 
 
+@pytest.mark.parametrize("name", ["decode_odd_npl3_ctx17", "mixed_small_npl3_n1-5-1_ctx6_state-bf16_cache-fp8",
+                                  "decode_odd_npl3_ctx17_cache-q8_0", "mixed_odd-moe_npl3_n1-12-1_ctx6"])  # fmt: skip
+def test_so_many_calls_at_once_are_one_behind_the_other(name: str) -> None:
+    """To the bit, with what each call leaves rounded to the types of caches and states."""
+    from kernels.step.reference import reference, repeated
+
+    given = cases.inputs(BY_ID[name], 3)
+    wanted: Tensors = {}
+    for _ in range(3):
+        wanted = reference(given | {n: wanted[n].to(given[n]) for n in cases.IN_PLACE if n in wanted})
+    once, at_once = reference(given), repeated(given, 3)
+    assert not torch.equal(once["logits"], wanted["logits"])
+    assert [n for n in wanted if not torch.equal(wanted[n], at_once[n])] == []
+
+
 def test_the_parts_are_the_27b() -> None:
     """Weights of a step in NVFP4: 13.7 GB in the layers, 2.5 GB in the head; 48 states of 3.1 MB, in and out.
 
