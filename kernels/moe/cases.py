@@ -156,6 +156,10 @@ def tolerance(workload: Workload, precision: str) -> dict[str, Tolerance]:
     kernels/nvfp4/cases.py) in both products, gate and up and SiLU between, and what each expert gives before the sum.
     SiLU's slope is up to 1.1 and gate and up both carry the first product's error, so that one counts twice. Where both
     operands of both products are rounded to e4m3 ("nvfp4-w4a8"), each has the two rms errors of kernels/nvfp4/cases.py.
+
+    An element errs in proportion to its token, whose output is up to 1.65 times the rms (its experts' weights differ),
+    and to its column, up to 1.26 times. Of 2048 x 2048 normal errors of such sizes one in 100,000 draws has one beyond
+    10.8 times their rms; 12 leaves room for h, whose tails are longer.
     """
     tokens, width = workload["T"], workload["H"]
     sums = (max(workload["H"], workload["F"]) / 16 + 16) * 2.0**-23
@@ -174,4 +178,4 @@ def tolerance(workload: Workload, precision: str) -> dict[str, Tolerance]:
     limit = rounded * (1 + 2.25 / (tokens * width) ** 0.5) * (1 + 20 / small**0.5 * (precision != "nvfp4-w4a16")) + sums
     why = dict.fromkeys(counts, "weights, h and what lies between rounded")
     why |= {"nvfp4-w4a16": "h rounded once, float32 sums", "nvfp4-w4a8": "both operands of three products in e4m3"}
-    return {"y": Tolerance(limit, 8 * limit, why[precision])}
+    return {"y": Tolerance(limit, 12 * limit, why[precision])}
