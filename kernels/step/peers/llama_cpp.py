@@ -3,17 +3,23 @@
 The file is gguf_file.py's. Prints what the tool prints as JSON lines, whole or not at all, with the lines of its log
 that name build and GPU; `lab judge CARD --rows candidate=OUT` and `lab.study.own.read` read it. A prefill without
 decode takes --ntg 0. The tool needs room for npl * (npp + ntg) tokens in its cache, which -c asks for.
+`logits` are those of the library itself, for kernels/step/llama_logits.py.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 NEEDED = ("pp", "tg", "pl", "speed_pp", "speed_tg")
 LOGGED = ("build", "Device ", "loaded meta data")  # what names build, GPU and model
@@ -45,6 +51,50 @@ def run(words: Sequence[str]) -> str:
         raise ValueError(f"{words[0]}: printed no line for npl {missing[0]}; it may lack memory: give fewer --npl")
     log = [line for line in done.stderr.splitlines() if any(word in line for word in LOGGED)]
     return "\n".join((*log, *map(json.dumps, rows))) + "\n"
+
+
+def logits(path: Path, tokens: torch.Tensor, vocab: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """llama.cpp's logits [sequences, vocab], float32 on the CPU, behind the prompts and behind a decode step.
+
+    tokens: [sequences, T + 1], the last of which is the step's. Every layer is on the GPU where the library has one.
+    Raises ImportError without llama-cpp-python, ValueError where the file cannot be run.
+    """
+    import llama_cpp as library
+    import torch
+
+    count, length = tokens.shape
+    quiet = library.llama_log_callback(lambda level, text, data: None)
+    library.llama_log_set(quiet, ctypes.c_void_p(0))
+    library.llama_backend_init()
+    of_model, of_context = library.llama_model_default_params(), library.llama_context_default_params()
+    of_model.n_gpu_layers = 999
+    of_context.n_ctx = count * length
+    of_context.n_batch = of_context.n_ubatch = count * length
+    of_context.n_seq_max = count
+    model = library.llama_model_load_from_file(str(path).encode(), of_model)
+    if not model:
+        raise ValueError(f"{path}: llama.cpp cannot load it; is it of this version, and of a model that it knows?")
+    context = library.llama_init_from_model(model, of_context)
+    if not context:
+        raise ValueError(f"{path}: llama.cpp has no room for {count} sequences of {length} tokens; ask for fewer")
+    batch = library.llama_batch_init(count * length, 0, 1)
+    try:
+        found = []
+        for first, last in ((0, length - 1), (length - 1, length)):
+            batch.n_tokens = count * (last - first)
+            places = [(n, at) for n in range(count) for at in range(first, last)]
+            for i, (n, at) in enumerate(places):
+                batch.token[i], batch.pos[i], batch.n_seq_id[i] = int(tokens[n, at]), at, 1
+                batch.seq_id[i][0], batch.logits[i] = n, at == last - 1
+            if code := library.llama_decode(context, batch):
+                raise ValueError(f"{path}: llama.cpp's decode gave {code}; ask for fewer sequences or tokens")
+            asked = [i for i, (_, at) in enumerate(places) if at == last - 1]
+            found.append(torch.tensor([library.llama_get_logits_ith(context, i)[:vocab] for i in asked]))
+    finally:
+        library.llama_batch_free(batch)
+        library.llama_free(context)
+        library.llama_model_free(model)
+    return found[0], found[1]
 
 
 def main() -> None:

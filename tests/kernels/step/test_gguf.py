@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from kernels.step import cases
+from kernels.step import cases, llama_logits
 from kernels.step.model import Model
 from kernels.step.peers import gguf_file, llama_cpp
-from kernels.step.reference import weight
+from kernels.step.reference import reference, weight
 from kernels.step.tiny import train
 from lab.study import own
 from tests.refused import held
@@ -150,3 +151,87 @@ def test_a_binary_that_fails_leaves_no_rows(
     assert left.value.code == 2
     held(capsys.readouterr().err, "llama-batched-bench", said)
     assert not out.exists()
+
+
+# llama.cpp's logits beside ours ---------------------------------------------------------------------------------------
+
+TOKENS = torch.randint(MODEL.vocab, (3, 9), generator=torch.Generator().manual_seed(0))
+
+
+def stand_in(answer: torch.Tensor) -> Any:
+    """A llama_cpp that keeps what it is asked and gives `answer` [2, sequences, vocab], of the prompts and the step."""
+    count, length = TOKENS.shape
+    room = count * length
+    batch = SimpleNamespace(n_tokens=0, token=[0] * room, pos=[0] * room, n_seq_id=[0] * room, logits=[False] * room)
+    batch.seq_id = [[0] for _ in range(room)]
+    calls: list[dict[tuple[int, int], tuple[int, bool]]] = []
+
+    def decode(context: Any, batch: Any) -> int:
+        assert batch.n_seq_id[: batch.n_tokens] == [1] * batch.n_tokens
+        calls.append({
+            (batch.seq_id[i][0], batch.pos[i]): (batch.token[i], batch.logits[i]) for i in range(batch.n_tokens)
+        })  # fmt: skip
+        return 0
+
+    def logits_of(context: Any, i: int) -> list[float]:
+        assert batch.logits[i]
+        return [*map(float, answer[len(calls) - 1, batch.seq_id[i][0]]), 99.0]  # a padded vocabulary
+
+    nothing = lambda *_: None  # noqa: E731
+    return SimpleNamespace(
+        calls=calls, llama_log_callback=lambda f: f, llama_log_set=nothing, llama_backend_init=nothing,
+        llama_model_default_params=SimpleNamespace, llama_context_default_params=SimpleNamespace,
+        llama_model_load_from_file=lambda path, params: path.endswith(b".gguf"),
+        llama_init_from_model=lambda model, params: params.n_ctx == room and params.n_seq_max == count,
+        llama_batch_init=lambda *_: batch, llama_decode=decode, llama_get_logits_ith=logits_of,
+        llama_batch_free=nothing, llama_free=nothing, llama_model_free=nothing,
+    )  # fmt: skip
+
+
+def test_llama_cpp_is_asked_for_a_prompt_and_a_step_of_each_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = torch.randn(2, len(TOKENS), MODEL.vocab)
+    library = stand_in(answer)
+    monkeypatch.setitem(sys.modules, "llama_cpp", library)
+    prompt, step = llama_cpp.logits(Path("w.gguf"), TOKENS, MODEL.vocab)
+    assert torch.allclose(prompt, answer[0])
+    assert torch.allclose(step, answer[1])
+    wanted = {(n, at): (int(TOKENS[n, at]), at == 7) for n in range(3) for at in range(8)}
+    assert library.calls == [wanted, {(n, 8): (int(TOKENS[n, 8]), True) for n in range(3)}]
+    with pytest.raises(ValueError, match=r"w\.bin"):
+        llama_cpp.logits(Path("w.bin"), TOKENS, MODEL.vocab)
+
+
+def test_our_logits_are_those_of_the_whole_sequence(weights: dict[str, torch.Tensor]) -> None:
+    """Prompt and step on what it left are the last two positions of the plain model."""
+    plain = {n: v.float() for n, v in weights.items() if ".weight_" not in n}
+    plain |= {f"{n}.weight": weight(weights, n).float() for n in MODEL.linears()}
+    whole = train.forward(MODEL, plain, TOKENS)
+    found = llama_logits.ours(MODEL, weights, TOKENS, reference)
+    for place, logits in zip((7, 8), found, strict=True):
+        same = llama_logits.beside(whole[:, place], logits)
+        assert same["nmse"] < 1e-4  # caches and convolution's states between the two are bf16
+        assert same["same_top"] == 1.0
+    apart = llama_logits.beside(whole[:, 7], found[1])
+    assert apart["nmse"] > 0.1
+    assert apart["kl_nats"] > llama_logits.beside(whole[:, 7], found[0])["kl_nats"]
+
+
+def test_stock_llama_cpp_gives_the_logits(tmp_path: Path, weights: dict[str, torch.Tensor]) -> None:
+    """On its CPU, which quantises activations to 8 bits; ours are in float64."""
+    pytest.importorskip("llama_cpp", reason="needs the package llama-cpp-python")
+    wanted = llama_logits.ours(MODEL, weights, TOKENS, reference)
+    for form, most in (("nvfp4", 1e-3), ("q8_0", 1e-3)):
+        gguf_file.write(path := tmp_path / f"{form}.gguf", MODEL, weights, form)
+        for ours, other in zip(wanted, llama_cpp.logits(path, TOKENS, MODEL.vocab), strict=True):
+            assert llama_logits.beside(ours, other)["nmse"] < most
+
+
+def test_without_the_package_one_line_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    monkeypatch.setattr(sys, "argv", ["llama_logits", "--file", "w.gguf", "--device", "cpu"])
+    with pytest.raises(SystemExit) as left:
+        llama_logits.main()
+    assert left.value.code == 2
+    held(capsys.readouterr().err, "w.gguf", "llama-cpp-python")
