@@ -101,6 +101,14 @@ def test_a_control_without_its_second_self_is_seen(tmp_path: Path) -> None:
     assert "second self" in wrong(tmp_path)
 
 
+def test_beside_a_wrong_control_the_other_arms_are_sound(tmp_path: Path) -> None:
+    """It keeps no number, and its second self's goes with it."""
+    untimed = {"samples": None, "again_samples": None, "shape": None, "placements": 1, "order": (), "clocks": ()}
+    control = replace(ARMS[0], status="incorrect", message="y: relative error 1", timed_against="", **untimed)
+    written(tmp_path, [control, *ARMS[1:]])
+    assert wrong(tmp_path) == ""
+
+
 @pytest.mark.parametrize("line", [1, 2, 3])
 def test_a_line_that_was_changed_or_taken_out_is_seen(line: int, tmp_path: Path) -> None:
     path = written(tmp_path, ARMS)
