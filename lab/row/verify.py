@@ -154,7 +154,7 @@ def _comparison(rows: Rows, tell: Callable[[int, str], None]) -> bool:
                 tell(number, f"aa_pct is {row.aa_pct}, and {floor:g} by the control's blocks")
         elif double:
             tell(number, "its comparison has an arm twice")
-    untimed = {row.name for _, row in rows if not row.samples_us}  # a wrong control keeps no number, nor its second self
+    untimed = {row.name for _, row in rows if not row.samples_us}  # a wrong control has no number, nor its second self
     if len(selves) != 1 and (selves or first.timed_against not in untimed):
         tell(timed[0][0], f"{len(selves)} arms of its comparison have a second self, and one must")
     return double
