@@ -45,6 +45,7 @@ def meeting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     stop()
 
 
+@pytest.mark.slow
 def test_honest_arms_are_timed_apart_over_placements() -> None:
     done = compared("honest", placements=2)
     assert [(a.status, a.message) for a in done.arms] == [("ok", "")] * 2
@@ -187,6 +188,7 @@ def test_what_two_processes_share_has_no_name_and_is_gone_with_its_owner() -> No
     assert not os.path.exists(handle.storage)
 
 
+@pytest.mark.slow
 def test_the_harness_imports_no_candidate() -> None:
     """In a process of its own, with a family of ours: its candidates are known by name alone."""
     import subprocess

@@ -320,6 +320,7 @@ def _points() -> list[draw.Point]:
     ]
 
 
+@pytest.mark.slow
 @over({device_id: (device_id,) for device_id in devices.ids()})
 def test_roofline_picture_names_every_roof_and_series(device_id: str) -> None:
     device = devices.get(device_id)

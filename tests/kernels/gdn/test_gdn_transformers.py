@@ -152,6 +152,7 @@ def test_convolution_gates_and_step_are_the_layers(monkeypatch: pytest.MonkeyPat
         assert float((got.double() - wanted[name]).norm() / wanted[name].norm()) < LIMIT, name
 
 
+@pytest.mark.slow
 def test_another_recurrence_is_told_apart() -> None:
     """The comparison can fail: without the decay, or with the learning rate applied to the guess alone."""
     workload = problem(33, 1, 1, 64, "mixed", 0)

@@ -33,6 +33,7 @@ def same(n: int, k: int, dtype: torch.dtype, layout: str, device: str = "cpu") -
         assert torch.equal(checkpoints.pack_ggml(blocks, dtype, layout).cpu(), wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 @pytest.mark.parametrize("layout", repack.LAYOUTS)
 def test_bits_are_those_of_the_hosts_repack(layout, dtype):

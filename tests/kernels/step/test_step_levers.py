@@ -54,6 +54,7 @@ def step(name: str, at: str = DECODE.id, seed: int = 0, times: int = 1) -> Tenso
     return out
 
 
+@pytest.mark.slow
 @needs_triton
 @pytest.mark.parametrize("name", NAMED)
 def test_a_lever_is_a_step(name: str) -> None:

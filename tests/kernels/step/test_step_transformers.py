@@ -47,6 +47,7 @@ def theirs(model: Model, weights: Tensors) -> Any:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["small", "odd", "small-moe", "odd-moe"])
 def test_prefill_decode_and_mixed_steps_are_transformers(name: str) -> None:
     model = MODELS[name]

@@ -44,6 +44,7 @@ def text(count: int, length: int) -> torch.Tensor:
 # What it computes -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_training_decoding_and_the_reference_compute_the_same() -> None:
     """Chunks of the recurrence for autograd, the engine in any pattern of steps, and float64 token by token."""
     model, w = MODELS["tiny"], weights()
@@ -156,6 +157,7 @@ def right(path: Path, words: WORDS = (), without: str = "") -> dict[str, int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [(), ("weights=f32", "stream=f32")], ids=["nvfp4", "exact"])
 @pytest.mark.parametrize("path", [WEIGHTS, RECURRENT], ids=lambda path: path.stem)
 def test_it_recalls_copies_and_knows_code_words(path: Path, words: WORDS) -> None:
