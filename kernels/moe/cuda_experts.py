@@ -32,14 +32,16 @@ WARPS, SLOTS, SUM_STAGES, BARRIER_BYTES = 8, 4, 2, 1024  # as in experts.cu
 THREADS = 32 * (WARPS + 3)
 H_STAGES_MAX = 4  # an h takes a microsecond to come, two items
 PRECISION = "nvfp4-w4a16"
-SCRATCH = ("pairs", "masks", "rows", "blocks", "state", "h", "parts")
+ROUTED_MAX, ROUTED_EXPERTS_MAX = 8, 512  # where experts_teams.cu routes for itself
+SCRATCH = ("pairs", "masks", "rows", "blocks", "state", "banks", "h", "parts")
 
 
 @dataclass(frozen=True)
 class ExpertsConfig:
     """A compiled experts.cu (dtype .. round_items) and its launch (grid). The macros are explained there.
 
-    teams: of math warps; 0 is experts.cu, more is experts_teams.cu, whose blocks have eight tokens.
+    teams: of math warps; 0 is experts.cu, more is experts_teams.cu, whose blocks have eight tokens. routed: it makes
+    router.cu's lists itself.
 
     width, inner: of the model and of an expert. n_tiles: eights of tokens of a block. row_tiles: tiles of 16 rows of y
     that a CTA adds up; parts: CTAs that share them. stages: of weights; h_stages: of h.
@@ -56,6 +58,7 @@ class ExpertsConfig:
     round_items: int
     grid: int
     teams: int = 0
+    routed: bool = False
 
     @property
     def threads(self) -> int:
@@ -67,6 +70,7 @@ class ExpertsConfig:
         sizes = {"h": self.width, "f": self.inner, "n": self.n_tiles, "r": self.row_tiles, "p": self.parts}
         sizes |= {"st": self.stages, "hs": self.h_stages, "i": self.round_items}
         word = f"moe_teams{self.teams}" if self.teams else "moe_experts"
+        word += "_routed" * self.routed
         return "_".join((word, self.dtype, *(f"{name}{size}" for name, size in sizes.items())))
 
     @property
@@ -111,17 +115,18 @@ Choice = Callable[[int, int, int, str, int], ExpertsConfig]
 
 def choose_config(
     tokens: int, width: int, inner: int, dtype: str, sms: int = SMS, *, teams: int = 2, stages: int = 6,
-    round_items: int = 0, row_tiles: int = 0,
+    round_items: int = 0, row_tiles: int = 0, routed: bool = False,
 ) -> ExpertsConfig:  # fmt: skip
     """experts_teams.cu with `teams` teams; of `stages` of weights as many as leave room for two of h.
 
     One team where a warp has more than four tiles of x: 80 registers would not hold them. round_items, row_tiles: 0
-    chooses.
+    chooses. routed: without router.cu where two teams have at most ROUTED_MAX tokens.
     """
     teams = teams if width <= 4 * WARPS * tiles.COLS else 1
     row_tiles, parts = row_tiles_of(tokens, width, sms, row_tiles)
     round_items = round_items or (24 if tokens <= 8 else 48)
-    config = ExpertsConfig(dtype, width, inner, 1, row_tiles, parts, stages, 2, round_items, sms, teams)
+    routed = routed and teams == 2 and tokens <= ROUTED_MAX
+    config = ExpertsConfig(dtype, width, inner, 1, row_tiles, parts, stages, 2, round_items, sms, teams, routed)
     while config.stages > 2 * teams and _shared_bytes_of(config, tokens) > SHARED_BYTES:
         config = replace(config, stages=config.stages - teams)
     return with_h_stages(config, tokens)
@@ -198,8 +203,8 @@ def router_shared_bytes(experts: int, warps: int = 0) -> int:
 
 
 @functools.cache
-def source(config: ExpertsConfig) -> CudaSource:
-    """The translation unit of a configuration: experts.cu with its macros."""
+def source(config: ExpertsConfig, experts: int = 0) -> CudaSource:
+    """The translation unit of a configuration: experts.cu with its macros. experts: asked where it routes itself."""
     macros = {
         "X_BF16": int(config.dtype == "bf16"), "WIDTH": config.width, "INNER": config.inner,
         "N_TILES": config.n_tiles, "ROW_TILES": config.row_tiles, "PARTS": config.parts, "STAGES": config.stages,
@@ -207,6 +212,8 @@ def source(config: ExpertsConfig) -> CudaSource:
     }  # fmt: skip
     if config.teams:
         macros = {"TEAMS": config.teams} | {name: value for name, value in macros.items() if name != "N_TILES"}
+    if config.routed:
+        macros |= {"ROUTED": 1, "EXPERTS": experts}
     tokens = 8 if config.n_tiles == 1 and not config.teams else TOKENS_MAX
     path = TEAMS_SOURCE if config.teams else SOURCE
     return hopper.source(path, config.kernel, min(SHARED_BYTES, _shared_bytes_of(config, tokens)), macros)
@@ -270,8 +277,8 @@ def scratch(
 
     return {
         "pairs": zeros(pairs, 2), "masks": zeros(tokens, -(-experts // 32)), "rows": zeros(pairs, 2),
-        "blocks": zeros(blocks, 2), "state": zeros(2 + blocks + groups), "h": zeros(pairs, inner, kind=dtype),
-        "parts": zeros(sums, kind=torch.float32),
+        "blocks": zeros(blocks, 2), "state": zeros(2 + blocks + groups), "banks": zeros(2 + 2 * (blocks + groups)),
+        "h": zeros(pairs, inner, kind=dtype), "parts": zeros(sums, kind=torch.float32),
     }  # fmt: skip
 
 
@@ -285,7 +292,10 @@ def configured(
 
 
 def run(args: dict[str, Any], out: Tensors, choose: Choice = choose_config) -> None:
-    """y in two launches: choose and sort; then both products and the weighted sum. ValueError on a mismatch."""
+    """y in two launches: choose and sort; then both products and the weighted sum. In one where the second does both.
+
+    ValueError on a mismatch.
+    """
     x, logits, y, h = args["x"], args["logits"], out["y"], args["h"]
     element, (tokens, width) = hopper.ELEMENTS.get(x.dtype, ""), x.shape
     if not element or not x.is_contiguous() or x.data_ptr() % 16 or not logits.is_contiguous():
@@ -297,16 +307,27 @@ def run(args: dict[str, Any], out: Tensors, choose: Choice = choose_config) -> N
     device = x.device.index or 0
     config = configured(tokens, width, h.shape[1], element, x.device, choose)
     blocks = config.blocks(tokens, top_k, experts, shared)
+    gate = args["shared_gate"] if shared else cuda.i64(0)
+    weights = [args[name] for name in ("up", "down", "up_scale", "down_scale")]
+    if config.routed and experts > ROUTED_EXPERTS_MAX:
+        config = replace(config, routed=False)
+    if config.routed:
+        banks = args["banks"]
+        counts = map(cuda.i32, (tokens, pairs, blocks, top_k, (len(banks) - 2) // 2))
+        cuda.launch(
+            cuda.load(source(config, experts), config.kernel, device, SHARED_BYTES), (config.grid,), config.threads,
+            (x, *weights, logits, gate, banks, h, args["parts"], y, *counts),
+            config.shared_bytes(tokens, pairs, blocks),
+        )  # fmt: skip
+        return
     chooser = router_source(experts, element, config.block_tokens)
     warps = router_warps(experts)
-    gate = args["shared_gate"] if shared else cuda.i64(0)
     between = [args[name] for name in ("rows", "blocks", "state")]
     counts = map(cuda.i32, (tokens, width, top_k, blocks + config.groups))
     cuda.launch(
         cuda.load(chooser, chooser.kernels[0], device), (-(-tokens // warps),), 32 * warps,
         (logits, x, gate, args["pairs"], args["masks"], *between, *counts), router_shared_bytes(experts),
     )  # fmt: skip
-    weights = [args[name] for name in ("up", "down", "up_scale", "down_scale")]
     cuda.launch(
         cuda.load(source(config), config.kernel, device, SHARED_BYTES), (config.grid,), config.threads,
         (x, *weights, *between, h, args["parts"], y, *map(cuda.i32, (tokens, pairs, blocks))),

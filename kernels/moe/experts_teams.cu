@@ -6,7 +6,18 @@
 //   4 reducer warps        an item of the first product each, in turn; of the second, four rows of each row tile, an
 //                          element of a tile's 16 x 8 a lane, so that y's sums are added in one order by one thread
 //
-// Macros: KERNEL, X_BF16, WIDTH, INNER, ROW_TILES, PARTS, STAGES, H_STAGES, ROUND_ITEMS as there; TEAMS 1/2.
+// ROUTED, for at most eight tokens: no router.cu runs ahead. Every CTA picks and sorts for itself, in shared memory that
+// the weights' ring has not filled yet: a kilobyte of logits a token, less than a launch and five trips through L2. What
+// the CTAs count in lies in two banks, of which a launch takes the one that the launch before has zeroed.
+//
+// Macros: KERNEL, X_BF16, WIDTH, INNER, ROW_TILES, PARTS, STAGES, H_STAGES, ROUND_ITEMS as there; TEAMS 1/2; ROUTED 0/1
+// (0 where it is not given), with it EXPERTS.
+#ifndef ROUTED
+#define ROUTED 0
+#endif
+#if ROUTED
+#include "pick.cuh"
+#endif
 #include "nvfp4/operand.cuh"
 #include "sm90/pipeline.cuh"
 #include "sm90/scheduler.cuh"
@@ -29,7 +40,8 @@ constexpr unsigned FULL = 0, EMPTY = FULL + 8 * STAGES, H_FULL = EMPTY + 8 * STA
 constexpr unsigned SUMMED = H_EMPTY + 8 * H_STAGES, FREE_UP = SUMMED + 8 * SUM_STAGES, FREE = FREE_UP + 8 * SUM_STAGES;
 constexpr unsigned RING = 1024, SUMS = RING + STAGES * STAGE_BYTES, H_RING = SUMS + SUM_STAGES * SUM_STAGE_BYTES;
 constexpr unsigned LISTS = H_RING + H_STAGES * H_STAGE_BYTES;  // y's sums, rows, blocks
-static_assert(FREE + 8 * SUM_STAGES <= RING, "too many barriers");
+constexpr unsigned COUNTERS = RING - 8;
+static_assert(FREE + 8 * SUM_STAGES <= COUNTERS, "too many barriers");
 static_assert(STAGES % TEAMS == 0 && H_STAGES % TEAMS == 0, "who skips a round of a barrier mistakes its parity");
 static_assert(SUM_STAGES % TEAMS == 0 && SUM_STAGES % REDUCERS == 0, "a place of sums has one team and one reducer");
 
@@ -193,11 +205,95 @@ DEVICE void write_y(const float* of_y, float* parts, u32* group_parts, u16* y, i
     }
 }
 
-// Operands as experts.cu's.
+#if ROUTED
+constexpr int MOST_TOKENS = 8, MOST_CHOSEN = 32;  // a lane an expert of a token, and one for the shared one
+static_assert(TEAMS == 2 && WARPS >= 2 * MOST_TOKENS && EXPERTS <= THREADS, "a warp a token twice, a thread an expert");
+
+// By every thread: router.cu's lists of this call, in shared memory. Returns the number of blocks. room: [EXPERTS] twice,
+// tokens' masks and pairs, sums of warps.
+DEVICE int route(const float* logits, const unsigned char* x, const unsigned char* shared_gate, uint2* rows,
+                 uint2* block_list, u32* room, int tokens, int top_k, int warp, int lane) {
+    u32 *offsets = room, *members = offsets + EXPERTS, *masks = members + EXPERTS,
+        *of_warps = masks + MOST_TOKENS * VALUES;
+    uint2* pairs = reinterpret_cast<uint2*>(of_warps + 32);
+    const int with_shared = shared_gate != nullptr, chosen = top_k + with_shared;
+    if (warp < tokens) {
+        const Pick pick(logits + warp * EXPERTS, top_k, lane);
+        if (lane < top_k) pairs[warp * MOST_CHOSEN + lane] = make_uint2(pick.expert, __float_as_uint(pick.weight));
+        if (lane < VALUES) masks[warp * VALUES + lane] = pick.mask;
+    } else if (with_shared && warp >= MOST_TOKENS && warp < MOST_TOKENS + tokens) {
+        const int token = warp - MOST_TOKENS;
+        const float share = shared_weight(x, shared_gate, token, WIDTH, lane);
+        if (lane == 0) pairs[token * MOST_CHOSEN + top_k] = make_uint2(EXPERTS, __float_as_uint(share));
+    }
+    __syncthreads();
+    const int e = threadIdx.x;
+    u32 mine = 0;
+    if (e < EXPERTS) {
+        for (int t = 0; t < tokens; t++) mine |= (masks[t * VALUES + e / 32] >> (e & 31) & 1) << t;
+        members[e] = mine;
+    }
+    const int count = __popc(mine), own = count | (count > 0) << 16;  // two sums in one scan
+    int upto = own;
+    for (int by = 1; by < 32; by *= 2) {
+        const int before = __shfl_up_sync(ALL, upto, by);
+        if (lane >= by) upto += before;
+    }
+    if (lane == 31) of_warps[warp] = upto;
+    __syncthreads();
+    int total = 0;
+    for (int w = 0; w < VALUES; w++) {
+        if (w == warp) upto += total;
+        total += of_warps[w];
+    }
+    if (e < EXPERTS) {
+        const int first = (upto - own) & 0xFFFF;
+        offsets[e] = first;
+        if (count) block_list[(upto - own) >> 16] = make_uint2(e | count << 16, first);
+    }
+    const int routed = tokens * top_k, cut = total >> 16;
+    if (with_shared && threadIdx.x == 0) block_list[cut] = make_uint2(EXPERTS | tokens << 16, routed);
+    __syncthreads();
+    for (int i = threadIdx.x; i < tokens * chosen; i += THREADS) {
+        const int t = i / chosen;
+        const uint2 pair = pairs[t * MOST_CHOSEN + i % chosen];
+        const int at = pair.x < EXPERTS ? offsets[pair.x] + __popc(members[pair.x] & (1u << t) - 1) : routed + t;
+        rows[at] = make_uint2(t, pair.y);
+    }
+    return cut + with_shared;
+}
+
+// By every thread: which words of state this launch counts in, zeroed by the one before; the other bank is zeroed for
+// the next. state: how many CTAs have asked, which bank is next, then both banks of `bank` words. The answer is kept in
+// shared memory, for no register is to spare.
+DEVICE void find_counters(u32* state, int bank, u32* first) {
+    if (threadIdx.x == 0) {
+        const u32 which = ld_acquire(state + 1);
+        *first = 2 + which * bank;
+        if (atomic_add_acq_rel(state, 1) == gridDim.x - 1) {  // all have looked
+            state[0] = 0;
+            state[1] = which ^ 1;
+        }
+    }
+    __syncthreads();
+    if (blockIdx.x == 0) {
+        const int other = 4 + bank - *first;
+        for (int i = threadIdx.x; i < bank; i += THREADS) state[other + i] = 0;
+    }
+}
+#endif
+
+// Operands as experts.cu's. ROUTED: logits [tokens, EXPERTS], shared_gate bf16 [WIDTH] or null, see `counters`.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     KERNEL(const unsigned char* x, const unsigned char* up, const unsigned char* down, const float* up_scale,
-           const float* down_scale, const uint2* listed, const uint2* blocks, u32* state, u16* h, float* parts, u16* y,
-           int tokens, int n_rows, int most_blocks) {
+           const float* down_scale,
+#if ROUTED
+           const float* logits, const unsigned char* shared_gate, u32* state, u16* h, float* parts, u16* y, int tokens,
+           int n_rows, int most_blocks, int top_k, int bank) {
+#else
+           const uint2* listed, const uint2* blocks, u32* state, u16* h, float* parts, u16* y, int tokens, int n_rows,
+           int most_blocks) {
+#endif
     DYNAMIC_SHARED(shared);
     const u32 base = shared_address(shared);
     const int warp = warp_uniform(threadIdx.x / 32), lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -222,16 +318,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     uint2* block_list = rows + n_rows;
     for (int i = threadIdx.x; i < sums_of_y; i += THREADS) of_y[i] = 0.0f;
     wait_on_dependent_grids();
+#if ROUTED
+    find_counters(state, bank, reinterpret_cast<u32*>(shared + COUNTERS));
+    const auto block_items = [&] { return state + lds32(base + COUNTERS); };
+    const int made = route(logits, x, shared_gate, rows, block_list, reinterpret_cast<u32*>(shared + RING), tokens,
+                           top_k, warp, lane);
+    if (threadIdx.x == 0) sts32(base + COUNTERS + 4, made);
+    fence_proxy_async_shared();  // copies of weights come where the lists were made
+    __syncthreads();
+    const int n_blocks = lds32(base + COUNTERS + 4);
+#else
     const int n_blocks = ldg32(state);  // the lists beside it, not behind it: what is past it is not looked at
     for (int i = threadIdx.x; i < most_blocks; i += THREADS) block_list[i] = blocks[i];
     for (int i = threadIdx.x; i < n_rows; i += THREADS) rows[i] = listed[i];
     __syncthreads();
+    const auto block_items = [&] { return state + 2; };
+#endif
 
     const int group = worker / PARTS, part = worker % PARTS;
     const Own own{group, part, group < GROUPS ? (n_blocks - part + PARTS - 1) / PARTS : 0};
     const int row_tiles = own.row_tiles(), turns = own.turns();
-    u32* block_items = state + 2;
-    u32* group_parts = block_items + most_blocks;
 
     if (warp < WARPS) {
         const int team = warp / TEAM, member = warp % TEAM;
@@ -314,14 +420,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     } else if (warp == PRODUCER) {
         if (lane == 0) load_weights(weights, own, up, down, block_list, n_blocks, base + RING);
     } else if (warp == H_PRODUCER) {
-        load_hidden(hidden, own, h, block_list, block_items, base + H_RING, lane);
+        load_hidden(hidden, own, h, block_list, block_items(), base + H_RING, lane);
     } else {
         const int reducer = warp - H_PRODUCER - 1;
         int n = 0, told = 0, items = 0;  // items of block `told` that are not yet told of: telling waits for the stores
         const auto tell = [&] {
             if (items == 0) return;
             __syncwarp();
-            if (lane == 0) atomic_add_acq_rel(block_items + told, items);
+            if (lane == 0) atomic_add_acq_rel(block_items() + told, items);
             items = 0;
         };
         for (UpLine line(n_blocks, worker, workers); line.valid(); line.next(), n++) {
@@ -394,5 +500,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
     if (group >= GROUPS) return;
     __syncwarp();
-    write_y(of_y, parts, group_parts, y, group, part, tokens, THREADS);
+    write_y(of_y, parts, block_items() + most_blocks, y, group, part, tokens, THREADS);
 }

@@ -6,6 +6,9 @@ candidate keeps it. In a captured graph the allocator has no part in a replay, s
 Shape of the launch (NOTES.md, "Why 128 tokens took twice their reads"): experts_one_team is experts.cu, one team
 of math warps, one reducer and blocks of 16 tokens, experts_one_team_eights the same with blocks of eight; those named
 experts_teams change one number of cuda_experts.
+
+One launch: experts_routed is cuda_experts without router.cu, whose work every CTA does for itself, at up to eight
+tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ WHY = "shows what one change does to cuda_experts"
 
 def run_fresh(args: dict[str, Any], out: Tensors) -> None:
     """cuda_experts.run on scratch of this call."""
-    made = {name: torch.empty_like(args[name]) for name in SCRATCH if name != "state"}
+    made = {name: torch.empty_like(args[name]) for name in SCRATCH if name not in ("state", "banks")}
     cuda_experts.run(args | made, out)
 
 
@@ -48,6 +51,7 @@ LEVERS: dict[str, Choice] = {
     "experts_teams_round12": functools.partial(choose_config, round_items=12),
     "experts_teams_rows1": functools.partial(choose_config, row_tiles=1),
     "experts_teams_rows2": functools.partial(choose_config, row_tiles=2),
+    "experts_routed": functools.partial(choose_config, routed=True),
 }
 
 
@@ -61,7 +65,7 @@ def _config(workload: Workload, choose: Choice) -> str:
 
 CUDA_SOURCES = tuple(
     dict.fromkeys(
-        cuda_experts.source(choose(tokens, *shape, "bf16", SMS))
+        cuda_experts.source(config := choose(tokens, *shape, "bf16", SMS), 256 if config.routed else 0)
         for choose in LEVERS.values()
         for tokens, shape in ((8, (2048, 512)), (128, (2048, 512)), (128, (2816, 704)))
     )

@@ -65,10 +65,35 @@ extern "C" void simulated(const unsigned char* x, const unsigned char* up, const
 }
 """
 
+ROUTED_ENTRY = """
+struct Arguments {
+  const unsigned char *x, *up, *down; const float *up_scale, *down_scale, *logits; const unsigned char* gate;
+  u32* state; u16* h; float* parts; u16* y; int tokens, n_rows, most_blocks, top_k, bank;
+} given;
+static void entry() {
+  KERNEL(given.x, given.up, given.down, given.up_scale, given.down_scale, given.logits, given.gate, given.state,
+         given.h, given.parts, given.y, given.tokens, given.n_rows, given.most_blocks, given.top_k, given.bank);
+}
+extern "C" void simulated(const unsigned char* x, const unsigned char* up, const unsigned char* down,
+                          const float* up_scale, const float* down_scale, const float* logits,
+                          const unsigned char* gate, u32* state, u16* h, float* parts, u16* y, int tokens, int n_rows,
+                          int most_blocks, int top_k, int bank, int grid, int threads, int bytes, int seed) {
+  given = {x, up, down, up_scale, down_scale, logits, gate, state, h, parts, y, tokens, n_rows, most_blocks, top_k,
+           bank};
+  const int lists = ROW_TILES * tokens * 64 + 8 * (n_rows + most_blocks);
+  if (threads != THREADS) why_stopped = "other threads than the kernel's";
+  else if (bytes < (int)LISTS + lists) why_stopped = "less shared memory than the kernel takes";
+  else if (bank < most_blocks + GROUPS) why_stopped = "fewer counters than the kernel takes";
+  else launch_on_cpu({.grid = {grid, 1, 1}, .threads = THREADS, .at_once = grid, .shared_bytes = (u32)bytes,
+                      .seed = seed, .backwards = seed % 3 == 1, .uneven = seed % 2 == 1}, entry);
+}
+"""
+
 
 @functools.cache
 def on_cpu(source: Any, change: Change = UNCHANGED) -> StandIn:
     entry = ROUTER_ENTRY if source.path == cuda_experts.ROUTER_SOURCE else EXPERTS_ENTRY
+    entry = ROUTED_ENTRY if "-DROUTED=1" in source.options else entry
     return built(source.path, entry, change, options=source.options)
 
 
@@ -93,8 +118,10 @@ class Simulated:
         return on_cpu(source, self.changes.get(source.path, UNCHANGED))
 
     def launch(self, kernel: StandIn, grid: Any, threads: int, arguments: Any, shared: int, programmatic=False) -> None:
+        arguments = tuple(arguments)
+        gate = 6 if len(arguments) == 16 else 2  # of experts_teams.cu that routes, and of router.cu
         given = [
-            ctypes.c_void_p(a.data_ptr()) if isinstance(a, torch.Tensor) else ctypes.c_void_p() if i == 2 else a
+            ctypes.c_void_p(a.data_ptr()) if isinstance(a, torch.Tensor) else ctypes.c_void_p() if i == gate else a
             for i, a in enumerate(arguments)
         ]
         kernel.simulated(*given, *map(ctypes.c_int, (*grid, threads, shared, self.seed)))
@@ -119,6 +146,20 @@ def right(simulated: Simulated, workload: Workload, seeds: int = 2) -> bool:
     return True
 
 
+def each_call_is_right(simulated: Simulated, workload: Workload, calls: int) -> bool:
+    """Whether y is within tolerance in each of so many calls on one scratch, with x and logits of its own."""
+    given = cases.inputs(workload, 1)
+    kept, limit = cuda_experts.prepare(given), cases.tolerance(workload, cuda_experts.PRECISION)["y"]
+    for seed in range(calls):
+        simulated.seed = seed
+        own = cases.activations(workload, 10 + seed, "cpu")
+        out = cases.outputs(workload, given)
+        cuda_experts.run(kept | own, out)
+        if not compare("y", out["y"], reference(given | own)["y"], limit).ok:
+            return False
+    return True
+
+
 @needs_compiler
 @pytest.mark.parametrize(
     ("name", "sms", "levers"),
@@ -138,6 +179,9 @@ def right(simulated: Simulated, workload: Workload, seeds: int = 2) -> bool:
                 ("t17_e8_k2_h128_f64_one_s64_bf16", 8, 2, {}),
                 ("t63_e5_k3_h64_f80_bf16", 3, 1, {"stages": 2}),
                 ("t75_e32_k8_h80_f32_zipf_bf16", 6, 2, {"stages": 6}),
+                ("t1_e8_k2_h64_f32_bf16", 5, 2, {"routed": True}),
+                ("t2_e8_k2_h80_f48_s32_bf16", 5, 2, {"routed": True}),
+                ("t8_e16_k4_h64_f48_zipf_fp16", 4, 2, {"routed": True, "h_stages": 2}),
             )
         ),
     ],
@@ -188,7 +232,7 @@ def test_the_simulation_sees_mistakes_in_the_experts(monkeypatch: pytest.MonkeyP
         ("(before - up_items) / SUM_STAGES & 1", "1"),
         ("before / SUM_STAGES & 1);\n            }\n            leave", "0);\n            }\n            leave"),
         ("if (line.at / UP_ROWS != told) tell(), told", "if (line.at / UP_ROWS != told) told"),
-        ("block_items + told, items)", "block_items + told, 1)"),
+        ("block_items() + told, items)", "block_items() + told, 1)"),
         ("named_barrier_sync_unaligned(REDUCERS_MEET, 32 * REDUCERS);", ""),
         ("n % REDUCERS != reducer", "n % REDUCERS == reducer"),
         ("row = 2 * reducer + lane / 16 + 8", "row = 2 * reducer + lane / 16 + 4"),
@@ -210,6 +254,55 @@ def test_the_simulation_sees_mistakes_in_the_teams(monkeypatch: pytest.MonkeyPat
         sound(8, "t17_e8_k2_h128_f64_one_s64_bf16", stages=2, row_tiles=4, parts=1)
         and sound(4, "t8_e16_k4_h64_f48_zipf_fp16")
     )
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "change",
+    [
+        UNCHANGED,
+        ("state[1] = which ^ 1;", ""),
+        ("state[other + i] = 0;", "continue;"),
+        ("state[0] = 0;", ""),
+        ("make_uint2(EXPERTS, __float_as_uint(share))", "make_uint2(EXPERTS, 0)"),
+        ("i == which) keys[i] = 0;", "i == which) keys[i] += 0;"),
+        ("logits + warp * EXPERTS", "logits"),
+        ("const int token = warp - MOST_TOKENS;", "const int token = 0 * warp;"),
+        ("weight = odds / all;", "weight = odds;"),
+    ],
+)
+def test_the_simulation_sees_mistakes_where_the_teams_route(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
+    def sound(workload: Workload, sms: int) -> bool:
+        simulated = Simulated(monkeypatch, sms, teams=2, n_tiles=1, round_items=5, h_stages=2, routed=True)
+        simulated.changes = {cuda_experts.TEAMS_SOURCE: change}
+        found = unless_stopped(lambda: each_call_is_right(simulated, workload, 4))
+        monkeypatch.undo()
+        return found
+
+    wide = cases._workload(7, 40, 5, 64, 48, shared=32)
+    if change == UNCHANGED:
+        assert sound(wide, 5)
+        return
+    assert not (sound(wide, 5) and sound(BY_ID["t8_e16_k4_h64_f48_zipf_fp16"], 4))
+
+
+@needs_compiler
+def test_routed_inside_the_bits_are_those_of_two_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of calls with fewer and more tokens on one scratch too."""
+    workload = cases._workload(8, 40, 5, 64, 48, "zipf", shared=32)
+    given = cases.inputs(workload, 1)
+    found = []
+    for routed_ in (False, True):
+        simulated = Simulated(monkeypatch, 5, teams=2, n_tiles=1, round_items=5, h_stages=2, routed=routed_)
+        kept = cuda_experts.prepare(given)
+        for seed, tokens in enumerate((8, 3, 1, 8)):
+            simulated.seed = seed
+            own = {name: given[name][:tokens] for name in cases.ACTIVATIONS}
+            y = torch.empty_like(given["x"][:tokens])
+            cuda_experts.run(kept | own, {"y": y})
+            found.append(y)
+        monkeypatch.undo()
+    assert [torch.equal(a, b) for a, b in zip(found[:4], found[4:], strict=True)] == [True] * 4
 
 
 def _routed(simulated: Simulated, tokens: int, experts: int, top_k: int, block_tokens: int, routing: str) -> bool:
@@ -351,18 +444,23 @@ ON_A_GPU = [w for w in cases.WORKLOADS if not cuda_experts.CANDIDATES[0].refuses
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("workload", ON_A_GPU, ids=lambda w: w.id)
-def test_on_a_gpu_within_tolerance_and_the_same_bits_captured(workload: Workload) -> None:
+@pytest.mark.parametrize("routed_", [False, True], ids=["", "routed"])
+def test_on_a_gpu_within_tolerance_and_the_same_bits_captured(workload: Workload, routed_: bool) -> None:
     skip_unless_hopper()
+    if routed_ and workload["T"] > cuda_experts.ROUTED_MAX:
+        pytest.skip("the router's work there")
+    choose = cuda_levers.LEVERS["experts_routed"] if routed_ else cuda_experts.choose_config
+    run = functools.partial(cuda_experts.run, choose=choose)
     given = cases.inputs(workload, 1, "cuda")
-    kept = cuda_experts.prepare(given) | {name: given[name] for name in cases.ACTIVATIONS}
+    kept = cuda_experts.prepare(given, choose) | {name: given[name] for name in cases.ACTIVATIONS}
     wanted, limit = reference(given)["y"], cases.tolerance(workload, cuda_experts.PRECISION)["y"]
     out = cases.outputs(workload, given)
-    cuda_experts.run(kept, out)
+    run(kept, out)
     first = out["y"].clone()
     assert compare("y", first, wanted, limit).ok
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        cuda_experts.run(kept, out)
+        run(kept, out)
     for _ in range(20):
         out["y"].fill_(float("nan"))
         graph.replay()
