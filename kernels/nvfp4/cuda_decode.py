@@ -36,12 +36,14 @@ def prepare(inputs: Tensors) -> Tensors:
 def launch(args: Tensors, y: torch.Tensor, config: RingConfig, waits: bool = False) -> None:
     """y[M, N] = x[M, K] @ w^T with `config`, one launch on torch's current stream. ValueError on a mismatch.
 
+    y is [M, N / 2] where `config` is gated.
+
     waits: for the kernel ahead even where `config` is of the form that is launched programmatically.
     """
     x, w = args["x"], args["w"]
-    (m, k), n = x.shape, y.shape[1]
+    (m, k), n = x.shape, y.shape[1] * (1 + config.gated)
     k_tiles = -(-k // tiles.COLS)
-    hopper.check(x, w, y, tiles.ROWS, k_tiles)
+    hopper.check(x, w, y, tiles.ROWS // (1 + config.gated), k_tiles)
     device = x.device.index or 0
     # The limit of shared memory belongs to the kernel, which other shapes use too: always the most.
     kernel = cuda.load(source(config), config.kernel, device, SHARED_BYTES)
@@ -52,13 +54,15 @@ def launch(args: Tensors, y: torch.Tensor, config: RingConfig, waits: bool = Fal
 
 
 @functools.lru_cache(maxsize=1024)
-def configured(m: int, n: int, k: int, dtype: str, device: int, chained: bool = False) -> RingConfig:
+def configured(
+    m: int, n: int, k: int, dtype: str, device: int, chained: bool = False, gated: bool = False
+) -> RingConfig:
     """choose_ring's configuration for as many clusters as the device runs at once."""
-    config = choose_ring(m, n, k, dtype, hopper.multiprocessors(device), pdl=chained)
+    config = choose_ring(m, n, k, dtype, hopper.multiprocessors(device), pdl=chained, gated=gated)
     if config.cluster <= 2:  # the two multiprocessors of a TPC
         return config
     clusters = hopper.most_clusters(source(config), config, device)
-    return choose_ring(m, n, k, dtype, clusters * config.cluster, pdl=chained)
+    return choose_ring(m, n, k, dtype, clusters * config.cluster, pdl=chained, gated=gated)
 
 
 def _run(args: Tensors, out: Tensors, chained: bool) -> None:

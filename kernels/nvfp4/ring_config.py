@@ -42,6 +42,7 @@ class RingConfig:
     partial sums, a row tile each. ragged_tiles: tiles that some warp's k slice may lack of `k_tiles`. reducers: reducer
     warps, which add the sums. registers: a thread's in `warps`, where the other warps have fewer; else 0. evict_first:
     the L2 policy of the weights. pdl: a programmatic dependent launch. natural: tiles of row_tiles.py, not tiles.py.
+    gated: SiLU(gate) * up of rows that alternate in eights (gated.py).
     """
 
     dtype: str
@@ -59,6 +60,7 @@ class RingConfig:
     pdl: bool
     grid: int
     natural: bool = False
+    gated: bool = False
 
     @property
     def kernel(self) -> str:
@@ -67,7 +69,7 @@ class RingConfig:
         sizes |= {"p": self.stage_tiles, "st": self.stages, "s": self.sum_stages, "m": self.ragged_tiles}
         sizes |= {"f": self.reducers} if self.reducers > 1 else {}
         sizes |= {"r": self.registers} if self.registers else {}
-        flags = {"once": self.evict_first, "pdl": self.pdl, "natural": self.natural}
+        flags = {"once": self.evict_first, "pdl": self.pdl, "natural": self.natural, "gated": self.gated}
         parts = (self.dtype, *(f"{name}{size}" for name, size in sizes.items()))
         return "_".join(("nvfp4_ring", *parts, *(name for name, is_set in flags.items() if is_set)))
 
@@ -172,6 +174,7 @@ def choose_ring(
     evict_first: bool = True,
     pdl: bool = False,
     natural: bool = False,
+    gated: bool = False,
 ) -> RingConfig:
     """The configuration for m tokens, n weight rows, k values, dtype "bf16" or "fp16".
 
@@ -209,6 +212,7 @@ def choose_ring(
         pdl=pdl,
         grid=workers * cluster,
         natural=natural,
+        gated=gated,
     )
     room = (SHARED_BYTES - config.shared_bytes) // config.stage_bytes + 1
     most = PDL_FLIGHT_BYTES if pdl else LONG_FLIGHT_BYTES if reads_x_for_long(m, k) else FLIGHT_BYTES
@@ -234,5 +238,6 @@ def source(config: RingConfig) -> CudaSource:
         "REGISTERS": config.registers,
         "EVICT_FIRST": int(config.evict_first),
         "PDL": int(config.pdl),
-    } | ({"NATURAL": 1} if config.natural else {})
+    }
+    macros |= {name: 1 for name, is_set in (("NATURAL", config.natural), ("GATED", config.gated)) if is_set}
     return hopper.source(SOURCE, config.kernel, config.shared_bytes, macros)

@@ -22,9 +22,13 @@
 // sum), RAGGED_TILES (tiles that some warp's share lacks of K_TILES), REGISTERS (a thread's in the math warps, by
 // setmaxnreg; 0: all warps have as many), EVICT_FIRST 0/1 (the weights' L2 policy), PDL 0/1 (a programmatic dependent
 // launch: this kernel starts while the one ahead ends; it fetches weights, which no kernel writes, and reads x and
-// writes y when that one has ended), NATURAL 0/1 (the one layout, row_tiles.py).
+// writes y when that one has ended), NATURAL 0/1 (the one layout, row_tiles.py), GATED 0/1 (weight rows are eight of a
+// gate and eight of an up projection in turn: y[M, N / 2] = SiLU(gate) * up).
 #ifndef NATURAL
 #define NATURAL 0
+#endif
+#ifndef GATED
+#define GATED 0
 #endif
 #include "gemm_operand.cuh"
 #include "sm90/pipeline.cuh"
@@ -258,9 +262,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         for (int i = 0; i < OWN; i++) {
             const float values[4] = {sum[i].x, sum[i].y, sum[i].z, sum[i].w};
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                const int token = 8 * (OWN * own + i) + 2 * t + (e & 1), at = row + 8 * (e >> 1);
-                if (token < m && at < n) y[static_cast<size_t>(token) * n + at] = round16<X_BF16>(values[e] * scale);
+            for (int e = 0; e < (GATED ? 2 : 4); e++) {
+                const int token = 8 * (OWN * own + i) + 2 * t + (e & 1);
+                if constexpr (GATED) {
+                    const int at = (row - g) / 2 + g;
+                    const float gate = values[e] * scale, up = values[e + 2] * scale;
+                    const float value = __fdividef(gate, 1.0f + exp2_fast(-1.4426950408889634f * gate)) * up;
+                    if (token < m && at < n / 2) y[static_cast<size_t>(token) * (n / 2) + at] = round16<X_BF16>(value);
+                } else {
+                    const int at = row + 8 * (e >> 1);
+                    if (token < m && at < n)
+                        y[static_cast<size_t>(token) * n + at] = round16<X_BF16>(values[e] * scale);
+                }
             }
         }
     };

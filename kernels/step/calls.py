@@ -90,9 +90,10 @@ def _products(workload: Workload, config: Config) -> list[Call]:
         if model.experts and ".mlp." in name:
             continue
         part = "ffn" if ".mlp." in name else "gdn products" if ".linear_attn." in name else "attention products"
-        if own in ("gate_proj", "in_proj_qkv") and (config.gate_up if own == "gate_proj" else config.packing == "all"):
+        one = config.gate_up or config.gated
+        if own in ("gate_proj", "in_proj_qkv") and (one if own == "gate_proj" else config.packing == "all"):
             n += sizes[f"{at}.{'up_proj' if own == 'gate_proj' else 'in_proj_z'}"][0]
-        elif own in ("up_proj", "in_proj_z") and (config.gate_up if own == "up_proj" else config.packing == "all"):
+        elif own in ("up_proj", "in_proj_z") and (one if own == "up_proj" else config.packing == "all"):
             continue
         alone = config.per_sequence and own == "out_proj"
         key = (part, 1 if alone else tokens, n, k)
@@ -167,7 +168,7 @@ def _small(workload: Workload, config: Config, gdn: int, attention: int) -> list
         # The library's products of 48 rows sum parts of K in a second launch each.
         moved("alpha and beta", gdn, alphas, {"none": 4, "alpha_beta_gemv": 1}.get(config.packing, 2)),
     ]
-    if not model.experts:
+    if not model.experts and not config.gated:
         found.append(moved("activation", model.layers, tokens * 3 * 2.0 * model.ffn))
     if config.packing in ("alpha_beta", "all") and tokens > 1:
         found.append(moved("copies", gdn, tokens * 8.0 * model.gdn_v_heads, 2))

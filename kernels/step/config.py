@@ -42,7 +42,7 @@ class Config:
     packing:    the four products into a GDN layer: one each; alpha and beta in one; these in one launch of a vector
                 kernel of ours, for up to GEMV_TOKENS tokens; beside alpha and beta qkv and z in one, which is as far as
                 two formats of weights can be packed (IM5).
-    gate_up:    gate and up in one product.
+    gate_up:    gate and up in one product. gated: SiLU and their product in that launch too.
     all_logits: the head is computed for every new token, and the last ones are kept (LB10).
     scratch:    what products add up in is allocated and zeroed with every call (IM4).
     replayed:   the step captures itself behind its first call and is one launch from then on (LP7, IM3); for a timer
@@ -59,6 +59,7 @@ class Config:
     stream: str = "bf16"
     packing: str = "none"
     gate_up: bool = False
+    gated: bool = False
     all_logits: bool = False
     scratch: bool = False
     replayed: bool = False
@@ -74,6 +75,8 @@ class Config:
             )
         if self.launch == "chained" and self.products != "w4a16":
             raise ValueError('launch="chained" with products="w4a8": only the w4a16 kernel has that form; take one')
+        if self.gated and (self.gate_up or self.scratch or self.products != "w4a16"):
+            raise ValueError("gated=True beside gate_up, scratch or w4a8: one w4a16 launch has both products; take one")
         if self.waits and not self.replayed:
             raise ValueError("waits=True with replayed=False: they are around a replay; capture it too")
         if self.scratch and self.launch == "chained":
@@ -92,7 +95,7 @@ class Config:
     def refuses(self, workload: Workload, room: float | None = None) -> str:
         """ "" or why a step of this configuration does not take a workload. room: bytes of the GPU, None: any."""
         new, needed = new_tokens(workload), sum(memory(workload, self).values())
-        if model_of(workload).experts and (self.gate_up or self.products == "w4a8"):
+        if model_of(workload).experts and (self.gate_up or self.gated or self.products == "w4a8"):
             return f"{self}: a lever of dense layers, {workload['model']} has experts"
         if room is not None and needed > room:
             where = f"{len(new)} sequences of {workload['ctx'] + max(new)} tokens, {workload['layers']} layers"
@@ -103,7 +106,7 @@ class Config:
             return f"{self}: a lever of prompts, this step decodes"
         if max(new) > 1 and (self.recurrence == "apart" or self.per_sequence):
             return f"{self}: a lever of decode steps, this one has {max(new)} new tokens of a sequence"
-        if self.launch == "chained" and sum(new) > MOST_CHAINED:
+        if (self.launch == "chained" or self.gated) and sum(new) > MOST_CHAINED:
             return f"{self}: {sum(new)} tokens, the kernel with that form takes {MOST_CHAINED}"
         return ""
 
@@ -126,6 +129,7 @@ NAMED = {
     "served_scratch": Config(scratch=True),
     "served_chained": Config(launch="chained"),
     "served_few": Config(launch="chained", packing="alpha_beta_gemv", gate_up=True),  # what gains at few tokens
+    "served_few_gated": Config(launch="chained", packing="alpha_beta_gemv", gated=True),
     "served_replayed": Config(replayed=True),
     "served_replayed_waits": Config(replayed=True, waits=True),
     "served_fused_scan": Config(scan="fused"),

@@ -26,6 +26,7 @@ from kernels.gdn.controls import triton_decode_copied, triton_decode_gather
 from kernels.kv import ops as kv_ops
 from kernels.moe import ops as moe_ops
 from kernels.nvfp4 import format as nvfp4
+from kernels.nvfp4 import gated as nvfp4_gated
 from kernels.nvfp4 import ops as nvfp4_ops
 from kernels.step import torch_eager, triton_fused, wiring
 from kernels.step.cases import BLOCKS, SCALES, model_of
@@ -130,7 +131,13 @@ def mixture(args: Args, at: str, x: torch.Tensor, logits: torch.Tensor) -> torch
     return y
 
 
-SERVED = replace(triton_fused.FUSED, linear=linear, delta_rule=delta_rule, attend=attend, mixture=mixture)
+def gated(args: Args, at: str, x: torch.Tensor) -> torch.Tensor:
+    """Gate, up and what joins them in the kernel of both products."""
+    y: torch.Tensor = args["gated"][at](x)
+    return y
+
+
+SERVED = replace(triton_fused.FUSED, linear=linear, delta_rule=delta_rule, attend=attend, mixture=mixture, gated=gated)
 SMALL = ("alpha_beta", "add_norm", "gated_norm", "rotate", "gate", "activate")
 PARTS = {
     "waiting": SERVED,
@@ -152,6 +159,13 @@ def prepare(inputs: Tensors, config: Config = USUAL) -> Args:
     args["mixtures"] = {
         at: moe_ops.Layer(own, top_k=top_k, tokens=(tokens, tokens)) for at, own in wiring.mixtures(inputs).items()
     }
+    args["gated"] = {}
+    for key in [key for key in inputs if config.gated and key.endswith("gate_proj.weight_packed")]:
+        at = key.removesuffix("gate_proj.weight_packed")
+        gate, up = ({p: inputs[f"{at}{n}_proj.weight_{p}"] for p in ("packed", "scale", "tensor_scale")}
+                    for n in ("gate", "up"))  # fmt: skip
+        args["gated"][at] = nvfp4_gated.Gated(gate, up, chained=config.launch == "chained")
+        replaced |= {f"{at}gate_proj", f"{at}up_proj"}
     args["linears"] = {}
     for name in (key.removesuffix(".weight_packed") for key in inputs if key.endswith(".weight_packed")):
         weight = [inputs[f"{name}.weight_{part}"] for part in ("packed", "scale", "tensor_scale")]

@@ -41,6 +41,7 @@ class Parts:
     gate:       (o, q with its gate) -> o * sigmoid(gate), [tokens, Hq D].
     activate:   (gate, up) -> SiLU(gate) * up; both may be columns of one tensor.
     mixture:    (args, at, x, logits float32 [tokens, E]) -> what the picked experts and the shared one give.
+    gated:      (args, at, x) -> SiLU(gate) * up of both products, in one launch.
     """
 
     linear: Callable[[Args, str, torch.Tensor], torch.Tensor]
@@ -53,6 +54,7 @@ class Parts:
     gate: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     activate: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     mixture: Callable[[Args, str, torch.Tensor, torch.Tensor], torch.Tensor]
+    gated: Callable[[Args, str, torch.Tensor], torch.Tensor] | None = None
 
 
 def plan(inputs: Tensors) -> Args:
@@ -159,6 +161,9 @@ def feed_forward(parts: Parts, config: Config, args: Args, at: str, h: torch.Ten
     """What a layer's feed-forward adds: a mixture's where it has a router."""
     if f"{at}gate.weight" in args:
         return parts.mixture(args, at, h, parts.linear(args, f"{at}gate", h).float())
+    if config.gated:
+        assert parts.gated, "a configuration of this lever is made with it"
+        return parts.linear(args, f"{at}down_proj", parts.gated(args, at, h))
     if config.gate_up:
         halves = parts.linear(args, f"{at}gate_up_proj", h).chunk(2, dim=-1)
     else:

@@ -35,6 +35,7 @@ PARTS = {  # of the step that a card's lever changes, in the model
     "step-lp16": {"ffn", "gdn products", "attention products"}, "step-im4": {"scratch", "launches"},
     "step-few": {"ffn", "gdn products", "attention products", "launches"},
     "step-chained": {"ffn", "gdn products", "attention products"}, "step-gate-up": {"ffn"},
+    "step-gated": {"activation", "launches"},
     "step-im5": {"launches", "copies"}, "step-alpha-beta": {"launches"},
     "step-im5-packed": {"gdn products", "launches", "copies"},
     "step-lb10": {"head"},

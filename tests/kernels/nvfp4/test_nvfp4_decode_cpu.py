@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.nvfp4 import cases, ring_config, tiles
+from kernels.nvfp4 import cases, gated, ring_config, tiles
 from kernels.nvfp4.reference import reference
 from tests.kernels.on_cpu.nvfp4_on_cpu import accurate, library, simulated
 from tests.kernels.on_cpu.stand_in import UNCHANGED, Change, StandIn, needs_compiler, unless_stopped
@@ -98,6 +98,51 @@ def test_the_ring_runs_on_a_cpu(m, n, k, dtype, sms, variant):
     # x comes behind the first stage of weights; where it waits for the kernel ahead, all stages may be there before.
     assert kernel.copies_before_loads() == (config.stages if config.pdl else 1)
     assert kernel.copies_in_flight() <= max(1, config.stages - 1)
+
+
+GATED = [
+    (1, 152, 1040, "bf16", 1, {"cluster": 1}),
+    (5, 256, 528, "fp16", 4, {"cluster": 2, "warps": 2, "stage_tiles": 2, "stages": 3}),
+    (8, 304, 1040, "bf16", 8, {"cluster": 4, "warps": 2, "pdl": True}),
+    (13, 152, 528, "bf16", 4, {"cluster": 2, "warps": 3}),
+]
+
+
+def gated_is_right(m: int, f: int, k: int, dtype: str, sms: int, variant: Any, change: Change = UNCHANGED) -> bool:
+    """Gate is the first f rows of the problem's weights, up the others."""
+    inputs = cases.inputs(cases._check(m, 2 * f, k, dtype), seed=1)
+    x = inputs["x"]
+    packed, scale = (gated.alternating(inputs[name][:f], inputs[name][f:]) for name in ("w_packed", "w_scale"))
+    gate, up = reference(inputs)["y"].double().split(f, dim=1)
+    wanted = torch.nn.functional.silu(gate) * up
+    config = ring_config.choose_ring(m, 2 * f, k, dtype, sms, gated=True, **variant)
+    w = tiles.tile_weights(packed, scale, x.dtype)
+    kernel, found = on_cpu(config, change), []
+    for seed in range(3):
+        y = torch.full((m, f), float("nan"), dtype=x.dtype)
+        numbers = (m, 2 * f, k, w.shape[1], config.grid, config.threads, config.shared_bytes, seed)
+        simulated(kernel, (x, w, inputs["w_tensor_scale"], y), numbers)
+        found.append(y)
+    off = (found[0].double() - wanted).norm() / wanted.norm()
+    return bool(off < (2e-3 if dtype == "bf16" else 3e-4)) and all(torch.equal(found[0], y) for y in found)
+
+
+@pytest.mark.parametrize(("m", "f", "k", "dtype", "sms", "variant"), GATED)
+def test_gate_up_and_silu_in_one_launch(m, f, k, dtype, sms, variant):
+    assert gated_is_right(m, f, k, dtype, sms, variant)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("at = (row - g) / 2 + g", "at = row / 2"),
+        ("up = values[e + 2] * scale", "up = values[e + 2]"),
+        ("gate = values[e] * scale, up", "gate = values[e + 1] * scale, up"),
+        ("at < n / 2", "at < n / 2 - 8"),
+    ],
+)
+def test_the_simulation_sees_mistakes_behind_the_gate(change):
+    assert not unless_stopped(lambda: gated_is_right(*GATED[1], change=change))
 
 
 @pytest.mark.parametrize(
