@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from kernels.common import Tensors
+from kernels.common import Tensors, interpreted
 from kernels.step import cases
 from kernels.step.model import MODELS, Model
 from kernels.step.peers import llama_cpp
@@ -77,10 +77,13 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     asked = parser.parse_args()
     model = MODELS[asked.model].cut(asked.layers or MODELS[asked.model].layers)
+    if asked.device == "cpu" and not interpreted():
+        print("llama_logits: the served step needs a GPU; on the CPU set TRITON_INTERPRET=1", file=sys.stderr)
+        raise SystemExit(2)
     rng = torch.Generator().manual_seed(0)
     tokens = torch.randint(model.vocab, (asked.sequences, asked.tokens + 1), generator=rng)
     try:
-        other = llama_cpp.logits(asked.file, tokens, model.vocab)
+        other = llama_cpp.logits(asked.file, tokens, (model.layers, model.hidden, model.vocab))
     except ImportError as problem:
         print(f"llama_logits: {asked.file.name}: {problem}; pip install llama-cpp-python brings it", file=sys.stderr)
         raise SystemExit(2) from None

@@ -53,11 +53,12 @@ def run(words: Sequence[str]) -> str:
     return "\n".join((*log, *map(json.dumps, rows))) + "\n"
 
 
-def logits(path: Path, tokens: torch.Tensor, vocab: int) -> tuple[torch.Tensor, torch.Tensor]:
+def logits(path: Path, tokens: torch.Tensor, sizes: tuple[int, int, int]) -> tuple[torch.Tensor, torch.Tensor]:
     """llama.cpp's logits [sequences, vocab], float32 on the CPU, behind the prompts and behind a decode step.
 
-    tokens: [sequences, T + 1], the last of which is the step's. Every layer is on the GPU where the library has one.
-    Raises ImportError without llama-cpp-python, ValueError where the file cannot be run.
+    tokens: [sequences, T + 1], the last of which is the step's; sizes: the model's layers, hidden size and vocabulary.
+    Every layer is on the GPU where the library has one. Raises ImportError without llama-cpp-python, ValueError where
+    the file cannot be run or is of a model of other sizes.
     """
     import llama_cpp as library
     import torch
@@ -74,6 +75,12 @@ def logits(path: Path, tokens: torch.Tensor, vocab: int) -> tuple[torch.Tensor, 
     model = library.llama_model_load_from_file(str(path).encode(), of_model)
     if not model:
         raise ValueError(f"{path}: llama.cpp cannot load it; is it of this version, and of a model that it knows?")
+    words = library.llama_vocab_n_tokens(library.llama_model_get_vocab(model))
+    if (found_sizes := (library.llama_model_n_layer(model), library.llama_model_n_embd(model), words)) != sizes:
+        library.llama_model_free(model)
+        raise ValueError(
+            f"{path}: layers, hidden size and vocabulary are {found_sizes}, asked for {sizes}; give --layers"
+        )
     context = library.llama_init_from_model(model, of_context)
     if not context:
         raise ValueError(f"{path}: llama.cpp has no room for {count} sequences of {length} tokens; ask for fewer")
@@ -89,7 +96,7 @@ def logits(path: Path, tokens: torch.Tensor, vocab: int) -> tuple[torch.Tensor, 
             if code := library.llama_decode(context, batch):
                 raise ValueError(f"{path}: llama.cpp's decode gave {code}; ask for fewer sequences or tokens")
             asked = [i for i, (_, at) in enumerate(places) if at == last - 1]
-            found.append(torch.tensor([library.llama_get_logits_ith(context, i)[:vocab] for i in asked]))
+            found.append(torch.tensor([library.llama_get_logits_ith(context, i)[:words] for i in asked]))
     finally:
         library.llama_batch_free(batch)
         library.llama_free(context)

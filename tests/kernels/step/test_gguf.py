@@ -155,6 +155,7 @@ def test_a_binary_that_fails_leaves_no_rows(
 
 # llama.cpp's logits beside ours ---------------------------------------------------------------------------------------
 
+SIZES = MODEL.layers, MODEL.hidden, MODEL.vocab
 TOKENS = torch.randint(MODEL.vocab, (3, 9), generator=torch.Generator().manual_seed(0))
 
 
@@ -175,7 +176,7 @@ def stand_in(answer: torch.Tensor) -> Any:
 
     def logits_of(context: Any, i: int) -> list[float]:
         assert batch.logits[i]
-        return [*map(float, answer[len(calls) - 1, batch.seq_id[i][0]]), 99.0]  # a padded vocabulary
+        return [*map(float, answer[len(calls) - 1, batch.seq_id[i][0]]), 99.0]  # what lies behind it
 
     nothing = lambda *_: None  # noqa: E731
     return SimpleNamespace(
@@ -183,6 +184,8 @@ def stand_in(answer: torch.Tensor) -> Any:
         llama_model_default_params=SimpleNamespace, llama_context_default_params=SimpleNamespace,
         llama_model_load_from_file=lambda path, params: path.endswith(b".gguf"),
         llama_init_from_model=lambda model, params: params.n_ctx == room and params.n_seq_max == count,
+        llama_model_n_layer=lambda model: MODEL.layers, llama_model_n_embd=lambda model: MODEL.hidden,
+        llama_model_get_vocab=nothing, llama_vocab_n_tokens=lambda vocab: MODEL.vocab,
         llama_batch_init=lambda *_: batch, llama_decode=decode, llama_get_logits_ith=logits_of,
         llama_batch_free=nothing, llama_free=nothing, llama_model_free=nothing,
     )  # fmt: skip
@@ -192,13 +195,15 @@ def test_llama_cpp_is_asked_for_a_prompt_and_a_step_of_each_sequence(monkeypatch
     answer = torch.randn(2, len(TOKENS), MODEL.vocab)
     library = stand_in(answer)
     monkeypatch.setitem(sys.modules, "llama_cpp", library)
-    prompt, step = llama_cpp.logits(Path("w.gguf"), TOKENS, MODEL.vocab)
+    prompt, step = llama_cpp.logits(Path("w.gguf"), TOKENS, SIZES)
     assert torch.allclose(prompt, answer[0])
     assert torch.allclose(step, answer[1])
     wanted = {(n, at): (int(TOKENS[n, at]), at == 7) for n in range(3) for at in range(8)}
     assert library.calls == [wanted, {(n, 8): (int(TOKENS[n, 8]), True) for n in range(3)}]
     with pytest.raises(ValueError, match=r"w\.bin"):
-        llama_cpp.logits(Path("w.bin"), TOKENS, MODEL.vocab)
+        llama_cpp.logits(Path("w.bin"), TOKENS, SIZES)
+    with pytest.raises(ValueError, match="--layers"):  # logits of another vocabulary would be read past their end
+        llama_cpp.logits(Path("w.gguf"), TOKENS, (MODEL.layers, MODEL.hidden, MODEL.vocab + 1))
 
 
 def test_our_logits_are_those_of_the_whole_sequence(weights: dict[str, torch.Tensor]) -> None:
@@ -222,7 +227,7 @@ def test_stock_llama_cpp_gives_the_logits(tmp_path: Path, weights: dict[str, tor
     wanted = llama_logits.ours(MODEL, weights, TOKENS, reference)
     for form, most in (("nvfp4", 1e-3), ("q8_0", 1e-3)):
         gguf_file.write(path := tmp_path / f"{form}.gguf", MODEL, weights, form)
-        for ours, other in zip(wanted, llama_cpp.logits(path, TOKENS, MODEL.vocab), strict=True):
+        for ours, other in zip(wanted, llama_cpp.logits(path, TOKENS, SIZES), strict=True):
             assert llama_logits.beside(ours, other)["nmse"] < most
 
 
