@@ -7,8 +7,8 @@
 //                          element of a tile's 16 x 8 a lane, so that y's sums are added in one order by one thread
 //
 // ROUTED, for at most eight tokens: no router.cu runs ahead. Every CTA picks and sorts for itself, in shared memory that
-// the weights' ring has not filled yet: a kilobyte of logits a token, less than a launch and five trips through L2. What
-// the CTAs count in lies in two banks, of which a launch takes the one that the launch before has zeroed.
+// copies of weights have not filled yet; it reads a kilobyte of logits a token. Counters lie in two banks: a launch counts
+// in one and zeroes the other for the launch behind it.
 //
 // Macros: KERNEL, X_BF16, WIDTH, INNER, ROW_TILES, PARTS, STAGES, H_STAGES, ROUND_ITEMS as there; TEAMS 1/2; ROUTED 0/1
 // (0 where it is not given), with it EXPERTS.
@@ -218,9 +218,8 @@ DEVICE int route(const float* logits, const unsigned char* x, const unsigned cha
     uint2* pairs = reinterpret_cast<uint2*>(of_warps + 32);
     const int with_shared = shared_gate != nullptr, chosen = top_k + with_shared;
     if (warp < tokens) {
-        const Pick pick(logits + warp * EXPERTS, top_k, lane);
-        if (lane < top_k) pairs[warp * MOST_CHOSEN + lane] = make_uint2(pick.expert, __float_as_uint(pick.weight));
-        if (lane < VALUES) masks[warp * VALUES + lane] = pick.mask;
+        const u32 mask = pick(logits, pairs, warp, MOST_CHOSEN, top_k, lane);
+        if (lane < VALUES) masks[warp * VALUES + lane] = mask;
     } else if (with_shared && warp >= MOST_TOKENS && warp < MOST_TOKENS + tokens) {
         const int token = warp - MOST_TOKENS;
         const float share = shared_weight(x, shared_gate, token, WIDTH, lane);

@@ -1,5 +1,7 @@
-// What a token's logits say: its experts and their weights, by a warp, as router.cu computes them (to the bit). For
-// experts_teams.cu where it routes for itself.
+// What a token's logits say: its experts and their weights, by a warp. For experts_teams.cu where it routes for itself.
+//
+// router.cu has the same text in its own kernel, so both give the same bits. With this header in its place it compiles to
+// as many instructions in other registers: it takes it when its rows are measured next, or this goes with card moe-routed.
 //
 // Macros: X_BF16 0/1 (type of x), EXPERTS.
 #pragma once
@@ -17,51 +19,50 @@ DEVICE float warp_sum(float x) {
     return x;
 }
 
-// The top_k largest of a token's logits, largest first, and their softmax: lane j has the j-th. mask: lane i < VALUES
-// has which of the experts 32 i .. 32 i + 31 were taken.
-struct Pick {
-    u32 expert = 0, mask = 0;
-    float weight = 0.0f;
-    DEVICE Pick(const float* logits, int top_k, int lane) {
-        u32 keys[VALUES], taken = 0;
-        float logit = 0.0f;
+// The top_k largest of a token's logits, largest first, and their softmax, to its `pairs` (expert, weight). Returns in
+// lane i < VALUES which of the experts 32 i .. 32 i + 31 were taken.
+DEVICE u32 pick(const float* logits, uint2* pairs, int token, int chosen, int top_k, int lane) {
+    u32 keys[VALUES], taken = 0, expert = 0;
+    float logit = 0.0f;
 #pragma unroll
-        for (int i = 0; i < VALUES; i++) {
-            const int e = 32 * i + lane;
-            keys[i] = e < EXPERTS ? in_order(__float_as_uint(ldg_float(logits + e))) : 0;
-        }
-        for (int j = 0; j < top_k; j++) {
-            u32 best = 0;
-            int which = 0;
-#pragma unroll
-            for (int i = 0; i < VALUES; i++) {
-                if (keys[i] > best) best = keys[i], which = i;
-            }
-            const u32 most = warp_max(best);
-            const int leader = __ffs(warp_ballot(best == most)) - 1;
-            const int e = 32 * __shfl_sync(ALL, which, leader) + leader;
-            if (lane == leader) taken |= 1u << which;
-#pragma unroll
-            for (int i = 0; i < VALUES; i++) {
-                if (lane == leader && i == which) keys[i] = 0;
-            }
-            if (lane == j) expert = e, logit = __uint_as_float(from_order(most));
-        }
-        const float largest = __shfl_sync(ALL, logit, 0);
-        const float odds = lane < top_k ? exp2_fast((logit - largest) * LOG2_E) : 0.0f, all = warp_sum(odds);
-        if (lane < top_k) weight = odds / all;
-#pragma unroll
-        for (int i = 0; i < VALUES; i++) {
-            const u32 word = warp_ballot(taken >> i & 1);
-            if (lane == i) mask = word;
-        }
+    for (int i = 0; i < VALUES; i++) {
+        const int e = 32 * i + lane;
+        const float* at = logits + static_cast<size_t>(token) * EXPERTS + e;
+        keys[i] = e < EXPERTS ? in_order(__float_as_uint(ldg_float(at))) : 0;
     }
-};
+    for (int j = 0; j < top_k; j++) {
+        u32 best = 0;
+        int which = 0;
+#pragma unroll
+        for (int i = 0; i < VALUES; i++) {
+            if (keys[i] > best) best = keys[i], which = i;
+        }
+        const u32 most = warp_max(best);
+        const int leader = __ffs(warp_ballot(best == most)) - 1;
+        const int e = 32 * __shfl_sync(ALL, which, leader) + leader;
+        if (lane == leader) taken |= 1u << which;
+#pragma unroll
+        for (int i = 0; i < VALUES; i++) {
+            if (lane == leader && i == which) keys[i] = 0;
+        }
+        if (lane == j) expert = e, logit = __uint_as_float(from_order(most));
+    }
+    const float largest = __shfl_sync(ALL, logit, 0);
+    const float odds = lane < top_k ? exp2_fast((logit - largest) * LOG2_E) : 0.0f, all = warp_sum(odds);
+    if (lane < top_k) pairs[token * chosen + lane] = make_uint2(expert, __float_as_uint(odds / all));
+    u32 mask = 0;
+#pragma unroll
+    for (int i = 0; i < VALUES; i++) {
+        const u32 word = warp_ballot(taken >> i & 1);
+        if (lane == i) mask = word;
+    }
+    return mask;
+}
 
 // sigmoid(x . gate), both of `width`: the shared expert's weight of a token. x: of type X_BF16, gate: bf16.
 DEVICE float shared_weight(const unsigned char* x, const unsigned char* gate, int token, int width, int lane) {
     float sum = 0.0f;
-#pragma unroll 4  // so that its loads are under way together; eight would take all registers
+#pragma unroll 8  // so that its loads are under way together
     for (int k = 8 * lane; k < width; k += 256) {
         const uint4 a = ldg128(x + 2 * (static_cast<size_t>(token) * width + k)), b = ldg128(gate + 2 * k);
         const u32 of_x[4] = {a.x, a.y, a.z, a.w}, of_gate[4] = {b.x, b.y, b.z, b.w};

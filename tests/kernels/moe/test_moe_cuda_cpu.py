@@ -266,9 +266,9 @@ def test_the_simulation_sees_mistakes_in_the_teams(monkeypatch: pytest.MonkeyPat
         ("state[0] = 0;", ""),
         ("make_uint2(EXPERTS, __float_as_uint(share))", "make_uint2(EXPERTS, 0)"),
         ("i == which) keys[i] = 0;", "i == which) keys[i] += 0;"),
-        ("logits + warp * EXPERTS", "logits"),
+        ("logits + static_cast<size_t>(token) * EXPERTS + e", "logits + e"),
         ("const int token = warp - MOST_TOKENS;", "const int token = 0 * warp;"),
-        ("weight = odds / all;", "weight = odds;"),
+        ("__float_as_uint(odds / all)", "__float_as_uint(odds)"),
     ],
 )
 def test_the_simulation_sees_mistakes_where_the_teams_route(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
