@@ -67,18 +67,28 @@ def gdn_layer(
     g = -inputs[f"{at}A_log"].double().exp() * F.softplus(a + inputs[f"{at}dt_bias"].double())
     filters = inputs[f"{at}conv1d.weight"].double()[:, 0].T  # [4, C]
     heads_k = (mixed.shape[1] // dim - heads_v) // 2
-    o = torch.empty(x.shape[0], heads_v, dim, dtype=torch.float64, device=x.device)
+    y = torch.empty_like(mixed)
     for (first, last), row in zip(spans, inputs["state_rows"].tolist(), strict=True):
         window = torch.cat((conv[row], mixed[first:last]))
         conv[row] = window[-(CONV_WIDTH - 1) :]
-        for t in range(first, last):
-            y = F.silu((window[t - first : t - first + CONV_WIDTH] * filters).sum(0)).unflatten(0, (-1, dim))
-            q, k, v = y.split((heads_k, heads_k, heads_v))
-            q, k = (
-                (s / torch.sqrt((s * s).sum(-1, keepdim=True) + L2_EPS)).repeat_interleave(heads_v // heads_k, dim=0)
-                for s in (q, k)
-            )
-            o[t], state[row] = delta_step(state[row], q, k, v, g[t], torch.sigmoid(b[t]))
+        y[first:last] = sum(window[i : i + last - first] * filters[i] for i in range(CONV_WIDTH))
+    q, k, v = F.silu(y).unflatten(1, (-1, dim)).split((heads_k, heads_k, heads_v), dim=1)
+    q, k = (
+        (s / torch.sqrt((s * s).sum(-1, keepdim=True) + L2_EPS)).repeat_interleave(heads_v // heads_k, dim=1)
+        for s in (q, k)
+    )
+    # [longest, sequences, ...]: where a sequence has no token any more, g and beta of 0 leave its state as it is.
+    token = torch.cat([torch.arange(last - first, device=x.device) for first, last in spans])
+    of = torch.repeat_interleave(inputs["cu_seqlens"].long().diff())
+    step = [
+        s.new_zeros(int(token.max()) + 1, len(spans), *s.shape[1:]).index_put((token, of), s)
+        for s in (q, k, v, g, torch.sigmoid(b))
+    ]
+    rows, o = inputs["state_rows"].long(), torch.empty_like(step[2])
+    running = state[rows]
+    for t in range(len(o)):
+        o[t], running = delta_step(running, *(s[t] for s in step))
+    state[rows], o = running, o[token, of]
     o = rms_norm(o, inputs[f"{at}norm.weight"].double()) * F.silu(z.unflatten(1, (heads_v, dim)))
     return o.flatten(1) @ weight(inputs, f"{at}out_proj").T
 

@@ -307,12 +307,17 @@ def _synchronize(tensors: dict[str, Any]) -> None:
 
 
 class RemoteTimer:
-    """A timer of this name in the arms' processes."""
+    """A timer of this name in the arms' processes.
+
+    alone: whether a call is a sample by itself; None until the first arm has found out, for all are sampled alike.
+    """
 
     broken = False
 
-    def __init__(self, name: str, hands: Hands, clock: Callable[[int], float] | None) -> None:
-        self.name, self.hands, self.clock = name, hands, clock if name == "graph" else None
+    def __init__(
+        self, name: str, hands: Hands, clock: Callable[[int], float] | None, alone: bool | None = None
+    ) -> None:
+        self.name, self.hands, self.clock, self.alone = name, hands, clock if name == "graph" else None, alone
 
     def one_pass(self, arm: sampling.Arm, stir: Callable[[], None]) -> None:
         """An empty visit and one call on each set, by the harness's clock alone; raises Thrown or Died.
@@ -352,11 +357,11 @@ class RemoteTimer:
             tuple({key: shelf.handle(value) for key, value in given.items()} for given in pair) for pair in arm.sets
         )
         _synchronize(arm.sets[0][1])
-        answer = hand.asked(far.Attach, sets=sets)
+        answer = hand.asked(far.Attach, sets=sets, alone=self.alone)
 
         def ready() -> far.Reply:
             reply = answer()
-            arm.calls = reply.calls
+            arm.calls, self.alone = reply.calls, reply.alone if self.alone is None else self.alone
             return reply
 
         return ready

@@ -58,9 +58,13 @@ class Once(Request, frozen=True, tag=True):
 
 
 class Attach(Request, frozen=True, tag=True):
-    """Prepare the candidate on sets of (inputs, outputs) and capture it."""
+    """Prepare the candidate on sets of (inputs, outputs) and capture it.
+
+    alone: whether a call is a sample by itself, as it is for the arms before it; None for the first.
+    """
 
     sets: tuple[tuple[Handles, Handles], ...]
+    alone: bool | None = None
 
 
 class Visit(Request, frozen=True, tag=True):
@@ -90,6 +94,7 @@ class Reply(msgspec.Struct, frozen=True):
     layouts: dict[str, tuple[tuple[int, ...], int]] = {}
     samples_us: tuple[float, ...] = ()
     calls: int = 1
+    alone: bool | None = None
     prepare_us: float | None = None
     prepared_bytes: int | None = None
 
@@ -154,7 +159,7 @@ class Arm:
         assert self.backend
         assert self.family
         self.timer = self.backend.timer(self.at.timer, self.at.l2, self.at.l2_bytes)
-        self.arm = arm = sampling.Arm(self.at.candidate, candidate.run, [], eager=candidate.eager)
+        self.arm = arm = sampling.Arm(self.at.candidate, candidate.run, [], alone=asked.alone, eager=candidate.eager)
         fastest_s, held = float("inf"), None
         for inputs, out in asked.sets:
             given = _opened(inputs)
@@ -166,7 +171,7 @@ class Arm:
             held = added_bytes(args, given)
             arm.sets.append((args, _opened(out)))
         self.timer.prepare(arm)
-        return Reply(asked.nonce, calls=arm.calls, prepare_us=1e6 * fastest_s, prepared_bytes=held)
+        return Reply(asked.nonce, calls=arm.calls, alone=arm.alone, prepare_us=1e6 * fastest_s, prepared_bytes=held)
 
 
 def _opened(handles: Handles) -> dict[str, Any]:

@@ -210,9 +210,8 @@ def _compared(
             spare = _spare() if job.brief else None
             hands = stack.enter_context(Hands(nursery(), [s.name for s in states], greeting, spare))
             family = backend.bare(job.family)
-            timer: sampling.Timer = RemoteTimer(
-                job.timer, hands, backend.clock if backend.clock_pct is not None else None
-            )
+            clock = backend.clock if backend.clock_pct is not None else None
+            timer: sampling.Timer = RemoteTimer(job.timer, hands, clock, False if job.brief else None)
         else:
             hands, family = None, backend.load(job.family)
             timer = backend.timer(job.timer, job.l2, backend.l2_bytes)

@@ -124,8 +124,9 @@ def _compared(row: CrossCheck, target: Target, gap_us: float, seconds: float) ->
     compared = sampling.compare([arm], timer, seconds)
     profiled = [kernel_durations_us(arm) for _ in range(5)]
     after = machine.clocks()
-    kineto_us = statistics.median(sum(durations) / arm.calls for durations in profiled)
-    kernels = len(profiled[0]) / arm.calls
+    calls = arm.calls * len(arm.state)
+    kineto_us = statistics.median(sum(durations) / calls for durations in profiled)
+    kernels = len(profiled[0]) / calls
     own = compared.arms[candidate.name]
     return structs.replace(
         row,

@@ -58,11 +58,12 @@ AGAIN = "control again"
 class Arm:
     """One side of a comparison. `sets` are (args, out) pairs; `run` launches one call on one of them.
 
-    calls: how many calls one sample holds (set by the timer); state, once: what the timer keeps with the arm, for a
-    sample and for one call on each set; turn: samples that the timer took of these sets. inputs, outputs: those of each
-    set, as tensors that no candidate gets (see `accuracy.handed`). prepare_us, prepared_bytes: time and memory of
-    `prepare`. made, stirred: the first set's seed, of the inputs and of its activations since. firsts: the first sample
-    of each visit over the median of the others. eager: as in `kernels.common.Candidate`.
+    calls: how many calls one sample holds (set by the timer); state, once: what the timer keeps with the arm, for
+    samples and for one call on each set; turn: samples that the timer took of these sets; alone: whether a call is a
+    sample by itself, None where the timer is to say. inputs, outputs: those of each set, as tensors that no candidate
+    gets (see `accuracy.handed`). prepare_us, prepared_bytes: time and memory of `prepare`. made, stirred: the first
+    set's seed, of the inputs and of its activations since. firsts: the first sample of each visit over the median of
+    the others. eager: as in `kernels.common.Candidate`.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Arm:
     state: Any = None
     once: Any = None
     turn: int = 0
+    alone: bool | None = None
     samples_us: list[float] = field(default_factory=list)
     blocks_us: list[float] = field(default_factory=list)
     firsts: list[float] = field(default_factory=list)

@@ -5,7 +5,9 @@ A row stores the name of the one that was used.
 graph   The default. Every arm becomes a CUDA graph of many calls that walk over its sets; a sample is one replay
         between two events, divided by the calls, and the samples of a visit follow each other without a pause. Python
         is out of the measurement; the gaps between a candidate's kernels and between its calls are in it
-        (`lab.place.ceilings` measures them), as they are in a captured decode step. Work that a candidate does outside
+        (`lab.place.ceilings` measures them), as they are in a captured decode step. A call that takes ALONE_US is a
+        graph and a sample by itself, on one set after the other, as a server replays a step; so are then those of all
+        arms, whatever they take. Work that a candidate does outside
         the captured stream is not replayed, and the check among the blocks sees it.
 events  One call between two events, the L2 flushed before it when cold. For what cannot be captured. The host must
         stay ahead of the GPU: a candidate of many small launches is charged for its launches.
@@ -22,6 +24,7 @@ needed anyway.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import time
@@ -37,6 +40,7 @@ from lab.bench.sampling import Arm, Timer
 
 NAMES = ("graph", "events", "cupti", "host")
 GRAPH_TARGET_US = 3000.0  # long, so that what a replay costs by itself is a small part of a sample
+ALONE_US = 1500.0  # a replay costs about 5 us, whatever it holds
 GUESSES = 3  # replays of one call on each set that say how many calls take so long
 HEAD_START_CYCLES = 400_000  # about 200 us in which the host queues what is to be timed
 FLUSH_FACTOR = 2
@@ -64,11 +68,11 @@ def elapsed_us(work: Callable[[], Any]) -> float:
     return 1000.0 * start.elapsed_time(stop)
 
 
-def captured(work: Callable[[], Any], stream: Any = None) -> Any:
-    """A CUDA graph of what `work` launches; raises what the capture raises."""
+def captured(work: Callable[[], Any], stream: Any = None, pool: Any = None) -> Any:
+    """A CUDA graph of what `work` launches, with memory of its own or of `pool`; raises what the capture raises."""
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
+    with torch.cuda.graph(graph, pool=pool, stream=stream):
         work()
     torch.cuda.synchronize()
     return graph
@@ -90,6 +94,7 @@ class GraphTimer:
         """Run every set once, choose how many calls a graph holds, capture it. Raises what the candidate raises.
 
         How many is what a graph of one call on each set says: launched one by one, short kernels wait for the host.
+        `arm.alone` says beforehand whether a call is a sample by itself, or is set here.
         """
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -100,19 +105,27 @@ class GraphTimer:
         arm.once.replay()
         pass_us = elapsed_us(lambda: [arm.once.replay() for _ in range(GUESSES)]) / GUESSES
         rounds = max(1, math.ceil(GRAPH_TARGET_US / max(pass_us, 0.1 * len(arm.sets))))
-        arm.calls = rounds * len(arm.sets)
-        arm.state = arm.once if rounds == 1 else captured(lambda: _walk(arm, rounds), stream)
+        arm.alone = pass_us >= ALONE_US * len(arm.sets) if arm.alone is None else arm.alone
+        if arm.alone:
+            pool = arm.once.pool()  # no two of them run at once
+            arm.calls = 1
+            arm.state = [captured(functools.partial(arm.run, *pair), stream, pool) for pair in arm.sets]
+        else:
+            arm.calls = rounds * len(arm.sets)
+            arm.state = [arm.once if rounds == 1 else captured(lambda: _walk(arm, rounds), stream)]
         self.broken = False
 
     def visit(self, arm: Arm, samples: int) -> list[float]:
         """Replays, us per call; returns when this stream, and no other, is done. Of no samples it is only that."""
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(samples + 1)]
+        if arm.alone:  # else the first sample would wait for a long graph's launch
+            torch.cuda._sleep(HEAD_START_CYCLES)
         marks[0].record()
         for mark in marks[1:]:
-            arm.state.replay()
+            arm.state[arm.turn % len(arm.state)].replay()
+            arm.turn += 1
             mark.record()
         marks[-1].synchronize()
-        arm.turn += samples
         return [1000.0 * before.elapsed_time(after) / arm.calls for before, after in itertools.pairwise(marks)]
 
     def one_pass(self, arm: Arm) -> None:
@@ -211,15 +224,21 @@ class CuptiTimer(GraphTimer):
     def visit(self, arm: Arm, samples: int) -> list[float]:
         """Profiled replays; raises RuntimeError as `kernel_durations_us` does."""
         arm.turn += samples
-        return [math.fsum(kernel_durations_us(arm)) / arm.calls for _ in range(samples)]
+        calls = arm.calls * len(arm.state)
+        return [math.fsum(kernel_durations_us(arm)) / calls for _ in range(samples)]
 
 
 def kernel_durations_us(arm: Arm) -> list[float]:
-    """Kineto's duration of each kernel, copy and fill in one replay of an arm, us; RuntimeError where it lists none."""
-    arm.state.replay()
+    """Kineto's duration of each kernel, copy and fill in one replay of an arm's graphs, us.
+
+    Raises RuntimeError where it lists none.
+    """
+    for graph in arm.state:
+        graph.replay()
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as kineto:
-        arm.state.replay()
+        for graph in arm.state:
+            graph.replay()
         torch.cuda.synchronize()
     found = [e for e in kineto.events() if e.device_type == DeviceType.CUDA]
     if not found:

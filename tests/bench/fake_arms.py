@@ -195,3 +195,25 @@ def forgetful() -> Backend:
 
 def watched() -> Backend:
     return replace(backend(), clock=lambda pid: time.clock_gettime(~pid << 3 | 2), clock_pct=18.0)  # Linux: of any
+
+
+class Long(Processor):
+    """A timer to which the first arm's call is long enough for a sample, and no other's."""
+
+    def prepare(self, arm: sampling.Arm) -> None:
+        first = Path(os.environ["KILLGATE_TEST_MEETING"]) / "first"
+        if arm.alone is None:
+            arm.alone = not first.exists()
+            first.touch()
+        arm.calls = 1 if arm.alone else 10 * len(arm.sets)
+
+    def _sample(self, arm: sampling.Arm) -> float:
+        began = time.process_time()
+        for args, out in arm.sets[arm.turn % len(arm.sets) :][:1] if arm.alone else arm.sets:
+            arm.run(args, out)
+        arm.turn += 1
+        return 1 + 1e6 * (time.process_time() - began)
+
+
+def long() -> Backend:
+    return replace(backend(), timer=lambda *_: Long())

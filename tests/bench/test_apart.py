@@ -103,6 +103,15 @@ def test_a_time_that_the_harness_cannot_confirm_is_an_error(
 
 
 @pytest.mark.slow
+def test_where_a_call_is_a_sample_by_itself_it_is_for_every_arm(meeting: Path) -> None:
+    """The timer of tests/bench/fake_arms.py finds only the first arm's call long."""
+    (meeting / "first").unlink(missing_ok=True)
+    done = compared("honest", where="long", placements=2)
+    assert [(a.status, a.timing and a.timing.calls) for a in done.arms] == [("ok", 1)] * 2
+    assert (meeting / "first").exists()
+
+
+@pytest.mark.slow
 def test_arms_share_what_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     taken = shared.Shelf.tensor

@@ -102,6 +102,22 @@ def test_kernels_take_no_longer_than_the_replay_that_holds_them() -> None:
 
 
 @pytest.mark.gpu
+def test_a_long_call_is_a_sample_by_itself_on_one_set_after_the_other() -> None:
+    timer, long, short = timers.GraphTimer(), doubling(2**30, 3), doubling(2**20, 3)
+    together = doubling(2**30, 3)
+    together.alone = False
+    for one in (long, short, together):
+        timer.prepare(one)
+    assert (long.calls, len(long.state), long.alone) == (1, 3, True)
+    assert (len(short.state), short.alone, len(together.state), together.calls) == (1, False, 1, 3)
+    for number, (_, out) in enumerate(long.sets):
+        out.fill_(0)
+        timer.visit(long, 1)
+        assert (out[-1] != 0) == (long.sets[number][0][-1] != 0)
+    assert min(timer.visit(long, 20)) == pytest.approx(min(timer.visit(together, 5)), rel=0.03)
+
+
+@pytest.mark.gpu
 def test_cold_is_slower_than_warm() -> None:
     """16 MiB read and as much written: within the 50 MiB of an L2, so a warm call never goes to memory."""
     times = {}
