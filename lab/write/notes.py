@@ -14,18 +14,22 @@ from pathlib import Path
 
 from lab.base import devices
 from lab.base.console import between
+from lab.base.errors import REPOSITORY
 from lab.card import phases
 from lab.check import families
 from lab.judge import evidence, verdicts
 from lab.place import roofline
 from lab.row import store
 from lab.row.records import Measurement
-from lab.study import composed
+from lab.study import composed, own
 from lab.write import figures
+
+IMPORTED = REPOSITORY / "data" / "imported"
 
 # Between these lines of each kernels/<family>/NOTES.md stands the table.
 MARKS = ("<!-- written by lab write --notes -->", "<!-- end -->")
 FLOORS = ("<!-- floors by lab write --notes -->", "<!-- end of floors -->")
+LLAMA_CPP = ("<!-- llama.cpp by lab write --notes -->", "<!-- end of llama.cpp -->")
 EXPECTED = ("<!-- expected by lab write --notes -->", "<!-- end of expected -->")
 HEAD = (
     "Median us of the runs that each verdict stands on. Change: the candidate's, median of the paired blocks. Of",
@@ -43,7 +47,7 @@ def path(family: str) -> Path:
 
 def written(family: str, text: str) -> str:
     """The notes' text with their tables made again; BadInput where the marks of the results are gone."""
-    for marks, lines in ((FLOORS, floors), (EXPECTED, expected)):
+    for marks, lines in ((FLOORS, floors), (EXPECTED, expected), (LLAMA_CPP, llama_cpp)):
         if marks[0] in text:
             text = between(text, marks, lines(family), path(family))
     return between(text, MARKS, table(family), path(family))
@@ -78,6 +82,34 @@ def expected(family: str) -> list[str]:
     return lines
 
 
+def llama_cpp(family: str, device_id: str = "h200") -> list[str]:
+    """llama-batched-bench's files of data/imported, each step beside the fastest arm that a row has of its workload.
+
+    A file is named llama-batched-bench-MODEL-DEVICE.jsonl, and MODEL is the workload's between the step and npl.
+    """
+    fastest: dict[str, Measurement] = {}
+    for row in store.rows(device_id, family=family):
+        before = fastest.get(row.workload_id)
+        if row.ok and row.own_us and (before is None or row.own_us < (before.own_us or math.inf)):
+            fastest[row.workload_id] = row
+    lines = ["| workload | llama.cpp ms | ours ms | times as fast | arm, run |", "|---|---|---|---|---|"]
+    for file in sorted(IMPORTED.glob(f"llama-batched-bench-*-{device_id}.jsonl")):
+        model = file.stem.removeprefix("llama-batched-bench-").removesuffix(f"-{device_id}")
+        for sample in own.read(file).samples:
+            npl, tokens, generated = (int(sample.axes[name]) for name in ("npl", "npp", "ntg"))
+            decode = sample.metric == "decode_tps"
+            if decode == (generated < tokens / 100):  # a prompt that only fills the cache, and a few steps
+                continue
+            of = f"decode_{model}_npl{npl}_ctx{tokens}" if decode else f"prefill_{model}_npl{npl}_t{tokens}_ctx0"
+            theirs_ms = 1e3 * npl * (1 if decode else tokens) / sample.values[0]
+            cells = [f"`{of}`", f"{theirs_ms:.4g}", "", "", ""]
+            if of in fastest:
+                row, ours_ms = fastest[of], (fastest[of].own_us or math.inf) / 1e3
+                cells[2:] = f"{ours_ms:.4g}", f"{theirs_ms / ours_ms:.2f}", f"{row.name}, {row.run}"
+            lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
 def table(family: str) -> list[str]:
     """The lines of the table: each measured card of the family, each of its workloads."""
     lines = list(HEAD)
@@ -90,12 +122,12 @@ def table(family: str) -> list[str]:
 
 def _card(card: phases.Card, device: devices.Device) -> list[str]:
     peers, lines, runs = set(families.load(card.family).peers), [], set()
-    for workload, own in figures.judged_runs(card, device.id).items():
-        arms = {r.name: r for r in own}
+    for workload, rows in figures.judged_runs(card, device.id).items():
+        arms = {r.name: r for r in rows}
         control, candidate = arms.get(card.control), arms.get(card.candidate)
         if candidate is None:
             continue
-        right = [r for r in own if r.status == "ok"]
+        right = [r for r in rows if r.status == "ok"]
         others = [r for r in right if r.name in card.beside]
         rivals = [r for r in right if r.name in peers - {card.control, card.candidate, *card.beside}]
         others += sorted(rivals, key=lambda r: r.own_us or math.inf)[:1]

@@ -66,6 +66,24 @@ def test_a_line_is_one_run_as_the_judge_reads_it() -> None:
     assert any(f"**{card.id}: {word}** on h200, cuda_decode against torch_bf16, runs 2026-" in x for x in text)
 
 
+def test_llama_cpp_stands_beside_the_fastest_arm_of_the_same_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = '{"pp": %d, "tg": %d, "pl": %d, "t_pp": 0.5, "speed_pp": %r, "t_tg": 0.4, "speed_tg": %r}'
+    rows = [line % (1024, 64, n, n * 1024 / 0.5, n * 64 / 0.4) for n in (1, 7)]
+    rows.append(line % (2048, 4, 1, 2048 / 0.5, 4 / 0.4))
+    (tmp_path / "llama-batched-bench-q36-27b-h200.jsonl").write_text("\n".join(rows))
+    monkeypatch.setattr(notes, "IMPORTED", tmp_path)
+    _, _, *found = notes.llama_cpp("step")
+    own_us = [r.own_us for r in store.rows("h200", family="step") if r.workload_id == "decode_q36-27b_npl1_ctx1024"]
+    ours_ms = min(us for us in own_us if us) / 1e3
+    assert [line.split(" | ")[:4] for line in found] == [
+        ["| `decode_q36-27b_npl1_ctx1024`", "6.25", f"{ours_ms:.4g}", f"{6.25 / ours_ms:.2f}"],
+        ["| `decode_q36-27b_npl7_ctx1024`", "6.25", "", ""],
+        ["| `prefill_q36-27b_npl1_t2048_ctx0`", "500", "", ""],
+    ]
+
+
 def test_an_arm_without_a_time_shows_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
     card, every = phases.card("w4a16-gemv"), store.rows
 

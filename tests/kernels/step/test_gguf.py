@@ -132,6 +132,17 @@ def test_a_users_binary_gives_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (made.build_commit, made.gpu_info, made.model_filename) == ("abcdef1", "NVIDIA H200", "step.gguf")
 
 
+def test_a_prefill_without_decode_has_no_speed_of_decode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tool divides no tokens by no time and prints nan."""
+    out = tmp_path / "rows.jsonl"
+    text = BENCH.replace('"speed_tg": n * tg / 2.0}))', '"speed_tg": float("nan")}).replace("NaN", "-nan"))')
+    text = text.replace('assert int(value("-c")) >= 32 * 192', "")
+    words = ["--binary", str(bench(tmp_path, text)), "--model", "step.gguf", "--npl", "1", "--npp", "192"]
+    monkeypatch.setattr(sys, "argv", ["peer", *words, "--ntg", "0", "--out", str(out)])
+    llama_cpp.main()
+    assert [(s.metric, s.values) for s in own.read(out).samples] == [("prefill_tps", (192 / 0.5,))]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
