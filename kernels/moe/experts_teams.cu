@@ -107,7 +107,9 @@ DEVICE void put(u32 (&o)[8], const uint4& low, const uint4& high) {
 struct Own {
     int group, part, mine;
     DEVICE int row_tiles() const { return min(ROW_TILES, DOWN_ROWS - group * ROW_TILES); }
-    DEVICE int turns() const { return (mine + BLOCKS_AT_ONCE - 1) / BLOCKS_AT_ONCE; }
+    DEVICE int turns() const { return turns_of(0); }
+    // That have a block i.
+    DEVICE int turns_of(int i) const { return (mine - i + BLOCKS_AT_ONCE - 1) / BLOCKS_AT_ONCE; }
     // Block i of a turn; whether it is there.
     DEVICE bool there(int turn, int i) const { return turn * BLOCKS_AT_ONCE + i < mine; }
     DEVICE int block_of(int turn, int i) const { return part + PARTS * (turn * BLOCKS_AT_ONCE + i); }
@@ -381,6 +383,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             leave(c);
         }
         const int up_items = n, which = member / 2, half = member % 2, of = which / ROW_TILES;
+        // Turns in which the warp's slot holds a tile; one number of what else are two that live through the loop.
+        const int filled = which % ROW_TILES < row_tiles ? own.turns_of(of) : 0;
         Hidden::State h_at;
         for (int turn = 0; turn < turns; turn++, n++, at.advance(), h_at.advance()) {
             if (n % TEAMS != team) continue;
@@ -388,7 +392,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             u32 loaded = 0;
             weights.consumer_wait(at);
             hidden.consumer_wait(h_at);
-            if (own.there(turn, of) && which % ROW_TILES < row_tiles) {
+            if (turn < filled) {
                 // Rows past the block's hold junk, in columns of sums that are not used.
                 const unsigned char* of_h = shared + H_RING + h_at.stage * H_STAGE_BYTES + of * H_BLOCK + g * H_ROW;
                 const unsigned char* tiles = shared + RING + at.stage * STAGE_BYTES + which * SLOT_BYTES;

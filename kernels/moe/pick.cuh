@@ -1,7 +1,5 @@
-// What a token's logits say: its experts and their weights, by a warp. For experts_teams.cu where it routes for itself.
-//
-// router.cu has the same text in its own kernel, so both give the same bits. With this header in its place it compiles to
-// as many instructions in other registers: it takes it when its rows are measured next, or this goes with card moe-routed.
+// What a token's logits say: its experts and their weights, by a warp. Of router.cu, and of experts_teams.cu where it
+// routes for itself, so that both choose and weigh alike to the bit.
 //
 // Macros: X_BF16 0/1 (type of x), EXPERTS.
 #pragma once

@@ -420,6 +420,21 @@ def test_what_the_kernels_cannot_hold_is_refused(axis: str, value: int, word: st
     assert word in candidate.refuses(Workload("", axes | {axis: value}))
 
 
+def test_few_tokens_take_one_launch() -> None:
+    """As far as a thread an expert goes, and not in the arm that compares."""
+    axes = dict(BY_ID["t8_e256_k8_h2048_f512_s512"].axes)
+
+    def launches(name: str, **other: int) -> float:
+        candidates = {c.name: c for c in (*cuda_experts.CANDIDATES, *cuda_levers.CANDIDATES)}
+        return 2.0 - ("_routed" in candidates[name].config(Workload("", axes | other)))
+
+    for tokens, experts, wanted in ((1, 256, 1), (8, 512, 1), (8, 513, 2), (9, 256, 2)):
+        workload = Workload("", axes | {"T": tokens, "experts": experts})
+        assert launches("cuda_experts", T=tokens, experts=experts) == wanted
+        assert cuda_experts.work(workload, hopper.SMS).in_turn["launches"] == wanted
+        assert launches("experts_router_launch", T=tokens, experts=experts) == 2
+
+
 @pytest.mark.parametrize("tokens", [1, 8, 17, 32, 128])
 @pytest.mark.parametrize(("width", "inner", "busy"), [(2048, 512, 0.96), (2816, 704, 0.98)])
 def test_nine_tenths_of_the_multiprocessors_add_up_y(tokens: int, width: int, inner: int, busy: float) -> None:
@@ -444,12 +459,12 @@ ON_A_GPU = [w for w in cases.WORKLOADS if not cuda_experts.CANDIDATES[0].refuses
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("workload", ON_A_GPU, ids=lambda w: w.id)
-@pytest.mark.parametrize("routed_", [False, True], ids=["", "routed"])
-def test_on_a_gpu_within_tolerance_and_the_same_bits_captured(workload: Workload, routed_: bool) -> None:
+@pytest.mark.parametrize("router_launch", [False, True], ids=["", "router_launch"])
+def test_on_a_gpu_within_tolerance_and_the_same_bits_captured(workload: Workload, router_launch: bool) -> None:
     skip_unless_hopper()
-    if routed_ and workload["T"] > cuda_experts.ROUTED_MAX:
-        pytest.skip("the router's work there")
-    choose = cuda_levers.LEVERS["experts_routed"] if routed_ else cuda_experts.choose_config
+    if router_launch and workload["T"] > cuda_experts.ROUTED_MAX:
+        pytest.skip("the same there")
+    choose = cuda_levers.LEVERS["experts_router_launch"] if router_launch else cuda_experts.choose_config
     run = functools.partial(cuda_experts.run, choose=choose)
     given = cases.inputs(workload, 1, "cuda")
     kept = cuda_experts.prepare(given, choose) | {name: given[name] for name in cases.ACTIVATIONS}
