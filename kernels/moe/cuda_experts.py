@@ -42,7 +42,8 @@ class ExpertsConfig:
     """A compiled experts.cu (dtype .. round_items) and its launch (grid). The macros are explained there.
 
     teams: of math warps; 0 is experts.cu, more is experts_teams.cu, whose blocks have eight tokens. routed: it makes
-    router.cu's lists itself.
+    router.cu's lists itself. switches: macros of an arm in controls/ that are 1 there; h_rows: rows of a
+    block that a stage of h has room for, where they are fewer than the block's.
 
     width, inner: of the model and of an expert. n_tiles: eights of tokens of a block. row_tiles: tiles of 16 rows of y
     that a CTA adds up; parts: CTAs that share them. stages: of weights; h_stages: of h.
@@ -60,6 +61,8 @@ class ExpertsConfig:
     grid: int
     teams: int = 0
     routed: bool = False
+    switches: tuple[str, ...] = ()
+    h_rows: int = 0
 
     @property
     def threads(self) -> int:
@@ -70,9 +73,10 @@ class ExpertsConfig:
         """The kernel's name, which tells its macros."""
         sizes = {"h": self.width, "f": self.inner, "n": self.n_tiles, "r": self.row_tiles, "p": self.parts}
         sizes |= {"st": self.stages, "hs": self.h_stages, "i": self.round_items}
+        sizes |= {"hr": self.h_rows} if self.h_rows else {}
         word = f"moe_teams{self.teams}" if self.teams else "moe_experts"
-        word += "_routed" * self.routed
-        return "_".join((word, self.dtype, *(f"{name}{size}" for name, size in sizes.items())))
+        words = word + "_routed" * self.routed, *map(str.lower, self.switches), self.dtype
+        return "_".join((*words, *(f"{name}{size}" for name, size in sizes.items())))
 
     @property
     def block_tokens(self) -> int:
@@ -90,7 +94,7 @@ class ExpertsConfig:
 
     @property
     def h_stage_bytes(self) -> int:
-        return _round_up(SLOTS // self.row_tiles * self.block_tokens * (2 * self.inner + 16), 128)
+        return _round_up(SLOTS // self.row_tiles * (self.h_rows or self.block_tokens) * (2 * self.inner + 16), 128)
 
     def shared_bytes(self, tokens: int, rows: int, blocks: int) -> int:
         """Barriers, stages, sums, h, sums of y, and both lists: as experts.cu lays them out."""
@@ -117,17 +121,23 @@ Choice = Callable[[int, int, int, str, int], ExpertsConfig]
 def choose_config(
     tokens: int, width: int, inner: int, dtype: str, sms: int = SMS, *, teams: int = 2, stages: int = 6,
     round_items: int = 0, row_tiles: int = 0, routed: bool = True,
+    switches: tuple[str, ...] = (), few_rows: bool = False,
 ) -> ExpertsConfig:  # fmt: skip
     """experts_teams.cu with `teams` teams; of `stages` of weights as many as leave room for two of h.
 
     One team where a warp has more than four tiles of x: 80 registers would not hold them. round_items, row_tiles: 0
-    chooses. routed: without router.cu where two teams have at most ROUTED_MAX tokens (and `for_experts` agrees).
+    chooses. routed: without router.cu where two teams have at most ROUTED_MAX tokens (and `for_experts` agrees);
+    with switches there. few_rows: there, of few tokens, stages of h for their rows alone, and from eight stages on.
     """
     teams = teams if width <= 4 * WARPS * tiles.COLS else 1
     row_tiles, parts = row_tiles_of(tokens, width, sms, row_tiles)
     round_items = round_items or (24 if tokens <= 8 else 48)
     routed = routed and teams == 2 and tokens <= ROUTED_MAX
     config = ExpertsConfig(dtype, width, inner, 1, row_tiles, parts, stages, 2, round_items, sms, teams, routed)
+    if routed:
+        config = replace(config, switches=switches)
+        if few_rows and tokens <= 4:
+            config = replace(config, h_rows=1 << (tokens - 1).bit_length(), stages=8)
     while config.stages > 2 * teams and _shared_bytes_of(config, tokens) > SHARED_BYTES:
         config = replace(config, stages=config.stages - teams)
     return with_h_stages(config, tokens)
@@ -135,7 +145,7 @@ def choose_config(
 
 def for_experts(config: ExpertsConfig, experts: int) -> ExpertsConfig:
     """`config`, with router.cu ahead of it where it would route for itself and a thread an expert is too few."""
-    return replace(config, routed=config.routed and experts <= ROUTED_EXPERTS_MAX)
+    return config if experts <= ROUTED_EXPERTS_MAX else replace(config, routed=False, switches=())
 
 
 def row_tiles_of(tokens: int, width: int, sms: int, wanted: int = 0) -> tuple[int, int]:
@@ -219,7 +229,9 @@ def source(config: ExpertsConfig, experts: int = 0) -> CudaSource:
     if config.teams:
         macros = {"TEAMS": config.teams} | {name: value for name, value in macros.items() if name != "N_TILES"}
     if config.routed:
-        macros |= {"ROUTED": 1, "EXPERTS": experts}
+        macros |= {"ROUTED": 1, "EXPERTS": experts, **dict.fromkeys(config.switches, 1)}
+    if config.h_rows:
+        macros["H_ROWS"] = config.h_rows
     tokens = 8 if config.n_tiles == 1 and not config.teams else TOKENS_MAX
     path = TEAMS_SOURCE if config.teams else SOURCE
     return hopper.source(path, config.kernel, min(SHARED_BYTES, _shared_bytes_of(config, tokens)), macros)

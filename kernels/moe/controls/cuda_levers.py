@@ -9,6 +9,11 @@ experts_teams change one number of cuda_experts. What has one team has router.cu
 
 One launch (card moe-routed): experts_router_launch is cuda_experts with router.cu's launch ahead at up to eight tokens
 too, where cuda_experts does its work in every CTA. Of more tokens the two are one.
+
+What is ahead of that launch's first copy (card moe-early): experts_counters_beside looks for its counters while other
+warps pick, experts_pick_tree takes a lane's largest logit by a tree, experts_few_rows has stages of h for the call's
+tokens alone and eight of weights, experts_early does all three; experts_early_rows2 has two tiles of rows of y a
+CTA and runs of about twelve items, which each took less than cuda_experts' at eight tokens (card moe-teams).
 """
 
 from __future__ import annotations
@@ -43,6 +48,7 @@ def one_team(
     return cuda_experts.with_h_stages(config, tokens)
 
 
+EARLY = functools.partial(choose_config, few_rows=True, switches=("COUNTERS_BESIDE", "PICK_TREE"))
 LEVERS: dict[str, Choice] = {
     "experts_one_team": one_team,
     "experts_one_team_eights": functools.partial(one_team, n_tiles=1),
@@ -52,6 +58,11 @@ LEVERS: dict[str, Choice] = {
     "experts_teams_rows1": functools.partial(choose_config, row_tiles=1),
     "experts_teams_rows2": functools.partial(choose_config, row_tiles=2),
     "experts_router_launch": functools.partial(choose_config, routed=False),
+    "experts_counters_beside": functools.partial(choose_config, switches=("COUNTERS_BESIDE",)),
+    "experts_pick_tree": functools.partial(choose_config, switches=("PICK_TREE",)),
+    "experts_few_rows": functools.partial(choose_config, few_rows=True),
+    "experts_early": EARLY,
+    "experts_early_rows2": functools.partial(EARLY, row_tiles=2, round_items=12),
 }
 
 
@@ -67,7 +78,7 @@ CUDA_SOURCES = tuple(
     dict.fromkeys(
         cuda_experts.source(choose(tokens, *shape, "bf16", SMS), 256)
         for choose in LEVERS.values()
-        for tokens, shape in ((8, (2048, 512)), (128, (2048, 512)), (128, (2816, 704)))
+        for tokens, shape in ((1, (2048, 512)), (8, (2048, 512)), (128, (2048, 512)), (128, (2816, 704)))
     )
 )
 
