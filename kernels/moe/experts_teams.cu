@@ -12,7 +12,8 @@
 //
 // Macros: KERNEL, X_BF16, WIDTH, INNER, ROW_TILES, PARTS, STAGES, H_STAGES, ROUND_ITEMS as there; TEAMS 1/2; ROUTED 0/1
 // (0 where it is not given), with it EXPERTS. Of controls/cuda_levers.py's arms: pick.cuh's, COUNTERS_BESIDE 0/1 (0; a warp
-// that picks nothing looks for the counters, beside the others), H_ROWS (8; rows that a block has at most, in stages of h).
+// that picks nothing looks for the counters, beside the others), SHORT_LINE 0/1 (0; one round of items is not
+// divided by one), H_ROWS (8; rows that a block has at most, in stages of h).
 #ifndef ROUTED
 #define ROUTED 0
 #endif
@@ -21,6 +22,9 @@
 #endif
 #ifndef H_ROWS
 #define H_ROWS 8
+#endif
+#ifndef SHORT_LINE
+#define SHORT_LINE 0
 #endif
 #if ROUTED
 #include "pick.cuh"
@@ -69,8 +73,11 @@ struct UpLine {
     }
     DEVICE void locate() {
         for (; round < rounds; round++) {
-            const int first = static_cast<int>(static_cast<long long>(items) * round / rounds);
-            const int behind = static_cast<int>(static_cast<long long>(items) * (round + 1) / rounds);
+            int first = 0, behind = items;
+            if (!SHORT_LINE || rounds > 1) {
+                first = static_cast<int>(static_cast<long long>(items) * round / rounds);
+                behind = static_cast<int>(static_cast<long long>(items) * (round + 1) / rounds);
+            }
             const StreamKPartition parts = stream_k_partition(behind - first, workers);
             const int turn = round % 2 ? workers - 1 - worker : worker;
             at = first + parts.begin(turn), end = first + parts.begin(turn + 1);

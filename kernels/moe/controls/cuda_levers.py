@@ -11,9 +11,10 @@ One launch (card moe-routed): experts_router_launch is cuda_experts with router.
 too, where cuda_experts does its work in every CTA. Of more tokens the two are one.
 
 What is ahead of that launch's first copy (card moe-early): experts_counters_beside looks for its counters while other
-warps pick, experts_pick_tree takes a lane's largest logit by a tree, experts_few_rows has stages of h for the call's
-tokens alone and eight of weights, experts_early does all three; experts_early_rows2 has two tiles of rows of y a
-CTA and runs of about twelve items, which each took less than cuda_experts' at eight tokens (card moe-teams).
+warps pick, experts_pick_tree takes a lane's largest logit by a tree, experts_short_line does not divide the line of
+items by one, experts_few_rows has stages of h for the call's tokens alone and eight of weights, experts_early is all four.
+experts_early_rows2 has two tiles of rows of y a CTA besides, and runs of about twelve items, which each took less time
+than cuda_experts' numbers at eight tokens (card moe-teams).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def one_team(
     return cuda_experts.with_h_stages(config, tokens)
 
 
-EARLY = functools.partial(choose_config, few_rows=True, switches=("COUNTERS_BESIDE", "PICK_TREE"))
+EARLY = functools.partial(choose_config, few_rows=True, switches=("COUNTERS_BESIDE", "PICK_TREE", "SHORT_LINE"))
 LEVERS: dict[str, Choice] = {
     "experts_one_team": one_team,
     "experts_one_team_eights": functools.partial(one_team, n_tiles=1),
@@ -60,6 +61,7 @@ LEVERS: dict[str, Choice] = {
     "experts_router_launch": functools.partial(choose_config, routed=False),
     "experts_counters_beside": functools.partial(choose_config, switches=("COUNTERS_BESIDE",)),
     "experts_pick_tree": functools.partial(choose_config, switches=("PICK_TREE",)),
+    "experts_short_line": functools.partial(choose_config, switches=("SHORT_LINE",)),
     "experts_few_rows": functools.partial(choose_config, few_rows=True),
     "experts_early": EARLY,
     "experts_early_rows2": functools.partial(EARLY, row_tiles=2, round_items=12),

@@ -27,7 +27,7 @@ from tests.kernels.on_cpu.stand_in import UNCHANGED, Change, StandIn, built, nee
 
 BY_ID = {w.id: w for w in cases.WORKLOADS}
 EARLY_WORDS = ("first == 2", "i += 32", "<< i")
-EARLY = ("COUNTERS_BESIDE", "PICK_TREE")  # what the arm experts_early sets
+EARLY = ("COUNTERS_BESIDE", "PICK_TREE", "SHORT_LINE")  # what the arm experts_early sets
 ROUTER_ENTRY = """
 struct Arguments {
   const float* logits; const unsigned char *x, *gate; uint2* pairs; u32* masks; uint2 *rows, *blocks; u32* state;
