@@ -12,7 +12,7 @@ too, where cuda_experts does its work in every CTA. Of more tokens the two are o
 
 What is ahead of that launch's first copy (card moe-early): experts_counters_beside looks for its counters while other
 warps pick, experts_pick_tree takes a lane's largest logit by a tree, experts_short_line does not divide the line of
-items by one, experts_few_rows has stages of h for the call's tokens alone and eight of weights, experts_early is all four.
+items by one, experts_few_rows has stages of h for the call's tokens alone and eight of weights, experts_early all four.
 experts_early_rows2 has two tiles of rows of y a CTA besides, and runs of about twelve items, which each took less time
 than cuda_experts' numbers at eight tokens (card moe-teams).
 """
