@@ -1,8 +1,9 @@
 """A mixture's experts for few tokens in CUDA C++: router.cu chooses and sorts, experts_teams.cu multiplies.
 
-Two launches, and nothing is asked of the host. The second is a programmatic one, so its blocks set up while the first
-one's last block sorts; experts.cu, the same with one team of math warps, which cards compare
-(controls/cuda_levers.py), says how the work is shared and where sums are added. Weights are tiles of nvfp4's tiles.py
+Up to eight tokens experts_teams.cu chooses and sorts too, in one launch. Of more there are two, the second a
+programmatic one, so its blocks set up while the first one's last block sorts. Nothing is asked of the host. experts.cu,
+the same with one team of math warps, which cards compare (controls/cuda_levers.py), says how the work is shared and
+where sums are added. Weights are tiles of nvfp4's tiles.py
 (4.5 bits a weight), rows of gate and up alternating in eights. The shared expert is one expert more, which has every
 token; where it is narrower than the others it is padded with zeros.
 """
@@ -41,7 +42,8 @@ class ExpertsConfig:
     """A compiled experts.cu (dtype .. round_items) and its launch (grid). The macros are explained there.
 
     teams: of math warps; 0 is experts.cu, more is experts_teams.cu, whose blocks have eight tokens. routed: it makes
-    router.cu's lists itself.
+    router.cu's lists itself. switches: macros of an arm in controls/ that are 1 there; h_rows: rows of a
+    block that a stage of h has room for, where they are fewer than the block's.
 
     width, inner: of the model and of an expert. n_tiles: eights of tokens of a block. row_tiles: tiles of 16 rows of y
     that a CTA adds up; parts: CTAs that share them. stages: of weights; h_stages: of h.
@@ -59,6 +61,8 @@ class ExpertsConfig:
     grid: int
     teams: int = 0
     routed: bool = False
+    switches: tuple[str, ...] = ()
+    h_rows: int = 0
 
     @property
     def threads(self) -> int:
@@ -69,9 +73,10 @@ class ExpertsConfig:
         """The kernel's name, which tells its macros."""
         sizes = {"h": self.width, "f": self.inner, "n": self.n_tiles, "r": self.row_tiles, "p": self.parts}
         sizes |= {"st": self.stages, "hs": self.h_stages, "i": self.round_items}
+        sizes |= {"hr": self.h_rows} if self.h_rows else {}
         word = f"moe_teams{self.teams}" if self.teams else "moe_experts"
-        word += "_routed" * self.routed
-        return "_".join((word, self.dtype, *(f"{name}{size}" for name, size in sizes.items())))
+        words = word + "_routed" * self.routed, *map(str.lower, self.switches), self.dtype
+        return "_".join((*words, *(f"{name}{size}" for name, size in sizes.items())))
 
     @property
     def block_tokens(self) -> int:
@@ -89,7 +94,7 @@ class ExpertsConfig:
 
     @property
     def h_stage_bytes(self) -> int:
-        return _round_up(SLOTS // self.row_tiles * self.block_tokens * (2 * self.inner + 16), 128)
+        return _round_up(SLOTS // self.row_tiles * (self.h_rows or self.block_tokens) * (2 * self.inner + 16), 128)
 
     def shared_bytes(self, tokens: int, rows: int, blocks: int) -> int:
         """Barriers, stages, sums, h, sums of y, and both lists: as experts.cu lays them out."""
@@ -115,21 +120,32 @@ Choice = Callable[[int, int, int, str, int], ExpertsConfig]
 
 def choose_config(
     tokens: int, width: int, inner: int, dtype: str, sms: int = SMS, *, teams: int = 2, stages: int = 6,
-    round_items: int = 0, row_tiles: int = 0, routed: bool = False,
+    round_items: int = 0, row_tiles: int = 0, routed: bool = True,
+    switches: tuple[str, ...] = (), few_rows: bool = False,
 ) -> ExpertsConfig:  # fmt: skip
     """experts_teams.cu with `teams` teams; of `stages` of weights as many as leave room for two of h.
 
     One team where a warp has more than four tiles of x: 80 registers would not hold them. round_items, row_tiles: 0
-    chooses. routed: without router.cu where two teams have at most ROUTED_MAX tokens.
+    chooses. routed: without router.cu where two teams have at most ROUTED_MAX tokens (and `for_experts` agrees);
+    with switches there. few_rows: there, of few tokens, stages of h for their rows alone, and from eight stages on.
     """
     teams = teams if width <= 4 * WARPS * tiles.COLS else 1
     row_tiles, parts = row_tiles_of(tokens, width, sms, row_tiles)
     round_items = round_items or (24 if tokens <= 8 else 48)
     routed = routed and teams == 2 and tokens <= ROUTED_MAX
     config = ExpertsConfig(dtype, width, inner, 1, row_tiles, parts, stages, 2, round_items, sms, teams, routed)
+    if routed:
+        config = replace(config, switches=switches)
+        if few_rows and tokens <= 4:
+            config = replace(config, h_rows=1 << (tokens - 1).bit_length(), stages=8)
     while config.stages > 2 * teams and _shared_bytes_of(config, tokens) > SHARED_BYTES:
         config = replace(config, stages=config.stages - teams)
     return with_h_stages(config, tokens)
+
+
+def for_experts(config: ExpertsConfig, experts: int) -> ExpertsConfig:
+    """`config`, with router.cu ahead of it where it would route for itself and a thread an expert is too few."""
+    return config if experts <= ROUTED_EXPERTS_MAX else replace(config, routed=False, switches=())
 
 
 def row_tiles_of(tokens: int, width: int, sms: int, wanted: int = 0) -> tuple[int, int]:
@@ -204,7 +220,7 @@ def router_shared_bytes(experts: int, warps: int = 0) -> int:
 
 @functools.cache
 def source(config: ExpertsConfig, experts: int = 0) -> CudaSource:
-    """The translation unit of a configuration: experts.cu with its macros. experts: asked where it routes itself."""
+    """The translation unit of a configuration: experts.cu with its macros. experts: for one that routes itself."""
     macros = {
         "X_BF16": int(config.dtype == "bf16"), "WIDTH": config.width, "INNER": config.inner,
         "N_TILES": config.n_tiles, "ROW_TILES": config.row_tiles, "PARTS": config.parts, "STAGES": config.stages,
@@ -213,7 +229,9 @@ def source(config: ExpertsConfig, experts: int = 0) -> CudaSource:
     if config.teams:
         macros = {"TEAMS": config.teams} | {name: value for name, value in macros.items() if name != "N_TILES"}
     if config.routed:
-        macros |= {"ROUTED": 1, "EXPERTS": experts}
+        macros |= {"ROUTED": 1, "EXPERTS": experts, **dict.fromkeys(config.switches, 1)}
+    if config.h_rows:
+        macros["H_ROWS"] = config.h_rows
     tokens = 8 if config.n_tiles == 1 and not config.teams else TOKENS_MAX
     path = TEAMS_SOURCE if config.teams else SOURCE
     return hopper.source(path, config.kernel, min(SHARED_BYTES, _shared_bytes_of(config, tokens)), macros)
@@ -292,7 +310,7 @@ def configured(
 
 
 def run(args: dict[str, Any], out: Tensors, choose: Choice = choose_config) -> None:
-    """y in two launches: choose and sort; then both products and the weighted sum. In one where the second does both.
+    """y in one launch up to ROUTED_MAX tokens; else in two: choose and sort, then both products and the weighted sum.
 
     ValueError on a mismatch.
     """
@@ -305,12 +323,10 @@ def run(args: dict[str, Any], out: Tensors, choose: Choice = choose_config) -> N
     if len(h) < pairs or logits.shape[0] != tokens or y.shape != x.shape:
         raise ValueError(f"x {tuple(x.shape)} and scratch for {len(h)} rows: prepare for at least {tokens} tokens")
     device = x.device.index or 0
-    config = configured(tokens, width, h.shape[1], element, x.device, choose)
+    config = for_experts(configured(tokens, width, h.shape[1], element, x.device, choose), experts)
     blocks = config.blocks(tokens, top_k, experts, shared)
     gate = args["shared_gate"] if shared else cuda.i64(0)
     weights = [args[name] for name in ("up", "down", "up_scale", "down_scale")]
-    if config.routed and experts > ROUTED_EXPERTS_MAX:
-        config = replace(config, routed=False)
     if config.routed:
         banks = args["banks"]
         counts = map(cuda.i32, (tokens, pairs, blocks, top_k, (len(banks) - 2) // 2))
@@ -339,13 +355,15 @@ def _refuses(workload: Workload) -> str:
     return refuses(*(workload[axis] for axis in ("T", "experts", "top_k", "H", "F", "shared")))
 
 
-def _config(workload: Workload) -> str:
-    return str(choose_config(*(workload[axis] for axis in ("T", "H", "F", "dtype"))))
+def chosen(workload: Workload, sms: int = SMS, choose: Choice = choose_config) -> ExpertsConfig:
+    """What `run` launches for a workload."""
+    tokens, width, inner, dtype, experts = (workload[axis] for axis in ("T", "H", "F", "dtype", "experts"))
+    return for_experts(choose(tokens, width, inner, dtype, sms), experts)
 
 
 def work(workload: Workload, sms: int) -> Work:
     """Stages of the busiest worker, by what a math warp and the reducer do for each (clocks: NOTES.md)."""
-    config = choose_config(workload["T"], workload["H"], workload["F"], workload["dtype"], sms)
+    config = chosen(workload, sms)
     blocks = sum(count for _, count in block_sizes(workload, config.block_tokens))
     items = math.ceil(blocks * config.inner / 8 / sms)
     turns = math.ceil(math.ceil(blocks / config.parts) / (SLOTS // config.row_tiles))
@@ -354,12 +372,13 @@ def work(workload: Workload, sms: int) -> Work:
     moved = cost(workload, PRECISION).bytes
     return Work(
         {"bytes": moved, "sm_bytes": float((items + turns) * config.stage_bytes), **clocks},
-        {"launches": 2.0, "handover": 2500.0},
+        {"launches": 2.0 - config.routed, "handover": 2500.0},
     )
 
 
 CUDA_SOURCES = (
-    *(source(choose_config(tokens, 2048, 512, "bf16")) for tokens in (8, 32, 128)),
+    source(choose_config(8, 2048, 512, "bf16"), 256),
+    *(source(choose_config(tokens, 2048, 512, "bf16")) for tokens in (32, 128)),
     *(source(choose_config(tokens, 2816, 704, "bf16")) for tokens in (8, 128)),
     source(choose_config(128, 2048, 512, "fp16")),
     router_source(256, "bf16", 8),
@@ -368,6 +387,6 @@ CUDA_SOURCES = (
 CANDIDATES = (
     Candidate(
         "cuda_experts", PRECISION, run, Needs(capability=(9, 0), packages=("cupy",)), prepare=prepare,
-        refuses=_refuses, config=_config, work=work,
+        refuses=_refuses, config=lambda w: str(chosen(w)), work=work,
     ),
 )  # fmt: skip

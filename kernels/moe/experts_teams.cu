@@ -11,9 +11,20 @@
 // in one and zeroes the other for the launch behind it.
 //
 // Macros: KERNEL, X_BF16, WIDTH, INNER, ROW_TILES, PARTS, STAGES, H_STAGES, ROUND_ITEMS as there; TEAMS 1/2; ROUTED 0/1
-// (0 where it is not given), with it EXPERTS.
+// (0 where it is not given), with it EXPERTS. Of controls/cuda_levers.py's arms: pick.cuh's, COUNTERS_BESIDE 0/1 (0; a warp
+// that picks nothing looks for the counters, beside the others), SHORT_LINE 0/1 (0; one round of items is not
+// divided by one), H_ROWS (8; rows that a block has at most, in stages of h).
 #ifndef ROUTED
 #define ROUTED 0
+#endif
+#ifndef COUNTERS_BESIDE
+#define COUNTERS_BESIDE 0
+#endif
+#ifndef H_ROWS
+#define H_ROWS 8
+#endif
+#ifndef SHORT_LINE
+#define SHORT_LINE 0
 #endif
 #if ROUTED
 #include "pick.cuh"
@@ -32,7 +43,7 @@ static_assert(INNER % 16 == 0 && WIDTH % 16 == 0 && SLOTS % ROW_TILES == 0, "who
 constexpr unsigned UP_BYTES = UP_K * TILE_BYTES, SLOT_BYTES = DOWN_K * TILE_BYTES;
 constexpr unsigned STAGE_BYTES = ((UP_BYTES > SLOTS * SLOT_BYTES ? UP_BYTES : SLOTS * SLOT_BYTES) + 127) / 128 * 128;
 // Rows of h 16 bytes apart modulo 128, so that eight lanes that read two rows meet no bank twice.
-constexpr unsigned H_BYTES = 2 * INNER, H_ROW = H_BYTES + 16, H_BLOCK = BLOCK_TOKENS * H_ROW;
+constexpr unsigned H_BYTES = 2 * INNER, H_ROW = H_BYTES + 16, H_BLOCK = H_ROWS * H_ROW;
 constexpr unsigned H_STAGE_BYTES = (BLOCKS_AT_ONCE * H_BLOCK + 127) / 128 * 128;
 
 constexpr unsigned SUM_STAGE_BYTES = TEAM * 512;
@@ -62,8 +73,11 @@ struct UpLine {
     }
     DEVICE void locate() {
         for (; round < rounds; round++) {
-            const int first = static_cast<int>(static_cast<long long>(items) * round / rounds);
-            const int behind = static_cast<int>(static_cast<long long>(items) * (round + 1) / rounds);
+            int first = 0, behind = items;
+            if (!SHORT_LINE || rounds > 1) {
+                first = static_cast<int>(static_cast<long long>(items) * round / rounds);
+                behind = static_cast<int>(static_cast<long long>(items) * (round + 1) / rounds);
+            }
             const StreamKPartition parts = stream_k_partition(behind - first, workers);
             const int turn = round % 2 ? workers - 1 - worker : worker;
             at = first + parts.begin(turn), end = first + parts.begin(turn + 1);
@@ -107,7 +121,9 @@ DEVICE void put(u32 (&o)[8], const uint4& low, const uint4& high) {
 struct Own {
     int group, part, mine;
     DEVICE int row_tiles() const { return min(ROW_TILES, DOWN_ROWS - group * ROW_TILES); }
-    DEVICE int turns() const { return (mine + BLOCKS_AT_ONCE - 1) / BLOCKS_AT_ONCE; }
+    DEVICE int turns() const { return turns_of(0); }
+    // That have a block i.
+    DEVICE int turns_of(int i) const { return (mine - i + BLOCKS_AT_ONCE - 1) / BLOCKS_AT_ONCE; }
     // Block i of a turn; whether it is there.
     DEVICE bool there(int turn, int i) const { return turn * BLOCKS_AT_ONCE + i < mine; }
     DEVICE int block_of(int turn, int i) const { return part + PARTS * (turn * BLOCKS_AT_ONCE + i); }
@@ -262,6 +278,22 @@ DEVICE int route(const float* logits, const unsigned char* x, const unsigned cha
     return cut + with_shared;
 }
 
+#if COUNTERS_BESIDE
+// find_counters in two steps, by one warp: a look, whose answer the others have once they next meet; and what the next
+// launch needs, for which nobody waits. A CTA asks behind its own look, so whoever asks last knows that all have looked.
+DEVICE void look_for_counters(const u32* state, int bank, u32* first, int lane) {
+    if (lane == 0) *first = 2 + ld_acquire(state + 1) * bank;
+}
+DEVICE void hand_on_counters(u32* state, int bank, u32 first, int lane) {
+    if (lane == 0 && atomic_add_acq_rel(state, 1) == gridDim.x - 1) {
+        state[0] = 0;
+        state[1] = first == 2;
+    }
+    const int other = 4 + bank - first;
+    for (int i = lane; blockIdx.x == 0 && i < bank; i += 32) state[other + i] = 0;
+}
+#endif
+
 // By every thread: which words of state this launch counts in, zeroed by the one before; the other bank is zeroed for
 // the next. state: how many CTAs have asked, which bank is next, then both banks of `bank` words. The answer is kept in
 // shared memory, for no register is to spare.
@@ -318,7 +350,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     for (int i = threadIdx.x; i < sums_of_y; i += THREADS) of_y[i] = 0.0f;
     wait_on_dependent_grids();
 #if ROUTED
+#if COUNTERS_BESIDE
+    if (warp == H_PRODUCER) look_for_counters(state, bank, reinterpret_cast<u32*>(shared + COUNTERS), lane);
+#else
     find_counters(state, bank, reinterpret_cast<u32*>(shared + COUNTERS));
+#endif
     const auto block_items = [&] { return state + lds32(base + COUNTERS); };
     const int made = route(logits, x, shared_gate, rows, block_list, reinterpret_cast<u32*>(shared + RING), tokens,
                            top_k, warp, lane);
@@ -381,6 +417,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             leave(c);
         }
         const int up_items = n, which = member / 2, half = member % 2, of = which / ROW_TILES;
+        // Turns in which the warp's slot holds a tile; one number of what else are two that live through the loop.
+        const int filled = which % ROW_TILES < row_tiles ? own.turns_of(of) : 0;
+        const int h_row = H_ROWS < BLOCK_TOKENS ? min(g, H_ROWS - 1) : g;
         Hidden::State h_at;
         for (int turn = 0; turn < turns; turn++, n++, at.advance(), h_at.advance()) {
             if (n % TEAMS != team) continue;
@@ -388,9 +427,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             u32 loaded = 0;
             weights.consumer_wait(at);
             hidden.consumer_wait(h_at);
-            if (own.there(turn, of) && which % ROW_TILES < row_tiles) {
-                // Rows past the block's hold junk, in columns of sums that are not used.
-                const unsigned char* of_h = shared + H_RING + h_at.stage * H_STAGE_BYTES + of * H_BLOCK + g * H_ROW;
+            if (turn < filled) {
+                // Rows past the block's hold junk, or are the last one again, in columns of sums that are not used.
+                const unsigned char* of_h = shared + H_RING + h_at.stage * H_STAGE_BYTES + of * H_BLOCK + h_row * H_ROW;
                 const unsigned char* tiles = shared + RING + at.stage * STAGE_BYTES + which * SLOT_BYTES;
 #pragma unroll
                 for (int i = 0; i < DOWN_TILES; i++) {
@@ -419,6 +458,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     } else if (warp == PRODUCER) {
         if (lane == 0) load_weights(weights, own, up, down, block_list, n_blocks, base + RING);
     } else if (warp == H_PRODUCER) {
+#if COUNTERS_BESIDE
+        hand_on_counters(state, bank, lds32(base + COUNTERS), lane);
+#endif
         load_hidden(hidden, own, h, block_list, block_items(), base + H_RING, lane);
     } else {
         const int reducer = warp - H_PRODUCER - 1;

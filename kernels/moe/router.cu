@@ -10,28 +10,17 @@
 //
 // Macros: KERNEL (name), X_BF16 0/1 (type of x), EXPERTS, BLOCK_TOKENS, MANY 0/1 (0 where it is not given), WARPS (with
 // MANY: 32, a token each, as long as all blocks then run at once).
-#include "sm90/ptx.cuh"
+#include "pick.cuh"
 
 #ifndef MANY
 #define MANY 0
 #endif
 constexpr int MOST_TOKENS = 128, WORDS = MOST_TOKENS / 32;
-constexpr int VALUES = (EXPERTS + 31) / 32;  // a lane's logits; and words of a token's mask
 #ifndef WARPS
 constexpr int WARPS = VALUES > 8 ? VALUES : 8;
 #endif
 constexpr int THREADS = 32 * WARPS;
 static_assert(EXPERTS <= 1024, "an expert a thread");
-constexpr u32 ALL = 0xFFFFFFFFu;
-constexpr float LOG2_E = 1.4426950408889634f;
-
-// Numbers in the order of the floats; the same backwards.
-DEVICE u32 in_order(u32 bits) { return bits ^ (bits >> 31 ? ALL : 0x80000000u); }
-DEVICE u32 from_order(u32 key) { return key ^ (key >> 31 ? 0x80000000u : ALL); }
-DEVICE float warp_sum(float x) {
-    for (int by = 16; by; by /= 2) x += shuffle_xor(x, by);
-    return x;
-}
 
 // logits: [tokens, EXPERTS]. x: [tokens, width] and shared_gate: bf16 [width], or null without a shared expert, which is
 // expert EXPERTS of every token. pairs: [tokens, top_k or one more] (expert, weight). masks: [tokens, VALUES].
@@ -62,60 +51,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #else
     if (token < tokens) {
 #endif
-        u32 keys[VALUES], taken = 0, expert = 0;
-        float logit = 0.0f;
-#pragma unroll
-        for (int i = 0; i < VALUES; i++) {
-            const int e = 32 * i + lane;
-            const float* at = logits + static_cast<size_t>(token) * EXPERTS + e;
-            keys[i] = e < EXPERTS ? in_order(__float_as_uint(ldg_float(at))) : 0;
-        }
-        for (int j = 0; j < top_k; j++) {
-            u32 best = 0;
-            int which = 0;
-#pragma unroll
-            for (int i = 0; i < VALUES; i++) {
-                if (keys[i] > best) best = keys[i], which = i;
-            }
-            const u32 most = warp_max(best);
-            const int leader = __ffs(warp_ballot(best == most)) - 1;
-            const int e = 32 * __shfl_sync(ALL, which, leader) + leader;
-            if (lane == leader) taken |= 1u << which;
-#pragma unroll
-            for (int i = 0; i < VALUES; i++) {
-                if (lane == leader && i == which) keys[i] = 0;
-            }
-            if (lane == j) expert = e, logit = __uint_as_float(from_order(most));
-        }
-        const float largest = __shfl_sync(ALL, logit, 0);
-        const float odds = lane < top_k ? exp2_fast((logit - largest) * LOG2_E) : 0.0f, all = warp_sum(odds);
-        if (lane < top_k) pairs[token * chosen + lane] = make_uint2(expert, __float_as_uint(odds / all));
-        u32 mask = 0;
-#pragma unroll
-        for (int i = 0; i < VALUES; i++) {
-            const u32 word = warp_ballot(taken >> i & 1);
-            if (lane == i) mask = word;
-        }
+        const u32 mask = pick(logits, pairs, token, chosen, top_k, lane);
 #if MANY
         if (lane < VALUES) taken_by[(token - first_token) * VALUES + lane] = mask;
 #else
         if (lane < VALUES) masks[token * VALUES + lane] = mask;
 #endif
         if (with_shared) {
-            float sum = 0.0f;
-#pragma unroll 8  // so that its loads are under way together
-            for (int k = 8 * lane; k < width; k += 256) {
-                const uint4 a = ldg128(x + 2 * (static_cast<size_t>(token) * width + k)),
-                            b = ldg128(shared_gate + 2 * k);
-                const u32 of_x[4] = {a.x, a.y, a.z, a.w}, of_gate[4] = {b.x, b.y, b.z, b.w};
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    sum += to_float<X_BF16>(of_x[i] & 0xFFFFu) * to_float<true>(of_gate[i] & 0xFFFFu);
-                    sum += to_float<X_BF16>(of_x[i] >> 16) * to_float<true>(of_gate[i] >> 16);
-                }
-            }
-            sum = warp_sum(sum);
-            const float share = 1.0f / (1.0f + exp2_fast(-sum * LOG2_E));
+            const float share = shared_weight(x, shared_gate, token, width, lane);
             if (lane == 0) pairs[token * chosen + top_k] = make_uint2(EXPERTS, __float_as_uint(share));
         }
     }

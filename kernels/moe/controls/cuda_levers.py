@@ -5,10 +5,16 @@ candidate keeps it. In a captured graph the allocator has no part in a replay, s
 
 Shape of the launch (NOTES.md, "Why 128 tokens took twice their reads"): experts_one_team is experts.cu, one team
 of math warps, one reducer and blocks of 16 tokens, experts_one_team_eights the same with blocks of eight; those named
-experts_teams change one number of cuda_experts.
+experts_teams change one number of cuda_experts. What has one team has router.cu ahead of it, at few tokens too.
 
-One launch: experts_routed is cuda_experts without router.cu, whose work every CTA does for itself, at up to eight
-tokens.
+One launch (card moe-routed): experts_router_launch is cuda_experts with router.cu's launch ahead at up to eight tokens
+too, where cuda_experts does its work in every CTA. Of more tokens the two are one.
+
+What is ahead of that launch's first copy (card moe-early): experts_counters_beside looks for its counters while other
+warps pick, experts_pick_tree takes a lane's largest logit by a tree, experts_short_line does not divide the line of
+items by one, experts_few_rows has stages of h for the call's tokens alone and eight of weights, experts_early all four.
+experts_early_rows2 has two tiles of rows of y a CTA besides, and runs of about twelve items, which each took less time
+than cuda_experts' numbers at eight tokens (card moe-teams).
 """
 
 from __future__ import annotations
@@ -43,6 +49,7 @@ def one_team(
     return cuda_experts.with_h_stages(config, tokens)
 
 
+EARLY = functools.partial(choose_config, few_rows=True, switches=("COUNTERS_BESIDE", "PICK_TREE", "SHORT_LINE"))
 LEVERS: dict[str, Choice] = {
     "experts_one_team": one_team,
     "experts_one_team_eights": functools.partial(one_team, n_tiles=1),
@@ -51,7 +58,13 @@ LEVERS: dict[str, Choice] = {
     "experts_teams_round12": functools.partial(choose_config, round_items=12),
     "experts_teams_rows1": functools.partial(choose_config, row_tiles=1),
     "experts_teams_rows2": functools.partial(choose_config, row_tiles=2),
-    "experts_routed": functools.partial(choose_config, routed=True),
+    "experts_router_launch": functools.partial(choose_config, routed=False),
+    "experts_counters_beside": functools.partial(choose_config, switches=("COUNTERS_BESIDE",)),
+    "experts_pick_tree": functools.partial(choose_config, switches=("PICK_TREE",)),
+    "experts_short_line": functools.partial(choose_config, switches=("SHORT_LINE",)),
+    "experts_few_rows": functools.partial(choose_config, few_rows=True),
+    "experts_early": EARLY,
+    "experts_early_rows2": functools.partial(EARLY, row_tiles=2, round_items=12),
 }
 
 
@@ -60,14 +73,14 @@ def _refuses(workload: Workload) -> str:
 
 
 def _config(workload: Workload, choose: Choice) -> str:
-    return str(choose(workload["T"], workload["H"], workload["F"], workload["dtype"], SMS))
+    return str(cuda_experts.chosen(workload, choose=choose))
 
 
 CUDA_SOURCES = tuple(
     dict.fromkeys(
-        cuda_experts.source(config := choose(tokens, *shape, "bf16", SMS), 256 if config.routed else 0)
+        cuda_experts.source(choose(tokens, *shape, "bf16", SMS), 256)
         for choose in LEVERS.values()
-        for tokens, shape in ((8, (2048, 512)), (128, (2048, 512)), (128, (2816, 704)))
+        for tokens, shape in ((1, (2048, 512)), (8, (2048, 512)), (128, (2048, 512)), (128, (2816, 704)))
     )
 )
 

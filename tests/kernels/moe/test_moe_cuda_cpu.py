@@ -26,6 +26,8 @@ from tests.kernels.on_cpu.nvfp4_on_cpu import skip_unless_hopper
 from tests.kernels.on_cpu.stand_in import UNCHANGED, Change, StandIn, built, needs_compiler, unless_stopped
 
 BY_ID = {w.id: w for w in cases.WORKLOADS}
+EARLY_WORDS = ("first == 2", "i += 32", "<< i")
+EARLY = ("COUNTERS_BESIDE", "PICK_TREE", "SHORT_LINE")  # what the arm experts_early sets
 ROUTER_ENTRY = """
 struct Arguments {
   const float* logits; const unsigned char *x, *gate; uint2* pairs; u32* masks; uint2 *rows, *blocks; u32* state;
@@ -182,6 +184,10 @@ def each_call_is_right(simulated: Simulated, workload: Workload, calls: int) -> 
                 ("t1_e8_k2_h64_f32_bf16", 5, 2, {"routed": True}),
                 ("t2_e8_k2_h80_f48_s32_bf16", 5, 2, {"routed": True}),
                 ("t8_e16_k4_h64_f48_zipf_fp16", 4, 2, {"routed": True, "h_stages": 2}),
+                ("t1_e8_k2_h64_f32_bf16", 5, 2, {"routed": True, "h_rows": 1, "h_stages": 4, "stages": 8}),
+                ("t2_e8_k2_h80_f48_s32_bf16", 5, 2, {"routed": True, "h_rows": 2, "switches": EARLY}),
+                ("t8_e16_k4_h64_f48_zipf_fp16", 4, 2, {"routed": True, "row_tiles": 2, "parts": 2, "switches": EARLY}),
+                ("t8_e16_k4_h64_f48_zipf_fp16", 4, 2, {"routed": True, "h_stages": 2, "switches": EARLY}),
             )
         ),
     ],
@@ -262,23 +268,30 @@ def test_the_simulation_sees_mistakes_in_the_teams(monkeypatch: pytest.MonkeyPat
     [
         UNCHANGED,
         ("state[1] = which ^ 1;", ""),
-        ("state[other + i] = 0;", "continue;"),
-        ("state[0] = 0;", ""),
+        ("THREADS) state[other + i] = 0;", "THREADS) continue;"),
+        ("            state[0] = 0;", ""),
         ("make_uint2(EXPERTS, __float_as_uint(share))", "make_uint2(EXPERTS, 0)"),
         ("i == which) keys[i] = 0;", "i == which) keys[i] += 0;"),
         ("logits + static_cast<size_t>(token) * EXPERTS + e", "logits + e"),
         ("const int token = warp - MOST_TOKENS;", "const int token = 0 * warp;"),
         ("__float_as_uint(odds / all)", "__float_as_uint(odds)"),
+        ("state[1] = first == 2;", ""),
+        ("i < bank; i += 32) state[other + i] = 0;", "i < 1; i += 32) state[other + i] = 0;"),
+        ("(keys[i] == most) << i", "(keys[i] == most) << 0"),
     ],
 )
 def test_the_simulation_sees_mistakes_where_the_teams_route(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
     def sound(workload: Workload, sms: int) -> bool:
-        simulated = Simulated(monkeypatch, sms, teams=2, n_tiles=1, round_items=5, h_stages=2, routed=True)
+        simulated = Simulated(
+            monkeypatch, sms, teams=2, n_tiles=1, round_items=5, h_stages=2, routed=True, switches=switches
+        )
         simulated.changes = {cuda_experts.TEAMS_SOURCE: change}
         found = unless_stopped(lambda: each_call_is_right(simulated, workload, 4))
         monkeypatch.undo()
         return found
 
+    # Text of one form alone; the other form's is tried in its own kernel.
+    switches = EARLY if any(word in change[0] for word in EARLY_WORDS) else ()
     wide = cases._workload(7, 40, 5, 64, 48, shared=32)
     if change == UNCHANGED:
         assert sound(wide, 5)
@@ -292,8 +305,8 @@ def test_routed_inside_the_bits_are_those_of_two_launches(monkeypatch: pytest.Mo
     workload = cases._workload(8, 40, 5, 64, 48, "zipf", shared=32)
     given = cases.inputs(workload, 1)
     found = []
-    for routed_ in (False, True):
-        simulated = Simulated(monkeypatch, 5, teams=2, n_tiles=1, round_items=5, h_stages=2, routed=routed_)
+    for levers in ({"routed": False}, {"routed": True}, {"routed": True, "switches": EARLY}):
+        simulated = Simulated(monkeypatch, 5, teams=2, n_tiles=1, round_items=5, h_stages=2, **levers)
         kept = cuda_experts.prepare(given)
         for seed, tokens in enumerate((8, 3, 1, 8)):
             simulated.seed = seed
@@ -302,7 +315,7 @@ def test_routed_inside_the_bits_are_those_of_two_launches(monkeypatch: pytest.Mo
             cuda_experts.run(kept | own, {"y": y})
             found.append(y)
         monkeypatch.undo()
-    assert [torch.equal(a, b) for a, b in zip(found[:4], found[4:], strict=True)] == [True] * 4
+    assert [torch.equal(a, b) for a, b in zip(2 * found[:4], found[4:], strict=True)] == [True] * 8
 
 
 def _routed(simulated: Simulated, tokens: int, experts: int, top_k: int, block_tokens: int, routing: str) -> bool:
@@ -420,6 +433,21 @@ def test_what_the_kernels_cannot_hold_is_refused(axis: str, value: int, word: st
     assert word in candidate.refuses(Workload("", axes | {axis: value}))
 
 
+def test_few_tokens_take_one_launch() -> None:
+    """As far as a thread an expert goes, and not in the arm that compares."""
+    axes = dict(BY_ID["t8_e256_k8_h2048_f512_s512"].axes)
+
+    def launches(name: str, **other: int) -> float:
+        candidates = {c.name: c for c in (*cuda_experts.CANDIDATES, *cuda_levers.CANDIDATES)}
+        return 2.0 - ("_routed" in candidates[name].config(Workload("", axes | other)))
+
+    for tokens, experts, wanted in ((1, 256, 1), (8, 512, 1), (8, 513, 2), (9, 256, 2)):
+        workload = Workload("", axes | {"T": tokens, "experts": experts})
+        assert launches("cuda_experts", T=tokens, experts=experts) == wanted
+        assert cuda_experts.work(workload, hopper.SMS).in_turn["launches"] == wanted
+        assert launches("experts_router_launch", T=tokens, experts=experts) == 2
+
+
 @pytest.mark.parametrize("tokens", [1, 8, 17, 32, 128])
 @pytest.mark.parametrize(("width", "inner", "busy"), [(2048, 512, 0.96), (2816, 704, 0.98)])
 def test_nine_tenths_of_the_multiprocessors_add_up_y(tokens: int, width: int, inner: int, busy: float) -> None:
@@ -444,12 +472,12 @@ ON_A_GPU = [w for w in cases.WORKLOADS if not cuda_experts.CANDIDATES[0].refuses
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("workload", ON_A_GPU, ids=lambda w: w.id)
-@pytest.mark.parametrize("routed_", [False, True], ids=["", "routed"])
-def test_on_a_gpu_within_tolerance_and_the_same_bits_captured(workload: Workload, routed_: bool) -> None:
+@pytest.mark.parametrize("arm", ["", "experts_router_launch", "experts_early"])
+def test_on_a_gpu_within_tolerance_and_the_same_bits_captured(workload: Workload, arm: str) -> None:
     skip_unless_hopper()
-    if routed_ and workload["T"] > cuda_experts.ROUTED_MAX:
-        pytest.skip("the router's work there")
-    choose = cuda_levers.LEVERS["experts_routed"] if routed_ else cuda_experts.choose_config
+    if arm and workload["T"] > cuda_experts.ROUTED_MAX:
+        pytest.skip("the same there")
+    choose = cuda_levers.LEVERS[arm] if arm else cuda_experts.choose_config
     run = functools.partial(cuda_experts.run, choose=choose)
     given = cases.inputs(workload, 1, "cuda")
     kept = cuda_experts.prepare(given, choose) | {name: given[name] for name in cases.ACTIVATIONS}
