@@ -249,15 +249,16 @@ def work(workload: Workload, sms: int) -> Work:
     pipeline fills.
     """
     m, n, k = (int(workload[axis]) for axis in "MNK")
-    config, moved = choose_config(m, k), n * k * 1.0625 + 3.0 * m * k + 2.0 * m * n
+    config, quantised, moved = choose_config(m, k), 3.0 * m * k, n * k * 1.0625 + m * (k + 2.0 * n)
+    in_turn = {"launches": 2.0, "bytes": quantised}
     if not config.block_m:
-        return Work({"bytes": moved, "vector": -(-n // config.block_n) / sms * (-(-k // 1024) + 1) * config.block_n * 32.0},
-                    {"launches": 2.0})
+        trips = -(-n // config.block_n) / sms * (-(-k // 1024) + 1)
+        return Work({"bytes": moved, "vector": trips * config.block_n * 32}, in_turn)
     beside = resident(config)
     waves, rest = divmod(-(-m // config.block_m) * -(-n // config.block_n), sms * beside)
     issued = (waves * beside + -(-rest // sms)) * k / 32 * (80 + 1.5 * config.block_m)
-    chain = (waves + (rest > 0)) * (1500.0 + 200.0 * k / 32)
-    return Work({"bytes": moved, "issue": issued}, {"launches": 2.0, "steps": chain})
+    steps = (waves + (rest > 0)) * (1500 + k / 32 * (100 + 1.5 * config.block_m))
+    return Work({"bytes": moved, "issue": issued}, in_turn | {"steps": steps})
 
 
 CANDIDATES = (
