@@ -244,9 +244,9 @@ def resident(config: MmqConfig) -> int:
 def work(workload: Workload, sms: int) -> Work:
     """The quantiser, then waves of tiles, or passes of the vector form.
 
-    A block of 32 along K is a step of a tile: its latency once for all blocks of a multiprocessor, and the slots that
-    each of them issues (NOTES.md counts 272 at 128 tokens, 192 of which are the scaling). Ahead of the first step the
-    pipeline fills.
+    A block of 32 along K is a step of a tile, whose clocks grow as 80 + block_m (NOTES.md: 620, 740 and 1,360 for three
+    blocks at 16, 32 and 128): a latency for all blocks of a multiprocessor, and what each of them adds. Ahead of the
+    first step the pipeline fills.
     """
     m, n, k = (int(workload[axis]) for axis in "MNK")
     config, quantised, moved = choose_config(m, k), 3.0 * m * k, n * k * 1.0625 + m * (k + 2.0 * n)
@@ -256,9 +256,9 @@ def work(workload: Workload, sms: int) -> Work:
         return Work({"bytes": moved, "vector": trips * config.block_n * 32}, in_turn)
     beside = resident(config)
     waves, rest = divmod(-(-m // config.block_m) * -(-n // config.block_n), sms * beside)
-    issued = (waves * beside + -(-rest // sms)) * k / 32 * (80 + 1.5 * config.block_m)
-    steps = (waves + (rest > 0)) * (1500 + k / 32 * (100 + 1.5 * config.block_m))
-    return Work({"bytes": moved, "issue": issued}, in_turn | {"steps": steps})
+    step = k / 32 * (80 + config.block_m)
+    at_once = {"bytes": moved, "issue": 1.3 * step * (waves * beside + -(-rest // sms))}
+    return Work(at_once, in_turn | {"steps": (waves + (rest > 0)) * (1500 + 1.5 * step)})
 
 
 CANDIDATES = (
