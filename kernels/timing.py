@@ -63,7 +63,7 @@ def library_product(m: int, n: int, k: int, sms: int, weight_bytes: float = 2.0)
     waves = max(tiles / sms, 0.25) if tiles < 2 * sms else in_waves
     clocks = waves * 128 * min(128, -(-m // 64) * 64) * k / 4096
     moved = weight_bytes * n * k + 2.0 * m * (k + n)
-    return Work({"bytes": moved, "products": clocks}, {"launches": 1.0, "prologue": k / 4})
+    return Work({"bytes": moved, "products": clocks}, {"launches": 1.0, "prologue": 1500.0 + k / 4})
 
 
 def shares(work: Work, us: Mapping[str, float]) -> tuple[float, dict[str, float]]:
