@@ -149,7 +149,8 @@ def work(workload: Workload, sms: int, precision: str) -> Work:
     states = 2.0 * state_bytes(workload)
     moved = algorithm_cost(workload, config.chunk, element, through_memory=True).bytes - states
     chunks = -(-workload["T"] // config.chunk) * sequences(workload) * workload["Hv"] / sms
-    return Work({"bytes": moved, "chunks": 5000.0 * chunks}, {"launches": 6.0, "bytes": states, "steps": 2000.0 * steps})
+    in_turn = {"launches": 6.0, "bytes": states, "steps": 2000.0 * steps}
+    return Work({"bytes": moved, "chunks": 5000.0 * chunks}, in_turn)
 
 
 def _builds(cc: int, precision: str) -> tuple[Build, ...]:

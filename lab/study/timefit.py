@@ -2,8 +2,9 @@
 
 A candidate's parameters on a device are the maximum a posteriori of the logarithm of its times: residuals weighed
 robustly (soft L1, SciPy), and priors of the logarithm of each parameter, so that a count that the rows hardly show
-stays near what the device's facts say. `validate` leaves out one group of places at a time, fits the rest, and holds
-the prediction, its interval and the choice against what was measured.
+stays near what the device's facts say. Its interval comes from its errors at shapes that a fit had not seen. `validate`
+leaves out one group of places at a time, fits the rest, and holds the prediction, its interval and the choice against
+what was measured.
 """
 
 from __future__ import annotations
@@ -87,9 +88,9 @@ def fit(rows: Sequence[Timed], device: devices.Device) -> Fit | None:
 def _spread(rows: Sequence[Timed], counts: _Counts, found: np.ndarray) -> float:
     """Half width of the interval that COVERS log time, before the covariance is counted.
 
-    Each shape in turn is predicted by a fit of the others, its error over the factor by which such a prediction is wider
-    than one that knows all parameters. A shape counts once, however many rows it has, and PRIOR_SHAPES further ones are
-    taken to have an error of NOISE: with few shapes their own errors say little, which Student's factor takes up.
+    Each shape in turn is predicted by a fit of the others, its error over the factor by which that is less certain than
+    where all parameters are known. A shape counts once, however many rows it has, and beside the candidate's own there
+    are PRIOR_SHAPES whose error is NOISE: few shapes say little of an error. Student's factor is for so many in all.
     """
     from scipy.stats import t
 
