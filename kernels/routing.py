@@ -121,6 +121,10 @@ class Router:
     stored: str = ""
     policies: Mapping[str, Callable[[Workload, float], tuple[str, int]]] = field(default_factory=dict)
 
+    def question(self, candidate: Candidate) -> str:
+        """Which choice a candidate belongs to: the precision that has to be asked for, "" for the usual one."""
+        return candidate.precision if self.stored or candidate.precision in self.opt_in else ""
+
     def bars(self, candidate: Candidate, precisions: Sequence[str] = ()) -> str:
         """ "" or why a candidate does not compete when these precisions were asked for."""
         if candidate.no_route:

@@ -116,8 +116,13 @@ def chain_work(workload: Workload, chunk: int, tile: int, places: int) -> Work:
     steps, step = chain_steps(workload, chunk, tile, 2 * places), 7000.0 + chunk * workload["D"] * tile / 36
     programs = sequences(workload) * workload["Hv"] * math.ceil(workload["D"] / tile)
     beside = math.ceil(programs / places) * math.ceil(workload["T"] / chunk)
-    at_once = {"bytes": cost(workload, "bf16").bytes, "steps": steps * step, "steps_beside": beside * step / 2}
-    return Work(at_once, {"launches": 1.0, "states": state_clocks(workload, tile, places)})
+    states = 2.0 * state_bytes(workload)
+    at_once = {
+        "bytes": cost(workload, "bf16").bytes - states,
+        "steps": steps * step,
+        "steps_beside": beside * step / 2,
+    }
+    return Work(at_once, {"launches": 1.0, "bytes": states, "states": state_clocks(workload, tile, places)})
 
 
 def state_clocks(workload: Workload, tile: int, places: int) -> float:

@@ -37,7 +37,7 @@ import torch
 from kernels import cuda, cuda_driver
 from kernels.common import Candidate, CudaSource, Needs, Tensors, Work, Workload, device_of
 from kernels.gdn import order
-from kernels.gdn.cost import chain_steps, cost, sequences, state_clocks
+from kernels.gdn.cost import chain_steps, cost, sequences, state_bytes, state_clocks
 from kernels.gdn.launch import checked, sequence_bounds
 
 CHUNK = 64
@@ -315,21 +315,24 @@ def describe(workload: Workload) -> str:
 
 
 def work(workload: Workload, sms: int) -> Work:
-    """The scans' chain, chunk by chunk in waves of half a head or one per block, beside or behind the preparation."""
+    """The scans' chain, chunk by chunk in waves of half a head or one per block, beside or behind the preparation.
+
+    A team prepares a unit, the chunk of a k head and of its v heads, in the time of order.CHUNKS_A_UNIT chunks.
+    """
     name = WIDE if "out_dtype" in workload.axes else str(workload["dtype"])
-    heads, dim = sequences(workload) * workload["Hv"], workload["D"]
-    units = -(-workload["T"] // CHUNK) * sequences(workload) * workload["Hk"] * (1 + workload["Hv"] / workload["Hk"])
-    moved = cost(workload, "bf16").bytes
-    if fuses(sequences(workload), workload["Hv"], dim, name):
-        steps = chain_steps(workload, CHUNK, 64, sms)
-        beside = {"bytes": moved, "fused_steps": 1500.0 * steps, "fused_units": 3000.0 * units / (sms - 2 * heads)}
-        return Work(beside, {"launches": 1.0, "first": 4000.0, "states": state_clocks(workload, 64, sms)})
-    variant = choose_config(sequences(workload), workload["Hv"], dim, name, bool(workload.axes.get("qk_l2norm")))
-    steps = chain_steps(workload, CHUNK, 64 * variant.groups, sms)
-    passed = variant.block_bytes * units * 2
-    at_once = {"bytes": moved + passed, "steps": 2000.0 * steps * (1.0 if variant.groups == 2 else HALF)}
-    in_turn = {"launches": 2.0, "preparation": 1000.0 * units / sms, "states": state_clocks(workload, 64, sms)}
-    return Work(at_once, in_turn)
+    count, dim, heads_k, heads_v = sequences(workload), workload["D"], workload["Hk"], workload["Hv"]
+    longest, states = -(-workload["T"] // CHUNK), 2.0 * state_bytes(workload)
+    units, unit = longest * count * heads_k, 3000.0 * (1 + heads_v / heads_k)
+    moved, clocks = cost(workload, "bf16").bytes - states, state_clocks(workload, 64, sms)
+    if fuses(count, heads_v, dim, name):
+        _, ahead, preparing = order.shares(units, longest, 2 * count * heads_v, sms)
+        beside = {"bytes": moved, "chunks": 1500.0 * longest, "units": unit * units / (order.TEAMS * preparing)}
+        return Work(beside, {"launches": 1.0, "bytes": states, "states": clocks, "first": unit * ahead})
+    variant = choose_config(count, heads_v, dim, name, bool(workload.axes.get("qk_l2norm")))
+    steps = chain_steps(workload, CHUNK, 64 * variant.groups, sms) * (1.0 if variant.groups == 2 else HALF)
+    at_once = {"bytes": moved + 2.0 * variant.block_bytes * longest * count * heads_v, "steps": 2000.0 * steps}
+    prepared = {"first": unit, "preparation": unit * units / (order.TEAMS * sms)}
+    return Work(at_once, {"launches": 2.0, "bytes": states, "states": clocks, **prepared})
 
 
 CANDIDATES = (

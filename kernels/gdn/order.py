@@ -69,6 +69,16 @@ class Order:
         return self
 
 
+def shares(units: int, longest: int, others: int, multiprocessors: int) -> tuple[int, int, int]:
+    """(teams, ahead, preparing) of `Order`, of so many units and scans, the longest of so many chunks."""
+    preparing = multiprocessors - others
+    # Each of the others, once: what the blocks that prepare to the end do not manage while the longest scan runs.
+    late = max(1, units - preparing * TEAMS * longest // CHUNKS_A_UNIT)
+    a_block = -(-late // others)
+    teams = min(TEAMS, a_block)
+    return teams, -(-a_block // teams), preparing
+
+
 def make(bounds: list[int], heads_k: int, heads_v: int, multiprocessors: int) -> Order:
     """The tables of one launch over sequences [bounds[i], bounds[i + 1]), D = 128.
 
@@ -91,11 +101,7 @@ def make(bounds: list[int], heads_k: int, heads_v: int, multiprocessors: int) ->
         if i * CHUNK < tokens
         for head in range(heads_k)
     ]
-    # Each of the others, once: what the blocks that prepare to the end do not manage while the longest scan runs.
-    late = max(1, len(units) - preparing * TEAMS * longest // CHUNKS_A_UNIT)
-    a_block = -(-late // others)
-    teams = min(TEAMS, a_block)
-    ahead = -(-a_block // teams)
+    teams, ahead, _ = shares(len(units), longest, others, multiprocessors)
 
     # Who is free first; the first chunks go to those who are through with them at once.
     slots = [(team, block < preparing, block) for team in range(TEAMS) for block in range(multiprocessors)]

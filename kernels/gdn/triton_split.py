@@ -20,7 +20,7 @@ import triton
 
 from kernels.common import Build, Candidate, Needs, Tensors, Work, Workload, device_of, interpreted
 from kernels.gdn import split_kernels as stages
-from kernels.gdn.cost import algorithm_cost, chain_steps, sequences
+from kernels.gdn.cost import algorithm_cost, chain_steps, sequences, state_bytes
 from kernels.gdn.launch import capability, checked, current_capability, sequence_bounds
 
 OPERANDS = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32}
@@ -146,9 +146,11 @@ def work(workload: Workload, sms: int, precision: str) -> Work:
     """Six launches: the chain of the scan's steps, then chunks side by side, whose tensors go through memory."""
     config, element = config_for(current_capability(), workload["D"], precision), 4 if precision == "tf32" else 2
     steps = chain_steps(workload, config.chunk, config.scan_tile, 2 * sms)
-    moved = algorithm_cost(workload, config.chunk, element, through_memory=True).bytes
+    states = 2.0 * state_bytes(workload)
+    moved = algorithm_cost(workload, config.chunk, element, through_memory=True).bytes - states
     chunks = -(-workload["T"] // config.chunk) * sequences(workload) * workload["Hv"] / sms
-    return Work({"bytes": moved, "chunks": 5000.0 * chunks}, {"launches": 6.0, "steps": 2000.0 * steps})
+    in_turn = {"launches": 6.0, "bytes": states, "steps": 2000.0 * steps}
+    return Work({"bytes": moved, "chunks": 5000.0 * chunks}, in_turn)
 
 
 def _builds(cc: int, precision: str) -> tuple[Build, ...]:

@@ -13,8 +13,10 @@ Forms: "fp8" and "q8_0" multiply in half as the Triton kernel does; "16bit" mult
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +197,11 @@ def run(args: Tensors, out: Tensors, kv: str, config: DecodeConfig | None = None
     cuda.launch(loaded, (config.blocks,), config.threads, arguments, SHARED_BYTES)
 
 
+def tiles(kernel: str) -> int:
+    """Tiles of a unit, off the name of an instantiation."""
+    return next(int(part[1:]) for part in kernel.split("_") if part[0] == "t" and part[1:].isdigit())
+
+
 def tile_tokens(row_bytes: int) -> int:
     """Tokens that one copy brings: `TOKENS` in decode.cu."""
     return 8 if row_bytes > 256 else 16
@@ -225,16 +232,53 @@ def config_text(workload: Workload, kv: str) -> str:
     return str(choose_config(workload["dtype"] if kv == "16bit" else kv, workload["D"], workload["Hkv"]))
 
 
+@dataclass(frozen=True)
+class Cut:
+    """What `partition` of decode_scheduler.cuh makes of sequences of one length.
+
+    units: of the longest range; items: (sequence, kv head) that a range touches at most; parts: of an item at most.
+    """
+
+    units: int
+    items: int
+    parts: int
+
+
+@functools.cache
+def cut(config: DecodeConfig, batch: int, kv_heads: int, units: int) -> Cut:
+    """The ranges of a launch; units: of a sequence."""
+    warps = config.threads // 32 - PRODUCERS
+    _, rows, teams, per_item, second, _ = cut_numbers(config, batch, kv_heads)
+    total = rows * batch * units
+    even = total // teams
+    own = units // per_item if per_item else 0
+    if own >= warps and own + (own * per_item < units) <= even + (even * teams < total) + second:
+        return Cut(-(-units // per_item), 1, per_item)
+    if even < warps:
+        teams = min(teams, -(-total // warps))
+    share, longer = divmod(total, teams)
+    starts = [i * share + min(i, longer) for i in range(teams + 1)]
+    touched = [(first // units, -(-last // units)) for first, last in pairwise(starts)]
+    ends = Counter(item for first, last in touched for item in {first, last - 1})
+    return Cut(share + (longer > 0), max(last - first for first, last in touched), max(ends.values()))
+
+
 def work(workload: Workload, sms: int, precision: str) -> Work:
-    """An even cut of all tokens over the blocks, the ring filled once, and the merge of what was cut."""
-    batch, heads, group = workload["batch"], workload["Hkv"], workload["Hq"] // workload["Hkv"]
-    moved = cost(workload, precision).bytes
-    tokens = batch * heads * workload["ctx"] / sms
-    at_once = {"bytes": moved, "sm_bytes": moved / sms, "tokens": tokens * workload["D"] / 32}
-    parts = min(sms / (batch * heads), workload["ctx"] / 16)
-    merge = parts * group * workload["D"] / 8 if parts > 1 else 0.0
-    in_turn = {"merge": merge, "items": 2000.0 * batch * heads / sms, "fill": min(moved / sms, FILL_BYTES) / 16}
-    return Work(at_once, {"launches": 1.0, **in_turn})
+    """The busiest block's range: its bytes, its products and ends of items, and the merge of what was cut.
+
+    Behind an item the warps' states are summed up, in rounds over D, while the ring fills but nobody multiplies. Where
+    an item was cut, its last block waits for the others' parts and reads them all.
+    """
+    batch, heads, group, dim = workload["batch"], workload["Hkv"], workload["Hq"] // workload["Hkv"], workload["D"]
+    kv = KV_OF_PRECISION[precision]
+    config = choose_config(workload["dtype"] if kv == "16bit" else kv, dim, heads, sms)
+    need, row_bytes = cost(workload, precision).bytes, dim * (2 if kv == "16bit" else 1)
+    unit = tile_tokens(row_bytes) * tiles(config.kernel)
+    made = cut(config, batch, heads, -(-workload["ctx"] // unit))
+    read = 2.0 * made.units * unit * row_bytes
+    at_once = {"bytes": need, "sm_bytes": read, "products": (made.units * unit / 32 + 32 * made.items) * dim}
+    merge = 3000.0 + made.parts * group * dim / 32 if made.parts > 1 else 0.0
+    return Work(at_once, {"launches": 1.0, "merge": merge, "fill": min(read, FILL_BYTES) / 16})
 
 
 def _candidate(name: str, precision: str) -> Candidate:

@@ -234,18 +234,31 @@ def _builds(capability: int) -> tuple[Build, ...]:
     return tuple(builds)
 
 
+def resident(config: MmqConfig) -> int:
+    """Blocks that share an sm_90 multiprocessor, by the shared memory and registers that Triton 3.6 gives a tile."""
+    shared = config.num_stages * (config.block_m + config.block_n) * 35 * config.steps + 1024
+    by_registers = 65536 // (32 * config.num_warps * config.max_registers) if config.max_registers else 4
+    return min(232_448 // shared, by_registers)
+
+
 def work(workload: Workload, sms: int) -> Work:
-    """The quantiser, then waves of tiles, or passes of the vector form."""
+    """The quantiser, then waves of tiles, or passes of the vector form.
+
+    A block of 32 along K is a step of a tile, whose clocks grow as 80 + block_m (NOTES.md: 620, 740 and 1,360 for three
+    blocks at 16, 32 and 128): a latency for all blocks of a multiprocessor, and what each of them adds. Ahead of the
+    first step the pipeline fills.
+    """
     m, n, k = (int(workload[axis]) for axis in "MNK")
-    config, moved = choose_config(m, k), n * k * 1.0625 + 3.0 * m * k + 2.0 * m * n
+    config, quantised, moved = choose_config(m, k), 3.0 * m * k, n * k * 1.0625 + m * (k + 2.0 * n)
+    in_turn = {"launches": 2.0, "bytes": quantised}
     if not config.block_m:
-        weights = n * k / sms
-        return Work({"bytes": moved, "vector": weights * m / 32, "decode": weights / 32}, {"launches": 2.0})
-    tiles = -(-m // config.block_m) * -(-n // config.block_n)
-    each = -(-tiles // sms) * config.block_n * k
-    chain = {"tile": -(-tiles // (3 * sms)) * k * (8 + config.block_m / 16)}
-    at_once = {"bytes": moved, "multiply": each * config.block_m / 2048 + each / 32, **chain}
-    return Work(at_once, {"launches": 2.0})
+        trips = -(-n // config.block_n) / sms * (-(-k // 1024) + 1)
+        return Work({"bytes": moved, "vector": trips * config.block_n * 32}, in_turn)
+    beside = resident(config)
+    waves, rest = divmod(-(-m // config.block_m) * -(-n // config.block_n), sms * beside)
+    step = k / 32 * (80 + config.block_m)
+    at_once = {"bytes": moved, "issue": 1.3 * step * (waves * beside + -(-rest // sms))}
+    return Work(at_once, in_turn | {"steps": (waves + (rest > 0)) * (1500 + 1.5 * step)})
 
 
 CANDIDATES = (

@@ -106,13 +106,16 @@ def _refuses(workload: Workload) -> str:
 
 
 def work(workload: Workload, sms: int) -> Work:
-    """Products on CUDA cores, a pass over the weights for every `rows` of x."""
+    """Products on CUDA cores, a pass over the weights for every `rows` of x, in whole trips along K.
+
+    A block's first loads and its last sums, which cross its warps, take about another trip.
+    """
     m, n, k = (int(workload[axis]) for axis in "MNK")
-    rows = choose_config(m).rows
-    passes = -(-m // rows)
-    weights = passes * n * k / sms
+    config = choose_config(m)
+    passes, blocks = -(-m // config.rows), -(-n // config.block_n)
+    held = -(-passes * blocks // sms) * (-(-k // (32 * config.chunks)) + 1) * config.block_n * 32.0 * config.chunks
     moved = passes * n * k * 1.0625 + 2.0 * m * (k + n)
-    return Work({"bytes": moved, "decode": weights / 32, "multiply": weights * rows / 128})
+    return Work({"bytes": moved, "decode": held / 32, "multiply": held * config.rows / 128})
 
 
 CANDIDATES = (

@@ -42,6 +42,7 @@ from lab.row.records import Clocks
 
 L2_FACTOR = 2.0
 MIN_SETS = 5
+MOST_SETS = 64
 WARM_UP_SAMPLES = 10
 WARM_UP_S = 0.025
 STANDARD_ERROR = 0.001
@@ -159,11 +160,11 @@ class Comparison(msgspec.Struct, frozen=True):
     processes: int = 1
 
 
-def sets_for(bytes_per_call: float, l2_bytes: int, l2: str = "cold", most: int = 64) -> int:
+def sets_for(bytes_per_call: float, l2_bytes: int, l2: str = "cold", most: int = MOST_SETS) -> int:
     """How many distinct sets a cold measurement rotates over: their bytes exceed L2_FACTOR times the cache.
 
     At least MIN_SETS: with two sets of 178 MB a cuBLAS GEMM moved by 2 % from run to run on an H200, by the addresses
-    of its buffers.
+    of its buffers. At most MOST_SETS: of calls that move less than that part of the cache, all stay in it.
     """
     if l2 == "warm":
         return 1

@@ -1,33 +1,36 @@
 """`lab routes FAMILY --calibrate`: measures where the time model knows least, and fits it.
 
 The pool are the shapes of public models (data/public_models.csv), from 0.5B to 405B. Of it the places are taken one
-after another, each the farthest from all before it and from what is measured already, so that whatever the minutes
-allow is spread as evenly as so many places can be. At each, all that a router may take and the rivals that are
-installed are timed and checked as for a card but briefly (lab/bench/comparison.py: Job.brief): one placement of three
-blocks, which holds a median to about 2 %, in arms' processes that live on from place to place. Nothing is judged; the
-rows are kept as phase `calibration-<family>` and never take the place of a card's. The router's file is written from
-all rows of the device, so this makes routes from nothing on a GPU that no list has.
+after another, each the one whose times would say most of all the others' (`Doubt`, `spread`), so that whatever the
+minutes allow is spent on what the model's parameters and its own errors leave open. At each, all that a router may take
+and the rivals that are installed are timed and checked as for a card but briefly (lab/bench/comparison.py: Job.brief):
+one placement of three blocks, which holds a median to about 2 %, in arms' processes that live on from place to place.
+Nothing is judged; the rows are kept as phase `calibration-<family>` and never take the place of a card's. The router's
+file is written from all rows of the device, so this makes routes from nothing on a GPU that no list has.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from msgspec import Struct
 
 from lab.base import devices, files
 from lab.base.errors import REPOSITORY, BadInput
-from lab.bench import measure
+from lab.bench import measure, sampling
 from lab.card import phases
 from lab.check import families
 from lab.row import store
 from lab.row.records import CALIBRATION, Measurement, Role
+from lab.study import timefit
 
 if TYPE_CHECKING:  # kernels/ is imported late, so that a package that shadows it is told in one line
+    from kernels.common import Work, Workload
     from kernels.routing import Router
 
 FILE = REPOSITORY / "data" / "public_models.csv"
@@ -37,6 +40,10 @@ ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 2048, 4096)
 LENGTHS, CACHES = (16, 64, 256, 1024, 4096), (256, 1024, 8192, 32768)
 BATCHES, SHARES = (1, 4, 16, 64), (1, 2, 4, 8)
 LARGEST = 1 / 40  # of the GPU's memory, of what a product of 16-bit operands reads: its reference takes float64
+SLOW_BYTES = 1e9  # a place of so many takes about twice as long as a small one: its inputs, and its reference
+OCTAVES = 2.0  # between places at which a candidate's own deviation from the model is still much alike
+DEVIATES, HELD = 0.1, 0.02  # of log time: that deviation, and what a calibration's median is held to
+Known = Mapping[str, Sequence[Mapping[str, int]]]
 SETTINGS = measure.Settings(seconds=0.3, placements=1, processes=1, brief=True)
 
 
@@ -112,26 +119,59 @@ def pool(asks: Router) -> tuple[Place, ...]:
     return tuple(Place(axes, tuple(dict.fromkeys(named))) for axes, named in found.items())
 
 
-def spread(places: Sequence[Place], known: Sequence[Mapping[str, int]], most: int) -> list[Place]:
-    """Up to `most` of the places, each the farthest from those before it and from `known`; the first where it starts.
+@dataclass(frozen=True)
+class Doubt:
+    """What is not known of a candidate's times at places of a pool.
 
-    Distance: Euclidean, of log2 of the axes. Without any known place it starts at the middle one.
+    at: numbers of the places; works: its counts there; known: points and counts where it was measured; us: the present
+    values of its parameters.
     """
-    points = [tuple(math.log2(v) for _, v in p.axes) for p in places]
-    names = [axis for axis, _ in places[0].axes] if places else []
-    there = [tuple(math.log2(axes[name]) for name in names) for axes in known if set(names) <= axes.keys()]
-    apart = [min((math.dist(p, q) for q in there), default=math.inf) for p in points]
-    chosen: list[Place] = []
-    for _ in range(min(most, len(places))):
-        if not there and not chosen:
-            middle = tuple(sum(axis) / len(points) for axis in zip(*points, strict=True))
-            at = min(range(len(points)), key=lambda i: math.dist(points[i], middle))
-        else:
-            at = max(range(len(points)), key=apart.__getitem__)
-        if apart[at] == 0:
+
+    at: tuple[int, ...]
+    works: tuple[Work, ...]
+    known: tuple[tuple[tuple[float, ...], Work], ...]
+    us: Mapping[str, float]
+
+    def covariance(self, points: Sequence[tuple[float, ...]], device: devices.Device) -> np.ndarray:
+        """Of its log times [at, at], given those that are known.
+
+        By the priors of the parameters, whose slopes are taken at their present values, and by the candidate's own
+        deviation from the model, which is much alike at near places. points: log2 of the axes, of the whole pool.
+        """
+        from kernels.timing import shares
+
+        here = [*(points[i] for i in self.at), *(point for point, _ in self.known)]
+        shared = [shares(work, self.us)[1] for work in (*self.works, *(work for _, work in self.known))]
+        slopes = np.array([[share.get(name, 0.0) for name in self.us] for share in shared])
+        scaled = slopes * timefit.priors(tuple(self.us), device)[1]
+        apart = np.square(np.array(here)[:, None] - np.array(here)).sum(axis=2)
+        every = scaled @ scaled.T + DEVIATES**2 * np.exp(-apart / (2 * OCTAVES**2))
+        n = len(self.at)
+        seen = every[n:, n:] + HELD**2 * np.eye(len(self.known))
+        return np.asarray(every[:n, :n] - every[:n, n:] @ np.linalg.solve(seen, every[n:, :n]))
+
+
+def spread(doubts: Sequence[tuple[Sequence[int], np.ndarray]], price: Sequence[float], most: int) -> list[int]:
+    """Up to `most` numbers of places, each the one that tells most, for its price, of what is in doubt at all.
+
+    doubts: of a candidate, numbers of places and the covariance of its log times there. A place tells of a candidate
+    the sum, over its places, by how much their variances shrink.
+    """
+    left = [(np.asarray(at), covariance.copy()) for at, covariance in doubts]
+    chosen: list[int] = []
+    for _ in range(most):
+        told = np.zeros(len(price))
+        for at, covariance in left:
+            told[at] += np.square(covariance).sum(axis=0) / (np.diag(covariance) + HELD**2)
+        told[chosen] = 0.0
+        best = int(np.argmax(told / price))
+        if not told[best]:
             break
-        chosen.append(places[at])
-        apart = [min(far, math.dist(p, points[at])) for far, p in zip(apart, points, strict=True)]
+        chosen.append(best)
+        for at, covariance in left:
+            for i in np.flatnonzero(at == best):
+                row = covariance[i].copy()
+                covariance -= np.outer(row, row) / (row[i] + HELD**2)
     return chosen
 
 
@@ -141,17 +181,26 @@ def words(asks: Router, place: Place) -> str:
     return " ".join(f"{axis}={value}" for axis, value in {**dict(place.axes), **fixed}.items())
 
 
-def items(asks: Router, device: devices.Device, known: Sequence[Mapping[str, int]]) -> list[measure.Item]:
-    """The comparisons, in the order in which they tell most: every candidate that takes the workload, and rivals."""
+def items(asks: Router, device: devices.Device, known: Known) -> list[measure.Item]:
+    """The comparisons, in the order in which they tell most: every candidate that takes the workload, and rivals.
+
+    known: candidate -> the axes of the places where it was measured. A place whose sets stay in L2, of which a router
+    would learn a time that no cold call takes, is only taken where all are such.
+    """
     family = families.bare(asks.family)
     room = device.vram.base * LARGEST if device.vram else math.inf
+    least = device.l2_bytes.base / sampling.MOST_SETS if device.l2_bytes else 0.0
     told = measure.described(asks.family)
-    fitting = [
-        place
-        for place in pool(asks)
-        if max(family.cost(_workload(family, asks, place), p).bytes for p in set(told.precisions.values())) <= room
-    ]
-    chosen = spread(fitting, known, MOST)
+    precisions = set(told.precisions.values())
+    posed = [(place, family.workload(words(asks, place))) for place in pool(asks)]
+    every = [(place, [family.cost(workload, p).bytes for p in precisions]) for place, workload in posed]
+    fitting = [(place, max(moved)) for place, moved in every if max(moved) <= room]
+    cold = {place for place, moved in every if min(moved) >= least}
+    fitting = [pair for pair in fitting if pair[0] in cold] or fitting
+    places = [place for place, _ in fitting]
+    points = [_point(place.axes) for place in places]
+    doubts = [(doubt.at, doubt.covariance(points, device)) for doubt in _doubts(asks, device, places, known)]
+    chosen = [places[i] for i in spread(doubts, [1 + moved / SLOW_BYTES for _, moved in fitting], MOST)]
     names = [words(asks, place) for place in chosen]
     families.together(asks.family, families.gpu_capability() or measure.HOPPER, names)
     found: list[measure.Item] = []
@@ -171,8 +220,43 @@ def items(asks: Router, device: devices.Device, known: Sequence[Mapping[str, int
     return found
 
 
-def _workload(family: families.Family, asks: Router, place: Place) -> Any:
-    return family.workload(words(asks, place))
+def _point(axes: Iterable[tuple[str, int]]) -> tuple[float, ...]:
+    return tuple(math.log2(value) for _, value in sorted(axes))
+
+
+def _doubts(asks: Router, device: devices.Device, places: Sequence[Place], known: Known) -> list[Doubt]:
+    """Of each candidate that a router may take: the places where it could take another, but those already measured."""
+    from kernels import routing
+    from kernels.common import described_for
+
+    every, sms = families.load(asks.family).candidates, int(device.sms.base) if device.sms else routing.SMS
+    able = {n: c for n, c in every.items() if c.work and not c.no_route and not families.unfit(c, device.capability)}
+    stored = routing.table(device.id, asks.family)
+    found = []
+
+    def posed(axes: Iterable[tuple[str, int]]) -> Workload:
+        return asks.asked({axis: str(value) for axis, value in axes})[0]
+
+    with described_for(device.capability):
+        workloads = [posed(place.axes) for place in places]
+        takes = {name: [not c.refuses(w) for w in workloads] for name, c in able.items()}
+        for name, work in ((name, c.work) for name, c in able.items() if c.work):
+            rivals = [n for n in able if n != name and asks.question(able[n]) == asks.question(able[name])]
+            there = dict.fromkeys(tuple(sorted(axes.items())) for axes in known.get(name, ()))
+            at = [
+                i for i, place in enumerate(places)
+                if takes[name][i] and any(takes[rival][i] for rival in rivals) and place.axes not in there
+            ]  # fmt: skip
+            if not at:
+                continue
+            works = [work(workloads[i], sms) for i in at]
+            seen = [(_point(x), work(posed(x), sms)) for x in there if not able[name].refuses(posed(x))]
+            names = tuple(dict.fromkeys(n for w in (*works, *dict(seen).values()) for n in (*w.in_turn, *w.at_once)))
+            fitted = stored.fits[name].us if stored and name in stored.fits else {}
+            usual = np.exp(timefit.priors(names, device)[0])
+            us = {n: fitted.get(n, float(value)) for n, value in zip(names, usual, strict=True)}
+            found.append(Doubt(tuple(at), tuple(works), tuple(seen), us))
+    return found
 
 
 def run(
@@ -184,8 +268,9 @@ def run(
 ) -> Iterator[list[Measurement]]:
     """Measure where it tells most for so many minutes; yields the rows of each place once they are on the disk."""
     device = device or measure.require_gpu("lab routes --calibrate")
-    axes = {asks.axis, *asks.shape}
-    rows = (row.workload for row in store.rows(device.id, family=asks.family) if row.ok)
-    known = [{axis: int(workload[axis]) for axis in axes} for workload in rows if axes <= workload.keys()]
+    axes, known = {asks.axis, *asks.shape}, dict[str, list[dict[str, int]]]()
+    for row in store.rows(device.id, family=asks.family):
+        if row.ok and axes <= row.workload.keys():
+            known.setdefault(row.name, []).append({axis: int(row.workload[axis]) for axis in axes})
     budget = replace(settings, budget_s=60 * minutes)
     yield from measure.measure(items(asks, device, known), budget, None, device, tell)

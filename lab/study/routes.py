@@ -175,14 +175,9 @@ def left_out(known: Table) -> dict[str, list[tuple[float, float]]]:
 
 
 def _question(family: str) -> Callable[[str], str]:
-    """Of a candidate: which choice it belongs to, by the precision that has to be asked for ("": the usual one)."""
+    """Of a candidate: which choice it belongs to."""
     asks, every = router(family), families.load(family).candidates
-
-    def of(name: str) -> str:
-        precision = every[name].precision
-        return precision if asks.stored or precision in asks.opt_in else ""
-
-    return of
+    return lambda name: asks.question(every[name])
 
 
 def _models(asks: Router) -> Callable[[timefit.Timed], str]:

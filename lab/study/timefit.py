@@ -2,15 +2,16 @@
 
 A candidate's parameters on a device are the maximum a posteriori of the logarithm of its times: residuals weighed
 robustly (soft L1, SciPy), and priors of the logarithm of each parameter, so that a count that the rows hardly show
-stays near what the device's facts say. `validate` leaves out one group of places at a time, fits the rest, and holds
-the prediction, its interval and the choice against what was measured.
+stays near what the device's facts say. Its interval comes from its errors at shapes that a fit had not seen. `validate`
+leaves out one group of places at a time, fits the rest, and holds the prediction, its interval and the choice against
+what was measured.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +28,7 @@ PRIOR_SD = {"launches": 0.4, "bytes": 0.15, "sm_bytes": 0.5}
 CLOCKS_SD = 1.0
 LEAST_ROWS = 4
 COVERS = 0.9
+PRIOR_SHAPES = 4  # that a candidate's own shapes are weighed against, see `_spread`
 
 
 @dataclass(frozen=True)
@@ -74,54 +76,87 @@ def fit(rows: Sequence[Timed], device: devices.Device) -> Fit | None:
     """The parameters of one candidate's rows; None where they are fewer than LEAST_ROWS."""
     if len(rows) < LEAST_ROWS:
         return None
-    from scipy.optimize import least_squares  # half a second, which a table without a fit need not pay
+    from kernels.timing import Fit
 
-    from kernels.timing import NOISE, POWER, Fit
+    counts = _Counts.of(rows, device)
+    found, covariance = counts.solved()
+    us = {name: float(f"{value:.4g}") for name, value in zip(counts.names, np.exp(found), strict=True)}
+    rounded = tuple(tuple(float(f"{x:.2g}") for x in row) for row in covariance)
+    return Fit(us, rounded, round(_spread(rows, counts, found), 3), len(rows))
 
-    names = list(dict.fromkeys(name for r in rows for name in (*r.work.in_turn, *r.work.at_once)))
-    turn = np.array([[r.work.in_turn.get(n, 0.0) for n in names] for r in rows])
-    once = np.array([[r.work.at_once.get(n, 0.0) for n in names] for r in rows])
-    told, (mean, sd) = np.log([r.us for r in rows]), priors(names, device)
 
-    def model(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _spread(rows: Sequence[Timed], counts: _Counts, found: np.ndarray) -> float:
+    """Half width of the interval that COVERS log time, before the covariance is counted.
+
+    Each shape in turn is predicted by a fit of the others, its error over the factor by which that is less certain than
+    where all parameters are known. A shape counts once, however many rows it has, and beside the candidate's own there
+    are PRIOR_SHAPES whose error is NOISE: few shapes say little of an error. Student's factor is for so many in all.
+    """
+    from scipy.stats import t
+
+    from kernels.timing import NOISE
+
+    of, squares = [row.shape for row in rows], []
+    groups = of if len(set(of)) > 1 else list(range(len(rows)))
+    for left_out in dict.fromkeys(groups):
+        own = np.array([group == left_out for group in groups])
+        there, covariance = counts.at(~own).solved(found)
+        log_us, slopes = counts.at(own).model(there)
+        wider = 1 + np.einsum("ij,jk,ik->i", slopes, covariance, slopes) / NOISE**2
+        squares.append(np.mean((log_us - counts.told[own]) ** 2 / wider))
+    held = len(squares) + PRIOR_SHAPES
+    variance = (sum(squares) + PRIOR_SHAPES * NOISE**2) / held
+    return float(t.ppf((1 + COVERS) / 2, held)) * math.sqrt(variance)
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """Rows of one candidate as arrays [rows, names] of counts, the logarithms of their times, and the priors."""
+
+    names: tuple[str, ...]
+    turn: np.ndarray
+    once: np.ndarray
+    told: np.ndarray
+    mean: np.ndarray
+    sd: np.ndarray
+
+    @classmethod
+    def of(cls, rows: Sequence[Timed], device: devices.Device) -> _Counts:
+        names = tuple(dict.fromkeys(name for r in rows for name in (*r.work.in_turn, *r.work.at_once)))
+        turn = np.array([[r.work.in_turn.get(n, 0.0) for n in names] for r in rows])
+        once = np.array([[r.work.at_once.get(n, 0.0) for n in names] for r in rows])
+        return cls(names, turn, once, np.log([r.us for r in rows]), *priors(names, device))
+
+    def at(self, kept: np.ndarray) -> _Counts:
+        """Of some rows alone."""
+        return replace(self, turn=self.turn[kept], once=self.once[kept], told=self.told[kept])
+
+    def model(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(log us of each row, its derivatives) by the logarithms of the parameters: `kernels.timing.shares`."""
+        from kernels.timing import POWER
+
         us = np.exp(theta)
-        added, powered = turn * us, (once * us) ** POWER
+        added, powered = self.turn * us, (self.once * us) ** POWER
         total = powered.sum(axis=1, keepdims=True)
         overlapped = total ** (1 / POWER)
         time = added.sum(axis=1, keepdims=True) + overlapped
         return np.log(time[:, 0]), (added + powered / total * overlapped) / time
 
-    def residuals(theta: np.ndarray) -> np.ndarray:
-        return np.concatenate([(model(theta)[0] - told) / NOISE, (theta - mean) / sd])
+    def solved(self, start: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """(logarithms of the parameters, their covariance), the maximum a posteriori."""
+        from scipy.optimize import least_squares  # half a second, which a table without a fit need not pay
 
-    def jacobian(theta: np.ndarray) -> np.ndarray:
-        return np.concatenate([model(theta)[1] / NOISE, np.diag(1 / sd)])
+        from kernels.timing import NOISE
 
-    found = least_squares(residuals, mean, jacobian, loss="soft_l1").x
-    slopes = jacobian(found)
-    covariance = np.linalg.inv(slopes.T @ slopes)
-    seen, of = model(found)
-    hat = of @ covariance @ of.T / NOISE**2
-    # What the residuals of a shape would be had none of its rows been fitted, over the factor by which a prediction
-    # there would be wider, both to first order.
-    left_out = np.zeros(len(rows))
-    for own in _apart(rows):
-        block = np.linalg.inv(np.eye(len(own)) - hat[np.ix_(own, own)])
-        wider = np.sqrt(1 + np.diag(block @ hat[np.ix_(own, own)]))
-        left_out[own] = np.abs(block @ (told - seen)[own]) / wider
-    place = min(len(rows) - 1, math.ceil(COVERS * (len(rows) + 1)) - 1)
-    spread = float(np.sort(left_out)[place])
-    us = {name: float(f"{value:.4g}") for name, value in zip(names, np.exp(found), strict=True)}
-    rounded = tuple(tuple(float(f"{x:.2g}") for x in row) for row in covariance)
-    return Fit(us, rounded, round(max(spread, NOISE), 3), len(rows))
+        def residuals(theta: np.ndarray) -> np.ndarray:
+            return np.concatenate([(self.model(theta)[0] - self.told) / NOISE, (theta - self.mean) / self.sd])
 
+        def jacobian(theta: np.ndarray) -> np.ndarray:
+            return np.concatenate([self.model(theta)[1] / NOISE, np.diag(1 / self.sd)])
 
-def _apart(rows: Sequence[Timed]) -> list[list[int]]:
-    """The rows by shape, as their numbers; those of a shape that has most of them one by one."""
-    by_shape: dict[Any, list[int]] = {}
-    for i, row in enumerate(rows):
-        by_shape.setdefault(row.shape, []).append(i)
-    return [part for own in by_shape.values() for part in ([[i] for i in own] if 2 * len(own) > len(rows) else [own])]
+        found = least_squares(residuals, self.mean if start is None else start, jacobian, loss="soft_l1").x
+        slopes = jacobian(found)
+        return found, np.linalg.inv(slopes.T @ slopes)
 
 
 def fits(rows: Iterable[Timed], device: devices.Device) -> dict[str, Fit]:

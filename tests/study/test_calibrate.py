@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kernels import routing
@@ -49,17 +50,41 @@ def test_every_place_of_a_pool_answers_its_router_and_is_a_workload(family: str)
 # Which of it ----------------------------------------------------------------------------------------------------------
 
 
-def line(*values: int) -> list[calibrate.Place]:
-    return [calibrate.Place((("N", value),), ("m",)) for value in values]
+def doubt(known: tuple[int, ...] = (), at: tuple[int, ...] = tuple(range(9))) -> tuple[tuple[int, ...], np.ndarray]:
+    """Of a candidate that is a launch whatever the size, 1, 2, 4 ... 256."""
+    points = [(float(n),) for n in range(9)]
+    seen = tuple((points[n], Work({}, {"launches": 1.0})) for n in known)
+    made = calibrate.Doubt(at, (Work({}, {"launches": 1.0}),) * len(at), seen, {"launches": 2.0})
+    return at, made.covariance(points, devices.get("h200"))
 
 
-def test_each_place_is_the_farthest_from_those_before_it_and_from_what_is_known() -> None:
-    pool = line(1, 2, 4, 8, 16, 32, 64, 128, 256)
-    order = [dict(p.axes)["N"] for p in calibrate.spread(pool, [], 5)]
-    assert order[:3] == [16, 1, 256]  # the middle, and the ends
-    assert set(order[3:]) == {4, 64}
-    assert [dict(p.axes)["N"] for p in calibrate.spread(pool, [{"N": 1}], 2)] == [256, 16]
-    assert calibrate.spread(line(1, 2), [{"N": 1}, {"N": 2}], 5) == []
+def test_each_place_is_the_one_that_tells_most_of_what_is_still_in_doubt() -> None:
+    order = calibrate.spread([doubt()], [1.0] * 9, 9)
+    assert order[0] == 4  # the middle
+    assert {order[1] < 3, order[2] < 3} == {True, False}  # then a place on either side
+    assert sorted(order) == list(range(9))
+    assert calibrate.spread([doubt(known=(0, 1, 2))], [1.0] * 9, 1)[0] > 4
+    assert calibrate.spread([], [1.0] * 9, 9) == []
+
+
+def test_a_place_that_nobody_takes_tells_nothing_and_a_dear_one_less() -> None:
+    assert set(calibrate.spread([doubt(at=(0, 1)), doubt(at=(7,))], [1.0] * 9, 9)) == {0, 1, 7}
+    assert calibrate.spread([doubt()], [1.0, 1.0, 1.0, 1.0, 9.0, 1.0, 1.0, 1.0, 1.0], 1) != [4]
+
+
+def test_what_is_known_is_in_doubt_no_more_and_near_it_less() -> None:
+    sure, open_ = (np.diag(doubt(known)[1]) for known in ((4,), ()))
+    assert sure[4] < 0.01 * open_[4]
+    assert sure[4] < sure[5] < sure[8] < open_[8]
+
+
+@pytest.mark.slow
+def test_places_without_a_choice_and_those_that_stay_in_l2_are_left_out() -> None:
+    """D = 64 is one candidate's of each form; 64 sets of 0.6 MB are less than an H200's cache."""
+    chosen = [dict(item.workload.axes) for item in calibrate.items(routes.router("kv"), devices.get("h200"), {})]
+    assert len(chosen) == calibrate.MOST
+    assert {axes["D"] for axes in chosen} == {128, 256}
+    assert min(axes["ctx"] * axes["batch"] * axes["Hkv"] * axes["D"] for axes in chosen) * 2 > 60e6 / 64
 
 
 # The simulated device -------------------------------------------------------------------------------------------------
@@ -142,7 +167,7 @@ def test_it_needs_a_gpu_and_answers_nothing(capsys: pytest.CaptureFixture[str]) 
 
 def test_a_place_that_this_gpu_has_no_room_for_is_left_out(monkeypatch: pytest.MonkeyPatch, simulated: Path) -> None:
     h200 = devices.get("h200")
-    every = calibrate.items(ROUTER, h200, [])
+    every = calibrate.items(ROUTER, h200, {})
     assert [item.bytes for item in every] == list(range(len(SIZES)))  # the turn stands for the order
     monkeypatch.setattr(calibrate, "LARGEST", 12 * 200 / (h200.vram.base if h200.vram else math.nan))
-    assert {item.workload["N"] for item in calibrate.items(ROUTER, h200, [])} == {64, 128}
+    assert {item.workload["N"] for item in calibrate.items(ROUTER, h200, {})} == {64, 128}

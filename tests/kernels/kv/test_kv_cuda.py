@@ -271,6 +271,19 @@ def test_loads_meet_no_bank_conflict(row_bytes: int, piece: int) -> None:
             assert phases_of(values, 16) == 4
 
 
+def test_the_cut_that_a_time_is_predicted_by_is_the_scheduler_s() -> None:
+    """Sequences of one length: whole items to few blocks, ranges that end inside items, teams of an item's own."""
+    short, wide = cuda_decode.choose_config("fp8", 128, 1), cuda_decode.choose_config("bf16", 256, 4)
+    assert cuda_decode.cut(short, 4, 1, 4) == cuda_decode.Cut(units=8, items=2, parts=1)  # 16 units for eight warps
+    assert cuda_decode.cut(wide, 128, 4, 16) == cuda_decode.Cut(units=63, items=5, parts=2)  # 33 teams, 2,048 units
+    assert cuda_decode.cut(wide, 1, 4, 512) == cuda_decode.Cut(units=16, items=1, parts=33)
+    assert cuda_decode.cut(wide, 32, 4, 256) == cuda_decode.Cut(units=256, items=1, parts=1)  # one of 33 teams idle
+    for batch, units in ((1, 1), (3, 7), (17, 256), (67, 512), (128, 16)):
+        made = cuda_decode.cut(wide, batch, 4, units)
+        assert batch * units <= made.units * 33
+        assert (made.items - 2) * units < made.units <= made.items * units
+
+
 def test_choice_and_refusals() -> None:
     config = cuda_decode.choose_config("fp8", 256, 4, 78)
     assert str(config).startswith(f"{COMMON} blocks=78 threads={32 * (8 + cuda_decode.PRODUCERS)} width=4")
