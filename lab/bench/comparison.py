@@ -346,7 +346,7 @@ def _timed(
         most = 1 if large else looks_most
         place = len(mine) if len(mine) < most else secrets.randbelow(seen[arm.name])
         if place < most:
-            outputs = accuracy.copied(arm.outputs[number], "cpu" if large else None)
+            outputs = {n: accuracy.on_host(t) if large else t.clone() for n, t in arm.outputs[number].items()}
             mine[place : place + 1] = [Look(number, ran[number], arm.made + number, arm.stirred + number, outputs)]
 
     def judge_looks() -> None:

@@ -17,7 +17,7 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,23 +101,23 @@ def compare(name: str, out: Any, reference: Any, tolerance: Tolerance, moved: fl
         what = f"shape {tuple(out.shape)} differs from the reference's {tuple(reference.shape)}"
         raise BadInput(name, what, "give the family's `outputs` and its reference one shape")
 
-    def norms(of: Callable[[Any, Any], Any]) -> tuple[float, float]:
-        """(norm, largest) of of(out, reference), a part at a time: of a state of gigabytes float64 would not fit."""
-        found = [(0.0, 0.0)]
-        for got, wanted in zip(*(t.flatten().split(COMPARED_ELEMENTS) for t in (out, reference)), strict=True):
-            if wanted.numel():
-                part = of(got.double(), wanted.to(out.device).double())
-                found.append((torch.linalg.vector_norm(part).item(), part.abs().max().item()))
-        norm_of_parts = math.hypot(*(norm for norm, _ in found))
-        return norm_of_parts, torch.tensor([most for _, most in found], dtype=torch.float64).max().item()
-
-    norm, peak = norms(lambda _, wanted: wanted)
+    # No output is declared to be coarser than these.
+    coarse = tolerance.relative_error and out.dtype in (torch.float32, torch.float16, torch.bfloat16)
+    # (norm, largest) by part: of a state of gigabytes float64 would not fit, and the reference comes from the host.
+    of_wanted, of_error, of_stored = [(0.0, 0.0)], [(0.0, 0.0)], [(0.0, 0.0)]
+    for got, part in zip(*(t.flatten().split(COMPARED_ELEMENTS) for t in (out, reference)), strict=True):
+        if part.numel():
+            wanted = part.to(out.device).double()
+            of_wanted.append(_norms(wanted))
+            of_error.append(_norms(got.double() - wanted))
+            of_stored += [_norms(wanted.to(out.dtype).double() - wanted)] if coarse else []
+    norm, peak = _joined(of_wanted)
     rms = norm / math.sqrt(max(reference.numel(), 1)) or 1.0
     # NaN in `out` makes max() and vector_norm NaN: both comparisons in Error.ok are then false.
-    error, largest = norms(lambda got, wanted: got - wanted)
+    error, largest = _joined(of_error)
     limit, highest = tolerance.relative_error, tolerance.max_error
-    if limit and out.dtype in (torch.float32, torch.float16, torch.bfloat16):  # no output is declared to be coarser
-        stored = norms(lambda _, wanted: wanted.to(out.dtype).double() - wanted)[0] / (norm or 1.0)
+    if coarse:
+        stored = _joined(of_stored)[0] / (norm or 1.0)
         if math.isfinite(stored):  # else the reference is too large for the type, and nothing is added
             limit = STORED * math.hypot(limit, stored * math.sqrt(1 + 12 * moved))
             units, expected = 0, float(out.numel()) if moved else 0.0
@@ -126,6 +126,18 @@ def compare(name: str, out: Any, reference: Any, tolerance: Tolerance, moved: fl
                 expected *= moved / units
             highest += (0.5 + units) * torch.finfo(out.dtype).eps * peak / rms
     return Error(name, error / (norm or 1.0), limit, largest / rms, highest)
+
+
+def _norms(part: Any) -> tuple[float, float]:
+    import torch
+
+    return torch.linalg.vector_norm(part).item(), part.abs().max().item()
+
+
+def _joined(parts: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """(norm, largest) of all parts; NaN where one of them is."""
+    largest = math.nan if any(math.isnan(most) for _, most in parts) else max(most for _, most in parts)
+    return math.hypot(*(norm for norm, _ in parts)), largest
 
 
 def prepared(family: families.Family, candidate: Candidate, inputs: Tensors) -> Tensors:
@@ -161,7 +173,7 @@ def handed(tensors: Tensors) -> Tensors:
 FILLS = ("left", "finite", "mixed")
 FINGERPRINT_WORDS = 1 << 24  # of four bytes, that are looked at together
 COMPARED_ELEMENTS = 1 << 26  # in float64 at once
-PINNED_BYTES = 1 << 31  # of a tensor
+PINNED_BYTES = 1 << 33  # of a tensor: 128 states of six layers in float64 are 4.8 GB
 
 
 def outputs(
@@ -280,7 +292,7 @@ def on_host(tensor: Any) -> Any:
     import torch
 
     if not tensor.is_cuda or tensor.nbytes > PINNED_BYTES:
-        return tensor.cpu()
+        return tensor.to("cpu", copy=True)
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
 
 
@@ -322,9 +334,9 @@ def fingerprint(tensor: Any, secret: int) -> int:
     return total % (1 << 64)
 
 
-def copied(tensors: Tensors, device: str | None = None) -> Tensors:
-    """Tensors as they are now, on this device: to see later whether a candidate changed its inputs, say."""
-    return {name: tensor.to(device, copy=True) if device else tensor.clone() for name, tensor in tensors.items()}
+def copied(tensors: Tensors) -> Tensors:
+    """Tensors as they are now: to see later whether a candidate changed its inputs, say."""
+    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 def judged(
