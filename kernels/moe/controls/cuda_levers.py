@@ -14,7 +14,7 @@ What is ahead of that launch's first copy (card moe-early): experts_counters_bes
 warps pick, experts_pick_tree takes a lane's largest logit by a tree, experts_short_line does not divide the line of
 items by one, experts_few_rows has stages of h for the call's tokens alone and eight of weights, experts_early all four.
 experts_early_rows2 has two tiles of rows of y a CTA besides, and runs of about twelve items, which each took less time
-than cuda_experts' numbers at eight tokens (card moe-teams).
+than cuda_experts' numbers at eight tokens (card moe-teams). experts_ahead (card moe-ahead) is what gained of them.
 """
 
 from __future__ import annotations
@@ -49,6 +49,12 @@ def one_team(
     return cuda_experts.with_h_stages(config, tokens)
 
 
+def ahead(tokens: int, width: int, inner: int, dtype: str, sms: int) -> ExpertsConfig:
+    """What gained of experts_early, and from five tokens on what gained there of experts_early_rows2."""
+    more = {"row_tiles": 2, "round_items": 12} if tokens > 4 else {}
+    return choose_config(tokens, width, inner, dtype, sms, switches=("COUNTERS_BESIDE", "SHORT_LINE"), **more)
+
+
 EARLY = functools.partial(choose_config, few_rows=True, switches=("COUNTERS_BESIDE", "PICK_TREE", "SHORT_LINE"))
 LEVERS: dict[str, Choice] = {
     "experts_one_team": one_team,
@@ -65,6 +71,7 @@ LEVERS: dict[str, Choice] = {
     "experts_few_rows": functools.partial(choose_config, few_rows=True),
     "experts_early": EARLY,
     "experts_early_rows2": functools.partial(EARLY, row_tiles=2, round_items=12),
+    "experts_ahead": ahead,
 }
 
 

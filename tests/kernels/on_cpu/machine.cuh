@@ -199,7 +199,7 @@ u32 once_loaded(u32 barrier, u32 word, u32 zero) {
 }
 
 // ---- bulk copies ----------------------------------------------------------------------------------------------------
-std::function<void(const void*, u32)> on_async_read, on_prefetch, on_state;
+std::function<void(const void*, u32)> on_async_read, on_prefetch, on_state, on_read;
 static void copy_later(u32 to, u32 bytes, u32 barrier, bool bulk, std::function<void()> write) {
     place(to, bytes, 16), moved();
     const Copy c{&barrier_at(barrier), bytes, write, (int)(to >> 24), bulk};
@@ -318,6 +318,7 @@ void cp_async_16(u32 to, const void* from, bool live) {
 static void note_load(const void* p, u32 bytes) {
     if ((uintptr_t)p % bytes) stop("global address not aligned");
     most_before_loads = max(most_before_loads, own_cta().bulk_issued);
+    if (on_read) on_read(p, bytes);
 }
 template <class T>
 static T load_global(const void* p) {

@@ -232,7 +232,7 @@ u32 once_loaded(u32 barrier, u32 word, u32 zero);
 
 // ---- bulk copies ----------------------------------------------------------------------------------------------------
 // What tests want to know of accesses to global memory: by whom is in cpu.now.
-extern std::function<void(const void*, u32)> on_async_read, on_prefetch, on_state;
+extern std::function<void(const void*, u32)> on_async_read, on_prefetch, on_state, on_read;  // the last of any load
 extern std::function<void()> on_store_done;
 void tma_load_1d(u32 to, const void* from, u32 bytes, u32 barrier);
 void tma_load_1d(u32 to, const void* from, u32 bytes, u32 barrier, u64 policy);
@@ -366,6 +366,15 @@ u32 mul_half2(u32 a, u32 b);
 template <bool BF16>
 static u32 mul2(u32 a, u32 b) {
     return BF16 ? mul_bf162(a, b) : mul_half2(a, b);
+}
+template <bool BF16>
+static u32 fma2(u32 a, u32 b, u32 c) {
+    const auto one = [&](int by) {
+        const auto wide = [&](u32 x) { return BF16 ? bf16_to_float(x >> by & 0xFFFF) : half_to_float(x >> by); };
+        const float y = wide(a) * wide(b) + wide(c);  // the product is exact, the sum to float's 24 bits
+        return (BF16 ? float_to_bf16(y) : float_to_half(y)) << by;
+    };
+    return one(0) | one(16);
 }
 u32 sub_half2(u32 a, u32 b);
 template <int HALF>
