@@ -51,8 +51,9 @@ def one_team(
 
 def ahead(tokens: int, width: int, inner: int, dtype: str, sms: int) -> ExpertsConfig:
     """What gained of experts_early, and from five tokens on what gained there of experts_early_rows2."""
-    more = {"row_tiles": 2, "round_items": 12} if tokens > 4 else {}
-    return choose_config(tokens, width, inner, dtype, sms, switches=("COUNTERS_BESIDE", "SHORT_LINE"), **more)
+    rows, items = (2, 12) if tokens > 4 else (0, 0)
+    switches = "COUNTERS_BESIDE", "SHORT_LINE"
+    return choose_config(tokens, width, inner, dtype, sms, switches=switches, row_tiles=rows, round_items=items)
 
 
 EARLY = functools.partial(choose_config, few_rows=True, switches=("COUNTERS_BESIDE", "PICK_TREE", "SHORT_LINE"))
