@@ -7,6 +7,7 @@ that compiles ahead of time needs the variable unset and therefore runs in a sub
 The process that hands tests out to others runs none, and they wait for it: it imports neither torch nor hypothesis.
 """
 
+import atexit
 import functools
 import gc
 import os
@@ -103,6 +104,10 @@ RUNNING = os.environ.get("KILLGATE_RUNNING_TEST", "") + (WORKER and f".{WORKER}"
 def pytest_configure(config: pytest.Config) -> None:
     global RUNNING
     controls = config.getoption("numprocesses", None) and not WORKER
+    if WORKER:
+        # The first to be registered is the last to run: what a worker found was sent, and to free a million objects one
+        # by one takes it two seconds, for which the run would wait.
+        atexit.register(os._exit, 0)
     if not controls:
         _prepare()
     if controls or "KILLGATE_RUNNING_TEST" not in os.environ:
