@@ -147,6 +147,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         os.remove(RUNNING)
     if WORKER:
         session.config.workeroutput["unmarked"] = SLOW  # type: ignore[attr-defined]
+        gc.freeze()  # pytest collects garbage twice more, half a second each, and nobody would hear of what is in it
 
 
 @pytest.hookimpl(optionalhook=True)
