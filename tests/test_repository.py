@@ -136,8 +136,8 @@ NAMING = {"id", "attr", "arg", "name", "asname", "value"}  # fields of a syntax 
 
 
 @functools.cache
-def naming(kind: type[ast.AST]) -> tuple[str, ...]:
-    return tuple(field for field in kind._fields if field in NAMING)
+def naming(fields: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(field for field in fields if field in NAMING)
 
 
 def lab_names_family(root: Path) -> list[str]:
@@ -145,12 +145,12 @@ def lab_names_family(root: Path) -> list[str]:
     word = re.compile(rf"\b(?:{'|'.join(sorted(families(root) - ORDINARY)) or '(?!)'})\b")
     wrong = []
     for path in python_files(root, "lab"):
-        nodes = [node for node in ast.walk(tree(path)) if naming(type(node))]
+        nodes = [node for node in ast.walk(tree(path)) if naming(node._fields)]
         prose = {id(n.value) for n in nodes if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)}
         for node in nodes:
             if id(node) in prose:
                 continue
-            texts = [getattr(node, field) for field in naming(type(node))]
+            texts = [getattr(node, field) for field in naming(node._fields)]
             wrong += [
                 f"{path.relative_to(root)}:{getattr(node, 'lineno', '?')} names {text!r}"
                 for text in texts
