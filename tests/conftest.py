@@ -7,6 +7,7 @@ that compiles ahead of time needs the variable unset and therefore runs in a sub
 The process that hands tests out to others runs none, and they wait for it: it imports neither torch nor hypothesis.
 """
 
+import atexit
 import functools
 import gc
 import os
@@ -75,6 +76,27 @@ def pytest_collection_finish() -> None:
         from lab.check import interpreter
 
         interpreter.quicken()
+    if WORKER:
+        _describe_here()
+
+
+def _describe_here() -> None:
+    """Ask the families in this process what they would launch: a worker has them all, a process for each takes seconds.
+
+    That is ten seconds of processor time in the first run after a change of a kernel, whose answers nobody kept yet.
+    """
+    from lab.check import families
+
+    apart, own = families.every, (families.FOLDER, families.load, families.names)
+
+    @functools.cache
+    def every(capability: tuple[int, int], *shaped: str) -> dict[str, families.Launches]:
+        if own != (families.FOLDER, families.load, families.names):  # a test's own
+            return apart.__wrapped__(capability, *shaped)
+        asked = shaped[:1] or own[2]()
+        return {name: families.described(own[1](name), capability, *shaped[1:]) for name in asked}
+
+    families.every = every
 
 
 @pytest.hookimpl(tryfirst=True)  # before the marks are asked for
@@ -103,6 +125,10 @@ RUNNING = os.environ.get("KILLGATE_RUNNING_TEST", "") + (WORKER and f".{WORKER}"
 def pytest_configure(config: pytest.Config) -> None:
     global RUNNING
     controls = config.getoption("numprocesses", None) and not WORKER
+    if WORKER:
+        # The first to be registered is the last to run: what a worker found was sent, and to free a million objects one
+        # by one takes it two seconds, for which the run would wait.
+        atexit.register(os._exit, 0)
     if not controls:
         _prepare()
     if controls or "KILLGATE_RUNNING_TEST" not in os.environ:
@@ -142,6 +168,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         os.remove(RUNNING)
     if WORKER:
         session.config.workeroutput["unmarked"] = SLOW  # type: ignore[attr-defined]
+        gc.freeze()  # pytest collects garbage twice more, half a second each, and nobody would hear of what is in it
 
 
 @pytest.hookimpl(optionalhook=True)

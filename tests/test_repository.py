@@ -135,17 +135,22 @@ def notebook_arrows(root: Path) -> list[str]:
 NAMING = {"id", "attr", "arg", "name", "asname", "value"}  # fields of a syntax tree's nodes that may hold a text
 
 
+@functools.cache
+def naming(fields: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(field for field in fields if field in NAMING)
+
+
 def lab_names_family(root: Path) -> list[str]:
     """A name or a string in lab/ that is a family's word; docstrings may give one as an example, code may not."""
     word = re.compile(rf"\b(?:{'|'.join(sorted(families(root) - ORDINARY)) or '(?!)'})\b")
     wrong = []
     for path in python_files(root, "lab"):
-        nodes = list(ast.walk(tree(path)))
+        nodes = [node for node in ast.walk(tree(path)) if naming(node._fields)]
         prose = {id(n.value) for n in nodes if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)}
         for node in nodes:
             if id(node) in prose:
                 continue
-            texts = [getattr(node, field) for field in node._fields if field in NAMING]
+            texts = [getattr(node, field) for field in naming(node._fields)]
             wrong += [
                 f"{path.relative_to(root)}:{getattr(node, 'lineno', '?')} names {text!r}"
                 for text in texts
@@ -295,9 +300,10 @@ def lines_with(pattern: re.Pattern[str], files: list[Path], root: Path) -> list[
     wrong = []
     for path in files:
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
+            text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
             continue
+        lines = text.splitlines() if pattern.search(text) else []
         wrong += [
             f"{path.relative_to(root)}:{n}: {line[:100]}" for n, line in enumerate(lines, 1) if pattern.search(line)
         ]

@@ -63,30 +63,9 @@ def anonymous(text: str) -> str:
 def nearest(word: str, known: Iterable[str]) -> str:
     """A remedy clause naming the nearest valid word, e.g. `did you mean "metric"?`, or the whole short list."""
     options = sorted({str(k) for k in known})
-    if close := _closest(str(word), options):
-        return f'did you mean "{close}"?'
+    if close := difflib.get_close_matches(str(word), options, n=1, cutoff=CLOSE):
+        return f'did you mean "{close[0]}"?'
     return "valid: " + ", ".join(options[:12]) + (", ..." if len(options) > 12 else "")
-
-
-def _closest(word: str, options: Iterable[str]) -> str:
-    """The option most like a word, "" where none is at least half like it.
-
-    What difflib.get_close_matches finds, which asks everything of every option: of a thousand ids that takes long.
-    """
-    matcher = difflib.SequenceMatcher()
-    matcher.set_seq2(word)
-    bounds = []
-    for option in options:
-        matcher.set_seq1(option)
-        if matcher.real_quick_ratio() >= CLOSE and (most := matcher.quick_ratio()) >= CLOSE:
-            bounds.append((most, option))
-    best = (CLOSE, "")
-    for most, option in sorted(bounds, reverse=True):
-        if most < best[0]:
-            break
-        matcher.set_seq1(option)
-        best = max(best, (matcher.ratio(), option))
-    return best[1]
 
 
 def refuse_unknown(where: str | Path, what: str, word: str, known: Iterable[str]) -> None:

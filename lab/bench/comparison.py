@@ -1,8 +1,8 @@
 """One comparison, in the process that owns its tensors: check every arm, time the correct ones together, check again.
 
 On a GPU each arm runs in a process of its own (lab/bench/apart.py) and this one, the harness, never imports a
-candidate: inputs, outputs, reference, clock and judgement are out of a candidate's reach. In tests and notebooks the
-arms may run here.
+candidate: inputs, outputs, reference, clock and judgement are out of a candidate's reach. In tests the arms may run
+here.
 
 What is timed is what is checked. Before every visit the activations are drawn anew and states are set back, and which
 timed visits are looked at is drawn once they are over: inputs and outputs of one set are held against the reference. At

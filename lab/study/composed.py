@@ -127,8 +127,8 @@ def time_of(call: Any, device: devices.Device) -> Time:
 
 
 def _of_floor(call: Any, device: devices.Device, shares: tuple[float, float, float]) -> Time:
-    ends = (share * floor_us(device, call.cost) for share in shares)
-    low, us, high = (end + call.launches * more for end, more in zip(ends, SMALL_US, strict=True))
+    floor = floor_us(device, call.cost)
+    low, us, high = (share * floor + call.launches * more for share, more in zip(shares, SMALL_US, strict=True))
     return Time(us, low, high, "floor and launches")
 
 

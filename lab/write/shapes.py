@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from lab.base import devices
 from lab.base.errors import BadInput, nearest
-from lab.bench import backend, comparison
+from lab.bench import comparison
 from lab.check import accuracy, aot, families
 from lab.place import roofline
 from lab.row import store
@@ -24,8 +24,6 @@ from lab.study import routes
 
 if TYPE_CHECKING:  # kernels/ is imported late, so that a package that shadows it is told in one line
     from kernels.common import Candidate, Workload
-
-_ASKED: dict[str, list[Workload]] = {}  # family -> typed workloads that a comparison of this process may name
 
 
 def parse(text: str) -> dict[str, int | str]:
@@ -149,12 +147,12 @@ class Shape:
         from lab.bench import measure
 
         measure.require_gpu("timing a shape")
-        _ASKED.setdefault(self.family.name, []).append(self.workload)
+        named = self.workload.id in {w.id for w in self.family.cases.WORKLOADS}
+        shape = self.workload.id if named else " ".join(f"{a}={v}" for a, v in self.workload.axes.items())
         peers: tuple[tuple[Role, str], ...] = tuple(("peer", name) for name in beside)
-        arms = (("control", self.candidate.name), *peers)
-        job = comparison.Job(self.family.name, self.workload.id, arms, seconds,
-                             backend=f"{__name__}:here")  # fmt: skip
-        *_, done = comparison.execute(job)
+        *_, done = comparison.execute(
+            comparison.Job(self.family.name, shape, (("control", self.candidate.name), *peers), seconds)
+        )
         assert isinstance(done, comparison.Done)
         return {arm.name: arm.timing.median_us if arm.timing else arm.message or arm.status for arm in done.arms}
 
@@ -168,18 +166,6 @@ def one_candidate(name: str) -> SimpleNamespace:
     text = place.read_text(encoding="utf-8")
     sources = tuple(s for s in family.cuda_sources if s.path.name in text)
     return SimpleNamespace(candidates={candidate: family.candidates[candidate]}, cuda_sources=sources, unavailable={})
-
-
-def here() -> backend.Backend:
-    """The GPU here, in this process, for families that also know the shapes that were typed in it."""
-
-    def load(name: str) -> families.Family:
-        family = families.load(name)
-        listed = (*family.cases.WORKLOADS, *_ASKED.get(name, ()))
-        parts = {n: getattr(family.cases, n) for n in dir(family.cases) if not n.startswith("__")}
-        return replace(family, cases=SimpleNamespace(**{**parts, "WORKLOADS": listed}))
-
-    return replace(backend.gpu(), load=load, apart=False)
 
 
 @dataclass(frozen=True)

@@ -107,6 +107,7 @@ def test_an_operator_is_what_its_schema_and_its_fake_say(name: str) -> None:
     assert set(found.values()) == {"SUCCESS"}
 
 
+@pytest.mark.slow
 def test_a_wrong_fake_or_an_undeclared_write_does_not_pass() -> None:
     """The check of the test above sees both."""
     library = torch.library.Library("killgate_wrong", "FRAGMENT")

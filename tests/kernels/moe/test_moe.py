@@ -28,6 +28,7 @@ CHECKS = [w for w in cases.WORKLOADS if w.role == "check"]
 BY_ID = {w.id: w for w in cases.WORKLOADS}
 
 
+@pytest.mark.slow  # as the other families' are: transformers takes more than a second to import
 @pytest.mark.parametrize("workload", [w for w in CHECKS if w["shared"]], ids=lambda w: w.id)
 def test_the_reference_is_transformers_layer(workload: Workload) -> None:
     pytest.importorskip("transformers")

@@ -16,8 +16,6 @@ from kernels.step import cases
 from kernels.step.model import MODELS, Model
 from kernels.step.reference import reference
 
-transformers = pytest.importorskip("transformers")
-
 
 def theirs(model: Model, weights: Tensors) -> Any:
     from transformers.models import qwen3_5, qwen3_5_moe
@@ -50,6 +48,7 @@ def theirs(model: Model, weights: Tensors) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["small", "odd", "small-moe", "odd-moe"])
 def test_prefill_decode_and_mixed_steps_are_transformers(name: str) -> None:
+    pytest.importorskip("transformers")  # here: half a second, which every process that collects would spend
     model = MODELS[name]
     weights = cases.weights(model, 1, "cpu", quantised=False)
     made = theirs(model, weights)
