@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from kernels.common import Cost, Workload
 from kernels.step.cases import model_of, new_tokens
-from kernels.step.config import SCANS, W4A8_FROM, Config, of
+from kernels.step.config import GEMV, SCANS, W4A8_FROM, WIDE, Config, of
 from kernels.step.cost import mixture_of, parts
 
 PARTIAL_SUMS = 4.0 * 132 * 128 * 128  # bytes in which a product of many tokens adds up: a tile for each multiprocessor
@@ -94,9 +94,9 @@ def _products(workload: Workload, config: Config) -> list[Call]:
             continue
         part = "ffn" if ".mlp." in name else "gdn products" if ".linear_attn." in name else "attention products"
         one = config.gate_up or config.gated
-        if own in ("gate_proj", "in_proj_qkv") and (one if own == "gate_proj" else config.packing == "all"):
+        if own in ("gate_proj", "in_proj_qkv") and (one if own == "gate_proj" else config.packing in WIDE):
             n += sizes[f"{at}.{'up_proj' if own == 'gate_proj' else 'in_proj_z'}"][0]
-        elif own in ("up_proj", "in_proj_z") and (one if own == "up_proj" else config.packing == "all"):
+        elif own in ("up_proj", "in_proj_z") and (one if own == "up_proj" else config.packing in WIDE):
             continue
         alone = config.per_sequence and own == "out_proj"
         key = (part, 1 if alone else tokens, n, k)
@@ -169,7 +169,7 @@ def _small(workload: Workload, config: Config, gdn: int, attention: int) -> list
         # Where products add to the stream, the head gathers the last rows of one tensor in place of two.
         moved("small", 1, tokens * model.hidden * 8, 8 - config.normed),
         # The library's products of 48 rows sum parts of K in a second launch each.
-        moved("alpha and beta", gdn, alphas, {"none": 4, "alpha_beta_gemv": 1}.get(config.packing, 2)),
+        moved("alpha and beta", gdn, alphas, 4 if config.packing == "none" else 1 if config.packing in GEMV else 2),
     ]
     if not config.normed:
         found.append(moved("residual", 2 * model.layers, tokens * model.hidden * (2 * stream + 2 * 2.0)))
@@ -177,7 +177,7 @@ def _small(workload: Workload, config: Config, gdn: int, attention: int) -> list
         found.append(moved("activation", model.layers, tokens * 3 * 2.0 * model.ffn))
     if config.packing in ("alpha_beta", "all") and tokens > 1:
         found.append(moved("copies", gdn, tokens * 8.0 * model.gdn_v_heads, 2))
-    if config.packing == "all" and tokens > 1:
+    if config.packing in WIDE and tokens > 1:
         found.append(moved("copies", gdn, tokens * 2 * (2.0 * model.channels + value), 2))
     if config.waits:
         found.append(moved("waits", 2, 0.0))

@@ -19,8 +19,10 @@ VALUES = {
     "state": ("by_id", "gathered", "copied"),
     "scan": ("routed", "fused", "split"),
     "stream": ("bf16", "f32"),
-    "packing": ("none", "alpha_beta", "alpha_beta_gemv", "all"),
+    "packing": ("none", "alpha_beta", "alpha_beta_gemv", "all", "all_gemv"),
 }
+# Of the words for packing: qkv and z in one product; alpha and beta in the vector kernel.
+WIDE, GEMV = ("all", "all_gemv"), ("alpha_beta_gemv", "all_gemv")
 W4A8_FROM = 17  # tokens, the fewest that the kernel of e4m3 products takes; with fewer they are as with w4a16
 GEMV_TOKENS = 8  # the most of the vector kernel for alpha and beta
 MOST_CHAINED = 8  # tokens, of the kernel that is launched programmatically at every shape of the model
@@ -41,7 +43,7 @@ class Config:
     stream:     what the residual stream is stored in (LP14).
     packing:    the four products into a GDN layer: one each; alpha and beta in one; these in one launch of a vector
                 kernel of ours, for up to GEMV_TOKENS tokens; beside alpha and beta qkv and z in one, which is as far as
-                two formats of weights can be packed (IM5).
+                two formats of weights can be packed (IM5); that with the vector kernel.
     gate_up:    gate and up in one product. gated: SiLU and their product in that launch too.
     normed:     products norm what they read and add the residual to what they write; one norm is left, the head's.
     all_logits: the head is computed for every new token, and the last ones are kept (LB10).
@@ -108,7 +110,7 @@ class Config:
         if room is not None and needed > room:
             where = f"{len(new)} sequences of {workload['ctx'] + max(new)} tokens, {workload['layers']} layers"
             return f"{where} take {needed / 1e9:.1f} GB, {room / 1e9:.1f} are there: fewer of either, or of layers"
-        if self.packing == "alpha_beta_gemv" and sum(new) > GEMV_TOKENS:
+        if self.packing in GEMV and sum(new) > GEMV_TOKENS:
             return f"{self}: {sum(new)} tokens, a vector kernel of {GEMV_TOKENS} at most"
         if max(new) == 1 and self.scan != "routed":
             return f"{self}: a lever of prompts, this step decodes"
@@ -138,6 +140,7 @@ NAMED = {
     "served_chained": Config(launch="chained"),
     "served_few": Config(launch="chained", packing="alpha_beta_gemv", gate_up=True),  # what gains at few tokens
     "served_few_gated": Config(launch="chained", packing="alpha_beta_gemv", gated=True),
+    "served_few_packed": Config(launch="chained", packing="all_gemv", gated=True),
     "served_few_normed": Config(launch="chained", packing="alpha_beta_gemv", gated=True, normed=True),
     "served_replayed": Config(replayed=True),
     "served_replayed_waits": Config(replayed=True, waits=True),
@@ -175,7 +178,7 @@ def memory(workload: Workload, config: Config = USUAL) -> dict[str, float]:
     scores = 4.0 * model.heads * most * (workload["ctx"] + most) * (most > 1 and workload["ctx"] > 0)
     if config.gate_up:
         again += sum(n * k for name, (n, k) in model.linears().items() if name.endswith(("gate_proj", "up_proj")))
-    if config.packing == "all":
+    if config.packing in WIDE:
         again += sum(n * k for name, (n, k) in model.linears().items() if name.endswith(("in_proj_qkv", "in_proj_z")))
     return {
         **sizes,

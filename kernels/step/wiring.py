@@ -17,7 +17,7 @@ import torch
 from kernels.common import Tensors, Workload
 from kernels.nvfp4 import format as nvfp4
 from kernels.step.cases import BLOCKS, ENDS, PACKS, SCALES
-from kernels.step.config import USUAL, Config
+from kernels.step.config import GEMV, USUAL, WIDE, Config
 
 Args = dict[str, Any]
 LONGEST_PROMPT = 64
@@ -94,7 +94,7 @@ def packed(inputs: Tensors, config: Config) -> tuple[Tensors, set[str]]:
     found: Tensors = {}
     replaced: set[str] = set()
     packs = {"in_proj_ab": ("in_proj_a", "in_proj_b")} if config.packing != "none" else {}
-    packs |= {"in_proj_qkvz": PACKS[0]} if config.packing == "all" else {}
+    packs |= {"in_proj_qkvz": PACKS[0]} if config.packing in WIDE else {}
     packs |= {"gate_up_proj": PACKS[1]} if config.gate_up else {}
     for key in inputs:
         at, _, own = key.removesuffix(".weight_packed").removesuffix(".weight").rpartition(".")
@@ -149,12 +149,12 @@ def into_gdn(parts: Parts, config: Config, args: Args, at: str, h: torch.Tensor)
     linear = parts.linear
     if config.packing == "none":
         return tuple(linear(args, f"{at}in_proj_{name}", h) for name in ("qkv", "z", "a", "b"))
-    if config.packing == "alpha_beta_gemv":
+    if config.packing in GEMV:
         gain = (args[gain_of(f"{at}in_proj_ab")],) if config.normed else ()
         a, b = parts.alpha_beta(args[f"{at}in_proj_ab.weight"], h, *gain)
     else:
         a, b = halves(linear(args, f"{at}in_proj_ab", h))
-    if config.packing != "all":
+    if config.packing not in WIDE:
         return linear(args, f"{at}in_proj_qkv", h), linear(args, f"{at}in_proj_z", h), a, b
     both = linear(args, f"{at}in_proj_qkvz", h)
     channels = args[f"{at}conv1d.weight"].shape[0]

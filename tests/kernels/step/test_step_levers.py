@@ -35,7 +35,8 @@ PERMUTED = 1  # a seed whose rows are not 0, 1, 2
 SAME = {  # lever: what it must equal bit for bit
     "served_gathered": "served_apart", "served_copied": "served_apart", "stock_in_place": "stock",
     "stock_by_id": "stock", "stock_2d": "served_apart", "served_per_sequence": "served", "served_alpha_beta": "served",
-    "served_packed": "served", "served_gate_up": "served", "served_all_logits": "served", "served_scratch": "served",
+    "served_packed": "served", "served_few_packed": "served_few_gated", "served_gate_up": "served",
+    "served_all_logits": "served", "served_scratch": "served",
     "served_replayed": "served", "served_replayed_waits": "served", "served_fused_scan": "served",
     "served_split_scan": "served",
 }  # fmt: skip
