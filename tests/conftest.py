@@ -10,6 +10,7 @@ The process that hands tests out to others runs none, and they wait for it: it i
 import atexit
 import functools
 import gc
+import importlib
 import os
 import sys
 from collections.abc import Generator
@@ -77,26 +78,8 @@ def pytest_collection_finish() -> None:
 
         interpreter.quicken()
     if WORKER:
-        _describe_here()
-
-
-def _describe_here() -> None:
-    """Ask the families in this process what they would launch: a worker has them all, a process for each takes seconds.
-
-    That is ten seconds of processor time in the first run after a change of a kernel, whose answers nobody kept yet.
-    """
-    from lab.check import families
-
-    apart, own = families.every, (families.FOLDER, families.load, families.names)
-
-    @functools.cache
-    def every(capability: tuple[int, int], *shaped: str) -> dict[str, families.Launches]:
-        if own != (families.FOLDER, families.load, families.names):  # a test's own
-            return apart.__wrapped__(capability, *shaped)
-        asked = shaped[:1] or own[2]()
-        return {name: families.described(own[1](name), capability, *shaped[1:]) for name in asked}
-
-    families.every = every
+        # Imported so that tests/changed.py does not see it: every test would reach every kernel.
+        importlib.import_module(f"{__package__}.described").here()
 
 
 @pytest.hookimpl(tryfirst=True)  # before the marks are asked for
