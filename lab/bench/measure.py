@@ -249,10 +249,11 @@ def measure_ceilings(device: devices.Device, rows: Sequence[Measurement], l2: st
         pass
 
 
-def missing(items: Sequence[Item], device: str) -> list[Item]:
-    """Those that no run on the device answers: both arms judged, by launches of today, for this gate."""
+def missing(items: Sequence[Item], device: str, settings: Settings) -> list[Item]:
+    """Those that no run on the device answers: both arms judged, by today's launches, for this gate, timed this way."""
     found = []
     for item in items:
+        own = settings.of(item.card)
         rows = [
             row
             for row in store.rows(device=device, phase=item.card.id)
@@ -260,6 +261,8 @@ def missing(items: Sequence[Item], device: str) -> list[Item]:
             and (row.name, row.arm) in ((item.card.control, "control"), (item.card.candidate, "candidate"))
             and row.status in ("ok", "incorrect")
             and row.gate_hash == item.card.gate_hash
+            and (row.timer or row.wanted_timer, row.l2 or row.wanted_l2, row.rest or 0.0)
+            == (own.timer, own.l2, own.rest)
             and not families.former(row)
         ]
         arms = {(row.run, row.arm) for row in rows}

@@ -165,7 +165,8 @@ def _measured(arguments: Namespace, settings: Any, cards: Any, named: Sequence[s
                 raise
             print(f"{card.id}: left out: {unfit}", file=sys.stderr)
         else:
-            items += [(item, place) for item in (measure.missing(planned, place) if arguments.missing else planned)]
+            planned = measure.missing(planned, place, settings) if arguments.missing else planned
+            items += [(item, place) for item in planned]
     if arguments.cross_check:
         from lab.bench import crosscheck
 

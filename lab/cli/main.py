@@ -161,7 +161,7 @@ COMMANDS = {
         ON,
         arg("--device", help="with --on: the device to measure on, default each card's own"),
         several("--workload", "only this workload; may be repeated"),
-        flag("--missing", "only workloads without rows of the present kernels"),
+        flag("--missing", "only workloads without rows of the present kernels, gate, timer, L2 state and rest"),
         arg("--seconds", type=float, default=2.0, help="most sampling time a comparison (default 2)"),
         arg("--placements", type=int, default=8, metavar="N", help="how often all sets are allocated anew (default 8)"),
         arg("--processes", type=int, default=2, metavar="N", help="processes they are spread over (default 2)"),

@@ -123,6 +123,10 @@ def test_command_measures_only_what_is_named_or_missing(
     held(capsys.readouterr().err, "--workload", '"w20"', '"w0')
     assert main.main(["measure", "toy", "--seconds", "0", "--missing"]) == 0
     assert {line.split()[1] for line in capsys.readouterr().out.splitlines()} == {"w01", "w03"}
+    assert main.main(["measure", "toy", "--seconds", "0", "--missing"]) == 0
+    assert capsys.readouterr().out == ""
+    assert main.main(["measure", "toy", "--seconds", "0", "--missing", "--rest", "0.5", "--workload", "w01"]) == 0
+    assert {line.split()[1] for line in capsys.readouterr().out.splitlines()} == {"w01"}
     # Another gate, or another launch, is another question: everything is missing again.
     present = phases.card("toy")
     path = tmp_path / "tighter" / "toy.toml"
@@ -133,7 +137,7 @@ def test_command_measures_only_what_is_named_or_missing(
     for card, launch in ((tighter, ""), (present, "former kernel")):
         monkeypatch.setattr(phases, "card", lambda name, card=card: card)
         monkeypatch.setattr(families, "former", lambda row, launch=launch: launch)
-        assert {i.workload.id for i in measure.missing(measure.plan(card), "h200")} == set(SMALL)
+        assert {i.workload.id for i in measure.missing(measure.plan(card), "h200", measure.Settings())} == set(SMALL)
 
 
 def test_command_passes_rest_on_and_refuses_a_wrong_one(command: Path, capsys: pytest.CaptureFixture[str]) -> None:
