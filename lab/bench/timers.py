@@ -40,7 +40,7 @@ from lab.bench.sampling import Arm, Timer
 
 NAMES = ("graph", "events", "cupti", "host")
 GRAPH_TARGET_US = 3000.0  # long, so that what a replay costs by itself is a small part of a sample
-ALONE_US = 1500.0  # a replay costs about 5 us, whatever it holds
+ALONE_US = 5000.0  # of a step of 2 ms one call a sample tripled the blocks' deviation and saved nothing
 GUESSES = 3  # replays of one call on each set that say how many calls take so long
 HEAD_START_CYCLES = 400_000  # about 200 us in which the host queues what is to be timed
 FLUSH_FACTOR = 2
