@@ -1,7 +1,8 @@
-"""What a second GPU gives a sweep: `python -m tests.bench.bench_cluster CARD... [--keep]`, in a clean checkout.
+"""What a second GPU gives a sweep: `python -m tests.bench.bench_cluster CARD... [--keep] [--together]`.
 
-The cards are measured on a cluster of one worker, then on one of two, into a folder that is thrown away; --keep puts
-the rows of the second sweep where rows lie. Printed are both wall times and, for each comparison, the interval of the
+In a clean checkout. The cards are measured on a cluster of one worker, then on one of two, into a folder that is thrown away; --keep puts
+the rows of the second sweep where rows lie. With --together, on a host of three GPUs, the two sweeps run at one time,
+the first on GPU 0 and the second on 1 and 2. Printed are both wall times and, for each comparison, the interval of the
 change on one GPU and the change on two. Exits 1 where two are less than 1.85 times as fast, or where the intervals of a
 comparison do not overlap.
 """
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from lab.base.errors import REPOSITORY
@@ -23,11 +25,14 @@ from lab.row.records import Measurement
 FASTER = 1.85
 
 
-def sweep(workers: int, cards: list[str], home: Path) -> tuple[float, dict[tuple[str, str], evidence.Pair]]:
-    """(seconds, the pairs by card and workload) of the cards on a cluster of so many workers."""
+def sweep(
+    workers: int, cards: list[str], home: Path, gpus: str = ""
+) -> tuple[float, dict[tuple[str, str], evidence.Pair]]:
+    """(seconds, the pairs by card and workload) of cards on a cluster of so many workers, on all GPUs or on these."""
     lab = [sys.executable, "-m", "lab"]
     command = [*lab, "cluster", "--local", str(workers), "--port", "0"]
-    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as made:
+    seen = os.environ | ({"CUDA_VISIBLE_DEVICES": gpus} if gpus else {})
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, env=seen) as made:
         try:
             assert made.stdout is not None
             address = made.stdout.readline().strip()
@@ -44,10 +49,12 @@ def sweep(workers: int, cards: list[str], home: Path) -> tuple[float, dict[tuple
 
 def main(*cards: str) -> int:
     """Print the table and return the exit status."""
-    cards, keep = tuple(c for c in cards if c != "--keep"), "--keep" in cards
-    with tempfile.TemporaryDirectory() as folder:
-        one_s, one = sweep(1, list(cards), Path(folder) / "1")
-        two_s, two = sweep(2, list(cards), store.folder() if keep else Path(folder) / "2")
+    named, keep, together = [c for c in cards if c[:2] != "--"], "--keep" in cards, "--together" in cards
+    gpus = ("0", "1,2") if together else ("", "")
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2 if together else 1) as pool:
+        homes = Path(folder) / "1", store.folder() if keep else Path(folder) / "2"
+        asked = [pool.submit(sweep, n + 1, named, homes[n], gpus[n]) for n in range(2)]
+        (one_s, one), (two_s, two) = (each.result() for each in asked)
     apart = 0
     for key, pair in one.items():
         first, second = evidence.change_pct(*pair), evidence.change_pct(*two[key])
