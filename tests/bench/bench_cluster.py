@@ -1,10 +1,10 @@
 """What a second GPU gives a sweep: `python -m tests.bench.bench_cluster CARD... [--keep] [--together]`.
 
-In a clean checkout. The cards are measured on a cluster of one worker, then on one of two, into a folder that is thrown away; --keep puts
-the rows of the second sweep where rows lie. With --together, on a host of three GPUs, the two sweeps run at one time,
-the first on GPU 0 and the second on 1 and 2. Printed are both wall times and, for each comparison, the interval of the
-change on one GPU and the change on two. Exits 1 where two are less than 1.85 times as fast, or where the intervals of a
-comparison do not overlap.
+In a clean checkout. The cards are measured on a cluster of one worker, then on one of two, into a folder that is thrown
+away; --keep puts the rows of the second sweep where rows lie. With --together, on a host of three GPUs, the two sweeps
+run at one time, the first on GPU 0 and the second on 1 and 2. Printed are both wall times and, for each comparison, the
+interval of the change on one GPU and the change on two. Exits 1 where two are less than 1.85 times as fast, or where
+the intervals of a comparison do not overlap.
 """
 
 from __future__ import annotations
