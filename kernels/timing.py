@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from kernels.common import Work
 
 POWER = 4.0
+COLD_CLOCKS = 600.0  # of one load behind which everything waits: about 900 clocks from memory, 300 from L2
 NOISE = 0.05  # of log time, in which the covariance is stated: what the model leaves, roughly
 
 
@@ -64,6 +65,14 @@ def library_product(m: int, n: int, k: int, sms: int, weight_bytes: float = 2.0)
     clocks = waves * 128 * min(128, -(-m // 64) * 64) * k / 4096
     moved = weight_bytes * n * k + 2.0 * m * (k + n)
     return Work({"bytes": moved, "products": clocks}, {"launches": 1.0, "prologue": 1500.0 + k / 4})
+
+
+def cold(work: Work) -> Work:
+    """The counts where operands lie in memory and not in L2, as those of a model do: its first loads wait for them.
+
+    A measured place whose sets together stay in L2 (lab/study/routes.py: timed) is fitted without.
+    """
+    return Work(work.at_once, {**work.in_turn, "cold": COLD_CLOCKS})
 
 
 def shares(work: Work, us: Mapping[str, float]) -> tuple[float, dict[str, float]]:

@@ -7,7 +7,7 @@ import pytest
 
 from kernels import routing
 from kernels.common import Work
-from kernels.timing import predict, shares
+from kernels.timing import cold, predict, shares
 from lab.base import devices
 from lab.check import families
 from lab.study import calibrate, routes, timefit
@@ -109,7 +109,7 @@ def test_every_candidate_that_is_fitted_has_a_time_at_every_place_of_public_mode
             for name, fit in known.fits.items():
                 work = every[name].work
                 if work is not None and not every[name].refuses(workload):
-                    assert predict(work(workload, 132), fit) is not None, (name, place)
+                    assert predict(cold(work(workload, 132)), fit) is not None, (name, place)
 
     each()
 
