@@ -56,11 +56,11 @@ class Time:
 def library_product(m: int, n: int, k: int, sms: int, weight_bytes: float = 2.0) -> Work:
     """y[m, n] of 16-bit operands by a library, whose tiles nobody tells us: 128 by 128, halves of K where they are few.
 
-    Of many tiles it takes wider ones where their waves take less. weight_bytes: of a weight through memory, more than 2
-    where it is also written.
+    Of many tiles it takes wider ones, by 32 more each, where their waves take less. weight_bytes: of a weight through
+    memory, more than 2 where it is also written.
     """
     rows, tiles = -(-m // 128), -(-m // 128) * -(-n // 128)
-    in_waves = min(-(-rows * -(-n // wide) // sms) * wide / 128 for wide in (128, 192, 256))
+    in_waves = min(-(-rows * -(-n // wide) // sms) * wide / 128 for wide in range(128, 257, 32))
     waves = max(tiles / sms, 0.25) if tiles < 2 * sms else in_waves
     clocks = waves * 128 * min(128, -(-m // 64) * 64) * k / 4096
     moved = weight_bytes * n * k + 2.0 * m * (k + n)

@@ -15,7 +15,8 @@ from kernels.common import Build, Candidate, Needs, Tensors, Work, Workload, int
 from kernels.rounding import round_output
 
 ROWS_MAX = 8
-RESIDENT = {1: 7, 2: 7, 4: 5, 8: 4}  # by rows of a pass: blocks of 72, 72, 95 and 104 registers a thread, Triton 3.6, sm_90
+# Blocks that share a multiprocessor, by rows of a pass: 72, 72, 95 and 104 registers a thread by Triton 3.6 for sm_90.
+RESIDENT = {1: 7, 2: 7, 4: 5, 8: 4}
 L1_BYTES = 192 * 1024  # of 256 KB, what is not shared memory
 
 
