@@ -67,12 +67,13 @@ def library_product(m: int, n: int, k: int, sms: int, weight_bytes: float = 2.0)
     return Work({"bytes": moved, "products": clocks}, {"launches": 1.0, "prologue": 1500.0 + k / 4})
 
 
-def cold(work: Work) -> Work:
-    """The counts where operands lie in memory and not in L2, as those of a model do: its first loads wait for them.
+def cold(work: Work, is_cold: bool = True) -> Work:
+    """The counts where operands lie in memory and not in L2, as those of a model do: the first loads wait for them.
 
-    A measured place whose sets together stay in L2 (lab/study/routes.py: timed) is fitted without.
+    A measured place whose sets together stay in L2 (lab/study/routes.py: timed) has none of it, but has the name: where
+    all places are such, the fit takes a device's facts for what it did not see.
     """
-    return Work(work.at_once, {**work.in_turn, "cold": COLD_CLOCKS})
+    return Work(work.at_once, {**work.in_turn, "cold": COLD_CLOCKS if is_cold else 0.0})
 
 
 def shares(work: Work, us: Mapping[str, float]) -> tuple[float, dict[str, float]]:

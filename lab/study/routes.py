@@ -155,9 +155,8 @@ def timed(known: Table) -> list[timefit.Timed]:
             work = every[p.candidate].work
             workload, _ = asks.asked({axis: str(value) for axis, value in (*p.shape, (asks.axis, p.at))})
             if work is not None and not every[p.candidate].refuses(workload):
-                counts = work(workload, _sms(device))
-                if family.cost(workload, every[p.candidate].precision).bytes >= least:
-                    counts = cold(counts)
+                moved = family.cost(workload, every[p.candidate].precision).bytes
+                counts = cold(work(workload, _sms(device)), is_cold=moved >= least)
                 found.append(timefit.Timed(p.candidate, p.shape, p.at, counts, p.median_us))
     return found
 
