@@ -30,7 +30,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kernels.common import Candidate, Cost, Work, Workload
-from kernels.timing import Fit, Time, predict
+from kernels.timing import Fit, Time, cold, predict
 
 PROFILES = Path(__file__).resolve().parent.parent / "profiles"
 SCHEMA = 2
@@ -283,9 +283,9 @@ def choose(
     here = known.at.get((tuple(sorted(shape.items())), at), {}) if known else {}
     fitted: dict[str, Time] = {}
     for name in candidates:
-        counts = work(name) if known and name in known.fits and name not in here else None
-        time = predict(counts, known.fits[name]) if known and counts else None
-        if time is not None:
+        fit = known.fits.get(name) if known and name not in here else None
+        counts = work(name) if fit else None
+        if fit and counts and (time := predict(cold(counts) if "cold" in fit.us else counts, fit)):
             fitted[name] = time
     expected = {n: here[n] if n in here else fitted[n].us for n in candidates if n in here or n in fitted}
     if known and expected:

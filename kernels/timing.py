@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from kernels.common import Work
 
 POWER = 4.0
+COLD_CLOCKS = 600.0  # of one load behind which everything waits: about 900 clocks from memory, 300 from L2
 NOISE = 0.05  # of log time, in which the covariance is stated: what the model leaves, roughly
 
 
@@ -55,15 +56,24 @@ class Time:
 def library_product(m: int, n: int, k: int, sms: int, weight_bytes: float = 2.0) -> Work:
     """y[m, n] of 16-bit operands by a library, whose tiles nobody tells us: 128 by 128, halves of K where they are few.
 
-    Of many tiles it takes wider ones where their waves take less. weight_bytes: of a weight through memory, more than 2
-    where it is also written.
+    Of many tiles it takes wider ones, by 32 more each, where their waves take less. weight_bytes: of a weight through
+    memory, more than 2 where it is also written.
     """
     rows, tiles = -(-m // 128), -(-m // 128) * -(-n // 128)
-    in_waves = min(-(-rows * -(-n // wide) // sms) * wide / 128 for wide in (128, 192, 256))
+    in_waves = min(-(-rows * -(-n // wide) // sms) * wide / 128 for wide in range(128, 257, 32))
     waves = max(tiles / sms, 0.25) if tiles < 2 * sms else in_waves
     clocks = waves * 128 * min(128, -(-m // 64) * 64) * k / 4096
     moved = weight_bytes * n * k + 2.0 * m * (k + n)
     return Work({"bytes": moved, "products": clocks}, {"launches": 1.0, "prologue": 1500.0 + k / 4})
+
+
+def cold(work: Work, is_cold: bool = True) -> Work:
+    """The counts where operands lie in memory and not in L2, as those of a model do: the first loads wait for them.
+
+    A measured place whose sets together stay in L2 (lab/study/routes.py: timed) has none of it, but has the name: where
+    all places are such, the fit takes a device's facts for what it did not see.
+    """
+    return Work(work.at_once, {**work.in_turn, "cold": COLD_CLOCKS if is_cold else 0.0})
 
 
 def shares(work: Work, us: Mapping[str, float]) -> tuple[float, dict[str, float]]:

@@ -76,8 +76,9 @@ def work(workload: Workload, sms: int) -> Work:
     """Some thirty launches a chunk of all sequences, whose tensors go through memory; the steps are in turn."""
     steps, heads, dim = -(-workload["T"] // CHUNK), sequences(workload) * workload["Hv"], workload["D"]
     chunk = min(CHUNK, workload["T"])
-    # Of float32 tensors read and written, a chunk has some 30 of chunk x D, 20 of chunk x chunk and 8 of D x D.
-    moved = 4.0 * steps * heads * (30 * chunk * dim + 20 * chunk**2 + 8 * dim**2)
+    # Of float32 tensors read and written, a chunk has some 30 of chunk x D, 20 of chunk x chunk and 2 of D x D: the
+    # state in and out, whose other six touches find it in L2.
+    moved = 4.0 * steps * heads * (30 * chunk * dim + 20 * chunk**2 + 2 * dim**2)
     return Work({"bytes": moved}, {"launches": 10.0, "steps": 100_000.0 * steps})
 
 

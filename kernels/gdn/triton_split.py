@@ -143,14 +143,18 @@ def refuses(workload: Workload) -> str:
 
 
 def work(workload: Workload, sms: int, precision: str) -> Work:
-    """Six launches: the chain of the scan's steps, then chunks side by side, whose tensors go through memory."""
+    """Six launches: the chain of the scan's steps, then chunks side by side, whose tensors go through memory.
+
+    A chunk's state is written and read whole however few tokens the chunk has.
+    """
     config, element = config_for(current_capability(), workload["D"], precision), 4 if precision == "tf32" else 2
     steps = chain_steps(workload, config.chunk, config.scan_tile, 2 * sms)
     states = 2.0 * state_bytes(workload)
     moved = algorithm_cost(workload, config.chunk, element, through_memory=True).bytes - states
-    chunks = -(-workload["T"] // config.chunk) * sequences(workload) * workload["Hv"] / sms
+    chunks, heads = -(-workload["T"] // config.chunk), sequences(workload) * workload["Hv"]
+    moved += 2.0 * element * heads * workload["D"] ** 2 * (chunks - workload["T"] / config.chunk)
     in_turn = {"launches": 6.0, "bytes": states, "steps": 2000.0 * steps}
-    return Work({"bytes": moved, "chunks": 5000.0 * chunks}, in_turn)
+    return Work({"bytes": moved, "chunks": 5000.0 * chunks * heads / sms}, in_turn)
 
 
 def _builds(cc: int, precision: str) -> tuple[Build, ...]:

@@ -40,7 +40,6 @@ CAPPED_BELOW = (
     400  # units: where a block's range is shorter, 96 KB of bulk copies are in flight and not all of the ring
 )
 PRODUCERS = 4  # PRODUCERS in decode.cu: warps that bring tiles
-FILL_BYTES = 96 * 1024  # of a block's ring, which no product overlaps
 LEAST_BUSY = 0.95  # of the blocks: a team may be as wide as this allows
 SHARED_BYTES = 232_448  # all that an sm_90 block can have; one block per SM
 
@@ -264,21 +263,22 @@ def cut(config: DecodeConfig, batch: int, kv_heads: int, units: int) -> Cut:
 
 
 def work(workload: Workload, sms: int, precision: str) -> Work:
-    """The busiest block's range: its bytes, its products and ends of items, and the merge of what was cut.
+    """The busiest block's range: its bytes, its busiest warp's units, its ends of items, and the merge of what was cut.
 
-    Behind an item the warps' states are summed up, in rounds over D, while the ring fills but nobody multiplies. Where
-    an item was cut, its last block waits for the others' parts and reads them all.
+    Behind an item the warps' states are summed up, in rounds over D, and the next one's queries are waited for: nobody
+    multiplies, and in a short range nobody copies either. Where an item was cut, its last block waits for the others'
+    parts and reads them all.
     """
     batch, heads, group, dim = workload["batch"], workload["Hkv"], workload["Hq"] // workload["Hkv"], workload["D"]
     kv = KV_OF_PRECISION[precision]
     config = choose_config(workload["dtype"] if kv == "16bit" else kv, dim, heads, sms)
     need, row_bytes = cost(workload, precision).bytes, dim * (2 if kv == "16bit" else 1)
-    unit = tile_tokens(row_bytes) * tiles(config.kernel)
+    unit, warps = tile_tokens(row_bytes) * tiles(config.kernel), config.threads // 32 - PRODUCERS
     made = cut(config, batch, heads, -(-workload["ctx"] // unit))
-    read = 2.0 * made.units * unit * row_bytes
-    at_once = {"bytes": need, "sm_bytes": read, "products": (made.units * unit / 32 + 32 * made.items) * dim}
+    products = -(-made.units // warps) * unit * dim / 4
+    at_once = {"bytes": need, "sm_bytes": 2.0 * made.units * unit * row_bytes, "products": products}
     merge = 3000.0 + made.parts * group * dim / 32 if made.parts > 1 else 0.0
-    return Work(at_once, {"launches": 1.0, "merge": merge, "fill": min(read, FILL_BYTES) / 16})
+    return Work(at_once, {"launches": 1.0, "merge": merge, "ends": made.items * (1500.0 + 8 * dim)})
 
 
 def _candidate(name: str, precision: str) -> Candidate:

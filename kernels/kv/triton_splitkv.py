@@ -331,7 +331,7 @@ def resident(kv: str, dim: int, kv_heads: int) -> int:
 def work(workload: Workload, sms: int, precision: str) -> Work:
     """Waves of programs by the tiles that each walks, of which those side by side delay each other, and the merge.
 
-    The merge's programs go over the parts MERGE_CHUNK at a time, each time as long as a trip to L2 and back takes.
+    The merge's programs go over the parts MERGE_CHUNK at a time: each time a trip to L2, and rows to add up over warps.
     """
     pages, dim, kv = -(-workload["ctx"] // workload["page"]), workload["D"], KV_OF_PRECISION[precision]
     batch, heads, queries = workload["batch"], workload["Hkv"], workload["Hq"]
@@ -344,7 +344,7 @@ def work(workload: Workload, sms: int, precision: str) -> Work:
     merge, passed = 0.0, 0.0
     if parts > 1:
         trips, each = triton.cdiv(parts, MERGE_CHUNK), batch * queries / sms
-        merge, passed = trips * (500.0 + 2 * dim) + each * (200 + parts * dim / 16), 8.0 * batch * queries * parts * dim
+        merge, passed = trips * (200.0 + 4 * dim) + each * (200 + parts * dim / 16), 8.0 * batch * queries * parts * dim
     at_once = {"bytes": cost(workload, precision).bytes + passed, "tiles": float(steps)}
     start = 1500.0 * (waves + (rest > 0))
     return Work(at_once, {"launches": 1.0 + (plan.splits > 1), "merge": merge, "start": start})

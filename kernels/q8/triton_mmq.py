@@ -20,6 +20,9 @@ from kernels.common import Build, Candidate, Needs, Tensors, Work, Workload, dev
 from kernels.rounding import round_output
 
 VECTOR_MAX = 1
+# By block_m, the clocks that a block of 32 along K adds, relatively: NOTES.md has 620, 740 and 1,360 for three tiles at
+# 16, 32 and 128; calibration-q8's lone tiles at 64 take six sevenths of those at 128.
+STEP = {16: 96, 32: 112, 64: 164, 128: 208}
 
 
 @triton.jit
@@ -244,9 +247,8 @@ def resident(config: MmqConfig) -> int:
 def work(workload: Workload, sms: int) -> Work:
     """The quantiser, then waves of tiles, or passes of the vector form.
 
-    A block of 32 along K is a step of a tile, whose clocks grow as 80 + block_m (NOTES.md: 620, 740 and 1,360 for three
-    blocks at 16, 32 and 128): a latency for all blocks of a multiprocessor, and what each of them adds. Ahead of the
-    first step the pipeline fills.
+    A block of 32 along K is a step of a tile (STEP): a latency for all blocks of a multiprocessor, and what each of
+    them adds. Ahead of the first step the pipeline fills.
     """
     m, n, k = (int(workload[axis]) for axis in "MNK")
     config, quantised, moved = choose_config(m, k), 3.0 * m * k, n * k * 1.0625 + m * (k + 2.0 * n)
@@ -256,7 +258,7 @@ def work(workload: Workload, sms: int) -> Work:
         return Work({"bytes": moved, "vector": trips * config.block_n * 32}, in_turn)
     beside = resident(config)
     waves, rest = divmod(-(-m // config.block_m) * -(-n // config.block_n), sms * beside)
-    step = k / 32 * (80 + config.block_m)
+    step = k / 32 * STEP[config.block_m]
     at_once = {"bytes": moved, "issue": 1.3 * step * (waves * beside + -(-rest // sms))}
     return Work(at_once, in_turn | {"steps": (waves + (rest > 0)) * (1500 + 1.5 * step)})
 

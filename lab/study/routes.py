@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 from lab.base import devices, files, models, progress
 from lab.base.console import print_json, show
 from lab.base.errors import BadInput, nearest, shown
+from lab.bench import sampling
 from lab.check import families
 from lab.row import store
 from lab.row.records import Measurement
@@ -138,17 +139,25 @@ def table(family: str, device: str, rows: Iterable[Measurement] | None = None) -
 
 
 def timed(known: Table) -> list[timefit.Timed]:
-    """The points of a table with the counts of what the present code would launch there; those it refuses are out."""
+    """The points of a table with the counts of what the present code would launch there; those it refuses are out.
+
+    A cold measurement rotates over sampling.MOST_SETS sets at most: where so many fit into L2, the counts are those of
+    a call that finds its operands there (kernels/timing.py: cold).
+    """
     from kernels.common import described_for
+    from kernels.timing import cold
 
     asks, device, found = router(known.family), devices.get(known.device), []
-    every = families.load(known.family).candidates
+    family = families.load(known.family)
+    every, least = family.candidates, device.l2_bytes.base / sampling.MOST_SETS if device.l2_bytes else 0.0
     with described_for(device.capability):
         for p in known.points:
             work = every[p.candidate].work
             workload, _ = asks.asked({axis: str(value) for axis, value in (*p.shape, (asks.axis, p.at))})
             if work is not None and not every[p.candidate].refuses(workload):
-                found.append(timefit.Timed(p.candidate, p.shape, p.at, work(workload, _sms(device)), p.median_us))
+                moved = family.cost(workload, every[p.candidate].precision).bytes
+                counts = cold(work(workload, _sms(device)), is_cold=moved >= least)
+                found.append(timefit.Timed(p.candidate, p.shape, p.at, counts, p.median_us))
     return found
 
 

@@ -13,7 +13,7 @@ from kernels.common import Work
 from kernels.nvfp4.route import ROUTER as NVFP4
 from kernels.q8.route import ROUTER as Q8_0
 from kernels.routing import Point, Table
-from kernels.timing import Fit, predict
+from kernels.timing import COLD_CLOCKS, Fit, predict
 from lab.card import recorded
 
 SHAPE = {"N": 17408, "K": 5120}
@@ -81,6 +81,14 @@ def test_a_count_that_was_never_fitted_is_no_basis() -> None:
     fit = FITS["gemm"]
     assert predict(Work({"bytes": 10.0}), fit) is not None
     assert predict(Work({"tile64": 10.0}), fit) is None
+
+
+def test_a_question_waits_for_a_first_load_where_the_fit_knows_of_it() -> None:
+    fit = FITS["gemv"]
+    covariance = tuple((*row, 0.0) for row in fit.covariance)
+    waits = replace(fit, us={**fit.us, "cold": 1e-3}, covariance=(*covariance, (0.0,) * (len(fit.us) + 1)))
+    choice = choose(7, replace(CROSSING, fits=FITS | {"gemv": waits}))
+    assert choice.times_us == pytest.approx({"gemv": 9.0 + 1e-3 * COLD_CLOCKS, "gemm": 12.0})
 
 
 def test_a_plan_answers_what_the_router_answers_at_the_value_above() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from kernels import routing
 from kernels.common import Work
-from kernels.timing import predict, shares
+from kernels.timing import cold, predict, shares
 from lab.base import devices
 from lab.check import families
 from lab.study import calibrate, routes, timefit
@@ -96,6 +96,26 @@ def test_a_validation_knows_nothing_of_what_it_left_out() -> None:
     assert apart.choices == 0
 
 
+def test_a_place_whose_sets_stay_in_l2_lacks_the_load_that_every_question_waits_for() -> None:
+    """64 sets of 896 x 896 codes are 51 MB of an L2 of 63."""
+    points = [
+        routing.Point("triton_warp_row", (("K", k), ("N", 896)), 2, us)
+        for k, us in ((896, 2.5), (1792, 3.5), (3584, 5.5), (7168, 9.5))
+    ]
+    known = routing.Table("h200", "q8", "M", tuple(points), "made up")
+    rows = routes.timed(known)
+    assert [row.work.in_turn["cold"] > 0 for row in rows] == [False, True, True, True]
+    fits = timefit.fits(rows, H200)
+    known = routing.Table("h200", "q8", "M", tuple(points), "made up", fits)
+    workload, _ = routes.router("q8").asked({"M": "3", "N": "896", "K": "896"})
+    found = routes.choose(routes.router("q8"), workload, H200, known=known).times_us["triton_warp_row"]
+    counts = families.load("q8").candidates["triton_warp_row"].work
+    assert counts is not None
+    bare = predict(counts(workload, 132), fits["triton_warp_row"])
+    assert bare is not None
+    assert 0.2 < found - bare.us < 0.6
+
+
 @pytest.mark.slow
 def test_every_candidate_that_is_fitted_has_a_time_at_every_place_of_public_models() -> None:
     """A kernel whose other instantiation was never measured would be left out where it is the best."""
@@ -109,7 +129,7 @@ def test_every_candidate_that_is_fitted_has_a_time_at_every_place_of_public_mode
             for name, fit in known.fits.items():
                 work = every[name].work
                 if work is not None and not every[name].refuses(workload):
-                    assert predict(work(workload, 132), fit) is not None, (name, place)
+                    assert predict(cold(work(workload, 132)), fit) is not None, (name, place)
 
     each()
 
@@ -144,10 +164,4 @@ def test_the_stored_validation_is_that_of_the_rows_and_the_choice_keeps_its_targ
     assert {key: names for key, names in missed.items() if names} == MISSED
 
 
-MISSED = {
-    ("kv", "model"): {"coverage", "p95", "worst_regret"},
-    ("q8", "shape"): {"p95"},
-    ("q8", "model"): {"p95"},
-    ("gdn", "shape"): {"coverage", "p95"},
-    ("gdn", "model"): {"coverage", "p95"},
-}
+MISSED: dict[tuple[str, str], set[str]] = {}
