@@ -73,8 +73,11 @@ def priors(names: Sequence[str], device: devices.Device) -> tuple[np.ndarray, np
     return np.array(means), np.array([PRIOR_SD.get(name, CLOCKS_SD) for name in names])
 
 
-def fit(rows: Sequence[Timed], device: devices.Device) -> Fit | None:
-    """The parameters of one candidate's rows; None where they are fewer than LEAST_ROWS."""
+def fit(rows: Sequence[Timed], device: devices.Device, intervals: bool = True) -> Fit | None:
+    """The parameters of one candidate's rows; None where they are fewer than LEAST_ROWS.
+
+    intervals: False leaves out what says how wide they are, which takes a fit for each shape.
+    """
     if len(rows) < LEAST_ROWS:
         return None
     from kernels.timing import Fit
@@ -83,7 +86,7 @@ def fit(rows: Sequence[Timed], device: devices.Device) -> Fit | None:
     found, covariance = counts.solved()
     us = {name: float(f"{value:.4g}") for name, value in zip(counts.names, np.exp(found), strict=True)}
     rounded = tuple(tuple(float(f"{x:.2g}") for x in row) for row in covariance)
-    return Fit(us, rounded, round(_spread(rows, counts, found), 3), len(rows))
+    return Fit(us, rounded, round(_spread(rows, counts, found), 3) if intervals else 0.0, len(rows))
 
 
 def _spread(rows: Sequence[Timed], counts: _Counts, found: np.ndarray) -> float:
@@ -160,24 +163,26 @@ class _Counts:
         return found, np.linalg.inv(slopes.T @ slopes)
 
 
-def fits(rows: Iterable[Timed], device: devices.Device) -> dict[str, Fit]:
+def fits(rows: Iterable[Timed], device: devices.Device, intervals: bool = True) -> dict[str, Fit]:
     """The parameters of every candidate that has rows enough."""
     by_name: dict[str, list[Timed]] = {}
     for row in rows:
         by_name.setdefault(row.candidate, []).append(row)
-    made = {name: fit(own, device) for name, own in by_name.items()}
+    made = {name: fit(own, device, intervals) for name, own in by_name.items()}
     return {name: one for name, one in made.items() if one is not None}
 
 
 def held_out(
-    rows: Sequence[Timed], device: devices.Device, group: Callable[[Timed], Any]
+    rows: Sequence[Timed], device: devices.Device, group: Callable[[Timed], Any], intervals: bool = True
 ) -> Iterator[list[tuple[Timed, Time]]]:
     """One group of places after another: each of its rows with what the fit of all the other groups says of it."""
     from kernels.timing import predict
 
     for left_out in dict.fromkeys(map(group, rows)):
-        known = fits([r for r in rows if group(r) != left_out], device)
-        own = [r for r in rows if group(r) == left_out and r.candidate in known]
+        told = [r for r in rows if group(r) == left_out]
+        asked = {r.candidate for r in told}
+        known = fits([r for r in rows if group(r) != left_out and r.candidate in asked], device, intervals)
+        own = [r for r in told if r.candidate in known]
         times = [(r, predict(r.work, known[r.candidate])) for r in own]
         yield [(r, time) for r, time in times if time is not None]
 

@@ -378,7 +378,7 @@ class Family:
     def validation(self, device: str) -> Table:
         """The same as numbers: each shape, and each model's shapes together, left out in turn."""
         try:
-            found = routes.validated(routes.table(self.name, device)).validation
+            found = routes.worth(routes.table(self.name, device)).validation
         except BadInput as refused:
             return Table((), {}, f"{self.name}: not measured. {refused}")
         names = ("predictions", "median", "p95", "coverage", "choices", "mean_regret", "worst_regret", "worst")

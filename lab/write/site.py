@@ -137,7 +137,7 @@ def _write_family(out: Path, name: str, lines: Sequence[View]) -> None:
             alt = f"{title}: ours and the fastest rival of the same run, by card"
             shown.append((device, own, f"{name}-{device}.svg", alt))
         with contextlib.suppress(BadInput):  # nothing was timed together there
-            known = routes.validated(routes.table(name, device))
+            known = routes.worth(routes.table(name, device))
             asks, place = routes.router(name), devices.get(device)
             worth: tuple[Any, ...] = (), (), ()
             with contextlib.suppress(BadInput):  # of axes that no public model has
