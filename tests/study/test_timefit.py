@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -132,6 +133,17 @@ def test_every_candidate_that_is_fitted_has_a_time_at_every_place_of_public_mode
                     assert predict(cold(work(workload, 132)), fit) is not None, (name, place)
 
     each()
+
+
+def test_a_stored_validation_is_shown_of_the_same_rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = routes.table("gdn", "h200")
+    stored = routing.table("h200", "gdn")
+    assert stored
+    monkeypatch.setattr(timefit, "validate", lambda *_: timefit.Score(7, 0.0, 0.0, 0.0, 0, 0.0, 0.0))
+    assert routes.worth(known).validation == stored.validation
+    slower = (replace(known.points[0], median_us=2 * known.points[0].median_us), *known.points[1:])
+    found = routes.worth(replace(known, points=slower)).validation
+    assert {score["predictions"] for score in found.values()} == {7}
 
 
 @pytest.mark.slow
