@@ -15,7 +15,7 @@ from lab.draw.sweep import DASHES, MARKERS
 from lab.trace.breakdowns import NO_PART, NOT_ATTRIBUTED, Breakdown
 
 Points = Sequence[tuple[float, float]]
-RATIOS = (0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8)
+RATIOS = (0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8)
 SAME = 0.02  # a point within 2 % of its rival's time is neither a win nor a miss
 
 
@@ -206,7 +206,7 @@ def rivals(lines: Sequence[tuple[str, str, Sequence[float]]], title: str) -> Fig
         axes.plot([x for x, _ in at], [y for _, y in at], **look)
     axes.set_xscale("log")
     every = [ratio for _, _, ratios in lines for ratio in ratios]
-    axes.set_xlim(min(0.9, min(every)) / 1.05, max(every) * 1.12)
+    axes.set_xlim(min(0.9, min(every)) / 1.05, max(1, *every) * 1.12)
     axes.xaxis.set_major_locator(FixedLocator([t for t in RATIOS if axes.get_xlim()[0] < t < axes.get_xlim()[1]]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
     axes.xaxis.set_minor_locator(NullLocator())

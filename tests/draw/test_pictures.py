@@ -169,6 +169,13 @@ def test_rivals_counts_wins_and_misses_and_shows_each_point_once() -> None:
         draw.rivals([("a", "", [])], "")
 
 
+def test_where_every_rival_is_faster_the_axis_still_has_its_ratios() -> None:
+    (axes,) = draw.rivals([("a", "x", [0.29, 0.35])], "a title").axes
+    low, high = axes.get_xlim()
+    assert low < 0.29 < 1 < high
+    assert list(axes.get_xticks()) == [0.3, 0.5, 0.75, 1]
+
+
 def test_the_title_of_rivals_is_not_under_the_legend() -> None:
     figure = draw.rivals([("a", "x, y", [2.0, 1.01, 0.9])], "NVIDIA H200 SXM: our kernels beside the fastest rival")
     figure.draw_without_rendering()
