@@ -38,7 +38,7 @@ from lab.base import devices, own
 from lab.base.errors import REPOSITORY, BadInput, reason
 from lab.bench import machine
 from lab.bench.comparison import Outcome
-from lab.bench.measure import FIRST_GUESS_S, Item, Settings, completed, in_order, key, row
+from lab.bench.measure import FIRST_GUESS_S, Item, Settings, completed, in_order, key, longest_first, row
 from lab.card import phases
 from lab.place import ceilings
 from lab.row import store
@@ -391,7 +391,8 @@ def measure(
     homes: dict[str, tuple[Item, str, Path]] = {}
     on = {item.card.id: device for item, device in items}
     runs = {device: store.new_run(device, "")[0] for device in on.values()}
-    for item in in_order([item for item, _ in items]):
+    asked = [item for item, _ in items]
+    for item in in_order(asked) if math.isfinite(settings.budget_s) else longest_first(asked, settings):
         device, name, way = on[item.card.id], f"{item.card.id} {item.workload.id}", settings.of(item.card)
         into = folder or store.folder() / device / item.card.id / runs[device]
         if key(item, way) in completed(into):

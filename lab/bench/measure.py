@@ -239,6 +239,11 @@ def in_order(items: Sequence[Item]) -> list[Item]:
     return sorted(items, key=lambda item: (not item.decisive, item.bytes))
 
 
+def longest_first(items: Sequence[Item], settings: Settings) -> list[Item]:
+    """Those that are likely to take longest ahead: of many workers none then has a long one left at the end."""
+    return sorted(items, key=lambda item: (-len(item.arms) * (1 + settings.of(item.card).rest), -item.bytes))
+
+
 def measure_ceilings(device: devices.Device, rows: Sequence[Measurement], l2: str) -> None:
     """Append the ceilings that can make these rows suspect, measured again; the worker must have let the GPU go."""
     from lab.bench import ceiling_runs  # needs Triton

@@ -223,6 +223,7 @@ def test_a_comparison_is_written_once_and_one_that_nobody_did_says_so(
     twice = {"out": [], "files": {"h200/toy0/r/rows.jsonl": "\n".join(lines[:2])}}
 
     def sweep(joined: Any, given: list[Cell], budget_s: float) -> Iterator[tuple[Cell, dict[str, Any]]]:
+        given = given[::-1]  # the larger one comes first
         assert given[0].arguments[:4] == ["measure", "toy0", "--workload", "w00"]
         assert given[0].arguments[-2:] == ["--cards", "{profiles}/cards"]  # a card of one's own goes along
         assert given[0].files == {"cards/toy0.toml": (toy / "toy0.toml").read_text()}
@@ -377,7 +378,7 @@ def test_a_whole_cell_and_the_command(one: str, tmp_path: Path, monkeypatch: pyt
     printed = json.loads(capfd.readouterr().out)
     assert [(row["workload_id"], row["arm"], row["status"]) for row in printed] == [
         (workload, arm, status)
-        for workload in ("w00", "w01")
+        for workload in ("w01", "w00")  # the larger one first
         for arm, status in (("control", "ok"), ("candidate", "error"))
     ]
     assert "exit code 3" in printed[1]["message"]

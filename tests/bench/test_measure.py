@@ -473,6 +473,15 @@ def test_budget_takes_decisive_and_cheap_first(
     assert told == [f"toy {w}: left out, the budget of {budget_s:.0f} s is spent" for w in wanted[count:]]
 
 
+def test_many_workers_take_the_longest_first(tmp_path: Path) -> None:
+    """By arms and how long the card lets the GPU rest, then by bytes; what decides comes in no order of its own."""
+    card = fake_bench.card(tmp_path, ("n500", "n63"), decisive="n63")
+    rests = structs.replace(card, measure=structs.replace(card.measure, rest=4.0))
+    large, small = measure.plan(card)
+    resting = replace(small, card=rests)
+    assert measure.longest_first([small, large, resting], QUICK) == [resting, large, small]
+
+
 def test_what_is_complete_costs_no_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order = fake_compare(monkeypatch, 10.0)
     card = fake_bench.card(tmp_path, SMALL)
