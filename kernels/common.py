@@ -14,6 +14,7 @@ A family is a folder `kernels/<family>/` with fixed file names:
                   tolerance(workload, precision) -> dict[str, Tolerance]  by output name
                   ACTIVATIONS, the names of inputs that come anew with every call: `prepare` sees no values of them
                   IN_PLACE, the names of outputs that are updated in place
+                  RECURRENT, only where the next call computes with one of these: their names
                   reference_inputs(workload, inputs, precision) -> Tensors, only where a format loses bits by design:
                   what the reference sees for that precision
                   refuses(workload, precision) -> str, only where a workload is for some precisions: "" or the reason

@@ -45,6 +45,7 @@ ACTIVATIONS = (
     *("mixed_qkv", "a", "b"),  # of conv_decode
 )
 IN_PLACE = ("state", "conv_state")
+RECURRENT = ("state",)
 CONV_WIDTH = 4
 TAILS = ", heavy-tailed operands"
 TAIL_SHARE, TAIL_GAIN = 0.04, 6.0

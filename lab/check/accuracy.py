@@ -85,7 +85,7 @@ class Check:
         return next((e for e in found if math.isnan(e)), max(found, default=None))
 
 
-def compare(name: str, out: Any, reference: Any, tolerance: Tolerance, moved: float = 0.0) -> Error:
+def compare(name: str, out: Any, reference: Any, tolerance: Tolerance, moved: float = 0.0, apart: float = 0.0) -> Error:
     """Errors of one output tensor against the reference tensor (any dtypes and devices; compared in float64).
 
     The limits are the tolerance's, which is for computing, and what storing the reference itself in `out`'s type costs:
@@ -93,6 +93,7 @@ def compare(name: str, out: Any, reference: Any, tolerance: Tolerance, moved: fl
     element. So nothing in between can hide behind the rounding of a 16-bit output. A limit of 0 asks for equal values.
     moved: how often, in the mean, an element of a state was stored a unit in the last place away (see `judged`). A unit
     is sqrt(12) times the rms of a rounding; of all elements less than one in a thousand states moved by more of them.
+    apart: what a state that is read by the next call may have come apart by, as a relative error (see `judged`).
     Raises BadInput when the shapes differ. A reference that is all zero is compared in absolute terms.
     """
     import torch
@@ -119,7 +120,8 @@ def compare(name: str, out: Any, reference: Any, tolerance: Tolerance, moved: fl
     if coarse:
         stored = _joined(of_stored)[0] / (norm or 1.0)
         if math.isfinite(stored):  # else the reference is too large for the type, and nothing is added
-            limit = STORED * math.hypot(limit, stored * math.sqrt(1 + 12 * moved))
+            highest += apart * highest / limit  # an element errs by as many times the rms as for computing
+            limit = STORED * math.hypot(limit, stored * math.sqrt(1 + 12 * moved), apart)
             units, expected = 0, float(out.numel()) if moved else 0.0
             while expected > 1e-3:  # Poisson's tail, its first term
                 units += 1
@@ -347,23 +349,26 @@ def judged(
 
     calls: so many ran one behind the other on a state that they update; roundings of each, independent, add as squares.
     Where a state's type is coarse, two that differ by `limit` in one call round apart limit / eps of the time, and what
-    lies a unit apart stays so.
+    lies a unit apart stays so. Where the next call computes with the state (the family's RECURRENT), what has rounded
+    apart makes more do so, and after a hundred calls two right ones differ tenfold of that; yet no more than where each
+    rounds for itself, once a call: sqrt(2 calls) of eps / 4, in the state and in all that is computed from it.
     """
     import torch
 
     for name, tensor in kept.items():
         if not same_bits(tensor, inputs[name]):
             return (), f'the candidate changed its input "{name}"'
-    grown = math.sqrt(calls)
+    grown, recurrent = math.sqrt(calls), [n for n in getattr(family.cases, "RECURRENT", ()) if n in out and calls > 1]
+    apart = max((math.sqrt(2 * calls) * torch.finfo(out[name].dtype).eps / 4 for name in recurrent), default=0.0)
     errors: tuple[Error, ...] = ()
     for name, one in family.cases.tolerance(workload, precision).items():
         limit = replace(one, relative_error=one.relative_error * grown, max_error=one.max_error * grown)
         moved = 0.0
-        if calls > 1 and name in family.cases.IN_PLACE:
+        if calls > 1 and name in family.cases.IN_PLACE and name not in recurrent:
             kind = out[name].dtype
             eps = torch.finfo(kind).eps if kind.is_floating_point else 1 / torch.iinfo(kind).max
             moved = calls * one.relative_error / eps
-        errors += (compare(name, out[name], wanted[name], limit, moved if moved < 1 else 0.0),)
+        errors += (compare(name, out[name], wanted[name], limit, moved if moved < 1 else 0.0, apart),)
     for e in errors:
         if not e.ok:
             said = f"relative error {e.relative_error:.2e} (limit {e.relative_limit:.1e})"

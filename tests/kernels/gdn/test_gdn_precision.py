@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,8 @@ import torch
 
 from kernels.common import Tensors, Workload
 from kernels.gdn import cases
-from kernels.gdn.reference import reference
+from kernels.gdn.reference import reference, step
+from lab.check import accuracy, families
 from tests.kernels.cheaper import EIGHT_BITS, Rounding, admitted, refused, stored
 
 CHECKS = [w for w in cases.WORKLOADS if w.role == "check"]
@@ -126,3 +128,37 @@ def test_measured_decodes_refuse_cheaper_formats(op: str, state: str) -> None:
     # its rounding in quadrature, where the margin is 1 %.
     gates = {("f32", "beta", "bf16"), ("f32", "g", "bf16")}
     assert found == (gates if (op, state) == ("decode", "bf16") else set())
+
+
+def repeated(
+    inputs: Tensors, calls: int, dtype: torch.dtype, rounded: Callable[[torch.Tensor], torch.Tensor]
+) -> Tensors:
+    """o and state after so many equal steps in `dtype`, the state `rounded` ahead of each but the first."""
+    wide = {name: inputs[name].repeat_interleave(3, dim=1).to(dtype) for name in "qk"}
+    others = [inputs[name].to(dtype) for name in ("v", "g", "beta")]
+    o, state = step(inputs["state"].to(dtype), wide["q"], wide["k"], *others)
+    for _ in range(calls - 1):
+        o, state = step(rounded(state).to(dtype), wide["q"], wide["k"], *others)
+    return {"o": o, "state": state}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("calls", [2, 12, 120])
+def test_equal_steps_on_a_16_bit_state_come_apart_and_a_coarser_one_is_still_refused(calls: int) -> None:
+    """As a timed graph's: 120 calls on each set of 32 sequences. Two right ones come apart by 2.6e-3 of o in them."""
+    family = families.load("gdn")
+    workload = family.workload("op=decode batch=2 T=1 Hk=16 Hv=48 D=128 state_dtype=bf16")
+    inputs = cases.inputs(workload, 1, "cpu")
+    wanted = repeated(inputs, calls, torch.float64, lambda s: s.to(torch.bfloat16))
+
+    def wrong(rounded: Callable[[torch.Tensor], torch.Tensor], made: int = calls) -> str:
+        seen = repeated(inputs, made, torch.float32, rounded)
+        seen = {"o": seen["o"].to(torch.bfloat16), "state": rounded(seen["state"])}
+        return accuracy.judged(family, workload, "f32", {}, inputs, seen, wanted, calls)[1]
+
+    assert wrong(lambda s: s.to(torch.bfloat16)) == ""
+    assert "relative error" in wrong(lambda s: s.to(torch.float8_e4m3fn).to(torch.bfloat16))
+    amax = inputs["state"].abs().amax().float()
+    assert "relative error" in wrong(lambda s: ((s / amax * 127).round() / 127 * amax).to(torch.bfloat16))
+    if calls == 2:
+        assert "relative error" in wrong(lambda s: s.to(torch.bfloat16), calls - 1)
