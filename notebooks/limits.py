@@ -146,12 +146,13 @@ for p in routes.table("nvfp4", DEVICE).points if "nvfp4" in routed else ():
     if p.candidate in ("cuda_decode", "cuda_gemm", "torch_bf16", "triton_gemv", "triton_gemm", "cuda_w4a8_promoted"):
         panel = PANELS.setdefault(" ".join(f"{a}={v}" for a, v in p.shape), {})
         panel.setdefault(p.candidate, []).append((p.at, p.median_us))
+CURVED = {shape: panel for shape, panel in PANELS.items() if max(map(len, panel.values())) > 2}
 picture(
     lambda: draw.lines(
-        PANELS, f"NVFP4 on {DEVICE}: time over tokens; W4A8 competes only where asked for", "M, tokens", "us"
+        CURVED, f"NVFP4 on {DEVICE}: time over tokens; W4A8 competes only where asked for", "M, tokens", "us"
     ),
-    "A panel a weight shape: the median time of six kernels over 1 to 2048 tokens on logarithmic axes. The decode "
-    "kernel is lowest for few tokens, the tile kernel or torch above.",
+    "A panel a weight shape that was measured at three numbers of tokens or more: the median time of six kernels over "
+    "1 to 2048 tokens on logarithmic axes. The decode kernel is lowest for few tokens, the tile kernel or torch above.",
 )
 
 # %% [markdown]

@@ -124,14 +124,14 @@ def test_phase_shows_its_card_and_its_verdicts() -> None:
 
 
 def test_measured_phase_has_its_interval_and_its_roofline() -> None:
-    p = lab.phase("p5-cuda")
+    p = lab.phase("moe-ahead")
     verdict = p.verdict("h200")
     assert verdict.word == "GO"
-    assert "95 % interval" in shows(verdict).text
+    assert "96 % interval" in shows(verdict).text
     assert shows(verdict).tags.count("img") == sum(f.seen is not None for f in verdict.conditions) > 0
     assert shows(p.at_the_line("h200")).text == shows(verdict).text
     assert "not measured" in repr(p.at_the_line("gb10"))
-    assert "one placement" in shows(verdict).text
+    assert "8 placements" in shows(verdict).text
     assert all(isinstance(r, Measurement) for r in p.rows("h200"))
     svg = p.roofline("h200").bundle["image/svg+xml"]
     assert p.card.candidate in svg
