@@ -104,7 +104,7 @@ def _spread(rows: Sequence[Timed], counts: _Counts, found: np.ndarray) -> float:
     groups = of if len(set(of)) > 1 else list(range(len(rows)))
     for left_out in dict.fromkeys(groups):
         own = np.array([group == left_out for group in groups])
-        there, covariance = counts.at(~own).solved(found)
+        there, covariance = counts.at(~own).solved(found, 1e-4)
         log_us, slopes = counts.at(own).model(there)
         wider = 1 + np.einsum("ij,jk,ik->i", slopes, covariance, slopes) / NOISE**2
         squares.append(np.mean((log_us - counts.told[own]) ** 2 / wider))
@@ -146,8 +146,8 @@ class _Counts:
         time = added.sum(axis=1, keepdims=True) + overlapped
         return np.log(time[:, 0]), (added + powered / total * overlapped) / time
 
-    def solved(self, start: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """(logarithms of the parameters, their covariance), the maximum a posteriori."""
+    def solved(self, start: np.ndarray | None = None, close: float = 1e-8) -> tuple[np.ndarray, np.ndarray]:
+        """(logarithms of the parameters, their covariance), the maximum a posteriori, to `close` of the cost."""
         from scipy.optimize import least_squares  # half a second, which a table without a fit need not pay
 
         from kernels.timing import NOISE
@@ -158,7 +158,7 @@ class _Counts:
         def jacobian(theta: np.ndarray) -> np.ndarray:
             return np.concatenate([self.model(theta)[1] / NOISE, np.diag(1 / self.sd)])
 
-        found = least_squares(residuals, self.mean if start is None else start, jacobian, loss="soft_l1").x
+        found = least_squares(residuals, self.mean if start is None else start, jacobian, loss="soft_l1", ftol=close).x
         slopes = jacobian(found)
         return found, np.linalg.inv(slopes.T @ slopes)
 
