@@ -152,7 +152,7 @@ picture(
         CURVED, f"NVFP4 on {DEVICE}: time over tokens; W4A8 competes only where asked for", "M, tokens", "us"
     ),
     "A panel a weight shape that was measured at three numbers of tokens or more: the median time of six kernels over "
-    "1 to 2048 tokens on logarithmic axes. The decode kernel is lowest for few tokens, the tile kernel or torch above.",
+    "1 to 4096 tokens on logarithmic axes. The decode kernel is lowest for few tokens, the tile kernel or torch above.",
 )
 
 # %% [markdown]

@@ -115,8 +115,8 @@ def _config(workload: Workload, chained: bool = False) -> str:
 def work(workload: Workload, sms: int) -> Work:
     """Row tiles of the busiest cluster, by what a warp does for each: unpacking, and products of 8 tokens.
 
-    A tile's products follow its unpacking in the same warp, which hides the first eight tokens' behind the bytes and
-    none of the others': from 8 to 16 to 24 tokens the time grows by equal steps.
+    A warp multiplies a tile right behind its unpacking. Products of the first eight tokens overlap with the loads of
+    weights, those of every further eight add to the time, which grows by equal steps from 8 to 16 to 24 tokens.
     """
     m, n, k = (int(workload[axis]) for axis in "MNK")
     config = choose_ring(m, n, k, workload["dtype"], sms if choose_cluster(m, k) <= 2 else 0)

@@ -240,7 +240,7 @@ def in_order(items: Sequence[Item]) -> list[Item]:
 
 
 def longest_first(items: Sequence[Item], settings: Settings) -> list[Item]:
-    """Those that are likely to take longest ahead: of many workers none then has a long one left at the end."""
+    """Those that are likely to take longest first, so that no worker begins a long one when the others are done."""
     return sorted(items, key=lambda item: (-len(item.arms) * (1 + settings.of(item.card).rest), -item.bytes))
 
 

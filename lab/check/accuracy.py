@@ -93,7 +93,7 @@ def compare(name: str, out: Any, reference: Any, tolerance: Tolerance, moved: fl
     element. So nothing in between can hide behind the rounding of a 16-bit output. A limit of 0 asks for equal values.
     moved: how often, in the mean, an element of a state was stored a unit in the last place away (see `judged`). A unit
     is sqrt(12) times the rms of a rounding; of all elements less than one in a thousand states moved by more of them.
-    apart: what a state that is read by the next call may have come apart by, as a relative error (see `judged`).
+    apart: the relative error by which two states that the next call reads may have drifted apart (see `judged`).
     Raises BadInput when the shapes differ. A reference that is all zero is compared in absolute terms.
     """
     import torch
@@ -120,7 +120,7 @@ def compare(name: str, out: Any, reference: Any, tolerance: Tolerance, moved: fl
     if coarse:
         stored = _joined(of_stored)[0] / (norm or 1.0)
         if math.isfinite(stored):  # else the reference is too large for the type, and nothing is added
-            highest += apart * highest / limit  # an element errs by as many times the rms as for computing
+            highest += apart * highest / limit  # the tolerance's own ratio of largest to rms error
             limit = STORED * math.hypot(limit, stored * math.sqrt(1 + 12 * moved), apart)
             units, expected = 0, float(out.numel()) if moved else 0.0
             while expected > 1e-3:  # Poisson's tail, its first term
@@ -350,8 +350,8 @@ def judged(
     calls: so many ran one behind the other on a state that they update; roundings of each, independent, add as squares.
     Where a state's type is coarse, two that differ by `limit` in one call round apart limit / eps of the time, and what
     lies a unit apart stays so. Where the next call computes with the state (the family's RECURRENT), what has rounded
-    apart makes more do so, and after a hundred calls two right ones differ tenfold of that; yet no more than where each
-    rounds for itself, once a call: sqrt(2 calls) of eps / 4, in the state and in all that is computed from it.
+    apart makes more do so, and two right ones drift apart without a bound of that kind. They differ by no more, though,
+    than where each rounds for itself, once a call: sqrt(2 calls) eps / 4, in the state and in what is computed from it.
     """
     import torch
 
