@@ -34,6 +34,7 @@ THREADS = 32 * (WARPS + 3)
 H_STAGES_MAX = 4  # an h takes a microsecond to come, two items
 PRECISION = "nvfp4-w4a16"
 ROUTED_MAX, ROUTED_EXPERTS_MAX = 8, 512  # where experts_teams.cu routes for itself
+AHEAD = "COUNTERS_BESIDE", "SHORT_LINE"  # what gained ahead of its first copy (card moe-ahead)
 SCRATCH = ("pairs", "masks", "rows", "blocks", "state", "banks", "h", "parts")
 
 
@@ -42,8 +43,8 @@ class ExpertsConfig:
     """A compiled experts.cu (dtype .. round_items) and its launch (grid). The macros are explained there.
 
     teams: of math warps; 0 is experts.cu, more is experts_teams.cu, whose blocks have eight tokens. routed: it makes
-    router.cu's lists itself. switches: macros of an arm in controls/ that are 1 there; h_rows: rows of a
-    block that a stage of h has room for, where they are fewer than the block's.
+    router.cu's lists itself. switches: macros that are 1 there; h_rows: rows of a block that a stage of h has room for,
+    where they are fewer than the block's.
 
     width, inner: of the model and of an expert. n_tiles: eights of tokens of a block. row_tiles: tiles of 16 rows of y
     that a CTA adds up; parts: CTAs that share them. stages: of weights; h_stages: of h.
@@ -121,7 +122,7 @@ Choice = Callable[[int, int, int, str, int], ExpertsConfig]
 def choose_config(
     tokens: int, width: int, inner: int, dtype: str, sms: int = SMS, *, teams: int = 2, stages: int = 6,
     round_items: int = 0, row_tiles: int = 0, routed: bool = True,
-    switches: tuple[str, ...] = (), few_rows: bool = False,
+    switches: tuple[str, ...] = AHEAD, few_rows: bool = False,
 ) -> ExpertsConfig:  # fmt: skip
     """experts_teams.cu with `teams` teams; of `stages` of weights as many as leave room for two of h.
 
@@ -131,7 +132,7 @@ def choose_config(
     """
     teams = teams if width <= 4 * WARPS * tiles.COLS else 1
     row_tiles, parts = row_tiles_of(tokens, width, sms, row_tiles)
-    round_items = round_items or (24 if tokens <= 8 else 48)
+    round_items = round_items or (24 if tokens <= 4 else 12 if tokens <= 8 else 48)
     routed = routed and teams == 2 and tokens <= ROUTED_MAX
     config = ExpertsConfig(dtype, width, inner, 1, row_tiles, parts, stages, 2, round_items, sms, teams, routed)
     if routed:
@@ -154,7 +155,7 @@ def row_tiles_of(tokens: int, width: int, sms: int, wanted: int = 0) -> tuple[in
     From the least that tokens ask for on, or `wanted`, the first that keeps nine tenths of `sms` at work, else the one
     that keeps most.
     """
-    least = wanted or (1 if tokens <= 8 else 2 if tokens <= 32 else 4)
+    least = wanted or (1 if tokens <= 4 else 2 if tokens <= 32 else 4)
     best: tuple[float, int, int] = (0.0, 4, 1)
     for row_tiles in (1, 2, 4):
         groups = -(-width // 16 // row_tiles)
@@ -284,7 +285,7 @@ def scratch(
     """
     tokens, width = shape
     pairs, blocks, sums, groups = _pairs(tokens, top_k, shared), 0, 1, 0
-    for fewer in {min(tokens, each) for each in (8, 32, tokens)}:  # where the configuration changes
+    for fewer in {min(tokens, each) for each in (4, 8, 32, tokens)}:  # where the configuration changes
         config = configured(fewer, width, inner, hopper.ELEMENTS.get(dtype, ""), device, choose)
         blocks = max(blocks, config.blocks(fewer, top_k, experts, shared))
         groups = max(groups, config.groups)
@@ -377,7 +378,7 @@ def work(workload: Workload, sms: int) -> Work:
 
 
 CUDA_SOURCES = (
-    source(choose_config(8, 2048, 512, "bf16"), 256),
+    *(source(choose_config(tokens, 2048, 512, "bf16"), 256) for tokens in (4, 8)),
     *(source(choose_config(tokens, 2048, 512, "bf16")) for tokens in (32, 128)),
     *(source(choose_config(tokens, 2816, 704, "bf16")) for tokens in (8, 128)),
     source(choose_config(128, 2048, 512, "fp16")),

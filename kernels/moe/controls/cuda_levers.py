@@ -10,11 +10,11 @@ experts_teams change one number of cuda_experts. What has one team has router.cu
 One launch (card moe-routed): experts_router_launch is cuda_experts with router.cu's launch ahead at up to eight tokens
 too, where cuda_experts does its work in every CTA. Of more tokens the two are one.
 
-What is ahead of that launch's first copy (card moe-early): experts_counters_beside looks for its counters while other
-warps pick, experts_pick_tree takes a lane's largest logit by a tree, experts_short_line does not divide the line of
-items by one, experts_few_rows has stages of h for the call's tokens alone and eight of weights, experts_early all four.
-experts_early_rows2 has two tiles of rows of y a CTA besides, and runs of about twelve items, which each took less time
-than cuda_experts' numbers at eight tokens (card moe-teams). experts_ahead (card moe-ahead) is what gained of them.
+What is ahead of that launch's first copy (cards moe-early and moe-ahead): experts_late is the one launch as it was,
+where the counters are looked for first. experts_counters_beside looks for them while other warps pick,
+experts_pick_tree takes a lane's largest logit by a tree, experts_short_line does not divide the line of items by one,
+experts_few_rows has stages of h for the call's tokens alone and eight of weights, experts_early all four, and
+experts_early_rows2 two tiles of rows of y a CTA besides, in runs of about twelve items. cuda_experts is what gained.
 """
 
 from __future__ import annotations
@@ -43,20 +43,24 @@ def one_team(
     tokens: int, width: int, inner: int, dtype: str, sms: int, n_tiles: int = 0
 ) -> ExpertsConfig:  # fmt: skip
     """experts.cu: blocks of 8 tokens up to 8 tokens, else of 16; one reducer warp."""
-    row_tiles, parts = cuda_experts.row_tiles_of(tokens, width, sms)
+    row_tiles, parts = cuda_experts.row_tiles_of(tokens, width, sms, 1 if tokens <= 8 else 0)
     n_tiles = n_tiles or (1 if tokens <= 8 else 2)
     config = ExpertsConfig(dtype, width, inner, n_tiles, row_tiles, parts, 4, 1, 24, sms)
     return cuda_experts.with_h_stages(config, tokens)
 
 
-def ahead(tokens: int, width: int, inner: int, dtype: str, sms: int) -> ExpertsConfig:
-    """What gained of experts_early, and from five tokens on what gained there of experts_early_rows2."""
-    rows, items = (2, 12) if tokens > 4 else (0, 0)
-    switches = "COUNTERS_BESIDE", "SHORT_LINE"
-    return choose_config(tokens, width, inner, dtype, sms, switches=switches, row_tiles=rows, round_items=items)
+def late(
+    tokens: int, width: int, inner: int, dtype: str, sms: int, *, switches: tuple[str, ...] = (), few_rows: bool = False,
+    row_tiles: int = 1, round_items: int = 24,
+) -> ExpertsConfig:  # fmt: skip
+    """cuda_experts as it was up to eight tokens; of more it is cuda_experts."""
+    if tokens > cuda_experts.ROUTED_MAX:
+        return choose_config(tokens, width, inner, dtype, sms)
+    numbers: dict[str, int] = {"row_tiles": row_tiles, "round_items": round_items}
+    return choose_config(tokens, width, inner, dtype, sms, switches=switches, few_rows=few_rows, **numbers)
 
 
-EARLY = functools.partial(choose_config, few_rows=True, switches=("COUNTERS_BESIDE", "PICK_TREE", "SHORT_LINE"))
+EARLY = functools.partial(late, few_rows=True, switches=("COUNTERS_BESIDE", "PICK_TREE", "SHORT_LINE"))
 LEVERS: dict[str, Choice] = {
     "experts_one_team": one_team,
     "experts_one_team_eights": functools.partial(one_team, n_tiles=1),
@@ -66,13 +70,13 @@ LEVERS: dict[str, Choice] = {
     "experts_teams_rows1": functools.partial(choose_config, row_tiles=1),
     "experts_teams_rows2": functools.partial(choose_config, row_tiles=2),
     "experts_router_launch": functools.partial(choose_config, routed=False),
-    "experts_counters_beside": functools.partial(choose_config, switches=("COUNTERS_BESIDE",)),
-    "experts_pick_tree": functools.partial(choose_config, switches=("PICK_TREE",)),
-    "experts_short_line": functools.partial(choose_config, switches=("SHORT_LINE",)),
-    "experts_few_rows": functools.partial(choose_config, few_rows=True),
+    "experts_late": late,
+    "experts_counters_beside": functools.partial(late, switches=("COUNTERS_BESIDE",)),
+    "experts_pick_tree": functools.partial(late, switches=("PICK_TREE",)),
+    "experts_short_line": functools.partial(late, switches=("SHORT_LINE",)),
+    "experts_few_rows": functools.partial(late, few_rows=True),
     "experts_early": EARLY,
     "experts_early_rows2": functools.partial(EARLY, row_tiles=2, round_items=12),
-    "experts_ahead": ahead,
 }
 
 
