@@ -33,6 +33,7 @@ PARTS = {  # of the step that a card's lever changes, in the model
     "step-lp18-q8": {"attention"},
     "step-lp11": {"gdn products", "copies", "launches"}, "step-lp14": {"residual"},
     "step-lp16": {"ffn", "gdn products", "attention products"}, "step-im4": {"scratch", "launches"},
+    "step-limit-few": {"ffn", "gdn products", "attention products", "activation", "launches"},
     "step-few": {"ffn", "gdn products", "attention products", "launches"},
     "step-chained": {"ffn", "gdn products", "attention products"}, "step-gate-up": {"ffn"},
     "step-gated": {"activation", "launches"}, "step-few-packed": {"gdn products"},
