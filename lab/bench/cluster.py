@@ -128,12 +128,16 @@ def meet(module: str) -> Told:
 
 @dataclass(frozen=True)
 class Cell:
-    """A command to run. device: the id that its GPU must have, "cuda" for any GPU, "" for none; files: as in `do`."""
+    """A command to run. device: the id that its GPU must have, "cuda" for any GPU, "" for none; files: as in `do`.
+
+    group: cells of one name here share a GPU, for a gate compares what they measure.
+    """
 
     name: str
     arguments: Sequence[str]
     device: str = ""
     files: Mapping[str, str] | None = None
+    group: str = ""
 
 
 @dataclass
@@ -313,6 +317,7 @@ def sweep(cluster: Cluster, cells: Sequence[Cell], budget_s: float = math.inf) -
     waiting, flying = list(cells), dict[str, tuple[Cell, Spot, Any, float, str]]()
     tried: dict[str, list[str]] = {cell.name: [] for cell in cells}  # the GPUs, or workers, that failed
     took: list[float] = []
+    homes: dict[str, str] = {}  # of a group: the GPU, or worker, that has its first cell
     began = fed = said = time.monotonic()
     while waiting or flying:
         cluster.look()
@@ -352,9 +357,11 @@ def sweep(cluster: Cluster, cells: Sequence[Cell], budget_s: float = math.inf) -
         for address, spot in spots.items():
             if address in flying or now < spot.until:
                 continue
-            if chosen := next((cell for cell in waiting if _suits(cell, spot, spots, tried[cell.name])), None):
+            if chosen := next((cell for cell in waiting if _suits(cell, spot, spots, tried[cell.name], homes)), None):
                 waiting.remove(chosen)
                 gpu = spot.facts.gpu
+                if chosen.group:
+                    homes[chosen.group] = gpu or spot.name
                 need = {gpu or "cell": 1}
                 future = cluster.submit(do, address, chosen.arguments, gpu, chosen.files, resources=need)
                 flying[address] = chosen, spot, future, now, cluster.scheduler
@@ -370,10 +377,12 @@ def sweep(cluster: Cluster, cells: Sequence[Cell], budget_s: float = math.inf) -
         time.sleep(POLL_S)
 
 
-def _suits(cell: Cell, spot: Spot, spots: Mapping[str, Spot], failed: Sequence[str]) -> bool:
-    """Whether a worker shall do a cell: one where it failed only if no other could."""
+def _suits(cell: Cell, spot: Spot, spots: Mapping[str, Spot], failed: Sequence[str], homes: Mapping[str, str]) -> bool:
+    """Whether a worker shall do a cell: one where it failed, or that its group is not on, only if no other could."""
     fit = [other for other in spots.values() if other.fits(cell)]
-    return spot in ([other for other in fit if (other.facts.gpu or other.name) not in failed] or fit)
+    fit = [other for other in fit if (other.facts.gpu or other.name) not in failed] or fit
+    home = homes.get(cell.group)
+    return spot in ([other for other in fit if (other.facts.gpu or other.name) == home] or fit)
 
 
 def measure(
@@ -409,7 +418,8 @@ def measure(
             sent = [path for path in (item.card.path, item.card.path.parent / own.DEVICES) if path.exists()]
             files |= {f"cards/{path.name}": path.read_text(encoding="utf-8") for path in sent}
             arguments += ["--cards", f"{PROFILES}/cards"]
-        cells.append(Cell(name, arguments, device, files))
+        group = next((f"{item.card.id} {ids[0]}" for ids in item.card.compared if item.workload.id in ids), "")
+        cells.append(Cell(name, arguments, device, files, group))
         homes[name] = item, device, into
     for cell, told in sweep(cluster, cells, settings.budget_s):
         item, device, into = homes[cell.name]

@@ -139,6 +139,7 @@ class Reading(Struct, frozen=True):
     profiled:           taken under a profiler; such a throughput decides nothing.
     withdrawn:          why the source took a figure back, "" when all stand.
     impossible:         why the figure cannot be true (faster than the device's peak), "" when it can.
+    machine:            the GPU and its driver, "" when nobody says.
     arrival:            arrival pattern of the load it was taken under, "" when not every arm says; "burst and
                         staggered" when they differ.
     """
@@ -162,6 +163,7 @@ class Reading(Struct, frozen=True):
     placements: int = 0
     unsettled: str = ""
     profiled: bool = False
+    machine: str = ""
     arrival: str = ""
 
 

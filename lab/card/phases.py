@@ -156,6 +156,16 @@ class Card(_File, frozen=True, kw_only=True):
         """The gate, named "", and each claim with its name."""
         return ("", self.gate), *((claim.name, claim) for claim in self.claims)
 
+    @property
+    def compared(self) -> list[list[str]]:
+        """Groups of workloads that the gate, or a claim, compares with each other: measured on one GPU, in one run."""
+        groups: list[set[str]] = []
+        for condition in (c for _, gate in self.gates for _, c in gate.conditions() if c.against):
+            both = {condition.workload, condition.against}
+            touching = [group for group in groups if group & both]
+            groups = [group for group in groups if not group & both] + [both.union(*touching)]
+        return [sorted(group) for group in groups]
+
 
 def gate_hash(card: Mapping[str, Any]) -> str:
     """Hash of what is judged in a parsed card (gate, claims, workloads, arms), independent of prose and layout."""

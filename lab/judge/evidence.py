@@ -110,16 +110,6 @@ def _launches(pair: Pair) -> list[str | None]:
     return [row.config if row else None for row in pair]
 
 
-def compared(card: phases.Card) -> list[list[str]]:
-    """Groups of workloads that the card's gate, or a claim of it, compares with each other."""
-    groups: list[set[str]] = []
-    for condition in (c for _, gate in card.gates for _, c in gate.conditions() if c.against):
-        both = {condition.workload, condition.against}
-        touching = [group for group in groups if group & both]
-        groups = [group for group in groups if not group & both] + [both.union(*touching)]
-    return [sorted(group) for group in groups]
-
-
 def readings(
     rows: Iterable[Measurement], device: devices.Device, together: Iterable[Iterable[str]] = ()
 ) -> dict[tuple[str, str], Reading]:
@@ -149,6 +139,7 @@ def readings(
             placements=placed,
             unsettled=open_,
             profiled=any(row.profiled for row in arms),
+            machine=f"{arms[-1].gpu} {arms[-1].gpu_id}, driver {arms[-1].driver}" if placed > 1 else "",
             arrival=arrival,
         )
         if metric == "kernel_us" and (batch := arms[0].workload.get("batch")):

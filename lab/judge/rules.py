@@ -261,6 +261,8 @@ def _between(there: Reading | None, here: Reading | None) -> Reading | None:
     placed = min(r.placements for r in both)
     change = _apart(there, here) if placed > 1 else None
     spread = [r.noise_pct for r in both if r.noise_pct is not None]
+    machines = list(dict.fromkeys(r.machine for r in both if r.machine))
+    elsewhere = f"its two workloads were measured on {' and on '.join(machines)}" if len(machines) > 1 else ""
     return Reading(
         unit=" and ".join(units) if all(units) else "",
         control=there.candidate,
@@ -271,7 +273,7 @@ def _between(there: Reading | None, here: Reading | None) -> Reading | None:
         interval_pct=change[1:] if change else None,
         repeats=placed if change else 0,
         placements=placed if change else 0,
-        unsettled=there.unsettled or here.unsettled,
+        unsettled=there.unsettled or here.unsettled or elsewhere,
         kind=_weakest(both),
         ids=(*there.ids, *here.ids),
         withdrawn=there.withdrawn or here.withdrawn,

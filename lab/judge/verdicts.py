@@ -143,7 +143,7 @@ def judge_measured(card: Card, device_id: str) -> Judgement:
     device = devices.get(device_id)
     every = store.rows(device=device.id, phase=card.id)
     rows = evidence.asked(every, card)
-    together = evidence.compared(card)
+    together = card.compared
     chosen = evidence.pairs(rows, together)  # older runs answer to an older gate, workloads that left the card to none
     used = [row for workload in card.workloads for row in chosen.get(workload, ()) if row]
     notes = [staleness(card, used), *families.former_kernels(used)]

@@ -45,7 +45,7 @@ def judged_runs(card: Card, device: str) -> dict[str, list[Measurement]]:
     So figures beside each other, which a gate compares across workloads, are of one run wherever one holds them all.
     """
     rows = store.rows(device, card.id)
-    pairs = evidence.pairs(evidence.asked(rows, card), evidence.compared(card))
+    pairs = evidence.pairs(evidence.asked(rows, card), card.compared)
     runs = {workload: {r.run for r in pair if r} for workload, pair in pairs.items()}
     found = {w: [r for r in rows if r.workload_id == w and r.run in runs.get(w, ())] for w in card.workloads}
     return {workload: own for workload, own in found.items() if own}

@@ -128,7 +128,7 @@ def judged(card: Card, device: str, kind: str, line: float | None = None, which:
     if line is None:
         return verdicts.judge_measured(card, device)
     rows = evidence.asked(store.rows(device=device, phase=card.id), card)
-    given = evidence.readings(rows, devices.get(device), evidence.compared(card))
+    given = evidence.readings(rows, devices.get(device), card.compared)
     return verdicts.judgement(moved, given, MEASURED, device, None, "the line was moved by hand")
 
 

@@ -198,6 +198,17 @@ def test_a_cell_goes_where_it_fits(told: list[str], monkeypatch: pytest.MonkeyPa
         swept(still, *cells("c9", device="p100"))
 
 
+def test_cells_that_a_gate_compares_share_a_gpu(told: list[str]) -> None:
+    still = Still(told, {"a0": [None, {"out": []}]})  # its worker is lost, another of the same GPU takes its place
+    groups = [Cell(f"{group}{n}", [f"{group}{n}"], "h200", group=group) for n in range(4) for group in "abc"]
+    swept(still, *groups, *cells("d", "e"))
+    last = dict(still.asked)
+    assert {gpu for _, gpu in still.asked} == {"GPU-0", "GPU-1"}
+    for group in "bc":
+        assert len({last[f"{group}{n}"] for n in range(4)}) == 1
+    assert len({last[f"a{n}"] for n in range(4)}) == 1  # where its first cell was done at last
+
+
 def test_a_budget_leaves_out_what_it_cannot_pay(told: list[str]) -> None:
     assert swept(Still(told, {}), *cells("a", "b"), budget_s=1.0) == {}
     assert [line.split(":")[0] for line in told] == ["a", "b"]

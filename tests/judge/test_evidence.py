@@ -177,11 +177,11 @@ def test_a_run_that_does_not_answer_all_of_today_is_not_preferred(rows: list[Mea
 
 
 def test_groups_are_of_workloads_that_a_condition_ties_together() -> None:
-    assert evidence.compared(phases.card("kv-fp8-limit")) == []
-    pages = evidence.compared(phases.card("kv-page64"))
+    assert phases.card("kv-fp8-limit").compared == []
+    pages = phases.card("kv-page64").compared
     assert ["ctx8192_b8_hq24_hkv4_d256", "ctx8192_b8_hq24_hkv4_d256_p64"] in pages
     assert len(pages) == 4
-    sawtooth = evidence.compared(phases.card("kv-batch-sawtooth"))
+    sawtooth = phases.card("kv-batch-sawtooth").compared
     assert sorted(w for group in sawtooth for w in group) == sorted(set(w for group in sawtooth for w in group))
 
 

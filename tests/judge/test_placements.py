@@ -159,6 +159,24 @@ def placed(arm: str, us: float, spread: Sequence[float] = SPREAD, **more: Any) -
     return measurement(**base | {"arm": arm, "samples": samples.encode(taken)} | again | shape | more)
 
 
+def test_two_workloads_that_a_gate_compares_were_measured_on_one_gpu() -> None:
+    gate = Gate(require=(replace(change("kernel_us", "<", 0, "b"), against="a"),))
+
+    def said(**more: Any) -> Verdict:
+        rows = [
+            placed(arm, us, workload_id=workload, **(more if workload == "b" else {}))
+            for workload, us in (("a", 10.0), ("b", 9.0))
+            for arm in ("control", "candidate")
+        ]
+        return judge(gate, evidence.readings(rows, H200))
+
+    assert said().word == "GO"
+    found = said(gpu_id="another")
+    assert found.word == "BLOCKED"
+    assert "its two workloads were measured on" in found.reason
+    assert "another" in found.reason
+
+
 STILL = (0.0,) * 8
 FASTER = Gate(require=(Condition("kernel_us", "<", "%", 0, "change", "a"),))
 

@@ -15,6 +15,7 @@ from lab.study import flips
 from lab.study.flips import Bound, Flip
 from tests.loops import numbered, over
 from tests.refused import refused
+from tests.row.made import measurement
 
 GB10, H200 = devices.get("gb10"), devices.get("h200")
 families.interpret_on_cpu()
@@ -108,8 +109,12 @@ def by_card(committed: list[Flip], card: str) -> Flip:
 def test_half_the_state_is_half_the_bound_on_both(committed: list[Flip]) -> None:
     flip = by_card(committed, "lp13-kernel")
     assert flip.expected_pct == pytest.approx({"gb10": -50, "h200": -50}, abs=1)
-    assert flip.measured_pct is not None
-    assert -55 < flip.measured_pct < -40  # the candidate's own rows at two workloads
+
+
+def test_a_change_from_one_workload_to_another_is_of_the_candidates_own_rows() -> None:
+    rows = [measurement(arm="candidate", workload_id=w, median_us=us) for w, us in (("a", 50.0), ("b", 27.0))]
+    assert flips._change(rows, "a", "b") == pytest.approx(-46)
+    assert flips._change(rows[1:], "a", "b") is None
 
 
 def test_direct_activations_lose_on_both_because_the_narrow_pipe_is_faster(committed: list[Flip]) -> None:

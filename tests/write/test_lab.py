@@ -124,7 +124,7 @@ def test_phase_shows_its_card_and_its_verdicts() -> None:
 
 
 def test_measured_phase_has_its_interval_and_its_roofline() -> None:
-    p = lab.phase("moe-ahead")
+    p = lab.phase("moe-routed")
     verdict = p.verdict("h200")
     assert verdict.word == "GO"
     assert "96 % interval" in shows(verdict).text

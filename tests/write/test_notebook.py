@@ -13,7 +13,6 @@ from lab import draw
 from lab.base.errors import BadInput
 from lab.card import gate, phases
 from lab.check import families
-from lab.judge import evidence
 from lab.row import store
 from lab.row.records import Measurement
 from lab.write import figures, notebook
@@ -55,7 +54,7 @@ def test_arms_are_of_one_run(rows):
 def test_arms_of_workloads_that_a_gate_compares_are_of_one_run(rows):
     """A later run of one of the two is not put beside the other's, as the judge does not."""
     card = structs.replace(phases.card("kv-page64"), id="p-test")
-    small, large = evidence.compared(card)[0]
+    small, large = card.compared[0]
     later = "2026-11-20T130000Z"
     for run, us, ids in ((RUN, 30.0, (small, large)), (later, 10.0, (small,))):
         for workload_id in ids:

@@ -47,7 +47,7 @@ def test_a_line_is_one_run_as_the_judge_reads_it() -> None:
     text = notes.table(card.family)
     rows = [r for r in store.rows("h200", card.id) if r.workload_id == "m1_n17408_k5120"]
     judged = [r for r in rows if r.name in (card.control, card.candidate)]
-    control, candidate = evidence.pairs(judged, evidence.compared(card))["m1_n17408_k5120"]
+    control, candidate = evidence.pairs(judged, card.compared)["m1_n17408_k5120"]
     assert control is not None
     assert candidate is not None
     cells = line(text, card.id, "m1_n17408_k5120")

@@ -50,14 +50,16 @@ def one_team(
 
 
 def late(
-    tokens: int, width: int, inner: int, dtype: str, sms: int, *, switches: tuple[str, ...] = (), few_rows: bool = False,
-    row_tiles: int = 1, round_items: int = 24,
+    tokens: int, width: int, inner: int, dtype: str, sms: int, *,
+    switches: tuple[str, ...] = (), few_rows: bool = False, row_tiles: int = 1, round_items: int = 24,
 ) -> ExpertsConfig:  # fmt: skip
     """cuda_experts as it was up to eight tokens; of more it is cuda_experts."""
     if tokens > cuda_experts.ROUTED_MAX:
         return choose_config(tokens, width, inner, dtype, sms)
-    numbers: dict[str, int] = {"row_tiles": row_tiles, "round_items": round_items}
-    return choose_config(tokens, width, inner, dtype, sms, switches=switches, few_rows=few_rows, **numbers)
+    return choose_config(
+        tokens, width, inner, dtype, sms, round_items=round_items, row_tiles=row_tiles, switches=switches,
+        few_rows=few_rows,
+    )  # fmt: skip
 
 
 EARLY = functools.partial(late, few_rows=True, switches=("COUNTERS_BESIDE", "PICK_TREE", "SHORT_LINE"))

@@ -169,7 +169,7 @@ def _measured(card: phases.Card, name: str | None) -> Held:
     places = store.measured_devices(card.id)
     place = devices.get(name or (places[0] if places else card.device), "--device")
     store.refuse_unmeasured(card.id, place.id)
-    pairs = evidence.pairs(evidence.asked(store.rows(place.id, card.id), card), evidence.compared(card)).values()
+    pairs = evidence.pairs(evidence.asked(store.rows(place.id, card.id), card), card.compared).values()
     both = [(control, candidate) for control, candidate in pairs if control and candidate]
     same = [aa for pair in both if (aa := evidence.aa_pct(*pair)) is not None]
     share = [s for _, candidate in both if (s := roofline.fraction_of(place, candidate)) is not None]
