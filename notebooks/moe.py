@@ -21,7 +21,7 @@ import pandas as pd
 
 from kernels.common import Workload
 from kernels.moe.cost import FP4_BYTES, block_sizes, cost
-from lab import device, draw, family, judgements, picture, show
+from lab import device, draw, family, judgements, picture, rows, show
 from lab.base import devices
 from lab.card import phases as cards
 from lab.write import notebook
@@ -138,6 +138,17 @@ show(pd.DataFrame([(c.id, c.title, c.candidate, c.expected.recovery) for c in CA
 
 # %%
 judgements(*(c.id for c in CARDS), device=DEVICE)
+
+# %% [markdown]
+# ## The same cards on another GPU
+#
+# A verdict belongs to a device: an H100 has the H200's multiprocessors and two thirds of its bandwidth, so what only
+# hides reading is worth less there, and bytes in flight beyond what the memory takes are in the way.
+
+# %%
+measured = sorted({row.device for row in rows(family="moe")})
+words = {d: {j.phase: j.verdict.word for j in judgements(*(c.id for c in CARDS), device=d)} for d in measured}
+show(pd.DataFrame(words).fillna("not measured").rename_axis("card").reset_index(), code=["card"])
 
 # %% [markdown]
 # ## What would change it
