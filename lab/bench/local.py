@@ -43,7 +43,8 @@ def run(arguments: Namespace) -> int:
         }
         for number, gpu in enumerate(gpus[: arguments.local] or [""] * arguments.local)
     }
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for how in (signal.SIGTERM, signal.SIGINT):  # which a script's background job would ignore
+        signal.signal(how, signal.default_int_handler)
     try:
         with SpecCluster(workers, {"cls": Scheduler, "options": here | {"port": port}}, silence_logs=False) as made:
             print(made.scheduler_address, flush=True)
