@@ -84,7 +84,11 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before the marks are asked for
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what runs a kernel compiled for the CPU, or a notebook's numbers, `slow`; skip `gpu` without a GPU."""
+    """Mark what runs a kernel compiled for the CPU, or a notebook's numbers, `slow`; skip `gpu` without a GPU.
+
+    The site's tests come first: a worker steals from the end of another's, and who has one of them makes the site.
+    """
+    items.sort(key=lambda item: item.path.name != "test_site.py")
     for item in items:
         # The claims compute a notebook's numbers once more.
         if isinstance(item, pytest.Function) and (_runs_on_cpu(item.module) or item.path.parent.name == "claims"):

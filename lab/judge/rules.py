@@ -31,6 +31,9 @@ Arrivals. A scheduler that protects running requests from new ones shows nothing
 condition may name the arrivals it asks about; a figure taken under others, or one that does not say, is no evidence for
 it (BLOCKED), and arms taken under different arrivals are no comparison for any gate.
 
+Devices. A line in us or GB/s belongs to the device that its card declares. On another one's rows it is BLOCKED, where
+a change, a share of the roofline or an error is held as it is.
+
 Share. By Amdahl's law a benchmark that times much more than the candidate changes cannot see it. A condition may say
 which share of the timed region the candidate changes; its threshold is then asked of that share, and BLOCKED is
 returned where meeting it would move the region by less than the noise floor.
@@ -47,6 +50,7 @@ from lab.card.gate import OPERATORS, ROLES, WEIGHED, Condition, Evidence, Gate, 
 
 WORDS = ("INVALID", "BLOCKED", "VACUOUS", "GO", "CONDITIONAL-GO", "NO-GO", "NEUTRAL", "PARTIAL")
 THROUGHPUT = ("tok/s", "k tok/s")
+SPEED = ("time", "bandwidth", "rate", "tokens per time")  # quantities that a device decides
 MOST = 10_000  # blocks or placements; who needs more asks about nothing
 # state of a finding -> what a sentence says of it; the other states are said as they are
 SAID = {"fails": "missed", "noise": "within noise", "missing": "no figure", "arrival": "another load"}
@@ -125,9 +129,12 @@ class Verdict:
         return "; ".join(dict.fromkeys(f.observed for f in self.decisive[:2]))
 
 
-def judge(gate: Gate, evidence: Evidence) -> Verdict:
-    """Hold every condition of `gate` against `evidence`; see the module docstring for the rules."""
-    findings = tuple(hold(role, condition, gate, evidence) for role, condition in gate.conditions())
+def judge(gate: Gate, evidence: Evidence, lines_of: str = "") -> Verdict:
+    """Hold every condition of `gate` against `evidence`; see the module docstring for the rules.
+
+    lines_of: the device that its lines were declared for, where the evidence is of another.
+    """
+    findings = tuple(hold(role, condition, gate, evidence, lines_of) for role, condition in gate.conditions())
 
     def those(*states: str, roles: tuple[str, ...] = ROLES) -> list[Finding]:
         return [f for f in findings if f.state in states and f.role in roles]
@@ -197,8 +204,8 @@ def _for_the_worse(gate: Gate) -> list[str]:
     return [f"the gate asks for the worse, {of} is better {metrics[m].better}" for (of, _), m in worse.items()][:1]
 
 
-def hold(role: str, condition: Condition, gate: Gate, evidence: Evidence) -> Finding:
-    """One condition of a gate against the evidence."""
+def hold(role: str, condition: Condition, gate: Gate, evidence: Evidence, lines_of: str = "") -> Finding:
+    """One condition of a gate against the evidence; lines_of as in `judge`."""
     reading = evidence.get((condition.of, condition.workload))
     if condition.against:
         reading = _between(evidence.get((condition.of, condition.against)), reading)
@@ -212,6 +219,8 @@ def hold(role: str, condition: Condition, gate: Gate, evidence: Evidence) -> Fin
         held = _change(role, condition, gate.noise, reading)
     else:
         held = _value(condition, reading, other)
+        if lines_of and held.seen and not condition.than and vocabulary.measures(reading.unit).quantity in SPEED:
+            held = Held("unsettled", f"{held.observed}, and the line is of {lines_of}", held.seen)
     if role == "require" and held.state in ("holds", "fails") and held.seen and reading:
         held = _open(held, held.seen, reading.repeats)
     ids = tuple(i for r in used for i in r.ids)

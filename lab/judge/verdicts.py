@@ -118,14 +118,15 @@ def judge_recorded(chosen: Iterable[Card]) -> list[Judgement]:
 
 def judgement(c: Card, given: Evidence, kind: str, device: str, case: RecordedCase | None, note: str = "") -> Judgement:
     """The gate and the claims of one card held against one body of evidence."""
+    lines_of = c.device if kind == "measured" and c.device != device else ""
     return Judgement(
         phase=c.id,
         row=c.row,
         system=c.system,
         evidence=kind,
         device=device,
-        verdict=judge(c.gate, given),
-        claims=tuple((claim.name, judge(claim, given)) for claim in c.claims),
+        verdict=judge(c.gate, given, lines_of),
+        claims=tuple((claim.name, judge(claim, given, lines_of)) for claim in c.claims),
         recorded=case.verdict if case else None,
         differs=case.differs if case else "",
         card_hash=c.card_hash,

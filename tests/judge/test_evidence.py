@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from lab.base import devices
 from lab.card import history, phases
-from lab.card.gate import Condition, Gate
+from lab.card.gate import Condition, Gate, Reading
 from lab.check import families
 from lab.judge import evidence, verdicts
 from lab.judge.rules import judge
@@ -390,6 +390,15 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     history._versions.cache_clear()
     yield tmp_path
     history._versions.cache_clear()
+
+
+def test_rows_of_another_gpu_are_not_held_to_a_line_in_us() -> None:
+    card = phases.card("w4a16-decode")
+    us = Gate(require=(Condition("kernel_us", "<=", "us", 1e9),))
+    given = {("kernel_us", ""): Reading("us", candidate=5.0)}
+    for device, word in (("h200", "GO"), ("h100", "BLOCKED")):
+        one = replace(card, gate=us)
+        assert verdicts.judgement(one, given, "measured", device, None).verdict.word == word
 
 
 def git(folder: Path, *arguments: str, time: str = "09:00") -> None:

@@ -487,3 +487,14 @@ def test_a_go_says_what_is_stated_and_not_shown() -> None:
     assert judge(Gate(require=(same,)), evidence).word == "GO"
     predicted = {("kernel_us", ""): replace(us(1000, 900)["kernel_us", ""], kind="predicted")}
     assert judge(gate, evidence | predicted).reason.endswith("stated, not shown: token_mismatches")
+
+
+def test_a_line_in_us_belongs_to_the_device_that_it_was_declared_for() -> None:
+    us = with_(kernel_us=Reading("us", 20.0, 10.0), roofline_fraction=Reading("ratio", candidate=0.9))
+    line = Gate(require=(Condition("kernel_us", "<=", "us", 12),))
+    others = Gate(require=(change("kernel_us", "<=", -20), Condition("roofline_fraction", ">=", "ratio", 0.8)))
+    assert judge(line, us).word == judge(others, us, "h200").word == "GO"
+    for limit in (12, 9):  # met or not
+        found = judge(Gate(require=(Condition("kernel_us", "<=", "us", limit),)), us, "h200")
+        assert found.word == "BLOCKED"
+        assert "the line is of h200" in found.reason
