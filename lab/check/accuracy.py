@@ -97,7 +97,7 @@ def compare(
     moved: how often, in the mean, an element of a state was stored a unit in the last place away (see `judged`). A unit
     is sqrt(12) times the rms of a rounding; of all elements less than one in a thousand states moved by more of them.
     apart: the relative error by which two states that the next call reads may have drifted apart (see `judged`).
-    parted: such a state itself, of which a single element is refused where it errs by more than the largest there is.
+    parted: such a state of 16 bits: a single element of it is refused where it errs by more than the largest there is.
     Raises BadInput when the shapes differ. A reference that is all zero is compared in absolute terms.
     """
     import torch
@@ -375,7 +375,7 @@ def judged(
             kind = out[name].dtype
             eps = torch.finfo(kind).eps if kind.is_floating_point else 1 / torch.iinfo(kind).max
             moved = calls * one.relative_error / eps
-        parted = apart > 0 and name in recurrent
+        parted = name in recurrent and torch.finfo(out[name].dtype).bits < 32
         errors += (compare(name, out[name], wanted[name], limit, moved if moved < 1 else 0.0, apart, parted),)
     for e in errors:
         if not e.ok:
