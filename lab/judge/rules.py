@@ -220,7 +220,7 @@ def hold(role: str, condition: Condition, gate: Gate, evidence: Evidence, lines_
     else:
         held = _value(condition, reading, other)
         if lines_of and held.seen and not condition.than and vocabulary.measures(reading.unit).quantity in SPEED:
-            held = Held("unsettled", f"{held.observed}, and the line is of {lines_of}", held.seen)
+            held = Held("unsettled", f"{held.observed}, and its line was declared for {lines_of}", held.seen)
     if role == "require" and held.state in ("holds", "fails") and held.seen and reading:
         held = _open(held, held.seen, reading.repeats)
     ids = tuple(i for r in used for i in r.ids)

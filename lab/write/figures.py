@@ -126,10 +126,14 @@ def roofline_of(rows: Sequence[Measurement], device: str, title: str) -> Picture
 def sides(card: Card, device: str) -> tuple[breakdowns.Breakdown, breakdowns.Breakdown, str]:
     """(candidate's, control's) kernels or parts of one step, us, and the workload, of the newest trace; or BadInput."""
     place = devices.get(device).id
-    files = store.found(f"{place}/{card.id}/*/trace.parquet")
-    if not files:
+    every = store.found(f"{place}/{card.id}/*/trace.parquet")
+    if not every:
         traced = sorted({p.parent.parent.name for p in store.found("*/*/*/trace.parquet")})
         raise BadInput(card.id, f"no trace from {place} is committed", f"traced are {', '.join(traced) or 'none'}")
+    present = {"control": card.control, "candidate": card.candidate}  # what was renamed since leaves traces behind
+    files = [path for path in every if present | stored.about(path) == stored.about(path) | present]
+    if not files:
+        raise BadInput(every[-1], "is of other arms than the card's", f"take one with `lab profile {card.id}`")
     timeline, found = stored.load(files[-1]), {}
     for workload in card.workloads:
         for arm in ("candidate", "control"):

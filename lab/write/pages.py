@@ -192,7 +192,7 @@ def page_of(card: Card, judgements: Sequence[Judgement]) -> CardPage:
 
 def _view(card: Card, j: Judgement, judgements: Iterable[Judgement]) -> View:
     key = j.recorded_id or j.phase
-    own = [f for f in _findings() if f.evidence == j.evidence]
+    own = [f for f in _findings() if f.evidence == j.evidence and f.device in ("", j.device)]
     own = [f for f in own if (j.recorded_id in f.verdicts if f.verdicts else j.phase in f.cards)]
     other = {o for p in _pairs() for o in (p.recorded, p.card) if key in (p.recorded, p.card)} - {key}
     beside = (o for o in judgements if (o.recorded_id or o.phase) in other and o.evidence != j.evidence)

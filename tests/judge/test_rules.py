@@ -497,4 +497,4 @@ def test_a_line_in_us_belongs_to_the_device_that_it_was_declared_for() -> None:
     for limit in (12, 9):  # met or not
         found = judge(Gate(require=(Condition("kernel_us", "<=", "us", limit),)), us, "h200")
         assert found.word == "BLOCKED"
-        assert "the line is of h200" in found.reason
+        assert "its line was declared for h200" in found.reason

@@ -23,7 +23,9 @@ from lab.draw import inline
 from lab.judge import rules, verdicts
 from lab.row import store
 from lab.study.audit.run import audit
-from lab.write import instruments, notebook, pages, render, replay, site
+from lab.study.audit.subject import Finding
+from lab.write import figures, instruments, notebook, pages, render, replay, site
+from tests.refused import refused
 from tests.row.made import measurement
 from tests.write.crawl import Page, check_links, read
 
@@ -264,6 +266,17 @@ def test_the_deciding_figure() -> None:
     assert failed is not None
     assert failed.state == "fails"
     assert pages.View(phases.card("p6-room"), None).word == "BLOCKED"
+
+
+def test_a_page_keeps_its_devices_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the audit says of an H200's rows is no flag of an H100's, and a trace of former arms is not drawn."""
+    card = phases.card("moe-routed")
+    void = Finding("incomplete-arms", "void", "x", "measured", "", "", (), (card.id,), ("y",), "h200")
+    monkeypatch.setattr(pages, "_findings", lambda: (void,))
+    found = {v.judgement.device: v.audited for v in pages.page_of(card, pages.judged([card])).views if v.judgement}
+    assert found == {"h100": (), "h200": (void,)}
+    with refused("trace.parquet", "other arms", remedy="lab profile moe-routed"):
+        figures.sides(structs.replace(card, candidate="experts_early"), "h200")
 
 
 def test_the_tinted_side_is_where_the_gate_is_met() -> None:

@@ -110,8 +110,9 @@ class Body:
         """A subject of this body; `title` says which part of it."""
         given = {r: q if isinstance(q, tuple) else (q,) for r, q in roles.items()}
         verdicts = (self.id,) if self.kind == "recorded" else ()
-        where = f"{self.card.id}{' on ' + self.id.split('@')[1] if self.kind == 'measured' else ''}"
-        return Subject(f"{where}: {title}", self.kind, given, self.word, verdicts, (self.card.id,), note)
+        device = self.id.split("@")[1] if self.kind == "measured" else ""
+        where = f"{self.card.id} on {device}" if device else self.card.id
+        return Subject(f"{where}: {title}", self.kind, given, self.word, verdicts, (self.card.id,), note, device)
 
     def held(self, *roles: str) -> Iterator[Held]:
         """Every condition of these roles that has a reading."""

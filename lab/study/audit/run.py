@@ -71,7 +71,9 @@ def ask(check: Check, subject: Subject) -> Finding | None:
     if answer is None:
         return None
     severity = answer.severity or check.severity
-    return Finding(check.name, severity, s.title, s.evidence, answer.sentence, s.word, s.verdicts, s.cards, s.ids)
+    return Finding(
+        check.name, severity, s.title, s.evidence, answer.sentence, s.word, s.verdicts, s.cards, s.ids, s.device
+    )
 
 
 def to_json(result: Audit) -> dict[str, Any]:

@@ -66,6 +66,7 @@ class Subject:
     title:    what it is about, in a few words. evidence: "recorded" or "measured". word: the verdict that stands on it.
     roles:    quantities by the name the check knows them under. verdicts, cards: ids that a reader can follow.
     note:     a reason found elsewhere (a changed gate hash, a row under its floor), which is then the whole answer.
+    device:   that it was measured on, "" where it is recorded.
     """
 
     title: str
@@ -75,6 +76,7 @@ class Subject:
     verdicts: tuple[str, ...] = ()
     cards: tuple[str, ...] = ()
     note: str = ""
+    device: str = ""
 
     def __getitem__(self, role: str) -> Quantity:
         return self.roles[role][0]
@@ -152,6 +154,7 @@ class Finding:
     verdicts: tuple[str, ...]
     cards: tuple[str, ...]
     figures: tuple[str, ...]
+    device: str = ""
 
 
 def short(number: float) -> str:
