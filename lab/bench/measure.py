@@ -139,12 +139,15 @@ def described(family: str, workload: str = "") -> families.Launches:
     return families.launches(family, families.gpu_capability() or HOPPER, workload)
 
 
-def plan(card: phases.Card, only: Sequence[str] = (), peers: bool = False) -> list[Item]:
+def plan(card: phases.Card, only: Sequence[str] = (), peers: bool = False, pair: bool = False) -> list[Item]:
     """The comparisons of a card; raises BadInput for a card that can only be replayed.
 
     only: ids of workloads; default all of the card's.
     peers: the rivals of the family too, each of them once: one that the card names is an arm already.
+    pair: the control and the candidate alone; the card's others do not fit beside them on every GPU.
     """
+    if peers and pair:
+        raise BadInput("--pair", "leaves out every arm but two", "leave out --peers or --pair")
     if not card.family:
         raise BadInput(card.path, "has no family, so there is nothing to run", "replay it with `lab judge`")
     family = families.bare(card.family)
@@ -163,7 +166,7 @@ def plan(card: phases.Card, only: Sequence[str] = (), peers: bool = False) -> li
     for workload in wanted:
         configs = described(card.family, workload.id).configs
         arms: list[tuple[Role, str]] = [("control", card.control), ("candidate", card.candidate)]
-        arms += [("candidate", name) for name in card.beside if configs[name][workload.id] is not None]
+        arms += [("candidate", name) for name in card.beside if not pair and configs[name][workload.id] is not None]
         if peers:
             own = {name for _, name in arms}
             arms += [("peer", name) for name in told.peers if name not in own]

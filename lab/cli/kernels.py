@@ -159,7 +159,7 @@ def _measured(arguments: Namespace, settings: Any, cards: Any, named: Sequence[s
     for card in cards:
         try:
             place = joined.device(card, arguments.device) if joined else device.id
-            planned = measure.plan(card, arguments.workload, arguments.peers)
+            planned = measure.plan(card, arguments.workload, arguments.peers, arguments.pair)
         except BadInput as unfit:
             if not arguments.all:
                 raise

@@ -169,6 +169,7 @@ COMMANDS = {
         arg("--timer", choices=("graph", "events", "cupti", "host"), help="default the card's, else graph"),
         arg("--l2", choices=("cold", "warm"), help="default the card's, else cold"),
         flag("--peers", "time the installed rival libraries in the same run"),
+        flag("--pair", "time the control and the candidate alone, where memory is too small for the arms beside them"),
         arg("--budget", metavar="TIME", help="stop before this is spent, e.g. 8m: most decisive first"),
         arg("--resume", nargs="?", const="", metavar="RUN", help="continue the newest run, or this one"),
         flag("--ceilings", "measure what this device can do, before the phases"),

@@ -100,6 +100,11 @@ def test_a_peer_that_the_card_names_is_timed_once(tmp_path: Path) -> None:
     for beside, role in ((("packs",), "candidate"), ((), "peer")):
         (item,) = measure.plan(structs.replace(plain, beside=beside), peers=True)
         assert [r for r, name in item.arms if name == "packs"] == [role]
+        assert [name for _, name in measure.plan(structs.replace(plain, beside=beside), pair=True)[0].arms] == [
+            *["plain", "faster"]
+        ]
+    with refused("--pair", "but two", remedy="--peers"):
+        measure.plan(plain, peers=True, pair=True)
     refused_there = structs.replace(plain, beside=("choosy",))
     assert [name for _, name in measure.plan(refused_there)[0].arms] == ["plain", "faster"]
 
