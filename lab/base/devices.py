@@ -32,6 +32,7 @@ CEILINGS = ("read", "copy", "memset", *PIPES)
 FACTS: Mapping[str, str] = {
     "compute_capability": "capability",
     "sms": "count",
+    "sm_clock": "clock",
     "memory_bandwidth": "bandwidth",
     "l2_bytes": "bytes",
     "smem_optin_bytes_per_block": "bytes",
@@ -43,6 +44,7 @@ class Device(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One GPU.
 
     id:       the word that cards, rows and folders use ("gb10"); aliases: other names, e.g. what the driver reports.
+    sm_clock: the highest that the multiprocessors run at, which no power cap holds down.
     peaks:    pipe -> dense peak; ceilings: "read", "copy", "memset" or a pipe -> what the device was seen to reach.
     """
 
@@ -51,6 +53,7 @@ class Device(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     aliases: tuple[str, ...] = ()
     compute_capability: Fact | None = None
     sms: Fact | None = None
+    sm_clock: Fact | None = None
     memory_bandwidth: Fact | None = None
     l2_bytes: Fact | None = None
     smem_optin_bytes_per_block: Fact | None = None

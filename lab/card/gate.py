@@ -135,7 +135,9 @@ class Reading(Struct, frozen=True):
     interval:           the same of the candidate's figure, in `unit`; difference: of candidate minus control.
     repeats:            placements, or blocks of the one, or repetitions behind the intervals, 0 when unknown.
     placements:         how many the intervals are over; 1: over the blocks of one, 0: the figure comes of no placement.
-    unsettled:          why a figure over placements decides nothing yet (it was throttled), "" when it may.
+    unsettled:          why a figure over placements decides nothing yet (too few of them), "" when it may.
+    slowed:             what held the GPU's clock down meanwhile and by how much the intervals are wider for it, "" when
+                        nothing did; slowed_by: the factor by which that made a time longer at most.
     profiled:           taken under a profiler; such a throughput decides nothing.
     withdrawn:          why the source took a figure back, "" when all stand.
     impossible:         why the figure cannot be true (faster than the device's peak), "" when it can.
@@ -162,6 +164,8 @@ class Reading(Struct, frozen=True):
     repeats: int = 0
     placements: int = 0
     unsettled: str = ""
+    slowed: str = ""
+    slowed_by: float = 1.0
     profiled: bool = False
     machine: str = ""
     arrival: str = ""

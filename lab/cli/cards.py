@@ -187,7 +187,7 @@ def write(arguments: Namespace) -> int:
             notes.path(name).write_text(notes.written(name, notes.path(name).read_text(encoding="utf-8")), "utf-8")
         return 0
     out = arguments.out or readme.FILE
-    text = readme.written(readme.FILE.read_text(encoding="utf-8"), flips.flips())
+    text = readme.written(readme.FILE.read_text(encoding="utf-8"), flips.flips(), flips.flips("h100"))
     try:
         readme.draw_figure(readme.FIGURE if out == readme.FILE else out.with_name(readme.FIGURE.name))
         out.write_text(text, encoding="utf-8")

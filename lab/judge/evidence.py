@@ -3,9 +3,10 @@
 A reading is formed within one run: the newest run that holds both arms of a workload, never one arm from each. What a
 gate compares across workloads is read from one run too, where one holds it all. Intervals are over placements
 (lab/base/interval.py); a row of schema 1 has one placement, and its interval is a bootstrap over the blocks of it. Of
-later rows only those decide that `unsettled` has nothing against, and of all those whose arms are not `apart`. A row
-that is not ok gives its status instead of a number. A row with a cold L2 whose compulsory bytes or flops per
-microsecond exceed the datasheet's peak makes the phase INVALID.
+later rows only those decide that `unsettled` has nothing against, and of all those whose arms are not `apart`. Where
+a power cap held the clock down, intervals are wider by what that can have cost at most (`slowed`). A row that is not ok
+gives its status instead of a number. A row with a cold L2 whose compulsory bytes or flops per microsecond exceed the
+datasheet's peak makes the phase INVALID.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -120,7 +122,9 @@ def readings(
         ids = tuple(row.id for row in arms)
         by_block = change_pct(control, candidate)
         placed = candidate.placements if candidate and candidate.own_us is not None else 0
-        open_ = unsettled(control, candidate)
+        cap = slowed(device, *arms)
+        open_ = unsettled(control, candidate, cap)
+        most = cap.most if cap else 1.0
         arrival = arrival_of(str(row.workload.get("arrival", "")) for row in arms)
         metric = arms[0].metric
         found[metric, workload] = Reading(
@@ -133,11 +137,13 @@ def readings(
             ids=ids,
             impossible=next(filter(None, (roofline.beyond(device, row) for row in arms)), ""),
             change_pct=None if by_block is None else by_block[0],
-            interval_pct=None if by_block is None else by_block[1:],
-            interval=_interval(candidate),
+            interval_pct=None if by_block is None else _wider(by_block[1:], most),
+            interval=_interval(candidate, most),
             repeats=placed if placed > 1 else len(candidate.blocks_us or ()) if candidate else 0,
             placements=placed,
             unsettled=open_,
+            slowed=cap.says if cap else "",
+            slowed_by=most,
             profiled=any(row.profiled for row in arms),
             machine=f"{arms[-1].gpu} {arms[-1].gpu_id}, driver {arms[-1].driver}" if placed > 1 else "",
             arrival=arrival,
@@ -166,8 +172,9 @@ def readings(
             control_share, share = (roofline.fraction_of(device, row) for row in (control, candidate))
             if share is None:
                 continue  # nobody knows the peak
-            read = Reading("ratio", control_share, share, ids=ids, arrival=arrival, unsettled=open_)
-            if placed > 1 and share and (own := _interval(candidate)):
+            slow = cap.says if cap else ""
+            read = Reading("ratio", control_share, share, ids=ids, arrival=arrival, unsettled=open_, slowed=slow)
+            if placed > 1 and share and (own := _interval(candidate, most)):
                 low, high = (share * candidate.time_us / us for us in reversed(own))
                 read = replace(read, interval=(low, high), repeats=placed, placements=placed)
             found["roofline_fraction", workload] = read
@@ -207,8 +214,43 @@ def _over_placements(control: Measurement, candidate: Measurement) -> interval.I
         return None
 
 
-def unsettled(control: Measurement | None, candidate: Measurement | None) -> str:
+class Cap(NamedTuple):
+    """A clock that was held down. most: the factor by which it made a time longer at most; says: the same in words."""
+
+    most: float
+    says: str
+
+
+def slowed(device: devices.Device, *rows: Measurement) -> Cap | None:
+    """What a cap on the GPU's clock can have cost these arms at most; None where none was seen, or where nobody knows.
+
+    At a constant clock of the memory no kernel slows down by more than its multiprocessors' clock. So a time t lies
+    within [t / most, t] of what it is without the cap, and a ratio within a factor of `most` either way, as either arm
+    may be the one that was slowed. `most` is of the lowest clock that was read: behind the warm-up of each placement,
+    where arms ran without a rest and the clock is as low as it gets. What was timed by the host is not concerned.
+    """
+    capped = [row for row in rows if row.throttled and row.metric == "kernel_us" and not isinstance(row, Earlier)]
+    read = [clock for row in rows for clock in row.clocks]
+    if not capped or not read or device.sm_clock is None or len({clock.memory_mhz for clock in read}) > 1:
+        return None
+    highest, lowest = device.sm_clock.base / 1e6, min(clock.sm_mhz for clock in read)
+    if lowest <= 0:
+        return None
+    most = max(1.0, highest / lowest)
+    why = f"a {capped[0].throttled} (multiprocessors at {lowest} of {highest:g} MHz)"
+    return Cap(most, f"{100 * (most - 1):.1f} % wider for {why}")
+
+
+def _wider(ends: tuple[float, float], most: float) -> tuple[float, float]:
+    """The ends of a change in %, each a factor further out."""
+    low, high = (1.0 + end / 100.0 for end in ends)
+    return 100.0 * (low / most - 1.0), 100.0 * (high * most - 1.0)
+
+
+def unsettled(control: Measurement | None, candidate: Measurement | None, cap: Cap | None = None) -> str:
     """ "" or why this comparison decides nothing: arms apart, too few placements, drift, throttling, other clocks.
+
+    cap: of `slowed`; a throttled arm decides only where what that can have cost is known.
 
     Whether it converged is said by its placements (`Interval.converged`); a row's own `converged` is of the sampling
     within one. Rows of schema 1, of before there were placements, keep their remarks instead.
@@ -222,8 +264,8 @@ def unsettled(control: Measurement | None, candidate: Measurement | None) -> str
     if placements < interval.PLACEMENTS or processes < PROCESSES:
         return f"placements {placements} of {interval.PLACEMENTS}, processes {processes} of {PROCESSES}"
     for row in arms:
-        if row.throttled and row.metric == "kernel_us":  # the host does not wait for the GPU's clock
-            return f"the {row.arm} was throttled ({row.throttled})"
+        if row.throttled and row.metric == "kernel_us" and cap is None:  # the host does not wait for the GPU's clock
+            return f"the {row.arm} was throttled ({row.throttled}), nobody knows from which clock"
         if (row.clock_pct or 0.0) > CLOCK_PCT:
             return f"the {row.arm}'s times and the harness's clock differ by {row.clock_pct:.1f} %"
     found = _over_placements(arms[0], arms[-1])
@@ -237,8 +279,11 @@ def aa_pct(control: Measurement | None, candidate: Measurement | None) -> float 
     return next((row.aa_pct for row in (candidate, control) if row and row.aa_pct is not None), None)
 
 
-def _interval(row: Measurement | None) -> tuple[float, float] | None:
-    """The interval of an arm's own time, us, over placements or blocks; None without a time or with a single one."""
+def _interval(row: Measurement | None, most: float = 1.0) -> tuple[float, float] | None:
+    """The interval of an arm's own time, us, over placements or blocks; None without a time or with a single one.
+
+    most: the factor by which the time may be too long.
+    """
     if row is None or row.own_us is None or len(row.blocks_us or ()) < 2:
         return None
     if row.placements > 1:
@@ -247,7 +292,7 @@ def _interval(row: Measurement | None) -> tuple[float, float] | None:
     else:
         blocks = row.blocks_us or ()
         _, low, high = sampling.ratio_interval([1.0] * len(blocks), blocks)
-    return min(low, row.own_us), max(high, row.own_us)  # the median is over samples, the interval is not
+    return min(low, row.own_us) / most, max(high, row.own_us)  # the median is over samples, the interval is not
 
 
 def between_runs(rows: Iterable[Measurement]) -> dict[str, tuple[int, float]]:

@@ -18,8 +18,10 @@ condition already fails clearly. It is so for recorded, imported and measured ev
 Placements. The interval of a comparison over placements holds the noise of both arms, so the floor is what the card
 declares and nothing measured is added to it. What lies within the floor is NEUTRAL where the interval is no wider than
 the floor, else undecided. A kill condition has fired where the whole interval lies beyond its line, and has not where
-none of it does, or none beyond the floor; else nobody can tell. Rows that did not converge, were throttled, or were
-timed by a clock that disagrees decide nothing (BLOCKED). Rows of one placement keep the rules above.
+none of it does, or none beyond the floor; else nobody can tell. Rows that did not converge, or were timed by a clock
+that disagrees, decide nothing (BLOCKED). Where a power cap held the GPU's clock down, the interval is wider by what
+that can have cost either arm at most, and where nobody knows that, it decides nothing. Rows of one placement keep the
+rules above.
 
 Direction. A gate may ask for what nobody wants (a divergence that has to show), and a slip of a sign looks the same:
 a GO that rests on a required change for the worse says so, unless the gate bounds that change from both sides.
@@ -63,7 +65,8 @@ class Seen:
     """The numbers of a finding: what was observed and the line that it was held to, both in `unit`.
 
     interval: of the value, low and high, None where there are no blocks. control, candidate: the arms behind a change
-    or a difference, in `arms_unit`; None where the evidence states only the change. placements: as in a reading.
+    or a difference, in `arms_unit`; None where the evidence states only the change. placements, slowed: of the
+    reading.
     """
 
     value: float
@@ -74,6 +77,7 @@ class Seen:
     candidate: float | None = None
     arms_unit: str = ""
     placements: int = 0
+    slowed: str = ""
 
     @property
     def over(self) -> str:
@@ -240,6 +244,8 @@ def _undecided(observed: str, seen: Seen, reach: float, wanted: float, repeats: 
     # An interval narrows with the square root of what it stands on.
     wider = min(reach / wanted, float(MOST)) if wanted else float(MOST)
     more = max(1, math.ceil(repeats * (wider**2 - 1)))
+    if seen.slowed and repeats:
+        return Held("undecided", f"{observed}, without that cap (a longer --rest) it may be decided", seen)
     what = "placement" if seen.placements > 1 else "block"
     asked = f"about {more} more {what}{'s' * (more != 1)} would decide it"
     asked = asked if more <= MOST else f"no number of {what}s would decide it"
@@ -254,7 +260,9 @@ def _interval(seen: Seen) -> str:
     low, high = (form.format(end) for end in seen.interval)
     level = interval.PLACEMENT_LEVEL if seen.placements > 1 else interval.LEVEL
     over = f", {seen.over}" if seen.placements == 1 else f" over {seen.over}" if seen.over else ""
-    return f", {100 * level:.0f} % interval {low} to {high} {seen.unit}{over}"
+    return f", {100 * level:.0f} % interval {low} to {high} {seen.unit}{over}" + (
+        f", {seen.slowed}" if seen.slowed else ""
+    )
 
 
 def _weakest(readings: Iterable[Reading]) -> str:
@@ -283,6 +291,8 @@ def _between(there: Reading | None, here: Reading | None) -> Reading | None:
         repeats=placed if change else 0,
         placements=placed if change else 0,
         unsettled=there.unsettled or here.unsettled or elsewhere,
+        slowed=here.slowed or there.slowed,
+        slowed_by=max(there.slowed_by, here.slowed_by),
         kind=_weakest(both),
         ids=(*there.ids, *here.ids),
         withdrawn=there.withdrawn or here.withdrawn,
@@ -366,7 +376,8 @@ def _value(condition: Condition, reading: Reading, other: Reading | None) -> Hel
         threshold = other.candidate
         text += f" against {condition.than} {short(threshold)}"
     ends = reading.interval if condition.compare == "value" else reading.difference
-    seen = Seen(value, threshold, reading.unit, ends, control, reading.candidate, reading.unit, reading.placements)
+    arms, of = (control, reading.candidate, reading.unit), (reading.placements, reading.slowed)
+    seen = Seen(value, threshold, reading.unit, ends, *arms, *of)
     text += _interval(seen)
     meets = OPERATORS[condition.op]
     if meets(value, threshold):
@@ -374,6 +385,13 @@ def _value(condition: Condition, reading: Reading, other: Reading | None) -> Hel
     if condition.compare == "value" and control is not None and not meets(control, threshold):
         text += f" (the control, {short(control)}, misses it too)"
     return Held("fails", text, seen)
+
+
+def _without_cap(change: float, most: float) -> float:
+    """What is left of a change in % where a cap may have slowed either arm by this factor: less, or nothing."""
+    ratio = 1.0 + change / 100.0
+    least = min(1.0, ratio * most) if ratio < 1.0 else max(1.0, ratio / most)
+    return change if most == 1.0 else 100.0 * (least - 1.0)
 
 
 def _change(role: str, condition: Condition, noise: Noise, reading: Reading) -> Held:
@@ -399,10 +417,10 @@ def _change(role: str, condition: Condition, noise: Noise, reading: Reading) -> 
     # `effect` and `line` grow in the direction the condition asks for.
     sign = 1.0 if condition.op in (">", ">=") else -1.0
     threshold = condition.share * condition.threshold  # asked of the part, seen in the whole
-    effect, line = sign * change, sign * threshold
+    effect, line = sign * _without_cap(change, reading.slowed_by), sign * threshold
     arms_unit = "" if candidate is None else reading.unit
     ends = reading.interval_pct
-    numbers = Seen(change, threshold, "%", ends, control, candidate, arms_unit, reading.placements)
+    numbers = Seen(change, threshold, "%", ends, control, candidate, arms_unit, reading.placements, reading.slowed)
     text, noise_floor = f"{condition.of} {change:+.2f} %{arms}{_interval(numbers)}", f"noise floor {short(floor)} %"
     if ends and ends[0] <= threshold <= ends[1]:
         text += ", across the line"

@@ -38,19 +38,30 @@ def record() -> str:
     )
 
 
-def written(text: str, found: Sequence[Flip]) -> str:
-    """The README's text with its table made again; raises BadInput where its marks are gone."""
-    lines = [*textwrap.wrap(record(), 118), "", "Some were asked again of our own kernels on an H200:", ""]
+def written(text: str, found: Sequence[Flip], elsewhere: Sequence[Flip] = ()) -> str:
+    """The README's text with its table made again; raises BadInput where its marks are gone.
+
+    elsewhere: the same pairs on other devices, whose word and change stand behind the first's.
+    """
+    lines = [*textwrap.wrap(record(), 118), "", "Some were asked again of our own kernels on an H200 and an H100:", ""]
     lines += ["| row | question | recorded | measured kernels | their change | card |", "|---|---|---|---|---|---|"]
     for flip in (f for f in found if f.front):
         question = flip.question + (f" ({flip.asks_otherwise})" if flip.asks_otherwise else "")
         word = "" if flip.asks_otherwise else f"{flip.word_there} ({flip.there})"
-        shown = flip.measured_pct is not None and flip.word_here not in ("", *UNDECIDED)
-        change = f"{flip.measured_pct:+.0f} % at `{flip.workload}`" if shown else ""
+        asked = [
+            flip,
+            *(f for f in elsewhere if (f.phase, f.card, f.workload) == (flip.phase, flip.card, flip.workload)),
+        ]
+        on: dict[str, list[str]] = {}
+        for f in asked:
+            on.setdefault(f.word_here, []).append(f.here)
+        words = ", ".join(f"{word} ({', '.join(there)})" for word, there in on.items() if word)
+        shown = [f for f in asked if f.measured_pct is not None and f.word_here not in ("", *UNDECIDED)]
+        change = ", ".join(f"{f.measured_pct:+.0f} %" for f in shown)
+        change += f" at `{flip.workload}`" if shown else ""
         if shown and flip.errors and max(flip.errors) > 2 * min(flip.errors):  # a price beside the time
             change += ", error {:.2g} % instead of {:.2g} %".format(*(100 * e for e in reversed(flip.errors)))
-        here_word = f"{flip.word_here} ({flip.here})" if flip.word_here else "not measured yet"
-        lines.append(f"| {flip.row} | {question} | {word} | {here_word} | {change} | `{flip.card}` |")
+        lines.append(f"| {flip.row} | {question} | {word} | {words or 'not measured yet'} | {change} | `{flip.card}` |")
     return between(text, MARKS, lines, FILE)
 
 

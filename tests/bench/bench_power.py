@@ -26,7 +26,7 @@ from lab.base.errors import REPOSITORY
 from lab.card.gate import Condition, Gate
 from lab.judge import evidence, rules
 from lab.row import samples
-from lab.row.records import Measurement
+from lab.row.records import Clocks, Measurement
 
 FILE = REPOSITORY / "data" / "false_go.csv"
 PAGE = REPOSITORY / "lab" / "write" / "docs" / "wrong.md"
@@ -36,6 +36,7 @@ BLOCKS = 3  # of a placement
 LINE_PCT, BESIDE_PCT, EFFECT_PCT = -5.0, -4.99, -3.0
 OWN = 0.003  # standard deviation from block to block where the noise is of placements
 RESAMPLES = 1000
+HIGHEST_MHZ, CAPPED_MHZ = 1980, 1886  # an H200's clock, and one 5 % below
 
 Draw = Any
 """numpy.random.Generator"""
@@ -97,16 +98,25 @@ def _heavy(draw: Draw, sd: float, blocks: int = BLOCKS) -> Any:
     return sd * draw.standard_t(3, (3, interval.PLACEMENTS, blocks))
 
 
+def _capped(draw: Draw) -> Any:
+    """The whole of what a cap can do, in one arm: nothing in its times tells it from an effect."""
+    noise = _normal(draw, OWN, BLOCKS)
+    noise[:2] += math.log(HIGHEST_MHZ / CAPPED_MHZ)
+    return noise
+
+
 class Noise(NamedTuple):
     """One kind of noise: of log times [control, its second self, candidate][placements][blocks].
 
-    promised: whether the targets hold under it; powered: whether an effect of 3 % has to be seen too.
+    promised: whether the targets hold under it; powered: whether an effect of 3 % has to be seen too. capped_mhz: the
+    clock at which an H200's multiprocessors were held meanwhile, 0 where nothing held them.
     """
 
     says: str
     of: Callable[[Draw], Any]
     promised: bool = True
     powered: bool = False
+    capped_mhz: int = 0
 
 
 NOISES: dict[str, Noise] = {
@@ -134,6 +144,7 @@ NOISES: dict[str, Noise] = {
         "drift 5 %, placements 1 %, the control in two modes 3 % apart, heavy tails 0.5 %",
         lambda d: _drift(d, 0.05) + _normal(d, 0.01) + _modes(d, 0.03, 0.5, (0, 1)) + _heavy(d, 0.005),
     ),
+    "cap": Noise("a power cap that slows the control alone by 5 %", lambda d: _capped(d), capped_mhz=CAPPED_MHZ),
     "rare-mode": Noise(
         "one placement in five of the candidate 4 % slower",
         lambda d: _modes(d, 0.04, 0.2, (2,)) + _normal(d, OWN, BLOCKS),
@@ -177,19 +188,21 @@ def simulate(name: str, comparisons: int = COMPARISONS, seed: int = SEED) -> Lin
     device = devices.get("h200")
     zero, line = (_gate("<", 0.0), _gate("<=", LINE_PCT))
     counts = dict.fromkeys(Line.__struct_fields__[2:], 0)
+    capped_mhz = NOISES[name].capped_mhz
     for _ in range(comparisons):
         times = 100.0 * numpy.exp(NOISES[name].of(draw))
-        control = _row("control", times[0], times[1])
+        control = _row("control", times[0], times[1], capped_mhz=capped_mhz)
 
         def judged(change_pct: float, gate: Gate, times: Any = times, control: Measurement = control) -> str:
-            rows = [control, _row("candidate", (1.0 + change_pct / 100.0) * times[2])]
-            return rules.judge(gate, evidence.readings(rows, device)).word
+            candidate = _row("candidate", (1.0 + change_pct / 100.0) * times[2], capped_mhz=capped_mhz)
+            return rules.judge(gate, evidence.readings([control, candidate], device)).word
 
         counts["false_go_pct"] += judged(0.0, zero) == "GO"
         counts["false_go_at_line_pct"] += judged(BESIDE_PCT, line) == "GO"
         counts["power_pct"] += judged(EFFECT_PCT, zero) == "GO"
-        found = interval.over_placements(*times.tolist())
-        counts["coverage_pct"] += found.low <= 1.0 <= found.high
+        alike = _row("candidate", times[2], capped_mhz=capped_mhz)
+        low, high = evidence.readings([control, alike], device)["kernel_us", "w"].interval_pct or (0.0, 0.0)
+        counts["coverage_pct"] += low <= 0.0 <= high
         counts["bootstrap_pct"] += _resampled(times, draw)
     return Line(name, comparisons, **{key: 100.0 * n / comparisons for key, n in counts.items()})
 
@@ -198,14 +211,16 @@ def _gate(op: Any, threshold: float) -> Gate:
     return Gate(require=(Condition("kernel_us", op, "%", threshold, "change", "w"),))
 
 
-def _row(arm: Any, blocks: Any, again: Any = None) -> Measurement:
+def _row(arm: Any, blocks: Any, again: Any = None, capped_mhz: int = 0) -> Measurement:
     """A row of the bench: each block is two visits of one sample."""
     shape = (*blocks.shape, 2)
+    why = "software power cap" if capped_mhz else ""
     return Measurement(
         device="h200", phase="power", family="power", arm=arm, name=arm, precision="bf16", workload_id="w", workload={},
         status="ok", run="r", relative_error=0.0, placements=shape[0], processes=evidence.PROCESSES, shape=shape,
         samples=samples.encode(blocks.repeat(2).tolist()),
-        again_samples=None if again is None else samples.encode(again.repeat(2).tolist()),
+        again_samples=None if again is None else samples.encode(again.repeat(2).tolist()), throttled=why,
+        clocks=(Clocks("bench", capped_mhz or HIGHEST_MHZ, 3201, why),),
     )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ def test_what_was_promised(name: str) -> None:
     line = LINES[name]
     assert line.false_go_pct <= 1
     assert line.false_go_at_line_pct <= 2.5
-    assert 93 <= line.coverage_pct <= 97
+    assert 93 <= line.coverage_pct <= (100 if power.NOISES[name].capped_mhz else 97)  # a bound, no estimate
     assert line.bootstrap_pct < 93
     assert line.power_pct >= 90 or not power.NOISES[name].powered
 
@@ -38,7 +38,7 @@ SLOW = pytest.mark.slow  # a third of a second each
 
 
 @pytest.mark.parametrize(
-    "name", ["iid", *(pytest.param(name, marks=SLOW) for name in ("drift", "placement-1", "candidate", "heavy"))]
+    "name", ["iid", *(pytest.param(name, marks=SLOW) for name in ("drift", "placement-1", "candidate", "heavy", "cap"))]
 )
 def test_the_judge_of_today(name: str) -> None:
     """400 comparisons: room for three standard errors about what was promised."""
@@ -46,7 +46,7 @@ def test_the_judge_of_today(name: str) -> None:
     assert line.false_go_pct <= 2
     assert line.false_go_at_line_pct <= 4.5
     assert 92 <= line.coverage_pct <= 99
-    assert line.power_pct >= (90 if power.NOISES[name].powered else 60)
+    assert line.power_pct >= (90 if power.NOISES[name].powered else 0 if power.NOISES[name].capped_mhz else 60)
 
 
 def test_the_same_seed_is_the_same_table_and_it_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from lab.base import interval
+from lab.base import devices, interval
 from lab.card.gate import Condition, Gate, Reading
 from lab.judge import evidence
 from lab.judge.rules import Verdict, judge
 from lab.row import samples
-from lab.row.records import Measurement
+from lab.row.records import Clocks, Measurement
 from tests.judge import test_evidence
 from tests.judge.test_evidence import H200
 from tests.judge.test_rules import FULL, change, with_
@@ -241,8 +241,63 @@ def test_what_is_not_settled_is_blocked_in_either_arm(more: dict[str, Any], said
 def test_a_clock_of_the_gpu_that_is_held_down_settles_nothing_of_the_gpu_and_leaves_the_hosts_time_alone() -> None:
     for timer, said in (("graph", "software power cap"), ("host", "")):
         arms = [placed(arm, 20.0, throttled="software power cap", timer=timer) for arm in ("control", "candidate")]
-        assert said in evidence.unsettled(*arms)
-        assert bool(evidence.unsettled(*arms)) == bool(said)
+        found = evidence.unsettled(arms[0], arms[1])
+        assert said in found
+        assert bool(found) == bool(said)
+
+
+CAP = "software power cap"
+
+
+def capped(lowest_mhz: int, **more: Any) -> dict[str, Any]:
+    """What a row holds that was taken under a power cap; an H200's highest clock is 1,980 MHz."""
+    clocks = tuple(Clocks("nvml", mhz, 3201, CAP * (mhz < 1980)) for mhz in (1980, lowest_mhz))
+    return {"throttled": CAP, "clocks": clocks} | more
+
+
+def test_under_a_power_cap_an_interval_is_wider_by_what_the_cap_can_have_cost() -> None:
+    """1,800 of 1,980 MHz: either arm took 10 % longer at most, and its own time may be that much less."""
+    for arms in (("control", "candidate"), ("control",), ("candidate",)):
+        rows = [placed(arm, us, STILL, **capped(1800) if arm in arms else {})
+                for arm, us in (("control", 1000.0), ("candidate", 800.0))]  # fmt: skip
+        found = read(*rows)
+        assert found.change_pct == pytest.approx(-20)
+        assert found.interval_pct == pytest.approx((100 * (0.8 / 1.1 - 1), 100 * (0.8 * 1.1 - 1)))
+        assert found.interval == pytest.approx((800 / 1.1, 800))
+        assert (found.unsettled, "10.0 % wider for a software power cap" in found.slowed) == ("", True)
+        share = evidence.readings(rows, H200)["roofline_fraction", "a"]
+        assert share.interval == pytest.approx((share.candidate, 1.1 * (share.candidate or 0)))
+    rested = read(*(placed(arm, us, STILL) for arm, us in (("control", 1000.0), ("candidate", 800.0))))
+    assert rested.interval_pct == pytest.approx((-20, -20))
+    assert rested.slowed == ""
+
+
+@over(numbered([(-15.0, "BLOCKED"), (-11.0, "GO"), (-30.0, "NO-GO")]))
+def test_a_power_cap_decides_where_its_cost_cannot(line: float, word: str) -> None:
+    """At 1,800 MHz a change of -20 % is anything from -27 to -12 %."""
+    gate = Gate(require=(Condition("kernel_us", "<", "%", line, "change", "a"),))
+    rows = [placed(arm, us, STILL, **capped(1800)) for arm, us in (("control", 1000.0), ("candidate", 800.0))]
+    found = judge(gate, evidence.readings(rows, H200))
+    assert found.word == word
+    assert "10.0 % wider for a software power cap (multiprocessors at 1800 of 1980 MHz)" in found.reason
+    assert ("a longer --rest" in found.reason) == (word == "BLOCKED")
+
+
+def test_a_cap_whose_cost_nobody_knows_decides_nothing() -> None:
+    def said(device: devices.Device = H200, **more: Any) -> str:
+        rows = [
+            placed(arm, us, STILL, **capped(1800) | more) for arm, us in (("control", 1000.0), ("candidate", 800.0))
+        ]
+        return evidence.readings(rows, device)["kernel_us", "a"].unsettled
+
+    assert said() == ""
+    for found in (
+        said(clocks=()),
+        said(clocks=(Clocks("nvml", 1800, 3201, CAP), Clocks("nvml", 1800, 2619, CAP))),  # the memory's fell too
+        said(clocks=(Clocks("nvml", 0, 3201, CAP),)),
+        said(replace(H200, id="", sm_clock=None)),
+    ):
+        assert "nobody knows from which clock" in found
 
 
 def test_rows_of_one_placement_keep_their_remarks() -> None:

@@ -32,11 +32,11 @@ def line(flip: flips.Flip) -> str:
 def test_it_says_what_the_judge_says(committed: list[flips.Flip]) -> None:
     """Each word and each figure; `lab write --readme` makes it again after a measurement."""
     text = readme.FILE.read_text(encoding="utf-8")
-    assert readme.written(text, committed) == text
+    assert readme.written(text, committed, flips.flips("h100")) == text
     shown = text[text.index(readme.MARKS[0]) : text.index(readme.MARKS[1])]
     for flip in (flip for flip in committed if flip.front and flip.word_here):
         measured = verdicts.judge_measured(phases.card(flip.card), "h200").verdict.word
-        assert f"| {measured} (h200) |" in next(line for line in shown.splitlines() if f"`{flip.card}` |" in line)
+        assert f"| {measured} (h200" in next(line for line in shown.splitlines() if f"`{flip.card}` |" in line)
 
 
 def test_a_word_of_another_question_and_a_change_of_no_standing_are_left_out() -> None:
@@ -46,6 +46,10 @@ def test_a_word_of_another_question_and_a_change_of_no_standing_are_left_out() -
     assert line(other) == "| LP1 | q (there end to end) |  | INVALID (h200) |  | `c` |"
     assert line(replace(shown, word_here="", measured_pct=None)).endswith("| not measured yet |  | `c` |")
     assert line(replace(shown, front=False)) == ""
+    theirs = [replace(shown, here="h100", word_here=word, measured_pct=-3.0) for word in ("GO", "BLOCKED", "")]
+    theirs.insert(1, replace(theirs[0], here="gb10", measured_pct=None))
+    cells = ["NO-GO (h200), GO (h100, gb10), BLOCKED (h100)", "+12 %, -3 % at `w`"]
+    assert " | ".join(cells) in readme.written(MARKS, [shown], [replace(theirs[0], card="other"), *theirs])
     with refused("README.md", readme.MARKS[0]):
         readme.written("no marks", [])
 
@@ -65,7 +69,7 @@ def test_the_command_changes_the_table_alone(
     stale.write_text(f"before\n{readme.MARKS[0]}\nold\n{readme.MARKS[1]}\nafter\n")
     monkeypatch.setattr(readme, "FILE", stale)
     monkeypatch.setattr(readme, "FIGURE", tmp_path / "rivals.svg")
-    monkeypatch.setattr(flips, "flips", lambda: committed)
+    monkeypatch.setattr(flips, "flips", lambda here="h200": committed if here == "h200" else [])
     assert main.main(["write", "--readme"]) == 0
     text = stale.read_text()
     assert text.startswith("before\n")
