@@ -43,7 +43,7 @@ def written(text: str, found: Sequence[Flip], elsewhere: Sequence[Flip] = ()) ->
 
     elsewhere: the same pairs on other devices, whose word and change stand behind the first's.
     """
-    lines = [*textwrap.wrap(record(), 118), "", "Some were asked again of our own kernels on an H200 and an H100:", ""]
+    lines = [*textwrap.wrap(record(), 118), "", "Asked again of our own kernels on an H200 and an H100:", ""]
     lines += ["| row | question | recorded | measured kernels | their change | card |", "|---|---|---|---|---|---|"]
     for flip in (f for f in found if f.front):
         question = flip.question + (f" ({flip.asks_otherwise})" if flip.asks_otherwise else "")
@@ -57,7 +57,8 @@ def written(text: str, found: Sequence[Flip], elsewhere: Sequence[Flip] = ()) ->
             on.setdefault(f.word_here, []).append(f.here)
         words = ", ".join(f"{word} ({', '.join(there)})" for word, there in on.items() if word)
         shown = [f for f in asked if f.measured_pct is not None and f.word_here not in ("", *UNDECIDED)]
-        change = ", ".join(f"{f.measured_pct:+.0f} %" for f in shown)
+        whose = len(shown) < sum(bool(f.word_here) for f in asked)
+        change = ", ".join(f"{f.measured_pct:+.0f} %" + f" ({f.here})" * whose for f in shown)
         change += f" at `{flip.workload}`" if shown else ""
         if shown and flip.errors and max(flip.errors) > 2 * min(flip.errors):  # a price beside the time
             change += ", error {:.2g} % instead of {:.2g} %".format(*(100 * e for e in reversed(flip.errors)))

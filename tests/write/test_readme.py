@@ -48,7 +48,8 @@ def test_a_word_of_another_question_and_a_change_of_no_standing_are_left_out() -
     assert line(replace(shown, front=False)) == ""
     theirs = [replace(shown, here="h100", word_here=word, measured_pct=-3.0) for word in ("GO", "BLOCKED", "")]
     theirs.insert(1, replace(theirs[0], here="gb10", measured_pct=None))
-    cells = ["NO-GO (h200), GO (h100, gb10), BLOCKED (h100)", "+12 %, -3 % at `w`"]
+    cells = ["NO-GO (h200), GO (h100, gb10), BLOCKED (h100)", "+12 % (h200), -3 % (h100) at `w`"]
+    assert " +12 %, -3 % at `w` " in readme.written(MARKS, [shown], theirs[:1])
     assert " | ".join(cells) in readme.written(MARKS, [shown], [replace(theirs[0], card="other"), *theirs])
     with refused("README.md", readme.MARKS[0]):
         readme.written("no marks", [])
