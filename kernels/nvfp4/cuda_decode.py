@@ -33,11 +33,10 @@ def prepare(inputs: Tensors) -> Tensors:
     }
 
 
-def launch(args: Tensors, y: torch.Tensor, config: RingConfig, waits: bool = False, epsilon: float = 0.0) -> None:
+def launch(args: Tensors, y: torch.Tensor, config: RingConfig, waits: bool = False) -> None:
     """y[M, N] = x[M, K] @ w^T with `config`, one launch on torch's current stream. ValueError on a mismatch.
 
-    y is [M, N / 2] where `config` is gated. args have a gain [2, K] where it is normed (normed.in_two; epsilon: of the
-    norm), and where it is residual what y is added to, a tensor like y.
+    y is [M, N / 2] where `config` is gated.
 
     waits: for the kernel ahead even where `config` is of the form that is launched programmatically.
     """
@@ -48,37 +47,22 @@ def launch(args: Tensors, y: torch.Tensor, config: RingConfig, waits: bool = Fal
     device = x.device.index or 0
     # The limit of shared memory belongs to the kernel, which other shapes use too: always the most.
     kernel = cuda.load(source(config), config.kernel, device, SHARED_BYTES)
-    arguments = [x, w, args["w_tensor_scale"], y, *(cuda.i32(value) for value in (m, n, k, k_tiles))]
-    if config.normed:
-        arguments += [_like("gain", args["gain"], x, (2, k)), cuda.f32(epsilon)]
-    if config.residual:
-        arguments.append(_like("residual", args["residual"], y, (m, n)))
+    arguments = (x, w, args["w_tensor_scale"], y, *(cuda.i32(value) for value in (m, n, k, k_tiles)))
     cuda.launch(
         kernel, (config.grid,), config.threads, arguments, config.shared_bytes, programmatic=config.pdl and not waits
     )
 
 
-def _like(name: str, given: torch.Tensor, other: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
-    if given.shape != shape or given.dtype != other.dtype or not given.is_contiguous() or given.data_ptr() % 16:
-        what = f"{name} is {given.dtype} {tuple(given.shape)} with strides {given.stride()}"
-        raise ValueError(f"{what}; pass contiguous {other.dtype} {shape} that starts on 16 bytes")
-    if given.data_ptr() == other.data_ptr():
-        raise ValueError(f"{name} is y itself; pass another tensor, which the next launch may still read")
-    return given
-
-
 @functools.lru_cache(maxsize=1024)
 def configured(
-    m: int, n: int, k: int, dtype: str, device: int, chained: bool = False, gated: bool = False, normed: bool = False,
-    residual: bool = False,
-) -> RingConfig:  # fmt: skip
+    m: int, n: int, k: int, dtype: str, device: int, chained: bool = False, gated: bool = False
+) -> RingConfig:
     """choose_ring's configuration for as many clusters as the device runs at once."""
-    forms = {"pdl": chained, "gated": gated, "normed": normed, "residual": residual}
-    config = choose_ring(m, n, k, dtype, hopper.multiprocessors(device), **forms)
+    config = choose_ring(m, n, k, dtype, hopper.multiprocessors(device), pdl=chained, gated=gated)
     if config.cluster <= 2:  # the two multiprocessors of a TPC
         return config
     clusters = hopper.most_clusters(source(config), config, device)
-    return choose_ring(m, n, k, dtype, clusters * config.cluster, **forms)
+    return choose_ring(m, n, k, dtype, clusters * config.cluster, pdl=chained, gated=gated)
 
 
 def _run(args: Tensors, out: Tensors, chained: bool) -> None:

@@ -1,8 +1,7 @@
 """SiLU(x gate^T) * (x up^T) of NVFP4 weights for few tokens, in one launch: ring_decode.cu with GATED.
 
 Rows of gate and up alternate in eights, so a thread that adds up a row tile has both and y needs no pass of its own.
-Gate and up are rounded nowhere between. With a gain x is normed in that launch too (normed.py). On the CPU it is plain
-torch on the dequantised weights.
+Gate and up are rounded nowhere between. On the CPU it is plain torch on the dequantised weights.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import torch.nn.functional as F
 
 from kernels.common import Tensors
 from kernels.nvfp4 import format as nvfp4
-from kernels.nvfp4 import normed, tiles
+from kernels.nvfp4 import hopper, tiles
 
 EIGHT = 8
 
@@ -27,13 +26,12 @@ def alternating(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 class Gated(torch.nn.Module):
     """Both weights packed once. gate, up: "packed", "scale" and "tensor_scale" as in format.py, the last of both alike.
 
-    dtype: of x and y; chained: launched programmatically; gain, epsilon: as in normed.py, where x is normed. A call
-    takes x [M, K] and returns [M, F]; ValueError as `cuda_decode.launch`, and for two tensor scales.
+    dtype: of x and y; chained: launched programmatically. A call takes x [M, K] and returns [M, F]; ValueError as
+    `cuda_decode.launch`, and for two tensor scales.
     """
 
     def __init__(
-        self, gate: Tensors, up: Tensors, dtype: torch.dtype = torch.bfloat16, chained: bool = False,
-        gain: torch.Tensor | None = None, epsilon: float = 0.0,
+        self, gate: Tensors, up: Tensors, dtype: torch.dtype = torch.bfloat16, chained: bool = False
     ) -> None:  # fmt: skip
         super().__init__()
         if not torch.equal(gate["tensor_scale"], up["tensor_scale"]):
@@ -41,7 +39,6 @@ class Gated(torch.nn.Module):
         packed, scale = (alternating(gate[name], up[name]) for name in ("packed", "scale"))
         tensor_scale = gate["tensor_scale"]
         self.features, self.chained, self.tensor_scale = len(gate["packed"]), chained, tensor_scale
-        self.gain, self.epsilon = None if gain is None else normed.in_two(gain, dtype), epsilon
         self.w: torch.Tensor = (
             tiles.tile_weights(packed, scale, dtype)
             if packed.is_cuda
@@ -51,8 +48,14 @@ class Gated(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """See the class."""
         if not x.is_cuda:
-            rows = normed.product(x, self.w, self.gain, self.epsilon).unflatten(1, (-1, 2, EIGHT))
+            rows = F.linear(x.float(), self.w).unflatten(1, (-1, 2, EIGHT))
             return (F.silu(rows[:, :, 0]) * rows[:, :, 1]).flatten(1).to(x.dtype)
+        from kernels.nvfp4 import cuda_decode
+
         y = x.new_empty(len(x), self.features)
-        normed.launch(self, x, y, None, gated=True)
+        element, device = hopper.ELEMENTS.get(x.dtype, ""), x.device.index or 0
+        config = cuda_decode.configured(
+            len(x), 2 * self.features, x.shape[1], element, device, self.chained, gated=True
+        )
+        cuda_decode.launch({"x": x, "w": self.w, "w_tensor_scale": self.tensor_scale}, y, config)
         return y

@@ -19,7 +19,7 @@ SOURCE = Path(__file__).with_name("ring_decode.cu")
 M_MAX = 32
 BARRIER_BYTES = 1024
 MAX_STAGES = 48  # barriers for them and for 16 stages of sums fit in BARRIER_BYTES
-PLACES, GAIN_TILE_BYTES = 3, 256  # as in ring_decode.cu
+PLACES = 3  # as in ring_decode.cu
 LONG_K = 12_288  # more is taken by more warps
 # Tiles of K whose x a warp can keep without spilling, by the most warps that multiply, for 8, 16, 24 and 32 tokens: a
 # tile takes 8 registers per 8 tokens, and with two more warps, 10 leave 168 registers a thread, 14 leave 128 and 18
@@ -42,8 +42,7 @@ class RingConfig:
     partial sums, a row tile each. ragged_tiles: tiles that some warp's k slice may lack of `k_tiles`. reducers: reducer
     warps, which add the sums. registers: a thread's in `warps`, where the other warps have fewer; else 0. evict_first:
     the L2 policy of the weights. pdl: a programmatic dependent launch. natural: tiles of row_tiles.py, not tiles.py.
-    gated: SiLU(gate) * up of rows that alternate in eights (gated.py). normed: of x's RMS norm; residual: added to what
-    y is added to (both normed.py).
+    gated: SiLU(gate) * up of rows that alternate in eights (gated.py).
     """
 
     dtype: str
@@ -62,8 +61,6 @@ class RingConfig:
     grid: int
     natural: bool = False
     gated: bool = False
-    normed: bool = False
-    residual: bool = False
 
     @property
     def kernel(self) -> str:
@@ -73,7 +70,6 @@ class RingConfig:
         sizes |= {"f": self.reducers} if self.reducers > 1 else {}
         sizes |= {"r": self.registers} if self.registers else {}
         flags = {"once": self.evict_first, "pdl": self.pdl, "natural": self.natural, "gated": self.gated}
-        flags |= {"normed": self.normed, "residual": self.residual}
         parts = (self.dtype, *(f"{name}{size}" for name, size in sizes.items()))
         return "_".join(("nvfp4_ring", *parts, *(name for name, is_set in flags.items() if is_set)))
 
@@ -87,13 +83,11 @@ class RingConfig:
 
     @property
     def shared_bytes(self) -> int:
-        """Barriers, sums of the cluster's CTAs, partial sums, what a norm takes, stages: as ring_decode.cu has them."""
+        """Barriers, sums of the cluster's CTAs, stages of partial sums, stages: as ring_decode.cu lays them out."""
         row_tile_bytes = self.tokens // 8 * 512
         places = PLACES * self.cluster * row_tile_bytes if self.cluster > 1 else 0
         fixed = BARRIER_BYTES + places + self.sum_stages * self.warps * row_tile_bytes
-        squares = -(-(self.warps + self.cluster) * 4 * self.tokens // 128) * 128
-        normed = squares + GAIN_TILE_BYTES * self.k_tiles * self.warps if self.normed else 0
-        return fixed + normed + self.stages * self.stage_bytes
+        return fixed + self.stages * self.stage_bytes
 
     def __str__(self) -> str:
         return f"{self.kernel} grid={self.grid} shared={self.shared_bytes}"
@@ -181,8 +175,6 @@ def choose_ring(
     pdl: bool = False,
     natural: bool = False,
     gated: bool = False,
-    normed: bool = False,
-    residual: bool = False,
 ) -> RingConfig:
     """The configuration for m tokens, n weight rows, k values, dtype "bf16" or "fp16".
 
@@ -221,8 +213,6 @@ def choose_ring(
         grid=workers * cluster,
         natural=natural,
         gated=gated,
-        normed=normed,
-        residual=residual,
     )
     room = (SHARED_BYTES - config.shared_bytes) // config.stage_bytes + 1
     most = PDL_FLIGHT_BYTES if pdl else LONG_FLIGHT_BYTES if reads_x_for_long(m, k) else FLIGHT_BYTES
@@ -249,6 +239,5 @@ def source(config: RingConfig) -> CudaSource:
         "EVICT_FIRST": int(config.evict_first),
         "PDL": int(config.pdl),
     }
-    forms = {"NATURAL": config.natural, "GATED": config.gated, "NORMED": config.normed, "RESIDUAL": config.residual}
-    macros |= {name: 1 for name, is_set in forms.items() if is_set}
+    macros |= {name: 1 for name, is_set in (("NATURAL", config.natural), ("GATED", config.gated)) if is_set}
     return hopper.source(SOURCE, config.kernel, config.shared_bytes, macros)

@@ -23,25 +23,12 @@
 // setmaxnreg; 0: all warps have as many), EVICT_FIRST 0/1 (the weights' L2 policy), PDL 0/1 (a programmatic dependent
 // launch: this kernel starts while the one ahead ends; it fetches weights, which no kernel writes, and reads x and
 // writes y when that one has ended), NATURAL 0/1 (the one layout, row_tiles.py), GATED 0/1 (weight rows are eight of a
-// gate and eight of an up projection in turn: y[M, N / 2] = SiLU(gate) * up), NORMED 0/1 (the RMS norm of x is
-// multiplied, see below), RESIDUAL 0/1 (y = residual + x w^T, the sum in float32 and rounded once).
-//
-// NORMED: a norm is a gain for each k, then one number for each token, and that number may come last. The math warps
-// multiply x by the gain where it lies in registers and add up x^2 by the tensor cores: a fragment of x is its own
-// transpose's, so the diagonal of x x^T costs no unpacking. With the first row tile's sums the squares go to the
-// reducers, over a cluster too, and they scale by 1 / sqrt(mean x^2 + epsilon) where they scale anyway. What is rounded
-// to 16 bits is x times its gain, where a norm by itself would round that over the root.
+// gate and eight of an up projection in turn: y[M, N / 2] = SiLU(gate) * up).
 #ifndef NATURAL
 #define NATURAL 0
 #endif
 #ifndef GATED
 #define GATED 0
-#endif
-#ifndef NORMED
-#define NORMED 0
-#endif
-#ifndef RESIDUAL
-#define RESIDUAL 0
 #endif
 #include "gemm_operand.cuh"
 #include "sm90/pipeline.cuh"
@@ -67,15 +54,8 @@ constexpr int IN_FLIGHT = STAGES > 1 ? STAGES - 1 : 1;
 constexpr unsigned STAGE_BYTES = (ALL_STAGE_TILES * TILE_BYTES + 127) / 128 * 128;
 constexpr unsigned SUMS_BYTES = N_TILES * 32 * 16;  // of one warp
 constexpr unsigned SUM_STAGE_BYTES = WARPS * SUMS_BYTES;
-// The squares of BLOCK_M tokens: of each math warp's k, then of each CTA's.
-constexpr unsigned SQUARES_ROW = 4 * BLOCK_M;
-constexpr unsigned SQUARES_BYTES = NORMED ? ((WARPS + CLUSTER) * SQUARES_ROW + 127) / 128 * 128 : 0;
-// The gain of a tile of k: 64 values rounded, then 64 of what that leaves.
-constexpr unsigned GAIN_TILE = 256, GAIN_BYTES = NORMED ? K_TILES * WARPS * GAIN_TILE : 0;
-static_assert(!(GATED && RESIDUAL), "what is gated is not what is added to the stream");
-static_assert(!(NORMED && NATURAL), "the gain is in the order of x as it lies in memory");
 
-// Shared memory: barriers, then places, then sum stages, then squares, then the gain, then the stages.
+// Shared memory: barriers, then places, then sum stages, then the stages.
 // A place holds the sums of a row tile that this CTA collects, one per CTA of the cluster. Three places suffice: CTA r
 // sends for row tile s + 3 CLUSTER, into the place of s, only after it has collected one of s + CLUSTER + 1 ..
 // s + 2 CLUSTER - 1; the collector of s had sent its own sums of that one after collecting s.
@@ -83,9 +63,8 @@ constexpr int PLACES = 3;
 constexpr unsigned PLACE_BYTES = CLUSTER > 1 ? CLUSTER * SUMS_BYTES : 0;
 constexpr unsigned FULL = 0, EMPTY = FULL + 8 * STAGES, SUMMED = EMPTY + 8 * STAGES, FREE = SUMMED + 8 * SUM_STAGES;
 constexpr unsigned ARRIVED = FREE + 8 * SUM_STAGES, PLACE = 1024;
-constexpr unsigned PARTS = PLACE + PLACES * PLACE_BYTES, SQUARES = PARTS + SUM_STAGES * SUM_STAGE_BYTES;
-constexpr unsigned GAIN = SQUARES + SQUARES_BYTES, RING = GAIN + GAIN_BYTES, SQUARED = ARRIVED + 8 * PLACES * REDUCERS;
-static_assert(SQUARED + (NORMED ? 8 * REDUCERS : 0) <= PLACE, "too many barriers");
+constexpr unsigned PARTS = PLACE + PLACES * PLACE_BYTES, RING = PARTS + SUM_STAGES * SUM_STAGE_BYTES;
+static_assert(ARRIVED + 8 * PLACES * REDUCERS <= PLACE, "too many barriers");
 
 using Weights = Pipeline<STAGES, FULL, EMPTY>;
 using Sums = Pipeline<SUM_STAGES, SUMMED, FREE>;
@@ -112,23 +91,13 @@ DEVICE void deal_to_quad(unsigned (&o)[8], int t) {
 }
 
 // x: [m, k] 16-bit. w: [row tiles of 16, k_tiles of 64 k] tiles. y: [m, n] 16-bit.
-// gain: [2, k] 16-bit, the gain rounded and what that leaves of it. residual: [m, n] 16-bit, not y.
 #if CLUSTER > 1
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
 #else
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #endif
     KERNEL(const unsigned char* x, const unsigned char* w, const float* tensor_scale, unsigned short* y, int m, int n,
-           int k, int k_tiles
-#if NORMED
-           ,
-           const unsigned char* gain, float epsilon
-#endif
-#if RESIDUAL
-           ,
-           const unsigned short* residual
-#endif
-    ) {
+           int k, int k_tiles) {
     DYNAMIC_SHARED(shared);
     const unsigned base = shared_address(shared);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -172,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         if constexpr (EVICT_FIRST) policy = evict_first_policy();
         weights.init(1, WARPS);
         partial_sums.init(WARPS, REDUCERS);
-        for (int i = 0; i < (PLACES + NORMED) * REDUCERS; i++) mbarrier_init(base + ARRIVED + 8 * i, 1);
+        for (int i = 0; i < PLACES * REDUCERS; i++) mbarrier_init(base + ARRIVED + 8 * i, 1);
         mbarrier_init_fence();
         fence_proxy_async_shared();
         fetch(policy);
@@ -189,19 +158,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (warp < PRODUCER) {
         if constexpr (UNEVEN) warpgroup_reg_alloc<REGISTERS>();
         unsigned operand[N_TILES][K_TILES][8];
-#if NORMED
-        // No kernel writes the gain, so it need not wait for the one ahead. Into shared memory: as many registers more
-        // would leave the blocks of that one no room beside this.
-#pragma unroll
-        for (int c = 0; c < K_TILES; c++) {
-            const int tile = c * WARPS + warp, at = (first + tile) * 64 + 8 * (lane % 8);
-            if (lane < 16) {
-                cp_async_16(base + GAIN + tile * GAIN_TILE + 16 * lane,
-                            gain + 2 * (static_cast<size_t>(lane / 8) * k + at), tile < mine && at < k);
-            }
-        }
-        cp_async_commit();
-#endif
         // The reducers write y behind what these warps read: one wait is enough for both.
         if constexpr (PDL) sync_all(), wait_on_dependent_grids();
 #pragma unroll
@@ -220,46 +176,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 if constexpr (NATURAL) deal_to_quad(o, t);
             }
         }
-#if NORMED
-        constexpr int SQUARE_CHAINS = 4 / N_TILES;  // independent, as CHAINS
-        float squares[N_TILES][SQUARE_CHAINS][4] = {};
-        cp_async_wait<0>();
-        __syncwarp();
-#pragma unroll
-        for (int c = 0; c < K_TILES; c++) {
-            const unsigned of = base + GAIN + (c * WARPS + warp) * GAIN_TILE + 32 * t;
-            const uint4 gains[2][2] = {{lds128(of), lds128(of + 16)}, {lds128(of + 128), lds128(of + 144)}};
-#pragma unroll
-            for (int i = 0; i < N_TILES; i++) {
-                unsigned (&o)[8] = operand[i][c];
-                // Tokens as rows and as columns: row g, column g is the sum of token g's squares.
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    mma_16816<X_BF16>(squares[i][j % SQUARE_CHAINS], o[2 * j], 0u, o[2 * j + 1], 0u, o[2 * j],
-                                      o[2 * j + 1]);
-                }
-#pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    const uint4 rounded = gains[0][half], left = gains[1][half];
-                    const auto times = [&](unsigned& x, unsigned a, unsigned b) {
-                        x = fma2<X_BF16>(x, a, mul2<X_BF16>(x, b));
-                    };
-                    times(o[4 * half], rounded.x, left.x), times(o[4 * half + 1], rounded.y, left.y);
-                    times(o[4 * half + 2], rounded.z, left.z), times(o[4 * half + 3], rounded.w, left.w);
-                }
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < N_TILES; i++) {
-            float sum = 0.0f;
-#pragma unroll
-            for (int j = 0; j < SQUARE_CHAINS; j++) sum += g & 1 ? squares[i][j][1] : squares[i][j][0];
-            // The first row tile's arrival at partial_sums publishes it.
-            if (t == g / 2) {
-                *reinterpret_cast<float*>(shared + SQUARES + warp * SQUARES_ROW + 4 * (8 * i + g)) = sum;
-            }
-        }
-#endif
         if constexpr (!PDL) sync_all();
         Weights::State at;
         int slot = 0, use = 0;  // of the slot
@@ -340,63 +256,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (own >= REDUCERS) return;
     scale *= OPERAND_TO_VALUE;
     const unsigned column = 512 * OWN * own + 16 * lane;
-#if NORMED
-    float root[OWN][2];  // of this thread's tokens, times the scale
-    const unsigned squared = base + SQUARED + 8 * own;
-    // This CTA's squares to every CTA of the cluster, which adds them up in the order of ranks.
-    const auto send_squares = [&]() {
-        if (lane < 2 * OWN) {
-            const unsigned of = SQUARES + 32 * OWN * own + 16 * lane, to = of + (WARPS + rank) * SQUARES_ROW;
-            float4 sum = *reinterpret_cast<const float4*>(shared + of);
-#pragma unroll
-            for (int w = 1; w < WARPS; w++) {
-                sum = sum + *reinterpret_cast<const float4*>(shared + of + w * SQUARES_ROW);
-            }
-#pragma unroll
-            for (int peer = 0; peer < CLUSTER; peer++) {
-                if (peer == rank) {
-                    *reinterpret_cast<float4*>(shared + to) = sum;
-                } else {
-                    st_async(map_to_rank(base + to, peer), sum, map_to_rank(squared, peer));
-                }
-            }
-        }
-        if (CLUSTER > 1 && lane == 0) mbarrier_arrive_expect_tx(squared, (CLUSTER - 1) * 32 * OWN);
-    };
-    const auto take_roots = [&]() {
-        if constexpr (CLUSTER > 1) mbarrier_wait_cluster(squared, 0);
-        __syncwarp();
-#pragma unroll
-        for (int i = 0; i < OWN; i++) {
-            float2 sum{0.0f, 0.0f};
-#pragma unroll
-            for (int peer = 0; peer < CLUSTER; peer++) {
-                const unsigned at = SQUARES + (WARPS + peer) * SQUARES_ROW + 4 * (8 * (OWN * own + i) + 2 * t);
-                const float2 part = *reinterpret_cast<const float2*>(shared + at);
-                sum.x += part.x, sum.y += part.y;
-            }
-            root[i][0] = scale * rsqrt_fast(__fdividef(sum.x, static_cast<float>(k)) + epsilon);
-            root[i][1] = scale * rsqrt_fast(__fdividef(sum.y, static_cast<float>(k)) + epsilon);
-        }
-    };
-#endif
-#if RESIDUAL
-    // The kernel ahead may have written it. A row tile's is asked for when the one before it of this CTA is done.
-    if constexpr (PDL) wait_on_dependent_grids();
-    unsigned held[OWN][4];
-    const auto fetch_residual = [&](int row_tile) {
-        const int row = 16 * (worker + row_tile * workers) + g;
-#pragma unroll
-        for (int i = 0; i < OWN; i++) {
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                const int token = 8 * (OWN * own + i) + 2 * t + (e & 1), at = row + 8 * (e >> 1);
-                held[i][e] = token < m && at < n ? ldg16(residual + static_cast<size_t>(token) * n + at) : 0u;
-            }
-        }
-    };
-    fetch_residual(rank);
-#endif
     const auto write = [&](int row_tile, const float4(&sum)[OWN]) {
         const int row = 16 * (worker + row_tile * workers) + g;
 #pragma unroll
@@ -405,32 +264,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
             for (int e = 0; e < (GATED ? 2 : 4); e++) {
                 const int token = 8 * (OWN * own + i) + 2 * t + (e & 1);
-#if NORMED
-                const float by = root[i][e & 1];
-#else
-                const float by = scale;
-#endif
                 if constexpr (GATED) {
                     const int at = (row - g) / 2 + g;
-                    const float gate = values[e] * by, up = values[e + 2] * by;
+                    const float gate = values[e] * scale, up = values[e + 2] * scale;
                     const float value = __fdividef(gate, 1.0f + exp2_fast(-1.4426950408889634f * gate)) * up;
                     if (token < m && at < n / 2) y[static_cast<size_t>(token) * (n / 2) + at] = round16<X_BF16>(value);
                 } else {
                     const int at = row + 8 * (e >> 1);
-                    if (token < m && at < n) {
-#if RESIDUAL
-                        const float value = to_float<X_BF16>(held[i][e]) + values[e] * by;
-#else
-                        const float value = values[e] * by;
-#endif
-                        y[static_cast<size_t>(token) * n + at] = round16<X_BF16>(value);
-                    }
+                    if (token < m && at < n)
+                        y[static_cast<size_t>(token) * n + at] = round16<X_BF16>(values[e] * scale);
                 }
             }
         }
-#if RESIDUAL
-        fetch_residual(row_tile + CLUSTER);
-#endif
     };
     const auto arrived = [&](int place) { return base + ARRIVED + 8 * (place * REDUCERS + own); };
     const auto collect = [&](int row_tile) {
@@ -465,10 +310,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         }
         __syncwarp();
         if (lane == 0) mbarrier_arrive(once_loaded(partial_sums.empty(slot), loaded, zero));
-#if NORMED
-        if (now == 0) send_squares();
-        if (CLUSTER == 1 && now == 0) take_roots();
-#endif
         if constexpr (CLUSTER == 1) {
             write(now, sum);
         } else {
@@ -487,10 +328,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 if (lane == 0) mbarrier_arrive_expect_tx(arrived(place), (CLUSTER - 1) * 512 * OWN);
                 if (now >= CLUSTER) collect(now - CLUSTER);
             }
-#if NORMED
-            // Ahead of the first row tile that is collected; and no CTA may end before its peers' squares are here.
-            if (now == min(CLUSTER, row_tiles) - 1) take_roots();
-#endif
         }
     }
     if constexpr (CLUSTER > 1) {

@@ -485,17 +485,6 @@ DEVICE u32 mul2(u32 a, u32 b) {
     }
     return x;
 }
-// a b + c, rounded once.
-template <bool BF16>
-DEVICE u32 fma2(u32 a, u32 b, u32 c) {
-    u32 x;
-    if constexpr (BF16) {
-        asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(x) : "r"(a), "r"(b), "r"(c));
-    } else {
-        asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(x) : "r"(a), "r"(b), "r"(c));
-    }
-    return x;
-}
 DEVICE u32 sub_half2(u32 a, u32 b) {
     u32 x;
     asm("sub.f16x2 %0, %1, %2;" : "=r"(x) : "r"(a), "r"(b));

@@ -18,7 +18,6 @@ from kernels.step.cost import mixture_of, parts
 
 PARTIAL_SUMS = 4.0 * 132 * 128 * 128  # bytes in which a product of many tokens adds up: a tile for each multiprocessor
 SUMS_FROM = 17  # tokens, the fewest at which products add up in memory
-ADDS = "_residual"  # how the name of a product that adds to the stream ends
 NOTHING = Cost(0.0, 0.0)
 SMALL = re.compile(r"^(add_norm|gated_norm|rotate|gate|activate)_kernel|elementwise|gather_kernel|CatArray")
 
@@ -59,14 +58,12 @@ def launched(workload: Workload, names: Sequence[str]) -> list[str]:
     """What each launch of a served step is of, by the kernels' names in their order.
 
     "gdn", "attention", "ffn", "head", or "small" for what stands between products, recurrence and attention. A norm of
-    the residual stream is ahead of every sublayer and of the head; where products norm, the head alone has one, and
-    behind every sublayer is a product that adds to the stream. Raises ValueError where a step has another number.
+    the residual stream is ahead of every sublayer and of the head. Raises ValueError where a step has another number.
     """
     model = model_of(workload)
     found, sublayer, last = [], -1, 2 * model.layers
-    adds = [name.endswith(ADDS) for name in names]
-    for name, opens in zip(names, [any(adds), *adds], strict=False):
-        sublayer += opens if any(adds) else name.startswith("add_norm_kernel")
+    for name in names:
+        sublayer += name.startswith("add_norm_kernel")
         if sublayer < 0 or sublayer > last or SMALL.search(name):
             found.append("small")
         else:
@@ -163,16 +160,14 @@ def _small(workload: Workload, config: Config, gdn: int, attention: int) -> list
         return Call(part, times, cost=Cost(0.0, each), launches=launches)
 
     found = [
+        moved("residual", 2 * model.layers, tokens * model.hidden * (2 * stream + 2 * 2.0)),
         moved("small", gdn, tokens * 3 * value),
         moved("small", attention, tokens * (3 * query + 8.0 * model.kv_heads * model.head_dim)),
         moved("small", attention, tokens * 4 * query),
-        # Where products add to the stream, the head gathers the last rows of one tensor in place of two.
-        moved("small", 1, tokens * model.hidden * 8, 8 - config.normed),
+        moved("small", 1, tokens * model.hidden * 8, 8),
         # The library's products of 48 rows sum parts of K in a second launch each.
         moved("alpha and beta", gdn, alphas, 4 if config.packing == "none" else 1 if config.packing in GEMV else 2),
     ]
-    if not config.normed:
-        found.append(moved("residual", 2 * model.layers, tokens * model.hidden * (2 * stream + 2 * 2.0)))
     if not model.experts and not config.gated:
         found.append(moved("activation", model.layers, tokens * 3 * 2.0 * model.ffn))
     if config.packing in ("alpha_beta", "all") and tokens > 1:

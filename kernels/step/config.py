@@ -45,7 +45,6 @@ class Config:
                 kernel of ours, for up to GEMV_TOKENS tokens; beside alpha and beta qkv and z in one, which is as far as
                 two formats of weights can be packed (IM5); that with the vector kernel.
     gate_up:    gate and up in one product. gated: SiLU and their product in that launch too.
-    normed:     products norm what they read and add the residual to what they write; one norm is left, the head's.
     all_logits: the head is computed for every new token, and the last ones are kept (LB10).
     scratch:    what products add up in is allocated and zeroed with every call (IM4).
     replayed:   the step captures itself behind its first call and is one launch from then on (LP7, IM3); for a timer
@@ -63,7 +62,6 @@ class Config:
     packing: str = "none"
     gate_up: bool = False
     gated: bool = False
-    normed: bool = False
     all_logits: bool = False
     scratch: bool = False
     replayed: bool = False
@@ -81,12 +79,6 @@ class Config:
             raise ValueError('launch="chained" with products="w4a8": only the w4a16 kernel has that form; take one')
         if self.gated and (self.gate_up or self.scratch or self.products != "w4a16"):
             raise ValueError("gated=True beside gate_up, scratch or w4a8: one w4a16 launch has both products; take one")
-        alike = self.gated and self.packing == "alpha_beta_gemv" and self.stream == "bf16" and not self.per_sequence
-        if self.normed and not alike:
-            raise ValueError(
-                'normed=True: all that reads x norms it, and adds in bf16; take gated=True, packing="alpha_beta_gemv", '
-                'stream="bf16" and per_sequence=False'
-            )
         if self.waits and not self.replayed:
             raise ValueError("waits=True with replayed=False: they are around a replay; capture it too")
         if self.scratch and self.launch == "chained":
@@ -141,7 +133,6 @@ NAMED = {
     "served_few": Config(launch="chained", packing="alpha_beta_gemv", gate_up=True),  # what gains at few tokens
     "served_few_gated": Config(launch="chained", packing="alpha_beta_gemv", gated=True),
     "served_few_packed": Config(launch="chained", packing="all_gemv", gated=True),
-    "served_few_normed": Config(launch="chained", packing="alpha_beta_gemv", gated=True, normed=True),
     "served_replayed": Config(replayed=True),
     "served_replayed_waits": Config(replayed=True, waits=True),
     "served_fused_scan": Config(scan="fused"),

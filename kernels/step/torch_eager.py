@@ -26,11 +26,9 @@ def linear(args: Args, name: str, x: torch.Tensor) -> torch.Tensor:
     return F.linear(x, args[f"{name}.weight"])
 
 
-def alpha_beta(
-    weight: torch.Tensor, x: torch.Tensor, gain: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """x, or its norm, times both weights in one product."""
-    return wiring.halves(F.linear(x if gain is None else norm(x, gain), weight))
+def alpha_beta(weight: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x times both weights in one product."""
+    return wiring.halves(F.linear(x, weight))
 
 
 def norm(x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """What stands between the large kernels, one launch each: the small kernels that every engine fuses.
 
     add_norm    the residual stream plus what a sublayer gives, and its RMS norm: one pass over a row
-    alpha_beta  the two small products into a GDN layer, at few tokens, of x or of its norm
+    alpha_beta  the two small products into a GDN layer, at few tokens
     gated_norm  the norm of each GDN head times SiLU(z)
     rotate      RMS norm and rotation of q and k, and k and v appended to their pages
     gate        attention times the sigmoid of its gate
@@ -80,11 +80,9 @@ def add_norm_kernel(
 def alpha_beta_kernel(
     x_ptr,  # [tokens, H]
     w_ptr,  # [2 HEADS, H]: alpha's rows, then beta's
-    gain_ptr,  # f32 [H], or None where x is normed already
     out_ptr,  # [2, tokens, HEADS]
     tokens,
     H,
-    EPS: tl.constexpr,
     HEADS: tl.constexpr,
     T_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -96,15 +94,10 @@ def alpha_beta_kernel(
     at = tl.arange(0, BLOCK)
     held, here = at < H, token < tokens
     w = tl.load(w_ptr + row.to(tl.int64) * H + at, mask=held, other=0.0).to(tl.float32)
-    if gain_ptr is not None:
-        w *= tl.load(gain_ptr + at, mask=held, other=0.0)
     of = token.to(tl.int64)[:, None] * H + at[None, :]
     wait_ahead(PDL)
     x = tl.load(x_ptr + of, mask=here[:, None] & held[None, :], other=0.0).to(tl.float32)
-    y = tl.sum(x * w[None, :], axis=1)
-    if gain_ptr is not None:
-        y *= tl.rsqrt(tl.sum(x * x, axis=1) / H + EPS)
-    y = round_output(y, out_ptr.dtype.element_ty, INTERPRETED)
+    y = round_output(tl.sum(x * w[None, :], axis=1), out_ptr.dtype.element_ty, INTERPRETED)
     tl.store(out_ptr + (row // HEADS * tokens + token) * HEADS + row % HEADS, y, mask=here)
 
 
@@ -274,10 +267,8 @@ def add_norm(
     return summed, out
 
 
-def alpha_beta(
-    weight: torch.Tensor, x: torch.Tensor, gain: torch.Tensor | None = None, pdl: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [tokens, H], or its norm, times both weights: see wiring.Parts.
+def alpha_beta(weight: torch.Tensor, x: torch.Tensor, pdl: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [tokens, H] times both weights: see wiring.Parts.
 
     A program holds a row of a weight and of two tokens at once, all loads in flight: 96 rows of 10 KB are 0.2 us of
     memory, so what counts is that a program waits for it once.
@@ -286,8 +277,8 @@ def alpha_beta(
     out, block = torch.empty(2, tokens, heads, dtype=x.dtype, device=x.device), triton.next_power_of_2(hidden)
     together = min(2, tokens)
     alpha_beta_kernel[(2 * heads, triton.cdiv(tokens, together))](
-        x, weight, gain, out, tokens, hidden, EPS=EPS, HEADS=heads, T_BLOCK=together, BLOCK=block,
-        INTERPRETED=interpreted(), **_launch(pdl), num_warps=_warps(together * block // 2),
+        x, weight, out, tokens, hidden, HEADS=heads, T_BLOCK=together, BLOCK=block, INTERPRETED=interpreted(),
+        **_launch(pdl), num_warps=_warps(together * block // 2),
     )  # fmt: skip
     return out[0], out[1]
 
@@ -387,7 +378,7 @@ def builds(capability: int) -> tuple[Build, ...]:
     """At the sizes of Qwen3.6-27B."""
 
     def build(
-        label: str, kernel: object, pointers: str, sizes: tuple[str, ...], warps: int, **constants: float | None
+        label: str, kernel: object, pointers: str, sizes: tuple[str, ...], warps: int, **constants: float
     ) -> Build:
         kinds = dict(pair.split(":") for pair in pointers.split())
         constexprs = {"PDL": False, **constants, "INTERPRETED": False}
@@ -403,15 +394,7 @@ def builds(capability: int) -> tuple[Build, ...]:
         *(
             build(
                 f"alpha_beta 5120, {together} tokens", alpha_beta_kernel, "x:bf16 w:bf16 out:bf16", ("tokens", "H"),
-                8 * together, gain_ptr=None, EPS=EPS, HEADS=48, T_BLOCK=together, BLOCK=8192,
-            )
-            for together in (1, 2)
-        ),
-        *(
-            build(
-                f"alpha_beta 5120 normed, {together} tokens", alpha_beta_kernel,
-                "x:bf16 w:bf16 gain:fp32 out:bf16", ("tokens", "H"), 8 * together, EPS=EPS, HEADS=48,
-                T_BLOCK=together, BLOCK=8192,
+                8 * together, HEADS=48, T_BLOCK=together, BLOCK=8192,
             )
             for together in (1, 2)
         ),

@@ -27,12 +27,11 @@ from kernels.kv import ops as kv_ops
 from kernels.moe import ops as moe_ops
 from kernels.nvfp4 import format as nvfp4
 from kernels.nvfp4 import gated as nvfp4_gated
-from kernels.nvfp4 import normed as nvfp4_normed
 from kernels.nvfp4 import ops as nvfp4_ops
 from kernels.step import torch_eager, triton_fused, wiring
 from kernels.step.cases import BLOCKS, SCALES, model_of
 from kernels.step.config import SCANS, USUAL, W4A8_FROM, Config
-from kernels.step.model import CONV_WIDTH, EPS
+from kernels.step.model import CONV_WIDTH
 from kernels.step.wiring import Args
 
 
@@ -138,15 +137,7 @@ def gated(args: Args, at: str, x: torch.Tensor) -> torch.Tensor:
     return y
 
 
-def added(args: Args, name: str, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-    """The product, and its sum with the stream, in one kernel."""
-    y: torch.Tensor = args["linears"][name](x, residual)
-    return y
-
-
-SERVED = replace(
-    triton_fused.FUSED, linear=linear, delta_rule=delta_rule, attend=attend, mixture=mixture, gated=gated, added=added
-)
+SERVED = replace(triton_fused.FUSED, linear=linear, delta_rule=delta_rule, attend=attend, mixture=mixture, gated=gated)
 SMALL = ("alpha_beta", "add_norm", "gated_norm", "rotate", "gate", "activate")
 PARTS = {
     "waiting": SERVED,
@@ -173,19 +164,13 @@ def prepare(inputs: Tensors, config: Config = USUAL) -> Args:
         at = key.removesuffix("gate_proj.weight_packed")
         gate, up = ({p: inputs[f"{at}{n}_proj.weight_{p}"] for p in ("packed", "scale", "tensor_scale")}
                     for n in ("gate", "up"))  # fmt: skip
-        gain = args[wiring.gain_of(f"{at}gate_proj")] if config.normed else None
-        args["gated"][at] = nvfp4_gated.Gated(gate, up, chained=config.launch == "chained", gain=gain, epsilon=EPS)
+        args["gated"][at] = nvfp4_gated.Gated(gate, up, chained=config.launch == "chained")
         replaced |= {f"{at}gate_proj", f"{at}up_proj"}
     args["linears"] = {}
     for name in (key.removesuffix(".weight_packed") for key in inputs if key.endswith(".weight_packed")):
         weight = [inputs[f"{name}.weight_{part}"] for part in ("packed", "scale", "tensor_scale")]
         rows = 1 if config.per_sequence and name.endswith("out_proj") else tokens
         if name in replaced or ".shared_expert." in name:
-            continue
-        if config.normed:
-            own = dict(zip(("packed", "scale", "tensor_scale"), weight, strict=True))
-            gain = args[ahead] if (ahead := wiring.gain_of(name)) else None
-            args["linears"][name] = nvfp4_normed.Product(own, gain, EPS, chained=config.launch == "chained")
             continue
         if config.products == "w4a8" and device.type != "cuda":
             args["linears"][name] = partial(in_e4m3, weight)

@@ -16,7 +16,7 @@ import torch
 
 from kernels.common import Tensors, Workload
 from kernels.nvfp4 import format as nvfp4
-from kernels.step.cases import BLOCKS, ENDS, PACKS, SCALES
+from kernels.step.cases import BLOCKS, PACKS, SCALES
 from kernels.step.config import GEMV, USUAL, WIDE, Config
 
 Args = dict[str, Any]
@@ -28,7 +28,7 @@ class Parts:
     """What a candidate computes with. Activations [tokens, features] are bf16, x is too or float32, gains float32.
 
     linear:     (args, name, x) -> x @ weight(name)^T.
-    alpha_beta: (weight [2 Hv, H], x, gain or None) -> alpha and beta [tokens, Hv], contiguous; of x's norm with a gain.
+    alpha_beta: (weight [2 Hv, H], x) -> alpha and beta [tokens, Hv], contiguous.
     add_norm:   (x, delta or None, gain) -> (x + delta, its RMS norm times gain).
     delta_rule: (args, at, mixed, a, b, state, conv) -> o [tokens, Hv, D]: convolution, gates and recurrence; both
                 states of the layer are updated.
@@ -42,13 +42,10 @@ class Parts:
     activate:   (gate, up) -> SiLU(gate) * up; both may be columns of one tensor.
     mixture:    (args, at, x, logits float32 [tokens, E]) -> what the picked experts and the shared one give.
     gated:      (args, at, x) -> SiLU(gate) * up of both products, in one launch.
-    added:      (args, name, x, residual) -> residual + x @ weight(name)^T, in one launch.
-
-    Where the configuration is normed, `linear` and `gated` are given the stream in place of its norm, and norm it.
     """
 
     linear: Callable[[Args, str, torch.Tensor], torch.Tensor]
-    alpha_beta: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    alpha_beta: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
     add_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     delta_rule: Callable[..., torch.Tensor]
     gated_norm: Callable[..., torch.Tensor]
@@ -58,7 +55,6 @@ class Parts:
     activate: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     mixture: Callable[[Args, str, torch.Tensor, torch.Tensor], torch.Tensor]
     gated: Callable[[Args, str, torch.Tensor], torch.Tensor] | None = None
-    added: Callable[[Args, str, torch.Tensor, torch.Tensor], torch.Tensor] | None = None
 
 
 def plan(inputs: Tensors) -> Args:
@@ -150,8 +146,7 @@ def into_gdn(parts: Parts, config: Config, args: Args, at: str, h: torch.Tensor)
     if config.packing == "none":
         return tuple(linear(args, f"{at}in_proj_{name}", h) for name in ("qkv", "z", "a", "b"))
     if config.packing in GEMV:
-        gain = (args[gain_of(f"{at}in_proj_ab")],) if config.normed else ()
-        a, b = parts.alpha_beta(args[f"{at}in_proj_ab.weight"], h, *gain)
+        a, b = parts.alpha_beta(args[f"{at}in_proj_ab.weight"], h)
     else:
         a, b = halves(linear(args, f"{at}in_proj_ab", h))
     if config.packing not in WIDE:
@@ -162,67 +157,38 @@ def into_gdn(parts: Parts, config: Config, args: Args, at: str, h: torch.Tensor)
     return mixed, z, a, b
 
 
-def gain_of(name: str) -> str:
-    """The norm of the stream ahead of a product that reads it; "" of one that reads what its sublayer made."""
-    at, _, own = name.rpartition(".")
-    norm = "post_attention" if at.endswith(".mlp") else "input"
-    return "" if own in ENDS else f"{at.rpartition('.')[0]}.{norm}_layernorm.weight"
-
-
-def opened(
-    parts: Parts, config: Config, args: Args, x: torch.Tensor, delta: torch.Tensor | None, gain: str
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(the stream, what a sublayer reads): its norm, or the stream itself where products norm."""
-    if config.normed:
-        assert delta is None, "what closed the sublayer ahead has added it"
-        return x, x
-    return parts.add_norm(x, delta, args[gain])
-
-
-def closed(
-    parts: Parts, config: Config, args: Args, name: str, o: torch.Tensor, x: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(the stream, what is still to be added to it or None) behind the last product of a sublayer."""
-    if config.normed:
-        assert parts.added, "a configuration of this lever is made with it"
-        return parts.added(args, name, o, x), None
-    if config.per_sequence and name.endswith("out_proj"):
-        return x, torch.cat([parts.linear(args, name, rows) for rows in o.split(1)])
-    return x, parts.linear(args, name, o)
-
-
-def feed_forward(
-    parts: Parts, config: Config, args: Args, at: str, h: torch.Tensor, x: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """As `closed` behind a layer's feed-forward of h: a mixture where it has a router."""
+def feed_forward(parts: Parts, config: Config, args: Args, at: str, h: torch.Tensor) -> torch.Tensor:
+    """What a layer's feed-forward adds: a mixture's where it has a router."""
     if f"{at}gate.weight" in args:
-        return x, parts.mixture(args, at, h, parts.linear(args, f"{at}gate", h).float())
+        return parts.mixture(args, at, h, parts.linear(args, f"{at}gate", h).float())
     if config.gated:
         assert parts.gated, "a configuration of this lever is made with it"
-        return closed(parts, config, args, f"{at}down_proj", parts.gated(args, at, h), x)
+        return parts.linear(args, f"{at}down_proj", parts.gated(args, at, h))
     if config.gate_up:
         halves = parts.linear(args, f"{at}gate_up_proj", h).chunk(2, dim=-1)
     else:
         halves = tuple(parts.linear(args, f"{at}{name}_proj", h) for name in ("gate", "up"))
-    return closed(parts, config, args, f"{at}down_proj", parts.activate(*halves), x)
+    return parts.linear(args, f"{at}down_proj", parts.activate(*halves))
 
 
 def run(parts: Parts, args: Args, out: Tensors, config: Config = USUAL) -> None:
     """One step."""
-    x: torch.Tensor = args["model.embed_tokens.weight"][args["tokens"]]
-    x, delta = x.float() if config.stream == "f32" else x, None
+    x, delta = args["model.embed_tokens.weight"][args["tokens"]], None
+    x = x.float() if config.stream == "f32" else x
     angle = args["positions"][:, None, None] * args["inv_freq"]
     args = args | {"cos": angle.cos(), "sin": angle.sin()}
     linear, gdn, attention, layer = parts.linear, 0, 0, 0
     while f"model.layers.{layer}.input_layernorm.weight" in args:
         at = f"model.layers.{layer}."
-        x, h = opened(parts, config, args, x, delta, f"{at}input_layernorm.weight")
+        x, h = parts.add_norm(x, delta, args[f"{at}input_layernorm.weight"])
         if f"{at}linear_attn.A_log" in args:
             at += "linear_attn."
             mixed, z, a, b = into_gdn(parts, config, args, at, h)
             o = parts.delta_rule(args, at, mixed, a, b, out["state"][gdn], out["conv_state"][gdn])
             o = parts.gated_norm(o, args[f"{at}norm.weight"], z)
-            x, delta = closed(parts, config, args, f"{at}out_proj", o, x)
+            one_by_one = o.split(1) if config.per_sequence else (o,)
+            deltas = [linear(args, f"{at}out_proj", rows) for rows in one_by_one]
+            delta = torch.cat(deltas) if config.per_sequence else deltas[0]
             gdn += 1
         else:
             at += "self_attn."
@@ -232,19 +198,18 @@ def run(parts: Parts, args: Args, out: Tensors, config: Config = USUAL) -> None:
             q, k, v = (linear(args, f"{at}{name}_proj", h).unflatten(1, (-1, dim)) for name in ("q", "k", "v"))
             gated = q.unflatten(1, (-1, 2))
             turned = parts.rotate(args, at, gated, k, v, *caches)
-            o = parts.gate(parts.attend(args, at, turned, *caches), gated)
-            x, delta = closed(parts, config, args, f"{at}o_proj", o, x)
+            delta = linear(args, f"{at}o_proj", parts.gate(parts.attend(args, at, turned, *caches), gated))
             attention += 1
         at = f"model.layers.{layer}."
-        x, h = opened(parts, config, args, x, delta, f"{at}post_attention_layernorm.weight")
-        x, delta = feed_forward(parts, config, args, f"{at}mlp.", h, x)
+        x, h = parts.add_norm(x, delta, args[f"{at}post_attention_layernorm.weight"])
+        delta = feed_forward(parts, config, args, f"{at}mlp.", h)
         layer += 1
+    assert delta is not None
     if config.all_logits:
         _, h = parts.add_norm(x, delta, args["model.norm.weight"])
         out["logits"].copy_(linear(args, "lm_head", h)[args["last"]])
     else:
-        last = None if delta is None else delta[args["last"]]
-        _, h = parts.add_norm(x[args["last"]], last, args["model.norm.weight"])
+        _, h = parts.add_norm(x[args["last"]], delta[args["last"]], args["model.norm.weight"])
         out["logits"].copy_(linear(args, "lm_head", h))
     torch.max(out["logits"], dim=-1, out=(out["next_logit"], out["next_token"]))
 

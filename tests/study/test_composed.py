@@ -37,7 +37,6 @@ PARTS = {  # of the step that a card's lever changes, in the model
     "step-few": {"ffn", "gdn products", "attention products", "launches"},
     "step-chained": {"ffn", "gdn products", "attention products"}, "step-gate-up": {"ffn"},
     "step-gated": {"activation", "launches"}, "step-few-packed": {"gdn products"},
-    "step-normed": {"residual", "launches"},
     "step-im5": {"launches", "copies"}, "step-alpha-beta": {"launches"},
     "step-im5-packed": {"gdn products", "launches", "copies"},
     "step-lb10": {"head"},
@@ -246,19 +245,6 @@ def test_a_step_by_its_nodes_adds_up_to_its_span() -> None:
     assert parts[breakdowns.IDLE].value == pytest.approx(((n - 1) * 500 + 1_000) / 1e3)
     assert any("1.50 us" in warning and NORM in warning for warning in whole.warnings)
     assert composed.by_part(trace, "c/control/w/step *", "gdn", where) is None
-
-
-def test_a_step_whose_products_norm_is_parted_by_those_that_add_to_the_stream() -> None:
-    workload, names = families.bare("step").workload("decode_odd_npl3_ctx17"), ["vectorized_gather_kernel"]
-    for kind in ("gdn", "gdn", "gdn", "attention"):
-        names += [*MIXERS[kind][:-1], "nvfp4_ring_residual", "nvfp4_ring_gated_normed", "nvfp4_ring_residual"]
-    names += ["index_elementwise_kernel", NORM, "nvjet_head", "elementwise_kernel", "reduce_kernel"]
-    told = composed.calls_of("step").launched(workload, names)
-    of_gdn, of_attention = ["gdn", "gdn", "small", "gdn"], ["attention", "small", "attention", "small", "attention"]
-    layers = 3 * [*of_gdn, "ffn", "ffn"] + [*of_attention, "ffn", "ffn"]
-    assert told == ["small", *layers, "small", "small", "head", "small", "head"]
-    with pytest.raises(ValueError, match="norms of the residual stream"):
-        composed.calls_of("step").launched(workload, names[:-6])
 
 
 def test_a_page_shows_a_step_by_its_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

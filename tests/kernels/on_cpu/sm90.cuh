@@ -367,15 +367,6 @@ template <bool BF16>
 static u32 mul2(u32 a, u32 b) {
     return BF16 ? mul_bf162(a, b) : mul_half2(a, b);
 }
-template <bool BF16>
-static u32 fma2(u32 a, u32 b, u32 c) {
-    const auto one = [&](int by) {
-        const auto wide = [&](u32 x) { return BF16 ? bf16_to_float(x >> by & 0xFFFF) : half_to_float(x >> by); };
-        const float y = wide(a) * wide(b) + wide(c);  // the product is exact, the sum to float's 24 bits
-        return (BF16 ? float_to_bf16(y) : float_to_half(y)) << by;
-    };
-    return one(0) | one(16);
-}
 u32 sub_half2(u32 a, u32 b);
 template <int HALF>
 static u32 broadcast_half(u32 x) {

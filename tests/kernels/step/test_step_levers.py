@@ -167,35 +167,6 @@ def test_a_replay_takes_the_host_a_few_microseconds(monkeypatch: pytest.MonkeyPa
 
 
 @needs_triton
-def test_products_that_norm_are_as_near_to_the_reference() -> None:
-    """x times its gain is rounded where a norm was, and what a sublayer adds once in place of twice."""
-    from kernels.step.reference import reference
-
-    for seed in range(2):
-        wanted = reference(cases.inputs(DECODE, seed, DEVICE))["logits"]
-        apart, within = (step(name, seed=seed)["logits"] for name in ("served_few_gated", "served_few_normed"))
-        assert not torch.equal(apart, within)
-        assert divergence(within, wanted) < 1.5 * divergence(apart, wanted)
-
-
-@needs_triton
-def test_a_step_whose_products_norm_has_one_norm_of_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kernels.step import triton_served
-
-    family, inputs, seen = families.load("step"), cases.inputs(DECODE, 0, DEVICE), []
-    for name in ("served_few_gated", "served_few_normed"):
-        candidate = family.candidate(name)
-        norms: list[int] = []
-        parts = triton_served.PARTS["chained"]
-        counted = replace(parts, add_norm=lambda *given, n=norms, f=parts.add_norm: (n.append(1), f(*given))[1])
-        monkeypatch.setitem(triton_served.PARTS, "chained", counted)
-        candidate.run(accuracy.prepared(family, candidate, inputs), cases.outputs(DECODE, inputs))
-        monkeypatch.setitem(triton_served.PARTS, "chained", parts)
-        seen.append(len(norms))
-    assert seen == [2 * DECODE["layers"] + 1, 1]
-
-
-@needs_triton
 def test_a_wide_stream_is_nearer_to_the_reference() -> None:
     from kernels.step.reference import reference
 
@@ -329,8 +300,6 @@ def test_scratch_of_every_call_is_new_and_zero() -> None:
         ({"launch": "chained", "products": "w4a8"}, ("launch", "products")),
         ({"launch": "chained", "scratch": True}, ("scratch", "launch")),
         ({"waits": True}, ("waits", "replayed")),
-        ({"normed": True}, ("normed", "gated", "alpha_beta_gemv")),
-        ({"normed": True, "gated": True, "packing": "alpha_beta_gemv", "stream": "f32"}, ("normed", "stream")),
         ({"packing": "both"}, ("packing", "both", "alpha_beta")),
     ],
 )
