@@ -57,6 +57,7 @@ class Job(msgspec.Struct, frozen=True):
     brief: as a calibration measures, many places for a time each. The arms' processes are those of the brief comparison
     before it, what a set is given is drawn once and copied for every arm, arms prepare side by side (so that nobody
     knows what each took), and fewer timed calls and sets are held against the reference. For no card.
+    room: share of the memory that sets may take by themselves, which a comparison that ran out of it has less of.
     Raises BadInput for a name that is an arm twice: samples, inputs and answers are kept by name, so the second check
     of the one would find its inputs changed by that of the other, and neither would keep its number.
     """
@@ -73,6 +74,7 @@ class Job(msgspec.Struct, frozen=True):
     placements: int = 1
     blocks: int = 0
     brief: bool = False
+    room: float = 1.0
 
     def __post_init__(self) -> None:
         names = [name for _, name in self.arms]
@@ -116,13 +118,19 @@ class Stage(msgspec.Struct, frozen=True, tag=True):
 class Done(msgspec.Struct, frozen=True, tag=True):
     """The last message. fatal: the arm without which the comparison is to be done again in a new process, or "".
 
-    seconds: that each stage took.
+    seconds: that each stage took. spare: an arm had more sets than it needs.
     """
 
     arms: list[Outcome]
     comparison: sampling.Comparison | None = None
     fatal: str = ""
     seconds: dict[str, float] = {}
+    spare: bool = False
+
+    @property
+    def crowded(self) -> bool:
+        """Whether a sound arm ran out of memory that fewer sets would leave it."""
+        return self.spare and any(arm.status == "oom" and arm.relative_error is not None for arm in self.arms)
 
 
 def classified(line: str) -> tuple[Status, bool]:
@@ -181,7 +189,8 @@ def execute(job: Job, tell: Callable[[Stage], None] = lambda message: None) -> I
         tell(message)
 
     compared, fatal = None, ""
-    with contextlib.closing(_compared(job, states, told, seconds)) as stages:
+    spare: list[bool] = []
+    with contextlib.closing(_compared(job, states, told, seconds, spare)) as stages:
         try:
             while True:
                 stage = next(stages)
@@ -192,13 +201,13 @@ def execute(job: Job, tell: Callable[[Stage], None] = lambda message: None) -> I
         except Lost as lost:
             fatal = str(lost)
     entered("")
-    yield Done(states, compared, fatal, seconds)
+    yield Done(states, compared, fatal, seconds, any(spare))
 
 
 def _compared(
-    job: Job, states: list[Outcome], tell: Callable[[Stage], None], seconds: dict[str, float]
+    job: Job, states: list[Outcome], tell: Callable[[Stage], None], seconds: dict[str, float], spare: list[bool]
 ) -> Generator[Stage, None, sampling.Comparison | None]:
-    """The stages of `execute`; `states` and `seconds` are updated in place. None where no arm is correct."""
+    """The stages of `execute`; `states`, `seconds` and `spare` are updated in place. None where no arm is correct."""
     module, _, function = job.backend.partition(":")
     backend: Backend = getattr(importlib.import_module(module), function)()
     with contextlib.ExitStack() as stack:
@@ -207,8 +216,8 @@ def _compared(
                 key: getattr(job, key) for key in ("backend", "family", "workload", "timer", "l2")
             }
             greeting["l2_bytes"] = backend.l2_bytes
-            spare = _spare() if job.brief else None
-            hands = stack.enter_context(Hands(nursery(), [s.name for s in states], greeting, spare))
+            kept = _spare() if job.brief else None
+            hands = stack.enter_context(Hands(nursery(), [s.name for s in states], greeting, kept))
             family = backend.bare(job.family)
             clock = backend.clock if backend.clock_pct is not None else None
             timer: sampling.Timer = RemoteTimer(job.timer, hands, clock, False if job.brief else None)
@@ -216,7 +225,7 @@ def _compared(
             hands, family = None, backend.load(job.family)
             timer = backend.timer(job.timer, job.l2, backend.l2_bytes)
         bench = Bench(job, backend, family, family.workload(job.workload), hands)
-        return (yield from _timed(bench, timer, states, tell, seconds))
+        return (yield from _timed(bench, timer, states, tell, seconds, spare))
 
 
 @functools.cache
@@ -244,6 +253,7 @@ def _timed(
     states: list[Outcome],
     tell: Callable[[Stage], None],
     seconds: dict[str, float],
+    spare: list[bool],
 ) -> Generator[Stage, None, sampling.Comparison | None]:
     job, backend, family = bench.job, bench.backend, bench.family
     candidates: dict[str, Any] = {}
@@ -273,7 +283,7 @@ def _timed(
     backend.free()  # what checks and the reference took: arms are about to allocate in processes of their own
     sound = [s for s in states if s.status == "ok"]
     by_name = {s.name: s for s in states}
-    room_bytes = MEMORY_SHARE * backend.memory_bytes / (1 + len(sound) + job.brief)
+    room_bytes = job.room * MEMORY_SHARE * backend.memory_bytes / (1 + len(sound) + job.brief)
     arms: list[sampling.Arm] = bench.hands.lent if bench.hands else []
 
     def allocate(arm: sampling.Arm, number: int) -> Callable[[], object]:
@@ -283,7 +293,7 @@ def _timed(
         """
         state = by_name[arms[0].name if arm.name == sampling.AGAIN else arm.name]
         seed = job.seed + 1 + 100_000 * number + 1000 * (arm.name == sampling.AGAIN) * (not job.brief)
-        armed(bench, candidates[state.name], arm, room_bytes, seed)
+        spare.append(armed(bench, candidates[state.name], arm, room_bytes, seed))
         if job.brief and isinstance(timer, RemoteTimer):
             return timer.begun(arm)
         timer.prepare(arm)

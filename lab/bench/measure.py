@@ -34,6 +34,7 @@ from lab.row.records import CEILINGS, Measurement, Provenance, Role
 
 SEED = 20261120
 HOPPER = 9, 0  # planned for where there is no GPU
+LEAST_ROOM = 0.25  # of what sets may take by themselves; behind it an arm's own scratch is what does not fit
 FIRST_GUESS_S = 20.0  # what a comparison costs beside its sampling, until one has been seen
 
 
@@ -285,8 +286,9 @@ def compare(
     """One comparison: (how each arm did, facts about the comparison or None, when it started).
 
     Its placements are spread over the workers. Done again without an arm whose process died. At most once per arm, so
-    it ends.
+    it ends. Done again with half the room for sets where memory ran out that they could spare: twice at most.
     """
+    room = 1.0
     gone: dict[str, Outcome] = {}
     roles = {name: role for role, name in item.arms}
     where = f"{item.card.id} {item.workload.id}"
@@ -296,6 +298,7 @@ def compare(
         if not arms:
             return list(gone.values()), None, started
         done: Done | Death | None = None
+        crowded = False
         for worker in workers:
             worker.start(settings.backend)
         for number, worker in enumerate(workers):
@@ -305,12 +308,17 @@ def compare(
             job = Job(
                 item.card.family, item.workload.id, arms, settings.seconds * placements / settings.placements,
                 settings.timer, settings.l2, settings.seed + 10_000_000 * number, settings.backend, settings.rest,
-                placements, blocks, settings.brief,
+                placements, blocks, settings.brief, room,
             )  # fmt: skip
             answer = worker.run(job, lambda stage, arm: tell(f"{where}: {stage} {arm}".rstrip()))
             done = together(done, answer) if isinstance(done, Done) and isinstance(answer, Done) else answer
-            if isinstance(done, Death) or done.fatal:
+            crowded = isinstance(done, Done) and done.crowded and room > LEAST_ROOM
+            if isinstance(done, Death) or done.fatal or crowded:
                 break
+        if crowded:
+            room /= 2
+            tell(f"{where}: out of memory, again with half as much for its sets")
+            continue
         if isinstance(done, Death):
             blamed = [done.arm] if done.arm else [name for _, name in arms]
             for name in blamed:
@@ -346,13 +354,13 @@ def together(first: Done, second: Done) -> Done:
         arms.append(joined)
     stages = dict.fromkeys((*first.seconds, *second.seconds))
     seconds = {stage: first.seconds.get(stage, 0.0) + second.seconds.get(stage, 0.0) for stage in stages}
-    one_c, other_c = first.comparison, second.comparison
+    one_c, other_c, spare = first.comparison, second.comparison, first.spare or second.spare
     if one_c is None or other_c is None:
-        return Done(arms, None, second.fatal, seconds)
+        return Done(arms, None, second.fatal, seconds, spare)
     if one_c.control != other_c.control:
         for arm in arms:
             arm.fail("error", f"timed against {one_c.control} in one process and {other_c.control} in another")
-        return Done(arms, None, second.fatal, seconds)
+        return Done(arms, None, second.fatal, seconds, spare)
     compared = structs.replace(
         one_c,
         order=one_c.order + other_c.order,
@@ -361,7 +369,7 @@ def together(first: Done, second: Done) -> Done:
         shape=(one_c.shape[0] + other_c.shape[0], *one_c.shape[1:]),
         processes=one_c.processes + other_c.processes,
     )
-    return Done(arms, compared, second.fatal, seconds)
+    return Done(arms, compared, second.fatal, seconds, spare)
 
 
 def largest(*numbers: float | None) -> float | None:

@@ -70,8 +70,8 @@ class Bench:
 ALONE_FACTOR = 100
 
 
-def armed(bench: Bench, candidate: Any, arm: sampling.Arm, room_bytes: float, first_seed: int) -> None:
-    """Give an arm its sets, as many as the L2 state asks for and `room_bytes` holds.
+def armed(bench: Bench, candidate: Any, arm: sampling.Arm, room_bytes: float, first_seed: int) -> bool:
+    """Give an arm its sets, as many as the L2 state asks for and `room_bytes` holds; returns whether fewer would do.
 
     prepare_us is the wall clock's, the device idle before and done after, the fastest over the sets: what packing at
     load costs once memory is at hand. Compiling is over by then, since the check has prepared before. An arm in a
@@ -105,6 +105,7 @@ def armed(bench: Bench, candidate: Any, arm: sampling.Arm, room_bytes: float, fi
         arm.sets.append((args, out))
         arm.inputs.append(inputs)
         arm.outputs.append(own)
+    return count > fewest
 
 
 def stir(bench: Bench, arm: sampling.Arm) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 
 from lab.base import devices
 from lab.bench import backend, comparison, measure, sampling
@@ -194,6 +195,34 @@ def test_failed_check_is_a_status_and_the_others_are_timed(name: str, status: st
     assert said in found.message
     assert [arm(message, n).status for n in ("plain", "faster")] == ["ok", "ok"]
     assert message.fatal == ""
+
+
+def test_memory_that_ran_out_beside_more_sets_than_needed_is_told_from_memory_that_no_set_could_spare(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Room for four sets an arm, of which the candidate holds two."""
+    prepare, moved = fake_bench.FakeGraph.prepare, 6000.0
+    memory = replace(fake_bench.cpu(), memory_bytes=4.5 * moved * 3 / comparison.MEMORY_SHARE)
+    monkeypatch.setattr(fake_bench, "cpu", lambda: memory)
+
+    def short(self: Any, one: sampling.Arm) -> None:
+        if one.name == "faster" and len(one.sets) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        prepare(self, one)
+
+    monkeypatch.setattr(fake_bench.FakeGraph, "prepare", short)
+
+    def told(room: float, candidate: str = "faster") -> Done:
+        job = Job("toy", "n500", (("control", "plain"), ("candidate", candidate)), 0.2, backend=fake_bench.BACKEND)
+        *_, last = execute(structs.replace(job, room=room))
+        assert isinstance(last, Done)
+        return last
+
+    crowded, fits = told(1.0), told(0.5)
+    assert (arm(crowded, "faster").status, crowded.spare, crowded.crowded) == ("oom", True, True)
+    assert (arm(fits, "faster").status, fits.crowded) == ("ok", False)
+    in_the_check = told(1.0, "no_gpu_memory")
+    assert (arm(in_the_check, "no_gpu_memory").status, in_the_check.spare, in_the_check.crowded) == ("oom", True, False)
 
 
 def test_failed_control_leaves_the_candidate_timed_against_itself() -> None:

@@ -217,6 +217,32 @@ def test_rest_reaches_the_worker_the_rows_and_the_key_of_a_resumed_run(tmp_path:
     assert {r.rest for r in sweep(card, tmp_path / "run1")} == {0.0}
 
 
+def test_a_comparison_that_ran_out_of_memory_is_done_again_with_fewer_sets(tmp_path: Path, told: list[str]) -> None:
+    card = fake_bench.card(tmp_path, ("n63",))
+    jobs: list[Any] = []
+
+    class Spy:
+        needs = 0.5
+
+        def start(self, backend: str) -> None:
+            pass
+
+        def run(self, job: Any, tell: Any) -> Done:
+            jobs.append(job)
+            arms = [Outcome(role, name, relative_error=0.0) for role, name in job.arms]
+            if job.room > self.needs:
+                arms[1].fail("oom", "out of memory")
+            return Done(arms, spare=True)
+
+    for needs, rooms, status in ((0.5, [1.0, 0.5], "ok"), (0.1, [1.0, 0.5, 0.25], "oom")):
+        Spy.needs = needs
+        jobs.clear()
+        outcomes, _, _ = measure.compare(measure.plan(card)[0], QUICK, [Spy()], told.append)  # type: ignore[list-item]
+        assert [job.room for job in jobs] == rooms
+        assert [outcome.status for outcome in outcomes] == ["ok", status]
+    assert "out of memory, again" in told[0]
+
+
 def test_suspect_rows_have_every_way_to_take_their_products_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     from lab.bench import ceiling_runs

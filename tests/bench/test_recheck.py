@@ -165,14 +165,15 @@ def test_an_arm_with_too_little_room_keeps_two_sets_and_a_warm_one_has_one() -> 
     moved = int(family.cost(workload, candidate.precision).bytes)
     small, large = moved // 100, 10**6  # beside a small cache a call of one set is cold by itself
     for l2, l2_bytes, room, wanted in (
-        ("cold", large, 1.0, 2), ("warm", large, 1e12, 1), ("cold", large, 3.0 * moved, 3), ("cold", small, 1.0, 1),
+        ("cold", large, 1.0, 2), ("warm", large, 1.0, 1), ("cold", large, 3.0 * moved, 3), ("cold", small, 1.0, 1),
         ("cold", small + 1, 1.0, 2), ("cold", small, 2.0 * moved, 2),
     ):  # fmt: skip
         backend = replace(fake_bench.cpu(), l2_bytes=l2_bytes)
         bench = sets.Bench(structs.replace(JOB, l2=l2), backend, family, workload)
         arm = sampling.Arm("plain", candidate.run, [])
-        sets.armed(bench, candidate, arm, room, 1)
+        fewer_would_do = sets.armed(bench, candidate, arm, room, 1)
         assert len(arm.sets) == wanted, (l2, l2_bytes, room)
+        assert fewer_would_do == (room > moved)
 
 
 class OneByOne:
