@@ -2,12 +2,14 @@
 
 import numpy as np
 import pandas as pd
+import pytest
 
 from kernels.gdn import cost as gdn_cost
 from lab import value
 from lab.base import devices, models
 from lab.card import phases
 from lab.check import families
+from lab.judge import verdicts
 from lab.place import roofline
 from lab.row import store
 from lab.trace import model, stored, windows
@@ -100,6 +102,19 @@ def test_claims():
     assert off["fused_chunk_c16"].min() > off["fused_chunk_c32"].max() > off["fused_chunk"].max()
     apart = off["fused_chunk"].max() - off["fused_chunk"].min()
     assert apart < off["fused_chunk_c32"].min() - off["fused_chunk"].max()  # far less than chunk lengths differ
+    # The same processors with less bandwidth
+    h100, flipped = devices.get("h100"), P5[1]
+    ours, theirs = (figures.judged_rows(flipped, d.id) for d in (h200, h100))
+    assert [*ours] == [*theirs] == [*flipped.workloads]
+    for workload, arms in ours.items():
+        moved_us = {form: bytes_us(gdn.workload(workload), form) for form in (flipped.control, flipped.candidate)}
+        assert 4 < moved_us[flipped.candidate] / moved_us[flipped.control] < 5.1
+        for form, us in moved_us.items():
+            foretold = arms[form].median_us + us * (h200.bandwidth.base / h100.bandwidth.base - 1)
+            assert foretold == pytest.approx(theirs[workload][form].median_us, rel=0.07)
+    assert [verdicts.judge_measured(flipped, d.id).verdict.word for d in (h200, h100)] == ["GO", "NO-GO"]
+    assert h100.fact("sms").value == h200.fact("sms").value
+    assert h100.fact("sm_clock").value == h200.fact("sm_clock").value
     layers = int(models.get("q36-35b-a3b").facts["gdn_layers"].value)
     ghz = {d.id: d.peak("f32").base / (d.fact("sms").value * 256) / 1e9 for d in (gb10, h200)}
     ITEMS = {"control": "itemm5", "candidate": "itemfla"}
