@@ -36,7 +36,8 @@ def board_rows(judgements: Iterable[Judgement]) -> list[tuple[str, ...]]:
         agrees = "" if j.agrees is None else "yes" if j.agrees else "no, explained" if j.differs else "NO"
         gate = gate_text(phases.card(j.phase).gate)
         said = j.source_said or "-"
-        rows.append((j.phase, gate, j.verdict.observed, j.verdict.word + claims, said, agrees))
+        on = f" on {j.device}" if j.evidence == "measured" else ""
+        rows.append((j.phase, gate, j.verdict.observed, j.verdict.word + on + claims, said, agrees))
     return rows
 
 

@@ -51,6 +51,8 @@ def test_board_row_shows_claims_and_agreement() -> None:
     [bare] = writeup.board_rows([replace(j, differs="") for j in JUDGEMENTS if j.recorded_id == "lp.v.p4"])
     assert bare[5] == "NO"
     [own] = writeup.board_rows([replace(JUDGEMENTS[0], recorded=None)])
+    here = [replace(JUDGEMENTS[0], evidence="measured", device=device) for device in ("h100", "h200")]
+    assert [row[3].partition(" on ")[2].split(" ")[0] for row in writeup.board_rows(here)] == ["h100", "h200"]
     assert own[4:] == ("-", "")
 
 
