@@ -195,7 +195,10 @@ def _view(card: Card, j: Judgement, judgements: Iterable[Judgement]) -> View:
     own = [f for f in _findings() if f.evidence == j.evidence and f.device in ("", j.device)]
     own = [f for f in own if (j.recorded_id in f.verdicts if f.verdicts else j.phase in f.cards)]
     other = {o for p in _pairs() for o in (p.recorded, p.card) if key in (p.recorded, p.card)} - {key}
-    beside = (o for o in judgements if (o.recorded_id or o.phase) in other and o.evidence != j.evidence)
+    beside = [o for o in judgements if (o.recorded_id or o.phase) in other and o.evidence != j.evidence]
+    if j.evidence == "measured":
+        measured = (o for o in judgements if o.evidence == j.evidence and o.phase == j.phase)
+        beside = [o for o in measured if o.device != j.device] + beside
     return View(card, j, tuple(own), tuple(beside))
 
 

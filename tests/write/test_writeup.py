@@ -15,7 +15,7 @@ from lab.cli import main
 from lab.judge import rules, verdicts
 from lab.row import store
 from lab.row.records import Measurement
-from lab.write import render, writeup
+from lab.write import pages, render, writeup
 from tests.row.made import measurement
 from tests.write.crawl import Page
 
@@ -54,6 +54,13 @@ def test_board_row_shows_claims_and_agreement() -> None:
     here = [replace(JUDGEMENTS[0], evidence="measured", device=device) for device in ("h100", "h200")]
     assert [row[3].partition(" on ")[2].split(" ")[0] for row in writeup.board_rows(here)] == ["h100", "h200"]
     assert own[4:] == ("-", "")
+
+
+def test_a_page_says_what_the_same_question_came_to_on_another_device() -> None:
+    card = phases.card("p5-35b")
+    said = {view.device: view.elsewhere for view in pages.page_of(card, pages.judged([card])).views}
+    assert said["h100"].startswith("measured on h200: GO; recorded on gb10: ")
+    assert said["h200"].startswith("measured on h100: NO-GO; recorded on gb10: ")
 
 
 def test_unexplained_catches_both_directions() -> None:
