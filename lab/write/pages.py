@@ -167,9 +167,13 @@ def _margin(found: rules.Finding) -> float:
 
 
 def judged(chosen: Iterable[Card] = ()) -> list[Judgement]:
-    """Every verdict that these cards, or all, have evidence for, the measured first: what `lab judge` gives."""
+    """Every verdict that these cards, or all, have evidence for, as `lab judge` gives them.
+
+    The measured first, and of a card's that of the device which it names.
+    """
     every = list(chosen) or list(phases.cards().values())
-    measured = [judge_measured(c, d) for c in every for d in store.measured_devices(c.id)]
+    places = ((c, sorted(store.measured_devices(c.id), key=c.device.__ne__)) for c in every)
+    measured = [judge_measured(c, device) for c, there in places for device in there]
     return measured + judge_recorded(every)
 
 

@@ -193,7 +193,14 @@ def write_index(
     titles: dict[str, str],
     broken: dict[str, str],
 ) -> None:
-    """The board: every verdict on one line, the measured first, and the ways to every other page."""
+    """The board: every verdict on one line, the measured first, and the ways to every other page.
+
+    What another device than the card's own is still to be measured for is on the card's page and the device's alone.
+    """
+    measured = [v for v in found if v.kind == "measured"]
+    home = {v.card.id for v in measured if v.device == v.card.device}
+    waiting = [v for v in measured if v.word == "BLOCKED" and v.card.id in home and v.device != v.card.device]
+    found = [v for v in found if v not in waiting]
     groups = [(*group, [v for v in found if v.kind == group[0]]) for group in GROUPS]
     counts = {name: _tally([c for c in checks if c["family"] == name]) for name in families.names()}
     held = Counter(v.device for v in found)

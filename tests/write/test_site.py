@@ -9,6 +9,7 @@ import re
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -97,6 +98,29 @@ def test_the_whole_job(job: Job) -> None:
     assert job.executed == list(EXECUTED)
 
 
+def test_the_board_leaves_out_what_another_device_than_the_cards_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: dict[str, Any] = {}
+    monkeypatch.setattr(site, "page", lambda *_, **values: told.update(values))
+    (view, *_) = pages.views(pages.judged([phases.card("p5-35b")]))
+    assert (view.kind, view.device) == ("measured", "h200")
+
+    def shown(*words: tuple[str, str]) -> list[tuple[str, str]]:
+        lines = [replace(view, judgement=judged_as(view.judgement, *word)) for word in words]
+        site.write_index(Path("out"), lines, CHECKS, {}, {})
+        assert told["total"] == sum(len(group[-1]) for group in told["groups"])
+        return [(v.device, v.word) for group in told["groups"] for v in group[-1]]
+
+    home, away, waits = ("h200", "GO"), ("h100", "NO-GO"), ("h100", "BLOCKED")
+    assert shown(home, away) == [home, away]
+    assert shown(home, waits) == [home]
+    assert shown(waits) == [waits]
+    assert shown(("h200", "BLOCKED"), waits) == [("h200", "BLOCKED")]
+
+
+def judged_as(judgement: Any, device: str, word: str) -> Any:
+    return replace(judgement, device=device, verdict=replace(judgement.verdict, word=word))
+
+
 @pytest.mark.slow
 def test_every_page_is_reached_and_every_link_leads_somewhere(whole: Path, parsed: dict[Path, Page]) -> None:
     assert check_links(whole, parsed) == []
@@ -129,8 +153,12 @@ def test_ids_are_unique_and_pages_have_one_title(parsed: dict[Path, Page]) -> No
 @pytest.mark.slow
 def test_counts_are_the_judges(whole: Path) -> None:
     every = list(phases.cards().values())
-    own = [verdicts.judge_measured(c, d) for c in every for d in store.measured_devices(c.id)]
-    own += verdicts.judge_recorded(every)
+    own = [verdicts.judge_measured(c, c.device) for c in every if c.device in store.measured_devices(c.id)]
+    home = {j.phase for j in own}
+    away = [verdicts.judge_measured(c, d) for c in every for d in store.measured_devices(c.id) if d != c.device]
+    own += [j for j in away if not (j.phase in home and j.verdict.word == "BLOCKED")]
+    order = list(phases.cards())
+    own = sorted(own, key=lambda j: order.index(j.phase)) + verdicts.judge_recorded(every)
     bare = [c for c in every if c.id not in {j.phase for j in own}]
     text = (whole / "index.html").read_text()
     for word in rules.WORDS:
