@@ -8,6 +8,7 @@ without it.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import tempfile
@@ -443,7 +444,7 @@ def row(
     timing = outcome.timing
     if comparison is None or timing is None:
         return full
-    clocks = tuple(c for c in comparison.clocks if c)
+    clocks = tuple(c for c, _ in itertools.groupby(filter(None, comparison.clocks)))  # a change is kept, not how long
     again = comparison.again if outcome.name == comparison.control else None
     timed = structs.replace(
         full,

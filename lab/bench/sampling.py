@@ -15,8 +15,9 @@
    With `rest` the GPU idles after each visit of an arm, `rest` times as long as the visit took: a card at its power cap
    lowers its clock by what ran just before, so that arms of hundreds of us would inherit each other's heat. Rested
    figures are at the full clock, others at that of a loaded card; the row says which.
-6. SM and memory clock and throttle reasons are sampled around each placement. A throttled window is flagged, never
-   dropped. Every sample is kept.
+6. SM and memory clock and throttle reasons are sampled behind each placement's warm-up and at its end, where an arm
+   that draws more power among the samples than before them shows too. A throttled window is flagged, never dropped.
+   Every sample is kept.
 
 The timer is an object with a name, which the row stores (lab/bench/timers.py). Here is only what needs no GPU, so that
 all of it is tested against made-up clocks: `compare` is the schedule, `settled` and `ratio_interval` are statistics,
@@ -139,7 +140,7 @@ class Timing(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """Arms timed together. aa_pct: the A/A noise floor; clocks: samples around each placement.
+    """Arms timed together. aa_pct: the A/A noise floor; clocks: samples at both ends of each placement.
 
     shape: (placements, blocks a placement, samples a block) of every arm; processes: how many the placements are of.
 
@@ -319,7 +320,7 @@ def compare(
                 arm.blocks_us.append(statistics.fmean(visits[arm.name]))
             taken += 1
         blocks = taken
-    windows.append(hooks.clocks())
+        windows.append(hooks.clocks())
     control = arms[0]
     again = next((a for a in arms if a.name == AGAIN), None)
     return Comparison(

@@ -227,7 +227,8 @@ def slowed(device: devices.Device, *rows: Measurement) -> Cap | None:
     At a constant clock of the memory no kernel slows down by more than its multiprocessors' clock. So a time t lies
     within [t / most, t] of what it is without the cap, and a ratio within a factor of `most` either way, as either arm
     may be the one that was slowed. `most` is of the lowest clock that was read: behind the warm-up of each placement,
-    where arms ran without a rest and the clock is as low as it gets. What was timed by the host is not concerned.
+    where arms ran without a rest and the clock is as low as it gets, and at its end. What was timed by the host is not
+    concerned.
     """
     capped = [row for row in rows if row.throttled and row.metric == "kernel_us" and not isinstance(row, Earlier)]
     read = [clock for row in rows for clock in row.clocks]

@@ -32,7 +32,10 @@ REST = 4.0  # a rested GEMM is followed by so many times its own duration of idl
 
 
 class Clocks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One sample. sm_mhz, memory_mhz: current clocks; throttled: why the SM clock is held down, "" when it is not."""
+    """One sample, of equal ones in a row the first.
+
+    sm_mhz, memory_mhz: current clocks; throttled: why the SM clock is held down, "" when it is not.
+    """
 
     source: str
     sm_mhz: int

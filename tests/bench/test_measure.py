@@ -151,7 +151,7 @@ def test_rows_of_a_sound_comparison(tmp_path: Path) -> None:
         assert (row.gate_hash, row.card_hash, row.run) == (card.gate_hash, card.card_hash, "run1")
         assert (row.workload, row.profiled, row.throttled) == ({"N": 63}, False, "")
         assert (row.placements, row.shape) == (1, (1, len(row.order or ()), 2 * sampling.VISIT))
-        assert len(row.clocks) >= 2
+        assert len(row.clocks) >= 1
     assert (control.aa_pct or 0) > 0
     assert candidate.aa_pct is None  # one arm has a second self
     verdict = rules.judge(card.gate, evidence.readings(rows, H200))
@@ -287,7 +287,7 @@ def test_throttled_window_is_flagged_and_kept(tmp_path: Path) -> None:
     timing = summarise(Arm("plain", lambda args, out: None, [], samples_us=[1.000001] * 2, blocks_us=[1.000001]))
     outcome = Outcome("control", "plain", timing=timing)
     row = measure.row(item, outcome, facts, H200, QUICK, Path("r"), "2026-11-20", Provenance())
-    assert (row.throttled, len(row.clocks)) == ("software power cap", 3)
+    assert (row.throttled, row.clocks) == ("software power cap", (free, capped))
     assert (row.samples_us, row.blocks) == ((1.000001,) * 2, ((1.000001,),))  # nothing is rounded
     assert row.aa_pct is None  # infinity is no JSON
 
