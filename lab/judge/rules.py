@@ -129,8 +129,18 @@ class Verdict:
 
     @property
     def observed(self) -> str:
-        """The decisive figures in one short phrase."""
-        return "; ".join(dict.fromkeys(f.observed for f in self.decisive[:2]))
+        """The decisive figures in one short phrase, and of those that are not there the workloads."""
+        said: dict[str, list[str]] = {}
+        for f in self.decisive:
+            said.setdefault(f.observed, []).extend([f.condition.workload] * (f.state == "missing"))
+        first = list(dict.fromkeys(f.observed for f in self.decisive[:2]))
+        return "; ".join(what + _at(said[what]) for what in first)
+
+
+def _at(workloads: Iterable[str]) -> str:
+    """ " at" the first of these workloads and how many more, or ""."""
+    first, *rest = dict.fromkeys(workloads) or [""]
+    return (f" at {first}" + (f" and {len(rest)} more" if rest else "")) if first else ""
 
 
 def judge(gate: Gate, evidence: Evidence, lines_of: str = "") -> Verdict:

@@ -360,6 +360,15 @@ def test_the_error_of_one_output_is_judged_by_itself() -> None:
     assert (absent.word, "nmse of sum is not in the evidence" in absent.reason) == ("BLOCKED", True)
 
 
+def test_what_is_not_there_is_said_with_where() -> None:
+    gate = Gate(require=tuple(change("kernel_us", "<", 0, workload) for workload in ("a", "b", "c")))
+    there = {("kernel_us", "a"): Reading("us", control=10.0, candidate=9.0)}
+    assert judge(gate, there).observed == "kernel_us is not in the evidence at b and 1 more"
+    only = Gate(require=(change("kernel_us", "<", 0),))
+    assert judge(only, {}).observed == "kernel_us is not in the evidence"
+    assert " at " not in judge(gate, {("kernel_us", w): there["kernel_us", "a"] for w in "abc"}).observed
+
+
 # Against another workload ---------------------------------------------------------------------------------------------
 
 GROWS = Gate(require=(replace(change("kernel_us", ">=", 100, "long"), against="short"),))
