@@ -198,6 +198,7 @@ COMMANDS = {
         "what a step's cards are expected to show, from rows of the kernels that it launches, and what they showed", (
         CARDS,
         arg("phase", nargs="*", help="card ids; default every card that can be predicted"),
+        arg("--device", help="another than each card's own: times are carried over from where they were measured"),
         arg("--out", type=Path, metavar="FILE", help="draw them too, into an SVG or PNG file"),
     )),
     "plan": Command("lab.study.plan:run",
