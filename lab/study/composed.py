@@ -181,7 +181,7 @@ def floor_us(device: devices.Device, cost: Any) -> float:
     if us is None:
         moved = ceilings.floor_us(device.id, 0.0, cost.bytes, "bf16")
         if moved is None:
-            raise BadInput(f"profiles/{device.id}", "its ceilings were not measured", "`lab roofline --measure` there")
+            raise BadInput(f"profiles/{device.id}", "its ceilings were not measured", "`lab measure --ceilings` there")
         us = max(moved, roofline.place(device, cost.flops, cost.bytes, cost.pipe).compute_us)
     return us
 

@@ -175,6 +175,22 @@ def test_a_step_is_expected_on_a_device_without_a_calibration() -> None:
     assert there.high_pct - there.low_pct > here.high_pct - here.low_pct
 
 
+def test_steps_are_expected_from_another_devices_kernels_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an H100 nothing but its ceilings: every change of a captured step that was measured there lies inside."""
+    rows = composed._rows
+    monkeypatch.setattr(composed, "_rows", lambda device, family: () if device == "h100" else rows(device, family))
+    cards = ["step-lp9", "step-lp10", "step-lp11", "step-gate-up", "step-lp14", "step-lb10"]
+    seen = [x for name in cards for x in composed.lines(CARDS[name], "h100") if x.measured_pct is not None]
+    assert len(seen) >= 15
+    assert [x for x in seen if not x.inside] == []
+    assert statistics.median(abs(x.change_pct - (x.measured_pct or 0.0)) for x in seen) < 1.5
+
+
+def test_a_device_without_ceilings_is_told_how_to_get_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["predict", "step-lp9", "--device", "gb10"]) == 2
+    assert "lab measure --ceilings" in capsys.readouterr().err
+
+
 def test_a_calibrated_device_takes_no_time_from_another() -> None:
     assert (composed._source("h200", "gdn"), composed._source("h100", "gdn")) == ("", "h200")
 
