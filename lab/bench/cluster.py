@@ -50,7 +50,7 @@ TRIES = 3  # of a cell whose worker is lost or whose process dies
 LIMIT_S = 7200.0  # of a cell
 CLEAR_S = 10.0  # until a cell's processes are off its GPU
 BUSY_S = 30.0  # before a GPU that somebody uses is asked again
-CONNECT_S = 10.0
+CONNECT_S = HEAR_S = 10.0  # for a scheduler to answer, and to hand over a result, before it is taken to be gone
 PATIENCE_S = 600.0  # without a scheduler, or without a worker that fits
 POLL_S, LOOK_S, TELL_S = 0.05, 0.5, 30.0
 EXTRA = "pip install 'killgate[cluster]'"
@@ -303,7 +303,7 @@ class Cluster:
 def heard(future: Any) -> Told | None:
     """What came of a future that is not pending; None where nobody can say, for its scheduler or worker is gone."""
     try:
-        return future.result(timeout=10)
+        return future.result(timeout=HEAR_S)
     except Exception as error:
         gone = future.status in ("cancelled", "lost", "pending") or isinstance(error, OSError)
         return None if gone else {"died": reason(error)}

@@ -10,7 +10,8 @@ The interpreter runs a kernel as Python, an operation at a time, and most of its
                         operations, for an assertion that it makes with `debug` alone, which it does not set.
     equal types         Each operation makes its result's type anew: a shape as a tuple of constexpr, a name, the size,
                         a table of NumPy's types; and asks in a loop whether operands of one shape need a broadcast.
-    equal operands      For operands of one type it works out the result's type, casts both to it and compares types.
+    equal operands      For operands of one type it works out the result's type, casts both to it and compares types;
+                        so it does for a value beside a number, which takes the value's type.
     bfloat16            Taken apart into sign, exponent and significand and put together again, where the upper half of
                         a float32 is meant.
 
@@ -232,6 +233,16 @@ def pass_equal_operands() -> None:
 
         return computed
 
+    def of_value(change: Any) -> Any:
+        def cast(input: Any, dst_ty: Any, fp_downcast_rounding: Any = None) -> Any:
+            one, other = input.dtype, dst_ty.scalar
+            if one is other or (one.name == other.name and not one.is_ptr()):
+                return input
+            return change(input, dst_ty, fp_downcast_rounding)
+
+        return cast
+
+    _replace(semantic, "cast", of_value)
     _replace(semantic, "binary_op_type_checking_impl", of_operands)
     _replace(semantic, "computation_type_impl", of_types)
 

@@ -72,6 +72,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(machine, "provenance", lambda: Provenance(commit="0", python=platform.python_version()))
     monkeypatch.setattr(cluster, "LOOK_S", 0.1)
     monkeypatch.setattr(cluster, "POLL_S", 0.01)
+    monkeypatch.setattr(cluster, "HEAR_S", 1.0)  # a result that is lost with its scheduler is waited for in vain
     return folder
 
 

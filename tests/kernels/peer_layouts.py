@@ -12,8 +12,9 @@ def marlin_codes(words: torch.Tensor) -> torch.Tensor:
     """uint8 codes [N, K] from Marlin's int32 words [K / 16, 2 N]."""
     k_tiles, width = words.shape
     n = width // 2
-    unsigned = words.long() & 0xFFFFFFFF
-    codes = torch.full((n, 16 * k_tiles), 255, dtype=torch.uint8)
+    unsigned = (words.long() & 0xFFFFFFFF).numpy()  # of which an element is read in a tenth of a tensor's time
+    filled = torch.full((n, 16 * k_tiles), 255, dtype=torch.uint8)
+    codes = filled.numpy()
     for k_tile in range(k_tiles):
         for n_tile in range(n // 64):
             for thread in range(32):
@@ -24,12 +25,12 @@ def marlin_codes(words: torch.Tensor) -> torch.Tensor:
                         column = n_tile * 64 + word * 16 + (register // 2) * 8 + thread // 4
                         row = k_tile * 16 + 2 * (thread % 4) + 8 * (register % 2)
                         codes[column, row], codes[column, row + 1] = pair & 15, pair >> 16
-    return codes
+    return filled
 
 
 def marlin_scales(packed: torch.Tensor) -> torch.Tensor:
     """float64 scales [N, K / 16] from Marlin's S0E5M3 bytes [K / 16, N], without its factor of 2^7."""
-    data = packed.view(torch.uint8)
+    data = packed.view(torch.uint8).numpy()
     blocks, n = data.shape
     values = torch.full((n, blocks), float("nan"), dtype=torch.float64)
     order = {0: 0, 2: 1, 1: 2, 3: 3}  # within four blocks of 8 columns: the even ones first

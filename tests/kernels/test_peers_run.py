@@ -262,7 +262,8 @@ class FlashInferWrapper:
     """BatchDecodeWithPagedKVCacheWrapper: HND pages, compressed page table."""
 
     def __init__(self, workspace: torch.Tensor, layout: str, use_tensor_cores: bool, backend: str) -> None:
-        assert (layout, use_tensor_cores, backend, int(workspace.sum())) == ("HND", True, "fa2", 0)
+        assert (layout, use_tensor_cores, backend) == ("HND", True, "fa2")
+        assert not workspace.view(torch.int64).any()  # as words: it is 128 MB of bytes
 
     def plan(self, indptr: torch.Tensor, ids: torch.Tensor, last: torch.Tensor, *axes: int, **types: Any) -> None:
         assert all(t.dtype == torch.int32 for t in (indptr, ids, last))

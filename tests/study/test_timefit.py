@@ -4,6 +4,7 @@ import math
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from kernels import routing
@@ -71,6 +72,16 @@ def test_a_shape_counts_once_in_an_interval_however_many_rows_it_has() -> None:
     assert few is not None
     assert many is not None
     assert many.spread > 0.8 * few.spread > 0.8 * math.log(1.2)
+
+
+def test_fits_that_leave_rows_out_are_those_of_the_other_rows() -> None:
+    rows = places(12, noise=0.2)
+    whole = timefit._Counts.of(rows, H200)
+    found, covariance = whole.solved_without(np.eye(len(rows), dtype=bool), whole.solved()[0])
+    for n in range(len(rows)):
+        alone = timefit._Counts.of(rows[:n] + rows[n + 1 :], H200).solved()
+        assert found[n] == pytest.approx(alone[0], abs=2e-3)
+        assert covariance[n] == pytest.approx(alone[1], rel=0.02, abs=1e-6)
 
 
 def test_the_count_that_takes_most_is_named_and_shares_add_up_where_they_are_in_turn() -> None:

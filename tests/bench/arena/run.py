@@ -41,6 +41,7 @@ STAGES = ("check", "prepare", "time", "recheck")
 LIMITS_S = {"cpu": dict.fromkeys(STAGES, 12.0), "cuda": dict.fromkeys(STAGES, 40.0)}
 DYING_S = 5.0  # in which what was killed is gone, on a busy machine
 SIDE_BY_SIDE = {"cpu": 2, "cuda": 1}
+HANGS = ("stops_the_harness",)  # until a stage's limit, while nothing runs: beside the others
 
 
 def verdict(entry: dict[str, Any], answer: Done | Death, name: str) -> dict[str, Any]:
@@ -91,6 +92,9 @@ def rows(names: Sequence[str], device: str, side_by_side: int = 0, budget_s: flo
     entries = [HONEST, *(a for a in family.adversaries().values() if device in a.get("device", [device]))]
     entries = [e for e in entries if not names or e["name"] in names]
     alone = [e for e in entries if e.get("caught_by") == "still" or "then" in e]
+    hang = [e for e in entries if e["name"] in HANGS]
+    others = [e for e in entries if e not in alone and e not in hang]
+    lanes = [others] * min(side_by_side or SIDE_BY_SIDE[device], len(others)) + [hang] * bool(hang)
     until = time.monotonic() + budget_s
     with tempfile.TemporaryDirectory(prefix="arena-") as place:
         before = {key: os.environ.get(key) for key in ("PYTHONPATH", "OMP_NUM_THREADS")}
@@ -98,8 +102,8 @@ def rows(names: Sequence[str], device: str, side_by_side: int = 0, budget_s: flo
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (place, before["PYTHONPATH"])))
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # as in tests/conftest.py
         try:
-            yield from _lanes([e for e in entries if e not in alone], device, side_by_side, until)
-            yield from _lanes(alone, device, 1, until)
+            yield from _lanes(lanes, device, until)
+            yield from _lanes([alone], device, until)
             patience = time.monotonic() + DYING_S
             while (left := survivors(place)) and time.monotonic() < patience:
                 time.sleep(0.1)
@@ -119,12 +123,14 @@ def survivors(place: str) -> list[int]:
     return found
 
 
-def _lanes(waiting: list[dict[str, Any]], device: str, count: int, until: float) -> Iterator[dict[str, Any]]:
-    """So many workers side by side, each of which takes the next adversary when it is done with one."""
-    waiting = list(waiting)
+def _lanes(entries: Sequence[list[dict[str, Any]]], device: str, until: float) -> Iterator[dict[str, Any]]:
+    """A worker for each list side by side, which takes its next adversary when it is done with one.
+
+    The same list for two is what they share.
+    """
     done: queue.Queue[dict[str, Any] | None] = queue.Queue()
 
-    def lane() -> None:
+    def lane(waiting: list[dict[str, Any]]) -> None:
         worker = Worker(LIMITS_S[device])
         try:
             while waiting and time.monotonic() < until:
@@ -133,7 +139,7 @@ def _lanes(waiting: list[dict[str, Any]], device: str, count: int, until: float)
             worker.stop()
             done.put(None)
 
-    lanes = [threading.Thread(target=lane) for _ in range(min(count or SIDE_BY_SIDE[device], len(waiting)))]
+    lanes = [threading.Thread(target=lane, args=(waiting,)) for waiting in entries]
     for thread in lanes:
         thread.start()
     left = len(lanes)

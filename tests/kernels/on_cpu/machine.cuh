@@ -466,11 +466,19 @@ u32 float_to_bf16(float x) {
     const u32 bits = bits_of(x);
     return std::isnan(x) ? 0x7FFF : (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
 }
-static float e4m3_to_float(u32 byte) {
+static float e4m3_as_float(u32 byte) {
     const int e = byte >> 3 & 15, m = byte & 7;
     if (e == 15 && m == 7) return NAN;
     const float x = e ? ldexpf(8 + m, e - 10) : ldexpf(m, -9);
     return byte & 128 ? -x : x;
+}
+static float e4m3_to_float(u32 byte) {
+    static const auto all = [] {
+        std::vector<float> made;
+        for (u32 i = 0; i < 256; i++) made.push_back(e4m3_as_float(i));
+        return made;
+    }();
+    return all[byte];
 }
 static u32 float_to_e4m3(float x) {  // nearest even, saturating
     const u32 sign = std::signbit(x) ? 128 : 0;
@@ -544,20 +552,29 @@ u32 movmatrix_trans(u32 own) {
     return at(2 * t, g) | at(2 * t + 1, g) << 16;
 }
 // a0: rows g, columns 2t and next; a1: rows g + 8; a2: columns 2t + 8 and next; a3: both; b0, b1: rows 2t.., column g.
-void mma_of_halves(bool bf16, float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-    const auto widen = bf16 ? bf16_to_float : half_to_float;
-    const Given x = exchange({a0, a1, a2, a3, b0, b1});
+template <bool BF16>
+static void multiply_halves(float (&c)[4], const Given& x) {
     const int g = own_lane() >> 2, t = own_lane() & 3;
-    for (int i = 0; i < 4; i++) {
-        const int row = g + 8 * (i >> 1), column = 2 * t + (i & 1);
-        double sum = c[i];
+    float rows[2][16], columns[2][16];  // widened once for the four sums; to double at once, a half takes a call
+    for (int of = 0; of < 2; of++)
         for (int k = 0; k < 16; k++) {
-            const u32 pair = x.from((row & 7) * 4 + (k & 7) / 2, (row >> 3) + 2 * (k >> 3));
-            const u32 other = x.from(column * 4 + (k & 7) / 2, 4 + (k >> 3));
-            sum += (double)widen(pair >> 16 * (k & 1) & 0xFFFF) * widen(other >> 16 * (k & 1) & 0xFFFF);
+            const auto wide = [&](u32 pair) {
+                const u32 bits = pair >> 16 * (k & 1) & 0xFFFF;
+                return BF16 ? bf16_to_float(bits) : half_to_float(bits);
+            };
+            rows[of][k] = wide(x.from(g * 4 + (k & 7) / 2, of + 2 * (k >> 3)));
+            columns[of][k] = wide(x.from((2 * t + of) * 4 + (k & 7) / 2, 4 + (k >> 3)));
         }
+    for (int i = 0; i < 4; i++) {
+        double sum = c[i];
+        for (int k = 0; k < 16; k++) sum += (double)rows[i >> 1][k] * columns[i & 1][k];
         c[i] = (float)sum;
     }
+}
+void mma_of_halves(bool bf16, float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    const Given x = exchange({a0, a1, a2, a3, b0, b1});
+    if (bf16) multiply_halves<true>(c, x);
+    else multiply_halves<false>(c, x);
 }
 
 // ---- wgmma ----------------------------------------------------------------------------------------------------------
