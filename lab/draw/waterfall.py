@@ -21,6 +21,7 @@ from lab.trace.breakdowns import NO_PART, NOT_ATTRIBUTED
 from lab.trace.diff import Difference
 
 CANCELS = 0.1  # a gap below this part of the summed differences gets no shares
+LONGEST = 41  # letters of a name
 SMALL = 0.015  # of the larger total: categories with less, on both sides, are joined
 REST: style.Look = (style.CARD, "\\\\\\\\")
 
@@ -45,7 +46,7 @@ def _rows(d: Difference) -> list[_Row]:
     if len(small) == 1:
         shown, small = [*shown, *small], []
     # The source's own words where both sides use the same, else the category.
-    names = [x.labels[0] if x.labels[0] and x.labels[0] == x.labels[1] else x.name for x in shown]
+    names = [_fit(x.labels[0] if x.labels[0] and x.labels[0] == x.labels[1] else x.name) for x in shown]
     rows = [_Row(name, x.a, x.b, style.look(i)) for i, (name, x) in enumerate(zip(names, shown, strict=True))]
     if small:
         joined = sum(x.a for x in small), sum(x.b for x in small)
@@ -53,6 +54,12 @@ def _rows(d: Difference) -> list[_Row]:
     rows += [_Row(x.name.removeprefix("gpu_"), x.a, x.b, style.IDLE_LOOK) for x in d.lines if x.name in NO_PART]
     rest = d.a.not_attributed, d.b.not_attributed
     return rows + ([_Row(NOT_ATTRIBUTED, *rest, REST)] if max(map(abs, rest)) > 1e-6 * larger else [])
+
+
+def _fit(name: str) -> str:
+    """A name that leaves room for bars: both ends of a longer one, as a template's instance has."""
+    half = (LONGEST - 1) // 2
+    return name if len(name) <= LONGEST else f"{name[:half]}\N{HORIZONTAL ELLIPSIS}{name[-half:]}"
 
 
 @style.styled

@@ -1,6 +1,7 @@
 """Pictures of traces, read back from their SVG: what they say, that their bars add up, and what they refuse."""
 
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -83,10 +84,23 @@ def test_waterfall_walks_from_b_to_a() -> None:
     assert len(bars(figure, 1, 6)) == 1
 
 
-def test_shares_are_left_out_where_the_parts_cancel() -> None:
-    def side(name: str, **parts: float) -> Breakdown:
-        return Breakdown(name, name, "us", tuple(Part(k, v) for k, v in parts.items()), None, "made up")
+def side(name: str, **parts: float) -> Breakdown:
+    return Breakdown(name, name, "us", tuple(Part(k, v) for k, v in parts.items()), None, "made up")
 
+
+def test_a_long_name_leaves_room_for_the_bars() -> None:
+    """A template's instance is named in hundreds of letters; the layout gave up and cut every name."""
+    long = "void cutlass::device_kernel<" + 300 * "x" + ">(Params)"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        figure = draw.gap(diff.difference(side("a", **{long: 100.0, "y": 51.0}), side("b", y=100.0)))
+    shown = next(label.get_text() for label in figure.axes[1].get_yticklabels() if "cutlass" in label.get_text())
+    assert len(shown) == 41
+    assert (shown.startswith("void cutlass"), shown.endswith(">(Params)")) == (True, True)
+    assert min(text.get_window_extent().x0 for text in figure.axes[1].get_yticklabels()) >= 0
+
+
+def test_shares_are_left_out_where_the_parts_cancel() -> None:
     text = words(draw.gap(diff.difference(side("a", x=100.0, y=51.0), side("b", x=50.0, y=100.0))))
     assert "+50" in text
     assert not any("%)" in word for word in text)
