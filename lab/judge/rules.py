@@ -270,9 +270,8 @@ def _interval(seen: Seen) -> str:
     low, high = (form.format(end) for end in seen.interval)
     level = interval.PLACEMENT_LEVEL if seen.placements > 1 else interval.LEVEL
     over = f", {seen.over}" if seen.placements == 1 else f" over {seen.over}" if seen.over else ""
-    return f", {100 * level:.0f} % interval {low} to {high} {seen.unit}{over}" + (
-        f", {seen.slowed}" if seen.slowed else ""
-    )
+    slowed = f", {seen.slowed}" if seen.slowed else ""
+    return f", {100 * level:.0f} % interval {low} to {high} {seen.unit}{over}{slowed}"
 
 
 def _weakest(readings: Iterable[Reading]) -> str:

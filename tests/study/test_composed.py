@@ -226,6 +226,18 @@ def test_an_eager_step_waits_for_its_host() -> None:
         assert composed.expected("step", workload, "served_replayed", H200, "events") == step
 
 
+def test_a_launch_from_python_takes_what_the_eager_steps_took() -> None:
+    """Of every row of an eager step, on either device."""
+    rows = [row for name in ("step-lp7", "step-im3") for row in store.rows(phase=name)]
+    eager = [row for row in rows if row.name == "served" and row.time_us and row.timer == "events"]
+    asked = composed.calls_of("step").host_launches
+    each = [(row.time_us or 0.0) / asked(families.bare("step").workload(row.workload_id), "served") for row in eager]
+    assert len(each) >= 8
+    low, typical, high = composed.HOST_US
+    assert low < min(each) < statistics.median(each) == pytest.approx(typical, rel=0.1)
+    assert max(each) < high
+
+
 def test_measured_is_held_against_the_interval() -> None:
     line = lines("step-lp9")[-1]
     assert line.measured_pct is None
