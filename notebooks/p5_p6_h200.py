@@ -100,7 +100,7 @@ show(pd.DataFrame(lines, columns=NAMES), code=["workload", "form"])
 # ### The same processors with less bandwidth
 #
 # An H100 has an H200's multiprocessors and clock, and 3.35 instead of 4.8 TB/s: of the three terms only the bytes'
-# grows. That added to each time here foretells the time there within 7 %, and with it that the pipeline, which moves
+# grows. That added to each time here predicts the time there within 7 %, and with it that the pipeline, which moves
 # four to five times the bytes of the fused kernel, no longer wins by the line. Its verdict flips between two devices of
 # one generation.
 
@@ -115,7 +115,7 @@ for workload, arms in figures.judged_rows(pair, DEVICE).items():
         more = bytes_here * (here.bandwidth.base / OTHER.bandwidth.base - 1)
         seen = there[workload][form].median_us
         lines.append((workload, form, us, more, us + more, seen, 100 * ((us + more) / seen - 1)))
-show(pd.DataFrame(lines, columns=["workload", "form", f"{DEVICE} us", "bytes, more us", f"{OTHER.id} foretold us",
+show(pd.DataFrame(lines, columns=["workload", "form", f"{DEVICE} us", "bytes, more us", f"{OTHER.id} predicted us",
                                   "measured us", "error %"]), code=["workload", "form"])  # fmt: skip
 
 # %%
