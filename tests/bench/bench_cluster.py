@@ -1,7 +1,7 @@
 """What a second GPU gives a sweep: `python -m tests.bench.bench_cluster CARD... [--keep] [--together]`.
 
-In a clean checkout. The cards are measured on a cluster of one worker, then on one of two, into a folder that is thrown
-away; --keep puts the rows of the second sweep where rows lie. With --together, on a host of three GPUs, the two sweeps
+In a clean checkout. The cards are measured on a cluster of one worker, on GPU 0, then on one of two, into a folder that
+is thrown away; --keep puts the rows of the second sweep where rows lie. With --together, on a host of three GPUs, the two sweeps
 run at one time, the first on GPU 0 and the second on 1 and 2. Printed are both wall times and, for each comparison, the
 interval of the change on one GPU and the change on two. Exits 1 where two are less than 1.85 times as fast, or where
 the intervals of a comparison do not overlap.
@@ -25,13 +25,11 @@ from lab.row.records import Measurement
 FASTER = 1.85
 
 
-def sweep(
-    workers: int, cards: list[str], home: Path, gpus: str = ""
-) -> tuple[float, dict[tuple[str, str], evidence.Pair]]:
-    """(seconds, the pairs by card and workload) of cards on a cluster of so many workers, on all GPUs or on these."""
+def sweep(workers: int, cards: list[str], home: Path, gpus: str) -> tuple[float, dict[tuple[str, str], evidence.Pair]]:
+    """(seconds, the pairs by card and workload) of cards on a cluster of so many workers, on these GPUs."""
     lab = [sys.executable, "-m", "lab"]
     command = [*lab, "cluster", "--local", str(workers), "--port", "0"]
-    seen = os.environ | ({"CUDA_VISIBLE_DEVICES": gpus} if gpus else {})
+    seen = os.environ | {"CUDA_VISIBLE_DEVICES": gpus}
     with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, env=seen) as made:
         try:
             assert made.stdout is not None
@@ -50,7 +48,7 @@ def sweep(
 def main(*cards: str) -> int:
     """Print the table and return the exit status."""
     named, keep, together = [c for c in cards if c[:2] != "--"], "--keep" in cards, "--together" in cards
-    gpus = ("0", "1,2") if together else ("", "")
+    gpus = "0", "1,2" if together else "0,1"
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2 if together else 1) as pool:
         homes = Path(folder) / "1", store.folder() if keep else Path(folder) / "2"
         asked = [pool.submit(sweep, n + 1, named, homes[n], gpus[n]) for n in range(2)]
