@@ -69,6 +69,27 @@ static_assert(ARRIVED + 8 * PLACES * REDUCERS <= PLACE, "too many barriers");
 using Weights = Pipeline<STAGES, FULL, EMPTY>;
 using Sums = Pipeline<SUM_STAGES, SUMMED, FREE>;
 
+// A quad's lane t has words 8 t .. 8 t + 7 of 64 k of x; -> words 8 j + t and 8 j + 4 + t at 2 j and 2 j + 1: what it
+// multiplies where k is in wgmma's own order.
+DEVICE void deal_to_quad(unsigned (&o)[8], int t) {
+    unsigned v[2][4] = {{o[0], o[1], o[2], o[3]}, {o[4], o[5], o[6], o[7]}};
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+#pragma unroll
+        for (int mask = 1; mask <= 2; mask++) {  // two halves of a transposition of 4 x 4 words
+            const bool upper = t & mask;
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                if (i & mask) continue;
+                const unsigned got = shuffle_xor(upper ? v[h][i] : v[h][i + mask], mask);
+                upper ? v[h][i] = got : v[h][i + mask] = got;
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < 4; j++) o[2 * j + h] = v[h][j];
+    }
+}
+
 // x: [m, k] 16-bit. w: [row tiles of 16, k_tiles of 64 k] tiles. y: [m, n] 16-bit.
 #if CLUSTER > 1
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
@@ -145,18 +166,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
             for (int i = 0; i < N_TILES; i++) {
                 // Columns past M repeat the last token; their sums are not written. k past K is zero.
-#if NATURAL
-                // wgmma's own order: k = 16 j + 2 t + {0, 1, 8, 9}. Words as they lie, for to load 16 bytes and deal
-                // them to the quad is 8 shuffles and 24 selects that nothing hides, for each 8 tokens x 64 k.
-                const int from = (first + tile) * 64;
-                const unsigned char* source = x + 2 * (static_cast<size_t>(min(8 * i + g, m - 1)) * k + from) + 4 * t;
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    const bool inside = tile < mine && from + 16 * j < k;
-                    operand[i][c][2 * j] = inside ? ldg32(source + 32 * j) : 0;
-                    operand[i][c][2 * j + 1] = inside ? ldg32(source + 32 * j + 16) : 0;
-                }
-#else
                 const unsigned char* source = x + 2 * (static_cast<size_t>(min(8 * i + g, m - 1)) * k + at);
                 const bool inside = tile < mine && at < k;
                 const uint4 low = inside ? ldg128(source) : uint4{0, 0, 0, 0};
@@ -164,7 +173,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 unsigned (&o)[8] = operand[i][c];
                 o[0] = low.x, o[1] = low.y, o[2] = low.z, o[3] = low.w;
                 o[4] = high.x, o[5] = high.y, o[6] = high.z, o[7] = high.w;
-#endif
+                if constexpr (NATURAL) deal_to_quad(o, t);
             }
         }
         if constexpr (!PDL) sync_all();
