@@ -162,10 +162,8 @@ def choose(m: int, n: int, k: int, dtype: str, sms: int = SMS) -> Config:
     if m <= resident.TOKENS and k >= resident.K_MIN:
         if stream.pays(n, k, sms):
             return stream.choose_config(m, n, k, dtype, sms)
-        try:
+        if resident.fits(k):
             return resident.choose_config(m, n, k, dtype)
-        except ValueError:
-            pass
     return choose_config(m, n, k, dtype, sms)
 
 

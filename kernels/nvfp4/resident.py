@@ -3,8 +3,8 @@ configuration and launch.
 
     w: uint8 [ceil(N / 64), k blocks, 4, 576]: tiles of tiles.py (16 rows x 64 k), four row tiles side by side
 
-with K / 64 k blocks rounded up to a multiple of 2 (zeros), so that 64 rows x any run of k blocks is one bulk copy. x
-stays in shared memory for the whole launch, a slice of K in each CTA of a cluster.
+with K / 64 k blocks rounded up to a multiple of 2 (zeros), so that 64 rows x any run of k blocks is one bulk copy; or
+the one layout (row_tiles.py). x stays in shared memory for the whole launch, a slice of K in each CTA of a cluster.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from kernels import cuda
+from kernels import cuda, cuda_driver
 from kernels.common import CudaSource, Tensors
-from kernels.nvfp4 import hopper, tiles
+from kernels.nvfp4 import hopper, row_tiles, tiles
 from kernels.nvfp4.hopper import SHARED_BYTES, SMS_HELD
 
 SOURCE = Path(__file__).with_name("wgmma_resident.cu")
@@ -37,7 +37,7 @@ class ResidentConfig:
     """A compiled kernel (dtype .. stages) and its launch (depth, clusters).
 
     cluster: CTAs of a cluster, which share K. groups: warpgroups; stages: of the pipeline (128 k) of each. depth: the
-    most stages in a k slice. clusters: of the grid.
+    most stages in a k slice. clusters: of the grid. row_tiles: weights in the one layout.
     """
 
     dtype: str
@@ -46,11 +46,13 @@ class ResidentConfig:
     stages: int
     depth: int = 1
     clusters: int = 1
+    row_tiles: bool = False
 
     @property
     def kernel(self) -> str:
         """The kernel's name, which tells its macros."""
-        return f"nvfp4_resident_{self.dtype}_x{self.cluster}_g{self.groups}_s{self.stages}"
+        rows = "_rows" if self.row_tiles else ""
+        return f"nvfp4_resident_{self.dtype}_x{self.cluster}_g{self.groups}_s{self.stages}{rows}"
 
     @property
     def threads(self) -> int:
@@ -59,7 +61,7 @@ class ResidentConfig:
     @property
     def shared_bytes(self) -> int:
         """Pipelines, slots, barriers and x, as wgmma_resident.cu lays them out."""
-        before_x = self.groups * (self.stages * (STAGE_BYTES + 16) + SLOT_BYTES + 16)
+        before_x = self.groups * (self.stages * (STAGE_BYTES + 16) + SLOT_BYTES + 16) + 8 * self.row_tiles
         return -(-before_x // 1024) * 1024 + self.depth * 2 * 128 * TOKENS
 
     def __str__(self) -> str:
@@ -89,6 +91,12 @@ def choose_config(m: int, n: int, k: int, dtype: str, clusters: int = CLUSTERS, 
     return replace(config, stages=min(most, fixed.get("stages", most)))
 
 
+def fits(k: int, row_tiles: bool = False) -> bool:
+    """Whether x of k values leaves room for weights."""
+    depth = -(-depth_of(k) // CLUSTER)
+    return bool(_most_stages(ResidentConfig("bf16", CLUSTER, GROUPS, 2, depth, row_tiles=row_tiles)))
+
+
 def _most_stages(config: ResidentConfig) -> int:
     """Stages that fit beside x, up to MOST_STAGES; 0 where two do not."""
     fitting = (s for s in range(2, MOST_STAGES + 1) if replace(config, stages=s).shared_bytes <= SHARED_BYTES)
@@ -102,7 +110,7 @@ def source(config: ResidentConfig) -> CudaSource:
         "CLUSTER": config.cluster,
         "CONSUMERS": config.groups,
         "STAGES": config.stages,
-    }
+    } | ({"ROW_TILES": 1} if config.row_tiles else {})
     return hopper.source(SOURCE, config.kernel, config.shared_bytes, macros)
 
 
@@ -110,11 +118,9 @@ def tile_weights(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) 
     """uint8 [blocks of 64 rows, k blocks, 4, 576] from uint8 [N, K / 2] and [N, K / 16], for x of `dtype`."""
     if (made := tiles.on_gpu(packed, scale, dtype, "resident")) is not None:
         return made
-    row_tiles = tiles.tile_weights(packed, scale, dtype)
-    row_tiles = torch.nn.functional.pad(
-        row_tiles, (0, 0, 0, row_tiles.shape[1] % 2, 0, -row_tiles.shape[0] % ROW_TILES)
-    )
-    return row_tiles.unflatten(0, (-1, ROW_TILES)).transpose(1, 2).contiguous()
+    made = tiles.tile_weights(packed, scale, dtype)
+    made = torch.nn.functional.pad(made, (0, 0, 0, made.shape[1] % 2, 0, -made.shape[0] % ROW_TILES))
+    return made.unflatten(0, (-1, ROW_TILES)).transpose(1, 2).contiguous()
 
 
 def launch(args: Tensors, y: torch.Tensor, config: ResidentConfig, programmatic: bool = False) -> None:
@@ -125,11 +131,16 @@ def launch(args: Tensors, y: torch.Tensor, config: ResidentConfig, programmatic:
     x, w = args["x"], args["w"]
     (m, k), n = x.shape, y.shape[1]
     depth = depth_of(k)
-    if hopper.check(x, w, y, ROWS, 2 * depth) != config.dtype or m > TOKENS:
+    rows, k_tiles = (tiles.ROWS, -(-k // tiles.COLS)) if config.row_tiles else (ROWS, 2 * depth)
+    if hopper.check(x, w, y, rows, k_tiles) != config.dtype or m > TOKENS:
         raise ValueError(f"x is {x.dtype} {tuple(x.shape)}; {config} takes {config.dtype} of at most {TOKENS} tokens")
     device = x.device.index or 0
     kernel = cuda.load(source(config), config.kernel, device, config.shared_bytes)
-    numbers = (cuda.i32(m), cuda.i32(n), cuda.i32(k), cuda.i32(depth))
-    arguments = (x, w, args["w_tensor_scale"], y, *numbers)
+    operands: tuple[Any, ...] = (x, w)
+    numbers: tuple[int, ...] = (m, n, k, depth)
+    if config.row_tiles:
+        x_map = cuda_driver.tensor_map(x.data_ptr(), config.dtype, m, k, TOKENS)
+        operands, numbers = (x_map, row_tiles.boxes(w, ROW_TILES, 2)), (m, n, depth)
+    arguments = (*operands, args["w_tensor_scale"], y, *(cuda.i32(number) for number in numbers))
     blocks = config.clusters * config.cluster
     cuda.launch(kernel, (blocks,), config.threads, arguments, config.shared_bytes, programmatic)

@@ -1,8 +1,9 @@
 """NVFP4 linear from one copy of the weights, 1 to thousands of tokens: the kernels of the one layout (row_tiles.py).
 
 What cuda_decode and cuda_gemm read in three layouts, here from one: ring_decode.cu for few tokens (its x is dealt to
-lanes in wgmma's order of k), line.py up to 128, wgmma_gemm.cu by a tensor map of row tiles above. The card one-layout
-asks what that costs; until an H200 has answered no router takes it.
+lanes in wgmma's order of k), wgmma_resident.cu for 17 to 32 where K is short for a multiprocessor, line.py to 96, and
+wgmma_gemm.cu by a tensor map of row tiles above, where K is short from 33. The cards one-layout-decode and
+one-layout-gemm ask what that costs; until an H200 has answered no router takes it.
 """
 
 from __future__ import annotations
@@ -10,22 +11,28 @@ from __future__ import annotations
 import torch
 
 from kernels.common import Candidate, CudaSource, Needs, Tensors, Workload
-from kernels.nvfp4 import cuda_decode, cuda_gemm, hopper, line, ring_config, row_tiles, stream
+from kernels.nvfp4 import cuda_decode, cuda_gemm, hopper, line, resident, ring_config, row_tiles, stream
 from kernels.nvfp4.cuda_gemm import GemmConfig
 from kernels.nvfp4.hopper import SMS
 from kernels.nvfp4.line import LineConfig
+from kernels.nvfp4.resident import ResidentConfig
 from kernels.nvfp4.ring_config import RingConfig
 
 RING_TOKENS = 8  # up to here always where x fits, up to ring_config.M_MAX where a line has few iterations
-Config = RingConfig | LineConfig | GemmConfig
+RESIDENT_FROM = 17  # up to 16 tokens the ring's products waste less
+LINE_TOKENS = 96  # at 128 its tiles of 64 rows a warpgroup cost more than the GEMM's (one-layout-gemm on an H200)
+Config = RingConfig | ResidentConfig | LineConfig | GemmConfig
 
 
 def choose(m: int, n: int, k: int, dtype: str, sms: int = SMS) -> Config:
     """The kernel for a shape. Raises ValueError when k is no multiple of 16."""
-    few = m <= RING_TOKENS or (m <= ring_config.M_MAX and not stream.pays(n, k, sms))
+    short = not stream.pays(n, k, sms)
+    if RESIDENT_FROM <= m <= resident.TOKENS and k >= resident.K_MIN and short and resident.fits(k, row_tiles=True):
+        return resident.choose_config(m, n, k, dtype, row_tiles=True)
+    few = m <= RING_TOKENS or (m <= ring_config.M_MAX and short)
     if few and ring_config.choose_warps(m, k, ring_config.choose_cluster(m, k)):
         return ring_config.choose_ring(m, n, k, dtype, sms, natural=True)
-    if m <= max(line.TOKENS):
+    if m <= LINE_TOKENS and (k >= cuda_gemm.LONG_K or m <= resident.TOKENS):
         return line.choose_config(m, n, k, dtype, sms)
     return cuda_gemm.choose_config(m, n, k, dtype, sms, row_tiles=True)
 
@@ -34,12 +41,20 @@ def source(config: Config) -> CudaSource:
     """What `config` compiles to."""
     if isinstance(config, RingConfig):
         return ring_config.source(config)
+    if isinstance(config, ResidentConfig):
+        return resident.source(config)
     return line.source(config) if isinstance(config, LineConfig) else cuda_gemm.source(config)
 
 
 def _config_of(x: torch.Tensor, n: int, device: torch.device) -> Config:
-    sms = hopper.multiprocessors(device.index or 0) if device.type == "cuda" else SMS
-    return choose(x.shape[0], n, x.shape[1], hopper.ELEMENTS.get(x.dtype, ""), sms)
+    (m, k), dtype = x.shape, hopper.ELEMENTS.get(x.dtype, "")
+    if device.type != "cuda":
+        return choose(m, n, k, dtype)
+    config = choose(m, n, k, dtype, hopper.multiprocessors(device.index or 0))
+    if isinstance(config, ResidentConfig):
+        clusters = hopper.most_clusters(resident.source(config), config, device.index or 0)
+        return resident.choose_config(m, n, k, dtype, clusters, row_tiles=True)
+    return config
 
 
 def prepare(inputs: Tensors) -> Tensors:
@@ -60,6 +75,8 @@ def run(args: Tensors, out: Tensors) -> None:
     config = _config_of(x, y.shape[1], x.device)
     if isinstance(config, RingConfig):
         cuda_decode.launch(args, y, config)
+    elif isinstance(config, ResidentConfig):
+        resident.launch(args, y, config)
     elif isinstance(config, LineConfig):
         line.launch(args, y, config)
     else:
@@ -76,10 +93,13 @@ CUDA_SOURCES = tuple(
         for m, n, k, dtype in (
             (8, 17408, 5120, "bf16"),
             (16, 5120, 6144, "fp16"),
+            (32, 5120, 6144, "bf16"),
+            (32, 5120, 6144, "fp16"),
             (33, 17408, 5120, "bf16"),
             (64, 17408, 5120, "bf16"),
             (96, 17408, 5120, "bf16"),
             (128, 17408, 5120, "fp16"),
+            (128, 4096, 2048, "bf16"),
             (512, 17408, 5120, "bf16"),
         )
     )
