@@ -206,6 +206,16 @@ def change_pct(control: Measurement | None, candidate: Measurement | None) -> tu
     return 100.0 * (middle - 1.0), 100.0 * (low - 1.0), 100.0 * (high - 1.0)
 
 
+def change_alone(control: Measurement | None, candidate: Measurement | None) -> float | None:
+    """The change in % by blocks in pairs, or by medians between the rows of two workloads; None without both times."""
+    if control is None or candidate is None or control.workload_id == candidate.workload_id:
+        found = change_pct(control, candidate)
+        return found[0] if found else None
+    if control.own_us is None or candidate.own_us is None:
+        return None
+    return 100.0 * (candidate.own_us / control.own_us - 1.0)
+
+
 def _over_placements(control: Measurement, candidate: Measurement) -> interval.Interval | None:
     """The interval of a comparison; None where its blocks are no pairs."""
     try:

@@ -288,7 +288,7 @@ def lines(card: phases.Card, device_id: str = "") -> list[Line]:
         bounds = [100 * part / whole for part in (by.low, by.high) for whole in (base.low, base.high)]
         if parts.get(HOST):  # the waiting that goes away is a part of the control's step
             bounds = [100 * by.low / base.high, 100 * by.high / base.low]
-        seen = _measured(told, control, candidate, rows)
+        seen = evidence.change_alone(_judged(told, rows, *control), _judged(told, rows, *candidate))
         against = control[0 if across else 1]
         shares = 100 * by.us / base.us, max(min(bounds), -100.0), max(bounds)
         found.append(Line(card.id, candidate[0], against, candidate[1], base.us, *shares, parts, seen))
@@ -303,23 +303,13 @@ def _refused(family: str, workload: str, name: str, device: devices.Device) -> b
         return bool(loaded.candidate(name).refuses(loaded.workload(workload)))
 
 
-def _measured(
-    told: Mapping[str, Any], control: tuple[str, str], candidate: tuple[str, str], every: Iterable[Measurement]
-) -> float | None:
-    def row(workload: str, name: str) -> Measurement | None:
-        both = told.get(workload, (None, None))
-        if found := next((r for r in both if r is not None and r.name == name), None):
-            return found
-        runs = {r.run for r in both if r is not None}
-        return next((r for r in every if (r.workload_id, r.name) == (workload, name) and r.run in runs), None)
-
-    before, after = row(*control), row(*candidate)
-    if control[0] == candidate[0]:
-        seen = evidence.change_pct(before, after)
-        return None if seen is None else seen[0]
-    if before is None or after is None or not before.time_us or not after.time_us:
-        return None
-    return 100 * (after.time_us / before.time_us - 1)
+def _judged(
+    told: Mapping[str, evidence.Pair], every: Iterable[Measurement], workload: str, name: str
+) -> Measurement | None:
+    """An arm's row in the run that is judged at a workload."""
+    both = [r for r in told.get(workload, ()) if r]
+    runs = {r.run for r in both}
+    return next((r for r in (*both, *every) if (r.workload_id, r.name) == (workload, name) and r.run in runs), None)
 
 
 def cards() -> list[phases.Card]:
