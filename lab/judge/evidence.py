@@ -46,7 +46,7 @@ def protocol(row: Measurement) -> tuple[str, str, float]:
 def other_protocols(rows: Iterable[Measurement], together: Iterable[Iterable[str]] = ()) -> list[str]:
     """One phrase for each protocol by which both arms were timed somewhere that `pairs` chose none of its runs."""
     rows = [row for row in rows if row.own_us is not None]
-    chosen, runs = pairs(rows, together), _by_run(rows)
+    chosen, runs = pairs(rows, together), by_run(rows)
     left: dict[tuple[str, str, float], int] = {}
     for workload, pair in chosen.items():
         ours = {protocol(row) for row in pair if row}
@@ -67,7 +67,8 @@ def apart(control: Measurement | None, candidate: Measurement | None) -> str:
     return f"its arms differ in {', '.join(said)}" if said else ""
 
 
-def _by_run(rows: Iterable[Measurement]) -> dict[str, dict[str, Pair]]:
+def by_run(rows: Iterable[Measurement]) -> dict[str, dict[str, Pair]]:
+    """workload id -> run -> (control row, candidate row) of what is judged, oldest run first."""
     found: dict[str, dict[str, dict[str, Measurement]]] = {}
     for row in rows:
         if row.arm in ("control", "candidate") and not row.beside:
@@ -85,13 +86,12 @@ def pairs(rows: Iterable[Measurement], together: Iterable[Iterable[str]] = ()) -
     together: groups of workloads that a gate compares with each other. Each group is read from the newest run that
         judged all of it, by the launches that the newest rows of its workloads state, where there is such a run.
     """
-    runs = _by_run(rows)
+    runs = by_run(rows)
     chosen = {}
-    for workload, by_run in runs.items():
-        newest = list(by_run)
-        both = [run for run in newest if all(by_run[run])]
-        judged = [run for run in both if _judged(by_run[run])]
-        chosen[workload] = by_run[(judged or both or newest)[-1]]
+    for workload, newest in runs.items():
+        both = [run for run in newest if all(newest[run])]
+        judged = [run for run in both if _judged(newest[run])]
+        chosen[workload] = newest[(judged or both or list(newest))[-1]]
     for group in together:
         members = [workload for workload in group if workload in runs]
         newest_launches = [_launches(chosen[workload]) for workload in members]
@@ -313,8 +313,8 @@ def between_runs(rows: Iterable[Measurement]) -> dict[str, tuple[int, float]]:
     newest one launched: that a former kernel had another time is no noise.
     """
     spread = {}
-    for workload, by_run in _by_run(row for row in rows if row.own_us is not None).items():
-        both = [(control, candidate) for control, candidate in by_run.values() if control and candidate]
+    for workload, runs in by_run(row for row in rows if row.own_us is not None).items():
+        both = [(control, candidate) for control, candidate in runs.values() if control and candidate]
         alike = [pair for pair in both if _launches(pair) == _launches(both[-1])]
         ratios = [(candidate.own_us or 0.0) / (control.own_us or math.inf) for control, candidate in alike]
         if len(ratios) > 1:

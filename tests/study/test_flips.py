@@ -1,6 +1,7 @@
 """The flip map: the three terms by hand, what counts as a flip, what the file may hold, and the committed pairs."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -46,8 +47,8 @@ def a_flip(there: str, here: str, bounds: tuple[str, str, str, str] = ("bytes",)
 
     keys = [("gb10", "control"), ("gb10", "candidate"), ("h200", "control"), ("h200", "candidate")]
     placed = {key: bounding(term, us) for key, term, us in zip(keys, bounds, (20, 10, 4, 4), strict=True)}
-    asked = {"recorded": "v", "card": "c", "workload": "w", "question": "q", "row": "LP1", "phase": "p"}
-    words = {"there": "gb10", "here": "h200", "word_there": there, "word_here": here}
+    asked: dict[str, Any] = {"recorded": "v", "card": "c", "workload": "w", "question": "q", "row": "LP1", "phase": "p"}
+    words: dict[str, Any] = {"there": "gb10", "here": "h200", "word_there": there, "word_here": here}
     flip = Flip(**asked, **words, bounds=placed, expected_pct={"gb10": -50.0, "h200": 0.0}, measured_pct=None)
     return replace(flip, **more)
 
