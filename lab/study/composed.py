@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -349,24 +350,17 @@ def by_part(trace: Trace, pattern: str, family: str, workload: str) -> breakdown
 
 def rendered(found: Iterable[Line]) -> str:
     """A table of each card and arm under their names, at most 100 columns wide."""
-    groups: dict[tuple[str, str], list[Line]] = {}
-    for line in found:
-        groups.setdefault((line.card, line.candidate), []).append(line)
-    every = [line for group in groups.values() for line in group]
     header = ("workload", "control ms", "expected %", "within", "measured %")
-    shown = [
-        (
-            line.workload, f"{line.control_us / 1e3:.2f}", f"{line.change_pct:+.1f}",
-            f"{line.low_pct:+.1f} to {line.high_pct:+.1f}",
-            "-" if line.measured_pct is None else f"{line.measured_pct:+.1f}" + ("" if line.inside else " outside"),
-        )
-        for line in every
-    ]  # fmt: skip
-    widths = [max(map(len, column)) for column in zip(header, *shown, strict=True)]
-    first, rule, *rows = table(header, shown, widths).splitlines()
-    lines, at = [first, rule], iter(rows)
-    for arm, group in groups.items():
-        lines += ["{}, {}".format(*arm), *(next(at) for _ in group)]
+    groups: dict[str, list[tuple[str, ...]]] = {}
+    for line in found:
+        seen = "-" if line.measured_pct is None else f"{line.measured_pct:+.1f}" + ("" if line.inside else " outside")
+        numbers = f"{line.control_us / 1e3:.2f}", f"{line.change_pct:+.1f}"
+        cells = (line.workload, *numbers, f"{line.low_pct:+.1f} to {line.high_pct:+.1f}", seen)
+        groups.setdefault(f"{line.card}, {line.candidate}", []).append(cells)
+    widths = [max(map(len, column)) for column in zip(header, *chain(*groups.values()), strict=True)]
+    lines = table(header, (), widths).splitlines()
+    for arm, rows in groups.items():
+        lines += [arm, *table(header, rows, widths).splitlines()[2:]]
     return "\n".join(lines)
 
 
