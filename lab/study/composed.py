@@ -101,9 +101,8 @@ class Line:
 def calls_of(family: str) -> Any:
     """The module kernels/<family>/calls.py; BadInput for a family that is no composition."""
     if importlib.util.find_spec(f"kernels.{family}.calls") is None:
-        raise BadInput(
-            families.FOLDER / family, "calls.py is missing", "only what is made of others' kernels is predicted"
-        )
+        remedy = "only what is made of others' kernels is predicted"
+        raise BadInput(families.FOLDER / family, "calls.py is missing", remedy)
     return importlib.import_module(f"kernels.{family}.calls")
 
 
