@@ -35,12 +35,7 @@ CLOCK_PCT = 5.0  # by which the harness's clock may differ from an arm's own tim
 def asked(rows: Iterable[Measurement], card: phases.Card) -> list[Measurement]:
     """The rows of the card's two arms that were taken as it pins, and checked as a card's are."""
     arms = (card.control, card.candidate)
-    return [row for row in rows if row.name in arms and not row.brief and not card.measure.other(*protocol(row))]
-
-
-def protocol(row: Measurement) -> tuple[str, str, float]:
-    """(timer, L2 state, rest) of a row, as it was asked for where it was not timed."""
-    return row.timer or row.wanted_timer, row.l2 or row.wanted_l2, row.rest or 0.0
+    return [row for row in rows if row.name in arms and not row.brief and not card.measure.other(*row.protocol)]
 
 
 def other_protocols(rows: Iterable[Measurement], together: Iterable[Iterable[str]] = ()) -> list[str]:
@@ -49,8 +44,8 @@ def other_protocols(rows: Iterable[Measurement], together: Iterable[Iterable[str
     chosen, runs = pairs(rows, together), by_run(rows)
     left: dict[tuple[str, str, float], int] = {}
     for workload, pair in chosen.items():
-        ours = {protocol(row) for row in pair if row}
-        for way in {protocol(a) for a, b in runs[workload].values() if a and b} - ours:
+        ours = {row.protocol for row in pair if row}
+        for way in {a.protocol for a, b in runs[workload].values() if a and b} - ours:
             left[way] = left.get(way, 0) + 1
     return [
         f"not judged: runs by {timer}, {l2} L2, rest {rest:g}, of {count} workload{'s' * (count > 1)}"

@@ -283,9 +283,8 @@ def contradiction(rows: Iterable[Measurement]) -> None:
     """Raise BadInput for the first candidate whose runs of one commit and launch differ by more than AGREE."""
     seen: dict[tuple[Any, ...], list[Measurement]] = {}
     for row in rows:
-        commit = row.stated_commit or row.commit
-        if commit not in (None, "", "unknown"):
-            seen.setdefault((row.name, row.workload_id, row.config, commit), []).append(row)
+        if row.code not in ("", "unknown"):
+            seen.setdefault((row.name, row.workload_id, row.config, row.code), []).append(row)
     for (name, workload, _, commit), same in seen.items():
         low, high = min(same, key=_us), max(same, key=_us)
         if (ratio := _us(high) / _us(low)) > AGREE:
