@@ -263,7 +263,7 @@ class Cluster:
             why = told.get("refused") or told.get("died")
             raise BadInput(name, f"cannot be asked ({why})", f"in this commit's checkout there: {EXTRA}, by its lock")
         facts = msgspec.convert(told["out"], Facts)
-        ours, theirs = (made.stated_commit or made.commit for made in (self.here, facts.made))
+        ours, theirs = (made.code for made in (self.here, facts.made))
         if ours != theirs or facts.made.dirty:
             what = f"is at commit {theirs}, this at {ours}" if ours != theirs else "has uncommitted changes"
             raise BadInput(name, what, f"git checkout {ours} there, without changes, and start the worker again")

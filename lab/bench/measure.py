@@ -271,8 +271,7 @@ def missing(items: Sequence[Item], device: str, settings: Settings) -> list[Item
             and (row.name, row.arm) in ((item.card.control, "control"), (item.card.candidate, "candidate"))
             and row.status in ("ok", "incorrect")
             and row.gate_hash == item.card.gate_hash
-            and (row.timer or row.wanted_timer, row.l2 or row.wanted_l2, row.rest or 0.0)
-            == (own.timer, own.l2, own.rest)
+            and row.protocol == (own.timer, own.l2, own.rest)
             and not families.former(row)
         ]
         arms = {(row.run, row.arm) for row in rows}

@@ -282,11 +282,8 @@ def _check(card: _File, stem: str, house: bool) -> None:
     for where, gate in (("gate", card.gate), *((f"claim {claim.name}", claim) for claim in card.claims)):
         # Whether it ran, or finished, may be the whole question; beside other conditions a requirement was forgotten.
         ran = (gate.complete or gate.engaged) and not (gate.kill or gate.correctness)
-        _refuse(
-            not gate.require and not ran,
-            f"{where}.require is missing or empty",
-            "declare at least one required condition",
-        )
+        nothing = not gate.require and not ran
+        _refuse(nothing, f"{where}.require is missing or empty", "declare at least one required condition")
         for role, condition in gate.conditions():
             _check_condition(f"{where}.{role}", condition, card.workloads, gate.metrics)
     for bound in (bound for case in card.recorded for bound in case.bound):
@@ -307,12 +304,10 @@ def _check_condition(at: str, c: Condition, workloads: Iterable[str], metrics: M
     what, remedy = f"{at}: threshold = {c.threshold} for {asked}", "give threshold or than, a finite number or a metric"
     _refuse(math.isfinite(c.threshold) == bool(c.than), what, remedy)
     _refuse(c.share != 1 and not changes, f"{at}: share = {c.share} for {asked}", "a share goes with a change")
-    if c.against and (not changes or c.against == c.workload):
-        what = f'{at}: against = "{c.against}" for {asked} at "{c.workload}"'
-        raise BadInput("card", what, "name another workload, with a change")
-    if c.output and c.metric not in ERRORS:
-        what = f'{at}: output = "{c.output}" for {c.metric}'
-        raise BadInput("card", what, f"only an error has outputs: {', '.join(ERRORS)}")
+    what, itself = f'{at}: against = "{c.against}" for {asked} at "{c.workload}"', c.against == c.workload
+    _refuse(bool(c.against) and (not changes or itself), what, "name another workload, with a change")
+    what, remedy = f'{at}: output = "{c.output}" for {c.metric}', f"only an error has outputs: {', '.join(ERRORS)}"
+    _refuse(bool(c.output) and c.metric not in ERRORS, what, remedy)
     if c.stated_by:
         stated = recorded.target(c.stated_by).value
         # A source writes "drops by more than 20 %"; the card writes the same line as a change below -20 %.

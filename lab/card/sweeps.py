@@ -101,14 +101,13 @@ def select(
     among: Iterable[Row] | None = None,
     *,
     metric: str = "",
-    sound: bool = False,
     where: Callable[[Row], bool] = lambda row: True,
     **wanted: Any,
 ) -> tuple[Row, ...]:
     """The rows with these words and params, this metric; of the committed ones unless `among` is given.
 
     wanted: system, device, model, arm, tool, source, or an axis of params; an axis given as None must be absent.
-    sound:  only rows whose status is empty. where: any further condition.
+    where:  any further condition.
     Raises BadInput when nothing is left: an empty sweep is a misspelt filter more often than a result.
     """
     pool = found = table() if among is None else tuple(among)
@@ -118,21 +117,20 @@ def select(
         if not found:
             shown = f'"{value}"' if isinstance(value, str) else value
             raise BadInput("sweeps", f"{key} = {shown} is in no row", nearest(str(value), map(str, of)))
-    found = tuple(r for r in found if (not metric or metric in r.values) and (not sound or not r.status) and where(r))
+    found = tuple(r for r in found if (not metric or metric in r.values) and where(r))
     if not found:
         raise BadInput("sweeps", f"no row is left of {len(pool)}", "loosen the filters")
     return found
 
 
 class Series(Struct, frozen=True):
-    """One curve: values of a metric over an axis, ascending, and the ids of the rows behind each point."""
+    """One curve: values of a metric over an axis, ascending."""
 
     label: str
     axis: str
     metric: str
     xs: tuple[float, ...]
     ys: tuple[float, ...]
-    ids: tuple[tuple[str, ...], ...]
 
     def at(self, x: float) -> float:
         """The value at x; raises BadInput when the curve has no point there."""
@@ -158,9 +156,7 @@ def series(among: Iterable[Row], axis: str, metric: str, label: str = "") -> Ser
     if not points:
         raise BadInput("sweeps", f'no row has both "{axis}" and {metric}', "choose another axis or metric")
     xs = sorted(points)
-    along = [points[x] for x in xs]
-    ys, ids = tuple(r.values[metric] for r in along), tuple((r.id,) for r in along)
-    return Series(label or along[0].arm, axis, metric, tuple(xs), ys, ids)
+    return Series(label or points[xs[0]].arm, axis, metric, tuple(xs), tuple(points[x].values[metric] for x in xs))
 
 
 def from_figures(figures: Iterable[Figure], axis: str, metric: str, label: str) -> Series:
@@ -174,10 +170,8 @@ def from_figures(figures: Iterable[Figure], axis: str, metric: str, label: str) 
         if unit(f.unit) != METRICS[metric] or not isinstance(f.value, float):
             raise BadInput(f.id, f"is {f.value} {f.unit}, not {METRICS[metric]}", "choose figures of one metric")
         if f.withdrawn or not isinstance(f.params.get(axis), int | float):
-            what = (
-                f'withdrawn by its source ("{f.withdrawn}")' if f.withdrawn else f'has no number on the axis "{axis}"'
-            )
-            raise BadInput(f.id, what, "leave it out of the curve")
+            taken = f'withdrawn by its source ("{f.withdrawn}")' if f.withdrawn else ""
+            raise BadInput(f.id, taken or f'has no number on the axis "{axis}"', "leave it out of the curve")
         rows.append(Row(f.id, f.system, f.device, f.model, f.arm, f.params, {metric: f.value}, "", "", f.source))
     return series(rows, axis, metric, label)
 
@@ -190,6 +184,5 @@ def ratio(over: Series, under: Series, label: str = "") -> Series:
     shared = [x for x in over.xs if x in under.xs and under.at(x) > 0]
     if not shared:
         raise BadInput("sweeps", f"{over.label} and {under.label} share no {over.axis}", "choose arms of one sweep")
-    ids = tuple(over.ids[over.xs.index(x)] + under.ids[under.xs.index(x)] for x in shared)
     ys = tuple(over.at(x) / under.at(x) for x in shared)
-    return Series(label or f"{over.label} / {under.label}", over.axis, over.metric, tuple(shared), ys, ids)
+    return Series(label or f"{over.label} / {under.label}", over.axis, over.metric, tuple(shared), ys)

@@ -8,7 +8,6 @@ import math
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -223,7 +222,7 @@ def roofline(arguments: Namespace) -> int:
 
     if arguments.recorded:
         table = reproduction.reproduce()
-        show(arguments.json, lambda: [asdict(r) for r in table], lambda: reproduction.render(table))
+        show(arguments.json, lambda: [structs.asdict(r) for r in table], lambda: reproduction.render(table))
         return 0
     if not arguments.family:
         raise BadInput("lab roofline", "needs a family or --recorded", nearest("", families.names()))

@@ -12,6 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import to_builtins
+
 from lab.base.console import show
 from lab.base.errors import BadInput, nearest
 
@@ -67,7 +69,7 @@ def diff(arguments: Namespace) -> int:
         from lab.study import attributions
 
         claims = attributions.reproduce()
-        show(arguments.json, lambda: {"attributions": [asdict(c) for c in claims]}, lambda: attributions.render(claims))
+        show(arguments.json, lambda: {"attributions": to_builtins(claims)}, lambda: attributions.render(claims))
         return 1 if any(c.agrees != (c.expected == "agrees") for c in claims) else 0
     if arguments.list:
         for name in breakdowns.recorded_ids():

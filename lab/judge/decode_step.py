@@ -45,12 +45,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Time:
-    """A part's time in one step. basis: "roofline", or the kernel and workload it is scaled from; exact: not scaled."""
+    """A part's time in one step. basis: "roofline", or the kernel and workload that it is scaled from."""
 
     part: str
     us: float
     basis: str
-    exact: bool = False
 
 
 def cached_bytes(model: Model, value_bytes: float = 2.0) -> float:
@@ -112,9 +111,11 @@ def parts(model: Model, sequences: int, context: int, value_bytes: float = 2.0, 
 
 def floors(device: Device, of: Iterable[Part]) -> tuple[Time, ...]:
     """Each part at its roofline."""
-    return tuple(
-        Time(p.name, p.calls * roofline.place(device, p.flops, p.bytes, p.pipe).floor_us, "roofline", True) for p in of
-    )
+    return tuple(Time(p.name, p.calls * _floor_us(device, p), "roofline") for p in of)
+
+
+def _floor_us(device: Device, p: Part) -> float:
+    return roofline.place(device, p.flops, p.bytes, p.pipe).floor_us
 
 
 def from_rows(device: Device, of: Iterable[Part], rows: Mapping[str, Iterable[Measurement]]) -> tuple[Time, ...]:
@@ -129,13 +130,11 @@ def from_rows(device: Device, of: Iterable[Part], rows: Mapping[str, Iterable[Me
         usable = [r for r in rows.get(p.name, ()) if r.time_us]
         if not usable:
             raise BadInput(f"step of {device.id}", f'no measured row for "{p.name}"', "measure it, or take floors")
-        distance, share, row = max(
+        _, share, row = max(
             ((-_doublings(p, r), roofline.fraction_of(device, r) or 0.0, r) for r in usable),
             key=lambda found: (*found[:2], found[2].run),
         )
-        own = roofline.place(device, p.flops, p.bytes, p.pipe).floor_us
-        exact = distance == 0 and abs(p.bytes / (row.bytes or math.inf) - 1) < 0.05
-        found.append(Time(p.name, p.calls * own / share, f"{row.name} {row.workload_id}", exact))
+        found.append(Time(p.name, p.calls * _floor_us(device, p) / share, f"{row.name} {row.workload_id}"))
     return tuple(found)
 
 

@@ -35,22 +35,17 @@ CLOCK_PCT = 5.0  # by which the harness's clock may differ from an arm's own tim
 def asked(rows: Iterable[Measurement], card: phases.Card) -> list[Measurement]:
     """The rows of the card's two arms that were taken as it pins, and checked as a card's are."""
     arms = (card.control, card.candidate)
-    return [row for row in rows if row.name in arms and not row.brief and not card.measure.other(*protocol(row))]
-
-
-def protocol(row: Measurement) -> tuple[str, str, float]:
-    """(timer, L2 state, rest) of a row, as it was asked for where it was not timed."""
-    return row.timer or row.wanted_timer, row.l2 or row.wanted_l2, row.rest or 0.0
+    return [row for row in rows if row.name in arms and not row.brief and not card.measure.other(*row.protocol)]
 
 
 def other_protocols(rows: Iterable[Measurement], together: Iterable[Iterable[str]] = ()) -> list[str]:
     """One phrase for each protocol by which both arms were timed somewhere that `pairs` chose none of its runs."""
     rows = [row for row in rows if row.own_us is not None]
-    chosen, runs = pairs(rows, together), _by_run(rows)
+    chosen, runs = pairs(rows, together), by_run(rows)
     left: dict[tuple[str, str, float], int] = {}
     for workload, pair in chosen.items():
-        ours = {protocol(row) for row in pair if row}
-        for way in {protocol(a) for a, b in runs[workload].values() if a and b} - ours:
+        ours = {row.protocol for row in pair if row}
+        for way in {a.protocol for a, b in runs[workload].values() if a and b} - ours:
             left[way] = left.get(way, 0) + 1
     return [
         f"not judged: runs by {timer}, {l2} L2, rest {rest:g}, of {count} workload{'s' * (count > 1)}"
@@ -67,7 +62,8 @@ def apart(control: Measurement | None, candidate: Measurement | None) -> str:
     return f"its arms differ in {', '.join(said)}" if said else ""
 
 
-def _by_run(rows: Iterable[Measurement]) -> dict[str, dict[str, Pair]]:
+def by_run(rows: Iterable[Measurement]) -> dict[str, dict[str, Pair]]:
+    """workload id -> run -> (control row, candidate row) of what is judged, oldest run first."""
     found: dict[str, dict[str, dict[str, Measurement]]] = {}
     for row in rows:
         if row.arm in ("control", "candidate") and not row.beside:
@@ -85,13 +81,12 @@ def pairs(rows: Iterable[Measurement], together: Iterable[Iterable[str]] = ()) -
     together: groups of workloads that a gate compares with each other. Each group is read from the newest run that
         judged all of it, by the launches that the newest rows of its workloads state, where there is such a run.
     """
-    runs = _by_run(rows)
+    runs = by_run(rows)
     chosen = {}
-    for workload, by_run in runs.items():
-        newest = list(by_run)
-        both = [run for run in newest if all(by_run[run])]
-        judged = [run for run in both if _judged(by_run[run])]
-        chosen[workload] = by_run[(judged or both or newest)[-1]]
+    for workload, newest in runs.items():
+        both = [run for run in newest if all(newest[run])]
+        judged = [run for run in both if _judged(newest[run])]
+        chosen[workload] = newest[(judged or both or list(newest))[-1]]
     for group in together:
         members = [workload for workload in group if workload in runs]
         newest_launches = [_launches(chosen[workload]) for workload in members]
@@ -206,6 +201,16 @@ def change_pct(control: Measurement | None, candidate: Measurement | None) -> tu
     return 100.0 * (middle - 1.0), 100.0 * (low - 1.0), 100.0 * (high - 1.0)
 
 
+def change_alone(control: Measurement | None, candidate: Measurement | None) -> float | None:
+    """The change in % by blocks in pairs, or by medians between the rows of two workloads; None without both times."""
+    if control is None or candidate is None or control.workload_id == candidate.workload_id:
+        found = change_pct(control, candidate)
+        return found[0] if found else None
+    if control.own_us is None or candidate.own_us is None:
+        return None
+    return 100.0 * (candidate.own_us / control.own_us - 1.0)
+
+
 def _over_placements(control: Measurement, candidate: Measurement) -> interval.Interval | None:
     """The interval of a comparison; None where its blocks are no pairs."""
     try:
@@ -303,8 +308,8 @@ def between_runs(rows: Iterable[Measurement]) -> dict[str, tuple[int, float]]:
     newest one launched: that a former kernel had another time is no noise.
     """
     spread = {}
-    for workload, by_run in _by_run(row for row in rows if row.own_us is not None).items():
-        both = [(control, candidate) for control, candidate in by_run.values() if control and candidate]
+    for workload, runs in by_run(row for row in rows if row.own_us is not None).items():
+        both = [(control, candidate) for control, candidate in runs.values() if control and candidate]
         alike = [pair for pair in both if _launches(pair) == _launches(both[-1])]
         ratios = [(candidate.own_us or 0.0) / (control.own_us or math.inf) for control, candidate in alike]
         if len(ratios) > 1:

@@ -196,9 +196,8 @@ def _weigh(gate: Gate, findings: tuple[Finding, ...], verdict: Callable[..., Ver
         return verdict("NEUTRAL", noisy)
     if unsure:
         return verdict("NEUTRAL", unsure, "a kill condition cannot be told from noise: ")
-    weak = {f.kind for f in required if f.kind not in ("measured", "stated")} | (
-        {"modelled"} if gate.modelled else set()
-    )
+    weak = {f.kind for f in required if f.kind not in ("measured", "stated")}
+    weak |= {"modelled"} if gate.modelled else set()
     because = required or [f for f in findings if f.role == "engaged"]
     lead = f"on {' and '.join(sorted(weak))} evidence: " if weak else ""
     found = verdict("CONDITIONAL-GO" if weak else "GO", because, lead)

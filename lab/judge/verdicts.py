@@ -155,7 +155,7 @@ def judge_measured(card: Card, device_id: str) -> Judgement:
     notes += evidence.other_protocols(rows, together)
     if used and not device.peaks:
         notes.append(f"peaks unknown: no source gives {device.name}'s, and shares are of measured ceilings alone")
-    if left := len({row.run for row in every if card.measure.other(*evidence.protocol(row))}):
+    if left := len({row.run for row in every if card.measure.other(*row.protocol)}):
         notes.append(f"{left} runs by another protocol than the card's are not judged")
     note = "; ".join(filter(None, notes))
     return judgement(card, evidence.readings(rows, device, together), "measured", device.id, None, note=note)

@@ -64,12 +64,9 @@ def floor_us(
     return max(bytes_moved / max(memory) * 1e-3, flops / max(rates) * 1e-6)
 
 
-def floor_of(row: Measurement) -> float | None:
-    """`floor_us` of a measured row, for its share: GEMM on random data, rested too where the row's arms rested."""
-    return _floor_of(row, ("", "_rested") if row.rest else ("",))
-
-
-def _floor_of(row: Measurement, ways: tuple[str, ...]) -> float | None:
+def floor_of(row: Measurement, ways: tuple[str, ...] = ()) -> float | None:
+    """`floor_us` of a measured row; by default for its share: GEMM on random data, rested too where its arms rested."""
+    ways = ways or (("", "_rested") if row.rest else ("",))
     if row.metric != "kernel_us" or row.flops is None or row.bytes is None or row.pipe is None:
         return None
     return floor_us(row.device, row.flops, row.bytes, row.pipe, row.l2 or "cold", ways)
@@ -77,7 +74,7 @@ def _floor_of(row: Measurement, ways: tuple[str, ...]) -> float | None:
 
 def suspect(row: Measurement) -> str:
     """ "" or one sentence: the row beats the fastest measured ceilings of its device by more than 3 %."""
-    floor = None if row.median_us is None else _floor_of(row, POSSIBLE)
+    floor = None if row.median_us is None else floor_of(row, POSSIBLE)
     if floor is None or row.median_us is None or row.median_us * TOLERANCE >= floor:
         return ""
     return f"{row.median_us:.2f} us beats the measured ceilings, which allow {floor:.2f} us"

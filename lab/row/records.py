@@ -80,6 +80,11 @@ class Provenance(Record, frozen=True, kw_only=True):
     l2_bytes: int | None = None
     driver: str | None = None
 
+    @property
+    def code(self) -> str:
+        """The commit that the code was, as stated where it ran, else the one that it lay on top of."""
+        return self.stated_commit or self.commit
+
 
 class _Figure(Generic[T]):
     """A figure of a row's summary, None where it has no samples."""
@@ -235,6 +240,11 @@ class Measurement(Provenance, frozen=True, kw_only=True, dict=True, tag=2):
     def calibration(self) -> bool:
         """Whether it is of `lab routes FAMILY --calibrate`: a card's row at the same place comes before it."""
         return self.phase.startswith(CALIBRATION)
+
+    @property
+    def protocol(self) -> tuple[str, str, float]:
+        """(timer, L2 state, rest), as it was asked for where it was not timed."""
+        return self.timer or self.wanted_timer, self.l2 or self.wanted_l2, self.rest or 0.0
 
     @property
     def metric(self) -> str:

@@ -9,9 +9,8 @@ import base64
 import binascii
 import math
 import statistics
-import sys
+import struct
 import zlib
-from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -37,7 +36,7 @@ class Summary(NamedTuple):
 
 def encode(samples: Sequence[float]) -> str:
     """Base64 of zlib of little-endian float64, us a call, in the order placement, block, sample; exact."""
-    return base64.b64encode(zlib.compress(_little(array("d", samples)).tobytes(), 9)).decode()
+    return base64.b64encode(zlib.compress(struct.pack(f"<{len(samples)}d", *samples), 9)).decode()
 
 
 def decode(text: str) -> tuple[float, ...]:
@@ -49,13 +48,7 @@ def decode(text: str) -> tuple[float, ...]:
         raise ValueError(f"is no base64 of zlib ({error})") from None
     if not unpack.eof or unpack.unused_data or len(packed) % 8:
         raise ValueError("is not whole")
-    return tuple(_little(array("d", packed)))
-
-
-def _little(values: array[float]) -> array[float]:
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values
+    return struct.unpack(f"<{len(packed) // 8}d", packed)
 
 
 def blocks(samples: Sequence[float], shape: Shape) -> tuple[tuple[float, ...], ...]:

@@ -19,7 +19,6 @@ import fcntl
 import glob
 import hashlib
 import json
-import math
 import os
 import re
 import sys
@@ -130,8 +129,11 @@ def line(record: Record, where: Path) -> bytes:
     """The record as a line of its file, without hash and end, once it could be read back; raises BadInput."""
     kept = msgspec.to_builtins(record)
     for key, value in kept.items():
-        if not _finite(value):
-            raise BadInput(where, f"{key} holds NaN or infinity", "give the row a status and a message instead")
+        try:
+            json.dumps(value, allow_nan=False)
+        except ValueError:
+            what, remedy = f"{key} holds NaN or infinity", "give the row a status and a message instead"
+            raise BadInput(where, what, remedy) from None
     text = json.dumps(kept, separators=(",", ":")).encode()
     decode(text, type(record), where)
     return text
@@ -155,14 +157,6 @@ def parted(line: bytes) -> tuple[bytes, str]:
     """(the line without its hash, the hash); "" for a line from before there were hashes."""
     found = _HASH.fullmatch(line[-27:])
     return (line[:-27] + b"}", found[1].decode()) if found else (line, "")
-
-
-def _finite(value: Any) -> bool:
-    if isinstance(value, float):
-        return math.isfinite(value)
-    if isinstance(value, dict):
-        return all(map(_finite, value.values()))
-    return all(map(_finite, value)) if isinstance(value, list | tuple) else True
 
 
 @cache

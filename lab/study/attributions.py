@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -21,7 +19,7 @@ from lab.base import files
 from lab.base.errors import REPOSITORY, BadInput, refuse_unknown, shown
 from lab.base.files import Text
 from lab.card import recorded
-from lab.study.reproduction import callable_with
+from lab.study.reproduction import Asked, callable_with
 from lab.trace import amdahl, breakdowns, diff
 from lab.trace.amdahl import Interval
 from lab.trace.breakdowns import digit_error
@@ -29,19 +27,14 @@ from lab.trace.breakdowns import digit_error
 FILE = REPOSITORY / "data" / "attributions.toml"
 
 
-@dataclass(frozen=True)
-class Attribution:
+class Attribution(Asked, frozen=True, kw_only=True):
     """One claim, computed again: recorded and ours in `unit`, with the bounds that printed digits leave."""
 
-    id: str
-    name: str
     unit: str
     recorded: Interval
     ours: Interval
     agrees: bool
-    expected: str
     note: str
-    formula: str
     source: str
 
 
@@ -121,8 +114,7 @@ def share_of_busy(busy: Interval, kernels_only: Interval) -> Interval:
 
 def removed(base: Interval, trace: str, categories: Sequence[str]) -> Interval:
     """Throughput with categories of one table, the whole of the wall time, removed (lab/trace/amdahl.py)."""
-    own = share(trace, categories)
-    fraction = Interval(own.low / 100, own.mid / 100, own.high / 100)
+    fraction = _divided(share(trace, categories), Interval.of(100))
     found = amdahl.project(fraction, Interval.of(math.inf), base).ceiling_rate
     assert found is not None
     return found
@@ -157,16 +149,12 @@ class Number(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Interval.of(float(found.value), digit_error(f"{found.value:g}")), found.unit, found.id
 
 
-class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Claim(Asked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A claim of data/attributions.toml: what the source says, and the formula that computes it again."""
 
-    id: Text
-    name: Text
     recorded: Number
-    formula: Text
-    expected: Literal["agrees", "differs"]
     note: Text
-    arguments: dict[str, Number | Text | list[Text]] = {}
+    arguments: dict[str, Number | Text | list[Text]] = msgspec.field(default_factory=dict)
 
 
 class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -184,8 +172,8 @@ def reproduce(path: Path = FILE) -> list[Attribution]:
         numbers = {k: v.read(f"{where}.{k}")[0] for k, v in c.arguments.items() if isinstance(v, Number)}
         claimed, unit, source = c.recorded.read(f"{where}.recorded")
         ours = formula(**{**c.arguments, **numbers})
-        agrees = ours.meets(claimed)
-        found.append(Attribution(c.id, c.name, unit, claimed, ours, agrees, c.expected, c.note, c.formula, source))
+        told = {"unit": unit, "recorded": claimed, "ours": ours, "agrees": ours.meets(claimed)}
+        found.append(Attribution(**c.about(), **told, note=c.note, source=source))
     return found
 
 

@@ -229,7 +229,7 @@ def _doubts(asks: Router, device: devices.Device, places: Sequence[Place], known
     from kernels import routing
     from kernels.common import described_for
 
-    every, sms = families.load(asks.family).candidates, int(device.sms.base) if device.sms else routing.SMS
+    every, sms = families.load(asks.family).candidates, timefit.sms(device)
     able = {n: c for n, c in every.items() if c.work and not c.no_route and not families.unfit(c, device.capability)}
     stored = routing.table(device.id, asks.family)
     found = []

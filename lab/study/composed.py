@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -100,9 +101,8 @@ class Line:
 def calls_of(family: str) -> Any:
     """The module kernels/<family>/calls.py; BadInput for a family that is no composition."""
     if importlib.util.find_spec(f"kernels.{family}.calls") is None:
-        raise BadInput(
-            families.FOLDER / family, "calls.py is missing", "only what is made of others' kernels is predicted"
-        )
+        remedy = "only what is made of others' kernels is predicted"
+        raise BadInput(families.FOLDER / family, "calls.py is missing", remedy)
     return importlib.import_module(f"kernels.{family}.calls")
 
 
@@ -288,7 +288,7 @@ def lines(card: phases.Card, device_id: str = "") -> list[Line]:
         bounds = [100 * part / whole for part in (by.low, by.high) for whole in (base.low, base.high)]
         if parts.get(HOST):  # the waiting that goes away is a part of the control's step
             bounds = [100 * by.low / base.high, 100 * by.high / base.low]
-        seen = _measured(told, control, candidate, rows)
+        seen = evidence.change_alone(_judged(told, rows, *control), _judged(told, rows, *candidate))
         against = control[0 if across else 1]
         shares = 100 * by.us / base.us, max(min(bounds), -100.0), max(bounds)
         found.append(Line(card.id, candidate[0], against, candidate[1], base.us, *shares, parts, seen))
@@ -303,23 +303,13 @@ def _refused(family: str, workload: str, name: str, device: devices.Device) -> b
         return bool(loaded.candidate(name).refuses(loaded.workload(workload)))
 
 
-def _measured(
-    told: Mapping[str, Any], control: tuple[str, str], candidate: tuple[str, str], every: Iterable[Measurement]
-) -> float | None:
-    def row(workload: str, name: str) -> Measurement | None:
-        both = told.get(workload, (None, None))
-        if found := next((r for r in both if r is not None and r.name == name), None):
-            return found
-        runs = {r.run for r in both if r is not None}
-        return next((r for r in every if (r.workload_id, r.name) == (workload, name) and r.run in runs), None)
-
-    before, after = row(*control), row(*candidate)
-    if control[0] == candidate[0]:
-        seen = evidence.change_pct(before, after)
-        return None if seen is None else seen[0]
-    if before is None or after is None or not before.time_us or not after.time_us:
-        return None
-    return 100 * (after.time_us / before.time_us - 1)
+def _judged(
+    told: Mapping[str, evidence.Pair], every: Iterable[Measurement], workload: str, name: str
+) -> Measurement | None:
+    """An arm's row in the run that is judged at a workload."""
+    both = [r for r in told.get(workload, ()) if r]
+    runs = {r.run for r in both}
+    return next((r for r in (*both, *every) if (r.workload_id, r.name) == (workload, name) and r.run in runs), None)
 
 
 def cards() -> list[phases.Card]:
@@ -359,24 +349,17 @@ def by_part(trace: Trace, pattern: str, family: str, workload: str) -> breakdown
 
 def rendered(found: Iterable[Line]) -> str:
     """A table of each card and arm under their names, at most 100 columns wide."""
-    groups: dict[tuple[str, str], list[Line]] = {}
-    for line in found:
-        groups.setdefault((line.card, line.candidate), []).append(line)
-    every = [line for group in groups.values() for line in group]
     header = ("workload", "control ms", "expected %", "within", "measured %")
-    shown = [
-        (
-            line.workload, f"{line.control_us / 1e3:.2f}", f"{line.change_pct:+.1f}",
-            f"{line.low_pct:+.1f} to {line.high_pct:+.1f}",
-            "-" if line.measured_pct is None else f"{line.measured_pct:+.1f}" + ("" if line.inside else " outside"),
-        )
-        for line in every
-    ]  # fmt: skip
-    widths = [max(map(len, column)) for column in zip(header, *shown, strict=True)]
-    first, rule, *rows = table(header, shown, widths).splitlines()
-    lines, at = [first, rule], iter(rows)
-    for arm, group in groups.items():
-        lines += ["{}, {}".format(*arm), *(next(at) for _ in group)]
+    groups: dict[str, list[tuple[str, ...]]] = {}
+    for line in found:
+        seen = "-" if line.measured_pct is None else f"{line.measured_pct:+.1f}" + ("" if line.inside else " outside")
+        numbers = f"{line.control_us / 1e3:.2f}", f"{line.change_pct:+.1f}"
+        cells = (line.workload, *numbers, f"{line.low_pct:+.1f} to {line.high_pct:+.1f}", seen)
+        groups.setdefault(f"{line.card}, {line.candidate}", []).append(cells)
+    widths = [max(map(len, column)) for column in zip(header, *chain(*groups.values()), strict=True)]
+    lines = table(header, (), widths).splitlines()
+    for arm, rows in groups.items():
+        lines += [arm, *table(header, rows, widths).splitlines()[2:]]
     return "\n".join(lines)
 
 

@@ -13,7 +13,7 @@ The gap is measured on the device (profiles/<device>/ceilings) and stands for th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,7 +28,6 @@ from lab.check import families
 from lab.judge import evidence, verdicts
 from lab.place import ceilings, roofline
 from lab.row import store
-from lab.row.records import Measurement
 
 if TYPE_CHECKING:  # kernels/ is imported late, so that a package that shadows it is told in one line
     from kernels.common import Cost
@@ -90,23 +89,19 @@ class Bound:
         return f"{self.term} {self.us:.3g} us" + (f" ({self.pipe})" if self.term == "flops" else "")
 
 
-@dataclass(frozen=True)
-class Flip:
-    """One question on two devices.
+class Flip(Pair, frozen=True, kw_only=True):
+    """A pair judged: one question on two devices.
 
-    there, here:     device ids; word_there, word_here: verdict words, word_here "" without rows.
+    phase, row:      of the recorded verdict. there, here: device ids.
+    word_there, word_here: verdict words, word_here "" without rows.
     bounds:          (device id, arm) -> Bound.
     expected_pct:    device id -> change from the control's bound to the candidate's in %.
     measured_pct:    the measured change at the workload on `here`, None without rows.
     errors:          relative errors of the control and the candidate there, () without both.
-    asks_otherwise:  in what the two gates ask differently, "" where one word answers for both.
     """
 
     row: str
-    question: str
     phase: str
-    card: str
-    workload: str
     there: str
     here: str
     word_there: str
@@ -114,10 +109,7 @@ class Flip:
     bounds: Mapping[tuple[str, str], Bound]
     expected_pct: Mapping[str, float]
     measured_pct: float | None
-    why: str
-    asks_otherwise: str
     errors: tuple[float, ...] = ()
-    front: bool = False
 
     @property
     def flips(self) -> str:
@@ -190,38 +182,21 @@ def _flip(pair: Pair, judged: verdicts.Judgement, here: str, path: Path) -> Flip
     places = dict.fromkeys((judged.device, here))
     bounds = {(device_id, arm): bounding(device_id, arm) for device_id in places for arm in ARMS}
     rows = evidence.asked(store.rows(here, card.id), card)
+    pairs = evidence.pairs(rows)
+    control, candidate = pairs.get(workload.id, (None, None))
+    errors = tuple(e for row in (control, candidate) if row and (e := evidence.errors(row).get("")) is not None)
+    if base.id != workload.id:
+        _, control = pairs.get(base.id, (None, None))
     return Flip(
+        **msgspec.structs.asdict(pair),
         row=phases.card(judged.phase).row,
-        question=pair.question,
         phase=judged.phase,
-        card=card.id,
-        workload=workload.id,
         there=judged.device,
         here=here,
         word_there=judged.verdict.word,
         word_here=verdicts.judge_measured(card, here).verdict.word if rows else "",
         bounds=bounds,
         expected_pct={d: 100 * (bounds[d, "candidate"].us / bounds[d, "control"].us - 1) for d in places},
-        measured_pct=_change(rows, base.id, workload.id),
-        why=pair.why,
-        asks_otherwise=pair.asks_otherwise,
-        errors=_errors(rows, workload.id),
-        front=pair.front,
+        measured_pct=evidence.change_alone(control, candidate),
+        errors=errors if len(errors) == 2 else (),
     )
-
-
-def _change(rows: Sequence[Measurement], control_workload: str, workload: str) -> float | None:
-    """Measured change in %: between the arms at one workload, or of the candidate from one workload to another."""
-    pairs = evidence.pairs(rows)
-    if control_workload == workload:
-        found = evidence.change_pct(*pairs.get(workload, (None, None)))
-        return None if found is None else found[0]
-    times = [pairs.get(w, (None, None))[1] for w in (control_workload, workload)]
-    base, now = (row.median_us if row else None for row in times)
-    return None if base is None or now is None else 100 * (now / base - 1)
-
-
-def _errors(rows: Sequence[Measurement], workload: str) -> tuple[float, ...]:
-    pair = evidence.pairs(rows).get(workload, (None, None))
-    stated = [e for row in pair if row and (e := evidence.errors(row).get("")) is not None]
-    return tuple(stated) if len(stated) == 2 else ()

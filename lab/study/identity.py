@@ -27,6 +27,7 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -78,10 +79,7 @@ class Cell:
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int:
     """The first index at which two sequences differ (the shorter one's end counts), -1 when they are equal."""
-    for index, (left, right) in enumerate(zip(a, b, strict=False)):
-        if left != right:
-            return index
-    return -1 if len(a) == len(b) else min(len(a), len(b))
+    return next((index for index, (left, right) in enumerate(zip_longest(a, b)) if left != right), -1)
 
 
 def compare(cell: Cell, reference: Produce, candidate: Produce, prompt: str, stop: Iterable[int] = ()) -> Cell:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import asdict
 
 from lab.base import files, vocabulary
 from lab.base.console import show
@@ -34,21 +34,26 @@ KINDS = {"phase": "phases", "program": "program", "prediction": "predictions"}
 Range = tuple[float, float]
 
 
-class Bound(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An entry of data/ledger.toml: every number by the id of its figure."""
+class Said(msgspec.Struct, frozen=True, kw_only=True):
+    """What an entry is about. verdict: id of the recorded verdict, "" where the source wrote none."""
 
     id: str
     kind: Literal["phase", "program", "prediction"]
     title: str
+    verdict: str = ""
+    better: Literal["higher", "lower"] = "higher"
+    caveat: str = ""
+
+
+class Bound(Said, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An entry of data/ledger.toml: every number by the id of its figure."""
+
     expected: Annotated[tuple[str, ...], Meta(min_length=1)]
     delivered: tuple[str, ...] = ()
     before: str = ""
     after: str = ""
-    verdict: str = ""
     of: str = ""
     started: str = ""
-    better: Literal["higher", "lower"] = "higher"
-    caveat: str = ""
 
     def __post_init__(self) -> None:
         if bool(self.delivered) == bool(self.before and self.after):
@@ -62,13 +67,11 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     entry: tuple[Bound, ...] = ()
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(Said, frozen=True, kw_only=True):
     """One line of the ledger.
 
-    kind:      phase, program or prediction.
-    verdict:   id of the recorded verdict, "" where the source wrote none; `reading` is what we read it as,
-               `source_word` the source's own word for it ("" without one), `our_word` the judge's.
+    reading:   what we read the verdict as; source_word: the source's own word for it, "" without one; our_word: the
+               judge's.
     unit:      of every number here.
     expected, delivered: lowest and highest, equal where there is one number.
     started:   the level before any work, None where the numbers are gains.
@@ -80,10 +83,6 @@ class Entry:
     withdrawn: the source's word for taking the expectation back, "" while it stands.
     """
 
-    id: str
-    kind: str
-    title: str
-    verdict: str
     reading: str
     source_word: str
     our_word: str
@@ -92,12 +91,10 @@ class Entry:
     delivered: Range
     started: float | None
     of: float | None
-    better: str
     outcome: str
     error_pct: float | None
     ids: tuple[str, ...]
     withdrawn: str
-    caveat: str
 
     @property
     def landed(self) -> bool:
@@ -154,25 +151,21 @@ def _entry(path: Path, bound: Bound, tolerance_pct: float, words: Mapping[str | 
     if bound.kind == "prediction":
         error = _error_pct(expected, delivered)
         outcome = TRUE if abs(error) <= tolerance_pct else FALSE
+    source = recorded.verdict(bound.verdict, path) if bound.verdict else None
     return Entry(
-        id=bound.id,
-        kind=bound.kind,
-        title=bound.title,
-        verdict=bound.verdict,
-        reading=recorded.verdict(bound.verdict, path).reading if bound.verdict else "",
-        source_word=recorded.verdict(bound.verdict, path).word if bound.verdict else "",
+        **{key: getattr(bound, key) for key in Said.__struct_fields__},
+        reading=source.reading if source else "",
+        source_word=source.word if source else "",
         our_word=words.get(bound.verdict, ""),
         unit=units[0],
         expected=expected,
         delivered=delivered,
         started=started[0] if started else None,
         of=of[0] if of else None,
-        better=bound.better,
         outcome=outcome,
         error_pct=error,
         ids=tuple(f.id for f in used),
         withdrawn=withdrawn,
-        caveat=bound.caveat,
     )
 
 

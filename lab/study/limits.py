@@ -71,8 +71,8 @@ def limits(card: phases.Card, device: str) -> list[Limit]:
     """The card's required workloads with correct rows on the device, in the gate's order; [] where there are none."""
     known, found = devices.get(device), []
     peers = families.load(card.family).peers
-    rows = [(r, r.time_us) for r in store.rows(device, card.id)]
-    timed = [(r, us) for r, us in rows if us is not None and r.flops is not None and r.bytes is not None and r.pipe]
+    rows = [r for r in store.rows(device, card.id) if r.flops is not None and r.bytes is not None and r.pipe]
+    timed = [(r, us) for r in rows if (us := r.time_us) is not None]
     for workload in dict.fromkeys(c.workload for c in card.gate.require):
         own = [(r, us) for r, us in timed if r.workload_id == workload and r.name == card.candidate]
         if not own or not known.knows(own[-1][0].pipe):
@@ -81,8 +81,7 @@ def limits(card: phases.Card, device: str) -> list[Limit]:
         rivals = [(r, us) for r, us in timed if (r.workload_id, r.run) == (workload, ours.run) and r.name in peers]
         alike = [(r, us) for r, us in rivals if ours.precision != WIDE or r.precision == WIDE]
         rival, rival_us = min(alike, key=lambda pair: pair[1], default=(None, None))
-        floor = roofline.place(known, ours.flops or 0.0, ours.bytes or 0.0, ours.pipe or "")
-        found.append(Limit(card.id, workload, ours, ours_us, rival, rival_us, floor.floor_us))
+        found.append(Limit(card.id, workload, ours, ours_us, rival, rival_us, roofline.of_row(known, ours).floor_us))
     return found
 
 

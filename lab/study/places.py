@@ -14,7 +14,7 @@ import math
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lab.base import devices
 from lab.base.console import print_json
@@ -22,7 +22,7 @@ from lab.base.errors import BadInput
 from lab.study import calibrate
 
 if TYPE_CHECKING:
-    from kernels.routing import Choice, Router, Table
+    from kernels.routing import Router, Table
 
 FAR = 1.5
 SHOWN = 15
@@ -121,28 +121,14 @@ def _charged(
         rules = {}
         for rule, policy in asks.policies.items():
             name, calls = policy(workload, read_gb_s)
-            taken = calls * _time(asks, workload, device, name, calls, choice, precisions)
+            times = choice.times_us
+            if calls > 1:
+                part = replace(workload, axes={**workload.axes, asks.axis: workload[asks.axis] // calls})
+                times = routes.choose(asks, part, device, precisions).times_us
+            taken = calls * times.get(name, math.inf)
             rules[rule] = name, calls, taken
         us = choice.times_us.get(choice.candidate, math.inf)
         yield Charged(axes, choice.candidate, us, floor, choice.how, rules)
-
-
-def _time(
-    asks: Router,
-    workload: Any,
-    device: devices.Device,
-    name: str,
-    calls: int,
-    choice: Choice,
-    precisions: Sequence[str],
-) -> float:
-    """Expected time of one of so many calls of a candidate, infinite where it takes none or nothing is known of it."""
-    from lab.study import routes
-
-    if calls == 1:
-        return choice.times_us.get(name, math.inf)
-    part = replace(workload, axes={**workload.axes, asks.axis: workload[asks.axis] // calls})
-    return routes.choose(asks, part, device, precisions).times_us.get(name, math.inf)
 
 
 def _policy(rule: str, ratios: Sequence[tuple[float, str]]) -> Policy:

@@ -125,9 +125,8 @@ def _own(arguments: Namespace) -> int:
     for c, workload, sd_pct, count in verdict.spreads(card, arguments.rows, arguments.map, arguments.metric):
         sd, floor = math.log1p(sd_pct / 100.0), math.log1p(card.gate.noise.floor_pct / 100.0)
         n = _needed(c, floor, lambda n, sd=sd: sd * math.sqrt(2.0 / n), interval.LEVEL, arms=2)  # type: ignore[misc]
-        print(
-            f"{workload or card.id}: {c}: {n} repetitions an arm show it, at {sd_pct:.2g} % over the control's {count}"
-        )
+        over = f"at {sd_pct:.2g} % over the control's {count}"
+        print(f"{workload or card.id}: {c}: {n} repetitions an arm show it, {over}")
     return 0
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from lab.card import phases
 from lab.judge import evidence
 from lab.row import store
-from lab.row.records import Measurement
 
 
 @dataclass(frozen=True)
@@ -58,21 +57,12 @@ def repeated(device: str) -> list[Repeated]:
         every = store.rows(device, card.id)
         crowded = {row.run for row in every if row.arm == "peer"}
         alone = [row for row in every if row.run not in crowded]
-        same = [row for row in alone if _code(row) == _code(alone[-1])]
-        pairs: dict[str, list[tuple[float, Measurement, Measurement]]] = {}
-        for run in sorted({row.run for row in same}):
-            for workload, (a, b) in evidence.pairs(row for row in same if row.run == run).items():
-                if a and b and (change := evidence.change_pct(a, b)):
-                    pairs.setdefault(workload, []).append((1 + change[0] / 100, a, b))
-        for workload, runs in pairs.items():
-            if len(runs) > 1:
-                ratios = [ratio for ratio, _, _ in runs]
-                us = min(row.median_us or 0.0 for row in runs[-1][1:])
-                capped = next((row.throttled for _, *arms in runs for row in arms if row.throttled), "")
-                found.append(Repeated(card.id, workload, len(runs), us, min(ratios), max(ratios), capped))
+        same = [row for row in alone if row.code == alone[-1].code]
+        for workload, runs in evidence.by_run(same).items():
+            both = [(1 + change[0] / 100, a, b) for a, b in runs.values() if (change := evidence.change_pct(a, b))]
+            if len(both) > 1:
+                ratios = [ratio for ratio, _, _ in both]
+                us = min(row.median_us or 0.0 for row in both[-1][1:] if row)
+                capped = next((row.throttled for _, *arms in both for row in arms if row and row.throttled), "")
+                found.append(Repeated(card.id, workload, len(both), us, min(ratios), max(ratios), capped))
     return found
-
-
-def _code(row: Measurement) -> str:
-    """The commit that the row's code was, as stated where it ran, else the one it lay on top of."""
-    return row.stated_commit or row.commit

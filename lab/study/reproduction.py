@@ -53,18 +53,27 @@ class Argument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"names no number; give one of: {'; '.join(' + '.join(sorted(f)) for f in FORMS)}")
 
 
-class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What is computed again, by which formula, and whether that is expected to give what the source printed."""
+
+    id: Text
+    name: Text
+    formula: Text
+    expected: Literal["agrees", "differs"]
+
+    def about(self) -> dict[str, Any]:
+        """These fields, for what comes of it."""
+        return {key: getattr(self, key) for key in Asked.__struct_fields__}
+
+
+class Case(Asked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A figure to compute again, or with `limit_pct` a recorded time to ask for the share of the device that it takes.
 
     arguments: a list is the sum of its parts. decimals: digits after the point that the source prints, negative: before
     it. expected: "differs" where the figure does not follow from its inputs, or the time needs more than the limit.
     """
 
-    id: Text
-    name: Text
-    formula: Text
     assumption: Text
-    expected: Literal["agrees", "differs"]
     arguments: dict[str, Argument | list[Argument]] = {}
     recorded: Text | None = None
     recorded_high: Text | None = None
@@ -91,8 +100,7 @@ FORMULAS: Mapping[str, Callable[..., float]] = {f.__name__: f for f in (
 )}  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Reproduction:
+class Reproduction(Asked, frozen=True, kw_only=True):
     """One recorded figure, computed again; or a recorded time, as a share in % held to a limit.
 
     recorded_id:   the figure, "" where `recorded` is a limit.
@@ -100,13 +108,10 @@ class Reproduction:
                    all in `unit`.
     difference_pct: ours against the recorded value (the nearer end of a range, 0 inside it).
     agrees:        ours rounds to the recorded value at the digits the source prints, or lies in its range or limit.
-    expected:      what the case declares, "agrees" or "differs"; a test holds the two together.
     assumption:    what makes it agree, or why it differs; inputs: each argument with its source.
     alternatives:  the result with each contradicting value of an input: (which, value in `unit`).
     """
 
-    id: str
-    name: str
     recorded_id: str
     recorded: float
     recorded_high: float
@@ -114,9 +119,7 @@ class Reproduction:
     ours: float
     difference_pct: float
     agrees: bool
-    expected: str
     assumption: str
-    formula: str
     inputs: tuple[str, ...]
     alternatives: tuple[tuple[str, float], ...]
 
@@ -208,8 +211,7 @@ def _reproduced(case: Case, path: Path) -> Reproduction:
     ours = from_base(base, unit, path)
     nearest_end = min(max(ours, low), high)
     return Reproduction(
-        id=case.id,
-        name=case.name,
+        **case.about(),
         recorded_id=case.recorded or "",
         recorded=low if case.recorded else high,
         recorded_high=high,
@@ -217,9 +219,7 @@ def _reproduced(case: Case, path: Path) -> Reproduction:
         ours=ours,
         difference_pct=(ours / (nearest_end or high) - 1) * 100,
         agrees=nearest_end == ours or (case.recorded is not None and round(ours, case.decimals) == low),
-        expected=case.expected,
         assumption=case.assumption,
-        formula=case.formula,
         inputs=inputs,
         alternatives=tuple((label, from_base(v, unit, path)) for label, v in others),
     )

@@ -44,7 +44,6 @@ if TYPE_CHECKING:  # kernels/ is imported late, so that a package that shadows i
 AGREE = 1.15  # runs of one commit of the same thing stayed within 1.02 on an H200; a power cap moves up to 1.1
 JOIN = 1.05  # how far an arm of two runs may differ for the older one to add what the newer one did not time
 SAME = {"n_seqs"}  # axes that say where the columns came from: a router collapses them
-SMS = 132  # where no source gives a device's
 OWN = {"cupy", "triton"}  # a rival library's arm is timed beside ours and never routed to; torch is always there
 Place = tuple[tuple[tuple[str, int], ...], int]  # shape, value of the routed axis
 Groups = dict[Place, dict[str, dict[str, Measurement]]]  # run -> candidate -> row, at each place
@@ -156,21 +155,20 @@ def timed(known: Table) -> list[timefit.Timed]:
             workload, _ = asks.asked({axis: str(value) for axis, value in (*p.shape, (asks.axis, p.at))})
             if work is not None and not every[p.candidate].refuses(workload):
                 moved = family.cost(workload, every[p.candidate].precision).bytes
-                counts = cold(work(workload, _sms(device)), is_cold=moved >= least)
+                counts = cold(work(workload, timefit.sms(device)), is_cold=moved >= least)
                 found.append(timefit.Timed(p.candidate, p.shape, p.at, counts, p.median_us))
     return found
 
 
-def _sms(device: devices.Device) -> int:
-    return int(device.sms.base) if device.sms else SMS
-
-
 def validated(known: Table) -> Table:
     """The table with what its model is worth: each shape left out in turn, and each model's shapes together."""
-    rows, device = timed(known), devices.get(known.device)
-    apart: dict[str, Callable[[timefit.Timed], Any]] = {"shape": lambda row: row.shape}
-    apart["model"] = _models(router(known.family))
-    ways = {way: timefit.validate(rows, device, group, _question(known.family)) for way, group in apart.items()}
+    rows, device, asks = timed(known), devices.get(known.device), router(known.family)
+    every = families.load(known.family).candidates
+    apart: dict[str, Callable[[timefit.Timed], Any]] = {"shape": lambda row: row.shape, "model": _models(asks)}
+    ways = {
+        way: timefit.validate(rows, device, group, lambda name: asks.question(every[name]))
+        for way, group in apart.items()
+    }
     return replace(known, validation={way: score.to_json() for way, score in ways.items() if score.predictions})
 
 
@@ -190,12 +188,6 @@ def left_out(known: Table) -> dict[str, list[tuple[float, float]]]:
         for row, time in told:
             found.setdefault(row.candidate, []).append((row.us, time.us / row.us))
     return found
-
-
-def _question(family: str) -> Callable[[str], str]:
-    """Of a candidate: which choice it belongs to."""
-    asks, every = router(family), families.load(family).candidates
-    return lambda name: asks.question(every[name])
 
 
 def _models(asks: Router) -> Callable[[timefit.Timed], str]:
@@ -237,8 +229,7 @@ def _groups(asks: Router, place: str, rows: Iterable[Measurement] | None) -> Gro
     Of several kinds (inputs, and every axis but shape and routed one) the one that most rows have is the question.
     Others ask about errors (sums of one sign) or about another product (other weights): their times differ.
     """
-    names = {name for name, c in families.load(asks.family).candidates.items() if set(c.needs.packages) <= OWN}
-    axes = (asks.axis, *asks.shape)
+    names, axes = ours(asks.family).keys(), (asks.axis, *asks.shape)
 
     def usable(row: Measurement) -> bool:
         taken = row.status == "ok" and row.name in names and row.l2 == "cold" and not row.profiled
@@ -292,9 +283,8 @@ def contradiction(rows: Iterable[Measurement]) -> None:
     """Raise BadInput for the first candidate whose runs of one commit and launch differ by more than AGREE."""
     seen: dict[tuple[Any, ...], list[Measurement]] = {}
     for row in rows:
-        commit = row.stated_commit or row.commit
-        if commit not in (None, "", "unknown"):
-            seen.setdefault((row.name, row.workload_id, row.config, commit), []).append(row)
+        if row.code not in ("", "unknown"):
+            seen.setdefault((row.name, row.workload_id, row.config, row.code), []).append(row)
     for (name, workload, _, commit), same in seen.items():
         low, high = min(same, key=_us), max(same, key=_us)
         if (ratio := _us(high) / _us(low)) > AGREE:
@@ -304,7 +294,7 @@ def contradiction(rows: Iterable[Measurement]) -> None:
             raise BadInput(f"profiles/{low.device}", what, remedy)
 
 
-def barred(family: str, precisions: Sequence[str] = ()) -> dict[str, str]:
+def barred(family: str, precisions: Sequence[str]) -> dict[str, str]:
     """The family's candidates that do not compete when these precisions are asked for, and why."""
     asks = router(family)
     return {name: why for name, c in families.load(family).candidates.items() if (why := asks.bars(c, precisions))}
@@ -334,9 +324,9 @@ def crossovers(known: Table, aside: Mapping[Place, Mapping[str, float]] | None =
     return found
 
 
-def path(known: Table, folder: Path | None = None) -> Path:
+def path(known: Table) -> Path:
     """Where `kernels.routing` reads the table."""
-    return (folder or store.FOLDER) / known.device / "routes" / f"{known.family}.json"
+    return store.FOLDER / known.device / "routes" / f"{known.family}.json"
 
 
 def text(known: Table) -> str:
@@ -392,17 +382,20 @@ def router(family: str) -> Router:
         raise BadInput("lab routes", what, f"write kernels/{family}/route.py with a ROUTER") from None
 
 
+def ours(family: str) -> dict[str, Candidate]:
+    """Our candidates of a family, and torch's, by name."""
+    return {name: c for name, c in families.load(family).candidates.items() if set(c.needs.packages) <= OWN}
+
+
 def able(family: str, device: devices.Device) -> tuple[Candidate, ...]:
-    """Our candidates that could run on a device, and torch's: by its capability, and by what their sources are for."""
-    ours = [c for c in families.load(family).candidates.values() if set(c.needs.packages) <= OWN]
-    return tuple(c for c in ours if not families.unfit(c, device.capability))
+    """Those of them that could run on a device: by its capability, and by what their sources are for."""
+    return tuple(c for c in ours(family).values() if not families.unfit(c, device.capability))
 
 
 def check_precisions(family: str, precisions: Sequence[str]) -> list[str]:
     """The precisions that the family takes by name; BadInput when one of `precisions` is none of them."""
     asks = router(family)
-    ours = [c for c in families.load(family).candidates.values() if set(c.needs.packages) <= OWN and not c.no_route]
-    named = {c.precision for c in ours} if asks.stored else ()
+    named = {c.precision for c in ours(family).values() if not c.no_route} if asks.stored else ()
     known = sorted({*asks.opt_in, *named})
     for word in precisions:
         if word not in known:
@@ -428,8 +421,9 @@ def choose(
         here = {p.candidate for p in known.points}
         candidates = tuple(c for c in candidates if c.name in here)
         precisions = [*asks.opt_in, *{c.precision for c in candidates if asks.stored}]
+    sms = timefit.sms(device)
     with described_for(device.capability):
-        return routing.route(asks, workload, device.id, candidates, read_gb_s, peaks, known, precisions, _sms(device))
+        return routing.route(asks, workload, device.id, candidates, read_gb_s, peaks, known, precisions, sms)
 
 
 def errors(names: Iterable[str], rows: Iterable[Measurement]) -> dict[str, Errors]:
@@ -468,9 +462,7 @@ def answer(
     others = [name for name in times if name != choice.candidate]
     runner_up, worst = next(iter(others), None), max(others, key=times.__getitem__, default=None)
     every = families.load(family).candidates
-    ours = {name: c for name, c in every.items() if set(c.needs.packages) <= OWN}
-    unfit = {name: why for name, c in ours.items() if (why := families.unfit(c, device.capability))}
-    left_out = {**choice.left_out, **unfit}
+    unfit = {name: why for name, c in ours(family).items() if (why := families.unfit(c, device.capability))}
     optional = [name for name, c in every.items() if c.precision in asks.opt_in and not c.no_route]
     return {
         "family": family,
@@ -488,7 +480,7 @@ def answer(
         "worst": worst,
         "cost_of_worst": times[worst] / own if worst and own else None,
         "times_us": dict(times),
-        "left_out": left_out,
+        "left_out": {**choice.left_out, **unfit},
         "never": [name for name in choice.left_out if every[name].no_route],
         "override": variable(family) if os.environ.get(variable(family)) else None,
         "errors": errors(dict.fromkeys([choice.candidate, *times, *optional]), store.rows(family=family)),

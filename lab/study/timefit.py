@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kernels.common import Work
     from kernels.timing import Fit, Time
 
-LAUNCH_US, CLOCK_GHZ, BYTES_S = 2.5, 1.7, 1e12  # where no source gives a device's; the first for all
+LAUNCH_US, CLOCK_GHZ, BYTES_S, SMS = 2.5, 1.7, 1e12, 132  # where no source gives a device's; the first for all
 # Of the logarithm of a parameter, about what the device's facts give: launches, bytes, and estimates in clocks.
 # Beside a launch, of which every row has one, few rows lack "cold": it hardly departs from what it is taken for.
 PRIOR_SD = {"launches": 0.4, "bytes": 0.15, "sm_bytes": 0.5, "cold": 0.3}
@@ -65,11 +65,15 @@ class Score:
         return {name: round(value, 4) if isinstance(value, float) else value for name, value in asdict(self).items()}
 
 
+def sms(device: devices.Device) -> int:
+    """Multiprocessors of a device, an H200's where no source gives them."""
+    return int(device.sms.base) if device.sms else SMS
+
+
 def priors(names: Sequence[str], device: devices.Device) -> tuple[np.ndarray, np.ndarray]:
     """(log us per count, its standard deviation), by the names of counts."""
     bandwidth = device.bandwidth.base if device.memory_bandwidth else BYTES_S
-    sms = device.sms.base if device.sms else 132
-    usual = {"launches": LAUNCH_US, "bytes": 1e6 / bandwidth, "sm_bytes": 0.7e6 * sms / bandwidth}
+    usual = {"launches": LAUNCH_US, "bytes": 1e6 / bandwidth, "sm_bytes": 0.7e6 * sms(device) / bandwidth}
     means = [math.log(usual.get(name, 1e-3 / CLOCK_GHZ)) for name in names]
     return np.array(means), np.array([PRIOR_SD.get(name, CLOCKS_SD) for name in names])
 

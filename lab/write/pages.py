@@ -259,7 +259,7 @@ def versions(rows: Iterable[Measurement]) -> list[tuple[str, str]]:
     rows = list(rows)
     keys = ("gpu", "driver", "cuda", "torch", "triton", "python")
     found = [(key, ", ".join(sorted({str(v) for r in rows if (v := getattr(r, key))}))) for key in keys]
-    found += [("commit", ", ".join(sorted({(r.stated_commit or r.commit)[:7] for r in rows})))]
+    found += [("commit", ", ".join(sorted({r.code[:7] for r in rows})))]
     rivals = {r.name: r.config for r in rows if r.arm == "peer" and r.config}
     return [(key, text) for key, text in found if text] + sorted(rivals.items())
 

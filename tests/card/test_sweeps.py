@@ -98,7 +98,6 @@ def test_metric_in_another_unit_is_refused(tmp_path: Path) -> None:
 def test_select() -> None:
     pool = [row("a", 1, 5.0), row("b", 2, 4.0, status="profiled"), row("c", 1, 3.0, arm="two"), row("d", None, 2.0)]
     assert [r.id for r in sweeps.select(pool, arm="one")] == ["a", "b", "d"]
-    assert [r.id for r in sweeps.select(pool, arm="one", sound=True)] == ["a", "d"]
     assert [r.id for r in sweeps.select(pool, context=1)] == ["a", "c"]
     assert [r.id for r in sweeps.select(pool, context=None)] == ["d"]
     assert [r.id for r in sweeps.select(pool, where=lambda r: r["decode_tps"] < 4)] == ["c", "d"]
@@ -113,10 +112,10 @@ def test_select() -> None:
 def test_series_and_ratio() -> None:
     pool = [row("b", 2, 4.0), row("a", 1, 5.0), row("d", None, 2.0)]
     curve = sweeps.series(pool, "context", "decode_tps")
-    assert (curve.label, curve.xs, curve.ys, curve.ids) == ("one", (1, 2), (5, 4), (("a",), ("b",)))
+    assert (curve.label, curve.xs, curve.ys) == ("one", (1, 2), (5, 4))
     other = sweeps.series([row("c", 1, 10.0), row("e", 3, 1.0)], "context", "decode_tps", label="other")
     over = sweeps.ratio(other, curve)
-    assert (over.label, over.xs, over.ys, over.ids) == ("other / one", (1,), (2.0,), (("c", "a"),))
+    assert (over.label, over.xs, over.ys) == ("other / one", (1,), (2.0,))
     with refused("one", "context = 3", remedy="2"):
         curve.at(3)
     with refused("sweeps", "context = 1", "a and c"):

@@ -7,7 +7,6 @@ import json
 import statistics
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -19,12 +18,14 @@ from lab.base.errors import BadInput
 from lab.card import phases
 from lab.check import families
 from lab.cli import main
+from lab.judge import evidence
 from lab.row import store
 from lab.study import composed
 from lab.study.composed import Line, Time
 from lab.trace import breakdowns, stored
 from lab.trace.model import Calls, Kernels, Ranges, Trace
 from lab.write import figures
+from tests.row.made import measurement
 
 H200 = devices.get("h200")
 families.interpret_on_cpu()
@@ -255,10 +256,15 @@ def test_measured_is_held_against_the_interval() -> None:
     assert [line.candidate for line in lines("step-staircase")[:4]] == arms
     assert stairs == sorted(stairs, reverse=True)
     few, many = CARDS["step-lp13"].workloads[:2]
-    rows = {w: (None, SimpleNamespace(name="served", time_us=us, run="r")) for w, us in ((few, 10.0), (many, 9.0))}
-    assert composed._measured(rows, (few, "served"), (many, "served"), []) == pytest.approx(-10.0)
-    assert composed._measured({}, (few, "served"), (many, "served"), []) is None
-    assert composed._measured(rows, (few, "stock"), (few, "served"), []) is None
+    made = [measurement(name="served", workload_id=w, median_us=us) for w, us in ((few, 10.0), (many, 9.0))]
+    rows = {row.workload_id: (None, row) for row in made}
+
+    def change(told: dict[str, Any], control: tuple[str, str], candidate: tuple[str, str]) -> float | None:
+        return evidence.change_alone(composed._judged(told, [], *control), composed._judged(told, [], *candidate))
+
+    assert change(rows, (few, "served"), (many, "served")) == pytest.approx(-10.0)
+    assert change({}, (few, "served"), (many, "served")) is None
+    assert change(rows, (few, "stock"), (few, "served")) is None
 
 
 def test_what_cannot_be_expected_is_refused() -> None:

@@ -1,15 +1,17 @@
 """The flip map: the three terms by hand, what counts as a flip, what the file may hold, and the committed pairs."""
 
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from kernels.common import Cost
 from lab.base import devices
 from lab.base.errors import BadInput
 from lab.check import families
 from lab.cli import main
+from lab.judge import evidence
 from lab.row import store
 from lab.study import flips
 from lab.study.flips import Bound, Flip
@@ -45,10 +47,10 @@ def a_flip(there: str, here: str, bounds: tuple[str, str, str, str] = ("bytes",)
 
     keys = [("gb10", "control"), ("gb10", "candidate"), ("h200", "control"), ("h200", "candidate")]
     placed = {key: bounding(term, us) for key, term, us in zip(keys, bounds, (20, 10, 4, 4), strict=True)}
-    flip = Flip(
-        "LP1", "q", "p", "c", "w", "gb10", "h200", there, here, placed, {"gb10": -50.0, "h200": 0.0}, None, "", ""
-    )
-    return replace(flip, **more)  # type: ignore[arg-type]
+    asked: dict[str, Any] = {"recorded": "v", "card": "c", "workload": "w", "question": "q", "row": "LP1", "phase": "p"}
+    words: dict[str, Any] = {"there": "gb10", "here": "h200", "word_there": there, "word_here": here}
+    flip = Flip(**asked, **words, bounds=placed, expected_pct={"gb10": -50.0, "h200": 0.0}, measured_pct=None)
+    return replace(flip, **more)
 
 
 WHAT_COUNTS_AS_A_FLIP_CASES: list[tuple[str, str, str]] = [
@@ -112,9 +114,9 @@ def test_half_the_state_is_half_the_bound_on_both(committed: list[Flip]) -> None
 
 
 def test_a_change_from_one_workload_to_another_is_of_the_candidates_own_rows() -> None:
-    rows = [measurement(arm="candidate", workload_id=w, median_us=us) for w, us in (("a", 50.0), ("b", 27.0))]
-    assert flips._change(rows, "a", "b") == pytest.approx(-46)
-    assert flips._change(rows[1:], "a", "b") is None
+    base, now = (measurement(arm="candidate", workload_id=w, median_us=us) for w, us in (("a", 50.0), ("b", 27.0)))
+    assert evidence.change_alone(base, now) == pytest.approx(-46)
+    assert evidence.change_alone(None, now) is None
 
 
 def test_direct_activations_lose_on_both_because_the_narrow_pipe_is_faster(committed: list[Flip]) -> None:

@@ -131,7 +131,7 @@ def test_what_is_no_contradiction() -> None:
 
 def test_what_is_written_is_what_the_router_reads(tmp_path: Path) -> None:
     known = routes.table("nvfp4", "h200", PAIR)
-    path = files.write(routes.path(known, tmp_path), routes.text(known))
+    path = files.write(tmp_path / "nvfp4.json", routes.text(known))
     assert routing.read(path) == known
     more = [row(name, m, 20.0 + m) for name in CANDIDATES for m in (1, 2, 4, 8, 16)]
     fitted = routes.validated(routes.table("nvfp4", "h200", more))

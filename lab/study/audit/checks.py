@@ -30,7 +30,6 @@ from lab.study.audit.subject import (
 )
 
 FLOORS = "control_sd noise floor"
-WRITTEN_ON = "control candidate line of"
 WEIGHTS = {"figure": "void", "verdict": "overturned", "possible": "inconclusive"}
 
 
@@ -204,20 +203,16 @@ def blind_sentinel(subject: Subject) -> Answer | None:
 # What a figure is ----------------------------------------------------------------------------------------------------
 
 
-@check("denominator-changed", "overturned", f"{WRITTEN_ON} counted | {WRITTEN_ON} counted_control counted_candidate")
+@check("denominator-changed", "overturned", "control candidate line of counted_control counted_candidate")
 def denominator_changed(subject: Subject) -> Answer | None:
     """The gate was written on one quantity and passed on another, after the figures were known.
 
     control, candidate: the quantity that the gate was written on, whose change misses the `line` (in %).
-    counted, of: what was counted instead and meets the line, out of what; or counted_control and counted_candidate:
-    what those lost.
+    counted_control, counted_candidate, of: what was counted instead, whose loss meets the line, out of what.
     """
     control, candidate, of = subject["control"], subject["candidate"], subject["of"]
     change, drop = change_pct(control, candidate), -abs(subject["line"].value)  # "drops by more than 50 %"
-    if whole := subject.get("counted"):
-        counted = whole.value
-    else:
-        counted = subject["counted_control"].value - subject["counted_candidate"].value
+    counted = subject["counted_control"].value - subject["counted_candidate"].value
     counted_change = -100.0 * counted / of.value if of.value > 0 else math.nan
     if not counted_change <= drop < change:
         return None

@@ -151,8 +151,7 @@ def _parts(card: phases.Card, read: Evidence) -> tuple[tuple[str, Gate, Verdict]
 
 def _arms(reading: Reading, metric: str) -> dict[str, Quantity]:
     """Each arm of a reading that there is: the figure it came from where it is recorded, else the row."""
-    found = {}
-    figures = [f for i in reading.ids if (f := recorded.figures().get(i))]
+    found, figures = {}, _figures(reading)
     for arm, value in (("control", reading.control), ("candidate", reading.candidate)):
         if value is None:
             continue
@@ -166,9 +165,14 @@ def _arms(reading: Reading, metric: str) -> dict[str, Quantity]:
     return found
 
 
+def _figures(reading: Reading) -> list[recorded.Figure]:
+    """The recorded figures of a reading that are numbers."""
+    found = (recorded.figures().get(i) for i in reading.ids)
+    return [f for f in found if f is not None and isinstance(f.value, float)]
+
+
 def _id_of(reading: Reading, number: float | None) -> str:
-    figures = recorded.figures()
-    return next((i for i in reading.ids if i in figures and figures[i].value == number), "")
+    return next((f.id for f in _figures(reading) if f.value == number), "")
 
 
 def _from_rows(rows: Iterable[Measurement | None], statuses: tuple[str, ...] = ("ok",)) -> tuple[Quantity, ...]:
@@ -341,11 +345,6 @@ def _undecidable(body: Body) -> Iterator[Subject]:
     if lines := checks.unreasoned(body.card):
         more = f" and {len(lines) - 1} more" if len(lines) > 1 else ""
         yield body.subject(f"{lines[0]}{more}", {}, "neither a source nor a reason in the card gives the line")
-
-
-def _figures(reading: Reading) -> list[recorded.Figure]:
-    found = (recorded.figures().get(i) for i in reading.ids)
-    return [f for f in found if f is not None and isinstance(f.value, float)]
 
 
 FINDERS: Mapping[str, Callable[[Body], Iterable[Subject]]] = {

@@ -25,6 +25,7 @@ KNOWN += ", ds4-bench (csv), llama-perplexity, llama-server, vLLM and SGLang ser
 KNOWN += "pytest-benchmark, a table with metric, value and unit, or --metric METRIC:column=NAME,unit=U, or a profile"
 SUMMARY = re.compile(r"\|\s*t/s\s*\||^INSERT INTO llama_bench|^build_commit,")
 OBJECTS = (llama_bench, batched_bench, serving, kernel_benches)
+REPORTS = (".nsys-rep", ".ncu-rep")
 HEADS = (b"SQLite format 3\0", b"\x1f\x8b", b"PAR1")  # of profiles that are no text
 TRACE = re.compile(r'"(?:traceEvents|rocprofiler-sdk-tool)"|^"?ID"?,.*Kernel Name|^(?:Time|Total Time|Start) ?\(', re.M)
 ENDLESS = re.compile(r'("request_rate":\s*)Infinity')  # SGLang's "inf", which is no JSON
@@ -72,11 +73,7 @@ def _read(path: Path, asked: Asked) -> Imported:
             head = file.read(1 << 16)
     except OSError:
         head = b""  # which the reading of the whole says better
-    if (
-        head.startswith(HEADS)
-        or path.suffix in (".nsys-rep", ".ncu-rep")
-        or TRACE.search(head.decode("utf-8", "ignore"))
-    ):
+    if head.startswith(HEADS) or path.suffix in REPORTS or TRACE.search(head.decode("utf-8", "ignore")):
         return profiles.read(path, asked)
     try:
         text = ANSI.sub("", files.read_bytes(path, LARGEST).decode("utf-8-sig"))

@@ -56,11 +56,8 @@ class Outcome:
             {"file": i.path.name, "tool": i.tool, "arm": arm or None, "figures": len(i.samples)}
             for arm, i in self.files
         ]
-        mapping = [_mapping(m) for m in self.matches]
-        return {
-            **self.judgement.to_json(),
-            "imported": {"files": read, "mapping": mapping, "warnings": list(self.notes)},
-        }
+        imported = {"files": read, "mapping": [_mapping(m) for m in self.matches], "warnings": list(self.notes)}
+        return {**self.judgement.to_json(), "imported": imported}
 
 
 def judge(
