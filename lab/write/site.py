@@ -23,7 +23,7 @@ from lab.judge.verdicts import Judgement
 from lab.place import ceilings
 from lab.study import flips, limits, places, routes
 from lab.study.audit import run as auditing
-from lab.write import arena, beside, figures, pages, render
+from lab.write import figures, inserts, pages, render
 from lab.write.pages import View
 
 GROUPS = (
@@ -117,9 +117,9 @@ def _write_doc(out: Path, path: Path) -> None:
         return f"](../{render.page_of(file)})"
 
     text = path.read_text(encoding="utf-8")
-    for told in (arena, beside):
-        if told.PLACE in text:
-            text = text.replace(told.PLACE, told.markdown())
+    for place, table in inserts.PLACES.items():
+        if place in text:
+            text = text.replace(place, table())
     text = re.sub(r"\]\(([\w./-]+)\)", shown, text)
     page(out, "source.html", f"docs/{path.stem}.html", title=path.name, text=text, family="")
 

@@ -2,9 +2,9 @@
 
 Each is a measurement as `lab measure` makes it, placements over two processes, of one candidate and its second self,
 which has inputs and a process of its own; evidence and judge then decide "kernel_us change < 0" as for two kernels.
-A line of the file is a `beside.Row`. What the file holds is not measured again; --budget S leaves the rest for another
-call, and --part 1/2 measures every second of them, for two GPUs of one host. Exits 1 where any word is GO or NO-GO, or
-where fewer intervals hold zero than chance leaves of what is promised.
+A line of the file is an `inserts.Comparison`. What the file holds is not measured again; --budget S leaves the rest for
+another call, and --part 1/2 measures every second of them, for two GPUs of one host. Exits 1 where any word is GO or
+NO-GO, or where fewer intervals hold zero than chance leaves of what is promised.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from lab.check import families
 from lab.judge import evidence, rules
 from lab.row import samples
 from lab.row.records import Measurement
-from lab.write import beside
+from lab.write import inserts
 
 SEED = 20261123
 GATE = Gate(require=(Condition("kernel_us", "<", "%", 0.0, "change", "w"),))
@@ -120,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if found:
                 line = dict(zip(("family", "workload", "candidate"), key, strict=True)) | found
                 line |= {name: getattr(made, name) or "" for name in MACHINE}
-                known.append(msgspec.to_builtins(msgspec.convert(line, beside.Row)))
+                known.append(msgspec.to_builtins(msgspec.convert(line, inserts.Comparison)))
                 files.write(asked.out, "".join(json.dumps(x) + "\n" for x in known))
     finally:
         for worker in workers:

@@ -14,13 +14,13 @@ from lab.bench.comparison import Done, Outcome
 from lab.bench.sampling import Comparison, Timing
 from lab.bench.worker import Death
 from lab.row.records import Clocks
-from lab.write import arena, site
+from lab.write import inserts, site
 from tests.bench.arena import family, run
 from tests.refused import refused
 
 
 def test_each_adversary_has_a_function_a_source_and_a_defence() -> None:
-    table = msgspec.toml.decode(arena.TABLE.read_bytes())
+    table = msgspec.toml.decode(inserts.ADVERSARIES.read_bytes())
     modules = [importlib.import_module(f"tests.bench.arena.{name}") for name in family.MODULES]
     names = [a["name"] for a in table["adversary"]]
     assert len(set(names)) == len(names)
@@ -75,30 +75,30 @@ def test_rows_of_another_device_stay(tmp_path: Path) -> None:
         ("cpu", 2.0),
         ("cuda", 1.0),
     ]
-    assert len(msgspec.json.Decoder(arena.Row).decode_lines(out.read_bytes())) == 2
+    assert len(msgspec.json.Decoder(inserts.Trial).decode_lines(out.read_bytes())) == 2
 
 
 def test_page_holds_every_adversary_and_what_became_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = tmp_path / "arena.jsonl"
-    monkeypatch.setattr(arena, "ROWS", rows)
-    assert "(error)" not in arena.markdown()
+    monkeypatch.setattr(inserts, "ARENA", rows)
+    assert "(error)" not in inserts.arena()
     run._write(rows, ROW | MADE | {"device": "cpu"})
-    text = arena.markdown()
+    text = inserts.arena()
     assert "1 adversaries" in text
-    assert arena.NOT_RUN in text
+    assert inserts.NOT_RUN in text
     assert [line for line in text.splitlines() if "`in_a_thread`" in line and line.endswith("| no number (error) |  |")]
     run._write(rows, ROW | MADE | {"device": "cuda", "gpu": "A GPU"})
-    assert arena.NOT_RUN not in arena.markdown()
+    assert inserts.NOT_RUN not in inserts.arena()
     site._write_doc(tmp_path, REPOSITORY / "lab/write/docs/arena.md")
     page = (tmp_path / "docs/arena.html").read_text()
     assert all(f"<code>{name}</code>" in page for name in family.adversaries())
     rows.write_text('{"name": "x"}\n')
     with refused(str(rows)):
-        arena.markdown()
+        inserts.arena()
 
 
 def test_committed_rows_are_of_known_adversaries_and_none_has_a_false_number() -> None:
-    rows = arena.rows()
+    rows = inserts.trials()
     assert {r.name for r in rows} <= {*family.adversaries(), run.HONEST["name"]}
     assert sum(r.device == "cpu" for r in rows) >= 40
     assert [r.name for r in rows if r.gets == "a false number"] == []

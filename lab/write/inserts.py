@@ -1,0 +1,109 @@
+"""Tables that a page of lab/write/docs holds a place for: what became of each adversary, and kernels beside themselves.
+
+In: data/arena.toml and the rows that `python -m tests.bench.arena.run` and `python -m tests.bench.bench_aa` wrote. Out:
+Markdown.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import tomllib
+from typing import Literal
+
+import msgspec
+
+from lab.base import files
+from lab.base.errors import REPOSITORY
+
+ADVERSARIES = REPOSITORY / "data/arena.toml"
+ARENA, BESIDE = REPOSITORY / "data/arena.jsonl", REPOSITORY / "data/aa.jsonl"
+NOT_RUN = "GPU: not run yet. What holds there has been read and not shown, and its column is empty.\n"
+BANDS_US = (0.0, 10.0, 50.0, 250.0, float("inf"))
+
+
+class Trial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One adversary on one device. ratio: its time over the honest control's, None without a number."""
+
+    name: str
+    device: Literal["cpu", "cuda"]
+    status: str
+    message: str
+    ratio: float | None
+    gets: Literal["no number", "its honest time", "a false number"]
+    seconds: float
+    gpu: str
+    driver: str | None
+    torch: str
+    commit: str
+
+
+class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One comparison of a kernel with its second self. us: the control's time; *_pct: the change and its interval."""
+
+    family: str
+    workload: str
+    candidate: str
+    us: float
+    change_pct: float
+    low_pct: float
+    high_pct: float
+    word: str
+    gpu: str
+    driver: str
+    torch: str
+    commit: str
+
+
+def trials() -> list[Trial]:
+    """The committed rows of the arena; raises BadInput for a line that is no row."""
+    return files.read_lines(ARENA, Trial, "write it with `python -m tests.bench.arena.run --out`")
+
+
+def comparisons() -> list[Comparison]:
+    """The committed rows of kernels beside themselves; raises BadInput for a line that is no row."""
+    return files.read_lines(BESIDE, Comparison, "write it with `python -m tests.bench.bench_aa --out`")
+
+
+def arena() -> str:
+    """A sentence for each device; of each adversary where it is known from, what has to catch it, and what it got."""
+    table = tomllib.loads(ADVERSARIES.read_text(encoding="utf-8"))
+    found = {(t.name, t.device): t for t in trials()}
+    lines = []
+    for device in sorted({t.device for t in found.values()}):
+        of = [t for t in found.values() if t.device == device and t.name in {a["name"] for a in table["adversary"]}]
+        where = ", ".join(sorted({t.gpu or "simulated device" for t in of}))
+        false = sum(t.gets == "a false number" for t in of)
+        lines.append(f"{where}: {len(of)} adversaries at commit {of[0].commit}, {false} get a false number.\n")
+    lines += [] if any(device == "cuda" for _, device in found) else [NOT_RUN]
+    lines += ["| adversary | known from | caught by | simulated device | GPU |", "|---|---|---|---|---|"]
+    for a in table["adversary"]:
+        got = [found.get((a["name"], device)) for device in ("cpu", "cuda")]
+        cells = [f"`{a['name']}` {a['does']}", a["known_from"], table["defences"][a["caught_by"]]]
+        cells += [f"{t.gets} ({t.status})" if t else "" for t in got]
+        lines.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def beside() -> str:
+    """A line for each band of times: comparisons, false verdicts, intervals that hold zero, the widest of them."""
+    every = comparisons()
+    if not every:
+        return "Not run on a GPU yet.\n"
+    lines = [
+        f"On {', '.join(sorted({row.gpu for row in every}))}:\n",
+        "| a call takes | kernels | GO or NO-GO | intervals that hold zero | median half-width | widest |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for low, high in itertools.pairwise(BANDS_US):
+        if of := [row for row in every if low <= row.us < high]:
+            called = sum(row.word in ("GO", "NO-GO") for row in of)
+            held = sum(row.low_pct <= 0.0 <= row.high_pct for row in of)
+            half = [(row.high_pct - row.low_pct) / 2 for row in of]
+            said = f"{low:g} to {high:g} us" if high < BANDS_US[-1] else f"{low:g} us and more"
+            halves = f"{statistics.median_high(half):.2f} % | {max(half):.2f} %"
+            lines.append(f"| {said} | {len(of)} | {called} | {held} of {len(of)} | {halves} |")
+    return "\n".join(lines) + "\n"
+
+
+PLACES = {"{arena}": arena, "{beside}": beside}
