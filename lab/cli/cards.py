@@ -1,4 +1,4 @@
-"""`lab phases`, `judge`, `audit`, `rows`, `write` and `verdicts`: what is asked of cards and rows."""
+"""`lab phases`, `judge`, `audit`, `rows` and `write`: what is asked of cards and rows."""
 
 from __future__ import annotations
 
@@ -225,10 +225,3 @@ def _writeup(arguments: Namespace) -> int:
     for line in flagged:
         print(f"lab: {card.path.with_suffix('.md').name} {line}", file=sys.stderr)
     return 1 if flagged else 0
-
-
-def verdicts(arguments: Namespace) -> int:
-    """The main job; 1 when a check, a notebook or an unexplained verdict fails."""
-    from lab.write import replay
-
-    return replay.run(arguments.out, as_json=arguments.json)

@@ -331,7 +331,7 @@ COMMANDS = {
         flag("--notes", "make the table of every family's NOTES.md again from rows"),
         arg("--out", type=Path, help="a file; default standard output"),
     )),
-    "verdicts": Command("lab.cli.cards:verdicts",
+    "verdicts": Command("lab.write.replay:run",
         "judge, check, execute the notebooks, write build/site, print the board", (
         arg("--out", type=Path, help="folder for the site; default build/site"),
     )),

@@ -12,7 +12,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from lab.card import history, phases, recorded
 from lab.card.phases import Card
 from lab.check import families
 from lab.judge import evidence, rules
-from lab.judge.verdicts import Judgement, judge_measured, judge_recorded
+from lab.judge.verdicts import Judgement, judge_measured, judge_recorded, judgement
 from lab.place import ceilings, roofline
 from lab.row import store
 from lab.row.records import Measurement
@@ -49,27 +49,27 @@ LOADED = {".py": "Python", ".cu": "CUDA C++", ".cuh": "CUDA C++", ".md": "notes"
 
 @dataclass(frozen=True)
 class View:
-    """One verdict and what stands beside it; judgement: None where nobody measured the card yet."""
+    """One verdict and what stands beside it; see `unmeasured` for a card without any."""
 
     card: Card
-    judgement: Judgement | None
+    judgement: Judgement
     audited: tuple[Finding, ...] = ()
     beside: tuple[Judgement, ...] = ()
 
     @property
     def word(self) -> str:
-        """The verdict's; without any evidence BLOCKED, as design and README promise."""
-        return self.judgement.verdict.word if self.judgement else "BLOCKED"
+        """The verdict's."""
+        return self.judgement.verdict.word
 
     @property
     def kind(self) -> str:
         """measured, recorded or unmeasured."""
-        return self.judgement.evidence if self.judgement else "unmeasured"
+        return self.judgement.evidence
 
     @property
     def device(self) -> str:
         """Its id."""
-        return self.judgement.device if self.judgement else self.card.device
+        return self.judgement.device
 
     @property
     def device_name(self) -> str:
@@ -79,12 +79,12 @@ class View:
     @property
     def anchor(self) -> str:
         """Where the verdict stands on its card's page."""
-        return (self.judgement and self.judgement.recorded_id) or f"{self.kind}-{self.device}"
+        return self.judgement.recorded_id or f"{self.kind}-{self.device}"
 
     @property
     def source(self) -> str:
         """Whose evidence it is: the project of a recorded outcome."""
-        if self.judgement and self.judgement.recorded:
+        if self.judgement.recorded:
             known = recorded.sources().get(self.judgement.recorded.source)
             return known.project if known else self.card.system
         return {"measured": "measured here", "unmeasured": "not measured yet"}.get(self.kind, "your files")
@@ -92,7 +92,7 @@ class View:
     @cached_property
     def deciding(self) -> rules.Finding | None:
         """The condition that decided, with its numbers."""
-        return deciding(self.judgement.verdict) if self.judgement else None
+        return deciding(self.judgement.verdict)
 
     @property
     def margin(self) -> float | None:
@@ -108,23 +108,16 @@ class View:
     @property
     def why(self) -> str:
         """The decisive figures in a phrase, for a line that has no number to show."""
-        if self.judgement is None:
-            return "not measured"
         return self.judgement.verdict.observed or self.judgement.verdict.reason
-
-    @property
-    def across(self) -> bool:
-        """Whether an interval of a decisive condition lies across its line."""
-        return any(crosses(f) for f in (self.judgement.verdict.decisive if self.judgement else ()))
 
     @property
     def flags(self) -> list[str]:
         """What a reader has to know beside the word."""
-        words = list(dict.fromkeys(f.severity for f in self.audited))
-        said = ["interval across the line"] if self.across else []
-        if self.judgement and "gate changed after measuring" in self.judgement.note:
+        said = ["interval across the line"] if any(map(crosses, self.judgement.verdict.decisive)) else []
+        if "gate changed after measuring" in self.judgement.note:
             said.append("gate changed after measuring")
-        return [*said, *([f"audit: {', '.join(words)}"] if words else [])]
+        words = dict.fromkeys(f.severity for f in self.audited)
+        return [*said, f"audit: {', '.join(words)}"] if words else said
 
     @property
     def elsewhere(self) -> str:
@@ -134,16 +127,21 @@ class View:
     @property
     def agreement(self) -> str:
         """Whether a recorded word is ours."""
-        if self.judgement is None or self.judgement.agrees is None:
+        if self.judgement.agrees is None:
             return ""
         return f"source: {self.judgement.source_said}" + ("" if self.judgement.agrees else ", differs")
 
     @property
     def when(self) -> str:
         """The newest run behind it."""
-        findings = self.judgement.verdict.findings if self.judgement else ()
-        runs = [i.split("/")[3].split("#")[0] for f in findings for i in f.ids if i.startswith("profiles/")]
-        return max(runs, default="")
+        ids = [i for f in self.judgement.verdict.findings for i in f.ids if i.startswith("profiles/")]
+        return max((i.split("/")[3].split("#")[0] for i in ids), default="")
+
+
+def unmeasured(card: Card) -> View:
+    """Of a card that nobody has evidence for: BLOCKED, as design and README promise."""
+    waiting = judgement(card, {}, "unmeasured", card.device, None)
+    return View(card, replace(waiting, verdict=rules.Verdict("BLOCKED", "not measured")))
 
 
 def deciding(verdict: rules.Verdict) -> rules.Finding | None:
@@ -181,7 +179,7 @@ def views(judgements: Iterable[Judgement]) -> list[View]:
     """A view of each verdict, and of each card without any, in the order of the judgements."""
     judgements = list(judgements)
     seen = {j.phase for j in judgements}
-    bare = [View(c, None) for c in phases.cards().values() if c.id not in seen]
+    bare = [unmeasured(c) for c in phases.cards().values() if c.id not in seen]
     return [_view(phases.card(j.phase), j, judgements) for j in judgements] + bare
 
 
@@ -191,7 +189,7 @@ def page_of(card: Card, judgements: Sequence[Judgement]) -> CardPage:
     own |= {c.id for c in phases.cards().values() for p in _pairs() if p.card == card.id
             for case in c.recorded if case.verdict_id == p.recorded}  # fmt: skip
     every = [*judgements, *(judged(phases.cards()[c] for c in sorted(own)) if own else ())]
-    return CardPage(card, tuple(_view(card, j, every) for j in judgements) or (View(card, None),))
+    return CardPage(card, tuple(_view(card, j, every) for j in judgements) or (unmeasured(card),))
 
 
 def _view(card: Card, j: Judgement, judgements: Iterable[Judgement]) -> View:
@@ -340,7 +338,7 @@ class CardPage:
     @property
     def figures(self) -> list[recorded.Figure]:
         """The recorded figures that its verdicts stand on."""
-        judged = [v.judgement for v in self.views if v.judgement and v.kind == "recorded"]
+        judged = [v.judgement for v in self.views if v.kind == "recorded"]
         every = [verdict for j in judged for verdict in (j.verdict, *(claim for _, claim in j.claims))]
         ids = sorted({i for verdict in every for f in verdict.findings for i in f.ids})
         return [recorded.figure(i) for i in ids]

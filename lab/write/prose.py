@@ -27,8 +27,7 @@ def figures(shown: CardPage) -> Figures:
             found.setdefault(vocabulary.unit(unit), {}).setdefault(float(value), name)
 
     for view in shown.views:
-        judged = view.judgement
-        for f in judged.verdict.findings if judged else ():
+        for f in view.judgement.verdict.findings:
             if seen := f.seen:
                 where = f"{f.condition.of} {f.condition.workload}".strip()
                 add(seen.value, seen.unit, where)

@@ -13,6 +13,8 @@ import os
 import sys
 import tempfile
 import time
+from argparse import Namespace
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,9 +35,9 @@ PARTS = 3  # into which the cards' pages are split: their figures take most of t
 SHOWN = 5  # changes and failures that the terminal names; the site has all
 
 
-def run(out: Path | None = None, as_json: bool = False) -> int:
+def run(arguments: Namespace) -> int:
     """Run the whole job and return its exit code: 1 when a check, a notebook or an unexplained verdict fails."""
-    out = out or DEFAULT
+    out, as_json = arguments.out or DEFAULT, arguments.json
     absent = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if absent:
         remedy = "make verdicts creates an environment with it, or install the notebooks extra"
@@ -66,7 +68,16 @@ def run(out: Path | None = None, as_json: bool = False) -> int:
     if as_json:
         print_json({"judgements": [j.to_json() for j in judgements], "checks": checks})
     else:
-        print("\n".join(_screen(found, judgements, checks, titles, out)))
+        count = Counter(c["status"] for c in checks)
+        tally = ", ".join(f"{count[s]} {s}" for s in ("ok", "skipped", "incorrect", "error") if count[s]) or "none"
+        own = [j for j in judgements if j.agrees is not None]
+        worded = [j for j in own if j.agrees_with_word is not None]
+        print(f"\n{writeup.counts(judgements)}\n")
+        agree, by_word = sum(bool(j.agrees) for j in own), sum(bool(j.agrees_with_word) for j in worded)
+        said = f"{agree} of {len(own)} recorded outcomes agree with our reading of the source"
+        print(f"{said}, {by_word} of {len(worded)} with a word of its own")
+        print(f"checks: {tally}; {len(titles)} notebooks executed\n")
+        print("\n".join([*_changes(found, out / WORDS), ""]))
         place = out.relative_to(Path.cwd()) if out.is_relative_to(Path.cwd()) else out
         print(f"{place / 'index.html'} written after {time.perf_counter() - start:.0f} s")
     for failure in failures[:SHOWN]:
@@ -74,28 +85,6 @@ def run(out: Path | None = None, as_json: bool = False) -> int:
     if failures[SHOWN:]:
         print(f"lab: and {len(failures) - SHOWN} more failures, on the site", file=sys.stderr)
     return 1 if failures else 0
-
-
-def _screen(
-    found: Sequence[View],
-    judgements: Sequence[Judgement],
-    checks: Sequence[dict[str, Any]],
-    titles: dict[str, str],
-    out: Path,
-) -> list[str]:
-    """What the terminal gets at the end: counts, agreement, changes since the last run."""
-    own = [j for j in judgements if j.agrees is not None]
-    count = {s: sum(c["status"] == s for c in checks) for s in ("ok", "skipped", "incorrect", "error")}
-    tally = ", ".join(f"{n} {s}" for s, n in count.items() if n) or "none"
-    lines = ["", writeup.counts(judgements), ""]
-    worded = [j for j in own if j.agrees_with_word is not None]
-    lines.append(
-        f"{sum(bool(j.agrees) for j in own)} of {len(own)} recorded outcomes agree with our reading of the source, "
-        f"{sum(bool(j.agrees_with_word) for j in worded)} of {len(worded)} with a word of its own"
-    )
-    lines.append(f"checks: {tally}; {len(titles)} notebooks executed")
-    lines += ["", *_changes(found, out / WORDS), ""]
-    return lines
 
 
 def _changes(found: Sequence[View], path: Path) -> list[str]:

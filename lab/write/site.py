@@ -129,11 +129,10 @@ def _write_family(out: Path, name: str, lines: Sequence[View]) -> None:
     for device in sorted({v.device for v in lines if v.kind == "measured"}):
         own = [limits.limits(v.card, device) for v in lines if v.kind == "measured" and v.device == device]
         if own := [found for found in own if any(x.rival for x in found)]:
-            drawn = [(x[0].card, [p.times_as_fast for p in x if p.times_as_fast]) for x in own]
-            names = [", ".join(sorted({p.rival.name for p in x if p.rival})) for x in own]
-            title = f"{name} on {device}"
-            figure = draw.rivals([(c, n, r) for (c, r), n in zip(drawn, names, strict=True)], title)
-            written(out, f"families/{name}-{device}.svg", draw.svg(figure))
+            title, names = f"{name} on {device}", [sorted({p.rival.name for p in x if p.rival}) for x in own]
+            times = [[p.times_as_fast for p in x if p.times_as_fast] for x in own]
+            bars = [(x[0].card, ", ".join(rivals), of) for x, rivals, of in zip(own, names, times, strict=True)]
+            written(out, f"families/{name}-{device}.svg", draw.svg(draw.rivals(bars, title)))
             alt = f"{title}: ours and the fastest rival of the same run, by card"
             shown.append((device, own, f"{name}-{device}.svg", alt))
         with contextlib.suppress(BadInput):  # nothing was timed together there
@@ -222,7 +221,7 @@ def write_index(
         filters=options,
         total=len(found),
         docs=[(p.stem, p.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")) for p in docs()],
-        differs=[v for v in found if v.judgement and v.judgement.agrees is False],
+        differs=[v for v in found if v.judgement.agrees is False],
         families=[{"name": n, "title": _title(n), "checks": counts[n]} for n in families.names()],
         devices=[{"id": d, "name": devices.get(d).name, "count": f"{held[d]} verdicts"} for d in devices.ids()],
         notebooks=[

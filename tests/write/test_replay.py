@@ -3,6 +3,7 @@
 import os
 import re
 import time
+from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -223,4 +224,4 @@ def test_missing_package_is_one_line_before_any_work(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(replay, "NEEDED", ("json", "no_such_package"))
     monkeypatch.setattr(replay, "_side_by_side", lambda *_: pytest.fail("work was begun"))
     with pytest.raises(BadInput, match="the package no_such_package is not installed; make verdicts"):
-        replay.run()
+        replay.run(Namespace(out=None, json=False))

@@ -293,7 +293,7 @@ def test_the_deciding_figure() -> None:
     failed = pages.View(phases.card("q8-paths"), lost).deciding
     assert failed is not None
     assert failed.state == "fails"
-    assert pages.View(phases.card("p6-room"), None).word == "BLOCKED"
+    assert pages.unmeasured(phases.card("p6-room")).word == "BLOCKED"
 
 
 def test_a_page_keeps_its_devices_apart(monkeypatch: pytest.MonkeyPatch) -> None:
