@@ -354,22 +354,20 @@ def together(first: Done, second: Done) -> Done:
         arms.append(joined)
     stages = dict.fromkeys((*first.seconds, *second.seconds))
     seconds = {stage: first.seconds.get(stage, 0.0) + second.seconds.get(stage, 0.0) for stage in stages}
-    one_c, other_c, spare = first.comparison, second.comparison, first.spare or second.spare
-    if one_c is None or other_c is None:
-        return Done(arms, None, second.fatal, seconds, spare)
-    if one_c.control != other_c.control:
+    compared, one_c, other_c = None, first.comparison, second.comparison
+    if one_c and other_c and one_c.control != other_c.control:
         for arm in arms:
             arm.fail("error", f"timed against {one_c.control} in one process and {other_c.control} in another")
-        return Done(arms, None, second.fatal, seconds, spare)
-    compared = structs.replace(
-        one_c,
-        order=one_c.order + other_c.order,
-        clocks=one_c.clocks + other_c.clocks,
-        again=sampling.joined(one_c.again, other_c.again) if one_c.again and other_c.again else None,
-        shape=(one_c.shape[0] + other_c.shape[0], *one_c.shape[1:]),
-        processes=one_c.processes + other_c.processes,
-    )
-    return Done(arms, compared, second.fatal, seconds, spare)
+    elif one_c and other_c:
+        compared = structs.replace(
+            one_c,
+            order=one_c.order + other_c.order,
+            clocks=one_c.clocks + other_c.clocks,
+            again=sampling.joined(one_c.again, other_c.again) if one_c.again and other_c.again else None,
+            shape=(one_c.shape[0] + other_c.shape[0], *one_c.shape[1:]),
+            processes=one_c.processes + other_c.processes,
+        )
+    return Done(arms, compared, second.fatal, seconds, first.spare or second.spare)
 
 
 def largest(*numbers: float | None) -> float | None:

@@ -181,28 +181,24 @@ def settled(arm: Arm) -> bool:
 
 
 def summarise(arm: Arm) -> Timing:
-    """An arm's samples with what they say (lab/row/samples.py)."""
-    return Timing(
-        **samples.summary(arm.samples_us, arm.blocks_us)._asdict(),
-        calls=arm.calls,
-        sets=len(arm.sets),
-        converged=settled(arm),
-        samples_us=tuple(arm.samples_us),
-        blocks_us=tuple(arm.blocks_us),
-    )
+    """An arm's samples with what they say."""
+    return _timing(tuple(arm.samples_us), tuple(arm.blocks_us), arm.calls, len(arm.sets), settled(arm))
 
 
 def joined(first: Timing, second: Timing) -> Timing:
     """The samples of one arm in two processes, by placement."""
-    blocks_us, samples_us = first.blocks_us + second.blocks_us, first.samples_us + second.samples_us
+    samples_us, blocks_us = first.samples_us + second.samples_us, first.blocks_us + second.blocks_us
+    return _timing(samples_us, blocks_us, first.calls, first.sets, first.converged and second.converged)
+
+
+def _timing(
+    samples_us: tuple[float, ...], blocks_us: tuple[float, ...], calls: int, sets: int, converged: bool
+) -> Timing:
+    """With what the samples say (lab/row/samples.py)."""
     return Timing(
         **samples.summary(samples_us, blocks_us)._asdict(),
-        calls=first.calls,
-        sets=first.sets,
-        converged=first.converged and second.converged,
-        samples_us=samples_us,
-        blocks_us=blocks_us,
-    )
+        calls=calls, sets=sets, converged=converged, samples_us=samples_us, blocks_us=blocks_us,
+    )  # fmt: skip
 
 
 def ratio_interval(

@@ -63,14 +63,11 @@ def _far_checks(arguments: Namespace) -> Iterator[dict[str, Any]]:
             yield from told.get("out", [failed])
 
 
-@contextlib.contextmanager
-def _joined(arguments: Namespace) -> Iterator[Any]:
-    """The cluster of --on; what it says goes to standard error."""
+def _joined(arguments: Namespace) -> contextlib.closing[Any]:
+    """The cluster of --on, within a `with`; what it says goes to standard error."""
     from lab.bench import cluster
 
-    joined = cluster.Cluster(arguments.on, lambda line: print(line, file=sys.stderr, flush=True))
-    with contextlib.closing(joined):
-        yield joined
+    return contextlib.closing(cluster.Cluster(arguments.on, lambda line: print(line, file=sys.stderr, flush=True)))
 
 
 def compile(arguments: Namespace) -> int:

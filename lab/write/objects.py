@@ -8,8 +8,9 @@ before it is shown. Nothing here needs a GPU; `measure()` says in a line why it 
 from __future__ import annotations
 
 import html
+import itertools
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,25 +58,20 @@ def html_table(header: Sequence[str], lines: Sequence[Sequence[Any]]) -> str:
     return f"<table>{head}<tbody>{body}</tbody></table>"
 
 
-@dataclass(frozen=True)
-class Table(Sequence[Any]):
-    """Typed rows and how to show them. items: the rows; columns: name -> what is shown of one; title: above them."""
+class Table(tuple[Any, ...]):
+    """Typed rows and how to show them. columns: name -> what is shown of a row; title: above them."""
 
-    items: tuple[Any, ...]
     columns: Mapping[str, Callable[[Any], Any]]
-    title: str = ""
+    title: str
 
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, place: Any) -> Any:
-        return self.items[place]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.items)
+    def __new__(cls, rows: Iterable[Any], columns: Mapping[str, Callable[[Any], Any]], title: str = "") -> Table:
+        """The rows, in their order."""
+        made = super().__new__(cls, rows)
+        made.columns, made.title = columns, title
+        return made
 
     def _lines(self) -> list[list[Any]]:
-        return [[read(item) for read in self.columns.values()] for item in self.items]
+        return [[read(row) for read in self.columns.values()] for row in self]
 
     def frame(self) -> pd.DataFrame:
         """The columns as a pandas frame."""
@@ -88,7 +84,7 @@ class Table(Sequence[Any]):
     def _repr_html_(self) -> str:
         title = f"<p><b>{html.escape(self.title)}</b></p>" if self.title else ""
         more = f"<p>{len(self) - SHOWN_ROWS} more rows: .frame()</p>" if len(self) > SHOWN_ROWS else ""
-        more = more if self.items else "<p>nothing: not measured</p>"
+        more = more if self else "<p>nothing: not measured</p>"
         return title + html_table([*self.columns], self._lines()[:SHOWN_ROWS]) + more
 
 
@@ -117,7 +113,7 @@ ROW = _attributes("device", "phase", "arm", "name", "workload_id", "status", "me
 def _checked(family: str, candidates: Sequence[str | None], workload: str | None) -> Table:
     gpu = "cuda" if families.gpu_capability() else "cpu"
     found = [c for name in candidates for c in accuracy.check_family(family, name, workload, device=gpu)]
-    return Table(tuple(found), CHECK, f"{family}: checked on {gpu}")
+    return Table(found, CHECK, f"{family}: checked on {gpu}")
 
 
 def conditions_html(findings: Sequence[Finding]) -> str:
@@ -240,12 +236,9 @@ class Phase:
             ours, theirs, workload = figures.sides(self.card, place)
         except BadInput as refused:
             return Table((), columns, str(refused))
-        found = [
-            (arm, workload, part, part.value / whole.whole)
-            for arm, whole in (("control", theirs), ("candidate", ours))
-            for part in whole.parts
-        ]
-        return Table(tuple(found), columns, f"{self.card.id} on {place}: kernels of each arm")
+        arms = (("control", theirs), ("candidate", ours))
+        found = [(arm, workload, part, part.value / whole.whole) for arm, whole in arms for part in whole.parts]
+        return Table(found, columns, f"{self.card.id} on {place}: kernels of each arm")
 
     def writeup(self) -> Shown:
         """The note of the phase."""
@@ -259,7 +252,7 @@ class Phase:
         except BadInput as refused:
             return notebook.text(html.escape(str(refused), quote=False))
         made = measure.measure(measure.plan(self.card), measure.Settings(**settings), None, device, lambda line: None)
-        return Table(tuple(row for several in made for row in several), ROW, f"{self.card.id}: measured now")
+        return Table(itertools.chain.from_iterable(made), ROW, f"{self.card.id}: measured now")
 
     def __repr__(self) -> str:
         return f"{self.card.id}: {self.card.question}"
@@ -297,8 +290,8 @@ class Kernel:
 
     def rows(self, device: str | None = None) -> Table:
         """Its measured rows."""
-        found = rows(family=self.family.name, device=device)
-        return Table(tuple(r for r in found if r.name == self.name), ROW, f"{self.name}: measured rows")
+        found = [row for row in self.family.rows(device) if row.name == self.name]
+        return Table(found, ROW, f"{self.name}: measured rows")
 
     def __repr__(self) -> str:
         c = self.candidate
@@ -346,7 +339,7 @@ class Family:
     def workloads(self) -> Table:
         """Every workload: its id, axes and whether it is checked or measured."""
         columns = {"id": lambda w: w.id, "role": lambda w: w.role, "axes": lambda w: str(dict(w.axes))}
-        return Table(tuple(self.parts.cases.WORKLOADS), columns, f"{self.name}: workloads")
+        return Table(self.parts.cases.WORKLOADS, columns, f"{self.name}: workloads")
 
     def __getitem__(self, name: str) -> Kernel:
         return Kernel(self, self.parts.candidate(name))
@@ -361,7 +354,7 @@ class Family:
         columns = {"workload": lambda f: f["workload"], "precision": lambda f: f["precision"],
                    "MB": lambda f: f["bytes"] / 1e6, "GFLOP": lambda f: f["flops"] / 1e9,
                    "floor us": lambda f: f["floor_us"], "bound": lambda f: f["bound"]}  # fmt: skip
-        return Table(tuple(limits.floors(self.parts, place)), columns, f"{self.name} on {place.name}: floors")
+        return Table(limits.floors(self.parts, place), columns, f"{self.name} on {place.name}: floors")
 
     def rows(self, device: str | None = None) -> Table:
         """Its measured rows."""
@@ -384,7 +377,7 @@ class Family:
         names = ("predictions", "median", "p95", "coverage", "choices", "mean_regret", "worst_regret", "worst")
         lines = [{"left out": way, **score} for way, score in found.items()]
         columns = {name.replace("_", " "): operator.itemgetter(name) for name in ("left out", *names)}
-        return Table(tuple(lines), columns, f"{self.name} on {device}: the model of its kernels' times")
+        return Table(lines, columns, f"{self.name} on {device}: the model of its kernels' times")
 
     def lost(self, device: str) -> Table:
         """Where public models lose most time there because every kernel is far from its floor."""
@@ -395,7 +388,7 @@ class Family:
         columns = {"place": lambda p: " ".join(f"{a}={v}" for a, v in p.axes.items()), "best": lambda p: p.candidate,
                    "us": lambda p: p.us, "floor us": lambda p: p.floor_us, "how": lambda p: p.how,
                    "models": lambda p: ", ".join(p.models)}  # fmt: skip
-        return Table(tuple(found[: places.SHOWN]), columns, f"{self.name} on {device}: most time lost")
+        return Table(found[: places.SHOWN], columns, f"{self.name} on {device}: most time lost")
 
     def __repr__(self) -> str:
         return f"{self.name}: {self.parts.title}, {len(self.parts.candidates)} candidates"
@@ -424,7 +417,7 @@ class Device:
                  **{f"ceiling.{k}": v for k, v in f.ceilings.items()}}  # fmt: skip
         columns = {"fact": lambda i: i[0], "value": lambda i: f"{i[1].value:g} {i[1].unit}",
                    "kind": lambda i: i[1].kind, "source": lambda i: i[1].source}  # fmt: skip
-        return Table(tuple(every.items()), columns, f"{f.name} ({f.id})")
+        return Table(every.items(), columns, f"{f.name} ({f.id})")
 
     def rows(self) -> Table:
         """Every row measured on it."""
@@ -451,17 +444,17 @@ class Trace:
     def breakdown(self) -> Table:
         """Categories with their share of the GPU's time."""
         columns = {"category": lambda c: c.name, "sum us": lambda c: c.sum_us, "launches": lambda c: c.count}
-        return Table(tuple(self.summary().categories), columns, f"{self.path.name}: by category")
+        return Table(self.summary().categories, columns, f"{self.path.name}: by category")
 
     def exposed(self) -> Table:
         """Categories with the time in which nothing else ran: what a faster one can gain at most."""
         columns = {"category": lambda c: c[0], "exposed us": lambda c: c[1]}
-        return Table(tuple(exposed.exposed_us(self.timeline).items()), columns, f"{self.path.name}: exposed time")
+        return Table(exposed.exposed_us(self.timeline).items(), columns, f"{self.path.name}: exposed time")
 
     def gaps(self) -> Table:
         """The longest stretches in which a GPU did nothing, why, and the kernels around them."""
         columns = _attributes("start_us", "us", "cause", "after", "before")
-        return Table(tuple(self.summary().gaps), columns, f"{self.path.name}: gaps")
+        return Table(self.summary().gaps, columns, f"{self.path.name}: gaps")
 
     def what_if(self, category: str, speedup: float) -> Projection:
         """What a faster category gives of throughput: `gain_pct` and `ceiling_pct`, from exposed to union time."""
@@ -490,12 +483,12 @@ def phase(phase_id: str) -> Phase:
 
 def phases(system: str | None = None) -> Table:
     """Every card, or a system's."""
-    every = tuple(Phase(c) for c in cards.cards().values())
+    every = [Phase(c) for c in cards.cards().values()]
     systems = sorted({p.system for p in every})
     if system is not None:
         refuse_unknown("phases", "system", system, systems)
-    columns = {"row": lambda p: p.row, "id": lambda p: p.id, "system": lambda p: p.system, "title": lambda p: p.title}
-    return Table(tuple(p for p in every if system in (None, p.system)), columns, "cards")
+    found = [p for p in every if system in (None, p.system)]
+    return Table(found, _attributes("row", "id", "system", "title"), "cards")
 
 
 def family(name: str) -> Family:
@@ -518,12 +511,12 @@ def devices() -> Table:
     """Every device with its bandwidth."""
     columns = {"id": lambda d: d.id, "name": lambda d: d.name,
                "bandwidth": lambda d: d.memory_bandwidth.shown() if d.memory_bandwidth else "unknown"}  # fmt: skip
-    return Table(tuple(device(i) for i in device_facts.ids()), columns, "devices")
+    return Table(map(device, device_facts.ids()), columns, "devices")
 
 
 def rows(family: str | None = None, phase: str | None = None, device: str | None = None) -> Table:
     """The measured rows of profiles/ that pass the filters, oldest run first."""
-    return Table(tuple(listing.measured(family, phase, device)), ROW, "measured rows")
+    return Table(listing.measured(family, phase, device), ROW, "measured rows")
 
 
 def trace(file: str | Path) -> Trace:
@@ -551,4 +544,4 @@ def judgements(*phase_ids: str, device: str | None = None) -> Table:
         found = [verdicts.judge_measured(c, place) for c in chosen if place in store.measured_devices(c.id)]
     columns = {"phase": lambda j: j.phase, "device": lambda j: j.device, "verdict": lambda j: j.verdict.word,
                "source": lambda j: j.source_said, "because": lambda j: j.verdict.reason}  # fmt: skip
-    return Table(tuple(found), columns, "verdicts")
+    return Table(found, columns, "verdicts")
