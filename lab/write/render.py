@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,10 @@ def environment() -> Environment:
     made = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=select_autoescape(["html"]),
                        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)  # fmt: skip
     made.filters |= {"interval": interval, "value": value, "beside": beside, "markdown": markdown, "page": page_of}
-    made.filters |= {"number": inline.number, "markup": Markup, "us": us, "share": share, "error": error}
-    made.filters |= {"cell": cell, "ticked": ticked, "change": change, "said": said}
+    made.filters |= {"number": inline.number, "markup": Markup, "cell": cell, "ticked": ticked, "said": said}
+    made.filters |= {"us": known(lambda us: f"{us:,.0f}" if us >= 1000 else f"{us:.4g}")}
+    made.filters |= {"change": known(lambda pct: inline.amount(pct, "%", True))}
+    made.filters |= {"share": known("{:.0%}".format), "error": known("{:.1e}".format)}
     board = (TEMPLATES / "board.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(board.encode()).digest()).decode()
     made.globals |= {"board": board, "policy": f"{POLICY}form-action 'none'; script-src 'sha256-{digest}'"}
@@ -71,24 +74,9 @@ def beside(found: Finding) -> str:
     return f"gate {found.condition.op} {inline.amount(seen.line, seen.unit, seen.unit == '%')}"
 
 
-def us(number: float | None) -> str:
-    """A time in us, empty for none."""
-    return "" if number is None else f"{number:,.0f}" if number >= 1000 else f"{number:.4g}"
-
-
-def share(number: float | None) -> str:
-    """A ratio as a percentage, empty for none."""
-    return "" if number is None else f"{number:.0%}"
-
-
-def change(number: float | None) -> str:
-    """A change in %, empty for none."""
-    return "" if number is None else inline.amount(number, "%", True)
-
-
-def error(number: float | None) -> str:
-    """A relative error, empty for none."""
-    return "" if number is None else f"{number:.1e}"
+def known(show: Callable[[float], str]) -> Callable[[float | None], str]:
+    """`show`, of None empty."""
+    return lambda number: "" if number is None else show(number)
 
 
 def cell(text: object) -> str:
