@@ -10,9 +10,9 @@ Nothing here computes: a word is the judge's, a time a row's, a floor the roofli
 
 from __future__ import annotations
 
+import dataclasses
 import html
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from lab.card import phases
 from lab.card.phases import Card
 from lab.check import families
 from lab.draw import inline
-from lab.judge import evidence, verdicts
+from lab.judge import verdicts
 from lab.judge.verdicts import Judgement
 from lab.row import store
 from lab.trace import amdahl, categories, exposed, files, steady, summary, windows
@@ -43,7 +43,7 @@ RECORDED, MEASURED = "recorded", "measured"
 COLOURS = {"GO": draw.GREEN, "CONDITIONAL-GO": draw.GREEN, "NO-GO": draw.VERMILLION, "INVALID": draw.VERMILLION}
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Panel:
     """Controls by name, and what they show as HTML."""
 
@@ -125,11 +125,8 @@ def judged(card: Card, device: str, kind: str, line: float | None = None, which:
             raise BadInput(card.id, "has no recorded figures", f"choose {MEASURED}")
         return verdicts.judge_recorded([moved])[-1]
     store.refuse_unmeasured(card.id, device)
-    if line is None:
-        return verdicts.judge_measured(card, device)
-    rows = evidence.asked(store.rows(device=device, phase=card.id), card)
-    given = evidence.readings(rows, devices.get(device), card.compared)
-    return verdicts.judgement(moved, given, MEASURED, device, None, "the line was moved by hand")
+    found = verdicts.judge_measured(moved, device)
+    return found if line is None else dataclasses.replace(found, note="the line was moved by hand")
 
 
 def phase(card: str, device: str | None = None) -> Panel:
