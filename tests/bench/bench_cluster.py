@@ -1,10 +1,10 @@
-"""What a second GPU gives a sweep: `python -m tests.bench.bench_cluster CARD... [--keep] [--together]`.
+"""What a second GPU gives a sweep: `python -m tests.bench.bench_cluster CARD... [--keep] [--together] [--device=ID]`.
 
 In a clean checkout. The cards are measured on a cluster of one worker, on GPU 0, then on one of two, into a folder that
-is thrown away; --keep puts the rows of the second sweep where rows lie. With --together, on a host of three GPUs, the two sweeps
-run at one time, the first on GPU 0 and the second on 1 and 2. Printed are both wall times and, for each comparison, the
-interval of the change on one GPU and the change on two. Exits 1 where two are less than 1.85 times as fast, or where
-the intervals of a comparison do not overlap.
+is thrown away; --keep puts the rows of the second sweep where rows lie, and --device is `lab measure`'s. With
+--together, on a host of three GPUs, the two sweeps run at one time, the first on GPU 0 and the second on 1 and 2.
+Printed are both wall times and, for each comparison, the interval of the change on one GPU and the change on two. Exits
+1 where two are less than 1.85 times as fast, or where the intervals of a comparison do not overlap.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from lab.row.records import Measurement
 FASTER = 1.85
 
 
-def sweep(workers: int, cards: list[str], home: Path, gpus: str) -> tuple[float, dict[tuple[str, str], evidence.Pair]]:
+def sweep(
+    workers: int, cards: list[str], options: list[str], home: Path, gpus: str
+) -> tuple[float, dict[tuple[str, str], evidence.Pair]]:
     """(seconds, the pairs by card and workload) of cards on a cluster of so many workers, on these GPUs."""
     lab = [sys.executable, "-m", "lab"]
     command = [*lab, "cluster", "--local", str(workers), "--port", "0"]
@@ -36,7 +38,9 @@ def sweep(workers: int, cards: list[str], home: Path, gpus: str) -> tuple[float,
             address = made.stdout.readline().strip()
             began = time.monotonic()
             environment = os.environ | {"KILLGATE_PROFILES": str(home)}
-            subprocess.run([*lab, "measure", *cards, "--on", address], cwd=REPOSITORY, env=environment, check=True)
+            subprocess.run(
+                [*lab, "measure", *cards, *options, "--on", address], cwd=REPOSITORY, env=environment, check=True
+            )
             spent = time.monotonic() - began
         finally:
             made.terminate()
@@ -48,10 +52,11 @@ def sweep(workers: int, cards: list[str], home: Path, gpus: str) -> tuple[float,
 def main(*cards: str) -> int:
     """Print the table and return the exit status."""
     named, keep, together = [c for c in cards if c[:2] != "--"], "--keep" in cards, "--together" in cards
+    options = [c for c in cards if c.startswith("--device=")]
     gpus = "0", "1,2" if together else "0,1"
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2 if together else 1) as pool:
         homes = Path(folder) / "1", store.folder() if keep else Path(folder) / "2"
-        asked = [pool.submit(sweep, n + 1, named, homes[n], gpus[n]) for n in range(2)]
+        asked = [pool.submit(sweep, n + 1, named, options, homes[n], gpus[n]) for n in range(2)]
         (one_s, one), (two_s, two) = (each.result() for each in asked)
     apart = 0
     for key, pair in one.items():
