@@ -39,6 +39,11 @@ class Spans:
     def __len__(self) -> int:
         return len(self.start)
 
+    def cover(self, times: Int64) -> NDArray[np.bool_]:
+        """Which of these times lie inside."""
+        at = np.searchsorted(self.start, times, side="right") - 1
+        return (at >= 0) & (times < np.append(self.end, 0)[at])
+
     def measure_before(self, times: Int64) -> Int64:
         """How many ns of these spans lie before each time."""
         if not len(self):
