@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -26,7 +25,6 @@ from msgspec import Struct
 from lab.base.errors import BadInput
 from lab.trace import roofline
 from lab.trace.model import (
-    COPY_KINDS,
     GRAPH_LAUNCH,
     NONE,
     Calls,
@@ -38,6 +36,7 @@ from lab.trace.model import (
     Ranges,
     Trace,
     Work,
+    direction,
     interned,
     whole,
     whole_numbers,
@@ -55,7 +54,6 @@ KINDS = {  # a category as some release writes it, in small letters -> what it i
 }
 MODULE = "nn.Module: "
 DOMAINS = {1: "operator", 2: "module"}  # beside user annotations, which have none
-DIRECTION = re.compile(r"\b(" + "|".join(sorted(COPY_KINDS, key=len, reverse=True)) + r")\b")
 LATEST_US = 4 * 10**15  # year 2096
 DOUBLES_US = 2**42  # below, doubles lie less than half a nanosecond apart
 N = TypeVar("N", float, Decimal)
@@ -207,7 +205,7 @@ def read(path: Path, text: bytes) -> Trace:
         graph_mode="node" if nodes else "unknown" if launches or not calls else "none",
         gpus={d: known.get(d, "") for d in sorted({d for columns in rows for d in columns["device"]})},
         kernels=Kernels.of(**rows[0], name=name),
-        memcpy=Copies.of(**rows[1], bytes=_bytes(copies.events), kind=[_kind(e) for e in copies.events]),
+        memcpy=Copies.of(**rows[1], bytes=_bytes(copies.events), kind=[direction(e.name) for e in copies.events]),
         memset=Fills.of(**rows[2], bytes=_bytes(fills.events)),
         ranges=Ranges.of(**_host(ranges), label=label, domain=domain),
         domains=DOMAINS,
@@ -325,8 +323,3 @@ def _work(kernels: Timed, names: list[int], operators: Timed) -> tuple[Work, ...
         return ()
     asked = [_whole(e.args.external) if e.args else NONE for e in kernels.events]
     return roofline.of_operators(list(zip(asked, names, kernels.duration.tolist(), strict=True)), stated)
-
-
-def _kind(event: Event[Any]) -> int:
-    found = DIRECTION.search(event.name)
-    return COPY_KINDS.index(found[1]) if found else 0

@@ -14,8 +14,9 @@ Given up: what only one tool knows (call stacks, payloads).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -32,6 +33,9 @@ COPY_KINDS = (
     *("UVM HtoD", "UVM DtoH", "UVM DtoD"),
 )
 UNKNOWN_COPY = "of unknown kind"
+# HtoD, Host-to-Device, HOST_TO_DEVICE, MemcpyH2D, CopyHostToDevice: what profilers call a direction.
+PLACE = "([HDAP])(?:ost|evice|rray|eer)?"
+DIRECTION = re.compile(rf"(UVM )?(?:(?<![a-z])|(?<=cpy)|(?<=copy)){PLACE}[-_]?(?:to|2)[-_]?{PLACE}", re.IGNORECASE)
 GRAPH_LAUNCH = re.compile(r"(?:cu(?:da)?|hip)GraphLaunch")  # of an API call's name
 # PyTorch's emit_nvtx appends numbers to every label, which would make each a label of its own.
 NUMBERED = re.compile(r",? (seq|op_id|sizes|input_op_ids|stack) ?=.*$")
@@ -313,6 +317,44 @@ class Trace:
         if not self.timeline:
             remedy = "use the sqlite export of the same capture, or cuda_gpu_trace"
             raise BadInput(self.source, f"{self.tool} totals have no timeline, so no {what}", remedy)
+
+
+# The columns' type of each kind of row; the column that indexes a table of texts, and that table.
+KINDS: Mapping[str, type[Columns]] = {
+    "kernels": Kernels,
+    "memcpy": Copies,
+    "memset": Fills,
+    "graphs": GraphLaunches,
+    "ranges": Ranges,
+    "calls": Calls,
+}
+TEXTS = {"kernels": ("name", "names"), "ranges": ("label", "labels"), "calls": ("name", "call_names")}
+
+
+def build(tool: str, path: Path, rows: Mapping[str, Mapping[str, Any]], api: str = "", **about: Any) -> Trace:
+    """A trace from columns by kind of row, in which names and labels are texts.
+
+    api: what the tool calls its API calls, which tell whether graphs were launched; "" where it has none.
+    """
+    built: dict[str, Any] = {}
+    for kind, of in KINDS.items():
+        columns, (index, texts) = dict(rows.get(kind, {})), TEXTS.get(kind, ("", ""))
+        if index in columns:
+            columns[index], built[texts] = interned(columns[index])
+        built[kind] = of.of(**columns)
+    if api:
+        called = built.get("call_names")
+        built["graph_mode"] = "unknown" if not called or any(map(GRAPH_LAUNCH.match, called)) else "none"
+        warnings = [] if called else [f"no {api} calls in the file: kernels cannot be joined to their launches"]
+        about["warnings"] = (*about.get("warnings", ()), *warnings)
+    return Trace(tool, path.name, **built | about)
+
+
+def direction(text: str) -> int:
+    """A copy's direction in what a profiler calls it, as an index of COPY_KINDS; 0 where it says none."""
+    found = DIRECTION.search(text)
+    short = f"{found[1] or ''}{found[2].upper()}to{found[3].upper()}" if found else ""
+    return COPY_KINDS.index(short) if short in COPY_KINDS else 0
 
 
 def callers(trace: Trace) -> Callable[[Int64], Int64]:

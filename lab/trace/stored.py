@@ -16,20 +16,10 @@ import msgspec
 import numpy as np
 
 from lab.base.errors import BadInput
-from lab.trace.model import NONE, Calls, Columns, Copies, Fills, GraphLaunches, Kernels, Launch, Ranges, Trace, interned
+from lab.trace.model import KINDS, NONE, TEXTS, Columns, Launch, Trace, build
 
 SCHEMA = 1
 MOST_ROWS = 100_000_000  # of a file that says so in a few bytes: a repeated value takes none
-KINDS: Mapping[str, type[Columns]] = {
-    "kernels": Kernels,
-    "memcpy": Copies,
-    "memset": Fills,
-    "graphs": GraphLaunches,
-    "ranges": Ranges,
-    "calls": Calls,
-}
-# The column of each kind that indexes a table of texts, and that table.
-TEXTS = {"kernels": ("name", "names"), "ranges": ("label", "labels"), "calls": ("name", "call_names")}
 NUMBERED = ("process", "thread")
 RENAMED = {"kind": "direction"}  # of a copy; the table's own `kind` says what sort of row it is
 
@@ -124,23 +114,21 @@ def load(path: Path) -> Trace:
             return file.read()
 
     table, meta = _opened(path, bounded)
-    texts: dict[str, list[str]] = {name: [] for _, name in TEXTS.values()}
-    built = {k: _rows(table.filter(pc.equal(table["kind"], k)), k, of, texts) for k, of in KINDS.items()}
-    kept = {key: getattr(meta, key) for key in KEPT}
-    launched = {i: meta.launched[name] for i, name in enumerate(texts["names"]) if name in meta.launched}
-    return Trace(**kept | built | texts | {"source": path.name, "windows_ns": meta.windows_ns, "launched": launched})
+    rows = {kind: _rows(table.filter(pc.equal(table["kind"], kind)), kind) for kind in KINDS}
+    kept = {key: getattr(meta, key) for key in KEPT if key not in ("tool", "source")}
+    trace = build(meta.tool, path, rows, windows_ns=meta.windows_ns, **kept)
+    return trace.but(launched={i: meta.launched[n] for i, n in enumerate(trace.names) if n in meta.launched})
 
 
-def _rows(table: Any, kind: str, of: type[Columns], texts: dict[str, list[str]]) -> Columns:
+def _rows(table: Any, kind: str) -> dict[str, Any]:
     columns: dict[str, Any] = {}
-    index, known = TEXTS.get(kind, ("", ""))
-    for name in (field.name for field in fields(of) if table.num_rows):
+    for name in (field.name for field in fields(KINDS[kind]) if table.num_rows):
         stored = RENAMED.get(name, name)
-        if name == index:
-            columns[name], texts[known] = interned(table.column("text").to_pylist())
+        if name == TEXTS.get(kind, ("",))[0]:
+            columns[name] = table.column("text").to_pylist()
         elif stored in table.column_names and table.column(stored).null_count == 0:
             columns[name] = table.column(stored).to_numpy()
-    return of.of(**columns)
+    return columns
 
 
 def about(path: Path) -> dict[str, Any]:
