@@ -17,9 +17,9 @@ from matplotlib.figure import Figure
 from lab.base.errors import BadInput
 from lab.draw import style
 from lab.trace import categories
-from lab.trace.categories import MEMCPY, MEMSET, OPAQUE, Rules
+from lab.trace.categories import Rules
 from lab.trace.intervals import Spans, merged, union
-from lab.trace.model import Int64, Trace
+from lab.trace.model import MEMCPY, MEMSET, OPAQUE, Int64, Trace
 
 PIXELS = 900  # half pixels of a timeline's width
 COPY: style.Look = (style.VERMILLION, "////")

@@ -27,9 +27,9 @@ from lab.base import files
 from lab.base.errors import BadInput
 from lab.trace import categories, intervals
 from lab.trace.amdahl import Interval
-from lab.trace.categories import MEMCPY, MEMSET, OPAQUE, Rules
+from lab.trace.categories import Rules
 from lab.trace.intervals import NOTHING, Spans, concurrent, doubled, merged, union
-from lab.trace.model import COPY_KINDS, NONE, UNKNOWN_COPY, Activity, Int64, Trace, callers, launches
+from lab.trace.model import NONE, OPAQUE, Activity, Int64, Trace, callers, labels, launches
 
 ASSUMED = "nothing else changes: from the exposed time at least to the union at most"
 SYNC = re.compile(r"(?:cu|cuda|hip)(?:Stream|Device|Event|Ctx)Synchronize|(?:cuda|hip)Memcpy(?!.*Async)")
@@ -62,16 +62,6 @@ class WhatIf:
     count: int
     denominator: str
     warnings: tuple[str, ...] = ()
-
-
-def labels(trace: Trace) -> tuple[list[str], list[NDArray[Any]]]:
-    """What can be told apart, kernel names first and then copies, fills and graphs, and each activity row's index."""
-    found = [*trace.names, *(f"{MEMCPY} {kind}" for kind in (*COPY_KINDS, UNKNOWN_COPY)), MEMSET, OPAQUE]
-    first = len(trace.names)
-    kind = trace.memcpy.kind.astype(np.int64)
-    kind = np.where((kind >= 0) & (kind < len(COPY_KINDS)), kind, len(COPY_KINDS)) + first
-    rest = [np.full(len(rows), first + len(COPY_KINDS) + n) for n, rows in ((1, trace.memset), (2, trace.graphs))]
-    return found, [trace.kernels.name, kind, *rest]
 
 
 def grouped(trace: Trace, rules: Rules) -> tuple[list[str], NDArray[np.int64]]:

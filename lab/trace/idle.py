@@ -17,9 +17,9 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from lab.trace.exposed import labels, minus
+from lab.trace.exposed import minus
 from lab.trace.intervals import Spans, merged
-from lab.trace.model import NONE, Int32, Int64, Kernels, Trace, callers, short_name
+from lab.trace.model import NONE, Int32, Int64, Kernels, Trace, callers, labels, short_name
 
 SYNCHRONIZE = re.compile(r"(?:cu|cuda|hip)(?:Stream|Device|Event|Ctx)Synchronize")
 COPYING = re.compile(r"(?:cu|cuda|hip)Mem(?:cpy|set)")

@@ -33,6 +33,7 @@ COPY_KINDS = (
     *("UVM HtoD", "UVM DtoH", "UVM DtoD"),
 )
 UNKNOWN_COPY = "of unknown kind"
+MEMCPY, MEMSET, OPAQUE = "memcpy", "memset", "CUDA graph (not decomposed)"
 # HtoD, Host-to-Device, HOST_TO_DEVICE, MemcpyH2D, CopyHostToDevice: what profilers call a direction.
 PLACE = "([HDAP])(?:ost|evice|rray|eer)?"
 DIRECTION = re.compile(rf"(UVM )?(?:(?<![a-z])|(?<=cpy)|(?<=copy)){PLACE}[-_]?(?:to|2)[-_]?{PLACE}", re.IGNORECASE)
@@ -377,36 +378,52 @@ def callers(trace: Trace) -> Callable[[Int64], Int64]:
     return found
 
 
+def labels(trace: Trace) -> tuple[list[str], list[NDArray[Any]]]:
+    """What can be told apart, kernel names first and then copies, fills and graphs, and each activity row's index."""
+    found = [*trace.names, *(f"{MEMCPY} {kind}" for kind in (*COPY_KINDS, UNKNOWN_COPY)), MEMSET, OPAQUE]
+    first = len(trace.names)
+    kind = trace.memcpy.kind.astype(np.int64)
+    kind = np.where((kind >= 0) & (kind < len(COPY_KINDS)), kind, len(COPY_KINDS)) + first
+    rest = [np.full(len(rows), first + len(COPY_KINDS) + n) for n, rows in ((1, trace.memset), (2, trace.graphs))]
+    return found, [trace.kernels.name, kind, *rest]
+
+
 @dataclass(frozen=True)
-class NameTotal:
-    """One kernel name's launches and summed time."""
+class Total:
+    """Launches and summed time of a kernel name, of copies in one direction, of a category, ...
+
+    kind: "kernel", "wait" (a category of kernels that only wait), "memcpy", "memset" or "graph".
+    """
 
     name: str
     count: int
     sum_ns: int
+    kind: str = "kernel"
+    bytes: int = 0
+
+    def plus(self, other: Total) -> Total:
+        """Both together, under this name."""
+        count, sum_ns, moved = self.count + other.count, self.sum_ns + other.sum_ns, self.bytes + other.bytes
+        return Total(self.name, count, sum_ns, self.kind, moved)
 
 
-def totals_by_name(trace: Trace) -> list[NameTotal]:
-    """Launches and summed ns of every kernel name in the trace, largest sum first, ties by name."""
-    kernels, size = trace.kernels, len(trace.names)
-    # bincount's weights are doubles, exact while a sum stays below 2^53 (104 days of ns).
-    sums, counts = (
-        np.rint(np.bincount(kernels.name, weights, size)).astype(np.int64)
-        for weights in (kernels.duration_ns, kernels.instances)
-    )
-    by: dict[str, tuple[int, int]] = {}
-    for i in np.flatnonzero(counts).tolist():
-        count, total = by.get(trace.names[i], (0, 0))
-        by[trace.names[i]] = (count + int(counts[i]), total + int(sums[i]))
-    return sorted((NameTotal(n, *both) for n, both in by.items()), key=lambda t: (-t.sum_ns, t.name))
+def totals(trace: Trace) -> list[Total]:
+    """Every label's launches and summed ns, largest sum first, ties by name."""
+    (names, codes), found = labels(trace), dict[tuple[str, str], Total]()
+    for kind, rows, code in zip(("kernel", MEMCPY, MEMSET, "graph"), trace.activities, codes, strict=True):
+        weights = getattr(rows, "instances", None), rows.duration_ns, getattr(rows, "bytes", np.zeros(len(rows)))
+        # bincount's weights are doubles, exact while a sum stays below 2^53 (104 days of ns).
+        sums = [np.rint(np.bincount(code, each, len(names))).astype(np.int64) for each in weights]
+        for i in np.flatnonzero(sums[0]).tolist():
+            count, sum_ns, moved = (int(column[i]) for column in sums)
+            own = Total(names[i], count, sum_ns, kind, moved)
+            found[kind, names[i]] = found[kind, names[i]].plus(own) if (kind, names[i]) in found else own
+    return sorted(found.values(), key=lambda t: (-t.sum_ns, t.name))
 
 
-def by_direction(copies: Copies) -> dict[str, Copies]:
-    """The copies of each direction that occurs, by its name in COPY_KINDS; UNKNOWN_COPY for other numbers."""
-    labels = (*COPY_KINDS, UNKNOWN_COPY)
-    known = (copies.kind >= 0) & (copies.kind < len(COPY_KINDS))
-    kinds = np.where(known, copies.kind, len(COPY_KINDS))
-    return {labels[kind]: copies.take(kinds == kind) for kind in np.unique(kinds)}
+def totals_by_name(trace: Trace) -> list[Total]:
+    """The totals of the kernels alone."""
+    return [t for t in totals(trace) if t.kind == "kernel"]
 
 
 def interned(texts: Iterable[str]) -> tuple[list[int], list[str]]:

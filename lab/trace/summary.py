@@ -21,10 +21,10 @@ import numpy as np
 from msgspec import UNSET, Struct, UnsetType
 
 from lab.trace import categories, exposed, idle, intervals, kineto, model, roofline, windows
-from lab.trace.categories import OTHER, Rules, Summed
+from lab.trace.categories import OTHER, Rules
 from lab.trace.idle import CallTime, Gap
 from lab.trace.intervals import Spans, Usage, group, merged
-from lab.trace.model import NONE, NUMBERED, Copies, Fills, NameTotal, Trace, short_name, totals_by_name
+from lab.trace.model import NONE, NUMBERED, Total, Trace, short_name, totals_by_name
 from lab.trace.roofline import Placed
 
 TOP = 20
@@ -101,6 +101,9 @@ class Moved(Struct, frozen=True):
     count: int
     bytes: int
     sum_us: float
+
+
+NOTHING = Moved(0, 0, 0.0)
 
 
 class CategoryTime(Struct, frozen=True):
@@ -246,8 +249,9 @@ def summarise(
     """The summary of a trace or a window. steps, tokens: made in it, default as it knows; top: kernels listed."""
     rules = rules or categories.default()
     steps = steps if steps is not None else trace.steps
-    totals = totals_by_name(trace)
-    summed = categories.sums(trace, rules, totals)
+    every = model.totals(trace)
+    totals = [t for t in every if t.kind == "kernel"]
+    summed = categories.sums(rules, every)
     kernel_ns, opaque_us = sum(t.sum_ns for t in totals), int(trace.graphs.duration_ns.sum()) / 1e3
     refused = []
     if len(trace.graphs):  # the kernels inside are not in the file
@@ -260,13 +264,10 @@ def summarise(
     listed = _categories(summed, busy_us, known_ns, steps, tokens, parts)
     ranges, operators = _ranges(trace)
     placed, placed_of = roofline.placed(trace) if trace.whole is None else ([], "")
-    copies = model.by_direction(trace.memcpy)
-    memcpy = {
-        k: _moved(copies.get(k, Copies.of()))
-        for k in (*model.COPY_KINDS, model.UNKNOWN_COPY)
-        if k in copies or k in ALWAYS
-    }
-    memset = _moved(trace.memset)
+    moved = {t.name: Moved(t.count, t.bytes, t.sum_ns / 1e3) for t in every if t.kind != "kernel"}
+    named = {kind: f"{model.MEMCPY} {kind}" for kind in (*model.COPY_KINDS, model.UNKNOWN_COPY)}
+    memcpy = {k: moved.get(name, NOTHING) for k, name in named.items() if k in ALWAYS or name in moved}
+    memset = moved.get(model.MEMSET, NOTHING)
     total_us = kernel_ns / 1e3 + memset.sum_us + opaque_us + sum(c.sum_us for c in memcpy.values())
     return Summary(
         source=trace.source,
@@ -434,17 +435,13 @@ def startup(trace: Trace, replayed: windows.Replays) -> Startup | None:
     )
 
 
-def _moved(rows: Copies | Fills) -> Moved:
-    return Moved(len(rows), int(rows.bytes.sum()), int(rows.duration_ns.sum()) / 1e3)
-
-
 def _categories(
-    summed: list[Summed], busy_us: float | None, kernel_ns: int | None, steps: float | None, tokens: float | None,
+    summed: list[Total], busy_us: float | None, kernel_ns: int | None, steps: float | None, tokens: float | None,
     parts: dict[int, exposed.Device],
 ) -> list[CategoryTime]:  # fmt: skip
     """The largest first; "other" wherever there are kernels."""
     kernels = [c.name for c in summed if c.kind in ("kernel", "wait")]
-    other = [Summed(OTHER, "kernel", 0, 0)] if kernels and OTHER not in kernels else []
+    other = [Total(OTHER, 0, 0)] if kernels and OTHER not in kernels else []
     return [
         CategoryTime(
             name=c.name,
@@ -473,7 +470,7 @@ def _hidden(parts: Sequence[exposed.Part]) -> dict[str, Any]:
     return times | {"behind": {name: ns / 1e3 for name, ns in behind.most_common()}}
 
 
-def _kernels(trace: Trace, rules: Rules, totals: Sequence[NameTotal], known_ns: int | None) -> list[KernelTime]:
+def _kernels(trace: Trace, rules: Rules, totals: Sequence[Total], known_ns: int | None) -> list[KernelTime]:
     """The kernels with the most time, each with the spread of its launches where the file has single ones."""
     alone = exposed.by_kernel(trace, rules) if trace.timeline and totals else {}
     found, index = [], dict[str, list[int]]()
