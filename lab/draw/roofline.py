@@ -13,7 +13,7 @@ from lab.base.errors import BadInput, refuse_unknown
 from lab.base.facts import Fact, to_base
 from lab.draw import style
 
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+MARKERS = (*style.MARKERS, "X")
 PIPE_COLOURS = {"bf16": style.BLUE, "fp8": style.GREEN, "int8": style.PURPLE, "fp4": style.VERMILLION}
 PIPE_COLOURS |= {"f32": style.SOFT}
 KINDS = ("measured", "recorded", "peer", "modelled")
@@ -94,14 +94,15 @@ def roofline(
     lowest = min([slowest * left, *(p.rate_tflop_s * 1e12 / 2.5 for p in points)])
     series = {p.series or p.label: p.kind for p in sorted(points, key=lambda p: p.kind)}
     rows = math.ceil((len(series) + bool(issue) + len(memory) + sum(map(len, peaks.values()))) / 3)
-    figure, axes = style.blank(style.HEIGHT_IN + 0.17 * rows)
-    axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(lowest / 1e12, highest / 1e12 * 3))
-    axes.set_xlabel("arithmetic intensity: operations per byte of compulsory traffic")
-    axes.set_ylabel("TFLOP/s (TOP/s for int8)" if "int8" in pipes else "TFLOP/s")
-    style.title(axes, title or f"{device.name}: roofline")
-    axes.grid(True, which="major", color=style.GRID, linewidth=0.6)
-    axes.minorticks_off()
-    style.plain_ticks(axes.xaxis, axes.yaxis)
+    figure, axes = style.blank(
+        style.HEIGHT_IN + 0.17 * rows,
+        title or f"{device.name}: roofline",
+        "arithmetic intensity: operations per byte of compulsory traffic",
+        "TFLOP/s (TOP/s for int8)" if "int8" in pipes else "TFLOP/s",
+    )
+    style.logarithmic(axes)
+    axes.set(xlim=(left, right), ylim=(lowest / 1e12, highest / 1e12 * 3))
+    axes.grid(True, color=style.GRID, linewidth=0.6)
     fastest = max(v for v, *_ in memory)
     for rate, words, dash in memory:
         xs = [max(left, lowest / rate), highest / rate]

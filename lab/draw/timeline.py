@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from lab.base.errors import BadInput
 from lab.draw import style
@@ -63,15 +64,17 @@ def timeline(trace: Trace, rules: Rules | None = None, title: str = "", most: in
             times = zip(spans.start, spans.end, strict=True)
             pairs = [((s - begin) / 1e3, max((e - s) / 1e3, least)) for s, e in times]
             axes.broken_barh(pairs, (y - 0.33, 0.66), facecolors=colour, hatch=hatch, edgecolor=style.INK, linewidth=0)
-    axes.set_yticks(range(len(lanes)), [name for name, _ in lanes])
-    axes.set_ylim(len(lanes) - 0.4, -0.6)
-    axes.set_xlim(0, (end - begin) / 1e3)
-    axes.tick_params(axis="y", length=0)
     span = (end - begin) / 1e3
+    style.rows(axes, [name for name, _ in lanes])
+    axes.set_ylim(len(lanes) - 0.4, -0.6)
+    axes.set_xlim(0, span)
     axes.set_xlabel(f"us; busy {style.number(busy.ns / 1e3)} of {style.number(span)} us ({busy.ns / 1e3 / span:.1%})")
     style.plain_ticks(axes.xaxis)
     style.title(axes, title or f"{trace.source} {trace.window_label}".strip())
-    style.legend_below(figure, looks, 4)
+    boxes = [
+        Rectangle((0, 0), 1, 1, facecolor=c, hatch=h, edgecolor=style.INK, linewidth=0.4) for c, h in looks.values()
+    ]
+    figure.legend(boxes, list(looks), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     return figure
 
 
