@@ -29,7 +29,7 @@ from lab.trace import categories, intervals
 from lab.trace.amdahl import Interval
 from lab.trace.categories import Rules
 from lab.trace.intervals import NOTHING, Spans, concurrent, doubled, merged, union
-from lab.trace.model import NONE, OPAQUE, Activity, Int64, Trace, callers, labels, launches
+from lab.trace.model import NONE, OPAQUE, Activity, Int64, Trace, callers, labels, launches, named
 
 ASSUMED = "nothing else changes: from the exposed time at least to the union at most"
 SYNC = re.compile(r"(?:cu|cuda|hip)(?:Stream|Device|Event|Ctx)Synchronize|(?:cuda|hip)Memcpy(?!.*Async)")
@@ -286,7 +286,7 @@ def _with_host(trace: Trace, alone: Spans, start: Int64, launch: Int64) -> int:
     first = np.zeros(len(start), bool)
     first[np.unique(np.where(known, launch, NONE), return_index=True)[1]] = True
     late = np.flatnonzero(known & first & (slack < alone.ns))
-    sync = np.flatnonzero(np.array([bool(SYNC.match(n)) for n in trace.call_names] or [False])[calls.name])
+    sync = np.flatnonzero(named(SYNC.match, trace.call_names, calls.name))
     overhead = int(calls.duration_ns[sync].min(initial=np.iinfo(np.int64).max))  # of a call that need not wait
     gained: dict[tuple[int, int], int] = {}
     saved = before = 0

@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 
 from lab.trace.exposed import minus
 from lab.trace.intervals import Spans, merged
-from lab.trace.model import NONE, Int32, Int64, Kernels, Trace, callers, labels, short_name
+from lab.trace.model import NONE, Int32, Int64, Kernels, Trace, callers, labels, named, short_name
 
 SYNCHRONIZE = re.compile(r"(?:cu|cuda|hip)(?:Stream|Device|Event|Ctx)Synchronize")
 COPYING = re.compile(r"(?:cu|cuda|hip)Mem(?:cpy|set)")
+MOST = 10  # gaps that are listed
 CHUNK = 1 << 16  # gaps looked at together: their columns stay in the cache
 SUFFIX = re.compile(r"_v\d+$")
 HOST, SYNCHRONISE, COPY, DELAY, OTHER_STREAM, QUEUED, WAIT, FIRST, LAST, UNKNOWN = CAUSES = (
@@ -80,7 +81,7 @@ class Side:
 
 
 def attribute(
-    trace: Trace, waiting: NDArray[np.bool_], idle: Mapping[int, tuple[Spans, Spans]], most: int = 10
+    trace: Trace, waiting: NDArray[np.bool_], idle: Mapping[int, tuple[Spans, Spans]]
 ) -> tuple[dict[int, dict[str, int]], list[Gap]]:
     """Device -> cause -> ns, and the longest gaps.
 
@@ -100,7 +101,7 @@ def attribute(
                 sums[cause] += int(each.sum())
         found[device] = {cause: ns for cause, ns in sums.items() if ns}
         length, top = spans.end - spans.start, list[int]()
-        while len(top) < min(most, len(spans)):  # of equal ones the first
+        while len(top) < min(MOST, len(spans)):  # of equal ones the first
             top.append(int(length.argmax()))
             length[top[-1]] = -1
         top.sort()
@@ -111,7 +112,7 @@ def attribute(
             at, ns = int(longest.start[i]) - origin, int(longest.end[i] - longest.start[i])
             cause = max(CAUSES, key=lambda c: parts[c][i])
             gaps.append(Gap(at / 1e3, ns / 1e3, device, after or "the begin", before or "the end", cause))
-    return found, sorted(gaps, key=lambda g: -g.us)[:most]
+    return found, sorted(gaps, key=lambda g: -g.us)[:MOST]
 
 
 def _named(trace: Trace, texts: tuple[list[str], list[Int64]], side: Side, i: int) -> str:
@@ -211,8 +212,7 @@ def _causes(
 
 def _host_spans(trace: Trace, names: re.Pattern[str]) -> dict[int, Spans]:
     """Thread -> when it was in a call of such a name."""
-    hit = np.array([bool(names.match(n)) for n in trace.call_names] or [False])
-    mine = trace.calls.take(hit[trace.calls.name])
+    mine = trace.calls.take(named(names.match, trace.call_names, trace.calls.name))
     own = {int(t): mine.take(mine.thread == t) for t in np.unique(mine.thread)}
     return {t: merged(rows.start_ns, rows.end_ns) for t, rows in own.items()}
 

@@ -308,10 +308,11 @@ class Trace:
         """Everything that occupies a device: kernels, copies, fills, opaque graphs."""
         return (self.kernels, self.memcpy, self.memset, self.graphs)
 
-    def but(self, **changes: Any) -> Trace:
-        """The same trace with some fields replaced; `warn` adds sentences to the warnings."""
-        added = tuple(changes.pop("warn", ()))
-        return replace(self, warnings=self.warnings + added, **changes)
+    def but(self, rows: Iterable[Activity] = (), label: str = "", warn: Iterable[str] = (), **changes: Any) -> Trace:
+        """The same trace with some fields replaced; rows: the activities; label, warn: added to what is said of it."""
+        changes |= dict(zip(("kernels", "memcpy", "memset", "graphs"), rows, strict=False))
+        window = ", ".join(filter(None, (self.window_label, label)))
+        return replace(self, window_label=window, warnings=(*self.warnings, *warn), **changes)
 
     def require_timeline(self, what: str) -> None:
         """Raises BadInput when the file holds totals only, so `what` does not exist for it."""
@@ -349,6 +350,11 @@ def build(tool: str, path: Path, rows: Mapping[str, Mapping[str, Any]], api: str
         warnings = [] if called else [f"no {api} calls in the file: kernels cannot be joined to their launches"]
         about["warnings"] = (*about.get("warnings", ()), *warnings)
     return Trace(tool, path.name, **built | about)
+
+
+def named(matches: Callable[[str], object], names: Sequence[str], codes: Int32) -> NDArray[np.bool_]:
+    """Which rows have a name that matches. codes: each row's index among the names."""
+    return np.array([bool(matches(name)) for name in names] or [False])[codes]
 
 
 def direction(text: str) -> int:

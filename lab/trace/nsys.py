@@ -44,6 +44,7 @@ from lab.trace.model import (
     Launch,
     Ranges,
     Trace,
+    named,
     whole_numbers,
 )
 
@@ -84,7 +85,7 @@ def read(path: Path) -> Trace:
         told = base.rows("DISTINCT text", "DIAGNOSTIC_EVENT", ("severity", "text"), "WHERE severity >= 2")
         warnings += [f"nsys: {anonymous(' '.join(str(text).split()))}" for (text,) in told]  # no paths of that machine
         host = _host(base)
-    launches = int(np.isin(calls.name, [i for i, n in enumerate(call_names) if GRAPH_LAUNCH.match(n)]).sum())
+    launches = int(named(GRAPH_LAUNCH.match, call_names, calls.name).sum())
     mode = graph_mode(rows, launches, setting or len(calls), warnings)
     return Trace(
         tool="nsys",

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from lab.base.errors import BadInput
 from lab.trace.intervals import compact, group, merged
-from lab.trace.model import NONE, NUMBERED, Int64, Trace, launches, short_name
+from lab.trace.model import NONE, NUMBERED, Int64, Trace, launches, named, short_name
 from lab.trace.windows import by_nvtx, clip, extent, replays
 
 REPEATS = 3  # unbroken repetitions that make a decode
@@ -67,8 +67,8 @@ def steady_decode(trace: Trace, step: str | None = None) -> Trace:
     """
     found = find_steps(trace, step)
     n = len(found.start)
-    named, unit = ("steady decode", "step") if found.how else ("repeating unit", "unit")
-    label = f"{named}, {n} {unit}s of {found.launches} launches" + (f" ({found.how})" if found.how else "")
+    kind, unit = ("steady decode", "step") if found.how else ("repeating unit", "unit")
+    label = f"{kind}, {n} {unit}s of {found.launches} launches" + (f" ({found.how})" if found.how else "")
     part = clip(trace, merged(found.start, found.end), label, n).but(unit=unit)
     said = []
     if not found.how:
@@ -160,13 +160,13 @@ def _begins(trace: Trace, step: str) -> Int64:
 
 def _kernels(trace: Trace, name: re.Pattern[str]) -> Int64:
     """The starts of kernels of such names; of several in a row the first."""
-    hit = np.array([bool(name.search(n)) for n in trace.names] or [False])[trace.kernels.name]
+    hit = named(name.search, trace.names, trace.kernels.name)
     return trace.kernels.start_ns[hit & ~np.concatenate([[False], hit[:-1]])[: len(hit)]]
 
 
 def _sampling(trace: Trace) -> Int64:
     """Where a step ends: the first row after each sampling kernel."""
-    hit = np.array([bool(LAST_OF_STEP.search(n)) for n in trace.names] or [False])[trace.kernels.name]
+    hit = named(LAST_OF_STEP.search, trace.names, trace.kernels.name)
     return trace.kernels.start_ns[1:][hit[:-1] & ~hit[1:]]
 
 
