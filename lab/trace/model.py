@@ -230,12 +230,12 @@ class Launch:
 
 @dataclass(frozen=True)
 class Work:
-    """What a file states of a kernel's work on one shape. name: index into Trace.names. launches, ns: of all of them.
+    """What a file states of a kernel's work on one shape. name: the kernel's. launches, ns: of all of them.
 
     flops, bytes: of one launch; flops None where they are not counted. pipe: what computes, as in data/devices.toml.
     """
 
-    name: int
+    name: str
     shape: str
     launches: int
     ns: int
@@ -262,7 +262,7 @@ class Trace:
     unit:         what such a unit is called: "step", or "unit" where nothing says that it is one.
     domains:      names of NVTX domains by number, where the file has them.
     host:         host-side waits and profiler overhead, kind -> (count, summed ns); never part of busy time.
-    launched:     how the first launch of a kernel name was configured, by its index, where the file says so.
+    launched:     how the first launch of a kernel name was configured, where the file says so.
     work:         what kernels moved and computed in the whole capture, where the file says so.
     """
 
@@ -291,7 +291,7 @@ class Trace:
     unit: str = "step"
     domains: dict[int, str] = field(default_factory=dict)
     host: dict[str, tuple[int, int]] = field(default_factory=dict)
-    launched: dict[int, Launch] = field(default_factory=dict)
+    launched: dict[str, Launch] = field(default_factory=dict)
     work: tuple[Work, ...] = ()
 
     def __post_init__(self) -> None:
@@ -302,6 +302,8 @@ class Trace:
             object.__setattr__(self, key, type(getattr(self, key))(map(_named, getattr(self, key))))
         for key in ("gpus", "domains"):
             object.__setattr__(self, key, {number: _named(text) for number, text in getattr(self, key).items()})
+        object.__setattr__(self, "launched", {_named(name): launch for name, launch in self.launched.items()})
+        object.__setattr__(self, "work", tuple(replace(w, name=_named(w.name)) for w in self.work))
 
     @property
     def activities(self) -> tuple[Activity, ...]:

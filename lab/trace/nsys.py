@@ -157,7 +157,7 @@ def _with_graph(found: dict[str, NDArray[Any]], in_node: bool) -> dict[str, NDAr
     return found | {"graph": np.where(missing, node >> 32, graph)} if missing.any() else found
 
 
-def _kernels(base: Database, warnings: list[str]) -> tuple[Kernels, list[str], bool, dict[int, Launch]]:
+def _kernels(base: Database, warnings: list[str]) -> tuple[Kernels, list[str], bool, dict[str, Launch]]:
     """The kernels, their names, whether a node number's upper half is its graph's number, and the first launches.
 
     It was so in every file looked at, and is documented nowhere, so rows of this file with both numbers may veto it.
@@ -171,8 +171,9 @@ def _kernels(base: Database, warnings: list[str]) -> tuple[Kernels, list[str], b
     found = _activity(base, "KERNEL", warnings, name=column)
     if not {"process", "correlation"} <= found.keys():
         warnings.append("kernels carry no process or no correlation: they cannot be joined to API calls")
-    launched = _launched(base, column, compact(found["name"])[0].tolist())
+    ids = compact(found["name"])[0].tolist()
     found["name"], names = _named(base, found["name"])
+    launched = _launched(base, column, dict(zip(ids, names, strict=True)))
     in_node = True
     if {"graph", "graph_node"} <= found.keys():
         graph, node = found["graph"], found["graph_node"]
@@ -180,20 +181,21 @@ def _kernels(base: Database, warnings: list[str]) -> tuple[Kernels, list[str], b
     return Kernels.of(**_with_graph(found, in_node)), names, in_node, launched
 
 
-def _launched(base: Database, column: str, ids: list[int]) -> dict[int, Launch]:
+def _launched(base: Database, column: str, names: Mapping[int, str]) -> dict[str, Launch]:
     """How the first launch of each name was configured, of LOOKED_AT rows: reading all would take as long again."""
     table = KIND + "KERNEL"
     if not base.columns[table].issuperset(LAUNCH):
         return {}
     low, high = base.edges(table)
     rows = str([*range(low, high + 1, (high - low) // LOOKED_AT + 1)])
-    first: dict[int, Launch] = {}
+    first: dict[str, Launch] = {}
     what = ", ".join(f'"{c}"' for c in (column, *LAUNCH))
-    for name, *found in base.rows(what, table, (), f"WHERE rowid IN {LISTED}", rows):
-        if name not in first and all(isinstance(v, int) for v in found):
+    for number, *found in base.rows(what, table, (), f"WHERE rowid IN {LISTED}", rows):
+        name = names.get(number)
+        if name and name not in first and all(isinstance(v, int) for v in found):
             registers, static, dynamic, *sizes = found
             first[name] = Launch(registers, static + dynamic, tuple(sizes[:3]), tuple(sizes[3:]))
-    return {i: first[number] for i, number in enumerate(ids) if number in first}
+    return first
 
 
 def _named(base: Database, ids: NDArray[Any]) -> tuple[NDArray[Any], list[str]]:

@@ -25,8 +25,8 @@ RENAMED = {"kind": "direction"}  # of a copy; the table's own `kind` says what s
 
 
 class Meta(msgspec.Struct, frozen=True):
-    """What stands beside the rows, as JSON. about: what `save` was told (phase, run, device, arms). launched: by the
-    kernel's name, which files of earlier releases do not have.
+    """What stands beside the rows, as JSON. about: what `save` was told (phase, run, device, arms). Files of
+    earlier releases lack what has a default.
     """
 
     schema: int
@@ -48,7 +48,7 @@ class Meta(msgspec.Struct, frozen=True):
 
 
 # What the trace calls as the file does.
-KEPT = tuple(name for name in Meta.__struct_fields__ if name not in ("schema", "windows_ns", "about", "launched"))
+KEPT = tuple(name for name in Meta.__struct_fields__ if name not in ("schema", "windows_ns", "about"))
 
 
 def save(trace: Trace, path: Path, about: Mapping[str, Any] | None = None) -> Path:
@@ -62,8 +62,7 @@ def save(trace: Trace, path: Path, about: Mapping[str, Any] | None = None) -> Pa
     tables = [_table(trace, kind, origin, numbers) for kind in rows]
     windows = trace.windows_ns and tuple((a - origin, b - origin) for a, b in trace.windows_ns)
     kept = {key: getattr(trace, key) for key in KEPT}
-    launched = {trace.names[i]: launch for i, launch in trace.launched.items()}
-    meta = Meta(schema=SCHEMA, windows_ns=windows, about=dict(about or {}), launched=launched, **kept)
+    meta = Meta(schema=SCHEMA, windows_ns=windows, about=dict(about or {}), **kept)
     table = pa.concat_tables(tables, promote_options="default")
     table = table.replace_schema_metadata({"killgate": msgspec.json.encode(meta)})
     try:
@@ -116,8 +115,7 @@ def load(path: Path) -> Trace:
     table, meta = _opened(path, bounded)
     rows = {kind: _rows(table.filter(pc.equal(table["kind"], kind)), kind) for kind in KINDS}
     kept = {key: getattr(meta, key) for key in KEPT if key not in ("tool", "source")}
-    trace = build(meta.tool, path, rows, windows_ns=meta.windows_ns, **kept)
-    return trace.but(launched={i: meta.launched[n] for i, n in enumerate(trace.names) if n in meta.launched})
+    return build(meta.tool, path, rows, windows_ns=meta.windows_ns, **kept)
 
 
 def _rows(table: Any, kind: str) -> dict[str, Any]:

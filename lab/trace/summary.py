@@ -484,7 +484,7 @@ def _kernels(trace: Trace, rules: Rules, totals: Sequence[Total], known_ns: int 
             keys = ("min_us", "median_us", "max_us", "sigma_us")
             values = (us.min(), np.median(us), us.max(), us.std(ddof=1) if len(us) > 1 else 0.0)
             spread = dict(zip(keys, map(float, values), strict=True))
-        launch = next((trace.launched[i] for i in index[t.name] if i in trace.launched), None)
+        launch = trace.launched.get(t.name)
         if launch:
             sizes = {"block": "x".join(map(str, launch.block)), "grid": "x".join(map(str, launch.grid))}
             spread |= {"registers": launch.registers, "shared_bytes": launch.shared_bytes} | sizes

@@ -15,12 +15,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from lab.base.errors import BadInput
 from lab.bench import ncu
-from lab.trace.model import LIMIT_NS, NONE, Kernels, Launch, Trace, Work, build, direction, interned, whole
+from lab.trace.model import LIMIT_NS, NONE, Launch, Trace, Work, build, direction, whole
 
 UNIT_NS = {"ns": 1.0, "nsec": 1.0, "nsecond": 1.0, "us": 1e3, "usec": 1e3, "usecond": 1e3, "ms": 1e6, "msec": 1e6}
 UNIT_NS |= {"msecond": 1e6, "s": 1e9, "sec": 1e9, "second": 1e9}
@@ -211,27 +212,31 @@ def _ncu(path: Path, launches: Sequence[ncu.Launch]) -> Trace:
             raise BadInput(path, f"a launch of {launch.kernel[:80]} took {value:g} {unit}", "export the report again")
         lengths.append(length or 0)
         unknown += length is None
-    codes, names = interned(launch.kernel for launch in launches)
-    devices = [whole(launch.device) for launch in launches]
     warnings = ["Nsight Compute replays kernels one by one, by default at locked clocks: times are no shares of a run"]
     if unknown:
-        warnings.append(f"{unknown} of {len(codes)} kernels have no duration metric (gpu__time_duration.sum)")
-    kernels = Kernels.of(start_ns=[0] * len(codes), end_ns=lengths, name=codes, device=devices)
+        warnings.append(f"{unknown} of {len(launches)} kernels have no duration metric (gpu__time_duration.sum)")
+    names, devices = [launch.kernel for launch in launches], [whole(launch.device) for launch in launches]
+    kernels = {"start_ns": [0] * len(names), "end_ns": lengths, "name": names, "device": devices}
     gpus = dict.fromkeys(sorted({*devices} - {NONE}), "")
-    work: dict[int, Work] = {}
-    launched: dict[int, Launch] = {}
-    for code, length, launch in zip(codes, lengths, launches, strict=True):
+    work: dict[str, Work] = {}
+    launched: dict[str, Launch] = {}
+    for name, length, launch in zip(names, lengths, launches, strict=True):
         how = [launch.metrics.get(f"launch__{n}", (None, ""))[0] for n in LAUNCH]
-        if code not in launched and all(isinstance(v, float) for v in how):
+        if name not in launched and all(isinstance(v, float) for v in how):
             registers, shared, block, grid = map(int, how)
-            launched[code] = Launch(registers, shared, (block,), (grid,))
-        both = [_bytes(launch.metrics.get(name)) for name in MOVED_BYTES]
+            launched[name] = Launch(registers, shared, (block,), (grid,))
+        both = [_bytes(launch.metrics.get(metric)) for metric in MOVED_BYTES]
         if length and None not in both:
-            moved, seen = sum(n for n in both if n), work.get(code, Work(code, "", 0, 0, None, 0.0, ""))
+            moved, seen = sum(n for n in both if n), work.get(name, Work(name, "", 0, 0, None, 0.0, ""))
             count, mean = seen.launches + 1, (seen.bytes * seen.launches + moved) / (seen.launches + 1)
-            work[code] = Work(code, "", count, seen.ns + length, None, mean, "")
-    return Trace("ncu", path.name, kernels=kernels, timeline=False, names=names, gpus=gpus, warnings=tuple(warnings),
-                 work=tuple(work.values()), launched=launched)  # fmt: skip
+            work[name] = Work(name, "", count, seen.ns + length, None, mean, "")
+    more: dict[str, Any] = {
+        "gpus": gpus,
+        "warnings": tuple(warnings),
+        "work": tuple(work.values()),
+        "launched": launched,
+    }
+    return build("ncu", path, {"kernels": kernels}, timeline=False, **more)
 
 
 def _bytes(metric: tuple[object, str] | None) -> float | None:
