@@ -38,11 +38,9 @@ def timeline(trace: Trace, rules: Rules | None = None, title: str = "", most: in
     """
     trace.require_timeline("timeline strip")
     rules = rules or categories.default()
-    active = [a for a in trace.activities if len(a)]
-    if not active:
+    if not any(map(len, trace.activities)):
         raise BadInput(trace.source, "has no device activity", "choose another window")
-    begin = min(int(a.start_ns[0]) for a in active)
-    end = max(int(a.end_ns.max()) for a in active)
+    begin, end = trace.extent_ns
     if trace.windows_ns:
         begin, end = min(begin, trace.windows_ns[0][0]), max(end, trace.windows_ns[-1][1])
     looks, named = _looks(trace, rules, most)

@@ -240,8 +240,8 @@ def from_trace(trace: Trace, rules: Rules | None = None, count: float = 1.0, per
     span_ns = sum_ns = sum(c.sum_ns for c in every if rules.busy(c.name))
     denominator = "sum of the kernels (no timeline)"
     if trace.timeline:
-        devices = intervals.devices(trace, rules.waits(trace.names))
-        span_ns = len(devices) * intervals.window(trace, intervals.together(list(devices.values()))).ns
+        devices = intervals.devices(trace, intervals.streams(trace, rules.waits(trace.names)))
+        span_ns = len(devices) * intervals.window(trace).ns
         busy_ns = sum(d.work.spans.ns for d in devices.values())
         parts += [Part(IDLE, (span_ns - busy_ns) / scale), Part(OVERLAP, (busy_ns - sum_ns) / scale)]
         denominator = f"time span of {len(devices)} device{'s'[: len(devices) != 1]}"

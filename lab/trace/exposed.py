@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ from lab.trace import categories, intervals
 from lab.trace.amdahl import Interval
 from lab.trace.categories import Rules
 from lab.trace.intervals import NOTHING, Spans, concurrent, doubled, merged, union
-from lab.trace.model import NONE, OPAQUE, Activity, Int64, Trace, callers, labels, launches, named
+from lab.trace.model import NONE, OPAQUE, Int64, Trace, callers, labels, launches, named
 
 ASSUMED = "nothing else changes: from the exposed time at least to the union at most"
 SYNC = re.compile(r"(?:cu|cuda|hip)(?:Stream|Device|Event|Ctx)Synchronize|(?:cuda|hip)Memcpy(?!.*Async)")
@@ -227,16 +227,12 @@ def expression(text: str, flag: str = "--kernel") -> re.Pattern[str]:
 
 def saved(trace: Trace, chosen: NDArray[np.bool_], codes: Collection[NDArray[np.int64]]) -> tuple[int, int, int, int]:
     """(least, exposed, union, span) ns for the labels that `chosen` marks, over all devices at once; see above."""
-    own, rest, every = [], [], []
-    for rows, code in zip(trace.activities, codes, strict=True):
-        mine = chosen[code]
-        own.append(merged(rows.start_ns[mine], rows.end_ns[mine]))
-        rest.append(merged(rows.start_ns[~mine], rows.end_ns[~mine]))
-        every.append(rows)
-    picked, others = union(own), union(rest)
-    used = [(int(r.start_ns[0]), int(r.end_ns.max())) for r in every if len(r)]
-    begin, finish = np.array(trace.windows_ns or [(min(a for a, _ in used), max(b for _, b in used))], np.int64).T
-    over = merged(begin, finish, is_sorted=False)
+    rows = list(zip(trace.activities, codes, strict=True))
+    picked, others = (
+        union([merged(r.start_ns[chosen[c] == wanted], r.end_ns[chosen[c] == wanted]) for r, c in rows])
+        for wanted in (True, False)
+    )
+    over = intervals.window(trace)
     alone = minus(picked, others)
     return _least(trace, alone, over), concurrent([alone, over]).ns, concurrent([picked, over]).ns, over.ns
 
@@ -248,8 +244,7 @@ def minus(a: Spans, b: Spans) -> Spans:
 
 def _least(trace: Trace, alone: Spans, over: Spans) -> int:
     """The part of `alone` that surely lies on the critical path, ns."""
-    columns = map(_column, ("start_ns", "end_ns", "device", "process", "context", "stream"))
-    start, end, *stream = (np.concatenate([of(r) for r in trace.activities]) for of in columns)
+    start, end, *stream = map(trace.column, ("start_ns", "end_ns", "device", "process", "context", "stream"))
     launch = np.concatenate([launches(r) for r in trace.activities])
     order = np.argsort(start, kind="stable")
     start, end, launch = start[order], end[order], launch[order]
@@ -267,10 +262,6 @@ def _least(trace: Trace, alone: Spans, over: Spans) -> int:
     if not len(trace.calls) or not len(alone):
         return alone.ns
     return _with_host(trace, alone, start, launch)
-
-
-def _column(name: str) -> Callable[[Activity], Int64]:
-    return lambda rows: getattr(rows, name).astype(np.int64)
 
 
 def _with_host(trace: Trace, alone: Spans, start: Int64, launch: Int64) -> int:

@@ -90,8 +90,7 @@ def attribute(
     found, gaps, texts = dict[int, dict[str, int]](), list[Gap](), labels(trace)
     hosts = [(_host_spans(trace, names), cause) for names, cause in ((COPYING, COPY), (SYNCHRONIZE, SYNCHRONISE))]
     calls_of = callers(trace)
-    origin = min((int(r.start_ns[0]) for r in trace.activities if len(r)), default=0)
-    origin = trace.windows_ns[0][0] if trace.windows_ns else origin
+    origin = trace.windows_ns[0][0] if trace.windows_ns else trace.extent_ns[0]
     for device, (spans, spun) in idle.items():
         tables = _tables(trace, device, waiting)
         sums = dict.fromkeys(CAUSES, 0)

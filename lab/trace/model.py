@@ -310,6 +310,18 @@ class Trace:
         """Everything that occupies a device: kernels, copies, fills, opaque graphs."""
         return (self.kernels, self.memcpy, self.memset, self.graphs)
 
+    @property
+    def extent_ns(self) -> tuple[int, int]:
+        """First start and last end of any device activity; zeros without any."""
+        rows = [r for r in self.activities if len(r)]
+        if not rows:
+            return 0, 0
+        return min(int(r.start_ns[0]) for r in rows), max(int(r.end_ns.max()) for r in rows)
+
+    def column(self, name: str) -> Int64:
+        """A column of all device activity: the kernels', the copies', the fills' and the opaque graphs'."""
+        return np.concatenate([getattr(rows, name).astype(np.int64, copy=False) for rows in self.activities])
+
     def but(self, rows: Iterable[Activity] = (), label: str = "", warn: Iterable[str] = (), **changes: Any) -> Trace:
         """The same trace with some fields replaced; rows: the activities; label, warn: added to what is said of it."""
         changes |= dict(zip(("kernels", "memcpy", "memset", "graphs"), rows, strict=False))

@@ -282,7 +282,7 @@ def _phase(start: Int64, end: Int64, stretch: NDArray[np.int64], period: int) ->
 
 def _without_intruders(trace: Trace, begin: Int64, end: Int64) -> Steps:
     """The steps less those with far more device time, or far longer, than the median step."""
-    start, length = (np.concatenate([getattr(r, k) for r in trace.activities]) for k in ("start_ns", "duration_ns"))
+    start, length = trace.column("start_ns"), trace.column("duration_ns")
     order = np.argsort(begin, kind="stable")
     begin, end = begin[order], end[order]
     at = np.searchsorted(begin, start, side="right") - 1

@@ -29,6 +29,7 @@ from lab.trace.roofline import Placed
 
 TOP = 20
 FAR = 0.01  # of the busy time; startup above it is worth a warning
+SAID = ("source", "tool", "tool_version", "schema_version", "graph_mode", "graph_setting", "unit")  # by the trace
 ALWAYS = ("HtoD", "DtoH", "DtoD", "PtoP")  # the copies that are listed also where there is none
 
 
@@ -270,15 +271,9 @@ def summarise(
     memset = moved.get(model.MEMSET, NOTHING)
     total_us = kernel_ns / 1e3 + memset.sum_us + opaque_us + sum(c.sum_us for c in memcpy.values())
     return Summary(
-        source=trace.source,
-        tool=trace.tool,
-        tool_version=trace.tool_version,
-        schema_version=trace.schema_version,
-        graph_mode=trace.graph_mode,
-        graph_setting=trace.graph_setting,
+        **{key: getattr(trace, key) for key in SAID},
         window=trace.window_label or "whole capture",
         gpus=[Gpu(d, n or None) for d, n in sorted(trace.gpus.items())],
-        unit=trace.unit,
         steps=steps,
         tokens=tokens,
         **{"kernel_count": trace.kernels.count, "kernel_sum_us": kernel_ns / 1e3} | times,
@@ -300,14 +295,10 @@ def summarise(
 
 def _timeline(trace: Trace, rules: Rules) -> tuple[dict[str, Any], list[str]]:
     waiting = rules.waits(trace.names)
-    devices = intervals.devices(trace, waiting)
-    used = intervals.together(list(devices.values()))
-    over = intervals.window(trace, used)
-    spans = {
-        number: over if trace.windows_ns is not None else intervals.window(trace, own)
-        for number, own in devices.items()
-    }
     streams = intervals.streams(trace, waiting)
+    devices = intervals.devices(trace, streams)
+    used, over = intervals.together(list(devices.values())), intervals.window(trace)
+    spans = {number: intervals.window(trace, own) for number, own in devices.items()}
     concurrent_ns = intervals.concurrent_ns(streams)
     per_stream = [_stream(stream, own, concurrent_ns[stream]) for stream, own in streams.items()]
     del streams  # of the millions of a long capture, nothing stays longer than it is needed
@@ -425,7 +416,7 @@ def startup(trace: Trace, replayed: windows.Replays) -> Startup | None:
     later = np.zeros(len(trace.names), bool)
     later[kernels.name[kernels.start_ns >= begin]] = True
     mine = kernels.take(~later[kernels.name]) if len(kernels) else kernels
-    first = min((int(r.start_ns[0]) for r in trace.activities if len(r)), default=begin)
+    first = trace.extent_ns[0] if any(map(len, trace.activities)) else begin
     return Startup(
         until_us=(begin - first) / 1e3,
         kernel_count=len(mine),
@@ -512,7 +503,7 @@ def _ranges(trace: Trace) -> tuple[list[RangeTime], list[RangeTime]]:
     counts, sums = (np.bincount(codes, weights, len(keys)).tolist() for weights in (None, trace.ranges.duration_ns))
     begun = np.full(len(keys), np.iinfo(np.int64).max)
     np.minimum.at(begun, codes, trace.ranges.start_ns)
-    origin = min((int(r.start_ns[0]) for r in (trace.whole or trace).activities if len(r)), default=0)
+    origin = (trace.whole or trace).extent_ns[0]
     by: dict[tuple[str, int], tuple[int, float, int]] = {}
     for (label, domain), n, ns, first in zip(keys, counts, sums, begun.tolist(), strict=True):
         key = (NUMBERED.sub("", trace.labels[label]), domain)

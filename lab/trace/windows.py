@@ -49,10 +49,9 @@ def by_time(trace: Trace, start_us: float, end_us: float) -> Trace:
 def extent(trace: Trace, what: str) -> tuple[int, int]:
     """First start and last end of any device activity, ns; raises BadInput when there is none."""
     trace.require_timeline(what)
-    rows = [r for r in trace.activities if len(r)]
-    if not rows:
+    if not any(map(len, trace.activities)):
         raise BadInput(trace.source, "has no device activity", f"no {what} can be taken")
-    return min(int(r.start_ns[0]) for r in rows), max(int(r.end_ns.max()) for r in rows)
+    return trace.extent_ns
 
 
 def clip(trace: Trace, spans: Spans, label: str, steps: int | None = None) -> Trace:
@@ -332,9 +331,8 @@ def _at_edge(trace: Trace, launch: Int64, first: Int64, last: Int64) -> NDArray[
     """Which launches end with the capture, or begin with it without the call that made them; none without calls."""
     if not (len(launch) and len(trace.calls)):
         return np.zeros(len(launch), bool)
-    every = [r for r in trace.activities if len(r)]
-    done = max(int(r.end_ns.max()) for r in (*every, trace.calls))
-    begun = min(int(r.start_ns[0]) for r in every)
+    begun, done = trace.extent_ns
+    done = max(done, int(trace.calls.end_ns.max()))
     return (last == done) | ((first == begun) & ~np.isin(launch, launches(trace.calls)))
 
 

@@ -51,7 +51,7 @@ def page(trace: Trace, s: Summary) -> str:
 def _timeline(trace: Trace) -> tuple[dict[str, object], int]:
     texts, codes = labels(trace)
     columns = ("start_ns", "end_ns", "device", "process", "stream")
-    start, end, device, process, stream = (np.concatenate([getattr(r, c) for r in trace.activities]) for c in columns)
+    start, end, device, process, stream = map(trace.column, columns)
     code = np.concatenate(codes)
     keep = np.sort(np.argsort(start - end, kind="stable")[:ROWS])
     origin = int(start.min())
