@@ -23,8 +23,8 @@ from msgspec import UNSET, Struct, UnsetType
 from lab.trace import categories, exposed, idle, intervals, kineto, model, roofline, windows
 from lab.trace.categories import OTHER, Rules
 from lab.trace.idle import CallTime, Gap
-from lab.trace.intervals import Spans, Usage, group, merged
-from lab.trace.model import NONE, NUMBERED, Total, Trace, short_name, totals_by_name
+from lab.trace.intervals import Spans, Usage, merged
+from lab.trace.model import NONE, Total, Trace, short_name, totals_by_name
 from lab.trace.roofline import Placed
 
 TOP = 20
@@ -499,23 +499,17 @@ def _kernels(trace: Trace, rules: Rules, totals: Sequence[Total], known_ns: int 
 
 def _ranges(trace: Trace) -> tuple[list[RangeTime], list[RangeTime]]:
     """NVTX ranges by label and domain, the longest first, and operators and modules by the device time of their own."""
-    keys, codes = group(trace.ranges.label, trace.ranges.domain)
+    keys, codes = windows.by_label(trace)
     counts, sums = (np.bincount(codes, weights, len(keys)).tolist() for weights in (None, trace.ranges.duration_ns))
     begun = np.full(len(keys), np.iinfo(np.int64).max)
     np.minimum.at(begun, codes, trace.ranges.start_ns)
     origin = (trace.whole or trace).extent_ns[0]
-    by: dict[tuple[str, int], tuple[int, float, int]] = {}
-    for (label, domain), n, ns, first in zip(keys, counts, sums, begun.tolist(), strict=True):
-        key = (NUMBERED.sub("", trace.labels[label]), domain)
-        count, total, earliest = by.get(key, (0, 0.0, first))
-        by[key] = (count + n, total + ns, min(first, earliest))
     spent = windows.gpu_time(trace) if trace.timeline else {}
     rows = []
-    for (name, domain), (n, ns, first) in by.items():
-        both = spent.get((name, domain))
-        gpu, own = (None, None) if both is None else (both[0] / 1e3, both[1] / 1e3)
-        where = trace.domains.get(domain, "") or None
-        rows.append(RangeTime(name, where, n, ns / 1e3, (first - origin) / 1e3, gpu, own))
+    for key, n, ns, first in zip(keys, counts, sums, begun.tolist(), strict=True):
+        gpu, own = (ns / 1e3 for ns in spent[key]) if key in spent else (None, None)
+        domain = trace.domains.get(key[1], "") or None
+        rows.append(RangeTime(key[0], domain, n, ns / 1e3, (first - origin) / 1e3, gpu, own))
     told = set(kineto.DOMAINS.values()) if trace.tool == "kineto" else set()
     return (
         sorted((r for r in rows if r.domain not in told), key=lambda r: (-r.host_us, r.name)),

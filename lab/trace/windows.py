@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from lab.base.errors import BadInput, nearest
 from lab.trace.intervals import Spans, compact, group, merged, union
-from lab.trace.model import NONE, NUMBERED, Activity, Calls, Columns, Int64, Ranges, Trace, callers, launches
+from lab.trace.model import NONE, NUMBERED, Activity, Calls, Columns, Int64, Ranges, Trace, callers, interned, launches
 
 Rows = TypeVar("Rows", bound=Activity)
 NO_LAUNCH: Int64 = np.zeros(0, np.int64)
@@ -215,36 +215,43 @@ def gpu_time(trace: Trace) -> dict[tuple[str, int], tuple[int, int]]:
     for rows in trace.activities:
         at = calls_of(launches(rows))
         np.add.at(spent, at[at >= 0], rows.duration_ns[at >= 0])
-    plain, code = np.unique([NUMBERED.sub("", label) for label in trace.labels], return_inverse=True)
-    for own, mine in _by_owner(trace.ranges, calls):
+    keys, code = by_label(trace)
+    for at, mine in _by_owner(trace.ranges, calls):
+        own, which = trace.ranges.take(at), code[at]
         begun, cost = calls.start_ns[mine], np.concatenate([[0], np.cumsum(spent[mine])])
-        keys, which = group(code[own.label], own.domain)
         inner = {d: np.full(len(mine), -1) for d in np.unique(own.domain).tolist()}
         low, high = (np.searchsorted(begun, t, side="left") for t in (own.start_ns, own.end_ns))
         for i in np.lexsort((-own.end_ns, own.start_ns)):  # the innermost last
             inner[int(own.domain[i])][low[i] : high[i]] = which[i]
-        for number, (name, domain) in enumerate(keys):
+        for number in np.unique(which):
             spans = merged(own.start_ns[which == number], own.end_ns[which == number])
             a, b = (np.searchsorted(begun, t, side="left") for t in (spans.start, spans.end))
-            before = found.get((str(plain[name]), domain), (0, 0))
-            alone = int(spent[mine][inner[domain] == number].sum())
-            found[str(plain[name]), domain] = (before[0] + int((cost[b] - cost[a]).sum()), before[1] + alone)
+            total, of_own = found.get(keys[number], (0, 0))
+            alone = int(spent[mine][inner[keys[number][1]] == number].sum())
+            found[keys[number]] = (total + int((cost[b] - cost[a]).sum()), of_own + alone)
     return found
 
 
-def _by_owner(ranges: Ranges, calls: Calls) -> Iterator[tuple[Ranges, Int64]]:
-    """The ranges of each thread, and of each process those of all of it, with the index of its calls."""
+def by_label(trace: Trace) -> tuple[list[tuple[str, int]], NDArray[np.int32]]:
+    """The distinct labels, without numbers, each with its domain, and the index of each range among them."""
+    code, plain = interned(NUMBERED.sub("", label) for label in trace.labels)
+    keys, which = group(np.array(code, np.int64)[trace.ranges.label], trace.ranges.domain)
+    return [(plain[label], domain) for label, domain in keys], which
+
+
+def _by_owner(ranges: Ranges, calls: Calls) -> Iterator[tuple[Int64, Int64]]:
+    """The index of each thread's ranges, and of those of a whole process, with the index of its calls."""
     for scope, owner in ((0, "thread"), (1, "process")):
-        of_scope = ranges.take(ranges.scope == scope)
-        for one in np.unique(getattr(of_scope, owner)):
-            yield of_scope.take(getattr(of_scope, owner) == one), np.flatnonzero(getattr(calls, owner) == one)
+        of_range, of_call = getattr(ranges, owner), getattr(calls, owner)
+        for one in np.unique(of_range[ranges.scope == scope]):
+            yield np.flatnonzero((ranges.scope == scope) & (of_range == one)), np.flatnonzero(of_call == one)
 
 
 def _launched_within(trace: Trace, ranges: Ranges) -> tuple[Int64, Int64, int]:
     """The launches that begin inside the ranges, the instance of each (by start), and how many instances."""
     launch, instance, starts = NO_LAUNCH, NO_LAUNCH, NO_LAUNCH
     for mine, calls in _by_owner(ranges, trace.calls):
-        spans, own = merged(mine.start_ns, mine.end_ns), trace.calls.take(calls)
+        spans, own = merged(ranges.start_ns[mine], ranges.end_ns[mine]), trace.calls.take(calls)
         own = own.take(spans.cover(own.start_ns))
         at = np.searchsorted(spans.start, own.start_ns, side="right") - 1
         launch = np.append(launch, launches(own))
