@@ -46,10 +46,15 @@ class Part:
 
 @dataclass(frozen=True)
 class Device:
-    """Parts by category; overlapped: time in which several categories ran."""
+    """Parts by category; at_once: every set of several that ran at once, and for how long exactly these did, ns."""
 
     parts: Mapping[str, Part]
-    overlapped_ns: int
+    at_once: Mapping[tuple[str, ...], int]
+
+    @property
+    def overlapped_ns(self) -> int:
+        """Time in which several categories ran."""
+        return sum(self.at_once.values())
 
 
 @dataclass(frozen=True)
@@ -81,16 +86,18 @@ def by_device(trace: Trace, rules: Rules | None = None) -> dict[int, Device]:
 def by_kernel(trace: Trace, rules: Rules | None = None) -> dict[str, tuple[int, str]]:
     """Kernel name -> ns in which no other kernel, copy, fill or graph ran on its device, and what it hides behind most.
 
-    Kernels that wait cover nothing and have no time.
+    Kernels that wait cover nothing and have no time; of three at once none is said to hide another.
     """
     names, waits = labels(trace)[0], (rules or categories.default()).waits(trace.names)
     each = np.arange(len(names))
     each[: len(waits)][waits] = -1
     alone, behind = Counter[str](), {name: Counter[str]() for name in names}
     for device in _by_device(trace, names, each).values():
-        for name, part in device.parts.items():
-            alone[name] += part.exposed_ns
-            behind[name].update(part.behind)
+        alone.update({name: part.exposed_ns for name, part in device.parts.items()})
+        for both, ns in device.at_once.items():
+            if len(both) == 2:
+                behind[both[0]][both[1]] += ns
+                behind[both[1]][both[0]] += ns
     return {name: (alone[name], next((b for b, _ in behind[name].most_common(1)), "")) for name in trace.names}
 
 
@@ -128,21 +135,21 @@ def _by_device(trace: Trace, names: Sequence[str], of: NDArray[np.int64]) -> dic
 def _device(spans: Mapping[str, Spans], single: Mapping[str, int]) -> Device:
     """The device's time from where each part runs beside others, and for how long (single) beside none."""
     union_ns = {name: single[name] + ran.ns for name, ran in spans.items()}
-    alone, behind, overlapped = dict(union_ns), {name: Counter[str]() for name in spans}, 0
-    for some, ns in at_once(list(spans.values())).items():
-        inside = [name for i, name in enumerate(spans) if i in some]
-        overlapped += ns
+    alone, behind = dict(union_ns), {name: Counter[str]() for name in spans}
+    sets = at_once(spans)
+    for inside, ns in sets.items():
         for a in inside:
             alone[a] -= ns
             behind[a].update({b: ns for b in inside if b != a})
-    return Device({n: Part(union_ns[n], alone[n], dict(behind[n].most_common())) for n in spans}, overlapped)
+    return Device({n: Part(union_ns[n], alone[n], dict(behind[n].most_common())) for n in spans}, sets)
 
 
-def at_once(parts: Sequence[Spans]) -> dict[tuple[int, ...], int]:
-    """For every set of several parts that ever run at once, by index, the time in which exactly these run, ns.
+def at_once(spans: Mapping[str, Spans]) -> dict[tuple[str, ...], int]:
+    """For every set of several parts that ever run at once, the time in which exactly these run, ns.
 
     Each part has a random number, so that at any time the sum of those that run says which they are.
     """
+    names, parts = list(spans), list(spans.values())
     weight = np.random.default_rng(0).integers(1 << 62, size=len(parts))
     size = [len(p) for p in parts]
     time = np.concatenate([*(p.start for p in parts), *(p.end for p in parts), np.zeros(0, np.int64)])
@@ -155,7 +162,7 @@ def at_once(parts: Sequence[Spans]) -> dict[tuple[int, ...], int]:
     _, first, code = np.unique(which[keep], return_index=True, return_inverse=True)
     running = np.array([p.cover(time[:-1][keep][first]) for p in parts]).T
     ns = np.bincount(code, np.diff(time)[keep]).astype(np.int64).tolist()
-    return {tuple(np.flatnonzero(some).tolist()): n for some, n in zip(running, ns, strict=True)}
+    return {tuple(names[i] for i in np.flatnonzero(some)): n for some, n in zip(running, ns, strict=True)}
 
 
 def _sharing(parts: Collection[Spans], shared: Spans) -> list[NDArray[np.bool_]]:

@@ -65,21 +65,16 @@ def save(trace: Trace, path: Path, about: Mapping[str, Any] | None = None) -> Pa
     meta = Meta(schema=SCHEMA, windows_ns=windows, about=dict(about or {}), **kept)
     table = pa.concat_tables(tables, promote_options="default")
     table = table.replace_schema_metadata({"killgate": msgspec.json.encode(meta)})
+    # Rows are sorted, so differences take half of what a dictionary of times does.
+    whole = [field.name for field in table.schema if pa.types.is_integer(field.type)]
+    how = {"use_dictionary": [n for n in table.column_names if n not in whole], "compression": "zstd"}
+    packed = dict.fromkeys(whole, "DELTA_BINARY_PACKED")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table, path, compression="zstd", compression_level=12, **_packed(table))
+        pq.write_table(table, path, compression_level=12, column_encoding=packed, **how)
     except OSError as error:
         raise BadInput(path, f"cannot be written ({error.strerror or error})", "choose another place") from None
     return path
-
-
-def _packed(table: Any) -> dict[str, Any]:
-    """Options of `write_table`: rows are sorted, so differences take half of what a dictionary of times does."""
-    import pyarrow as pa
-
-    whole = [field.name for field in table.schema if pa.types.is_integer(field.type)]
-    rest = [name for name in table.column_names if name not in whole]
-    return {"use_dictionary": rest, "column_encoding": dict.fromkeys(whole, "DELTA_BINARY_PACKED")}
 
 
 def _table(trace: Trace, kind: str, origin: int, numbers: dict[str, dict[int, int]]) -> Any:
