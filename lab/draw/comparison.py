@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lab.base.errors import BadInput
@@ -62,13 +61,13 @@ def arms(groups: Sequence[Group], title: str) -> Figure:
         if group.floor_us is not None:
             seen.append(group.floor_us / control.us)
             axes.plot([group.floor_us / control.us], [y], "|", ms=13, mew=1.6, color=style.INK,
-                      label=_once(axes, "floor"))  # fmt: skip
+                      label="floor")  # fmt: skip
         for side in sorted(group.sides, key=lambda s: s.role, reverse=True):
             marker, colour, ground, name = _looks(side, rivals)
             ratio, half = side.us / control.us, side.iqr_us / control.us / 2
             seen += [ratio - half, ratio + half]
             axes.errorbar([ratio], [y], xerr=[[half], [half]], fmt=marker, ms=6, color=colour, mfc=ground, lw=1.0,
-                          capsize=2, label=_once(axes, name))  # fmt: skip
+                          capsize=2, label=name)  # fmt: skip
         candidate = next((s for s in group.sides if s.role == "candidate"), None)
         words = f"{control.us:.4g} us" + (f" to {candidate.us:.4g} us" if candidate else f", {NOT_MEASURED}")
         style.outside(axes, words, y, 8.5)
@@ -81,9 +80,9 @@ def arms(groups: Sequence[Group], title: str) -> Figure:
     style.rows(axes, [g.workload for g in groups], 8.5)
     axes.set_ylim(len(groups) - 0.5, -0.5)
     axes.spines["left"].set_visible(False)
-    handles, names = axes.get_legend_handles_labels()
-    if handles:
-        figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    drawn = {name: handle for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)}  # each name once
+    if drawn:
+        figure.legend(drawn.values(), drawn, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     return figure
 
 
@@ -94,8 +93,3 @@ def _looks(side: Side, rivals: Sequence[str]) -> tuple[str, str, str, str]:
         return "o", style.BLUE, style.BLUE, f"candidate: {side.name}"
     i = rivals.index(side.name) % (len(COLOURS) - 1) + 1
     return style.MARKERS[i], COLOURS[i], style.CARD, side.name
-
-
-def _once(axes: Axes, name: str) -> str:
-    """A legend's label, hidden where it stands there already."""
-    return "_" + name if name in axes.get_legend_handles_labels()[1] else name

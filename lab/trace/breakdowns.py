@@ -126,8 +126,6 @@ class Row(msgspec.Struct, frozen=True):
     share_pct: str
     instances: str
     window_ms: str
-    avg_us: str
-    profile_mode: str
     source: str
 
     def printed(self, unit: str) -> str:

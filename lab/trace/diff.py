@@ -8,12 +8,12 @@ Figures printed with few digits are intervals, and so are their differences and 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from lab.base import files
 from lab.base.errors import BadInput
-from lab.trace import breakdowns, categories
+from lab.trace import categories
 from lab.trace.breakdowns import NOT_ATTRIBUTED, Breakdown, Part
 from lab.trace.model import OPAQUE, short_name
 from lab.trace.report import table
@@ -255,8 +255,3 @@ def render_one(b: Breakdown) -> str:
     if b.invalid:
         rows.append(f"warning: its source marked it invalid ({b.invalid})")
     return "\n".join([*rows, *(f"warning: {w}" for w in b.warnings)])
-
-
-def common_unit(ids: Sequence[str]) -> str | None:
-    """The first unit that all of these recorded breakdowns are printed in; None when there is none."""
-    return next((u for u in breakdowns.UNITS if all(u in breakdowns.units(i) for i in ids)), None)

@@ -28,7 +28,7 @@ from lab.base.errors import BadInput
 from lab.trace import categories, intervals
 from lab.trace.amdahl import Interval
 from lab.trace.categories import Rules
-from lab.trace.intervals import NOTHING, Spans, concurrent, doubled, merged, union
+from lab.trace.intervals import NOTHING, Spans, concurrent, merged, union
 from lab.trace.model import NONE, OPAQUE, Int64, Trace, callers, labels, launches, named
 
 ASSUMED = "nothing else changes: from the exposed time at least to the union at most"
@@ -119,7 +119,7 @@ def _by_device(trace: Trace, names: Sequence[str], of: NDArray[np.int64]) -> dic
         single = sum(
             np.bincount(name, part.end - part.start, len(names)) for part, name in zip(parts, own, strict=True)
         )
-        beside = _sharing(parts, doubled(parts))
+        beside = _sharing(parts, concurrent(parts))
         start, end, name = (
             np.concatenate([column[some] for column, some in zip(columns, beside, strict=True)])
             for columns in ([p.start for p in parts], [p.end for p in parts], own)

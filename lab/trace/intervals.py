@@ -118,17 +118,14 @@ def union(parts: Sequence[Spans]) -> Spans:
 
 
 def concurrent(parts: Sequence[Spans]) -> Spans:
-    """Where at least two of the parts are active at once; touching is not overlapping."""
-    parts = [p for p in parts if len(p)]
-    return doubled(parts) if len(parts) > 1 else NOTHING
-
-
-def doubled(parts: Sequence[Spans]) -> Spans:
-    """The same where the intervals of a part may overlap too.
+    """Where at least two intervals are active at once, of whichever part; touching is not overlapping.
 
     At least two are active at a time exactly when, of n that have begun, at most n - 2 have ended: when the last of
     the n smallest starts lies before the time, and the smallest end but n - 2 after it.
     """
+    parts = [p for p in parts if len(p)]
+    if not parts:
+        return NOTHING
     start, end = _edges([p.start for p in parts])[1:], _edges([p.end for p in parts])[:-1]
     keep = end > start
     return _joined(start[keep], end[keep]) if keep.any() else NOTHING
