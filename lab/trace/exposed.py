@@ -98,7 +98,9 @@ def by_kernel(trace: Trace, rules: Rules | None = None) -> dict[str, tuple[int, 
             if len(both) == 2:
                 behind[both[0]][both[1]] += ns
                 behind[both[1]][both[0]] += ns
-    return {name: (alone[name], next((b for b, _ in behind[name].most_common(1)), "")) for name in trace.names}
+    place = {name: i for i, name in enumerate(names)}  # of two with equal time the later
+    most = {a: max(found, key=lambda b: (found[b], place[b]), default="") for a, found in behind.items()}
+    return {name: (alone[name], most[name]) for name in trace.names}
 
 
 def _by_device(trace: Trace, names: Sequence[str], of: NDArray[np.int64]) -> dict[int, Device]:

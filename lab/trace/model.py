@@ -320,7 +320,10 @@ class Trace:
 
     def column(self, name: str) -> Int64:
         """A column of all device activity: the kernels', the copies', the fills' and the opaque graphs'."""
-        return np.concatenate([getattr(rows, name).astype(np.int64, copy=False) for rows in self.activities])
+        parts = [getattr(rows, name) for rows in self.activities]
+        if len({int(part[0]) for part in parts if len(part)}) == 1 and not any(p.strides[0] for p in parts if len(p)):
+            return np.broadcast_to(next(p[0] for p in parts if len(p)), sum(map(len, parts)))  # one value, stored once
+        return np.concatenate(parts)
 
     def but(self, rows: Iterable[Activity] = (), label: str = "", warn: Iterable[str] = (), **changes: Any) -> Trace:
         """The same trace with some fields replaced; rows: the activities; label, warn: added to what is said of it."""
