@@ -92,7 +92,6 @@ def over_placements(
     control: Sequence[Sequence[float]],
     again: Sequence[Sequence[float]] | None,
     candidate: Sequence[Sequence[float]],
-    level: float = PLACEMENT_LEVEL,
 ) -> Interval:
     """The interval of candidate / control over placements, each a sequence of block times in us, paired by index.
 
@@ -110,7 +109,7 @@ def over_placements(
         statistics.median(math.log(2.0 * c / (a + b)) for a, b, c in zip(*blocks, strict=True))
         for blocks in zip(control, second, candidate, strict=True)
     ]
-    return _student(logs, level)
+    return _student(logs, PLACEMENT_LEVEL)
 
 
 def of_arm(arm: Sequence[Sequence[float]]) -> Interval:

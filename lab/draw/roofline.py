@@ -63,15 +63,13 @@ def roofline(
     points: Iterable[Point] = (),
     pipes: Sequence[str] = (),
     title: str = "",
-    seen: bool = True,
     issue: Sequence[tuple[float, float]] = (),
 ) -> Figure:
     """The roofline of a device with points on it, a colour and marker for each series, filled where it was measured.
 
     pipes: whose dense peaks to draw, one to four; default those that the points name, bf16 where none does. A
            contradicting value of a peak or of the bandwidth is drawn too, dashed and marked "also stated"; solid is
-           the default of data/devices.toml.
-    seen:  also draw, dotted, the read ceiling and the pipes' ceilings that the device was seen to reach.
+           the default of data/devices.toml. Dotted are the read ceiling and the pipes' that it was seen to reach.
     issue: (intensity, TFLOP/s) that products reach beside the decoding of their weights, by tokens: a second roof. With
            fewer tokens than a point has, its products take as long.
     Raises BadInput for a pipe without a peak, an unknown kind of point, and a point that is not positive and finite.
@@ -85,9 +83,8 @@ def roofline(
     pipes = pipes or [*dict.fromkeys(p.pipe for p in points if p.pipe)] or ["bf16"]
     if not 1 <= len(pipes) <= 4:
         raise BadInput("roofline plot", f"{len(pipes)} pipes", "draw one to four of them")
-    reached = device.ceilings if seen else {}
-    memory = _lines(device.bandwidth, "memory", reached.get("read"))
-    peaks = {pipe: _lines(device.peak(pipe), pipe, reached.get(pipe)) for pipe in pipes}
+    memory = _lines(device.bandwidth, "memory", device.ceilings.get("read"))
+    peaks = {pipe: _lines(device.peak(pipe), pipe, device.ceilings.get(pipe)) for pipe in pipes}
     highest, slowest = max(v for lines in peaks.values() for v, *_ in lines), min(v for v, *_ in memory)
     left = min([0.3, *(p.intensity / 3 for p in points)])
     right = max([6 * highest / slowest, *(p.intensity * 3 for p in points)])

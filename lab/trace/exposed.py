@@ -28,7 +28,7 @@ from lab.base.errors import BadInput
 from lab.trace import categories, intervals
 from lab.trace.amdahl import Interval
 from lab.trace.categories import Rules
-from lab.trace.intervals import NOTHING, Spans, concurrent, merged, union
+from lab.trace.intervals import NOTHING, Spans, concurrent, merged
 from lab.trace.model import NONE, OPAQUE, Int64, Trace, callers, labels, launches, named
 
 ASSUMED = "nothing else changes: from the exposed time at least to the union at most"
@@ -234,13 +234,10 @@ def expression(text: str, flag: str = "--kernel") -> re.Pattern[str]:
         raise BadInput(flag, f'"{text}" is no regular expression ({error})', "mend it") from None
 
 
-def saved(trace: Trace, chosen: NDArray[np.bool_], codes: Collection[NDArray[np.int64]]) -> tuple[int, int, int, int]:
+def saved(trace: Trace, chosen: NDArray[np.bool_], codes: Sequence[NDArray[np.int64]]) -> tuple[int, int, int, int]:
     """(least, exposed, union, span) ns for the labels that `chosen` marks, over all devices at once; see above."""
-    rows = list(zip(trace.activities, codes, strict=True))
-    picked, others = (
-        union([merged(r.start_ns[chosen[c] == wanted], r.end_ns[chosen[c] == wanted]) for r, c in rows])
-        for wanted in (True, False)
-    )
+    start, end, mine = trace.column("start_ns"), trace.column("end_ns"), chosen[np.concatenate(codes)]
+    picked, others = (merged(start[mine == own], end[mine == own], is_sorted=False) for own in (True, False))
     over = intervals.window(trace)
     alone = minus(picked, others)
     return _least(trace, alone, over), concurrent([alone, over]).ns, concurrent([picked, over]).ns, over.ns

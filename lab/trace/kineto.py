@@ -180,13 +180,14 @@ def read(path: Path, text: bytes) -> Trace:
         warnings.append(f"{len(launches)} graph launches in the API calls, but no graph work in the file")
     if not (kernels or copies or fills):
         warnings.append("no device activity in the file: was the CUDA activity recorded?")
+    sizes = [np.maximum(_of_arguments(moved.events, "bytes"), 0) for moved in (copies, fills)]
     trace = build(
         "kineto",
         path,
         {
             "kernels": rows[0] | {"name": names},
-            "memcpy": rows[1] | {"bytes": _bytes(copies.events), "kind": [direction(e.name) for e in copies.events]},
-            "memset": rows[2] | {"bytes": _bytes(fills.events)},
+            "memcpy": rows[1] | {"bytes": sizes[0], "kind": [direction(e.name) for e in copies.events]},
+            "memset": rows[2] | {"bytes": sizes[1]},
             "ranges": _host(ranges) | {"label": labels, "domain": domain},
             "calls": _host(calls) | {"name": called, "correlation": correlation},
         },
@@ -218,10 +219,6 @@ def _numbers(values: list[Any]) -> list[int]:
 
 def _of_arguments(events: list[Event[Any]], name: str) -> list[int]:
     return _numbers([getattr(e.args, name, None) for e in events])
-
-
-def _bytes(events: list[Event[Any]]) -> list[int]:
-    return [max(n, 0) for n in _of_arguments(events, "bytes")]
 
 
 def _places(events: list[Event[Any]], name: str, otherwise: str) -> list[int]:
