@@ -300,12 +300,15 @@ def _replays(trace: Trace) -> Replays:
         none = np.zeros(len(rows), np.int64)
         process, graph = rows.process.astype(np.int64), rows.graph.astype(np.int64)
         return Replays(rows.start_ns, rows.end_ns, process, launches(rows), graph, none, none, none > 0, True)
-    process, correlation, graph, start, end, count = _runs(trace)
+    mine = (trace.column("graph") != NONE) | (trace.column("graph_node") != NONE)
+    process, correlation, graph, start, end = (
+        trace.column(name)[mine] for name in ("process", "correlation", "graph", "start_ns", "end_ns")
+    )
     keys, code = group(process, correlation)
     first, last = _extents(code, start, end)
     pair, of_graph = np.array(keys, np.int64).reshape(-1, 2), np.full(len(keys), NONE, np.int64)
     np.maximum.at(of_graph, code, graph.astype(np.int64))
-    nodes = np.bincount(code, count, minlength=len(keys)).astype(np.int64)
+    nodes = np.bincount(code, minlength=len(keys))
     expected = np.zeros(len(keys), np.int64)
     for one in np.unique(of_graph):
         counts, times = np.unique(nodes[of_graph == one], return_counts=True)
@@ -315,23 +318,6 @@ def _replays(trace: Trace) -> Replays:
     edge = (times[which] == 1) & _at_edge(trace, launch, first, last)
     found = Replays(first, last, pair[:, 0], launch, of_graph, nodes, expected, edge, opaque=False)
     return found.take(np.argsort(first, kind="stable"))
-
-
-def _runs(trace: Trace) -> list[Int64]:
-    """The rows that ran in graphs, those of a launch that follow one another as one: process, correlation, the largest
-    graph number, first start, last end, how many."""
-    parts = []
-    for rows in (trace.kernels, trace.memcpy, trace.memset):
-        mine = _in_graphs(rows)
-        process, correlation, graph, start, end = (
-            getattr(rows, column)[mine] for column in ("process", "correlation", "graph", "start_ns", "end_ns")
-        )
-        new = (np.diff(process) != 0) | (np.diff(correlation) != 0)
-        at = np.flatnonzero(np.append(True, new))[: len(start)]
-        most = (np.maximum.reduceat(column, at) if len(at) else column for column in (graph, end))
-        graph, end = most
-        parts.append([process[at], correlation[at], graph, start[at], end, np.diff(at, append=len(start))])
-    return [np.concatenate(columns) for columns in zip(*parts, strict=True)]
 
 
 def _at_edge(trace: Trace, launch: Int64, first: Int64, last: Int64) -> NDArray[np.bool_]:
@@ -367,14 +353,6 @@ def told_apart(trace: Trace) -> Trace:
         pairs = zip(launches(rows).tolist(), rows.graph.tolist(), strict=True)
         changed.append(replace(rows, graph=np.array([of.get(x, g) if g == 0 else g for x, g in pairs], np.int32)))
     return trace.but(changed)
-
-
-def _in_graphs(rows: Activity) -> NDArray[np.bool_] | slice:
-    """Which rows ran in a graph: none where both columns are one value stored once."""
-    if not (rows.graph.strides[0] or rows.graph_node.strides[0]):
-        return slice(0)
-    mine = (rows.graph != NONE) | (rows.graph_node != NONE)
-    return slice(None) if mine.all() else mine
 
 
 def truncation_warning(found: Replays) -> list[str]:
