@@ -117,17 +117,15 @@ def _by_device(trace: Trace, names: Sequence[str], of: NDArray[np.int64]) -> dic
             mine = slice(None) if mine.all() else mine  # which copies nothing
             parts.append(Spans(rows.start_ns[mine], rows.end_ns[mine]))
             own.append(of[code[mine]])
-        spans = {names[i]: NOTHING for name in own for i in intervals.compact(name)[0]}
-        single = sum(
-            np.bincount(name, part.end - part.start, len(names)) for part, name in zip(parts, own, strict=True)
-        )
+        spans = {names[i]: NOTHING for code in own for i in intervals.compact(code)[0]}
         beside = _sharing(parts, concurrent(parts))
-        start, end, name = (
+        start, end, code = (
             np.concatenate([column[some] for column, some in zip(columns, beside, strict=True)])
             for columns in ([p.start for p in parts], [p.end for p in parts], own)
         )
-        single = single - np.bincount(name, end - start, len(names))
-        shared, which = intervals.compact(name)
+        every = [np.bincount(code, part.end - part.start, len(names)) for part, code in zip(parts, own, strict=True)]
+        single = np.sum(every, axis=0) - np.bincount(code, end - start, len(names))
+        shared, which = intervals.compact(code)
         for i, rows in zip(shared, intervals.rows_of(which, len(shared)), strict=True):
             spans[names[i]] = merged(start[rows], end[rows], is_sorted=False)
         found[gpu] = _device(spans, dict(zip(names, single.astype(np.int64).tolist(), strict=True)))
