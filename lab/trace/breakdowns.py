@@ -238,7 +238,7 @@ def from_trace(trace: Trace, rules: Rules | None = None, count: float = 1.0, per
     span_ns = sum_ns = sum(c.sum_ns for c in every if rules.busy(c.name))
     denominator = "sum of the kernels (no timeline)"
     if trace.timeline:
-        devices = intervals.devices(trace, intervals.streams(trace, rules.waits(trace.names)))
+        devices = intervals.devices(trace, rules.waits(trace.names))
         span_ns = len(devices) * intervals.window(trace).ns
         busy_ns = sum(d.work.spans.ns for d in devices.values())
         parts += [Part(IDLE, (span_ns - busy_ns) / scale), Part(OVERLAP, (busy_ns - sum_ns) / scale)]

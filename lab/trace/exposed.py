@@ -160,7 +160,8 @@ def at_once(spans: Mapping[str, Spans]) -> dict[tuple[str, ...], int]:
     )
     keep = (count > 1) & (np.diff(time) > 0)
     _, first, code = np.unique(which[keep], return_index=True, return_inverse=True)
-    running = np.array([p.cover(time[:-1][keep][first]) for p in parts]).T
+    at = time[:-1][keep][first]  # a time of each set
+    running = np.array([p.cover(at) for p in parts]).T
     ns = np.bincount(code, np.diff(time)[keep]).astype(np.int64).tolist()
     return {tuple(names[i] for i in np.flatnonzero(some)): n for some, n in zip(running, ns, strict=True)}
 

@@ -196,7 +196,8 @@ class Usage:
     last_ns: int
 
 
-Stream = tuple[int, ...]  # device, process, context, stream: numbers repeat across processes and contexts
+Stream = tuple[int, ...]  # the values of STREAM: numbers repeat across processes and contexts
+STREAM = ("device", "process", "context", "stream")
 
 
 def together(parts: Sequence[Usage]) -> Usage:
@@ -212,27 +213,27 @@ def together(parts: Sequence[Usage]) -> Usage:
     return Usage(kernels, work, waits, first, last)
 
 
-def streams(trace: Trace, waiting: NDArray[np.bool_]) -> dict[Stream, Usage]:
-    """Every stream with what ran on it, in order. waiting: per kernel name, True when it only waits."""
-    found: dict[Stream, list[Usage]] = {}
+def used(trace: Trace, waiting: NDArray[np.bool_], *columns: str) -> dict[tuple[int, ...], Usage]:
+    """What ran by the values of these columns, in order. waiting: per kernel name, True when it only waits."""
+    found: dict[tuple[int, ...], list[Usage]] = {}
     for rows in trace.activities:
         wait: NDArray[Any] = np.broadcast_to(np.int8(0), len(rows))
         if isinstance(rows, Kernels) and waiting.any():
             wait = waiting[rows.name].astype(np.int8)
-        keys, codes = group(rows.device, rows.process, rows.context, rows.stream, wait)
-        for (*stream, waits), mine in zip(keys, rows_of(codes, len(keys)), strict=True):
+        keys, codes = group(*(getattr(rows, column) for column in columns), wait)
+        for (*key, waits), mine in zip(keys, rows_of(codes, len(keys)), strict=True):
             start, end = rows.start_ns[mine], rows.end_ns[mine]
             ran, none = Ran(len(start), int((end - start).sum()), merged(start, end)), Ran()
             kernel = ran if isinstance(rows, Kernels) else none
             usage = Usage(kernel, none if waits else ran, ran if waits else none, int(start[0]), int(end.max()))
-            found.setdefault(tuple(stream), []).append(usage)
-    return {stream: together(found[stream]) for stream in sorted(found)}
+            found.setdefault(tuple(key), []).append(usage)
+    return {key: together(found[key]) for key in sorted(found)}
 
 
-def devices(trace: Trace, by_stream: dict[Stream, Usage]) -> dict[int, Usage]:
+def devices(trace: Trace, waiting: NDArray[np.bool_]) -> dict[int, Usage]:
     """Every device of the trace, also one that ran nothing, by number."""
-    numbers = sorted({*map(int, trace.gpus), *(stream[0] for stream in by_stream)})
-    return {n: together([usage for stream, usage in by_stream.items() if stream[0] == n]) for n in numbers}
+    found = {number: usage for (number,), usage in used(trace, waiting, "device").items()}
+    return {number: found.get(number) or together([]) for number in sorted({*map(int, trace.gpus), *found})}
 
 
 def concurrent_ns(by_stream: dict[Stream, Usage]) -> dict[Stream, int]:

@@ -295,8 +295,8 @@ def summarise(
 
 def _timeline(trace: Trace, rules: Rules) -> tuple[dict[str, Any], list[str]]:
     waiting = rules.waits(trace.names)
-    streams = intervals.streams(trace, waiting)
-    devices = intervals.devices(trace, streams)
+    streams = intervals.used(trace, waiting, *intervals.STREAM)
+    devices = intervals.devices(trace, waiting)
     used, over = intervals.together(list(devices.values())), intervals.window(trace)
     spans = {number: intervals.window(trace, own) for number, own in devices.items()}
     concurrent_ns = intervals.concurrent_ns(streams)
