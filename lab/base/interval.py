@@ -57,30 +57,14 @@ class Interval:
         return self.placements >= PLACEMENTS and self.alike <= DRIFTING
 
 
-def _two_sided(t: float, degrees: int) -> float:
-    """P(|T| <= t) of Student's t with this many degrees of freedom (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
-    angle = math.atan(t / math.sqrt(degrees))
-    cosine, odd = math.cos(angle), degrees % 2
-    term, total = (cosine if odd else 1.0), 0.0
-    for k in range(1 + odd, degrees, 2):
-        total += term
-        term *= cosine**2 * k / (k + 1)
-    # Even degrees: the series begins with 1 and its last term belongs to degrees - 2.
-    return 2 / math.pi * (angle + math.sin(angle) * total) if odd else math.sin(angle) * total
-
-
 @cache
 def quantile(level: float, degrees: int) -> float:
-    """t with P(|T| <= t) = level. Raises ValueError for a level outside 0 to 1 or no degree of freedom."""
+    """Student's t with P(|T| <= t) = level. Raises ValueError for a level outside 0 to 1 or no degree of freedom."""
+    from scipy.special import stdtrit  # a fifth of a second, which a command without an interval need not pay
+
     if not 0 < level < 1 or degrees < 1:
         raise ValueError(f"no quantile at {level} with {degrees} degrees of freedom")
-    low, high = 0.0, 1.0
-    while _two_sided(high, degrees) < level:
-        high *= 2
-    for _ in range(80):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _two_sided(middle, degrees) < level else (low, middle)
-    return high
+    return float(stdtrit(degrees, (1 + level) / 2))
 
 
 def change_pct(
@@ -108,7 +92,6 @@ def over_placements(
     control: Sequence[Sequence[float]],
     again: Sequence[Sequence[float]] | None,
     candidate: Sequence[Sequence[float]],
-    level: float = PLACEMENT_LEVEL,
 ) -> Interval:
     """The interval of candidate / control over placements, each a sequence of block times in us, paired by index.
 
@@ -126,7 +109,7 @@ def over_placements(
         statistics.median(math.log(2.0 * c / (a + b)) for a, b, c in zip(*blocks, strict=True))
         for blocks in zip(control, second, candidate, strict=True)
     ]
-    return _student(logs, level)
+    return _student(logs, PLACEMENT_LEVEL)
 
 
 def of_arm(arm: Sequence[Sequence[float]]) -> Interval:

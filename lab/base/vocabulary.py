@@ -58,16 +58,6 @@ def words() -> Vocabulary:
     return files.read(FILE, Vocabulary)
 
 
-def metrics() -> Mapping[str, Metric]:
-    """Every metric by name."""
-    return words().metric
-
-
-def row_ids() -> Mapping[str, str]:
-    """The workbench's rows: id -> what it compares."""
-    return words().row
-
-
 @cache
 def _spellings() -> Mapping[str, str]:
     return {word: unit for unit, entry in words().unit.items() for word in (unit, *entry.also)}

@@ -105,7 +105,7 @@ class Gate(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     @property
     def metrics(self) -> Mapping[str, vocabulary.Metric]:
         """Every metric that its conditions may name."""
-        return {**vocabulary.metrics(), **self.metric}
+        return {**vocabulary.words().metric, **self.metric}
 
     def __post_init__(self) -> None:
         if self.arrival:

@@ -198,7 +198,7 @@ def cards() -> Mapping[str, Card]:
 @cache
 def _cards(folder: Path) -> Mapping[str, Card]:
     loaded = [load(path) for path in folder.rglob("*.toml")]
-    order = list(vocabulary.row_ids())
+    order = list(vocabulary.words().row)
     loaded.sort(key=lambda card: (order.index(card.row), card.id))
     return {card.id: card for card in loaded}
 
@@ -260,7 +260,7 @@ def _check(card: _File, stem: str, house: bool) -> None:
     if house:
         for key in ("row", "system", "device"):
             _refuse(not getattr(card, key), f'key "{key}" is missing', f"give {key}")
-        _known("row", card.row, vocabulary.row_ids())
+        _known("row", card.row, vocabulary.words().row)
         _known("system", card.system, vocabulary.words().system)
     else:
         _known("device", card.device, devices.ids())
@@ -271,7 +271,9 @@ def _check(card: _File, stem: str, house: bool) -> None:
         what = f'asks for {", ".join(wrong)} with measure.timer = "{card.measure.timer or "graph"}"'
         _refuse(bool(wrong), what, 'host_us stands on rows of timer = "host", and they hold no other time')
     for name in card.metric:
-        _refuse(name in vocabulary.metrics(), f"metric.{name} is declared already", "leave it out, or rename yours")
+        _refuse(
+            name in vocabulary.words().metric, f"metric.{name} is declared already", "leave it out, or rename yours"
+        )
     for key, names in (("workloads", card.workloads), ("beside", card.beside)):
         _refuse(len(set(names)) != len(names), f"{key} has the same word twice", "name each once")
     if card.gate.source not in (NOT_STATED, DECLARED_HERE, *([] if house else [""])):
@@ -327,7 +329,7 @@ def _evidence(figures: tuple[Bound, ...]) -> Evidence:
 
 def _reading(bound: Bound) -> Reading:
     """The figures of a metric as a reading; raises BadInput for one that cannot stand where it is named."""
-    _known("recorded.figure: metric", bound.metric, vocabulary.metrics())
+    _known("recorded.figure: metric", bound.metric, vocabulary.words().metric)
     ids = {key: getattr(bound, key) for key in Bound.__struct_fields__ if key not in ("metric", "workload")}
     found = {key: recorded.figure(figure_id) for key, figure_id in ids.items() if figure_id}
     main = [figure for key, figure in found.items() if key in ("control", "candidate", "change", "value")]
@@ -367,7 +369,7 @@ def _check_place(key: str, figure: recorded.Figure, metric: str, found: Mapping[
         _refuse(unit not in ("%", own), inside, f"{key} needs a figure in %")
     else:
         remedy = f"bind another figure, or list that name under {metric} in data/vocabulary.toml"
-        fits = figure.metric in (metric, *vocabulary.metrics()[metric].recorded)
+        fits = figure.metric in (metric, *vocabulary.words().metric[metric].recorded)
         _refuse(not fits, f"{figure.id} is a {figure.metric}, not a {metric}", remedy)
         arms = {"control": ("control", "reference", "peer-"), "candidate": ("candidate",)}.get(key, ("",))
         fits = figure.arm.startswith(arms)

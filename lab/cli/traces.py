@@ -109,7 +109,7 @@ def _sides(arguments: Namespace) -> list[Breakdown]:
     known = [n for n in names if n in breakdowns.recorded_ids()]
     unit = {"step": "ms/step", "token": "us/token"}.get(arguments.per)
     if unit is None and len(known) == len(names) > 1:
-        unit = diff.common_unit(known)
+        unit = next((u for u in breakdowns.UNITS if all(u in breakdowns.units(name) for name in known)), None)
     found = []
     for i, (name, total) in enumerate(zip(names, _pair("--total", getattr(arguments, "total", None)), strict=False)):
         if name not in known:

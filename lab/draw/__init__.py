@@ -7,8 +7,8 @@ Door: `from lab import draw`, then `draw.roofline(device, points)`, `draw.save(f
 from lab.draw.comparison import Group, Side, arms
 from lab.draw.plots import bars, breakdown, intervals, levels, lines, rivals, scatter
 from lab.draw.roofline import Point, point, roofline
-from lab.draw.style import CARD, GREEN, INK, VERMILLION, png, save, svg
-from lab.draw.sweep import MARKERS, curves, times
+from lab.draw.style import CARD, GREEN, INK, MARKERS, VERMILLION, png, save, svg
+from lab.draw.sweep import curves, times
 from lab.draw.timeline import timeline
 from lab.draw.waterfall import gap
 

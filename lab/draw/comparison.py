@@ -9,13 +9,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator
 
 from lab.base.errors import BadInput
 from lab.draw import style
-from lab.draw.sweep import COLOURS, MARKERS
+from lab.draw.sweep import COLOURS
 
 RATIOS = (0.02, 0.05, 0.1, 0.2, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20, 50)
 NOT_MEASURED = "not measured"
@@ -50,7 +48,8 @@ def arms(groups: Sequence[Group], title: str) -> Figure:
     if not groups:
         raise BadInput("arms plot", "no workload", "give the workloads of a card")
     rivals = list(dict.fromkeys(s.name for g in groups for s in g.sides if s.role == "peer"))
-    figure, axes = style.blank(1.5 + 0.33 * len(groups) + 0.2 * math.ceil(len(rivals) / 4))
+    height = 1.5 + 0.33 * len(groups) + 0.2 * math.ceil(len(rivals) / 4)
+    figure, axes = style.blank(height, title, "time over the control's; left is faster")
     axes.set_xscale("log")
     seen = [1.0]
     for y, group in enumerate(groups):
@@ -62,34 +61,28 @@ def arms(groups: Sequence[Group], title: str) -> Figure:
         if group.floor_us is not None:
             seen.append(group.floor_us / control.us)
             axes.plot([group.floor_us / control.us], [y], "|", ms=13, mew=1.6, color=style.INK,
-                      label=_once(axes, "floor"))  # fmt: skip
+                      label="floor")  # fmt: skip
         for side in sorted(group.sides, key=lambda s: s.role, reverse=True):
             marker, colour, ground, name = _looks(side, rivals)
             ratio, half = side.us / control.us, side.iqr_us / control.us / 2
             seen += [ratio - half, ratio + half]
             axes.errorbar([ratio], [y], xerr=[[half], [half]], fmt=marker, ms=6, color=colour, mfc=ground, lw=1.0,
-                          capsize=2, label=_once(axes, name))  # fmt: skip
+                          capsize=2, label=name)  # fmt: skip
         candidate = next((s for s in group.sides if s.role == "candidate"), None)
         words = f"{control.us:.4g} us" + (f" to {candidate.us:.4g} us" if candidate else f", {NOT_MEASURED}")
-        axes.annotate(words, (1.01, y), xycoords=("axes fraction", "data"), va="center", fontsize=8.5,
-                      annotation_clip=False)  # fmt: skip
+        style.outside(axes, words, y, 8.5)
     low, high = min(seen) / 1.15, max(seen) * 1.15
     axes.set_xlim(low, high)
     axes.axvline(1.0, color=style.SOFT, lw=0.8)
     ticks = [t for t in RATIOS if low < t < high]
-    axes.xaxis.set_major_locator(FixedLocator(ticks if len(ticks) > 1 else [low * 1.1, 1.0, high / 1.1]))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
+    style.ratios(axes, ticks if len(ticks) > 1 else [low * 1.1, 1.0, high / 1.1], "{:.3g}".format)
     axes.grid(True, axis="x", color=style.GRID, linewidth=0.6)
-    axes.set_yticks(range(len(groups)), [g.workload for g in groups], fontsize=8.5)
+    style.rows(axes, [g.workload for g in groups], 8.5)
     axes.set_ylim(len(groups) - 0.5, -0.5)
-    axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
-    axes.set_xlabel("time over the control's; left is faster")
-    style.title(axes, title)
-    handles, names = axes.get_legend_handles_labels()
-    if handles:
-        figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    drawn = {name: handle for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)}  # each name once
+    if drawn:
+        figure.legend(drawn.values(), drawn, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     return figure
 
 
@@ -99,9 +92,4 @@ def _looks(side: Side, rivals: Sequence[str]) -> tuple[str, str, str, str]:
     if side.role == "candidate":
         return "o", style.BLUE, style.BLUE, f"candidate: {side.name}"
     i = rivals.index(side.name) % (len(COLOURS) - 1) + 1
-    return MARKERS[i], COLOURS[i], style.CARD, side.name
-
-
-def _once(axes: Axes, name: str) -> str:
-    """A legend's label, hidden where it stands there already."""
-    return "_" + name if name in axes.get_legend_handles_labels()[1] else name
+    return style.MARKERS[i], COLOURS[i], style.CARD, side.name

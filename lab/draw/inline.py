@@ -78,6 +78,6 @@ def uri(svg: str) -> str:
     return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
 
 
-def plain(svg: str, colour: str = PAPER["ink"]) -> str:
-    """The figure with the colours of white paper instead of a page's; colour: of the surrounding text."""
-    return re.sub(r"var\(--(\w+)\)", lambda match: PAPER[match[1]], svg).replace("currentColor", colour)
+def plain(svg: str) -> str:
+    """The figure with the colours of white paper instead of a page's."""
+    return re.sub(r"var\(--(\w+)\)", lambda match: PAPER[match[1]], svg).replace("currentColor", PAPER["ink"])

@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from lab.base.errors import BadInput
 from lab.draw import style
-from lab.draw.sweep import DASHES, MARKERS
 from lab.trace.breakdowns import NO_PART, NOT_ATTRIBUTED, Breakdown
 
 Points = Sequence[tuple[float, float]]
@@ -39,15 +37,8 @@ def lines(
     for axes, (heading, panel) in zip(drawn.flat, panels.items(), strict=False):
         style.clean(axes, grid="both")
         for name, points in panel.items():
-            i = names.index(name)
-            marker = MARKERS[i % len(MARKERS)] if markers else ""
-            (handles[name],) = axes.plot(
-                *zip(*sorted(points), strict=True), color=style.CYCLE[i % len(style.CYCLE)], lw=1.3, mfc=style.CARD,
-                ls=DASHES[i % len(DASHES)], marker=marker, ms=3.5,
-            )  # fmt: skip
-        axes.set(xscale="log", yscale="log")
-        style.plain_ticks(axes.xaxis, axes.yaxis)
-        axes.minorticks_off()
+            handles[name] = style.curve(axes, names.index(name), points, name, markers, ms=3.5)
+        style.logarithmic(axes)
         axes.set_title(heading, loc="left", fontsize=9, color=style.INK)
     for axes in drawn.flat[len(panels) :]:
         axes.set_visible(False)
@@ -67,20 +58,15 @@ def scatter(
     """Points; limits: dashed lines; log: the logarithmic axes, of "x" and "y". Raises BadInput without a point."""
     if not any(series.values()):
         raise BadInput("scatter plot", "no point", "pass rows that are ok")
-    figure, axes = style.blank(3.4)
+    figure, axes = style.blank(3.4, title, xlabel, ylabel)
     for i, (name, points) in enumerate(series.items()):
         if points:
-            axes.plot(*zip(*points, strict=True), ls="", marker=MARKERS[i], ms=4.5, color=style.CYCLE[i], alpha=0.75,
-                      label=f"{name} ({len(points)})")  # fmt: skip
+            look: Any = {"ls": "", "marker": style.MARKERS[i], "ms": 4.5, "color": style.CYCLE[i], "alpha": 0.75}
+            axes.plot(*zip(*points, strict=True), **look, label=f"{name} ({len(points)})")
     for line in limits:
         axes.plot(*zip(*line, strict=True), color=style.VERMILLION, lw=1.0, ls=(0, (5, 3)))
-    for name in log:
-        (axes.set_xscale if name == "x" else axes.set_yscale)("log")
-        style.plain_ticks(axes.xaxis if name == "x" else axes.yaxis)
-    axes.minorticks_off()
+    style.logarithmic(axes, log)
     axes.grid(True, color=style.GRID, linewidth=0.6)
-    axes.set(xlabel=xlabel, ylabel=ylabel)
-    style.title(axes, title)
     axes.legend(frameon=False, fontsize=8.5, loc="best")
     return figure
 
@@ -90,19 +76,15 @@ def levels(rows: Sequence[tuple[str, float, str]], title: str, xlabel: str, line
     """(label, value, words beside it) as bars from zero; line: an upright one, 100 % say. Raises BadInput for none."""
     if not rows:
         raise BadInput("levels plot", "nothing to draw", "pass at least one row")
-    figure, axes = style.blank(0.9 + 0.27 * len(rows))
+    figure, axes = style.blank(0.9 + 0.27 * len(rows), title, xlabel)
     for y, (_, value, words) in enumerate(rows):
         axes.barh(y, value, height=0.62, color=style.BLUE)
-        axes.annotate(words, (1.01, y), xycoords=("axes fraction", "data"), va="center", fontsize=8,
-                      annotation_clip=False)  # fmt: skip
+        style.outside(axes, words, y, 8)
     if line is not None:
         axes.axvline(line, color=style.INK, lw=1.0, ls="--")
-    axes.set_yticks(range(len(rows)), [label for label, _, _ in rows], fontsize=8.5)
+    style.rows(axes, [label for label, _, _ in rows], 8.5)
     axes.invert_yaxis()
-    axes.tick_params(axis="y", length=0)
     axes.set_xlim(0, 1.05 * max([*(value for _, value, _ in rows), line or 0.0]))
-    axes.set_xlabel(xlabel)
-    style.title(axes, title)
     return figure
 
 
@@ -114,7 +96,7 @@ def intervals(rows: Sequence[tuple[str, tuple[float, float, float], float | None
     """
     if not rows:
         raise BadInput("intervals plot", "nothing to draw", "pass at least one row")
-    figure, axes = style.blank(0.9 + 0.2 * len(rows))
+    figure, axes = style.blank(0.9 + 0.2 * len(rows), title, xlabel)
     for y, (_, (low, expected, high), measured) in enumerate(rows):
         axes.barh(y, high - low, left=low, height=0.5, color=style.SKY)
         axes.plot([expected, expected], [y - 0.3, y + 0.3], color=style.BLUE, lw=1.4)
@@ -123,11 +105,8 @@ def intervals(rows: Sequence[tuple[str, tuple[float, float, float], float | None
             face, marker = (style.CARD, "s") if outside else (style.INK, "o")
             axes.plot(measured, y, marker, ms=4.5, color=style.VERMILLION if outside else style.INK, mfc=face)
     axes.axvline(0, color=style.INK, lw=0.8)
-    axes.set_yticks(range(len(rows)), [label for label, _, _ in rows], fontsize=7)
+    style.rows(axes, [label for label, _, _ in rows], 7)
     axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.tick_params(axis="y", length=0)
-    axes.set_xlabel(xlabel)
-    style.title(axes, title)
     return figure
 
 
@@ -166,18 +145,16 @@ def bars(
     rest = whole - sum(parts.values())
     if rest > 0.005 * whole:
         rows.append((NOT_ATTRIBUTED, rest))
-    figure, axes = style.blank(0.9 + 0.34 * len(rows))
+    said = f"{unit}; 100 % = {denominator}, {whole:,.5g} {unit}"
+    figure, axes = style.blank(0.9 + 0.34 * len(rows), title or denominator, said)
     for i, (name, value) in enumerate(rows):
         own = name != NOT_ATTRIBUTED
         axes.barh(i, value, height=0.66, color=style.BLUE if own else style.CARD, hatch="" if own else "////",
                   edgecolor=style.BLUE if own else style.SOFT, linewidth=0.8)  # fmt: skip
         style.beside(axes, f"{value:,.4g} {unit} ({value / whole:.1%})", (value, i), 5)
-    axes.set_yticks(range(len(rows)), [name for name, _ in rows])
+    style.rows(axes, [name for name, _ in rows])
     axes.invert_yaxis()
-    axes.tick_params(axis="y", length=0)
     axes.set_xlim(0, max(value for _, value in rows) * 1.32)
-    axes.set_xlabel(f"{unit}; 100 % = {denominator}, {whole:,.5g} {unit}")
-    style.title(axes, title or denominator)
     return figure
 
 
@@ -207,14 +184,11 @@ def rivals(lines: Sequence[tuple[str, str, Sequence[float]]], title: str) -> Fig
     axes.set_xscale("log")
     every = [ratio for _, _, ratios in lines for ratio in ratios]
     axes.set_xlim(min(0.9, min(every)) / 1.05, max(1, *every) * 1.12)
-    axes.xaxis.set_major_locator(FixedLocator([t for t in RATIOS if axes.get_xlim()[0] < t < axes.get_xlim()[1]]))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_yticks(range(len(lines)), [f"{label}\n{names}" for label, names, _ in lines], fontsize=8.5)
+    low, high = axes.get_xlim()
+    style.ratios(axes, [t for t in RATIOS if low < t < high], "{:g}x".format)
+    style.rows(axes, [f"{label}\n{names}" for label, names, _ in lines], 8.5)
     axes.set_ylim(len(lines) - 0.5, -0.5)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(True, axis="x", color=style.GRID, linewidth=0.6)
-    axes.set_axisbelow(True)
+    style.clean(axes, grid="x")
     axes.set_xlabel("fastest rival's time over ours", fontsize=8.5)
     picture.legend(*axes.get_legend_handles_labels(), loc="outside lower right", ncols=3, frameon=False, fontsize=8.5)
     picture.suptitle(title, x=0.01, ha="left", fontsize=10, color=style.INK)

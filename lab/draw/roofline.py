@@ -13,7 +13,7 @@ from lab.base.errors import BadInput, refuse_unknown
 from lab.base.facts import Fact, to_base
 from lab.draw import style
 
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+MARKERS = (*style.MARKERS, "X")
 PIPE_COLOURS = {"bf16": style.BLUE, "fp8": style.GREEN, "int8": style.PURPLE, "fp4": style.VERMILLION}
 PIPE_COLOURS |= {"f32": style.SOFT}
 KINDS = ("measured", "recorded", "peer", "modelled")
@@ -63,15 +63,13 @@ def roofline(
     points: Iterable[Point] = (),
     pipes: Sequence[str] = (),
     title: str = "",
-    seen: bool = True,
     issue: Sequence[tuple[float, float]] = (),
 ) -> Figure:
     """The roofline of a device with points on it, a colour and marker for each series, filled where it was measured.
 
     pipes: whose dense peaks to draw, one to four; default those that the points name, bf16 where none does. A
            contradicting value of a peak or of the bandwidth is drawn too, dashed and marked "also stated"; solid is
-           the default of data/devices.toml.
-    seen:  also draw, dotted, the read ceiling and the pipes' ceilings that the device was seen to reach.
+           the default of data/devices.toml. Dotted are the read ceiling and the pipes' that it was seen to reach.
     issue: (intensity, TFLOP/s) that products reach beside the decoding of their weights, by tokens: a second roof. With
            fewer tokens than a point has, its products take as long.
     Raises BadInput for a pipe without a peak, an unknown kind of point, and a point that is not positive and finite.
@@ -85,23 +83,23 @@ def roofline(
     pipes = pipes or [*dict.fromkeys(p.pipe for p in points if p.pipe)] or ["bf16"]
     if not 1 <= len(pipes) <= 4:
         raise BadInput("roofline plot", f"{len(pipes)} pipes", "draw one to four of them")
-    reached = device.ceilings if seen else {}
-    memory = _lines(device.bandwidth, "memory", reached.get("read"))
-    peaks = {pipe: _lines(device.peak(pipe), pipe, reached.get(pipe)) for pipe in pipes}
+    memory = _lines(device.bandwidth, "memory", device.ceilings.get("read"))
+    peaks = {pipe: _lines(device.peak(pipe), pipe, device.ceilings.get(pipe)) for pipe in pipes}
     highest, slowest = max(v for lines in peaks.values() for v, *_ in lines), min(v for v, *_ in memory)
     left = min([0.3, *(p.intensity / 3 for p in points)])
     right = max([6 * highest / slowest, *(p.intensity * 3 for p in points)])
     lowest = min([slowest * left, *(p.rate_tflop_s * 1e12 / 2.5 for p in points)])
     series = {p.series or p.label: p.kind for p in sorted(points, key=lambda p: p.kind)}
     rows = math.ceil((len(series) + bool(issue) + len(memory) + sum(map(len, peaks.values()))) / 3)
-    figure, axes = style.blank(style.HEIGHT_IN + 0.17 * rows)
-    axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(lowest / 1e12, highest / 1e12 * 3))
-    axes.set_xlabel("arithmetic intensity: operations per byte of compulsory traffic")
-    axes.set_ylabel("TFLOP/s (TOP/s for int8)" if "int8" in pipes else "TFLOP/s")
-    style.title(axes, title or f"{device.name}: roofline")
-    axes.grid(True, which="major", color=style.GRID, linewidth=0.6)
-    axes.minorticks_off()
-    style.plain_ticks(axes.xaxis, axes.yaxis)
+    figure, axes = style.blank(
+        style.HEIGHT_IN + 0.17 * rows,
+        title or f"{device.name}: roofline",
+        "arithmetic intensity: operations per byte of compulsory traffic",
+        "TFLOP/s (TOP/s for int8)" if "int8" in pipes else "TFLOP/s",
+    )
+    style.logarithmic(axes)
+    axes.set(xlim=(left, right), ylim=(lowest / 1e12, highest / 1e12 * 3))
+    axes.grid(True, color=style.GRID, linewidth=0.6)
     fastest = max(v for v, *_ in memory)
     for rate, words, dash in memory:
         xs = [max(left, lowest / rate), highest / rate]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -19,9 +19,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
-from matplotlib.text import Text
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from lab.base.errors import BadInput
 
@@ -30,8 +28,8 @@ INK, SOFT, CARD, GRID = "#222222", "#767676", "#ffffff", "#e8e8e8"
 BLUE, ORANGE, GREEN, VERMILLION, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"
 SKY, YELLOW = "#56B4E9", "#F0E442"
 CYCLE = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION, YELLOW)
+MARKERS, DASHES = ("o", "s", "^", "D", "v", "P"), ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)))
 HATCHES = ("", "////", "....", "xxxx")
-DARK = (BLUE, GREEN, VERMILLION)  # grounds that take white letters
 Look = tuple[str, str]  # colour, hatch
 IDLE_LOOK: Look = ("#eeeeee", "")
 # Any: the key type that matplotlib asks for differs between its releases.
@@ -95,10 +93,13 @@ def clean(axes: Axes, *, left: bool = True, grid: str = "") -> Axes:
     return axes
 
 
-def blank(height_in: float) -> tuple[Figure, Axes]:
+def blank(height_in: float, heading: str = "", xlabel: str = "", ylabel: str = "") -> tuple[Figure, Axes]:
     """An empty figure and its axes; call it inside a `styled` function."""
     figure = sheet(height_in)
-    return figure, clean(figure.add_subplot())
+    axes = clean(figure.add_subplot())
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    title(axes, heading)
+    return figure, axes
 
 
 def title(axes: Axes, text: str) -> None:
@@ -106,19 +107,46 @@ def title(axes: Axes, text: str) -> None:
     axes.set_title(text, loc="left", fontsize=10, color=INK)
 
 
+def rows(axes: Axes, labels: Sequence[str], size: float = 9) -> None:
+    """A row for each label."""
+    axes.set_yticks(range(len(labels)), labels, fontsize=size)
+    axes.tick_params(axis="y", length=0)
+
+
+def curve(
+    axes: Axes, i: int, points: Iterable[tuple[float, float]], name: str, marker: bool = True, ms: float = 4
+) -> Any:
+    """The i-th curve of a figure, by x, with a colour, a marker and a dash of its own; returns its handle."""
+    look: Any = {"color": CYCLE[i % len(CYCLE)], "marker": MARKERS[i % len(MARKERS)] if marker else ""}
+    xs, ys = zip(*sorted(points), strict=True)
+    (drawn,) = axes.plot(xs, ys, **look, ls=DASHES[i % len(DASHES)], ms=ms, lw=1.3, mfc=CARD, label=name)
+    return drawn
+
+
+def logarithmic(axes: Axes, names: str = "xy", base: float = 10) -> None:
+    """Make these of the axes "x" and "y" logarithmic, with plain numbers."""
+    for name in names:
+        (axes.set_xscale if name == "x" else axes.set_yscale)("log", base=base)
+        plain_ticks(getattr(axes, f"{name}axis"))
+    axes.minorticks_off()
+
+
+def ratios(axes: Axes, ticks: Sequence[float], label: Callable[[float], str]) -> None:
+    """Ticks of a logarithmic x axis of ratios."""
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: label(value)))
+
+
 def beside(axes: Axes, words: str, at: tuple[float, float], far_pt: float = 4, size: float = 8.5) -> None:
     """Words to the right of a point."""
     axes.annotate(words, at, xytext=(far_pt, 0), textcoords="offset points", va="center", fontsize=size, color=INK)
 
 
-def inside(axes: Axes, words: str, at: tuple[float, float], ground: str, size: float) -> Text:
-    """Words in the middle of a part of this colour."""
-    return axes.text(*at, words, ha="center", va="center", fontsize=size, color=CARD if ground in DARK else INK)
-
-
-def block(axes: Axes, y: float, left: float, width: float, look: Look, height: float, line: float) -> None:
-    """A part of a bar, outlined."""
-    axes.barh(y, width, left=left, height=height, color=look[0], hatch=look[1], edgecolor=INK, linewidth=line)
+def outside(axes: Axes, words: str, y: float, size: float) -> None:
+    """Words to the right of the axes, at this height."""
+    place: Any = {"xycoords": ("axes fraction", "data"), "annotation_clip": False}
+    axes.annotate(words, (1.01, y), va="center", fontsize=size, **place)
 
 
 def plain(value: float, _position: int = 0) -> str:
@@ -140,12 +168,6 @@ def number(value: float, sign: str = "") -> str:
 def look(i: int) -> Look:
     """Colour and hatch of the i-th category: seven colours, then again with a hatch."""
     return CYCLE[i % len(CYCLE)], HATCHES[i // len(CYCLE) % len(HATCHES)]
-
-
-def legend_below(figure: Figure, looks: Mapping[str, Look], columns: int) -> None:
-    """A legend of categories under the axes."""
-    boxes = [Rectangle((0, 0), 1, 1, facecolor=c, hatch=h, edgecolor=INK, linewidth=0.4) for c, h in looks.values()]
-    figure.legend(boxes, list(looks), loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
 
 
 @styled

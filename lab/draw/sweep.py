@@ -13,7 +13,6 @@ from lab.card.sweeps import METRICS, Series
 from lab.draw import style
 
 COLOURS = (style.BLUE, style.VERMILLION, style.GREEN, style.PURPLE, style.ORANGE, style.INK)
-MARKERS, DASHES = ("o", "s", "^", "D", "v", "P"), ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)))
 AXES = {
     "context": "tokens in the cache",
     "depth": "tokens in the cache before the prompt",
@@ -61,7 +60,7 @@ def curves(
     for axes, panel in zip(grid, every, strict=True):
         style.clean(axes, grid="both")
         for i, s in enumerate(panel):
-            look: Any = {"color": COLOURS[i], "marker": MARKERS[i], "ls": DASHES[i]}
+            look: Any = {"color": COLOURS[i], "marker": style.MARKERS[i], "ls": style.DASHES[i]}
             axes.plot(s.xs, s.ys, **look, ms=4, lw=1.3, mfc=style.CARD, label=s.label)
         if ratios and panel is every[-1]:
             axes.axhline(1.0, color=style.SOFT, lw=0.8)
@@ -101,20 +100,14 @@ def times(
         raise BadInput("times plot", f"{len(curves)} curves, or one without a point", "give one to seven curves")
     if any(n < 1 or not us > 0 for points in every for n, us in points):
         raise BadInput("times plot", "a value below 1 or a time that is not positive", "pass rows that are ok")
-    figure, axes = style.blank(3.6 + 0.18 * math.ceil(len(every) / 3))
+    figure, axes = style.blank(3.6 + 0.18 * math.ceil(len(every) / 3), title, axis, label)
     for i, (name, points) in enumerate(curves.items()):
-        look: Any = {"color": style.CYCLE[i], "marker": MARKERS[i % len(MARKERS)], "ls": DASHES[i % len(DASHES)]}
-        axes.plot(*zip(*sorted(points), strict=True), **look, ms=4, lw=1.3, mfc=style.CARD, label=name)
+        style.curve(axes, i, points, name)
     if floor:
         axes.plot(*zip(*sorted(floor), strict=True), color=style.INK, lw=1.0, ls=(0, (6, 3)), label="floor")
     for mark in marks:
         axes.axvline(mark, color=style.SOFT, lw=0.8, ls=":")
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2)
-    style.plain_ticks(axes.xaxis, axes.yaxis)
-    axes.minorticks_off()
+    style.logarithmic(axes, base=2)
     axes.grid(True, color=style.GRID, linewidth=0.6)
-    axes.set(xlabel=axis, ylabel=label)
-    style.title(axes, title)
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     return figure

@@ -13,14 +13,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from lab.base.errors import BadInput
 from lab.draw import style
 from lab.trace import categories
-from lab.trace.categories import MEMCPY, MEMSET, OPAQUE, Rules
-from lab.trace.intervals import Spans, merged, union
-from lab.trace.model import Int64, Trace
+from lab.trace.categories import Rules
+from lab.trace.intervals import Spans, group, merged, union
+from lab.trace.model import MEMCPY, MEMSET, OPAQUE, Int64, Trace, totals_by_name
 
+MOST = 8
 PIXELS = 900  # half pixels of a timeline's width
 COPY: style.Look = (style.VERMILLION, "////")
 GRAPH: style.Look = ("#dddddd", "xxxx")
@@ -29,22 +31,20 @@ Lane = tuple[str, list[tuple[str, Spans]]]
 
 
 @style.styled
-def timeline(trace: Trace, rules: Rules | None = None, title: str = "", most: int = 8) -> Figure:
+def timeline(trace: Trace, title: str = "") -> Figure:
     """A strip of device time: kernels by stream, copies and fills, opaque graphs, idle; x is us from the first row.
 
-    most: how many categories get their own look, by time; the rest are grey. Raises BadInput without a timeline or
-    without any device activity.
+    MOST categories get their own look, by time; the rest are grey. Raises BadInput without a timeline or without any
+    device activity.
     """
     trace.require_timeline("timeline strip")
-    rules = rules or categories.default()
-    active = [a for a in trace.activities if len(a)]
-    if not active:
+    rules = categories.default()
+    if not any(map(len, trace.activities)):
         raise BadInput(trace.source, "has no device activity", "choose another window")
-    begin = min(int(a.start_ns[0]) for a in active)
-    end = max(int(a.end_ns.max()) for a in active)
+    begin, end = trace.extent_ns
     if trace.windows_ns:
         begin, end = min(begin, trace.windows_ns[0][0]), max(end, trace.windows_ns[-1][1])
-    looks, named = _looks(trace, rules, most)
+    looks, named = _looks(trace, rules)
     close_ns = (end - begin) / PIXELS
     lanes = _lanes(trace, named, close_ns)
     work = trace.kernels.take(~rules.waits(trace.names)[trace.kernels.name]) if len(trace.kernels) else trace.kernels
@@ -63,27 +63,26 @@ def timeline(trace: Trace, rules: Rules | None = None, title: str = "", most: in
             times = zip(spans.start, spans.end, strict=True)
             pairs = [((s - begin) / 1e3, max((e - s) / 1e3, least)) for s, e in times]
             axes.broken_barh(pairs, (y - 0.33, 0.66), facecolors=colour, hatch=hatch, edgecolor=style.INK, linewidth=0)
-    axes.set_yticks(range(len(lanes)), [name for name, _ in lanes])
-    axes.set_ylim(len(lanes) - 0.4, -0.6)
-    axes.set_xlim(0, (end - begin) / 1e3)
-    axes.tick_params(axis="y", length=0)
     span = (end - begin) / 1e3
+    style.rows(axes, [name for name, _ in lanes])
+    axes.set_ylim(len(lanes) - 0.4, -0.6)
+    axes.set_xlim(0, span)
     axes.set_xlabel(f"us; busy {style.number(busy.ns / 1e3)} of {style.number(span)} us ({busy.ns / 1e3 / span:.1%})")
     style.plain_ticks(axes.xaxis)
     style.title(axes, title or f"{trace.source} {trace.window_label}".strip())
-    style.legend_below(figure, looks, 4)
+    boxes = [
+        Rectangle((0, 0), 1, 1, facecolor=c, hatch=h, edgecolor=style.INK, linewidth=0.4) for c, h in looks.values()
+    ]
+    figure.legend(boxes, list(looks), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     return figure
 
 
-def _looks(trace: Trace, rules: Rules, most: int) -> tuple[dict[str, style.Look], list[str]]:
+def _looks(trace: Trace, rules: Rules) -> tuple[dict[str, style.Look], list[str]]:
     """The look of each category in the picture, the largest first; and the category of each kernel name."""
     found = rules.assign(trace.names)
-    time: dict[str, int] = {}
-    for i, ns in zip(trace.kernels.name.tolist(), trace.kernels.duration_ns.tolist(), strict=True):
-        time[found[i]] = time.get(found[i], 0) + ns
-    largest = sorted(time, key=lambda c: (-time[c], c))
-    looks = {c: style.look(i) for i, c in enumerate(largest[:most])}
-    if len(largest) > most:
+    time = sorted(categories.sums(rules, totals_by_name(trace)), key=lambda t: (-t.sum_ns, t.name))
+    looks = {t.name: style.look(i) for i, t in enumerate(time[:MOST])}
+    if len(time) > MOST:
         looks["other categories"] = (style.SOFT, "")
     for label, rows in zip((MEMCPY, MEMSET, OPAQUE), trace.activities[1:], strict=True):
         if len(rows):
@@ -96,8 +95,9 @@ def _lanes(trace: Trace, named: Sequence[str], close_ns: float) -> list[Lane]:
     lanes: list[Lane] = []
     kernels = trace.kernels
     several = len(set(kernels.device.tolist())) > 1
-    for device, stream in sorted(set(zip(kernels.device.tolist(), kernels.stream.tolist(), strict=True))):
-        own = kernels.take((kernels.device == device) & (kernels.stream == stream))
+    keys, codes = group(kernels.device, kernels.stream)
+    for i, (device, stream) in enumerate(keys):
+        own = kernels.take(codes == i)
         blocks = _blocks(own.start_ns, own.end_ns, [named[i] for i in own.name.tolist()], close_ns)
         lanes.append((f"GPU {device} stream {stream}" if several else f"stream {stream}", blocks))
     for label, rows in zip((MEMCPY, MEMSET, OPAQUE), trace.activities[1:], strict=True):

@@ -23,6 +23,7 @@ from lab.trace.diff import Difference
 CANCELS = 0.1  # a gap below this part of the summed differences gets no shares
 LONGEST = 41  # letters of a name
 SMALL = 0.015  # of the larger total: categories with less, on both sides, are joined
+DARK = (style.BLUE, style.GREEN, style.VERMILLION)  # grounds that take white letters
 REST: style.Look = (style.CARD, "\\\\\\\\")
 
 
@@ -100,7 +101,8 @@ def _stack(axes: Axes, y: float, parts: Sequence[tuple[_Row, float]], whole: flo
         edge = style.INK if hatch else style.CARD
         axes.barh(y, value, left=left, height=0.62, color=colour, hatch=hatch, edgecolor=edge, linewidth=0.6)
         if not hatch:
-            text = style.inside(axes, row.name, (left + value / 2, y), colour, 7.5)
+            ink = style.CARD if colour in DARK else style.INK
+            text = axes.text(left + value / 2, y, row.name, ha="center", va="center", fontsize=7.5, color=ink)
             ends = axes.transData.transform([(left, 0), (left + value, 0)])
             if text.get_window_extent().width > ends[1][0] - ends[0][0] - 6:
                 text.remove()
@@ -122,7 +124,8 @@ def _waterfall(axes: Axes, d: Difference, rows: Sequence[_Row], names: tuple[str
     axes.barh(0, d.b.whole - start, left=start, height=0.6, color=style.SOFT)
     for i, r in enumerate(ordered, start=1):
         delta = r.a - r.b
-        style.block(axes, i, edges[i - 1], delta, r.look, height=0.6, line=0.5)
+        axes.barh(i, delta, left=edges[i - 1], height=0.6, color=r.look[0], hatch=r.look[1], edgecolor=style.INK,
+                  linewidth=0.5)  # fmt: skip
         axes.plot([edges[i - 1]] * 2, [i - 0.7, i + 0.3], color=style.SOFT, lw=0.7)
         share = f" ({delta / d.gap:.0%})" if telling else ""
         style.beside(axes, f"{style.number(delta, '+')}{share}", (max(edges[i - 1], edges[i]), i), size=8)

@@ -155,7 +155,7 @@ def gap_us(device_id: str) -> float:
 def flips(here: str = "h200", path: Path = FILE) -> list[Flip]:
     """Every pair of the file, in the order of the rows. Raises BadInput for an unknown verdict, card or workload."""
     replayed = {j.recorded_id: j for j in verdicts.judge_recorded(phases.cards().values()) if j.recorded_id}
-    order = list(vocabulary.row_ids())
+    order = list(vocabulary.words().row)
     found = [
         _flip(pair, files.called(pair.recorded, replayed, "verdict", path), here, path)
         for pair in files.read(path, Pairs).flip

@@ -51,7 +51,7 @@ class Pin(msgspec.Struct, frozen=True, kw_only=True):
     limit_pct: Annotated[float, Meta(gt=0, lt=100)]
 
     def __post_init__(self) -> None:
-        known = vocabulary.metrics()
+        known = vocabulary.words().metric
         if self.metric not in known:
             raise ValueError(f'metric = "{self.metric}" is unknown; {nearest(self.metric, known)}')
         if vocabulary.unit(self.unit) != known[self.metric].unit:
@@ -65,7 +65,7 @@ class Pin(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def falls(self) -> bool:
         """Whether less is worse."""
-        return vocabulary.metrics()[self.metric].better == "higher"
+        return vocabulary.words().metric[self.metric].better == "higher"
 
     @property
     def line(self) -> float:

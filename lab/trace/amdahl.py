@@ -71,7 +71,11 @@ def project(
     own = Interval(share.low * of_wall, share.mid * of_wall, share.high * of_wall)
     gain = _gain(own, speedup)
     ceiling = _gain(own, Interval(math.inf, math.inf, math.inf))
-    return Projection(own, speedup, gain, ceiling, _rate(base, gain), _rate(base, ceiling), assumed)
+    rate, most = (
+        base and Interval(*(rate * (1 + pct / 100) for rate, pct in zip(astuple(base), astuple(rise), strict=True)))
+        for rise in (gain, ceiling)
+    )
+    return Projection(own, speedup, gain, ceiling, rate, most, assumed)
 
 
 def _gain(share: Interval, speedup: Interval) -> Interval:
@@ -81,12 +85,6 @@ def _gain(share: Interval, speedup: Interval) -> Interval:
 
     corners = [pct(s, k) for s in (share.low, share.high) for k in (speedup.low, speedup.high)]
     return Interval(min(corners), pct(share.mid, speedup.mid), max(corners))
-
-
-def _rate(base: Interval | None, gain: Interval) -> Interval | None:
-    if base is None:
-        return None
-    return Interval(*(rate * (1 + pct / 100) for rate, pct in zip(astuple(base), astuple(gain), strict=True)))
 
 
 def speedup_needed(share: float, needed_pct: float) -> float | None:

@@ -23,8 +23,8 @@ from lab.base import files
 from lab.base.errors import BadInput
 from lab.card import recorded
 from lab.trace import categories, intervals
-from lab.trace.categories import IDLE, OPAQUE, Rules
-from lab.trace.model import Trace, totals_by_name
+from lab.trace.categories import IDLE, Rules
+from lab.trace.model import OPAQUE, Trace, totals
 
 FILE = recorded.FOLDER / "breakdowns.csv"
 # unit -> the column of a recorded table that is in it. Steps come first: where a table has both, the sources printed
@@ -126,8 +126,6 @@ class Row(msgspec.Struct, frozen=True):
     share_pct: str
     instances: str
     window_ms: str
-    avg_us: str
-    profile_mode: str
     source: str
 
     def printed(self, unit: str) -> str:
@@ -230,8 +228,9 @@ def from_trace(trace: Trace, rules: Rules | None = None, count: float = 1.0, per
         raise BadInput("--steps/--tokens", f"{count:g}", "give how many steps or tokens the window holds, above 0")
     rules = rules or categories.default()
     scale, unit = 1e3 * count, f"us/{per}" if per else "us"
-    totals = totals_by_name(trace)
-    every = sorted(categories.sums(trace, rules, totals), key=lambda c: -c.sum_ns)
+    single = totals(trace)
+    kernels = [t for t in single if t.kind == "kernel" and not len(trace.graphs)]
+    every = sorted(categories.sums(rules, single), key=lambda c: -c.sum_ns)
     parts, nested = (
         [Part(c.name, c.sum_ns / scale, count=c.count / count) for c in every if rules.busy(c.name) == busy]
         for busy in (True, False)
@@ -240,11 +239,11 @@ def from_trace(trace: Trace, rules: Rules | None = None, count: float = 1.0, per
     denominator = "sum of the kernels (no timeline)"
     if trace.timeline:
         devices = intervals.devices(trace, rules.waits(trace.names))
-        span_ns = len(devices) * intervals.window(trace, intervals.together(list(devices.values()))).ns
+        span_ns = len(devices) * intervals.window(trace).ns
         busy_ns = sum(d.work.spans.ns for d in devices.values())
         parts += [Part(IDLE, (span_ns - busy_ns) / scale), Part(OVERLAP, (busy_ns - sum_ns) / scale)]
         denominator = f"time span of {len(devices)} device{'s'[: len(devices) != 1]}"
-    warnings = [*trace.warnings, *categories.other_warning(rules, totals, sum_ns, scale, unit)]
+    warnings = [*trace.warnings, *categories.other_warning(rules, single, sum_ns, scale, unit)]
     if len(trace.graphs):
         what = f"{OPAQUE} is not split and kernels are not compared"
         warnings.append(f"{len(trace.graphs)} graph launches are opaque: {what}")
@@ -256,8 +255,8 @@ def from_trace(trace: Trace, rules: Rules | None = None, count: float = 1.0, per
         nested=tuple(nested),
         total=span_ns / scale,
         denominator=denominator,
-        kernels={} if len(trace.graphs) else {t.name: t.sum_ns / scale for t in totals},
-        launches={} if len(trace.graphs) else {t.name: t.count / count for t in totals},
+        kernels={t.name: t.sum_ns / scale for t in kernels},
+        launches={t.name: t.count / count for t in kernels},
         source=trace.source,
         warnings=tuple(warnings),
     )

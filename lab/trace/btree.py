@@ -40,7 +40,8 @@ def columns(file: IO[bytes], root: int, wanted: Collection[int], null: int) -> I
     file: opened without buffering, and nobody writes to it. root: the table's first page, counted from 1. Raises
     Unusual, also after some blocks.
     """
-    head = _bytes(file, 0, 100)
+    file.seek(0)
+    head = file.read(100)
     size, spare = int.from_bytes(head[16:18], "big"), head[20]
     size = 65536 if size == 1 else size
     pages = np.array([root])
@@ -60,11 +61,6 @@ def columns(file: IO[bytes], root: int, wanted: Collection[int], null: int) -> I
             yield _block(_pages(file, pages[i : i + at_once], size), size, size - spare - 35, wanted, null)
         except IndexError:
             raise Unusual from None
-
-
-def _bytes(file: IO[bytes], at: int, size: int) -> bytes:
-    file.seek(at)
-    return file.read(size)
 
 
 def _pages(file: IO[bytes], numbers: NDArray[np.int64], size: int) -> NDArray[np.uint8]:

@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from lab.base.errors import BadInput
@@ -20,15 +19,6 @@ from lab.check import families
 from lab.row import store
 from lab.trace import files, stored
 from lab.trace.model import Trace
-
-
-@dataclass(frozen=True)
-class Profile:
-    """A stored profile: its file, the trace, and the arms left out with their reasons."""
-
-    path: Path
-    trace: Trace
-    left_out: tuple[str, ...]
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -51,18 +41,18 @@ def run(arguments: argparse.Namespace) -> int:
                 profile.inside_nsys(todo, arguments.steps, arguments.device)
             continue
         out = arguments.out / card.id if arguments.out else None
-        done = profiled(card, arguments.workload, arguments.steps, arguments.device, tool, out)
-        size = done.path.stat().st_size / 1000
-        said = [f"{card.id}: {tool.name} ({tool.why}); {len(done.trace.kernels)} kernels, {size:.0f} KB in {done.path}"]
-        said += [f"left out: {reason}" for reason in done.left_out]
-        print("\n".join([*said, *(f"warning: {warning}" for warning in done.trace.warnings)]), flush=True)
+        path, trace, left_out = profiled(card, arguments.workload, arguments.steps, arguments.device, tool, out)
+        size = path.stat().st_size / 1000
+        said = [f"{card.id}: {tool.name} ({tool.why}); {len(trace.kernels)} kernels, {size:.0f} KB in {path}"]
+        said += [f"left out: {reason}" for reason in left_out]
+        print("\n".join([*said, *(f"warning: {warning}" for warning in trace.warnings)]), flush=True)
     return 0
 
 
 def profiled(
     card: phases.Card, only: str | None, steps: int, device: str, tool: profile.Tool, out: Path | None = None
-) -> Profile:
-    """Profile a card's arms and store the trace.
+) -> tuple[Path, Trace, list[str]]:
+    """Profile a card's arms and store the trace; returns its file, the trace, and why arms were left out.
 
     out: folder for trace.parquet; default profiles/<device>/<phase>/<run>.
     Raises BadInput as `profile.capture` does, and for a trace without a single range of ours.
@@ -79,4 +69,4 @@ def profiled(
     if tool.name == "nsys":  # the check ran in the child, and its output is not kept
         missing = [arm for arm in ("control", "candidate") if arm not in seen]
         left_out += [f"{card.id}/{arm}: no range recorded, see `lab check`" for arm in missing]
-    return Profile(path, trace, tuple(left_out))
+    return path, trace, left_out

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -24,13 +24,10 @@ from numpy.typing import NDArray
 
 from lab.base import files
 from lab.base.errors import REPOSITORY, BadInput, nearest
-from lab.trace.model import NameTotal, Trace, by_direction, short_name
+from lab.trace.model import Total, short_name
 
 FOLDER = REPOSITORY / "data" / "categories"
 OTHER = "other"
-OPAQUE = "CUDA graph (not decomposed)"
-MEMCPY = "memcpy"
-MEMSET = "memset"
 IDLE = "idle"
 OTHER_LIMIT, SHOWN = 0.05, 5  # of the total, above which a breakdown warns; how many names the warning has
 NO_WORK = ("contamination", "gpu_idle")  # recorded names of time that is no work, beside our own busy = false
@@ -100,10 +97,10 @@ class Rules:
 
 
 def other_warning(
-    rules: Rules, totals: Sequence[NameTotal], whole_ns: int, scale: float = 1e3, unit: str = "us"
+    rules: Rules, totals: Sequence[Total], whole_ns: int, scale: float = 1e3, unit: str = "us"
 ) -> list[str]:
     """What "other" holds, when over OTHER_LIMIT of the whole. totals: largest first; scale: ns per printed `unit`."""
-    rest = [t for t in totals if rules.category(t.name) == OTHER]
+    rest = [t for t in totals if t.kind == "kernel" and rules.category(t.name) == OTHER]
     sum_ns = sum(t.sum_ns for t in rest)
     if sum_ns <= OTHER_LIMIT * whole_ns:
         return []
@@ -113,30 +110,16 @@ def other_warning(
     return [f'"other" is {share}: {names}{more}; add a rule for them']
 
 
-@dataclass(frozen=True)
-class Summed:
-    """One category's launches and summed time. kind: "kernel", "wait", "memcpy", "memset" or "graph"."""
-
-    name: str
-    kind: str
-    count: int
-    sum_ns: int
-
-
-def sums(trace: Trace, rules: Rules, totals: Sequence[NameTotal]) -> list[Summed]:
-    """Kernels by category (totals: by name), then copies by direction, fills and opaque graphs, where there are any."""
-    by: dict[str, list[NameTotal]] = {}
-    for total in totals:
-        by.setdefault(rules.category(total.name), []).append(total)
-    found = [
-        Summed(name, "kernel" if rules.busy(name) else "wait", sum(t.count for t in own), sum(t.sum_ns for t in own))
-        for name, own in by.items()
-    ]
-    moved = [(f"{MEMCPY} {label}", MEMCPY, rows) for label, rows in by_direction(trace.memcpy).items()]
-    for name, kind, rows in (*moved, (MEMSET, MEMSET, trace.memset), (OPAQUE, "graph", trace.graphs)):
-        if len(rows):
-            found.append(Summed(name, kind, len(rows), int(rows.duration_ns.sum())))
-    return found
+def sums(rules: Rules, totals: Iterable[Total]) -> list[Total]:
+    """Kernels by category; copies by direction, fills and opaque graphs as they are."""
+    found: dict[tuple[str, str], Total] = {}
+    for t in totals:
+        if t.kind == "kernel":
+            name = rules.category(t.name)
+            t = replace(t, name=name, kind="kernel" if rules.busy(name) else "wait")
+        before = found.get((t.kind, t.name))
+        found[t.kind, t.name] = before.plus(t) if before else t
+    return list(found.values())
 
 
 @cache

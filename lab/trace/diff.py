@@ -8,14 +8,14 @@ Figures printed with few digits are intervals, and so are their differences and 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from lab.base import files
 from lab.base.errors import BadInput
-from lab.trace import breakdowns, categories
+from lab.trace import categories
 from lab.trace.breakdowns import NOT_ATTRIBUTED, Breakdown, Part
-from lab.trace.model import short_name
+from lab.trace.model import OPAQUE, short_name
 from lab.trace.report import table
 
 NOTHING = 1e-9  # a gap below this is none, and so is a rest below this part of the totals
@@ -190,7 +190,7 @@ def _warnings(d: Difference) -> list[str]:
         found.append("no steps or tokens were given: the two captures may hold different amounts of work")
     if math.copysign(1, d.gap) != math.copysign(1, d.explained) and abs(d.gap) > NOTHING and d.explained:
         found.append("the categories differ the other way than the totals: the gap is not in these parts")
-    opaque = [side.id for side in sides if any(p.category == categories.OPAQUE for p in side.parts)]
+    opaque = [side.id for side in sides if any(p.category == OPAQUE for p in side.parts)]
     if len(opaque) == 1:
         what = "its categories miss what the graphs did, so no category of the other side can be compared with it"
         found.append(f"only {opaque[0]} has opaque graphs: {what}")
@@ -255,8 +255,3 @@ def render_one(b: Breakdown) -> str:
     if b.invalid:
         rows.append(f"warning: its source marked it invalid ({b.invalid})")
     return "\n".join([*rows, *(f"warning: {w}" for w in b.warnings)])
-
-
-def common_unit(ids: Sequence[str]) -> str | None:
-    """The first unit that all of these recorded breakdowns are printed in; None when there is none."""
-    return next((u for u in breakdowns.UNITS if all(u in breakdowns.units(i) for i in ids)), None)

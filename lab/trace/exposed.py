@@ -15,7 +15,8 @@ between (tests/trace/test_exposed.py replays random timelines). Assumed: the res
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,12 +27,11 @@ from lab.base import files
 from lab.base.errors import BadInput
 from lab.trace import categories, intervals
 from lab.trace.amdahl import Interval
-from lab.trace.categories import MEMCPY, MEMSET, OPAQUE, Rules
-from lab.trace.intervals import NOTHING, Spans, concurrent, doubled, merged, union
-from lab.trace.model import COPY_KINDS, NONE, UNKNOWN_COPY, Activity, Int64, Trace, callers, launches
+from lab.trace.categories import Rules
+from lab.trace.intervals import NOTHING, Spans, concurrent, merged
+from lab.trace.model import NONE, OPAQUE, Int64, Trace, callers, labels, launches, named
 
 ASSUMED = "nothing else changes: from the exposed time at least to the union at most"
-BITS = 62  # categories that one integer tells apart
 SYNC = re.compile(r"(?:cu|cuda|hip)(?:Stream|Device|Event|Ctx)Synchronize|(?:cuda|hip)Memcpy(?!.*Async)")
 
 
@@ -46,10 +46,15 @@ class Part:
 
 @dataclass(frozen=True)
 class Device:
-    """Parts by category; overlapped: time in which several categories ran."""
+    """Parts by category; at_once: every set of several that ran at once, and for how long exactly these did, ns."""
 
     parts: Mapping[str, Part]
-    overlapped_ns: int
+    at_once: Mapping[tuple[str, ...], int]
+
+    @property
+    def overlapped_ns(self) -> int:
+        """Time in which several categories ran."""
+        return sum(self.at_once.values())
 
 
 @dataclass(frozen=True)
@@ -64,134 +69,111 @@ class WhatIf:
     warnings: tuple[str, ...] = ()
 
 
-def labels(trace: Trace) -> tuple[list[str], list[NDArray[Any]]]:
-    """What can be told apart, kernel names first and then copies, fills and graphs, and each activity row's index."""
-    found = [*trace.names, *(f"{MEMCPY} {kind}" for kind in (*COPY_KINDS, UNKNOWN_COPY)), MEMSET, OPAQUE]
-    first = len(trace.names)
-    kind = trace.memcpy.kind.astype(np.int64)
-    kind = np.where((kind >= 0) & (kind < len(COPY_KINDS)), kind, len(COPY_KINDS)) + first
-    rest = [np.full(len(rows), first + len(COPY_KINDS) + n) for n, rows in ((1, trace.memset), (2, trace.graphs))]
-    return found, [trace.kernels.name, kind, *rest]
-
-
 def grouped(trace: Trace, rules: Rules) -> tuple[list[str], NDArray[np.int64]]:
     """The busy categories of a trace, and for every label the index of its category; -1 for kernels that wait."""
     found, _ = labels(trace)
     own = [*rules.assign(trace.names), *found[len(trace.names) :]]
     known: dict[str, int] = {}
     codes = [known.setdefault(c, len(known)) if rules.busy(c) else -1 for c in own]
-    return list(known), np.array(codes, np.int32)
+    return list(known), np.array(codes)
 
 
 def by_device(trace: Trace, rules: Rules | None = None) -> dict[int, Device]:
     """Exposed and hidden time of every busy category on every device. Raises BadInput without a timeline."""
+    return _by_device(trace, *grouped(trace, rules or categories.default()))
+
+
+def by_kernel(trace: Trace, rules: Rules | None = None) -> dict[str, tuple[int, str]]:
+    """Kernel name -> ns in which no other kernel, copy, fill or graph ran on its device, and what it hides behind most.
+
+    Kernels that wait cover nothing and have no time; of three at once none is said to hide another.
+    """
+    names, waits = labels(trace)[0], (rules or categories.default()).waits(trace.names)
+    each = np.arange(len(names))
+    each[: len(waits)][waits] = -1
+    alone, behind = Counter[str](), {name: Counter[str]() for name in names}
+    for device in _by_device(trace, names, each).values():
+        alone.update({name: part.exposed_ns for name, part in device.parts.items()})
+        for both, ns in device.at_once.items():
+            if len(both) == 2:
+                behind[both[0]][both[1]] += ns
+                behind[both[1]][both[0]] += ns
+    place = {name: i for i, name in enumerate(names)}  # of two with equal time the later
+    most = {a: max(found, key=lambda b: (found[b], place[b]), default="") for a, found in behind.items()}
+    return {name: (alone[name], most[name]) for name in trace.names}
+
+
+def _by_device(trace: Trace, names: Sequence[str], of: NDArray[np.int64]) -> dict[int, Device]:
+    """Exposed and hidden time by name. of: for every label of the trace the index of its name, -1 to leave it out.
+
+    Rows that overlap nothing, nearly all of them, are added up; only of the others it is asked which run at once.
+    """
     trace.require_timeline("exposed time")
-    names, of = grouped(trace, rules or categories.default())
-    spans: dict[int, dict[str, list[Spans]]] = {}
-    for rows, code in zip(trace.activities, labels(trace)[1], strict=True):
-        keys, which = intervals.group(rows.device, of[code])
-        for (gpu, c), mine in zip(keys, intervals.rows_of(which, len(keys)), strict=True):
-            if c >= 0:
-                one = merged(rows.start_ns[mine], rows.end_ns[mine])
-                spans.setdefault(gpu, {}).setdefault(names[c], []).append(one)
-    return {gpu: _device({name: union(parts) for name, parts in spans[gpu].items()}) for gpu in sorted(spans)}
+    codes, found = labels(trace)[1], dict[int, Device]()
+    for gpu in sorted({int(d) for rows in trace.activities for d in intervals.compact(rows.device)[0]}):
+        parts, own = [], []
+        for rows, code in zip(trace.activities, codes, strict=True):
+            mine: Any = (of[code] >= 0) & (rows.device == gpu)
+            mine = slice(None) if mine.all() else mine  # which copies nothing
+            parts.append(Spans(rows.start_ns[mine], rows.end_ns[mine]))
+            own.append(of[code[mine]])
+        spans = {names[i]: NOTHING for code in own for i in intervals.compact(code)[0]}
+        beside = _sharing(parts, concurrent(parts))
+        start, end, code = (
+            np.concatenate([column[some] for column, some in zip(columns, beside, strict=True)])
+            for columns in ([p.start for p in parts], [p.end for p in parts], own)
+        )
+        every = [np.bincount(code, part.end - part.start, len(names)) for part, code in zip(parts, own, strict=True)]
+        single = np.sum(every, axis=0) - np.bincount(code, end - start, len(names))
+        shared, which = intervals.compact(code)
+        for i, rows in zip(shared, intervals.rows_of(which, len(shared)), strict=True):
+            spans[names[i]] = merged(start[rows], end[rows], is_sorted=False)
+        found[gpu] = _device(spans, dict(zip(names, single.astype(np.int64).tolist(), strict=True)))
+    return found
 
 
-def _device(spans: Mapping[str, Spans]) -> Device:
-    """Exposed time and partners from where each category ran: at every moment, the set of those that run."""
-    if len(spans) > BITS:  # the smallest share one bit
-        by_size = sorted(spans, key=lambda n: -spans[n].ns)
-        rest = union([spans[n] for n in by_size[BITS - 1 :]])
-        spans = {n: spans[n] for n in by_size[: BITS - 1]} | {"smaller categories": rest}
-    names = list(spans)
-    alone, behind = {n: part.ns for n, part in spans.items()}, {name: dict[str, int]() for name in names}
-    overlapped = 0
-    for mask, ns in at_once(list(spans.values())).items():
-        inside = [name for i, name in enumerate(names) if mask >> i & 1]
-        overlapped += ns
+def _device(spans: Mapping[str, Spans], single: Mapping[str, int]) -> Device:
+    """The device's time from where each part runs beside others, and for how long (single) beside none."""
+    union_ns = {name: single[name] + ran.ns for name, ran in spans.items()}
+    alone, behind = dict(union_ns), {name: Counter[str]() for name in spans}
+    sets = at_once(spans)
+    for inside, ns in sets.items():
         for a in inside:
             alone[a] -= ns
-            for b in inside:
-                if a != b:
-                    behind[a][b] = behind[a].get(b, 0) + ns
-    parts = {n: Part(spans[n].ns, alone[n], dict(sorted(behind[n].items(), key=lambda i: -i[1]))) for n in names}
-    return Device(parts, overlapped)
+            behind[a].update({b: ns for b in inside if b != a})
+    return Device({n: Part(union_ns[n], alone[n], dict(behind[n].most_common())) for n in spans}, sets)
 
 
-def at_once(parts: Collection[Spans]) -> dict[int, int]:
-    """For every set of several parts that ever run at once, as a bit mask, the time in which exactly these run, ns."""
-    keep = _sharing(parts, concurrent(list(parts)))
-    parts = [Spans(p.start[k], p.end[k]) for p, k in zip(parts, keep, strict=True)]
-    bits = np.repeat(1 << np.arange(len(parts), dtype=np.int64), [len(p) for p in parts])
+def at_once(spans: Mapping[str, Spans]) -> dict[tuple[str, ...], int]:
+    """For every set of several parts that ever run at once, the time in which exactly these run, ns.
+
+    Each part has a random number, so that at any time the sum of those that run says which they are.
+    """
+    names, parts = list(spans), list(spans.values())
+    weight = np.random.default_rng(0).integers(1 << 62, size=len(parts))
+    size = [len(p) for p in parts]
     time = np.concatenate([*(p.start for p in parts), *(p.end for p in parts), np.zeros(0, np.int64)])
     order = np.argsort(time, kind="stable")
-    mask = np.cumsum(np.concatenate([bits, -bits])[order])[:-1]
-    length = np.diff(time[order])
-    keep = ((mask & (mask - 1)) != 0) & (length > 0)
-    values, code = intervals.compact(mask[keep])
-    return dict(zip(values.tolist(), np.bincount(code, length[keep]).astype(np.int64).tolist(), strict=True))
+    time = time[order]
+    count, which = (
+        np.cumsum(np.concatenate([one, -one])[order])[:-1] for one in (np.ones(sum(size), int), np.repeat(weight, size))
+    )
+    keep = (count > 1) & (np.diff(time) > 0)
+    _, first, code = np.unique(which[keep], return_index=True, return_inverse=True)
+    at = time[:-1][keep][first]  # a time of each set
+    running = np.array([p.cover(at) for p in parts]).T
+    ns = np.bincount(code, np.diff(time)[keep]).astype(np.int64).tolist()
+    return {tuple(names[i] for i in np.flatnonzero(some)): n for some, n in zip(running, ns, strict=True)}
 
 
 def _sharing(parts: Collection[Spans], shared: Spans) -> list[NDArray[np.bool_]]:
+    """Of each part's intervals, which overlap those that are shared."""
     found = []
     for p in parts:
         # The first shared interval that ends after the start: as many as end before it. There are few of them.
         ended = np.bincount(np.searchsorted(p.start, shared.end), minlength=len(p) + 1)
         at = np.cumsum(ended[: len(p)])
         found.append(np.append(shared.start, np.iinfo(np.int64).max)[at] < p.end)
-    return found
-
-
-def by_kernel(trace: Trace, rules: Rules | None = None) -> dict[str, tuple[int, str]]:
-    """Kernel name -> ns in which no other kernel, copy, fill or graph ran on its device, and what it hides behind most.
-
-    Rows that overlap nothing, nearly all of them, are added up; of the others every moment's count, sum and sum of
-    squares of the running labels says whether they are all one, and which two there are; of three nothing is said.
-    """
-    trace.require_timeline("exposed time")
-    rules = rules or categories.default()
-    names, codes = labels(trace)
-    busy = np.concatenate([~rules.waits(trace.names), np.ones(len(names) - len(trace.names), bool)])
-    alone = np.zeros(len(names))
-    pairs: dict[tuple[int, int], int] = {}
-    for gpu in sorted({int(d) for rows in trace.activities for d in intervals.compact(rows.device)[0]}):
-        parts, own = [], []
-        for rows, code in zip(trace.activities, codes, strict=True):
-            mine: Any = busy[code] & (rows.device == gpu) & (rows.end_ns > rows.start_ns)
-            mine = slice(None) if mine.all() else mine  # which copies nothing
-            parts.append(Spans(rows.start_ns[mine], rows.end_ns[mine]))
-            own.append(code[mine])
-            alone += np.bincount(own[-1], parts[-1].end - parts[-1].start, len(names))
-        beside = _sharing(parts, doubled(parts))
-        s, e, c = (
-            np.concatenate([of[k] for of, k in zip(every, beside, strict=True)])
-            for every in ([p.start for p in parts], [p.end for p in parts], own)
-        )
-        alone -= np.bincount(c, e - s, len(names))
-        c = c.astype(np.int64) + 1
-        time = np.concatenate([s, e])
-        order = np.argsort(time, kind="stable")
-        length, sign = np.diff(time[order]), np.concatenate([np.ones(len(s), np.int64), -np.ones(len(s), np.int64)])
-        every = np.concatenate([c, c])
-        count, total, square = (np.cumsum((sign * w)[order])[:-1] for w in (1, every, every * every))
-        keep = (length > 0) & (count > 0)
-        length, count, total, square = length[keep], count[keep], total[keep], square[keep]
-        same = total * total == count * square
-        alone += np.bincount(total[same] // count[same] - 1, length[same], len(names))
-        two = ~same & (count == 2)
-        spread = np.rint(np.sqrt(2 * square[two] - total[two] ** 2)).astype(np.int64)
-        low = (total[two] - spread) // 2 - 1
-        key, which = intervals.compact(low * len(names) + low + spread)
-        for k, ns in zip(key.tolist(), np.bincount(which, length[two]).tolist(), strict=True):
-            a, b = divmod(k, len(names))
-            pairs[a, b] = pairs[a, b] + int(ns) if (a, b) in pairs else int(ns)
-    partner: dict[int, tuple[int, int]] = {}
-    for (a, b), ns in pairs.items():
-        for x, y in ((a, b), (b, a)):
-            partner[x] = max(partner.get(x, (0, -1)), (ns, y))
-    found: dict[str, tuple[int, str]] = {}
-    for i, name in enumerate(trace.names):
-        found[name] = (int(alone[i]) + found.get(name, (0, ""))[0], names[partner[i][1]] if i in partner else "")
     return found
 
 
@@ -251,18 +233,11 @@ def expression(text: str, flag: str = "--kernel") -> re.Pattern[str]:
         raise BadInput(flag, f'"{text}" is no regular expression ({error})', "mend it") from None
 
 
-def saved(trace: Trace, chosen: NDArray[np.bool_], codes: Collection[NDArray[np.int64]]) -> tuple[int, int, int, int]:
+def saved(trace: Trace, chosen: NDArray[np.bool_], codes: Sequence[NDArray[np.int64]]) -> tuple[int, int, int, int]:
     """(least, exposed, union, span) ns for the labels that `chosen` marks, over all devices at once; see above."""
-    own, rest, every = [], [], []
-    for rows, code in zip(trace.activities, codes, strict=True):
-        mine = chosen[code]
-        own.append(merged(rows.start_ns[mine], rows.end_ns[mine]))
-        rest.append(merged(rows.start_ns[~mine], rows.end_ns[~mine]))
-        every.append(rows)
-    picked, others = union(own), union(rest)
-    used = [(int(r.start_ns[0]), int(r.end_ns.max())) for r in every if len(r)]
-    begin, finish = np.array(trace.windows_ns or [(min(a for a, _ in used), max(b for _, b in used))], np.int64).T
-    over = merged(begin, finish, is_sorted=False)
+    start, end, mine = trace.column("start_ns"), trace.column("end_ns"), chosen[np.concatenate(codes)]
+    picked, others = (merged(start[mine == own], end[mine == own], is_sorted=False) for own in (True, False))
+    over = intervals.window(trace)
     alone = minus(picked, others)
     return _least(trace, alone, over), concurrent([alone, over]).ns, concurrent([picked, over]).ns, over.ns
 
@@ -274,8 +249,7 @@ def minus(a: Spans, b: Spans) -> Spans:
 
 def _least(trace: Trace, alone: Spans, over: Spans) -> int:
     """The part of `alone` that surely lies on the critical path, ns."""
-    columns = map(_column, ("start_ns", "end_ns", "device", "process", "context", "stream"))
-    start, end, *stream = (np.concatenate([of(r) for r in trace.activities]) for of in columns)
+    start, end, *stream = map(trace.column, ("start_ns", "end_ns", "device", "process", "context", "stream"))
     launch = np.concatenate([launches(r) for r in trace.activities])
     order = np.argsort(start, kind="stable")
     start, end, launch = start[order], end[order], launch[order]
@@ -295,10 +269,6 @@ def _least(trace: Trace, alone: Spans, over: Spans) -> int:
     return _with_host(trace, alone, start, launch)
 
 
-def _column(name: str) -> Callable[[Activity], Int64]:
-    return lambda rows: getattr(rows, name).astype(np.int64)
-
-
 def _with_host(trace: Trace, alone: Spans, start: Int64, launch: Int64) -> int:
     """`alone` less what kernels that the host launched just in time take back: see the head of this file."""
     calls, call = trace.calls, callers(trace)(launch)
@@ -312,7 +282,7 @@ def _with_host(trace: Trace, alone: Spans, start: Int64, launch: Int64) -> int:
     first = np.zeros(len(start), bool)
     first[np.unique(np.where(known, launch, NONE), return_index=True)[1]] = True
     late = np.flatnonzero(known & first & (slack < alone.ns))
-    sync = np.flatnonzero(np.array([bool(SYNC.match(n)) for n in trace.call_names] or [False])[calls.name])
+    sync = np.flatnonzero(named(SYNC.match, trace.call_names, calls.name))
     overhead = int(calls.duration_ns[sync].min(initial=np.iinfo(np.int64).max))  # of a call that need not wait
     gained: dict[tuple[int, int], int] = {}
     saved = before = 0

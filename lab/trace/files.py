@@ -52,12 +52,13 @@ def read_all(path: Path | str, most: int = 0) -> list[Trace]:
     What else an archive holds is named in a warning. Raises BadInput as `read` does, and for an archive without any.
     """
     path = Path(path)
-    if not (path.is_file() and _is_archive(path)):
+    archive = _archive(path) if path.is_file() else None
+    if archive is None:
         return [read(path, most)]
     found, others = list[Trace](), list[str]()
     with tempfile.TemporaryDirectory(prefix="killgate-") as folder:
         try:
-            for i, (name, member) in enumerate(_members(path)):
+            for i, (name, member) in enumerate(_members(archive)):
                 target = Path(folder) / f"{i}{''.join(Path(name).suffixes[-2:])}"
                 _unpack(path, member, target, most)
                 try:
@@ -74,35 +75,31 @@ def read_all(path: Path | str, most: int = 0) -> list[Trace]:
     return found
 
 
-def _is_archive(path: Path) -> bool:
+def _archive(path: Path) -> zipfile.ZipFile | tarfile.TarFile | None:
+    """A zip or tar archive, None for another file.
+
+    A tar's compression is told by its first bytes: trying every one, tarfile takes zeros for endless empty streams.
+    """
     with contextlib.suppress(OSError, EOFError, zlib.error, tarfile.TarError):
         if zipfile.is_zipfile(path):
-            return True
-        with _tar(path):
-            return True
-    return False
+            return zipfile.ZipFile(path)
+        with path.open("rb") as file:
+            head = file.read(16)
+        way = next((way for begin, way in COMPRESSED.items() if head.startswith(begin)), "")
+        return tarfile.open(path, f"r:{way}")  # type: ignore[call-overload]
+    return None
 
 
-def _tar(path: Path) -> tarfile.TarFile:
-    """A tar archive, by its first bytes: trying every compression, tarfile takes zeros for endless empty streams."""
-    with path.open("rb") as file:
-        head = file.read(16)
-    way = next((way for begin, way in COMPRESSED.items() if head.startswith(begin)), "")
-    return tarfile.open(path, f"r:{way}")  # type: ignore[call-overload]
-
-
-def _members(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as zipped:
-            for name in sorted(m.filename for m in zipped.infolist() if not m.is_dir()):
-                with zipped.open(name) as member:
+def _members(archive: zipfile.ZipFile | tarfile.TarFile) -> Iterator[tuple[str, IO[bytes]]]:
+    with archive:
+        if isinstance(archive, zipfile.ZipFile):
+            for name in sorted(m.filename for m in archive.infolist() if not m.is_dir()):
+                with archive.open(name) as member:
                     yield name, member
-        return
-    with _tar(path) as archive:
-        for one in sorted((m for m in archive.getmembers() if m.isfile()), key=lambda m: m.name):
-            content = archive.extractfile(one)
-            if content is not None:
-                yield one.name, content
+        else:
+            for one in sorted((m for m in archive.getmembers() if m.isfile()), key=lambda m: m.name):
+                if (content := archive.extractfile(one)) is not None:
+                    yield one.name, content
 
 
 def _unpack(path: Path, packed: IO[bytes] | gzip.GzipFile, target: Path, most: int) -> None:
@@ -140,7 +137,8 @@ def _read(path: Path, most: int) -> Trace:
         return _from_packed(path, most)
     from lab.trace import kineto, rocm, tables, xplane
 
-    if _is_archive(path):
+    if archive := _archive(path):
+        archive.close()
         raise BadInput(path, "is an archive", "give it to `lab trace`, or unpack it and give one file")
     content = unpacked(path, most)
     if xplane.is_space(content):

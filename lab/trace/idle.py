@@ -11,18 +11,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from lab.trace.exposed import labels, minus
+from lab.trace.exposed import minus
 from lab.trace.intervals import Spans, merged
-from lab.trace.model import NONE, Int32, Int64, Kernels, Trace, callers, short_name
+from lab.trace.model import NONE, Int32, Int64, Trace, callers, labels, named, short_name
 
 SYNCHRONIZE = re.compile(r"(?:cu|cuda|hip)(?:Stream|Device|Event|Ctx)Synchronize")
 COPYING = re.compile(r"(?:cu|cuda|hip)Mem(?:cpy|set)")
+MOST = 10  # gaps that are listed
 CHUNK = 1 << 16  # gaps looked at together: their columns stay in the cache
 SUFFIX = re.compile(r"_v\d+$")
 HOST, SYNCHRONISE, COPY, DELAY, OTHER_STREAM, QUEUED, WAIT, FIRST, LAST, UNKNOWN = CAUSES = (
@@ -53,103 +54,72 @@ class CallTime(Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Table:
-    """One kind's rows of a device in the order of start and of end. index: where they are among the kind's rows."""
+class Order:
+    """A device's rows by start and by end: the times, and where the trace's columns have each row; at last -1, none."""
 
-    kind: int
-    index: Int32
     start: Int64
+    by_start: Int32
     end: Int64
     by_end: Int32
 
-
-@dataclass(frozen=True)
-class Side:
-    """For each gap the row before or after it: its kind (-1 for none) and its place among the rows of that kind."""
-
-    kind: NDArray[np.int8]
-    row: Int64
-
-    def of(self, trace: Trace, column: str) -> Int64:
-        """A column of these rows; 0 where there is none."""
-        found = np.zeros(len(self.row), np.int64)
-        for kind, rows in enumerate(trace.activities):
-            mine, values = self.kind == kind, getattr(rows, column)
-            found[mine] = values[self.row[mine]] if values.strides[0] else values[:1]
-        return found
+    def around(self, free: Spans) -> tuple[Int32, Int32]:
+        """For each gap the row that ended last before it and the first that begins at or after its end."""
+        ended, begins = _sought(self.end, free.start, "right") - 1, _sought(self.start, free.end, "left")
+        return self.by_end[ended], self.by_start[begins]
 
 
 def attribute(
-    trace: Trace, waiting: NDArray[np.bool_], idle: Mapping[int, tuple[Spans, Spans]], most: int = 10
+    trace: Trace, waiting: NDArray[np.bool_], idle: Mapping[int, tuple[Spans, Spans]]
 ) -> tuple[dict[int, dict[str, int]], list[Gap]]:
     """Device -> cause -> ns, and the longest gaps.
 
     waiting: per kernel name, True when it only waits. idle: each device's idle time, and when such kernels ran.
     """
-    found, gaps, texts = dict[int, dict[str, int]](), list[Gap](), labels(trace)
+    found, gaps, (texts, codes) = dict[int, dict[str, int]](), list[Gap](), labels(trace)
+    others = np.concatenate(codes[1:])
+    columns = {name: trace.column(name) for name in ("process", "context", "stream", "correlation")}
     hosts = [(_host_spans(trace, names), cause) for names, cause in ((COPYING, COPY), (SYNCHRONIZE, SYNCHRONISE))]
     calls_of = callers(trace)
-    origin = min((int(r.start_ns[0]) for r in trace.activities if len(r)), default=0)
-    origin = trace.windows_ns[0][0] if trace.windows_ns else origin
+    origin = trace.windows_ns[0][0] if trace.windows_ns else trace.extent_ns[0]
     for device, (spans, spun) in idle.items():
-        tables = _tables(trace, device, waiting)
+        order = _order(trace, device, waiting)
         sums = dict.fromkeys(CAUSES, 0)
         for at in range(0, len(spans), CHUNK):
             some = Spans(spans.start[at : at + CHUNK], spans.end[at : at + CHUNK])
-            for cause, each in _causes(trace, tables, some, spun, hosts, calls_of).items():
+            for cause, each in _causes(trace, columns, order, some, spun, hosts, calls_of).items():
                 sums[cause] += int(each.sum())
         found[device] = {cause: ns for cause, ns in sums.items() if ns}
         length, top = spans.end - spans.start, list[int]()
-        while len(top) < min(most, len(spans)):  # of equal ones the first
+        while len(top) < min(MOST, len(spans)):  # of equal ones the first
             top.append(int(length.argmax()))
             length[top[-1]] = -1
         top.sort()
         longest = Spans(spans.start[top], spans.end[top])
-        parts = _causes(trace, tables, longest, spun, hosts, calls_of)
-        names = [[_named(trace, texts, side, i) for i in range(len(longest))] for side in _neighbours(tables, longest)]
+        parts = _causes(trace, columns, order, longest, spun, hosts, calls_of)
+        names = [[_named(trace, texts, others, row) for row in side.tolist()] for side in order.around(longest)]
         for i, (after, before) in enumerate(zip(*names, strict=True)):
             at, ns = int(longest.start[i]) - origin, int(longest.end[i] - longest.start[i])
             cause = max(CAUSES, key=lambda c: parts[c][i])
             gaps.append(Gap(at / 1e3, ns / 1e3, device, after or "the begin", before or "the end", cause))
-    return found, sorted(gaps, key=lambda g: -g.us)[:most]
+    return found, sorted(gaps, key=lambda g: -g.us)[:MOST]
 
 
-def _named(trace: Trace, texts: tuple[list[str], list[Int64]], side: Side, i: int) -> str:
-    kind = int(side.kind[i])
-    if kind < 0:
-        return ""
-    text = texts[0][int(texts[1][kind][side.row[i]])]
-    return text if kind else short_name(text)
+def _named(trace: Trace, texts: Sequence[str], others: Int64, row: int) -> str:
+    """What a row is called. others: the label's index of each row that is no kernel."""
+    at = row - len(trace.kernels)
+    return "" if row < 0 else texts[others[at]] if at >= 0 else short_name(texts[trace.kernels.name[row]])
 
 
-def _tables(trace: Trace, device: int, waiting: NDArray[np.bool_]) -> list[Table]:
-    found = []
-    for kind, rows in enumerate(trace.activities):
-        mine = rows.device == device
-        if isinstance(rows, Kernels) and waiting.any():
-            mine &= ~waiting[rows.name]
-        index = np.flatnonzero(mine)
-        if len(index):
-            own = rows if len(index) == len(rows) else rows.take(index)
-            by_end = np.argsort(own.end_ns, kind="stable").astype(np.int32)
-            found.append(Table(kind, index.astype(np.int32), own.start_ns, own.end_ns[by_end], by_end))
-    return found
-
-
-def _neighbours(tables: Sequence[Table], free: Spans) -> tuple[Side, Side]:
-    """For each gap the row that ended last before it and the first that begins at or after its end."""
-    nothing = [(np.full(len(free), -1, np.int8), np.zeros(len(free), np.int64)) for _ in range(2)]
-    (before, row_before), (after, row_after) = nothing
-    ended, begun = np.full(len(free), np.iinfo(np.int64).min), np.full(len(free), np.iinfo(np.int64).max)
-    for t in tables:
-        last, first = _sought(t.end, free.start, "right") - 1, _sought(t.start, free.end, "left")
-        closer = (last >= 0) & (t.end[np.maximum(last, 0)] > ended)
-        ended[closer], before[closer] = t.end[last[closer]], t.kind
-        row_before[closer] = t.index[t.by_end[last[closer]]]
-        closer = (first < len(t.start)) & (t.start[np.minimum(first, len(t.start) - 1)] < begun)
-        begun[closer], after[closer] = t.start[first[closer]], t.kind
-        row_after[closer] = t.index[first[closer]]
-    return Side(before, row_before), Side(after, row_after)
+def _order(trace: Trace, device: int, waiting: NDArray[np.bool_]) -> Order:
+    mine = trace.column("device") == device
+    if waiting.any():
+        mine[: len(trace.kernels)] &= ~waiting[trace.kernels.name]
+    index, found = np.flatnonzero(mine).astype(np.int32), list[NDArray[Any]]()
+    for name in ("start_ns", "end_ns"):
+        times = trace.column(name)[index]
+        order = np.argsort(times, kind="stable").astype(np.int32)
+        found += [times[order], np.append(index[order], np.int32(-1))]
+    return Order(*found)
 
 
 def _sought(among: Int64, times: Int64, side: Literal["left", "right"]) -> Int64:
@@ -162,7 +132,8 @@ def _sought(among: Int64, times: Int64, side: Literal["left", "right"]) -> Int64
 
 def _causes(
     trace: Trace,
-    tables: Sequence[Table],
+    columns: Mapping[str, Int64],
+    order: Order,
     spans: Spans,
     spun: Spans,
     hosts: Sequence[tuple[dict[int, Spans], str]],
@@ -170,9 +141,9 @@ def _causes(
 ) -> dict[str, Int64]:
     """How much of each gap each cause took, ns; over the causes they sum to the gaps. spun: kernels that only wait."""
     free = minus(spans, spun) if len(spun) else spans
-    before, after = _neighbours(tables, free)
-    inner = (before.kind >= 0) & (after.kind >= 0)
-    launch = (after.of(trace, "process") << 32) + after.of(trace, "correlation")
+    before, after = order.around(free)
+    inner = (before >= 0) & (after >= 0)
+    launch = (columns["process"][after].astype(np.int64) << 32) + columns["correlation"][after]
     call = np.where(inner, calls_of(launch), -1)
     known, calls = call >= 0, trace.calls
     none = np.zeros(len(free), np.int64)
@@ -189,11 +160,12 @@ def _causes(
     parts[HOST] = upto - free.start - parts[SYNCHRONISE] - parts[COPY]
     late, same = launched > free.start, np.ones(len(free), bool)
     for column in ("process", "context", "stream"):
-        same &= before.of(trace, column) == after.of(trace, column)
-    copies = np.isin(before.kind, (1, 2)) | np.isin(after.kind, (1, 2))
+        same &= columns[column][before] == columns[column][after]
+    moves = np.arange(len(trace.kernels), len(trace.kernels) + len(trace.memcpy) + len(trace.memset))
+    copies = np.isin(before, moves) | np.isin(after, moves)
     for cause, where in (
-        (FIRST, before.kind < 0),
-        (LAST, (before.kind >= 0) & (after.kind < 0)),
+        (FIRST, before < 0),
+        (LAST, (before >= 0) & (after < 0)),
         (UNKNOWN, inner & ~known),
         (DELAY, known & late),
         (COPY, known & ~late & copies),
@@ -211,8 +183,7 @@ def _causes(
 
 def _host_spans(trace: Trace, names: re.Pattern[str]) -> dict[int, Spans]:
     """Thread -> when it was in a call of such a name."""
-    hit = np.array([bool(names.match(n)) for n in trace.call_names] or [False])
-    mine = trace.calls.take(hit[trace.calls.name])
+    mine = trace.calls.take(named(names.match, trace.call_names, trace.calls.name))
     own = {int(t): mine.take(mine.thread == t) for t in np.unique(mine.thread)}
     return {t: merged(rows.start_ns, rows.end_ns) for t, rows in own.items()}
 

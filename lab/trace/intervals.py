@@ -39,6 +39,11 @@ class Spans:
     def __len__(self) -> int:
         return len(self.start)
 
+    def cover(self, times: Int64) -> NDArray[np.bool_]:
+        """Which of these times lie inside."""
+        at = np.searchsorted(self.start, times, side="right") - 1
+        return (at >= 0) & (times < np.append(self.end, 0)[at])
+
     def measure_before(self, times: Int64) -> Int64:
         """How many ns of these spans lie before each time."""
         if not len(self):
@@ -113,17 +118,14 @@ def union(parts: Sequence[Spans]) -> Spans:
 
 
 def concurrent(parts: Sequence[Spans]) -> Spans:
-    """Where at least two of the parts are active at once; touching is not overlapping."""
-    parts = [p for p in parts if len(p)]
-    return doubled(parts) if len(parts) > 1 else NOTHING
-
-
-def doubled(parts: Sequence[Spans]) -> Spans:
-    """The same where the intervals of a part may overlap too.
+    """Where at least two intervals are active at once, of whichever part; touching is not overlapping.
 
     At least two are active at a time exactly when, of n that have begun, at most n - 2 have ended: when the last of
     the n smallest starts lies before the time, and the smallest end but n - 2 after it.
     """
+    parts = [p for p in parts if len(p)]
+    if not parts:
+        return NOTHING
     start, end = _edges([p.start for p in parts])[1:], _edges([p.end for p in parts])[:-1]
     keep = end > start
     return _joined(start[keep], end[keep]) if keep.any() else NOTHING
@@ -194,7 +196,8 @@ class Usage:
     last_ns: int
 
 
-Stream = tuple[int, ...]  # device, process, context, stream: numbers repeat across processes and contexts
+Stream = tuple[int, ...]  # the values of STREAM: numbers repeat across processes and contexts
+STREAM = ("device", "process", "context", "stream")
 
 
 def together(parts: Sequence[Usage]) -> Usage:
@@ -227,15 +230,10 @@ def used(trace: Trace, waiting: NDArray[np.bool_], *columns: str) -> dict[tuple[
     return {key: together(found[key]) for key in sorted(found)}
 
 
-def streams(trace: Trace, waiting: NDArray[np.bool_]) -> dict[Stream, Usage]:
-    """Every stream with what ran on it, in order."""
-    return used(trace, waiting, "device", "process", "context", "stream")
-
-
 def devices(trace: Trace, waiting: NDArray[np.bool_]) -> dict[int, Usage]:
     """Every device of the trace, also one that ran nothing, by number."""
     found = {number: usage for (number,), usage in used(trace, waiting, "device").items()}
-    return {number: found.get(number) or together([]) for number in sorted({int(d) for d in trace.gpus} | found.keys())}
+    return {number: found.get(number) or together([]) for number in sorted({*map(int, trace.gpus), *found})}
 
 
 def concurrent_ns(by_stream: dict[Stream, Usage]) -> dict[Stream, int]:
@@ -250,10 +248,10 @@ def concurrent_ns(by_stream: dict[Stream, Usage]) -> dict[Stream, int]:
     return found
 
 
-def window(trace: Trace, used: Usage) -> Spans:
-    """What the span is measured over: the trace's windows, else from the first activity to the last."""
-    times = [(used.first_ns, used.last_ns)] if trace.windows_ns is None else trace.windows_ns
-    start, end = np.array(times, np.int64).reshape(-1, 2).T
+def window(trace: Trace, used: Usage | None = None) -> Spans:
+    """What the span is measured over: the trace's windows, else from the first activity, or of what is used, on."""
+    first_last = (used.first_ns, used.last_ns) if used else trace.extent_ns
+    start, end = np.array([first_last] if trace.windows_ns is None else trace.windows_ns, np.int64).reshape(-1, 2).T
     return merged(start, end, is_sorted=False)
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -25,23 +24,7 @@ from msgspec import Struct
 
 from lab.base.errors import BadInput
 from lab.trace import roofline
-from lab.trace.model import (
-    COPY_KINDS,
-    GRAPH_LAUNCH,
-    NONE,
-    Calls,
-    Copies,
-    Fills,
-    Int64,
-    Kernels,
-    Launch,
-    Ranges,
-    Trace,
-    Work,
-    interned,
-    whole,
-    whole_numbers,
-)
+from lab.trace.model import GRAPH_LAUNCH, NONE, Int64, Launch, Trace, Work, build, direction, whole, whole_numbers
 from lab.trace.windows import told_apart
 
 KERNEL, COPY, FILL, CALL, RANGE, OPERATOR, FUNCTION = (
@@ -55,7 +38,6 @@ KINDS = {  # a category as some release writes it, in small letters -> what it i
 }
 MODULE = "nn.Module: "
 DOMAINS = {1: "operator", 2: "module"}  # beside user annotations, which have none
-DIRECTION = re.compile(r"\b(" + "|".join(sorted(COPY_KINDS, key=len, reverse=True)) + r")\b")
 LATEST_US = 4 * 10**15  # year 2096
 DOUBLES_US = 2**42  # below, doubles lie less than half a nanosecond apart
 N = TypeVar("N", float, Decimal)
@@ -183,41 +165,39 @@ def read(path: Path, text: bytes) -> Trace:
     )
     ranges, domain = user + operators + modules, np.repeat([0, 1, 2], list(map(len, (user, operators, modules))))
     correlation = _of_arguments(calls.events, "correlation")
-    (name, names), (label, labels), (call, call_names) = (
-        interned([e.name for e in rows.events]) for rows in (kernels, ranges, calls)
-    )
+    names, labels, called = ([e.name for e in rows.events] for rows in (kernels, ranges, calls))
     processes = set(_numbers([e.pid for e in calls.events]))
     process = processes.pop() if len(processes) == 1 else NONE
     if not calls:
         warnings.append("no CUDA API calls in the file: kernels cannot be joined to their launches")
     elif process == NONE:
         warnings.append("several processes in one file: kernels cannot be told apart by process")
-    replaying = {i for i, text in enumerate(call_names) if GRAPH_LAUNCH.match(text)}
-    launches = {c for c, i in zip(correlation, call, strict=True) if i in replaying} - {NONE}
+    replaying = {name for name in set(called) if GRAPH_LAUNCH.match(name)}
+    launches = {c for c, name in zip(correlation, called, strict=True) if name in replaying} - {NONE}
     rows = [_activity(timed, process, launches) for timed in (kernels, copies, fills)]
     nodes = any((columns["graph"] != NONE).any() for columns in rows)
     if launches and not nodes:
         warnings.append(f"{len(launches)} graph launches in the API calls, but no graph work in the file")
     if not (kernels or copies or fills):
         warnings.append("no device activity in the file: was the CUDA activity recorded?")
-    trace = Trace(
-        tool="kineto",
-        source=path.name,
+    sizes = [np.maximum(_of_arguments(moved.events, "bytes"), 0) for moved in (copies, fills)]
+    trace = build(
+        "kineto",
+        path,
+        {
+            "kernels": rows[0] | {"name": names},
+            "memcpy": rows[1] | {"bytes": sizes[0], "kind": [direction(e.name) for e in copies.events]},
+            "memset": rows[2] | {"bytes": sizes[1]},
+            "ranges": _host(ranges) | {"label": labels, "domain": domain},
+            "calls": _host(calls) | {"name": called, "correlation": correlation},
+        },
         schema_version=str(schema),
         graph_mode="node" if nodes else "unknown" if launches or not calls else "none",
         gpus={d: known.get(d, "") for d in sorted({d for columns in rows for d in columns["device"]})},
-        kernels=Kernels.of(**rows[0], name=name),
-        memcpy=Copies.of(**rows[1], bytes=_bytes(copies.events), kind=[_kind(e) for e in copies.events]),
-        memset=Fills.of(**rows[2], bytes=_bytes(fills.events)),
-        ranges=Ranges.of(**_host(ranges), label=label, domain=domain),
         domains=DOMAINS,
-        calls=Calls.of(**_host(calls), name=call, correlation=correlation),
-        names=names,
-        labels=labels,
-        call_names=call_names,
         warnings=tuple(warnings),
-        launched=_launched(kernels, name),
-        work=_work(kernels, name, operators),
+        launched=_launched(kernels),
+        work=_work(kernels, operators),
         host={kind: (len(by[kind]), int(by[kind].duration.sum())) for kind in HOST if by[kind]},
     )
     return told_apart(trace) if nodes else trace
@@ -239,10 +219,6 @@ def _numbers(values: list[Any]) -> list[int]:
 
 def _of_arguments(events: list[Event[Any]], name: str) -> list[int]:
     return _numbers([getattr(e.args, name, None) for e in events])
-
-
-def _bytes(events: list[Event[Any]]) -> list[int]:
-    return [max(n, 0) for n in _of_arguments(events, "bytes")]
 
 
 def _places(events: list[Event[Any]], name: str, otherwise: str) -> list[int]:
@@ -302,19 +278,19 @@ def _host(rows: Timed) -> dict[str, Any]:
     return times | {"process": process, "thread": thread}
 
 
-def _launched(kernels: Timed, names: list[int]) -> dict[int, Launch]:
-    first: dict[int, Launch] = {}
-    for e, name in zip(kernels.events, names, strict=True):
+def _launched(kernels: Timed) -> dict[str, Launch]:
+    first: dict[str, Launch] = {}
+    for e in kernels.events:
         a = e.args
-        if name not in first and a and a.grid and a.block:
+        if e.name not in first and a and a.grid and a.block:
             block, grid = (tuple(map(_whole, v)) if isinstance(v, list) else (NONE,) for v in (a.block, a.grid))
             found = Launch(_whole(a.registers), _whole(a.shared), block[:3], grid[:3])
             if NONE not in (found.registers, found.shared_bytes, *block, *grid):
-                first[name] = found
+                first[e.name] = found
     return first
 
 
-def _work(kernels: Timed, names: list[int], operators: Timed) -> tuple[Work, ...]:
+def _work(kernels: Timed, operators: Timed) -> tuple[Work, ...]:
     """What the operators that have shapes ask of their kernels."""
     stated = {
         _whole(e.args.external): (e.name, e.args.dims, e.args.types, e.args.given)
@@ -323,10 +299,6 @@ def _work(kernels: Timed, names: list[int], operators: Timed) -> tuple[Work, ...
     }
     if not stated:
         return ()
-    asked = [_whole(e.args.external) if e.args else NONE for e in kernels.events]
-    return roofline.of_operators(list(zip(asked, names, kernels.duration.tolist(), strict=True)), stated)
-
-
-def _kind(event: Event[Any]) -> int:
-    found = DIRECTION.search(event.name)
-    return COPY_KINDS.index(found[1]) if found else 0
+    asked = ((_whole(e.args.external) if e.args else NONE, e.name) for e in kernels.events)
+    times = zip(asked, kernels.duration.tolist(), strict=True)
+    return roofline.of_operators(((operator, name, ns) for (operator, name), ns in times), stated)

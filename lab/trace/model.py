@@ -14,8 +14,9 @@ Given up: what only one tool knows (call stacks, payloads).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -32,6 +33,10 @@ COPY_KINDS = (
     *("UVM HtoD", "UVM DtoH", "UVM DtoD"),
 )
 UNKNOWN_COPY = "of unknown kind"
+MEMCPY, MEMSET, OPAQUE = "memcpy", "memset", "CUDA graph (not decomposed)"
+# HtoD, Host-to-Device, HOST_TO_DEVICE, MemcpyH2D, CopyHostToDevice: what profilers call a direction.
+PLACE = "([HDAP])(?:ost|evice|rray|eer)?"
+DIRECTION = re.compile(rf"(UVM )?(?:(?<![a-z])|(?<=cpy)|(?<=copy)){PLACE}[-_]?(?:to|2)[-_]?{PLACE}", re.IGNORECASE)
 GRAPH_LAUNCH = re.compile(r"(?:cu(?:da)?|hip)GraphLaunch")  # of an API call's name
 # PyTorch's emit_nvtx appends numbers to every label, which would make each a label of its own.
 NUMBERED = re.compile(r",? (seq|op_id|sizes|input_op_ids|stack) ?=.*$")
@@ -225,12 +230,12 @@ class Launch:
 
 @dataclass(frozen=True)
 class Work:
-    """What a file states of a kernel's work on one shape. name: index into Trace.names. launches, ns: of all of them.
+    """What a file states of a kernel's work on one shape. name: the kernel's. launches, ns: of all of them.
 
     flops, bytes: of one launch; flops None where they are not counted. pipe: what computes, as in data/devices.toml.
     """
 
-    name: int
+    name: str
     shape: str
     launches: int
     ns: int
@@ -257,7 +262,7 @@ class Trace:
     unit:         what such a unit is called: "step", or "unit" where nothing says that it is one.
     domains:      names of NVTX domains by number, where the file has them.
     host:         host-side waits and profiler overhead, kind -> (count, summed ns); never part of busy time.
-    launched:     how the first launch of a kernel name was configured, by its index, where the file says so.
+    launched:     how the first launch of a kernel name was configured, where the file says so.
     work:         what kernels moved and computed in the whole capture, where the file says so.
     """
 
@@ -286,7 +291,7 @@ class Trace:
     unit: str = "step"
     domains: dict[int, str] = field(default_factory=dict)
     host: dict[str, tuple[int, int]] = field(default_factory=dict)
-    launched: dict[int, Launch] = field(default_factory=dict)
+    launched: dict[str, Launch] = field(default_factory=dict)
     work: tuple[Work, ...] = ()
 
     def __post_init__(self) -> None:
@@ -297,22 +302,83 @@ class Trace:
             object.__setattr__(self, key, type(getattr(self, key))(map(_named, getattr(self, key))))
         for key in ("gpus", "domains"):
             object.__setattr__(self, key, {number: _named(text) for number, text in getattr(self, key).items()})
+        object.__setattr__(self, "launched", {_named(name): launch for name, launch in self.launched.items()})
+        object.__setattr__(self, "work", tuple(replace(w, name=_named(w.name)) for w in self.work))
 
     @property
     def activities(self) -> tuple[Activity, ...]:
         """Everything that occupies a device: kernels, copies, fills, opaque graphs."""
         return (self.kernels, self.memcpy, self.memset, self.graphs)
 
-    def but(self, **changes: Any) -> Trace:
-        """The same trace with some fields replaced; `warn` adds sentences to the warnings."""
-        added = tuple(changes.pop("warn", ()))
-        return replace(self, warnings=self.warnings + added, **changes)
+    @property
+    def extent_ns(self) -> tuple[int, int]:
+        """First start and last end of any device activity; zeros without any."""
+        rows = [r for r in self.activities if len(r)]
+        if not rows:
+            return 0, 0
+        return min(int(r.start_ns[0]) for r in rows), max(int(r.end_ns.max()) for r in rows)
+
+    def column(self, name: str) -> Int64:
+        """A column of all device activity: the kernels', the copies', the fills' and the opaque graphs'."""
+        parts = [getattr(rows, name) for rows in self.activities]
+        if len({int(part[0]) for part in parts if len(part)}) == 1 and not any(p.strides[0] for p in parts if len(p)):
+            return np.broadcast_to(next(p[0] for p in parts if len(p)), sum(map(len, parts)))  # one value, stored once
+        return np.concatenate(parts)
+
+    def but(self, rows: Iterable[Activity] = (), label: str = "", warn: Iterable[str] = (), **changes: Any) -> Trace:
+        """The same trace with some fields replaced; rows: the activities; label, warn: added to what is said of it."""
+        changes |= dict(zip(("kernels", "memcpy", "memset", "graphs"), rows, strict=False))
+        window = ", ".join(filter(None, (self.window_label, label)))
+        return replace(self, window_label=window, warnings=(*self.warnings, *warn), **changes)
 
     def require_timeline(self, what: str) -> None:
         """Raises BadInput when the file holds totals only, so `what` does not exist for it."""
         if not self.timeline:
             remedy = "use the sqlite export of the same capture, or cuda_gpu_trace"
             raise BadInput(self.source, f"{self.tool} totals have no timeline, so no {what}", remedy)
+
+
+# The columns' type of each kind of row; the column that indexes a table of texts, and that table.
+KINDS: Mapping[str, type[Columns]] = {
+    "kernels": Kernels,
+    "memcpy": Copies,
+    "memset": Fills,
+    "graphs": GraphLaunches,
+    "ranges": Ranges,
+    "calls": Calls,
+}
+TEXTS = {"kernels": ("name", "names"), "ranges": ("label", "labels"), "calls": ("name", "call_names")}
+
+
+def build(tool: str, path: Path, rows: Mapping[str, Mapping[str, Any]], api: str = "", **about: Any) -> Trace:
+    """A trace from columns by kind of row, in which names and labels are texts.
+
+    api: what the tool calls its API calls, which tell whether graphs were launched; "" where it has none.
+    """
+    built: dict[str, Any] = {}
+    for kind, of in KINDS.items():
+        columns, (index, texts) = dict(rows.get(kind, {})), TEXTS.get(kind, ("", ""))
+        if index in columns:
+            columns[index], built[texts] = interned(columns[index])
+        built[kind] = of.of(**columns)
+    if api:
+        called = built.get("call_names")
+        built["graph_mode"] = "unknown" if not called or any(map(GRAPH_LAUNCH.match, called)) else "none"
+        warnings = [] if called else [f"no {api} calls in the file: kernels cannot be joined to their launches"]
+        about["warnings"] = (*about.get("warnings", ()), *warnings)
+    return Trace(tool, path.name, **built | about)
+
+
+def named(matches: Callable[[str], object], names: Sequence[str], codes: Int32) -> NDArray[np.bool_]:
+    """Which rows have a name that matches. codes: each row's index among the names."""
+    return np.array([bool(matches(name)) for name in names] or [False])[codes]
+
+
+def direction(text: str) -> int:
+    """A copy's direction in what a profiler calls it, as an index of COPY_KINDS; 0 where it says none."""
+    found = DIRECTION.search(text)
+    short = f"{found[1] or ''}{found[2].upper()}to{found[3].upper()}" if found else ""
+    return COPY_KINDS.index(short) if short in COPY_KINDS else 0
 
 
 def callers(trace: Trace) -> Callable[[Int64], Int64]:
@@ -335,36 +401,52 @@ def callers(trace: Trace) -> Callable[[Int64], Int64]:
     return found
 
 
+def labels(trace: Trace) -> tuple[list[str], list[NDArray[Any]]]:
+    """What can be told apart, kernel names first and then copies, fills and graphs, and each activity row's index."""
+    found = [*trace.names, *(f"{MEMCPY} {kind}" for kind in (*COPY_KINDS, UNKNOWN_COPY)), MEMSET, OPAQUE]
+    first = len(trace.names)
+    kind = trace.memcpy.kind.astype(np.int64)
+    kind = np.where((kind >= 0) & (kind < len(COPY_KINDS)), kind, len(COPY_KINDS)) + first
+    rest = [np.full(len(rows), first + len(COPY_KINDS) + n) for n, rows in ((1, trace.memset), (2, trace.graphs))]
+    return found, [trace.kernels.name, kind, *rest]
+
+
 @dataclass(frozen=True)
-class NameTotal:
-    """One kernel name's launches and summed time."""
+class Total:
+    """Launches and summed time of a kernel name, of copies in one direction, of a category, ...
+
+    kind: "kernel", "wait" (a category of kernels that only wait), "memcpy", "memset" or "graph".
+    """
 
     name: str
     count: int
     sum_ns: int
+    kind: str = "kernel"
+    bytes: int = 0
+
+    def plus(self, other: Total) -> Total:
+        """Both together, under this name."""
+        count, sum_ns, moved = self.count + other.count, self.sum_ns + other.sum_ns, self.bytes + other.bytes
+        return Total(self.name, count, sum_ns, self.kind, moved)
 
 
-def totals_by_name(trace: Trace) -> list[NameTotal]:
-    """Launches and summed ns of every kernel name in the trace, largest sum first, ties by name."""
-    kernels, size = trace.kernels, len(trace.names)
-    # bincount's weights are doubles, exact while a sum stays below 2^53 (104 days of ns).
-    sums, counts = (
-        np.rint(np.bincount(kernels.name, weights, size)).astype(np.int64)
-        for weights in (kernels.duration_ns, kernels.instances)
-    )
-    by: dict[str, tuple[int, int]] = {}
-    for i in np.flatnonzero(counts).tolist():
-        count, total = by.get(trace.names[i], (0, 0))
-        by[trace.names[i]] = (count + int(counts[i]), total + int(sums[i]))
-    return sorted((NameTotal(n, *both) for n, both in by.items()), key=lambda t: (-t.sum_ns, t.name))
+def totals(trace: Trace) -> list[Total]:
+    """Every label's launches and summed ns, largest sum first, ties by name."""
+    (names, codes), found = labels(trace), dict[tuple[str, str], Total]()
+    for kind, rows, code in zip(("kernel", MEMCPY, MEMSET, "graph"), trace.activities, codes, strict=True):
+        weights = getattr(rows, "instances", None), rows.duration_ns, getattr(rows, "bytes", np.zeros(len(rows)))
+        # bincount's weights are doubles, exact while a sum stays below 2^53 (104 days of ns).
+        sums = [np.rint(np.bincount(code, each, len(names))).astype(np.int64) for each in weights]
+        for i in np.flatnonzero(sums[0]).tolist():
+            count, sum_ns, moved = (int(column[i]) for column in sums)
+            own = Total(names[i], count, sum_ns, kind, moved)
+            found[kind, names[i]] = found[kind, names[i]].plus(own) if (kind, names[i]) in found else own
+    return sorted(found.values(), key=lambda t: (-t.sum_ns, t.name))
 
 
-def by_direction(copies: Copies) -> dict[str, Copies]:
-    """The copies of each direction that occurs, by its name in COPY_KINDS; UNKNOWN_COPY for other numbers."""
-    labels = (*COPY_KINDS, UNKNOWN_COPY)
-    known = (copies.kind >= 0) & (copies.kind < len(COPY_KINDS))
-    kinds = np.where(known, copies.kind, len(COPY_KINDS))
-    return {labels[kind]: copies.take(kinds == kind) for kind in np.unique(kinds)}
+def totals_by_name(trace: Trace) -> list[Total]:
+    """The totals of the kernels alone."""
+    return [t for t in totals(trace) if t.kind == "kernel"]
 
 
 def interned(texts: Iterable[str]) -> tuple[list[int], list[str]]:

@@ -44,6 +44,7 @@ from lab.trace.model import (
     Launch,
     Ranges,
     Trace,
+    named,
     whole_numbers,
 )
 
@@ -62,6 +63,7 @@ LAUNCH = (
     *("blockX", "blockY", "blockZ", "gridX", "gridY", "gridZ"),
 )
 LOOKED_AT = 20_000  # rows asked how they were launched, spread over the table: nearly all launch few kernels often
+VERSIONS = {"tool_version": "PRODUCT", "schema_version": "SCHEMA"}
 HOST = {"synchronization": f"{KIND}SYNCHRONIZATION", "profiler overhead": "PROFILER_OVERHEAD"}
 HOST["CUPTI overhead"] = f"{KIND}OVERHEAD"
 
@@ -72,39 +74,19 @@ def read(path: Path) -> Trace:
         if not any(t.startswith(KIND) or t in META for t in base.columns):
             raise BadInput(path, "an SQLite file, but not an nsys export", "make one: nsys export --type sqlite")
         warnings: list[str] = []
-        kernels, names, in_node, launched = _kernels(base, warnings)
+        kernels, in_node, about = _kernels(base, warnings)
         copied = _activity(base, "MEMCPY", warnings, bytes="bytes", kind="copyKind")
         memcpy = Copies.of(**_with_graph(copied, in_node))
         memset = Fills.of(**_with_graph(_activity(base, "MEMSET", warnings, bytes="bytes"), in_node))
         graphs = GraphLaunches.of(**_activity(base, "GRAPH_TRACE", warnings, graph_exec="graphExecId"))
-        calls, call_names = _calls(base)
-        ranges, labels, domains = _ranges(base, warnings)
-        version, schema, setting = _versions(base, warnings)
+        about |= _calls(base) | _ranges(base, warnings) | _versions(base, warnings)
         rows, gpus = _gpus(base, (kernels, memcpy, memset, graphs), warnings)
         told = base.rows("DISTINCT text", "DIAGNOSTIC_EVENT", ("severity", "text"), "WHERE severity >= 2")
         warnings += [f"nsys: {anonymous(' '.join(str(text).split()))}" for (text,) in told]  # no paths of that machine
-        host = _host(base)
-    launches = int(np.isin(calls.name, [i for i, n in enumerate(call_names) if GRAPH_LAUNCH.match(n)]).sum())
-    mode = graph_mode(rows, launches, setting or len(calls), warnings)
-    return Trace(
-        tool="nsys",
-        source=path.name,
-        tool_version=version,
-        schema_version=schema,
-        graph_mode=mode,
-        graph_setting=setting,
-        gpus=gpus,
-        names=names,
-        labels=labels,
-        call_names=call_names,
-        **dict(zip(("kernels", "memcpy", "memset", "graphs"), rows, strict=True)),  # type: ignore[arg-type]
-        ranges=ranges,
-        calls=calls,
-        warnings=tuple(warnings),
-        domains=domains,
-        host=host,
-        launched=launched,
-    )
+        trace = Trace("nsys", path.name, gpus=gpus, host=_host(base), **about).but(rows)
+    launches = int(named(GRAPH_LAUNCH.match, trace.call_names, trace.calls.name).sum())
+    mode = graph_mode(rows, launches, trace.graph_setting or len(trace.calls), warnings)
+    return trace.but(graph_mode=mode, warn=warnings)
 
 
 def graph_mode(rows: Collection[Activity], launches: int, told: object, warnings: list[str]) -> str:
@@ -156,43 +138,45 @@ def _with_graph(found: dict[str, NDArray[Any]], in_node: bool) -> dict[str, NDAr
     return found | {"graph": np.where(missing, node >> 32, graph)} if missing.any() else found
 
 
-def _kernels(base: Database, warnings: list[str]) -> tuple[Kernels, list[str], bool, dict[int, Launch]]:
-    """The kernels, their names, whether a node number's upper half is its graph's number, and the first launches.
+def _kernels(base: Database, warnings: list[str]) -> tuple[Kernels, bool, dict[str, Any]]:
+    """The kernels, whether a node number's upper half is its graph's number, names and how they were launched.
 
     It was so in every file looked at, and is documented nowhere, so rows of this file with both numbers may veto it.
     """
     have = base.columns.get(KIND + "KERNEL", set())
     column = next((c for c in ("demangledName", "shortName", "mangledName") if c in have), None)
     if not have:
-        return Kernels.of(), [], True, {}
+        return Kernels.of(), True, {}
     if column is None:
         raise BadInput(base.path, f"{KIND}KERNEL has no name column", "export it again")
     found = _activity(base, "KERNEL", warnings, name=column)
     if not {"process", "correlation"} <= found.keys():
         warnings.append("kernels carry no process or no correlation: they cannot be joined to API calls")
-    launched = _launched(base, column, compact(found["name"])[0].tolist())
+    ids = compact(found["name"])[0].tolist()
     found["name"], names = _named(base, found["name"])
+    launched = _launched(base, column, dict(zip(ids, names, strict=True)))
     in_node = True
     if {"graph", "graph_node"} <= found.keys():
         graph, node = found["graph"], found["graph_node"]
         in_node = bool(((node >> 32 == graph) | (graph <= 0) | (node <= 0)).all())
-    return Kernels.of(**_with_graph(found, in_node)), names, in_node, launched
+    return Kernels.of(**_with_graph(found, in_node)), in_node, {"names": names, "launched": launched}
 
 
-def _launched(base: Database, column: str, ids: list[int]) -> dict[int, Launch]:
+def _launched(base: Database, column: str, names: Mapping[int, str]) -> dict[str, Launch]:
     """How the first launch of each name was configured, of LOOKED_AT rows: reading all would take as long again."""
     table = KIND + "KERNEL"
     if not base.columns[table].issuperset(LAUNCH):
         return {}
     low, high = base.edges(table)
     rows = str([*range(low, high + 1, (high - low) // LOOKED_AT + 1)])
-    first: dict[int, Launch] = {}
+    first: dict[str, Launch] = {}
     what = ", ".join(f'"{c}"' for c in (column, *LAUNCH))
-    for name, *found in base.rows(what, table, (), f"WHERE rowid IN {LISTED}", rows):
-        if name not in first and all(isinstance(v, int) for v in found):
+    for number, *found in base.rows(what, table, (), f"WHERE rowid IN {LISTED}", rows):
+        name = names.get(number)
+        if name and name not in first and all(isinstance(v, int) for v in found):
             registers, static, dynamic, *sizes = found
             first[name] = Launch(registers, static + dynamic, tuple(sizes[:3]), tuple(sizes[3:]))
-    return {i: first[number] for i, number in enumerate(ids) if number in first}
+    return first
 
 
 def _named(base: Database, ids: NDArray[Any]) -> tuple[NDArray[Any], list[str]]:
@@ -202,21 +186,21 @@ def _named(base: Database, ids: NDArray[Any]) -> tuple[NDArray[Any], list[str]]:
     return codes, [texts.get(i) or f"(unnamed {i})" for i in unique.tolist()]
 
 
-def _calls(base: Database) -> tuple[Calls, list[str]]:
+def _calls(base: Database) -> dict[str, Any]:
     if not {"start", "end", "nameId"} <= base.columns.get(KIND + "RUNTIME", set()):
-        return Calls.of(), []
+        return {}
     columns = {k: COLUMNS[k] for k in ("start_ns", "end_ns", "correlation")}
     columns |= {"name": "nameId", "thread": "globalTid", "process": "globalTid"}
     found = base.arrays(KIND + "RUNTIME", columns)
     found["name"], names = _named(base, found["name"])
-    return Calls.of(**found), names
+    return {"calls": Calls.of(**found), "call_names": names}
 
 
-def _ranges(base: Database, warnings: list[str]) -> tuple[Ranges, list[str], dict[int, str]]:
+def _ranges(base: Database, warnings: list[str]) -> dict[str, Any]:
     """Finished push/pop and start/end ranges, their labels, and the names of domains."""
     have = base.columns.get("NVTX_EVENTS", set())
     if not {"start", "end", "eventType"} <= have:
-        return Ranges.of(), [], {}
+        return {}
     text, join = "n.text" if "text" in have else "NULL", ""
     if "textId" in have and "StringIds" in base.columns:
         text, join = f"{text}, s.value", " LEFT JOIN StringIds s ON s.id = n.textId"
@@ -238,10 +222,11 @@ def _ranges(base: Database, warnings: list[str]) -> tuple[Ranges, list[str], dic
             codes = [known.setdefault(_decoded(text), len(known)) for text in texts]
             parts.append([whole_numbers("start_ns", column) for column in (*numbers, codes)])
     if not parts:
-        return Ranges.of(), [], domains
+        return {"domains": domains}
     names = ("start_ns", "end_ns", "thread", "domain", "scope", "label")
     columns = dict(zip(names, map(np.concatenate, zip(*parts, strict=True)), strict=True))
-    return Ranges.of(**columns, process=_process(columns["thread"])), list(known), domains
+    ranges = Ranges.of(**columns, process=_process(columns["thread"]))
+    return {"ranges": ranges, "labels": list(known), "domains": domains}
 
 
 def _process(ids: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -259,7 +244,7 @@ def _types(base: Database, names: Mapping[str, int]) -> str:
     return ",".join(str(int(n)) for (n,) in found or zip(names.values(), strict=True))
 
 
-def _versions(base: Database, warnings: list[str]) -> tuple[str, str, str]:
+def _versions(base: Database, warnings: list[str]) -> dict[str, str]:
     """Product version, schema version, and the graph setting of the capture ("node", "graph" or "")."""
     meta: dict[str, str] = {}
     for table in META:
@@ -268,8 +253,8 @@ def _versions(base: Database, warnings: list[str]) -> tuple[str, str, str]:
     settings = {str(value).lower() for (value,) in base.rows("value", "META_DATA_CAPTURE", ("name", "value"), where)}
     if len(settings) > 1:
         warnings.append(f"processes were captured with different graph settings: {', '.join(sorted(settings))}")
-    setting = settings.pop() if len(settings) == 1 else ""
-    return meta.get("EXPORT_PRODUCT_VERSION", ""), meta.get("EXPORT_SCHEMA_VERSION", ""), setting
+    versions = {key: meta.get(f"EXPORT_{of}_VERSION", "") for key, of in VERSIONS.items()}
+    return versions | {"graph_setting": settings.pop() if len(settings) == 1 else ""}
 
 
 def _gpus(

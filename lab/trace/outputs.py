@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 
-from lab.trace.exposed import labels
-from lab.trace.model import Trace
+from lab.trace.model import Trace, labels
 from lab.trace.summary import Summary
 
 

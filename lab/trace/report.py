@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from lab.base.errors import BadInput
@@ -89,21 +89,21 @@ def render(s: Summary) -> str:
     per = {f"us/{s.unit}": s.steps, "us/token": s.tokens}
     shown = [title for title, count in per.items() if count]
     timed = s.span_us is not None
-    head = ["category", "count", "us", "us/launch", *(["exposed us"] if timed else []), "of busy", "of kernels", *shown]
-    lines += table([*head, *(["<hidden behind"] if timed else [])], [
-        (c.name, str(c.count), f"{c.sum_us:,.1f}", _us(c.us_per_launch), *([_us(c.exposed_us, 1)] if timed else []),
+    but = () if timed else ("exposed us", "<hidden behind")
+    head = ["category", "count", "us", "us/launch", "exposed us", "of busy", "of kernels", *shown, "<hidden behind"]
+    lines += table(head, [
+        (c.name, str(c.count), f"{c.sum_us:,.1f}", _us(c.us_per_launch), _us(c.exposed_us, 1),
          _percent(c.share_of_busy), _percent(c.share_of_kernel_sum),
          *(_us(us) for us in (c.us_per_step, c.us_per_token) if us is not None),
-         *([next(iter(c.behind), "")] if timed else []))
+         next(iter(c.behind), ""))
         for c in s.categories
-    ])  # fmt: skip
+    ], but)  # fmt: skip
     if s.top_kernels:
-        head = ["kernel", "<category", "count", "us", "us/launch", *["exposed us"] * timed, "of kernels"]
-        lines += ["", *table(head, [
-            (k.short_name, k.category, str(k.count), f"{k.sum_us:,.1f}", _us(k.us_per_launch),
-             *([_us(k.exposed_us, 1)] if timed else []), _percent(k.share_of_kernel_sum))
+        lines += ["", *table(["kernel", "<category", "count", "us", "us/launch", "exposed us", "of kernels"], [
+            (k.short_name, k.category, str(k.count), f"{k.sum_us:,.1f}", _us(k.us_per_launch), _us(k.exposed_us, 1),
+             _percent(k.share_of_kernel_sum))
             for k in s.top_kernels
-        ])]  # fmt: skip
+        ], but)]  # fmt: skip
     if any(k.median_us is not None or k.registers is not None for k in s.top_kernels):
         head = ["of a launch, us", "min", "median", "max", "sigma", "registers", "shared KB", "block", "grid"]
         lines += ["", *table(head, [
@@ -164,8 +164,12 @@ def _idle(s: Summary) -> list[str]:
     return lines
 
 
-def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table at most WIDTH wide; texts, in the first column and under "<TITLE", to the left, and cut."""
+def table(titles: Sequence[str], rows: Sequence[Sequence[str]], but: Collection[str] = ()) -> list[str]:
+    """Lines of a table at most WIDTH wide; texts, in the first column and under "<TITLE", to the left, and cut.
+
+    but: titles of columns that are left out.
+    """
+    titles, *rows = ([c for c, title in zip(row, titles, strict=True) if title not in but] for row in (titles, *rows))
     sides = ["<" if i == 0 or t.startswith("<") else ">" for i, t in enumerate(titles)]
     cells = [[t.removeprefix("<") for t in titles], *rows]
     width = [max(len(row[i]) for row in cells) for i in range(len(titles))]

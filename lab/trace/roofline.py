@@ -10,7 +10,7 @@ longest kernel that the operator launched. What has no such statement (fused and
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -64,11 +64,10 @@ def placed(trace: Trace) -> tuple[list[Placed], str]:
         if device and us:
             flops, pipe = (w.flops, w.pipe) if w.pipe in device.peaks else (0.0, next(iter(device.peaks)))
             floor = roofline.place(device, flops or 0.0, w.bytes, pipe) if (flops or w.bytes) else None
-        name = trace.names[w.name]
         found.append(
             Placed(
-                name=name,
-                short_name=short_name(name),
+                name=w.name,
+                short_name=short_name(w.name),
                 shape=w.shape,
                 launches=w.launches,
                 us=us,
@@ -119,14 +118,14 @@ def _sizes(dims: Any) -> list[int]:
 
 
 def of_operators(
-    kernels: Sequence[tuple[Any, int, int]], operators: Mapping[Any, tuple[str, Any, Any, Any]]
+    kernels: Iterable[tuple[Any, str, int]], operators: Mapping[Any, tuple[str, Any, Any, Any]]
 ) -> tuple[Work, ...]:
-    """The work of each kernel and shape. kernels: (operator's id, name's index, ns). operators: id -> its arguments."""
-    longest: dict[Any, tuple[int, int]] = {}
+    """The work of each kernel and shape. kernels: (operator's id, name, ns). operators: id -> its arguments."""
+    longest: dict[Any, tuple[str, int]] = {}
     for key, name, ns in kernels:
-        if key in operators and ns > longest.get(key, (0, -1))[1]:
+        if key in operators and ns > longest.get(key, ("", -1))[1]:
             longest[key] = (name, ns)
-    found: dict[tuple[int, str], Work] = {}
+    found: dict[tuple[str, str], Work] = {}
     for key, (name, ns) in longest.items():
         if (stated := operator_work(*operators[key])) is not None:
             shape, flops, moved, pipe = stated

@@ -29,15 +29,14 @@ from numpy.typing import NDArray
 
 from lab.base.errors import BadInput
 from lab.trace.intervals import compact, group, merged
-from lab.trace.model import NONE, NUMBERED, Int64, Trace, launches, short_name
-from lab.trace.windows import by_nvtx, clip, extent, replays
+from lab.trace.model import NONE, Copies, Fills, Int64, Trace, launches, named, short_name
+from lab.trace.windows import by_label, by_nvtx, clip, extent, replays
 
 REPEATS = 3  # unbroken repetitions that make a decode
 CANDIDATES = 32  # periods tried
 PIECE, SAMPLES = 200_000, 4  # launches looked at for candidates, in how many places
 BUSIER, LONGER = 1.5, 2.0  # times the median: device time, length
-
-
+GRAPH = "graph "  # what a replay is called
 # Kernels that end a decode step, and what people call its ranges.
 LAST_OF_STEP = re.compile(r"(?i)sampl(?!e_?rate)|argmax|lm_head|multinomial|topk_?topp|top_k_top_p")
 STEP_RANGE = re.compile(r"(?i)\b(?:decode|step|iteration|generate|execute_model|ProfilerStep)")
@@ -67,8 +66,8 @@ def steady_decode(trace: Trace, step: str | None = None) -> Trace:
     """
     found = find_steps(trace, step)
     n = len(found.start)
-    named, unit = ("steady decode", "step") if found.how else ("repeating unit", "unit")
-    label = f"{named}, {n} {unit}s of {found.launches} launches" + (f" ({found.how})" if found.how else "")
+    kind, unit = ("steady decode", "step") if found.how else ("repeating unit", "unit")
+    label = f"{kind}, {n} {unit}s of {found.launches} launches" + (f" ({found.how})" if found.how else "")
     part = clip(trace, merged(found.start, found.end), label, n).but(unit=unit)
     said = []
     if not found.how:
@@ -153,37 +152,29 @@ def _begins(trace: Trace, step: str) -> Int64:
     if kind == "nvtx" and what:
         windows = by_nvtx(trace, what).windows_ns or ()
         return np.array([a for a, _ in windows], np.int64)
-    if kind == "kernel" and what:
-        return _kernels(trace, re.compile(what))
+    if kind == "kernel" and what:  # of several in a row the first
+        hit = named(re.compile(what).search, trace.names, trace.kernels.name)
+        return trace.kernels.start_ns[hit & np.diff(hit, prepend=False)]
     raise BadInput("--step", f'"{step}"', "give graph, graph:ID, nvtx:GLOB or kernel:REGEX")
-
-
-def _kernels(trace: Trace, name: re.Pattern[str]) -> Int64:
-    """The starts of kernels of such names; of several in a row the first."""
-    hit = np.array([bool(name.search(n)) for n in trace.names] or [False])[trace.kernels.name]
-    return trace.kernels.start_ns[hit & ~np.concatenate([[False], hit[:-1]])[: len(hit)]]
 
 
 def _sampling(trace: Trace) -> Int64:
     """Where a step ends: the first row after each sampling kernel."""
-    hit = np.array([bool(LAST_OF_STEP.search(n)) for n in trace.names] or [False])[trace.kernels.name]
+    hit = named(LAST_OF_STEP.search, trace.names, trace.kernels.name)
     return trace.kernels.start_ns[1:][hit[:-1] & ~hit[1:]]
 
 
 def _ranges(trace: Trace) -> Int64:
     """Where the device work of NVTX ranges named after steps begins, of the name with the most host time."""
-    names = [NUMBERED.sub("", label) for label in trace.labels]
+    keys, code = by_label(trace)
     time: Counter[str] = Counter()
-    for label, ns in zip(trace.ranges.label.tolist(), trace.ranges.duration_ns.tolist(), strict=True):
-        if STEP_RANGE.search(names[label]):
-            time[re.sub(r"\d+", "*", names[label])] += ns
+    for (name, _), ns in zip(keys, np.bincount(code, trace.ranges.duration_ns, len(keys)).tolist(), strict=True):
+        if STEP_RANGE.search(name):
+            time[re.sub(r"\d+", "*", name)] += ns
     for pattern, _ in time.most_common(3):
         with contextlib.suppress(BadInput):
             return np.array([a for a, _ in by_nvtx(trace, pattern).windows_ns or ()], np.int64)
     return np.zeros(0, np.int64)
-
-
-GRAPH = "graph "
 
 
 def _busiest_stream(trace: Trace) -> tuple[Int64, Int64, NDArray[np.int64], dict[int, str]]:
@@ -191,21 +182,15 @@ def _busiest_stream(trace: Trace) -> tuple[Int64, Int64, NDArray[np.int64], dict
 
     All rows of a graph's replay are one launch, from its first start to its last end.
     """
-    kernels, graphs = trace.kernels, trace.graphs
-    start, end, *stream = (
-        np.concatenate([getattr(rows, column) for rows in (kernels, graphs)])
-        for column in ("start_ns", "end_ns", "device", "process", "context", "stream")
-    )
+    work = trace.but([trace.kernels, Copies.of(), Fills.of()])
+    start, end, graph, node = map(work.column, ("start_ns", "end_ns", "graph", "graph_node"))
     if not len(start):
         raise BadInput(trace.source, "has no kernels", "nothing to find steps in")
-    graph, node = (
-        np.concatenate([getattr(r, c).astype(np.int64) for r in (kernels, graphs)]) for c in ("graph", "graph_node")
-    )
-    launch = np.concatenate([launches(kernels), launches(graphs)])
+    launch = np.concatenate([launches(rows) for rows in work.activities])
     inside = (graph != NONE) | (node != NONE)
-    code = np.concatenate([kernels.name.astype(np.int64), np.zeros(len(graphs), np.int64)])
+    code: NDArray[np.int64] = np.append(trace.kernels.name, np.zeros(len(trace.graphs), np.int64))
     code = np.where(inside, len(trace.names) + 1 + graph, code)
-    _, which = group(*stream)
+    _, which = group(*map(work.column, ("device", "process", "context", "stream")))
     mine = np.flatnonzero(which == np.argmax(np.bincount(which, weights=end - start)))
     mine = mine[np.argsort(start[mine], kind="stable")]
     start, end, code, launch, inside = start[mine], end[mine], code[mine], launch[mine], inside[mine]
@@ -282,7 +267,7 @@ def _phase(start: Int64, end: Int64, stretch: NDArray[np.int64], period: int) ->
 
 def _without_intruders(trace: Trace, begin: Int64, end: Int64) -> Steps:
     """The steps less those with far more device time, or far longer, than the median step."""
-    start, length = (np.concatenate([getattr(r, k) for r in trace.activities]) for k in ("start_ns", "duration_ns"))
+    start, length = trace.column("start_ns"), trace.column("duration_ns")
     order = np.argsort(begin, kind="stable")
     begin, end = begin[order], end[order]
     at = np.searchsorted(begin, start, side="right") - 1

@@ -16,27 +16,17 @@ import msgspec
 import numpy as np
 
 from lab.base.errors import BadInput
-from lab.trace.model import NONE, Calls, Columns, Copies, Fills, GraphLaunches, Kernels, Launch, Ranges, Trace, interned
+from lab.trace.model import KINDS, NONE, TEXTS, Columns, Launch, Trace, build
 
 SCHEMA = 1
 MOST_ROWS = 100_000_000  # of a file that says so in a few bytes: a repeated value takes none
-KINDS: Mapping[str, type[Columns]] = {
-    "kernels": Kernels,
-    "memcpy": Copies,
-    "memset": Fills,
-    "graphs": GraphLaunches,
-    "ranges": Ranges,
-    "calls": Calls,
-}
-# The column of each kind that indexes a table of texts, and that table.
-TEXTS = {"kernels": ("name", "names"), "ranges": ("label", "labels"), "calls": ("name", "call_names")}
 NUMBERED = ("process", "thread")
 RENAMED = {"kind": "direction"}  # of a copy; the table's own `kind` says what sort of row it is
 
 
 class Meta(msgspec.Struct, frozen=True):
-    """What stands beside the rows, as JSON. about: what `save` was told (phase, run, device, arms). launched: by the
-    kernel's name, which files of earlier releases do not have.
+    """What stands beside the rows, as JSON. about: what `save` was told (phase, run, device, arms). Files of
+    earlier releases lack what has a default.
     """
 
     schema: int
@@ -58,7 +48,7 @@ class Meta(msgspec.Struct, frozen=True):
 
 
 # What the trace calls as the file does.
-KEPT = tuple(name for name in Meta.__struct_fields__ if name not in ("schema", "windows_ns", "about", "launched"))
+KEPT = tuple(name for name in Meta.__struct_fields__ if name not in ("schema", "windows_ns", "about"))
 
 
 def save(trace: Trace, path: Path, about: Mapping[str, Any] | None = None) -> Path:
@@ -72,25 +62,19 @@ def save(trace: Trace, path: Path, about: Mapping[str, Any] | None = None) -> Pa
     tables = [_table(trace, kind, origin, numbers) for kind in rows]
     windows = trace.windows_ns and tuple((a - origin, b - origin) for a, b in trace.windows_ns)
     kept = {key: getattr(trace, key) for key in KEPT}
-    launched = {trace.names[i]: launch for i, launch in trace.launched.items()}
-    meta = Meta(schema=SCHEMA, windows_ns=windows, about=dict(about or {}), launched=launched, **kept)
+    meta = Meta(schema=SCHEMA, windows_ns=windows, about=dict(about or {}), **kept)
     table = pa.concat_tables(tables, promote_options="default")
     table = table.replace_schema_metadata({"killgate": msgspec.json.encode(meta)})
+    # Rows are sorted, so differences take half of what a dictionary of times does.
+    whole = [field.name for field in table.schema if pa.types.is_integer(field.type)]
+    how = {"use_dictionary": [n for n in table.column_names if n not in whole], "compression": "zstd"}
+    packed = dict.fromkeys(whole, "DELTA_BINARY_PACKED")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table, path, compression="zstd", compression_level=12, **_packed(table))
+        pq.write_table(table, path, compression_level=12, column_encoding=packed, **how)
     except OSError as error:
         raise BadInput(path, f"cannot be written ({error.strerror or error})", "choose another place") from None
     return path
-
-
-def _packed(table: Any) -> dict[str, Any]:
-    """Options of `write_table`: rows are sorted, so differences take half of what a dictionary of times does."""
-    import pyarrow as pa
-
-    whole = [field.name for field in table.schema if pa.types.is_integer(field.type)]
-    rest = [name for name in table.column_names if name not in whole]
-    return {"use_dictionary": rest, "column_encoding": dict.fromkeys(whole, "DELTA_BINARY_PACKED")}
 
 
 def _table(trace: Trace, kind: str, origin: int, numbers: dict[str, dict[int, int]]) -> Any:
@@ -124,23 +108,20 @@ def load(path: Path) -> Trace:
             return file.read()
 
     table, meta = _opened(path, bounded)
-    texts: dict[str, list[str]] = {name: [] for _, name in TEXTS.values()}
-    built = {k: _rows(table.filter(pc.equal(table["kind"], k)), k, of, texts) for k, of in KINDS.items()}
-    kept = {key: getattr(meta, key) for key in KEPT}
-    launched = {i: meta.launched[name] for i, name in enumerate(texts["names"]) if name in meta.launched}
-    return Trace(**kept | built | texts | {"source": path.name, "windows_ns": meta.windows_ns, "launched": launched})
+    rows = {kind: _rows(table.filter(pc.equal(table["kind"], kind)), kind) for kind in KINDS}
+    kept = {key: getattr(meta, key) for key in KEPT if key not in ("tool", "source")}
+    return build(meta.tool, path, rows, windows_ns=meta.windows_ns, **kept)
 
 
-def _rows(table: Any, kind: str, of: type[Columns], texts: dict[str, list[str]]) -> Columns:
+def _rows(table: Any, kind: str) -> dict[str, Any]:
     columns: dict[str, Any] = {}
-    index, known = TEXTS.get(kind, ("", ""))
-    for name in (field.name for field in fields(of) if table.num_rows):
+    for name in (field.name for field in fields(KINDS[kind]) if table.num_rows):
         stored = RENAMED.get(name, name)
-        if name == index:
-            columns[name], texts[known] = interned(table.column("text").to_pylist())
+        if name == TEXTS.get(kind, ("",))[0]:
+            columns[name] = table.column("text").to_pylist()
         elif stored in table.column_names and table.column(stored).null_count == 0:
             columns[name] = table.column(stored).to_numpy()
-    return of.of(**columns)
+    return columns
 
 
 def about(path: Path) -> dict[str, Any]:

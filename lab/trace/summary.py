@@ -21,14 +21,15 @@ import numpy as np
 from msgspec import UNSET, Struct, UnsetType
 
 from lab.trace import categories, exposed, idle, intervals, kineto, model, roofline, windows
-from lab.trace.categories import OTHER, Rules, Summed
+from lab.trace.categories import OTHER, Rules
 from lab.trace.idle import CallTime, Gap
-from lab.trace.intervals import Spans, Usage, group, merged
-from lab.trace.model import NONE, NUMBERED, Copies, Fills, NameTotal, Trace, short_name, totals_by_name
+from lab.trace.intervals import Spans, Usage, merged
+from lab.trace.model import NONE, Total, Trace, short_name, totals_by_name
 from lab.trace.roofline import Placed
 
 TOP = 20
 FAR = 0.01  # of the busy time; startup above it is worth a warning
+SAID = ("source", "tool", "tool_version", "schema_version", "graph_mode", "graph_setting", "unit")  # by the trace
 ALWAYS = ("HtoD", "DtoH", "DtoD", "PtoP")  # the copies that are listed also where there is none
 
 
@@ -101,6 +102,9 @@ class Moved(Struct, frozen=True):
     count: int
     bytes: int
     sum_us: float
+
+
+NOTHING = Moved(0, 0, 0.0)
 
 
 class CategoryTime(Struct, frozen=True):
@@ -246,8 +250,9 @@ def summarise(
     """The summary of a trace or a window. steps, tokens: made in it, default as it knows; top: kernels listed."""
     rules = rules or categories.default()
     steps = steps if steps is not None else trace.steps
-    totals = totals_by_name(trace)
-    summed = categories.sums(trace, rules, totals)
+    every = model.totals(trace)
+    totals = [t for t in every if t.kind == "kernel"]
+    summed = categories.sums(rules, every)
     kernel_ns, opaque_us = sum(t.sum_ns for t in totals), int(trace.graphs.duration_ns.sum()) / 1e3
     refused = []
     if len(trace.graphs):  # the kernels inside are not in the file
@@ -260,24 +265,15 @@ def summarise(
     listed = _categories(summed, busy_us, known_ns, steps, tokens, parts)
     ranges, operators = _ranges(trace)
     placed, placed_of = roofline.placed(trace) if trace.whole is None else ([], "")
-    copies = model.by_direction(trace.memcpy)
-    memcpy = {
-        k: _moved(copies.get(k, Copies.of()))
-        for k in (*model.COPY_KINDS, model.UNKNOWN_COPY)
-        if k in copies or k in ALWAYS
-    }
-    memset = _moved(trace.memset)
+    moved = {t.name: Moved(t.count, t.bytes, t.sum_ns / 1e3) for t in every if t.kind != "kernel"}
+    named = {kind: f"{model.MEMCPY} {kind}" for kind in (*model.COPY_KINDS, model.UNKNOWN_COPY)}
+    memcpy = {k: moved.get(name, NOTHING) for k, name in named.items() if k in ALWAYS or name in moved}
+    memset = moved.get(model.MEMSET, NOTHING)
     total_us = kernel_ns / 1e3 + memset.sum_us + opaque_us + sum(c.sum_us for c in memcpy.values())
     return Summary(
-        source=trace.source,
-        tool=trace.tool,
-        tool_version=trace.tool_version,
-        schema_version=trace.schema_version,
-        graph_mode=trace.graph_mode,
-        graph_setting=trace.graph_setting,
+        **{key: getattr(trace, key) for key in SAID},
         window=trace.window_label or "whole capture",
         gpus=[Gpu(d, n or None) for d, n in sorted(trace.gpus.items())],
-        unit=trace.unit,
         steps=steps,
         tokens=tokens,
         **{"kernel_count": trace.kernels.count, "kernel_sum_us": kernel_ns / 1e3} | times,
@@ -299,14 +295,10 @@ def summarise(
 
 def _timeline(trace: Trace, rules: Rules) -> tuple[dict[str, Any], list[str]]:
     waiting = rules.waits(trace.names)
+    streams = intervals.used(trace, waiting, *intervals.STREAM)
     devices = intervals.devices(trace, waiting)
-    used = intervals.together(list(devices.values()))
-    over = intervals.window(trace, used)
-    spans = {
-        number: over if trace.windows_ns is not None else intervals.window(trace, own)
-        for number, own in devices.items()
-    }
-    streams = intervals.streams(trace, waiting)
+    used, over = intervals.together(list(devices.values())), intervals.window(trace)
+    spans = {number: intervals.window(trace, own) for number, own in devices.items()}
     concurrent_ns = intervals.concurrent_ns(streams)
     per_stream = [_stream(stream, own, concurrent_ns[stream]) for stream, own in streams.items()]
     del streams  # of the millions of a long capture, nothing stays longer than it is needed
@@ -424,7 +416,7 @@ def startup(trace: Trace, replayed: windows.Replays) -> Startup | None:
     later = np.zeros(len(trace.names), bool)
     later[kernels.name[kernels.start_ns >= begin]] = True
     mine = kernels.take(~later[kernels.name]) if len(kernels) else kernels
-    first = min((int(r.start_ns[0]) for r in trace.activities if len(r)), default=begin)
+    first = trace.extent_ns[0] if any(map(len, trace.activities)) else begin
     return Startup(
         until_us=(begin - first) / 1e3,
         kernel_count=len(mine),
@@ -434,17 +426,13 @@ def startup(trace: Trace, replayed: windows.Replays) -> Startup | None:
     )
 
 
-def _moved(rows: Copies | Fills) -> Moved:
-    return Moved(len(rows), int(rows.bytes.sum()), int(rows.duration_ns.sum()) / 1e3)
-
-
 def _categories(
-    summed: list[Summed], busy_us: float | None, kernel_ns: int | None, steps: float | None, tokens: float | None,
+    summed: list[Total], busy_us: float | None, kernel_ns: int | None, steps: float | None, tokens: float | None,
     parts: dict[int, exposed.Device],
 ) -> list[CategoryTime]:  # fmt: skip
     """The largest first; "other" wherever there are kernels."""
     kernels = [c.name for c in summed if c.kind in ("kernel", "wait")]
-    other = [Summed(OTHER, "kernel", 0, 0)] if kernels and OTHER not in kernels else []
+    other = [Total(OTHER, 0, 0)] if kernels and OTHER not in kernels else []
     return [
         CategoryTime(
             name=c.name,
@@ -473,7 +461,7 @@ def _hidden(parts: Sequence[exposed.Part]) -> dict[str, Any]:
     return times | {"behind": {name: ns / 1e3 for name, ns in behind.most_common()}}
 
 
-def _kernels(trace: Trace, rules: Rules, totals: Sequence[NameTotal], known_ns: int | None) -> list[KernelTime]:
+def _kernels(trace: Trace, rules: Rules, totals: Sequence[Total], known_ns: int | None) -> list[KernelTime]:
     """The kernels with the most time, each with the spread of its launches where the file has single ones."""
     alone = exposed.by_kernel(trace, rules) if trace.timeline and totals else {}
     found, index = [], dict[str, list[int]]()
@@ -487,7 +475,7 @@ def _kernels(trace: Trace, rules: Rules, totals: Sequence[NameTotal], known_ns: 
             keys = ("min_us", "median_us", "max_us", "sigma_us")
             values = (us.min(), np.median(us), us.max(), us.std(ddof=1) if len(us) > 1 else 0.0)
             spread = dict(zip(keys, map(float, values), strict=True))
-        launch = next((trace.launched[i] for i in index[t.name] if i in trace.launched), None)
+        launch = trace.launched.get(t.name)
         if launch:
             sizes = {"block": "x".join(map(str, launch.block)), "grid": "x".join(map(str, launch.grid))}
             spread |= {"registers": launch.registers, "shared_bytes": launch.shared_bytes} | sizes
@@ -511,23 +499,17 @@ def _kernels(trace: Trace, rules: Rules, totals: Sequence[NameTotal], known_ns: 
 
 def _ranges(trace: Trace) -> tuple[list[RangeTime], list[RangeTime]]:
     """NVTX ranges by label and domain, the longest first, and operators and modules by the device time of their own."""
-    keys, codes = group(trace.ranges.label, trace.ranges.domain)
+    keys, codes = windows.by_label(trace)
     counts, sums = (np.bincount(codes, weights, len(keys)).tolist() for weights in (None, trace.ranges.duration_ns))
     begun = np.full(len(keys), np.iinfo(np.int64).max)
     np.minimum.at(begun, codes, trace.ranges.start_ns)
-    origin = min((int(r.start_ns[0]) for r in (trace.whole or trace).activities if len(r)), default=0)
-    by: dict[tuple[str, int], tuple[int, float, int]] = {}
-    for (label, domain), n, ns, first in zip(keys, counts, sums, begun.tolist(), strict=True):
-        key = (NUMBERED.sub("", trace.labels[label]), domain)
-        count, total, earliest = by.get(key, (0, 0.0, first))
-        by[key] = (count + n, total + ns, min(first, earliest))
+    origin = (trace.whole or trace).extent_ns[0]
     spent = windows.gpu_time(trace) if trace.timeline else {}
     rows = []
-    for (name, domain), (n, ns, first) in by.items():
-        both = spent.get((name, domain))
-        gpu, own = (None, None) if both is None else (both[0] / 1e3, both[1] / 1e3)
-        where = trace.domains.get(domain, "") or None
-        rows.append(RangeTime(name, where, n, ns / 1e3, (first - origin) / 1e3, gpu, own))
+    for key, n, ns, first in zip(keys, counts, sums, begun.tolist(), strict=True):
+        gpu, own = (ns / 1e3 for ns in spent[key]) if key in spent else (None, None)
+        domain = trace.domains.get(key[1], "") or None
+        rows.append(RangeTime(key[0], domain, n, ns / 1e3, (first - origin) / 1e3, gpu, own))
     told = set(kineto.DOMAINS.values()) if trace.tool == "kineto" else set()
     return (
         sorted((r for r in rows if r.domain not in told), key=lambda r: (-r.host_us, r.name)),

@@ -15,12 +15,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from lab.base.errors import BadInput
 from lab.bench import ncu
-from lab.trace.model import COPY_KINDS, LIMIT_NS, NONE, Copies, Fills, Kernels, Launch, Trace, Work, interned, whole
+from lab.trace.model import LIMIT_NS, NONE, Launch, Trace, Work, build, direction, whole
 
 UNIT_NS = {"ns": 1.0, "nsec": 1.0, "nsecond": 1.0, "us": 1e3, "usec": 1e3, "usecond": 1e3, "ms": 1e6, "msec": 1e6}
 UNIT_NS |= {"msecond": 1e6, "s": 1e9, "sec": 1e9, "second": 1e9}
@@ -148,7 +149,7 @@ def _report(cells: Sequence[str], titles: set[str]) -> str | None:
 
 
 def _kern_sum(path: Path, rows: list[Line]) -> Trace:
-    codes, names = interned(row.text("Name") for row in rows)
+    names = [row.text("Name") for row in rows]
     totals = [round(row.value("Total Time", UNIT_NS)) for row in rows]
     counts = [round(row.value("Instances", {})) for row in rows]
     missing = 100 - sum(row.value("Time", {}, float("nan")) for row in rows)
@@ -157,12 +158,12 @@ def _kern_sum(path: Path, rows: list[Line]) -> Trace:
     if missing > 0.05 * len(rows) + 0.1:
         warnings.append(f"the rows' shares sum to {100 - missing:.1f} %: rows are missing from the file")
     warnings += _cut(names)
-    kernels = Kernels.of(start_ns=[0] * len(codes), end_ns=totals, name=codes, instances=counts)
-    return Trace(_tool(rows), path.name, kernels=kernels, names=names, warnings=tuple(warnings), timeline=False)
+    kernels = {"start_ns": [0] * len(rows), "end_ns": totals, "name": names, "instances": counts}
+    return build(_tool(rows), path, {"kernels": kernels}, warnings=tuple(warnings), timeline=False)
 
 
 def _cut(names: Sequence[str]) -> list[str]:
-    short = sum(CUT in name for name in names)
+    short = sum(CUT in name for name in set(names))
     return [f"{short} names are cut off in the text, which may hide their category: export --format csv"] * bool(short)
 
 
@@ -171,10 +172,11 @@ def _tool(rows: Sequence[Line]) -> str:
 
 
 def _gpu_trace(path: Path, rows: list[Line]) -> Trace:
-    moved = [MOVED.match(row.text("Name")) for row in rows]
-    kind = np.array([(found[1] or "cpy").lower() if found else "kernel" for found in moved])
+    names = [row.text("Name") for row in rows]
+    moved = [MOVED.match(name) for name in names]
+    kinds = np.array([f"mem{(found[1] or 'cpy').lower()}" if found else "kernels" for found in moved])
     # Of a copy from the host the destination is the GPU.
-    ends = ["Destination_Agent_Id" if "HOST_TO" in row.text("Name") else "Device" for row in rows]
+    ends = ["Destination_Agent_Id" if "HOST_TO" in name else "Device" for name in names]
     device = [DEVICE.match(row.text(end, "Device")) for row, end in zip(rows, ends, strict=True)]
     numbers = [
         whole(d["number"] or d["agent"]) if d else row.whole("Device") for d, row in zip(device, rows, strict=True)
@@ -191,33 +193,14 @@ def _gpu_trace(path: Path, rows: list[Line]) -> Trace:
         "context": [row.whole("Ctx", "Context") for row in rows],
         "stream": [row.whole("Strm", "Stream") for row in rows],
         "correlation": [row.whole("CorrId") for row in rows],
+        "bytes": [round(row.value("Bytes", UNIT_BYTES, 0.0)) for row in rows],
+        "kind": [direction(name) for name in names],
+        "name": names,
     }
-    own, copied, filled = (
-        {name: np.array(values)[kind == k] for name, values in columns.items()} for k in ("kernel", "cpy", "set")
-    )
-    size = np.array([round(row.value("Bytes", UNIT_BYTES, 0.0)) for row in rows])
-    codes, names = interned(row.text("Name") for row, found in zip(rows, moved, strict=True) if not found)
-    directions = [_direction(row.text("Name")) for row, k in zip(rows, kind, strict=True) if k == "cpy"]
-    return Trace(
-        _tool(rows),
-        path.name,
-        names=names,
-        gpus=gpus,
-        warnings=(
-            "the report names no graphs: opaque graph launches, if there were any, are missing from busy time",
-            *_cut(names),
-        ),
-        kernels=Kernels.of(**own, name=codes),
-        memcpy=Copies.of(**copied, bytes=size[kind == "cpy"], kind=directions),
-        memset=Fills.of(**filled, bytes=size[kind == "set"]),
-    )
-
-
-def _direction(name: str) -> int:
-    """COPY_KINDS' index from `[CUDA memcpy Host-to-Device]` or `[CUDA memcpy HtoD]`; 0 when neither."""
-    found = re.search(r"(Host|Device|Array|Peer)[-_]to[-_](Host|Device|Array|Peer)", name, re.IGNORECASE)
-    short = f"{found[1][0].upper()}to{found[2][0].upper()}" if found else name.strip("[] ").split(" ")[-1]
-    return COPY_KINDS.index(short) if short in COPY_KINDS else 0
+    by = {kind: {c: np.array(values)[kinds == kind] for c, values in columns.items()} for kind in np.unique(kinds)}
+    said = "the report names no graphs: opaque graph launches, if there were any, are missing from busy time"
+    cut = _cut([name for name, found in zip(names, moved, strict=True) if not found])
+    return build(_tool(rows), path, by, gpus=gpus, warnings=(said, *cut))
 
 
 def _ncu(path: Path, launches: Sequence[ncu.Launch]) -> Trace:
@@ -229,27 +212,31 @@ def _ncu(path: Path, launches: Sequence[ncu.Launch]) -> Trace:
             raise BadInput(path, f"a launch of {launch.kernel[:80]} took {value:g} {unit}", "export the report again")
         lengths.append(length or 0)
         unknown += length is None
-    codes, names = interned(launch.kernel for launch in launches)
-    devices = [whole(launch.device) for launch in launches]
     warnings = ["Nsight Compute replays kernels one by one, by default at locked clocks: times are no shares of a run"]
     if unknown:
-        warnings.append(f"{unknown} of {len(codes)} kernels have no duration metric (gpu__time_duration.sum)")
-    kernels = Kernels.of(start_ns=[0] * len(codes), end_ns=lengths, name=codes, device=devices)
+        warnings.append(f"{unknown} of {len(launches)} kernels have no duration metric (gpu__time_duration.sum)")
+    names, devices = [launch.kernel for launch in launches], [whole(launch.device) for launch in launches]
+    kernels = {"start_ns": [0] * len(names), "end_ns": lengths, "name": names, "device": devices}
     gpus = dict.fromkeys(sorted({*devices} - {NONE}), "")
-    work: dict[int, Work] = {}
-    launched: dict[int, Launch] = {}
-    for code, length, launch in zip(codes, lengths, launches, strict=True):
+    work: dict[str, Work] = {}
+    launched: dict[str, Launch] = {}
+    for name, length, launch in zip(names, lengths, launches, strict=True):
         how = [launch.metrics.get(f"launch__{n}", (None, ""))[0] for n in LAUNCH]
-        if code not in launched and all(isinstance(v, float) for v in how):
+        if name not in launched and all(isinstance(v, float) for v in how):
             registers, shared, block, grid = map(int, how)
-            launched[code] = Launch(registers, shared, (block,), (grid,))
-        both = [_bytes(launch.metrics.get(name)) for name in MOVED_BYTES]
+            launched[name] = Launch(registers, shared, (block,), (grid,))
+        both = [_bytes(launch.metrics.get(metric)) for metric in MOVED_BYTES]
         if length and None not in both:
-            moved, seen = sum(n for n in both if n), work.get(code, Work(code, "", 0, 0, None, 0.0, ""))
+            moved, seen = sum(n for n in both if n), work.get(name, Work(name, "", 0, 0, None, 0.0, ""))
             count, mean = seen.launches + 1, (seen.bytes * seen.launches + moved) / (seen.launches + 1)
-            work[code] = Work(code, "", count, seen.ns + length, None, mean, "")
-    return Trace("ncu", path.name, kernels=kernels, timeline=False, names=names, gpus=gpus, warnings=tuple(warnings),
-                 work=tuple(work.values()), launched=launched)  # fmt: skip
+            work[name] = Work(name, "", count, seen.ns + length, None, mean, "")
+    more: dict[str, Any] = {
+        "gpus": gpus,
+        "warnings": tuple(warnings),
+        "work": tuple(work.values()),
+        "launched": launched,
+    }
+    return build("ncu", path, {"kernels": kernels}, timeline=False, **more)
 
 
 def _bytes(metric: tuple[object, str] | None) -> float | None:

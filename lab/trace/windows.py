@@ -14,7 +14,7 @@ by a full buffer: its time is a lower bound.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from lab.base.errors import BadInput, nearest
 from lab.trace.intervals import Spans, compact, group, merged, union
-from lab.trace.model import NONE, NUMBERED, Activity, Columns, Int64, Ranges, Trace, callers, launches
+from lab.trace.model import NONE, NUMBERED, Activity, Calls, Columns, Int64, Ranges, Trace, callers, interned, launches
 
 Rows = TypeVar("Rows", bound=Activity)
 NO_LAUNCH: Int64 = np.zeros(0, np.int64)
@@ -49,17 +49,16 @@ def by_time(trace: Trace, start_us: float, end_us: float) -> Trace:
 def extent(trace: Trace, what: str) -> tuple[int, int]:
     """First start and last end of any device activity, ns; raises BadInput when there is none."""
     trace.require_timeline(what)
-    rows = [r for r in trace.activities if len(r)]
-    if not rows:
+    if not any(map(len, trace.activities)):
         raise BadInput(trace.source, "has no device activity", f"no {what} can be taken")
-    return min(int(r.start_ns[0]) for r in rows), max(int(r.end_ns.max()) for r in rows)
+    return trace.extent_ns
 
 
 def clip(trace: Trace, spans: Spans, label: str, steps: int | None = None) -> Trace:
     """The device activity inside disjoint spans, cut at their edges; a row that lies in two of them becomes two."""
-    parts, cut = zip(*(_clipped(rows, spans) for rows in trace.activities), strict=True)
+    rows, cut = zip(*(_clipped(rows, spans) for rows in trace.activities), strict=True)
     said = f"{sum(cut)} rows cross an edge of the window and are counted with the part inside"
-    return _part(trace, parts, spans, label, steps, [said] if any(cut) else [])
+    return _part(trace, spans, steps).but(rows, label, [said] if any(cut) else [])
 
 
 def _clipped(rows: Rows, spans: Spans) -> tuple[Rows, int]:
@@ -78,13 +77,9 @@ def _clipped(rows: Rows, spans: Spans) -> tuple[Rows, int]:
     return replace(taken, start_ns=start, end_ns=end).take(np.argsort(start, kind="stable")), cut
 
 
-def _part(
-    trace: Trace, parts: Sequence[Activity], spans: Spans, label: str, steps: int | None, warn: Sequence[str]
-) -> Trace:
-    changes: dict[str, Any] = dict(zip(("kernels", "memcpy", "memset", "graphs"), parts, strict=True))
-    changes["windows_ns"] = tuple(zip(spans.start.tolist(), spans.end.tolist(), strict=True))
-    changes["window_label"] = f"{trace.window_label}, {label}" if trace.window_label else label
-    return trace.but(**changes, steps=steps, whole=trace.whole or trace, warn=warn)
+def _part(trace: Trace, spans: Spans, steps: int | None) -> Trace:
+    windows = tuple(zip(spans.start.tolist(), spans.end.tolist(), strict=True))
+    return trace.but(windows_ns=windows, steps=steps, whole=trace.whole or trace)
 
 
 def _launched(trace: Trace, launch: Int64, instance: Int64, label: str) -> Trace:
@@ -106,7 +101,7 @@ def _launched(trace: Trace, launch: Int64, instance: Int64, label: str) -> Trace
     mine_busy, all_busy = (union([merged(r.start_ns, r.end_ns) for r in rows]) for rows in (parts, trace.activities))
     foreign = all_busy.overlap_ns(spans) - mine_busy.ns
     said = f"for {foreign / 1e3:,.3f} us of the window's idle time the device worked on what others launched"
-    return _part(trace, parts, spans, label, len(used), [said] if foreign > 0 else [])
+    return _part(trace, spans, len(used)).but(parts, label, [said] if foreign > 0 else [])
 
 
 def _extents(code: NDArray[np.int32], start: Int64, end: Int64) -> tuple[Int64, Int64]:
@@ -126,12 +121,9 @@ def only(trace: Trace, **wanted: list[int] | None) -> Trace:
         known = sorted({int(n) for rows in trace.activities for n in compact(getattr(rows, column))[0]})
         for number in set(numbers) - set(known):
             raise BadInput(f"--{column}", f"{number} runs nothing", f"there are {', '.join(map(str, known[:20]))}")
-        parts = [rows.take(np.isin(getattr(rows, column), numbers)) for rows in trace.activities]
-        changes: dict[str, Any] = dict(zip(("kernels", "memcpy", "memset", "graphs"), parts, strict=True))
-        if column == "device":
-            changes["gpus"] = {d: name for d, name in trace.gpus.items() if d in numbers}
-        label = f"{column} {', '.join(map(str, numbers))}"
-        trace = trace.but(**changes, window_label=f"{trace.window_label}, {label}" if trace.window_label else label)
+        rows = [rows.take(np.isin(getattr(rows, column), numbers)) for rows in trace.activities]
+        gpus = {d: name for d, name in trace.gpus.items() if column != "device" or d in numbers}
+        trace = trace.but(rows, f"{column} {', '.join(map(str, numbers))}", gpus=gpus)
     return trace
 
 
@@ -223,48 +215,50 @@ def gpu_time(trace: Trace) -> dict[tuple[str, int], tuple[int, int]]:
     for rows in trace.activities:
         at = calls_of(launches(rows))
         np.add.at(spent, at[at >= 0], rows.duration_ns[at >= 0])
-    plain, code = np.unique([NUMBERED.sub("", label) for label in trace.labels], return_inverse=True)
-    for scope, owner in ((0, "thread"), (1, "process")):
-        ranges = trace.ranges.take(trace.ranges.scope == scope)
-        of_range, of_call = getattr(ranges, owner), getattr(calls, owner)
-        for one in np.unique(of_range):
-            mine = np.flatnonzero(of_call == one)
-            begun, cost = calls.start_ns[mine], np.concatenate([[0], np.cumsum(spent[mine])])
-            own = ranges.take(of_range == one)
-            keys, which = group(code[own.label], own.domain)
-            inner = {d: np.full(len(mine), -1) for d in np.unique(own.domain).tolist()}
-            low, high = (np.searchsorted(begun, t, side="left") for t in (own.start_ns, own.end_ns))
-            for i in np.lexsort((-own.end_ns, own.start_ns))[(high > low)[np.lexsort((-own.end_ns, own.start_ns))]]:
-                inner[int(own.domain[i])][low[i] : high[i]] = which[i]
-            for number, (name, domain) in enumerate(keys):
-                spans = merged(own.start_ns[which == number], own.end_ns[which == number])
-                a, b = (np.searchsorted(begun, t, side="left") for t in (spans.start, spans.end))
-                before = found.get((str(plain[name]), domain), (0, 0))
-                alone = int(spent[mine][inner[domain] == number].sum())
-                found[str(plain[name]), domain] = (before[0] + int((cost[b] - cost[a]).sum()), before[1] + alone)
+    keys, code = by_label(trace)
+    for at, mine in _by_owner(trace.ranges, calls):
+        own, which = trace.ranges.take(at), code[at]
+        begun, cost = calls.start_ns[mine], np.concatenate([[0], np.cumsum(spent[mine])])
+        inner = {d: np.full(len(mine), -1) for d in np.unique(own.domain).tolist()}
+        low, high = (np.searchsorted(begun, t, side="left") for t in (own.start_ns, own.end_ns))
+        for i in np.lexsort((-own.end_ns, own.start_ns)):  # the innermost last
+            inner[int(own.domain[i])][low[i] : high[i]] = which[i]
+        for number in np.unique(which):
+            spans = merged(own.start_ns[which == number], own.end_ns[which == number])
+            a, b = (np.searchsorted(begun, t, side="left") for t in (spans.start, spans.end))
+            total, of_own = found.get(keys[number], (0, 0))
+            alone = int(spent[mine][inner[keys[number][1]] == number].sum())
+            found[keys[number]] = (total + int((cost[b] - cost[a]).sum()), of_own + alone)
     return found
+
+
+def by_label(trace: Trace) -> tuple[list[tuple[str, int]], NDArray[np.int32]]:
+    """The distinct labels, without numbers, each with its domain, and the index of each range among them."""
+    code, plain = interned(NUMBERED.sub("", label) for label in trace.labels)
+    keys, which = group(np.array(code, np.int64)[trace.ranges.label], trace.ranges.domain)
+    return [(plain[label], domain) for label, domain in keys], which
+
+
+def _by_owner(ranges: Ranges, calls: Calls) -> Iterator[tuple[Int64, Int64]]:
+    """The index of each thread's ranges, and of those of a whole process, with the index of its calls."""
+    for scope, owner in ((0, "thread"), (1, "process")):
+        of_range, of_call = getattr(ranges, owner), getattr(calls, owner)
+        for one in np.unique(of_range[ranges.scope == scope]):
+            yield np.flatnonzero((ranges.scope == scope) & (of_range == one)), np.flatnonzero(of_call == one)
 
 
 def _launched_within(trace: Trace, ranges: Ranges) -> tuple[Int64, Int64, int]:
     """The launches that begin inside the ranges, the instance of each (by start), and how many instances."""
-    calls, found, instances = trace.calls, [], []
-    begins: list[Int64] = []
-    for scope, owner in ((0, "thread"), (1, "process")):
-        of_scope = ranges.take(ranges.scope == scope)
-        for one in np.unique(getattr(of_scope, owner)):
-            mine = of_scope.take(getattr(of_scope, owner) == one)
-            spans = merged(mine.start_ns, mine.end_ns)
-            own = calls.take(getattr(calls, owner) == one)
-            at = np.searchsorted(spans.start, own.start_ns, side="right") - 1
-            inside = (at >= 0) & (own.start_ns < spans.end[np.maximum(at, 0)])
-            found.append(launches(own)[inside])
-            instances.append(sum(len(b) for b in begins) + at[inside])
-            begins.append(spans.start)
-    if not begins:
-        return NO_LAUNCH, NO_LAUNCH, 0
-    starts = np.concatenate(begins)
+    launch, instance, starts = NO_LAUNCH, NO_LAUNCH, NO_LAUNCH
+    for mine, calls in _by_owner(ranges, trace.calls):
+        spans, own = merged(ranges.start_ns[mine], ranges.end_ns[mine]), trace.calls.take(calls)
+        own = own.take(spans.cover(own.start_ns))
+        at = np.searchsorted(spans.start, own.start_ns, side="right") - 1
+        launch = np.append(launch, launches(own))
+        instance = np.append(instance, len(starts) + at)
+        starts = np.append(starts, spans.start)
     rank = np.argsort(np.argsort(starts, kind="stable"))
-    return np.concatenate(found), rank[np.concatenate(instances)], len(starts)
+    return launch, rank[instance], len(starts)
 
 
 @dataclass(frozen=True)
@@ -306,12 +300,15 @@ def _replays(trace: Trace) -> Replays:
         none = np.zeros(len(rows), np.int64)
         process, graph = rows.process.astype(np.int64), rows.graph.astype(np.int64)
         return Replays(rows.start_ns, rows.end_ns, process, launches(rows), graph, none, none, none > 0, True)
-    process, correlation, graph, start, end, count = _runs(trace)
+    mine = (trace.column("graph") != NONE) | (trace.column("graph_node") != NONE)
+    process, correlation, graph, start, end = (
+        trace.column(name)[mine] for name in ("process", "correlation", "graph", "start_ns", "end_ns")
+    )
     keys, code = group(process, correlation)
     first, last = _extents(code, start, end)
     pair, of_graph = np.array(keys, np.int64).reshape(-1, 2), np.full(len(keys), NONE, np.int64)
     np.maximum.at(of_graph, code, graph.astype(np.int64))
-    nodes = np.bincount(code, count, minlength=len(keys)).astype(np.int64)
+    nodes = np.bincount(code, minlength=len(keys))
     expected = np.zeros(len(keys), np.int64)
     for one in np.unique(of_graph):
         counts, times = np.unique(nodes[of_graph == one], return_counts=True)
@@ -323,30 +320,12 @@ def _replays(trace: Trace) -> Replays:
     return found.take(np.argsort(first, kind="stable"))
 
 
-def _runs(trace: Trace) -> list[Int64]:
-    """The rows that ran in graphs, those of a launch that follow one another as one: process, correlation, the largest
-    graph number, first start, last end, how many."""
-    parts = []
-    for rows in (trace.kernels, trace.memcpy, trace.memset):
-        mine = _in_graphs(rows)
-        process, correlation, graph, start, end = (
-            getattr(rows, column)[mine] for column in ("process", "correlation", "graph", "start_ns", "end_ns")
-        )
-        new = (np.diff(process) != 0) | (np.diff(correlation) != 0)
-        at = np.flatnonzero(np.append(True, new))[: len(start)]
-        most = (np.maximum.reduceat(column, at) if len(at) else column for column in (graph, end))
-        graph, end = most
-        parts.append([process[at], correlation[at], graph, start[at], end, np.diff(at, append=len(start))])
-    return [np.concatenate(columns) for columns in zip(*parts, strict=True)]
-
-
 def _at_edge(trace: Trace, launch: Int64, first: Int64, last: Int64) -> NDArray[np.bool_]:
     """Which launches end with the capture, or begin with it without the call that made them; none without calls."""
     if not (len(launch) and len(trace.calls)):
         return np.zeros(len(launch), bool)
-    every = [r for r in trace.activities if len(r)]
-    done = max(int(r.end_ns.max()) for r in (*every, trace.calls))
-    begun = min(int(r.start_ns[0]) for r in every)
+    begun, done = trace.extent_ns
+    done = max(done, int(trace.calls.end_ns.max()))
     return (last == done) | ((first == begun) & ~np.isin(launch, launches(trace.calls)))
 
 
@@ -373,15 +352,7 @@ def told_apart(trace: Trace) -> Trace:
     for rows in kinds:
         pairs = zip(launches(rows).tolist(), rows.graph.tolist(), strict=True)
         changed.append(replace(rows, graph=np.array([of.get(x, g) if g == 0 else g for x, g in pairs], np.int32)))
-    return trace.but(**dict(zip(("kernels", "memcpy", "memset"), changed, strict=True)))
-
-
-def _in_graphs(rows: Activity) -> NDArray[np.bool_] | slice:
-    """Which rows ran in a graph: none where both columns are one value stored once."""
-    if not (rows.graph.strides[0] or rows.graph_node.strides[0]):
-        return slice(0)
-    mine = (rows.graph != NONE) | (rows.graph_node != NONE)
-    return slice(None) if mine.all() else mine
+    return trace.but(changed)
 
 
 def truncation_warning(found: Replays) -> list[str]:

@@ -9,36 +9,21 @@ a device without streams (a TPU) the line "XLA Ops" is taken. Source: xplane.pro
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lab.base.errors import BadInput
-from lab.trace.model import COPY_KINDS, NONE, Calls, Copies, Fills, Kernels, Ranges, Trace, interned
+from lab.trace.model import KINDS, NONE, Trace, build, direction
 
 DEVICE = re.compile(r"/device:(?:GPU|TPU):(\d+)")
 CALLS, HOST = "/host:CUPTI", "/host:CPU"
 CALL = re.compile(r"(?:cuda|cu|hip)[A-Z]")
-MOVED = re.compile(r"Mem(?:cpy([HDP])2([HDP])|set)|Copy(Host|Device)To(Host|Device)", re.IGNORECASE)
+FILL = re.compile("Memset", re.IGNORECASE)
+COPY = re.compile(r"Memcpy[HDP]2[HDP]|Copy(?:Host|Device)To(?:Host|Device)", re.IGNORECASE)
 SIZE = re.compile(r"\b(?:size|num_bytes):(\d+)")
 Message = dict[int, list[Any]]  # field number -> values in order: int, or bytes
-
-
-@dataclass
-class Rows:
-    """Events of one kind, column by column."""
-
-    names: list[str] = field(default_factory=list)
-    columns: dict[str, list[int]] = field(default_factory=dict)
-    bytes: list[int] = field(default_factory=list)
-
-    def add(self, name: str, size: int = 0, **values: int) -> None:
-        """One more event."""
-        self.names.append(name)
-        self.bytes.append(size)
-        for key, value in values.items():
-            self.columns.setdefault(key, []).append(value)
 
 
 def is_space(content: bytes) -> bool:
@@ -56,7 +41,12 @@ def read(path: Path, content: bytes) -> Trace:
 
 
 def _trace(path: Path, planes: list[Message]) -> Trace:
-    kernels, copies, fills, calls, ranges, gpus = Rows(), Rows(), Rows(), Rows(), Rows(), dict[int, str]()
+    rows, gpus = {kind: defaultdict[str, list[Any]](list) for kind in KINDS}, dict[int, str]()
+
+    def add(to: str, **values: Any) -> None:
+        for key, value in values.items():
+            rows[to][key].append(value)
+
     for plane in planes:
         name, lines = _text(plane, 2), [_message(line) for line in plane.get(3, ())]
         events, stats = (
@@ -70,37 +60,18 @@ def _trace(path: Path, planes: list[Message]) -> Trace:
             for line in streams or [line for line in lines if _text(line, 2) == "XLA Ops"]:
                 for what, at, found in _events(line, events, stats):
                     gpus[number] = str(about.get("device_type_string", ""))
-                    moved = MOVED.match(what)
-                    rows = (copies if moved[1] or moved[3] else fills) if moved else kernels
+                    to = "memset" if FILL.match(what) else "memcpy" if COPY.match(what) else "kernels"
                     size = SIZE.search(str(found.get("memcpy_details", found.get("memset_details", ""))))
-                    where = {"device": number, "stream": _int(line, 1), "correlation": _number(found)}
-                    rows.add(what, int(size[1]) if size else 0, **at, **where)
+                    moved = {"kind": direction(what), "bytes": int(size[1]) if size else 0}
+                    add(to, name=what, device=number, stream=_int(line, 1), correlation=_number(found), **at, **moved)
         elif name in (CALLS, HOST):
             for line in lines:
                 for what, at, found in _events(line, events, stats):
                     if name == CALLS or CALL.match(what):
-                        calls.add(what, **at, thread=_int(line, 1), process=0, correlation=_number(found))
+                        add("calls", name=what, thread=_int(line, 1), correlation=_number(found), **at)
                     elif not what.startswith("$"):  # a Python frame
-                        ranges.add(what, **at, thread=_int(line, 1), process=0)
-    index = {rows: interned(own.names) for rows, own in (("k", kernels), ("c", calls), ("r", ranges))}
-    warnings = [] if calls.names else ["no CUDA API calls in the file: kernels cannot be joined to their launches"]
-    for own in (kernels, copies, fills):
-        own.columns["process"] = [0] * len(own.names)
-    return Trace(
-        tool="xplane",
-        source=path.name,
-        graph_mode="none" if calls.names else "unknown",
-        gpus=gpus,
-        names=index["k"][1],
-        call_names=index["c"][1],
-        labels=index["r"][1],
-        kernels=Kernels.of(**kernels.columns, name=index["k"][0]),
-        memcpy=Copies.of(**copies.columns, bytes=copies.bytes, kind=[_kind(n) for n in copies.names]),
-        memset=Fills.of(**fills.columns, bytes=fills.bytes),
-        calls=Calls.of(**calls.columns, name=index["c"][0]),
-        ranges=Ranges.of(**ranges.columns, label=index["r"][0]),
-        warnings=tuple(warnings),
-    )
+                        add("ranges", label=what, thread=_int(line, 1), **at)
+    return build("xplane", path, rows, "CUDA API", gpus=gpus)
 
 
 def _events(
@@ -112,7 +83,7 @@ def _events(
         if 5 not in event:
             start = begin + _int(event, 2)
             at = {"start_ns": start // 1000, "end_ns": (start + _int(event, 3)) // 1000}
-            yield names[_int(event, 1)], at, _stats(event.get(4, ()), stats)
+            yield names[_int(event, 1)], at | {"process": 0}, _stats(event.get(4, ()), stats)
 
 
 def _stats(found: Any, names: dict[int, str]) -> dict[str, Any]:
@@ -130,13 +101,6 @@ def _stats(found: Any, names: dict[int, str]) -> dict[str, Any]:
 def _number(stats: dict[str, Any]) -> int:
     found = stats.get("correlation_id", NONE)
     return found if isinstance(found, int) else NONE
-
-
-def _kind(name: str) -> int:
-    found = MOVED.match(name)
-    ends = [(word or "")[:1].upper() for word in found.groups() if word] if found else []
-    short = "to".join(ends)
-    return COPY_KINDS.index(short) if short in COPY_KINDS else 0
 
 
 def _int(message: Message, number: int) -> int:

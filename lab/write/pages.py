@@ -363,7 +363,7 @@ class CardPage:
     @property
     def row_text(self) -> str:
         """What its row of the workbench compares."""
-        return vocabulary.row_ids().get(self.card.row, "")
+        return vocabulary.words().row.get(self.card.row, "")
 
 
 def _criterion(source: str) -> str:

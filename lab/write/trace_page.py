@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from lab.base.errors import BadInput
-from lab.trace import categories, exposed
-from lab.trace.model import Trace, short_name
+from lab.trace import categories
+from lab.trace.model import Trace, labels, short_name
 from lab.trace.summary import Summary
 from lab.write.objects import html_table
 
@@ -49,9 +49,9 @@ def page(trace: Trace, s: Summary) -> str:
 
 
 def _timeline(trace: Trace) -> tuple[dict[str, object], int]:
-    texts, codes = exposed.labels(trace)
+    texts, codes = labels(trace)
     columns = ("start_ns", "end_ns", "device", "process", "stream")
-    start, end, device, process, stream = (np.concatenate([getattr(r, c) for r in trace.activities]) for c in columns)
+    start, end, device, process, stream = map(trace.column, columns)
     code = np.concatenate(codes)
     keep = np.sort(np.argsort(start - end, kind="stable")[:ROWS])
     origin = int(start.min())

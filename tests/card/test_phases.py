@@ -229,7 +229,7 @@ def test_another_unit_or_a_withdrawn_figure_is_invalid(card: phases.Card, case: 
 @over(EVERY_CASE)
 def test_zero_engagements_never_pass(card: phases.Card, case: phases.RecordedCase) -> None:
     asked = {(c.metric, c.workload) for c in card.gate.engaged}
-    zero = {**case.evidence, **{key: Reading(vocabulary.metrics()[key[0]].unit, candidate=0) for key in asked}}
+    zero = {**case.evidence, **{key: Reading(vocabulary.words().metric[key[0]].unit, candidate=0) for key in asked}}
     if asked:
         assert judge(card.gate, zero).word == "VACUOUS"
     else:

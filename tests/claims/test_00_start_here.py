@@ -61,6 +61,6 @@ def test_claims():
     again = reproduction.reproduce()
     assert all(r.agrees == (r.expected == "agrees") for r in again)
     # What comes next
-    known = vocabulary.row_ids()
+    known = vocabulary.words().row
     without = [row for row in known if row not in {c.row for c in cards.values()}]
     assert not without, without

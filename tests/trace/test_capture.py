@@ -203,11 +203,9 @@ def test_how_kernels_were_launched_is_stored(tmp_path: Path) -> None:
         export.kernel(name, start, start + 5, registersPerThread=registers, **sizes)
     trace = export.trace()
     again = stored.load(stored.save(trace, tmp_path / "trace.parquet"))
-    assert {again.names[i]: (how.registers, how.shared_bytes, how.block[0], how.grid[:2]) for i, how in
+    assert {name: (how.registers, how.shared_bytes, how.block[0], how.grid[:2]) for name, how in
             again.launched.items()} == {"b": (40, 1124, 128, (7, 3)), "a": (255, 1124, 128, (7, 3))}  # fmt: skip
-    assert {again.names[i]: how for i, how in again.launched.items()} == {
-        trace.names[i]: how for i, how in trace.launched.items()
-    }
+    assert again.launched == trace.launched
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from lab.cli import main
 from lab.trace import breakdowns, categories
 from lab.trace.categories import OTHER
 from lab.trace.files import read
-from lab.trace.model import NameTotal, totals_by_name
+from lab.trace.model import Total, totals_by_name
 from tests.refused import refused
 from tests.trace.nsys_synthetic import Export
 from tests.trace.test_readers import REAL as REAL_FILES
@@ -150,7 +150,7 @@ def test_recorded_names_have_ours() -> None:
 
 def test_other_warns_above_its_limit_and_names_the_largest() -> None:
     def said(whole_us: int, **us: int) -> str:
-        totals = [NameTotal(f"void {name}<int>(int)", 1, value * 1000) for name, value in us.items()]
+        totals = [Total(f"void {name}<int>(int)", 1, value * 1000) for name, value in us.items()]
         return " ".join(categories.other_warning(RULES, totals, whole_us * 1000))
 
     assert all(words in said(100, foo=6, bar=1) for words in ("7.0%", "foo 6 us", "bar 1 us"))

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from lab.base.errors import BadInput
 from lab.cli import main
 from lab.study import attributions
-from lab.trace import breakdowns, categories, diff
+from lab.trace import breakdowns, diff
 from lab.trace.breakdowns import IDLE, OVERLAP, Breakdown, Part, digit_error
-from lab.trace.model import Copies, Fills, GraphLaunches, Kernels, Trace
+from lab.trace.model import OPAQUE, Copies, Fills, GraphLaunches, Kernels, Trace
 from tests.loops import numbered, over
 from tests.refused import held, refused
 from tests.trace.nsys_synthetic import Export
@@ -86,7 +86,7 @@ def test_per_step() -> None:
 def test_opaque_graphs_are_a_category_and_hide_the_kernels() -> None:
     graphs = GraphLaunches.of(start_ns=[10_000], end_ns=[90_000], device=[0], stream=[1])
     b = breakdowns.from_trace(trace((0, 10, 0, 1), graphs=graphs))
-    assert {p.category: p.value for p in b.parts}[categories.OPAQUE] == 80.0
+    assert {p.category: p.value for p in b.parts}[OPAQUE] == 80.0
     assert b.kernels == {}
     assert any("opaque" in w for w in b.warnings)
 

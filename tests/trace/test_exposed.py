@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from lab.trace import amdahl, exposed
 from lab.trace.amdahl import Interval
+from lab.trace.categories import Rule, Rules
 from lab.trace.model import Calls, Copies, Kernels, Trace
 from tests.draw.test_pictures import sample
 
@@ -86,11 +87,14 @@ def test_exposed_overlapped_and_idle_are_the_span(
     assert {n: ns for n, (ns, _) in exposed.by_kernel(t).items()} == per_kernel
 
 
-def test_many_categories_share_a_bit() -> None:
-    """More than one integer tells apart, which only rules of a user's own can make."""
-    spans = {str(i): exposed.Spans(np.array([i * 10]), np.array([i * 10 + 11])) for i in range(90)}
-    found = exposed._device(spans)
+def test_more_categories_than_bits_of_an_integer() -> None:
+    """90, which only rules of a user's own can make, each with its own microsecond beside the next."""
+    start, names = 10 * np.arange(90), [f"k{i}_" for i in range(90)]
+    rules = Rules(tuple(Rule(name, f"^{name}") for name in names), {})
+    kernels = Kernels.of(start_ns=start, end_ns=start + 11, name=range(90), device=[0] * 90)
+    found = exposed.by_device(Trace(tool="t", source="s", names=names, kernels=kernels), rules)[0]
     assert sum(p.exposed_ns for p in found.parts.values()) + found.overlapped_ns == 901
+    assert (found.overlapped_ns, found.parts["k1_"].behind) == (89, {"k0_": 1, "k2_": 1})
 
 
 # What a faster part gives ---------------------------------------------------------------------------------------------

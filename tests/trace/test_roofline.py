@@ -99,6 +99,6 @@ def test_how_kernels_are_launched_in_an_export(tmp_path: Path) -> None:
         export.kernel("a<int>()", i * 10, i * 10 + 5, **shape, **(sizes | {"gridX": 5 + i}))
     export.kernel("b()", 40, 50, registersPerThread="\x1b[31m")
     t = read(export.write(tmp_path / "a.sqlite"))
-    assert t.launched == {0: Launch(40, 1024, (64, 1, 1), (5, 2, 1))}, "the first launch; a text is no number"
+    assert t.launched == {t.names[0]: Launch(40, 1024, (64, 1, 1), (5, 2, 1))}, "the first launch; a text is no number"
     first, other = summarise(t).top_kernels
     assert (first.registers, first.grid, other.registers, other.grid) == (40, "5x2x1", None, "")

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from lab.cli import main
 from lab.trace import breakdowns
-from lab.trace.categories import OPAQUE, OTHER
+from lab.trace.categories import OTHER
 from lab.trace.files import read
-from lab.trace.model import COPY_KINDS, Copies, Fills, GraphLaunches, Kernels, Trace
+from lab.trace.model import COPY_KINDS, OPAQUE, Copies, Fills, GraphLaunches, Kernels, Trace
 from lab.trace.summary import Summary, summarise
 from tests.loops import numbered, over
 from tests.refused import held as refusal_held

@@ -157,7 +157,7 @@ class Asked(msgspec.Struct, frozen=True):
         return value * one.factor / other.factor, want
 
 
-NOTHING_ASKED = Asked({name: metric.unit for name, metric in vocabulary.metrics().items()})
+NOTHING_ASKED = Asked({name: metric.unit for name, metric in vocabulary.words().metric.items()})
 
 
 @dataclass(frozen=True)
