@@ -12,7 +12,8 @@ fitted to the same times; where a candidate has none, its own stands in the tabl
 
 What a family routes by, and who may compete, its kernels/<family>/route.py says (ROUTER). Arms that show a defect or a
 single change never compete; some precisions only where they are asked for by name (`--precision`). Both are marked.
-A device without rows has no table; for one shape the roofline answers there, and says so.
+A device without rows has no table; for one shape the times of a device of its compute capability are carried over,
+each with the difference of the two floors, or the roofline answers, and either says so.
 """
 
 from __future__ import annotations
@@ -411,7 +412,7 @@ def choose(
 
     known: another table than the stored one; then all candidates of it compete.
     """
-    from kernels import routing
+    from kernels import operators, routing
     from kernels.common import described_for
 
     peaks = {pipe: fact.base / 1e12 for pipe, fact in device.peaks.items()}
@@ -421,9 +422,9 @@ def choose(
         here = {p.candidate for p in known.points}
         candidates = tuple(c for c in candidates if c.name in here)
         precisions = [*asks.opt_in, *{c.precision for c in candidates if asks.stored}]
-    sms = timefit.sms(device)
+    sms, source = timefit.sms(device), operators.source(device.id, asks.family)
     with described_for(device.capability):
-        return routing.route(asks, workload, device.id, candidates, read_gb_s, peaks, known, precisions, sms)
+        return routing.route(asks, workload, device.id, candidates, read_gb_s, peaks, known, precisions, sms, source)
 
 
 def errors(names: Iterable[str], rows: Iterable[Measurement]) -> dict[str, Errors]:
@@ -566,7 +567,7 @@ def _print_table(asks: Router, device: devices.Device, named: Sequence[str], arg
     if known is None and arguments.write:
         raise BadInput("--write", f"nothing of {asks.family} was measured on {device.id}", "measure a card first")
     places = crossovers(competing(known, arguments.precision), _aside(groups, out)) if known else []
-    source = f", {known.source}" if known else ": nothing measured there; a shape is predicted from the roofline alone"
+    source = f", {known.source}" if known else ": nothing measured there; a shape is carried over, or predicted"
     title = f"{asks.family} on {device.id}{source}"
     if arguments.json:
         print_json([place.to_json() for place in places])

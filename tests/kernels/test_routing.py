@@ -3,13 +3,16 @@
 import json
 import math
 import timeit
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from kernels import routing
-from kernels.common import Work
+from kernels.common import Cost, Work, Workload
 from kernels.nvfp4.route import ROUTER as NVFP4
 from kernels.q8.route import ROUTER as Q8_0
 from kernels.routing import Point, Table
@@ -135,6 +138,56 @@ def test_without_rows_the_prediction_decides_and_says_so() -> None:
     level = routing.choose(*arguments)
     assert level.candidate == "gemv"
     assert "(equal ones in the order of preference)" in level.reason
+
+
+HALF = routing.Source(CROSSING, 2000.0, {"bf16": 100.0})
+
+
+def test_a_time_is_carried_over_by_its_floor() -> None:
+    """What a kernel takes beyond its floor stays; nothing is faster than its floor; no peak, no products."""
+    memory, products = Cost(1e6, 2e7, "bf16"), Cost(1e9, 2e6, "bf16")  # 10 us at 2 TB/s and 20 at 1; 10 us and 5
+    rates = (1000.0, {"bf16": 200.0})
+    assert routing.carried(13.0, memory, HALF, *rates) == pytest.approx(23.0)
+    assert routing.carried(13.0, products, HALF, *rates) == pytest.approx(8.0)
+    assert routing.carried(1.0, memory, HALF, *rates) == pytest.approx(20.0)
+    assert routing.carried(13.0, products, HALF, 1000.0, {}) == pytest.approx(14.0)
+    assert routing.carried(13.0, replace(products, pipe="fp8"), HALF, *rates) == pytest.approx(14.0)
+
+
+def test_a_device_without_a_table_gets_another_ones_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At half the bandwidth gemv, which reads twice as much, loses what it wins; the interval is wider by CARRIED."""
+
+    def work(name: str) -> Callable[[Workload, int], Work]:
+        return lambda workload, sms: Work({"tokens": 8.0} if name == "gemv" else {"bytes": float(sms)})
+
+    candidates: list[Any] = [
+        SimpleNamespace(name=name, precision="", no_route="", refuses=lambda workload: "", work=work(name))
+        for name in ("gemv", "gemm")
+    ]
+    router = routing.Router("toy", "M", ("N", "K"), {}, lambda w, c: Cost(0.0, MOVED[c.name], "bf16"), NVFP4.asked, "")
+    workload = Workload("x", {**SHAPE, "M": 8})
+    known = table(gemv={8: 16.0}, gemm={8: 20.0})
+
+    def asked(device: str, source: routing.Source | None) -> routing.Choice:
+        return routing.route(router, workload, device, candidates, 1000.0, {"bf16": 100.0}, source=source)
+
+    here = asked("nowhere", replace(HALF, table=known))
+    assert (here.candidate, here.how) == ("gemm", "carried")
+    assert here.times_us == pytest.approx({"gemm": 24.0, "gemv": 26.0})
+    assert "M=8 on nowhere, carried over from h200: 24.0 us against gemv 26.0" in here.reason
+    assert asked("nowhere", None).how == "predicted"
+    monkeypatch.setattr(routing, "table", lambda device, family: known)
+    assert (asked("h200", HALF).candidate, asked("h200", HALF).how) == ("gemv", "measured")
+    monkeypatch.setattr(routing, "table", lambda device, family: None)
+    fitted = asked("nowhere", replace(HALF, table=replace(known, points=known.points[:1], fits=FITS), sms=20))
+    time, there = fitted.fitted["gemm"], predict(Work({"bytes": 20.0}), FITS["gemm"])
+    assert there is not None
+    assert time.us == pytest.approx(there.us + 4.0)
+    assert time.low == pytest.approx((there.low + 4.0) * (1 - routing.CARRIED))
+    assert time.high == pytest.approx((there.high + 4.0) * (1 + routing.CARRIED))
+
+
+MOVED = {"gemv": 2e7, "gemm": 8e6}
 
 
 def test_a_pipe_without_a_peak_is_no_prediction() -> None:

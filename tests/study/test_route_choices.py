@@ -1,10 +1,11 @@
 """`lab routes FAMILY --shape AXIS=VALUE ...`: what a user is told, and that it is what the table says."""
 
 import json
+import statistics
 
 import pytest
 
-from kernels import routing
+from kernels import operators, routing
 from lab.base import devices
 from lab.check import families
 from lab.cli import main
@@ -190,3 +191,37 @@ def test_what_is_for_another_architecture_is_left_out_with_the_reason() -> None:
     assert told_["left_out"]["cuda_scan"] == families.unfit(families.load("gdn").candidates["cuda_scan"], (12, 1))
     assert "sm_90a" in told_["left_out"]["cuda_scan"]
     assert "cuda_scan" not in told_["times_us"]
+
+
+def test_what_is_carried_over_from_an_h200_is_what_an_h100_measured() -> None:
+    """Of every place that an H100's own rows have: the times, and what the choice costs there."""
+    h100, off, regret = devices.get("h100"), list[float](), list[float]()
+
+    @over({str(x): (x,) for x in ROUTED})
+    def each(family: str) -> None:
+        asks = routes.router(family)
+        for (shape, at), times in routes.table(family, "h100").at.items():
+            workload, _ = asks.asked({axis: str(value) for axis, value in (*shape, (asks.axis, at))})
+            for precisions in ((), *((name,) for name in asks.opt_in)):
+                choice = routes.choose(asks, workload, h100, precisions)
+                assert choice.how == "carried"
+                both = [name for name in choice.times_us if name in times]
+                off.extend(abs(choice.times_us[name] / times[name] - 1) for name in both)
+                if len(both) > 1:
+                    regret.append(times[both[0]] / min(times[name] for name in both) - 1)
+
+    each()
+    assert len(off) > 70
+    assert len(regret) > 20
+    assert statistics.median(off) < 0.045
+    assert sum(x <= routing.CARRIED for x in off) >= 0.9 * len(off)
+    assert max(regret) < 0.05
+
+
+def test_a_router_carries_over_within_a_compute_capability_alone() -> None:
+    for device in ("h100", "h100-pcie", "gh200"):
+        source = operators.source(device, "nvfp4")
+        assert source
+        assert (source.table.device, source.read_gb_s, source.sms) == ("h200", 4800.0, 132)
+    for device in ("h200", "rtx-5090", "b200", "nowhere"):
+        assert operators.source(device, "nvfp4") is None
