@@ -1,7 +1,7 @@
 """Tables that a page of lab/write/docs holds a place for: what became of each adversary, and kernels beside themselves.
 
-In: data/arena.toml and the rows that `python -m tests.bench.arena.run` and `python -m tests.bench.bench_aa` wrote. Out:
-Markdown.
+In: data/arena.toml, the rows that `python -m tests.bench.arena.run` and `python -m tests.bench.bench_aa` wrote, and
+those of cards, whose controls are timed beside a second self. Out: Markdown.
 """
 
 from __future__ import annotations
@@ -13,8 +13,12 @@ from typing import Literal
 
 import msgspec
 
-from lab.base import files
+from lab.base import devices, files, interval
 from lab.base.errors import REPOSITORY
+from lab.card.gate import Condition, Gate
+from lab.judge import evidence, rules
+from lab.row import store
+from lab.row.records import Measurement
 
 ADVERSARIES = REPOSITORY / "data/arena.toml"
 ARENA, BESIDE = REPOSITORY / "data/arena.jsonl", REPOSITORY / "data/aa.jsonl"
@@ -39,7 +43,10 @@ class Trial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One comparison of a kernel with its second self. us: the control's time; *_pct: the change and its interval."""
+    """One comparison of a kernel with its second self. us: its time; *_pct: the change and its interval.
+
+    word: what evidence and judge make of "kernel_us change < 0 %".
+    """
 
     family: str
     workload: str
@@ -65,6 +72,25 @@ def comparisons() -> list[Comparison]:
     return files.read_lines(BESIDE, Comparison, "write it with `python -m tests.bench.bench_aa --out`")
 
 
+def beside_itself(row: Measurement) -> Comparison | None:
+    """A control and its second self, judged as two kernels; None where the row has none that was timed."""
+    if row.again_samples is None or row.time_us is None or row.metric != "kernel_us":
+        return None
+    one = msgspec.structs.replace(row, arm="control", again_samples=None)
+    pair = (one, msgspec.structs.replace(one, arm="candidate", samples=row.again_samples))
+    gate = Gate(require=(Condition("kernel_us", "<", "%", 0.0, "change", row.workload_id),))
+    word = rules.judge(gate, evidence.readings(pair, devices.get(row.device))).word
+    told = (row.gpu or "", row.driver or "", row.torch or "", row.code)
+    change = evidence.change_pct(*pair)
+    return change and Comparison(row.family, row.workload_id, row.name, row.time_us, *change, word, *told)
+
+
+def of_cards() -> list[Comparison]:
+    """The controls of all comparisons over placements that profiles/ holds."""
+    placed = (r for r in store.rows() if r.placements >= interval.PLACEMENTS and r.processes >= evidence.PROCESSES)
+    return [found for row in placed if row.arm == "control" and (found := beside_itself(row))]
+
+
 def arena() -> str:
     """A sentence for each device; of each adversary where it is known from, what has to catch it, and what it got."""
     table = tomllib.loads(ADVERSARIES.read_text(encoding="utf-8"))
@@ -86,24 +112,26 @@ def arena() -> str:
 
 
 def beside() -> str:
-    """A line for each band of times: comparisons, false verdicts, intervals that hold zero, the widest of them."""
-    every = comparisons()
-    if not every:
-        return "Not run on a GPU yet.\n"
+    """A line for each GPU and band of times: comparisons, false verdicts, intervals that hold zero, the widest."""
+    every = comparisons() + of_cards()
     lines = [
-        f"On {', '.join(sorted({row.gpu for row in every}))}:\n",
-        "| a call takes | kernels | GO or NO-GO | intervals that hold zero | median half-width | widest |",
-        "|---|--:|--:|--:|--:|--:|",
+        "| GPU | a call takes | kernels | GO or NO-GO | intervals that hold zero | median half-width | widest |",
+        "|---|---|--:|--:|--:|--:|--:|",
     ]
-    for low, high in itertools.pairwise(BANDS_US):
-        if of := [row for row in every if low <= row.us < high]:
-            called = sum(row.word in ("GO", "NO-GO") for row in of)
-            held = sum(row.low_pct <= 0.0 <= row.high_pct for row in of)
-            half = [(row.high_pct - row.low_pct) / 2 for row in of]
-            said = f"{low:g} to {high:g} us" if high < BANDS_US[-1] else f"{low:g} us and more"
-            halves = f"{statistics.median_high(half):.2f} % | {max(half):.2f} %"
-            lines.append(f"| {said} | {len(of)} | {called} | {held} of {len(of)} | {halves} |")
+    for gpu in sorted({row.gpu for row in every}):
+        for low, high in itertools.pairwise(BANDS_US):
+            if of := [row for row in every if row.gpu == gpu and low <= row.us < high]:
+                said = f"{low:g} to {high:g} us" if high < BANDS_US[-1] else f"{low:g} us and more"
+                lines.append(f"| {gpu} | {said} | {_counted(of)} |")
+        lines.append(f"| {gpu} | all | {_counted([row for row in every if row.gpu == gpu])} |")
     return "\n".join(lines) + "\n"
+
+
+def _counted(of: list[Comparison]) -> str:
+    called = sum(row.word in ("GO", "NO-GO") for row in of)
+    held = sum(row.low_pct <= 0.0 <= row.high_pct for row in of)
+    half = [(row.high_pct - row.low_pct) / 2 for row in of]
+    return f"{len(of)} | {called} | {held} of {len(of)} | {statistics.median_high(half):.2f} % | {max(half):.2f} %"
 
 
 PLACES = {"{arena}": arena, "{beside}": beside}
