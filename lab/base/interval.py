@@ -57,14 +57,33 @@ class Interval:
         return self.placements >= PLACEMENTS and self.alike <= DRIFTING
 
 
+def _two_sided(t: float, degrees: int) -> float:
+    """P(|T| <= t) of Student's t with this many degrees of freedom (Abramowitz and Stegun 26.7.3 and 26.7.4).
+
+    SciPy's would cost each command that judges or writes a fifth of a second at its import.
+    """
+    angle = math.atan(t / math.sqrt(degrees))
+    cosine, odd = math.cos(angle), degrees % 2
+    term, total = (cosine if odd else 1.0), 0.0
+    for k in range(1 + odd, degrees, 2):
+        total += term
+        term *= cosine**2 * k / (k + 1)
+    # Even degrees: the series begins with 1 and its last term belongs to degrees - 2.
+    return 2 / math.pi * (angle + math.sin(angle) * total) if odd else math.sin(angle) * total
+
+
 @cache
 def quantile(level: float, degrees: int) -> float:
-    """Student's t with P(|T| <= t) = level. Raises ValueError for a level outside 0 to 1 or no degree of freedom."""
-    from scipy.special import stdtrit  # a fifth of a second, which a command without an interval need not pay
-
+    """t with P(|T| <= t) = level. Raises ValueError for a level outside 0 to 1 or no degree of freedom."""
     if not 0 < level < 1 or degrees < 1:
         raise ValueError(f"no quantile at {level} with {degrees} degrees of freedom")
-    return float(stdtrit(degrees, (1 + level) / 2))
+    low, high = 0.0, 1.0
+    while _two_sided(high, degrees) < level:
+        high *= 2
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _two_sided(middle, degrees) < level else (low, middle)
+    return high
 
 
 def change_pct(
