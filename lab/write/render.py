@@ -106,9 +106,12 @@ def _mistune() -> Any:
     return mistune.create_markdown(escape=True, plugins=["table", "strikethrough"])
 
 
+COMMENT = re.compile(r"^<!--[^\n]*-->\n", re.MULTILINE)  # marks for what is written between them
+
+
 def markdown(text: str) -> Markup:
-    """Markdown as HTML; HTML in it shows as text, and what is wide scrolls by itself."""
-    return wide(str(_mistune()(text)))
+    """Markdown as HTML; HTML in it shows as text, but for comments of a line; what is wide scrolls by itself."""
+    return wide(str(_mistune()(COMMENT.sub("", text))))
 
 
 def wide(html: str) -> Markup:

@@ -241,6 +241,15 @@ def test_hostile_text_stays_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert FIGURE in (tmp_path / "notebooks/nb.html").read_text(), "an instrument's figure is shown"
 
 
+def test_marks_around_what_is_written_are_not_shown() -> None:
+    """A comment is HTML too, and all other HTML shows as text."""
+    shown = render.markdown("<!-- written by x -->\n\n| a |\n|---|\n| 1 |\n<!-- end -->\n\nb <!-- c --> <b>d</b>\n")
+    assert "written" not in shown
+    assert "end" not in shown
+    assert "<td>1</td>" in shown
+    assert "&lt;!-- c --&gt; &lt;b&gt;d" in shown
+
+
 def policy(text: str) -> dict[str, str]:
     (held,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text.partition("<title>")[0])
     return dict(rule.split(" ", 1) for rule in html.unescape(held).split("; "))
