@@ -409,7 +409,8 @@ def test_own_candidate_passes_both_checks(name: str, candidate: str, monkeypatch
     *_, last = execute(Job(name, workload.id, ((role, candidate),), 0.0, l2="warm", backend=where))  # one set
     assert isinstance(last, Done)
     found = last.arms[0]
-    assert (found.status, found.message) == ("ok", "")
+    assert found.status == "ok", found.message
+    assert found.message == ""
     assert found.relative_error_after is not None  # 0.0 where a workload of one key leaves nothing to round
     assert math.isfinite(found.relative_error_after)
 
