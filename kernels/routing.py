@@ -9,7 +9,7 @@ run; an older run adds a candidate only where an arm of both runs took the same 
     measured      every candidate compared was timed at this shape and value of the axis
     fitted        at least one time is the model's, with its 90 % interval
     carried       the device has no file: those of one of its compute capability, each with the difference of the two
-                  devices' floors (183 launches timed on an H200 and an H100: median error 3 %, 13 % for nine in ten)
+                  devices' floors. Shown for an H200 and an H100, which have as many multiprocessors (see CARRIED)
     predicted     nothing was fitted for such a device: the roofline alone
 
 Why a model and not a rule of thumb: tiers by memory bandwidth were tried by others, and picked the slower path on the
@@ -37,7 +37,7 @@ from kernels.timing import Fit, Time, cold, predict
 PROFILES = Path(__file__).resolve().parent.parent / "profiles"
 SCHEMA = 2
 SMS = 132  # multiprocessors where nobody says how many: an H200's
-CARRIED = 0.13  # what nine in ten of the times that were carried over to another device were off by, at most
+CARRIED = 0.15  # by which a time carried from an H200 to an H100 misses, for nine in ten of the kernels timed on both
 ABSENT = "not among the candidates here"
 Shape = tuple[tuple[str, int], ...]
 
@@ -263,16 +263,18 @@ def roofline_us(cost: Cost, read_gb_s: float, peak_tflop_s: Mapping[str, float])
     return max(cost.bytes / (read_gb_s * 1e3), cost.flops / (peak * 1e6) if peak else math.inf)
 
 
-def carried(us: float, cost: Cost, source: Source, read_gb_s: float, peak_tflop_s: Mapping[str, float]) -> float:
-    """What takes `us` on a source's device, where the rates are these, us: what is beyond the floor stays.
+def carried(us: float, there_us: float, here_us: float) -> float:
+    """What takes `us` where its floor is there_us, in us where it is here_us: what is beyond the floor stays."""
+    return max(here_us, us - there_us + here_us)
 
-    A pipe whose peak one of the two lacks counts for nothing on either.
-    """
+
+def floors_us(cost: Cost, source: Source, read_gb_s: float, peak_tflop_s: Mapping[str, float]) -> tuple[float, float]:
+    """The floor of a cost on a source's device and at these rates, us; bytes alone where a peak is missing."""
     if cost.pipe not in peak_tflop_s or cost.pipe not in source.peak_tflop_s:
         cost = replace(cost, flops=0.0)
-    here = roofline_us(cost, read_gb_s, {cost.pipe: math.inf, **peak_tflop_s})
-    there = roofline_us(cost, source.read_gb_s, {cost.pipe: math.inf, **source.peak_tflop_s})
-    return max(here, us - there + here)
+    rates = (source.read_gb_s, source.peak_tflop_s), (read_gb_s, peak_tflop_s)
+    there, here = (roofline_us(cost, read, {cost.pipe: math.inf, **peaks}) for read, peaks in rates)
+    return there, here
 
 
 def choose(
@@ -420,7 +422,7 @@ def route(
 
     def carry(name: str, us: float) -> float:
         assert carries is not None
-        return carried(us, router.cost(workload, takes[name]), carries, read_gb_s, peak_tflop_s)
+        return carried(us, *floors_us(router.cost(workload, takes[name]), carries, read_gb_s, peak_tflop_s))
 
     shape, at = {axis: int(workload[axis]) for axis in router.shape}, int(workload[router.axis])
     times, over = (carries.table, carry) if carries else (known, None)

@@ -42,7 +42,6 @@ from lab.trace.model import Trace, interned
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-CARRIED = 0.15  # by which a time carried from an H200 to an H100 misses, for nine in ten of the kernels timed on both
 PROCESS = 0.02  # by which the same kernel differs from process to process on an H200, at most
 SLACK = 1.0, 1.15, 1.5  # times the floor that a library product takes: least, expected, most
 UNTIMED = 1.0, 1.3, 2.5  # the same of a family's kernel without a row and without a model
@@ -149,6 +148,8 @@ def _source(device: str, family: str) -> str:
 
 
 def _carried_over(call: Any, source: devices.Device, device: devices.Device) -> Time:
+    from kernels.routing import CARRIED
+
     there, cost, asks = time_of(call, source), call.cost, routes.router(call.family)
     with contextlib.suppress(ValueError):  # no workload of the family: the call's own cost counts
         asked, _ = asks.asked({axis: str(value) for axis, value in call.axes.items()})
@@ -159,9 +160,10 @@ def _carried_over(call: Any, source: devices.Device, device: devices.Device) -> 
 
 
 def carried(us: float, cost: Any, source: devices.Device, device: devices.Device) -> float:
-    """What takes `us` on one device, on another: what is beyond the floor of its cost stays, us."""
-    floor = floor_us(device, cost)
-    return max(floor, us - floor_us(source, cost) + floor)
+    """What takes `us` on one device, on another, us: the router's rule, with floors at measured ceilings."""
+    from kernels import routing
+
+    return routing.carried(us, floor_us(source, cost), floor_us(device, cost))
 
 
 def _of_floor(call: Any, device: devices.Device, shares: tuple[float, float, float]) -> Time:

@@ -567,7 +567,11 @@ def _print_table(asks: Router, device: devices.Device, named: Sequence[str], arg
     if known is None and arguments.write:
         raise BadInput("--write", f"nothing of {asks.family} was measured on {device.id}", "measure a card first")
     places = crossovers(competing(known, arguments.precision), _aside(groups, out)) if known else []
-    source = f", {known.source}" if known else ": nothing measured there; a shape is carried over, or predicted"
+    source = (
+        f", {known.source}"
+        if known
+        else ": nothing measured there; --shape goes by a device of its compute capability, or the roofline"
+    )
     title = f"{asks.family} on {device.id}{source}"
     if arguments.json:
         print_json([place.to_json() for place in places])

@@ -115,7 +115,7 @@ def beside() -> str:
     """A line for each GPU and band of times: comparisons, false verdicts, intervals that hold zero, the widest."""
     every = comparisons() + of_cards()
     lines = [
-        "| GPU | a call takes | kernels | GO or NO-GO | intervals that hold zero | median half-width | widest |",
+        "| GPU | a call takes | comparisons | GO or NO-GO | intervals that hold zero | median half-width | widest |",
         "|---|---|--:|--:|--:|--:|--:|",
     ]
     for gpu in sorted({row.gpu for row in every}):

@@ -147,11 +147,15 @@ def test_a_time_is_carried_over_by_its_floor() -> None:
     """What a kernel takes beyond its floor stays; nothing is faster than its floor; no peak, no products."""
     memory, products = Cost(1e6, 2e7, "bf16"), Cost(1e9, 2e6, "bf16")  # 10 us at 2 TB/s and 20 at 1; 10 us and 5
     rates = (1000.0, {"bf16": 200.0})
-    assert routing.carried(13.0, memory, HALF, *rates) == pytest.approx(23.0)
-    assert routing.carried(13.0, products, HALF, *rates) == pytest.approx(8.0)
-    assert routing.carried(1.0, memory, HALF, *rates) == pytest.approx(20.0)
-    assert routing.carried(13.0, products, HALF, 1000.0, {}) == pytest.approx(14.0)
-    assert routing.carried(13.0, replace(products, pipe="fp8"), HALF, *rates) == pytest.approx(14.0)
+
+    def carried(us: float, cost: Cost, *rates: Any) -> float:
+        return routing.carried(us, *routing.floors_us(cost, HALF, *rates))
+
+    assert carried(13.0, memory, *rates) == pytest.approx(23.0)
+    assert carried(13.0, products, *rates) == pytest.approx(8.0)
+    assert carried(1.0, memory, *rates) == pytest.approx(20.0)
+    assert carried(13.0, products, 1000.0, {}) == pytest.approx(14.0)
+    assert carried(13.0, replace(products, pipe="fp8"), *rates) == pytest.approx(14.0)
 
 
 def test_a_device_without_a_table_gets_another_ones_times(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from kernels import routing
 from kernels.common import Cost
 from lab.base import devices
 from lab.base.errors import BadInput
@@ -163,7 +164,7 @@ def test_kernels_that_two_devices_timed_were_carried_over_as_it_says() -> None:
     assert statistics.median(off) < 0.035
     assert 2 * statistics.median(off) < statistics.median(still) < statistics.median(scaled)
     assert statistics.median(scaled) > 0.15
-    assert sum(x <= composed.CARRIED for x in off) >= 0.9 * len(off)
+    assert sum(x <= routing.CARRIED for x in off) >= 0.9 * len(off)
 
 
 def test_a_step_is_expected_on_a_device_without_a_calibration() -> None:

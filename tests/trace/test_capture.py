@@ -356,7 +356,7 @@ def arms() -> Trace:
     )
 
 
-# Measured on an H200 by a lease that ended before `lab profile`; a trace of an H100 stands for them.
+# Measured on an H200 and not profiled there yet: a trace of an H100 stands for theirs.
 AWAITED = {"moe-ahead", "moe-early", "one-layout-decode", "one-layout-gemm"}
 
 
