@@ -46,7 +46,7 @@ install:  ## create or update .venv; does nothing when it is up to date
 lock:  ## resolve the ranges of pyproject.toml anew and write .ci/cpu.lock and .ci/cuda.lock
 	@$(PYTHON) .ci/install.py lock
 
-verdicts: install  ## judge, check every family, execute the notebooks, write build/site: about a minute; needs no GPU
+verdicts: install  ## judge, check every family, execute the notebooks, write build/site: about 90 s; needs no GPU
 	$(BIN)/python -m lab verdicts $(ARGS)
 
 # Types and contracts are checked beside the tests, for one core is enough for them; what they say comes at the end.

@@ -29,7 +29,7 @@ from lab.write.pages import View
 
 DEFAULT = REPOSITORY / "build" / "site"
 NEEDED = ("nbformat", "IPython", "mistune", "nh3")
-EXPECTED = "checks, notebooks and pages follow: about a minute on two idle cores"
+EXPECTED = "checks, notebooks and pages follow: about 90 s on two idle cores"
 WORDS = "verdicts.json"  # in the site: the words of the last run
 PARTS = 3  # into which the cards' pages are split: their figures take most of the time
 SHOWN = 5  # changes and failures that the terminal names; the site has all
