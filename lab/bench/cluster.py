@@ -186,6 +186,10 @@ class Cluster:
     def _connect(self) -> None:
         try:
             self.client = self.dask.Client(self.address, timeout=CONNECT_S, set_as_default=False, name="killgate")
+            # What a lost connection leaves pending prints a traceback when it is collected. Python parses source for
+            # that, and inside another parse it breaks that one ("AST constructor recursion depth mismatch").
+            loop: Any = self.client.loop
+            loop.asyncio_loop.set_exception_handler(lambda *_: None)
             self._there()
         except Exception as error:  # whatever it is that answers there
             what = f"no Dask scheduler answers at {self.address} ({reason(error)})"

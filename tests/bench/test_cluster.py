@@ -4,7 +4,9 @@
 simulated GPU (tests/bench/fake_cell.py), and nvidia-smi is a script that reads files.
 """
 
+import asyncio
 import contextlib
+import gc
 import itertools
 import json
 import os
@@ -360,6 +362,27 @@ def test_rows_come_home_once(one: str, tmp_path: Path, told: list[str], monkeypa
     finally:
         joined.close()
     assert spot.facts.watched
+
+
+@pytest.mark.slow
+def test_nothing_is_said_by_what_a_lost_connection_leaves(one: str, told: list[str], capfd: Any) -> None:
+    """The client's tasks that nobody asked for their result, as asyncio tells of them when they are collected."""
+
+    async def lost() -> None:
+        raise distributed.client.AllExit
+
+    async def leave() -> None:
+        asyncio.ensure_future(lost())  # noqa: RUF006 (nobody keeps it)
+        await asyncio.sleep(0)
+
+    joined = cluster.Cluster(one, told.append, MODULE)
+    try:
+        joined.client.sync(leave)
+        gc.collect()
+        joined.client.sync(asyncio.sleep, 0.0)
+    finally:
+        joined.close()
+    assert "never retrieved" not in capfd.readouterr().err
 
 
 @contextlib.contextmanager
