@@ -213,21 +213,24 @@ class Hand:
 
 
 class Hands:
-    """The arms of one comparison, by name; the control's second self has a process of its own.
+    """The arms of one comparison, by name, the control first; its second self has a process of its own.
 
+    backwards: start the processes in the other order, as the second half of a comparison does: what a GPU gives to
+    those that come first is then nobody's advantage.
     lent: whose tensors the processes hold, kept until they have let go of them: torch warns of memory freed before.
     spare: processes of earlier comparisons by (family, candidate), of which these take theirs and leave them again.
     """
 
     def __init__(
         self, nursery: Nursery, names: Sequence[str], greeting: dict[str, Any],
-        spare: dict[tuple[str, str], list[Hand]] | None = None,
+        spare: dict[tuple[str, str], list[Hand]] | None = None, backwards: bool = False,
     ) -> None:  # fmt: skip
         self.shelf = Shelf()
         self.lent: list[sampling.Arm] = []
         self.nursery, self.greeting, self.spare = nursery, greeting, spare
-        self.hands = {name: self._hand(name) for name in names}
-        self.again = self._hand(names[0]), names[0]
+        order = [*names, sampling.AGAIN][:: -1 if backwards else 1]
+        self.hands = {name: self._hand(names[0] if name == sampling.AGAIN else name) for name in order}
+        self.again = self.hands.pop(sampling.AGAIN), names[0]
 
     def _hand(self, name: str) -> Hand:
         greeting = self.greeting | {"candidate": name}

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import itertools
 import math
 import random
 import secrets
@@ -57,6 +58,7 @@ class Job(msgspec.Struct, frozen=True):
     brief: as a calibration measures, many places for a time each. The arms' processes are those of the brief comparison
     before it, what a set is given is drawn once and copied for every arm, arms prepare side by side (so that nobody
     knows what each took), and fewer timed calls and sets are held against the reference. For no card.
+    first: placements of this comparison that other processes take before these. seed: the same in all of them.
     room: share of the memory that sets may take by themselves, which a comparison that ran out of it has less of.
     Raises BadInput for a name that is an arm twice: samples, inputs and answers are kept by name, so the second check
     of the one would find its inputs changed by that of the other, and neither would keep its number.
@@ -72,9 +74,15 @@ class Job(msgspec.Struct, frozen=True):
     backend: str = GPU_BACKEND
     rest: float = 0.0
     placements: int = 1
+    first: int = 0
     blocks: int = 0
     brief: bool = False
     room: float = 1.0
+
+    @property
+    def own_seed(self) -> int:
+        """That of the inputs, which no two processes share."""
+        return self.seed + 10_000_000 * self.first
 
     def __post_init__(self) -> None:
         names = [name for _, name in self.arms]
@@ -217,7 +225,7 @@ def _compared(
             }
             greeting["l2_bytes"] = backend.l2_bytes
             kept = _spare() if job.brief else None
-            hands = stack.enter_context(Hands(nursery(), [s.name for s in states], greeting, kept))
+            hands = stack.enter_context(Hands(nursery(), [s.name for s in states], greeting, kept, job.first > 0))
             family = backend.bare(job.family)
             clock = backend.clock if backend.clock_pct is not None else None
             timer: sampling.Timer = RemoteTimer(job.timer, hands, clock, False if job.brief else None)
@@ -266,8 +274,8 @@ def _timed(
             continue
         with _blamed(state):  # what a candidate left behind on the GPU can throw out of the check itself
             candidate = bench.hands.candidate(state.name) if bench.hands else family.candidate(state.name)
-            given = bench.inputs(job.seed) if hasattr(family.cases, "held") else None
-            found = accuracy.check(family, candidate, bench.workload, job.seed, backend.device, given, bench.held)
+            given = bench.inputs(job.own_seed) if hasattr(family.cases, "held") else None
+            found = accuracy.check(family, candidate, bench.workload, job.own_seed, backend.device, given, bench.held)
             if found.status == "ok" and (wrong := bench.changed()):
                 found = replace(found, status="incorrect", message=wrong)
             del given
@@ -285,14 +293,22 @@ def _timed(
     by_name = {s.name: s for s in states}
     room_bytes = job.room * MEMORY_SHARE * backend.memory_bytes / (1 + len(sound) + job.brief)
     arms: list[sampling.Arm] = bench.hands.lent if bench.hands else []
+    waiting: list[tuple[sampling.Arm, Callable[[], object]]] = []
+
+    def turns() -> Iterator[list[str]]:
+        """In which orders those that are left allocate, placement by placement; drawn for this comparison alone."""
+        names = [s.name for s in sound if s.status == "ok"]
+        names.insert(1, sampling.AGAIN)
+        draw = random.Random(" ".join((str(job.seed), job.family, job.workload, *names)))
+        return itertools.islice(sampling.orders(names, draw), job.first, None)
 
     def allocate(arm: sampling.Arm, number: int) -> Callable[[], object]:
         """Sets with the placement's own values, the same for every arm; the second control has others.
 
         Returns what waits until the arm is ready, which it is but in a brief comparison.
         """
-        state = by_name[arms[0].name if arm.name == sampling.AGAIN else arm.name]
-        seed = job.seed + 1 + 100_000 * number + 1000 * (arm.name == sampling.AGAIN) * (not job.brief)
+        state = by_name[arm.name]
+        seed = job.own_seed + 1 + 100_000 * number + 1000 * (arm.name == sampling.AGAIN) * (not job.brief)
         spare.append(armed(bench, candidates[state.name], arm, room_bytes, seed))
         if job.brief and isinstance(timer, RemoteTimer):
             return timer.begun(arm)
@@ -302,34 +318,53 @@ def _timed(
             state.prepared_bytes = arm.prepared_bytes
         return lambda: None
 
-    waiting: list[tuple[sampling.Arm, Callable[[], object]]] = []
-    for state in random.Random(job.seed).sample(sound, len(sound)):
+    def begin(name: str) -> Iterator[Stage]:
+        """Allocate for the first time; not where of a control and its second self the other one has failed."""
+        state = by_name[name]
+        if state.status != "ok":
+            return
         yield Stage("prepare", state.name)
         with _blamed(state, broken=lambda: getattr(timer, "broken", False)):
+            if name == sampling.AGAIN and bench.hands:
+                bench.hands.second(state.name)
             candidate = candidates[state.name]
-            arm = sampling.Arm(state.name, candidate.run, [], eager=getattr(candidate, "eager", None))
+            arm = sampling.Arm(name, candidate.run, [], eager=getattr(candidate, "eager", None))
             waiting.append((arm, allocate(arm, 0)))
             arms.append(arm)
-    for arm, ready in waiting if job.brief else ():
-        yield Stage("prepare", arm.name)
-        with _blamed(by_name[arm.name], broken=lambda: getattr(timer, "broken", False)):
-            ready()
-            continue
-        arms.remove(arm)
-    if not arms:
-        return None
-    arms.sort(key=lambda arm: [s.name for s in states].index(arm.name))
-    again = sampling.Arm(sampling.AGAIN, arms[0].run, [], eager=arms[0].eager)
-    with _blamed(by_name[arms[0].name]):
-        if bench.hands:
-            bench.hands.second(arms[0].name)
-        allocate(again, 0)()
-        arms.insert(1, again)
-    if len(arms) == 1 or arms[1] is not again:
-        raise Lost(arms[0].name)
 
-    yield Stage("time", arms[0].name)
-    turn = by_name[sampling.AGAIN] = by_name[arms[0].name]
+    def ready() -> Iterator[Stage]:
+        for arm, wait in waiting if job.brief else ():
+            yield Stage("prepare", by_name[arm.name].name)
+            with _blamed(by_name[arm.name], broken=lambda: getattr(timer, "broken", False)):
+                wait()
+                continue
+            arms.remove(arm)
+        waiting.clear()
+
+    if not sound:
+        return None
+    by_name[sampling.AGAIN] = sound[0]
+    order = turns()
+    for name in next(order):
+        yield from begin(name)
+    yield from ready()
+    if sound[0].status != "ok":  # the next one is the control
+        for arm in [arm for arm in arms if by_name[arm.name].status != "ok"]:
+            timer.release(arm)
+            arms.remove(arm)
+        if not arms:
+            return None
+        by_name[sampling.AGAIN] = next(s for s in sound if s.status == "ok")
+        order = turns()
+        yield from begin(sampling.AGAIN)
+        yield from ready()
+    turn = by_name[sampling.AGAIN]
+    rank = [turn.name, sampling.AGAIN, *(s.name for s in sound if s is not turn)]
+    arms.sort(key=lambda arm: rank.index(arm.name))
+    if [arm.name for arm in arms[:2]] != [turn.name, sampling.AGAIN]:
+        raise Lost(turn.name)
+
+    yield Stage("time", turn.name)
 
     def visiting(arm: sampling.Arm) -> None:
         nonlocal turn
@@ -384,7 +419,7 @@ def _timed(
         took = time.perf_counter() - started
         seconds["look"], seconds["time"] = seconds.get("look", 0.0) + took, seconds.get("time", 0.0) - took
 
-    def place(number: int, order: Sequence[sampling.Arm]) -> None:
+    def place(number: int) -> None:
         judge_looks()
         bench.made.clear()
         for arm in arms:
@@ -394,7 +429,8 @@ def _timed(
         if bench.hands:
             bench.hands.shelf.clear(bench.held.values())
         backend.free()
-        for arm in order:
+        there = {arm.name: arm for arm in arms}
+        for arm in (there[name] for name in next(order) if name in there):
             visiting(arm)
             allocate(arm, number)()
 
@@ -433,7 +469,7 @@ def _timed(
         ),
     )  # fmt: skip
     try:
-        compared = sampling.compare(arms, timer, job.seconds, job.seed, job.rest, hooks, job.placements, job.blocks)
+        compared = sampling.compare(arms, timer, job.seconds, job.own_seed, job.rest, hooks, job.placements, job.blocks)
         judge_looks()
         for arm in arms:
             note_clock(arm)
@@ -461,7 +497,7 @@ def _compiled(bench: Bench, hands: Hands, names: Sequence[str]) -> Iterator[Stag
 
     What goes wrong here the check meets again and says.
     """
-    seed, waiting = bench.job.seed + 99_999, {}  # no other inputs' seed
+    seed, waiting = bench.job.own_seed + 99_999, {}  # no other inputs' seed
     inputs = bench.inputs(seed)
     for name in names:
         with contextlib.suppress(accuracy.Elsewhere):

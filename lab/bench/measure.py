@@ -298,7 +298,7 @@ def compare(
         if not arms:
             return list(gone.values()), None, started
         done: Done | Death | None = None
-        crowded = False
+        crowded, first = False, 0
         for worker in workers:
             worker.start(settings.backend)
         for number, worker in enumerate(workers):
@@ -307,11 +307,12 @@ def compare(
             blocks = done.comparison.shape[1] if isinstance(done, Done) and done.comparison else blocks
             job = Job(
                 item.card.family, item.workload.id, arms, settings.seconds * placements / settings.placements,
-                settings.timer, settings.l2, settings.seed + 10_000_000 * number, settings.backend, settings.rest,
-                placements, blocks, settings.brief, room,
+                settings.timer, settings.l2, settings.seed, settings.backend, settings.rest, placements,
+                first, blocks, settings.brief, room,
             )  # fmt: skip
             answer = worker.run(job, lambda stage, arm: tell(f"{where}: {stage} {arm}".rstrip()))
             done = together(done, answer) if isinstance(done, Done) and isinstance(answer, Done) else answer
+            first += placements
             crowded = isinstance(done, Done) and done.crowded and room > LEAST_ROOM
             if isinstance(done, Death) or done.fatal or crowded:
                 break

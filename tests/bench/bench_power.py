@@ -12,7 +12,9 @@ placements and blocks that the bench takes.
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
+import random
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +25,7 @@ import msgspec
 from lab.base import devices, files, interval
 from lab.base.console import between, table
 from lab.base.errors import REPOSITORY
+from lab.bench import sampling
 from lab.card.gate import Condition, Gate
 from lab.judge import evidence, rules
 from lab.row import samples
@@ -98,6 +101,15 @@ def _heavy(draw: Draw, sd: float, blocks: int = BLOCKS) -> Any:
     return sd * draw.standard_t(3, (3, interval.PLACEMENTS, blocks))
 
 
+def _last(draw: Draw, gap: float, sd: float) -> Any:
+    """Who allocates last is faster; the arms take turns at that as on the bench."""
+    noise = _placement(draw, sd)
+    turns = sampling.orders(("0", "1", "2"), random.Random(int(draw.integers(1 << 32))))
+    for number, order in enumerate(itertools.islice(turns, interval.PLACEMENTS)):
+        noise[int(order[-1]), number] -= gap
+    return noise
+
+
 def _capped(draw: Draw) -> Any:
     """The whole of what a cap can do, in one arm: nothing in its times tells it from an effect."""
     noise = _normal(draw, OWN, BLOCKS)
@@ -108,14 +120,16 @@ def _capped(draw: Draw) -> Any:
 class Noise(NamedTuple):
     """One kind of noise: of log times [control, its second self, candidate][placements][blocks].
 
-    promised: whether the targets hold under it; powered: whether an effect of 3 % has to be seen too. capped_mhz: the
-    clock at which an H200's multiprocessors were held meanwhile, 0 where nothing held them.
+    promised: whether the targets hold under it; powered: whether an effect of 3 % has to be seen too; bound: whether
+    intervals are wider than they need be, for all of it is taken for chance. capped_mhz: the clock at which an H200's
+    multiprocessors were held meanwhile, 0 where nothing held them.
     """
 
     says: str
     of: Callable[[Draw], Any]
     promised: bool = True
     powered: bool = False
+    bound: bool = False
     capped_mhz: int = 0
 
 
@@ -144,7 +158,15 @@ NOISES: dict[str, Noise] = {
         "drift 5 %, placements 1 %, the control in two modes 3 % apart, heavy tails 0.5 %",
         lambda d: _drift(d, 0.05) + _normal(d, 0.01) + _modes(d, 0.03, 0.5, (0, 1)) + _heavy(d, 0.005),
     ),
-    "cap": Noise("a power cap that slows the control alone by 5 %", lambda d: _capped(d), capped_mhz=CAPPED_MHZ),
+    "last": Noise(
+        "who allocates last 1 % faster, 0.5 % from placement to placement",
+        lambda d: _last(d, 0.01, 0.005),
+        powered=True,
+        bound=True,
+    ),
+    "cap": Noise(
+        "a power cap that slows the control alone by 5 %", lambda d: _capped(d), bound=True, capped_mhz=CAPPED_MHZ
+    ),
     "rare-mode": Noise(
         "one placement in five of the candidate 4 % slower",
         lambda d: _modes(d, 0.04, 0.2, (2,)) + _normal(d, OWN, BLOCKS),

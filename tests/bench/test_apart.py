@@ -130,6 +130,19 @@ def test_arms_share_what_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made.count(-SIZE) > 20
 
 
+def test_a_second_process_starts_its_arms_the_other_way_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    count = itertools.count()
+    monkeypatch.setattr(apart.Hands, "_hand", lambda self, name: (name, next(count)))
+    begun: list[list[tuple[str, int]]] = []
+    for backwards in (False, True):
+        hands: Any = apart.Hands(comparison.nursery(), ["plain", "honest"], {}, backwards=backwards)
+        begun.append([*hands.hands.values(), hands.again[0]])
+    assert sorted(begun[0], key=lambda hand: hand[1]) == [("plain", 0), ("honest", 1), ("plain", 2)]
+    assert begun[0][-1] == ("plain", 2)  # the second self comes last here, and first there
+    assert begun[1][-1] == ("plain", 3)
+    assert ("honest", 4) in begun[1]
+
+
 @pytest.mark.slow
 def test_who_changes_what_all_arms_read_has_no_number() -> None:
     done = compared("spoils", where="held")

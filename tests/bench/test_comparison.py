@@ -6,6 +6,7 @@ one is what these tests are about.
 
 import itertools
 import math
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -232,6 +233,64 @@ def test_failed_control_leaves_the_candidate_timed_against_itself() -> None:
     assert 0 < message.comparison.aa_pct < 1
 
 
+@pytest.mark.parametrize("fails", ["plain", sampling.AGAIN])
+def test_a_control_that_cannot_be_prepared_is_none(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of it and its second self the one that allocates first is given back when the other fails."""
+    other = "plain" if fails == sampling.AGAIN else sampling.AGAIN
+    prepare, prepared, released = fake_bench.FakeGraph.prepare, list[str](), list[str]()
+
+    def fail(self: Any, one: sampling.Arm) -> None:
+        prepared.append(one.name)
+        if one.name == fails and prepared.count(fails) == 1:
+            raise ValueError("cannot be captured")
+        prepare(self, one)
+
+    monkeypatch.setattr(fake_bench.FakeGraph, "prepare", fail)
+    monkeypatch.setattr(fake_bench.FakeGraph, "release", lambda self, one: released.append(one.name))
+    arms: Any = (("control", "plain"), ("candidate", "faster"))
+    seen = set()
+    for seed in range(4):
+        prepared.clear()
+        released.clear()
+        *_, message = execute(Job("toy", "n63", arms, 0.2, seed=seed, backend=fake_bench.BACKEND))
+        assert isinstance(message, Done)
+        assert [(a.status, a.timing is None) for a in message.arms] == [("error", True), ("ok", False)]
+        assert message.comparison
+        assert message.comparison.control == "faster"
+        assert message.comparison.again
+        assert released == [other] * (other in prepared[: prepared.index(fails)])
+        seen.add(bool(released))
+    assert seen == {True, False}
+
+
+def test_every_arm_allocates_in_each_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight placements in two processes: nobody is last, or before another, more often than he must be."""
+    allocated: list[str] = []
+    armed = comparison.armed
+
+    def watched(bench: Any, candidate: Any, one: sampling.Arm, *how: Any) -> bool:
+        allocated.append(one.name)
+        return armed(bench, candidate, one, *how)
+
+    monkeypatch.setattr(comparison, "armed", watched)
+    arms: Any = (("control", "plain"), ("candidate", "faster"))
+    firsts = []
+    for workload in ("n63", "n75", "n500"):
+        allocated.clear()
+        for first in (0, 4):
+            job = Job("toy", workload, arms, 0.0, placements=4, first=first, backend=fake_bench.BACKEND)
+            assert isinstance(list(execute(job))[-1], Done)
+        placed = list(zip(*[iter(allocated)] * 3, strict=True))
+        assert len(placed) == 8
+        for place in range(3):
+            count = Counter(order[place] for order in placed)
+            assert sorted(count.values()) in ([2, 3, 3], [2, 2, 4])
+        for one, other in itertools.combinations(("plain", sampling.AGAIN, "faster"), 2):
+            assert sum(order.index(one) < order.index(other) for order in placed) == 4
+        firsts.append(placed)
+    assert firsts[0] != firsts[1] or firsts[1] != firsts[2]
+
+
 def test_nothing_sound_is_no_comparison() -> None:
     message = done("wrong", "raises")
     assert message.comparison is None
@@ -244,8 +303,9 @@ def test_stages_name_the_arm() -> None:
     *stages, _ = execute(job, turns.append)
     said = [(s.stage, s.arm) for s in stages if isinstance(s, Stage)]
     assert said[:2] == [("check", "plain"), ("check", "faster")]
-    assert sorted(said[2:4]) == [("prepare", "faster"), ("prepare", "plain")]  # in drawn order
-    assert said[4:] == [("time", "plain")]
+    prepared = [("prepare", "faster"), ("prepare", "plain"), ("prepare", "plain")]  # the control's second self
+    assert sorted(said[2:5]) == prepared  # in drawn order
+    assert said[5:] == [("time", "plain")]
     assert [t.arm for t in turns if t.stage == "recheck"] == ["plain", "faster"]
     assert {t.stage for t in turns} == {"time", "recheck"}
     assert {t.arm for t in turns} == {"plain", "faster"}  # the second control is the control

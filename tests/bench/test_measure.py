@@ -209,6 +209,11 @@ def test_rest_reaches_the_worker_the_rows_and_the_key_of_a_resumed_run(tmp_path:
     rested = replace(QUICK, rest=0.5)
     measure.compare(measure.plan(card)[0], rested, [Spy()], told.append)  # type: ignore[list-item]
     assert [job.rest for job in jobs] == [0.5]
+    eight = replace(QUICK, placements=8)
+    measure.compare(measure.plan(card)[0], eight, [Spy()] * 3, told.append)  # type: ignore[list-item]
+    assert [(job.first, job.placements) for job in jobs[1:]] == [(0, 2), (2, 3), (5, 3)]
+    assert len({job.seed for job in jobs}) == 1
+    assert len({job.own_seed for job in jobs[1:]}) == 3
     rows = sweep(card, tmp_path / "run1", rested)
     assert {r.rest for r in rows} == {0.5}
     assert {r.sources for r in rows} == {families.sources_hash("toy")}

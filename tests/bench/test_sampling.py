@@ -5,9 +5,11 @@ looks at, so that half a second of timed work passes at once and the stopping ru
 need a GPU are in test_timers.py.
 """
 
+import itertools
 import math
 import random
 import statistics
+from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +21,7 @@ from hypothesis import strategies as st
 from lab.bench import sampling
 from lab.bench.sampling import AGAIN, Arm, Comparison, Hooks, ratio_interval, sets_for, settled, summarise
 from lab.row.samples import aa_floor_pct
+from tests.loops import over
 
 MIB = 2**20
 CALLS = 100
@@ -55,6 +58,25 @@ def test_a_cold_set_has_left_the_cache_when_it_comes_again(bytes_per_call: int) 
     l2_bytes = 60 * MIB
     others = sets_for(bytes_per_call, l2_bytes, most=10**6) - 1
     assert others * bytes_per_call >= sampling.L2_FACTOR * l2_bytes
+
+
+# The order of allocation ---------------------------------------------------------------------------------------------
+
+
+@over({str(count): (count,) for count in range(1, 12)})
+def test_orders_favour_nobody(count: int) -> None:
+    names = [f"arm {i}" for i in range(count)]
+    found = list(itertools.islice(sampling.orders(names, random.Random(count)), 4 * count))
+    assert all(sorted(order) == sorted(names) for order in found)
+    for whole in (found[: 2 * count], found[2 * count :]):
+        for place in range(count):
+            assert Counter(order[place] for order in whole) == dict.fromkeys(names, 2)
+    for two in zip(found[::2], found[1::2], strict=True):
+        assert two[0] == two[1][::-1]
+    for place in (0, -1):
+        ends = Counter(order[place] for order in found[:8])
+        assert max(ends[name] for name in names) - min(ends[name] for name in names) <= 1
+    assert found != list(itertools.islice(sampling.orders(names, random.Random(count + 1)), 4 * count)) or count == 1
 
 
 # The stopping rule ---------------------------------------------------------------------------------------------------
