@@ -8,8 +8,9 @@ run; an older run adds a candidate only where an arm of both runs took the same 
 
     measured      every candidate compared was timed at this shape and value of the axis
     fitted        at least one time is the model's, with its 90 % interval
-    carried       the device has no file: those of one of its compute capability, each with the difference of the two
-                  devices' floors. Shown for an H200 and an H100, which have as many multiprocessors (see CARRIED)
+    carried       at least one is that of another device of this compute capability, with the difference of the two
+                  devices' floors, where this one has none, or a fit of fewer rows that says less. Shown for an H200
+                  and an H100, which have as many multiprocessors (see CARRIED)
     predicted     nothing was fitted for such a device: the roofline alone
 
 Why a model and not a rule of thumb: tiers by memory bandwidth were tried by others, and picked the slower path on the
@@ -93,7 +94,7 @@ class Choice:
 
     times_us: what each candidate compared is expected to take, the fastest first.
     left_out: candidates that were not compared, and why.
-    fitted: of those whose time is the model's, the interval and what binds.
+    fitted: of those whose time is the model's or another device's, the interval and what binds.
     """
 
     candidate: str
@@ -268,6 +269,15 @@ def carried(us: float, there_us: float, here_us: float) -> float:
     return max(here_us, us - there_us + here_us)
 
 
+@dataclass(frozen=True)
+class Carried:
+    """Times of a device's candidates at one place, as they are expected on another; axis: the routed one."""
+
+    device: str
+    axis: str
+    times: Mapping[str, Time]
+
+
 def floors_us(cost: Cost, source: Source, read_gb_s: float, peak_tflop_s: Mapping[str, float]) -> tuple[float, float]:
     """The floor of a cost on a source's device and at these rates, us; bytes alone where a peak is missing."""
     if cost.pipe not in peak_tflop_s or cost.pipe not in source.peak_tflop_s:
@@ -275,6 +285,29 @@ def floors_us(cost: Cost, source: Source, read_gb_s: float, peak_tflop_s: Mappin
     rates = (source.read_gb_s, source.peak_tflop_s), (read_gb_s, peak_tflop_s)
     there, here = (roofline_us(cost, read, {cost.pipe: math.inf, **peaks}) for read, peaks in rates)
     return there, here
+
+
+def _times(
+    known: Table | None,
+    shape: Mapping[str, int],
+    at: int,
+    candidates: Sequence[str],
+    work: Callable[[str], Work | None],
+) -> tuple[dict[str, float], dict[str, Time]]:
+    """(measured, by the model) of a table at one place: of all candidates, and of those here that were not measured."""
+    here = dict(known.at.get((tuple(sorted(shape.items())), at), {})) if known else {}
+    fitted: dict[str, Time] = {}
+    for name in candidates:
+        fit = known.fits.get(name) if known and name not in here else None
+        counts = work(name) if fit else None
+        if fit and counts and (time := predict(cold(counts) if "cold" in fit.us else counts, fit)):
+            fitted[name] = time
+    return here, fitted
+
+
+def _rows(known: Table | None, name: str) -> int:
+    """How many rows the fit of a candidate stands on."""
+    return known.fits[name].rows if known and name in known.fits else 0
 
 
 def choose(
@@ -287,7 +320,7 @@ def choose(
     work: Callable[[str], Work | None],
     known: Table | None = None,
     refused: Mapping[str, str] | None = None,
-    carry: Callable[[str, float], float] | None = None,
+    carried: Carried | None = None,
 ) -> Choice:
     """The candidate for one shape and one value of the routed axis.
 
@@ -297,7 +330,7 @@ def choose(
     known:      the table to use; by default the committed one of `device`.
     refused:    candidate -> why it does not take this workload. A table may name it all the same: its rows can be of a
                 former kernel. It is passed over, and the reason says so where it would have won.
-    carry:      (candidate, us) of `known` -> us here, where that is another device's.
+    carried:    times of another device; one is left aside whose interval is wider than that of this device's fit.
     Raises ValueError when there is no candidate, or the override names none of them.
     """
     refused = dict(refused or {})
@@ -309,25 +342,19 @@ def choose(
     if wanted and wanted not in candidates:
         raise ValueError(f"{variable}={wanted}: not one of {', '.join(candidates)}; unset it or name one of them")
     known = known or table(device, family)
-    here = known.at.get((tuple(sorted(shape.items())), at), {}) if known else {}
-    fitted: dict[str, Time] = {}
-    for name in candidates:
-        fit = known.fits.get(name) if known and name not in here else None
-        counts = work(name) if fit else None
-        if fit and counts and (time := predict(cold(counts) if "cold" in fit.us else counts, fit)):
-            fitted[name] = time
-    if carry:
-        here = {name: carry(name, us) for name, us in here.items() if name in candidates}
-        for name, time in fitted.items():
-            low, us, high = (carry(name, x) for x in (time.low, time.us, time.high))
-            fitted[name] = replace(time, low=low * (1 - CARRIED), us=us, high=high * (1 + CARRIED))
+    here, fitted = _times(known, shape, at, candidates, work)
+    over: dict[str, Time] = {}
+    for name, time in carried.times.items() if carried else ():
+        own = fitted.get(name)
+        if name not in here and (own is None or time.high / time.low < own.high / own.low):
+            fitted[name] = over[name] = time
     expected = {n: here[n] if n in here else fitted[n].us for n in candidates if n in here or n in fitted}
-    if known and expected:
-        where = " ".join(f"{a}={v}" for a, v in sorted(shape.items())) + f" {known.axis}={at} on {device}"
-        if carry:
-            where += f", carried over from {known.device}"
+    if expected and (axis := known or carried):
+        where = " ".join(f"{a}={v}" for a, v in sorted(shape.items())) + f" {axis.axis}={at} on {device}"
         choice = _by_time(where, expected, fitted, candidates, refused, here)
-        choice = replace(choice, how="carried") if carry else choice
+        if carried and over:
+            of = "" if over.keys() == expected.keys() else f": {', '.join(n for n in choice.times_us if n in over)}"
+            choice = replace(choice, how="carried", reason=f"{choice.reason}; carried over from {carried.device}{of}")
     else:
         choice = _from_roofline(device, known, {name: floor(name) for name in candidates}, refused)
     if wanted:
@@ -350,7 +377,8 @@ def _by_time(
     reason = f"{where}: {told[0]} us"
     if ranked[0] in fitted:
         time = fitted[ranked[0]]
-        reason += f" by the fitted model (90 % within {time.low:.1f} and {time.high:.1f}, most of it {time.bound})"
+        by, bound = (" by the fitted model", f", most of it {time.bound}") if time.bound else ("", "")
+        reason += f"{by} (90 % within {time.low:.1f} and {time.high:.1f}{bound})"
     reason += f" against {others}" if others else ""
     for name, us in sorted(here.items(), key=lambda item: (item[1], item[0])):
         if name not in candidates and us < expected[ranked[0]]:
@@ -399,7 +427,7 @@ def route(
     known:       the table to use; by default the committed one of the device.
     precisions:  those asked for by name, see `Router`.
     sms:         the device's multiprocessors.
-    source:      another device's table, where this one has none.
+    source:      another device's table, for what this one has no time of.
     Raises ValueError when no candidate takes the workload, the override names none that does, or a precision is none
     that the router takes by name.
     """
@@ -410,23 +438,27 @@ def route(
     barred = {c.name: why for c in candidates if (why := router.bars(c, precisions))}
     refused = {c.name: why for c in candidates if c.name not in barred and (why := c.refuses(workload))} | barred
     takes = {c.name: c for c in candidates if c.name not in refused}
-    known = known or table(device, router.family)
-    carries = source if known is None else None
+    shape, at = {axis: int(workload[axis]) for axis in router.shape}, int(workload[router.axis])
 
-    def work(name: str) -> Work | None:
+    def work(name: str, sms: int = sms) -> Work | None:
         counts = takes[name].work
-        return counts(workload, carries.sms if carries else sms) if counts else None
+        return counts(workload, sms) if counts else None
 
     def floor(name: str) -> float:
         return roofline_us(router.cost(workload, takes[name]), read_gb_s, peak_tflop_s)
 
-    def carry(name: str, us: float) -> float:
-        assert carries is not None
-        return carried(us, *floors_us(router.cost(workload, takes[name]), carries, read_gb_s, peak_tflop_s))
-
-    shape, at = {axis: int(workload[axis]) for axis in router.shape}, int(workload[router.axis])
-    times, over = (carries.table, carry) if carries else (known, None)
-    choice = choose(router.family, device, shape, at, tuple(takes), floor, work, times, refused, over)
+    known, over = known or table(device, router.family), None
+    if source:
+        measured = known.at.get((tuple(sorted(shape.items())), at), {}) if known else {}
+        names = tuple(n for n in takes if n not in measured and _rows(known, n) < max(1, _rows(source.table, n)))
+        there, fitted = _times(source.table, shape, at, names, lambda name: work(name, source.sms))
+        times = {name: Time(us, us, us, "") for name, us in there.items() if name in names} | fitted
+        for name, time in times.items():
+            floors = floors_us(router.cost(workload, takes[name]), source, read_gb_s, peak_tflop_s)
+            low, us, high = (carried(x, *floors) for x in (time.low, time.us, time.high))
+            times[name] = replace(time, low=low * (1 - CARRIED), us=us, high=high * (1 + CARRIED))
+        over = Carried(source.table.device, source.table.axis, times)
+    choice = choose(router.family, device, shape, at, tuple(takes), floor, work, known, refused, over)
     other = ", ".join(f"{axis}={value}" for axis, value in router.fixed.items() if workload[axis] != value)
     if not other or choice.how == "predicted":
         return choice

@@ -12,8 +12,8 @@ fitted to the same times; where a candidate has none, its own stands in the tabl
 
 What a family routes by, and who may compete, its kernels/<family>/route.py says (ROUTER). Arms that show a defect or a
 single change never compete; some precisions only where they are asked for by name (`--precision`). Both are marked.
-A device without rows has no table; for one shape the times of a device of its compute capability are carried over,
-each with the difference of the two floors, or the roofline answers, and either says so.
+What a device has no time of, or only one that says less, is carried over from one of its compute capability by the
+difference of the two floors; where there is none either the roofline answers. Both say so.
 """
 
 from __future__ import annotations
@@ -422,7 +422,7 @@ def choose(
         here = {p.candidate for p in known.points}
         candidates = tuple(c for c in candidates if c.name in here)
         precisions = [*asks.opt_in, *{c.precision for c in candidates if asks.stored}]
-    sms, source = timefit.sms(device), operators.source(device.id, asks.family)
+    sms, source = timefit.sms(device), operators.source(device.id, asks.family) if known is None else None
     with described_for(device.capability):
         return routing.route(asks, workload, device.id, candidates, read_gb_s, peaks, known, precisions, sms, source)
 

@@ -16,7 +16,7 @@ from kernels.common import Cost, Work, Workload
 from kernels.nvfp4.route import ROUTER as NVFP4
 from kernels.q8.route import ROUTER as Q8_0
 from kernels.routing import Point, Table
-from kernels.timing import COLD_CLOCKS, Fit, predict
+from kernels.timing import COLD_CLOCKS, Fit, Time, predict
 from lab.card import recorded
 
 SHAPE = {"N": 17408, "K": 5120}
@@ -178,7 +178,8 @@ def test_a_device_without_a_table_gets_another_ones_times(monkeypatch: pytest.Mo
     here = asked("nowhere", replace(HALF, table=known))
     assert (here.candidate, here.how) == ("gemm", "carried")
     assert here.times_us == pytest.approx({"gemm": 24.0, "gemv": 26.0})
-    assert "M=8 on nowhere, carried over from h200: 24.0 us against gemv 26.0" in here.reason
+    said = "M=8 on nowhere: ~24.0 us (90 % within 20.4 and 27.6) against gemv ~26.0; carried over from h200"
+    assert here.reason.endswith(said)
     assert asked("nowhere", None).how == "predicted"
     monkeypatch.setattr(routing, "table", lambda device, family: known)
     assert (asked("h200", HALF).candidate, asked("h200", HALF).how) == ("gemv", "measured")
@@ -189,6 +190,35 @@ def test_a_device_without_a_table_gets_another_ones_times(monkeypatch: pytest.Mo
     assert time.us == pytest.approx(there.us + 4.0)
     assert time.low == pytest.approx((there.low + 4.0) * (1 - routing.CARRIED))
     assert time.high == pytest.approx((there.high + 4.0) * (1 + routing.CARRIED))
+
+    certain = Fit(FITS["gemm"].us, ((0.0, 0.0), (0.0, 0.0)), 0.001, 9)  # the device's own: 8 rows, 1.5 from end to end
+    for rows, how in ((9, "carried"), (8, "fitted")):
+        monkeypatch.setattr(routing, "table", lambda device, family: replace(known, points=known.points[:1], fits=FITS))
+        more = replace(known, points=(), fits={"gemm": replace(certain, rows=rows)})
+        assert asked("h200", replace(HALF, table=more, sms=20)).how == how
+
+
+def test_what_a_device_timed_itself_comes_first() -> None:
+    """Then what says more, by its interval: its own fit or another device's time."""
+
+    def chosen(own: Table, **times: Time) -> routing.Choice:
+        work = {"gemv": Work({"tokens": 8.0}), "gemm": Work({"bytes": 10.0})}
+        over = routing.Carried("h100", "M", times)
+        floor = {"gemv": 2.0, "gemm": 1.0}.__getitem__
+        return routing.choose("toy", "h200", SHAPE, 8, ("gemv", "gemm"), floor, work.__getitem__, own, None, over)
+
+    gemv, wide, narrow = Time(5.0, 4.0, 6.0, ""), Time(11.0, 8.0, 14.0, ""), Time(11.0, 10.9, 11.1, "bytes")
+    measured = chosen(CROSSING, gemv=gemv, gemm=wide)
+    assert (measured.how, measured.times_us) == ("measured", {"gemv": 16.0, "gemm": 64.0})
+    mixed = chosen(table(gemm={8: 64.0}), gemv=gemv, gemm=wide)
+    assert (mixed.how, mixed.times_us) == ("carried", {"gemv": 5.0, "gemm": 64.0})
+    assert mixed.reason.endswith("~5.0 us (90 % within 4.0 and 6.0) against gemm 64.0; carried over from h100: gemv")
+    fits = replace(table(gemv={8: 16.0}), fits=FITS)  # gemm by its own fit: 12.0, from 10 to 14
+    assert chosen(fits, gemm=wide).times_us["gemm"] == pytest.approx(12.0)
+    assert chosen(fits, gemm=wide).how == "fitted"
+    assert chosen(fits, gemm=narrow).times_us["gemm"] == 11.0
+    nothing = replace(fits, points=(), fits={})
+    assert chosen(nothing, gemm=wide).left_out == {"gemv": "neither measured there nor fitted"}
 
 
 MOVED = {"gemv": 2e7, "gemm": 8e6}

@@ -193,9 +193,11 @@ def test_what_is_for_another_architecture_is_left_out_with_the_reason() -> None:
     assert "cuda_scan" not in told_["times_us"]
 
 
-def test_what_is_carried_over_from_an_h200_is_what_an_h100_measured() -> None:
-    """Of every place that an H100's own rows have: the times, and what the choice costs there."""
+def test_what_is_carried_over_from_an_h200_is_what_an_h100_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every place that an H100's own rows have: the times without them, and what the choice costs there."""
     h100, off, regret = devices.get("h100"), list[float](), list[float]()
+    stored = routing.table
+    monkeypatch.setattr(routing, "table", lambda place, family: None if place == "h100" else stored(place, family))
 
     @over({str(x): (x,) for x in ROUTED})
     def each(family: str) -> None:
@@ -223,5 +225,21 @@ def test_a_router_carries_over_within_a_compute_capability_alone() -> None:
         source = operators.source(device, "nvfp4")
         assert source
         assert (source.table.device, source.read_gb_s, source.sms) == ("h200", 4800.0, 132)
-    for device in ("h200", "rtx-5090", "b200", "nowhere"):
+    for device in ("rtx-5090", "b200", "nowhere"):
         assert operators.source(device, "nvfp4") is None
+
+
+def test_what_an_h100_timed_itself_is_not_carried_over() -> None:
+    """A place of its own rows, and one between them, where its own fit is held against an H200's time."""
+    h100 = devices.get("h100")
+    shape = {"ctx": "8192", "batch": "8", "Hq": "24", "Hkv": "4", "D": "256"}
+    measured = routing.table("h100", "kv")
+    assert measured
+    (own,) = (p.median_us for p in measured.points if {"batch": 8, "Hkv": 4}.items() <= dict(p.shape).items()
+              and (p.candidate, p.at) == ("cuda_bf16", 8192))  # fmt: skip
+    there = routes.answer("kv", h100, shape, ("bf16",))
+    assert (there["candidate"], there["how"], there["us"]) == ("cuda_bf16", "carried", own)
+    assert there["reason"].endswith("; carried over from h200: splitkv_bf16")
+    between = routes.answer("kv", h100, shape | {"ctx": "12288"}, ("bf16",))
+    assert between["candidate"] == "cuda_bf16"
+    assert own < between["interval_us"][0] < between["us"] < between["interval_us"][1] < 2 * own
