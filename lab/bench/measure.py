@@ -260,7 +260,10 @@ def measure_ceilings(device: devices.Device, rows: Sequence[Measurement], l2: st
 
 
 def missing(items: Sequence[Item], device: str, settings: Settings) -> list[Item]:
-    """Those that no run on the device answers: both arms judged, by today's launches, for this gate, timed this way."""
+    """Those that no run on the device answers: both arms judged, by today's launches, for this gate, timed this way.
+
+    A row of fewer placements than asked for is no answer.
+    """
     found = []
     for item in items:
         own = settings.of(item.card)
@@ -270,6 +273,7 @@ def missing(items: Sequence[Item], device: str, settings: Settings) -> list[Item
             if row.workload_id == item.workload.id
             and (row.name, row.arm) in ((item.card.control, "control"), (item.card.candidate, "candidate"))
             and row.status in ("ok", "incorrect")
+            and (row.placements >= settings.placements or row.status != "ok")
             and row.gate_hash == item.card.gate_hash
             and row.protocol == (own.timer, own.l2, own.rest)
             and not families.former(row)

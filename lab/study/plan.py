@@ -1,7 +1,8 @@
 """What measuring a card would cost, and how small an effect its intervals would show.
 
 By the spread of a family's ratios over placements in the committed rows, where there are any. A change is seen when its
-distance from the line exceeds the interval's reach by what nine in ten measurements stay within.
+distance from the line exceeds the interval's reach by what nine in ten measurements stay within. With --all or
+--missing: what a sweep costs, a line a card; `lab measure` with the same words does it.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from lab.base import interval
-from lab.base.console import show
+from lab.base import devices, interval
+from lab.base.console import show, table
 from lab.base.errors import BadInput
 from lab.bench import measure
 from lab.card import phases
@@ -32,8 +33,16 @@ PLACED = ("kernel_us", "sequence_us", "host_us", "roofline_fraction")  # metrics
 
 def run(arguments: Namespace) -> int:
     """`lab plan`: the plans of the cards that were named; with --rows, the repetitions that files of one's own need."""
+    if bool(arguments.phase) == arguments.all:
+        raise BadInput("lab plan", "needs card ids, or --all alone", "see `lab phases`")
     if arguments.rows:
         return _own(arguments)
+    if arguments.device and not (arguments.all or arguments.missing):
+        raise BadInput("--device", "stands without --all or --missing", "a card's own plan is the same on every device")
+    if arguments.all or arguments.missing:
+        costs = sweep(arguments)
+        show(arguments.json, lambda: msgspec.to_builtins(costs), lambda: rendered(costs, arguments.missing))
+        return 0
     found = [plan(phases.card(name), arguments.placements, arguments.peers) for name in arguments.phase]
     show(arguments.json, lambda: msgspec.to_builtins(found), lambda: "\n".join(map(render, found)))
     return 0
@@ -92,6 +101,53 @@ def plan(card: phases.Card, placements: int = interval.PLACEMENTS, peers: bool =
     a_comparison = PLACEMENT_S * placements * (arms + 1) + PROCESS_S * processes + measure.Settings().seconds
     return Plan(card.id, len(items), arms + 1, placements, processes, len(items) * a_comparison,
                 spread_pct, compared, 100.0 * math.expm1(sum(steps) * step), tuple(lines))  # fmt: skip
+
+
+class Cost(msgspec.Struct, frozen=True):
+    """What a card costs in a sweep. workloads: ids of those to measure, of so many; seconds: of one GPU."""
+
+    card: str
+    device: str
+    workloads: tuple[str, ...]
+    of: int
+    seconds: float
+
+
+def sweep(arguments: Namespace) -> list[Cost]:
+    """The cards of a sweep that have something to measure, on their own devices or on --device.
+
+    Those of --all that can only be replayed, or whose arms are not all here, are left out.
+    """
+    found = []
+    settings = measure.Settings(placements=arguments.placements)
+    for card in phases.cards().values() if arguments.all else map(phases.card, arguments.phase):
+        try:
+            items = measure.plan(card, peers=arguments.peers)
+            whole = plan(card, arguments.placements, arguments.peers)
+        except BadInput:
+            if not arguments.all:
+                raise
+            continue
+        device = devices.get(arguments.device, "--device").id if arguments.device else card.device
+        todo = measure.missing(items, device, settings) if arguments.missing else items
+        if todo:
+            ids = tuple(item.workload.id for item in measure.in_order(todo))
+            found.append(Cost(card.id, device, ids, len(items), whole.seconds * len(ids) / len(items)))
+    return found
+
+
+def rendered(costs: Sequence[Cost], missing: bool) -> str:
+    """A sweep as text."""
+    if not costs:
+        return "nothing is missing"
+    rows = [
+        (c.card, c.device, f"{len(c.workloads)} of {c.of}", f"{c.seconds:.0f} s", " ".join(c.workloads[:2])
+         + (f" + {len(c.workloads) - 2}" if len(c.workloads) > 2 else "")) for c in costs
+    ]  # fmt: skip
+    what = "missing" if missing else "comparisons"
+    total = sum(len(c.workloads) for c in costs), sum(c.seconds for c in costs) / 3600
+    head = ("card", "device", what, "about", "workloads, those that decide first")
+    return table(head, rows, (20, 8, 11, 7, 46)) + f"\n{total[0]} comparisons, about {total[1]:.1f} hours of one GPU"
 
 
 def _seen(c: Condition, step: float, steps: Sequence[float], floor: float) -> Seen | None:

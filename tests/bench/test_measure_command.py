@@ -127,8 +127,11 @@ def test_command_measures_only_what_is_named_or_missing(
     assert capsys.readouterr().out == ""
     assert main.main(["measure", "toy", "--seconds", "0", "--missing", "--rest", "0.5", "--workload", "w01"]) == 0
     assert {line.split()[1] for line in capsys.readouterr().out.splitlines()} == {"w01"}
-    # Another gate, or another launch, is another question: everything is missing again.
+    # More placements, another gate, or another launch, is another question: everything is missing again.
     present = phases.card("toy")
+    for placements, left in ((8, set()), (9, set(SMALL))):
+        found = measure.missing(measure.plan(present), "h200", measure.Settings(placements=placements))
+        assert {item.workload.id for item in found} == left
     path = tmp_path / "tighter" / "toy.toml"
     path.parent.mkdir()
     path.write_text((tmp_path / "toy.toml").read_text().replace("threshold = 0", "threshold = -7"))

@@ -6,6 +6,7 @@ import math
 import pytest
 
 from lab.base import interval
+from lab.bench import measure
 from lab.card import phases
 from lab.card.gate import Condition
 from lab.cli import main
@@ -82,3 +83,27 @@ def test_lab_plan(capsys: pytest.CaptureFixture[str]) -> None:
         plan.plan(CARD, 1)
     assert main.main(["plan", "lp1"]) == 2
     assert "lab judge" in capsys.readouterr().err
+
+
+def test_what_a_sweep_costs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of a card on a device without rows; on one with rows what `lab measure --missing` would measure."""
+    assert main.main(["plan", CARD.id, "--missing", "--device", "b200", "--json"]) == 0
+    (whole,) = json.loads(capsys.readouterr().out)
+    assert (whole["card"], whole["device"], whole["of"]) == (CARD.id, "b200", len(CARD.workloads))
+    assert sorted(whole["workloads"]) == sorted(CARD.workloads)
+    assert whole["seconds"] == pytest.approx(plan.plan(CARD).seconds)
+    monkeypatch.setattr(measure, "missing", lambda items, device, settings: items[:1] if device == "h200" else [])
+    assert main.main(["plan", CARD.id, "lp9-kernel", "--missing"]) == 0
+    out = capsys.readouterr().out
+    assert f"1 of {len(CARD.workloads)}" in out
+    assert "2 comparisons, about 0." in out
+    assert max(map(len, out.splitlines())) <= 100
+    assert main.main(["plan", CARD.id, "--missing", "--device", "b200"]) == 0
+    assert capsys.readouterr().out == "nothing is missing\n"
+    both = {name: phases.card(name) for name in (CARD.id, "lp1")}
+    monkeypatch.setattr(phases, "cards", lambda: both)
+    assert main.main(["plan", "--all"]) == 0  # lp1 can only be replayed
+    assert f"{len(CARD.workloads)} of {len(CARD.workloads)}" in capsys.readouterr().out
+    for words in ([], [CARD.id, "--all"], ["lp1", "--missing"], [CARD.id, "--device", "b200"]):
+        assert main.main(["plan", *words]) == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1
