@@ -25,11 +25,24 @@ if TYPE_CHECKING:
     from lab.trace.summary import Summary
 
 
+WRITES = {"html": (".html", ".htm"), "svg": (".svg",), "csv": (".csv",), "perfetto": (".json", ".perfetto")}
+
+
 def trace(arguments: Namespace) -> int:
     """A profile's summary, or several as the ranks of one run; 1 when one of its identities does not hold."""
     from lab.trace import report
 
+    asked = [name for name in WRITES if getattr(arguments, name)]
+    for name in asked:
+        path = getattr(arguments, name)
+        if path.suffix.lower() not in WRITES[name]:
+            remedy = f"end it in {WRITES[name][0]}; a profile of that name would be lost"
+            raise BadInput(f"--{name}", f'"{path}" is no name of such a file', remedy)
+        if path.exists() and any(file.exists() and path.samefile(file) for file in arguments.file):
+            raise BadInput(f"--{name}", f'"{path}" is the profile itself', "write to another file")
     found = [one for path in arguments.file for one in report.summaries_of(arguments, path)]
+    if len(found) > 1 and asked:
+        raise BadInput(f"--{asked[0]}", f"is of one trace, and here are {len(found)}", "give one file at a time")
     if len(found) > 1:
         many = [s for _, s in found]
         show(arguments.json, lambda: [s.plain() for s in many], lambda: report.render_ranks(many))

@@ -2,7 +2,8 @@
 
 s is the kernel's share of the WALL time of a step, k its speed-up; a share of busy time comes with the busy fraction
 of the wall. Both are intervals (printed digits, quartiles of samples), and so is the projection. k = infinity gives the
-ceiling. Of a trace the share runs from the exposed time to the union (lab/trace/exposed.py).
+ceiling. Of a trace the share runs from what all else surely waits for, over the exposed time, to the union
+(lab/trace/exposed.py).
 """
 
 from __future__ import annotations

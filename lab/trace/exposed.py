@@ -31,7 +31,7 @@ from lab.trace.categories import Rules
 from lab.trace.intervals import NOTHING, Spans, concurrent, merged
 from lab.trace.model import NONE, OPAQUE, Int64, Trace, callers, labels, launches, named
 
-ASSUMED = "nothing else changes: from the exposed time at least to the union at most"
+ASSUMED = "nothing else changes: at least what all else surely waits for, about the exposed time, at most the union"
 SYNC = re.compile(r"(?:cu|cuda|hip)(?:Stream|Device|Event|Ctx)Synchronize|(?:cuda|hip)Memcpy(?!.*Async)")
 
 
@@ -59,7 +59,10 @@ class Device:
 
 @dataclass(frozen=True)
 class WhatIf:
-    """What a faster part can save. share: of the denominator, low exposed, high union. us: summed, count: launches."""
+    """What a faster part can save, of the denominator; us: summed, count: launches.
+
+    share: low what all else surely waits for, mid the exposed time, high the union.
+    """
 
     what: str
     share: Interval
@@ -212,16 +215,22 @@ def what_if(
         if not wall_us:
             remedy = "give the wall time of the same work: --wall US"
             raise BadInput(trace.source, f"{trace.tool} totals say nothing of the wall time", remedy)
-        of_wall = min(us / wall_us, 1.0)
+        if us > wall_us:
+            what = f"{wall_us:,.1f} us are less than the {us:,.1f} us that {what} took"
+            raise BadInput("--wall", what, "give the wall time of the same work, in us")
+        of_wall = us / wall_us
         said = f"{wall_us:,.1f} us of wall time, as given; no timeline: all of it may be hidden"
         return WhatIf(what, Interval(0.0, of_wall, of_wall), us, count, said, trace.warnings)
     low, alone, most, span = saved(trace, chosen, codes)
     whole = wall_us * 1e3 if wall_us else span
+    if most > whole:
+        what = f"{wall_us:,.1f} us are less than the {most / 1e3:,.1f} us in which {what} ran"
+        raise BadInput("--wall", what, "give the wall time of the same work, in us")
     said = f"{whole / 1e3:,.1f} us, " + ("the wall time as given" if wall_us else "the span of " + (
         trace.window_label or "the whole capture"))  # fmt: skip
     if not trace.calls:
         said += "; no API calls in the file: the host is assumed never to be late"
-    share = Interval(*(min(ns / whole, 1.0) for ns in (low, alone, most)))
+    share = Interval(*(ns / whole for ns in (low, alone, most)))
     return WhatIf(what, share, us, count, said, trace.warnings)
 
 

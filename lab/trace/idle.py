@@ -33,7 +33,7 @@ HOST, SYNCHRONISE, COPY, DELAY, OTHER_STREAM, QUEUED, WAIT, FIRST, LAST, UNKNOWN
 
 
 class Gap(Struct, frozen=True):
-    """A stretch in which a device did nothing: its begin from the window's, the rows around it, its main cause."""
+    """A stretch in which a device did nothing: its begin, as --time takes it, the rows around it, its main cause."""
 
     start_us: float
     us: float
@@ -80,7 +80,7 @@ def attribute(
     columns = {name: trace.column(name) for name in ("process", "context", "stream", "correlation")}
     hosts = [(_host_spans(trace, names), cause) for names, cause in ((COPYING, COPY), (SYNCHRONIZE, SYNCHRONISE))]
     calls_of = callers(trace)
-    origin = trace.windows_ns[0][0] if trace.windows_ns else trace.extent_ns[0]
+    origin = (trace.whole or trace).extent_ns[0]
     for device, (spans, spun) in idle.items():
         order = _order(trace, device, waiting)
         sums = dict.fromkeys(CAUSES, 0)

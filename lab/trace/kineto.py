@@ -73,7 +73,7 @@ class Event(Struct, Generic[N], frozen=True, gc=False):
     cat: str = ""
     name: str = ""
     ts: N | None = None
-    dur: N | None = 0  # type: ignore[assignment]
+    dur: N | None = None
     pid: Any = None
     tid: Any = None
     args: Arguments | None = NO_ARGUMENTS
@@ -84,6 +84,12 @@ class Gpu(Struct, frozen=True):
 
     id: int | None = None
     name: str | None = None
+
+
+class Run(Struct, frozen=True):
+    """What is read of distributedInfo."""
+
+    rank: int | None = None
 
 
 @dataclass(frozen=True)
@@ -107,6 +113,7 @@ class File(Struct, Generic[N], frozen=True):
 
     schema: Any = msgspec.field(name="schemaVersion", default="")
     gpus: list[Gpu] = msgspec.field(name="deviceProperties", default_factory=list)
+    run: Run = msgspec.field(name="distributedInfo", default_factory=Run)
     events: list[Event[N]] | None = msgspec.field(name="traceEvents", default=None)
 
 
@@ -152,7 +159,7 @@ def read(path: Path, text: bytes) -> Trace:
         kind = KINDS.get(e.cat) or KINDS.get(e.cat.lower()) if e.ph == "X" else None
         if kind and (kind != FUNCTION or e.name.startswith(MODULE)):
             found[kind].append(e)
-    schema, known = file.schema, {gpu.id: gpu.name or "" for gpu in file.gpus}
+    schema, rank, known = file.schema, file.run.rank, {gpu.id: gpu.name or "" for gpu in file.gpus}
     del file  # most of a file's events are of no use here
     if not schema and not any(found[kind] for kind in (KERNEL, COPY, CALL, OPERATOR)):
         raise BadInput(path, "a Chrome trace without any event of PyTorch's profiler", "see README.md for what is read")
@@ -198,6 +205,7 @@ def read(path: Path, text: bytes) -> Trace:
         warnings=tuple(warnings),
         launched=_launched(kernels),
         work=_work(kernels, operators),
+        rank=rank,
         host={kind: (len(by[kind]), int(by[kind].duration.sum())) for kind in HOST if by[kind]},
     )
     return told_apart(trace) if nodes else trace

@@ -264,6 +264,7 @@ class Trace:
     host:         host-side waits and profiler overhead, kind -> (count, summed ns); never part of busy time.
     launched:     how the first launch of a kernel name was configured, where the file says so.
     work:         what kernels moved and computed in the whole capture, where the file says so.
+    rank:         of the process in its run, None where the file does not say.
     """
 
     tool: str
@@ -293,6 +294,7 @@ class Trace:
     host: dict[str, tuple[int, int]] = field(default_factory=dict)
     launched: dict[str, Launch] = field(default_factory=dict)
     work: tuple[Work, ...] = ()
+    rank: int | None = None
 
     def __post_init__(self) -> None:
         """Texts of a file are shown on terminals and pages; here they become names that can only be read."""

@@ -37,13 +37,13 @@ def summaries_of(arguments: Namespace, file: Path) -> list[tuple[Trace, Summary]
 
 
 def render_ranks(found: Sequence[Summary]) -> str:
-    """Several files, a line each: the ranks of one run."""
+    """Several files, a line each: the ranks of one run, by the rank that each says it is."""
     rows = []
-    for i, s in enumerate(found):
+    for s in sorted(found, key=lambda s: -1 if s.rank is None else s.rank):
         shared = next((c for c in s.categories if c.name == "collective"), None)
         both = (shared.sum_us, shared.exposed_us) if shared else (0.0, 0.0)
         times = (s.span_us, s.busy_union_us, s.idle_us, *both)
-        rows.append((s.source, str(i), *(_us(us, 1) for us in times)))
+        rows.append((s.source, "-" if s.rank is None else str(s.rank), *(_us(us, 1) for us in times)))
     head = ["file", "rank", "span us", "busy", "idle", "collectives", "exposed"]
     spans = [s.span_us for s in found if s.span_us]
     said = f"spans differ by {max(spans) / min(spans) - 1:.1%}" if spans else "no file has a timeline"

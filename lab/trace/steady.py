@@ -9,6 +9,8 @@ time is one graph replay within which layers repeat; it holds a sampling or LM-h
 steps, or the sampling kernels themselves, are where steps begin. What was used is said, and what nothing speaks for is
 a "repeating unit".
 
+Of several devices the busiest one's launches mark the steps, and a step holds what every device did in it.
+
 A prefill between two steps breaks the repetition. One on another stream lengthens a step instead: steps with far more
 device time than the median, or followed by a far longer pause, are left out and counted. A step begins where the stream
 usually waits longest and lasts to the next step's begin, so the wait between steps (host time) belongs to it, and the
@@ -28,9 +30,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lab.base.errors import BadInput
+from lab.trace.exposed import expression
 from lab.trace.intervals import compact, group, merged
 from lab.trace.model import NONE, Copies, Fills, Int64, Trace, launches, named, short_name
-from lab.trace.windows import by_label, by_nvtx, clip, extent, replays
+from lab.trace.windows import begins, by_label, clip, extent, only, replays
 
 REPEATS = 3  # unbroken repetitions that make a decode
 CANDIDATES = 32  # periods tried
@@ -67,7 +70,8 @@ def steady_decode(trace: Trace, step: str | None = None) -> Trace:
     found = find_steps(trace, step)
     n = len(found.start)
     kind, unit = ("steady decode", "step") if found.how else ("repeating unit", "unit")
-    label = f"{kind}, {n} {unit}s of {found.launches} launches" + (f" ({found.how})" if found.how else "")
+    label = f"{n} {unit}s of {found.launches} launches" + (f" ({found.how})" if found.how else "")
+    label = label if step else f"{kind}, {label}"
     part = clip(trace, merged(found.start, found.end), label, n).but(unit=unit)
     said = []
     if not found.how:
@@ -82,8 +86,9 @@ def steady_decode(trace: Trace, step: str | None = None) -> Trace:
 def find_steps(trace: Trace, step: str | None = None) -> Steps:
     """The steps of the longest repetition, and of every other stretch that repeats the same sequence."""
     extent(trace, "steady decode")
+    one = _busiest_device(trace)
     if step:
-        return _marked(trace, _begins(trace, step), f"--step {step}")
+        return _marked(trace, _begins(one, step), f"--step {step}")
     start, end, codes, texts = _busiest_stream(trace)
     period = _period(codes)
     unit = None
@@ -97,7 +102,7 @@ def find_steps(trace: Trace, step: str | None = None) -> Steps:
         found = replace(found, how=_evidence(trace, codes[cycle], (end - start)[cycle], texts))
         if found.how:
             return found
-    for mark, how in ((_ranges(trace), "NVTX ranges"), (_sampling(trace), "sampling kernels")):
+    for mark, how in ((_ranges(one), "NVTX ranges"), (_sampling(one), "sampling kernels")):
         if len(mark) > REPEATS:
             steps = _marked(trace, mark, how)
             if len(steps.start) >= max(REPEATS, steps.excluded):
@@ -150,10 +155,9 @@ def _begins(trace: Trace, step: str) -> Int64:
         graph = what or str(int(found.graph[np.argmax(found.duration_ns)]) if len(found) else "")
         return found.start_ns[found.graph.astype(str) == graph]
     if kind == "nvtx" and what:
-        windows = by_nvtx(trace, what).windows_ns or ()
-        return np.array([a for a, _ in windows], np.int64)
+        return begins(trace, what)
     if kind == "kernel" and what:  # of several in a row the first
-        hit = named(re.compile(what).search, trace.names, trace.kernels.name)
+        hit = named(expression(what, "--step").search, trace.names, trace.kernels.name)
         return trace.kernels.start_ns[hit & np.diff(hit, prepend=False)]
     raise BadInput("--step", f'"{step}"', "give graph, graph:ID, nvtx:GLOB or kernel:REGEX")
 
@@ -173,8 +177,17 @@ def _ranges(trace: Trace) -> Int64:
             time[re.sub(r"\d+", "*", name)] += ns
     for pattern, _ in time.most_common(3):
         with contextlib.suppress(BadInput):
-            return np.array([a for a, _ in by_nvtx(trace, pattern).windows_ns or ()], np.int64)
+            return begins(trace, pattern)
     return np.zeros(0, np.int64)
+
+
+def _busiest_device(trace: Trace) -> Trace:
+    """What ran on the device with most of it: where a step begins is a mark of one device, not of each in turn."""
+    device, ns = trace.column("device"), trace.column("duration_ns")
+    numbers, code = compact(device)
+    if len(numbers) < 2:
+        return trace
+    return only(trace, device=[int(numbers[np.argmax(np.bincount(code, ns))])])
 
 
 def _busiest_stream(trace: Trace) -> tuple[Int64, Int64, NDArray[np.int64], dict[int, str]]:

@@ -12,6 +12,7 @@ structs are what `--json` prints; an UNSET field is left out.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -28,8 +29,9 @@ from lab.trace.model import NONE, Total, Trace, short_name, totals_by_name
 from lab.trace.roofline import Placed
 
 TOP = 20
+LAUNCHES = re.compile(r"(?:cu|cuda|hip)\w*Launch")
 FAR = 0.01  # of the busy time; startup above it is worth a warning
-SAID = ("source", "tool", "tool_version", "schema_version", "graph_mode", "graph_setting", "unit")  # by the trace
+SAID = ("source", "tool", "tool_version", "schema_version", "graph_mode", "graph_setting", "unit", "rank")
 ALWAYS = ("HtoD", "DtoH", "DtoD", "PtoP")  # the copies that are listed also where there is none
 
 
@@ -198,6 +200,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     graph_setting: str
     window: str
     gpus: list[Gpu]
+    rank: int | None = None
     unit: str = "step"
     steps: float | None
     tokens: float | None
@@ -349,6 +352,10 @@ def _warnings(trace: Trace, times: dict[str, Any], sum_us: float) -> list[str]:
             f"{len(trace.graphs)} CUDA graph launches were captured as a whole ({share:.0%} of busy time): not "
             "decomposed; capture with --cuda-graph-trace=node"
         )
+    if trace.whole is None and not (len(trace.kernels) or len(trace.graphs)):
+        launched = int(model.named(LAUNCHES.match, trace.call_names, trace.calls.name).sum())
+        beside = f" beside {launched} calls that launch one" if launched else ""
+        found.append(f"no kernel is in the file{beside}: was the kernels' activity recorded?")
     if missing:
         what = f"{missing} of {len(trace.kernels)} kernels have no API row"
         found.append(f"{what}: launched outside the captured window")

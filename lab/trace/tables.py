@@ -207,11 +207,11 @@ def _ncu(path: Path, launches: Sequence[ncu.Launch]) -> Trace:
     lengths, unknown = [], 0
     for launch in launches:
         value, unit = launch.metrics.get("gpu__time_duration.sum") or launch.metrics.get("Duration") or (None, "")
-        length = round(value * UNIT_NS[unit]) if isinstance(value, float) and unit in UNIT_NS else None
-        if length is not None and length < 0:
+        ns = value * UNIT_NS[unit] if isinstance(value, float) and unit in UNIT_NS else None
+        if ns is not None and not 0 <= ns < LIMIT_NS:
             raise BadInput(path, f"a launch of {launch.kernel[:80]} took {value:g} {unit}", "export the report again")
-        lengths.append(length or 0)
-        unknown += length is None
+        lengths.append(round(ns or 0))
+        unknown += ns is None
     warnings = ["Nsight Compute replays kernels one by one, by default at locked clocks: times are no shares of a run"]
     if unknown:
         warnings.append(f"{unknown} of {len(launches)} kernels have no duration metric (gpu__time_duration.sum)")

@@ -82,8 +82,8 @@ def _part(trace: Trace, spans: Spans, steps: int | None) -> Trace:
     return trace.but(windows_ns=windows, steps=steps, whole=trace.whole or trace)
 
 
-def _launched(trace: Trace, launch: Int64, instance: Int64, label: str) -> Trace:
-    """What these launches launched; the instance of each makes the intervals and the steps."""
+def _taken(trace: Trace, launch: Int64, instance: Int64) -> tuple[list[Activity], Int64]:
+    """What these launches launched, by kind, and the instance of each row."""
     order = np.argsort(launch, kind="stable")
     launch, instance = launch[order], instance[order]
     parts, instances = [], []
@@ -93,7 +93,13 @@ def _launched(trace: Trace, launch: Int64, instance: Int64, label: str) -> Trace
         mine = launch[at] == wanted
         parts.append(rows.take(mine))
         instances.append(instance[at[mine]])
-    used, code = compact(np.concatenate(instances))
+    return parts, np.concatenate(instances)
+
+
+def _launched(trace: Trace, launch: Int64, instance: Int64, label: str) -> Trace:
+    """What these launches launched; the instance of each makes the intervals and the steps."""
+    parts, instances = _taken(trace, launch, instance)
+    used, code = compact(instances)
     if not len(used):
         raise BadInput(trace.source, f"{label} launched nothing that ran on a device", "choose another window")
     start, end = (np.concatenate([getattr(r, column) for r in parts]) for column in ("start_ns", "end_ns"))
@@ -165,6 +171,34 @@ def by_nvtx(trace: Trace, pattern: str, nth: int | None = None) -> Trace:
     start/end range those of its process. Nested matches are one instance, the outermost. Raises BadInput when no
     label matches (with the nearest ones), or when nothing that ran was launched inside or ran while one was open.
     """
+    chosen, launch, instance, count = _instances(trace, pattern)
+    label = f'NVTX "{pattern}"'
+    if not len(launch):
+        return _while_open(trace, chosen, label, pattern, nth)
+    if nth is not None:
+        mine = instance == _nth(nth, count, "--nth", f'instances of "{pattern}"')
+        launch, instance, label = launch[mine], instance[mine], f"{label} instance {nth}"
+        if not len(launch):
+            raise BadInput("--nth", f"nothing was launched inside {label}", "choose another instance")
+    return _launched(trace, launch, instance, label)
+
+
+def begins(trace: Trace, pattern: str) -> Int64:
+    """When the device began with what each instance of `by_nvtx` launched, ns; instances may overlap there."""
+    _, launch, instance, _ = _instances(trace, pattern)
+    if not len(launch):
+        return np.array([start for start, _ in by_nvtx(trace, pattern).windows_ns or ()], np.int64)
+    parts, instances = _taken(trace, launch, instance)
+    start = np.concatenate([rows.start_ns for rows in parts])
+    order = np.lexsort((start, instances))
+    return start[order][np.unique(instances[order], return_index=True)[1]]
+
+
+def _instances(trace: Trace, pattern: str) -> tuple[Ranges, Int64, Int64, int]:
+    """The ranges that `by_nvtx` chooses; the launches inside, their instances, and how many of these there are.
+
+    No launch where nothing that ran is joined to the ranges.
+    """
     trace.require_timeline("NVTX window")
     plain = [NUMBERED.sub("", label) for label in trace.labels]
     labels = [i for i, label in enumerate(trace.labels) if pattern in (label, plain[i])]
@@ -174,15 +208,9 @@ def by_nvtx(trace: Trace, pattern: str, nth: int | None = None) -> Trace:
         raise BadInput("--nvtx", f'no range "{pattern}"', remedy)
     chosen = trace.ranges.take(np.isin(trace.ranges.label, labels))
     launch, instance, count = _launched_within(trace, chosen) if len(trace.calls) else (NO_LAUNCH, NO_LAUNCH, 0)
-    label = f'NVTX "{pattern}"'
     if not np.isin(launch, np.concatenate([launches(rows) for rows in trace.activities])).any():
-        return _while_open(trace, chosen, label, pattern, nth)
-    if nth is not None:
-        mine = instance == _nth(nth, count, "--nth", f'instances of "{pattern}"')
-        launch, instance, label = launch[mine], instance[mine], f"{label} instance {nth}"
-        if not len(launch):
-            raise BadInput("--nth", f"nothing was launched inside {label}", "choose another instance")
-    return _launched(trace, launch, instance, label)
+        return chosen, NO_LAUNCH, NO_LAUNCH, count
+    return chosen, launch, instance, count
 
 
 def _while_open(trace: Trace, chosen: Ranges, label: str, pattern: str, nth: int | None) -> Trace:

@@ -254,6 +254,8 @@ def test_a_profile_that_hides_work_is_refused(tmp_path: Path, capsys: pytest.Cap
     found = answered(capsys, totals, *part, "--wall", "12")
     assert found["projection"]["share"] == {"low": 0.0, "mid": 0.5, "high": 0.5}
     assert found["warnings"], "what the reader says of totals is repeated"
+    assert main.main(["amdahl", str(totals), *part, "--wall", "5.9"]) == 2  # the part alone took 6
+    held(capsys.readouterr().err, "--wall", "5.9", "6.0")
     for wrong in (["--kernel", "zzz"], ["--kernel", "("], ["--category", "norms"]):
         assert main.main(["amdahl", str(totals), *wrong, "--speedup", "2", "--wall", "12"]) == 2
         held(capsys.readouterr().err, "--kernel" if "--kernel" in wrong else totals.name, wrong[1])

@@ -78,6 +78,37 @@ def test_several_files_are_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert [s["span_us"] for s in json.loads(capsys.readouterr().out)] == [30.0, 45.0]
 
 
+def test_no_profile_is_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A forgotten FILE behind --html, and the profile's own name; one picture of several traces there is none."""
+    paths = [two_devices(tmp_path / f"{name}.sqlite") for name in "ab"]
+    kept = [path.read_bytes() for path in paths]
+    chrome = tmp_path / "c.json"
+    assert main.main(["trace", str(paths[0]), "--perfetto", str(chrome)]) == 0
+    written = chrome.read_bytes()
+    for words in (
+        *([f"--{option}", str(paths[0]), str(paths[1])] for option in ("html", "svg", "csv", "perfetto")),
+        [str(chrome), "--perfetto", str(chrome)],
+        [*map(str, paths), "--csv", str(tmp_path / "t.csv")],
+    ):
+        assert main.main(["trace", *words]) == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1
+    assert [path.read_bytes() for path in paths] == kept
+    assert chrome.read_bytes() == written
+    assert not (tmp_path / "t.csv").exists()
+
+
+def test_a_rank_is_what_the_file_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    event = {"ph": "X", "cat": "kernel", "name": "k", "ts": 0, "dur": 1, "pid": 0, "tid": 7, "args": {"device": 0}}
+    paths = []
+    for rank in (1, 0, None):
+        paths.append(tmp_path / f"r{rank}.json")
+        said = {} if rank is None else {"distributedInfo": {"rank": rank}}
+        paths[-1].write_text(json.dumps({"schemaVersion": 1, **said, "traceEvents": [event]}))
+    assert main.main(["trace", *map(str, paths)]) == 0
+    rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines()[1:4]]
+    assert rows == [["rNone.json", "-"], ["r0.json", "0"], ["r1.json", "1"]]
+
+
 def test_what_is_written_is_what_was_read(tmp_path: Path) -> None:
     """The Chrome trace read again has the same kernels, to the nanosecond."""
     source, target = two_devices(tmp_path / "a.sqlite"), tmp_path / "t.json"

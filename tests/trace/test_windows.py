@@ -1,6 +1,8 @@
 """Windows: by time, NVTX range, graph replay, and the steady decode; each with what must not leak into it."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -474,3 +476,53 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ):
         assert main.main(["trace", str(path), *arguments]) == 0
         assert line in capsys.readouterr().out, f"lab trace {' '.join(arguments)}"
+
+
+# Several devices -----------------------------------------------------------------------------------------------------
+
+
+def stepping(path: Path, devices: int, late_us: int = 0) -> Path:
+    """Ten ranges `step` a device, each with an attention of 100 us and an all-reduce that may reach into the next."""
+    events: list[dict[str, Any]] = []
+    for device in range(devices):
+        for i in range(10):
+            at, host = 200 * i + 10 * device, {"ph": "X", "pid": 7, "tid": device, "ts": 200 * i}
+            events.append({**host, "cat": "user_annotation", "name": "step", "dur": 5})
+            for number, (name, stream, begin, us) in enumerate(
+                (("flash_fwd_kernel", 1, at, 100), ("ncclDevKernel_AllReduce", 2, at + 100, 60 + late_us * (i % 2)))
+            ):
+                launch = 1 + number + 2 * (i + 10 * device)
+                args = {"device": device, "stream": stream, "correlation": launch}
+                events.append(
+                    {
+                        **host,
+                        "cat": "cuda_runtime",
+                        "name": "cudaLaunchKernel",
+                        "dur": 1,
+                        "args": {"correlation": launch},
+                    }
+                )
+                events.append(
+                    {
+                        "ph": "X",
+                        "cat": "kernel",
+                        "name": name,
+                        "pid": device,
+                        "tid": stream,
+                        "ts": begin,
+                        "dur": us,
+                        "args": args,
+                    }
+                )
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    return path
+
+
+@pytest.mark.parametrize("step", ["nvtx:step", "kernel:^flash"])
+@pytest.mark.parametrize(("devices", "late_us"), [(1, 0), (1, 60), (2, 0), (2, 60)])
+def test_a_step_is_of_all_devices_and_begins_once(step: str, devices: int, late_us: int, tmp_path: Path) -> None:
+    """Marks of one device alone, and instances that overlap on it are as many steps as they are."""
+    found = summarise(steady_decode(read(stepping(tmp_path / "a.json", devices, late_us)), step))
+    assert found.steps == 9  # the last has no end
+    attention = next(c for c in found.categories if c.name == "attention")
+    assert attention.us_per_step == pytest.approx(100.0 * devices, rel=0.02)
