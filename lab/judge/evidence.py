@@ -79,7 +79,8 @@ def pairs(rows: Iterable[Measurement], together: Iterable[Iterable[str]] = ()) -
 
     A run in which an arm was found incorrect judged it; one in which it ran out of memory, or was not timed, did not.
     together: groups of workloads that a gate compares with each other. Each group is read from the newest run that
-        judged all of it, by the launches that the newest rows of its workloads state, where there is such a run.
+        judged all of it, by the launches that the newest rows of its workloads state, where there is such a run. Not
+        where one of these rows found an arm incorrect: no older run takes that back.
     """
     runs = by_run(rows)
     chosen = {}
@@ -89,6 +90,8 @@ def pairs(rows: Iterable[Measurement], together: Iterable[Iterable[str]] = ()) -
         chosen[workload] = newest[(judged or both or list(newest))[-1]]
     for group in together:
         members = [workload for workload in group if workload in runs]
+        if any(row and row.status == "incorrect" for workload in members for row in chosen[workload]):
+            continue
         newest_launches = [_launches(chosen[workload]) for workload in members]
         shared = set.intersection(*(set(runs[workload]) for workload in members)) if members else set()
         for run in sorted(shared, reverse=True):

@@ -176,6 +176,20 @@ def test_a_run_that_does_not_answer_all_of_today_is_not_preferred(rows: list[Mea
     assert (found["kernel_us", "a"].candidate, found["kernel_us", "b"].candidate) == (1000.0, 1200.0)
 
 
+@pytest.mark.parametrize("arm", ["control", "candidate"])
+def test_no_older_run_takes_back_that_an_arm_was_wrong(arm: str) -> None:
+    """r1 held both workloads with this very launch and was right; r2 is not passed over for it."""
+    rows = over_runs(("r1", "a", 1000.0, "x"), ("r1", "b", 1010.0, "x"))
+    rows += [
+        row(name, 1010.0, run="r2", workload_id="b", config="x") if name != arm
+        else row(arm, None, run="r2", workload_id="b", config="x", status="incorrect", message="y: wrong")
+        for name in ("control", "candidate")
+    ]  # fmt: skip
+    found = evidence.pairs(rows, [["a", "b"]])
+    assert [one.status for one in found["b"] if one and one.arm == arm] == ["incorrect"]
+    assert [one.run for one in found["a"] if one] == ["r1", "r1"]
+
+
 def test_groups_are_of_workloads_that_a_condition_ties_together() -> None:
     assert phases.card("kv-fp8-limit").compared == []
     pages = phases.card("kv-page64").compared
