@@ -239,7 +239,7 @@ def from_trace(trace: Trace, rules: Rules | None = None, count: float = 1.0, per
     denominator = "sum of the kernels (no timeline)"
     if trace.timeline:
         devices = intervals.devices(trace, rules.waits(trace.names))
-        span_ns = len(devices) * intervals.window(trace).ns
+        span_ns = sum(intervals.window(trace, own, number).ns for number, own in devices.items())
         busy_ns = sum(d.work.spans.ns for d in devices.values())
         parts += [Part(IDLE, (span_ns - busy_ns) / scale), Part(OVERLAP, (busy_ns - sum_ns) / scale)]
         denominator = f"time span of {len(devices)} device{'s'[: len(devices) != 1]}"

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from lab.trace.exposed import minus
 from lab.trace.intervals import Spans, merged
 from lab.trace.model import NONE, Int32, Int64, Trace, callers, labels, named, short_name
+from lab.trace.windows import on_host
 
 SYNCHRONIZE = re.compile(r"(?:cu|cuda|hip)(?:Stream|Device|Event|Ctx)Synchronize")
 COPYING = re.compile(r"(?:cu|cuda|hip)Mem(?:cpy|set)")
@@ -189,11 +190,12 @@ def _host_spans(trace: Trace, names: re.Pattern[str]) -> dict[int, Spans]:
 
 
 def api(trace: Trace, most: int) -> list[CallTime]:
-    """The host's calls by name without its version, the longest first."""
+    """The host's calls by name without its version, the longest first; of a window the part inside."""
     texts = [SUFFIX.sub("", n) for n in trace.call_names]
     known = {n: i for i, n in enumerate(dict.fromkeys(texts))}
-    code = np.array([known[n] for n in texts] or [0])[trace.calls.name]
-    us = trace.calls.duration_ns / 1e3
+    mine, ns = on_host(trace, trace.calls)
+    code = np.array([known[n] for n in texts] or [0])[trace.calls.name[mine]]
+    us = ns / 1e3
     order = np.argsort(code, kind="stable")
     parts = np.split(us[order], np.cumsum(np.bincount(code, minlength=len(known)))[:-1]) if known else []
     found = [

@@ -248,10 +248,12 @@ def concurrent_ns(by_stream: dict[Stream, Usage]) -> dict[Stream, int]:
     return found
 
 
-def window(trace: Trace, used: Usage | None = None) -> Spans:
-    """What the span is measured over: the trace's windows, else from the first activity, or of what is used, on."""
+def window(trace: Trace, used: Usage | None = None, device: int | None = None) -> Spans:
+    """What the span is measured over: the windows, of this device, else from the first activity or what is used on."""
     first_last = (used.first_ns, used.last_ns) if used else trace.extent_ns
-    start, end = np.array([first_last] if trace.windows_ns is None else trace.windows_ns, np.int64).reshape(-1, 2).T
+    of_all = [first_last] if trace.windows_ns is None else trace.windows_ns
+    own = of_all if device is None else trace.device_windows_ns.get(device, of_all)
+    start, end = np.array(own, np.int64).reshape(-1, 2).T
     return merged(start, end, is_sorted=False)
 
 

@@ -257,6 +257,8 @@ class Trace:
     warnings:     what limits the trace, one sentence each.
     timeline:     False for tools that give totals only.
     windows_ns:   the intervals that a window selected, None for the whole capture; the span is their union.
+    host_windows_ns: the host time that belongs to them: the same, or that of the ranges or calls that launched.
+    device_windows_ns: those of each device, by number, where a window was selected by launch; {}: the same for all.
     whole:        the capture that this is a window of, None for a capture itself.
     steps:        how many equal units (decode steps, replays, instances of a range) the windows hold, None unknown.
     unit:         what such a unit is called: "step", or "unit" where nothing says that it is one.
@@ -286,6 +288,8 @@ class Trace:
     warnings: tuple[str, ...] = ()
     timeline: bool = True
     windows_ns: tuple[tuple[int, int], ...] | None = None
+    host_windows_ns: tuple[tuple[int, int], ...] | None = None
+    device_windows_ns: Mapping[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     window_label: str = ""
     whole: Trace | None = field(default=None, repr=False)
     steps: int | None = None

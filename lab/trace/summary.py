@@ -301,7 +301,7 @@ def _timeline(trace: Trace, rules: Rules) -> tuple[dict[str, Any], list[str]]:
     streams = intervals.used(trace, waiting, *intervals.STREAM)
     devices = intervals.devices(trace, waiting)
     used, over = intervals.together(list(devices.values())), intervals.window(trace)
-    spans = {number: intervals.window(trace, own) for number, own in devices.items()}
+    spans = {number: intervals.window(trace, own, number) for number, own in devices.items()}
     concurrent_ns = intervals.concurrent_ns(streams)
     per_stream = [_stream(stream, own, concurrent_ns[stream]) for stream, own in streams.items()]
     del streams  # of the millions of a long capture, nothing stays longer than it is needed
@@ -505,15 +505,22 @@ def _kernels(trace: Trace, rules: Rules, totals: Sequence[Total], known_ns: int 
 
 
 def _ranges(trace: Trace) -> tuple[list[RangeTime], list[RangeTime]]:
-    """NVTX ranges by label and domain, the longest first, and operators and modules by the device time of their own."""
+    """NVTX ranges by label and domain, the longest first, and operators and modules by the device time of their own.
+
+    Host time and count are of the part inside the window; the device time is of what ran there.
+    """
     keys, codes = windows.by_label(trace)
-    counts, sums = (np.bincount(codes, weights, len(keys)).tolist() for weights in (None, trace.ranges.duration_ns))
+    mine, host_ns = windows.on_host(trace, trace.ranges)
+    codes = codes[mine]
+    counts, sums = (np.bincount(codes, weights, len(keys)).tolist() for weights in (None, host_ns))
     begun = np.full(len(keys), np.iinfo(np.int64).max)
-    np.minimum.at(begun, codes, trace.ranges.start_ns)
+    np.minimum.at(begun, codes, trace.ranges.start_ns[mine])
     origin = (trace.whole or trace).extent_ns[0]
     spent = windows.gpu_time(trace) if trace.timeline else {}
     rows = []
     for key, n, ns, first in zip(keys, counts, sums, begun.tolist(), strict=True):
+        if not n:
+            continue
         gpu, own = (ns / 1e3 for ns in spent[key]) if key in spent else (None, None)
         domain = trace.domains.get(key[1], "") or None
         rows.append(RangeTime(key[0], domain, n, ns / 1e3, (first - origin) / 1e3, gpu, own))

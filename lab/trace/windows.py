@@ -77,9 +77,20 @@ def _clipped(rows: Rows, spans: Spans) -> tuple[Rows, int]:
     return replace(taken, start_ns=start, end_ns=end).take(np.argsort(start, kind="stable")), cut
 
 
-def _part(trace: Trace, spans: Spans, steps: int | None) -> Trace:
-    windows = tuple(zip(spans.start.tolist(), spans.end.tolist(), strict=True))
-    return trace.but(windows_ns=windows, steps=steps, whole=trace.whole or trace)
+def _part(trace: Trace, spans: Spans, steps: int | None, host: Spans | None = None) -> Trace:
+    windows, own = (tuple(zip(s.start.tolist(), s.end.tolist(), strict=True)) for s in (spans, host or spans))
+    return trace.but(windows_ns=windows, host_windows_ns=own, steps=steps, whole=trace.whole or trace)
+
+
+def on_host(trace: Trace, rows: Calls | Ranges) -> tuple[NDArray[np.bool_], Int64]:
+    """Which calls or ranges reach into the host time of a window, and how long each of these does, ns."""
+    if trace.host_windows_ns is None:
+        return np.ones(len(rows), bool), rows.duration_ns
+    start, end = np.array(trace.host_windows_ns, np.int64).reshape(-1, 2).T
+    spans = merged(start, end, is_sorted=False)
+    inside = spans.measure_before(rows.end_ns) - spans.measure_before(rows.start_ns)
+    mine = (inside > 0) | spans.cover(rows.start_ns)
+    return mine, inside[mine]
 
 
 def _taken(trace: Trace, launch: Int64, instance: Int64) -> tuple[list[Activity], Int64]:
@@ -96,18 +107,30 @@ def _taken(trace: Trace, launch: Int64, instance: Int64) -> tuple[list[Activity]
     return parts, np.concatenate(instances)
 
 
-def _launched(trace: Trace, launch: Int64, instance: Int64, label: str) -> Trace:
-    """What these launches launched; the instance of each makes the intervals and the steps."""
+def _launched(trace: Trace, launch: Int64, instance: Int64, label: str, host: Spans) -> Trace:
+    """What these launches launched; the instance of each makes the intervals and the steps. host: when they did."""
     parts, instances = _taken(trace, launch, instance)
     used, code = compact(instances)
     if not len(used):
         raise BadInput(trace.source, f"{label} launched nothing that ran on a device", "choose another window")
-    start, end = (np.concatenate([getattr(r, column) for r in parts]) for column in ("start_ns", "end_ns"))
-    spans = merged(*_extents(code, start, end), is_sorted=False)
-    mine_busy, all_busy = (union([merged(r.start_ns, r.end_ns) for r in rows]) for rows in (parts, trace.activities))
-    foreign = all_busy.overlap_ns(spans) - mine_busy.ns
+    start, end, device = (
+        np.concatenate([getattr(r, column) for r in parts]) for column in ("start_ns", "end_ns", "device")
+    )
+    own, foreign = dict[int, Spans](), 0
+    for number in np.unique(device).tolist():  # what one device does is no idle time of another's
+        here = device == number
+        own[number] = merged(*_extents(compact(code[here])[1], start[here], end[here]), is_sorted=False)
+        mine_busy, all_busy = (
+            union([merged(r.start_ns[r.device == number], r.end_ns[r.device == number]) for r in rows])
+            for rows in (parts, trace.activities)
+        )
+        foreign += all_busy.overlap_ns(own[number]) - mine_busy.ns
     said = f"for {foreign / 1e3:,.3f} us of the window's idle time the device worked on what others launched"
-    return _part(trace, spans, len(used)).but(parts, label, [said] if foreign > 0 else [])
+    part = _part(trace, union(list(own.values())), len(used), host).but(parts, label, [said] if foreign > 0 else [])
+    devices = {n: (*zip(spans.start.tolist(), spans.end.tolist(), strict=True),) for n, spans in own.items()}
+    return part.but(
+        device_windows_ns=devices if len(own) > 1 else {}, gpus={n: g for n, g in part.gpus.items() if n in own}
+    )
 
 
 def _extents(code: NDArray[np.int32], start: Int64, end: Int64) -> tuple[Int64, Int64]:
@@ -130,6 +153,9 @@ def only(trace: Trace, **wanted: list[int] | None) -> Trace:
         rows = [rows.take(np.isin(getattr(rows, column), numbers)) for rows in trace.activities]
         gpus = {d: name for d, name in trace.gpus.items() if column != "device" or d in numbers}
         trace = trace.but(rows, f"{column} {', '.join(map(str, numbers))}", gpus=gpus)
+        if column == "process":
+            calls, ranges = (host.take(np.isin(host.process, numbers)) for host in (trace.calls, trace.ranges))
+            trace = trace.but(calls=calls, ranges=ranges)
     return trace
 
 
@@ -157,7 +183,9 @@ def by_replay(trace: Trace, n: int, graph: int | None = None) -> Trace:
         raise BadInput("--graph", f"no launch of graph {graph}", nearest(str(graph), map(str, numbers)))
     mine = np.flatnonzero(found.graph == graph)
     one = found.take(mine[[_nth(n, len(mine), "--replay", f"launches of graph {graph}")]])
-    part = _launched(trace, one.launch, np.zeros(1, np.int64), f"replay {n} of graph {graph}")
+    called = trace.calls.take(np.isin(launches(trace.calls), one.launch))
+    host = merged(called.start_ns, called.end_ns)
+    part = _launched(trace, one.launch, np.zeros(1, np.int64), f"replay {n} of graph {graph}", host)
     said = f"this replay has {one.nodes[0]} of {one.expected[0]} nodes: its time is a lower bound"
     if one.edge[0]:
         said = f"this replay of {one.nodes[0]} nodes lies at the edge of the capture and may be cut off: a lower bound"
@@ -172,6 +200,7 @@ def by_nvtx(trace: Trace, pattern: str, nth: int | None = None) -> Trace:
     label matches (with the nearest ones), or when nothing that ran was launched inside or ran while one was open.
     """
     chosen, launch, instance, count = _instances(trace, pattern)
+    host = merged(chosen.start_ns, chosen.end_ns, is_sorted=False)
     label = f'NVTX "{pattern}"'
     if not len(launch):
         return _while_open(trace, chosen, label, pattern, nth)
@@ -180,7 +209,10 @@ def by_nvtx(trace: Trace, pattern: str, nth: int | None = None) -> Trace:
         launch, instance, label = launch[mine], instance[mine], f"{label} instance {nth}"
         if not len(launch):
             raise BadInput("--nth", f"nothing was launched inside {label}", "choose another instance")
-    return _launched(trace, launch, instance, label)
+        called = trace.calls.take(np.isin(launches(trace.calls), launch))
+        at = np.searchsorted(host.start, called.start_ns, side="right") - 1
+        host = Spans(host.start[np.unique(at)], host.end[np.unique(at)])
+    return _launched(trace, launch, instance, label, host)
 
 
 def begins(trace: Trace, pattern: str) -> Int64:

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.cli import main
-from lab.trace import steady
+from lab.trace import breakdowns, steady
 from lab.trace.files import read
 from lab.trace.intervals import merged
 from lab.trace.model import Kernels, Trace
 from lab.trace.steady import find_steps, steady_decode
 from lab.trace.summary import summarise
-from lab.trace.windows import by_nvtx, by_replay, by_time, clip
+from lab.trace.windows import by_nvtx, by_replay, by_time, clip, only
 from tests.loops import numbered, over
 from tests.refused import refused
 from tests.trace.nsys_synthetic import Export, decode, decoded, global_pid
@@ -526,3 +526,36 @@ def test_a_step_is_of_all_devices_and_begins_once(step: str, devices: int, late_
     assert found.steps == 9  # the last has no end
     attention = next(c for c in found.categories if c.name == "attention")
     assert attention.us_per_step == pytest.approx(100.0 * devices, rel=0.02)
+
+
+def test_what_one_device_does_is_no_idle_time_of_another(tmp_path: Path) -> None:
+    """Device 1 begins 10 us later: its windows are its own, and nothing in them is idle."""
+    found = summarise(window := by_nvtx(read(stepping(tmp_path / "a.json", 2)), "step"))
+    assert [(d.span_us, d.idle_us) for d in found.per_device] == [(10 * 160.0, 0.0)] * 2
+    assert found.span_us == 10 * 170.0
+    assert not [line for line in found.warnings if "what others launched" in line]
+    parts = {part.category: part.value for part in breakdowns.from_trace(window, count=10.0, per="step").parts}
+    assert parts[breakdowns.IDLE] == 0.0
+    assert sum(parts.values()) == 2 * 160.0
+
+
+def test_host_time_is_of_the_window(tmp_path: Path) -> None:
+    """A tenth of the steps has a tenth of their calls and ranges; work across an edge counts with the part inside."""
+    trace = read(stepping(tmp_path / "a.json", 1))
+    whole, tenth, cut = summarise(trace), summarise(by_time(trace, 200, 400)), summarise(by_time(trace, 203, 400))
+    assert [(c.count, c.sum_us) for c in (*whole.api, *tenth.api, *cut.api)] == [(20, 20.0), (2, 2.0)]
+    assert [(r.count, r.host_us) for r in (*whole.nvtx, *tenth.nvtx, *cut.nvtx)] == [(10, 50.0), (1, 5.0), (1, 2.0)]
+    ranges = summarise(by_nvtx(trace, "step", 3))
+    assert [(r.name, r.count, r.host_us) for r in ranges.nvtx] == [("step", 1, 5.0)]
+    assert [(c.count, c.sum_us) for c in ranges.api] == [(2, 2.0)]
+
+
+def test_host_time_is_of_the_process() -> None:
+    export = Export()
+    for process in (7, 8):
+        for i in range(process):
+            export.call("cudaLaunchKernel_v7000", 100 * i, 100 * i + 10, 1 + i, process=process)
+            export.kernel("k", 100 * i + 20, 100 * i + 40, correlationId=1 + i, globalPid=global_pid(process))
+    for process in (7, 8):
+        found = summarise(only(export.trace(), process=[process]))
+        assert [(c.name, c.count) for c in found.api] == [("cudaLaunchKernel", process)]
