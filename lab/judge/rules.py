@@ -21,7 +21,7 @@ the floor, else undecided. A kill condition has fired where the whole interval l
 none of it does, or none beyond the floor; else nobody can tell. Rows that did not converge, or were timed by a clock
 that disagrees, decide nothing (BLOCKED). Where a power cap held the GPU's clock down, the interval is wider by what
 that can have cost either arm at most, and where nobody knows that, it decides nothing. Rows of one placement keep the
-rules above.
+rules above, with intervals that are wider by what a placement may move (lab/judge/evidence.py).
 
 Direction. A gate may ask for what nobody wants (a divergence that has to show), and a slip of a sign looks the same:
 a GO that rests on a required change for the worse says so, unless the gate bounds that change from both sides.
@@ -253,6 +253,8 @@ def _undecided(observed: str, seen: Seen, reach: float, wanted: float, repeats: 
     # An interval narrows with the square root of what it stands on.
     wider = min(reach / wanted, float(MOST)) if wanted else float(MOST)
     more = max(1, math.ceil(repeats * (wider**2 - 1)))
+    if seen.placements == 1:
+        return Held("undecided", f"{observed}; measured over placements it may be decided", seen)
     if seen.slowed and repeats:
         return Held("undecided", f"{observed}, without that cap (a longer --rest) it may be decided", seen)
     what = "placement" if seen.placements > 1 else "block"
@@ -267,9 +269,11 @@ def _interval(seen: Seen) -> str:
         return ""
     form = "{:+.2f}" if seen.unit == "%" else "{:.6g}"
     low, high = (form.format(end) for end in seen.interval)
-    level = interval.PLACEMENT_LEVEL if seen.placements > 1 else interval.LEVEL
-    over = f", {seen.over}" if seen.placements == 1 else f" over {seen.over}" if seen.over else ""
     slowed = f", {seen.slowed}" if seen.slowed else ""
+    if seen.placements == 1:
+        return f", {low} to {high} {seen.unit} for one placement{slowed}"
+    level = interval.PLACEMENT_LEVEL if seen.placements > 1 else interval.LEVEL
+    over = f" over {seen.over}" if seen.over else ""
     return f", {100 * level:.0f} % interval {low} to {high} {seen.unit}{over}{slowed}"
 
 
@@ -284,7 +288,7 @@ def _between(there: Reading | None, here: Reading | None) -> Reading | None:
     both = (there, here)
     units = list(dict.fromkeys(r.unit for r in both))  # two of them disagree, which is no unit that a metric has
     placed = min(r.placements for r in both)
-    change = _apart(there, here) if placed > 1 else None
+    change = _apart(there, here) if placed else None
     spread = [r.noise_pct for r in both if r.noise_pct is not None]
     machines = list(dict.fromkeys(r.machine for r in both if r.machine))
     elsewhere = f"its two workloads were measured on {' and on '.join(machines)}" if len(machines) > 1 else ""

@@ -246,11 +246,11 @@ def test_ratio_is_formed_within_a_block() -> None:
     time = found["kernel_us", "a"]
     assert (time.control, time.candidate) == (1000, 1200)
     assert time.change_pct == pytest.approx(-10)
-    assert time.interval_pct == pytest.approx((-10, -10))
+    assert time.interval_pct == pytest.approx((100 * (0.9 / 1.02 - 1), 100 * (0.9 * 1.02 - 1)))  # of one placement
     verdict = judge(GATE, found)
     assert verdict.word == "GO"
     assert "kernel_us -10.00 %" in verdict.reason
-    assert "95 % interval -10.00 to -10.00 %" in verdict.reason
+    assert "-11.76 to -8.20 % for one placement" in verdict.reason
 
 
 @over(numbered([(missing,) for missing in ["control", "candidate", "both", "length"]]))

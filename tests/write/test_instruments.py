@@ -47,11 +47,15 @@ def test_the_word_flips_when_the_line_crosses_the_figure() -> None:
     assert (line.value, word(panel)) == (own, "GO")
     seen = instruments.judged(phases.card("p5-kernel"), "h200", "measured").verdict.findings[-1].seen
     assert seen is not None
-    assert line.min < seen.value < own < line.max, "the figure can be crossed"
-    line.value = seen.value - 0.5
+    assert seen.interval is not None
+    low, high = seen.interval
+    assert line.min < low < high < own < line.max, "the figure can be crossed"
+    line.value = low - 0.5
     assert word(panel) == "NO-GO"
     assert "With the card's own line: GO." in words(panel)
-    line.value = seen.value + 0.5
+    line.value = seen.value
+    assert word(panel) == "BLOCKED"
+    line.value = high + 0.5
     assert word(panel) == "GO"
 
 
