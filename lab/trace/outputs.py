@@ -29,11 +29,12 @@ def perfetto(trace: Trace) -> bytes:
     trace.require_timeline("timeline")
     texts, codes = labels(trace)
     events: list[dict[str, Any]] = []
-    for rows, code in zip(trace.activities, codes, strict=True):
+    kinds = ("kernel", "gpu_memcpy", "gpu_memset", "kernel")  # as PyTorch's profiler calls them
+    for rows, code, kind in zip(trace.activities, codes, kinds, strict=True):
         columns = (code, rows.start_ns, rows.duration_ns, rows.device, rows.stream, rows.correlation)
         for name, start, ns, device, stream, correlation in zip(*(c.tolist() for c in columns), strict=True):
             at = {"ph": "X", "ts": start / 1e3, "dur": ns / 1e3, "pid": device, "tid": stream}
-            events.append(at | {"name": texts[name], "cat": "kernel", "args": {"correlation": correlation}})
+            events.append(at | {"name": texts[name], "cat": kind, "args": {"correlation": correlation}})
     ranges = trace.ranges
     times = zip(ranges.label.tolist(), ranges.start_ns.tolist(), ranges.duration_ns.tolist(), strict=True)
     for (label, start, ns), thread in zip(times, ranges.thread.tolist(), strict=True):

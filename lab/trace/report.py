@@ -193,6 +193,10 @@ def _times(s: Summary) -> list[str]:
         ("kernels, sum", s.kernel_sum_us, "durations added up"),
         ("overlap", s.overlap_us, "summed less busy"),
     ]
+    if len(s.per_device) > 1:
+        every = sum(d.busy_union_us for d in s.per_device), sum(d.idle_us for d in s.per_device)
+        rows.insert(3, ("devices, busy", every[0], f'of {len(s.per_device)} added up, of which "of busy" is a share'))
+        rows.insert(4, ("devices, idle", every[1], "added up"))
     if s.graph_launches:
         text = f"{s.graph_launches} graph launches, {s.graph_launches_truncated} truncated"
         rows.append(("opaque graphs, sum", s.opaque_graph_us, text))

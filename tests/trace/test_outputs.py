@@ -25,6 +25,14 @@ def two_devices(path: Path, extra: int = 0) -> Path:
     return export.write(path)
 
 
+def copying(path: Path) -> Path:
+    export = Export()
+    export.kernel("k", 0, 10_000)
+    export.memory("MEMCPY", 10_000, 12_000, bytes=8, copyKind=1)
+    export.nvtx("step", 0, 1000)
+    return export.write(path)
+
+
 def test_page_holds_everything_and_no_name_is_markup(tmp_path: Path) -> None:
     source, target = two_devices(tmp_path / "a.sqlite"), tmp_path / "t.html"
     assert main.main(["trace", str(source), "--html", str(target)]) == 0
@@ -111,7 +119,8 @@ def test_a_rank_is_what_the_file_says(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_what_is_written_is_what_was_read(tmp_path: Path) -> None:
     """The Chrome trace read again has the same kernels, to the nanosecond."""
-    source, target = two_devices(tmp_path / "a.sqlite"), tmp_path / "t.json"
+    source, target = copying(tmp_path / "a.sqlite"), tmp_path / "t.json"
     assert main.main(["trace", str(source), "--perfetto", str(target)]) == 0
     once, again = summarise(read(source)), json.loads(target.read_text())["traceEvents"]
+    assert {e["cat"] for e in again} == {"kernel", "gpu_memcpy", "range"}
     assert once.kernel_sum_us == pytest.approx(sum(e["dur"] for e in again if e["cat"] == "kernel"))
