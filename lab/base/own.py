@@ -27,8 +27,9 @@ def folder() -> Path | None:
 
 
 def profiles(house: Path = REPOSITORY / "profiles") -> list[Path]:
-    """The folders that rows are read from; the last one is where they are written."""
-    return [house, *(place / "profiles" for place in [folder()] if place)]
+    """The folders that rows are read from, each once; the last one is where they are written."""
+    mine = [place / "profiles" for place in [folder()] if place]
+    return [house, *(path for path in mine if path.resolve() != house.resolve())]
 
 
 @contextlib.contextmanager

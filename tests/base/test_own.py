@@ -21,6 +21,8 @@ def test_which_folder_is_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         with own.used(str(REPOSITORY), [str(tmp_path / "mine.toml")]):
             assert own.folder() == REPOSITORY
         assert own.folder() == tmp_path
+    with own.used(str(REPOSITORY)):
+        assert own.profiles() == [REPOSITORY / "profiles"]  # else each row would count twice
     assert own.VARIABLE not in os.environ
     with own.used(str(tmp_path / "nowhere")), refused("--cards", "nowhere"):
         own.folder()
