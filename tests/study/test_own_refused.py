@@ -12,6 +12,7 @@ from lab.study.own.sample import Line, Sample
 from tests.loops import numbered, over
 from tests.refused import held
 from tests.refused import refused as refused_by
+from tests.study import own_files as made
 from tests.study.interop_samples import CARD, LLAMA, SAMPLES, Capture, card, condition, files, judged, old_new, refused
 
 # Refused --------------------------------------------------------------------------------------------------------------
@@ -47,6 +48,47 @@ def test_two_tools_are_no_comparison(tmp_path: Path, capsys: Capture) -> None:
     flags = ["--rows", f"control={SAMPLES / 'llama_bench_control.jsonl'}"]
     flags += ["--rows", f"candidate={SAMPLES / 'batched_bench_candidate.txt'}"]
     held(refused(capsys, str(question), *flags), "--rows", "npl1", "llama-bench", "llama-batched-bench", "one tool")
+
+
+def serving(folder: Path, **candidate: Any) -> list[str]:
+    """A card about a serving benchmark, and a run of each arm."""
+    flags = [str(card(folder, [], condition("aggregate_tps", ">", -5, "")))]
+    for arm, more in (("control", {}), ("candidate", candidate)):
+        (folder / f"{arm}.json").write_text(made.vllm(**more))
+        flags += ["--rows", f"{arm}={folder / arm}.json"]
+    return flags
+
+
+ANOTHER_LOAD: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    ({"total_input_tokens": 2048}, ("32 input tokens per request", "control.json:1 128;", "--seed")),
+    ({"tps": 50.0}, ("25 output tokens per request", "control.json:1 200;", "--ignore-eos")),
+    ({"model_id": "other-7b"}, ("model_filename", "example-7b", "other-7b", "one model", "--arm")),
+]
+SAME_LOAD: list[tuple[dict[str, Any]]] = [
+    ({"total_input_tokens": 8500, "tps": 430.0},),
+    ({"completed": 32, "num_prompts": 64, "failed": 32, "total_input_tokens": 4096, "total_output_tokens": 6400},),
+    ({"total_input_tokens": None, "model_id": "somewhere/else/example-7b"},),
+]
+
+
+def test_another_load_is_no_comparison(tmp_path: Path, capsys: Capture) -> None:
+    @over(numbered(ANOTHER_LOAD))
+    def each(candidate: dict[str, Any], words: tuple[str, ...]) -> None:
+        held(refused(capsys, *serving(tmp_path, **candidate)), "--rows", *words)
+
+    each()
+
+
+def test_load_that_varies_is_one_load(tmp_path: Path, capsys: Capture) -> None:
+    """Sampled lengths, a run of which a part failed (which is said elsewhere), and what one file does not state."""
+
+    @over(numbered(SAME_LOAD))
+    def each(candidate: dict[str, Any]) -> None:
+        assert judged(capsys, *serving(tmp_path, **candidate))["verdict"] in ("GO", "INVALID")
+
+    each()
+    models = ["--arm", "control:model_filename=example-7b", "--arm", "candidate:model_filename=other-7b"]
+    assert judged(capsys, *serving(tmp_path, model_id="other-7b"), *models)["verdict"] == "GO"
 
 
 BOTH = str(SAMPLES / "llama_bench_flash_attn.json")

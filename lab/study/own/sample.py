@@ -106,6 +106,7 @@ class Sample:
     when:     ISO time of the test, "" when the file has none.
     error:    standard deviation of one value in `unit`, as the tool prints it beside it; 0 where it prints none.
     kind:     "measured", or "ceiling" for what a faster part of the control's run can give at most.
+    load:     what it was measured on and may vary a little from run to run (tokens per request), by its name.
     """
 
     tool: str
@@ -122,6 +123,7 @@ class Sample:
     when: str = ""
     error: float = 0.0
     kind: str = "measured"
+    load: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def id(self) -> str:

@@ -5,7 +5,8 @@ Keys as in vLLM's page on its benchmark CLI, SGLang's Bench Serving Guide and ll
 the times of the requests were saved too, the median is computed again from them, itl_p95 where it is not printed,
 and worst_decode_gap and stalls_over_1s. output_throughput is aggregate_tps, confirmed by its tokens and duration. A run
 with failed requests is no result. Arrivals: a finite request rate is "staggered", an infinite one without a limit of
-concurrency is "burst"; a limit alone is neither, and such a figure does not say.
+concurrency is "burst"; a limit alone is neither, and such a figure does not say. vLLM writes no length of prompt or
+answer: the tokens per request are the load of a figure, which the arms must share (verdict.LOADS).
 
 llama-server puts `timings` into every response: the rates of that request, which are no aggregate of several at once.
 """
@@ -40,6 +41,7 @@ class Served(msgspec.Struct):
     request_rate: Positive | str
     num_prompts: Count | None = None
     failed: Count = 0
+    total_input_tokens: Count | None = None
     max_concurrency: Count | None = None
     ttfts: tuple[NotNegative, ...] = ()
     itls: tuple[tuple[NotNegative, ...], ...] = ()
@@ -106,7 +108,9 @@ def _run(at: Line, entry: dict[str, Any]) -> list[Sample]:
         found["worst_decode_gap"] = ("s", max(gaps))
         found["stalls_over_1s"] = ("gaps", float(sum(gap > 1 for gap in gaps)))
     made = Made(model_filename=run.model_id)
-    return [Sample(tool, at, m, u, (v,), axes, settings, made, wrong=wrong) for m, (u, v) in found.items()]
+    tokens = {"input tokens": run.total_input_tokens, "output tokens": run.total_output_tokens}
+    load = {f"{kind} per request": n / run.completed for kind, n in tokens.items() if n is not None and run.completed}
+    return [Sample(tool, at, m, u, (v,), axes, settings, made, wrong=wrong, load=load) for m, (u, v) in found.items()]
 
 
 def _response(at: Line, entry: dict[str, Any]) -> list[Sample]:

@@ -1,10 +1,10 @@
 """From two arms to a verdict: the readings, what must be said beside them, and the page that `lab judge --rows` prints.
 
-What makes two runs no comparison is refused in one line: another tool, another GPU or CPU, a model with another number
-of parameters. What a reader must know is said in the note: arms from different builds (every change between them is
-then part of the effect), arms that differ in nothing the files record, several settings changed at once, one
-repetition, unchecked correctness, no interleaving. The evidence is called imported and never measured: this workbench
-neither ran nor checked it.
+What makes two runs no comparison is refused in one line: another tool, another GPU or CPU, another model, prompts or
+answers of another length; unless `--arm` names the model as what tells the arms apart. What a reader must know is said
+in the note: arms from different builds (every change between them is then part of the effect), arms that differ in
+nothing the files record, several settings changed at once, one repetition, unchecked correctness, no interleaving. The
+evidence is called imported and never measured: this workbench neither ran nor checked it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,17 @@ from lab.judge import verdicts
 from lab.study.own import arms as which
 from lab.study.own import backend_ops, batched_bench, read
 from lab.study.own.arms import ARMS, Match
-from lab.study.own.sample import Asked, Imported, Sample
+from lab.study.own.sample import Asked, Imported, Sample, base_name
 
 METRICS = ("decode_tps", "prefill_tps", "kernel_us")  # asked of any file, that a reason says what is missing of them
 NORMAL = 1.96  # standard errors to either side of a figure that its tool printed with one
 BUILD = ("build_commit", "build_number")
 MODEL = ("model_filename", "model_type", "model_size", "model_n_params")
 HARDWARE = ("gpu_info", "cpu_info")
+NAMEABLE = ("model_filename",)  # what may be the question of an A/B, and then is named in --arm
+# By how much the tokens per request may differ. The same data set and seed give the same prompts, to the few tokens
+# that a tokenizer adds; answers end where the model ends them, which a change's rounding moves by some per cent.
+LOADS = {"input tokens per request": 0.05, "output tokens per request": 0.10}
 # llama-batched-bench fills all its sequences before the first step: there is nothing to arrive later.
 ARRIVAL = {batched_bench.TOOL: "burst"}
 FEW = 3  # repetitions from which a standard deviation is worth its name
@@ -99,7 +103,7 @@ def judge(
     arm_fields = [key for where in selectors.values() for key in where]
     matches = tuple(which.match(wanted, arms, maps, arm_fields))
     used = [m for m in matches if not m.reason]
-    _refuse_another_setup(used)
+    _refuse_another_setup(used, arm_fields)
     place = _place(used or [Match("", "", {}, tuple(arms["control"]), tuple(arms["candidate"]))], device)
     peaks = [p.base for p in devices.get(place).peaks.values()] if place in devices.ids() else []
     readings = {(m.metric, m.workload): _reading(m, arms, max(peaks, default=math.inf)) for m in used}
@@ -206,13 +210,28 @@ def _stated(samples: Iterable[Sample], keys: Iterable[str]) -> str:
     return " ".join(", ".join(word) for word in words if word)
 
 
-def _refuse_another_setup(used: Iterable[Match]) -> None:
+def _refuse_another_setup(used: Iterable[Match], arm_fields: Sequence[str]) -> None:
+    """arm_fields: what the user says tells the arms apart; of the NAMEABLE they may then differ in it."""
     for m in used:
-        for key in (*HARDWARE, "model_n_params"):
+        for key in (*HARDWARE, "model_n_params", *NAMEABLE):
             one, other = (_stated(m.arm(arm), (key,)) for arm in ARMS)
-            if one and other and one != other:
+            if key == "model_filename":  # a GGUF's says its quantisation too, which may be what is compared
+                one, other = ("" if name.endswith(".gguf") else base_name(name) for name in (one, other))
+            nameable = key in NAMEABLE
+            if one and other and one != other and not (nameable and key in arm_fields):
                 what, remedy = f"{key} of the control is {one}, of the candidate {other}", "one machine and one model"
+                remedy += f", or name {key} in --arm where it is the question" if nameable else ""
                 raise BadInput("--rows", f"{m.title}: {what}", f"measure both arms with {remedy}")
+        _refuse_another_load(m)
+
+
+def _refuse_another_load(m: Match) -> None:
+    for what, most in LOADS.items():
+        loads = sorted((s.load[what], s.id) for arm in ARMS for s in m.arm(arm) if what in s.load and not s.wrong)
+        if loads and loads[-1][0] > (1 + most) * loads[0][0]:
+            (least, one), (largest, other) = loads[0], loads[-1]
+            said = f"{m.title}: {one} has {least:.6g} {what} and {other} {largest:.6g}"
+            raise BadInput("--rows", said, "run both arms with one data set, --seed and output length (--ignore-eos)")
 
 
 def _place(used: Sequence[Match], device: str | None) -> str:
