@@ -31,11 +31,16 @@ SERVED = {
 }
 DETAILS: dict[str, Any] = {"ttfts": [0.09, 0.1, 0.2], "itls": [[0.01, 1.5], [0.02]]}
 
+ONE_TOKEN = {"max_concurrency": 8} | dict.fromkeys(("mean_itl_ms", "median_itl_ms", "mean_tpot_ms"), 0.0)
+
 READ: dict[str, tuple[str, Asked, Figures]] = {
     "kl": (made.kl(), NOTHING_ASKED, {"ppl": (6.4, "ppl"), "kl": (0.13, "kld"), "same_top_p": (83.7, "%")}),
     "perplexity": (made.perplexity(), NOTHING_ASKED, {"ppl": (6.4, "ppl")}),
     "vllm": (made.vllm(), NOTHING_ASKED, SERVED),
     "vllm with details": (made.vllm(**DETAILS), NOTHING_ASKED, {"worst_decode_gap": (1.5, "s")}),
+    "vllm of one token": (made.vllm(4000.0, 2.0, "inf", **ONE_TOKEN), NOTHING_ASKED, {"ttft_p50": (4000.0, "ms")}),
+    "vllm of chunks": (made.vllm(rate="inf", max_concurrency=8, mean_itl_ms=100.0), NOTHING_ASKED, SERVED),
+    "vllm of one long request": (made.vllm(rate="inf"), NOTHING_ASKED, SERVED),
     "sglang": (made.sglang(), NOTHING_ASKED, SERVED),
     "server": (made.server(), NOTHING_ASKED, {"prefill_tps": (2000.0, "tok/s"), "decode_tps": (50.0, "tok/s")}),
     "nvbench": (made.nvbench(), NOTHING_ASKED, {"kernel_us": (50.0, "us")}),
@@ -98,6 +103,11 @@ def test_what_cannot_be_true_is_said(tmp_path: Path) -> None:
         "a failed request": made.vllm(completed=63),
         "another duration": made.vllm(duration=20.0),
         "another median": made.vllm(ttfts=[0.2, 0.2, 0.3]),
+        "seconds as ms": made.vllm(0.1, rate="inf", max_concurrency=8, mean_tpot_ms=0.0095, mean_itl_ms=0.009),
+        "seconds as ms, of gaps": made.vllm(rate="inf", max_concurrency=8, mean_itl_ms=0.009),
+        "seconds as ms, all at once": made.sglang(mean_ttft_ms=0.11, mean_tpot_ms=0.0095, mean_itl_ms=0.009),
+        "seconds as ms, of one token": made.vllm(0.1, 2.0, "inf", **ONE_TOKEN),
+        "us as ms": made.vllm(1e5, mean_tpot_ms=9500.0),
         "incorrect": made.flashinfer(status="INCORRECT_NUMERICAL"),
         "another rate": made.server().replace('"predicted_per_second": 50.0', '"predicted_per_second": 80.0'),
     }
@@ -126,6 +136,13 @@ OTHER_VERSION: dict[str, Callable[[str], str]] = {
     "flashinfer": without("timestamp"),
     "pytest": without("stddev"),
     "kl": lambda text: text.replace("KLD", "divergence"),
+}
+ZERO = {
+    "vllm": (made.vllm(mean_ttft_ms=0.0), NOTHING_ASKED),
+    "vllm, a gap": (made.vllm(p99_itl_ms=0), NOTHING_ASKED),
+    "tidy": ("metric,value,unit\nkernel_us,0,us\n", NOTHING_ASKED),
+    "no unit": ("metric,value\nkernel_us,0\n", NOTHING_ASKED),
+    "declared": ("n,time\n8,0.0\n", DECLARED),
 }
 WRONG_UNIT = {
     "tidy": ("metric,value,unit\nkernel_us,50,tok/s\n", NOTHING_ASKED),
@@ -165,13 +182,14 @@ def broken() -> dict[str, tuple[str, Asked]]:
         f"{name}: another version": (change(READ[name][0]), READ[name][1]) for name, change in OTHER_VERSION.items()
     }
     found |= {f"{name}: wrong unit": case for name, case in WRONG_UNIT.items()}
+    found |= {f"zero: {name}": case for name, case in ZERO.items()}
     found |= {f"another tool: {name}": (text, NOTHING_ASKED) for name, text in OTHER_TOOL.items()}
     asks = {name: Asked(NOTHING_ASKED.units, how) for name, how in ASKED_WRONG.items()}
     return found | {f"asked: {name}": (made.kineto(KERNELS), how) for name, how in asks.items()}
 
 
 def test_bad_input_is_one_line(tmp_path: Path) -> None:
-    """Cut off, empty, NaN, another version, a wrong unit, another tool's: file or flag, what is wrong, and a remedy."""
+    """Cut off, NaN, a time of 0, another version, a wrong unit, another tool: file or flag, what is wrong, a remedy."""
 
     @over({name: (name, *case) for name, case in broken().items()})
     def each(name: str, text: str, asked: Asked) -> None:

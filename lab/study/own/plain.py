@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from lab.base import vocabulary
 from lab.base.errors import BadInput
 from lab.study.own.sample import Asked, Imported, Line, Made, Objects, Sample, Word, lines
 
@@ -98,7 +99,8 @@ def _row(at: Line, row: Mapping[str, Any], asked: Asked) -> list[Sample]:
             found.append(Sample(TOOL, at, metric, axes=axes, settings=own, made=made, status="unsupported"))
             continue
         spread = SPREAD.fullmatch(text)
-        value = at.figure(spread[1] if spread else text, column if name else metric, zero=True)
+        timed = vocabulary.measures(asked.units.get(metric, unit)).quantity == "time"  # of which 0 is none
+        value = at.figure(spread[1] if spread else text, column if name else metric, zero=not timed)
         error = value * float(spread[2]) / 100 if spread else at.figure(row.get("error") or 0.0, "error", zero=True)
         value, brought = asked.brought(at, metric, value, unit)
         error, _ = asked.brought(at, metric, error, unit)

@@ -69,7 +69,8 @@ class Line:
             plain = files.number(word) if isinstance(word, str) else word
             return msgspec.convert(plain, NotNegative if zero else Positive)
         except msgspec.ValidationError:
-            raise BadInput(str(self), f"{what} = {word!r:.40} is no figure", FAILED) from None
+            kind = "figure" if zero else "figure above 0"
+            raise BadInput(str(self), f"{what} = {word!r:.40} is no {kind}", FAILED) from None
 
     def count(self, word: Any, what: str) -> int:
         """A whole number from zero up; raises BadInput naming the line and the key."""
