@@ -13,7 +13,19 @@ from tests.loops import numbered, over
 from tests.refused import held
 from tests.refused import refused as refused_by
 from tests.study import own_files as made
-from tests.study.interop_samples import CARD, LLAMA, SAMPLES, Capture, card, condition, files, judged, old_new, refused
+from tests.study.interop_samples import (
+    BATCHED,
+    CARD,
+    LLAMA,
+    SAMPLES,
+    Capture,
+    card,
+    condition,
+    files,
+    judged,
+    old_new,
+    refused,
+)
 
 # Refused --------------------------------------------------------------------------------------------------------------
 
@@ -29,6 +41,8 @@ NO_COMPARISON_CASES: list[tuple[Any, str, tuple[str, ...]]] = [
         "--rows",
         ("Example CPU 16-Core", "Another CPU 16-Core", "cpu_info", "one machine"),
     ),
+    (old_new('"backends": "CUDA"', '"backends": "CPU"'), "--rows", ("backends", "CUDA", "CPU", "one machine", "--arm")),
+    (old_new('"n_gpu_layers": -1', '"n_gpu_layers": 0'), "--rows", ("n_gpu_layers", "is all", "0", "one machine")),
     (old_new("7000000000", "8000000000"), "--rows", ("7000000000", "8000000000", "model_n_params", "one model")),
     (lambda t: t[:-30], "llama_bench_candidate.jsonl line 2", ("cut off",)),
     (lambda t: re.sub(r'"avg_ts": 110[\d.]+', '"avg_ts": nan', t), "llama_bench_candidate.jsonl line 2", ("nan",)),
@@ -41,6 +55,19 @@ def test_no_comparison(tmp_path: Path, capsys: Capture) -> None:
         held(refused(capsys, str(CARD), *files(tmp_path, LLAMA, candidate=candidate)), where, *words)
 
     each()
+
+
+def test_layers_on_the_gpu(tmp_path: Path, capsys: Capture) -> None:
+    """99 and -1 are both all of them; another number is another machine, unless it is the question."""
+    question = str(card(tmp_path, ["npl1"], condition("decode_tps", ">", -50, "npl1")))
+
+    def flags(layers: int) -> list[str]:
+        return files(tmp_path, BATCHED, candidate=old_new("n_gpu_layers = 99", f"n_gpu_layers = {layers}"))
+
+    assert judged(capsys, question, *flags(-1))["verdict"] == judged(capsys, question, *flags(999))["verdict"] == "GO"
+    held(refused(capsys, question, *flags(0)), "--rows", "n_gpu_layers", "all", "candidate 0")
+    asked = ["--arm", "control:n_gpu_layers=99", "--arm", "candidate:n_gpu_layers=0"]
+    assert judged(capsys, question, *flags(0), *asked)["verdict"] == "GO"
 
 
 def test_two_tools_are_no_comparison(tmp_path: Path, capsys: Capture) -> None:

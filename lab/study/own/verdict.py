@@ -1,10 +1,11 @@
 """From two arms to a verdict: the readings, what must be said beside them, and the page that `lab judge --rows` prints.
 
-What makes two runs no comparison is refused in one line: another tool, another GPU or CPU, another model, prompts or
-answers of another length; unless `--arm` names the model as what tells the arms apart. What a reader must know is said
-in the note: arms from different builds (every change between them is then part of the effect), arms that differ in
-nothing the files record, several settings changed at once, one repetition, unchecked correctness, no interleaving. The
-evidence is called imported and never measured: this workbench neither ran nor checked it.
+What makes two runs no comparison is refused in one line: another tool, another GPU or CPU, another backend, another
+model, prompts or answers of another length; unless `--arm` names the backend or the model as what tells the arms apart.
+What a reader must know is said in the note: arms from different builds (every change between them is then part of the
+effect), arms that differ in nothing the files record, several settings changed at once, one repetition, unchecked
+correctness, no interleaving. The evidence is called imported and never measured: this workbench neither ran nor checked
+it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +37,9 @@ NORMAL = 1.96  # standard errors to either side of a figure that its tool printe
 BUILD = ("build_commit", "build_number")
 MODEL = ("model_filename", "model_type", "model_size", "model_n_params")
 HARDWARE = ("gpu_info", "cpu_info")
-NAMEABLE = ("model_filename",)  # what may be the question of an A/B, and then is named in --arm
+# What may be the question of an A/B, and then is named in --arm.
+NAMEABLE = ("backends", "backend_name", "n_gpu_layers", "model_filename")
+ALL_LAYERS = 99  # llama.cpp's word for all layers on the GPU, as are more and, in other versions, a negative number
 # By how much the tokens per request may differ. The same data set and seed give the same prompts, to the few tokens
 # that a tokenizer adds; answers end where the model ends them, which a change's rounding moves by some per cent.
 LOADS = {"input tokens per request": 0.05, "output tokens per request": 0.10}
@@ -214,15 +218,23 @@ def _refuse_another_setup(used: Iterable[Match], arm_fields: Sequence[str]) -> N
     """arm_fields: what the user says tells the arms apart; of the NAMEABLE they may then differ in it."""
     for m in used:
         for key in (*HARDWARE, "model_n_params", *NAMEABLE):
-            one, other = (_stated(m.arm(arm), (key,)) for arm in ARMS)
-            if key == "model_filename":  # a GGUF's says its quantisation too, which may be what is compared
-                one, other = ("" if name.endswith(".gguf") else base_name(name) for name in (one, other))
+            one, other = (_setup(m.arm(arm), key) for arm in ARMS)
             nameable = key in NAMEABLE
             if one and other and one != other and not (nameable and key in arm_fields):
                 what, remedy = f"{key} of the control is {one}, of the candidate {other}", "one machine and one model"
                 remedy += f", or name {key} in --arm where it is the question" if nameable else ""
                 raise BadInput("--rows", f"{m.title}: {what}", f"measure both arms with {remedy}")
         _refuse_another_load(m)
+
+
+def _setup(samples: Sequence[Sample], key: str) -> str:
+    """What an arm's figures say under a key, spelled so that what is alike is equal; "" where they do not say."""
+    said = ", ".join(dict.fromkeys(s.fields.get(key, "") for s in samples))
+    if key == "model_filename":  # a GGUF's says its quantisation too, which may be what is compared
+        return "" if said.endswith(".gguf") else base_name(said)
+    if key == "n_gpu_layers" and re.fullmatch(r"-?\d+", said):
+        return said if 0 <= int(said) < ALL_LAYERS else "all"
+    return said
 
 
 def _refuse_another_load(m: Match) -> None:
