@@ -26,11 +26,15 @@ DECIMAL_COMMA = re.compile(r"-?[\d.]*\d,\d+")
 
 @dataclass(frozen=True)
 class Launch:
-    """A profiled launch. device: as printed, "" where the table has none. metrics: name -> (number or text, unit)."""
+    """A profiled launch. metrics: name -> (number or text, unit).
+
+    device, capability: the GPU's number and compute capability as printed, "" where the table has none.
+    """
 
     kernel: str
     device: str
     metrics: dict[str, tuple[Any, str]] = field(default_factory=dict)
+    capability: str = ""
 
 
 def is_table(text: str) -> bool:
@@ -81,7 +85,8 @@ def launches(path: Path, text: str) -> list[Launch]:
         if not row["ID"]:
             units = row
             continue
-        launch = found.setdefault((table, row["ID"]), Launch(row["Kernel Name"], row.get("Device", "")))
+        one = Launch(row["Kernel Name"], row.get("Device", ""), capability=row.get("CC", ""))
+        launch = found.setdefault((table, row["ID"]), one)
         if launch.kernel != row["Kernel Name"]:
             raise BadInput(path, f"line {line}: ID {row['ID']} is of two kernels", "give one report at a time")
         if "Metric Name" not in row:

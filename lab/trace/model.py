@@ -253,6 +253,7 @@ class Trace:
                   "none" (no graph was launched), "unknown" (launched, but the file does not show the work).
     graph_setting: what the capture was asked for ("node", "graph"), "" where the file does not say.
     gpus:         names of the GPUs that the trace uses, by device number, where known.
+    capability:   compute capabilities of the GPUs, "" where the file does not say (most name the GPUs instead).
     names, labels, call_names: texts that the columns `name` and `label` index.
     warnings:     what limits the trace, one sentence each.
     timeline:     False for tools that give totals only.
@@ -299,10 +300,11 @@ class Trace:
     launched: dict[str, Launch] = field(default_factory=dict)
     work: tuple[Work, ...] = ()
     rank: int | None = None
+    capability: str = ""
 
     def __post_init__(self) -> None:
         """Texts of a file are shown on terminals and pages; here they become names that can only be read."""
-        for key in ("tool_version", "schema_version"):
+        for key in ("tool_version", "schema_version", "capability"):
             object.__setattr__(self, key, _named(getattr(self, key)))
         for key in ("names", "labels", "call_names", "warnings"):
             object.__setattr__(self, key, type(getattr(self, key))(map(_named, getattr(self, key))))

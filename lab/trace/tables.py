@@ -232,6 +232,7 @@ def _ncu(path: Path, launches: Sequence[ncu.Launch]) -> Trace:
             work[name] = Work(name, "", count, seen.ns + length, None, mean, "")
     more: dict[str, Any] = {
         "gpus": gpus,
+        "capability": ", ".join(sorted({launch.capability for launch in launches} - {""})),
         "warnings": tuple(warnings),
         "work": tuple(work.values()),
         "launched": launched,

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.trace.nsys_synthetic import Export
 
-NCU = '"ID","Kernel Name","Device","Metric Name","Metric Unit","Metric Value"\n'
+NCU = '"ID","Kernel Name","Device","CC","Metric Name","Metric Unit","Metric Value"\n'
 Kernels = Sequence[tuple[str, float]]  # name, us
 
 
@@ -30,9 +30,10 @@ def kineto(kernels: Kernels) -> str:
     return json.dumps({"schemaVersion": 1, "deviceProperties": [], "traceEvents": events})
 
 
-def ncu(kernels: Kernels) -> str:
+def ncu(kernels: Kernels, capability: str = "12.0") -> str:
     """The details page of `ncu --csv`."""
-    rows = (f'"{i}","{name}","0","gpu__time_duration.sum","us","{us}"\n' for i, (name, us) in enumerate(kernels))
+    about = f'"0","{capability}","gpu__time_duration.sum","us"'
+    rows = (f'"{i}","{name}",{about},"{us}"\n' for i, (name, us) in enumerate(kernels))
     return NCU + "".join(rows)
 
 

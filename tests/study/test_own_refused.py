@@ -57,6 +57,32 @@ def test_no_comparison(tmp_path: Path, capsys: Capture) -> None:
     each()
 
 
+def profiles(folder: Path, candidate: str, how: str) -> list[str]:
+    """A card about a kernel's time, a profile of each arm, and how it is read."""
+    flags = [str(card(folder, [], condition("kernel_us", "<", -5, ""))), "--metric", f"kernel_us:kernel=gemv,{how}"]
+    for arm, text in (("control", made.ncu([("gemv", 30.0)] * 4)), ("candidate", candidate)):
+        (folder / f"{arm}.csv").write_text(text)
+        flags += ["--rows", f"{arm}={folder / arm}.csv"]
+    return flags
+
+
+def test_profiles_of_other_launches(tmp_path: Path, capsys: Capture) -> None:
+    """Half of the launches are half of the time; fewer may be what was changed, and are said."""
+    half = made.ncu([("gemv", 30.0)] * 2)
+    held(refused(capsys, *profiles(tmp_path, half, "calls=4")), "candidate.csv", "2 launches", "calls = 4", "calls=N")
+    fused = judged(capsys, *profiles(tmp_path, half, "calls=2"))
+    assert "the times are of 4 of the control and 2 of the candidate launches" in fused["note"]
+    same = judged(capsys, *profiles(tmp_path, made.ncu([("gemv", 20.0)] * 4), "calls=4"))
+    assert same["verdict"] == "GO"
+    assert "launches" not in same["note"]
+
+
+def test_profiles_of_two_gpus(tmp_path: Path, capsys: Capture) -> None:
+    other = made.ncu([("gemv", 20.0)] * 4, capability="9.0")
+    said = refused(capsys, *profiles(tmp_path, other, "calls=4"))
+    held(said, "--rows", "compute_capability", "12.0", "9.0", "one machine")
+
+
 def test_layers_on_the_gpu(tmp_path: Path, capsys: Capture) -> None:
     """99 and -1 are both all of them; another number is another machine, unless it is the question."""
     question = str(card(tmp_path, ["npl1"], condition("decode_tps", ">", -50, "npl1")))

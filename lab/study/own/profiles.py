@@ -4,8 +4,9 @@ The metric's unit says what is formed: "launches" how often it ran (engagements)
 (`of=busy` or `of=span` for those), "us/tok" its time over `tokens=N`, "us/step" and "ms/step" over `steps=N` or the
 steps of the window, "us/launch" over its own launches, a plain time over `calls=N`. With `speedup=N` a "%" is what
 throughput gains at most when that part runs N times as fast (inf: not at all), by Amdahl's law, and a ceiling of the
-control. `nvtx`, `time`, `replay`, `step` and `steady=1` choose a window as `lab trace` does; `rules=FILE` adds
-categories. Several categories are joined by +.
+control. Launches that are no multiple of `calls` are refused: a part of the calls is not in the file. `nvtx`, `time`,
+`replay`, `step` and `steady=1` choose a window as `lab trace` does; `rules=FILE` adds categories. Several categories
+are joined by +.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ def _figure(path: Path, trace: Trace, metric: str, unit: str, how: Mapping[str, 
     rules = categories.load(how.get("rules"))
     notes += [f"{path.name}: {warning}" for warning in trace.warnings]
     names = tuple(filter(None, how.get("category", "").split("+")))
-    made = Made(gpu_info=", ".join(dict.fromkeys(filter(None, trace.gpus.values()))))
+    made = Made(
+        gpu_info=", ".join(dict.fromkeys(filter(None, trace.gpus.values()))), compute_capability=trace.capability
+    )
     sample = Sample(trace.tool, Line(path, 1), metric, unit, made=made)
     if "speedup" in how:
         by = _count(flag, "speedup", how["speedup"])
@@ -84,7 +87,11 @@ def _figure(path: Path, trace: Trace, metric: str, unit: str, how: Mapping[str, 
         if not stated:
             raise BadInput(flag, f"is in {unit}, and nothing says over how many {key}", f"add {key}=N")
         over = _count(flag, key, stated)
-    return replace(sample, values=(us * US[time] / over,))
+        if key == "calls" and launches % over:
+            what = f"{launches:g} launches of {metric} are no multiple of calls = {over:g}"
+            raise BadInput(path, what, "give calls=N as the file holds them, or capture all of them")
+    load = {} if per == "launch" else {"launches": launches}
+    return replace(sample, values=(us * US[time] / over,), load=load)
 
 
 def _count(flag: str, key: str, text: str, least: float = 0.0) -> float:

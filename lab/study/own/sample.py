@@ -38,6 +38,7 @@ class Made(msgspec.Struct, frozen=True, omit_defaults=True):
     build_commit: Word = ""
     build_number: Word = ""
     gpu_info: str = ""
+    compute_capability: str = ""
     cpu_info: str = ""
     backends: str = ""
     backend_name: str = ""

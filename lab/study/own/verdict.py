@@ -217,7 +217,7 @@ def _stated(samples: Iterable[Sample], keys: Iterable[str]) -> str:
 def _refuse_another_setup(used: Iterable[Match], arm_fields: Sequence[str]) -> None:
     """arm_fields: what the user says tells the arms apart; of the NAMEABLE they may then differ in it."""
     for m in used:
-        for key in (*HARDWARE, "model_n_params", *NAMEABLE):
+        for key in (*HARDWARE, "compute_capability", "model_n_params", *NAMEABLE):
             one, other = (_setup(m.arm(arm), key) for arm in ARMS)
             nameable = key in NAMEABLE
             if one and other and one != other and not (nameable and key in arm_fields):
@@ -353,6 +353,10 @@ def _warnings(
         if min(counts.values()) < FEW and not all(s.error for arm in ARMS for s in m.arm(arm)):
             had = " and ".join(f"{n} of the {arm}" for arm, n in counts.items())
             yield f"{m.title}: {had} repetitions, too few for a noise floor; the card's minimum is used"
+        ran = {arm: {s.load["launches"] for s in m.arm(arm) if "launches" in s.load} for arm in ARMS}
+        if ran["control"] != ran["candidate"]:
+            pair = " and ".join(f"{', '.join(f'{n:g}' for n in sorted(of))} of the {arm}" for arm, of in ran.items())
+            yield f"{m.title}: the times are of {pair} launches: that both did the same work is the user's word"
         if m.unchecked:
             yield f'{m.workload}: nothing in the files was compared with "{m.unchecked}"'
         if m.candidate[0].tool == backend_ops.TOOL:
