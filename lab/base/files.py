@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
-from lab.base.errors import BadInput, nearest
+from lab.base.errors import REPOSITORY, BadInput, nearest
 
 T = TypeVar("T")
 Row = TypeVar("Row", bound=msgspec.Struct)
@@ -62,9 +62,16 @@ def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
         with path.open("rb") as file:
             return up_to(path, file, largest, at_once=min(path.stat().st_size, largest) + 1)
     except FileNotFoundError:
-        raise BadInput(path, "no such file", "restore it from version control") from None
+        raise BadInput(path, "no such file", _restored(path, "check the name and the folder")) from None
     except OSError as error:
-        raise BadInput(path, f"cannot be read ({error.strerror})", "restore it from version control") from None
+        remedy = _restored(path, "give a file that can be read")
+        raise BadInput(path, f"cannot be read ({error.strerror})", remedy) from None
+
+
+def _restored(path: Path, otherwise: str) -> str:
+    """The remedy for a file of the repository, whose path is built here, `otherwise` for one that the user names."""
+    own = path.is_absolute() and Path(os.path.realpath(path)).is_relative_to(REPOSITORY)
+    return "restore it from version control" if own else otherwise
 
 
 def up_to(path: Path, file: io.BufferedIOBase, largest: int, of: str = "", at_once: int = 1 << 20) -> bytes:

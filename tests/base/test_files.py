@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from lab.base import files
-from lab.base.errors import BadInput
+from lab.base.errors import REPOSITORY, BadInput
 from tests.refused import refused
 
 
@@ -62,6 +62,14 @@ def test_reads_toml(tmp_path: Path) -> None:
     path.write_text("[[step]]\nname = 3\n")
     with refused("stairs.toml", "step 1", "name = 3"):
         files.read(path, Stairs)
+
+
+def test_a_missing_file_of_the_repository_and_of_the_user(tmp_path: Path) -> None:
+    with refused("data/nowhere.toml", "no such file", remedy="version control"):
+        files.read_toml(REPOSITORY / "data" / "nowhere.toml")
+    for path in (tmp_path / "nowhere.toml", Path("nowhere.toml")):
+        with refused("nowhere.toml", "no such file", remedy="check the name"):
+            files.read_toml(path)
 
 
 def test_written_as_a_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

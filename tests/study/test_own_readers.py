@@ -265,7 +265,7 @@ def test_what_is_no_output_of_a_known_tool(tmp_path: Path) -> None:
 
 
 def test_file_that_cannot_be_read(tmp_path: Path) -> None:
-    with refused("nowhere.jsonl", "no such file"):
+    with refused("nowhere.jsonl", "no such file", remedy="check the name"):
         own.read(tmp_path / "nowhere.jsonl")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\x80")
     with refused("binary", "cannot be read", remedy="UTF-8"):

@@ -12,6 +12,7 @@ from lab.base.errors import BadInput
 from lab.study import own
 from lab.study.own.sample import NOTHING_ASKED, Asked
 from tests.loops import over
+from tests.refused import refused
 from tests.study import own_files as made
 from tests.study.own_files import jsonl, row
 
@@ -186,6 +187,20 @@ def broken() -> dict[str, tuple[str, Asked]]:
     found |= {f"another tool: {name}": (text, NOTHING_ASKED) for name, text in OTHER_TOOL.items()}
     asks = {name: Asked(NOTHING_ASKED.units, how) for name, how in ASKED_WRONG.items()}
     return found | {f"asked: {name}": (made.kineto(KERNELS), how) for name, how in asks.items()}
+
+
+def test_infinite_rate_is_no_fault(tmp_path: Path) -> None:
+    """ "request_rate": "inf" is vLLM's default: what is wrong stands elsewhere in the file, and is named."""
+    path = tmp_path / "the_file"
+    path.write_text(made.vllm(rate="inf", mean_ttft_ms=float("nan")))
+    with refused("line 1", 'holds NaN at "mean_ttft_ms"', remedy="that test failed"):
+        own.read(path)
+    path.write_text(json.dumps(json.loads(made.vllm(rate="inf")), indent=2).replace("9.5", "-Infinity"))
+    with refused("line 1", 'holds -Infinity at "mean_tpot_ms"', remedy="that test failed"):
+        own.read(path)
+    path.write_text(made.vllm(rate="inf")[:-40])
+    with refused("line 1", "ends in the middle", remedy="cut off"):
+        own.read(path)
 
 
 def test_bad_input_is_one_line(tmp_path: Path) -> None:

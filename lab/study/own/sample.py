@@ -23,7 +23,8 @@ from lab.base.errors import BadInput, shown
 from lab.base.files import NotNegative, Positive
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
-NOT_A_NUMBER = re.compile(r"(?<![\w.])[-+]?(?:nan|inf(?:inity)?)(?![\w.])", re.IGNORECASE)
+# A string, to be passed over ("request_rate": "inf" is a sound value), or what is no number.
+NOT_A_NUMBER = re.compile(r'"(?:[^"\\]|\\.)*"?|(?<![\w."])[-+]?(?:nan|inf(?:inity)?)(?![\w."])', re.IGNORECASE)
 CUT_OFF = "the file is cut off: finish or repeat that run, or remove the line"
 AS_PRINTED = "give the tool's output as it was printed"
 FAILED = "that test failed: repeat it or remove the line"
@@ -228,20 +229,30 @@ def objects(path: Path, text: str) -> tuple[Objects, list[str]]:
             value, end = decoder.raw_decode(text, start)
         except (ValueError, RecursionError) as error:
             position = max(getattr(error, "pos", start), start)
-            raise _bad(at, (text[start:position] + text[position:].partition("\n")[0]), text[position:]) from None
+            entry = text[start:position] + text[position:].partition("\n")[0]
+            if isinstance(error, NotANumber):
+                entry = text[start:]  # it has no position
+            raise _bad(at, entry, text[position:]) from None
         read.append((at, value))
     if in_array and "]" not in text[end:]:
         raise _bad(read[-1][0], "", "")
     return read, others + text[end:].splitlines()
 
 
+class NotANumber(ValueError):
+    """NaN or Infinity, which json reads as numbers."""
+
+
 def _refuse(word: str) -> Any:
-    raise ValueError(word)
+    raise NotANumber(word)
 
 
 def _bad(at: Line, entry: str, rest: str) -> BadInput:
-    if found := NOT_A_NUMBER.search(entry):
-        return BadInput(str(at), f"holds {found[0]}", FAILED)
+    key = ""
+    for found in NOT_A_NUMBER.finditer(entry):
+        if not found[0].startswith('"'):
+            return BadInput(str(at), f"holds {found[0]}" + (f" at {key:.40}" if key else ""), FAILED)
+        key = found[0]
     if not rest.partition("\n")[2].strip():
         return BadInput(str(at), "ends in the middle of an object", CUT_OFF)
     return BadInput(str(at), f"is not JSON ({entry.strip():.40})", AS_PRINTED)
