@@ -276,8 +276,12 @@ def _check(card: _File, stem: str, house: bool) -> None:
         )
     for key, names in (("workloads", card.workloads), ("beside", card.beside)):
         _refuse(len(set(names)) != len(names), f"{key} has the same word twice", "name each once")
-    if card.gate.source not in (NOT_STATED, DECLARED_HERE, *([] if house else [""])):
-        recorded.verdict(card.gate.source)
+    source = card.gate.source
+    own_words = (NOT_STATED, DECLARED_HERE, *([] if house else [""]))
+    if source not in own_words and source not in (ids := recorded.verdicts()):
+        remedy, close = f'write source = "{DECLARED_HERE}" where the criterion is your own', nearest(source, ids)
+        remedy += f"; {close}" if close.startswith("did you mean") else ""
+        _refuse(True, f'gate.source = "{source}" is the id of no recorded verdict', remedy)
     for claim in card.claims:
         remedy = "the gate alone names its criterion's source"
         _refuse(bool(claim.source), f'claim {claim.name}: unknown key "source"', remedy)

@@ -62,7 +62,11 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "figure id": ("ttft-p50-n32.candidate", "ttft-p50-n23.candidate", ("ttft-p50-n23", "did you mean", "ttft-p50-n")),
     "verdict id": ('"lp.v.p4-measured"', '"lp.v.p4-measurd"', ("lp.v.p4-measurd", '"lp.v.p4-measured"')),
-    "gate source": ("[gate]\nsource = ", "[gate]\nsource = 'x' # ", ("recorded verdict", '"x"')),
+    "gate source": (
+        "[gate]\nsource = ",
+        "[gate]\nsource = 'x' # ",
+        ('gate.source = "x"', "recorded verdict", "declared in"),
+    ),
     "stated figure": ("gate.p4.threshold.runs", "gate.p4.treshold.runs", ("treshold", "lp.gate.p4.threshold.runs")),
     "threshold as stated": ("threshold = 60", "threshold = 59", ("59", "lp.gate.p4.threshold.runs", "60")),
     "NaN threshold": ("threshold = 60", "threshold = nan", ("threshold", "nan", "finite")),
