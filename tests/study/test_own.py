@@ -104,7 +104,8 @@ def test_batched_workloads_by_the_axes_in_their_names(tmp_path: Path, capsys: Ca
     by_name = {m["workload"]: m for m in found["imported"]["mapping"]}
     assert by_name["npl32-npp128"]["where"] == {"npl": "32", "npp": "128"}
     assert by_name["npl32-npp128"]["shape"] == {"npp": 128, "ntg": 128, "npl": 32}
-    assert "1 of the control and 1 of the candidate repetitions, too few for a noise floor" in found["note"]
+    assert "1 repetition of the control and 1 repetition of the candidate do not show" in found["note"]
+    assert "held against the card's noise floor of 2 % alone" in found["note"]
 
 
 def test_repeated_runs_are_repetitions(tmp_path: Path, capsys: Capture) -> None:
@@ -263,7 +264,7 @@ WARNING_CASES: list[tuple[Any, Any, str]] = [
     (
         lambda t: re.sub(r"(samples_[tn]s\": \[ [\d.]+)[^\]]*", r"\1", re.sub(r'"avg_ts": [\d.]+, ', "", t)),
         None,
-        "1 of the control and 5 of the candidate repetitions",
+        "1 repetition of the control and 5 repetitions of the candidate",
     ),
 ]
 

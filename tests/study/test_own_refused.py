@@ -144,6 +144,17 @@ def test_load_that_varies_is_one_load(tmp_path: Path, capsys: Capture) -> None:
     assert judged(capsys, *serving(tmp_path, model_id="other-7b"), *models)["verdict"] == "GO"
 
 
+def test_arrivals_and_failed_requests_in_words(tmp_path: Path, capsys: Capture) -> None:
+    limited: dict[str, Any] = {"rate": "inf", "max_concurrency": 8}
+    reason = judged(capsys, *serving(tmp_path, **limited))["reason"]
+    assert "arrival (staggered against not stated)" in reason
+    flags = serving(tmp_path, **limited, completed=6, failed=58)
+    (tmp_path / "control.json").write_text(made.vllm(**limited))
+    found = judged(capsys, *flags)
+    assert found["verdict"] == "INVALID"
+    assert "58 of 64 requests failed" in found["reason"]
+
+
 BOTH = str(SAMPLES / "llama_bench_flash_attn.json")
 ONE = str(SAMPLES / "llama_bench_control.jsonl")
 PAIR = ["--rows", f"control={ONE}", "--rows", f"candidate={BOTH}"]
@@ -188,7 +199,9 @@ def test_flags_refused(capsys: Capture) -> None:
 
 def test_device_where_the_files_name_none(tmp_path: Path, capsys: Capture) -> None:
     nameless = files(tmp_path, LLAMA, *[lambda t: t.replace("gpu_info", "g")] * 2)
-    assert judged(capsys, CARD, *nameless)["device"] == "device not stated"
+    unnamed = judged(capsys, CARD, *nameless)
+    assert unnamed["device"] == "device not stated"
+    assert "about h200, the files name no GPU: if it was that one, say so with --device h200" in unnamed["note"]
     found = judged(capsys, CARD, *nameless, "--device", "NVIDIA H200")
     assert found["device"] == "h200"
     assert "the card asks about" not in found["note"]

@@ -93,6 +93,7 @@ def test_uncertainty_arrivals_and_shape(tmp_path: Path) -> None:
     assert {s.axes["arrival"] for s in read(made.vllm()) + read(made.sglang(request_rate=2.5))} == {"staggered"}
     assert {s.axes["arrival"] for s in read(made.vllm(rate="inf")) + read(made.sglang())} == {"burst"}
     assert {s.axes["arrival"] for s in read(made.vllm(rate="inf", max_concurrency=8))} == {""}
+    assert {s.axes["arrival"] for s in read(made.vllm(rate="inf", max_concurrency=8, completed=6, failed=58))} == {""}
     (perf, failed) = read(READ["perf_report"][0])
     assert (perf.axes, perf.settings, failed.status) == ({"N": "1024"}, {"column": "mine"}, "unsupported")
     assert read(made.kl())[0].axes == {"chunks": 560, "n_ctx": 512}

@@ -257,7 +257,7 @@ def _evidence(
         raise BadInput("--rows", what, "time both arms with one tool")
     # The spelled-out parameter list is left out: its parts are there by name.
     axes = sorted({*one.axes, *other.axes} - {"params", *arm_fields})
-    pairs = {k: [str(s.axes.get(k, "not stated")) for s in (one, other)] for k in axes}
+    pairs = {k: [str(s.axes.get(k, "")) or "not stated" for s in (one, other)] for k in axes}
     if apart := [f"{k} ({a} against {b})" for k, (a, b) in pairs.items() if a != b]:
         return m.without(f"the arms have different shapes for {name}: {', '.join(apart)}")
     return replace(m, control=chosen["control"], candidate=chosen["candidate"])

@@ -58,7 +58,8 @@ class Served(msgspec.Struct):
         """As a card names it, "" where the file does not say."""
         if not math.isinf(float(self.request_rate)):
             return "staggered"
-        return "burst" if self.max_concurrency is None or self.max_concurrency >= self.completed else ""
+        sent = self.num_prompts or self.completed  # those that failed arrived too
+        return "burst" if self.max_concurrency is None or self.max_concurrency >= sent else ""
 
 
 class Timings(msgspec.Struct):

@@ -45,6 +45,7 @@ ALL_LAYERS = 99  # llama.cpp's word for all layers on the GPU, as are more and, 
 LOADS = {"input tokens per request": 0.05, "output tokens per request": 0.10}
 # llama-batched-bench fills all its sequences before the first step: there is nothing to arrive later.
 ARRIVAL = {batched_bench.TOOL: "burst"}
+UNKNOWN = "device not stated"
 FEW = 3  # repetitions from which a standard deviation is worth its name
 
 
@@ -256,7 +257,7 @@ def _place(used: Sequence[Match], device: str | None) -> str:
         found = named
     if given and found and given != found:
         raise BadInput(f"--device {device}", f"but the files say {named}", "leave --device out")
-    return given or found or "device not stated"
+    return given or found or UNKNOWN
 
 
 def _reading(m: Match, arms: Mapping[str, Sequence[Sample]], peak_flop_s: float) -> Reading:
@@ -336,7 +337,8 @@ def _warnings(
     if not used:
         return
     if card.device and place != card.device:
-        yield f"the card asks about {card.device}, these figures are from {place}"
+        unnamed = f"the files name no GPU: if it was that one, say so with --device {card.device}"
+        yield f"the card asks about {card.device}, {unnamed if place == UNKNOWN else f'these figures are from {place}'}"
     paired = [m for m in used if m.paired]
     sides = {arm: [s for m in paired for s in m.arm(arm)] for arm in ARMS}
     everything = sides["control"] + sides["candidate"]
@@ -351,8 +353,11 @@ def _warnings(
     for m in paired:
         counts = {arm: len(m.values(arm)) for arm in ARMS}
         if min(counts.values()) < FEW and not all(s.error for arm in ARMS for s in m.arm(arm)):
-            had = " and ".join(f"{n} of the {arm}" for arm, n in counts.items())
-            yield f"{m.title}: {had} repetitions, too few for a noise floor; the card's minimum is used"
+            one, other = (f"{n} {'repetition' if n == 1 else 'repetitions'}" for n in counts.values())
+            few = f"{one} of the control and {other} of the candidate do not show how runs vary ({FEW} of each would)"
+            floor = f"the card's noise floor of {card.gate.noise.floor_pct:g} %"
+            floor += " or the control's spread" if counts["control"] > 1 else " alone"
+            yield f"{m.title}: {few}: the effect is held against {floor}"
         ran = {arm: {s.load["launches"] for s in m.arm(arm) if "launches" in s.load} for arm in ARMS}
         if ran["control"] != ran["candidate"]:
             pair = " and ".join(f"{', '.join(f'{n:g}' for n in sorted(of))} of the {arm}" for arm, of in ran.items())
