@@ -171,6 +171,14 @@ ASKED_WRONG: dict[str, dict[str, dict[str, str]]] = {
 }
 
 
+def test_a_card_s_own_time_may_be_none(tmp_path: Path) -> None:
+    """A time that is lost (a stall) is best at 0; what the vocabulary calls a time is one that something took."""
+    path = tmp_path / "own.csv"
+    path.write_text("metric,value,unit\nstall_us,0,us\n")
+    (found,) = own.read(path, Asked({**NOTHING_ASKED.units, "stall_us": "us"})).samples
+    assert found.values == (0.0,)
+
+
 def broken() -> dict[str, tuple[str, Asked]]:
     found: dict[str, tuple[str, Asked]] = {}
     for name, (text, asked, _) in READ.items():

@@ -99,7 +99,8 @@ def _row(at: Line, row: Mapping[str, Any], asked: Asked) -> list[Sample]:
             found.append(Sample(TOOL, at, metric, axes=axes, settings=own, made=made, status="unsupported"))
             continue
         spread = SPREAD.fullmatch(text)
-        timed = vocabulary.measures(asked.units.get(metric, unit)).quantity == "time"  # of which 0 is none
+        known = vocabulary.words().metric.get(metric)  # a card's own may be a time that is lost, and be none
+        timed = known is not None and vocabulary.measures(known.unit).quantity == "time"
         value = at.figure(spread[1] if spread else text, column if name else metric, zero=not timed)
         error = value * float(spread[2]) / 100 if spread else at.figure(row.get("error") or 0.0, "error", zero=True)
         value, brought = asked.brought(at, metric, value, unit)
