@@ -11,10 +11,12 @@ A family is a folder `kernels/<family>/` with fixed file names:
                   inputs(workload, seed, device) -> Tensors
                   outputs(workload, inputs) -> Tensors                  poisoned; what is updated in place is a clone of
                   the input of that name
-                  tolerance(workload, precision) -> dict[str, Tolerance]  by output name
+                  tolerance(workload, precision) -> dict[str, Tolerance]  by output name, one for each
                   ACTIVATIONS, the names of inputs that come anew with every call: `prepare` sees no values of them
                   IN_PLACE, the names of outputs that are updated in place
                   RECURRENT, only where the next call computes with one of these: their names
+                  PICKS, only where an output holds indices into the last dimension of another (a token of the logits):
+                  that one's name by its own. What the reference has there is compared, so either of two equals is right
                   reference_inputs(workload, inputs, precision) -> Tensors, only where a format loses bits by design:
                   what the reference sees for that precision
                   refuses(workload, precision) -> str, only where a workload is for some precisions: "" or the reason
@@ -136,7 +138,7 @@ class Tolerance:
     What storing it in its own type costs is not in these numbers: the checker rounds the reference itself and adds that
     (`lab.check.accuracy.compare`), so the limit of a 16-bit output is its own rounding and hardly more.
 
-    relative_error: limit on ||out - ref|| / ||ref|| (Frobenius); its square is the NMSE.
+    relative_error: limit on ||out - ref|| / ||ref|| (Frobenius), below 1, which zeros have; its square is the NMSE.
     max_error:      limit on max|out - ref| / rms(ref), so that one wrong element fails too.
     reason:         where the two numbers come from (the format's unit roundoff, the length of the sum).
     """

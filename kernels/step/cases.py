@@ -28,6 +28,7 @@ ACTIVATIONS = ("tokens",)
 SCALES = "k_scale", "v_scale"
 BLOCKS = "k_block", "v_block"
 IN_PLACE = ("k_cache", "v_cache", "state", "conv_state", *BLOCKS)  # the last two of a Q8_0 cache alone
+PICKS = {"next_token": "logits"}
 PAGE = 16
 SPREAD = 0.5
 ENDS = ("out_proj", "o_proj", "down_proj")  # of products that add to the residual stream
@@ -311,6 +312,8 @@ def tolerance(workload: Workload, precision: str) -> dict[str, Tolerance]:
     which an error of `limit` makes as likely as limit over the code's width, 2^-3 of a value at most and half that in
     the mean: sqrt(limit / 16) of the new tokens' energy, and one code of the largest value. A code of Q8_0
     is of about 50, rms: two roundings of it are BY_BLOCK.
+
+    Another next token than the reference's is right where the reference's own two logits lie within both their errors.
     """
     sublayer = {"bf16": 4 * ROUNDING**2, "nvfp4-w4a16": 4 * ROUNDING**2, "nvfp4-w4a8": 3 * ROUNDING**2 + E4M3**2}
     if precision not in sublayer:
@@ -327,6 +330,7 @@ def tolerance(workload: Workload, precision: str) -> dict[str, Tolerance]:
         blocks = {name: Tolerance(limit * fresh**0.5, 16 * limit, f"{why}, a block's largest value") for name in BLOCKS}
     return {
         "logits": Tolerance(limit, 8 * limit, why),
+        "next_token": Tolerance(2**0.5 * limit, 16 * limit, f"{why}, of two logits that nearly agree"),
         "next_logit": Tolerance(limit, 8 * limit, why),
         "k_cache": Tolerance(cached * fresh**0.5, largest, f"{why}, in {fresh:.1%} of the cache"),
         "v_cache": Tolerance(cached * fresh**0.5, largest, f"{why}, in {fresh:.1%} of the cache"),

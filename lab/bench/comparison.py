@@ -157,7 +157,7 @@ def _blame(state: Outcome, error: Exception, where: str = "") -> bool:
     if isinstance(error, accuracy.Elsewhere):  # in the arm's process, so that this one goes on
         state.fail(classified(str(error))[0], where + str(error))
         return False
-    line = reason(error)
+    line = str(error) if isinstance(error, BadInput) else reason(error)  # of the family: it names its own file
     status, lost = classified(line)
     state.fail(status, where + line)
     return lost

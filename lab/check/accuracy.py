@@ -376,12 +376,44 @@ def judged(
             eps = torch.finfo(kind).eps if kind.is_floating_point else 1 / torch.iinfo(kind).max
             moved = calls * one.relative_error / eps
         parted = name in recurrent and torch.finfo(out[name].dtype).bits < 32
-        errors += (compare(name, out[name], wanted[name], limit, moved if moved < 1 else 0.0, apart, parted),)
+        got, right = out[name], wanted[name]
+        if of := getattr(family.cases, "PICKS", {}).get(name):
+            got, right = (_picked(wanted[of], index) for index in (got, right))
+        errors += (compare(name, got, right, limit, moved if moved < 1 else 0.0, apart, parted),)
     for e in errors:
         if not e.ok:
             said = f"relative error {e.relative_error:.2e} (limit {e.relative_limit:.1e})"
             return errors, f"{e.output}: {said}, largest {e.max_error:.2e} rms (limit {e.max_limit:.1e})"
     return errors, ""
+
+
+def _picked(values: Any, index: Any) -> Any:
+    """The values at indices into their last dimension, NaN where there is none of that index."""
+    index = index.to(values.device)
+    inside = (index >= 0) & (index < values.shape[-1])
+    found = values.double().gather(-1, index.where(inside, 0).unsqueeze(-1)).squeeze(-1)
+    return found.where(inside, math.nan)
+
+
+def refuse_unlimited(
+    family: families.Family, workload: Workload, precision: str, own: Collection[str], wanted: Collection[str]
+) -> None:
+    """BadInput where an output has no tolerance, no reference, or a limit that zeros keep: it would not be checked."""
+    where, limits = f"kernels/{family.name}/cases.py", family.cases.tolerance(workload, precision)
+    for name in own:
+        if name not in limits:
+            raise BadInput(
+                where, f'`tolerance` has no limits for the output "{name}"', f"return a Tolerance for {name}"
+            )
+        if not limits[name].relative_error < 1:
+            what = f"relative_error={limits[name].relative_error} of {name} lets an output of zeros pass"
+            raise BadInput(where, what, "derive a limit below 1")
+        if name not in wanted:
+            told = f'`reference` returns no output named "{name}"'
+            raise BadInput(f"kernels/{family.name}/reference.py", told, "return one for each of the family's `outputs`")
+    for name in limits:
+        if name not in own:
+            raise BadInput(where, f'`outputs` makes no output named "{name}"', "make it, or return no limits for it")
 
 
 def check(
@@ -438,9 +470,7 @@ def _check(
     except Exception as error:  # whatever a candidate throws is its own row's status, not ours
         return result("error", str(error) if isinstance(error, Elsewhere) else reason(error))
     wanted = expected(family, workload, inputs | kept, candidate.precision, held)
-    for name in family.cases.tolerance(workload, candidate.precision):
-        if name not in own or name not in wanted:
-            return result("error", f'no output named "{name}"')
+    refuse_unlimited(family, workload, candidate.precision, own, wanted)
     if wrong := misused(own, given, inputs):
         return result("incorrect", wrong)
     errors, wrong = judged(family, workload, candidate.precision, kept, inputs, own, wanted)

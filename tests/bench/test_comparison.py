@@ -84,6 +84,17 @@ def test_cheat_has_no_number(name: str, timer: str, tmp_path: Path, monkeypatch:
     caught(name, timer, tmp_path, monkeypatch)
 
 
+def test_an_output_without_a_limit_has_no_number_and_names_the_familys_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An arm that writes nothing would pass."""
+
+    whole = fake_bench.load("toy")
+    whole.cases.tolerance = lambda *_: {}  # type: ignore[method-assign]
+    monkeypatch.setattr(fake_bench, "load", lambda name: whole)
+    found = arm(done("plain"), "plain")
+    assert found.status == "error"
+    assert found.message.startswith('kernels/toy/cases.py: `tolerance` has no limits for the output "y"; ')
+
+
 def test_work_outside_the_captured_stream_has_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under events only a GPU has the other stream: tests/bench/test_timers.py."""
     caught("own_stream", "graph", tmp_path, monkeypatch)

@@ -167,6 +167,45 @@ def test_compare_refuses_other_shapes() -> None:
         compare("y", torch.ones(1, 5), torch.ones(63, 5), Tolerance(1.0, 1.0, ""))
 
 
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"y": Tolerance(1e-6, 1e-5, "")}, 'no limits for the output "s"'),
+        ({"y": Tolerance(1.0, 9.0, ""), "s": Tolerance(0, 0, "")}, "relative_error=1.0 of y"),
+        ({"y": Tolerance(math.nan, 9.0, ""), "s": Tolerance(0, 0, "")}, "relative_error=nan of y"),
+        ({name: Tolerance(1e-6, 1e-5, "") for name in ("y", "s", "z")}, 'no output named "z"'),
+    ],
+)
+def test_a_family_that_leaves_an_output_without_a_limit_is_refused(limits: dict[str, Tolerance], words: str) -> None:
+    """It is the family's error, whatever the candidate did."""
+    candidate = Candidate("c", "f32", right)
+    with refused("kernels/toy/cases.py", words):
+        check(toy(candidate, tolerance=lambda *_: limits), candidate, WORKLOADS[0])
+
+
+def test_a_reference_that_lacks_an_output_is_refused() -> None:
+    family = dataclasses.replace(
+        toy(candidate := Candidate("c", "f32", right)), reference=lambda given: {"y": given["x"]}
+    )
+    with refused("kernels/toy/reference.py", '"s"'):
+        check(family, candidate, WORKLOADS[0])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ok"), [([1, 0], True), ([1, 2], True), ([1, 1], False), ([1, 3], False), ([-1, 0], False)]
+)
+def test_an_index_is_as_right_as_what_the_reference_has_there(tokens: list[int], ok: bool) -> None:
+    logits = torch.tensor([[1.0, 5.0, 2.0], [4.0, 1.0, 4.0 - 1e-7]], dtype=torch.float64)
+    wanted = {"logits": logits, "token": torch.tensor([1, 0])}
+    limits = {name: Tolerance(1e-6, 1e-5, "") for name in wanted}
+    family = toy(tolerance=lambda *_: limits, PICKS={"token": "logits"})
+    out = {"logits": logits.float(), "token": torch.tensor(tokens)}
+    errors, wrong = accuracy.judged(family, WORKLOADS[0], "", {}, {}, out, wanted)
+    assert [e.output for e in errors] == ["logits", "token"]
+    assert wrong.startswith("" if ok else "token: ")
+    assert (wrong == "") == ok
+
+
 def test_one_wrong_element_among_many_needs_the_second_limit() -> None:
     """The Frobenius norm alone lets it pass: that is what max_error is for."""
     out = torch.ones(10**6)
