@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from lab.base.errors import BadInput, reason
+from lab.base.errors import BadInput, nearest, reason
 from lab.check import families
 from lab.row.records import Status
 
@@ -492,10 +492,29 @@ def check_family(
     """
     family = families.load(name)
     chosen = [family.candidate(candidate)] if candidate else family.candidates.values()
+    _refuse_unnamed(family, seed, device)
     for module, why in family.unavailable.items() if candidate is None else ():
-        yield Check(name, module, "", "", "skipped", f"cannot be imported: {why}")
+        status: Status = "error" if module in family.broken else "skipped"
+        yield Check(name, module, "", "", status, f"cannot be imported: {why}")
     for c in chosen:
         small = [w for w in family.cases.WORKLOADS if w.role == "check" and not c.refuses(w)]
         for w in [family.workload(workload)] if workload else small:
             if c.name not in apart:
                 yield check(family, c, w, seed, device)
+
+
+def _refuse_unnamed(family: families.Family, seed: int, device: str) -> None:
+    """BadInput where nothing is to be checked, or ACTIVATIONS or IN_PLACE name what no small workload has."""
+    where, cases = f"kernels/{family.name}/cases.py", family.cases
+    small = [w for w in cases.WORKLOADS if w.role == "check"]
+    if not small:
+        raise BadInput(where, 'no workload has the role "check"', "add a small one")
+    seen: set[str] = set()
+    for workload in small:
+        if seen >= {*cases.ACTIVATIONS, *cases.IN_PLACE}:
+            return
+        seen |= cases.inputs(workload, seed, device).keys()
+    for what in ("ACTIVATIONS", "IN_PLACE"):
+        for name in getattr(cases, what):
+            if name not in seen:
+                raise BadInput(where, f'{what} names "{name}", which no small workload has', nearest(name, seen))

@@ -141,7 +141,9 @@ def jobs(family: Any, target: int) -> list[Job]:
             found.append((candidate.name, "builds()", triton, partial(_raise, problem)))
             continue
         found += [(candidate.name, b.label, triton, partial(_triton_job, candidate.needs, b, target)) for b in builds]
-    found += [(module, "", "", partial(_raise, Skipped(reason))) for module, reason in family.unavailable.items()]
+    for module, reason in family.unavailable.items():
+        kind = ImportError if module in getattr(family, "broken", ()) else Skipped
+        found.append((module, "", "", partial(_raise, kind(reason))))
     nvcc = "nvcc" if shutil.which("nvcc") else ""
     found += [(s.path.name, "", nvcc, partial(_cuda_job, s, target)) for s in family.cuda_sources]
     return found

@@ -39,6 +39,8 @@ FRAMEWORK = "torch_"
 CANDIDATE_PREFIXES = ("triton_", "cuda_", FRAMEWORK)
 NEEDED_FILES = ("reference.py", "cost.py", "cases.py")
 SOURCE_KINDS = (".py", ".cu", ".cuh")
+ROLES = ("check", "measure")
+OPTIONAL = ("triton", "cuda")  # packages that a module of ours may want without saying so: not on every system
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Family:
     candidates:  by name.
     modules:     candidate -> the module it is from, as a path in the family's folder: "peers/vllm_marlin".
     unavailable: module that failed to import -> the reason.
+    broken:      those of `unavailable` that lack no optional library: a mistake in them, which fails a check.
     repeated:    the reference of many calls on what is updated in place; see kernels/common.py.
     """
 
@@ -61,6 +64,7 @@ class Family:
     unavailable: Mapping[str, str]
     modules: Mapping[str, str] = field(default_factory=dict)
     repeated: Callable[[Tensors, int], Tensors] | None = None
+    broken: Collection[str] = ()
 
     @property
     def peers(self) -> tuple[str, ...]:
@@ -121,7 +125,8 @@ def refuse_unknown(family: str, name: str, candidates: Collection[str], unavaila
     for module, reason in unavailable.items():
         if name in module or module.rpartition("/")[2] in name:
             raise BadInput(f"kernels/{family}/{module}.py", f"cannot be imported ({reason})", "see `lab doctor`")
-    raise BadInput(f"kernels/{family}", f'no candidate is named "{name}"', nearest(name, candidates))
+    hidden = f"; {', '.join(unavailable)} cannot be imported" if unavailable else ""
+    raise BadInput(f"kernels/{family}", f'no candidate is named "{name}"', nearest(name, candidates) + hidden)
 
 
 def is_peer(module: str) -> bool:
@@ -158,13 +163,19 @@ def bare(name: str) -> Family:
             raise BadInput(folder, f"{file} is missing", remedy)
     _refuse_shadow()
     reference = importlib.import_module(f"kernels.{name}.reference")
+    cases = cast("Cases", importlib.import_module(f"kernels.{name}.cases"))
+    for workload in cases.WORKLOADS:
+        if workload.role not in ROLES:
+            raise BadInput(
+                folder / "cases.py", f'{workload.id}: role = "{workload.role}"', nearest(workload.role, ROLES)
+            )
     return Family(
         name=name,
         title=importlib.import_module(f"kernels.{name}").TITLE,
         reference=reference.reference,
         repeated=getattr(reference, "repeated", None),
         cost=importlib.import_module(f"kernels.{name}.cost").cost,
-        cases=cast("Cases", importlib.import_module(f"kernels.{name}.cases")),
+        cases=cases,
         candidates={},
         cuda_sources=(),
         unavailable={},
@@ -182,23 +193,40 @@ def load(name: str) -> Family:
     modules: dict[str, str] = {}
     sources: list[CudaSource] = []
     unavailable: dict[str, str] = {}
+    broken: list[str] = []
     for path in candidate_files(name):
         place = path.relative_to(folder).with_suffix("").as_posix()
         try:
             module = importlib.import_module(f"kernels.{name}.{place.replace('/', '.')}")
-        except ImportError as error:
-            unavailable[place] = anonymous(plain(str(error)))
+            declared, own = tuple(getattr(module, "CANDIDATES", ())), tuple(getattr(module, "CUDA_SOURCES", ()))
+            if not declared and (path.parent.name != PEERS or hasattr(module, "Candidate")):
+                raise AttributeError("it has no CANDIDATES")
+        except Exception as error:  # one module's mistake takes no other along
+            absent = isinstance(error, ImportError) and _is_optional(path, error.name or "")
+            unavailable[place] = anonymous(plain(str(error))) if absent else errors.reason(error)
+            broken += [] if absent else [place]
             continue
-        sources += getattr(module, "CUDA_SOURCES", ())
-        for candidate in getattr(module, "CANDIDATES", ()):
+        sources += own
+        for candidate in declared:
             if candidate.name in candidates:
                 raise BadInput(path, f'a second candidate is named "{candidate.name}"', "rename one of them")
-            only = {source.architecture for source in getattr(module, "CUDA_SOURCES", ())} - {""}
+            only = {source.architecture for source in own} - {""}
             if len(only) == 1 and not candidate.needs.architecture:
                 candidate = replace(candidate, needs=replace(candidate.needs, architecture=only.pop()))
             candidates[candidate.name] = _refusing(candidate, getattr(family.cases, "refuses", None))
             modules[candidate.name] = place
-    return replace(family, candidates=candidates, cuda_sources=tuple(sources), unavailable=unavailable, modules=modules)
+    return replace(
+        family, candidates=candidates, cuda_sources=tuple(sources), unavailable=unavailable, modules=modules,
+        broken=broken,
+    )  # fmt: skip
+
+
+def _is_optional(path: Path, module: str) -> bool:
+    """Whether a candidates' file may lack this module: any library but ours of a peer, else what its `needs` names."""
+    package = module.partition(".")[0]
+    if path.parent.name == PEERS:
+        return package != "kernels"
+    return package in OPTIONAL or (bool(package) and f'"{package}"' in path.read_text(encoding="utf-8"))
 
 
 def _refusing(candidate: Candidate, shared: Callable[[Workload, str], str] | None) -> Candidate:

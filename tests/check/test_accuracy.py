@@ -408,6 +408,28 @@ def test_family_is_walked_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
         list(accuracy.check_family("toy", "d"))
 
 
+def test_a_mistake_in_a_candidates_file_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    family = dataclasses.replace(toy(Candidate("a", "f32", right)), broken=("peers/absent",))
+    monkeypatch.setattr(families, "load", lambda name: family)
+    assert [c.status for c in accuracy.check_family("toy")] == ["error", "ok"]
+
+
+@pytest.mark.parametrize(
+    ("cases", "words"),
+    [
+        ({"ACTIVATIONS": ("X",)}, 'ACTIVATIONS names "X"'),
+        ({"IN_PLACE": ("s", "t")}, 'IN_PLACE names "t"'),
+        ({"WORKLOADS": WORKLOADS[1:]}, "no workload has the role"),
+    ],
+)
+def test_a_family_that_names_no_input_or_nothing_to_check(
+    cases: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(families, "load", lambda name: toy(Candidate("a", "f32", right), **cases))
+    with refused("kernels/toy/cases.py", words):
+        list(accuracy.check_family("toy"))
+
+
 def test_processes_of_one_job_share_a_check_of_the_familys_own_candidate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -107,6 +107,7 @@ class TestToyFamily:
     def test_a_module_that_did_not_import_says_why(self, find: Find) -> None:
         assert find(90, "peers/toy", "").status == "skipped"
         assert find(90, "peers/toy", "").message == "No module named toylib"
+        assert find(90, "triton_mine", "").status == "error"
 
     @needs_nvcc
     def test_cuda_source(self, toy: list[AotRow], find: Find) -> None:

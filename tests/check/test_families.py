@@ -119,6 +119,52 @@ def test_unknown_words_name_the_nearest(kernels: Path) -> None:
         family.workload("m36")
 
 
+BROKEN = {
+    "no such package": ("import tritn\n", "ModuleNotFoundError: No module named 'tritn'"),
+    "no such name": ("from kernels.common import Candidat\n", "ImportError: cannot import name 'Candidat'"),
+    "no such file of ours": (
+        "from kernels.toy.ops import f\n",
+        "ModuleNotFoundError: No module named 'kernels.toy.ops'",
+    ),
+    "misspelt": (CANDIDATE.format(name="x").replace("CANDIDATES", "CANDIDATS"), "no CANDIDATES"),
+    "no tuple": (CANDIDATE.format(name="x").replace(",)\n", ")\n"), "TypeError: 'Candidate' object is not iterable"),
+    "syntax": ("def run(:\n", "SyntaxError: invalid syntax (triton_mine.py, line 1)"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_mistake_in_a_candidates_file_is_no_missing_library(name: str, kernels: Path) -> None:
+    text, why = BROKEN[name]
+    write(kernels / "toy" / "triton_mine.py", text)
+    family = families.load("toy")
+    assert family.broken == ["triton_mine"]
+    assert why in family.unavailable["triton_mine"]
+    assert list(family.candidates) == ["plain", "fast"]
+    with refused("kernels/toy", '"mien"', remedy="triton_mine, peers/absent cannot be imported"):
+        family.candidate("mien")
+
+
+@pytest.mark.parametrize("text", ["import triton.no_such_module\n", 'import cupie\nNEEDS = ("cupie",)\n'])
+def test_an_optional_library_of_our_own_file_may_be_absent(text: str, kernels: Path) -> None:
+    write(kernels / "toy" / "triton_mine.py", text)
+    family = families.load("toy")
+    assert "triton_mine" in family.unavailable
+    assert family.broken == []
+
+
+def test_a_peer_that_wants_another_file_of_ours_is_broken(kernels: Path) -> None:
+    write(kernels / "toy" / "peers" / "helper.py", "FORMS = ()\n")  # no candidates, and none meant
+    write(kernels / "toy" / "peers" / "rival.py", "import kernels.toy.no_such_file\n")
+    write(kernels / "toy" / "peers" / "silent.py", "from kernels.common import Candidate\nCANDIDATE = ()\n")
+    assert families.load("toy").broken == ["peers/rival", "peers/silent"]
+
+
+def test_a_role_that_is_none(kernels: Path) -> None:
+    write(kernels / "toy" / "cases.py", FILES["cases.py"].replace('{"M": m})', '{"M": m}, "chek")'))
+    with refused("kernels/toy/cases.py", 'm63: role = "chek"', remedy='"check"'):
+        families.load("toy")
+
+
 SHAPES = """
 from kernels.common import Workload
 def w(m, dtype, role, **more):

@@ -79,5 +79,6 @@ def load(name):
         CudaSource(here / "wrong.cu", ("wrong",)),
         CudaSource(here / "toy.cu", ("crowded",), capability=(10, 0)),
     )
-    unavailable = {"peers/toy": "No module named toylib"}
-    return SimpleNamespace(candidates={c.name: c for c in candidates}, cuda_sources=sources, unavailable=unavailable)
+    unavailable = {"peers/toy": "No module named toylib", "triton_mine": "SyntaxError: invalid syntax"}
+    parts = {"cuda_sources": sources, "unavailable": unavailable, "broken": ["triton_mine"]}
+    return SimpleNamespace(candidates={c.name: c for c in candidates}, **parts)
