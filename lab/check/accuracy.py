@@ -4,7 +4,7 @@ Two numbers per output, against the family's tolerance and the rounding of the o
 ||out - ref|| / ||ref|| in the Frobenius norm (its square is the NMSE), and the largest single error over the root mean
 square of the reference, which is what catches one wrong element among millions. Outputs arrive full of NaN and finite
 junk, so a partial write fails; NaN never passes; an output of zeros has a relative error of exactly 1. In-place outputs
-are cloned from the inputs instead.
+are cloned from the inputs instead. On the CPU bytes behind each output are watched, so that a store past its end fails.
 
 A candidate gets tensors of its own over the memory of inputs and outputs. What it puts in their places or does to them
 as objects reaches nobody, and is an error of its own (`misused`): values are read from the harness's own tensors.
@@ -180,6 +180,7 @@ def handed(tensors: Tensors) -> Tensors:
 FILLS = ("left", "finite", "mixed")
 FINGERPRINT_WORDS = 1 << 24  # of four bytes, that are looked at together
 COMPARED_ELEMENTS = 1 << 26  # in float64 at once
+GUARD_BYTES = 1 << 16  # behind each output on the CPU: more than a tile, so that a store without a mask stays inside
 PINNED_BYTES = 1 << 33  # of a tensor: 128 states of six layers in float64 are 4.8 GB
 
 
@@ -219,6 +220,31 @@ def _junk(tensor: Any, seed: int, nan: bool) -> None:
     if nan:
         values[torch.rand(tensor.shape, generator=random, device=tensor.device) < 0.5] = math.nan
     tensor.copy_(values)
+
+
+def guarded(own: Tensors, seed: int) -> tuple[Tensors, Tensors]:
+    """(the same outputs, each the front of a larger storage; by name the bytes behind it), the latter random."""
+    import torch
+
+    random = torch.Generator().manual_seed(seed)
+    made, guards = {}, {}
+    for name, tensor in own.items():
+        size = tensor.untyped_storage().nbytes()
+        room = torch.randint(256, (size + GUARD_BYTES,), dtype=torch.uint8, generator=random)
+        room[:size] = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+        place = room.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
+        made[name] = torch.empty(0, dtype=tensor.dtype).set_(*place)
+        guards[name] = room[size:]
+    return made, guards
+
+
+def overrun(guards: Tensors, before: Tensors) -> str:
+    """ "" or behind the end of which output a candidate wrote; `before`: copies of the guards."""
+    for name, guard in guards.items():
+        if not same_bits(guard, before[name]):
+            at = int((guard != before[name]).nonzero()[0])
+            return f"{name}: written past its end, {at} bytes behind the last element"
+    return ""
 
 
 def misused(own: Tensors, given: Tensors, inputs: Tensors) -> str:
@@ -465,13 +491,15 @@ def _check(
     inputs = family.cases.inputs(workload, seed, device) if made is None else made
     kept = copied({name: tensor for name, tensor in inputs.items() if name not in held})
     own = outputs(family, candidate, workload, inputs, seed)
+    own, guards = guarded(own, seed) if device == "cpu" else (own, {})
+    before = copied(guards)
     try:
         candidate.run(prepared(family, candidate, inputs), given := handed(own))
     except Exception as error:  # whatever a candidate throws is its own row's status, not ours
         return result("error", str(error) if isinstance(error, Elsewhere) else reason(error))
     wanted = expected(family, workload, inputs | kept, candidate.precision, held)
     refuse_unlimited(family, workload, candidate.precision, own, wanted)
-    if wrong := misused(own, given, inputs):
+    if wrong := misused(own, given, inputs) or overrun(guards, before):
         return result("incorrect", wrong)
     errors, wrong = judged(family, workload, candidate.precision, kept, inputs, own, wanted)
     return result("incorrect" if wrong else "ok", wrong, errors)

@@ -4,6 +4,7 @@ The toy doubles a matrix into `y` and adds one to a running sum `s` in place: on
 that arrives as a clone of its input.
 """
 
+import ctypes
 import dataclasses
 import math
 from collections.abc import Callable
@@ -263,6 +264,28 @@ def test_output_lies_as_the_candidate_asks() -> None:
 
     assert checked(run, layouts={"y": Layout((1, 0), ahead=1), "absent": Layout((0,))}).status == "ok"
     assert seen == [((63, 5), (1, 63), 63, False)]
+
+
+@pytest.mark.parametrize("layout", [None, Layout((1, 0)), Layout((0, 1), ahead=2)])
+@pytest.mark.parametrize(("name", "at"), [("y", 0), ("y", 1000), ("s", 0)])
+def test_a_store_past_the_end_is_incorrect(name: str, at: int, layout: Layout | None) -> None:
+    def run(args: Tensors, out: Tensors) -> None:
+        right(args, out)
+        ctypes.c_float.from_address(out[name].data_ptr() + out[name].nbytes + 4 * at).value = 1.0
+
+    found = checked(run, layouts={"y": layout} if layout else {})
+    assert (found.status, found.message.split(",")[0]) == ("incorrect", f"{name}: written past its end")
+
+
+def test_an_output_with_a_guard_is_as_the_family_makes_it() -> None:
+    made = {"y": poisoned((3, 5), torch.bfloat16, "cpu"), "n": torch.tensor(7), "e": torch.empty(0, 2)}
+    made["v"] = torch.arange(12.0).view(3, 4)[1:, :2]
+    own, guards = accuracy.guarded(made, 0)
+    assert accuracy.misused(own, accuracy.handed(own), made) == accuracy.overrun(guards, accuracy.copied(guards)) == ""
+    for name, tensor in made.items():
+        assert type(own[name]) is torch.Tensor
+        assert accuracy.same_bits(own[name], tensor)
+        assert (own[name].stride(), own[name].storage_offset()) == (tensor.stride(), tensor.storage_offset())
 
 
 @pytest.mark.parametrize("name", ["x", "scale"])
