@@ -106,8 +106,8 @@ def compare(
         what = f"shape {tuple(out.shape)} differs from the reference's {tuple(reference.shape)}"
         raise BadInput(name, what, "give the family's `outputs` and its reference one shape")
 
-    # No output is declared to be coarser than these.
-    coarse = tolerance.relative_error and out.dtype in (torch.float32, torch.float16, torch.bfloat16)
+    kinds = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+    coarse = tolerance.relative_error and out.dtype in kinds
     # (norm, largest) by part: of a state of gigabytes float64 would not fit, and the reference comes from the host.
     of_wanted, of_error, of_stored = [(0.0, 0.0)], [(0.0, 0.0)], [(0.0, 0.0)]
     for got, part in zip(*(t.flatten().split(COMPARED_ELEMENTS) for t in (out, reference)), strict=True):
@@ -122,15 +122,16 @@ def compare(
     error, largest = _joined(of_error)
     limit, highest = tolerance.relative_error, tolerance.max_error
     if coarse:
-        stored = _joined(of_stored)[0] / (norm or 1.0)
-        if math.isfinite(stored):  # else the reference is too large for the type, and nothing is added
+        stored, kind = _joined(of_stored)[0] / (norm or 1.0), torch.finfo(out.dtype)
+        # Else the reference is too large for the type, where some saturate, or so small that zeros would pass.
+        if peak <= kind.max * (1 + kind.eps / 4) and STORED * stored < 1:
             highest += apart * highest / limit  # the tolerance's own ratio of largest to rms error
             limit = STORED * math.hypot(limit, stored * math.sqrt(1 + 12 * moved), apart)
             units, expected = 0, float(out.numel()) if moved else 0.0
             while expected > 1e-3:  # Poisson's tail, its first term
                 units += 1
                 expected *= moved / units
-            highest += (0.5 + units) * torch.finfo(out.dtype).eps * peak / rms
+            highest += (0.5 + units) * kind.eps * max(peak, kind.smallest_normal) / rms
             highest = max(highest, peak / rms) if parted else highest
     return Error(name, error / (norm or 1.0), limit, largest / rms, highest)
 

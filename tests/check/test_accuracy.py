@@ -534,8 +534,11 @@ def test_prepare_sees_the_shape_of_activations_and_no_address() -> None:
     assert seen == [((63, 5), (5, 1), torch.float32, 0, 0, None)]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_limit_of_a_16_bit_output_is_its_own_rounding(dtype: torch.dtype) -> None:
+FP8 = [torch.float8_e4m3fn, torch.float8_e5m2]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, *FP8])
+def test_the_limit_of_a_coarse_output_is_its_own_rounding(dtype: torch.dtype) -> None:
     """Stored once it passes; rounded twice on the way, or stored after an error of half its rounding, it does not."""
     wanted = torch.randn(4096, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     tight, half = Tolerance(1e-6, 1e-5, ""), torch.finfo(dtype).eps / 8
@@ -549,9 +552,21 @@ def test_the_limit_of_a_16_bit_output_is_its_own_rounding(dtype: torch.dtype) ->
 
 def test_a_reference_too_large_for_the_type_adds_nothing_to_the_limit() -> None:
     wanted = torch.full((8,), 1e6, dtype=torch.float64)
-    error = compare("y", wanted.to(torch.float16), wanted, Tolerance(1e-3, 1e-2, ""))
-    assert not error.ok
-    assert math.isfinite(error.relative_limit)
+    for dtype in (torch.float16, *FP8):
+        error = compare("y", wanted.to(dtype), wanted, Tolerance(1e-3, 1e-2, ""))
+        assert not error.ok
+        assert error.relative_limit == 1e-3
+
+
+@pytest.mark.parametrize("dtype", FP8)
+def test_subnormals_are_stored_and_what_rounds_to_zero_is_no_output(dtype: torch.dtype) -> None:
+    least = torch.finfo(dtype).smallest_normal
+    wanted = torch.rand(4096, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * least
+    tight = Tolerance(1e-6, 1e-5, "")
+    assert compare("y", wanted.to(dtype), wanted, tight).ok
+    wanted *= torch.finfo(dtype).eps / 4
+    assert not wanted.to(dtype).float().any()
+    assert not compare("y", wanted.to(dtype), wanted, tight).ok
 
 
 def test_a_coarse_state_may_move_by_units_in_many_calls_and_no_element_by_its_own_size() -> None:
