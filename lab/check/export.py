@@ -208,6 +208,10 @@ def problem(family: families.Family, name: str, shape: str, device: devices.Devi
         with noting.instead():
             args = accuracy.prepared(family, candidate, inputs)
             out = family.cases.outputs(workload, inputs)
+            for key, tensor in out.items():
+                if str(tensor.dtype) not in KINDS:
+                    what = f'the output "{key}" is {tensor.dtype}, which the exported test does not read'
+                    raise BadInput(where, what, f"export one whose outputs are among {', '.join(KINDS)}")
             candidate.run(args, out)
             config = candidate.config(workload) or name
     finally:
@@ -216,11 +220,11 @@ def problem(family: families.Family, name: str, shape: str, device: devices.Devi
         remedy = "export a CUDA C++ or Triton candidate, without TRITON_INTERPRET"
         raise BadInput(where, "launches no kernel of its own", remedy)
     reference = accuracy.expected(family, workload, inputs, candidate.precision)
+    accuracy.refuse_unlimited(family, workload, candidate.precision, out, reference)
     limits = {}
     for key, limit in family.cases.tolerance(workload, candidate.precision).items():
-        if str(out[key].dtype) in KINDS:
-            told = accuracy.compare(key, reference[key].to(out[key].dtype), reference[key], limit)
-            limits[key] = (told.relative_limit, told.max_limit)
+        told = accuracy.compare(key, reference[key].to(out[key].dtype), reference[key], limit)
+        limits[key] = (told.relative_limit, told.max_limit)
     tensors = {**{n: t for n, t in args.items() if isinstance(t, torch.Tensor)}, **out}
     return Problem(noting.launches, tensors, out, reference, limits, config)
 

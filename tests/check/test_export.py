@@ -16,6 +16,7 @@ import torch
 from lab.base import devices
 from lab.base.errors import BadInput
 from lab.check import export, families
+from tests.refused import refused
 
 NVCC = shutil.which("nvcc")
 needs_nvcc = pytest.mark.skipif(NVCC is None or not shutil.which("make"), reason="needs nvcc and make")
@@ -210,6 +211,18 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="new folder"):
         exported(tmp_path, *GEMV)
     assert (tmp_path / "mine").read_text() == "mine"
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8, torch.uint8])
+def test_an_output_that_the_test_cannot_read_is_refused(
+    tmp_path: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its exported test would leave it out, and pass."""
+    family = families.load("nvfp4")
+    monkeypatch.setattr(family.cases, "outputs", lambda workload, inputs: {"y": torch.zeros(2, 48).to(dtype)})
+    with refused("nvfp4 cuda_gemv", f'"y" is {dtype}', remedy="torch.bfloat16"):
+        exported(tmp_path / "out", *GEMV)
+    assert not list(tmp_path.iterdir())
 
 
 def test_memory_that_is_not_an_argument_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
