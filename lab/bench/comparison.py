@@ -37,7 +37,7 @@ from lab.bench.apart import Hand, Hands, Nursery, RemoteTimer
 from lab.bench.backend import Backend
 from lab.bench.recheck import FIRST_PCT, Look, Wanted, looked_at, recheck, remembers, repeats_less
 from lab.bench.sets import Bench, armed, stir
-from lab.check import accuracy
+from lab.check import accuracy, families
 from lab.row.records import Role, Status
 
 MEMORY_SHARE = 0.45  # of the GPU's memory, for all arms: the reference works in float64 beside them
@@ -157,6 +157,7 @@ def _blame(state: Outcome, error: Exception, where: str = "") -> bool:
     if isinstance(error, accuracy.Elsewhere):  # in the arm's process, so that this one goes on
         state.fail(classified(str(error))[0], where + str(error))
         return False
+    error = families.mistake(error) or error
     line = str(error) if isinstance(error, BadInput) else reason(error)  # of the family: it names its own file
     status, lost = classified(line)
     state.fail(status, where + line)

@@ -16,11 +16,12 @@ import re
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -37,6 +38,12 @@ FOLDER = REPOSITORY / "kernels"
 CONTROLS, PEERS = "controls", "peers"
 FRAMEWORK = "torch_"
 CANDIDATE_PREFIXES = ("triton_", "cuda_", FRAMEWORK)
+NEEDED = {
+    "__init__.py": ("TITLE",),
+    "reference.py": ("reference",),
+    "cost.py": ("cost",),
+    "cases.py": ("WORKLOADS", "inputs", "outputs", "tolerance", "ACTIVATIONS", "IN_PLACE"),
+}
 NEEDED_FILES = ("reference.py", "cost.py", "cases.py")
 SOURCE_KINDS = (".py", ".cu", ".cuh")
 ROLES = ("check", "measure")
@@ -162,8 +169,7 @@ def bare(name: str) -> Family:
             remedy = "a family cannot be judged without its reference, cost and cases"
             raise BadInput(folder, f"{file} is missing", remedy)
     _refuse_shadow()
-    reference = importlib.import_module(f"kernels.{name}.reference")
-    cases = cast("Cases", importlib.import_module(f"kernels.{name}.cases"))
+    title, reference, cost, cases = (_whole(name, file) for file in NEEDED)
     for workload in cases.WORKLOADS:
         if workload.role not in ROLES:
             raise BadInput(
@@ -171,15 +177,38 @@ def bare(name: str) -> Family:
             )
     return Family(
         name=name,
-        title=importlib.import_module(f"kernels.{name}").TITLE,
+        title=title.TITLE,
         reference=reference.reference,
         repeated=getattr(reference, "repeated", None),
-        cost=importlib.import_module(f"kernels.{name}.cost").cost,
-        cases=cases,
+        cost=cost.cost,
+        cases=cast("Cases", cases),
         candidates={},
         cuda_sources=(),
         unavailable={},
     )
+
+
+def _whole(name: str, file: str) -> Any:
+    """A module of a family that has everything in NEEDED; raises BadInput, or what the import throws."""
+    module = importlib.import_module(f"kernels.{name}.{Path(file).stem}".removesuffix(".__init__"))
+    for needed in NEEDED[file]:
+        if not hasattr(module, needed):
+            remedy = f"define it as kernels/common.py says; {nearest(needed, (n for n in vars(module) if n[0] != '_'))}"
+            raise BadInput(FOLDER / name / file, f'it has no "{needed}"', remedy)
+    return module
+
+
+def mistake(error: BaseException) -> BadInput | None:
+    """What was thrown in a family's reference, cost or cases as a refusal that says where; None for everything else."""
+    frames = [(Path(f.filename), f.name, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError) and error.filename:
+        frames.append((Path(error.filename), "<module>", error.lineno))
+    own = [frame for frame in frames if frame[0].is_relative_to(FOLDER) and frame[0].parent != FOLDER]
+    if not own or own[0][0].name not in NEEDED:
+        return None
+    path, function, line = own[-1]
+    where = "at import" if function == "<module>" else f"in {function}()"
+    return BadInput(path, f"{where}, line {line}: {errors.reason(error)}", "correct it there")
 
 
 @cache

@@ -358,14 +358,19 @@ def _run(argv: Sequence[str]) -> int:
         return code
     except BadInput as error:
         refusal = str(error)
-    except ModuleNotFoundError as error:
-        if error.name != "msgspec":
-            raise
-        refusal = f"msgspec is not installed; {MSGSPEC}"  # nothing works without it, `lab doctor` neither
     except BrokenPipeError:
         # The reader (head, less) went away: not an error of ours. Keep Python from complaining at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "msgspec":
+            refusal = f"msgspec is not installed; {MSGSPEC}"  # nothing works without it, `lab doctor` neither
+        else:
+            from lab.check import families  # not before: it needs msgspec, and `lab --help` nothing of it
+
+            if (told := families.mistake(error)) is None:
+                raise
+            refusal = str(told)
     print(f"lab: {refusal}", file=sys.stderr)
     return 2
 

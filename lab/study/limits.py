@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from lab.base import devices, files
-from lab.base.errors import REPOSITORY
+from lab.base.errors import REPOSITORY, BadInput, nearest
 from lab.base.files import Text
 from lab.card import phases
 from lab.check import families
@@ -91,6 +91,9 @@ def floors(family: families.Family, device: devices.Device) -> list[dict[str, An
     for w in family.cases.WORKLOADS:
         for precision in sorted({c.precision for c in family.candidates.values() if not c.refuses(w)}):
             cost = family.cost(w, precision)
+            if cost.pipe not in devices.PIPES:
+                what = f'pipe = "{cost.pipe}" of {w.id}, {precision}'
+                raise BadInput(f"kernels/{family.name}/cost.py", what, nearest(cost.pipe, devices.PIPES))
             if w.role == "measure" and cost.pipe in device.peaks:
                 floor = roofline.place(device, cost.flops, cost.bytes, cost.pipe)
                 found.append({"workload": w.id, "precision": precision, **asdict(cost), **asdict(floor)})

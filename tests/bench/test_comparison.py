@@ -95,6 +95,18 @@ def test_an_output_without_a_limit_has_no_number_and_names_the_familys_file(monk
     assert found.message.startswith('kernels/toy/cases.py: `tolerance` has no limits for the output "y"; ')
 
 
+def test_what_the_family_throws_names_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, made = tmp_path / "toy" / "cases.py", dict[str, Any]()
+    exec(compile("def tolerance(*_):\n    raise KeyError('N')\n", path, "exec"), made)
+    whole = fake_bench.load("toy")
+    whole.cases.tolerance = made["tolerance"]  # type: ignore[method-assign]
+    monkeypatch.setattr(fake_bench, "load", lambda name: whole)
+    monkeypatch.setattr(families, "FOLDER", tmp_path)
+    found = arm(done("plain"), "plain")
+    assert found.status == "error"
+    assert found.message.endswith("toy/cases.py: in tolerance(), line 2: KeyError: 'N'; correct it there")
+
+
 def test_work_outside_the_captured_stream_has_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under events only a GPU has the other stream: tests/bench/test_timers.py."""
     caught("own_stream", "graph", tmp_path, monkeypatch)

@@ -25,11 +25,23 @@ from tests.refused import held, refused
 CANDIDATE = """from kernels.common import Candidate
 CANDIDATES = (Candidate("{name}", "f32", lambda args, out: None),)
 """
+CASES = """
+import torch
+from kernels.common import Tolerance, Workload
+{workloads}
+ACTIVATIONS, IN_PLACE = ("y",), ()
+def inputs(workload, seed, device):
+    return {{"y": torch.ones(workload["M"])}}
+def outputs(workload, inputs):
+    return {{"y": torch.zeros(workload["M"])}}
+def tolerance(workload, precision):
+    return {{"y": Tolerance(1e-6, 1e-5, "")}}
+"""
 FILES = {
     "__init__.py": 'TITLE = "Toy"\n',
     "reference.py": "def reference(inputs):\n    return inputs\n",
     "cost.py": "def cost(workload, precision):\n    return None\n",
-    "cases.py": 'from kernels.common import Workload\nWORKLOADS = [Workload(f"m{m}", {"M": m}) for m in (63, 75)]\n',
+    "cases.py": CASES.format(workloads='WORKLOADS = [Workload(f"m{m}", {"M": m}) for m in (63, 75)]'),
     "torch_plain.py": CANDIDATE.format(name="plain"),
     "triton_fast.py": CANDIDATE.format(name="fast"),
     "peers/absent.py": "import no_such_library\n",
@@ -165,6 +177,40 @@ def test_a_role_that_is_none(kernels: Path) -> None:
         families.load("toy")
 
 
+# name -> (file, old, new, command, what is said of it)
+MISTAKES = {
+    "inputs": ("cases.py", "    return {", "    1 / 0\n    return {", "check", "in inputs(), line 7: ZeroDiv"),
+    "outputs": ("cases.py", '    return {"y": torch.z', '    no["y"] = (torch.z', "check", "SyntaxError"),
+    "tolerance": ("cases.py", "Tolerance(1e-6, ", "Tolerance(", "check", "in tolerance(), line 11: TypeError"),
+    "reference": ("reference.py", "return inputs", "return inputs['z']", "check", "in reference(), line 2: KeyError"),
+    "cost": ("cost.py", "return None", "return workload['K'] / 2", "roofline", "in cost(), line 2: KeyError: 'K'"),
+    "a package": ("cost.py", "def", "import tritn\ndef", "check", "at import, line 1: ModuleNotFoundError"),
+    "syntax": ("reference.py", "def reference(", "def reference(:", "check", "line 1: SyntaxError: invalid syntax"),
+    "a name": ("cases.py", "def tolerance(", "def tolerence(", "check", 'it has no "tolerance"'),
+    "a title": ("__init__.py", "TITLE", "TITEL", "check", 'it has no "TITLE"'),
+    "a pipe": ("cost.py", "None", "__import__('kernels.common').common.Cost(1, 1, 'fp9')", "roofline", 'pipe = "fp9"'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_in_a_familys_own_file_is_one_line(
+    name: str, kernels: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, old, new, command, said = MISTAKES[name]
+    write(kernels / "toy" / file, FILES[file].replace(old, new, 1))
+    assert main.main([command, "toy"]) == 2
+    held(capsys.readouterr().err, f"kernels/toy/{file}", said)
+
+
+def test_what_a_family_did_not_throw_keeps_its_traceback(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def thrown() -> None:
+        raise KeyError("ours")
+
+    monkeypatch.setattr(families, "interpret_on_cpu", thrown)
+    with pytest.raises(KeyError, match="ours"):
+        main.main(["check", "toy"])
+
+
 SHAPES = """
 from kernels.common import Workload
 def w(m, dtype, role, **more):
@@ -174,7 +220,7 @@ WORKLOADS = [w(63, "f32", "check"), w(8, "bf16", "measure"), w(9, "bf16", "measu
 
 
 def test_a_workload_may_be_axes(kernels: Path) -> None:
-    write(kernels / "toy" / "cases.py", SHAPES)
+    write(kernels / "toy" / "cases.py", CASES.format(workloads=SHAPES))
     family = families.load("toy")
     found = family.workload("M=70 norm=1")  # the rest as the real models' shapes have it
     assert (found.id, found.axes) == ("M=70 norm=1", {"M": 70, "K": 64, "dtype": "bf16", "norm": 1})
