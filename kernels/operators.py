@@ -88,43 +88,33 @@ def _triton(lowest: str) -> bool:
 def device_facts(name: str) -> tuple[str, float, Mapping[str, float]]:
     """(id, read bandwidth in GB/s, peaks in TFLOP/s by pipe) of a GPU by the name that its driver reports.
 
-    One that data/devices.toml does not list has the id under which `lab routes --calibrate` stores its table, 1 GB/s
-    and no peaks: without such a table a router takes the first candidate.
+    One that data/devices.toml does not list has the id under which `lab routes --calibrate` stores its table, 0 for a
+    bandwidth that is unknown, and no peaks.
     """
     for device, facts in _listed().items():
         if name in (facts.get("name"), *facts.get("aliases", ())):
-            return device, *_rates(facts)
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-"), 1.0, {}
+            known = _known()[device]
+            return device, known.read_gb_s, known.peak_tflop_s
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-"), 0.0, {}
 
 
 @functools.cache
-def source(device: str, family: str) -> routing.Source | None:
-    """What a router carries over to a device (its id) without a table: that of its compute capability with most points.
+def _known() -> Mapping[str, routing.Facts]:
+    """What data/devices.toml says of each device, by id."""
 
-    None where no such device has one, or data/devices.toml does not have the device's bandwidth.
-    """
-    listed = _listed()
-    here = listed.get(device, {})
-    if not {"compute_capability", "memory_bandwidth"} <= here.keys():
-        return None
-    found = []
-    for other, facts in listed.items():
-        same = "compute_capability" in facts and _fact(facts["compute_capability"]) == _fact(here["compute_capability"])
-        if other != device and same and "memory_bandwidth" in facts and (known := routing.table(other, family)):
-            sms = int(_fact(facts["sms"])) if "sms" in facts else routing.SMS
-            found.append(routing.Source(known, *_rates(facts), sms))
-    return max(found, key=lambda one: len(one.table.points), default=None)
+    def facts(one: Mapping[str, Any]) -> routing.Facts:
+        value = {name: _fact(fact) for name, fact in one.items() if isinstance(fact, dict) and "unit" in fact}
+        major, minor = f"{value.get('compute_capability', 0.0):.1f}".split(".")
+        peaks = {pipe: _fact(fact) for pipe, fact in one.get("peak", {}).items()}
+        capability = int(major), int(minor)
+        return routing.Facts(capability, value.get("memory_bandwidth", 0.0), peaks, int(value.get("sms", 0)))
+
+    return {device: facts(one) for device, one in _listed().items()}
 
 
 @functools.cache
 def _listed() -> Mapping[str, Any]:
     return tomllib.loads(DEVICES.read_text(encoding="utf-8")) if DEVICES.exists() else {}
-
-
-def _rates(facts: Mapping[str, Any]) -> tuple[float, Mapping[str, float]]:
-    """(read bandwidth in GB/s, peaks in TFLOP/s by pipe)."""
-    peaks = {pipe: _fact(fact) for pipe, fact in facts.get("peak", {}).items()}
-    return _fact(facts["memory_bandwidth"]) if "memory_bandwidth" in facts else 1.0, peaks
 
 
 def _fact(fact: Mapping[str, Any]) -> float:
@@ -143,7 +133,7 @@ def choose(router: routing.Router, device: torch.device, precision: str, **axes:
     workload, _ = router.asked({axis: str(value) for axis, value in axes.items()})
     by_name = (precision,) if precision in router.opt_in or router.stored else ()
     sms = torch.cuda.get_device_properties(device).multi_processor_count
-    other = source(known, router.family)
+    other = routing.source(known, capability, router.family, _known())
     chosen = routing.route(router, workload, known, tuple(able.values()), read_gb_s, peaks, None, by_name, sms, other)
     return able[chosen.candidate]
 

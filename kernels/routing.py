@@ -9,9 +9,10 @@ run; an older run adds a candidate only where an arm of both runs took the same 
     measured      every candidate compared was timed at this shape and value of the axis
     fitted        at least one time is the model's, with its 90 % interval
     carried       at least one is that of another device of this compute capability, with the difference of the two
-                  devices' floors, where this one has none, or a fit of fewer rows that says less. Shown for an H200
-                  and an H100, which have as many multiprocessors (see CARRIED)
-    predicted     nothing was fitted for such a device: the roofline alone
+                  devices' floors, where this one has none, or a fit of fewer rows that says less. The interval was
+                  shown for an H200 and an H100, which have as many multiprocessors (see CARRIED): others get none
+    predicted     nothing was fitted for such a device: the roofline alone; where its bandwidth is unknown no time is
+                  told, and the order is that of another device of its compute capability, or the candidates'
 
 Why a model and not a rule of thumb: tiers by memory bandwidth were tried by others, and picked the slower path on the
 device that they were made for. Why not the nearest measured place, scaled by the roofline, as it was here: a launch, a
@@ -79,6 +80,16 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Facts:
+    """What a router asks of a device: (0, 0) and 0 where nobody knows it; peaks by pipe ("bf16", "f32", ...)."""
+
+    capability: tuple[int, int]
+    read_gb_s: float
+    peak_tflop_s: Mapping[str, float]
+    sms: int
+
+
+@dataclass(frozen=True)
 class Source:
     """The table of a device of the same compute capability, and its read bandwidth, peaks and multiprocessors."""
 
@@ -86,6 +97,18 @@ class Source:
     read_gb_s: float
     peak_tflop_s: Mapping[str, float]
     sms: int = SMS
+
+
+def source(device: str, capability: tuple[int, int], family: str, listed: Mapping[str, Facts]) -> Source | None:
+    """What is carried over to a device (its id) without times of its own: the table with most points of its capability.
+
+    listed: the devices that are known, by id. None where no other one of that capability has a table and a bandwidth.
+    """
+    found = []
+    for other, facts in listed.items():
+        if other != device and facts.capability == capability and facts.read_gb_s and (known := table(other, family)):
+            found.append(Source(known, facts.read_gb_s, facts.peak_tflop_s, facts.sms))
+    return max(found, key=lambda one: len(one.table.points), default=None)
 
 
 @dataclass(frozen=True)
@@ -259,9 +282,11 @@ def linear_router(
 
 
 def roofline_us(cost: Cost, read_gb_s: float, peak_tflop_s: Mapping[str, float]) -> float:
-    """The least time of a cost, us: max(bytes / bandwidth, flops / peak); infinite where its pipe has no peak."""
+    """The least time of a cost, us: max(bytes / bandwidth, flops / peak); infinite where one of them is unknown."""
     peak = peak_tflop_s.get(cost.pipe)
-    return max(cost.bytes / (read_gb_s * 1e3), cost.flops / (peak * 1e6) if peak else math.inf)
+    if not (read_gb_s and peak):
+        return math.inf
+    return max(cost.bytes / (read_gb_s * 1e3), cost.flops / (peak * 1e6))
 
 
 def carried(us: float, there_us: float, here_us: float) -> float:
@@ -271,11 +296,15 @@ def carried(us: float, there_us: float, here_us: float) -> float:
 
 @dataclass(frozen=True)
 class Carried:
-    """Times of a device's candidates at one place, as they are expected on another; axis: the routed one."""
+    """Times of a device's candidates at one place, as they are expected on another; axis: the routed one.
+
+    no_interval: "" or why the times have none.
+    """
 
     device: str
     axis: str
     times: Mapping[str, Time]
+    no_interval: str = ""
 
 
 def floors_us(cost: Cost, source: Source, read_gb_s: float, peak_tflop_s: Mapping[str, float]) -> tuple[float, float]:
@@ -321,6 +350,7 @@ def choose(
     known: Table | None = None,
     refused: Mapping[str, str] | None = None,
     carried: Carried | None = None,
+    silent: str = "",
 ) -> Choice:
     """The candidate for one shape and one value of the routed axis.
 
@@ -330,7 +360,9 @@ def choose(
     known:      the table to use; by default the committed one of `device`.
     refused:    candidate -> why it does not take this workload. A table may name it all the same: its rows can be of a
                 former kernel. It is passed over, and the reason says so where it would have won.
-    carried:    times of another device; one is left aside whose interval is wider than that of this device's fit.
+    carried:    times of another device; one is left aside whose interval is wider than that of this device's fit, or
+                that has none beside one.
+    silent:     "" or why the roofline says nothing of this device, and which candidate is taken then.
     Raises ValueError when there is no candidate, or the override names none of them.
     """
     refused = dict(refused or {})
@@ -351,12 +383,12 @@ def choose(
     expected = {n: here[n] if n in here else fitted[n].us for n in candidates if n in here or n in fitted}
     if expected and (axis := known or carried):
         where = " ".join(f"{a}={v}" for a, v in sorted(shape.items())) + f" {axis.axis}={at} on {device}"
-        choice = _by_time(where, expected, fitted, candidates, refused, here)
+        choice = _by_time(where, expected, fitted, candidates, refused, here, carried.no_interval if carried else "")
         if carried and over:
             of = "" if over.keys() == expected.keys() else f": {', '.join(n for n in choice.times_us if n in over)}"
             choice = replace(choice, how="carried", reason=f"{choice.reason}; carried over from {carried.device}{of}")
     else:
-        choice = _from_roofline(device, known, {name: floor(name) for name in candidates}, refused)
+        choice = _from_roofline(device, known, {name: floor(name) for name in candidates}, refused, silent)
     if wanted:
         return replace(choice, candidate=wanted, how="override", reason=f"{variable} is set; without it {choice}")
     return choice
@@ -369,6 +401,7 @@ def _by_time(
     candidates: Sequence[str],
     refused: Mapping[str, str],
     here: Mapping[str, float],
+    no_interval: str,
 ) -> Choice:
     """The choice by expected times. here: what was measured at this very place, of candidates that refuse it too."""
     ranked = sorted(expected, key=lambda name: (expected[name], candidates.index(name)))
@@ -378,7 +411,8 @@ def _by_time(
     if ranked[0] in fitted:
         time = fitted[ranked[0]]
         by, bound = (" by the fitted model", f", most of it {time.bound}") if time.bound else ("", "")
-        reason += f"{by} (90 % within {time.low:.1f} and {time.high:.1f}{bound})"
+        within = f"90 % within {time.low:.1f} and {time.high:.1f}" if time.shown else no_interval
+        reason += f"{by} ({within}{bound})"
     reason += f" against {others}" if others else ""
     for name, us in sorted(here.items(), key=lambda item: (item[1], item[0])):
         if name not in candidates and us < expected[ranked[0]]:
@@ -389,14 +423,14 @@ def _by_time(
 
 
 def _from_roofline(
-    device: str, known: Table | None, expected: Mapping[str, float], refused: Mapping[str, str]
+    device: str, known: Table | None, expected: Mapping[str, float], refused: Mapping[str, str], silent: str = ""
 ) -> Choice:
     """The choice by the roofline alone: the lowest floor, the first of those that are equal."""
     ranked = sorted(expected, key=lambda name: expected[name])  # stable: the caller's order at equal times
     best, some = ranked[0], {n: expected[n] for n in ranked if expected[n] < math.inf}
     reason = f"nothing measured on {device or 'this device'}; "
     if not some:
-        reason += "no peak for the pipe of any candidate, the first is taken"
+        reason += silent or "no peak for the pipe of any candidate, the first is taken"
     else:
         others = ", ".join(f"{name} {us:.1f}" for name, us in some.items() if name != best)
         reason += f"roofline predicts {some[best]:.1f} us" + (f" against {others}" if others else "")
@@ -404,7 +438,8 @@ def _from_roofline(
             reason += " (equal ones in the order of preference)"
     for name in sorted({p.candidate for p in known.points} - set(expected)) if known is not None else ():
         reason += f"; passed over {name}, which is in the table: {refused.get(name, ABSENT)}"
-    unknown = {n: "no peak for its pipe" for n in expected if n not in some and n != best}
+    why = "no bandwidth is known" if silent else "no peak for its pipe"
+    unknown = {n: why for n in expected if n not in some and n != best}
     return Choice(best, "predicted", reason, some, {**refused, **unknown})
 
 
@@ -423,10 +458,11 @@ def route(
     """The candidate of a family for a workload on a device (its id in data/devices.toml).
 
     candidates:  those that can run there; the ones that refuse the workload or do not compete are left out.
-    read_gb_s, peak_tflop_s: the device's read bandwidth, and its peaks by pipe ("bf16", "f32", ...), for predictions.
+    read_gb_s, peak_tflop_s: the device's read bandwidth, 0 where nobody knows it, and its peaks by pipe ("bf16", "f32",
+                 ...), for predictions.
     known:       the table to use; by default the committed one of the device.
     precisions:  those asked for by name, see `Router`.
-    sms:         the device's multiprocessors.
+    sms:         the device's multiprocessors; where nobody knows them (0) those of an H200 are taken.
     source:      another device's table, for what this one has no time of.
     Raises ValueError when no candidate takes the workload, the override names none that does, or a precision is none
     that the router takes by name.
@@ -442,28 +478,46 @@ def route(
 
     def work(name: str, sms: int = sms) -> Work | None:
         counts = takes[name].work
-        return counts(workload, sms) if counts else None
+        return counts(workload, sms or SMS) if counts else None
 
     def floor(name: str) -> float:
         return roofline_us(router.cost(workload, takes[name]), read_gb_s, peak_tflop_s)
 
-    known, over = known or table(device, router.family), None
+    known, over, silent = known or table(device, router.family), None, ""
     if source:
         measured = known.at.get((tuple(sorted(shape.items())), at), {}) if known else {}
         names = tuple(n for n in takes if n not in measured and _rows(known, n) < max(1, _rows(source.table, n)))
         there, fitted = _times(source.table, shape, at, names, lambda name: work(name, source.sms))
         times = {name: Time(us, us, us, "") for name, us in there.items() if name in names} | fitted
-        for name, time in times.items():
-            floors = floors_us(router.cost(workload, takes[name]), source, read_gb_s, peak_tflop_s)
-            low, us, high = (carried(x, *floors) for x in (time.low, time.us, time.high))
-            times[name] = replace(time, low=low * (1 - CARRIED), us=us, high=high * (1 + CARRIED))
-        over = Carried(source.table.device, source.table.axis, times)
-    choice = choose(router.family, device, shape, at, tuple(takes), floor, work, known, refused, over)
+        if read_gb_s:
+            no_interval = _no_interval(sms, source.sms)
+            for name, time in times.items():
+                floors = floors_us(router.cost(workload, takes[name]), source, read_gb_s, peak_tflop_s)
+                low, us, high = (carried(x, *floors) for x in (time.low, time.us, time.high))
+                low, high = (math.nan, math.nan) if no_interval else (low * (1 - CARRIED), high * (1 + CARRIED))
+                times[name] = replace(time, low=low, us=us, high=high)
+            over = Carried(source.table.device, source.table.axis, times, no_interval)
+        else:  # no time can be told of a device without a bandwidth, but which was the fastest elsewhere
+            takes = dict(sorted(takes.items(), key=lambda item: times[item[0]].us if item[0] in times else math.inf))
+            silent = f"the first by their times on {source.table.device}, of its compute capability, is taken"
+    if not read_gb_s:
+        silent = (
+            f"its bandwidth is unknown, so no time is told; {silent or 'the first in the order of preference is taken'}"
+        )
+    choice = choose(router.family, device, shape, at, tuple(takes), floor, work, known, refused, over, silent)
     other = ", ".join(f"{axis}={value}" for axis, value in router.fixed.items() if workload[axis] != value)
     if not other or choice.how == "predicted":
         return choice
     how = choice.how if choice.how in ("override", "carried") else "fitted"
     return replace(choice, how=how, reason=f"{choice.reason}; the table is of {other}")
+
+
+def _no_interval(sms: int, there: int) -> str:
+    """ "" or why a time that is carried over to a GPU of so many multiprocessors has no interval."""
+    if sms and sms == there:
+        return ""
+    what = f"a GPU of {sms} multiprocessors, {there} there" if sms and there else "an unknown number of multiprocessors"
+    return f"no interval: not shown for {what}"
 
 
 @dataclass(frozen=True)

@@ -45,12 +45,17 @@ class Fit:
 
 @dataclass(frozen=True)
 class Time:
-    """A predicted time, us, its 90 % interval, and the count that takes most of it."""
+    """A predicted time, us, its 90 % interval (NaN where none was shown), and the count that takes most of it."""
 
     us: float
     low: float
     high: float
     bound: str
+
+    @property
+    def shown(self) -> bool:
+        """Whether there is an interval."""
+        return not math.isnan(self.low)
 
 
 def library_product(m: int, n: int, k: int, sms: int, weight_bytes: float = 2.0) -> Work:

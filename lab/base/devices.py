@@ -120,7 +120,8 @@ def load(path: Path = FILE) -> dict[str, Device]:
     return facts.read(path, Device)
 
 
-def _devices() -> Mapping[str, Device]:
+def every() -> Mapping[str, Device]:
+    """The known devices by id, in the order of the files."""
     places = [path for top in own.profiles() for path in sorted(top.glob(f"*/{DRIVER}"))]
     places += [path for top in [own.folder()] if top and (path := top / own.DEVICES).exists()]
     return _read((FILE, *places), tuple(path.stat().st_mtime_ns for path in places))
@@ -136,7 +137,7 @@ def _read(places: tuple[Path, ...], _: tuple[int, ...]) -> Mapping[str, Device]:
 
 def ids() -> list[str]:
     """The ids of the known devices, in the order of the files."""
-    return list(_devices())
+    return list(every())
 
 
 def reported(name: str, facts_: Mapping[str, tuple[float, str]]) -> str:
@@ -151,4 +152,4 @@ def reported(name: str, facts_: Mapping[str, tuple[float, str]]) -> str:
 
 def get(device_id: str, where: str | Path = "device") -> Device:
     """The device with this id or alias; raises BadInput naming `where` and the nearest id."""
-    return facts.by_name("device", device_id, _devices(), where)
+    return facts.by_name("device", device_id, every(), where)

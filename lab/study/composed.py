@@ -125,7 +125,7 @@ def time_of(call: Any, device: devices.Device) -> Time:
     name = call.name if call.name in choice.times_us else choice.candidate
     if row := _nearest(rows, name, call.axes):
         found = _of_row(row)
-    elif fitted := choice.fitted.get(name):
+    elif (fitted := choice.fitted.get(name)) and fitted.shown:
         found = Time(fitted.us, fitted.low, fitted.high, f"{name}, by the time model")
     elif call.cost.bytes:
         return _of_floor(call, device, UNTIMED)

@@ -39,7 +39,7 @@ from lab.study import calibrate, places, timefit
 
 if TYPE_CHECKING:  # kernels/ is imported late, so that a package that shadows it is told in one line
     from kernels.common import Candidate
-    from kernels.routing import Choice, Router, Table
+    from kernels.routing import Choice, Facts, Router, Table
     from kernels.timing import Fit
 
 AGREE = 1.15  # runs of one commit of the same thing stayed within 1.02 on an H200; a power cap moves up to 1.1
@@ -410,21 +410,33 @@ def choose(
 ) -> Choice:
     """What the family's router takes for a workload on a device; ValueError where it takes nothing.
 
-    known: another table than the stored one; then all candidates of it compete.
+    known: another table than the stored one; then all candidates of it compete, and nothing is carried over.
     """
-    from kernels import operators, routing
+    from kernels import routing
     from kernels.common import described_for
 
-    peaks = {pipe: fact.base / 1e12 for pipe, fact in device.peaks.items()}
-    read_gb_s = device.bandwidth.base / 1e9 if device.memory_bandwidth else timefit.BYTES_S / 1e9
+    here, source = facts(device), None
     candidates = able(asks.family, device)
     if known is not None:
-        here = {p.candidate for p in known.points}
-        candidates = tuple(c for c in candidates if c.name in here)
+        timed_ = {p.candidate for p in known.points}
+        candidates = tuple(c for c in candidates if c.name in timed_)
         precisions = [*asks.opt_in, *{c.precision for c in candidates if asks.stored}]
-    sms, source = timefit.sms(device), operators.source(device.id, asks.family) if known is None else None
+    else:
+        every = {name: facts(other) for name, other in devices.every().items()}
+        source = routing.source(device.id, device.capability, asks.family, every)
+    rates = here.read_gb_s, here.peak_tflop_s
     with described_for(device.capability):
-        return routing.route(asks, workload, device.id, candidates, read_gb_s, peaks, known, precisions, sms, source)
+        return routing.route(asks, workload, device.id, candidates, *rates, known, precisions, here.sms, source)
+
+
+def facts(device: devices.Device) -> Facts:
+    """What a router asks of a device, by what the data and one's own files say."""
+    from kernels.routing import Facts
+
+    peaks = {pipe: fact.base / 1e12 for pipe, fact in device.peaks.items()}
+    capability = device.capability if device.compute_capability else (0, 0)
+    read_gb_s = device.bandwidth.base / 1e9 if device.memory_bandwidth else 0.0
+    return Facts(capability, read_gb_s, peaks, int(device.sms.base) if device.sms else 0)
 
 
 def errors(names: Iterable[str], rows: Iterable[Measurement]) -> dict[str, Errors]:
@@ -443,12 +455,13 @@ def answer(
 ) -> dict[str, Any]:
     """The choice for the shape that AXIS=VALUE words give, from the stored table, as `--json` prints it.
 
-    us: expected time, None where nothing is known; interval_us: of 90 %, where it is the fitted model's; cost_of_*:
-    another's time over it. collapsed: what of the words was. left_out: candidates that were not compared, and why;
-    never: those of them that no router takes. override: the environment variable that forced the choice. errors:
-    candidate -> relative errors of its sound rows.
+    us: expected time, None where nothing is known; interval_us: of 90 %, where it is the fitted model's and one was
+    shown; cost_of_*: another's time over it. collapsed: what of the words was. left_out: candidates that were not
+    compared, and why; never: those of them that no router takes. override: the environment variable that forced the
+    choice. errors: candidate -> relative errors of its sound rows.
 
-    Raises BadInput for words that are no shape of the family and where no candidate takes it.
+    Raises BadInput for words that are no shape of the family, where no candidate takes it, and where there is neither a
+    time nor a bandwidth to compare by.
     """
     asks = router(family)
     try:
@@ -459,6 +472,8 @@ def answer(
         choice = choose(asks, workload, device, precisions)
     except ValueError as problem:
         raise BadInput("lab routes", str(problem)) from None
+    if choice.how == "predicted":
+        _ = device.bandwidth  # refused without one: nothing was compared
     times, own, fit = choice.times_us, choice.times_us.get(choice.candidate), choice.fitted.get(choice.candidate)
     others = [name for name in times if name != choice.candidate]
     runner_up, worst = next(iter(others), None), max(others, key=times.__getitem__, default=None)
@@ -474,7 +489,7 @@ def answer(
         "precision": every[choice.candidate].precision,
         "how": choice.how,
         "us": own,
-        "interval_us": [round(x, 3) for x in (fit.low, fit.high)] if fit else None,
+        "interval_us": [round(x, 3) for x in (fit.low, fit.high)] if fit and fit.shown else None,
         "reason": choice.reason,
         "runner_up": runner_up,
         "cost_of_runner_up": times[runner_up] / own if runner_up and own else None,

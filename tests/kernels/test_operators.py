@@ -12,7 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels import cuda, cuda_driver, operators
+from kernels import cuda, cuda_driver, operators, routing
 from kernels.common import Candidate, Tensors, Workload
 from kernels.gdn import cases as gdn_cases
 from kernels.gdn import ops as gdn_ops
@@ -270,10 +270,26 @@ def test_scratch_is_shared_and_grows() -> None:
 
 
 def test_an_unlisted_device_has_no_facts_and_a_listed_one_its_peaks() -> None:
-    assert operators.device_facts("a GPU of nobody") == ("a-gpu-of-nobody", 1.0, {})
+    assert operators.device_facts("a GPU of nobody") == ("a-gpu-of-nobody", 0.0, {})
     assert "[a-gpu-of-nobody]" in devices.reported("a GPU of nobody", {})  # what `lab` calls it when it is measured
     device, bandwidth, peaks = operators.device_facts("NVIDIA H200")
     assert (device, bandwidth, peaks["bf16"]) == ("h200", pytest.approx(4800, rel=0.1), pytest.approx(989, rel=0.01))
+
+
+def test_an_unlisted_gpu_gets_what_is_fastest_on_another_of_its_capability(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No time is told of it, and the candidates' own order, by name, is not what decides."""
+    properties = SimpleNamespace(multi_processor_count=78)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H20")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    able = {name: Candidate(name=name, precision=nvfp4_ops.EXACT, run=print) for name in ("a_first", "triton_gemm")}
+    monkeypatch.setattr(operators, "candidates", lambda family, capability: able)
+    known = routing.table("h200", "nvfp4")
+    assert known
+    (shape, at), _ = next((place, us) for place, us in known.at.items() if "triton_gemm" in us)
+    axes: dict[str, int | str] = {**dict(shape), "M": at, "dtype": "bf16"}
+    chosen = operators.choose(nvfp4_ops.ROUTER, torch.device("cuda", 0), nvfp4_ops.EXACT, **axes)
+    assert chosen.name == "triton_gemm"
 
 
 # Plans ----------------------------------------------------------------------------------------------------------------

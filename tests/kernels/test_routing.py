@@ -172,8 +172,11 @@ def test_a_device_without_a_table_gets_another_ones_times(monkeypatch: pytest.Mo
     workload = Workload("x", {**SHAPE, "M": 8})
     known = table(gemv={8: 16.0}, gemm={8: 20.0})
 
-    def asked(device: str, source: routing.Source | None) -> routing.Choice:
-        return routing.route(router, workload, device, candidates, 1000.0, {"bf16": 100.0}, source=source)
+    def asked(
+        device: str, source: routing.Source | None, sms: int = routing.SMS, bandwidth: float = 1000.0
+    ) -> routing.Choice:
+        rates = bandwidth, {"bf16": 100.0}
+        return routing.route(router, workload, device, candidates, *rates, sms=sms, source=source)
 
     here = asked("nowhere", replace(HALF, table=known))
     assert (here.candidate, here.how) == ("gemm", "carried")
@@ -181,10 +184,21 @@ def test_a_device_without_a_table_gets_another_ones_times(monkeypatch: pytest.Mo
     said = "M=8 on nowhere: ~24.0 us (90 % within 20.4 and 27.6) against gemv ~26.0; carried over from h200"
     assert here.reason.endswith(said)
     assert asked("nowhere", None).how == "predicted"
+    fewer = asked("nowhere", replace(HALF, table=known, sms=114))
+    assert (fewer.times_us, fewer.fitted["gemm"].shown) == (here.times_us, False)
+    no_interval = "~24.0 us (no interval: not shown for a GPU of 132 multiprocessors, 114 there) against gemv"
+    assert no_interval in fewer.reason
+    unknown = asked("nowhere", replace(HALF, table=known), bandwidth=0.0)
+    assert (unknown.candidate, unknown.how, unknown.times_us) == ("gemv", "predicted", {})  # the fastest there
+    assert "its bandwidth is unknown, so no time is told; the first by their times on h200" in unknown.reason
+    assert asked("nowhere", replace(HALF, table=table(gemm={8: 20.0})), bandwidth=0.0).candidate == "gemm"
+    first = asked("nowhere", None, bandwidth=0.0)
+    assert (first.candidate, first.left_out) == ("gemv", {"gemm": "no bandwidth is known"})
+    assert first.reason.endswith("no time is told; the first in the order of preference is taken")
     monkeypatch.setattr(routing, "table", lambda device, family: known)
     assert (asked("h200", HALF).candidate, asked("h200", HALF).how) == ("gemv", "measured")
     monkeypatch.setattr(routing, "table", lambda device, family: None)
-    fitted = asked("nowhere", replace(HALF, table=replace(known, points=known.points[:1], fits=FITS), sms=20))
+    fitted = asked("nowhere", replace(HALF, table=replace(known, points=known.points[:1], fits=FITS), sms=20), sms=20)
     time, there = fitted.fitted["gemm"], predict(Work({"bytes": 20.0}), FITS["gemm"])
     assert there is not None
     assert time.us == pytest.approx(there.us + 4.0)
@@ -195,7 +209,8 @@ def test_a_device_without_a_table_gets_another_ones_times(monkeypatch: pytest.Mo
     for rows, how in ((9, "carried"), (8, "fitted")):
         monkeypatch.setattr(routing, "table", lambda device, family: replace(known, points=known.points[:1], fits=FITS))
         more = replace(known, points=(), fits={"gemm": replace(certain, rows=rows)})
-        assert asked("h200", replace(HALF, table=more, sms=20)).how == how
+        assert asked("h200", replace(HALF, table=more, sms=20), sms=20).how == how
+        assert asked("h200", replace(HALF, table=more, sms=20)).how == "fitted"  # no interval says less than any
 
 
 def test_what_a_device_timed_itself_comes_first() -> None:

@@ -2,11 +2,12 @@
 
 import json
 import statistics
+from pathlib import Path
 
 import pytest
 
 from kernels import operators, routing
-from lab.base import devices
+from lab.base import devices, own
 from lab.check import families
 from lab.cli import main
 from lab.row import store
@@ -220,13 +221,80 @@ def test_what_is_carried_over_from_an_h200_is_what_an_h100_measured(monkeypatch:
     assert max(regret) < 0.05
 
 
+def source(device: str) -> routing.Source | None:
+    """What is carried over to a device, by the same facts as `lab routes` has."""
+    every = {name: routes.facts(other) for name, other in devices.every().items()}
+    found: routing.Source | None = routing.source(device, every[device].capability, "nvfp4", every)
+    return found
+
+
 def test_a_router_carries_over_within_a_compute_capability_alone() -> None:
     for device in ("h100", "h100-pcie", "gh200"):
-        source = operators.source(device, "nvfp4")
-        assert source
-        assert (source.table.device, source.read_gb_s, source.sms) == ("h200", 4800.0, 132)
-    for device in ("rtx-5090", "b200", "nowhere"):
-        assert operators.source(device, "nvfp4") is None
+        found = source(device)
+        assert found
+        assert (found.table.device, found.read_gb_s, found.sms) == ("h200", 4800.0, 132)
+    for device in ("rtx-5090", "b200", "mi300x"):
+        assert source(device) is None
+
+
+def test_the_operators_and_the_lab_know_the_same_of_a_device() -> None:
+    for device, known in operators._known().items():
+        here = routes.facts(devices.get(device))
+        assert (here.capability, here.sms) == (known.capability, known.sms)
+        assert here.read_gb_s == pytest.approx(known.read_gb_s)
+        assert here.peak_tflop_s == pytest.approx(known.peak_tflop_s)
+
+
+OWN = """
+[mine]
+name = "A GPU of mine"
+compute_capability = { unit = "capability", value = 9.0, source = "words", kind = "estimate" }
+sms = { unit = "SMs", value = 114, source = "words", kind = "estimate" }
+memory_bandwidth = { unit = "TB/s", value = 2, source = "words", kind = "estimate" }
+peak.bf16 = { unit = "TFLOP/s", value = 756.5, source = "words", kind = "estimate" }
+peak.f32 = { unit = "TFLOP/s", value = 51, source = "words", kind = "estimate" }
+"""
+
+
+def test_a_device_of_one_s_own_gets_the_answer_of_a_listed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Times of the same facts, carried over; and no 90 % for other multiprocessors than those it was shown for."""
+    (tmp_path / own.DEVICES).write_text(OWN)
+    monkeypatch.setenv(own.VARIABLE, str(tmp_path))
+    shape = ("nvfp4", "--shape", "K=5120", "M=8", "N=17408", "--json", "--device")
+    mine, listed = (json.loads(told(capsys, *shape, device)) for device in ("mine", "h100-pcie"))
+    assert mine["how"] == "carried"
+    assert mine["times_us"] == listed["times_us"]
+    for found in (mine, listed):
+        assert found["interval_us"] is None
+        assert "us (no interval: not shown for a GPU of 114 multiprocessors, 132 there" in found["reason"]
+        assert "90 %" not in found["reason"]
+    assert " (carried)" in told(capsys, *shape[:-2], "--device", "mine")
+    assert json.loads(told(capsys, *shape, "gh200"))["interval_us"]  # 132 as well
+    assert (
+        "not shown for an unknown number of multiprocessors" in json.loads(told(capsys, *shape, "h100-nvl"))["reason"]
+    )
+
+
+def test_without_a_bandwidth_no_time_is_made_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither by the roofline (12.0) nor carried over (9.0); and what was measured there needs none."""
+    for capability in ("9.0", "12.0"):
+        lines = OWN.replace("= 9.0", f"= {capability}").splitlines(keepends=True)
+        (tmp_path / own.DEVICES).write_text("".join(line for line in lines if "memory_bandwidth" not in line))
+        monkeypatch.setenv(own.VARIABLE, str(tmp_path))
+        devices._read.cache_clear()
+        assert main.main(["routes", "nvfp4", "--shape", "K=5120", "M=8", "N=17408", "--device", "mine"]) == 2
+        held(capsys.readouterr().err, "devices.toml", "mine has no memory_bandwidth", "add [mine.memory_bandwidth]")
+    asks, known = routes.router("nvfp4"), routing.table("h200", "nvfp4")
+    workload, _ = asks.asked({"M": "8", "N": "17408", "K": "5120"})
+    assert known
+    choice = routes.choose(asks, workload, devices.get("mine"), known=known)
+    there = routes.choose(asks, workload, devices.get("h200"), known=known).times_us
+    assert choice.times_us  # those that run at 12.0
+    assert choice.times_us.items() <= there.items()
 
 
 def test_what_an_h100_timed_itself_is_not_carried_over() -> None:
