@@ -101,6 +101,7 @@ def require_gpu(command: str = "lab measure") -> devices.Device:
         with tempfile.TemporaryDirectory() as folder:
             path = files.write(Path(folder) / devices.DRIVER, devices.reported(name, _reported()))
             (device,) = devices.load(path).values()
+        structs.force_setattr(device, "file", str(store.folder() / device.id / devices.DRIVER))  # see `remember`
         return device
 
 

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import structs
 
 from lab.base.console import print_json, show
-from lab.base.errors import BadInput, nearest, refuse_unknown
+from lab.base.errors import BadInput, nearest, refuse_unknown, shown
 
 UNPRINTED = ("samples_us", "blocks_us", "order")  # of a row as `lab measure --json` prints it
 
@@ -233,7 +233,7 @@ def roofline(arguments: Namespace) -> int:
              f"{f['floor_us']:.2f}", f["bound"]]
             for f in floors
         ]  # fmt: skip
-        head = f"{device.name}: floors from the datasheet's bandwidth and peaks (data/devices.toml)\n"
+        head = f"{device.name}: floors from the datasheet's bandwidth and peaks ({shown(device.where)})\n"
         return head + console.table(header, cells, (36, 12, 10, 10, 10, 8))
 
     show(arguments.json, lambda: floors, text)

@@ -13,6 +13,7 @@ from lab.base.errors import BadInput
 from lab.base.facts import KINDS, Fact, from_base, to_base
 from lab.card import recorded
 from lab.check import families
+from lab.cli import main
 from tests.loops import numbered, over
 from tests.refused import refused
 
@@ -148,7 +149,7 @@ unit = "SMs"
 values = [{ value = 4, source = "words", kind = "datasheet" }]
 [one.memory_bandwidth]
 unit = "GB/s"
-values = [{ value = 10, source = "words", kind = "datasheet" }]
+values = [{ value = 100, source = "words", kind = "datasheet" }]
 [one.peak.bf16]
 unit = "TFLOP/s"
 values = [{ value = 1, source = "words", kind = "datasheet" }]
@@ -165,7 +166,7 @@ def assert_names(error: BadInput, path: Path, named: tuple[str, ...]) -> None:
 def test_the_good_file_is_good(tmp_path: Path) -> None:
     path = tmp_path / "devices.toml"
     path.write_text(GOOD)
-    assert devices.load(path)["one"].bandwidth.base == 10e9
+    assert devices.load(path)["one"].bandwidth.base == 100e9
 
 
 @pytest.mark.parametrize(
@@ -179,28 +180,37 @@ def test_the_good_file_is_good(tmp_path: Path) -> None:
             'unit = "us"',
             ("one", "memory_bandwidth", "unit = us", "time", "bandwidth", "B/s, GB/s, TB/s"),
         ),
-        ("value = 10,", "", ("one", "memory_bandwidth", "value", "missing")),
-        ("value = 10,", "value = -10,", ("one", "memory_bandwidth", "value = -10", "> 0")),
-        ("value = 10,", "value = nan,", ("one", "memory_bandwidth", "value = nan", "> 0")),
-        ("value = 10,", 'value = "10",', ("one", "memory_bandwidth", "value = '10'", "float")),
-        ('value = 10, source = "words"', "value = 10", ("one", "memory_bandwidth", "source", "missing")),
+        ("value = 100,", "", ("one", "memory_bandwidth", "value", "missing")),
+        ("value = 100,", "value = -10,", ("one", "memory_bandwidth", "value = -10", "> 0")),
+        ("value = 100,", "value = nan,", ("one", "memory_bandwidth", "value = nan", "> 0")),
+        ("value = 100,", 'value = "10",', ("one", "memory_bandwidth", "value = '10'", "float")),
+        ('value = 100, source = "words"', "value = 10", ("one", "memory_bandwidth", "source", "missing")),
         (
-            'value = 10, source = "words", kind = "datasheet"',
-            'value = 10, source = "w", kind = "seen"',
+            'value = 100, source = "words", kind = "datasheet"',
+            'value = 100, source = "w", kind = "seen"',
             ('kind = "seen"', "datasheet"),
         ),
         ('unit = "GB/s"', 'unit = "GB/s"\nuse = 1', ("one", "memory_bandwidth", "use = 1")),
         (
-            'value = 10, source = "words", kind = "datasheet" }',
-            'value = 10, source = "words", kind = "datasheet" }, { value = 20, source = "words", kind = "datasheet" }',
+            'value = 100, source = "words", kind = "datasheet" }',
+            'value = 100, source = "words", kind = "datasheet" }, { value = 20, source = "words", kind = "datasheet" }',
             ("one", "memory_bandwidth", "note is missing"),
         ),
-        ("value = 10,", "value = inf,", ("one", "memory_bandwidth", "value = inf")),
-        ('value = 10, source = "words"', 'value = 10, source = " "', ("one", "memory_bandwidth", "source = ' '")),
+        ("value = 100,", "value = inf,", ("one", "memory_bandwidth", "value = inf")),
+        ('value = 100, source = "words"', 'value = 100, source = " "', ("one", "memory_bandwidth", "source = ' '")),
         ("[one.sms]", "[one.smss]", ("one", 'unknown key "smss"', 'did you mean "sms"')),
         ("[one.peak.bf16]", "[one.peak.bf61]", ("one", "peak", 'unknown key "bf61"', 'did you mean "bf16"')),
         ('unit = "TFLOP/s"', 'unit = "GB/s"', ("one", "peak.bf16", "unit = GB/s", "bandwidth", "rate")),
         ('name = "One"', 'name = "One"\nid = "two"', ("one", 'key "id"', "leave it out")),
+        ('name = "One"', 'name = "One"\nfile = "two"', ("one", 'key "file"', "leave it out")),
+        ("value = 100,", "value = 1.792,", ("one", "memory_bandwidth: 1.792 GB/s", "50 GB/s to 100 TB/s", "unit")),
+        ("value = 100,", "value = 2e5,", ("one", "memory_bandwidth: 200000 GB/s", "50 GB/s to 100 TB/s")),
+        ("value = 1,", "value = 500000,", ("one", "peak.bf16: 500000 TFLOP/s", "1 TFLOP/s to 100 PFLOP/s")),
+        ("value = 1,", "value = 0.5,", ("one", "peak.bf16: 0.5 TFLOP/s", "1 TFLOP/s to 100 PFLOP/s")),
+        ("value = 9.0,", "value = 120,", ("one", "compute_capability: 120", "5.0 to 20.9")),
+        ("value = 9.0,", "value = 12.05,", ("one", "compute_capability: 12.05", "MAJOR.MINOR")),
+        ("value = 4,", "value = 188.5,", ("one", "sms: 188.5", "whole number")),
+        ('name = "One"', 'name = "AMD One"', ("one", "compute_capability: AMD One is no CUDA GPU", "leave it out")),
         ('unit = "GB/s"', 'unit = "GB/s"\nkey = "x"', ("one", "memory_bandwidth", 'key "key"', "leave it out")),
         ("[one]", "[one", ("not valid TOML",)),
         (
@@ -295,7 +305,7 @@ def test_gpus_are_known_by_the_names_they_report() -> None:
         assert device.memory_bandwidth
         assert {"bf16", "f32"} <= device.peaks.keys()
         assert device.peaks["bf16"].base <= device.peaks.get("fp8", device.peaks["bf16"]).base
-    with refused("data/devices.toml", "mi300x", "compute_capability"):
+    with refused("data/devices.toml", "mi300x is no CUDA GPU", remedy="lab roofline FAMILY --device mi300x"):
         _ = devices.get("mi300x").capability
 
 
@@ -312,7 +322,42 @@ def test_a_gpu_of_no_list_is_read_from_what_its_driver_reported(
     odd = devices.get(name)
     assert (odd.id, odd.capability, odd.knows("bf16")) == ("nvidia-odd-l20", (8, 9), False)
     assert odd.facts["sms"].value == 92
-    with refused("data/devices.toml", "no memory_bandwidth", remedy="nvidia-odd-l20.memory_bandwidth"):
+    with refused(
+        "profiles/nvidia-odd-l20/device.toml", "no memory_bandwidth", remedy="nvidia-odd-l20.memory_bandwidth"
+    ):
         _ = odd.bandwidth
     (tmp_path / own.DEVICES).write_text(text.replace("92", "93"))  # one's own list comes last
     assert devices.get("nvidia-odd-l20").sms != odd.sms
+    (tmp_path / own.DEVICES).write_text(text.replace("[nvidia-odd-l20]", "[mine]"))
+    with refused("devices.toml", 'mine: "NVIDIA', "names nvidia-odd-l20 of", remedy="call it [nvidia-odd-l20]"):
+        devices.ids()
+
+
+def test_a_device_of_one_s_own_takes_no_listed_name_and_is_told_by_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(own.VARIABLE, str(tmp_path))
+    mine = GOOD.replace("[one", "[h200")
+    for text, word in ((mine, "h200"), (GOOD.replace('"One"', '"One"\naliases = ["H100"]'), "H100")):
+        (tmp_path / own.DEVICES).write_text(text)
+        devices._read.cache_clear()
+        with refused("devices.toml", f'"{word}" names {word.lower()} of data/devices.toml already', remedy="another"):
+            devices.ids()
+    (tmp_path / own.DEVICES).write_text(GOOD.replace("[one.peak.bf16]", "[one.peak.f32]"))
+    devices._read.cache_clear()
+    assert main.main(["roofline", "gdn", "--device", "one"]) == 0
+    assert capsys.readouterr().out.startswith(f"One: floors from the datasheet's bandwidth and peaks ({tmp_path}/dev")
+    for ask in (lambda one: one.peak("bf16"), lambda one: one.fact("vram")):
+        with refused(str(tmp_path / own.DEVICES), "one"):
+            ask(devices.get("one"))
+
+
+def test_a_gpu_without_cuda_is_told_what_there_is_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["nvfp4", "--shape", "K=5120", "M=8", "N=17408"]
+    for command in (["routes", *words], ["predict", "step-lp9"]):
+        assert main.main([*command, "--device", "mi300x"]) == 2
+        said = capsys.readouterr().err
+        assert "mi300x is no CUDA GPU" in said
+        assert "`lab judge`" in said
+        assert "compute_capability" not in said
+    assert main.main(["roofline", "nvfp4", "--device", "mi300x"]) == 0

@@ -298,7 +298,7 @@ def test_a_cap_whose_cost_nobody_knows_decides_nothing() -> None:
         said(clocks=()),
         said(clocks=(Clocks("nvml", 1800, 3201, CAP), Clocks("nvml", 1800, 2619, CAP))),  # the memory's fell too
         said(clocks=(Clocks("nvml", 0, 3201, CAP),)),
-        said(replace(H200, id="", sm_clock=None)),
+        said(replace(H200, id="", file="", sm_clock=None)),
     ):
         assert "nobody knows from which clock" in found
 
