@@ -21,6 +21,7 @@ from lab.base.errors import BadInput
 from lab.bench import measure
 from lab.card import phases
 from lab.card.gate import Condition
+from lab.check import families
 from lab.judge import evidence
 from lab.row import store
 from lab.study.own import verdict
@@ -80,11 +81,16 @@ class Plan(msgspec.Struct, frozen=True):
     lines: tuple[Seen, ...]
 
 
-def plan(card: phases.Card, placements: int = interval.PLACEMENTS, peers: bool = False) -> Plan:
-    """The plan of a card. Raises BadInput for one that can only be replayed, and for fewer than two placements."""
+def plan(card: phases.Card, placements: int = interval.PLACEMENTS, peers: bool = False, device_id: str = "") -> Plan:
+    """The plan of a card, on its own device or on that of `device_id`.
+
+    Raises BadInput for one that can only be replayed or cannot run there, and for fewer than two placements.
+    """
     if placements < 2:
         raise BadInput("--placements", f"{placements} have no spread", f"take {interval.PLACEMENTS} or more")
     items = measure.plan(card, peers=peers)
+    if device_id or card.device:
+        _refuse_unable(items, devices.get(device_id or card.device, card.path))
     arms = max(len(item.arms) for item in items)
     spread_pct, compared = spread(card.family)
     # The interval's reach, and beyond it what nine in ten measurements stay within.
@@ -103,6 +109,23 @@ def plan(card: phases.Card, placements: int = interval.PLACEMENTS, peers: bool =
                 spread_pct, compared, 100.0 * math.expm1(sum(steps) * step), tuple(lines))  # fmt: skip
 
 
+def _refuse_unable(items: Sequence[measure.Item], device: devices.Device) -> None:
+    """Raise BadInput for an arm that is judged and cannot run on a device, or not at one of its workloads."""
+    from kernels.common import described_for
+
+    for item in items:
+        card, at = item.card, f"{item.workload.id} on {device.id}"
+        for role, name in (("control", card.control), ("candidate", card.candidate)):
+            arm = families.load(card.family).candidate(name)
+            with described_for(device.capability):
+                why = families.unfit(arm, device.capability) or arm.refuses(item.workload)
+            if why:
+                raise BadInput(card.path, f"the {role} {name} cannot run {at}: {why}", "name another arm, or device")
+        if device.vram and item.bytes > device.vram.base:
+            what = f"{at} moves {item.bytes / 1e9:.3g} GB, and its memory has {device.vram.base / 1e9:.3g} GB"
+            raise BadInput(card.path, what, "name a smaller workload, or another device")
+
+
 class Cost(msgspec.Struct, frozen=True):
     """What a card costs in a sweep. workloads: ids of those to measure, of so many; seconds: of one GPU."""
 
@@ -116,19 +139,19 @@ class Cost(msgspec.Struct, frozen=True):
 def sweep(arguments: Namespace) -> list[Cost]:
     """The cards of a sweep that have something to measure, on their own devices or on --device.
 
-    Those of --all that can only be replayed, or whose arms are not all here, are left out.
+    Those of --all that can only be replayed, whose arms are not all here, or that cannot run there, are left out.
     """
     found = []
     settings = measure.Settings(placements=arguments.placements)
     for card in phases.cards().values() if arguments.all else map(phases.card, arguments.phase):
+        device = devices.get(arguments.device, "--device").id if arguments.device else card.device
         try:
             items = measure.plan(card, peers=arguments.peers)
-            whole = plan(card, arguments.placements, arguments.peers)
+            whole = plan(card, arguments.placements, arguments.peers, device)
         except BadInput:
             if not arguments.all:
                 raise
             continue
-        device = devices.get(arguments.device, "--device").id if arguments.device else card.device
         todo = measure.missing(items, device, settings) if arguments.missing else items
         if todo:
             ids = tuple(item.workload.id for item in measure.in_order(todo))

@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 
@@ -87,9 +88,9 @@ def test_lab_plan(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_what_a_sweep_costs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """All of a card on a device without rows; on one with rows what `lab measure --missing` would measure."""
-    assert main.main(["plan", CARD.id, "--missing", "--device", "b200", "--json"]) == 0
+    assert main.main(["plan", CARD.id, "--missing", "--device", "gh200", "--json"]) == 0
     (whole,) = json.loads(capsys.readouterr().out)
-    assert (whole["card"], whole["device"], whole["of"]) == (CARD.id, "b200", len(CARD.workloads))
+    assert (whole["card"], whole["device"], whole["of"]) == (CARD.id, "gh200", len(CARD.workloads))
     assert sorted(whole["workloads"]) == sorted(CARD.workloads)
     assert whole["seconds"] == pytest.approx(plan.plan(CARD).seconds)
     monkeypatch.setattr(measure, "missing", lambda items, device, settings: items[:1] if device == "h200" else [])
@@ -98,12 +99,63 @@ def test_what_a_sweep_costs(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     assert f"1 of {len(CARD.workloads)}" in out
     assert "2 comparisons, about 0." in out
     assert max(map(len, out.splitlines())) <= 100
-    assert main.main(["plan", CARD.id, "--missing", "--device", "b200"]) == 0
+    assert main.main(["plan", CARD.id, "--missing", "--device", "gh200"]) == 0
     assert capsys.readouterr().out == "nothing is missing\n"
     both = {name: phases.card(name) for name in (CARD.id, "lp1")}
     monkeypatch.setattr(phases, "cards", lambda: both)
     assert main.main(["plan", "--all"]) == 0  # lp1 can only be replayed
     assert f"{len(CARD.workloads)} of {len(CARD.workloads)}" in capsys.readouterr().out
-    for words in ([], [CARD.id, "--all"], ["lp1", "--missing"], [CARD.id, "--device", "b200"]):
+    for words in ([], [CARD.id, "--all"], ["lp1", "--missing"], [CARD.id, "--device", "gh200"]):
         assert main.main(["plan", *words]) == 2
         assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+UNABLE = """id = "mine"
+title = "t"
+question = "q"
+hypothesis = "h"
+null = "n"
+control = "triton_gemm"
+candidate = "cuda_gemm"
+workloads = ["M=512 N=17408 K=5120"]
+limits = "l"
+family = "nvfp4"
+device = "h200"
+expected = { recovery = "10 %", arithmetic = "a guess" }
+
+[[gate.require]]
+metric = "kernel_us"
+compare = "change"
+op = "<"
+threshold = -5
+unit = "%"
+workload = "M=512 N=17408 K=5120"
+"""
+
+
+@pytest.mark.slow
+def test_what_cannot_run_there_has_no_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An arm for another architecture, one that refuses the workload, and operands that the memory does not hold."""
+    path, shape = tmp_path / "mine.toml", "M=512 N=17408 K=5120"
+    path.write_text(UNABLE)
+    assert main.main(["plan", str(path)]) == 0
+    capsys.readouterr()
+    for old, new, words in (
+        ('"h200"', '"rtx-5090"', ("candidate cuda_gemm cannot run", "rtx-5090", "is for sm_90a alone")),
+        (shape, "M=8 N=17408 K=5120", ("candidate cuda_gemm cannot run M=8", "h200", "M=8 < 9")),
+        (shape, "M=16 N=1048576 K=1048576", ("M=16 N=1048576 K=1048576 on h200 moves 619 GB", "its memory has 141 GB")),
+        ('"h200"', '"mi300x"', ("mi300x is no CUDA GPU",)),
+    ):
+        path.write_text(UNABLE.replace(old, new))
+        assert main.main(["plan", str(path)]) == 2
+        (said,) = capsys.readouterr().err.splitlines()
+        assert [word for word in words if word not in said] == [], said
+    path.write_text(UNABLE)
+    assert main.main(["plan", str(path), "--missing", "--device", "rtx-5090"]) == 2
+    assert "cannot run" in capsys.readouterr().err
+    monkeypatch.setattr(phases, "cards", lambda: {"mine": phases.load(path), CARD.id: CARD})
+    assert main.main(["plan", "--all", "--device", "gh200"]) == 0
+    assert main.main(["plan", "--all", "--device", "rtx-5090"]) == 0
+    assert capsys.readouterr().out.endswith("nothing is missing\n")
