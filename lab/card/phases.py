@@ -274,6 +274,8 @@ def _check(card: _File, stem: str, house: bool) -> None:
         _refuse(
             name in vocabulary.words().metric, f"metric.{name} is declared already", "leave it out, or rename yours"
         )
+    both = card.control == card.candidate
+    _refuse(both, f'control and candidate are both "{card.control}"', "name two arms: an arm is no change to itself")
     for key, names in (("workloads", card.workloads), ("beside", card.beside)):
         _refuse(len(set(names)) != len(names), f"{key} has the same word twice", "name each once")
     source = card.gate.source

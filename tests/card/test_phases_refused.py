@@ -38,6 +38,11 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         'metric = "runs_complet"\nvalue',
         ("metric", '"runs_complet"', "did you mean"),
     ),
+    "control is candidate": (
+        'candidate = "fair-share prefill cursors"',
+        'candidate = "dynamic decode-first budget (patch 0016)"',
+        ("control and candidate are both", "name two arms"),
+    ),
     "unit": ('unit = "runs"', 'unit = "rnus"', ("unit", "rnus", '"runs"')),
     "unit of another metric": ('unit = "runs"', 'unit = "reps"', ("reps", "runs_complete", 'write unit = "runs"')),
     "unit of a change": ('unit = "%"', 'unit = "ms"', ("ms", "change", 'write unit = "%"')),
