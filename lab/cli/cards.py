@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lab.base import own
 from lab.base.console import show
-from lab.base.errors import BadInput, refuse_unknown, shown
+from lab.base.errors import BadInput, refuse_unknown
 
 if TYPE_CHECKING:
     from lab.card.phases import Card
@@ -84,6 +84,8 @@ def _judged(chosen: list[Card], arguments: Namespace) -> list[Judgement]:
 
     judgements = verdicts.judge_recorded(chosen) if arguments.evidence == "recorded" else []
     asked = arguments.device
+    if asked and not any(asked in store.measured_devices(c.id) for c in chosen):
+        asked = devices.get(asked, "--device").id
 
     def on_rows(c: Card) -> bool:
         """A named card of a family without recorded figures has no other evidence, whichever was asked for."""
@@ -100,21 +102,10 @@ def _judged(chosen: list[Card], arguments: Namespace) -> list[Judgement]:
             store.refuse_unmeasured(c.id, asked)
         if named and ours and (asked not in places if asked else not places):
             # BLOCKED, and the reason names what is missing
-            waiting = verdicts.judgement(c, {}, "measured", asked or c.device or "any device", None)
-            judgements.append(replace(waiting, note="Not measured yet" + ("" if listing.elsewhere(c) else _needed(c))))
+            waiting = verdicts.waiting(c, asked)
+            judgements.append(replace(waiting, note="Not measured yet") if listing.elsewhere(c) else waiting)
         judgements += [verdicts.judge_measured(c, d) for d in places if asked in (None, d)]
     return judgements
-
-
-def _needed(c: Card) -> str:
-    """Which rows, or figures of somebody's own, a card without any waits for."""
-    metrics = dict.fromkeys(condition.of for _, gate in c.gates for _, condition in gate.conditions())
-    what = f"{c.control} and {c.candidate} at {', '.join(c.workloads) or 'the whole phase'}"
-    word = shown(c.path) if c.own else c.id
-    if c.family:
-        return f": `lab measure {word}` makes rows of {what}"
-    how = f"`lab judge {word} --rows control=FILE --rows candidate=FILE`"
-    return f": needs {', '.join(metrics)} of {what}, as in {how}"
 
 
 def _board(chosen: list[Card], judgements: list[Judgement], arguments: Namespace) -> str:

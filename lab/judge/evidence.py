@@ -27,6 +27,8 @@ from lab.row.records import JUDGED, Earlier, Measurement
 
 Pair = tuple[Measurement | None, Measurement | None]
 """The control's and the candidate's row of one workload in one run."""
+# Metrics that `readings` forms of rows.
+READ = "kernel_us", "sequence_us", "host_us", "engagements", "relative_error", "nmse", "roofline_fraction"
 PROCESSES = 2  # over which placements are spread at least
 ALIKE = ("device", "gpu", "gpu_id", "driver", "commit", "timer", "l2", "rest")  # what arms of a comparison agree on
 CLOCK_PCT = 5.0  # by which the harness's clock may differ from an arm's own times

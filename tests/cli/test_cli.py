@@ -321,6 +321,14 @@ def test_a_card_of_ones_own(tmp_path: Path, capsys: Capture) -> None:
         (judged,) = strict(capsys.readouterr().out)
         assert (judged["phase"], judged["verdict"], judged["device"]) == ("mine", "BLOCKED", "any device")
         assert [w for w in ("lab measure", ours, theirs, "M=8 N=64 K=64") if w not in judged["note"]] == []
+    assert main.main(["judge", str(path), "--device", "h20x"]) == 2
+    assert 'no device has the id "h20x"; did you mean "h200"?' in capsys.readouterr().err
+    path.write_text(text.replace('"kernel_us"', '"prefill_tps"'))
+    assert main.main(["judge", str(path)]) == 0
+    never = capsys.readouterr().out
+    assert "no row of a kernel has prefill_tps; ask for kernel_us, " in never
+    assert "lab measure" not in never
+    path.write_text(text)
     assert main.main(["phases", "--cards", str(tmp_path), "--json"]) == 0
     assert [card["id"] for card in strict(capsys.readouterr().out)] == ["mine"]
     assert main.main(["write", str(path)]) == 0
