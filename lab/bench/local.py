@@ -31,8 +31,8 @@ def run(arguments: Namespace) -> int:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", arguments.port))
-        except OSError as error:
-            what = f"{arguments.port} cannot be had ({error.strerror})"
+        except (OSError, OverflowError) as error:
+            what = f"{arguments.port} cannot be had ({getattr(error, 'strerror', 'ports are 0 to 65535')})"
             raise BadInput("--port", what, "0 takes a free one") from None
         port = probe.getsockname()[1]
     here = {"host": "127.0.0.1", "dashboard": False}

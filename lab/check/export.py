@@ -201,7 +201,10 @@ def problem(family: families.Family, name: str, shape: str, device: devices.Devi
     if why := candidate.refuses(workload):
         raise BadInput(where, why, "choose another candidate (lab routes) or another shape")
     noting = Noting(device.capability, int(device.fact("sms").value))
-    inputs = family.cases.inputs(workload, 0, "cpu")
+    try:
+        inputs = family.cases.inputs(workload, 0, "cpu")
+    except ValueError as wrong:  # what no kernel of the family takes, such as a K of half a block
+        raise BadInput(where, f"{workload.id} has no inputs: {wrong}", "choose another shape") from None
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)  # memory that is not initialised is then all one word
     try:

@@ -481,6 +481,9 @@ def test_a_local_cluster_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     for workers in ("0", str(len(GPUS) + 1)):
         assert main.main(["cluster", "--local", workers]) == 2
         held(capsys.readouterr().err, "--local", workers)
+    for port in ("99999", "-5"):
+        assert main.main(["cluster", "--local", "1", "--port", port]) == 2
+        held(capsys.readouterr().err, "--port", port, "65535")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -196,6 +196,13 @@ def test_triton_is_exported_as_a_cubin(cubins: Path, family: str) -> None:
         ("nvfp4", "torch_bf16", "M=8 N=512 K=1024", "h200", "library"),
         ("nvfp4", "cuda_gemvv", "M=8 N=512 K=1024", "h200", "cuda_gemv"),
         ("nvfp4", "cuda_gemv", "M=8 N=512", "h200", "K"),
+        (
+            "nvfp4",
+            "cuda_gemv",
+            "M=8 N=64 K=73",
+            "h200",
+            "M=8 N=64 K=73 has no inputs: .* a multiple of 16.*another shape",
+        ),
     ],
 )
 def test_what_cannot_be_exported_is_refused(
