@@ -1,6 +1,7 @@
 """A card directory of one's own, outside the repository: cards (*.toml), devices (devices.toml) and rows (profiles/).
 
-It is named by `--cards DIR`, else by KILLGATE_CARDS; a card that is given by its path brings the folder that it is in.
+It is named by `--cards DIR`, else by KILLGATE_CARDS; a card that is given by its path brings the folder that it is in:
+to a command while it runs (`used`), to a notebook until another one is given (`bring`).
 """
 
 from __future__ import annotations
@@ -32,13 +33,26 @@ def profiles(house: Path = REPOSITORY / "profiles") -> list[Path]:
     return [house, *(path for path in mine if path.resolve() != house.resolve())]
 
 
+def _folder_of(cards: Iterable[str]) -> str:
+    """That of the first card given by a path outside data/, "" without one."""
+    paths = [Path(card).absolute().parent for card in cards if card.endswith(".toml")]
+    return next((str(path) for path in paths if not path.is_relative_to(REPOSITORY / "data")), "")
+
+
+_brought = [""]
+
+
+def bring(card: str) -> None:
+    """From now on the card directory is that of a card given by its path, unless the environment names another."""
+    if (place := _folder_of([card])) and os.environ.get(VARIABLE, "") in ("", _brought[0]):
+        os.environ[VARIABLE] = _brought[0] = place
+
+
 @contextlib.contextmanager
 def used(named: str | None, cards: Iterable[str] = ()) -> Iterator[None]:
     """Inside, the card directory is `named`, else as the environment says, else that of a card given by its path."""
     before = os.environ.get(VARIABLE)
-    paths = [Path(card).absolute().parent for card in cards if card.endswith(".toml")]
-    outside = [path for path in paths if not path.is_relative_to(REPOSITORY / "data")]
-    if chosen := named or before or "".join(map(str, outside[:1])):
+    if chosen := named or before or _folder_of(cards):
         os.environ[VARIABLE] = chosen
     try:
         yield

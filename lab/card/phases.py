@@ -25,7 +25,7 @@ from msgspec import Struct, field
 from msgspec.structs import force_setattr
 
 from lab.base import devices, files, own, vocabulary
-from lab.base.errors import REPOSITORY, BadInput, nearest
+from lab.base.errors import REPOSITORY, BadInput, nearest, shown
 from lab.card import recorded
 from lab.card.gate import ERRORS, Condition, Evidence, Gate, Reading, arrival_of
 
@@ -150,6 +150,11 @@ class Card(_File, frozen=True, kw_only=True):
     def own(self) -> bool:
         """Whether it is somebody's own, and not one of data/phases."""
         return not _house(self.path)
+
+    @property
+    def word(self) -> str:
+        """What a command calls it: its id, or the path of one's own, which works wherever its folder is not in use."""
+        return shown(self.path) if self.own else self.id
 
     @property
     def gates(self) -> tuple[tuple[str, Gate], ...]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from lab.base import devices
-from lab.base.errors import shown
 from lab.card import history
 from lab.card.gate import Evidence
 from lab.card.phases import Card, RecordedCase
@@ -127,14 +126,13 @@ def _needed(c: Card) -> str:
     """Which rows, or figures of somebody's own, a card without any waits for."""
     conditions = [condition for _, gate in c.gates for _, condition in gate.conditions()]
     what = f"{c.control} and {c.candidate} at {', '.join(c.workloads) or 'the whole phase'}"
-    word = shown(c.path) if c.own else c.id
     if not c.family:
-        how = f"`lab judge {word} --rows control=FILE --rows candidate=FILE`"
+        how = f"`lab judge {c.word} --rows control=FILE --rows candidate=FILE`"
         return f"needs {', '.join(dict.fromkeys(x.of for x in conditions))} of {what}, as in {how}"
     asked = (metric for x in conditions for metric in (x.metric, x.than) if metric)
     if never := [metric for metric in dict.fromkeys(asked) if metric not in evidence.READ]:
         return f"no row of a kernel has {', '.join(never)}; ask for {', '.join(evidence.READ)}, or leave the family out"
-    return f"`lab measure {word}` makes rows of {what}"
+    return f"`lab measure {c.word}` makes rows of {what}"
 
 
 def judgement(c: Card, given: Evidence, kind: str, device: str, case: RecordedCase | None, note: str = "") -> Judgement:

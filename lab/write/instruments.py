@@ -20,7 +20,7 @@ import ipywidgets
 from msgspec.structs import replace
 
 from lab import draw
-from lab.base import devices
+from lab.base import devices, own
 from lab.base.errors import REPOSITORY, BadInput
 from lab.card import phases
 from lab.card.phases import Card
@@ -40,6 +40,7 @@ STYLE = (
 )
 NOT_MEASURED, REFUSED = "not measured", "refused"
 RECORDED, MEASURED = "recorded", "measured"
+ANY = "any device"  # of a card of one's own that names none
 COLOURS = {"GO": draw.GREEN, "CONDITIONAL-GO": draw.GREEN, "NO-GO": draw.VERMILLION, "INVALID": draw.VERMILLION}
 
 
@@ -136,9 +137,14 @@ def phase(card: str, device: str | None = None) -> Panel:
     comparison on this GPU, and says why not where there is none.
     """
     families.interpret_on_cpu()
+    own.bring(card)
     asked = phases.card(card)
-    choose = ipywidgets.Combobox(value=asked.id, options=[*phases.cards()], description="card", continuous_update=False)
-    where = ipywidgets.Dropdown(description="device", options=devices.ids(), value=device or _place(asked))
+    named = card if card.endswith(".toml") else asked.id
+    choose = ipywidgets.Combobox(value=named, options=[*phases.cards()], description="card", continuous_update=False)
+    place = devices.get(device).id if device else _place(asked)
+    where = ipywidgets.Dropdown(
+        description="device", options=[(ANY, ""), *((name, name) for name in devices.ids())], value=place
+    )
     kind = ipywidgets.Dropdown(description="evidence", options=[MEASURED, RECORDED], value=_kind(asked))
     which = ipywidgets.Dropdown(description="condition", options=_conditions(asked))
     line = ipywidgets.FloatSlider(description="line", readout_format=".4g", continuous_update=False)
@@ -205,6 +211,9 @@ def _phase_page(card: Card, device: str, kind: str, at: float, which: int | None
     try:
         found = judged(card, device, kind, line, which or 0)
     except BadInput as refused:
+        if card.own and kind == MEASURED:
+            yield _word(verdicts.waiting(card, device))
+            return
         yield _head(NOT_MEASURED)
         yield _note(str(refused))
         return

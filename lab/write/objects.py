@@ -20,6 +20,7 @@ from markupsafe import Markup
 
 from lab import draw
 from lab.base import devices as device_facts
+from lab.base import own
 from lab.base.errors import BadInput, nearest, refuse_unknown
 from lab.bench import measure
 from lab.card import phases as cards
@@ -192,11 +193,19 @@ class Phase:
         return _checked(self._needs_kernels(), [*arms], workload)
 
     def verdict(self, device: str | None = None) -> PhaseVerdict:
-        """The verdict on a device: measured rows where there are some, else the recorded figures, newest case."""
+        """The verdict on a device: measured rows where there are some, else the recorded figures, newest case.
+
+        Without either it is BLOCKED, and its note names what is missing; a device that recorded figures are not of is
+        refused.
+        """
+        place = None if device is None else device_facts.get(device).id
+        if waiting := _waiting(self.card, place):
+            return PhaseVerdict(waiting)
+        return self._on_evidence(place)
+
+    def _on_evidence(self, device: str | None) -> PhaseVerdict:
         known = self.devices
-        if device is None and not known:
-            raise BadInput(self.card.id, "has no evidence yet", "measure it, or see lab.phases()")
-        place = known[-1] if device is None else device_facts.get(device).id
+        place = device or known[-1]
         if place in store.measured_devices(self.card.id):
             families.interpret_on_cpu()  # the judge may load the family, and kernels may be checked here later
             return PhaseVerdict(verdicts.judge_measured(self.card, place))
@@ -206,7 +215,8 @@ class Phase:
 
     def rows(self, device: str | None = None) -> Table:
         """Its measured rows."""
-        return rows(phase=self.card.id, device=device)
+        place = None if device is None else device_facts.get(device).id
+        return Table(store.rows(place, self.card.id), ROW, "measured rows")
 
     def arms(self, device: str) -> Shown:
         """Control, candidate and rivals at each workload, as a figure; where rows are missing it says so."""
@@ -214,8 +224,11 @@ class Phase:
 
     def at_the_line(self, device: str) -> PhaseVerdict | Shown:
         """The verdict there, each condition with its figure and interval at its line; without evidence it says so."""
+        place = device_facts.get(device).id
+        if not self.devices and (waiting := _waiting(self.card, place)):
+            return notebook.text(f"{self.card.id}: {html.escape(waiting.note, quote=False)}")
         try:
-            return self.verdict(device)
+            return self._on_evidence(place)
         except BadInput as refused:
             return notebook.text(f"{self.card.id}: not measured. {html.escape(str(refused), quote=False)}")
 
@@ -476,8 +489,22 @@ class Trace:
         return f"<pre>{html.escape(repr(self))}</pre>"
 
 
+def _waiting(card: Card, device: str | None) -> Judgement | None:
+    """BLOCKED, as `lab judge` says it of a card without evidence (on a device).
+
+    None where there are rows, or recorded figures.
+    """
+    there = store.measured_devices(card.id)
+    if card.recorded or (device in there if device else there):
+        return None
+    if card.own:
+        families.refuse_card(card)
+    return verdicts.waiting(card, device)
+
+
 def phase(phase_id: str) -> Phase:
-    """A card by its id; an unknown one is refused with the nearest."""
+    """A card by its id, or by its path, which brings its folder; an unknown one is refused with the nearest."""
+    own.bring(phase_id)
     return Phase(cards.card(phase_id))
 
 
@@ -535,13 +562,18 @@ def value(figure_id: str, withdrawn: bool = True) -> float:
 
 
 def judgements(*phase_ids: str, device: str | None = None) -> Table:
-    """Verdicts of these cards, of all without ids: the recorded ones, or those on a device's measured rows."""
-    chosen = [cards.card(i) for i in phase_ids] or [*cards.cards().values()]
-    if device is None:
+    """Verdicts of these cards, of all without ids: the recorded ones, or those on a device's measured rows.
+
+    One of one's own that is named and has neither is BLOCKED; the repository's are left out.
+    """
+    named = [phase(i).card for i in phase_ids]
+    chosen = named or [*cards.cards().values()]
+    place = None if device is None else device_facts.get(device).id
+    if place is None:
         found = verdicts.judge_recorded(chosen)
     else:
-        place = device_facts.get(device).id
         found = [verdicts.judge_measured(c, place) for c in chosen if place in store.measured_devices(c.id)]
+    found += [waiting for c in named if c.own and (waiting := _waiting(c, place))]
     columns = {"phase": lambda j: j.phase, "device": lambda j: j.device, "verdict": lambda j: j.verdict.word,
                "source": lambda j: j.source_said, "because": lambda j: j.verdict.reason}  # fmt: skip
     return Table(found, columns, "verdicts")

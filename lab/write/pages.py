@@ -302,12 +302,12 @@ def notebooks(card: Card) -> list[str]:
 
 def commands(card: Card, kinds: Iterable[str]) -> list[tuple[str, str]]:
     """(command, what it does): what reproduces the page."""
-    said = [(f"lab judge {card.id} --evidence {kind}", "the verdict again") for kind in kinds if kind != "unmeasured"]
-    said += [(f"lab write {card.id} --out {card.id}.html", "this page as one file")]
+    said = [(f"lab judge {card.word} --evidence {kind}", "the verdict again") for kind in kinds if kind != "unmeasured"]
+    said += [(f"lab write {card.word} --out {card.id}.html", "this page as one file")]
     if card.family:
         arms = dict.fromkeys((card.control, card.candidate))
         said += [(f"lab check {card.family} --candidate {arm}", "against the reference, no GPU needed") for arm in arms]
-        said += [(f"lab measure {card.id} --peers", "time it again, on a GPU: rows are appended to profiles/")]
+        said += [(f"lab measure {card.word} --peers", "time it again, on a GPU: rows are appended to profiles/")]
     return said
 
 

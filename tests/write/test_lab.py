@@ -12,13 +12,15 @@ import pytest
 from msgspec.structs import replace
 
 import lab
+from lab.base import own
 from lab.base.errors import REPOSITORY, BadInput
 from lab.card import phases as cards
 from lab.check import families
+from lab.cli import main
 from lab.row import store
 from lab.row.records import Measurement
 from lab.study import places
-from lab.write import objects
+from lab.write import instruments, objects
 
 EVIL = '<script>alert("x")</script>'
 
@@ -257,3 +259,66 @@ def test_without_a_trace_the_table_says_so(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(table) == 0
     assert "no trace from h200 is committed; traced are" in repr(table)
     assert "not measured" in table._repr_html_()
+
+
+OWN = """id = "rmsq-mine"
+title = "t"
+question = "q"
+hypothesis = "h"
+null = "n"
+control = "torch_bf16"
+candidate = "triton_gemm"
+workloads = ["m512_n17408_k5120"]
+limits = "l"
+family = "nvfp4"
+expected = { recovery = "10 %", arithmetic = "a guess" }
+
+[[gate.require]]
+metric = "kernel_us"
+compare = "change"
+op = "<"
+threshold = -5
+unit = "%"
+workload = "m512_n17408_k5120"
+"""
+
+
+@pytest.mark.slow
+def test_a_card_of_ones_own_says_what_it_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a notebook as on the command line, on any device or on one; its folder is in use from then on."""
+    monkeypatch.setenv(own.VARIABLE, "")  # which `phase` sets
+    path = tmp_path / "rmsq-mine.toml"
+    path.write_text(OWN)
+    p = lab.phase(str(path))
+    assert own.folder() == tmp_path
+    assert p.devices == []
+    assert not p.rows("h200")
+    for device, place in ((None, "any device"), ("h200", "h200")):
+        verdict = p.verdict(device)
+        assert (verdict.word, verdict.judgement.device) == ("BLOCKED", place)
+        assert f"Not measured yet: `lab measure {path}` makes rows of torch_bf16 and" in shows(verdict).text
+        (line,) = lab.judgements(str(path), device=device)
+        assert (line.verdict.word, line.device) == ("BLOCKED", place)
+    assert "Not measured yet" in repr(p.at_the_line("h200"))
+    for misspelt in (lambda: p.verdict("h20x"), lambda: p.rows("h20x")):
+        with pytest.raises(BadInput, match=r'did you mean "h200"'):
+            misspelt()
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "rmsq-mine.toml").write_text(OWN)
+    lab.phase(str(other / "rmsq-mine.toml"))
+    assert own.folder() == other
+    panel = instruments.phase(str(path))
+    assert panel.controls["device"].value == ""
+    assert "BLOCKED" in panel.shown.value
+    assert f"lab measure {path}" in panel.shown.value
+    panel.controls["device"].value = "h200"
+    assert "BLOCKED" in panel.shown.value
+    monkeypatch.setenv(own.VARIABLE, str(other))
+    assert main.main(["write", str(path), "--format", "md"]) == 0
+    page = capsys.readouterr().out
+    assert f"lab measure {path} --peers" in page
+    assert "lab measure rmsq-mine" not in page
+    assert "lab write rmsq-mine" not in page
