@@ -50,17 +50,19 @@ judgements(*(c.id for c in LIMITS), device=DEVICE)
 
 # %%
 def table(card_id: str) -> object:
-    """Each required workload of a card: ours, the fastest rival, the target, the floor."""
+    """Each workload of a card: ours, the fastest rival, the target if its gate has one, the floor."""
     card, lines = cards.card(card_id), []
     target = {c.workload: str(c).split(" at ")[0] for c in card.gate.require}
     for f in limits.limits(card, DEVICE):
         lines.append((f.workload, f.ours_us, f.rival.name if f.rival else "", f.rival_us, f.times_as_fast,
-                      target[f.workload], f.floor_us, f"{f.of_floor:.0%}", f.ours.throttled,
+                      target.get(f.workload, ""), f.floor_us, f"{f.of_floor:.0%}", f.ours.throttled,
                       families.former(f.ours) or "same launch"))  # fmt: skip
     names = ["workload", "ours us", "best rival", "rival us", "rival / ours", "target", "floor us", "of floor",
              "throttled", "kernel"]  # fmt: skip
     return (
-        show(pd.DataFrame(lines, columns=names).round(2), code=["workload", "best rival"]) if lines else phase(card_id)
+        show(pd.DataFrame(lines, columns=names).round(2), code=["workload", "best rival", "target"])
+        if lines
+        else phase(card_id)
     )
 
 

@@ -68,12 +68,12 @@ def lines(path: Path = FILE) -> tuple[Line, ...]:
 
 
 def limits(card: phases.Card, device: str) -> list[Limit]:
-    """The card's required workloads with correct rows on the device, in the gate's order; [] where there are none."""
+    """The card's workloads, required or not, with correct rows on the device, in its order; [] where there are none."""
     known, found = devices.get(device), []
     peers = families.load(card.family).peers
     rows = [r for r in store.rows(device, card.id) if r.flops is not None and r.bytes is not None and r.pipe]
     timed = [(r, us) for r in rows if (us := r.time_us) is not None]
-    for workload in dict.fromkeys(c.workload for c in card.gate.require):
+    for workload in card.workloads:
         own = [(r, us) for r, us in timed if r.workload_id == workload and r.name == card.candidate]
         if not own or not known.knows(own[-1][0].pipe):
             continue
