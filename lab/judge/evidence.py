@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
+import textwrap
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -31,6 +32,7 @@ Pair = tuple[Measurement | None, Measurement | None]
 READ = "kernel_us", "sequence_us", "host_us", "engagements", "relative_error", "nmse", "roofline_fraction"
 PROCESSES = 2  # over which placements are spread at least
 ALIKE = ("device", "gpu", "gpu_id", "driver", "commit", "timer", "l2", "rest")  # what arms of a comparison agree on
+MESSAGE = 140  # characters of a row's own message that a verdict repeats
 CLOCK_PCT = 5.0  # by which the harness's clock may differ from an arm's own times
 # By which one placement may miss: two standard deviations, which 19 in 20 of an H200's comparisons stay below.
 PLACED = 1.02
@@ -104,6 +106,28 @@ def pairs(rows: Iterable[Measurement], together: Iterable[Iterable[str]] = ()) -
                 chosen |= found
                 break
     return chosen
+
+
+def absent(chosen: Mapping[str, Pair], workloads: Iterable[str]) -> dict[str, str]:
+    """workload -> why it has no figures, to stand behind a metric's name: an arm's own status, or that it has no row.
+
+    chosen: of `pairs`. A workload whose arms are both ok is left out.
+    """
+    newest = max((row.run for pair in chosen.values() for row in pair if row), default="")
+    found = {}
+    for workload in workloads:
+        said = []
+        for arm, row in zip(("control", "candidate"), chosen.get(workload, ()), strict=False):
+            if row is None:
+                said.append(f"has no row of the {arm}")
+            elif row.own_us is None:
+                words = textwrap.shorten(row.message, MESSAGE, placeholder=" ...")
+                said.append(f"has no {arm}: {row.name} is {row.status} in run {row.run}" + f" ({words})" * bool(words))
+        if workload not in chosen:
+            said.append("was not measured" + f" (newest run {newest})" * bool(newest))
+        if said:
+            found[workload] = ", and ".join(said)
+    return found
 
 
 def _judged(pair: Pair) -> bool:

@@ -44,7 +44,7 @@ returned where meeting it would move the region by less than the noise floor.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from lab.base import interval, vocabulary
@@ -143,12 +143,14 @@ def _at(workloads: Iterable[str]) -> str:
     return (f" at {first}" + (f" and {len(rest)} more" if rest else "")) if first else ""
 
 
-def judge(gate: Gate, evidence: Evidence, lines_of: str = "") -> Verdict:
+def judge(gate: Gate, evidence: Evidence, lines_of: str = "", absent: Mapping[str, str] | None = None) -> Verdict:
     """Hold every condition of `gate` against `evidence`; see the module docstring for the rules.
 
-    lines_of: the device that its lines were declared for, where the evidence is of another.
+    lines_of: the device that its lines were declared for, where the evidence is of another. absent: workload -> why it
+    has no figures, which is said of a figure that is not there and decides nothing.
     """
-    findings = tuple(hold(role, condition, gate, evidence, lines_of) for role, condition in gate.conditions())
+    held = (hold(role, condition, gate, evidence, lines_of) for role, condition in gate.conditions())
+    findings = tuple(_because(finding, absent or {}) for finding in held)
 
     def those(*states: str, roles: tuple[str, ...] = ROLES) -> list[Finding]:
         return [f for f in findings if f.state in states and f.role in roles]
@@ -215,6 +217,13 @@ def _for_the_worse(gate: Gate) -> list[str]:
         if not metrics[c.metric].for_the_worse(c.op):  # bounded from both sides: it asks for no change at all
             worse.pop((c.of, c.workload), None)
     return [f"the gate asks for the worse, {of} is better {metrics[m].better}" for (of, _), m in worse.items()][:1]
+
+
+def _because(found: Finding, absent: Mapping[str, str]) -> Finding:
+    """The finding, or, of a figure that is not there, with the reason."""
+    at = found.condition
+    why = next((absent[w] for w in (at.workload, at.against) if w in absent), "")
+    return replace(found, observed=f"{at.of} {why}") if why and found.state == "missing" else found
 
 
 def hold(role: str, condition: Condition, gate: Gate, evidence: Evidence, lines_of: str = "") -> Finding:

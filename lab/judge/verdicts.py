@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,8 +135,16 @@ def _needed(c: Card) -> str:
     return f"`lab measure {c.word}` makes rows of {what}"
 
 
-def judgement(c: Card, given: Evidence, kind: str, device: str, case: RecordedCase | None, note: str = "") -> Judgement:
-    """The gate and the claims of one card held against one body of evidence."""
+def judgement(
+    c: Card,
+    given: Evidence,
+    kind: str,
+    device: str,
+    case: RecordedCase | None,
+    note: str = "",
+    absent: Mapping[str, str] | None = None,
+) -> Judgement:
+    """The gate and the claims of one card held against one body of evidence; absent as in `rules.judge`."""
     lines_of = c.device if kind == "measured" and c.device != device else ""
     return Judgement(
         phase=c.id,
@@ -144,8 +152,8 @@ def judgement(c: Card, given: Evidence, kind: str, device: str, case: RecordedCa
         system=c.system,
         evidence=kind,
         device=device,
-        verdict=judge(c.gate, given, lines_of),
-        claims=tuple((claim.name, judge(claim, given, lines_of)) for claim in c.claims),
+        verdict=judge(c.gate, given, lines_of, absent),
+        claims=tuple((claim.name, judge(claim, given, lines_of, absent)) for claim in c.claims),
         recorded=case.verdict if case else None,
         differs=case.differs if case else "",
         card_hash=c.card_hash,
@@ -177,7 +185,8 @@ def judge_measured(card: Card, device_id: str) -> Judgement:
     if left := len({row.run for row in every if card.measure.other(*row.protocol)}):
         notes.append(f"{left} runs by another protocol than the card's are not judged")
     note = "; ".join(filter(None, notes))
-    return judgement(card, evidence.readings(rows, device, together), "measured", device.id, None, note=note)
+    absent = evidence.absent(chosen, card.workloads)
+    return judgement(card, evidence.readings(rows, device, together), "measured", device.id, None, note, absent)
 
 
 def staleness(card: Card, rows: Iterable[Measurement]) -> str:

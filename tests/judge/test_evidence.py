@@ -214,6 +214,31 @@ def test_row_that_is_not_ok_blocks(arm: str, status: str) -> None:
     assert word(broken, row(other, 1000.0)) == "BLOCKED"
 
 
+def test_a_figure_that_is_not_there_says_the_cause() -> None:
+    """The row's own status and message, or that nobody measured the workload, with the run; the word is the same."""
+    lost = row("control", None, status="oom", message=f"in the timing: OutOfMemoryError {'x ' * 100}")
+    pairs = evidence.pairs([lost, row("candidate", 800.0)])
+    absent = evidence.absent(pairs, ("a", "b"))
+    gate = Gate(require=(*GATE.require, Condition("kernel_us", "<", "%", 0, "change", "b", against="a")))
+    found = evidence.readings([lost, row("candidate", 800.0)], H200)
+    plain, said = judge(gate, found), judge(gate, found, absent=absent)
+    assert plain.word == said.word == "BLOCKED"
+    assert "kernel_us has no control arm" in plain.reason
+    assert "kernel_us has no control: control_kernel is oom in run r1 (in the timing: OutOfMemoryError x" in said.reason
+    assert said.observed.endswith("; kernel_us was not measured (newest run r1) at b")
+    assert max(map(len, absent.values())) < 220
+    ok = evidence.pairs([row("control", 1000.0), row("candidate", 800.0)])
+    assert evidence.absent(ok, ("a",)) == {}
+    assert evidence.absent(evidence.pairs([row("candidate", 800.0)]), ("a",)) == {"a": "has no row of the control"}
+    assert evidence.absent({}, ("a",)) == {"a": "was not measured"}
+
+
+def test_a_measured_verdict_says_why_a_figure_is_not_there() -> None:
+    verdict = verdicts.judge_measured(phases.card("p5-cuda"), "h100").verdict
+    assert verdict.word == "BLOCKED"
+    assert "split_pipeline is oom in run 2026-11-27T084743Z (in the timing: OutOfMemoryError" in verdict.reason
+
+
 def test_incorrect_row_is_invalid_where_correctness_is_asked() -> None:
     wrong = row("candidate", None, status="incorrect", relative_error=0.7, message="y: relative error 7.0e-01")
     rows = [row("control", 1000.0), wrong]
