@@ -194,15 +194,16 @@ def write_index(
 ) -> None:
     """The board: every verdict on one line, the measured first, and the ways to every other page.
 
-    What another device than the card's own is still to be measured for is on the card's page and the device's alone.
+    What another device than the card's own is still to be measured for is on the card's page and the device's alone;
+    the count of the measured says how many these are.
     """
+    held = Counter(v.device for v in found)
     measured = [v for v in found if v.kind == "measured"]
     home = {v.card.id for v in measured if v.device == v.card.device}
     waiting = [v for v in measured if v.word == "BLOCKED" and v.card.id in home and v.device != v.card.device]
     found = [v for v in found if v not in waiting]
     groups = [(*group, [v for v in found if v.kind == group[0]]) for group in GROUPS]
     counts = {name: _tally([c for c in checks if c["family"] == name]) for name in families.names()}
-    held = Counter(v.device for v in found)
     systems = vocabulary.words().system
     options = [
         ("verdict", "Verdict", [(w, w) for w, _ in pages.counted(found)]),
@@ -220,6 +221,7 @@ def write_index(
         words=pages.counted(found),
         filters=options,
         total=len(found),
+        waiting=len(waiting),
         docs=[(p.stem, p.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")) for p in docs()],
         differs=[v for v in found if v.judgement.agrees is False],
         families=[{"name": n, "title": _title(n), "checks": counts[n]} for n in families.names()],

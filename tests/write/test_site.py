@@ -7,6 +7,7 @@ import html
 import io
 import re
 import shutil
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,7 @@ def test_counts_are_the_judges(whole: Path) -> None:
     own = [verdicts.judge_measured(c, c.device) for c in every if c.device in store.measured_devices(c.id)]
     home = {j.phase for j in own}
     away = [verdicts.judge_measured(c, d) for c in every for d in store.measured_devices(c.id) if d != c.device]
+    judged = [*own, *away, *verdicts.judge_recorded(every)]
     own += [j for j in away if not (j.phase in home and j.verdict.word == "BLOCKED")]
     order = list(phases.cards())
     own = sorted(own, key=lambda j: order.index(j.phase)) + verdicts.judge_recorded(every)
@@ -167,6 +169,12 @@ def test_counts_are_the_judges(whole: Path) -> None:
         assert not count or f'data-value="{word}" aria-pressed="false" disabled><b>{count}</b>' in text
     first = re.findall(r'href="cards/([^"#]+)\.html#measured-', text)
     assert first == [j.phase for j in own if j.evidence == "measured"]
+    waiting = sum(j.phase in home and j.verdict.word == "BLOCKED" for j in away)
+    assert waiting
+    assert f"<li><b>{len(first)}</b>measured here (and {waiting} unfinished on a second device: BLOCKED, " in text
+    everywhere = Counter([*(j.device for j in judged), *(c.device for c in bare)])
+    for device in devices.ids():
+        assert f"{devices.get(device).name}</a>, {everywhere[device]} verdicts</li>" in text
     assert text.index('id="measured"') < text.index('id="recorded"') < text.index('id="unmeasured"')
 
 
