@@ -6,7 +6,7 @@ The notebooks, the site's pages and the writeups show the same ones. What is not
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -23,11 +23,12 @@ from lab.row import store
 from lab.row.records import Measurement
 from lab.study import composed, routes
 from lab.trace import breakdowns, diff, stored, windows
-from lab.trace.model import short_name
+from lab.trace.model import NONE, short_name
 
 if TYPE_CHECKING:  # kernels/ is imported late, so that a package that shadows it is told in one line
     from kernels.routing import Table
 
+APART = 0.2  # by which a traced step may differ from the timed one before its caption says so
 WEIGHTS_ALONE = "-w4a16"  # of a precision whose kernels decode weights of four bits for products of 16
 
 
@@ -125,6 +126,12 @@ def roofline_of(rows: Sequence[Measurement], device: str, title: str) -> Picture
 
 def sides(card: Card, device: str) -> tuple[breakdowns.Breakdown, breakdowns.Breakdown, str]:
     """(candidate's, control's) kernels or parts of one step, us, and the workload, of the newest trace; or BadInput."""
+    found, workload, _, _ = _traced(card, device)
+    return found["candidate"], found["control"], workload
+
+
+def _traced(card: Card, device: str) -> tuple[dict[str, breakdowns.Breakdown], str, set[str], str]:
+    """The same by arm, the workload, the arms whose kernels the host launched (the others ran as a graph), the tool."""
     place = devices.get(device).id
     every = store.found(f"{place}/{card.id}/*/trace.parquet")
     if not every:
@@ -134,20 +141,24 @@ def sides(card: Card, device: str) -> tuple[breakdowns.Breakdown, breakdowns.Bre
     files = [path for path in every if present | stored.about(path) == stored.about(path) | present]
     if not files:
         raise BadInput(every[-1], "is of other arms than the card's", f"take one with `lab profile {card.id}`")
-    timeline, found = stored.load(files[-1]), {}
+    timeline, found, launched = stored.load(files[-1]), dict[tuple[str, str], breakdowns.Breakdown](), set[str]()
     for workload in card.workloads:
+        launched.clear()
         for arm in ("candidate", "control"):
             try:
                 window = windows.by_nvtx(timeline, steps := f"{card.id}/{arm}/{workload}/step *")
             except BadInput:  # the trace was taken on one of the workloads
                 continue
+            if not (window.kernels.graph != NONE).any():
+                launched.add(arm)
             if parts := composed.by_part(timeline, steps, card.family, workload):
                 found[workload, arm] = parts
                 continue
             whole = breakdowns.from_trace(window, count=window.steps or 1.0, per="step")
             found[workload, arm] = _by_kernel(whole)
         if (workload, "candidate") in found and (workload, "control") in found:
-            return found[workload, "candidate"], found[workload, "control"], workload
+            both = {arm: found[workload, arm] for arm in ("candidate", "control")}
+            return both, workload, launched, str(stored.about(files[-1]).get("tool", "a profiler"))
     raise BadInput(files[-1], "holds no workload of the card with both arms", "take it again with `lab profile`")
 
 
@@ -163,10 +174,37 @@ def _by_kernel(whole: breakdowns.Breakdown) -> breakdowns.Breakdown:
 def breakdown(card: Card, device: str) -> Picture:
     """The kernels of candidate and control from the newest committed trace, and the waterfall between them."""
     _of_gpu(card)
-    ours, theirs, workload = sides(card, device)
+    traced, workload, launched, tool = _traced(card, device)
+    ours, theirs = traced["candidate"], traced["control"]
     between = diff.difference(theirs, ours)
     title = f"{card.id} at {workload}: where a step's time goes, {between.unit}"
     figure = draw.gap(between, (card.control, card.candidate), title)
     spans = f"{card.control}, {theirs.whole:.4g} {between.unit}, and {card.candidate}, {ours.whole:.4g}"
     alt = f"Kernels of a step of {spans}, and the waterfall between them."
-    return Picture(figure, alt)
+    return Picture(
+        figure, alt + _unlike_timed(card, judged_rows(card, device).get(workload, {}), traced, launched, tool)
+    )
+
+
+def _unlike_timed(
+    card: Card,
+    rows: Mapping[str, Measurement],
+    traced: Mapping[str, breakdowns.Breakdown],
+    launched: set[str],
+    tool: str,
+) -> str:
+    """ "" or in what traced steps differ from the timed ones, which are the card's evidence and of another length."""
+    names = {"control": card.control, "candidate": card.candidate}
+    timed = {arm: row for arm, name in names.items() if (row := rows.get(name)) and row.own_us}
+    off = [arm for arm, row in timed.items() if abs(traced[arm].whole / (row.own_us or 1.0) - 1) > APART]
+    if not off:
+        return ""
+    times = " and ".join(f"{timed[arm].own_us:,.4g} us of {names[arm]}" for arm in off)
+    how = " and ".join(dict.fromkeys(f"{timed[arm].timer} timing, {timed[arm].l2} L2" for arm in off))
+    parts = (sum(p.value for p in traced[arm].parts if p.category not in breakdowns.NO_PART) for arm in off)
+    busy = " and ".join(f"{us:,.4g}" for us in parts)
+    launching = "the host launched each kernel" if launched & {*off} else "each step was a graph's replay"
+    return (
+        f" By the rows a step takes {times} ({how}), where the kernels here add up to {busy} us and the rest is idle: "
+        f"under {tool} {launching} and waited for each step."
+    )

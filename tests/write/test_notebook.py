@@ -174,6 +174,23 @@ def test_kernels_of_both_arms_come_from_the_committed_trace(monkeypatch: pytest.
         figures.breakdown(phases.card("moe-skew"), "h200")
 
 
+def test_a_traced_step_of_another_length_than_the_timed_one_says_why() -> None:
+    """Its kernels take what the rows say, to 3 %: the rest is idle, for the host launches them under a profiler."""
+    card, own = phases.card("moe-lp5-small-m"), figures.breakdown(phases.card("moe-lp5-small-m"), "h100").alt
+    rows = figures.judged_rows(card, "h100")["t128_e256_k8_h2048_f512_s512"]
+    control, candidate = (f"{rows[name].own_us:,.4g} us of {name}" for name in (card.control, card.candidate))
+    assert f"By the rows a step takes {control} and {candidate} (graph timing, cold L2), where the kernels here" in own
+    assert own.endswith("under torch.profiler the host launched each kernel and waited for each step.")
+    busy = re.search(r"add up to ([\d,.]+) and ([\d,.]+) us and the rest is idle", own)
+    assert busy is not None
+    for us, name in zip(busy.groups(), (card.control, card.candidate), strict=True):
+        assert float(us.replace(",", "")) == pytest.approx(rows[name].own_us, rel=0.03)
+    one = figures.breakdown(phases.card("p5-cuda"), "h200").alt  # cuda_scan's step is as long as its row's
+    assert "us of split_pipeline (graph" in one
+    assert "us of cuda_scan (" not in one
+    assert "By the rows" not in figures.breakdown(phases.card("step-lp10"), "h200").alt  # a graph's replay
+
+
 def test_a_picture_is_svg_and_a_small_png_with_its_description():
     shown = notebook.picture(figures.arms(phases.card("p5-kernel"), "h200").figure, "arms of p5-kernel")
     data, metadata = shown._repr_mimebundle_()
