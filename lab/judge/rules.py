@@ -202,6 +202,9 @@ def _weigh(gate: Gate, findings: tuple[Finding, ...], verdict: Callable[..., Ver
     weak |= {"modelled"} if gate.modelled else set()
     because = required or [f for f in findings if f.role == "engaged"]
     lead = f"on {' and '.join(sorted(weak))} evidence: " if weak else ""
+    if gate.modelled and weak == {"modelled"} and not any(f.kind == "modelled" for f in required):
+        why = f" ({gate.reason.rstrip('.')})" if gate.reason else ""
+        lead = f"on measured rows of a part that stands for the whole which the gate is about{why}: "
     found = verdict("CONDITIONAL-GO" if weak else "GO", because, lead)
     stated = ", ".join(dict.fromkeys(f.condition.of for f in findings if f.kind == "stated"))
     reason = found.reason + (f"; stated, not shown: {stated}" if stated else "")

@@ -244,6 +244,18 @@ def test_modelled_gate_is_conditional(better: float, worse: float) -> None:
     assert words[1] == ("CONDITIONAL-GO" if words[0] == "GO" else words[0])
 
 
+def test_measured_rows_that_stand_for_something_else_say_so() -> None:
+    """The card's reason stands in the sentence, and figures that were measured are not called modelled."""
+    gate = Gate(require=(change("decode_tps", ">", 0),), modelled=True, reason="A layer stands for the step.")
+    found = {("decode_tps", ""): tps(100, 120)}
+    reason = judge(gate, found).reason
+    assert reason.startswith("on measured rows of a part that stands for the whole which the gate is about (A layer ")
+    assert "(A layer stands for the step): decode_tps +20.00 %" in reason
+    assert "gate is about: decode_tps" in judge(replace(gate, reason=""), found).reason
+    predicted = {("decode_tps", ""): tps(100, 120, kind="modelled")}
+    assert judge(gate, predicted).reason.startswith("on modelled evidence: ")
+
+
 # Launches, intervals, profilers ---------------------------------------------------------------------------------------
 
 FASTER = Gate(require=(change("kernel_us", "<", -5),))

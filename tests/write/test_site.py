@@ -324,6 +324,15 @@ def test_a_page_keeps_its_devices_apart(monkeypatch: pytest.MonkeyPatch) -> None
         figures.sides(structs.replace(card, candidate="experts_early"), "h200")
 
 
+def test_a_page_says_what_its_rows_stand_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    card = phases.card("moe-lp5-small-m")
+    monkeypatch.setattr(phases, "cards", lambda: {card.id: card})
+    site.write_cards(tmp_path, [verdicts.judge_measured(card, "h100")])
+    text = Page(tmp_path / "cards" / f"{card.id}.html").text
+    assert f"Why, and what the rows stand for: {card.gate.reason}" in text
+    assert f"which the gate is about ({card.gate.reason.rstrip('.')}): kernel_us" in text
+
+
 def test_the_tinted_side_is_where_the_gate_is_met() -> None:
     def sides(strip: str) -> tuple[float, float, float]:
         start, wide = re.findall(r'<rect x="([\d.]+)" y="4" width="([\d.]+)"', strip)[0]
