@@ -292,7 +292,9 @@ def lines(card: phases.Card, device_id: str = "") -> list[Line]:
             bounds = [100 * by.low / base.high, 100 * by.high / base.low]
         seen = evidence.change_alone(_judged(told, rows, *control), _judged(told, rows, *candidate))
         against = control[0 if across else 1]
-        shares = 100 * by.us / base.us, max(min(bounds), -100.0), max(bounds)
+        # What a candidate takes away may seem to be the whole step: it takes what its own calls take at least.
+        least = 100 * (expected(card.family, *candidate, device, timer).low / base.high - 1)
+        shares = 100 * by.us / base.us, max(min(bounds), least), max(bounds)
         found.append(Line(card.id, candidate[0], against, candidate[1], base.us, *shares, parts, seen))
     return found
 

@@ -78,6 +78,7 @@ def test_every_card_is_expected_to_change_the_parts_of_its_lever() -> None:
         assert set().union(*(line.parts for line in own)) == PARTS[name], name
         for line in lines(name):
             assert line.low_pct <= line.change_pct <= line.high_pct, line
+            assert line.low_pct > -99, "no step takes no time"
             assert line.control_us > 0
 
 
