@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import tomllib
+from collections import Counter
 from typing import Literal
 
 import msgspec
@@ -91,6 +92,12 @@ def of_cards() -> list[Comparison]:
     return [found for row in placed if row.arm == "control" and (found := beside_itself(row))]
 
 
+def adversaries() -> int:
+    """How many adversaries of data/arena.toml have a row, on a device of either kind."""
+    table = tomllib.loads(ADVERSARIES.read_text(encoding="utf-8"))
+    return len({a["name"] for a in table["adversary"]} & {t.name for t in trials()})
+
+
 def arena() -> str:
     """A sentence for each device; of each adversary where it is known from, what has to catch it, and what it got."""
     table = tomllib.loads(ADVERSARIES.read_text(encoding="utf-8"))
@@ -100,7 +107,9 @@ def arena() -> str:
         of = [t for t in found.values() if t.device == device and t.name in {a["name"] for a in table["adversary"]}]
         where = ", ".join(sorted({t.gpu or "simulated device" for t in of}))
         false = sum(t.gets == "a false number" for t in of)
-        lines.append(f"{where}: {len(of)} adversaries at commit {of[0].commit}, {false} get a false number.\n")
+        at = " and ".join(f"{n} at commit {c}" for c, n in Counter(t.commit for t in of).most_common())
+        many = f"{len(of)} of {len(table['adversary'])} adversaries"
+        lines.append(f"{where}: {many}, {at}; {false} get a false number.\n")
     lines += [] if any(device == "cuda" for _, device in found) else [NOT_RUN]
     lines += ["| adversary | known from | caught by | simulated device | GPU |", "|---|---|---|---|---|"]
     for a in table["adversary"]:

@@ -5,6 +5,7 @@ The figure is our kernels beside the fastest rival of the same run, by the cards
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Sequence
 from html import escape
@@ -18,6 +19,7 @@ from lab.card import phases
 from lab.judge import verdicts
 from lab.study import limits
 from lab.study.flips import UNDECIDED, Flip
+from lab.write import inserts
 
 FILE, FIGURE = REPOSITORY / "README.md", REPOSITORY / "data" / "rivals.svg"
 MARKS = ("<!-- written by lab write --readme -->", "<!-- end -->")
@@ -39,7 +41,7 @@ def record() -> str:
 
 
 def written(text: str, found: Sequence[Flip], elsewhere: Sequence[Flip] = ()) -> str:
-    """The README's text with its table made again; raises BadInput where its marks are gone.
+    """The README's text with its table and its count of adversaries made again; raises BadInput without its marks.
 
     elsewhere: the same pairs on other devices, whose word and change stand behind the first's.
     """
@@ -63,6 +65,7 @@ def written(text: str, found: Sequence[Flip], elsewhere: Sequence[Flip] = ()) ->
         if shown and flip.errors and max(flip.errors) > 2 * min(flip.errors):  # a price beside the time
             change += ", error {:.2g} % instead of {:.2g} %".format(*(100 * e for e in reversed(flip.errors)))
         lines.append(f"| {flip.row} | {question} | {word} | {words or 'not measured yet'} | {change} | `{flip.card}` |")
+    text = re.sub(r"What \d+ adversaries", f"What {inserts.adversaries()} adversaries", text)
     return between(text, MARKS, lines, FILE)
 
 

@@ -1,5 +1,7 @@
 """The README's table: what the judge says, a price in accuracy beside the time; the rest of the file is left alone."""
 
+import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from lab.check import families
 from lab.cli import main
 from lab.judge import verdicts
 from lab.study import flips
-from lab.write import readme
+from lab.write import inserts, readme
 from tests.refused import refused
 from tests.study.test_flips import a_flip
 
@@ -37,6 +39,21 @@ def test_it_says_what_the_judge_says(committed: list[flips.Flip]) -> None:
     for flip in (flip for flip in committed if flip.front and flip.word_here):
         measured = verdicts.judge_measured(phases.card(flip.card), "h200").verdict.word
         assert f"| {measured} (h200" in next(line for line in shown.splitlines() if f"`{flip.card}` |" in line)
+
+
+def test_the_count_of_adversaries_is_of_those_with_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """README and page count alike: rows stand at more than one commit, and an honest control is no adversary."""
+    table = {a["name"] for a in tomllib.loads(inserts.ADVERSARIES.read_text(encoding="utf-8"))["adversary"]}
+    rows = [t for t in inserts.trials() if t.name in table]
+    assert f"What {len({t.name for t in rows})} adversaries got" in readme.FILE.read_text(encoding="utf-8")
+    page = inserts.arena()
+    for device, where in (("cpu", "simulated device"), ("cuda", "NVIDIA H200")):
+        of = [t for t in rows if t.device == device]
+        assert f"{where}: {len(of)} of {len(table)} adversaries, " in page
+        for commit, count in Counter(t.commit for t in of).items():
+            assert f"{count} at commit {commit}" in page
+    monkeypatch.setattr(inserts, "trials", lambda: rows[:1])
+    assert readme.written(f"What 7 adversaries got\n{MARKS}", []).startswith("What 1 adversaries got\n")
 
 
 def test_a_word_of_another_question_and_a_change_of_no_standing_are_left_out() -> None:
