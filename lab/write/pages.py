@@ -23,6 +23,7 @@ from lab.base.errors import REPOSITORY, BadInput
 from lab.card import history, phases, recorded
 from lab.card.phases import Card
 from lab.check import families
+from lab.draw import inline
 from lab.judge import evidence, rules
 from lab.judge.verdicts import Judgement, judge_measured, judge_recorded, judgement
 from lab.place import ceilings, roofline
@@ -118,6 +119,18 @@ class View:
             said.append("gate changed after measuring")
         words = dict.fromkeys(f.severity for f in self.audited)
         return [*said, f"audit: {', '.join(words)}"] if words else said
+
+    @property
+    def noise_floor(self) -> str:
+        """That which its changes were held to; both where it has none, for rows may be of either kind."""
+        floor, sigmas = (inline.number(x) for x in (self.card.gate.noise.floor_pct, self.card.gate.noise.sigmas))
+        seen = [f.seen for f in self.judgement.verdict.findings if f.seen and f.condition.compare == "change"]
+        over = {x.placements > 1 and x.interval is not None for x in seen}
+        over = over or {False, self.kind in ("measured", "unmeasured")}
+        placed = f"{floor} % over placements, whose interval holds the noise of both arms"
+        one = f"max({floor} %, {sigmas} sigma of the control)"
+        one += " for rows of one placement" if self.kind in ("measured", "unmeasured") else ""
+        return "; ".join([placed] * (True in over) + [one] * (False in over))
 
     @property
     def elsewhere(self) -> str:

@@ -333,6 +333,21 @@ def test_a_page_says_what_its_rows_stand_for(tmp_path: Path, monkeypatch: pytest
     assert f"which the gate is about ({card.gate.reason.rstrip('.')}): kernel_us" in text
 
 
+def test_a_page_says_which_noise_floor_its_verdict_used() -> None:
+    def floor(card: str, device: str) -> str:
+        view = pages.View(phases.card(card), verdicts.judge_measured(phases.card(card), device))
+        return plain(view.noise_floor)
+
+    placed = "2 % over placements, whose interval holds the noise of both arms"
+    one = "max(2 %, 3 sigma of the control)"
+    assert floor("moe-lp5-small-m", "h100") == placed
+    assert floor("ik4-kernel", "h200") == f"{one} for rows of one placement"
+    assert floor("p5-cuda", "h200") == f"{placed}; {one} for rows of one placement"
+    recorded = verdicts.judge_recorded([phases.card("p5")])[0]
+    assert plain(pages.View(phases.card("p5"), recorded).noise_floor) == one
+    assert plain(pages.unmeasured(phases.card("p6-room")).noise_floor) == f"{placed}; {one} for rows of one placement"
+
+
 def test_the_tinted_side_is_where_the_gate_is_met() -> None:
     def sides(strip: str) -> tuple[float, float, float]:
         start, wide = re.findall(r'<rect x="([\d.]+)" y="4" width="([\d.]+)"', strip)[0]
