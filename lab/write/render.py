@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
 import re
 from collections.abc import Callable
 from functools import cache
@@ -103,7 +104,13 @@ def page_of(file: Path) -> str:
 def _mistune() -> Any:
     import mistune
 
-    return mistune.create_markdown(escape=True, plugins=["table", "strikethrough"])
+    class Text(mistune.HTMLRenderer):
+        """Text whose entities are resolved before it is escaped: a notebook writes < as one."""
+
+        def text(self, text: str) -> str:
+            return mistune.escape(html.unescape(text))
+
+    return mistune.create_markdown(renderer=Text(escape=True), plugins=["table", "strikethrough"])
 
 
 COMMENT = re.compile(r"^<!--[^\n]*-->\n", re.MULTILINE)  # marks for what is written between them

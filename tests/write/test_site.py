@@ -348,6 +348,12 @@ def test_a_page_says_which_noise_floor_its_verdict_used() -> None:
     assert plain(pages.unmeasured(phases.card("p6-room")).noise_floor) == f"{placed}; {one} for rows of one placement"
 
 
+def test_an_entity_in_markdown_is_escaped_once() -> None:
+    shown = str(render.markdown("a &lt;= 16 us &amp; `b <= 3` &lt;script&gt;\n\n| &lt; 2 |\n|---|\n"))
+    assert "<p>a &lt;= 16 us &amp; <code>b &lt;= 3</code> &lt;script&gt;</p>" in shown
+    assert "<th>&lt; 2</th>" in shown
+
+
 def test_the_tinted_side_is_where_the_gate_is_met() -> None:
     def sides(strip: str) -> tuple[float, float, float]:
         start, wide = re.findall(r'<rect x="([\d.]+)" y="4" width="([\d.]+)"', strip)[0]
