@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from kernels.common import Cost
 from lab.base import devices
 from lab.base.errors import BadInput
+from lab.card import phases
 from lab.check import families
 from lab.cli import main
 from lab.judge import evidence
@@ -106,6 +107,11 @@ def test_every_question_is_there(committed: list[Flip]) -> None:
 
 def by_card(committed: list[Flip], card: str) -> Flip:
     return next(flip for flip in committed if flip.card == card)
+
+
+def test_a_pair_of_the_readme_names_the_row_of_both_its_cards(committed: list[Flip]) -> None:
+    for flip in (f for f in committed if f.front):
+        assert phases.card(flip.card).row == phases.card(flip.phase).row == flip.row, flip.card
 
 
 def test_half_the_state_is_half_the_bound_on_both(committed: list[Flip]) -> None:
