@@ -337,6 +337,15 @@ def test_ids_of_every_finding_exist(whole: run.Audit) -> None:
             assert bindings.quantities(figure, "test"), figure
 
 
+def test_the_summary_counts_the_measured_verdicts_beside_the_recorded(whole: run.Audit) -> None:
+    measured = {(card, f.device) for f in whole.findings if f.evidence == "measured" for card in f.cards}
+    recorded = {v for f in whole.findings for v in f.verdicts}
+    said = f" on {len(recorded)} recorded verdicts and {len(measured)} measured verdicts: "
+    assert said in run.summary(whole)
+    own = replace(whole, findings=tuple(f for f in whole.findings if f.evidence == "measured"))
+    assert f"questions on {len(measured)} measured verdicts: " in run.summary(own)
+
+
 def test_a_finding_is_told_once(whole: run.Audit) -> None:
     keys = [(f.check, f.verdicts, f.figures, "" if f.verdicts or f.figures else f.subject) for f in whole.findings]
     assert len(set(keys)) == len(keys)

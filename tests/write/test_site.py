@@ -354,6 +354,18 @@ def test_an_entity_in_markdown_is_escaped_once() -> None:
     assert "<th>&lt; 2</th>" in shown
 
 
+def test_verdicts_beside_each_other_name_their_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """+193 % of tokens a second is a GO, and +183 % of a kernel's time is none."""
+    cards = {name: phases.card(name) for name in ("ds1-mmq", "q8-paths")}
+    monkeypatch.setattr(phases, "cards", lambda: cards)
+    told = [*verdicts.judge_recorded([cards["ds1-mmq"]]), verdicts.judge_measured(cards["q8-paths"], "h200")]
+    site.write_cards(tmp_path, told)
+    text = (tmp_path / "cards" / "ds1-mmq.html").read_text(encoding="utf-8")
+    table = plain(text[text.index("The same question on other evidence") :].partition("</table>")[0])
+    assert "+193 %<br><small>prefill_tps</small>" in table
+    assert "+183 %<br><small>kernel_us</small>" in table
+
+
 def test_the_tinted_side_is_where_the_gate_is_met() -> None:
     def sides(strip: str) -> tuple[float, float, float]:
         start, wide = re.findall(r'<rect x="([\d.]+)" y="4" width="([\d.]+)"', strip)[0]

@@ -123,8 +123,11 @@ def summary(result: Audit) -> str:
     """One line: findings by severity, and on how many verdicts."""
     count = Counter(f.severity for f in result.findings)
     words = [f"{count[s]} {s} ({meaning_})" for s, meaning_ in SEVERITIES.items() if count[s]]
-    touched = {v for f in result.findings for v in f.verdicts}
-    verdicts = f" on {len(touched)} recorded verdicts" if touched else ""
+    recorded = {v for f in result.findings for v in f.verdicts}
+    measured = {(card, f.device) for f in result.findings if f.evidence == "measured" for card in f.cards}
+    kinds = ((recorded, "recorded"), (measured, "measured"))
+    touched = [f"{len(of)} {kind} verdict{'s' * (len(of) > 1)}" for of, kind in kinds if of]
+    verdicts = f" on {' and '.join(touched)}" if touched else ""
     return (
         f"{len(result.findings)} findings from {len(result.asked)} questions{verdicts}: {'; '.join(words) or 'none'}."
     )
