@@ -21,6 +21,7 @@ from lab.trace.breakdowns import NO_PART, NOT_ATTRIBUTED
 from lab.trace.diff import Difference
 
 CANCELS = 0.1  # a gap below this part of the summed differences gets no shares
+BESIDE = 1.34  # times the longest bar: room for its total where long names leave the bars little of the width
 LONGEST = 41  # letters of a name
 SMALL = 0.015  # of the larger total: categories with less, on both sides, are joined
 DARK = (style.BLUE, style.GREEN, style.VERMILLION)  # grounds that take white letters
@@ -75,7 +76,7 @@ def gap(d: Difference, names: tuple[str, str] = ("A", "B"), title: str = "") -> 
         style.clean(axes, left=False)
         axes.tick_params(axis="y", length=0)
     sides = ([r.a for r in rows], d.a.whole), ([r.b for r in rows], d.b.whole)
-    bars.set_xlim(0, max(max(sum(max(v, 0) for v in values), whole) for values, whole in sides) * 1.24)
+    bars.set_xlim(0, max(max(sum(max(v, 0) for v in values), whole) for values, whole in sides) * BESIDE)
     bars.set_ylim(1.5, -0.5)
     bars.set_yticks([0, 1], list(names))
     style.plain_ticks(bars.xaxis)
@@ -119,7 +120,7 @@ def _waterfall(axes: Axes, d: Difference, rows: Sequence[_Row], names: tuple[str
     low, high = min([*edges, d.a.whole]), max([*edges, d.a.whole])
     margin = max(high - low, 0.02 * high) * 0.16
     start = max(low - margin, 0.0)
-    axes.set_xlim(start, high + margin * 1.6)
+    axes.set_xlim(start, high + margin * 2)
     telling = abs(d.gap) > CANCELS * sum(abs(r.a - r.b) for r in ordered)
     axes.barh(0, d.b.whole - start, left=start, height=0.6, color=style.SOFT)
     for i, r in enumerate(ordered, start=1):

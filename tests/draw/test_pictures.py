@@ -98,6 +98,12 @@ def test_a_long_name_leaves_room_for_the_bars() -> None:
     assert len(shown) == 41
     assert (shown.startswith("void cutlass"), shown.endswith(">(Params)")) == (True, True)
     assert min(text.get_window_extent().x0 for text in figure.axes[1].get_yticklabels()) >= 0
+    named = "moe_teams2_bf16_h2048_f512_s512_n1_r4_p4_st6_hs4_i48".upper()  # wide letters
+    sides = (side("a", **{named: 2_847.0, "y": 200.0}), side("b", y=240.9))
+    many = diff.difference(*(replace(one, unit="us/step") for one in sides))
+    figure = draw.gap(many)
+    assert max(text.get_window_extent().x1 for axes in figure.axes for text in axes.texts) <= figure.bbox.x1
+    assert "3,047 us/step" in words(figure)
 
 
 def test_shares_are_left_out_where_the_parts_cancel() -> None:

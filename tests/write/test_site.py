@@ -366,6 +366,12 @@ def test_verdicts_beside_each_other_name_their_metrics(tmp_path: Path, monkeypat
     assert "+183 %<br><small>kernel_us</small>" in table
 
 
+def test_a_narrow_page_wraps_its_conditions() -> None:
+    """The rule for wide pages names `.wide td code`, and would win over one for `td code`."""
+    narrow = (render.TEMPLATES / "site.css").read_text(encoding="utf-8").partition("@media (max-width: 560px) {")[2]
+    assert re.search(r"td, \.wide td code { overflow-wrap: anywhere; white-space: normal; }", narrow)
+
+
 def test_the_tinted_side_is_where_the_gate_is_met() -> None:
     def sides(strip: str) -> tuple[float, float, float]:
         start, wide = re.findall(r'<rect x="([\d.]+)" y="4" width="([\d.]+)"', strip)[0]
