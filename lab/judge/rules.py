@@ -53,7 +53,7 @@ from lab.card.gate import OPERATORS, ROLES, WEIGHED, Condition, Evidence, Gate, 
 WORDS = ("INVALID", "BLOCKED", "VACUOUS", "GO", "CONDITIONAL-GO", "NO-GO", "NEUTRAL", "PARTIAL")
 THROUGHPUT = ("tok/s", "k tok/s")
 SPEED = ("time", "bandwidth", "rate", "tokens per time")  # quantities that a device decides
-MOST = 10_000  # blocks or placements; who needs more asks about nothing
+MOST = {"block": 10_000, "placement": 200}  # that anybody takes: a placement costs seconds, and its cards take 8 to 32
 # state of a finding -> what a sentence says of it; the other states are said as they are
 SAID = {"fails": "missed", "noise": "within noise", "missing": "no figure", "arrival": "another load"}
 SAID |= {"blind": "cannot see it", "undecided": "undecided", "unsettled": "not settled"}
@@ -263,7 +263,8 @@ def _open(held: Held, seen: Seen, repeats: int) -> Held:
 def _undecided(observed: str, seen: Seen, reach: float, wanted: float, repeats: int) -> Held:
     """An undecided finding that says what would bring the reach of its interval down to the wanted one."""
     # An interval narrows with the square root of what it stands on.
-    wider = min(reach / wanted, float(MOST)) if wanted else float(MOST)
+    endless = float(max(MOST.values()))
+    wider = min(reach / wanted, endless) if wanted else endless
     more = max(1, math.ceil(repeats * (wider**2 - 1)))
     if seen.placements == 1:
         return Held("undecided", f"{observed}; measured over placements it may be decided", seen)
@@ -271,7 +272,7 @@ def _undecided(observed: str, seen: Seen, reach: float, wanted: float, repeats: 
         return Held("undecided", f"{observed}, without that cap (a longer --rest) it may be decided", seen)
     what = "placement" if seen.placements > 1 else "block"
     asked = f"about {more} more {what}{'s' * (more != 1)} would decide it"
-    asked = asked if more <= MOST else f"no number of {what}s would decide it"
+    asked = asked if more <= MOST[what] else f"no number of {what}s that anybody takes would decide it"
     return Held("undecided", f"{observed}, {asked if repeats else 'repetitions would decide it'}", seen)
 
 

@@ -43,8 +43,8 @@ TICKS |= {
     "blind": "\N{EN DASH} cannot see it",
 }
 FIRED = {"holds": "\N{MULTIPLICATION SIGN} fired", "fails": "\N{CHECK MARK} did not fire"}
-ROLES = {"correctness": "else INVALID", "complete": "else BLOCKED", "engaged": "else VACUOUS"}
-ROLES |= {"kill": "NO-GO when it holds", "require": "required"}
+ROLES = {"correctness": "INVALID if missed", "complete": "BLOCKED if missed", "engaged": "VACUOUS if missed"}
+ROLES |= {"kill": "NO-GO if it holds", "require": "a GO requires it"}
 LOADED = {".py": "Python", ".cu": "CUDA C++", ".cuh": "CUDA C++", ".md": "notes"}
 
 

@@ -199,7 +199,7 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 HEAD = ("noise", "false GO, no effect", f"false GO, {BESIDE_PCT:g} % at {LINE_PCT:g} %", "interval holds the truth",
-        "bootstrap would", f"GO at {EFFECT_PCT:g} %")  # fmt: skip
+        "a bootstrap's holds it", f"GO at {EFFECT_PCT:g} %")  # fmt: skip
 
 
 def simulate(name: str, comparisons: int = COMPARISONS, seed: int = SEED) -> Line:

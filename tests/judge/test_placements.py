@@ -89,6 +89,10 @@ def test_undecided_says_how_many_placements_would_decide() -> None:
     assert "about 24 more placements would decide it" in held(FIVE, reading(-6.5, -4.5)).reason
     assert "measured over placements it may be decided" in held(FIVE, reading(-6.5, -4.5, placements=1)).reason
     assert "about 24 more placements would decide it" in held(ZERO, reading(-4.5, 3.5)).reason
+    # 0.15 away takes 348 more: nobody takes so many placements, and blocks are cheap.
+    never = "no number of placements that anybody takes would decide it"
+    assert never in held(FIVE, reading(-6.15, -4.15)).reason
+    assert "about 348 more blocks would decide it" in held(FIVE, reading(-6.15, -4.15, placements=1)).reason
 
 
 @over(

@@ -331,6 +331,7 @@ def test_a_page_says_what_its_rows_stand_for(tmp_path: Path, monkeypatch: pytest
     text = Page(tmp_path / "cards" / f"{card.id}.html").text
     assert f"Why, and what the rows stand for: {card.gate.reason}" in text
     assert f"which the gate is about ({card.gate.reason.rstrip('.')}): kernel_us" in text
+    assert all(words in text for words in ("consequence", "INVALID if missed", "a GO requires it"))
 
 
 def test_a_page_says_which_noise_floor_its_verdict_used() -> None:
