@@ -92,7 +92,7 @@ def test_undecided_says_how_many_placements_would_decide() -> None:
     # 0.15 away takes 348 more: nobody takes so many placements, and blocks are cheap.
     never = "no number of placements that anybody takes would decide it"
     assert never in held(FIVE, reading(-6.15, -4.15)).reason
-    assert "about 348 more blocks would decide it" in held(FIVE, reading(-6.15, -4.15, placements=1)).reason
+    assert "about 348 more blocks would decide it" in held(FIVE, reading(-6.15, -4.15, placements=0)).reason
 
 
 @over(
