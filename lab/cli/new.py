@@ -12,6 +12,7 @@ from pathlib import Path
 
 from lab.base import devices, files, own
 from lab.base.errors import REPOSITORY, BadInput, shown
+from lab.card import phases
 
 TEMPLATES = REPOSITORY / "data" / "new"
 WORD = "newfamily"  # in the templates, for the family's name
@@ -47,6 +48,8 @@ def _card(name: str, family: str | None) -> Path:
     """A card in the card directory, or here; of a family its first two kernels and its last real shape."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) or name.endswith(".toml"):
         raise BadInput("lab new card", f'"{name}" is no name', "take letters, digits, - and _")
+    if (known := phases.cards().get(name)) and not known.own:
+        raise BadInput("lab new card", f'"{name}" is a card already', "take another name: rows are kept by it")
     said = {"NAME": name, **PROSE, **(_arms(family) if family else {})}
     text = (TEMPLATES / "card.toml").read_text(encoding="utf-8")
     text = re.sub(rf"\b({'|'.join(said)})\b", lambda found: said[found[0]], text)

@@ -58,6 +58,7 @@ def test_a_new_card_loads_and_asks(tmp_path: Path, capsys: Capture) -> None:
         (["mine"], "mine.toml", "there already"),
         (["../mine"], "lab new card", "../mine"),
         (["mine.toml"], "lab new card", "mine.toml"),
+        (["p5"], "lab new card", '"p5"'),
         ([], "lab new card", "name"),
     ):
         assert main.main(["new", "card", *arguments, "--cards", str(tmp_path)]) == 2

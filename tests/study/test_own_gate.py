@@ -108,6 +108,15 @@ def test_refused(capsys: Capture) -> None:
     each()
 
 
+def test_a_card_without_rows_and_device(tmp_path: Path, capsys: Capture) -> None:
+    assert main.main(["new", "card", "mine", "--family", "q8", "--cards", str(tmp_path)]) == 0
+    path = tmp_path / "mine.toml"
+    path.write_text("".join(x for x in path.read_text().splitlines(True) if not x.startswith("device")))
+    capsys.readouterr()
+    assert main.main(["gate", str(path)]) == 2
+    held(capsys.readouterr().err, "mine.toml", "no rows", "lab measure")
+
+
 def test_baseline_keeps_what_passed(tmp_path: Path, capsys: Capture) -> None:
     folder = tmp_path / "kept"
     keep = ["baseline", str(CARD), "--dir", str(folder), "--rows"]

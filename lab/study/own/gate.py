@@ -167,7 +167,10 @@ def _apart(m: which.Match) -> float:
 
 def _measured(card: phases.Card, name: str | None) -> Held:
     places = store.measured_devices(card.id)
-    place = devices.get(name or (places[0] if places else card.device), "--device")
+    asked = name or (places[0] if places else card.device)
+    if not asked:
+        raise BadInput(card.path, "has no rows and names no device", f"lab measure {card.word}, or give --rows")
+    place = devices.get(asked, "--device")
     store.refuse_unmeasured(card.id, place.id)
     pairs = evidence.pairs(evidence.asked(store.rows(place.id, card.id), card), card.compared).values()
     both = [(control, candidate) for control, candidate in pairs if control and candidate]
