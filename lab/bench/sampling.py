@@ -5,8 +5,8 @@
    control is there twice, with sets of its own: the second is the A/A arm, and its spread is the measured noise floor.
 2. A comparison is repeated over placements: all sets are given back and made anew, with fresh values. Blocks of one
    placement agree within 0.3 % where placements of one kernel differ by up to 3 %, on an H200. The arm that allocates
-   last can be faster in all of them (NVFP4 GEMVs: by 0.7 % on an H100 and 0.4 % on an H200), so every arm allocates in
-   each position, and before each other arm, as often as the number of placements allows: see `orders`.
+   last can be faster in all of them (NVFP4 GEMVs of card one-layout-decode), so every arm allocates in each position,
+   and before each other arm, as often as the number of placements allows: see `orders`.
 3. Warm-up of each arm in each placement: at least 10 samples and 25 ms.
 4. Interleaved blocks in palindromic order, A B C ... C B A, the order drawn for each block from a seeded generator, so
    that neither order nor drift favours an arm; seed and order are stored. A ratio is formed within a block, never

@@ -43,7 +43,10 @@ def by_time(trace: Trace, start_us: float, end_us: float) -> Trace:
     if high <= origin or low >= last:
         what = f"{start_us:g}:{end_us:g} us lies outside the capture"
         raise BadInput("--time", what, f"device activity lasts from 0 to {(last - origin) / 1e3:.1f} us")
-    return clip(trace, merged(np.array([low]), np.array([high])), f"{start_us:g} to {end_us:g} us")
+    part = clip(trace, merged(np.array([low]), np.array([high])), f"{start_us:g} to {end_us:g} us")
+    if not any(map(len, part.activities)):
+        raise BadInput("--time", f"nothing ran on a device from {start_us:g} to {end_us:g} us", "take a wider window")
+    return part
 
 
 def extent(trace: Trace, what: str) -> tuple[int, int]:

@@ -9,6 +9,8 @@ from lab.cli import main
 from lab.trace import idle
 from lab.trace.model import short_name
 from lab.trace.summary import summarise
+from lab.trace.windows import by_time
+from tests.refused import refused
 from tests.trace.nsys_synthetic import Export
 from tests.trace.test_exposed import Simulated
 
@@ -38,6 +40,18 @@ def caused() -> Export:
             export.call(COPY, gap - 500, at - 200, 0)
         export.kernel(case, at, at + 1000, correlationId=i, streamId=9 if case == "other_stream" else 7)
     return export
+
+
+def test_a_gap_of_a_window_is_told_as_time_takes_it() -> None:
+    """A window around a gap, by the times that the report of another window gives, holds that gap and no other."""
+    trace = caused().trace()
+    window = by_time(trace, 2.5, 8.5)
+    for gap in summarise(window).gaps:
+        begin, end = gap.start_us, gap.start_us + gap.us
+        with refused("--time", "nothing ran"):
+            by_time(trace, begin, end)
+        around = summarise(by_time(trace, begin - 0.1, end + 0.1))
+        assert around.idle_us == pytest.approx(gap.us)
 
 
 def test_each_gap_has_its_cause() -> None:

@@ -409,3 +409,12 @@ def test_command_refuses_in_one_line(capsys: pytest.CaptureFixture[str]) -> None
     for arguments, where, words in REFUSED:
         assert main.main(["trace", *arguments]) == 2, arguments
         refusal_held(capsys.readouterr().err, where, words)
+
+
+def test_a_file_without_kernels_says_so() -> None:
+    export = Export()
+    export.memory("MEMCPY", 0, 1000, bytes=8, copyKind=1)
+    export.call("cudaLaunchKernel_v7000", 0, 10, 1)
+    assert [line for line in summarise(export.trace()).warnings if "no kernel" in line and "1 calls" in line]
+    export.kernel("k", 2000, 3000)
+    assert not [line for line in summarise(export.trace()).warnings if "no kernel" in line]

@@ -417,7 +417,12 @@ def test_steps_by_ranges_and_by_the_users_word() -> None:
     asked = steady_decode(export.trace(), "nvtx:other")
     assert asked.windows_ns == t.windows_ns
     assert steady_decode(eager(12).trace(), "kernel:^gemm$").steps == 11
-    for word, where in (("kernel:zzz", "a.sqlite"), ("layer", "--step"), ("graph:9", "a.sqlite")):
+    for word, where in (
+        ("kernel:zzz", "a.sqlite"),
+        ("layer", "--step"),
+        ("kernel:[", "--step"),
+        ("graph:9", "a.sqlite"),
+    ):
         with refused(where):
             steady_decode(eager(12).trace(), word)
 
