@@ -26,6 +26,7 @@ from lab.card import phases
 from lab.check import accuracy, families
 from lab.cli import main
 from lab.row import store
+from tests import own_card
 from tests.loops import over
 
 Capture = pytest.CaptureFixture[str]
@@ -287,27 +288,7 @@ def test_a_card_without_rows_is_blocked_and_says_what_makes_them(
     assert capsys.readouterr().out == "no measured evidence for these cards\n"
 
 
-OWN = """
-id = "mine"
-title = "My shape"
-question = "Is the GEMM faster here?"
-hypothesis = "It is."
-null = "It is not."
-family = "q8"
-control = "torch_bf16"
-candidate = "triton_gemm"
-workloads = ["M=8 N=64 K=64"]
-limits = "One shape."
-expected = { recovery = "10 %", arithmetic = "a guess" }
-
-[[gate.require]]
-metric = "kernel_us"
-compare = "change"
-op = "<"
-threshold = -5
-unit = "%"
-workload = "M=8 N=64 K=64"
-"""
+OWN = own_card.text("q8", "torch_bf16", "triton_gemm", "M=8 N=64 K=64")
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from lab.card.gate import Condition
 from lab.cli import main
 from lab.row import store
 from lab.study import plan
+from tests import own_card
 from tests.judge.test_placements import SPREAD, STILL, placed
 from tests.refused import refused
 
@@ -110,27 +111,7 @@ def test_what_a_sweep_costs(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
         assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-UNABLE = """id = "mine"
-title = "t"
-question = "q"
-hypothesis = "h"
-null = "n"
-control = "triton_gemm"
-candidate = "cuda_gemm"
-workloads = ["M=512 N=17408 K=5120"]
-limits = "l"
-family = "nvfp4"
-device = "h200"
-expected = { recovery = "10 %", arithmetic = "a guess" }
-
-[[gate.require]]
-metric = "kernel_us"
-compare = "change"
-op = "<"
-threshold = -5
-unit = "%"
-workload = "M=512 N=17408 K=5120"
-"""
+UNABLE = own_card.text("nvfp4", "triton_gemm", "cuda_gemm", "M=512 N=17408 K=5120", 'device = "h200"\n')
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from lab.row import store
 from lab.row.records import Measurement
 from lab.study import places
 from lab.write import instruments, objects
+from tests import own_card
 
 EVIL = '<script>alert("x")</script>'
 
@@ -261,26 +262,7 @@ def test_without_a_trace_the_table_says_so(monkeypatch: pytest.MonkeyPatch) -> N
     assert "not measured" in table._repr_html_()
 
 
-OWN = """id = "rmsq-mine"
-title = "t"
-question = "q"
-hypothesis = "h"
-null = "n"
-control = "torch_bf16"
-candidate = "triton_gemm"
-workloads = ["m512_n17408_k5120"]
-limits = "l"
-family = "nvfp4"
-expected = { recovery = "10 %", arithmetic = "a guess" }
-
-[[gate.require]]
-metric = "kernel_us"
-compare = "change"
-op = "<"
-threshold = -5
-unit = "%"
-workload = "m512_n17408_k5120"
-"""
+OWN = own_card.text("nvfp4", "torch_bf16", "triton_gemm", "m512_n17408_k5120", name="rmsq-mine")
 
 
 @pytest.mark.slow
