@@ -36,8 +36,8 @@ def trace(arguments: Namespace) -> int:
     for name in asked:
         path = getattr(arguments, name)
         if path.suffix.lower() not in WRITES[name]:
-            remedy = f"end it in {WRITES[name][0]}; a profile of that name would be lost"
-            raise BadInput(f"--{name}", f'"{path}" is no name of such a file', remedy)
+            what = f'"{path}" does not end in {WRITES[name][0]}'
+            raise BadInput(f"--{name}", what, "name another file: a profile of that name would be overwritten")
         if path.exists() and any(file.exists() and path.samefile(file) for file in arguments.file):
             raise BadInput(f"--{name}", f'"{path}" is the profile itself', "write to another file")
     found = [one for path in arguments.file for one in report.summaries_of(arguments, path)]
