@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import gzip
 import io
 import os
 import re
 import tempfile
 import tomllib
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import UnionType
@@ -66,6 +68,18 @@ def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
     except OSError as error:
         remedy = _restored(path, "give a file that can be read")
         raise BadInput(path, f"cannot be read ({error.strerror})", remedy) from None
+
+
+def read_packed(path: Path, largest: int = LARGEST) -> bytes:
+    """The content of a file, unpacked where its name ends in .gz; raises BadInput as `read_bytes`, and for no gzip."""
+    packed = read_bytes(path, largest)
+    if path.suffix != ".gz":
+        return packed
+    try:
+        with gzip.open(io.BytesIO(packed)) as file:
+            return up_to(path, file, largest, " unpacked")
+    except (OSError, EOFError, zlib.error) as error:
+        raise BadInput(path, f"is not complete gzip ({error})", _restored(path, "copy it again")) from None
 
 
 def _restored(path: Path, otherwise: str) -> str:

@@ -384,7 +384,7 @@ def largest(*numbers: float | None) -> float | None:
 def run_to_resume(device_id: str, phase: str, run: str = "") -> Path:
     """The folder of a named run of a phase, or of its newest; raises BadInput when there is none."""
     folder = store.folder() / device_id / phase
-    runs = sorted(path.parent.name for path in folder.glob("*/rows.jsonl"))
+    runs = sorted(path.parent.name for path in folder.glob(f"*/{Measurement.FILE}*"))
     if not runs or (run and run not in runs):
         what = f"no run {run or 'at all'} of {phase} on {device_id}"
         raise BadInput("--resume", what, nearest(run, runs or ["none"]))
@@ -398,8 +398,8 @@ def key(item: Item, settings: Settings) -> tuple[Any, ...]:
 
 def completed(folder: Path) -> set[tuple[Any, ...]]:
     """The comparisons that a run's folder holds."""
-    path = folder / "rows.jsonl"
-    rows = store.read(path, Measurement) if path.exists() else []  # early rows lack a rest, and are measured again
+    paths = sorted(folder.glob(f"{Measurement.FILE}*"))  # early rows lack a rest, and are measured again
+    rows = (row for path in paths for row in store.read(path, Measurement))
     return {(r.phase, r.workload_id, r.wanted_timer, r.wanted_l2, r.gate_hash, r.rest) for r in rows}
 
 

@@ -138,6 +138,15 @@ def audit(arguments: Namespace) -> int:
 
 def rows(arguments: Namespace) -> int:
     """The measured rows that profiles/ holds; with --verify 1 when a record there is not as it was written."""
+    if arguments.pack:
+        from lab.row import store
+
+        plain = [path for path in store.measured() if path.suffix != store.PACKED]
+        before = sum(path.stat().st_size for path in plain)
+        after = sum(path.stat().st_size for path in map(store.pack, plain))
+        said = {"files": len(plain), "bytes": before, "packed_bytes": after}
+        show(arguments.json, lambda: said, lambda: f"{len(plain)} files packed: {before:,} bytes now {after:,}")
+        return 0
     if arguments.verify:
         from dataclasses import asdict
 

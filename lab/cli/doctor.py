@@ -76,7 +76,7 @@ def examine() -> list[Finding]:
     remedy = "run from the repository, or uninstall Hugging Face's package `kernels` in this environment"
     findings.append(Finding("kernels", "broken" if shadow else "ok", detail, remedy))
     findings += [] if shadow else _skipped()
-    devices = sorted({path.parts[-4] for path in store.found("*/*/*/rows.jsonl")})
+    devices = sorted({path.parts[-4] for path in store.measured()})
     detail = f"rows of {', '.join(devices)}" if devices else "no measured rows"
     findings.append(Finding("profiles", "ok" if devices else "absent", detail, "lab measure, on a GPU"))
     return findings + drift(REPOSITORY / ".ci" / f"{_build()}.lock")

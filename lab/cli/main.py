@@ -217,6 +217,7 @@ COMMANDS = {
         CARDS,
         *(arg(f"--{name}", help=f"only rows of this {name}") for name in ("family", "phase", "device")),
         flag("--verify", "whether every record under profiles/ is as it was written, and could have been measured"),
+        flag("--pack", "gzip the rows of every run, a fifth of the bytes; all that reads or appends takes both forms"),
         arg("--export", choices=("flashinfer-trace", "nvbench", "github-action-benchmark"),
             help="the newest row of every arm and workload, for another tool"),
         arg("--out", type=Path, help="with --export: a file; default standard output"),

@@ -10,6 +10,9 @@ of the middle, is seen by `lab rows --verify` (lab/row/verify.py). Files from be
 
 Every kind (lab/row/records.py) is decoded by `decode` and by nothing else; what is written is decoded first. A file is
 read once a process: as it is renamed into place, one that somebody appended to is another file and is read again.
+
+`pack` makes rows.jsonl.gz of the rows of a run that is over, the same lines in a fifth of the bytes. Every reader takes
+both, and who appends unpacks it.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import glob
+import gzip
 import hashlib
 import json
 import os
@@ -41,6 +45,7 @@ R = TypeVar("R", bound=Record)
 _HASH = re.compile(rb',"hash":"([0-9a-f]{16})"}')
 LARGEST = 256 << 20  # bytes of a file of records: ten times what all of profiles/ may take
 RUN = "%Y-%m-%dT%H%M%SZ"  # a run's name
+PACKED = ".gz"
 SILENT_S, POLL_S = 2.0, 0.02  # of a wait for a lock: how long it says nothing, and between two tries
 
 
@@ -63,10 +68,13 @@ def append_all(folder: Path, records: Iterable[Record]) -> Path:
         with _locked(folder):
             for left in folder.glob(".*.part"):  # of a process that was killed while it held the lock
                 left.unlink()
-            before = target.read_bytes() if target.exists() else b""
+            packed = target.with_name(target.name + PACKED)
+            there = next((path for path in (target, packed) if path.exists()), None)
+            before = files.read_packed(there, LARGEST) if there else b""
             if before and not before.endswith(b"\n"):
                 raise BadInput(target, "the last line is cut off", "restore the file, then append")
             files.write(target, (before + chained(before, lines)).decode())
+            packed.unlink(missing_ok=True)
             _sync_folder(folder)
     except OSError as error:
         raise _unwritable(target, error) from None
@@ -200,7 +208,7 @@ def read(path: Path, kind: type[R]) -> list[R]:
         version = (state.st_ino, state.st_mtime_ns, state.st_size)
         known = _read.get((path, kind))
         if known is None or known[0] != version:
-            lines = files.read_bytes(path, LARGEST).splitlines()
+            lines = files.read_packed(path, LARGEST).splitlines()
             where = shown(path)
             found = [decode(line, kind, f"{where} line {number}") for number, line in enumerate(lines, start=1)]
             known = _read[path, kind] = version, found
@@ -224,9 +232,31 @@ def found(pattern: str) -> list[Path]:
     return [path for _, path in sorted(places)]
 
 
+def measured(device: str = "*", phase: str = "*", run: str = "*") -> list[Path]:
+    """The files of measurements in profiles/, packed or not, by device, phase and run."""
+    paths = found(f"{device}/{phase}/{run}/{Measurement.FILE}*")
+    plain = {path for path in paths if path.suffix != PACKED}
+    return [path for path in paths if path in plain or path.with_suffix("") not in plain]
+
+
+def pack(path: Path) -> Path:
+    """FILE.gz in the place of a run's file of records; raises BadInput when either cannot be read or written.
+
+    The same lines make the same bytes. A process that dies between leaves both files, and the plain one is read.
+    """
+    with _locked(path.parent):
+        lines = files.read_bytes(path, LARGEST)
+        made = files.write(path.with_name(path.name + PACKED), gzip.compress(lines, 9, mtime=0))
+        if files.read_packed(made, LARGEST) != lines:
+            raise BadInput(made, "does not hold what was packed", f"remove it; {path.name} is intact")
+        _sync_folder(path.parent)
+        path.unlink()
+    return made
+
+
 def rows(device: str | None = None, phase: str | None = None, family: str | None = None) -> list[Measurement]:
     """Every committed measurement, oldest run first, filtered."""
-    paths = found(f"{device or '*'}/{phase or '*'}/*/{Measurement.FILE}")
+    paths = measured(device or "*", phase or "*")
     every = [row for path in paths for row in read(path, Measurement) if family in (None, row.family)]
     return sorted(every, key=lambda row: row.run)  # within a run as they were written
 
@@ -238,7 +268,7 @@ def kept(kind: type[R], device: str, phase: str) -> list[list[R]]:
 
 def measured_devices(phase: str) -> list[str]:
     """The devices for which profiles/ holds rows of a phase."""
-    return sorted({path.parts[-4] for path in found(f"*/{phase}/*/{Measurement.FILE}")})
+    return sorted({path.parts[-4] for path in measured(phase=phase)})
 
 
 def refuse_unmeasured(phase: str, device: str) -> None:

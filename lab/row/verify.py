@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lab.base import files
 from lab.base.errors import BadInput, shown
 from lab.row import samples, store
 from lab.row.records import Ceiling, Counter, CrossCheck, Earlier, Measurement, Record
@@ -58,11 +59,11 @@ def verify(folder: Path | None = None) -> Report:
         pinned = {name: digest for digest, name in (line.split("  ", 1) for line in path.read_text().splitlines())}
     wrong: list[str] = []
     rows = unchained = doubled = 0
-    paths = sorted(folder.rglob("*.jsonl"))
+    paths = sorted((*folder.rglob("*.jsonl"), *folder.rglob("*.jsonl" + store.PACKED)))
     for path in paths:
-        lines = path.read_bytes().splitlines()
+        lines = files.read_packed(path, store.LARGEST).splitlines()
         rows += len(lines)
-        name = path.relative_to(folder).as_posix()
+        name = path.relative_to(folder).as_posix().removesuffix(store.PACKED)
 
         def tell(number: int, what: str, path: Path = path) -> None:
             wrong.append(f"{shown(path)} line {number}: {what}")
@@ -72,7 +73,7 @@ def verify(folder: Path | None = None) -> Report:
         unchained += bool(loose)
         if pin != pinned.pop(name, ""):
             tell(loose or 1, f"the lines to here are not those that {PINS} pins")
-        if kind := KINDS.get(path.name):
+        if kind := KINDS.get(Path(name).name):
             doubled += _records(path, lines, kind, tell)
     wrong += [f"{shown(folder / name)} line 1: is gone, and {PINS} pins it" for name in pinned]
     return Report(tuple(wrong), len(paths), rows, unchained, doubled)

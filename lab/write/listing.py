@@ -26,7 +26,7 @@ def measured(family: str | None = None, phase: str | None = None, device: str | 
     """The rows that pass the filters, oldest run first; device: id or driver's name. BadInput for an unknown word."""
     if family is not None:
         refuse_unknown("--family", "family", family, families.names())
-    known = {*phases.cards(), *(path.parts[-3] for path in store.found("*/*/*/rows.jsonl"))}
+    known = {*phases.cards(), *(path.parts[-3] for path in store.measured())}
     if phase is not None:  # a phase whose card is gone keeps its rows
         refuse_unknown("--phase", "phase", phase, known)
     place = None if device is None else devices.get(device, "--device").id

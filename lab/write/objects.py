@@ -527,7 +527,7 @@ def family(name: str) -> Family:
 def device(name: str | None = None) -> Device:
     """A device by its id or the name that the driver reports; without one, that with most measured rows here."""
     if name is None:
-        runs = [path.parts[-4] for path in store.found("*/*/*/rows.jsonl")]
+        runs = [path.parts[-4] for path in store.measured()]
         if not runs:
             raise BadInput(store.FOLDER, "no device has rows", "name a device; `lab measure` makes rows on a GPU")
         name = max(sorted(set(runs)), key=runs.count)

@@ -21,6 +21,7 @@ import pytest
 import torch
 
 from lab import __version__
+from lab.base import files
 from lab.base.errors import REPOSITORY, nearest
 from lab.card import phases
 from lab.check import accuracy, families
@@ -342,10 +343,10 @@ def test_judge_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
 def test_a_row_that_the_present_code_would_not_launch_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    run = sorted((store.FOLDER / "h200" / "kv-bf16-limit").glob("*/rows.jsonl"))[-1].parent
+    path = store.measured("h200", "kv-bf16-limit")[-1]
+    run, text = path.parent, files.read_packed(path).decode()
     folder = tmp_path / "h200" / "kv-bf16-limit" / run.name
     folder.mkdir(parents=True)
-    text = (run / "rows.jsonl").read_text()
     monkeypatch.setattr(store, "FOLDER", tmp_path)
     for old, expected in (("", False), ("blocks=132", True)):
         (folder / "rows.jsonl").write_text(text.replace(old, "blocks=1") if old else text)

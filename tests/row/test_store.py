@@ -25,7 +25,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from lab.base import own
+from lab.base import files, own
 from lab.base.errors import REPOSITORY, BadInput
 from lab.bench import machine
 from lab.row import samples, store
@@ -155,10 +155,10 @@ def test_a_file_is_read_once_until_somebody_appends(tmp_path: Path, monkeypatch:
 
 def test_every_committed_record_is_of_its_type_and_loses_nothing() -> None:
     for kind in (Measurement, Ceiling, Counter, CrossCheck):
-        files = sorted(store.FOLDER.glob(f"*/*/*/{kind.FILE}"))
-        assert files
-        for path in files:
-            for line, record in zip(path.read_text().splitlines(), store.read(path, kind), strict=True):
+        paths = sorted(store.FOLDER.glob(f"*/*/*/{kind.FILE}*"))
+        assert paths
+        for path in paths:
+            for line, record in zip(files.read_packed(path).splitlines(), store.read(path, kind), strict=True):
                 held, now = json.loads(line), json.loads(json.dumps(Record.to_json(record)))
                 held.pop("hash", None)
                 assert {key: now[key] for key in held} == held, path

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import pytest
 
+from lab.base import files
 from lab.cli import main
 from lab.row import store
 from lab.row.records import Status
@@ -136,7 +137,7 @@ def test_broken_file_is_one_line(profiles: Path, capsys: Capture) -> None:
 
 def test_committed_rows(capsys: Capture) -> None:
     found = listed(capsys)
-    assert len(found) == sum(len(p.read_text().splitlines()) for p in store.FOLDER.glob("*/*/*/rows.jsonl"))
+    assert len(found) == sum(len(files.read_packed(path).splitlines()) for path in store.measured())
     for row in found:
         assert row["status"] in get_args(Status)
         assert (row["median_us"] is None) == (row["status"] not in ("ok", "suspect"))

@@ -30,7 +30,6 @@ from lab.card import phases
 from lab.judge import evidence, rules, verdicts
 from lab.place import roofline
 from lab.row import store
-from lab.row.records import Measurement
 from lab.study import own
 from lab.study.own import arms as which
 from lab.study.own import verdict
@@ -177,7 +176,7 @@ def _measured(card: phases.Card, name: str | None) -> Held:
     same = [aa for pair in both if (aa := evidence.aa_pct(*pair)) is not None]
     share = [s for _, candidate in both if (s := roofline.fraction_of(place, candidate)) is not None]
     runs = sorted({row.run for pair in both for row in pair})
-    held = [path for run in runs for path in store.found(f"{place.id}/{card.id}/{run}/{Measurement.FILE}")]
+    held = [path for run in runs for path in store.measured(place.id, card.id, run)]
     named = [f"{path.parent.name}/{path.name} {_sha(files.read_bytes(path))[:12]}" for path in held]
     said = f"the control and its second self differ by at most {max(same):.2g} %" if same else "not run"
     top = f"the candidate reaches {min(share):.0%} to {max(share):.0%} of its roofline" if share else ""
