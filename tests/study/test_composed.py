@@ -162,7 +162,7 @@ def test_kernels_that_two_devices_timed_were_carried_over_as_it_says() -> None:
             floors = composed.floor_us(h100, cost) / composed.floor_us(H200, cost)
             scaled.append(abs(ours.time_us * floors / theirs.time_us - 1))
     assert len(off) > 120
-    assert statistics.median(off) < 0.035
+    assert statistics.median(off) < 0.04
     assert 2 * statistics.median(off) < statistics.median(still) < statistics.median(scaled)
     assert statistics.median(scaled) > 0.15
     assert sum(x <= routing.CARRIED for x in off) >= 0.9 * len(off)
