@@ -2,6 +2,6 @@
 
 In: judgements, rows, recorded figures, files of other tools. Out: findings, tables and routes, each with its sources.
 Door: `audit.run.audit`, `ledger.entries`, `staircase.staircase`, `flips.flips`, `limits.limits`, `routes.table`,
-`routes.answer`, `own.verdict.judge`, `verify.hold`, `reproduction.reproduce`, `attributions.reproduce`,
+`choices.answer`, `own.verdict.judge`, `verify.hold`, `reproduction.reproduce`, `attributions.reproduce`,
 `identity.run`, `crossbleed.run`.
 """

@@ -34,7 +34,7 @@ from lab.judge import evidence
 from lab.place import ceilings, roofline
 from lab.row import store
 from lab.row.records import Measurement
-from lab.study import routes
+from lab.study import choices
 from lab.trace import breakdowns, windows
 from lab.trace.categories import Rules
 from lab.trace.model import Trace, interned
@@ -114,10 +114,10 @@ def time_of(call: Any, device: devices.Device) -> Time:
         return _of_row(row)
     if source := _source(device.id, call.family):
         return _carried_over(call, devices.get(source), device)
-    asks = routes.router(call.family)
+    asks = choices.router(call.family)
     try:
         asked, _ = asks.asked({axis: str(value) for axis, value in call.axes.items()})
-        choice = routes.choose(asks, asked, device, (call.precision,) if call.precision else ())
+        choice = choices.choose(asks, asked, device, (call.precision,) if call.precision else ())
     except ValueError as problem:
         if call.cost.bytes:
             return _of_floor(call, device, UNTIMED)
@@ -150,10 +150,10 @@ def _source(device: str, family: str) -> str:
 def _carried_over(call: Any, source: devices.Device, device: devices.Device) -> Time:
     from kernels.routing import CARRIED
 
-    there, cost, asks = time_of(call, source), call.cost, routes.router(call.family)
+    there, cost, asks = time_of(call, source), call.cost, choices.router(call.family)
     with contextlib.suppress(ValueError):  # no workload of the family: the call's own cost counts
         asked, _ = asks.asked({axis: str(value) for axis, value in call.axes.items()})
-        name = call.name or routes.choose(asks, asked, source, (call.precision,) if call.precision else ()).candidate
+        name = call.name or choices.choose(asks, asked, source, (call.precision,) if call.precision else ()).candidate
         cost = families.bare(call.family).cost(asked, families.load(call.family).candidate(name).precision)
     low, us, high = (carried(x, cost, source, device) for x in (there.low, there.us, there.high))
     return Time(us, low * (1 - CARRIED), high * (1 + CARRIED), f"{there.how} on {source.id}")

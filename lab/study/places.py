@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from lab.base import devices
 from lab.base.console import print_json
 from lab.base.errors import BadInput
-from lab.study import calibrate
+from lab.study import calibrate, choices
 
 if TYPE_CHECKING:
     from kernels.routing import Router, Table
@@ -105,16 +105,15 @@ def _charged(
     asks: Router, device: devices.Device, at: Iterable[Mapping[str, int]], precisions: Sequence[str] = ()
 ) -> Iterator[Charged]:
     from kernels import routing
-    from lab.study import routes
 
     _known(asks, device)
     peaks = {pipe: fact.base / 1e12 for pipe, fact in device.peaks.items()}
     read_gb_s = device.bandwidth.base / 1e9
-    by_name = {c.name: c for c in routes.able(asks.family, device)}
+    by_name = {c.name: c for c in choices.able(asks.family, device)}
     for axes in at:
         workload, _ = asks.asked({axis: str(value) for axis, value in axes.items()})
         try:
-            choice = routes.choose(asks, workload, device, precisions)
+            choice = choices.choose(asks, workload, device, precisions)
         except ValueError:  # no candidate takes it
             continue
         floor = routing.roofline_us(asks.cost(workload, by_name[choice.candidate]), read_gb_s, peaks)
@@ -124,7 +123,7 @@ def _charged(
             times = choice.times_us
             if calls > 1:
                 part = replace(workload, axes={**workload.axes, asks.axis: workload[asks.axis] // calls})
-                times = routes.choose(asks, part, device, precisions).times_us
+                times = choices.choose(asks, part, device, precisions).times_us
             taken = calls * times.get(name, math.inf)
             rules[rule] = name, calls, taken
         us = choice.times_us.get(choice.candidate, math.inf)

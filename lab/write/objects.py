@@ -32,7 +32,7 @@ from lab.judge import verdicts
 from lab.judge.rules import Finding
 from lab.judge.verdicts import Judgement
 from lab.row import store
-from lab.study import limits, places, routes
+from lab.study import choices, limits, places, routes
 from lab.trace import amdahl, categories, exposed, files, report, steady, summary, windows
 from lab.trace.amdahl import Projection
 from lab.trace.model import Trace as Timeline
@@ -395,7 +395,7 @@ class Family:
     def lost(self, device: str) -> Table:
         """Where public models lose most time there because every kernel is far from its floor."""
         try:
-            found, _ = places.survey(routes.router(self.name), device_facts.get(device))
+            found, _ = places.survey(choices.router(self.name), device_facts.get(device))
         except BadInput as refused:
             return Table((), {}, f"{self.name}: not measured. {refused}")
         columns = {"place": lambda p: " ".join(f"{a}={v}" for a, v in p.axes.items()), "best": lambda p: p.candidate,

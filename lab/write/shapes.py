@@ -20,7 +20,7 @@ from lab.check import accuracy, aot, families
 from lab.place import roofline
 from lab.row import store
 from lab.row.records import Counter, Measurement, Role
-from lab.study import routes
+from lab.study import choices
 
 if TYPE_CHECKING:  # kernels/ is imported late, so that a package that shadows it is told in one line
     from kernels.common import Candidate, Workload
@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # kernels/ is imported late, so that a package that shadows i
 
 def parse(text: str) -> dict[str, int | str]:
     """ "M=48 N=17408, dtype=bf16" as axes; raises BadInput for a word that is no AXIS=VALUE."""
-    words = routes.words(text.replace(",", " ").split())
+    words = choices.words(text.replace(",", " ").split())
     return {axis: int(value) if value.lstrip("-").isdigit() else value for axis, value in words.items()}
 
 
@@ -111,9 +111,9 @@ class Shape:
     def expected(self, device: str) -> tuple[float, str] | None:
         """(us, how it is known) by the family's router; None where that does not compare the candidate."""
         try:
-            asks, own = routes.router(self.family.name), self.candidate.precision
+            asks, own = choices.router(self.family.name), self.candidate.precision
             by_name = (own,) if asks.stored or own in asks.opt_in else ()
-            choice = routes.choose(asks, self.workload, devices.get(device), by_name)
+            choice = choices.choose(asks, self.workload, devices.get(device), by_name)
         except (BadInput, ValueError):
             return None
         us = choice.times_us.get(self.candidate.name)

@@ -21,7 +21,7 @@ from lab.check import families
 from lab.draw import inline
 from lab.judge.verdicts import Judgement
 from lab.place import ceilings
-from lab.study import flips, limits, places, routes
+from lab.study import choices, flips, limits, places, routes
 from lab.study.audit import run as auditing
 from lab.write import figures, inserts, pages, render
 from lab.write.pages import View
@@ -137,7 +137,7 @@ def _write_family(out: Path, name: str, lines: Sequence[View]) -> None:
             shown.append((device, own, f"{name}-{device}.svg", alt))
         with contextlib.suppress(BadInput):  # nothing was timed together there
             known = routes.worth(routes.table(name, device))
-            asks, place = routes.router(name), devices.get(device)
+            asks, place = choices.router(name), devices.get(device)
             worth: tuple[Any, ...] = (), (), ()
             with contextlib.suppress(BadInput):  # of axes that no public model has
                 worth = *places.survey(asks, place), places.charged(asks, place) if asks.policies else ()

@@ -17,7 +17,7 @@ from lab.check import families
 from lab.cli import main
 from lab.row import store
 from lab.row.records import Provenance
-from lab.study import calibrate, routes
+from lab.study import calibrate, choices
 from tests.bench import fake_bench
 from tests.refused import held
 
@@ -37,7 +37,7 @@ def test_the_pool_are_sixty_linear_shapes_from_half_a_billion_to_405_billion_par
 
 @pytest.mark.parametrize("family", ["nvfp4", "q8", "kv", "gdn"])
 def test_every_place_of_a_pool_answers_its_router_and_is_a_workload(family: str) -> None:
-    asks, found = routes.router(family), families.bare(family)
+    asks, found = choices.router(family), families.bare(family)
     pool = calibrate.pool(asks)
     assert len(pool) >= calibrate.MOST
     for place in pool[:: len(pool) // 20]:
@@ -81,7 +81,7 @@ def test_what_is_known_is_in_doubt_no_more_and_near_it_less() -> None:
 @pytest.mark.slow
 def test_places_without_a_choice_and_those_that_stay_in_l2_are_left_out() -> None:
     """D = 64 is one candidate's of each form; 64 sets of 0.6 MB are less than an H200's cache."""
-    chosen = [dict(item.workload.axes) for item in calibrate.items(routes.router("kv"), devices.get("h200"), {})]
+    chosen = [dict(item.workload.axes) for item in calibrate.items(choices.router("kv"), devices.get("h200"), {})]
     assert len(chosen) == calibrate.MOST
     assert {axes["D"] for axes in chosen} == {128, 256}
     assert min(axes["ctx"] * axes["batch"] * axes["Hkv"] * axes["D"] for axes in chosen) * 2 > 60e6 / 64
@@ -112,7 +112,7 @@ def simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     fake_bench.use(monkeypatch, toy)
     monkeypatch.setattr(store, "FOLDER", tmp_path)
     monkeypatch.setattr(machine, "provenance", lambda: Provenance(commit="0"))
-    monkeypatch.setattr(routes, "router", lambda family: ROUTER)
+    monkeypatch.setattr(choices, "router", lambda family: ROUTER)
     monkeypatch.setattr(measure, "require_gpu", lambda command: devices.get("h200"))
     monkeypatch.setattr(calibrate, "SETTINGS", QUICK)
     monkeypatch.setattr(calibrate.run, "__defaults__", (2.0, None, QUICK, lambda line: None))
@@ -129,7 +129,7 @@ def test_it_makes_routes_from_nothing(simulated: Path, capsys: pytest.CaptureFix
     def choice(n: int) -> routing.Choice:
         stored = simulated / "h200" / "routes" / "toy.json"
         known = routing.read(stored) if stored.exists() else routing.Table("h200", "toy", "N", (), "")
-        return routes.choose(ROUTER, asked({"N": str(n)})[0], devices.get("h200"), known=known)
+        return choices.choose(ROUTER, asked({"N": str(n)})[0], devices.get("h200"), known=known)
 
     assert main.main(["routes", "toy", "--calibrate", "--minutes", "2"]) == 0
     out = capsys.readouterr().out

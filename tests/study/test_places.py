@@ -7,11 +7,11 @@ import pytest
 from kernels import routing
 from lab.base import devices
 from lab.cli import main
-from lab.study import calibrate, places, routes
+from lab.study import calibrate, choices, places
 from tests.refused import held
 
 H200 = devices.get("h200")
-ASKS = routes.router("nvfp4")
+ASKS = choices.router("nvfp4")
 FEW = (1, 8, 128)
 
 
@@ -30,7 +30,7 @@ def test_lost_is_time_over_the_floor_and_only_where_it_is_far(qwen: None) -> Non
     for one in lost:
         assert one.us > places.FAR * one.floor_us > 0
         assert one.models == ("Qwen3-14B",)
-        choice = routes.choose(ASKS, ASKS.asked({a: str(v) for a, v in one.axes.items()})[0], H200)
+        choice = choices.choose(ASKS, ASKS.asked({a: str(v) for a, v in one.axes.items()})[0], H200)
         assert (choice.candidate, choice.times_us[choice.candidate]) == (one.candidate, one.us)
     assert {"M": 1, "N": 17408, "K": 5120} not in [one.axes for one in lost]  # 14.8 us where the floor is 10.5
 
@@ -62,8 +62,8 @@ def test_at_measured_places_each_rule_is_charged_what_its_own_choice_takes() -> 
 
 
 def test_tiers_by_bandwidth_pick_the_path_that_loses_most_here() -> None:
-    policy = routes.router("q8").policies["tiers by memory bandwidth"]
-    workload, _ = routes.router("q8").asked({"M": "1", "N": "32", "K": "32"})
+    policy = choices.router("q8").policies["tiers by memory bandwidth"]
+    workload, _ = choices.router("q8").asked({"M": "1", "N": "32", "K": "32"})
     assert [policy(workload, gb_s)[0] for gb_s in (1600, 546, 273, 100)] == [
         "triton_mmq", "torch_cached", "torch_cached", "triton_warp_row"
     ]  # fmt: skip

@@ -11,7 +11,7 @@ from lab.base import devices, own
 from lab.check import families
 from lab.cli import main
 from lab.row import store
-from lab.study import routes
+from lab.study import choices, routes
 from tests.loops import numbered, over
 from tests.refused import held, refused
 
@@ -41,13 +41,13 @@ def test_the_table_prints_what_the_router_takes() -> None:
 
     @over({str(x): (x,) for x in ROUTED})
     def each(family: str) -> None:
-        asks, known = routes.router(family), routing.table("h200", family)
+        asks, known = choices.router(family), routing.table("h200", family)
         assert known is not None
         for precisions in ((), *((name,) for name in asks.opt_in)):
             for place in routes.crossovers(routes.competing(known, precisions)):  # times of the whole table
                 words = {axis: str(value) for axis, value in {**place.shape, asks.axis: place.at}.items()}
                 workload, _ = asks.asked(words)
-                choice = routes.choose(asks, workload, H200, precisions)
+                choice = choices.choose(asks, workload, H200, precisions)
                 assert choice.how == ("fitted" if place.fitted else "measured")
                 assert (choice.candidate, choice.times_us) == (place.best, pytest.approx(place.times_us)), words
 
@@ -59,7 +59,7 @@ def test_no_router_takes_a_control_or_a_peer() -> None:
 
     @over({str(x): (x,) for x in ROUTED})
     def each(family: str) -> None:
-        asks, found = routes.router(family), families.load(family)
+        asks, found = choices.router(family), families.load(family)
         asked = [w for w in found.cases.WORKLOADS if all(w.axes.get(axis) == v for axis, v in asks.fixed.items())]
         assert asked
         apart = {name: found.candidates[name] for name, module in found.modules.items() if "/" in module}
@@ -67,7 +67,7 @@ def test_no_router_takes_a_control_or_a_peer() -> None:
         taken = {
             name: [w.id for w in asked if not c.refuses(w)]
             for name, c in apart.items()
-            if not c.no_route and set(c.needs.packages) <= routes.OWN
+            if not c.no_route and set(c.needs.packages) <= choices.OWN
         }
         assert {name: ids for name, ids in taken.items() if ids} == {}
 
@@ -177,7 +177,7 @@ def test_a_family_without_a_router_says_so(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(families, "names", lambda: ["toy"])
     monkeypatch.setattr(families, "load", lambda name: None)
     with refused("lab routes", "toy", remedy="kernels/toy/route.py"):
-        routes.router("toy")
+        choices.router("toy")
 
 
 def test_times_of_another_dtype_are_not_called_measured(capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,7 +188,7 @@ def test_times_of_another_dtype_are_not_called_measured(capsys: pytest.CaptureFi
 
 def test_what_is_for_another_architecture_is_left_out_with_the_reason() -> None:
     """By the rule of `lab check`: kernels for sm_90a alone on the newer sm_121."""
-    told_ = routes.answer("gdn", devices.get("gb10"), {"T": "2048", "Hk": "16", "Hv": "48", "D": "128"})
+    told_ = choices.answer("gdn", devices.get("gb10"), {"T": "2048", "Hk": "16", "Hv": "48", "D": "128"})
     assert told_["left_out"]["cuda_scan"] == families.unfit(families.load("gdn").candidates["cuda_scan"], (12, 1))
     assert "sm_90a" in told_["left_out"]["cuda_scan"]
     assert "cuda_scan" not in told_["times_us"]
@@ -202,11 +202,11 @@ def test_what_is_carried_over_from_an_h200_is_what_an_h100_measured(monkeypatch:
 
     @over({str(x): (x,) for x in ROUTED})
     def each(family: str) -> None:
-        asks = routes.router(family)
+        asks = choices.router(family)
         for (shape, at), times in routes.table(family, "h100").at.items():
             workload, _ = asks.asked({axis: str(value) for axis, value in (*shape, (asks.axis, at))})
             for precisions in ((), *((name,) for name in asks.opt_in)):
-                choice = routes.choose(asks, workload, h100, precisions)
+                choice = choices.choose(asks, workload, h100, precisions)
                 assert choice.how == "carried"
                 both = [name for name in choice.times_us if name in times]
                 off.extend(abs(choice.times_us[name] / times[name] - 1) for name in both)
@@ -223,7 +223,7 @@ def test_what_is_carried_over_from_an_h200_is_what_an_h100_measured(monkeypatch:
 
 def source(device: str) -> routing.Source | None:
     """What is carried over to a device, by the same facts as `lab routes` has."""
-    every = {name: routes.facts(other) for name, other in devices.every().items()}
+    every = {name: choices.facts(other) for name, other in devices.every().items()}
     found: routing.Source | None = routing.source(device, every[device].capability, "nvfp4", every)
     return found
 
@@ -239,7 +239,7 @@ def test_a_router_carries_over_within_a_compute_capability_alone() -> None:
 
 def test_the_operators_and_the_lab_know_the_same_of_a_device() -> None:
     for device, known in operators._known().items():
-        here = routes.facts(devices.get(device))
+        here = choices.facts(devices.get(device))
         assert (here.capability, here.sms) == (known.capability, known.sms)
         assert here.read_gb_s == pytest.approx(known.read_gb_s)
         assert here.peak_tflop_s == pytest.approx(known.peak_tflop_s)
@@ -288,11 +288,11 @@ def test_without_a_bandwidth_no_time_is_made_up(
         devices._read.cache_clear()
         assert main.main(["routes", "nvfp4", "--shape", "K=5120", "M=8", "N=17408", "--device", "mine"]) == 2
         held(capsys.readouterr().err, "devices.toml", "mine has no memory_bandwidth", "add [mine.memory_bandwidth]")
-    asks, known = routes.router("nvfp4"), routing.table("h200", "nvfp4")
+    asks, known = choices.router("nvfp4"), routing.table("h200", "nvfp4")
     workload, _ = asks.asked({"M": "8", "N": "17408", "K": "5120"})
     assert known
-    choice = routes.choose(asks, workload, devices.get("mine"), known=known)
-    there = routes.choose(asks, workload, devices.get("h200"), known=known).times_us
+    choice = choices.choose(asks, workload, devices.get("mine"), known=known)
+    there = choices.choose(asks, workload, devices.get("h200"), known=known).times_us
     assert choice.times_us  # those that run at 12.0
     assert choice.times_us.items() <= there.items()
 
@@ -305,9 +305,9 @@ def test_what_an_h100_timed_itself_is_not_carried_over() -> None:
     assert measured
     (own,) = (p.median_us for p in measured.points if {"batch": 8, "Hkv": 4}.items() <= dict(p.shape).items()
               and (p.candidate, p.at) == ("cuda_bf16", 8192))  # fmt: skip
-    there = routes.answer("kv", h100, shape, ("bf16",))
+    there = choices.answer("kv", h100, shape, ("bf16",))
     assert (there["candidate"], there["how"], there["us"]) == ("cuda_bf16", "carried", own)
     assert there["reason"].endswith("; carried over from h200: splitkv_bf16")
-    between = routes.answer("kv", h100, shape | {"ctx": "12288"}, ("bf16",))
+    between = choices.answer("kv", h100, shape | {"ctx": "12288"}, ("bf16",))
     assert between["candidate"] == "cuda_bf16"
     assert own < between["interval_us"][0] < between["us"] < between["interval_us"][1] < 2 * own

@@ -12,7 +12,7 @@ from kernels.common import Work
 from kernels.timing import cold, predict, shares
 from lab.base import devices
 from lab.check import families
-from lab.study import calibrate, routes, timefit
+from lab.study import calibrate, choices, routes, timefit
 from lab.study.timefit import Timed
 from tests.loops import over
 
@@ -119,8 +119,8 @@ def test_a_place_whose_sets_stay_in_l2_lacks_the_load_that_every_question_waits_
     assert [row.work.in_turn["cold"] > 0 for row in rows] == [False, True, True, True]
     fits = timefit.fits(rows, H200)
     known = routing.Table("h200", "q8", "M", tuple(points), "made up", fits)
-    workload, _ = routes.router("q8").asked({"M": "3", "N": "896", "K": "896"})
-    found = routes.choose(routes.router("q8"), workload, H200, known=known).times_us["triton_warp_row"]
+    workload, _ = choices.router("q8").asked({"M": "3", "N": "896", "K": "896"})
+    found = choices.choose(choices.router("q8"), workload, H200, known=known).times_us["triton_warp_row"]
     counts = families.load("q8").candidates["triton_warp_row"].work
     assert counts is not None
     bare = predict(counts(workload, 132), fits["triton_warp_row"])
@@ -134,7 +134,7 @@ def test_every_candidate_that_is_fitted_has_a_time_at_every_place_of_public_mode
 
     @over({str(x): (x,) for x in ("nvfp4", "q8", "kv", "gdn")})
     def each(family: str) -> None:
-        asks, every, known = routes.router(family), families.load(family).candidates, routing.table("h200", family)
+        asks, every, known = choices.router(family), families.load(family).candidates, routing.table("h200", family)
         assert known is not None
         for place in calibrate.pool(asks)[::7]:
             workload, _ = asks.asked({axis: str(value) for axis, value in place.axes})
