@@ -516,8 +516,9 @@ def _no_interval(sms: int, there: int) -> str:
     """ "" or why a time that is carried over to a GPU of so many multiprocessors has no interval."""
     if sms and sms == there:
         return ""
-    what = f"a GPU of {sms} multiprocessors, {there} there" if sms and there else "an unknown number of multiprocessors"
-    return f"no interval: not shown for {what}"
+    if sms and there:
+        return f"no interval: one was shown for equal numbers of multiprocessors, and here are {sms}, there {there}"
+    return "no interval: one was shown for equal numbers of multiprocessors, and this one's is unknown"
 
 
 @dataclass(frozen=True)

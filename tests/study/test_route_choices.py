@@ -268,13 +268,11 @@ def test_a_device_of_one_s_own_gets_the_answer_of_a_listed_one(
     assert mine["times_us"] == listed["times_us"]
     for found in (mine, listed):
         assert found["interval_us"] is None
-        assert "us (no interval: not shown for a GPU of 114 multiprocessors, 132 there" in found["reason"]
+        assert "of multiprocessors, and here are 114, there 132)" in found["reason"]
         assert "90 %" not in found["reason"]
     assert " (carried)" in told(capsys, *shape[:-2], "--device", "mine")
     assert json.loads(told(capsys, *shape, "gh200"))["interval_us"]  # 132 as well
-    assert (
-        "not shown for an unknown number of multiprocessors" in json.loads(told(capsys, *shape, "h100-nvl"))["reason"]
-    )
+    assert "multiprocessors, and this one's is unknown" in json.loads(told(capsys, *shape, "h100-nvl"))["reason"]
 
 
 def test_without_a_bandwidth_no_time_is_made_up(
