@@ -29,13 +29,17 @@ def scan_of(name: str, groups: int, lean: bool) -> cuda_scan.ScanVariant:
     return cuda_scan.ScanVariant(DIM, name, groups, lean)
 
 
+def map_bytes(lean: bool) -> int:
+    """Shared memory of maps: stages of k, 64 columns of v, X, vectors and sums, the barriers."""
+    return MAP_STAGES * (4 * cuda_scan.TILE_BYTES + 1024 * (1 + lean)) + 128
+
+
 def _shared_bytes() -> dict[str, int]:
     found = {"gdn_segment_compose_d128": 2 * 2 * 2 * COLUMNS * (DIM + 8)}  # two buffers of both bf16 parts of a tile
     for name in NAMES:
         for lean, mark in ((False, ""), (True, "_lean")):
-            # A block scans half a head or makes maps: stages of k, 64 columns of v, X, vectors and sums, the barriers.
-            maps = MAP_STAGES * (4 * cuda_scan.TILE_BYTES + 1024 * (1 + lean)) + 128
-            found[f"gdn_segment_maps_d128_{name}{mark}"] = max(scan_of(name, 1, lean).shared_bytes, maps)
+            # A block scans half a head or makes maps.
+            found[f"gdn_segment_maps_d128_{name}{mark}"] = max(scan_of(name, 1, lean).shared_bytes, map_bytes(lean))
             for groups in (1, 2):
                 found[f"gdn_segment_scan_d128_{name}_g{groups}{mark}"] = scan_of(name, groups, lean).shared_bytes
     return found
@@ -81,35 +85,42 @@ def variant(args: dict[str, Any]) -> cuda_scan.ScanVariant:
     return scan_of(cuda_scan.TYPES[args["v"].dtype], args["groups"], "raw_qk" not in args)
 
 
+def walk(
+    source: CudaSource, kernel: str, args: dict[str, Any], out: Tensors, rows: torch.Tensor, blocks: int, threads: int
+) -> None:
+    """Launch maps or scans of the segments in `rows`, `blocks` to a v head."""
+    q, k, v, initial, o = *(args[n] for n in "qkv"), args["initial_state"], out["o"]
+    tensors = (q, k, v, args["workspace"], initial, out["final_state"], o, rows, args["starts"], args["transitions"])
+    numbers = (k.shape[-2], v.shape[-2], 0 if initial.dtype == torch.bfloat16 else 2)
+    maps = map(cuda_scan._map, (k, q, v, o))
+    arguments: list[Any] = [*maps, *tensors, *map(cuda.i32, numbers), cuda.f32(DIM**-0.5)]
+    kernel += "_lean" * variant(args).recompute
+    _launch(source, kernel, v.device.index or 0, (blocks, v.shape[-2], rows.shape[0]), threads, arguments)
+
+
+def _launch(
+    source: CudaSource, kernel: str, device: int, grid: tuple[int, ...], threads: int, arguments: Sequence[Any]
+) -> None:
+    shared = source.shared_of(kernel)
+    cuda.launch(cuda.load(source, kernel, device, shared), grid, threads, arguments, shared, programmatic=True)
+
+
 def launches(args: dict[str, Any], out: Tensors) -> dict[str, Callable[[], None]]:
     """What is launched in turn, by name; each programmatic behind the one before it."""
-    q, k, v, initial, o = *(args[n] for n in "qkv"), args["initial_state"], out["o"]
-    scan, heads_v, device = variant(args), v.shape[-2], v.device.index or 0
-    joints = args["starts"], args["transitions"]
-
-    def launch(kernel: str, grid: tuple[int, ...], threads: int, arguments: Sequence[Any]) -> None:
-        loaded = cuda.load(SOURCE, kernel, device, SHARED[kernel])
-        cuda.launch(loaded, grid, threads, arguments, SHARED[kernel], programmatic=True)
-
-    def walk(kernel: str, rows: torch.Tensor, blocks: int, threads: int) -> None:
-        tensors = (q, k, v, args["workspace"], initial, out["final_state"], o, rows, *joints)
-        numbers = (k.shape[-2], heads_v, 0 if initial.dtype == torch.bfloat16 else 2)
-        maps = map(cuda_scan._map, (k, q, v, o))
-        arguments: list[Any] = [*maps, *tensors, *map(cuda.i32, numbers), cuda.f32(DIM**-0.5)]
-        launch(kernel + "_lean" * scan.recompute, (blocks, heads_v, rows.shape[0]), threads, arguments)
-
+    scan, heads_v, device = variant(args), args["v"].shape[-2], args["v"].device.index or 0
     grid = (DIM // COLUMNS, heads_v, args["firsts"].numel() - 1)
-    to_compose = (*joints, args["firsts"], cuda.i32(heads_v))
+    to_compose = (args["starts"], args["transitions"], args["firsts"], cuda.i32(heads_v))
+    compose = "gdn_segment_compose_d128"
     found: dict[str, Callable[[], None]] = {
         "prepare": lambda: cuda_scan.prepare_chunks(args, scan),
-        "maps": lambda: walk(f"gdn_segment_maps_d128_{scan.dtype}", args["mapped"], 2, 384),
+        "maps": lambda: walk(SOURCE, f"gdn_segment_maps_d128_{scan.dtype}", args, out, args["mapped"], 2, 384),
     }
     if not args["scanned"].numel():
         return found
     last = f"gdn_segment_scan_d128_{scan.dtype}_g{scan.groups}"
     return found | {
-        "compose": lambda: launch("gdn_segment_compose_d128", grid, COMPOSE_THREADS, to_compose),
-        "scan": lambda: walk(last, args["scanned"], 2 // scan.groups, scan.threads),
+        "compose": lambda: _launch(SOURCE, compose, device, grid, COMPOSE_THREADS, to_compose),
+        "scan": lambda: walk(SOURCE, last, args, out, args["scanned"], 2 // scan.groups, scan.threads),
     }
 
 
@@ -119,18 +130,19 @@ def run(args: dict[str, Any], out: Tensors) -> None:
         launch()
 
 
-def _plan(workload: Workload) -> segments.Plan | None:
+def plan_of(workload: Workload, composing: segments.Composing = segments.launched) -> segments.Plan | None:
+    """The split of a workload's sequences, None where they are not worth it."""
     lengths = [int(n) for n in str(workload["lengths"]).split("-") if n] or [workload["T"]] * workload["batch"]
-    return segments.make([0, *torch.tensor(lengths).cumsum(0).tolist()], workload["Hv"], cuda_scan.SMS)
+    return segments.make([0, *torch.tensor(lengths).cumsum(0).tolist()], workload["Hv"], cuda_scan.SMS, composing)
 
 
-def refuses(workload: Workload) -> str:
+def refuses(workload: Workload, composing: segments.Composing = segments.launched) -> str:
     """As cuda_scan, D = 128 only, and sequences that are worth splitting."""
     if why := cuda_scan.refuses(workload):
         return why
     if workload["D"] != DIM:
         return f"D = {workload['D']}: segments.cu is instantiated for D = 128"
-    if not _plan(workload):
+    if not plan_of(workload, composing):
         return f"T = {workload['T']}, Hv = {workload['Hv']}: not worth splitting along time, cuda_scan's"
     return ""
 
@@ -143,7 +155,7 @@ CANDIDATES = (
         needs=Needs((9, 0), packages=("cupy",)),
         prepare=prepare,
         refuses=refuses,
-        config=lambda workload: f"chunks of {segments.CHUNK}, {_plan(workload)}, composed in bf16 parts",
+        config=lambda workload: f"chunks of {segments.CHUNK}, {plan_of(workload)}, composed in bf16 parts",
         no_route="its rows are of another composition of segments; measure gdn-long-few-heads",
     ),
 )

@@ -193,12 +193,21 @@ DEVICE void store_outputs(const Scan& s, const char* tile, const Outputs& output
     if (lane == 0) tma_store_wait_all();
 }
 
+// What is done to a state ahead of its first chunk: nothing; and it is left in memory behind the last.
+struct AsGiven {
+    static constexpr bool LEAVES = true;
+    template <int COUNT>
+    DEVICE void operator()(float (&)[COUNT]) const {}
+};
+
 // One warpgroup's 64 columns of v. Accumulators: rows warp * 16 + quad (+ 8), columns 8 j + 2 pair (+ 1) at
 // [4 j + ...].
 // The tensor cores' queue: Y; half of R while Z is formed; U and the other half; T; O.
-template <int D, int TYPE, int GROUPS, int VALUES, bool WIDE, bool RECOMPUTE, class Loads, class Scores, class Outputs>
+template <int D, int TYPE, int GROUPS, int VALUES, bool WIDE, bool RECOMPUTE, class Loads, class Scores, class Outputs,
+          class Before = AsGiven>
 DEVICE void consume(const Scan& s, char* stages, char* out, const Loads& loads, const Scores& scores,
-                    const Outputs& outputs, int first, int tokens, int sequence, int head, int column0) {
+                    const Outputs& outputs, int first, int tokens, int sequence, int head, int column0,
+                    const Before& before = {}) {
     using At = Stage<D, GROUPS, RECOMPUTE>;
     constexpr int EARLY = D / 32;  // of the D / 16 steps of R
     const int warp = threadIdx.x / 32 & 3, lane = threadIdx.x & 31, quad = lane >> 2, pair = lane & 3;
@@ -215,6 +224,7 @@ DEVICE void consume(const Scan& s, char* stages, char* out, const Loads& loads, 
         t[i] = s.state_type == BF16 ? widen<BF16>(static_cast<const u16*>(s.initial_state)[at])
                                     : static_cast<const float*>(s.initial_state)[at];
     }
+    before(t);
 
 #pragma unroll
     for (int i = 0; i < D / 4; i++) state[i] = pack16<TYPE>(t[2 * i], t[2 * i + 1]);
@@ -333,6 +343,7 @@ DEVICE void consume(const Scan& s, char* stages, char* out, const Loads& loads, 
         place.advance();
     }
     if (!WIDE && count) hand_over(count - 1);
+    if (!Before::LEAVES && !s.final_state) return;
 #pragma unroll
     for (int i = 0; i < D / 2; i++) {
         const long at = at_state + (long)(i / 4 * 8 + 2 * pair + (i & 1)) * D + (i >> 1 & 1) * 8;

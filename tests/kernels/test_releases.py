@@ -17,6 +17,7 @@ import torch
 
 from kernels import cuda
 from kernels.gdn import cuda_scan, cuda_segments
+from kernels.gdn.controls import cuda_segments_in_scan
 from kernels.kv import cuda_decode as kv_decode
 from kernels.moe import cuda_experts, cuda_many
 from kernels.moe.controls import cuda_levers as moe_levers
@@ -37,7 +38,7 @@ SOURCES = {
     "gemm": cuda_gemm.CUDA_SOURCES,
     "w4a8": cuda_w4a8.CUDA_SOURCES,
     "scan": cuda_scan.CUDA_SOURCES,
-    "segments": cuda_segments.CUDA_SOURCES,
+    "segments": (*cuda_segments.CUDA_SOURCES, *cuda_segments_in_scan.CUDA_SOURCES),
     "kv": kv_decode.CUDA_SOURCES,
     "experts": tuple(dict.fromkeys((*cuda_experts.CUDA_SOURCES, *moe_levers.CUDA_SOURCES))),
     "experts_many": cuda_many.CUDA_SOURCES,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import shutil
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ import torch
 from kernels import cuda, cuda_driver
 from kernels.common import Candidate, CudaSource, Tensors, Workload
 from kernels.gdn import cases, cuda_decode, cuda_decode_conv, cuda_scan, cuda_segments, order, segments
-from kernels.gdn.controls import cuda_decode_single
+from kernels.gdn.controls import cuda_decode_single, cuda_segments_in_scan
 from kernels.gdn.launch import sequence_bounds
 from kernels.gdn.reference import reference
 from lab.check.accuracy import compare
@@ -227,7 +228,7 @@ def test_shared_memory_fits() -> None:
     sizes = {v.kernel: v.shared_bytes for v in cuda_scan.VARIANTS}
     assert {name: size for name, size in sizes.items() if size > SHARED_LIMIT} == {}
     assert cuda_scan.fused_shared_bytes() <= SHARED_LIMIT
-    assert max(cuda_segments.SHARED.values()) <= SHARED_LIMIT
+    assert max(*cuda_segments.SHARED.values(), *cuda_segments_in_scan.SHARED.values()) <= SHARED_LIMIT
     for name, shared_bytes in cuda_scan.PREPARATIONS.items():  # blocks an SM, as the launch bounds ask
         assert (5 if name.endswith("_lean") else 4) * (shared_bytes + RESERVED) <= SM_SHARED, name
 
@@ -239,6 +240,7 @@ def test_shared_memory_fits() -> None:
     [
         *cuda_scan.CUDA_SOURCES,
         cuda_segments.SOURCE,
+        cuda_segments_in_scan.SOURCE,
         cuda_decode.SOURCE,
         cuda_decode_conv.SOURCE,
         cuda_decode_conv.CHAINED,
@@ -257,13 +259,17 @@ def test_compiles_for_hopper_without_spills(source: CudaSource) -> None:
         if row["build"].startswith("gdn_prepare"):
             asked = 5 if row["build"].endswith("_lean") else 4  # *PREPARE_BLOCKS of prepare.cuh
             assert row["blocks_per_sm"] == asked, row["build"]
-        if row["build"].startswith(("gdn_scan", "gdn_prepare", "gdn_fused", "gdn_segment_maps", "gdn_segment_scan")):
+        if row["build"].startswith(
+            ("gdn_scan", "gdn_prepare", "gdn_fused", "gdn_segment_maps", "gdn_segment_scan", "gdn_in_scan")
+        ):
             assert "wgmma" in row["instruction"]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="nvcc is not installed")
-@pytest.mark.parametrize("source", [*cuda_scan.CUDA_SOURCES, cuda_segments.SOURCE], ids=lambda s: s.path.stem)
+@pytest.mark.parametrize(
+    "source", [*cuda_scan.CUDA_SOURCES, cuda_segments.SOURCE, cuda_segments_in_scan.SOURCE], ids=lambda s: s.path.stem
+)
 def test_no_product_waits_for_registers(source: CudaSource) -> None:
     """The assembler says where products of wgmma wait for each other, for want of registers or since fragments move."""
     log = (cuda.compiled(source, (9, 0), prefer="nvcc")[1] / "log").read_text()
@@ -339,21 +345,27 @@ SPLIT = [w for w in WIDE if w["D"] == 128 and w["T"] > 128 and "out_dtype" not i
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("problem", SPLIT, ids=lambda p: p.id)
-def test_segments_against_reference(problem: Workload) -> None:
-    """Of one chunk, of two and of sixteen; then replayed in a workspace full of NaN."""
+@pytest.mark.parametrize(
+    ("problem", "form"),
+    [(p, form) for p in SPLIT for form in ("", *cuda_segments_in_scan.PARTS) if not form or p["dtype"] == "bf16"],
+    ids=lambda x: getattr(x, "id", x or "launched"),
+)
+def test_segments_against_reference(problem: Workload, form: str) -> None:
+    """Of one chunk, of two and of sixteen; then replayed in a workspace full of NaN. form: composed in the scan."""
     needs_hopper()
+    prepare: Any = partial(cuda_segments_in_scan.prepare, form=form) if form else cuda_segments.prepare
+    run: Any = partial(cuda_segments_in_scan.run, form=form) if form else cuda_segments.run
     inputs = cases.inputs(problem, 1, "cuda")
     wanted = reference(inputs)
     plans = [segments.Plan(chunks, groups, 0.0, 0) for chunks in (1, 2, 16) for groups in (1, 2)]
     for plan in plans:
-        args, out = cuda_segments.prepare(inputs, plan), cases.outputs(problem, inputs)
-        cuda_segments.run(args, out)
+        args, out = prepare(inputs, plan=plan), cases.outputs(problem, inputs)
+        run(args, out)
         assert_within(out, inputs, problem, str(problem["dtype"]), wanted)
         again = cases.outputs(problem, inputs)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            cuda_segments.run(args, again)
+            run(args, again)
         for name in ("workspace", "starts", "transitions"):
             args[name].view(torch.uint8).fill_(0xFF)
         graph.replay()

@@ -23,7 +23,7 @@ import torch
 from kernels import cuda
 from kernels.common import CudaSource, Tensors, Workload
 from kernels.gdn import cases, cuda_decode, cuda_decode_conv, cuda_scan, cuda_segments, segments
-from kernels.gdn.controls import cuda_decode_single
+from kernels.gdn.controls import cuda_decode_single, cuda_segments_in_scan
 from kernels.gdn.reference import reference
 from lab.check.accuracy import compare
 from tests.kernels import sass
@@ -37,7 +37,8 @@ RACING = """extern "C" __global__ void racing(int* to) {
 """
 KERNELS = {
     "decode": {*cuda_decode.SOURCE.kernels, *cuda_decode_conv.SOURCE.kernels},
-    "scan": {*cuda_scan.SOURCE.kernels, *cuda_scan.FUSED.kernels, *cuda_segments.SOURCE.kernels},
+    "scan": {*cuda_scan.SOURCE.kernels, *cuda_scan.FUSED.kernels, *cuda_segments.SOURCE.kernels}
+    | {*cuda_segments_in_scan.SOURCE.kernels},
     "racing": {"racing"},
 }
 
@@ -105,7 +106,15 @@ def scan() -> None:
             def split(inputs: Tensors, out: Tensors, groups: int = groups) -> None:
                 cuda_segments.run(cuda_segments.prepare(inputs, segments.Plan(4, groups, 0.0, 0)), out)
 
-            check(cases._prefill(1100, (1, 1), D=128, dtype=dtype, qk_l2norm=raw), dtype, split)
+            problem = cases._prefill(1100, (1, 1), D=128, dtype=dtype, qk_l2norm=raw)
+            check(problem, dtype, split)
+            for form in cuda_segments_in_scan.PARTS if dtype == "bf16" else ():
+
+                def in_scan(inputs: Tensors, out: Tensors, groups: int = groups, form: str = form) -> None:
+                    plan = segments.Plan(4, groups, 0.0, 0)
+                    cuda_segments_in_scan.run(cuda_segments_in_scan.prepare(inputs, form, plan), out, form)
+
+                check(problem, dtype, in_scan)
 
 
 def racing() -> None:
@@ -172,7 +181,7 @@ def test_no_hazards_in_shared_memory_and_no_wild_address(what: str, program: Cal
     found = hazards(said)
     assert bool(found) == ("SUMMARY: 0 hazards" not in said)
     if what == "scan":
-        sources = (*cuda_scan.CUDA_SOURCES, cuda_segments.SOURCE)
+        sources = (*cuda_scan.CUDA_SOURCES, cuda_segments.SOURCE, cuda_segments_in_scan.SOURCE)
         code = {name: at for source in sources for name, at in addressed(source).items()}
         for name in code:
             makes = "_lean" in name and "prepare" not in name

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -78,9 +79,16 @@ def on_cpu() -> Any:
 
 
 def run(libraries: tuple[Any, Any], inputs: Tensors, out: Tensors, plan: segments.Plan) -> None:
-    """`cuda_segments.run`, whose launches come here with the arguments of the kernels."""
-    preparation, own = libraries
+    """`cuda_segments.run`, whose launches come here."""
     args = cuda_segments.prepare(inputs, plan)
+    launched_here(libraries, args, cuda_segments.SHARED, lambda: cuda_segments.run(args, out))
+
+
+def launched_here(
+    libraries: tuple[Any, Any], args: dict[str, Any], shared_bytes: dict[str, int], running: Callable[[], None]
+) -> None:
+    """`running`, whose launches come here with the arguments of the kernels; what is left in between is junk first."""
+    preparation, own = libraries
     args["workspace"].fill_(0x7F)
     for name in ("starts", "transitions"):
         args[name].fill_(float("nan"))
@@ -97,7 +105,7 @@ def run(libraries: tuple[Any, Any], inputs: Tensors, out: Tensors, plan: segment
             assert heads_k == y
             return
         assert programmatic
-        assert shared == cuda_segments.SHARED[kernel]
+        assert shared == shared_bytes[kernel]
         if "compose" in kernel:
             own.compose_on_cpu(x, y, z, threads, *given)
             return
@@ -112,7 +120,7 @@ def run(libraries: tuple[Any, Any], inputs: Tensors, out: Tensors, plan: segment
         mock.patch.multiple(cuda, load=lambda source, name, device, shared: name, launch=launch),
         mock.patch.multiple(cuda_scan, _map=two.tensor_map),
     ):
-        cuda_segments.run(args, out)
+        running()
 
 
 def split(chunks: int, groups: int) -> segments.Plan:
