@@ -130,19 +130,19 @@ def run(args: dict[str, Any], out: Tensors) -> None:
         launch()
 
 
-def plan_of(workload: Workload, composing: segments.Composing = segments.launched) -> segments.Plan | None:
+def plan_of(workload: Workload) -> segments.Plan | None:
     """The split of a workload's sequences, None where they are not worth it."""
     lengths = [int(n) for n in str(workload["lengths"]).split("-") if n] or [workload["T"]] * workload["batch"]
-    return segments.make([0, *torch.tensor(lengths).cumsum(0).tolist()], workload["Hv"], cuda_scan.SMS, composing)
+    return segments.make([0, *torch.tensor(lengths).cumsum(0).tolist()], workload["Hv"], cuda_scan.SMS)
 
 
-def refuses(workload: Workload, composing: segments.Composing = segments.launched) -> str:
+def refuses(workload: Workload) -> str:
     """As cuda_scan, D = 128 only, and sequences that are worth splitting."""
     if why := cuda_scan.refuses(workload):
         return why
     if workload["D"] != DIM:
         return f"D = {workload['D']}: segments.cu is instantiated for D = 128"
-    if not plan_of(workload, composing):
+    if not plan_of(workload):
         return f"T = {workload['T']}, Hv = {workload['Hv']}: not worth splitting along time, cuda_scan's"
     return ""
 

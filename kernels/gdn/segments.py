@@ -20,7 +20,6 @@ A segment is whole chunks. A sequence of one segment is a scan as ever.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -53,15 +52,7 @@ def chunks_of(bounds: list[int]) -> list[int]:
     return [-(-(last - first) // CHUNK) for first, last in pairwise(bounds)]
 
 
-Composing = Callable[[int, int, int], float]  # segments of the longest sequence, halves per block, v heads -> us
-
-
-def launched(pieces: int, groups: int, heads_v: int) -> float:
-    """Composing in a launch between maps and scan."""
-    return LAUNCH_US + COMPOSE_US * (pieces - 2)
-
-
-def make(bounds: list[int], heads_v: int, multiprocessors: int, composing: Composing = launched) -> Plan | None:
+def make(bounds: list[int], heads_v: int, multiprocessors: int) -> Plan | None:
     """The split of sequences [bounds[i], bounds[i + 1]) that the estimate takes for shortest; None: one segment each.
 
     Blocks of maps and of the first segments take half a head (its columns of B, and as many of A, beside each other).
@@ -78,7 +69,7 @@ def make(bounds: list[int], heads_v: int, multiprocessors: int, composing: Compo
         busy, moved = min(scanned, multiprocessors), (HALF_BYTES, WHOLE_BYTES)[groups - 1]
         a_chunk = max((HALF_CHUNK, WHOLE_CHUNK)[groups - 1], busy * moved / L2_BYTES_US)
         scan = -(-scanned // multiprocessors) * (chunks * a_chunk + LAUNCH_US)
-        return maps + composing(max(pieces), groups, heads_v) + scan
+        return maps + LAUNCH_US + COMPOSE_US * (max(pieces) - 2) + scan
 
     longest = max(counts)
     found = [

@@ -20,15 +20,6 @@ from kernels.gdn import cuda_scan, cuda_segments, segments
 WHY = "one change to cuda_segments: measure gdn-compose"
 PARTS = {"fp16": 1, "parts": 2}  # of A, 16 bits each
 PIECE_BYTES = 2 * cuda_scan.TILE_BYTES  # of a part of half of A
-# us of a composed segment by halves of a head a block: 512 tensor clocks a product and half, packing, adding B.
-STEP_US = {"fp16": {1: 0.5, 2: 0.75}, "parts": {1: 1.05, 2: 1.9}}
-
-
-def composing(form: str, pieces: int, groups: int, heads_v: int) -> float:
-    """us that the last segment's block composes, or L2 takes to give A and B to all blocks that still do."""
-    moved = 2 * PIECE_BYTES * PARTS[form] + groups * 128 * 64 * 4
-    blocks = [2 // groups * heads_v * left for left in range(1, pieces - 1)]
-    return sum(max(STEP_US[form][groups], n * moved / segments.L2_BYTES_US) for n in blocks)
 
 
 def _shared_bytes() -> dict[str, int]:
@@ -53,11 +44,8 @@ SOURCE = CudaSource(
 CUDA_SOURCES = (SOURCE,)
 
 
-def prepare(inputs: Tensors, form: str, plan: segments.Plan | None = None) -> dict[str, Any]:
-    """As cuda_segments.prepare; a segment's row ends with its place in its sequence."""
-    if plan is None:
-        bounds = cuda_scan._pack(inputs)["cu_seqlens"].tolist()
-        plan = segments.make(bounds, inputs["v"].shape[-2], cuda_scan.SMS, functools.partial(composing, form))
+def prepare(inputs: Tensors, plan: segments.Plan | None = None) -> dict[str, Any]:
+    """As cuda_segments.prepare, in the same segments; a segment's row ends with its place in its sequence."""
     args = cuda_segments.prepare(inputs, plan)
     for name in ("mapped", "scanned"):
         rows = args[name]
@@ -86,15 +74,15 @@ def run(args: dict[str, Any], out: Tensors, form: str) -> None:
         launch()
 
 
-def _refuses(workload: Workload, form: str) -> str:
-    if why := cuda_segments.refuses(workload, functools.partial(composing, form)):
+def _refuses(workload: Workload) -> str:
+    if why := cuda_segments.refuses(workload):
         return why
     return "" if workload["dtype"] == "bf16" else f"dtype = {workload['dtype']}: segments_in_scan.cu has bf16 alone"
 
 
 def _config(workload: Workload, form: str) -> str:
-    plan = cuda_segments.plan_of(workload, functools.partial(composing, form))
-    return f"chunks of {segments.CHUNK}, {plan}, composed in the scan, A in {'bf16 ' * (form == 'parts')}{form}"
+    rounded = {"fp16": "A less its decay in fp16", "parts": "A in bf16 parts"}[form]
+    return f"chunks of {segments.CHUNK}, {cuda_segments.plan_of(workload)}, composed in the scan, {rounded}"
 
 
 CANDIDATES = tuple(
@@ -103,8 +91,8 @@ CANDIDATES = tuple(
         precision="bf16",
         run=functools.partial(run, form=form),
         needs=Needs((9, 0), packages=("cupy",)),
-        prepare=functools.partial(prepare, form=form),
-        refuses=functools.partial(_refuses, form=form),
+        prepare=prepare,
+        refuses=_refuses,
         config=functools.partial(_config, form=form),
         no_route=WHY,
     )

@@ -353,7 +353,7 @@ SPLIT = [w for w in WIDE if w["D"] == 128 and w["T"] > 128 and "out_dtype" not i
 def test_segments_against_reference(problem: Workload, form: str) -> None:
     """Of one chunk, of two and of sixteen; then replayed in a workspace full of NaN. form: composed in the scan."""
     needs_hopper()
-    prepare: Any = partial(cuda_segments_in_scan.prepare, form=form) if form else cuda_segments.prepare
+    prepare: Any = cuda_segments_in_scan.prepare if form else cuda_segments.prepare
     run: Any = partial(cuda_segments_in_scan.run, form=form) if form else cuda_segments.run
     inputs = cases.inputs(problem, 1, "cuda")
     wanted = reference(inputs)

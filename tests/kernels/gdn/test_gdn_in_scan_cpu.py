@@ -74,7 +74,7 @@ def libraries(form: str, lean: bool, change: Change = UNCHANGED, copies: str = "
 
 
 def run(found: tuple[Any, Any], inputs: Tensors, out: Tensors, form: str, plan: segments.Plan) -> None:
-    args = in_scan.prepare(inputs, form, plan)
+    args = in_scan.prepare(inputs, plan)
     split.launched_here(found, args, in_scan.SHARED, lambda: in_scan.run(args, out, form))
 
 

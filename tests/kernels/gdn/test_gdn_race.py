@@ -112,7 +112,7 @@ def scan() -> None:
 
                 def in_scan(inputs: Tensors, out: Tensors, groups: int = groups, form: str = form) -> None:
                     plan = segments.Plan(4, groups, 0.0, 0)
-                    cuda_segments_in_scan.run(cuda_segments_in_scan.prepare(inputs, form, plan), out, form)
+                    cuda_segments_in_scan.run(cuda_segments_in_scan.prepare(inputs, plan), out, form)
 
                 check(problem, dtype, in_scan)
 
