@@ -5,6 +5,7 @@ segment, of what a launch costs; and the same of the forms that compose in the s
 launches, warm; no rows.
 """
 
+import functools
 import statistics
 import sys
 from collections.abc import Callable
@@ -44,11 +45,10 @@ def main(tokens: int = 32768, heads_k: int = 2, heads_v: int = 8) -> None:
             times = {"all": us(lambda args=args: cuda_segments.run(args, out))} | parts  # type: ignore[misc]
             own = cuda_segments_in_scan.prepare(inputs, plan)
             for form in cuda_segments_in_scan.PARTS:
-                cuda_segments_in_scan.run(own, out, form)
+                whole = functools.partial(cuda_segments_in_scan.run, own, out, form)
+                whole()
                 both = cuda_segments_in_scan.launches(own, out, form)
-                times[f"in scan, {form}: all"] = us(
-                    lambda own=own, form=form: cuda_segments_in_scan.run(own, out, form)
-                )  # type: ignore[misc]
+                times |= {f"in scan, {form}: all": us(whole)}
                 times |= {f"{name} {form}": us(launch) for name, launch in both.items() if name != "prepare"}
             mark = " chosen" if chosen and (chosen.chunks, chosen.groups) == (plan.chunks, groups) else ""
             print(plan, *(f"{name} {time:.1f}" for name, time in times.items()), mark)
