@@ -25,6 +25,7 @@ ADVERSARIES = REPOSITORY / "data/arena.toml"
 ARENA, BESIDE = REPOSITORY / "data/arena.jsonl", REPOSITORY / "data/aa.jsonl"
 NOT_RUN = "GPU: not run yet. What holds there has been read and not shown, and its column is empty.\n"
 BANDS_US = (0.0, 10.0, 50.0, 250.0, float("inf"))
+TURNED = "2026-11-27T143817Z"  # runs from here on let arms take turns at allocating, and start them both ways round
 
 
 class Trial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -86,9 +87,10 @@ def beside_itself(row: Measurement) -> Comparison | None:
     return change and Comparison(row.family, row.workload_id, row.name, row.time_us, *change, word, *told)
 
 
-def of_cards() -> list[Comparison]:
-    """The controls of all comparisons over placements that profiles/ holds."""
-    placed = (r for r in store.rows() if r.placements >= interval.PLACEMENTS and r.processes >= evidence.PROCESSES)
+def of_cards(since: str = "") -> list[Comparison]:
+    """The controls of all comparisons over placements that profiles/ holds, of runs from `since` on."""
+    rows = (row for row in store.rows() if row.run >= since)
+    placed = (r for r in rows if r.placements >= interval.PLACEMENTS and r.processes >= evidence.PROCESSES)
     return [found for row in placed if row.arm == "control" and (found := beside_itself(row))]
 
 
@@ -122,7 +124,7 @@ def arena() -> str:
 
 def beside() -> str:
     """A line for each GPU and band of times: comparisons, false verdicts, intervals that hold zero, the widest."""
-    every = comparisons() + of_cards()
+    every, turned = comparisons() + of_cards(), of_cards(TURNED)
     lines = [
         "| GPU | a call takes | comparisons | GO or NO-GO | intervals that hold zero | median half-width | widest |",
         "|---|---|--:|--:|--:|--:|--:|",
@@ -133,6 +135,8 @@ def beside() -> str:
                 said = f"{low:g} to {high:g} us" if high < BANDS_US[-1] else f"{low:g} us and more"
                 lines.append(f"| {gpu} | {said} | {_counted(of)} |")
         lines.append(f"| {gpu} | all | {_counted([row for row in every if row.gpu == gpu])} |")
+        if of := [row for row in turned if row.gpu == gpu]:
+            lines.append(f"| {gpu} | all since arms allocate and start in turn | {_counted(of)} |")
     return "\n".join(lines) + "\n"
 
 

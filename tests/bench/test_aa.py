@@ -38,7 +38,7 @@ def test_a_kernel_beside_itself_is_judged_and_kept(tmp_path: Path, monkeypatch: 
     assert (line["candidate"], line["word"]) == ("plain", "NEUTRAL")
     assert line["low_pct"] <= line["change_pct"] <= line["high_pct"]
     monkeypatch.setattr(inserts, "BESIDE", out)
-    monkeypatch.setattr(inserts, "of_cards", lambda: [])
+    monkeypatch.setattr(inserts, "of_cards", lambda since="": [])
     assert [(row.candidate, row.word) for row in inserts.comparisons()] == [("plain", "NEUTRAL")]
     assert "| 1 | 0 | 1 of 1 |" in inserts.beside()
     assert bench_aa.main(["--out", str(out), "--count", "1"]) == 0  # what is there is not measured again
@@ -60,16 +60,23 @@ def test_the_page_counts_by_what_a_call_takes(tmp_path: Path, monkeypatch: pytes
     rows = tmp_path / "aa.jsonl"
     rows.write_text("".join(json.dumps(x) + "\n" for x in lines))
     monkeypatch.setattr(inserts, "BESIDE", rows)
-    monkeypatch.setattr(inserts, "of_cards", lambda: [msgspec.convert(one | {"gpu": "H"}, inserts.Comparison)])
+    monkeypatch.setattr(inserts, "of_cards", lambda since="": [msgspec.convert(one | {"gpu": "H"}, inserts.Comparison)])
     text = inserts.beside()
     assert "| G | 0 to 10 us | 1 | 0 | 1 of 1 | 0.50 % | 0.50 % |" in text
     assert "| G | 10 to 50 us | 1 | 0 | 0 of 1 |" in text
     assert "| G | 250 us and more | 1 | 1 | 0 of 1 |" in text
     assert "| G | all | 3 | 1 | 1 of 3 |" in text
     assert "| H | all | 1 | 0 | 1 of 1 |" in text
+    assert "| H | all since arms allocate and start in turn | 1 | 0 | 1 of 1 |" in text
     rows.write_text('{"us": 1}\n')
     with refused(str(rows)):
         inserts.beside()
+
+
+def test_comparisons_since_a_run_are_those_alone() -> None:
+    every, turned = inserts.of_cards(), inserts.of_cards(inserts.TURNED)
+    assert 0 < len(turned) < len(every)
+    assert inserts.of_cards("3") == []
 
 
 def test_a_card_s_control_is_judged_beside_its_second_self() -> None:
