@@ -27,12 +27,16 @@ from kernels.moe.cuda_experts import EXPERTS_MAX, PRECISION, TOP_K_MAX
 from kernels.nvfp4 import cuda_w4a8, gemm_tiles, hopper, w4a8_tiles
 from kernels.nvfp4.hopper import SHARED_BYTES, SMS
 
-SOURCE, SUM_SOURCE = (Path(__file__).with_name(name) for name in ("experts_many.cu", "weighted_sum.cu"))
+SOURCE, SUM_SOURCE, ONCE_SOURCE = (
+    Path(__file__).with_name(name) for name in ("experts_many.cu", "weighted_sum.cu", "router_once.cu")
+)
 TOKENS_MAX = 16384  # the router's blocks wait for each other: all of them must run at once
 FEWEST_SMS = 100  # of an H100 or H200, with some to spare
 ROUTER_TOKENS, HALF_ROWS, SLICE, THREADS, SUM_THREADS = 32, 128, 32, 384, 256
 STAGES_MAX = 10
 BLOCKS = (32, 64, 96)  # rows
+ONCE_TOKENS = 2048  # router_once.cu: every block reads the masks of all
+STATE_WORDS = 7  # four of router.cu, three more of router_once.cu
 SCRATCH = (
     "pairs", "masks", "rows", "back", "blocks", "state", "flags", "h", "given", "parts", "x_e4m3", "x_rows", "h_e4m3",
     "h_rows",
@@ -42,8 +46,28 @@ W4A8 = "nvfp4-w4a8"
 
 
 @dataclass(frozen=True)
+class Form:
+    """How the four launches go; the default is cuda_experts_many, controls/cuda_many_levers.py has the others.
+
+    spans: times 64 k a stage in 16 bits. copies_tell: a stage's copies tell of it themselves. router_once: the router
+    waits for the grid once, up to ONCE_TOKENS. lists_first: the sum reads where its rows lie ahead of them.
+    """
+
+    spans: int = 1
+    copies_tell: bool = False
+    router_once: bool = False
+    lists_first: bool = False
+
+
+FORM = Form()
+
+
+@dataclass(frozen=True)
 class ManyConfig:
-    """A compiled experts_many.cu: dtype of x and h; `gated` the first product; weight rows by k; rows of a block."""
+    """A compiled experts_many.cu: dtype of x and h; `gated` the first product; weight rows by k; rows of a block.
+
+    spans, copies_tell: as in Form.
+    """
 
     dtype: str
     gated: bool
@@ -51,11 +75,14 @@ class ManyConfig:
     k: int
     block_tokens: int
     fp8: bool = False
+    spans: int = 1
+    copies_tell: bool = False
 
     @property
     def kernel(self) -> str:
         which = "up" if self.gated else "down"
-        return f"moe_many_{which}_{'w4a8_' * self.fp8}{self.dtype}_n{self.rows}_k{self.k}_b{self.block_tokens}"
+        form = f"_spans{self.spans}" * (self.spans > 1) + "_tell" * self.copies_tell
+        return f"moe_many_{which}_{'w4a8_' * self.fp8}{self.dtype}_n{self.rows}_k{self.k}_b{self.block_tokens}{form}"
 
     @property
     def out_bytes(self) -> int:
@@ -63,8 +90,9 @@ class ManyConfig:
 
     @property
     def stage_bytes(self) -> int:
-        """Of 64 k, or 128 where fp8, of 256 weight rows and a block; and of its barriers."""
-        return 128 * self.block_tokens + 2 * (w4a8_tiles if self.fp8 else gemm_tiles).K_BLOCK_BYTES + 16
+        """Of 64 k, or 128 where fp8 or of two spans, of 256 weight rows and a block; and of its barriers."""
+        each = 128 * self.block_tokens + 2 * (w4a8_tiles if self.fp8 else gemm_tiles).K_BLOCK_BYTES
+        return self.spans * each + 16
 
     @property
     def stages(self) -> int:
@@ -91,9 +119,12 @@ def block_tokens(tokens: int, top_k: int, experts: int) -> int:
     return next((block for block in BLOCKS if mean + 2.5 * mean**0.5 <= block), BLOCKS[-1])
 
 
-def configs(block: int, width: int, inner: int, dtype: str, fp8: bool = False) -> tuple[ManyConfig, ManyConfig]:
+def configs(
+    block: int, width: int, inner: int, dtype: str, fp8: bool = False, form: Form = FORM
+) -> tuple[ManyConfig, ManyConfig]:
     """Of both products."""
-    return ManyConfig(dtype, True, 2 * inner, width, block, fp8), ManyConfig(dtype, False, width, inner, block, fp8)
+    more = block, fp8, form.spans, form.copies_tell
+    return ManyConfig(dtype, True, 2 * inner, width, *more), ManyConfig(dtype, False, width, inner, *more)
 
 
 @functools.cache
@@ -103,6 +134,8 @@ def source(config: ManyConfig) -> CudaSource:
         "X_BF16": int(config.dtype == "bf16"), "GATED": int(config.gated), "FP8": int(config.fp8),
         "ROWS": config.rows, "K": config.k, "BLOCK_M": config.block_tokens, "STAGES": config.stages,
     }  # fmt: skip
+    macros |= {"SPANS": config.spans} if config.spans > 1 else {}
+    macros |= {"COPIES_TELL": 1} if config.copies_tell else {}
     return hopper.source(SOURCE, config.kernel, config.shared_bytes, macros)
 
 
@@ -119,10 +152,25 @@ def router_source(experts: int, dtype: str, block: int, warps: int) -> CudaSourc
     return hopper.source(cuda_experts.ROUTER_SOURCE, name, cuda_experts.router_shared_bytes(experts, warps), macros)
 
 
+def once_shared_bytes(experts: int) -> int:
+    """Of router_once.cu: counts of so many threads an expert, two words an expert, and a block's masks."""
+    columns = -(-experts // 32) * 32
+    return 4 * (1024 // columns * columns + 2 * experts + columns + columns // 16)
+
+
 @functools.cache
-def sum_source(width: int, dtype: str) -> CudaSource:
+def once_source(experts: int, dtype: str, block: int) -> CudaSource:
+    """router_once.cu."""
+    macros = {"X_BF16": int(dtype == "bf16"), "EXPERTS": experts, "BLOCK_TOKENS": block}
+    name = f"moe_router_once_{dtype}_e{experts}_b{block}"
+    return hopper.source(ONCE_SOURCE, name, once_shared_bytes(experts), macros)
+
+
+@functools.cache
+def sum_source(width: int, dtype: str, lists_first: bool = False) -> CudaSource:
     """weighted_sum.cu."""
-    return hopper.source(SUM_SOURCE, f"moe_sum_{dtype}_h{width}", 0, {"X_BF16": int(dtype == "bf16"), "WIDTH": width})
+    macros = {"X_BF16": int(dtype == "bf16"), "WIDTH": width} | ({"LISTS_FIRST": 1} if lists_first else {})
+    return hopper.source(SUM_SOURCE, f"moe_sum_{'lists_' * lists_first}{dtype}_h{width}", 0, macros)
 
 
 def most_blocks(tokens: int, top_k: int, experts: int, shared: bool, block: int) -> int:
@@ -181,14 +229,14 @@ def scratch(
             made |= {f"{name}_e4m3": zeros(rows, padded_k, kind=torch.uint8), f"{name}_rows": zeros(rows, kind=F32)}
     return made | {
         "pairs": zeros(pairs, 2), "rows": zeros(pairs, 2), "back": zeros(pairs),
-        "masks": zeros((2 * -(-tokens // ROUTER_TOKENS) + 1) * experts), "state": zeros(4),
+        "masks": zeros((2 * -(-tokens // ROUTER_TOKENS) + 1) * experts), "state": zeros(STATE_WORDS),
         "blocks": zeros(blocks, 2), "flags": zeros(2 * workers),
         "h": zeros(pairs, inner, kind=dtype), "given": zeros(pairs, width, kind=torch.float16),
         "parts": zeros(workers * sums, kind=F32),
     }  # fmt: skip
 
 
-def run(args: dict[str, Any], out: Tensors, fp8: bool = False) -> None:
+def run(args: dict[str, Any], out: Tensors, fp8: bool = False, form: Form = FORM) -> None:
     """y in four launches, six where fp8. ValueError on a mismatch."""
     x, logits, y, h = args["x"], args["logits"], out["y"], args["h"]
     element, (tokens, width) = hopper.ELEMENTS.get(x.dtype, ""), x.shape
@@ -201,16 +249,21 @@ def run(args: dict[str, Any], out: Tensors, fp8: bool = False) -> None:
         raise ValueError(f"x {tuple(x.shape)} and scratch for {len(h)} rows: prepare for at least {tokens} tokens")
     device, block, inner = x.device.index or 0, block_tokens(tokens, top_k, experts), h.shape[1]
     warps = router_warps(tokens, experts)
-    router = router_source(experts, element, block, warps)
+    router, router_bytes = (
+        router_source(experts, element, block, warps),
+        cuda_experts.router_shared_bytes(experts, warps),
+    )
+    if form.router_once and tokens <= ONCE_TOKENS:
+        router, router_bytes = once_source(experts, element, block), once_shared_bytes(experts)
     gate = args["shared_gate"] if shared else cuda.i64(0)
     lists = [args[name] for name in ("rows", "blocks", "state")]
     cuda.launch(
         cuda.load(router, router.kernels[0], device), (-(-tokens // ROUTER_TOKENS),), 32 * warps,
         (logits, x, gate, args["pairs"], args["masks"], *lists, *map(cuda.i32, (tokens, width, top_k, 0)),
-         args["back"]), cuda_experts.router_shared_bytes(experts, warps),
+         args["back"]), router_bytes,
     )  # fmt: skip
     for config, given, of, name, made in zip(
-        configs(block, width, inner, element, fp8),
+        configs(block, width, inner, element, fp8, form),
         (x, h[:pairs]),
         "xh",
         ("up", "down"),
@@ -226,14 +279,15 @@ def run(args: dict[str, Any], out: Tensors, fp8: bool = False) -> None:
             (args[f"{of}_e4m3"] if fp8 else given, args[name], args[f"{name}_scale"], *lists, made, args["parts"],
              args["flags"], by_row), config.shared_bytes, programmatic=True,
         )  # fmt: skip
-    adder = sum_source(width, element)
+    adder = sum_source(width, element, form.lists_first)
     cuda.launch(
         cuda.load(adder, adder.kernels[0], device), (tokens,), SUM_THREADS,
         (args["given"], args["pairs"], args["back"], y, cuda.i32(chosen)), 0, programmatic=True,
     )  # fmt: skip
 
 
-def _refuses(workload: Workload) -> str:
+def refuses(workload: Workload) -> str:
+    """Why the launches do not take a workload, "" where they do."""
     tokens, experts, top_k, width, inner, shared = (
         workload[axis] for axis in ("T", "experts", "top_k", "H", "F", "shared")
     )
@@ -263,13 +317,16 @@ def work(workload: Workload, sms: int, fp8: bool = False) -> Work:
     return Work(at_once, {"launches": 6.0 if fp8 else 4.0, "ends": 4000.0})
 
 
-def _of(workload: Workload, fp8: bool = False) -> tuple[ManyConfig, ManyConfig]:
+def _of(workload: Workload, fp8: bool = False, form: Form = FORM) -> tuple[ManyConfig, ManyConfig]:
     tokens, top_k, experts, width, inner = (workload[axis] for axis in ("T", "top_k", "experts", "H", "F"))
-    return configs(block_tokens(tokens, top_k, experts), width, inner, workload["dtype"], fp8)
+    return configs(block_tokens(tokens, top_k, experts), width, inner, workload["dtype"], fp8, form)
 
 
-def _config(workload: Workload, fp8: bool) -> str:
-    return " ".join(f"{c.kernel}_s{c.stages}" for c in _of(workload, fp8))
+def config(workload: Workload, fp8: bool = False, form: Form = FORM) -> str:
+    """The products that `run` launches for a workload, and what else is of another form."""
+    once = form.router_once and workload["T"] <= ONCE_TOKENS
+    products = [f"{c.kernel}_s{c.stages}" for c in _of(workload, fp8, form)]
+    return " ".join(products + ["router_once"] * once + ["lists_first"] * form.lists_first)
 
 
 CUDA_SOURCES = (
@@ -284,7 +341,7 @@ CUDA_SOURCES = (
 CANDIDATES = tuple(
     Candidate(
         name, precision, functools.partial(run, fp8=fp8), Needs(capability=(9, 0), packages=("cupy",)),
-        prepare=functools.partial(prepare, fp8=fp8), refuses=_refuses, config=functools.partial(_config, fp8=fp8),
+        prepare=functools.partial(prepare, fp8=fp8), refuses=refuses, config=functools.partial(config, fp8=fp8),
         work=functools.partial(work, fp8=fp8), no_route="not measured on a device yet",
     )
     for name, precision, fp8 in (

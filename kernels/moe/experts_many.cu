@@ -17,22 +17,33 @@
 // a stage is 128 k. The tensor cores' sums keep about 14 bits and are not promoted.
 //
 // Macros: KERNEL (name), X_BF16 0/1, GATED 0/1, FP8 0/1, ROWS (of weights: 2 INNER, or WIDTH), K, BLOCK_M 32/64/96,
-// STAGES.
+// STAGES. Where they are given (controls/cuda_many_levers.py): SPANS 2, two times 64 k a stage in 16 bits; COPIES_TELL 1,
+// a stage is told of by its copies themselves, as soon as they are there, and consumers fence what they then see.
 #include "nvfp4/gemm_operand.cuh"
 #include "nvfp4/w4a8_operand.cuh"
 #include "sm90/epilogue.cuh"
 #include "sm90/pipeline.cuh"
 #include "sm90/scheduler.cuh"
 
+#ifndef SPANS
+#define SPANS 1
+#endif
+#ifndef COPIES_TELL
+#define COPIES_TELL 0
+#endif
+static_assert(SPANS == 1 || (SPANS == 2 && !FP8), "a stage is 64 or 128 k");
+
 constexpr int BLOCK_N = 256, HALF_N = 128, CONSUMERS = 2, PRODUCERS = 4, THREADS = 128 * (CONSUMERS + 1);
-constexpr int K_BLOCKS = (K + 255) / 256 * (FP8 ? 2 : 4);  // of 64 or 128 k, as gemm_tiles.py and w4a8_tiles.py pad
+constexpr int K_BLOCKS =
+    (K + 255) / 256 * (FP8 ? 2 : 4) / SPANS;  // of 64 or 128 k, as gemm_tiles.py and w4a8_tiles.py pad
 constexpr int ROW_TILES = (ROWS + BLOCK_N - 1) / BLOCK_N, LAST_HALF = (ROWS + HALF_N - 1) / HALF_N - 1;
 constexpr int GROUPS = BLOCK_M > 64 ? 2 : 1, ACC = BLOCK_M < 64 ? BLOCK_M / 2 : 32;  // of 64 tokens; of a thread
 constexpr int SLICE = 32, FEATURES = GATED ? HALF_N / 2 : HALF_N, OUT_COLUMNS = GATED ? ROWS / 2 : ROWS;
 // A stage is told of when LAG more are asked for, which takes as many empty ones: with STAGES - 2 the producers wait for
 // the stage that the consumers have just left, and these for the producers.
 constexpr int LAG = STAGES / 2;
-constexpr unsigned ROW_TILE_BYTES = FP8 ? 1152 : TILE_BYTES, W_BYTES = 8 * ROW_TILE_BYTES, X_BYTES = BLOCK_M * 128,
+constexpr unsigned ROW_TILE_BYTES = FP8 ? 1152 : TILE_BYTES, SPAN_BYTES = 8 * ROW_TILE_BYTES,
+                   X_SPAN_BYTES = BLOCK_M * 128, W_BYTES = SPANS * SPAN_BYTES, X_BYTES = SPANS * X_SPAN_BYTES,
                    OUT_STRIDE = 2 * FEATURES + 16;
 constexpr unsigned X = 0, OUT = STAGES * X_BYTES, W = OUT + CONSUMERS * SLICE * OUT_STRIDE;
 constexpr unsigned FULL = W + STAGES * 2 * W_BYTES, EMPTY = FULL + 8 * STAGES, SHARED_BYTES = EMPTY + 8 * STAGES;
@@ -78,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int group = warp_uniform(threadIdx.x / 128), workers = gridDim.x, worker = workers - 1 - blockIdx.x;
     const Pipe pipeline{base};
     if (threadIdx.x == 128 * CONSUMERS) {
-        pipeline.init(1 + PRODUCERS, 4 * CONSUMERS);
+        pipeline.init(1 + (COPIES_TELL ? 32 : 1) * PRODUCERS, 4 * CONSUMERS);
         mbarrier_init_fence();
         fence_proxy_async_shared();
     }
@@ -93,7 +104,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         const int warp = warp_uniform(threadIdx.x % 128 / 32), lane = threadIdx.x % 32, piece = lane % 8;
         const int first = 4 * warp + lane / 8;  // of this lane's rows of a stage, which are 16 apart
         const u32 to = base + X + 128 * first + 16 * (piece ^ first % 8);
-        Pipe::State state_, behind;
+        Pipe::State state_;
+#if !COPIES_TELL
+        Pipe::State behind;
         int issued = 0;
         // What was copied into the stage that is LAG behind is there: wgmma may read it.
         const auto told = [&] {
@@ -102,6 +115,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             if (lane == 0) mbarrier_arrive(pipeline.full(behind.stage));
             behind.advance();
         };
+#endif
         int loaded = -1, count = 0;
         u32 from[ROWS_OF_LANE];  // sixteens of bytes from x on
         for (StreamKScheduler work(partition, worker, workers, tiles, K_BLOCKS, 0); work.valid(); work.next()) {
@@ -123,6 +137,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     static_cast<size_t>(block.expert) * (LAST_HALF + 1) + min(2 * row_tile + half, LAST_HALF);
                 halves[half] = w + at * (K_BLOCKS * W_BYTES);
             }
+#if COPIES_TELL || SPANS > 1
+#pragma unroll 1  // two at a time spill
+#endif
             for (int k = work.iter_begin; k < work.iter_end; k++) {
                 pipeline.producer_acquire(state_);
                 if (warp == 0 && lane == 0) {
@@ -133,24 +150,35 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                                     pipeline.full(state_.stage));
                     }
                 }
-                const bool inside = FP8 || K % 256 == 0 || 64 * k + 8 * piece < K;
 #pragma unroll
-                for (int i = 0; i < ROWS_OF_LANE; i++) {
-                    if (first + 16 * i < count) {
-                        cp_async_16(to + state_.stage * X_BYTES + 2048 * i,
-                                    x + (inside ? 16 * (static_cast<size_t>(from[i]) + 8 * k) : 0), inside);
+                for (int span = 0; span < SPANS; span++) {
+                    const int of_64 = SPANS * k + span;
+                    const bool inside = FP8 || K % 256 == 0 || 64 * of_64 + 8 * piece < K;
+#pragma unroll
+                    for (int i = 0; i < ROWS_OF_LANE; i++) {
+                        if (first + 16 * i < count) {
+                            cp_async_16(to + state_.stage * X_BYTES + span * X_SPAN_BYTES + 2048 * i,
+                                        x + (inside ? 16 * (static_cast<size_t>(from[i]) + 8 * of_64) : 0), inside);
+                        }
                     }
                 }
+#if COPIES_TELL
+                cp_async_arrive(pipeline.full(state_.stage));
+                state_.advance();
+#else
                 cp_async_commit();
                 state_.advance();
                 if (++issued > LAG) {
                     cp_async_wait<LAG>();
                     told();
                 }
+#endif
             }
         }
         cp_async_wait<0>();
+#if !COPIES_TELL
         for (int i = min(issued, LAG); i > 0; i--) told();
+#endif
     } else {
         warpgroup_reg_alloc<224>();
         const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
@@ -169,15 +197,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         const auto multiply = [&](auto low, auto high, int count) {
             constexpr int LOW = decltype(low)::value, HIGH = decltype(high)::value;
             int before = -1;
-#pragma unroll 1
-            for (; count > 0; count--) {
-                const int stage = at.stage;
-                const u64 operand = x_descriptor(base + X + warp_uniform(stage) * X_BYTES);
-                pipeline.consumer_wait(at);
-                at.advance();
+#pragma unroll 1  // a span a turn: of two unrolled, ptxas serialises the wgmmas (C7513)
+            for (count *= SPANS; count > 0; count--) {
+                const int stage = at.stage, span = SPANS > 1 ? count & 1 : 0;
+                const u64 operand = x_descriptor(base + X + warp_uniform(stage) * X_BYTES + span * X_SPAN_BYTES);
+                if (span == 0) pipeline.consumer_wait(at);
+                if (span == SPANS - 1) at.advance();
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
-                    const u32 of_half = stage * 2 * W_BYTES + half * 4 * ROW_TILE_BYTES;
+                    const u32 of_half = stage * 2 * W_BYTES + span * SPAN_BYTES + half * 4 * ROW_TILE_BYTES;
                     if constexpr (FP8) {
                         Packed8 packed;
                         packed.load(my_codes + of_half, my_scales + of_half);
@@ -188,6 +216,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                         decode_fragments<X_BF16>(packed, a[half]);
                     }
                     pin(a[half]);
+                    // Ahead of every product with these rows; ptxas lets the decoding run while it waits.
+                    if (COPIES_TELL && half == 0 && span == 0) fence_proxy_async_shared();
                     wgmma_fence();
 #pragma unroll
                     for (int j = 0; j < 4; j++) {
@@ -200,7 +230,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     wgmma_wait<1>();
                     if (half == 0 && before >= 0) release(before);
                 }
-                before = stage;
+                before = span == SPANS - 1 ? stage : -1;
             }
             wgmma_wait<0>();
             release(before);

@@ -21,6 +21,7 @@ from kernels.gdn.controls import cuda_segments_in_scan
 from kernels.kv import cuda_decode as kv_decode
 from kernels.moe import cuda_experts, cuda_many
 from kernels.moe.controls import cuda_levers as moe_levers
+from kernels.moe.controls import cuda_many_levers
 from kernels.nvfp4 import cuda_decode, cuda_gemm, cuda_w4a8, ring_config
 from tests.kernels import sass
 from tests.kernels.sass import Instruction, unfinished_at_releases
@@ -41,7 +42,7 @@ SOURCES = {
     "segments": (*cuda_segments.CUDA_SOURCES, *cuda_segments_in_scan.CUDA_SOURCES),
     "kv": kv_decode.CUDA_SOURCES,
     "experts": tuple(dict.fromkeys((*cuda_experts.CUDA_SOURCES, *moe_levers.CUDA_SOURCES))),
-    "experts_many": cuda_many.CUDA_SOURCES,
+    "experts_many": (*cuda_many.CUDA_SOURCES, *cuda_many_levers.CUDA_SOURCES),
 }
 FREE = "SYNCS.ARRIVE.TRANS64.A1T0 RZ, [R2+URZ], RZ"
 

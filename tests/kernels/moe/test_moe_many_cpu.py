@@ -13,10 +13,14 @@ import torch
 
 from kernels.common import Workload
 from kernels.moe import cases, cuda_experts, cuda_many
+from kernels.moe.controls import cuda_many_levers
+from kernels.moe.controls.cuda_many_levers import FORMS
 from kernels.moe.cost import block_sizes, cost
+from kernels.moe.cuda_many import FORM, Form
 from kernels.moe.reference import reference, routed
 from lab.check import aot_worker, families
 from lab.check.accuracy import compare
+from tests.kernels import sass
 from tests.kernels.on_cpu.nvfp4_on_cpu import skip_unless_hopper
 from tests.kernels.on_cpu.stand_in import UNCHANGED, Change, StandIn, built, needs_compiler, unless_stopped
 
@@ -30,8 +34,11 @@ extern "C" void simulated({parameters}, int grid, int threads, int bytes, int se
 }}
 """
 PARAMETERS = {
-    "router.cu": "const float* logits, const unsigned char* x, const unsigned char* gate, uint2* pairs, u32* masks, "
-    "uint2* rows, uint2* blocks, u32* state, int tokens, int width, int top_k, int counters, u32* back",
+    **dict.fromkeys(
+        ("router.cu", "router_once.cu"),
+        "const float* logits, const unsigned char* x, const unsigned char* gate, uint2* pairs, u32* masks, "
+        "uint2* rows, uint2* blocks, u32* state, int tokens, int width, int top_k, int counters, u32* back",
+    ),
     "experts_many.cu": "const unsigned char* x, const unsigned char* w, const float* scale, const uint2* rows, "
     "const uint2* blocks, const u32* state, u16* out, float* parts, u32* flags, const float* x_scale",
     "quantise_e4m3.cu": "const unsigned short* x, unsigned char* out, float* scales, int k, int padded",
@@ -73,7 +80,9 @@ class Simulated:
         kernel.simulated(*given, *map(ctypes.c_int, (*grid, threads, shared, self.seed)))
 
 
-def right(simulated: Simulated, workload: Workload, seeds: int = 2, fp8: bool = False) -> bool:
+def right(
+    simulated: Simulated, workload: Workload, seeds: int = 2, fp8: bool = False, form: Form = FORM
+) -> bool:  # fmt: skip
     """Whether y is within tolerance and the same to the bit for every order of threads and in a second call."""
     given = cases.inputs(workload, 1)
     for name in given:
@@ -87,15 +96,15 @@ def right(simulated: Simulated, workload: Workload, seeds: int = 2, fp8: bool = 
     for seed in range(seeds):
         simulated.seed = seed
         out = cases.outputs(workload, given)
-        cuda_many.run(kept, out, fp8)
+        cuda_many.run(kept, out, fp8, form)
         first = out["y"] if first is None else first
         if not (compare("y", out["y"], wanted, limit).ok and torch.equal(first, out["y"])):
             return False
-    return not kept["flags"].any() and not kept["state"][1:].any()
+    turns = kept["state"][4:].tolist()  # of router_once.cu
+    return not kept["flags"].any() and not kept["state"][1:4].any() and turns[1 + turns[0]] == 0
 
 
-@needs_compiler
-@pytest.mark.parametrize(
+SHAPES = pytest.mark.parametrize(
     ("workload", "workers", "block"),
     [
         (BY_ID["t2_e8_k2_h80_f48_s32_bf16"], 3, 32),
@@ -107,6 +116,10 @@ def right(simulated: Simulated, workload: Workload, seeds: int = 2, fp8: bool = 
     ],
     ids=lambda w: getattr(w, "id", str(w)),
 )
+
+
+@needs_compiler
+@SHAPES
 @pytest.mark.parametrize("fp8", [False, True], ids=["w4a16", "w4a8"])
 def test_the_kernels_run_on_a_cpu(monkeypatch, workload, workers, block, fp8):
     """Blocks of one to 96 rows, tiles that two and more workers share, weight rows that do not fill a tile."""
@@ -114,10 +127,18 @@ def test_the_kernels_run_on_a_cpu(monkeypatch, workload, workers, block, fp8):
 
 
 @needs_compiler
+@SHAPES
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_runs_on_a_cpu(monkeypatch, workload, workers, block, name):
+    """The same shapes: a stage of 128 k beside rows of 80, stages told of by copies that land late."""
+    assert right(Simulated(monkeypatch, workers, block), workload, form=FORMS[name])
+
+
+@needs_compiler
 @pytest.mark.parametrize(
     "change",
     [
-        ("pipeline.init(1 + PRODUCERS", "pipeline.init(1"),
+        ("pipeline.init(1 + (COPIES_TELL ? 32 : 1) * PRODUCERS", "pipeline.init(1"),
         ("for (int i = min(issued, LAG); i > 0; i--) told();", ""),
         ("&& 64 * g + 8 * e < block.count", "&& 64 * g + 8 * e < 8"),
         ("BLOCK_M == 64 || count <= 64", "BLOCK_M == 64 || count <= 96"),
@@ -125,7 +146,7 @@ def test_the_kernels_run_on_a_cpu(monkeypatch, workload, workers, block, fp8):
         ("if (half == 0 && before >= 0) release(before);", "if (half == 0) release(stage);"),
         ("peer <= worker + peers", "peer < worker + peers"),
         ("GATED ? ldg32(rows + row) : row;", "GATED ? ldg32(rows + row) ^ 1 : row;"),
-        ("static_cast<size_t>(from[i]) + 8 * k", "static_cast<size_t>(from[i]) + 4 * k"),
+        ("static_cast<size_t>(from[i]) + 8 * of_64", "static_cast<size_t>(from[i]) + 4 * of_64"),
         ("min(2 * row_tile + half, LAST_HALF)", "2 * row_tile"),
         ("(token - s) * OUT_STRIDE", "token * OUT_STRIDE"),
         ("piece ^ first % 8", "piece"),
@@ -136,6 +157,29 @@ def test_the_simulation_sees_mistakes_in_the_products(monkeypatch: pytest.Monkey
     simulated.changes = {cuda_many.SOURCE: change}
     workload = cases._workload(130, 3, 2, 528, 144, "one", shared=144)
     assert not unless_stopped(lambda: right(simulated, workload, 3))
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("(COPIES_TELL ? 32 : 1) * PRODUCERS", "(COPIES_TELL ? 31 : 1) * PRODUCERS"),
+        ("if (COPIES_TELL && half == 0 && span == 0) fence_proxy_async_shared();", ""),
+        ("COPIES_TELL && half == 0 && span == 0", "COPIES_TELL && half == 0 && span == 1"),
+        ("if (span == SPANS - 1) at.advance();", "at.advance();"),
+        ("before = span == SPANS - 1 ? stage : -1;", "before = stage;"),
+        ("const int of_64 = SPANS * k + span;", "const int of_64 = SPANS * k;"),
+        ("X_BYTES + span * X_SPAN_BYTES + 2048 * i", "X_BYTES + 2048 * i"),
+        ("2 * W_BYTES + span * SPAN_BYTES", "2 * W_BYTES"),
+    ],
+)
+def test_the_simulation_sees_mistakes_in_a_stage_of_128_k_that_its_copies_tell_of(
+    monkeypatch: pytest.MonkeyPatch, change: Change
+) -> None:
+    simulated = Simulated(monkeypatch, 7, 96)
+    simulated.changes = {cuda_many.SOURCE: change}
+    workload = cases._workload(130, 3, 2, 528, 144, "one", shared=144)
+    assert not unless_stopped(lambda: right(simulated, workload, 3, form=FORMS["experts_many_tell_k128"]))
 
 
 @needs_compiler
@@ -156,20 +200,25 @@ def test_the_simulation_sees_mistakes_in_w4a8(monkeypatch: pytest.MonkeyPatch, c
     assert not unless_stopped(lambda: right(simulated, workload, fp8=True))
 
 
-def _routed(simulated: Simulated, tokens: int, experts: int, top_k: int, block: int, routing: str) -> bool:
-    """Whether router.cu's rows, blocks and places are the reference's choice, sorted by expert and then by token."""
+def _routed(
+    simulated: Simulated, tokens: int, experts: int, top_k: int, block: int, routing: str, once: bool = False
+) -> bool:
+    """Whether the router's rows, blocks and places are the reference's choice, sorted by expert and then by token.
+
+    once: of router_once.cu, three times, as each call leaves the next one its counters.
+    """
     axes: dict[str, int | str] = {
         "T": tokens, "experts": experts, "top_k": top_k, "H": 64, "routing": routing, "dtype": "bf16",
     }  # fmt: skip
     given = cases.activations(Workload("", axes), 3, "cpu")
     gate, pairs = torch.randn(64).to(torch.bfloat16), tokens * (top_k + 1)
     warps, grid = cuda_many.router_warps(tokens, experts), -(-tokens // cuda_many.ROUTER_TOKENS)
-    source = cuda_many.router_source(experts, "bf16", block, warps)
+    source = (cuda_many.once_source if once else cuda_many.router_source)(experts, "bf16", block, *[warps] * (not once))
     rows, blocks, chosen_pairs = (torch.full((pairs, 2), -1, dtype=torch.int32) for _ in range(3))
-    state, back = torch.zeros(4, dtype=torch.int32), torch.full((pairs,), -1, dtype=torch.int32)
+    state, back = torch.zeros(4 + 3 * once, dtype=torch.int32), torch.full((pairs,), -1, dtype=torch.int32)
     masks = torch.full(((2 * grid + 1) * experts,), -1, dtype=torch.int32)
     kernel = on_cpu(source, simulated.changes.get(source.path, UNCHANGED))
-    threads, shared = 32 * warps, cuda_experts.router_shared_bytes(experts, warps)
+    threads, shared = 32 * warps, source.shared_bytes
     arguments = (
         given["logits"],
         given["x"],
@@ -185,7 +234,13 @@ def _routed(simulated: Simulated, tokens: int, experts: int, top_k: int, block: 
         0,
         back,
     )
-    simulated.launch(kernel, (grid,), threads, arguments, shared)
+    for seed in range(1 + 2 * once):
+        simulated.seed = seed
+        masks.fill_(-1)
+        simulated.launch(kernel, (grid,), threads, arguments, shared)
+        turn = state[4:].tolist() or [0, 0, 0]
+        if state[1:4].any() or turn[0] != (seed + 1) % 2 * once or turn[1 + turn[0]]:
+            return False
 
     chosen, weight = routed(given["logits"], top_k)
     share = torch.sigmoid(given["x"].double() @ gate.double())
@@ -199,7 +254,6 @@ def _routed(simulated: Simulated, tokens: int, experts: int, top_k: int, block: 
     places = [by_expert[i][:2] for i in back.tolist()]
     return (
         blocks[: state[0]].tolist() == listed
-        and not state[1:].any()
         and rows[:, 0].tolist() == [t for _, t, _ in by_expert]
         and bool(((rows[:, 1].view(torch.float32) - odds).abs() <= 1e-5 * odds).all())
         and places == [(int(e), i // (top_k + 1)) for i, e in enumerate(chosen_pairs[:, 0])]
@@ -213,6 +267,36 @@ ROUTINGS = [(33, 8, 2, 32, "uniform"), (70, 300, 8, 32, "uniform"), (140, 40, 5,
 @pytest.mark.parametrize(("tokens", "experts", "top_k", "block", "routing"), ROUTINGS)
 def test_the_router_sorts_the_choice_of_many(monkeypatch, tokens, experts, top_k, block, routing):
     assert _routed(Simulated(monkeypatch, 4, block), tokens, experts, top_k, block, routing)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("tokens", "experts", "top_k", "block", "routing"), [*ROUTINGS, (600, 600, 2, 96, "zipf")])
+def test_the_router_of_one_wait_sorts_alike(monkeypatch, tokens, experts, top_k, block, routing):
+    """One thread an expert and several, with a word of each block and with more than are in flight at once."""
+    assert _routed(Simulated(monkeypatch, 4, block), tokens, experts, top_k, block, routing, once=True)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("(1u << (t & 31)) - 1)", "(2u << (t & 31)) - 1)"),
+        ("b + j * SLICES < ahead", "b + j * SLICES <= ahead"),
+        ("b += AT_ONCE * SLICES", "b += grid"),
+        ("state[6 - turn] = 0;", ""),
+        ("state[4] = 1 - turn;", ""),
+        ("state + 5 + turn, 1", "state + 5, 1"),
+        ("first + (both & 0xFFFF)", "first"),
+        ("if (w == warp) upto[which] += total[which];", ""),
+        ("min(BLOCK_TOKENS, count - begin) << 16, first + begin", "count << 16, first + begin"),
+    ],
+)
+def test_the_simulation_sees_mistakes_in_the_router_of_one_wait(
+    monkeypatch: pytest.MonkeyPatch, change: Change
+) -> None:
+    simulated = Simulated(monkeypatch, 4, 64)
+    simulated.changes = {cuda_many.ONCE_SOURCE: change}
+    assert not unless_stopped(lambda: _routed(simulated, 600, 600, 3, 64, "zipf", once=True))
 
 
 @needs_compiler
@@ -252,7 +336,9 @@ def test_what_the_kernels_cannot_hold_is_refused(axis: str, value: int, word: st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", cuda_many.CUDA_SOURCES, ids=lambda s: s.kernels[0])
+@pytest.mark.parametrize(
+    "source", [*cuda_many.CUDA_SOURCES, *cuda_many_levers.CUDA_SOURCES], ids=lambda s: s.kernels[0]
+)
 def test_sources_compile_without_spills(source: Any) -> None:
     (row,) = aot_worker.compile_cuda(source, 90)
     assert (row["status"], row["spill_bytes"], row["fits"]) == ("ok", 0, True), row
@@ -262,6 +348,21 @@ def test_sources_compile_without_spills(source: Any) -> None:
         text = source.path.read_text()
         fewer, more = (int(re.findall(rf"reg_{word}<(\d+)>", text)[0]) for word in ("dealloc", "alloc"))
         assert 128 * (row["registers"] - fewer) >= 256 * (more - row["registers"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "source",
+    [s for s in (*cuda_many.CUDA_SOURCES, *cuda_many_levers.CUDA_SOURCES) if s.path == cuda_many.SOURCE],
+    ids=lambda s: s.kernels[0],
+)
+def test_a_half_is_decoded_while_the_others_products_run(source: Any) -> None:
+    """A wait for all products behind each loop alone: where ptxas serialises them (C7510 to C7514), behind each."""
+    (code,) = sass.kernels(sass.compiled(source)).values()
+    waits = [i.text for i in code if i.text.startswith("WARPGROUP.DEPBAR")]
+    loops = waits.count("WARPGROUP.DEPBAR.LE gsb0, 0x0")
+    assert loops in (1, 2, 3)
+    assert waits.count("WARPGROUP.DEPBAR.LE gsb0, 0x1") == 2 * loops
 
 
 @needs_compiler

@@ -1,0 +1,126 @@
+// router.cu's MANY with one wait of the whole grid instead of two: the same lists to the bit, for up to 2,048 tokens.
+//
+//   every block   a warp a token chooses; which of its 32 tokens each expert has goes to memory as a word; then the grid
+//                 meets, and the shared expert's weights are made while it does
+//   every block   counts the words of all blocks for itself, several threads an expert and all loads at once, and places
+//                 its own tokens' rows; the first one writes the list of blocks besides
+//
+// router.cu lets the last block count, eight words of an expert a trip to L2, and the others wait for it a second time.
+// Given up: the masks are read by every block, a kilobyte each of 256 experts: 4 MB at 2,048 tokens, 250 at 16,384.
+//
+// Macros: KERNEL (name), X_BF16 0/1 (type of x), EXPERTS, BLOCK_TOKENS.
+#include "pick.cuh"
+
+constexpr int TOKENS = 32, THREADS = 32 * TOKENS;                 // of a block: a warp a token
+constexpr int COLUMNS = 32 * VALUES, SLICES = THREADS / COLUMNS;  // threads of an expert
+constexpr int AT_ONCE = 16;                                       // words that a thread has in flight
+static_assert(EXPERTS <= THREADS, "an expert a thread");
+
+// As router.cu's. masks: [blocks, EXPERTS]. state: [7] the number of blocks, three words of router.cu's, which of the two
+// counters behind it this launch takes, and those.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    KERNEL(const float* logits, const unsigned char* x, const unsigned char* shared_gate, uint2* pairs, u32* masks,
+           uint2* rows, uint2* blocks, u32* state, int tokens, int width, int top_k, int counters, u32* back) {
+    DYNAMIC_SHARED(shared);
+    u32* const counted = reinterpret_cast<u32*>(shared);  // [SLICES, COLUMNS]
+    u32* const places = counted + SLICES * COLUMNS;       // [EXPERTS] where this block's rows begin
+    u32* const members = places + EXPERTS;                // [EXPERTS] which of its tokens they are
+    u32* const taken_by = members + EXPERTS;              // [TOKENS, VALUES]
+    u32* const of_warps = taken_by + TOKENS * VALUES;     // [2, VALUES]
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, e = threadIdx.x, grid = gridDim.x;
+    const int with_shared = shared_gate != nullptr, chosen = top_k + with_shared;
+    const int first_token = TOKENS * blockIdx.x, behind_token = min(tokens, first_token + TOKENS);
+    const int token = first_token + warp;
+    launch_dependent_grids();
+    const u32 turn = threadIdx.x == 0 ? ldg32(state + 4) : 0;  // beside the logits
+    if (token < behind_token) {
+        const u32 mask = pick(logits, pairs, token, chosen, top_k, lane);
+        if (lane < VALUES) taken_by[warp * VALUES + lane] = mask;
+    }
+    __syncthreads();
+    if (e < EXPERTS) {
+        u32 mine = 0;
+        for (int t = 0; t < behind_token - first_token; t++)
+            mine |= (taken_by[t * VALUES + e / 32] >> (e & 31) & 1) << t;
+        members[e] = mine;
+        masks[blockIdx.x * EXPERTS + e] = mine;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0 && atomic_add_acq_rel(state + 5 + turn, 1) == grid - 1) {
+        // All have read whose turn it is. The next launch has the other counter, so none waits until this one may fall.
+        state[6 - turn] = 0;
+        state[4] = 1 - turn;
+    }
+    if (with_shared && token < behind_token) {
+        const float share = shared_weight(x, shared_gate, token, width, lane);
+        if (lane == 0) pairs[token * chosen + top_k] = make_uint2(EXPERTS, __float_as_uint(share));
+    }
+    if (threadIdx.x == 0) {
+        while (ld_acquire(state + 5 + turn) < grid) continue;
+    }
+    __syncthreads();
+    // A row a thread: at most 32 tokens a block and 32 experts a token.
+    const int i = first_token * chosen + threadIdx.x;
+    u32 of = 0, weight = 0;
+    if (i < behind_token * chosen) {
+        of = ldg32(pairs + i);
+        weight = ldg32(reinterpret_cast<const u32*>(pairs + i) + 1);
+    }
+    // Rows of an expert in the upper half, those of the blocks ahead of this one in the lower.
+    const int column = threadIdx.x % COLUMNS, slice = threadIdx.x / COLUMNS, ahead = blockIdx.x;
+    if (slice < SLICES && column < EXPERTS) {
+        u32 sum = 0;
+        for (int b = slice; b < grid; b += AT_ONCE * SLICES) {
+            u32 words[AT_ONCE];
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; j++) {
+                const int from = b + j * SLICES;
+                words[j] = from < grid ? ldg32(masks + from * EXPERTS + column) : 0;
+            }
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; j++) sum += __popc(words[j]) * (b + j * SLICES < ahead ? 0x10001u : 0x10000u);
+        }
+        counted[slice * COLUMNS + column] = sum;
+    }
+    __syncthreads();
+    u32 both = 0;
+    for (int s = 0; s < SLICES && e < EXPERTS; s++) both += counted[s * COLUMNS + e];
+    const int count = both >> 16, cuts = (count + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
+    int upto[2] = {count, cuts}, total[2] = {0, 0};  // two sums in two scans: rows, and blocks
+#pragma unroll
+    for (int which = 0; which < 2; which++) {
+        for (int by = 1; by < 32; by *= 2) {
+            const int before = __shfl_up_sync(ALL, upto[which], by);
+            if (lane >= by) upto[which] += before;
+        }
+        if (lane == 31 && warp < VALUES) of_warps[which * VALUES + warp] = upto[which];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int which = 0; which < 2; which++) {
+        for (int w = 0; w < VALUES; w++) {
+            if (w == warp) upto[which] += total[which];
+            total[which] += of_warps[which * VALUES + w];
+        }
+    }
+    const int first = upto[0] - count, routed = total[0], cut = total[1];
+    if (e < EXPERTS) places[e] = first + (both & 0xFFFF);
+    __syncthreads();
+    if (i < behind_token * chosen) {
+        const int t = i / chosen;
+        const u32 at = of < EXPERTS ? places[of] + __popc(members[of] & (1u << (t & 31)) - 1) : routed + t;
+        rows[at] = make_uint2(t, weight);
+        back[i] = at;
+    }
+    if (blockIdx.x > 0) return;
+    for (int b = 0; b < cuts; b++) {
+        const int begin = b * BLOCK_TOKENS;
+        blocks[upto[1] - cuts + b] = make_uint2(e | min(BLOCK_TOKENS, count - begin) << 16, first + begin);
+    }
+    const int of_shared = with_shared ? (tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS : 0;
+    for (int b = threadIdx.x; b < of_shared; b += THREADS) {
+        const int begin = b * BLOCK_TOKENS;
+        blocks[cut + b] = make_uint2(EXPERTS | min(BLOCK_TOKENS, tokens - begin) << 16, routed + begin);
+    }
+    if (threadIdx.x == 0) state[0] = cut + of_shared;
+}
