@@ -218,7 +218,7 @@ def _routed(
     state, back = torch.zeros(4 + 3 * once, dtype=torch.int32), torch.full((pairs,), -1, dtype=torch.int32)
     masks = torch.full(((2 * grid + 1) * experts,), -1, dtype=torch.int32)
     kernel = on_cpu(source, simulated.changes.get(source.path, UNCHANGED))
-    threads, shared = 32 * warps, source.shared_bytes
+    threads, shared = 32 * warps, source.shared_of(source.kernels[0])
     arguments = (
         given["logits"],
         given["x"],
