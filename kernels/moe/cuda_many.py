@@ -49,12 +49,12 @@ W4A8 = "nvfp4-w4a8"
 class Form:
     """How the four launches go; the default is cuda_experts_many, controls/cuda_many_levers.py has the others.
 
-    spans: times 64 k a stage in 16 bits. copies_tell: a stage's copies tell of it themselves. router_once: the router
-    waits for the grid once, up to ONCE_TOKENS. lists_first: the sum reads where its rows lie ahead of them.
+    spans: times 64 k a stage in 16 bits. switches: macros of experts_many.cu that are 1. router_once: the router waits
+    for the grid once, up to ONCE_TOKENS. lists_first: the sum reads where its rows lie ahead of them.
     """
 
     spans: int = 1
-    copies_tell: bool = False
+    switches: tuple[str, ...] = ()
     router_once: bool = False
     lists_first: bool = False
 
@@ -66,7 +66,7 @@ FORM = Form()
 class ManyConfig:
     """A compiled experts_many.cu: dtype of x and h; `gated` the first product; weight rows by k; rows of a block.
 
-    spans, copies_tell: as in Form.
+    spans, switches: as in Form.
     """
 
     dtype: str
@@ -76,12 +76,12 @@ class ManyConfig:
     block_tokens: int
     fp8: bool = False
     spans: int = 1
-    copies_tell: bool = False
+    switches: tuple[str, ...] = ()
 
     @property
     def kernel(self) -> str:
         which = "up" if self.gated else "down"
-        form = f"_spans{self.spans}" * (self.spans > 1) + "_tell" * self.copies_tell
+        form = f"_spans{self.spans}" * (self.spans > 1) + "".join(f"_{word.lower()}" for word in self.switches)
         return f"moe_many_{which}_{'w4a8_' * self.fp8}{self.dtype}_n{self.rows}_k{self.k}_b{self.block_tokens}{form}"
 
     @property
@@ -123,7 +123,7 @@ def configs(
     block: int, width: int, inner: int, dtype: str, fp8: bool = False, form: Form = FORM
 ) -> tuple[ManyConfig, ManyConfig]:
     """Of both products."""
-    more = block, fp8, form.spans, form.copies_tell
+    more = block, fp8, form.spans, form.switches
     return ManyConfig(dtype, True, 2 * inner, width, *more), ManyConfig(dtype, False, width, inner, *more)
 
 
@@ -135,7 +135,7 @@ def source(config: ManyConfig) -> CudaSource:
         "ROWS": config.rows, "K": config.k, "BLOCK_M": config.block_tokens, "STAGES": config.stages,
     }  # fmt: skip
     macros |= {"SPANS": config.spans} if config.spans > 1 else {}
-    macros |= {"COPIES_TELL": 1} if config.copies_tell else {}
+    macros |= dict.fromkeys(config.switches, 1)
     return hopper.source(SOURCE, config.kernel, config.shared_bytes, macros)
 
 

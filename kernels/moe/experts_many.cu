@@ -18,7 +18,8 @@
 //
 // Macros: KERNEL (name), X_BF16 0/1, GATED 0/1, FP8 0/1, ROWS (of weights: 2 INNER, or WIDTH), K, BLOCK_M 32/64/96,
 // STAGES. Where they are given (controls/cuda_many_levers.py): SPANS 2, two times 64 k a stage in 16 bits; COPIES_TELL 1,
-// a stage is told of by its copies themselves, as soon as they are there, and consumers fence what they then see.
+// a stage is told of by its copies themselves, as soon as they are there, and consumers fence what they then see; WIDE 1,
+// 96 columns are one product and not two; BOTH_HALVES 1, codes of both halves of a span are loaded side by side.
 #include "nvfp4/gemm_operand.cuh"
 #include "nvfp4/w4a8_operand.cuh"
 #include "sm90/epilogue.cuh"
@@ -31,13 +32,20 @@
 #ifndef COPIES_TELL
 #define COPIES_TELL 0
 #endif
+#ifndef WIDE
+#define WIDE 0
+#endif
+#ifndef BOTH_HALVES
+#define BOTH_HALVES 0
+#endif
 static_assert(SPANS == 1 || (SPANS == 2 && !FP8), "a stage is 64 or 128 k");
 
 constexpr int BLOCK_N = 256, HALF_N = 128, CONSUMERS = 2, PRODUCERS = 4, THREADS = 128 * (CONSUMERS + 1);
 constexpr int K_BLOCKS =
     (K + 255) / 256 * (FP8 ? 2 : 4) / SPANS;  // of 64 or 128 k, as gemm_tiles.py and w4a8_tiles.py pad
 constexpr int ROW_TILES = (ROWS + BLOCK_N - 1) / BLOCK_N, LAST_HALF = (ROWS + HALF_N - 1) / HALF_N - 1;
-constexpr int GROUPS = BLOCK_M > 64 ? 2 : 1, ACC = BLOCK_M < 64 ? BLOCK_M / 2 : 32;  // of 64 tokens; of a thread
+// Of 64 tokens, or of all where WIDE; of a thread's sums of one.
+constexpr int GROUPS = BLOCK_M > 64 && !WIDE ? 2 : 1, ACC = WIDE || BLOCK_M < 64 ? BLOCK_M / 2 : 32;
 constexpr int SLICE = 32, FEATURES = GATED ? HALF_N / 2 : HALF_N, OUT_COLUMNS = GATED ? ROWS / 2 : ROWS;
 // A stage is told of when LAG more are asked for, which takes as many empty ones: with STAGES - 2 the producers wait for
 // the stage that the consumers have just left, and these for the producers.
@@ -193,6 +201,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             __syncwarp();
             if (lane == 0) pipeline.consumer_release(stage);
         };
+#if BOTH_HALVES
+        const u32 zero = static_cast<u32>(tiles) >> 31;  // for once_loaded
+#endif
         // The k of a tile, in products of LOW columns and of HIGH more.
         const auto multiply = [&](auto low, auto high, int count) {
             constexpr int LOW = decltype(low)::value, HIGH = decltype(high)::value;
@@ -203,6 +214,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 const u64 operand = x_descriptor(base + X + warp_uniform(stage) * X_BYTES + span * X_SPAN_BYTES);
                 if (span == 0) pipeline.consumer_wait(at);
                 if (span == SPANS - 1) at.advance();
+#if BOTH_HALVES
+                Packed packed[2];
+#endif
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
                     const u32 of_half = stage * 2 * W_BYTES + span * SPAN_BYTES + half * 4 * ROW_TILE_BYTES;
@@ -211,9 +225,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                         packed.load(my_codes + of_half, my_scales + of_half);
                         decode_fragments8(packed, a[half]);
                     } else {
+#if BOTH_HALVES
+                        if (half == 0) {
+                            packed[0].load(my_codes + of_half, my_scales + of_half);
+                            packed[1].load(my_codes + of_half + 4 * ROW_TILE_BYTES,
+                                           my_scales + of_half + 4 * ROW_TILE_BYTES);
+                        }
+                        decode_fragments<X_BF16>(packed[half], a[half]);
+#else
                         Packed packed;
                         packed.load(my_codes + of_half, my_scales + of_half);
                         decode_fragments<X_BF16>(packed, a[half]);
+#endif
                     }
                     pin(a[half]);
                     // Ahead of every product with these rows; ptxas lets the decoding run while it waits.
@@ -228,7 +251,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     }
                     wgmma_commit();
                     wgmma_wait<1>();
+#if BOTH_HALVES
+                    // The other half's codes are of another stage; whoever reads the machine code cannot know.
+                    if (half == 0 && before >= 0) {
+                        __syncwarp();
+                        const u32 at_empty =
+                            once_loaded(pipeline.empty(before), packed[1].codes.x ^ packed[1].scales.x, zero);
+                        if (lane == 0) mbarrier_arrive(at_empty);
+                    }
+#else
                     if (half == 0 && before >= 0) release(before);
+#endif
                 }
                 before = span == SPANS - 1 ? stage : -1;
             }
@@ -246,13 +279,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 if (BLOCK_M == 64 || count <= 64) {
                     multiply(Count<64>{}, Count<0>{}, stages);
                 } else if constexpr (BLOCK_M == 96) {
-                    multiply(Count<64>{}, Count<32>{}, stages);
+                    multiply(Count<WIDE ? 96 : 64>{}, Count<WIDE ? 0 : 32>{}, stages);
                 }
             }
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 pin(acc[half][0]);
-                if constexpr (BLOCK_M == 96) pin(reinterpret_cast<float (&)[16]>(acc[half][1]));
+                if constexpr (GROUPS > 1) pin(reinterpret_cast<float (&)[16]>(acc[half][1]));
             }
 
             // Read late: it would take registers from the products.
@@ -308,7 +341,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 for (int half = 0; half < 2; half++) {
 #pragma unroll
                     for (int i = 0; i < SLICE; i += 16) {
-                        const float* v = &acc[half][s / 64][(s % 64 + i) / 2];
+                        const float* v = GROUPS > 1 ? &acc[half][s / 64][(s % 64 + i) / 2] : &acc[half][0][(s + i) / 2];
                         float of[4] = {1.0f, 1.0f, 1.0f, 1.0f};  // of its four tokens
 #pragma unroll
                         for (int e = 0; FP8 && e < 4; e++) {

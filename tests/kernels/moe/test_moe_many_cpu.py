@@ -171,15 +171,17 @@ def test_the_simulation_sees_mistakes_in_the_products(monkeypatch: pytest.Monkey
         ("const int of_64 = SPANS * k + span;", "const int of_64 = SPANS * k;"),
         ("X_BYTES + span * X_SPAN_BYTES + 2048 * i", "X_BYTES + 2048 * i"),
         ("2 * W_BYTES + span * SPAN_BYTES", "2 * W_BYTES"),
+        ("Count<WIDE ? 96 : 64>{}, Count<WIDE ? 0 : 32>{}", "Count<64>{}, Count<0>{}"),
+        ("&acc[half][0][(s + i) / 2]", "&acc[half][0][s / 2]"),
+        ("my_codes + of_half + 4 * ROW_TILE_BYTES", "my_codes + of_half"),
+        ("my_scales + of_half + 4 * ROW_TILE_BYTES", "my_scales + of_half"),
     ],
 )
-def test_the_simulation_sees_mistakes_in_a_stage_of_128_k_that_its_copies_tell_of(
-    monkeypatch: pytest.MonkeyPatch, change: Change
-) -> None:
+def test_the_simulation_sees_mistakes_in_all_forms(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
     simulated = Simulated(monkeypatch, 7, 96)
     simulated.changes = {cuda_many.SOURCE: change}
     workload = cases._workload(130, 3, 2, 528, 144, "one", shared=144)
-    assert not unless_stopped(lambda: right(simulated, workload, 3, form=FORMS["experts_many_tell_k128"]))
+    assert not unless_stopped(lambda: right(simulated, workload, 3, form=FORMS["experts_many_forms"]))
 
 
 @needs_compiler
