@@ -153,8 +153,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 if (warp == 0 && lane == 0) {
                     pipeline.producer_expect(state_, 2 * W_BYTES);
 #pragma unroll
-                    for (int half = 0; half < 2; half++) {
-                        tma_load_1d(base + W + (2 * state_.stage + half) * W_BYTES, halves[half] + k * W_BYTES, W_BYTES,
+                    for (int i = 0; i < 2 * SPANS; i++) {
+                        const int span = i / 2, half = i % 2;
+                        tma_load_1d(base + W + 2 * state_.stage * W_BYTES + i * SPAN_BYTES,
+                                    halves[half] + (SPANS * k + span) * SPAN_BYTES, SPAN_BYTES,
                                     pipeline.full(state_.stage));
                     }
                 }
@@ -183,6 +185,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #endif
             }
         }
+#if COPIES_TELL
+        cp_async_commit();
+#endif
         cp_async_wait<0>();
 #if !COPIES_TELL
         for (int i = min(issued, LAG); i > 0; i--) told();
@@ -192,8 +197,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
         u32 a[2][4][4];
         float acc[2][GROUPS][ACC];
-        Pipe::State at;
-        const u32 row_tile_at = base + W + group * W_BYTES + warp * ROW_TILE_BYTES;
+        PipelineState<STAGES * SPANS> at;  // in spans
+        const u32 row_tile_at = base + W + group * SPAN_BYTES + warp * ROW_TILE_BYTES;
         const u32 my_codes = opaque(row_tile_at + 16 * lane);
         const u32 my_scales = opaque(row_tile_at + (FP8 ? 1024 + 4 * lane : TILE_CODE_BYTES + 8 * (lane / 4)));
         // After the wgmmas of the stage, which have taken what was loaded from it: no need of once_loaded.
@@ -210,16 +215,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             int before = -1;
 #pragma unroll 1  // a span a turn: of two unrolled, ptxas serialises the wgmmas (C7513)
             for (count *= SPANS; count > 0; count--) {
-                const int stage = at.stage, span = SPANS > 1 ? count & 1 : 0;
-                const u64 operand = x_descriptor(base + X + warp_uniform(stage) * X_BYTES + span * X_SPAN_BYTES);
-                if (span == 0) pipeline.consumer_wait(at);
-                if (span == SPANS - 1) at.advance();
+                const int unit = at.stage, stage = unit / SPANS;
+                const bool begins = unit % SPANS == 0;
+                const u64 operand = x_descriptor(base + X + warp_uniform(unit) * X_SPAN_BYTES);
+                if (begins) mbarrier_wait(pipeline.full(stage), at.phase);
+                at.advance();
 #if BOTH_HALVES
                 Packed packed[2];
 #endif
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
-                    const u32 of_half = stage * 2 * W_BYTES + span * SPAN_BYTES + half * 4 * ROW_TILE_BYTES;
+                    const u32 of_half = unit * 2 * SPAN_BYTES + half * 4 * ROW_TILE_BYTES;
                     if constexpr (FP8) {
                         Packed8 packed;
                         packed.load(my_codes + of_half, my_scales + of_half);
@@ -240,7 +246,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     }
                     pin(a[half]);
                     // Ahead of every product with these rows; ptxas lets the decoding run while it waits.
-                    if (COPIES_TELL && half == 0 && span == 0) fence_proxy_async_shared();
+                    if (COPIES_TELL && half == 0 && begins) fence_proxy_async_shared();
                     wgmma_fence();
 #pragma unroll
                     for (int j = 0; j < 4; j++) {
@@ -253,17 +259,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     wgmma_wait<1>();
 #if BOTH_HALVES
                     // The other half's codes are of another stage; whoever reads the machine code cannot know.
-                    if (half == 0 && before >= 0) {
+                    if (half == 0 && begins && before >= 0) {
                         __syncwarp();
                         const u32 at_empty =
                             once_loaded(pipeline.empty(before), packed[1].codes.x ^ packed[1].scales.x, zero);
                         if (lane == 0) mbarrier_arrive(at_empty);
                     }
 #else
-                    if (half == 0 && before >= 0) release(before);
+                    if (half == 0 && begins && before >= 0) release(before);
 #endif
                 }
-                before = span == SPANS - 1 ? stage : -1;
+                before = stage;
             }
             wgmma_wait<0>();
             release(before);
