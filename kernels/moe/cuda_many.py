@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import bisect
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ ROUTER_TOKENS, HALF_ROWS, SLICE, THREADS, SUM_THREADS = 32, 128, 32, 384, 256
 STAGES_MAX = 10
 BLOCKS = (32, 64, 96)  # rows
 ONCE_TOKENS = 2048  # router_once.cu: every block reads the masks of all
-STATE_WORDS = 7  # four of router.cu, three more of router_once.cu
+STATE_WORDS = 9  # four of router.cu, five more of router_once.cu
 SCRATCH = (
     "pairs", "masks", "rows", "back", "blocks", "state", "flags", "h", "given", "parts", "x_e4m3", "x_rows", "h_e4m3",
     "h_rows",
@@ -50,7 +50,8 @@ class Form:
     """How the four launches go; the default is cuda_experts_many, controls/cuda_many_levers.py has the others.
 
     spans: times 64 k a stage in 16 bits. switches: macros of experts_many.cu that are 1. router_once: the router waits
-    for the grid once, up to ONCE_TOKENS. lists_first: the sum reads where its rows lie ahead of them.
+    for the grid once, up to ONCE_TOKENS; with switch EVEN, which goes with it alone, its list is by width. lists_first:
+    the sum reads where its rows lie ahead of them.
     """
 
     spans: int = 1
@@ -60,6 +61,14 @@ class Form:
 
 
 FORM = Form()
+EVEN = "EVEN"
+
+
+def form_for(form: Form, tokens: int) -> Form:
+    """`form` as it goes for so many tokens."""
+    if not form.router_once or tokens <= ONCE_TOKENS:
+        return form
+    return replace(form, router_once=False, switches=tuple(word for word in form.switches if word != EVEN))
 
 
 @dataclass(frozen=True)
@@ -155,14 +164,15 @@ def router_source(experts: int, dtype: str, block: int, warps: int) -> CudaSourc
 def once_shared_bytes(experts: int) -> int:
     """Of router_once.cu: counts of so many threads an expert, two words an expert, and a block's masks."""
     columns = -(-experts // 32) * 32
-    return 4 * (1024 // columns * columns + 2 * experts + columns + columns // 16)
+    return 4 * (1024 // columns * columns + 2 * experts + columns + columns // 8)
 
 
 @functools.cache
-def once_source(experts: int, dtype: str, block: int) -> CudaSource:
+def once_source(experts: int, dtype: str, block: int, by_width: bool = False) -> CudaSource:
     """router_once.cu."""
     macros = {"X_BF16": int(dtype == "bf16"), "EXPERTS": experts, "BLOCK_TOKENS": block}
-    name = f"moe_router_once_{dtype}_e{experts}_b{block}"
+    macros |= {"BY_WIDTH": 1} if by_width else {}
+    name = f"moe_router_once_{'widths_' * by_width}{dtype}_e{experts}_b{block}"
     return hopper.source(ONCE_SOURCE, name, once_shared_bytes(experts), macros)
 
 
@@ -253,8 +263,9 @@ def run(args: dict[str, Any], out: Tensors, fp8: bool = False, form: Form = FORM
         router_source(experts, element, block, warps),
         cuda_experts.router_shared_bytes(experts, warps),
     )
-    if form.router_once and tokens <= ONCE_TOKENS:
-        router, router_bytes = once_source(experts, element, block), once_shared_bytes(experts)
+    form = form_for(form, tokens)
+    if form.router_once:
+        router, router_bytes = once_source(experts, element, block, EVEN in form.switches), once_shared_bytes(experts)
     gate = args["shared_gate"] if shared else cuda.i64(0)
     lists = [args[name] for name in ("rows", "blocks", "state")]
     cuda.launch(
@@ -324,9 +335,9 @@ def _of(workload: Workload, fp8: bool = False, form: Form = FORM) -> tuple[ManyC
 
 def config(workload: Workload, fp8: bool = False, form: Form = FORM) -> str:
     """The products that `run` launches for a workload, and what else is of another form."""
-    once = form.router_once and workload["T"] <= ONCE_TOKENS
+    form = form_for(form, workload["T"])
     products = [f"{c.kernel}_s{c.stages}" for c in _of(workload, fp8, form)]
-    return " ".join(products + ["router_once"] * once + ["lists_first"] * form.lists_first)
+    return " ".join(products + ["router_once"] * form.router_once + ["lists_first"] * form.lists_first)
 
 
 CUDA_SOURCES = (

@@ -19,7 +19,8 @@
 // Macros: KERNEL (name), X_BF16 0/1, GATED 0/1, FP8 0/1, ROWS (of weights: 2 INNER, or WIDTH), K, BLOCK_M 32/64/96,
 // STAGES. Where they are given (controls/cuda_many_levers.py): SPANS 2, two times 64 k a stage in 16 bits; COPIES_TELL 1,
 // a stage is told of by its copies themselves, as soon as they are there, and consumers fence what they then see; WIDE 1,
-// 96 columns are one product and not two; BOTH_HALVES 1, codes of both halves of a span are loaded side by side.
+// 96 columns are one product and not two; EVEN 1, blocks stand by their width (router_once.cu's BY_WIDTH) and CTAs share
+// what they cost; BOTH_HALVES 1, codes of both halves of a span are loaded side by side.
 #include "nvfp4/gemm_operand.cuh"
 #include "nvfp4/w4a8_operand.cuh"
 #include "sm90/epilogue.cuh"
@@ -31,6 +32,9 @@
 #endif
 #ifndef COPIES_TELL
 #define COPIES_TELL 0
+#endif
+#ifndef EVEN
+#define EVEN 0
 #endif
 #ifndef WIDE
 #define WIDE 0
@@ -74,6 +78,31 @@ struct Block {
     }
 };
 
+// The line of stages in parts of even cost, where blocks of up to 32 rows stand first in it, then those of up to 64.
+struct EvenPartition {
+    static constexpr int NARROW = 12, MIDDLE = 13, WIDEST = 17;  // of a stage: 600, 650 and 850 clocks (NOTES.md)
+    int narrow, up_to_middle, iters;
+    StreamKPartition costs;
+    DEVICE EvenPartition(int narrow_, int up_to_middle_, int iters_, int workers)
+        : narrow(narrow_),
+          up_to_middle(up_to_middle_),
+          iters(iters_),
+          costs(stream_k_partition(
+              NARROW * narrow_ + MIDDLE * (up_to_middle_ - narrow_) + WIDEST * (iters_ - up_to_middle_), workers)) {
+        // Few stages are shared by their number: nobody between two that have some may have none.
+        if (costs.each < WIDEST) costs = stream_k_partition(iters, workers), narrow = -1;
+    }
+    DEVICE int begin(int worker) const {
+        int at = costs.begin(worker);
+        if (narrow < 0) return at;
+        if (at < NARROW * narrow) return at / NARROW;
+        at -= NARROW * narrow;
+        const int middle = up_to_middle - narrow;
+        if (at < MIDDLE * middle) return narrow + at / MIDDLE;
+        return up_to_middle + (at - MIDDLE * middle) / WIDEST;
+    }
+};
+
 // The first N / 2 of a thread's sums += a times N columns of b.
 template <int N, int COUNT>
 DEVICE void multiply_by(float (&sums)[COUNT], const u32* a, u64 b) {
@@ -105,7 +134,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     launch_dependent_grids();
     wait_on_dependent_grids();
     const int tiles = ldg32(state) * ROW_TILES;
+#if EVEN
+    constexpr int OF_BLOCK = ROW_TILES * K_BLOCKS;
+    const EvenPartition partition(OF_BLOCK * ldg32(state + 7), OF_BLOCK * ldg32(state + 8), tiles * K_BLOCKS, workers);
+#else
     const StreamKPartition partition = stream_k_partition(tiles * K_BLOCKS, workers);
+#endif
 
     if (group == CONSUMERS) {
         warpgroup_reg_dealloc<56>();

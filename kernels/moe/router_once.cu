@@ -8,17 +8,26 @@
 // router.cu lets the last block count, eight words of an expert a trip to L2, and the others wait for it a second time.
 // Given up: the masks are read by every block, a kilobyte each of 256 experts: 4 MB at 2,048 tokens, 250 at 16,384.
 //
-// Macros: KERNEL (name), X_BF16 0/1 (type of x), EXPERTS, BLOCK_TOKENS.
+// Macros: KERNEL (name), X_BF16 0/1 (type of x), EXPERTS, BLOCK_TOKENS, BY_WIDTH 0/1 (0 where it is not given): the list
+// has blocks of up to 32 rows first, then of up to 64, then the others, and says how many, for experts_many.cu's EVEN.
 #include "pick.cuh"
+
+#ifndef BY_WIDTH
+#define BY_WIDTH 0
+#endif
+constexpr int WIDTHS = BY_WIDTH ? BLOCK_TOKENS / 32 : 1;  // kinds of blocks
+static_assert(BLOCK_TOKENS % 32 == 0, "a kind for every 32 rows");
+// Of a block of so many rows; its kind.
+DEVICE int kind_of(int rows) { return BY_WIDTH ? (rows - 1) / 32 : 0; }
 
 constexpr int TOKENS = 32, THREADS = 32 * TOKENS;                 // of a block: a warp a token
 constexpr int COLUMNS = 32 * VALUES, SLICES = THREADS / COLUMNS;  // threads of an expert
 constexpr int AT_ONCE = 16;                                       // words that a thread has in flight
 static_assert(EXPERTS <= THREADS, "an expert a thread");
 
-// As router.cu's. masks: [blocks, EXPERTS]. state: [7] the number of blocks, three words of router.cu's, which of the two
-// counters behind it this launch takes, and those.
-extern "C" __global__ void __launch_bounds__(THREADS)
+// As router.cu's. masks: [blocks, EXPERTS]. state: [9] the number of blocks, three words of router.cu's, which of the two
+// counters behind it this launch takes, and those; BY_WIDTH: how many blocks have up to 32 rows, and up to 64.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     KERNEL(const float* logits, const unsigned char* x, const unsigned char* shared_gate, uint2* pairs, u32* masks,
            uint2* rows, uint2* blocks, u32* state, int tokens, int width, int top_k, int counters, u32* back) {
     DYNAMIC_SHARED(shared);
@@ -26,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     u32* const places = counted + SLICES * COLUMNS;       // [EXPERTS] where this block's rows begin
     u32* const members = places + EXPERTS;                // [EXPERTS] which of its tokens they are
     u32* const taken_by = members + EXPERTS;              // [TOKENS, VALUES]
-    u32* const of_warps = taken_by + TOKENS * VALUES;     // [2, VALUES]
+    u32* const of_warps = taken_by + TOKENS * VALUES;     // [1 + WIDTHS, VALUES]
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, e = threadIdx.x, grid = gridDim.x;
     const int with_shared = shared_gate != nullptr, chosen = top_k + with_shared;
     const int first_token = TOKENS * blockIdx.x, behind_token = min(tokens, first_token + TOKENS);
@@ -85,10 +94,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     __syncthreads();
     u32 both = 0;
     for (int s = 0; s < SLICES && e < EXPERTS; s++) both += counted[s * COLUMNS + e];
-    const int count = both >> 16, cuts = (count + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
-    int upto[2] = {count, cuts}, total[2] = {0, 0};  // two sums in two scans: rows, and blocks
+    // An expert's blocks are full but for the last one.
+    const int count = both >> 16, full = count / BLOCK_TOKENS, rest = count % BLOCK_TOKENS;
+    int upto[1 + WIDTHS] = {count}, total[1 + WIDTHS] = {};  // sums in a scan each: rows, and blocks of each kind
+    const auto of_kind = [](int rows, int kind) {
+        return (kind == kind_of(BLOCK_TOKENS)) * (rows / BLOCK_TOKENS) +
+               (rows % BLOCK_TOKENS > 0 && kind == kind_of(rows % BLOCK_TOKENS));
+    };
 #pragma unroll
-    for (int which = 0; which < 2; which++) {
+    for (int kind = 0; kind < WIDTHS; kind++) upto[1 + kind] = of_kind(count, kind);
+#pragma unroll
+    for (int which = 0; which <= WIDTHS; which++) {
         for (int by = 1; by < 32; by *= 2) {
             const int before = __shfl_up_sync(ALL, upto[which], by);
             if (lane >= by) upto[which] += before;
@@ -97,13 +113,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     __syncthreads();
 #pragma unroll
-    for (int which = 0; which < 2; which++) {
+    for (int which = 0; which <= WIDTHS; which++) {
         for (int w = 0; w < VALUES; w++) {
             if (w == warp) upto[which] += total[which];
             total[which] += of_warps[which * VALUES + w];
         }
     }
-    const int first = upto[0] - count, routed = total[0], cut = total[1];
+    const int first = upto[0] - count, routed = total[0];
     if (e < EXPERTS) places[e] = first + (both & 0xFFFF);
     __syncthreads();
     if (i < behind_token * chosen) {
@@ -113,14 +129,26 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         back[i] = at;
     }
     if (blockIdx.x > 0) return;
-    for (int b = 0; b < cuts; b++) {
-        const int begin = b * BLOCK_TOKENS;
-        blocks[upto[1] - cuts + b] = make_uint2(e | min(BLOCK_TOKENS, count - begin) << 16, first + begin);
+    // Kinds stand behind each other, and in each the shared expert's blocks behind the others.
+    const int of_shared = with_shared ? tokens : 0;
+    int begins = 0;
+#pragma unroll
+    for (int kind = 0; kind < WIDTHS; kind++) {
+        int at = begins + upto[1 + kind] - of_kind(count, kind);
+        if (kind == kind_of(BLOCK_TOKENS)) {
+            for (int b = 0; b < full; b++) blocks[at++] = make_uint2(e | BLOCK_TOKENS << 16, first + b * BLOCK_TOKENS);
+        }
+        if (rest > 0 && kind == kind_of(rest)) blocks[at] = make_uint2(e | rest << 16, first + full * BLOCK_TOKENS);
+        begins += total[1 + kind];
+        for (int b = threadIdx.x; b * BLOCK_TOKENS < of_shared; b += THREADS) {
+            const int begin = b * BLOCK_TOKENS, count = min(BLOCK_TOKENS, of_shared - begin);
+            if (kind == kind_of(count))
+                blocks[begins + (kind == kind_of(BLOCK_TOKENS) ? b : 0)] =
+                    make_uint2(EXPERTS | count << 16, routed + begin);
+        }
+        begins += of_kind(of_shared, kind);
+        if (BY_WIDTH && threadIdx.x == 0 && kind < 2) state[7 + kind] = begins;
     }
-    const int of_shared = with_shared ? (tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS : 0;
-    for (int b = threadIdx.x; b < of_shared; b += THREADS) {
-        const int begin = b * BLOCK_TOKENS;
-        blocks[cut + b] = make_uint2(EXPERTS | min(BLOCK_TOKENS, tokens - begin) << 16, routed + begin);
-    }
-    if (threadIdx.x == 0) state[0] = cut + of_shared;
+    if (BY_WIDTH && WIDTHS == 1 && threadIdx.x == 0) state[8] = begins;
+    if (threadIdx.x == 0) state[0] = begins;
 }

@@ -18,9 +18,9 @@ DEVICE StreamKPartition stream_k_partition(int iters, int workers) { return {ite
 // parts. It stands at iterations iter_begin .. iter_end - 1 of `tile`.
 struct StreamKScheduler {
     int worker, workers, tiles, iters, waves, wave = 0, at, end, tile, iter_begin, iter_end;
-    // iters: of a tile.
-    DEVICE StreamKScheduler(const StreamKPartition& partition, int worker_, int workers_, int tiles_, int iters_,
-                            int waves_)
+    // partition: with `begin` as above, strictly ascending as long as a worker has an iteration. iters: of a tile.
+    template <class Partition>
+    DEVICE StreamKScheduler(const Partition& partition, int worker_, int workers_, int tiles_, int iters_, int waves_)
         : worker(worker_),
           workers(workers_),
           tiles(tiles_),
@@ -49,7 +49,8 @@ struct StreamKScheduler {
     }
     DEVICE bool owns_tile() const { return iter_begin <= 0; }
     // How many workers behind this one have iterations of the tile, which this one owns.
-    DEVICE int peers(const StreamKPartition& partition) const {
+    template <class Partition>
+    DEVICE int peers(const Partition& partition) const {
         const int tile_end = (tile - waves * workers + 1) * iters;
         int count = 0;
         while (iter_end < iters && partition.begin(worker + 1 + count) < tile_end) count++;

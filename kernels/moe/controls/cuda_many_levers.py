@@ -4,7 +4,8 @@ experts_many_tell: a stage's copies tell of it themselves; the producers of cuda
 tell. experts_many_k128: 128 k a stage. experts_many_tell_k128: both. Of it: experts_many_both_halves, a warp loads the
 codes of both its halves of a span side by side; experts_many_wide, 96 columns are one wgmma, where they are one of 64
 and one of 32. experts_many_router_once: router_once.cu, which waits for the whole grid once. experts_many_lists_first:
-the sum reads where a token's rows lie ahead of the first of them. experts_many_forms: all of it.
+the sum reads where a token's rows lie ahead of the first of them. experts_many_forms: all of it. experts_many_even:
+that, with CTAs that share what blocks of 32, 64 and 96 columns cost, not their number.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from kernels.moe.cuda_experts import PRECISION
 from kernels.moe.cuda_many import Form
 
 WHY = "shows what one change does to cuda_experts_many"
-TELL, HALVES, WIDE = "COPIES_TELL", "BOTH_HALVES", "WIDE"
+TELL, HALVES, WIDE, EVEN = "COPIES_TELL", "BOTH_HALVES", "WIDE", cuda_many.EVEN
 FORMS = {
     "experts_many_tell": Form(1, (TELL,)),
     "experts_many_k128": Form(2),
@@ -27,6 +28,7 @@ FORMS = {
     "experts_many_router_once": Form(router_once=True),
     "experts_many_lists_first": Form(lists_first=True),
     "experts_many_forms": Form(2, (TELL, HALVES, WIDE), router_once=True, lists_first=True),
+    "experts_many_even": Form(2, (TELL, HALVES, WIDE, EVEN), router_once=True, lists_first=True),
 }
 ALL = FORMS["experts_many_forms"]
 PRODUCTS = [form for form in FORMS.values() if form.spans > 1 or form.switches]
@@ -40,7 +42,7 @@ CUDA_SOURCES = (
     ),
     *(cuda_many.source(each) for each in cuda_many.configs(96, 2816, 704, "bf16", form=ALL)),
     *(cuda_many.source(each) for each in cuda_many.configs(64, 2048, 512, "fp16", form=ALL)),
-    *(cuda_many.once_source(256, "bf16", block) for block in (32, 96)),
+    *(cuda_many.once_source(256, "bf16", block, by_width) for block in (32, 96) for by_width in (False, True)),
     cuda_many.sum_source(2048, "bf16", True),
 )
 

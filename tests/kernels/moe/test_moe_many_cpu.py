@@ -185,6 +185,30 @@ def test_the_simulation_sees_mistakes_in_all_forms(monkeypatch: pytest.MonkeyPat
     assert not unless_stopped(lambda: right(simulated, workload, 3, form=FORMS["experts_many_forms"]))
 
 
+OF_ALL_WIDTHS = cases._workload(130, 6, 2, 528, 144, "one", shared=144)  # blocks of about 26, 34 and 96 rows
+
+
+@needs_compiler
+@pytest.mark.parametrize("workers", [5, 13])
+def test_what_is_shared_by_cost_is_done_once(monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+    assert right(Simulated(monkeypatch, workers, 96), OF_ALL_WIDTHS, form=FORMS["experts_many_even"])
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("return narrow + at / MIDDLE;", "return at / MIDDLE;"),
+        ("at -= NARROW * narrow;", "at -= NARROW * narrow + 102;"),
+        ("WIDEST * (iters_ - up_to_middle_)", "WIDEST * (iters_ - up_to_middle_ - 6)"),
+    ],
+)
+def test_the_simulation_sees_mistakes_in_shares_by_cost(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
+    simulated = Simulated(monkeypatch, 13, 96)
+    simulated.changes = {cuda_many.SOURCE: change}
+    assert not unless_stopped(lambda: right(simulated, OF_ALL_WIDTHS, form=FORMS["experts_many_even"]))
+
+
 @needs_compiler
 @pytest.mark.parametrize(
     "change",
@@ -204,11 +228,13 @@ def test_the_simulation_sees_mistakes_in_w4a8(monkeypatch: pytest.MonkeyPatch, c
 
 
 def _routed(
-    simulated: Simulated, tokens: int, experts: int, top_k: int, block: int, routing: str, once: bool = False
-) -> bool:
+    simulated: Simulated, tokens: int, experts: int, top_k: int, block: int, routing: str, once: bool = False,
+    by_width: bool = False,
+) -> bool:  # fmt: skip
     """Whether the router's rows, blocks and places are the reference's choice, sorted by expert and then by token.
 
-    once: of router_once.cu, three times, as each call leaves the next one its counters.
+    once: of router_once.cu, three times, as each call leaves the next one its counters. by_width: blocks of up to 32
+    rows first, then of up to 64.
     """
     axes: dict[str, int | str] = {
         "T": tokens, "experts": experts, "top_k": top_k, "H": 64, "routing": routing, "dtype": "bf16",
@@ -216,9 +242,11 @@ def _routed(
     given = cases.activations(Workload("", axes), 3, "cpu")
     gate, pairs = torch.randn(64).to(torch.bfloat16), tokens * (top_k + 1)
     warps, grid = cuda_many.router_warps(tokens, experts), -(-tokens // cuda_many.ROUTER_TOKENS)
-    source = (cuda_many.once_source if once else cuda_many.router_source)(experts, "bf16", block, *[warps] * (not once))
+    source = cuda_many.router_source(experts, "bf16", block, warps)
+    if once:
+        source = cuda_many.once_source(experts, "bf16", block, by_width)
     rows, blocks, chosen_pairs = (torch.full((pairs, 2), -1, dtype=torch.int32) for _ in range(3))
-    state, back = torch.zeros(4 + 3 * once, dtype=torch.int32), torch.full((pairs,), -1, dtype=torch.int32)
+    state, back = torch.zeros(4 + 5 * once, dtype=torch.int32), torch.full((pairs,), -1, dtype=torch.int32)
     masks = torch.full(((2 * grid + 1) * experts,), -1, dtype=torch.int32)
     kernel = on_cpu(source, simulated.changes.get(source.path, UNCHANGED))
     threads, shared = 32 * warps, source.shared_of(source.kernels[0])
@@ -253,6 +281,11 @@ def _routed(
     for e in range(experts + 1):
         its = [i for i, (of, *_) in enumerate(by_expert) if of == e]
         listed += [[e | len(its[i : i + block]) << 16, its[i]] for i in range(0, len(its), block)]
+    if by_width:
+        kinds = [((of >> 16) - 1) // 32 for of, _ in listed]
+        listed = [each for kind in range(3) for each, its in zip(listed, kinds, strict=True) if its == kind]
+        if state[7:].tolist() != [sum(its <= kind for its in kinds) for kind in (0, 1)]:
+            return False
     odds = torch.tensor([p for *_, p in by_expert])
     places = [by_expert[i][:2] for i in back.tolist()]
     return (
@@ -274,9 +307,10 @@ def test_the_router_sorts_the_choice_of_many(monkeypatch, tokens, experts, top_k
 
 @needs_compiler
 @pytest.mark.parametrize(("tokens", "experts", "top_k", "block", "routing"), [*ROUTINGS, (600, 600, 2, 96, "zipf")])
-def test_the_router_of_one_wait_sorts_alike(monkeypatch, tokens, experts, top_k, block, routing):
+@pytest.mark.parametrize("by_width", [False, True])
+def test_the_router_of_one_wait_sorts_alike(monkeypatch, tokens, experts, top_k, block, routing, by_width):
     """One thread an expert and several, with a word of each block and with more than are in flight at once."""
-    assert _routed(Simulated(monkeypatch, 4, block), tokens, experts, top_k, block, routing, once=True)
+    assert _routed(Simulated(monkeypatch, 4, block), tokens, experts, top_k, block, routing, True, by_width)
 
 
 @needs_compiler
@@ -291,7 +325,11 @@ def test_the_router_of_one_wait_sorts_alike(monkeypatch, tokens, experts, top_k,
         ("state + 5 + turn, 1", "state + 5, 1"),
         ("first + (both & 0xFFFF)", "first"),
         ("if (w == warp) upto[which] += total[which];", ""),
-        ("min(BLOCK_TOKENS, count - begin) << 16, first + begin", "count << 16, first + begin"),
+        ("first + b * BLOCK_TOKENS", "first"),
+        ("int at = begins + upto[1 + kind] - of_kind(count, kind);", "int at = begins + upto[1 + kind];"),
+        ("begins += of_kind(of_shared, kind);", ""),
+        ("(kind == kind_of(BLOCK_TOKENS) ? b : 0)", "b"),
+        ("begins += total[1 + kind];", "begins += total[1];"),
     ],
 )
 def test_the_simulation_sees_mistakes_in_the_router_of_one_wait(
@@ -299,7 +337,7 @@ def test_the_simulation_sees_mistakes_in_the_router_of_one_wait(
 ) -> None:
     simulated = Simulated(monkeypatch, 4, 64)
     simulated.changes = {cuda_many.ONCE_SOURCE: change}
-    assert not unless_stopped(lambda: _routed(simulated, 600, 600, 3, 64, "zipf", once=True))
+    assert not unless_stopped(lambda: _routed(simulated, 600, 600, 3, 64, "zipf", True, True))
 
 
 @needs_compiler
