@@ -19,8 +19,9 @@
 // Macros: KERNEL (name), X_BF16 0/1, GATED 0/1, FP8 0/1, ROWS (of weights: 2 INNER, or WIDTH), K, BLOCK_M 32/64/96,
 // STAGES. Where they are given (controls/cuda_many_levers.py): SPANS 2, two times 64 k a stage in 16 bits; COPIES_TELL 1,
 // a stage is told of by its copies themselves, as soon as they are there, and consumers fence what they then see; WIDE 1,
-// 96 columns are one product and not two; EVEN 1, blocks stand by their width (router_once.cu's BY_WIDTH) and CTAs share
-// what they cost; BOTH_HALVES 1, codes of both halves of a span are loaded side by side.
+// 96 columns are one product and not two; FINE 1 (with WIDE), products have 16, 24 or 32 columns, 32, 48 or 64, 64, 80 or
+// 96; EVEN 1, blocks stand by their width (router_once.cu's BY_WIDTH) and CTAs share what they cost; BOTH_HALVES 1, codes
+// of both halves of a span are loaded side by side.
 #include "nvfp4/gemm_operand.cuh"
 #include "nvfp4/w4a8_operand.cuh"
 #include "sm90/epilogue.cuh"
@@ -36,6 +37,9 @@
 #ifndef EVEN
 #define EVEN 0
 #endif
+#ifndef FINE
+#define FINE 0
+#endif
 #ifndef WIDE
 #define WIDE 0
 #endif
@@ -43,10 +47,10 @@
 #define BOTH_HALVES 0
 #endif
 static_assert(SPANS == 1 || (SPANS == 2 && !FP8), "a stage is 64 or 128 k");
+static_assert(!FINE || (WIDE && !FP8), "80 columns are one product");
 
 constexpr int BLOCK_N = 256, HALF_N = 128, CONSUMERS = 2, PRODUCERS = 4, THREADS = 128 * (CONSUMERS + 1);
-constexpr int K_BLOCKS =
-    (K + 255) / 256 * (FP8 ? 2 : 4) / SPANS;  // of 64 or 128 k, as gemm_tiles.py and w4a8_tiles.py pad
+constexpr int K_BLOCKS = (K + 255) / 256 * (FP8 ? 2 : 4) / SPANS;  // stages; gemm_tiles.py and w4a8_tiles.py pad so
 constexpr int ROW_TILES = (ROWS + BLOCK_N - 1) / BLOCK_N, LAST_HALF = (ROWS + HALF_N - 1) / HALF_N - 1;
 // Of 64 tokens, or of all where WIDE; of a thread's sums of one.
 constexpr int GROUPS = BLOCK_M > 64 && !WIDE ? 2 : 1, ACC = WIDE || BLOCK_M < 64 ? BLOCK_M / 2 : 32;
@@ -80,7 +84,8 @@ struct Block {
 
 // The line of stages in parts of even cost, where blocks of up to 32 rows stand first in it, then those of up to 64.
 struct EvenPartition {
-    static constexpr int NARROW = 12, MIDDLE = 13, WIDEST = 17;  // of a stage: 600, 650 and 850 clocks (NOTES.md)
+    // Of a stage, in 70 clocks (NOTES.md).
+    static constexpr int NARROW = 13, MIDDLE = BLOCK_M == 64 ? 15 : 13, WIDEST = 15;
     int narrow, up_to_middle, iters;
     StreamKPartition costs;
     DEVICE EvenPartition(int narrow_, int up_to_middle_, int iters_, int workers)
@@ -160,6 +165,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #endif
         int loaded = -1, count = 0;
         u32 from[ROWS_OF_LANE];  // sixteens of bytes from x on
+#if COPIES_TELL
+        const unsigned char* next[ROWS_OF_LANE];
+#endif
         for (StreamKScheduler work(partition, worker, workers, tiles, K_BLOCKS, 0); work.valid(); work.next()) {
             const int index = work.tile / ROW_TILES, row_tile = work.tile % ROW_TILES;
             const Block block(blocks + index);
@@ -179,12 +187,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     static_cast<size_t>(block.expert) * (LAST_HALF + 1) + min(2 * row_tile + half, LAST_HALF);
                 halves[half] = w + at * (K_BLOCKS * W_BYTES);
             }
+#if COPIES_TELL
+#pragma unroll
+            for (int i = 0; i < ROWS_OF_LANE; i++)
+                next[i] = x + 16 * (static_cast<size_t>(from[i]) + 8 * SPANS * work.iter_begin);
+#endif
 #if COPIES_TELL || SPANS > 1
 #pragma unroll 1  // two at a time spill
 #endif
             for (int k = work.iter_begin; k < work.iter_end; k++) {
                 pipeline.producer_acquire(state_);
-                if (warp == 0 && lane == 0) {
+                // The warps take turns where they can: one more time would be one scheduler's.
+                if (warp == (COPIES_TELL ? state_.stage % PRODUCERS : 0) && lane == 0) {
                     pipeline.producer_expect(state_, 2 * W_BYTES);
 #pragma unroll
                     for (int i = 0; i < 2 * SPANS; i++) {
@@ -201,12 +215,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
                     for (int i = 0; i < ROWS_OF_LANE; i++) {
                         if (first + 16 * i < count) {
-                            cp_async_16(to + state_.stage * X_BYTES + span * X_SPAN_BYTES + 2048 * i,
-                                        x + (inside ? 16 * (static_cast<size_t>(from[i]) + 8 * of_64) : 0), inside);
+#if COPIES_TELL
+                            const unsigned char* const its = inside ? next[i] + 128 * span : x;
+#else
+                            const unsigned char* const its =
+                                x + (inside ? 16 * (static_cast<size_t>(from[i]) + 8 * of_64) : 0);
+#endif
+                            cp_async_16(to + state_.stage * X_BYTES + span * X_SPAN_BYTES + 2048 * i, its, inside);
                         }
                     }
                 }
 #if COPIES_TELL
+#pragma unroll
+                for (int i = 0; i < ROWS_OF_LANE; i++) next[i] += 128 * SPANS;
                 cp_async_arrive(pipeline.full(state_.stage));
                 state_.advance();
 #else
@@ -263,6 +284,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     if constexpr (FP8) {
                         Packed8 packed;
                         packed.load(my_codes + of_half, my_scales + of_half);
+                        if (COPIES_TELL && half == 0 && begins) fence_proxy_async_shared();
                         decode_fragments8(packed, a[half]);
                     } else {
 #if BOTH_HALVES
@@ -271,16 +293,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                             packed[1].load(my_codes + of_half + 4 * ROW_TILE_BYTES,
                                            my_scales + of_half + 4 * ROW_TILE_BYTES);
                         }
+                        if (COPIES_TELL && half == 0 && begins) fence_proxy_async_shared();
                         decode_fragments<X_BF16>(packed[half], a[half]);
 #else
                         Packed packed;
                         packed.load(my_codes + of_half, my_scales + of_half);
+                        if (COPIES_TELL && half == 0 && begins) fence_proxy_async_shared();
                         decode_fragments<X_BF16>(packed, a[half]);
 #endif
                     }
                     pin(a[half]);
-                    // Ahead of every product with these rows; ptxas lets the decoding run while it waits.
-                    if (COPIES_TELL && half == 0 && begins) fence_proxy_async_shared();
                     wgmma_fence();
 #pragma unroll
                     for (int j = 0; j < 4; j++) {
@@ -313,6 +335,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             const int stages = work.iter_end - work.iter_begin, count = ldg32(blocks + work.tile / ROW_TILES) >> 16;
 #pragma unroll
             for (int i = 0; i < 2 * GROUPS * ACC; i++) acc[i / (GROUPS * ACC)][i / ACC % GROUPS][i % ACC] = 0.0f;
+#if FINE
+            // What blocks of so many rows mostly have. Of more loops ptxas serialises the wgmmas (C7512).
+            if constexpr (BLOCK_M == 32) {
+                if (count <= 16) {
+                    multiply(Count<16>{}, Count<0>{}, stages);
+                } else if (count <= 24) {
+                    multiply(Count<24>{}, Count<0>{}, stages);
+                } else {
+                    multiply(Count<32>{}, Count<0>{}, stages);
+                }
+            } else if constexpr (BLOCK_M == 64) {
+                if (count <= 32) {
+                    multiply(Count<32>{}, Count<0>{}, stages);
+                } else if (count <= 48) {
+                    multiply(Count<48>{}, Count<0>{}, stages);
+                } else {
+                    multiply(Count<64>{}, Count<0>{}, stages);
+                }
+            } else if (count <= 64) {
+                multiply(Count<64>{}, Count<0>{}, stages);
+            } else if (count <= 80) {
+                multiply(Count<80>{}, Count<0>{}, stages);
+            } else {
+                multiply(Count<96>{}, Count<0>{}, stages);
+            }
+#else
             if (BLOCK_M == 32 || count <= 32) {
                 multiply(Count<32>{}, Count<0>{}, stages);
             } else if constexpr (BLOCK_M > 32) {
@@ -322,6 +370,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     multiply(Count<WIDE ? 96 : 64>{}, Count<WIDE ? 0 : 32>{}, stages);
                 }
             }
+#endif
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 pin(acc[half][0]);

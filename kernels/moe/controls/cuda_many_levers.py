@@ -18,17 +18,18 @@ from kernels.moe.cuda_experts import PRECISION
 from kernels.moe.cuda_many import Form
 
 WHY = "shows what one change does to cuda_experts_many"
-TELL, HALVES, WIDE, EVEN = "COPIES_TELL", "BOTH_HALVES", "WIDE", cuda_many.EVEN
+TELL, HALVES, WIDE, FINE, EVEN = "COPIES_TELL", "BOTH_HALVES", "WIDE", "FINE", cuda_many.EVEN
 FORMS = {
     "experts_many_tell": Form(1, (TELL,)),
     "experts_many_k128": Form(2),
     "experts_many_tell_k128": Form(2, (TELL,)),
     "experts_many_both_halves": Form(2, (TELL, HALVES)),
     "experts_many_wide": Form(2, (TELL, WIDE)),
+    "experts_many_fine": Form(2, (TELL, WIDE, FINE)),
     "experts_many_router_once": Form(router_once=True),
     "experts_many_lists_first": Form(lists_first=True),
-    "experts_many_forms": Form(2, (TELL, HALVES, WIDE), router_once=True, lists_first=True),
-    "experts_many_even": Form(2, (TELL, HALVES, WIDE, EVEN), router_once=True, lists_first=True),
+    "experts_many_forms": Form(2, (TELL, HALVES, WIDE, FINE), router_once=True, lists_first=True),
+    "experts_many_even": Form(2, (TELL, HALVES, WIDE, FINE, EVEN), router_once=True, lists_first=True),
 }
 ALL = FORMS["experts_many_forms"]
 PRODUCTS = [form for form in FORMS.values() if form.spans > 1 or form.switches]
