@@ -1,4 +1,4 @@
-// router.cu's MANY with one wait of the whole grid instead of two: the same lists to the bit, for up to 2,048 tokens.
+// router.cu's MANY with one wait of the whole grid instead of two, for up to 2,048 tokens: the same lists.
 //
 //   every block   a warp a token chooses; which of its 32 tokens each expert has goes to memory as a word; then the grid
 //                 meets, and the shared expert's weights are made while it does

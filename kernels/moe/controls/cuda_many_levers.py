@@ -3,9 +3,10 @@
 experts_many_tell: a stage's copies tell of it themselves; the producers of cuda_experts_many wait for them, fence, and
 tell. experts_many_k128: 128 k a stage. experts_many_tell_k128: both. Of it: experts_many_both_halves, a warp loads the
 codes of both its halves of a span side by side; experts_many_wide, 96 columns are one wgmma, where they are one of 64
-and one of 32. experts_many_router_once: router_once.cu, which waits for the whole grid once. experts_many_lists_first:
-the sum reads where a token's rows lie ahead of the first of them. experts_many_forms: all of it. experts_many_even:
-that, with CTAs that share what blocks of 32, 64 and 96 columns cost, not their number.
+and one of 32; experts_many_fine, wide and with columns in finer steps. experts_many_router_once: router_once.cu, which
+waits for the whole grid once. experts_many_lists_first: the sum reads where a token's rows lie ahead of the first of
+them. experts_many_forms: all of it. experts_many_even: that, with CTAs that share what blocks cost by their columns,
+not their number.
 """
 
 from __future__ import annotations
