@@ -1,8 +1,8 @@
 """What a second GPU gives a sweep: `python -m tests.bench.bench_cluster CARD... [--keep] [--together] [--device=ID]`.
 
 In a clean checkout. The cards are measured on a cluster of one worker, on GPU 0, then on one of two, into a folder that
-is thrown away; --keep puts the rows of the second sweep where rows lie, and --device is `lab measure`'s. With
---together, on a host of three GPUs, the two sweeps run at one time, the first on GPU 0 and the second on 1 and 2.
+is thrown away; --keep puts the rows of the second sweep where rows lie; --device and --workload are `lab measure`'s.
+With --together, on a host of three GPUs, the two sweeps run at one time, the first on GPU 0 and the second on 1 and 2.
 Printed are both wall times and, for each comparison, the interval of the change on one GPU and the change on two. Exits
 1 where two are less than 1.85 times as fast, or where the intervals of a comparison do not overlap.
 """
@@ -42,6 +42,7 @@ def sweep(
                 [*lab, "measure", *cards, *options, "--on", address], cwd=REPOSITORY, env=environment, check=True
             )
             spent = time.monotonic() - began
+            print(f"{workers} workers: {spent:.0f} s", flush=True)  # also where the other sweep is cut off
         finally:
             made.terminate()
     rows = [row for path in home.glob(f"*/*/*/{Measurement.FILE}") for row in store.read(path, Measurement)]
@@ -52,7 +53,7 @@ def sweep(
 def main(*cards: str) -> int:
     """Print the table and return the exit status."""
     named, keep, together = [c for c in cards if c[:2] != "--"], "--keep" in cards, "--together" in cards
-    options = [c for c in cards if c.startswith("--device=")]
+    options = [c for c in cards if c.startswith(("--device=", "--workload="))]
     gpus = "0", "1,2" if together else "0,1"
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2 if together else 1) as pool:
         homes = Path(folder) / "1", store.folder() if keep else Path(folder) / "2"
