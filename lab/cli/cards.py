@@ -141,7 +141,8 @@ def rows(arguments: Namespace) -> int:
     if arguments.pack:
         from lab.row import store
 
-        plain = [path for path in store.measured() if path.suffix != store.PACKED]
+        own = store.folder()  # of the card directory in use, not the repository's beside it
+        plain = [p for p in store.measured() if p.suffix != store.PACKED and p.is_relative_to(own)]
         before = sum(path.stat().st_size for path in plain)
         after = sum(path.stat().st_size for path in map(store.pack, plain))
         said = {"files": len(plain), "bytes": before, "packed_bytes": after}

@@ -38,6 +38,14 @@ def test_every_reader_takes_packed_rows(run: Path, capsys: pytest.CaptureFixture
     assert "0 files packed" in capsys.readouterr().out
 
 
+def test_packing_leaves_rows_of_another_folder_alone(run: Path, tmp_path: Path) -> None:
+    cards = tmp_path / "cards"
+    store.append_all(cards / "profiles" / "h200" / "own" / "r1", [changed(ROW, phase="own")])
+    assert main.main(["rows", "--pack", "--cards", str(cards)]) == 0
+    assert (run / "rows.jsonl").exists()
+    assert [p.name for p in cards.rglob("rows.jsonl*")] == ["rows.jsonl.gz"]
+
+
 def test_appending_unpacks(run: Path) -> None:
     lines = (run / "rows.jsonl").read_bytes()
     store.pack(run / "rows.jsonl")
