@@ -82,7 +82,7 @@ def arms(groups: Sequence[Group], title: str) -> Figure:
     axes.spines["left"].set_visible(False)
     drawn = {name: handle for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)}  # each name once
     if drawn:
-        figure.legend(drawn.values(), drawn, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+        style.legend(figure, drawn, 4)
     return figure
 
 
@@ -91,5 +91,7 @@ def _looks(side: Side, rivals: Sequence[str]) -> tuple[str, str, str, str]:
         return "D", style.SOFT, style.CARD, f"control: {side.name}"
     if side.role == "candidate":
         return "o", style.BLUE, style.BLUE, f"candidate: {side.name}"
-    i = rivals.index(side.name) % (len(COLOURS) - 1) + 1
-    return style.MARKERS[i], COLOURS[i], style.CARD, side.name
+    i = rivals.index(side.name)
+    turn, colour = divmod(i, len(COLOURS) - 1)  # the next ones have the same colours in turn, with other markers
+    marker = (colour + 2 * turn) % (len(style.MARKERS) - 1) + 1
+    return style.MARKERS[marker], COLOURS[colour + 1], style.CARD, side.name

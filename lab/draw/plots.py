@@ -47,7 +47,7 @@ def lines(
     for axes in drawn[:, 0]:
         axes.set_ylabel(ylabel)
     figure.suptitle(title, x=0.01, ha="left", fontsize=10, color=style.INK)
-    figure.legend(handles.values(), handles, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    style.legend(figure, handles, 3)
     return figure
 
 

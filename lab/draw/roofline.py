@@ -121,5 +121,6 @@ def roofline(
         marker = MARKERS[(i + i // len(style.CYCLE)) % len(MARKERS)]
         axes.plot([p.intensity for p in mine], [p.rate_tflop_s for p in mine], ls="", marker=marker, ms=5.5, mec=colour,
                   mew=1.3, mfc=colour if kind == "measured" else style.CARD, label=words, zorder=3)  # fmt: skip
-    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8, handletextpad=0.4)
+    handles, names = axes.get_legend_handles_labels()
+    style.legend(figure, dict(zip(names, handles, strict=True)), 3, handletextpad=0.4)
     return figure

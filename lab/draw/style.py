@@ -9,8 +9,9 @@ be closed. Given up: interactivity, and themes.
 from __future__ import annotations
 
 import io
+import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -23,6 +24,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from lab.base.errors import BadInput
 
+FITS, LINE_IN = 0.95, 0.18  # of the width, since a page's font may be wider than ours; a line of the legend
 WIDTH_IN, HEIGHT_IN = 7.0, 4.2  # fits a notebook column; text is 8.5 to 10 pt at that size
 INK, SOFT, CARD, GRID = "#222222", "#767676", "#ffffff", "#e8e8e8"
 BLUE, ORANGE, GREEN, VERMILLION, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"
@@ -100,6 +102,22 @@ def blank(height_in: float, heading: str = "", xlabel: str = "", ylabel: str = "
     axes.set(xlabel=xlabel, ylabel=ylabel)
     title(axes, heading)
     return figure, axes
+
+
+def legend(figure: Figure, drawn: Mapping[str, Any], most: int, **look: Any) -> None:
+    """The legend below the figure, in at most so many columns and in fewer where the names are long.
+
+    drawn: name -> handle. Beyond the lines that `most` columns take the figure grows, so that its axes do not shrink.
+    """
+    for columns in range(min(most, len(drawn)), 0, -1):
+        made = figure.legend(
+            drawn.values(), drawn, loc="outside lower center", ncols=columns, frameon=False, fontsize=8, **look
+        )
+        if columns == 1 or made.get_window_extent().width <= FITS * figure.bbox.width:
+            more = math.ceil(len(drawn) / columns) - math.ceil(len(drawn) / most)
+            figure.set_figheight(figure.get_figheight() + LINE_IN * more)
+            return
+        made.remove()
 
 
 def title(axes: Axes, text: str) -> None:

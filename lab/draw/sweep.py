@@ -109,5 +109,6 @@ def times(
         axes.axvline(mark, color=style.SOFT, lw=0.8, ls=":")
     style.logarithmic(axes, base=2)
     axes.grid(True, color=style.GRID, linewidth=0.6)
-    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    handles, names = axes.get_legend_handles_labels()
+    style.legend(figure, dict(zip(names, handles, strict=True)), 3)
     return figure

@@ -73,7 +73,7 @@ def timeline(trace: Trace, title: str = "") -> Figure:
     boxes = [
         Rectangle((0, 0), 1, 1, facecolor=c, hatch=h, edgecolor=style.INK, linewidth=0.4) for c, h in looks.values()
     ]
-    figure.legend(boxes, list(looks), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    style.legend(figure, dict(zip(looks, boxes, strict=True)), 4)
     return figure
 
 

@@ -88,8 +88,8 @@ def arms(card: Card, device: str) -> Picture:
         ours = rows.get(card.candidate)
         bound = ours is not None and ours.metric == "kernel_us" and ours.bytes is not None and place.knows(ours.pipe)
         groups.append(draw.Group(workload, sides, floors.of_row(place, ours).floor_us if ours and bound else None))
-    pairs = {w: (r[card.control].median_us, r[card.candidate].median_us) for w, r in found.items() if card.control in r}
-    changes = [f"{100 * (us / base - 1):+.0f} % at {w}" for w, (base, us) in pairs.items() if us and base]
+    pairs = {w: evidence.change_pct(r.get(card.control), r.get(card.candidate)) for w, r in found.items()}
+    changes = [f"{change[0]:+.3g} % at {w}" for w, change in pairs.items() if change]
     said = ", ".join(changes) or "no pair of rows"
     alt = f"Times of {card.candidate} against {card.control} on {place.name}: {said}."
     what = "host time of an eager call" if card.measure.timer == "host" else "median times"

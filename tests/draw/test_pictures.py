@@ -221,6 +221,19 @@ def test_arms_tell_what_is_missing() -> None:
     assert said.count("not measured") == 1
 
 
+def test_a_legend_of_long_names_stays_in_the_figure_and_tells_each_arm_apart() -> None:
+    names = [f"a_form_of_the_many_token_products_{i}" for i in range(9)]
+    sides = [draw.Side("control", "control", 10.0), *(draw.Side(n, "peer", 9.0 + i) for i, n in enumerate(names))]
+    figure = draw.arms([draw.Group("w", sides)], "t")
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    box = legend.get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.width
+    handles = [h.lines[0] for h in figure.axes[0].containers if h.get_label() in names]
+    assert len({(h.get_marker(), h.get_color()) for h in handles}) == len(names)
+
+
 @pytest.mark.parametrize(
     ("draws", "said"),
     [
