@@ -28,7 +28,7 @@ struct MapStage {
     static constexpr u32 FULL = MAP_STAGES * BYTES, EMPTY = FULL + 8 * MAP_STAGES, MADE = EMPTY + 8 * MAP_STAGES;
     using Loads = Pipeline<MAP_STAGES, FULL, EMPTY>;
     static constexpr int ROOM = MAP_STAGES * BYTES + 128;  // for a piece, where maps leave one
-    using Vectors = Pipeline<MAP_STAGES, MADE, EMPTY>;  // made where a chunk was loaded, read when that is emptied
+    using Vectors = Pipeline<MAP_STAGES, MADE, EMPTY>;     // made where a chunk was loaded, read when that is emptied
 };
 
 // Zeros above the triangles of each stage, and barriers that all threads see.
@@ -42,13 +42,14 @@ DEVICE void clear_triangles(char* triangles) {
     __syncthreads();
 }
 
-// A segment with its outputs, by GROUPS warpgroups, one that loads and stores, and one that makes scores or is idle. LEADS: from the
-// sequence's initial state, else from its own S, which it composes itself of PARTS (compose.cuh) or finds.
-template <int D, int TYPE, int GROUPS, bool LEADS, bool RECOMPUTE, int PARTS = 0>
+// A segment with its outputs, by GROUPS warpgroups, one that loads and stores, and one that makes scores or is idle.
+// LEADS: from the sequence's initial state, else from its own S, which it composes itself (COMPOSES, compose.cuh) or
+// finds.
+template <int D, int TYPE, int GROUPS, bool LEADS, bool RECOMPUTE, bool COMPOSES = false>
 DEVICE void scan_segment(Scan& s, const Joint& joint, char* shared, const int4* rows) {
     using At = Stage<D, GROUPS, RECOMPUTE>;
     using Memory = ScanMemory<D, GROUPS, SCAN_STAGES, RECOMPUTE>;
-    constexpr bool TWO = GROUPS == 1 && !LEADS && !RECOMPUTE && !PARTS;  // warpgroups, which have registers enough
+    constexpr bool TWO = GROUPS == 1 && !LEADS && !RECOMPUTE && !COMPOSES;  // warpgroups, which have registers enough
     char* staging = shared + Memory::OUT;
     const u32 base = shared_address(shared);
     const typename Memory::Loads loads{base};
@@ -56,7 +57,7 @@ DEVICE void scan_segment(Scan& s, const Joint& joint, char* shared, const int4* 
     const typename PieceMemory<Memory>::Pieces pieces{base};
     if (threadIdx.x == 0) {
         Memory::init(base);
-        if (PARTS) pieces.init(1, 4 * GROUPS);
+        if (COMPOSES) pieces.init(1, 4 * GROUPS);
     }
     clear_triangles<SCAN_STAGES, At::BYTES, 2>(shared + At::X);
     const int group = threadIdx.x / 128, head = blockIdx.y, column0 = GROUPS == D / 64 ? 0 : blockIdx.x * 64 * GROUPS;
@@ -66,15 +67,15 @@ DEVICE void scan_segment(Scan& s, const Joint& joint, char* shared, const int4* 
     } else if (group > GROUPS) {
         warpgroup_reg_dealloc<24>();
     } else if (group == GROUPS) {
-        if (!TWO) warpgroup_reg_dealloc<RECOMPUTE && !(PARTS && GROUPS == 1) ? 32 : 56>();
+        if (!TWO) warpgroup_reg_dealloc<RECOMPUTE && !(COMPOSES && GROUPS == 1) ? 32 : 56>();
         const Segment x = segment_of(rows);  // by each role, since these have few registers
         const int warp = (int)(threadIdx.x / 32) - 4 * GROUPS;
-        if (warp == 0 && PARTS) {
-            const int count = PARTS * (x.place - 1);
-            load_pieces<PARTS ? PARTS : 1, At::BYTES>(
-                joint.transitions + state_row<D>(s, x.number - x.place + 1) + (long)head * D * D, state_row<D>(s, 1),
-                shared, pieces, count);
-            const LoadsBehind<typename Memory::Loads, typename PieceMemory<Memory>::Pieces> behind{loads, pieces, count};
+        if (warp == 0 && COMPOSES) {
+            const int count = x.place - 1;
+            load_pieces<At::BYTES>(joint.transitions + state_row<D>(s, x.number - x.place + 1) + (long)head * D * D,
+                                   state_row<D>(s, 1), shared, pieces, count);
+            const LoadsBehind<typename Memory::Loads, typename PieceMemory<Memory>::Pieces> behind{loads, pieces,
+                                                                                                   count};
             produce<D, GROUPS, false, false, RECOMPUTE>(s, shared, behind, x.first, x.tokens, x.chunk0, head, column0);
         } else if (warp == 0)
             produce<D, GROUPS, false, false, RECOMPUTE>(s, shared, loads, x.first, x.tokens, x.chunk0, head, column0);
@@ -86,7 +87,7 @@ DEVICE void scan_segment(Scan& s, const Joint& joint, char* shared, const int4* 
         const Segment x = segment_of(rows);
         const long of_sequence = state_row<D>(s, x.sequence) * (s.state_type == BF16 ? 2 : 4);
         s.final_type = s.state_type;
-        if (PARTS && !x.ends) {
+        if (COMPOSES && !x.ends) {
             s.final_state = nullptr;  // later segments need what lies there
         } else if (x.ends) {
             s.final_state = static_cast<char*>(s.final_state) + of_sequence;
@@ -98,16 +99,16 @@ DEVICE void scan_segment(Scan& s, const Joint& joint, char* shared, const int4* 
         if (LEADS) {
             s.initial_state = static_cast<const char*>(s.initial_state) + of_sequence;
         } else {
-            s.initial_state = joint.starts + state_row<D>(s, PARTS ? x.number - x.place + 1 : x.number);
+            s.initial_state = joint.starts + state_row<D>(s, COMPOSES ? x.number - x.place + 1 : x.number);
             s.state_type = FLOAT32;
             wait_on_dependent_grids();  // composed, or the maps
         }
         const typename Memory::Outputs outputs{base + 8 * group};
-        if constexpr (PARTS > 0) {
+        if constexpr (COMPOSES) {
             using Pieces = typename PieceMemory<Memory>::Pieces;
             const long of_first = state_row<D>(s, x.number - x.place + 1) + (long)head * D * D;
             const float* values = joint.starts + of_first + state_row<D>(s, 1) + (column0 + 64 * group) * D;
-            const ComposeBefore<PARTS, At::BYTES, Pieces> before{
+            const ComposeBefore<At::BYTES, Pieces> before{
                 shared, pieces, x.place - 1, joint.transitions + of_first, values, state_row<D>(s, 1)};
             consume<D, TYPE, GROUPS, TYPE, false, RECOMPUTE>(s, shared, staging + group * TILE, loads, scores, outputs,
                                                              x.first, x.tokens, 0, head, column0 + 64 * group, before);
@@ -178,8 +179,9 @@ DEVICE void make_vectors(char* stages, int count) {
 }
 
 // One warpgroup's 64 columns of B (VALUES) or A, as `consume` carries a state: the same products in the same order
-// without what outputs need. Writes B [k, v] or A transposed [in, out], float32; or both as compose.cuh takes them.
-template <int D, int TYPE, bool VALUES, bool RECOMPUTE, int PARTS>
+// without what outputs need. Writes B [k, v] or A transposed [in, out], float32; or
+// both as compose.cuh takes them (COMPOSED).
+template <int D, int TYPE, bool VALUES, bool RECOMPUTE, bool COMPOSED>
 DEVICE void carry_map(char* stages, int count, float* to, int column0) {
     using At = MapStage<D, RECOMPUTE>;
     const typename At::Loads loads{shared_address(stages)};
@@ -238,7 +240,7 @@ DEVICE void carry_map(char* stages, int count, float* to, int column0) {
         load_factors(factors, vectors + 2 * C);
 #pragma unroll
         for (int i = 0; i < D / 2; i++) t[i] *= total;
-        if (PARTS == 1 && !VALUES) decay *= total;
+        if (COMPOSED && !VALUES) decay *= total;
         wgmma_wait<0>(u);
 #pragma unroll
         for (int j = 0; j < 8; j++)
@@ -256,10 +258,10 @@ DEVICE void carry_map(char* stages, int count, float* to, int column0) {
         if (lane == 0) loads.consumer_release(place.stage);
         place.advance();
     }
-    if constexpr (PARTS > 0 && VALUES) {
+    if constexpr (COMPOSED && VALUES) {
         leave_values(t, to + column0 * D);
-    } else if constexpr (PARTS > 0) {
-        leave_map<PARTS>(t, decay, stages + At::ROOM, to, column0, 1);
+    } else if constexpr (COMPOSED) {
+        leave_map(t, decay, stages + At::ROOM, to, column0, 1);
     } else {
 #pragma unroll
         for (int i = 0; i < D / 2; i += 2) {
@@ -270,7 +272,7 @@ DEVICE void carry_map(char* stages, int count, float* to, int column0) {
     }
 }
 
-template <int D, int TYPE, bool RECOMPUTE, int PARTS = 0>
+template <int D, int TYPE, bool RECOMPUTE, bool COMPOSED = false>
 DEVICE void map_segment(const Scan& s, const Joint& joint, char* shared, const Segment& x) {
     using At = MapStage<D, RECOMPUTE>;
     if (threadIdx.x == 0) {
@@ -288,11 +290,11 @@ DEVICE void map_segment(const Scan& s, const Joint& joint, char* shared, const S
         warpgroup_reg_alloc<RECOMPUTE ? 216 : 224>();  // 3 x 168 are there
         const long of_head = (long)head * D * D;
         if (group == 0)
-            carry_map<D, TYPE, true, RECOMPUTE, PARTS>(shared, count, joint.starts + state_row<D>(s, x.number + 1) + of_head,
-                                                column0);
+            carry_map<D, TYPE, true, RECOMPUTE, COMPOSED>(
+                shared, count, joint.starts + state_row<D>(s, x.number + 1) + of_head, column0);
         else
-            carry_map<D, TYPE, false, RECOMPUTE, PARTS>(shared, count, joint.transitions + state_row<D>(s, x.number) + of_head,
-                                                 column0);
+            carry_map<D, TYPE, false, RECOMPUTE, COMPOSED>(
+                shared, count, joint.transitions + state_row<D>(s, x.number) + of_head, column0);
     }
 }
 

@@ -5,7 +5,7 @@ the identity of values that are all zero, without outputs. So segments of a sequ
 
     maps     the first segment scans with its outputs, from the initial state; every other but the last gives A and B
     compose  S_{i+1} = A_i S_i + B_i, one segment after the other, as good as in float32
-    scan     every segment but the first scans with its outputs from its own S
+    scan     every segment but the first scans with its outputs from its own S; it may compose that itself
 
 One v head and chunk takes 2 x 640 tensor clocks for each of A and B and 2 x 1,024 for a scan with outputs (D = 128,
 chunks of 64): 2.25 times a scan's products, in a chain of two segments. NOTES.md has the predicted times, and what was
@@ -29,6 +29,7 @@ HALF_CHUNK, WHOLE_CHUNK, MAP_CHUNK = 1.19, 1.75, 1.2
 L2_BYTES_US = 5.2e6  # from L2 in a us, all multiprocessors together
 HALF_BYTES, WHOLE_BYTES = 59e3, 75e3  # of a chunk of half a head, of one: k, q, v, X, P, vectors and o
 COMPOSE_US, LAUNCH_US = 2.35, 5.0  # of a segment; a launch, with the first chunk's latency
+IN_SCAN_US, PIECE_BYTES = 0.5, 32768  # of a segment that a block of the scan composes; of A, and of 64 columns of B
 ROW = 8  # numbers of a segment's row
 Row = tuple[int, ...]
 
@@ -79,6 +80,18 @@ def make(bounds: list[int], heads_v: int, multiprocessors: int) -> Plan | None:
     ]
     best = min(found, key=lambda plan: plan.us)
     return best if best.segments > 2 else None
+
+
+def in_scan_us(plan: Plan, bounds: list[int], heads_v: int) -> float:
+    """`plan.us` where no launch composes: every block of the scan does, one map after another, as fast as L2 gives them
+    to all the blocks that still do."""
+    behind = [-(-n // plan.chunks) - 1 for n in chunks_of(bounds)]  # segments that scan, the first of which finds its S
+    blocks = (
+        2 // plan.groups * heads_v * sum(max(0, n - step) for n in behind) for step in range(1, plan.segments - 1)
+    )
+    a_block = PIECE_BYTES * (1 + plan.groups)
+    composing = sum(max(IN_SCAN_US, n * a_block / L2_BYTES_US) for n in blocks)
+    return plan.us - LAUNCH_US - COMPOSE_US * (plan.segments - 2) + composing
 
 
 def rows(bounds: list[int], chunks: int) -> list[Row]:

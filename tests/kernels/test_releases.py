@@ -16,8 +16,7 @@ import pytest
 import torch
 
 from kernels import cuda
-from kernels.gdn import cuda_scan, cuda_segments
-from kernels.gdn.controls import cuda_segments_in_scan
+from kernels.gdn import cuda_scan, cuda_segments, cuda_segments_in_scan
 from kernels.kv import cuda_decode as kv_decode
 from kernels.moe import cuda_experts, cuda_many
 from kernels.moe.controls import cuda_levers as moe_levers

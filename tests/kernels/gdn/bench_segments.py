@@ -1,19 +1,17 @@
 """A split scan's launches over plans: `python -m tests.kernels.gdn.bench_segments [T HK HV]`, on a Hopper GPU.
 
 What segments.make's estimate stands on: us of a chunk of maps and of a scan by halves and by heads, of a composed
-segment, of what a launch costs; and the same of the forms that compose in the scan. Medians of 21 graphs of ten
+segment, of what a launch costs; and the same of the form that composes in the scan. Medians of 21 graphs of ten
 launches, warm; no rows.
 """
 
-import functools
 import statistics
 import sys
 from collections.abc import Callable
 
 import torch
 
-from kernels.gdn import cases, cuda_scan, cuda_segments, segments
-from kernels.gdn.controls import cuda_segments_in_scan
+from kernels.gdn import cases, cuda_scan, cuda_segments, cuda_segments_in_scan, segments
 from tests.kernels.replayed import replay_us, require_gpu
 
 
@@ -44,12 +42,10 @@ def main(tokens: int = 32768, heads_k: int = 2, heads_v: int = 8) -> None:
             parts = {name: us(launch) for name, launch in cuda_segments.launches(args, out).items()}
             times = {"all": us(lambda args=args: cuda_segments.run(args, out))} | parts  # type: ignore[misc]
             own = cuda_segments_in_scan.prepare(inputs, plan)
-            for form in cuda_segments_in_scan.PARTS:
-                whole = functools.partial(cuda_segments_in_scan.run, own, out, form)
-                whole()
-                both = cuda_segments_in_scan.launches(own, out, form)
-                times |= {f"in scan, {form}: all": us(whole)}
-                times |= {f"{name} {form}": us(launch) for name, launch in both.items() if name != "prepare"}
+            cuda_segments_in_scan.run(own, out)
+            both = cuda_segments_in_scan.launches(own, out)
+            times |= {"in scan: all": us(lambda own=own: cuda_segments_in_scan.run(own, out))}  # type: ignore[misc]
+            times |= {f"its {name}": us(launch) for name, launch in both.items() if name != "prepare"}
             mark = " chosen" if chosen and (chosen.chunks, chosen.groups) == (plan.chunks, groups) else ""
             print(plan, *(f"{name} {time:.1f}" for name, time in times.items()), mark)
 

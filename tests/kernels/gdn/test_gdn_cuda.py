@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import shutil
-from functools import partial
 from typing import Any
 
 import pytest
@@ -17,8 +16,17 @@ import torch
 
 from kernels import cuda, cuda_driver
 from kernels.common import Candidate, CudaSource, Tensors, Workload
-from kernels.gdn import cases, cuda_decode, cuda_decode_conv, cuda_scan, cuda_segments, order, segments
-from kernels.gdn.controls import cuda_decode_single, cuda_segments_in_scan
+from kernels.gdn import (
+    cases,
+    cuda_decode,
+    cuda_decode_conv,
+    cuda_scan,
+    cuda_segments,
+    cuda_segments_in_scan,
+    order,
+    segments,
+)
+from kernels.gdn.controls import cuda_decode_single
 from kernels.gdn.launch import sequence_bounds
 from kernels.gdn.reference import reference
 from lab.check.accuracy import compare
@@ -218,6 +226,10 @@ def test_refusals_say_why() -> None:
     assert "D = 64" in cuda_scan.refuses_wide(cases._prefill(5, (1, 1), dtype="bf16", out_dtype="f32"))
     long = cases._prefill(8192, (16, 48), D=128, dtype="bf16")
     assert "not worth splitting" in cuda_segments.refuses(long)
+    short, several = (cases._prefill(8191 + n, (2, 8), D=128, batch=1 + n, dtype="bf16") for n in (0, 1))
+    assert "8191 tokens, 8 v heads: measured from 8192" in cuda_segments.refuses(short)
+    assert "8192 tokens, 16 v heads: measured" in cuda_segments_in_scan.refuses(several)
+    assert "bf16 alone" in cuda_segments_in_scan.refuses(cases._prefill(8192, (2, 8), D=128, dtype="fp16"))
     with pytest.raises(ValueError, match="use cuda_scan"):
         cuda_segments.prepare(cases.inputs(cases._prefill(65, (1, 1), D=128, dtype="bf16"), 0, "cpu"))
     assert "op = prefill" in cuda_decode.refuses(prefill)
@@ -341,31 +353,30 @@ def test_one_launch_gives_the_bits_of_two_under_a_graph(problem: Workload) -> No
     assert args["sync"][:2].tolist() == [51, 0]
 
 
+SPLITTING = {"bf16": (cuda_segments, cuda_segments_in_scan), "fp16": (cuda_segments,)}
 SPLIT = [w for w in WIDE if w["D"] == 128 and w["T"] > 128 and "out_dtype" not in w.axes]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("problem", "form"),
-    [(p, form) for p in SPLIT for form in ("", *cuda_segments_in_scan.PARTS) if not form or p["dtype"] == "bf16"],
-    ids=lambda x: getattr(x, "id", x or "launched"),
+    ("problem", "kernel"),
+    [(problem, kernel) for problem in SPLIT for kernel in SPLITTING[str(problem["dtype"])]],
+    ids=lambda x: getattr(x, "id", "") or x.__name__.rpartition(".")[2],
 )
-def test_segments_against_reference(problem: Workload, form: str) -> None:
-    """Of one chunk, of two and of sixteen; then replayed in a workspace full of NaN. form: composed in the scan."""
+def test_segments_against_reference(problem: Workload, kernel: Any) -> None:
+    """Of one chunk, of two and of sixteen; then replayed in a workspace full of NaN."""
     needs_hopper()
-    prepare: Any = cuda_segments_in_scan.prepare if form else cuda_segments.prepare
-    run: Any = partial(cuda_segments_in_scan.run, form=form) if form else cuda_segments.run
     inputs = cases.inputs(problem, 1, "cuda")
     wanted = reference(inputs)
     plans = [segments.Plan(chunks, groups, 0.0, 0) for chunks in (1, 2, 16) for groups in (1, 2)]
     for plan in plans:
-        args, out = prepare(inputs, plan=plan), cases.outputs(problem, inputs)
-        run(args, out)
+        args, out = kernel.prepare(inputs, plan=plan), cases.outputs(problem, inputs)
+        kernel.run(args, out)
         assert_within(out, inputs, problem, str(problem["dtype"]), wanted)
         again = cases.outputs(problem, inputs)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            run(args, again)
+            kernel.run(args, again)
         for name in ("workspace", "starts", "transitions"):
             args[name].view(torch.uint8).fill_(0xFF)
         graph.replay()

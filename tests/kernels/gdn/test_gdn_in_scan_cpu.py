@@ -11,7 +11,7 @@ import torch
 
 from kernels.common import Tensors, Workload
 from kernels.gdn import cases, cuda_scan, segments
-from kernels.gdn.controls import cuda_segments_in_scan as in_scan
+from kernels.gdn import cuda_segments_in_scan as in_scan
 from kernels.gdn.reference import reference
 from lab.check.accuracy import compare
 from tests.kernels.gdn import test_gdn_scan_cpu as two
@@ -44,83 +44,78 @@ extern "C" void segments_on_cpu(int kernel, int x, int y, int z, int threads, lo
                      transitions, hk, hv, state_type, scale);
         });
     };
-    if (kernel == 0) run(gdn_in_scan_maps_d128_bf16_NAME);
-    else if (kernel == 1) run(gdn_in_scan_d128_bf16_TYPE_g1_MARK);
-    else run(gdn_in_scan_d128_bf16_TYPE_g2_MARK);
+    if (kernel == 0) run(gdn_in_scan_maps_d128_bf16MARK);
+    else if (kernel == 1) run(gdn_in_scan_d128_bf16_g1MARK);
+    else run(gdn_in_scan_d128_bf16_g2MARK);
 }
 template <int GROUPS>
 static int scan_bytes() { return PieceMemory<ScanMemory<128, GROUPS, SCAN_STAGES, LEAN>>::EMPTY + 8 * SCAN_STAGES; }
 extern "C" void sizes_on_cpu(int* to) {
-    const int found[] = {scan_bytes<1>(), scan_bytes<2>(), MapStage<128, LEAN>::ROOM + PARTS_HERE * 2 * TILE};
+    const int found[] = {scan_bytes<1>(), scan_bytes<2>(), MapStage<128, LEAN>::ROOM + 2 * TILE};
     for (int n : found) *to++ = n;
 }
 """
 
 
-def launches(form: str, lean: bool, change: Change = UNCHANGED, copies: str = "AT_WAIT") -> StandIn:
-    """A library of one form's launches; lean: which recompute scores."""
-    kept = f"(128, bf16_{form}"
-    keep = lambda line: (kept in line and ("_lean" in line) is lean) or not line.startswith(("MAPS(128", "SCANS(128"))  # noqa: E731
-    entry = ENTRY.replace("NAME", f"{form}_MARK").replace("_MARK", "_lean" * lean).replace("TYPE", form)
-    entry = entry.replace("LEAN", str(lean).lower()).replace("PARTS_HERE", str(in_scan.PARTS[form]))
+def launches(lean: bool, change: Change = UNCHANGED, copies: str = "AT_WAIT") -> StandIn:
+    """A library of the launches; lean: which recompute scores."""
+    keep = lambda line: ("_lean" in line) is lean or not line.startswith(("MAPS(128", "SCANS(128"))  # noqa: E731
+    entry = ENTRY.replace("MARK", "_lean" * lean).replace("LEAN", str(lean).lower())
     return built(in_scan.SOURCE.path, entry.replace("COPIES", copies), change, keep=keep)
 
 
 @functools.cache
-def libraries(form: str, lean: bool, change: Change = UNCHANGED, copies: str = "AT_WAIT") -> tuple[Any, Any]:
+def libraries(lean: bool, change: Change = UNCHANGED, copies: str = "AT_WAIT") -> tuple[Any, Any]:
     """The preparation's library, and that of the launches behind it."""
     preparation = two.two_launches(cuda_scan.ScanVariant(128, "bf16", 2, lean))
-    return preparation, launches(form, lean, change, copies)
+    return preparation, launches(lean, change, copies)
 
 
-def run(found: tuple[Any, Any], inputs: Tensors, out: Tensors, form: str, plan: segments.Plan) -> None:
+def run(found: tuple[Any, Any], inputs: Tensors, out: Tensors, plan: segments.Plan) -> None:
     args = in_scan.prepare(inputs, plan)
-    split.launched_here(found, args, in_scan.SHARED, lambda: in_scan.run(args, out, form))
+    split.launched_here(found, args, in_scan.SHARED, lambda: in_scan.run(args, out))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", in_scan.PARTS)
 @pytest.mark.parametrize(
     ("problem", "chunks", "groups"),
     [p for p in split.PROBLEMS if p[0]["dtype"] == "bf16"],
     ids=lambda x: getattr(x, "id", str(x)),
 )
-def test_on_cpu(form: str, problem: Workload, chunks: int, groups: int) -> None:
+def test_on_cpu(problem: Workload, chunks: int, groups: int) -> None:
     inputs = cases.inputs(problem, 1, "cpu")
     out, again = cases.outputs(problem, inputs), cases.outputs(problem, inputs)
     lean = not problem["qk_l2norm"]
     for copies, to in (("AT_WAIT", out), ("AT_RANDOM", again)):
-        found = libraries(form, lean, copies=copies)
+        found = libraries(lean, copies=copies)
         found[1].slow_on_cpu(288)
-        run(found, inputs, to, form, split.split(chunks, groups))
+        run(found, inputs, to, split.split(chunks, groups))
     two.assert_within(problem, inputs, out, "bf16")
     assert all(torch.equal(out[name], again[name]) for name in out)  # whenever copies land
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", in_scan.PARTS)
-def test_two_segments_have_the_bits_of_the_whole_scan(form: str) -> None:
+def test_two_segments_have_the_bits_of_the_whole_scan() -> None:
     """Nothing is composed, and the state between them passes through memory in float32."""
     problem = cases._prefill(256, (1, 2), **split.SHAPE)
     inputs = cases.inputs(problem, 1, "cpu")
     out, whole = cases.outputs(problem, inputs), cases.outputs(problem, inputs)
-    run(libraries(form, True), inputs, out, form, split.split(2, 1))
+    run(libraries(True), inputs, out, split.split(2, 1))
     variant = cuda_scan.ScanVariant(128, "bf16", 1)
     two.run(two.two_launches(variant), variant, inputs, whole)
     assert all(torch.equal(out[name], whole[name]) for name in out)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", in_scan.PARTS)
 @pytest.mark.parametrize("regime", ["keep", "similar", "idle"])
-def test_eight_segments_err_as_the_whole_scan_does(form: str, regime: str) -> None:
+def test_eight_segments_err_as_the_whole_scan_does(regime: str) -> None:
     """idle: decay and rate both slow, so that states outlive segments."""
     problem = cases._prefill(2048, (1, 1), regime=regime.replace("idle", "keep"), role="measure", **split.SHAPE)
     inputs = cases.inputs(problem, 1, "cpu")
     if regime == "idle":
         inputs |= {name: 1e-2 * inputs[name] for name in ("g", "beta")}
     wanted, out, whole = reference(inputs), cases.outputs(problem, inputs), cases.outputs(problem, inputs)
-    run(libraries(form, True), inputs, out, form, split.split(4, 2))
+    run(libraries(True), inputs, out, split.split(4, 2))
     variant = cuda_scan.ScanVariant(128, "bf16", 1)
     two.run(two.two_launches(variant), variant, inputs, whole)
     for name, want in wanted.items():
@@ -129,21 +124,20 @@ def test_eight_segments_err_as_the_whole_scan_does(form: str, regime: str) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", in_scan.PARTS)
 @pytest.mark.parametrize("lean", [False, True])
-def test_the_sizes_of_host_and_kernels_agree(form: str, lean: bool) -> None:
+def test_the_sizes_of_host_and_kernels_agree(lean: bool) -> None:
     found = (ctypes.c_int * 3)()
-    libraries(form, lean)[1].sizes_on_cpu(found)
+    libraries(lean)[1].sizes_on_cpu(found)
     mark = "_lean" * lean
     for name, size in zip(("_g1", "_g2"), found, strict=False):
-        assert size <= in_scan.SHARED[f"gdn_in_scan_d128_bf16_{form}{name}{mark}"] < size + 128
-    assert found[2] <= in_scan.SHARED[f"gdn_in_scan_maps_d128_bf16_{form}{mark}"]
+        assert size <= in_scan.SHARED[f"gdn_in_scan_d128_bf16{name}{mark}"] < size + 128
+    assert found[2] <= in_scan.SHARED[f"gdn_in_scan_maps_d128_bf16{mark}"]
 
 
 PLACE = "swizzled(row, i / 2 % 8) + 4 * pair"
 BROKEN: dict[str, Change] = {
     "a map that is not transposed": (PLACE, "swizzled(column % 64, 2 * warp + i % 2) + 4 * pair"),
-    "the segment before's A": ("from + i / PARTS * segment", "from + (i / PARTS - 1) * segment"),
+    "the segment before's A": ("from + i * segment", "from + (i - 1) * segment"),
     "the segment before's B": ("next[j] = ldg128(own + 512 * j);", "next[j] = ldg128(own - segment + 512 * j);"),
     "the other half's columns of B": ("(column0 + 64 * group) * D;", "(64 - column0 + 64 * group) * D;"),
     "no decay": ("sum[i] = own_c * t[i];", "sum[i] = t[i];"),
@@ -156,9 +150,9 @@ BROKEN: dict[str, Change] = {
                                              "\n            wgmma_wait<0>(sum);"),
     "A read before it is made": ("wait_on_dependent_grids();  // the maps", ""),
     "B read before it is made": ("wait_on_dependent_grids();  // composed, or the maps", ""),
-    "a state between segments left where B is": ("if (PARTS && !x.ends) {", "if (PARTS && x.place == 1) {\n"
+    "a state between segments left where B is": ("if (COMPOSES && !x.ends) {", "if (COMPOSES && x.place == 1) {\n"
      "            s.final_state = joint.starts + state_row<D>(s, x.number + 1), s.final_type = FLOAT32;\n"
-     "        } else if (PARTS && !x.ends) {"),
+     "        } else if (COMPOSES && !x.ends) {"),
     "no fence ahead of a map's store": ("fence_proxy_async_shared();\n    named_barrier_sync(barrier, 128);",
                                         "named_barrier_sync(barrier, 128);"),
     "a map stored before all have written": ("named_barrier_sync(barrier, 128);", ""),
@@ -174,9 +168,9 @@ def test_a_broken_scan_is_seen(change: Change) -> None:
     out = cases.outputs(problem, inputs)
 
     def sound() -> bool:
-        found = libraries("fp16", True, change)
+        found = libraries(True, change)
         found[1].slow_on_cpu(288)
-        run(found, inputs, out, "fp16", split.split(5, 1))
+        run(found, inputs, out, split.split(5, 1))
         wanted = reference(inputs)
         limits = cases.tolerance(problem, "bf16")
         return all(compare(name, out[name], wanted[name], limit).ok for name, limit in limits.items())
@@ -184,33 +178,24 @@ def test_a_broken_scan_is_seen(change: Change) -> None:
     assert unless_stopped(sound) == (change == UNCHANGED)
 
 
-def error_of_idle(form: str, change: Change) -> float:
+def error_of_idle(change: Change) -> float:
     """Of the state behind eight segments whose decay and rate are both slow, relative."""
     problem = cases._prefill(2048, (1, 1), regime="keep", role="measure", **split.SHAPE)
     inputs = cases.inputs(problem, 1, "cpu")
     inputs |= {name: 1e-2 * inputs[name] for name in ("g", "beta")}
     out = cases.outputs(problem, inputs)
-    run(libraries(form, True, change), inputs, out, form, split.split(4, 2))
+    run(libraries(True, change), inputs, out, split.split(4, 2))
     want = reference(inputs)["final_state"]
     return float((out["final_state"].double() - want).norm() / want.norm())
 
 
-ROUNDED = """
+WHOLE = """
         const auto rounded = [&](float x) { return half_to_float(float_to_half(x)); };
         if (row0 + row == column) low = rounded(low + c) - c;
         if (row0 + row == column + 1) high = rounded(high + c) - c;
-        const u32 upper = pack16<FORMAT>(low, high);"""
-COARSE: dict[str, tuple[str, Change]] = {
-    "the rest of a half of S": ("parts", ("product(sum, rest + 16 + 4 * i, more, 0, i, 1);", "(void)more;")),
-    "the rest of A": ("parts", ("at + 2 * TILE) =\n                pack16<FORMAT>(low - widen", "at + 2 * TILE) =\n"
-                                "                0 * pack16<FORMAT>(low - widen")),
-    "the rest of S": ("parts", ("product(sum, rest + 4 * i, columns, 0, i, 1);", "")),
-    "A rounded with its decay": ("fp16", ("const u32 upper = pack16<FORMAT>(low, high);", ROUNDED)),
-}  # fmt: skip
+        ASYNC_SHARED(u32, room"""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", COARSE)
-def test_what_is_left_out_shows_in_states_that_outlive_segments(name: str) -> None:
-    form, change = COARSE[name]
-    assert error_of_idle(form, change) > 1.3 * error_of_idle(form, UNCHANGED)
+def test_a_map_rounded_with_its_decay_shows_in_states_that_outlive_segments() -> None:
+    assert error_of_idle(("        ASYNC_SHARED(u32, room", WHOLE)) > 1.3 * error_of_idle(UNCHANGED)

@@ -112,7 +112,7 @@ def launched_here(
         maps = torch.zeros(5 * 128, dtype=torch.uint8)
         maps = maps[-maps.data_ptr() % 64 :][: 4 * 128]
         maps.copy_(torch.frombuffer(bytearray(b"".join(arguments[:4])), dtype=torch.uint8))
-        number = 0 if "maps" in kernel else args["groups"]
+        number = 0 if "maps" in kernel else args["groups"].numel()
         size = ctypes.c_long(args["workspace"].numel())
         own.segments_on_cpu(number, x, y, z, threads, size, two.pointer(maps), *given)
 
