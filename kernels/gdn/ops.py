@@ -21,11 +21,13 @@ from typing import Any
 import torch
 
 from kernels import cuda, operators
+from kernels.common import Tensors
 from kernels.gdn.route import ROUTER
 
 FAMILY = "gdn"
 DECODERS = ("cuda_decode", "recurrent_decode")  # the first that runs here; NOTES.md has their times
-TABLES = ("cu_seqlens", "chunks", "chunk_offsets", "blocks", "units")  # of what `prepare` makes, the rest is scratch
+# Of what `prepare` makes; the rest is scratch.
+TABLES = ("cu_seqlens", "chunks", "chunk_offsets", "blocks", "units", "mapped", "scanned", "firsts", "groups")
 PRECISIONS = {torch.bfloat16: "bf16", torch.float16: "bf16", torch.float32: "tf32"}
 
 
@@ -207,7 +209,8 @@ def batch(
     if only:
         chosen = operators.candidates(FAMILY, torch.cuda.get_device_capability(device))[only]
     else:
-        chosen = operators.choose(ROUTER, device, PRECISIONS[dtype], dtype=word, **axes)
+        ragged = {"lengths": "-".join(map(str, lengths))} if len(set(lengths)) > 1 else {}
+        chosen = operators.choose(ROUTER, device, PRECISIONS[dtype], dtype=word, **axes, **ragged)
     heads = {"q": (heads_k, dim), "k": (heads_k, dim), "v": (heads_v, dim), "g": (heads_v,), "beta": (heads_v,)}
     inputs = {
         name: torch.empty(1, total, *shape, dtype=torch.float32 if name in ("g", "beta") else dtype, device="meta")
@@ -216,8 +219,13 @@ def batch(
     inputs |= {"initial_state": torch.empty(count, heads_v, dim, dim, device=device), "cu_seqlens": bounds}
     if raw_qk:
         inputs["raw_qk"] = bounds
-    made = {n: t for n, t in chosen.prepare(inputs).items() if n not in inputs or n == "cu_seqlens"}
-    tables = {n: t for n, t in made.items() if n in TABLES}
-    scratch = operators.scratch_of({n: t for n, t in made.items() if n not in TABLES}, device)
-    route = " ".join((chosen.name, *tables, *scratch)) + mark
-    return Batch(lengths, route, list(tables.values()), list(scratch.values()))
+    route, tables, scratch = routed(chosen.name, inputs, chosen.prepare(inputs))
+    return Batch(lengths, route + mark, tables, scratch)
+
+
+def routed(name: str, inputs: Tensors, made: Tensors) -> tuple[str, list[torch.Tensor], list[torch.Tensor]]:
+    """(route, tables, scratch) of what a candidate's `prepare` made of the inputs."""
+    own = {n: t for n, t in made.items() if n not in inputs or n == "cu_seqlens"}
+    tables = {n: t for n, t in own.items() if n in TABLES}
+    scratch = operators.scratch_of({n: t for n, t in own.items() if n not in TABLES}, inputs["initial_state"].device)
+    return " ".join((name, *tables, *scratch)), list(tables.values()), list(scratch.values())

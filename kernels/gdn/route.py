@@ -37,11 +37,16 @@ def _cost(workload: Workload, candidate: Candidate) -> Cost:
 
 
 def _asked(words: Mapping[str, str]) -> tuple[Workload, str]:
+    """Of unequal sequences T is their mean; what takes only some lengths is told them by lengths=N-N-..."""
+    words = dict(words)
+    lengths = words.pop("lengths", "")
     axes = routing.axes(words, T=None, batch=1, Hk=None, Hv=None, D=128, dtype=("bf16", "fp16", "f32"))
     if int(axes["Hv"]) % int(axes["Hk"]):
         raise ValueError(f"Hv={axes['Hv']}: not a multiple of Hk={axes['Hk']}")
+    if lengths and (not all(map(str.isdecimal, found := lengths.split("-"))) or len(found) != axes["batch"]):
+        raise ValueError(f"{lengths=}: not a whole number for each of batch={axes['batch']} sequences")
     fixed: dict[str, int | str] = {
-        "op": "prefill", "lengths": "", "state_dtype": "f32", "qk_l2norm": 0, "regime": "mixed", "pad": 0,
+        "op": "prefill", "lengths": lengths, "state_dtype": "f32", "qk_l2norm": 0, "regime": "mixed", "pad": 0,
     }  # fmt: skip
     return Workload("asked", {**fixed, **axes}), ""
 

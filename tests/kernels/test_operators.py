@@ -16,6 +16,7 @@ from kernels import cuda, cuda_driver, operators, routing
 from kernels.common import Candidate, Tensors, Workload
 from kernels.gdn import cases as gdn_cases
 from kernels.gdn import ops as gdn_ops
+from kernels.gdn import segments
 from kernels.gdn.reference import reference as gdn_reference
 from kernels.kv import cases as kv_cases
 from kernels.kv import format as kv_format
@@ -540,6 +541,33 @@ def test_a_mixtures_launches_are_planned(monkeypatch: pytest.MonkeyPatch) -> Non
         assert len(ran) == 1
         ran.clear()
         launched.clear()
+
+
+@pytest.mark.parametrize("raw", [0, 1])
+@pytest.mark.parametrize("name", ["cuda_segments", "cuda_segments_in_scan"])
+def test_a_split_scan_is_planned_with_all_its_launches(name: str, raw: int) -> None:
+    """So a later call asks torch for nothing, and nothing waits for the device."""
+    kernel = pytest.importorskip(f"kernels.gdn.{name}")
+    problem = gdn_cases._prefill(330, (1, 2), D=128, dtype="bf16", qk_l2norm=raw)
+    inputs, ran, launched = gdn_cases.inputs(problem, 0, "cpu"), list[int](), list[int]()
+    driver = SimpleNamespace(**{name: getattr(Driver([]), name) for name in dir(Driver) if name.startswith("cu")})
+
+    def launch(*_: Any) -> int:
+        launched.append(1)
+        return 0
+
+    def run(args: Tensors, out: Tensors) -> None:
+        ran.append(1)
+        kernel.run(args, out)
+
+    driver.cuLaunchKernelEx = launch
+    route, tables, scratch = gdn_ops.routed("toy", inputs, kernel.prepare(inputs, segments.Plan(2, 1, 0.0, 3)))
+    with torch.no_grad(), stubbed(driver, candidate(run)):
+        for calls in (1, 2, 3):
+            given = [inputs[n].clone() for n in SCAN]
+            OP.gdn_prefill(*given, tables, scratch, route + " !raw_qk" * raw)
+            assert len(launched) == calls * (4 if name == "cuda_segments" else 3)
+    assert len(ran) == 1
 
 
 def test_one_tensor_given_twice_is_not_planned() -> None:
