@@ -37,7 +37,10 @@ def test_every_family_that_routes_and_has_rows_has_a_stored_table() -> None:
 
 
 def test_the_table_prints_what_the_router_takes() -> None:
-    """At every measured place, with and without the precisions that take asking for."""
+    """At every measured place, with and without the precisions that take asking for.
+
+    What only another device timed is no part of a table; the router carries it over.
+    """
 
     @over({str(x): (x,) for x in ROUTED})
     def each(family: str) -> None:
@@ -48,8 +51,12 @@ def test_the_table_prints_what_the_router_takes() -> None:
                 words = {axis: str(value) for axis, value in {**place.shape, asks.axis: place.at}.items()}
                 workload, _ = asks.asked(words)
                 choice = choices.choose(asks, workload, H200, precisions)
-                assert choice.how == ("fitted" if place.fitted else "measured")
-                assert (choice.candidate, choice.times_us) == (place.best, pytest.approx(place.times_us)), words
+                own = {name: us for name, us in choice.times_us.items() if name in place.times_us}
+                assert own == pytest.approx(place.times_us), words
+                if own.keys() == choice.times_us.keys():
+                    assert (choice.candidate, choice.how) == (place.best, "fitted" if place.fitted else "measured")
+                else:
+                    assert choice.how == "carried", words
 
     each()
 

@@ -5,7 +5,9 @@ import pytest
 from kernels import routing
 from kernels.common import Candidate, Workload
 from kernels.gdn import cases, cost, route
+from lab.base import devices
 from lab.check import families
+from lab.study import choices
 
 PEAKS = {"bf16": 759.0, "tf32": 380.0, "f32": 60.0}
 LONG = next(w for w in cases.WORKLOADS if w.id == "t2048_hk16_hv48_d128")
@@ -75,6 +77,33 @@ def test_tokens_sequences_and_heads_make_the_question() -> None:
     assert (workload["op"], workload["T"], workload["batch"], workload["D"]) == ("prefill", 2048, 8, 128)
     with pytest.raises(ValueError, match=r"Hv=40\b.*Hk=16\b"):
         route.ROUTER.asked({"T": "2048", "Hk": "16", "Hv": "40"})
+
+
+def taken(device: str, **axes: int | str) -> str:
+    workload, _ = route.ROUTER.asked({axis: str(value) for axis, value in axes.items()})
+    return choices.choose(route.ROUTER, workload, devices.get(device)).candidate
+
+
+@pytest.mark.parametrize("device", ["h100", "h200"])
+def test_long_sequences_on_few_heads_are_split(device: str) -> None:
+    """Between and beyond the measured lengths; an H200, which timed the control alone, goes by an H100's times."""
+    for heads in ({"Hk": 2, "Hv": 8}, {"Hk": 4, "Hv": 12}):
+        for tokens in (8192, 16384, 32768, 65536, 131072):
+            assert taken(device, T=tokens, **heads) == "cuda_segments_in_scan", (heads, tokens)
+        assert taken(device, T=32768, dtype="fp16", **heads) == "cuda_segments"
+        for tokens in (2048, 8191):
+            assert taken(device, T=tokens, **heads) == "cuda_scan", (heads, tokens)
+    for heads in ({"Hk": 16, "Hv": 48}, {"Hk": 8, "Hv": 24}, {"Hk": 2, "Hv": 8, "batch": 2}):
+        assert taken(device, T=32768, **heads) == "cuda_scan", heads
+
+
+def test_unequal_sequences_are_split_by_their_own_lengths() -> None:
+    heads: dict[str, int] = {"Hk": 2, "Hv": 6, "batch": 2}
+    assert taken("h100", T=8192, lengths="16377-7", **heads) == "cuda_segments_in_scan"
+    assert taken("h100", T=8191, lengths="8191-8191", **heads) == "cuda_scan"
+    for lengths in ("16384", "16384-0x7", "16384-"):
+        with pytest.raises(ValueError, match="a whole number for each of batch=2"):
+            taken("h100", T=8192, lengths=lengths, **heads)
 
 
 def test_states_of_many_short_sequences_are_read_ahead_of_the_first_step() -> None:
