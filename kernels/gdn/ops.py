@@ -219,13 +219,14 @@ def batch(
     inputs |= {"initial_state": torch.empty(count, heads_v, dim, dim, device=device), "cu_seqlens": bounds}
     if raw_qk:
         inputs["raw_qk"] = bounds
-    route, tables, scratch = routed(chosen.name, inputs, chosen.prepare(inputs))
-    return Batch(lengths, route + mark, tables, scratch)
+    return Batch(lengths, *routed(chosen.name, inputs, chosen.prepare(inputs), mark))
 
 
-def routed(name: str, inputs: Tensors, made: Tensors) -> tuple[str, list[torch.Tensor], list[torch.Tensor]]:
-    """(route, tables, scratch) of what a candidate's `prepare` made of the inputs."""
+def routed(
+    name: str, inputs: Tensors, made: Tensors, mark: str = ""
+) -> tuple[str, list[torch.Tensor], list[torch.Tensor]]:
+    """(route, tables, scratch) of what a candidate's `prepare` made of the inputs; mark: what the route ends with."""
     own = {n: t for n, t in made.items() if n not in inputs or n == "cu_seqlens"}
     tables = {n: t for n, t in own.items() if n in TABLES}
     scratch = operators.scratch_of({n: t for n, t in own.items() if n not in TABLES}, inputs["initial_state"].device)
-    return " ".join((name, *tables, *scratch)), list(tables.values()), list(scratch.values())
+    return " ".join((name, *tables, *scratch)) + mark, list(tables.values()), list(scratch.values())

@@ -561,11 +561,12 @@ def test_a_split_scan_is_planned_with_all_its_launches(name: str, raw: int) -> N
         kernel.run(args, out)
 
     driver.cuLaunchKernelEx = launch
-    route, tables, scratch = gdn_ops.routed("toy", inputs, kernel.prepare(inputs, segments.Plan(2, 1, 0.0, 3)))
+    made, mark = kernel.prepare(inputs, segments.Plan(2, 1, 0.0, 3)), " !raw_qk" * raw
+    route, tables, scratch = gdn_ops.routed("toy", inputs, made, mark)
     with torch.no_grad(), stubbed(driver, candidate(run)):
         for calls in (1, 2, 3):
             given = [inputs[n].clone() for n in SCAN]
-            OP.gdn_prefill(*given, tables, scratch, route + " !raw_qk" * raw)
+            OP.gdn_prefill(*given, tables, scratch, route)
             assert len(launched) == calls * (4 if name == "cuda_segments" else 3)
     assert len(ran) == 1
 
