@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -230,7 +231,8 @@ def test_a_legend_of_long_names_stays_in_the_figure_and_tells_each_arm_apart() -
     box = legend.get_window_extent()
     assert box.x0 >= 0
     assert box.x1 <= figure.bbox.width
-    handles = [h.lines[0] for h in figure.axes[0].containers if h.get_label() in names]
+    drawn: list[Any] = [c for c in figure.axes[0].containers if c.get_label() in names]
+    handles = [container.lines[0] for container in drawn]
     assert len({(h.get_marker(), h.get_color()) for h in handles}) == len(names)
 
 
