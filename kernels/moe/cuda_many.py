@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import bisect
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,33 +49,32 @@ W4A8 = "nvfp4-w4a8"
 class Form:
     """How the four launches go; the default is cuda_experts_many, controls/cuda_many_levers.py has the others.
 
-    spans: times 64 k a stage in 16 bits. switches: macros of experts_many.cu that are 1. router_once: the router waits
-    for the grid once, up to ONCE_TOKENS; with switch EVEN, which goes with it alone, its list is by width. lists_first:
-    the sum reads where its rows lie ahead of them.
+    router_once: the router waits for the grid once, up to ONCE_TOKENS. switches: macros of experts_many.cu that are 1,
+    those of ONE_WIDTH where all blocks have up to 32 rows, the others where they have more. EVEN goes with router_once
+    alone, whose list is by width then.
     """
 
-    spans: int = 1
     switches: tuple[str, ...] = ()
     router_once: bool = False
-    lists_first: bool = False
 
 
 FORM = Form()
-EVEN = "EVEN"
+WIDE, EVEN, FINE = "WIDE", "EVEN", "FINE"
+ONE_WIDTH = (FINE,)
 
 
-def form_for(form: Form, tokens: int) -> Form:
-    """`form` as it goes for so many tokens."""
-    if not form.router_once or tokens <= ONCE_TOKENS:
-        return form
-    return replace(form, router_once=False, switches=tuple(word for word in form.switches if word != EVEN))
+def form_for(form: Form, tokens: int, block: int) -> Form:
+    """`form` as it goes for so many tokens in blocks of so many rows."""
+    once = form.router_once and tokens <= ONCE_TOKENS
+    meant = [word for word in form.switches if (word in ONE_WIDTH) == (block == BLOCKS[0])]
+    return Form(tuple(word for word in meant if once or word != EVEN), once)
 
 
 @dataclass(frozen=True)
 class ManyConfig:
     """A compiled experts_many.cu: dtype of x and h; `gated` the first product; weight rows by k; rows of a block.
 
-    spans, switches: as in Form.
+    switches: as in Form.
     """
 
     dtype: str
@@ -84,13 +83,12 @@ class ManyConfig:
     k: int
     block_tokens: int
     fp8: bool = False
-    spans: int = 1
     switches: tuple[str, ...] = ()
 
     @property
     def kernel(self) -> str:
         which = "up" if self.gated else "down"
-        form = f"_spans{self.spans}" * (self.spans > 1) + "".join(f"_{word.lower()}" for word in self.switches)
+        form = "".join(f"_{word.lower()}" for word in self.switches)
         return f"moe_many_{which}_{'w4a8_' * self.fp8}{self.dtype}_n{self.rows}_k{self.k}_b{self.block_tokens}{form}"
 
     @property
@@ -99,9 +97,8 @@ class ManyConfig:
 
     @property
     def stage_bytes(self) -> int:
-        """Of 64 k, or 128 where fp8 or of two spans, of 256 weight rows and a block; and of its barriers."""
-        each = 128 * self.block_tokens + 2 * (w4a8_tiles if self.fp8 else gemm_tiles).K_BLOCK_BYTES
-        return self.spans * each + 16
+        """Of 64 k, or 128 where fp8, of 256 weight rows and a block; and of its barriers."""
+        return 128 * self.block_tokens + 2 * (w4a8_tiles if self.fp8 else gemm_tiles).K_BLOCK_BYTES + 16
 
     @property
     def stages(self) -> int:
@@ -132,7 +129,7 @@ def configs(
     block: int, width: int, inner: int, dtype: str, fp8: bool = False, form: Form = FORM
 ) -> tuple[ManyConfig, ManyConfig]:
     """Of both products."""
-    more = block, fp8, form.spans, form.switches
+    more = block, fp8, form.switches
     return ManyConfig(dtype, True, 2 * inner, width, *more), ManyConfig(dtype, False, width, inner, *more)
 
 
@@ -143,7 +140,6 @@ def source(config: ManyConfig) -> CudaSource:
         "X_BF16": int(config.dtype == "bf16"), "GATED": int(config.gated), "FP8": int(config.fp8),
         "ROWS": config.rows, "K": config.k, "BLOCK_M": config.block_tokens, "STAGES": config.stages,
     }  # fmt: skip
-    macros |= {"SPANS": config.spans} if config.spans > 1 else {}
     macros |= dict.fromkeys(config.switches, 1)
     return hopper.source(SOURCE, config.kernel, config.shared_bytes, macros)
 
@@ -177,10 +173,9 @@ def once_source(experts: int, dtype: str, block: int, by_width: bool = False) ->
 
 
 @functools.cache
-def sum_source(width: int, dtype: str, lists_first: bool = False) -> CudaSource:
+def sum_source(width: int, dtype: str) -> CudaSource:
     """weighted_sum.cu."""
-    macros = {"X_BF16": int(dtype == "bf16"), "WIDTH": width} | ({"LISTS_FIRST": 1} if lists_first else {})
-    return hopper.source(SUM_SOURCE, f"moe_sum_{'lists_' * lists_first}{dtype}_h{width}", 0, macros)
+    return hopper.source(SUM_SOURCE, f"moe_sum_{dtype}_h{width}", 0, {"X_BF16": int(dtype == "bf16"), "WIDTH": width})
 
 
 def most_blocks(tokens: int, top_k: int, experts: int, shared: bool, block: int) -> int:
@@ -263,7 +258,7 @@ def run(args: dict[str, Any], out: Tensors, fp8: bool = False, form: Form = FORM
         router_source(experts, element, block, warps),
         cuda_experts.router_shared_bytes(experts, warps),
     )
-    form = form_for(form, tokens)
+    form = form_for(form, tokens, block)
     if form.router_once:
         router, router_bytes = once_source(experts, element, block, EVEN in form.switches), once_shared_bytes(experts)
     gate = args["shared_gate"] if shared else cuda.i64(0)
@@ -290,7 +285,7 @@ def run(args: dict[str, Any], out: Tensors, fp8: bool = False, form: Form = FORM
             (args[f"{of}_e4m3"] if fp8 else given, args[name], args[f"{name}_scale"], *lists, made, args["parts"],
              args["flags"], by_row), config.shared_bytes, programmatic=True,
         )  # fmt: skip
-    adder = sum_source(width, element, form.lists_first)
+    adder = sum_source(width, element)
     cuda.launch(
         cuda.load(adder, adder.kernels[0], device), (tokens,), SUM_THREADS,
         (args["given"], args["pairs"], args["back"], y, cuda.i32(chosen)), 0, programmatic=True,
@@ -328,16 +323,19 @@ def work(workload: Workload, sms: int, fp8: bool = False) -> Work:
     return Work(at_once, {"launches": 6.0 if fp8 else 4.0, "ends": 4000.0})
 
 
+def _block(workload: Workload) -> int:
+    return block_tokens(workload["T"], workload["top_k"], workload["experts"])
+
+
 def _of(workload: Workload, fp8: bool = False, form: Form = FORM) -> tuple[ManyConfig, ManyConfig]:
-    tokens, top_k, experts, width, inner = (workload[axis] for axis in ("T", "top_k", "experts", "H", "F"))
-    return configs(block_tokens(tokens, top_k, experts), width, inner, workload["dtype"], fp8, form)
+    return configs(_block(workload), workload["H"], workload["F"], workload["dtype"], fp8, form)
 
 
 def config(workload: Workload, fp8: bool = False, form: Form = FORM) -> str:
-    """The products that `run` launches for a workload, and what else is of another form."""
-    form = form_for(form, workload["T"])
+    """The products that `run` launches for a workload, and whether its router waits once."""
+    form = form_for(form, workload["T"], _block(workload))
     products = [f"{c.kernel}_s{c.stages}" for c in _of(workload, fp8, form)]
-    return " ".join(products + ["router_once"] * form.router_once + ["lists_first"] * form.lists_first)
+    return " ".join(products + ["router_once"] * form.router_once)
 
 
 CUDA_SOURCES = (

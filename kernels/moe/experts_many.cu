@@ -17,23 +17,15 @@
 // a stage is 128 k. The tensor cores' sums keep about 14 bits and are not promoted.
 //
 // Macros: KERNEL (name), X_BF16 0/1, GATED 0/1, FP8 0/1, ROWS (of weights: 2 INNER, or WIDTH), K, BLOCK_M 32/64/96,
-// STAGES. Where they are given (controls/cuda_many_levers.py): SPANS 2, two times 64 k a stage in 16 bits; COPIES_TELL 1,
-// a stage is told of by its copies themselves, as soon as they are there, and consumers fence what they then see; WIDE 1,
-// 96 columns are one product and not two; FINE 1 (with WIDE), products have 16, 24 or 32 columns, 32, 48 or 64, 64, 80 or
-// 96; EVEN 1, blocks stand by their width (router_once.cu's BY_WIDTH) and CTAs share what they cost; BOTH_HALVES 1, codes
-// of both halves of a span are loaded side by side.
+// STAGES. Where they are given (controls/cuda_many_levers.py): WIDE 1, 96 columns are one product and not two; EVEN 1,
+// blocks stand by their width (router_once.cu's BY_WIDTH) and CTAs share what they cost; FINE 1, of blocks of 32 rows,
+// products have 16, 24 or 32 columns.
 #include "nvfp4/gemm_operand.cuh"
 #include "nvfp4/w4a8_operand.cuh"
 #include "sm90/epilogue.cuh"
 #include "sm90/pipeline.cuh"
 #include "sm90/scheduler.cuh"
 
-#ifndef SPANS
-#define SPANS 1
-#endif
-#ifndef COPIES_TELL
-#define COPIES_TELL 0
-#endif
 #ifndef EVEN
 #define EVEN 0
 #endif
@@ -43,14 +35,10 @@
 #ifndef WIDE
 #define WIDE 0
 #endif
-#ifndef BOTH_HALVES
-#define BOTH_HALVES 0
-#endif
-static_assert(SPANS == 1 || (SPANS == 2 && !FP8), "a stage is 64 or 128 k");
-static_assert(!FINE || (WIDE && !FP8), "80 columns are one product");
+static_assert(!FINE || (BLOCK_M == 32 && !FP8), "of more columns ptxas serialises the wgmmas (C7512)");
 
 constexpr int BLOCK_N = 256, HALF_N = 128, CONSUMERS = 2, PRODUCERS = 4, THREADS = 128 * (CONSUMERS + 1);
-constexpr int K_BLOCKS = (K + 255) / 256 * (FP8 ? 2 : 4) / SPANS;  // stages; gemm_tiles.py and w4a8_tiles.py pad so
+constexpr int K_BLOCKS = (K + 255) / 256 * (FP8 ? 2 : 4);  // stages; gemm_tiles.py and w4a8_tiles.py pad so
 constexpr int ROW_TILES = (ROWS + BLOCK_N - 1) / BLOCK_N, LAST_HALF = (ROWS + HALF_N - 1) / HALF_N - 1;
 // Of 64 tokens, or of all where WIDE; of a thread's sums of one.
 constexpr int GROUPS = BLOCK_M > 64 && !WIDE ? 2 : 1, ACC = WIDE || BLOCK_M < 64 ? BLOCK_M / 2 : 32;
@@ -58,8 +46,7 @@ constexpr int SLICE = 32, FEATURES = GATED ? HALF_N / 2 : HALF_N, OUT_COLUMNS = 
 // A stage is told of when LAG more are asked for, which takes as many empty ones: with STAGES - 2 the producers wait for
 // the stage that the consumers have just left, and these for the producers.
 constexpr int LAG = STAGES / 2;
-constexpr unsigned ROW_TILE_BYTES = FP8 ? 1152 : TILE_BYTES, SPAN_BYTES = 8 * ROW_TILE_BYTES,
-                   X_SPAN_BYTES = BLOCK_M * 128, W_BYTES = SPANS * SPAN_BYTES, X_BYTES = SPANS * X_SPAN_BYTES,
+constexpr unsigned ROW_TILE_BYTES = FP8 ? 1152 : TILE_BYTES, W_BYTES = 8 * ROW_TILE_BYTES, X_BYTES = BLOCK_M * 128,
                    OUT_STRIDE = 2 * FEATURES + 16;
 constexpr unsigned X = 0, OUT = STAGES * X_BYTES, W = OUT + CONSUMERS * SLICE * OUT_STRIDE;
 constexpr unsigned FULL = W + STAGES * 2 * W_BYTES, EMPTY = FULL + 8 * STAGES, SHARED_BYTES = EMPTY + 8 * STAGES;
@@ -84,8 +71,7 @@ struct Block {
 
 // The line of stages in parts of even cost, where blocks of up to 32 rows stand first in it, then those of up to 64.
 struct EvenPartition {
-    // Of a stage, in 70 clocks (NOTES.md).
-    static constexpr int NARROW = 13, MIDDLE = BLOCK_M == 64 ? 15 : 13, WIDEST = 15;
+    static constexpr int NARROW = 11, MIDDLE = 14, WIDEST = 17;  // of a stage, in 75 clocks (NOTES.md)
     int narrow, up_to_middle, iters;
     StreamKPartition costs;
     DEVICE EvenPartition(int narrow_, int up_to_middle_, int iters_, int workers)
@@ -131,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int group = warp_uniform(threadIdx.x / 128), workers = gridDim.x, worker = workers - 1 - blockIdx.x;
     const Pipe pipeline{base};
     if (threadIdx.x == 128 * CONSUMERS) {
-        pipeline.init(1 + (COPIES_TELL ? 32 : 1) * PRODUCERS, 4 * CONSUMERS);
+        pipeline.init(1 + PRODUCERS, 4 * CONSUMERS);
         mbarrier_init_fence();
         fence_proxy_async_shared();
     }
@@ -151,9 +137,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         const int warp = warp_uniform(threadIdx.x % 128 / 32), lane = threadIdx.x % 32, piece = lane % 8;
         const int first = 4 * warp + lane / 8;  // of this lane's rows of a stage, which are 16 apart
         const u32 to = base + X + 128 * first + 16 * (piece ^ first % 8);
-        Pipe::State state_;
-#if !COPIES_TELL
-        Pipe::State behind;
+        Pipe::State state_, behind;
         int issued = 0;
         // What was copied into the stage that is LAG behind is there: wgmma may read it.
         const auto told = [&] {
@@ -162,12 +146,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             if (lane == 0) mbarrier_arrive(pipeline.full(behind.stage));
             behind.advance();
         };
-#endif
         int loaded = -1, count = 0;
         u32 from[ROWS_OF_LANE];  // sixteens of bytes from x on
-#if COPIES_TELL
-        const unsigned char* next[ROWS_OF_LANE];
-#endif
         for (StreamKScheduler work(partition, worker, workers, tiles, K_BLOCKS, 0); work.valid(); work.next()) {
             const int index = work.tile / ROW_TILES, row_tile = work.tile % ROW_TILES;
             const Block block(blocks + index);
@@ -187,73 +167,41 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     static_cast<size_t>(block.expert) * (LAST_HALF + 1) + min(2 * row_tile + half, LAST_HALF);
                 halves[half] = w + at * (K_BLOCKS * W_BYTES);
             }
-#if COPIES_TELL
-#pragma unroll
-            for (int i = 0; i < ROWS_OF_LANE; i++)
-                next[i] = x + 16 * (static_cast<size_t>(from[i]) + 8 * SPANS * work.iter_begin);
-#endif
-#if COPIES_TELL || SPANS > 1
-#pragma unroll 1  // two at a time spill
-#endif
             for (int k = work.iter_begin; k < work.iter_end; k++) {
                 pipeline.producer_acquire(state_);
-                // The warps take turns where they can: one more time would be one scheduler's.
-                if (warp == (COPIES_TELL ? state_.stage % PRODUCERS : 0) && lane == 0) {
+                if (warp == 0 && lane == 0) {
                     pipeline.producer_expect(state_, 2 * W_BYTES);
 #pragma unroll
-                    for (int i = 0; i < 2 * SPANS; i++) {
-                        const int span = i / 2, half = i % 2;
-                        tma_load_1d(base + W + 2 * state_.stage * W_BYTES + i * SPAN_BYTES,
-                                    halves[half] + (SPANS * k + span) * SPAN_BYTES, SPAN_BYTES,
+                    for (int half = 0; half < 2; half++) {
+                        tma_load_1d(base + W + (2 * state_.stage + half) * W_BYTES, halves[half] + k * W_BYTES, W_BYTES,
                                     pipeline.full(state_.stage));
                     }
                 }
+                const bool inside = FP8 || K % 256 == 0 || 64 * k + 8 * piece < K;
 #pragma unroll
-                for (int span = 0; span < SPANS; span++) {
-                    const int of_64 = SPANS * k + span;
-                    const bool inside = FP8 || K % 256 == 0 || 64 * of_64 + 8 * piece < K;
-#pragma unroll
-                    for (int i = 0; i < ROWS_OF_LANE; i++) {
-                        if (first + 16 * i < count) {
-#if COPIES_TELL
-                            const unsigned char* const its = inside ? next[i] + 128 * span : x;
-#else
-                            const unsigned char* const its =
-                                x + (inside ? 16 * (static_cast<size_t>(from[i]) + 8 * of_64) : 0);
-#endif
-                            cp_async_16(to + state_.stage * X_BYTES + span * X_SPAN_BYTES + 2048 * i, its, inside);
-                        }
+                for (int i = 0; i < ROWS_OF_LANE; i++) {
+                    if (first + 16 * i < count) {
+                        cp_async_16(to + state_.stage * X_BYTES + 2048 * i,
+                                    x + (inside ? 16 * (static_cast<size_t>(from[i]) + 8 * k) : 0), inside);
                     }
                 }
-#if COPIES_TELL
-#pragma unroll
-                for (int i = 0; i < ROWS_OF_LANE; i++) next[i] += 128 * SPANS;
-                cp_async_arrive(pipeline.full(state_.stage));
-                state_.advance();
-#else
                 cp_async_commit();
                 state_.advance();
                 if (++issued > LAG) {
                     cp_async_wait<LAG>();
                     told();
                 }
-#endif
             }
         }
-#if COPIES_TELL
-        cp_async_commit();
-#endif
         cp_async_wait<0>();
-#if !COPIES_TELL
         for (int i = min(issued, LAG); i > 0; i--) told();
-#endif
     } else {
         warpgroup_reg_alloc<224>();
         const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
         u32 a[2][4][4];
         float acc[2][GROUPS][ACC];
-        PipelineState<STAGES * SPANS> at;  // in spans
-        const u32 row_tile_at = base + W + group * SPAN_BYTES + warp * ROW_TILE_BYTES;
+        Pipe::State at;
+        const u32 row_tile_at = base + W + group * W_BYTES + warp * ROW_TILE_BYTES;
         const u32 my_codes = opaque(row_tile_at + 16 * lane);
         const u32 my_scales = opaque(row_tile_at + (FP8 ? 1024 + 4 * lane : TILE_CODE_BYTES + 8 * (lane / 4)));
         // After the wgmmas of the stage, which have taken what was loaded from it: no need of once_loaded.
@@ -261,46 +209,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             __syncwarp();
             if (lane == 0) pipeline.consumer_release(stage);
         };
-#if BOTH_HALVES
-        const u32 zero = static_cast<u32>(tiles) >> 31;  // for once_loaded
-#endif
         // The k of a tile, in products of LOW columns and of HIGH more.
         const auto multiply = [&](auto low, auto high, int count) {
             constexpr int LOW = decltype(low)::value, HIGH = decltype(high)::value;
             int before = -1;
-#pragma unroll 1  // a span a turn: of two unrolled, ptxas serialises the wgmmas (C7513)
-            for (count *= SPANS; count > 0; count--) {
-                const int unit = at.stage, stage = unit / SPANS;
-                const bool begins = unit % SPANS == 0;
-                const u64 operand = x_descriptor(base + X + warp_uniform(unit) * X_SPAN_BYTES);
-                if (begins) mbarrier_wait(pipeline.full(stage), at.phase);
+#pragma unroll 1
+            for (; count > 0; count--) {
+                const int stage = at.stage;
+                const u64 operand = x_descriptor(base + X + warp_uniform(stage) * X_BYTES);
+                pipeline.consumer_wait(at);
                 at.advance();
-#if BOTH_HALVES
-                Packed packed[2];
-#endif
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
-                    const u32 of_half = unit * 2 * SPAN_BYTES + half * 4 * ROW_TILE_BYTES;
+                    const u32 of_half = stage * 2 * W_BYTES + half * 4 * ROW_TILE_BYTES;
                     if constexpr (FP8) {
                         Packed8 packed;
                         packed.load(my_codes + of_half, my_scales + of_half);
-                        if (COPIES_TELL && half == 0 && begins) fence_proxy_async_shared();
                         decode_fragments8(packed, a[half]);
                     } else {
-#if BOTH_HALVES
-                        if (half == 0) {
-                            packed[0].load(my_codes + of_half, my_scales + of_half);
-                            packed[1].load(my_codes + of_half + 4 * ROW_TILE_BYTES,
-                                           my_scales + of_half + 4 * ROW_TILE_BYTES);
-                        }
-                        if (COPIES_TELL && half == 0 && begins) fence_proxy_async_shared();
-                        decode_fragments<X_BF16>(packed[half], a[half]);
-#else
                         Packed packed;
                         packed.load(my_codes + of_half, my_scales + of_half);
-                        if (COPIES_TELL && half == 0 && begins) fence_proxy_async_shared();
                         decode_fragments<X_BF16>(packed, a[half]);
-#endif
                     }
                     pin(a[half]);
                     wgmma_fence();
@@ -313,17 +242,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     }
                     wgmma_commit();
                     wgmma_wait<1>();
-#if BOTH_HALVES
-                    // The other half's codes are of another stage; whoever reads the machine code cannot know.
-                    if (half == 0 && begins && before >= 0) {
-                        __syncwarp();
-                        const u32 at_empty =
-                            once_loaded(pipeline.empty(before), packed[1].codes.x ^ packed[1].scales.x, zero);
-                        if (lane == 0) mbarrier_arrive(at_empty);
-                    }
-#else
-                    if (half == 0 && begins && before >= 0) release(before);
-#endif
+                    if (half == 0 && before >= 0) release(before);
                 }
                 before = stage;
             }
@@ -335,33 +254,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             const int stages = work.iter_end - work.iter_begin, count = ldg32(blocks + work.tile / ROW_TILES) >> 16;
 #pragma unroll
             for (int i = 0; i < 2 * GROUPS * ACC; i++) acc[i / (GROUPS * ACC)][i / ACC % GROUPS][i % ACC] = 0.0f;
-#if FINE
-            // What blocks of so many rows mostly have. Of more loops ptxas serialises the wgmmas (C7512).
-            if constexpr (BLOCK_M == 32) {
-                if (count <= 16) {
-                    multiply(Count<16>{}, Count<0>{}, stages);
-                } else if (count <= 24) {
-                    multiply(Count<24>{}, Count<0>{}, stages);
-                } else {
-                    multiply(Count<32>{}, Count<0>{}, stages);
-                }
-            } else if constexpr (BLOCK_M == 64) {
-                if (count <= 32) {
-                    multiply(Count<32>{}, Count<0>{}, stages);
-                } else if (count <= 48) {
-                    multiply(Count<48>{}, Count<0>{}, stages);
-                } else {
-                    multiply(Count<64>{}, Count<0>{}, stages);
-                }
-            } else if (count <= 64) {
-                multiply(Count<64>{}, Count<0>{}, stages);
-            } else if (count <= 80) {
-                multiply(Count<80>{}, Count<0>{}, stages);
-            } else {
-                multiply(Count<96>{}, Count<0>{}, stages);
-            }
-#else
-            if (BLOCK_M == 32 || count <= 32) {
+            if (FINE && count <= 16) {
+                multiply(Count<FINE ? 16 : 32>{}, Count<0>{}, stages);
+            } else if (FINE && count <= 24) {
+                multiply(Count<FINE ? 24 : 32>{}, Count<0>{}, stages);
+            } else if (BLOCK_M == 32 || count <= 32) {
                 multiply(Count<32>{}, Count<0>{}, stages);
             } else if constexpr (BLOCK_M > 32) {
                 if (BLOCK_M == 64 || count <= 64) {
@@ -370,7 +267,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     multiply(Count<WIDE ? 96 : 64>{}, Count<WIDE ? 0 : 32>{}, stages);
                 }
             }
-#endif
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 pin(acc[half][0]);

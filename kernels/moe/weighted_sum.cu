@@ -1,13 +1,9 @@
 // y of a mixture for many tokens: a token's rows of what its experts gave, weighed and added in the order of its choice.
 //
-// Macros: KERNEL (name), X_BF16 0/1 (type of y), WIDTH, LISTS_FIRST 0/1 (0 where it is not given;
-// controls/cuda_many_levers.py): where rows lie is read ahead of the first of them, and nine are in flight, not five.
+// Macros: KERNEL (name), X_BF16 0/1 (type of y), WIDTH.
 #include "sm90/ptx.cuh"
 
-#ifndef LISTS_FIRST
-#define LISTS_FIRST 0
-#endif
-constexpr int AT_ONCE = LISTS_FIRST ? 9 : 5;  // rows that a thread has in flight
+constexpr int AT_ONCE = 5;  // rows that a thread has in flight
 
 // given: fp16 [rows, WIDTH]. pairs: [tokens, chosen] (expert, weight). back: [tokens, chosen], where their rows lie.
 // y: [tokens, WIDTH]. A block a token, eight columns a thread.
@@ -19,21 +15,6 @@ extern "C" __global__ void KERNEL(const u16* given, const uint2* pairs, const u3
         for (int j = 0; j < chosen; j += AT_ONCE) {
             uint4 rows[AT_ONCE] = {};
             float weights[AT_ONCE] = {};
-#if LISTS_FIRST
-            u32 places[AT_ONCE] = {};
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) {
-                if (j + i >= chosen) break;
-                const int pair = blockIdx.x * chosen + j + i;
-                weights[i] = __uint_as_float(ldg32(reinterpret_cast<const u32*>(pairs + pair) + 1));
-                places[i] = ldg32(back + pair);
-            }
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) {
-                if (j + i >= chosen) break;
-                rows[i] = ldg128(given + static_cast<size_t>(places[i]) * WIDTH + at);
-            }
-#else
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++) {
                 if (j + i >= chosen) break;
@@ -41,7 +22,6 @@ extern "C" __global__ void KERNEL(const u16* given, const uint2* pairs, const u3
                 weights[i] = __uint_as_float(ldg32(reinterpret_cast<const u32*>(pairs + pair) + 1));
                 rows[i] = ldg128(given + static_cast<size_t>(ldg32(back + pair)) * WIDTH + at);
             }
-#endif
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++) {
                 const u32 words[4] = {rows[i].x, rows[i].y, rows[i].z, rows[i].w};

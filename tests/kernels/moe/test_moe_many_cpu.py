@@ -104,6 +104,7 @@ def right(
     return not kept["flags"].any() and not kept["state"][1:4].any() and turns[1 + turns[0]] == 0
 
 
+OF_FEW = cases._workload(60, 6, 2, 272, 80)  # 14 to 25 rows an expert
 SHAPES = pytest.mark.parametrize(
     ("workload", "workers", "block"),
     [
@@ -113,6 +114,7 @@ SHAPES = pytest.mark.parametrize(
         (BY_ID["t75_e32_k8_h80_f32_zipf_bf16"], 2, 32),
         (cases._workload(130, 3, 2, 528, 144, "one", shared=144), 6, 96),
         (cases._workload(100, 2, 1, 272, 80, dtype="fp16"), 7, 96),
+        (OF_FEW, 7, 32),
     ],
     ids=lambda w: getattr(w, "id", str(w)),
 )
@@ -130,7 +132,7 @@ def test_the_kernels_run_on_a_cpu(monkeypatch, workload, workers, block, fp8):
 @SHAPES
 @pytest.mark.parametrize("name", FORMS)
 def test_every_form_runs_on_a_cpu(monkeypatch, workload, workers, block, name):
-    """The same shapes: a stage of 128 k beside rows of 80, stages told of by copies that land late."""
+    """The same shapes: products of the columns that blocks have, CTAs that share what these cost."""
     assert right(Simulated(monkeypatch, workers, block), workload, form=FORMS[name])
 
 
@@ -138,15 +140,15 @@ def test_every_form_runs_on_a_cpu(monkeypatch, workload, workers, block, name):
 @pytest.mark.parametrize(
     "change",
     [
-        ("pipeline.init(1 + (COPIES_TELL ? 32 : 1) * PRODUCERS", "pipeline.init(1"),
+        ("pipeline.init(1 + PRODUCERS", "pipeline.init(1"),
         ("for (int i = min(issued, LAG); i > 0; i--) told();", ""),
         ("&& 64 * g + 8 * e < block.count", "&& 64 * g + 8 * e < 8"),
         ("BLOCK_M == 64 || count <= 64", "BLOCK_M == 64 || count <= 96"),
         ("operand + 64 * 128 / 16 + 2 * j", "operand + 2 * j"),
-        ("if (half == 0 && begins && before >= 0) release(before);", "if (half == 0) release(stage);"),
+        ("if (half == 0 && before >= 0) release(before);", "if (half == 0) release(stage);"),
         ("peer <= worker + peers", "peer < worker + peers"),
         ("GATED ? ldg32(rows + row) : row;", "GATED ? ldg32(rows + row) ^ 1 : row;"),
-        ("static_cast<size_t>(from[i]) + 8 * of_64", "static_cast<size_t>(from[i]) + 4 * of_64"),
+        ("static_cast<size_t>(from[i]) + 8 * k", "static_cast<size_t>(from[i]) + 4 * k"),
         ("min(2 * row_tile + half, LAST_HALF)", "2 * row_tile"),
         ("(token - s) * OUT_STRIDE", "token * OUT_STRIDE"),
         ("piece ^ first % 8", "piece"),
@@ -159,42 +161,31 @@ def test_the_simulation_sees_mistakes_in_the_products(monkeypatch: pytest.Monkey
     assert not unless_stopped(lambda: right(simulated, workload, 3))
 
 
+OF_ALL_WIDTHS = cases._workload(130, 6, 2, 528, 144, "one", shared=144)  # blocks of about 26, 34 and 96 rows
+
+
 @needs_compiler
 @pytest.mark.parametrize(
-    "change",
+    ("block", "change"),
     [
-        ("(COPIES_TELL ? 32 : 1) * PRODUCERS", "(COPIES_TELL ? 31 : 1) * PRODUCERS"),
-        ("if (COPIES_TELL && half == 0 && begins) fence_proxy_async_shared();", ""),
-        ("COPIES_TELL && half == 0 && begins", "COPIES_TELL && half == 0 && !begins"),
-        ("if (begins) mbarrier_wait(", "if (!begins) mbarrier_wait("),
-        ("half == 0 && begins && before >= 0", "half == 0 && before >= 0"),
-        ("halves[half] + (SPANS * k + span) * SPAN_BYTES", "halves[half] + SPANS * k * SPAN_BYTES"),
-        ("inside ? next[i] + 128 * span : x", "inside ? next[i] : x"),
-        ("next[i] += 128 * SPANS", "next[i] += 128"),
-        ("8 * SPANS * work.iter_begin", "8 * work.iter_begin"),
-        ("X_BYTES + span * X_SPAN_BYTES + 2048 * i", "X_BYTES + 2048 * i"),
-        ("unit * 2 * SPAN_BYTES", "stage * 2 * SPAN_BYTES"),
-        ("multiply(Count<96>{}", "multiply(Count<80>{}"),
-        ("(count <= 80)", "(count <= 96)"),
-        ("&acc[half][0][(s + i) / 2]", "&acc[half][0][s / 2]"),
-        ("my_codes + of_half + 4 * ROW_TILE_BYTES", "my_codes + of_half"),
-        ("my_scales + of_half + 4 * ROW_TILE_BYTES", "my_scales + of_half"),
+        (32, ("count <= 16", "count <= 26")),
+        (32, ("count <= 24", "count <= 32")),
+        (96, ("multiply(Count<WIDE ? 96 : 64>{}", "multiply(Count<WIDE ? 80 : 64>{}")),
+        (96, ("BLOCK_M == 64 || count <= 64", "BLOCK_M == 64 || count <= 96")),
+        (96, (": &acc[half][0][(s + i) / 2]", ": &acc[half][0][s / 2]")),
     ],
 )
-def test_the_simulation_sees_mistakes_in_all_forms(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
-    simulated = Simulated(monkeypatch, 7, 96)
+def test_the_simulation_sees_mistakes_in_columns(monkeypatch: pytest.MonkeyPatch, block: int, change: Change) -> None:
+    simulated = Simulated(monkeypatch, 7, block)
     simulated.changes = {cuda_many.SOURCE: change}
-    workload = cases._workload(130, 3, 2, 528, 144, "one", shared=144)
-    assert not unless_stopped(lambda: right(simulated, workload, 3, form=FORMS["experts_many_forms"]))
-
-
-OF_ALL_WIDTHS = cases._workload(130, 6, 2, 528, 144, "one", shared=144)  # blocks of about 26, 34 and 96 rows
+    workload = OF_FEW if block == 32 else OF_ALL_WIDTHS
+    assert not unless_stopped(lambda: right(simulated, workload, 3, form=FORMS["experts_many_shares_fine"]))
 
 
 @needs_compiler
 @pytest.mark.parametrize("workers", [5, 13])
 def test_what_is_shared_by_cost_is_done_once(monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
-    assert right(Simulated(monkeypatch, workers, 96), OF_ALL_WIDTHS, form=FORMS["experts_many_even"])
+    assert right(Simulated(monkeypatch, workers, 96), OF_ALL_WIDTHS, form=FORMS["experts_many_shares"])
 
 
 @needs_compiler
@@ -202,14 +193,13 @@ def test_what_is_shared_by_cost_is_done_once(monkeypatch: pytest.MonkeyPatch, wo
     "change",
     [
         ("return narrow + at / MIDDLE;", "return at / MIDDLE;"),
-        ("at -= NARROW * narrow;", "at -= NARROW * narrow + 90;"),
-        ("WIDEST * (iters_ - up_to_middle_)", "WIDEST * (iters_ - up_to_middle_ - 6)"),
+        ("return narrow + at / MIDDLE;", "return narrow + at / NARROW;"),
     ],
 )
 def test_the_simulation_sees_mistakes_in_shares_by_cost(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
     simulated = Simulated(monkeypatch, 13, 96)
     simulated.changes = {cuda_many.SOURCE: change}
-    assert not unless_stopped(lambda: right(simulated, OF_ALL_WIDTHS, form=FORMS["experts_many_even"]))
+    assert not unless_stopped(lambda: right(simulated, OF_ALL_WIDTHS, form=FORMS["experts_many_shares"]))
 
 
 @needs_compiler
@@ -367,6 +357,20 @@ def test_a_block_holds_an_experts_rows_where_routing_is_even(tokens: int, block:
     assert cuda_many.block_tokens(tokens, 8, 256) == block
     rows = torch.distributions.Binomial(tokens, torch.tensor(8 / 256)).sample((4000,))
     assert float((rows > block).float().mean()) < 0.01
+
+
+@pytest.mark.parametrize(("tokens", "words"), [
+    (257, "router_once"), (512, "router_once"), (1024, "wide even router_once"), (2048, "wide even router_once"),
+    (2049, "wide"),
+])  # fmt: skip
+def test_shares_go_by_cost_where_blocks_differ_in_width(tokens: int, words: str) -> None:
+    """Else the launches are experts_many_router_once's, and beyond its tokens no list is by width."""
+    workload = of_rows(BY_ID["t512_e256_k8_h2048_f512_s512"], tokens)
+    of = {name: cuda_many.config(workload, form=form) for name, form in FORMS.items()}
+    found = re.findall("wide|even|router_once", of["experts_many_shares"])
+    assert sorted(set(found)) == sorted(words.split())
+    assert (of["experts_many_shares"] == of["experts_many_router_once"]) == (tokens <= 512)
+    assert ("fine" in of["experts_many_shares_fine"]) == (tokens <= 512)
 
 
 @pytest.mark.parametrize(("axis", "value", "word"), [
