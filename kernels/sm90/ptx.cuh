@@ -178,11 +178,6 @@ template <int N>
 DEVICE void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
-// An arrival at a barrier of this CTA when all that this thread has asked for by cp.async is there. Who waits for the
-// barrier sees it as the generic proxy does: ahead of wgmma a fence_proxy_async_shared of its own must follow.
-DEVICE void cp_async_arrive(u32 barrier) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
-}
 
 // ---- shared memory --------------------------------------------------------------------------------------------------
 DEVICE uint4 lds128(u32 at) {

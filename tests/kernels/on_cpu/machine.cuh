@@ -124,10 +124,6 @@ static void check_fenced(u32 address, u32 bytes) {
     for (u32 word = (address & 0xFFFFFF) / 4; word < ((address & 0xFFFFFF) + bytes + 3) / 4; word++)
         if (cta.stored[word])
             stop("no proxy fence since thread " + std::to_string(cta.stored[word] - 1) + " stored", 4 * word);
-    if (cta.landed.empty()) return;
-    const u32 from = address & 0xFFFFFF;
-    for (auto it = cta.landed.lower_bound(from / 16 * 16); it != cta.landed.end() && it->first < from + bytes; ++it)
-        if (it->second > cpu.now->fenced) stop("no proxy fence since a cp.async landed", it->first);
 }
 void fence_proxy_async_shared() {
     for (u32 word : cpu.now->unfenced) {
@@ -135,7 +131,6 @@ void fence_proxy_async_shared() {
         if (by == cpu.now->thread + 1) by = 0;
     }
     cpu.now->unfenced.clear();
-    cpu.now->fenced = cpu.landings;
 }
 uint4 lds128(u32 at) { return load_shared<uint4>(at); }
 float4 lds_float4(u32 at) { return load_shared<float4>(at); }
@@ -178,11 +173,10 @@ void mbarrier_arrive_cluster(u32 address) { mbarrier_arrive(address); }
 static void land(const Copy& c) {
     c.write();
     if (c.bulk) cpu.ctas[c.cta].bulk_in_flight--;
-    if (c.barrier->pending < c.arrivals) stop("an arrival too many");
-    c.barrier->bytes -= c.bytes, c.barrier->pending -= c.arrivals, settle(*c.barrier);
+    c.barrier->bytes -= c.bytes, settle(*c.barrier);
 }
 static void land_those_of(const Barrier& b) {
-    if (cpu.copies.empty()) return;
+    if (!b.bytes) return;
     std::vector<Copy> stay, go;
     for (const Copy& c : cpu.copies) (c.barrier == &b ? go : stay).push_back(c);
     cpu.copies = stay;
@@ -318,28 +312,6 @@ void cp_async_16(u32 to, const void* from, bool live) {
     memset(place(to, 16, 16), 0, 16);
     if (live) memcpy(place(to, 16), from, 16);
     note_store(to, 16);
-    cpu.now->asked.push_back(to);
-}
-// What is waited for by its group is there at once.
-void cp_async_commit() { cpu.now->asked.clear(); }
-// What an arrival tells of comes late, and stays the generic proxy's: whoever reads it by the other must have fenced since.
-void cp_async_arrive(u32 barrier) {
-    std::vector<std::pair<u32, uint4>> came;
-    for (u32 to : cpu.now->asked) {
-        came.push_back({to, {}});
-        memcpy(&came.back().second, place(to, 16), 16), memset(place(to, 16), 0xFF, 16);
-        for (u32 word = (to & 0xFFFFFF) / 4, i = 0; i < 4; i++) cpu.ctas[to >> 24].stored[word + i] = 0;
-    }
-    cpu.now->asked.clear(), moved();
-    const auto write = [=] {
-        for (const auto& [to, x] : came) {
-            memcpy(place(to, 16), &x, 16);
-            cpu.ctas[to >> 24].landed[to & 0xFFFFFF] = ++cpu.landings;
-        }
-    };
-    const Copy c{&barrier_at(barrier), 0, write, (int)(barrier >> 24), false, 1};
-    if (cpu.launch.copies == AT_ISSUE) return land(c);
-    cpu.copies.push_back(c);
 }
 
 // ---- global memory --------------------------------------------------------------------------------------------------
@@ -741,8 +713,7 @@ static void start_cta(int i, int block) {
 }
 static void run_some(std::vector<int> blocks) {
     const Launch& launch = cpu.launch;
-    cpu.landings = 0, cpu.copies.clear(), cpu.ctas.resize(blocks.size()),
-    cpu.fibers.resize(blocks.size() * launch.threads);
+    cpu.copies.clear(), cpu.ctas.resize(blocks.size()), cpu.fibers.resize(blocks.size() * launch.threads);
     cpu.clusters.assign(max<size_t>(1, blocks.size() / launch.cluster), {});
     looks = 0, looks_at.clear();
     for (size_t i = 0; i < blocks.size(); i++) start_cta(i, blocks[i]);

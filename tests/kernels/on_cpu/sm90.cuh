@@ -7,8 +7,7 @@
 // when it is waited for, stores read shared memory when their group is. So a fragment overwritten, a stage released too
 // early or a wrong phase gives wrong numbers or a deadlock, and what must never happen stops the launch:
 //
-//   proxies    bulk copies and wgmma on shared memory that a thread has stored to without a fence_proxy_async_shared, or
-//              where a cp.async has landed (cp_async_arrive) since this thread's last one
+//   proxies    bulk copies and wgmma on shared memory that a thread has stored to without a fence_proxy_async_shared
 //   mbarriers  one that nobody set up, or no mbarrier_init_fence has published; an arrival too many; copies or products
 //              in flight at the end; a deadlock
 //   addresses  what lies outside shared memory or is not aligned as the instruction wants it
@@ -116,8 +115,6 @@ struct Fiber {
     bool waited, cluster_arrived;  // for the grid ahead; at the cluster's barrier
     u32 cluster_generation;
     std::vector<u32> unfenced;                 // words of shared memory that it has stored to since its last fence
-    u32 fenced;                                // how many copies of cp.async had landed at its last fence
-    std::vector<u32> asked;                    // by cp.async since its last commit or arrival: where to
     std::deque<std::function<void()>> stores;  // bulk groups that have yet to read shared memory
     long issued, committed;                    // wgmmas, groups
 };
@@ -127,7 +124,6 @@ struct Copy {
     std::function<void()> write;
     int cta;
     bool bulk;
-    int arrivals = 0;  // of a thread's cp.async, by which it is counted instead
 };
 struct Product {
     float* d[128];
@@ -148,8 +144,7 @@ constexpr u32 MOST_SHARED = 232448;
 struct Cta {
     int x, y, z;
     unsigned char* shared;
-    std::vector<u16> stored;    // per word: 1 + the thread that has stored to it and not fenced
-    std::map<u32, u32> landed;  // by sixteen bytes: which copy of cp.async came there last, counted from 1 on
+    std::vector<u16> stored;  // per word: 1 + the thread that has stored to it and not fenced
     std::map<u32, Barrier> barriers;
     Meeting block, named[16];
     Warpgroup warpgroups[8];
@@ -177,7 +172,6 @@ struct Cpu {
     std::vector<Cta> ctas;
     std::vector<Meeting> clusters;
     std::vector<Copy> copies;
-    u32 landings;  // of cp.async
     Fiber* now;
     ucontext_t main;
     jmp_buf scheduler;
@@ -260,8 +254,7 @@ static void prefetch_tensor_map(const TensorMap*) {}
 void tma_prefetch_1d(const void* from, u32 bytes);
 static void prefetch_l2(const void*) {}
 void cp_async_16(u32 to, const void* from, bool live);
-void cp_async_commit();
-void cp_async_arrive(u32 barrier);
+static void cp_async_commit() {}
 template <int N>
 static void cp_async_wait() {}
 
