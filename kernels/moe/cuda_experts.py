@@ -310,10 +310,23 @@ def configured(
     return choose(tokens, width, inner, dtype, sms)
 
 
-def run(args: dict[str, Any], out: Tensors, choose: Choice = choose_config) -> None:
+def route(args: dict[str, Any], gate: Any, dtype: str, block_tokens: int, counters: int) -> None:
+    """router.cu's launch, which leaves rows and blocks of so many tokens, and so many counters at zero."""
+    logits, (tokens, width) = args["logits"], args["x"].shape
+    experts = logits.shape[1]
+    chooser, warps = router_source(experts, dtype, block_tokens), router_warps(experts)
+    lists = [args[name] for name in ("pairs", "masks", "rows", "blocks", "state")]
+    cuda.launch(
+        cuda.load(chooser, chooser.kernels[0], args["x"].device.index or 0), (-(-tokens // warps),), 32 * warps,
+        (logits, args["x"], gate, *lists, *map(cuda.i32, (tokens, width, len(args["k"]), counters))),
+        router_shared_bytes(experts),
+    )  # fmt: skip
+
+
+def run(args: dict[str, Any], out: Tensors, choose: Choice = choose_config, router: Any = route) -> None:
     """y in one launch up to ROUTED_MAX tokens; else in two: choose and sort, then both products and the weighted sum.
 
-    ValueError on a mismatch.
+    router: the first of two, as `route`. ValueError on a mismatch.
     """
     x, logits, y, h = args["x"], args["logits"], out["y"], args["h"]
     element, (tokens, width) = hopper.ELEMENTS.get(x.dtype, ""), x.shape
@@ -337,14 +350,8 @@ def run(args: dict[str, Any], out: Tensors, choose: Choice = choose_config) -> N
             config.shared_bytes(tokens, pairs, blocks),
         )  # fmt: skip
         return
-    chooser = router_source(experts, element, config.block_tokens)
-    warps = router_warps(experts)
+    router(args, gate, element, config.block_tokens, blocks + config.groups)
     between = [args[name] for name in ("rows", "blocks", "state")]
-    counts = map(cuda.i32, (tokens, width, top_k, blocks + config.groups))
-    cuda.launch(
-        cuda.load(chooser, chooser.kernels[0], device), (-(-tokens // warps),), 32 * warps,
-        (logits, x, gate, args["pairs"], args["masks"], *between, *counts), router_shared_bytes(experts),
-    )  # fmt: skip
     cuda.launch(
         cuda.load(source(config), config.kernel, device, SHARED_BYTES), (config.grid,), config.threads,
         (x, *weights, *between, h, args["parts"], y, *map(cuda.i32, (tokens, pairs, blocks))),

@@ -10,23 +10,31 @@
 //
 // Macros: KERNEL (name), X_BF16 0/1 (type of x), EXPERTS, BLOCK_TOKENS, BY_WIDTH 0/1 (0 where it is not given): the list
 // has blocks of up to 32 rows first, then of up to 64, then the others, and says how many, for experts_many.cu's EVEN.
+// FEW 0/1 (0 where it is not given; controls/cuda_levers.py): for experts_teams.cu, eight tokens a block or a warp for
+// every 32 experts; what that counts in is set to zero, and nobody asks where a pair's row lies.
 #include "pick.cuh"
 
 #ifndef BY_WIDTH
 #define BY_WIDTH 0
 #endif
+#ifndef FEW
+#define FEW 0
+#endif
 constexpr int WIDTHS = BY_WIDTH ? BLOCK_TOKENS / 32 : 1;  // kinds of blocks
-static_assert(BLOCK_TOKENS % 32 == 0, "a kind for every 32 rows");
+static_assert(FEW ? !BY_WIDTH : BLOCK_TOKENS % 32 == 0, "a kind for every 32 rows");
 // Of a block of so many rows; its kind.
 DEVICE int kind_of(int rows) { return BY_WIDTH ? (rows - 1) / 32 : 0; }
 
-constexpr int TOKENS = 32, THREADS = 32 * TOKENS;                 // of a block: a warp a token
-constexpr int COLUMNS = 32 * VALUES, SLICES = THREADS / COLUMNS;  // threads of an expert
-constexpr int AT_ONCE = 16;                                       // words that a thread has in flight
+constexpr int FEW_TOKENS = VALUES > 8 ? VALUES : 8;
+constexpr int TOKENS = FEW ? FEW_TOKENS : 32, THREADS = 32 * TOKENS;  // of a block: a warp a token
+constexpr int COLUMNS = 32 * VALUES, SLICES = THREADS / COLUMNS;      // threads of an expert
+constexpr int AT_ONCE = 16;                                           // words that a thread has in flight
+constexpr int TURN = FEW ? 0 : 4;                                     // whose turn it is, ahead of both counters
 static_assert(EXPERTS <= THREADS, "an expert a thread");
 
 // As router.cu's. masks: [blocks, EXPERTS]. state: [9] the number of blocks, three words of router.cu's, which of the two
 // counters behind it this launch takes, and those; BY_WIDTH: how many blocks have up to 32 rows, and up to 64.
+// FEW: state as router.cu's of few tokens; back: [3] which counter, and the two.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     KERNEL(const float* logits, const unsigned char* x, const unsigned char* shared_gate, uint2* pairs, u32* masks,
            uint2* rows, uint2* blocks, u32* state, int tokens, int width, int top_k, int counters, u32* back) {
@@ -40,8 +48,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int with_shared = shared_gate != nullptr, chosen = top_k + with_shared;
     const int first_token = TOKENS * blockIdx.x, behind_token = min(tokens, first_token + TOKENS);
     const int token = first_token + warp;
+    u32* const turns = FEW ? back : state;
     launch_dependent_grids();
-    const u32 turn = threadIdx.x == 0 ? ldg32(state + 4) : 0;  // beside the logits
+    const u32 turn = threadIdx.x == 0 ? ldg32(turns + TURN) : 0;  // beside the logits
     if (token < behind_token) {
         const u32 mask = pick(logits, pairs, token, chosen, top_k, lane);
         if (lane < VALUES) taken_by[warp * VALUES + lane] = mask;
@@ -55,20 +64,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         masks[blockIdx.x * EXPERTS + e] = mine;
     }
     __syncthreads();
-    if (threadIdx.x == 0 && atomic_add_acq_rel(state + 5 + turn, 1) == grid - 1) {
+    if (threadIdx.x == 0 && atomic_add_acq_rel(turns + TURN + 1 + turn, 1) == grid - 1) {
         // All have read whose turn it is. The next launch has the other counter, so none waits until this one may fall.
-        state[6 - turn] = 0;
-        state[4] = 1 - turn;
+        turns[TURN + 2 - turn] = 0;
+        turns[TURN] = 1 - turn;
     }
     if (with_shared && token < behind_token) {
         const float share = shared_weight(x, shared_gate, token, width, lane);
         if (lane == 0) pairs[token * chosen + top_k] = make_uint2(EXPERTS, __float_as_uint(share));
     }
     if (threadIdx.x == 0) {
-        while (ld_acquire(state + 5 + turn) < grid) continue;
+        while (ld_acquire(turns + TURN + 1 + turn) < grid) continue;
     }
     __syncthreads();
-    // A row a thread: at most 32 tokens a block and 32 experts a token.
+    if (FEW && blockIdx.x == grid - 1) {
+        for (int c = threadIdx.x; c < counters; c += THREADS) state[2 + c] = 0;
+    }
+    // A row a thread: at most a warp's 32 experts a token.
     const int i = first_token * chosen + threadIdx.x;
     u32 of = 0, weight = 0;
     if (i < behind_token * chosen) {
@@ -124,9 +136,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     if (i < behind_token * chosen) {
         const int t = i / chosen;
-        const u32 at = of < EXPERTS ? places[of] + __popc(members[of] & (1u << (t & 31)) - 1) : routed + t;
+        const u32 at =
+            of < EXPERTS ? places[of] + __popc(members[of] & (1u << static_cast<u32>(t) % TOKENS) - 1) : routed + t;
         rows[at] = make_uint2(t, weight);
-        back[i] = at;
+        if (!FEW) back[i] = at;
     }
     if (blockIdx.x > 0) return;
     // Kinds stand behind each other, and in each the shared expert's blocks behind the others.

@@ -7,6 +7,9 @@ Shape of the launch (NOTES.md, "Why 128 tokens took twice their reads"): experts
 of math warps, one reducer and blocks of 16 tokens, experts_one_team_eights the same with blocks of eight; those named
 experts_teams change one number of cuda_experts. What has one team has router.cu ahead of it, at few tokens too.
 
+The router of more than eight tokens (card moe-router-once): experts_teams_router_once has router_once.cu, which waits
+for the whole grid once and whose blocks all place their own rows, in the place of router.cu.
+
 One launch (card moe-routed): experts_router_launch is cuda_experts with router.cu's launch ahead at up to eight tokens
 too, where cuda_experts does its work in every CTA. Of more tokens the two are one.
 
@@ -24,9 +27,11 @@ from typing import Any
 
 import torch
 
-from kernels.common import Candidate, Needs, Tensors, Workload
-from kernels.moe import cuda_experts
+from kernels import cuda
+from kernels.common import Candidate, CudaSource, Needs, Tensors, Workload
+from kernels.moe import cuda_experts, cuda_many
 from kernels.moe.cuda_experts import PRECISION, SCRATCH, Choice, ExpertsConfig, choose_config
+from kernels.nvfp4 import hopper
 from kernels.nvfp4.hopper import SMS
 
 NEEDS = Needs(capability=(9, 0), packages=("cupy",))
@@ -37,6 +42,40 @@ def run_fresh(args: dict[str, Any], out: Tensors) -> None:
     """cuda_experts.run on scratch of this call."""
     made = {name: torch.empty_like(args[name]) for name in SCRATCH if name not in ("state", "banks")}
     cuda_experts.run(args | made, out)
+
+
+def few_shared_bytes(experts: int) -> int:
+    """Of router_once.cu for few tokens: a thread's counts, two words an expert, a block's masks, two sums a warp."""
+    warps, words = cuda_experts.router_warps(experts), -(-experts // 32)
+    return 4 * (warps // words * words * 32 + 2 * experts + warps * words + 2 * words)
+
+
+@functools.cache
+def few_source(experts: int, dtype: str, block_tokens: int) -> CudaSource:
+    """router_once.cu for few tokens."""
+    macros = {"X_BF16": int(dtype == "bf16"), "EXPERTS": experts, "BLOCK_TOKENS": block_tokens, "FEW": 1}
+    name = f"moe_router_once_few_{dtype}_e{experts}_b{block_tokens}"
+    return hopper.source(cuda_many.ONCE_SOURCE, name, few_shared_bytes(experts), macros)
+
+
+def prepare_once(inputs: Tensors) -> dict[str, Any]:
+    """cuda_experts.prepare, with masks of a word an expert and block, and the router's counters."""
+    kept, (tokens, experts) = cuda_experts.prepare(inputs), inputs["logits"].shape
+    words = -(-tokens // cuda_experts.router_warps(experts)) * experts
+    return kept | {"masks": kept["state"].new_zeros(words), "turns": kept["state"].new_zeros(3)}
+
+
+def route_once(args: dict[str, Any], gate: Any, dtype: str, block_tokens: int, counters: int) -> None:
+    """cuda_experts.route by router_once.cu."""
+    logits, (tokens, width) = args["logits"], args["x"].shape
+    experts = logits.shape[1]
+    chooser, warps = few_source(experts, dtype, block_tokens), cuda_experts.router_warps(experts)
+    lists = [args[name] for name in ("pairs", "masks", "rows", "blocks", "state")]
+    cuda.launch(
+        cuda.load(chooser, chooser.kernels[0], args["x"].device.index or 0), (-(-tokens // warps),), 32 * warps,
+        (logits, args["x"], gate, *lists, *map(cuda.i32, (tokens, width, len(args["k"]), counters)), args["turns"]),
+        few_shared_bytes(experts),
+    )  # fmt: skip
 
 
 def one_team(
@@ -90,18 +129,28 @@ def _config(workload: Workload, choose: Choice) -> str:
     return str(cuda_experts.chosen(workload, choose=choose))
 
 
-CUDA_SOURCES = tuple(
-    dict.fromkeys(
+def _config_once(workload: Workload) -> str:
+    config = cuda_experts.chosen(workload)
+    return str(config) if config.routed else f"{config} router_once"
+
+
+CUDA_SOURCES = (
+    *dict.fromkeys(
         cuda_experts.source(choose(tokens, *shape, "bf16", SMS), 256)
         for choose in LEVERS.values()
         for tokens, shape in ((1, (2048, 512)), (8, (2048, 512)), (128, (2048, 512)), (128, (2816, 704)))
-    )
+    ),
+    few_source(256, "bf16", 8),
 )
 
 CANDIDATES = (
     Candidate(
         "experts_fresh_scratch", PRECISION, run_fresh, NEEDS, prepare=cuda_experts.prepare, refuses=_refuses,
         config=lambda w: cuda_experts.CANDIDATES[0].config(w), no_route=WHY,
+    ),
+    Candidate(
+        "experts_teams_router_once", PRECISION, functools.partial(cuda_experts.run, router=route_once), NEEDS,
+        prepare=prepare_once, refuses=_refuses, config=_config_once, no_route=WHY,
     ),
     *(
         Candidate(

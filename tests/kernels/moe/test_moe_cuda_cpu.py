@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from kernels.common import Workload
-from kernels.moe import cases, cuda_experts
+from kernels.moe import cases, cuda_experts, cuda_many
 from kernels.moe.controls import cuda_levers
 from kernels.moe.reference import reference, routed
 from kernels.nvfp4 import hopper
@@ -43,6 +43,19 @@ extern "C" void simulated(const float* logits, const unsigned char* x, const uns
   given = {logits, x, gate, pairs, masks, rows, blocks, state, tokens, width, top_k, counters};
   if (threads != THREADS) why_stopped = "other threads than the kernel's";
   else launch_on_cpu({{grid, 1, 1}, THREADS, 1, 1, (u32)bytes, seed}, entry);
+}
+"""
+ONCE_ENTRY = """
+extern "C" void simulated(const float* logits, const unsigned char* x, const unsigned char* gate, uint2* pairs,
+                          u32* masks, uint2* rows, uint2* blocks, u32* state, int tokens, int width, int top_k,
+                          int counters, u32* turns, int grid, int threads, int bytes, int seed) {
+  static std::function<void()> call;
+  call = [=] {
+    KERNEL(logits, x, gate, pairs, masks, rows, blocks, state, tokens, width, top_k, counters, turns);
+  };
+  if (threads != THREADS) why_stopped = "other threads than the kernel's";
+  else launch_on_cpu({.grid = {grid, 1, 1}, .threads = THREADS, .at_once = grid, .shared_bytes = (u32)bytes,
+                      .seed = seed, .backwards = seed % 3 == 1, .uneven = seed % 2 == 1}, [] { call(); });
 }
 """
 EXPERTS_ENTRY = """
@@ -96,6 +109,7 @@ extern "C" void simulated(const unsigned char* x, const unsigned char* up, const
 def on_cpu(source: Any, change: Change = UNCHANGED) -> StandIn:
     entry = ROUTER_ENTRY if source.path == cuda_experts.ROUTER_SOURCE else EXPERTS_ENTRY
     entry = ROUTED_ENTRY if "-DROUTED=1" in source.options else entry
+    entry = ONCE_ENTRY if source.path == cuda_many.ONCE_SOURCE else entry
     return built(source.path, entry, change, options=source.options)
 
 
@@ -316,6 +330,56 @@ def test_routed_inside_the_bits_are_those_of_two_launches(monkeypatch: pytest.Mo
             found.append(y)
         monkeypatch.undo()
     assert [torch.equal(a, b) for a, b in zip(2 * found[:4], found[4:], strict=True)] == [True] * 8
+
+
+def _by_router(
+    monkeypatch: pytest.MonkeyPatch, experts: int, once: bool, calls: tuple[int, ...], change: Change = UNCHANGED
+) -> list[torch.Tensor]:
+    """y and the lists of calls of so many tokens on one scratch, by router.cu or by router_once.cu."""
+    workload = cases._workload(75, experts, 5, 64, 48, "zipf", shared=32)
+    given = cases.inputs(workload, 1)
+    simulated = Simulated(monkeypatch, 5, teams=2, n_tiles=1, round_items=5, h_stages=2)
+    simulated.changes = {cuda_many.ONCE_SOURCE: change}
+    kept = (cuda_levers.prepare_once if once else cuda_experts.prepare)(given)
+    found = []
+    for seed, tokens in enumerate(calls):
+        simulated.seed = seed
+        own = {name: t[:tokens] for name, t in cases.activations(workload, seed, "cpu").items()}
+        y = torch.full_like(own["x"], float("nan"))
+        router = cuda_levers.route_once if once else cuda_experts.route
+        cuda_experts.run(kept | own, {"y": y}, router=router)
+        found += [y, kept["rows"][: 6 * tokens].clone(), kept["blocks"][: kept["state"][0]].clone()]
+    monkeypatch.undo()
+    return found
+
+
+@needs_compiler
+@pytest.mark.parametrize("experts", [40, 300])
+def test_the_router_of_one_wait_leaves_the_same(monkeypatch: pytest.MonkeyPatch, experts: int) -> None:
+    """To the bit, of one block of tokens and of ten."""
+    both = [_by_router(monkeypatch, experts, once, (75, 9, 17, 75)) for once in (False, True)]
+    assert [torch.equal(a, b) for a, b in zip(*both, strict=True)] == [True] * 12
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("c < counters; c += THREADS", "c < 1; c += THREADS"),
+        ("% TOKENS) - 1)", "% 2) - 1)"),
+        ("turns[TURN] = 1 - turn;", ""),
+        ("FEW ? FEW_TOKENS : 32", "FEW ? 2 * FEW_TOKENS : 32"),
+    ],
+)
+def test_the_simulation_sees_mistakes_in_the_router_of_one_wait(monkeypatch, change: Change) -> None:
+    calls = 75, 75, 75  # what an earlier one left is of tokens that are there
+    wanted = _by_router(monkeypatch, 40, False, calls)
+
+    def same() -> bool:
+        found = _by_router(monkeypatch, 40, True, calls, change)
+        return all(torch.equal(a, b) for a, b in zip(wanted, found, strict=True))
+
+    assert not unless_stopped(same)
 
 
 def _routed(simulated: Simulated, tokens: int, experts: int, top_k: int, block_tokens: int, routing: str) -> bool:
