@@ -1,0 +1,101 @@
+"""A list of comparisons on every GPU of this host, in a given time: `python -m tests.bench.sweep LIST --seconds 560`.
+
+A line of LIST is a card and the workloads asked of it, none for all that are missing (`lab plan --all --missing` says
+which); `profile` or `counters` before a card and one workload runs that command instead. Each GPU takes the next line
+when it is free and runs one `lab measure`, which keeps its processes from one comparison to the next where a cluster
+starts them anew, and has a line's workloads on one GPU, as a gate that compares them wants. What no time was left for
+is written back to LIST. --out FILE.tar gets the files of profiles/ that are new.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from lab.base import files
+from lab.base.errors import REPOSITORY
+from lab.bench import machine
+from lab.row import store
+
+LAB = (sys.executable, "-m", "lab")
+LEAST_S = 45.0  # no line is begun with less
+SPARE_S = 25.0  # of a budget: what a comparison may take beyond its guess
+OTHERS = "profile", "counters"
+
+
+def command(line: str, left_s: float) -> list[str]:
+    """The command of a line, to end within left_s."""
+    first, *words = line.split()
+    if first in OTHERS:
+        return [*LAB, first, words[0], *(f"--workload={w}" for w in words[1:])]
+    budget = f"--budget={left_s - SPARE_S:.0f}s"
+    return [*LAB, "measure", first, *(f"--workload={w}" for w in words), "--missing", budget]
+
+
+def run(line: str, gpu: str, until: float) -> bool:
+    """Run a line on a GPU; whether all of it was done, or none of it can be."""
+    began = time.monotonic()
+    seen = os.environ | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command(line, until - began), cwd=REPOSITORY, env=seen, **pipes) as process:  # type: ignore[call-overload]
+        try:
+            said, whole = process.communicate(timeout=until - began)[0], True
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)  # what is measured is on the disk already
+            said, whole = process.communicate()[0], False
+    told = [x for x in said.splitlines() if x.strip()][-3:]
+    print(f"{time.monotonic() - began:.0f} s, exit {process.returncode}: {line}", *told, sep="\n    ", flush=True)
+    return whole and "left out, the budget" not in said
+
+
+def sweep(lines: list[str], gpus: list[str], seconds: float) -> list[str]:
+    """Work the lines on the GPUs; returns those that are left, in their order."""
+    waiting, left, lock = deque(enumerate(lines)), [], threading.Lock()
+    until = time.monotonic() + seconds
+
+    def work(gpu: str) -> None:
+        while until - time.monotonic() > LEAST_S:
+            with lock:
+                if not waiting:
+                    return
+                number, line = waiting.popleft()
+            if not run(line, gpu, until):
+                left.append((number, line))
+
+    with ThreadPoolExecutor(len(gpus)) as pool:
+        list(pool.map(work, gpus))
+    return [line for _, line in sorted((*left, *waiting))]
+
+
+def main() -> int:
+    """Work the list, write back what is left of it, and pack what is new."""
+    ask = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    ask.add_argument("list", type=Path)
+    ask.add_argument("--seconds", type=float, required=True)
+    ask.add_argument("--out", type=Path)
+    given = ask.parse_args()
+    there = {path for path in store.folder().rglob("*") if path.is_file()}
+    lines = [line for line in given.list.read_text().splitlines() if line.strip()]
+    left = sweep(lines, machine.gpus() or [""], given.seconds)
+    files.write(given.list, "".join(f"{line}\n" for line in left))
+    every = (path for path in store.folder().rglob("*") if path.is_file() and not path.name.startswith("."))
+    new = sorted(path for path in every if path not in there)
+    if given.out:
+        with tarfile.open(given.out, "w") as tar:
+            for path in new:
+                tar.add(path, path.relative_to(store.folder()))
+    print(f"{len(lines) - len(left)} of {len(lines)} lines done; {len(new)} new files")
+    return int(bool(left))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

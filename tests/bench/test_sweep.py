@@ -1,0 +1,64 @@
+"""Comparisons on every GPU of a host: each line once, what is cut off comes back, new files are packed."""
+
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+
+from lab.bench import machine
+from lab.row import store
+from tests.bench import sweep
+
+FAKE = """
+import os, sys, time
+from pathlib import Path
+name, folder = sys.argv[1], Path(sys.argv[2])
+if name == "slow": time.sleep(60)
+if name == "short": print("short w: left out, the budget of 1 s is spent")
+folder.mkdir(exist_ok=True)
+(folder / ".lock").write_text("")
+(folder / f"{name}.jsonl").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+time.sleep(0.3)
+"""
+
+
+@pytest.fixture
+def profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "profiles"
+    monkeypatch.setattr(store, "FOLDER", folder)
+    monkeypatch.setattr(sweep, "LEAST_S", 0.5)
+    monkeypatch.setattr(machine, "gpus", lambda: ["one", "two"])
+    monkeypatch.setattr(sweep, "command", lambda line, left_s: [sys.executable, "-c", FAKE, line, str(folder)])
+    folder.mkdir()
+    (folder / "old.jsonl").write_text("")
+    return folder
+
+
+def test_each_line_is_done_once_on_some_gpu(profiles: Path) -> None:
+    assert sweep.sweep(["a", "b", "c", "d"], ["one", "two"], 30) == []
+    on = [(profiles / f"{name}.jsonl").read_text() for name in "abcd"]
+    assert sorted(set(on)) == ["one", "two"]
+
+
+def test_what_was_cut_off_comes_back_in_order(
+    profiles: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    asked, out = tmp_path / "list", tmp_path / "rows.tar"
+    asked.write_text("short\nslow\na\n\n")
+    monkeypatch.setattr(sys, "argv", ["sweep", str(asked), "--seconds", "4", "--out", str(out)])
+    began = time.monotonic()
+    assert sweep.main() == 1
+    assert time.monotonic() - began < 15
+    assert asked.read_text() == "short\nslow\n"
+    assert "1 of 3 lines done; 2 new files" in capsys.readouterr().out
+    with tarfile.open(out) as tar:
+        assert sorted(tar.getnames()) == ["a.jsonl", "short.jsonl"]
+
+
+def test_a_line_is_a_command() -> None:
+    assert sweep.command("p5 w1 w2", 100.0)[3:] == [
+        "measure", "p5", "--workload=w1", "--workload=w2", "--missing", "--budget=75s",
+    ]  # fmt: skip
+    assert sweep.command("counters p5 w1", 100.0)[3:] == ["counters", "p5", "--workload=w1"]
