@@ -4,7 +4,8 @@ A line of LIST is a card and the workloads asked of it, none for all that are mi
 which); `profile` or `counters` before a card and one workload runs that command instead. Each GPU takes the next line
 when it is free and runs one `lab measure`, which keeps its processes from one comparison to the next where a cluster
 starts them anew, and has a line's workloads on one GPU, as a gate that compares them wants. What no time was left for
-is written back to LIST. --out FILE.tar gets the files of profiles/ that are new.
+is written back to LIST, and so is a line that was refused or whose process died. --out FILE.tar gets the files of
+profiles/ that are new.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from lab.base import files
-from lab.base.errors import REPOSITORY
+from lab.base.errors import REPOSITORY, BadInput
 from lab.bench import machine
 from lab.row import store
 
@@ -42,7 +43,7 @@ def command(line: str, left_s: float) -> list[str]:
 
 
 def run(line: str, gpu: str, until: float) -> bool:
-    """Run a line on a GPU; whether all of it was done, or none of it can be."""
+    """Run a line on a GPU; whether all of it was done: exit status 1 says that an arm has no time, and rows say why."""
     began = time.monotonic()
     seen = os.environ | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
@@ -54,7 +55,7 @@ def run(line: str, gpu: str, until: float) -> bool:
             said, whole = process.communicate()[0], False
     told = [x for x in said.splitlines() if x.strip()][-3:]
     print(f"{time.monotonic() - began:.0f} s, exit {process.returncode}: {line}", *told, sep="\n    ", flush=True)
-    return whole and "left out, the budget" not in said
+    return whole and process.returncode in (0, 1) and "left out, the budget" not in said
 
 
 def sweep(lines: list[str], gpus: list[str], seconds: float) -> list[str]:
@@ -84,7 +85,7 @@ def main() -> int:
     ask.add_argument("--out", type=Path)
     given = ask.parse_args()
     there = {path for path in store.folder().rglob("*") if path.is_file()}
-    lines = [line for line in given.list.read_text().splitlines() if line.strip()]
+    lines = [line for line in files.read_bytes(given.list).decode().splitlines() if line.strip()]
     left = sweep(lines, machine.gpus() or [""], given.seconds)
     files.write(given.list, "".join(f"{line}\n" for line in left))
     every = (path for path in store.folder().rglob("*") if path.is_file() and not path.name.startswith("."))
@@ -98,4 +99,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except BadInput as refused:
+        print(f"sweep: {refused}", file=sys.stderr)
+        sys.exit(2)

@@ -1,5 +1,6 @@
 """Comparisons on every GPU of a host: each line once, what is cut off comes back, new files are packed."""
 
+import subprocess
 import sys
 import tarfile
 import time
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.base.errors import REPOSITORY
 from lab.bench import machine
 from lab.row import store
 from tests.bench import sweep
@@ -16,6 +18,7 @@ import os, sys, time
 from pathlib import Path
 name, folder = sys.argv[1], Path(sys.argv[2])
 if name == "slow": time.sleep(60)
+if name == "refused": sys.exit(2)
 if name == "short": print("short w: left out, the budget of 1 s is spent")
 folder.mkdir(exist_ok=True)
 (folder / ".lock").write_text("")
@@ -46,15 +49,22 @@ def test_what_was_cut_off_comes_back_in_order(
     profiles: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     asked, out = tmp_path / "list", tmp_path / "rows.tar"
-    asked.write_text("short\nslow\na\n\n")
+    asked.write_text("short\nslow\nrefused\na\n\n")
     monkeypatch.setattr(sys, "argv", ["sweep", str(asked), "--seconds", "4", "--out", str(out)])
     began = time.monotonic()
     assert sweep.main() == 1
     assert time.monotonic() - began < 15
-    assert asked.read_text() == "short\nslow\n"
-    assert "1 of 3 lines done; 2 new files" in capsys.readouterr().out
+    assert asked.read_text() == "short\nslow\nrefused\n"
+    assert "1 of 4 lines done; 2 new files" in capsys.readouterr().out
     with tarfile.open(out) as tar:
         assert sorted(tar.getnames()) == ["a.jsonl", "short.jsonl"]
+
+
+def test_a_list_that_is_not_there_is_refused_in_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.bench.sweep", str(tmp_path / "none"), "--seconds", "1"]
+    found = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert (found.returncode, len(found.stderr.splitlines())) == (2, 1)
+    assert "none: no such file" in found.stderr
 
 
 def test_a_line_is_a_command() -> None:
