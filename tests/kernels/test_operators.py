@@ -509,25 +509,30 @@ def test_what_a_plan_cannot_know_is_never_repeated(extra: Any, size: int) -> Non
     assert len(run.ran) == len(driver.launches) == 3  # type: ignore[attr-defined]
 
 
-def test_a_mixtures_launches_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of few tokens, else two. Its Python runs once: no torch operator in it, and every pointer is known, that of
-    no shared expert too.
-    """
-    cuda_experts = pytest.importorskip("kernels.moe.cuda_experts")
-    monkeypatch.setattr(cuda_experts.hopper, "multiprocessors", lambda device: 132)
-    ran: list[int] = []
-    launched: list[int] = []
+def counted(run: Any) -> tuple[Any, Any, list[int], list[int]]:
+    """(a kernel's run, a driver whose launches do nothing, one entry for each call of run, one for each launch)."""
+    ran, launched = list[int](), list[int]()
     driver = SimpleNamespace(**{name: getattr(Driver([]), name) for name in dir(Driver) if name.startswith("cu")})
 
     def launch(*_: Any) -> int:
         launched.append(1)
         return 0
 
-    def run(args: Tensors, out: Tensors) -> None:
+    def running(args: Tensors, out: Tensors) -> None:
         ran.append(1)
-        cuda_experts.run(args, out)
+        run(args, out)
 
     driver.cuLaunchKernelEx = launch
+    return running, driver, ran, launched
+
+
+def test_a_mixtures_launches_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of few tokens, else two. Its Python runs once: no torch operator in it, and every pointer is known, that of
+    no shared expert too.
+    """
+    cuda_experts = pytest.importorskip("kernels.moe.cuda_experts")
+    monkeypatch.setattr(cuda_experts.hopper, "multiprocessors", lambda device: 132)
+    run, driver, ran, launched = counted(cuda_experts.run)
     able = candidate(run)
     for workload, launches in zip((*moe_cases.WORKLOADS[:2], MIXTURE), (1, 1, 2), strict=True):
         inputs = moe_cases.inputs(workload, 0)
@@ -549,18 +554,7 @@ def test_a_split_scan_is_planned_with_all_its_launches(name: str, raw: int) -> N
     """So a later call asks torch for nothing, and nothing waits for the device."""
     kernel = pytest.importorskip(f"kernels.gdn.{name}")
     problem = gdn_cases._prefill(330, (1, 2), D=128, dtype="bf16", qk_l2norm=raw)
-    inputs, ran, launched = gdn_cases.inputs(problem, 0, "cpu"), list[int](), list[int]()
-    driver = SimpleNamespace(**{name: getattr(Driver([]), name) for name in dir(Driver) if name.startswith("cu")})
-
-    def launch(*_: Any) -> int:
-        launched.append(1)
-        return 0
-
-    def run(args: Tensors, out: Tensors) -> None:
-        ran.append(1)
-        kernel.run(args, out)
-
-    driver.cuLaunchKernelEx = launch
+    inputs, (run, driver, ran, launched) = gdn_cases.inputs(problem, 0, "cpu"), counted(kernel.run)
     made, mark = kernel.prepare(inputs, segments.Plan(2, 1, 0.0, 3)), " !raw_qk" * raw
     route, tables, scratch = gdn_ops.routed("toy", inputs, made, mark)
     with torch.no_grad(), stubbed(driver, candidate(run)):
