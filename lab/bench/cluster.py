@@ -55,7 +55,7 @@ PATIENCE_S = 600.0  # without a scheduler, or without a worker that fits
 POLL_S, LOOK_S, TELL_S = 0.05, 0.5, 30.0
 EXTRA = "pip install 'killgate[cluster]'"
 AGAIN = "start it, then this command again with --missing; what is done is kept"
-Told = dict[str, Any]  # of a cell: out, files (path: text), or why there are none: busy, refused, died
+Told = dict[str, Any]  # of a cell: out, files (path: text), took, or why there are none: busy, refused, died
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -106,6 +106,8 @@ def do(module: str, arguments: Sequence[str], gpu: str = "", files: Mapping[str,
             told: Told = {"out": json.loads(out)}
         except ValueError:
             return {"died": f"its process ended with {process.returncode}: {last}"}
+        if took := next((line for line in reversed(said.splitlines()) if ": took " in line), ""):
+            told["took"] = took
         paths = {str(path.relative_to(folder)): path for path in Path(folder).rglob("*.jsonl")}
         return told | {"files": {name: path.read_text() for name, path in paths.items() if name not in (files or {})}}
 
@@ -170,18 +172,23 @@ class Cluster:
         logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what it says of a lost connection, we say
         warnings.filterwarnings("ignore", module="distributed")
         self.dask, self.address, self.tell, self.module = distributed, address, tell, module
-        self.here = machine.provenance()
-        if self.here.dirty:
-            remedy = "commit them, and check that commit out on every worker"
-            raise BadInput("--on", "this checkout has uncommitted changes, which no worker has", remedy)
         self.scheduler, self.known, self.meeting = "", dict[str, Spot | None](), dict[str, Any]()
         self.looked, self.answered = 0.0, time.monotonic()
         self._connect()
         try:
+            self.look()  # who they are they say while this process learns it of itself, seconds of imports
+            if self.here.dirty:
+                remedy = "commit them, and check that commit out on every worker"
+                raise BadInput("--on", "this checkout has uncommitted changes, which no worker has", remedy)
             self._meet_all()
         except BaseException:
             self.close()
             raise
+
+    @functools.cached_property
+    def here(self) -> Provenance:
+        """This host and checkout, as a row says it."""
+        return machine.provenance()
 
     def _connect(self) -> None:
         try:
@@ -343,6 +350,8 @@ def sweep(cluster: Cluster, cells: Sequence[Cell], budget_s: float = math.inf) -
                 raise BadInput(spot.name, f"refuses {cell.name}: {told['refused']}")
             if "out" in told:
                 took.append(now - since)
+                if spent := told.get("took"):
+                    cluster.tell(f"{spent}; {took[-1]:.0f} s in all, on {spot.name}")
                 yield cell, told
                 continue
             if "died" in told:

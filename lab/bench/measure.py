@@ -8,6 +8,7 @@ without it.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import re
@@ -179,12 +180,31 @@ def plan(card: phases.Card, only: Sequence[str] = (), peers: bool = False, pair:
     return items
 
 
+def made_for(settings: Settings) -> list[Worker]:
+    """The processes that a measurement is spread over, not started yet."""
+    return [Worker(dict(settings.limits_s)) for _ in range(settings.processes)]
+
+
+@contextlib.contextmanager
+def started(settings: Settings) -> Iterator[list[Worker]]:
+    """Those processes, at their imports, which take seconds, while this one is at its own; they end with the block."""
+    workers = made_for(settings)
+    try:
+        for worker in workers:
+            worker.start(settings.backend)
+        yield workers
+    finally:
+        for worker in workers:
+            worker.stop()
+
+
 def measure(
     items: Sequence[Item],
     settings: Settings = Settings(),
     folder: Path | None = None,
     device: devices.Device | None = None,
     tell: Callable[[str], None] = lambda line: None,
+    workers: Sequence[Worker] = (),
 ) -> Iterator[list[Measurement]]:
     """Do the comparisons and yield the rows of each once they are on the disk.
 
@@ -192,14 +212,14 @@ def measure(
     reported, not written. A row that beats the measured ceilings is kept as suspect; its ceilings are measured again
     and then the comparison, and the later rows count.
     folder: an earlier run's folder resumes it; default profiles/<device>/<phase>/<new run>.
-    device: default the GPU of this machine. tell: called with one line a step.
+    device: default the GPU of this machine. tell: called with one line a step. workers: of `started`, default new ones.
     """
     device = device or require_gpu()
     made = machine.provenance()
     if folder is None:
         remember(device)
     run, _ = store.new_run(device.id, "")
-    workers = [Worker(dict(settings.limits_s)) for _ in range(settings.processes)]
+    workers = workers or made_for(settings)
     start = time.monotonic()
     spent: list[float] = []
     left_out = []

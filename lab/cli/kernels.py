@@ -108,8 +108,7 @@ def _far_rows(arguments: Namespace, targets: Sequence[int]) -> list[Any]:
 
 def measure(arguments: Namespace) -> int:
     """Rows of this GPU, or of a cluster's; 1 when an arm is neither ok nor skipped."""
-    from lab.bench import measure
-    from lab.card import phases
+    from lab.bench import machine, measure
 
     given = {way: value for way in ("timer", "l2", "rest") if (value := getattr(arguments, way)) is not None}
     settings = measure.Settings(
@@ -125,9 +124,22 @@ def measure(arguments: Namespace) -> int:
         raise BadInput("--on", "stands beside --ceilings or --cross-check", "run these on the GPU that they are about")
     if arguments.device and not arguments.on:
         raise BadInput("--device", "stands without --on", "leave it out: what is measured is the GPU that is here")
-    device = None if arguments.on else measure.require_gpu()
-    if arguments.ceilings:
-        _ceilings(device, arguments.json)
+    with contextlib.ExitStack() as held:
+        workers: Sequence[Any] = ()
+        if machine.gpus() and not (arguments.on or arguments.ceilings or arguments.cross_check):
+            workers = held.enter_context(measure.started(settings))
+        device = None if arguments.on else measure.require_gpu()
+        if arguments.ceilings:
+            _ceilings(device, arguments.json)
+        cards, named = _asked(arguments, given)
+        joined = held.enter_context(_joined(arguments)) if arguments.on else None
+        return _measured(arguments, settings, cards, named, device, joined, workers)
+
+
+def _asked(arguments: Namespace, given: dict[str, Any]) -> tuple[list[Any], list[str]]:
+    """The cards to measure, and the single candidates to cross-check. given: what of the protocol was asked for."""
+    from lab.card import phases
+
     named = [p for p in arguments.phase if "/" in p and not p.endswith(".toml")]
     if named and not arguments.cross_check:
         raise BadInput("lab measure", f'"{named[0]}" is no card', "only --cross-check takes FAMILY/CANDIDATE@WORKLOAD")
@@ -142,11 +154,12 @@ def measure(arguments: Namespace) -> int:
     known = {w for card in cards for w in card.workloads}
     for name in arguments.workload if cards or arguments.all else ():
         refuse_unknown("--workload", "workload of a card here", name, known)
-    with _joined(arguments) if arguments.on else contextlib.nullcontext() as joined:
-        return _measured(arguments, settings, cards, named, device, joined)
+    return cards, named
 
 
-def _measured(arguments: Namespace, settings: Any, cards: Any, named: Sequence[str], device: Any, joined: Any) -> int:
+def _measured(
+    arguments: Namespace, settings: Any, cards: Any, named: Sequence[str], device: Any, joined: Any, workers: Any
+) -> int:
     """Measure cards on the device that is here, or on a cluster; those of --all that cannot be are left out aloud."""
     from lab.base import progress
     from lab.bench import cluster, measure
@@ -185,7 +198,7 @@ def _measured(arguments: Namespace, settings: Any, cards: Any, named: Sequence[s
             joined.tell = shown.tell
             found = cluster.measure(joined, items, settings, arguments.peers, folder)
         else:
-            found = measure.measure([item for item, _ in items], settings, folder, device, shown.tell)
+            found = measure.measure([item for item, _ in items], settings, folder, device, shown.tell, workers)
         for rows in found:
             shown.advance()
             for row in rows:
