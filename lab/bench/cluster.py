@@ -172,23 +172,19 @@ class Cluster:
         logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what it says of a lost connection, we say
         warnings.filterwarnings("ignore", module="distributed")
         self.dask, self.address, self.tell, self.module = distributed, address, tell, module
+        if machine.commit()[1]:
+            remedy = "commit them, and check that commit out on every worker"
+            raise BadInput("--on", "this checkout has uncommitted changes, which no worker has", remedy)
         self.scheduler, self.known, self.meeting = "", dict[str, Spot | None](), dict[str, Any]()
         self.looked, self.answered = 0.0, time.monotonic()
         self._connect()
         try:
-            self.look()  # who they are they say while this process learns it of itself, seconds of imports
-            if self.here.dirty:
-                remedy = "commit them, and check that commit out on every worker"
-                raise BadInput("--on", "this checkout has uncommitted changes, which no worker has", remedy)
+            self.look()  # the workers say who they are while this process learns it of itself, seconds of imports
+            self.here = machine.provenance()
             self._meet_all()
         except BaseException:
             self.close()
             raise
-
-    @functools.cached_property
-    def here(self) -> Provenance:
-        """This host and checkout, as a row says it."""
-        return machine.provenance()
 
     def _connect(self) -> None:
         try:

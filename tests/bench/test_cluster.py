@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -72,6 +73,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(phases, "card", lambda name: phases.load(folder / f"{name}.toml"))
     monkeypatch.setattr(store, "FOLDER", tmp_path / "profiles")
     monkeypatch.setattr(machine, "provenance", lambda: Provenance(commit="0", python=platform.python_version()))
+    monkeypatch.setattr(machine, "commit", lambda: ("0", False))
     monkeypatch.setattr(cluster, "LOOK_S", 0.1)
     monkeypatch.setattr(cluster, "POLL_S", 0.01)
     monkeypatch.setattr(cluster, "HEAR_S", 1.0)  # a result that is lost with its scheduler is waited for in vain
@@ -308,7 +310,7 @@ def test_an_address_that_is_none_or_where_nobody_answers(
     for options, where in ((["--on", "tcp://a:1", "--ceilings"], "--on"), (["--device", "h200"], "--device")):
         assert main.main(["measure", "toy", *options]) == 2
         held(capsys.readouterr().err, where)
-    monkeypatch.setattr(machine, "provenance", lambda: Provenance(commit="0", dirty=True))
+    monkeypatch.setattr(machine, "commit", lambda: ("0", True))
     assert main.main(["measure", "toy", "--on", "tcp://127.0.0.1:1"]) == 2
     held(capsys.readouterr().err, "--on", "uncommitted")
     monkeypatch.setitem(sys.modules, "distributed", None)
@@ -410,7 +412,11 @@ def test_a_whole_cell_and_the_command(one: str, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(cluster.Cluster.__init__, "__defaults__", (print, MODULE))
     options = ["--seconds", "0", "--placements", "1", "--processes", "1", "--json"]
     assert main.main(["measure", "toy", "--on", one, *options]) == 1
-    printed = json.loads(capfd.readouterr().out)
+    said = capfd.readouterr()
+    printed = json.loads(said.out)
+    assert [re.sub(r"[\d.]+ s(: start.*;)? ?", "", line) for line in said.err.splitlines() if "took" in line] == [
+        f"toy {workload}: took in all, on worker 0" for workload in ("w01", "w00")
+    ]
     assert [(row["workload_id"], row["arm"], row["status"]) for row in printed] == [
         (workload, arm, status)
         for workload in ("w01", "w00")  # the larger one first
