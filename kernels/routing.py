@@ -3,7 +3,8 @@
 A router's file is profiles/<device>/routes/<family>.json, which `lab routes FAMILY --write` makes of measured rows: the
 places where candidates were timed together (a shape, a value of the one axis that is not in it, the median of each) and
 the parameters of the time model of each (kernels/timing.py, lab/study/timefit.py). The times of one place are of one
-run; an older run adds a candidate only where an arm of both runs took the same within 5 % (lab/study/routes.py).
+run; another adds a candidate where an arm of both runs took the same within 5 %, or where it is so far from the others
+that runs do not differ by as much (lab/study/routes.py).
 `Choice.how` says what the times are:
 
     measured      every candidate compared was timed at this shape and value of the axis

@@ -351,7 +351,7 @@ CANDIDATES = tuple(
     Candidate(
         name, precision, functools.partial(run, fp8=fp8), Needs(capability=(9, 0), packages=("cupy",)),
         prepare=functools.partial(prepare, fp8=fp8), refuses=refuses, config=functools.partial(config, fp8=fp8),
-        work=functools.partial(work, fp8=fp8), no_route="not measured on a device yet",
+        work=functools.partial(work, fp8=fp8),
     )
     for name, precision, fp8 in (
         ("cuda_experts_many", PRECISION, False), ("cuda_experts_many_w4a8", W4A8, True),

@@ -2,13 +2,14 @@
 
 With --calibrate it measures where that tells most (lab/study/calibrate.py) and stores the table.
 
-The table has a line for every shape and value of the routed axis at which at least two candidates were timed in one
-run. It takes the newest such run, and from older runs the candidates that the newer did not time, where an arm common
-to both took the same within JOIN. Only rows that passed their checks and were taken from a cold L2 count. Two runs of
-one commit in which the same candidate, launched the same way on the same workload, differs by more than AGREE are
-refused instead of averaged: one of them is an artefact, and a policy tuned on an artefact was one of the recorded
-accidents (a path 4x slower for as long as nobody had initialised a library). The time model (kernels/timing.py) is
-fitted to the same times; where a candidate has none, its own stands in the table with a ~.
+The table has a line for every shape and value of the routed axis at which at least two candidates were timed. It takes
+the newest run that timed two of them, and from other runs the candidates that it did not time, where an arm common to
+both took the same within JOIN, or where they are further than AGREE from all that compete, which is more than runs
+differ by, so that the order is beyond doubt. Only rows that passed their checks and were taken from a cold L2 count.
+Two runs of one commit in which the same candidate, launched the same way on the same workload, differs by more than
+AGREE are refused instead of averaged: one of them is an artefact, and a policy tuned on an artefact was one of the
+recorded accidents (a path 4x slower for as long as nobody had initialised a library). The time model
+(kernels/timing.py) is fitted to the same times; where a candidate has none, its own stands in the table with a ~.
 
 Arms that show a defect or a single change never compete; some precisions only where they are asked for by name
 (`--precision`). Both are marked. The choice itself is lab/study/choices.py's.
@@ -220,25 +221,38 @@ def _joined(by_run: Mapping[str, Mapping[str, Measurement]]) -> tuple[dict[str, 
     """(candidate -> row, runs): the newest run that compared, and what older ones timed besides.
 
     A calibration counts as older than every card's run, since it samples little.
-    An older run adds a candidate only where an arm of both took as long as before (JOIN), so that the times compare.
+    Another run adds a candidate only where an arm of both took as long as before (JOIN), so that the times compare, or
+    where it is so far from all others that no difference between runs puts it on their other side (AGREE, times what
+    an arm of both differs by).
     """
     joined: dict[str, Measurement] = {}
     sources = set()
-    for run in sorted(
-        by_run, key=lambda run: (not any(r.calibration for r in by_run[run].values()), run), reverse=True
-    ):
+    runs = sorted(by_run, key=lambda run: (not any(r.calibration for r in by_run[run].values()), run), reverse=True)
+    for run in runs:
         arms = by_run[run]
         ratios = [_us(arms[name]) / _us(joined[name]) for name in arms if name in joined]
         if len(arms) > 1 and (not joined or any(1 / JOIN <= r <= JOIN for r in ratios)):
             more = {name: row for name, row in arms.items() if name not in joined}
             joined |= more
             sources |= {run} if more else set()
-    return joined, sources
+    for run in runs:
+        arms = by_run[run]
+        moved = max((_apart(arms[name], joined[name]) for name in arms if name in joined), default=1.0)
+        for name, row in arms.items():
+            if name not in joined and all(_apart(row, other) > AGREE * moved for other in joined.values()):
+                joined[name] = row
+                sources.add(run)
+    return (joined, sources) if len(joined) > 1 else ({}, set())
 
 
 def _us(row: Measurement) -> float:
     """The time of a row that is ok."""
     return row.time_us or 0.0
+
+
+def _apart(one: Measurement, other: Measurement) -> float:
+    """The longer time over the shorter."""
+    return max(_us(one), _us(other)) / min(_us(one), _us(other))
 
 
 def contradiction(rows: Iterable[Measurement]) -> None:
@@ -249,7 +263,7 @@ def contradiction(rows: Iterable[Measurement]) -> None:
             seen.setdefault((row.name, row.workload_id, row.config, row.code), []).append(row)
     for (name, workload, _, commit), same in seen.items():
         low, high = min(same, key=_us), max(same, key=_us)
-        if (ratio := _us(high) / _us(low)) > AGREE:
+        if (ratio := _apart(high, low)) > AGREE:
             times = f"{low.median_us:.1f} us in {low.run} and {high.median_us:.1f} us in {high.run}"
             what = f"{name} on {workload} took {times}, both at commit {commit}: {ratio:.2f}x apart"
             remedy = "find out which one is an artefact and measure again before a route is made of it"

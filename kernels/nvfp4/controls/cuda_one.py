@@ -113,6 +113,6 @@ CANDIDATES = (
         needs=Needs(capability=(9, 0), packages=("cupy",)),
         prepare=prepare,
         config=_config,
-        no_route="not measured yet: the card one-layout asks what one copy of the weights costs",
+        no_route="would be one more copy of the weights: one-layout-gemm and -decode ask if it can be the only one",
     ),
 )
