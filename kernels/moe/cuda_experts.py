@@ -44,7 +44,7 @@ class ExpertsConfig:
 
     teams: of math warps; 0 is experts.cu, more is experts_teams.cu, whose blocks have eight tokens. routed: it makes
     router.cu's lists itself. switches: macros that are 1 there; h_rows: rows of a block that a stage of h has room for,
-    where they are fewer than the block's.
+    where they are fewer than the block's. prefetch: items that each CTA asks L2 for while router.cu runs.
 
     width, inner: of the model and of an expert. n_tiles: eights of tokens of a block. row_tiles: tiles of 16 rows of y
     that a CTA adds up; parts: CTAs that share them. stages: of weights; h_stages: of h.
@@ -64,6 +64,7 @@ class ExpertsConfig:
     routed: bool = False
     switches: tuple[str, ...] = ()
     h_rows: int = 0
+    prefetch: int = 0
 
     @property
     def threads(self) -> int:
@@ -75,6 +76,7 @@ class ExpertsConfig:
         sizes = {"h": self.width, "f": self.inner, "n": self.n_tiles, "r": self.row_tiles, "p": self.parts}
         sizes |= {"st": self.stages, "hs": self.h_stages, "i": self.round_items}
         sizes |= {"hr": self.h_rows} if self.h_rows else {}
+        sizes |= {"pf": self.prefetch} if self.prefetch else {}
         word = f"moe_teams{self.teams}" if self.teams else "moe_experts"
         words = word + "_routed" * self.routed, *map(str.lower, self.switches), self.dtype
         return "_".join((*words, *(f"{name}{size}" for name, size in sizes.items())))
@@ -122,13 +124,14 @@ Choice = Callable[[int, int, int, str, int], ExpertsConfig]
 def choose_config(
     tokens: int, width: int, inner: int, dtype: str, sms: int = SMS, *, teams: int = 2, stages: int = 6,
     round_items: int = 0, row_tiles: int = 0, routed: bool = True,
-    switches: tuple[str, ...] = AHEAD, few_rows: bool = False,
+    switches: tuple[str, ...] = AHEAD, few_rows: bool = False, prefetch: int = 0,
 ) -> ExpertsConfig:  # fmt: skip
     """experts_teams.cu with `teams` teams; of `stages` of weights as many as leave room for two of h.
 
     One team where a warp has more than four tiles of x: 80 registers would not hold them. round_items, row_tiles: 0
     chooses. routed: without router.cu where two teams have at most ROUTED_MAX tokens (and `for_experts` agrees);
     with switches there. few_rows: there, of few tokens, stages of h for their rows alone, and from eight stages on.
+    prefetch: of more tokens.
     """
     teams = teams if width <= 4 * WARPS * tiles.COLS else 1
     row_tiles, parts = row_tiles_of(tokens, width, sms, row_tiles)
@@ -139,6 +142,8 @@ def choose_config(
         config = replace(config, switches=switches)
         if few_rows and tokens <= 4:
             config = replace(config, h_rows=1 << (tokens - 1).bit_length(), stages=8)
+    else:
+        config = replace(config, prefetch=prefetch)
     while config.stages > 2 * teams and _shared_bytes_of(config, tokens) > SHARED_BYTES:
         config = replace(config, stages=config.stages - teams)
     return with_h_stages(config, tokens)
@@ -221,7 +226,7 @@ def router_shared_bytes(experts: int, warps: int = 0) -> int:
 
 @functools.cache
 def source(config: ExpertsConfig, experts: int = 0) -> CudaSource:
-    """The translation unit of a configuration: experts.cu with its macros. experts: for one that routes itself."""
+    """The translation unit of a configuration, with its macros. experts: for one that routes itself or prefetches."""
     macros = {
         "X_BF16": int(config.dtype == "bf16"), "WIDTH": config.width, "INNER": config.inner,
         "N_TILES": config.n_tiles, "ROW_TILES": config.row_tiles, "PARTS": config.parts, "STAGES": config.stages,
@@ -233,6 +238,8 @@ def source(config: ExpertsConfig, experts: int = 0) -> CudaSource:
         macros |= {"ROUTED": 1, "EXPERTS": experts, **dict.fromkeys(config.switches, 1)}
     if config.h_rows:
         macros["H_ROWS"] = config.h_rows
+    if config.prefetch:
+        macros |= {"PREFETCH": config.prefetch, "EXPERTS": experts}
     tokens = 8 if config.n_tiles == 1 and not config.teams else TOKENS_MAX
     path = TEAMS_SOURCE if config.teams else SOURCE
     return hopper.source(path, config.kernel, min(SHARED_BYTES, _shared_bytes_of(config, tokens)), macros)
@@ -352,8 +359,9 @@ def run(args: dict[str, Any], out: Tensors, choose: Choice = choose_config, rout
         return
     router(args, gate, element, config.block_tokens, blocks + config.groups)
     between = [args[name] for name in ("rows", "blocks", "state")]
+    unit = source(config, experts if config.prefetch else 0)
     cuda.launch(
-        cuda.load(source(config), config.kernel, device, SHARED_BYTES), (config.grid,), config.threads,
+        cuda.load(unit, config.kernel, device, SHARED_BYTES), (config.grid,), config.threads,
         (x, *weights, *between, h, args["parts"], y, *map(cuda.i32, (tokens, pairs, blocks))),
         config.shared_bytes(tokens, pairs, blocks), programmatic=True,
     )  # fmt: skip

@@ -13,7 +13,11 @@
 // Macros: KERNEL, X_BF16, WIDTH, INNER, ROW_TILES, PARTS, STAGES, H_STAGES, ROUND_ITEMS as there; TEAMS 1/2; ROUTED 0/1
 // (0 where it is not given), with it EXPERTS. Of controls/cuda_levers.py's arms: pick.cuh's, COUNTERS_BESIDE 0/1 (0; a warp
 // that picks nothing looks for the counters, beside the others), SHORT_LINE 0/1 (0; one round of items is not
-// divided by one), H_ROWS (8; rows that a block has at most, in stages of h).
+// divided by one), H_ROWS (8; rows that a block has at most, in stages of h), PREFETCH (0; not ROUTED, with EXPERTS: items
+// that each CTA asks L2 for while router.cu runs).
+#ifndef PREFETCH
+#define PREFETCH 0
+#endif
 #ifndef ROUTED
 #define ROUTED 0
 #endif
@@ -221,6 +225,20 @@ DEVICE void write_y(const float* of_y, float* parts, u32* group_parts, u16* y, i
     }
 }
 
+#if PREFETCH
+// By one thread, while the router runs and memory has nothing to do: the weights that this CTA's share of the line is
+// likely to begin with. Which experts have tokens nobody knows yet: as if all had, and so many rounds as even routing of
+// `pairs` gives. Loads are evict_first, so what was asked for stays in L2 until whoever has it comes to it.
+DEVICE void prefetch_weights(const unsigned char* up, int pairs) {
+    const float hit = EXPERTS * (1.0f - exp2_fast(-1.4426950408889634f * pairs / EXPERTS));
+    const int workers = gridDim.x, rounds = max(1, static_cast<int>(hit * UP_ROWS) / (workers * ROUND_ITEMS));
+    const int first = EXPERTS * UP_ROWS / rounds * blockIdx.x / workers;
+    for (int i = first; i < min(first + PREFETCH, EXPERTS * UP_ROWS); i++) {
+        tma_prefetch_1d(up + static_cast<size_t>(i) * UP_BYTES, UP_BYTES);
+    }
+}
+#endif
+
 #if ROUTED
 constexpr int MOST_TOKENS = 8, MOST_CHOSEN = 32;  // a lane an expert of a token, and one for the shared one
 static_assert(TEAMS == 2 && WARPS >= 2 * MOST_TOKENS && EXPERTS <= THREADS, "a warp a token twice, a thread an expert");
@@ -348,6 +366,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     uint2* rows = reinterpret_cast<uint2*>(of_y + sums_of_y);
     uint2* block_list = rows + n_rows;
     for (int i = threadIdx.x; i < sums_of_y; i += THREADS) of_y[i] = 0.0f;
+#if PREFETCH
+    if (warp == PRODUCER && lane == 0) prefetch_weights(up, n_rows);
+#endif
     wait_on_dependent_grids();
 #if ROUTED
 #if COUNTERS_BESIDE

@@ -7,8 +7,10 @@ Shape of the launch (NOTES.md, "Why 128 tokens took twice their reads"): experts
 of math warps, one reducer and blocks of 16 tokens, experts_one_team_eights the same with blocks of eight; those named
 experts_teams change one number of cuda_experts. What has one team has router.cu ahead of it, at few tokens too.
 
-The router of more than eight tokens (card moe-router-once): experts_teams_router_once has router_once.cu, which waits
-for the whole grid once and whose blocks all place their own rows, in the place of router.cu.
+The router of more than eight tokens (cards moe-router-once and moe-prefetch): experts_teams_router_once has
+router_once.cu, which waits for the whole grid once and whose blocks all place their own rows, in the place of
+router.cu. experts_teams_prefetch4 and _prefetch8 ask L2 for four and eight items of each CTA's first experts, as if
+all had tokens, while router.cu runs; experts_teams_once_prefetch8 does while router_once.cu runs.
 
 One launch (card moe-routed): experts_router_launch is cuda_experts with router.cu's launch ahead at up to eight tokens
 too, where cuda_experts does its work in every CTA. Of more tokens the two are one.
@@ -110,6 +112,8 @@ LEVERS: dict[str, Choice] = {
     "experts_teams_round12": functools.partial(choose_config, round_items=12),
     "experts_teams_rows1": functools.partial(choose_config, row_tiles=1),
     "experts_teams_rows2": functools.partial(choose_config, row_tiles=2),
+    "experts_teams_prefetch4": functools.partial(choose_config, prefetch=4),
+    "experts_teams_prefetch8": functools.partial(choose_config, prefetch=8),
     "experts_router_launch": functools.partial(choose_config, routed=False),
     "experts_late": late,
     "experts_counters_beside": functools.partial(late, switches=("COUNTERS_BESIDE",)),
@@ -129,8 +133,8 @@ def _config(workload: Workload, choose: Choice) -> str:
     return str(cuda_experts.chosen(workload, choose=choose))
 
 
-def _config_once(workload: Workload) -> str:
-    config = cuda_experts.chosen(workload)
+def _config_once(workload: Workload, choose: Choice = choose_config) -> str:
+    config = cuda_experts.chosen(workload, choose=choose)
     return str(config) if config.routed else f"{config} router_once"
 
 
@@ -148,9 +152,16 @@ CANDIDATES = (
         "experts_fresh_scratch", PRECISION, run_fresh, NEEDS, prepare=cuda_experts.prepare, refuses=_refuses,
         config=lambda w: cuda_experts.CANDIDATES[0].config(w), no_route=WHY,
     ),
-    Candidate(
-        "experts_teams_router_once", PRECISION, functools.partial(cuda_experts.run, router=route_once), NEEDS,
-        prepare=prepare_once, refuses=_refuses, config=_config_once, no_route=WHY,
+    *(
+        Candidate(
+            name, PRECISION, functools.partial(cuda_experts.run, choose=choose, router=route_once), NEEDS,
+            prepare=prepare_once, refuses=_refuses, config=functools.partial(_config_once, choose=choose),
+            no_route=WHY,
+        )
+        for name, choose in (
+            ("experts_teams_router_once", choose_config),
+            ("experts_teams_once_prefetch8", LEVERS["experts_teams_prefetch8"]),
+        )
     ),
     *(
         Candidate(

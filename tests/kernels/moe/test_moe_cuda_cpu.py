@@ -73,10 +73,22 @@ extern "C" void simulated(const unsigned char* x, const unsigned char* up, const
                           int threads, int bytes, int seed) {
   given = {x, up, down, up_scale, down_scale, rows, blocks, state, h, parts, y, tokens, n_rows, most_blocks};
   const int lists = ROW_TILES * tokens * 64 + 8 * (n_rows + most_blocks);
+#if defined(PREFETCH) && PREFETCH
+  static u32 asked;
+  asked = 0;
+  on_prefetch = [](const void* from, u32 bytes) {
+    const unsigned char* const at = (const unsigned char*)from;
+    if (at < given.up || at + bytes > given.up + EXPERTS * UP_ROWS * UP_BYTES) stop("prefetches what is no weight");
+    asked += bytes;
+  };
+#endif
   if (threads != THREADS) why_stopped = "other threads than the kernel's";
   else if (bytes < (int)LISTS + lists) why_stopped = "less shared memory than the kernel takes";
   else launch_on_cpu({.grid = {grid, 1, 1}, .threads = THREADS, .at_once = grid, .shared_bytes = (u32)bytes,
                       .seed = seed, .backwards = seed % 3 == 1, .uneven = seed % 2 == 1}, entry);
+#if defined(PREFETCH) && PREFETCH
+  if (asked > grid * PREFETCH * UP_BYTES || asked < (grid - 1) * PREFETCH * UP_BYTES) why_stopped = "not its share";
+#endif
 }
 """
 
@@ -195,6 +207,8 @@ def each_call_is_right(simulated: Simulated, workload: Workload, calls: int) -> 
                 ("t17_e8_k2_h128_f64_one_s64_bf16", 8, 2, {}),
                 ("t63_e5_k3_h64_f80_bf16", 3, 1, {"stages": 2}),
                 ("t75_e32_k8_h80_f32_zipf_bf16", 6, 2, {"stages": 6}),
+                ("t75_e32_k8_h80_f32_zipf_bf16", 6, 2, {"stages": 6, "prefetch": 4}),
+                ("t17_e8_k2_h128_f64_one_s64_bf16", 8, 2, {"prefetch": 2}),
                 ("t1_e8_k2_h64_f32_bf16", 5, 2, {"routed": True}),
                 ("t2_e8_k2_h80_f48_s32_bf16", 5, 2, {"routed": True}),
                 ("t8_e16_k4_h64_f48_zipf_fp16", 4, 2, {"routed": True, "h_stages": 2}),
