@@ -225,9 +225,10 @@ def measure(
     left_out = []
 
     def once(item: Item, into: Path) -> list[Measurement]:
-        way = settings.of(item.card)
+        way, begun = settings.of(item.card), time.monotonic()
         outcomes, comparison, started = compare(item, way, workers, tell)
         rows = [row(item, o, comparison, device, way, into, started, made) for o in outcomes]
+        rows = [structs.replace(each, took_s=round(time.monotonic() - begun, 1)) for each in rows]
         store.append_all(into, rows)
         return rows
 

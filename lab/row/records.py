@@ -115,6 +115,7 @@ class Measurement(Provenance, frozen=True, kw_only=True, dict=True, tag=2):
     again_samples:   the same of the control's second self (A/A), in the control's row.
     clock_pct:       largest disagreement of the harness's clock with the arm's own times, %.
     prepare_us:      wall time of the one-off repacking; prepared_bytes: memory it added, None where it is not seen.
+    took_s:          wall time of the whole comparison, checks and all, of which every arm's row has the same.
 
     Computed from the samples when read, never stored: `blocks` and `again_blocks`, block times in us by placement,
     `blocks_us` and `again_blocks_us`, the same in one row, the fields of samples.Summary, and `aa_pct`, the noise floor
@@ -147,6 +148,7 @@ class Measurement(Provenance, frozen=True, kw_only=True, dict=True, tag=2):
     pipe: str | None = None
     seed: int | None = None
     started: str = ""
+    took_s: Magnitude | None = None
     wanted_timer: str = ""
     wanted_l2: str = ""
     rest: float | None = None

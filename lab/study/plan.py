@@ -103,10 +103,22 @@ def plan(card: phases.Card, placements: int = interval.PLACEMENTS, peers: bool =
         for c in gate.require
         if (line := _seen(c, step, steps, floor))
     ]
-    processes = evidence.PROCESSES * arms
-    a_comparison = PLACEMENT_S * placements * (arms + 1) + PROCESS_S * processes + measure.Settings().seconds
-    return Plan(card.id, len(items), arms + 1, placements, processes, len(items) * a_comparison,
+    seconds = sum(seconds_of(card, items, placements, device_id or card.device).values())
+    return Plan(card.id, len(items), arms + 1, placements, evidence.PROCESSES * arms, seconds,
                 spread_pct, compared, 100.0 * math.expm1(sum(steps) * step), tuple(lines))  # fmt: skip
+
+
+def seconds_of(card: phases.Card, items: Sequence[measure.Item], placements: int, device: str) -> dict[str, float]:
+    """Workload -> what its comparison takes, s: as it took before, on this device if it can be, else as others did.
+
+    Where no row of the card says it, by what allocating sets and starting processes takes.
+    """
+    arms = max(len(item.arms) for item in items)
+    guess = PLACEMENT_S * placements * (arms + 1) + PROCESS_S * evidence.PROCESSES * arms + measure.Settings().seconds
+    rows = [row for row in store.rows(phase=card.id) if row.took_s and row.placements == placements]
+    seen = {row.workload_id: row.took_s or 0.0 for row in sorted(rows, key=lambda r: (r.device == device, r.started))}
+    others = statistics.fmean(seen.values()) if seen else guess
+    return {item.workload.id: seen.get(item.workload.id, others) for item in items}
 
 
 def _refuse_unable(items: Sequence[measure.Item], device: devices.Device) -> None:
@@ -147,7 +159,7 @@ def sweep(arguments: Namespace) -> list[Cost]:
         device = devices.get(arguments.device, "--device").id if arguments.device else card.device
         try:
             items = measure.plan(card, peers=arguments.peers)
-            whole = plan(card, arguments.placements, arguments.peers, device)
+            _refuse_unable(items, devices.get(device, card.path))
         except BadInput:
             if not arguments.all:
                 raise
@@ -155,7 +167,8 @@ def sweep(arguments: Namespace) -> list[Cost]:
         todo = measure.missing(items, device, settings) if arguments.missing else items
         if todo:
             ids = tuple(item.workload.id for item in measure.in_order(todo))
-            found.append(Cost(card.id, device, ids, len(items), whole.seconds * len(ids) / len(items)))
+            took = seconds_of(card, items, arguments.placements, device)
+            found.append(Cost(card.id, device, ids, len(items), sum(took[each] for each in ids)))
     return found
 
 

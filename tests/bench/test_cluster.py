@@ -104,7 +104,7 @@ def alone(folder: Path, wanted: list[tuple[measure.Item, str]]) -> dict[str, lis
 
 def seen(rows: Iterable[Measurement]) -> Counter[str]:
     """Rows without what differs from run to run."""
-    return Counter(repr(structs.replace(row, run="", started="")) for row in rows)
+    return Counter(repr(structs.replace(row, run="", started="", took_s=None)) for row in rows)
 
 
 # The sweep alone -----------------------------------------------------------------------------------------------------

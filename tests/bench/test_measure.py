@@ -152,6 +152,7 @@ def test_rows_of_a_sound_comparison(tmp_path: Path) -> None:
         assert (row.workload, row.profiled, row.throttled) == ({"N": 63}, False, "")
         assert (row.placements, row.shape) == (1, (1, len(row.order or ()), 2 * sampling.VISIT))
         assert len(row.clocks) >= 1
+        assert 0 < (row.took_s or 0.0) == control.took_s
     assert (control.aa_pct or 0) > 0
     assert candidate.aa_pct is None  # one arm has a second self
     verdict = rules.judge(card.gate, evidence.readings(rows, H200))

@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,15 +13,18 @@ from lab.card import phases
 from lab.card.gate import Condition
 from lab.cli import main
 from lab.row import store
+from lab.row.records import Measurement
 from lab.study import plan
 from tests import own_card
 from tests.judge.test_placements import SPREAD, STILL, placed
 from tests.refused import refused
+from tests.row.made import measurement
 
 CARD = phases.card("p5-cuda")
 
 
-def test_what_a_card_costs() -> None:
+def test_what_a_card_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "rows", lambda **given: [])
     found = plan.plan(CARD)
     assert (found.comparisons, found.placements) == (len(CARD.workloads), interval.PLACEMENTS)
     assert found.sets == 2 + 1 + len(CARD.beside)
@@ -28,6 +32,26 @@ def test_what_a_card_costs() -> None:
     each = 8 * found.sets * 0.35 + found.processes * 4.0 + 2.0
     assert found.seconds == pytest.approx(found.comparisons * each)
     assert plan.plan(CARD, 16).seconds > found.seconds
+
+
+def test_what_a_comparison_took_before_is_what_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest on this device; of a workload that no row has, the mean of the others."""
+    first, second, third = CARD.workloads
+
+    def took(workload: str, seconds: float, device: str, started: str, placements: int = 8) -> Measurement:
+        more: dict[str, Any] = {"workload_id": workload, "took_s": seconds, "started": started}
+        return measurement(phase=CARD.id, device=device, placements=placements, **more)
+
+    rows = [
+        took(first, 50.0, "h200", "2026-01-02"), took(first, 40.0, "h200", "2026-01-01"),
+        took(first, 20.0, "h100", "2026-01-03"), took(second, 30.0, "h100", "2026-01-01"),
+        took(third, 900.0, "h200", "2026-01-01", placements=64),
+    ]  # fmt: skip
+    monkeypatch.setattr(store, "rows", lambda **given: rows)
+    items = measure.plan(CARD)
+    assert plan.seconds_of(CARD, items, 8, "h200") == {first: 50.0, second: 30.0, third: 40.0}
+    assert plan.seconds_of(CARD, items, 8, "h100") == {first: 20.0, second: 30.0, third: 25.0}
+    assert plan.plan(CARD).seconds == 120.0
 
 
 def test_a_line_is_decided_beyond_what_the_interval_reaches(monkeypatch: pytest.MonkeyPatch) -> None:
