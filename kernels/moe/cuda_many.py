@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from kernels import cuda
+from kernels import cuda, cuda_driver
 from kernels.common import Candidate, CudaSource, Needs, Tensors, Work, Workload
 from kernels.moe import cuda_experts
 from kernels.moe.cost import block_sizes, cost
@@ -50,8 +50,8 @@ class Form:
     """How the four launches go; the default is cuda_experts_many, controls/cuda_many_levers.py has the others.
 
     router_once: the router waits for the grid once, up to ONCE_TOKENS. switches: macros of experts_many.cu that are 1,
-    those of ONE_WIDTH where all blocks have up to 32 rows, the others where they have more. EVEN goes with router_once
-    alone, whose list is by width then.
+    those of ONE_WIDTH where all blocks have up to 32 rows, the others where they have more, and H_MAP. EVEN goes with
+    router_once alone, whose list is by width then.
     """
 
     switches: tuple[str, ...] = ()
@@ -59,14 +59,15 @@ class Form:
 
 
 FORM = Form()
-WIDE, EVEN, FINE = "WIDE", "EVEN", "FINE"
+WIDE, EVEN, FINE, H_MAP = "WIDE", "EVEN", "FINE", "H_MAP"
 ONE_WIDTH = (FINE,)
+BOX_ROWS = 16  # of h's tensor map, as in experts_many.cu
 
 
 def form_for(form: Form, tokens: int, block: int) -> Form:
     """`form` as it goes for so many tokens in blocks of so many rows."""
     once = form.router_once and tokens <= ONCE_TOKENS
-    meant = [word for word in form.switches if (word in ONE_WIDTH) == (block == BLOCKS[0])]
+    meant = [word for word in form.switches if word == H_MAP or (word in ONE_WIDTH) == (block == BLOCKS[0])]
     return Form(tuple(word for word in meant if once or word != EVEN), once)
 
 
@@ -129,8 +130,12 @@ def configs(
     block: int, width: int, inner: int, dtype: str, fp8: bool = False, form: Form = FORM
 ) -> tuple[ManyConfig, ManyConfig]:
     """Of both products."""
-    more = block, fp8, form.switches
-    return ManyConfig(dtype, True, 2 * inner, width, *more), ManyConfig(dtype, False, width, inner, *more)
+    up = tuple(word for word in form.switches if word != H_MAP)
+    down = up if fp8 else form.switches
+    return (
+        ManyConfig(dtype, True, 2 * inner, width, block, fp8, up),
+        ManyConfig(dtype, False, width, inner, block, fp8, down),
+    )
 
 
 @functools.cache
@@ -280,10 +285,13 @@ def run(args: dict[str, Any], out: Tensors, fp8: bool = False, form: Form = FORM
         if fp8:
             by_row = args[f"{of}_rows"]
             cuda_w4a8.quantise({"x": given, "x_e4m3": args[f"{of}_e4m3"][: len(given)], "x_scale": by_row})
+        more: tuple[cuda_driver.TensorMap, ...] = ()
+        if H_MAP in config.switches:
+            more = (cuda_driver.tensor_map(given.data_ptr(), element, *given.shape, BOX_ROWS),)
         cuda.launch(
             cuda.load(source(config), config.kernel, device, SHARED_BYTES), (len(args["flags"]) // 2,), THREADS,
             (args[f"{of}_e4m3"] if fp8 else given, args[name], args[f"{name}_scale"], *lists, made, args["parts"],
-             args["flags"], by_row), config.shared_bytes, programmatic=True,
+             args["flags"], by_row, *more), config.shared_bytes, programmatic=True,
         )  # fmt: skip
     adder = sum_source(width, element)
     cuda.launch(

@@ -3,7 +3,8 @@
 experts_many_router_once: router_once.cu, which waits for the whole grid once. experts_many_shares: that, and where
 blocks differ in width, from 64 rows on, 96 columns are one wgmma, where they are one of 64 and one of 32, and CTAs
 share what blocks cost by their columns, not their number. experts_many_shares_fine: that, and where blocks have up to
-32 rows a product has 16, 24 or 32 columns.
+32 rows a product has 16, 24 or 32 columns. experts_many_h_map: that, and h comes by a tensor map, of which one thread
+asks for a stage (card moe-many-h-map).
 """
 
 from __future__ import annotations
@@ -13,18 +14,19 @@ import functools
 from kernels.common import Candidate, Needs
 from kernels.moe import cuda_many
 from kernels.moe.cuda_experts import PRECISION
-from kernels.moe.cuda_many import EVEN, FINE, WIDE, Form
+from kernels.moe.cuda_many import EVEN, FINE, H_MAP, WIDE, Form
 
 WHY = "shows what one change does to cuda_experts_many"
 FORMS = {
     "experts_many_router_once": Form(router_once=True),
     "experts_many_shares": Form((WIDE, EVEN), router_once=True),
     "experts_many_shares_fine": Form((WIDE, EVEN, FINE), router_once=True),
+    "experts_many_h_map": Form((WIDE, EVEN, FINE, H_MAP), router_once=True),
 }
-PRODUCTS = {
-    block: cuda_many.form_for(FORMS["experts_many_shares_fine"], cuda_many.ONCE_TOKENS, block)
-    for block in cuda_many.BLOCKS
-}
+PRODUCTS, MAPPED = (
+    {block: cuda_many.form_for(FORMS[name], cuda_many.ONCE_TOKENS, block) for block in cuda_many.BLOCKS}
+    for name in ("experts_many_shares_fine", "experts_many_h_map")
+)
 
 CUDA_SOURCES = (
     *(
@@ -32,6 +34,7 @@ CUDA_SOURCES = (
         for block, form in PRODUCTS.items()
         for each in cuda_many.configs(block, 2048, 512, "bf16", form=form)
     ),
+    *(cuda_many.source(cuda_many.configs(block, 2048, 512, "bf16", form=form)[1]) for block, form in MAPPED.items()),
     *(cuda_many.source(each) for each in cuda_many.configs(96, 2816, 704, "bf16", form=PRODUCTS[96])),
     *(cuda_many.source(each) for each in cuda_many.configs(64, 2048, 512, "fp16", form=PRODUCTS[64])),
     *(cuda_many.source(each) for each in cuda_many.configs(96, 2048, 512, "bf16", form=Form((WIDE,)))),
