@@ -18,9 +18,11 @@ Arms that show a defect or a single change never compete; some precisions only w
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import textwrap
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,15 +79,33 @@ class Crossover:
         whole |= {"worst": self.worst, "cost_of_worst": self.cost_of_worst}
         return {**whole, "fitted": self.fitted, "not_competing": self.not_competing, "how": "measured"}
 
-    def __str__(self) -> str:
-        shape = " ".join(f"{a}={v}" for a, v in self.shape.items())
-        near = {name: "~" for name in self.fitted}
-        best = self.times_us[self.best]
-        others = sorted((t, n) for n, t in self.times_us.items() if n != self.best)
-        costs = ", ".join(f"{n} {near.get(n, '')}{t:.1f} ({t / best:.2f}x)" for t, n in others)
-        aside = ", ".join(f"{n} {t:.1f}" for n, t in sorted(self.not_competing.items(), key=lambda item: item[1]))
-        line = f"  {shape} {self.axis}={self.at}: {self.best} {near.get(self.best, '')}{best:.1f} us"
-        return line + (f"; {costs}" if costs else "") + (f" [{aside}]" if aside else "")
+    @property
+    def faster(self) -> dict[str, float]:
+        """Of those that do not compete the times that are less than the best, the fastest first."""
+        found = sorted((us, name) for name, us in self.not_competing.items() if us < self.times_us[self.best])
+        return {name: us for us, name in found}
+
+
+def lines(places: Iterable[Crossover]) -> Iterator[str]:
+    """A table's places as text: under each shape what is fastest at a value of the axis, and others as multiples of it.
+
+    The next two and the last; ~: by the model. In brackets those that are faster and do not compete, us.
+    """
+    places = list(places)
+    name, at = max(len(p.best) for p in places), max(len(f"{p.axis}={p.at}") for p in places)
+    for shape, group in itertools.groupby(places, lambda place: place.shape):
+        yield " ".join(f"{axis}={value}" for axis, value in shape.items())
+        for place in group:
+            near = {name: "~" for name in place.fitted}
+            best = place.times_us[place.best]
+            others = sorted((us, name) for name, us in place.times_us.items() if name != place.best)
+            costs = [f"{name} {near.get(name, '')}{us / best:.2f}x" for us, name in others]
+            costs = [*costs[:2], f"... {costs[-1]}"] if len(costs) > 3 else costs
+            aside = ", ".join(f"{name} {us:.1f}" for name, us in itertools.islice(place.faster.items(), 2))
+            told = f"  {f'{place.axis}={place.at}':{at}}  {place.best:{name}}  "
+            told += f"{near.get(place.best, '') + f'{best:.1f}':>8} us  "
+            told += "  ".join([", ".join(costs)] * bool(costs) + [f"[{aside}]"] * bool(aside))
+            yield from textwrap.wrap(told, 100, subsequent_indent=" " * (at + name + 19), break_long_words=False)
 
 
 def table(family: str, device: str, rows: Iterable[Measurement] | None = None) -> Table:
@@ -405,21 +425,23 @@ def _print_table(asks: Router, device: devices.Device, named: Sequence[str], arg
     if known is None and arguments.write:
         raise BadInput("--write", f"nothing of {asks.family} was measured on {device.id}", "measure a card first")
     places = crossovers(competing(known, arguments.precision), _aside(groups, out)) if known else []
+    runs = known.source.removeprefix("runs ").split(", ") if known else []
     source = (
-        f", {known.source}"
+        f": us, others as multiples of it; of {len(runs)} run{'s' * (len(runs) > 1)} up to {runs[-1]}"
         if known
         else ": nothing measured there; --shape goes by a device of its compute capability, or the roofline"
     )
-    title = f"{asks.family} on {device.id}{source}"
     if arguments.json:
         print_json([place.to_json() for place in places])
     else:
-        print("\n".join([title, *map(str, places)]))
-        marked = {name for place in places for name in place.not_competing}
+        print("\n".join([f"{asks.family} on {device.id}{source}", *(lines(places) if places else ())]))
+        marked = {name for place in places for name in itertools.islice(place.faster, 2)}
         for name in (name for name in out if name in marked):
-            print(f"  [{name}]: {out[name]}")
+            print("\n".join(textwrap.wrap(f"[{name}]: {out[name]}", 100, subsequent_indent="  ")))
+        if more := {name for place in places for name in place.not_competing} - marked:
+            print(f"{len(more)} more do not compete; --json has the times of all")
         by_name = f" [--precision {'|'.join(named)}]" if named else ""
-        print(f"ask for one shape: lab routes {asks.family} --shape {asks.usage}{by_name}")
+        print("\n".join(textwrap.wrap(f"one shape: lab routes {asks.family} --shape {asks.usage}{by_name}", 100)))
     if known is None:
         return
     stored = path(known)
