@@ -58,9 +58,9 @@ constexpr unsigned FULL = W + STAGES * 2 * W_BYTES, EMPTY = FULL + 8 * STAGES, S
 using Pipe = Pipeline<STAGES, FULL, EMPTY>;
 static_assert(SHARED_BYTES <= 227 * 1024, "too much shared memory");
 static_assert(LAG >= 1 && (CONSUMERS * SLICE * OUT_STRIDE) % 128 == 0, "a stage is loaded while two are in use");
-constexpr int EPILOGUE = 1;                              // named barriers, one for each warpgroup
-constexpr int PART_FLOATS = 128 * 2 * GROUPS * ACC;      // of one warpgroup
-constexpr int ROWS_OF_LANE = BLOCK_M / (4 * PRODUCERS);  // of a stage: a quarter of a warp copies a row
+constexpr int EPILOGUE = 1;                               // named barriers, one for each warpgroup
+constexpr int PART_FLOATS = 128 * 2 * GROUPS * ACC;       // of one warpgroup
+constexpr int ROWS_OF_LANE = BLOCK_M / (4 * PRODUCERS);   // of a stage: a quarter of a warp copies a row
 constexpr int BOX_ROWS = 16, BOX_BYTES = 128 * BOX_ROWS;  // of h's map
 
 template <int N>
