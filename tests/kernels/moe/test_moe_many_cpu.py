@@ -145,7 +145,7 @@ def test_every_form_runs_on_a_cpu(monkeypatch, workload, workers, block, name):
 @pytest.mark.parametrize(
     "change",
     [
-        ("pipeline.init(1 + PRODUCERS", "pipeline.init(1"),
+        ("(H_MAP ? 0 : PRODUCERS)", "0"),
         ("for (int i = min(issued, LAG); i > 0; i--) told();", ""),
         ("&& 64 * g + 8 * e < block.count", "&& 64 * g + 8 * e < 8"),
         ("BLOCK_M == 64 || count <= 64", "BLOCK_M == 64 || count <= 96"),
