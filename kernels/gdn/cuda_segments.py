@@ -11,7 +11,7 @@ cuda_segments_in_scan.py has no third launch: of bf16 activations this is its co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -52,14 +52,19 @@ def _shared_bytes() -> dict[str, int]:
     return found
 
 
+def source(file: str, shared: Mapping[str, int]) -> CudaSource:
+    """The translation unit of a file here. shared: kernel -> bytes of shared memory."""
+    return CudaSource(
+        path=Path(__file__).with_name(file),
+        kernels=tuple(shared),
+        capability=(9, 0),
+        architecture="sm_90a",
+        shared_bytes=tuple(shared.values()),
+    )
+
+
 SHARED = _shared_bytes()
-SOURCE = CudaSource(
-    path=Path(__file__).with_name("segments.cu"),
-    kernels=tuple(SHARED),
-    capability=(9, 0),
-    architecture="sm_90a",
-    shared_bytes=tuple(SHARED.values()),
-)
+SOURCE = source("segments.cu", SHARED)
 CUDA_SOURCES = (SOURCE,)
 
 

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from pathlib import Path
 
-from kernels.common import Candidate, CudaSource, Needs, Tensors, Work, Workload
+from kernels.common import Candidate, Needs, Tensors, Work, Workload
 from kernels.gdn import cuda_scan, cuda_segments, segments
 
 
@@ -29,13 +28,7 @@ def _shared_bytes() -> dict[str, int]:
 
 
 SHARED = _shared_bytes()
-SOURCE = CudaSource(
-    path=Path(__file__).with_name("segments_in_scan.cu"),
-    kernels=tuple(SHARED),
-    capability=(9, 0),
-    architecture="sm_90a",
-    shared_bytes=tuple(SHARED.values()),
-)
+SOURCE = cuda_segments.source("segments_in_scan.cu", SHARED)
 CUDA_SOURCES = (SOURCE,)
 
 

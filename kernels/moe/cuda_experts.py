@@ -44,7 +44,7 @@ class ExpertsConfig:
 
     teams: of math warps; 0 is experts.cu, more is experts_teams.cu, whose blocks have eight tokens. routed: it makes
     router.cu's lists itself. switches: macros that are 1 there; h_rows: rows of a block that a stage of h has room for,
-    where they are fewer than the block's. prefetch: items that each CTA asks L2 for while router.cu runs.
+    where they are fewer than the block's. prefetch: items that each CTA prefetches into L2 while router.cu runs.
 
     width, inner: of the model and of an expert. n_tiles: eights of tokens of a block. row_tiles: tiles of 16 rows of y
     that a CTA adds up; parts: CTAs that share them. stages: of weights; h_stages: of h.

@@ -14,7 +14,7 @@
 // (0 where it is not given), with it EXPERTS. Of controls/cuda_levers.py's arms: pick.cuh's, COUNTERS_BESIDE 0/1 (0; a warp
 // that picks nothing looks for the counters, beside the others), SHORT_LINE 0/1 (0; one round of items is not
 // divided by one), H_ROWS (8; rows that a block has at most, in stages of h), PREFETCH (0; not ROUTED, with EXPERTS: items
-// that each CTA asks L2 for while router.cu runs).
+// that each CTA prefetches into L2 while router.cu runs).
 #ifndef PREFETCH
 #define PREFETCH 0
 #endif

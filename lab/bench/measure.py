@@ -181,13 +181,13 @@ def plan(card: phases.Card, only: Sequence[str] = (), peers: bool = False, pair:
 
 
 def made_for(settings: Settings) -> list[Worker]:
-    """The processes that a measurement is spread over, not started yet."""
+    """The measuring processes of these settings, not started yet."""
     return [Worker(dict(settings.limits_s)) for _ in range(settings.processes)]
 
 
 @contextlib.contextmanager
 def started(settings: Settings) -> Iterator[list[Worker]]:
-    """Those processes, at their imports, which take seconds, while this one is at its own; they end with the block."""
+    """The measuring processes, started: they import torch while this process does. They end with the block."""
     workers = made_for(settings)
     try:
         for worker in workers:

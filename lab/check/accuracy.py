@@ -97,8 +97,8 @@ def compare(
     moved: how often, in the mean, an element of a state was stored a unit in the last place away (see `judged`). A unit
     is sqrt(12) times the rms of a rounding; of all elements less than one in a thousand states moved by more of them.
     apart: the relative error by which two states that the next call reads may have drifted apart (see `judged`).
-    parted: of 16 bits, they or what is read from them: a single element is refused where it errs by more than the
-    largest there is.
+    parted: this is such a state of 16 bits, or an output computed from one: a single element is refused where its error
+    is more than the largest element of the reference.
     Raises BadInput when the shapes differ. A reference that is all zero is compared in absolute terms.
     """
     import torch

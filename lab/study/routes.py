@@ -89,10 +89,10 @@ class Crossover:
 def lines(places: Iterable[Crossover]) -> Iterator[str]:
     """A table's places as text: under each shape what is fastest at a value of the axis, and others as multiples of it.
 
-    The next two and the last; ~: by the model. In brackets those that are faster and do not compete, us.
+    The next two and the last; ~: by the model. In brackets, us, those that are faster and that no router takes here.
     """
     places = list(places)
-    name, at = max(len(p.best) for p in places), max(len(f"{p.axis}={p.at}") for p in places)
+    wide, at = max(len(p.best) for p in places), max(len(f"{p.axis}={p.at}") for p in places)
     for shape, group in itertools.groupby(places, lambda place: place.shape):
         yield " ".join(f"{axis}={value}" for axis, value in shape.items())
         for place in group:
@@ -102,10 +102,10 @@ def lines(places: Iterable[Crossover]) -> Iterator[str]:
             costs = [f"{name} {near.get(name, '')}{us / best:.2f}x" for us, name in others]
             costs = [*costs[:2], f"... {costs[-1]}"] if len(costs) > 3 else costs
             aside = ", ".join(f"{name} {us:.1f}" for name, us in itertools.islice(place.faster.items(), 2))
-            told = f"  {f'{place.axis}={place.at}':{at}}  {place.best:{name}}  "
+            told = f"  {f'{place.axis}={place.at}':{at}}  {place.best:{wide}}  "
             told += f"{near.get(place.best, '') + f'{best:.1f}':>8} us  "
             told += "  ".join([", ".join(costs)] * bool(costs) + [f"[{aside}]"] * bool(aside))
-            yield from textwrap.wrap(told, 100, subsequent_indent=" " * (at + name + 19), break_long_words=False)
+            yield from textwrap.wrap(told, 100, subsequent_indent=" " * (at + wide + 19), break_long_words=False)
 
 
 def table(family: str, device: str, rows: Iterable[Measurement] | None = None) -> Table:
@@ -427,7 +427,7 @@ def _print_table(asks: Router, device: devices.Device, named: Sequence[str], arg
     places = crossovers(competing(known, arguments.precision), _aside(groups, out)) if known else []
     runs = known.source.removeprefix("runs ").split(", ") if known else []
     source = (
-        f": us, others as multiples of it; of {len(runs)} run{'s' * (len(runs) > 1)} up to {runs[-1]}"
+        f": the fastest in us, others as multiples ({len(runs)} run{'s' * (len(runs) > 1)}, the last {runs[-1]})"
         if known
         else ": nothing measured there; --shape goes by a device of its compute capability, or the roofline"
     )
@@ -439,7 +439,7 @@ def _print_table(asks: Router, device: devices.Device, named: Sequence[str], arg
         for name in (name for name in out if name in marked):
             print("\n".join(textwrap.wrap(f"[{name}]: {out[name]}", 100, subsequent_indent="  ")))
         if more := {name for place in places for name in place.not_competing} - marked:
-            print(f"{len(more)} more do not compete; --json has the times of all")
+            print(f"{len(more)} more are not served and slower; --json has all times")
         by_name = f" [--precision {'|'.join(named)}]" if named else ""
         print("\n".join(textwrap.wrap(f"one shape: lab routes {asks.family} --shape {asks.usage}{by_name}", 100)))
     if known is None:

@@ -1,11 +1,9 @@
-"""What a second GPU gives a sweep: `python -m tests.bench.bench_cluster CARD... [--keep] [--together] [--device=ID]`.
+"""What a second GPU gives a sweep: `python -m tests.bench.bench_cluster CARD... [--keep] [--device=ID]`.
 
-In a clean checkout. The cards are measured on a cluster of one worker, on GPU 0, then on one of two, into a folder that
-is thrown away; --keep puts the rows of the second sweep where rows lie; --device and --workload are `lab measure`'s.
-With --together, on a host of three GPUs, the two sweeps run at one time, the first on GPU 0 and the second on 1 and 2:
-a sweep that is left alone has the host's processors to itself, so this says less than one after the other. Printed are
-both wall times and, for each comparison, the interval of the change on one GPU and the change on two. Exits 1 where
-two are less than 1.85 times as fast, or where the intervals of a comparison do not overlap.
+In a clean checkout. The cards are measured on a cluster of one worker, on GPU 0, then on one of two, into a folder
+that is thrown away; --keep puts the rows of the second sweep where rows lie; --device and --workload are `lab
+measure`'s. Printed are both wall times and, for each comparison, the interval of the change on one GPU and the change
+on two. Exits 1 where two are less than 1.85 times as fast, or where the intervals of a comparison do not overlap.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from lab.base.errors import REPOSITORY
@@ -44,7 +41,7 @@ def sweep(
             spent = time.monotonic() - began
             if done.returncode not in (0, 1):  # 1: an arm has no time, and its row says why
                 raise SystemExit(f"{workers} workers: lab measure ended with {done.returncode}")
-            print(f"{workers} workers: {spent:.0f} s", flush=True)  # also where the other sweep is cut off
+            print(f"{workers} workers: {spent:.0f} s", flush=True)  # also where the next sweep is cut off
         finally:
             made.terminate()
     rows = [row for path in home.glob(f"*/*/*/{Measurement.FILE}") for row in store.read(path, Measurement)]
@@ -54,13 +51,12 @@ def sweep(
 
 def main(*cards: str) -> int:
     """Print the table and return the exit status."""
-    named, keep, together = [c for c in cards if c[:2] != "--"], "--keep" in cards, "--together" in cards
+    named, keep = [c for c in cards if c[:2] != "--"], "--keep" in cards
     options = [c for c in cards if c.startswith(("--device=", "--workload="))]
-    gpus = "0", "1,2" if together else "0,1"
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2 if together else 1) as pool:
+    with tempfile.TemporaryDirectory() as folder:
         homes = Path(folder) / "1", store.folder() if keep else Path(folder) / "2"
-        asked = [pool.submit(sweep, n + 1, named, options, homes[n], gpus[n]) for n in range(2)]
-        (one_s, one), (two_s, two) = (each.result() for each in asked)
+        one_s, one = sweep(1, named, options, homes[0], "0")
+        two_s, two = sweep(2, named, options, homes[1], "0,1")
     apart = 0
     for key, pair in one.items():
         first, second = evidence.change_pct(*pair), evidence.change_pct(*two[key])

@@ -105,6 +105,6 @@ def test_no_kernel_is_faster_than_itself() -> None:
     assert min(row["us"] for row in here) < 7
     assert max(row["us"] for row in here) > 2000
     assert bench_aa.wrong(here) == []
-    decided = [row for row in every if row.word == "NEUTRAL"]  # under a power cap little is
-    assert len(decided) > 0.8 * len(every)
-    assert all(abs(row.change_pct) < 1.0 for row in decided if not row.low_pct <= 0.0 <= row.high_pct)
+    for row in (row for row in every if not row.low_pct <= 0.0 <= row.high_pct):
+        beyond = min(abs(row.low_pct), abs(row.high_pct))  # a power cap moves a time, and widens what is said of it
+        assert abs(row.change_pct) < 1.0 or (row.word == "BLOCKED" and beyond < 0.1)

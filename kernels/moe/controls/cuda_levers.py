@@ -9,8 +9,8 @@ experts_teams change one number of cuda_experts. What has one team has router.cu
 
 The router of more than eight tokens (cards moe-router-once and moe-prefetch): experts_teams_router_once has
 router_once.cu, which waits for the whole grid once and whose blocks all place their own rows, in the place of
-router.cu. experts_teams_prefetch4 and _prefetch8 ask L2 for four and eight items of each CTA's first experts, as if
-all had tokens, while router.cu runs; experts_teams_once_prefetch8 does while router_once.cu runs.
+router.cu. experts_teams_prefetch4 and _prefetch8 prefetch into L2 four and eight items of each CTA's first experts, as
+if all had tokens, while router.cu runs; experts_teams_once_prefetch8 does while router_once.cu runs.
 
 One launch (card moe-routed): experts_router_launch is cuda_experts with router.cu's launch ahead at up to eight tokens
 too, where cuda_experts does its work in every CTA. Of more tokens the two are one.
