@@ -436,10 +436,11 @@ def _print_table(asks: Router, device: devices.Device, named: Sequence[str], arg
     else:
         print("\n".join([f"{asks.family} on {device.id}{source}", *(lines(places) if places else ())]))
         marked = {name for place in places for name in itertools.islice(place.faster, 2)}
-        for name in (name for name in out if name in marked):
-            print("\n".join(textwrap.wrap(f"[{name}]: {out[name]}", 100, subsequent_indent="  ")))
+        for why in dict.fromkeys(out[name] for name in out if name in marked):
+            told = f"[{', '.join(name for name in out if name in marked and out[name] == why)}] not taken: {why}"
+            print("\n".join(textwrap.wrap(told, 100, subsequent_indent="  ", break_on_hyphens=False)))
         if more := {name for place in places for name in place.not_competing} - marked:
-            print(f"{len(more)} more are not served and slower; --json has all times")
+            print(f"{len(more)} more are not taken; --json has their times")
         by_name = f" [--precision {'|'.join(named)}]" if named else ""
         print("\n".join(textwrap.wrap(f"one shape: lab routes {asks.family} --shape {asks.usage}{by_name}", 100)))
     if known is None:

@@ -114,6 +114,7 @@ ROW = _attributes("device", "phase", "arm", "name", "workload_id", "status", "me
 def _checked(family: str, candidates: Sequence[str | None], workload: str | None) -> Table:
     gpu = "cuda" if families.gpu_capability() else "cpu"
     found = [c for name in candidates for c in accuracy.check_family(family, name, workload, device=gpu)]
+    found.sort(key=lambda check: check.status == "skipped")  # those that ran come first
     return Table(found, CHECK, f"{family}: checked on {gpu}")
 
 

@@ -178,13 +178,13 @@ def test_arms_of_a_question_make_no_route_and_are_marked(
     out = capsys.readouterr().out
     assert "M=128  torch_bf16       50.0 us  triton_gemm 2.80x  [gemm_two_blocks 1.0, cuda_w4a8_promoted" in out
     assert "M=8    triton_gemv      20.0 us  triton_gemm 2.00x  [cuda_decode_chained 2.0]" in out
-    assert "[gemm_two_blocks]: shows what one change does to triton_gemm" in out
+    assert "[gemm_two_blocks] not taken: shows what one change does to triton_gemm" in out
     assert max(map(len, out.splitlines())) <= 100
     assert "the stored table, which the router reads, is not this one" in out
     assert main.main(["routes", "nvfp4", "--precision", "nvfp4-w4a8"]) == 0
     out = capsys.readouterr().out
     assert "M=128  cuda_w4a8_promoted      30.0 us  torch_bf16 1.67x, triton_gemm 4.67x" in out
-    assert "1 more are not served" in out  # cuda_w4a8, which is slower
+    assert "1 more are not taken" in out  # cuda_w4a8, which is slower
 
 
 def test_a_candidate_without_a_point_has_the_model_s_time_in_the_table() -> None:

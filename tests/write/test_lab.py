@@ -15,7 +15,7 @@ import lab
 from lab.base import own
 from lab.base.errors import REPOSITORY, BadInput
 from lab.card import phases as cards
-from lab.check import families
+from lab.check import accuracy, families
 from lab.cli import main
 from lab.row import store
 from lab.row.records import Measurement
@@ -196,6 +196,13 @@ def test_a_family_shows_what_its_time_model_is_worth_and_where_time_is_lost() ->
     lost = q8.lost("h200").frame()
     assert len(lost) == places.SHOWN
     assert (lost["us"] > places.FAR * lost["floor us"]).all()
+
+
+def test_checks_that_ran_are_shown_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU most kernels are skipped, and filled the first screen."""
+    made = [accuracy.Check("moe", "a", "w", "p", "skipped"), accuracy.Check("moe", "b", "w", "p", "error")]
+    monkeypatch.setattr(accuracy, "check_family", lambda *_, **__: iter(made))
+    assert [check.candidate for check in lab.family("moe").check()] == ["b", "a"]
 
 
 def test_check_of_a_phase_compares_both_arms() -> None:
