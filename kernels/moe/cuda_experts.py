@@ -34,6 +34,7 @@ THREADS = 32 * (WARPS + 3)
 H_STAGES_MAX = 4  # an h takes a microsecond to come, two items
 PRECISION = "nvfp4-w4a16"
 ROUTED_MAX, ROUTED_EXPERTS_MAX = 8, 512  # where experts_teams.cu routes for itself
+ROUTED_MOST = 32  # tokens that it is able to
 AHEAD = "COUNTERS_BESIDE", "SHORT_LINE"  # what gained ahead of its first copy (card moe-ahead)
 SCRATCH = ("pairs", "masks", "rows", "blocks", "state", "banks", "h", "parts")
 
@@ -45,6 +46,7 @@ class ExpertsConfig:
     teams: of math warps; 0 is experts.cu, more is experts_teams.cu, whose blocks have eight tokens. routed: it makes
     router.cu's lists itself. switches: macros that are 1 there; h_rows: rows of a block that a stage of h has room for,
     where they are fewer than the block's. prefetch: items that each CTA prefetches into L2 while router.cu runs.
+    most_tokens: that it has room for the choice of, where it routes itself.
 
     width, inner: of the model and of an expert. n_tiles: eights of tokens of a block. row_tiles: tiles of 16 rows of y
     that a CTA adds up; parts: CTAs that share them. stages: of weights; h_stages: of h.
@@ -65,6 +67,7 @@ class ExpertsConfig:
     switches: tuple[str, ...] = ()
     h_rows: int = 0
     prefetch: int = 0
+    most_tokens: int = ROUTED_MAX
 
     @property
     def threads(self) -> int:
@@ -77,6 +80,7 @@ class ExpertsConfig:
         sizes |= {"st": self.stages, "hs": self.h_stages, "i": self.round_items}
         sizes |= {"hr": self.h_rows} if self.h_rows else {}
         sizes |= {"pf": self.prefetch} if self.prefetch else {}
+        sizes |= {"t": self.most_tokens} if self.most_tokens != ROUTED_MAX else {}
         word = f"moe_teams{self.teams}" if self.teams else "moe_experts"
         words = word + "_routed" * self.routed, *map(str.lower, self.switches), self.dtype
         return "_".join((*words, *(f"{name}{size}" for name, size in sizes.items())))
@@ -124,22 +128,22 @@ Choice = Callable[[int, int, int, str, int], ExpertsConfig]
 def choose_config(
     tokens: int, width: int, inner: int, dtype: str, sms: int = SMS, *, teams: int = 2, stages: int = 6,
     round_items: int = 0, row_tiles: int = 0, routed: bool = True,
-    switches: tuple[str, ...] = AHEAD, few_rows: bool = False, prefetch: int = 0,
+    switches: tuple[str, ...] = AHEAD, few_rows: bool = False, prefetch: int = 0, routed_max: int = ROUTED_MAX,
 ) -> ExpertsConfig:  # fmt: skip
     """experts_teams.cu with `teams` teams; of `stages` of weights as many as leave room for two of h.
 
     One team where a warp has more than four tiles of x: 80 registers would not hold them. round_items, row_tiles: 0
-    chooses. routed: without router.cu where two teams have at most ROUTED_MAX tokens (and `for_experts` agrees);
+    chooses. routed: without router.cu where two teams have at most routed_max tokens (and `for_experts` agrees);
     with switches there. few_rows: there, of few tokens, stages of h for their rows alone, and from eight stages on.
     prefetch: of more tokens.
     """
     teams = teams if width <= 4 * WARPS * tiles.COLS else 1
     row_tiles, parts = row_tiles_of(tokens, width, sms, row_tiles)
     round_items = round_items or (24 if tokens <= 4 else 12 if tokens <= 8 else 48)
-    routed = routed and teams == 2 and tokens <= ROUTED_MAX
+    routed = routed and teams == 2 and tokens <= routed_max
     config = ExpertsConfig(dtype, width, inner, 1, row_tiles, parts, stages, 2, round_items, sms, teams, routed)
     if routed:
-        config = replace(config, switches=switches)
+        config = replace(config, switches=switches, most_tokens=ROUTED_MAX if tokens <= ROUTED_MAX else ROUTED_MOST)
         if few_rows and tokens <= 4:
             config = replace(config, h_rows=1 << (tokens - 1).bit_length(), stages=8)
     else:
@@ -151,7 +155,9 @@ def choose_config(
 
 def for_experts(config: ExpertsConfig, experts: int) -> ExpertsConfig:
     """`config`, with router.cu ahead of it where it would route for itself and a thread an expert is too few."""
-    return config if experts <= ROUTED_EXPERTS_MAX else replace(config, routed=False, switches=())
+    return (
+        config if experts <= ROUTED_EXPERTS_MAX else replace(config, routed=False, switches=(), most_tokens=ROUTED_MAX)
+    )
 
 
 def row_tiles_of(tokens: int, width: int, sms: int, wanted: int = 0) -> tuple[int, int]:
@@ -236,6 +242,7 @@ def source(config: ExpertsConfig, experts: int = 0) -> CudaSource:
         macros = {"TEAMS": config.teams} | {name: value for name, value in macros.items() if name != "N_TILES"}
     if config.routed:
         macros |= {"ROUTED": 1, "EXPERTS": experts, **dict.fromkeys(config.switches, 1)}
+        macros |= {"MOST_TOKENS": config.most_tokens} if config.most_tokens != ROUTED_MAX else {}
     if config.h_rows:
         macros["H_ROWS"] = config.h_rows
     if config.prefetch:

@@ -50,8 +50,8 @@ class Form:
     """How the four launches go; the default is cuda_experts_many, controls/cuda_many_levers.py has the others.
 
     router_once: the router waits for the grid once, up to ONCE_TOKENS. switches: macros of experts_many.cu that are 1,
-    those of ONE_WIDTH where all blocks have up to 32 rows, the others where they have more, and H_MAP. EVEN goes with
-    router_once alone, whose list is by width then.
+    those of ONE_WIDTH where all blocks have up to 32 rows, those of ANY_WIDTH always, the others where they have more.
+    EVEN goes with router_once alone, whose list is by width then.
     """
 
     switches: tuple[str, ...] = ()
@@ -59,15 +59,17 @@ class Form:
 
 
 FORM = Form()
-WIDE, EVEN, FINE, H_MAP = "WIDE", "EVEN", "FINE", "H_MAP"
-ONE_WIDTH = (FINE,)
+WIDE, EVEN, FINE, H_MAP, EARLY, PREFETCH = "WIDE", "EVEN", "FINE", "H_MAP", "EARLY", "PREFETCH"
+ONE_WIDTH, ANY_WIDTH = (FINE, PREFETCH), (H_MAP, EARLY)
+OF_ONE = {PREFETCH: True, H_MAP: False}  # of the first product, or of the second alone
+PREFETCH_ROWS = 3.0  # of an expert in the mean: with fewer, experts have none too often
 BOX_ROWS = 16  # of h's tensor map, as in experts_many.cu
 
 
 def form_for(form: Form, tokens: int, block: int) -> Form:
     """`form` as it goes for so many tokens in blocks of so many rows."""
     once = form.router_once and tokens <= ONCE_TOKENS
-    meant = [word for word in form.switches if word == H_MAP or (word in ONE_WIDTH) == (block == BLOCKS[0])]
+    meant = [word for word in form.switches if word in ANY_WIDTH or (word in ONE_WIDTH) == (block == BLOCKS[0])]
     return Form(tuple(word for word in meant if once or word != EVEN), once)
 
 
@@ -130,8 +132,7 @@ def configs(
     block: int, width: int, inner: int, dtype: str, fp8: bool = False, form: Form = FORM
 ) -> tuple[ManyConfig, ManyConfig]:
     """Of both products."""
-    up = tuple(word for word in form.switches if word != H_MAP)
-    down = up if fp8 else form.switches
+    up, down = (tuple(word for word in form.switches if OF_ONE.get(word, gated) == gated) for gated in (True, False))
     return (
         ManyConfig(dtype, True, 2 * inner, width, block, fp8, up),
         ManyConfig(dtype, False, width, inner, block, fp8, down),
@@ -285,9 +286,12 @@ def run(args: dict[str, Any], out: Tensors, fp8: bool = False, form: Form = FORM
         if fp8:
             by_row = args[f"{of}_rows"]
             cuda_w4a8.quantise({"x": given, "x_e4m3": args[f"{of}_e4m3"][: len(given)], "x_scale": by_row})
-        more: tuple[cuda_driver.TensorMap, ...] = ()
+        more: tuple[Any, ...] = ()
         if H_MAP in config.switches:
             more = (cuda_driver.tensor_map(given.data_ptr(), element, *given.shape, BOX_ROWS),)
+        if PREFETCH in config.switches:
+            even = tokens * top_k >= PREFETCH_ROWS * experts
+            more = cuda.i32(experts), cuda.i32(even * (experts + shared * -(-tokens // block)))
         cuda.launch(
             cuda.load(source(config), config.kernel, device, SHARED_BYTES), (len(args["flags"]) // 2,), THREADS,
             (args[f"{of}_e4m3"] if fp8 else given, args[name], args[f"{name}_scale"], *lists, made, args["parts"],

@@ -20,7 +20,9 @@
 // STAGES. Where they are given (controls/cuda_many_levers.py): WIDE 1, 96 columns are one product and not two; EVEN 1,
 // blocks stand by their width (router_once.cu's BY_WIDTH) and CTAs share what they cost; FINE 1, of blocks of 32 rows,
 // products have 16, 24 or 32 columns; H_MAP 1, not GATED: h, whose rows lie together, comes by a tensor map, 16 rows a
-// box, and one thread asks for all of a stage.
+// box, and one thread asks for all of a stage. EARLY 1: where not GATED, a CTA asks for its first stages of weights while
+// the launch ahead ends; GATED, the launch behind starts when that is safe. PREFETCH 1, GATED: while the router runs, each
+// CTA prefetches into L2 the stages of weights that its part is likely to begin with.
 #include "nvfp4/gemm_operand.cuh"
 #include "nvfp4/w4a8_operand.cuh"
 #include "sm90/epilogue.cuh"
@@ -39,6 +41,14 @@
 #ifndef H_MAP
 #define H_MAP 0
 #endif
+#ifndef EARLY
+#define EARLY 0
+#endif
+#ifndef PREFETCH
+#define PREFETCH 0
+#endif
+static_assert(!PREFETCH || GATED, "the router's launch is ahead of the first product's");
+static_assert(!(EARLY && (FP8 || H_MAP)), "there the launch ahead is another, and a stage's bytes are not known ahead");
 static_assert(!H_MAP || !(GATED || FP8), "rows of x lie anywhere, and a box has 16-bit elements");
 static_assert(!FINE || (BLOCK_M == 32 && !FP8), "of more columns ptxas serialises the wgmmas (C7512)");
 
@@ -100,6 +110,44 @@ struct EvenPartition {
     }
 };
 
+// One half of a stage's weights, of tile `row_tile` of an expert. Past ROWS: the last once more, whose sums are not written.
+DEVICE const unsigned char* half_of(const unsigned char* w, int expert, int row_tile, int half) {
+    const size_t at = static_cast<size_t>(expert) * (LAST_HALF + 1) + min(2 * row_tile + half, LAST_HALF);
+    return w + at * (K_BLOCKS * W_BYTES);
+}
+
+// By a warp, while the router runs and memory has nothing to do: the weights of a CTA's first stages, a stage a lane, as
+// if each expert had one of so many blocks, the shared one's behind theirs. blocks: 0 where that is no good guess.
+DEVICE void prefetch_weights(const unsigned char* w, int experts, int blocks, int worker, int workers, int lane) {
+    constexpr int OF_BLOCK = ROW_TILES * K_BLOCKS, STAGES_AHEAD = 24;
+    const int at = stream_k_partition(blocks * OF_BLOCK, workers).begin(worker) + lane;
+    if (lane >= STAGES_AHEAD || at >= blocks * OF_BLOCK) return;
+    const int expert = min(at / OF_BLOCK, experts), row_tile = at % OF_BLOCK / K_BLOCKS, k = at % K_BLOCKS;
+    for (int half = 0; half < 2; half++) tma_prefetch_1d(half_of(w, expert, row_tile, half) + k * W_BYTES, W_BYTES);
+}
+
+// By one thread: asks for a CTA's first weights, one for each stage of the ring. Returns how many.
+template <class Pipe, class Partition>
+DEVICE int load_first(const Pipe& pipeline, const unsigned char* w, const uint2* blocks, const Partition& partition,
+                      int worker, int workers, int tiles, u32 ring) {
+    typename Pipe::State to;
+    int asked = 0;
+    for (StreamKScheduler work(partition, worker, workers, tiles, K_BLOCKS, 0); work.valid(); work.next()) {
+        const int expert = Block(blocks + work.tile / ROW_TILES).expert;
+        for (int k = work.iter_begin; k < work.iter_end; k++, asked++) {
+            if (asked == STAGES) return asked;
+            pipeline.producer_expect(to, 2 * W_BYTES);
+            for (int half = 0; half < 2; half++) {
+                tma_load_1d(ring + (2 * to.stage + half) * W_BYTES,
+                            half_of(w, expert, work.tile % ROW_TILES, half) + k * W_BYTES, W_BYTES,
+                            pipeline.full(to.stage));
+            }
+            to.advance();
+        }
+    }
+    return asked;
+}
+
 // The first N / 2 of a thread's sums += a times N columns of b.
 template <int N, int COUNT>
 DEVICE void multiply_by(float (&sums)[COUNT], const u32* a, u64 b) {
@@ -114,13 +162,17 @@ DEVICE void multiply_by(float (&sums)[COUNT], const u32* a, u64 b) {
 // x: GATED: [tokens, K], else h [rows, K], with x_scale and K padded where FP8; tensor_scale is float32 [experts, weight
 // rows up to 128] then. w: [experts, rows by 128, K_BLOCKS, 8, 576], gemm_tiles.py's. rows, blocks,
 // state: router_many.cu's. out: [rows, OUT_COLUMNS], of x's type where GATED, else fp16. parts: [CTAs, 2, PART_FLOATS].
-// flags: zeros, [CTAs, 2]. h_map: h in boxes of BOX_ROWS by 64 k.
+// flags: zeros, [CTAs, 2]. h_map: h in boxes of BOX_ROWS by 64 k. experts, even_blocks: see prefetch_weights.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     KERNEL(const unsigned char* x, const unsigned char* w, const float* tensor_scale, const uint2* rows,
            const uint2* blocks, const u32* state, u16* out, float* parts, u32* flags, const float* x_scale
 #if H_MAP
            ,
            const __grid_constant__ TensorMap h_map
+#endif
+#if PREFETCH
+           ,
+           int experts, int even_blocks
 #endif
     ) {
     DYNAMIC_SHARED(shared);
@@ -133,8 +185,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         fence_proxy_async_shared();
     }
     __syncthreads();
-    launch_dependent_grids();
-    wait_on_dependent_grids();
+#if PREFETCH
+    if (threadIdx.x / 32 == 4 * CONSUMERS) {
+        prefetch_weights(w, experts, even_blocks, worker, workers, threadIdx.x % 32);
+    }
+#endif
+    // EARLY: a CTA of the second product reads the router's lists before it waits for the first one. All CTAs of this
+    // have waited for the router by the time that they let it start.
+    constexpr bool ASK = EARLY && !GATED;
+    if (!(EARLY && GATED)) launch_dependent_grids();
+    if (!ASK) wait_on_dependent_grids();
+    if (EARLY && GATED) launch_dependent_grids();
     const int tiles = ldg32(state) * ROW_TILES;
 #if EVEN
     constexpr int OF_BLOCK = ROW_TILES * K_BLOCKS;
@@ -142,6 +203,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #else
     const StreamKPartition partition = stream_k_partition(tiles * K_BLOCKS, workers);
 #endif
+    int asked = 0;  // stages whose weights are under way, of the thread that asks
+    if constexpr (ASK) {
+        if (threadIdx.x == 128 * CONSUMERS) {
+            asked = load_first(pipeline, w, blocks, partition, worker, workers, tiles, base + W);
+        }
+        wait_on_dependent_grids();
+    }
 
     if (group == CONSUMERS) {
         warpgroup_reg_dealloc<56>();
@@ -178,14 +246,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             }
             const unsigned char* halves[2];
 #pragma unroll
-            for (int half = 0; half < 2; half++) {  // past ROWS: the last once more, whose sums are not written
-                const size_t at =
-                    static_cast<size_t>(block.expert) * (LAST_HALF + 1) + min(2 * row_tile + half, LAST_HALF);
-                halves[half] = w + at * (K_BLOCKS * W_BYTES);
-            }
+            for (int half = 0; half < 2; half++) halves[half] = half_of(w, block.expert, row_tile, half);
             for (int k = work.iter_begin; k < work.iter_end; k++) {
                 pipeline.producer_acquire(state_);
-                if (warp == 0 && lane == 0) {
+                if (warp == 0 && lane == 0 && (!ASK || issued >= asked)) {
                     const int boxes = H_MAP ? (count + BOX_ROWS - 1) / BOX_ROWS : 0;
                     pipeline.producer_expect(state_, 2 * W_BYTES + boxes * BOX_BYTES);
 #pragma unroll

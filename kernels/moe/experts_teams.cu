@@ -11,7 +11,7 @@
 // in one and zeroes the other for the launch behind it.
 //
 // Macros: KERNEL, X_BF16, WIDTH, INNER, ROW_TILES, PARTS, STAGES, H_STAGES, ROUND_ITEMS as there; TEAMS 1/2; ROUTED 0/1
-// (0 where it is not given), with it EXPERTS. Of controls/cuda_levers.py's arms: pick.cuh's, COUNTERS_BESIDE 0/1 (0; a warp
+// (0 where it is not given), with it EXPERTS, and MOST_TOKENS where it is not 8, up to 32. Of controls/cuda_levers.py's arms: pick.cuh's, COUNTERS_BESIDE 0/1 (0; a warp
 // that picks nothing looks for the counters, beside the others), SHORT_LINE 0/1 (0; one round of items is not
 // divided by one), H_ROWS (8; rows that a block has at most, in stages of h), PREFETCH (0; not ROUTED, with EXPERTS: items
 // that each CTA prefetches into L2 while router.cu runs).
@@ -29,6 +29,9 @@
 #endif
 #ifndef SHORT_LINE
 #define SHORT_LINE 0
+#endif
+#ifndef MOST_TOKENS
+#define MOST_TOKENS 8
 #endif
 #if ROUTED
 #include "pick.cuh"
@@ -240,8 +243,11 @@ DEVICE void prefetch_weights(const unsigned char* up, int pairs) {
 #endif
 
 #if ROUTED
-constexpr int MOST_TOKENS = 8, MOST_CHOSEN = 32;  // a lane an expert of a token, and one for the shared one
-static_assert(TEAMS == 2 && WARPS >= 2 * MOST_TOKENS && EXPERTS <= THREADS, "a warp a token twice, a thread an expert");
+constexpr int MOST_CHOSEN = 32;                          // a lane an expert of a token, and one for the shared one
+constexpr bool ONE_BLOCK = MOST_TOKENS <= BLOCK_TOKENS;  // an expert, and a warp a token
+static_assert(TEAMS == 2 && WARPS >= 2 * BLOCK_TOKENS && EXPERTS <= THREADS,
+              "a warp a token twice, a thread an expert");
+static_assert(MOST_TOKENS <= 32, "an expert's tokens are a word");
 
 // By every thread: router.cu's lists of this call, in shared memory. Returns the number of blocks. room: [EXPERTS] twice,
 // tokens' masks and pairs, sums of warps.
@@ -251,22 +257,38 @@ DEVICE int route(const float* logits, const unsigned char* x, const unsigned cha
         *of_warps = masks + MOST_TOKENS * VALUES;
     uint2* pairs = reinterpret_cast<uint2*>(of_warps + 32);
     const int with_shared = shared_gate != nullptr, chosen = top_k + with_shared;
-    if (warp < tokens) {
-        const u32 mask = pick(logits, pairs, warp, MOST_CHOSEN, top_k, lane);
-        if (lane < VALUES) masks[warp * VALUES + lane] = mask;
-    } else if (with_shared && warp >= MOST_TOKENS && warp < MOST_TOKENS + tokens) {
-        const int token = warp - MOST_TOKENS;
+    constexpr int ALL_WARPS = THREADS / 32;
+    const auto weigh = [&](int token) {
         const float share = shared_weight(x, shared_gate, token, WIDTH, lane);
         if (lane == 0) pairs[token * MOST_CHOSEN + top_k] = make_uint2(EXPERTS, __float_as_uint(share));
+    };
+    for (int token = warp; token < tokens; token += ALL_WARPS) {
+        const u32 mask = pick(logits, pairs, token, MOST_CHOSEN, top_k, lane);
+        if (lane < VALUES) masks[token * VALUES + lane] = mask;
+        if (ONE_BLOCK) break;
+    }
+    if constexpr (ONE_BLOCK) {
+        if (with_shared && warp >= MOST_TOKENS && warp < MOST_TOKENS + tokens) weigh(warp - MOST_TOKENS);
+    } else {
+        // From the first warp on that has chosen for a token less.
+        for (int i = warp - tokens % ALL_WARPS; with_shared && i < tokens; i += ALL_WARPS) {
+            if (i >= 0) weigh(i);
+        }
     }
     __syncthreads();
+    // Block b of an expert with so many rows from `first` on.
+    const auto list = [&](int at, int expert, int b, int rows_of, int first) {
+        const int begin = b * BLOCK_TOKENS;
+        block_list[at] = make_uint2(expert | min(BLOCK_TOKENS, rows_of - begin) << 16, first + begin);
+    };
     const int e = threadIdx.x;
     u32 mine = 0;
     if (e < EXPERTS) {
         for (int t = 0; t < tokens; t++) mine |= (masks[t * VALUES + e / 32] >> (e & 31) & 1) << t;
         members[e] = mine;
     }
-    const int count = __popc(mine), own = count | (count > 0) << 16;  // two sums in one scan
+    const int count = __popc(mine), cuts = ONE_BLOCK ? count > 0 : (count + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
+    const int own = count | cuts << 16;  // two sums in one scan
     int upto = own;
     for (int by = 1; by < 32; by *= 2) {
         const int before = __shfl_up_sync(ALL, upto, by);
@@ -282,10 +304,19 @@ DEVICE int route(const float* logits, const unsigned char* x, const unsigned cha
     if (e < EXPERTS) {
         const int first = (upto - own) & 0xFFFF;
         offsets[e] = first;
-        if (count) block_list[(upto - own) >> 16] = make_uint2(e | count << 16, first);
+        if constexpr (ONE_BLOCK) {
+            if (count) block_list[(upto - own) >> 16] = make_uint2(e | count << 16, first);
+        } else {
+            for (int b = 0; b < cuts; b++) list(((upto - own) >> 16) + b, e, b, count, first);
+        }
     }
     const int routed = tokens * top_k, cut = total >> 16;
-    if (with_shared && threadIdx.x == 0) block_list[cut] = make_uint2(EXPERTS | tokens << 16, routed);
+    const int of_shared = with_shared * (ONE_BLOCK ? 1 : (tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS);
+    if constexpr (ONE_BLOCK) {
+        if (with_shared && threadIdx.x == 0) block_list[cut] = make_uint2(EXPERTS | tokens << 16, routed);
+    } else {
+        if (threadIdx.x < of_shared) list(cut + threadIdx.x, EXPERTS, threadIdx.x, tokens, routed);
+    }
     __syncthreads();
     for (int i = threadIdx.x; i < tokens * chosen; i += THREADS) {
         const int t = i / chosen;
@@ -293,7 +324,7 @@ DEVICE int route(const float* logits, const unsigned char* x, const unsigned cha
         const int at = pair.x < EXPERTS ? offsets[pair.x] + __popc(members[pair.x] & (1u << t) - 1) : routed + t;
         rows[at] = make_uint2(t, pair.y);
     }
-    return cut + with_shared;
+    return cut + of_shared;
 }
 
 #if COUNTERS_BESIDE

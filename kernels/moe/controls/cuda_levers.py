@@ -114,6 +114,7 @@ LEVERS: dict[str, Choice] = {
     "experts_teams_rows2": functools.partial(choose_config, row_tiles=2),
     "experts_teams_prefetch4": functools.partial(choose_config, prefetch=4),
     "experts_teams_prefetch8": functools.partial(choose_config, prefetch=8),
+    "experts_teams_routed32": functools.partial(choose_config, routed_max=cuda_experts.ROUTED_MOST),
     "experts_router_launch": functools.partial(choose_config, routed=False),
     "experts_late": late,
     "experts_counters_beside": functools.partial(late, switches=("COUNTERS_BESIDE",)),
@@ -142,7 +143,13 @@ CUDA_SOURCES = (
     *dict.fromkeys(
         cuda_experts.source(choose(tokens, *shape, "bf16", SMS), 256)
         for choose in LEVERS.values()
-        for tokens, shape in ((1, (2048, 512)), (8, (2048, 512)), (128, (2048, 512)), (128, (2816, 704)))
+        for tokens, shape in (
+            (1, (2048, 512)),
+            (8, (2048, 512)),
+            (32, (2048, 512)),
+            (128, (2048, 512)),
+            (128, (2816, 704)),
+        )
     ),
     few_source(256, "bf16", 8),
 )

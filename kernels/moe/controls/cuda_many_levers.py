@@ -5,6 +5,10 @@ blocks differ in width, from 64 rows on, 96 columns are one wgmma, where they ar
 share what blocks cost by their columns, not their number. experts_many_shares_fine: that, and where blocks have up to
 32 rows a product has 16, 24 or 32 columns. experts_many_h_map: that, and h comes by a tensor map, of which one thread
 asks for a stage (card moe-many-h-map).
+
+Card moe-many-early, of shares_fine: experts_many_early asks for the second product's first stages of weights while the
+first product ends, experts_many_early_prefetch besides prefetches weights into L2 while the router runs, where blocks
+have up to 32 rows.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import functools
 from kernels.common import Candidate, Needs
 from kernels.moe import cuda_many
 from kernels.moe.cuda_experts import PRECISION
-from kernels.moe.cuda_many import EVEN, FINE, H_MAP, WIDE, Form
+from kernels.moe.cuda_many import EARLY, EVEN, FINE, H_MAP, PREFETCH, WIDE, Form
 
 WHY = "shows what one change does to cuda_experts_many"
 FORMS = {
@@ -22,16 +26,19 @@ FORMS = {
     "experts_many_shares": Form((WIDE, EVEN), router_once=True),
     "experts_many_shares_fine": Form((WIDE, EVEN, FINE), router_once=True),
     "experts_many_h_map": Form((WIDE, EVEN, FINE, H_MAP), router_once=True),
+    "experts_many_early": Form((WIDE, EVEN, FINE, EARLY), router_once=True),
+    "experts_many_early_prefetch": Form((WIDE, EVEN, FINE, EARLY, PREFETCH), router_once=True),
 }
-PRODUCTS, MAPPED = (
+PRODUCTS, MAPPED, AHEAD = (
     {block: cuda_many.form_for(FORMS[name], cuda_many.ONCE_TOKENS, block) for block in cuda_many.BLOCKS}
-    for name in ("experts_many_shares_fine", "experts_many_h_map")
+    for name in ("experts_many_shares_fine", "experts_many_h_map", "experts_many_early_prefetch")
 )
 
 CUDA_SOURCES = (
     *(
         cuda_many.source(each)
-        for block, form in PRODUCTS.items()
+        for products in (PRODUCTS, AHEAD)
+        for block, form in products.items()
         for each in cuda_many.configs(block, 2048, 512, "bf16", form=form)
     ),
     *(cuda_many.source(cuda_many.configs(block, 2048, 512, "bf16", form=form)[1]) for block, form in MAPPED.items()),

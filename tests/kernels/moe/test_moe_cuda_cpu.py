@@ -28,6 +28,7 @@ from tests.kernels.on_cpu.stand_in import UNCHANGED, Change, StandIn, built, nee
 BY_ID = {w.id: w for w in cases.WORKLOADS}
 EARLY_WORDS = ("first == 2", "i += 32", "<< i")
 EARLY = ("COUNTERS_BESIDE", "PICK_TREE", "SHORT_LINE")  # what the arm experts_early sets
+AHEAD = cuda_experts.AHEAD
 ROUTER_ENTRY = """
 struct Arguments {
   const float* logits; const unsigned char *x, *gate; uint2* pairs; u32* masks; uint2 *rows, *blocks; u32* state;
@@ -216,6 +217,8 @@ def each_call_is_right(simulated: Simulated, workload: Workload, calls: int) -> 
                 ("t2_e8_k2_h80_f48_s32_bf16", 5, 2, {"routed": True, "h_rows": 2, "switches": EARLY}),
                 ("t8_e16_k4_h64_f48_zipf_fp16", 4, 2, {"routed": True, "row_tiles": 2, "parts": 2, "switches": EARLY}),
                 ("t8_e16_k4_h64_f48_zipf_fp16", 4, 2, {"routed": True, "h_stages": 2, "switches": EARLY}),
+                ("t17_e8_k2_h128_f64_one_s64_bf16", 8, 2, {"routed": True, "most_tokens": 32, "switches": AHEAD}),
+                ("t1_e8_k2_h64_f32_bf16", 5, 2, {"routed": True, "most_tokens": 32}),
             )
         ),
     ],
@@ -301,7 +304,7 @@ def test_the_simulation_sees_mistakes_in_the_teams(monkeypatch: pytest.MonkeyPat
         ("make_uint2(EXPERTS, __float_as_uint(share))", "make_uint2(EXPERTS, 0)"),
         ("i == which) keys[i] = 0;", "i == which) keys[i] += 0;"),
         ("logits + static_cast<size_t>(token) * EXPERTS + e", "logits + e"),
-        ("const int token = warp - MOST_TOKENS;", "const int token = 0 * warp;"),
+        ("weigh(warp - MOST_TOKENS);", "weigh(0 * warp);"),
         ("__float_as_uint(odds / all)", "__float_as_uint(odds)"),
         ("state[1] = first == 2;", ""),
         ("i < bank; i += 32) state[other + i] = 0;", "i < 1; i += 32) state[other + i] = 0;"),
@@ -328,15 +331,38 @@ def test_the_simulation_sees_mistakes_where_the_teams_route(monkeypatch: pytest.
 
 
 @needs_compiler
-def test_routed_inside_the_bits_are_those_of_two_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        UNCHANGED,
+        ("i += ALL_WARPS) {\n            if (i >= 0) weigh(i);", "i += 99) {\n            if (i >= 0) weigh(i);"),
+        ("min(BLOCK_TOKENS, rows_of - begin)", "rows_of - begin"),
+        ("(count + BLOCK_TOKENS - 1) / BLOCK_TOKENS;\n    const int own", "count > 0;\n    const int own"),
+        ("first + begin);", "first);"),
+        ("(tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS);", "1);"),
+    ],
+)
+def test_the_simulation_sees_mistakes_where_the_teams_route_more_tokens(monkeypatch, change: Change) -> None:
+    """More than there are warps, and experts of several blocks."""
+    routing = {"routed": True, "most_tokens": 32, "switches": AHEAD}
+    simulated = Simulated(monkeypatch, 5, teams=2, n_tiles=1, round_items=5, h_stages=2, **routing)
+    simulated.changes = {cuda_experts.TEAMS_SOURCE: change}
+    workload = cases._workload(27, 6, 3, 64, 48, "zipf", shared=32)
+    assert unless_stopped(lambda: each_call_is_right(simulated, workload, 3)) == (change == UNCHANGED)
+
+
+@needs_compiler
+@pytest.mark.parametrize("most", [8, 32])
+def test_routed_inside_the_bits_are_those_of_two_launches(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     """Of calls with fewer and more tokens on one scratch too."""
-    workload = cases._workload(8, 40, 5, 64, 48, "zipf", shared=32)
+    workload = cases._workload(most, 40, 5, 64, 48, "zipf", shared=32)
     given = cases.inputs(workload, 1)
     found = []
-    for levers in ({"routed": False}, {"routed": True}, {"routed": True, "switches": EARLY}):
+    routing = {"routed": True, "most_tokens": most}
+    for levers in ({"routed": False}, routing, routing | {"switches": EARLY}):
         simulated = Simulated(monkeypatch, 5, teams=2, n_tiles=1, round_items=5, h_stages=2, **levers)
         kept = cuda_experts.prepare(given)
-        for seed, tokens in enumerate((8, 3, 1, 8)):
+        for seed, tokens in enumerate((most, 3, 1, most)):
             simulated.seed = seed
             own = {name: given[name][:tokens] for name in cases.ACTIVATIONS}
             y = torch.empty_like(given["x"][:tokens])

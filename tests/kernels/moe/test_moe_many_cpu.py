@@ -33,6 +33,23 @@ extern "C" void simulated({parameters}, int grid, int threads, int bytes, int se
                  .seed = seed, .backwards = seed % 3 == 1, .uneven = seed % 2 == 1}}, [] {{ call(); }});
 }}
 """
+PREFETCHED = """
+static long long offsets[4096];
+static int prefetches;
+extern "C" int prefetched(long long* to) {
+  for (int i = 0; i < prefetches; i++) to[i] = offsets[i];
+  return prefetches;
+}
+"""  # what a launch asked for, as bytes from w on; the stand-in runs CTAs as coroutines of one thread
+NOTE = """
+  prefetches = 0;
+  static const unsigned char* weights;
+  weights = w;
+  on_prefetch = [](const void* from, u32 bytes) {
+    if (bytes != W_BYTES || prefetches == 4096) stop("not a half of a stage");
+    offsets[prefetches++] = (const unsigned char*)from - weights;
+  };
+"""
 PARAMETERS = {
     **dict.fromkeys(
         ("router.cu", "router_once.cu"),
@@ -57,8 +74,13 @@ def on_cpu(source: Any, change: Change = UNCHANGED) -> StandIn:
     if "-DH_MAP=1" in source.options:
         parameters += ", unsigned char* h, int h_rows, int h_columns, int box_rows"
         names += ", TensorMap{h, h_rows, h_columns, box_rows}"
+    if "-DPREFETCH=1" in source.options:
+        parameters += ", int experts, int even_blocks"
+        names += ", experts, even_blocks"
     at_once = 1 if source.path.name == "quantise_e4m3.cu" else "grid"  # its static shared memory is one for all
     entry = LAUNCH.format(parameters=parameters, names=names, at_once=at_once)
+    if "-DPREFETCH=1" in source.options:
+        entry = PREFETCHED + entry.replace("  static std::function", NOTE + "  static std::function")
     return built(source.path, entry, change, options=source.options)
 
 
@@ -181,6 +203,77 @@ def test_the_simulation_sees_mistakes_in_the_boxes_of_h(monkeypatch: pytest.Monk
     simulated.changes = {cuda_many.SOURCE: change}
     workload = cases._workload(130, 3, 2, 528, 144, "one", shared=144)
     assert not unless_stopped(lambda: right(simulated, workload, 3, form=FORMS["experts_many_h_map"]))
+
+
+EARLY_FORM = FORMS["experts_many_early_prefetch"]
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("block", "change"),
+    [
+        (32, ("if (asked == STAGES) return asked;", "if (asked == STAGES + 1) return asked;")),
+        (32, ("issued >= asked", "issued > asked")),
+        (96, ("issued >= asked", "true")),
+        (96, ("half_of(w, expert, work.tile % ROW_TILES, half) + k", "half_of(w, expert, 0, half) + k")),
+        (96, ("Block(blocks + work.tile / ROW_TILES).expert;", "Block(blocks).expert;")),
+    ],
+)
+def test_the_simulation_sees_mistakes_in_what_is_asked_for_early(monkeypatch, block: int, change: Change) -> None:
+    simulated = Simulated(monkeypatch, 2 if block == 32 else 7, block)  # of two, each has more than a ring of stages
+    simulated.changes = {cuda_many.SOURCE: change}
+    workload = OF_FEW if block == 32 else OF_ALL_WIDTHS
+    assert not unless_stopped(lambda: right(simulated, workload, 3, form=EARLY_FORM))
+
+
+def prefetched(
+    monkeypatch: pytest.MonkeyPatch, tokens: int, shared: int = 144, change: Change = UNCHANGED
+) -> tuple[list[int], list[int]]:
+    """What the first product asks for ahead, and what its 5 CTAs begin with: bytes from the weights on."""
+    simulated = Simulated(monkeypatch, 5, 32)
+    simulated.changes = {cuda_many.SOURCE: change}
+    workload = cases._workload(tokens, 6, 2, 528, 144, shared=shared)
+    assert right(simulated, workload, 1, form=EARLY_FORM)
+    (up, _) = cuda_many.configs(32, 528, 144, "bf16", form=cuda_many.form_for(EARLY_FORM, tokens, 32))
+    kernel = on_cpu(cuda_many.source(up), change)
+    found = (ctypes.c_longlong * 4096)()
+    count = kernel.prefetched(found)
+    # Blocks in the order of experts, each of up to 32 rows: rows of two halves a tile, and of 288 weight rows a third.
+    half, k_blocks, row_tiles, last = 8 * 576, 12, 2, 2
+    of_expert, line = row_tiles * k_blocks, (6 + (shared > 0) * -(-tokens // 32)) * row_tiles * k_blocks
+    wanted = []
+    for worker in range(5):
+        begin = worker * (line // 5) + min(worker, line % 5)
+        for at in range(begin, min(begin + 24, line)):
+            expert, tile, k = min(at // of_expert, 6), at % of_expert // k_blocks, at % k_blocks
+            wanted += [((expert * (last + 1) + min(2 * tile + side, last)) * k_blocks + k) * half for side in (0, 1)]
+    return sorted(found[:count]), sorted(wanted)
+
+
+@needs_compiler
+@pytest.mark.parametrize("shared", [144, 0])
+def test_what_is_prefetched_is_what_each_worker_begins_with(monkeypatch: pytest.MonkeyPatch, shared: int) -> None:
+    found, wanted = prefetched(monkeypatch, 40, shared)
+    assert found == wanted
+
+
+@needs_compiler
+def test_nothing_is_prefetched_where_experts_may_have_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert prefetched(monkeypatch, 8)[0] == []
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("row_tile = at % OF_BLOCK / K_BLOCKS", "row_tile = at / K_BLOCKS"),
+        ("min(at / OF_BLOCK, experts)", "min(at / OF_BLOCK, experts - 1)"),
+        (".begin(worker) + lane;", ".begin(0) + lane;"),
+    ],
+)
+def test_a_mistake_in_what_is_prefetched_is_seen(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
+    found, wanted = prefetched(monkeypatch, 40, change=change)
+    assert found != wanted
 
 
 OF_ALL_WIDTHS = cases._workload(130, 6, 2, 528, 144, "one", shared=144)  # blocks of about 26, 34 and 96 rows
