@@ -1,9 +1,9 @@
-"""A mixture's experts for few tokens in CUDA C++: router.cu chooses and sorts, experts_teams.cu multiplies.
+"""A mixture's experts for few tokens in CUDA C++: router_once.cu chooses and sorts, experts_teams.cu multiplies.
 
-Up to eight tokens experts_teams.cu chooses and sorts too, in one launch. Of more there are two, the second a
-programmatic one, so its blocks set up while the first one's last block sorts. Nothing is asked of the host. experts.cu,
-the same with one team of math warps, which cards compare (controls/cuda_levers.py), says how the work is shared and
-where sums are added. Weights are tiles of nvfp4's tiles.py
+Up to 16 tokens experts_teams.cu chooses and sorts too, in one launch. Of more there are two, the second a programmatic
+one, so its blocks set up while the first one's sort, and prefetch weights where nearly all experts have tokens. Nothing
+is asked of the host. experts.cu, the same with one team of math warps, which cards compare (controls/cuda_levers.py),
+says how the work is shared and where sums are added. Weights are tiles of nvfp4's tiles.py
 (4.5 bits a weight), rows of gate and up alternating in eights. The shared expert is one expert more, which has every
 token; where it is narrower than the others it is padded with zeros.
 """
@@ -25,18 +25,21 @@ from kernels.moe.cost import block_sizes, cost
 from kernels.nvfp4 import hopper, tiles
 from kernels.nvfp4.hopper import SHARED_BYTES, SMS
 
-ROUTER_SOURCE, SOURCE, TEAMS_SOURCE = (
-    Path(__file__).with_name(name) for name in ("router.cu", "experts.cu", "experts_teams.cu")
+SOURCE, TEAMS_SOURCE, ROUTER_SOURCE, ONCE_SOURCE = (
+    Path(__file__).with_name(name) for name in ("experts.cu", "experts_teams.cu", "router.cu", "router_once.cu")
 )
 TOKENS_MAX, EXPERTS_MAX, TOP_K_MAX = 128, 1024, 31
 WARPS, SLOTS, SUM_STAGES, BARRIER_BYTES = 8, 4, 2, 1024  # as in experts.cu
 THREADS = 32 * (WARPS + 3)
 H_STAGES_MAX = 4  # an h takes a microsecond to come, two items
 PRECISION = "nvfp4-w4a16"
-ROUTED_MAX, ROUTED_EXPERTS_MAX = 8, 512  # where experts_teams.cu routes for itself
-ROUTED_MOST = 32  # tokens that it is able to
+ROUTED_MAX, ROUTED_EXPERTS_MAX = 16, 512  # where experts_teams.cu routes for itself
+EIGHT = 8  # tokens of its blocks; with no more it has a warp for each
+STAGES, PREFETCH = 4, 8
+PREFETCH_ROWS = 2  # of an expert in the mean, from which on prefetches pay (cards moe-prefetch and moe-prefetch-64)
 AHEAD = "COUNTERS_BESIDE", "SHORT_LINE"  # what gained ahead of its first copy (card moe-ahead)
-SCRATCH = ("pairs", "masks", "rows", "blocks", "state", "banks", "h", "parts")
+SCRATCH = ("pairs", "masks", "rows", "blocks", "state", "turns", "banks", "h", "parts")
+KEPT = ("state", "turns", "banks")  # of it, what a call has of the one before
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,8 @@ class ExpertsConfig:
     """A compiled experts.cu (dtype .. round_items) and its launch (grid). The macros are explained there.
 
     teams: of math warps; 0 is experts.cu, more is experts_teams.cu, whose blocks have eight tokens. routed: it makes
-    router.cu's lists itself. switches: macros that are 1 there; h_rows: rows of a block that a stage of h has room for,
-    where they are fewer than the block's. prefetch: items that each CTA prefetches into L2 while router.cu runs.
+    the router's lists itself. switches: macros that are 1 there; h_rows: rows of a block that a stage of h has room
+    for, where they are fewer than the block's. prefetch: items that each CTA prefetches into L2 while the router runs.
     most_tokens: that it has room for the choice of, where it routes itself.
 
     width, inner: of the model and of an expert. n_tiles: eights of tokens of a block. row_tiles: tiles of 16 rows of y
@@ -67,7 +70,7 @@ class ExpertsConfig:
     switches: tuple[str, ...] = ()
     h_rows: int = 0
     prefetch: int = 0
-    most_tokens: int = ROUTED_MAX
+    most_tokens: int = EIGHT
 
     @property
     def threads(self) -> int:
@@ -80,7 +83,7 @@ class ExpertsConfig:
         sizes |= {"st": self.stages, "hs": self.h_stages, "i": self.round_items}
         sizes |= {"hr": self.h_rows} if self.h_rows else {}
         sizes |= {"pf": self.prefetch} if self.prefetch else {}
-        sizes |= {"t": self.most_tokens} if self.most_tokens != ROUTED_MAX else {}
+        sizes |= {"t": self.most_tokens} if self.most_tokens != EIGHT else {}
         word = f"moe_teams{self.teams}" if self.teams else "moe_experts"
         words = word + "_routed" * self.routed, *map(str.lower, self.switches), self.dtype
         return "_".join((*words, *(f"{name}{size}" for name, size in sizes.items())))
@@ -126,16 +129,16 @@ Choice = Callable[[int, int, int, str, int], ExpertsConfig]
 
 
 def choose_config(
-    tokens: int, width: int, inner: int, dtype: str, sms: int = SMS, *, teams: int = 2, stages: int = 6,
+    tokens: int, width: int, inner: int, dtype: str, sms: int = SMS, *, teams: int = 2, stages: int = STAGES,
     round_items: int = 0, row_tiles: int = 0, routed: bool = True,
-    switches: tuple[str, ...] = AHEAD, few_rows: bool = False, prefetch: int = 0, routed_max: int = ROUTED_MAX,
+    switches: tuple[str, ...] = AHEAD, few_rows: bool = False, prefetch: int = PREFETCH, routed_max: int = ROUTED_MAX,
 ) -> ExpertsConfig:  # fmt: skip
     """experts_teams.cu with `teams` teams; of `stages` of weights as many as leave room for two of h.
 
     One team where a warp has more than four tiles of x: 80 registers would not hold them. round_items, row_tiles: 0
-    chooses. routed: without router.cu where two teams have at most routed_max tokens (and `for_experts` agrees);
-    with switches there. few_rows: there, of few tokens, stages of h for their rows alone, and from eight stages on.
-    prefetch: of more tokens.
+    chooses. routed: without a router's launch where two teams have at most routed_max tokens; with switches there.
+    few_rows: there, of few tokens, stages of h for their rows alone, and from eight stages on. prefetch: of more
+    tokens. `for_experts` has the last word on both.
     """
     teams = teams if width <= 4 * WARPS * tiles.COLS else 1
     row_tiles, parts = row_tiles_of(tokens, width, sms, row_tiles)
@@ -143,7 +146,7 @@ def choose_config(
     routed = routed and teams == 2 and tokens <= routed_max
     config = ExpertsConfig(dtype, width, inner, 1, row_tiles, parts, stages, 2, round_items, sms, teams, routed)
     if routed:
-        config = replace(config, switches=switches, most_tokens=ROUTED_MAX if tokens <= ROUTED_MAX else ROUTED_MOST)
+        config = replace(config, switches=switches, most_tokens=EIGHT if tokens <= EIGHT else routed_max)
         if few_rows and tokens <= 4:
             config = replace(config, h_rows=1 << (tokens - 1).bit_length(), stages=8)
     else:
@@ -153,11 +156,14 @@ def choose_config(
     return with_h_stages(config, tokens)
 
 
-def for_experts(config: ExpertsConfig, experts: int) -> ExpertsConfig:
-    """`config`, with router.cu ahead of it where it would route for itself and a thread an expert is too few."""
-    return (
-        config if experts <= ROUTED_EXPERTS_MAX else replace(config, routed=False, switches=(), most_tokens=ROUTED_MAX)
-    )
+def for_experts(config: ExpertsConfig, experts: int, pairs: int) -> ExpertsConfig:
+    """`config`, with a router's launch where it would have less than a thread an expert, and no prefetch of few pairs.
+
+    pairs: of a token and a routed expert.
+    """
+    if config.routed and experts > ROUTED_EXPERTS_MAX:
+        config = replace(config, routed=False, switches=(), most_tokens=EIGHT)
+    return config if pairs >= PREFETCH_ROWS * experts else replace(config, prefetch=0)
 
 
 def row_tiles_of(tokens: int, width: int, sms: int, wanted: int = 0) -> tuple[int, int]:
@@ -224,6 +230,20 @@ def router_warps(experts: int) -> int:
     return max(8, -(-experts // 32))
 
 
+@functools.cache
+def once_source(experts: int, dtype: str, block_tokens: int) -> CudaSource:
+    """router_once.cu for few tokens, as router_source."""
+    macros = {"X_BF16": int(dtype == "bf16"), "EXPERTS": experts, "BLOCK_TOKENS": block_tokens, "FEW": 1}
+    name = f"moe_router_once_few_{dtype}_e{experts}_b{block_tokens}"
+    return hopper.source(ONCE_SOURCE, name, once_shared_bytes(experts), macros)
+
+
+def once_shared_bytes(experts: int) -> int:
+    """Of router_once.cu for few tokens: a thread's counts, two words an expert, a block's masks, two sums a warp."""
+    warps, words = router_warps(experts), -(-experts // 32)
+    return 4 * (warps // words * words * 32 + 2 * experts + warps * words + 2 * words)
+
+
 def router_shared_bytes(experts: int, warps: int = 0) -> int:
     """warps: of a block, where they are not `router_warps`. Of few experts a word a token takes more than the masks."""
     masks = max(TOKENS_MAX // 32 * experts, 32 * -(-experts // 32))
@@ -242,7 +262,7 @@ def source(config: ExpertsConfig, experts: int = 0) -> CudaSource:
         macros = {"TEAMS": config.teams} | {name: value for name, value in macros.items() if name != "N_TILES"}
     if config.routed:
         macros |= {"ROUTED": 1, "EXPERTS": experts, **dict.fromkeys(config.switches, 1)}
-        macros |= {"MOST_TOKENS": config.most_tokens} if config.most_tokens != ROUTED_MAX else {}
+        macros |= {"MOST_TOKENS": config.most_tokens} if config.most_tokens != EIGHT else {}
     if config.h_rows:
         macros["H_ROWS"] = config.h_rows
     if config.prefetch:
@@ -295,7 +315,7 @@ def scratch(
 ) -> Tensors:  # fmt: skip
     """What the two kernels leave each other, by SCRATCH's names, for x of `shape` or of fewer rows; all zero.
 
-    The ticket in `state` must be zero before a call, and is behind it.
+    Masks are as many as either router's. KEPT must be zero before the first call.
     """
     tokens, width = shape
     pairs, blocks, sums, groups = _pairs(tokens, top_k, shared), 0, 1, 0
@@ -309,8 +329,10 @@ def scratch(
         return torch.zeros(*size, dtype=kind, device=device)
 
     return {
-        "pairs": zeros(pairs, 2), "masks": zeros(tokens, -(-experts // 32)), "rows": zeros(pairs, 2),
-        "blocks": zeros(blocks, 2), "state": zeros(2 + blocks + groups), "banks": zeros(2 + 2 * (blocks + groups)),
+        "pairs": zeros(pairs, 2), "rows": zeros(pairs, 2),
+        "masks": zeros(max(-(-tokens // router_warps(experts)) * experts, tokens * -(-experts // 32))),
+        "blocks": zeros(blocks, 2), "state": zeros(2 + blocks + groups), "turns": zeros(3),
+        "banks": zeros(2 + 2 * (blocks + groups)),
         "h": zeros(pairs, inner, kind=dtype), "parts": zeros(sums, kind=torch.float32),
     }  # fmt: skip
 
@@ -324,23 +346,28 @@ def configured(
     return choose(tokens, width, inner, dtype, sms)
 
 
-def route(args: dict[str, Any], gate: Any, dtype: str, block_tokens: int, counters: int) -> None:
-    """router.cu's launch, which leaves rows and blocks of so many tokens, and so many counters at zero."""
+def route(
+    args: dict[str, Any], gate: Any, dtype: str, block_tokens: int, counters: int, once: bool = True
+) -> None:  # fmt: skip
+    """The router's launch, which leaves rows and blocks of so many tokens, and so many counters at zero.
+
+    once: router_once.cu's, not router.cu's.
+    """
     logits, (tokens, width) = args["logits"], args["x"].shape
     experts = logits.shape[1]
-    chooser, warps = router_source(experts, dtype, block_tokens), router_warps(experts)
+    chooser, warps = (once_source if once else router_source)(experts, dtype, block_tokens), router_warps(experts)
     lists = [args[name] for name in ("pairs", "masks", "rows", "blocks", "state")]
     cuda.launch(
         cuda.load(chooser, chooser.kernels[0], args["x"].device.index or 0), (-(-tokens // warps),), 32 * warps,
-        (logits, args["x"], gate, *lists, *map(cuda.i32, (tokens, width, len(args["k"]), counters))),
-        router_shared_bytes(experts),
+        (logits, args["x"], gate, *lists, *map(cuda.i32, (tokens, width, len(args["k"]), counters)),
+         *[args["turns"]] * once), (once_shared_bytes if once else router_shared_bytes)(experts),
     )  # fmt: skip
 
 
-def run(args: dict[str, Any], out: Tensors, choose: Choice = choose_config, router: Any = route) -> None:
+def run(args: dict[str, Any], out: Tensors, choose: Choice = choose_config, once: bool = True) -> None:
     """y in one launch up to ROUTED_MAX tokens; else in two: choose and sort, then both products and the weighted sum.
 
-    router: the first of two, as `route`. ValueError on a mismatch.
+    once: as `route`. ValueError on a mismatch.
     """
     x, logits, y, h = args["x"], args["logits"], out["y"], args["h"]
     element, (tokens, width) = hopper.ELEMENTS.get(x.dtype, ""), x.shape
@@ -351,7 +378,7 @@ def run(args: dict[str, Any], out: Tensors, choose: Choice = choose_config, rout
     if len(h) < pairs or logits.shape[0] != tokens or y.shape != x.shape:
         raise ValueError(f"x {tuple(x.shape)} and scratch for {len(h)} rows: prepare for at least {tokens} tokens")
     device = x.device.index or 0
-    config = for_experts(configured(tokens, width, h.shape[1], element, x.device, choose), experts)
+    config = for_experts(configured(tokens, width, h.shape[1], element, x.device, choose), experts, tokens * top_k)
     blocks = config.blocks(tokens, top_k, experts, shared)
     gate = args["shared_gate"] if shared else cuda.i64(0)
     weights = [args[name] for name in ("up", "down", "up_scale", "down_scale")]
@@ -364,7 +391,7 @@ def run(args: dict[str, Any], out: Tensors, choose: Choice = choose_config, rout
             config.shared_bytes(tokens, pairs, blocks),
         )  # fmt: skip
         return
-    router(args, gate, element, config.block_tokens, blocks + config.groups)
+    route(args, gate, element, config.block_tokens, blocks + config.groups, once)
     between = [args[name] for name in ("rows", "blocks", "state")]
     unit = source(config, experts if config.prefetch else 0)
     cuda.launch(
@@ -381,7 +408,13 @@ def _refuses(workload: Workload) -> str:
 def chosen(workload: Workload, sms: int = SMS, choose: Choice = choose_config) -> ExpertsConfig:
     """What `run` launches for a workload."""
     tokens, width, inner, dtype, experts = (workload[axis] for axis in ("T", "H", "F", "dtype", "experts"))
-    return for_experts(choose(tokens, width, inner, dtype, sms), experts)
+    return for_experts(choose(tokens, width, inner, dtype, sms), experts, tokens * workload["top_k"])
+
+
+def described(workload: Workload, choose: Choice = choose_config, once: bool = True) -> str:
+    """What `run` launches for a workload, and whether router_once.cu is ahead of it."""
+    config = chosen(workload, choose=choose)
+    return f"{config} router_once" if once and not config.routed else str(config)
 
 
 def work(workload: Workload, sms: int) -> Work:
@@ -399,17 +432,24 @@ def work(workload: Workload, sms: int) -> Work:
     )
 
 
+def source_of(
+    tokens: int, experts: int, width: int, inner: int, dtype: str, choose: Choice = choose_config
+) -> CudaSource:  # fmt: skip
+    """The source of `choose`'s configuration, with top 8 of so many experts."""
+    config = for_experts(choose(tokens, width, inner, dtype, SMS), experts, 8 * tokens)
+    return source(config, experts if config.routed or config.prefetch else 0)
+
+
 CUDA_SOURCES = (
-    *(source(choose_config(tokens, 2048, 512, "bf16"), 256) for tokens in (4, 8)),
-    *(source(choose_config(tokens, 2048, 512, "bf16")) for tokens in (32, 128)),
-    *(source(choose_config(tokens, 2816, 704, "bf16")) for tokens in (8, 128)),
-    source(choose_config(128, 2048, 512, "fp16")),
-    router_source(256, "bf16", 8),
+    *(source_of(tokens, 256, 2048, 512, "bf16") for tokens in (4, 8, 16, 32, 128)),
+    *(source_of(tokens, 128, 2816, 704, "bf16") for tokens in (8, 128)),
+    source_of(128, 256, 2048, 512, "fp16"),
+    once_source(256, "bf16", 8),
 )
 
 CANDIDATES = (
     Candidate(
         "cuda_experts", PRECISION, run, Needs(capability=(9, 0), packages=("cupy",)), prepare=prepare,
-        refuses=_refuses, config=lambda w: str(chosen(w)), work=work,
+        refuses=_refuses, config=described, work=work,
     ),
 )  # fmt: skip

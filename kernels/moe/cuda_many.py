@@ -1,9 +1,10 @@
 """A mixture's experts for many tokens in CUDA C++: router, two grouped products on wgmma, weighted sum; four launches.
 
-router.cu (MANY) chooses and lays rows out by expert; experts_many.cu multiplies them, first with gate and up (it
-gathers the tokens' rows itself, and ends in SiLU), then with down; weighted_sum.cu adds a token's rows in the order of
-its choice. What an expert gives lies in between as fp16, 11 bits where bf16 has 8: beyond 65504 it would be infinite.
-Nothing is asked of the host. Weights are gemm_tiles.py's tiles; the shared expert is one expert more.
+router_once.cu (router.cu beyond ONCE_TOKENS) chooses and lays rows out by expert; experts_many.cu multiplies them,
+first with gate and up (it gathers the tokens' rows itself, and ends in SiLU), then with down; weighted_sum.cu adds a
+token's rows in the order of its choice. What an expert gives lies in between as fp16, 11 bits where bf16 has 8: beyond
+65504 it would be infinite. Nothing is asked of the host. Weights are gemm_tiles.py's tiles; the shared expert is one
+expert more.
 
 W4A8: x, and h behind the first product, are rounded to e4m3 with a scale a row by nvfp4's quantiser (two launches
 more), weights become e4m3 in registers (w4a8_tiles.py): twice the matrix rate for 3.4 % rms in each product.
@@ -19,7 +20,7 @@ from typing import Any
 
 import torch
 
-from kernels import cuda, cuda_driver
+from kernels import cuda
 from kernels.common import Candidate, CudaSource, Needs, Tensors, Work, Workload
 from kernels.moe import cuda_experts
 from kernels.moe.cost import block_sizes, cost
@@ -47,29 +48,29 @@ W4A8 = "nvfp4-w4a8"
 
 @dataclass(frozen=True)
 class Form:
-    """How the four launches go; the default is cuda_experts_many, controls/cuda_many_levers.py has the others.
+    """How the four launches go: FORM is cuda_experts_many, PLAIN is W4A8, controls/cuda_many_levers.py has the others.
 
     router_once: the router waits for the grid once, up to ONCE_TOKENS. switches: macros of experts_many.cu that are 1,
-    those of ONE_WIDTH where all blocks have up to 32 rows, those of ANY_WIDTH always, the others where they have more.
-    EVEN goes with router_once alone, whose list is by width then.
+    those of ONE_WIDTH where all blocks have up to 32 rows, EARLY always, the others where they have more. EVEN goes
+    with router_once alone, whose list is by width then.
     """
 
     switches: tuple[str, ...] = ()
     router_once: bool = False
 
 
-FORM = Form()
-WIDE, EVEN, FINE, H_MAP, EARLY, PREFETCH = "WIDE", "EVEN", "FINE", "H_MAP", "EARLY", "PREFETCH"
-ONE_WIDTH, ANY_WIDTH = (FINE, PREFETCH), (H_MAP, EARLY)
-OF_ONE = {PREFETCH: True, H_MAP: False}  # of the first product, or of the second alone
-PREFETCH_ROWS = 3.0  # of an expert in the mean: with fewer, experts have none too often
-BOX_ROWS = 16  # of h's tensor map, as in experts_many.cu
+WIDE, EVEN, FINE, EARLY, PREFETCH = "WIDE", "EVEN", "FINE", "EARLY", "PREFETCH"
+ONE_WIDTH = FINE, PREFETCH
+PLAIN, FORM = Form(), Form((WIDE, EVEN, FINE, EARLY, PREFETCH), router_once=True)
+PREFETCH_ROWS = 3  # of an expert in the mean: with fewer, experts have none too often
 
 
-def form_for(form: Form, tokens: int, block: int) -> Form:
-    """`form` as it goes for so many tokens in blocks of so many rows."""
+def form_for(form: Form, tokens: int, block: int, fp8: bool = False) -> Form:
+    """`form` as it goes for so many tokens in blocks of so many rows; PLAIN where fp8."""
+    if fp8:
+        return PLAIN
     once = form.router_once and tokens <= ONCE_TOKENS
-    meant = [word for word in form.switches if word in ANY_WIDTH or (word in ONE_WIDTH) == (block == BLOCKS[0])]
+    meant = [word for word in form.switches if word == EARLY or (word in ONE_WIDTH) == (block == BLOCKS[0])]
     return Form(tuple(word for word in meant if once or word != EVEN), once)
 
 
@@ -129,13 +130,13 @@ def block_tokens(tokens: int, top_k: int, experts: int) -> int:
 
 
 def configs(
-    block: int, width: int, inner: int, dtype: str, fp8: bool = False, form: Form = FORM
+    block: int, width: int, inner: int, dtype: str, fp8: bool = False, form: Form = PLAIN
 ) -> tuple[ManyConfig, ManyConfig]:
     """Of both products."""
-    up, down = (tuple(word for word in form.switches if OF_ONE.get(word, gated) == gated) for gated in (True, False))
+    of_down = tuple(word for word in form.switches if word != PREFETCH)
     return (
-        ManyConfig(dtype, True, 2 * inner, width, block, fp8, up),
-        ManyConfig(dtype, False, width, inner, block, fp8, down),
+        ManyConfig(dtype, True, 2 * inner, width, block, fp8, form.switches),
+        ManyConfig(dtype, False, width, inner, block, fp8, of_down),
     )
 
 
@@ -264,7 +265,7 @@ def run(args: dict[str, Any], out: Tensors, fp8: bool = False, form: Form = FORM
         router_source(experts, element, block, warps),
         cuda_experts.router_shared_bytes(experts, warps),
     )
-    form = form_for(form, tokens, block)
+    form = form_for(form, tokens, block, fp8)
     if form.router_once:
         router, router_bytes = once_source(experts, element, block, EVEN in form.switches), once_shared_bytes(experts)
     gate = args["shared_gate"] if shared else cuda.i64(0)
@@ -287,8 +288,6 @@ def run(args: dict[str, Any], out: Tensors, fp8: bool = False, form: Form = FORM
             by_row = args[f"{of}_rows"]
             cuda_w4a8.quantise({"x": given, "x_e4m3": args[f"{of}_e4m3"][: len(given)], "x_scale": by_row})
         more: tuple[Any, ...] = ()
-        if H_MAP in config.switches:
-            more = (cuda_driver.tensor_map(given.data_ptr(), element, *given.shape, BOX_ROWS),)
         if PREFETCH in config.switches:
             even = tokens * top_k >= PREFETCH_ROWS * experts
             more = cuda.i32(experts), cuda.i32(even * (experts + shared * -(-tokens // block)))
@@ -339,22 +338,28 @@ def _block(workload: Workload) -> int:
     return block_tokens(workload["T"], workload["top_k"], workload["experts"])
 
 
-def _of(workload: Workload, fp8: bool = False, form: Form = FORM) -> tuple[ManyConfig, ManyConfig]:
+def _of(workload: Workload, fp8: bool = False, form: Form = PLAIN) -> tuple[ManyConfig, ManyConfig]:
     return configs(_block(workload), workload["H"], workload["F"], workload["dtype"], fp8, form)
 
 
 def config(workload: Workload, fp8: bool = False, form: Form = FORM) -> str:
     """The products that `run` launches for a workload, and whether its router waits once."""
-    form = form_for(form, workload["T"], _block(workload))
+    form = form_for(form, workload["T"], _block(workload), fp8)
     products = [f"{c.kernel}_s{c.stages}" for c in _of(workload, fp8, form)]
     return " ".join(products + ["router_once"] * form.router_once)
 
 
+def sources_of(block: int, width: int, inner: int, dtype: str, form: Form = FORM) -> tuple[CudaSource, ...]:
+    """Of both products as `form` goes in blocks of so many rows."""
+    return tuple(source(each) for each in configs(block, width, inner, dtype, form=form_for(form, ONCE_TOKENS, block)))
+
+
 CUDA_SOURCES = (
-    *(source(c) for block in (32, 64, 96) for c in configs(block, 2048, 512, "bf16")),
-    *(source(c) for c in configs(96, 2816, 704, "bf16")),
-    *(source(c) for c in configs(64, 2048, 512, "fp16")),
-    *(source(c) for block in (32, 64, 96) for c in configs(block, 2048, 512, "bf16", True)),
+    *(each for block in BLOCKS for each in sources_of(block, 2048, 512, "bf16")),
+    *sources_of(96, 2816, 704, "bf16"),
+    *sources_of(64, 2048, 512, "fp16"),
+    *(source(c) for block in BLOCKS for c in configs(block, 2048, 512, "bf16", True)),
+    *(once_source(256, "bf16", block, block > BLOCKS[0]) for block in BLOCKS),
     *(router_source(256, "bf16", block, 32) for block in (32, 96)),
     sum_source(2048, "bf16"),
 )

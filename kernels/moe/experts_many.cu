@@ -17,12 +17,11 @@
 // a stage is 128 k. The tensor cores' sums keep about 14 bits and are not promoted.
 //
 // Macros: KERNEL (name), X_BF16 0/1, GATED 0/1, FP8 0/1, ROWS (of weights: 2 INNER, or WIDTH), K, BLOCK_M 32/64/96,
-// STAGES. Where they are given (controls/cuda_many_levers.py): WIDE 1, 96 columns are one product and not two; EVEN 1,
-// blocks stand by their width (router_once.cu's BY_WIDTH) and CTAs share what they cost; FINE 1, of blocks of 32 rows,
-// products have 16, 24 or 32 columns; H_MAP 1, not GATED: h, whose rows lie together, comes by a tensor map, 16 rows a
-// box, and one thread asks for all of a stage. EARLY 1: where not GATED, a CTA asks for its first stages of weights while
-// the launch ahead ends; GATED, the launch behind starts when that is safe. PREFETCH 1, GATED: while the router runs, each
-// CTA prefetches into L2 the stages of weights that its part is likely to begin with.
+// STAGES. Where they are given (cuda_many.py's Form): WIDE 1, 96 columns are one product and not two; EVEN 1, blocks stand
+// by their width (router_once.cu's BY_WIDTH) and CTAs share what they cost; FINE 1, of blocks of 32 rows, products have
+// 16, 24 or 32 columns; EARLY 1: where not GATED, a CTA asks for its first stages of weights while the launch ahead ends;
+// GATED, the launch behind starts when that is safe. PREFETCH 1, GATED: while the router runs, each CTA prefetches into L2
+// the stages of weights that its part is likely to begin with.
 #include "nvfp4/gemm_operand.cuh"
 #include "nvfp4/w4a8_operand.cuh"
 #include "sm90/epilogue.cuh"
@@ -38,9 +37,6 @@
 #ifndef WIDE
 #define WIDE 0
 #endif
-#ifndef H_MAP
-#define H_MAP 0
-#endif
 #ifndef EARLY
 #define EARLY 0
 #endif
@@ -48,8 +44,7 @@
 #define PREFETCH 0
 #endif
 static_assert(!PREFETCH || GATED, "the router's launch is ahead of the first product's");
-static_assert(!(EARLY && (FP8 || H_MAP)), "there the launch ahead is another, and a stage's bytes are not known ahead");
-static_assert(!H_MAP || !(GATED || FP8), "rows of x lie anywhere, and a box has 16-bit elements");
+static_assert(!(EARLY && FP8), "there a quantiser is between the products");
 static_assert(!FINE || (BLOCK_M == 32 && !FP8), "of more columns ptxas serialises the wgmmas (C7512)");
 
 constexpr int BLOCK_N = 256, HALF_N = 128, CONSUMERS = 2, PRODUCERS = 4, THREADS = 128 * (CONSUMERS + 1);
@@ -68,10 +63,9 @@ constexpr unsigned FULL = W + STAGES * 2 * W_BYTES, EMPTY = FULL + 8 * STAGES, S
 using Pipe = Pipeline<STAGES, FULL, EMPTY>;
 static_assert(SHARED_BYTES <= 227 * 1024, "too much shared memory");
 static_assert(LAG >= 1 && (CONSUMERS * SLICE * OUT_STRIDE) % 128 == 0, "a stage is loaded while two are in use");
-constexpr int EPILOGUE = 1;                               // named barriers, one for each warpgroup
-constexpr int PART_FLOATS = 128 * 2 * GROUPS * ACC;       // of one warpgroup
-constexpr int ROWS_OF_LANE = BLOCK_M / (4 * PRODUCERS);   // of a stage: a quarter of a warp copies a row
-constexpr int BOX_ROWS = 16, BOX_BYTES = 128 * BOX_ROWS;  // of h's map
+constexpr int EPILOGUE = 1;                              // named barriers, one for each warpgroup
+constexpr int PART_FLOATS = 128 * 2 * GROUPS * ACC;      // of one warpgroup
+constexpr int ROWS_OF_LANE = BLOCK_M / (4 * PRODUCERS);  // of a stage: a quarter of a warp copies a row
 
 template <int N>
 struct Count {
@@ -162,14 +156,10 @@ DEVICE void multiply_by(float (&sums)[COUNT], const u32* a, u64 b) {
 // x: GATED: [tokens, K], else h [rows, K], with x_scale and K padded where FP8; tensor_scale is float32 [experts, weight
 // rows up to 128] then. w: [experts, rows by 128, K_BLOCKS, 8, 576], gemm_tiles.py's. rows, blocks,
 // state: router_many.cu's. out: [rows, OUT_COLUMNS], of x's type where GATED, else fp16. parts: [CTAs, 2, PART_FLOATS].
-// flags: zeros, [CTAs, 2]. h_map: h in boxes of BOX_ROWS by 64 k. experts, even_blocks: see prefetch_weights.
+// flags: zeros, [CTAs, 2]. experts, even_blocks: see prefetch_weights.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     KERNEL(const unsigned char* x, const unsigned char* w, const float* tensor_scale, const uint2* rows,
            const uint2* blocks, const u32* state, u16* out, float* parts, u32* flags, const float* x_scale
-#if H_MAP
-           ,
-           const __grid_constant__ TensorMap h_map
-#endif
 #if PREFETCH
            ,
            int experts, int even_blocks
@@ -180,7 +170,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int group = warp_uniform(threadIdx.x / 128), workers = gridDim.x, worker = workers - 1 - blockIdx.x;
     const Pipe pipeline{base};
     if (threadIdx.x == 128 * CONSUMERS) {
-        pipeline.init(1 + (H_MAP ? 0 : PRODUCERS), 4 * CONSUMERS);
+        pipeline.init(1 + PRODUCERS, 4 * CONSUMERS);
         mbarrier_init_fence();
         fence_proxy_async_shared();
     }
@@ -227,18 +217,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         };
         int loaded = -1, count = 0;
         u32 from[ROWS_OF_LANE];  // sixteens of bytes from x on
-        const bool needed = !H_MAP || threadIdx.x % 128 == 0;
-#if H_MAP
-        fence_proxy_async_global();  // the kernel ahead wrote h by plain stores
-#endif
-        for (StreamKScheduler work(partition, worker, workers, tiles, K_BLOCKS, 0); needed && work.valid();
-             work.next()) {
+        for (StreamKScheduler work(partition, worker, workers, tiles, K_BLOCKS, 0); work.valid(); work.next()) {
             const int index = work.tile / ROW_TILES, row_tile = work.tile % ROW_TILES;
             const Block block(blocks + index);
             if (index != loaded) {
                 loaded = index, count = block.count;
 #pragma unroll
-                for (int i = 0; !H_MAP && i < ROWS_OF_LANE; i++) {
+                for (int i = 0; i < ROWS_OF_LANE; i++) {
                     const int row = block.start + min(first + 16 * i, count - 1);
                     const u32 at = GATED ? ldg32(rows + row) : row;
                     from[i] = at * (FP8 ? 8 * K_BLOCKS : K / 8) + piece;
@@ -250,23 +235,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             for (int k = work.iter_begin; k < work.iter_end; k++) {
                 pipeline.producer_acquire(state_);
                 if (warp == 0 && lane == 0 && (!ASK || issued >= asked)) {
-                    const int boxes = H_MAP ? (count + BOX_ROWS - 1) / BOX_ROWS : 0;
-                    pipeline.producer_expect(state_, 2 * W_BYTES + boxes * BOX_BYTES);
+                    pipeline.producer_expect(state_, 2 * W_BYTES);
 #pragma unroll
                     for (int half = 0; half < 2; half++) {
                         tma_load_1d(base + W + (2 * state_.stage + half) * W_BYTES, halves[half] + k * W_BYTES, W_BYTES,
                                     pipeline.full(state_.stage));
                     }
-#if H_MAP
-                    for (int b = 0; b < boxes; b++) {
-                        tma_load_2d(base + X + state_.stage * X_BYTES + b * BOX_BYTES, &h_map, 64 * k,
-                                    block.start + b * BOX_ROWS, pipeline.full(state_.stage));
-                    }
-#endif
-                }
-                if (H_MAP) {
-                    state_.advance();
-                    continue;
                 }
                 const bool inside = FP8 || K % 256 == 0 || 64 * k + 8 * piece < K;
 #pragma unroll

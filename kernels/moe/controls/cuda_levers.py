@@ -1,25 +1,27 @@
-"""`cuda_experts` with one thing changed.
+"""`cuda_experts` with one thing changed, and as it was.
 
 Scratch (row IM4): experts_fresh_scratch allocates what its two kernels leave each other in every call, where the
 candidate keeps it. In a captured graph the allocator has no part in a replay, so only the ticket's memset is left.
 
+Card moe-few-served: experts_former is cuda_experts as it was before: six stages of weights, router.cu's launch from
+nine tokens on, nothing prefetched. experts_six_stages, experts_unprefetched and experts_routed8 (a router's launch from
+nine tokens on) are today's with one of these. The other arms are experts_former with one change.
+
 Shape of the launch (NOTES.md, "Why 128 tokens took twice their reads"): experts_one_team is experts.cu, one team
 of math warps, one reducer and blocks of 16 tokens, experts_one_team_eights the same with blocks of eight; those named
-experts_teams change one number of cuda_experts. What has one team has router.cu ahead of it, at few tokens too.
+experts_teams change one number. What has one team has router.cu ahead of it, at few tokens too.
 
-The router of more than eight tokens (cards moe-router-once and moe-prefetch): experts_teams_router_once has
+The router (cards moe-router-once, moe-prefetch, moe-prefetch-64 and moe-routed-more): experts_teams_router_once has
 router_once.cu, which waits for the whole grid once and whose blocks all place their own rows, in the place of
 router.cu. experts_teams_prefetch4 and _prefetch8 prefetch into L2 four and eight items of each CTA's first experts, as
 if all had tokens, while router.cu runs; experts_teams_once_prefetch8 does while router_once.cu runs.
+experts_teams_routed32 has no router's launch up to 32 tokens, experts_router_launch (card moe-routed) at none.
 
-One launch (card moe-routed): experts_router_launch is cuda_experts with router.cu's launch ahead at up to eight tokens
-too, where cuda_experts does its work in every CTA. Of more tokens the two are one.
-
-What is ahead of that launch's first copy (cards moe-early and moe-ahead): experts_late is the one launch as it was,
-where the counters are looked for first. experts_counters_beside looks for them while other warps pick,
-experts_pick_tree takes a lane's largest logit by a tree, experts_short_line does not divide the line of items by one,
-experts_few_rows has stages of h for the call's tokens alone and eight of weights, experts_early all four, and
-experts_early_rows2 two tiles of rows of y a CTA besides, in runs of about twelve items. cuda_experts is what gained.
+What is ahead of the first copy (cards moe-early and moe-ahead): experts_late is the one launch where the counters are
+looked for first. experts_counters_beside looks for them while other warps pick, experts_pick_tree takes a lane's
+largest logit by a tree, experts_short_line does not divide the line of items by one, experts_few_rows has stages of h
+for the call's tokens alone and eight of weights, experts_early all four, and experts_early_rows2 two tiles of rows of y
+a CTA besides, in runs of about twelve items.
 """
 
 from __future__ import annotations
@@ -29,12 +31,9 @@ from typing import Any
 
 import torch
 
-from kernels import cuda
-from kernels.common import Candidate, CudaSource, Needs, Tensors, Workload
-from kernels.moe import cuda_experts, cuda_many
-from kernels.moe.cuda_experts import PRECISION, SCRATCH, Choice, ExpertsConfig, choose_config
-from kernels.nvfp4 import hopper
-from kernels.nvfp4.hopper import SMS
+from kernels.common import Candidate, Needs, Tensors, Workload
+from kernels.moe import cuda_experts
+from kernels.moe.cuda_experts import EIGHT, KEPT, PRECISION, SCRATCH, Choice, ExpertsConfig, choose_config
 
 NEEDS = Needs(capability=(9, 0), packages=("cupy",))
 WHY = "shows what one change does to cuda_experts"
@@ -42,42 +41,8 @@ WHY = "shows what one change does to cuda_experts"
 
 def run_fresh(args: dict[str, Any], out: Tensors) -> None:
     """cuda_experts.run on scratch of this call."""
-    made = {name: torch.empty_like(args[name]) for name in SCRATCH if name not in ("state", "banks")}
+    made = {name: torch.empty_like(args[name]) for name in SCRATCH if name not in KEPT}
     cuda_experts.run(args | made, out)
-
-
-def few_shared_bytes(experts: int) -> int:
-    """Of router_once.cu for few tokens: a thread's counts, two words an expert, a block's masks, two sums a warp."""
-    warps, words = cuda_experts.router_warps(experts), -(-experts // 32)
-    return 4 * (warps // words * words * 32 + 2 * experts + warps * words + 2 * words)
-
-
-@functools.cache
-def few_source(experts: int, dtype: str, block_tokens: int) -> CudaSource:
-    """router_once.cu for few tokens."""
-    macros = {"X_BF16": int(dtype == "bf16"), "EXPERTS": experts, "BLOCK_TOKENS": block_tokens, "FEW": 1}
-    name = f"moe_router_once_few_{dtype}_e{experts}_b{block_tokens}"
-    return hopper.source(cuda_many.ONCE_SOURCE, name, few_shared_bytes(experts), macros)
-
-
-def prepare_once(inputs: Tensors) -> dict[str, Any]:
-    """cuda_experts.prepare, with masks of a word an expert and block, and the router's counters."""
-    kept, (tokens, experts) = cuda_experts.prepare(inputs), inputs["logits"].shape
-    words = -(-tokens // cuda_experts.router_warps(experts)) * experts
-    return kept | {"masks": kept["state"].new_zeros(words), "turns": kept["state"].new_zeros(3)}
-
-
-def route_once(args: dict[str, Any], gate: Any, dtype: str, block_tokens: int, counters: int) -> None:
-    """cuda_experts.route by router_once.cu."""
-    logits, (tokens, width) = args["logits"], args["x"].shape
-    experts = logits.shape[1]
-    chooser, warps = few_source(experts, dtype, block_tokens), cuda_experts.router_warps(experts)
-    lists = [args[name] for name in ("pairs", "masks", "rows", "blocks", "state")]
-    cuda.launch(
-        cuda.load(chooser, chooser.kernels[0], args["x"].device.index or 0), (-(-tokens // warps),), 32 * warps,
-        (logits, args["x"], gate, *lists, *map(cuda.i32, (tokens, width, len(args["k"]), counters)), args["turns"]),
-        few_shared_bytes(experts),
-    )  # fmt: skip
 
 
 def one_team(
@@ -90,14 +55,18 @@ def one_team(
     return cuda_experts.with_h_stages(config, tokens)
 
 
+# cuda_experts as it was until card moe-few-served.
+FORMER = functools.partial(choose_config, stages=6, routed_max=EIGHT, prefetch=0)
+
+
 def late(
     tokens: int, width: int, inner: int, dtype: str, sms: int, *,
     switches: tuple[str, ...] = (), few_rows: bool = False, row_tiles: int = 1, round_items: int = 24,
 ) -> ExpertsConfig:  # fmt: skip
-    """cuda_experts as it was up to eight tokens; of more it is cuda_experts."""
-    if tokens > cuda_experts.ROUTED_MAX:
-        return choose_config(tokens, width, inner, dtype, sms)
-    return choose_config(
+    """As it was before that, up to eight tokens."""
+    if tokens > EIGHT:
+        return FORMER(tokens, width, inner, dtype, sms)
+    return FORMER(
         tokens, width, inner, dtype, sms, round_items=round_items, row_tiles=row_tiles, switches=switches,
         few_rows=few_rows,
     )  # fmt: skip
@@ -107,15 +76,16 @@ EARLY = functools.partial(late, few_rows=True, switches=("COUNTERS_BESIDE", "PIC
 LEVERS: dict[str, Choice] = {
     "experts_one_team": one_team,
     "experts_one_team_eights": functools.partial(one_team, n_tiles=1),
-    "experts_teams_one": functools.partial(choose_config, teams=1),
-    "experts_teams_stages4": functools.partial(choose_config, stages=4),
-    "experts_teams_round12": functools.partial(choose_config, round_items=12),
-    "experts_teams_rows1": functools.partial(choose_config, row_tiles=1),
-    "experts_teams_rows2": functools.partial(choose_config, row_tiles=2),
-    "experts_teams_prefetch4": functools.partial(choose_config, prefetch=4),
-    "experts_teams_prefetch8": functools.partial(choose_config, prefetch=8),
-    "experts_teams_routed32": functools.partial(choose_config, routed_max=cuda_experts.ROUTED_MOST),
-    "experts_router_launch": functools.partial(choose_config, routed=False),
+    "experts_former": FORMER,
+    "experts_teams_one": functools.partial(FORMER, teams=1),
+    "experts_teams_stages4": functools.partial(FORMER, stages=4),
+    "experts_teams_round12": functools.partial(FORMER, round_items=12),
+    "experts_teams_rows1": functools.partial(FORMER, row_tiles=1),
+    "experts_teams_rows2": functools.partial(FORMER, row_tiles=2),
+    "experts_teams_prefetch4": functools.partial(FORMER, prefetch=4),
+    "experts_teams_prefetch8": functools.partial(FORMER, prefetch=8),
+    "experts_teams_routed32": functools.partial(FORMER, routed_max=32),
+    "experts_router_launch": functools.partial(FORMER, routed=False),
     "experts_late": late,
     "experts_counters_beside": functools.partial(late, switches=("COUNTERS_BESIDE",)),
     "experts_pick_tree": functools.partial(late, switches=("PICK_TREE",)),
@@ -124,58 +94,39 @@ LEVERS: dict[str, Choice] = {
     "experts_early": EARLY,
     "experts_early_rows2": functools.partial(EARLY, row_tiles=2, round_items=12),
 }
+ONCE: dict[str, Choice] = {
+    "experts_teams_router_once": FORMER,
+    "experts_teams_once_prefetch8": LEVERS["experts_teams_prefetch8"],
+    "experts_six_stages": functools.partial(choose_config, stages=6),
+    "experts_unprefetched": functools.partial(choose_config, prefetch=0),
+    "experts_routed8": functools.partial(choose_config, routed_max=EIGHT),
+}
 
 
 def _refuses(workload: Workload) -> str:
     return cuda_experts.CANDIDATES[0].refuses(workload)
 
 
-def _config(workload: Workload, choose: Choice) -> str:
-    return str(cuda_experts.chosen(workload, choose=choose))
-
-
-def _config_once(workload: Workload, choose: Choice = choose_config) -> str:
-    config = cuda_experts.chosen(workload, choose=choose)
-    return str(config) if config.routed else f"{config} router_once"
-
-
+SHAPES = (*((tokens, 256, 2048, 512) for tokens in (1, EIGHT, 16, 32, 128)), (128, 128, 2816, 704))
 CUDA_SOURCES = (
     *dict.fromkeys(
-        cuda_experts.source(choose(tokens, *shape, "bf16", SMS), 256)
-        for choose in LEVERS.values()
-        for tokens, shape in (
-            (1, (2048, 512)),
-            (8, (2048, 512)),
-            (32, (2048, 512)),
-            (128, (2048, 512)),
-            (128, (2816, 704)),
-        )
+        cuda_experts.source_of(*shape, "bf16", choose) for choose in (LEVERS | ONCE).values() for shape in SHAPES
     ),
-    few_source(256, "bf16", 8),
+    cuda_experts.router_source(256, "bf16", 8),
 )
 
 CANDIDATES = (
     Candidate(
         "experts_fresh_scratch", PRECISION, run_fresh, NEEDS, prepare=cuda_experts.prepare, refuses=_refuses,
-        config=lambda w: cuda_experts.CANDIDATES[0].config(w), no_route=WHY,
+        config=cuda_experts.described, no_route=WHY,
     ),
     *(
         Candidate(
-            name, PRECISION, functools.partial(cuda_experts.run, choose=choose, router=route_once), NEEDS,
-            prepare=prepare_once, refuses=_refuses, config=functools.partial(_config_once, choose=choose),
-            no_route=WHY,
-        )
-        for name, choose in (
-            ("experts_teams_router_once", choose_config),
-            ("experts_teams_once_prefetch8", LEVERS["experts_teams_prefetch8"]),
-        )
-    ),
-    *(
-        Candidate(
-            name, PRECISION, functools.partial(cuda_experts.run, choose=choose), NEEDS,
+            name, PRECISION, functools.partial(cuda_experts.run, choose=choose, once=once), NEEDS,
             prepare=functools.partial(cuda_experts.prepare, choose=choose), refuses=_refuses,
-            config=functools.partial(_config, choose=choose), no_route=WHY,
+            config=functools.partial(cuda_experts.described, choose=choose, once=once), no_route=WHY,
         )
-        for name, choose in LEVERS.items()
+        for levers, once in ((LEVERS, False), (ONCE, True))
+        for name, choose in levers.items()
     ),
 )  # fmt: skip

@@ -380,14 +380,13 @@ def _by_router(
     given = cases.inputs(workload, 1)
     simulated = Simulated(monkeypatch, 5, teams=2, n_tiles=1, round_items=5, h_stages=2)
     simulated.changes = {cuda_many.ONCE_SOURCE: change}
-    kept = (cuda_levers.prepare_once if once else cuda_experts.prepare)(given)
+    kept = cuda_experts.prepare(given)
     found = []
     for seed, tokens in enumerate(calls):
         simulated.seed = seed
         own = {name: t[:tokens] for name, t in cases.activations(workload, seed, "cpu").items()}
         y = torch.full_like(own["x"], float("nan"))
-        router = cuda_levers.route_once if once else cuda_experts.route
-        cuda_experts.run(kept | own, {"y": y}, router=router)
+        cuda_experts.run(kept | own, {"y": y}, once=once)
         found += [y, kept["rows"][: 6 * tokens].clone(), kept["blocks"][: kept["state"][0]].clone()]
     monkeypatch.undo()
     return found
@@ -545,11 +544,18 @@ def test_few_tokens_take_one_launch() -> None:
         candidates = {c.name: c for c in (*cuda_experts.CANDIDATES, *cuda_levers.CANDIDATES)}
         return 2.0 - ("_routed" in candidates[name].config(Workload("", axes | other)))
 
-    for tokens, experts, wanted in ((1, 256, 1), (8, 512, 1), (8, 513, 2), (9, 256, 2)):
+    for tokens, experts, wanted in ((1, 256, 1), (16, 512, 1), (8, 513, 2), (17, 256, 2)):
         workload = Workload("", axes | {"T": tokens, "experts": experts})
         assert launches("cuda_experts", T=tokens, experts=experts) == wanted
         assert cuda_experts.work(workload, hopper.SMS).in_turn["launches"] == wanted
         assert launches("experts_router_launch", T=tokens, experts=experts) == 2
+
+
+@pytest.mark.parametrize(("tokens", "experts", "prefetch"), [(63, 256, 0), (64, 256, 8), (64, 257, 0), (9, 8, 0)])
+def test_weights_are_prefetched_where_most_experts_have_tokens(tokens: int, experts: int, prefetch: int) -> None:
+    """And no choice is waited for in the same launch."""
+    axes = dict(BY_ID["t128_e256_k8_h2048_f512_s512"].axes) | {"T": tokens, "experts": experts}
+    assert cuda_experts.chosen(Workload("", axes)).prefetch == prefetch
 
 
 @pytest.mark.parametrize("tokens", [1, 8, 17, 32, 128])

@@ -16,7 +16,7 @@ from kernels.moe import cases, cuda_experts, cuda_many
 from kernels.moe.controls import cuda_many_levers
 from kernels.moe.controls.cuda_many_levers import FORMS
 from kernels.moe.cost import block_sizes, cost
-from kernels.moe.cuda_many import FORM, Form
+from kernels.moe.cuda_many import FORM, PLAIN, Form
 from kernels.moe.reference import reference, routed
 from lab.check import aot_worker, families
 from lab.check.accuracy import compare
@@ -71,9 +71,6 @@ def of_rows(workload: Workload, count: int) -> Workload:
 def on_cpu(source: Any, change: Change = UNCHANGED) -> StandIn:
     parameters = PARAMETERS[source.path.name]
     names = ", ".join(each.split()[-1].strip("*") for each in parameters.split(","))
-    if "-DH_MAP=1" in source.options:
-        parameters += ", unsigned char* h, int h_rows, int h_columns, int box_rows"
-        names += ", TensorMap{h, h_rows, h_columns, box_rows}"
     if "-DPREFETCH=1" in source.options:
         parameters += ", int experts, int even_blocks"
         names += ", experts, even_blocks"
@@ -94,15 +91,13 @@ class Simulated:
         monkeypatch.setattr(cuda_many, "block_tokens", lambda *_: block)
         monkeypatch.setattr(cuda_many.cuda, "load", lambda s, *_: on_cpu(s, self.changes.get(s.path, UNCHANGED)))
         monkeypatch.setattr(cuda_many.cuda, "launch", self.launch)
-        monkeypatch.setattr(cuda_many.cuda_driver, "tensor_map", lambda at, _, *box: (ctypes.c_void_p(at), *box))
         for name in ("i32", "i64"):
             monkeypatch.setattr(cuda_many.cuda, name, int)
 
     def launch(self, kernel: StandIn, grid: Any, threads: int, arguments: Any, shared: int = 0, **_: bool) -> None:
-        flat = [part for a in arguments for part in (a if isinstance(a, tuple) else (a,))]
         given = [
             ctypes.c_void_p(a.data_ptr()) if isinstance(a, torch.Tensor) else ctypes.c_void_p() if i == 2 else a
-            for i, a in enumerate(flat)
+            for i, a in enumerate(arguments)
         ]
         kernel.simulated(*given, *map(ctypes.c_int, (*grid, threads, shared, self.seed)))
 
@@ -167,7 +162,7 @@ def test_every_form_runs_on_a_cpu(monkeypatch, workload, workers, block, name):
 @pytest.mark.parametrize(
     "change",
     [
-        ("(H_MAP ? 0 : PRODUCERS)", "0"),
+        ("pipeline.init(1 + PRODUCERS", "pipeline.init(1"),
         ("for (int i = min(issued, LAG); i > 0; i--) told();", ""),
         ("&& 64 * g + 8 * e < block.count", "&& 64 * g + 8 * e < 8"),
         ("BLOCK_M == 64 || count <= 64", "BLOCK_M == 64 || count <= 96"),
@@ -185,24 +180,7 @@ def test_the_simulation_sees_mistakes_in_the_products(monkeypatch: pytest.Monkey
     simulated = Simulated(monkeypatch, 7, 96)
     simulated.changes = {cuda_many.SOURCE: change}
     workload = cases._workload(130, 3, 2, 528, 144, "one", shared=144)
-    assert not unless_stopped(lambda: right(simulated, workload, 3))
-
-
-@needs_compiler
-@pytest.mark.parametrize(
-    "change",
-    [
-        ("block.start + b * BOX_ROWS", "b * BOX_ROWS"),
-        ("(count + BOX_ROWS - 1) / BOX_ROWS : 0", "1 : 0"),
-        ("2 * W_BYTES + boxes * BOX_BYTES", "2 * W_BYTES"),
-        ("&h_map, 64 * k,", "&h_map, 64 * (k + 1),"),
-    ],
-)
-def test_the_simulation_sees_mistakes_in_the_boxes_of_h(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
-    simulated = Simulated(monkeypatch, 7, 96)
-    simulated.changes = {cuda_many.SOURCE: change}
-    workload = cases._workload(130, 3, 2, 528, 144, "one", shared=144)
-    assert not unless_stopped(lambda: right(simulated, workload, 3, form=FORMS["experts_many_h_map"]))
+    assert not unless_stopped(lambda: right(simulated, workload, 3, form=PLAIN))
 
 
 EARLY_FORM = FORMS["experts_many_early_prefetch"]
