@@ -5,7 +5,8 @@ With --calibrate it measures where that tells most (lab/study/calibrate.py) and 
 The table has a line for every shape and value of the routed axis at which at least two candidates were timed. It takes
 the newest run that timed two of them, and from other runs the candidates that it did not time, where an arm common to
 both took the same within JOIN, or where they are further than AGREE from all that compete, which is more than runs
-differ by, so that the order is beyond doubt. Only rows that passed their checks and were taken from a cold L2 count.
+differ by, so that the order is beyond doubt. A kernel that the code would not launch any more has its successor's time
+where a newer run timed both and the former took the same within JOIN. Only rows that passed their checks and were taken from a cold L2 count.
 Two runs of one commit in which the same candidate, launched the same way on the same workload, differs by more than
 AGREE are refused instead of averaged: one of them is an artefact, and a policy tuned on an artefact was one of the
 recorded accidents (a path 4x slower for as long as nobody had initialised a library). The time model
@@ -199,7 +200,8 @@ def _made(asks: Router, place: str, groups: Groups) -> Table | None:
     for (shape, at), by_run in sorted(groups.items()):
         routed = {run: {n: row for n, row in arms.items() if not every[n].no_route} for run, arms in by_run.items()}
         joined, sources = _joined(routed)
-        runs |= sources
+        joined, more = _renewed(joined, by_run)
+        runs |= sources | more
         points += [Point(name, shape, at, round(_us(row), 3)) for name, row in sorted(joined.items())]
     source = "runs " + ", ".join(sorted(runs))
     known = Table(place, asks.family, asks.axis, tuple(points), source)
@@ -263,6 +265,27 @@ def _joined(by_run: Mapping[str, Mapping[str, Measurement]]) -> tuple[dict[str, 
                 joined[name] = row
                 sources.add(run)
     return (joined, sources) if len(joined) > 1 else ({}, set())
+
+
+def _renewed(
+    joined: Mapping[str, Measurement], by_run: Mapping[str, Mapping[str, Measurement]]
+) -> tuple[dict[str, Measurement], set[str]]:
+    """(candidate -> row, runs added): of a former kernel the present one's row, where its run timed the former too.
+
+    By whatever name: a card that changes what a candidate launches has the former launch as an arm of its own.
+    """
+    renewed, sources = dict(joined), set[str]()
+    for name, old in joined.items():
+        if families.former(old) != "former kernel":
+            continue
+        for run in sorted(by_run, reverse=True):
+            arms = by_run[run]
+            again = [row for row in arms.values() if row.config == old.config and _apart(row, old) <= JOIN]
+            if name in arms and again and not families.former(arms[name]):
+                renewed[name] = arms[name]
+                sources.add(run)
+                break
+    return renewed, sources
 
 
 def _us(row: Measurement) -> float:

@@ -92,6 +92,27 @@ def test_runs_that_share_no_arm_are_one_place_where_they_are_further_apart_than_
     assert made(changed(PAIR[0], median_us=5.0), changed(PAIR[1], median_us=100.0), gemm, torch)["triton_gemv", 8] == 5
 
 
+def test_a_former_kernel_has_its_successors_time_where_one_run_timed_both() -> None:
+    present = families.launches("nvfp4", (9, 0), "m8_n17408_k5120").configs["triton_gemv"]["m8_n17408_k5120"]
+    assert present
+
+    def renewed(again_us: float, **more: Any) -> float:
+        """A card's newer run: the former launch under a name of its own, and what the candidate launches now."""
+        former = row("cuda_decode", 8, again_us, "r2", commit="b", config="former")
+        successor = row("triton_gemv", 8, 15.0, "r2", **({"commit": "b", "config": present} | more))
+        arms = {"r1": {r.name: r for r in older}, "r2": {r.name: r for r in (former, successor)}}
+        joined, sources = routes._renewed(arms["r1"], arms)
+        assert sources == ({"r2"} if joined["triton_gemv"].run == "r2" else set())
+        return joined["triton_gemv"].median_us or 0.0
+
+    older = (changed(PAIR[0], config="former"), PAIR[1])
+    assert renewed(20.5) == 15.0
+    assert renewed(25.0) == 20.0  # the two runs do not compare
+    assert renewed(20.5, config="another former") == 20.0
+    older = (changed(PAIR[0], config=present), PAIR[1])
+    assert renewed(20.5) == 20.0  # what it launches now was timed beside the others
+
+
 def test_a_launch_that_its_kernel_refuses_by_now_is_no_route() -> None:
     workload: dict[str, Any] = {
         "workload_id": "m32_n17408_k5120",

@@ -359,7 +359,7 @@ def arms() -> Trace:
 # Measured on an H200 and not profiled there yet: a trace of an H100 stands for theirs.
 AWAITED = {"moe-ahead", "moe-early", "one-layout-decode", "one-layout-gemm"}
 # Measured, on an H100 alone, and of their present arms no trace is there yet.
-OWED = {"moe-router-once"}
+OWED = {"moe-prefetch-64", "moe-routed-more"}
 
 
 def test_every_measured_card_has_a_trace_of_what_it_compares() -> None:
