@@ -6,11 +6,11 @@ The table has a line for every shape and value of the routed axis at which at le
 the newest run that timed two of them, and from other runs the candidates that it did not time, where an arm common to
 both took the same within JOIN, or where they are further than AGREE from all that compete, which is more than runs
 differ by, so that the order is beyond doubt. A kernel that the code would not launch any more has its successor's time
-where a newer run timed both and the former took the same within JOIN. Only rows that passed their checks and were taken from a cold L2 count.
-Two runs of one commit in which the same candidate, launched the same way on the same workload, differs by more than
-AGREE are refused instead of averaged: one of them is an artefact, and a policy tuned on an artefact was one of the
-recorded accidents (a path 4x slower for as long as nobody had initialised a library). The time model
-(kernels/timing.py) is fitted to the same times; where a candidate has none, its own stands in the table with a ~.
+where a newer run timed both and the former took the same within JOIN. Only rows that passed their checks and were taken
+from a cold L2 count. Two runs of one commit in which the same candidate, launched the same way on the same workload,
+differs by more than AGREE are refused instead of averaged: one of them is an artefact, and a policy tuned on an
+artefact was one of the recorded accidents (a path 4x slower for as long as nobody had initialised a library). The time
+model (kernels/timing.py) is fitted to the same times; where a candidate has none, its own stands in the table with a ~.
 
 Arms that show a defect or a single change never compete; some precisions only where they are asked for by name
 (`--precision`). Both are marked. The choice itself is lab/study/choices.py's.
