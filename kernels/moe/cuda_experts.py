@@ -24,6 +24,7 @@ from kernels.common import Candidate, CudaSource, Needs, Tensors, Work, Workload
 from kernels.moe.cost import block_sizes, cost
 from kernels.nvfp4 import hopper, tiles
 from kernels.nvfp4.hopper import SHARED_BYTES, SMS
+from kernels.nvfp4.row_tiles import tile_weights as tile_in_one_layout
 
 SOURCE, TEAMS_SOURCE, ROUTER_SOURCE, ONCE_SOURCE = (
     Path(__file__).with_name(name) for name in ("experts.cu", "experts_teams.cu", "router.cu", "router_once.cu")
@@ -49,7 +50,7 @@ class ExpertsConfig:
     teams: of math warps; 0 is experts.cu, more is experts_teams.cu, whose blocks have eight tokens. routed: it makes
     the router's lists itself. switches: macros that are 1 there; h_rows: rows of a block that a stage of h has room
     for, where they are fewer than the block's. prefetch: items that each CTA prefetches into L2 while the router runs.
-    most_tokens: that it has room for the choice of, where it routes itself.
+    most_tokens: that it has room for the choice of, where it routes itself. one_layout: of row_tiles.py's weights.
 
     width, inner: of the model and of an expert. n_tiles: eights of tokens of a block. row_tiles: tiles of 16 rows of y
     that a CTA adds up; parts: CTAs that share them. stages: of weights; h_stages: of h.
@@ -71,6 +72,7 @@ class ExpertsConfig:
     h_rows: int = 0
     prefetch: int = 0
     most_tokens: int = EIGHT
+    one_layout: bool = False
 
     @property
     def threads(self) -> int:
@@ -85,7 +87,7 @@ class ExpertsConfig:
         sizes |= {"pf": self.prefetch} if self.prefetch else {}
         sizes |= {"t": self.most_tokens} if self.most_tokens != EIGHT else {}
         word = f"moe_teams{self.teams}" if self.teams else "moe_experts"
-        words = word + "_routed" * self.routed, *map(str.lower, self.switches), self.dtype
+        words = word + "_routed" * self.routed + "_one" * self.one_layout, *map(str.lower, self.switches), self.dtype
         return "_".join((*words, *(f"{name}{size}" for name, size in sizes.items())))
 
     @property
@@ -132,6 +134,7 @@ def choose_config(
     tokens: int, width: int, inner: int, dtype: str, sms: int = SMS, *, teams: int = 2, stages: int = STAGES,
     round_items: int = 0, row_tiles: int = 0, routed: bool = True,
     switches: tuple[str, ...] = AHEAD, few_rows: bool = False, prefetch: int = PREFETCH, routed_max: int = ROUTED_MAX,
+    one_layout: bool = False,
 ) -> ExpertsConfig:  # fmt: skip
     """experts_teams.cu with `teams` teams; of `stages` of weights as many as leave room for two of h.
 
@@ -144,7 +147,9 @@ def choose_config(
     row_tiles, parts = row_tiles_of(tokens, width, sms, row_tiles)
     round_items = round_items or (24 if tokens <= 4 else 12 if tokens <= 8 else 48)
     routed = routed and teams == 2 and tokens <= routed_max
-    config = ExpertsConfig(dtype, width, inner, 1, row_tiles, parts, stages, 2, round_items, sms, teams, routed)
+    config = ExpertsConfig(
+        dtype, width, inner, 1, row_tiles, parts, stages, 2, round_items, sms, teams, routed, one_layout=one_layout
+    )
     if routed:
         config = replace(config, switches=switches, most_tokens=EIGHT if tokens <= EIGHT else routed_max)
         if few_rows and tokens <= 4:
@@ -265,6 +270,8 @@ def source(config: ExpertsConfig, experts: int = 0) -> CudaSource:
         macros |= {"MOST_TOKENS": config.most_tokens} if config.most_tokens != EIGHT else {}
     if config.h_rows:
         macros["H_ROWS"] = config.h_rows
+    if config.one_layout:
+        macros["ONE_LAYOUT"] = 1
     if config.prefetch:
         macros |= {"PREFETCH": config.prefetch, "EXPERTS": experts}
     tokens = 8 if config.n_tiles == 1 and not config.teams else TOKENS_MAX
@@ -272,9 +279,10 @@ def source(config: ExpertsConfig, experts: int = 0) -> CudaSource:
     return hopper.source(path, config.kernel, min(SHARED_BYTES, _shared_bytes_of(config, tokens)), macros)
 
 
-def _tiled(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _tiled(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, one_layout: bool) -> torch.Tensor:
     """Tiles [E, row tiles, k tiles, 576] of E matrices, whose rows are multiples of a tile's 16: as one matrix."""
-    return tiles.tile_weights(packed.flatten(0, 1), scale.flatten(0, 1), dtype).unflatten(0, (len(packed), -1))
+    tile_weights = tile_in_one_layout if one_layout else tiles.tile_weights
+    return tile_weights(packed.flatten(0, 1), scale.flatten(0, 1), dtype).unflatten(0, (len(packed), -1))
 
 
 def _alternating(x: torch.Tensor, inner: int) -> torch.Tensor:
@@ -293,14 +301,14 @@ def padded(inputs: Tensors, prefix: str, inner: int) -> tuple[tuple[str, str, tu
     return ("up", "gate_up", (up[0], up[1])), ("down", "down", (down[0], down[1]))
 
 
-def prepare(inputs: Tensors, choose: Choice = choose_config) -> dict[str, Any]:
+def prepare(inputs: Tensors, choose: Choice = choose_config, one_layout: bool = False) -> dict[str, Any]:
     """The weights of every expert as tiles, the shared one behind the others, and scratch for as many tokens as x."""
     x, experts = inputs["x"], inputs["down_packed"].shape[0]
     inner = 2 * inputs["down_packed"].shape[2]
     made: dict[str, list[torch.Tensor]] = {"up": [], "down": [], "up_scale": [], "down_scale": []}
     for prefix in ("", "shared_")[: 1 + ("shared_gate" in inputs)]:
         for name, stored, parts in padded(inputs, prefix, inner):
-            made[name].append(_tiled(*parts, x.dtype))
+            made[name].append(_tiled(*parts, x.dtype, one_layout))
             made[f"{name}_scale"].append(inputs[f"{prefix}{stored}_tensor_scale"])
     kept: dict[str, Any] = {name: torch.cat(each) for name, each in made.items()}
     kept |= {key: inputs[key] for key in ("shared_gate",) if key in inputs}

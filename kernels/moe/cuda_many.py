@@ -25,7 +25,7 @@ from kernels.common import Candidate, CudaSource, Needs, Tensors, Work, Workload
 from kernels.moe import cuda_experts
 from kernels.moe.cost import block_sizes, cost
 from kernels.moe.cuda_experts import EXPERTS_MAX, PRECISION, TOP_K_MAX
-from kernels.nvfp4 import cuda_w4a8, gemm_tiles, hopper, w4a8_tiles
+from kernels.nvfp4 import cuda_w4a8, gemm_tiles, hopper, row_tiles, w4a8_tiles
 from kernels.nvfp4.hopper import SHARED_BYTES, SMS
 
 SOURCE, SUM_SOURCE, ONCE_SOURCE = (
@@ -33,6 +33,7 @@ SOURCE, SUM_SOURCE, ONCE_SOURCE = (
 )
 TOKENS_MAX = 16384  # the router's blocks wait for each other: all of them must run at once
 FEWEST_SMS = 100  # of an H100 or H200, with some to spare
+BLOCK_ROWS = 256  # of weights, of a CTA
 ROUTER_TOKENS, HALF_ROWS, SLICE, THREADS, SUM_THREADS = 32, 128, 32, 384, 256
 STAGES_MAX = 10
 BLOCKS = (32, 64, 96)  # rows
@@ -51,15 +52,17 @@ class Form:
     """How the four launches go: FORM is cuda_experts_many, PLAIN is W4A8, controls/cuda_many_levers.py has the others.
 
     router_once: the router waits for the grid once, up to ONCE_TOKENS. switches: macros of experts_many.cu that are 1,
-    those of ONE_WIDTH where all blocks have up to 32 rows, EARLY always, the others where they have more. EVEN goes
-    with router_once alone, whose list is by width then.
+    those of ONE_WIDTH where all blocks have up to 32 rows, of ANY_WIDTH always, the others where they have more. EVEN
+    goes with router_once alone, whose list is by width then. ONE_LAYOUT: the weights are those of cuda_experts with one
+    layout, which `prepare` does not make.
     """
 
     switches: tuple[str, ...] = ()
     router_once: bool = False
 
 
-WIDE, EVEN, FINE, EARLY, PREFETCH = "WIDE", "EVEN", "FINE", "EARLY", "PREFETCH"
+WIDE, EVEN, FINE, EARLY, PREFETCH, ONE_LAYOUT = "WIDE", "EVEN", "FINE", "EARLY", "PREFETCH", "ONE_LAYOUT"
+ANY_WIDTH = EARLY, ONE_LAYOUT
 ONE_WIDTH = FINE, PREFETCH
 PLAIN, FORM = Form(), Form((WIDE, EVEN, FINE, EARLY, PREFETCH), router_once=True)
 PREFETCH_ROWS = 3  # of an expert in the mean: with fewer, experts have none too often
@@ -70,7 +73,7 @@ def form_for(form: Form, tokens: int, block: int, fp8: bool = False) -> Form:
     if fp8:
         return PLAIN
     once = form.router_once and tokens <= ONCE_TOKENS
-    meant = [word for word in form.switches if word == EARLY or (word in ONE_WIDTH) == (block == BLOCKS[0])]
+    meant = [word for word in form.switches if word in ANY_WIDTH or (word in ONE_WIDTH) == (block == BLOCKS[0])]
     return Form(tuple(word for word in meant if once or word != EVEN), once)
 
 
@@ -291,6 +294,8 @@ def run(args: dict[str, Any], out: Tensors, fp8: bool = False, form: Form = FORM
         if PREFETCH in config.switches:
             even = tokens * top_k >= PREFETCH_ROWS * experts
             more = cuda.i32(experts), cuda.i32(even * (experts + shared * -(-tokens // block)))
+        if ONE_LAYOUT in config.switches:
+            more = *more, row_tiles.boxes(args[name].flatten(0, 1), BLOCK_ROWS // 16, 1)
         cuda.launch(
             cuda.load(source(config), config.kernel, device, SHARED_BYTES), (len(args["flags"]) // 2,), THREADS,
             (args[f"{of}_e4m3"] if fp8 else given, args[name], args[f"{name}_scale"], *lists, made, args["parts"],

@@ -21,7 +21,8 @@
 // by their width (router_once.cu's BY_WIDTH) and CTAs share what they cost; FINE 1, of blocks of 32 rows, products have
 // 16, 24 or 32 columns; EARLY 1: where not GATED, a CTA asks for its first stages of weights while the launch ahead ends;
 // GATED, the launch behind starts when that is safe. PREFETCH 1, GATED: while the router runs, each CTA prefetches into L2
-// the stages of weights that its part is likely to begin with.
+// the stages of weights that its part is likely to begin with. ONE_LAYOUT 1: weights are row_tiles.py's, as experts_teams.cu
+// has them, and a stage of them is a box of 16 row tiles by one of k.
 #include "nvfp4/gemm_operand.cuh"
 #include "nvfp4/w4a8_operand.cuh"
 #include "sm90/epilogue.cuh"
@@ -43,6 +44,10 @@
 #ifndef PREFETCH
 #define PREFETCH 0
 #endif
+#ifndef ONE_LAYOUT
+#define ONE_LAYOUT 0
+#endif
+static_assert(!(ONE_LAYOUT && FP8), "row_tiles.py has NVFP4");
 static_assert(!PREFETCH || GATED, "the router's launch is ahead of the first product's");
 static_assert(!(EARLY && FP8), "there a quantiser is between the products");
 static_assert(!FINE || (BLOCK_M == 32 && !FP8), "of more columns ptxas serialises the wgmmas (C7512)");
@@ -66,6 +71,8 @@ static_assert(LAG >= 1 && (CONSUMERS * SLICE * OUT_STRIDE) % 128 == 0, "a stage 
 constexpr int EPILOGUE = 1;                              // named barriers, one for each warpgroup
 constexpr int PART_FLOATS = 128 * 2 * GROUPS * ACC;      // of one warpgroup
 constexpr int ROWS_OF_LANE = BLOCK_M / (4 * PRODUCERS);  // of a stage: a quarter of a warp copies a row
+
+constexpr int K_TILES = (K + 63) / 64, OF_EXPERT = (ROWS + 15) / 16;  // row_tiles.py's tiles along K, and an expert's
 
 template <int N>
 struct Count {
@@ -117,13 +124,35 @@ DEVICE void prefetch_weights(const unsigned char* w, int experts, int blocks, in
     const int at = stream_k_partition(blocks * OF_BLOCK, workers).begin(worker) + lane;
     if (lane >= STAGES_AHEAD || at >= blocks * OF_BLOCK) return;
     const int expert = min(at / OF_BLOCK, experts), row_tile = at % OF_BLOCK / K_BLOCKS, k = at % K_BLOCKS;
+    if constexpr (ONE_LAYOUT) {
+        // A stage is 16 pieces of what lies side by side along k, so a lane has a row tile: of its k, what these stages take.
+        const int first = stream_k_partition(blocks * OF_BLOCK, workers).begin(worker), from = first % K_BLOCKS;
+        const int of = first % OF_BLOCK / K_BLOCKS * 16 + lane, count = min(STAGES_AHEAD, K_TILES - from);
+        if (lane < 16 && of < OF_EXPERT && count > 0) {
+            const size_t tile = (static_cast<size_t>(min(first / OF_BLOCK, experts)) * OF_EXPERT + of) * K_TILES + from;
+            tma_prefetch_1d(w + tile * TILE_BYTES, count * TILE_BYTES);
+        }
+        return;
+    }
     for (int half = 0; half < 2; half++) tma_prefetch_1d(half_of(w, expert, row_tile, half) + k * W_BYTES, W_BYTES);
+}
+
+// By one thread: asks for a stage's weights.
+DEVICE void load_weights(u32 to, const unsigned char* w, const TensorMap* w_map, int expert, int row_tile, int k,
+                         u32 barrier) {
+    if constexpr (ONE_LAYOUT) {
+        tma_load_words(to, w_map, k * (TILE_BYTES / 8), expert * OF_EXPERT + 16 * row_tile, barrier);
+    } else {
+        for (int half = 0; half < 2; half++) {
+            tma_load_1d(to + half * W_BYTES, half_of(w, expert, row_tile, half) + k * W_BYTES, W_BYTES, barrier);
+        }
+    }
 }
 
 // By one thread: asks for a CTA's first weights, one for each stage of the ring. Returns how many.
 template <class Pipe, class Partition>
-DEVICE int load_first(const Pipe& pipeline, const unsigned char* w, const uint2* blocks, const Partition& partition,
-                      int worker, int workers, int tiles, u32 ring) {
+DEVICE int load_first(const Pipe& pipeline, const unsigned char* w, const TensorMap* w_map, const uint2* blocks,
+                      const Partition& partition, int worker, int workers, int tiles, u32 ring) {
     typename Pipe::State to;
     int asked = 0;
     for (StreamKScheduler work(partition, worker, workers, tiles, K_BLOCKS, 0); work.valid(); work.next()) {
@@ -131,11 +160,8 @@ DEVICE int load_first(const Pipe& pipeline, const unsigned char* w, const uint2*
         for (int k = work.iter_begin; k < work.iter_end; k++, asked++) {
             if (asked == STAGES) return asked;
             pipeline.producer_expect(to, 2 * W_BYTES);
-            for (int half = 0; half < 2; half++) {
-                tma_load_1d(ring + (2 * to.stage + half) * W_BYTES,
-                            half_of(w, expert, work.tile % ROW_TILES, half) + k * W_BYTES, W_BYTES,
-                            pipeline.full(to.stage));
-            }
+            load_weights(ring + 2 * to.stage * W_BYTES, w, w_map, expert, work.tile % ROW_TILES, k,
+                         pipeline.full(to.stage));
             to.advance();
         }
     }
@@ -164,7 +190,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
            ,
            int experts, int even_blocks
 #endif
+#if ONE_LAYOUT
+           ,
+           const __grid_constant__ TensorMap w_map_
+#endif
     ) {
+#if ONE_LAYOUT
+    const TensorMap* const w_map = &w_map_;
+#else
+    const TensorMap* const w_map = nullptr;
+#endif
     DYNAMIC_SHARED(shared);
     const u32 base = shared_address(shared);
     const int group = warp_uniform(threadIdx.x / 128), workers = gridDim.x, worker = workers - 1 - blockIdx.x;
@@ -196,7 +231,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     int asked = 0;  // stages whose weights are under way, of the thread that asks
     if constexpr (ASK) {
         if (threadIdx.x == 128 * CONSUMERS) {
-            asked = load_first(pipeline, w, blocks, partition, worker, workers, tiles, base + W);
+            asked = load_first(pipeline, w, w_map, blocks, partition, worker, workers, tiles, base + W);
         }
         wait_on_dependent_grids();
     }
@@ -236,10 +271,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 pipeline.producer_acquire(state_);
                 if (warp == 0 && lane == 0 && (!ASK || issued >= asked)) {
                     pipeline.producer_expect(state_, 2 * W_BYTES);
+                    if constexpr (ONE_LAYOUT) {
+                        load_weights(base + W + 2 * state_.stage * W_BYTES, w, w_map, block.expert, row_tile, k,
+                                     pipeline.full(state_.stage));
+                    } else {
 #pragma unroll
-                    for (int half = 0; half < 2; half++) {
-                        tma_load_1d(base + W + (2 * state_.stage + half) * W_BYTES, halves[half] + k * W_BYTES, W_BYTES,
-                                    pipeline.full(state_.stage));
+                        for (int half = 0; half < 2; half++) {
+                            tma_load_1d(base + W + (2 * state_.stage + half) * W_BYTES, halves[half] + k * W_BYTES,
+                                        W_BYTES, pipeline.full(state_.stage));
+                        }
                     }
                 }
                 const bool inside = FP8 || K % 256 == 0 || 64 * k + 8 * piece < K;

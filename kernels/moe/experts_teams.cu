@@ -14,12 +14,16 @@
 // (0 where it is not given), with it EXPERTS, and MOST_TOKENS where it is not 8, up to 32. Of controls/cuda_levers.py's arms: pick.cuh's, COUNTERS_BESIDE 0/1 (0; a warp
 // that picks nothing looks for the counters, beside the others), SHORT_LINE 0/1 (0; one round of items is not
 // divided by one), H_ROWS (8; rows that a block has at most, in stages of h), PREFETCH (0; not ROUTED, with EXPERTS: items
-// that each CTA prefetches into L2 while router.cu runs).
+// that each CTA prefetches into L2 while the router runs), ONE_LAYOUT (0; weights are row_tiles.py's, of which
+// experts_many.cu takes boxes: k is in wgmma's own order, so x and h are dealt to quads in it).
 #ifndef PREFETCH
 #define PREFETCH 0
 #endif
 #ifndef ROUTED
 #define ROUTED 0
+#endif
+#ifndef ONE_LAYOUT
+#define ONE_LAYOUT 0
 #endif
 #ifndef COUNTERS_BESIDE
 #define COUNTERS_BESIDE 0
@@ -36,7 +40,7 @@
 #if ROUTED
 #include "pick.cuh"
 #endif
-#include "nvfp4/operand.cuh"
+#include "nvfp4/gemm_operand.cuh"
 #include "sm90/pipeline.cuh"
 #include "sm90/scheduler.cuh"
 
@@ -46,6 +50,7 @@ constexpr int EVERYONE = 1, REDUCERS_MEET = 2, SLOTS = 4, BLOCKS_AT_ONCE = SLOTS
 constexpr int UP_K = (WIDTH + 63) / 64, DOWN_K = (INNER + 63) / 64;  // tiles along K
 constexpr int UP_ROWS = INNER / 8, DOWN_ROWS = WIDTH / 16, GROUPS = (DOWN_ROWS + ROW_TILES - 1) / ROW_TILES;
 static_assert(INNER % 16 == 0 && WIDTH % 16 == 0 && SLOTS % ROW_TILES == 0, "whole scale groups, whole slots");
+static_assert(!ONE_LAYOUT || INNER % 64 == 0, "h is dealt within 64 k");
 
 constexpr unsigned UP_BYTES = UP_K * TILE_BYTES, SLOT_BYTES = DOWN_K * TILE_BYTES;
 constexpr unsigned STAGE_BYTES = ((UP_BYTES > SLOTS * SLOT_BYTES ? UP_BYTES : SLOTS * SLOT_BYTES) + 127) / 128 * 128;
@@ -109,9 +114,14 @@ struct Block {
 // c += a tile of weights times 64 k of eight tokens, which start at the fragments o.
 DEVICE u32 multiply(float (&c)[4], const unsigned char* tile, const u32 (&o)[8], int lane) {
     const uint4 codes = *reinterpret_cast<const uint4*>(tile + 16 * lane);
-    const u32 scales = *reinterpret_cast<const u16*>(tile + TILE_CODE_BYTES + 2 * lane);
     u32 a[4][4];
-    tile_fragments<X_BF16>(codes, scales, a);
+    if constexpr (ONE_LAYOUT) {
+        const uint2 scales = *reinterpret_cast<const uint2*>(tile + TILE_CODE_BYTES + 8 * (lane / 4));
+        decode_fragments<X_BF16>(Packed{codes, scales}, a);
+    } else {
+        const u32 scales = *reinterpret_cast<const u16*>(tile + TILE_CODE_BYTES + 2 * lane);
+        tile_fragments<X_BF16>(codes, scales, a);
+    }
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         mma_16816<X_BF16>(c, a[j][0], a[j][1], a[j][2], a[j][3], o[2 * j], o[2 * j + 1]);
@@ -122,6 +132,13 @@ DEVICE u32 multiply(float (&c)[4], const unsigned char* tile, const u32 (&o)[8],
 DEVICE void put(u32 (&o)[8], const uint4& low, const uint4& high) {
     o[0] = low.x, o[1] = low.y, o[2] = low.z, o[3] = low.w;
     o[4] = high.x, o[5] = high.y, o[6] = high.z, o[7] = high.w;
+}
+
+// Where a row of h has feature k: dealt, a quad's lane t has its 16 of 64 side by side, k = 16 j + 2 t + {0, 1, 8, 9}.
+DEVICE int place_in_h(int k) {
+    if constexpr (!ONE_LAYOUT) return k;
+    const int j = k / 16 % 4, upper = k / 8 % 2, t = k / 2 % 4;
+    return k / 64 * 64 + 16 * t + 4 * j + 2 * upper + k % 2;
 }
 
 // A worker's share of the second product: its group of row tiles of y, and `mine` blocks, every PARTS-th from `part`.
@@ -452,6 +469,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     const bool inside = k < WIDTH;
                     const uint4 low = inside ? ldg128(from) : uint4{0, 0, 0, 0};
                     put(operand[c], low, inside ? ldg128(from + 16) : uint4{0, 0, 0, 0});
+                    if constexpr (ONE_LAYOUT) deal_to_quad(operand[c], t);
                 }
             }
             float c[4] = {};
@@ -542,7 +560,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             for (int e = 0; e < 2; e++) {
                 const int row = 2 * t + e;
                 const float value = __fdividef(gate[e], 1.0f + exp2_fast(-1.4426950408889634f * gate[e])) * up_[e];
-                u16* to = h + static_cast<size_t>(block.start + row) * INNER + line.at % UP_ROWS * 8 + g;
+                u16* to = h + static_cast<size_t>(block.start + row) * INNER + place_in_h(line.at % UP_ROWS * 8 + g);
                 if (row < block.count) *to = round16<X_BF16>(value);
             }
             items++;

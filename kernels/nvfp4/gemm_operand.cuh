@@ -38,4 +38,25 @@ DEVICE void decode_fragments(const Packed& packed, unsigned (&a)[4][4]) {
     }
 }
 
+// A quad's lane t has words 8 t .. 8 t + 7 of 64 k of x; -> words 8 j + t and 8 j + 4 + t at 2 j and 2 j + 1: what it
+// multiplies where k is in wgmma's own order.
+DEVICE void deal_to_quad(unsigned (&o)[8], int t) {
+    unsigned v[2][4] = {{o[0], o[1], o[2], o[3]}, {o[4], o[5], o[6], o[7]}};
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+#pragma unroll
+        for (int mask = 1; mask <= 2; mask++) {  // two halves of a transposition of 4 x 4 words
+            const bool upper = t & mask;
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                if (i & mask) continue;
+                const unsigned got = shuffle_xor(upper ? v[h][i] : v[h][i + mask], mask);
+                upper ? v[h][i] = got : v[h][i + mask] = got;
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < 4; j++) o[2 * j + h] = v[h][j];
+    }
+}
+
 #endif

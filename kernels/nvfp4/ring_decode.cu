@@ -69,27 +69,6 @@ static_assert(ARRIVED + 8 * PLACES * REDUCERS <= PLACE, "too many barriers");
 using Weights = Pipeline<STAGES, FULL, EMPTY>;
 using Sums = Pipeline<SUM_STAGES, SUMMED, FREE>;
 
-// A quad's lane t has words 8 t .. 8 t + 7 of 64 k of x; -> words 8 j + t and 8 j + 4 + t at 2 j and 2 j + 1: what it
-// multiplies where k is in wgmma's own order.
-DEVICE void deal_to_quad(unsigned (&o)[8], int t) {
-    unsigned v[2][4] = {{o[0], o[1], o[2], o[3]}, {o[4], o[5], o[6], o[7]}};
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-#pragma unroll
-        for (int mask = 1; mask <= 2; mask++) {  // two halves of a transposition of 4 x 4 words
-            const bool upper = t & mask;
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                if (i & mask) continue;
-                const unsigned got = shuffle_xor(upper ? v[h][i] : v[h][i + mask], mask);
-                upper ? v[h][i] = got : v[h][i + mask] = got;
-            }
-        }
-#pragma unroll
-        for (int j = 0; j < 4; j++) o[2 * j + h] = v[h][j];
-    }
-}
-
 // x: [m, k] 16-bit. w: [row tiles of 16, k_tiles of 64 k] tiles. y: [m, n] 16-bit.
 #if CLUSTER > 1
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)

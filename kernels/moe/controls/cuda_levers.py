@@ -107,7 +107,7 @@ def _refuses(workload: Workload) -> str:
     return cuda_experts.CANDIDATES[0].refuses(workload)
 
 
-SHAPES = (*((tokens, 256, 2048, 512) for tokens in (1, EIGHT, 16, 32, 128)), (128, 128, 2816, 704))
+SHAPES = (*((tokens, 256, 2048, 512) for tokens in (1, EIGHT, 32, 128)), (128, 128, 2816, 704))
 CUDA_SOURCES = (
     *dict.fromkeys(
         cuda_experts.source_of(*shape, "bf16", choose) for choose in (LEVERS | ONCE).values() for shape in SHAPES

@@ -26,6 +26,7 @@ from tests.kernels.on_cpu.nvfp4_on_cpu import skip_unless_hopper
 from tests.kernels.on_cpu.stand_in import UNCHANGED, Change, StandIn, built, needs_compiler, unless_stopped
 
 BY_ID = {w.id: w for w in cases.WORKLOADS}
+FP16 = cases._workload(63, 5, 3, 192, 128, dtype="fp16")
 EARLY_WORDS = ("first == 2", "i += 32", "<< i")
 EARLY = ("COUNTERS_BESIDE", "PICK_TREE", "SHORT_LINE")  # what the arm experts_early sets
 AHEAD = cuda_experts.AHEAD
@@ -130,7 +131,7 @@ class Simulated:
     """cuda_experts.run on the stand-in: `launch` and `load` of kernels.cuda, each of its sources with a change."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, sms: int, **levers: Any) -> None:
-        self.seed = 0
+        self.seed, self.one_layout = 0, bool(levers.get("one_layout"))
         self.changes: dict[Path, Change] = {}
         choose = cuda_levers.one_team
 
@@ -163,7 +164,8 @@ def right(simulated: Simulated, workload: Workload, seeds: int = 2) -> bool:
         if name.endswith("_scale") and given[name].dtype == torch.uint8:
             given[name].view(-1)[::5] = 0
     wanted, limit = reference(given)["y"], cases.tolerance(workload, cuda_experts.PRECISION)["y"]
-    kept = cuda_experts.prepare(given) | {name: given[name] for name in cases.ACTIVATIONS}
+    kept = cuda_experts.prepare(given, one_layout=simulated.one_layout)
+    kept |= {name: given[name] for name in cases.ACTIVATIONS}
     first = None
     for seed in range(seeds):
         simulated.seed = seed
@@ -219,12 +221,16 @@ def each_call_is_right(simulated: Simulated, workload: Workload, calls: int) -> 
                 ("t8_e16_k4_h64_f48_zipf_fp16", 4, 2, {"routed": True, "h_stages": 2, "switches": EARLY}),
                 ("t17_e8_k2_h128_f64_one_s64_bf16", 8, 2, {"routed": True, "most_tokens": 32, "switches": AHEAD}),
                 ("t1_e8_k2_h64_f32_bf16", 5, 2, {"routed": True, "most_tokens": 32}),
+                ("t9_e8_k2_h128_f128_s128_bf16", 5, 2, {"one_layout": True}),
+                ("t9_e8_k2_h128_f128_s128_bf16", 5, 2, {"one_layout": True, "routed": True, "most_tokens": 16}),
+                ("t17_e8_k2_h128_f64_one_s64_bf16", 8, 2, {"one_layout": True, "stages": 4}),
+                ("t63_e5_k3_h192_f128_fp16", 3, 1, {"one_layout": True, "stages": 2}),
             )
         ),
     ],
 )
 def test_the_kernels_run_on_a_cpu(monkeypatch: pytest.MonkeyPatch, name: str, sms: int, levers: dict[str, int]) -> None:
-    assert right(Simulated(monkeypatch, sms, **levers), BY_ID[name])
+    assert right(Simulated(monkeypatch, sms, **levers), BY_ID.get(name) or FP16)
 
 
 @needs_compiler
@@ -349,6 +355,22 @@ def test_the_simulation_sees_mistakes_where_the_teams_route_more_tokens(monkeypa
     simulated.changes = {cuda_experts.TEAMS_SOURCE: change}
     workload = cases._workload(27, 6, 3, 64, 48, "zipf", shared=32)
     assert unless_stopped(lambda: each_call_is_right(simulated, workload, 3)) == (change == UNCHANGED)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("if constexpr (ONE_LAYOUT) deal_to_quad(operand[c], t);", ""),
+        ("+ 16 * t + 4 * j + 2 * upper", "+ 16 * t + 4 * j"),
+        ("TILE_CODE_BYTES + 8 * (lane / 4)", "TILE_CODE_BYTES + 8 * (lane / 8)"),
+        ("t = k / 2 % 4;", "t = k / 4 % 4;"),
+    ],
+)
+def test_the_simulation_sees_mistakes_in_the_one_layout(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
+    simulated = Simulated(monkeypatch, 5, teams=2, n_tiles=1, round_items=5, h_stages=2, one_layout=True)
+    simulated.changes = {cuda_experts.TEAMS_SOURCE: change}
+    assert not unless_stopped(lambda: right(simulated, BY_ID["t9_e8_k2_h128_f128_s128_bf16"]))
 
 
 @needs_compiler

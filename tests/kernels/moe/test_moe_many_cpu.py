@@ -13,10 +13,10 @@ import torch
 
 from kernels.common import Workload
 from kernels.moe import cases, cuda_experts, cuda_many
-from kernels.moe.controls import cuda_many_levers
+from kernels.moe.controls import cuda_many_levers, cuda_one
 from kernels.moe.controls.cuda_many_levers import FORMS
 from kernels.moe.cost import block_sizes, cost
-from kernels.moe.cuda_many import FORM, PLAIN, Form
+from kernels.moe.cuda_many import FORM, ONE_LAYOUT, PLAIN, Form
 from kernels.moe.reference import reference, routed
 from lab.check import aot_worker, families
 from lab.check.accuracy import compare
@@ -46,8 +46,9 @@ NOTE = """
   static const unsigned char* weights;
   weights = w;
   on_prefetch = [](const void* from, u32 bytes) {
-    if (bytes != W_BYTES || prefetches == 4096) stop("not a half of a stage");
-    offsets[prefetches++] = (const unsigned char*)from - weights;
+    const u32 unit = ONE_LAYOUT ? TILE_BYTES : W_BYTES;
+    if (bytes % unit || bytes > (ONE_LAYOUT ? 24 : 1) * unit || prefetches + 24 > 4096) stop("no part of a stage");
+    for (u32 at = 0; at < bytes; at += unit) offsets[prefetches++] = (const unsigned char*)from + at - weights;
   };
 """
 PARAMETERS = {
@@ -74,6 +75,9 @@ def on_cpu(source: Any, change: Change = UNCHANGED) -> StandIn:
     if "-DPREFETCH=1" in source.options:
         parameters += ", int experts, int even_blocks"
         names += ", experts, even_blocks"
+    if "-DONE_LAYOUT=1" in source.options:
+        parameters += ", unsigned char* map, int map_rows, int map_words, int box_rows, int box_words"
+        names += ", TensorMap{map, map_rows, map_words, box_rows, box_words}"
     at_once = 1 if source.path.name == "quantise_e4m3.cu" else "grid"  # its static shared memory is one for all
     entry = LAUNCH.format(parameters=parameters, names=names, at_once=at_once)
     if "-DPREFETCH=1" in source.options:
@@ -91,13 +95,14 @@ class Simulated:
         monkeypatch.setattr(cuda_many, "block_tokens", lambda *_: block)
         monkeypatch.setattr(cuda_many.cuda, "load", lambda s, *_: on_cpu(s, self.changes.get(s.path, UNCHANGED)))
         monkeypatch.setattr(cuda_many.cuda, "launch", self.launch)
+        monkeypatch.setattr(cuda_many.row_tiles.cuda_driver, "word_map", lambda at, *box: (ctypes.c_void_p(at), *box))
         for name in ("i32", "i64"):
             monkeypatch.setattr(cuda_many.cuda, name, int)
 
     def launch(self, kernel: StandIn, grid: Any, threads: int, arguments: Any, shared: int = 0, **_: bool) -> None:
         given = [
             ctypes.c_void_p(a.data_ptr()) if isinstance(a, torch.Tensor) else ctypes.c_void_p() if i == 2 else a
-            for i, a in enumerate(arguments)
+            for i, a in enumerate(part for a in arguments for part in (a if isinstance(a, tuple) else (a,)))
         ]
         kernel.simulated(*given, *map(ctypes.c_int, (*grid, threads, shared, self.seed)))
 
@@ -112,7 +117,9 @@ def right(
             given[name].view(-1)[::5] = 0
     wanted, precision = reference(given)["y"], cuda_many.W4A8 if fp8 else cuda_many.PRECISION
     limit = cases.tolerance(workload, precision)["y"]
-    kept = cuda_many.prepare(given, fp8) | {name: given[name] for name in cases.ACTIVATIONS}
+    one = ONE_LAYOUT in form.switches
+    kept = cuda_one.prepare_many(given) if one else cuda_many.prepare(given, fp8)
+    kept |= {name: given[name] for name in cases.ACTIVATIONS}
     kept["h"].fill_(float("nan")), kept["given"].fill_(float("nan"))
     first = None
     for seed in range(seeds):
@@ -156,6 +163,40 @@ def test_the_kernels_run_on_a_cpu(monkeypatch, workload, workers, block, fp8):
 def test_every_form_runs_on_a_cpu(monkeypatch, workload, workers, block, name):
     """The same shapes: products of the columns that blocks have, CTAs that share what these cost."""
     assert right(Simulated(monkeypatch, workers, block), workload, form=FORMS[name])
+
+
+ONE_LAYOUTS = pytest.mark.parametrize(
+    ("workload", "workers", "block"),
+    [
+        (cases._workload(60, 6, 2, 320, 128, shared=64), 7, 32),
+        (cases._workload(40, 6, 2, 320, 192), 2, 32),
+        (cases._workload(130, 6, 2, 576, 192, "one", shared=192), 13, 96),
+        (cases._workload(100, 2, 1, 320, 128, dtype="fp16"), 7, 64),
+    ],
+    ids=lambda w: getattr(w, "id", str(w)),
+)
+
+
+@needs_compiler
+@ONE_LAYOUTS
+def test_the_one_layout_runs_on_a_cpu(monkeypatch, workload, workers, block):
+    """k that fills no 256, weight rows that fill no 256, whose box goes on into the next expert or past the last."""
+    assert right(Simulated(monkeypatch, workers, block), workload, form=cuda_one.MANY)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("expert * OF_EXPERT + 16 * row_tile", "expert * OF_EXPERT + 8 * row_tile"),
+        ("k * (TILE_BYTES / 8)", "k * (TILE_BYTES / 16)"),
+    ],
+)
+def test_the_simulation_sees_mistakes_in_boxes_of_weights(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
+    simulated = Simulated(monkeypatch, 13, 96)
+    simulated.changes = {cuda_many.SOURCE: change}
+    workload = cases._workload(130, 6, 2, 576, 192, "one", shared=192)
+    assert not unless_stopped(lambda: right(simulated, workload, form=cuda_one.MANY))
 
 
 @needs_compiler
@@ -233,6 +274,29 @@ def prefetched(
 def test_what_is_prefetched_is_what_each_worker_begins_with(monkeypatch: pytest.MonkeyPatch, shared: int) -> None:
     found, wanted = prefetched(monkeypatch, 40, shared)
     assert found == wanted
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "change", [UNCHANGED, ("% OF_BLOCK / K_BLOCKS * 16 + lane", "% OF_BLOCK / K_BLOCKS * 8 + lane")]
+)
+def test_what_is_prefetched_of_the_one_layout_is_what_each_worker_begins_with(monkeypatch, change: Change) -> None:
+    """As many tiles along k of each of its first stage's 16 row tiles."""
+    simulated = Simulated(monkeypatch, 5, 32)
+    simulated.changes = {cuda_many.SOURCE: change}
+    assert right(simulated, cases._workload(40, 6, 2, 576, 192, shared=192), 1, form=cuda_one.MANY)
+    source, _ = cuda_many.sources_of(32, 576, 192, "bf16", cuda_one.MANY)
+    found = (ctypes.c_longlong * 4096)()
+    count = on_cpu(source, change).prefetched(found)
+    of_expert, k_tiles, k_blocks, line = 24, 9, 12, 8 * 2 * 12  # of 384 weight rows and 576 k; six experts, two blocks
+    wanted = set()
+    for worker in range(5):
+        at = worker * (line // 5) + min(worker, line % 5)
+        expert, tile, k = min(at // (2 * k_blocks), 6), at % (2 * k_blocks) // k_blocks, at % k_blocks
+        rows = range(16 * tile, min(16 * tile + 16, of_expert))
+        wanted |= {((expert * of_expert + r) * k_tiles + i) * 576 for r in rows for i in range(k, k_tiles)}
+    assert (set(found[:count]) == wanted) == (change == UNCHANGED)
+    assert change != UNCHANGED or count == len(wanted)
 
 
 @needs_compiler
