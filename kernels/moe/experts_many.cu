@@ -156,7 +156,7 @@ DEVICE int load_first(const Pipe& pipeline, const unsigned char* w, const Tensor
     typename Pipe::State to;
     int asked = 0;
     for (StreamKScheduler work(partition, worker, workers, tiles, K_BLOCKS, 0); work.valid(); work.next()) {
-        const int expert = Block(blocks + work.tile / ROW_TILES).expert;
+        const int expert = ld_acquire(reinterpret_cast<const u32*>(blocks + work.tile / ROW_TILES)) & 0xFFFF;
         for (int k = work.iter_begin; k < work.iter_end; k++, asked++) {
             if (asked == STAGES) return asked;
             pipeline.producer_expect(to, 2 * W_BYTES);
@@ -215,26 +215,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         prefetch_weights(w, experts, even_blocks, worker, workers, threadIdx.x % 32);
     }
 #endif
-    // EARLY: a CTA of the second product reads the router's lists before it waits for the first one. All CTAs of this
-    // have waited for the router by the time that they let it start.
+    const auto shares = [&](int tiles, auto read) {
+#if EVEN
+        constexpr int OF_BLOCK = ROW_TILES * K_BLOCKS;
+        return EvenPartition(OF_BLOCK * read(state + 7), OF_BLOCK * read(state + 8), tiles * K_BLOCKS, workers);
+#else
+        return stream_k_partition(tiles * K_BLOCKS, workers);
+#endif
+    };
+    // EARLY: one thread of a CTA of the second product reads the router's lists before it waits for the first one, out of
+    // L2: all CTAs of that have waited for the router by the time that they let this one start.
     constexpr bool ASK = EARLY && !GATED;
+    int asked = 0;  // stages whose weights are under way, of the thread that asks
     if (!(EARLY && GATED)) launch_dependent_grids();
-    if (!ASK) wait_on_dependent_grids();
+    if (ASK && threadIdx.x == 128 * CONSUMERS) {
+        const auto read = [](const u32* at) { return ld_acquire(at); };
+        const int tiles = read(state) * ROW_TILES;
+        asked = load_first(pipeline, w, w_map, blocks, shares(tiles, read), worker, workers, tiles, base + W);
+    }
+    wait_on_dependent_grids();
     if (EARLY && GATED) launch_dependent_grids();
     const int tiles = ldg32(state) * ROW_TILES;
-#if EVEN
-    constexpr int OF_BLOCK = ROW_TILES * K_BLOCKS;
-    const EvenPartition partition(OF_BLOCK * ldg32(state + 7), OF_BLOCK * ldg32(state + 8), tiles * K_BLOCKS, workers);
-#else
-    const StreamKPartition partition = stream_k_partition(tiles * K_BLOCKS, workers);
-#endif
-    int asked = 0;  // stages whose weights are under way, of the thread that asks
-    if constexpr (ASK) {
-        if (threadIdx.x == 128 * CONSUMERS) {
-            asked = load_first(pipeline, w, w_map, blocks, partition, worker, workers, tiles, base + W);
-        }
-        wait_on_dependent_grids();
-    }
+    const auto partition = shares(tiles, [](const u32* at) { return ldg32(at); });
 
     if (group == CONSUMERS) {
         warpgroup_reg_dealloc<56>();

@@ -234,8 +234,8 @@ EARLY_FORM = FORMS["experts_many_early_prefetch"]
         (32, ("if (asked == STAGES) return asked;", "if (asked == STAGES + 1) return asked;")),
         (32, ("issued >= asked", "issued > asked")),
         (96, ("issued >= asked", "true")),
-        (96, ("half_of(w, expert, work.tile % ROW_TILES, half) + k", "half_of(w, expert, 0, half) + k")),
-        (96, ("Block(blocks + work.tile / ROW_TILES).expert;", "Block(blocks).expert;")),
+        (96, ("expert, work.tile % ROW_TILES, k,", "expert, 0, k,")),
+        (96, ("(blocks + work.tile / ROW_TILES)) & 0xFFFF", "(blocks)) & 0xFFFF")),
     ],
 )
 def test_the_simulation_sees_mistakes_in_what_is_asked_for_early(monkeypatch, block: int, change: Change) -> None:
