@@ -8,7 +8,7 @@
 //                            wgmmas are in flight
 //
 // 256 weight rows a CTA, so that rows of x come through L2 once for each 256 of them: with 128 they would be half of what
-// L2 gives. A tile is a block (at most BLOCK_M rows of one expert, from router_many.cu) by 256 weight rows; its products
+// L2 gives. A tile is a block (at most BLOCK_M rows of one expert, from the router) by 256 weight rows; its products
 // have as many columns as its rows need, in steps of 32. Tiles stand in a line, a block's weight rows side by side, and
 // their k in one line with them, which the CTAs share evenly (stream-K, sm90/scheduler.cuh): who has a tile's first k
 // adds what the others left, in the order of k. So the same bits on every run.
@@ -179,10 +179,11 @@ DEVICE void multiply_by(float (&sums)[COUNT], const u32* a, u64 b) {
     }
 }
 
-// x: GATED: [tokens, K], else h [rows, K], with x_scale and K padded where FP8; tensor_scale is float32 [experts, weight
-// rows up to 128] then. w: [experts, rows by 128, K_BLOCKS, 8, 576], gemm_tiles.py's. rows, blocks,
-// state: router_many.cu's. out: [rows, OUT_COLUMNS], of x's type where GATED, else fp16. parts: [CTAs, 2, PART_FLOATS].
-// flags: zeros, [CTAs, 2]. experts, even_blocks: see prefetch_weights.
+// x: GATED: [tokens, K], else h [rows, K], with x_scale and K padded where FP8; tensor_scale is float32 [experts,
+// weight rows up to 128] then. w: [experts, rows by 128, K_BLOCKS, 8, 576], gemm_tiles.py's, or [experts, OF_EXPERT,
+// K_TILES, 576] where ONE_LAYOUT, and w_map_ its boxes. rows, blocks, state: the router's. out: [rows, OUT_COLUMNS], of
+// x's type where GATED, else fp16. parts: [CTAs, 2, PART_FLOATS]. flags: zeros, [CTAs, 2]. experts, even_blocks: see
+// prefetch_weights.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     KERNEL(const unsigned char* x, const unsigned char* w, const float* tensor_scale, const uint2* rows,
            const uint2* blocks, const u32* state, u16* out, float* parts, u32* flags, const float* x_scale
