@@ -19,6 +19,7 @@ import ctypes
 import functools
 import importlib
 import importlib.util
+import math
 import re
 import struct
 import threading
@@ -38,6 +39,7 @@ TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 REFERENCE = "reference"  # the route of tensors on the CPU
 FOLDER = Path(__file__).resolve().parent
 DEVICES = FOLDER.parent / "data" / "devices.toml"
+NEAR = 1.05  # times the fastest: as far as two runs of one kernel may lie apart to be compared (lab/study/routes.py)
 MOST_PLANS = 8192  # about 2 KB each; beyond it they are made again
 NUMBERS = {"GB/s": 1.0, "TB/s": 1e3, "TFLOP/s": 1.0, "TOP/s": 1.0}
 
@@ -122,9 +124,18 @@ def _fact(fact: Mapping[str, Any]) -> float:
     return float(value) * NUMBERS.get(fact["unit"], 1.0)
 
 
-def choose(router: routing.Router, device: torch.device, precision: str, **axes: int | str) -> Candidate:
+def kept_beside(choice: routing.Choice, kept: str) -> bool:
+    """Whether `kept` stays where the router chose another: it is expected to take at most NEAR times as long."""
+    best = choice.times_us.get(choice.candidate, 0.0)
+    return choice.how != "override" and choice.times_us.get(kept, math.inf) <= NEAR * best
+
+
+def choose(
+    router: routing.Router, device: torch.device, precision: str, kept: str = "", /, **axes: int | str
+) -> Candidate:
     """The candidate of a precision that a family's router takes for these axes on a CUDA device.
 
+    kept: one that is kept where it is near the fastest, since the weights are packed for it already.
     ValueError where none takes them.
     """
     capability = torch.cuda.get_device_capability(device)
@@ -135,7 +146,7 @@ def choose(router: routing.Router, device: torch.device, precision: str, **axes:
     sms = torch.cuda.get_device_properties(device).multi_processor_count
     other = routing.source(known, capability, router.family, _known())
     chosen = routing.route(router, workload, known, tuple(able.values()), read_gb_s, peaks, None, by_name, sms, other)
-    return able[chosen.candidate]
+    return able[kept if kept_beside(chosen, kept) else chosen.candidate]
 
 
 # Plans ----------------------------------------------------------------------------------------------------------------

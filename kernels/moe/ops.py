@@ -59,7 +59,10 @@ def segments(
     experts: int, top_k: int, H: int, F: int, shared: int, dtype: torch.dtype, device: torch.device,
     tokens: tuple[int, int],
 ) -> tuple[tuple[int, str], ...]:  # fmt: skip
-    """(largest number of tokens, candidate) in ascending order. A choice holds from its place on the ladder upwards."""
+    """(largest number of tokens, candidate) in ascending order. A choice holds from its place on the ladder upwards.
+
+    And as long as it is near the fastest: each other candidate is one more copy of the weights.
+    """
     if device.type != "cuda":
         return ((tokens[1], operators.REFERENCE),)
     shape = {"experts": experts, "top_k": top_k, "H": H, "F": F, "shared": shared}
@@ -67,7 +70,8 @@ def segments(
     # A place of the ladder and the one behind it: kernels' own limits (128 tokens) are places.
     asked = sorted({m + more for m in LADDER for more in (0, 1) if tokens[0] <= m + more <= tokens[1]} | set(tokens))
     for T, following in zip(asked, [*(m - 1 for m in asked[1:]), tokens[1]], strict=True):
-        chosen = operators.choose(ROUTER, device, EXACT, T=T, dtype=operators.dtype_word(dtype), **shape)
+        kept = found[-1][1] if found else ""
+        chosen = operators.choose(ROUTER, device, EXACT, kept, T=T, dtype=operators.dtype_word(dtype), **shape)
         if found and found[-1][1] == chosen.name:
             found.pop()
         found.append((following, chosen.name))
@@ -106,9 +110,12 @@ class Layer(torch.nn.Module):
         self.parts: list[tuple[int, str, list[torch.Tensor], list[torch.Tensor]]] = []
         self.plans = operators.Plans()
         shape = (self.experts, top_k, self.width, inner, shared)
-        for last, name in segments(*shape, dtype, up.device, tokens):
+        chosen = segments(*shape, dtype, up.device, tokens)
+        packed = {}
+        for name, last in {name: last for last, name in chosen}.items():  # once, for the most tokens of each
             x = torch.empty(last, self.width, dtype=dtype, device="meta")
-            self.parts.append((last, *_packed(given, name, x, shape, workspace)))
+            packed[name] = _packed(given, name, x, shape, workspace)
+        self.parts += [(last, *packed[name]) for last, name in chosen]
 
     def forward(self, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """y [T, H] in x's dtype from x [T, H] and logits float32 [T, E]."""

@@ -200,7 +200,7 @@ def test_a_mixture_is_the_reference_and_compiles_into_one_graph() -> None:
 def test_a_mixture_takes_the_kernel_for_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ladder's choices are joined where neighbours agree; a kernel's last number of tokens is a place of it."""
 
-    def choose(router: Any, device: torch.device, precision: str, **axes: Any) -> Any:
+    def choose(router: Any, device: torch.device, precision: str, kept: str, **axes: Any) -> Any:
         return SimpleNamespace(name="cuda_experts" if axes["T"] <= 128 else "triton_experts")
 
     monkeypatch.setattr(operators, "choose", choose)
@@ -209,6 +209,29 @@ def test_a_mixture_takes_the_kernel_for_its_tokens(monkeypatch: pytest.MonkeyPat
     assert moe_ops.segments(*shape, (1, 1000)) == ((128, "cuda_experts"), (1000, "triton_experts"))
     assert moe_ops.segments(*shape, (200, 300)) == ((300, "triton_experts"),)
     moe_ops.segments.cache_clear()
+
+
+def test_a_kernel_is_kept_where_another_is_hardly_faster() -> None:
+    """A measured time within the model's of another: each change of kernels is one more copy of the weights."""
+    near = routing.Choice("many", "carried", "", {"many": 99.5, "few": 100.5, "slow": 500.0})
+    assert operators.kept_beside(near, "few")
+    assert not operators.kept_beside(near, "slow")
+    assert not operators.kept_beside(near, "absent")
+    assert not operators.kept_beside(replace(near, how="override"), "few")
+
+
+def test_a_mixture_is_packed_once_for_each_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = []
+
+    def pack(weights: Any, name: str, x: torch.Tensor, *_: Any) -> Any:
+        packed.append((name, len(x)))
+        return name, [], []
+
+    monkeypatch.setattr(moe_ops, "segments", lambda *_: ((1, "a"), (2, "b"), (9, "a")))
+    monkeypatch.setattr(moe_ops, "_packed", pack)
+    layer = moe_ops.Layer(moe_cases.inputs(MIXTURE, 0, "cpu"), top_k=2, tokens=(1, 9))
+    assert packed == [("a", 9), ("b", 2)]
+    assert [(last, route) for last, route, *_ in layer.parts] == [(1, "a"), (2, "b"), (9, "a")]
 
 
 def test_wrong_experts_and_logits_are_refused() -> None:
