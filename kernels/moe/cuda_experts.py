@@ -35,7 +35,7 @@ THREADS = 32 * (WARPS + 3)
 H_STAGES_MAX = 4  # an h takes a microsecond to come, two items
 PRECISION = "nvfp4-w4a16"
 ROUTED_MAX, ROUTED_EXPERTS_MAX = 16, 512  # where experts_teams.cu routes for itself
-EIGHT = 8  # tokens of its blocks; with no more it has a warp for each
+BLOCK_TOKENS = 8  # of its blocks; where a call has no more, each has a warp
 STAGES, PREFETCH = 4, 8
 PREFETCH_ROWS = 2  # of an expert in the mean, from which on prefetches pay (cards moe-prefetch and moe-prefetch-64)
 AHEAD = "COUNTERS_BESIDE", "SHORT_LINE"  # what gained ahead of its first copy (card moe-ahead)
@@ -71,7 +71,7 @@ class ExpertsConfig:
     switches: tuple[str, ...] = ()
     h_rows: int = 0
     prefetch: int = 0
-    most_tokens: int = EIGHT
+    most_tokens: int = BLOCK_TOKENS
     one_layout: bool = False
 
     @property
@@ -85,7 +85,7 @@ class ExpertsConfig:
         sizes |= {"st": self.stages, "hs": self.h_stages, "i": self.round_items}
         sizes |= {"hr": self.h_rows} if self.h_rows else {}
         sizes |= {"pf": self.prefetch} if self.prefetch else {}
-        sizes |= {"t": self.most_tokens} if self.most_tokens != EIGHT else {}
+        sizes |= {"t": self.most_tokens} if self.most_tokens != BLOCK_TOKENS else {}
         word = f"moe_teams{self.teams}" if self.teams else "moe_experts"
         words = word + "_routed" * self.routed + "_one" * self.one_layout, *map(str.lower, self.switches), self.dtype
         return "_".join((*words, *(f"{name}{size}" for name, size in sizes.items())))
@@ -151,7 +151,7 @@ def choose_config(
         dtype, width, inner, 1, row_tiles, parts, stages, 2, round_items, sms, teams, routed, one_layout=one_layout
     )
     if routed:
-        config = replace(config, switches=switches, most_tokens=EIGHT if tokens <= EIGHT else routed_max)
+        config = replace(config, switches=switches, most_tokens=BLOCK_TOKENS if tokens <= BLOCK_TOKENS else routed_max)
         if few_rows and tokens <= 4:
             config = replace(config, h_rows=1 << (tokens - 1).bit_length(), stages=8)
     else:
@@ -167,7 +167,7 @@ def for_experts(config: ExpertsConfig, experts: int, pairs: int) -> ExpertsConfi
     pairs: of a token and a routed expert.
     """
     if config.routed and experts > ROUTED_EXPERTS_MAX:
-        config = replace(config, routed=False, switches=(), most_tokens=EIGHT)
+        config = replace(config, routed=False, switches=(), most_tokens=BLOCK_TOKENS)
     return config if pairs >= PREFETCH_ROWS * experts else replace(config, prefetch=0)
 
 
@@ -267,7 +267,7 @@ def source(config: ExpertsConfig, experts: int = 0) -> CudaSource:
         macros = {"TEAMS": config.teams} | {name: value for name, value in macros.items() if name != "N_TILES"}
     if config.routed:
         macros |= {"ROUTED": 1, "EXPERTS": experts, **dict.fromkeys(config.switches, 1)}
-        macros |= {"MOST_TOKENS": config.most_tokens} if config.most_tokens != EIGHT else {}
+        macros |= {"MOST_TOKENS": config.most_tokens} if config.most_tokens != BLOCK_TOKENS else {}
     if config.h_rows:
         macros["H_ROWS"] = config.h_rows
     if config.one_layout:

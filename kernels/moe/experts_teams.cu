@@ -6,16 +6,17 @@
 //   4 reducer warps        an item of the first product each, in turn; of the second, four rows of each row tile, an
 //                          element of a tile's 16 x 8 a lane, so that y's sums are added in one order by one thread
 //
-// ROUTED, for at most eight tokens: no router.cu runs ahead. Every CTA picks and sorts for itself, in shared memory that
+// ROUTED, for at most MOST_TOKENS: no router runs ahead. Every CTA picks and sorts for itself, in shared memory that
 // copies of weights have not filled yet; it reads a kilobyte of logits a token. Counters lie in two banks: a launch counts
 // in one and zeroes the other for the launch behind it.
 //
 // Macros: KERNEL, X_BF16, WIDTH, INNER, ROW_TILES, PARTS, STAGES, H_STAGES, ROUND_ITEMS as there; TEAMS 1/2; ROUTED 0/1
-// (0 where it is not given), with it EXPERTS, and MOST_TOKENS where it is not 8, up to 32. Of controls/cuda_levers.py's arms: pick.cuh's, COUNTERS_BESIDE 0/1 (0; a warp
-// that picks nothing looks for the counters, beside the others), SHORT_LINE 0/1 (0; one round of items is not
-// divided by one), H_ROWS (8; rows that a block has at most, in stages of h), PREFETCH (0; not ROUTED, with EXPERTS: items
-// that each CTA prefetches into L2 while the router runs), ONE_LAYOUT (0; weights are row_tiles.py's, of which
-// experts_many.cu takes boxes: k is in wgmma's own order, so x and h are dealt to quads in it).
+// (0 where it is not given), with it EXPERTS, and MOST_TOKENS where it is not 8, up to 32. Of controls/cuda_levers.py's
+// arms: pick.cuh's, COUNTERS_BESIDE 0/1 (0; a warp that picks nothing looks for the counters, beside the others),
+// SHORT_LINE 0/1 (0; one round of items is not divided by one), H_ROWS (8; rows that a block has at most, in stages of
+// h), PREFETCH (0; not ROUTED, with EXPERTS: items that each CTA prefetches into L2 while the router runs), ONE_LAYOUT
+// (0; weights are row_tiles.py's, of which experts_many.cu takes boxes: k is in wgmma's own order, so x and h are dealt
+// to quads in it).
 #ifndef PREFETCH
 #define PREFETCH 0
 #endif

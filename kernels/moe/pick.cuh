@@ -1,5 +1,5 @@
-// What a token's logits say: its experts and their weights, by a warp. Of router.cu, and of experts_teams.cu where it
-// routes for itself, so that both choose and weigh alike to the bit.
+// What a token's logits say: its experts and their weights, by a warp. Of both routers, and of experts_teams.cu where it
+// routes for itself, so that all choose and weigh alike to the bit.
 //
 // Macros: X_BF16 0/1 (type of x), EXPERTS. PICK_TREE 0/1 (0 where it is not given; controls/cuda_levers.py): a lane's
 // largest by a tree, and whose it is beside the ballot, not ahead of it.

@@ -10,7 +10,7 @@
 //
 // Macros: KERNEL (name), X_BF16 0/1 (type of x), EXPERTS, BLOCK_TOKENS, BY_WIDTH 0/1 (0 where it is not given): the list
 // has blocks of up to 32 rows first, then of up to 64, then the others, and says how many, for experts_many.cu's EVEN.
-// FEW 0/1 (0 where it is not given; controls/cuda_levers.py): for experts_teams.cu, eight tokens a block or a warp for
+// FEW 0/1 (0 where it is not given): for experts_teams.cu and experts.cu, eight tokens a block or a warp for
 // every 32 experts; what that counts in is set to zero, and nobody asks where a pair's row lies.
 #include "pick.cuh"
 

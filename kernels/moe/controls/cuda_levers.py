@@ -33,7 +33,7 @@ import torch
 
 from kernels.common import Candidate, Needs, Tensors, Workload
 from kernels.moe import cuda_experts
-from kernels.moe.cuda_experts import EIGHT, KEPT, PRECISION, SCRATCH, Choice, ExpertsConfig, choose_config
+from kernels.moe.cuda_experts import BLOCK_TOKENS, KEPT, PRECISION, SCRATCH, Choice, ExpertsConfig, choose_config
 
 NEEDS = Needs(capability=(9, 0), packages=("cupy",))
 WHY = "shows what one change does to cuda_experts"
@@ -56,7 +56,7 @@ def one_team(
 
 
 # cuda_experts as it was until card moe-few-served.
-FORMER = functools.partial(choose_config, stages=6, routed_max=EIGHT, prefetch=0)
+FORMER = functools.partial(choose_config, stages=6, routed_max=BLOCK_TOKENS, prefetch=0)
 
 
 def late(
@@ -64,7 +64,7 @@ def late(
     switches: tuple[str, ...] = (), few_rows: bool = False, row_tiles: int = 1, round_items: int = 24,
 ) -> ExpertsConfig:  # fmt: skip
     """As it was before that, up to eight tokens."""
-    if tokens > EIGHT:
+    if tokens > BLOCK_TOKENS:
         return FORMER(tokens, width, inner, dtype, sms)
     return FORMER(
         tokens, width, inner, dtype, sms, round_items=round_items, row_tiles=row_tiles, switches=switches,
@@ -99,7 +99,7 @@ ONCE: dict[str, Choice] = {
     "experts_teams_once_prefetch8": LEVERS["experts_teams_prefetch8"],
     "experts_six_stages": functools.partial(choose_config, stages=6),
     "experts_unprefetched": functools.partial(choose_config, prefetch=0),
-    "experts_routed8": functools.partial(choose_config, routed_max=EIGHT),
+    "experts_routed8": functools.partial(choose_config, routed_max=BLOCK_TOKENS),
 }
 
 
@@ -107,7 +107,7 @@ def _refuses(workload: Workload) -> str:
     return cuda_experts.CANDIDATES[0].refuses(workload)
 
 
-SHAPES = (*((tokens, 256, 2048, 512) for tokens in (1, EIGHT, 32, 128)), (128, 128, 2816, 704))
+SHAPES = (*((tokens, 256, 2048, 512) for tokens in (1, BLOCK_TOKENS, 32, 128)), (128, 128, 2816, 704))
 CUDA_SOURCES = (
     *dict.fromkeys(
         cuda_experts.source_of(*shape, "bf16", choose) for choose in (LEVERS | ONCE).values() for shape in SHAPES

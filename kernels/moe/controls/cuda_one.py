@@ -4,7 +4,7 @@ tensor map.
 
 k is in wgmma's order there. experts_teams.cu deals x to its quads when a block of tokens comes, and has h so from the
 start; a lane unpacks eight scales a tile instead of two. The cards moe-one-few and moe-one-many ask what that costs; a
-served model has two copies (35B-A3B: 18.2 GB each) until they have answered.
+served model has two copies (35B-A3B: 18.2 GB each, 40 layers of 257 experts of 1.77 MB) until they have answered.
 """
 
 from __future__ import annotations

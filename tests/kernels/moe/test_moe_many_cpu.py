@@ -133,6 +133,16 @@ def right(
     return not kept["flags"].any() and not kept["state"][1:4].any() and turns[1 + turns[0]] == 0
 
 
+def sees(
+    monkeypatch: pytest.MonkeyPatch, change: Change, workers: int, block: int, workload: Workload, seeds: int = 2,
+    **how: Any,
+) -> bool:  # fmt: skip
+    """Whether a mistake in experts_many.cu is seen: y is wrong or varies, or the launch is stopped. how: as `right`."""
+    simulated = Simulated(monkeypatch, workers, block)
+    simulated.changes = {cuda_many.SOURCE: change}
+    return not unless_stopped(lambda: right(simulated, workload, seeds, **how))
+
+
 OF_FEW = cases._workload(60, 6, 2, 272, 80)  # 14 to 25 rows an expert
 SHAPES = pytest.mark.parametrize(
     ("workload", "workers", "block"),
@@ -193,10 +203,8 @@ def test_the_one_layout_runs_on_a_cpu(monkeypatch, workload, workers, block):
     ],
 )
 def test_the_simulation_sees_mistakes_in_boxes_of_weights(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
-    simulated = Simulated(monkeypatch, 13, 96)
-    simulated.changes = {cuda_many.SOURCE: change}
     workload = cases._workload(130, 6, 2, 576, 192, "one", shared=192)
-    assert not unless_stopped(lambda: right(simulated, workload, form=cuda_one.MANY))
+    assert sees(monkeypatch, change, 13, 96, workload, form=cuda_one.MANY)
 
 
 @needs_compiler
@@ -218,10 +226,8 @@ def test_the_simulation_sees_mistakes_in_boxes_of_weights(monkeypatch: pytest.Mo
     ],
 )
 def test_the_simulation_sees_mistakes_in_the_products(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
-    simulated = Simulated(monkeypatch, 7, 96)
-    simulated.changes = {cuda_many.SOURCE: change}
     workload = cases._workload(130, 3, 2, 528, 144, "one", shared=144)
-    assert not unless_stopped(lambda: right(simulated, workload, 3, form=PLAIN))
+    assert sees(monkeypatch, change, 7, 96, workload, 3, form=PLAIN)
 
 
 EARLY_FORM = FORMS["experts_many_early_prefetch"]
@@ -239,10 +245,9 @@ EARLY_FORM = FORMS["experts_many_early_prefetch"]
     ],
 )
 def test_the_simulation_sees_mistakes_in_what_is_asked_for_early(monkeypatch, block: int, change: Change) -> None:
-    simulated = Simulated(monkeypatch, 2 if block == 32 else 7, block)  # of two, each has more than a ring of stages
-    simulated.changes = {cuda_many.SOURCE: change}
     workload = OF_FEW if block == 32 else OF_ALL_WIDTHS
-    assert not unless_stopped(lambda: right(simulated, workload, 3, form=EARLY_FORM))
+    workers = 2 if block == 32 else 7  # of two, each has more than a ring of stages
+    assert sees(monkeypatch, change, workers, block, workload, 3, form=EARLY_FORM)
 
 
 def prefetched(
@@ -333,10 +338,8 @@ OF_ALL_WIDTHS = cases._workload(130, 6, 2, 528, 144, "one", shared=144)  # block
     ],
 )
 def test_the_simulation_sees_mistakes_in_columns(monkeypatch: pytest.MonkeyPatch, block: int, change: Change) -> None:
-    simulated = Simulated(monkeypatch, 7, block)
-    simulated.changes = {cuda_many.SOURCE: change}
     workload = OF_FEW if block == 32 else OF_ALL_WIDTHS
-    assert not unless_stopped(lambda: right(simulated, workload, 3, form=FORMS["experts_many_shares_fine"]))
+    assert sees(monkeypatch, change, 7, block, workload, 3, form=FORMS["experts_many_shares_fine"])
 
 
 @needs_compiler
@@ -354,9 +357,7 @@ def test_what_is_shared_by_cost_is_done_once(monkeypatch: pytest.MonkeyPatch, wo
     ],
 )
 def test_the_simulation_sees_mistakes_in_shares_by_cost(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
-    simulated = Simulated(monkeypatch, 13, 96)
-    simulated.changes = {cuda_many.SOURCE: change}
-    assert not unless_stopped(lambda: right(simulated, OF_ALL_WIDTHS, form=FORMS["experts_many_shares"]))
+    assert sees(monkeypatch, change, 13, 96, OF_ALL_WIDTHS, form=FORMS["experts_many_shares"])
 
 
 @needs_compiler
@@ -371,10 +372,8 @@ def test_the_simulation_sees_mistakes_in_shares_by_cost(monkeypatch: pytest.Monk
     ],
 )
 def test_the_simulation_sees_mistakes_in_w4a8(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
-    simulated = Simulated(monkeypatch, 7, 96)
-    simulated.changes = {cuda_many.SOURCE: change}
     workload = cases._workload(130, 3, 2, 528, 144, "one", shared=144)
-    assert not unless_stopped(lambda: right(simulated, workload, fp8=True))
+    assert sees(monkeypatch, change, 7, 96, workload, fp8=True)
 
 
 def _routed(
