@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import logging
 import math
@@ -38,7 +39,7 @@ from lab.base import devices, own
 from lab.base.errors import REPOSITORY, BadInput, reason
 from lab.bench import machine
 from lab.bench.comparison import Outcome
-from lab.bench.measure import FIRST_GUESS_S, Item, Settings, completed, in_order, key, longest_first, row
+from lab.bench.measure import FIRST_GUESS_S, Item, Settings, completed, groups, key, longest_first, row
 from lab.card import phases
 from lab.place import ceilings
 from lab.row import store
@@ -410,8 +411,9 @@ def measure(
     on = {item.card.id: device for item, device in items}
     runs = {device: store.new_run(device, "")[0] for device in on.values()}
     asked = [item for item, _ in items]
-    for item in in_order(asked) if math.isfinite(settings.budget_s) else longest_first(asked, settings):
-        device, name, way = on[item.card.id], f"{item.card.id} {item.workload.id}", settings.of(item.card)
+    in_order = itertools.chain.from_iterable(groups(asked))
+    for item in in_order if math.isfinite(settings.budget_s) else longest_first(asked, settings):
+        device, name, way = on[item.card.id], item.where, settings.of(item.card)
         into = folder or store.folder() / device / item.card.id / runs[device]
         if key(item, way) in completed(into):
             cluster.tell(f"{name}: already measured in this run")
@@ -427,8 +429,9 @@ def measure(
             sent = [path for path in (item.card.path, item.card.path.parent / own.DEVICES) if path.exists()]
             files |= {f"cards/{path.name}": path.read_text(encoding="utf-8") for path in sent}
             arguments += ["--cards", f"{PROFILES}/cards"]
-        group = next((f"{item.card.id} {ids[0]}" for ids in item.card.compared if item.workload.id in ids), "")
-        cells.append(Cell(name, arguments, device, files, group))
+        cells.append(
+            Cell(name, arguments, device, files, f"{item.card.id} {item.together[0]}" * (len(item.together) > 1))
+        )
         homes[name] = item, device, into
     for cell, told in sweep(cluster, cells, settings.budget_s):
         item, device, into = homes[cell.name]

@@ -84,6 +84,16 @@ class Item:
     decisive: bool
     bytes: float
 
+    @property
+    def where(self) -> str:
+        """As messages name it."""
+        return f"{self.card.id} {self.workload.id}"
+
+    @property
+    def together(self) -> list[str]:
+        """The workloads that the card compares with each other, of which this is one; this alone where it is none."""
+        return next((ids for ids in self.card.compared if self.workload.id in ids), [self.workload.id])
+
 
 def require_gpu(command: str = "lab measure") -> devices.Device:
     """The device record of the GPU here, made of what its driver reports where no list has it; BadInput without one.
@@ -233,27 +243,28 @@ def measure(
         return rows
 
     try:
-        for item in in_order(items):
-            into = folder or store.folder() / device.id / item.card.id / run
-            where = f"{item.card.id} {item.workload.id}"
-            if key(item, settings.of(item.card)) in completed(into):
-                tell(f"{where}: already measured in this run")
-                continue
+        for group in groups(items):
+            into = folder or store.folder() / device.id / group[0].card.id / run
+            done = [item for item in group if key(item, settings.of(item.card)) in completed(into)]
+            for item in done:
+                tell(f"{item.where}: already measured in this run")
+            left = [item for item in group if item not in done]
             guess = sum(spent) / len(spent) if spent else FIRST_GUESS_S + settings.seconds
-            if time.monotonic() - start + guess > settings.budget_s:
-                left_out.append(where)
+            if time.monotonic() - start + guess * len(left) > settings.budget_s:
+                left_out += [item.where for item in left]
                 continue
-            store.refuse_unwritable(into)  # before GPU time is spent on rows that could not be kept
-            began = time.monotonic()
-            rows = once(item, into)
-            spent.append(time.monotonic() - began)
-            yield rows
-            if any(r.status == "suspect" for r in rows):
-                tell(f"{where}: suspect, so its ceilings and itself are measured again")
-                for worker in workers:
-                    worker.stop()
-                measure_ceilings(device, rows, rows[0].wanted_l2)
-                yield once(item, into)
+            for item in left:
+                store.refuse_unwritable(into)  # before GPU time is spent on rows that could not be kept
+                began = time.monotonic()
+                rows = once(item, into)
+                spent.append(time.monotonic() - began)
+                yield rows
+                if any(r.status == "suspect" for r in rows):
+                    tell(f"{item.where}: suspect, so its ceilings and itself are measured again")
+                    for worker in workers:
+                        worker.stop()
+                    measure_ceilings(device, rows, rows[0].wanted_l2)
+                    yield once(item, into)
     finally:
         for worker in workers:
             worker.stop()
@@ -261,9 +272,12 @@ def measure(
             tell(f"{where}: left out, the budget of {settings.budget_s:.0f} s is spent")
 
 
-def in_order(items: Sequence[Item]) -> list[Item]:
-    """Those that decide first, and of them the cheap ones."""
-    return sorted(items, key=lambda item: (not item.decisive, item.bytes))
+def groups(items: Sequence[Item]) -> list[list[Item]]:
+    """Those that decide first, and of them the cheap ones; what a card compares with each other stands together."""
+    found: dict[tuple[str, ...], list[Item]] = {}
+    for item in sorted(items, key=lambda item: (not item.decisive, item.bytes)):
+        found.setdefault((item.card.id, *item.together), []).append(item)
+    return list(found.values())
 
 
 def longest_first(items: Sequence[Item], settings: Settings) -> list[Item]:
@@ -284,26 +298,33 @@ def measure_ceilings(device: devices.Device, rows: Sequence[Measurement], l2: st
 def missing(items: Sequence[Item], device: str, settings: Settings) -> list[Item]:
     """Those that no run on the device answers: both arms judged, by today's launches, for this gate, timed this way.
 
-    A row of fewer placements than asked for is no answer.
+    A row of fewer placements than asked for is no answer. Nor are those of workloads that the card compares with each
+    other where no run has all of them and they are of several GPUs: then all of them are missing.
     """
-    found = []
-    for item in items:
-        own = settings.of(item.card)
-        rows = [
-            row
-            for row in store.rows(device=device, phase=item.card.id)
-            if row.workload_id == item.workload.id
-            and (row.name, row.arm) in ((item.card.control, "control"), (item.card.candidate, "candidate"))
-            and row.status in ("ok", "incorrect")
-            and (row.placements >= settings.placements or row.status != "ok")
-            and row.gate_hash == item.card.gate_hash
-            and row.protocol == (own.timer, own.l2, own.rest)
-            and not families.former(row)
-        ]
-        arms = {(row.run, row.arm) for row in rows}
-        if not any({(run, "control"), (run, "candidate")} <= arms for run, _ in arms):
-            found.append(item)
-    return found
+    found: list[Item] = []
+    for group in groups(items):
+        answers = [answered(item, device, settings.of(item.card)) for item in group]
+        gpus = {machines[max(machines)] for machines in answers if machines}  # of the newest runs
+        if not all(answers) or (len(gpus) > 1 and not set.intersection(*map(set, answers))):
+            found += group
+    return [item for item in items if item in found]
+
+
+def answered(item: Item, device: str, settings: Settings) -> dict[str, str | None]:
+    """Run -> the GPU that it was on, for each run on the device that answers this comparison."""
+    rows = [
+        row
+        for row in store.rows(device=device, phase=item.card.id)
+        if row.workload_id == item.workload.id
+        and (row.name, row.arm) in ((item.card.control, "control"), (item.card.candidate, "candidate"))
+        and row.status in ("ok", "incorrect")
+        and (row.placements >= settings.placements or row.status != "ok")
+        and row.gate_hash == item.card.gate_hash
+        and row.protocol == (settings.timer, settings.l2, settings.rest)
+        and not families.former(row)
+    ]
+    arms = {(row.run, row.arm) for row in rows}
+    return {row.run: row.gpu_id for row in rows if {(row.run, "control"), (row.run, "candidate")} <= arms}
 
 
 def compare(
@@ -317,7 +338,7 @@ def compare(
     room = 1.0
     gone: dict[str, Outcome] = {}
     roles = {name: role for role, name in item.arms}
-    where = f"{item.card.id} {item.workload.id}"
+    where = item.where
     while True:
         started = machine.now()
         arms = tuple((role, name) for role, name in item.arms if name not in gone)

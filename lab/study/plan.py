@@ -166,7 +166,7 @@ def sweep(arguments: Namespace) -> list[Cost]:
             continue
         todo = measure.missing(items, device, settings) if arguments.missing else items
         if todo:
-            ids = tuple(item.workload.id for item in measure.in_order(todo))
+            ids = tuple(item.workload.id for group in measure.groups(todo) for item in group)
             took = seconds_of(card, items, arguments.placements, device)
             found.append(Cost(card.id, device, ids, len(items), sum(took[each] for each in ids)))
     return found

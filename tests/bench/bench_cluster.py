@@ -1,9 +1,10 @@
-"""What a second GPU gives a sweep: `python -m tests.bench.bench_cluster CARD... [--keep] [--device=ID]`.
+"""What a second GPU gives a sweep: `python -m tests.bench.bench_cluster CARD... [--keep] [--at-once] [--device=ID]`.
 
 In a clean checkout. The cards are measured on a cluster of one worker, on GPU 0, then on one of two, into a folder
-that is thrown away; --keep puts the rows of the second sweep where rows lie; --device and --workload are `lab
-measure`'s. Printed are both wall times and, for each comparison, the interval of the change on one GPU and the change
-on two. Exits 1 where two are less than 1.85 times as fast, or where the intervals of a comparison do not overlap.
+that is thrown away; --keep puts the rows of the second sweep where rows lie; --at-once has both at the same time, on
+GPUs 0, and 1 and 2; --device and --workload are `lab measure`'s. Printed are both wall times and, for each comparison,
+the interval of the change on one GPU and the change on two. Exits 1 where two are less than 1.85 times as fast, or
+where the intervals of a comparison do not overlap.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from lab.base.errors import REPOSITORY
@@ -55,17 +57,21 @@ def main(*cards: str) -> int:
     options = [c for c in cards if c.startswith(("--device=", "--workload="))]
     with tempfile.TemporaryDirectory() as folder:
         homes = Path(folder) / "1", store.folder() if keep else Path(folder) / "2"
-        one_s, one = sweep(1, named, options, homes[0], "0")
-        two_s, two = sweep(2, named, options, homes[1], "0,1")
+        with ThreadPoolExecutor(2) as pool:
+            first = pool.submit(sweep, 1, named, options, homes[0], "0")
+            if "--at-once" not in cards:
+                first.result()
+            second = pool.submit(sweep, 2, named, options, homes[1], "1,2" if "--at-once" in cards else "0,1")
+        (one_s, one), (two_s, two) = first.result(), second.result()
     apart = 0
     for key, pair in one.items():
-        first, second = evidence.change_pct(*pair), evidence.change_pct(*two[key])
-        if first is None or second is None:
+        alone, beside = evidence.change_pct(*pair), evidence.change_pct(*two[key])
+        if alone is None or beside is None:
             print(*key, "not timed")
             continue
-        disjoint = first[1] > second[2] or second[1] > first[2]
+        disjoint = alone[1] > beside[2] or beside[1] > alone[2]
         apart += disjoint
-        ends = [f"{change[0]:+.2f} % ({change[1]:+.2f} to {change[2]:+.2f})" for change in (first, second)]
+        ends = [f"{change[0]:+.2f} % ({change[1]:+.2f} to {change[2]:+.2f})" for change in (alone, beside)]
         print(*key, *ends, "APART" * disjoint)
     print(
         f"one worker {one_s:.0f} s, two {two_s:.0f} s: {one_s / two_s:.2f} times as fast; {apart} of {len(one)} apart"

@@ -235,7 +235,7 @@ compare = "change"
 op = "<"
 threshold = 0
 unit = "%"
-workload = "{decisive}"
+workload = "{decisive}"{against}
 [expected]
 recovery = "r"
 arithmetic = "a"
@@ -243,14 +243,21 @@ arithmetic = "a"
 
 
 def card(
-    folder: Path, workloads: tuple[str, ...], control: str = "plain", candidate: str = "faster", decisive: str = ""
+    folder: Path,
+    workloads: tuple[str, ...],
+    control: str = "plain",
+    candidate: str = "faster",
+    decisive: str = "",
+    against: str = "",
 ) -> phases.Card:
-    """A card of the toy family, written to `folder`; decisive: the workload its gate asks for, default the first."""
+    """A card of the toy family, written to `folder`; decisive: the workload its gate asks for, default the first.
+
+    against: the workload whose candidate that one's is compared with, default its own control.
+    """
     path = folder / "toy.toml"
     listed = "[" + ", ".join(f'"{w}"' for w in workloads) + "]"
-    path.write_text(
-        CARD.format(control=control, candidate=candidate, workloads=listed, decisive=decisive or workloads[0])
-    )
+    given = {"control": control, "candidate": candidate, "workloads": listed, "decisive": decisive or workloads[0]}
+    path.write_text(CARD.format(**given, against=f'\nagainst = "{against}"' if against else ""))
     return phases.load(path)
 
 

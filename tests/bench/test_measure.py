@@ -5,6 +5,7 @@ up.
 """
 
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -508,6 +509,44 @@ def test_budget_takes_decisive_and_cheap_first(
     wanted = ["n500", "n1", "n63", "w00", "n75", "w39"]  # the gate's own, then by bytes
     assert order == wanted[:count]
     assert told == [f"toy {w}: left out, the budget of {budget_s:.0f} s is spent" for w in wanted[count:]]
+
+
+@pytest.mark.parametrize(("budget_s", "wanted"), [(39, []), (40, ["n63", "n500", "n1"]), (1e9, ["n63", "n500", "n1"])])
+def test_a_budget_takes_all_of_what_is_compared_or_nothing(
+    budget_s: float, wanted: list[str], tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change from one workload to another needs both from one GPU; guessed at 20 s each."""
+    order = fake_compare(monkeypatch, 10.0)
+    card = fake_bench.card(tmp_path, ("n1", "n500", "n63"), decisive="n63", against="n500")
+    sweep(card, tmp_path / "run", Settings(**{**vars(QUICK), "budget_s": budget_s}), told)
+    assert order == (wanted or ["n1"])
+    assert len(told) == 3 - len(order)
+
+
+def test_workloads_compared_with_each_other_are_missing_together(tmp_path: Path) -> None:
+    """Unless one run has them all, or their newest runs were on one GPU; workloads that stand alone do not mind."""
+
+    def left(against: str, **gpus: str) -> set[str]:
+        """What is missing of two workloads where each of their runs, named by both, was on this GPU."""
+        card = fake_bench.card(tmp_path, ("n63", "n500"), decisive="n63", against=against)
+        for n, (name, gpu) in enumerate(gpus.items()):
+            workload, _, run = name.partition("_")
+            folder = store.folder() / "h200" / "toy" / f"{against or 'alone'}{len(gpus)}{gpu}{run or n}"
+            for arm, candidate in (("control", "plain"), ("candidate", "faster")):
+                asked = {"gate_hash": card.gate_hash, "wanted_timer": "graph", "wanted_l2": "cold"}
+                of = {"family": "toy", "arm": arm, "name": candidate, "workload_id": workload, "run": folder.name}
+                store.append_all(folder, [measurement(**of, **asked, status="incorrect", gpu_id=gpu)])
+        found = {item.workload.id for item in measure.missing(measure.plan(card), "h200", QUICK)}
+        shutil.rmtree(store.folder(), ignore_errors=True)
+        return found
+
+    both = {"n63", "n500"}
+    assert left("", n63="a", n500="b") == set()
+    assert left("", n63="a") == {"n500"}
+    assert left("n500", n63="a") == both
+    assert left("n500", n63="a", n500="b") == both
+    assert left("n500", n63="a", n500="a") == set()
+    assert left("n500", n63_1="a", n500_1="a", n500_2="b") == set()
 
 
 def test_many_workers_take_the_longest_first(tmp_path: Path) -> None:
