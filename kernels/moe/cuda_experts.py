@@ -36,6 +36,7 @@ H_STAGES_MAX = 4  # an h takes a microsecond to come, two items
 PRECISION = "nvfp4-w4a16"
 ROUTED_MAX, ROUTED_EXPERTS_MAX = 16, 512  # where experts_teams.cu routes for itself
 BLOCK_TOKENS = 8  # of its blocks; where a call has no more, each has a warp
+DEALT_TOKENS = 4  # up to which a CTA that routes deals x of the one layout in shared memory
 STAGES, PREFETCH = 4, 8
 PREFETCH_ROWS = 2  # of an expert in the mean, from which on prefetches pay (cards moe-prefetch and moe-prefetch-64)
 AHEAD = "COUNTERS_BESIDE", "SHORT_LINE"  # what gained ahead of its first copy (card moe-ahead)
@@ -73,6 +74,7 @@ class ExpertsConfig:
     prefetch: int = 0
     most_tokens: int = BLOCK_TOKENS
     one_layout: bool = False
+    dealt: int = 0
 
     @property
     def threads(self) -> int:
@@ -85,6 +87,7 @@ class ExpertsConfig:
         sizes |= {"st": self.stages, "hs": self.h_stages, "i": self.round_items}
         sizes |= {"hr": self.h_rows} if self.h_rows else {}
         sizes |= {"pf": self.prefetch} if self.prefetch else {}
+        sizes |= {"x": self.dealt} if self.dealt else {}
         sizes |= {"t": self.most_tokens} if self.most_tokens != BLOCK_TOKENS else {}
         word = f"moe_teams{self.teams}" if self.teams else "moe_experts"
         words = word + "_routed" * self.routed + "_one" * self.one_layout, *map(str.lower, self.switches), self.dtype
@@ -112,6 +115,7 @@ class ExpertsConfig:
         """Barriers, stages, sums, h, sums of y, and both lists: as experts.cu lays them out."""
         sums = (4 if self.teams else SUM_STAGES) * WARPS * self.n_tiles * 512
         fixed = BARRIER_BYTES + self.stages * self.stage_bytes + sums + self.h_stages * self.h_stage_bytes
+        fixed += self.dealt * (2 * self.width + 16)
         return fixed + self.row_tiles * tokens * 64 + 8 * (rows + blocks)
 
     def blocks(self, tokens: int, top_k: int, experts: int, shared: bool) -> int:
@@ -134,7 +138,7 @@ def choose_config(
     tokens: int, width: int, inner: int, dtype: str, sms: int = SMS, *, teams: int = 2, stages: int = STAGES,
     round_items: int = 0, row_tiles: int = 0, routed: bool = True,
     switches: tuple[str, ...] = AHEAD, few_rows: bool = False, prefetch: int = PREFETCH, routed_max: int = ROUTED_MAX,
-    one_layout: bool = False,
+    one_layout: bool = False, dealt: bool = True,
 ) -> ExpertsConfig:  # fmt: skip
     """experts_teams.cu with `teams` teams; of `stages` of weights as many as leave room for two of h.
 
@@ -152,6 +156,8 @@ def choose_config(
     )
     if routed:
         config = replace(config, switches=switches, most_tokens=BLOCK_TOKENS if tokens <= BLOCK_TOKENS else routed_max)
+        if one_layout and dealt and tokens <= DEALT_TOKENS:  # stages of h leave the room by being for as many rows
+            config = replace(config, dealt=DEALT_TOKENS, h_rows=DEALT_TOKENS)
         if few_rows and tokens <= 4:
             config = replace(config, h_rows=1 << (tokens - 1).bit_length(), stages=8)
     else:
@@ -167,7 +173,7 @@ def for_experts(config: ExpertsConfig, experts: int, pairs: int) -> ExpertsConfi
     pairs: of a token and a routed expert.
     """
     if config.routed and experts > ROUTED_EXPERTS_MAX:
-        config = replace(config, routed=False, switches=(), most_tokens=BLOCK_TOKENS)
+        config = replace(config, routed=False, switches=(), most_tokens=BLOCK_TOKENS, dealt=0, h_rows=0)
     return config if pairs >= PREFETCH_ROWS * experts else replace(config, prefetch=0)
 
 
@@ -272,6 +278,8 @@ def source(config: ExpertsConfig, experts: int = 0) -> CudaSource:
         macros["H_ROWS"] = config.h_rows
     if config.one_layout:
         macros["ONE_LAYOUT"] = 1
+    if config.dealt:
+        macros["DEALT"] = config.dealt
     if config.prefetch:
         macros |= {"PREFETCH": config.prefetch, "EXPERTS": experts}
     tokens = 8 if config.n_tiles == 1 and not config.teams else TOKENS_MAX

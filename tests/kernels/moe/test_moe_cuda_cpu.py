@@ -373,6 +373,37 @@ def test_the_simulation_sees_mistakes_in_the_one_layout(monkeypatch: pytest.Monk
     assert not unless_stopped(lambda: right(simulated, BY_ID["t9_e8_k2_h128_f128_s128_bf16"]))
 
 
+DEALT = {"one_layout": True, "routed": True, "dealt": 4, "h_rows": 4, "teams": 2, "n_tiles": 1, "round_items": 5}
+
+
+@needs_compiler
+@pytest.mark.parametrize(("tokens", "switches"), [(1, AHEAD), (2, EARLY), (4, ())])
+def test_x_is_dealt_while_a_cta_chooses(
+    monkeypatch: pytest.MonkeyPatch, tokens: int, switches: tuple[str, ...]
+) -> None:
+    """x of nine tiles of k, one more than a team has warps, with a shared expert."""
+    workload = cases._workload(tokens, 5, 3, 576, 128, shared=64)
+    assert right(Simulated(monkeypatch, 10, **DEALT, switches=switches), workload)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("i < tokens * OF_ROW; i += 2 * threads", "i < OF_ROW; i += 2 * threads"),
+        ("if (more) leave(i + threads, second);", ""),
+        ("i / OF_ROW * X_ROW + 2 * dealt_place", "2 * dealt_place"),
+        ("sts32(at + 32, words.y)", "sts32(at + 16, words.y)"),
+        ("DEALT_X + token * X_ROW + 2 * k", "DEALT_X + 2 * k"),
+        ("LISTS = DEALT_X + DEALT * X_ROW", "LISTS = DEALT_X + X_ROW"),
+    ],
+)
+def test_the_simulation_sees_mistakes_where_x_is_dealt(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
+    simulated = Simulated(monkeypatch, 10, **DEALT)
+    simulated.changes = {cuda_experts.TEAMS_SOURCE: change}
+    assert not unless_stopped(lambda: right(simulated, cases._workload(4, 5, 3, 576, 128, shared=64)))
+
+
 @needs_compiler
 @pytest.mark.parametrize("most", [8, 32])
 def test_routed_inside_the_bits_are_those_of_two_launches(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
