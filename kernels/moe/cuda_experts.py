@@ -115,7 +115,7 @@ class ExpertsConfig:
         """Barriers, stages, sums, h, sums of y, and both lists: as experts.cu lays them out."""
         sums = (4 if self.teams else SUM_STAGES) * WARPS * self.n_tiles * 512
         fixed = BARRIER_BYTES + self.stages * self.stage_bytes + sums + self.h_stages * self.h_stage_bytes
-        fixed += self.dealt * (2 * self.width + 16)
+        fixed += self.routed * self.dealt * (2 * self.width + 16)
         return fixed + self.row_tiles * tokens * 64 + 8 * (rows + blocks)
 
     def blocks(self, tokens: int, top_k: int, experts: int, shared: bool) -> int:
@@ -161,7 +161,7 @@ def choose_config(
         if few_rows and tokens <= 4:
             config = replace(config, h_rows=1 << (tokens - 1).bit_length(), stages=8)
     else:
-        config = replace(config, prefetch=prefetch)
+        config = replace(config, prefetch=prefetch, dealt=int(one_layout and dealt))
     while config.stages > 2 * teams and _shared_bytes_of(config, tokens) > SHARED_BYTES:
         config = replace(config, stages=config.stages - teams)
     return with_h_stages(config, tokens)
@@ -173,7 +173,9 @@ def for_experts(config: ExpertsConfig, experts: int, pairs: int) -> ExpertsConfi
     pairs: of a token and a routed expert.
     """
     if config.routed and experts > ROUTED_EXPERTS_MAX:
-        config = replace(config, routed=False, switches=(), most_tokens=BLOCK_TOKENS, dealt=0, h_rows=0)
+        config = replace(
+            config, routed=False, switches=(), most_tokens=BLOCK_TOKENS, dealt=min(config.dealt, 1), h_rows=0
+        )
     return config if pairs >= PREFETCH_ROWS * experts else replace(config, prefetch=0)
 
 
@@ -242,10 +244,11 @@ def router_warps(experts: int) -> int:
 
 
 @functools.cache
-def once_source(experts: int, dtype: str, block_tokens: int) -> CudaSource:
-    """router_once.cu for few tokens, as router_source."""
+def once_source(experts: int, dtype: str, block_tokens: int, deal: bool = False) -> CudaSource:
+    """router_once.cu for few tokens, as router_source. deal: it copies x besides."""
     macros = {"X_BF16": int(dtype == "bf16"), "EXPERTS": experts, "BLOCK_TOKENS": block_tokens, "FEW": 1}
-    name = f"moe_router_once_few_{dtype}_e{experts}_b{block_tokens}"
+    macros |= {"DEAL": 1} if deal else {}
+    name = f"moe_router_once_few_{'deal_' * deal}{dtype}_e{experts}_b{block_tokens}"
     return hopper.source(ONCE_SOURCE, name, once_shared_bytes(experts), macros)
 
 
@@ -350,6 +353,7 @@ def scratch(
         "blocks": zeros(blocks, 2), "state": zeros(2 + blocks + groups), "turns": zeros(3),
         "banks": zeros(2 + 2 * (blocks + groups)),
         "h": zeros(pairs, inner, kind=dtype), "parts": zeros(sums, kind=torch.float32),
+        **({"dealt": zeros(tokens, width, kind=dtype)} if config.one_layout else {}),
     }  # fmt: skip
 
 
@@ -363,20 +367,24 @@ def configured(
 
 
 def route(
-    args: dict[str, Any], gate: Any, dtype: str, block_tokens: int, counters: int, once: bool = True
+    args: dict[str, Any], gate: Any, dtype: str, block_tokens: int, counters: int, once: bool = True, deal: bool = False
 ) -> None:  # fmt: skip
     """The router's launch, which leaves rows and blocks of so many tokens, and so many counters at zero.
 
-    once: router_once.cu's, not router.cu's.
+    once: router_once.cu's, not router.cu's; with `deal` it copies x into args["dealt"] besides.
     """
     logits, (tokens, width) = args["logits"], args["x"].shape
     experts = logits.shape[1]
-    chooser, warps = (once_source if once else router_source)(experts, dtype, block_tokens), router_warps(experts)
+    warps = router_warps(experts)
+    chooser = once_source(experts, dtype, block_tokens, deal) if once else router_source(experts, dtype, block_tokens)
+    routers = -(-tokens // warps)
+    grid = routers + deal * -(-tokens * width // 8 // (32 * warps))
+    back = (args["turns"],) * once + ((args["dealt"], cuda.i32(routers)) if deal else ())
     lists = [args[name] for name in ("pairs", "masks", "rows", "blocks", "state")]
     cuda.launch(
-        cuda.load(chooser, chooser.kernels[0], args["x"].device.index or 0), (-(-tokens // warps),), 32 * warps,
-        (logits, args["x"], gate, *lists, *map(cuda.i32, (tokens, width, len(args["k"]), counters)),
-         *[args["turns"]] * once), (once_shared_bytes if once else router_shared_bytes)(experts),
+        cuda.load(chooser, chooser.kernels[0], args["x"].device.index or 0), (grid,), 32 * warps,
+        (logits, args["x"], gate, *lists, *map(cuda.i32, (tokens, width, len(args["k"]), counters)), *back),
+        (once_shared_bytes if once else router_shared_bytes)(experts),
     )  # fmt: skip
 
 
@@ -407,12 +415,12 @@ def run(args: dict[str, Any], out: Tensors, choose: Choice = choose_config, once
             config.shared_bytes(tokens, pairs, blocks),
         )  # fmt: skip
         return
-    route(args, gate, element, config.block_tokens, blocks + config.groups, once)
-    between = [args[name] for name in ("rows", "blocks", "state")]
+    route(args, gate, element, config.block_tokens, blocks + config.groups, once, bool(config.dealt))
+    between, read = [args[name] for name in ("rows", "blocks", "state")], args["dealt"] if config.dealt else x
     unit = source(config, experts if config.prefetch else 0)
     cuda.launch(
         cuda.load(unit, config.kernel, device, SHARED_BYTES), (config.grid,), config.threads,
-        (x, *weights, *between, h, args["parts"], y, *map(cuda.i32, (tokens, pairs, blocks))),
+        (read, *weights, *between, h, args["parts"], y, *map(cuda.i32, (tokens, pairs, blocks))),
         config.shared_bytes(tokens, pairs, blocks), programmatic=True,
     )  # fmt: skip
 

@@ -173,6 +173,11 @@ def once_shared_bytes(experts: int) -> int:
     return 4 * (1024 // columns * columns + 2 * experts + columns + columns // 8)
 
 
+def box_rows(rows: int) -> int:
+    """Rows of an expert in a box of the one layout: half a tile's where a whole last box would have too many."""
+    return BLOCK_ROWS // (1 + -(-rows // (BLOCK_ROWS // 2)) % 2)
+
+
 @functools.cache
 def once_source(experts: int, dtype: str, block: int, by_width: bool = False) -> CudaSource:
     """router_once.cu."""
@@ -295,7 +300,8 @@ def run(args: dict[str, Any], out: Tensors, fp8: bool = False, form: Form = FORM
             even = tokens * top_k >= PREFETCH_ROWS * experts
             more = cuda.i32(experts), cuda.i32(even * (experts + shared * -(-tokens // block)))
         if ONE_LAYOUT in config.switches:
-            more = *more, row_tiles.boxes(args[name].flatten(0, 1), BLOCK_ROWS // 16, 1)
+            rows = width if name == "down" else 2 * inner
+            more = *more, row_tiles.boxes(args[name].flatten(0, 1), box_rows(rows) // 16, 1)
         cuda.launch(
             cuda.load(source(config), config.kernel, device, SHARED_BYTES), (len(args["flags"]) // 2,), THREADS,
             (args[f"{of}_e4m3"] if fp8 else given, args[name], args[f"{name}_scale"], *lists, made, args["parts"],

@@ -22,7 +22,7 @@
 // 16, 24 or 32 columns; EARLY 1: where not GATED, a CTA asks for its first stages of weights while the launch ahead ends;
 // GATED, the launch behind starts when that is safe. PREFETCH 1, GATED: while the router runs, each CTA prefetches into L2
 // the stages of weights that its part is likely to begin with. ONE_LAYOUT 1: weights are row_tiles.py's, as experts_teams.cu
-// has them, and a stage of them is a box of 16 row tiles by one of k.
+// has them, and a stage of them is a box of 16 row tiles by one of k, or two of 8.
 #include "nvfp4/gemm_operand.cuh"
 #include "nvfp4/w4a8_operand.cuh"
 #include "sm90/epilogue.cuh"
@@ -72,6 +72,8 @@ constexpr int EPILOGUE = 1;                              // named barriers, one 
 constexpr int PART_FLOATS = 128 * 2 * GROUPS * ACC;      // of one warpgroup
 constexpr int ROWS_OF_LANE = BLOCK_M / (4 * PRODUCERS);  // of a stage: a quarter of a warp copies a row
 
+// Of a stage's weights where ONE_LAYOUT: two where one would go on into the next expert.
+constexpr int BOXES = LAST_HALF % 2 ? 1 : 2;
 constexpr int K_TILES = (K + 63) / 64, OF_EXPERT = (ROWS + 15) / 16;  // row_tiles.py's tiles along K, and an expert's
 
 template <int N>
@@ -141,7 +143,14 @@ DEVICE void prefetch_weights(const unsigned char* w, int experts, int blocks, in
 DEVICE void load_weights(u32 to, const unsigned char* w, const TensorMap* w_map, int expert, int row_tile, int k,
                          u32 barrier) {
     if constexpr (ONE_LAYOUT) {
-        tma_load_words(to, w_map, k * (TILE_BYTES / 8), expert * OF_EXPERT + 16 * row_tile, barrier);
+        if constexpr (BOXES == 1) {
+            tma_load_words(to, w_map, k * (TILE_BYTES / 8), expert * OF_EXPERT + 16 * row_tile, barrier);
+        } else {
+            for (int half = 0; half < 2; half++) {
+                const int of = expert * OF_EXPERT + 8 * min(2 * row_tile + half, LAST_HALF);
+                tma_load_words(to + half * W_BYTES, w_map, k * (TILE_BYTES / 8), of, barrier);
+            }
+        }
     } else {
         for (int half = 0; half < 2; half++) {
             tma_load_1d(to + half * W_BYTES, half_of(w, expert, row_tile, half) + k * W_BYTES, W_BYTES, barrier);

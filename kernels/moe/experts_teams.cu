@@ -16,8 +16,8 @@
 // SHORT_LINE 0/1 (0; one round of items is not divided by one), H_ROWS (8; rows that a block has at most, in stages of
 // h), PREFETCH (0; not ROUTED, with EXPERTS: items that each CTA prefetches into L2 while the router runs), ONE_LAYOUT
 // (0; weights are row_tiles.py's, of which experts_many.cu takes boxes: k is in wgmma's own order, so x and h are dealt
-// to quads in it), DEALT (0; there, with ROUTED: tokens that a call has at most, whose x is dealt in shared memory by warps
-// that choose nothing, once for all experts and teams).
+// to quads in it), DEALT (0; there: x comes dealt, by router_once.cu; with ROUTED the tokens that a call has at most, whose
+// x is dealt in shared memory by warps that choose nothing, once for all experts and teams).
 #ifndef DEALT
 #define DEALT 0
 #endif
@@ -56,7 +56,7 @@ constexpr int UP_K = (WIDTH + 63) / 64, DOWN_K = (INNER + 63) / 64;  // tiles al
 constexpr int UP_ROWS = INNER / 8, DOWN_ROWS = WIDTH / 16, GROUPS = (DOWN_ROWS + ROW_TILES - 1) / ROW_TILES;
 static_assert(INNER % 16 == 0 && WIDTH % 16 == 0 && SLOTS % ROW_TILES == 0, "whole scale groups, whole slots");
 static_assert(!ONE_LAYOUT || INNER % 64 == 0, "h is dealt within 64 k");
-static_assert(!DEALT || (ONE_LAYOUT && ROUTED && WIDTH % 64 == 0), "by warps that wait for the choice");
+static_assert(!DEALT || (ONE_LAYOUT && WIDTH % 64 == 0), "in tiles of that layout");
 
 constexpr unsigned UP_BYTES = UP_K * TILE_BYTES, SLOT_BYTES = DOWN_K * TILE_BYTES;
 constexpr unsigned STAGE_BYTES = ((UP_BYTES > SLOTS * SLOT_BYTES ? UP_BYTES : SLOTS * SLOT_BYTES) + 127) / 128 * 128;
@@ -69,7 +69,7 @@ constexpr unsigned FULL = 0, EMPTY = FULL + 8 * STAGES, H_FULL = EMPTY + 8 * STA
 constexpr unsigned SUMMED = H_EMPTY + 8 * H_STAGES, FREE_UP = SUMMED + 8 * SUM_STAGES, FREE = FREE_UP + 8 * SUM_STAGES;
 constexpr unsigned RING = 1024, SUMS = RING + STAGES * STAGE_BYTES, H_RING = SUMS + SUM_STAGES * SUM_STAGE_BYTES;
 constexpr unsigned X_ROW = 2 * WIDTH + 16, DEALT_X = H_RING + H_STAGES * H_STAGE_BYTES;
-constexpr unsigned LISTS = DEALT_X + DEALT * X_ROW;  // y's sums, rows, blocks
+constexpr unsigned LISTS = DEALT_X + (ROUTED ? DEALT * X_ROW : 0);  // y's sums, rows, blocks
 constexpr unsigned COUNTERS = RING - 8;
 static_assert(FREE + 8 * SUM_STAGES <= COUNTERS, "too many barriers");
 static_assert(STAGES % TEAMS == 0 && H_STAGES % TEAMS == 0, "who skips a round of a barrier mistakes its parity");
@@ -139,14 +139,6 @@ DEVICE u32 multiply(float (&c)[4], const unsigned char* tile, const u32 (&o)[8],
 DEVICE void put(u32 (&o)[8], const uint4& low, const uint4& high) {
     o[0] = low.x, o[1] = low.y, o[2] = low.z, o[3] = low.w;
     o[4] = high.x, o[5] = high.y, o[6] = high.z, o[7] = high.w;
-}
-
-// Where a row of h, or of x where DEALT, has feature k: a quad's lane t has its 16 of 64 side by side, k = 16 j + 2 t +
-// {0, 1, 8, 9}.
-DEVICE int dealt_place(int k) {
-    if constexpr (!ONE_LAYOUT) return k;
-    const int j = k / 16 % 4, upper = k / 8 % 2, t = k / 2 % 4;
-    return k / 64 * 64 + 16 * t + 4 * j + 2 * upper + k % 2;
 }
 
 // A worker's share of the second product: its group of row tiles of y, and `mine` blocks, every PARTS-th from `part`.
@@ -274,7 +266,7 @@ static_assert(TEAMS == 2 && WARPS >= 2 * BLOCK_TOKENS && EXPERTS <= THREADS,
               "a warp a token twice, a thread an expert");
 static_assert(MOST_TOKENS <= 32, "an expert's tokens are a word");
 
-#if DEALT
+#if ROUTED && DEALT
 // By so many threads: x of every token into shared memory, words of 64 k as the lanes of a quad multiply them. Eight k at
 // a time, two of them asked for before the first is there.
 DEVICE void deal_x(const unsigned char* x, u32 to, int tokens, int thread, int threads) {
@@ -495,7 +487,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
                 for (int c = 0; c < UP_TILES; c++) {
                     const int k = (c * TEAM + member) * 64 + 16 * t;
-#if DEALT
+#if ROUTED && DEALT
                     if (UP_K % TEAM != 0 && k >= WIDTH) break;
                     const u32 from = base + DEALT_X + token * X_ROW + 2 * k;
                     put(operand[c], lds128(from), lds128(from + 16));
@@ -504,7 +496,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     const bool inside = k < WIDTH;
                     const uint4 low = inside ? ldg128(from) : uint4{0, 0, 0, 0};
                     put(operand[c], low, inside ? ldg128(from + 16) : uint4{0, 0, 0, 0});
-                    if constexpr (ONE_LAYOUT) deal_to_quad(operand[c], t);
+                    if constexpr (ONE_LAYOUT && !DEALT) deal_to_quad(operand[c], t);
 #endif
                 }
             }
@@ -596,7 +588,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             for (int e = 0; e < 2; e++) {
                 const int row = 2 * t + e;
                 const float value = __fdividef(gate[e], 1.0f + exp2_fast(-1.4426950408889634f * gate[e])) * up_[e];
-                u16* to = h + static_cast<size_t>(block.start + row) * INNER + dealt_place(line.at % UP_ROWS * 8 + g);
+                const int feature = line.at % UP_ROWS * 8 + g;
+                u16* to =
+                    h + static_cast<size_t>(block.start + row) * INNER + (ONE_LAYOUT ? dealt_place(feature) : feature);
                 if (row < block.count) *to = round16<X_BF16>(value);
             }
             items++;

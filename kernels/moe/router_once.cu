@@ -12,7 +12,16 @@
 // has blocks of up to 32 rows first, then of up to 64, then the others, and says how many, for experts_many.cu's EVEN.
 // FEW 0/1 (0 where it is not given): for experts_teams.cu and experts.cu, eight tokens a block or a warp for
 // every 32 experts; what that counts in is set to zero, and nobody asks where a pair's row lies.
+// DEAL 0/1 (0 where it is not given): blocks from `routers` on choose nothing; they copy x as experts_teams.cu multiplies
+// it where DEALT.
 #include "pick.cuh"
+
+#ifndef DEAL
+#define DEAL 0
+#endif
+#if DEAL
+#include "nvfp4/gemm_operand.cuh"
+#endif
 
 #ifndef BY_WIDTH
 #define BY_WIDTH 0
@@ -37,19 +46,40 @@ static_assert(EXPERTS <= THREADS, "an expert a thread");
 // FEW: state as router.cu's of few tokens; back: [3] which counter, and the two.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     KERNEL(const float* logits, const unsigned char* x, const unsigned char* shared_gate, uint2* pairs, u32* masks,
-           uint2* rows, uint2* blocks, u32* state, int tokens, int width, int top_k, int counters, u32* back) {
+           uint2* rows, uint2* blocks, u32* state, int tokens, int width, int top_k, int counters, u32* back
+#if DEAL
+           ,
+           unsigned char* dealt, int routers
+#endif
+    ) {
     DYNAMIC_SHARED(shared);
     u32* const counted = reinterpret_cast<u32*>(shared);  // [SLICES, COLUMNS]
     u32* const places = counted + SLICES * COLUMNS;       // [EXPERTS] where this block's rows begin
     u32* const members = places + EXPERTS;                // [EXPERTS] which of its tokens they are
     u32* const taken_by = members + EXPERTS;              // [TOKENS, VALUES]
     u32* const of_warps = taken_by + TOKENS * VALUES;     // [1 + WIDTHS, VALUES]
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, e = threadIdx.x, grid = gridDim.x;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, e = threadIdx.x;
+#if DEAL
+    const int grid = routers;
+#else
+    const int grid = gridDim.x;
+#endif
     const int with_shared = shared_gate != nullptr, chosen = top_k + with_shared;
     const int first_token = TOKENS * blockIdx.x, behind_token = min(tokens, first_token + TOKENS);
     const int token = first_token + warp;
     u32* const turns = FEW ? back : state;
     launch_dependent_grids();
+#if DEAL
+    if (static_cast<int>(blockIdx.x) >= routers) {
+        // Eight k a thread; words of eight threads lie side by side. `width` is whole tiles of 64 k, so rows are no matter.
+        const int piece = (blockIdx.x - routers) * THREADS + threadIdx.x;
+        if (piece >= tokens * (width / 8)) return;
+        const uint4 words = ldg128(x + 16 * static_cast<size_t>(piece));
+        u32* const to = reinterpret_cast<u32*>(dealt) + piece / 8 * 32 + dealt_place(8 * (piece % 8)) / 2;
+        to[0] = words.x, to[8] = words.y, to[16] = words.z, to[24] = words.w;
+        return;
+    }
+#endif
     const u32 turn = threadIdx.x == 0 ? ldg32(turns + TURN) : 0;  // beside the logits
     if (token < behind_token) {
         const u32 mask = pick(logits, pairs, token, chosen, top_k, lane);

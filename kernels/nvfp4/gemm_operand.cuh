@@ -59,4 +59,11 @@ DEVICE void deal_to_quad(unsigned (&o)[8], int t) {
     }
 }
 
+// Where row words that need no shuffle have feature k: a quad's lane t has its 16 of 64 side by side, k = 16 j + 2 t +
+// {0, 1, 8, 9}, as deal_to_quad leaves them.
+DEVICE int dealt_place(int k) {
+    const int j = k / 16 % 4, upper = k / 8 % 2, t = k / 2 % 4;
+    return k / 64 * 64 + 16 * t + 4 * j + 2 * upper + k % 2;
+}
+
 #endif

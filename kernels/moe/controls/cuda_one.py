@@ -2,8 +2,9 @@
 layout of kernels/nvfp4/row_tiles.py, of which a row tile is one run along K and a stage of the second's is one box of a
 tensor map.
 
-k is in wgmma's order there. experts_teams.cu deals x to its quads when a block of tokens comes, and has h so from the
-start; a lane unpacks eight scales a tile instead of two. The cards moe-one-few and moe-one-many ask what that costs; a
+k is in wgmma's order there. experts_teams.cu has h so from the start, and x from router_once.cu; where it routes for
+itself it deals up to four tokens' x while it chooses, and more in shuffles when a block of tokens comes. A lane unpacks
+eight scales a tile instead of two. The cards moe-one-few and moe-one-many ask what that costs; a
 served model has two copies (35B-A3B: 18.2 GB each, 40 layers of 257 experts of 1.77 MB) until they have answered.
 """
 
@@ -55,13 +56,15 @@ def _refuses(workload: Workload) -> str:
 def _config(workload: Workload) -> str:
     if workload["T"] <= TOKENS_MAX:
         return cuda_experts.described(workload, FEW)
-    return cuda_many.config(workload, form=MANY)
+    up, down = map(cuda_many.box_rows, (2 * workload["F"], workload["H"]))
+    return f"{cuda_many.config(workload, form=MANY)} boxes of {up} and {down} rows"
 
 
 CUDA_SOURCES = (
     *(cuda_experts.source_of(tokens, 256, 2048, 512, "bf16", FEW) for tokens in (4, 8, 16, 32, 128)),
     *(cuda_experts.source_of(tokens, 128, 2816, 704, "bf16", FEW) for tokens in (8, 128)),
     cuda_experts.source_of(128, 256, 2048, 512, "fp16", FEW),
+    cuda_experts.once_source(256, "bf16", 8, deal=True),
     *(each for block in cuda_many.BLOCKS for each in cuda_many.sources_of(block, 2048, 512, "bf16", MANY)),
     *cuda_many.sources_of(96, 2816, 704, "bf16", MANY),
     *cuda_many.sources_of(64, 2048, 512, "fp16", MANY),

@@ -48,12 +48,19 @@ extern "C" void simulated(const float* logits, const unsigned char* x, const uns
 }
 """
 ONCE_ENTRY = """
+#if DEAL
+#define DEALS unsigned char *dealt, int routers,
+#define DEALT_TO , dealt, routers
+#else
+#define DEALS
+#define DEALT_TO
+#endif
 extern "C" void simulated(const float* logits, const unsigned char* x, const unsigned char* gate, uint2* pairs,
                           u32* masks, uint2* rows, uint2* blocks, u32* state, int tokens, int width, int top_k,
-                          int counters, u32* turns, int grid, int threads, int bytes, int seed) {
+                          int counters, u32* turns, DEALS int grid, int threads, int bytes, int seed) {
   static std::function<void()> call;
   call = [=] {
-    KERNEL(logits, x, gate, pairs, masks, rows, blocks, state, tokens, width, top_k, counters, turns);
+    KERNEL(logits, x, gate, pairs, masks, rows, blocks, state, tokens, width, top_k, counters, turns DEALT_TO);
   };
   if (threads != THREADS) why_stopped = "other threads than the kernel's";
   else launch_on_cpu({.grid = {grid, 1, 1}, .threads = THREADS, .at_once = grid, .shared_bytes = (u32)bytes,
@@ -225,6 +232,8 @@ def each_call_is_right(simulated: Simulated, workload: Workload, calls: int) -> 
                 ("t9_e8_k2_h128_f128_s128_bf16", 5, 2, {"one_layout": True, "routed": True, "most_tokens": 16}),
                 ("t17_e8_k2_h128_f64_one_s64_bf16", 8, 2, {"one_layout": True, "stages": 4}),
                 ("t63_e5_k3_h192_f128_fp16", 3, 1, {"one_layout": True, "stages": 2}),
+                ("t63_e5_k3_h192_f128_fp16", 3, 1, {"one_layout": True, "stages": 2, "dealt": 1}),
+                ("t9_e8_k2_h128_f128_s128_bf16", 5, 2, {"one_layout": True, "dealt": 1}),
             )
         ),
     ],
@@ -361,7 +370,7 @@ def test_the_simulation_sees_mistakes_where_the_teams_route_more_tokens(monkeypa
 @pytest.mark.parametrize(
     "change",
     [
-        ("if constexpr (ONE_LAYOUT) deal_to_quad(operand[c], t);", ""),
+        ("if constexpr (ONE_LAYOUT && !DEALT) deal_to_quad(operand[c], t);", ""),
         ("+ 16 * t + 4 * j + 2 * upper", "+ 16 * t + 4 * j"),
         ("TILE_CODE_BYTES + 8 * (lane / 4)", "TILE_CODE_BYTES + 8 * (lane / 8)"),
         ("t = k / 2 % 4;", "t = k / 4 % 4;"),
@@ -395,13 +404,30 @@ def test_x_is_dealt_while_a_cta_chooses(
         ("i / OF_ROW * X_ROW + 2 * dealt_place", "2 * dealt_place"),
         ("sts32(at + 32, words.y)", "sts32(at + 16, words.y)"),
         ("DEALT_X + token * X_ROW + 2 * k", "DEALT_X + 2 * k"),
-        ("LISTS = DEALT_X + DEALT * X_ROW", "LISTS = DEALT_X + X_ROW"),
+        ("? DEALT * X_ROW : 0", "? X_ROW : 0"),
     ],
 )
 def test_the_simulation_sees_mistakes_where_x_is_dealt(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
     simulated = Simulated(monkeypatch, 10, **DEALT)
     simulated.changes = {cuda_experts.TEAMS_SOURCE: change}
     assert not unless_stopped(lambda: right(simulated, cases._workload(4, 5, 3, 576, 128, shared=64)))
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("blockIdx.x - routers) * THREADS", "blockIdx.x - routers) * 32"),
+        ("piece >= tokens * (width / 8)", "piece >= 32"),
+        ("to[8] = words.y, to[16] = words.z", "to[16] = words.y, to[8] = words.z"),
+        ("piece / 8 * 32 + dealt_place(8 * (piece % 8)) / 2", "piece / 8 * 32 + 4 * (piece % 8)"),
+    ],
+)
+def test_the_simulation_sees_mistakes_where_the_router_deals(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
+    levers = {"one_layout": True, "dealt": 1, "teams": 1, "n_tiles": 1, "round_items": 5, "stages": 2}
+    simulated = Simulated(monkeypatch, 3, **levers)
+    simulated.changes = {cuda_experts.ONCE_SOURCE: change}
+    assert not unless_stopped(lambda: right(simulated, FP16))
 
 
 @needs_compiler

@@ -182,6 +182,7 @@ ONE_LAYOUTS = pytest.mark.parametrize(
         (cases._workload(40, 6, 2, 320, 192), 2, 32),
         (cases._workload(130, 6, 2, 576, 192, "one", shared=192), 13, 96),
         (cases._workload(100, 2, 1, 320, 128, dtype="fp16"), 7, 64),
+        (cases._workload(70, 3, 2, 512, 128, shared=128), 7, 32),
     ],
     ids=lambda w: getattr(w, "id", str(w)),
 )
@@ -190,7 +191,7 @@ ONE_LAYOUTS = pytest.mark.parametrize(
 @needs_compiler
 @ONE_LAYOUTS
 def test_the_one_layout_runs_on_a_cpu(monkeypatch, workload, workers, block):
-    """k that fills no 256, weight rows that fill no 256, whose box goes on into the next expert or past the last."""
+    """k that fills no 256, weight rows that fill no 256 or no 128, and rows that fill boxes of 256."""
     assert right(Simulated(monkeypatch, workers, block), workload, form=cuda_one.MANY)
 
 
@@ -199,11 +200,14 @@ def test_the_one_layout_runs_on_a_cpu(monkeypatch, workload, workers, block):
     "change",
     [
         ("expert * OF_EXPERT + 16 * row_tile", "expert * OF_EXPERT + 8 * row_tile"),
+        ("8 * min(2 * row_tile + half, LAST_HALF)", "8 * min(2 * row_tile, LAST_HALF)"),
+        ("BOXES = LAST_HALF % 2 ? 1 : 2", "BOXES = 1"),
         ("k * (TILE_BYTES / 8)", "k * (TILE_BYTES / 16)"),
     ],
 )
 def test_the_simulation_sees_mistakes_in_boxes_of_weights(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
-    workload = cases._workload(130, 6, 2, 576, 192, "one", shared=192)
+    whole = "16 * row_tile" in change[0]  # of both products, or of neither
+    workload = cases._workload(130, 6, 2, *((512, 128) if whole else (576, 192)), "one", shared=64)
     assert sees(monkeypatch, change, 13, 96, workload, form=cuda_one.MANY)
 
 
