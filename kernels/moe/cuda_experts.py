@@ -138,14 +138,15 @@ def choose_config(
     tokens: int, width: int, inner: int, dtype: str, sms: int = SMS, *, teams: int = 2, stages: int = STAGES,
     round_items: int = 0, row_tiles: int = 0, routed: bool = True,
     switches: tuple[str, ...] = AHEAD, few_rows: bool = False, prefetch: int = PREFETCH, routed_max: int = ROUTED_MAX,
-    one_layout: bool = False, dealt: bool = True,
+    one_layout: bool = False,
 ) -> ExpertsConfig:  # fmt: skip
     """experts_teams.cu with `teams` teams; of `stages` of weights as many as leave room for two of h.
 
     One team where a warp has more than four tiles of x: 80 registers would not hold them. round_items, row_tiles: 0
     chooses. routed: without a router's launch where two teams have at most routed_max tokens; with switches there.
     few_rows: there, of few tokens, stages of h for their rows alone, and from eight stages on. prefetch: of more
-    tokens. `for_experts` has the last word on both.
+    tokens. `for_experts` has the last word on both. one_layout: its weights, and x dealt to a warp's quads: by the
+    router's launch, in shared memory where a CTA routes up to DEALT_TOKENS, else in shuffles.
     """
     teams = teams if width <= 4 * WARPS * tiles.COLS else 1
     row_tiles, parts = row_tiles_of(tokens, width, sms, row_tiles)
@@ -156,12 +157,12 @@ def choose_config(
     )
     if routed:
         config = replace(config, switches=switches, most_tokens=BLOCK_TOKENS if tokens <= BLOCK_TOKENS else routed_max)
-        if one_layout and dealt and tokens <= DEALT_TOKENS:  # stages of h leave the room by being for as many rows
+        if one_layout and tokens <= DEALT_TOKENS:  # stages of h leave the room by being for as many rows
             config = replace(config, dealt=DEALT_TOKENS, h_rows=DEALT_TOKENS)
         if few_rows and tokens <= 4:
             config = replace(config, h_rows=1 << (tokens - 1).bit_length(), stages=8)
     else:
-        config = replace(config, prefetch=prefetch, dealt=int(one_layout and dealt))
+        config = replace(config, prefetch=prefetch, dealt=int(one_layout))
     while config.stages > 2 * teams and _shared_bytes_of(config, tokens) > SHARED_BYTES:
         config = replace(config, stages=config.stages - teams)
     return with_h_stages(config, tokens)

@@ -304,7 +304,7 @@ def missing(items: Sequence[Item], device: str, settings: Settings) -> list[Item
     found: list[Item] = []
     for group in groups(items):
         answers = [answered(item, device, settings.of(item.card)) for item in group]
-        gpus = {machines[max(machines)] for machines in answers if machines}  # of the newest runs
+        gpus = {of_run[max(of_run)] for of_run in answers if of_run}  # of the newest runs
         if not all(answers) or (len(gpus) > 1 and not set.intersection(*map(set, answers))):
             found += group
     return [item for item in items if item in found]

@@ -186,7 +186,7 @@ def test_a_step_is_expected_on_a_device_without_a_calibration() -> None:
 def test_steps_are_expected_from_another_devices_kernels_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of an H100 nothing but its ceilings: changes of a captured step that were measured there lie inside.
 
-    All but LP14's up to 32 sequences, 0.5 to 0.7 % where less was expected: there only bytes count, and each row of a
+    All but LP14's up to 32 sequences, 0.5 to 0.7 % where less was expected: there only bytes count. A guess: a row of a
     float32 residual stream is one multiprocessor's to move.
     """
     rows = composed._rows
