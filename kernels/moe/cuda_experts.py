@@ -36,7 +36,7 @@ H_STAGES_MAX = 4  # an h takes a microsecond to come, two items
 PRECISION = "nvfp4-w4a16"
 ROUTED_MAX, ROUTED_EXPERTS_MAX = 16, 512  # where experts_teams.cu routes for itself
 BLOCK_TOKENS = 8  # of its blocks; where a call has no more, each has a warp
-DEALT_TOKENS = 4  # up to which a CTA that routes deals x of the one layout in shared memory
+FEW_ROWS = 4  # of h in a stage, where a call of the one layout has as many tokens: so x fits beside
 STAGES, PREFETCH = 4, 8
 PREFETCH_ROWS = 2  # of an expert in the mean, from which on prefetches pay (cards moe-prefetch and moe-prefetch-64)
 AHEAD = "COUNTERS_BESIDE", "SHORT_LINE"  # what gained ahead of its first copy (card moe-ahead)
@@ -51,7 +51,8 @@ class ExpertsConfig:
     teams: of math warps; 0 is experts.cu, more is experts_teams.cu, whose blocks have eight tokens. routed: it makes
     the router's lists itself. switches: macros that are 1 there; h_rows: rows of a block that a stage of h has room
     for, where they are fewer than the block's. prefetch: items that each CTA prefetches into L2 while the router runs.
-    most_tokens: that it has room for the choice of, where it routes itself. one_layout: of row_tiles.py's weights.
+    most_tokens: that it has room for the choice of, where it routes itself. one_layout: of row_tiles.py's weights;
+    x_rows: there, where it routes itself, tokens whose x it has room for.
 
     width, inner: of the model and of an expert. n_tiles: eights of tokens of a block. row_tiles: tiles of 16 rows of y
     that a CTA adds up; parts: CTAs that share them. stages: of weights; h_stages: of h.
@@ -74,11 +75,16 @@ class ExpertsConfig:
     prefetch: int = 0
     most_tokens: int = BLOCK_TOKENS
     one_layout: bool = False
-    dealt: int = 0
+    x_rows: int = 0
 
     @property
     def threads(self) -> int:
         return 32 * (WARPS * self.teams + 6) if self.teams else THREADS
+
+    @property
+    def dealt(self) -> bool:
+        """Whether x comes in the order that lanes multiply, by the router's launch."""
+        return self.one_layout and not self.routed
 
     @property
     def kernel(self) -> str:
@@ -87,7 +93,8 @@ class ExpertsConfig:
         sizes |= {"st": self.stages, "hs": self.h_stages, "i": self.round_items}
         sizes |= {"hr": self.h_rows} if self.h_rows else {}
         sizes |= {"pf": self.prefetch} if self.prefetch else {}
-        sizes |= {"x": self.dealt} if self.dealt else {}
+        sizes |= {"x": 1} if self.dealt else {}
+        sizes |= {"xs": self.x_rows} if self.x_rows else {}
         sizes |= {"t": self.most_tokens} if self.most_tokens != BLOCK_TOKENS else {}
         word = f"moe_teams{self.teams}" if self.teams else "moe_experts"
         words = word + "_routed" * self.routed + "_one" * self.one_layout, *map(str.lower, self.switches), self.dtype
@@ -115,7 +122,7 @@ class ExpertsConfig:
         """Barriers, stages, sums, h, sums of y, and both lists: as experts.cu lays them out."""
         sums = (4 if self.teams else SUM_STAGES) * WARPS * self.n_tiles * 512
         fixed = BARRIER_BYTES + self.stages * self.stage_bytes + sums + self.h_stages * self.h_stage_bytes
-        fixed += self.routed * self.dealt * (2 * self.width + 16)
+        fixed += self.x_rows * (2 * self.width + 16)
         return fixed + self.row_tiles * tokens * 64 + 8 * (rows + blocks)
 
     def blocks(self, tokens: int, top_k: int, experts: int, shared: bool) -> int:
@@ -145,8 +152,8 @@ def choose_config(
     One team where a warp has more than four tiles of x: 80 registers would not hold them. round_items, row_tiles: 0
     chooses. routed: without a router's launch where two teams have at most routed_max tokens; with switches there.
     few_rows: there, of few tokens, stages of h for their rows alone, and from eight stages on. prefetch: of more
-    tokens. `for_experts` has the last word on both. one_layout: its weights, and x dealt to a warp's quads: by the
-    router's launch, in shared memory where a CTA routes up to DEALT_TOKENS, else in shuffles.
+    tokens. `for_experts` has the last word on both. one_layout: its weights, and x dealt to a warp's quads: by
+    ldmatrix where a CTA routes, else by the router's launch.
     """
     teams = teams if width <= 4 * WARPS * tiles.COLS else 1
     row_tiles, parts = row_tiles_of(tokens, width, sms, row_tiles)
@@ -157,12 +164,13 @@ def choose_config(
     )
     if routed:
         config = replace(config, switches=switches, most_tokens=BLOCK_TOKENS if tokens <= BLOCK_TOKENS else routed_max)
-        if one_layout and tokens <= DEALT_TOKENS:  # stages of h leave the room by being for as many rows
-            config = replace(config, dealt=DEALT_TOKENS, h_rows=DEALT_TOKENS)
+        if one_layout:
+            few = tokens <= FEW_ROWS  # stages of h leave the room by being for as many rows
+            config = replace(config, x_rows=FEW_ROWS if few else config.most_tokens, h_rows=FEW_ROWS * few)
         if few_rows and tokens <= 4:
             config = replace(config, h_rows=1 << (tokens - 1).bit_length(), stages=8)
     else:
-        config = replace(config, prefetch=prefetch, dealt=int(one_layout))
+        config = replace(config, prefetch=prefetch)
     while config.stages > 2 * teams and _shared_bytes_of(config, tokens) > SHARED_BYTES:
         config = replace(config, stages=config.stages - teams)
     return with_h_stages(config, tokens)
@@ -174,9 +182,7 @@ def for_experts(config: ExpertsConfig, experts: int, pairs: int) -> ExpertsConfi
     pairs: of a token and a routed expert.
     """
     if config.routed and experts > ROUTED_EXPERTS_MAX:
-        config = replace(
-            config, routed=False, switches=(), most_tokens=BLOCK_TOKENS, dealt=min(config.dealt, 1), h_rows=0
-        )
+        config = replace(config, routed=False, switches=(), most_tokens=BLOCK_TOKENS, x_rows=0, h_rows=0)
     return config if pairs >= PREFETCH_ROWS * experts else replace(config, prefetch=0)
 
 
@@ -205,7 +211,7 @@ def with_h_stages(config: ExpertsConfig, tokens: int) -> ExpertsConfig:
 
 def _shared_bytes_of(config: ExpertsConfig, tokens: int = TOKENS_MAX) -> int:
     """Of the most tokens that a configuration is chosen for, top 8 of 256 and a shared expert."""
-    tokens = 8 if tokens <= 8 else TOKENS_MAX
+    tokens = 8 if tokens <= 8 else config.most_tokens if config.x_rows else TOKENS_MAX
     return config.shared_bytes(tokens, 9 * tokens, config.blocks(tokens, 8, 256, True))
 
 
@@ -282,8 +288,8 @@ def source(config: ExpertsConfig, experts: int = 0) -> CudaSource:
         macros["H_ROWS"] = config.h_rows
     if config.one_layout:
         macros["ONE_LAYOUT"] = 1
-    if config.dealt:
-        macros["DEALT"] = config.dealt
+    if config.x_rows:
+        macros["X_ROWS"] = config.x_rows
     if config.prefetch:
         macros |= {"PREFETCH": config.prefetch, "EXPERTS": experts}
     tokens = 8 if config.n_tiles == 1 and not config.teams else TOKENS_MAX
@@ -416,7 +422,7 @@ def run(args: dict[str, Any], out: Tensors, choose: Choice = choose_config, once
             config.shared_bytes(tokens, pairs, blocks),
         )  # fmt: skip
         return
-    route(args, gate, element, config.block_tokens, blocks + config.groups, once, bool(config.dealt))
+    route(args, gate, element, config.block_tokens, blocks + config.groups, once, config.dealt)
     between, read = [args[name] for name in ("rows", "blocks", "state")], args["dealt"] if config.dealt else x
     unit = source(config, experts if config.prefetch else 0)
     cuda.launch(

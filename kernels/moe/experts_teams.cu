@@ -15,11 +15,11 @@
 // arms: pick.cuh's, COUNTERS_BESIDE 0/1 (0; a warp that picks nothing looks for the counters, beside the others),
 // SHORT_LINE 0/1 (0; one round of items is not divided by one), H_ROWS (8; rows that a block has at most, in stages of
 // h), PREFETCH (0; not ROUTED, with EXPERTS: items that each CTA prefetches into L2 while the router runs), ONE_LAYOUT
-// (0; weights are row_tiles.py's, of which experts_many.cu takes boxes: k is in wgmma's own order, so x and h are dealt
-// to quads in it), DEALT (0; there: x comes dealt, by router_once.cu; with ROUTED the tokens that a call has at most, whose
-// x is dealt in shared memory by warps that choose nothing, once for all experts and teams).
-#ifndef DEALT
-#define DEALT 0
+// (0; weights are row_tiles.py's, of which experts_many.cu takes boxes: k is in wgmma's own order, so h is dealt to quads
+// in it, and so comes x, by router_once.cu), X_ROWS (0; with ROUTED and ONE_LAYOUT: the tokens that a call has at most,
+// whose x is copied to shared memory while the CTA chooses: ldmatrix deals as it reads).
+#ifndef X_ROWS
+#define X_ROWS 0
 #endif
 #ifndef PREFETCH
 #define PREFETCH 0
@@ -55,8 +55,8 @@ constexpr int EVERYONE = 1, REDUCERS_MEET = 2, SLOTS = 4, BLOCKS_AT_ONCE = SLOTS
 constexpr int UP_K = (WIDTH + 63) / 64, DOWN_K = (INNER + 63) / 64;  // tiles along K
 constexpr int UP_ROWS = INNER / 8, DOWN_ROWS = WIDTH / 16, GROUPS = (DOWN_ROWS + ROW_TILES - 1) / ROW_TILES;
 static_assert(INNER % 16 == 0 && WIDTH % 16 == 0 && SLOTS % ROW_TILES == 0, "whole scale groups, whole slots");
-static_assert(!ONE_LAYOUT || INNER % 64 == 0, "h is dealt within 64 k");
-static_assert(!DEALT || (ONE_LAYOUT && WIDTH % 64 == 0), "in tiles of that layout");
+static_assert(!ONE_LAYOUT || (INNER % 64 == 0 && WIDTH % 64 == 0), "x and h are dealt within 64 k");
+static_assert((X_ROWS > 0) == (ONE_LAYOUT && ROUTED), "else the router's launch deals x");
 
 constexpr unsigned UP_BYTES = UP_K * TILE_BYTES, SLOT_BYTES = DOWN_K * TILE_BYTES;
 constexpr unsigned STAGE_BYTES = ((UP_BYTES > SLOTS * SLOT_BYTES ? UP_BYTES : SLOTS * SLOT_BYTES) + 127) / 128 * 128;
@@ -68,10 +68,11 @@ constexpr unsigned SUM_STAGE_BYTES = TEAM * 512;
 constexpr unsigned FULL = 0, EMPTY = FULL + 8 * STAGES, H_FULL = EMPTY + 8 * STAGES, H_EMPTY = H_FULL + 8 * H_STAGES;
 constexpr unsigned SUMMED = H_EMPTY + 8 * H_STAGES, FREE_UP = SUMMED + 8 * SUM_STAGES, FREE = FREE_UP + 8 * SUM_STAGES;
 constexpr unsigned RING = 1024, SUMS = RING + STAGES * STAGE_BYTES, H_RING = SUMS + SUM_STAGES * SUM_STAGE_BYTES;
-constexpr unsigned X_ROW = 2 * WIDTH + 16, DEALT_X = H_RING + H_STAGES * H_STAGE_BYTES;
-constexpr unsigned LISTS = DEALT_X + (ROUTED ? DEALT * X_ROW : 0);  // y's sums, rows, blocks
-constexpr unsigned COUNTERS = RING - 8;
-static_assert(FREE + 8 * SUM_STAGES <= COUNTERS, "too many barriers");
+// Rows of x apart as those of h are, for ldmatrix reads 16 bytes of eight tokens at once.
+constexpr unsigned X_BYTES = 2 * WIDTH, X_ROW = X_BYTES + 16, X = H_RING + H_STAGES * H_STAGE_BYTES;
+constexpr unsigned LISTS = X + X_ROWS * X_ROW;  // y's sums, rows, blocks
+constexpr unsigned COUNTERS = RING - 8, X_FULL = COUNTERS - 8;
+static_assert(FREE + 8 * SUM_STAGES <= X_FULL, "too many barriers");
 static_assert(STAGES % TEAMS == 0 && H_STAGES % TEAMS == 0, "who skips a round of a barrier mistakes its parity");
 static_assert(SUM_STAGES % TEAMS == 0 && SUM_STAGES % REDUCERS == 0, "a place of sums has one team and one reducer");
 
@@ -266,29 +267,10 @@ static_assert(TEAMS == 2 && WARPS >= 2 * BLOCK_TOKENS && EXPERTS <= THREADS,
               "a warp a token twice, a thread an expert");
 static_assert(MOST_TOKENS <= 32, "an expert's tokens are a word");
 
-#if ROUTED && DEALT
-// By so many threads: x of every token into shared memory, words of 64 k as the lanes of a quad multiply them. Eight k at
-// a time, two of them asked for before the first is there.
-DEVICE void deal_x(const unsigned char* x, u32 to, int tokens, int thread, int threads) {
-    constexpr int OF_ROW = WIDTH / 8;
-    const auto leave = [&](int i, const uint4& words) {
-        const u32 at = to + i / OF_ROW * X_ROW + 2 * dealt_place(8 * (i % OF_ROW));
-        sts32(at, words.x), sts32(at + 32, words.y), sts32(at + 64, words.z), sts32(at + 96, words.w);
-    };
-    for (int i = thread; i < tokens * OF_ROW; i += 2 * threads) {
-        const bool more = i + threads < tokens * OF_ROW;
-        const uint4 first = ldg128(x + 16 * i), second = ldg128(x + 16 * (more ? i + threads : i));
-        leave(i, first);
-        if (more) leave(i + threads, second);
-    }
-}
-#endif
-
-// By every thread: router.cu's lists of this call, in shared memory. Returns the number of blocks. dealt_x: where x
-// goes, where DEALT. room: [EXPERTS] twice,
+// By every thread: router.cu's lists of this call, in shared memory. Returns the number of blocks. room: [EXPERTS] twice,
 // tokens' masks and pairs, sums of warps.
 DEVICE int route(const float* logits, const unsigned char* x, const unsigned char* shared_gate, uint2* rows,
-                 uint2* block_list, u32* room, u32 dealt_x, int tokens, int top_k, int warp, int lane) {
+                 uint2* block_list, u32* room, int tokens, int top_k, int warp, int lane) {
     u32 *offsets = room, *members = offsets + EXPERTS, *masks = members + EXPERTS,
         *of_warps = masks + MOST_TOKENS * VALUES;
     uint2* pairs = reinterpret_cast<uint2*>(of_warps + 32);
@@ -305,9 +287,6 @@ DEVICE int route(const float* logits, const unsigned char* x, const unsigned cha
     }
     if constexpr (ONE_BLOCK) {
         if (with_shared && warp >= MOST_TOKENS && warp < MOST_TOKENS + tokens) weigh(warp - MOST_TOKENS);
-#if DEALT
-        if (warp >= WARPS) deal_x(x, dealt_x, tokens, threadIdx.x - 32 * WARPS, THREADS - 32 * WARPS);
-#endif
     } else {
         // From the first warp on that has chosen for a token less.
         for (int i = warp - tokens % ALL_WARPS; with_shared && i < tokens; i += ALL_WARPS) {
@@ -428,6 +407,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             mbarrier_init(barrier(SUMMED, i), TEAM);
             mbarrier_init(barrier(FREE_UP, i), 1), mbarrier_init(barrier(FREE, i), REDUCERS);
         }
+        if (X_ROWS) mbarrier_init(base + X_FULL, 1);
         mbarrier_init_fence();
         fence_proxy_async_shared();
     }
@@ -440,6 +420,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (warp == PRODUCER && lane == 0) prefetch_weights(up, n_rows);
 #endif
     wait_on_dependent_grids();
+#if X_ROWS
+    if (warp == PRODUCER && lane == 0) {
+        mbarrier_arrive_expect_tx(base + X_FULL, tokens * X_BYTES);
+        for (int i = 0; i < tokens; i++) tma_load_1d(base + X + i * X_ROW, x + i * X_BYTES, X_BYTES, base + X_FULL);
+    }
+    __syncwarp();
+#endif
 #if ROUTED
 #if COUNTERS_BESIDE
     if (warp == H_PRODUCER) look_for_counters(state, bank, reinterpret_cast<u32*>(shared + COUNTERS), lane);
@@ -447,8 +434,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     find_counters(state, bank, reinterpret_cast<u32*>(shared + COUNTERS));
 #endif
     const auto block_items = [&] { return state + lds32(base + COUNTERS); };
-    const int made = route(logits, x, shared_gate, rows, block_list, reinterpret_cast<u32*>(shared + RING),
-                           base + DEALT_X, tokens, top_k, warp, lane);
+    const int made = route(logits, x, shared_gate, rows, block_list, reinterpret_cast<u32*>(shared + RING), tokens,
+                           top_k, warp, lane);
     if (threadIdx.x == 0) sts32(base + COUNTERS + 4, made);
     fence_proxy_async_shared();  // copies of weights come where the lists were made
     __syncthreads();
@@ -483,22 +470,31 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 loaded_block = line.at / UP_ROWS;
                 const Block block(block_list + loaded_block);
                 // Columns past the block's rows repeat the last one; their sums are not used. k past WIDTH is zero.
+#if X_ROWS
+                // A lane names 16 bytes of token lane % 8, and has of token g what wgmma's order gives it.
+                const u32 token = rows[block.start + min(lane % 8, block.count - 1)].x;
+                const u32 from = base + X + token * X_ROW + 16 * (lane / 8);
+                mbarrier_wait(base + X_FULL, 0);
+#pragma unroll
+                for (int c = 0; c < UP_TILES; c++) {
+                    const int tile = c * TEAM + member;
+                    if (UP_K % TEAM != 0 && tile >= UP_K) break;
+                    u32 low[4], high[4];
+                    ldmatrix_x4(low, from + 128 * tile), ldmatrix_x4(high, from + 128 * tile + 64);
+#pragma unroll
+                    for (int i = 0; i < 4; i++) operand[c][i] = low[i], operand[c][4 + i] = high[i];
+                }
+#else
                 const u32 token = rows[block.start + min(g, block.count - 1)].x;
 #pragma unroll
                 for (int c = 0; c < UP_TILES; c++) {
                     const int k = (c * TEAM + member) * 64 + 16 * t;
-#if ROUTED && DEALT
-                    if (UP_K % TEAM != 0 && k >= WIDTH) break;
-                    const u32 from = base + DEALT_X + token * X_ROW + 2 * k;
-                    put(operand[c], lds128(from), lds128(from + 16));
-#else
                     const unsigned char* from = x + 2 * (static_cast<size_t>(token) * WIDTH + k);
                     const bool inside = k < WIDTH;
                     const uint4 low = inside ? ldg128(from) : uint4{0, 0, 0, 0};
                     put(operand[c], low, inside ? ldg128(from + 16) : uint4{0, 0, 0, 0});
-                    if constexpr (ONE_LAYOUT && !DEALT) deal_to_quad(operand[c], t);
-#endif
                 }
+#endif
             }
             float c[4] = {};
             u32 loaded = 0;

@@ -3,9 +3,9 @@ layout of kernels/nvfp4/row_tiles.py, of which a row tile is one run along K and
 tensor map.
 
 k is in wgmma's order there. experts_teams.cu has h so from the start, and x from router_once.cu; where it routes for
-itself it deals up to four tokens' x while it chooses, and more in shuffles when a block of tokens comes. A lane unpacks
-eight scales a tile instead of two. The cards moe-one-few and moe-one-many ask what that costs; a served model has two
-copies (35B-A3B: 18.2 GB each, 40 layers of 257 experts of 1.77 MB) until they have answered.
+itself ldmatrix gives a lane its words, of x that is copied while it chooses. A lane unpacks eight scales a tile instead
+of two. The cards moe-one-few and moe-one-many ask what that costs; a served model has two copies (35B-A3B: 18.2 GB
+each, 40 layers of 257 experts of 1.77 MB) until they have answered.
 """
 
 from __future__ import annotations
