@@ -4,7 +4,8 @@ configuration and launch.
     w: uint8 [ceil(N / 64), k blocks, 4, 576]: tiles of tiles.py (16 rows x 64 k), four row tiles side by side
 
 with K / 64 k blocks rounded up to a multiple of 2 (zeros), so that 64 rows x any run of k blocks is one bulk copy; or
-the one layout (row_tiles.py). x stays in shared memory for the whole launch, a slice of K in each CTA of a cluster.
+tiles.py's own, of which that is a box of a tensor map (`boxes`). x stays in shared memory for the whole launch, a slice
+of K in each CTA of a cluster.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from typing import Any
 
 import torch
 
-from kernels import cuda, cuda_driver
+from kernels import cuda
 from kernels.common import CudaSource, Tensors
-from kernels.nvfp4 import hopper, row_tiles, tiles
+from kernels.nvfp4 import hopper, tiles
 from kernels.nvfp4.hopper import SHARED_BYTES, SMS_HELD
 
 SOURCE = Path(__file__).with_name("wgmma_resident.cu")
@@ -37,7 +38,7 @@ class ResidentConfig:
     """A compiled kernel (dtype .. stages) and its launch (depth, clusters).
 
     cluster: CTAs of a cluster, which share K. groups: warpgroups; stages: of the pipeline (128 k) of each. depth: the
-    most stages in a k slice. clusters: of the grid. row_tiles: weights in the one layout.
+    most stages in a k slice. clusters: of the grid. boxes: weights are tiles.py's.
     """
 
     dtype: str
@@ -46,13 +47,13 @@ class ResidentConfig:
     stages: int
     depth: int = 1
     clusters: int = 1
-    row_tiles: bool = False
+    boxes: bool = False
 
     @property
     def kernel(self) -> str:
         """The kernel's name, which tells its macros."""
-        rows = "_rows" if self.row_tiles else ""
-        return f"nvfp4_resident_{self.dtype}_x{self.cluster}_g{self.groups}_s{self.stages}{rows}"
+        name = f"nvfp4_resident_{self.dtype}_x{self.cluster}_g{self.groups}_s{self.stages}"
+        return name + "_boxes" * self.boxes
 
     @property
     def threads(self) -> int:
@@ -61,7 +62,7 @@ class ResidentConfig:
     @property
     def shared_bytes(self) -> int:
         """Pipelines, slots, barriers and x, as wgmma_resident.cu lays them out."""
-        before_x = self.groups * (self.stages * (STAGE_BYTES + 16) + SLOT_BYTES + 16) + 8 * self.row_tiles
+        before_x = self.groups * (self.stages * (STAGE_BYTES + 16) + SLOT_BYTES + 16)
         return -(-before_x // 1024) * 1024 + self.depth * 2 * 128 * TOKENS
 
     def __str__(self) -> str:
@@ -91,10 +92,9 @@ def choose_config(m: int, n: int, k: int, dtype: str, clusters: int = CLUSTERS, 
     return replace(config, stages=min(most, fixed.get("stages", most)))
 
 
-def fits(k: int, row_tiles: bool = False) -> bool:
+def fits(k: int) -> bool:
     """Whether x of k values leaves room for weights."""
-    depth = -(-depth_of(k) // CLUSTER)
-    return bool(_most_stages(ResidentConfig("bf16", CLUSTER, GROUPS, 2, depth, row_tiles=row_tiles)))
+    return bool(_most_stages(ResidentConfig("bf16", CLUSTER, GROUPS, 2, -(-depth_of(k) // CLUSTER))))
 
 
 def _most_stages(config: ResidentConfig) -> int:
@@ -110,7 +110,7 @@ def source(config: ResidentConfig) -> CudaSource:
         "CLUSTER": config.cluster,
         "CONSUMERS": config.groups,
         "STAGES": config.stages,
-    } | ({"ROW_TILES": 1} if config.row_tiles else {})
+    } | ({"BOXES": 1} if config.boxes else {})
     return hopper.source(SOURCE, config.kernel, config.shared_bytes, macros)
 
 
@@ -131,16 +131,12 @@ def launch(args: Tensors, y: torch.Tensor, config: ResidentConfig, programmatic:
     x, w = args["x"], args["w"]
     (m, k), n = x.shape, y.shape[1]
     depth = depth_of(k)
-    rows, k_tiles = (tiles.ROWS, -(-k // tiles.COLS)) if config.row_tiles else (ROWS, 2 * depth)
+    rows, k_tiles = (tiles.ROWS, -(-k // tiles.COLS)) if config.boxes else (ROWS, 2 * depth)
     if hopper.check(x, w, y, rows, k_tiles) != config.dtype or m > TOKENS:
         raise ValueError(f"x is {x.dtype} {tuple(x.shape)}; {config} takes {config.dtype} of at most {TOKENS} tokens")
     device = x.device.index or 0
     kernel = cuda.load(source(config), config.kernel, device, config.shared_bytes)
-    operands: tuple[Any, ...] = (x, w)
-    numbers: tuple[int, ...] = (m, n, k, depth)
-    if config.row_tiles:
-        x_map = cuda_driver.tensor_map(x.data_ptr(), config.dtype, m, k, TOKENS)
-        operands, numbers = (x_map, row_tiles.boxes(w, ROW_TILES, 2)), (m, n, depth)
-    arguments = (*operands, args["w_tensor_scale"], y, *(cuda.i32(number) for number in numbers))
+    weights = tiles.boxes(w, ROW_TILES, 2) if config.boxes else w
+    arguments = (x, weights, args["w_tensor_scale"], y, *(cuda.i32(number) for number in (m, n, k, depth)))
     blocks = config.clusters * config.cluster
     cuda.launch(kernel, (blocks,), config.threads, arguments, config.shared_bytes, programmatic)

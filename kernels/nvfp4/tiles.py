@@ -21,10 +21,12 @@ from typing import Any
 
 import torch
 
+from kernels import cuda_driver
 from kernels.nvfp4 import format as fmt
 
 ROWS, COLS = 16, 64
 CODE_BYTES, TILE_BYTES = 512, 576
+WORDS = TILE_BYTES // 8
 SCALE_BIAS = 22
 WORD = 0xFFFFFFFF
 BF16_MASK, FP16_SIGN, FP16_REST = 0x81C081C0, 0x80008000, 0x0E000E00
@@ -85,6 +87,11 @@ def scale_bytes(scale: torch.Tensor) -> torch.Tensor:
     table = (exponent - 1 + SCALE_BIAS) * 8 + (mantissa * 16 - 8).to(torch.int32)
     table = torch.cat((torch.where(value > 0, table, 0), table.new_tensor([(8 + SCALE_BIAS) * 8 + 7])))
     return table.to(torch.uint8)[scale.to(torch.int64)]
+
+
+def boxes(w: torch.Tensor, row_tiles: int, k_tiles: int) -> cuda_driver.TensorMap:
+    """The tensor map of tiles `w` [row tiles, k tiles, 576], in boxes of `row_tiles` by `k_tiles` of them."""
+    return cuda_driver.word_map(w.data_ptr(), w.shape[0], w.shape[1] * WORDS, row_tiles, k_tiles * WORDS)
 
 
 def on_gpu(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, layout: str) -> torch.Tensor | None:

@@ -15,14 +15,12 @@
 //
 // So every sum is formed in one order: the same bits on every run, and no sums in global memory.
 //
-// ROW_TILES: weights are in the one layout (row_tiles.py), whose order of k is wgmma's own, so x comes as it is: both by
-// tensor maps, x issued by the first producer.
-//
-// Macros: KERNEL (name), X_BF16 0/1, CLUSTER 2/4/8, CONSUMERS, STAGES (of a pipeline), ROW_TILES 0/1.
-#ifndef ROW_TILES
-#define ROW_TILES 0
+// Macros: KERNEL (name), X_BF16 0/1, CLUSTER 2/4/8, CONSUMERS, STAGES (of a pipeline), BOXES 0/1 (weights are the decode
+// kernel's, row tiles of tiles.py, and a stage is a box of a tensor map: 4 row tiles by 2 tiles of k).
+#ifndef BOXES
+#define BOXES 0
 #endif
-#include "gemm_operand.cuh"
+#include "operand.cuh"
 #include "sm90/pipeline.cuh"
 
 constexpr int THREADS = 128 * CONSUMERS + 32 * (CONSUMERS + 2);
@@ -31,14 +29,14 @@ constexpr unsigned STAGGER_CLOCKS = 1000;  // from the start of a warpgroup to t
 static_assert(W_BEFORE_X <= STAGES, "nothing empties a stage before x is there");
 constexpr int BLOCK_M = 32, QUADS = BLOCK_M / (4 * CLUSTER);  // of four tokens, that a CTA owns
 constexpr unsigned W_BLOCK_BYTES = 4 * TILE_BYTES, STAGE_BYTES = 2 * W_BLOCK_BYTES, X_BLOCK_BYTES = BLOCK_M * 128;
-constexpr unsigned QUAD_BYTES = 64 * 16;  // sums of 64 rows x 4 tokens
+constexpr unsigned NEXT_K = BOXES ? TILE_BYTES : W_BLOCK_BYTES;  // from a row tile's first k block to its second
+constexpr unsigned QUAD_BYTES = 64 * 16;                         // sums of 64 rows x 4 tokens
 constexpr unsigned SOURCE_BYTES = QUADS * QUAD_BYTES, SLOT_BYTES = CLUSTER * SOURCE_BYTES;
 
 // Shared memory: stages, a slot for the sums of each warpgroup, barriers, and x of as many k blocks as the slice has.
 constexpr unsigned SLOT = CONSUMERS * STAGES * STAGE_BYTES, FULL = SLOT + CONSUMERS * SLOT_BYTES;
 constexpr unsigned EMPTY = FULL + 8 * CONSUMERS * STAGES, SUMS_FULL = EMPTY + 8 * CONSUMERS * STAGES;
-constexpr unsigned SUMS_EMPTY = SUMS_FULL + 8 * CONSUMERS, X_FULL = SUMS_EMPTY + 8 * CONSUMERS;
-constexpr unsigned X = (X_FULL + 8 * ROW_TILES + 1023) / 1024 * 1024;
+constexpr unsigned SUMS_EMPTY = SUMS_FULL + 8 * CONSUMERS, X = (SUMS_EMPTY + 8 * CONSUMERS + 1023) / 1024 * 1024;
 
 constexpr int X_BATCH = 4;  // 8 tokens of a k block each, that a warp has in flight
 using Pipe = Pipeline<STAGES, FULL, EMPTY>;
@@ -93,20 +91,16 @@ DEVICE void load_x(const unsigned char* x, unsigned to, int first_block, int k_b
     }
 }
 
-// x: [m, k] 16-bit. w: [tiles of 64 rows, k_blocks of 64 k, 4, 576] in tiles.py's order. y: [m, n] 16-bit. depth: stages
-// (pairs of k_blocks) of a tile.
-//
-// ROW_TILES: x_map: x, boxes of 64 k by BLOCK_M tokens. w_map: row tiles [tiles of 16 rows, tiles of 64 k, 72 words of 8
-// bytes], boxes of 2 tiles of k by 4 row tiles.
-#if ROW_TILES
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
-    KERNEL(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap w_map, const float* tensor_scale,
-           unsigned short* y, int m, int n, int depth) {
+// x: [m, k] 16-bit. w: [tiles of 64 rows, k_blocks of 64 k, 4, 576] in tiles.py's order; BOXES: the map of row tiles [tiles
+// of 16 rows, tiles of 64 k, 72 words of 8 bytes]. y: [m, n] 16-bit. depth: stages (pairs of k_blocks) of a tile.
+#if BOXES
+#define WEIGHTS const __grid_constant__ TensorMap w
 #else
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
-    KERNEL(const unsigned char* x, const unsigned char* w, const float* tensor_scale, unsigned short* y, int m, int n,
-           int k, int depth) {
+#define WEIGHTS const unsigned char* w
 #endif
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
+    KERNEL(const unsigned char* x, WEIGHTS, const float* tensor_scale, unsigned short* y, int m, int n, int k,
+           int depth) {
     DYNAMIC_SHARED(shared);
     const unsigned base = shared_address(shared);
     const int group = warp_uniform(int(threadIdx.x / 128)), warp = warp_uniform(int(threadIdx.x / 32)) % 4,
@@ -124,7 +118,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         unsigned long long policy = 0;
         int i = service, at = 0, to = 0, stage = 0;
         unsigned phase = 1;
-#if ROW_TILES
+#if BOXES
         int row_tile = 0;
 #else
         const unsigned char* source = w;
@@ -135,7 +129,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
                 const Item item(items, i);
                 const size_t tile = cluster + static_cast<size_t>(item.tile) * clusters;
                 at = item.begin, to = item.end;
-#if ROW_TILES
+#if BOXES
                 row_tile = 4 * static_cast<int>(tile);
 #else
                 source = w + (tile * depth + slice + at) * STAGE_BYTES;
@@ -143,9 +137,9 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
             }
             mbarrier_wait(pipeline.empty(stage), phase);
             mbarrier_arrive_expect_tx(pipeline.full(stage), STAGE_BYTES);
-#if ROW_TILES
-            tma_load_words(stages_at + stage * STAGE_BYTES, &w_map, 2 * 72 * (slice + at), row_tile,
-                           pipeline.full(stage), policy);
+#if BOXES
+            tma_load_words(stages_at + stage * STAGE_BYTES, &w, 2 * 72 * (slice + at), row_tile, pipeline.full(stage),
+                           policy);
             at++;
 #else
             tma_load_1d(stages_at + stage * STAGE_BYTES, source, STAGE_BYTES, pipeline.full(stage), policy);
@@ -158,7 +152,6 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
             pipeline.init(1, 4);
             mbarrier_init(base + SUMS_FULL + 8 * service, 1);
             mbarrier_init(base + SUMS_EMPTY + 8 * service, CLUSTER);
-            if (ROW_TILES && service == 0) mbarrier_init(base + X_FULL, 1);
             mbarrier_init_fence();
             fence_proxy_async_shared();
             if (service < items.all) mbarrier_arrive_expect_tx(base + SUMS_FULL + 8 * service, SLOT_BYTES);
@@ -170,22 +163,9 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
             policy = evict_first_policy();
             for (int s = 0; s < W_BEFORE_X && load_stage(); s++) continue;
         }
-#if ROW_TILES
-        if (service == 0 && lane == 0) {
-            wait_on_dependent_grids();
-            mbarrier_arrive_expect_tx(base + X_FULL, 2 * mine * X_BLOCK_BYTES);
-            for (int b = 0; b < 2 * mine; b++) {
-                tma_load_2d(base + X + b * X_BLOCK_BYTES, &x_map, 64 * (2 * slice + b), 0, base + X_FULL);
-            }
-        }
-        __syncwarp();
-        cluster_wait();
-        named_barrier_sync_unaligned(X_READY, 32 * CONSUMERS);  // x is on its way before more weights are
-#else
         __syncwarp();
         cluster_wait();
         named_barrier_sync_unaligned(X_READY, 160 * CONSUMERS);
-#endif
         while (lane == 0 && load_stage()) continue;
     } else if (service >= CONSUMERS) {
         cluster_arrive();
@@ -243,20 +223,13 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         }
     } else {
         cluster_arrive();
-#if ROW_TILES
-        cluster_wait();
-        mbarrier_wait(base + X_FULL, 0);
-        const unsigned my_row_tile = base + group * STAGES * STAGE_BYTES + 2 * warp * TILE_BYTES;
-        const unsigned my_codes = my_row_tile + 16 * lane, my_scales = my_row_tile + TILE_CODE_BYTES + 8 * (lane / 4);
-#else
         wait_on_dependent_grids();
         load_x(x, base + X, 2 * slice, 2 * mine, m, k);
         fence_proxy_async_shared();
         named_barrier_sync_unaligned(X_READY, 160 * CONSUMERS);
         cluster_wait();
-        const unsigned my_codes = base + group * STAGES * STAGE_BYTES + warp * TILE_BYTES + 16 * lane;
+        const unsigned my_codes = base + group * STAGES * STAGE_BYTES + (1 + BOXES) * warp * TILE_BYTES + 16 * lane;
         const unsigned my_scales = my_codes + TILE_CODE_BYTES - 14 * lane;
-#endif
         const unsigned full = base + FULL + 8 * group * STAGES, empty = base + EMPTY + 8 * group * STAGES;
         const unsigned mine_at =
             SLOT + group * SLOT_BYTES + rank * SOURCE_BYTES + warp * 256 + lane / 4 * 32 + lane % 2 * 16;
@@ -275,30 +248,17 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
             for (int at = item.begin; at < item.end; at++) {
                 const unsigned stage_at = stage * STAGE_BYTES;
                 const unsigned long long operand = x_descriptor(base + X + at * 2 * X_BLOCK_BYTES);
-#if ROW_TILES
-                Packed packed[2];
-                mbarrier_wait(full + 8 * stage, phase);
-#pragma unroll
-                for (int c = 0; c < 2; c++) {
-                    packed[c].load(my_codes + stage_at + c * TILE_BYTES, my_scales + stage_at + c * TILE_BYTES);
-                }
-#else
                 uint4 codes[2];
                 unsigned scales[2];
                 mbarrier_wait(full + 8 * stage, phase);
 #pragma unroll
                 for (int c = 0; c < 2; c++) {
-                    codes[c] = lds128(my_codes + stage_at + c * W_BLOCK_BYTES);
-                    scales[c] = lds16(my_scales + stage_at + c * W_BLOCK_BYTES);
+                    codes[c] = lds128(my_codes + stage_at + c * NEXT_K);
+                    scales[c] = lds16(my_scales + stage_at + c * NEXT_K);
                 }
-#endif
 #pragma unroll
                 for (int c = 0; c < 2; c++) {
-#if ROW_TILES
-                    decode_fragments<X_BF16>(packed[c], a[c]);
-#else
                     tile_fragments_by_half<X_BF16>(codes[c], scales[c], a[c]);
-#endif
                     pin(a[c]);
                     wgmma_fence();
 #pragma unroll

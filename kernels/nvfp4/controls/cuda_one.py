@@ -1,8 +1,8 @@
 """NVFP4 linear from one copy of the weights, 1 to thousands of tokens: the kernels of the one layout (row_tiles.py).
 
 What cuda_decode and cuda_gemm read in three layouts, here from one: ring_decode.cu for few tokens (its x is dealt to
-lanes in wgmma's order of k), wgmma_resident.cu for 17 to 32 where K is short for a multiprocessor, line.py to 96, and
-wgmma_gemm.cu by a tensor map of row tiles above, where K is short from 33. The cards one-layout-decode and
+lanes in wgmma's order of k), line.py to 96, and wgmma_gemm.cu by a tensor map of row tiles above, where K is short from
+33. The cards one-layout-decode and
 one-layout-gemm ask what that costs; until an H200 has answered no router takes it.
 """
 
@@ -15,20 +15,16 @@ from kernels.nvfp4 import cuda_decode, cuda_gemm, hopper, line, resident, ring_c
 from kernels.nvfp4.cuda_gemm import GemmConfig
 from kernels.nvfp4.hopper import SMS
 from kernels.nvfp4.line import LineConfig
-from kernels.nvfp4.resident import ResidentConfig
 from kernels.nvfp4.ring_config import RingConfig
 
 RING_TOKENS = 8  # up to here always where x fits, up to ring_config.M_MAX where a line has few iterations
-RESIDENT_FROM = 17  # up to 16 tokens the ring's products waste less
 LINE_TOKENS = 96  # at 128 its tiles of 64 rows a warpgroup cost more than the GEMM's (one-layout-gemm on an H200)
-Config = RingConfig | ResidentConfig | LineConfig | GemmConfig
+Config = RingConfig | LineConfig | GemmConfig
 
 
 def choose(m: int, n: int, k: int, dtype: str, sms: int = SMS) -> Config:
     """The kernel for a shape. Raises ValueError when k is no multiple of 16."""
     short = not stream.pays(n, k, sms)
-    if RESIDENT_FROM <= m <= resident.TOKENS and k >= resident.K_MIN and short and resident.fits(k, row_tiles=True):
-        return resident.choose_config(m, n, k, dtype, row_tiles=True)
     few = m <= RING_TOKENS or (m <= ring_config.M_MAX and short)
     if few and ring_config.choose_warps(m, k, ring_config.choose_cluster(m, k)):
         return ring_config.choose_ring(m, n, k, dtype, sms, natural=True)
@@ -41,8 +37,6 @@ def source(config: Config) -> CudaSource:
     """What `config` compiles to."""
     if isinstance(config, RingConfig):
         return ring_config.source(config)
-    if isinstance(config, ResidentConfig):
-        return resident.source(config)
     return line.source(config) if isinstance(config, LineConfig) else cuda_gemm.source(config)
 
 
@@ -50,11 +44,7 @@ def _config_of(x: torch.Tensor, n: int, device: torch.device) -> Config:
     (m, k), dtype = x.shape, hopper.ELEMENTS.get(x.dtype, "")
     if device.type != "cuda":
         return choose(m, n, k, dtype)
-    config = choose(m, n, k, dtype, hopper.multiprocessors(device.index or 0))
-    if isinstance(config, ResidentConfig):
-        clusters = hopper.most_clusters(resident.source(config), config, device.index or 0)
-        return resident.choose_config(m, n, k, dtype, clusters, row_tiles=True)
-    return config
+    return choose(m, n, k, dtype, hopper.multiprocessors(device.index or 0))
 
 
 def prepare(inputs: Tensors) -> Tensors:
@@ -75,8 +65,6 @@ def run(args: Tensors, out: Tensors) -> None:
     config = _config_of(x, y.shape[1], x.device)
     if isinstance(config, RingConfig):
         cuda_decode.launch(args, y, config)
-    elif isinstance(config, ResidentConfig):
-        resident.launch(args, y, config)
     elif isinstance(config, LineConfig):
         line.launch(args, y, config)
     else:

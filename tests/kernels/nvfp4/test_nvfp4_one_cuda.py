@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kernels.common import Tensors
-from kernels.nvfp4 import cases, cuda_gemm, gemm_tiles, hopper, line, resident, ring_config, row_tiles, tiles
+from kernels.nvfp4 import cases, cuda_gemm, gemm_tiles, hopper, line, ring_config, row_tiles, tiles
 from kernels.nvfp4.controls import cuda_one
 from lab.check.aot_worker import compile_cuda
 from tests.kernels.nvfp4 import test_nvfp4_decode_cpu as ring
@@ -136,7 +136,7 @@ MISTAKES = [
     ("rank * (BLOCK_M / 2), full", "0, full"),
     ("BLOCK_N * (CLUSTER * block + rank)", "BLOCK_N * CLUSTER * block"),
     ("2 * workers * PART_LANES * rank", "0"),
-    ("warp * TILE_BYTES * (NATURAL ? K_BLOCKS : 1)", "warp * TILE_BYTES"),
+    ("warp * TILE_BYTES * (NATURAL || BOXES ? K_BLOCKS : 1)", "warp * TILE_BYTES"),
 ]
 
 
@@ -195,75 +195,6 @@ def test_the_gemm_takes_row_tiles_on_a_cpu():
         assert not unless_stopped(functools.partial(gemm_is_right, 140, 300, 1104, "bf16", 4, change, tokens=128))
 
 
-RESIDENT_ENTRY = """
-struct Arguments {
-  TensorMap x, w; const float* scale; unsigned short* y; int m, n, depth;
-} given;
-static void entry() { KERNEL(given.x, given.w, given.scale, given.y, given.m, given.n, given.depth); }
-extern "C" int x_begin() { return X; }
-extern "C" void simulated(const void* x, const void* w, const void* scale, void* y, int m, int n, int k, int row_tiles,
-                          int k_tiles, int depth, int shared, int blocks, int threads, int seed) {
-  given = {{(unsigned char*)x, m, k, BLOCK_M}, {(unsigned char*)w, row_tiles, 72 * k_tiles, 4, 144},
-           (const float*)scale, (unsigned short*)y, m, n, depth};
-  if (threads != THREADS) why_stopped = "other threads than the kernel's";
-  else launch_on_cpu({{blocks, 1, 1}, THREADS, CLUSTER, 1, (u32)shared, seed}, entry);
-}
-"""
-
-
-def resident_is_right(
-    m: int, n: int, k: int, dtype: str, clusters: int, change: Change = UNCHANGED, seeds: int = 1, **fixed: int
-) -> bool:
-    problem = cases._check(m, n, k, dtype)
-    inputs = cases.inputs(problem, seed=1)
-    inputs["w_scale"].view(-1)[::5] = 0
-    config = resident.choose_config(m, n, k, dtype, clusters, row_tiles=True, **fixed)
-    kernel = library(resident.source(config), RESIDENT_ENTRY, change)
-    assert kernel.x_begin() + config.depth * 256 * resident.TOKENS == config.shared_bytes
-    x = inputs["x"]
-    w = row_tiles.tile_weights(inputs["w_packed"], inputs["w_scale"], x.dtype)
-    told = (*w.shape[:2], resident.depth_of(k), config.shared_bytes, config.clusters * config.cluster, config.threads)
-    for seed in range(seeds):
-        y = torch.full((m, n), float("nan"), dtype=x.dtype)
-        simulated(kernel, (x, w, inputs["w_tensor_scale"], y), (m, n, k, *told, seed))
-        if not within_tolerance(y, problem, inputs, "nvfp4-w4a16"):
-            return False
-    return True
-
-
-@needs_compiler
-@pytest.mark.parametrize(
-    ("m", "n", "k", "dtype", "clusters", "fixed"),
-    [
-        (31, 500, 1040, "bf16", 2, {"cluster": 2, "groups": 2, "stages": 2}),  # 17 tiles of k where the kernel walks 18
-        (17, 300, 528, "fp16", 1, {"cluster": 4, "groups": 3, "stages": 2}),
-        (32, 321, 1552, "bf16", 1, {"cluster": 8, "groups": 2, "stages": 3}),
-        (9, 200, 400, "fp16", 1, {"cluster": 8, "groups": 4, "stages": 2}),  # CTAs without a slice of k
-    ],
-)
-def test_resident_x_takes_row_tiles_on_a_cpu(m, n, k, dtype, clusters, fixed):
-    assert resident_is_right(m, n, k, dtype, clusters, seeds=2 if fixed["cluster"] < 8 else 1, **fixed)
-
-
-RESIDENT_MISTAKES = [
-    ("mbarrier_wait(base + X_FULL, 0);", ";"),
-    ("2 * mine * X_BLOCK_BYTES);", "mine * X_BLOCK_BYTES);"),
-    ("64 * (2 * slice + b), 0", "64 * b, 0"),
-    ("2 * 72 * (slice + at)", "72 * (slice + at)"),
-    ("row_tile = 4 * static_cast<int>(tile)", "row_tile = static_cast<int>(tile)"),
-    ("2 * warp * TILE_BYTES", "warp * TILE_BYTES"),
-    ("TILE_CODE_BYTES + 8 * (lane / 4)", "TILE_CODE_BYTES + 8 * (lane % 4)"),
-    ("mbarrier_init(base + X_FULL, 1)", "mbarrier_init(base + X_FULL, 2)"),
-]
-
-
-@needs_compiler
-@pytest.mark.parametrize("change", RESIDENT_MISTAKES, ids=lambda c: c[0][:40])
-def test_the_simulation_sees_mistakes_of_resident_x(change):
-    fixed = {"cluster": 2, "groups": 2, "stages": 2}
-    assert not unless_stopped(functools.partial(resident_is_right, 32, 400, 800, "bf16", 1, change, 8, **fixed))
-
-
 def ring_is_right(m: int, n: int, k: int, dtype: str, sms: int, change: Change = UNCHANGED, **fixed: Any) -> bool:
     config = ring_config.choose_ring(m, n, k, dtype, sms, natural=True, **fixed)
     x, _, scale, wanted, limit = ring.given(cases._check(m, n, k, dtype))
@@ -294,7 +225,7 @@ def test_one_layout_serves_every_number_of_tokens():
             made = cuda_one.prepare(cases.inputs(problem) | meta)
             assert tuple(made["w"].shape) == row_tiles.shape(n, k)
     chosen = {m: str(cuda_one.choose(m, 5120, 6144, "bf16")) for m in (8, 16, 24, 32, 64, 96, 128, 512)}
-    kinds = ["ring", "ring", "resident", "resident", "line", "line", "gemm", "gemm"]
+    kinds = ["ring", "ring", "ring", "line", "line", "line", "gemm", "gemm"]
     assert [config.split("_")[1] for config in chosen.values()] == kinds, chosen
     assert "split_rows" in str(cuda_one.choose(64, 4096, 2048, "bf16"))
 

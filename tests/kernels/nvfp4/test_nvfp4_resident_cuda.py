@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kernels.common import Tensors
-from kernels.nvfp4 import cases, hopper, resident
+from kernels.nvfp4 import cases, hopper, resident, tiles
 from lab.check.aot_worker import compile_cuda
 from tests.kernels.on_cpu.nvfp4_on_cpu import library, right_every_time, simulated, skip_unless_hopper, within_tolerance
 from tests.kernels.on_cpu.stand_in import UNCHANGED, Change, StandIn, needs_compiler, unless_stopped
@@ -19,8 +19,17 @@ TAKEN = [w for w in cases.WORKLOADS if w["M"] <= resident.TOKENS and not cases.r
 CHECKS = [w for w in TAKEN if w.role == "check"]
 MEASURED = [w for w in TAKEN if w.role == "measure" and w["M"] >= 17]
 ENTRY = """
+#if BOXES
+using Weights = TensorMap;
+static Weights weights(const void* w, int n, int k) {
+  return {(unsigned char*)w, (n + 15) / 16, 72 * ((k + 63) / 64), 4, 144};
+}
+#else
+using Weights = const unsigned char*;
+static Weights weights(const void* w, int, int) { return (const unsigned char*)w; }
+#endif
 struct Arguments {
-  const unsigned char *x, *w; const float* scale; unsigned short* y; int m, n, k, depth;
+  const unsigned char* x; Weights w; const float* scale; unsigned short* y; int m, n, k, depth;
 } given;
 static void entry() {
   KERNEL(given.x, given.w, given.scale, given.y, given.m, given.n, given.k, given.depth);
@@ -28,7 +37,7 @@ static void entry() {
 extern "C" int x_begin() { return X; }
 extern "C" void simulated(const void* x, const void* w, const void* scale, void* y, int m, int n, int k, int depth,
                           int shared, int blocks, int threads, int seed) {
-  given = {(const unsigned char*)x, (const unsigned char*)w, (const float*)scale, (unsigned short*)y, m, n, k, depth};
+  given = {(const unsigned char*)x, weights(w, n, k), (const float*)scale, (unsigned short*)y, m, n, k, depth};
   if (threads != THREADS) why_stopped = "other threads than the kernel's";
   else launch_on_cpu({{blocks, 1, 1}, THREADS, CLUSTER, 1, (u32)shared, seed}, entry);
 }
@@ -42,9 +51,16 @@ def on_cpu(config: resident.ResidentConfig, change: Change = UNCHANGED) -> Stand
 def simulate(kernel: StandIn, config: resident.ResidentConfig, inputs: Tensors, seed: int) -> torch.Tensor:
     """y; raises Stopped."""
     x, n = inputs["x"], inputs["w_packed"].shape[0]
-    w = resident.tile_weights(inputs["w_packed"], inputs["w_scale"], x.dtype)
+    w = (tiles if config.boxes else resident).tile_weights(inputs["w_packed"], inputs["w_scale"], x.dtype)
     y = torch.full((x.shape[0], n), float("nan"), dtype=x.dtype)
-    numbers = (x.shape[0], n, x.shape[1], w.shape[1] // 2, config.shared_bytes, config.clusters * config.cluster)
+    numbers = (
+        x.shape[0],
+        n,
+        x.shape[1],
+        resident.depth_of(x.shape[1]),
+        config.shared_bytes,
+        config.clusters * config.cluster,
+    )
     simulated(kernel, (x, w, inputs["w_tensor_scale"], y), (*numbers, config.threads, seed))
     return y
 
@@ -73,11 +89,12 @@ def test_configurations_fit_or_are_refused(problem):
         (9, 200, 400, "fp16", 1, {"cluster": 2, "groups": 4, "stages": 2}),
     ],
 )
-def test_the_kernel_runs_on_a_cpu(m, n, k, dtype, clusters, variant):
+@pytest.mark.parametrize("boxes", [False, True])
+def test_the_kernel_runs_on_a_cpu(m, n, k, dtype, clusters, variant, boxes):
     problem = cases._check(m, n, k, dtype)
     inputs = cases.inputs(problem, seed=1)
     inputs["w_scale"].view(-1)[::5] = 0
-    config = resident.choose_config(m, n, k, dtype, clusters, **variant)
+    config = resident.choose_config(m, n, k, dtype, clusters, **variant, boxes=boxes)
     kernel = on_cpu(config)
     assert kernel.x_begin() + config.depth * 256 * resident.TOKENS == config.shared_bytes
     seeds = range(2 if config.cluster < 8 else 1)
@@ -96,54 +113,67 @@ def test_two_copies_of_a_ring_go_before_x(change):
 
 @needs_compiler
 @pytest.mark.parametrize(
-    "change",
+    ("change", "boxes"),
     [
-        ("wgmma_wait<1>();", "wgmma_wait<2>();"),
-        ("if (use > 0) mbarrier_wait_cluster", "if (false) mbarrier_wait_cluster"),
-        (
-            "mbarrier_wait(pipeline.empty(stage), phase);",
-            "mbarrier_wait(pipeline.empty(stage), phase ^ 1);",
+        (UNCHANGED, True),
+        (("2 * 72 * (slice + at)", "72 * (slice + at)"), True),
+        (("row_tile = 4 * static_cast<int>(tile)", "row_tile = static_cast<int>(tile)"), True),
+        (("(1 + BOXES) * warp * TILE_BYTES", "warp * TILE_BYTES"), True),
+        (("BOXES ? TILE_BYTES : W_BLOCK_BYTES", "W_BLOCK_BYTES"), True),
+        *(
+            (change, False)
+            for change in (
+                ("wgmma_wait<1>();", "wgmma_wait<2>();"),
+                ("if (use > 0) mbarrier_wait_cluster", "if (false) mbarrier_wait_cluster"),
+                (
+                    "mbarrier_wait(pipeline.empty(stage), phase);",
+                    "mbarrier_wait(pipeline.empty(stage), phase ^ 1);",
+                ),
+                ("int i = service, at = 0", "int i = 0, at = 0"),
+                ("base + 8 * service * STAGES", "base"),
+                ("named_barrier_sync_unaligned(X_READY, 160 * CONSUMERS);\n        cluster_wait();", "cluster_wait();"),
+                ("row + 16 * (p ^ r)", "row + 16 * p"),
+                ("static_cast<unsigned>(m) >> 31", "1"),
+                ("if (item.part == 0) sum", "sum"),
+            )
         ),
-        ("int i = service, at = 0", "int i = 0, at = 0"),
-        ("base + 8 * service * STAGES", "base"),
-        ("named_barrier_sync_unaligned(X_READY, 160 * CONSUMERS);\n        cluster_wait();", "cluster_wait();"),
-        ("row + 16 * (p ^ r)", "row + 16 * p"),
-        ("static_cast<unsigned>(m) >> 31", "1"),
-        ("if (item.part == 0) sum", "sum"),
     ],
 )
-def test_the_simulation_sees_mistakes(change):
+def test_the_simulation_sees_mistakes(change, boxes):
     problem = cases._check(32, 400, 800, "bf16")
     inputs = cases.inputs(problem, seed=1)
-    config = resident.choose_config(32, 400, 800, "bf16", 1, cluster=2, groups=2, stages=2)
+    config = resident.choose_config(32, 400, 800, "bf16", 1, cluster=2, groups=2, stages=2, boxes=boxes)
 
     def sound() -> bool:
         y = simulate(on_cpu(config, change), config, inputs, 0)
         return within_tolerance(y, problem, inputs, "nvfp4-w4a16")
 
-    assert not unless_stopped(sound)
+    assert unless_stopped(sound) == (change == UNCHANGED)
 
 
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_sources_compile_without_spills_to_wgmma(dtype):
-    (row,) = compile_cuda(resident.source(resident.choose_config(32, 17408, 5120, dtype)), 90)
+@pytest.mark.parametrize("boxes", [False, True])
+def test_sources_compile_without_spills_to_wgmma(dtype, boxes):
+    (row,) = compile_cuda(resident.source(resident.choose_config(32, 17408, 5120, dtype, boxes=boxes)), 90)
     assert (row["status"], row["spill_bytes"], row["fits"]) == ("ok", 0, True), row
     assert "wgmma" in row["instruction"]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("problem", CHECKS + MEASURED, ids=lambda w: w.id)
-def test_on_a_gpu_within_tolerance_and_the_same_twice(problem):
+@pytest.mark.parametrize("boxes", [False, True])
+def test_on_a_gpu_within_tolerance_and_the_same_twice(problem, boxes):
     skip_unless_hopper()
     inputs = cases.inputs(problem, seed=1, device="cuda")
     m, n, k, dtype = problem["M"], problem["N"], problem["K"], problem["dtype"]
     try:
-        config = resident.choose_config(m, n, k, dtype)
+        config = resident.choose_config(m, n, k, dtype, boxes=boxes)
     except ValueError as problem_with_it:
         pytest.skip(str(problem_with_it))
-    config = resident.choose_config(m, n, k, dtype, hopper.most_clusters(resident.source(config), config, 0))
-    w = resident.tile_weights(inputs["w_packed"], inputs["w_scale"], inputs["x"].dtype)
+    clusters = hopper.most_clusters(resident.source(config), config, 0)
+    config = resident.choose_config(m, n, k, dtype, clusters, boxes=boxes)
+    w = (tiles if boxes else resident).tile_weights(inputs["w_packed"], inputs["w_scale"], inputs["x"].dtype)
 
     def launched() -> torch.Tensor:
         y = cases.outputs(problem, inputs)["y"]

@@ -20,8 +20,18 @@ TAKEN = [w for w in cases.WORKLOADS if w["M"] <= max(stream.TOKENS) and not case
 CHECKS = [w for w in TAKEN if w.role == "check"]
 MEASURED = [w for w in TAKEN if w.role == "measure" and w["M"] >= 9]
 ENTRY = """
+#if BOXES
+using Weights = TensorMap;
+static Weights weights(const void* w, int n, int k) {
+  return {(unsigned char*)w, (n + 15) / 16, 72 * ((k + 63) / 64), WARPS, 72 * K_BLOCKS};
+}
+#else
+using Weights = const unsigned char*;
+static Weights weights(const void* w, int, int) { return (const unsigned char*)w; }
+#endif
 struct Arguments {
-  const unsigned char *x, *w; const float* scale; unsigned short* y; float4* parts; int m, n, k, iters, each, more;
+  const unsigned char* x; Weights w; const float* scale; unsigned short* y; float4* parts;
+  int m, n, k, iters, each, more;
 } given;
 static void entry() {
   KERNEL(given.x, given.w, given.scale, given.y, given.parts, given.m, given.n, given.k, given.iters,
@@ -29,7 +39,7 @@ static void entry() {
 }
 extern "C" void simulated(const void* x, const void* w, const void* scale, void* y, void* parts, int m, int n,
                           int k, int iters, int each, int more, int shared, int blocks, int threads, int seed) {
-  given = {(const unsigned char*)x, (const unsigned char*)w, (const float*)scale, (unsigned short*)y, (float4*)parts,
+  given = {(const unsigned char*)x, weights(w, n, k), (const float*)scale, (unsigned short*)y, (float4*)parts,
            m, n, k, iters, each, more};
   if (threads != THREADS) why_stopped = "other threads than the kernel's";
   else launch_on_cpu({{blocks, 1, 1}, THREADS, 1, blocks, (u32)shared, seed}, entry);
@@ -44,7 +54,7 @@ def on_cpu(config: stream.StreamConfig, change: Change = UNCHANGED) -> StandIn:
 def simulate(kernel: StandIn, config: stream.StreamConfig, inputs: Tensors, seed: int) -> torch.Tensor:
     """y, NaN where the launch leaves sums behind; raises Stopped."""
     x, n = inputs["x"], inputs["w_packed"].shape[0]
-    w = stream.tile_weights(inputs["w_packed"], inputs["w_scale"], x.dtype)
+    w = (tiles if config.boxes else stream).tile_weights(inputs["w_packed"], inputs["w_scale"], x.dtype)
     y = torch.full((x.shape[0], n), float("nan"), dtype=x.dtype)
     space = stream.workspace(config, x.device)
     numbers = (*stream.numbers(x.shape[0], n, x.shape[1], config), config.shared_bytes, config.workers)
@@ -123,11 +133,12 @@ def test_refuses_what_it_cannot_do():
         (31, 264, 2096, "bf16", 8),
     ],
 )
-def test_the_kernel_runs_on_a_cpu(m, n, k, dtype, workers):
+@pytest.mark.parametrize("boxes", [False, True])
+def test_the_kernel_runs_on_a_cpu(m, n, k, dtype, workers, boxes):
     problem = cases._check(m, n, k, dtype)
     inputs = cases.inputs(problem, seed=1)
     inputs["w_scale"].view(-1)[::5] = 0
-    config = stream.choose_config(m, n, k, dtype, workers)
+    config = stream.choose_config(m, n, k, dtype, workers, boxes=boxes)
     kernel = on_cpu(config)
     right_every_time((simulate(kernel, config, inputs, seed) for seed in range(2)), problem, inputs)
 
@@ -174,39 +185,54 @@ MISTAKES = [
     ("min(8, n - row)", "8"),
     ("tile_fragments_by_half<X_BF16>", "tile_fragments_by_half<!X_BF16>"),
 ]
+BOX_MISTAKES = [
+    ("72 * K_BLOCKS * w_iter", "72 * w_iter"),
+    ("WARPS * w_block", "w_block"),
+    ("w_iter = first_iter", "w_iter = 0"),
+    ("w_block = line_begin / iters", "w_block = 0"),
+    ("if (++w_iter == iters) w_iter = 0, w_block++;", "++w_iter;"),
+    ("NATURAL || BOXES ? TILE_BYTES : W_BLOCK_BYTES", "W_BLOCK_BYTES"),
+    ("(NATURAL || BOXES ? K_BLOCKS : 1)", "1"),
+]
 
 
 @needs_compiler
-@pytest.mark.parametrize("change", MISTAKES, ids=lambda c: c[0][:40])
-def test_the_simulation_sees_mistakes(change):
+@pytest.mark.parametrize(
+    ("change", "boxes"),
+    [*((change, False) for change in MISTAKES), *((change, True) for change in (UNCHANGED, *BOX_MISTAKES))],
+    ids=lambda c: str(c[0][:40]) if isinstance(c, tuple) else "",
+)
+def test_the_simulation_sees_mistakes(change, boxes):
     def sound(shape: tuple[int, int, int, int]) -> bool:
         m, n, k, workers = shape
         problem = cases._check(m, n, k, "bf16")
         inputs = cases.inputs(problem, seed=1)
-        config = stream.choose_config(m, n, k, "bf16", workers)
+        config = stream.choose_config(m, n, k, "bf16", workers, boxes=boxes)
         y = simulate(on_cpu(config, change), config, inputs, 0)
         return within_tolerance(y, problem, inputs, "nvfp4-w4a16")
 
     shapes = ((32, 500, 1040, 5), (16, 201, 2064, 5), (16, 300, 4112, 3))
-    assert not all(unless_stopped(functools.partial(sound, shape)) for shape in shapes)
+    assert all(unless_stopped(functools.partial(sound, shape)) for shape in shapes) == (change == UNCHANGED)
 
 
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
 @pytest.mark.parametrize(("m", "dtype"), [(16, "bf16"), (24, "bf16"), (32, "bf16"), (32, "fp16")])
-def test_sources_compile_without_spills_to_wgmma(m, dtype):
-    (row,) = compile_cuda(stream.source(stream.choose_config(m, 17408, 5120, dtype)), 90)
+@pytest.mark.parametrize("boxes", [False, True])
+def test_sources_compile_without_spills_to_wgmma(m, dtype, boxes):
+    (row,) = compile_cuda(stream.source(stream.choose_config(m, 17408, 5120, dtype, boxes=boxes)), 90)
     assert (row["status"], row["spill_bytes"], row["fits"]) == ("ok", 0, True), row
     assert "wgmma" in row["instruction"]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("problem", CHECKS + MEASURED, ids=lambda w: w.id)
-def test_on_a_gpu_within_tolerance_and_the_same_twice(problem):
+@pytest.mark.parametrize("boxes", [False, True])
+def test_on_a_gpu_within_tolerance_and_the_same_twice(problem, boxes):
     skip_unless_hopper()
     inputs = cases.inputs(problem, seed=1, device="cuda")
     m, n, k, dtype = problem["M"], problem["N"], problem["K"], problem["dtype"]
-    config = stream.choose_config(m, n, k, dtype, hopper.multiprocessors(0))
-    w = stream.tile_weights(inputs["w_packed"], inputs["w_scale"], inputs["x"].dtype)
+    config = stream.choose_config(m, n, k, dtype, hopper.multiprocessors(0), boxes=boxes)
+    w = (tiles if boxes else stream).tile_weights(inputs["w_packed"], inputs["w_scale"], inputs["x"].dtype)
     args = inputs | {"w": w} | stream.workspace(config, w.device)
 
     def launched() -> torch.Tensor:
