@@ -53,6 +53,7 @@ class Map:
     strides: tuple[int, ...]
     box: tuple[int, ...]
     promotion: int
+    swizzle: int
 
 
 @dataclass(frozen=True)
@@ -87,13 +88,23 @@ class Noting:
         given = (kernel.name, kernel.source, (*grid, 1, 1)[:3], threads, shared_bytes, programmatic, tuple(arguments))
         self.launches.append(Noted(*given))
 
-    def encoded(self, address: int, element: int, dims: Any, strides: Any, box: Any, promotion_bytes: int) -> Any:
+    def encoded(
+        self,
+        address: int,
+        element: int,
+        dims: Any,
+        strides: Any,
+        box: Any,
+        promotion_bytes: int,
+        swizzle: int | None = None,
+    ) -> Any:
         """A tensor map that knows what it was asked to be."""
-        from kernels.cuda_driver import PROMOTIONS, TensorMap
+        from kernels.cuda_driver import PROMOTIONS, SWIZZLE_128, TensorMap
 
         made = TensorMap(128)
         made.address = address
-        made.noted = Map(address, element, tuple(dims), tuple(strides), tuple(box), PROMOTIONS[promotion_bytes])  # type: ignore[attr-defined]
+        last = PROMOTIONS[promotion_bytes], SWIZZLE_128 if swizzle is None else swizzle
+        made.noted = Map(address, element, tuple(dims), tuple(strides), tuple(box), *last)  # type: ignore[attr-defined]
         return made
 
     def most_clusters(self, function: int, size: int, threads: int, shared_bytes: int) -> int:
@@ -149,7 +160,7 @@ class Noting:
         from kernels.common import described_for
 
         facts = SimpleNamespace(multi_processor_count=self.sms, name="described")
-        caches = (cuda_driver.tensor_map, cuda_driver.line_map)
+        caches = (cuda_driver.tensor_map, cuda_driver.line_map, cuda_driver.word_map)
         with ExitStack() as stack:
             enter = stack.enter_context
             enter(described_for(self.capability))

@@ -473,8 +473,10 @@ def refuse_card(card: Card) -> None:
         raise BadInput(card.path, f"{refused.where}: {refused.what}", refused.remedy) from None
 
 
-def former(row: Measurement) -> str:
+def former(row: Measurement, name: str = "") -> str:
     """Empty where the present code would launch what a row of ours timed, else "former kernel", refused now or gone.
+
+    name: the candidate that is asked, the row's own unless given.
 
     Compares the row's `config` with the candidate's own: a commit says nothing about whose kernel changed, and may be
     absent. A difference proves a change; the same words do not prove the same kernel. Libraries' rows are never former.
@@ -486,13 +488,14 @@ def former(row: Measurement) -> str:
         if "=" not in row.workload_id:
             raise
         return "former workload, gone"  # an axis that the family no longer has
-    if row.name in present.peers:
+    name = name or row.name
+    if name in present.peers:
         return ""
-    if row.name not in present.configs:
+    if name not in present.configs:
         return "cannot be compared" if present.unavailable else "former kernel, gone"
     if row.workload_id not in present.workloads:
         return "former workload, gone"
-    config = present.configs[row.name][row.workload_id]
+    config = present.configs[name][row.workload_id]
     if config is None:
         return "former kernel, refused now"
     return "" if config == row.config else "former kernel"

@@ -6,11 +6,12 @@ The table has a line for every shape and value of the routed axis at which at le
 the newest run that timed two of them, and from other runs the candidates that it did not time, where an arm common to
 both took the same within JOIN, or where they are further than AGREE from all that compete, which is more than runs
 differ by, so that the order is beyond doubt. A kernel that the code would not launch any more has its successor's time
-where a newer run timed both and the former took the same within JOIN. Only rows that passed their checks and were taken
-from a cold L2 count. Two runs of one commit in which the same candidate, launched the same way on the same workload,
-differs by more than AGREE are refused instead of averaged: one of them is an artefact, and a policy tuned on an
-artefact was one of the recorded accidents (a path 4x slower for as long as nobody had initialised a library). The time
-model (kernels/timing.py) is fitted to the same times; where a candidate has none, its own stands in the table with a ~.
+where a run timed both, by whatever names of one precision, and the former took the same within JOIN. Only rows that
+passed their checks and were taken from a cold L2 count. Two runs of one commit in which the same candidate, launched
+the same way on the same workload, differs by more than AGREE are refused instead of averaged: one of them is an
+artefact, and a policy tuned on an artefact was one of the recorded accidents (a path 4x slower for as long as nobody
+had initialised a library). The time model (kernels/timing.py) is fitted to the same times; where a candidate has none,
+its own stands in the table with a ~.
 
 Arms that show a defect or a single change never compete; some precisions only where they are asked for by name
 (`--precision`). Both are marked. The choice itself is lab/study/choices.py's.
@@ -272,17 +273,18 @@ def _renewed(
 ) -> tuple[dict[str, Measurement], set[str]]:
     """(candidate -> row, runs added): of a former kernel the present one's row, where its run timed the former too.
 
-    By whatever name: a card that changes what a candidate launches has the former launch as an arm of its own.
+    By whatever names of the candidate's precision: a card that changes what a candidate launches has the former launch
+    as an arm of its own, and one that asks whether it should change has what is served today.
     """
     renewed, sources = dict(joined), set[str]()
     for name, old in joined.items():
         if families.former(old) != "former kernel":
             continue
         for run in sorted(by_run, reverse=True):
-            arms = by_run[run]
-            again = [row for row in arms.values() if row.config == old.config and _apart(row, old) <= JOIN]
-            if name in arms and again and not families.former(arms[name]):
-                renewed[name] = arms[name]
+            arms = sorted(by_run[run].values(), key=lambda row: row.name != name)  # its own name first
+            present = [row for row in arms if row.precision == old.precision and not families.former(row, name)]
+            if present and any(row.config == old.config and _apart(row, old) <= JOIN for row in arms):
+                renewed[name] = present[0]
                 sources.add(run)
                 break
     return renewed, sources

@@ -113,6 +113,25 @@ def test_a_former_kernel_has_its_successors_time_where_one_run_timed_both() -> N
     assert renewed(20.5) == 20.0  # what it launches now was timed beside the others
 
 
+def test_a_launch_that_was_timed_under_another_name_is_a_successor_too() -> None:
+    """A card's arm became what the router's candidate launches: its rows are that candidate's."""
+    present = families.launches("nvfp4", (9, 0), "m33_n17408_k5120").configs["cuda_gemm"]["m33_n17408_k5120"]
+    assert present
+    older = (row("cuda_gemm", 33, 26.0, config="former"), row("triton_gemm", 33, 60.0))
+
+    def renewed(again_us: float = 26.5, **more: Any) -> float:
+        former = row("cuda_gemm", 33, again_us, "r2", commit="b", config="former")
+        tried = row("cuda_one", 33, 21.0, "r2", **({"commit": "b", "config": present} | more))
+        found = made(*older, former, tried)
+        assert set(found) == {("cuda_gemm", 33), ("triton_gemm", 33)}
+        return found["cuda_gemm", 33]
+
+    assert renewed() == 21.0
+    assert renewed(29.0) == 26.0  # the two runs do not compare
+    assert renewed(config="another") == 26.0
+    assert renewed(precision="nvfp4-w4a8") == 26.0  # the same words, another question
+
+
 def test_a_launch_that_its_kernel_refuses_by_now_is_no_route() -> None:
     workload: dict[str, Any] = {
         "workload_id": "m32_n17408_k5120",
