@@ -1,13 +1,15 @@
-"""NVFP4 linear for many tokens in CUDA C++: wgmma_gemm.cu, or for few wgmma_stream.cu and wgmma_resident.cu.
+"""NVFP4 linear from 9 tokens on in CUDA C++: wgmma_gemm.cu, for fewer tokens wgmma_stream.cu and wgmma_resident.cu.
 
 Compiled for the chosen tile at first use; one launch on no more CTAs than the device has multiprocessors. The tile and
-its pipeline are macros; the shape is not, so one compiled kernel serves every N and K. wgmma_gemm.cu reads x and, where
-rows of y start on 16 bytes, writes y through tensor maps (CUtensorMap), made on the host from address and shape and
-passed by value in the launch.
+its pipeline are macros; the shape is not, so one compiled kernel serves every N and K. wgmma_gemm.cu reads x and the
+weights and, where rows of y start on 16 bytes, writes y through tensor maps (CUtensorMap), made on the host from
+address and shape and passed by value in the launch.
 
-Partial sums of stream-K tiles, and the flags that say they are there, belong to the prepared operands (up to
-17 MB on 132 multiprocessors): one pair of prepared operands must not run twice at once, two pairs may. stream.py and
-resident.py are the kernels for few tokens.
+stream.py and resident.py, up to 32 tokens, have weight layouts of their own. wgmma_gemm.cu and line.py (33 to 96 tokens
+of long K) read one copy (row_tiles.py).
+
+Partial sums of stream-K tiles, and the flags that say they are there, belong to the prepared operands (up to 26 MB on
+132 multiprocessors): one pair of prepared operands must not run twice at once, two pairs may.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ import torch
 
 from kernels import cuda, cuda_driver
 from kernels.common import Candidate, CudaSource, Needs, Tensors, Work, Workload
-from kernels.nvfp4 import gemm_tiles, hopper, resident, row_tiles, stream, tiles
+from kernels.nvfp4 import gemm_tiles, hopper, line, resident, row_tiles, stream, tiles
 from kernels.nvfp4.hopper import SHARED_BYTES, SMS
+from kernels.nvfp4.line import LineConfig
 from kernels.nvfp4.resident import ResidentConfig
 from kernels.nvfp4.stream import StreamConfig
 
@@ -38,6 +41,7 @@ STREAM_K_FACTOR = 1.07
 SPLIT_K_CLOCKS = 1500  # of a tile in two halves of k: until the other CTA's sums are here
 IN_FLIGHT_BYTES = 152 * 1024  # of a CTA; more may make the first copies come later (NOTES.md: not settled)
 LONG_K = 4096
+LINE_TOKENS = 96  # at 128 line.py's tiles of 64 rows a warpgroup cost more (card one-layout-gemm on an H200)
 SHARED_X_K = 2048  # from here on tiles of 256 tokens share x
 
 
@@ -46,8 +50,7 @@ class GemmConfig:
     """A compiled kernel (dtype .. split_k) and its launch (grid, waves).
 
     tokens: of a tile, by 128 weight rows. cluster: CTAs that share x. stages: of 64 k. split_k: two CTAs halve the k of
-    a tile. grid: CTAs. waves: of data-parallel tiles, before the stream-K partition of the tiles left. row_tiles:
-    weights in the one layout.
+    a tile. grid: CTAs. waves: of data-parallel tiles, before the stream-K partition of the tiles left.
     """
 
     dtype: str
@@ -57,13 +60,12 @@ class GemmConfig:
     split_k: bool = False
     grid: int = SMS
     waves: int = 0
-    row_tiles: bool = False
 
     @property
     def kernel(self) -> str:
         """The kernel's name, which tells its macros."""
-        halves = ("_split" if self.split_k else "") + ("_rows" if self.row_tiles else "")
-        return f"nvfp4_gemm_{self.dtype}_t{self.tokens}_x{self.cluster}_s{self.stages}{halves}"
+        halves = "_split" if self.split_k else ""
+        return f"nvfp4_gemm_{self.dtype}_t{self.tokens}_x{self.cluster}_s{self.stages}{halves}_rows"
 
     @property
     def threads(self) -> int:
@@ -153,29 +155,47 @@ def choose_config(m: int, n: int, k: int, dtype: str, sms: int = SMS, **fixed: A
     return replace(config, stages=min(room, fixed.get("stages", max(3, IN_FLIGHT_BYTES // config.stage_bytes))))
 
 
-Config = GemmConfig | ResidentConfig | StreamConfig
+Config = GemmConfig | LineConfig | ResidentConfig | StreamConfig
 
 
 def choose(m: int, n: int, k: int, dtype: str, sms: int = SMS) -> Config:
-    """The kernel for a shape: up to 32 tokens of long K both operands streamed, x resident where that is short for a
-    multiprocessor and x fits; else tiles of x."""
+    """The kernel for a shape. Raises ValueError when k is no multiple of 16.
+
+    Up to 32 tokens of long K both operands are streamed, or x stays resident where that is short for a multiprocessor
+    and x fits; from 33 to LINE_TOKENS of long K both are streamed by line.py. Else CTAs make tiles of x.
+    """
     if m <= resident.TOKENS and k >= resident.K_MIN:
         if stream.pays(n, k, sms):
             return stream.choose_config(m, n, k, dtype, sms)
         if resident.fits(k):
             return resident.choose_config(m, n, k, dtype)
+    if resident.TOKENS < m <= LINE_TOKENS and k >= LONG_K:
+        return line.choose_config(m, n, k, dtype, sms)
     return choose_config(m, n, k, dtype, sms)
 
 
-def source(config: GemmConfig) -> CudaSource:
+def layout_of(config: Config) -> str:
+    """The word of the weights' layout (repack.py) that a configuration reads."""
+    if isinstance(config, ResidentConfig):
+        return "resident"
+    return "stream" if isinstance(config, StreamConfig) else "row_tiles"
+
+
+def source(config: Config) -> CudaSource:
     """What `config` compiles to; the launch's part of it does not count."""
+    if isinstance(config, ResidentConfig):
+        return resident.source(config)
+    if isinstance(config, StreamConfig):
+        return stream.source(config)
+    if isinstance(config, LineConfig):
+        return line.source(config)
     macros = {
         "X_BF16": int(config.dtype == "bf16"),
         "BLOCK_M": config.tokens,
         "CLUSTER": config.cluster,
         "SPLIT_K": int(config.split_k),
         "STAGES": config.stages,
-    } | ({"ROW_TILES": 1} if config.row_tiles else {})
+    }
     return hopper.source(SOURCE, config.kernel, config.shared_bytes, macros)
 
 
@@ -196,7 +216,8 @@ def prepare(inputs: Tensors) -> Tensors:
         return same | {"w": resident.tile_weights(packed, scale, x.dtype)}
     if isinstance(config, StreamConfig):
         return same | {"w": stream.tile_weights(packed, scale, x.dtype)} | stream.workspace(config, device)
-    return same | {"w": gemm_tiles.tile_weights(packed, scale, x.dtype)} | workspace(config, device)
+    space = line.workspace(config, device) if isinstance(config, LineConfig) else workspace(config, device)
+    return same | {"w": row_tiles.tile_weights(packed, scale, x.dtype)} | space
 
 
 def launch(args: Tensors, y: torch.Tensor, config: GemmConfig, programmatic: bool = False) -> None:
@@ -206,9 +227,7 @@ def launch(args: Tensors, y: torch.Tensor, config: GemmConfig, programmatic: boo
     """
     x, w = args["x"], args["w"]
     (m, k), n = x.shape, y.shape[1]
-    k_blocks = gemm_tiles.k_blocks_of(k)
-    rows, k_tiles = (tiles.ROWS, -(-k // tiles.COLS)) if config.row_tiles else (gemm_tiles.ROWS, k_blocks)
-    dtype = hopper.check(x, w, y, rows, k_tiles)
+    dtype = hopper.check(x, w, y, tiles.ROWS, -(-k // tiles.COLS))
     if dtype != config.dtype:
         raise ValueError(f"x is {x.dtype}; {config} takes {config.dtype}")
     parts, flags = args["parts"], args["flags"]
@@ -218,14 +237,14 @@ def launch(args: Tensors, y: torch.Tensor, config: GemmConfig, programmatic: boo
     kernel = cuda.load(source(config), config.kernel, device, config.shared_bytes)
     row_blocks, token_tiles = -(-n // config.rows), -(-m // config.tokens)
     x_map = cuda_driver.tensor_map(x.data_ptr(), dtype, m, k, config.tokens // config.cluster)
-    numbers = (m, n, k_blocks // ITERATION_K_BLOCKS, row_blocks, token_tiles, config.waves)
+    iterations = gemm_tiles.k_blocks_of(k) // ITERATION_K_BLOCKS
+    numbers = (m, n, iterations, row_blocks, token_tiles, config.waves)
     mapped = n % 8 == 0 and y.data_ptr() % 16 == 0
     y_map = cuda_driver.tensor_map(y.data_ptr(), dtype, m, n, config.tokens) if mapped else x_map
-    weights = row_tiles.boxes(w, gemm_tiles.ROW_TILES, 1) if config.row_tiles else w
     arguments = (
         x_map,
         y_map,
-        weights,
+        row_tiles.boxes(w, gemm_tiles.ROW_TILES, 1),
         args["w_tensor_scale"],
         y,
         parts,
@@ -236,12 +255,13 @@ def launch(args: Tensors, y: torch.Tensor, config: GemmConfig, programmatic: boo
 
 
 def most_workspace(layout: str, device: torch.device) -> Tensors:
-    """Scratch for every launch on a device whose configuration is of the class `layout`, none where it takes none."""
+    """Scratch for every launch on a device that reads weights in `layout` (`layout_of`), none where it takes none."""
     sms = hopper.multiprocessors(device.index or 0) if device.type == "cuda" else SMS
-    if layout == "StreamConfig":
+    if layout == "stream":
         return stream.workspace(StreamConfig("bf16", max(stream.TOKENS), stream.STAGES, sms), device)
-    if layout == "GemmConfig":
-        return workspace(GemmConfig("bf16", max(TOKEN_TILES), 1, 3, grid=sms), device)
+    if layout == "row_tiles":
+        few = line.workspace(LineConfig("bf16", LINE_TOKENS, workers=sms), device)
+        return few | workspace(GemmConfig("bf16", max(TOKEN_TILES), 1, 3, grid=sms), device)
     return {}
 
 
@@ -266,6 +286,8 @@ def run(args: Tensors, out: Tensors) -> None:
         resident.launch(args, y, config)
     elif isinstance(config, StreamConfig):
         stream.launch(args, y, config)
+    elif isinstance(config, LineConfig):
+        line.launch(args, y, config)
     else:
         launch(args, y, config)
 
@@ -280,7 +302,7 @@ def _config(workload: Workload) -> str:
 
 
 def work(workload: Workload, sms: int) -> Work:
-    """Of the kernel that the shape gets: stages of a k slice, stream-K iterations, or tiles and their fix-up."""
+    """Of the kernel that the shape gets: stages of a k slice, iterations and their sums, or tiles and their fix-up."""
     m, n, k = (int(workload[axis]) for axis in "MNK")
     config = choose(m, n, k, workload["dtype"], sms)
     moved = n * k * tiles.TILE_BYTES / (tiles.ROWS * tiles.COLS) + 2.0 * m * (k + n)
@@ -293,6 +315,10 @@ def work(workload: Workload, sms: int) -> Work:
         iterations = -(-stream.iterations_of(n, k) // config.workers)
         clocks = {"stream": 250.0 * iterations, "stream_tokens": 15.0 * iterations * config.tokens}
         return Work({"bytes": moved, "sm_bytes": float(iterations * stream.ITERATION_BYTES), **clocks})
+    if isinstance(config, LineConfig):
+        walk, sums = line.clocks(config, n, k)
+        sums += PEER_CLOCKS * -(-config.workers // -(-n // config.rows))  # each worker of a block waits for the others
+        return Work({"bytes": moved, "line": walk}, {"launches": 1.0, "sums": sums})
     k_blocks, workers = gemm_tiles.k_blocks_of(k), config.grid // config.cluster
     tiles_ = -(-n // config.rows) * -(-m // config.tokens)
     left = 0 if config.split_k else max(0, tiles_ - config.waves * workers)
@@ -302,15 +328,9 @@ def work(workload: Workload, sms: int) -> Work:
     return Work(at_once, {"launches": 1.0, "fixup": fixup + SPLIT_K_CLOCKS * config.split_k})
 
 
-def _source_of(config: Config) -> CudaSource:
-    if isinstance(config, ResidentConfig):
-        return resident.source(config)
-    return stream.source(config) if isinstance(config, StreamConfig) else source(config)
-
-
 CUDA_SOURCES = tuple(
     dict.fromkeys(
-        _source_of(config)
+        source(config)
         for config in (
             choose(m, n, k, dtype)
             for m, n, k, dtype in (
@@ -320,7 +340,12 @@ CUDA_SOURCES = tuple(
                 (32, 17408, 5120, "fp16"),
                 (32, 5120, 6144, "bf16"),
                 (32, 5120, 6144, "fp16"),
+                (33, 1000, 4112, "bf16"),
+                (33, 17408, 5120, "bf16"),
                 (64, 17408, 5120, "bf16"),
+                (64, 17408, 5120, "fp16"),
+                (64, 4096, 2048, "bf16"),
+                (96, 17408, 5120, "bf16"),
                 (128, 4096, 2048, "bf16"),
                 (128, 5120, 6144, "bf16"),
                 (128, 17408, 5120, "bf16"),

@@ -1,4 +1,6 @@
-"""The weight layout of the CUDA GEMM (wgmma_gemm.cu): 128 rows x 64 k in 4608 bytes, in the order that wgmma takes.
+"""The weight layout of a mixture's kernel for many tokens (kernels/moe/cuda_many.py); row_tiles.py has its tiles too.
+
+128 rows x 64 k in 4608 bytes, in the order that wgmma takes:
 
     tiles: uint8 [ceil(N / 128), k blocks, 8 row tiles, 576] = 32 lanes x 16 bytes of codes, then 8 x 8 of scales
 

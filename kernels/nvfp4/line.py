@@ -5,7 +5,8 @@ or pairs of CTAs that share x, share the iterations (a block of rows by 128 k) o
 slices: whose walk ends in a block adds its part of the 8-token tiles (wgmma_stream.cu). So few blocks with long K cost
 no more than many: no CTA adds up the sums of all others.
 
-What they leave each other belongs to the prepared operands: one pair of these must not run twice at once.
+What they leave each other (`sums`: all ones between launches, so no memory of wgmma_gemm.cu's `parts`) belongs to the
+prepared operands: one pair of these must not run twice at once.
 """
 
 from __future__ import annotations
@@ -87,12 +88,12 @@ def iterations_of(n: int, k: int, rows: int) -> int:
     return -(-n // rows) * depth_of(k)
 
 
-def _clocks(config: LineConfig, n: int, k: int) -> float:
-    """Of the longest walk and of the sums that a worker adds up."""
+def clocks(config: LineConfig, n: int, k: int) -> tuple[float, float]:
+    """Estimates for n weight rows and k values: of the longest walk, and of the sums that a worker adds up after it."""
     each = -(-iterations_of(n, k, config.rows) // config.workers)
     factor = TWO_GROUPS_FACTOR if config.groups == 2 else 1.0
     iteration = factor * (config.groups * (DECODE_CLOCKS + TOKEN_CLOCKS * config.tokens) + ITERATION_CLOCKS)
-    return each * iteration + SUM_CLOCKS * config.groups * config.tokens + PAIR_CLOCKS * (config.cluster - 1)
+    return each * iteration, SUM_CLOCKS * config.groups * config.tokens + PAIR_CLOCKS * (config.cluster - 1)
 
 
 def choose_config(m: int, n: int, k: int, dtype: str, sms: int = SMS, **fixed: Any) -> LineConfig:
@@ -112,7 +113,7 @@ def choose_config(m: int, n: int, k: int, dtype: str, sms: int = SMS, **fixed: A
         config = replace(LineConfig(dtype, tokens, groups, 2 if pays else 1), **fixed)
         workers = min(sms // config.cluster, iterations_of(n, k, config.rows))
         config = replace(config, workers=fixed.get("workers", workers))
-        choices.append((_clocks(config, n, k), -groups, config))
+        choices.append((sum(clocks(config, n, k)), -groups, config))
     config = min(choices, key=lambda choice: choice[:2])[-1]
     if config.shared_bytes > SHARED_BYTES or config.stages < 4 or config.stages & (config.stages - 1):
         raise ValueError(f"{config}: stages are a power of two from 4 on that fits {SHARED_BYTES} bytes; leave it out")
@@ -134,7 +135,7 @@ def source(config: LineConfig) -> CudaSource:
 
 def workspace(config: LineConfig, device: torch.device) -> Tensors:
     """Where the CTAs of a launch leave sums to each other: words of all ones (ABSENT), which each launch puts back."""
-    return {"parts": torch.full((2 * config.workers * config.part_floats,), -1, dtype=torch.int32, device=device)}
+    return {"sums": torch.full((2 * config.workers * config.part_floats,), -1, dtype=torch.int32, device=device)}
 
 
 def numbers(m: int, n: int, k: int, config: LineConfig) -> tuple[int, ...]:
@@ -147,16 +148,16 @@ def launch(args: Tensors, y: torch.Tensor, config: LineConfig, programmatic: boo
 
     programmatic: it may start, and fetch weights, while the kernel ahead of it ends.
     """
-    x, w, parts = args["x"], args["w"], args["parts"]
+    x, w, sums = args["x"], args["w"], args["sums"]
     (m, k), n = x.shape, y.shape[1]
     if hopper.check(x, w, y, tiles.ROWS, -(-k // tiles.COLS)) != config.dtype or m > config.tokens:
         raise ValueError(f"x is {x.dtype} {tuple(x.shape)}; {config} takes {config.dtype} of at most {config.tokens}")
-    if parts.numel() < 2 * config.workers * config.part_floats:
-        raise ValueError(f"{parts.numel()} partial sums are too few for {config}; pass its workspace()")
+    if sums.numel() < 2 * config.workers * config.part_floats:
+        raise ValueError(f"{sums.numel()} partial sums are too few for {config}; pass its workspace()")
     device = x.device.index or 0
     kernel = cuda.load(source(config), config.kernel, device, config.shared_bytes)
     x_map = cuda_driver.tensor_map(x.data_ptr(), config.dtype, m, k, config.tokens // config.cluster)
     w_map = row_tiles.boxes(w, 4 * config.groups, K_BLOCKS)
-    arguments = (x_map, w_map, args["w_tensor_scale"], y, parts, *(cuda.i32(v) for v in numbers(m, n, k, config)))
+    arguments = (x_map, w_map, args["w_tensor_scale"], y, sums, *(cuda.i32(v) for v in numbers(m, n, k, config)))
     blocks = config.workers * config.cluster
     cuda.launch(kernel, (blocks,), config.threads, arguments, config.shared_bytes, programmatic)

@@ -29,6 +29,7 @@ EXACT = "nvfp4-w4a16"
 LADDER = (*range(1, 65), *(1 << power for power in range(7, 21)))  # numbers of tokens that are asked for
 SCRATCH = (
     "parts",
+    "sums",
     "flags",
     "x_e4m3",
     "x_scale",
@@ -115,7 +116,7 @@ def _layout(name: str, m: int, n: int, k: int, dtype: torch.dtype, device: torch
         return ""
     from kernels.nvfp4 import cuda_gemm
 
-    return type(cuda_gemm.config_of(torch.empty(m, k, dtype=dtype, device="meta"), n, device)).__name__
+    return cuda_gemm.layout_of(cuda_gemm.config_of(torch.empty(m, k, dtype=dtype, device="meta"), n, device))
 
 
 class Linear(torch.nn.Module):

@@ -1,9 +1,9 @@
 // NVFP4 linear for many tokens: y[M, N] = x[M, K] w^T on wgmma with swapped operands, y^T = w x^T.
 //
-// Weights are the A operand, made in registers from gemm_tiles.py's tiles; x is B, in shared memory. A CTA makes
+// Weights are the A operand, made in registers from row_tiles.py's tiles; x is B, in shared memory. A CTA makes
 // BLOCK_N = 128 weight rows by BLOCK_M tokens:
 //
-//   two producer threads     per stage (64 k): one bulk copy of weights; x by its tensor map (TMA). In a cluster of two,
+//   two producer threads     per stage (64 k): eight row tiles, and x, each by a tensor map (TMA). In a cluster of two,
 //                            which make 256 rows by the same tokens, each CTA loads half of x for both (multicast)
 //   two consumer warpgroups  64 rows each: decode 64 k into one of two sets of fragments while the wgmmas of the other
 //                            set are in flight
@@ -24,10 +24,7 @@
 // where results go later. x is not shared then.
 //
 // Macros: KERNEL (name), X_BF16 0/1, BLOCK_M 64/128/176/256, CLUSTER 1/2 (CTAs that share x; 1 where SPLIT_K), SPLIT_K
-// 0/1, STAGES (of BLOCK_K = 64), ROW_TILES 0/1 (weights come by a tensor map from the one layout, row_tiles.py).
-#ifndef ROW_TILES
-#define ROW_TILES 0
-#endif
+// 0/1, STAGES (of BLOCK_K = 64).
 #include "gemm_operand.cuh"
 #include "sm90/epilogue.cuh"
 #include "sm90/pipeline.cuh"
@@ -56,24 +53,19 @@ constexpr int PARTIAL_STORED = 1, EPILOGUE = 3;  // named barriers, one for each
 constexpr int PART_FLOATS = 128 * ACC;  // of one warpgroup
 
 // x_map: x [m, k], boxes of 64 k by BLOCK_M / CLUSTER tokens. y_map: y, boxes of 64 rows by BLOCK_M tokens; not looked
-// at where y has no such map (N no multiple of 8, or not on 16 bytes). w: [tiles of 128 rows, k blocks of 64, 8, 576].
-// y: [m, n] 16-bit. parts: float32 [workers * CLUSTER, 2, PART_FLOATS]. flags: zeros, [workers * CLUSTER, 2].
-// iters: of a tile, K_BLOCKS * 64 k each. n_tiles of CLUSTER * BLOCK_N weight rows, m_tiles of BLOCK_M tokens. waves:
-// whole tiles per worker. SPLIT_K: waves 0, iters even, two workers for each tile. ROW_TILES: w is the map of row tiles
-// [tiles of 16 rows, tiles of 64 k, 72 words of 8 bytes], boxes of a tile of k by 8 row tiles.
-#if ROW_TILES
-#define WEIGHTS const __grid_constant__ TensorMap w
-#else
-#define WEIGHTS const unsigned char* w
-#endif
+// at where y has no such map (N no multiple of 8, or not on 16 bytes). w: row tiles [tiles of 16 rows, tiles of 64 k, 72
+// words of 8 bytes], boxes of a tile of k by 8 row tiles; zeros past N and K. y: [m, n] 16-bit. parts: float32
+// [workers * CLUSTER, 2, PART_FLOATS]. flags: zeros, [workers * CLUSTER, 2]. iters: of a tile, K_BLOCKS * 64 k each.
+// n_tiles of CLUSTER * BLOCK_N weight rows, m_tiles of BLOCK_M tokens. waves: whole tiles per worker. SPLIT_K: waves 0,
+// iters even, two workers for each tile.
 #if CLUSTER == 2 || SPLIT_K
 extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1)
 #else
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #endif
-    KERNEL(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap y_map, WEIGHTS,
-           const float* tensor_scale, unsigned short* y, float* parts, unsigned* flags, int m, int n, int iters,
-           int n_tiles, int m_tiles, int waves) {
+    KERNEL(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap y_map,
+           const __grid_constant__ TensorMap w, const float* tensor_scale, unsigned short* y, float* parts,
+           unsigned* flags, int m, int n, int iters, int n_tiles, int m_tiles, int waves) {
     DYNAMIC_SHARED(shared);
     const unsigned base = shared_address(shared);
     const int group = warp_uniform(threadIdx.x / 128);
@@ -84,7 +76,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const auto token_of = [&](int tile) { return tile % m_tiles * BLOCK_M; };
     const StreamKPartition partition = stream_k_partition(shared_iters, workers);
     const Pipe pipeline{base};
-    [[maybe_unused]] const int k_blocks = iters * K_BLOCKS, last_tile = (n + 127) / 128 - 1;
     if (threadIdx.x == 128 * CONSUMERS) {
         pipeline.init(1, 8 * CLUSTER);  // the warps of two warpgroups of each CTA release a stage
         if constexpr (SPLIT_K) mbarrier_init(base + PEER_SUMS, 1);
@@ -105,7 +96,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             const bool read_once = m_tiles == 1;
             Pipe::State state;
             for (StreamKScheduler work(partition, worker, workers, tiles, iters, waves); work.valid(); work.next()) {
-#if ROW_TILES
                 const int row_tile = row_of(work.tile) / 16;
                 for (int k = work.iter_begin * K_BLOCKS; k < work.iter_end * K_BLOCKS; k++, state.advance()) {
                     const unsigned full = pipeline.full(state.stage), to = base + W + state.stage * W_BYTES;
@@ -117,22 +107,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                         tma_load_words(to, &w, TILE_BYTES / 8 * k, row_tile, full);
                     }
                 }
-#else
-                // Rows past N: the last tile once more; its sums are not written.
-                const size_t tile = min(row_of(work.tile) / 128, last_tile);
-                const unsigned char* source = w + (tile * k_blocks + work.iter_begin * K_BLOCKS) * W_BYTES;
-                for (int left = (work.iter_end - work.iter_begin) * K_BLOCKS; left > 0;
-                     left--, state.advance(), source += W_BYTES) {
-                    const unsigned full = pipeline.full(state.stage), to = base + W + state.stage * W_BYTES;
-                    pipeline.producer_acquire(state);
-                    pipeline.producer_expect(state, STAGE_BYTES);
-                    if (read_once) {
-                        tma_load_1d_evict_first(to, source, W_BYTES, full);
-                    } else {
-                        tma_load_1d(to, source, W_BYTES, full);
-                    }
-                }
-#endif
             }
         }
         __syncwarp();

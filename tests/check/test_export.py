@@ -128,6 +128,7 @@ def test_the_vectors_are_the_references(tmp_path: Path) -> None:
 
 OTHERS = [
     ("nvfp4", "cuda_gemm", "M=24 N=512 K=1024"),
+    ("nvfp4", "cuda_gemm", "M=48 N=512 K=4096"),
     ("nvfp4", "cuda_decode", "M=8 N=512 K=1024"),
     ("nvfp4", "cuda_w4a8", "M=32 N=512 K=1024"),
     ("kv", "cuda_fp8", "batch=2 ctx=64 Hq=8 Hkv=2 D=128 page=16"),
@@ -155,6 +156,9 @@ def test_each_kind_of_launch_becomes_c_that_compiles(tmp_path: Path, family: str
     compiles(folder)
     launcher, case = (folder / "launcher.c").read_text(), (folder / "case.h").read_text()
     assert ("cuTensorMapEncodeTiled" in launcher) == (name in ("cuda_gemm", "cuda_w4a8", "cuda_fp8", "cuda_scan"))
+    if name == "cuda_gemm":  # boxes of x, and of y where it has a map, are swizzled; those of weights lie as they are
+        maps = ["(CUtensorMapSwizzle)0", "(CUtensorMapSwizzle)3"]
+        assert sorted(set(re.findall(r"\(CUtensorMapSwizzle\)\d", launcher))) == maps
     if name == "cuda_decode" and family == "gdn":
         assert '"vectors/state.bin"' in case  # updated in place: it begins as the input
     for source in re.findall(r"#include \"([^\"]+)\"", "".join(p.read_text() for p in folder.rglob("src/**/*.cu"))):

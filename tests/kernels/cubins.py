@@ -27,10 +27,11 @@ HERE = Path(__file__).resolve().parents[2]
 
 def sources() -> Iterator[Any]:
     """Every CudaSource of gdn, kv, moe and nvfp4; of the last for all of its workloads."""
-    from kernels.nvfp4 import cases, cuda_gemm, cuda_w4a8, ring_config
+    from kernels.nvfp4 import cases, cuda_gemm, cuda_w4a8, line, ring_config
 
-    # In the checkouts that this one is compared with it may have its name of before.
+    # In the checkouts that this one is compared with they may have their names of before.
     pdl = "pdl" if "pdl" in inspect.signature(ring_config.choose_ring).parameters else "chained"
+    source_of = getattr(cuda_gemm, "_source_of", cuda_gemm.source)
     for name in ("gdn", "kv", "moe", "nvfp4"):
         for path in sorted(Path("kernels", name).rglob("cuda_*.py")):
             module = importlib.import_module(".".join(path.with_suffix("").parts))
@@ -44,10 +45,11 @@ def sources() -> Iterator[Any]:
         made: tuple[tuple[Any, dict[str, bool], Any], ...] = (
             (ring_config.choose_ring, {pdl: False}, ring_config.source),
             (ring_config.choose_ring, {pdl: True}, ring_config.source),
-            (cuda_gemm.choose, {}, cuda_gemm._source_of),
+            (cuda_gemm.choose, {}, source_of),
             (cuda_gemm.choose_config, {}, cuda_gemm.source),
             (cuda_gemm.stream.choose_config, {}, cuda_gemm.stream.source),
             (cuda_gemm.resident.choose_config, {}, cuda_gemm.resident.source),
+            (line.choose_config, {}, line.source),
             (cuda_w4a8.choose_config, {"promoted": False}, cuda_w4a8.source),
             (cuda_w4a8.choose_config, {"promoted": True}, cuda_w4a8.source),
         )

@@ -26,6 +26,7 @@ from kernels.moe import cases as moe_cases
 from kernels.moe import ops as moe_ops
 from kernels.moe.reference import reference as moe_reference
 from kernels.nvfp4 import cases as nvfp4_cases
+from kernels.nvfp4 import hopper
 from kernels.nvfp4 import ops as nvfp4_ops
 from kernels.nvfp4.reference import reference as nvfp4_reference
 from lab.base import devices
@@ -281,6 +282,10 @@ def test_a_weight_is_packed_once_for_every_layout(monkeypatch: pytest.MonkeyPatc
     found = nvfp4_ops.segments(75, 64, torch.bfloat16, torch.device("cuda", 0), (1, 1000))
     assert found == ((12, "cuda_decode", ""), (1000, "triton_gemm", ""))
     assert nvfp4_ops.segments(75, 64, torch.bfloat16, torch.device("cuda", 0), (3, 3)) == ((3, "cuda_decode", ""),)
+    monkeypatch.setattr(operators, "choose", lambda *asked, **axes: SimpleNamespace(name="cuda_gemm"))
+    monkeypatch.setattr(hopper, "multiprocessors", lambda device: 132)
+    found = nvfp4_ops.segments(17408, 5120, torch.bfloat16, torch.device("cuda", 0), (9, 4096))
+    assert found == ((32, "cuda_gemm", "stream"), (4096, "cuda_gemm", "row_tiles"))  # two kernels from 33 tokens on
     nvfp4_ops.segments.cache_clear()
 
 

@@ -91,6 +91,10 @@ def test_every_release_waits_for_the_loads_ahead_of_it(group: str) -> None:
         found = unfinished_at_releases(code)
         if group == "kv":  # single words are lengths and sums of them, which nobody overwrites
             found = [x for x in found if not re.search(r"while 0x\w+ LDS R\d", x)]
+        if name.startswith("nvfp4_line"):
+            # It frees the stage before. In flight may be the second tile of the one at hand, which is decoded, and so
+            # waited for, ahead of the next release.
+            found = [x for x in found if not re.search(r"LDS\.(64|128) R\d+, \[R\d+\+0x240\]", x)]
         if group.startswith("experts"):  # pairs of words are the lists, which nobody overwrites
             found = [x for x in found if not re.search(r"while 0x\w+ LDS.64 R\d", x)]
         assert found == [], name

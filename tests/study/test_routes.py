@@ -249,7 +249,6 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 
 APART = {  # kernels of ours that no router takes though they are far faster somewhere, and why that is right
     "cuda_decode_chained": "its times hold the start of the next launch of its kind",
-    "cuda_one": "at 33 tokens on an H200: one more copy of the weights, which cards one-layout-* ask about",
 }
 
 

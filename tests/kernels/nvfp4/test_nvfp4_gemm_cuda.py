@@ -2,7 +2,7 @@
 
 On a CPU wgmma_gemm.cu runs as it is, on_cpu/sm90.cuh in place of its PTX: pipelines, clusters, stream-K, swizzles
 and fragments are the kernel's own, timing is not. tests/kernels/nvfp4/test_nvfp4_stream_cuda.py and
-test_nvfp4_resident_cuda.py do the same for the kernels of few tokens.
+test_nvfp4_resident_cuda.py do the same for the kernels of few tokens, test_nvfp4_one_cuda.py for line.py.
 """
 
 import shutil
@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from kernels.common import Tensors, Workload
-from kernels.nvfp4 import cases, cuda_gemm, gemm_tiles, resident, stream, tiles
+from kernels.nvfp4 import cases, cuda_gemm, gemm_tiles, line, ops, resident, row_tiles, stream, tiles
 from kernels.nvfp4.reference import weights
 from lab.check.aot_worker import compile_cuda
 from tests.kernels.on_cpu.nvfp4_on_cpu import library, right_every_time, simulated, skip_unless_hopper, within_tolerance
@@ -30,7 +30,7 @@ LATE = (
 )  # the second CTA of a cluster
 ENTRY = """
 struct Arguments {
-  TensorMap map, y_map; const unsigned char* w; const float* scale; unsigned short* y; float* parts; unsigned* flags;
+  TensorMap map, y_map, w; const float* scale; unsigned short* y; float* parts; unsigned* flags;
   int m, n, iters, n_tiles, m_tiles, waves;
 } given;
 static void entry() {
@@ -40,11 +40,11 @@ static void entry() {
 extern "C" int shared_bytes() { return SHARED_BYTES; }
 extern "C" int part_floats() { return SPLIT_K ? 0 : 2 * PART_FLOATS; }
 extern "C" void simulated(const void* x, const void* w, const void* scale, void* y, void* parts, void* flags, int m,
-                          int n, int k, int iters, int n_tiles, int m_tiles, int waves,
+                          int n, int k, int row_tiles, int k_tiles, int iters, int n_tiles, int m_tiles, int waves,
                           int blocks, int seed) {
   given = {{(unsigned char*)x, m, k, BLOCK_M / CLUSTER}, {(unsigned char*)y, m, n, BLOCK_M},
-           (const unsigned char*)w, (const float*)scale, (unsigned short*)y, (float*)parts, (unsigned*)flags, m, n,
-           iters, n_tiles, m_tiles, waves};
+           {(unsigned char*)w, row_tiles, 72 * k_tiles, 8, 72}, (const float*)scale, (unsigned short*)y, (float*)parts,
+           (unsigned*)flags, m, n, iters, n_tiles, m_tiles, waves};
   launch_on_cpu({{blocks, 1, 1}, THREADS, CLUSTER << SPLIT_K, 1, SHARED_BYTES, seed}, entry);
 }
 """
@@ -56,8 +56,8 @@ def on_cpu(config: cuda_gemm.GemmConfig, *changes: Change) -> StandIn:
 
 def tiled(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """What prepare() makes where wgmma_gemm.cu is chosen, for any shape, but for the workspace."""
-    tiles = gemm_tiles.tile_weights(inputs["w_packed"], inputs["w_scale"], inputs["x"].dtype)
-    return {"x": inputs["x"], "w": tiles, "w_tensor_scale": inputs["w_tensor_scale"]}
+    tiled = row_tiles.tile_weights(inputs["w_packed"], inputs["w_scale"], inputs["x"].dtype)
+    return {"x": inputs["x"], "w": tiled, "w_tensor_scale": inputs["w_tensor_scale"]}
 
 
 def simulate(kernel: StandIn, config: cuda_gemm.GemmConfig, inputs: Tensors, seed: int) -> tuple[torch.Tensor, int]:
@@ -70,7 +70,7 @@ def simulate(kernel: StandIn, config: cuda_gemm.GemmConfig, inputs: Tensors, see
     depth = gemm_tiles.k_blocks_of(x.shape[1]) // cuda_gemm.ITERATION_K_BLOCKS
     tile_counts = -(-n // config.rows), -(-x.shape[0] // config.tokens)
     tensors = (x, args["w"], args["w_tensor_scale"], y, parts, flags)
-    numbers = (x.shape[0], n, x.shape[1], depth, *tile_counts, config.waves, config.grid, seed)
+    numbers = (x.shape[0], n, x.shape[1], *args["w"].shape[:2], depth, *tile_counts, config.waves, config.grid, seed)
     simulated(kernel, tensors, numbers)
     return y, int(flags.sum())
 
@@ -143,7 +143,11 @@ def test_tile_cluster_and_whole_tiles_follow_from_the_shape(m, n, k, tokens, clu
     [
         (9, 5120, 17408, stream.StreamConfig),
         (32, 17408, 5120, stream.StreamConfig),
-        (33, 17408, 5120, cuda_gemm.GemmConfig),
+        (33, 17408, 5120, line.LineConfig),
+        (33, 1000, 4112, line.LineConfig),
+        (96, 5120, 17408, line.LineConfig),
+        (97, 5120, 17408, cuda_gemm.GemmConfig),
+        (33, 4096, 2048, cuda_gemm.GemmConfig),
         (9, 5120, 6144, resident.ResidentConfig),
         (32, 5120, 5120, resident.ResidentConfig),
         (16, 5120, 4096, cuda_gemm.GemmConfig),
@@ -153,6 +157,29 @@ def test_tile_cluster_and_whole_tiles_follow_from_the_shape(m, n, k, tokens, clu
 def test_few_tokens_get_kernels_of_their_own_where_these_pay_and_fit(m, n, k, config):
     assert isinstance(cuda_gemm.choose(m, n, k, "bf16"), config)
     assert not cuda_gemm._refuses(Workload("any", {"M": m, "N": n, "K": k, "dtype": "bf16"}))
+
+
+def test_one_scratch_fits_every_launch_of_a_layout_and_two_kernels_share_none():
+    """line.py leaves its sums all ones, wgmma_gemm.cu leaves its own as they are."""
+    cpu, meta = torch.device("cpu"), torch.device("meta")
+    for problem in CHECKS + MEASURED:
+        config = cuda_gemm.choose(problem["M"], problem["N"], problem["K"], problem["dtype"])
+        most = cuda_gemm.most_workspace(cuda_gemm.layout_of(config), cpu)
+        asked: Tensors = {}
+        if isinstance(config, line.LineConfig):
+            asked = line.workspace(config, meta)
+        elif isinstance(config, stream.StreamConfig):
+            asked = stream.workspace(config, meta)
+        elif isinstance(config, cuda_gemm.GemmConfig):
+            asked = cuda_gemm.workspace(config, meta)
+        for name, tensor in asked.items():
+            assert most[name].dtype == tensor.dtype, name
+            assert most[name].numel() >= tensor.numel(), problem.id
+    shared = cuda_gemm.most_workspace("row_tiles", cpu)
+    assert set(shared) == {"sums", "parts", "flags"}
+    assert (shared["sums"] == -1).all()
+    assert not shared["flags"].any()
+    assert set(shared) <= set(ops.SCRATCH)
 
 
 def test_refuses_what_it_cannot_do():
@@ -221,6 +248,8 @@ def test_the_kernel_runs_on_a_cpu(m, n, k, dtype, sms, variant):
         ("rotate_right(scales.y, 8)", "rotate_right(scales.y, 16)"),
         ("if (thread == 0) tma_store_wait_read<0>();  // the tile before", ""),
         ("16 * ((2 * warp + lane / 8 % 2) ^ lane % 8)", "16 * (2 * warp + lane / 8 % 2)"),
+        ("TILE_BYTES / 8 * k", "TILE_BYTES / 8 * (k + 1)"),
+        ("row_of(work.tile) / 16", "0"),
     ],
 )
 def test_the_simulation_sees_mistakes(change):
