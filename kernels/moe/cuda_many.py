@@ -25,7 +25,7 @@ from kernels.common import Candidate, CudaSource, Needs, Tensors, Work, Workload
 from kernels.moe import cuda_experts
 from kernels.moe.cost import block_sizes, cost
 from kernels.moe.cuda_experts import EXPERTS_MAX, PRECISION, TOP_K_MAX
-from kernels.nvfp4 import cuda_w4a8, gemm_tiles, hopper, row_tiles, w4a8_tiles
+from kernels.nvfp4 import cuda_w4a8, gemm_tiles, hopper, tiles, w4a8_tiles
 from kernels.nvfp4.hopper import SHARED_BYTES, SMS
 
 SOURCE, SUM_SOURCE, ONCE_SOURCE = (
@@ -301,7 +301,7 @@ def run(args: dict[str, Any], out: Tensors, fp8: bool = False, form: Form = FORM
             more = cuda.i32(experts), cuda.i32(even * (experts + shared * -(-tokens // block)))
         if ONE_LAYOUT in config.switches:
             rows = width if name == "down" else 2 * inner
-            more = *more, row_tiles.boxes(args[name].flatten(0, 1), box_rows(rows) // 16, 1)
+            more = *more, tiles.boxes(args[name].flatten(0, 1), box_rows(rows) // 16, 1)
         cuda.launch(
             cuda.load(source(config), config.kernel, device, SHARED_BYTES), (len(args["flags"]) // 2,), THREADS,
             (args[f"{of}_e4m3"] if fp8 else given, args[name], args[f"{name}_scale"], *lists, made, args["parts"],

@@ -244,7 +244,7 @@ def launch(args: Tensors, y: torch.Tensor, config: GemmConfig, programmatic: boo
     arguments = (
         x_map,
         y_map,
-        row_tiles.boxes(w, gemm_tiles.ROW_TILES, 1),
+        tiles.boxes(w, gemm_tiles.ROW_TILES, 1),
         args["w_tensor_scale"],
         y,
         parts,

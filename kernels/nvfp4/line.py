@@ -18,7 +18,7 @@ import torch
 
 from kernels import cuda, cuda_driver
 from kernels.common import CudaSource, Tensors
-from kernels.nvfp4 import hopper, row_tiles, stream, tiles
+from kernels.nvfp4 import hopper, stream, tiles
 from kernels.nvfp4.hopper import SHARED_BYTES, SMS
 
 TOKENS = (16, 32, 48, 64, 80, 96, 112, 128)  # of a compiled kernel
@@ -157,7 +157,7 @@ def launch(args: Tensors, y: torch.Tensor, config: LineConfig, programmatic: boo
     device = x.device.index or 0
     kernel = cuda.load(source(config), config.kernel, device, config.shared_bytes)
     x_map = cuda_driver.tensor_map(x.data_ptr(), config.dtype, m, k, config.tokens // config.cluster)
-    w_map = row_tiles.boxes(w, 4 * config.groups, K_BLOCKS)
+    w_map = tiles.boxes(w, 4 * config.groups, K_BLOCKS)
     arguments = (x_map, w_map, args["w_tensor_scale"], y, sums, *(cuda.i32(v) for v in numbers(m, n, k, config)))
     blocks = config.workers * config.cluster
     cuda.launch(kernel, (blocks,), config.threads, arguments, config.shared_bytes, programmatic)

@@ -3,8 +3,8 @@
     tiles: uint8 [ceil(N / 16), ceil(K / 64), 576], each a tile of gemm_tiles.py: 16 rows x 64 k
 
 so a row tile is one contiguous run along K, which is what the decode kernel streams, and 1 or 2 tiles of k by 8 or 16
-row tiles are one box of a tensor map (cuda_driver.word_map, 72 words of 8 bytes a tile), which is what wgmma's kernels
-take as a stage. What lies past N or K a box reads as zeros, so nothing is padded.
+row tiles are one box of a tensor map (tiles.boxes), which is what wgmma's kernels take as a stage. What lies past N or
+K a box reads as zeros, so nothing is padded.
 
 x needs no order of its own in shared memory: a tensor map brings it. Where it goes to registers (ring_decode.cu) a lane
 wants k = 16 j + 2 t + {0, 1, 8, 9} of a row's 64 instead of 16 t .. 16 t + 15.
@@ -14,10 +14,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels import cuda_driver
 from kernels.nvfp4 import gemm_tiles, tiles
-
-WORDS = tiles.TILE_BYTES // 8
 
 
 def shape(n: int, k: int) -> tuple[int, int, int]:
@@ -32,8 +29,3 @@ def tile_weights(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) 
     row_tiles, k_tiles, _ = shape(packed.shape[0], 2 * packed.shape[1])
     blocks = gemm_tiles.tile_weights(packed, scale, dtype)
     return blocks.transpose(1, 2).flatten(0, 1)[:row_tiles, :k_tiles].contiguous()
-
-
-def boxes(w: torch.Tensor, row_tiles: int, k_tiles: int) -> cuda_driver.TensorMap:
-    """The tensor map of tiles `w`, in boxes of `row_tiles` by `k_tiles` of them."""
-    return cuda_driver.word_map(w.data_ptr(), w.shape[0], w.shape[1] * WORDS, row_tiles, k_tiles * WORDS)

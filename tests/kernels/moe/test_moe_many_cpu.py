@@ -95,7 +95,7 @@ class Simulated:
         monkeypatch.setattr(cuda_many, "block_tokens", lambda *_: block)
         monkeypatch.setattr(cuda_many.cuda, "load", lambda s, *_: on_cpu(s, self.changes.get(s.path, UNCHANGED)))
         monkeypatch.setattr(cuda_many.cuda, "launch", self.launch)
-        monkeypatch.setattr(cuda_many.row_tiles.cuda_driver, "word_map", lambda at, *box: (ctypes.c_void_p(at), *box))
+        monkeypatch.setattr(cuda_many.tiles.cuda_driver, "word_map", lambda at, *box: (ctypes.c_void_p(at), *box))
         for name in ("i32", "i64"):
             monkeypatch.setattr(cuda_many.cuda, name, int)
 
