@@ -14,7 +14,8 @@ had initialised a library). The time model (kernels/timing.py) is fitted to the 
 its own stands in the table with a ~.
 
 Arms that show a defect or a single change never compete; some precisions only where they are asked for by name
-(`--precision`). Both are marked. The choice itself is lab/study/choices.py's.
+(`--precision`). Both are marked, but for an arm that launches what a competing one launches. The choice itself is
+lab/study/choices.py's.
 """
 
 from __future__ import annotations
@@ -379,12 +380,18 @@ def same(one: Table, other: Table) -> bool:
     )
 
 
-def _aside(groups: Groups, out: Mapping[str, str]) -> dict[Place, dict[str, float]]:
-    """The time of each barred candidate in its newest run at each place."""
+def _aside(asks: Router, groups: Groups, out: Mapping[str, str]) -> dict[Place, dict[str, float]]:
+    """The time of each barred candidate in its newest run at each place, where no other launches the very same."""
+    family = families.load(asks.family)
+    compete = {name: c.precision for name, c in family.candidates.items() if name not in (*out, *family.peers)}
+
+    def of_its_own(row: Measurement) -> bool:
+        return all(families.former(row, name) for name, precision in compete.items() if precision == row.precision)
+
     found = {}
     for place, by_run in groups.items():
-        newest = {n: _us(row) for run in sorted(by_run) for n, row in by_run[run].items()}
-        found[place] = {n: us for n, us in newest.items() if n in out}
+        newest = {n: row for run in sorted(by_run) for n, row in by_run[run].items() if n in out}
+        found[place] = {n: _us(row) for n, row in newest.items() if of_its_own(row)}
     return found
 
 
@@ -449,7 +456,7 @@ def _print_table(asks: Router, device: devices.Device, named: Sequence[str], arg
     out = barred(asks.family, arguments.precision)
     if known is None and arguments.write:
         raise BadInput("--write", f"nothing of {asks.family} was measured on {device.id}", "measure a card first")
-    places = crossovers(competing(known, arguments.precision), _aside(groups, out)) if known else []
+    places = crossovers(competing(known, arguments.precision), _aside(asks, groups, out)) if known else []
     runs = known.source.removeprefix("runs ").split(", ") if known else []
     source = (
         f": the fastest in us, others as multiples ({len(runs)} run{'s' * (len(runs) > 1)}, the last {runs[-1]})"

@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -39,7 +40,7 @@ from lab.cli import main
 from lab.judge import evidence, rules
 from lab.row import store, verify
 from lab.row.records import Ceiling, Measurement, Provenance
-from tests.bench import fake_bench, fake_cell
+from tests.bench import bench_cluster, fake_bench, fake_cell
 from tests.bench.fake_cell import CARDS, WORKLOADS
 from tests.refused import held, refused
 
@@ -496,3 +497,25 @@ def test_a_local_cluster_refuses(capsys: pytest.CaptureFixture[str]) -> None:
         port = str(taken.getsockname()[1])
         assert main.main(["cluster", "--local", "1", "--port", port]) == 2
         held(capsys.readouterr().err, "--port", port)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize(("two_s", "status"), [(10.0, 0), (11.0, 1)])
+def test_what_a_second_gpu_gives_is_asked_of_gpus_that_share_none(
+    monkeypatch: pytest.MonkeyPatch, at_once: bool, two_s: float, status: int
+) -> None:
+    """One behind the other on GPUs 0, and 0 and 1; at once on 0, and 1 and 2."""
+    seen: list[tuple[int, list[str], list[str], str]] = []
+    both = threading.Barrier(2, timeout=30)
+
+    def sweep(workers: int, cards: list[str], options: list[str], _: Path, gpus: str) -> tuple[float, dict[Any, Any]]:
+        if at_once:
+            both.wait()
+        seen.append((workers, cards, options, gpus))
+        return {1: 20.0, 2: two_s}[workers], {}
+
+    monkeypatch.setattr(bench_cluster, "sweep", sweep)
+    assert bench_cluster.main("a", "--device=h100", "b", *["--at-once"] * at_once) == status
+    of_two = "1,2" if at_once else "0,1"
+    wanted = [(1, ["a", "b"], ["--device=h100"], "0"), (2, ["a", "b"], ["--device=h100"], of_two)]
+    assert (sorted(seen) if at_once else seen) == wanted

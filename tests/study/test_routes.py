@@ -227,6 +227,21 @@ def test_arms_of_a_question_make_no_route_and_are_marked(
     assert "1 more are not taken" in out  # cuda_w4a8, which is slower
 
 
+@pytest.mark.slow
+def test_an_arm_that_launches_what_the_router_takes_is_not_faster() -> None:
+    asks, present = choices.router("nvfp4"), families.launches("nvfp4", (9, 0), "m33_n17408_k5120").configs
+    same: dict[str, Any] = {"config": present["cuda_gemm"]["m33_n17408_k5120"], "precision": "nvfp4-w4a16"}
+    rows = [row("cuda_gemm", 33, 22.0, **same), row("cuda_one", 33, 21.0, **same)]
+
+    def aside(*arms: Measurement) -> dict[str, float]:
+        (found,) = routes._aside(asks, routes._groups(asks, "h200", arms), routes.barred("nvfp4", ())).values()
+        return found
+
+    assert aside(*rows) == {}
+    assert aside(rows[0], changed(rows[1], config="another")) == {"cuda_one": 21.0}
+    assert aside(rows[0], changed(rows[1], precision="nvfp4-w4a8")) == {"cuda_one": 21.0}
+
+
 def test_a_candidate_without_a_point_has_the_model_s_time_in_the_table() -> None:
     times = {1: 15.0, 2: 15.5, 4: 16.0, 16: 17.0, 32: 19.0}
     other = [row("torch_bf16", m, us) for m, us in times.items()]

@@ -187,5 +187,6 @@ def test_the_stored_validation_is_that_of_the_rows_and_the_choice_keeps_its_targ
     assert {key: names for key, names in missed.items() if names} == MISSED
 
 
-# 20.5 %: with the model left out that has most of its shapes, Triton and cuda_gemv are known from few.
-MISSED: dict[tuple[str, str], set[str]] = {("nvfp4", "model"): {"p95"}}
+# 20.8 and 21.3 %. With the model left out that has most of its shapes, Triton and cuda_gemv are known from few; with a
+# shape, line.py from four points of three.
+MISSED: dict[tuple[str, str], set[str]] = {("nvfp4", "shape"): {"p95"}, ("nvfp4", "model"): {"p95"}}

@@ -179,6 +179,20 @@ def test_a_wide_stream_is_nearer_to_the_reference() -> None:
     assert max(ratios) < 0.8
 
 
+def test_the_references_head_is_the_same_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head of more rows than are float64 at once, the last slice a short one."""
+    from kernels.step.reference import reference
+
+    whole = reference(cases.inputs(DECODE, 0, DEVICE))
+    rows = 37
+    assert whole["logits"].shape[1] > 2 * rows
+    assert whole["logits"].shape[1] % rows
+    monkeypatch.setitem(reference.__globals__, "HEAD_ROWS", rows)
+    sliced = reference(cases.inputs(DECODE, 0, DEVICE))
+    assert torch.allclose(sliced["logits"], whole["logits"], rtol=1e-12, atol=1e-12)
+    assert torch.equal(sliced["next_token"], whole["next_token"])
+
+
 @needs_triton
 def test_products_in_e4m3_cost_what_their_rounding_says() -> None:
     from kernels.step.reference import reference
