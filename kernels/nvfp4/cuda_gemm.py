@@ -281,7 +281,11 @@ def config_of(x: torch.Tensor, n: int, place: torch.device) -> Config:
 def run(args: Tensors, out: Tensors) -> None:
     """y[M, N] = x[M, K] @ w^T in one launch."""
     x, y = args["x"], out["y"]
-    config = config_of(x, y.shape[1], x.device)
+    perform(args, y, config_of(x, y.shape[1], x.device))
+
+
+def perform(args: Tensors, y: torch.Tensor, config: Config) -> None:
+    """y[M, N] = x[M, K] @ w^T with `config`, of whichever kernel it is. ValueError on a mismatch."""
     if isinstance(config, ResidentConfig):
         resident.launch(args, y, config)
     elif isinstance(config, StreamConfig):

@@ -35,7 +35,7 @@ ALIKE = ("device", "gpu", "gpu_id", "driver", "commit", "timer", "l2", "rest")  
 MESSAGE = 140  # characters of a row's own message that a verdict repeats
 CLOCK_PCT = 5.0  # by which the harness's clock may differ from an arm's own times
 # By which one placement may miss: two standard deviations, which 19 in 20 of an H200's comparisons stay below where no
-# cap held the clock. Under a cap it is 4.6 %, of 54 comparisons; what a row of schema 1 was throttled by is its remark.
+# cap held the clock. Under a cap it is more; what a row of schema 1 was throttled by is its remark.
 PLACED = 1.02
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from kernels.common import Candidate, CudaSource, Needs, Tensors, Workload
+from kernels.common import Candidate, Needs, Tensors, Workload
 from kernels.nvfp4 import cuda_gemm, resident, stream, tiles
 from kernels.nvfp4.cuda_gemm import M_MIN
 from kernels.nvfp4.resident import ResidentConfig
@@ -32,11 +32,6 @@ def _config_of(x: torch.Tensor, n: int, device: torch.device) -> Config:
     return config
 
 
-def source(config: Config) -> CudaSource:
-    """What `config` compiles to."""
-    return resident.source(config) if isinstance(config, ResidentConfig) else stream.source(config)
-
-
 def prepare(inputs: Tensors) -> Tensors:
     """x as it is, the weights as the decode kernel's tiles, the tensor scale, and the workspace of stream."""
     x, packed, scale = inputs["x"], inputs["w_packed"], inputs["w_scale"]
@@ -49,11 +44,7 @@ def prepare(inputs: Tensors) -> Tensors:
 def run(args: Tensors, out: Tensors) -> None:
     """y[M, N] = x[M, K] @ w^T in one launch."""
     x, y = args["x"], out["y"]
-    config = _config_of(x, y.shape[1], x.device)
-    if isinstance(config, ResidentConfig):
-        resident.launch(args, y, config)
-    else:
-        stream.launch(args, y, config)
+    cuda_gemm.perform(args, y, _config_of(x, y.shape[1], x.device))
 
 
 def _chosen(workload: Workload) -> Config | None:
@@ -68,7 +59,7 @@ def _refuses(workload: Workload) -> str:
 
 
 CUDA_SOURCES = tuple(
-    source(config)
+    cuda_gemm.source(config)
     for m, n, k, dtype in (
         (16, 17408, 5120, "bf16"),
         (24, 17408, 5120, "bf16"),
