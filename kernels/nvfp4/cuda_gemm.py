@@ -5,8 +5,8 @@ its pipeline are macros; the shape is not, so one compiled kernel serves every N
 weights and, where rows of y start on 16 bytes, writes y through tensor maps (CUtensorMap), made on the host from
 address and shape and passed by value in the launch.
 
-stream.py and resident.py, up to 32 tokens, have weight layouts of their own. wgmma_gemm.cu and line.py (33 to 96 tokens
-of long K) read one copy (row_tiles.py).
+stream.py and resident.py, up to 32 tokens, read the decode kernel's copy of the weights (tiles.py); wgmma_gemm.cu and
+line.py (33 to 96 tokens of long K) another (row_tiles.py).
 
 Partial sums of stream-K tiles, and the flags that say they are there, belong to the prepared operands (up to 26 MB on
 132 multiprocessors): one pair of prepared operands must not run twice at once, two pairs may.
@@ -176,9 +176,7 @@ def choose(m: int, n: int, k: int, dtype: str, sms: int = SMS) -> Config:
 
 def layout_of(config: Config) -> str:
     """The word of the weights' layout (repack.py) that a configuration reads."""
-    if isinstance(config, ResidentConfig):
-        return "resident"
-    return "stream" if isinstance(config, StreamConfig) else "row_tiles"
+    return "tiles" if isinstance(config, ResidentConfig | StreamConfig) else "row_tiles"
 
 
 def source(config: Config) -> CudaSource:
@@ -211,13 +209,13 @@ def prepare(inputs: Tensors) -> Tensors:
     """x as it is, the weights as the tiles of the kernel that x's shape gets, the tensor scale, the workspace."""
     x, packed, scale = inputs["x"], inputs["w_packed"], inputs["w_scale"]
     config, device = config_of(x, packed.shape[0], packed.device), packed.device
-    same = {"x": x, "w_tensor_scale": inputs["w_tensor_scale"]}
+    layout = tiles if layout_of(config) == "tiles" else row_tiles
+    made = {"x": x, "w": layout.tile_weights(packed, scale, x.dtype), "w_tensor_scale": inputs["w_tensor_scale"]}
     if isinstance(config, ResidentConfig):
-        return same | {"w": resident.tile_weights(packed, scale, x.dtype)}
+        return made
     if isinstance(config, StreamConfig):
-        return same | {"w": stream.tile_weights(packed, scale, x.dtype)} | stream.workspace(config, device)
-    space = line.workspace(config, device) if isinstance(config, LineConfig) else workspace(config, device)
-    return same | {"w": row_tiles.tile_weights(packed, scale, x.dtype)} | space
+        return made | stream.workspace(config, device)
+    return made | (line.workspace(config, device) if isinstance(config, LineConfig) else workspace(config, device))
 
 
 def launch(args: Tensors, y: torch.Tensor, config: GemmConfig, programmatic: bool = False) -> None:
@@ -257,7 +255,7 @@ def launch(args: Tensors, y: torch.Tensor, config: GemmConfig, programmatic: boo
 def most_workspace(layout: str, device: torch.device) -> Tensors:
     """Scratch for every launch on a device that reads weights in `layout` (`layout_of`), none where it takes none."""
     sms = hopper.multiprocessors(device.index or 0) if device.type == "cuda" else SMS
-    if layout == "stream":
+    if layout == "tiles":
         return stream.workspace(StreamConfig("bf16", max(stream.TOKENS), stream.STAGES, sms), device)
     if layout == "row_tiles":
         few = line.workspace(LineConfig("bf16", LINE_TOKENS, workers=sms), device)

@@ -3,10 +3,10 @@
     linear = ops.Linear(w_packed, w_scale, w_tensor_scale, tokens=(1, 4096))
     y = torch.compile(linear)(x)                # also inside a CUDA graph, after one call as warm-up
 
-Which candidate a number of tokens gets, the family's router says when the weight is packed. Candidates keep weights in
-layouts of their own, so a module has one copy, of 4.5 bits a weight, for every layout that its range of tokens needs:
-narrow `tokens` where that is too much. Leading dimensions are collapsed before the choice (route.py says why). Only
-candidates whose operands are exact compete (precision nvfp4-w4a16).
+Which candidate a number of tokens gets, the family's router says when the weight is packed. A module has one copy, of
+4.5 bits a weight, for every layout that its range of tokens needs: of cuda_decode and cuda_gemm one up to 32 tokens of
+long K (tiles.py) and one above (row_tiles.py). Narrow `tokens` where two are too much. Leading dimensions are collapsed
+before the choice (route.py says why). Only candidates whose operands are exact compete (precision nvfp4-w4a16).
 
 The workspace of a layout is shared by all modules on a device: launches on one stream follow each other. A module that
 runs on a second stream at the same time is given `workspace=ops.Workspace()` of its own.
@@ -112,6 +112,9 @@ def segments(
 
 
 def _layout(name: str, m: int, n: int, k: int, dtype: torch.dtype, device: torch.device) -> str:
+    """The layout that candidates share copies of; empty where it is the candidate's own."""
+    if name in ("cuda_decode", "cuda_decode_chained"):
+        return "tiles"
     if name != "cuda_gemm":
         return ""
     from kernels.nvfp4 import cuda_gemm
@@ -149,10 +152,11 @@ class Linear(torch.nn.Module):
             )
         weight = {"w_packed": w_packed, "w_scale": w_scale, "w_tensor_scale": w_tensor_scale}
         packed: dict[tuple[str, str], tuple[str, list[torch.Tensor], list[torch.Tensor]]] = {}
+        copies: dict[str, torch.Tensor] = {}
         self.parts: list[tuple[int, str, list[torch.Tensor], list[torch.Tensor]]] = []
         for last, name, layout in segments(self.n, self.k, dtype, w_packed.device, tokens, only):
             if (name, layout) not in packed:
-                packed[name, layout] = _packed(weight, name, layout, dtype, last, workspace)
+                packed[name, layout] = _packed(weight, name, layout, dtype, last, workspace, copies)
             self.parts.append((last, *packed[name, layout]))
         self.plans = operators.Plans()
 
@@ -181,9 +185,15 @@ class Linear(torch.nn.Module):
 
 
 def _packed(
-    weight: Tensors, name: str, layout: str, dtype: torch.dtype, m: int, workspace: Workspace
+    weight: Tensors,
+    name: str,
+    layout: str,
+    dtype: torch.dtype,
+    m: int,
+    workspace: Workspace,
+    copies: dict[str, torch.Tensor],
 ) -> tuple[str, list[torch.Tensor], list[torch.Tensor]]:
-    """The route, and its operands and scratch, for the weights in one layout."""
+    """The route, and its operands and scratch, for the weights in one layout; `copies` has those made before."""
     place = weight["w_packed"].device
     if name == operators.REFERENCE:
         none = operators.scratch_of({}, place)
@@ -191,6 +201,8 @@ def _packed(
     candidate = operators.candidates(FAMILY, torch.cuda.get_device_capability(place))[name]
     x = torch.empty(m, 2 * weight["w_packed"].shape[1], dtype=dtype, device="meta")
     made = candidate.prepare({"x": x, **weight})
+    if layout:
+        made["w"] = copies.setdefault(layout, made["w"])
     scratch = {key: tensor for key, tensor in made.items() if key in SCRATCH}
     if scratch and layout:
         from kernels.nvfp4 import cuda_gemm

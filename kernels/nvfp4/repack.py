@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.nvfp4 import gemm_tiles, resident, stream, tiles
+from kernels.nvfp4 import gemm_tiles, tiles
 
 K_TILES = 4  # of 64 k, in a program, with 16 rows
 
@@ -32,8 +32,6 @@ class Layout:
 
 LAYOUTS = {
     "tiles": Layout(False),
-    "resident": Layout(False, resident.ROW_TILES, 2),
-    "stream": Layout(False, stream.ROW_TILES, stream.K_BLOCKS),
     "gemm_tiles": Layout(True, gemm_tiles.ROW_TILES, gemm_tiles.K_BLOCK_MULTIPLE),
     "row_tiles": Layout(True),
 }

@@ -1,11 +1,8 @@
-"""cuda_gemm's kernel for a few dozen tokens where stream.py's has little to do: wgmma_resident.cu, its weight layout,
-configuration and launch.
+"""cuda_gemm's kernel for a few dozen tokens where stream.py's has little to do: wgmma_resident.cu's configuration and
+launch.
 
-    w: uint8 [ceil(N / 64), k blocks, 4, 576]: tiles of tiles.py (16 rows x 64 k), four row tiles side by side
-
-with K / 64 k blocks rounded up to a multiple of 2 (zeros), so that 64 rows x any run of k blocks is one bulk copy; or
-tiles.py's own, of which that is a box of a tensor map (`boxes`). x stays in shared memory for the whole launch, a slice
-of K in each CTA of a cluster.
+The weights are the decode kernel's (tiles.py), of which a stage, 64 rows x 128 k, is a box of a tensor map. x stays in
+shared memory for the whole launch, a slice of K in each CTA of a cluster.
 """
 
 from __future__ import annotations
@@ -25,8 +22,7 @@ SOURCE = Path(__file__).with_name("wgmma_resident.cu")
 TOKENS = 32
 K_MIN = 5120  # below it, cuda_decode was faster in a trial
 ROWS, ROW_TILES = 64, 4
-K_BLOCK_BYTES = ROW_TILES * tiles.TILE_BYTES
-STAGE_BYTES = 2 * K_BLOCK_BYTES
+STAGE_BYTES = 2 * ROW_TILES * tiles.TILE_BYTES
 SLOT_BYTES = ROWS * TOKENS * 4
 CLUSTER, GROUPS = 8, 3
 CLUSTERS = SMS_HELD[CLUSTER] // CLUSTER
@@ -38,7 +34,7 @@ class ResidentConfig:
     """A compiled kernel (dtype .. stages) and its launch (depth, clusters).
 
     cluster: CTAs of a cluster, which share K. groups: warpgroups; stages: of the pipeline (128 k) of each. depth: the
-    most stages in a k slice. clusters: of the grid. boxes: weights are tiles.py's.
+    most stages in a k slice. clusters: of the grid.
     """
 
     dtype: str
@@ -47,13 +43,11 @@ class ResidentConfig:
     stages: int
     depth: int = 1
     clusters: int = 1
-    boxes: bool = False
 
     @property
     def kernel(self) -> str:
         """The kernel's name, which tells its macros."""
-        name = f"nvfp4_resident_{self.dtype}_x{self.cluster}_g{self.groups}_s{self.stages}"
-        return name + "_boxes" * self.boxes
+        return f"nvfp4_resident_{self.dtype}_x{self.cluster}_g{self.groups}_s{self.stages}_boxes"
 
     @property
     def threads(self) -> int:
@@ -70,7 +64,7 @@ class ResidentConfig:
 
 
 def depth_of(k: int) -> int:
-    """Stages (of 128 k) along K, the padding included."""
+    """Stages (of 128 k) along K."""
     return -(-k // (2 * tiles.COLS))
 
 
@@ -110,17 +104,8 @@ def source(config: ResidentConfig) -> CudaSource:
         "CLUSTER": config.cluster,
         "CONSUMERS": config.groups,
         "STAGES": config.stages,
-    } | ({"BOXES": 1} if config.boxes else {})
+    }
     return hopper.source(SOURCE, config.kernel, config.shared_bytes, macros)
-
-
-def tile_weights(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """uint8 [blocks of 64 rows, k blocks, 4, 576] from uint8 [N, K / 2] and [N, K / 16], for x of `dtype`."""
-    if (made := tiles.on_gpu(packed, scale, dtype, "resident")) is not None:
-        return made
-    made = tiles.tile_weights(packed, scale, dtype)
-    made = torch.nn.functional.pad(made, (0, 0, 0, made.shape[1] % 2, 0, -made.shape[0] % ROW_TILES))
-    return made.unflatten(0, (-1, ROW_TILES)).transpose(1, 2).contiguous()
 
 
 def launch(args: Tensors, y: torch.Tensor, config: ResidentConfig, programmatic: bool = False) -> None:
@@ -130,13 +115,11 @@ def launch(args: Tensors, y: torch.Tensor, config: ResidentConfig, programmatic:
     """
     x, w = args["x"], args["w"]
     (m, k), n = x.shape, y.shape[1]
-    depth = depth_of(k)
-    rows, k_tiles = (tiles.ROWS, -(-k // tiles.COLS)) if config.boxes else (ROWS, 2 * depth)
-    if hopper.check(x, w, y, rows, k_tiles) != config.dtype or m > TOKENS:
+    if hopper.check(x, w, y, tiles.ROWS, -(-k // tiles.COLS)) != config.dtype or m > TOKENS:
         raise ValueError(f"x is {x.dtype} {tuple(x.shape)}; {config} takes {config.dtype} of at most {TOKENS} tokens")
     device = x.device.index or 0
     kernel = cuda.load(source(config), config.kernel, device, config.shared_bytes)
-    weights = tiles.boxes(w, ROW_TILES, 2) if config.boxes else w
-    arguments = (x, weights, args["w_tensor_scale"], y, *(cuda.i32(number) for number in (m, n, k, depth)))
+    w_map = tiles.boxes(w, ROW_TILES, 2)
+    arguments = (x, w_map, args["w_tensor_scale"], y, *(cuda.i32(number) for number in (m, n, k, depth_of(k))))
     blocks = config.clusters * config.cluster
     cuda.launch(kernel, (blocks,), config.threads, arguments, config.shared_bytes, programmatic)

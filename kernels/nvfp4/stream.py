@@ -1,11 +1,8 @@
-"""cuda_gemm's kernel for a few dozen tokens of long K: wgmma_stream.cu, its weight layout, configuration and launch.
+"""cuda_gemm's kernel for a few dozen tokens of long K: wgmma_stream.cu's configuration and launch.
 
-    w: uint8 [ceil(N / 256), k blocks, 16, 576]: tiles of tiles.py (16 rows x 64 k), sixteen row tiles side by side
-
-with K / 64 k blocks rounded up to a multiple of 2 (zeros), so that a stream-K iteration (256 rows x 128 k) is one bulk
-copy; or tiles.py's own, of which it is a box of a tensor map (`boxes`). CTAs share the iterations of all blocks evenly.
-What they leave each other belongs to the prepared operands, as cuda_gemm's does: one pair of these must not run twice
-at once.
+The weights are the decode kernel's (tiles.py), of which a stream-K iteration, 256 rows x 128 k, is a box of a tensor
+map. CTAs share the iterations of all blocks evenly. What they leave each other belongs to the prepared operands, as
+cuda_gemm's does: one pair of these must not run twice at once.
 """
 
 from __future__ import annotations
@@ -34,19 +31,17 @@ class StreamConfig:
     """A compiled kernel (dtype, tokens, stages) and its launch (workers).
 
     tokens: that the products have. stages: of the pipeline, an iteration (256 rows x 128 k, its x) each. workers: CTAs.
-    boxes: weights are tiles.py's.
     """
 
     dtype: str
     tokens: int
     stages: int
     workers: int = 1
-    boxes: bool = False
 
     @property
     def kernel(self) -> str:
         """The kernel's name, which tells its macros."""
-        return f"nvfp4_stream_{self.dtype}_t{self.tokens}_s{self.stages}" + "_boxes" * self.boxes
+        return f"nvfp4_stream_{self.dtype}_t{self.tokens}_s{self.stages}_boxes"
 
     @property
     def threads(self) -> int:
@@ -67,7 +62,7 @@ class StreamConfig:
 
 
 def depth_of(k: int) -> int:
-    """Iterations (of 128 k) along K, the padding included."""
+    """Iterations (of 128 k) along K."""
     return -(-k // (K_BLOCKS * tiles.COLS))
 
 
@@ -99,19 +94,7 @@ def choose_config(m: int, n: int, k: int, dtype: str, sms: int = SMS, **fixed: A
 def source(config: StreamConfig) -> CudaSource:
     """What `config` compiles to; the launch's part of it does not count."""
     macros = {"X_BF16": int(config.dtype == "bf16"), "BLOCK_M": config.tokens, "STAGES": config.stages}
-    macros |= {"BOXES": 1} if config.boxes else {}
     return hopper.source(SOURCE, config.kernel, config.shared_bytes, macros)
-
-
-def tile_weights(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """uint8 [blocks of 256 rows, k blocks, 16, 576] from uint8 [N, K / 2] and [N, K / 16], for x of `dtype`."""
-    if (made := tiles.on_gpu(packed, scale, dtype, "stream")) is not None:
-        return made
-    row_tiles = tiles.tile_weights(packed, scale, dtype)
-    row_tiles = torch.nn.functional.pad(
-        row_tiles, (0, 0, 0, row_tiles.shape[1] % K_BLOCKS, 0, -row_tiles.shape[0] % ROW_TILES)
-    )
-    return row_tiles.unflatten(0, (-1, ROW_TILES)).transpose(1, 2).contiguous()
 
 
 def workspace(config: StreamConfig, device: torch.device) -> Tensors:
@@ -131,13 +114,12 @@ def launch(args: Tensors, y: torch.Tensor, config: StreamConfig, programmatic: b
     """
     x, w, parts = args["x"], args["w"], args["parts"]
     (m, k), n = x.shape, y.shape[1]
-    rows, k_tiles = (tiles.ROWS, -(-k // tiles.COLS)) if config.boxes else (ROWS, K_BLOCKS * depth_of(k))
-    if hopper.check(x, w, y, rows, k_tiles) != config.dtype or m > config.tokens:
+    if hopper.check(x, w, y, tiles.ROWS, -(-k // tiles.COLS)) != config.dtype or m > config.tokens:
         raise ValueError(f"x is {x.dtype} {tuple(x.shape)}; {config} takes {config.dtype} of at most {config.tokens}")
     if parts.numel() < 2 * config.workers * config.part_floats:
         raise ValueError(f"{parts.numel()} partial sums are too few for {config}; pass its workspace()")
     device = x.device.index or 0
     kernel = cuda.load(source(config), config.kernel, device, config.shared_bytes)
-    weights = tiles.boxes(w, ROW_TILES, K_BLOCKS) if config.boxes else w
-    arguments = (x, weights, args["w_tensor_scale"], y, parts, *(cuda.i32(v) for v in numbers(m, n, k, config)))
+    w_map = tiles.boxes(w, ROW_TILES, K_BLOCKS)
+    arguments = (x, w_map, args["w_tensor_scale"], y, parts, *(cuda.i32(v) for v in numbers(m, n, k, config)))
     cuda.launch(kernel, (config.workers,), config.threads, arguments, config.shared_bytes, programmatic)

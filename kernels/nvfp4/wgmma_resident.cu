@@ -7,7 +7,8 @@
 //
 //   consumer warpgroups  a pipeline of stages (two k blocks of 64) each: decode into registers, multiply, then send the
 //                        sums to their owners: each CTA owns 32 / CLUSTER tokens
-//   producers            a thread for each pipeline copies its weights: one for all waits for the slowest of them
+//   producers            a thread for each pipeline copies its weights: one for all waits for the slowest of them. A
+//                        stage is a box of a tensor map over the decode kernel's row tiles: 4 of them by 2 tiles of k
 //   reducer              two warps wait for the sums of all CTAs, add them in order of k, write the owned tokens of y
 //
 // Warpgroups start one after the other (STAGGER_CLOCKS), which staggers their epilogues: ones that end together leave the
@@ -15,11 +16,7 @@
 //
 // So every sum is formed in one order: the same bits on every run, and no sums in global memory.
 //
-// Macros: KERNEL (name), X_BF16 0/1, CLUSTER 2/4/8, CONSUMERS, STAGES (of a pipeline), BOXES 0/1 (weights are the decode
-// kernel's, row tiles of tiles.py, and a stage is a box of a tensor map: 4 row tiles by 2 tiles of k).
-#ifndef BOXES
-#define BOXES 0
-#endif
+// Macros: KERNEL (name), X_BF16 0/1, CLUSTER 2/4/8, CONSUMERS, STAGES (of a pipeline).
 #include "operand.cuh"
 #include "sm90/pipeline.cuh"
 
@@ -28,9 +25,8 @@ constexpr int W_BEFORE_X = 2;  // stages of a pipeline that are loaded before x:
 constexpr unsigned STAGGER_CLOCKS = 1000;  // from the start of a warpgroup to that of the next
 static_assert(W_BEFORE_X <= STAGES, "nothing empties a stage before x is there");
 constexpr int BLOCK_M = 32, QUADS = BLOCK_M / (4 * CLUSTER);  // of four tokens, that a CTA owns
-constexpr unsigned W_BLOCK_BYTES = 4 * TILE_BYTES, STAGE_BYTES = 2 * W_BLOCK_BYTES, X_BLOCK_BYTES = BLOCK_M * 128;
-constexpr unsigned NEXT_K = BOXES ? TILE_BYTES : W_BLOCK_BYTES;  // from a row tile's first k block to its second
-constexpr unsigned QUAD_BYTES = 64 * 16;                         // sums of 64 rows x 4 tokens
+constexpr unsigned STAGE_BYTES = 2 * 4 * TILE_BYTES, X_BLOCK_BYTES = BLOCK_M * 128;
+constexpr unsigned QUAD_BYTES = 64 * 16;  // sums of 64 rows x 4 tokens
 constexpr unsigned SOURCE_BYTES = QUADS * QUAD_BYTES, SLOT_BYTES = CLUSTER * SOURCE_BYTES;
 
 // Shared memory: stages, a slot for the sums of each warpgroup, barriers, and x of as many k blocks as the slice has.
@@ -91,16 +87,11 @@ DEVICE void load_x(const unsigned char* x, unsigned to, int first_block, int k_b
     }
 }
 
-// x: [m, k] 16-bit. w: [tiles of 64 rows, k_blocks of 64 k, 4, 576] in tiles.py's order; BOXES: the map of row tiles [tiles
-// of 16 rows, tiles of 64 k, 72 words of 8 bytes]. y: [m, n] 16-bit. depth: stages (pairs of k_blocks) of a tile.
-#if BOXES
-#define WEIGHTS const __grid_constant__ TensorMap w
-#else
-#define WEIGHTS const unsigned char* w
-#endif
+// x: [m, k] 16-bit. w_map: row tiles in tiles.py's order [tiles of 16 rows, tiles of 64 k, 72 words of 8 bytes]. y: [m, n]
+// 16-bit. depth: stages (pairs of tiles of k) of a tile.
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
-    KERNEL(const unsigned char* x, WEIGHTS, const float* tensor_scale, unsigned short* y, int m, int n, int k,
-           int depth) {
+    KERNEL(const unsigned char* x, const __grid_constant__ TensorMap w_map, const float* tensor_scale,
+           unsigned short* y, int m, int n, int k, int depth) {
     DYNAMIC_SHARED(shared);
     const unsigned base = shared_address(shared);
     const int group = warp_uniform(int(threadIdx.x / 128)), warp = warp_uniform(int(threadIdx.x / 32)) % 4,
@@ -116,35 +107,19 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         const unsigned stages_at = base + service * STAGES * STAGE_BYTES, barriers = base + 8 * service * STAGES;
         const Pipe pipeline{barriers};
         unsigned long long policy = 0;
-        int i = service, at = 0, to = 0, stage = 0;
+        int i = service, at = 0, to = 0, row_tile = 0, stage = 0;
         unsigned phase = 1;
-#if BOXES
-        int row_tile = 0;
-#else
-        const unsigned char* source = w;
-#endif
         const auto load_stage = [&]() {  // whether there was one left
             for (; at == to; i += CONSUMERS) {
                 if (i >= items.all) return false;
                 const Item item(items, i);
-                const size_t tile = cluster + static_cast<size_t>(item.tile) * clusters;
-                at = item.begin, to = item.end;
-#if BOXES
-                row_tile = 4 * static_cast<int>(tile);
-#else
-                source = w + (tile * depth + slice + at) * STAGE_BYTES;
-#endif
+                row_tile = 4 * (cluster + item.tile * clusters), at = item.begin, to = item.end;
             }
             mbarrier_wait(pipeline.empty(stage), phase);
             mbarrier_arrive_expect_tx(pipeline.full(stage), STAGE_BYTES);
-#if BOXES
-            tma_load_words(stages_at + stage * STAGE_BYTES, &w, 2 * 72 * (slice + at), row_tile, pipeline.full(stage),
-                           policy);
+            tma_load_words(stages_at + stage * STAGE_BYTES, &w_map, 2 * 72 * (slice + at), row_tile,
+                           pipeline.full(stage), policy);
             at++;
-#else
-            tma_load_1d(stages_at + stage * STAGE_BYTES, source, STAGE_BYTES, pipeline.full(stage), policy);
-            at++, source += STAGE_BYTES;
-#endif
             if (++stage == STAGES) stage = 0, phase ^= 1;
             return true;
         };
@@ -228,7 +203,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         fence_proxy_async_shared();
         named_barrier_sync_unaligned(X_READY, 160 * CONSUMERS);
         cluster_wait();
-        const unsigned my_codes = base + group * STAGES * STAGE_BYTES + (1 + BOXES) * warp * TILE_BYTES + 16 * lane;
+        const unsigned my_codes = base + group * STAGES * STAGE_BYTES + 2 * warp * TILE_BYTES + 16 * lane;
         const unsigned my_scales = my_codes + TILE_CODE_BYTES - 14 * lane;
         const unsigned full = base + FULL + 8 * group * STAGES, empty = base + EMPTY + 8 * group * STAGES;
         const unsigned mine_at =
@@ -253,8 +228,8 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
                 mbarrier_wait(full + 8 * stage, phase);
 #pragma unroll
                 for (int c = 0; c < 2; c++) {
-                    codes[c] = lds128(my_codes + stage_at + c * NEXT_K);
-                    scales[c] = lds16(my_scales + stage_at + c * NEXT_K);
+                    codes[c] = lds128(my_codes + stage_at + c * TILE_BYTES);
+                    scales[c] = lds16(my_scales + stage_at + c * TILE_BYTES);
                 }
 #pragma unroll
                 for (int c = 0; c < 2; c++) {

@@ -7,7 +7,8 @@
 //   four consumer warpgroups  64 rows each: decode into registers, multiply by the stage's x. They load the x of the
 //                             first iterations themselves
 //   x warps                   one for every 8 tokens: x into the order in which tiles.py deals k to lanes; a thread of
-//                             the first is the weights' producer
+//                             the first is the weights' producer: an iteration's are a box of a tensor map over the
+//                             decode kernel's row tiles
 //
 // CTAs that share a block leave each other partial sums of it in global memory, warp to warp, by a flag-free reduction:
 // a word that is not the NaN sentinel ABSENT has been written, so no flag has to be seen first. Those whose walk ends in
@@ -20,11 +21,7 @@
 // their own at the same k, each load half of x for both (multicast).
 //
 // Macros: KERNEL (name), X_BF16 0/1, BLOCK_M 16/24/32 (tokens; NATURAL: multiples of 16 up to 128), STAGES (a power of
-// two, at least 4); BOXES 0/1 (weights are the decode kernel's, row tiles of tiles.py, and an iteration's come as a box of
-// a tensor map); NATURAL 0/1, CONSUMERS (warpgroups) and CLUSTER 1/2 where it is 1.
-#ifndef BOXES
-#define BOXES 0
-#endif
+// two, at least 4); NATURAL 0/1, CONSUMERS (warpgroups) and CLUSTER 1/2 where it is 1.
 #ifndef NATURAL
 #define NATURAL 0
 #define CONSUMERS 4
@@ -46,8 +43,6 @@ static_assert(FIRST_X <= STAGES && (NATURAL || FIRST_X * X_WARPS <= WARPS) && WA
               "8 tokens of an iteration a warp");
 static_assert(CLUSTER == 1 || (NATURAL && BLOCK_M % 16 == 0), "a half of x must keep the swizzle's phase");
 constexpr unsigned W_BLOCK_BYTES = WARPS * TILE_BYTES, X_BLOCK_BYTES = BLOCK_M * 128;
-constexpr unsigned NEXT_K =
-    NATURAL || BOXES ? TILE_BYTES : W_BLOCK_BYTES;  // from a row tile's first k block to its second
 constexpr unsigned X = K_BLOCKS * W_BLOCK_BYTES, STAGE_BYTES = X + K_BLOCKS * X_BLOCK_BYTES;
 constexpr unsigned STAGED = STAGES * STAGE_BYTES, FULL = STAGED + 2 * BLOCK_N * BLOCK_M, EMPTY = FULL + 8 * STAGES;
 using Pipe = Pipeline<STAGES, FULL, EMPTY>;
@@ -134,8 +129,7 @@ struct Sharers {
     DEVICE int slot(int of, int workers) const { return PART_LANES * (of + (of == first && before ? workers : 0)); }
 };
 
-// x: [m, k] 16-bit. w: [blocks of 256 rows, iterations of 128 k, 2, 16, 576] in tiles.py's order; BOXES: the map of row
-// tiles as below. y: [m, n] 16-bit.
+// x: [m, k] 16-bit. w_map: row tiles in tiles.py's order, as below. y: [m, n] 16-bit.
 // parts: [2 CTAs, 256 * BLOCK_M], ABSENT between launches. iters: of a block. each, more: every CTA has
 // `each` iterations, the first `more` of them one more.
 //
@@ -152,14 +146,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
            unsigned short* y, float4* parts, int m, int n, int iters, int each, int more) {
 #else
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    KERNEL(const unsigned char* x,
-#if BOXES
-           const __grid_constant__ TensorMap w,
-#else
-           const unsigned char* w,
-#endif
-           const float* tensor_scale, unsigned short* y, float4* parts, int m, int n, int k, int iters, int each,
-           int more) {
+    KERNEL(const unsigned char* x, const __grid_constant__ TensorMap w_map, const float* tensor_scale,
+           unsigned short* y, float4* parts, int m, int n, int k, int iters, int each, int more) {
 #endif
     DYNAMIC_SHARED(shared);
     const unsigned base = shared_address(shared);
@@ -222,18 +210,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         const bool producer = warp == WARPS && lane == 0;
         unsigned long long policy = 0;
         unsigned copied = 0;
-#if BOXES
         int w_block = line_begin / iters, w_iter = first_iter;
-#endif
         const auto load_weights = [&]() {
             const unsigned stage = copied % STAGES, full = pipeline.full(stage);
             mbarrier_arrive_expect_tx(full, X);
-#if BOXES
-            tma_load_words(base + stage * STAGE_BYTES, &w, 72 * K_BLOCKS * w_iter, WARPS * w_block, full, policy);
+            tma_load_words(base + stage * STAGE_BYTES, &w_map, 72 * K_BLOCKS * w_iter, WARPS * w_block, full, policy);
             if (++w_iter == iters) w_iter = 0, w_block++;
-#else
-            tma_load_1d(base + stage * STAGE_BYTES, w + static_cast<size_t>(line_begin + copied) * X, X, full, policy);
-#endif
             copied++;
         };
         if (producer) {
@@ -303,7 +285,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
 #endif
     const Pipe ring{warp_uniform(base)};  // told to be uniform, it is not rematerialised at each use
-    const unsigned row_tile = ring.base + warp * TILE_BYTES * (NATURAL || BOXES ? K_BLOCKS : 1);
+    const unsigned row_tile = ring.base + warp * K_BLOCKS * TILE_BYTES;
 #if NATURAL
     const unsigned my_codes = kept(row_tile + 16 * lane), my_scales = kept(row_tile + TILE_CODE_BYTES + 8 * (lane / 4));
     const unsigned my_empty = kept(ring.empty(0));
@@ -343,15 +325,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             Packed packed[K_BLOCKS];
 #pragma unroll
             for (int c = 0; c < K_BLOCKS; c++) {
-                packed[c].load(my_codes + stage_at + c * NEXT_K, my_scales + stage_at + c * NEXT_K);
+                packed[c].load(my_codes + stage_at + c * TILE_BYTES, my_scales + stage_at + c * TILE_BYTES);
             }
 #else
             uint4 codes[K_BLOCKS];
             unsigned scales[K_BLOCKS];
 #pragma unroll
             for (int c = 0; c < K_BLOCKS; c++) {
-                codes[c] = lds128(my_codes + stage_at + c * NEXT_K);
-                scales[c] = lds16(my_scales + stage_at + c * NEXT_K);
+                codes[c] = lds128(my_codes + stage_at + c * TILE_BYTES);
+                scales[c] = lds16(my_scales + stage_at + c * TILE_BYTES);
             }
 #endif
 #pragma unroll

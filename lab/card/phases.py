@@ -112,6 +112,7 @@ class _File(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     metric:  what the gate asks for and data/vocabulary.toml does not have.
     family:  "" for a question that can only be replayed so far.
     beside:  further candidates of the family, timed in the same comparison and judged by nobody (a router's table).
+    adopted: what was done after the verdict, where the code of an arm went: its rows are judged, none is measured.
     """
 
     id: files.Id
@@ -133,6 +134,7 @@ class _File(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     claims: tuple[Claim, ...] = field(default=(), name="claim")
     recorded: tuple[RecordedCase, ...] = ()
     beside: tuple[files.Text, ...] = ()
+    adopted: str = ""
     measure: Protocol = Protocol()
 
 

@@ -197,10 +197,10 @@ def _models(asks: Router) -> Callable[[timefit.Timed], str]:
 def _made(asks: Router, place: str, groups: Groups) -> Table | None:
     from kernels.routing import Point, Table
 
-    every = families.load(asks.family).candidates
+    able = {name for name, candidate in families.load(asks.family).candidates.items() if not candidate.no_route}
     points, runs = [], set()
     for (shape, at), by_run in sorted(groups.items()):
-        routed = {run: {n: row for n, row in arms.items() if not every[n].no_route} for run, arms in by_run.items()}
+        routed = {run: {n: row for n, row in arms.items() if n in able} for run, arms in by_run.items()}
         joined, sources = _joined(routed)
         joined, more = _renewed(joined, by_run)
         runs |= sources | more
@@ -217,9 +217,16 @@ def _groups(asks: Router, place: str, rows: Iterable[Measurement] | None) -> Gro
     Others ask about errors (sums of one sign) or about another product (other weights): their times differ.
     """
     names, axes = choices.ours(asks.family).keys(), (asks.axis, *asks.shape)
+    family = families.load(asks.family)
+    kernels = [name for name in names if name not in family.peers]
+
+    def renews(row: Measurement) -> bool:
+        """Whether an arm that is gone launched what a candidate launches now: `_renewed` takes its row."""
+        gone = row.name not in family.candidates and row.config
+        return bool(gone) and any(not families.former(row, name) for name in kernels)
 
     def usable(row: Measurement) -> bool:
-        taken = row.status == "ok" and row.name in names and row.l2 == "cold" and not row.profiled
+        taken = row.status == "ok" and (row.name in names or renews(row)) and row.l2 == "cold" and not row.profiled
         asked = all(row.workload.get(axis) == value for axis, value in asks.fixed.items())
         # A launch that the kernel refuses by now is no route. Other former ones stay: the newest there is.
         return taken and asked and {*axes} <= set(row.workload) and families.former(row) != "former kernel, refused now"

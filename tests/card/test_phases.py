@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from lab.base import files, vocabulary
+from lab.bench import measure
 from lab.card import phases, recorded
 from lab.card.gate import Condition, Gate, Reading
 from lab.check import families
@@ -316,7 +317,15 @@ def test_a_card_of_ours_can_be_measured(card: phases.Card) -> None:
     workloads = [family.workload(name) for name in card.workloads]
     for name in {card.control, card.candidate} & family.candidates.keys():
         assert [w.id for w in workloads if family.candidate(name).refuses(w)] == []
-    assert {card.control, card.candidate} - family.candidates.keys() == set() or family.unavailable
+    gone = {card.control, card.candidate} - family.candidates.keys()
+    assert bool(gone) == bool(card.adopted) or family.unavailable
     precision = family.candidates[card.candidate].precision if card.candidate in family.candidates else "bf16"
     compared = {name for w in workloads for name in family.cases.tolerance(w, precision)}
     assert {c.output for _, c in card.gate.conditions()} <= {"", *compared}
+
+
+def test_a_card_whose_arm_is_gone_is_judged_and_not_measured() -> None:
+    card = phases.card("two-layouts")
+    with refused("two-layouts.toml", "code is gone", "cuda_gemm_boxes", remedy="lab judge"):
+        measure.plan(card)
+    assert verdicts.judge_measured(card, "h200").verdict.word == "GO"

@@ -26,7 +26,7 @@ from kernels.moe import cases as moe_cases
 from kernels.moe import ops as moe_ops
 from kernels.moe.reference import reference as moe_reference
 from kernels.nvfp4 import cases as nvfp4_cases
-from kernels.nvfp4 import hopper
+from kernels.nvfp4 import cuda_decode, cuda_gemm, hopper
 from kernels.nvfp4 import ops as nvfp4_ops
 from kernels.nvfp4.reference import reference as nvfp4_reference
 from lab.base import devices
@@ -280,13 +280,29 @@ def test_a_weight_is_packed_once_for_every_layout(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(operators, "choose", choose)
     nvfp4_ops.segments.cache_clear()
     found = nvfp4_ops.segments(75, 64, torch.bfloat16, torch.device("cuda", 0), (1, 1000))
-    assert found == ((12, "cuda_decode", ""), (1000, "triton_gemm", ""))
-    assert nvfp4_ops.segments(75, 64, torch.bfloat16, torch.device("cuda", 0), (3, 3)) == ((3, "cuda_decode", ""),)
+    assert found == ((12, "cuda_decode", "tiles"), (1000, "triton_gemm", ""))
+    assert nvfp4_ops.segments(75, 64, torch.bfloat16, torch.device("cuda", 0), (3, 3)) == ((3, "cuda_decode", "tiles"),)
     monkeypatch.setattr(operators, "choose", lambda *asked, **axes: SimpleNamespace(name="cuda_gemm"))
     monkeypatch.setattr(hopper, "multiprocessors", lambda device: 132)
     found = nvfp4_ops.segments(17408, 5120, torch.bfloat16, torch.device("cuda", 0), (9, 4096))
-    assert found == ((32, "cuda_gemm", "stream"), (4096, "cuda_gemm", "row_tiles"))  # two kernels from 33 tokens on
+    assert found == ((32, "cuda_gemm", "tiles"), (4096, "cuda_gemm", "row_tiles"))  # two kernels from 33 tokens on
     nvfp4_ops.segments.cache_clear()
+
+
+def test_kernels_of_one_layout_share_a_copy_of_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From 1 to 4096 tokens two copies do: what decodes and what takes a few dozen tokens read the same one."""
+    chosen = ((8, "cuda_decode", "tiles"), (32, "cuda_gemm", "tiles"), (4096, "cuda_gemm", "row_tiles"))
+    monkeypatch.setattr(nvfp4_ops, "segments", lambda *_: chosen)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    ours = {kernel.name: kernel for kernel in (*cuda_decode.CANDIDATES, *cuda_gemm.CANDIDATES)}
+    monkeypatch.setattr(operators, "candidates", lambda family, capability: ours)
+    problem = nvfp4_cases._check(1, 32, 5120, "bf16")
+    weight = [nvfp4_cases.inputs(problem, 0)[name] for name in WEIGHT]
+    linear = nvfp4_ops.Linear(*weight, tokens=(1, 4096), workspace=nvfp4_ops.Workspace())
+    kept = [operands[route.split()[1:].index("w")] for _, route, operands, _ in linear.parts]
+    few, dozens, many = (w.data_ptr() for w in kept)
+    assert few == dozens != many
+    assert [route.split()[0] for _, route, *_ in linear.parts] == ["cuda_decode", "cuda_gemm", "cuda_gemm"]
 
 
 def test_scratch_is_shared_and_grows() -> None:

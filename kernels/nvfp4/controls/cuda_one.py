@@ -1,7 +1,7 @@
 """NVFP4 linear from one copy of the weights, 1 to thousands of tokens: the kernels of the one layout (row_tiles.py).
 
-Above 32 tokens it is cuda_gemm, which serves that layout there. What cuda_decode and cuda_gemm read in three others
-below, here from the one: ring_decode.cu for few tokens (its x is dealt to lanes in wgmma's order of k), else line.py.
+Above 32 tokens it is cuda_gemm, which serves that layout there. Below, where cuda_decode and cuda_gemm read tiles.py's,
+ring_decode.cu for few tokens (its x is dealt to lanes in wgmma's order of k), else line.py.
 The cards one-layout-decode and one-layout-gemm asked what that costs on an H200: 3 to 32 % in decode, 21 where
 cuda_gemm keeps x resident at 32 tokens. So up to 32 tokens no router takes it.
 """

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.nvfp4 import cases, gemm_tiles, layout, resident, row_tiles, stream, tiles, w4a8_tiles
+from kernels.nvfp4 import cases, gemm_tiles, layout, row_tiles, tiles, w4a8_tiles
 from kernels.nvfp4 import format as fmt
 from kernels.nvfp4.cost import cost
 from kernels.nvfp4.reference import reference, weights
@@ -208,7 +208,7 @@ def test_every_layout_keeps_four_and_a_half_bits_a_weight():
     stored = {"w_packed": q.packed, "w_scale": q.scale, "w_tensor_scale": q.tensor_scale}
     paired = layout.prepare(stored | {"x": torch.empty(1, k)})
     assert paired["w"].nbytes + paired["w_scale"].nbytes == n * k * 9 // 16
-    for made in (tiles, stream, resident, row_tiles, gemm_tiles):
+    for made in (tiles, row_tiles, gemm_tiles):
         assert made.tile_weights(q.packed, q.scale, bf16).nbytes == n * k * 9 // 16
     packed, row_scale = w4a8_tiles.tile_weights(q.packed, q.scale)
     assert (packed.nbytes, row_scale.nbytes) == (n * k * 9 // 16, 4 * n)

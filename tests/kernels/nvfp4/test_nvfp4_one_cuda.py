@@ -136,7 +136,7 @@ MISTAKES = [
     ("rank * (BLOCK_M / 2), full", "0, full"),
     ("BLOCK_N * (CLUSTER * block + rank)", "BLOCK_N * CLUSTER * block"),
     ("2 * workers * PART_LANES * rank", "0"),
-    ("warp * TILE_BYTES * (NATURAL || BOXES ? K_BLOCKS : 1)", "warp * TILE_BYTES"),
+    ("warp * K_BLOCKS * TILE_BYTES", "warp * TILE_BYTES"),
 ]
 
 

@@ -3,13 +3,11 @@
 import pytest
 import torch
 
-from kernels.nvfp4 import checkpoints, gemm_tiles, repack, resident, row_tiles, stream, tiles
+from kernels.nvfp4 import checkpoints, gemm_tiles, repack, row_tiles, tiles
 from kernels.nvfp4 import format as fmt
 
 MODULES = {
     "tiles": tiles,
-    "resident": resident,
-    "stream": stream,
     "gemm_tiles": gemm_tiles,
     "row_tiles": row_tiles,
 }

@@ -1,4 +1,4 @@
-"""kernels/nvfp4/resident.py: the weight tiles, the configuration and wgmma_resident.cu on a CPU; the kernel on a GPU.
+"""kernels/nvfp4/resident.py: the configuration and wgmma_resident.cu on a CPU; the kernel on a GPU.
 
 On a CPU the kernel runs as it is, on_cpu/sm90.cuh in place of its PTX: clusters, pipelines, the order of x,
 items, sends and the reducer are the kernel's own, timing is not.
@@ -19,17 +19,8 @@ TAKEN = [w for w in cases.WORKLOADS if w["M"] <= resident.TOKENS and not cases.r
 CHECKS = [w for w in TAKEN if w.role == "check"]
 MEASURED = [w for w in TAKEN if w.role == "measure" and w["M"] >= 17]
 ENTRY = """
-#if BOXES
-using Weights = TensorMap;
-static Weights weights(const void* w, int n, int k) {
-  return {(unsigned char*)w, (n + 15) / 16, 72 * ((k + 63) / 64), 4, 144};
-}
-#else
-using Weights = const unsigned char*;
-static Weights weights(const void* w, int, int) { return (const unsigned char*)w; }
-#endif
 struct Arguments {
-  const unsigned char* x; Weights w; const float* scale; unsigned short* y; int m, n, k, depth;
+  const unsigned char* x; TensorMap w; const float* scale; unsigned short* y; int m, n, k, depth;
 } given;
 static void entry() {
   KERNEL(given.x, given.w, given.scale, given.y, given.m, given.n, given.k, given.depth);
@@ -37,7 +28,8 @@ static void entry() {
 extern "C" int x_begin() { return X; }
 extern "C" void simulated(const void* x, const void* w, const void* scale, void* y, int m, int n, int k, int depth,
                           int shared, int blocks, int threads, int seed) {
-  given = {(const unsigned char*)x, weights(w, n, k), (const float*)scale, (unsigned short*)y, m, n, k, depth};
+  const TensorMap w_map{(unsigned char*)w, (n + 15) / 16, 72 * ((k + 63) / 64), 4, 144};
+  given = {(const unsigned char*)x, w_map, (const float*)scale, (unsigned short*)y, m, n, k, depth};
   if (threads != THREADS) why_stopped = "other threads than the kernel's";
   else launch_on_cpu({{blocks, 1, 1}, THREADS, CLUSTER, 1, (u32)shared, seed}, entry);
 }
@@ -51,7 +43,7 @@ def on_cpu(config: resident.ResidentConfig, change: Change = UNCHANGED) -> Stand
 def simulate(kernel: StandIn, config: resident.ResidentConfig, inputs: Tensors, seed: int) -> torch.Tensor:
     """y; raises Stopped."""
     x, n = inputs["x"], inputs["w_packed"].shape[0]
-    w = (tiles if config.boxes else resident).tile_weights(inputs["w_packed"], inputs["w_scale"], x.dtype)
+    w = tiles.tile_weights(inputs["w_packed"], inputs["w_scale"], x.dtype)
     y = torch.full((x.shape[0], n), float("nan"), dtype=x.dtype)
     numbers = (
         x.shape[0],
@@ -89,12 +81,11 @@ def test_configurations_fit_or_are_refused(problem):
         (9, 200, 400, "fp16", 1, {"cluster": 2, "groups": 4, "stages": 2}),
     ],
 )
-@pytest.mark.parametrize("boxes", [False, True])
-def test_the_kernel_runs_on_a_cpu(m, n, k, dtype, clusters, variant, boxes):
+def test_the_kernel_runs_on_a_cpu(m, n, k, dtype, clusters, variant):
     problem = cases._check(m, n, k, dtype)
     inputs = cases.inputs(problem, seed=1)
     inputs["w_scale"].view(-1)[::5] = 0
-    config = resident.choose_config(m, n, k, dtype, clusters, **variant, boxes=boxes)
+    config = resident.choose_config(m, n, k, dtype, clusters, **variant)
     kernel = on_cpu(config)
     assert kernel.x_begin() + config.depth * 256 * resident.TOKENS == config.shared_bytes
     seeds = range(2 if config.cluster < 8 else 1)
@@ -113,36 +104,27 @@ def test_two_copies_of_a_ring_go_before_x(change):
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("change", "boxes"),
+    "change",
     [
-        (UNCHANGED, True),
-        (("2 * 72 * (slice + at)", "72 * (slice + at)"), True),
-        (("row_tile = 4 * static_cast<int>(tile)", "row_tile = static_cast<int>(tile)"), True),
-        (("(1 + BOXES) * warp * TILE_BYTES", "warp * TILE_BYTES"), True),
-        (("BOXES ? TILE_BYTES : W_BLOCK_BYTES", "W_BLOCK_BYTES"), True),
-        *(
-            (change, False)
-            for change in (
-                ("wgmma_wait<1>();", "wgmma_wait<2>();"),
-                ("if (use > 0) mbarrier_wait_cluster", "if (false) mbarrier_wait_cluster"),
-                (
-                    "mbarrier_wait(pipeline.empty(stage), phase);",
-                    "mbarrier_wait(pipeline.empty(stage), phase ^ 1);",
-                ),
-                ("int i = service, at = 0", "int i = 0, at = 0"),
-                ("base + 8 * service * STAGES", "base"),
-                ("named_barrier_sync_unaligned(X_READY, 160 * CONSUMERS);\n        cluster_wait();", "cluster_wait();"),
-                ("row + 16 * (p ^ r)", "row + 16 * p"),
-                ("static_cast<unsigned>(m) >> 31", "1"),
-                ("if (item.part == 0) sum", "sum"),
-            )
-        ),
+        UNCHANGED,
+        ("2 * 72 * (slice + at)", "72 * (slice + at)"),
+        ("row_tile = 4 * (", "row_tile = ("),
+        ("2 * warp * TILE_BYTES", "warp * TILE_BYTES"),
+        ("wgmma_wait<1>();", "wgmma_wait<2>();"),
+        ("if (use > 0) mbarrier_wait_cluster", "if (false) mbarrier_wait_cluster"),
+        ("mbarrier_wait(pipeline.empty(stage), phase);", "mbarrier_wait(pipeline.empty(stage), phase ^ 1);"),
+        ("int i = service, at = 0", "int i = 0, at = 0"),
+        ("base + 8 * service * STAGES", "base"),
+        ("named_barrier_sync_unaligned(X_READY, 160 * CONSUMERS);\n        cluster_wait();", "cluster_wait();"),
+        ("row + 16 * (p ^ r)", "row + 16 * p"),
+        ("static_cast<unsigned>(m) >> 31", "1"),
+        ("if (item.part == 0) sum", "sum"),
     ],
 )
-def test_the_simulation_sees_mistakes(change, boxes):
+def test_the_simulation_sees_mistakes(change):
     problem = cases._check(32, 400, 800, "bf16")
     inputs = cases.inputs(problem, seed=1)
-    config = resident.choose_config(32, 400, 800, "bf16", 1, cluster=2, groups=2, stages=2, boxes=boxes)
+    config = resident.choose_config(32, 400, 800, "bf16", 1, cluster=2, groups=2, stages=2)
 
     def sound() -> bool:
         y = simulate(on_cpu(config, change), config, inputs, 0)
@@ -153,27 +135,25 @@ def test_the_simulation_sees_mistakes(change, boxes):
 
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-@pytest.mark.parametrize("boxes", [False, True])
-def test_sources_compile_without_spills_to_wgmma(dtype, boxes):
-    (row,) = compile_cuda(resident.source(resident.choose_config(32, 17408, 5120, dtype, boxes=boxes)), 90)
+def test_sources_compile_without_spills_to_wgmma(dtype):
+    (row,) = compile_cuda(resident.source(resident.choose_config(32, 17408, 5120, dtype)), 90)
     assert (row["status"], row["spill_bytes"], row["fits"]) == ("ok", 0, True), row
     assert "wgmma" in row["instruction"]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("problem", CHECKS + MEASURED, ids=lambda w: w.id)
-@pytest.mark.parametrize("boxes", [False, True])
-def test_on_a_gpu_within_tolerance_and_the_same_twice(problem, boxes):
+def test_on_a_gpu_within_tolerance_and_the_same_twice(problem):
     skip_unless_hopper()
     inputs = cases.inputs(problem, seed=1, device="cuda")
     m, n, k, dtype = problem["M"], problem["N"], problem["K"], problem["dtype"]
     try:
-        config = resident.choose_config(m, n, k, dtype, boxes=boxes)
+        config = resident.choose_config(m, n, k, dtype)
     except ValueError as problem_with_it:
         pytest.skip(str(problem_with_it))
     clusters = hopper.most_clusters(resident.source(config), config, 0)
-    config = resident.choose_config(m, n, k, dtype, clusters, boxes=boxes)
-    w = (tiles if boxes else resident).tile_weights(inputs["w_packed"], inputs["w_scale"], inputs["x"].dtype)
+    config = resident.choose_config(m, n, k, dtype, clusters)
+    w = tiles.tile_weights(inputs["w_packed"], inputs["w_scale"], inputs["x"].dtype)
 
     def launched() -> torch.Tensor:
         y = cases.outputs(problem, inputs)["y"]

@@ -1,4 +1,4 @@
-"""kernels/nvfp4/stream.py: the weight tiles, the configuration and wgmma_stream.cu on a CPU; the kernel on a GPU.
+"""kernels/nvfp4/stream.py: the configuration and wgmma_stream.cu on a CPU; the kernel on a GPU.
 
 On a CPU the kernel runs as it is, on_cpu/sm90.cuh in place of its PTX; the CTAs of a launch run side by side there.
 """
@@ -20,17 +20,8 @@ TAKEN = [w for w in cases.WORKLOADS if w["M"] <= max(stream.TOKENS) and not case
 CHECKS = [w for w in TAKEN if w.role == "check"]
 MEASURED = [w for w in TAKEN if w.role == "measure" and w["M"] >= 9]
 ENTRY = """
-#if BOXES
-using Weights = TensorMap;
-static Weights weights(const void* w, int n, int k) {
-  return {(unsigned char*)w, (n + 15) / 16, 72 * ((k + 63) / 64), WARPS, 72 * K_BLOCKS};
-}
-#else
-using Weights = const unsigned char*;
-static Weights weights(const void* w, int, int) { return (const unsigned char*)w; }
-#endif
 struct Arguments {
-  const unsigned char* x; Weights w; const float* scale; unsigned short* y; float4* parts;
+  const unsigned char* x; TensorMap w; const float* scale; unsigned short* y; float4* parts;
   int m, n, k, iters, each, more;
 } given;
 static void entry() {
@@ -39,7 +30,8 @@ static void entry() {
 }
 extern "C" void simulated(const void* x, const void* w, const void* scale, void* y, void* parts, int m, int n,
                           int k, int iters, int each, int more, int shared, int blocks, int threads, int seed) {
-  given = {(const unsigned char*)x, weights(w, n, k), (const float*)scale, (unsigned short*)y, (float4*)parts,
+  const TensorMap w_map{(unsigned char*)w, (n + 15) / 16, 72 * ((k + 63) / 64), WARPS, 72 * K_BLOCKS};
+  given = {(const unsigned char*)x, w_map, (const float*)scale, (unsigned short*)y, (float4*)parts,
            m, n, k, iters, each, more};
   if (threads != THREADS) why_stopped = "other threads than the kernel's";
   else launch_on_cpu({{blocks, 1, 1}, THREADS, 1, blocks, (u32)shared, seed}, entry);
@@ -54,25 +46,12 @@ def on_cpu(config: stream.StreamConfig, change: Change = UNCHANGED) -> StandIn:
 def simulate(kernel: StandIn, config: stream.StreamConfig, inputs: Tensors, seed: int) -> torch.Tensor:
     """y, NaN where the launch leaves sums behind; raises Stopped."""
     x, n = inputs["x"], inputs["w_packed"].shape[0]
-    w = (tiles if config.boxes else stream).tile_weights(inputs["w_packed"], inputs["w_scale"], x.dtype)
+    w = tiles.tile_weights(inputs["w_packed"], inputs["w_scale"], x.dtype)
     y = torch.full((x.shape[0], n), float("nan"), dtype=x.dtype)
     space = stream.workspace(config, x.device)
     numbers = (*stream.numbers(x.shape[0], n, x.shape[1], config), config.shared_bytes, config.workers)
     simulated(kernel, (x, w, inputs["w_tensor_scale"], y, space["parts"]), (*numbers, config.threads, seed))
     return y if (space["parts"] == -1).all() else torch.full_like(y, float("nan"))
-
-
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-@pytest.mark.parametrize("module", [stream, resident], ids=lambda m: m.__name__)
-def test_blocks_are_row_tiles_of_the_decode_kernel_side_by_side(module, dtype):
-    inputs = cases.inputs(cases._check(1, 300, 208, dtype), seed=3)
-    row_tiles = tiles.tile_weights(inputs["w_packed"], inputs["w_scale"], inputs["x"].dtype)
-    tiled = module.tile_weights(inputs["w_packed"], inputs["w_scale"], inputs["x"].dtype)
-    beside = module.ROW_TILES
-    assert tiled.shape == (-(-19 // beside), 4, beside, tiles.TILE_BYTES)
-    for row_tile in range(len(tiled) * beside):
-        wanted = row_tiles[row_tile] if row_tile < 19 else torch.zeros_like(row_tiles[0])
-        assert torch.equal(tiled[row_tile // beside, :, row_tile % beside], wanted)
 
 
 def test_configurations_fit_and_share_all_units():
@@ -92,7 +71,7 @@ def prepared(module):
     """Arguments, y and configuration of 20 tokens."""
     problem = cases._check(20, 300, 528, "bf16")
     inputs, config = cases.inputs(problem), module.choose_config(20, 300, 528, "bf16")
-    args = inputs | {"w": module.tile_weights(inputs["w_packed"], inputs["w_scale"], inputs["x"].dtype)}
+    args = inputs | {"w": tiles.tile_weights(inputs["w_packed"], inputs["w_scale"], inputs["x"].dtype)}
     args |= stream.workspace(config, inputs["x"].device) if module is stream else {}
     return args, cases.outputs(problem, inputs)["y"], config
 
@@ -133,12 +112,11 @@ def test_refuses_what_it_cannot_do():
         (31, 264, 2096, "bf16", 8),
     ],
 )
-@pytest.mark.parametrize("boxes", [False, True])
-def test_the_kernel_runs_on_a_cpu(m, n, k, dtype, workers, boxes):
+def test_the_kernel_runs_on_a_cpu(m, n, k, dtype, workers):
     problem = cases._check(m, n, k, dtype)
     inputs = cases.inputs(problem, seed=1)
     inputs["w_scale"].view(-1)[::5] = 0
-    config = stream.choose_config(m, n, k, dtype, workers, boxes=boxes)
+    config = stream.choose_config(m, n, k, dtype, workers)
     kernel = on_cpu(config)
     right_every_time((simulate(kernel, config, inputs, seed) for seed in range(2)), problem, inputs)
 
@@ -184,30 +162,23 @@ MISTAKES = [
     ("16 * (late_lane / 8 % 2)", "0"),
     ("min(8, n - row)", "8"),
     ("tile_fragments_by_half<X_BF16>", "tile_fragments_by_half<!X_BF16>"),
-]
-BOX_MISTAKES = [
     ("72 * K_BLOCKS * w_iter", "72 * w_iter"),
     ("WARPS * w_block", "w_block"),
     ("w_iter = first_iter", "w_iter = 0"),
     ("w_block = line_begin / iters", "w_block = 0"),
     ("if (++w_iter == iters) w_iter = 0, w_block++;", "++w_iter;"),
-    ("NATURAL || BOXES ? TILE_BYTES : W_BLOCK_BYTES", "W_BLOCK_BYTES"),
-    ("(NATURAL || BOXES ? K_BLOCKS : 1)", "1"),
+    ("warp * K_BLOCKS * TILE_BYTES", "warp * TILE_BYTES"),
 ]
 
 
 @needs_compiler
-@pytest.mark.parametrize(
-    ("change", "boxes"),
-    [*((change, False) for change in MISTAKES), *((change, True) for change in (UNCHANGED, *BOX_MISTAKES))],
-    ids=lambda c: str(c[0][:40]) if isinstance(c, tuple) else "",
-)
-def test_the_simulation_sees_mistakes(change, boxes):
+@pytest.mark.parametrize("change", [UNCHANGED, *MISTAKES], ids=lambda c: c[0][:40])
+def test_the_simulation_sees_mistakes(change):
     def sound(shape: tuple[int, int, int, int]) -> bool:
         m, n, k, workers = shape
         problem = cases._check(m, n, k, "bf16")
         inputs = cases.inputs(problem, seed=1)
-        config = stream.choose_config(m, n, k, "bf16", workers, boxes=boxes)
+        config = stream.choose_config(m, n, k, "bf16", workers)
         y = simulate(on_cpu(config, change), config, inputs, 0)
         return within_tolerance(y, problem, inputs, "nvfp4-w4a16")
 
@@ -217,22 +188,20 @@ def test_the_simulation_sees_mistakes(change, boxes):
 
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
 @pytest.mark.parametrize(("m", "dtype"), [(16, "bf16"), (24, "bf16"), (32, "bf16"), (32, "fp16")])
-@pytest.mark.parametrize("boxes", [False, True])
-def test_sources_compile_without_spills_to_wgmma(m, dtype, boxes):
-    (row,) = compile_cuda(stream.source(stream.choose_config(m, 17408, 5120, dtype, boxes=boxes)), 90)
+def test_sources_compile_without_spills_to_wgmma(m, dtype):
+    (row,) = compile_cuda(stream.source(stream.choose_config(m, 17408, 5120, dtype)), 90)
     assert (row["status"], row["spill_bytes"], row["fits"]) == ("ok", 0, True), row
     assert "wgmma" in row["instruction"]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("problem", CHECKS + MEASURED, ids=lambda w: w.id)
-@pytest.mark.parametrize("boxes", [False, True])
-def test_on_a_gpu_within_tolerance_and_the_same_twice(problem, boxes):
+def test_on_a_gpu_within_tolerance_and_the_same_twice(problem):
     skip_unless_hopper()
     inputs = cases.inputs(problem, seed=1, device="cuda")
     m, n, k, dtype = problem["M"], problem["N"], problem["K"], problem["dtype"]
-    config = stream.choose_config(m, n, k, dtype, hopper.multiprocessors(0), boxes=boxes)
-    w = (tiles if boxes else stream).tile_weights(inputs["w_packed"], inputs["w_scale"], inputs["x"].dtype)
+    config = stream.choose_config(m, n, k, dtype, hopper.multiprocessors(0))
+    w = tiles.tile_weights(inputs["w_packed"], inputs["w_scale"], inputs["x"].dtype)
     args = inputs | {"w": w} | stream.workspace(config, w.device)
 
     def launched() -> torch.Tensor:
@@ -253,7 +222,7 @@ def test_kernels_that_shapes_share_run_in_any_order_on_a_gpu():
         problem = cases._check(32, n, k, "bf16")
         inputs = cases.inputs(problem, seed=1, device="cuda")
         config = resident.choose_config(32, n, k, "bf16", 1)
-        w = resident.tile_weights(inputs["w_packed"], inputs["w_scale"], inputs["x"].dtype)
+        w = tiles.tile_weights(inputs["w_packed"], inputs["w_scale"], inputs["x"].dtype)
         y = cases.outputs(problem, inputs)["y"]
         resident.launch(inputs | {"w": w}, y, config)
         assert within_tolerance(y, problem, inputs, "nvfp4-w4a16")

@@ -269,7 +269,7 @@ void tma_load_words(u32 to, const TensorMap* map, int word, int row, u32 barrier
     const u32 bytes = 8 * m.box_words * m.box_rows;
     place(to, bytes, 128);
     async_reads(m.from, 1);
-    copy_later(to, bytes, barrier, false, [=] {
+    copy_later(to, bytes, barrier, true, [=] {
         for (int r = 0; r < m.box_rows; r++)
             for (int c = 0; c < m.box_words; c++) {
                 u64 v = 0;
