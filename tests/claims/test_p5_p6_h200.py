@@ -112,7 +112,7 @@ def test_claims():
         for form, us in moved_us.items():
             foretold = arms[form].median_us + us * (h200.bandwidth.base / h100.bandwidth.base - 1)
             assert foretold == pytest.approx(theirs[workload][form].median_us, rel=0.07)
-    assert [verdicts.judge_measured(flipped, d.id).verdict.word for d in (h200, h100)] == ["GO", "NO-GO"]
+    assert [verdicts.judge_measured(flipped, d.id).verdict.word for d in (h200, h100)] == ["BLOCKED", "NO-GO"]
     assert h100.fact("sms").value == h200.fact("sms").value
     assert h100.fact("sm_clock").value == h200.fact("sm_clock").value
     layers = int(models.get("q36-35b-a3b").facts["gdn_layers"].value)

@@ -59,7 +59,7 @@ def test_board_row_shows_claims_and_agreement() -> None:
 def test_a_page_says_what_the_same_question_came_to_on_another_device() -> None:
     card = phases.card("p5-35b")
     said = {view.device: view.elsewhere for view in pages.page_of(card, pages.judged([card])).views}
-    assert said["h100"].startswith("measured on h200: GO; recorded on gb10: ")
+    assert said["h100"].startswith("measured on h200: BLOCKED; recorded on gb10: ")
     assert said["h200"].startswith("measured on h100: NO-GO; recorded on gb10: ")
 
 
